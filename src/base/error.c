@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/error.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static void mark_if_cut(char *text, int wanted)
+{
+	if (wanted >= ERROR_TEXT_BYTES) {
+		memcpy(text + ERROR_TEXT_BYTES - 4, "...", 4);
+	}
+}
+
+int error_set(struct error *error, int code, const char *format, ...)
+{
+	va_list args;
+
+	GMB_ASSERT(code < 0);
+	if (error == NULL) {
+		return code;
+	}
+	error->code = code;
+	va_start(args, format);
+	mark_if_cut(error->text, vsnprintf(error->text, sizeof(error->text), format, args));
+	va_end(args);
+	return code;
+}
+
+void error_prefix(struct error *error, const char *format, ...)
+{
+	char prefix[ERROR_TEXT_BYTES];
+	char old[ERROR_TEXT_BYTES];
+	va_list args;
+
+	if (error == NULL) {
+		return;
+	}
+	va_start(args, format);
+	vsnprintf(prefix, sizeof(prefix), format, args);
+	va_end(args);
+	memcpy(old, error->text, sizeof(old));
+	mark_if_cut(error->text, snprintf(error->text, sizeof(error->text), "%s: %s", prefix, old));
+}

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Where payload buffers live: RAM with a hard limit, cut by a buddy scheme into power-of-two blocks
+ * of 4 KiB to 1 MiB, each naturally aligned up to 4 KiB at least.
+ *
+ *   arena ── slab 0 (4 MiB) ── slab 1 ── ...      slabs are mapped (huge pages when the kernel
+ * gives └ blocks of 2^12 .. 2^20 bytes     them) and registered with the ring on first need
+ *
+ * Threading: the ring's thread. Ownership: arena_get() gives a buffer, arena_put() takes it back;
+ * the holder of the last I/O on it decides when. Contents are whatever the last holder left: never
+ * send bytes that were not written for this request.
+ * Errors: -EAGAIN when the limit is reached: then arena_wait() queues first come, first served.
+ * While somebody waits, arena_get() refuses newcomers, so that large requests are not starved.
+ */
+#pragma once
+
+#include "base/list.h"
+#include "ring/ring.h"
+
+enum {
+	ARENA_BLOCK_BYTES_MIN = 4096,
+	ARENA_BLOCK_BYTES_MAX = 1 << 20,
+	ARENA_SLAB_BYTES = 4 << 20,
+};
+
+struct arena;
+
+struct arena_buf {
+	uint8_t *data;	 /* NULL = none */
+	uint32_t bytes;	 /* the block's size, at least what was asked for */
+	int32_t buf_idx; /* registered memory index for the ring, or -1 */
+	uint32_t slab;	 /* private */
+};
+
+struct arena_waiter {
+	struct list_node node; /* private; initialised by arena_waiter_init() */
+	uint32_t bytes;
+	/* Called from arena_serve(), the buffer now belongs to the waiter. */
+	void (*granted)(struct arena_waiter *waiter, struct arena_buf *buf);
+};
+
+struct arena_info {
+	uint64_t limit_bytes;
+	uint64_t mapped_bytes; /* slabs that exist */
+	uint64_t used_bytes;   /* in buffers now */
+	uint64_t used_bytes_peak;
+	uint64_t registered_bytes; /* of mapped, registered with the ring */
+	uint64_t waits;		   /* how often somebody had to wait */
+	int register_error;	   /* why registration was given up, 0 = it was not */
+};
+
+/* limit_bytes is rounded down to whole slabs and must be at least one slab. */
+GMB_MUST_CHECK int arena_create(
+	struct ring *ring, uint64_t limit_bytes, struct arena **arena_out, struct error *error);
+/* Every buffer must be back. NULL is a no-op. */
+void arena_destroy(struct arena *arena);
+void arena_info(const struct arena *arena, struct arena_info *info);
+
+/* bytes: 1 to ARENA_BLOCK_BYTES_MAX. 0 or -EAGAIN. */
+GMB_MUST_CHECK int arena_get(struct arena *arena, uint32_t bytes, struct arena_buf *buf);
+/* Sets buf->data to NULL. */
+void arena_put(struct arena *arena, struct arena_buf *buf);
+
+void arena_waiter_init(struct arena_waiter *waiter);
+/* Queues until arena_serve() can grant waiter->bytes. */
+void arena_wait(struct arena *arena, struct arena_waiter *waiter);
+void arena_wait_cancel(struct arena *arena, struct arena_waiter *waiter);
+/* Grants what can be granted, in order. Called once per batch by the reactor. */
+void arena_serve(struct arena *arena);
+bool arena_has_waiters(const struct arena *arena);

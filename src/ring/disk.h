@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What a store asks the operating system about a file or block device outside the ring: opening,
+ * geometry, holes, discarding. Has a Linux version (disk_linux.c) and a simulated one (ring_sim.c),
+ * chosen together with the ring at link time.
+ *
+ * Threading: any thread; the calls block. Inside a reactor only disk_size() may be called directly
+ * (it is a quick fstat/ioctl), the others run at start or through ring_call().
+ * Ownership: the descriptor is the caller's. Errors: negative errno; open fills *error.
+ */
+#pragma once
+
+#include "base/compiler.h"
+#include "base/error.h"
+
+struct disk_info {
+	uint64_t size;	      /* bytes, exactly */
+	uint64_t identity[2]; /* device and inode (for a block device: 0 and its device number) */
+	bool is_block;	      /* block device, else regular file */
+	bool rotational;      /* known to rotate */
+	bool read_only;	      /* the device itself refuses writes */
+	bool punches_holes;   /* fallocate PUNCH_HOLE (files) or unmap (devices) is worth trying */
+	uint32_t direct_offset_align; /* O_DIRECT offset and length alignment; 0 = no O_DIRECT */
+	uint32_t direct_memory_align; /* O_DIRECT memory alignment */
+	uint32_t block_preferred;     /* st_blksize or physical block, >= 512, a power of two */
+	uint64_t io_max; /* largest transfer the device takes in one command, 0 = unknown */
+	uint64_t discard_granularity; /* 0 = unknown */
+	uint32_t stripe_chunk;	      /* bytes on one member before the next, 0 = not striped */
+	uint32_t stripe_members;      /* data members, 0 = not striped */
+};
+
+enum disk_extent_kind { DISK_DATA, DISK_HOLE };
+
+/* Opens path; direct adds O_DIRECT, read_only opens O_RDONLY (else O_RDWR). Refuses anything that
+ * is not a regular file or a block device, with a sentence for the user. */
+GMB_MUST_CHECK int disk_open(
+	const char *path, bool read_only, bool direct, int *fd_out, struct error *error);
+void disk_close(int fd);
+GMB_MUST_CHECK int disk_info(int fd, struct disk_info *info);
+GMB_MUST_CHECK int disk_size(int fd, uint64_t *size);
+
+/* The kind and length of the extent that starts at offset (at most limit bytes long). */
+GMB_MUST_CHECK int disk_extent(
+	int fd, uint64_t offset, uint64_t limit, enum disk_extent_kind *kind, uint64_t *length);
+
+/* Discards (contents undefined after). -EOPNOTSUPP when it cannot. */
+GMB_MUST_CHECK int disk_discard(int fd, bool is_block, uint64_t offset, uint64_t length);
+
+/* Makes the range read as zeroes. may_unmap: space may be given back; else it stays or becomes
+ * provisioned. fast: fail with -EOPNOTSUPP rather than write zero bytes. */
+GMB_MUST_CHECK int disk_zero(
+	int fd, bool is_block, uint64_t offset, uint64_t length, bool may_unmap, bool fast);

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The event loop: one completion ring per reactor thread. Two implementations share this header and
+ * are chosen at link time: io_uring (ring_uring.c) and a seeded simulation (ring_sim.c, sim.h).
+ *
+ * What: operations on files, sockets, timers and worker threads are described by a struct ring_op
+ * embedded in its owner. A submit function never fails and never blocks: the operation is in flight
+ * when it returns, and op->done is called exactly once, later, from ring_run(), never from inside a
+ * submit function. Completions are collected first and run afterwards, so there is no recursion.
+ *
+ *   submit ──▶ [in flight] ──▶ completion queue ──▶ op->done(op, result) ... batch_end() ──▶ submit
+ *
+ * Threading: everything belongs to the thread that runs the ring, except ring_post(), which any
+ * thread may call. Another thread that wants something sends a message.
+ *
+ * Ownership: the ring holds the op, its buffers, message header and file from submit until done.
+ * None of them may be freed, reused or closed before. The caller owns them otherwise.
+ *
+ * Errors: results are a count >= 0 or a negative errno, exactly what the operation gave: short
+ * transfers and -EINTR are possible and are the caller's to resume.
+ */
+#pragma once
+
+#include <sys/socket.h>
+#include <sys/types.h>
+
+#include "base/compiler.h"
+#include "base/error.h"
+
+struct ring;
+struct ring_op;
+
+typedef void ring_done_fn(struct ring_op *op, int result);
+
+struct ring_op {
+	ring_done_fn *done;
+	struct ring_op *next;		 /* private: completion and worker queues */
+	int (*call)(struct ring_op *op); /* private: RING_CALL */
+	int64_t time_s; /* private: timer argument, read by the kernel at submission */
+	int64_t time_ns;
+	int result;	/* private */
+	uint8_t code;	/* private: enum ring_code */
+	bool in_flight; /* true from submit until just before done is called; read only */
+};
+
+/* A file or socket as the ring knows it. slot is an index in the ring's file table, or -1. */
+struct ring_file {
+	int fd;
+	int slot;
+};
+
+enum ring_code {
+	RING_ACCEPT,
+	RING_RECV,
+	RING_SEND,
+	RING_SENDMSG,
+	RING_READ,
+	RING_WRITE,
+	RING_FSYNC,
+	RING_ALLOCATE,
+	RING_ADVISE,
+	RING_POLL,
+	RING_TIMER,
+	RING_CALL,
+	RING_CODE_COUNT
+};
+
+/* What was probed at start, and what is used. Shown by "gmblock info --local". */
+struct ring_features {
+	bool available;		 /* io_uring can be used at all */
+	bool single_issuer;	 /* one submitting thread promised to the kernel (6.0) */
+	bool defer_taskrun;	 /* completions run only inside our waits (6.1) */
+	bool registered_ring;	 /* the ring's own descriptor is registered (5.18) */
+	bool registered_files;	 /* sparse file table (5.19) */
+	bool registered_buffers; /* sparse buffer table (5.19) */
+	bool min_timeout;	 /* waiting for a batch with a time limit (6.12) */
+	bool send_zero_copy;	 /* IORING_OP_SEND_ZC (6.0) */
+	int available_error;	 /* negative errno when !available */
+	uint32_t buffer_error;	 /* errno of a probe registration that failed, 0 if it worked */
+};
+
+struct ring_options {
+	uint32_t entries;     /* submission queue entries; 0 = 1024 */
+	uint32_t files_max;   /* file table size; 0 = 4096 */
+	uint32_t buffers_max; /* buffer table size; 0 = 256 */
+	uint64_t spin_ns;     /* how long to look for work before blocking; 0 = never spin */
+	uint64_t seed;	      /* simulation only */
+};
+
+/* Counters since creation; read by the owning thread. */
+struct ring_counters {
+	uint64_t enters; /* io_uring_enter system calls */
+	uint64_t waits;	 /* of those, the ones that were allowed to block */
+	uint64_t completions;
+	uint64_t submissions;
+	uint64_t messages;
+};
+
+/* Creates a ring. On failure *error tells the kernel feature that is missing and what to do.
+ * Returns 0, or -ENOSYS/-EPERM/-ENOMEM and others from io_uring_setup. */
+GMB_MUST_CHECK int ring_create(
+	const struct ring_options *options, struct ring **ring_out, struct error *error);
+
+/* Frees it; nothing may be in flight. NULL is a no-op. */
+void ring_destroy(struct ring *ring);
+
+/* Finds out what the kernel offers, with real operations where a version number would lie. */
+void ring_probe(struct ring_features *features);
+const struct ring_features *ring_features(const struct ring *ring);
+const struct ring_counters *ring_counters(const struct ring *ring);
+
+/* Runs until ring_stop(); then returns after the current batch. */
+void ring_run(struct ring *ring);
+void ring_stop(struct ring *ring);
+
+/* One turn: submit what is queued, wait for at least one completion when wait is set, run the
+ * batch. Returns how many completions ran. For tests and for owners of their own loop. */
+int ring_turn(struct ring *ring, bool wait);
+
+/* Called once after every batch of completions and messages, before the next submission. */
+typedef void ring_batch_end_fn(void *context);
+void ring_set_batch_end(struct ring *ring, ring_batch_end_fn *fn, void *context);
+
+/* Monotonic time in nanoseconds: exact (no system call), and as of the current batch. */
+uint64_t ring_now_ns(const struct ring *ring);
+uint64_t ring_batch_ns(const struct ring *ring);
+
+/* A pseudo-random number from the ring's own generator (seeded in the simulation). */
+uint64_t ring_random(struct ring *ring);
+
+/* --- messages ------------------------------------------------------------------------------ */
+
+struct ring_message {
+	struct ring_message *next; /* private */
+	void (*deliver)(struct ring *ring, struct ring_message *message);
+};
+
+/* Any thread. The message is held until deliver is called on the ring's thread, which gives it
+ * back. Messages of one sender arrive in order. */
+void ring_post(struct ring *ring, struct ring_message *message);
+
+/* --- files and memory ---------------------------------------------------------------------- */
+
+/* Enters fd in the ring's file table when there is room; works either way. The fd stays the
+ * caller's. */
+struct ring_file ring_file_add(struct ring *ring, int fd);
+/* Nothing may be in flight on it. Does not close the fd. */
+void ring_file_remove(struct ring *ring, struct ring_file *file);
+
+/* Registers memory for I/O. Returns an index for the buf_idx arguments, or a negative errno
+ * (-ENOMEM when the locked-memory limit is reached): then pass -1 instead. The memory must stay
+ * mapped until the ring is destroyed or the index removed. */
+GMB_MUST_CHECK int ring_memory_add(struct ring *ring, void *base, size_t bytes);
+void ring_memory_remove(struct ring *ring, int buf_idx);
+
+/* Ends both directions of a connected socket now: pending operations on it complete. */
+void ring_socket_shutdown(struct ring *ring, struct ring_file file);
+/* Says that we will send nothing more; receiving goes on. */
+void ring_socket_shutdown_send(struct ring *ring, struct ring_file file);
+/* Closes a socket that has nothing in flight and was removed from the table. */
+void ring_socket_close(struct ring *ring, int fd);
+
+/* --- operations ---------------------------------------------------------------------------- */
+
+/* result: a connected, close-on-exec, socket descriptor that the callee of done owns. */
+void ring_accept(struct ring *ring, struct ring_op *op, struct ring_file file, ring_done_fn *done);
+
+/* result: bytes, 0 at end of stream. wait_all: fewer than len only at end of stream or error. */
+void ring_recv(struct ring *ring, struct ring_op *op, struct ring_file file, void *buf, size_t len,
+	bool wait_all, ring_done_fn *done);
+
+/* Sends everything before it completes, unless an error stops it: result is len, or a short count,
+ * or a negative errno. Never raises SIGPIPE. One send in flight per socket. */
+void ring_send(struct ring *ring, struct ring_op *op, struct ring_file file, const void *buf,
+	size_t len, ring_done_fn *done);
+void ring_sendmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
+	const struct msghdr *message, ring_done_fn *done);
+
+/* buf_idx: index of the registered memory that holds buf, or -1. len <= 1 GiB. */
+void ring_read(struct ring *ring, struct ring_op *op, struct ring_file file, void *buf, size_t len,
+	uint64_t offset, int buf_idx, ring_done_fn *done);
+/* dsync: complete only when the data is durable (RWF_DSYNC). */
+void ring_write(struct ring *ring, struct ring_op *op, struct ring_file file, const void *buf,
+	size_t len, uint64_t offset, int buf_idx, bool dsync, ring_done_fn *done);
+/* fdatasync. */
+void ring_fsync(struct ring *ring, struct ring_op *op, struct ring_file file, ring_done_fn *done);
+/* fallocate with the given FALLOC_FL_ mode. */
+void ring_allocate(struct ring *ring, struct ring_op *op, struct ring_file file, int mode,
+	uint64_t offset, uint64_t length, ring_done_fn *done);
+/* posix_fadvise WILLNEED. */
+void ring_advise(struct ring *ring, struct ring_op *op, struct ring_file file, uint64_t offset,
+	uint64_t length, ring_done_fn *done);
+/* One-shot poll. result: the events that are ready. */
+void ring_poll(struct ring *ring, struct ring_op *op, int fd, uint32_t events, ring_done_fn *done);
+/* result: 0 when delay_ns has passed, -ECANCELED after ring_cancel(). */
+void ring_timer(struct ring *ring, struct ring_op *op, uint64_t delay_ns, ring_done_fn *done);
+/* Runs call(op) on a worker thread (system calls that have no ring operation: lseek, ioctl);
+ * done gets what it returned. call must touch only what op's owner put aside for it. */
+void ring_call(
+	struct ring *ring, struct ring_op *op, int (*call)(struct ring_op *op), ring_done_fn *done);
+
+/* Asks an accept, receive, poll or timer in flight to end soon. done still comes, with -ECANCELED
+ * or with what happened first. */
+void ring_cancel(struct ring *ring, struct ring_op *op);

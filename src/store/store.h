@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Where blocks live. A store is opened once and shared by all reactors; each reactor creates a
+ * queue on it and submits parts. Implementations: file (regular file or block device, through the
+ * page cache or around it), memory, null; fault and delay wrap another store.
+ *
+ *   session ─▶ path ─▶ store_submit(queue, part) ─▶ [fault] ─▶ [delay] ─▶ file | memory | null
+ *                            part->done(part, result) ◀──────────────────────┘
+ *
+ * Threading: open and close on any one thread while no queue exists; a queue and its parts belong
+ * to the ring's thread. store_info() is constant after open but for size (store_size()). Ownership:
+ * the submitter owns the part and the memory it points to; the store holds both from submit until
+ * done. Errors: done gets 0 for complete success (a short transfer never reaches the submitter) or
+ * a negative errno: -EIO the disk failed or ended early, -ENOSPC, -EPERM read-only, -EOPNOTSUPP a
+ * fast zero that would be slow, -EINVAL never (the wrapper asserts the range). Submitting never
+ * fails, and done is never called from inside it.
+ */
+#pragma once
+
+#include "base/error.h"
+#include "base/list.h"
+#include "ring/ring.h"
+
+enum store_op {
+	STORE_READ,
+	STORE_WRITE,
+	STORE_FLUSH,
+	STORE_TRIM,    /* contents undefined afterwards; advisory */
+	STORE_ZERO,    /* reads as zeroes afterwards */
+	STORE_CACHE,   /* hint: will be read soon */
+	STORE_EXTENTS, /* which ranges are data, holes, zeroes */
+	STORE_OP_COUNT
+};
+
+enum store_flag {
+	STORE_FUA = 1 << 0,	  /* done only when durable; write, trim, zero */
+	STORE_NO_HOLE = 1 << 1,	  /* zero: the range stays provisioned */
+	STORE_FAST_ZERO = 1 << 2, /* zero: -EOPNOTSUPP at once unless faster than writing */
+};
+
+/* Extent flags have the values of NBD base:allocation, which every block protocol shares. */
+enum store_extent_flag { STORE_EXTENT_HOLE = 1 << 0, STORE_EXTENT_ZERO = 1 << 1 };
+
+struct store_extent {
+	uint64_t length; /* bytes, > 0 */
+	uint32_t flags;	 /* enum store_extent_flag */
+};
+
+enum store_cap {
+	STORE_CAP_WRITE = 1 << 0, /* clear: read-only, writes are never submitted */
+	STORE_CAP_TRIM = 1 << 1,
+	STORE_CAP_FAST_ZERO = 1 << 2, /* some ranges can be zeroed faster than written */
+	STORE_CAP_EXTENTS = 1 << 3,   /* can tell holes; else everything is one data extent */
+	STORE_CAP_ROTATIONAL = 1 << 4,
+};
+
+struct store_info {
+	const char *kind;   /* "file", "block device", "memory", "null" */
+	uint32_t caps;	    /* enum store_cap */
+	uint32_t block_min; /* requests of any alignment are served; this is the smallest efficient
+			     * unit without read-modify-write, a power of two, 1 to 65536 */
+	uint32_t block_preferred; /* a power of two, >= max(512, block_min) */
+	uint32_t memory_align;	  /* part memory aligned to this avoids a bounce copy; 1 = any */
+	bool read_direct;	  /* reads bypass the page cache */
+	bool write_direct;
+	uint64_t io_max;       /* largest single device command, 0 = unknown */
+	uint32_t stripe_chunk; /* bytes per member, 0 = not striped */
+	uint32_t stripe_members;
+};
+
+struct store;
+struct store_queue;
+struct store_part;
+
+typedef void store_done_fn(struct store_part *part, int result);
+
+enum { STORE_FILTERS_MAX = 4 };
+
+struct store_part {
+	/* Set by the submitter, unchanged until done. */
+	enum store_op op;
+	uint32_t flags;
+	uint64_t offset; /* bytes; flush: 0 */
+	uint64_t length; /* bytes, > 0 except for flush (0); read and write: <= 1 GiB */
+	void *data;	 /* read and write only */
+	int buf_idx;	 /* registered memory that holds data, or -1 */
+	store_done_fn *done;
+
+	/* STORE_EXTENTS: room for extent_max entries (> 0), set by the submitter; the store fills
+	 * at least one, neighbours differ, and together they cover at most length bytes from offset
+	 * (they may stop early: ask again from there). */
+	struct store_extent *extents;
+	uint32_t extent_max;
+	uint32_t extent_count;
+
+	/* Private to the stores while submitted. */
+	struct ring_op io;
+	struct list_node node;
+	struct store_queue *queue;
+	uint64_t progress; /* bytes already moved by earlier short transfers */
+	int result;
+	uint32_t phase;
+	struct {
+		store_done_fn *done;
+		struct store_queue *queue;
+		uint64_t value;
+	} frames[STORE_FILTERS_MAX]; /* what each filter must restore, innermost last */
+	uint32_t frame_count;
+};
+
+struct store_ops {
+	const char *name;
+	void (*close)(struct store *store);
+	int (*queue_create)(struct store *store, struct ring *ring, struct store_queue **queue_out,
+		struct error *error);
+	void (*queue_destroy)(struct store_queue *queue); /* nothing in flight on it */
+	void (*submit)(struct store_queue *queue, struct store_part *part);
+	/* Current size in bytes; re-asks the operating system. Any thread. */
+	uint64_t (*size)(struct store *store);
+};
+
+/* First member of every implementation's own struct. */
+struct store {
+	const struct store_ops *ops;
+	struct store_info info;
+};
+
+/* First member of every implementation's own queue. */
+struct store_queue {
+	struct store *store;
+	struct ring *ring;
+	uint32_t inflight_count;
+};
+
+enum store_mode { STORE_MODE_CACHED, STORE_MODE_RAM };
+
+/* A fault or delay rule, see gmblock-serve(1). Parsed by store_rule_parse(). */
+struct store_rule {
+	uint32_t ops;	       /* bit set of BIT(enum store_op) */
+	int error;	       /* negative errno (fault) */
+	uint64_t delay_ns;     /* delay */
+	uint64_t nth;	       /* exactly the nth matching part (1-based), 0 = off */
+	uint64_t every;	       /* every n-th matching part, 0 = off */
+	double probability;    /* 0..1; used when nth and every are 0; default 1 */
+	uint64_t range_offset; /* only parts that touch the range; length 0 = all */
+	uint64_t range_length;
+};
+
+enum { STORE_RULES_MAX = 16 };
+
+struct store_options {
+	const char *path; /* a path, "memory:SIZE" or "null:SIZE" */
+	bool read_only;
+	enum store_mode read_mode;
+	enum store_mode write_mode;
+	const struct store_rule *faults; /* borrowed during open */
+	uint32_t fault_count;
+	const struct store_rule *delays;
+	uint32_t delay_count;
+};
+
+/* "OP:ERRNO[:nth=N|every=N|prob=P][:range=OFF+LEN]"; -EINVAL with the reason in *error. */
+GMB_MUST_CHECK int store_fault_parse(
+	const char *text, struct store_rule *rule, struct error *error);
+/* "OP:TIME[:range=OFF+LEN]". */
+GMB_MUST_CHECK int store_delay_parse(
+	const char *text, struct store_rule *rule, struct error *error);
+
+/* Opens and wraps as asked. mode "ram" that the file cannot do is an error that says so, never a
+ * silent fallback. */
+GMB_MUST_CHECK int store_open(
+	const struct store_options *options, struct store **store_out, struct error *error);
+/* All queues must be destroyed. NULL is a no-op. */
+void store_close(struct store *store);
+
+static inline const struct store_info *store_info(const struct store *store)
+{
+	return &store->info;
+}
+/* Bytes, exactly; grows and shrinks are seen. Cheap enough for a connection, not for a request. */
+uint64_t store_size(struct store *store);
+
+GMB_MUST_CHECK int store_queue_create(struct store *store, struct ring *ring,
+	struct store_queue **queue_out, struct error *error);
+void store_queue_destroy(struct store_queue *queue);
+
+/* The only way to submit: asserts the contract, counts, and calls the implementation. */
+void store_submit(struct store_queue *queue, struct store_part *part);
+
+/* Ends a part: called by implementations and filters, once per part they were given. */
+void store_finish(struct store_part *part, int result);
