@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * NBD URIs (doc/uri.md of the NBD project; rows P132-P134), for listening as for connecting:
+ *
+ *   nbd://[user@]HOST[:PORT]/EXPORT          nbd+unix:///EXPORT?socket=PATH
+ *   nbds://..., nbds+unix://...              the same over TLS
+ *
+ * Threading: pure functions. Ownership: nbd_uri_parse() gives, nbd_uri_fini() frees.
+ * Errors: -EINVAL with a sentence that names what is wrong with which part; nothing to free then.
+ */
+#pragma once
+
+#include "base/error.h"
+
+enum { NBD_PORT_DEFAULT = 10809 };
+
+struct nbd_uri {
+	bool tls; /* scheme nbds or nbds+unix */
+	bool is_unix; /* scheme nbd+unix or nbds+unix */
+	char *host; /* TCP: name or address without brackets, not empty; else NULL */
+	uint16_t port; /* TCP: 0 only when the URI says ":0" (listening) */
+	char *socket_path; /* Unix: path; an abstract name starts with a zero byte */
+	uint32_t socket_path_bytes; /* without terminator */
+	char *export_name; /* percent-decoded, may be empty, never NULL, no zero byte inside */
+	char *user; /* or NULL */
+	char *tls_type; /* query parameters, or NULL */
+	char *tls_hostname;
+	char *tls_verify_peer;
+	char *unknown_parameter; /* name of the first parameter nobody knows, or NULL: say so */
+};
+
+GMB_MUST_CHECK int nbd_uri_parse(const char *text, struct nbd_uri *uri, struct error *error);
+void nbd_uri_fini(struct nbd_uri *uri);
+
+/* Writes the URI, percent-encoded where needed, terminated; -ENOSPC when it does not fit. The export
+ * name is given apart, so that a listener can print one URI per export. */
+GMB_MUST_CHECK int nbd_uri_format(const struct nbd_uri *uri, const char *export_name,
+	uint32_t export_name_bytes, char *out, size_t out_bytes);
