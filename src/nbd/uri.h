@@ -15,15 +15,15 @@
 enum { NBD_PORT_DEFAULT = 10809 };
 
 struct nbd_uri {
-	bool tls; /* scheme nbds or nbds+unix */
-	bool is_unix; /* scheme nbd+unix or nbds+unix */
-	char *host; /* TCP: name or address without brackets, not empty; else NULL */
-	uint16_t port; /* TCP: 0 only when the URI says ":0" (listening) */
+	bool tls;	   /* scheme nbds or nbds+unix */
+	bool is_unix;	   /* scheme nbd+unix or nbds+unix */
+	char *host;	   /* TCP: name or address without brackets, not empty; else NULL */
+	uint16_t port;	   /* TCP: 0 only when the URI says ":0" (listening) */
 	char *socket_path; /* Unix: path; an abstract name starts with a zero byte */
 	uint32_t socket_path_bytes; /* without terminator */
 	char *export_name; /* percent-decoded, may be empty, never NULL, no zero byte inside */
-	char *user; /* or NULL */
-	char *tls_type; /* query parameters, or NULL */
+	char *user;	   /* or NULL */
+	char *tls_type;	   /* query parameters, or NULL */
 	char *tls_hostname;
 	char *tls_verify_peer;
 	char *unknown_parameter; /* name of the first parameter nobody knows, or NULL: say so */
@@ -32,7 +32,7 @@ struct nbd_uri {
 GMB_MUST_CHECK int nbd_uri_parse(const char *text, struct nbd_uri *uri, struct error *error);
 void nbd_uri_fini(struct nbd_uri *uri);
 
-/* Writes the URI, percent-encoded where needed, terminated; -ENOSPC when it does not fit. The export
- * name is given apart, so that a listener can print one URI per export. */
+/* Writes the URI, percent-encoded where needed, terminated; -ENOSPC when it does not fit. The
+ * export name is given apart, so that a listener can print one URI per export. */
 GMB_MUST_CHECK int nbd_uri_format(const struct nbd_uri *uri, const char *export_name,
 	uint32_t export_name_bytes, char *out, size_t out_bytes);

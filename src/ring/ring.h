@@ -62,6 +62,7 @@ enum ring_code {
 	RING_POLL,
 	RING_TIMER,
 	RING_CALL,
+	RING_DEFER,
 	RING_CODE_COUNT
 };
 
@@ -198,6 +199,10 @@ void ring_timer(struct ring *ring, struct ring_op *op, uint64_t delay_ns, ring_d
  * done gets what it returned. call must touch only what op's owner put aside for it. */
 void ring_call(
 	struct ring *ring, struct ring_op *op, int (*call)(struct ring_op *op), ring_done_fn *done);
+
+/* Completes in the next batch with the given result, without a system call: for producers that have
+ * the answer at once and still owe the caller an asynchronous done. */
+void ring_defer(struct ring *ring, struct ring_op *op, int result, ring_done_fn *done);
 
 /* Asks an accept, receive, poll or timer in flight to end soon. done still comes, with -ECANCELED
  * or with what happened first. */

@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/arena.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/bytes.h"
+
+/*
+ * Bookkeeping is beside the memory, never in it, in units of the smallest block:
+ *
+ *   unit:   0 1 2 3 4 5 6 7 ...             state[0] = FREE | order of the block that starts here
+ *   block: [  8 KiB ][4K][4K][ 16 KiB ...   state[1] = 0 (inside a block)
+ *
+ * Free blocks of one order form a list through links[]. Blocks that come back are first kept in a
+ * small stack per order, unmerged: the next request of the same size takes the warmest one in a few
+ * instructions. The stacks are merged into the buddy lists when an allocation would else fail.
+ */
+enum {
+	ORDER_MIN = 12,
+	ORDER_MAX = 20,
+	ORDER_COUNT = ORDER_MAX - ORDER_MIN + 1,
+	UNITS_PER_SLAB = ARENA_SLAB_BYTES >> ORDER_MIN,
+	WARM_MAX = 64,
+	STATE_FREE = 0x80,
+};
+
+_Static_assert(1 << ORDER_MIN == ARENA_BLOCK_BYTES_MIN, "smallest block");
+_Static_assert(1 << ORDER_MAX == ARENA_BLOCK_BYTES_MAX, "largest block");
+_Static_assert(ARENA_SLAB_BYTES % ARENA_BLOCK_BYTES_MAX == 0, "slabs hold whole blocks");
+
+#define UNIT_NONE UINT32_MAX
+
+struct unit_links {
+	uint32_t next;
+	uint32_t prev;
+};
+
+struct slab {
+	uint8_t *base;
+	int32_t buf_idx;
+};
+
+struct warm_stack {
+	uint32_t units[WARM_MAX];
+	uint32_t count;
+};
+
+struct arena {
+	struct ring *ring;
+	struct slab *slabs;
+	uint32_t slab_count;
+	uint32_t slab_count_max;
+	uint8_t *state;		  /* per unit */
+	struct unit_links *links; /* per unit */
+	uint32_t free_head[ORDER_COUNT];
+	struct warm_stack warm[ORDER_COUNT];
+	struct list_node waiters;
+	struct arena_info info;
+};
+
+int arena_create(
+	struct ring *ring, uint64_t limit_bytes, struct arena **arena_out, struct error *error)
+{
+	uint64_t slab_count_max = limit_bytes / ARENA_SLAB_BYTES;
+	struct arena *arena;
+
+	if (slab_count_max == 0 || slab_count_max > UNIT_NONE / UNITS_PER_SLAB) {
+		return error_set(error, -EINVAL,
+			"a payload memory limit of %llu bytes is out of range: it must be between "
+			"%u MiB "
+			"and 16 TiB for each reactor thread",
+			(unsigned long long)limit_bytes, ARENA_SLAB_BYTES >> 20);
+	}
+	arena = calloc(1, sizeof(*arena));
+	if (arena == NULL) {
+		return error_set(error, -ENOMEM, "out of memory for an arena");
+	}
+	arena->ring = ring;
+	arena->slab_count_max = (uint32_t)slab_count_max;
+	arena->info.limit_bytes = slab_count_max * ARENA_SLAB_BYTES;
+	list_init(&arena->waiters);
+	for (uint32_t i = 0; i < ORDER_COUNT; i++) {
+		arena->free_head[i] = UNIT_NONE;
+	}
+	arena->slabs = calloc(slab_count_max, sizeof(*arena->slabs));
+	arena->state = calloc(slab_count_max * UNITS_PER_SLAB, sizeof(*arena->state));
+	arena->links = calloc(slab_count_max * UNITS_PER_SLAB, sizeof(*arena->links));
+	if (arena->slabs == NULL || arena->state == NULL || arena->links == NULL) {
+		arena_destroy(arena);
+		return error_set(error, -ENOMEM, "out of memory for an arena's tables");
+	}
+	*arena_out = arena;
+	return 0;
+}
+
+void arena_destroy(struct arena *arena)
+{
+	if (arena == NULL) {
+		return;
+	}
+	GMB_ASSERT(arena->info.used_bytes == 0);
+	GMB_ASSERT(list_is_empty(&arena->waiters));
+	for (uint32_t i = 0; i < arena->slab_count; i++) {
+		if (arena->slabs[i].buf_idx >= 0) {
+			ring_memory_remove(arena->ring, arena->slabs[i].buf_idx);
+		}
+		munmap(arena->slabs[i].base, ARENA_SLAB_BYTES);
+	}
+	free(arena->slabs);
+	free(arena->state);
+	free(arena->links);
+	free(arena);
+}
+
+void arena_info(const struct arena *arena, struct arena_info *info)
+{
+	*info = arena->info;
+}
+
+/* --- buddy lists --------------------------------------------------------------------------- */
+
+static void free_list_push(struct arena *arena, uint32_t unit, uint32_t order_idx)
+{
+	uint32_t head = arena->free_head[order_idx];
+
+	arena->state[unit] = (uint8_t)(STATE_FREE | order_idx);
+	arena->links[unit] = (struct unit_links){ .next = head, .prev = UNIT_NONE };
+	if (head != UNIT_NONE) {
+		arena->links[head].prev = unit;
+	}
+	arena->free_head[order_idx] = unit;
+}
+
+static void free_list_remove(struct arena *arena, uint32_t unit, uint32_t order_idx)
+{
+	struct unit_links links = arena->links[unit];
+
+	GMB_ASSERT(arena->state[unit] == (STATE_FREE | order_idx));
+	arena->state[unit] = 0;
+	if (links.prev == UNIT_NONE) {
+		arena->free_head[order_idx] = links.next;
+	} else {
+		arena->links[links.prev].next = links.next;
+	}
+	if (links.next != UNIT_NONE) {
+		arena->links[links.next].prev = links.prev;
+	}
+}
+
+/* Gives a block back to the buddy lists, joining it with its free neighbours. */
+static void buddy_free(struct arena *arena, uint32_t unit, uint32_t order_idx)
+{
+	while (order_idx < ORDER_COUNT - 1) {
+		uint32_t buddy = unit ^ (UINT32_C(1) << order_idx);
+
+		if (arena->state[buddy] != (STATE_FREE | order_idx)) {
+			break;
+		}
+		free_list_remove(arena, buddy, order_idx);
+		unit = MIN(unit, buddy);
+		order_idx++;
+	}
+	free_list_push(arena, unit, order_idx);
+}
+
+/* A block of exactly this order, or UNIT_NONE. */
+static uint32_t buddy_take(struct arena *arena, uint32_t order_idx)
+{
+	uint32_t found = order_idx;
+	uint32_t unit;
+
+	while (found < ORDER_COUNT && arena->free_head[found] == UNIT_NONE) {
+		found++;
+	}
+	if (found == ORDER_COUNT) {
+		return UNIT_NONE;
+	}
+	unit = arena->free_head[found];
+	free_list_remove(arena, unit, found);
+	while (found > order_idx) {
+		found--;
+		free_list_push(arena, unit + (UINT32_C(1) << found), found);
+	}
+	return unit;
+}
+
+static bool warm_stacks_merge(struct arena *arena)
+{
+	bool merged = false;
+
+	for (uint32_t i = 0; i < ORDER_COUNT; i++) {
+		while (arena->warm[i].count > 0) {
+			buddy_free(arena, arena->warm[i].units[--arena->warm[i].count], i);
+			merged = true;
+		}
+	}
+	return merged;
+}
+
+/* Maps and registers one more slab. */
+static bool slab_add(struct arena *arena)
+{
+	struct slab *slab;
+	uint8_t *base;
+
+	if (arena->slab_count == arena->slab_count_max) {
+		return false;
+	}
+	/* Twice the size and cut to measure, so that the kernel can use whole huge pages. */
+	base = mmap(NULL, 2 * ARENA_SLAB_BYTES, PROT_READ | PROT_WRITE,
+		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (base == MAP_FAILED) {
+		return false;
+	}
+	slab = &arena->slabs[arena->slab_count];
+	slab->base = (uint8_t *)align_up((uintptr_t)base, ARENA_SLAB_BYTES);
+	if (slab->base > base) {
+		munmap(base, (size_t)(slab->base - base));
+	}
+	munmap(slab->base + ARENA_SLAB_BYTES, (size_t)(base + ARENA_SLAB_BYTES - slab->base));
+	(void)madvise(slab->base, ARENA_SLAB_BYTES, MADV_HUGEPAGE); /* a wish */
+	slab->buf_idx = -1;
+	if (arena->info.register_error == 0) {
+		slab->buf_idx = ring_memory_add(arena->ring, slab->base, ARENA_SLAB_BYTES);
+		if (slab->buf_idx < 0) {
+			arena->info.register_error = slab->buf_idx;
+			slab->buf_idx = -1;
+		} else {
+			arena->info.registered_bytes += ARENA_SLAB_BYTES;
+		}
+	}
+	for (uint32_t i = 0; i < ARENA_SLAB_BYTES / ARENA_BLOCK_BYTES_MAX; i++) {
+		free_list_push(arena, arena->slab_count * UNITS_PER_SLAB + (i << (ORDER_COUNT - 1)),
+			ORDER_COUNT - 1);
+	}
+	arena->slab_count++;
+	arena->info.mapped_bytes += ARENA_SLAB_BYTES;
+	return true;
+}
+
+static uint32_t order_idx_for(uint32_t bytes)
+{
+	uint32_t order = bytes <= ARENA_BLOCK_BYTES_MIN ? ORDER_MIN
+							: 32 - (uint32_t)__builtin_clz(bytes - 1);
+
+	GMB_ASSERT(bytes > 0 && order <= ORDER_MAX);
+	return order - ORDER_MIN;
+}
+
+static int take(struct arena *arena, uint32_t bytes, struct arena_buf *buf)
+{
+	uint32_t order_idx = order_idx_for(bytes);
+	struct warm_stack *warm = &arena->warm[order_idx];
+	uint32_t unit;
+
+	if (likely(warm->count > 0)) {
+		unit = warm->units[--warm->count];
+	} else {
+		unit = buddy_take(arena, order_idx);
+		if (unit == UNIT_NONE && (slab_add(arena) || warm_stacks_merge(arena))) {
+			unit = buddy_take(arena, order_idx);
+		}
+		if (unit == UNIT_NONE) {
+			return -EAGAIN;
+		}
+	}
+	buf->slab = unit / UNITS_PER_SLAB;
+	buf->data = arena->slabs[buf->slab].base + ((size_t)(unit % UNITS_PER_SLAB) << ORDER_MIN);
+	buf->bytes = UINT32_C(1) << (order_idx + ORDER_MIN);
+	buf->buf_idx = arena->slabs[buf->slab].buf_idx;
+	arena->info.used_bytes += buf->bytes;
+	arena->info.used_bytes_peak = MAX(arena->info.used_bytes_peak, arena->info.used_bytes);
+	return 0;
+}
+
+int arena_get(struct arena *arena, uint32_t bytes, struct arena_buf *buf)
+{
+	if (unlikely(!list_is_empty(&arena->waiters))) {
+		return -EAGAIN;
+	}
+	return take(arena, bytes, buf);
+}
+
+void arena_put(struct arena *arena, struct arena_buf *buf)
+{
+	uint32_t order_idx = order_idx_for(buf->bytes);
+	struct warm_stack *warm = &arena->warm[order_idx];
+	uint32_t unit;
+
+	GMB_ASSERT(buf->data != NULL && buf->slab < arena->slab_count);
+	unit = buf->slab * UNITS_PER_SLAB +
+	       (uint32_t)((size_t)(buf->data - arena->slabs[buf->slab].base) >> ORDER_MIN);
+	GMB_ASSERT(arena->info.used_bytes >= buf->bytes);
+	arena->info.used_bytes -= buf->bytes;
+	if (likely(warm->count < WARM_MAX)) {
+		warm->units[warm->count++] = unit;
+	} else {
+		buddy_free(arena, unit, order_idx);
+	}
+	buf->data = NULL;
+}
+
+/* --- waiting ------------------------------------------------------------------------------- */
+
+void arena_waiter_init(struct arena_waiter *waiter)
+{
+	list_init(&waiter->node);
+}
+
+void arena_wait(struct arena *arena, struct arena_waiter *waiter)
+{
+	GMB_ASSERT(!list_is_linked(&waiter->node));
+	GMB_ASSERT(waiter->granted != NULL);
+	arena->info.waits++;
+	list_push_back(&arena->waiters, &waiter->node);
+}
+
+void arena_wait_cancel(struct arena *arena, struct arena_waiter *waiter)
+{
+	GMB_UNUSED(arena);
+	list_remove(&waiter->node);
+}
+
+void arena_serve(struct arena *arena)
+{
+	struct list_node *node;
+
+	while ((node = list_first(&arena->waiters)) != NULL) {
+		struct arena_waiter *waiter = list_entry(node, struct arena_waiter, node);
+		struct arena_buf buf;
+
+		if (take(arena, waiter->bytes, &buf) < 0) {
+			return;
+		}
+		list_remove(node);
+		waiter->granted(waiter, &buf);
+	}
+}
+
+bool arena_has_waiters(const struct arena *arena)
+{
+	return !list_is_empty(&arena->waiters);
+}

@@ -1,0 +1,890 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ring/ring.h"
+
+#include <errno.h>
+#include <liburing.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Newer than the kernel headers of Debian 12; the value is ABI. */
+#ifndef IORING_FEAT_MIN_TIMEOUT
+#define IORING_FEAT_MIN_TIMEOUT (1U << 15)
+#endif
+
+enum {
+	ENTRIES_DEFAULT = 1024,
+	FILES_DEFAULT = 4096,
+	BUFFERS_DEFAULT = 256,
+	CALL_THREADS_MAX = 4,
+	CQ_FACTOR = 4,
+};
+
+/* The kernel reads a timer's argument straight from the op. */
+_Static_assert(
+	offsetof(struct ring_op, time_ns) ==
+		offsetof(struct ring_op, time_s) + offsetof(struct __kernel_timespec, tv_nsec),
+	"ring_op must hold a __kernel_timespec");
+_Static_assert(sizeof(((struct __kernel_timespec *)0)->tv_sec) == sizeof(int64_t), "64-bit time");
+
+/* Queue of ops in first-in first-out order, linked through op->next. */
+struct op_queue {
+	struct ring_op *head;
+	struct ring_op **tail;
+};
+
+/* Worker threads for calls that block. Started on first need, joined by ring_destroy(). */
+struct call_pool {
+	pthread_mutex_t lock;
+	pthread_cond_t wake;
+	struct op_queue waiting;
+	pthread_t threads[CALL_THREADS_MAX];
+	uint32_t thread_count;
+	uint32_t idle_count;
+	bool stopping;
+};
+
+struct ring {
+	struct io_uring uring;
+	struct ring_features features;
+	struct ring_counters counters;
+	struct op_queue deferred; /* complete in the next batch */
+	ring_batch_end_fn *batch_end;
+	void *batch_end_context;
+	uint64_t batch_ns;
+	uint64_t random_state;
+	uint64_t spin_ns;
+	bool stopping;
+
+	int *file_slots_free; /* stack of free file table indices */
+	uint32_t file_slots_free_count;
+	int *buffer_slots_free;
+	uint32_t buffer_slots_free_count;
+
+	/* Written by other threads: messages and finished calls, each a stack that is emptied
+	 * whole. Whoever makes one non-empty writes the eventfd. */
+	_Atomic(struct ring_message *) inbox;
+	_Atomic(struct ring_op *) calls_done;
+	int wake_fd;
+	uint64_t wake_value;
+	struct ring_op wake_op;
+
+	struct call_pool calls;
+};
+
+/* --- queues -------------------------------------------------------------------------------- */
+
+static void op_queue_init(struct op_queue *queue)
+{
+	queue->head = NULL;
+	queue->tail = &queue->head;
+}
+
+static void op_queue_push(struct op_queue *queue, struct ring_op *op)
+{
+	op->next = NULL;
+	*queue->tail = op;
+	queue->tail = &op->next;
+}
+
+static struct ring_op *op_queue_pop(struct op_queue *queue)
+{
+	struct ring_op *op = queue->head;
+
+	if (op != NULL) {
+		queue->head = op->next;
+		if (queue->head == NULL) {
+			queue->tail = &queue->head;
+		}
+	}
+	return op;
+}
+
+/* Moves everything from one queue to an uninitialised other. */
+static void op_queue_take(struct op_queue *from, struct op_queue *to)
+{
+	op_queue_init(to);
+	if (from->head != NULL) {
+		*to = *from;
+		op_queue_init(from);
+	}
+}
+
+/* --- creation ------------------------------------------------------------------------------ */
+
+static unsigned setup_flags(const struct ring_features *features)
+{
+	unsigned flags = IORING_SETUP_CLAMP | IORING_SETUP_CQSIZE;
+
+	if (features->defer_taskrun) {
+		flags |= IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;
+	} else if (features->single_issuer) {
+		flags |= IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_COOP_TASKRUN;
+	}
+	return flags;
+}
+
+static int setup_uring(struct io_uring *uring, uint32_t entries, struct ring_features *features)
+{
+	/* From the best combination of flags down to none: the kernel answers -EINVAL for a flag
+	 * that it does not know. */
+	static const struct {
+		bool single_issuer;
+		bool defer_taskrun;
+	} attempts[] = { { true, true }, { true, false }, { false, false } };
+	int result = -EINVAL;
+
+	for (size_t i = 0; i < ARRAY_COUNT(attempts); i++) {
+		struct io_uring_params params;
+
+		features->single_issuer = attempts[i].single_issuer;
+		features->defer_taskrun = attempts[i].defer_taskrun;
+		memset(&params, 0, sizeof(params));
+		params.flags = setup_flags(features);
+		params.cq_entries = entries * CQ_FACTOR;
+		result = io_uring_queue_init_params(entries, uring, &params);
+		if (result == 0) {
+			features->min_timeout = (params.features & IORING_FEAT_MIN_TIMEOUT) != 0;
+			return 0;
+		}
+		if (result != -EINVAL) {
+			break;
+		}
+	}
+	return result;
+}
+
+static void probe_opcodes(struct io_uring *uring, struct ring_features *features)
+{
+	struct io_uring_probe *probe = io_uring_get_probe_ring(uring);
+
+	if (probe != NULL) {
+		features->send_zero_copy = io_uring_opcode_supported(probe, IORING_OP_SEND_ZC);
+		io_uring_free_probe(probe);
+	}
+}
+
+/* Registers and removes one page: the locked-memory limit and old kernels show only like this. */
+static void probe_buffers(struct io_uring *uring, struct ring_features *features, uint32_t count)
+{
+	void *page;
+	struct iovec iov;
+	int result = io_uring_register_buffers_sparse(uring, count);
+
+	if (result == 0) {
+		page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		if (page == MAP_FAILED) {
+			features->buffer_error = ENOMEM;
+			return;
+		}
+		iov = (struct iovec){ .iov_base = page, .iov_len = 4096 };
+		result = io_uring_register_buffers_update_tag(uring, 0, &iov, NULL, 1);
+		if (result > 0) {
+			iov = (struct iovec){ 0 };
+			result = io_uring_register_buffers_update_tag(uring, 0, &iov, NULL, 1);
+		}
+		munmap(page, 4096);
+	}
+	features->registered_buffers = result >= 0;
+	features->buffer_error = result < 0 ? (uint32_t)-result : 0;
+}
+
+static int *slots_create(uint32_t count)
+{
+	int *slots = malloc(count * sizeof(*slots));
+
+	if (slots != NULL) {
+		for (uint32_t i = 0; i < count; i++) {
+			slots[i] = (int)(count - 1 - i);
+		}
+	}
+	return slots;
+}
+
+static int explain_setup(int code, struct error *error)
+{
+	switch (code) {
+	case -ENOSYS:
+		return error_set(error, code,
+			"this kernel has no io_uring; gmblock needs Linux 6.1 or newer built with "
+			"CONFIG_IO_URING");
+	case -EPERM:
+	case -EACCES:
+		return error_set(error, code,
+			"io_uring is forbidden here: allow it with \"sysctl "
+			"kernel.io_uring_disabled=0\" "
+			"or in the container's seccomp profile");
+	case -ENOMEM:
+		return error_set(error, code,
+			"not enough memory for an io_uring: raise the locked-memory limit "
+			"(ulimit -l, LimitMEMLOCK=)");
+	case -EMFILE:
+	case -ENFILE:
+		return error_set(error, code,
+			"no file descriptor left for an io_uring: raise ulimit -n (LimitNOFILE=)");
+	default:
+		return error_set(error, code, "cannot set up an io_uring: %s", strerror(-code));
+	}
+}
+
+static void wake_done(struct ring_op *op, int result);
+
+static void wake_arm(struct ring *ring)
+{
+	ring_read(ring, &ring->wake_op, (struct ring_file){ .fd = ring->wake_fd, .slot = -1 },
+		&ring->wake_value, sizeof(ring->wake_value), 0, -1, wake_done);
+}
+
+static int ring_init(struct ring *ring, const struct ring_options *options, struct error *error)
+{
+	uint32_t files = options->files_max != 0 ? options->files_max : FILES_DEFAULT;
+	uint32_t buffers = options->buffers_max != 0 ? options->buffers_max : BUFFERS_DEFAULT;
+	int result;
+
+	result = setup_uring(&ring->uring,
+		options->entries != 0 ? options->entries : ENTRIES_DEFAULT, &ring->features);
+	if (result < 0) {
+		ring->uring.ring_fd = -1;
+		return explain_setup(result, error);
+	}
+	ring->features.available = true;
+	ring->wake_fd = eventfd(0, EFD_CLOEXEC);
+	if (ring->wake_fd < 0) {
+		result = -errno;
+		return error_set(error, result, "cannot create an eventfd: %s", strerror(-result));
+	}
+	probe_opcodes(&ring->uring, &ring->features);
+	ring->features.registered_ring = io_uring_register_ring_fd(&ring->uring) == 1;
+	ring->features.registered_files = io_uring_register_files_sparse(&ring->uring, files) == 0;
+	probe_buffers(&ring->uring, &ring->features, buffers);
+	ring->file_slots_free = slots_create(files);
+	ring->buffer_slots_free = slots_create(buffers);
+	if (ring->file_slots_free == NULL || ring->buffer_slots_free == NULL) {
+		return error_set(error, -ENOMEM, "out of memory for the ring's tables");
+	}
+	ring->file_slots_free_count = ring->features.registered_files ? files : 0;
+	ring->buffer_slots_free_count = ring->features.registered_buffers ? buffers : 0;
+	wake_arm(ring);
+	return 0;
+}
+
+int ring_create(const struct ring_options *options, struct ring **ring_out, struct error *error)
+{
+	struct ring *ring = calloc(1, sizeof(*ring));
+	int result;
+
+	if (ring == NULL) {
+		return error_set(error, -ENOMEM, "out of memory for a ring");
+	}
+	ring->uring.ring_fd = -1;
+	ring->wake_fd = -1;
+	op_queue_init(&ring->deferred);
+	op_queue_init(&ring->calls.waiting);
+	pthread_mutex_init(&ring->calls.lock, NULL);
+	pthread_cond_init(&ring->calls.wake, NULL);
+	ring->spin_ns = options->spin_ns;
+	ring->random_state = options->seed != 0 ? options->seed : ring_now_ns(ring) | 1;
+	result = ring_init(ring, options, error);
+	if (result < 0) {
+		ring_destroy(ring);
+		return result;
+	}
+	ring->batch_ns = ring_now_ns(ring);
+	*ring_out = ring;
+	return 0;
+}
+
+static void call_pool_fini(struct call_pool *pool)
+{
+	pthread_mutex_lock(&pool->lock);
+	GMB_ASSERT(pool->waiting.head == NULL);
+	pool->stopping = true;
+	pthread_cond_broadcast(&pool->wake);
+	pthread_mutex_unlock(&pool->lock);
+	for (uint32_t i = 0; i < pool->thread_count; i++) {
+		pthread_join(pool->threads[i], NULL);
+	}
+	pthread_cond_destroy(&pool->wake);
+	pthread_mutex_destroy(&pool->lock);
+}
+
+void ring_destroy(struct ring *ring)
+{
+	if (ring == NULL) {
+		return;
+	}
+	call_pool_fini(&ring->calls);
+	if (ring->uring.ring_fd >= 0) {
+		io_uring_queue_exit(&ring->uring); /* ends the read on wake_fd */
+	}
+	if (ring->wake_fd >= 0) {
+		close(ring->wake_fd);
+	}
+	free(ring->file_slots_free);
+	free(ring->buffer_slots_free);
+	free(ring);
+}
+
+void ring_probe(struct ring_features *features)
+{
+	struct io_uring uring;
+	int result;
+
+	memset(features, 0, sizeof(*features));
+	result = setup_uring(&uring, 8, features);
+	if (result < 0) {
+		memset(features, 0, sizeof(*features));
+		features->available_error = result;
+		return;
+	}
+	features->available = true;
+	probe_opcodes(&uring, features);
+	features->registered_ring = io_uring_register_ring_fd(&uring) == 1;
+	features->registered_files = io_uring_register_files_sparse(&uring, 8) == 0;
+	probe_buffers(&uring, features, 8);
+	io_uring_queue_exit(&uring);
+}
+
+const struct ring_features *ring_features(const struct ring *ring)
+{
+	return &ring->features;
+}
+
+const struct ring_counters *ring_counters(const struct ring *ring)
+{
+	return &ring->counters;
+}
+
+/* --- time and chance ----------------------------------------------------------------------- */
+
+uint64_t ring_now_ns(const struct ring *ring)
+{
+	struct timespec now;
+
+	GMB_UNUSED(ring);
+	clock_gettime(CLOCK_MONOTONIC, &now); /* vDSO: no system call */
+	return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
+uint64_t ring_batch_ns(const struct ring *ring)
+{
+	return ring->batch_ns;
+}
+
+uint64_t ring_random(struct ring *ring)
+{
+	/* splitmix64: good enough for choices, not for secrets. */
+	uint64_t z = (ring->random_state += UINT64_C(0x9e3779b97f4a7c15));
+
+	z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+	z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+	return z ^ (z >> 31);
+}
+
+void ring_set_batch_end(struct ring *ring, ring_batch_end_fn *fn, void *context)
+{
+	ring->batch_end = fn;
+	ring->batch_end_context = context;
+}
+
+/* --- messages and calls: the only part that other threads enter ---------------------------- */
+
+static void wake(struct ring *ring)
+{
+	uint64_t one = 1;
+	ssize_t written;
+
+	do {
+		written = write(ring->wake_fd, &one, sizeof(one));
+	} while (written < 0 && errno == EINTR);
+}
+
+void ring_post(struct ring *ring, struct ring_message *message)
+{
+	struct ring_message *head = atomic_load_explicit(&ring->inbox, memory_order_relaxed);
+
+	/* Release pairs with the acquire exchange in deliver_messages(). */
+	do {
+		message->next = head;
+	} while (!atomic_compare_exchange_weak_explicit(
+		&ring->inbox, &head, message, memory_order_release, memory_order_relaxed));
+	if (head == NULL) {
+		wake(ring);
+	}
+}
+
+static void deliver_messages(struct ring *ring)
+{
+	struct ring_message *stack =
+		atomic_exchange_explicit(&ring->inbox, NULL, memory_order_acquire);
+	struct ring_message *ordered = NULL;
+
+	while (stack != NULL) {
+		struct ring_message *next = stack->next;
+
+		stack->next = ordered;
+		ordered = stack;
+		stack = next;
+	}
+	while (ordered != NULL) {
+		struct ring_message *message = ordered;
+
+		ordered = message->next;
+		ring->counters.messages++;
+		message->deliver(ring, message);
+	}
+}
+
+static void collect_calls(struct ring *ring)
+{
+	struct ring_op *stack =
+		atomic_exchange_explicit(&ring->calls_done, NULL, memory_order_acquire);
+
+	while (stack != NULL) {
+		struct ring_op *next = stack->next;
+
+		op_queue_push(&ring->deferred, stack);
+		stack = next;
+	}
+}
+
+static void wake_done(struct ring_op *op, int result)
+{
+	struct ring *ring = container_of(op, struct ring, wake_op);
+
+	GMB_ASSERT(result == (int)sizeof(ring->wake_value) || result == -EINTR ||
+		   result == -EAGAIN || result == -ECANCELED);
+	wake_arm(ring);
+	collect_calls(ring);
+	deliver_messages(ring);
+}
+
+static void *call_thread(void *argument)
+{
+	struct ring *ring = argument;
+	struct call_pool *pool = &ring->calls;
+
+	pthread_mutex_lock(&pool->lock);
+	for (;;) {
+		struct ring_op *op = op_queue_pop(&pool->waiting);
+		struct ring_op *head;
+
+		if (op == NULL) {
+			if (pool->stopping) {
+				break;
+			}
+			pool->idle_count++;
+			pthread_cond_wait(&pool->wake, &pool->lock);
+			pool->idle_count--;
+			continue;
+		}
+		pthread_mutex_unlock(&pool->lock);
+		op->result = op->call(op);
+		head = atomic_load_explicit(&ring->calls_done, memory_order_relaxed);
+		/* Release pairs with the acquire exchange in collect_calls(). */
+		do {
+			op->next = head;
+		} while (!atomic_compare_exchange_weak_explicit(
+			&ring->calls_done, &head, op, memory_order_release, memory_order_relaxed));
+		if (head == NULL) {
+			wake(ring);
+		}
+		pthread_mutex_lock(&pool->lock);
+	}
+	pthread_mutex_unlock(&pool->lock);
+	return NULL;
+}
+
+static void op_start(struct ring_op *op, enum ring_code code, ring_done_fn *done)
+{
+	GMB_ASSERT(!op->in_flight);
+	GMB_ASSERT(done != NULL);
+	op->in_flight = true;
+	op->code = (uint8_t)code;
+	op->done = done;
+}
+
+void ring_call(
+	struct ring *ring, struct ring_op *op, int (*call)(struct ring_op *op), ring_done_fn *done)
+{
+	struct call_pool *pool = &ring->calls;
+	bool run_here = false;
+
+	op_start(op, RING_CALL, done);
+	op->call = call;
+	pthread_mutex_lock(&pool->lock);
+	op_queue_push(&pool->waiting, op);
+	if (pool->idle_count > 0) {
+		pthread_cond_signal(&pool->wake);
+	} else if (pool->thread_count < CALL_THREADS_MAX) {
+		if (pthread_create(&pool->threads[pool->thread_count], NULL, call_thread, ring) ==
+			0) {
+			pool->thread_count++;
+		} else if (pool->thread_count == 0) {
+			run_here = true;
+			(void)op_queue_pop(&pool->waiting);
+		}
+	}
+	pthread_mutex_unlock(&pool->lock);
+	if (run_here) { /* no thread to be had: slower, not wrong */
+		op->result = call(op);
+		op_queue_push(&ring->deferred, op);
+	}
+}
+
+void ring_defer(struct ring *ring, struct ring_op *op, int result, ring_done_fn *done)
+{
+	op_start(op, RING_DEFER, done);
+	op->result = result;
+	op_queue_push(&ring->deferred, op);
+}
+
+/* --- the loop ------------------------------------------------------------------------------ */
+
+/* Moves what has completed from the kernel's queue into ours, so that callbacks may submit. */
+static void collect_completions(struct ring *ring, struct op_queue *batch)
+{
+	struct io_uring_cqe *cqe;
+	unsigned head;
+	unsigned count = 0;
+
+	io_uring_for_each_cqe(&ring->uring, head, cqe)
+	{
+		struct ring_op *op = io_uring_cqe_get_data(cqe);
+
+		count++;
+		if (op == NULL) { /* answer to a cancel request */
+			continue;
+		}
+		op->result = op->code == RING_TIMER && cqe->res == -ETIME ? 0 : cqe->res;
+		op_queue_push(batch, op);
+	}
+	io_uring_cq_advance(&ring->uring, count);
+}
+
+static void enter(struct ring *ring, bool wait)
+{
+	int result;
+
+	ring->counters.enters++;
+	if (wait) {
+		ring->counters.waits++;
+		result = io_uring_submit_and_wait(&ring->uring, 1);
+	} else {
+		result = io_uring_submit_and_get_events(&ring->uring);
+	}
+	/* -EINTR: a signal; -EBUSY and -EAGAIN: completions must be taken first. We come back. */
+	GMB_ASSERT(result >= 0 || result == -EINTR || result == -EBUSY || result == -EAGAIN ||
+		   result == -ETIME);
+}
+
+/* Looks for completions without blocking for up to spin_ns. True when some came. */
+static bool spin(struct ring *ring)
+{
+	uint64_t end = ring_now_ns(ring) + ring->spin_ns;
+
+	do {
+		enter(ring, false);
+		if (io_uring_cq_ready(&ring->uring) > 0) {
+			return true;
+		}
+	} while (ring_now_ns(ring) < end);
+	return false;
+}
+
+int ring_turn(struct ring *ring, bool wait)
+{
+	struct op_queue batch;
+	struct ring_op *op;
+	int count = 0;
+
+	if (ring->deferred.head != NULL) {
+		wait = false;
+	}
+	if (wait && ring->spin_ns > 0 && io_uring_cq_ready(&ring->uring) == 0 && spin(ring)) {
+		wait = false;
+	} else {
+		enter(ring, wait);
+	}
+	op_queue_take(&ring->deferred, &batch);
+	collect_completions(ring, &batch);
+	ring->batch_ns = ring_now_ns(ring);
+	while ((op = op_queue_pop(&batch)) != NULL) {
+		GMB_ASSERT(op->in_flight);
+		op->in_flight = false;
+		op->done(op, op->result);
+		count++;
+	}
+	ring->counters.completions += (uint64_t)count;
+	if (ring->batch_end != NULL) {
+		ring->batch_end(ring->batch_end_context);
+	}
+	return count;
+}
+
+void ring_run(struct ring *ring)
+{
+	ring->stopping = false;
+	while (!ring->stopping) {
+		ring_turn(ring, true);
+	}
+}
+
+void ring_stop(struct ring *ring)
+{
+	ring->stopping = true;
+}
+
+/* --- files and memory ---------------------------------------------------------------------- */
+
+struct ring_file ring_file_add(struct ring *ring, int fd)
+{
+	struct ring_file file = { .fd = fd, .slot = -1 };
+
+	if (ring->file_slots_free_count > 0) {
+		int slot = ring->file_slots_free[ring->file_slots_free_count - 1];
+
+		if (io_uring_register_files_update(&ring->uring, (unsigned)slot, &fd, 1) == 1) {
+			ring->file_slots_free_count--;
+			file.slot = slot;
+		}
+	}
+	return file;
+}
+
+void ring_file_remove(struct ring *ring, struct ring_file *file)
+{
+	int none = -1;
+
+	if (file->slot >= 0) {
+		int result = io_uring_register_files_update(
+			&ring->uring, (unsigned)file->slot, &none, 1);
+
+		GMB_ASSERT(result == 1);
+		ring->file_slots_free[ring->file_slots_free_count++] = file->slot;
+		file->slot = -1;
+	}
+}
+
+int ring_memory_add(struct ring *ring, void *base, size_t bytes)
+{
+	struct iovec iov = { .iov_base = base, .iov_len = bytes };
+	int slot;
+	int result;
+
+	if (ring->buffer_slots_free_count == 0) {
+		return ring->features.registered_buffers ? -ENOSPC : -EOPNOTSUPP;
+	}
+	slot = ring->buffer_slots_free[ring->buffer_slots_free_count - 1];
+	result = io_uring_register_buffers_update_tag(&ring->uring, (unsigned)slot, &iov, NULL, 1);
+	if (result < 0) {
+		return result;
+	}
+	ring->buffer_slots_free_count--;
+	return slot;
+}
+
+void ring_memory_remove(struct ring *ring, int buf_idx)
+{
+	struct iovec iov = { 0 };
+	int result = io_uring_register_buffers_update_tag(
+		&ring->uring, (unsigned)buf_idx, &iov, NULL, 1);
+
+	GMB_ASSERT(result == 1);
+	ring->buffer_slots_free[ring->buffer_slots_free_count++] = buf_idx;
+}
+
+void ring_socket_shutdown(struct ring *ring, struct ring_file file)
+{
+	GMB_UNUSED(ring);
+	(void)shutdown(file.fd, SHUT_RDWR); /* fails only when the peer is gone already */
+}
+
+void ring_socket_shutdown_send(struct ring *ring, struct ring_file file)
+{
+	GMB_UNUSED(ring);
+	(void)shutdown(file.fd, SHUT_WR);
+}
+
+void ring_socket_close(struct ring *ring, int fd)
+{
+	GMB_UNUSED(ring);
+	close(fd);
+}
+
+/* --- operations ---------------------------------------------------------------------------- */
+
+static struct io_uring_sqe *sqe_get(struct ring *ring)
+{
+	struct io_uring_sqe *sqe = io_uring_get_sqe(&ring->uring);
+
+	ring->counters.submissions++;
+	while (unlikely(sqe == NULL)) { /* queue full: hand it to the kernel and go on */
+		int result = io_uring_submit(&ring->uring);
+
+		ring->counters.enters++;
+		GMB_ASSERT(
+			result >= 0 || result == -EINTR || result == -EBUSY || result == -EAGAIN);
+		sqe = io_uring_get_sqe(&ring->uring);
+	}
+	return sqe;
+}
+
+static void sqe_set_file(struct io_uring_sqe *sqe, struct ring_file file)
+{
+	if (file.slot >= 0) {
+		sqe->fd = file.slot;
+		sqe->flags |= IOSQE_FIXED_FILE;
+	}
+}
+
+void ring_accept(struct ring *ring, struct ring_op *op, struct ring_file file, ring_done_fn *done)
+{
+	struct io_uring_sqe *sqe = sqe_get(ring);
+
+	op_start(op, RING_ACCEPT, done);
+	io_uring_prep_accept(sqe, file.fd, NULL, NULL, SOCK_CLOEXEC);
+	sqe_set_file(sqe, file);
+	io_uring_sqe_set_data(sqe, op);
+}
+
+void ring_recv(struct ring *ring, struct ring_op *op, struct ring_file file, void *buf, size_t len,
+	bool wait_all, ring_done_fn *done)
+{
+	struct io_uring_sqe *sqe = sqe_get(ring);
+
+	op_start(op, RING_RECV, done);
+	io_uring_prep_recv(sqe, file.fd, buf, len, wait_all ? MSG_WAITALL : 0);
+	sqe_set_file(sqe, file);
+	io_uring_sqe_set_data(sqe, op);
+}
+
+void ring_send(struct ring *ring, struct ring_op *op, struct ring_file file, const void *buf,
+	size_t len, ring_done_fn *done)
+{
+	struct io_uring_sqe *sqe = sqe_get(ring);
+
+	op_start(op, RING_SEND, done);
+	io_uring_prep_send(sqe, file.fd, buf, len, MSG_WAITALL | MSG_NOSIGNAL);
+	sqe_set_file(sqe, file);
+	io_uring_sqe_set_data(sqe, op);
+}
+
+void ring_sendmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
+	const struct msghdr *message, ring_done_fn *done)
+{
+	struct io_uring_sqe *sqe = sqe_get(ring);
+
+	op_start(op, RING_SENDMSG, done);
+	io_uring_prep_sendmsg(sqe, file.fd, message, MSG_WAITALL | MSG_NOSIGNAL);
+	sqe_set_file(sqe, file);
+	io_uring_sqe_set_data(sqe, op);
+}
+
+void ring_read(struct ring *ring, struct ring_op *op, struct ring_file file, void *buf, size_t len,
+	uint64_t offset, int buf_idx, ring_done_fn *done)
+{
+	struct io_uring_sqe *sqe = sqe_get(ring);
+
+	op_start(op, RING_READ, done);
+	if (buf_idx >= 0) {
+		io_uring_prep_read_fixed(sqe, file.fd, buf, (unsigned)len, offset, buf_idx);
+	} else {
+		io_uring_prep_read(sqe, file.fd, buf, (unsigned)len, offset);
+	}
+	sqe_set_file(sqe, file);
+	io_uring_sqe_set_data(sqe, op);
+}
+
+void ring_write(struct ring *ring, struct ring_op *op, struct ring_file file, const void *buf,
+	size_t len, uint64_t offset, int buf_idx, bool dsync, ring_done_fn *done)
+{
+	struct io_uring_sqe *sqe = sqe_get(ring);
+
+	op_start(op, RING_WRITE, done);
+	if (buf_idx >= 0) {
+		io_uring_prep_write_fixed(sqe, file.fd, buf, (unsigned)len, offset, buf_idx);
+	} else {
+		io_uring_prep_write(sqe, file.fd, buf, (unsigned)len, offset);
+	}
+	if (dsync) {
+		sqe->rw_flags = RWF_DSYNC;
+	}
+	sqe_set_file(sqe, file);
+	io_uring_sqe_set_data(sqe, op);
+}
+
+void ring_fsync(struct ring *ring, struct ring_op *op, struct ring_file file, ring_done_fn *done)
+{
+	struct io_uring_sqe *sqe = sqe_get(ring);
+
+	op_start(op, RING_FSYNC, done);
+	io_uring_prep_fsync(sqe, file.fd, IORING_FSYNC_DATASYNC);
+	sqe_set_file(sqe, file);
+	io_uring_sqe_set_data(sqe, op);
+}
+
+void ring_allocate(struct ring *ring, struct ring_op *op, struct ring_file file, int mode,
+	uint64_t offset, uint64_t length, ring_done_fn *done)
+{
+	struct io_uring_sqe *sqe = sqe_get(ring);
+
+	op_start(op, RING_ALLOCATE, done);
+	io_uring_prep_fallocate(sqe, file.fd, mode, (off_t)offset, (off_t)length);
+	sqe_set_file(sqe, file);
+	io_uring_sqe_set_data(sqe, op);
+}
+
+void ring_advise(struct ring *ring, struct ring_op *op, struct ring_file file, uint64_t offset,
+	uint64_t length, ring_done_fn *done)
+{
+	struct io_uring_sqe *sqe = sqe_get(ring);
+
+	op_start(op, RING_ADVISE, done);
+	io_uring_prep_fadvise(
+		sqe, file.fd, offset, (off_t)MIN(length, UINT64_C(1) << 30), POSIX_FADV_WILLNEED);
+	sqe_set_file(sqe, file);
+	io_uring_sqe_set_data(sqe, op);
+}
+
+void ring_poll(struct ring *ring, struct ring_op *op, int fd, uint32_t events, ring_done_fn *done)
+{
+	struct io_uring_sqe *sqe = sqe_get(ring);
+
+	op_start(op, RING_POLL, done);
+	io_uring_prep_poll_add(sqe, fd, events);
+	io_uring_sqe_set_data(sqe, op);
+}
+
+void ring_timer(struct ring *ring, struct ring_op *op, uint64_t delay_ns, ring_done_fn *done)
+{
+	struct io_uring_sqe *sqe = sqe_get(ring);
+
+	op_start(op, RING_TIMER, done);
+	op->time_s = (int64_t)(delay_ns / UINT64_C(1000000000));
+	op->time_ns = (int64_t)(delay_ns % UINT64_C(1000000000));
+	io_uring_prep_timeout(sqe, (struct __kernel_timespec *)&op->time_s, 0, 0);
+	io_uring_sqe_set_data(sqe, op);
+}
+
+void ring_cancel(struct ring *ring, struct ring_op *op)
+{
+	struct io_uring_sqe *sqe;
+
+	if (!op->in_flight) {
+		return;
+	}
+	sqe = sqe_get(ring);
+	if (op->code == RING_TIMER) {
+		io_uring_prep_timeout_remove(sqe, (uint64_t)(uintptr_t)op, 0);
+	} else {
+		io_uring_prep_cancel(sqe, op, 0);
+	}
+	io_uring_sqe_set_data(sqe, NULL);
+}
