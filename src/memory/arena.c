@@ -57,7 +57,6 @@ struct arena {
 	struct unit_links *links; /* per unit */
 	uint32_t free_head[ORDER_COUNT];
 	struct warm_stack warm[ORDER_COUNT];
-	struct list_node waiters;
 	struct arena_info info;
 };
 
@@ -81,7 +80,6 @@ int arena_create(
 	arena->ring = ring;
 	arena->slab_count_max = (uint32_t)slab_count_max;
 	arena->info.limit_bytes = slab_count_max * ARENA_SLAB_BYTES;
-	list_init(&arena->waiters);
 	for (uint32_t i = 0; i < ORDER_COUNT; i++) {
 		arena->free_head[i] = UNIT_NONE;
 	}
@@ -102,7 +100,6 @@ void arena_destroy(struct arena *arena)
 		return;
 	}
 	GMB_ASSERT(arena->info.used_bytes == 0);
-	GMB_ASSERT(list_is_empty(&arena->waiters));
 	for (uint32_t i = 0; i < arena->slab_count; i++) {
 		if (arena->slabs[i].buf_idx >= 0) {
 			ring_memory_remove(arena->ring, arena->slabs[i].buf_idx);
@@ -250,7 +247,7 @@ static uint32_t order_idx_for(uint32_t bytes)
 	return order - ORDER_MIN;
 }
 
-static int take(struct arena *arena, uint32_t bytes, struct arena_buf *buf)
+int arena_get(struct arena *arena, uint32_t bytes, struct arena_buf *buf)
 {
 	uint32_t order_idx = order_idx_for(bytes);
 	struct warm_stack *warm = &arena->warm[order_idx];
@@ -264,6 +261,7 @@ static int take(struct arena *arena, uint32_t bytes, struct arena_buf *buf)
 			unit = buddy_take(arena, order_idx);
 		}
 		if (unit == UNIT_NONE) {
+			arena->info.refusals++;
 			return -EAGAIN;
 		}
 	}
@@ -274,14 +272,6 @@ static int take(struct arena *arena, uint32_t bytes, struct arena_buf *buf)
 	arena->info.used_bytes += buf->bytes;
 	arena->info.used_bytes_peak = MAX(arena->info.used_bytes_peak, arena->info.used_bytes);
 	return 0;
-}
-
-int arena_get(struct arena *arena, uint32_t bytes, struct arena_buf *buf)
-{
-	if (unlikely(!list_is_empty(&arena->waiters))) {
-		return -EAGAIN;
-	}
-	return take(arena, bytes, buf);
 }
 
 void arena_put(struct arena *arena, struct arena_buf *buf)
@@ -301,46 +291,4 @@ void arena_put(struct arena *arena, struct arena_buf *buf)
 		buddy_free(arena, unit, order_idx);
 	}
 	buf->data = NULL;
-}
-
-/* --- waiting ------------------------------------------------------------------------------- */
-
-void arena_waiter_init(struct arena_waiter *waiter)
-{
-	list_init(&waiter->node);
-}
-
-void arena_wait(struct arena *arena, struct arena_waiter *waiter)
-{
-	GMB_ASSERT(!list_is_linked(&waiter->node));
-	GMB_ASSERT(waiter->granted != NULL);
-	arena->info.waits++;
-	list_push_back(&arena->waiters, &waiter->node);
-}
-
-void arena_wait_cancel(struct arena *arena, struct arena_waiter *waiter)
-{
-	GMB_UNUSED(arena);
-	list_remove(&waiter->node);
-}
-
-void arena_serve(struct arena *arena)
-{
-	struct list_node *node;
-
-	while ((node = list_first(&arena->waiters)) != NULL) {
-		struct arena_waiter *waiter = list_entry(node, struct arena_waiter, node);
-		struct arena_buf buf;
-
-		if (take(arena, waiter->bytes, &buf) < 0) {
-			return;
-		}
-		list_remove(node);
-		waiter->granted(waiter, &buf);
-	}
-}
-
-bool arena_has_waiters(const struct arena *arena)
-{
-	return !list_is_empty(&arena->waiters);
 }

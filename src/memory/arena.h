@@ -9,12 +9,11 @@
  * Threading: the ring's thread. Ownership: arena_get() gives a buffer, arena_put() takes it back;
  * the holder of the last I/O on it decides when. Contents are whatever the last holder left: never
  * send bytes that were not written for this request.
- * Errors: -EAGAIN when the limit is reached: then arena_wait() queues first come, first served.
- * While somebody waits, arena_get() refuses newcomers, so that large requests are not starved.
+ * Errors: -EAGAIN when the limit is reached. Who waits for memory, and in which order, is decided
+ * one floor up (path_serve), where a request can be put aside.
  */
 #pragma once
 
-#include "base/list.h"
 #include "ring/ring.h"
 
 enum {
@@ -30,13 +29,6 @@ struct arena_buf {
 	uint32_t bytes;	 /* the block's size, at least what was asked for */
 	int32_t buf_idx; /* registered memory index for the ring, or -1 */
 	uint32_t slab;	 /* private */
-};
-
-struct arena_waiter {
-	struct list_node node; /* private; initialised by arena_waiter_init() */
-	uint32_t bytes;
-	/* Called from arena_serve(), the buffer now belongs to the waiter. */
-	void (*granted)(struct arena_waiter *waiter, struct arena_buf *buf);
 };
 
 struct arena_info {
@@ -60,11 +52,3 @@ void arena_info(const struct arena *arena, struct arena_info *info);
 GMB_MUST_CHECK int arena_get(struct arena *arena, uint32_t bytes, struct arena_buf *buf);
 /* Sets buf->data to NULL. */
 void arena_put(struct arena *arena, struct arena_buf *buf);
-
-void arena_waiter_init(struct arena_waiter *waiter);
-/* Queues until arena_serve() can grant waiter->bytes. */
-void arena_wait(struct arena *arena, struct arena_waiter *waiter);
-void arena_wait_cancel(struct arena *arena, struct arena_waiter *waiter);
-/* Grants what can be granted, in order. Called once per batch by the reactor. */
-void arena_serve(struct arena *arena);
-bool arena_has_waiters(const struct arena *arena);

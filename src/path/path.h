@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The data path: the life of one request between a session (which speaks a protocol) and a store
+ * (which moves blocks), and the memory in between.
+ *
+ *   session                     path                                   store         arena
+ *   path_start(request) ─────▶ INIT
+ *                              READ       parts of at most piece_bytes ─▶ submit ◀── buffer
+ *   progress(request) ◀─────── SEND_INIT  first stream has valid bytes ◀── done
+ *   path_next_fragment() ◀───  ...        any stream, in any order
+ *   path_fragment_sent() ─────▶           buffer back, next part ──────────────────▶ buffer
+ *   path_status() == COMMITTED  SEND      every part is done: only now is the request a success
+ *   path_finish(request) ─────▶ FIN
+ *
+ * A read is a transfer of several streams {offset, length, valid, sent}, each with its own buffer;
+ * the store only ever raises valid, the session asks for the next fragment and gets one from any
+ * stream that has bytes, or none: it never waits inside. A write is the mirror image: the session
+ * asks for room (path_write_open), fills it from the network, and submits it while later bytes are
+ * still arriving. Everything else is one part without payload.
+ *
+ * Exactly one end: COMMITTED or ABORTED. The requester treats nothing as read before COMMITTED.
+ *
+ * Threading: the ring's thread. Ownership: the session owns the request (embedded in its own); the
+ * path holds it from path_start() until path_finish(), or until it is idle after path_abandon().
+ * Errors: request->error, a negative errno from the store, once the status is ABORTED.
+ * When memory is short a request waits in a first-come queue; nothing fails for lack of memory.
+ */
+#pragma once
+
+#include "base/list.h"
+#include "memory/arena.h"
+#include "ring/ring.h"
+#include "store/store.h"
+
+struct path;
+struct path_request;
+
+/* The five states of the thesis; one timestamp per edge. */
+enum path_state {
+	PATH_STATE_INIT,      /* decoded; waits for memory or for its turn */
+	PATH_STATE_READ,      /* the disk works, nothing can be sent yet */
+	PATH_STATE_SEND_INIT, /* some bytes are valid; disk and network overlap */
+	PATH_STATE_SEND,      /* the disk is done; network time that it did not hide */
+	PATH_STATE_FIN,	      /* everything is sent, resources are back */
+	PATH_STATE_COUNT
+};
+
+enum path_status { PATH_PENDING, PATH_COMMITTED, PATH_ABORTED };
+
+enum { PATH_SIZE_CLASS_COUNT = 8 }; /* <= 4 KiB, 16 KiB, 64 KiB, 256 KiB, 1, 4, 16 MiB, more */
+
+struct path_stats {
+	uint64_t count;
+	uint64_t errors;
+	uint64_t bytes;
+	uint64_t state_ns[PATH_STATE_COUNT]; /* sum of the time spent in each state */
+};
+
+/* An export as one reactor sees it. */
+struct path_export {
+	struct store *store;
+	struct store_queue *queue;
+	struct path_stats stats[STORE_OP_COUNT][PATH_SIZE_CLASS_COUNT];
+};
+
+/* One run of bytes on its way, with its own buffer. 0 <= sent <= valid <= length. */
+struct path_stream {
+	struct list_node node; /* in request->ready, or in the path's free list */
+	struct path_request *request;
+	struct arena_buf buf;
+	uint8_t *data;	 /* buf.data, or memory that the session lent */
+	uint64_t offset; /* on the export */
+	uint32_t length;
+	uint32_t valid;
+	uint32_t sent; /* handed to the session */
+	uint32_t done; /* of sent, given back by it */
+	struct store_part part;
+};
+
+struct path_fragment {
+	struct path_stream *stream;
+	const uint8_t *data;
+	uint64_t offset; /* on the export */
+	uint32_t length;
+	bool last; /* nothing else of this request will follow */
+};
+
+struct path_request {
+	/* Set by the session before path_start(). */
+	enum store_op op;
+	uint32_t flags; /* enum store_flag */
+	uint64_t offset;
+	uint64_t length;
+	uint32_t extent_max; /* STORE_EXTENTS: at most so many, 1 to PATH_EXTENTS_MAX */
+	uint32_t window;     /* streams that may hold memory at once, 1 to PATH_WINDOW_MAX */
+	bool ascending;	     /* fragments in order of their offset */
+	struct path_export *export;
+	/* Something changed: a fragment is ready, room for a write was found, the request ended, or
+	 * an abandoned request became idle. Never called from inside a call of the session. */
+	void (*progress)(struct path_request *request);
+
+	/* Read by the session. */
+	int error;		      /* 0 or why it was aborted */
+	uint64_t error_offset;	      /* first byte of the part that failed */
+	struct store_extent *extents; /* of a committed STORE_EXTENTS, until path_finish() */
+	uint32_t extent_count;
+
+	/* Private. */
+	struct path *path;
+	enum path_state state;
+	uint64_t edge_ns[PATH_STATE_COUNT];
+	uint64_t started_bytes; /* parts created */
+	uint64_t stored_bytes;	/* parts the store has finished */
+	uint64_t handed_bytes;	/* given out as fragments */
+	uint32_t parts_inflight;
+	uint32_t streams_live;
+	bool abandoned;
+	bool first_used;
+	struct list_node ready;
+	struct list_node stalled_node;
+	struct path_stream first; /* most requests need only one */
+};
+
+enum {
+	PATH_PIECE_BYTES_DEFAULT = 256 << 10,
+	PATH_WINDOW_MAX = 64,
+	PATH_EXTENTS_MAX = 2048,
+};
+
+struct path_options {
+	struct ring *ring;
+	struct arena *arena;
+	uint32_t piece_bytes; /* power of two, 4 KiB to ARENA_BLOCK_BYTES_MAX; 0 = default */
+};
+
+GMB_MUST_CHECK int path_create(
+	const struct path_options *options, struct path **path_out, struct error *error);
+/* No request may exist. NULL is a no-op. */
+void path_destroy(struct path *path);
+
+uint32_t path_piece_bytes(const struct path *path);
+
+/* Retries what waits for memory. Called once per batch. */
+void path_serve(struct path *path);
+/* True when somebody waits for memory. */
+bool path_is_short(const struct path *path);
+
+/* Begins. Cannot fail; progress tells. A write does nothing before path_write_open(). */
+void path_start(struct path *path, struct path_request *request);
+
+enum path_status path_status(const struct path_request *request);
+
+/* Reads: the next fragment of at most max_bytes, from any stream (or the next in order). False when
+ * there is none now. The memory is valid until path_fragment_sent(). */
+bool path_next_fragment(
+	struct path_request *request, uint32_t max_bytes, struct path_fragment *fragment);
+/* The session needs the fragment's memory no longer (sent, or given up). */
+void path_fragment_sent(const struct path_fragment *fragment);
+
+/* Writes: room for the next piece: stream->data, stream->length bytes. NULL when there is none now:
+ * progress will be called. Not to be called once request->error is set or all room was opened. */
+struct path_stream *path_write_open(struct path_request *request);
+/* The room is filled: off to the store. */
+void path_write_submit(struct path_stream *stream);
+/* The room will not be filled (the request failed or the peer is gone). */
+void path_write_drop(struct path_stream *stream);
+/* Instead of all that: the whole payload lies in the session's memory, which it keeps until the
+ * request ends. */
+void path_write_lent(struct path_request *request, void *data, int buf_idx);
+
+/* The session's last word on a request that ended: its reply is out. */
+void path_finish(struct path_request *request);
+
+/* The peer is gone: no more parts, unsent fragments are dropped. Returns true when the request is
+ * idle now; false: progress will be called when it is. Fragments handed out must still be given
+ * back first. */
+bool path_abandon(struct path_request *request);
+bool path_is_idle(const struct path_request *request);
