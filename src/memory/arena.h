@@ -37,7 +37,7 @@ struct arena_info {
 	uint64_t used_bytes;   /* in buffers now */
 	uint64_t used_bytes_peak;
 	uint64_t registered_bytes; /* of mapped, registered with the ring */
-	uint64_t waits;		   /* how often somebody had to wait */
+	uint64_t refusals;	   /* how often arena_get() had to say -EAGAIN */
 	int register_error;	   /* why registration was given up, 0 = it was not */
 };
 

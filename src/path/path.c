@@ -126,7 +126,13 @@ enum path_status path_status(const struct path_request *request)
 
 bool path_is_idle(const struct path_request *request)
 {
-	return request->parts_inflight == 0 && request->streams_live == 0;
+	return request->parts_inflight == 0 &&
+	       request->streams_live == (request->extents != NULL ? 1U : 0U);
+}
+
+bool path_is_stalled(const struct path_request *request)
+{
+	return list_is_linked(&request->stalled_node);
 }
 
 /* --- streams ------------------------------------------------------------------------------- */
@@ -416,6 +422,11 @@ void path_start(struct path *path, struct path_request *request)
 	}
 }
 
+void path_memory_released(struct path *path)
+{
+	path->released = true;
+}
+
 void path_serve(struct path *path)
 {
 	struct list_node *node;
@@ -540,7 +551,8 @@ void path_write_lent(struct path_request *request, void *data, int buf_idx)
 void path_finish(struct path_request *request)
 {
 	GMB_ASSERT(request->parts_inflight == 0);
-	if (request->op == STORE_EXTENTS && request->streams_live == 1) {
+	if (request->extents != NULL) {
+		request->extents = NULL;
 		stream_put(&request->first);
 	}
 	GMB_ASSERT(request->streams_live == 0);
@@ -556,9 +568,5 @@ bool path_abandon(struct path_request *request)
 	request->abandoned = true;
 	list_remove(&request->stalled_node);
 	drop_ready(request);
-	if (request->op == STORE_EXTENTS && request->extents != NULL) {
-		request->extents = NULL;
-		stream_put(&request->first);
-	}
 	return path_is_idle(request);
 }

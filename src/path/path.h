@@ -142,6 +142,8 @@ uint32_t path_piece_bytes(const struct path *path);
 
 /* Retries what waits for memory. Called once per batch. */
 void path_serve(struct path *path);
+/* Tells that arena memory came back by another way than a stream. */
+void path_memory_released(struct path *path);
 /* True when somebody waits for memory. */
 bool path_is_short(const struct path *path);
 
@@ -168,7 +170,8 @@ void path_write_drop(struct path_stream *stream);
  * request ends. */
 void path_write_lent(struct path_request *request, void *data, int buf_idx);
 
-/* The session's last word on a request that ended: its reply is out. */
+/* The session's last word on a request that ended (its reply is out) or is idle after
+ * path_abandon(). Extents are gone afterwards. */
 void path_finish(struct path_request *request);
 
 /* The peer is gone: no more parts, unsent fragments are dropped. Returns true when the request is
@@ -176,3 +179,5 @@ void path_finish(struct path_request *request);
  * back first. */
 bool path_abandon(struct path_request *request);
 bool path_is_idle(const struct path_request *request);
+/* True while the request waits for memory: it can make no room by itself but by being sent. */
+bool path_is_stalled(const struct path_request *request);

@@ -1,0 +1,678 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "nbd/options.h"
+#include "nbd/session.h"
+
+/* The longest text of an error reply, with room for an escaped and cut name (P125). */
+enum { ERROR_TEXT_MAX = 1024, NAME_SHOWN_MAX = 256 };
+
+static const char CONTEXT_BASE[] = "base:";
+static const char CONTEXT_BASE_ALLOCATION[] = "base:allocation";
+
+static void parse(struct nbd_session *session);
+
+/* --- sending ------------------------------------------------------------------------------- */
+
+static uint32_t tx_left(const struct handshake *handshake)
+{
+	return HANDSHAKE_TX_BYTES - handshake->tx_bytes;
+}
+
+static void tx_put(struct handshake *handshake, const void *bytes, uint32_t length)
+{
+	GMB_ASSERT(length <= tx_left(handshake));
+	if (length > 0) {
+		memcpy(handshake->tx + handshake->tx_bytes, bytes, length);
+		handshake->tx_bytes += length;
+	}
+}
+
+static void tx_reply_header(struct handshake *handshake, uint32_t type, uint32_t length)
+{
+	struct nbd_wire_option_reply reply = {
+		.magic = be64_make(NBD_OPTION_REPLY_MAGIC),
+		.option = be32_make(handshake->option),
+		.type = be32_make(type),
+		.length = be32_make(length),
+	};
+
+	tx_put(handshake, &reply, sizeof(reply));
+}
+
+static void reply_ack(struct nbd_session *session)
+{
+	tx_reply_header(session->handshake, NBD_REP_ACK, 0);
+}
+
+/* The one final reply when something is refused, with a sentence for the user (P11, P20). */
+GMB_PRINTF(3, 4)
+static void reply_error(struct nbd_session *session, uint32_t type, const char *format, ...)
+{
+	char text[ERROR_TEXT_MAX];
+	va_list args;
+	int wanted;
+	uint32_t length;
+
+	va_start(args, format);
+	wanted = vsnprintf(text, sizeof(text), format, args);
+	va_end(args);
+	length = wanted < 0 ? 0 : MIN((uint32_t)wanted, (uint32_t)sizeof(text) - 1);
+	tx_reply_header(session->handshake, type, length);
+	tx_put(session->handshake, text, length);
+}
+
+static void send_done(struct ring_op *op, int result);
+
+static void send_tx(struct nbd_session *session)
+{
+	struct handshake *handshake = session->handshake;
+
+	GMB_ASSERT(handshake->tx_bytes > 0);
+	ring_send(session->service->ring, &session->send_op, session->socket, handshake->tx,
+		handshake->tx_bytes, send_done);
+}
+
+int handshake_begin(struct nbd_session *session)
+{
+	struct handshake *handshake = calloc(1, sizeof(*handshake));
+	struct nbd_wire_greeting greeting = {
+		.magic = be64_make(NBD_MAGIC),
+		.option_magic = be64_make(NBD_OPTION_MAGIC),
+		.flags = be16_make(NBD_FLAG_FIXED_NEWSTYLE | NBD_FLAG_NO_ZEROES),
+	};
+
+	if (handshake == NULL) {
+		return -ENOMEM;
+	}
+	session->handshake = handshake;
+	handshake->state = HANDSHAKE_GREETING;
+	tx_put(handshake, &greeting, sizeof(greeting));
+	send_tx(session);
+	return 0;
+}
+
+void handshake_end(struct nbd_session *session)
+{
+	free(session->handshake);
+	session->handshake = NULL;
+}
+
+/* --- receiving ----------------------------------------------------------------------------- */
+
+static void receive_more(struct nbd_session *session)
+{
+	/* Whatever was not understood yet is the start of something: keep it at the front. */
+	memmove(session->rx_small, session->rx_small + session->rx_start,
+		session->rx_end - session->rx_start);
+	session->rx_end -= session->rx_start;
+	session->rx_start = 0;
+	ring_recv(session->service->ring, &session->recv_op, session->socket,
+		session->rx_small + session->rx_end, RX_SMALL_BYTES - session->rx_end, false,
+		receive_done);
+}
+
+static uint32_t rx_available(const struct nbd_session *session)
+{
+	return session->rx_end - session->rx_start;
+}
+
+/* --- exports ------------------------------------------------------------------------------- */
+
+static struct nbd_export *find_export(
+	const struct nbd_service *service, const uint8_t *name, uint32_t length)
+{
+	for (uint32_t i = 0; i < service->options.export_count; i++) {
+		struct nbd_export *export = &service->options.exports[i];
+
+		if (export->name_bytes == length && memcmp(export->name, name, length) == 0) {
+			return export;
+		}
+	}
+	return NULL;
+}
+
+static uint16_t transmission_flags(
+	const struct nbd_session *session, const struct nbd_export *export)
+{
+	uint32_t caps = store_info(export->store)->caps;
+	uint32_t flags = NBD_FLAG_HAS_FLAGS | NBD_FLAG_SEND_FLUSH | NBD_FLAG_SEND_FUA |
+			 NBD_FLAG_SEND_CACHE | NBD_FLAG_CAN_MULTI_CONN;
+
+	if (export->read_only) {
+		flags |= NBD_FLAG_READ_ONLY;
+	} else {
+		flags |= NBD_FLAG_SEND_TRIM | NBD_FLAG_SEND_WRITE_ZEROES | NBD_FLAG_SEND_FAST_ZERO;
+	}
+	if ((caps & STORE_CAP_ROTATIONAL) != 0) {
+		flags |= NBD_FLAG_ROTATIONAL;
+	}
+	if (session->structured || session->extended) {
+		flags |= NBD_FLAG_SEND_DF;
+	}
+	if (session->extended) {
+		flags |= NBD_FLAG_BLOCK_STATUS_PAYLOAD;
+	}
+	return (uint16_t)flags;
+}
+
+/* Takes a place on the export; false when it has no more. */
+static bool claim_export(struct nbd_session *session, struct nbd_export *export)
+{
+	uint32_t before = atomic_fetch_add_explicit(&export->connections, 1, memory_order_relaxed);
+
+	if (export->connections_max != 0 && before >= export->connections_max) {
+		atomic_fetch_sub_explicit(&export->connections, 1, memory_order_relaxed);
+		return false;
+	}
+	session->export = export;
+	session->path_export =
+		&session->service->path_exports[export - session->service->options.exports];
+	session->export_size = store_size(export->store);
+	return true;
+}
+
+/* A selection made for another export does not count (P43). */
+static void select_context(struct nbd_session *session, const struct nbd_export *export)
+{
+	const struct handshake *handshake = session->handshake;
+
+	session->context_selected =
+		handshake->context_selected &&
+		handshake->context_name_bytes == export->name_bytes &&
+		memcmp(handshake->context_name, export->name, export->name_bytes) == 0;
+}
+
+/* --- options ------------------------------------------------------------------------------- */
+
+static void option_export_name(struct nbd_session *session)
+{
+	struct handshake *handshake = session->handshake;
+	static const uint8_t zeroes[NBD_OLD_REPLY_ZEROES];
+	struct nbd_wire_old_reply reply;
+	struct nbd_export *export =
+		find_export(session->service, handshake->option_data, handshake->option_bytes);
+	char shown[NAME_SHOWN_MAX];
+
+	/* EXPORT_NAME has no way to say no but to close (P31); extended headers forbid it (P109).
+	 */
+	if (session->extended) {
+		session_fail(session, "P109", "EXPORT_NAME after EXTENDED_HEADERS");
+		return;
+	}
+	if (export == NULL || session->service->draining || !claim_export(session, export)) {
+		session_terminate(session,
+			export != NULL ? "the export takes no more connections" : "no such export");
+		(void)log_escape(
+			shown, sizeof(shown), handshake->option_data, handshake->option_bytes);
+		log_debug("client %s asked for export \"%s\"", session->peer, shown);
+		return;
+	}
+	reply.size = be64_make(session->export_size);
+	reply.flags = be16_make(transmission_flags(session, export));
+	tx_put(handshake, &reply, sizeof(reply));
+	if (!handshake->no_zeroes) {
+		tx_put(handshake, zeroes, sizeof(zeroes));
+	}
+	select_context(session, export);
+	handshake->next = HANDSHAKE_NEXT_TRANSMISSION;
+}
+
+/* Writes REP_SERVER replies while there is room; the ACK ends the list. */
+static void list_some(struct nbd_session *session)
+{
+	struct handshake *handshake = session->handshake;
+	const struct nbd_service_options *options = &session->service->options;
+
+	while (handshake->list_next_idx < options->export_count) {
+		const struct nbd_export *export = &options->exports[handshake->list_next_idx];
+		uint32_t description_bytes =
+			export->description != NULL ? (uint32_t)strlen(export->description) : 0;
+		uint32_t length =
+			(uint32_t)sizeof(struct be32) + export->name_bytes + description_bytes;
+		struct be32 name_length = be32_make(export->name_bytes);
+
+		if (tx_left(handshake) <
+			length + 2 * (uint32_t)sizeof(struct nbd_wire_option_reply)) {
+			return; /* goes on when this much is sent */
+		}
+		tx_reply_header(handshake, NBD_REP_SERVER, length);
+		tx_put(handshake, &name_length, sizeof(name_length));
+		tx_put(handshake, export->name, export->name_bytes);
+		tx_put(handshake, export->description, description_bytes);
+		handshake->list_next_idx++;
+	}
+	handshake->list_active = false;
+	reply_ack(session);
+}
+
+static void option_list(struct nbd_session *session)
+{
+	if (session->handshake->option_bytes != 0) {
+		reply_error(session, NBD_REP_ERR_INVALID, "LIST takes no data");
+		return;
+	}
+	session->handshake->list_next_idx = 0;
+	session->handshake->list_active = true;
+	list_some(session);
+}
+
+static void reply_unknown_export(struct nbd_session *session, struct option_string name)
+{
+	char shown[NAME_SHOWN_MAX];
+
+	(void)log_escape(shown, sizeof(shown), name.bytes, name.length);
+	reply_error(session, NBD_REP_ERR_UNKNOWN, "there is no export named \"%s\"", shown);
+}
+
+static void reply_info_string(
+	struct nbd_session *session, enum nbd_info info, const char *string, uint32_t length)
+{
+	struct be16 type = be16_make((uint16_t)info);
+
+	tx_reply_header(session->handshake, NBD_REP_INFO, (uint32_t)sizeof(type) + length);
+	tx_put(session->handshake, &type, sizeof(type));
+	tx_put(session->handshake, string, length);
+}
+
+static void reply_infos(struct nbd_session *session, const struct nbd_export *export,
+	const struct option_go *go, uint64_t size)
+{
+	struct handshake *handshake = session->handshake;
+	const struct store_info *info = store_info(export->store);
+	struct nbd_wire_info_export export_info = {
+		.type = be16_make(NBD_INFO_EXPORT),
+		.size = be64_make(size),
+		.flags = be16_make(transmission_flags(session, export)),
+	};
+	struct nbd_wire_info_block_size block_size = {
+		.type = be16_make(NBD_INFO_BLOCK_SIZE),
+		/* The size should be a multiple of the minimum (P58); any alignment is served. */
+		.minimum = be32_make(size % info->block_min == 0 ? info->block_min : 1),
+		.preferred = be32_make(info->block_preferred),
+		.maximum = be32_make(session->service->options.limits.payload_bytes_max),
+	};
+
+	tx_reply_header(handshake, NBD_REP_INFO, sizeof(export_info));
+	tx_put(handshake, &export_info, sizeof(export_info));
+	if (option_go_asks(go, NBD_INFO_NAME)) {
+		reply_info_string(session, NBD_INFO_NAME, export->name, export->name_bytes);
+	}
+	if (option_go_asks(go, NBD_INFO_DESCRIPTION) && export->description != NULL) {
+		reply_info_string(session, NBD_INFO_DESCRIPTION, export->description,
+			(uint32_t)strlen(export->description));
+	}
+	if (option_go_asks(go, NBD_INFO_BLOCK_SIZE)) {
+		tx_reply_header(handshake, NBD_REP_INFO, sizeof(block_size));
+		tx_put(handshake, &block_size, sizeof(block_size));
+	}
+}
+
+static void option_info_or_go(struct nbd_session *session)
+{
+	struct handshake *handshake = session->handshake;
+	struct option_go go;
+	struct nbd_export *export;
+	const char *reason;
+
+	if (!option_go_parse(handshake->option_data, handshake->option_bytes, &go, &reason)) {
+		reply_error(session, NBD_REP_ERR_INVALID, "%s", reason);
+		return;
+	}
+	export = find_export(session->service, go.name.bytes, go.name.length);
+	if (export == NULL) {
+		reply_unknown_export(session, go.name);
+		return;
+	}
+	if (handshake->option == NBD_OPT_INFO) {
+		reply_infos(session, export, &go, store_size(export->store));
+		reply_ack(session);
+		return;
+	}
+	if (!claim_export(session, export)) {
+		reply_error(session, NBD_REP_ERR_POLICY,
+			"the export has reached its limit of %u connections",
+			export->connections_max);
+		return;
+	}
+	session->context_selected =
+		handshake->context_selected && handshake->context_name_bytes == go.name.length &&
+		memcmp(handshake->context_name, go.name.bytes, go.name.length) == 0;
+	reply_infos(session, export, &go, session->export_size);
+	reply_ack(session);
+	handshake->next = HANDSHAKE_NEXT_TRANSMISSION;
+}
+
+static bool string_is(struct option_string string, const char *text)
+{
+	return string.length == strlen(text) && memcmp(string.bytes, text, string.length) == 0;
+}
+
+static void reply_context(struct nbd_session *session, uint32_t id)
+{
+	struct be32 wire_id = be32_make(id);
+	uint32_t length = (uint32_t)strlen(CONTEXT_BASE_ALLOCATION);
+
+	tx_reply_header(
+		session->handshake, NBD_REP_META_CONTEXT, (uint32_t)sizeof(wire_id) + length);
+	tx_put(session->handshake, &wire_id, sizeof(wire_id));
+	tx_put(session->handshake, CONTEXT_BASE_ALLOCATION, length);
+}
+
+static void option_meta_context(struct nbd_session *session)
+{
+	struct handshake *handshake = session->handshake;
+	bool set = handshake->option == NBD_OPT_SET_META_CONTEXT;
+	struct option_context context;
+	const uint8_t *queries;
+	const char *reason;
+	bool matched;
+
+	if (set) {
+		handshake->context_selected = false; /* even when this fails (P40) */
+	}
+	if (set && !session->structured && !session->extended) {
+		reply_error(session, NBD_REP_ERR_INVALID,
+			"SET_META_CONTEXT needs STRUCTURED_REPLY or EXTENDED_HEADERS first");
+		return;
+	}
+	if (!option_context_parse(
+		    handshake->option_data, handshake->option_bytes, &context, &reason)) {
+		reply_error(session, NBD_REP_ERR_INVALID, "%s", reason);
+		return;
+	}
+	if (context.query_count > NBD_CONTEXT_QUERIES_MAX) {
+		reply_error(session, NBD_REP_ERR_TOO_BIG, "more than %d queries",
+			NBD_CONTEXT_QUERIES_MAX);
+		return;
+	}
+	if (find_export(session->service, context.name.bytes, context.name.length) == NULL) {
+		reply_unknown_export(session, context.name);
+		return;
+	}
+	matched = !set && context.query_count == 0;
+	queries = context.queries;
+	for (uint32_t i = 0; i < context.query_count; i++) {
+		struct option_string query = option_context_next(&queries);
+
+		matched |= string_is(query, CONTEXT_BASE_ALLOCATION) ||
+			   (!set && string_is(query, CONTEXT_BASE));
+	}
+	if (matched) {
+		reply_context(session, set ? CONTEXT_ID_BASE_ALLOCATION : 0);
+	}
+	if (matched && set) {
+		handshake->context_selected = true;
+		handshake->context_name_bytes = context.name.length;
+		memcpy(handshake->context_name, context.name.bytes, context.name.length);
+	}
+	reply_ack(session);
+}
+
+static void option_structured_reply(struct nbd_session *session)
+{
+	if (session->handshake->option_bytes != 0) {
+		reply_error(session, NBD_REP_ERR_INVALID, "STRUCTURED_REPLY takes no data");
+	} else if (session->extended) {
+		reply_error(session, NBD_REP_ERR_EXT_HEADER_REQD,
+			"extended headers are in use and include structured replies");
+	} else if (session->structured) {
+		reply_error(session, NBD_REP_ERR_INVALID, "structured replies are already in use");
+	} else {
+		session->structured = true;
+		reply_ack(session);
+	}
+}
+
+static void option_extended_headers(struct nbd_session *session)
+{
+	if (session->handshake->option_bytes != 0) {
+		reply_error(session, NBD_REP_ERR_INVALID, "EXTENDED_HEADERS takes no data");
+	} else if (session->extended) {
+		reply_error(session, NBD_REP_ERR_INVALID, "extended headers are already in use");
+	} else {
+		session->extended = true;
+		session->structured = true;
+		reply_ack(session);
+	}
+}
+
+static void option_starttls(struct nbd_session *session)
+{
+	/* NOTLS mode (P46). A TLS listener will put its session layer below this file. */
+	if (session->handshake->option_bytes != 0) {
+		reply_error(session, NBD_REP_ERR_INVALID, "STARTTLS takes no data");
+	} else {
+		reply_error(session, NBD_REP_ERR_POLICY, "this server does not offer TLS");
+	}
+}
+
+static void handle_option(struct nbd_session *session)
+{
+	struct handshake *handshake = session->handshake;
+
+	handshake->next = HANDSHAKE_NEXT_OPTION;
+	if (handshake->option == NBD_OPT_ABORT) {
+		reply_ack(session);
+		handshake->next = HANDSHAKE_NEXT_CLOSE;
+		return;
+	}
+	if (session->service->draining && handshake->option != NBD_OPT_EXPORT_NAME) {
+		reply_error(session, NBD_REP_ERR_SHUTDOWN, "the server is stopping");
+		return;
+	}
+	switch (handshake->option) {
+	case NBD_OPT_EXPORT_NAME:
+		option_export_name(session);
+		break;
+	case NBD_OPT_LIST:
+		option_list(session);
+		break;
+	case NBD_OPT_STARTTLS:
+		option_starttls(session);
+		break;
+	case NBD_OPT_INFO:
+	case NBD_OPT_GO:
+		option_info_or_go(session);
+		break;
+	case NBD_OPT_STRUCTURED_REPLY:
+		option_structured_reply(session);
+		break;
+	case NBD_OPT_LIST_META_CONTEXT:
+	case NBD_OPT_SET_META_CONTEXT:
+		option_meta_context(session);
+		break;
+	case NBD_OPT_EXTENDED_HEADERS:
+		option_extended_headers(session);
+		break;
+	default:
+		reply_error(session, NBD_REP_ERR_UNSUP, "option %u is not known here",
+			handshake->option);
+		break;
+	}
+}
+
+/* --- the dialogue -------------------------------------------------------------------------- */
+
+static void begin_transmission(struct nbd_session *session)
+{
+	handshake_end(session);
+	session_set_state(session, SESSION_READY);
+	if (session->service->draining) {
+		session_drain_check(session);
+	}
+	if (session->state == SESSION_READY) {
+		receive_start(session);
+	}
+}
+
+static void send_done(struct ring_op *op, int result)
+{
+	struct nbd_session *session = container_of(op, struct nbd_session, send_op);
+	struct handshake *handshake = session->handshake;
+
+	if (session->state == SESSION_TERMINATING) {
+		return;
+	}
+	if (result != (int)handshake->tx_bytes) {
+		/* A client that only wanted to look is no news. */
+		session_terminate(session, NULL);
+		return;
+	}
+	handshake->tx_bytes = 0;
+	session->progress_ns = ring_batch_ns(session->service->ring);
+	if (handshake->state == HANDSHAKE_GREETING) {
+		handshake->state = HANDSHAKE_CLIENT_FLAGS;
+		parse(session);
+		return;
+	}
+	GMB_ASSERT(handshake->state == HANDSHAKE_REPLYING);
+	if (handshake->list_active) {
+		list_some(session);
+		send_tx(session);
+		return;
+	}
+	switch (handshake->next) {
+	case HANDSHAKE_NEXT_OPTION:
+		handshake->state = HANDSHAKE_OPTION_HEADER;
+		parse(session);
+		break;
+	case HANDSHAKE_NEXT_TRANSMISSION:
+		begin_transmission(session);
+		break;
+	case HANDSHAKE_NEXT_CLOSE:
+		session_terminate(session, NULL);
+		break;
+	}
+}
+
+static bool take_client_flags(struct nbd_session *session)
+{
+	struct handshake *handshake = session->handshake;
+	struct be32 wire;
+	uint32_t flags;
+
+	memcpy(&wire, session->rx_small + session->rx_start, sizeof(wire));
+	session->rx_start += (uint32_t)sizeof(wire);
+	flags = be32_get(wire);
+	if ((flags & ~(uint32_t)(NBD_FLAG_FIXED_NEWSTYLE | NBD_FLAG_NO_ZEROES)) != 0) {
+		session_fail(session, "P6", "unknown client flags 0x%x", flags);
+		return false;
+	}
+	handshake->fixed_newstyle = (flags & NBD_FLAG_FIXED_NEWSTYLE) != 0;
+	handshake->no_zeroes = (flags & NBD_FLAG_NO_ZEROES) != 0;
+	handshake->state = HANDSHAKE_OPTION_HEADER;
+	return true;
+}
+
+static bool take_option_header(struct nbd_session *session)
+{
+	struct handshake *handshake = session->handshake;
+	struct nbd_wire_option wire;
+
+	memcpy(&wire, session->rx_small + session->rx_start, sizeof(wire));
+	session->rx_start += (uint32_t)sizeof(wire);
+	if (be64_get(wire.magic) != NBD_OPTION_MAGIC) {
+		session_fail(session, "P120", "an option without the option magic");
+		return false;
+	}
+	handshake->option = be32_get(wire.option);
+	handshake->option_bytes = be32_get(wire.length);
+	handshake->option_got = 0;
+	if (handshake->option == NBD_OPT_EXPORT_NAME &&
+		handshake->option_bytes > NBD_STRING_BYTES_MAX) {
+		session_fail(session, "P1", "an export name of %u bytes", handshake->option_bytes);
+		return false;
+	}
+	if (handshake->option_bytes > OPTION_DRAIN_BYTES_MAX) {
+		session_fail(session, "P123", "option %s with %u bytes of data",
+			nbd_option_name(handshake->option), handshake->option_bytes);
+		return false;
+	}
+	handshake->state = handshake->option_bytes > NBD_OPTION_BYTES_MAX ? HANDSHAKE_OPTION_DRAIN
+									  : HANDSHAKE_OPTION_DATA;
+	return true;
+}
+
+/* Moves what is there of the option's data; true when it is complete. */
+static bool take_option_data(struct nbd_session *session, bool keep)
+{
+	struct handshake *handshake = session->handshake;
+	uint32_t length =
+		MIN(rx_available(session), handshake->option_bytes - handshake->option_got);
+
+	if (keep) {
+		memcpy(handshake->option_data + handshake->option_got,
+			session->rx_small + session->rx_start, length);
+	}
+	handshake->option_got += length;
+	session->rx_start += length;
+	return handshake->option_got == handshake->option_bytes;
+}
+
+static void answer(struct nbd_session *session)
+{
+	if (session->state == SESSION_TERMINATING) {
+		return;
+	}
+	session->handshake->state = HANDSHAKE_REPLYING;
+	send_tx(session);
+}
+
+static void parse(struct nbd_session *session)
+{
+	struct handshake *handshake = session->handshake;
+
+	for (;;) {
+		switch (handshake->state) {
+		case HANDSHAKE_CLIENT_FLAGS:
+			if (rx_available(session) < sizeof(struct be32)) {
+				receive_more(session);
+				return;
+			}
+			if (!take_client_flags(session)) {
+				return;
+			}
+			break;
+		case HANDSHAKE_OPTION_HEADER:
+			if (rx_available(session) < sizeof(struct nbd_wire_option)) {
+				receive_more(session);
+				return;
+			}
+			if (!take_option_header(session)) {
+				return;
+			}
+			break;
+		case HANDSHAKE_OPTION_DATA:
+			if (!take_option_data(session, true)) {
+				receive_more(session);
+				return;
+			}
+			handle_option(session);
+			answer(session);
+			return;
+		case HANDSHAKE_OPTION_DRAIN:
+			if (!take_option_data(session, false)) {
+				receive_more(session);
+				return;
+			}
+			handshake->next = HANDSHAKE_NEXT_OPTION;
+			reply_error(session, NBD_REP_ERR_TOO_BIG,
+				"options of more than %d bytes are not read", NBD_OPTION_BYTES_MAX);
+			answer(session);
+			return;
+		case HANDSHAKE_GREETING:
+		case HANDSHAKE_REPLYING:
+			return;
+		}
+	}
+}
+
+void handshake_received(struct nbd_session *session)
+{
+	parse(session);
+}

@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <string.h>
+
+#include "nbd/session.h"
+
+/*
+ * Bytes arrive in one of three places:
+ *
+ *   rx_small (8 KiB, in the session)   idle and light connections, requests without payload
+ *   rx_large (256 KiB, from the arena) many small writes at once: each is written from where it
+ * lies a stream of the path               payload of a large write, received straight into place
+ *
+ * A session goes back to rx_small each time everything received is parsed, so that an idle
+ * connection holds no arena memory.
+ */
+
+static uint32_t available(const struct nbd_session *session)
+{
+	return session->rx_end - session->rx_start;
+}
+
+/* --- receive memory ------------------------------------------------------------------------ */
+
+/* Moves what is not parsed yet to the front of another buffer, or of the same one. */
+static void rx_move(struct nbd_session *session, struct rx_buf *to)
+{
+	uint8_t *data = to != NULL ? to->buf.data : session->rx_small;
+	uint32_t left = available(session);
+
+	memmove(data, session->rx_data + session->rx_start, left);
+	if (session->rx_large != NULL && session->rx_large != to) {
+		service_rx_put(session->service, session->rx_large);
+	}
+	session->rx_large = to;
+	session->rx_data = data;
+	session->rx_bytes = to != NULL ? RX_LARGE_BYTES : RX_SMALL_BYTES;
+	session->rx_start = 0;
+	session->rx_end = left;
+}
+
+/* Makes place for a message of want bytes from rx_start on. False when there is no memory for it.
+ */
+static bool rx_make_room(struct nbd_session *session, uint32_t want)
+{
+	bool fits = session->rx_bytes - session->rx_start >= want;
+	/* Receiving into the last few bytes of a large buffer would cost a system call for little.
+	 */
+	bool roomy =
+		session->rx_large == NULL || session->rx_bytes - session->rx_end >= RX_SMALL_BYTES;
+	struct rx_buf *fresh;
+
+	if (fits && roomy) {
+		return true;
+	}
+	if (session->rx_large == NULL ? want <= RX_SMALL_BYTES : session->rx_large->refs == 1) {
+		rx_move(session, session->rx_large);
+		return true;
+	}
+	fresh = service_rx_get(session->service);
+	if (fresh == NULL && (fits || want > RX_SMALL_BYTES)) {
+		return fits;
+	}
+	rx_move(session, fresh);
+	return true;
+}
+
+static void arm(struct nbd_session *session)
+{
+	struct ring *ring = session->service->ring;
+	struct path_stream *stream = session->rx_stream;
+
+	if (session->recv_op.in_flight || session->state != SESSION_READY ||
+		list_is_linked(&session->blocked_node)) {
+		return;
+	}
+	if (session->rx_request != NULL) {
+		if (stream != NULL) { /* else progress comes when there is room */
+			session->rx_into_stream = true;
+			ring_recv(ring, &session->recv_op, session->socket,
+				stream->data + session->rx_stream_got,
+				stream->length - session->rx_stream_got, true, receive_done);
+		}
+		return;
+	}
+	if (available(session) == 0) {
+		rx_move(session, NULL);
+	} else {
+		bool room = rx_make_room(session, session->rx_want);
+
+		GMB_ASSERT(room); /* a header always fits; gather() asked before */
+	}
+	session->rx_into_stream = false;
+	ring_recv(ring, &session->recv_op, session->socket, session->rx_data + session->rx_end,
+		session->rx_bytes - session->rx_end, false, receive_done);
+}
+
+void receive_release(struct nbd_session *session)
+{
+	if (session->rx_stream != NULL) {
+		path_write_drop(session->rx_stream);
+		session->rx_stream = NULL;
+	}
+	session->rx_request = NULL;
+	if (session->rx_large != NULL) {
+		session->rx_end = session->rx_start;
+		rx_move(session, NULL);
+	}
+}
+
+/* --- payload of a write -------------------------------------------------------------------- */
+
+/* The request failed: what is still to come of its payload is thrown away (P79). */
+static void give_up_payload(struct nbd_session *session)
+{
+	struct nbd_request *request = session->rx_request;
+
+	if (session->rx_stream != NULL) {
+		path_write_drop(session->rx_stream);
+		session->rx_stream = NULL;
+	}
+	session->rx_discard_left = session->rx_payload_left;
+	session->rx_payload_left = 0;
+	session->rx_request = NULL;
+	if (path_status(&request->path) != PATH_PENDING) {
+		request_sendable(request);
+	}
+}
+
+/* False when it needs more bytes or more room. */
+static bool take_payload(struct nbd_session *session)
+{
+	struct nbd_request *request = session->rx_request;
+
+	for (;;) {
+		struct path_stream *stream = session->rx_stream;
+		uint32_t length;
+
+		if (request->path.error != 0) {
+			give_up_payload(session);
+			return true;
+		}
+		if (stream == NULL) {
+			stream = path_write_open(&request->path);
+			if (stream == NULL) {
+				return false;
+			}
+			session->rx_stream = stream;
+			session->rx_stream_got = 0;
+		}
+		length = MIN(available(session), stream->length - session->rx_stream_got);
+		memcpy(stream->data + session->rx_stream_got, session->rx_data + session->rx_start,
+			length);
+		session->rx_start += length;
+		session->rx_stream_got += length;
+		session->rx_payload_left -= length;
+		if (session->rx_stream_got < stream->length) {
+			return false;
+		}
+		session->rx_stream = NULL;
+		path_write_submit(stream);
+		if (session->rx_payload_left == 0) {
+			session->rx_request = NULL;
+			return true;
+		}
+	}
+}
+
+static bool may_lend(const struct nbd_session *session, const uint8_t *payload)
+{
+	uint32_t memory_align = store_info(session->export->store)->memory_align;
+
+	return session->rx_large != NULL && is_aligned((uintptr_t)payload, memory_align);
+}
+
+static void start_write(struct nbd_session *session, struct nbd_request *request)
+{
+	uint8_t *payload = session->rx_data + session->rx_start;
+
+	path_start(session->service->path, &request->path);
+	if (request->length <= available(session) && may_lend(session, payload)) {
+		request->lent = session->rx_large;
+		request->lent->refs++;
+		session->rx_start += (uint32_t)request->length;
+		path_write_lent(&request->path, payload, session->rx_large->buf.buf_idx);
+		return;
+	}
+	session->rx_request = request;
+	session->rx_payload_left = request->length;
+}
+
+/* --- requests ------------------------------------------------------------------------------ */
+
+static uint64_t memory_needed(const struct nbd_session *session, const struct request_head *head)
+{
+	if (head->type != NBD_CMD_READ && head->type != NBD_CMD_WRITE) {
+		return 0;
+	}
+	return MIN(head->length, (uint64_t)READ_WINDOW * path_piece_bytes(session->service->path));
+}
+
+/* A limit is reached: parsing goes on when some request has ended. */
+static bool must_block(struct nbd_session *session, const struct request_head *head)
+{
+	struct nbd_service *service = session->service;
+
+	if (list_is_empty(&service->requests_free) ||
+		session->inflight_count >= service->options.limits.inflight_per_session_max ||
+		(session->inflight_count > 0 && session->held_bytes + memory_needed(session, head) >
+							service->held_bytes_max)) {
+		list_push_back(&service->blocked, &session->blocked_node);
+		return true;
+	}
+	return false;
+}
+
+/* True when a short payload should be waited for in the receive buffer. */
+static bool gather(struct nbd_session *session, uint32_t head_bytes, uint64_t payload)
+{
+	uint32_t memory_align = store_info(session->export->store)->memory_align;
+	uint64_t payload_max =
+		memory_align == 1 ? RX_GATHER_BYTES_MAX : RX_GATHER_ALIGNED_BYTES_MAX;
+
+	if (payload > payload_max || available(session) - head_bytes >= payload ||
+		!rx_make_room(session, head_bytes + (uint32_t)payload)) {
+		return false;
+	}
+	session->rx_want = head_bytes + (uint32_t)payload;
+	return true;
+}
+
+static void dispatch(struct nbd_session *session, struct request_head *head, uint64_t payload,
+	uint32_t error, const char *text)
+{
+	struct nbd_service *service = session->service;
+	struct nbd_request *request = request_begin(session, head);
+
+	if (error == NBD_SUCCESS && service->draining) {
+		error = NBD_ESHUTDOWN;
+		text = "the server is stopping";
+	}
+	if (error == NBD_SUCCESS) {
+		error = request_check(session, head, &request->path, &text);
+	}
+	if (error != NBD_SUCCESS || (head->length == 0 && head->type != NBD_CMD_FLUSH)) {
+		request->error = error;
+		request->error_text = text;
+		session->rx_discard_left = payload;
+		request_sendable(request);
+		return;
+	}
+	request->started = true;
+	request->held_bytes = (uint32_t)memory_needed(session, head);
+	session->held_bytes += request->held_bytes;
+	if (head->type == NBD_CMD_WRITE) {
+		start_write(session, request);
+		return;
+	}
+	if (head->type == NBD_CMD_FLUSH) {
+		request->path.offset = 0;
+		request->path.length = 0;
+	}
+	path_start(service->path, &request->path);
+}
+
+/* Takes the next request; false when more bytes or a limit are waited for, or nothing follows. */
+static bool take_request(struct nbd_session *session)
+{
+	uint32_t head_bytes = request_head_bytes(session->extended);
+	uint32_t error = NBD_SUCCESS;
+	const char *text = NULL;
+	struct request_head head;
+	uint64_t payload;
+
+	session->rx_want = head_bytes;
+	if (available(session) < head_bytes) {
+		return false;
+	}
+	if (!request_head_parse(session->rx_data + session->rx_start, session->extended, &head)) {
+		session_fail(session, "P120", "a request without the request magic");
+		return false;
+	}
+	if (head.type == NBD_CMD_DISC) {
+		session->rx_start += head_bytes;
+		session_drain(session);
+		return false;
+	}
+	payload = request_payload_bytes(&head, session->extended);
+	if (payload > session->service->options.limits.payload_bytes_max) {
+		session_fail(session, "P66, P112", "%s with a payload of %llu bytes",
+			nbd_command_name(head.type), (unsigned long long)payload);
+		return false;
+	}
+	if (must_block(session, &head) || (payload > 0 && gather(session, head_bytes, payload))) {
+		return false;
+	}
+	session->rx_start += head_bytes;
+	if (head.type == NBD_CMD_BLOCK_STATUS && payload > 0) {
+		if (payload > available(session) ||
+			payload > sizeof(struct be64) +
+					  STATUS_PAYLOAD_IDS_MAX * sizeof(struct be32)) {
+			error = NBD_EINVAL;
+			text = "the payload of block status is too long";
+		} else {
+			error = request_check_status_payload(session,
+				session->rx_data + session->rx_start, payload, &head, &text);
+		}
+	} else if (head.type != NBD_CMD_WRITE && payload > 0) {
+		error = NBD_EINVAL;
+		text = "the command takes no payload";
+	}
+	dispatch(session, &head, payload, error, text);
+	if (head.type == NBD_CMD_BLOCK_STATUS) {
+		session->rx_discard_left = payload;
+	}
+	return true;
+}
+
+static void discard(struct nbd_session *session)
+{
+	uint64_t length = MIN(session->rx_discard_left, (uint64_t)available(session));
+
+	session->rx_discard_left -= length;
+	session->rx_start += (uint32_t)length;
+}
+
+void receive_continue(struct nbd_session *session)
+{
+	if (session->state != SESSION_READY || session->recv_op.in_flight) {
+		return; /* receive_done() goes on */
+	}
+	list_remove(&session->blocked_node);
+	while (session->state == SESSION_READY) {
+		if (session->rx_discard_left > 0) {
+			discard(session);
+			if (session->rx_discard_left > 0) {
+				session->rx_want = 1;
+				break;
+			}
+		} else if (session->rx_request != NULL) {
+			if (!take_payload(session)) {
+				break;
+			}
+		} else if (!take_request(session)) {
+			break;
+		}
+	}
+	arm(session);
+}
+
+void receive_start(struct nbd_session *session)
+{
+	receive_continue(session);
+}
+
+static void received_end(struct nbd_session *session)
+{
+	if (session->state == SESSION_NEGOTIATING) {
+		session_terminate(session, NULL);
+	} else if (session->rx_request != NULL || session->rx_discard_left > 0) {
+		session_terminate(session, "it closed in the middle of a request's payload");
+	} else {
+		/* Perhaps only half closed: what it asked for is still answered (P130). */
+		session_drain(session);
+	}
+}
+
+void receive_done(struct ring_op *op, int result)
+{
+	struct nbd_session *session = container_of(op, struct nbd_session, recv_op);
+
+	if (session->state == SESSION_TERMINATING || session->state == SESSION_DRAINING) {
+		return;
+	}
+	if (result == 0) {
+		received_end(session);
+		return;
+	}
+	if (result < 0 && result != -EINTR && result != -EAGAIN) {
+		session_terminate(session, NULL); /* reset by peer and the like: no news */
+		return;
+	}
+	if (result > 0) {
+		session->progress_ns = ring_batch_ns(session->service->ring);
+	}
+	if (session->state == SESSION_NEGOTIATING) {
+		session->rx_end += result > 0 ? (uint32_t)result : 0;
+		handshake_received(session);
+		return;
+	}
+	if (result > 0 && session->rx_into_stream) {
+		session->rx_stream_got += (uint32_t)result;
+		session->rx_payload_left -= (uint32_t)result;
+		session->rx_into_stream = false;
+	} else if (result > 0) {
+		session->rx_end += (uint32_t)result;
+	}
+	receive_continue(session);
+}

@@ -1,0 +1,449 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <string.h>
+
+#include "nbd/session.h"
+
+static const uint8_t zeroes[64 << 10];
+
+/* --- pieces of a reply --------------------------------------------------------------------- */
+
+static void put_iov(struct send_batch *send, const void *data, size_t length)
+{
+	send->iov[send->iov_count++] =
+		(struct iovec){ .iov_base = (void *)(uintptr_t)data, .iov_len = length };
+	send->bytes += length;
+}
+
+static uint32_t put_simple_header(const struct nbd_request *request, uint8_t *out, uint32_t error)
+{
+	struct nbd_wire_simple_reply wire = {
+		.magic = be32_make(NBD_SIMPLE_REPLY_MAGIC),
+		.error = be32_make(error),
+		.cookie = request->cookie,
+	};
+
+	memcpy(out, &wire, sizeof(wire));
+	return (uint32_t)sizeof(wire);
+}
+
+/* The header of a structured or extended chunk whose variable part has payload bytes. */
+static uint32_t put_chunk_header(const struct nbd_request *request, uint8_t *out,
+	enum nbd_reply_type type, bool done, uint64_t payload)
+{
+	uint16_t flags = done ? NBD_REPLY_FLAG_DONE : 0;
+
+	if (request->session->extended) {
+		struct nbd_wire_extended_reply wire = {
+			.magic = be32_make(NBD_EXTENDED_REPLY_MAGIC),
+			.flags = be16_make(flags),
+			.type = be16_make((uint16_t)type),
+			.cookie = request->cookie,
+			.offset = be64_make(request->offset),
+			.length = be64_make(payload),
+		};
+
+		memcpy(out, &wire, sizeof(wire));
+		return (uint32_t)sizeof(wire);
+	}
+	struct nbd_wire_structured_reply wire = {
+		.magic = be32_make(NBD_STRUCTURED_REPLY_MAGIC),
+		.flags = be16_make(flags),
+		.type = be16_make((uint16_t)type),
+		.cookie = request->cookie,
+		.length = be32_make((uint32_t)payload),
+	};
+
+	memcpy(out, &wire, sizeof(wire));
+	return (uint32_t)sizeof(wire);
+}
+
+/* --- one answer each ----------------------------------------------------------------------- */
+
+static void emit_success(struct send_batch *send, struct send_slot *slot)
+{
+	struct nbd_request *request = slot->request;
+	struct nbd_session *session = request->session;
+	uint32_t length;
+
+	/* A simple reply is allowed to everything but READ (P88), and four bytes shorter. */
+	if (session->extended || (session->structured && request->command == NBD_CMD_READ)) {
+		length = put_chunk_header(request, slot->header, NBD_REPLY_TYPE_NONE, true, 0);
+	} else {
+		length = put_simple_header(request, slot->header, NBD_SUCCESS);
+	}
+	put_iov(send, slot->header, length);
+	slot->ends_request = true;
+}
+
+static void emit_error(
+	struct send_batch *send, struct send_slot *slot, uint32_t error, const char *text)
+{
+	struct nbd_request *request = slot->request;
+	uint32_t length;
+
+	request->session->service->counters.errors++;
+	slot->ends_request = true;
+	if (!request->session->structured) {
+		length = put_simple_header(request, slot->header, error);
+	} else {
+		uint32_t text_length = (uint32_t)strlen(text);
+		struct nbd_wire_error wire = {
+			.error = be32_make(error),
+			.text_length = be16_make((uint16_t)text_length),
+		};
+
+		length = put_chunk_header(request, slot->header, NBD_REPLY_TYPE_ERROR, true,
+			sizeof(wire) + text_length);
+		GMB_ASSERT(length + sizeof(wire) + text_length <= sizeof(slot->header));
+		memcpy(slot->header + length, &wire, sizeof(wire));
+		length += (uint32_t)sizeof(wire);
+		memcpy(slot->header + length, text, text_length);
+		length += text_length;
+	}
+	put_iov(send, slot->header, length);
+}
+
+/* What a store's error becomes for the client (P118), with a word of explanation. */
+static void emit_path_error(struct send_batch *send, struct send_slot *slot)
+{
+	const struct nbd_request *request = slot->request;
+	uint32_t error = nbd_error_from_errno(request->path.error);
+	bool fast_zero = (request->command_flags & NBD_CMD_FLAG_FAST_ZERO) != 0;
+	const char *text;
+
+	if ((error == NBD_ENOTSUP && !fast_zero) || error == NBD_EOVERFLOW) {
+		error = NBD_EIO; /* these two mean something else to this client (P84, P118) */
+	}
+	switch (error) {
+	case NBD_ENOSPC:
+		text = "no space left on the server's disk";
+		break;
+	case NBD_EPERM:
+		text = "the server's disk refused the operation";
+		break;
+	case NBD_ENOTSUP:
+		text = "zeroing this range would not be faster than writing it";
+		break;
+	case NBD_ENOMEM:
+		text = "the server is out of memory";
+		break;
+	default:
+		text = "the server's disk failed";
+		break;
+	}
+	emit_error(send, slot, error, text);
+}
+
+/* A block that starts with data is rejected by its first word; only zeroes are read whole. */
+static bool is_all_zero(const uint8_t *data, uint32_t length)
+{
+	uint64_t first;
+
+	if (length < 2 * sizeof(first)) {
+		return false;
+	}
+	memcpy(&first, data, sizeof(first));
+	return first == 0 && memcmp(data, data + sizeof(first), length - sizeof(first)) == 0;
+}
+
+static void emit_structured_fragment(struct send_batch *send, struct send_slot *slot)
+{
+	struct nbd_request *request = slot->request;
+	const struct path_fragment *fragment = &slot->fragment;
+	struct be64 offset = be64_make(fragment->offset);
+	uint32_t length;
+
+	if (is_all_zero(fragment->data, fragment->length)) {
+		struct nbd_wire_offset_hole hole = {
+			.offset = offset,
+			.length = be32_make(fragment->length),
+		};
+
+		length = put_chunk_header(request, slot->header, NBD_REPLY_TYPE_OFFSET_HOLE,
+			fragment->last, sizeof(hole));
+		memcpy(slot->header + length, &hole, sizeof(hole));
+		put_iov(send, slot->header, length + sizeof(hole));
+		return;
+	}
+	length = put_chunk_header(request, slot->header, NBD_REPLY_TYPE_OFFSET_DATA, fragment->last,
+		sizeof(offset) + (uint64_t)fragment->length);
+	memcpy(slot->header + length, &offset, sizeof(offset));
+	put_iov(send, slot->header, length + sizeof(offset));
+	put_iov(send, fragment->data, fragment->length);
+}
+
+/* The next run of bytes of a reply that must be one piece: a simple reply, or one chunk for DF. */
+static void emit_one_piece_fragment(struct send_batch *send, struct send_slot *slot)
+{
+	struct nbd_request *request = slot->request;
+	struct be64 offset = be64_make(request->offset);
+	uint32_t length;
+
+	if (request->content_bytes == 0) {
+		if (request->session->structured) {
+			length = put_chunk_header(request, slot->header, NBD_REPLY_TYPE_OFFSET_DATA,
+				path_status(&request->path) == PATH_COMMITTED,
+				sizeof(offset) + request->length);
+			memcpy(slot->header + length, &offset, sizeof(offset));
+			length += (uint32_t)sizeof(offset);
+		} else {
+			length = put_simple_header(request, slot->header, NBD_SUCCESS);
+		}
+		put_iov(send, slot->header, length);
+	}
+	put_iov(send, slot->fragment.data, slot->fragment.length);
+	request->session->exclusive = slot->fragment.last ? NULL : request;
+}
+
+/* The disk failed inside a DF chunk that has begun: pad it, then tell (P91). */
+static void emit_padding(struct send_batch *send, struct send_slot *slot)
+{
+	struct nbd_request *request = slot->request;
+	uint64_t left = request->length - request->content_bytes;
+	uint64_t length = MIN(left, (uint64_t)sizeof(zeroes));
+
+	put_iov(send, zeroes, length);
+	request->content_bytes += length;
+}
+
+static void emit_block_status(struct send_batch *send, struct send_slot *slot)
+{
+	struct nbd_request *request = slot->request;
+	const struct store_extent *extents = request->path.extents;
+	uint32_t count = request->path.extent_count;
+	bool extended = request->session->extended;
+	uint8_t *wire = (uint8_t *)request->path.extents;
+	struct be32 words[2] = { be32_make(CONTEXT_ID_BASE_ALLOCATION), be32_make(count) };
+	uint32_t words_bytes = (uint32_t)(extended ? sizeof(words) : sizeof(words[0]));
+	uint32_t wire_bytes = 0;
+	uint32_t length;
+
+	/* In place: the wire form is never longer than ours, so writing stays behind reading. */
+	_Static_assert(
+		sizeof(struct nbd_wire_extent_ext) <= sizeof(struct store_extent), "in place");
+	for (uint32_t i = 0; i < count; i++) {
+		struct store_extent extent = extents[i];
+
+		if (extended) {
+			struct nbd_wire_extent_ext out = { .length = be64_make(extent.length),
+				.flags = be64_make(extent.flags) };
+
+			memcpy(wire + wire_bytes, &out, sizeof(out));
+			wire_bytes += (uint32_t)sizeof(out);
+		} else {
+			/* A request has at most 2^32 - 1 bytes here, so an extent has (P107). */
+			struct nbd_wire_extent out = { .length = be32_make((uint32_t)extent.length),
+				.flags = be32_make(extent.flags) };
+
+			memcpy(wire + wire_bytes, &out, sizeof(out));
+			wire_bytes += (uint32_t)sizeof(out);
+		}
+	}
+	length = put_chunk_header(request, slot->header,
+		extended ? NBD_REPLY_TYPE_BLOCK_STATUS_EXT : NBD_REPLY_TYPE_BLOCK_STATUS, true,
+		(uint64_t)words_bytes + wire_bytes);
+	memcpy(slot->header + length, words, words_bytes);
+	put_iov(send, slot->header, length + words_bytes);
+	put_iov(send, wire, wire_bytes);
+	slot->ends_request = true;
+}
+
+/* --- what comes next ----------------------------------------------------------------------- */
+
+enum emitted {
+	EMITTED_NOTHING, /* the request waits; its slot is not used */
+	EMITTED_MORE,	 /* perhaps there is more at once */
+	EMITTED_END,
+};
+
+static enum emitted emit_failed_read(struct send_batch *send, struct send_slot *slot)
+{
+	struct nbd_request *request = slot->request;
+
+	if (path_status(&request->path) == PATH_PENDING) {
+		return EMITTED_NOTHING; /* parts are still out */
+	}
+	if (request->one_piece && request->content_bytes > 0) {
+		if (!request->session->structured) {
+			/* The header said success already: the only honest way out (P78). */
+			session_terminate(
+				request->session, "the disk failed after a simple reply had begun");
+			return EMITTED_NOTHING;
+		}
+		if (request->content_bytes < request->length) {
+			emit_padding(send, slot);
+			return EMITTED_MORE;
+		}
+	}
+	emit_path_error(send, slot);
+	return EMITTED_END;
+}
+
+static enum emitted emit_read(struct send_batch *send, struct send_slot *slot)
+{
+	struct nbd_request *request = slot->request;
+
+	if (request->path.error != 0) {
+		return emit_failed_read(send, slot);
+	}
+	/* Hold it back while an error can still be told, unless it holds memory it waits for. */
+	if (request->one_piece && request->content_bytes == 0 &&
+		request->length <= HELD_BYTES_MAX && path_status(&request->path) == PATH_PENDING &&
+		!path_is_stalled(&request->path)) {
+		return EMITTED_NOTHING;
+	}
+	if (!path_next_fragment(&request->path, SEND_BYTES_MAX, &slot->fragment)) {
+		slot->fragment.stream = NULL;
+		return EMITTED_NOTHING;
+	}
+	if (request->one_piece) {
+		emit_one_piece_fragment(send, slot);
+	} else {
+		emit_structured_fragment(send, slot);
+	}
+	request->content_bytes += slot->fragment.length;
+	request->session->service->counters.bytes_read += slot->fragment.length;
+	slot->ends_request = slot->fragment.last;
+	return slot->ends_request ? EMITTED_END : EMITTED_MORE;
+}
+
+static enum emitted emit(struct send_batch *send, struct send_slot *slot)
+{
+	struct nbd_request *request = slot->request;
+
+	if (!request->started) {
+		if (request->error != NBD_SUCCESS) {
+			emit_error(send, slot, request->error, request->error_text);
+		} else {
+			emit_success(send, slot);
+		}
+		return EMITTED_END;
+	}
+	if (request->command == NBD_CMD_READ) {
+		return emit_read(send, slot);
+	}
+	if (path_status(&request->path) == PATH_PENDING) {
+		return EMITTED_NOTHING;
+	}
+	if (request->path.error != 0) {
+		emit_path_error(send, slot);
+	} else if (request->command == NBD_CMD_BLOCK_STATUS) {
+		emit_block_status(send, slot);
+	} else {
+		if (request->command == NBD_CMD_WRITE) {
+			request->session->service->counters.bytes_written += request->length;
+		}
+		emit_success(send, slot);
+	}
+	return EMITTED_END;
+}
+
+/* The request whose turn it is: the one that must not be interrupted, else the first in line. */
+static struct nbd_request *next_sendable(struct nbd_session *session)
+{
+	struct nbd_request *request = session->exclusive;
+	struct list_node *node;
+
+	if (request != NULL) {
+		if (!list_is_linked(&request->send_node)) {
+			return NULL;
+		}
+		list_remove(&request->send_node);
+		return request;
+	}
+	node = list_pop_front(&session->sendable);
+	return node != NULL ? list_entry(node, struct nbd_request, send_node) : NULL;
+}
+
+static void fill(struct nbd_session *session, struct send_batch *send)
+{
+	while (send->slot_count < SEND_SLOTS_MAX && send->bytes < SEND_BYTES_MAX &&
+		session->state != SESSION_TERMINATING) {
+		struct nbd_request *request = next_sendable(session);
+		struct send_slot *slot = &send->slots[send->slot_count];
+
+		if (request == NULL) {
+			return;
+		}
+		slot->request = request;
+		slot->fragment.stream = NULL;
+		slot->ends_request = false;
+		switch (emit(send, slot)) {
+		case EMITTED_NOTHING:
+			break;
+		case EMITTED_MORE:
+			send->slot_count++;
+			list_push_back(&session->sendable, &request->send_node);
+			break;
+		case EMITTED_END:
+			send->slot_count++;
+			request->replying = true;
+			break;
+		}
+	}
+}
+
+void reply_flush(struct nbd_session *session)
+{
+	struct nbd_service *service = session->service;
+	struct send_batch *send;
+
+	if (session->sending != NULL || list_is_empty(&session->sendable) ||
+		session->state == SESSION_TERMINATING) {
+		return;
+	}
+	send = service_send_get(service);
+	if (send == NULL) {
+		session_terminate(session, "out of memory for a reply");
+		return;
+	}
+	send->slot_count = 0;
+	send->iov_count = 0;
+	send->bytes = 0;
+	session->sending = send;
+	fill(session, send);
+	if (send->slot_count == 0) {
+		session->sending = NULL;
+		service_send_put(service, send);
+		return;
+	}
+	if (session->state == SESSION_TERMINATING) {
+		/* Nothing was sent of this batch: give it back as a failed send would. */
+		ring_defer(service->ring, &session->send_op, -ECANCELED, reply_done);
+		return;
+	}
+	send->message = (struct msghdr){ .msg_iov = send->iov, .msg_iovlen = send->iov_count };
+	ring_sendmsg(service->ring, &session->send_op, session->socket, &send->message, reply_done);
+}
+
+void reply_done(struct ring_op *op, int result)
+{
+	struct nbd_session *session = container_of(op, struct nbd_session, send_op);
+	struct send_batch *send = session->sending;
+	bool whole = result >= 0 && (size_t)result == send->bytes;
+
+	session->progress_ns = ring_batch_ns(session->service->ring);
+	if (!whole && session->state != SESSION_TERMINATING) {
+		session_terminate(session, NULL); /* the peer is gone */
+	}
+	for (uint32_t i = 0; i < send->slot_count; i++) {
+		struct send_slot *slot = &send->slots[i];
+
+		if (slot->fragment.stream != NULL) {
+			path_fragment_sent(&slot->fragment);
+		}
+		if (slot->ends_request && session->state != SESSION_TERMINATING) {
+			request_end(slot->request);
+		}
+	}
+	session->sending = NULL;
+	service_send_put(session->service, send);
+	if (session->state == SESSION_TERMINATING) {
+		return;
+	}
+	if (!list_is_empty(&session->sendable)) {
+		session_mark_dirty(session);
+	}
+	session_drain_check(session);
+}

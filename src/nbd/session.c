@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "nbd/session.h"
+
+static const uint32_t session_edges[SESSION_STATE_COUNT] = {
+	[SESSION_NEGOTIATING] =
+		BIT(SESSION_READY) | BIT(SESSION_DRAINING) | BIT(SESSION_TERMINATING),
+	[SESSION_READY] = BIT(SESSION_DRAINING) | BIT(SESSION_TERMINATING),
+	[SESSION_DRAINING] = BIT(SESSION_TERMINATING),
+	[SESSION_TERMINATING] = 0, /* freed by session_join() */
+};
+
+void session_set_state(struct nbd_session *session, enum session_state state)
+{
+	struct nbd_service *service = session->service;
+
+	GMB_ASSERT((session_edges[session->state] & BIT(state)) != 0);
+	if (session->state == SESSION_NEGOTIATING) {
+		list_remove(&session->handshake_node);
+		service->counters.handshakes--;
+	}
+	session->state = state;
+}
+
+void session_mark_dirty(struct nbd_session *session)
+{
+	if (!list_is_linked(&session->dirty_node)) {
+		list_push_back(&session->service->dirty, &session->dirty_node);
+	}
+}
+
+void session_open(struct nbd_service *service, int fd, const char *peer)
+{
+	struct nbd_session *session = calloc(1, sizeof(*session));
+	int one = 1;
+
+	if (session == NULL) {
+		log_error("client %s: out of memory for a connection: closed", peer);
+		ring_socket_close(service->ring, fd);
+		service->counters.sessions_refused++;
+		if (service->options.session_closed != NULL) {
+			service->options.session_closed(service->options.context);
+		}
+		return;
+	}
+	/* Replies are sent whole: waiting for more would only cost time (P2). Not TCP: no matter.
+	 */
+	(void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+	session->service = service;
+	session->socket = ring_file_add(service->ring, fd);
+	session->rx_data = session->rx_small;
+	session->rx_bytes = RX_SMALL_BYTES;
+	list_init(&session->dirty_node);
+	list_init(&session->blocked_node);
+	list_init(&session->ending_node);
+	list_init(&session->requests);
+	list_init(&session->sendable);
+	snprintf(session->peer, sizeof(session->peer), "%s", peer);
+	session->progress_ns = ring_now_ns(service->ring);
+	session->deadline_ns = session->progress_ns + service->options.limits.handshake_timeout_ns;
+	session->state = SESSION_NEGOTIATING;
+	list_push_back(&service->sessions, &session->service_node);
+	list_push_back(&service->handshakes, &session->handshake_node);
+	service->counters.sessions_accepted++;
+	service->counters.sessions++;
+	service->counters.handshakes++;
+	if (handshake_begin(session) < 0) {
+		session_terminate(session, "out of memory for the handshake");
+	}
+}
+
+/* --- the ways to end ----------------------------------------------------------------------- */
+
+static void begin_termination(struct nbd_session *session)
+{
+	session_set_state(session, SESSION_TERMINATING);
+	list_remove(&session->blocked_node);
+	list_remove(&session->dirty_node);
+	list_push_back(&session->service->ending, &session->ending_node);
+	ring_socket_shutdown(session->service->ring, session->socket);
+	list_for_each(node, &session->requests)
+	{
+		struct nbd_request *request = list_entry(node, struct nbd_request, session_node);
+
+		if (request->started) {
+			(void)path_abandon(&request->path);
+		}
+	}
+}
+
+static void log_end(struct nbd_session *session, const char *what)
+{
+	struct nbd_service *service = session->service;
+	uint32_t suppressed = 0;
+
+	if (log_limit_pass(&service->log_limit, ring_batch_ns(service->ring), &suppressed)) {
+		if (suppressed > 0) {
+			log_warning("(%u similar lines about clients were left out)", suppressed);
+		}
+		log_warning("client %s: connection ended: %s", session->peer, what);
+	}
+}
+
+void session_terminate(struct nbd_session *session, const char *reason)
+{
+	if (session->state == SESSION_TERMINATING) {
+		return;
+	}
+	if (reason != NULL) {
+		session->service->counters.sessions_failed++;
+		log_end(session, reason);
+	}
+	begin_termination(session);
+}
+
+void session_fail(struct nbd_session *session, const char *rule, const char *format, ...)
+{
+	char text[256];
+	va_list args;
+	int used;
+
+	if (session->state == SESSION_TERMINATING) {
+		return;
+	}
+	va_start(args, format);
+	used = vsnprintf(text, sizeof(text), format, args);
+	va_end(args);
+	if (used > 0 && (size_t)used < sizeof(text)) {
+		snprintf(text + used, sizeof(text) - (size_t)used, " (NBD rule %s)", rule);
+	}
+	session_terminate(session, text);
+}
+
+void session_drain(struct nbd_session *session)
+{
+	GMB_ASSERT(session->state == SESSION_READY);
+	session_set_state(session, SESSION_DRAINING);
+	session_drain_check(session);
+}
+
+void session_stop(struct nbd_session *session)
+{
+	if (session->state == SESSION_NEGOTIATING) {
+		/* Options are answered with ERR_SHUTDOWN from now on (P18). */
+		session->deadline_ns = MIN(session->deadline_ns,
+			ring_now_ns(session->service->ring) + UINT64_C(1000000000));
+	} else {
+		/* Later requests get ESHUTDOWN until the last reply is out (P126). */
+		session_drain_check(session);
+	}
+}
+
+void session_drain_check(struct nbd_session *session)
+{
+	bool ending = session->state == SESSION_DRAINING ||
+		      (session->state == SESSION_READY && session->service->draining);
+
+	if (ending && list_is_empty(&session->requests) && !session->send_op.in_flight) {
+		begin_termination(session);
+	}
+}
+
+static bool join_requests(struct nbd_session *session)
+{
+	list_for_each(node, &session->requests)
+	{
+		struct nbd_request *request = list_entry(node, struct nbd_request, session_node);
+
+		if (!request->started || path_is_idle(&request->path)) {
+			request_end(request);
+		}
+	}
+	return list_is_empty(&session->requests);
+}
+
+bool session_join(struct nbd_session *session)
+{
+	struct nbd_service *service = session->service;
+	int fd = session->socket.fd;
+
+	GMB_ASSERT(session->state == SESSION_TERMINATING);
+	if (session->recv_op.in_flight || session->send_op.in_flight) {
+		return false;
+	}
+	GMB_ASSERT(session->sending == NULL);
+	receive_release(session);
+	if (!join_requests(session)) {
+		return false;
+	}
+	GMB_ASSERT(session->inflight_count == 0 && session->held_bytes == 0);
+	handshake_end(session);
+	if (session->export != NULL) {
+		atomic_fetch_sub_explicit(&session->export->connections, 1, memory_order_relaxed);
+	}
+	list_remove(&session->ending_node);
+	list_remove(&session->service_node);
+	list_remove(&session->dirty_node);
+	ring_file_remove(service->ring, &session->socket);
+	ring_socket_close(service->ring, fd);
+	free(session);
+	service->counters.sessions--;
+	if (service->options.session_closed != NULL) {
+		service->options.session_closed(service->options.context);
+	}
+	return true;
+}

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Private to src/nbd: one client connection on the server, and the service that owns it.
+ *
+ *            accept            GO / EXPORT_NAME          DISC, end of stream, soft stop
+ *   (new) ──▶ NEGOTIATING ──────▶ READY ──────────────────────▶ DRAINING
+ *                 │                 │  peer violation, socket error   │ nothing in flight
+ *                 └─────────────────┴───────────▶ TERMINATING ◀───────┘
+ *                                                     │ session_join(): no operation in flight
+ *                                                     ▼ (closed and freed)
+ *
+ * Files: service.c limits, timers, batch end; session.c life cycle; handshake.c options;
+ * receive.c the byte stream into requests; request.c what a request asks and may; reply.c answers.
+ *
+ * Threading: the ring's thread. Ownership: the service owns sessions and requests; a session owns
+ * its socket; a request holds what it was lent until request_end(). Errors: session_fail() ends a
+ * session for a peer violation, naming the rule; it is safe to call anywhere, the session is freed
+ * later, from the loop.
+ */
+#pragma once
+
+#include <sys/uio.h>
+
+#include "base/list.h"
+#include "base/log.h"
+#include "memory/arena.h"
+#include "nbd/server.h"
+#include "nbd/wire.h"
+#include "path/path.h"
+#include "ring/ring.h"
+
+enum {
+	/* One 4 KiB write with its header fits, so that depth 1 needs one receive. */
+	RX_SMALL_BYTES = 8192,
+	/* Under load: some sixty 4 KiB writes in one receive, written from where they lie. */
+	RX_LARGE_BYTES = 256 << 10,
+	/* A write up to here is gathered whole in the receive buffer; longer ones go piece by piece
+	 * straight into buffers of their own. */
+	RX_GATHER_BYTES_MAX = 64 << 10,
+	/* The same for stores that need aligned memory: gathering costs them a copy. */
+	RX_GATHER_ALIGNED_BYTES_MAX = 16 << 10,
+	SEND_SLOTS_MAX = 64,
+	SEND_HEADER_BYTES_MAX = 256, /* reply header, chunk header and an error's text */
+	SEND_BYTES_MAX = 512 << 10,
+	HANDSHAKE_TX_BYTES = 32 << 10,
+	PEER_NAME_BYTES = 64,
+	READ_WINDOW = 8,
+	/* A read that must be answered in one piece is held back until all of it is valid, up to
+	 * here. */
+	HELD_BYTES_MAX = 4 << 20,
+	EXTENTS_PER_REPLY = 1024,
+	STATUS_PAYLOAD_IDS_MAX = 16,
+	CONTEXT_ID_BASE_ALLOCATION = 1,
+	/* Longer options are refused by closing: draining them would only serve an attacker. */
+	OPTION_DRAIN_BYTES_MAX = 1 << 20,
+};
+
+enum session_state {
+	SESSION_NEGOTIATING, /* waits for client flags or the next option */
+	SESSION_READY,	     /* waits for requests */
+	SESSION_DRAINING,    /* reads no more; waits for what is in flight to be answered */
+	SESSION_TERMINATING, /* socket shut down; waits for operations to come back */
+	SESSION_STATE_COUNT
+};
+
+enum handshake_state {
+	HANDSHAKE_GREETING,	 /* ours goes out */
+	HANDSHAKE_CLIENT_FLAGS,	 /* waits for 4 bytes */
+	HANDSHAKE_OPTION_HEADER, /* waits for 16 bytes */
+	HANDSHAKE_OPTION_DATA,	 /* waits for the option's data */
+	HANDSHAKE_OPTION_DRAIN,	 /* throws away the data of an option that is too long */
+	HANDSHAKE_REPLYING,	 /* replies go out; nothing is read meanwhile */
+};
+
+/* What to do once the replies are out. */
+enum handshake_next { HANDSHAKE_NEXT_OPTION, HANDSHAKE_NEXT_TRANSMISSION, HANDSHAKE_NEXT_CLOSE };
+
+/* Exists only while negotiating: freed before the first request. */
+struct handshake {
+	enum handshake_state state;
+	enum handshake_next next;
+	uint32_t option;
+	uint32_t option_bytes;
+	uint32_t option_got;
+	bool fixed_newstyle;
+	bool no_zeroes;
+	uint32_t list_next_idx; /* LIST: next export to tell; export_count when done */
+	bool list_active;
+	/* SET_META_CONTEXT's selection, valid for this export name only (P43). */
+	bool context_selected;
+	uint32_t context_name_bytes;
+	uint8_t context_name[NBD_STRING_BYTES_MAX];
+	uint32_t tx_bytes;
+	uint8_t option_data[NBD_OPTION_BYTES_MAX];
+	uint8_t tx[HANDSHAKE_TX_BYTES];
+};
+
+/* Receive memory that writes are written from; back to the arena with the last reference. */
+struct rx_buf {
+	struct list_node node; /* in service->rx_free */
+	struct arena_buf buf;
+	uint32_t refs; /* the session while it receives into it, and each write lent from it */
+};
+
+struct nbd_request {
+	struct path_request path; /* first: progress finds us by it */
+	struct nbd_session *session;
+	struct list_node session_node; /* in session->requests */
+	struct list_node send_node;    /* in session->sendable when there is something to send */
+	uint64_t cookie;
+	uint64_t offset; /* as the client sent it (extended replies echo it) */
+	uint64_t length;
+	uint16_t command;
+	uint16_t command_flags;
+	uint32_t error;		/* NBD error decided without the path, or 0 */
+	const char *error_text; /* static, or NULL */
+	bool started;		/* the path knows it */
+	bool one_piece;		/* a read that must be answered by one run of bytes */
+	bool replying;		/* its last chunk is in a send in flight */
+	uint64_t content_bytes; /* of a read, handed to the network */
+	struct rx_buf *lent;	/* holds the payload of a write */
+	uint32_t held_bytes;	/* counted in session->held_bytes */
+};
+
+struct send_slot {
+	struct nbd_request *request;
+	struct path_fragment fragment; /* stream NULL = none */
+	bool ends_request;
+	uint8_t header[SEND_HEADER_BYTES_MAX];
+};
+
+/* One send in flight: headers, the scatter list and who is in it. From the service's pool. */
+struct send_batch {
+	struct list_node node;
+	struct msghdr message;
+	uint32_t slot_count;
+	uint32_t iov_count;
+	size_t bytes;
+	struct iovec iov[2 * SEND_SLOTS_MAX];
+	struct send_slot slots[SEND_SLOTS_MAX];
+};
+
+struct nbd_session {
+	struct nbd_service *service;
+	struct list_node service_node;	 /* in service->sessions */
+	struct list_node handshake_node; /* in service->handshakes, oldest first */
+	struct list_node dirty_node;	 /* in service->dirty: something to send */
+	struct list_node blocked_node;	 /* in service->blocked: parsing waits for a limit */
+	struct list_node ending_node;	 /* in service->ending: terminating */
+	enum session_state state;
+	struct ring_file socket;
+	struct ring_op recv_op;
+	struct ring_op send_op;
+	struct handshake *handshake;
+	uint64_t deadline_ns; /* of the handshake */
+	uint64_t progress_ns; /* last time the network moved */
+
+	/* Transmission. */
+	struct nbd_export *export;
+	struct path_export *path_export;
+	uint64_t export_size;
+	bool structured;
+	bool extended;
+	bool context_selected;
+	bool end_of_stream; /* the peer will send nothing more */
+	uint32_t inflight_count;
+	uint64_t held_bytes;	   /* memory that requests in flight may hold */
+	struct list_node requests; /* all that are in flight */
+	struct list_node sendable; /* those with something to send, in turn */
+	/* A simple reply or a DF chunk that has begun: nothing else may go out before its end. */
+	struct nbd_request *exclusive;
+	struct send_batch *sending;
+
+	/* Receiving: bytes [rx_start, rx_end) of rx_data wait to be parsed. */
+	uint8_t *rx_data;
+	uint32_t rx_bytes;
+	uint32_t rx_start;
+	uint32_t rx_end;
+	struct rx_buf *rx_large;	/* rx_data lies in it; NULL = rx_small */
+	struct nbd_request *rx_request; /* write whose payload is being received */
+	struct path_stream *rx_stream;	/* where it goes now; NULL = waits for room */
+	uint32_t rx_stream_got;
+	uint64_t rx_payload_left; /* bytes of it not yet taken */
+	uint32_t rx_want;	  /* bytes the next message needs in one piece */
+	uint64_t rx_discard_left; /* payload bytes that nobody wants */
+	bool rx_into_stream;	  /* the receive in flight goes to rx_stream */
+	uint8_t rx_small[RX_SMALL_BYTES];
+	char peer[PEER_NAME_BYTES];
+};
+
+struct nbd_service {
+	struct nbd_service_options options;
+	struct ring *ring;
+	struct arena *arena;
+	struct path *path;
+	struct path_export *path_exports; /* one per export, same index */
+	struct nbd_request *requests;
+	struct list_node requests_free;
+	struct list_node rx_free;
+	struct list_node sends_free;
+	struct list_node sessions;
+	struct list_node handshakes;
+	struct list_node dirty;
+	struct list_node blocked;
+	struct list_node ending;
+	struct nbd_counters counters;
+	struct log_limit log_limit;
+	struct ring_op timer;
+	bool limits_released; /* a request ended since the last look at blocked */
+	bool draining;
+	uint64_t drain_deadline_ns;
+	void (*drained)(void *context);
+	void *drained_context;
+	uint64_t held_bytes_max; /* per session */
+};
+
+/* service.c */
+void service_timer_arm(struct nbd_service *service);
+struct rx_buf *service_rx_get(struct nbd_service *service);
+void service_rx_put(struct nbd_service *service, struct rx_buf *rx);
+struct send_batch *service_send_get(struct nbd_service *service);
+void service_send_put(struct nbd_service *service, struct send_batch *send);
+
+/* session.c */
+void session_open(struct nbd_service *service, int fd, const char *peer);
+void session_set_state(struct nbd_session *session, enum session_state state);
+/* Ends the session for breaking a rule; the text names it. */
+void session_fail(struct nbd_session *session, const char *rule, const char *format, ...)
+	GMB_PRINTF(3, 4);
+/* Ends the session without blaming anybody (socket error, deadline, peer gone). */
+void session_terminate(struct nbd_session *session, const char *reason);
+/* Closes and frees a terminating session once nothing is in flight. Only the end of a batch calls
+ * it, so a session never disappears under a callback. */
+bool session_join(struct nbd_session *session);
+/* The client will ask nothing more: stops reading, closes when everything is answered. */
+void session_drain(struct nbd_session *session);
+/* The server stops: closes when everything in flight is answered. */
+void session_stop(struct nbd_session *session);
+/* Closes a draining session that has nothing left to do. */
+void session_drain_check(struct nbd_session *session);
+/* Puts the session on the list that is flushed at the end of the batch. */
+void session_mark_dirty(struct nbd_session *session);
+
+/* handshake.c */
+int handshake_begin(struct nbd_session *session);
+void handshake_received(struct nbd_session *session);
+void handshake_end(struct nbd_session *session);
+
+/* receive.c */
+void receive_start(struct nbd_session *session);
+/* Takes requests out of what was received and asks for more. */
+void receive_continue(struct nbd_session *session);
+void receive_done(struct ring_op *op, int result);
+void receive_release(struct nbd_session *session);
+
+/* request.c */
+struct request_head {
+	uint16_t flags;
+	uint16_t type;
+	uint64_t cookie;
+	uint64_t offset;
+	uint64_t length;
+};
+/* Bytes of a request header in the negotiated format. */
+uint32_t request_head_bytes(bool extended);
+/* Pure: false when the magic is wrong (P120). */
+bool request_head_parse(const uint8_t *bytes, bool extended, struct request_head *head);
+/* Payload bytes that follow the header (P79, P111, P121). */
+uint64_t request_payload_bytes(const struct request_head *head, bool extended);
+/* Decides what the request asks and whether it may: the NBD error, or 0. Fills op and flags. */
+uint32_t request_check(const struct nbd_session *session, const struct request_head *head,
+	struct path_request *path, const char **text);
+/* BLOCK_STATUS with a payload (P115): the same for the payload's effect length and context ids. */
+uint32_t request_check_status_payload(const struct nbd_session *session, const uint8_t *payload,
+	uint64_t payload_bytes, struct request_head *head, const char **text);
+struct nbd_request *request_begin(struct nbd_session *session, const struct request_head *head);
+void request_end(struct nbd_request *request);
+/* Puts the request among those that have something to send. */
+void request_sendable(struct nbd_request *request);
+void request_progress(struct path_request *path);
+
+/* reply.c */
+void reply_flush(struct nbd_session *session);
+void reply_done(struct ring_op *op, int result);
