@@ -44,6 +44,8 @@ CLEAN = {
     "src/nbd/wire.h": "#pragma once\n",
     "src/cli/main.c": "#include \"nbd/wire.h\"\n",
     "src/cli/serve.c": "#include \"memory/arena.h\"\n#include \"nbd/wire.h\"\n",
+    "tests/unit/meson.build": "foreach name : ['bytes']\n",
+    "tests/unit/test_bytes.c": "\n",
     "src/cli/serve_parse.c": "#include \"nbd/wire.h\"\n",
     "docs/man/gmblock-serve.1": PAGE,
     "scripts/run": "#!/bin/bash\necho \"$1\"\n",
