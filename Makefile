@@ -1,0 +1,108 @@
+# gmblock's front door. The build itself is Meson and Ninja; every target here is a few of their
+# commands, so that nobody has to remember them. `make help` lists the targets.
+
+BUILD        ?= build
+JOBS         ?= $(shell nproc)
+MESON_ARGS   ?=
+TEST_ARGS    ?=
+CLANG        ?= clang-14
+CLANG_FORMAT ?= clang-format-14
+
+MESON      = meson
+NINJA      = ninja -j$(JOBS)
+MESON_TEST = $(MESON) test --no-rebuild --print-errorlogs --num-processes $(JOBS) $(TEST_ARGS)
+
+# The tests that run under the sanitizers. The lint suite does not run the program, and the
+# interop suite mostly exercises other people's: both run in the normal build.
+SANITIZED = --suite unit --suite sim --suite fuzz --suite conformance --suite functional
+
+FORMATTED = $(shell find src include tests bench examples -name '*.[ch]' 2>/dev/null)
+
+.DEFAULT_GOAL := help
+.PHONY: help run test build deps deps-test asan tsan clang fuzz soak bench check-format format \
+	lint install clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' \
+		$(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo "  Variables: BUILD=dir JOBS=n MESON_ARGS='-Dwerror=true ...' TEST_ARGS='name ...'"
+	@echo "             make run DISK=/path/to/disk.img PORT=10809"
+
+run: deps ## build, serve a sample disk on loopback, show how to reach it; Ctrl-C ends it
+	@$(MAKE) --no-print-directory compile
+	@scripts/run-demo $(BUILD)/gmblock
+
+test: deps-test ## build and run the whole suite
+	@$(MAKE) --no-print-directory compile-tests
+	$(MESON_TEST) -C $(BUILD)
+
+build: deps compile ## build the program in build/
+
+deps: ## install the missing Debian packages that building needs
+	@scripts/install-deps run
+
+deps-test: ## install the missing Debian packages that the suite needs
+	@scripts/install-deps test
+
+# `make run` must not need the test libraries, so a build directory it makes leaves tests/ out;
+# the first `make test` in the same directory turns them on and leaves a stamp.
+.PHONY: compile compile-tests
+compile: $(BUILD)/build.ninja
+	$(NINJA) -C $(BUILD)
+
+compile-tests: $(BUILD)/.gmblock-tests
+	$(NINJA) -C $(BUILD)
+
+$(BUILD)/build.ninja:
+	$(MESON) setup -Dtests=false $(MESON_ARGS) $(BUILD)
+
+$(BUILD)/.gmblock-tests:
+	if [ -f $(BUILD)/build.ninja ]; then $(MESON) configure -Dtests=true $(MESON_ARGS) $(BUILD); \
+		else $(MESON) setup -Dtests=true $(MESON_ARGS) $(BUILD); fi
+	touch $@
+
+asan: deps-test ## run the suite under AddressSanitizer and UndefinedBehaviorSanitizer (build-asan/)
+	[ -f build-asan/build.ninja ] || $(MESON) setup -Dtests=true -Db_sanitize=address,undefined \
+		-Dc_args='-fno-omit-frame-pointer -fno-sanitize-recover=all' $(MESON_ARGS) build-asan
+	$(NINJA) -C build-asan
+	$(MESON_TEST) -C build-asan --setup sanitize $(SANITIZED)
+
+tsan: deps-test ## run the suite under ThreadSanitizer (build-tsan/)
+	[ -f build-tsan/build.ninja ] || CC=$(CLANG) $(MESON) setup -Dtests=true -Db_sanitize=thread \
+		-Db_lundef=false -Dc_args=-fno-omit-frame-pointer $(MESON_ARGS) build-tsan
+	$(NINJA) -C build-tsan
+	$(MESON_TEST) -C build-tsan --setup sanitize $(SANITIZED)
+
+clang: deps-test ## build with the second compiler, warnings as errors, and run the suite (build-clang/)
+	[ -f build-clang/build.ninja ] || CC=$(CLANG) $(MESON) setup -Dtests=true -Dwerror=true \
+		$(MESON_ARGS) build-clang
+	$(NINJA) -C build-clang
+	$(MESON_TEST) -C build-clang
+
+fuzz: deps-test ## run every fuzz target for FUZZ_SECONDS (60) each (build-fuzz/)
+	CC=$(CLANG) tests/fuzz/run.sh
+
+soak: deps-test ## the long runs: many more simulation seeds
+	@$(MAKE) --no-print-directory compile-tests
+	$(MESON) test --no-rebuild --print-errorlogs -C $(BUILD) --setup soak --suite soak $(TEST_ARGS)
+
+bench: deps-test ## compare with nbdkit, qemu-nbd and nbd-server on this machine (as root)
+	@$(MAKE) --no-print-directory compile
+	bench/peers --gmblock $(BUILD)/gmblock
+
+lint: deps-test ## only the checks on the source itself
+	@$(MAKE) --no-print-directory compile-tests
+	$(MESON_TEST) -C $(BUILD) --suite lint
+
+check-format: ## tell which C files are not formatted as .clang-format says
+	$(CLANG_FORMAT) --dry-run --Werror $(FORMATTED)
+
+format: ## format every C file in place
+	$(CLANG_FORMAT) -i $(FORMATTED)
+
+install: build ## install the program, manual pages and systemd units (DESTDIR works)
+	$(MESON) install --no-rebuild -C $(BUILD)
+
+clean: ## remove every build directory
+	rm -rf $(BUILD) build-asan build-tsan build-clang build-fuzz build-ci-*

@@ -1,0 +1,92 @@
+#!/usr/bin/python3
+"""`make run` as a user sees it: it serves a sample disk, says where, and Ctrl-C leaves nothing.
+
+    demo.py SOURCE_ROOT GMBLOCK
+"""
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = ""
+GMBLOCK = ""
+
+
+class Demo(unittest.TestCase):
+    """scripts/run-demo with the real program."""
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="gmblock-demo-test-")
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def start(self, **environment):
+        process = subprocess.Popen(
+            [f"{ROOT}/scripts/run-demo", GMBLOCK], stdout=subprocess.PIPE, text=True,
+            stdin=subprocess.DEVNULL, start_new_session=True,
+            env={**os.environ, "TMPDIR": self.folder, "PORT": "0", **environment})
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.wait)
+        self.addCleanup(self.end_group, process.pid)
+        output = ""
+        for line in process.stdout:
+            output += line
+            if "Ctrl-C" in line:
+                break
+        found = re.search(r"is served at +nbd://127\.0\.0\.1:(\d+)", output)
+        self.assertIsNotNone(found, output)
+        return process, int(found.group(1)), output
+
+    @staticmethod
+    def end_group(group):
+        try:
+            os.killpg(group, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    def greeting(self, port):
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            return client.recv(8, socket.MSG_WAITALL)
+
+    def test_serves_and_ends_without_a_trace(self):
+        for send in (lambda p: os.killpg(p.pid, signal.SIGINT), lambda p: p.terminate()):
+            process, port, output = self.start()
+            self.assertEqual(self.greeting(port), b"NBDMAGIC")
+            self.assertIn("nbdcopy", output)
+            self.assertEqual(len(os.listdir(self.folder)), 1)
+            send(process)
+            rest = process.stdout.read()
+            self.assertEqual(process.wait(), 0, rest)
+            self.assertEqual(os.listdir(self.folder), [])
+            with self.assertRaises(ConnectionRefusedError):
+                self.greeting(port)
+
+    def test_serves_the_disk_it_is_given_and_keeps_it(self):
+        disk = os.path.join(self.folder, "own.img")
+        with open(disk, "wb") as file:
+            file.write(b"x" * 1000)
+        process, port, output = self.start(DISK=disk)
+        self.assertIn(disk, output)
+        self.assertEqual(self.greeting(port), b"NBDMAGIC")
+        process.terminate()
+        process.stdout.read()
+        self.assertEqual(process.wait(), 0)
+        self.assertEqual(os.path.getsize(disk), 1000)
+
+    def test_a_disk_that_is_not_there_is_an_error(self):
+        done = subprocess.run(
+            [f"{ROOT}/scripts/run-demo", GMBLOCK], capture_output=True, text=True, check=False,
+            env={**os.environ, "PORT": "0", "DISK": f"{self.folder}/none.img"})
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("none.img", done.stderr)
+        self.assertNotIn("is served", done.stdout)
+
+
+if __name__ == "__main__":
+    GMBLOCK = os.path.realpath(sys.argv.pop(2))
+    ROOT = os.path.realpath(sys.argv.pop(1))
+    unittest.main(verbosity=2)

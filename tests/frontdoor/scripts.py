@@ -1,0 +1,172 @@
+#!/usr/bin/python3
+"""The scripts behind make and CI: what they count, find, install and leave behind.
+
+    scripts.py SOURCE_ROOT
+"""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SCRIPTS = ""
+
+
+def run(*command, **more):
+    return subprocess.run(command, capture_output=True, text=True, check=False, **more)
+
+
+class Scratch(unittest.TestCase):
+    """A test with a folder of its own."""
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="gmblock-scripts-")
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def program(self, name, text):
+        path = os.path.join(self.folder, name)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(path, 0o755)
+        return path
+
+
+class CountTests(Scratch):
+    """count-tests adds up the runs and never calls a broken one a success."""
+
+    def log(self, name, results):
+        logs = os.path.join(self.folder, name, "meson-logs")
+        os.makedirs(logs)
+        with open(os.path.join(logs, "testlog.json"), "w", encoding="utf-8") as file:
+            for number, result in enumerate(results):
+                json.dump({"name": f"test {number}", "result": result, "stdout": "why\n"}, file)
+                file.write("\n")
+        return os.path.join(self.folder, name)
+
+    def count(self, *arguments):
+        done = run("/usr/bin/python3", f"{SCRIPTS}/count-tests", *arguments)
+        return done.returncode, done.stdout.splitlines()
+
+    def test_adds_up_the_runs(self):
+        one = self.log("one", ["OK", "OK", "EXPECTEDFAIL"])
+        two = self.log("two", ["OK", "SKIP"])
+        status, lines = self.count(f"one:0:{one}", f"two:0:{two}", "--")
+        self.assertEqual((status, lines[-1]), (0, "4 passed, 0 failed"))
+        self.assertIn("skipped: two: test 1: why", lines)
+
+    def test_every_bad_result_is_a_failure(self):
+        bad = self.log("bad", ["OK", "FAIL", "TIMEOUT", "ERROR", "UNEXPECTEDPASS"])
+        status, lines = self.count(f"bad:1:{bad}", "--")
+        self.assertEqual((status, lines[-1]), (1, "1 passed, 4 failed"))
+        self.assertIn("FAILED: bad: test 2: TIMEOUT", lines)
+
+    def test_a_broken_build_is_a_failure(self):
+        good = self.log("good", ["OK"])
+        status, lines = self.count(f"good:0:{good}", f"gone:1:{self.folder}/gone", "--")
+        self.assertEqual((status, lines[-1]), (1, "1 passed, 1 failed"))
+
+    def test_a_bad_status_without_a_failed_test_is_a_failure(self):
+        status, lines = self.count(f"cut:124:{self.log('cut', ['OK'])}", "--")
+        self.assertEqual((status, lines[-1]), (1, "1 passed, 1 failed"))
+
+    def test_a_run_without_tests_is_a_failure(self):
+        for results in ([], ["SKIP"]):
+            build = self.log(f"empty{len(results)}", results)
+            status, lines = self.count(f"empty:0:{build}", "--")
+            self.assertEqual((status, lines[-1]), (1, "0 passed, 1 failed"))
+
+    def test_a_failed_step_is_a_failure(self):
+        good = self.log("good", ["OK"])
+        status, lines = self.count(f"good:0:{good}", "--", "processes left behind")
+        self.assertEqual((status, lines[-1]), (1, "1 passed, 1 failed"))
+
+
+class LeftBehind(Scratch):
+    """left-behind finds exactly the programs of a folder, and ends them."""
+
+    def sleeper(self):
+        copy = os.path.join(self.folder, "sleeper")
+        shutil.copy(shutil.which("sleep"), copy)
+        process = subprocess.Popen([copy, "600"])
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        return process
+
+    def test_nothing_left_is_fine(self):
+        done = run(f"{SCRIPTS}/left-behind", self.folder)
+        self.assertEqual((done.returncode, done.stdout), (0, ""))
+
+    def test_a_process_is_named_and_ended(self):
+        process = self.sleeper()
+        done = run(f"{SCRIPTS}/left-behind", self.folder)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn(f"{process.pid} {self.folder}/sleeper 600", done.stdout)
+        self.assertEqual(process.wait(), -signal.SIGKILL)
+
+    def test_others_are_left_alone(self):
+        process = self.sleeper()
+        done = run(f"{SCRIPTS}/left-behind", self.folder + "-other")
+        self.assertEqual(done.returncode, 0)
+        self.assertIsNone(process.poll())
+
+
+class InstallDeps(Scratch):
+    """install-deps calls apt-get only for what is missing, and sudo only where it must."""
+
+    def install(self, there, uid, which="run", with_sudo=True):
+        """Run it among stand-ins for the system's tools; returns status, output and the calls."""
+        calls = os.path.join(self.folder, "calls")
+        status = "".join(f"installed {name} \\n" for name in there)
+        self.program("dpkg-query", f"#!/bin/sh\nprintf '{status}config-files gcc \\n'\n")
+        self.program("apt-get", f"#!/bin/sh\necho apt-get \"$@\" >>{calls}\n")
+        self.program("id", f"#!/bin/sh\necho {uid}\n")
+        if with_sudo:
+            self.program("sudo", f"#!/bin/sh\necho sudo >>{calls}\nexec \"$@\"\n")
+        for tool in ("bash", "sh", "sed", "sort", "env", "dirname", "readlink"):
+            link = os.path.join(self.folder, tool)
+            if not os.path.exists(link):
+                os.symlink(shutil.which(tool), link)
+        done = run(os.path.join(self.folder, "bash"), f"{SCRIPTS}/install-deps", which,
+                   env={"PATH": self.folder})
+        lines = []
+        if os.path.exists(calls):
+            with open(calls, encoding="utf-8") as file:
+                lines = file.read().splitlines()
+        return done.returncode, done.stdout + done.stderr, lines
+
+    def wanted(self, which):
+        return run(f"{SCRIPTS}/install-deps", "--list", which).stdout.split()
+
+    def test_the_lists_are_sane(self):
+        self.assertIn("liburing-dev", self.wanted("run"))
+        self.assertLess(set(self.wanted("run")), set(self.wanted("test")))
+
+    def test_everything_there_calls_nothing(self):
+        status, output, calls = self.install(self.wanted("test"), 0, "test")
+        self.assertEqual((status, output, calls), (0, "", []))
+
+    def test_root_installs_only_what_is_missing(self):
+        there = [name for name in self.wanted("run") if name not in ("meson", "gcc")]
+        status, output, calls = self.install(there, 0)
+        self.assertEqual(status, 0, output)
+        self.assertEqual(len(calls), 2, calls)
+        self.assertTrue(calls[0].endswith(" update"), calls)
+        self.assertTrue(calls[1].endswith(" gcc meson"), calls)
+
+    def test_others_use_sudo(self):
+        status, output, calls = self.install([], 1000)
+        self.assertEqual(status, 0, output)
+        self.assertEqual(calls[0], "sudo")
+
+    def test_without_sudo_it_says_what_to_type(self):
+        status, output, calls = self.install([], 1000, with_sudo=False)
+        self.assertEqual((status, calls), (1, []))
+        self.assertIn("apt-get install", output)
+
+
+if __name__ == "__main__":
+    SCRIPTS = os.path.join(os.path.realpath(sys.argv.pop(1)), "scripts")
+    unittest.main(verbosity=2)

@@ -1,0 +1,340 @@
+#!/usr/bin/python3
+"""Checks on the source text that neither compiler makes. One check a run:
+
+    lint.py CHECK [--root DIR] [--cc COMPILER] [--format CLANG_FORMAT] [--mandoc MANDOC]
+
+Exit status 0: clean. 1: at least one finding, each printed as "file:line: text". 77: the tool
+the check needs is not installed. lint.py --list prints the names of the checks.
+selftest.py shows for every check that it can fail.
+"""
+import argparse
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+
+# The floors of the house, lowest first; the floors of one row are siblings and do not know each
+# other. attach builds on client, so it stands above it. docs/design/0001 has the reasons.
+FLOORS = [
+    ["base"],
+    ["ring"],
+    ["clan", "store", "memory"],
+    ["push"],
+    ["path"],
+    ["nbd", "gmb"],
+    ["client"],
+    ["attach"],
+    ["server"],
+    ["cli"],
+]
+HEIGHT = {floor: height for height, row in enumerate(FLOORS) for floor in row}
+
+# System headers that belong to some floors only: store never sees a socket, and whoever is not
+# the event loop asks the event loop.
+SOCKET_HEADERS = re.compile(r"^(sys/socket\.h|sys/un\.h|netinet/|arpa/|netdb\.h|linux/tcp\.h)")
+SYSTEM_RULES = [
+    (re.compile(r"^liburing"), {"ring"}, "only the ring floor talks to io_uring"),
+    (SOCKET_HEADERS, set(HEIGHT) - {"store", "memory", "path"}, "this floor never sees a socket"),
+]
+
+# The installed headers are for those who use the library.
+PUBLIC_INCLUDERS = {"client", "cli"}
+
+BANNED = {
+    "strcpy": "copy with a length that was checked",
+    "strncpy": "it does not terminate; copy with a length that was checked",
+    "strcat": "append with a length that was checked",
+    "sprintf": "use snprintf and check its result",
+    "vsprintf": "use vsnprintf and check its result",
+    "strtok": "it keeps hidden state",
+    "atoi": "it cannot tell an error",
+    "atol": "it cannot tell an error",
+    "atoll": "it cannot tell an error",
+    "alloca": "stack use must have a bound",
+}
+
+LINES_MAX = 1000
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+NOT_SOURCE = {".git", ".ci-cache", "__pycache__"}
+
+
+class MissingTool(Exception):
+    """The external tool of a check is not installed."""
+
+
+def files(root, tops, suffixes):
+    """Paths relative to root, sorted, below the given folders, with one of the suffixes."""
+    found = []
+    for top in tops:
+        for folder, names, entries in os.walk(os.path.join(root, top)):
+            names[:] = [n for n in names if n not in NOT_SOURCE and not n.startswith("build")]
+            found.extend(os.path.relpath(os.path.join(folder, entry), root)
+                         for entry in entries if entry.endswith(suffixes))
+    return sorted(found)
+
+
+def c_files(root):
+    return files(root, ["src", "include", "tests", "bench", "examples"], (".c", ".h"))
+
+
+def read(root, path):
+    with open(os.path.join(root, path), encoding="utf-8", errors="replace") as source:
+        return source.read()
+
+
+def without_comments_and_strings(text):
+    """The same text, same line numbers, with comments and literals blanked out."""
+    pattern = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
+    return pattern.sub(blank, text)
+
+
+def floor_of(path):
+    parts = path.split(os.sep)
+    return parts[1] if parts[0] == "src" and len(parts) > 2 else None
+
+
+def check_includes(options):
+    """Includes point downwards, never sideways, and name the floor they come from."""
+    for path in files(options.root, ["src"], (".c", ".h")):
+        floor = floor_of(path)
+        if floor not in HEIGHT:
+            yield path, 1, "not on a floor that this check knows"
+            continue
+        for number, line in enumerate(read(options.root, path).splitlines(), 1):
+            match = INCLUDE.match(line)
+            if match:
+                problem = include_problem(options.root, floor, *match.groups())
+                if problem:
+                    yield path, number, f"{match.group(2)}: {problem}"
+
+
+def include_problem(root, floor, bracket, name):
+    if bracket == "<" or name.startswith("gmblock/"):
+        if name.startswith("gmblock/") and floor not in PUBLIC_INCLUDERS:
+            return "installed headers are for client, cli, tests and users"
+        for pattern, allowed, reason in SYSTEM_RULES:
+            if pattern.match(name) and floor not in allowed:
+                return reason
+        return None
+    target = name.split("/")[0]
+    if "/" not in name or target not in HEIGHT:
+        return 'includes are written "floor/file.h"'
+    if not os.path.exists(os.path.join(root, "src", name)):
+        return "no such file below src/"
+    if target != floor and HEIGHT[target] == HEIGHT[floor]:
+        return f"{floor} and {target} are siblings and do not know each other"
+    if HEIGHT[target] > HEIGHT[floor]:
+        return f"{target} is above {floor}: includes point downwards"
+    return None
+
+
+def check_headers(options):
+    """Every header compiles alone, and every installed one as C++ too."""
+    compiler = shlex.split(options.cc)
+    need(compiler[0])
+    base = ["-D_GNU_SOURCE", '-DGMBLOCK_VERSION="lint"', "-fsyntax-only", "-Wall", "-Wextra",
+            "-Werror", "-Wno-unused-function", "-Wno-unused-const-variable",
+            "-Wno-unused-parameter", "-Wno-unused-variable"]
+    base += [f"-I{os.path.join(options.root, folder)}" for folder in ("src", "include")]
+    with tempfile.TemporaryDirectory() as scratch:
+        for path in files(options.root, ["src", "include"], (".h",)):
+            name = path.split(os.sep, 1)[1]
+            quoted = f"<{name}>" if path.startswith("include") else f'"{name}"'
+            languages = [("c", "gnu17")]
+            if path.startswith("include"):
+                languages.append(("c++", "c++17"))
+            for language, standard in languages:
+                alone = os.path.join(scratch, "alone.c")
+                with open(alone, "w", encoding="utf-8") as source:
+                    source.write(f"#include {quoted}\n#include {quoted}\n")
+                run = subprocess.run([*compiler, *base, "-x", language, f"-std={standard}", alone],
+                                     capture_output=True, text=True, check=False)
+                if run.returncode != 0:
+                    yield path, 1, f"does not compile alone as {language}:\n{run.stderr}"
+
+
+def check_format(options):
+    """Every C file is as clang-format leaves it."""
+    need(options.format)
+    for path in c_files(options.root):
+        run = subprocess.run([options.format, "--dry-run", "--Werror", "--style=file", path],
+                             cwd=options.root, capture_output=True, text=True, check=False)
+        if run.returncode != 0:
+            first = re.search(r":(\d+):\d+: error", run.stderr)
+            yield path, int(first.group(1)) if first else 1, \
+                "not formatted; make format\n" + run.stderr[:400]
+
+
+def check_length(options):
+    """No source file is longer than anyone will read."""
+    tops = ["src", "include", "tests", "bench", "examples", "scripts"]
+    for path in files(options.root, tops, (".c", ".h", ".py", ".sh", ".build")):
+        count = read(options.root, path).count("\n")
+        if count > LINES_MAX:
+            yield path, LINES_MAX, f"{count} lines, more than {LINES_MAX}: split it by noun"
+
+
+def check_banned(options):
+    """Calls that cannot be used safely, or hide an error."""
+    calls = re.compile(r"\b(" + "|".join(BANNED) + r")\s*\(")
+    for path in c_files(options.root):
+        text = without_comments_and_strings(read(options.root, path))
+        for number, line in enumerate(text.splitlines(), 1):
+            for match in calls.finditer(line):
+                yield path, number, f"{match.group(1)}: {BANNED[match.group(1)]}"
+
+
+def check_braces(options):
+    """Every body has braces; clang-format 14 cannot add them."""
+    heads = re.compile(r"\b(if|for|while|else)\b")
+    for path in c_files(options.root):
+        text = without_comments_and_strings(read(options.root, path))
+        text = re.sub(r"^[ \t]*#(?:\\\n|[^\n])*", blank, text, flags=re.M)
+        for match in heads.finditer(text):
+            word, after = match.group(1), match.end()
+            if word != "else":
+                after = past_parentheses(text, after)
+            rest = text[after:].lstrip()
+            if rest.startswith("{") or (word == "else" and re.match(r"if\b", rest)):
+                continue
+            if word == "while" and rest.startswith(";") and closes_do(text, match.start()):
+                continue
+            yield path, text.count("\n", 0, match.start()) + 1, f"{word} without braces"
+
+
+def blank(match):
+    return re.sub(r"[^\n]", " ", match.group())
+
+
+def past_parentheses(text, start):
+    """The place behind the parenthesis that closes the one which opens next."""
+    depth = 0
+    for place in range(start, len(text)):
+        if text[place] == "(":
+            depth += 1
+        elif text[place] == ")":
+            depth -= 1
+            if depth == 0:
+                return place + 1
+    return len(text)
+
+
+def closes_do(text, start):
+    return text[:start].rstrip().endswith("}")
+
+
+def check_leftovers(options):
+    """No note to self stays behind."""
+    marks = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "X" + "XX"]) + r")\b")
+    tops = ["src", "include", "tests", "bench", "examples", "scripts", "docs", "packaging"]
+    suffixes = (".c", ".h", ".py", ".sh", ".build", ".md", ".1", ".5", ".service", ".socket")
+    for path in files(options.root, tops, suffixes):
+        for number, line in enumerate(read(options.root, path).splitlines(), 1):
+            match = marks.search(line)
+            if match:
+                yield path, number, f"{match.group(1)}: do it, or say in prose what is missing"
+
+
+def check_manuals(options):
+    """A manual page for every command and every installed header, and no page with mistakes."""
+    need(options.mandoc)
+    for path in files(options.root, ["src/cli"], (".c",)):
+        command = os.path.splitext(os.path.basename(path))[0].split("_")[0]
+        if command == "main" or command.startswith("cli"):
+            continue
+        if not os.path.exists(os.path.join(options.root, f"docs/man/gmblock-{command}.1")):
+            yield path, 1, f"no docs/man/gmblock-{command}.1"
+    for path in files(options.root, ["include"], (".h",)):
+        page = os.path.splitext(os.path.basename(path))[0]
+        if not os.path.exists(os.path.join(options.root, f"docs/man/{page}.3")):
+            yield path, 1, f"no docs/man/{page}.3"
+    for path in files(options.root, ["docs/man"], (".1", ".3", ".5", ".7", ".8")):
+        run = subprocess.run([options.mandoc, "-T", "lint", "-W", "warning", path],
+                             cwd=options.root, capture_output=True, text=True, check=False)
+        for line in run.stdout.splitlines():
+            yield path, 1, line
+
+
+def check_listed(options):
+    """Every C file is named by a meson.build beside or above it: no dead files. A list of test
+    names may leave out the prefix that they all have."""
+    for path in files(options.root, ["src", "tests", "examples"], (".c",)):
+        stem = os.path.splitext(os.path.basename(path))[0]
+        names = "|".join({re.escape(stem), re.escape(re.sub(r"^(test|fuzz|bench)_", "", stem))})
+        folder = os.path.dirname(path)
+        named = False
+        while folder and not named:
+            build = os.path.join(folder, "meson.build")
+            if os.path.exists(os.path.join(options.root, build)):
+                named = re.search(rf"(?<![\w-])({names})(?![\w-])", read(options.root, build))
+            folder = os.path.dirname(folder)
+        if not named:
+            yield path, 1, "no meson.build names it"
+
+
+def check_scripts(options):
+    """Shell scripts hold no common mistake that shellcheck knows."""
+    need("shellcheck")
+    for path in shell_scripts(options.root):
+        run = subprocess.run(["shellcheck", "--severity=warning", "--format=gcc", path],
+                             cwd=options.root, capture_output=True, text=True, check=False)
+        for line in run.stdout.splitlines():
+            yield path, 1, line
+
+
+def shell_scripts(root):
+    for path in files(root, ["scripts", "tests", "bench", ".ci"], ("",)):
+        with open(os.path.join(root, path), "rb") as source:
+            if re.match(rb"#!.*\b(ba|da)?sh\b", source.readline(80)):
+                yield path
+
+
+def need(tool):
+    if shutil.which(tool) is None:
+        raise MissingTool(tool)
+
+
+CHECKS = {
+    "includes": check_includes,
+    "headers": check_headers,
+    "format": check_format,
+    "length": check_length,
+    "banned": check_banned,
+    "braces": check_braces,
+    "leftovers": check_leftovers,
+    "manuals": check_manuals,
+    "listed": check_listed,
+    "scripts": check_scripts,
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("check", nargs="?", choices=sorted(CHECKS))
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--root", default=os.path.join(os.path.dirname(__file__), "..", ".."))
+    parser.add_argument("--cc", default="cc")
+    parser.add_argument("--format", default="clang-format-14")
+    parser.add_argument("--mandoc", default="mandoc")
+    options = parser.parse_args()
+    options.root = os.path.realpath(options.root)
+    if options.list:
+        print("\n".join(CHECKS))
+        return 0
+    if options.check is None:
+        parser.error("which check?")
+    try:
+        findings = list(CHECKS[options.check](options))
+    except MissingTool as tool:
+        print(f"SKIP: {tool} is not installed")
+        return 77
+    for path, number, text in findings:
+        print(f"{path}:{number}: {text}")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+#!/usr/bin/python3
+"""Shows that every check of lint.py can fail: a clean small tree passes all of them, and each
+bad sample, planted alone in that tree, is found by its check with the words it should use.
+
+    selftest.py [--cc COMPILER] [--format CLANG_FORMAT] [--mandoc MANDOC]
+
+Exit status 0: all as expected. 1: a check missed its sample, or complained about the clean tree.
+77: nothing failed, but a tool was missing.
+"""
+import os
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.realpath(__file__))
+LINT = os.path.join(HERE, "lint.py")
+
+PAGE = """.Dd November 21, 2026
+.Dt GMBLOCK-SERVE 1
+.Os
+.Sh NAME
+.Nm gmblock-serve
+.Nd serve disks
+.Sh SYNOPSIS
+.Nm
+.Op Ar path
+.Sh DESCRIPTION
+It serves.
+"""
+
+CLEAN = {
+    "src/meson.build": "sources = files('base/bytes.c', 'store/file.c', 'cli/serve.c', "
+                       "'cli/serve_parse.c', 'cli/main.c', 'ring/linux.c')\n",
+    "src/base/bytes.h": "#pragma once\n#include <stdint.h>\n\nuint32_t bytes_get(void);\n",
+    "src/base/bytes.c": "#include \"base/bytes.h\"\n\n/* strcpy(a, b) is only talk here. */\n"
+                        "uint32_t bytes_get(void)\n{\n\tconst char *text = \"atoi(1)\";\n"
+                        "\tdo {\n\t\ttext++;\n\t} while (*text);\n"
+                        "\tif (*text) {\n\t\treturn 1;\n\t} else if (text) {\n"
+                        "\t\treturn 2;\n\t}\n"
+                        "\treturn text != 0;\n}\n",
+    "src/ring/linux.c": "#include <liburing.h>\n#include <sys/socket.h>\n",
+    "src/store/file.c": "#include <stdio.h>\n\n#include \"base/bytes.h\"\n",
+    "src/memory/arena.h": "#pragma once\n",
+    "src/nbd/wire.h": "#pragma once\n",
+    "src/cli/main.c": "#include \"nbd/wire.h\"\n",
+    "src/cli/serve.c": "#include \"memory/arena.h\"\n#include \"nbd/wire.h\"\n",
+    "tests/unit/meson.build": "foreach name : ['bytes']\n",
+    "tests/unit/test_bytes.c": "\n",
+    "src/cli/serve_parse.c": "#include \"nbd/wire.h\"\n",
+    "docs/man/gmblock-serve.1": PAGE,
+    "scripts/run": "#!/bin/bash\necho \"$1\"\n",
+}
+
+# check, planted file, its text, words the finding must have
+BAD = [
+    ("includes", "src/store/up.c", '#include "nbd/wire.h"\n', "nbd is above store"),
+    ("includes", "src/ring/up.c", '#include "memory/arena.h"\n', "memory is above ring"),
+    ("includes", "src/store/side.c", '#include "memory/arena.h"\n', "siblings"),
+    ("includes", "src/gmb/side.c", '#include "nbd/wire.h"\n', "siblings"),
+    ("includes", "src/base/near.c", '#include "bytes.h"\n', 'written "floor/file.h"'),
+    ("includes", "src/base/far.c", '#include "../base/bytes.h"\n', 'written "floor/file.h"'),
+    ("includes", "src/base/none.c", '  #  include "base/none.h"\n', "no such file"),
+    ("includes", "src/path/uring.c", "#include <liburing.h>\n", "only the ring floor"),
+    ("includes", "src/store/net.c", "#include <netinet/tcp.h>\n", "never sees a socket"),
+    ("includes", "src/path/net.h", "#include <sys/socket.h>\n", "never sees a socket"),
+    ("includes", "src/nbd/pub.c", "#include <gmblock/gmblock.h>\n", "installed headers"),
+    ("includes", "src/attic/old.c", "\n", "not on a floor"),
+    ("headers", "src/base/needy.h", "#pragma once\nuint32_t needy(void);\n", "compile alone"),
+    ("headers", "src/base/twice.h", "enum twice { TWICE };\n", "compile alone"),
+    ("headers", "include/gmblock/c_only.h", "#pragma once\nextern int class;\n", "as c++"),
+    ("format", "src/base/ugly.c", "int ugly(void) { return 0; }\n", "not formatted"),
+    ("format", "tests/unit/ugly.c", "int a;\n  int b;\n", "not formatted"),
+    ("length", "src/base/long.c", "\n" * 1001, "more than 1000"),
+    ("length", "tests/unit/long.py", "\n" * 1001, "more than 1000"),
+    ("braces", "src/base/bare.c", "int x(int a)\n{\n\tif (a)\n\t\treturn 1;\n}\n", "if without"),
+    ("braces", "src/base/bare.c", "int x(int a)\n{\n\tfor (;;)\n\t\ta++;\n}\n", "for without"),
+    ("braces", "src/base/bare.c", "int x(int a)\n{\n\twhile (a);\n}\n", "while without"),
+    ("braces", "tests/unit/bare.c", "void x(void)\n{\n\tif (1) {\n\t} else\n\t\tx();\n}\n",
+     "else without"),
+    ("leftovers", "src/base/later.c", "/* TO" "DO: later */\n", "say in prose"),
+    ("leftovers", "docs/man/gmblock-serve.1", PAGE + ".\\\" FIX" "ME\n", "say in prose"),
+    ("manuals", "src/cli/frob.c", "\n", "no docs/man/gmblock-frob.1"),
+    ("manuals", "include/gmblock/lib.h", "\n", "no docs/man/lib.3"),
+    ("manuals", "docs/man/gmblock-serve.1", PAGE + ".Bogus macro\n", "Bogus"),
+    ("listed", "src/base/dead.c", "\n", "no meson.build names it"),
+    ("listed", "tests/unit/dead.c", "\n", "no meson.build names it"),
+    ("scripts", "scripts/oops", "#!/bin/bash\ncd nowhere\nrm -rf $x/*\n", "SC2115"),
+]
+for call in ("strcpy", "strncpy", "strcat", "sprintf", "vsprintf", "strtok", "atoi", "atol",
+             "atoll", "alloca"):
+    BAD.append(("banned", "src/base/bad.c", f"int x(void)\n{{\n\t{call} (a);\n}}\n", call + ":"))
+
+
+def plant(root, tree):
+    for path, text in tree.items():
+        full = os.path.join(root, path)
+        os.makedirs(os.path.dirname(full), exist_ok=True)
+        with open(full, "w", encoding="utf-8") as planted:
+            planted.write(text)
+
+
+def lint(root, check, tools):
+    run = subprocess.run([sys.executable, LINT, check, "--root", root, *tools],
+                         capture_output=True, text=True, check=False)
+    return run.returncode, run.stdout + run.stderr
+
+
+def with_tree(extra, check, tools):
+    with tempfile.TemporaryDirectory() as root:
+        plant(root, CLEAN)
+        style = os.path.join(HERE, "..", "..", ".clang-format")
+        with open(style, encoding="utf-8") as source:
+            plant(root, {".clang-format": source.read()})
+        plant(root, extra)
+        return lint(root, check, tools)
+
+
+def main(tools):
+    names = subprocess.run([sys.executable, LINT, "--list"], capture_output=True, text=True,
+                           check=True).stdout.split()
+    failures = 0
+    skipped = set()
+
+    def report(fine, what, output):
+        nonlocal failures
+        if not fine:
+            failures += 1
+            print(f"FAILED: {what}\n{output}")
+
+    for check in names:
+        status, output = with_tree({}, check, tools)
+        if status == 77:
+            skipped.add(check)
+            print(output.strip())
+            continue
+        report(status == 0, f"{check} complains about the clean tree", output)
+        report(any(check == bad[0] for bad in BAD), f"{check} has no bad sample", "")
+    for check, path, text, words in BAD:
+        if check in skipped:
+            continue
+        status, output = with_tree({path: text}, check, tools)
+        report(status == 1 and words in output and path in output,
+               f"{check} missed {path} ({words!r}), status {status}", output)
+    status, _ = lint(HERE, "nonsense", tools)
+    report(status == 2, "an unknown check is refused", "")
+    print(f"{len(BAD)} bad samples, {failures} failures")
+    if failures:
+        return 1
+    return 77 if skipped else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
