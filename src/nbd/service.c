@@ -193,7 +193,9 @@ void service_timer_arm(struct nbd_service *service)
 	}
 	if (service->draining && service->counters.sessions > 0) {
 		/* After the deadline nothing but the kernel's own operations are waited for. */
-		when_ns = MIN(when_ns, MAX(service->drain_deadline_ns, now_ns + SECOND_NS / 10));
+		uint64_t look_ns = MAX(service->drain_deadline_ns, now_ns + SECOND_NS / 10);
+
+		when_ns = MIN(when_ns, look_ns);
 	}
 	if (when_ns == UINT64_MAX) {
 		return; /* an idle server sleeps */
