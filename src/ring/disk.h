@@ -36,10 +36,16 @@ enum disk_extent_kind { DISK_DATA, DISK_HOLE };
 GMB_MUST_CHECK int disk_open(
 	const char *path, bool read_only, bool direct, int *fd_out, struct error *error);
 void disk_close(int fd);
+/* Direct alignments are exact on a descriptor opened with direct, else what the system tells or a
+ * guess. */
 GMB_MUST_CHECK int disk_info(int fd, struct disk_info *info);
 GMB_MUST_CHECK int disk_size(int fd, uint64_t *size);
 
-/* The kind and length of the extent that starts at offset (at most limit bytes long). */
+/* Reads through this descriptor bring in only what they ask for, nothing ahead. Advisory. */
+void disk_set_random(int fd);
+
+/* The kind and length of the extent that starts at offset (at most limit bytes long). -ENXIO: the
+ * file ends at or before offset. */
 GMB_MUST_CHECK int disk_extent(
 	int fd, uint64_t offset, uint64_t limit, enum disk_extent_kind *kind, uint64_t *length);
 

@@ -97,9 +97,11 @@ struct store_part {
 	struct ring_op io;
 	struct list_node node;
 	struct store_queue *queue;
-	uint64_t progress; /* bytes already moved by earlier short transfers */
-	int result;
+	uint64_t progress; /* bytes already done by earlier transfers */
+	uint64_t piece;	   /* bytes of the transfer in flight */
 	uint32_t phase;
+	uint32_t retries;
+	uint32_t gate; /* what the part holds of its file's gate */
 	struct {
 		store_done_fn *done;
 		struct store_queue *queue;
@@ -130,6 +132,7 @@ struct store_queue {
 	struct store *store;
 	struct ring *ring;
 	uint32_t inflight_count;
+	const struct store_part *submitting; /* private: shows a done from inside submit */
 };
 
 enum store_mode { STORE_MODE_CACHED, STORE_MODE_RAM };

@@ -1,0 +1,395 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ring/disk.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <linux/fs.h>
+#include <linux/stat.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "ring/disk_sysfs.h"
+
+enum { SECTOR_BYTES = 512, PROBE_BYTES_MAX = 65536, PREFERRED_BYTES_MAX = 1 << 20 };
+
+/* --- opening ------------------------------------------------------------------------------- */
+
+static const char *kind_refused(mode_t mode)
+{
+	if (S_ISDIR(mode)) {
+		return "a directory";
+	}
+	if (S_ISCHR(mode)) {
+		return "a character device";
+	}
+	if (S_ISFIFO(mode)) {
+		return "a pipe";
+	}
+	if (S_ISSOCK(mode)) {
+		return "a socket";
+	}
+	return NULL;
+}
+
+static int refuse_kind(const char *path, mode_t mode, struct error *error)
+{
+	const char *kind = kind_refused(mode);
+
+	if (kind == NULL) {
+		return 0;
+	}
+	return error_set(error, S_ISDIR(mode) ? -EISDIR : -ENOTSUP,
+		"cannot open '%s': it is %s; give a regular file or a block device", path, kind);
+}
+
+static int explain_open(
+	const char *path, bool read_only, bool direct, int code, struct error *error)
+{
+	switch (code) {
+	case ENOENT:
+		return error_set(error, -code,
+			"cannot open '%s': it does not exist; create it first, for example with "
+			"'truncate -s SIZE FILE'",
+			path);
+	case EINVAL:
+		if (direct) {
+			return error_set(error, -code,
+				"cannot open '%s' for direct I/O: the filesystem does not support "
+				"O_DIRECT; use mode=cached",
+				path);
+		}
+		break;
+	case EACCES:
+	case EPERM:
+		if (!read_only) {
+			return error_set(error, -code,
+				"cannot open '%s' for writing: %s; change its permissions or "
+				"export it with readonly",
+				path, strerror(code));
+		}
+		break;
+	case EROFS:
+		return error_set(error, -code,
+			"cannot open '%s' for writing: it is on a read-only filesystem or "
+			"device; export it with readonly",
+			path);
+	case ETXTBSY:
+		return error_set(error, -code,
+			"cannot open '%s' for writing: it is in use as a swap file or a running "
+			"program",
+			path);
+	default:
+		break;
+	}
+	return error_set(error, -code, "cannot open '%s': %s", path, strerror(code));
+}
+
+int disk_open(const char *path, bool read_only, bool direct, int *fd_out, struct error *error)
+{
+	struct stat status;
+	int flags =
+		(read_only ? O_RDONLY : O_RDWR) | O_CLOEXEC | O_NOCTTY | (direct ? O_DIRECT : 0);
+	int result;
+	int fd;
+
+	/* Looked at before it is opened: opening a pipe blocks, opening a device may act on it. */
+	if (stat(path, &status) != 0) {
+		return explain_open(path, read_only, direct, errno, error);
+	}
+	result = refuse_kind(path, status.st_mode, error);
+	if (result < 0) {
+		return result;
+	}
+	do {
+		fd = open(path, flags);
+	} while (fd < 0 && errno == EINTR);
+	if (fd < 0) {
+		return explain_open(path, read_only, direct, errno, error);
+	}
+	if (fstat(fd, &status) != 0) {
+		result = error_set(error, -errno, "cannot examine '%s': %s", path, strerror(errno));
+	} else {
+		result = refuse_kind(path, status.st_mode, error);
+	}
+	if (result < 0) {
+		close(fd);
+		return result;
+	}
+	*fd_out = fd;
+	return 0;
+}
+
+void disk_close(int fd)
+{
+	close(fd);
+}
+
+int disk_size(int fd, uint64_t *size)
+{
+	struct stat status;
+
+	if (fstat(fd, &status) != 0) {
+		return -errno;
+	}
+	if (!S_ISBLK(status.st_mode)) {
+		*size = (uint64_t)status.st_size;
+		return 0;
+	}
+	return ioctl(fd, BLKGETSIZE64, size) != 0 ? -errno : 0;
+}
+
+void disk_set_random(int fd)
+{
+	(void)posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
+}
+
+/* --- what direct I/O wants ----------------------------------------------------------------- */
+
+/* One read with the given alignment and no better. True when the kernel takes it: only -EINVAL
+ * means misaligned, a bad sector is not what is asked here. */
+static bool direct_read_works(int fd, uint8_t *memory, uint32_t align)
+{
+	ssize_t count;
+
+	/* memory is aligned to twice PROBE_BYTES_MAX, so memory + align is aligned to align only.
+	 */
+	do {
+		count = pread(fd, memory + align, align, 0);
+	} while (count < 0 && errno == EINTR);
+	return count >= 0 || errno != EINVAL;
+}
+
+/*
+ * The smallest power of two from first on with which a real read works; 0 when none does.
+ * An empty file accepts anything, so there the usual page is taken when nothing was told.
+ */
+static uint32_t direct_probe(int fd, uint32_t first, bool told, uint64_t size)
+{
+	void *memory;
+	uint32_t found = 0;
+
+	if (size == 0) {
+		return told ? first : MAX(first, UINT32_C(4096));
+	}
+	if (posix_memalign(&memory, 2 * PROBE_BYTES_MAX, 2 * PROBE_BYTES_MAX) != 0) {
+		return 0;
+	}
+	for (uint32_t align = first; align < PROBE_BYTES_MAX; align *= 2) {
+		if (direct_read_works(fd, memory, align)) {
+			found = align;
+			break;
+		}
+	}
+	free(memory);
+	return found;
+}
+
+/*
+ * statx tells the alignment since Linux 6.1, where the filesystem fills it in. Elsewhere a device's
+ * logical block is right by definition, and for a file real reads decide between 512 and more.
+ * Descriptors without O_DIRECT are not probed: they get what is told, or the best guess.
+ */
+static void fill_direct(int fd, struct disk_info *info)
+{
+	struct statx statx_info;
+	int flags = fcntl(fd, F_GETFL);
+	bool told = false;
+	int sector = 0;
+
+	info->direct_offset_align = SECTOR_BYTES;
+	info->direct_memory_align = SECTOR_BYTES;
+	memset(&statx_info, 0, sizeof(statx_info));
+	if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &statx_info) == 0 &&
+		(statx_info.stx_mask & STATX_DIOALIGN) != 0) {
+		info->direct_offset_align = statx_info.stx_dio_offset_align;
+		info->direct_memory_align = statx_info.stx_dio_mem_align;
+		told = true;
+	} else if (info->is_block && ioctl(fd, BLKSSZGET, &sector) == 0 && sector > 0) {
+		info->direct_offset_align = (uint32_t)sector;
+		info->direct_memory_align = (uint32_t)sector;
+		told = true;
+	}
+	if (!is_power_of_two(info->direct_offset_align) ||
+		!is_power_of_two(info->direct_memory_align)) {
+		info->direct_offset_align = 0; /* 0 is how statx says "not on this file" */
+		info->direct_memory_align = 0;
+		return;
+	}
+	if (flags >= 0 && (flags & O_DIRECT) != 0) {
+		uint32_t found = direct_probe(fd, info->direct_offset_align, told, info->size);
+
+		if (!told || found != info->direct_offset_align) {
+			info->direct_memory_align = MAX(found, info->direct_memory_align);
+		}
+		info->direct_offset_align = found;
+	}
+}
+
+/* --- facts --------------------------------------------------------------------------------- */
+
+static uint32_t preferred_block(uint64_t bytes)
+{
+	if (!is_power_of_two(bytes) || bytes < SECTOR_BYTES) {
+		return 4096;
+	}
+	return (uint32_t)MIN(bytes, (uint64_t)PREFERRED_BYTES_MAX);
+}
+
+int disk_info(int fd, struct disk_info *info)
+{
+	struct disk_sysfs sysfs;
+	struct stat status;
+	uint64_t preferred;
+	int result;
+
+	memset(info, 0, sizeof(*info));
+	if (fstat(fd, &status) != 0) {
+		return -errno;
+	}
+	result = disk_size(fd, &info->size);
+	if (result < 0) {
+		return result;
+	}
+	info->is_block = S_ISBLK(status.st_mode);
+	preferred = (uint64_t)status.st_blksize;
+	if (info->is_block) {
+		unsigned int physical = 0;
+		int read_only = 0;
+
+		info->identity[1] = (uint64_t)status.st_rdev;
+		if (ioctl(fd, BLKROGET, &read_only) == 0) {
+			info->read_only = read_only != 0;
+		}
+		preferred = ioctl(fd, BLKPBSZGET, &physical) == 0 ? physical : SECTOR_BYTES;
+		preferred = MAX(preferred, UINT64_C(4096)); /* a page is what the cache works in */
+	} else {
+		info->identity[0] = (uint64_t)status.st_dev;
+		info->identity[1] = (uint64_t)status.st_ino;
+	}
+	info->block_preferred = preferred_block(preferred);
+	fill_direct(fd, info);
+
+	disk_sysfs_read(info->is_block ? status.st_rdev : status.st_dev, &sysfs);
+	info->rotational = sysfs.rotational;
+	info->io_max = sysfs.io_max;
+	info->stripe_chunk = sysfs.stripe_chunk;
+	info->stripe_members = sysfs.stripe_members;
+	info->discard_granularity = info->is_block ? sysfs.discard_granularity : 0;
+	info->punches_holes = !info->is_block || sysfs.discards;
+	return 0;
+}
+
+/* A file is asked with SEEK_DATA and SEEK_HOLE. A filesystem that cannot tell: one data extent. */
+int disk_extent(
+	int fd, uint64_t offset, uint64_t limit, enum disk_extent_kind *kind, uint64_t *length)
+{
+	struct stat status;
+	uint64_t end;
+	off_t data;
+
+	GMB_ASSERT(limit > 0);
+	if (fstat(fd, &status) != 0) {
+		return -errno;
+	}
+	*kind = DISK_DATA;
+	*length = limit;
+	if (S_ISBLK(status.st_mode)) {
+		return 0;
+	}
+	if (offset >= (uint64_t)status.st_size) {
+		return -ENXIO;
+	}
+	end = MIN(offset + limit, (uint64_t)status.st_size);
+	*length = end - offset;
+	data = lseek(fd, (off_t)offset, SEEK_DATA);
+	if (data < 0 && errno == ENXIO) { /* no data from here to the end */
+		*kind = DISK_HOLE;
+		return 0;
+	}
+	if (data < 0) {
+		return errno == EINVAL || errno == EOPNOTSUPP ? 0 : -errno;
+	}
+	if ((uint64_t)data > offset) {
+		*kind = DISK_HOLE;
+		*length = MIN((uint64_t)data, end) - offset;
+		return 0;
+	}
+	data = lseek(fd, (off_t)offset, SEEK_HOLE);
+	if (data > (off_t)offset) {
+		*length = MIN((uint64_t)data, end) - offset;
+	} else if (data < 0 && errno != ENXIO) {
+		return -errno;
+	}
+	return 0;
+}
+
+/* --- giving space back and zeroing --------------------------------------------------------- */
+
+static int allocate(int fd, int mode, uint64_t offset, uint64_t length)
+{
+	int result;
+
+	do {
+		result = fallocate(fd, mode, (off_t)offset, (off_t)length);
+	} while (result != 0 && errno == EINTR);
+	if (result == 0) {
+		return 0;
+	}
+	return errno == ENOSYS ? -EOPNOTSUPP : -errno;
+}
+
+static int range_ioctl(int fd, unsigned long request, uint64_t offset, uint64_t length)
+{
+	uint64_t range[2] = { offset, length };
+	int result;
+
+	do {
+		result = ioctl(fd, request, range);
+	} while (result != 0 && errno == EINTR);
+	if (result == 0) {
+		return 0;
+	}
+	return errno == ENOTTY || errno == ENOSYS ? -EOPNOTSUPP : -errno;
+}
+
+int disk_discard(int fd, bool is_block, uint64_t offset, uint64_t length)
+{
+	if (is_block) {
+		return range_ioctl(fd, BLKDISCARD, offset, length);
+	}
+	return allocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length);
+}
+
+/* True when the device zeroes by a command of its own: else the kernel would write zero pages. */
+static bool device_zeroes_itself(int fd)
+{
+	struct stat status;
+
+	return fstat(fd, &status) == 0 && disk_sysfs_write_zeroes(status.st_rdev);
+}
+
+int disk_zero(int fd, bool is_block, uint64_t offset, uint64_t length, bool may_unmap, bool fast)
+{
+	int result = -EOPNOTSUPP;
+
+	/* On a device PUNCH_HOLE is "zero, unmap if you like, never by writing" (4.9). */
+	if (may_unmap) {
+		result = allocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length);
+	}
+	if (result != -EOPNOTSUPP) {
+		return result;
+	}
+	if (!is_block) {
+		return allocate(fd, FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE, offset, length);
+	}
+	if (fast && !device_zeroes_itself(fd)) {
+		return -EOPNOTSUPP;
+	}
+	return range_ioctl(fd, BLKZEROOUT, offset, length);
+}

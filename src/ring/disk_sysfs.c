@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ring/disk_sysfs.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+enum { ATTRIBUTE_PATH_BYTES = 256, ATTRIBUTE_TEXT_BYTES = 64 };
+
+/* The directory of the whole device. /sys/dev/block/M:m is a link into the tree, where a partition
+ * lies inside its parent's directory. */
+static void device_path(dev_t device, char *path, size_t path_bytes)
+{
+	char partition[ATTRIBUTE_PATH_BYTES];
+
+	snprintf(path, path_bytes, "/sys/dev/block/%u:%u", major(device), minor(device));
+	snprintf(partition, sizeof(partition), "%s/partition", path);
+	if (access(partition, F_OK) == 0) {
+		snprintf(path, path_bytes, "/sys/dev/block/%u:%u/..", major(device), minor(device));
+	}
+}
+
+/* The first line of an attribute, without its newline. False when there is none. */
+static bool read_text(const char *device, const char *name, char *text, size_t text_bytes)
+{
+	char path[2 * ATTRIBUTE_PATH_BYTES];
+	ssize_t count;
+	int fd;
+
+	snprintf(path, sizeof(path), "%s/%s", device, name);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0) {
+		return false;
+	}
+	do {
+		count = read(fd, text, text_bytes - 1);
+	} while (count < 0 && errno == EINTR);
+	close(fd);
+	if (count <= 0) {
+		return false;
+	}
+	text[count] = '\0';
+	text[strcspn(text, "\n")] = '\0';
+	return true;
+}
+
+static uint64_t read_number(const char *device, const char *name)
+{
+	char text[ATTRIBUTE_TEXT_BYTES];
+
+	return read_text(device, name, text, sizeof(text)) ? strtoull(text, NULL, 10) : 0;
+}
+
+static uint32_t count_members(const char *device)
+{
+	char path[2 * ATTRIBUTE_PATH_BYTES];
+	struct dirent *entry;
+	uint32_t count = 0;
+	DIR *dir;
+
+	snprintf(path, sizeof(path), "%s/slaves", device);
+	dir = opendir(path);
+	if (dir == NULL) {
+		return 0;
+	}
+	while ((entry = readdir(dir)) != NULL) {
+		count += entry->d_name[0] != '.';
+	}
+	closedir(dir);
+	return count;
+}
+
+/* md: how many members of the array hold different data at one time, by level. */
+static uint32_t md_data_members(const char *device, const char *level)
+{
+	uint32_t disks = (uint32_t)read_number(device, "md/raid_disks");
+
+	if (strcmp(level, "raid0") == 0) {
+		return disks;
+	}
+	if (strcmp(level, "raid4") == 0 || strcmp(level, "raid5") == 0) {
+		return disks > 1 ? disks - 1 : 0;
+	}
+	if (strcmp(level, "raid6") == 0) {
+		return disks > 2 ? disks - 2 : 0;
+	}
+	if (strcmp(level, "raid10") == 0) {
+		/* The layout's low byte counts near copies, the next one far copies. */
+		uint64_t layout = read_number(device, "md/layout");
+		uint64_t copies = (layout & 0xff) * ((layout >> 8) & 0xff);
+
+		return copies > 0 ? (uint32_t)(disks / copies) : 0;
+	}
+	return 0;
+}
+
+/*
+ * md says it itself. dm says it only through its queue's hints, which a linear mapping inherits
+ * from below, so they count only when the ratio matches the number of devices underneath.
+ */
+static void read_stripes(const char *device, struct disk_sysfs *facts)
+{
+	char text[ATTRIBUTE_TEXT_BYTES];
+	uint64_t chunk;
+	uint32_t members;
+
+	if (read_text(device, "md/level", text, sizeof(text))) {
+		members = md_data_members(device, text);
+		chunk = read_number(device, "md/chunk_size");
+	} else if (read_text(device, "dm/name", text, sizeof(text))) {
+		uint64_t whole = read_number(device, "queue/optimal_io_size");
+
+		chunk = read_number(device, "queue/minimum_io_size");
+		members = count_members(device);
+		if (chunk == 0 || whole != chunk * members) {
+			return;
+		}
+	} else {
+		return;
+	}
+	if (members > 1 && chunk > 0 && chunk <= UINT32_MAX) {
+		facts->stripe_chunk = (uint32_t)chunk;
+		facts->stripe_members = members;
+	}
+}
+
+void disk_sysfs_read(dev_t device, struct disk_sysfs *facts)
+{
+	char path[ATTRIBUTE_PATH_BYTES];
+
+	memset(facts, 0, sizeof(*facts));
+	if (major(device) == 0) { /* a filesystem without a device: tmpfs, btrfs, network */
+		return;
+	}
+	device_path(device, path, sizeof(path));
+	facts->rotational = read_number(path, "queue/rotational") != 0;
+	facts->discards = read_number(path, "queue/discard_max_bytes") != 0;
+	facts->io_max = read_number(path, "queue/max_sectors_kb") * 1024;
+	facts->discard_granularity = read_number(path, "queue/discard_granularity");
+	read_stripes(path, facts);
+}
+
+bool disk_sysfs_write_zeroes(dev_t device)
+{
+	char path[ATTRIBUTE_PATH_BYTES];
+
+	device_path(device, path, sizeof(path));
+	return read_number(path, "queue/write_zeroes_max_bytes") != 0;
+}

@@ -1,0 +1,521 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/file.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "store/store_private.h"
+
+enum {
+	RETRIES_MAX = 1000, /* a second, at RETRY_NS each */
+	OFFSET_ALIGN_MAX = 65536,
+};
+#define RETRY_NS UINT64_C(1000000)
+
+static void read_next(struct store_part *part);
+static void write_next(struct store_part *part);
+
+/* --- results ------------------------------------------------------------------------------- */
+
+/* What a submitter may see. The wrapper has checked the arguments, so the kernel's "invalid" only
+ * says that the disk is not what it was when it was opened. */
+static int legal_result(int result)
+{
+	switch (result) {
+	case -EINVAL:
+	case -EINTR:
+	case -EAGAIN:
+	case -EBADF:
+	case -EFAULT:
+		return -EIO;
+	default:
+		return result;
+	}
+}
+
+void file_finish(struct store_part *part, int result)
+{
+	file_gate_leave(file_store_of(part)->gate, part);
+	store_finish(part, legal_result(result));
+}
+
+static void retry_done(struct ring_op *op, int result)
+{
+	struct store_part *part = file_part_of(op);
+
+	GMB_UNUSED(result); /* nobody cancels it */
+	if (part->op == STORE_READ) {
+		read_next(part);
+	} else {
+		write_next(part);
+	}
+}
+
+bool file_retry(struct store_part *part, int result, ring_done_fn *again)
+{
+	if (result != -EINTR && result != -EAGAIN) {
+		return false;
+	}
+	if (part->retries == RETRIES_MAX) {
+		return false;
+	}
+	part->retries++;
+	ring_timer(part->queue->ring, &part->io, result == -EAGAIN ? RETRY_NS : 0, again);
+	return true;
+}
+
+/* --- size ---------------------------------------------------------------------------------- */
+
+uint64_t file_refresh_size(struct file_store *store)
+{
+	uint64_t size;
+
+	if (disk_size(store->fd, &size) < 0) {
+		return atomic_load_explicit(&store->size, memory_order_relaxed);
+	}
+	/* Relaxed: a number on its own, nothing else hangs on it. */
+	atomic_store_explicit(&store->size, size, memory_order_relaxed);
+	return size;
+}
+
+static bool inside(struct file_store *store, const struct store_part *part)
+{
+	uint64_t end = part->offset + part->length;
+
+	return end <= atomic_load_explicit(&store->size, memory_order_relaxed) ||
+	       end <= file_refresh_size(store);
+}
+
+/* --- reading ------------------------------------------------------------------------------- */
+
+bool file_fits_direct(
+	const struct file_store *store, uint64_t offset, const void *data, uint64_t length)
+{
+	return is_aligned(offset | length, store->offset_align) &&
+	       is_aligned((uintptr_t)data, store->memory_align);
+}
+
+static void read_done(struct ring_op *op, int result)
+{
+	struct store_part *part = file_part_of(op);
+
+	if (result > 0) {
+		part->progress += (uint64_t)result;
+		part->retries = 0;
+		GMB_ASSERT(part->progress <= part->length);
+		if (part->progress == part->length) {
+			file_finish(part, 0);
+		} else {
+			read_next(part);
+		}
+		return;
+	}
+	if (result == 0) { /* the file ends here: somebody has cut it */
+		file_refresh_size(file_store_of(part));
+		file_finish(part, -EIO);
+		return;
+	}
+	if (!file_retry(part, result, retry_done)) {
+		file_finish(part, result);
+	}
+}
+
+static void read_next(struct store_part *part)
+{
+	struct file_store *store = file_store_of(part);
+	struct file_queue *queue = file_queue_of(part);
+	uint64_t offset = part->offset + part->progress;
+	uint64_t left = part->length - part->progress;
+	uint8_t *data = (uint8_t *)part->data + part->progress;
+	struct ring_file file = queue->file;
+
+	if (store->base.info.read_direct && file_fits_direct(store, offset, data, left)) {
+		file = queue->direct;
+	} else if (store->disk.is_block && part->gate == FILE_GATE_NONE &&
+		   file_gate_has_direct_writers(store->gate) &&
+		   !file_gate_enter(store->gate, part, FILE_GATE_BUFFERED)) {
+		return;
+	}
+	ring_read(queue->base.ring, &part->io, file, data, left, offset, part->buf_idx, read_done);
+}
+
+/* --- writing ------------------------------------------------------------------------------- */
+
+bool file_write_enter(struct store_part *part, bool direct)
+{
+	struct file_store *store = file_store_of(part);
+	enum file_gate_class want = FILE_GATE_NONE;
+
+	if (direct) {
+		want = FILE_GATE_DIRECT;
+	} else if (file_gate_has_direct_writers(store->gate)) {
+		want = FILE_GATE_BUFFERED;
+	}
+	if (part->gate == (uint32_t)want) {
+		return true;
+	}
+	file_gate_leave(store->gate, part);
+	return want == FILE_GATE_NONE || file_gate_enter(store->gate, part, want);
+}
+
+static void write_failed(struct store_part *part, int result)
+{
+	struct file_store *store = file_store_of(part);
+
+	if (result == -ENOSPC && part->offset + part->length > file_refresh_size(store)) {
+		result = -EIO; /* not full: the device has become smaller */
+	}
+	/* No space is the write's own matter and nothing that was acknowledged is lost by it. */
+	if ((part->flags & STORE_FUA) != 0 && result != -ENOSPC && result != -EDQUOT) {
+		file_gate_fail(store->gate, legal_result(result));
+	}
+	file_finish(part, result);
+}
+
+static void write_done(struct ring_op *op, int result)
+{
+	struct store_part *part = file_part_of(op);
+
+	if (result <= 0) {
+		if (!file_retry(part, result, retry_done)) {
+			write_failed(part, result == 0 ? -EIO : result);
+		}
+		return;
+	}
+	part->progress += (uint64_t)result;
+	part->retries = 0;
+	GMB_ASSERT(part->progress <= part->length);
+	if (part->progress < part->length) {
+		write_next(part);
+	} else if ((part->flags & STORE_FUA) != 0) {
+		file_finish(part, file_gate_error(file_store_of(part)->gate));
+	} else {
+		file_finish(part, 0);
+	}
+}
+
+/*
+ * An unaligned write of a direct writer is made durable before it leaves the gate: then its pages
+ * are clean, and nothing is left in the cache that a later write-back could put over what direct
+ * writes have done since, whatever the filesystem thinks of mixing both.
+ */
+static void write_next(struct store_part *part)
+{
+	struct file_store *store = file_store_of(part);
+	struct file_queue *queue = file_queue_of(part);
+	uint64_t offset = part->offset + part->progress;
+	uint64_t left = part->length - part->progress;
+	const uint8_t *data = (const uint8_t *)part->data + part->progress;
+	bool writes_direct = store->base.info.write_direct;
+	bool direct = writes_direct && file_fits_direct(store, offset, data, left);
+	bool durable = (part->flags & STORE_FUA) != 0 || (writes_direct && !direct);
+
+	if (!file_write_enter(part, direct)) {
+		return;
+	}
+	ring_write(queue->base.ring, &part->io, direct ? queue->direct : queue->file, data, left,
+		offset, part->buf_idx, durable, write_done);
+}
+
+static void write_start(struct store_part *part)
+{
+	int error = file_gate_error(file_store_of(part)->gate);
+
+	if ((part->flags & STORE_FUA) != 0 && error != 0) {
+		store_finish_later(part, error);
+		return;
+	}
+	write_next(part);
+}
+
+void file_resume(struct store_part *part)
+{
+	switch (part->op) {
+	case STORE_READ:
+		read_next(part);
+		break;
+	case STORE_WRITE:
+		write_next(part);
+		break;
+	case STORE_ZERO:
+		file_zero_resume(part);
+		break;
+	case STORE_FLUSH:
+	case STORE_TRIM:
+	case STORE_CACHE:
+	case STORE_EXTENTS:
+	case STORE_OP_COUNT:
+		GMB_ASSERT(false); /* these never enter the gate */
+	}
+}
+
+static void file_submit(struct store_queue *queue, struct store_part *part)
+{
+	if (part->op != STORE_FLUSH &&
+		!inside(container_of(queue->store, struct file_store, base), part)) {
+		store_finish_later(part, -EIO);
+		return;
+	}
+	switch (part->op) {
+	case STORE_READ:
+		read_next(part);
+		break;
+	case STORE_WRITE:
+		write_start(part);
+		break;
+	case STORE_FLUSH:
+		file_flush(part);
+		break;
+	case STORE_TRIM:
+		file_trim(part);
+		break;
+	case STORE_ZERO:
+		file_zero(part);
+		break;
+	case STORE_CACHE:
+		file_cache(part);
+		break;
+	case STORE_EXTENTS:
+		file_extents(part);
+		break;
+	case STORE_OP_COUNT:
+		GMB_ASSERT(false);
+	}
+}
+
+/* --- queues -------------------------------------------------------------------------------- */
+
+/* The flush descriptor must be of the same file, which may have got another name, or its name
+ * another file, since the store was opened. */
+static int open_sync(const struct file_store *store, int *fd_out, struct error *error)
+{
+	bool read_only = (store->base.info.caps & STORE_CAP_WRITE) == 0;
+	struct disk_info info;
+	int fd;
+	int result = disk_open(store->path, read_only, false, &fd, error);
+
+	if (result < 0) {
+		return result;
+	}
+	result = disk_info(fd, &info);
+	if (result < 0 || memcmp(info.identity, store->disk.identity, sizeof(info.identity)) != 0) {
+		disk_close(fd);
+		return error_set(error, result < 0 ? result : -ESTALE,
+			"'%s' was replaced by another file while it was being opened", store->path);
+	}
+	*fd_out = fd;
+	return 0;
+}
+
+static int file_queue_create(
+	struct store *base, struct ring *ring, struct store_queue **queue_out, struct error *error)
+{
+	struct file_store *store = container_of(base, struct file_store, base);
+	struct file_queue *queue;
+	int sync_fd = -1;
+	int result = open_sync(store, &sync_fd, error);
+
+	if (result < 0) {
+		return result;
+	}
+	queue = calloc(1, sizeof(*queue));
+	if (queue == NULL) {
+		disk_close(sync_fd);
+		return error_set(error, -ENOMEM, "not enough memory for a queue");
+	}
+	queue->file = ring_file_add(ring, store->fd);
+	queue->direct = (struct ring_file){ .fd = -1, .slot = -1 };
+	if (store->direct_fd >= 0) {
+		queue->direct = ring_file_add(ring, store->direct_fd);
+	}
+	queue->sync = ring_file_add(ring, sync_fd);
+	file_gate_port_init(&queue->port, store->gate, ring);
+	file_sync_init(queue);
+	*queue_out = &queue->base;
+	return 0;
+}
+
+static void file_queue_destroy(struct store_queue *base)
+{
+	struct file_queue *queue = container_of(base, struct file_queue, base);
+	int sync_fd = queue->sync.fd;
+
+	GMB_ASSERT(!queue->sync_op.in_flight);
+	GMB_ASSERT(list_is_empty(&queue->port.granted));
+	ring_file_remove(base->ring, &queue->file);
+	if (queue->direct.fd >= 0) {
+		ring_file_remove(base->ring, &queue->direct);
+	}
+	ring_file_remove(base->ring, &queue->sync);
+	disk_close(sync_fd);
+	free(queue);
+}
+
+/* --- opening and closing ------------------------------------------------------------------- */
+
+static void store_free(struct file_store *store)
+{
+	if (store->gate != NULL) {
+		file_gate_put(store->gate);
+	}
+	if (store->direct_fd >= 0) {
+		disk_close(store->direct_fd);
+	}
+	if (store->fd >= 0) {
+		disk_close(store->fd);
+	}
+	free(store->path);
+	free(store);
+}
+
+static void file_close(struct store *base)
+{
+	struct file_store *store = container_of(base, struct file_store, base);
+
+	file_gate_leave_member(store->gate, &store->member);
+	store_free(store);
+}
+
+static uint64_t file_size(struct store *base)
+{
+	return file_refresh_size(container_of(base, struct file_store, base));
+}
+
+static const struct store_ops file_ops = {
+	.name = "file",
+	.close = file_close,
+	.queue_create = file_queue_create,
+	.queue_destroy = file_queue_destroy,
+	.submit = file_submit,
+	.size = file_size,
+};
+
+static int open_buffered(
+	struct file_store *store, const struct store_options *options, struct error *error)
+{
+	int result = disk_open(options->path, options->read_only, false, &store->fd, error);
+
+	if (result < 0) {
+		return result;
+	}
+	result = disk_info(store->fd, &store->disk);
+	if (result < 0) {
+		return error_set(
+			error, result, "cannot examine '%s': %s", options->path, strerror(-result));
+	}
+	if (store->disk.read_only && !options->read_only) {
+		return error_set(error, -EROFS,
+			"'%s' is a read-only device; export it with readonly", options->path);
+	}
+	return 0;
+}
+
+static int open_direct(
+	struct file_store *store, const struct store_options *options, struct error *error)
+{
+	struct disk_info info;
+	int result = disk_open(options->path, options->read_only, true, &store->direct_fd, error);
+
+	if (result < 0) {
+		return result;
+	}
+	result = disk_info(store->direct_fd, &info);
+	if (result < 0) {
+		return error_set(
+			error, result, "cannot examine '%s': %s", options->path, strerror(-result));
+	}
+	if (memcmp(info.identity, store->disk.identity, sizeof(info.identity)) != 0) {
+		return error_set(error, -ESTALE,
+			"'%s' was replaced by another file while it was being opened",
+			options->path);
+	}
+	if (info.direct_offset_align == 0 || info.direct_offset_align > OFFSET_ALIGN_MAX) {
+		return error_set(error, -EINVAL,
+			"mode=ram does not work with '%s': direct I/O (O_DIRECT) is not possible "
+			"on "
+			"this file; use mode=cached",
+			options->path);
+	}
+	store->offset_align = info.direct_offset_align;
+	store->memory_align = MAX(info.direct_memory_align, UINT32_C(1));
+	return 0;
+}
+
+static void fill_info(struct file_store *store, const struct store_options *options)
+{
+	struct store_info *info = &store->base.info;
+	const struct disk_info *disk = &store->disk;
+
+	info->kind = disk->is_block ? "block device" : "file";
+	info->caps = options->read_only ? 0 : STORE_CAP_WRITE | STORE_CAP_FAST_ZERO;
+	if (!options->read_only && disk->punches_holes) {
+		info->caps |= STORE_CAP_TRIM;
+	}
+	info->caps |= disk->is_block ? 0 : STORE_CAP_EXTENTS;
+	info->caps |= disk->rotational ? STORE_CAP_ROTATIONAL : 0;
+	info->read_direct = options->read_mode == STORE_MODE_RAM;
+	info->write_direct = options->write_mode == STORE_MODE_RAM && !options->read_only;
+	info->block_min = info->write_direct ? store->offset_align : 1;
+	info->memory_align = store->memory_align;
+	/* At least a sector already; direct I/O may want more. */
+	info->block_preferred = MAX(disk->block_preferred, info->block_min);
+	info->io_max = disk->io_max;
+	info->stripe_chunk = disk->stripe_chunk;
+	info->stripe_members = disk->stripe_members;
+}
+
+static int open_all(
+	struct file_store *store, const struct store_options *options, struct error *error)
+{
+	int result = open_buffered(store, options, error);
+
+	if (result < 0) {
+		return result;
+	}
+	if (options->read_mode == STORE_MODE_RAM ||
+		(options->write_mode == STORE_MODE_RAM && !options->read_only)) {
+		result = open_direct(store, options, error);
+		if (result < 0) {
+			return result;
+		}
+	}
+	store->path = strdup(options->path);
+	if (store->path == NULL || file_gate_get(store->disk.identity, &store->gate) < 0) {
+		return error_set(error, -ENOMEM, "not enough memory to open '%s'", options->path);
+	}
+	fill_info(store, options);
+	store->unit = MAX((uint64_t)store->disk.block_preferred, (uint64_t)store->offset_align);
+	store->unit = MAX(store->unit, (uint64_t)sysconf(_SC_PAGESIZE));
+	atomic_init(&store->size, store->disk.size);
+	store->member.fd = store->fd;
+	store->member.is_block = store->disk.is_block;
+	store->member.writes_direct = store->base.info.write_direct;
+	file_gate_join(store->gate, &store->member);
+	return 0;
+}
+
+int file_store_open(
+	const struct store_options *options, struct store **store_out, struct error *error)
+{
+	struct file_store *store = calloc(1, sizeof(*store));
+	int result;
+
+	if (store == NULL) {
+		return error_set(error, -ENOMEM, "not enough memory to open '%s'", options->path);
+	}
+	store->base.ops = &file_ops;
+	store->fd = -1;
+	store->direct_fd = -1;
+	store->offset_align = 1;
+	store->memory_align = 1;
+	result = open_all(store, options, error);
+	if (result < 0) {
+		store_free(store);
+		return result;
+	}
+	*store_out = &store->base;
+	return 0;
+}

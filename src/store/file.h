@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The file store: a regular file or a block device, through the page cache ("cached") or around it
+ * ("ram", O_DIRECT), chosen per direction. This header is shared by file*.c only.
+ *
+ *   file_store ─ fd          buffered: cached mode, everything unaligned, trim, zero, extents
+ *              ├ direct_fd   O_DIRECT, only when a direction is "ram"
+ *              └ file_gate   one per file and process: keeps unaligned and direct writes apart
+ *   file_queue ─ the same descriptors in the ring's table, and one more, only for flushing
+ *
+ * What is guaranteed about size: no request reaches beyond the size last seen. The size is asked
+ * again when a request does not fit, when a read meets the end of the file, and by store_size(). A
+ * file that another program has cut and nobody has looked at since can grow again by a write into
+ * the range that was there; every look from then on makes such writes fail with -EIO.
+ *
+ * Flushing uses a descriptor of its own in every queue, because the kernel reports a failed
+ * write-back once to each open file: so no other operation, and no other reactor, can take the
+ * report away from a flush. One failed flush or FUA stays an error for every later one (file_gate).
+ *
+ * Threading: as store.h. Ownership: the store owns descriptors and its share of the gate.
+ * Errors: negative errno; -EIO when the disk ends early.
+ */
+#pragma once
+
+#include <stdatomic.h>
+
+#include "ring/disk.h"
+#include "store/file_gate.h"
+#include "store/store.h"
+
+enum file_unsupported {
+	FILE_NO_TRIM = 1 << 0,
+	FILE_NO_PUNCH = 1 << 1,	     /* zero by making a hole; devices: fast */
+	FILE_NO_ZERO_RANGE = 1 << 2, /* zero that stays provisioned; devices: fast */
+	FILE_NO_DEVICE_ZERO = 1 << 3,
+};
+
+struct file_store {
+	struct store base;
+	char *path;
+	struct disk_info disk;
+	int fd;
+	int direct_fd;	       /* or -1 */
+	uint32_t offset_align; /* of direct I/O */
+	uint32_t memory_align;
+	uint64_t unit; /* page or filesystem block: what trim and zero work in */
+	struct file_gate *gate;
+	struct file_gate_member member;
+	_Atomic uint64_t size;	      /* last seen */
+	_Atomic uint32_t unsupported; /* enum file_unsupported, found out by trying */
+};
+
+struct file_queue {
+	struct store_queue base;
+	struct ring_file file;
+	struct ring_file direct; /* fd -1 = none */
+	struct ring_file sync;
+	struct file_gate_port port;
+	struct ring_op sync_op;
+	struct list_node sync_waiting; /* for the flush after the one in flight */
+	struct list_node sync_riding;  /* on the flush in flight */
+};
+
+static inline struct file_store *file_store_of(const struct store_part *part)
+{
+	return container_of(part->queue->store, struct file_store, base);
+}
+
+static inline struct file_queue *file_queue_of(const struct store_part *part)
+{
+	return container_of(part->queue, struct file_queue, base);
+}
+
+static inline struct store_part *file_part_of(struct ring_op *op)
+{
+	return container_of(op, struct store_part, io);
+}
+
+/* file.c */
+
+/* Leaves the gate and ends the part with a result that the contract allows. */
+void file_finish(struct store_part *part, int result);
+/* Asks for the size again and remembers it. */
+uint64_t file_refresh_size(struct file_store *store);
+/*
+ * True when the result only means "again": then again is called, at once or a little later.
+ * Not for ever: a descriptor that answers nothing else is an error in the end.
+ */
+bool file_retry(struct store_part *part, int result, ring_done_fn *again);
+/* True when the transfer can bypass the page cache. */
+bool file_fits_direct(
+	const struct file_store *store, uint64_t offset, const void *data, uint64_t length);
+/* Enters the gate as a write of this kind must, leaving what is held. False: it waits, and
+ * file_resume() is called when it is inside. */
+bool file_write_enter(struct store_part *part, bool direct);
+/* Called by the gate on the part's ring: the part is inside now. */
+void file_resume(struct store_part *part);
+
+/* file_sync.c */
+
+void file_flush(struct store_part *part);
+void file_sync_init(struct file_queue *queue);
+/* Ends a trim or zero: at once, or durable first when it was asked with FUA. */
+void file_finish_durable(struct store_part *part);
+
+/* file_zero.c */
+
+void file_trim(struct store_part *part);
+void file_zero(struct store_part *part);
+void file_zero_resume(struct store_part *part);
+
+/* file_extents.c */
+
+void file_cache(struct store_part *part);
+void file_extents(struct store_part *part);

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Hints and questions: what will be read soon, and where the holes are.
+ */
+#include <errno.h>
+
+#include "base/bytes.h"
+#include "store/file.h"
+#include "store/store_private.h"
+
+enum {
+	ADVISE_BYTES_MAX = 64 << 20, /* a hint must not fill the page cache */
+	LOOKUPS_MAX = 1024,	     /* of one part: a worker thread is not kept for ever */
+};
+
+/* --- cache hint ---------------------------------------------------------------------------- */
+
+static void advise_done(struct ring_op *op, int result)
+{
+	GMB_UNUSED(result); /* a hint that is not taken is no error */
+	file_finish(file_part_of(op), 0);
+}
+
+void file_cache(struct store_part *part)
+{
+	struct file_store *store = file_store_of(part);
+
+	/* Beside direct writers on a device nothing may be read ahead, see file_gate.h. */
+	if (store->base.info.read_direct ||
+		(store->disk.is_block && file_gate_has_direct_writers(store->gate))) {
+		store_finish_later(part, 0);
+		return;
+	}
+	ring_advise(part->queue->ring, &part->io, file_queue_of(part)->file, part->offset,
+		MIN(part->length, (uint64_t)ADVISE_BYTES_MAX), advise_done);
+}
+
+/* --- extents ------------------------------------------------------------------------------- */
+
+/* False when there is no room for one more. */
+static bool extent_add(struct store_part *part, uint64_t length, uint32_t flags)
+{
+	if (part->extent_count > 0 && part->extents[part->extent_count - 1].flags == flags) {
+		part->extents[part->extent_count - 1].length += length;
+		return true;
+	}
+	if (part->extent_count == part->extent_max) {
+		return false;
+	}
+	part->extents[part->extent_count].length = length;
+	part->extents[part->extent_count].flags = flags;
+	part->extent_count++;
+	return true;
+}
+
+/* On a worker thread. What is found when the file ends or fails on the way is kept: the asker comes
+ * back for the rest and learns it then. */
+static int extents_call(struct ring_op *op)
+{
+	struct store_part *part = file_part_of(op);
+	int fd = file_store_of(part)->fd;
+	uint64_t done = 0;
+
+	for (unsigned i = 0; i < LOOKUPS_MAX && done < part->length; i++) {
+		enum disk_extent_kind kind;
+		uint64_t length = 0;
+		int result =
+			disk_extent(fd, part->offset + done, part->length - done, &kind, &length);
+
+		if (result < 0) {
+			return part->extent_count > 0 ? 0 : result;
+		}
+		GMB_ASSERT(length > 0);
+		GMB_ASSERT(length <= part->length - done);
+		if (!extent_add(part, length,
+			    kind == DISK_HOLE ? STORE_EXTENT_HOLE | STORE_EXTENT_ZERO : 0)) {
+			break;
+		}
+		done += length;
+	}
+	return 0;
+}
+
+static void extents_done(struct ring_op *op, int result)
+{
+	struct store_part *part = file_part_of(op);
+
+	if (result == -ENXIO) { /* cut meanwhile */
+		file_refresh_size(file_store_of(part));
+		result = -EIO;
+	}
+	file_finish(part, result);
+}
+
+void file_extents(struct store_part *part)
+{
+	if (file_store_of(part)->disk.is_block) {
+		extent_add(part, part->length, 0);
+		store_finish_later(part, 0);
+		return;
+	}
+	ring_call(part->queue->ring, &part->io, extents_call, extents_done);
+}

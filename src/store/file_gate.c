@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/file_gate.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "ring/disk.h"
+#include "store/file.h"
+
+/* In file_gate.direct: set while buffered parts are inside or wait. Below it: the direct count. */
+#define GATE_CLOSED (UINT64_C(1) << 63)
+
+struct file_gate {
+	struct list_node node; /* in the registry */
+	uint64_t identity[2];
+	uint32_t references;
+
+	_Atomic uint64_t direct; /* bit set only under the lock; counted by anyone */
+	_Atomic uint32_t direct_writers;
+	_Atomic int error;
+
+	pthread_mutex_t lock; /* for all below */
+	uint32_t buffered_count;
+	bool buffered_turn; /* whom to let in when nobody is inside and both wait */
+	struct list_node waiting_direct;
+	struct list_node waiting_buffered;
+	struct list_node members;
+};
+
+/*
+ * The one registry of the process: two stores on a file are opened by people who do not know of
+ * each other, and only here can they meet. Touched when stores open and close, never by parts.
+ */
+static pthread_mutex_t registry_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct list_node registry = { .next = &registry, .prev = &registry };
+
+/* --- registry ------------------------------------------------------------------------------ */
+
+static struct file_gate *gate_find(const uint64_t identity[2])
+{
+	list_for_each(node, &registry)
+	{
+		struct file_gate *gate = list_entry(node, struct file_gate, node);
+
+		if (gate->identity[0] == identity[0] && gate->identity[1] == identity[1]) {
+			return gate;
+		}
+	}
+	return NULL;
+}
+
+static struct file_gate *gate_create(const uint64_t identity[2])
+{
+	struct file_gate *gate = calloc(1, sizeof(*gate));
+
+	if (gate == NULL) {
+		return NULL;
+	}
+	gate->identity[0] = identity[0];
+	gate->identity[1] = identity[1];
+	pthread_mutex_init(&gate->lock, NULL);
+	list_init(&gate->waiting_direct);
+	list_init(&gate->waiting_buffered);
+	list_init(&gate->members);
+	list_push_back(&registry, &gate->node);
+	return gate;
+}
+
+int file_gate_get(const uint64_t identity[2], struct file_gate **gate_out)
+{
+	struct file_gate *gate;
+
+	pthread_mutex_lock(&registry_lock);
+	gate = gate_find(identity);
+	if (gate == NULL) {
+		gate = gate_create(identity);
+	}
+	if (gate != NULL) {
+		gate->references++;
+	}
+	pthread_mutex_unlock(&registry_lock);
+	if (gate == NULL) {
+		return -ENOMEM;
+	}
+	*gate_out = gate;
+	return 0;
+}
+
+void file_gate_put(struct file_gate *gate)
+{
+	pthread_mutex_lock(&registry_lock);
+	GMB_ASSERT(gate->references > 0);
+	gate->references--;
+	if (gate->references > 0) {
+		pthread_mutex_unlock(&registry_lock);
+		return;
+	}
+	list_remove(&gate->node);
+	pthread_mutex_unlock(&registry_lock);
+	GMB_ASSERT(atomic_load(&gate->direct) == 0);
+	GMB_ASSERT(gate->buffered_count == 0);
+	GMB_ASSERT(list_is_empty(&gate->members));
+	pthread_mutex_destroy(&gate->lock);
+	free(gate);
+}
+
+/* Readahead may outlive the read that caused it, and so would escape the gate. */
+static void stop_readahead(struct file_gate *gate)
+{
+	list_for_each(node, &gate->members)
+	{
+		struct file_gate_member *member = list_entry(node, struct file_gate_member, node);
+
+		if (member->is_block) {
+			disk_set_random(member->fd);
+		}
+	}
+}
+
+void file_gate_join(struct file_gate *gate, struct file_gate_member *member)
+{
+	pthread_mutex_lock(&gate->lock);
+	list_push_back(&gate->members, &member->node);
+	if (member->writes_direct) {
+		atomic_fetch_add_explicit(&gate->direct_writers, 1, memory_order_relaxed);
+	}
+	if (file_gate_has_direct_writers(gate)) {
+		stop_readahead(gate);
+	}
+	pthread_mutex_unlock(&gate->lock);
+}
+
+void file_gate_leave_member(struct file_gate *gate, struct file_gate_member *member)
+{
+	pthread_mutex_lock(&gate->lock);
+	list_remove(&member->node);
+	if (member->writes_direct) {
+		atomic_fetch_sub_explicit(&gate->direct_writers, 1, memory_order_relaxed);
+	}
+	pthread_mutex_unlock(&gate->lock);
+}
+
+bool file_gate_has_direct_writers(const struct file_gate *gate)
+{
+	/* Relaxed: changes only while stores open and close, see the header. */
+	return atomic_load_explicit(&gate->direct_writers, memory_order_relaxed) > 0;
+}
+
+/* --- carrying parts to their rings --------------------------------------------------------- */
+
+static void port_deliver(struct ring *ring, struct ring_message *message)
+{
+	struct file_gate_port *port = container_of(message, struct file_gate_port, message);
+	struct list_node parts;
+	struct list_node *node;
+
+	GMB_ASSERT(ring == port->ring);
+	list_init(&parts);
+	pthread_mutex_lock(&port->gate->lock);
+	while ((node = list_pop_front(&port->granted)) != NULL) {
+		list_push_back(&parts, node);
+	}
+	port->posted = false;
+	pthread_mutex_unlock(&port->gate->lock);
+	while ((node = list_pop_front(&parts)) != NULL) {
+		file_resume(list_entry(node, struct store_part, node));
+	}
+}
+
+void file_gate_port_init(struct file_gate_port *port, struct file_gate *gate, struct ring *ring)
+{
+	port->ring = ring;
+	port->gate = gate;
+	port->message.deliver = port_deliver;
+	port->posted = false;
+	list_init(&port->granted);
+}
+
+static void grant(struct store_part *part, enum file_gate_class class)
+{
+	struct file_gate_port *port = &file_queue_of(part)->port;
+
+	part->gate = class;
+	list_push_back(&port->granted, &part->node);
+	if (!port->posted) {
+		port->posted = true;
+		ring_post(port->ring, &port->message);
+	}
+}
+
+/* --- turns --------------------------------------------------------------------------------- */
+
+static void admit_buffered(struct file_gate *gate)
+{
+	struct list_node *node;
+
+	while ((node = list_pop_front(&gate->waiting_buffered)) != NULL) {
+		gate->buffered_count++;
+		grant(list_entry(node, struct store_part, node), FILE_GATE_BUFFERED);
+	}
+}
+
+static void admit_direct(struct file_gate *gate)
+{
+	struct list_node *node;
+
+	/* Counted before they are told, as they may leave at once. */
+	while ((node = list_pop_front(&gate->waiting_direct)) != NULL) {
+		atomic_fetch_add_explicit(&gate->direct, 1, memory_order_acq_rel);
+		grant(list_entry(node, struct store_part, node), FILE_GATE_DIRECT);
+	}
+	if (list_is_empty(&gate->waiting_buffered)) {
+		atomic_fetch_and_explicit(&gate->direct, ~GATE_CLOSED, memory_order_acq_rel);
+	} else {
+		gate->buffered_turn = true;
+	}
+}
+
+/* Lets the next in when nobody is inside. Called under the lock after every change. */
+static void serve(struct file_gate *gate)
+{
+	/*
+	 * Anything but exactly "closed, nobody direct" has nothing to decide: open, or parts are
+	 * inside that will come here when they leave. A newcomer that has added itself and not yet
+	 * seen the closed gate also comes here, right after it has taken itself back.
+	 */
+	if (atomic_load_explicit(&gate->direct, memory_order_acquire) != GATE_CLOSED ||
+		gate->buffered_count > 0) {
+		return;
+	}
+	if (!list_is_empty(&gate->waiting_buffered) &&
+		(gate->buffered_turn || list_is_empty(&gate->waiting_direct))) {
+		admit_buffered(gate);
+		return;
+	}
+	admit_direct(gate);
+}
+
+static bool enter_direct(struct file_gate *gate, struct store_part *part)
+{
+	/* Acquire pairs with the release in leave_direct() and serve(). */
+	uint64_t before = atomic_fetch_add_explicit(&gate->direct, 1, memory_order_acq_rel);
+	bool inside;
+
+	if (likely((before & GATE_CLOSED) == 0)) {
+		part->gate = FILE_GATE_DIRECT;
+		return true;
+	}
+	pthread_mutex_lock(&gate->lock);
+	/* The bit changes only under the lock, so now the answer is certain. */
+	inside = (atomic_load_explicit(&gate->direct, memory_order_acquire) & GATE_CLOSED) == 0;
+	if (inside) {
+		part->gate = FILE_GATE_DIRECT;
+	} else {
+		atomic_fetch_sub_explicit(&gate->direct, 1, memory_order_acq_rel);
+		list_push_back(&gate->waiting_direct, &part->node);
+		serve(gate);
+	}
+	pthread_mutex_unlock(&gate->lock);
+	return inside;
+}
+
+static bool enter_buffered(struct file_gate *gate, struct store_part *part)
+{
+	bool inside = false;
+
+	pthread_mutex_lock(&gate->lock);
+	if (gate->buffered_count > 0) {
+		inside = list_is_empty(&gate->waiting_direct);
+	} else if (list_is_empty(&gate->waiting_buffered)) {
+		uint64_t before =
+			atomic_fetch_or_explicit(&gate->direct, GATE_CLOSED, memory_order_acq_rel);
+
+		if ((before & GATE_CLOSED) == 0) {
+			gate->buffered_turn = true;
+		}
+		inside = (before & ~GATE_CLOSED) == 0 && list_is_empty(&gate->waiting_direct);
+	}
+	if (inside) {
+		gate->buffered_count++;
+		part->gate = FILE_GATE_BUFFERED;
+	} else {
+		list_push_back(&gate->waiting_buffered, &part->node);
+		serve(gate);
+	}
+	pthread_mutex_unlock(&gate->lock);
+	return inside;
+}
+
+bool file_gate_enter(struct file_gate *gate, struct store_part *part, enum file_gate_class class)
+{
+	GMB_ASSERT(part->gate == FILE_GATE_NONE);
+	GMB_ASSERT(class != FILE_GATE_NONE);
+	return class == FILE_GATE_DIRECT ? enter_direct(gate, part) : enter_buffered(gate, part);
+}
+
+static void leave_direct(struct file_gate *gate)
+{
+	uint64_t before = atomic_fetch_sub_explicit(&gate->direct, 1, memory_order_acq_rel);
+
+	GMB_ASSERT((before & ~GATE_CLOSED) > 0);
+	if (unlikely(before == (GATE_CLOSED | 1))) {
+		pthread_mutex_lock(&gate->lock);
+		serve(gate);
+		pthread_mutex_unlock(&gate->lock);
+	}
+}
+
+static void leave_buffered(struct file_gate *gate)
+{
+	pthread_mutex_lock(&gate->lock);
+	GMB_ASSERT(gate->buffered_count > 0);
+	gate->buffered_count--;
+	if (gate->buffered_count == 0) {
+		gate->buffered_turn = false;
+		serve(gate);
+	}
+	pthread_mutex_unlock(&gate->lock);
+}
+
+void file_gate_leave(struct file_gate *gate, struct store_part *part)
+{
+	uint32_t class = part->gate;
+
+	part->gate = FILE_GATE_NONE;
+	if (class == FILE_GATE_DIRECT) {
+		leave_direct(gate);
+	} else if (class == FILE_GATE_BUFFERED) {
+		leave_buffered(gate);
+	}
+}
+
+/* --- the verdict --------------------------------------------------------------------------- */
+
+int file_gate_error(const struct file_gate *gate)
+{
+	/* Acquire pairs with the release in file_gate_fail(). */
+	return atomic_load_explicit(&gate->error, memory_order_acquire);
+}
+
+void file_gate_fail(struct file_gate *gate, int error)
+{
+	int none = 0;
+
+	GMB_ASSERT(error < 0);
+	atomic_compare_exchange_strong_explicit(
+		&gate->error, &none, error, memory_order_release, memory_order_relaxed);
+}

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What all stores of a process that are open on one file share: a gate that keeps writes through
+ * the page cache and writes around it apart, and the verdict of failed flushes.
+ *
+ * Why a gate: a buffered write of half a page reads the page, changes it and writes all of it back
+ * later. A direct write to the other half in between would be undone. And on a block device a page
+ * that is read in while an asynchronous direct write is on its way stays in the cache, stale: the
+ * kernel invalidates before such a write, not after it. So two classes exclude each other:
+ *
+ *   DIRECT    aligned writes around the cache           one atomic addition, no lock
+ *   BUFFERED  unaligned writes of a direct writer;      under a lock
+ *             while there is a direct writer: every buffered write, and on a block device every
+ *             buffered read
+ *
+ * Members of one class run together. Both classes get their turn: when one waits, newcomers of the
+ * other queue behind it. Direct reads need no gate: the kernel writes dirty pages back first. Trim
+ * and zero of whole blocks need none: the kernel orders them itself.
+ * Out of reach: other processes that write the same file, and a partition beside its whole disk.
+ *
+ * Threading: any reactor; get, put, join and leave where stores are opened and closed. All stores
+ * of one file should be open before the first part is submitted: what is in flight while the first
+ * direct writer joins is not covered.
+ * Ownership: counted; the last put frees. Errors: -ENOMEM from get; the rest cannot fail.
+ */
+#pragma once
+
+#include "base/list.h"
+#include "ring/ring.h"
+
+struct store_part;
+struct file_gate;
+
+enum file_gate_class { FILE_GATE_NONE, FILE_GATE_DIRECT, FILE_GATE_BUFFERED };
+
+/* A store's entry. */
+struct file_gate_member {
+	struct list_node node;
+	int fd; /* the buffered descriptor */
+	bool is_block;
+	bool writes_direct;
+};
+
+/* A queue's mailbox: parts that were let in are carried to their ring here. */
+struct file_gate_port {
+	struct ring *ring;
+	struct file_gate *gate;
+	struct ring_message message;
+	struct list_node granted; /* under the gate's lock, as is posted */
+	bool posted;
+};
+
+/* The gate of the file with this identity; made on first need. */
+GMB_MUST_CHECK int file_gate_get(const uint64_t identity[2], struct file_gate **gate_out);
+void file_gate_put(struct file_gate *gate);
+
+void file_gate_join(struct file_gate *gate, struct file_gate_member *member);
+void file_gate_leave_member(struct file_gate *gate, struct file_gate_member *member);
+bool file_gate_has_direct_writers(const struct file_gate *gate);
+
+void file_gate_port_init(struct file_gate_port *port, struct file_gate *gate, struct ring *ring);
+
+/* True: the part is inside. False: it waits; file_resume() is called on its ring when it is. */
+bool file_gate_enter(struct file_gate *gate, struct store_part *part, enum file_gate_class class);
+/* No-op when the part is not inside. */
+void file_gate_leave(struct file_gate *gate, struct store_part *part);
+
+/* The first error that a flush or a durable write gave since the file was opened, or 0. */
+int file_gate_error(const struct file_gate *gate);
+void file_gate_fail(struct file_gate *gate, int error);

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Making things durable. Flushes of one queue share a system call when they can: those that arrive
+ * while one is on its way wait, and ride on the next together. A flush never rides on a call that
+ * was started before it was submitted.
+ */
+#include <errno.h>
+
+#include "store/file.h"
+#include "store/store_private.h"
+
+static void sync_start(struct file_queue *queue);
+
+void file_sync_init(struct file_queue *queue)
+{
+	list_init(&queue->sync_waiting);
+	list_init(&queue->sync_riding);
+}
+
+static void take_all(struct list_node *from, struct list_node *to)
+{
+	struct list_node *node;
+
+	while ((node = list_pop_front(from)) != NULL) {
+		list_push_back(to, node);
+	}
+}
+
+static void sync_done(struct ring_op *op, int result)
+{
+	struct file_queue *queue = container_of(op, struct file_queue, sync_op);
+	struct file_gate *gate = container_of(queue->base.store, struct file_store, base)->gate;
+	struct list_node finished;
+	struct list_node *node;
+
+	list_init(&finished);
+	if (result == -EINTR || result == -EAGAIN) {
+		/* Not an answer yet. Whoever waits may come along on the new call. */
+		sync_start(queue);
+		return;
+	}
+	if (result < 0) {
+		file_gate_fail(gate, result);
+	}
+	take_all(&queue->sync_riding, &finished);
+	if (!list_is_empty(&queue->sync_waiting)) {
+		sync_start(queue);
+	}
+	result = file_gate_error(gate);
+	while ((node = list_pop_front(&finished)) != NULL) {
+		file_finish(list_entry(node, struct store_part, node), result);
+	}
+}
+
+static void sync_start(struct file_queue *queue)
+{
+	take_all(&queue->sync_waiting, &queue->sync_riding);
+	ring_fsync(queue->base.ring, &queue->sync_op, queue->sync, sync_done);
+}
+
+static void join(struct store_part *part)
+{
+	struct file_queue *queue = file_queue_of(part);
+
+	list_push_back(&queue->sync_waiting, &part->node);
+	if (!queue->sync_op.in_flight) {
+		sync_start(queue);
+	}
+}
+
+void file_flush(struct store_part *part)
+{
+	struct file_store *store = file_store_of(part);
+	int error = file_gate_error(store->gate);
+
+	if (error != 0) {
+		store_finish_later(part, error);
+	} else if ((store->base.info.caps & STORE_CAP_WRITE) == 0) {
+		store_finish_later(part, 0); /* nothing of ours to make durable */
+	} else {
+		join(part);
+	}
+}
+
+void file_finish_durable(struct store_part *part)
+{
+	file_gate_leave(file_store_of(part)->gate, part);
+	if ((part->flags & STORE_FUA) == 0) {
+		store_finish(part, 0);
+	} else {
+		join(part);
+	}
+}

@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Trim and zero. Both work on whole units (a page or filesystem block):
+ *
+ *   offset            head_end                  tail                end
+ *     |-- edge, written --|---- middle, by the system ----|-- edge, written --|
+ *
+ * Trim leaves the edges alone. Zero does the middle first, because only there a fast zero can turn
+ * out to be impossible, and then nothing has been changed yet; it writes the edges. A way that the
+ * file turns out not to support is remembered and the next is taken; writing zeroes is the last.
+ */
+#include <errno.h>
+#include <linux/falloc.h>
+#include <stdalign.h>
+
+#include "base/bytes.h"
+#include "store/file.h"
+#include "store/store_private.h"
+
+enum {
+	ZERO_BUFFER_BYTES = 256 << 10,
+};
+/* What one system call is given: it cannot be interrupted, and others wait for its worker. */
+#define PIECE_FILE_BYTES   (UINT64_C(64) << 30)
+#define PIECE_DEVICE_BYTES (UINT64_C(1) << 30)
+
+static const alignas(4096) uint8_t zero_buffer[ZERO_BUFFER_BYTES];
+
+/* part->phase: the stage in the low byte, how the piece in flight is done above it. */
+enum zero_stage { ZERO_MIDDLE, ZERO_HEAD, ZERO_TAIL, ZERO_STAGE_COUNT };
+enum zero_way { ZERO_PUNCH, ZERO_RANGE, ZERO_DEVICE, ZERO_WRITE };
+
+static void trim_next(struct store_part *part);
+static void zero_next(struct store_part *part);
+
+struct span {
+	uint64_t start;
+	uint64_t end;
+};
+
+/* The whole units inside the part; empty when start >= end. */
+static struct span middle_of(const struct store_part *part)
+{
+	uint64_t unit = file_store_of(part)->unit;
+	struct span middle = {
+		.start = align_up(part->offset, unit),
+		.end = align_down(part->offset + part->length, unit),
+	};
+
+	return middle;
+}
+
+static bool is_unsupported(const struct file_store *store, uint32_t what)
+{
+	/* Relaxed: a hint; who misses it tries once more. */
+	return (atomic_load_explicit(&store->unsupported, memory_order_relaxed) & what) != 0;
+}
+
+static void mark_unsupported(struct file_store *store, uint32_t what)
+{
+	atomic_fetch_or_explicit(&store->unsupported, what, memory_order_relaxed);
+}
+
+/* --- trim ---------------------------------------------------------------------------------- */
+
+static void trim_retry(struct ring_op *op, int result)
+{
+	GMB_UNUSED(result);
+	trim_next(file_part_of(op));
+}
+
+static void trim_done(struct ring_op *op, int result)
+{
+	struct store_part *part = file_part_of(op);
+
+	if (result == -EOPNOTSUPP || result == -ENOSYS) {
+		mark_unsupported(file_store_of(part), FILE_NO_TRIM);
+		file_finish_durable(part);
+		return;
+	}
+	if (result < 0) {
+		if (!file_retry(part, result, trim_retry)) {
+			file_finish(part, result);
+		}
+		return;
+	}
+	part->progress += part->piece;
+	part->retries = 0;
+	trim_next(part);
+}
+
+static int discard_call(struct ring_op *op)
+{
+	struct store_part *part = file_part_of(op);
+	uint64_t start = middle_of(part).start + part->progress;
+
+	return disk_discard(file_store_of(part)->fd, true, start, part->piece);
+}
+
+static void trim_next(struct store_part *part)
+{
+	struct file_store *store = file_store_of(part);
+	struct span middle = middle_of(part);
+	uint64_t start = middle.start + part->progress;
+
+	if (start >= middle.end) {
+		file_finish_durable(part);
+		return;
+	}
+	if (store->disk.is_block) {
+		part->piece = MIN(middle.end - start, PIECE_DEVICE_BYTES);
+		ring_call(part->queue->ring, &part->io, discard_call, trim_done);
+		return;
+	}
+	part->piece = MIN(middle.end - start, PIECE_FILE_BYTES);
+	ring_allocate(part->queue->ring, &part->io, file_queue_of(part)->file,
+		FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, start, part->piece, trim_done);
+}
+
+static void start_later(struct ring_op *op, int result)
+{
+	struct store_part *part = file_part_of(op);
+
+	if (result < 0) {
+		file_finish(part, result);
+	} else {
+		file_finish_durable(part);
+	}
+}
+
+/* A durable operation after a failed flush cannot be promised any more. */
+static int durable_error(const struct store_part *part)
+{
+	return (part->flags & STORE_FUA) != 0 ? file_gate_error(file_store_of(part)->gate) : 0;
+}
+
+void file_trim(struct store_part *part)
+{
+	struct span middle = middle_of(part);
+	int error = durable_error(part);
+
+	if (error != 0 || middle.start >= middle.end ||
+		is_unsupported(file_store_of(part), FILE_NO_TRIM)) {
+		ring_defer(part->queue->ring, &part->io, error, start_later);
+		return;
+	}
+	trim_next(part);
+}
+
+/* --- zero: which bytes, and how ------------------------------------------------------------ */
+
+/* The span of a stage. Without a middle the head is everything. */
+static struct span stage_span(const struct store_part *part, enum zero_stage stage)
+{
+	uint64_t end = part->offset + part->length;
+	struct span middle = middle_of(part);
+	bool has_middle = middle.start < middle.end;
+
+	switch (stage) {
+	case ZERO_MIDDLE:
+		return has_middle ? middle : (struct span){ 0, 0 };
+	case ZERO_HEAD:
+		return (struct span){ part->offset, has_middle ? middle.start : end };
+	case ZERO_TAIL:
+		return has_middle ? (struct span){ middle.end, end } : (struct span){ 0, 0 };
+	case ZERO_STAGE_COUNT:
+		break;
+	}
+	GMB_ASSERT(false);
+	return (struct span){ 0, 0 };
+}
+
+static enum zero_way middle_way(const struct store_part *part)
+{
+	struct file_store *store = file_store_of(part);
+	bool may_unmap = (part->flags & STORE_NO_HOLE) == 0;
+	bool fast = (part->flags & STORE_FAST_ZERO) != 0;
+
+	if (store->disk.is_block) {
+		uint32_t known = FILE_NO_DEVICE_ZERO;
+
+		if (fast) {
+			known |= may_unmap ? FILE_NO_PUNCH : FILE_NO_ZERO_RANGE;
+		}
+		return is_unsupported(store, known) ? ZERO_WRITE : ZERO_DEVICE;
+	}
+	if (may_unmap && !is_unsupported(store, FILE_NO_PUNCH)) {
+		return ZERO_PUNCH;
+	}
+	return is_unsupported(store, FILE_NO_ZERO_RANGE) ? ZERO_WRITE : ZERO_RANGE;
+}
+
+static void remember_refusal(struct store_part *part, enum zero_way way)
+{
+	struct file_store *store = file_store_of(part);
+	bool may_unmap = (part->flags & STORE_NO_HOLE) == 0;
+
+	if (way == ZERO_PUNCH) {
+		mark_unsupported(store, FILE_NO_PUNCH);
+	} else if (way == ZERO_RANGE) {
+		mark_unsupported(store, FILE_NO_ZERO_RANGE);
+	} else if ((part->flags & STORE_FAST_ZERO) != 0) {
+		/* The device cannot do it itself; the kernel can still write for it. */
+		mark_unsupported(store, may_unmap ? FILE_NO_PUNCH : FILE_NO_ZERO_RANGE);
+	} else {
+		mark_unsupported(store, FILE_NO_DEVICE_ZERO);
+	}
+}
+
+static enum zero_stage stage_of(const struct store_part *part)
+{
+	return (enum zero_stage)(part->phase & 0xff);
+}
+
+static enum zero_way way_of(const struct store_part *part)
+{
+	return (enum zero_way)(part->phase >> 8);
+}
+
+/* --- zero: one piece after the other ------------------------------------------------------- */
+
+static void zero_retry(struct ring_op *op, int result)
+{
+	GMB_UNUSED(result);
+	zero_next(file_part_of(op));
+}
+
+static void zero_done(struct ring_op *op, int result)
+{
+	struct store_part *part = file_part_of(op);
+	enum zero_way way = way_of(part);
+
+	/* Others get their turn between two pieces. */
+	file_gate_leave(file_store_of(part)->gate, part);
+	if (way == ZERO_WRITE && result >= 0) {
+		part->piece = (uint64_t)result;
+		result = result == 0 ? -EIO : 0;
+	} else if (way != ZERO_WRITE && (result == -EOPNOTSUPP || result == -ENOSYS)) {
+		remember_refusal(part, way);
+		zero_next(part);
+		return;
+	}
+	if (result < 0) {
+		if (!file_retry(part, result, zero_retry)) {
+			file_finish(part, result);
+		}
+		return;
+	}
+	part->progress += part->piece;
+	part->retries = 0;
+	zero_next(part);
+}
+
+static int zero_device_call(struct ring_op *op)
+{
+	struct store_part *part = file_part_of(op);
+	uint64_t start = stage_span(part, stage_of(part)).start + part->progress;
+
+	return disk_zero(file_store_of(part)->fd, true, start, part->piece,
+		(part->flags & STORE_NO_HOLE) == 0, (part->flags & STORE_FAST_ZERO) != 0);
+}
+
+/* Also where a piece goes on that had to wait for the gate. */
+void file_zero_resume(struct store_part *part)
+{
+	struct file_store *store = file_store_of(part);
+	struct file_queue *queue = file_queue_of(part);
+	uint64_t start = stage_span(part, stage_of(part)).start + part->progress;
+	bool writes_direct = store->base.info.write_direct;
+	bool direct = writes_direct && file_fits_direct(store, start, zero_buffer, part->piece);
+
+	if (!file_write_enter(part, direct)) {
+		return;
+	}
+	ring_write(queue->base.ring, &part->io, direct ? queue->direct : queue->file, zero_buffer,
+		part->piece, start, -1, writes_direct && !direct, zero_done);
+}
+
+static void zero_allocate(struct store_part *part, int mode, uint64_t start)
+{
+	ring_allocate(part->queue->ring, &part->io, file_queue_of(part)->file,
+		mode | FALLOC_FL_KEEP_SIZE, start, part->piece, zero_done);
+}
+
+static void zero_piece(struct store_part *part, enum zero_way way, struct span left)
+{
+	uint64_t bytes = left.end - left.start;
+
+	part->phase = (uint32_t)stage_of(part) | (uint32_t)way << 8;
+	switch (way) {
+	case ZERO_PUNCH:
+		part->piece = MIN(bytes, PIECE_FILE_BYTES);
+		zero_allocate(part, FALLOC_FL_PUNCH_HOLE, left.start);
+		break;
+	case ZERO_RANGE:
+		part->piece = MIN(bytes, PIECE_FILE_BYTES);
+		zero_allocate(part, FALLOC_FL_ZERO_RANGE, left.start);
+		break;
+	case ZERO_DEVICE:
+		part->piece = MIN(bytes, PIECE_DEVICE_BYTES);
+		ring_call(part->queue->ring, &part->io, zero_device_call, zero_done);
+		break;
+	case ZERO_WRITE:
+		part->piece = MIN(bytes, (uint64_t)ZERO_BUFFER_BYTES);
+		file_zero_resume(part);
+		break;
+	}
+}
+
+static void zero_next(struct store_part *part)
+{
+	struct span left = stage_span(part, stage_of(part));
+	enum zero_way way = ZERO_WRITE;
+
+	while (left.start + part->progress >= left.end) {
+		if (stage_of(part) == ZERO_TAIL) {
+			file_finish_durable(part);
+			return;
+		}
+		part->phase = stage_of(part) + 1;
+		part->progress = 0;
+		left = stage_span(part, stage_of(part));
+	}
+	left.start += part->progress;
+	if (stage_of(part) == ZERO_MIDDLE) {
+		way = middle_way(part);
+		if (way == ZERO_WRITE && (part->flags & STORE_FAST_ZERO) != 0) {
+			file_finish(part, -EOPNOTSUPP);
+			return;
+		}
+	}
+	zero_piece(part, way, left);
+}
+
+/* True when a fast zero is known to be impossible, without looking at the disk. */
+static bool is_refused(const struct store_part *part)
+{
+	return (part->flags & STORE_FAST_ZERO) != 0 && middle_way(part) == ZERO_WRITE;
+}
+
+void file_zero(struct store_part *part)
+{
+	int error = durable_error(part);
+
+	if (error == 0 && is_refused(part)) {
+		error = -EOPNOTSUPP;
+	}
+	if (error != 0) {
+		store_finish_later(part, error);
+		return;
+	}
+	zero_next(part);
+}

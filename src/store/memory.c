@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The memory store: blocks in anonymous memory that is mapped at open and taken page by page as it
+ * is written. A bit per chunk of 64 KiB tells whether it may hold anything but zeroes:
+ *
+ *   map   [1][0][0][1] ...           0 = reads as zero, reported as a hole
+ *   base  [data][    ][    ][data]   chunk i at i * 64 KiB
+ *
+ * All reactors share both. Bytes are copied by the submitting thread; requests in flight together
+ * that overlap give a mixture of both, as on a disk. A clear bit is a promise, so a writer sets it
+ * before and once more after it copies, and a trimmer clears it before it gives the pages back:
+ * whoever comes last, bytes that are not zero never hide behind a clear bit.
+ */
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/bytes.h"
+#include "store/parse.h"
+#include "store/store_private.h"
+
+enum {
+	CHUNK_SHIFT = 16,
+	CHUNK_BYTES = 1 << CHUNK_SHIFT,
+	WORD_BITS = 64,
+	/* A reactor does no more than this in one go, so that others are not held up. */
+	SLICE_WRITE_BYTES = 4 << 20,
+	SLICE_RELEASE_BYTES = 64 << 20,
+	EXTENTS_CHUNKS_MAX = 1 << 20,
+};
+
+struct memory_store {
+	struct store base;
+	uint64_t size;
+	uint64_t mapped_bytes; /* size rounded up to whole chunks */
+	uint8_t *bytes;
+	_Atomic uint64_t *map;
+};
+
+/* --- the map ------------------------------------------------------------------------------- */
+
+static uint64_t chunk_bit(uint64_t chunk)
+{
+	return UINT64_C(1) << (chunk % WORD_BITS);
+}
+
+static bool chunk_used(struct memory_store *store, uint64_t chunk)
+{
+	/* Acquire pairs with the release in chunk_set(): what was copied before is seen. */
+	return (atomic_load_explicit(&store->map[chunk / WORD_BITS], memory_order_acquire) &
+		       chunk_bit(chunk)) != 0;
+}
+
+static void chunk_set(struct memory_store *store, uint64_t chunk)
+{
+	if (!chunk_used(store, chunk)) {
+		/* Release pairs with the acquire in chunk_used(). */
+		atomic_fetch_or_explicit(
+			&store->map[chunk / WORD_BITS], chunk_bit(chunk), memory_order_acq_rel);
+	}
+}
+
+static void chunk_clear(struct memory_store *store, uint64_t chunk)
+{
+	atomic_fetch_and_explicit(
+		&store->map[chunk / WORD_BITS], ~chunk_bit(chunk), memory_order_acq_rel);
+}
+
+/* Bytes from offset to the end of its chunk, at most length. */
+static uint64_t in_chunk(uint64_t offset, uint64_t length)
+{
+	return MIN(length, CHUNK_BYTES - offset % CHUNK_BYTES);
+}
+
+/* --- bytes --------------------------------------------------------------------------------- */
+
+static void copy_out(struct memory_store *store, uint64_t offset, uint8_t *data, uint64_t length)
+{
+	while (length > 0) {
+		uint64_t count = in_chunk(offset, length);
+
+		if (chunk_used(store, offset >> CHUNK_SHIFT)) {
+			memcpy(data, store->bytes + offset, count);
+		} else {
+			memset(data, 0, count); /* without making the kernel map anything */
+		}
+		offset += count;
+		data += count;
+		length -= count;
+	}
+}
+
+/* data NULL writes zeroes. */
+static void copy_in(
+	struct memory_store *store, uint64_t offset, const uint8_t *data, uint64_t length)
+{
+	while (length > 0) {
+		uint64_t count = in_chunk(offset, length);
+		uint64_t chunk = offset >> CHUNK_SHIFT;
+
+		chunk_set(store, chunk);
+		if (data != NULL) {
+			memcpy(store->bytes + offset, data, count);
+			data += count;
+		} else {
+			memset(store->bytes + offset, 0, count);
+		}
+		chunk_set(store, chunk);
+		offset += count;
+		length -= count;
+	}
+}
+
+/* Makes the range read as zeroes and gives back whole chunks. */
+static void release(struct memory_store *store, uint64_t offset, uint64_t length)
+{
+	while (length > 0) {
+		uint64_t count = in_chunk(offset, length);
+		uint64_t chunk = offset >> CHUNK_SHIFT;
+		bool whole = offset % CHUNK_BYTES == 0 &&
+			     (count == CHUNK_BYTES || offset + count == store->size);
+
+		if (whole && chunk_used(store, chunk)) {
+			chunk_clear(store, chunk);
+			/* Cannot fail: the range is mapped, private and a whole chunk. */
+			(void)madvise(store->bytes + offset, CHUNK_BYTES, MADV_DONTNEED);
+		} else if (!whole && chunk_used(store, chunk)) {
+			copy_in(store, offset, NULL, count);
+		}
+		offset += count;
+		length -= count;
+	}
+}
+
+static void fill_extents(struct memory_store *store, struct store_part *part)
+{
+	uint64_t offset = part->offset;
+	uint64_t left = MIN(part->length, (uint64_t)EXTENTS_CHUNKS_MAX * CHUNK_BYTES);
+
+	while (left > 0) {
+		uint64_t count = in_chunk(offset, left);
+		uint32_t flags = chunk_used(store, offset >> CHUNK_SHIFT)
+					 ? 0
+					 : STORE_EXTENT_HOLE | STORE_EXTENT_ZERO;
+		uint32_t last = part->extent_count - 1;
+
+		if (part->extent_count > 0 && part->extents[last].flags == flags) {
+			part->extents[last].length += count;
+		} else if (part->extent_count == part->extent_max) {
+			return;
+		} else {
+			part->extents[part->extent_count].length = count;
+			part->extents[part->extent_count].flags = flags;
+			part->extent_count++;
+		}
+		offset += count;
+		left -= count;
+	}
+}
+
+/* --- parts --------------------------------------------------------------------------------- */
+
+static void clear_more(struct ring_op *op, int result);
+
+/* Trim and zero go on in slices, one each turn of the loop. */
+static void clear_slice(struct memory_store *store, struct store_part *part)
+{
+	bool provision = part->op == STORE_ZERO && (part->flags & STORE_NO_HOLE) != 0;
+	uint64_t offset = part->offset + part->progress;
+	uint64_t slice = MIN(part->length - part->progress,
+		(uint64_t)(provision ? SLICE_WRITE_BYTES : SLICE_RELEASE_BYTES));
+
+	if (provision) {
+		copy_in(store, offset, NULL, slice);
+	} else {
+		release(store, offset, slice);
+	}
+	part->progress += slice;
+	ring_defer(part->queue->ring, &part->io, 0, clear_more);
+}
+
+static void clear_more(struct ring_op *op, int result)
+{
+	struct store_part *part = container_of(op, struct store_part, io);
+
+	if (part->progress == part->length) {
+		store_finish(part, result);
+		return;
+	}
+	clear_slice(container_of(part->queue->store, struct memory_store, base), part);
+}
+
+static void memory_submit(struct store_queue *queue, struct store_part *part)
+{
+	struct memory_store *store = container_of(queue->store, struct memory_store, base);
+
+	if (part->op != STORE_FLUSH && part->offset + part->length > store->size) {
+		store_finish_later(part, -EIO);
+		return;
+	}
+	switch (part->op) {
+	case STORE_READ:
+		copy_out(store, part->offset, part->data, part->length);
+		break;
+	case STORE_WRITE:
+		copy_in(store, part->offset, part->data, part->length);
+		break;
+	case STORE_TRIM:
+	case STORE_ZERO:
+		clear_slice(store, part);
+		return;
+	case STORE_EXTENTS:
+		fill_extents(store, part);
+		break;
+	case STORE_FLUSH:
+	case STORE_CACHE:
+	case STORE_OP_COUNT:
+		break;
+	}
+	store_finish_later(part, 0);
+}
+
+/* --- opening ------------------------------------------------------------------------------- */
+
+static void memory_close(struct store *base)
+{
+	struct memory_store *store = container_of(base, struct memory_store, base);
+
+	munmap(store->bytes, store->mapped_bytes);
+	free(store->map);
+	free(store);
+}
+
+static uint64_t memory_size(struct store *store)
+{
+	return container_of(store, struct memory_store, base)->size;
+}
+
+static int memory_queue_create(
+	struct store *store, struct ring *ring, struct store_queue **queue_out, struct error *error)
+{
+	struct store_queue *queue = calloc(1, sizeof(*queue));
+
+	GMB_UNUSED(store);
+	GMB_UNUSED(ring);
+	if (queue == NULL) {
+		return error_set(error, -ENOMEM, "not enough memory for a queue");
+	}
+	*queue_out = queue;
+	return 0;
+}
+
+static void memory_queue_destroy(struct store_queue *queue)
+{
+	free(queue);
+}
+
+static const struct store_ops memory_ops = {
+	.name = "memory",
+	.close = memory_close,
+	.queue_create = memory_queue_create,
+	.queue_destroy = memory_queue_destroy,
+	.submit = memory_submit,
+	.size = memory_size,
+};
+
+static int map_memory(struct memory_store *store, const char *spec, struct error *error)
+{
+	uint64_t chunks = (store->size - 1) / CHUNK_BYTES + 1;
+	void *bytes;
+
+	store->mapped_bytes = chunks * CHUNK_BYTES;
+	bytes = mmap(NULL, store->mapped_bytes, PROT_READ | PROT_WRITE,
+		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (bytes == MAP_FAILED) {
+		return error_set(error, -errno,
+			"cannot reserve %llu bytes of address space for '%s': %s; choose a "
+			"smaller size",
+			(unsigned long long)store->mapped_bytes, spec, strerror(errno));
+	}
+	store->bytes = bytes;
+	store->map = calloc((chunks - 1) / WORD_BITS + 1, sizeof(*store->map));
+	if (store->map == NULL) {
+		munmap(bytes, store->mapped_bytes);
+		return error_set(error, -ENOMEM, "not enough memory to open '%s'", spec);
+	}
+	return 0;
+}
+
+int memory_store_open(const struct store_options *options, const char *size_text,
+	struct store **store_out, struct error *error)
+{
+	struct memory_store *store;
+	uint64_t size;
+	int result = store_parse_spec_size(options->path, size_text, &size, error);
+
+	if (result < 0) {
+		return result;
+	}
+	store = calloc(1, sizeof(*store));
+	if (store == NULL) {
+		return error_set(error, -ENOMEM, "not enough memory to open '%s'", options->path);
+	}
+	store->base.ops = &memory_ops;
+	/* There is no page cache below, so "ram" is true without any effort. */
+	store->base.info = (struct store_info){
+		.kind = "memory",
+		.caps = STORE_CAP_TRIM | STORE_CAP_FAST_ZERO | STORE_CAP_EXTENTS |
+			(options->read_only ? 0 : STORE_CAP_WRITE),
+		.block_min = 1,
+		.block_preferred = 4096,
+		.memory_align = 1,
+		.read_direct = options->read_mode == STORE_MODE_RAM,
+		.write_direct = options->write_mode == STORE_MODE_RAM,
+	};
+	store->size = size;
+	result = map_memory(store, options->path, error);
+	if (result < 0) {
+		free(store);
+		return result;
+	}
+	*store_out = &store->base;
+	return 0;
+}

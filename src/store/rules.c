@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "store/parse.h"
+#include "store/store.h"
+
+enum { ERRNO_MAX = 133, PROBABILITY_TEXT_BYTES = 32 };
+
+#define RULE_OPS_ALL (BIT(STORE_OP_COUNT) - 1)
+
+/* One field of a rule: between two colons. */
+struct field {
+	const char *text;
+	size_t len;
+};
+
+static bool field_is(struct field field, const char *word)
+{
+	return strlen(word) == field.len && memcmp(field.text, word, field.len) == 0;
+}
+
+/* Takes the next field off *rest, which becomes NULL behind the last. */
+static struct field field_next(const char **rest)
+{
+	struct field field = { .text = *rest, .len = strcspn(*rest, ":") };
+
+	*rest = field.text[field.len] == ':' ? field.text + field.len + 1 : NULL;
+	return field;
+}
+
+/* Splits "key=value". False when there is no "=". */
+static bool field_split(struct field field, struct field *key, struct field *value)
+{
+	const char *equals = memchr(field.text, '=', field.len);
+
+	if (equals == NULL) {
+		return false;
+	}
+	*key = (struct field){ .text = field.text, .len = (size_t)(equals - field.text) };
+	*value = (struct field){ .text = equals + 1, .len = field.len - key->len - 1 };
+	return true;
+}
+
+static int parse_op(struct field field, uint32_t *ops, struct error *error)
+{
+	static const char *const names[STORE_OP_COUNT] = {
+		[STORE_READ] = "read",
+		[STORE_WRITE] = "write",
+		[STORE_FLUSH] = "flush",
+		[STORE_TRIM] = "trim",
+		[STORE_ZERO] = "zero",
+		[STORE_CACHE] = "cache",
+		[STORE_EXTENTS] = "extents",
+	};
+
+	if (field_is(field, "any")) {
+		*ops = RULE_OPS_ALL;
+		return 0;
+	}
+	for (uint32_t op = 0; op < STORE_OP_COUNT; op++) {
+		if (field_is(field, names[op])) {
+			*ops = BIT(op);
+			return 0;
+		}
+	}
+	return error_set(error, -EINVAL,
+		"'%.*s' is not an operation: expected read, write, flush, trim, zero, cache, "
+		"extents or any",
+		(int)field.len, field.text);
+}
+
+static int parse_errno(struct field field, int *code, struct error *error)
+{
+	for (int number = 1; number <= ERRNO_MAX; number++) {
+		const char *name = strerrorname_np(number);
+
+		if (name != NULL && field_is(field, name)) {
+			*code = -number;
+			return 0;
+		}
+	}
+	return error_set(error, -EINVAL,
+		"'%.*s' is not the name of an error: expected for example EIO, ENOSPC or "
+		"ETIMEDOUT",
+		(int)field.len, field.text);
+}
+
+static int parse_range(struct field value, struct store_rule *rule, struct error *error)
+{
+	const char *plus = memchr(value.text, '+', value.len);
+	uint64_t end;
+
+	if (rule->range_length != 0) {
+		return error_set(error, -EINVAL, "range= is given twice");
+	}
+	if (plus == NULL ||
+		!store_parse_size(value.text, (size_t)(plus - value.text), &rule->range_offset) ||
+		!store_parse_size(plus + 1, value.len - (size_t)(plus + 1 - value.text),
+			&rule->range_length)) {
+		return error_set(error, -EINVAL,
+			"'%.*s' is not a range: expected OFFSET+LENGTH, for example 1M+64K",
+			(int)value.len, value.text);
+	}
+	if (rule->range_length == 0 ||
+		!checked_add_u64(rule->range_offset, rule->range_length, &end)) {
+		return error_set(error, -EINVAL, "the range '%.*s' is empty or goes past 2^64",
+			(int)value.len, value.text);
+	}
+	if (rule->ops == BIT(STORE_FLUSH)) {
+		return error_set(error, -EINVAL,
+			"a flush has no range: leave range= out of a rule for flush");
+	}
+	return 0;
+}
+
+/* "0.25", "1", ".5": digits and at most one point, more than 0 and at most 1. */
+static bool parse_probability(struct field value, double *probability)
+{
+	char text[PROBABILITY_TEXT_BYTES];
+	size_t points = 0;
+	size_t digit_count = 0;
+
+	if (value.len >= sizeof(text)) {
+		return false;
+	}
+	for (size_t i = 0; i < value.len; i++) {
+		if (value.text[i] == '.') {
+			points++;
+		} else if (value.text[i] >= '0' && value.text[i] <= '9') {
+			digit_count++;
+		} else {
+			return false;
+		}
+	}
+	if (points > 1 || digit_count == 0) {
+		return false;
+	}
+	memcpy(text, value.text, value.len);
+	text[value.len] = '\0';
+	*probability = strtod(text, NULL);
+	return *probability > 0.0 && *probability <= 1.0;
+}
+
+static int parse_choice(struct field key, struct field value, struct store_rule *rule, bool *chosen,
+	struct error *error)
+{
+	bool good;
+
+	if (*chosen) {
+		return error_set(error, -EINVAL, "only one of nth=, every= and prob= can be given");
+	}
+	*chosen = true;
+	if (field_is(key, "prob")) {
+		if (parse_probability(value, &rule->probability)) {
+			return 0;
+		}
+		return error_set(error, -EINVAL,
+			"'%.*s' is not a probability: expected a number above 0 and up to 1, for "
+			"example 0.01",
+			(int)value.len, value.text);
+	}
+	if (field_is(key, "nth")) {
+		good = store_parse_count(value.text, value.len, &rule->nth) && rule->nth > 0;
+	} else {
+		good = store_parse_count(value.text, value.len, &rule->every) && rule->every > 0;
+	}
+	if (good) {
+		return 0;
+	}
+	return error_set(error, -EINVAL, "%.*s=%.*s: expected a whole number of at least 1",
+		(int)key.len, key.text, (int)value.len, value.text);
+}
+
+/* What follows OP:ERRNO or OP:TIME. may_choose: nth, every and prob mean something. */
+static int parse_options(
+	const char *rest, bool may_choose, struct store_rule *rule, struct error *error)
+{
+	bool chosen = false;
+
+	while (rest != NULL) {
+		struct field field = field_next(&rest);
+		struct field key;
+		struct field value;
+		int result;
+
+		if (!field_split(field, &key, &value)) {
+			key = field;
+		}
+		if (key.len != field.len && field_is(key, "range")) {
+			result = parse_range(value, rule, error);
+		} else if (key.len != field.len && may_choose &&
+			   (field_is(key, "nth") || field_is(key, "every") ||
+				   field_is(key, "prob"))) {
+			result = parse_choice(key, value, rule, &chosen, error);
+		} else {
+			result = error_set(error, -EINVAL,
+				"'%.*s' is not understood: expected %srange=OFFSET+LENGTH",
+				(int)field.len, field.text,
+				may_choose ? "nth=N, every=N, prob=P or " : "");
+		}
+		if (result < 0) {
+			return result;
+		}
+	}
+	return 0;
+}
+
+static int parse_fault(const char *text, struct store_rule *rule, struct error *error)
+{
+	const char *rest = text;
+	int result = parse_op(field_next(&rest), &rule->ops, error);
+
+	if (result < 0) {
+		return result;
+	}
+	if (rest == NULL) {
+		return error_set(error, -EINVAL,
+			"the error is missing: expected OP:ERRNO, for example read:EIO");
+	}
+	result = parse_errno(field_next(&rest), &rule->error, error);
+	if (result < 0) {
+		return result;
+	}
+	return parse_options(rest, true, rule, error);
+}
+
+static int parse_delay(const char *text, struct store_rule *rule, struct error *error)
+{
+	const char *rest = text;
+	struct field field;
+	int result = parse_op(field_next(&rest), &rule->ops, error);
+
+	if (result < 0) {
+		return result;
+	}
+	if (rest == NULL) {
+		return error_set(error, -EINVAL,
+			"the time is missing: expected OP:TIME, for example read:10ms");
+	}
+	field = field_next(&rest);
+	/* An hour is far beyond any use, and keeps sums of rules far from overflow. */
+	if (!store_parse_time(field.text, field.len, &rule->delay_ns) ||
+		rule->delay_ns > UINT64_C(3600000000000)) {
+		return error_set(error, -EINVAL,
+			"'%.*s' is not a time: expected a whole number with a unit of at most one "
+			"hour, for example 500us, 10ms or 1s",
+			(int)field.len, field.text);
+	}
+	return parse_options(rest, false, rule, error);
+}
+
+int store_fault_parse(const char *text, struct store_rule *rule, struct error *error)
+{
+	struct store_rule parsed = { .probability = 1.0 };
+	int result = parse_fault(text, &parsed, error);
+
+	if (result < 0) {
+		error_prefix(error, "fault rule '%s'", text);
+		return result;
+	}
+	*rule = parsed;
+	return 0;
+}
+
+int store_delay_parse(const char *text, struct store_rule *rule, struct error *error)
+{
+	struct store_rule parsed = { .probability = 1.0 };
+	int result = parse_delay(text, &parsed, error);
+
+	if (result < 0) {
+		error_prefix(error, "delay rule '%s'", text);
+		return result;
+	}
+	*rule = parsed;
+	return 0;
+}

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/store.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "store/store_private.h"
+
+enum { PART_BYTES_MAX = 1 << 30 };
+
+/* A flag that means nothing for an operation is ignored: protocols let FUA go with any command. */
+#define PART_FLAGS_KNOWN ((uint32_t)(STORE_FUA | STORE_NO_HOLE | STORE_FAST_ZERO))
+
+/* --- opening ------------------------------------------------------------------------------- */
+
+static int base_open(
+	const struct store_options *options, struct store **store_out, struct error *error)
+{
+	static const char memory_prefix[] = "memory:";
+	static const char null_prefix[] = "null:";
+	const char *path = options->path;
+
+	if (strncmp(path, memory_prefix, sizeof(memory_prefix) - 1) == 0) {
+		return memory_store_open(
+			options, path + sizeof(memory_prefix) - 1, store_out, error);
+	}
+	if (strncmp(path, null_prefix, sizeof(null_prefix) - 1) == 0) {
+		return null_store_open(options, path + sizeof(null_prefix) - 1, store_out, error);
+	}
+	return file_store_open(options, store_out, error);
+}
+
+static int check_options(const struct store_options *options, struct error *error)
+{
+	GMB_ASSERT(options->path != NULL);
+	if (options->path[0] == '\0') {
+		return error_set(error, -EINVAL,
+			"no path given: expected a file, a block device, memory:SIZE or null:SIZE");
+	}
+	if (options->fault_count > STORE_RULES_MAX || options->delay_count > STORE_RULES_MAX) {
+		return error_set(error, -E2BIG,
+			"too many fault or delay rules for '%s': at most %d of each can be given",
+			options->path, STORE_RULES_MAX);
+	}
+	return 0;
+}
+
+static void check_info(const struct store_info *info)
+{
+	GMB_ASSERT(info->kind != NULL);
+	GMB_ASSERT(is_power_of_two(info->block_min));
+	GMB_ASSERT(info->block_min <= 65536);
+	GMB_ASSERT(is_power_of_two(info->block_preferred));
+	GMB_ASSERT(info->block_preferred >= MAX(info->block_min, UINT32_C(512)));
+	GMB_ASSERT(is_power_of_two(info->memory_align));
+}
+
+int store_open(const struct store_options *options, struct store **store_out, struct error *error)
+{
+	struct store *store = NULL;
+	int result = check_options(options, error);
+
+	if (result < 0) {
+		return result;
+	}
+	result = base_open(options, &store, error);
+	if (result == 0 && options->delay_count > 0) {
+		result = delay_store_open(
+			store, options->delays, options->delay_count, &store, error);
+	}
+	/* Faults are outermost: a part that is to fail does not reach the disk, nor wait. */
+	if (result == 0 && options->fault_count > 0) {
+		result = fault_store_open(
+			store, options->faults, options->fault_count, &store, error);
+	}
+	if (result < 0) {
+		return result;
+	}
+	check_info(&store->info);
+	*store_out = store;
+	return 0;
+}
+
+void store_close(struct store *store)
+{
+	if (store != NULL) {
+		store->ops->close(store);
+	}
+}
+
+uint64_t store_size(struct store *store)
+{
+	return store->ops->size(store);
+}
+
+int store_queue_create(
+	struct store *store, struct ring *ring, struct store_queue **queue_out, struct error *error)
+{
+	struct store_queue *queue = NULL;
+	int result = store->ops->queue_create(store, ring, &queue, error);
+
+	if (result < 0) {
+		return result;
+	}
+	queue->store = store;
+	queue->ring = ring;
+	queue->inflight_count = 0;
+	queue->submitting = NULL;
+	*queue_out = queue;
+	return 0;
+}
+
+void store_queue_destroy(struct store_queue *queue)
+{
+	if (queue != NULL) {
+		GMB_ASSERT(queue->inflight_count == 0);
+		queue->store->ops->queue_destroy(queue);
+	}
+}
+
+/* --- parts --------------------------------------------------------------------------------- */
+
+static void check_part(const struct store_queue *queue, const struct store_part *part)
+{
+	uint64_t end = 0;
+
+	GMB_ASSERT(part->op < STORE_OP_COUNT);
+	GMB_ASSERT(part->done != NULL);
+	GMB_ASSERT((part->flags & ~PART_FLAGS_KNOWN) == 0);
+	GMB_ASSERT(checked_add_u64(part->offset, part->length, &end));
+	GMB_ASSERT(end <= INT64_MAX);
+	GMB_ASSERT((part->length == 0) == (part->op == STORE_FLUSH));
+	if (part->op == STORE_READ || part->op == STORE_WRITE) {
+		GMB_ASSERT(part->data != NULL);
+		GMB_ASSERT(part->length <= PART_BYTES_MAX);
+	}
+	if (part->op == STORE_EXTENTS) {
+		GMB_ASSERT(part->extents != NULL);
+		GMB_ASSERT(part->extent_max > 0);
+	}
+	GMB_ASSERT(queue->submitting == NULL);
+}
+
+static bool changes_data(enum store_op op)
+{
+	return op == STORE_WRITE || op == STORE_TRIM || op == STORE_ZERO;
+}
+
+static void queue_submit(struct store_queue *queue, struct store_part *part)
+{
+	part->queue = queue;
+	queue->inflight_count++;
+	queue->submitting = part;
+	queue->store->ops->submit(queue, part);
+	queue->submitting = NULL;
+}
+
+void store_submit(struct store_queue *queue, struct store_part *part)
+{
+	check_part(queue, part);
+	part->io.in_flight = false;
+	list_init(&part->node);
+	part->progress = 0;
+	part->piece = 0;
+	part->phase = 0;
+	part->retries = 0;
+	part->gate = 0;
+	part->frame_count = 0;
+	part->extent_count = 0;
+	if (changes_data(part->op) && (queue->store->info.caps & STORE_CAP_WRITE) == 0) {
+		part->queue = queue;
+		queue->inflight_count++;
+		store_finish_later(part, -EPERM);
+		return;
+	}
+	queue_submit(queue, part);
+}
+
+void store_forward(struct store_queue *filter_queue, struct store_queue *inner_queue,
+	struct store_part *part, store_done_fn *done)
+{
+	GMB_ASSERT(part->queue == filter_queue);
+	GMB_ASSERT(part->frame_count < STORE_FILTERS_MAX);
+	part->frames[part->frame_count].done = done;
+	part->frames[part->frame_count].queue = filter_queue;
+	part->frame_count++;
+	queue_submit(inner_queue, part);
+}
+
+void store_finish(struct store_part *part, int result)
+{
+	struct store_queue *queue = part->queue;
+
+	GMB_ASSERT(result <= 0);
+	GMB_ASSERT(!part->io.in_flight);
+	GMB_ASSERT(part->gate == 0);
+	GMB_ASSERT(queue->submitting != part);
+	GMB_ASSERT(queue->inflight_count > 0);
+	queue->inflight_count--;
+	if (part->frame_count > 0) {
+		part->frame_count--;
+		part->queue = part->frames[part->frame_count].queue;
+		part->frames[part->frame_count].done(part, result);
+		return;
+	}
+	if (part->op == STORE_EXTENTS && result == 0) {
+		GMB_ASSERT(part->extent_count > 0);
+		GMB_ASSERT(part->extent_count <= part->extent_max);
+	}
+	part->queue = NULL;
+	part->done(part, result);
+}
+
+static void finish_later_done(struct ring_op *op, int result)
+{
+	store_finish(container_of(op, struct store_part, io), result);
+}
+
+void store_finish_later(struct store_part *part, int result)
+{
+	ring_defer(part->queue->ring, &part->io, result, finish_later_done);
+}

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What the files of src/store share: the constructors of the implementations, and how a filter
+ * hands a part on.
+ *
+ *   store_submit ─▶ filter.submit ─▶ store_forward ─▶ inner.submit
+ *                        ▲ frame.done ◀── store_finish ◀──┘
+ *   done ◀── store_finish┘
+ *
+ * Threading: constructors as store_open(); the rest on the queue's ring. Ownership: a constructor
+ * gives the store; a filter's constructor takes the inner store, also on failure.
+ * Errors: negative errno and a sentence.
+ */
+#pragma once
+
+#include "store/store.h"
+
+GMB_MUST_CHECK int file_store_open(
+	const struct store_options *options, struct store **store_out, struct error *error);
+/* size_text: what follows "memory:" or "null:". */
+GMB_MUST_CHECK int memory_store_open(const struct store_options *options, const char *size_text,
+	struct store **store_out, struct error *error);
+GMB_MUST_CHECK int null_store_open(const struct store_options *options, const char *size_text,
+	struct store **store_out, struct error *error);
+GMB_MUST_CHECK int fault_store_open(struct store *inner, const struct store_rule *rules,
+	uint32_t rule_count, struct store **store_out, struct error *error);
+GMB_MUST_CHECK int delay_store_open(struct store *inner, const struct store_rule *rules,
+	uint32_t rule_count, struct store **store_out, struct error *error);
+
+/* Gives the part to a filter's inner queue. done is called in place of the submitter's when the
+ * inner store finishes, with part->queue being the filter's again; it must end in store_finish().
+ */
+void store_forward(struct store_queue *filter_queue, struct store_queue *inner_queue,
+	struct store_part *part, store_done_fn *done);
+
+/* Finishes the part in the ring's next batch, so never from inside submit. part->io must be free.
+ */
+void store_finish_later(struct store_part *part, int result);
