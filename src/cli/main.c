@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "cli/cli.h"
+#include "cli/commands.h"
+
+static const struct command {
+	const char *name;
+	int (*run)(int argc, char **argv);
+	const char *summary;
+} commands[] = {
+	{ "serve", cmd_serve, "serve disks and image files to NBD clients" },
+	{ "info", cmd_info, "show what a server offers, or what this machine can do" },
+};
+
+static void print_usage(FILE *out)
+{
+	fprintf(out, "Usage: gmblock COMMAND [ARGUMENT]...\n"
+		     "Network block storage.\n"
+		     "\n"
+		     "Commands:\n");
+	for (size_t i = 0; i < ARRAY_COUNT(commands); i++) {
+		fprintf(out, "  %-8s %s\n", commands[i].name, commands[i].summary);
+	}
+	fprintf(out,
+		"  %-8s %s\n"
+		"\n"
+		"'gmblock COMMAND --help' explains a command; 'gmblock --version' prints the "
+		"version.\n",
+		"help", "explain a command");
+}
+
+static const struct command *find_command(const char *name)
+{
+	for (size_t i = 0; i < ARRAY_COUNT(commands); i++) {
+		if (strcmp(name, commands[i].name) == 0) {
+			return &commands[i];
+		}
+	}
+	return NULL;
+}
+
+static int unknown_command(const char *name)
+{
+	char shown[80];
+
+	fprintf(stderr, "gmblock: there is no command '%s'\nTry 'gmblock --help'.\n",
+		log_escape(shown, sizeof(shown), name, strlen(name)));
+	return CLI_USAGE;
+}
+
+static int finish_output(void)
+{
+	if (fflush(stdout) != 0) {
+		fprintf(stderr, "gmblock: cannot write to standard output: %s\n", strerror(errno));
+		return CLI_FAILURE;
+	}
+	return CLI_OK;
+}
+
+static int run_help(int argc, char **argv)
+{
+	char help[] = "--help";
+	char *arguments[] = { argc > 1 ? argv[1] : NULL, help, NULL };
+	const struct command *command;
+
+	if (argc < 2) {
+		print_usage(stdout);
+		return finish_output();
+	}
+	command = find_command(argv[1]);
+	return command != NULL ? command->run(2, arguments) : unknown_command(argv[1]);
+}
+
+/* A disk opened as descriptor 2 would receive our log. */
+static void occupy_standard_descriptors(void)
+{
+	int fd;
+
+	do {
+		fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+	} while (fd >= 0 && fd <= STDERR_FILENO);
+	if (fd < 0) {
+		abort();
+	}
+	close(fd);
+}
+
+int main(int argc, char **argv)
+{
+	const struct command *command;
+
+	occupy_standard_descriptors();
+	if (argc < 2) {
+		print_usage(stderr);
+		return CLI_USAGE;
+	}
+	if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
+		return run_help(1, argv);
+	}
+	if (strcmp(argv[1], "help") == 0) {
+		return run_help(argc - 1, argv + 1);
+	}
+	if (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "-V") == 0) {
+		return cli_print("gmblock " GMBLOCK_VERSION "\n");
+	}
+	command = find_command(argv[1]);
+	return command != NULL ? command->run(argc - 1, argv + 1) : unknown_command(argv[1]);
+}

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/accept.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+
+#define ACCEPT_PAUSE_NS UINT64_C(100000000)
+
+/* One listening socket. Its op waits either for a connection or for a pause to end. */
+struct door {
+	struct acceptor *acceptor;
+	struct ring_file file;
+	struct ring_op op;
+};
+
+struct acceptor {
+	struct acceptor_options options;
+	struct ring *ring;
+	struct log_limit failures;
+	struct log_limit refusals;
+	bool stopping;
+	uint32_t active_count; /* doors with an operation in flight */
+	uint32_t door_count;
+	struct ring_message start_message;
+	struct ring_message stop_message;
+	struct door doors[];
+};
+
+static void accept_done(struct ring_op *op, int result);
+
+int acceptor_create(
+	const struct acceptor_options *options, struct acceptor **acceptor_out, struct error *error)
+{
+	uint32_t door_count = 0;
+	struct acceptor *acceptor;
+
+	for (uint32_t i = 0; i < options->listener_count; i++) {
+		door_count += options->listeners[i].fd_count;
+	}
+	acceptor = calloc(1, sizeof(*acceptor) + door_count * sizeof(acceptor->doors[0]));
+	if (acceptor == NULL) {
+		return error_set(error, -ENOMEM, "no memory to accept connections");
+	}
+	acceptor->options = *options;
+	acceptor->ring = reactor_ring(options->reactors[0]);
+	acceptor->door_count = door_count;
+	*acceptor_out = acceptor;
+	return 0;
+}
+
+void acceptor_destroy(struct acceptor *acceptor)
+{
+	free(acceptor);
+}
+
+static void open_door(struct door *door)
+{
+	ring_accept(door->acceptor->ring, &door->op, door->file, accept_done);
+}
+
+/* The door stays shut; the last one to shut ends the acceptor. */
+static void shut_door(struct door *door)
+{
+	struct acceptor *acceptor = door->acceptor;
+
+	ring_file_remove(acceptor->ring, &door->file);
+	acceptor->active_count--;
+	if (acceptor->active_count == 0) {
+		acceptor->options.stopped(acceptor->options.context);
+	}
+}
+
+static void pause_done(struct ring_op *op, int result)
+{
+	struct door *door = container_of(op, struct door, op);
+
+	GMB_UNUSED(result);
+	if (door->acceptor->stopping) {
+		shut_door(door);
+	} else {
+		open_door(door);
+	}
+}
+
+static struct reactor *emptiest_reactor(const struct acceptor *acceptor)
+{
+	struct reactor *best = acceptor->options.reactors[0];
+	uint32_t best_count = reactor_session_count(best);
+
+	for (uint32_t i = 1; i < acceptor->options.reactor_count && best_count > 0; i++) {
+		uint32_t count = reactor_session_count(acceptor->options.reactors[i]);
+
+		if (count < best_count) {
+			best = acceptor->options.reactors[i];
+			best_count = count;
+		}
+	}
+	return best;
+}
+
+static void place_connection(struct acceptor *acceptor, int fd)
+{
+	_Atomic uint32_t *total = acceptor->options.connection_total;
+	char peer[LISTENER_PEER_BYTES];
+	uint32_t held_back;
+
+	listener_peer_name(fd, peer);
+	/* Only this thread counts up, so the limit cannot be overrun. */
+	if (atomic_load_explicit(total, memory_order_relaxed) >=
+		acceptor->options.connections_max) {
+		close(fd);
+		if (log_limit_pass(
+			    &acceptor->refusals, ring_batch_ns(acceptor->ring), &held_back)) {
+			log_warning("refused a connection from %s: the limit of %u connections is "
+				    "reached (%u refusals before were not logged)",
+				peer, acceptor->options.connections_max, held_back);
+		}
+		return;
+	}
+	atomic_fetch_add_explicit(total, 1, memory_order_relaxed);
+	reactor_give(emptiest_reactor(acceptor), fd, peer);
+}
+
+static bool peer_went_away(int result)
+{
+	/* Linux hands pending network errors of the new connection to accept. */
+	return result == -ECONNABORTED || result == -EINTR || result == -EPROTO ||
+	       result == -ENETDOWN || result == -ENETUNREACH || result == -EHOSTDOWN ||
+	       result == -EHOSTUNREACH || result == -ENONET || result == -EOPNOTSUPP ||
+	       result == -ENOPROTOOPT;
+}
+
+/* Out of descriptors or memory, or something unknown: the connection stays queued in the kernel, so
+ * trying again at once would spin. */
+static void pause_door(struct door *door, int result)
+{
+	struct acceptor *acceptor = door->acceptor;
+	uint32_t held_back;
+
+	if (log_limit_pass(&acceptor->failures, ring_batch_ns(acceptor->ring), &held_back)) {
+		log_error("cannot accept connections for a moment: %s%s (%u failures before were "
+			  "not logged)",
+			strerror(-result),
+			result == -EMFILE || result == -ENFILE
+				? "; raise the limit on open files (LimitNOFILE=, ulimit -n)"
+				: "",
+			held_back);
+	}
+	ring_timer(acceptor->ring, &door->op, ACCEPT_PAUSE_NS, pause_done);
+}
+
+static void accept_done(struct ring_op *op, int result)
+{
+	struct door *door = container_of(op, struct door, op);
+	struct acceptor *acceptor = door->acceptor;
+
+	if (acceptor->stopping) {
+		if (result >= 0) {
+			close(result);
+		}
+		shut_door(door);
+		return;
+	}
+	if (result >= 0) {
+		place_connection(acceptor, result);
+		open_door(door);
+	} else if (peer_went_away(result)) {
+		open_door(door);
+	} else {
+		pause_door(door, result);
+	}
+}
+
+static void deliver_start(struct ring *ring, struct ring_message *message)
+{
+	struct acceptor *acceptor = container_of(message, struct acceptor, start_message);
+	uint32_t door_idx = 0;
+
+	for (uint32_t i = 0; i < acceptor->options.listener_count; i++) {
+		const struct listener *listener = &acceptor->options.listeners[i];
+
+		for (uint32_t k = 0; k < listener->fd_count; k++) {
+			struct door *door = &acceptor->doors[door_idx++];
+
+			door->acceptor = acceptor;
+			door->file = ring_file_add(ring, listener->fds[k]);
+			acceptor->active_count++;
+			open_door(door);
+		}
+	}
+}
+
+void acceptor_start(struct acceptor *acceptor)
+{
+	acceptor->start_message.deliver = deliver_start;
+	ring_post(acceptor->ring, &acceptor->start_message);
+}
+
+static void deliver_stop(struct ring *ring, struct ring_message *message)
+{
+	struct acceptor *acceptor = container_of(message, struct acceptor, stop_message);
+
+	acceptor->stopping = true;
+	for (uint32_t i = 0; i < acceptor->door_count; i++) {
+		if (acceptor->doors[i].op.in_flight) {
+			ring_cancel(ring, &acceptor->doors[i].op);
+		}
+	}
+}
+
+void acceptor_stop(struct acceptor *acceptor)
+{
+	acceptor->stop_message.deliver = deliver_stop;
+	ring_post(acceptor->ring, &acceptor->stop_message);
+}

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Takes connections from all listeners on one ring and gives each to the reactor with the fewest
+ * sessions. Holds the server's limit on connections.
+ *
+ * Threading: create and destroy on the main thread; start and stop on any (they post); everything
+ * else runs on the first reactor's thread. Ownership: borrows the listeners and reactors; their
+ * descriptors must stay open until stopped() was called.
+ * Errors: a failed accept is logged, limited in rate; lack of descriptors or memory pauses that
+ * socket for a moment.
+ */
+#pragma once
+
+#include "server/listen.h"
+#include "server/reactor.h"
+
+struct acceptor;
+
+struct acceptor_options {
+	const struct listener *listeners;
+	uint32_t listener_count;
+	struct reactor *const *reactors; /* the first one runs the acceptor */
+	uint32_t reactor_count;
+	uint32_t connections_max;
+	_Atomic uint32_t *connection_total;
+	/* Called once on the first reactor's thread, after acceptor_stop(). */
+	void (*stopped)(void *context);
+	void *context;
+};
+
+GMB_MUST_CHECK int acceptor_create(const struct acceptor_options *options,
+	struct acceptor **acceptor_out, struct error *error);
+/* Never started, or stopped. NULL is a no-op. */
+void acceptor_destroy(struct acceptor *acceptor);
+
+void acceptor_start(struct acceptor *acceptor);
+void acceptor_stop(struct acceptor *acceptor);

@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/config.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "base/log.h"
+#include "base/units.h"
+#include "memory/arena.h"
+#include "nbd/server.h"
+
+enum { SHOWN_BYTES = 120 };
+
+void server_config_init(struct server_config *config)
+{
+	*config = (struct server_config){ 0 };
+}
+
+static void listen_fini(struct server_listen *entry)
+{
+	nbd_uri_fini(&entry->uri);
+	free(entry->text);
+	free(entry->origin);
+}
+
+void server_config_fini(struct server_config *config)
+{
+	for (uint32_t i = 0; i < config->export_count; i++) {
+		server_export_fini(&config->exports[i]);
+	}
+	for (uint32_t i = 0; i < config->listen_count; i++) {
+		listen_fini(&config->listens[i]);
+	}
+	for (uint32_t i = 0; i < config->command_count; i++) {
+		free(config->commands[i]);
+	}
+	free(config->exports);
+	free(config->listens);
+	free(config->commands);
+	server_config_init(config);
+}
+
+/* Makes room for one more element; capacities are the powers of two, so count alone tells when. */
+static int grow(void *array_inout, uint32_t count, size_t element_bytes)
+{
+	void **array = array_inout;
+	void *bigger;
+
+	if ((count & (count - 1)) != 0) {
+		return 0;
+	}
+	bigger = reallocarray(*array, count == 0 ? 1 : 2 * (size_t)count, element_bytes);
+	if (bigger == NULL) {
+		return -ENOMEM;
+	}
+	*array = bigger;
+	return 0;
+}
+
+int server_config_add_export(struct server_config *config, struct server_export *entry,
+	const char *origin, struct error *error)
+{
+	int rc = 0;
+
+	entry->origin = strdup(origin);
+	if (config->export_count == SERVER_EXPORTS_MAX) {
+		rc = error_set(error, -EINVAL, "more than %d exports", SERVER_EXPORTS_MAX);
+	} else if (entry->origin == NULL ||
+		   grow(&config->exports, config->export_count, sizeof(*config->exports)) < 0) {
+		rc = error_set(error, -ENOMEM, "no memory for another export");
+	}
+	if (rc < 0) {
+		server_export_fini(entry);
+		return rc;
+	}
+	config->exports[config->export_count++] = *entry;
+	server_export_init(entry);
+	return 0;
+}
+
+static int check_listen_uri(const struct nbd_uri *uri, const char *shown, struct error *error)
+{
+	if (uri->tls) {
+		return error_set(error, -EINVAL,
+			"cannot listen on '%s': TLS is not built yet; use nbd:// or nbd+unix://",
+			shown);
+	}
+	if (uri->export_name[0] != '\0') {
+		return error_set(error, -EINVAL,
+			"cannot listen on '%s': a listening URI names no export, because all "
+			"exports are served there; name them with --export",
+			shown);
+	}
+	if (uri->user != NULL || uri->tls_type != NULL || uri->tls_hostname != NULL ||
+		uri->tls_verify_peer != NULL) {
+		return error_set(error, -EINVAL,
+			"cannot listen on '%s': a user or tls- parameters belong to TLS, which is "
+			"not built yet",
+			shown);
+	}
+	if (uri->unknown_parameter != NULL) {
+		return error_set(error, -EINVAL,
+			"cannot listen on '%s': the parameter '%s' is not known; socket=PATH is",
+			shown, uri->unknown_parameter);
+	}
+	return 0;
+}
+
+int server_config_add_listen(
+	struct server_config *config, const char *text, const char *origin, struct error *error)
+{
+	struct server_listen entry = { 0 };
+	char shown[SHOWN_BYTES];
+	int rc = nbd_uri_parse(text, &entry.uri, error);
+
+	if (rc < 0) {
+		return rc;
+	}
+	entry.text = strdup(text);
+	entry.origin = strdup(origin);
+	rc = check_listen_uri(
+		&entry.uri, log_escape(shown, sizeof(shown), text, strlen(text)), error);
+	if (rc == 0 && config->listen_count == SERVER_LISTENS_MAX) {
+		rc = error_set(
+			error, -EINVAL, "more than %d addresses to listen on", SERVER_LISTENS_MAX);
+	}
+	if (rc == 0 && (entry.text == NULL || entry.origin == NULL ||
+			       grow(&config->listens, config->listen_count,
+				       sizeof(*config->listens)) < 0)) {
+		rc = error_set(error, -ENOMEM, "no memory for another listening address");
+	}
+	if (rc < 0) {
+		listen_fini(&entry);
+		return rc;
+	}
+	config->listens[config->listen_count++] = entry;
+	return 0;
+}
+
+int server_config_add_command(
+	struct server_config *config, const char *command, struct error *error)
+{
+	char *copy = strdup(command);
+
+	if (copy == NULL ||
+		grow(&config->commands, config->command_count, sizeof(*config->commands)) < 0) {
+		free(copy);
+		return error_set(error, -ENOMEM, "no memory for another command");
+	}
+	config->commands[config->command_count++] = copy;
+	return 0;
+}
+
+int server_limits_set(
+	struct server_limits *limits, const char *key, const char *value, struct error *error)
+{
+	const struct {
+		const char *key;
+		uint32_t *count;
+		uint32_t max;
+	} counts[] = {
+		{ "threads", &limits->threads, SERVER_THREADS_MAX },
+		{ "connections", &limits->connections_max, 1000000 },
+		{ "handshakes", &limits->handshakes_max, 1000000 },
+		{ "inflight", &limits->inflight_max, 65536 },
+		{ "inflight-total", &limits->inflight_total_max, 16777216 },
+	};
+	int rc;
+
+	for (size_t i = 0; i < ARRAY_COUNT(counts); i++) {
+		if (strcmp(key, counts[i].key) == 0) {
+			return units_parse_count(value, 1, counts[i].max, counts[i].count, error);
+		}
+	}
+	if (strcmp(key, "memory") == 0) {
+		rc = units_parse_bytes(value, &limits->memory_bytes, error);
+		if (rc == 0 && limits->memory_bytes == 0) {
+			rc = error_set(error, -ERANGE, "a server cannot work without memory");
+		}
+		return rc;
+	}
+	GMB_ASSERT(strcmp(key, "handshake-timeout") == 0);
+	rc = units_parse_time(value, &limits->handshake_timeout_ns, error);
+	if (rc == 0 && limits->handshake_timeout_ns == 0) {
+		rc = error_set(error, -ERANGE,
+			"the handshake deadline cannot be turned off: silent connections would "
+			"never go away");
+	}
+	return rc;
+}
+
+void server_limits_merge(struct server_limits *limits, const struct server_limits *fallback)
+{
+#define FILL(field) limits->field = limits->field != 0 ? limits->field : fallback->field
+	FILL(memory_bytes);
+	FILL(handshake_timeout_ns);
+	FILL(threads);
+	FILL(connections_max);
+	FILL(handshakes_max);
+	FILL(inflight_max);
+	FILL(inflight_total_max);
+#undef FILL
+}
+
+static uint32_t cpus_allowed(void)
+{
+	cpu_set_t set;
+
+	/* A machine with more CPUs than the set holds has more than the most threads we start. */
+	if (sched_getaffinity(0, sizeof(set), &set) < 0) {
+		return SERVER_THREADS_MAX;
+	}
+	return (uint32_t)MAX(CPU_COUNT(&set), 1);
+}
+
+static int finish_limits(struct server_limits *limits, struct error *error)
+{
+	struct server_limits defaults = { 0 };
+	struct nbd_limits reactor;
+	char memory[UNITS_TEXT_BYTES];
+	char least[UNITS_TEXT_BYTES];
+
+	if (limits->threads == 0) {
+		limits->threads = MIN(cpus_allowed(), (uint32_t)SERVER_THREADS_MAX);
+	}
+	nbd_limits_default(&reactor);
+	defaults.memory_bytes = reactor.memory_bytes_max * limits->threads;
+	defaults.handshake_timeout_ns = reactor.handshake_timeout_ns;
+	defaults.connections_max = reactor.sessions_max * limits->threads;
+	defaults.handshakes_max = reactor.handshakes_max * limits->threads;
+	defaults.inflight_max = reactor.inflight_per_session_max;
+	defaults.inflight_total_max = reactor.inflight_max * limits->threads;
+	server_limits_merge(limits, &defaults);
+	if (limits->memory_bytes / limits->threads < ARENA_SLAB_BYTES) {
+		return error_set(error, -EINVAL,
+			"%s of memory is too little for %u thread%s: each needs at least %s; "
+			"raise memory or lower threads",
+			units_format_bytes(memory, limits->memory_bytes), limits->threads,
+			limits->threads == 1 ? "" : "s",
+			units_format_bytes(least, ARENA_SLAB_BYTES));
+	}
+	return 0;
+}
+
+static int compare_names(const void *left, const void *right)
+{
+	const struct server_export *const *a = left;
+	const struct server_export *const *b = right;
+	int order = strcmp((*a)->name, (*b)->name);
+
+	/* Equal names stay in the order in which they were given. */
+	return order != 0 ? order : (*a > *b) - (*a < *b);
+}
+
+static int check_export_names(const struct server_config *config, struct error *error)
+{
+	const struct server_export **sorted = calloc(config->export_count, sizeof(*sorted));
+	char shown[SHOWN_BYTES];
+	int rc = 0;
+
+	if (sorted == NULL) {
+		return error_set(error, -ENOMEM, "no memory to compare export names");
+	}
+	for (uint32_t i = 0; i < config->export_count; i++) {
+		sorted[i] = &config->exports[i];
+	}
+	qsort(sorted, config->export_count, sizeof(*sorted), compare_names);
+	for (uint32_t i = 1; i < config->export_count && rc == 0; i++) {
+		const char *name = sorted[i]->name;
+
+		if (strcmp(sorted[i - 1]->name, name) == 0) {
+			rc = error_set(error, -EINVAL,
+				"%s: the export name \"%s\"%s is already used by %s; every export "
+				"needs a name of its own",
+				sorted[i]->origin,
+				log_escape(shown, sizeof(shown), name, strlen(name)),
+				name[0] == '\0' ? " (the default export)" : "",
+				sorted[i - 1]->origin);
+		}
+	}
+	free(sorted);
+	return rc;
+}
+
+static bool same_address(const struct nbd_uri *a, const struct nbd_uri *b)
+{
+	if (a->is_unix != b->is_unix) {
+		return false;
+	}
+	if (a->is_unix) {
+		return a->socket_path_bytes == b->socket_path_bytes &&
+		       memcmp(a->socket_path, b->socket_path, a->socket_path_bytes) == 0;
+	}
+	/* Port 0 asks for a port of its own each time. */
+	return a->port == b->port && a->port != 0 && strcasecmp(a->host, b->host) == 0;
+}
+
+static int check_listens(const struct server_config *config, struct error *error)
+{
+	for (uint32_t i = 0; i < config->listen_count; i++) {
+		for (uint32_t k = 0; k < i; k++) {
+			const struct server_listen *entry = &config->listens[i];
+
+			if (same_address(&entry->uri, &config->listens[k].uri)) {
+				return error_set(error, -EINVAL,
+					"%s: the address %s is already given by %s; remove one",
+					entry->origin, entry->text, config->listens[k].origin);
+			}
+		}
+	}
+	return 0;
+}
+
+int server_config_finish(struct server_config *config, struct error *error)
+{
+	int rc;
+
+	if (config->export_count == 0) {
+		return error_set(error, -EINVAL,
+			"nothing to serve: give a PATH, --export NAME=PATH or --config FILE");
+	}
+	rc = check_export_names(config, error);
+	if (rc == 0) {
+		rc = check_listens(config, error);
+	}
+	if (rc == 0) {
+		rc = finish_limits(&config->limits, error);
+	}
+	return rc;
+}

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What the server was asked to do, checked: exports, listening addresses, limits and commands. It
+ * is filled by the command line and by configuration files through the same setters, so that a
+ * value is checked in one place whichever way it came.
+ *
+ *   command line ──┐
+ *                  ├─▶ setters ─▶ struct server_config ─▶ server_config_finish() ─▶ server_run()
+ *   file (YAML) ───┘
+ *
+ * Threading: the main thread, before the server runs; read-only afterwards.
+ * Ownership: the config owns every string; server_config_fini() frees them.
+ * Errors: -EINVAL or -ERANGE with a sentence for the user that names the value and its origin.
+ */
+#pragma once
+
+#include "base/error.h"
+#include "nbd/uri.h"
+#include "store/store.h"
+
+enum {
+	SERVER_NAME_BYTES_MAX = 4096, /* export names and descriptions, by the protocol */
+	SERVER_EXPORTS_MAX = 65536,
+	SERVER_LISTENS_MAX = 64,
+	SERVER_THREADS_MAX = 64,
+};
+
+struct server_export {
+	char *name; /* UTF-8, "" is the default export */
+	char *path;
+	char *description; /* or NULL */
+	char *origin;	   /* where it was asked for, for messages */
+	enum store_mode read_mode;
+	enum store_mode write_mode;
+	bool read_only;
+	uint32_t connections_max; /* 0 = no limit of its own */
+	struct store_rule faults[STORE_RULES_MAX];
+	uint32_t fault_count;
+	struct store_rule delays[STORE_RULES_MAX];
+	uint32_t delay_count;
+	uint32_t keys_given; /* private: bit per key, finds repetitions */
+};
+
+struct server_listen {
+	struct nbd_uri uri;
+	char *text; /* as it was written */
+	char *origin;
+};
+
+/* Of the whole server; 0 = not given. server_config_finish() fills in the defaults. */
+struct server_limits {
+	uint64_t memory_bytes;
+	uint64_t handshake_timeout_ns;
+	uint32_t threads;
+	uint32_t connections_max;
+	uint32_t handshakes_max;
+	uint32_t inflight_max; /* per connection */
+	uint32_t inflight_total_max;
+};
+
+struct server_config {
+	struct server_export *exports;
+	uint32_t export_count;
+	struct server_listen *listens;
+	uint32_t listen_count;
+	struct server_limits limits;
+	char **commands; /* --run, in order */
+	uint32_t command_count;
+};
+
+void server_config_init(struct server_config *config);
+void server_config_fini(struct server_config *config);
+
+/* --- one export (config_export.c) ------------------------------------------------------------ */
+
+void server_export_init(struct server_export *entry);
+void server_export_fini(struct server_export *entry);
+
+/* Sets one key. value is NULL when none was written (only readonly may be without). The sentence
+ * does not name the key: the caller says where it stands. */
+GMB_MUST_CHECK int server_export_set(
+	struct server_export *entry, const char *key, const char *value, struct error *error);
+
+/* Sets name or path; both are copied. */
+GMB_MUST_CHECK int server_export_set_name(
+	struct server_export *entry, const char *name, struct error *error);
+GMB_MUST_CHECK int server_export_set_path(
+	struct server_export *entry, const char *path, struct error *error);
+
+/* Reads "NAME=PATH[,key[=value]]...". In NAME "\=" and "\\", after it "\," and "\\" stand for the
+ * character itself; any other backslash is an ordinary one. */
+GMB_MUST_CHECK int server_export_parse(
+	struct server_export *entry, const char *text, struct error *error);
+
+/* --- the whole ------------------------------------------------------------------------------- */
+
+/* Takes *entry, also on failure, and leaves it empty. origin is copied. */
+GMB_MUST_CHECK int server_config_add_export(struct server_config *config,
+	struct server_export *entry, const char *origin, struct error *error);
+GMB_MUST_CHECK int server_config_add_listen(
+	struct server_config *config, const char *text, const char *origin, struct error *error);
+GMB_MUST_CHECK int server_config_add_command(
+	struct server_config *config, const char *command, struct error *error);
+
+/* key: memory, threads, connections, handshakes, handshake-timeout, inflight, inflight-total. */
+GMB_MUST_CHECK int server_limits_set(
+	struct server_limits *limits, const char *key, const char *value, struct error *error);
+/* Fills what is not given in *limits from *fallback. */
+void server_limits_merge(struct server_limits *limits, const struct server_limits *fallback);
+
+/* Reads a configuration file (gmblock.conf(5)): adds its exports and addresses, and its limits
+ * where config has none yet. Errors begin with FILE:LINE:COLUMN. */
+GMB_MUST_CHECK int server_config_load(
+	struct server_config *config, const char *path, struct error *error);
+
+/* Checks the whole (something to serve, no name or address twice) and fills in the defaults. The
+ * default address is not added here: socket activation decides about it. */
+GMB_MUST_CHECK int server_config_finish(struct server_config *config, struct error *error);

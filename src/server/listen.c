@@ -1,0 +1,485 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/listen.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <systemd/sd-daemon.h>
+#include <unistd.h>
+
+#include "base/log.h"
+
+enum {
+	URI_SHOWN_BYTES = 256,
+	PORT_TRIES_MAX = 16, /* times that a port picked by the kernel may be taken elsewhere */
+};
+
+/* Any address that we listen on. */
+union address {
+	struct sockaddr any;
+	struct sockaddr_in ipv4;
+	struct sockaddr_in6 ipv6;
+	struct sockaddr_un local;
+	struct sockaddr_storage storage;
+};
+
+static const char *show_uri(const struct nbd_uri *uri, char out[URI_SHOWN_BYTES])
+{
+	if (nbd_uri_format(uri, "", 0, out, URI_SHOWN_BYTES) < 0) {
+		memcpy(out + URI_SHOWN_BYTES - 4, "...", 4);
+	}
+	return out;
+}
+
+static int out_of_memory(struct error *error)
+{
+	return error_set(error, -ENOMEM, "no memory for a listening address");
+}
+
+/* --- TCP ------------------------------------------------------------------------------------- */
+
+static uint16_t get_port(const union address *address)
+{
+	return ntohs(address->any.sa_family == AF_INET6 ? address->ipv6.sin6_port
+							: address->ipv4.sin_port);
+}
+
+static void set_port(union address *address, uint16_t port)
+{
+	if (address->any.sa_family == AF_INET6) {
+		address->ipv6.sin6_port = htons(port);
+	} else {
+		address->ipv4.sin_port = htons(port);
+	}
+}
+
+static int tcp_error(const struct nbd_uri *uri, int code, struct error *error)
+{
+	char shown[URI_SHOWN_BYTES];
+
+	show_uri(uri, shown);
+	switch (-code) {
+	case EADDRINUSE:
+		return error_set(error, code,
+			"cannot listen on %s: the port is in use by another program; stop it "
+			"(ss -ltnp shows it), or choose another port (:0 takes any free one)",
+			shown);
+	case EACCES:
+		return error_set(error, code,
+			"cannot listen on %s: ports below 1024 need privilege "
+			"(CAP_NET_BIND_SERVICE); choose a higher one",
+			shown);
+	case EADDRNOTAVAIL:
+		return error_set(error, code,
+			"cannot listen on %s: this machine does not have that address", shown);
+	default:
+		return error_set(error, code, "cannot listen on %s: %s", shown, strerror(-code));
+	}
+}
+
+/* A listening socket, or a negative errno. */
+static int tcp_socket(const union address *address, socklen_t address_bytes)
+{
+	int fd = socket(address->any.sa_family, SOCK_STREAM | SOCK_CLOEXEC, IPPROTO_TCP);
+	const int on = 1;
+	int code;
+
+	if (fd < 0) {
+		return -errno;
+	}
+	/* V6ONLY: an address means itself, so [::]:N and 0.0.0.0:N can be given together. */
+	if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) < 0 ||
+		(address->any.sa_family == AF_INET6 &&
+			setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof(on)) < 0) ||
+		bind(fd, &address->any, address_bytes) < 0 || listen(fd, SOMAXCONN) < 0) {
+		code = -errno;
+		close(fd);
+		return code;
+	}
+	return fd;
+}
+
+static bool seen_before(const struct addrinfo *list, const struct addrinfo *entry)
+{
+	for (const struct addrinfo *other = list; other != entry; other = other->ai_next) {
+		if (other->ai_addrlen == entry->ai_addrlen &&
+			memcmp(other->ai_addr, entry->ai_addr, entry->ai_addrlen) == 0) {
+			return true;
+		}
+	}
+	return false;
+}
+
+static void close_sockets(struct listener *listener)
+{
+	for (uint32_t i = 0; i < listener->fd_count; i++) {
+		close(listener->fds[i]);
+	}
+	listener->fd_count = 0;
+}
+
+/*
+ * Listens on every address of the list, all on one port. An address whose family this machine has
+ * switched off is passed over when another one works.
+ */
+static int tcp_listen_all(
+	struct listener *listener, const struct addrinfo *list, uint16_t *port_inout)
+{
+	int code = -EADDRNOTAVAIL;
+
+	for (const struct addrinfo *entry = list; entry != NULL; entry = entry->ai_next) {
+		union address address = { 0 };
+		socklen_t bytes = sizeof(address);
+		int fd;
+
+		if (seen_before(list, entry) || listener->fd_count == LISTENER_SOCKETS_MAX) {
+			continue;
+		}
+		memcpy(&address, entry->ai_addr, entry->ai_addrlen);
+		set_port(&address, *port_inout);
+		fd = tcp_socket(&address, entry->ai_addrlen);
+		if (fd == -EADDRNOTAVAIL || fd == -EAFNOSUPPORT) {
+			code = fd;
+			continue;
+		}
+		if (fd < 0) {
+			close_sockets(listener);
+			return fd;
+		}
+		listener->fds[listener->fd_count++] = fd;
+		if (getsockname(fd, &address.any, &bytes) < 0) {
+			code = -errno;
+			close_sockets(listener);
+			return code;
+		}
+		*port_inout = get_port(&address);
+	}
+	return listener->fd_count > 0 ? 0 : code;
+}
+
+static bool is_wildcard(const struct addrinfo *entry)
+{
+	union address address = { 0 };
+
+	memcpy(&address, entry->ai_addr, entry->ai_addrlen);
+	return entry->ai_family == AF_INET6 ? IN6_IS_ADDR_UNSPECIFIED(&address.ipv6.sin6_addr)
+					    : address.ipv4.sin_addr.s_addr == htonl(INADDR_ANY);
+}
+
+/* The address a client on this machine can use. */
+static int set_tcp_uri(
+	struct listener *listener, const char *host, uint16_t port, struct error *error)
+{
+	listener->uri = (struct nbd_uri){ .port = port };
+	listener->uri.host = strdup(host);
+	return listener->uri.host != NULL ? 0 : out_of_memory(error);
+}
+
+static int tcp_open(const struct nbd_uri *uri, struct listener *listener, struct error *error)
+{
+	const struct addrinfo hints = { .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM };
+	char shown[URI_SHOWN_BYTES];
+	struct addrinfo *list;
+	const char *host = uri->host;
+	uint16_t port = uri->port;
+	int rc = getaddrinfo(uri->host, NULL, &hints, &list);
+
+	if (rc != 0) {
+		return error_set(error, rc == EAI_SYSTEM ? -errno : -EADDRNOTAVAIL,
+			"cannot listen on %s: the host '%s' has no address here: %s",
+			show_uri(uri, shown), uri->host,
+			rc == EAI_SYSTEM ? strerror(errno) : gai_strerror(rc));
+	}
+	for (int tries = 0; tries < PORT_TRIES_MAX; tries++) {
+		port = uri->port;
+		rc = tcp_listen_all(listener, list, &port);
+		if (rc != -EADDRINUSE || uri->port != 0) {
+			break;
+		}
+	}
+	if (is_wildcard(list)) {
+		host = list->ai_family == AF_INET6 ? "::1" : "127.0.0.1";
+	}
+	freeaddrinfo(list);
+	if (rc < 0) {
+		return tcp_error(uri, rc, error);
+	}
+	return set_tcp_uri(listener, host, port, error);
+}
+
+/* --- Unix sockets ---------------------------------------------------------------------------- */
+
+static int unix_address(const struct nbd_uri *uri, union address *address, socklen_t *address_bytes,
+	struct error *error)
+{
+	bool is_abstract = uri->socket_path[0] == '\0';
+	size_t room = sizeof(address->local.sun_path) - (is_abstract ? 0 : 1);
+	char shown[URI_SHOWN_BYTES];
+
+	if (uri->socket_path_bytes > room) {
+		return error_set(error, -ENAMETOOLONG,
+			"cannot listen on %s: the socket path is %u bytes long, the system allows "
+			"%zu; choose a shorter one",
+			show_uri(uri, shown), uri->socket_path_bytes, room);
+	}
+	if (is_abstract && uri->socket_path_bytes == 1) {
+		return error_set(error, -EINVAL,
+			"cannot listen on %s: an abstract socket needs a name after %%00",
+			show_uri(uri, shown));
+	}
+	*address = (union address){ .local.sun_family = AF_UNIX };
+	memcpy(address->local.sun_path, uri->socket_path, uri->socket_path_bytes);
+	*address_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) +
+				     uri->socket_path_bytes + (is_abstract ? 0 : 1));
+	return 0;
+}
+
+/*
+ * Something has the name already. A socket file that nobody listens on is what a killed server
+ * leaves behind: it is removed. 0 = try again.
+ */
+static int remove_stale(const struct nbd_uri *uri, const union address *address,
+	socklen_t address_bytes, struct error *error)
+{
+	const char *path = uri->socket_path;
+	char shown[URI_SHOWN_BYTES];
+	struct stat st;
+	int probe;
+	int code;
+
+	show_uri(uri, shown);
+	if (path[0] != '\0' && (lstat(path, &st) < 0 || !S_ISSOCK(st.st_mode))) {
+		return error_set(error, -EADDRINUSE,
+			"cannot listen on %s: the path exists and is not a socket; it is left "
+			"alone, choose another path",
+			shown);
+	}
+	probe = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (probe < 0) {
+		return error_set(error, -errno, "cannot listen on %s: %s", shown, strerror(errno));
+	}
+	code = connect(probe, &address->any, address_bytes) < 0 ? -errno : 0;
+	close(probe);
+	if (path[0] == '\0' || (code != -ECONNREFUSED && code != -ENOENT)) {
+		return error_set(error, -EADDRINUSE,
+			"cannot listen on %s: another program listens on this socket; stop it or "
+			"choose another path",
+			shown);
+	}
+	if (unlink(path) < 0 && errno != ENOENT) {
+		return error_set(error, -errno,
+			"cannot listen on %s: the socket file is left over from an earlier server "
+			"and cannot be removed: %s",
+			shown, strerror(errno));
+	}
+	log_info("removed the socket file %s that an earlier server left behind", shown);
+	return 0;
+}
+
+/* Binds, removing a stale socket file once. */
+static int unix_bind(int fd, const struct nbd_uri *uri, struct error *error)
+{
+	char shown[URI_SHOWN_BYTES];
+	union address address;
+	socklen_t bytes;
+	int rc = unix_address(uri, &address, &bytes, error);
+
+	if (rc < 0 || bind(fd, &address.any, bytes) == 0) {
+		return rc;
+	}
+	rc = -errno;
+	if (rc == -EADDRINUSE) {
+		rc = remove_stale(uri, &address, bytes, error);
+		if (rc < 0 || bind(fd, &address.any, bytes) == 0) {
+			return rc;
+		}
+		rc = -errno;
+	}
+	return error_set(error, rc, "cannot listen on %s: %s%s", show_uri(uri, shown),
+		rc == -ENOENT ? "its directory does not exist: " : "", strerror(-rc));
+}
+
+static char *copy_bytes(const char *bytes, uint32_t len)
+{
+	char *copy = malloc((size_t)len + 1);
+
+	if (copy != NULL) {
+		memcpy(copy, bytes, len);
+		copy[len] = '\0';
+	}
+	return copy;
+}
+
+/* The path from the root, so that a client with another working directory finds it; as it is when
+ * that would be too long for a socket address. */
+static int set_unix_uri(
+	struct listener *listener, const char *path, uint32_t path_bytes, struct error *error)
+{
+	char directory[PATH_MAX];
+	char absolute[sizeof(((struct sockaddr_un *)0)->sun_path)];
+	int len;
+
+	listener->uri = (struct nbd_uri){ .is_unix = true };
+	if (path_bytes > 0 && path[0] != '\0' && path[0] != '/' &&
+		getcwd(directory, sizeof(directory)) != NULL) {
+		len = snprintf(absolute, sizeof(absolute), "%s/%s", directory, path);
+		if (len > 0 && (size_t)len < sizeof(absolute)) {
+			path = absolute;
+			path_bytes = (uint32_t)len;
+		}
+	}
+	listener->uri.socket_path = copy_bytes(path, path_bytes);
+	listener->uri.socket_path_bytes = path_bytes;
+	return listener->uri.socket_path != NULL ? 0 : out_of_memory(error);
+}
+
+static int unix_open(const struct nbd_uri *uri, struct listener *listener, struct error *error)
+{
+	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	char shown[URI_SHOWN_BYTES];
+	struct stat st;
+	int rc;
+
+	if (fd < 0) {
+		return error_set(error, -errno, "cannot listen on %s: %s", show_uri(uri, shown),
+			strerror(errno));
+	}
+	rc = unix_bind(fd, uri, error);
+	if (rc < 0) {
+		close(fd);
+		return rc;
+	}
+	listener->fds[listener->fd_count++] = fd;
+	rc = set_unix_uri(listener, uri->socket_path, uri->socket_path_bytes, error);
+	if (rc == 0 && uri->socket_path[0] != '\0' && lstat(uri->socket_path, &st) == 0) {
+		listener->unlink_path = strdup(uri->socket_path);
+		listener->unlink_device = st.st_dev;
+		listener->unlink_inode = st.st_ino;
+	}
+	if (rc == 0 && listen(fd, SOMAXCONN) < 0) {
+		rc = error_set(error, -errno, "cannot listen on %s: %s", show_uri(uri, shown),
+			strerror(errno));
+	}
+	return rc;
+}
+
+/* --- all ------------------------------------------------------------------------------------- */
+
+int listener_open(const struct nbd_uri *uri, struct listener *listener, struct error *error)
+{
+	int rc;
+
+	*listener = (struct listener){ 0 };
+	rc = uri->is_unix ? unix_open(uri, listener, error) : tcp_open(uri, listener, error);
+	if (rc < 0) {
+		listener_close(listener);
+	}
+	return rc;
+}
+
+static int adopt_address(struct listener *listener, int fd, struct error *error)
+{
+	union address address = { 0 };
+	socklen_t bytes = sizeof(address);
+	char host[NI_MAXHOST];
+
+	if (getsockname(fd, &address.any, &bytes) < 0) {
+		return error_set(error, -errno, "%s", strerror(errno));
+	}
+	if (address.any.sa_family == AF_UNIX) {
+		const char *path = address.local.sun_path;
+		uint32_t len = bytes - (uint32_t)offsetof(struct sockaddr_un, sun_path);
+
+		/* A path comes with its terminator, an abstract name without. */
+		if (len > 0 && path[0] != '\0') {
+			len = (uint32_t)strnlen(path, len);
+		}
+		return set_unix_uri(listener, path, len, error);
+	}
+	if (address.any.sa_family != AF_INET && address.any.sa_family != AF_INET6) {
+		return error_set(error, -EAFNOSUPPORT, "it is neither TCP nor Unix");
+	}
+	if (getnameinfo(&address.any, bytes, host, sizeof(host), NULL, 0, NI_NUMERICHOST) != 0) {
+		return error_set(error, -EINVAL, "its address cannot be read");
+	}
+	if (strcmp(host, "0.0.0.0") == 0) {
+		snprintf(host, sizeof(host), "127.0.0.1");
+	} else if (strcmp(host, "::") == 0) {
+		snprintf(host, sizeof(host), "::1");
+	}
+	return set_tcp_uri(listener, host, get_port(&address), error);
+}
+
+int listener_adopt(int fd, struct listener *listener, struct error *error)
+{
+	int flags;
+	int rc;
+
+	*listener = (struct listener){ .fds = { fd }, .fd_count = 1 };
+	if (sd_is_socket(fd, AF_UNSPEC, SOCK_STREAM, 1) <= 0) {
+		rc = error_set(error, -EINVAL,
+			"it is not a listening stream socket; use ListenStream= and Accept=no in "
+			"the socket unit");
+	} else {
+		rc = adopt_address(listener, fd, error);
+	}
+	/* A non-blocking listener would make the ring's accept fail instead of wait. */
+	flags = rc == 0 ? fcntl(fd, F_GETFL) : 0;
+	if (rc == 0 && (flags < 0 || fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) < 0 ||
+			       fcntl(fd, F_SETFD, FD_CLOEXEC) < 0)) {
+		rc = error_set(error, -errno, "%s", strerror(errno));
+	}
+	if (rc < 0) {
+		listener_close(listener);
+		error_prefix(error, "cannot use descriptor %d from the service manager", fd);
+	}
+	return rc;
+}
+
+void listener_close(struct listener *listener)
+{
+	struct stat st;
+
+	close_sockets(listener);
+	if (listener->unlink_path != NULL && lstat(listener->unlink_path, &st) == 0 &&
+		st.st_dev == listener->unlink_device && st.st_ino == listener->unlink_inode) {
+		unlink(listener->unlink_path);
+	}
+	free(listener->unlink_path);
+	nbd_uri_fini(&listener->uri);
+	*listener = (struct listener){ 0 };
+}
+
+const char *listener_peer_name(int fd, char out[LISTENER_PEER_BYTES])
+{
+	union address address = { 0 };
+	socklen_t bytes = sizeof(address);
+	struct ucred credentials;
+	socklen_t credentials_bytes = sizeof(credentials);
+	char host[INET6_ADDRSTRLEN];
+
+	/* A peer that is gone again has no address any more. */
+	snprintf(out, LISTENER_PEER_BYTES, "unknown");
+	if (getpeername(fd, &address.any, &bytes) < 0) {
+		return out;
+	}
+	if (address.any.sa_family == AF_INET) {
+		inet_ntop(AF_INET, &address.ipv4.sin_addr, host, sizeof(host));
+		snprintf(out, LISTENER_PEER_BYTES, "%s:%u", host, get_port(&address));
+	} else if (address.any.sa_family == AF_INET6) {
+		inet_ntop(AF_INET6, &address.ipv6.sin6_addr, host, sizeof(host));
+		snprintf(out, LISTENER_PEER_BYTES, "[%s]:%u", host, get_port(&address));
+	} else if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &credentials_bytes) == 0) {
+		snprintf(out, LISTENER_PEER_BYTES, "unix:pid %d", (int)credentials.pid);
+	}
+	return out;
+}

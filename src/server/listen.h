@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Sockets that wait for clients: TCP addresses, Unix sockets (by path or abstract), and those that
+ * the service manager hands over. One listener is one URI; a host name with several addresses gives
+ * it several sockets on the same port.
+ *
+ * Threading: opened and closed by the main thread; the descriptors are used by the acceptor while
+ * it runs. Ownership: the listener owns its sockets and the socket file that it created.
+ * Errors: a negative errno and a sentence that names the URI and the remedy.
+ */
+#pragma once
+
+#include <sys/types.h>
+
+#include "server/config.h"
+
+enum { LISTENER_SOCKETS_MAX = 16, LISTENER_PEER_BYTES = 80 };
+
+struct listener {
+	struct nbd_uri uri; /* as a client on this machine can use it: real port, no wildcard */
+	int fds[LISTENER_SOCKETS_MAX];
+	uint32_t fd_count;
+	char *unlink_path; /* the socket file to remove, or NULL */
+	dev_t unlink_device;
+	ino_t unlink_inode;
+};
+
+GMB_MUST_CHECK int listener_open(
+	const struct nbd_uri *uri, struct listener *listener, struct error *error);
+
+/* Takes over a listening stream socket of the service manager; fd becomes the listener's. */
+GMB_MUST_CHECK int listener_adopt(int fd, struct listener *listener, struct error *error);
+
+/* Closes the sockets and removes the socket file if it is still ours. Twice does no harm. */
+void listener_close(struct listener *listener);
+
+/* A short name for the other end of a connected socket: "127.0.0.1:4711", "unix:pid 4711". */
+const char *listener_peer_name(int fd, char out[LISTENER_PEER_BYTES]);

@@ -1,0 +1,596 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/server.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/un.h>
+#include <systemd/sd-daemon.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "server/accept.h"
+#include "server/run.h"
+
+#define DRAIN_DEADLINE_NS UINT64_C(10000000000)
+/* What the reactors get on top of their own deadline before the process ends without them: a
+ * request that hangs inside the kernel cannot be taken back. */
+#define DRAIN_GRACE_NS UINT64_C(5000000000)
+
+static const char listen_default[] = "nbd://127.0.0.1:10809";
+
+enum server_phase {
+	SERVER_SERVING,	 /* waits for a signal or the end of the commands */
+	SERVER_CLOSING,	 /* waits for the acceptor to stop */
+	SERVER_DRAINING, /* waits for every reactor to drain */
+	SERVER_STOPPED,
+};
+
+struct server {
+	const struct server_config *config;
+	enum server_phase phase;
+	struct nbd_export *exports;
+	uint32_t export_count; /* whose store is open */
+	struct listener *listeners;
+	uint32_t listener_count;
+	struct reactor **reactors;
+	uint32_t reactor_count;
+	struct acceptor *acceptor;
+	_Atomic uint32_t connection_total;
+
+	sigset_t mask_before;
+	int signal_fd;
+	int event_fd;			/* other threads wake the main thread */
+	_Atomic bool acceptor_stopped;	/* set before event_fd is written */
+	_Atomic uint32_t drained_count; /* the same */
+	struct runner runner;
+	bool has_runner;
+	int exit_status;
+	uint64_t stop_limit_ns; /* while stopping: when to give up */
+};
+
+static uint64_t now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
+/* --- exports --------------------------------------------------------------------------------- */
+
+static int open_export(
+	struct nbd_export *out, const struct server_export *entry, struct error *error)
+{
+	const struct store_options options = {
+		.path = entry->path,
+		.read_only = entry->read_only,
+		.read_mode = entry->read_mode,
+		.write_mode = entry->write_mode,
+		.faults = entry->faults,
+		.fault_count = entry->fault_count,
+		.delays = entry->delays,
+		.delay_count = entry->delay_count,
+	};
+	struct store *store;
+	char shown[120];
+	int rc = store_open(&options, &store, error);
+
+	if (rc < 0) {
+		error_prefix(error, "cannot serve the export \"%s\" (%s)",
+			log_escape(shown, sizeof(shown), entry->name, strlen(entry->name)),
+			entry->origin);
+		return rc;
+	}
+	out->name = entry->name;
+	out->name_bytes = (uint32_t)strlen(entry->name);
+	out->description = entry->description;
+	out->store = store;
+	out->read_only = entry->read_only || (store_info(store)->caps & STORE_CAP_WRITE) == 0;
+	out->connections_max = entry->connections_max;
+	return 0;
+}
+
+static int open_exports(struct server *server, struct error *error)
+{
+	const struct server_config *config = server->config;
+
+	server->exports = calloc(config->export_count, sizeof(*server->exports));
+	if (server->exports == NULL) {
+		return error_set(error, -ENOMEM, "no memory for %u exports", config->export_count);
+	}
+	for (uint32_t i = 0; i < config->export_count; i++) {
+		int rc = open_export(&server->exports[i], &config->exports[i], error);
+
+		if (rc < 0) {
+			return rc;
+		}
+		server->export_count++;
+	}
+	return 0;
+}
+
+/* --- listeners ------------------------------------------------------------------------------- */
+
+static int adopt_sockets(struct server *server, int count, struct error *error)
+{
+	for (int i = 0; i < count; i++) {
+		int rc = listener_adopt(
+			SD_LISTEN_FDS_START + i, &server->listeners[server->listener_count], error);
+
+		if (rc < 0) {
+			return rc;
+		}
+		server->listener_count++;
+	}
+	return 0;
+}
+
+static int open_default_listener(struct server *server, struct error *error)
+{
+	struct nbd_uri uri;
+	int rc = nbd_uri_parse(listen_default, &uri, error);
+
+	if (rc < 0) {
+		return rc;
+	}
+	rc = listener_open(&uri, &server->listeners[0], error);
+	nbd_uri_fini(&uri);
+	server->listener_count = rc == 0;
+	return rc;
+}
+
+static int open_listeners(struct server *server, struct error *error)
+{
+	const struct server_config *config = server->config;
+	int adopted_count = sd_listen_fds(1);
+	int rc;
+
+	if (adopted_count < 0) {
+		return error_set(error, adopted_count,
+			"cannot read the sockets of the service manager: %s",
+			strerror(-adopted_count));
+	}
+	server->listeners = calloc(
+		(size_t)adopted_count + config->listen_count + 1, sizeof(*server->listeners));
+	if (server->listeners == NULL) {
+		return error_set(error, -ENOMEM, "no memory for listening addresses");
+	}
+	rc = adopt_sockets(server, adopted_count, error);
+	for (uint32_t i = 0; i < config->listen_count && rc == 0; i++) {
+		rc = listener_open(
+			&config->listens[i].uri, &server->listeners[server->listener_count], error);
+		if (rc < 0) {
+			error_prefix(error, "%s", config->listens[i].origin);
+		} else {
+			server->listener_count++;
+		}
+	}
+	if (rc == 0 && server->listener_count == 0) {
+		rc = open_default_listener(server, error);
+	}
+	return rc;
+}
+
+/* --- reactors -------------------------------------------------------------------------------- */
+
+static void wake_main(struct server *server)
+{
+	uint64_t one = 1;
+	ssize_t written = write(server->event_fd, &one, sizeof(one));
+
+	GMB_ASSERT(written == (ssize_t)sizeof(one));
+}
+
+static void acceptor_has_stopped(void *context)
+{
+	struct server *server = context;
+
+	/* Release, read with acquire by the main thread: no connection is given after this. */
+	atomic_store_explicit(&server->acceptor_stopped, true, memory_order_release);
+	wake_main(server);
+}
+
+static void reactor_has_drained(void *context)
+{
+	struct server *server = context;
+
+	atomic_fetch_add_explicit(&server->drained_count, 1, memory_order_release);
+	wake_main(server);
+}
+
+static uint32_t share_of(uint32_t total, uint32_t count)
+{
+	return (total + count - 1) / count;
+}
+
+/* One reactor's part of the server's limits. Connections are not split: the acceptor counts them,
+ * and placement need not be even. */
+static struct nbd_limits reactor_limits(const struct server_limits *limits)
+{
+	struct nbd_limits out;
+
+	nbd_limits_default(&out);
+	out.sessions_max = limits->connections_max;
+	out.handshakes_max = share_of(limits->handshakes_max, limits->threads);
+	out.handshake_timeout_ns = limits->handshake_timeout_ns;
+	out.inflight_per_session_max = limits->inflight_max;
+	out.inflight_max = share_of(limits->inflight_total_max, limits->threads);
+	out.memory_bytes_max = limits->memory_bytes / limits->threads;
+	return out;
+}
+
+static int start_reactors(struct server *server, struct error *error)
+{
+	const struct server_limits *limits = &server->config->limits;
+	struct reactor_options options = {
+		.exports = server->exports,
+		.export_count = server->export_count,
+		.limits = reactor_limits(limits),
+		.connection_total = &server->connection_total,
+		.drained = reactor_has_drained,
+		.context = server,
+	};
+
+	server->reactors = calloc(limits->threads, sizeof(struct reactor *));
+	if (server->reactors == NULL) {
+		return error_set(error, -ENOMEM, "no memory for %u threads", limits->threads);
+	}
+	while (server->reactor_count < limits->threads) {
+		int rc;
+
+		options.index = server->reactor_count;
+		rc = reactor_create(&options, &server->reactors[options.index], error);
+		if (rc < 0) {
+			return rc;
+		}
+		server->reactor_count++;
+	}
+	return 0;
+}
+
+static int start_accepting(struct server *server, struct error *error)
+{
+	const struct acceptor_options options = {
+		.listeners = server->listeners,
+		.listener_count = server->listener_count,
+		.reactors = server->reactors,
+		.reactor_count = server->reactor_count,
+		.connections_max = server->config->limits.connections_max,
+		.connection_total = &server->connection_total,
+		.stopped = acceptor_has_stopped,
+		.context = server,
+	};
+	int rc = acceptor_create(&options, &server->acceptor, error);
+
+	if (rc == 0) {
+		acceptor_start(server->acceptor);
+	}
+	return rc;
+}
+
+/* --- the process ----------------------------------------------------------------------------- */
+
+/* Every connection is a descriptor; the soft limit of 1024 is only a default for old programs. */
+static void raise_file_limit(void)
+{
+	struct rlimit limit;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+		limit.rlim_cur = limit.rlim_max;
+		if (setrlimit(RLIMIT_NOFILE, &limit) < 0) {
+			log_warning("cannot raise the limit on open files: %s", strerror(errno));
+		}
+	}
+}
+
+/* Blocks our signals before any thread starts, so that only signal_fd sees them. */
+static int take_signals(struct server *server, struct error *error)
+{
+	sigset_t ours;
+
+	sigemptyset(&ours);
+	sigaddset(&ours, SIGTERM);
+	sigaddset(&ours, SIGINT);
+	sigaddset(&ours, SIGCHLD);
+	signal(SIGPIPE, SIG_IGN);
+	/* A parent that ignores SIGCHLD would make us lose the commands' exit status. */
+	signal(SIGCHLD, SIG_DFL);
+	sigprocmask(SIG_BLOCK, &ours, &server->mask_before);
+	server->signal_fd = signalfd(-1, &ours, SFD_CLOEXEC | SFD_NONBLOCK);
+	if (server->signal_fd >= 0) {
+		server->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	}
+	if (server->signal_fd < 0 || server->event_fd < 0) {
+		return error_set(error, -errno, "cannot wait for signals: %s", strerror(errno));
+	}
+	return 0;
+}
+
+/* Longest URI: a name of 4096 bytes, three characters each, and the address. */
+enum { URI_BYTES_MAX = 3 * SERVER_NAME_BYTES_MAX + 1024 };
+
+static void format_uri(
+	const struct listener *listener, const struct nbd_export *entry, char out[URI_BYTES_MAX])
+{
+	int rc = nbd_uri_format(&listener->uri, entry->name, entry->name_bytes, out, URI_BYTES_MAX);
+
+	GMB_ASSERT(rc == 0);
+}
+
+static void print_uris(const struct server *server)
+{
+	char uri[URI_BYTES_MAX];
+
+	for (uint32_t i = 0; i < server->listener_count; i++) {
+		for (uint32_t k = 0; k < server->export_count; k++) {
+			format_uri(&server->listeners[i], &server->exports[k], uri);
+			printf("%s\n", uri);
+		}
+	}
+	if (fflush(stdout) != 0) {
+		log_warning("cannot print the URIs on standard output: %s", strerror(errno));
+	}
+}
+
+static void announce(const struct server *server)
+{
+	sd_notifyf(0, "READY=1\nSTATUS=Serving %u export%s on %u address%s with %u thread%s",
+		server->export_count, server->export_count == 1 ? "" : "s", server->listener_count,
+		server->listener_count == 1 ? "" : "es", server->reactor_count,
+		server->reactor_count == 1 ? "" : "s");
+}
+
+/* The export that --run commands get: the default one, else the first. */
+static const struct nbd_export *run_export(const struct server *server)
+{
+	for (uint32_t i = 0; i < server->export_count; i++) {
+		if (server->exports[i].name_bytes == 0) {
+			return &server->exports[i];
+		}
+	}
+	return &server->exports[0];
+}
+
+static void begin_stop(struct server *server);
+
+/* Starts the next --run command, or begins to stop when there is none or it cannot be started. */
+static void run_next(struct server *server)
+{
+	struct error error;
+
+	if (!runner_has_next(&server->runner)) {
+		server->exit_status = server->runner.exit_status;
+		begin_stop(server);
+	} else if (runner_start(&server->runner, &error) < 0) {
+		log_error("%s", error.text);
+		server->exit_status = 1;
+		begin_stop(server);
+	}
+}
+
+/* --- stopping -------------------------------------------------------------------------------- */
+
+static void begin_stop(struct server *server)
+{
+	sd_notify(0, "STOPPING=1\nSTATUS=Finishing what is in flight");
+	server->phase = SERVER_CLOSING;
+	server->stop_limit_ns = now_ns() + DRAIN_DEADLINE_NS + DRAIN_GRACE_NS;
+	acceptor_stop(server->acceptor);
+}
+
+static void close_listeners(struct server *server)
+{
+	for (uint32_t i = 0; i < server->listener_count; i++) {
+		listener_close(&server->listeners[i]);
+	}
+	server->listener_count = 0;
+}
+
+static void begin_drain(struct server *server)
+{
+	server->phase = SERVER_DRAINING;
+	close_listeners(server);
+	for (uint32_t i = 0; i < server->reactor_count; i++) {
+		reactor_drain(server->reactors[i], DRAIN_DEADLINE_NS);
+	}
+}
+
+/* Leaves without waiting for anybody. What was acknowledged is safe: it is on the disk or in the
+ * page cache. */
+GMB_NORETURN static void stop_hard(struct server *server, const char *reason)
+{
+	log_error("stopped at once, with requests in flight: %s", reason);
+	close_listeners(server);
+	fflush(stdout);
+	_exit(1);
+}
+
+static void handle_signal(struct server *server, int signal_number)
+{
+	if (signal_number == SIGCHLD) {
+		if (server->has_runner && runner_reap(&server->runner)) {
+			if (server->phase == SERVER_SERVING) {
+				run_next(server);
+			} else {
+				server->exit_status = server->runner.exit_status;
+			}
+		}
+		return;
+	}
+	if (server->phase != SERVER_SERVING) {
+		stop_hard(server, "a second signal came");
+	}
+	runner_signal(&server->runner, signal_number);
+	begin_stop(server);
+}
+
+static void handle_events(struct server *server)
+{
+	uint64_t count;
+	ssize_t got = read(server->event_fd, &count, sizeof(count));
+
+	GMB_UNUSED(got);
+	if (server->phase == SERVER_CLOSING &&
+		atomic_load_explicit(&server->acceptor_stopped, memory_order_acquire)) {
+		begin_drain(server);
+	}
+	if (server->phase == SERVER_DRAINING &&
+		atomic_load_explicit(&server->drained_count, memory_order_acquire) ==
+			server->reactor_count) {
+		server->phase = SERVER_STOPPED;
+	}
+}
+
+static int stop_timeout_ms(const struct server *server)
+{
+	uint64_t now;
+
+	if (server->phase == SERVER_SERVING) {
+		return -1;
+	}
+	now = now_ns();
+	return now >= server->stop_limit_ns ? 0
+					    : (int)((server->stop_limit_ns - now) / 1000000 + 1);
+}
+
+static void wait_for_stop(struct server *server)
+{
+	struct pollfd fds[] = {
+		{ .fd = server->signal_fd, .events = POLLIN },
+		{ .fd = server->event_fd, .events = POLLIN },
+	};
+	struct signalfd_siginfo info;
+
+	while (server->phase != SERVER_STOPPED) {
+		int ready = poll(fds, ARRAY_COUNT(fds), stop_timeout_ms(server));
+
+		if (ready == 0) {
+			stop_hard(server, "they did not finish in time");
+		}
+		while (read(server->signal_fd, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
+			handle_signal(server, (int)info.ssi_signo);
+		}
+		handle_events(server);
+	}
+}
+
+/* A command that outlives the server's other work is waited for: its status is ours. */
+static void wait_for_command(struct server *server)
+{
+	struct pollfd fd = { .fd = server->signal_fd, .events = POLLIN };
+	struct signalfd_siginfo info;
+
+	while (server->runner.pid != 0) {
+		if (runner_reap(&server->runner)) {
+			server->exit_status = server->runner.exit_status;
+			break;
+		}
+		if (poll(&fd, 1, stop_timeout_ms(server)) == 0) {
+			runner_signal(&server->runner, SIGKILL);
+			server->stop_limit_ns += DRAIN_GRACE_NS;
+		}
+		while (read(server->signal_fd, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
+			if (info.ssi_signo != SIGCHLD) {
+				runner_signal(&server->runner, (int)info.ssi_signo);
+			}
+		}
+	}
+}
+
+/* --- the whole ------------------------------------------------------------------------------- */
+
+static void serve(struct server *server)
+{
+	const struct server_config *config = server->config;
+	char uri[URI_BYTES_MAX];
+	char socket_path[sizeof(((struct sockaddr_un *)0)->sun_path)];
+	struct runner_options options = {
+		.commands = config->commands,
+		.command_count = config->command_count,
+		.uri = uri,
+		.child_mask = &server->mask_before,
+	};
+
+	announce(server);
+	if (config->command_count == 0) {
+		print_uris(server);
+		wait_for_stop(server);
+		return;
+	}
+	/* Standard output belongs to the commands. */
+	format_uri(&server->listeners[0], run_export(server), uri);
+	if (server->listeners[0].uri.is_unix && server->listeners[0].uri.socket_path[0] != '\0') {
+		snprintf(socket_path, sizeof(socket_path), "%s",
+			server->listeners[0].uri.socket_path);
+		options.socket_path = socket_path;
+	}
+	runner_init(&server->runner, &options);
+	server->has_runner = true;
+	run_next(server);
+	wait_for_stop(server);
+	wait_for_command(server);
+}
+
+static int start(struct server *server, struct error *error)
+{
+	int rc;
+
+	raise_file_limit();
+	rc = take_signals(server, error);
+	if (rc == 0) {
+		rc = open_exports(server, error);
+	}
+	if (rc == 0) {
+		rc = open_listeners(server, error);
+	}
+	if (rc == 0) {
+		rc = start_reactors(server, error);
+	}
+	if (rc == 0) {
+		rc = start_accepting(server, error);
+	}
+	return rc;
+}
+
+static void release(struct server *server)
+{
+	for (uint32_t i = 0; i < server->reactor_count; i++) {
+		reactor_destroy(server->reactors[i]);
+	}
+	acceptor_destroy(server->acceptor);
+	close_listeners(server);
+	for (uint32_t i = 0; i < server->export_count; i++) {
+		store_close(server->exports[i].store);
+	}
+	free(server->reactors);
+	free(server->listeners);
+	free(server->exports);
+	if (server->signal_fd >= 0) {
+		close(server->signal_fd);
+	}
+	if (server->event_fd >= 0) {
+		close(server->event_fd);
+	}
+	/* The signals stay blocked: one that comes now must not turn a clean stop into a kill. */
+}
+
+int server_run(const struct server_config *config, int *exit_status, struct error *error)
+{
+	struct server server = { .config = config, .signal_fd = -1, .event_fd = -1 };
+	int rc = start(&server, error);
+
+	if (rc == 0) {
+		serve(&server);
+		*exit_status = server.exit_status;
+	}
+	release(&server);
+	return rc;
+}

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The server as a whole: opens every export, listens on every address, starts the reactors, serves
+ * until a signal or the end of the --run commands, and stops cleanly.
+ *
+ *   open stores ─▶ listen ─▶ reactors ─▶ accept ─▶ ready ─▶ wait ─▶ stop accepting ─▶ drain ─▶
+ * close
+ *
+ * Threading: the main thread of a process without other threads; blocks until the server has
+ * stopped, and handles SIGTERM, SIGINT and SIGCHLD meanwhile. Ownership: borrows the configuration.
+ * Errors: a failed start is a negative errno with a sentence, and nothing was served.
+ */
+#pragma once
+
+#include "server/config.h"
+
+/* Returns 0 after a clean stop; *exit_status is then 0, or that of the last --run command, or 1
+ * when the stop was not clean. */
+GMB_MUST_CHECK int server_run(
+	const struct server_config *config, int *exit_status, struct error *error);
