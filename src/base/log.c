@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/utf8.h"
+
 static _Atomic int log_level_max = LOG_LEVEL_INFO;
 
 void log_set_level(enum log_level level)
@@ -71,34 +73,6 @@ bool log_limit_pass(struct log_limit *limit, uint64_t now_ns, uint32_t *suppress
 	return true;
 }
 
-/* Length of the valid UTF-8 sequence at p (1 to 4 bytes), or 0. Overlong forms and surrogates: 0.
- */
-static size_t utf8_length(const uint8_t *p, size_t left)
-{
-	uint32_t c;
-	size_t n;
-
-	if (p[0] < 0x80) {
-		return 1;
-	}
-	n = p[0] >= 0xf0 ? 4 : p[0] >= 0xe0 ? 3 : 2;
-	if (p[0] < 0xc2 || p[0] > 0xf4 || left < n) {
-		return 0;
-	}
-	c = p[0] & (0x7fu >> n);
-	for (size_t i = 1; i < n; i++) {
-		if ((p[i] & 0xc0) != 0x80) {
-			return 0;
-		}
-		c = (c << 6) | (p[i] & 0x3f);
-	}
-	if ((n == 3 && c < 0x800) || (n == 4 && (c < 0x10000 || c > 0x10ffff)) ||
-		(c >= 0xd800 && c <= 0xdfff)) {
-		return 0;
-	}
-	return n;
-}
-
 const char *log_escape(char *out, size_t out_bytes, const void *peer_bytes, size_t len)
 {
 	const uint8_t *p = peer_bytes;
@@ -107,7 +81,7 @@ const char *log_escape(char *out, size_t out_bytes, const void *peer_bytes, size
 	GMB_ASSERT(out_bytes >= 8);
 	for (size_t i = 0; i < len;) {
 		char piece[8];
-		size_t n = utf8_length(p + i, len - i);
+		size_t n = utf8_sequence(p + i, len - i);
 		size_t piece_len;
 
 		if (n == 0 || p[i] < 0x20 || p[i] == 0x7f || p[i] == '\\' || p[i] == '"' ||
