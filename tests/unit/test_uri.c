@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "nbd/uri.h"
+
+static struct nbd_uri parse(const char *text)
+{
+	struct nbd_uri uri;
+	struct error error = { 0 };
+
+	if (nbd_uri_parse(text, &uri, &error) != 0) {
+		fail_msg("%s was refused: %s", text, error.text);
+	}
+	return uri;
+}
+
+static void refused(const char *text, const char *reason)
+{
+	struct nbd_uri uri;
+	struct error error = { 0 };
+
+	if (nbd_uri_parse(text, &uri, &error) != -EINVAL) {
+		fail_msg("%s was not refused with EINVAL", text);
+	}
+	assert_int_equal(error.code, -EINVAL);
+	if (strstr(error.text, reason) == NULL) {
+		fail_msg("%s: the message '%s' does not say '%s'", text, error.text, reason);
+	}
+}
+
+static void check_tcp(const char *text, const char *host, uint16_t port, const char *export_name)
+{
+	struct nbd_uri uri = parse(text);
+
+	assert_false(uri.is_unix);
+	assert_string_equal(uri.host, host);
+	assert_int_equal(uri.port, port);
+	assert_string_equal(uri.export_name, export_name);
+	assert_null(uri.socket_path);
+	nbd_uri_fini(&uri);
+}
+
+static void tcp_addresses(void **state)
+{
+	(void)state;
+	check_tcp("nbd://example.com", "example.com", 10809, "");
+	check_tcp("nbd://example.com/", "example.com", 10809, "");
+	check_tcp("nbd://example.com:", "example.com", 10809, "");
+	check_tcp("NBD://example.com:1/a", "example.com", 1, "a");
+	check_tcp("nbd://127.0.0.1:65535/a/b", "127.0.0.1", 65535, "a/b");
+	check_tcp("nbd://127.0.0.1:0", "127.0.0.1", 0, "");
+	check_tcp("nbd://[::1]", "::1", 10809, "");
+	check_tcp("nbd://[::1]:99/x", "::1", 99, "x");
+	check_tcp("nbd://[fe80::1%25lo]:99", "fe80::1%lo", 99, "");
+	check_tcp("nbd:///x", "localhost", 10809, "x");
+	check_tcp("nbd://:7/x", "localhost", 7, "x");
+	check_tcp("nbd://host?", "host", 10809, "");
+	check_tcp("nbd://host//etc", "host", 10809, "/etc");
+}
+
+static void export_names_are_decoded(void **state)
+{
+	(void)state;
+	check_tcp("nbd://h/a%20b%25c%3F%23", "h", 10809, "a b%c?#");
+	check_tcp("nbd://h/%C3%A9t%c3%a9", "h", 10809, "\xc3\xa9t\xc3\xa9");
+	check_tcp("nbd://h/a+b", "h", 10809, "a+b");
+	refused("nbd://h/%zz", "two hexadecimal digits");
+	refused("nbd://h/%4", "two hexadecimal digits");
+	refused("nbd://h/a%", "two hexadecimal digits");
+	refused("nbd://h/a%00b", "zero byte");
+	refused("nbd://h/%ff", "UTF-8");
+	refused("nbd://h/%C0%80", "UTF-8");
+	refused("nbd://h/%ED%A0%80", "UTF-8");
+	refused("nbd://h/a b", "%20");
+	refused("nbd://h/a#b", "%23");
+}
+
+static void export_name_length_is_limited(void **state)
+{
+	char text[4096 + 16];
+	struct nbd_uri uri;
+	int head = snprintf(text, sizeof(text), "nbd://h/");
+
+	(void)state;
+	memset(text + head, 'x', 4096);
+	text[head + 4096] = '\0';
+	uri = parse(text);
+	assert_int_equal(strlen(uri.export_name), 4096);
+	nbd_uri_fini(&uri);
+	text[head + 4096] = 'x';
+	text[head + 4097] = '\0';
+	refused(text, "4097 bytes");
+}
+
+static void unix_sockets(void **state)
+{
+	struct nbd_uri uri = parse("nbd+unix:///disk?socket=/run/a%20b.sock");
+
+	(void)state;
+	assert_true(uri.is_unix);
+	assert_false(uri.tls);
+	assert_null(uri.host);
+	assert_string_equal(uri.socket_path, "/run/a b.sock");
+	assert_int_equal(uri.socket_path_bytes, strlen("/run/a b.sock"));
+	assert_string_equal(uri.export_name, "disk");
+	nbd_uri_fini(&uri);
+
+	uri = parse("nbd+unix://?socket=rel");
+	assert_string_equal(uri.export_name, "");
+	assert_string_equal(uri.socket_path, "rel");
+	nbd_uri_fini(&uri);
+
+	uri = parse("nbd+unix:///?socket=%00gmb%00x");
+	assert_int_equal(uri.socket_path_bytes, 6);
+	assert_memory_equal(uri.socket_path, "\0gmb\0x", 7);
+	nbd_uri_fini(&uri);
+
+	refused("nbd+unix:///disk", "socket=PATH");
+	refused("nbd+unix:///disk?socket=", "socket=PATH");
+	refused("nbd+unix://host/disk?socket=/a", "three slashes");
+	refused("nbd+unix:///?socket=/a&socket=/b", "given twice");
+	refused("nbd+unix:///?socket=/a%00b", "zero byte");
+	refused("nbd://host/?socket=/a", "nbd+unix");
+}
+
+static void tls_and_users(void **state)
+{
+	struct nbd_uri uri = parse("nbds://al%40ice@host/x?tls-type=psk&tls-hostname=h;"
+				   "tls-verify-peer=0");
+
+	(void)state;
+	assert_true(uri.tls);
+	assert_string_equal(uri.user, "al@ice");
+	assert_string_equal(uri.host, "host");
+	assert_string_equal(uri.tls_type, "psk");
+	assert_string_equal(uri.tls_hostname, "h");
+	assert_string_equal(uri.tls_verify_peer, "0");
+	assert_null(uri.unknown_parameter);
+	nbd_uri_fini(&uri);
+
+	uri = parse("nbds+unix://bob@/x?socket=/s&colour=red&shape=round");
+	assert_true(uri.tls);
+	assert_true(uri.is_unix);
+	assert_string_equal(uri.user, "bob");
+	assert_string_equal(uri.unknown_parameter, "colour");
+	nbd_uri_fini(&uri);
+
+	refused("nbds://h?tls-type=psk&tls-type=x509", "'tls-type' is given twice");
+}
+
+static void malformed(void **state)
+{
+	(void)state;
+	refused("", "no scheme");
+	refused("disk.img", "no scheme");
+	refused("nbd:unix:/tmp/s", "no scheme");
+	refused("http://host", "'http'");
+	refused("nbd+tcp://host", "'nbd+tcp'");
+	refused("nbd://::1", "brackets");
+	refused("nbd://[::1", "closing");
+	refused("nbd://[::1]99", "follow");
+	refused("nbd://[host]", "brackets");
+	refused("nbd://[]", "brackets");
+	refused("nbd://host:65536", "larger than 65535");
+	refused("nbd://host:99999999999999999999", "larger than 65535");
+	refused("nbd://host:-1", "not a number");
+	refused("nbd://host:nbd", "not a number");
+	refused("nbd://host\n", "control character");
+}
+
+static void check_round_trip(const char *text, const char *wanted)
+{
+	struct nbd_uri uri = parse(text);
+	struct nbd_uri again;
+	char out[512];
+	uint32_t name_bytes = (uint32_t)strlen(uri.export_name);
+
+	assert_int_equal(nbd_uri_format(&uri, uri.export_name, name_bytes, out, sizeof(out)), 0);
+	assert_string_equal(out, wanted);
+	again = parse(out);
+	assert_string_equal(again.export_name, uri.export_name);
+	assert_int_equal(again.socket_path_bytes, uri.socket_path_bytes);
+	nbd_uri_fini(&again);
+	/* Every shorter room is refused, and what is written stays terminated. */
+	for (size_t room = 1; room <= strlen(wanted); room++) {
+		memset(out, 'X', sizeof(out));
+		assert_int_equal(
+			nbd_uri_format(&uri, uri.export_name, name_bytes, out, room), -ENOSPC);
+		assert_true(memchr(out, '\0', room) != NULL);
+		assert_int_equal(out[room], 'X');
+	}
+	nbd_uri_fini(&uri);
+}
+
+static void formatting(void **state)
+{
+	(void)state;
+	check_round_trip("nbd://127.0.0.1", "nbd://127.0.0.1:10809");
+	check_round_trip("nbd://[::1]:5/a", "nbd://[::1]:5/a");
+	check_round_trip("nbd://[fe80::1%25lo]:5", "nbd://[fe80::1%25lo]:5");
+	check_round_trip("nbds://u%3Av@h:1/x?tls-type=p&tls-hostname=a%26b",
+		"nbds://u%3Av@h:1/x?tls-type=p&tls-hostname=a%26b");
+	check_round_trip("nbd://h:1//%2e./%C3%A9%2520%3F", "nbd://h:1//../%C3%A9%2520%3F");
+	check_round_trip("nbd+unix://?socket=/a%26b", "nbd+unix:///?socket=/a%26b");
+	check_round_trip("nbd+unix:///x%3B?socket=%00n", "nbd+unix:///x%3B?socket=%00n");
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(tcp_addresses),
+		cmocka_unit_test(export_names_are_decoded),
+		cmocka_unit_test(export_name_length_is_limited),
+		cmocka_unit_test(unix_sockets),
+		cmocka_unit_test(tls_and_users),
+		cmocka_unit_test(malformed),
+		cmocka_unit_test(formatting),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
