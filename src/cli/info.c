@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/info.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/units.h"
+#include "cli/commands.h"
+#include "client/probe.h"
+
+#define TIMEOUT_DEFAULT_NS UINT64_C(10000000000)
+
+enum { EXIT_REFUSED = 1, EXIT_USAGE = 2, QUOTE_BYTES = 256 };
+
+struct info_arguments {
+	const char *uri;
+	const char *path;
+	uint64_t timeout_ns;
+	bool json;
+	bool list;
+	bool local;
+};
+
+static const char usage_text[] =
+	"Usage: gmblock info [--list] [--json] [--timeout TIME] URI\n"
+	"       gmblock info --local [--path PATH] [--json]\n"
+	"\n"
+	"Shows what an NBD server offers, or what this machine offers gmblock.\n"
+	"\n"
+	"  URI             nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH\n"
+	"  --list          every export of the server\n"
+	"  --timeout TIME  give up after so long (default 10s)\n"
+	"  --local         which kernel features were probed and what is used\n"
+	"  --path PATH     with --local: also what a file or block device can do\n"
+	"  --json          for programs\n"
+	"  --help          this text\n";
+
+static int usage_error(const char *message, const char *detail)
+{
+	char quoted[QUOTE_BYTES];
+
+	if (detail != NULL) {
+		log_error("info: %s \"%s\"", message,
+			log_escape(quoted, sizeof(quoted), detail, strlen(detail)));
+	} else {
+		log_error("info: %s", message);
+	}
+	fputs("Try \"gmblock info --help\".\n", stderr);
+	return EXIT_USAGE;
+}
+
+const char *info_human_size(char out[INFO_HUMAN_BYTES], uint64_t bytes)
+{
+	static const char *const units[] = { "bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB" };
+	double value = (double)bytes;
+	size_t unit = 0;
+
+	while (value >= 1023.5 && unit + 1 < ARRAY_COUNT(units)) {
+		value /= 1024;
+		unit++;
+	}
+	snprintf(out, INFO_HUMAN_BYTES, value < 9.95 && unit > 0 ? "%.1f %s" : "%.0f %s", value,
+		units[unit]);
+	return out;
+}
+
+int info_print_end(struct error *error)
+{
+	if (fflush(stdout) != 0 || ferror(stdout)) {
+		int err = errno != 0 ? -errno : -EIO;
+
+		return error_set(error, err, "cannot write to standard output: %s", strerror(-err));
+	}
+	return 0;
+}
+
+int info_print_json(json_t *root, struct error *error)
+{
+	int err;
+
+	if (root == NULL) {
+		return error_set(error, -ENOMEM, "out of memory while writing JSON");
+	}
+	err = json_dumpf(root, stdout, JSON_INDENT(2));
+	json_decref(root);
+	if (err != 0) {
+		return error_set(error, -EIO, "cannot write JSON to standard output");
+	}
+	putchar('\n');
+	return info_print_end(error);
+}
+
+/* Exit status, or -1 to go on. */
+static int arguments_check(const struct info_arguments *arguments)
+{
+	if (arguments->local && (arguments->uri != NULL || arguments->list)) {
+		return usage_error(
+			"--local is about this machine: it takes no URI and no --list", NULL);
+	}
+	if (!arguments->local && arguments->path != NULL) {
+		return usage_error("--path needs --local", NULL);
+	}
+	if (!arguments->local && arguments->uri == NULL) {
+		return usage_error("which server? Give a URI, or --local", NULL);
+	}
+	return -1;
+}
+
+static int arguments_parse(int argc, char **argv, struct info_arguments *arguments)
+{
+	enum { OPT_JSON = 256, OPT_LIST, OPT_LOCAL, OPT_PATH, OPT_TIMEOUT, OPT_HELP };
+	static const struct option options[] = {
+		{ "json", no_argument, NULL, OPT_JSON },
+		{ "list", no_argument, NULL, OPT_LIST },
+		{ "local", no_argument, NULL, OPT_LOCAL },
+		{ "path", required_argument, NULL, OPT_PATH },
+		{ "timeout", required_argument, NULL, OPT_TIMEOUT },
+		{ "help", no_argument, NULL, OPT_HELP },
+		{ 0 },
+	};
+	struct error error;
+	int option;
+
+	optind = 0; /* starts over, also after another parser has run */
+	opterr = 0;
+	while ((option = getopt_long(argc, argv, ":", options, NULL)) != -1) {
+		switch (option) {
+		case OPT_JSON:
+			arguments->json = true;
+			break;
+		case OPT_LIST:
+			arguments->list = true;
+			break;
+		case OPT_LOCAL:
+			arguments->local = true;
+			break;
+		case OPT_PATH:
+			arguments->path = optarg;
+			break;
+		case OPT_TIMEOUT:
+			if (units_parse_time(optarg, &arguments->timeout_ns, &error) != 0) {
+				error_prefix(&error, "--timeout");
+				return usage_error(error.text, NULL);
+			}
+			break;
+		case OPT_HELP:
+			fputs(usage_text, stdout);
+			return 0;
+		case ':':
+			return usage_error("a value is missing after", argv[optind - 1]);
+		default:
+			return usage_error("unknown option", argv[optind - 1]);
+		}
+	}
+	if (argc - optind > 1) {
+		return usage_error("one URI at a time, and not also", argv[optind + 1]);
+	}
+	arguments->uri = argv[optind]; /* NULL at the end */
+	return arguments_check(arguments);
+}
+
+/* The other exports, for somebody who asked for one that is not there. */
+static void others_log(const struct nbd_offers *offers)
+{
+	char quoted[QUOTE_BYTES];
+
+	if (offers->count <= 1) {
+		fputs("The server lists no other export.\n", stderr);
+		return;
+	}
+	fputs("The server's exports are:\n", stderr);
+	for (uint32_t i = 1; i < offers->count; i++) {
+		const char *name = offers->list[i].name;
+
+		fprintf(stderr, "  \"%s\"\n",
+			log_escape(quoted, sizeof(quoted), name, strlen(name)));
+	}
+}
+
+static int refused(const struct info_arguments *arguments, const struct probe *probe,
+	const struct error *refusal)
+{
+	struct error error;
+
+	log_error("%s", refusal->text);
+	if (probe == NULL || refusal->code != -ENOENT) {
+		return EXIT_REFUSED;
+	}
+	if (!arguments->json) {
+		others_log(probe_offers(probe));
+	} else if (info_show_json(arguments->uri, probe_offers(probe), false, refusal->text,
+			   &error) != 0) {
+		log_error("%s", error.text);
+	}
+	return EXIT_REFUSED;
+}
+
+static int show_server(const struct info_arguments *arguments, const struct nbd_uri *uri)
+{
+	struct probe_options options = {
+		.timeout_ns = arguments->timeout_ns,
+		.list = arguments->list,
+	};
+	struct probe *probe;
+	struct error error;
+	int status = 0;
+	int err = probe_server(uri, &options, &probe, &error);
+
+	if (err != 0) {
+		status = refused(arguments, probe, &error);
+		probe_destroy(probe);
+		return status;
+	}
+	if (arguments->json) {
+		err = info_show_json(
+			arguments->uri, probe_offers(probe), arguments->list, NULL, &error);
+	} else {
+		err = info_show_text(arguments->uri, probe_offers(probe), arguments->list, &error);
+	}
+	probe_destroy(probe);
+	if (err != 0) {
+		log_error("%s", error.text);
+		status = EXIT_REFUSED;
+	}
+	return status;
+}
+
+int cmd_info(int argc, char **argv)
+{
+	struct info_arguments arguments = { .timeout_ns = TIMEOUT_DEFAULT_NS };
+	char quoted[QUOTE_BYTES];
+	struct nbd_uri uri;
+	struct error error;
+	int status = arguments_parse(argc, argv, &arguments);
+
+	if (status >= 0) {
+		return status;
+	}
+	if (arguments.local) {
+		if (info_local(arguments.path, arguments.json, &error) != 0) {
+			log_error("%s", error.text);
+			return EXIT_REFUSED;
+		}
+		return 0;
+	}
+	if (nbd_uri_parse(arguments.uri, &uri, &error) != 0) {
+		log_error("%s", error.text);
+		return EXIT_REFUSED;
+	}
+	if (uri.unknown_parameter != NULL) {
+		log_warning("the URI's parameter \"%s\" means nothing here and is ignored",
+			log_escape(quoted, sizeof(quoted), uri.unknown_parameter,
+				strlen(uri.unknown_parameter)));
+	}
+	status = show_server(&arguments, &uri);
+	nbd_uri_fini(&uri);
+	return status;
+}
