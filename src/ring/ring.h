@@ -183,6 +183,11 @@ void ring_read(struct ring *ring, struct ring_op *op, struct ring_file file, voi
 /* dsync: complete only when the data is durable (RWF_DSYNC). */
 void ring_write(struct ring *ring, struct ring_op *op, struct ring_file file, const void *buf,
 	size_t len, uint64_t offset, int buf_idx, bool dsync, ring_done_fn *done);
+/* The same without dsync, done at once by this thread: for the page cache, where kernels hand a
+ * write to a worker thread and the hand-over costs more than the copy. It may block when the cache
+ * is full of dirty pages: the caller measures, and turns to ring_write() while it does. */
+void ring_write_inline(struct ring *ring, struct ring_op *op, struct ring_file file,
+	const void *buf, size_t len, uint64_t offset, ring_done_fn *done);
 /* fdatasync. */
 void ring_fsync(struct ring *ring, struct ring_op *op, struct ring_file file, ring_done_fn *done);
 /* fallocate with the given FALLOC_FL_ mode. */

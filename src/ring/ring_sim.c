@@ -730,6 +730,13 @@ void ring_write(struct ring *ring, struct ring_op *op, struct ring_file file, co
 	sim_disk_submit(sop);
 }
 
+void ring_write_inline(struct ring *ring, struct ring_op *op, struct ring_file file,
+	const void *buf, size_t len, uint64_t offset, ring_done_fn *done)
+{
+	/* Completing later than a real one would is the harder case for the caller. */
+	ring_write(ring, op, file, buf, len, offset, -1, false, done);
+}
+
 void ring_fsync(struct ring *ring, struct ring_op *op, struct ring_file file, ring_done_fn *done)
 {
 	sim_fd_get(file.fd, SIM_FD_FILE);

@@ -820,6 +820,14 @@ void ring_write(struct ring *ring, struct ring_op *op, struct ring_file file, co
 	io_uring_sqe_set_data(sqe, op);
 }
 
+void ring_write_inline(struct ring *ring, struct ring_op *op, struct ring_file file,
+	const void *buf, size_t len, uint64_t offset, ring_done_fn *done)
+{
+	ssize_t written = pwrite(file.fd, buf, len, (off_t)offset);
+
+	ring_defer(ring, op, written < 0 ? -errno : (int)written, done);
+}
+
 void ring_fsync(struct ring *ring, struct ring_op *op, struct ring_file file, ring_done_fn *done)
 {
 	struct io_uring_sqe *sqe = sqe_get(ring);

@@ -12,8 +12,12 @@
 enum {
 	RETRIES_MAX = 1000, /* a second, at RETRY_NS each */
 	OFFSET_ALIGN_MAX = 65536,
+	WRITE_INLINE_SLOW_MAX = 2,
 };
 #define RETRY_NS UINT64_C(1000000)
+/* A cached write that takes longer than this has blocked, or was preempted. */
+#define WRITE_INLINE_NS_MAX   UINT64_C(1000000)
+#define WRITE_INLINE_PAUSE_NS UINT64_C(100000000)
 
 static void read_next(struct store_part *part);
 static void write_next(struct store_part *part);
@@ -198,6 +202,30 @@ static void write_done(struct ring_op *op, int result)
 }
 
 /*
+ * A copy into the page cache takes microseconds: less than handing it to a worker thread, which is
+ * what the kernel does with an asynchronous one. When it blocks (too many dirty pages, or an
+ * unaligned write that must first read), everybody on this reactor waits: so after one that took
+ * long, writes go to worker threads for a while.
+ */
+static void write_inline(
+	struct store_part *part, const uint8_t *data, uint64_t length, uint64_t offset)
+{
+	struct file_queue *queue = file_queue_of(part);
+	struct ring *ring = queue->base.ring;
+	uint64_t start_ns = ring_now_ns(ring);
+	uint64_t took_ns;
+
+	ring_write_inline(ring, &part->io, queue->file, data, length, offset, write_done);
+	took_ns = ring_now_ns(ring) - start_ns;
+	if (took_ns <= WRITE_INLINE_NS_MAX) {
+		queue->inline_slow_count = 0;
+	} else if (++queue->inline_slow_count >= WRITE_INLINE_SLOW_MAX) {
+		queue->inline_slow_count = 0;
+		queue->inline_again_ns = start_ns + took_ns + WRITE_INLINE_PAUSE_NS;
+	}
+}
+
+/*
  * An unaligned write of a direct writer is made durable before it leaves the gate: then its pages
  * are clean, and nothing is left in the cache that a later write-back could put over what direct
  * writes have done since, whatever the filesystem thinks of mixing both.
@@ -214,6 +242,10 @@ static void write_next(struct store_part *part)
 	bool durable = (part->flags & STORE_FUA) != 0 || (writes_direct && !direct);
 
 	if (!file_write_enter(part, direct)) {
+		return;
+	}
+	if (!direct && !durable && ring_batch_ns(queue->base.ring) >= queue->inline_again_ns) {
+		write_inline(part, data, left, offset);
 		return;
 	}
 	ring_write(queue->base.ring, &part->io, direct ? queue->direct : queue->file, data, left,

@@ -56,6 +56,8 @@ struct file_queue {
 	struct ring_file direct; /* fd -1 = none */
 	struct ring_file sync;
 	struct file_gate_port port;
+	uint64_t inline_again_ns; /* until then, cached writes go to worker threads */
+	uint32_t inline_slow_count;
 	struct ring_op sync_op;
 	struct list_node sync_waiting; /* for the flush after the one in flight */
 	struct list_node sync_riding;  /* on the flush in flight */
