@@ -30,8 +30,7 @@ class Demo(unittest.TestCase):
             stdin=subprocess.DEVNULL, start_new_session=True,
             env={**os.environ, "TMPDIR": self.folder, "PORT": "0", **environment})
         self.addCleanup(process.stdout.close)
-        self.addCleanup(process.wait)
-        self.addCleanup(self.end_group, process.pid)
+        self.addCleanup(self.end, process)
         output = ""
         for line in process.stdout:
             output += line
@@ -42,11 +41,14 @@ class Demo(unittest.TestCase):
         return process, int(found.group(1)), output
 
     @staticmethod
-    def end_group(group):
+    def end(process):
+        """SIGTERM first: a killed script could not end its server."""
+        process.terminate()
         try:
-            os.killpg(group, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
     def greeting(self, port):
         with socket.create_connection(("127.0.0.1", port)) as client:

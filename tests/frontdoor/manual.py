@@ -1,0 +1,117 @@
+#!/usr/bin/python3
+"""The manual pages and the example configuration say what the program does.
+
+    manual.py SOURCE_ROOT GMBLOCK
+"""
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = ""
+GMBLOCK = ""
+
+
+def page(name):
+    with open(f"{ROOT}/docs/man/{name}", encoding="utf-8") as file:
+        return file.read()
+
+
+def documented(text):
+    """The long options that a page describes: those that head an item of a list."""
+    items = re.findall(r"^\.It Fl (.*)", text, re.M)
+    return {"--" + name for item in items for name in re.findall(r"(?:^|, )-([a-z-]+)", item)}
+
+
+def offered(*command):
+    """The long options that --help shows."""
+    done = subprocess.run([GMBLOCK, *command, "--help"], capture_output=True, text=True,
+                          check=True)
+    return set(re.findall(r"(?<![\w-])--[a-z-]+", done.stdout))
+
+
+class Options(unittest.TestCase):
+    """Every option is in the manual page, and every option of the page exists."""
+
+    def test_gmblock(self):
+        self.assertEqual(documented(page("gmblock.1")), offered() | {"--help"})
+
+    def test_gmblock_serve(self):
+        self.assertEqual(documented(page("gmblock-serve.1")), offered("serve"))
+
+    def test_gmblock_info(self):
+        self.assertEqual(documented(page("gmblock-info.1")), offered("info"))
+
+    def test_synopsis_has_all_of_them(self):
+        for command in ("serve", "info"):
+            text = page(f"gmblock-{command}.1")
+            synopsis = text[text.index(".Sh SYNOPSIS"):text.index(".Sh DESCRIPTION")]
+            named = {"--" + name for name in re.findall(r"Fl -([a-z-]+)", synopsis)}
+            self.assertEqual(named, offered(command) - {"--help"})
+
+    def test_the_version_is_printed(self):
+        done = subprocess.run([GMBLOCK, "--version"], capture_output=True, text=True, check=True)
+        self.assertRegex(done.stdout, r"^gmblock \d+\.\d+\.\d+\n$")
+
+
+class Configuration(unittest.TestCase):
+    """The example files load: their disks and addresses replaced, everything else as it stands."""
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="gmblock-manual-")
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def serve(self, text):
+        for path in re.findall(r"path: (/\S+)", text):
+            image = os.path.join(self.folder, os.path.basename(path))
+            with open(image, "wb") as file:
+                file.truncate(1 << 20)
+            text = text.replace(path, image)
+        text = text.replace(":10809", ":0").replace("/run/gmblock", self.folder)
+        # What a disk in memory can do everywhere, a temporary file system need not.
+        text = text.replace("mode: ram", "mode: cached")
+        config = os.path.join(self.folder, "gmblock.conf")
+        with open(config, "w", encoding="utf-8") as file:
+            file.write(text)
+        return subprocess.run(
+            [GMBLOCK, "serve", "--config", config, "--run", "echo \"$uri\""],
+            capture_output=True, text=True, check=False)
+
+    def test_the_manual_page(self):
+        text = page("gmblock.conf.5")
+        example = re.search(r"\.Bd -literal[^\n]*\n(.*?)\.Ed", text, re.S).group(1)
+        done = self.serve(example)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertTrue(done.stdout.startswith("nbd://127.0.0.1:"), done.stdout)
+
+    def test_the_installed_example(self):
+        with open(f"{ROOT}/packaging/gmblock.conf", encoding="utf-8") as file:
+            text = file.read()
+        done = self.serve(text)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        # What is commented out is meant to be taken in.
+        whole = re.sub(r"^  # (?=- name|  )", "  ", text, flags=re.M)
+        self.assertNotEqual(text, whole)
+        done = self.serve(whole)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_a_wrong_key_is_named_with_its_line(self):
+        done = self.serve("exports:\n  - name: x\n    path: memory:1M\n    colour: red\n")
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stderr, r"gmblock\.conf:4:\d+: .*colour")
+
+    def test_every_key_is_documented(self):
+        with open(f"{ROOT}/src/server/config_file.c", encoding="utf-8") as file:
+            keys = re.findall(r'_FIELD(?:_\w+)?\(\s*"([a-z-]+)"', file.read())
+        self.assertGreater(len(keys), 15)
+        items = re.findall(r"^\.It Cm (.*)", page("gmblock.conf.5"), re.M)
+        self.assertEqual({key for item in items for key in item.split(" , ")}, set(keys))
+
+
+if __name__ == "__main__":
+    GMBLOCK = os.path.realpath(sys.argv.pop(2))
+    ROOT = os.path.realpath(sys.argv.pop(1))
+    unittest.main(verbosity=2)
