@@ -176,14 +176,14 @@ def _recipes():
         Gmblock("gmblock/cached", both, mode="cached"),
         Gmblock("gmblock/ram", ("cold",), mode="ram"),
         Nbdkit("nbdkit", both),
-        QemuNbd("qemu-nbd", ("hot",), cache="writeback", aio="threads"),
-        QemuNbd("qemu-nbd", ("cold",), cache="none", aio="io_uring"),
-        NbdServer("nbd-server", both),
+        QemuNbd("qemu-nbd", ("hot",), cache="writeback", aio="io_uring"),
+        QemuNbd("qemu-nbd", ("cold",), cache="none", aio="native"),
+        NbdServer("nbd-server", both, generic={"splice": "true"}),
         # Variants, run only when asked for by name (bench/README.md, "Settings of the peers").
         Nbdkit("nbdkit/random", (), parameters=["fadvise=random"]),
         Nbdkit("nbdkit/cache-none", (), parameters=["cache=none"]),
-        NbdServer("nbd-server/splice", (), generic={"splice": "true"}),
-        NbdServer("nbd-server/threads16", (), generic={"max_threads": "16"}),
+        NbdServer("nbd-server/no-splice", ()),
+        NbdServer("nbd-server/threads16", (), generic={"splice": "true", "max_threads": "16"}),
     ]
     for cache in ("writeback", "none"):
         for aio in ("threads", "io_uring", "native"):
