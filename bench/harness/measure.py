@@ -1,0 +1,303 @@
+"""One run of the client against one server, and what it cost.
+
+What: run_fio() drives a work row and returns rates and latencies; cpu_seconds() adds up the
+processor time of a server's process tree, ended threads and reaped children included;
+count_events() runs the client once more while system calls and context switches are counted.
+Counting is a run of its own because it slows the server; perf counts in the kernel (cheap),
+strace is the fallback (its rates mean nothing, its counts per request do).
+Errors: ClientFailed if fio fails; counts that cannot be had are None.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+EVENTS = {
+    "syscalls": "raw_syscalls:sys_enter",
+    "uring_enters": "syscalls:sys_enter_io_uring_enter",
+    "context_switches": "context-switches",
+}
+
+
+class ClientFailed(Exception):
+    """fio ended with an error; the text has what it said."""
+
+
+class Row:
+    """A line of the table: one access pattern over one transport."""
+
+    def __init__(self, name, title, rw, block, depth, transport, jobs=1, target=None):
+        self.name = name
+        self.title = title
+        self.rw = rw
+        self.block_bytes = block
+        self.depth = depth
+        self.transport = transport
+        self.jobs = jobs
+        self.target = target
+
+    @property
+    def in_bytes(self):
+        """True where bandwidth is the figure of merit, False for requests per second."""
+        return self.block_bytes >= 1 << 20
+
+    @property
+    def writes(self):
+        return "write" in self.rw
+
+
+KIB = 1 << 10
+MIB = 1 << 20
+ROWS = [
+    Row("randread-4k-d64-tcp", "4 KiB random read, depth 64, TCP", "randread", 4 * KIB, 64, "tcp",
+        target=3.5),
+    Row("randread-4k-d1-tcp", "4 KiB random read, depth 1, TCP", "randread", 4 * KIB, 1, "tcp",
+        target=1.2),
+    Row("randread-4k-d1-unix", "4 KiB random read, depth 1, Unix", "randread", 4 * KIB, 1, "unix",
+        target=1.2),
+    Row("read-1m-d1-tcp", "1 MiB sequential read, depth 1, TCP", "read", MIB, 1, "tcp", target=3.0),
+    Row("read-1m-d1-unix", "1 MiB sequential read, depth 1, Unix", "read", MIB, 1, "unix"),
+    Row("randread-1m-d1-tcp", "1 MiB random read, depth 1, TCP", "randread", MIB, 1, "tcp",
+        target=3.0),
+    Row("read-1m-d8-tcp", "1 MiB sequential read, depth 8, TCP", "read", MIB, 8, "tcp", target=1.2),
+    Row("read-1m-d8-unix", "1 MiB sequential read, depth 8, Unix", "read", MIB, 8, "unix", target=1.2),
+    Row("randwrite-4k-d64-tcp", "4 KiB random write, depth 64, TCP", "randwrite", 4 * KIB, 64,
+        "tcp", target=1.15),
+    Row("write-1m-d8-tcp", "1 MiB sequential write, depth 8, TCP", "write", MIB, 8, "tcp", target=1.15),
+    Row("randread-4k-4x32-tcp", "4 KiB random read, 4 connections × depth 32, TCP", "randread",
+        4 * KIB, 32, "tcp", jobs=4, target=1.5),
+]
+
+
+def fio_command(row, uri, seconds, state, size_bytes, seed):
+    """In the cold state no block is asked for twice: a run ends early when all were read."""
+    part = size_bytes // row.jobs // row.block_bytes * row.block_bytes
+    command = ["fio", "--name=" + row.name, "--ioengine=nbd", "--uri=" + uri, "--thread=1",
+               "--rw=" + row.rw, "--bs=%d" % row.block_bytes, "--iodepth=%d" % row.depth,
+               "--numjobs=%d" % row.jobs, "--group_reporting=1", "--runtime=%dms" % round(seconds * 1000),
+               "--size=%d" % part, "--randseed=%d" % seed, "--output-format=json"]
+    if row.jobs > 1:
+        command.append("--offset_increment=%d" % part)
+    if state == "hot" or row.writes:
+        command += ["--time_based=1", "--norandommap=1"]
+    return command
+
+
+def run_fio(row, uri, seconds, state, size_bytes, seed):
+    """Returns one sample: iops, bytes_per_s, requests, bytes, latencies and the client's CPU."""
+    command = fio_command(row, uri, seconds, state, size_bytes, seed)
+    result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                            check=False)
+    start = result.stdout.find("{")
+    try:
+        job = json.loads(result.stdout[start:])["jobs"][0]
+    except (ValueError, LookupError):
+        job = None
+    if result.returncode != 0 or job is None or job["error"] != 0:
+        raise ClientFailed("%s\n%s%s" % (" ".join(command), result.stdout, result.stderr))
+    side = job["write" if row.writes else "read"]
+    if side["total_ios"] == 0:
+        raise ClientFailed("%s\nno request was completed" % " ".join(command))
+    percentile = side["clat_ns"].get("percentile", {})
+    return {
+        "iops": side["iops"],
+        "bytes_per_s": side["bw_bytes"],
+        "requests": side["total_ios"],
+        "bytes": side["io_bytes"],
+        "latency_mean_us": side["clat_ns"]["mean"] / 1000,
+        "latency_p50_us": percentile.get("50.000000", 0) / 1000,
+        "latency_p99_us": percentile.get("99.000000", 0) / 1000,
+        "client_cpu_percent": job["usr_cpu"] + job["sys_cpu"],
+    }
+
+
+def cpu_seconds(server):
+    """utime + stime of the living tree, of its ended threads and of children it waited for."""
+    ticks = 0
+    for pid in server.pids():
+        try:
+            with open("/proc/%d/stat" % pid, encoding="utf-8", errors="replace") as stat:
+                fields = stat.read().rpartition(")")[2].split()
+        except OSError:
+            continue
+        ticks += sum(int(value) for value in fields[11:15])
+    return ticks / TICKS_PER_S
+
+
+def measure(server, row, seconds, state, disk, seed):
+    """A timed run with the server's CPU and the device's reads beside it."""
+    read_before = disk.device_bytes_read()
+    cpu_before = cpu_seconds(server)
+    sample = run_fio(row, server.uri, seconds, state, disk.size_bytes, seed)
+    cpu = cpu_seconds(server) - cpu_before
+    sample["server_cpu_s"] = cpu
+    sample["cpu_s_per_gb"] = cpu / (sample["bytes"] / 1e9)
+    sample["cpu_s_per_million"] = cpu / (sample["requests"] / 1e6)
+    if not row.writes:
+        sample["from_device"] = (disk.device_bytes_read() - read_before) / sample["bytes"]
+    return sample
+
+
+class _PerfCounter:
+    """perf stat on a process tree, switched on and off through its control pipe."""
+
+    def __init__(self, pids):
+        self._folder = tempfile.mkdtemp(prefix="gmblock-bench-")
+        self._output = os.path.join(self._folder, "counts")
+        control_r, self._control = os.pipe()
+        self._ack, ack_w = os.pipe()
+        command = ["perf", "stat", "-x;", "-o", self._output, "-D", "-1",
+                   "--control", "fd:%d,%d" % (control_r, ack_w),
+                   "-p", ",".join(str(pid) for pid in pids)]
+        for event in EVENTS.values():
+            command += ["-e", event]
+        try:
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL,
+                                             stdout=subprocess.DEVNULL,
+                                             stderr=subprocess.DEVNULL,
+                                             pass_fds=(control_r, ack_w))
+        finally:
+            os.close(control_r)
+            os.close(ack_w)
+        self.ready = self._say(b"enable\n")
+
+    def _say(self, word):
+        try:
+            os.write(self._control, word)
+            return os.read(self._ack, 16).startswith(b"ack")
+        except OSError:
+            return False
+
+    def finish(self):
+        counts = {}
+        if self.ready and self._say(b"disable\n"):
+            self._process.send_signal(signal.SIGINT)
+        else:
+            self._process.kill()
+        self._process.wait()
+        os.close(self._control)
+        os.close(self._ack)
+        try:
+            with open(self._output, encoding="utf-8") as lines:
+                for line in lines:
+                    fields = line.split(";")
+                    for key, event in EVENTS.items():
+                        if len(fields) > 2 and fields[2].startswith(event) and fields[0].isdigit():
+                            counts[key] = int(fields[0])
+        except OSError:
+            pass
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return counts
+
+
+class _StraceCounter:
+    """strace -c on a process tree; it stops the server at each call, so rates are not usable."""
+
+    def __init__(self, pids):
+        self._folder = tempfile.mkdtemp(prefix="gmblock-bench-")
+        self._output = os.path.join(self._folder, "counts")
+        command = ["strace", "-c", "-f", "-o", self._output]
+        for pid in pids:
+            command += ["-p", str(pid)]
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, text=True,
+                                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        attached = 0
+        while attached < len(pids):
+            line = self._process.stderr.readline()
+            if not line:
+                break
+            attached += "attached" in line
+        self.ready = attached >= len(pids)
+
+    def finish(self):
+        self._process.send_signal(signal.SIGINT)
+        self._process.communicate()
+        counts = {}
+        try:
+            with open(self._output, encoding="utf-8") as lines:
+                for line in lines:
+                    fields = line.split()
+                    if len(fields) >= 4 and fields[-1] == "total":
+                        counts["syscalls"] = int(fields[3])
+                    elif len(fields) >= 4 and fields[-1] == "io_uring_enter":
+                        counts["uring_enters"] = int(fields[3])
+        except (OSError, ValueError):
+            pass
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return counts
+
+
+class _SwitchPoller:
+    """Context switches from /proc/PID/task/*/status, for machines without perf.
+
+    Threads that end between two looks lose what they added since the last one.
+    """
+
+    def __init__(self, server):
+        self._server = server
+        self._first = {}
+        self._last = {}
+        self._stop = threading.Event()
+        self._look()
+        self._first = dict(self._last)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _look(self):
+        for pid in self._server.pids():
+            try:
+                tasks = os.listdir("/proc/%d/task" % pid)
+            except OSError:
+                continue
+            for task in tasks:
+                try:
+                    with open("/proc/%d/task/%s/status" % (pid, task), encoding="utf-8",
+                              errors="replace") as status:
+                        found = re.findall(r"ctxt_switches:\s+(\d+)", status.read())
+                except OSError:
+                    continue
+                self._last[task] = sum(int(value) for value in found)
+
+    def _run(self):
+        while not self._stop.wait(0.05):
+            self._look()
+
+    def finish(self):
+        self._stop.set()
+        self._thread.join()
+        self._look()
+        return sum(count - self._first.get(task, 0) for task, count in self._last.items())
+
+
+def choose_counter():
+    """"perf", "strace" or None: the first that works here."""
+    if shutil.which("perf") is not None:
+        command = ["perf", "stat", "-x;"]
+        for event in EVENTS.values():
+            command += ["-e", event]
+        probe = subprocess.run(command + ["true"], capture_output=True, text=True, check=False)
+        if probe.returncode == 0 and "<not" not in probe.stderr:
+            return "perf"
+    return "strace" if shutil.which("strace") is not None else None
+
+
+def count_events(server, row, seconds, state, disk, seed, method):
+    """Events per request as a dict; method is what choose_counter() returned."""
+    poller = _SwitchPoller(server) if method != "perf" else None
+    counter = {"perf": _PerfCounter, "strace": _StraceCounter}[method](server.pids()) \
+        if method else None
+    counts = {}
+    try:
+        sample = run_fio(row, server.uri, seconds, state, disk.size_bytes, seed)
+    finally:
+        if counter is not None:
+            counts = counter.finish()
+        if poller is not None:
+            counts["context_switches"] = poller.finish()
+    return {key: counts[key] / sample["requests"] if key in counts else None for key in EVENTS}

@@ -1,0 +1,203 @@
+"""What the runs add up to: medians and ratios, a table in Markdown, a record in JSON.
+
+A cell is the median of the rounds with (min–max).  The ratio of a row is the median of gmblock
+over the highest median among the other servers; with several gmblock variants each has its own.
+Errors: none of its own; a missing value shows as a dash.
+"""
+
+import os
+import platform
+import statistics
+import subprocess
+
+COSTS = [
+    ("cpu_s_per_million", "CPU s per million requests", "%.2f"),
+    ("cpu_s_per_gb", "CPU s per GB", "%.3f"),
+    ("syscalls", "system calls per request", "%.2f"),
+    ("context_switches", "context switches per request", "%.3f"),
+]
+
+
+def summarize(samples, key):
+    values = [sample[key] for sample in samples if sample.get(key) is not None]
+    if not values:
+        return None
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def figure_key(row):
+    return "bytes_per_s" if row.in_bytes else "iops"
+
+
+def _short(row, value):
+    if row.in_bytes:
+        return "%.2f" % (value / 1e9)
+    return "%.1f" % (value / 1e3) if value < 100e3 else "%.0f" % (value / 1e3)
+
+
+def _cell(row, summary, bold):
+    if summary is None:
+        return "–"
+    text = _short(row, summary["median"])
+    text = "**%s**" % text if bold else text
+    return "%s (%s–%s)" % (text, _short(row, summary["min"]), _short(row, summary["max"]))
+
+
+class Results:
+    """All samples of a session, by state, row and server; the tables are views of it."""
+
+    def __init__(self, rows, states, servers):
+        self.rows = rows
+        self.states = states
+        self.servers = servers
+        self.samples = {}
+        self.counts = {}
+
+    def add(self, state, row, server, sample):
+        self.samples.setdefault((state, row.name, server), []).append(sample)
+
+    def add_counts(self, state, row, server, counts):
+        self.counts[(state, row.name, server)] = counts
+
+    def summary(self, state, row, server, key):
+        return summarize(self.samples.get((state, row.name, server), []), key)
+
+    def ratio(self, state, row, server):
+        """gmblock's median over the best peer's; None without one of the two."""
+        own = self.summary(state, row, server, figure_key(row))
+        peers = [self.summary(state, row, other, figure_key(row))
+                 for other in self.servers[state] if not other.startswith("gmblock")]
+        peers = [peer["median"] for peer in peers if peer is not None]
+        if own is None or not peers:
+            return None
+        return own["median"] / max(peers)
+
+    def verdict(self, state, row, server):
+        ratio = self.ratio(state, row, server)
+        if ratio is None or row.target is None:
+            return None
+        return ratio >= row.target
+
+    def rate_table(self, state):
+        servers = self.servers[state]
+        own = [name for name in servers if name.startswith("gmblock")]
+        head = ["work", "unit", *servers, *("ratio %s" % name for name in own), "target"]
+        lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+        for row in self.rows:
+            cells = {name: self.summary(state, row, name, figure_key(row)) for name in servers}
+            best = max((cell["median"] for cell in cells.values() if cell), default=None)
+            line = [row.title, "GB/s" if row.in_bytes else "k IOPS"]
+            line += [_cell(row, cells[name], bool(cells[name]) and cells[name]["median"] == best)
+                     for name in servers]
+            for name in own:
+                ratio = self.ratio(state, row, name)
+                mark = {True: " ✓", False: " ✗", None: ""}[self.verdict(state, row, name)]
+                line.append("–" if ratio is None else "%.2f%s" % (ratio, mark))
+            line.append("≥ %g" % row.target if row.target is not None else "reported")
+            lines.append("| " + " | ".join(line) + " |")
+        return "\n".join(lines)
+
+    def cost_table(self, state):
+        head = ["work", "cost", *self.servers[state]]
+        lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+        for row in self.rows:
+            for key, title, form in COSTS:
+                line = [row.title, title]
+                for name in self.servers[state]:
+                    value = self.counts.get((state, row.name, name), {}).get(key)
+                    if value is None:
+                        summary = self.summary(state, row, name, key)
+                        value = summary["median"] if summary else None
+                    line.append("–" if value is None else form % value)
+                lines.append("| " + " | ".join(line) + " |")
+        return "\n".join(lines)
+
+    def warnings(self):
+        """Runs whose cache state was not what the table says."""
+        found = []
+        for (state, row_name, server), samples in self.samples.items():
+            summary = summarize(samples, "from_device")
+            if summary is None:
+                continue
+            if state == "cold" and summary["min"] < 0.95:
+                found.append("%s, %s: only %.0f %% of the bytes came from the device in the cold "
+                             "state" % (server, row_name, 100 * summary["min"]))
+            if state == "hot" and summary["max"] > 0.05:
+                found.append("%s, %s: %.0f %% of the bytes came from the device in the hot state"
+                             % (server, row_name, 100 * summary["max"]))
+        return found
+
+    def markdown(self, facts):
+        titles = {"cold": "Cold: every block read from the device",
+                  "hot": "Hot: every block in the page cache"}
+        out = ["# gmblock and its peers", "",
+               "Median of %(rounds)d rounds of %(seconds)g s (min–max), servers interleaved in each "
+               "round, same client (fio, nbd engine), same loop device over tmpfs. Ratio: gmblock "
+               "over the best peer of the row." % facts, "",
+               "Machine: %(cpu)s, %(cpu_count)d CPUs, Linux %(kernel)s. Commit: %(commit)s. "
+               "Command: `%(command)s`." % facts, ""]
+        out += ["- %s: %s" % item for item in sorted(facts["versions"].items())] + [""]
+        for state in self.states:
+            out += ["## " + titles[state], "", self.rate_table(state), "",
+                    "### Cost on the server's side", "", self.cost_table(state), ""]
+        warnings = self.warnings()
+        if warnings:
+            out += ["## Warnings", ""] + ["- " + text for text in warnings] + [""]
+        return "\n".join(out)
+
+    def record(self, facts):
+        entries = []
+        for state in self.states:
+            for row in self.rows:
+                for name in self.servers[state]:
+                    samples = self.samples.get((state, row.name, name), [])
+                    keys = sorted({key for sample in samples for key, value in sample.items()
+                                   if isinstance(value, (int, float))})
+                    entries.append({
+                        "state": state, "row": row.name, "server": name, "target": row.target,
+                        "ratio": self.ratio(state, row, name) if name.startswith("gmblock")
+                        else None,
+                        "summary": {key: summarize(samples, key) for key in keys},
+                        "per_request": self.counts.get((state, row.name, name)),
+                        "samples": samples,
+                    })
+        return {"facts": facts, "results": entries, "warnings": self.warnings()}
+
+
+def _first_line(path, prefix):
+    try:
+        with open(path, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if line.startswith(prefix):
+                    return line.partition(":")[2].strip() or line.strip()
+    except OSError:
+        pass
+    return "unknown"
+
+
+def _commit(folder):
+    def git(*arguments):
+        try:
+            result = subprocess.run(["git", "-C", folder, *arguments], capture_output=True,
+                                    text=True, check=False)
+        except OSError:
+            return None
+        return result.stdout.strip() if result.returncode == 0 else None
+
+    commit = git("rev-parse", "--short=12", "HEAD")
+    if commit is None:
+        return "unknown"
+    return commit + (" with local changes" if git("status", "--porcelain", "-uno") else "")
+
+
+def machine_facts(folder):
+    """Where the numbers come from; the load tells whether the machine was shared."""
+    return {
+        "commit": _commit(folder),
+        "kernel": platform.release(),
+        "cpu": _first_line("/proc/cpuinfo", "model name"),
+        "cpu_count": len(os.sched_getaffinity(0)),
+        "memory": _first_line("/proc/meminfo", "MemTotal"),
+        "load_average_at_start": os.getloadavg(),
+        "pinning": "none",
+    }
