@@ -172,8 +172,7 @@ static void write_failed(struct store_part *part, int result)
 	if (result == -ENOSPC && part->offset + part->length > file_refresh_size(store)) {
 		result = -EIO; /* not full: the device has become smaller */
 	}
-	/* No space is the write's own matter and nothing that was acknowledged is lost by it. */
-	if ((part->flags & STORE_FUA) != 0 && result != -ENOSPC && result != -EDQUOT) {
+	if (store_result_breaks(part, result)) {
 		file_gate_fail(store->gate, legal_result(result));
 	}
 	file_finish(part, result);

@@ -66,7 +66,11 @@ bool store_parse_size(const char *text, size_t len, uint64_t *bytes)
 		}
 		power = (unsigned)(unit - units_small) + 1;
 	}
-	return checked_mul_u64(value, UINT64_C(1) << (10 * power), bytes);
+	if (!checked_mul_u64(value, UINT64_C(1) << (10 * power), &value)) {
+		return false;
+	}
+	*bytes = value;
+	return true;
 }
 
 bool store_parse_time(const char *text, size_t len, uint64_t *ns)
@@ -81,6 +85,7 @@ bool store_parse_time(const char *text, size_t len, uint64_t *ns)
 		{ "s", UINT64_C(1000000000) },
 	};
 	size_t count = digits(text, len);
+	uint64_t scale = 0;
 	uint64_t value;
 
 	if (!store_parse_count(text, count, &value)) {
@@ -89,10 +94,14 @@ bool store_parse_time(const char *text, size_t len, uint64_t *ns)
 	for (size_t i = 0; i < ARRAY_COUNT(units); i++) {
 		if (strlen(units[i].name) == len - count &&
 			memcmp(text + count, units[i].name, len - count) == 0) {
-			return checked_mul_u64(value, units[i].ns, ns);
+			scale = units[i].ns;
 		}
 	}
-	return false;
+	if (scale == 0 || !checked_mul_u64(value, scale, &value)) {
+		return false;
+	}
+	*ns = value;
+	return true;
 }
 
 int store_parse_spec_size(

@@ -147,6 +147,40 @@ static bool changes_data(enum store_op op)
 	return op == STORE_WRITE || op == STORE_TRIM || op == STORE_ZERO;
 }
 
+/* True when success is a promise that something will survive a crash. */
+static bool promises(const struct store_part *part)
+{
+	return part->op == STORE_FLUSH ||
+	       ((part->flags & STORE_FUA) != 0 && changes_data(part->op));
+}
+
+bool store_result_breaks(const struct store_part *part, int result)
+{
+	if (result == 0 || !promises(part)) {
+		return false;
+	}
+	return part->op == STORE_FLUSH || (result != -ENOSPC && result != -EDQUOT &&
+						  result != -EPERM && result != -EOPNOTSUPP);
+}
+
+/* The result of a part that promises, in the light of all that happened to the store. */
+static int judge(struct store *store, const struct store_part *part, int result)
+{
+	int broken = 0;
+
+	if (!promises(part)) {
+		return result;
+	}
+	if (store_result_breaks(part, result)) {
+		/* Release pairs with the acquire loads here and in store_submit(). */
+		atomic_compare_exchange_strong_explicit(&store->broken, &broken, result,
+			memory_order_release, memory_order_relaxed);
+		return result;
+	}
+	broken = atomic_load_explicit(&store->broken, memory_order_acquire);
+	return result == 0 ? broken : result;
+}
+
 static void queue_submit(struct store_queue *queue, struct store_part *part)
 {
 	part->queue = queue;
@@ -156,8 +190,19 @@ static void queue_submit(struct store_queue *queue, struct store_part *part)
 	queue->submitting = NULL;
 }
 
+/* The error of a part that need not be tried, or 0. */
+static int refuse(struct store *store, const struct store_part *part)
+{
+	if (changes_data(part->op) && (store->info.caps & STORE_CAP_WRITE) == 0) {
+		return -EPERM;
+	}
+	return promises(part) ? atomic_load_explicit(&store->broken, memory_order_acquire) : 0;
+}
+
 void store_submit(struct store_queue *queue, struct store_part *part)
 {
+	int error;
+
 	check_part(queue, part);
 	part->io.in_flight = false;
 	list_init(&part->node);
@@ -168,10 +213,11 @@ void store_submit(struct store_queue *queue, struct store_part *part)
 	part->gate = 0;
 	part->frame_count = 0;
 	part->extent_count = 0;
-	if (changes_data(part->op) && (queue->store->info.caps & STORE_CAP_WRITE) == 0) {
+	error = refuse(queue->store, part);
+	if (error != 0) {
 		part->queue = queue;
 		queue->inflight_count++;
-		store_finish_later(part, -EPERM);
+		store_finish_later(part, error);
 		return;
 	}
 	queue_submit(queue, part);
@@ -209,7 +255,7 @@ void store_finish(struct store_part *part, int result)
 		GMB_ASSERT(part->extent_count <= part->extent_max);
 	}
 	part->queue = NULL;
-	part->done(part, result);
+	part->done(part, judge(queue->store, part, result));
 }
 
 static void finish_later_done(struct ring_op *op, int result)

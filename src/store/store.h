@@ -13,9 +13,15 @@
  * done. Errors: done gets 0 for complete success (a short transfer never reaches the submitter) or
  * a negative errno: -EIO the disk failed or ended early, -ENOSPC, -EPERM read-only, -EOPNOTSUPP a
  * fast zero that would be slow, -EINVAL never (the wrapper asserts the range). Submitting never
- * fails, and done is never called from inside it.
+ * fails, and done is never called from inside it. Once a flush, or a part with STORE_FUA, has
+ * failed, every later one gets the same error until the store is opened anew: the operating system
+ * may have dropped what it could not write, so trying again would only hide the loss. Other parts
+ * go on. (A durable part that failed for lack of space or support has lost nothing and does not
+ * count.)
  */
 #pragma once
+
+#include <stdatomic.h>
 
 #include "base/error.h"
 #include "base/list.h"
@@ -125,6 +131,8 @@ struct store_ops {
 struct store {
 	const struct store_ops *ops;
 	struct store_info info;
+	_Atomic int
+		broken; /* private: the error of the first failed flush or durable write, or 0 */
 };
 
 /* First member of every implementation's own queue. */

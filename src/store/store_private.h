@@ -36,3 +36,6 @@ void store_forward(struct store_queue *filter_queue, struct store_queue *inner_q
 /* Finishes the part in the ring's next batch, so never from inside submit. part->io must be free.
  */
 void store_finish_later(struct store_part *part, int result);
+
+/* True when this result of a flush or durable part means that acknowledged bytes may be lost. */
+bool store_result_breaks(const struct store_part *part, int result);

@@ -163,6 +163,13 @@ void scratch_remove(void)
 	nftw(scratch, remove_one, 8, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
 }
 
+int scratch_skip(const char *reason)
+{
+	fprintf(stderr, "skip: %s\n", reason);
+	scratch_remove();
+	return EXIT_SKIP;
+}
+
 const char *scratch_path(const char *name)
 {
 	static char path[512];

@@ -54,6 +54,8 @@ int bench_extents(struct bench *bench, uint64_t offset, uint64_t length,
 /* A directory for the test, removed with everything in it by scratch_remove(). */
 void scratch_create(void);
 void scratch_remove(void);
+/* Says why, cleans up and gives main() the status of a test that cannot run here. */
+int scratch_skip(const char *reason);
 const char *scratch_path(const char *name);
 /* A file of that size in it, all hole. Returns its path. */
 const char *scratch_file(const char *name, uint64_t size);

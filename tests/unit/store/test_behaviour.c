@@ -90,17 +90,13 @@ static void prepare(void)
 		if ((variant->read_mode == STORE_MODE_RAM ||
 			    variant->write_mode == STORE_MODE_RAM) &&
 			!scratch_has_direct()) {
-			fprintf(stderr, "skip: no O_DIRECT in the temporary directory\n");
-			scratch_remove();
-			exit(EXIT_SKIP);
+			exit(scratch_skip("no O_DIRECT in the temporary directory"));
 		}
 		return;
 	}
 	loop_fd = loop_open(file_path, variant->loop_block, store_path, sizeof(store_path));
 	if (loop_fd < 0) {
-		fprintf(stderr, "skip: no loop device to be had\n");
-		scratch_remove();
-		exit(EXIT_SKIP);
+		exit(scratch_skip("no loop device to be had"));
 	}
 }
 
