@@ -18,6 +18,7 @@ enum {
 	PATH_SHOWN_BYTES = 256,
 	LOG_LINE_BYTES = 512,
 	STEPS_MAX = 6,
+	DEPTH_MAX = 16,
 	NAME_BYTES = 96,
 };
 
@@ -33,6 +34,7 @@ struct config_yaml {
 	size_t text_bytes;
 	yaml_document_t document;
 	bool has_document;
+	bool has_content;
 	const struct cyaml_schema_value *schema;
 	void *data;
 
@@ -147,9 +149,11 @@ static int parse_document(struct config_yaml *yaml, yaml_parser_t *parser, struc
 	}
 	yaml->has_document = true;
 	root = yaml_document_get_root_node(&yaml->document);
-	if (root == NULL) {
+	/* Nothing at all, or nothing after "---". */
+	if (root == NULL || (root->type == YAML_SCALAR_NODE && root->data.scalar.length == 0)) {
 		return 0;
 	}
+	yaml->has_content = true;
 	if (root->type != YAML_MAPPING_NODE) {
 		return complain_at(yaml, &root->start_mark, error,
 			"a configuration file consists of keys, such as \"exports:\"");
@@ -166,7 +170,41 @@ static int parse_document(struct config_yaml *yaml, yaml_parser_t *parser, struc
 	return rc < 0 ? rc : check_scalars(yaml, error);
 }
 
-static int parse_tree(struct config_yaml *yaml, struct error *error)
+/* Looks at the nesting alone: libyaml's time grows with its square, and no schema goes this deep.
+ */
+static int check_depth(struct config_yaml *yaml, yaml_parser_t *parser, struct error *error)
+{
+	uint32_t depth = 0;
+	bool at_end = false;
+	int rc = 0;
+
+	while (!at_end && rc == 0) {
+		yaml_event_t event;
+
+		if (!yaml_parser_parse(parser, &event)) {
+			return syntax_error(yaml, parser, error);
+		}
+		if (event.type == YAML_SEQUENCE_START_EVENT ||
+			event.type == YAML_MAPPING_START_EVENT) {
+			depth++;
+		} else if (event.type == YAML_SEQUENCE_END_EVENT ||
+			   event.type == YAML_MAPPING_END_EVENT) {
+			depth--;
+		}
+		if (depth > DEPTH_MAX) {
+			rc = complain_at(yaml, &event.start_mark, error,
+				"this is nested deeper than any configuration");
+		}
+		at_end = event.type == YAML_STREAM_END_EVENT;
+		yaml_event_delete(&event);
+	}
+	return rc;
+}
+
+/* One pass over the text with a parser of its own. */
+static int parse_pass(struct config_yaml *yaml,
+	int (*pass)(struct config_yaml *yaml, yaml_parser_t *parser, struct error *error),
+	struct error *error)
 {
 	yaml_parser_t parser;
 	int rc;
@@ -175,9 +213,16 @@ static int parse_tree(struct config_yaml *yaml, struct error *error)
 		return error_set(error, -ENOMEM, "%s: no memory to parse it", yaml->path);
 	}
 	yaml_parser_set_input_string(&parser, yaml->text, yaml->text_bytes);
-	rc = parse_document(yaml, &parser, error);
+	rc = pass(yaml, &parser, error);
 	yaml_parser_delete(&parser);
 	return rc;
+}
+
+static int parse_tree(struct config_yaml *yaml, struct error *error)
+{
+	int rc = parse_pass(yaml, check_depth, error);
+
+	return rc < 0 ? rc : parse_pass(yaml, parse_document, error);
 }
 
 static yaml_node_t *node_at(const struct config_yaml *yaml, int index)
@@ -505,7 +550,7 @@ int config_yaml_open(const char *path, const struct cyaml_schema_value *schema,
 	if (rc == 0) {
 		rc = parse_tree(yaml, error);
 	}
-	if (rc == 0) {
+	if (rc == 0 && yaml->has_content) {
 		config = loader_config(yaml);
 		code = cyaml_load_data(
 			yaml->text, yaml->text_bytes, &config, schema, &yaml->data, NULL);

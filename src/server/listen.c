@@ -290,7 +290,7 @@ static int unix_bind(int fd, const struct nbd_uri *uri, struct error *error)
 {
 	char shown[URI_SHOWN_BYTES];
 	union address address;
-	socklen_t bytes;
+	socklen_t bytes = 0;
 	int rc = unix_address(uri, &address, &bytes, error);
 
 	if (rc < 0 || bind(fd, &address.any, bytes) == 0) {

@@ -84,9 +84,12 @@ static int open_export(
 	int rc = store_open(&options, &store, error);
 
 	if (rc < 0) {
-		error_prefix(error, "cannot serve the export \"%s\" (%s)",
+		bool says_more = strcmp(entry->origin, entry->path) != 0;
+
+		error_prefix(error, "cannot serve the export \"%s\"%s%s%s",
 			log_escape(shown, sizeof(shown), entry->name, strlen(entry->name)),
-			entry->origin);
+			says_more ? " (" : "", says_more ? entry->origin : "",
+			says_more ? ")" : "");
 		return rc;
 	}
 	out->name = entry->name;
