@@ -10,12 +10,13 @@
 
 #include "base/log.h"
 #include "base/units.h"
+#include "cli/cli.h"
 #include "cli/commands.h"
 #include "client/probe.h"
 
 #define TIMEOUT_DEFAULT_NS UINT64_C(10000000000)
 
-enum { EXIT_REFUSED = 1, EXIT_USAGE = 2, QUOTE_BYTES = 256 };
+enum { QUOTE_BYTES = 256 };
 
 struct info_arguments {
 	const char *uri;
@@ -39,20 +40,6 @@ static const char usage_text[] =
 	"  --path PATH     with --local: also what a file or block device can do\n"
 	"  --json          for programs\n"
 	"  --help          this text\n";
-
-static int usage_error(const char *message, const char *detail)
-{
-	char quoted[QUOTE_BYTES];
-
-	if (detail != NULL) {
-		log_error("info: %s \"%s\"", message,
-			log_escape(quoted, sizeof(quoted), detail, strlen(detail)));
-	} else {
-		log_error("info: %s", message);
-	}
-	fputs("Try \"gmblock info --help\".\n", stderr);
-	return EXIT_USAGE;
-}
 
 const char *info_human_size(char out[INFO_HUMAN_BYTES], uint64_t bytes)
 {
@@ -96,24 +83,33 @@ int info_print_json(json_t *root, struct error *error)
 }
 
 /* Exit status, or -1 to go on. */
-static int arguments_check(const struct info_arguments *arguments)
+static int arguments_check(int argc, char **argv, struct info_arguments *arguments)
 {
+	char quoted[QUOTE_BYTES];
+
+	if (argc - optind > 1) {
+		const char *second = argv[optind + 1];
+
+		return cli_usage_error("info", "one URI at a time, and not also '%s'",
+			log_escape(quoted, sizeof(quoted), second, strlen(second)));
+	}
+	arguments->uri = argv[optind]; /* NULL at the end */
 	if (arguments->local && (arguments->uri != NULL || arguments->list)) {
-		return usage_error(
-			"--local is about this machine: it takes no URI and no --list", NULL);
+		return cli_usage_error(
+			"info", "--local is about this machine: it takes no URI and no --list");
 	}
 	if (!arguments->local && arguments->path != NULL) {
-		return usage_error("--path needs --local", NULL);
+		return cli_usage_error("info", "--path needs --local");
 	}
 	if (!arguments->local && arguments->uri == NULL) {
-		return usage_error("which server? Give a URI, or --local", NULL);
+		return cli_usage_error("info", "which server? Give a URI, or --local");
 	}
 	return -1;
 }
 
 static int arguments_parse(int argc, char **argv, struct info_arguments *arguments)
 {
-	enum { OPT_JSON = 256, OPT_LIST, OPT_LOCAL, OPT_PATH, OPT_TIMEOUT, OPT_HELP };
+	enum { OPT_JSON = CLI_OPTION_FIRST, OPT_LIST, OPT_LOCAL, OPT_PATH, OPT_TIMEOUT, OPT_HELP };
 	static const struct option options[] = {
 		{ "json", no_argument, NULL, OPT_JSON },
 		{ "list", no_argument, NULL, OPT_LIST },
@@ -144,24 +140,16 @@ static int arguments_parse(int argc, char **argv, struct info_arguments *argumen
 			break;
 		case OPT_TIMEOUT:
 			if (units_parse_time(optarg, &arguments->timeout_ns, &error) != 0) {
-				error_prefix(&error, "--timeout");
-				return usage_error(error.text, NULL);
+				return cli_usage_error("info", "--timeout: %s", error.text);
 			}
 			break;
 		case OPT_HELP:
-			fputs(usage_text, stdout);
-			return 0;
-		case ':':
-			return usage_error("a value is missing after", argv[optind - 1]);
+			return cli_print(usage_text);
 		default:
-			return usage_error("unknown option", argv[optind - 1]);
+			return cli_option_error("info", option, argv);
 		}
 	}
-	if (argc - optind > 1) {
-		return usage_error("one URI at a time, and not also", argv[optind + 1]);
-	}
-	arguments->uri = argv[optind]; /* NULL at the end */
-	return arguments_check(arguments);
+	return arguments_check(argc, argv, arguments);
 }
 
 /* The other exports, for somebody who asked for one that is not there. */
@@ -186,18 +174,18 @@ static int refused(const struct info_arguments *arguments, const struct probe *p
 	const struct error *refusal)
 {
 	struct error error;
+	int status = cli_failure("info", refusal);
 
-	log_error("%s", refusal->text);
 	if (probe == NULL || refusal->code != -ENOENT) {
-		return EXIT_REFUSED;
+		return status;
 	}
 	if (!arguments->json) {
 		others_log(probe_offers(probe));
 	} else if (info_show_json(arguments->uri, probe_offers(probe), false, refusal->text,
 			   &error) != 0) {
-		log_error("%s", error.text);
+		return cli_failure("info", &error);
 	}
-	return EXIT_REFUSED;
+	return status;
 }
 
 static int show_server(const struct info_arguments *arguments, const struct nbd_uri *uri)
@@ -208,11 +196,11 @@ static int show_server(const struct info_arguments *arguments, const struct nbd_
 	};
 	struct probe *probe;
 	struct error error;
-	int status = 0;
 	int err = probe_server(uri, &options, &probe, &error);
 
 	if (err != 0) {
-		status = refused(arguments, probe, &error);
+		int status = refused(arguments, probe, &error);
+
 		probe_destroy(probe);
 		return status;
 	}
@@ -223,11 +211,7 @@ static int show_server(const struct info_arguments *arguments, const struct nbd_
 		err = info_show_text(arguments->uri, probe_offers(probe), arguments->list, &error);
 	}
 	probe_destroy(probe);
-	if (err != 0) {
-		log_error("%s", error.text);
-		status = EXIT_REFUSED;
-	}
-	return status;
+	return err != 0 ? cli_failure("info", &error) : CLI_OK;
 }
 
 int cmd_info(int argc, char **argv)
@@ -242,15 +226,12 @@ int cmd_info(int argc, char **argv)
 		return status;
 	}
 	if (arguments.local) {
-		if (info_local(arguments.path, arguments.json, &error) != 0) {
-			log_error("%s", error.text);
-			return EXIT_REFUSED;
-		}
-		return 0;
+		return info_local(arguments.path, arguments.json, &error) != 0
+			       ? cli_failure("info", &error)
+			       : CLI_OK;
 	}
 	if (nbd_uri_parse(arguments.uri, &uri, &error) != 0) {
-		log_error("%s", error.text);
-		return EXIT_REFUSED;
+		return cli_failure("info", &error);
 	}
 	if (uri.unknown_parameter != NULL) {
 		log_warning("the URI's parameter \"%s\" means nothing here and is ignored",

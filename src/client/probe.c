@@ -253,10 +253,14 @@ static int connect_tcp(struct probe *probe, const struct nbd_uri *uri, struct er
 
 /* --- talking ------------------------------------------------------------------------------- */
 
+/* Time is up. A server that does not answer our farewell has told everything before. */
 static int stalled(struct probe *probe, struct error *error)
 {
 	char doing[LABEL_BYTES];
 
+	if (inquiry_end_of_stream(probe->inquiry, NULL) == 0) {
+		return 0;
+	}
 	snprintf(doing, sizeof(doing), "waiting for %s", inquiry_awaits(probe->inquiry));
 	return timed_out(probe, doing, error);
 }
@@ -325,6 +329,10 @@ static int converse(struct probe *probe, struct error *error)
 
 		if (err == -ETIMEDOUT) {
 			return stalled(probe, error);
+		}
+		if (err != 0) {
+			return error_set(
+				error, err, "%s: waiting failed: %s", probe->label, strerror(-err));
 		}
 		got = recv(probe->fd, bytes, sizeof(bytes), 0);
 		if (got < 0 && (errno == EINTR || errno == EAGAIN)) {

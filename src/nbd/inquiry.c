@@ -34,7 +34,6 @@ struct inquiry {
 	uint32_t option;   /* the one in progress */
 	bool list;	   /* all exports */
 	bool listing_rest; /* asked only because the export is missing */
-	bool info_unknown; /* the server has no INFO */
 	bool got_export;   /* INFO_EXPORT came for the option in progress */
 	uint32_t current;  /* index of the offer in progress */
 	uint32_t replies;  /* to the option in progress */
@@ -170,23 +169,28 @@ static void leave(struct inquiry *inquiry)
 
 /* --- what comes next ----------------------------------------------------------------------- */
 
+/* In a list each export is asked with INFO, which keeps the connection free for the next. A single
+ * one is asked with GO, because some servers open an export, and know its size, only then. Contexts
+ * exist only beside structured or extended replies. */
 static void ask_export(struct inquiry *inquiry)
 {
-	if (!inquiry->info_unknown) {
+	if (inquiry->list) {
 		ask_info(inquiry, NBD_OPT_INFO);
+	} else if (inquiry->offers.style != NBD_REPLIES_SIMPLE) {
+		ask_contexts(inquiry);
 	} else {
-		leave(inquiry);
+		ask_info(inquiry, NBD_OPT_GO);
 	}
 }
 
 static void next_export(struct inquiry *inquiry)
 {
 	inquiry->current++;
-	if (!inquiry->list || inquiry->current >= inquiry->offers.count) {
+	if (inquiry->current >= inquiry->offers.count) {
 		leave(inquiry);
-		return;
+	} else {
+		ask_export(inquiry);
 	}
-	ask_export(inquiry);
 }
 
 static void after_style(struct inquiry *inquiry, enum nbd_reply_style style)
@@ -199,22 +203,21 @@ static void after_style(struct inquiry *inquiry, enum nbd_reply_style style)
 	}
 }
 
-/* Contexts exist only beside structured or extended replies. */
-static void after_info(struct inquiry *inquiry)
+static void after_contexts(struct inquiry *inquiry)
 {
-	if (inquiry->offers.style != NBD_REPLIES_SIMPLE) {
-		ask_contexts(inquiry);
-	} else if (inquiry->info_unknown && !inquiry->list) {
-		ask_info(inquiry, NBD_OPT_GO);
-	} else {
+	if (inquiry->list) {
 		next_export(inquiry);
+	} else {
+		ask_info(inquiry, NBD_OPT_GO);
 	}
 }
 
-static void after_contexts(struct inquiry *inquiry)
+static void after_info(struct inquiry *inquiry)
 {
-	if (inquiry->info_unknown && !inquiry->list) {
-		ask_info(inquiry, NBD_OPT_GO);
+	if (!inquiry->list) {
+		disconnect(inquiry);
+	} else if (inquiry->offers.style != NBD_REPLIES_SIMPLE) {
+		ask_contexts(inquiry);
 	} else {
 		next_export(inquiry);
 	}
@@ -329,18 +332,16 @@ static int export_refused(
 	char label[QUOTE_BYTES];
 	int err;
 
-	if (type == NBD_REP_ERR_UNSUP && inquiry->option == NBD_OPT_INFO) {
-		inquiry->info_unknown = true;
-		if (inquiry->list) {
-			nbd_offers_note(&inquiry->offers,
-				"the server does not know INFO, so that only names can be listed");
-		}
-		after_info(inquiry);
-		return 0;
-	}
 	if (type == NBD_REP_ERR_UNSUP && inquiry->offers.style == NBD_REPLIES_EXTENDED) {
 		return error_set(error, -EPROTO,
-			"the server accepted extended headers and does not know GO (rule P108)");
+			"the server accepted extended headers and does not know %s (rule P108)",
+			nbd_option_name(inquiry->option));
+	}
+	if (type == NBD_REP_ERR_UNSUP && inquiry->list) {
+		nbd_offers_note(&inquiry->offers,
+			"the server does not know INFO, so that only names can be listed");
+		leave(inquiry);
+		return 0;
 	}
 	if (type == NBD_REP_ERR_UNSUP) {
 		ask_export_name(inquiry);
@@ -351,6 +352,7 @@ static int export_refused(
 		return err;
 	}
 	offer->known = false;
+	nbd_offers_review(&inquiry->offers, offer);
 	if (inquiry->list) {
 		next_export(inquiry);
 		return 0;
@@ -415,6 +417,16 @@ static int handle_error(struct inquiry *inquiry, uint32_t type, const uint8_t *p
 
 /* --- acceptance ---------------------------------------------------------------------------- */
 
+/* nbd-server, for one, opens the export only for GO and answers INFO with a size of 0. */
+static void note_empty(struct inquiry *inquiry)
+{
+	char label[QUOTE_BYTES];
+
+	nbd_offers_note(&inquiry->offers,
+		"%s: some servers say 0 bytes in a list; to be sure, ask for it alone",
+		export_label(label, current_offer(inquiry)));
+}
+
 static int handle_ack(struct inquiry *inquiry, struct error *error)
 {
 	switch (inquiry->option) {
@@ -444,11 +456,10 @@ static int handle_ack(struct inquiry *inquiry, struct error *error)
 				nbd_option_name(inquiry->option));
 		}
 		nbd_offers_review(&inquiry->offers, current_offer(inquiry));
-		if (inquiry->option == NBD_OPT_GO) {
-			disconnect(inquiry);
-		} else {
-			after_info(inquiry);
+		if (inquiry->list && current_offer(inquiry)->size == 0) {
+			note_empty(inquiry);
 		}
+		after_info(inquiry);
 		return 0;
 	default:
 		GMB_ASSERT(inquiry->option == NBD_OPT_ABORT);

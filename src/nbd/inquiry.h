@@ -3,9 +3,9 @@
  * Asks an NBD server what it offers: the client's side of the handshake without a socket. The owner
  * moves bytes; the inquiry decides what to say next and collects the answers.
  *
- *   greeting ─▶ EXTENDED_HEADERS ─▶ STRUCTURED_REPLY (only if refused) ─▶ [LIST] ─┐
- *      ┌──────────────────────────────────────────────────────────────────────────┘
- *      └▶ per export: INFO ─▶ LIST_META_CONTEXT ─▶ (no INFO: GO ─▶ EXPORT_NAME) ─▶ ABORT or DISC
+ *   greeting ─▶ EXTENDED_HEADERS ─▶ STRUCTURED_REPLY (only if refused)
+ *     one export  ─▶ LIST_META_CONTEXT ─▶ GO ─▶ (unknown: EXPORT_NAME) ─▶ DISC
+ *     all exports ─▶ LIST ─▶ INFO, LIST_META_CONTEXT for each ─▶ ABORT
  *
  * From most to least capable (rules P32, P36, P109), one option at a time (P12), left politely
  * (P14, P19, P21). A missing export is not the end: the list is asked for, so that the user sees

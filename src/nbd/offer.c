@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/utf8.h"
 #include "nbd/wire.h"
 
 enum { QUOTE_BYTES = 96, NOTE_BYTES = 320 };
@@ -204,11 +205,26 @@ static void review_sizes(struct nbd_offers *offers, const struct nbd_offer *offe
 	}
 }
 
+static bool text_is_good(const char *text)
+{
+	return text == NULL || utf8_valid(text, strlen(text));
+}
+
+static void review_texts(struct nbd_offers *offers, const struct nbd_offer *offer, const char *name)
+{
+	if (!text_is_good(offer->name) || !text_is_good(offer->canonical_name) ||
+		!text_is_good(offer->description)) {
+		nbd_offers_note(offers,
+			"export \"%s\": its name or description is not UTF-8 (rule P1)", name);
+	}
+}
+
 void nbd_offers_review(struct nbd_offers *offers, const struct nbd_offer *offer)
 {
 	char name[QUOTE_BYTES];
 
 	log_escape(name, sizeof(name), offer->name, strlen(offer->name));
+	review_texts(offers, offer, name);
 	if (!offer->known) {
 		return;
 	}
