@@ -51,7 +51,6 @@ DEVIATIONS = {
         'transmission.read_only': 'WRITE to a read-only export is EINVAL',
         'extended.compact_request_is_fatal': 'answers a bad magic with EINVAL before it closes',
         'extended.extended_request_is_fatal': 'answers a bad magic with EINVAL before it closes',
-        'extended.write_without_payload_flag': 'waits for a payload that was not announced',
         'extended.long_effects': 'CACHE is limited to the maximum payload',
         'errors.bad_request_magic': 'answers a bad magic with EINVAL before it closes',
         'errors.bad_magic_behind_good_requests': 'answers a bad magic with EINVAL before it closes',

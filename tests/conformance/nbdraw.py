@@ -175,7 +175,8 @@ class Client:
 
     # -- bytes -------------------------------------------------------------------------------
 
-    def _fill(self):
+    def fill(self):
+        """Take in what has come, without waiting; sets eof when there will be no more."""
         try:
             data = self.sock.recv(1 << 20)
         except (BlockingIOError, InterruptedError):
@@ -197,7 +198,7 @@ class Client:
             if not readable and not writable:
                 raise Silent(f'{self.deadline} s without room to send {len(view)} bytes')
             if readable:
-                self._fill()
+                self.fill()
                 end = time.monotonic() + self.deadline
             if writable:
                 try:
@@ -219,7 +220,7 @@ class Client:
             readable, _, _ = select.select([self.sock], [], [], max(0, end - time.monotonic()))
             if not readable:
                 raise Silent(f'{self.deadline} s without the {count - len(self.inbuf)} bytes due')
-            self._fill()
+            self.fill()
             if len(self.inbuf) > before:
                 end = time.monotonic() + self.deadline
         out = bytes(self.inbuf[:count])

@@ -130,6 +130,7 @@ PARTIAL = {
     'P56': 'seen from the NOTLS side: bytes after a refused STARTTLS are plain options',
     'P71': 'durability is shown against SIGKILL of the server, not against loss of power',
     'P72': 'as P71',
+    'P77': 'injected flush errors come and go; that a real one sticks needs a disk that fails',
     'P103': 'the bound of 2^20 extents is checked on every reply but not provoked',
     'P131': 'when the backend is opened cannot be seen on the wire',
 }

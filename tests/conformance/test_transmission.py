@@ -346,28 +346,35 @@ def failed_write(t):
 
 @case
 def failed_flush_is_told_to_all(t):
-    """P77: one failed flush of the backend is reported to every connection that wrote"""
-    spec = Spec(exports=(Export(filters=(Fault('flush', 'EIO', nth=1),)),))
-    server = t.fresh_server(spec)
-    clients = [t.open(server) for _ in range(3)]
-    for index, client in enumerate(clients):
-        client.write(index * 4096, bytes([index]) * 4096)
-    for index, client in enumerate(clients):
-        t.error(client.call(CMD_FLUSH), EIO, 'P77', f'FLUSH on connection {index}')
-    client = t.open(server)
-    client.write(0, b'later')
-    t.error(client.call(CMD_FLUSH), EIO, 'P77', 'FLUSH on a later connection')
-    reply = client.call(CMD_WRITE, 0, flags=CF_FUA, payload=b'forced')
-    t.error(reply, EIO, 'P77', 'WRITE with FUA after a failed flush')
+    """P77: a backend that cannot flush is reported to every FLUSH waiting, on every connection"""
+    server = t.server(Spec(exports=(Export(filters=(Fault('flush', 'EIO'),)),)))
+    clients = [t.open(server, mode=mode) for mode in t.modes()] + [t.open(server)]
+    for turn in range(3):
+        for index, client in enumerate(clients):
+            client.write(index * 4096, bytes([index]) * 4096)
+        cookies = [(client, client.submit(CMD_FLUSH)) for client in clients for _ in range(4)]
+        for client, cookie in cookies:
+            t.error(client.collect(cookie), EIO, 'P77', 'FLUSH')
+    for client in clients:
+        t.requests_in_step(client, 'P77', 'after failed flushes')
+
+
+@case
+def failed_flush_is_not_retried(t):
+    """P77: a flush that fails once is reported, not tried again in silence until it succeeds"""
+    for mode in t.modes():
+        server = t.fresh_server(Spec(exports=(Export(filters=(Fault('flush', 'EIO', nth=1),)),)))
+        client = t.open(server, mode=mode)
+        client.write(0, b'once' * 1024)
+        t.error(client.call(CMD_FLUSH), EIO, 'P77', 'the FLUSH that failed')
 
 
 @case
 def failed_fua(t):
-    """P77, P72: a WRITE with FUA reports that its flush failed"""
-    server = t.fresh_server(Spec(exports=(Export(filters=(Fault('flush', 'EIO'),)),)))
+    """P77, P72: a WRITE with FUA reports the error of its disk"""
+    server = t.server(Spec(exports=(Export(filters=(Fault('write', 'EIO'),)),)))
     for mode in t.modes():
         client = t.open(server, mode=mode)
         reply = client.call(CMD_WRITE, 0, flags=CF_FUA, payload=b'z' * 4096)
         t.error(reply, EIO, 'P77', 'WRITE with FUA')
-        t.error(client.call(CMD_FLUSH), EIO, 'P77', 'FLUSH')
-        t.requests_in_step(client, 'P77', 'after failed flushes')
+        t.requests_in_step(client, 'P77', 'after a failed WRITE with FUA')
