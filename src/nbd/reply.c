@@ -125,9 +125,6 @@ static void emit_path_error(struct send_batch *send, struct send_slot *slot)
 	case NBD_ENOTSUP:
 		text = "zeroing this range would not be faster than writing it";
 		break;
-	case NBD_ENOMEM:
-		text = "the server is out of memory";
-		break;
 	default:
 		text = "the server's disk failed";
 		break;

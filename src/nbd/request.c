@@ -35,12 +35,10 @@ bool request_head_parse(const uint8_t *bytes, bool extended, struct request_head
 
 uint64_t request_payload_bytes(const struct request_head *head, bool extended)
 {
-	if (head->type == NBD_CMD_WRITE) {
-		/* Also for an extended client that forgot PAYLOAD_LEN (P111): the bytes are there.
-		 */
-		return head->length;
+	if (extended) {
+		return (head->flags & NBD_CMD_FLAG_PAYLOAD_LEN) != 0 ? head->length : 0;
 	}
-	return extended && (head->flags & NBD_CMD_FLAG_PAYLOAD_LEN) != 0 ? head->length : 0;
+	return head->type == NBD_CMD_WRITE ? head->length : 0;
 }
 
 /* Flags that each command defines; FUA is accepted on all (P72). */
@@ -134,6 +132,11 @@ uint32_t request_check(const struct nbd_session *session, const struct request_h
 	}
 	if ((head->flags & ~flags_allowed(session, head->type)) != 0) {
 		*text = "a flag is not defined for this command";
+		return NBD_EINVAL;
+	}
+	if (head->type == NBD_CMD_WRITE && session->extended &&
+		(head->flags & NBD_CMD_FLAG_PAYLOAD_LEN) == 0) {
+		*text = "a write without the payload flag has nothing to write";
 		return NBD_EINVAL;
 	}
 	switch ((enum nbd_command)head->type) {

@@ -74,8 +74,6 @@ uint32_t nbd_error_from_errno(int code)
 	case -EACCES:
 	case -EROFS:
 		return NBD_EPERM;
-	case -ENOMEM:
-		return NBD_ENOMEM;
 	case -EINVAL:
 		return NBD_EINVAL;
 	case -ENOSPC:
@@ -88,7 +86,7 @@ uint32_t nbd_error_from_errno(int code)
 		return NBD_ENOTSUP;
 	case -ESHUTDOWN:
 		return NBD_ESHUTDOWN;
-	default:
+	default: /* ENOMEM too: it should not be sent, and says nothing that a client could use */
 		return NBD_EIO;
 	}
 }

@@ -66,7 +66,12 @@ uint64_t filter_size(struct store *base)
 
 bool filter_matches(const struct store_rule *rule, const struct store_part *part)
 {
-	if ((rule->ops & BIT(part->op)) == 0) {
+	uint32_t does = BIT(part->op);
+
+	if ((part->flags & STORE_FUA) != 0) {
+		does |= BIT(STORE_FLUSH); /* a part that must be durable flushes, too */
+	}
+	if ((rule->ops & does) == 0) {
 		return false;
 	}
 	if (rule->range_length == 0) {
