@@ -145,8 +145,8 @@ void scratch_create(void)
 	snprintf(scratch, sizeof(scratch), "%s/gmblock-store-XXXXXX",
 		base != NULL ? base : "/var/tmp");
 	if (mkdtemp(scratch) == NULL) {
-		fprintf(stderr, "cannot make %s: %s\n", scratch, strerror(errno));
-		exit(1);
+		fprintf(stderr, "skip: cannot make %s: %s\n", scratch, strerror(errno));
+		exit(EXIT_SKIP);
 	}
 }
 
@@ -202,8 +202,10 @@ bool scratch_has_direct(void)
 	return true;
 }
 
-int loop_open(const char *path, uint32_t block_bytes, char *device, size_t device_bytes)
+int loop_open_flags(
+	const char *path, uint32_t block_bytes, bool read_only, char *device, size_t device_bytes)
 {
+	uint32_t flags = LO_FLAGS_AUTOCLEAR | (read_only ? LO_FLAGS_READ_ONLY : 0);
 	int control = open("/dev/loop-control", O_RDWR | O_CLOEXEC);
 	int backing = open(path, O_RDWR | O_CLOEXEC);
 	int fd = -1;
@@ -213,7 +215,7 @@ int loop_open(const char *path, uint32_t block_bytes, char *device, size_t devic
 		struct loop_config config = {
 			.fd = (uint32_t)backing,
 			.block_size = block_bytes,
-			.info = { .lo_flags = LO_FLAGS_AUTOCLEAR },
+			.info = { .lo_flags = flags },
 		};
 		int number = ioctl(control, LOOP_CTL_GET_FREE);
 
@@ -234,6 +236,11 @@ int loop_open(const char *path, uint32_t block_bytes, char *device, size_t devic
 		close(control);
 	}
 	return fd;
+}
+
+int loop_open(const char *path, uint32_t block_bytes, char *device, size_t device_bytes)
+{
+	return loop_open_flags(path, block_bytes, false, device, device_bytes);
 }
 
 void loop_close(int fd)

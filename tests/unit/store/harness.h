@@ -66,6 +66,8 @@ bool scratch_has_direct(void);
 /* A loop device over the file, freed by the kernel when loop_close() drops the last user. Returns
  * -1 when this machine or user cannot have one. */
 int loop_open(const char *path, uint32_t block_bytes, char *device, size_t device_bytes);
+int loop_open_flags(
+	const char *path, uint32_t block_bytes, bool read_only, char *device, size_t device_bytes);
 void loop_close(int fd);
 
 /* Small, seeded and the same everywhere. */
