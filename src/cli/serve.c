@@ -51,9 +51,9 @@ static const char help[] =
 	"      --help                  print this\n"
 	"\n"
 	"When everything is open the URI of each export is printed on standard output (not\n"
-	"with --run) and the service manager is told. SIGTERM finishes what is in flight and\n"
-	"ends with status 0; a second one ends at once. Status 1: it could not be done;\n"
-	"2: wrong usage.\n";
+	"with --run) and the service manager is told. SIGTERM or SIGINT finishes what is in\n"
+	"flight and ends with status 0; another one, a second later or more, ends at once.\n"
+	"Status 1: it could not be done; 2: wrong usage.\n";
 
 enum {
 	OPTION_RUN = CLI_OPTION_FIRST,

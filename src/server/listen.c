@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <systemd/sd-daemon.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -21,6 +22,8 @@
 enum {
 	URI_SHOWN_BYTES = 256,
 	PORT_TRIES_MAX = 16, /* times that a port picked by the kernel may be taken elsewhere */
+	BUSY_TRIES_MAX = 40, /* one second in all */
+	BUSY_PAUSE_NS = 25000000,
 };
 
 /* Any address that we listen on. */
@@ -258,7 +261,7 @@ static int remove_stale(const struct nbd_uri *uri, const union address *address,
 
 	show_uri(uri, shown);
 	if (path[0] != '\0' && (lstat(path, &st) < 0 || !S_ISSOCK(st.st_mode))) {
-		return error_set(error, -EADDRINUSE,
+		return error_set(error, -EEXIST,
 			"cannot listen on %s: the path exists and is not a socket; it is left "
 			"alone, choose another path",
 			shown);
@@ -374,7 +377,7 @@ static int unix_open(const struct nbd_uri *uri, struct listener *listener, struc
 
 /* --- all ------------------------------------------------------------------------------------- */
 
-int listener_open(const struct nbd_uri *uri, struct listener *listener, struct error *error)
+static int open_once(const struct nbd_uri *uri, struct listener *listener, struct error *error)
 {
 	int rc;
 
@@ -382,6 +385,22 @@ int listener_open(const struct nbd_uri *uri, struct listener *listener, struct e
 	rc = uri->is_unix ? unix_open(uri, listener, error) : tcp_open(uri, listener, error);
 	if (rc < 0) {
 		listener_close(listener);
+	}
+	return rc;
+}
+
+/*
+ * The kernel takes a killed server's ring apart after the process is gone, and the ring holds the
+ * listening sockets until then: a restart must not fail over that moment.
+ */
+int listener_open(const struct nbd_uri *uri, struct listener *listener, struct error *error)
+{
+	const struct timespec pause = { .tv_nsec = BUSY_PAUSE_NS };
+	int rc = open_once(uri, listener, error);
+
+	for (int tries = 1; rc == -EADDRINUSE && tries < BUSY_TRIES_MAX; tries++) {
+		nanosleep(&pause, NULL);
+		rc = open_once(uri, listener, error);
 	}
 	return rc;
 }
@@ -425,7 +444,10 @@ int listener_adopt(int fd, struct listener *listener, struct error *error)
 	int rc;
 
 	*listener = (struct listener){ .fds = { fd }, .fd_count = 1 };
-	if (sd_is_socket(fd, AF_UNSPEC, SOCK_STREAM, 1) <= 0) {
+	rc = sd_is_socket(fd, AF_UNSPEC, SOCK_STREAM, 1);
+	if (rc < 0) {
+		error_set(error, rc, "%s", strerror(-rc));
+	} else if (rc == 0) {
 		rc = error_set(error, -EINVAL,
 			"it is not a listening stream socket; use ListenStream= and Accept=no in "
 			"the socket unit");

@@ -25,6 +25,7 @@ struct listener {
 	ino_t unlink_inode;
 };
 
+/* An address in use is tried again for a second before that is an error. */
 GMB_MUST_CHECK int listener_open(
 	const struct nbd_uri *uri, struct listener *listener, struct error *error);
 

@@ -23,6 +23,9 @@
 /* What the reactors get on top of their own deadline before the process ends without them: a
  * request that hangs inside the kernel cannot be taken back. */
 #define DRAIN_GRACE_NS UINT64_C(5000000000)
+/* Ctrl-C reaches the whole process group, and a wrapper script may add a SIGTERM of its own:
+ * signals this close to the first are the same wish. */
+#define SAME_SIGNAL_NS UINT64_C(1000000000)
 
 static const char listen_default[] = "nbd://127.0.0.1:10809";
 
@@ -53,6 +56,7 @@ struct server {
 	struct runner runner;
 	bool has_runner;
 	int exit_status;
+	uint64_t stop_begin_ns;
 	uint64_t stop_limit_ns; /* while stopping: when to give up */
 };
 
@@ -385,7 +389,8 @@ static void begin_stop(struct server *server)
 {
 	sd_notify(0, "STOPPING=1\nSTATUS=Finishing what is in flight");
 	server->phase = SERVER_CLOSING;
-	server->stop_limit_ns = now_ns() + DRAIN_DEADLINE_NS + DRAIN_GRACE_NS;
+	server->stop_begin_ns = now_ns();
+	server->stop_limit_ns = server->stop_begin_ns + DRAIN_DEADLINE_NS + DRAIN_GRACE_NS;
 	acceptor_stop(server->acceptor);
 }
 
@@ -428,11 +433,12 @@ static void handle_signal(struct server *server, int signal_number)
 		}
 		return;
 	}
-	if (server->phase != SERVER_SERVING) {
+	if (server->phase == SERVER_SERVING) {
+		runner_signal(&server->runner, signal_number);
+		begin_stop(server);
+	} else if (now_ns() - server->stop_begin_ns >= SAME_SIGNAL_NS) {
 		stop_hard(server, "a second signal came");
 	}
-	runner_signal(&server->runner, signal_number);
-	begin_stop(server);
 }
 
 static void handle_events(struct server *server)

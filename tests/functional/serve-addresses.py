@@ -1,0 +1,78 @@
+#!/usr/bin/python3
+"""TCP addresses: IPv4, IPv6, names, wildcards, and ports that the kernel picks."""
+import re
+import socket
+
+import nbdmini
+import support
+
+
+def have_ipv6():
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+class Addresses(support.Case):
+    def start_tcp(self, *uris):
+        arguments = []
+        for uri in uris:
+            arguments += ["--listen", uri]
+        return self.start("null:1M", *arguments, uri_count=len(uris))
+
+    def check_served(self, uri):
+        with nbdmini.open_export(uri) as client:
+            self.assertEqual(client.size, 1 << 20)
+
+    def port(self, uri):
+        return int(re.search(r":(\d+)$", uri).group(1))
+
+    def test_ipv4(self):
+        server = self.start_tcp("nbd://127.0.0.1:0")
+        self.assertRegex(server.uri, r"^nbd://127\.0\.0\.1:[1-9]\d*$")
+        self.check_served(server.uri)
+
+    @support.unittest.skipUnless(have_ipv6(), "no IPv6 on loopback")
+    def test_ipv6(self):
+        server = self.start_tcp("nbd://[::1]:0")
+        self.assertRegex(server.uri, r"^nbd://\[::1\]:[1-9]\d*$")
+        self.check_served(server.uri)
+
+    def test_several_addresses(self):
+        server = self.start_tcp("nbd://127.0.0.1:0", "nbd://127.0.0.2:0", self.socket_uri())
+        self.assertEqual(len(set(server.uris)), 3)
+        for uri in server.uris:
+            self.check_served(uri)
+
+    def test_a_name_with_several_addresses_has_one_port(self):
+        server = self.start_tcp("nbd://localhost:0")
+        self.assertRegex(server.uri, r"^nbd://localhost:[1-9]\d*$")
+        addresses = {entry[4][0] for entry in socket.getaddrinfo(
+            "localhost", None, type=socket.SOCK_STREAM)}
+        for address in addresses:
+            if ":" in address and not have_ipv6():
+                continue
+            host = f"[{address}]" if ":" in address else address
+            self.check_served(f"nbd://{host}:{self.port(server.uri)}")
+
+    def test_a_wildcard_is_printed_as_an_address_that_works(self):
+        server = self.start_tcp("nbd://0.0.0.0:0")
+        self.assertRegex(server.uri, r"^nbd://127\.0\.0\.1:[1-9]\d*$")
+        self.check_served(server.uri)
+        self.check_served(f"nbd://127.0.0.2:{self.port(server.uri)}")
+
+    @support.unittest.skipUnless(have_ipv6(), "no IPv6 on loopback")
+    def test_wildcards_of_both_families_share_a_port(self):
+        first = self.start_tcp("nbd://0.0.0.0:0")
+        port = self.port(first.uri)
+        self.assertEqual(first.stop()[0], 0)
+        server = self.start_tcp(f"nbd://0.0.0.0:{port}", f"nbd://[::]:{port}")
+        self.assertEqual(server.uris, [f"nbd://127.0.0.1:{port}", f"nbd://[::1]:{port}"])
+        for uri in server.uris:
+            self.check_served(uri)
+
+
+if __name__ == "__main__":
+    support.main()

@@ -1,0 +1,56 @@
+#!/usr/bin/python3
+"""A disk that cannot be opened is named with the reason; then nothing at all is served."""
+import os
+import socket
+import subprocess
+
+import support
+
+
+class BadPaths(support.Case):
+    def check(self, path, *fragments):
+        self.check_refused(["serve", path, "--listen", self.socket_uri()], 1, path, *fragments)
+        self.assertNotIn("s", os.listdir(self.folder))
+
+    def test_what_is_not_a_disk(self):
+        self.check(self.path("missing.img"), "does not exist")
+        self.check(self.folder, "directory")
+        os.mkfifo(self.path("fifo"))
+        self.check(self.path("fifo"))
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(self.path("socket"))
+            self.check(self.path("socket"))
+        self.check("/dev/null")
+        os.symlink("loop", self.path("loop"))
+        self.check(self.path("loop"), "symbolic links")
+
+    def test_sizes_of_memory_disks(self):
+        self.check("memory:lots")
+        self.check("null:")
+        self.check("memory:99999999999E")
+
+    @support.unittest.skipUnless(os.geteuid() == 0, "only root can become another user")
+    def test_a_file_we_may_not_read(self):
+        path = self.make_file("secret.img", bytes(4096))
+        os.chmod(path, 0)
+        os.chmod(self.folder, 0o755)
+        program = self.path("gmblock")
+        support.shutil.copy(support.program(), program)
+        done = subprocess.run(
+            [program, "serve", path, "--listen", "nbd://127.0.0.1:0"], user=65534, group=65534,
+            extra_groups=[], capture_output=True, text=True, check=False)
+        self.assertEqual((done.returncode, done.stdout), (1, ""), done.stderr)
+        self.assertIn(path, done.stderr)
+        self.assertIn("Permission denied", done.stderr)
+
+    def test_one_bad_export_stops_all(self):
+        good = self.make_file("good.img", bytes(4096))
+        self.check_refused(
+            ["serve", "--export", f"good={good}", "--export", f"bad={self.path('missing')}",
+             "--listen", self.socket_uri()],
+            1, 'the export "bad"', self.path("missing"))
+        self.assertEqual(os.listdir(self.folder), ["good.img"])
+
+
+if __name__ == "__main__":
+    support.main()

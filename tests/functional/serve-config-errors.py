@@ -1,0 +1,105 @@
+#!/usr/bin/python3
+"""A mistake in the configuration file is told with file, line, column and key, and nothing is
+served."""
+import os
+
+import support
+
+
+class ConfigErrors(support.Case):
+    def check(self, content, place, *fragments):
+        """place: "LINE:COLUMN" or "" for the file as a whole."""
+        path = self.make_file("test.conf", content)
+        start = f"gmblock serve: {path}:{place}: " if place else f"gmblock serve: {path}: "
+        errors = self.check_refused(["serve", "--config", path], 1, *fragments)
+        self.assertTrue(errors.startswith(start), errors)
+
+    def test_files_that_cannot_be_read(self):
+        missing = self.path("missing.conf")
+        self.check_refused(["serve", "--config", missing], 1, missing, "No such file")
+        self.check_refused(["serve", "--config", self.folder], 1, self.folder, "is a directory")
+        os.mkfifo(self.path("fifo"))
+        self.check_refused(["serve", "--config", self.path("fifo")], 1, "not a regular file")
+
+    def test_files_without_content_have_nothing_to_serve(self):
+        for content in ("", "# nothing\n", "---\n"):
+            path = self.make_file("test.conf", content)
+            self.check_refused(["serve", "--config", path], 2, "nothing to serve")
+
+    def test_yaml(self):
+        self.check("exports: [a\n", "2:1", "not correct YAML")
+        self.check("exports:\n\t- name: a\n", "2:1", "not correct YAML")
+        self.check("- a\n", "1:1", "consists of keys")
+        self.check("just text\n", "1:1", "consists of keys")
+        self.check("limits: {threads: 1}\n---\nlimits: {threads: 2}\n", "3:1", "second document")
+        self.check("exports: [{name: a, path: *p}]\n", "1:27", "undefined alias")
+        self.check("exports: [{name: &p a, path: *p}]\n", "1:18", "exports entry 1, path",
+                   "aliases")
+        self.check('exports: [{name: "a\\0b", path: p}]\n', "1:18", "zero byte")
+        self.check(b"exports: \xff\n", "", "not YAML text")
+        self.check("[" * 1000000, "1:17", "nested deeper")
+
+    def test_unknown_keys(self):
+        self.check("colour: red\n", "1:1", "'colour' is not known here",
+                   "listen, limits, exports")
+        self.check("limits:\n  threads: 1\n  memroy: 1M\n", "3:3", "limits: ",
+                   "'memroy' is not known here", "memory, threads")
+        self.check("exports:\n  - name: a\n    path: null:1M\n  - name: b\n    path: null:1M\n"
+                   "    colour: red\n", "6:5", "exports entry 2: ", "'colour'", "name, path, mode")
+
+    def test_missing_and_repeated_keys(self):
+        self.check("exports:\n  - path: null:1M\n", "2:5", "exports entry 1: ",
+                   "'name' is missing")
+        self.check("exports:\n  - name: a\n    path: null:1M\n  - name: b\n", "4:5",
+                   "exports entry 2: ", "'path' is missing")
+        self.check("exports:\n  - name: a\n    path: null:1M\n    name: b\n", "4:5",
+                   "exports entry 1: ", "'name' is given twice")
+        self.check("listen: []\nlisten: []\n", "2:1", "'listen' is given twice")
+
+    def test_values_of_the_wrong_kind(self):
+        self.check("listen: nbd://localhost\n", "1:9", "listen: this must be a list")
+        self.check("exports: {name: a}\n", "1:1", "exports: this must be a list")
+        self.check("exports: [a]\n", "1:11", "exports entry 1: this must be a group of keys")
+        self.check("limits: 5\n", "1:9", "limits: this must be a group of keys")
+        self.check("limits:\n  memory: [1M]\n", "2:3", "limits, memory: ", "single value")
+
+    def test_wrong_values(self):
+        def export(key, value, *fragments):
+            self.check(f"exports:\n  - name: a\n    path: null:1M\n    {key}: {value}\n",
+                       f"4:{7 + len(key)}", f"exports entry 1, {key}: ", *fragments)
+
+        export("mode", "fast", "'fast' is not a mode")
+        export("write-mode", "fast", "'fast' is not a mode")
+        export("readonly", "perhaps", "neither yes nor no")
+        export("max-connections", "0", "out of range")
+        self.check("exports:\n  - name: a\n    path: ''\n", "3:11", "exports entry 1, path: ",
+                   "path is empty")
+        self.check("exports:\n  - path: null:1M\n    name: " + "x" * 4097 + "\n", "3:11",
+                   "exports entry 1, name: ", "4097 bytes")
+        self.check("exports:\n  - name: a\n    path: null:1M\n    fault: [read:EIO, read]\n",
+                   "4:23", "exports entry 1, fault entry 2: ", "read")
+        self.check("exports:\n  - name: a\n    path: null:1M\n    delay:\n      - read:soon\n",
+                   "5:9", "exports entry 1, delay entry 1: ", "soon")
+        self.check("limits:\n  threads: 65\n", "2:12", "limits, threads: ", "from 1 to 64")
+        self.check("limits:\n  memory: lots\n", "2:11", "limits, memory: ", "not a size")
+        self.check("listen:\n  - nbd://a\n  - nbds://b\n", "3:5", "listen entry 2: ",
+                   "TLS is not built yet")
+
+    def test_repeated_names_and_addresses_name_both_places(self):
+        path = self.make_file(
+            "test.conf", "exports:\n  - name: a\n    path: null:1M\n"
+                         "  - name: a\n    path: null:2M\n")
+        self.check_refused(["serve", "--config", path], 2, f"{path}:4: ", '"a"', f"{path}:2;")
+        self.check_refused(["serve", "--config", path, "--export", "a=null:1M"], 2,
+                           "already used by", path)
+        path = self.make_file("test.conf", "listen: [nbd://127.0.0.1]\n")
+        self.check_refused(
+            ["serve", "null:1M", "--config", path, "--listen", "nbd://127.0.0.1"], 2,
+            f"{path}:1: ", "already given by --listen")
+
+    def test_paths_of_the_file_are_shown_printable(self):
+        self.check_refused(["serve", "--config", self.path("a\nb")], 1, "a\\x0ab")
+
+
+if __name__ == "__main__":
+    support.main()

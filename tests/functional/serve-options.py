@@ -1,0 +1,95 @@
+#!/usr/bin/python3
+"""Wrong options of `gmblock serve` end with status 2 and a message that says what to write."""
+import support
+
+
+class Options(support.Case):
+    def check(self, arguments, *fragments):
+        self.check_refused(["serve", *arguments], 2, "gmblock serve: ",
+                           "Try 'gmblock serve --help'", *fragments)
+
+    def test_shape(self):
+        self.check([], "nothing to serve", "--export NAME=PATH")
+        self.check(["--colour"], "--colour", "not known")
+        self.check(["-x"], "-x", "not known")
+        self.check(["null:1M", "--max"], "--max", "not unique")
+        self.check(["null:1M", "--listen"], "--listen needs a value")
+        self.check(["null:1M", "--help=me"], "takes no value")
+        self.check(["null:1M", "null:2M"], "one PATH at most")
+        self.check([""], "path is empty")
+        self.check(["--config", "a", "--config", "b"], "--config", "once")
+
+    def test_exports(self):
+        def export(text, *fragments):
+            self.check(["--export", text], "--export: ", *fragments)
+
+        export("disk.img", "has no '='", "=PATH for the default export")
+        export("disk=", "path is empty")
+        export("a=null:1M,mode=fast", "mode: 'fast' is not a mode", "cached", "ram")
+        export("a=null:1M,write-mode=", "write-mode: '' is not a mode")
+        export("a=null:1M,mode", "mode: ", "needs a value")
+        export("a=null:1M,colour=red", "colour: ", "not a known key", "max-connections")
+        export("a=null:1M,", "not a known key")
+        export("a=null:1M,mode=ram,mode=ram", "mode: ", "twice")
+        export("a=null:1M,readonly=perhaps", "readonly: 'perhaps' is neither yes nor no")
+        export("a=null:1M,max-connections=0", "max-connections: 0 is out of range")
+        export("a=null:1M,max-connections=many", "max-connections: 'many'")
+        export("a=null:1M,fault=read", "fault: ")
+        export("a=null:1M,fault=read:EWHAT", "fault: ", "EWHAT")
+        export("a=null:1M,delay=read:soon", "delay: ", "soon")
+        export("a=null:1M," + ",".join(["fault=read:EIO"] * 17), "at most 16 faults")
+        export("x" * 4097 + "=null:1M", "4097 bytes", "4096")
+
+    def test_names_are_utf8(self):
+        for name in (b"\xff", b"caf\xe9", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80"):
+            self.check([b"--export", name + b"=null:1M"], "not valid UTF-8")
+
+    def test_names_are_unique(self):
+        self.check(["null:1M", "--export", "=null:2M"],
+                   "null:1M: the export name \"\" (the default export) is already used by "
+                   "--export =null:2M")
+        self.check(["--export", "a=null:1M", "--export", "b=null:1M", "--export", "a=null:2M"],
+                   "--export a=null:2M", "already used by --export a=null:1M")
+
+    def test_addresses(self):
+        def listen(uri, *fragments):
+            self.check(["null:1M", "--listen", uri], "--listen: ", *fragments)
+
+        listen("127.0.0.1:10809", "no scheme", "nbd://HOST")
+        listen("http://127.0.0.1", "'http'")
+        listen("nbd://127.0.0.1:70000", "larger than 65535")
+        listen("nbd://::1", "brackets")
+        listen("nbds://127.0.0.1:0", "TLS is not built yet")
+        listen("nbds+unix:///?socket=/tmp/x", "TLS is not built yet")
+        listen("nbd+unix:///", "socket=PATH")
+        listen("nbd://127.0.0.1:0/disk", "names no export", "--export")
+        listen("nbd://127.0.0.1:0/?colour=red", "'colour' is not known")
+
+    def test_addresses_are_unique(self):
+        self.check(["null:1M", "--listen", "nbd://LOCALHOST", "--listen", "nbd://localhost:10809"],
+                   "nbd://localhost:10809 is already given")
+        self.check(["null:1M", "--listen", "nbd+unix:///?socket=%2Ftmp/x", "--listen",
+                    "nbd+unix://?socket=/tmp/x"], "is already given")
+
+    def test_limits(self):
+        def limit(option, value, *fragments):
+            self.check(["null:1M", option, value], option, *fragments)
+
+        limit("--memory", "lots", "'lots' is not a size", "64M")
+        limit("--memory", "99999999999E", "too large")
+        limit("--memory", "0", "cannot work without memory")
+        limit("--threads", "0", "from 1 to 64")
+        limit("--threads", "65", "from 1 to 64")
+        limit("--threads", "two", "'two'")
+        limit("--max-connections", "-1", "'-1'")
+        limit("--max-handshakes", "0", "out of range")
+        limit("--handshake-timeout", "10", "'10' is not a time", "10ms")
+        limit("--handshake-timeout", "0", "cannot be turned off")
+        limit("--max-inflight", "1000000", "from 1 to 65536")
+        limit("--max-inflight-total", "1.5", "'1.5'")
+        self.check(["null:1M", "--memory", "4M", "--threads", "2"],
+                   "4M of memory is too little for 2 threads")
+
+
+if __name__ == "__main__":
+    support.main()

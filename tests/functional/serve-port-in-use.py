@@ -1,0 +1,44 @@
+#!/usr/bin/python3
+"""An address that cannot be listened on is named with the remedy, and nothing is left behind."""
+import os
+import socket
+
+import support
+
+
+class PortInUse(support.Case):
+    def test_another_program_has_the_port(self):
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            port = other.getsockname()[1]
+            self.check_refused(
+                ["serve", "null:1M", "--listen", self.socket_uri(), "--listen",
+                 f"nbd://127.0.0.1:{port}"],
+                1, f"nbd://127.0.0.1:{port}", "in use", "another port")
+        self.assertEqual(os.listdir(self.folder), [])
+
+    def test_another_server_of_ours_has_the_port(self):
+        server = self.start("null:1M", "--listen", "nbd://127.0.0.1:0")
+        self.check_refused(["serve", "null:1M", "--listen", server.uri], 1, server.uri, "in use")
+
+    def test_an_address_of_another_machine(self):
+        # 192.0.2.0/24 is kept for documentation: no machine has it.
+        self.check_refused(["serve", "null:1M", "--listen", "nbd://192.0.2.1:0"], 1,
+                           "nbd://192.0.2.1:0", "does not have that address")
+
+    def test_a_host_without_address(self):
+        self.check_refused(["serve", "null:1M", "--listen", "nbd://no.such.host.invalid:0"], 1,
+                           "no.such.host.invalid", "no address")
+
+    def test_the_port_can_be_used_again_at_once(self):
+        server = self.start("null:1M", "--listen", "nbd://127.0.0.1:0")
+        with socket.create_connection(
+                ("127.0.0.1", int(server.uri.rsplit(":", 1)[1]))) as client:
+            self.assertEqual(client.recv(8, socket.MSG_WAITALL), b"NBDMAGIC")
+            # The server closes first, so its side of the connection lingers in TIME_WAIT.
+            self.assertEqual(server.stop()[0], 0)
+        again = self.start("null:1M", "--listen", server.uri)
+        self.assertEqual(again.uri, server.uri)
+
+
+if __name__ == "__main__":
+    support.main()

@@ -1,0 +1,96 @@
+#!/usr/bin/python3
+"""SIGTERM and SIGINT stop the server cleanly: what is in flight is finished first, then every
+connection is closed."""
+import os
+import select
+import signal
+
+import nbdmini
+import support
+
+
+class Stop(support.Case):
+    def test_idle(self):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            server = self.start_unix("null:1M")
+            server.signal(number)
+            self.assertEqual(server.wait()[0], 0)
+            self.assertEqual(os.listdir(self.folder), [])
+
+    def test_idle_connections_are_closed(self):
+        server = self.start_unix("null:1M")
+        with nbdmini.open_export(server.uri) as chosen, nbdmini.Client(server.uri) as silent, \
+                nbdmini.Client(server.uri) as haggling:
+            silent.greeting()
+            haggling.hello()
+            haggling.list()
+            self.assertEqual(server.stop()[0], 0)
+            for client in (chosen, silent, haggling):
+                self.assertTrue(client.at_end())
+
+    def test_requests_in_flight_are_finished(self):
+        disk = self.make_file("disk.img", b"old!" * 1024)
+        server = self.start_unix(
+            "--export", f"={disk},delay=read:400ms,delay=write:400ms")
+        with nbdmini.open_export(server.uri) as reader, \
+                nbdmini.open_export(server.uri) as writer:
+            reader.send_request(nbdmini.CMD_READ, 10, 0, 4096)
+            writer.send_request(nbdmini.CMD_WRITE, 20, 0, 4, b"new!")
+            # A flush is not delayed: its answer shows that the requests before it are taken.
+            for client in (reader, writer):
+                client.send_request(nbdmini.CMD_FLUSH, 30)
+                self.assertEqual(client.reply(), (30, 0))
+            server.signal()
+            self.assertEqual(reader.reply(), (10, 0))
+            self.assertEqual(len(reader.receive(4096)), 4096)
+            self.assertEqual(writer.reply(), (20, 0))
+            self.assertTrue(reader.at_end())
+            self.assertTrue(writer.at_end())
+        self.assertEqual(server.wait()[0], 0)
+        with open(disk, "rb") as file:
+            self.assertEqual(file.read(8), b"new!old!")
+
+    def test_a_second_signal_ends_at_once(self):
+        notify = support.NotifySocket(self.path("notify"))
+        self.addCleanup(notify.close)
+        server = self.start_unix("--export", "=null:1M,delay=read:3600s",
+                                 env={**os.environ, "NOTIFY_SOCKET": notify.path})
+        with nbdmini.open_export(server.uri) as client:
+            client.send_request(nbdmini.CMD_READ, 10, 0, 512)
+            client.flush()
+            server.signal()
+            self.assertEqual(notify.wait_for("STOPPING"), "1")
+            # Signals close to the first one are taken for the same wish: repeat it.
+            while server.process.poll() is None:
+                server.signal()
+                select.select([], [], [], 0.1)
+            code, errors = server.wait()
+        self.assertEqual(code, 1)
+        self.assertIn("second signal", errors)
+        self.assertEqual(os.listdir(self.folder), ["notify"])
+
+    def test_signals_that_come_together_are_one(self):
+        server = self.start_unix("--export", "=null:1M,delay=read:300ms")
+        with nbdmini.open_export(server.uri) as client:
+            client.send_request(nbdmini.CMD_READ, 10, 0, 512)
+            client.flush()
+            server.signal(signal.SIGINT)
+            server.signal(signal.SIGTERM)
+            self.assertEqual(client.reply(), (10, 0))
+        self.assertEqual(server.wait()[0], 0)
+
+    def test_new_connections_are_refused_while_stopping(self):
+        server = self.start("--export", "=null:1M,delay=read:300ms", "--listen",
+                            "nbd://127.0.0.1:0")
+        with nbdmini.open_export(server.uri) as client:
+            client.send_request(nbdmini.CMD_READ, 10, 0, 512)
+            client.flush()
+            server.signal()
+            self.assertEqual(client.reply(), (10, 0))
+            with self.assertRaises(ConnectionError):
+                nbdmini.Client(server.uri).greeting()
+        self.assertEqual(server.wait()[0], 0)
+
+
+if __name__ == "__main__":
+    support.main()

@@ -1,0 +1,97 @@
+#!/usr/bin/python3
+"""Unix sockets: a stale file is reused, a live one or anything else is left alone, ours is removed at
+the end."""
+import os
+import signal
+import socket
+import stat
+
+import nbdmini
+import support
+
+
+class UnixSockets(support.Case):
+    def check_served(self, uri):
+        with nbdmini.open_export(uri) as client:
+            self.assertEqual(client.size, 1 << 20)
+
+    def test_removed_at_the_end(self):
+        server = self.start_unix("null:1M")
+        self.assertTrue(stat.S_ISSOCK(os.stat(self.path("s")).st_mode))
+        self.assertEqual(server.stop()[0], 0)
+        self.assertEqual(os.listdir(self.folder), [])
+
+    def test_the_umask_decides_who_may_connect(self):
+        self.start_unix("null:1M", umask=0o077)
+        self.assertEqual(stat.S_IMODE(os.stat(self.path("s")).st_mode), 0o700)
+
+    def test_what_a_killed_server_left_is_reused(self):
+        server = self.start_unix("null:1M")
+        server.signal(signal.SIGKILL)
+        server.wait()
+        self.assertEqual(os.listdir(self.folder), ["s"])
+        self.start_unix("null:1M")
+        self.check_served(self.socket_uri())
+
+    def test_a_live_server_is_left_alone(self):
+        server = self.start_unix("null:1M")
+        self.check_refused(["serve", "null:1M", "--listen", self.socket_uri()], 1,
+                           self.socket_uri(), "another program listens")
+        self.check_served(server.uri)
+
+    def test_a_full_backlog_counts_as_live(self):
+        with socket.socket(socket.AF_UNIX) as other, socket.socket(socket.AF_UNIX) as waiting:
+            other.bind(self.path("s"))
+            other.listen(0)
+            waiting.connect(self.path("s"))
+            self.check_refused(["serve", "null:1M", "--listen", self.socket_uri()], 1,
+                               "another program listens")
+            self.assertEqual(os.listdir(self.folder), ["s"])
+
+    def test_other_files_are_left_alone(self):
+        self.make_file("s", "precious")
+        self.check_refused(["serve", "null:1M", "--listen", self.socket_uri()], 1,
+                           self.socket_uri(), "is not a socket", "left alone")
+        with open(self.path("s"), encoding="ascii") as file:
+            self.assertEqual(file.read(), "precious")
+
+    def test_a_file_that_replaced_ours_is_left_alone(self):
+        server = self.start_unix("null:1M")
+        os.unlink(self.path("s"))
+        self.make_file("s", "precious")
+        self.assertEqual(server.stop()[0], 0)
+        self.assertEqual(os.listdir(self.folder), ["s"])
+
+    def test_paths_that_cannot_be(self):
+        self.check_refused(
+            ["serve", "null:1M", "--listen", "nbd+unix:///?socket=/tmp/" + "x" * 103], 1,
+            "108 bytes long", "allows 107")
+        self.check_refused(["serve", "null:1M", "--listen", self.socket_uri("no/s")], 1,
+                           "directory does not exist")
+
+    def test_the_longest_path(self):
+        name = "x" * (107 - len(self.folder) - 1)
+        server = self.start("null:1M", "--listen", self.socket_uri(name))
+        self.check_served(server.uri)
+
+    def test_paths_with_strange_characters(self):
+        name = "a b&c=d?e%#\u00e9"
+        quoted = "a%20b%26c%3Dd%3Fe%25%23%C3%A9"
+        server = self.start("null:1M", "--listen", self.socket_uri(quoted))
+        self.assertEqual(server.uri, self.socket_uri(quoted))
+        self.assertEqual(os.listdir(self.folder), [name])
+        self.check_served(server.uri)
+
+    def test_abstract_names(self):
+        name = f"gmblock-test-{os.getpid()}"
+        uri = f"nbd+unix:///?socket=%00{name}"
+        server = self.start("null:1M", "--listen", uri)
+        self.assertEqual(server.uri, uri)
+        self.check_served(uri)
+        self.check_refused(["serve", "null:1M", "--listen", uri], 1, "another program listens")
+        self.check_refused(["serve", "null:1M", "--listen", "nbd+unix:///?socket=%00"], 1,
+                           "needs a name")
+
+
+if __name__ == "__main__":
+    support.main()

@@ -1,0 +1,138 @@
+"""What the functional tests share: the program under test, a folder of their own, and a server that
+is surely gone at the end."""
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import unittest
+
+GMBLOCK = ""
+
+
+def main():
+    """Runs the tests of the calling script: SCRIPT GMBLOCK [unittest argument]..."""
+    global GMBLOCK
+    GMBLOCK = os.path.realpath(sys.argv.pop(1))
+    # The program's messages, without those of the harness around it.
+    os.environ.pop("JOURNAL_STREAM", None)
+    os.environ.pop("NOTIFY_SOCKET", None)
+    unittest.main(verbosity=2)
+
+
+class Server:
+    """`gmblock serve` in the background. Its URIs are known once it is ready."""
+
+    def __init__(self, *arguments, uri_count=1, **popen):
+        self.process = subprocess.Popen(
+            [program(), "serve", *arguments], stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **popen)
+        self.uris = []
+        for _ in range(uri_count):
+            line = self.process.stdout.readline()
+            if not line:
+                break
+            self.uris.append(line.rstrip("\n"))
+        if len(self.uris) < uri_count:
+            self.process.kill()
+            _, errors = self.process.communicate()
+            raise AssertionError(f"the server did not start: {errors}")
+
+    @property
+    def uri(self):
+        return self.uris[0]
+
+    def signal(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
+
+    def wait(self):
+        """The exit status and what was written to standard error."""
+        _, errors = self.process.communicate()
+        return self.process.returncode, errors
+
+    def stop(self):
+        self.signal()
+        return self.wait()
+
+    def kill(self):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+
+def program():
+    return GMBLOCK
+
+
+class Case(unittest.TestCase):
+    """A test with a folder that is removed and servers that are killed."""
+
+    maxDiff = None
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="gmblock-functional-")
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def make_file(self, name, content):
+        path = self.path(name)
+        with open(path, "wb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    def start(self, *arguments, **options):
+        server = Server(*arguments, **options)
+        self.addCleanup(server.kill)
+        return server
+
+    def start_unix(self, *arguments, **options):
+        """A server on a Unix socket in the test's folder."""
+        return self.start(*arguments, "--listen", self.socket_uri(), **options)
+
+    def socket_uri(self, name="s"):
+        return f"nbd+unix:///?socket={self.path(name)}"
+
+    def run_gmblock(self, *arguments, **options):
+        """The program to its end: status, standard output, standard error."""
+        done = subprocess.run(
+            [program(), *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            check=False, **options)
+        return done.returncode, done.stdout, done.stderr
+
+    def check_refused(self, arguments, status, *fragments):
+        """The program must end with this status, print nothing on standard output, and say each
+        fragment in one message."""
+        code, output, errors = self.run_gmblock(*arguments)
+        self.assertEqual((code, output), (status, ""), errors)
+        for fragment in fragments:
+            self.assertIn(fragment, errors)
+        return errors
+
+
+class NotifySocket:
+    """The service manager's end of sd_notify."""
+
+    def __init__(self, path):
+        self.path = path
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.sock.settimeout(60)
+        self.sock.bind(path)
+
+    def receive(self):
+        """The next message, as a dictionary."""
+        lines = self.sock.recv(65536).decode().splitlines()
+        return dict(line.split("=", 1) for line in lines)
+
+    def wait_for(self, key):
+        """The messages up to the first that sets key; returns that value."""
+        while True:
+            message = self.receive()
+            if key in message:
+                return message[key]
+
+    def close(self):
+        self.sock.close()
