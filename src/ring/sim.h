@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The simulated world behind ring.h and disk.h: a seeded, single-threaded twin of the kernel for
+ * tests. The code under test is linked with ring_sim.c, sim_net.c and sim_disk.c in place of
+ * ring_uring.c and disk_linux.c and cannot tell the difference.
+ *
+ * What: one virtual clock, any number of rings, simulated sockets and simulated disks. Everything
+ * that happens is an event at a virtual time drawn from the seed; the same seed and the same calls
+ * give the same run (sim_trace_hash() proves it).
+ *
+ *   test ──▶ sim_start(seed, faults) ──▶ sim_disk_create ──▶ sim_socket_pair ──▶ code under test
+ *     └────▶ sim_step() ... advances the clock, runs the rings' completions ... ──▶ sim_stop()
+ *
+ * Fault model. Completions of independent operations come in any order after random delays; a
+ * delay is now and then very long. Reads, writes, sends and receives move fewer bytes than asked
+ * (direct disk I/O in whole sectors). Memory is touched at random moments between submission and
+ * completion: a send or write reads its buffer late, in pieces; a receive or read scribbles on its
+ * buffer at once. Operations fail with -EINTR, -EAGAIN, -EIO, -ENOSPC by chance; a sector range can
+ * be made bad for good. Connections break (reset, close, half-close) after a chosen byte. Disks
+ * keep written sectors in a volatile cache until a flush or a durable write has completed;
+ * sim_disk_crash() keeps or drops each unflushed sector by chance; a failed flush drops them and
+ * forgets, as page caches do. Not modelled: processor time, memory pressure, bit rot.
+ *
+ * Misuse aborts with the broken rule: a buffer used by two operations of which one writes it, an
+ * operation submitted twice, changed or freed while in flight, I/O on a closed descriptor, closing
+ * with I/O in flight, a registered-memory index that does not hold the buffer, blocking disk calls
+ * from a completion.
+ *
+ * Threading: one thread; one world at a time, because disk.h has no context argument to find it by.
+ * Ownership: the world owns sockets, disks and their contents until sim_stop(). Errors: a mistake
+ * of the test aborts.
+ */
+#pragma once
+
+#include "base/compiler.h"
+#include "ring/disk.h"
+#include "ring/ring.h"
+
+/* Chances in parts per million, each decided once per operation. All 0 = a perfect machine. */
+struct sim_faults {
+	uint32_t partial_ppm;	   /* fewer bytes than asked */
+	uint32_t interrupt_ppm;	   /* -EINTR: disk and socket operations */
+	uint32_t again_ppm;	   /* -EAGAIN: disk reads and writes */
+	uint32_t send_short_ppm;   /* a send that stops early without an error of its own */
+	uint32_t read_error_ppm;   /* -EIO */
+	uint32_t write_error_ppm;  /* -EIO, some sectors may have been written */
+	uint32_t no_space_ppm;	   /* -ENOSPC for writes, zeroing and allocation */
+	uint32_t flush_error_ppm;  /* -EIO from fsync; unflushed sectors are lost or kept */
+	uint32_t range_error_ppm;  /* -EIO from discard, zero, allocate, extent */
+	uint32_t memory_error_ppm; /* -ENOMEM from ring_memory_add() */
+	uint32_t file_table_ppm;   /* ring_file_add() finds the table full */
+	uint32_t accept_error_ppm; /* -ECONNABORTED or -EMFILE */
+	uint32_t slow_ppm;	   /* an operation takes 20 to 500 ms instead of less */
+	bool jitter;		   /* random delays at all; else everything takes 1 us */
+};
+
+enum sim_fault_kind { SIM_FAULT_READ, SIM_FAULT_WRITE, SIM_FAULT_FLUSH, SIM_FAULT_RANGE };
+
+struct sim_options {
+	uint64_t seed;
+	struct sim_faults faults;
+	bool verbose; /* one line per event on standard error */
+	/* Told about every disk error the world makes up (not about -EINTR and -EAGAIN). May be
+	 * NULL. */
+	void (*fault)(void *context, enum sim_fault_kind kind, uint64_t offset, uint64_t length,
+		int error);
+	void *context;
+};
+
+/* --- the world ------------------------------------------------------------------------------ */
+
+/* Starts an empty world at time 1 s. No world may exist. ring_create() without one starts a perfect
+ * machine with ring_options.seed. */
+void sim_start(const struct sim_options *options);
+/* Ends it. All rings must be destroyed and all descriptors closed but the test's own. */
+void sim_stop(void);
+/* Changes the chances from now on, for example to none while a test cleans up. */
+void sim_set_faults(const struct sim_faults *faults);
+
+uint64_t sim_now_ns(void);
+uint64_t sim_random(void);
+/* low <= result <= high. */
+uint64_t sim_between(uint64_t low, uint64_t high);
+bool sim_chance(uint32_t ppm);
+/* A digest of everything that happened so far: equal for equal runs. */
+uint64_t sim_trace_hash(void);
+uint64_t sim_event_count(void);
+/* Mixes a value of the test's own into the digest. */
+void sim_trace_mix(uint64_t value);
+
+/* Runs what is next: moves the clock to the next event, then one batch of every ring that has
+ * completions. False when nothing is left to happen. */
+bool sim_step(void);
+/* sim_step() until nothing is left or events_max events have run (then false). */
+bool sim_run_until_idle(uint64_t events_max);
+
+/* Calls fn(arg) once, delay_ns from now, outside any batch. */
+void sim_after(uint64_t delay_ns, void (*fn)(void *arg), void *arg);
+
+/* Starts a perfect machine and creates a ring on it: for feeding bytes to a session. Ends with
+ * ring_destroy() and sim_stop(). */
+struct ring *sim_ring_create_for_fuzz(uint64_t seed);
+
+/* Descriptors the code under test still has open (disks, accepted and paired server sockets). */
+uint32_t sim_open_count(void);
+
+/* --- sockets -------------------------------------------------------------------------------- */
+
+/* A connected pair: the first is for the code under test, the second is the test's own, usable with
+ * the ring operations or with the calls below. */
+void sim_socket_pair(int *server_fd, int *client_fd);
+/* A listening socket for ring_accept(), and a connection to it. */
+int sim_listener_create(void);
+void sim_listener_close(int listener_fd);
+int sim_connect(int listener_fd);
+
+/* Puts bytes into the stream at once, past any buffer limit. */
+void sim_socket_write(int client_fd, const void *bytes, size_t len);
+/* Takes up to len bytes that have arrived: a count, 0 when none are there now, -ECONNRESET after a
+ * reset, -ENODATA at the end of the stream. */
+int sim_socket_read(int client_fd, void *buf, size_t len);
+/* Half-close: the other side reads the end of the stream; reading goes on. */
+void sim_socket_finish(int client_fd);
+/* Reset: what is on its way in both directions is lost. The descriptor still has to be closed. */
+void sim_socket_reset(int client_fd);
+/* The test's own descriptor. Server sockets are closed by ring_socket_close(). */
+void sim_socket_close(int client_fd);
+
+enum sim_cut { SIM_CUT_RESET, SIM_CUT_CLOSE, SIM_CUT_HALF_CLOSE };
+/* Breaks the connection when `bytes` more bytes have arrived in the given direction: reset; both
+ * directions end; or the test's direction ends while replies still come. */
+void sim_socket_cut(int client_fd, bool to_server, uint64_t bytes, enum sim_cut cut);
+/* Limits how many bytes the direction towards fd can hold (socket buffers). */
+void sim_socket_set_buffer(int fd, size_t bytes);
+/* True when the other side has closed its descriptor. */
+bool sim_socket_peer_closed(int client_fd);
+
+/* --- disks ---------------------------------------------------------------------------------- */
+
+struct sim_disk_options {
+	uint64_t size;		      /* bytes, any */
+	uint32_t sector_bytes;	      /* crash unit: 512 or 4096; 0 = 512 */
+	uint32_t direct_offset_align; /* 0 = no O_DIRECT */
+	uint32_t direct_memory_align; /* 0 = as offset_align */
+	bool is_block;
+	bool read_only;
+	bool no_discard; /* discard and unmap are not supported */
+	bool no_fast_zero;
+	uint64_t discard_granularity; /* 0 = a page */
+	uint32_t stripe_chunk;
+	uint32_t stripe_members;
+	uint64_t io_max;
+};
+
+struct sim_disk;
+
+/* Creates a disk of zeroes (holes) that disk_open(name) finds. The name is copied. */
+struct sim_disk *sim_disk_create(const char *name, const struct sim_disk_options *options);
+/* Raw access around every fault: what programs see now (write: durable as well). */
+void sim_disk_peek(struct sim_disk *disk, uint64_t offset, void *buf, size_t len);
+void sim_disk_poke(struct sim_disk *disk, uint64_t offset, const void *buf, size_t len);
+uint64_t sim_disk_size(const struct sim_disk *disk);
+/* Grows or shrinks it under the feet of its users. */
+void sim_disk_resize(struct sim_disk *disk, uint64_t size);
+/* Power loss: each unflushed sector is kept or dropped by chance. The users' descriptors stay open
+ * but everything that was in flight must have ended. */
+void sim_disk_crash(struct sim_disk *disk);
+/* What the medium would hold if the power failed at this moment, as a new disk: operations may be
+ * in flight on the old one, which goes on. */
+struct sim_disk *sim_disk_crash_copy(struct sim_disk *disk, const char *name);
+/* Bytes in sectors that a crash now could drop. */
+uint64_t sim_disk_unflushed_bytes(const struct sim_disk *disk);
+/* From now on reads and/or writes that touch the range fail with -EIO. length 0 clears. */
+void sim_disk_set_bad(
+	struct sim_disk *disk, uint64_t offset, uint64_t length, bool reads, bool writes);
+/* While set, operations on the disk are kept and complete only after it was cleared. */
+void sim_disk_set_stalled(struct sim_disk *disk, bool stalled);

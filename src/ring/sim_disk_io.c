@@ -1,0 +1,497 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Operations on simulated disks: what the ring submits, and the blocking calls of disk.h. The
+ * medium is in sim_disk.c, the fault model in sim.h.
+ *
+ *   submit: check, decide the fault and the size ─▶ piece ─▶ piece ─▶ ... ─▶ complete
+ *                                                   each at a random time
+ */
+#include <errno.h>
+#include <linux/falloc.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/compiler.h"
+#include "ring/sim_internal.h"
+
+enum { PIECES_MAX = 3, GARBAGE_BYTES_MAX = 1 << 20, STALL_POLL_NS = 1000000 };
+
+#define GROW_BYTES_MAX (UINT64_C(64) << 20)
+
+/* --- faults --------------------------------------------------------------------------------- */
+
+int sim_disk_fault(struct sim_disk *disk, enum sim_fault_kind kind, uint64_t offset,
+	uint64_t length, uint32_t error_ppm, uint32_t no_space_ppm)
+{
+	bool write = kind != SIM_FAULT_READ;
+	int error = 0;
+
+	if (kind != SIM_FAULT_FLUSH && sim_disk_is_bad(disk, offset, length, write)) {
+		error = -EIO;
+	} else if (sim_chance(error_ppm)) {
+		error = -EIO;
+	} else if (sim_chance(no_space_ppm)) {
+		error = -ENOSPC;
+	}
+	if (error != 0) {
+		sim_trace("disk fault", offset, length, error);
+		if (sim_world.options.fault != NULL) {
+			sim_world.options.fault(
+				sim_world.options.context, kind, offset, length, error);
+		}
+	}
+	return error;
+}
+
+static int transient(bool may_again)
+{
+	if (sim_chance(sim_world.options.faults.interrupt_ppm)) {
+		return -EINTR;
+	}
+	if (may_again && sim_chance(sim_world.options.faults.again_ppm)) {
+		return -EAGAIN;
+	}
+	return 0;
+}
+
+struct sim_file *sim_disk_file(int fd)
+{
+	return sim_fd_get(fd, SIM_FD_FILE)->file;
+}
+
+/* --- transfers ------------------------------------------------------------------------------ */
+
+static void copy_piece(struct sim_disk *disk, struct sim_op *sop, size_t len)
+{
+	uint8_t bounce[16384];
+
+	while (len > 0) {
+		size_t part = MIN(len, sizeof(bounce));
+
+		if (sop->code == RING_READ) {
+			sim_disk_peek(disk, sop->offset + sop->moved, bounce, part);
+			sim_op_scatter(sop, sop->moved, bounce, part);
+		} else {
+			sim_op_gather(sop, sop->moved, bounce, part);
+			sim_disk_put(disk, sop->offset + sop->moved, bounce, part);
+		}
+		sop->moved += part;
+		len -= part;
+	}
+}
+
+static void transfer_end(struct sim_disk *disk, struct sim_op *sop)
+{
+	if (sop->code == RING_WRITE && sop->moved > 0) {
+		sim_disk_written(disk, sop->offset, sop->moved);
+		if (sop->direct_sync && sop->planned_error == 0) {
+			sim_disk_harden(disk, sop->offset, sop->moved, UINT64_MAX);
+		}
+	}
+	sim_op_complete(sop, sop->planned_error != 0 ? sop->planned_error : (int)sop->moved,
+		sim_delay_short());
+}
+
+/* How much the disk has for the transfer at this moment: it may have shrunk since. */
+static size_t transfer_room(const struct sim_disk *disk, const struct sim_op *sop, int *error)
+{
+	uint64_t end = disk->size;
+
+	if (sop->code == RING_WRITE && !disk->options.is_block) {
+		end += GROW_BYTES_MAX; /* a file grows under a write past its end */
+	}
+	if (sop->offset >= end) {
+		*error = sop->code == RING_READ ? 0 : disk->options.is_block ? -ENOSPC : -EFBIG;
+		return 0;
+	}
+	return (size_t)MIN((uint64_t)sop->planned, end - sop->offset);
+}
+
+static void transfer_step(struct sim_op *sop)
+{
+	struct sim_disk *disk = sim_disk_file(sop->fd)->disk;
+	uint32_t align = 1;
+	int error = 0;
+	size_t room;
+	size_t piece;
+
+	if (disk->stalled) {
+		sim_op_event(sop, STALL_POLL_NS, transfer_step);
+		return;
+	}
+	room = transfer_room(disk, sop, &error);
+	if (sop->planned_error == 0 && sop->moved == 0) {
+		sop->planned_error = error;
+	}
+	if (sop->moved >= room) {
+		transfer_end(disk, sop);
+		return;
+	}
+	piece = room - sop->moved;
+	if (sop->pieces > 1) {
+		align = disk->options.sector_bytes;
+		piece = (size_t)align_up(sim_between(1, piece), align);
+		piece = MIN(piece, room - sop->moved);
+	}
+	copy_piece(disk, sop, piece);
+	if (sop->pieces > 1) {
+		sop->pieces--;
+	}
+	if (sop->moved < room) {
+		sim_op_event(sop, sim_delay_disk(), transfer_step);
+	} else {
+		transfer_end(disk, sop);
+	}
+}
+
+static bool transfer_is_aligned(const struct sim_disk *disk, const struct sim_op *sop)
+{
+	uint32_t align = disk->options.direct_offset_align;
+	uint32_t memory_align = disk->options.direct_memory_align;
+
+	return is_aligned(sop->offset, align) && is_aligned(sop->len, align) &&
+	       is_aligned((uintptr_t)sop->iov[0].iov_base, memory_align);
+}
+
+/* Decides the fate of a transfer: its error and how many bytes move. */
+static void transfer_plan(const struct sim_file *file, struct sim_op *sop)
+{
+	const struct sim_faults *faults = &sim_world.options.faults;
+	struct sim_disk *disk = file->disk;
+	bool write = sop->code == RING_WRITE;
+	uint32_t unit = file->direct ? disk->options.direct_offset_align : 1;
+
+	if (write && file->read_only) {
+		sop->planned_error = -EBADF;
+		return;
+	}
+	if (file->direct && !transfer_is_aligned(disk, sop)) {
+		sop->planned_error = -EINVAL;
+		return;
+	}
+	sop->planned_error = transient(true);
+	if (sop->planned_error != 0) {
+		return;
+	}
+	sop->planned = sop->len;
+	if (sim_partial(2) == 1) { /* one decision by the chance of partial transfers */
+		sop->planned = (size_t)align_up(sim_partial(sop->len), unit);
+		sop->planned = MIN(sop->planned, sop->len);
+	}
+	/* The part before a bad range may still be transferred; the rest fails when it is asked. */
+	if (sim_disk_is_bad(disk, sop->offset, sop->planned, write) &&
+		sop->offset < disk->bad_offset && sim_random() % 2 == 0) {
+		uint64_t good = align_down(disk->bad_offset - sop->offset, unit);
+
+		if (good > 0) {
+			sop->planned = (size_t)good;
+		}
+	}
+	sop->planned_error = sim_disk_fault(disk, write ? SIM_FAULT_WRITE : SIM_FAULT_READ,
+		sop->offset, sop->planned, write ? faults->write_error_ppm : faults->read_error_ppm,
+		write ? faults->no_space_ppm : 0);
+	if (sop->planned_error != 0) {
+		/* A failed transfer has moved anything from nothing to nearly all of it. */
+		sop->planned = (size_t)align_down(sim_between(0, sop->len - 1), 512);
+	}
+}
+
+/* --- flush, allocate, advise ---------------------------------------------------------------- */
+
+static void fsync_step(struct sim_op *sop)
+{
+	struct sim_file *file = sim_disk_file(sop->fd);
+	struct sim_disk *disk = file->disk;
+
+	if (disk->stalled) {
+		sim_op_event(sop, STALL_POLL_NS, fsync_step);
+		return;
+	}
+	if (sop->planned_error == -EIO) {
+		sim_disk_lose(disk);
+		disk->flush_errors++;
+	} else if (sop->planned_error == 0) {
+		sim_disk_harden(disk, 0, align_up(disk->size, SIM_PAGE_BYTES), sop->ticket);
+	}
+	/* As Linux does: each descriptor hears once of an error, whoever met it. */
+	if (sop->planned_error != -EINTR && file->flush_errors_seen != disk->flush_errors) {
+		file->flush_errors_seen = disk->flush_errors;
+		sop->planned_error = -EIO;
+	}
+	sim_op_complete(sop, sop->planned_error, sim_delay_short());
+}
+
+static int range_zero(struct sim_disk *disk, uint64_t offset, uint64_t length, bool hole)
+{
+	if (!range_inside(offset, length, disk->size)) {
+		if (disk->options.is_block) {
+			return -EINVAL;
+		}
+		if (offset >= disk->size) {
+			return 0;
+		}
+		length = disk->size - offset;
+	}
+	if (disk->options.is_block && (!is_aligned(offset, disk->options.sector_bytes) ||
+					      !is_aligned(length, disk->options.sector_bytes))) {
+		return -EINVAL;
+	}
+	sim_disk_fill(disk, offset, length, 0, hole);
+	sim_disk_written(disk, offset, length);
+	return 0;
+}
+
+static void allocate_step(struct sim_op *sop)
+{
+	struct sim_disk *disk = sim_disk_file(sop->fd)->disk;
+	int result = sop->planned_error;
+
+	if (disk->stalled) {
+		sim_op_event(sop, STALL_POLL_NS, allocate_step);
+		return;
+	}
+	if (result != 0) {
+		/* decided at submission */
+	} else if ((sop->mode & FALLOC_FL_PUNCH_HOLE) != 0) {
+		result = disk->options.no_discard ? -EOPNOTSUPP
+						  : range_zero(disk, sop->offset, sop->range, true);
+	} else if ((sop->mode & FALLOC_FL_ZERO_RANGE) != 0) {
+		result = disk->options.no_fast_zero && !disk->options.is_block
+				 ? -EOPNOTSUPP
+				 : range_zero(disk, sop->offset, sop->range, false);
+	} else if (disk->options.is_block) {
+		result = -EOPNOTSUPP;
+	} else if ((sop->mode & FALLOC_FL_KEEP_SIZE) == 0 &&
+		   sop->offset + sop->range > disk->size) {
+		sim_disk_resize(disk, sop->offset + sop->range);
+	}
+	sim_op_complete(sop, result, sim_delay_short());
+}
+
+static void advise_step(struct sim_op *sop)
+{
+	sim_op_complete(sop, sop->planned_error, sim_delay_short());
+}
+
+void sim_disk_submit(struct sim_op *sop)
+{
+	const struct sim_faults *faults = &sim_world.options.faults;
+	struct sim_file *file = sim_disk_file(sop->fd);
+	void (*step)(struct sim_op *) = transfer_step;
+
+	sop->ticket = sim_world.ticket;
+	sop->pieces = faults->jitter ? (uint32_t)sim_between(1, PIECES_MAX) : 1;
+	switch (sop->code) {
+	case RING_FSYNC:
+		sop->planned_error = transient(false);
+		if (sop->planned_error == 0) {
+			sop->planned_error = sim_disk_fault(
+				file->disk, SIM_FAULT_FLUSH, 0, 0, faults->flush_error_ppm, 0);
+		}
+		step = fsync_step;
+		break;
+	case RING_ALLOCATE:
+		sop->planned_error = file->read_only ? -EBADF : transient(false);
+		if (sop->planned_error == 0) {
+			sop->planned_error =
+				sim_disk_fault(file->disk, SIM_FAULT_RANGE, sop->offset, sop->range,
+					faults->range_error_ppm, faults->no_space_ppm);
+		}
+		step = allocate_step;
+		break;
+	case RING_ADVISE:
+		step = advise_step;
+		break;
+	default:
+		transfer_plan(file, sop);
+		break;
+	}
+	sim_trace("disk submit", sop->code, sop->offset, (int64_t)sop->len);
+	sim_op_event(sop, sim_delay_disk(), step);
+}
+
+/* --- disk.h --------------------------------------------------------------------------------- */
+
+/* A blocking call in a completion would stall every client of the thread. */
+static void check_may_block(void)
+{
+	GMB_ASSERT(!sim_world.in_batch || sim_world.in_call);
+}
+
+static struct sim_disk *disk_find(const char *path)
+{
+	list_for_each(node, &sim_world.disks)
+	{
+		struct sim_disk *disk = list_entry(node, struct sim_disk, node);
+
+		if (strcmp(disk->name, path) == 0) {
+			return disk;
+		}
+	}
+	return NULL;
+}
+
+int disk_open(const char *path, bool read_only, bool direct, int *fd_out, struct error *error)
+{
+	struct sim_disk *disk;
+	struct sim_file *file;
+
+	GMB_ASSERT(sim_world.running);
+	check_may_block();
+	disk = disk_find(path);
+	if (disk == NULL) {
+		return error_set(error, -ENOENT, "no simulated disk is called %s", path);
+	}
+	if (!read_only && disk->options.read_only) {
+		return error_set(error, -EROFS, "the simulated disk %s is read-only", path);
+	}
+	if (direct && disk->options.direct_offset_align == 0) {
+		return error_set(error, -EINVAL, "the simulated disk %s has no direct I/O", path);
+	}
+	file = calloc(1, sizeof(*file));
+	GMB_ASSERT(file != NULL);
+	file->disk = disk;
+	file->direct = direct;
+	file->read_only = read_only;
+	file->flush_errors_seen = disk->flush_errors;
+	list_push_back(&sim_world.files, &file->node);
+	file->fd = sim_fd_add(SIM_FD_FILE, file, false);
+	*fd_out = file->fd;
+	return 0;
+}
+
+void disk_close(int fd)
+{
+	struct sim_file *file = sim_disk_file(fd);
+
+	check_may_block();
+	sim_fd_remove(fd);
+	list_remove(&file->node);
+	/* The descriptor table keeps a non-null mark so that the number is not used again. */
+	sim_world.fds[fd - SIM_FD_BASE].object = &sim_world;
+	free(file);
+}
+
+int disk_info(int fd, struct disk_info *info)
+{
+	const struct sim_file *file = sim_disk_file(fd);
+	const struct sim_disk_options *options = &file->disk->options;
+
+	check_may_block();
+	*info = (struct disk_info){
+		.size = file->disk->size,
+		.identity = { options->is_block ? 0 : 1, file->disk->identity },
+		.is_block = options->is_block,
+		.read_only = options->read_only,
+		.punches_holes = !options->no_discard,
+		.direct_offset_align = options->direct_offset_align,
+		.direct_memory_align = options->direct_memory_align,
+		.block_preferred = 4096,
+		.io_max = options->io_max,
+		.discard_granularity = options->discard_granularity,
+		.stripe_chunk = options->stripe_chunk,
+		.stripe_members = options->stripe_members,
+	};
+	return 0;
+}
+
+int disk_size(int fd, uint64_t *size)
+{
+	*size = sim_disk_file(fd)->disk->size;
+	return 0;
+}
+
+int disk_extent(
+	int fd, uint64_t offset, uint64_t limit, enum disk_extent_kind *kind, uint64_t *length)
+{
+	struct sim_disk *disk = sim_disk_file(fd)->disk;
+	uint64_t at = offset;
+	bool hole = false;
+	int error;
+
+	check_may_block();
+	GMB_ASSERT(limit > 0);
+	error = sim_disk_fault(
+		disk, SIM_FAULT_RANGE, offset, limit, sim_world.options.faults.range_error_ppm, 0);
+	if (error != 0) {
+		return error;
+	}
+	if (offset >= disk->size) {
+		return -ENXIO;
+	}
+	limit = MIN(limit, disk->size - offset);
+	while (at < offset + limit) {
+		uint64_t index = at / SIM_PAGE_BYTES;
+		const struct sim_page *page = sim_page_find(disk, index);
+		bool here = !disk->options.is_block && (page == NULL || page->hole);
+
+		if (at == offset) {
+			hole = here;
+		} else if (here != hole) {
+			break;
+		}
+		at = (index + 1) * SIM_PAGE_BYTES;
+	}
+	*kind = hole ? DISK_HOLE : DISK_DATA;
+	*length = MIN(at - offset, limit);
+	return 0;
+}
+
+int disk_discard(int fd, bool is_block, uint64_t offset, uint64_t length)
+{
+	struct sim_disk *disk = sim_disk_file(fd)->disk;
+	int error;
+
+	check_may_block();
+	GMB_ASSERT(is_block == disk->options.is_block);
+	if (disk->options.no_discard) {
+		return -EOPNOTSUPP;
+	}
+	error = sim_disk_fault(
+		disk, SIM_FAULT_RANGE, offset, length, sim_world.options.faults.range_error_ppm, 0);
+	if (error != 0) {
+		return error;
+	}
+	if (!is_block) {
+		return range_zero(disk, offset, length, true);
+	}
+	if (!range_inside(offset, length, disk->size) ||
+		!is_aligned(offset | length, disk->options.sector_bytes)) {
+		return -EINVAL;
+	}
+	/* A device may do anything to discarded sectors, also nothing. */
+	switch (sim_random() % 3) {
+	case 0:
+		sim_disk_fill(disk, offset, length, 0, true);
+		break;
+	case 1:
+		if (length <= GARBAGE_BYTES_MAX) {
+			sim_disk_fill(disk, offset, length, 0xdd, false);
+		}
+		break;
+	default:
+		break;
+	}
+	sim_disk_written(disk, offset, length);
+	return 0;
+}
+
+int disk_zero(int fd, bool is_block, uint64_t offset, uint64_t length, bool may_unmap, bool fast)
+{
+	const struct sim_faults *faults = &sim_world.options.faults;
+	struct sim_disk *disk = sim_disk_file(fd)->disk;
+	int error;
+
+	check_may_block();
+	GMB_ASSERT(is_block == disk->options.is_block);
+	if (fast && disk->options.no_fast_zero) {
+		return -EOPNOTSUPP;
+	}
+	error = sim_disk_fault(disk, SIM_FAULT_RANGE, offset, length, faults->range_error_ppm,
+		may_unmap ? 0 : faults->no_space_ppm);
+	if (error != 0) {
+		return error;
+	}
+	return range_zero(disk, offset, length, may_unmap && !disk->options.no_discard);
+}

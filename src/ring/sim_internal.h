@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What the parts of the simulation share: the world, its event heap, and the record kept for each
+ * operation in flight.
+ *
+ *   ring_xxx() ─▶ sim_op_begin ─▶ net/disk/timer logic ─ events ─▶ sim_op_complete ─▶ ring.ready
+ *                                                                     ring_turn ─▶ op->done
+ *
+ * Threading: one thread. Ownership: the world owns every record; an operation's record lives until
+ * its done was called and its last event has run. Errors: none of its own.
+ */
+#pragma once
+
+#include <sys/uio.h>
+
+#include "base/list.h"
+#include "ring/sim.h"
+
+enum { SIM_FD_BASE = 1000000, SIM_FDS_MAX = 4096, SIM_IOV_MAX = 1024 };
+
+struct sim_socket;
+struct sim_file;
+struct sim_listener;
+
+enum sim_fd_kind { SIM_FD_FREE, SIM_FD_SOCKET, SIM_FD_FILE, SIM_FD_LISTENER };
+
+struct sim_fd {
+	enum sim_fd_kind kind;
+	bool test_owned;   /* not counted by sim_open_count() */
+	uint32_t inflight; /* operations on it */
+	union {
+		struct sim_socket *socket;
+		struct sim_file *file;
+		struct sim_listener *listener;
+		void *object;
+	};
+};
+
+/* One operation in flight. */
+struct sim_op {
+	struct list_node node;	/* world.operations, in submission order */
+	struct list_node ready; /* ring.ready, once it is complete */
+	struct list_node poll;	/* the socket's polls */
+	struct ring *ring;
+	struct ring_op *op;
+	ring_done_fn *done; /* copies, to notice that the owner changed the op */
+	int (*call)(struct ring_op *op);
+	uint8_t code;
+	bool writes_memory;
+	bool wait_all;
+	bool direct_sync;
+	bool cancelled;
+	bool complete;
+	bool released;	   /* done was called */
+	uint32_t events;   /* scheduled events that point here */
+	int fd;		   /* or -1 */
+	int mode;	   /* fallocate mode, poll events */
+	int planned_error; /* negative errno decided at submission */
+	int result;
+	uint32_t pieces; /* how many more steps a disk transfer takes */
+	size_t len;
+	size_t planned; /* how much will be moved */
+	size_t moved;
+	uint64_t offset;
+	uint64_t range; /* length of allocate and advise */
+	uint64_t ticket;
+	const struct msghdr *message;
+	uint32_t iov_count;
+	struct iovec *iov; /* the memory it uses; one entry for plain buffers */
+	struct iovec iov_inline[2];
+};
+
+struct sim_event {
+	uint64_t time_ns;
+	uint64_t order; /* ties are broken by submission */
+	void (*run)(void *arg, uint64_t value);
+	void *arg;
+	uint64_t value;
+};
+
+struct sim_world {
+	bool running;
+	struct sim_options options;
+	uint64_t now_ns;
+	uint64_t random[4];
+	uint64_t trace;
+	uint64_t ticket; /* order of completed writes and submitted flushes */
+	bool in_batch;	 /* completions are being run */
+	bool in_call;	 /* a worker thread's function is being run */
+	uint64_t event_count;
+	uint64_t event_order;
+	struct sim_event *heap;
+	size_t heap_count;
+	size_t heap_max;
+	struct list_node rings;
+	struct list_node operations;
+	struct list_node disks;
+	struct list_node sockets;
+	struct list_node listeners;
+	struct list_node files;
+	struct sim_fd fds[SIM_FDS_MAX];
+};
+
+/* The one world: disk.h finds it here. */
+extern struct sim_world sim_world;
+
+/* --- events and operations ------------------------------------------------------------------ */
+
+void sim_event_add(
+	uint64_t delay_ns, void (*run)(void *arg, uint64_t value), void *arg, uint64_t value);
+/* Runs the next event when it is due by then; false when there is none. */
+bool sim_event_run(uint64_t until_ns);
+void sim_trace(const char *what, uint64_t a, uint64_t b, int64_t c);
+/* A delay for one step of a disk, a network hop, or a completion on its way. */
+uint64_t sim_delay_disk(void);
+uint64_t sim_delay_network(void);
+uint64_t sim_delay_short(void);
+/* How much of len is moved this time: len, or fewer but at least one. */
+size_t sim_partial(size_t len);
+
+struct sim_op *sim_op_begin(
+	struct ring *ring, struct ring_op *op, enum ring_code code, int fd, ring_done_fn *done);
+/* Says which memory the operation uses (iov is copied) and checks that nobody else does. */
+void sim_op_memory(struct sim_op *sop, const struct iovec *iov, size_t count, bool writes_memory);
+/* Schedules run(sop) and keeps the record alive until then. */
+void sim_op_event(struct sim_op *sop, uint64_t delay_ns, void (*run)(struct sim_op *sop));
+/* The world ends: an event that will not run any more. */
+void sim_op_drop_event(const struct sim_event *event);
+/* The operation has ended: done is called by a later batch, delay_ns from now. */
+void sim_op_complete(struct sim_op *sop, int result, uint64_t delay_ns);
+/* Copies between the operation's memory at `moved` and buf. */
+void sim_op_gather(const struct sim_op *sop, size_t position, void *buf, size_t len);
+void sim_op_scatter(const struct sim_op *sop, size_t position, const void *buf, size_t len);
+/* Asserts that the owner left the operation alone. */
+void sim_op_check(const struct sim_op *sop);
+
+int sim_fd_add(enum sim_fd_kind kind, void *object, bool test_owned);
+struct sim_fd *sim_fd_get(int fd, enum sim_fd_kind kind);
+void sim_fd_remove(int fd);
+
+/* --- sockets (sim_net.c) -------------------------------------------------------------------- */
+
+void sim_net_recv(struct sim_op *sop);
+void sim_net_send(struct sim_op *sop);
+void sim_net_accept(struct sim_op *sop);
+void sim_net_poll(struct sim_op *sop);
+void sim_net_cancel(struct sim_op *sop);
+void sim_net_shutdown(int fd, bool receive_too);
+void sim_net_close(int fd);
+void sim_net_stop(void);
+
+/* --- disks (sim_disk.c, sim_disk_io.c) ------------------------------------------------------ */
+
+enum { SIM_PAGE_BYTES = 4096, SIM_LEAF_PAGES = 512, SIM_SECTORS_PER_PAGE = 8 };
+
+struct sim_page {
+	struct list_node node; /* disk.pages */
+	uint64_t index;
+	bool hole;			      /* reported as a hole; its bytes are zero */
+	uint8_t dirty;			      /* bit per 512 bytes: a crash may drop it */
+	uint64_t since[SIM_SECTORS_PER_PAGE]; /* ticket of the first completed write, 0 = none */
+	uint8_t current[SIM_PAGE_BYTES];
+	uint8_t durable[SIM_PAGE_BYTES];
+};
+
+struct sim_leaf {
+	struct sim_page *pages[SIM_LEAF_PAGES];
+};
+
+struct sim_disk {
+	struct list_node node; /* world.disks */
+	char *name;
+	struct sim_disk_options options;
+	uint64_t identity;
+	uint64_t size;
+	uint64_t leaf_count;
+	struct sim_leaf **leaves;
+	struct list_node pages;
+	uint64_t bad_offset;
+	uint64_t bad_length;
+	bool bad_reads;
+	bool bad_writes;
+	bool stalled;
+	uint64_t flush_errors; /* each descriptor reports each error once */
+};
+
+struct sim_file {
+	struct list_node node;
+	struct sim_disk *disk;
+	int fd;
+	bool direct;
+	bool read_only;
+	uint64_t flush_errors_seen;
+};
+
+void sim_disk_submit(struct sim_op *sop);
+void sim_disk_stop(void);
+
+/* The medium (sim_disk.c). */
+struct sim_page *sim_page_find(const struct sim_disk *disk, uint64_t index);
+void sim_disk_put(struct sim_disk *disk, uint64_t offset, const void *bytes, size_t len);
+void sim_disk_fill(
+	struct sim_disk *disk, uint64_t offset, uint64_t length, uint8_t byte, bool hole);
+/* A completed write: from now on a flush covers it. */
+void sim_disk_written(struct sim_disk *disk, uint64_t offset, uint64_t length);
+/* Makes durable what completed at or before ticket in the range. */
+void sim_disk_harden(struct sim_disk *disk, uint64_t offset, uint64_t length, uint64_t ticket);
+/* A flush that failed: forgets that sectors are dirty, keeping some and losing others. */
+void sim_disk_lose(struct sim_disk *disk);
+struct sim_file *sim_disk_file(int fd);
+/* Makes up an error for an operation on the range: a bad range, or by chance; 0 = none. */
+int sim_disk_fault(struct sim_disk *disk, enum sim_fault_kind kind, uint64_t offset,
+	uint64_t length, uint32_t error_ppm, uint32_t no_space_ppm);
+bool sim_disk_is_bad(const struct sim_disk *disk, uint64_t offset, uint64_t length, bool write);

@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The simulated world: clock, event heap, random numbers, descriptors. See sim.h. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/compiler.h"
+#include "ring/sim_internal.h"
+
+#define SIM_START_NS UINT64_C(1000000000)
+
+struct sim_world sim_world;
+
+/* --- random numbers: xoshiro256**, seeded by splitmix64 ------------------------------------- */
+
+static uint64_t splitmix(uint64_t *state)
+{
+	uint64_t z = (*state += UINT64_C(0x9e3779b97f4a7c15));
+
+	z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+	z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+	return z ^ (z >> 31);
+}
+
+static uint64_t rotate(uint64_t v, int bits)
+{
+	return (v << bits) | (v >> (64 - bits));
+}
+
+uint64_t sim_random(void)
+{
+	uint64_t *s = sim_world.random;
+	uint64_t result = rotate(s[1] * 5, 7) * 9;
+	uint64_t t = s[1] << 17;
+
+	s[2] ^= s[0];
+	s[3] ^= s[1];
+	s[1] ^= s[2];
+	s[0] ^= s[3];
+	s[2] ^= t;
+	s[3] = rotate(s[3], 45);
+	return result;
+}
+
+uint64_t sim_between(uint64_t low, uint64_t high)
+{
+	GMB_ASSERT(low <= high);
+	return low + sim_random() % (high - low + 1);
+}
+
+bool sim_chance(uint32_t ppm)
+{
+	return ppm != 0 && sim_random() % 1000000 < ppm;
+}
+
+/* --- start and stop ------------------------------------------------------------------------- */
+
+void sim_start(const struct sim_options *options)
+{
+	uint64_t seed = options->seed;
+
+	GMB_ASSERT(!sim_world.running);
+	memset(&sim_world, 0, sizeof(sim_world));
+	sim_world.running = true;
+	sim_world.options = *options;
+	sim_world.now_ns = SIM_START_NS;
+	sim_world.trace = UINT64_C(0xcbf29ce484222325);
+	sim_world.ticket = 1;
+	for (size_t i = 0; i < ARRAY_COUNT(sim_world.random); i++) {
+		sim_world.random[i] = splitmix(&seed);
+	}
+	list_init(&sim_world.rings);
+	list_init(&sim_world.operations);
+	list_init(&sim_world.disks);
+	list_init(&sim_world.sockets);
+	list_init(&sim_world.listeners);
+	list_init(&sim_world.files);
+}
+
+void sim_set_faults(const struct sim_faults *faults)
+{
+	sim_world.options.faults = *faults;
+}
+
+uint64_t sim_now_ns(void)
+{
+	return sim_world.now_ns;
+}
+
+uint64_t sim_trace_hash(void)
+{
+	return sim_world.trace;
+}
+
+uint64_t sim_event_count(void)
+{
+	return sim_world.event_count;
+}
+
+void sim_trace_mix(uint64_t value)
+{
+	for (int i = 0; i < 8; i++) {
+		sim_world.trace ^= (value >> (8 * i)) & 0xff;
+		sim_world.trace *= UINT64_C(0x100000001b3);
+	}
+}
+
+void sim_trace(const char *what, uint64_t a, uint64_t b, int64_t c)
+{
+	sim_trace_mix(sim_world.now_ns);
+	sim_trace_mix(a);
+	sim_trace_mix(b);
+	sim_trace_mix((uint64_t)c);
+	if (sim_world.options.verbose) {
+		fprintf(stderr, "%12.3f us  %-18s %" PRIu64 " %" PRIu64 " -> %" PRId64 "\n",
+			(double)(sim_world.now_ns - SIM_START_NS) / 1e3, what, a, b, c);
+	}
+}
+
+/* --- delays and partial transfers ----------------------------------------------------------- */
+
+static uint64_t delay(uint64_t usual_ns, uint64_t long_ns)
+{
+	if (!sim_world.options.faults.jitter) {
+		return 1000;
+	}
+	if (sim_chance(sim_world.options.faults.slow_ppm)) {
+		return sim_between(20000000, 500000000);
+	}
+	switch (sim_random() % 8) {
+	case 0:
+		return sim_between(1, long_ns);
+	case 1:
+		return 0;
+	default:
+		return sim_between(1, usual_ns);
+	}
+}
+
+uint64_t sim_delay_disk(void)
+{
+	return delay(100000, 3000000);
+}
+
+uint64_t sim_delay_network(void)
+{
+	return delay(30000, 1000000);
+}
+
+uint64_t sim_delay_short(void)
+{
+	return delay(3000, 20000);
+}
+
+size_t sim_partial(size_t len)
+{
+	if (len < 2 || !sim_chance(sim_world.options.faults.partial_ppm)) {
+		return len;
+	}
+	if (sim_random() % 4 == 0) {
+		return 1;
+	}
+	return (size_t)sim_between(1, len - 1);
+}
+
+/* --- the event heap: a binary heap ordered by time, then by submission ----------------------- */
+
+static bool event_before(const struct sim_event *a, const struct sim_event *b)
+{
+	if (a->time_ns != b->time_ns) {
+		return a->time_ns < b->time_ns;
+	}
+	return a->order < b->order;
+}
+
+void sim_event_add(
+	uint64_t delay_ns, void (*run)(void *arg, uint64_t value), void *arg, uint64_t value)
+{
+	struct sim_event event = {
+		.time_ns = sim_world.now_ns + delay_ns,
+		.order = sim_world.event_order++,
+		.run = run,
+		.arg = arg,
+		.value = value,
+	};
+	size_t at;
+
+	if (event.time_ns < delay_ns) {
+		event.time_ns = UINT64_MAX;
+	}
+	if (sim_world.heap_count == sim_world.heap_max) {
+		sim_world.heap_max = sim_world.heap_max == 0 ? 256 : sim_world.heap_max * 2;
+		sim_world.heap =
+			realloc(sim_world.heap, sim_world.heap_max * sizeof(sim_world.heap[0]));
+		GMB_ASSERT(sim_world.heap != NULL);
+	}
+	at = sim_world.heap_count++;
+	while (at > 0 && event_before(&event, &sim_world.heap[(at - 1) / 2])) {
+		sim_world.heap[at] = sim_world.heap[(at - 1) / 2];
+		at = (at - 1) / 2;
+	}
+	sim_world.heap[at] = event;
+}
+
+static struct sim_event event_pop(void)
+{
+	struct sim_event top = sim_world.heap[0];
+	struct sim_event last = sim_world.heap[--sim_world.heap_count];
+	size_t at = 0;
+
+	for (;;) {
+		size_t child = 2 * at + 1;
+
+		if (child >= sim_world.heap_count) {
+			break;
+		}
+		if (child + 1 < sim_world.heap_count &&
+			event_before(&sim_world.heap[child + 1], &sim_world.heap[child])) {
+			child++;
+		}
+		if (!event_before(&sim_world.heap[child], &last)) {
+			break;
+		}
+		sim_world.heap[at] = sim_world.heap[child];
+		at = child;
+	}
+	sim_world.heap[at] = last;
+	return top;
+}
+
+bool sim_event_run(uint64_t until_ns)
+{
+	struct sim_event event;
+
+	if (sim_world.heap_count == 0 || sim_world.heap[0].time_ns > until_ns) {
+		return false;
+	}
+	event = event_pop();
+	if (event.time_ns > sim_world.now_ns) {
+		sim_world.now_ns = event.time_ns;
+	}
+	sim_world.event_count++;
+	event.run(event.arg, event.value);
+	return true;
+}
+
+struct after {
+	void (*fn)(void *arg);
+	void *arg;
+};
+
+static void after_run(void *arg, uint64_t value)
+{
+	struct after after = *(struct after *)arg;
+
+	GMB_UNUSED(value);
+	free(arg);
+	after.fn(after.arg);
+}
+
+void sim_after(uint64_t delay_ns, void (*fn)(void *arg), void *arg)
+{
+	struct after *after = malloc(sizeof(*after));
+
+	GMB_ASSERT(after != NULL);
+	*after = (struct after){ .fn = fn, .arg = arg };
+	sim_event_add(delay_ns, after_run, after, 0);
+}
+
+void sim_stop(void)
+{
+	GMB_ASSERT(sim_world.running);
+	GMB_ASSERT(list_is_empty(&sim_world.rings));
+	GMB_ASSERT(sim_open_count() == 0);
+	while (sim_world.heap_count > 0) {
+		struct sim_event event = event_pop();
+
+		if (event.run == after_run) {
+			free(event.arg);
+		} else {
+			sim_op_drop_event(&event);
+		}
+	}
+	sim_net_stop();
+	sim_disk_stop();
+	free(sim_world.heap);
+	sim_world.heap = NULL;
+	sim_world.running = false;
+}
+
+/* --- descriptors ---------------------------------------------------------------------------- */
+
+/* Numbers far above any real descriptor, so that a stray system call fails with EBADF. They are
+ * never used twice in one world: a late use of a closed one is always noticed. */
+int sim_fd_add(enum sim_fd_kind kind, void *object, bool test_owned)
+{
+	for (int i = 0; i < SIM_FDS_MAX; i++) {
+		struct sim_fd *fd = &sim_world.fds[i];
+
+		if (fd->kind == SIM_FD_FREE && fd->object == NULL) {
+			fd->kind = kind;
+			fd->test_owned = test_owned;
+			fd->inflight = 0;
+			fd->object = object;
+			return SIM_FD_BASE + i;
+		}
+	}
+	GMB_ASSERT(!"too many descriptors for one simulated world");
+	return -EMFILE;
+}
+
+struct sim_fd *sim_fd_get(int fd, enum sim_fd_kind kind)
+{
+	struct sim_fd *entry;
+
+	GMB_ASSERT(sim_world.running);
+	GMB_ASSERT(fd >= SIM_FD_BASE);
+	GMB_ASSERT(fd < SIM_FD_BASE + SIM_FDS_MAX);
+	entry = &sim_world.fds[fd - SIM_FD_BASE];
+	GMB_ASSERT(entry->kind != SIM_FD_FREE); /* closed */
+	GMB_ASSERT(entry->kind == kind);
+	return entry;
+}
+
+void sim_fd_remove(int fd)
+{
+	struct sim_fd *entry = &sim_world.fds[fd - SIM_FD_BASE];
+
+	GMB_ASSERT(entry->kind != SIM_FD_FREE);
+	GMB_ASSERT(entry->inflight == 0);
+	entry->kind = SIM_FD_FREE;
+}
+
+uint32_t sim_open_count(void)
+{
+	uint32_t count = 0;
+
+	for (int i = 0; i < SIM_FDS_MAX; i++) {
+		const struct sim_fd *fd = &sim_world.fds[i];
+
+		if (fd->kind != SIM_FD_FREE && !fd->test_owned) {
+			count++;
+		}
+	}
+	return count;
+}
