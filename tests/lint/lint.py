@@ -259,19 +259,16 @@ def check_manuals(options):
 
 
 def check_listed(options):
-    """Every C file is named by a meson.build beside or above it: no dead files. A list of test
-    names may leave out the prefix that they all have."""
+    """Every C file is named by a meson.build: no dead files. A list of test names may leave out
+    the prefix that they all have."""
+    builds = files(options.root, ["src", "tests", "examples"], ("meson.build",))
+    builds.append("meson.build")
+    text = "\n".join(read(options.root, path) for path in builds
+                     if os.path.exists(os.path.join(options.root, path)))
     for path in files(options.root, ["src", "tests", "examples"], (".c",)):
         stem = os.path.splitext(os.path.basename(path))[0]
         names = "|".join({re.escape(stem), re.escape(re.sub(r"^(test|fuzz|bench)_", "", stem))})
-        folder = os.path.dirname(path)
-        named = False
-        while folder and not named:
-            build = os.path.join(folder, "meson.build")
-            if os.path.exists(os.path.join(options.root, build)):
-                named = re.search(rf"(?<![\w-])({names})(?![\w-])", read(options.root, build))
-            folder = os.path.dirname(folder)
-        if not named:
+        if not re.search(rf"(?<![\w-])({names})(?![\w-])", text):
             yield path, 1, "no meson.build names it"
 
 
