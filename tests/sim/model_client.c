@@ -143,8 +143,8 @@ static void request_error(struct model_request *request, uint32_t error)
 
 /* --- replies -------------------------------------------------------------------------------- */
 
-static void content(struct model_request *request, uint64_t offset, const uint8_t *data,
-	uint64_t len)
+static void content(
+	struct model_request *request, uint64_t offset, const uint8_t *data, uint64_t len)
 {
 	uint64_t at = offset - request->offset;
 
@@ -153,8 +153,8 @@ static void content(struct model_request *request, uint64_t offset, const uint8_
 	}
 	if (len == 0 || offset < request->offset || at > request->length ||
 		len > request->length - at) {
-		model_fail("P90: content at %" PRIu64 "+%" PRIu64 " outside the request", offset,
-			len);
+		model_fail(
+			"P90: content at %" PRIu64 "+%" PRIu64 " outside the request", offset, len);
 	}
 	for (uint64_t i = 0; i < len; i += 1) {
 		if (request->covered[at + i] != 0) {

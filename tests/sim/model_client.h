@@ -149,7 +149,7 @@ struct model_client {
 	enum model_step_kind steps[MODEL_STEPS_MAX];
 	uint32_t step_count;
 	uint32_t step;
-	uint32_t option; /* the number sent last */
+	uint32_t option;  /* the number sent last */
 	uint32_t replies; /* to it, before the final one */
 	bool structured;
 	bool extended;
@@ -178,8 +178,8 @@ struct model_client {
 	uint8_t *sending;
 	size_t sending_len;
 	size_t sending_at;
-	bool ended;	 /* the stream has ended or failed */
-	bool send_ended; /* sending has failed */
+	bool ended;	    /* the stream has ended or failed */
+	bool send_ended;    /* sending has failed */
 	bool disconnecting; /* DISC or ABORT was sent */
 	bool closed_told;
 	bool forgive; /* the connection may break at any point */

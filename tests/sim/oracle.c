@@ -168,9 +168,8 @@ static bool touches(const struct record *r, uint64_t offset, uint64_t length)
 	return r->offset < offset + length && offset < r->offset + r->length;
 }
 
-static void expected_bytes(
-	const struct oracle *oracle, const struct record *r, uint64_t offset, uint8_t *out,
-	size_t len)
+static void expected_bytes(const struct oracle *oracle, const struct record *r, uint64_t offset,
+	uint8_t *out, size_t len)
 {
 	if (r == NULL && oracle->base != NULL) {
 		memcpy(out, oracle->base + offset, len);
@@ -223,10 +222,10 @@ static void describe(struct check *check, uint64_t offset, uint8_t byte, uint64_
 			used += snprintf(oracle->message + used,
 				sizeof(oracle->message) - (size_t)used, " %s#%u(0x%02x)%s",
 				r->end < limit ? "not " : "", check->records[i], want,
-				r->durable	    ? "durable"
-				: r->acknowledged ? "done"
+				r->durable	       ? "durable"
+				: r->acknowledged      ? "done"
 				: r->end != UINT64_MAX ? "failed"
-						   : "open");
+						       : "open");
 		}
 	}
 	if (used < 240) {
@@ -239,8 +238,7 @@ static void describe(struct check *check, uint64_t offset, uint8_t byte, uint64_
 }
 
 /* All bytes of the interval are touched by the same records. */
-static bool check_interval(
-	struct check *check, uint64_t offset, const uint8_t *data, size_t len)
+static bool check_interval(struct check *check, uint64_t offset, const uint8_t *data, size_t len)
 {
 	const struct oracle *oracle = check->oracle;
 	uint8_t *explained = calloc(1, len);
@@ -287,8 +285,7 @@ static int compare_u64(const void *a, const void *b)
 	return x < y ? -1 : x > y ? 1 : 0;
 }
 
-static bool check_range(
-	struct check *check, uint64_t offset, const uint8_t *data, size_t len)
+static bool check_range(struct check *check, uint64_t offset, const uint8_t *data, size_t len)
 {
 	const struct oracle *oracle = check->oracle;
 	uint32_t *records = malloc((oracle->count + 1) * sizeof(records[0]));
@@ -331,8 +328,7 @@ bool oracle_check_read(
 	return check_range(&check, offset, data, len);
 }
 
-bool oracle_check_durable(
-	struct oracle *oracle, uint64_t offset, const uint8_t *data, size_t len)
+bool oracle_check_durable(struct oracle *oracle, uint64_t offset, const uint8_t *data, size_t len)
 {
 	struct check check = { .oracle = oracle, .crash = true };
 

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What a disk behind NBD may contain. Every write, zero and trim is a record with a begin and an end
- * on a logical clock; a byte may have the value of a record unless a later one (begun after it
+ * What a disk behind NBD may contain. Every write, zero and trim is a record with a begin and an
+ * end on a logical clock; a byte may have the value of a record unless a later one (begun after it
  * ended) is known to have replaced it:
  *
- *   w1 ├────┤                 read at r: w1 is excluded by w2 (begun after w1's end, ended before r)
- *   w2        ├────┤          w2 and w3 are both possible
- *   w3               ├─────
- *   read             ├─ r
+ *   w1 ├────┤                 read at r: w1 is excluded by w2 (begun after w1's end, ended before
+ * r) w2        ├────┤          w2 and w3 are both possible w3               ├───── read ├─ r
  *
  * For contents after a crash the same rule holds with "known to be durable" (acknowledged with FUA,
  * or before a FLUSH that succeeded began) in the place of "ended before the read".
@@ -52,6 +50,5 @@ void oracle_flushed(struct oracle *oracle, uint64_t begin, uint32_t group);
 bool oracle_check_read(
 	struct oracle *oracle, uint64_t begin, uint64_t offset, const uint8_t *data, size_t len);
 /* Could a disk have these bytes after a crash now? */
-bool oracle_check_durable(
-	struct oracle *oracle, uint64_t offset, const uint8_t *data, size_t len);
+bool oracle_check_durable(struct oracle *oracle, uint64_t offset, const uint8_t *data, size_t len);
 const char *oracle_message(const struct oracle *oracle);
