@@ -11,7 +11,8 @@
  *   rx_large (256 KiB, from the arena) many small writes at once: each is written from where it
  * lies a stream of the path               payload of a large write, received straight into place
  *
- * A session goes back to rx_small each time everything received is parsed, so that an idle
+ * A receive that fills rx_small is followed by one into rx_large. A session goes back to rx_small
+ * as soon as everything received is parsed and the last receive was not full, so that an idle
  * connection holds no arena memory.
  */
 
@@ -65,6 +66,26 @@ static bool rx_make_room(struct nbd_session *session, uint32_t want)
 	return true;
 }
 
+/* A receive that filled its buffer left something behind: make the next one worth its system call.
+ */
+static void rx_make_large(struct nbd_session *session)
+{
+	struct rx_buf *fresh;
+
+	if (session->rx_large == NULL) {
+		fresh = service_rx_get(session->service);
+		if (fresh != NULL) {
+			rx_move(session, fresh);
+		}
+	} else if (available(session) == 0 && session->rx_large->refs == 1) {
+		session->rx_start = 0;
+		session->rx_end = 0;
+	} else if (session->rx_end == session->rx_bytes && available(session) == 0) {
+		fresh = service_rx_get(session->service);
+		rx_move(session, fresh); /* or small again, when memory is short */
+	}
+}
+
 static void arm(struct nbd_session *session)
 {
 	struct ring *ring = session->service->ring;
@@ -83,9 +104,12 @@ static void arm(struct nbd_session *session)
 		}
 		return;
 	}
-	if (available(session) == 0) {
+	if (session->rx_was_full) {
+		rx_make_large(session);
+	} else if (available(session) == 0) {
 		rx_move(session, NULL);
-	} else {
+	}
+	if (available(session) > 0) {
 		bool room = rx_make_room(session, session->rx_want);
 
 		GMB_ASSERT(room); /* a header always fits; gather() asked before */
@@ -394,6 +418,7 @@ void receive_done(struct ring_op *op, int result)
 		session->rx_into_stream = false;
 	} else if (result > 0) {
 		session->rx_end += (uint32_t)result;
+		session->rx_was_full = session->rx_end == session->rx_bytes;
 	}
 	receive_continue(session);
 }

@@ -183,6 +183,7 @@ struct nbd_session {
 	uint64_t rx_payload_left; /* bytes of it not yet taken */
 	uint32_t rx_want;	  /* bytes the next message needs in one piece */
 	uint64_t rx_discard_left; /* payload bytes that nobody wants */
+	bool rx_was_full;	  /* the last receive took all that its buffer could hold */
 	bool rx_into_stream;	  /* the receive in flight goes to rx_stream */
 	uint8_t rx_small[RX_SMALL_BYTES];
 	char peer[PEER_NAME_BYTES];
