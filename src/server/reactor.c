@@ -26,6 +26,7 @@ struct reactor {
 	int code;
 	struct error error;
 
+	sem_t stop_posted;
 	uint64_t drain_deadline_ns;
 	struct ring_message drain_message;
 	struct ring_message stop_message;
@@ -77,6 +78,13 @@ static int create_parts(struct reactor *reactor, struct error *error)
 	return rc;
 }
 
+static void wait_for(sem_t *semaphore)
+{
+	while (sem_wait(semaphore) < 0) {
+		GMB_ASSERT(errno == EINTR);
+	}
+}
+
 static void *reactor_main(void *context)
 {
 	struct reactor *reactor = context;
@@ -91,16 +99,18 @@ static void *reactor_main(void *context)
 	}
 	sem_post(&reactor->started);
 	ring_run(reactor->ring);
+	/* The stop message can arrive while ring_post() still looks at the ring. */
+	wait_for(&reactor->stop_posted);
 	nbd_service_destroy(reactor->service);
 	ring_destroy(reactor->ring);
 	return NULL;
 }
 
-static void wait_started(struct reactor *reactor)
+static void release(struct reactor *reactor)
 {
-	while (sem_wait(&reactor->started) < 0) {
-		GMB_ASSERT(errno == EINTR);
-	}
+	sem_destroy(&reactor->started);
+	sem_destroy(&reactor->stop_posted);
+	free(reactor);
 }
 
 int reactor_create(
@@ -114,11 +124,12 @@ int reactor_create(
 	}
 	reactor->options = *options;
 	sem_init(&reactor->started, 0, 0);
+	sem_init(&reactor->stop_posted, 0, 0);
 	rc = -pthread_create(&reactor->thread, NULL, reactor_main, reactor);
 	if (rc < 0) {
 		error_set(error, rc, "cannot start thread %u: %s", options->index, strerror(-rc));
 	} else {
-		wait_started(reactor);
+		wait_for(&reactor->started);
 		rc = reactor->code;
 		if (rc < 0) {
 			*error = reactor->error;
@@ -126,8 +137,7 @@ int reactor_create(
 		}
 	}
 	if (rc < 0) {
-		sem_destroy(&reactor->started);
-		free(reactor);
+		release(reactor);
 		return rc;
 	}
 	*reactor_out = reactor;
@@ -147,9 +157,9 @@ void reactor_destroy(struct reactor *reactor)
 	}
 	reactor->stop_message.deliver = deliver_stop;
 	ring_post(reactor->ring, &reactor->stop_message);
+	sem_post(&reactor->stop_posted);
 	pthread_join(reactor->thread, NULL);
-	sem_destroy(&reactor->started);
-	free(reactor);
+	release(reactor);
 }
 
 struct ring *reactor_ring(struct reactor *reactor)

@@ -8,7 +8,8 @@ import support
 class ConnectionLimits(support.Case):
     def test_of_the_server(self):
         for threads in ("1", "2"):
-            server = self.start_unix("memory:1M", "--max-connections", "2", "--threads", threads)
+            disk = self.make_file("disk.img", bytes(1 << 20))
+            server = self.start_unix(disk, "--max-connections", "2", "--threads", threads)
             with nbdmini.open_export(server.uri) as first, nbdmini.open_export(server.uri) as second:
                 with nbdmini.Client(server.uri) as third:
                     self.assertTrue(third.at_end())
