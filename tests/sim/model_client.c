@@ -464,6 +464,7 @@ static void recv_done(struct ring_op *op, int result)
 	memcpy(client->in + client->in_len, client->chunk, (size_t)result);
 	client->in_len += (size_t)result;
 	parse(client);
+	client->ops->progress(client);
 	recv_start(client);
 }
 
@@ -498,11 +499,7 @@ static void send_start(struct model_client *client)
 		return;
 	}
 	if (client->sending_at == client->sending_len) {
-		uint8_t *empty = client->sending;
-		size_t empty_max = client->sending_len;
-
-		free(empty);
-		GMB_UNUSED(empty_max);
+		free(client->sending);
 		client->sending = client->out;
 		client->sending_len = client->out_len;
 		client->sending_at = 0;
@@ -514,7 +511,17 @@ static void send_start(struct model_client *client)
 		ring_send(client->ring, &client->send, client->file,
 			client->sending + client->sending_at,
 			client->sending_len - client->sending_at, send_done);
+	} else if (client->half_closing) {
+		client->half_closing = false;
+		ring_socket_shutdown_send(client->ring, client->file);
 	}
+}
+
+void model_half_close(struct model_client *client)
+{
+	client->disconnecting = true;
+	client->half_closing = true;
+	send_start(client);
 }
 
 void model_send(struct model_client *client, const void *bytes, size_t len)

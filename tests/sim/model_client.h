@@ -92,6 +92,8 @@ struct model_client;
 struct model_ops {
 	void (*ready)(struct model_client *client);
 	void (*replied)(struct model_client *client, struct model_request *request);
+	/* Some replies were passed on; there may be room for new requests. */
+	void (*progress)(struct model_client *client);
 	/* Once; every request still in flight was passed to lost() before. The socket is to be
 	 * closed by the callee. */
 	void (*closed)(struct model_client *client);
@@ -181,6 +183,7 @@ struct model_client {
 	bool ended;	    /* the stream has ended or failed */
 	bool send_ended;    /* sending has failed */
 	bool disconnecting; /* DISC or ABORT was sent */
+	bool half_closing;
 	bool closed_told;
 	bool forgive; /* the connection may break at any point */
 
@@ -199,6 +202,8 @@ struct model_request *model_request(struct model_client *client);
 void model_submit(struct model_client *client, struct model_request *request);
 /* Says good-bye; what is in flight is still to be answered. */
 void model_disconnect(struct model_client *client);
+/* Ends our direction once everything is sent; what is in flight is still to be answered. */
+void model_half_close(struct model_client *client);
 /* Raw bytes, to misbehave. */
 void model_send(struct model_client *client, const void *bytes, size_t len);
 /* Stops or resumes reading from the socket. */

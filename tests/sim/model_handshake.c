@@ -234,7 +234,7 @@ static void enter_transmission(struct model_client *client, uint64_t size, uint1
 	if ((flags & 1) == 0) {
 		model_fail("P33: transmission flags without HAS_FLAGS");
 	}
-	if ((flags & ~0x0fff) != 0) {
+	if ((flags & ~(client->extended ? 0x1dff : 0x0dff)) != 0) {
 		model_fail("P33: unknown transmission flags 0x%x", flags);
 	}
 	if (client->info_seen && !plan->size_may_change &&
@@ -346,24 +346,16 @@ static void option_done(struct model_client *client, uint32_t type)
 	if (!final_is_right(client, type)) {
 		model_fail("option %u (step %d) got reply 0x%x", client->option, (int)step, type);
 	}
-	switch (step) {
-	case STEP_STRUCTURED:
-		client->structured = true;
-		break;
-	case STEP_EXTENDED:
-		client->extended = true;
-		break;
-	case STEP_INFO:
-		client->info_seen = true;
-		break;
-	case STEP_GO:
+	if (step == STEP_GO) {
 		enter_transmission(client, client->info_size, client->info_flags);
 		return;
-	case STEP_ABORT:
-		return; /* the server closes now */
-	default:
-		break;
 	}
+	if (step == STEP_ABORT) {
+		return; /* the server closes now */
+	}
+	client->structured = client->structured || step == STEP_STRUCTURED;
+	client->extended = client->extended || step == STEP_EXTENDED;
+	client->info_seen = client->info_seen || step == STEP_INFO;
 	client->step++;
 	model_handshake_next(client);
 }
@@ -461,12 +453,9 @@ static size_t parse_name_reply(struct model_client *client, const uint8_t *p, si
 
 size_t model_handshake_parse(struct model_client *client, const uint8_t *p, size_t n)
 {
-	switch (client->state) {
-	case MODEL_GREETING:
+	if (client->state == MODEL_GREETING) {
 		return parse_greeting(client, p, n);
-	case MODEL_OPTION:
-		return parse_option_reply(client, p, n);
-	default:
-		return parse_name_reply(client, p, n);
 	}
+	return client->state == MODEL_OPTION ? parse_option_reply(client, p, n)
+					     : parse_name_reply(client, p, n);
 }

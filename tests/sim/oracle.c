@@ -21,8 +21,8 @@ struct record {
 };
 
 struct oracle {
-	uint8_t *base;
-	uint64_t size;
+	oracle_base_fn *base;
+	void *base_context;
 	uint64_t clock;
 	struct record *records;
 	uint32_t count;
@@ -30,25 +30,20 @@ struct oracle {
 	char message[300];
 };
 
-struct oracle *oracle_create(const uint8_t *base, uint64_t size)
+struct oracle *oracle_create(oracle_base_fn *base, void *context)
 {
 	struct oracle *oracle = calloc(1, sizeof(*oracle));
 
 	GMB_ASSERT(oracle != NULL);
-	oracle->size = size;
+	oracle->base = base;
+	oracle->base_context = context;
 	oracle->clock = 1;
-	if (base != NULL) {
-		oracle->base = malloc(size + 1);
-		GMB_ASSERT(oracle->base != NULL);
-		memcpy(oracle->base, base, size);
-	}
 	return oracle;
 }
 
 void oracle_destroy(struct oracle *oracle)
 {
 	if (oracle != NULL) {
-		free(oracle->base);
 		free(oracle->records);
 		free(oracle);
 	}
@@ -172,7 +167,7 @@ static void expected_bytes(const struct oracle *oracle, const struct record *r, 
 	uint8_t *out, size_t len)
 {
 	if (r == NULL && oracle->base != NULL) {
-		memcpy(out, oracle->base + offset, len);
+		oracle->base(oracle->base_context, offset, out, len);
 	} else if (r == NULL || r->kind == ORACLE_ZERO) {
 		memset(out, 0, len);
 	} else {

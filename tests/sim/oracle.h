@@ -10,8 +10,8 @@
  * For contents after a crash the same rule holds with "known to be durable" (acknowledged with FUA,
  * or before a FLUSH that succeeded began) in the place of "ended before the read".
  *
- * Threading: one. Ownership: the oracle copies what it is given. Errors: a value that no record
- * explains is described in oracle_message().
+ * Threading: one. Ownership: the oracle borrows the contents at the start. Errors: a value that no
+ * record explains is described in oracle_message().
  */
 #pragma once
 
@@ -21,8 +21,11 @@ struct oracle;
 
 enum oracle_kind { ORACLE_DATA, ORACLE_ZERO, ORACLE_UNDEFINED };
 
-/* base: the contents at the start, copied; NULL = zeroes. */
-struct oracle *oracle_create(const uint8_t *base, uint64_t size);
+/* Gives the contents at the start; they must not change while the oracle exists. */
+typedef void oracle_base_fn(void *context, uint64_t offset, uint8_t *out, size_t len);
+
+/* base NULL = zeroes. */
+struct oracle *oracle_create(oracle_base_fn *base, void *context);
 void oracle_destroy(struct oracle *oracle);
 
 /* The bytes that a data record writes. */

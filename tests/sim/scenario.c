@@ -1,0 +1,726 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Builds a world from a seed, runs it, and checks what is left. See scenario.h. */
+#include "scenario.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+	DISK_BYTES_MAX = 6 << 20,
+	EVENTS_MAX = 3000000,
+	GIANT_WINDOW_BYTES = 1 << 20,
+};
+
+#define SECOND_NS	     UINT64_C(1000000000)
+#define GIANT_BYTES	     (UINT64_C(9) << 30)
+#define VIRTUAL_NS_MAX	     (UINT64_C(3000) * SECOND_NS)
+#define HANDSHAKE_TIMEOUT_NS (UINT64_C(60) * SECOND_NS)
+
+static uint64_t below(uint64_t limit)
+{
+	return limit == 0 ? 0 : sim_random() % limit;
+}
+
+static bool percent(uint32_t chance)
+{
+	return below(100) < chance;
+}
+
+uint64_t model_random(void)
+{
+	return sim_random();
+}
+
+/* --- exports -------------------------------------------------------------------------------- */
+
+/* Calls fn on every stretch of the export that is used: all of it, or the windows of a giant. */
+static void for_stretches(const struct scenario_export *export,
+	void (*fn)(const struct scenario_export *export, uint64_t offset, size_t len, void *arg),
+	void *arg)
+{
+	if (!export->sparse_giant) {
+		fn(export, 0, (size_t) export->size, arg);
+		return;
+	}
+	fn(export, 0, GIANT_WINDOW_BYTES, arg);
+	fn(export, (UINT64_C(4) << 30) - GIANT_WINDOW_BYTES / 2, GIANT_WINDOW_BYTES, arg);
+	fn(export, export->size - GIANT_WINDOW_BYTES, GIANT_WINDOW_BYTES, arg);
+}
+
+static void check_durable(
+	const struct scenario_export *export, uint64_t offset, size_t len, void *arg)
+{
+	struct sim_disk *disk = arg;
+	uint8_t *data = malloc(len + 1);
+
+	GMB_ASSERT(data != NULL);
+	sim_disk_peek(disk, offset, data, len);
+	if (!oracle_check_durable(export->oracle, offset, data, len)) {
+		model_fail("durability, export '%s': %s", export->name,
+			oracle_message(export->oracle));
+	}
+	free(data);
+}
+
+static void check_current(
+	const struct scenario_export *export, uint64_t offset, size_t len, void *arg)
+{
+	uint64_t now = oracle_now(export->oracle);
+	uint8_t *data = malloc(len + 1);
+
+	GMB_UNUSED(arg);
+	GMB_ASSERT(data != NULL);
+	sim_disk_peek(export->disk, offset, data, len);
+	if (!oracle_check_read(export->oracle, now, offset, data, len)) {
+		model_fail("at the end, export '%s': %s", export->name,
+			oracle_message(export->oracle));
+	}
+	free(data);
+}
+
+static void create_disk(struct scenario_export *export, const char *name)
+{
+	static const uint32_t aligns[] = { 0, 512, 512, 4096 };
+	struct sim_disk_options options = {
+		.size = export->size,
+		.sector_bytes = percent(80) ? 512 : 4096,
+		.direct_offset_align = aligns[below(ARRAY_COUNT(aligns))],
+		.is_block = percent(30),
+		.no_discard = percent(20),
+		.no_fast_zero = percent(20),
+	};
+
+	if (options.is_block) {
+		options.direct_offset_align = options.sector_bytes;
+		export->size = MAX(export->size - export->size % options.sector_bytes,
+			(uint64_t)options.sector_bytes);
+		options.size = export->size;
+	}
+	if (options.direct_offset_align != 0 && percent(30)) {
+		options.direct_memory_align = 4;
+	}
+	if (percent(20)) {
+		options.stripe_chunk = 65536;
+		options.stripe_members = 2 + (uint32_t)below(3);
+	}
+	if (percent(20)) {
+		options.io_max = 131072;
+	}
+	export->disk = sim_disk_create(name, &options);
+	for (int i = 0; i < 8 && !export->sparse_giant; i++) {
+		uint8_t bytes[8192];
+		uint64_t offset = below(export->size);
+		size_t len = (size_t)MIN((uint64_t)sizeof(bytes), export->size - offset);
+
+		oracle_pattern(sim_random(), 0, bytes, len);
+		sim_disk_poke(export->disk, offset, bytes, len);
+	}
+}
+
+static void base_read(void *context, uint64_t offset, uint8_t *out, size_t len)
+{
+	sim_disk_peek(context, offset, out, len);
+}
+
+/* The oracle starts from a copy of what is on the disk now. */
+static void create_oracle(const struct scenario *scenario, struct scenario_export *export)
+{
+	char name[sizeof(export->path) + 16];
+
+	oracle_destroy(export->oracle);
+	if (export->disk == NULL) {
+		export->oracle = oracle_create(NULL, NULL);
+		return;
+	}
+	snprintf(name, sizeof(name), "%s-base-%u", export->path, scenario->life);
+	export->oracle = oracle_create(base_read, sim_disk_crash_copy(export->disk, name));
+}
+
+static void choose_export(struct scenario *scenario, uint32_t idx)
+{
+	static const char *const names[EXPORTS_MAX] = { "", "second disk",
+		"\xc3\xa4/\xe2\x82\xac" };
+	struct scenario_export *export = &scenario->exports[idx];
+	char disk[32];
+
+	snprintf(export->name, sizeof(export->name), "%s", names[idx]);
+	export->size = percent(15) ? 1 + below(20000) : 1 + below(DISK_BYTES_MAX);
+	if (percent(40)) {
+		export->size = MAX(export->size & ~UINT64_C(4095), UINT64_C(4096));
+	}
+	export->read_only = percent(8);
+	if (percent(15)) {
+		snprintf(export->path, sizeof(export->path), "memory:%" PRIu64, export->size);
+	} else {
+		if (percent(8)) {
+			export->sparse_giant = true;
+			export->size = GIANT_BYTES + (percent(50) ? 0 : below(10000));
+		}
+		snprintf(disk, sizeof(disk), "disk%u", idx);
+		snprintf(export->path, sizeof(export->path), "%s", disk);
+		create_disk(export, disk);
+	}
+	create_oracle(scenario, export);
+}
+
+static void open_export(struct scenario *scenario, struct scenario_export *export)
+{
+	struct store_options options = { .path = export->path, .read_only = export->read_only };
+	struct disk_info info;
+	struct error error;
+	int fd;
+
+	if (export->disk != NULL) {
+		if (disk_open(export->path, true, false, &fd, &error) != 0 ||
+			disk_info(fd, &info) != 0) {
+			model_fail("cannot look at %s: %s", export->path, error.text);
+		}
+		disk_close(fd);
+		if (info.direct_offset_align != 0) {
+			options.read_mode = percent(50) ? STORE_MODE_RAM : STORE_MODE_CACHED;
+			options.write_mode = percent(50) ? STORE_MODE_RAM : STORE_MODE_CACHED;
+		}
+	}
+	if (store_open(&options, &export->store, &error) != 0) {
+		model_fail("cannot open %s: %s", export->path, error.text);
+	}
+	GMB_UNUSED(scenario);
+}
+
+/* --- services ------------------------------------------------------------------------------- */
+
+/* What dead connections have left behind can no longer happen once their sessions are gone. */
+static void settle_orphans(struct scenario *scenario)
+{
+	if (scenario->sessions_gone == scenario->conns_gone) {
+		for (uint32_t i = 0; i < scenario->export_count; i++) {
+			oracle_settle(scenario->exports[i].oracle);
+		}
+	}
+}
+
+static void session_closed(void *context)
+{
+	struct scenario *scenario = context;
+
+	scenario->sessions_gone++;
+	settle_orphans(scenario);
+}
+
+static void create_service(struct scenario *scenario, struct scenario_service *service)
+{
+	struct ring_options ring_options = { .files_max = 64, .buffers_max = 32 };
+	struct nbd_service_options options = { 0 };
+	struct error error;
+
+	if (ring_create(&ring_options, &service->ring, &error) != 0) {
+		model_fail("no ring: %s", error.text);
+	}
+	options.ring = service->ring;
+	options.exports = scenario->services[0].exports;
+	options.export_count = scenario->export_count;
+	options.limits = scenario->limits;
+	options.session_closed = session_closed;
+	options.context = scenario;
+	if (nbd_service_create(&options, &service->service, &error) != 0) {
+		model_fail("no service: %s", error.text);
+	}
+}
+
+static void create_services(struct scenario *scenario)
+{
+	struct nbd_export *exports = calloc(scenario->export_count, sizeof(exports[0]));
+
+	GMB_ASSERT(exports != NULL);
+	for (uint32_t i = 0; i < scenario->export_count; i++) {
+		const struct scenario_export *export = &scenario->exports[i];
+
+		exports[i].name = export->name;
+		exports[i].name_bytes = (uint32_t)strlen(export->name);
+		exports[i].description = i == 1 ? "the second one" : NULL;
+		exports[i].store = export->store;
+		exports[i].read_only = export->read_only;
+	}
+	scenario->services[0].exports = exports;
+	for (uint32_t i = 0; i < scenario->service_count; i++) {
+		create_service(scenario, &scenario->services[i]);
+	}
+}
+
+static void drained(void *context)
+{
+	struct scenario_service *service = context;
+
+	if (service->drained) {
+		model_fail("drained was told twice");
+	}
+	service->drained = true;
+}
+
+static void drain_deliver(struct ring *ring, struct ring_message *message)
+{
+	struct scenario_service *service =
+		container_of(message, struct scenario_service, drain_message);
+
+	GMB_UNUSED(ring);
+	nbd_service_drain(service->service, UINT64_C(2000) * SECOND_NS, drained, service);
+}
+
+static void drain_services(struct scenario *scenario)
+{
+	for (uint32_t i = 0; i < scenario->service_count; i++) {
+		struct scenario_service *service = &scenario->services[i];
+
+		if (!service->draining) {
+			service->draining = true;
+			service->drain_message.deliver = drain_deliver;
+			ring_post(service->ring, &service->drain_message);
+		}
+	}
+}
+
+/* Stops the server under its clients: they may be refused anything from now on. */
+static void drain_early(void *arg)
+{
+	struct scenario *scenario = arg;
+
+	scenario->draining = true;
+	for (uint32_t i = 0; i < scenario->conn_count; i++) {
+		scenario->conns[i].client.forgive = true;
+		scenario->conns[i].budget = MIN(scenario->conns[i].budget, 3u);
+	}
+	drain_services(scenario);
+}
+
+/* --- connections ---------------------------------------------------------------------------- */
+
+struct accept_message {
+	struct ring_message message;
+	struct nbd_service *service;
+	int fd;
+};
+
+static void accept_deliver(struct ring *ring, struct ring_message *message)
+{
+	struct accept_message *accept = container_of(message, struct accept_message, message);
+
+	GMB_UNUSED(ring);
+	nbd_service_accept(accept->service, accept->fd, "simulated");
+	free(accept);
+}
+
+/* A peer that says next to nothing must be gone after the handshake timeout. */
+static void mute_check(void *arg)
+{
+	struct conn *conn = arg;
+
+	if (sim_socket_peer_closed(conn->fd)) {
+		sim_socket_close(conn->fd);
+		conn->gone = true;
+		conn->scenario->conns_gone++;
+		settle_orphans(conn->scenario);
+	} else {
+		sim_after(SECOND_NS, mute_check, conn);
+	}
+}
+
+static void start_mute(struct conn *conn)
+{
+	/* Any beginning of a lawful handshake. */
+	static const uint8_t bytes[] = { 0, 0, 0, 3, 'I', 'H', 'A', 'V', 'E', 'O', 'P', 'T', 0, 0,
+		0, 6, 0, 0, 0, 6, 0, 0 };
+	size_t len = (size_t)below(sizeof(bytes));
+
+	if (len > 0) {
+		sim_socket_write(conn->fd, bytes, len);
+	}
+	if (percent(30)) {
+		sim_socket_finish(conn->fd);
+	}
+	sim_after(SECOND_NS, mute_check, conn);
+}
+
+static struct model_plan make_plan(struct conn *conn)
+{
+	return (struct model_plan){
+		.style = (enum model_style)below(3),
+		.export_name = percent(15),
+		.no_zeroes = percent(70),
+		.want_status = percent(70),
+		.ask_block_size = percent(70),
+		.noise = percent(50),
+		.name = conn->export->name,
+		.size = conn->export->size,
+		.size_may_change = conn->export->size_may_change,
+		.end_in_abort = conn->fate == FATE_ABORT,
+	};
+}
+
+static void start_conn(void *arg)
+{
+	struct conn *conn = arg;
+	struct scenario *scenario = conn->scenario;
+	uint32_t service = (uint32_t)below(scenario->service_count);
+	struct accept_message *accept = calloc(1, sizeof(*accept));
+	struct model_plan plan = make_plan(conn);
+	int server_fd;
+
+	GMB_ASSERT(accept != NULL);
+	conn->started = true;
+	sim_socket_pair(&server_fd, &conn->fd);
+	accept->message.deliver = accept_deliver;
+	accept->service = scenario->services[service].service;
+	accept->fd = server_fd;
+	ring_post(scenario->services[service].ring, &accept->message);
+	if (conn->fate == FATE_MUTE) {
+		start_mute(conn);
+		return;
+	}
+	if (conn->fate == FATE_CUT) {
+		sim_socket_cut(conn->fd, percent(50), 1 + below(percent(50) ? 300 : 1000000),
+			(enum sim_cut)below(3));
+	}
+	model_start(&conn->client, scenario->client_ring, conn->fd, &plan, &traffic_ops, conn);
+	conn->client.id = (uint32_t)(conn - scenario->conns);
+	conn->client.forgive = scenario->draining || conn->fate == FATE_CUT;
+}
+
+static void create_conns(struct scenario *scenario)
+{
+	static const enum fate fates[] = { FATE_POLITE, FATE_POLITE, FATE_POLITE, FATE_HASTY,
+		FATE_HASTY, FATE_HALF_CLOSE, FATE_CUT, FATE_CUT, FATE_GARBAGE, FATE_STALL,
+		FATE_MUTE, FATE_ABORT };
+	static const uint32_t depths[] = { 1, 2, 8, 16, 64 };
+	uint32_t requests = scenario->life == 0 ? 250 : 100;
+
+	scenario->conn_count = 1 + (uint32_t)below(CONNS_MAX);
+	for (uint32_t i = 0; i < scenario->conn_count; i++) {
+		struct conn *conn = &scenario->conns[i];
+
+		memset(conn, 0, sizeof(*conn));
+		conn->scenario = scenario;
+		conn->export_idx = (uint32_t)below(scenario->export_count);
+		conn->export = &scenario->exports[conn->export_idx];
+		conn->fate = fates[below(ARRAY_COUNT(fates))];
+		conn->budget = 1 + (uint32_t)below(2 * requests / scenario->conn_count);
+		conn->depth = depths[below(ARRAY_COUNT(depths))];
+		conn->garbage_at = (uint32_t)below(conn->budget);
+		conn->stall_for_ever = percent(50);
+		sim_after(below(20000000), start_conn, conn);
+	}
+}
+
+/* --- what happens to the disks meanwhile ---------------------------------------------------- */
+
+static void crash_now(void *arg)
+{
+	struct scenario *scenario = arg;
+
+	scenario->crashed = true;
+	for (uint32_t i = 0; i < scenario->export_count; i++) {
+		struct scenario_export *export = &scenario->exports[i];
+		char name[sizeof(export->path) + 8];
+		struct sim_disk *copy;
+
+		if (export->disk == NULL || export->size_may_change) {
+			continue;
+		}
+		snprintf(name, sizeof(name), "disk%u-after", i);
+		copy = sim_disk_crash_copy(export->disk, name);
+		for_stretches(export, check_durable, copy);
+	}
+}
+
+static void shrink_now(void *arg)
+{
+	struct scenario_export *export = arg;
+	uint64_t size = below(export->size);
+
+	/* From here on anything may be read there, if it can be read at all. */
+	oracle_begin(export->oracle, ORACLE_UNDEFINED, size, export->size - size, 0, 0);
+	sim_disk_resize(export->disk, size);
+}
+
+static void disturb_disk(struct scenario_export *export)
+{
+	uint64_t offset = below(export->size);
+
+	switch (export->sparse_giant ? 1 : below(12)) {
+	case 0:
+		export->size_may_change = true;
+		sim_after(below(50000000), shrink_now, export);
+		break;
+	case 1:
+	case 2:
+		sim_disk_set_bad(export->disk, offset - offset % 512, 512 * (1 + below(128)),
+			percent(80), percent(60));
+		break;
+	default:
+		break;
+	}
+}
+
+static void choose_faults(struct scenario *scenario)
+{
+	struct sim_faults *faults = &scenario->faults;
+	uint32_t some = 1 + (uint32_t)below(30000);
+
+	*faults = (struct sim_faults){ .jitter = percent(95) };
+	if (percent(80)) {
+		faults->partial_ppm = (uint32_t)below(400000);
+		faults->interrupt_ppm = (uint32_t)below(50000);
+		faults->again_ppm = percent(50) ? (uint32_t)below(50000) : 0;
+	}
+	faults->memory_error_ppm = percent(20) ? 500000 : 0;
+	faults->file_table_ppm = percent(20) ? 500000 : 0;
+	faults->slow_ppm = percent(30) ? 2000 : 0;
+	if (percent(40)) {
+		return;
+	}
+	faults->read_error_ppm = percent(40) ? some : 0;
+	faults->write_error_ppm = percent(40) ? some : 0;
+	faults->no_space_ppm = percent(40) ? some : 0;
+	faults->range_error_ppm = percent(40) ? some : 0;
+	faults->flush_error_ppm = percent(40) ? 5 * some : 0;
+}
+
+static void choose_limits(struct nbd_limits *limits)
+{
+	nbd_limits_default(limits);
+	limits->handshake_timeout_ns = HANDSHAKE_TIMEOUT_NS;
+	limits->stall_timeout_ns = 5 * SECOND_NS;
+	if (percent(50)) {
+		limits->memory_bytes_max = UINT64_C(1048576) * (4 + below(12));
+		limits->inflight_per_session_max = 1 + (uint32_t)below(16);
+		limits->inflight_max = limits->inflight_per_session_max + (uint32_t)below(16);
+	}
+}
+
+/* --- running -------------------------------------------------------------------------------- */
+
+static bool only_stalled_left(const struct scenario *scenario)
+{
+	for (uint32_t i = 0; i < scenario->conn_count; i++) {
+		const struct conn *conn = &scenario->conns[i];
+
+		if (!conn->gone && !(conn->client.stalled && conn->stall_for_ever)) {
+			return false;
+		}
+	}
+	return true;
+}
+
+static void wake_stalled(struct scenario *scenario)
+{
+	for (uint32_t i = 0; i < scenario->conn_count; i++) {
+		struct conn *conn = &scenario->conns[i];
+
+		if (!conn->gone && conn->client.stalled && conn->stall_for_ever) {
+			model_stall(&conn->client, false);
+		}
+	}
+}
+
+static void describe_stuck(const struct scenario *scenario, const char *what)
+{
+	for (uint32_t i = 0; i < scenario->conn_count; i++) {
+		const struct conn *conn = &scenario->conns[i];
+
+		if (!conn->gone) {
+			fprintf(stderr,
+				"client %u: fate %d state %d in flight %u to send %u budget %u "
+				"stalled %d ended %d\n",
+				i, (int)conn->fate, (int)conn->client.state, conn->client.inflight,
+				(unsigned int)(conn->client.sending_len - conn->client.sending_at),
+				conn->budget, conn->client.stalled, conn->client.ended);
+		}
+	}
+	model_fail("%s", what);
+}
+
+static void run_clients(struct scenario *scenario)
+{
+	uint64_t events_limit = sim_event_count() + EVENTS_MAX;
+	uint64_t time_limit = sim_now_ns() + VIRTUAL_NS_MAX;
+
+	while (scenario->conns_gone < scenario->conn_count) {
+		if (only_stalled_left(scenario)) {
+			wake_stalled(scenario);
+		}
+		if (!sim_step()) {
+			describe_stuck(scenario, "nothing will ever happen again");
+		}
+		if (sim_event_count() > events_limit) {
+			describe_stuck(scenario, "the server is busy for ever");
+		}
+		if (sim_now_ns() > time_limit) {
+			describe_stuck(scenario, "the clients are not served in time");
+		}
+	}
+}
+
+static void check_idle(struct scenario *scenario)
+{
+	drain_services(scenario);
+	if (!sim_run_until_idle(100000)) {
+		model_fail("an idle server does not sleep");
+	}
+	for (uint32_t i = 0; i < scenario->service_count; i++) {
+		struct scenario_service *service = &scenario->services[i];
+		struct nbd_counters counters;
+
+		nbd_service_counters(service->service, &counters);
+		if (!service->drained) {
+			model_fail("the drain of service %u did not finish", i);
+		}
+		if (counters.sessions != 0 || counters.handshakes != 0 || counters.inflight != 0) {
+			model_fail("left behind: %u sessions, %u handshakes, %u requests",
+				counters.sessions, counters.handshakes, counters.inflight);
+		}
+	}
+	for (uint32_t i = 0; i < scenario->export_count; i++) {
+		if (scenario->services[0].exports[i].connections != 0) {
+			model_fail("export %u still counts %u connections", i,
+				scenario->services[0].exports[i].connections);
+		}
+	}
+	if (scenario->sessions_gone != scenario->conn_count) {
+		model_fail("%u sessions were told closed of %u", scenario->sessions_gone,
+			scenario->conn_count);
+	}
+}
+
+static void destroy_all(struct scenario *scenario)
+{
+	for (uint32_t i = 0; i < scenario->conn_count; i++) {
+		if (scenario->conns[i].fate != FATE_MUTE) {
+			model_finish(&scenario->conns[i].client);
+		}
+	}
+	/* Freeing asserts that every buffer is back and nothing is in flight. */
+	for (uint32_t i = 0; i < scenario->service_count; i++) {
+		nbd_service_destroy(scenario->services[i].service);
+		ring_destroy(scenario->services[i].ring);
+	}
+	ring_destroy(scenario->client_ring);
+	free(scenario->services[0].exports);
+	for (uint32_t i = 0; i < scenario->export_count; i++) {
+		struct scenario_export *export = &scenario->exports[i];
+
+		store_close(export->store);
+		if (export->disk != NULL && !export->size_may_change) {
+			for_stretches(export, check_current, NULL);
+		}
+	}
+	if (sim_open_count() != 0) {
+		model_fail("%u descriptors were left open", sim_open_count());
+	}
+	free(scenario->notes);
+	scenario->notes = NULL;
+	scenario->note_count = 0;
+	scenario->note_max = 0;
+}
+
+static void live(struct scenario *scenario)
+{
+	struct error error;
+
+	scenario->conns_gone = 0;
+	scenario->sessions_gone = 0;
+	scenario->draining = false;
+	memset(scenario->services, 0, sizeof(scenario->services));
+	choose_limits(&scenario->limits);
+	scenario->service_count = percent(25) ? 2 : 1;
+	scenario->overlap = percent(20);
+	/* Starting and opening are not what is tested here. */
+	sim_set_faults(&(struct sim_faults){ .jitter = true });
+	for (uint32_t i = 0; i < scenario->export_count; i++) {
+		open_export(scenario, &scenario->exports[i]);
+	}
+	if (ring_create(&(struct ring_options){ .files_max = 64 }, &scenario->client_ring,
+		    &error) != 0) {
+		model_fail("no ring for the clients: %s", error.text);
+	}
+	create_services(scenario);
+	sim_set_faults(&scenario->faults);
+	for (uint32_t i = 0; i < scenario->export_count; i++) {
+		if (scenario->exports[i].disk != NULL && scenario->life == 0) {
+			disturb_disk(&scenario->exports[i]);
+		}
+	}
+	create_conns(scenario);
+	if (scenario->life == 0 && percent(60)) {
+		sim_after(below(200000000), crash_now, scenario);
+	}
+	if (percent(15)) {
+		sim_after(below(100000000), drain_early, scenario);
+	}
+	run_clients(scenario);
+	check_idle(scenario);
+	destroy_all(scenario);
+}
+
+/* The second life: what was on the medium when the power failed, under new services. */
+static void reborn(struct scenario *scenario)
+{
+	scenario->life = 1;
+	for (uint32_t i = 0; i < scenario->export_count; i++) {
+		struct scenario_export *export = &scenario->exports[i];
+		struct sim_disk *old = export->disk;
+
+		if (old != NULL && !export->size_may_change) {
+			snprintf(export->path, sizeof(export->path), "disk%u-after", i);
+			export->disk = sim_disk_find(export->path);
+			GMB_ASSERT(export->disk != NULL);
+		}
+		export->flush_may_fail = false;
+		export->flush_failed = 0;
+		if (export->size_may_change) {
+			sim_disk_crash(old);
+			export->size = MAX(sim_disk_size(old), UINT64_C(1));
+			export->size_may_change = sim_disk_size(old) == 0;
+		}
+		create_oracle(scenario, export);
+	}
+	live(scenario);
+}
+
+struct scenario_result scenario_run(uint64_t seed, bool verbose)
+{
+	struct scenario *scenario = calloc(1, sizeof(*scenario));
+	struct scenario_result result;
+
+	GMB_ASSERT(scenario != NULL);
+	sim_start(&(struct sim_options){
+		.seed = seed,
+		.verbose = verbose,
+		.fault = blame_fault,
+		.context = scenario,
+		.faults = { .jitter = true },
+	});
+	scenario->seed = seed;
+	scenario->verbose = verbose;
+	choose_faults(scenario);
+	scenario->export_count = 1 + (uint32_t)below(EXPORTS_MAX);
+	for (uint32_t i = 0; i < scenario->export_count; i++) {
+		choose_export(scenario, i);
+	}
+	live(scenario);
+	if (scenario->crashed) {
+		reborn(scenario);
+	}
+	for (uint32_t i = 0; i < scenario->export_count; i++) {
+		oracle_destroy(scenario->exports[i].oracle);
+	}
+	result = (struct scenario_result){
+		.trace = sim_trace_hash(),
+		.events = sim_event_count(),
+		.requests = scenario->requests,
+		.errors = scenario->replies_with_error,
+	};
+	sim_stop();
+	free(scenario);
+	return result;
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * One simulated run: services with their exports on simulated disks, model clients with their
+ * fates, and the rules that tie them together.
+ *
+ *   seed ─▶ scenario.c  builds the world, runs it until every client is done, checks what is left
+ *           traffic.c   decides what clients ask, and checks what they are answered
+ *           blame.c     which disk fault belongs to which request
+ *
+ * Threading: one. Ownership: the scenario owns everything in it. Errors: model_fail().
+ */
+#pragma once
+
+#include "model_client.h"
+#include "nbd/server.h"
+#include "oracle.h"
+#include "ring/sim.h"
+
+enum {
+	EXPORTS_MAX = 3,
+	SERVICES_MAX = 2,
+	CONNS_MAX = 10,
+	BLAME_CANDIDATES_MAX = 128,
+};
+
+/* How a connection ends. */
+enum fate {
+	FATE_POLITE,	 /* DISC when everything is answered */
+	FATE_HASTY,	 /* DISC behind requests that are still to be answered */
+	FATE_HALF_CLOSE, /* the end of our stream behind requests */
+	FATE_CUT,	 /* the network breaks it at some byte */
+	FATE_GARBAGE,	 /* bytes that are no request */
+	FATE_STALL,	 /* stops reading for a while, or until all others are done */
+	FATE_MUTE,	 /* connects and says little or nothing */
+	FATE_ABORT,	 /* negotiates and leaves */
+	FATE_COUNT
+};
+
+struct scenario_export {
+	char name[32];
+	char path[64];
+	struct sim_disk *disk; /* NULL: a memory store */
+	struct store *store;
+	struct oracle *oracle;
+	uint64_t size;
+	bool read_only;
+	bool sparse_giant; /* only some windows of it are used */
+	bool size_may_change;
+	bool flush_may_fail;
+	uint64_t flush_failed; /* oracle time of the first failed flush: P77, it stays an error */
+};
+
+struct conn {
+	struct scenario *scenario;
+	struct model_client client;
+	struct scenario_export *export;
+	uint32_t export_idx;
+	struct ring *ring;
+	enum fate fate;
+	int fd;
+	uint32_t budget; /* requests still to be sent */
+	uint32_t depth;
+	uint32_t garbage_at; /* budget at which to misbehave or stall */
+	bool stall_for_ever;
+	bool started;
+	bool said_bye;
+	bool gone;
+};
+
+struct fault_note {
+	struct scenario_export *export;
+	enum sim_fault_kind kind;
+	uint64_t offset;
+	uint64_t length;
+	int error;
+	bool reported;
+	uint32_t candidate_count;
+	uint64_t candidates[BLAME_CANDIDATES_MAX];
+};
+
+struct scenario_service {
+	struct ring *ring;
+	struct nbd_service *service;
+	struct nbd_export *exports;
+	bool drained;
+	struct ring_message drain_message;
+	bool draining;
+};
+
+struct scenario {
+	uint64_t seed;
+	bool verbose;
+	uint32_t life; /* 0, then 1 after a crash */
+	struct sim_faults faults;
+	uint32_t export_count;
+	struct scenario_export exports[EXPORTS_MAX];
+	uint32_t service_count;
+	struct scenario_service services[SERVICES_MAX];
+	struct nbd_limits limits;
+	struct ring *client_ring;
+	uint32_t conn_count;
+	struct conn conns[CONNS_MAX];
+	uint32_t conns_gone;
+	uint32_t sessions_opened;
+	uint32_t sessions_gone;
+	bool crashed;
+	bool draining;
+	bool overlap; /* writers may overlap each other */
+	struct fault_note *notes;
+	uint32_t note_count;
+	uint32_t note_max;
+	uint64_t requests; /* totals, for the summary */
+	uint64_t replies_with_error;
+};
+
+/* Runs one seed to its end. */
+struct scenario_result {
+	uint64_t trace;
+	uint64_t events;
+	uint64_t requests;
+	uint64_t errors;
+};
+struct scenario_result scenario_run(uint64_t seed, bool verbose);
+
+/* traffic.c */
+extern const struct model_ops traffic_ops;
+/* Sends what the connection may send now. */
+void traffic_pump(struct conn *conn);
+
+/* blame.c */
+void blame_fault(void *context, struct sim_disk *disk, enum sim_fault_kind kind, uint64_t offset,
+	uint64_t length, int error);
+/* A request was answered: with a disk error that must have a cause, or without. */
+void blame_replied(struct conn *conn, const struct model_request *request);
+void blame_lost(struct conn *conn, const struct model_request *request);
