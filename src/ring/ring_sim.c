@@ -377,7 +377,13 @@ struct ring_file ring_file_add(struct ring *ring, int fd)
 
 void ring_file_remove(struct ring *ring, struct ring_file *file)
 {
-	GMB_ASSERT(sim_world.fds[file->fd - SIM_FD_BASE].inflight == 0);
+	list_for_each(node, &sim_world.operations)
+	{
+		const struct sim_op *sop = list_entry(node, struct sim_op, node);
+
+		/* Nothing of this ring's may be in flight on it. */
+		GMB_ASSERT(sop->ring != ring || sop->fd != file->fd);
+	}
 	if (file->slot >= 0) {
 		GMB_ASSERT((uint32_t)file->slot < ring->files_max);
 		GMB_ASSERT(ring->files[file->slot] == file->fd);

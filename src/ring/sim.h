@@ -38,11 +38,11 @@
 
 /* Chances in parts per million, each decided once per operation. All 0 = a perfect machine. */
 struct sim_faults {
-	uint32_t partial_ppm;	   /* fewer bytes than asked */
-	uint32_t interrupt_ppm;	   /* -EINTR: disk and socket operations */
-	uint32_t again_ppm;	   /* -EAGAIN: disk reads and writes */
-	uint32_t send_short_ppm;   /* a send that stops early without an error of its own */
-	uint32_t read_error_ppm;   /* -EIO */
+	uint32_t partial_ppm;	 /* fewer bytes than asked */
+	uint32_t interrupt_ppm;	 /* -EINTR: disk operations and receives */
+	uint32_t again_ppm;	 /* -EAGAIN: disk reads and writes */
+	uint32_t send_short_ppm; /* a send that stops early, or with -EINTR before its first byte */
+	uint32_t read_error_ppm; /* -EIO */
 	uint32_t write_error_ppm;  /* -EIO, some sectors may have been written */
 	uint32_t no_space_ppm;	   /* -ENOSPC for writes, zeroing and allocation */
 	uint32_t flush_error_ppm;  /* -EIO from fsync; unflushed sectors are lost or kept */
@@ -54,6 +54,8 @@ struct sim_faults {
 	bool jitter;		   /* random delays at all; else everything takes 1 us */
 };
 
+struct sim_disk;
+
 enum sim_fault_kind { SIM_FAULT_READ, SIM_FAULT_WRITE, SIM_FAULT_FLUSH, SIM_FAULT_RANGE };
 
 struct sim_options {
@@ -62,8 +64,8 @@ struct sim_options {
 	bool verbose; /* one line per event on standard error */
 	/* Told about every disk error the world makes up (not about -EINTR and -EAGAIN). May be
 	 * NULL. */
-	void (*fault)(void *context, enum sim_fault_kind kind, uint64_t offset, uint64_t length,
-		int error);
+	void (*fault)(void *context, struct sim_disk *disk, enum sim_fault_kind kind,
+		uint64_t offset, uint64_t length, int error);
 	void *context;
 };
 
@@ -152,10 +154,10 @@ struct sim_disk_options {
 	uint64_t io_max;
 };
 
-struct sim_disk;
-
 /* Creates a disk of zeroes (holes) that disk_open(name) finds. The name is copied. */
 struct sim_disk *sim_disk_create(const char *name, const struct sim_disk_options *options);
+/* NULL when there is none of that name. */
+struct sim_disk *sim_disk_find(const char *name);
 /* Raw access around every fault: what programs see now (write: durable as well). */
 void sim_disk_peek(struct sim_disk *disk, uint64_t offset, void *buf, size_t len);
 void sim_disk_poke(struct sim_disk *disk, uint64_t offset, const void *buf, size_t len);

@@ -363,6 +363,19 @@ struct sim_disk *sim_disk_create(const char *name, const struct sim_disk_options
 	return disk;
 }
 
+struct sim_disk *sim_disk_find(const char *name)
+{
+	list_for_each(node, &sim_world.disks)
+	{
+		struct sim_disk *disk = list_entry(node, struct sim_disk, node);
+
+		if (strcmp(disk->name, name) == 0) {
+			return disk;
+		}
+	}
+	return NULL;
+}
+
 uint64_t sim_disk_size(const struct sim_disk *disk)
 {
 	return disk->size;

@@ -38,7 +38,7 @@ int sim_disk_fault(struct sim_disk *disk, enum sim_fault_kind kind, uint64_t off
 		sim_trace("disk fault", offset, length, error);
 		if (sim_world.options.fault != NULL) {
 			sim_world.options.fault(
-				sim_world.options.context, kind, offset, length, error);
+				sim_world.options.context, disk, kind, offset, length, error);
 		}
 	}
 	return error;
@@ -319,19 +319,6 @@ static void check_may_block(void)
 	GMB_ASSERT(!sim_world.in_batch || sim_world.in_call);
 }
 
-static struct sim_disk *disk_find(const char *path)
-{
-	list_for_each(node, &sim_world.disks)
-	{
-		struct sim_disk *disk = list_entry(node, struct sim_disk, node);
-
-		if (strcmp(disk->name, path) == 0) {
-			return disk;
-		}
-	}
-	return NULL;
-}
-
 int disk_open(const char *path, bool read_only, bool direct, int *fd_out, struct error *error)
 {
 	struct sim_disk *disk;
@@ -339,7 +326,7 @@ int disk_open(const char *path, bool read_only, bool direct, int *fd_out, struct
 
 	GMB_ASSERT(sim_world.running);
 	check_may_block();
-	disk = disk_find(path);
+	disk = sim_disk_find(path);
 	if (disk == NULL) {
 		return error_set(error, -ENOENT, "no simulated disk is called %s", path);
 	}
@@ -400,6 +387,11 @@ int disk_size(int fd, uint64_t *size)
 {
 	*size = sim_disk_file(fd)->disk->size;
 	return 0;
+}
+
+void disk_set_random(int fd)
+{
+	sim_disk_file(fd); /* advisory: nothing is read ahead here */
 }
 
 int disk_extent(

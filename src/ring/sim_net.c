@@ -395,7 +395,7 @@ void sim_net_send(struct sim_op *sop)
 	struct sim_socket *socket = sim_fd_get(sop->fd, SIM_FD_SOCKET)->socket;
 
 	GMB_ASSERT(socket->send == NULL); /* one send at a time: two would mix the stream */
-	if (sim_chance(sim_world.options.faults.interrupt_ppm)) {
+	if (sim_chance(sim_world.options.faults.send_short_ppm)) {
 		sop->planned_error = -EINTR;
 	}
 	socket->send = sop;
