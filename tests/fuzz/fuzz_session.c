@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A whole server session, handshake and transmission, over the simulated ring and disk. The first
+ * byte chooses the circumstances (enum circumstance), the second seeds the simulation, the rest is
+ * what the client sends.
+ *
+ * The server's bytes are judged by their framing. What they mean is the business of tests/sim and
+ * tests/conformance.
+ */
+#include <errno.h>
+
+#include "base/log.h"
+#include "fuzz.h"
+#include "nbd/server.h"
+#include "nbd/wire.h"
+#include "ring/sim.h"
+
+enum circumstance {
+	WITH_JITTER = 1 << 0,	 /* delays, partial transfers and interruptions */
+	END_WITH_RESET = 1 << 1, /* else the client half-closes */
+	IN_PIECES = 1 << 2,	 /* the client's bytes come in pieces */
+	SMALL_BUFFER = 1 << 3,	 /* the way back holds little */
+	DEAF_CLIENT = 1 << 4,	 /* it reads nothing until it has said everything */
+	WITH_STOP = 1 << 5,	 /* the server is asked to stop in the middle */
+	WITH_DISK_ERRORS = 1 << 6,
+};
+
+enum {
+	EXPORTS_COUNT = 3,
+	DISK_BYTES = 100001,
+	/* Far more than any input of this size can cause. */
+	EVENTS_MAX = 2000000,
+	MESSAGE_BYTES_MAX = 64 << 10,
+};
+
+/* Follows the framing of what the server sends, across any split. */
+struct judge {
+	uint64_t skip; /* bytes of the current message still to come */
+	uint32_t have; /* of header */
+	uint8_t header[32];
+	bool greeted;
+	bool blind; /* replies whose length only the request knows */
+};
+
+struct world {
+	struct ring *ring;
+	struct store *stores[EXPORTS_COUNT];
+	struct nbd_export exports[EXPORTS_COUNT];
+	struct nbd_service *service;
+	int client_fd;
+	struct ring_message stop;
+	bool drained;
+	struct judge judge;
+};
+
+/* --- judging -------------------------------------------------------------------------------- */
+
+/* The length of the message that begins with the header collected so far; 0 = header incomplete. */
+static uint64_t message_bytes(struct judge *judge)
+{
+	struct nbd_wire_option_reply option;
+	struct nbd_wire_structured_reply structured;
+	struct nbd_wire_extended_reply extended;
+
+	memcpy(&option, judge->header, sizeof(option));
+	memcpy(&structured, judge->header, sizeof(structured));
+	memcpy(&extended, judge->header, sizeof(extended));
+	if (!judge->greeted) {
+		if (judge->have < sizeof(struct nbd_wire_greeting)) {
+			return 0;
+		}
+		GMB_ASSERT(be64_get(option.magic) == NBD_MAGIC);
+		judge->greeted = true;
+		return sizeof(struct nbd_wire_greeting);
+	}
+	if (judge->have < 4) {
+		return 0;
+	}
+	if (be32_get(structured.magic) == NBD_STRUCTURED_REPLY_MAGIC) {
+		return judge->have < sizeof(structured)
+			       ? 0
+			       : sizeof(structured) + be32_get(structured.length);
+	}
+	if (be32_get(extended.magic) == NBD_EXTENDED_REPLY_MAGIC) {
+		return judge->have < sizeof(extended)
+			       ? 0
+			       : sizeof(extended) + be64_get(extended.length);
+	}
+	if (judge->have >= 8 && be64_get(option.magic) != NBD_OPTION_REPLY_MAGIC) {
+		judge->blind = true;
+	}
+	return judge->have < sizeof(option) ? 0 : sizeof(option) + be32_get(option.length);
+}
+
+static void judge_bytes(struct judge *judge, const uint8_t *bytes, size_t len)
+{
+	while (len > 0 && !judge->blind) {
+		uint64_t skipped = MIN((uint64_t)len, judge->skip);
+		uint64_t whole;
+
+		bytes += skipped;
+		len -= skipped;
+		judge->skip -= skipped;
+		if (len == 0 || judge->skip > 0) {
+			return;
+		}
+		judge->header[judge->have++] = *bytes++;
+		len--;
+		whole = message_bytes(judge);
+		if (whole == 0) {
+			GMB_ASSERT(judge->blind || judge->have < sizeof(judge->header));
+		} else if (!judge->blind) {
+			/* Nothing the exports hold makes a longer message. */
+			GMB_ASSERT(whole >= judge->have);
+			GMB_ASSERT(whole <= sizeof(judge->header) + 8 + DISK_BYTES);
+			judge->skip = whole - judge->have;
+			judge->have = 0;
+		}
+	}
+}
+
+/* --- the world ------------------------------------------------------------------------------ */
+
+static void open_store(struct world *world, uint32_t idx, const struct store_options *options)
+{
+	struct error error;
+
+	GMB_ASSERT(store_open(options, &world->stores[idx], &error) == 0);
+}
+
+static void open_exports(struct world *world)
+{
+	static const struct {
+		const char *name;
+		const char *description;
+		bool read_only;
+	} about[EXPORTS_COUNT] = {
+		{ "", "a disk", false },
+		{ "ro", NULL, true },
+		{ "bad", "fails and is slow", false },
+	};
+	struct store_rule fault;
+	struct store_rule delay;
+	struct error error;
+
+	sim_disk_create("disk", &(struct sim_disk_options){ .size = DISK_BYTES });
+	open_store(world, 0, &(struct store_options){ .path = "disk" });
+	open_store(world, 1, &(struct store_options){ .path = "memory:70001", .read_only = true });
+	GMB_ASSERT(store_fault_parse("any:EIO:every=3", &fault, &error) == 0);
+	GMB_ASSERT(store_delay_parse("any:1ms", &delay, &error) == 0);
+	open_store(world, 2,
+		&(struct store_options){ .path = "memory:65536",
+			.faults = &fault,
+			.fault_count = 1,
+			.delays = &delay,
+			.delay_count = 1 });
+	for (uint32_t i = 0; i < EXPORTS_COUNT; i++) {
+		world->exports[i].name = about[i].name;
+		world->exports[i].name_bytes = (uint32_t)strlen(about[i].name);
+		world->exports[i].description = about[i].description;
+		world->exports[i].read_only = about[i].read_only;
+		world->exports[i].store = world->stores[i];
+	}
+}
+
+static void faults_set(uint8_t circumstances)
+{
+	struct sim_faults faults = { 0 };
+
+	if ((circumstances & WITH_JITTER) != 0) {
+		faults.jitter = true;
+		faults.partial_ppm = 200000;
+		faults.interrupt_ppm = 50000;
+		faults.send_short_ppm = 50000;
+	}
+	if ((circumstances & WITH_DISK_ERRORS) != 0) {
+		faults.read_error_ppm = 200000;
+		faults.write_error_ppm = 200000;
+		faults.flush_error_ppm = 200000;
+		faults.range_error_ppm = 200000;
+	}
+	sim_set_faults(&faults);
+}
+
+static void world_begin(struct world *world, uint64_t seed)
+{
+	struct nbd_service_options options = { .exports = world->exports,
+		.export_count = EXPORTS_COUNT };
+	struct error error;
+	int server_fd;
+
+	memset(world, 0, sizeof(*world));
+	world->ring = sim_ring_create_for_fuzz(seed);
+	open_exports(world);
+	nbd_limits_default(&options.limits);
+	options.ring = world->ring;
+	options.limits.inflight_per_session_max = 8;
+	options.limits.inflight_max = 16;
+	options.limits.payload_bytes_max = 1 << 20;
+	options.limits.memory_bytes_max = 8 << 20;
+	GMB_ASSERT(nbd_service_create(&options, &world->service, &error) == 0);
+	sim_socket_pair(&server_fd, &world->client_fd);
+	nbd_service_accept(world->service, server_fd, "fuzz");
+}
+
+/* Takes what the server has sent; false at the end of the stream. */
+static bool listen_to_server(struct world *world)
+{
+	uint8_t bytes[4096];
+	int got;
+
+	while ((got = sim_socket_read(world->client_fd, bytes, sizeof(bytes))) > 0) {
+		judge_bytes(&world->judge, bytes, (size_t)got);
+	}
+	return got == 0;
+}
+
+/* Until nothing happens any more or the server has hung up. */
+static void run(struct world *world, uint64_t steps_max, bool deaf)
+{
+	uint64_t begin = sim_event_count();
+
+	for (uint64_t i = 0; i < steps_max && sim_step(); i++) {
+		GMB_ASSERT(sim_event_count() - begin < EVENTS_MAX);
+		if (!deaf && !listen_to_server(world)) {
+			return;
+		}
+	}
+}
+
+static void drained(void *context)
+{
+	struct world *world = context;
+
+	world->drained = true;
+}
+
+static void deliver_stop(struct ring *ring, struct ring_message *message)
+{
+	struct world *world = container_of(message, struct world, stop);
+
+	GMB_UNUSED(ring);
+	nbd_service_drain(world->service, UINT64_C(1000000000), drained, world);
+}
+
+/* As the daemon does it: with a message from another thread. */
+static void stop_server(struct world *world)
+{
+	world->stop.deliver = deliver_stop;
+	ring_post(world->ring, &world->stop);
+}
+
+static void world_end(struct world *world)
+{
+	struct nbd_counters counters;
+
+	sim_set_faults(&(struct sim_faults){ 0 });
+	sim_socket_close(world->client_fd);
+	while (!world->drained) {
+		GMB_ASSERT(sim_step());
+	}
+	nbd_service_counters(world->service, &counters);
+	GMB_ASSERT(counters.sessions == 0 && counters.handshakes == 0 && counters.inflight == 0);
+	for (uint32_t i = 0; i < EXPORTS_COUNT; i++) {
+		GMB_ASSERT(world->exports[i].connections == 0);
+	}
+	nbd_service_destroy(world->service);
+	for (uint32_t i = 0; i < EXPORTS_COUNT; i++) {
+		store_close(world->stores[i]);
+	}
+	ring_destroy(world->ring);
+	GMB_ASSERT(sim_open_count() == 0);
+	sim_stop();
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	uint8_t circumstances;
+	struct world world;
+	size_t piece;
+
+	if (size < 2) {
+		return 0;
+	}
+	log_set_level(LOG_LEVEL_ERROR);
+	circumstances = data[0];
+	world_begin(&world, data[1]);
+	faults_set(circumstances);
+	if ((circumstances & SMALL_BUFFER) != 0) {
+		sim_socket_set_buffer(world.client_fd, 100);
+	}
+	piece = (circumstances & IN_PIECES) != 0 ? 1 + (size_t)data[1] : size;
+	for (size_t at = 2; at < size; at += piece) {
+		sim_socket_write(world.client_fd, data + at, MIN(piece, size - at));
+		run(&world, 3, (circumstances & DEAF_CLIENT) != 0);
+	}
+	if ((circumstances & WITH_STOP) != 0) {
+		stop_server(&world);
+	}
+	if ((circumstances & END_WITH_RESET) != 0) {
+		sim_socket_reset(world.client_fd);
+	} else {
+		sim_socket_finish(world.client_fd);
+	}
+	run(&world, UINT64_MAX, false);
+	if ((circumstances & WITH_STOP) == 0) {
+		stop_server(&world);
+	}
+	world_end(&world);
+	return 0;
+}

@@ -1,0 +1,437 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the seeds of tests/fuzz/corpus: recorded dialogues, and short texts and messages by hand.
+
+    GMBLOCK=build/gmblock tests/fuzz/make_seeds.py [--corpus FOLDER]
+
+Real clients (those that are installed) talk to "gmblock serve" and "gmblock info" talks to real
+servers, each through a recorder that keeps what goes by in one direction. The exports are those of
+fuzz_session.c, so that a recording makes sense there. Seeds of the same name are replaced; files
+that a fuzzer found are left alone.
+"""
+
+import argparse
+import contextlib
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import tempfile
+import threading
+import urllib.parse
+
+GMBLOCK = os.path.abspath(os.environ.get("GMBLOCK", "build/gmblock"))
+SEED_BYTES_MAX = 64 << 10
+DISK_BYTES = 100001
+PATIENCE_S = 60
+
+# Bits of enum circumstance in fuzz_session.c.
+JITTER, RESET, PIECES, SMALL, DEAF, STOP, DISK_ERRORS = (1 << n for n in range(7))
+
+
+# --- recording -----------------------------------------------------------------------------------
+
+class Recorder:
+    """Stands between a client and the server at a Unix socket, and keeps every connection's bytes:
+    .dialogues is a list of (from the client, from the server)."""
+
+    def __init__(self, folder, server_path):
+        self.path = os.path.join(folder, "recorder")
+        self.server_path = server_path
+        self.dialogues = []
+        self.threads = []
+
+    def __enter__(self):
+        self.listener = socket.socket(socket.AF_UNIX)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
+        self.listener.bind(self.path)
+        self.listener.listen(16)
+        self.threads = [threading.Thread(target=self._accept)]
+        self.threads[0].start()
+        return self
+
+    def __exit__(self, *exception):
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.threads[0].join()
+        for thread in self.threads[1:]:
+            thread.join()
+        self.listener.close()
+
+    def _accept(self):
+        while True:
+            try:
+                client, _ = self.listener.accept()
+            except OSError:
+                return
+            server = socket.socket(socket.AF_UNIX)
+            server.connect(self.server_path)
+            said = (bytearray(), bytearray())
+            self.dialogues.append(said)
+            for source, sink, kept in ((client, server, said[0]), (server, client, said[1])):
+                thread = threading.Thread(target=self._pump, args=(source, sink, kept))
+                self.threads.append(thread)
+                thread.start()
+
+    @staticmethod
+    def _pump(source, sink, kept):
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                kept += data
+                sink.sendall(data)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+
+def run(*command, **environment):
+    """Runs a client; that it fails is as good a dialogue as any."""
+    subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                   stderr=subprocess.DEVNULL, timeout=PATIENCE_S, check=False,
+                   env={**os.environ, **environment})
+
+
+@contextlib.contextmanager
+def serving(command):
+    """Runs a server under its own --run: the body happens while it serves. {hold} in the command
+    is a shell command that says it is ready and waits for the end of its input."""
+    ready_read, ready_write = os.pipe()
+    hold_read, hold_write = os.pipe()
+    hold = f"echo >&{ready_write}; read x <&{hold_read}; true"
+    process = subprocess.Popen([part.replace("{hold}", hold) for part in command],
+                               pass_fds=(ready_write, hold_read), stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL)
+    os.close(ready_write)
+    os.close(hold_read)
+    try:
+        if not os.read(ready_read, 1):
+            raise RuntimeError(f"{command[0]} did not start")
+        yield
+    finally:
+        os.close(hold_write)
+        os.close(ready_read)
+        process.wait(PATIENCE_S)
+
+
+# --- clients, for the server session -------------------------------------------------------------
+
+def clients(folder, path):
+    """(name, command) of everything that talks to the server behind the socket."""
+    def uri(export):
+        return f"nbd+unix:///{export}?socket={urllib.parse.quote(path)}"
+    disk = os.path.join(folder, "copy.img")
+    with open(disk, "wb") as image:
+        image.write(bytes(range(256)) * 40)
+        image.truncate(20000)
+    yield "gmblock-info", [GMBLOCK, "info", uri("")]
+    yield "gmblock-info-list", [GMBLOCK, "info", "--list", uri("")]
+    yield "gmblock-info-missing", [GMBLOCK, "info", uri("missing")]
+    yield "nbdinfo", ["nbdinfo", uri("")]
+    yield "nbdinfo-list", ["nbdinfo", "--list", uri("")]
+    yield "nbdinfo-map", ["nbdinfo", "--map", uri("")]
+    yield "nbdcopy-in", ["nbdcopy", "--connections=1", "--requests=2", disk, uri("bad")]
+    yield "nbdcopy-out", ["nbdcopy", "--connections=1", uri("ro"), os.path.join(folder, "out")]
+    yield "qemu-img-info", ["qemu-img", "info", "-f", "raw", uri("ro")]
+    yield "qemu-img-map", ["qemu-img", "map", "-f", "raw", uri("")]
+    yield "qemu-io", ["qemu-io", "-f", "raw", "-c", "write -P 7 512 3000", "-c", "read 0 8192",
+                      "-c", "write -z 4096 8192", "-c", "write -z -u 16384 4096",
+                      "-c", "discard 0 65536", "-c", "flush", "-c", "write -f 99999 2",
+                      "-c", "read 99000 1001", uri("")]
+    libnbd = ["/usr/bin/python3", "-c"]
+    yield "libnbd-old", libnbd + [
+        "import nbd, sys; h = nbd.NBD(); h.set_handshake_flags(0); "
+        "h.connect_uri(sys.argv[1]); h.pwrite(b'x' * 100, 5); h.pread(100, 5); h.shutdown()",
+        uri("")]
+    yield "libnbd-options", libnbd + [
+        "import nbd, sys; h = nbd.NBD(); h.set_opt_mode(True); h.add_meta_context('base:'); "
+        "h.add_meta_context('base:allocation'); h.connect_uri(sys.argv[1]); "
+        "h.opt_list(lambda *a: 0); h.opt_list_meta_context(lambda *a: 0); h.opt_info(); "
+        "h.set_export_name('ro'); h.opt_go(); h.block_status(70001, 0, lambda *a: 0); "
+        "h.pread_structured(65536, 1, lambda *a: 0, nbd.CMD_FLAG_DF); h.cache(70001, 0); "
+        "h.shutdown()", uri("")]
+    yield "libnbd-errors", libnbd + [
+        "import nbd, sys\n"
+        "h = nbd.NBD(); h.set_strict_mode(0); h.connect_uri(sys.argv[1])\n"
+        "for c in (lambda: h.pread(10, 1 << 40), lambda: h.pwrite(b'x', 1 << 40),\n"
+        "          lambda: h.trim(0, 0), lambda: h.zero(100, 5, 31), lambda: h.flush(8),\n"
+        "          lambda: h.pread(4096, 0), lambda: h.pread(4096, 8), lambda: h.cache(9, 9),\n"
+        "          lambda: h.pwrite(b'y' * 999, 77, 1), lambda: h.flush()):\n"
+        "    try: c()\n"
+        "    except nbd.Error: pass\n"
+        "h.shutdown()", uri("bad")]
+
+
+def record_session(folder, corpus):
+    disk = os.path.join(folder, "disk.img")
+    with open(disk, "wb") as image:
+        image.write(b"gmblock" * 1000)
+        image.truncate(DISK_BYTES)
+    path = os.path.join(folder, "server")
+    command = [GMBLOCK, "serve", "--listen", f"nbd+unix:///?socket={path}", "--export",
+               f"={disk},description=a disk", "--export", "ro=memory:70001,readonly", "--export",
+               "bad=memory:65536,fault=any:EIO:every=3,description=fails and is slow",
+               "--run", "{hold}"]
+    recorded = {}
+    with serving(command):
+        for name, client in clients(folder, os.path.join(folder, "recorder")):
+            if shutil.which(client[0]) is None:
+                print(f"{client[0]} is not installed: no seed {name}")
+                continue
+            with Recorder(folder, path) as recorder:
+                run(*client)
+            for number, (said, heard) in enumerate(recorder.dialogues):
+                label = name if len(recorder.dialogues) == 1 else f"{name}-{number + 1}"
+                recorded[label] = bytes(said)
+                if name.startswith("gmblock-info"):
+                    is_list = name.endswith("list")
+                    corpus.write("inquiry", f"server-gmblock{name[12:]}",
+                                 bytes([is_list, 0]) + bytes(heard))
+    for number, (name, said) in enumerate(sorted(recorded.items())):
+        # Every recording in calm weather and once in other circumstances.
+        corpus.write("session", name, b"\0\0" + said)
+        rough = (JITTER | PIECES, JITTER | RESET, STOP | JITTER, SMALL | DEAF, DISK_ERRORS,
+                 JITTER | SMALL | STOP)[number % 6]
+        corpus.write("session", name + "-rough", bytes([rough, number]) + said)
+        for option, data in options_of(said):
+            if option in (6, 7):
+                corpus.write("options", f"go-{name}", b"\0" + data)
+            elif option in (9, 10):
+                corpus.write("options", f"context-{name}", b"\1" + data)
+
+
+def options_of(said):
+    """(number, data) of the options in a client's bytes."""
+    at = 4
+    while said[at:at + 8] == b"IHAVEOPT":
+        number, length = struct.unpack(">II", said[at + 8:at + 16])
+        yield number, said[at + 16:at + 16 + length]
+        at += 16 + length
+
+
+# --- servers, for the inquiry --------------------------------------------------------------------
+
+def record_inquiry(folder, corpus):
+    path = os.path.join(folder, "peer")
+    image = os.path.join(folder, "disk.img")
+    servers = {
+        "nbdkit": ["nbdkit", "-U", path, "-e", "disk", "file", image, "--run", "{hold}"],
+        "nbdkit-no-structured": ["nbdkit", "--no-sr", "-U", path, "memory", "1M", "--run",
+                                 "{hold}"],
+        "nbdkit-oldstyle": ["nbdkit", "--oldstyle", "-U", path, "memory", "1M", "--run", "{hold}"],
+        "nbdkit-many": ["nbdkit", "-U", path, "file", f"dir={folder}", "--run", "{hold}"],
+        "nbdkit-sizes": ["nbdkit", "-U", path, "--filter=blocksize-policy", "memory", "1M",
+                         "blocksize-minimum=512", "blocksize-preferred=4096",
+                         "blocksize-maximum=1M", "--run", "{hold}"],
+        "qemu-nbd": ["sh", "-c", f"qemu-nbd -t --fork --pid-file={path}.pid -f raw -x disk "
+                     f"-D 'a disk' -k {path} {image}; {{hold}}; kill $(cat {path}.pid)"],
+    }
+    for name, command in servers.items():
+        if shutil.which(name if name == "qemu-nbd" else command[0]) is None:
+            print(f"{command[0]} is not installed: no seed server-{name}")
+            continue
+        with serving(command):
+            for is_list in (False, True):
+                with Recorder(folder, path) as recorder:
+                    uri = f"nbd+unix:///disk?socket={recorder.path}"
+                    run(GMBLOCK, "info", *(["--list"] if is_list else []), uri)
+                for _, heard in recorder.dialogues:
+                    corpus.write("inquiry", f"server-{name}{'-list' if is_list else ''}",
+                                 bytes([is_list, 0]) + bytes(heard))
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+# --- by hand -------------------------------------------------------------------------------------
+
+def option(number, data=b""):
+    return b"IHAVEOPT" + struct.pack(">II", number, len(data)) + data
+
+
+def go(name, *requests, number=7):
+    return option(number, struct.pack(">I", len(name)) + name +
+                  struct.pack(f">H{len(requests)}H", len(requests), *requests))
+
+
+def context(name, *queries, number=10):
+    return option(number, struct.pack(">I", len(name)) + name + struct.pack(">I", len(queries)) +
+                  b"".join(struct.pack(">I", len(q)) + q for q in queries))
+
+
+def request(command, offset=0, length=0, flags=0, data=b"", cookie=1):
+    return struct.pack(">IHHQQI", 0x25609513, flags, command, cookie, offset, length) + data
+
+
+def extended(command, offset=0, length=0, flags=0, data=b"", cookie=1):
+    return struct.pack(">IHHQQQ", 0x21E41C71, flags, command, cookie, offset, length) + data
+
+
+def hand_session(corpus):
+    begin = b"\0\0" + b"\0\0\0\3"
+    commands = [(0, 10, 5000, 0), (0, 0, 4096, 4), (3, 0, 0, 0), (4, 5, 70000, 1),
+                (6, 1, 9000, 0), (6, 1, 9000, 3), (6, 1, 9000, 16), (5, 0, 100001, 0),
+                (7, 0, 100001, 0), (7, 7, 90000, 8), (9, 0, 100, 0), (0, 100000, 2, 0),
+                (0, 1 << 63, 1 << 31, 0)]
+    for name, export in (("disk", b""), ("read-only", b"ro"), ("failing", b"bad")):
+        styles = {
+            "simple": (b"", request),
+            "structured": (option(8) + context(export, b"base:allocation"), request),
+            "extended": (option(11) + context(export, b"base:"  b"allocation"), extended),
+        }
+        for style, (options, make) in styles.items():
+            stream = begin + options + go(export, 3)
+            for cookie, (command, offset, length, flags) in enumerate(commands):
+                length = min(length, 0xFFFFFFFF)
+                stream += make(command, offset, length, flags, cookie=cookie)
+            payload = bytes(range(256)) * 3
+            flags = 32 if make is extended else 0
+            stream += make(1, 99, len(payload), flags, payload, 77)
+            stream += make(1, 99, len(payload), flags | 1, payload, 78)
+            if make is extended:
+                stream += make(7, 0, 65536, 32, struct.pack(">QI", 65536, 1), 79)[:-4]
+                stream += make(6, 0, 1 << 40, 0, cookie=80)
+            corpus.write("session", f"hand-{style}-{name}", stream + make(2))
+    corpus.write("session", "hand-options",
+                 begin + option(3) + option(3, b"x") + option(99, b"future") + option(5) +
+                 option(4) + option(8) + option(8) + context(b"", number=9) +
+                 context(b"", b"base:", b"qemu:", b"nocolon", number=9) + context(b"nope", b"") +
+                 go(b"nope") + go(b"", 0, 1, 2, 3, 99, number=6) + option(7, b"\0\0\0\x09ro\0\0") +
+                 option(11, b"data") + option(2))
+    corpus.write("session", "hand-export-name", begin[:2] + bytes(4) + option(1, b"ro") +
+                 request(0, 0, 10) + request(2))
+    corpus.write("session", "hand-export-name-missing", begin + option(1, b"none"))
+    corpus.write("session", "hand-long-option", begin + option(3, b"z" * 17000) + option(2))
+    corpus.write("session", "hand-bad-flags", b"\0\0" + b"\0\0\0\x07")
+    corpus.write("session", "hand-bad-magic", begin + go(b"") + b"\x25\x60\x95\x14" + bytes(24))
+    corpus.write("session", "hand-big-write",
+                 begin + option(8) + go(b"") + request(1, 0, 40000, 0, b"w" * 40000) +
+                 request(0, 0, 65536) + request(2))
+    for data in (b"\0" + go(b"disk", 1, 2, 3)[16:], b"\0" + b"\xff\xff\xff\xfa\0\0",
+                 b"\1" + context(b"disk", b"base:allocation", b"qemu:dirty-bitmap:b")[16:],
+                 b"\1" + struct.pack(">I4sII", 4, b"disk", 1, 0xFFFFFFFF)):
+        corpus.write("options", f"hand-{len(data)}-bytes", data)
+
+
+def hand_inquiry(corpus):
+    def reply(number, kind, data=b""):
+        return struct.pack(">QIII", 0x3E889045565A9, number, kind, len(data)) + data
+    error = 1 << 31
+    greeting = b"NBDMAGICIHAVEOPT\0\3"
+    simple = greeting + reply(11, error + 1) + reply(8, error + 1, b"no")
+    size = struct.pack(">HQH", 0, 1 << 30, 0x0FFF)
+    corpus.write("inquiry", "hand-everything", b"\0\0" + greeting + reply(11, 1) +
+                 reply(9, 4, b"\0\0\0\7base:allocation") + reply(9, 1) + reply(7, 3, size) +
+                 reply(7, 3, struct.pack(">HIII", 3, 1, 4096, 1 << 25)) +
+                 reply(7, 3, b"\0\1canon") + reply(7, 3, b"\0\2words") + reply(7, 3, b"\0\x63?") +
+                 reply(7, 1))
+    corpus.write("inquiry", "hand-old-names", b"\0\0" + simple + reply(7, error + 1) +
+                 struct.pack(">QH", 1 << 20, 3))
+    corpus.write("inquiry", "hand-first-newstyle", b"\0\0NBDMAGICIHAVEOPT\0\0" +
+                 struct.pack(">QH", 1 << 20, 3) + bytes(124))
+    corpus.write("inquiry", "hand-missing", b"\0\0" + simple + reply(7, error + 6, b"none") +
+                 reply(3, 2, b"\0\0\0\3one") + reply(3, 2, b"\0\0\0\3twoabout") + reply(3, 1) +
+                 reply(2, 1))
+    corpus.write("inquiry", "hand-list", b"\1\5" + simple + reply(3, 2, b"\0\0\0\3one") +
+                 reply(3, 2, b"\0\0\0\3two") + reply(3, 1) + reply(6, error + 5) +
+                 reply(6, 3, size) + reply(6, 1) + reply(2, error + 2))
+    corpus.write("inquiry", "hand-shutdown", b"\1\2" + greeting + reply(11, error + 7) +
+                 reply(2, 1))
+
+
+TEXTS = {
+    "uri": ["nbd://localhost", "nbd://127.0.0.1:10809/disk", "nbd://[::1]:0/a%20b", "nbds://h/x",
+            "nbd+unix:///?socket=/tmp/s", "nbd+unix:///e%2Ff?socket=/a/b&x=y",
+            "nbds+unix:///n?socket=%00abstract&tls-type=psk&tls-hostname=h&tls-verify-peer=false",
+            "nbd://user@host:99/%C3%A9", "nbd://h:65536/", "nbd://h/%00", "nbd+unix:///x",
+            "nbd://[fe80::1%25eth0]/", "http://x/", "nbd://h/%zz", "nbd:", ""],
+    "units": ["0", "1", "4096", "64M", "1g", "16EiB", "15E", "18446744073709551615", "1KiB", "2kb",
+              "10ms", "500us", "1s", "3min", "1h", "7ns", "-1", "1.5G", " 1", "1 ", "99999999999h"],
+    "store_rule": ["read:EIO", "write:ENOSPC:nth=3", "any:EIO:every=2:range=4096+8192",
+                   "flush:EIO:prob=0.25", "trim:EPERM:range=1M+1M", "zero:EOPNOTSUPP",
+                   "read:10ms", "any:1s:range=0+512", "cache:500us", "extents:1ns",
+                   "read:EIO:nth=0", "read:EIO:prob=1.1", "read:EIO:range=18446744073709551615+2",
+                   "none:EIO", "read:", ":", "read:EIO:nth=1:every=2"],
+    "export": ["=disk.img", "name=path", "=memory:64M,readonly", "a=null:1G,mode=ram",
+               "a=b,write-mode=cached,description=some text,max-connections=3",
+               r"we\=ird=pa\,th,description=a\,b\\c", "x=y,fault=read:EIO:nth=2,delay=any:1ms",
+               "x=y,fault=read:EIO,fault=write:EIO", "x=y,readonly=yes", "x=y,mode=fast", "x", "=",
+               "x=y,", "x=y,,", "x=y,what=ever", "\xe9=y", "x=y,readonly,readonly"],
+}
+
+
+def hand_texts(corpus):
+    for target, texts in TEXTS.items():
+        for number, text in enumerate(texts):
+            corpus.write(target, f"hand-{number:02}", text.encode("latin-1"))
+    for number, text in enumerate((b"plain", b"\x1b[31m\r\n", b"\xc3\xa9\xe2\x82\xac\xf0\x9f\x92\xbe",
+                                   b"\xc3\xff\xed\xa0\x80\xf4\x90\x80\x80", b"\"\\\x7f\xc2\x9b",
+                                   b"x" * 300)):
+        corpus.write("text", f"hand-{number:02}-small", b"\0" + text)
+        corpus.write("text", f"hand-{number:02}-large", b"\xff" + text)
+
+
+CONFIGS = {
+    "whole": """
+limits:
+  memory: 256M
+  threads: 2
+  connections: 100
+  handshakes: 10
+  handshake-timeout: 5s
+  inflight: 64
+  inflight-total: 512
+listen:
+  - nbd://127.0.0.1:10809
+  - nbd+unix:///?socket=/run/s
+exports:
+  - name: disk
+    path: /srv/disk.img
+    mode: cached
+    write-mode: ram
+    readonly: true
+    description: "A disk, with a comma"
+    max-connections: 5
+  - name: ""
+    path: memory:64M
+    fault: [ "read:EIO:nth=3", "flush:EIO" ]
+    delay: [ "any:10ms" ]
+""",
+    "smallest": "exports: [ { path: memory:1M } ]\n",
+    "unknown-key": "exports:\n  - path: x\n    colour: red\n",
+    "wrong-type": "exports: 7\n",
+    "bad-value": "limits: { memory: lots }\nexports:\n  - { name: a, path: b }\n",
+    "twice": "exports:\n  - { name: a, path: b }\n  - { name: a, path: c }\n",
+    "anchors": "a: &a [x]\nb: *a\nexports: [ { path: &p m, name: *p } ]\n",
+    "not-yaml": "exports: [ {\n\t: }\n",
+    "empty": "",
+    "documents": "---\nexports: []\n---\nexports: []\n",
+}
+
+
+class Corpus:
+    def __init__(self, folder):
+        self.folder = folder
+
+    def write(self, target, name, data):
+        if len(data) > SEED_BYTES_MAX:
+            data = data[:SEED_BYTES_MAX]
+        os.makedirs(os.path.join(self.folder, target), exist_ok=True)
+        with open(os.path.join(self.folder, target, name), "wb") as seed:
+            seed.write(data)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--corpus", default=os.path.join(os.path.dirname(__file__), "corpus"))
+    corpus = Corpus(parser.parse_args().corpus)
+    with tempfile.TemporaryDirectory(prefix="gmblock-seeds-") as folder:
+        record_session(folder, corpus)
+        record_inquiry(folder, corpus)
+    hand_session(corpus)
+    hand_inquiry(corpus)
+    hand_texts(corpus)
+    for name, text in CONFIGS.items():
+        corpus.write("config", f"hand-{name}", text.encode())
+
+
+if __name__ == "__main__":
+    main()

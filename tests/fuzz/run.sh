@@ -1,0 +1,61 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Runs fuzz targets under libFuzzer with AddressSanitizer and UndefinedBehaviorSanitizer:
+#
+#   tests/fuzz/run.sh [TARGET]...
+#
+# FUZZ_SECONDS (60) is the time for each target, CC (clang-14) the compiler, FUZZ_BUILD (build-fuzz)
+# the build folder. What a run finds is kept in FUZZ_BUILD/finds/TARGET and built upon by the next;
+# an input that fails is written to FUZZ_BUILD/failures/TARGET-... and makes the exit status 1.
+set -eu
+
+root=$(cd "$(dirname "$0")/../.." && pwd)
+seconds=${FUZZ_SECONDS:-60}
+build=${FUZZ_BUILD:-$root/build-fuzz}
+CC=${CC:-clang-14}
+export CC
+
+if [ $# -eq 0 ]; then
+	for corpus in "$root"/tests/fuzz/corpus/*; do
+		set -- "$@" "$(basename "$corpus")"
+	done
+fi
+
+if [ ! -f "$build/build.ninja" ]; then
+	meson setup -Dtests=true -Db_sanitize=address,undefined -Db_lundef=false \
+		"-Dc_args=['-fsanitize=fuzzer-no-link','-fno-omit-frame-pointer','-fno-sanitize-recover=all']" \
+		"$build" "$root"
+fi
+# The name of a target within the build is its path.
+for target in "$@"; do
+	ninja -C "$build" "tests/fuzz/fuzz_$target"
+done
+
+mkdir -p "$build/failures"
+failed=
+for target in "$@"; do
+	finds=$build/finds/$target
+	log=$build/fuzz-$target.log
+	mkdir -p "$finds"
+	set -- -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2560 -max_len=20000 \
+		-print_final_stats=1 -artifact_prefix="$build/failures/$target-"
+	if [ -f "$root/tests/fuzz/$target.dict" ]; then
+		set -- "$@" -dict="$root/tests/fuzz/$target.dict"
+	fi
+	printf '%-12s ' "$target"
+	if "$build/tests/fuzz/fuzz_$target" "$@" "$finds" "$root/tests/fuzz/corpus/$target" \
+		>"$log" 2>&1; then
+		awk '/^stat::number_of_executed_units/ { runs = $2 }
+			match($0, /cov: [0-9]+/) { cov = substr($0, RSTART + 5, RLENGTH - 5) }
+			match($0, /corp: [0-9]+/) { corp = substr($0, RSTART + 6, RLENGTH - 6) }
+			END { printf "%s runs, %s edges, %s inputs\n", runs, cov, corp }' "$log"
+	else
+		echo "FAILED, see $log"
+		failed="$failed $target"
+	fi
+done
+
+if [ -n "$failed" ]; then
+	echo "failed:$failed"
+	exit 1
+fi
