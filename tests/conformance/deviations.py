@@ -56,6 +56,7 @@ DEVIATIONS = {
         'errors.bad_magic_behind_good_requests': 'answers a bad magic with EINVAL before it closes',
         'errors.option_after_go': 'answers a bad magic with EINVAL before it closes',
         'disconnect.disc_with_large_replies_pending': 'closes at DISC with replies unsent',
+        'disconnect.shutdown_with_a_deaf_client': 'waits for ever for a client that reads nothing',
         'hostile.echoed_text': 'echoes bytes that are not UTF-8 in its error text',
         'hostile.names_are_not_prefixes': 'EXPORT_NAME is compared as a C string, up to a NUL',
     },

@@ -118,6 +118,44 @@ def shutdown_finishes_requests(t):
 
 
 @case
+def shutdown_refuses_later_requests(t):
+    """P126: a connection that still waits for a reply at SIGTERM gets ESHUTDOWN for what it adds"""
+    for mode in t.modes():
+        spec = Spec(exports=(Export(filters=(Delay('read', 2000, (MIB, 4096)),)),))
+        server = t.fresh_server(spec)
+        busy = t.open(server, mode=mode)
+        slow = busy.submit(CMD_READ, MIB, 4096)
+        t.error(busy.call(CMD_READ, 0, 512), 0, 'P126', 'before the stop')
+        server.signal_stop()
+        # Until the server has seen the signal it answers as usual.
+        reply = busy.call(CMD_READ, 0, 512)
+        while not reply.error:
+            reply = busy.call(CMD_READ, 0, 512)
+        t.error(reply, ESHUTDOWN, 'P126', f'READ after SIGTERM in {mode} mode')
+        reply = busy.call(CMD_WRITE, 0, payload=bytes(65536))
+        t.error(reply, ESHUTDOWN, 'P126', f'WRITE after SIGTERM in {mode} mode')
+        t.error(busy.collect(slow), (0, ESHUTDOWN), 'P126', 'the request that was in flight')
+        busy.drain()
+        t.check(server.wait_exit() in t.peer.clean_exits, 'P126',
+                f'status {server.process.returncode}')
+
+
+@case
+def shutdown_with_a_deaf_client(t):
+    """P126, P130: SIGTERM ends the server even if a client will never take its replies"""
+    server = t.fresh_server()
+    deaf = t.open(server)
+    deaf.sock.settimeout(0.5)
+    try:
+        deaf.sock.sendall(b''.join(pack_request(CMD_READ, i, 0, 16 * MIB) for i in range(64)))
+    except OSError:
+        pass
+    t.requests_in_step(t.open(server), 'P130', 'beside a deaf client')
+    server.signal_stop()
+    t.check(server.wait_exit() in t.peer.clean_exits, 'P126', f'status {server.process.returncode}')
+
+
+@case
 def shutdown_with_idle_clients(t):
     """P126, P130: SIGTERM with clients idle in every phase ends the server, exit 0"""
     server = t.fresh_server()

@@ -60,8 +60,8 @@ def export_name_afterwards(t):
     with t.witness():
         client = t.greet()
         t.need(client.use_mode(EXTENDED), 'extended headers')
-        client.send(nbdraw.pack_option(nbdraw.OPT_EXPORT_NAME, client.default_name.encode()))
-        client.send(pack_request(CMD_DISC, 1, 0, 0, mode=EXTENDED))
+        client.send(nbdraw.pack_option(nbdraw.OPT_EXPORT_NAME, client.default_name.encode()) +
+                    pack_request(CMD_DISC, 1, 0, 0, mode=EXTENDED))
         client.half_close()
         client.drain()
 

@@ -76,6 +76,43 @@ def many_in_flight(t):
 
 
 @case
+def stream_cut_at_random(t):
+    """P79, P69, P124: requests and payloads of all sizes mean the same however they are cut"""
+    rng = random.Random(9)
+    for mode in t.modes():
+        client = t.open(mode=mode)
+        model = bytearray(client.read(0, 24 * MIB))
+        for turn in range(3):
+            stream, at = bytearray(), rng.randrange(5000)
+            while at < 20 * MIB:
+                size = rng.choice((1, 7, 511, 4096, 4097, 8000, 30000, 65536, 131072, 300001, MIB))
+                data = rng.randbytes(size)
+                cookie = client.new_cookie()
+                flags = nbdraw.CF_PAYLOAD_LEN if mode == nbdraw.EXTENDED else 0
+                client.tracker.expect(CMD_WRITE, flags, cookie, at, size)
+                stream += nbdraw.pack_request(CMD_WRITE, cookie, at, size, flags, data, mode)
+                model[at:at + size] = data
+                at += size
+                for kind in rng.choices((CMD_READ, 200, CMD_FLUSH), k=rng.randrange(4)):
+                    length = 0 if kind == CMD_FLUSH else rng.randrange(1, 9000)
+                    cookie = client.new_cookie()
+                    place = 0 if kind == CMD_FLUSH else 22 * MIB
+                    client.tracker.expect(kind, 0, cookie, place, length)
+                    stream += nbdraw.pack_request(kind, cookie, place, length, mode=mode)
+            rest = memoryview(stream)
+            while rest:
+                cut = rng.choice((1, 3, 27, 28, 29, 33, 1000, 8192, 65536, 100000, MIB))
+                client.send(rest[:cut])
+                rest = rest[cut:]
+            while client.tracker.pending:
+                client.tracker.receive()
+            for reply in client.tracker.finished.values():
+                t.error(reply, EINVAL if reply.request.kind == 200 else 0, 'P79')
+            client.tracker.finished.clear()
+            t.equal(client.read(0, 24 * MIB), bytes(model), 'P79', f'data in {mode} mode')
+
+
+@case
 def slow_request_overtaken(t):
     """P69: a slow request does not hold back the replies to fast ones"""
     spec = Spec(exports=(Export(filters=(Delay('read', 1500, (0, 4096)),)),))
@@ -318,6 +355,24 @@ def failed_read(t):
             t.requests_in_step(client, 'P78', 'after a failed READ')
         t.error(client.call(CMD_READ, MIB + 4096, 4096), 0, 'P78', 'READ beside the bad range')
         t.error(client.call(CMD_READ, MIB - 4096, 4096), 0, 'P78', 'READ beside the bad range')
+
+
+@case
+def failed_large_read(t):
+    """P78, P91: a large READ that fails at its end is an error, or a hard disconnect, no success"""
+    bad = Fault('read', 'EIO', where=(40 * MIB, 512))
+    server = t.server(Spec(exports=(Export(size=96 * MIB, filters=(bad,)),)))
+    for mode in t.modes():
+        for length in (8 * MIB, 32 * MIB):
+            client = t.open(server, mode=mode)
+            for where in (40 * MIB + 4096 - length, 40 * MIB - 4096):
+                try:
+                    reply = client.call(CMD_READ, where, length)
+                    t.error(reply, EIO, 'P78', f'READ of {length} in {mode} mode')
+                    t.requests_in_step(client, 'P78', 'after a failed large READ')
+                except nbdraw.Closed:
+                    t.check(mode == nbdraw.SIMPLE, 'P91', f'disconnected in {mode} mode')
+                    client = t.open(server, mode=mode)
 
 
 @case
