@@ -5,6 +5,7 @@ BUILD        ?= build
 JOBS         ?= $(shell nproc)
 MESON_ARGS   ?=
 TEST_ARGS    ?=
+BENCH_ARGS   ?=
 CLANG        ?= clang-14
 CLANG_FORMAT ?= clang-format-14
 
@@ -89,7 +90,7 @@ soak: deps-test ## the long runs: many more simulation seeds
 
 bench: deps-test ## compare with nbdkit, qemu-nbd and nbd-server on this machine (as root)
 	@$(MAKE) --no-print-directory compile
-	bench/peers --gmblock $(BUILD)/gmblock
+	bench/peers --gmblock $(BUILD)/gmblock $(BENCH_ARGS)
 
 lint: deps-test ## only the checks on the source itself
 	@$(MAKE) --no-print-directory compile-tests

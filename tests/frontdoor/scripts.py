@@ -85,31 +85,42 @@ class CountTests(Scratch):
 
 
 class LeftBehind(Scratch):
-    """left-behind finds exactly the programs of a folder, and ends them."""
+    """left-behind finds exactly the processes of a run, and ends them."""
 
-    def sleeper(self):
-        copy = os.path.join(self.folder, "sleeper")
-        shutil.copy(shutil.which("sleep"), copy)
-        process = subprocess.Popen([copy, "600"])
+    def mark(self):
+        return f"GMBLOCK_TEST_RUN={os.path.basename(self.folder)}"
+
+    def start(self, *command, **more):
+        environment = dict(os.environ, GMBLOCK_TEST_RUN=os.path.basename(self.folder))
+        process = subprocess.Popen(command, env=environment, start_new_session=True, **more)
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
         return process
 
     def test_nothing_left_is_fine(self):
-        done = run(f"{SCRIPTS}/left-behind", self.folder)
+        done = run(f"{SCRIPTS}/left-behind", self.mark())
         self.assertEqual((done.returncode, done.stdout), (0, ""))
 
     def test_a_process_is_named_and_ended(self):
-        process = self.sleeper()
-        done = run(f"{SCRIPTS}/left-behind", self.folder)
-        self.assertEqual(done.returncode, 1)
-        self.assertIn(f"{process.pid} {self.folder}/sleeper 600", done.stdout)
+        process = self.start("sleep", "600")
+        done = run(f"{SCRIPTS}/left-behind", self.mark())
+        self.assertEqual((done.returncode, done.stdout), (1, f"{process.pid} sleep 600 \n"))
         self.assertEqual(process.wait(), -signal.SIGKILL)
 
+    def test_a_daemon_is_found(self):
+        shell = self.start("sh", "-c", "setsid sleep 600 >/dev/null & echo $!",
+                           stdout=subprocess.PIPE, text=True)
+        self.addCleanup(shell.stdout.close)
+        daemon = int(shell.stdout.readline())
+        shell.wait()
+        done = run(f"{SCRIPTS}/left-behind", self.mark())
+        self.assertEqual(done.returncode, 1)
+        self.assertTrue(done.stdout.startswith(f"{daemon} "), done.stdout)
+
     def test_others_are_left_alone(self):
-        process = self.sleeper()
-        done = run(f"{SCRIPTS}/left-behind", self.folder + "-other")
-        self.assertEqual(done.returncode, 0)
+        process = self.start("sleep", "600")
+        done = run(f"{SCRIPTS}/left-behind", self.mark() + "0")
+        self.assertEqual((done.returncode, done.stdout), (0, ""))
         self.assertIsNone(process.poll())
 
 
