@@ -102,20 +102,31 @@ static void finish_drain(struct nbd_service *service)
 	}
 }
 
+static bool join_ending(struct nbd_service *service)
+{
+	bool joined = false;
+
+	list_for_each(node, &service->ending)
+	{
+		joined |= session_join(list_entry(node, struct nbd_session, ending_node));
+	}
+	return joined;
+}
+
 static void batch_end(void *context)
 {
 	struct nbd_service *service = context;
 	struct list_node *node;
 
-	path_serve(service->path);
-	resume_blocked(service);
-	while ((node = list_pop_front(&service->dirty)) != NULL) {
-		reply_flush(list_entry(node, struct nbd_session, dirty_node));
-	}
-	list_for_each(ending, &service->ending)
-	{
-		(void)session_join(list_entry(ending, struct nbd_session, ending_node));
-	}
+	do {
+		path_serve(service->path);
+		resume_blocked(service);
+		while ((node = list_pop_front(&service->dirty)) != NULL) {
+			reply_flush(list_entry(node, struct nbd_session, dirty_node));
+		}
+		/* What a session gives back as it goes may be what another waits for, and nothing
+		 * else may ever happen on this ring: look again. */
+	} while (join_ending(service));
 	if (path_is_short(service->path)) {
 		service_timer_arm(service);
 	}
