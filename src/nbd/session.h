@@ -117,6 +117,7 @@ struct nbd_request {
 	bool started;		/* the path knows it */
 	bool one_piece;		/* a read that must be answered by one run of bytes */
 	bool replying;		/* its last chunk is in a send in flight */
+	bool done_owed;		/* its chunk began without DONE (P89): a last one must carry it */
 	uint64_t content_bytes; /* of a read, handed to the network */
 	struct rx_buf *lent;	/* holds the payload of a write */
 	uint32_t held_bytes;	/* counted in session->held_bytes */
