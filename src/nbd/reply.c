@@ -417,6 +417,7 @@ void reply_flush(struct nbd_session *session)
 		return;
 	}
 	send->message = (struct msghdr){ .msg_iov = send->iov, .msg_iovlen = send->iov_count };
+	session->progress_ns = ring_batch_ns(service->ring); /* the peer's turn begins */
 	ring_sendmsg(service->ring, &session->send_op, session->socket, &send->message, reply_done);
 }
 

@@ -154,7 +154,7 @@ struct nbd_session {
 	struct ring_op send_op;
 	struct handshake *handshake;
 	uint64_t deadline_ns; /* of the handshake */
-	uint64_t progress_ns; /* last time the network moved */
+	uint64_t progress_ns; /* last time the network moved, or was first asked to */
 
 	/* Transmission. */
 	struct nbd_export *export;
