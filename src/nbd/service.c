@@ -201,9 +201,6 @@ void service_timer_arm(struct nbd_service *service)
 	uint64_t now_ns = ring_batch_ns(service->ring);
 	uint64_t when_ns = UINT64_MAX;
 
-	if (service->timer.in_flight) {
-		return;
-	}
 	if (oldest != NULL) {
 		when_ns = list_entry(oldest, struct nbd_session, handshake_node)->deadline_ns;
 	}
@@ -219,6 +216,14 @@ void service_timer_arm(struct nbd_service *service)
 	if (when_ns == UINT64_MAX) {
 		return; /* an idle server sleeps */
 	}
+	if (service->timer.in_flight) {
+		if (when_ns < service->timer_due_ns) {
+			service->timer_due_ns = when_ns;
+			ring_cancel(service->ring, &service->timer); /* comes back and looks */
+		}
+		return;
+	}
+	service->timer_due_ns = when_ns;
 	ring_timer(service->ring, &service->timer, when_ns > now_ns ? when_ns - now_ns : 1,
 		timer_done);
 }

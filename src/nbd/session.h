@@ -207,7 +207,8 @@ struct nbd_service {
 	struct nbd_counters counters;
 	struct log_limit log_limit;
 	struct ring_op timer;
-	bool limits_released; /* a request ended since the last look at blocked */
+	uint64_t timer_due_ns; /* of the timer in flight */
+	bool limits_released;  /* a request ended since the last look at blocked */
 	bool draining;
 	uint64_t drain_deadline_ns;
 	void (*drained)(void *context);
