@@ -98,6 +98,7 @@ static void arm(struct nbd_session *session)
 	if (session->rx_request != NULL) {
 		if (stream != NULL) { /* else progress comes when there is room */
 			session->rx_into_stream = true;
+			session->progress_ns = ring_batch_ns(ring); /* the peer's turn begins */
 			ring_recv(ring, &session->recv_op, session->socket,
 				stream->data + session->rx_stream_got,
 				stream->length - session->rx_stream_got, true, receive_done);

@@ -179,9 +179,9 @@ static void emit_one_piece_fragment(struct send_batch *send, struct send_slot *s
 
 	if (request->content_bytes == 0) {
 		if (request->session->structured) {
+			request->done_owed = path_status(&request->path) != PATH_COMMITTED;
 			length = put_chunk_header(request, slot->header, NBD_REPLY_TYPE_OFFSET_DATA,
-				path_status(&request->path) == PATH_COMMITTED,
-				sizeof(offset) + request->length);
+				!request->done_owed, sizeof(offset) + request->length);
 			memcpy(slot->header + length, &offset, sizeof(offset));
 			length += (uint32_t)sizeof(offset);
 		} else {
@@ -190,6 +190,12 @@ static void emit_one_piece_fragment(struct send_batch *send, struct send_slot *s
 		put_iov(send, slot->header, length);
 	}
 	put_iov(send, slot->fragment.data, slot->fragment.length);
+	if (slot->fragment.last && request->done_owed) {
+		/* Not the first fragment, so the slot's header is still free. */
+		GMB_ASSERT(request->content_bytes > 0);
+		length = put_chunk_header(request, slot->header, NBD_REPLY_TYPE_NONE, true, 0);
+		put_iov(send, slot->header, length);
+	}
 	request->session->exclusive = slot->fragment.last ? NULL : request;
 }
 
@@ -411,6 +417,7 @@ void reply_flush(struct nbd_session *session)
 		return;
 	}
 	send->message = (struct msghdr){ .msg_iov = send->iov, .msg_iovlen = send->iov_count };
+	session->progress_ns = ring_batch_ns(service->ring); /* the peer's turn begins */
 	ring_sendmsg(service->ring, &session->send_op, session->socket, &send->message, reply_done);
 }
 

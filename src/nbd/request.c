@@ -219,6 +219,7 @@ struct nbd_request *request_begin(struct nbd_session *session, const struct requ
 	request->error_text = NULL;
 	request->started = false;
 	request->replying = false;
+	request->done_owed = false;
 	request->content_bytes = 0;
 	request->lent = NULL;
 	request->held_bytes = 0;

@@ -38,8 +38,8 @@ struct nbd_limits {
 	uint32_t inflight_max;	    /* of this service */
 	uint32_t payload_bytes_max; /* READ and WRITE; 64 MiB */
 	uint64_t memory_bytes_max;  /* payload memory of this service */
-	uint64_t stall_timeout_ns;  /* a session that holds memory others wait for, without network
-				     * progress for so long, is ended */
+	uint64_t stall_timeout_ns;  /* a session that holds memory or requests others wait for,
+				     * without network progress for so long, is ended */
 };
 
 /* Values that suit one reactor of a small server. */

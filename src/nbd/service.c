@@ -102,21 +102,39 @@ static void finish_drain(struct nbd_service *service)
 	}
 }
 
+/* True when a session waits for memory, or for a place among the requests in flight. */
+static bool somebody_waits(const struct nbd_service *service)
+{
+	return path_is_short(service->path) ||
+	       (list_is_empty(&service->requests_free) && !list_is_empty(&service->blocked));
+}
+
+static bool join_ending(struct nbd_service *service)
+{
+	bool joined = false;
+
+	list_for_each(node, &service->ending)
+	{
+		joined |= session_join(list_entry(node, struct nbd_session, ending_node));
+	}
+	return joined;
+}
+
 static void batch_end(void *context)
 {
 	struct nbd_service *service = context;
 	struct list_node *node;
 
-	path_serve(service->path);
-	resume_blocked(service);
-	while ((node = list_pop_front(&service->dirty)) != NULL) {
-		reply_flush(list_entry(node, struct nbd_session, dirty_node));
-	}
-	list_for_each(ending, &service->ending)
-	{
-		(void)session_join(list_entry(ending, struct nbd_session, ending_node));
-	}
-	if (path_is_short(service->path)) {
+	do {
+		path_serve(service->path);
+		resume_blocked(service);
+		while ((node = list_pop_front(&service->dirty)) != NULL) {
+			reply_flush(list_entry(node, struct nbd_session, dirty_node));
+		}
+		/* What a session gives back as it goes may be what another waits for, and nothing
+		 * else may ever happen on this ring: look again. */
+	} while (join_ending(service));
+	if (somebody_waits(service)) {
 		service_timer_arm(service);
 	}
 	finish_drain(service);
@@ -138,22 +156,23 @@ static void expire_handshakes(struct nbd_service *service, uint64_t now_ns)
 	}
 }
 
-/* Memory is short: a peer that takes or gives nothing must not keep it from the others. */
+/* A peer that takes or gives nothing must not keep from the others what they wait for. */
 static void expire_stalls(struct nbd_service *service, uint64_t now_ns)
 {
-	if (!path_is_short(service->path)) {
+	if (!somebody_waits(service)) {
 		return;
 	}
 	list_for_each(node, &service->sessions)
 	{
 		struct nbd_session *session = list_entry(node, struct nbd_session, service_node);
-		bool waits_for_peer = session->send_op.in_flight ||
-				      (session->rx_stream != NULL && session->recv_op.in_flight);
+		bool holds_rx = session->rx_stream != NULL || session->rx_large != NULL;
+		bool waits_for_peer =
+			session->send_op.in_flight || (holds_rx && session->recv_op.in_flight);
 
 		if (session->state != SESSION_TERMINATING && waits_for_peer &&
 			now_ns - session->progress_ns >= service->options.limits.stall_timeout_ns) {
-			session_terminate(session,
-				"it held memory that others waited for and made no progress");
+			session_terminate(
+				session, "it held what others waited for and made no progress");
 		}
 	}
 }
@@ -182,13 +201,10 @@ void service_timer_arm(struct nbd_service *service)
 	uint64_t now_ns = ring_batch_ns(service->ring);
 	uint64_t when_ns = UINT64_MAX;
 
-	if (service->timer.in_flight) {
-		return;
-	}
 	if (oldest != NULL) {
 		when_ns = list_entry(oldest, struct nbd_session, handshake_node)->deadline_ns;
 	}
-	if (path_is_short(service->path)) {
+	if (somebody_waits(service)) {
 		when_ns = MIN(when_ns, now_ns + SECOND_NS);
 	}
 	if (service->draining && service->counters.sessions > 0) {
@@ -200,6 +216,14 @@ void service_timer_arm(struct nbd_service *service)
 	if (when_ns == UINT64_MAX) {
 		return; /* an idle server sleeps */
 	}
+	if (service->timer.in_flight) {
+		if (when_ns < service->timer_due_ns) {
+			service->timer_due_ns = when_ns;
+			ring_cancel(service->ring, &service->timer); /* comes back and looks */
+		}
+		return;
+	}
+	service->timer_due_ns = when_ns;
 	ring_timer(service->ring, &service->timer, when_ns > now_ns ? when_ns - now_ns : 1,
 		timer_done);
 }

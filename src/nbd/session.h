@@ -117,6 +117,7 @@ struct nbd_request {
 	bool started;		/* the path knows it */
 	bool one_piece;		/* a read that must be answered by one run of bytes */
 	bool replying;		/* its last chunk is in a send in flight */
+	bool done_owed;		/* its chunk began without DONE (P89): a last one must carry it */
 	uint64_t content_bytes; /* of a read, handed to the network */
 	struct rx_buf *lent;	/* holds the payload of a write */
 	uint32_t held_bytes;	/* counted in session->held_bytes */
@@ -153,7 +154,7 @@ struct nbd_session {
 	struct ring_op send_op;
 	struct handshake *handshake;
 	uint64_t deadline_ns; /* of the handshake */
-	uint64_t progress_ns; /* last time the network moved */
+	uint64_t progress_ns; /* last time the network moved, or was first asked to */
 
 	/* Transmission. */
 	struct nbd_export *export;
@@ -207,7 +208,8 @@ struct nbd_service {
 	struct nbd_counters counters;
 	struct log_limit log_limit;
 	struct ring_op timer;
-	bool limits_released; /* a request ended since the last look at blocked */
+	uint64_t timer_due_ns; /* of the timer in flight */
+	bool limits_released;  /* a request ended since the last look at blocked */
 	bool draining;
 	uint64_t drain_deadline_ns;
 	void (*drained)(void *context);
