@@ -262,7 +262,8 @@ static int show_text(const struct local_machine *machine, const struct local_pat
 	if (machine->locked_bytes == UINT64_MAX) {
 		printf("no limit\n");
 	} else {
-		printf("at most %s (%llu bytes)\n", info_human_size(human, machine->locked_bytes),
+		printf("at most %s (%llu bytes); only CAP_IPC_LOCK lets more be registered\n",
+			info_human_size(human, machine->locked_bytes),
 			(unsigned long long)machine->locked_bytes);
 	}
 	print_label("Huge pages");
