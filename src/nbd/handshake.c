@@ -291,8 +291,9 @@ static void reply_infos(struct nbd_session *session, const struct nbd_export *ex
 	};
 	struct nbd_wire_info_block_size block_size = {
 		.type = be16_make(NBD_INFO_BLOCK_SIZE),
-		/* The size should be a multiple of the minimum (P58); any alignment is served. */
-		.minimum = be32_make(size % info->block_min == 0 ? info->block_min : 1),
+		/* Requests of any alignment are served, so nothing more is demanded: a client that
+		 * obeys a larger minimum could not reach the end of an odd-sized image (P58). */
+		.minimum = be32_make(1),
 		.preferred = be32_make(info->block_preferred),
 		.maximum = be32_make(session->service->options.limits.payload_bytes_max),
 	};

@@ -127,6 +127,7 @@ void receive_release(struct nbd_session *session)
 		session->rx_stream = NULL;
 	}
 	session->rx_request = NULL;
+	session->rx_discard_request = NULL;
 	if (session->rx_large != NULL) {
 		session->rx_end = session->rx_start;
 		rx_move(session, NULL);
@@ -135,7 +136,30 @@ void receive_release(struct nbd_session *session)
 
 /* --- payload of a write -------------------------------------------------------------------- */
 
-/* The request failed: what is still to come of its payload is thrown away (P79). */
+static void discarded(struct nbd_session *session)
+{
+	struct nbd_request *request = session->rx_discard_request;
+
+	session->rx_discard_request = NULL;
+	if (request != NULL && (!request->started || path_status(&request->path) != PATH_PENDING)) {
+		request_sendable(request);
+	}
+}
+
+/* Payload that nobody wants is taken all the same (P79), and the request is answered after it:
+ * libnbd for one does not expect the answer to a request that it is still sending. */
+static void discard_payload(
+	struct nbd_session *session, struct nbd_request *request, uint64_t payload)
+{
+	GMB_ASSERT(session->rx_discard_left == 0 && session->rx_discard_request == NULL);
+	session->rx_discard_left = payload;
+	session->rx_discard_request = request;
+	if (payload == 0) {
+		discarded(session);
+	}
+}
+
+/* The request failed: what is still to come of its payload is thrown away. */
 static void give_up_payload(struct nbd_session *session)
 {
 	struct nbd_request *request = session->rx_request;
@@ -144,12 +168,9 @@ static void give_up_payload(struct nbd_session *session)
 		path_write_drop(session->rx_stream);
 		session->rx_stream = NULL;
 	}
-	session->rx_discard_left = session->rx_payload_left;
+	discard_payload(session, request, session->rx_payload_left);
 	session->rx_payload_left = 0;
 	session->rx_request = NULL;
-	if (path_status(&request->path) != PATH_PENDING) {
-		request_sendable(request);
-	}
 }
 
 /* False when it needs more bytes or more room. */
@@ -270,8 +291,7 @@ static void dispatch(struct nbd_session *session, struct request_head *head, uin
 	if (error != NBD_SUCCESS || (head->length == 0 && head->type != NBD_CMD_FLUSH)) {
 		request->error = error;
 		request->error_text = text;
-		session->rx_discard_left = payload;
-		request_sendable(request);
+		discard_payload(session, request, payload);
 		return;
 	}
 	request->started = true;
@@ -281,6 +301,7 @@ static void dispatch(struct nbd_session *session, struct request_head *head, uin
 		start_write(session, request);
 		return;
 	}
+	discard_payload(session, NULL, payload); /* of block status: it has been read */
 	if (head->type == NBD_CMD_FLUSH) {
 		request->path.offset = 0;
 		request->path.length = 0;
@@ -335,9 +356,6 @@ static bool take_request(struct nbd_session *session)
 		text = "the command takes no payload";
 	}
 	dispatch(session, &head, payload, error, text);
-	if (head.type == NBD_CMD_BLOCK_STATUS) {
-		session->rx_discard_left = payload;
-	}
 	return true;
 }
 
@@ -347,6 +365,9 @@ static void discard(struct nbd_session *session)
 
 	session->rx_discard_left -= length;
 	session->rx_start += (uint32_t)length;
+	if (session->rx_discard_left == 0) {
+		discarded(session);
+	}
 }
 
 void receive_continue(struct nbd_session *session)

@@ -287,6 +287,9 @@ void request_progress(struct path_request *path)
 			return;
 		}
 	}
+	if (session->rx_discard_request == request) {
+		return; /* answered once its payload is out of the way */
+	}
 	if (path->op == STORE_READ || path_status(path) != PATH_PENDING) {
 		request_sendable(request);
 	}

@@ -181,11 +181,12 @@ struct nbd_session {
 	struct nbd_request *rx_request; /* write whose payload is being received */
 	struct path_stream *rx_stream;	/* where it goes now; NULL = waits for room */
 	uint32_t rx_stream_got;
-	uint64_t rx_payload_left; /* bytes of it not yet taken */
-	uint32_t rx_want;	  /* bytes the next message needs in one piece */
-	uint64_t rx_discard_left; /* payload bytes that nobody wants */
-	bool rx_was_full;	  /* the last receive took all that its buffer could hold */
-	bool rx_into_stream;	  /* the receive in flight goes to rx_stream */
+	uint64_t rx_payload_left;		/* bytes of it not yet taken */
+	uint32_t rx_want;			/* bytes the next message needs in one piece */
+	uint64_t rx_discard_left;		/* payload bytes that nobody wants */
+	struct nbd_request *rx_discard_request; /* is answered after them; or NULL */
+	bool rx_was_full;    /* the last receive took all that its buffer could hold */
+	bool rx_into_stream; /* the receive in flight goes to rx_stream */
 	uint8_t rx_small[RX_SMALL_BYTES];
 	char peer[PEER_NAME_BYTES];
 };
