@@ -74,8 +74,8 @@ static void rx_make_large(struct nbd_session *session)
 
 	if (session->rx_large == NULL) {
 		fresh = service_rx_get(session->service);
-		if (fresh != NULL) {
-			rx_move(session, fresh);
+		if (fresh != NULL || available(session) == 0) {
+			rx_move(session, fresh); /* without memory: the small one from its start */
 		}
 	} else if (available(session) == 0 && session->rx_large->refs == 1) {
 		session->rx_start = 0;

@@ -106,6 +106,11 @@ void blame_fault(void *context, struct sim_disk *disk, enum sim_fault_kind kind,
 				continue;
 			}
 			request->blamed++;
+			if (request->command == MODEL_READ && request->length > 65536 &&
+				!conn->client.structured && !conn->client.extended) {
+				/* A simple reply that has begun cannot tell an error: P78. */
+				conn->client.forgive = true;
+			}
 			if ((request->flags & MODEL_FUA) != 0) {
 				note->export->flush_may_fail = true;
 			}
@@ -120,8 +125,9 @@ void blame_fault(void *context, struct sim_disk *disk, enum sim_fault_kind kind,
 			}
 		}
 	}
-	if (note->candidate_count == 0) {
-		note->reported = true; /* nobody asked: the store's own doing */
+	if (note->candidate_count == 0 || scenario->conns_gone > scenario->sessions_gone) {
+		/* Nobody asked: the store's own doing, or the request of a client that has gone. */
+		note->reported = true;
 	}
 }
 

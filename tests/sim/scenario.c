@@ -396,6 +396,10 @@ static void create_conns(struct scenario *scenario)
 	uint32_t requests = scenario->life == 0 ? 250 : 100;
 
 	scenario->conn_count = 1 + (uint32_t)below(CONNS_MAX);
+	if (scenario->hungry) {
+		scenario->conn_count = CONNS_MAX;
+		requests = 120;
+	}
 	for (uint32_t i = 0; i < scenario->conn_count; i++) {
 		struct conn *conn = &scenario->conns[i];
 
@@ -405,7 +409,7 @@ static void create_conns(struct scenario *scenario)
 		conn->export = &scenario->exports[conn->export_idx];
 		conn->fate = fates[below(ARRAY_COUNT(fates))];
 		conn->budget = 1 + (uint32_t)below(2 * requests / scenario->conn_count);
-		conn->depth = depths[below(ARRAY_COUNT(depths))];
+		conn->depth = scenario->hungry ? 64 : depths[below(ARRAY_COUNT(depths))];
 		conn->garbage_at = (uint32_t)below(conn->budget);
 		conn->stall_for_ever = percent(50);
 		sim_after(below(20000000), start_conn, conn);
@@ -486,12 +490,17 @@ static void choose_faults(struct scenario *scenario)
 	faults->flush_error_ppm = percent(40) ? 5 * some : 0;
 }
 
-static void choose_limits(struct nbd_limits *limits)
+static void choose_limits(struct scenario *scenario)
 {
+	struct nbd_limits *limits = &scenario->limits;
+
 	nbd_limits_default(limits);
 	limits->handshake_timeout_ns = HANDSHAKE_TIMEOUT_NS;
 	limits->stall_timeout_ns = 5 * SECOND_NS;
-	if (percent(50)) {
+	scenario->hungry = percent(12);
+	if (scenario->hungry) {
+		limits->memory_bytes_max = UINT64_C(4) << 20;
+	} else if (percent(50)) {
 		limits->memory_bytes_max = UINT64_C(1048576) * (4 + below(12));
 		limits->inflight_per_session_max = 1 + (uint32_t)below(16);
 		limits->inflight_max = limits->inflight_per_session_max + (uint32_t)below(16);
@@ -631,7 +640,7 @@ static void live(struct scenario *scenario)
 	scenario->sessions_gone = 0;
 	scenario->draining = false;
 	memset(scenario->services, 0, sizeof(scenario->services));
-	choose_limits(&scenario->limits);
+	choose_limits(scenario);
 	scenario->service_count = percent(25) ? 2 : 1;
 	scenario->overlap = percent(20);
 	/* Starting and opening are not what is tested here. */

@@ -105,6 +105,7 @@ struct scenario {
 	uint32_t sessions_gone;
 	bool crashed;
 	bool draining;
+	bool hungry;  /* requests want far more memory than there is */
 	bool overlap; /* writers may overlap each other */
 	struct fault_note *notes;
 	uint32_t note_count;

@@ -22,10 +22,13 @@ static bool percent(uint32_t chance)
 
 /* --- choosing ------------------------------------------------------------------------------- */
 
-static uint64_t pick_length(uint64_t size)
+static uint64_t pick_length(const struct scenario *scenario, uint64_t size)
 {
 	uint64_t length;
 
+	if (scenario->hungry && percent(40)) {
+		return MIN(4096 * (1 + below(700)), size);
+	}
 	switch (below(10)) {
 	case 0:
 		length = 1 + below(16);
@@ -175,7 +178,7 @@ static void fill_valid(struct conn *conn, struct model_request *request)
 		return;
 	}
 	for (int attempt = 0; attempt < 5; attempt++) {
-		request->length = pick_length(export->size);
+		request->length = pick_length(conn->scenario, export->size);
 		if (export->sparse_giant && percent(5) &&
 			(request->command == MODEL_TRIM || request->command == MODEL_CACHE ||
 				request->command == MODEL_STATUS)) {
