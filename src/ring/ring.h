@@ -118,6 +118,14 @@ void ring_stop(struct ring *ring);
  * batch. Returns how many completions ran. For tests and for owners of their own loop. */
 int ring_turn(struct ring *ring, bool wait);
 
+/*
+ * How patient a wait is: it wakes for count completions at once, for fewer only after max_wait_ns.
+ * Under load this lets work gather while the thread sleeps, so that a peer's every send need not
+ * wake us. count 1 (the initial state) or max_wait_ns 0: wakes for each. Kernels without the
+ * feature (min_timeout) always do.
+ */
+void ring_set_patience(struct ring *ring, uint32_t count, uint64_t max_wait_ns);
+
 /* Called once after every batch of completions and messages, before the next submission. */
 typedef void ring_batch_end_fn(void *context);
 void ring_set_batch_end(struct ring *ring, ring_batch_end_fn *fn, void *context);

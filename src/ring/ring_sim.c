@@ -101,6 +101,14 @@ const struct ring_counters *ring_counters(const struct ring *ring)
 	return &ring->counters;
 }
 
+void ring_set_patience(struct ring *ring, uint32_t count, uint64_t max_wait_ns)
+{
+	/* The simulated clock decides how much gathers before a turn. */
+	GMB_UNUSED(ring);
+	GMB_UNUSED(count);
+	GMB_UNUSED(max_wait_ns);
+}
+
 void ring_set_batch_end(struct ring *ring, ring_batch_end_fn *fn, void *context)
 {
 	ring->batch_end = fn;

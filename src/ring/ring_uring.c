@@ -60,6 +60,8 @@ struct ring {
 	uint64_t batch_ns;
 	uint64_t random_state;
 	uint64_t spin_ns;
+	uint32_t patience_count; /* 0 = none */
+	uint32_t patience_us;
 	bool stopping;
 
 	int *file_slots_free; /* stack of free file table indices */
@@ -387,6 +389,14 @@ uint64_t ring_random(struct ring *ring)
 	return z ^ (z >> 31);
 }
 
+void ring_set_patience(struct ring *ring, uint32_t count, uint64_t max_wait_ns)
+{
+	bool patient = ring->features.min_timeout && count > 1 && max_wait_ns >= 1000;
+
+	ring->patience_count = patient ? count : 0;
+	ring->patience_us = (uint32_t)MIN(max_wait_ns / 1000, UINT64_C(1000000));
+}
+
 void ring_set_batch_end(struct ring *ring, ring_batch_end_fn *fn, void *context)
 {
 	ring->batch_end = fn;
@@ -568,6 +578,28 @@ static void collect_completions(struct ring *ring, struct op_queue *batch)
 	io_uring_cq_advance(&ring->uring, count);
 }
 
+/* liburing 2.3 knows neither the field nor the call: wait for patience_count completions, or for
+ * one once patience_us have passed. Two system calls, where submitting leaves nothing to run. */
+static int enter_patiently(struct ring *ring)
+{
+	struct io_uring_getevents_arg argument = { .pad = ring->patience_us };
+	unsigned flags = IORING_ENTER_GETEVENTS | IORING_ENTER_EXT_ARG;
+	int result = 0;
+
+	if (io_uring_sq_ready(&ring->uring) > 0) {
+		result = io_uring_submit(&ring->uring);
+	}
+	if (result < 0 || io_uring_cq_ready(&ring->uring) > 0) {
+		return result;
+	}
+	ring->counters.enters++;
+	if (ring->features.registered_ring) {
+		flags |= IORING_ENTER_REGISTERED_RING;
+	}
+	return io_uring_enter2(ring->uring.enter_ring_fd, 0, ring->patience_count, flags,
+		(sigset_t *)(void *)&argument, sizeof(argument));
+}
+
 static void enter(struct ring *ring, bool wait)
 {
 	int result;
@@ -575,7 +607,8 @@ static void enter(struct ring *ring, bool wait)
 	ring->counters.enters++;
 	if (wait) {
 		ring->counters.waits++;
-		result = io_uring_submit_and_wait(&ring->uring, 1);
+		result = ring->patience_count > 1 ? enter_patiently(ring)
+						  : io_uring_submit_and_wait(&ring->uring, 1);
 	} else {
 		result = io_uring_submit_and_get_events(&ring->uring);
 	}
