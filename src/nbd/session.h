@@ -198,6 +198,8 @@ struct nbd_service {
 	struct nbd_request *requests;
 	struct list_node requests_free;
 	struct list_node rx_free;
+	uint32_t rx_count; /* in use */
+	uint32_t rx_count_max;
 	struct list_node sends_free;
 	struct list_node sessions;
 	struct list_node handshakes;
