@@ -82,7 +82,6 @@ struct handshake {
 	uint32_t option;
 	uint32_t option_bytes;
 	uint32_t option_got;
-	bool fixed_newstyle;
 	bool no_zeroes;
 	uint32_t list_next_idx; /* LIST: next export to tell; export_count when done */
 	bool list_active;
