@@ -564,7 +564,6 @@ static bool take_client_flags(struct nbd_session *session)
 		session_fail(session, "P6", "unknown client flags 0x%x", flags);
 		return false;
 	}
-	handshake->fixed_newstyle = (flags & NBD_FLAG_FIXED_NEWSTYLE) != 0;
 	handshake->no_zeroes = (flags & NBD_FLAG_NO_ZEROES) != 0;
 	handshake->state = HANDSHAKE_OPTION_HEADER;
 	return true;

@@ -26,9 +26,13 @@ void nbd_limits_default(struct nbd_limits *limits)
 
 struct rx_buf *service_rx_get(struct nbd_service *service)
 {
-	struct list_node *node = list_pop_front(&service->rx_free);
+	struct list_node *node;
 	struct rx_buf *rx;
 
+	if (service->rx_count == service->rx_count_max) {
+		return NULL;
+	}
+	node = list_pop_front(&service->rx_free);
 	/* New ones are made only while the number of busy connections still grows. */
 	rx = node != NULL ? list_entry(node, struct rx_buf, node) : malloc(sizeof(*rx));
 	if (rx == NULL) {
@@ -40,6 +44,7 @@ struct rx_buf *service_rx_get(struct nbd_service *service)
 		list_push_front(&service->rx_free, &rx->node);
 		return NULL;
 	}
+	service->rx_count++;
 	return rx;
 }
 
@@ -47,6 +52,7 @@ void service_rx_put(struct nbd_service *service, struct rx_buf *rx)
 {
 	GMB_ASSERT(rx->refs > 0);
 	if (--rx->refs == 0) {
+		service->rx_count--;
 		arena_put(service->arena, &rx->buf);
 		list_push_front(&service->rx_free, &rx->node);
 		path_memory_released(service->path);
@@ -255,6 +261,7 @@ static int create_memory(struct nbd_service *service, struct error *error)
 {
 	const struct nbd_limits *limits = &service->options.limits;
 	struct path_options path_options = { .ring = service->ring };
+	struct arena_info info;
 	int result = arena_create(service->ring, limits->memory_bytes_max, &service->arena, error);
 
 	if (result < 0) {
@@ -273,6 +280,10 @@ static int create_memory(struct nbd_service *service, struct error *error)
 	for (uint32_t i = 0; i < limits->inflight_max; i++) {
 		list_push_back(&service->requests_free, &service->requests[i].session_node);
 	}
+	/* The other half is for requests: a session keeps its receive buffer while it waits for
+	 * requests to end, which may wait for memory. */
+	arena_info(service->arena, &info);
+	service->rx_count_max = (uint32_t)(info.limit_bytes / 2 / RX_LARGE_BYTES);
 	/* One session may keep a quarter of the memory busy, but always enough for one request. */
 	service->held_bytes_max = MAX(limits->memory_bytes_max / 4, (uint64_t)ARENA_SLAB_BYTES / 4);
 	return 0;

@@ -82,7 +82,6 @@ struct handshake {
 	uint32_t option;
 	uint32_t option_bytes;
 	uint32_t option_got;
-	bool fixed_newstyle;
 	bool no_zeroes;
 	uint32_t list_next_idx; /* LIST: next export to tell; export_count when done */
 	bool list_active;
@@ -200,6 +199,8 @@ struct nbd_service {
 	struct nbd_request *requests;
 	struct list_node requests_free;
 	struct list_node rx_free;
+	uint32_t rx_count; /* in use */
+	uint32_t rx_count_max;
 	struct list_node sends_free;
 	struct list_node sessions;
 	struct list_node handshakes;

@@ -234,7 +234,9 @@ static void stall(struct path *path, struct path_request *request)
 	}
 }
 
-/* A newcomer must not overtake those who wait. */
+/* A newcomer must not overtake those who wait. Who waits may take back what its own fragments gave
+ * up, wherever it is in the queue: replies that wait behind a long one that has begun would else
+ * take all its memory, and neither could go on. */
 static bool must_queue(const struct path *path, const struct path_request *request)
 {
 	return !list_is_empty(&path->stalled) && !list_is_linked(&request->stalled_node);

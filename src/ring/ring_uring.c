@@ -45,8 +45,9 @@ struct call_pool {
 	pthread_cond_t wake;
 	struct op_queue waiting;
 	pthread_t threads[CALL_THREADS_MAX];
+	uint32_t waiting_count;
 	uint32_t thread_count;
-	uint32_t idle_count;
+	uint32_t idle_count; /* those woken for a call that still waits are counted too */
 	bool stopping;
 };
 
@@ -494,6 +495,7 @@ static void *call_thread(void *argument)
 			pool->idle_count--;
 			continue;
 		}
+		pool->waiting_count--;
 		pthread_mutex_unlock(&pool->lock);
 		op->result = op->call(op);
 		head = atomic_load_explicit(&ring->calls_done, memory_order_relaxed);
@@ -530,7 +532,8 @@ void ring_call(
 	op->call = call;
 	pthread_mutex_lock(&pool->lock);
 	op_queue_push(&pool->waiting, op);
-	if (pool->idle_count > 0) {
+	pool->waiting_count++;
+	if (pool->idle_count >= pool->waiting_count) {
 		pthread_cond_signal(&pool->wake);
 	} else if (pool->thread_count < CALL_THREADS_MAX) {
 		if (pthread_create(&pool->threads[pool->thread_count], NULL, call_thread, ring) ==
@@ -539,6 +542,7 @@ void ring_call(
 		} else if (pool->thread_count == 0) {
 			run_here = true;
 			(void)op_queue_pop(&pool->waiting);
+			pool->waiting_count--;
 		}
 	}
 	pthread_mutex_unlock(&pool->lock);
