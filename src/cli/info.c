@@ -16,7 +16,7 @@
 
 #define TIMEOUT_DEFAULT_NS UINT64_C(10000000000)
 
-enum { QUOTE_BYTES = 256 };
+enum { QUOTE_BYTES = 256, OTHERS_MAX = 20 };
 
 struct info_arguments {
 	const char *uri;
@@ -167,6 +167,11 @@ static void others_log(const struct nbd_offers *offers)
 
 		fprintf(stderr, "  \"%s\"\n",
 			log_escape(quoted, sizeof(quoted), name, strlen(name)));
+		if (i == OTHERS_MAX && i + 1 < offers->count) {
+			fprintf(stderr, "and %u more, which --list shows.\n",
+				offers->count - 1 - i);
+			return;
+		}
 	}
 }
 

@@ -305,6 +305,21 @@ class Refusals(InfoCase):
         self.assertEqual(document["exports"][1]["description"], "the second")
         self.assertIsNone(document["exports"][1]["size"])
 
+    def test_a_missing_export_among_thousands(self):
+        def script(d):
+            d.greet()
+            d.refuse_styles()
+            d.serve(GO, UNKNOWN)
+            d.option(LIST)
+            for number in range(3000):
+                d.server(b"disk%d" % number)
+            d.ack()
+            d.farewell()
+        done = self.assert_refused(script, "no such export")
+        lines = done.stderr.split("\n")
+        self.assertEqual(lines[2], '  "disk0"')
+        self.assertEqual(lines[21:], ['  "disk19"', "and 2980 more, which --list shows.", ""])
+
     def test_a_missing_export_on_an_empty_server(self):
         def script(d):
             d.greet()

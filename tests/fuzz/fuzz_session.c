@@ -11,6 +11,7 @@
 
 #include "base/log.h"
 #include "fuzz.h"
+#include "memory/arena.h"
 #include "nbd/server.h"
 #include "nbd/wire.h"
 #include "ring/sim.h"
@@ -23,6 +24,7 @@ enum circumstance {
 	DEAF_CLIENT = 1 << 4,	 /* it reads nothing until it has said everything */
 	WITH_STOP = 1 << 5,	 /* the server is asked to stop in the middle */
 	WITH_DISK_ERRORS = 1 << 6,
+	WITH_LITTLE_MEMORY = 1 << 7, /* and few requests in flight */
 };
 
 enum {
@@ -182,7 +184,7 @@ static void faults_set(uint8_t circumstances)
 	sim_set_faults(&faults);
 }
 
-static void world_begin(struct world *world, uint64_t seed)
+static void world_begin(struct world *world, uint8_t circumstances, uint64_t seed)
 {
 	struct nbd_service_options options = { .exports = world->exports,
 		.export_count = EXPORTS_COUNT };
@@ -198,6 +200,11 @@ static void world_begin(struct world *world, uint64_t seed)
 	options.limits.inflight_max = 16;
 	options.limits.payload_bytes_max = 1 << 20;
 	options.limits.memory_bytes_max = 8 << 20;
+	if ((circumstances & WITH_LITTLE_MEMORY) != 0) {
+		options.limits.inflight_per_session_max = 2;
+		options.limits.inflight_max = 2;
+		options.limits.memory_bytes_max = ARENA_SLAB_BYTES;
+	}
 	GMB_ASSERT(nbd_service_create(&options, &world->service, &error) == 0);
 	sim_socket_pair(&server_fd, &world->client_fd);
 	nbd_service_accept(world->service, server_fd, "fuzz");
@@ -284,7 +291,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	}
 	log_set_level(LOG_LEVEL_ERROR);
 	circumstances = data[0];
-	world_begin(&world, data[1]);
+	world_begin(&world, circumstances, data[1]);
 	faults_set(circumstances);
 	if ((circumstances & SMALL_BUFFER) != 0) {
 		sim_socket_set_buffer(world.client_fd, 100);

@@ -37,7 +37,7 @@ for target in "$@"; do
 	finds=$build/finds/$target
 	log=$build/fuzz-$target.log
 	mkdir -p "$finds"
-	set -- -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2560 -max_len=20000 \
+	set -- -max_total_time="$seconds" -timeout=60 -rss_limit_mb=2560 -max_len=20000 \
 		-print_final_stats=1 -artifact_prefix="$build/failures/$target-"
 	if [ -f "$root/tests/fuzz/$target.dict" ]; then
 		set -- "$@" -dict="$root/tests/fuzz/$target.dict"
