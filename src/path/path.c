@@ -328,6 +328,10 @@ static void part_submit(struct path_stream *stream, enum store_op op, uint64_t l
 static void pump_read(struct path_request *request)
 {
 	struct path *path = request->path;
+	/* Neighbours handed over together are merged by the block layer into one command that
+	 * completes as a whole: nothing could be sent before all of it is there. */
+	bool split = request->length > path->piece_bytes &&
+		     store_info(request->export->store)->read_direct;
 
 	while (request->started_bytes < request->length &&
 		request->streams_live < request->window) {
@@ -339,6 +343,9 @@ static void pump_read(struct path_request *request)
 			return;
 		}
 		part_submit(stream, STORE_READ, stream->length);
+		if (split) {
+			ring_flush(path->ring);
+		}
 	}
 	list_remove(&request->stalled_node);
 }

@@ -126,6 +126,9 @@ int ring_turn(struct ring *ring, bool wait);
  */
 void ring_set_patience(struct ring *ring, uint32_t count, uint64_t max_wait_ns);
 
+/* Hands what is queued to the kernel now instead of with the next turn. Runs no completion. */
+void ring_flush(struct ring *ring);
+
 /* Called once after every batch of completions and messages, before the next submission. */
 typedef void ring_batch_end_fn(void *context);
 void ring_set_batch_end(struct ring *ring, ring_batch_end_fn *fn, void *context);

@@ -582,6 +582,14 @@ static void collect_completions(struct ring *ring, struct op_queue *batch)
 	io_uring_cq_advance(&ring->uring, count);
 }
 
+void ring_flush(struct ring *ring)
+{
+	int result = io_uring_submit(&ring->uring);
+
+	ring->counters.enters++;
+	GMB_ASSERT(result >= 0 || result == -EINTR || result == -EBUSY || result == -EAGAIN);
+}
+
 /* liburing 2.3 knows neither the field nor the call: wait for patience_count completions, or for
  * one once patience_us have passed. Two system calls, where submitting leaves nothing to run. */
 static int enter_patiently(struct ring *ring)
