@@ -66,10 +66,12 @@ ROWS = [
     Row("randread-1m-d1-tcp", "1 MiB random read, depth 1, TCP", "randread", MIB, 1, "tcp",
         target=3.0),
     Row("read-1m-d8-tcp", "1 MiB sequential read, depth 8, TCP", "read", MIB, 8, "tcp", target=1.2),
-    Row("read-1m-d8-unix", "1 MiB sequential read, depth 8, Unix", "read", MIB, 8, "unix", target=1.2),
+    Row("read-1m-d8-unix", "1 MiB sequential read, depth 8, Unix", "read", MIB, 8, "unix",
+        target=1.2),
     Row("randwrite-4k-d64-tcp", "4 KiB random write, depth 64, TCP", "randwrite", 4 * KIB, 64,
         "tcp", target=1.15),
-    Row("write-1m-d8-tcp", "1 MiB sequential write, depth 8, TCP", "write", MIB, 8, "tcp", target=1.15),
+    Row("write-1m-d8-tcp", "1 MiB sequential write, depth 8, TCP", "write", MIB, 8, "tcp",
+        target=1.15),
     Row("randread-4k-4x32-tcp", "4 KiB random read, 4 connections × depth 32, TCP", "randread",
         4 * KIB, 32, "tcp", jobs=4, target=1.5),
 ]
@@ -80,7 +82,8 @@ def fio_command(row, uri, seconds, state, size_bytes, seed):
     part = size_bytes // row.jobs // row.block_bytes * row.block_bytes
     command = ["fio", "--name=" + row.name, "--ioengine=nbd", "--uri=" + uri, "--thread=1",
                "--rw=" + row.rw, "--bs=%d" % row.block_bytes, "--iodepth=%d" % row.depth,
-               "--numjobs=%d" % row.jobs, "--group_reporting=1", "--runtime=%dms" % round(seconds * 1000),
+               "--numjobs=%d" % row.jobs, "--group_reporting=1",
+               "--runtime=%dms" % round(seconds * 1000),
                "--size=%d" % part, "--randseed=%d" % seed, "--output-format=json"]
     if row.jobs > 1:
         command.append("--offset_increment=%d" % part)

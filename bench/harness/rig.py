@@ -63,7 +63,7 @@ class Disk:
         if shutil.which("losetup") is None:
             raise Unavailable("needs losetup (package mount)")
         if not os.path.exists("/dev/loop-control"):
-            raise Unavailable("needs /dev/loop-control: this kernel or container has no loop devices")
+            raise Unavailable("needs /dev/loop-control: there are no loop devices here")
         self._create()
 
     def _create(self):

@@ -1,8 +1,8 @@
 """A private gmblock server for one test, and the few things every interop test needs.
 
-What: Gmblock(…) serves exports on a Unix socket or on loopback TCP (the kernel picks the port) and
-stops with the test; run() calls a client and fails loudly; main() runs the test functions of a file,
-each with an empty folder of its own.  GMBLOCK names the program under test.
+What: Gmblock(…) serves exports on a Unix socket or on loopback TCP (the kernel picks the port)
+and stops with the test; run() calls a client and fails loudly; main() runs the test functions of a
+file, each with an empty folder of its own.  GMBLOCK names the program under test.
 Results: exit status 0 passed, 1 failed, 77 a prerequisite is missing.
 """
 
@@ -109,8 +109,8 @@ def _die_with_parent():
 class Gmblock:
     """gmblock serve for the life of a with block; leaving it demands a clean stop.
 
-    exports: {name: "PATH[,key=value…]"}; the empty name is the default export.  listen: "unix", "tcp"
-    or the text of a URI.  Every printed URI has to be there before a client may start.
+    exports: {name: "PATH[,key=value…]"}; the empty name is the default export.  listen: "unix",
+    "tcp" or the text of a URI.  Every printed URI has to be there before a client may start.
     """
 
     def __init__(self, folder, exports, *options, listen="unix"):

@@ -35,6 +35,23 @@ def test_past_the_end(folder):
     with_handle(folder, check)
 
 
+def test_large_write_is_refused_only_once_it_was_sent(folder):
+    # libnbd does not know a request yet that it is still sending: an early answer kills it.
+    def check(handle):
+        for _ in range(3):
+            expect_errno("ENOSPC", handle.pwrite, bytes(24 * MIB), SIZE - MIB)
+
+    with_handle(folder, check)
+
+
+def test_large_write_to_a_read_only_export(folder):
+    def check(handle):
+        for _ in range(3):
+            expect_errno("EPERM", handle.pwrite, bytes(SIZE), 0)
+
+    with_handle(folder, check, ",readonly")
+
+
 def test_offset_plus_length_overflows(folder):
     def check(handle):
         for offset in ((1 << 64) - 1, (1 << 64) - 512, (1 << 64) - 256):

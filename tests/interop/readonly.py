@@ -5,7 +5,8 @@ import filecmp
 import json
 import os
 
-from captive import MIB, Gmblock, main, make_random_file, refused, require_program, require_root, run
+from captive import MIB, Gmblock, main, make_random_file, refused, require_program, \
+    require_root, run
 
 
 def check_offered_read_only(folder, server, image):
