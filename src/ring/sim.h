@@ -134,6 +134,8 @@ enum sim_cut { SIM_CUT_RESET, SIM_CUT_CLOSE, SIM_CUT_HALF_CLOSE };
 void sim_socket_cut(int client_fd, bool to_server, uint64_t bytes, enum sim_cut cut);
 /* Limits how many bytes the direction towards fd can hold (socket buffers). */
 void sim_socket_set_buffer(int fd, size_t bytes);
+/* True while the descriptor is open. */
+bool sim_is_open(int fd);
 /* True when the other side has closed its descriptor. */
 bool sim_socket_peer_closed(int client_fd);
 

@@ -333,6 +333,13 @@ void sim_fd_remove(int fd)
 	entry->kind = SIM_FD_FREE;
 }
 
+bool sim_is_open(int fd)
+{
+	GMB_ASSERT(fd >= SIM_FD_BASE);
+	GMB_ASSERT(fd < SIM_FD_BASE + SIM_FDS_MAX);
+	return sim_world.fds[fd - SIM_FD_BASE].kind != SIM_FD_FREE;
+}
+
 uint32_t sim_open_count(void)
 {
 	uint32_t count = 0;

@@ -125,7 +125,7 @@ void blame_fault(void *context, struct sim_disk *disk, enum sim_fault_kind kind,
 			}
 		}
 	}
-	if (note->candidate_count == 0 || scenario->conns_gone > scenario->sessions_gone) {
+	if (note->candidate_count == 0 || scenario_has_orphans(scenario)) {
 		/* Nobody asked: the store's own doing, or the request of a client that has gone. */
 		note->reported = true;
 	}

@@ -12,6 +12,7 @@ struct record {
 	bool acknowledged;
 	bool durable;
 	bool orphan;
+	uint32_t owner;
 	uint32_t group;
 	uint64_t offset;
 	uint64_t length;
@@ -115,17 +116,18 @@ void oracle_fail(struct oracle *oracle, uint32_t record)
 	r->end = oracle_now(oracle);
 }
 
-void oracle_orphan(struct oracle *oracle, uint32_t record)
+void oracle_orphan(struct oracle *oracle, uint32_t record, uint32_t owner)
 {
 	oracle->records[record].orphan = true;
+	oracle->records[record].owner = owner;
 }
 
-void oracle_settle(struct oracle *oracle)
+void oracle_settle(struct oracle *oracle, uint32_t owner)
 {
 	uint64_t now = oracle_now(oracle);
 
 	for (uint32_t i = 0; i < oracle->count; i++) {
-		if (oracle->records[i].orphan) {
+		if (oracle->records[i].orphan && oracle->records[i].owner == owner) {
 			oracle->records[i].orphan = false;
 			oracle->records[i].end = now;
 		}

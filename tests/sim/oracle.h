@@ -43,9 +43,9 @@ void oracle_end(struct oracle *oracle, uint32_t record, bool durable);
 /* It failed: any of its bytes may have been written; nothing will change from now on. */
 void oracle_fail(struct oracle *oracle, uint32_t record);
 /* Nobody knows whether it was or will be executed. */
-void oracle_orphan(struct oracle *oracle, uint32_t record);
-/* Nothing that was orphaned can still be executed. */
-void oracle_settle(struct oracle *oracle);
+void oracle_orphan(struct oracle *oracle, uint32_t record, uint32_t owner);
+/* Nothing that this owner has orphaned can still be executed. */
+void oracle_settle(struct oracle *oracle, uint32_t owner);
 /* A flush that was sent at `begin` (oracle_now()) has succeeded. */
 void oracle_flushed(struct oracle *oracle, uint64_t begin, uint32_t group);
 

@@ -191,12 +191,28 @@ static void open_export(struct scenario *scenario, struct scenario_export *expor
 
 /* --- services ------------------------------------------------------------------------------- */
 
-/* What dead connections have left behind can no longer happen once their sessions are gone. */
-static void settle_orphans(struct scenario *scenario)
+static bool is_orphaned(const struct conn *conn)
 {
-	if (scenario->sessions_gone == scenario->conns_gone) {
-		for (uint32_t i = 0; i < scenario->export_count; i++) {
-			oracle_settle(scenario->exports[i].oracle);
+	return conn->gone && sim_is_open(conn->server_fd);
+}
+
+bool scenario_has_orphans(const struct scenario *scenario)
+{
+	for (uint32_t i = 0; i < scenario->conn_count; i++) {
+		if (is_orphaned(&scenario->conns[i])) {
+			return true;
+		}
+	}
+	return false;
+}
+
+void scenario_settle(struct scenario *scenario)
+{
+	for (uint32_t i = 0; i < scenario->conn_count; i++) {
+		const struct conn *conn = &scenario->conns[i];
+
+		if (conn->gone && !is_orphaned(conn)) {
+			oracle_settle(conn->export->oracle, i);
 		}
 	}
 }
@@ -206,7 +222,7 @@ static void session_closed(void *context)
 	struct scenario *scenario = context;
 
 	scenario->sessions_gone++;
-	settle_orphans(scenario);
+	scenario_settle(scenario);
 }
 
 static void create_service(struct scenario *scenario, struct scenario_service *service)
@@ -320,7 +336,7 @@ static void mute_check(void *arg)
 		sim_socket_close(conn->fd);
 		conn->gone = true;
 		conn->scenario->conns_gone++;
-		settle_orphans(conn->scenario);
+		scenario_settle(conn->scenario);
 	} else {
 		sim_after(SECOND_NS, mute_check, conn);
 	}
@@ -365,14 +381,13 @@ static void start_conn(void *arg)
 	uint32_t service = (uint32_t)below(scenario->service_count);
 	struct accept_message *accept = calloc(1, sizeof(*accept));
 	struct model_plan plan = make_plan(conn);
-	int server_fd;
 
 	GMB_ASSERT(accept != NULL);
 	conn->started = true;
-	sim_socket_pair(&server_fd, &conn->fd);
+	sim_socket_pair(&conn->server_fd, &conn->fd);
 	accept->message.deliver = accept_deliver;
 	accept->service = scenario->services[service].service;
-	accept->fd = server_fd;
+	accept->fd = conn->server_fd;
 	ring_post(scenario->services[service].ring, &accept->message);
 	if (conn->fate == FATE_MUTE) {
 		start_mute(conn);
@@ -384,7 +399,9 @@ static void start_conn(void *arg)
 	}
 	model_start(&conn->client, scenario->client_ring, conn->fd, &plan, &traffic_ops, conn);
 	conn->client.id = (uint32_t)(conn - scenario->conns);
-	conn->client.forgive = scenario->draining || conn->fate == FATE_CUT;
+	/* A simple reply that has begun cannot tell that the disk ended: P78. */
+	conn->client.forgive = scenario->draining || conn->fate == FATE_CUT ||
+			       (plan.size_may_change && plan.style == MODEL_SIMPLE);
 }
 
 static void create_conns(struct scenario *scenario)

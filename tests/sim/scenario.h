@@ -58,6 +58,7 @@ struct conn {
 	struct ring *ring;
 	enum fate fate;
 	int fd;
+	int server_fd;
 	uint32_t budget; /* requests still to be sent */
 	uint32_t depth;
 	uint32_t garbage_at; /* budget at which to misbehave or stall */
@@ -122,6 +123,10 @@ struct scenario_result {
 	uint64_t errors;
 };
 struct scenario_result scenario_run(uint64_t seed, bool verbose);
+/* True while a session lives whose client has gone: its requests may still be executed. */
+bool scenario_has_orphans(const struct scenario *scenario);
+/* What a dead connection has left behind can no longer happen once its session is gone. */
+void scenario_settle(struct scenario *scenario);
 
 /* traffic.c */
 extern const struct model_ops traffic_ops;

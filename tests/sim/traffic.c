@@ -195,6 +195,8 @@ static void fill_valid(struct conn *conn, struct model_request *request)
 		}
 	}
 	request->command = MODEL_READ; /* everything is being written */
+	request->length = pick_length(conn->scenario, export->size);
+	request->offset = pick_offset(export, &request->length);
 	pick_flags(conn, request);
 }
 
@@ -538,7 +540,7 @@ static void on_lost(struct model_client *client, struct model_request *request)
 	if (!request->invalid) {
 		blame_lost(conn, request);
 		if (request->record != UINT32_MAX) {
-			oracle_orphan(conn->export->oracle, request->record);
+			oracle_orphan(conn->export->oracle, request->record, conn->client.id);
 		}
 	}
 }
@@ -560,6 +562,7 @@ static void on_closed(struct model_client *client)
 	sim_socket_close(conn->fd);
 	conn->gone = true;
 	conn->scenario->conns_gone++;
+	scenario_settle(conn->scenario);
 }
 
 const struct model_ops traffic_ops = {
