@@ -53,6 +53,8 @@ void session_open(struct nbd_service *service, int fd, const char *peer)
 	/* Replies are sent whole: waiting for more would only cost time (P2). Not TCP: no matter.
 	 */
 	(void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+	/* A machine that died says no goodbye: its place must not stay taken for ever. */
+	(void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one));
 	session->service = service;
 	session->socket = ring_file_add(service->ring, fd);
 	session->rx_data = session->rx_small;
