@@ -142,6 +142,10 @@ static int arguments_parse(int argc, char **argv, struct info_arguments *argumen
 			if (units_parse_time(optarg, &arguments->timeout_ns, &error) != 0) {
 				return cli_usage_error("info", "--timeout: %s", error.text);
 			}
+			if (arguments->timeout_ns == 0) {
+				return cli_usage_error(
+					"info", "--timeout: it must be longer than nothing");
+			}
 			break;
 		case OPT_HELP:
 			return cli_print(usage_text);
@@ -236,7 +240,7 @@ int cmd_info(int argc, char **argv)
 			       : CLI_OK;
 	}
 	if (nbd_uri_parse(arguments.uri, &uri, &error) != 0) {
-		return cli_failure("info", &error);
+		return cli_usage_error("info", "%s", error.text);
 	}
 	if (uri.unknown_parameter != NULL) {
 		log_warning("the URI's parameter \"%s\" means nothing here and is ignored",

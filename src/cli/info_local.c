@@ -189,11 +189,10 @@ static void judge(const struct ring_features *ring, struct local_feature out[FEA
 		ring->registered_buffers, true, "payload memory is mapped for the disk once",
 		without_buffers);
 	feature_set(&out[6], "min_timeout", "minimum wait (6.12)", ring->min_timeout, false,
-		"not used: the loop waits for single completions",
+		"the loop waits for single completions",
 		"nothing: the loop waits for single completions");
 	feature_set(&out[7], "send_zero_copy", "zero-copy send (6.0)", ring->send_zero_copy, false,
-		"not used: payloads are copied to the socket",
-		"nothing: payloads are copied to the socket");
+		"payloads are copied to the socket", "nothing: payloads are copied to the socket");
 }
 
 /* --- text ---------------------------------------------------------------------------------- */

@@ -50,7 +50,8 @@ static int unknown_command(const char *name)
 {
 	char shown[80];
 
-	fprintf(stderr, "gmblock: there is no command '%s'\nTry 'gmblock --help'.\n",
+	fprintf(stderr, "gmblock: there is no %s '%s'\nTry 'gmblock --help'.\n",
+		name[0] == '-' ? "option" : "command",
 		log_escape(shown, sizeof(shown), name, strlen(name)));
 	return CLI_USAGE;
 }

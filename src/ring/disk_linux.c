@@ -70,14 +70,14 @@ static int explain_open(
 		if (!read_only) {
 			return error_set(error, -code,
 				"cannot open '%s' for writing: %s; change its permissions or "
-				"export it with readonly",
+				"export it with readonly (--export NAME=PATH,readonly)",
 				path, strerror(code));
 		}
 		break;
 	case EROFS:
 		return error_set(error, -code,
 			"cannot open '%s' for writing: it is on a read-only filesystem or "
-			"device; export it with readonly",
+			"device; export it with readonly (--export NAME=PATH,readonly)",
 			path);
 	case ETXTBSY:
 		return error_set(error, -code,

@@ -320,7 +320,8 @@ int server_config_finish(struct server_config *config, struct error *error)
 
 	if (config->export_count == 0) {
 		return error_set(error, -EINVAL,
-			"nothing to serve: give a PATH, --export NAME=PATH or --config FILE");
+			"nothing to serve: no export is named; give a PATH or --export NAME=PATH, "
+			"or list exports in the file of --config FILE");
 	}
 	rc = check_export_names(config, error);
 	if (rc == 0) {

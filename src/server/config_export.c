@@ -187,6 +187,11 @@ int server_export_set(
 	uint32_t i;
 	int rc;
 
+	if (key[0] == '\0') {
+		return error_set(error, -EINVAL,
+			"a key is missing behind a comma (a comma inside a value or path is "
+			"written \\,)");
+	}
 	for (i = 0; i < KEY_COUNT && strcmp(key, export_keys[i].name) != 0; i++) {
 	}
 	if (i == KEY_COUNT) {
@@ -243,9 +248,11 @@ static int parse_keys(
 			*value++ = '\0';
 		}
 		rc = server_export_set(entry, scratch, value, error);
-		if (rc < 0) {
+		if (rc < 0 && scratch[0] != '\0') {
 			error_prefix(error, "%s",
 				log_escape(shown, sizeof(shown), scratch, strlen(scratch)));
+		}
+		if (rc < 0) {
 			return rc;
 		}
 	}

@@ -70,6 +70,20 @@ static uint64_t now_ns(void)
 
 /* --- exports --------------------------------------------------------------------------------- */
 
+/* A bare PATH takes no keys, and who writes some hears of a strange file that does not exist. */
+static void hint_at_keys(const struct server_export *entry, struct error *error)
+{
+	struct error plain;
+
+	if (error == NULL || strcmp(entry->origin, entry->path) != 0 ||
+		strchr(entry->path, ',') == NULL) {
+		return;
+	}
+	plain = *error;
+	error_set(error, plain.code, "%s; keys behind a comma need --export =PATH,KEY[=VALUE]",
+		plain.text);
+}
+
 static int open_export(
 	struct nbd_export *out, const struct server_export *entry, struct error *error)
 {
@@ -94,6 +108,7 @@ static int open_export(
 			log_escape(shown, sizeof(shown), entry->name, strlen(entry->name)),
 			says_more ? " (" : "", says_more ? entry->origin : "",
 			says_more ? ")" : "");
+		hint_at_keys(entry, error);
 		return rc;
 	}
 	out->name = entry->name;

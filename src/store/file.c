@@ -439,7 +439,9 @@ static int open_buffered(
 	}
 	if (store->disk.read_only && !options->read_only) {
 		return error_set(error, -EROFS,
-			"'%s' is a read-only device; export it with readonly", options->path);
+			"'%s' is a read-only device; export it with readonly (--export "
+			"NAME=PATH,readonly)",
+			options->path);
 	}
 	return 0;
 }

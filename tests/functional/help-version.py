@@ -27,6 +27,7 @@ class HelpAndVersion(support.Case):
 
     def test_unknown_command(self):
         self.check_refused(["sevre"], 2, "no command 'sevre'", "gmblock --help")
+        self.check_refused(["--sevre"], 2, "no option '--sevre'", "gmblock --help")
         self.check_refused(["help", "sevre"], 2, "no command 'sevre'")
 
     def test_output_that_cannot_be_written_is_a_failure(self):

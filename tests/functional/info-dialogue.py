@@ -567,7 +567,7 @@ class Addresses(InfoCase):
                 self.refused_without_server(uri, "TLS", "P132")
 
     def test_not_a_uri(self):
-        self.refused_without_server("http://127.0.0.1/", "http")
+        self.refused_without_server("http://127.0.0.1/", "http", status=2)
 
     def test_an_unknown_parameter_is_told(self):
         with FakeServer(plain()) as server:
@@ -581,6 +581,7 @@ class Usage(InfoCase):
         for args, wanted in (((), "URI"), (("a", "b"), "'b'"), (("--frob",), "--frob"),
                              (("--json=x",), "--json"), (("--timeout",), "--timeout"),
                              (("--timeout", "soon", "u"), "soon"),
+                             (("--timeout", "0s", "u"), "--timeout"),
                              (("--local", "u"), "--local"), (("--local", "--list"), "--local"),
                              (("--path", "/", "u"), "--local")):
             with self.subTest(args=args):

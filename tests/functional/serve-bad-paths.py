@@ -24,6 +24,9 @@ class BadPaths(support.Case):
         os.symlink("loop", self.path("loop"))
         self.check(self.path("loop"), "symbolic links")
 
+    def test_a_key_without_export(self):
+        self.check(self.path("missing.img") + ",readonly", "does not exist", "--export =PATH,KEY")
+
     def test_sizes_of_memory_disks(self):
         self.check("memory:lots")
         self.check("null:")

@@ -29,7 +29,7 @@ class Options(support.Case):
         export("a=null:1M,write-mode=", "write-mode: '' is not a mode")
         export("a=null:1M,mode", "mode: ", "needs a value")
         export("a=null:1M,colour=red", "colour: ", "not a known key", "max-connections")
-        export("a=null:1M,", "not a known key")
+        export("a=null:1M,", "\"a=null:1M,\": a key is missing behind a comma")
         export("a=null:1M,mode=ram,mode=ram", "mode: ", "twice")
         export("a=null:1M,readonly=perhaps", "readonly: 'perhaps' is neither yes nor no")
         export("a=null:1M,max-connections=0", "max-connections: 0 is out of range")
