@@ -205,11 +205,13 @@ static void option_export_name(struct nbd_session *session)
 		return;
 	}
 	if (export == NULL || session->service->draining || !claim_export(session, export)) {
-		session_terminate(session,
-			export != NULL ? "the export takes no more connections" : "no such export");
 		(void)log_escape(
 			shown, sizeof(shown), handshake->option_data, handshake->option_bytes);
 		log_debug("client %s asked for export \"%s\"", session->peer, shown);
+		session_terminate(session,
+			export == NULL		     ? "it asked for an export that does not exist"
+			: session->service->draining ? "the server is stopping"
+						     : "its export takes no more connections");
 		return;
 	}
 	reply.size = be64_make(session->export_size);
@@ -340,9 +342,7 @@ static void option_info_or_go(struct nbd_session *session)
 			export->connections_max);
 		return;
 	}
-	session->context_selected =
-		handshake->context_selected && handshake->context_name_bytes == go.name.length &&
-		memcmp(handshake->context_name, go.name.bytes, go.name.length) == 0;
+	select_context(session, export);
 	reply_infos(session, export, &go, session->export_size);
 	reply_ack(session);
 	handshake->next = HANDSHAKE_NEXT_TRANSMISSION;

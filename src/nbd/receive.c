@@ -7,9 +7,9 @@
 /*
  * Bytes arrive in one of three places:
  *
- *   rx_small (8 KiB, in the session)   idle and light connections, requests without payload
- *   rx_large (256 KiB, from the arena) many small writes at once: each is written from where it
- * lies a stream of the path               payload of a large write, received straight into place
+ * - rx_small, 8 KiB in the session: idle and light connections, requests without payload;
+ * - rx_large, 256 KiB from the arena: many small writes at once, each written from where it lies;
+ * - a stream of the path: payload of a large write, received straight into place.
  *
  * A receive that fills rx_small is followed by one into rx_large. A session goes back to rx_small
  * as soon as everything received is parsed and the last receive was not full, so that an idle
@@ -237,14 +237,6 @@ static void start_write(struct nbd_session *session, struct nbd_request *request
 
 /* --- requests ------------------------------------------------------------------------------ */
 
-static uint64_t memory_needed(const struct nbd_session *session, const struct request_head *head)
-{
-	if (head->type != NBD_CMD_READ && head->type != NBD_CMD_WRITE) {
-		return 0;
-	}
-	return MIN(head->length, (uint64_t)READ_WINDOW * path_piece_bytes(session->service->path));
-}
-
 /* A limit is reached: parsing goes on when some request has ended. */
 static bool must_block(struct nbd_session *session, const struct request_head *head)
 {
@@ -252,8 +244,9 @@ static bool must_block(struct nbd_session *session, const struct request_head *h
 
 	if (list_is_empty(&service->requests_free) ||
 		session->inflight_count >= service->options.limits.inflight_per_session_max ||
-		(session->inflight_count > 0 && session->held_bytes + memory_needed(session, head) >
-							service->held_bytes_max)) {
+		(session->inflight_count > 0 &&
+			session->held_bytes + request_memory(session, head) >
+				service->held_bytes_max)) {
 		list_push_back(&service->blocked, &session->blocked_node);
 		return true;
 	}
@@ -295,7 +288,7 @@ static void dispatch(struct nbd_session *session, struct request_head *head, uin
 		return;
 	}
 	request->started = true;
-	request->held_bytes = (uint32_t)memory_needed(session, head);
+	request->held_bytes = (uint32_t)request_memory(session, head);
 	session->held_bytes += request->held_bytes;
 	if (head->type == NBD_CMD_WRITE) {
 		start_write(session, request);
@@ -394,6 +387,14 @@ void receive_continue(struct nbd_session *session)
 	arm(session);
 }
 
+void receive_discard(struct nbd_session *session)
+{
+	if (!session->recv_op.in_flight) {
+		ring_recv(session->service->ring, &session->recv_op, session->socket,
+			session->rx_small, RX_SMALL_BYTES, false, receive_done);
+	}
+}
+
 void receive_start(struct nbd_session *session)
 {
 	receive_continue(session);
@@ -407,6 +408,7 @@ static void received_end(struct nbd_session *session)
 		session_terminate(session, "it closed in the middle of a request's payload");
 	} else {
 		/* Perhaps only half closed: what it asked for is still answered (P130). */
+		session->end_of_stream = true;
 		session_drain(session);
 	}
 }
@@ -416,6 +418,14 @@ void receive_done(struct ring_op *op, int result)
 	struct nbd_session *session = container_of(op, struct nbd_session, recv_op);
 
 	if (session->state == SESSION_TERMINATING || session->state == SESSION_DRAINING) {
+		return;
+	}
+	if (session->state == SESSION_LINGERING) {
+		if (result > 0 || result == -EINTR || result == -EAGAIN) {
+			receive_discard(session);
+		} else {
+			session_terminate(session, NULL);
+		}
 		return;
 	}
 	if (result == 0) {

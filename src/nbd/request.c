@@ -190,6 +190,12 @@ uint32_t request_check_status_payload(const struct nbd_session *session, const u
 
 /* --- life ---------------------------------------------------------------------------------- */
 
+static bool must_be_one_piece(const struct nbd_session *session, const struct request_head *head)
+{
+	return head->type == NBD_CMD_READ &&
+	       (!session->structured || (head->flags & NBD_CMD_FLAG_DF) != 0);
+}
+
 static uint32_t window_for(const struct nbd_session *session, bool one_piece, uint64_t length)
 {
 	uint64_t pieces = length / path_piece_bytes(session->service->path) + 2;
@@ -197,6 +203,17 @@ static uint32_t window_for(const struct nbd_session *session, bool one_piece, ui
 	/* What is held back until complete must be able to be complete. */
 	_Static_assert(HELD_BYTES_MAX / PATH_PIECE_BYTES_DEFAULT + 2 <= PATH_WINDOW_MAX, "window");
 	return one_piece && length <= HELD_BYTES_MAX ? (uint32_t)pieces : (uint32_t)READ_WINDOW;
+}
+
+uint64_t request_memory(const struct nbd_session *session, const struct request_head *head)
+{
+	uint64_t window;
+
+	if (head->type != NBD_CMD_READ && head->type != NBD_CMD_WRITE) {
+		return 0;
+	}
+	window = window_for(session, must_be_one_piece(session, head), head->length);
+	return MIN(head->length, window * path_piece_bytes(session->service->path));
 }
 
 struct nbd_request *request_begin(struct nbd_session *session, const struct request_head *head)
@@ -223,8 +240,7 @@ struct nbd_request *request_begin(struct nbd_session *session, const struct requ
 	request->content_bytes = 0;
 	request->lent = NULL;
 	request->held_bytes = 0;
-	request->one_piece = head->type == NBD_CMD_READ &&
-			     (!session->structured || (head->flags & NBD_CMD_FLAG_DF) != 0);
+	request->one_piece = must_be_one_piece(session, head);
 	list_init(&request->send_node);
 	request->path.offset = head->offset;
 	request->path.length = head->length;

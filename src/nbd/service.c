@@ -148,18 +148,28 @@ static void batch_end(void *context)
 
 /* --- deadlines ----------------------------------------------------------------------------- */
 
-static void expire_handshakes(struct nbd_service *service, uint64_t now_ns)
+/* Ends the sessions of a list, oldest first, whose deadline has passed. reason NULL: no news. */
+static void expire(struct list_node *sessions, uint64_t now_ns, const char *reason)
 {
 	struct list_node *node;
 
-	while ((node = list_first(&service->handshakes)) != NULL) {
-		struct nbd_session *session = list_entry(node, struct nbd_session, handshake_node);
+	while ((node = list_first(sessions)) != NULL) {
+		struct nbd_session *session = list_entry(node, struct nbd_session, deadline_node);
 
 		if (session->deadline_ns > now_ns) {
 			return;
 		}
-		session_terminate(session, "no export was chosen within the handshake timeout");
+		session_terminate(session, reason);
 	}
+}
+
+/* When the first deadline of a list is due; UINT64_MAX for an empty one. */
+static uint64_t first_deadline_ns(const struct list_node *sessions)
+{
+	struct list_node *oldest = list_first(sessions);
+
+	return oldest == NULL ? UINT64_MAX
+			      : list_entry(oldest, struct nbd_session, deadline_node)->deadline_ns;
 }
 
 /* A peer that takes or gives nothing must not keep from the others what they wait for. */
@@ -189,7 +199,8 @@ static void timer_done(struct ring_op *op, int result)
 	uint64_t now_ns = ring_now_ns(service->ring);
 
 	GMB_UNUSED(result); /* passed or cancelled: look again either way */
-	expire_handshakes(service, now_ns);
+	expire(&service->handshakes, now_ns, "no export was chosen within the handshake timeout");
+	expire(&service->lingering, now_ns, NULL);
 	expire_stalls(service, now_ns);
 	if (service->draining && now_ns >= service->drain_deadline_ns) {
 		list_for_each(node, &service->sessions)
@@ -203,13 +214,11 @@ static void timer_done(struct ring_op *op, int result)
 
 void service_timer_arm(struct nbd_service *service)
 {
-	struct list_node *oldest = list_first(&service->handshakes);
 	uint64_t now_ns = ring_batch_ns(service->ring);
-	uint64_t when_ns = UINT64_MAX;
+	uint64_t lingering_ns = first_deadline_ns(&service->lingering);
+	uint64_t when_ns = first_deadline_ns(&service->handshakes);
 
-	if (oldest != NULL) {
-		when_ns = list_entry(oldest, struct nbd_session, handshake_node)->deadline_ns;
-	}
+	when_ns = MIN(when_ns, lingering_ns);
 	if (somebody_waits(service)) {
 		when_ns = MIN(when_ns, now_ns + SECOND_NS);
 	}
@@ -314,6 +323,7 @@ int nbd_service_create(const struct nbd_service_options *options, struct nbd_ser
 	list_init(&service->sends_free);
 	list_init(&service->sessions);
 	list_init(&service->handshakes);
+	list_init(&service->lingering);
 	list_init(&service->dirty);
 	list_init(&service->blocked);
 	list_init(&service->ending);
@@ -376,7 +386,7 @@ void nbd_service_accept(struct nbd_service *service, int fd, const char *peer)
 	 * had the longest chance makes room. */
 	if (service->counters.handshakes >= limits->handshakes_max) {
 		session_terminate(list_entry(list_first(&service->handshakes), struct nbd_session,
-					  handshake_node),
+					  deadline_node),
 			"too many connections were in the handshake and it was the oldest");
 	}
 	session_open(service, fd, peer);

@@ -9,11 +9,16 @@
 
 #include "nbd/session.h"
 
+/* How long a peer may take to close after us: longer while nobody is in a hurry. */
+#define LINGER_NS	   UINT64_C(2000000000)
+#define LINGER_DRAINING_NS UINT64_C(200000000)
+
 static const uint32_t session_edges[SESSION_STATE_COUNT] = {
 	[SESSION_NEGOTIATING] =
 		BIT(SESSION_READY) | BIT(SESSION_DRAINING) | BIT(SESSION_TERMINATING),
-	[SESSION_READY] = BIT(SESSION_DRAINING) | BIT(SESSION_TERMINATING),
-	[SESSION_DRAINING] = BIT(SESSION_TERMINATING),
+	[SESSION_READY] = BIT(SESSION_DRAINING) | BIT(SESSION_LINGERING) | BIT(SESSION_TERMINATING),
+	[SESSION_DRAINING] = BIT(SESSION_LINGERING) | BIT(SESSION_TERMINATING),
+	[SESSION_LINGERING] = BIT(SESSION_TERMINATING),
 	[SESSION_TERMINATING] = 0, /* freed by session_join() */
 };
 
@@ -22,8 +27,8 @@ void session_set_state(struct nbd_session *session, enum session_state state)
 	struct nbd_service *service = session->service;
 
 	GMB_ASSERT((session_edges[session->state] & BIT(state)) != 0);
+	list_remove(&session->deadline_node);
 	if (session->state == SESSION_NEGOTIATING) {
-		list_remove(&session->handshake_node);
 		service->counters.handshakes--;
 	}
 	session->state = state;
@@ -59,6 +64,7 @@ void session_open(struct nbd_service *service, int fd, const char *peer)
 	session->socket = ring_file_add(service->ring, fd);
 	session->rx_data = session->rx_small;
 	session->rx_bytes = RX_SMALL_BYTES;
+	list_init(&session->deadline_node);
 	list_init(&session->dirty_node);
 	list_init(&session->blocked_node);
 	list_init(&session->ending_node);
@@ -69,7 +75,7 @@ void session_open(struct nbd_service *service, int fd, const char *peer)
 	session->deadline_ns = session->progress_ns + service->options.limits.handshake_timeout_ns;
 	session->state = SESSION_NEGOTIATING;
 	list_push_back(&service->sessions, &session->service_node);
-	list_push_back(&service->handshakes, &session->handshake_node);
+	list_push_back(&service->handshakes, &session->deadline_node);
 	service->counters.sessions_accepted++;
 	service->counters.sessions++;
 	service->counters.handshakes++;
@@ -125,19 +131,17 @@ void session_terminate(struct nbd_session *session, const char *reason)
 void session_fail(struct nbd_session *session, const char *rule, const char *format, ...)
 {
 	char text[256];
+	char reason[sizeof(text) + 64];
 	va_list args;
-	int used;
 
 	if (session->state == SESSION_TERMINATING) {
 		return;
 	}
 	va_start(args, format);
-	used = vsnprintf(text, sizeof(text), format, args);
+	vsnprintf(text, sizeof(text), format, args);
 	va_end(args);
-	if (used > 0 && (size_t)used < sizeof(text)) {
-		snprintf(text + used, sizeof(text) - (size_t)used, " (NBD rule %s)", rule);
-	}
-	session_terminate(session, text);
+	snprintf(reason, sizeof(reason), "it broke NBD rule %s: %s", rule, text);
+	session_terminate(session, reason);
 }
 
 void session_drain(struct nbd_session *session)
@@ -159,13 +163,36 @@ void session_stop(struct nbd_session *session)
 	}
 }
 
+/*
+ * Everything is answered. Closing now, with something of the peer's unread, would make the kernel
+ * reset the connection, and a reset can overtake the last replies: so say that nothing more comes,
+ * and close when the peer has done the same, or has had time to.
+ */
+static void linger(struct nbd_session *session)
+{
+	struct nbd_service *service = session->service;
+
+	session_set_state(session, SESSION_LINGERING);
+	list_remove(&session->blocked_node);
+	if (session->end_of_stream) {
+		begin_termination(session);
+		return;
+	}
+	ring_socket_shutdown_send(service->ring, session->socket);
+	session->deadline_ns =
+		ring_now_ns(service->ring) + (service->draining ? LINGER_DRAINING_NS : LINGER_NS);
+	list_push_back(&service->lingering, &session->deadline_node);
+	service_timer_arm(service);
+	receive_discard(session);
+}
+
 void session_drain_check(struct nbd_session *session)
 {
 	bool ending = session->state == SESSION_DRAINING ||
 		      (session->state == SESSION_READY && session->service->draining);
 
 	if (ending && list_is_empty(&session->requests) && !session->send_op.in_flight) {
-		begin_termination(session);
+		linger(session);
 	}
 }
 

@@ -2,10 +2,13 @@
 /*
  * Private to src/nbd: one client connection on the server, and the service that owns it.
  *
- *            accept            GO / EXPORT_NAME          DISC, end of stream, soft stop
+ *            accept            GO / EXPORT_NAME          DISC, end of stream
  *   (new) ──▶ NEGOTIATING ──────▶ READY ──────────────────────▶ DRAINING
- *                 │                 │  peer violation, socket error   │ nothing in flight
- *                 └─────────────────┴───────────▶ TERMINATING ◀───────┘
+ *                 │                 │ │ soft stop                     │ nothing in flight
+ *                 │                 │ └──────────▶ LINGERING ◀────────┘
+ *                 │  peer violation, │                │ end of stream, deadline
+ *                 │  socket error    ▼                ▼
+ *                 └──────────────▶ TERMINATING ◀──────┘
  *                                                     │ session_join(): no operation in flight
  *                                                     ▼ (closed and freed)
  *
@@ -59,6 +62,7 @@ enum session_state {
 	SESSION_NEGOTIATING, /* waits for client flags or the next option */
 	SESSION_READY,	     /* waits for requests */
 	SESSION_DRAINING,    /* reads no more; waits for what is in flight to be answered */
+	SESSION_LINGERING, /* said goodbye; waits for the peer's, throwing away what still comes */
 	SESSION_TERMINATING, /* socket shut down; waits for operations to come back */
 	SESSION_STATE_COUNT
 };
@@ -142,17 +146,17 @@ struct send_batch {
 
 struct nbd_session {
 	struct nbd_service *service;
-	struct list_node service_node;	 /* in service->sessions */
-	struct list_node handshake_node; /* in service->handshakes, oldest first */
-	struct list_node dirty_node;	 /* in service->dirty: something to send */
-	struct list_node blocked_node;	 /* in service->blocked: parsing waits for a limit */
-	struct list_node ending_node;	 /* in service->ending: terminating */
+	struct list_node service_node;	/* in service->sessions */
+	struct list_node deadline_node; /* in service->handshakes or ->lingering, oldest first */
+	struct list_node dirty_node;	/* in service->dirty: something to send */
+	struct list_node blocked_node;	/* in service->blocked: parsing waits for a limit */
+	struct list_node ending_node;	/* in service->ending: terminating */
 	enum session_state state;
 	struct ring_file socket;
 	struct ring_op recv_op;
 	struct ring_op send_op;
 	struct handshake *handshake;
-	uint64_t deadline_ns; /* of the handshake */
+	uint64_t deadline_ns; /* of the handshake, or of lingering */
 	uint64_t progress_ns; /* last time the network moved, or was first asked to */
 
 	/* Transmission. */
@@ -204,6 +208,7 @@ struct nbd_service {
 	struct list_node sends_free;
 	struct list_node sessions;
 	struct list_node handshakes;
+	struct list_node lingering;
 	struct list_node dirty;
 	struct list_node blocked;
 	struct list_node ending;
@@ -256,6 +261,8 @@ void receive_start(struct nbd_session *session);
 /* Takes requests out of what was received and asks for more. */
 void receive_continue(struct nbd_session *session);
 void receive_done(struct ring_op *op, int result);
+/* Throws away what still comes, until the end of the stream. */
+void receive_discard(struct nbd_session *session);
 void receive_release(struct nbd_session *session);
 
 /* request.c */
@@ -278,6 +285,8 @@ uint32_t request_check(const struct nbd_session *session, const struct request_h
 /* BLOCK_STATUS with a payload (P115): the same for the payload's effect length and context ids. */
 uint32_t request_check_status_payload(const struct nbd_session *session, const uint8_t *payload,
 	uint64_t payload_bytes, struct request_head *head, const char **text);
+/* Payload memory that the request may hold at once. */
+uint64_t request_memory(const struct nbd_session *session, const struct request_head *head);
 struct nbd_request *request_begin(struct nbd_session *session, const struct request_head *head);
 void request_end(struct nbd_request *request);
 /* Puts the request among those that have something to send. */

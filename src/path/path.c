@@ -80,7 +80,9 @@ static void set_state(struct path_request *request, enum path_state state)
 {
 	GMB_ASSERT(state > request->state || state == PATH_STATE_INIT);
 	request->state = state;
-	request->edge_ns[state] = ring_now_ns(request->path->ring);
+	/* The first two edges belong to the batch in which the request was taken. */
+	request->edge_ns[state] = state <= PATH_STATE_READ ? ring_batch_ns(request->path->ring)
+							   : ring_now_ns(request->path->ring);
 }
 
 static uint32_t size_class(uint64_t length)
