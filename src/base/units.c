@@ -105,7 +105,7 @@ int units_parse_time(const char *text, uint64_t *time_ns, struct error *error)
 		if (strcmp(suffix, time_units[i].name) != 0) {
 			continue;
 		}
-		if (!checked_mul_u64(value, time_units[i].ns, &value)) {
+		if (!checked_mul_u64(value, time_units[i].ns, &value) || value > INT64_MAX) {
 			rc = -ERANGE;
 			break;
 		}

@@ -14,7 +14,8 @@
  * Nothing else: no sign, no space, no fraction. */
 GMB_MUST_CHECK int units_parse_bytes(const char *text, uint64_t *bytes, struct error *error);
 
-/* Time: digits and one of ns, us, ms, s, min, h. "0" needs no unit. */
+/* Time: digits and one of ns, us, ms, s, min, h. "0" needs no unit. At most INT64_MAX ns, about 292
+ * years, so that a time added to the clock's does not overflow. */
 GMB_MUST_CHECK int units_parse_time(const char *text, uint64_t *time_ns, struct error *error);
 
 /* A decimal number from min to max. */

@@ -45,7 +45,8 @@ static uint64_t left_ns(const struct probe *probe)
 	return now < probe->deadline_ns ? probe->deadline_ns - now : 0;
 }
 
-/* Waits for events on the socket: 0, -ETIMEDOUT, or another negative errno. */
+/* Waits for events on the socket: 0, -ETIMEDOUT, or another negative errno. Once the time is up no
+ * event counts any more: a server that always has something to say must not hold us. */
 static int wait_for(struct probe *probe, short events, uint64_t limit_ns)
 {
 	uint64_t end_ns = now_ns() + MIN(limit_ns, left_ns(probe));
@@ -56,7 +57,7 @@ static int wait_for(struct probe *probe, short events, uint64_t limit_ns)
 		uint64_t wait_ns = now < end_ns ? end_ns - now : 0;
 		struct timespec wait = { .tv_sec = (time_t)(wait_ns / 1000000000),
 			.tv_nsec = (long)(wait_ns % 1000000000) };
-		int count = ppoll(&entry, 1, &wait, NULL);
+		int count = wait_ns > 0 ? ppoll(&entry, 1, &wait, NULL) : 0;
 
 		if (count > 0) {
 			return 0;
