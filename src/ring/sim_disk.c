@@ -2,8 +2,9 @@
 /*
  * The medium of a simulated disk and the blocking calls of disk.h on it.
  *
- *   disk ── leaves[] ── pages[] ── { current: what programs see, durable: what survives a crash,
- *                                    dirty: sectors that differ or may differ }
+ *   disk ── leaves[] ── pages[] ── { current: what the device gives, durable: what survives a
+ *                                    crash, dirty: sectors that differ or may differ,
+ *                                    cache: what the page cache holds (sim_cache.c) }
  *
  * A write changes `current` and marks its sectors dirty; when it has completed, its sectors get a
  * ticket. A flush takes the ticket counter at submission and hardens only sectors whose first
@@ -47,7 +48,7 @@ struct sim_page *sim_page_find(const struct sim_disk *disk, uint64_t index)
 	return disk->leaves[leaf]->pages[index % SIM_LEAF_PAGES];
 }
 
-static struct sim_page *page_make(struct sim_disk *disk, uint64_t index)
+struct sim_page *sim_page_make(struct sim_disk *disk, uint64_t index)
 {
 	uint64_t leaf = index / SIM_LEAF_PAGES;
 	struct sim_page *page = sim_page_find(disk, index);
@@ -64,13 +65,13 @@ static struct sim_page *page_make(struct sim_disk *disk, uint64_t index)
 	GMB_ASSERT(page != NULL);
 	page->index = index;
 	page->hole = true;
+	list_init(&page->cache_node);
 	disk->leaves[leaf]->pages[index % SIM_LEAF_PAGES] = page;
 	list_push_back(&disk->pages, &page->node);
 	return page;
 }
 
-/* The dirty bits of the bytes [from, to) of a page, rounded out to sectors. */
-static uint8_t sector_bits(const struct sim_disk *disk, uint32_t from, uint32_t to)
+uint8_t sim_sector_bits(const struct sim_disk *disk, uint32_t from, uint32_t to)
 {
 	uint8_t bits = 0;
 
@@ -113,10 +114,9 @@ static void for_pages(struct sim_disk *disk, uint64_t offset, uint64_t length,
 	}
 }
 
-void sim_disk_peek(struct sim_disk *disk, uint64_t offset, void *buf, size_t len)
+static void disk_copy_out(
+	const struct sim_disk *disk, uint64_t offset, uint8_t *to, size_t len, bool through_cache)
 {
-	uint8_t *to = buf;
-
 	while (len > 0) {
 		uint32_t at = (uint32_t)(offset % SIM_PAGE_BYTES);
 		size_t bytes = MIN(len, (size_t)(SIM_PAGE_BYTES - at));
@@ -125,7 +125,9 @@ void sim_disk_peek(struct sim_disk *disk, uint64_t offset, void *buf, size_t len
 		if (page == NULL) {
 			memset(to, 0, bytes);
 		} else {
-			memcpy(to, page->current + at, bytes);
+			memcpy(to,
+				(through_cache ? sim_cache_page_bytes(page) : page->current) + at,
+				bytes);
 		}
 		to += bytes;
 		offset += bytes;
@@ -133,22 +135,37 @@ void sim_disk_peek(struct sim_disk *disk, uint64_t offset, void *buf, size_t len
 	}
 }
 
+void sim_disk_peek(struct sim_disk *disk, uint64_t offset, void *buf, size_t len)
+{
+	disk_copy_out(disk, offset, buf, len, true);
+}
+
+void sim_disk_get(struct sim_disk *disk, uint64_t offset, void *buf, size_t len)
+{
+	disk_copy_out(disk, offset, buf, len, false);
+}
+
+void sim_disk_extend(struct sim_disk *disk, uint64_t end)
+{
+	if (end > disk->size) {
+		GMB_ASSERT(!disk->options.is_block);
+		disk->size = end;
+	}
+}
+
 void sim_disk_put(struct sim_disk *disk, uint64_t offset, const void *bytes, size_t len)
 {
 	const uint8_t *from = bytes;
 
-	if (offset + len > disk->size) {
-		GMB_ASSERT(!disk->options.is_block);
-		disk->size = offset + len;
-	}
+	sim_disk_extend(disk, offset + len);
 	while (len > 0) {
 		uint32_t at = (uint32_t)(offset % SIM_PAGE_BYTES);
 		size_t part = MIN(len, (size_t)(SIM_PAGE_BYTES - at));
-		struct sim_page *page = page_make(disk, offset / SIM_PAGE_BYTES);
+		struct sim_page *page = sim_page_make(disk, offset / SIM_PAGE_BYTES);
 
 		memcpy(page->current + at, from, part);
 		page->hole = false;
-		page->dirty |= sector_bits(disk, at, at + (uint32_t)part);
+		page->dirty |= sim_sector_bits(disk, at, at + (uint32_t)part);
 		from += part;
 		offset += part;
 		len -= part;
@@ -157,6 +174,7 @@ void sim_disk_put(struct sim_disk *disk, uint64_t offset, const void *bytes, siz
 
 void sim_disk_poke(struct sim_disk *disk, uint64_t offset, const void *buf, size_t len)
 {
+	sim_cache_direct_begin(disk, offset, len, true);
 	sim_disk_put(disk, offset, buf, len);
 	sim_disk_written(disk, offset, len);
 	sim_disk_harden(disk, offset, len, UINT64_MAX);
@@ -167,8 +185,9 @@ enum { FILL_HOLE = 0x100 }; /* with the byte in the low eight bits */
 static void page_fill(
 	struct sim_disk *disk, struct sim_page *page, uint32_t from, uint32_t to, uint64_t value)
 {
+	sim_cache_page_leave(page, from > 0 || to < SIM_PAGE_BYTES);
 	memset(page->current + from, (int)(value & 0xff), to - from);
-	page->dirty |= sector_bits(disk, from, to);
+	page->dirty |= sim_sector_bits(disk, from, to);
 	if ((value & FILL_HOLE) == 0) {
 		page->hole = false;
 	} else if (from == 0 && to == SIM_PAGE_BYTES) {
@@ -182,7 +201,7 @@ void sim_disk_fill(struct sim_disk *disk, uint64_t offset, uint64_t length, uint
 	 * reports space that was set aside but not written as a hole, too. */
 	if (byte != 0) {
 		for (uint64_t at = offset; at < offset + length; at += SIM_PAGE_BYTES) {
-			page_make(disk, at / SIM_PAGE_BYTES);
+			sim_page_make(disk, at / SIM_PAGE_BYTES);
 		}
 	}
 	for_pages(disk, offset, length, page_fill, byte | (hole ? (uint64_t)FILL_HOLE : 0));
@@ -191,7 +210,7 @@ void sim_disk_fill(struct sim_disk *disk, uint64_t offset, uint64_t length, uint
 static void page_written(
 	struct sim_disk *disk, struct sim_page *page, uint32_t from, uint32_t to, uint64_t value)
 {
-	uint8_t bits = sector_bits(disk, from, to);
+	uint8_t bits = sim_sector_bits(disk, from, to);
 
 	page->dirty |= bits;
 	for (int i = 0; i < SIM_SECTORS_PER_PAGE; i++) {
@@ -199,6 +218,7 @@ static void page_written(
 			page->since[i] = value;
 		}
 	}
+	sim_cache_page_written(page, value);
 }
 
 void sim_disk_written(struct sim_disk *disk, uint64_t offset, uint64_t length)
@@ -216,8 +236,10 @@ static void sector_harden(struct sim_page *page, int sector)
 static void page_harden(
 	struct sim_disk *disk, struct sim_page *page, uint32_t from, uint32_t to, uint64_t value)
 {
-	uint8_t bits = sector_bits(disk, from, to) & page->dirty;
+	uint8_t bits;
 
+	sim_cache_page_sync(page, value);
+	bits = sim_sector_bits(disk, from, to) & page->dirty;
 	for (int i = 0; i < SIM_SECTORS_PER_PAGE; i++) {
 		if ((bits >> i & 1) != 0 && page->since[i] != 0 && page->since[i] <= value) {
 			sector_harden(page, i);
@@ -243,6 +265,7 @@ static uint8_t page_survivors(const struct sim_disk *disk, const struct sim_page
 
 void sim_disk_lose(struct sim_disk *disk)
 {
+	sim_cache_write_back_all(disk);
 	list_for_each(node, &disk->pages)
 	{
 		struct sim_page *page = list_entry(node, struct sim_page, node);
@@ -278,6 +301,10 @@ void sim_disk_crash(struct sim_disk *disk)
 		GMB_ASSERT(
 			file->disk != disk || sim_world.fds[file->fd - SIM_FD_BASE].inflight == 0);
 	}
+	if (sim_random() % 2 == 0) {
+		sim_cache_write_back_all(disk);
+	}
+	sim_cache_drop_all(disk);
 	list_for_each(node, &disk->pages)
 	{
 		struct sim_page *page = list_entry(node, struct sim_page, node);
@@ -305,13 +332,16 @@ struct sim_disk *sim_disk_crash_copy(struct sim_disk *disk, const char *name)
 	list_for_each(node, &disk->pages)
 	{
 		const struct sim_page *page = list_entry(node, struct sim_page, node);
-		struct sim_page *to = page_make(copy, page->index);
+		struct sim_page *to = sim_page_make(copy, page->index);
 		uint8_t keep = page_survivors(disk, page);
+		/* Dirty pages may or may not have been written back just before. */
+		const uint8_t *device =
+			page->cache_dirty && sim_random() % 2 == 0 ? page->cache : page->current;
 
 		memcpy(to->durable, page->durable, SIM_PAGE_BYTES);
 		for (int i = 0; i < SIM_SECTORS_PER_PAGE; i++) {
 			if ((keep >> i & 1) != 0) {
-				memcpy(to->durable + 512 * i, page->current + 512 * i, 512);
+				memcpy(to->durable + 512 * i, device + 512 * i, 512);
 			}
 		}
 		memcpy(to->current, to->durable, SIM_PAGE_BYTES);
@@ -352,6 +382,7 @@ struct sim_disk *sim_disk_create(const char *name, const struct sim_disk_options
 	GMB_ASSERT(disk->options.sector_bytes == 512 || disk->options.sector_bytes == 4096);
 	disk->size = options->size;
 	list_init(&disk->pages);
+	list_init(&disk->cached);
 	leaves_resize(disk, disk->size);
 	disk->identity = 1;
 	list_for_each(node, &sim_world.disks)
@@ -419,6 +450,7 @@ void sim_disk_stop(void)
 		struct sim_disk *disk =
 			list_entry(list_pop_front(&sim_world.disks), struct sim_disk, node);
 
+		sim_cache_drop_all(disk);
 		while (!list_is_empty(&disk->pages)) {
 			free(list_entry(list_pop_front(&disk->pages), struct sim_page, node));
 		}

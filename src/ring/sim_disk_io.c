@@ -62,28 +62,36 @@ struct sim_file *sim_disk_file(int fd)
 
 /* --- transfers ------------------------------------------------------------------------------ */
 
-static void copy_piece(struct sim_disk *disk, struct sim_op *sop, size_t len)
+static void copy_piece(struct sim_file *file, struct sim_op *sop, size_t len)
 {
 	uint8_t bounce[16384];
+	struct sim_disk *disk = file->disk;
 
 	while (len > 0) {
 		size_t part = MIN(len, sizeof(bounce));
 
 		if (sop->code == RING_READ) {
-			sim_disk_peek(disk, sop->offset + sop->moved, bounce, part);
+			(file->direct ? sim_disk_get : sim_cache_read)(
+				disk, sop->offset + sop->moved, bounce, part);
 			sim_op_scatter(sop, sop->moved, bounce, part);
 		} else {
 			sim_op_gather(sop, sop->moved, bounce, part);
-			sim_disk_put(disk, sop->offset + sop->moved, bounce, part);
+			(file->direct ? sim_disk_put : sim_cache_write)(
+				disk, sop->offset + sop->moved, bounce, part);
 		}
 		sop->moved += part;
 		len -= part;
 	}
 }
 
-static void transfer_end(struct sim_disk *disk, struct sim_op *sop)
+static void transfer_end(struct sim_file *file, struct sim_op *sop)
 {
+	struct sim_disk *disk = file->disk;
+
 	if (sop->code == RING_WRITE && sop->moved > 0) {
+		if (file->direct) {
+			sim_cache_direct_end(disk, sop->offset, sop->moved);
+		}
 		sim_disk_written(disk, sop->offset, sop->moved);
 		if (sop->direct_sync && sop->planned_error == 0) {
 			sim_disk_harden(disk, sop->offset, sop->moved, UINT64_MAX);
@@ -110,7 +118,8 @@ static size_t transfer_room(const struct sim_disk *disk, const struct sim_op *so
 
 static void transfer_step(struct sim_op *sop)
 {
-	struct sim_disk *disk = sim_disk_file(sop->fd)->disk;
+	struct sim_file *file = sim_disk_file(sop->fd);
+	struct sim_disk *disk = file->disk;
 	uint32_t align = 1;
 	int error = 0;
 	size_t room;
@@ -125,7 +134,7 @@ static void transfer_step(struct sim_op *sop)
 		sop->planned_error = error;
 	}
 	if (sop->moved >= room) {
-		transfer_end(disk, sop);
+		transfer_end(file, sop);
 		return;
 	}
 	piece = room - sop->moved;
@@ -134,14 +143,20 @@ static void transfer_step(struct sim_op *sop)
 		piece = (size_t)align_up(sim_between(1, piece), align);
 		piece = MIN(piece, room - sop->moved);
 	}
-	copy_piece(disk, sop, piece);
+	if (sim_world.options.faults.jitter) {
+		sim_cache_tick(disk);
+	}
+	if (file->direct && sop->moved == 0) {
+		sim_cache_direct_begin(disk, sop->offset, room, sop->code == RING_WRITE);
+	}
+	copy_piece(file, sop, piece);
 	if (sop->pieces > 1) {
 		sop->pieces--;
 	}
 	if (sop->moved < room) {
 		sim_op_event(sop, sim_delay_disk(), transfer_step);
 	} else {
-		transfer_end(disk, sop);
+		transfer_end(file, sop);
 	}
 }
 

@@ -159,8 +159,12 @@ struct sim_page {
 	bool hole;			      /* reported as a hole; its bytes are zero */
 	uint8_t dirty;			      /* bit per 512 bytes: a crash may drop it */
 	uint64_t since[SIM_SECTORS_PER_PAGE]; /* ticket of the first completed write, 0 = none */
-	uint8_t current[SIM_PAGE_BYTES];
-	uint8_t durable[SIM_PAGE_BYTES];
+	uint8_t current[SIM_PAGE_BYTES];      /* what the device gives */
+	uint8_t durable[SIM_PAGE_BYTES];      /* what a crash leaves */
+	struct list_node cache_node;	      /* disk.cached */
+	uint8_t *cache;			      /* what the page cache holds, or NULL */
+	bool cache_dirty;
+	uint64_t cache_since; /* ticket of the first completed write not written back, 0 = none */
 };
 
 struct sim_leaf {
@@ -176,6 +180,7 @@ struct sim_disk {
 	uint64_t leaf_count;
 	struct sim_leaf **leaves;
 	struct list_node pages;
+	struct list_node cached; /* pages in the page cache, oldest first */
 	uint64_t bad_offset;
 	uint64_t bad_length;
 	bool bad_reads;
@@ -198,6 +203,12 @@ void sim_disk_stop(void);
 
 /* The medium (sim_disk.c). */
 struct sim_page *sim_page_find(const struct sim_disk *disk, uint64_t index);
+struct sim_page *sim_page_make(struct sim_disk *disk, uint64_t index);
+/* The dirty bits of the bytes [from, to) of a page, rounded out to sectors. */
+uint8_t sim_sector_bits(const struct sim_disk *disk, uint32_t from, uint32_t to);
+/* A file grows when it is written past its end. */
+void sim_disk_extend(struct sim_disk *disk, uint64_t end);
+void sim_disk_get(struct sim_disk *disk, uint64_t offset, void *buf, size_t len);
 void sim_disk_put(struct sim_disk *disk, uint64_t offset, const void *bytes, size_t len);
 void sim_disk_fill(
 	struct sim_disk *disk, uint64_t offset, uint64_t length, uint8_t byte, bool hole);
@@ -211,4 +222,21 @@ struct sim_file *sim_disk_file(int fd);
 /* Makes up an error for an operation on the range: a bad range, or by chance; 0 = none. */
 int sim_disk_fault(struct sim_disk *disk, enum sim_fault_kind kind, uint64_t offset,
 	uint64_t length, uint32_t error_ppm, uint32_t no_space_ppm);
+/* The page cache (sim_cache.c). */
+void sim_cache_read(struct sim_disk *disk, uint64_t offset, void *buf, size_t len);
+void sim_cache_write(struct sim_disk *disk, uint64_t offset, const void *bytes, size_t len);
+/* Takes a page out of the cache, written back first or forgotten. */
+void sim_cache_page_leave(struct sim_page *page, bool keep_contents);
+/* Writes it back when a write that completed at or before ticket is in it. */
+void sim_cache_page_sync(struct sim_page *page, uint64_t ticket);
+void sim_cache_page_written(struct sim_page *page, uint64_t ticket);
+/* What programs see. */
+const uint8_t *sim_cache_page_bytes(const struct sim_page *page);
+void sim_cache_write_back_all(struct sim_disk *disk);
+void sim_cache_drop_all(struct sim_disk *disk);
+void sim_cache_direct_begin(struct sim_disk *disk, uint64_t offset, uint64_t length, bool write);
+void sim_cache_direct_end(struct sim_disk *disk, uint64_t offset, uint64_t length);
+/* Something happens to the oldest page, perhaps. */
+void sim_cache_tick(struct sim_disk *disk);
+
 bool sim_disk_is_bad(const struct sim_disk *disk, uint64_t offset, uint64_t length, bool write);

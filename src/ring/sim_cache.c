@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The page cache over a simulated disk: what keeps buffered and direct I/O apart, and what makes
+ * mixing them dangerous.
+ *
+ *   buffered read, write ──▶ cache page ── write-back (whole page) ──▶ device ◀── direct I/O
+ *                              ▲ filled from the device when first touched
+ *
+ * As on Linux: direct I/O writes dirty pages of its range back before it starts, a direct write
+ * drops them then and drops clean ones again when it is done. A page that was dirtied in between
+ * stays, and its write-back puts the bytes it was filled with over what the direct write did to
+ * its neighbours. Dirty pages are written back, clean ones evicted, at random moments.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/compiler.h"
+#include "ring/sim_internal.h"
+
+static void page_writeback(struct sim_page *page)
+{
+	memcpy(page->current, page->cache, SIM_PAGE_BYTES);
+	page->dirty = 0xff;
+	for (int i = 0; i < SIM_SECTORS_PER_PAGE; i++) {
+		if (page->since[i] == 0) {
+			page->since[i] = page->cache_since;
+		}
+	}
+	page->cache_since = 0;
+	page->cache_dirty = false;
+}
+
+static void page_drop(struct sim_page *page)
+{
+	free(page->cache);
+	page->cache = NULL;
+	page->cache_dirty = false;
+	page->cache_since = 0;
+	list_remove(&page->cache_node);
+}
+
+static void page_fill_cache(struct sim_disk *disk, struct sim_page *page)
+{
+	if (page->cache == NULL) {
+		page->cache = malloc(SIM_PAGE_BYTES);
+		GMB_ASSERT(page->cache != NULL);
+		memcpy(page->cache, page->current, SIM_PAGE_BYTES);
+		list_push_back(&disk->cached, &page->cache_node);
+	}
+}
+
+void sim_cache_read(struct sim_disk *disk, uint64_t offset, void *buf, size_t len)
+{
+	uint8_t *to = buf;
+
+	while (len > 0) {
+		uint32_t at = (uint32_t)(offset % SIM_PAGE_BYTES);
+		size_t bytes = MIN(len, (size_t)(SIM_PAGE_BYTES - at));
+		struct sim_page *page = sim_page_find(disk, offset / SIM_PAGE_BYTES);
+
+		if (page == NULL && !sim_world.options.faults.jitter) {
+			memset(to, 0, bytes);
+		} else {
+			page = sim_page_make(disk, offset / SIM_PAGE_BYTES);
+			page_fill_cache(disk, page);
+			memcpy(to, page->cache + at, bytes);
+		}
+		to += bytes;
+		offset += bytes;
+		len -= bytes;
+	}
+}
+
+void sim_cache_write(struct sim_disk *disk, uint64_t offset, const void *bytes, size_t len)
+{
+	const uint8_t *from = bytes;
+
+	sim_disk_extend(disk, offset + len);
+	while (len > 0) {
+		uint32_t at = (uint32_t)(offset % SIM_PAGE_BYTES);
+		size_t part = MIN(len, (size_t)(SIM_PAGE_BYTES - at));
+		struct sim_page *page = sim_page_make(disk, offset / SIM_PAGE_BYTES);
+
+		page_fill_cache(disk, page);
+		memcpy(page->cache + at, from, part);
+		page->cache_dirty = true;
+		page->hole = false;
+		page->dirty |= sim_sector_bits(disk, at, at + (uint32_t)part);
+		from += part;
+		offset += part;
+		len -= part;
+	}
+}
+
+void sim_cache_page_leave(struct sim_page *page, bool keep_contents)
+{
+	if (page->cache != NULL) {
+		if (page->cache_dirty && keep_contents) {
+			page_writeback(page);
+		}
+		page_drop(page);
+	}
+}
+
+void sim_cache_page_sync(struct sim_page *page, uint64_t ticket)
+{
+	if (page->cache_dirty && page->cache_since != 0 && page->cache_since <= ticket) {
+		page_writeback(page);
+	}
+}
+
+void sim_cache_page_written(struct sim_page *page, uint64_t ticket)
+{
+	if (page->cache_dirty && page->cache_since == 0) {
+		page->cache_since = ticket;
+	}
+}
+
+const uint8_t *sim_cache_page_bytes(const struct sim_page *page)
+{
+	return page->cache != NULL ? page->cache : page->current;
+}
+
+void sim_cache_write_back_all(struct sim_disk *disk)
+{
+	list_for_each(node, &disk->cached)
+	{
+		struct sim_page *page = list_entry(node, struct sim_page, cache_node);
+
+		if (page->cache_dirty) {
+			page_writeback(page);
+		}
+	}
+}
+
+void sim_cache_drop_all(struct sim_disk *disk)
+{
+	while (!list_is_empty(&disk->cached)) {
+		page_drop(list_entry(list_first(&disk->cached), struct sim_page, cache_node));
+	}
+}
+
+/* Calls sim_cache_page_leave() for the pages of the range. */
+void sim_cache_direct_begin(struct sim_disk *disk, uint64_t offset, uint64_t length, bool write)
+{
+	list_for_each(node, &disk->cached)
+	{
+		struct sim_page *page = list_entry(node, struct sim_page, cache_node);
+		uint64_t start = page->index * SIM_PAGE_BYTES;
+
+		if (start < offset + length && offset < start + SIM_PAGE_BYTES) {
+			if (write) {
+				sim_cache_page_leave(page, true);
+			} else if (page->cache_dirty) {
+				page_writeback(page);
+			}
+		}
+	}
+}
+
+void sim_cache_direct_end(struct sim_disk *disk, uint64_t offset, uint64_t length)
+{
+	list_for_each(node, &disk->cached)
+	{
+		struct sim_page *page = list_entry(node, struct sim_page, cache_node);
+		uint64_t start = page->index * SIM_PAGE_BYTES;
+
+		if (!page->cache_dirty && start < offset + length &&
+			offset < start + SIM_PAGE_BYTES) {
+			page_drop(page);
+		}
+	}
+}
+
+void sim_cache_tick(struct sim_disk *disk)
+{
+	struct list_node *node = list_first(&disk->cached);
+	struct sim_page *page;
+
+	if (node == NULL || sim_random() % 2 == 0) {
+		return;
+	}
+	page = list_entry(node, struct sim_page, cache_node);
+	if (page->cache_dirty) {
+		page_writeback(page);
+		list_remove(node);
+		list_push_back(&disk->cached, node);
+	} else {
+		page_drop(page);
+	}
+}
