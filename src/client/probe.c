@@ -123,20 +123,19 @@ static int connect_address(struct probe *probe, int family, const struct sockadd
 static int connect_unix(struct probe *probe, const struct nbd_uri *uri, struct error *error)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	/* A path in the file system ends in a zero byte, an abstract name does not. */
+	size_t end_bytes = uri->socket_path[0] != '\0' ? 1 : 0;
 	socklen_t address_bytes;
 	int err;
 
-	if (uri->socket_path_bytes >= sizeof(address.sun_path)) {
+	if (uri->socket_path_bytes + end_bytes > sizeof(address.sun_path)) {
 		return error_set(error, -ENAMETOOLONG,
 			"%s: the socket path has %u bytes; the system allows at most %zu",
-			probe->label, uri->socket_path_bytes, sizeof(address.sun_path) - 1);
+			probe->label, uri->socket_path_bytes, sizeof(address.sun_path) - end_bytes);
 	}
 	memcpy(address.sun_path, uri->socket_path, uri->socket_path_bytes);
-	address_bytes =
-		(socklen_t)(offsetof(struct sockaddr_un, sun_path) + uri->socket_path_bytes);
-	if (uri->socket_path[0] != '\0') {
-		address_bytes++; /* a path in the file system ends in a zero byte */
-	}
+	address_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) +
+				    uri->socket_path_bytes + end_bytes);
 	/* -EAGAIN: the listener's queue is full. There is no way to wait for room but to ask
 	 * again, and asking a server that does not accept is no use: say so. */
 	err = connect_address(

@@ -5,6 +5,9 @@
 #include <string.h>
 
 #include "base/bytes.h"
+#include "base/units.h"
+
+enum { QUANTITY_BYTES = 32 }; /* longer ones do not fit 64 bits */
 
 bool store_parse_count(const char *text, size_t len, uint64_t *value)
 {
@@ -26,82 +29,29 @@ bool store_parse_count(const char *text, size_t len, uint64_t *value)
 	return true;
 }
 
-/* The length of the leading digits. */
-static size_t digits(const char *text, size_t len)
+/* A terminated copy for the parsers of base/units.h. False when no quantity has such bytes. */
+static bool copy_quantity(char out[QUANTITY_BYTES], const char *text, size_t len)
 {
-	size_t count = 0;
-
-	while (count < len && text[count] >= '0' && text[count] <= '9') {
-		count++;
+	if (len >= QUANTITY_BYTES || memchr(text, '\0', len) != NULL) {
+		return false;
 	}
-	return count;
+	memcpy(out, text, len);
+	out[len] = '\0';
+	return true;
 }
 
 bool store_parse_size(const char *text, size_t len, uint64_t *bytes)
 {
-	static const char units[] = "KMGTPE";
-	static const char units_small[] = "kmgtpe";
-	size_t count = digits(text, len);
-	uint64_t value;
-	const char *unit;
-	unsigned power;
+	char copy[QUANTITY_BYTES];
 
-	if (!store_parse_count(text, count, &value)) {
-		return false;
-	}
-	if (count == len) {
-		*bytes = value;
-		return true;
-	}
-	if (count + 1 != len || text[count] == '\0') {
-		return false;
-	}
-	unit = strchr(units, text[count]);
-	if (unit != NULL) {
-		power = (unsigned)(unit - units) + 1;
-	} else {
-		unit = strchr(units_small, text[count]);
-		if (unit == NULL) {
-			return false;
-		}
-		power = (unsigned)(unit - units_small) + 1;
-	}
-	if (!checked_mul_u64(value, UINT64_C(1) << (10 * power), &value)) {
-		return false;
-	}
-	*bytes = value;
-	return true;
+	return copy_quantity(copy, text, len) && units_parse_bytes(copy, bytes, NULL) == 0;
 }
 
 bool store_parse_time(const char *text, size_t len, uint64_t *ns)
 {
-	static const struct {
-		const char *name;
-		uint64_t ns;
-	} units[] = {
-		{ "ns", 1 },
-		{ "us", UINT64_C(1000) },
-		{ "ms", UINT64_C(1000000) },
-		{ "s", UINT64_C(1000000000) },
-	};
-	size_t count = digits(text, len);
-	uint64_t scale = 0;
-	uint64_t value;
+	char copy[QUANTITY_BYTES];
 
-	if (!store_parse_count(text, count, &value)) {
-		return false;
-	}
-	for (size_t i = 0; i < ARRAY_COUNT(units); i++) {
-		if (strlen(units[i].name) == len - count &&
-			memcmp(text + count, units[i].name, len - count) == 0) {
-			scale = units[i].ns;
-		}
-	}
-	if (scale == 0 || !checked_mul_u64(value, scale, &value)) {
-		return false;
-	}
-	*ns = value;
-	return true;
+	return copy_quantity(copy, text, len) && units_parse_time(copy, ns, NULL) == 0;
 }
 
 int store_parse_spec_size(

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Numbers with units as users write them: "64M", "10ms". Strict: nothing before or after, no sign,
- * no fraction, overflow refused.
+ * Numbers with units as users write them: "64M", "10ms", as everywhere (base/units.h), in the
+ * middle of a longer text. Strict: nothing before or after, no sign, no fraction, overflow refused.
  *
  * Threading: pure functions. Ownership: none. Errors: false, and nothing is stored; the spec's
  * parser returns -EINVAL with a sentence.
@@ -14,10 +14,10 @@
 /* Decimal digits only. text need not be terminated. */
 bool store_parse_count(const char *text, size_t len, uint64_t *value);
 
-/* Bytes, with an optional K, M, G, T, P or E (powers of 1024, either case). */
+/* As units_parse_bytes(). */
 bool store_parse_size(const char *text, size_t len, uint64_t *bytes);
 
-/* A time with its unit: ns, us, ms or s. */
+/* As units_parse_time(). */
 bool store_parse_time(const char *text, size_t len, uint64_t *ns);
 
 /* The size in "memory:SIZE" and "null:SIZE": 1 to 2^63 - 1 bytes. spec is the whole, for messages.

@@ -113,6 +113,17 @@ class QemuNbd(PeerCase):
         self.assertEqual(export["block_sizes"]["maximum_payload"], 32 << 20)
         self.assertIs(export["capabilities"]["df"], True)
 
+    def test_the_longest_abstract_name(self):
+        # 108 bytes in all: an abstract name uses the byte that ends a path.
+        name = f"gmblock-test-{os.getpid()}".ljust(107, "x")
+        done = subprocess.run([GMBLOCK, "serve", "memory:1M", "--listen",
+                               f"nbd+unix:///?socket=%00{name}", "--run",
+                               '"$GMBLOCK" info "$uri"'], capture_output=True, check=False,
+                              timeout=PATIENCE_S, stdin=subprocess.DEVNULL,
+                              env={**os.environ, "GMBLOCK": GMBLOCK})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn(b"1.0 MiB", done.stdout)
+
     def test_a_missing_default_export(self):
         done = self.run_info(self.other_uri)
         self.assertEqual((done.returncode, done.stdout), (1, ""))
