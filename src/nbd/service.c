@@ -126,6 +126,16 @@ static bool join_ending(struct nbd_service *service)
 	return joined;
 }
 
+static void set_patience(struct nbd_service *service)
+{
+	uint64_t taken = service->counters.requests - service->turn_requests;
+	uint64_t wait_ns =
+		patience_turn(&service->patience, ring_batch_ns(service->ring), (uint32_t)taken);
+
+	service->turn_requests = service->counters.requests;
+	ring_set_patience(service->ring, PATIENCE_GATHER_MAX, wait_ns);
+}
+
 static void batch_end(void *context)
 {
 	struct nbd_service *service = context;
@@ -143,6 +153,7 @@ static void batch_end(void *context)
 	if (somebody_waits(service)) {
 		service_timer_arm(service);
 	}
+	set_patience(service);
 	finish_drain(service);
 }
 
@@ -318,6 +329,7 @@ int nbd_service_create(const struct nbd_service_options *options, struct nbd_ser
 	}
 	service->options = *options;
 	service->ring = options->ring;
+	patience_init(&service->patience);
 	list_init(&service->requests_free);
 	list_init(&service->rx_free);
 	list_init(&service->sends_free);

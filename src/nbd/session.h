@@ -27,6 +27,7 @@
 #include "base/list.h"
 #include "base/log.h"
 #include "memory/arena.h"
+#include "nbd/patience.h"
 #include "nbd/server.h"
 #include "nbd/wire.h"
 #include "path/path.h"
@@ -214,6 +215,8 @@ struct nbd_service {
 	struct list_node ending;
 	struct nbd_counters counters;
 	struct log_limit log_limit;
+	struct patience patience;
+	uint64_t turn_requests; /* counters.requests at the end of the last turn */
 	struct ring_op timer;
 	uint64_t timer_due_ns; /* of the timer in flight */
 	bool limits_released;  /* a request ended since the last look at blocked */
