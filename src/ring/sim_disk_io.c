@@ -137,6 +137,12 @@ static void transfer_step(struct sim_op *sop)
 		transfer_end(file, sop);
 		return;
 	}
+	if (file->direct && !sop->begun) {
+		sop->begun = true;
+		sim_cache_direct_begin(disk, sop->offset, room, sop->code == RING_WRITE);
+		sim_op_event(sop, sim_delay_disk(), transfer_step);
+		return;
+	}
 	piece = room - sop->moved;
 	if (sop->pieces > 1) {
 		align = disk->options.sector_bytes;
@@ -145,9 +151,6 @@ static void transfer_step(struct sim_op *sop)
 	}
 	if (sim_world.options.faults.jitter) {
 		sim_cache_tick(disk);
-	}
-	if (file->direct && sop->moved == 0) {
-		sim_cache_direct_begin(disk, sop->offset, room, sop->code == RING_WRITE);
 	}
 	copy_piece(file, sop, piece);
 	if (sop->pieces > 1) {

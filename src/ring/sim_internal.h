@@ -49,6 +49,7 @@ struct sim_op {
 	bool writes_memory;
 	bool wait_all;
 	bool direct_sync;
+	bool begun; /* direct I/O: the page cache was told */
 	bool cancelled;
 	bool complete;
 	bool released;	   /* done was called */

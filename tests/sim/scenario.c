@@ -660,6 +660,7 @@ static void live(struct scenario *scenario)
 	choose_limits(scenario);
 	scenario->service_count = percent(25) ? 2 : 1;
 	scenario->overlap = percent(20);
+	scenario->crowded = !scenario->hungry && percent(25);
 	/* Starting and opening are not what is tested here. */
 	sim_set_faults(&(struct sim_faults){ .jitter = true });
 	for (uint32_t i = 0; i < scenario->export_count; i++) {

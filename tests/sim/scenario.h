@@ -106,6 +106,7 @@ struct scenario {
 	uint32_t sessions_gone;
 	bool crashed;
 	bool draining;
+	bool crowded; /* everybody works on the same few pages */
 	bool hungry;  /* requests want far more memory than there is */
 	bool overlap; /* writers may overlap each other */
 	struct fault_note *notes;

@@ -8,7 +8,7 @@
 
 #include "scenario.h"
 
-enum { WINDOW_BYTES = 1 << 20, PAYLOAD_BYTES_MAX = 4 << 20 };
+enum { WINDOW_BYTES = 1 << 20, CROWD_BYTES = 24 << 10, PAYLOAD_BYTES_MAX = 4 << 20 };
 
 static uint64_t below(uint64_t limit)
 {
@@ -26,6 +26,10 @@ static uint64_t pick_length(const struct scenario *scenario, uint64_t size)
 {
 	uint64_t length;
 
+	if (scenario->crowded) {
+		length = percent(50) ? 512 * (1 + below(4)) : 1 + below(1000);
+		return MIN(length, size);
+	}
 	if (scenario->hungry && percent(40)) {
 		return MIN(4096 * (1 + below(700)), size);
 	}
@@ -57,7 +61,8 @@ static uint64_t pick_length(const struct scenario *scenario, uint64_t size)
 }
 
 /* Where: giant disks are used in three windows, around 0, 4 GiB and the end. */
-static uint64_t pick_offset(const struct scenario_export *export, uint64_t *length)
+static uint64_t pick_offset(
+	const struct scenario *scenario, const struct scenario_export *export, uint64_t *length)
 {
 	uint64_t base = 0;
 	uint64_t window = export->size;
@@ -76,6 +81,11 @@ static uint64_t pick_offset(const struct scenario_export *export, uint64_t *leng
 			break;
 		}
 		*length = MIN(*length, window);
+	}
+	if (scenario->crowded) {
+		uint64_t crowd = MAX((uint64_t)CROWD_BYTES, *length);
+
+		window = MIN(window, crowd);
 	}
 	offset = below(window - *length + 1);
 	switch (below(3)) {
@@ -186,7 +196,7 @@ static void fill_valid(struct conn *conn, struct model_request *request)
 			request->length = conn->client.extended ? export->size : UINT32_MAX;
 			request->offset = conn->client.extended ? 0 : below(1000);
 		} else {
-			request->offset = pick_offset(export, &request->length);
+			request->offset = pick_offset(conn->scenario, export, &request->length);
 		}
 		if (!is_writer(request->command) || conn->scenario->overlap ||
 			!writer_in_range(conn, request->offset, request->length)) {
@@ -196,7 +206,7 @@ static void fill_valid(struct conn *conn, struct model_request *request)
 	}
 	request->command = MODEL_READ; /* everything is being written */
 	request->length = pick_length(conn->scenario, export->size);
-	request->offset = pick_offset(export, &request->length);
+	request->offset = pick_offset(conn->scenario, export, &request->length);
 	pick_flags(conn, request);
 }
 

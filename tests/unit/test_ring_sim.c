@@ -587,6 +587,53 @@ static void test_holes_trim_and_resize(void **state)
 	stop(ring);
 }
 
+/* A buffered write and a direct write to the other half of its page, at once: does one of them get
+ * lost? Serial runs must never lose one. */
+static bool mixed_writes_lose(uint64_t seed, bool serial)
+{
+	struct ring *ring = start(seed, &(struct sim_faults){ .jitter = true });
+	struct sim_disk *disk = sim_disk_create("disk",
+		&(struct sim_disk_options){ .size = DISK_BYTES, .direct_offset_align = 512 });
+	struct ring_file buffered = { .fd = disk_fd("disk", false), .slot = -1 };
+	struct ring_file direct = { .fd = disk_fd("disk", true), .slot = -1 };
+	struct waiter first = { 0 };
+	struct waiter second = { 0 };
+	uint8_t *bytes = NULL;
+	uint8_t got[4096];
+	bool lost;
+
+	assert_int_equal(posix_memalign((void **)&bytes, 4096, 4096), 0);
+	memset(bytes, 0x77, 4096);
+	ring_write(ring, &first.op, buffered, bytes, 100, 0, -1, false, waiter_done);
+	if (serial) {
+		wait_for(ring, &first);
+	}
+	ring_write(ring, &second.op, direct, bytes + 2048, 2048, 2048, -1, false, waiter_done);
+	assert_true(sim_run_until_idle(1000));
+	assert_int_equal(first.result, 100);
+	assert_int_equal(second.result, 2048);
+	assert_int_equal(flush(ring, buffered.fd), 0); /* also writes the page back */
+	assert_int_equal(transfer(ring, direct.fd, false, bytes, 4096, 0, false), 4096);
+	sim_disk_peek(disk, 0, got, sizeof(got));
+	lost = bytes[0] != 0x77 || bytes[2048] != 0x77 || got[0] != 0x77 || got[2048] != 0x77;
+	disk_close(buffered.fd);
+	disk_close(direct.fd);
+	free(bytes);
+	stop(ring);
+	return lost;
+}
+
+static void test_mixing_buffered_and_direct_writes_is_dangerous(void **state)
+{
+	uint32_t lost = 0;
+
+	for (uint64_t seed = 0; seed < 100; seed++) {
+		assert_false(mixed_writes_lose(seed, true));
+		lost += mixed_writes_lose(seed, false) ? 1 : 0;
+	}
+	assert_in_range(lost, 5, 60);
+}
+
 /* --- misuse --------------------------------------------------------------------------------- */
 
 static void misuse_shared_buffer(struct ring *ring, int fd)
@@ -729,6 +776,7 @@ int main(void)
 		cmocka_unit_test(test_direct_io_has_alignment_rules),
 		cmocka_unit_test(test_bad_range_fails_and_neighbours_do_not),
 		cmocka_unit_test(test_holes_trim_and_resize),
+		cmocka_unit_test(test_mixing_buffered_and_direct_writes_is_dangerous),
 		cmocka_unit_test(test_misuse_aborts),
 	};
 
