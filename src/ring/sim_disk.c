@@ -383,6 +383,7 @@ struct sim_disk *sim_disk_create(const char *name, const struct sim_disk_options
 	disk->size = options->size;
 	list_init(&disk->pages);
 	list_init(&disk->cached);
+	list_init(&disk->parked);
 	leaves_resize(disk, disk->size);
 	disk->identity = 1;
 	list_for_each(node, &sim_world.disks)
@@ -437,11 +438,6 @@ bool sim_disk_is_bad(const struct sim_disk *disk, uint64_t offset, uint64_t leng
 {
 	return disk->bad_length > 0 && (write ? disk->bad_writes : disk->bad_reads) &&
 	       offset < disk->bad_offset + disk->bad_length && disk->bad_offset < offset + length;
-}
-
-void sim_disk_set_stalled(struct sim_disk *disk, bool stalled)
-{
-	disk->stalled = stalled;
 }
 
 void sim_disk_stop(void)

@@ -15,7 +15,7 @@
 #include "base/compiler.h"
 #include "ring/sim_internal.h"
 
-enum { PIECES_MAX = 3, GARBAGE_BYTES_MAX = 1 << 20, STALL_POLL_NS = 1000000 };
+enum { PIECES_MAX = 3, GARBAGE_BYTES_MAX = 1 << 20 };
 
 #define GROW_BYTES_MAX (UINT64_C(64) << 20)
 
@@ -58,6 +58,29 @@ static int transient(bool may_again)
 struct sim_file *sim_disk_file(int fd)
 {
 	return sim_fd_get(fd, SIM_FD_FILE)->file;
+}
+
+/* --- stalling ------------------------------------------------------------------------------ */
+
+static bool park(struct sim_disk *disk, struct sim_op *sop, void (*step)(struct sim_op *sop))
+{
+	if (disk->stalled) {
+		sop->step = step;
+		list_push_back(&disk->parked, &sop->poll);
+	}
+	return disk->stalled;
+}
+
+void sim_disk_set_stalled(struct sim_disk *disk, bool stalled)
+{
+	struct list_node *node;
+
+	disk->stalled = stalled;
+	while (!stalled && (node = list_pop_front(&disk->parked)) != NULL) {
+		struct sim_op *sop = list_entry(node, struct sim_op, poll);
+
+		sim_op_event(sop, sim_delay_disk(), sop->step);
+	}
 }
 
 /* --- transfers ------------------------------------------------------------------------------ */
@@ -125,8 +148,7 @@ static void transfer_step(struct sim_op *sop)
 	size_t room;
 	size_t piece;
 
-	if (disk->stalled) {
-		sim_op_event(sop, STALL_POLL_NS, transfer_step);
+	if (park(disk, sop, transfer_step)) {
 		return;
 	}
 	room = transfer_room(disk, sop, &error);
@@ -222,8 +244,7 @@ static void fsync_step(struct sim_op *sop)
 	struct sim_file *file = sim_disk_file(sop->fd);
 	struct sim_disk *disk = file->disk;
 
-	if (disk->stalled) {
-		sim_op_event(sop, STALL_POLL_NS, fsync_step);
+	if (park(disk, sop, fsync_step)) {
 		return;
 	}
 	if (sop->planned_error == -EIO) {
@@ -265,8 +286,7 @@ static void allocate_step(struct sim_op *sop)
 	struct sim_disk *disk = sim_disk_file(sop->fd)->disk;
 	int result = sop->planned_error;
 
-	if (disk->stalled) {
-		sim_op_event(sop, STALL_POLL_NS, allocate_step);
+	if (park(disk, sop, allocate_step)) {
 		return;
 	}
 	if (result != 0) {

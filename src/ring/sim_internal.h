@@ -38,9 +38,10 @@ struct sim_fd {
 
 /* One operation in flight. */
 struct sim_op {
-	struct list_node node;	/* world.operations, in submission order */
-	struct list_node ready; /* ring.ready, once it is complete */
-	struct list_node poll;	/* the socket's polls */
+	struct list_node node;		  /* world.operations, in submission order */
+	struct list_node ready;		  /* ring.ready, once it is complete */
+	struct list_node poll;		  /* the socket's polls, or the disk's parked operations */
+	void (*step)(struct sim_op *sop); /* of a parked operation */
 	struct ring *ring;
 	struct ring_op *op;
 	ring_done_fn *done; /* copies, to notice that the owner changed the op */
@@ -181,6 +182,7 @@ struct sim_disk {
 	uint64_t leaf_count;
 	struct sim_leaf **leaves;
 	struct list_node pages;
+	struct list_node parked; /* operations that wait while it is stalled */
 	struct list_node cached; /* pages in the page cache, oldest first */
 	uint64_t bad_offset;
 	uint64_t bad_length;

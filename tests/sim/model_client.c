@@ -50,7 +50,7 @@ void model_submit(struct model_client *client, struct model_request *request)
 {
 	uint8_t header[32];
 	uint16_t flags = request->flags;
-	bool has_payload = request->command == MODEL_WRITE;
+	bool has_payload = request->payload != NULL;
 
 	GMB_ASSERT(client->state == MODEL_TRANSMISSION);
 	GMB_ASSERT(!request->used);

@@ -69,7 +69,7 @@ struct model_request {
 	uint64_t cookie;
 	uint64_t offset;
 	uint64_t length;
-	uint8_t *payload; /* WRITE: what to send, freed by the client */
+	uint8_t *payload; /* what to send after the header, or NULL; freed by the client */
 	uint8_t *data;	  /* READ: what came */
 	uint8_t *covered; /* READ: bytes that content chunks have given */
 	uint64_t covered_bytes;

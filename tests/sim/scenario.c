@@ -16,6 +16,7 @@ enum {
 #define SECOND_NS	     UINT64_C(1000000000)
 #define GIANT_BYTES	     (UINT64_C(9) << 30)
 #define VIRTUAL_NS_MAX	     (UINT64_C(3000) * SECOND_NS)
+#define STALL_NS	     (UINT64_C(300) * SECOND_NS)
 #define HANDSHAKE_TIMEOUT_NS (UINT64_C(60) * SECOND_NS)
 
 static uint64_t below(uint64_t limit)
@@ -145,6 +146,7 @@ static void choose_export(struct scenario *scenario, uint32_t idx)
 	struct scenario_export *export = &scenario->exports[idx];
 	char disk[32];
 
+	export->scenario = scenario;
 	snprintf(export->name, sizeof(export->name), "%s", names[idx]);
 	export->size = percent(15) ? 1 + below(20000) : 1 + below(DISK_BYTES_MAX);
 	if (percent(40)) {
@@ -168,6 +170,7 @@ static void choose_export(struct scenario *scenario, uint32_t idx)
 static void open_export(struct scenario *scenario, struct scenario_export *export)
 {
 	struct store_options options = { .path = export->path, .read_only = export->read_only };
+	struct store_rule delay;
 	struct disk_info info;
 	struct error error;
 	int fd;
@@ -182,6 +185,13 @@ static void open_export(struct scenario *scenario, struct scenario_export *expor
 			options.read_mode = percent(50) ? STORE_MODE_RAM : STORE_MODE_CACHED;
 			options.write_mode = percent(50) ? STORE_MODE_RAM : STORE_MODE_CACHED;
 		}
+	}
+	if (percent(10)) {
+		if (store_delay_parse("any:3ms", &delay, &error) != 0) {
+			model_fail("a delay is not understood: %s", error.text);
+		}
+		options.delays = &delay;
+		options.delay_count = 1;
 	}
 	if (store_open(&options, &export->store, &error) != 0) {
 		model_fail("cannot open %s: %s", export->path, error.text);
@@ -400,7 +410,7 @@ static void start_conn(void *arg)
 	model_start(&conn->client, scenario->client_ring, conn->fd, &plan, &traffic_ops, conn);
 	conn->client.id = (uint32_t)(conn - scenario->conns);
 	/* A simple reply that has begun cannot tell that the disk ended: P78. */
-	conn->client.forgive = scenario->draining || conn->fate == FATE_CUT ||
+	conn->client.forgive = scenario->draining || scenario->refusing || conn->fate == FATE_CUT ||
 			       (plan.size_may_change && plan.style == MODEL_SIMPLE);
 }
 
@@ -464,6 +474,32 @@ static void shrink_now(void *arg)
 	sim_disk_resize(export->disk, size);
 }
 
+/* A disk that hangs must not stop the clients of the others. */
+static void stall_ends(void *arg)
+{
+	struct scenario_export *export = arg;
+	const struct scenario *scenario = export->scenario;
+
+	sim_disk_set_stalled(export->disk, false);
+	for (uint32_t i = 0; i < scenario->conn_count; i++) {
+		const struct conn *conn = &scenario->conns[i];
+
+		if (!conn->gone && !conn->export->stalled && conn->fate != FATE_STALL) {
+			model_fail("client %u waits for a disk that is not its own", i);
+		}
+	}
+	export->stalled = false;
+}
+
+static void stall_begins(void *arg)
+{
+	struct scenario_export *export = arg;
+
+	export->stalled = true;
+	sim_disk_set_stalled(export->disk, true);
+	sim_after(STALL_NS, stall_ends, export);
+}
+
 static void disturb_disk(struct scenario_export *export)
 {
 	uint64_t offset = below(export->size);
@@ -477,6 +513,14 @@ static void disturb_disk(struct scenario_export *export)
 	case 2:
 		sim_disk_set_bad(export->disk, offset - offset % 512, 512 * (1 + below(128)),
 			percent(80), percent(60));
+		break;
+	case 3:
+		/* Only with limits that leave room for others is their service promised. */
+		if (export->scenario->limits.inflight_max >= CONNS_MAX * MODEL_INFLIGHT_MAX &&
+			!export->scenario->hungry && !export->scenario->stalling) {
+			export->scenario->stalling = true;
+			sim_after(below(10000000), stall_begins, export);
+		}
 		break;
 	default:
 		break;
@@ -514,6 +558,11 @@ static void choose_limits(struct scenario *scenario)
 	nbd_limits_default(limits);
 	limits->handshake_timeout_ns = HANDSHAKE_TIMEOUT_NS;
 	limits->stall_timeout_ns = 5 * SECOND_NS;
+	scenario->refusing = percent(5);
+	if (scenario->refusing) {
+		limits->sessions_max = 1 + (uint32_t)below(4);
+		limits->handshakes_max = 1 + (uint32_t)below(3);
+	}
 	scenario->hungry = percent(12);
 	if (scenario->hungry) {
 		limits->memory_bytes_max = UINT64_C(4) << 20;

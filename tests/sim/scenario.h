@@ -36,7 +36,10 @@ enum fate {
 	FATE_COUNT
 };
 
+struct scenario;
+
 struct scenario_export {
+	struct scenario *scenario;
 	char name[32];
 	char path[64];
 	struct sim_disk *disk; /* NULL: a memory store */
@@ -46,6 +49,7 @@ struct scenario_export {
 	bool read_only;
 	bool sparse_giant; /* only some windows of it are used */
 	bool size_may_change;
+	bool stalled; /* its disk answers nothing for a long time */
 	bool flush_may_fail;
 	uint64_t flush_failed; /* oracle time of the first failed flush: P77, it stays an error */
 };
@@ -106,9 +110,11 @@ struct scenario {
 	uint32_t sessions_gone;
 	bool crashed;
 	bool draining;
-	bool crowded; /* everybody works on the same few pages */
-	bool hungry;  /* requests want far more memory than there is */
-	bool overlap; /* writers may overlap each other */
+	bool crowded;  /* everybody works on the same few pages */
+	bool hungry;   /* requests want far more memory than there is */
+	bool stalling; /* one disk is going to hang */
+	bool refusing; /* more clients come than are let in */
+	bool overlap;  /* writers may overlap each other */
 	struct fault_note *notes;
 	uint32_t note_count;
 	uint32_t note_max;

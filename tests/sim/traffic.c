@@ -224,7 +224,12 @@ static void fill_invalid(struct conn *conn, struct model_request *request)
 
 	request->invalid = true;
 	request->length = 1 + below(1000);
-	switch (below(9)) {
+	switch (below(conn->client.extended ? 10 : 9)) {
+	case 9: /* a payload where none belongs: P112 */
+		request->command = percent(50) ? MODEL_READ : MODEL_TRIM;
+		request->length = 1 + below(100000);
+		give_payload(request);
+		break;
 	case 0:
 		request->command = (uint16_t)(50 + below(1000));
 		break;
@@ -287,6 +292,9 @@ static void fill_empty(struct model_request *request)
 	request->command = commands[below(ARRAY_COUNT(commands))];
 	request->invalid = true;
 	request->length = 0;
+	if (request->command == MODEL_WRITE) {
+		give_payload(request);
+	}
 }
 
 /* --- sending -------------------------------------------------------------------------------- */
