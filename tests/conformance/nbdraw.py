@@ -56,7 +56,7 @@ EPERM, EIO, ENOMEM, EINVAL, ENOSPC, EOVERFLOW, ENOTSUP, ESHUTDOWN = 1, 5, 12, 22
 SIMPLE, STRUCTURED, EXTENDED = 'simple', 'structured', 'extended'
 
 # Seconds a single receive may take.  Only reached when the server is silent where it must speak.
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 def rep_name(value):

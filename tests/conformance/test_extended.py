@@ -208,7 +208,8 @@ def status_layout(t):
     """P114, P100: BLOCK_STATUS is answered by BLOCK_STATUS_EXT with count and zero high bits"""
     client = t.open(mode=EXTENDED, meta=META)
     client.write(MIB, b'm' * 65536)
-    for offset, length, flags in ((0, 4 * MIB, 0), (MIB, 65536, CF_REQ_ONE), (client.size - 1, 1, 0)):
+    for offset, length, flags in ((0, 4 * MIB, 0), (MIB, 65536, CF_REQ_ONE),
+                                  (client.size - 1, 1, 0)):
         reply = client.call(CMD_BLOCK_STATUS, offset, length, flags)
         t.error(reply, 0, 'P114', f'{offset}+{length}')
         for extents in reply.extents.values():

@@ -115,7 +115,8 @@ def request_length_claims(t):
                 for _ in range(4):
                     client = t.open(mode=mode)
                     flags = CF_PAYLOAD_LEN if mode == EXTENDED else 0
-                    try_send(client, pack_request(CMD_WRITE, 1, 0, length, flags, b'w' * 4096, mode))
+                    try_send(client,
+                             pack_request(CMD_WRITE, 1, 0, length, flags, b'w' * 4096, mode))
                     clients.append(client)
             for client in clients:
                 client.half_close()
@@ -281,7 +282,8 @@ def awkward_orders(t):
 def echoed_text(t):
     """P125, P1, P20: names with quotes, controls and bad UTF-8 come back as clean short text"""
     awkward = [b'"' * 4096, b'\\' * 4096, b"'" * 4095, b'\x01' * 4096, b'\xff' * 4096,
-               b'\x80\x81' * 2048, b'%s%n%d' * 600, '\u202e\u0000x'.encode(), b'\0' * 4096, b'\n' * 4000,
+               b'\x80\x81' * 2048, b'%s%n%d' * 600, '\u202e\u0000x'.encode(), b'\0' * 4096,
+               b'\n' * 4000,
                '日'.encode() * 1365, b'a' * 4095 + b'\xc3', b'\xed\xa0\x80' * 100]
     server = t.server(NAMED)
     with t.witness(server):

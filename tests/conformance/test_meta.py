@@ -242,6 +242,7 @@ def long_query(t):
                  pack_meta(client.default_name, ('x-' + 'q' * 4090 + ':abc', BASE)))
     t.final(result, REP_ACK, 'P37')
     t.equal(names(result), [BASE], 'P37', 'contexts')
-    result = client.option(OPT_LIST_META, pack_meta(client.default_name, ('x-' + 'q' * 5000 + ':',)))
+    result = client.option(OPT_LIST_META,
+                           pack_meta(client.default_name, ('x-' + 'q' * 5000 + ':',)))
     t.final(result, (REP_ACK, ERR_INVALID, ERR_TOO_BIG), 'P1', 'query of 5003 bytes')
     t.options_in_step(client, 'P1', 'after a long query')

