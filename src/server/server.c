@@ -17,6 +17,7 @@
 
 #include "base/log.h"
 #include "server/accept.h"
+#include "server/reach.h"
 #include "server/run.h"
 
 #define DRAIN_DEADLINE_NS UINT64_C(10000000000)
@@ -169,6 +170,30 @@ static int open_default_listener(struct server *server, struct error *error)
 	return rc;
 }
 
+/* What the service manager listens on already is not opened again: so one configuration works with
+ * and without a socket unit. */
+static int open_configured(struct server *server, struct error *error)
+{
+	const struct server_config *config = server->config;
+	uint32_t adopted_count = server->listener_count;
+
+	for (uint32_t i = 0; i < config->listen_count; i++) {
+		const struct server_listen *entry = &config->listens[i];
+		int rc;
+
+		if (reach_covers(server->listeners, adopted_count, &entry->uri)) {
+			continue;
+		}
+		rc = listener_open(&entry->uri, &server->listeners[server->listener_count], error);
+		if (rc < 0) {
+			error_prefix(error, "%s", entry->origin);
+			return rc;
+		}
+		server->listener_count++;
+	}
+	return 0;
+}
+
 static int open_listeners(struct server *server, struct error *error)
 {
 	const struct server_config *config = server->config;
@@ -186,14 +211,8 @@ static int open_listeners(struct server *server, struct error *error)
 		return error_set(error, -ENOMEM, "no memory for listening addresses");
 	}
 	rc = adopt_sockets(server, adopted_count, error);
-	for (uint32_t i = 0; i < config->listen_count && rc == 0; i++) {
-		rc = listener_open(
-			&config->listens[i].uri, &server->listeners[server->listener_count], error);
-		if (rc < 0) {
-			error_prefix(error, "%s", config->listens[i].origin);
-		} else {
-			server->listener_count++;
-		}
+	if (rc == 0) {
+		rc = open_configured(server, error);
 	}
 	if (rc == 0 && server->listener_count == 0) {
 		rc = open_default_listener(server, error);
