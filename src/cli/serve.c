@@ -13,7 +13,7 @@ static const char name[] = "serve";
 
 static const char help[] =
 	"Usage: gmblock serve [OPTION]... [PATH]\n"
-	"Serves disks to any NBD client until SIGTERM or SIGINT.\n"
+	"Serves disks to any NBD client until SIGTERM, SIGINT or SIGHUP.\n"
 	"\n"
 	"PATH is an image file, a block device, memory:SIZE or null:SIZE; it becomes the\n"
 	"default (unnamed) export.\n"
@@ -51,8 +51,9 @@ static const char help[] =
 	"      --help                  print this\n"
 	"\n"
 	"When everything is open the URI of each export is printed on standard output (not\n"
-	"with --run) and the service manager is told. SIGTERM or SIGINT finishes what is in\n"
-	"flight and ends with status 0; another one, a second later or more, ends at once.\n"
+	"with --run) and the service manager is told. SIGTERM, SIGINT or SIGHUP finishes\n"
+	"what is in flight and ends with status 0; another one, a second later or more, ends\n"
+	"at once.\n"
 	"Status 1: it could not be done; 2: wrong usage.\n";
 
 enum {

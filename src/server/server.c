@@ -332,6 +332,14 @@ static void raise_file_limit(void)
 	}
 }
 
+/* nohup and the like let a program ignore the end of its terminal. */
+static bool is_ignored(int signal_number)
+{
+	struct sigaction action;
+
+	return sigaction(signal_number, NULL, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
 /* Blocks our signals before any thread starts, so that only signal_fd sees them. */
 static int take_signals(struct server *server, struct error *error)
 {
@@ -340,6 +348,9 @@ static int take_signals(struct server *server, struct error *error)
 	sigemptyset(&ours);
 	sigaddset(&ours, SIGTERM);
 	sigaddset(&ours, SIGINT);
+	if (!is_ignored(SIGHUP)) {
+		sigaddset(&ours, SIGHUP);
+	}
 	sigaddset(&ours, SIGCHLD);
 	signal(SIGPIPE, SIG_IGN);
 	/* A parent that ignores SIGCHLD would make us lose the commands' exit status. */
