@@ -147,3 +147,43 @@ bool reach_covers(
 	}
 	return false;
 }
+
+/* --- who is let in --------------------------------------------------------------------------- */
+
+/* The port of a socket that is open to every network, else 0. */
+static uint16_t open_port(int fd)
+{
+	struct place place;
+
+	return place_of_socket(fd, &place) && is_wildcard(&place) ? place.port : 0;
+}
+
+/* True when one of the first count sockets, counted through all listeners, is open on the port. */
+static bool warned_before(const struct listener *listeners, uint32_t count, uint16_t port)
+{
+	for (uint32_t i = 0; count > 0; i++) {
+		for (uint32_t k = 0; k < listeners[i].fd_count && count > 0; k++, count--) {
+			if (open_port(listeners[i].fds[k]) == port) {
+				return true;
+			}
+		}
+	}
+	return false;
+}
+
+void reach_warn(const struct listener *listeners, uint32_t listener_count)
+{
+	uint32_t seen = 0;
+
+	for (uint32_t i = 0; i < listener_count; i++) {
+		for (uint32_t k = 0; k < listeners[i].fd_count; k++, seen++) {
+			uint16_t port = open_port(listeners[i].fds[k]);
+
+			if (port != 0 && !warned_before(listeners, seen, port)) {
+				log_warning("port %u is open to the whole network, and there is no "
+					    "TLS: whoever reaches this machine can use the disks",
+					port);
+			}
+		}
+	}
+}

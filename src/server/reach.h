@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Who reaches the server through its listening sockets: whether an address is served already.
+ * Who reaches the server through its listening sockets: whether an address is served already, and
+ * whether the whole network is let in.
  *
  * Threading: the main thread, while the listeners are open. Ownership: borrows its arguments.
  * Errors: none; what cannot be found out counts as no.
@@ -15,3 +16,6 @@
  */
 bool reach_covers(
 	const struct listener *listeners, uint32_t listener_count, const struct nbd_uri *uri);
+
+/* Warns of each port on which a listener takes connections from every network, once. */
+void reach_warn(const struct listener *listeners, uint32_t listener_count);

@@ -573,6 +573,7 @@ static void serve(struct server *server)
 		.child_mask = &server->mask_before,
 	};
 
+	reach_warn(server->listeners, server->listener_count);
 	announce(server);
 	if (config->command_count == 0) {
 		print_uris(server);
