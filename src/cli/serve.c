@@ -59,7 +59,7 @@ static const char help[] =
 enum {
 	OPTION_RUN = CLI_OPTION_FIRST,
 	OPTION_HELP,
-	OPTION_LIMIT, /* first of limit_keys; the others follow */
+	OPTION_LIMIT, /* first of limit_keys, which is memory; the others follow */
 };
 
 static const char *const limit_keys[] = { "memory", "threads", "connections", "handshakes",
@@ -125,6 +125,8 @@ static int set_limit(struct server_config *config, int option_idx, struct error 
 
 	if (rc < 0) {
 		error_prefix(error, "--%s", options[option_idx].name);
+	} else if (options[option_idx].val == OPTION_LIMIT) {
+		rc = server_config_set_memory_origin(config, "--memory", error);
 	}
 	return rc;
 }
