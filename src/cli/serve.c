@@ -13,7 +13,7 @@ static const char name[] = "serve";
 
 static const char help[] =
 	"Usage: gmblock serve [OPTION]... [PATH]\n"
-	"Serves disks to any NBD client until SIGTERM or SIGINT.\n"
+	"Serves disks to any NBD client until SIGTERM, SIGINT or SIGHUP.\n"
 	"\n"
 	"PATH is an image file, a block device, memory:SIZE or null:SIZE; it becomes the\n"
 	"default (unnamed) export.\n"
@@ -51,14 +51,15 @@ static const char help[] =
 	"      --help                  print this\n"
 	"\n"
 	"When everything is open the URI of each export is printed on standard output (not\n"
-	"with --run) and the service manager is told. SIGTERM or SIGINT finishes what is in\n"
-	"flight and ends with status 0; another one, a second later or more, ends at once.\n"
+	"with --run) and the service manager is told. SIGTERM, SIGINT or SIGHUP finishes\n"
+	"what is in flight and ends with status 0; another one, a second later or more, ends\n"
+	"at once.\n"
 	"Status 1: it could not be done; 2: wrong usage.\n";
 
 enum {
 	OPTION_RUN = CLI_OPTION_FIRST,
 	OPTION_HELP,
-	OPTION_LIMIT, /* first of limit_keys; the others follow */
+	OPTION_LIMIT, /* first of limit_keys, which is memory; the others follow */
 };
 
 static const char *const limit_keys[] = { "memory", "threads", "connections", "handshakes",
@@ -124,6 +125,8 @@ static int set_limit(struct server_config *config, int option_idx, struct error 
 
 	if (rc < 0) {
 		error_prefix(error, "--%s", options[option_idx].name);
+	} else if (options[option_idx].val == OPTION_LIMIT) {
+		rc = server_config_set_memory_origin(config, "--memory", error);
 	}
 	return rc;
 }

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
@@ -120,6 +121,57 @@ static int connect_address(struct probe *probe, int family, const struct sockadd
 	return err;
 }
 
+/* What to look at when connecting to a path gave err; NULL when the error says it all. */
+static const char *unix_advice(const struct nbd_uri *uri, int err)
+{
+	bool is_path = uri->socket_path[0] != '\0';
+	struct stat status;
+
+	switch (-err) {
+	case ENOENT:
+		return "is the server running, and is this the path of its socket?";
+	case ECONNREFUSED:
+		if (is_path && stat(uri->socket_path, &status) == 0 && !S_ISSOCK(status.st_mode)) {
+			return "this is not a socket; give the path of the one that the server "
+			       "listens on";
+		}
+		return is_path ? "is a server listening there? The socket file may be left over "
+				 "from one that has ended"
+			       : "is a server listening there?";
+	case EACCES:
+	case EPERM:
+		return "connecting needs write permission for the socket file and access to its "
+		       "folder";
+	case EPROTOTYPE:
+		return "this socket is not for connections; give the path of the one that the "
+		       "server listens on";
+	default:
+		return NULL;
+	}
+}
+
+static const char *tcp_advice(int err)
+{
+	switch (-err) {
+	case ECONNREFUSED:
+		return "is a server listening there, at this port and for this address?";
+	case EHOSTUNREACH:
+	case ENETUNREACH:
+		return "is the address right, and the host up and in reach?";
+	case ETIMEDOUT:
+		return "is the host up, and does a firewall let the port through?";
+	default:
+		return NULL;
+	}
+}
+
+static int cannot_connect(
+	const struct probe *probe, int err, const char *advice, struct error *error)
+{
+	return error_set(error, err, "%s: cannot connect: %s%s%s", probe->label, strerror(-err),
+		advice != NULL ? "; " : "", advice != NULL ? advice : "");
+}
+
 static int connect_unix(struct probe *probe, const struct nbd_uri *uri, struct error *error)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
@@ -145,11 +197,7 @@ static int connect_unix(struct probe *probe, const struct nbd_uri *uri, struct e
 			"%s: cannot connect: the server does not accept connections fast enough",
 			probe->label);
 	}
-	if (err != 0) {
-		return error_set(
-			error, err, "%s: cannot connect: %s", probe->label, strerror(-err));
-	}
-	return 0;
+	return err != 0 ? cannot_connect(probe, err, unix_advice(uri, err), error) : 0;
 }
 
 /*
@@ -244,11 +292,7 @@ static int connect_tcp(struct probe *probe, const struct nbd_uri *uri, struct er
 	if (err == -ETIMEDOUT && left_ns(probe) == 0) {
 		return timed_out(probe, "connecting", error);
 	}
-	if (err != 0) {
-		return error_set(
-			error, err, "%s: cannot connect: %s", probe->label, strerror(-err));
-	}
-	return 0;
+	return err != 0 ? cannot_connect(probe, err, tcp_advice(err), error) : 0;
 }
 
 /* --- talking ------------------------------------------------------------------------------- */

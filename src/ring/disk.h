@@ -36,6 +36,17 @@ enum disk_extent_kind { DISK_DATA, DISK_HOLE };
 GMB_MUST_CHECK int disk_open(
 	const char *path, bool read_only, bool direct, int *fd_out, struct error *error);
 void disk_close(int fd);
+
+/*
+ * Claims the disk that fd was opened on for writing, under the name path, so that nobody else who
+ * asks gets it too: a block device exclusively (O_EXCL, as mounting, swap and RAID do), a regular
+ * file by a lock that other processes of this program respect. The claim is a descriptor of its
+ * own: give it to disk_close() and to nothing else, as a ring keeps files open after the process
+ * is gone. -1: there is nothing to hold (a filesystem without locks). A disk in use is tried again
+ * for a second before that is -EBUSY. A claim conflicts with another one of the same process.
+ */
+GMB_MUST_CHECK int disk_claim(const char *path, int fd, int *claim_out, struct error *error);
+
 /* Direct alignments are exact on a descriptor opened with direct, else what the system tells or a
  * guess. */
 GMB_MUST_CHECK int disk_info(int fd, struct disk_info *info);

@@ -11,12 +11,23 @@
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/bytes.h"
 #include "ring/disk_sysfs.h"
 
-enum { SECTOR_BYTES = 512, PROBE_BYTES_MAX = 65536, PREFERRED_BYTES_MAX = 1 << 20 };
+enum {
+	SECTOR_BYTES = 512,
+	PROBE_BYTES_MAX = 65536,
+	PREFERRED_BYTES_MAX = 1 << 20,
+	CLAIM_TRIES_MAX = 40, /* one second in all */
+	CLAIM_PAUSE_NS = 25000000,
+};
+
+/* The byte that says "a gmblock server writes this file" when it is locked: the last that a file
+ * can have, where no program looks for data or puts locks of its own. */
+#define CLAIM_OFFSET (INT64_MAX - 1)
 
 /* --- opening ------------------------------------------------------------------------------- */
 
@@ -46,6 +57,14 @@ static int refuse_kind(const char *path, mode_t mode, struct error *error)
 	}
 	return error_set(error, S_ISDIR(mode) ? -EISDIR : -ENOTSUP,
 		"cannot open '%s': it is %s; give a regular file or a block device", path, kind);
+}
+
+static int explain_busy(const char *path, struct error *error)
+{
+	return error_set(error, -EBUSY,
+		"'%s' is mounted or in use by another program; unmount it or stop that program, or "
+		"export it with readonly (--export NAME=PATH,readonly)",
+		path);
 }
 
 static int explain_open(
@@ -79,6 +98,8 @@ static int explain_open(
 			"cannot open '%s' for writing: it is on a read-only filesystem or "
 			"device; export it with readonly (--export NAME=PATH,readonly)",
 			path);
+	case EBUSY: /* newer kernels can refuse every writer of a mounted device */
+		return explain_busy(path, error);
 	case ETXTBSY:
 		return error_set(error, -code,
 			"cannot open '%s' for writing: it is in use as a swap file or a running "
@@ -129,6 +150,108 @@ void disk_close(int fd)
 {
 	close(fd);
 }
+
+/* --- claiming ------------------------------------------------------------------------------ */
+
+/* Reading is enough to hold a device, and closing what was open for writing makes udev look at the
+ * device again. A lock for writing needs a descriptor for writing. */
+static int claim_flags(const struct stat *status)
+{
+	return O_CLOEXEC | O_NOCTTY | (S_ISBLK(status->st_mode) ? O_RDONLY | O_EXCL : O_RDWR);
+}
+
+static bool is_same_file(const struct stat *a, const struct stat *b)
+{
+	if ((a->st_mode & S_IFMT) != (b->st_mode & S_IFMT)) {
+		return false;
+	}
+	return S_ISBLK(a->st_mode) ? a->st_rdev == b->st_rdev
+				   : a->st_dev == b->st_dev && a->st_ino == b->st_ino;
+}
+
+/* 0, -EBUSY, or another errno when this filesystem has no such locks. The lock belongs to the
+ * descriptor's open file, not to the process, so no other close() can lose it. */
+static int lock_file(int fd)
+{
+	struct flock lock = {
+		.l_type = F_WRLCK,
+		.l_whence = SEEK_SET,
+		.l_start = CLAIM_OFFSET,
+		.l_len = 1,
+	};
+	int result;
+
+	do {
+		result = fcntl(fd, F_OFD_SETLK, &lock);
+	} while (result != 0 && errno == EINTR);
+	if (result == 0) {
+		return 0;
+	}
+	return errno == EAGAIN || errno == EACCES ? -EBUSY : -errno;
+}
+
+/* One try: 0 with a descriptor or -1 in *claim_out, else a negative errno. */
+static int claim_once(const char *path, const struct stat *wanted, int *claim_out)
+{
+	struct stat status;
+	int result = 0;
+	int fd;
+
+	do {
+		fd = open(path, claim_flags(wanted));
+	} while (fd < 0 && errno == EINTR);
+	if (fd < 0) {
+		return -errno;
+	}
+	if (fstat(fd, &status) != 0) {
+		result = -errno;
+	} else if (!is_same_file(&status, wanted)) {
+		result = -ESTALE;
+	} else if (!S_ISBLK(status.st_mode)) {
+		result = lock_file(fd);
+		if (result < 0 && result != -EBUSY) {
+			close(fd);
+			*claim_out = -1;
+			return 0;
+		}
+	}
+	if (result < 0) {
+		close(fd);
+		return result;
+	}
+	*claim_out = fd;
+	return 0;
+}
+
+/* A server that was killed a moment ago may not have let go yet, and udev looks at devices. */
+int disk_claim(const char *path, int fd, int *claim_out, struct error *error)
+{
+	const struct timespec pause = { .tv_nsec = CLAIM_PAUSE_NS };
+	struct stat wanted;
+	int result;
+
+	if (fstat(fd, &wanted) != 0) {
+		return error_set(error, -errno, "cannot examine '%s': %s", path, strerror(errno));
+	}
+	result = claim_once(path, &wanted, claim_out);
+	for (int tries = 1; result == -EBUSY && tries < CLAIM_TRIES_MAX; tries++) {
+		nanosleep(&pause, NULL);
+		result = claim_once(path, &wanted, claim_out);
+	}
+	if (result == -EBUSY && !S_ISBLK(wanted.st_mode)) {
+		return error_set(error, result,
+			"'%s' is already served for writing by another gmblock server; stop that "
+			"one, or export it here with readonly (--export NAME=PATH,readonly)",
+			path);
+	}
+	if (result == -ESTALE) {
+		return error_set(error, result,
+			"'%s' was replaced by another file while it was being opened", path);
+	}
+	return result < 0 ? explain_open(path, false, false, -result, error) : 0;
+}
+
+/* --- size ---------------------------------------------------------------------------------- */
 
 int disk_size(int fd, uint64_t *size)
 {

@@ -37,6 +37,7 @@ void server_config_fini(struct server_config *config)
 	for (uint32_t i = 0; i < config->command_count; i++) {
 		free(config->commands[i]);
 	}
+	free(config->memory_origin);
 	free(config->exports);
 	free(config->listens);
 	free(config->commands);
@@ -154,6 +155,19 @@ int server_config_add_command(
 	return 0;
 }
 
+int server_config_set_memory_origin(
+	struct server_config *config, const char *origin, struct error *error)
+{
+	char *copy = strdup(origin);
+
+	if (copy == NULL) {
+		return error_set(error, -ENOMEM, "no memory for a limit");
+	}
+	free(config->memory_origin);
+	config->memory_origin = copy;
+	return 0;
+}
+
 int server_limits_set(
 	struct server_limits *limits, const char *key, const char *value, struct error *error)
 {
@@ -216,8 +230,9 @@ static uint32_t cpus_allowed(void)
 	return (uint32_t)MAX(CPU_COUNT(&set), 1);
 }
 
-static int finish_limits(struct server_limits *limits, struct error *error)
+static int finish_limits(struct server_config *config, struct error *error)
 {
+	struct server_limits *limits = &config->limits;
 	struct server_limits defaults = { 0 };
 	struct nbd_limits reactor;
 	char memory[UNITS_TEXT_BYTES];
@@ -235,11 +250,12 @@ static int finish_limits(struct server_limits *limits, struct error *error)
 	defaults.inflight_total_max = reactor.inflight_max * limits->threads;
 	server_limits_merge(limits, &defaults);
 	if (limits->memory_bytes / limits->threads < ARENA_SLAB_BYTES) {
+		GMB_ASSERT(config->memory_origin != NULL); /* the default is enough */
 		return error_set(error, -EINVAL,
-			"%s of memory is too little for %u thread%s: each needs at least %s; "
-			"raise memory or lower threads",
-			units_format_bytes(memory, limits->memory_bytes), limits->threads,
-			limits->threads == 1 ? "" : "s",
+			"%s: %s of memory is too little for %u thread%s: each needs at least %s; "
+			"raise the limit or lower the number of threads",
+			config->memory_origin, units_format_bytes(memory, limits->memory_bytes),
+			limits->threads, limits->threads == 1 ? "" : "s",
 			units_format_bytes(least, ARENA_SLAB_BYTES));
 	}
 	return 0;
@@ -328,7 +344,7 @@ int server_config_finish(struct server_config *config, struct error *error)
 		rc = check_listens(config, error);
 	}
 	if (rc == 0) {
-		rc = finish_limits(&config->limits, error);
+		rc = finish_limits(config, error);
 	}
 	return rc;
 }

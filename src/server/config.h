@@ -64,7 +64,8 @@ struct server_config {
 	struct server_listen *listens;
 	uint32_t listen_count;
 	struct server_limits limits;
-	char **commands; /* --run, in order */
+	char *memory_origin; /* where limits.memory_bytes was asked for, or NULL */
+	char **commands;     /* --run, in order */
 	uint32_t command_count;
 };
 
@@ -105,6 +106,9 @@ GMB_MUST_CHECK int server_config_add_command(
 /* key: memory, threads, connections, handshakes, handshake-timeout, inflight, inflight-total. */
 GMB_MUST_CHECK int server_limits_set(
 	struct server_limits *limits, const char *key, const char *value, struct error *error);
+/* Remembers where the memory limit came from, for messages. origin is copied. */
+GMB_MUST_CHECK int server_config_set_memory_origin(
+	struct server_config *config, const char *origin, struct error *error);
 /* Fills what is not given in *limits from *fallback. */
 void server_limits_merge(struct server_limits *limits, const struct server_limits *fallback);
 

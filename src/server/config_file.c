@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/config.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "server/config_yaml.h"
@@ -133,6 +134,9 @@ static int load_limits(struct loader *loader, const struct file_limits *file)
 		{ "inflight", file->inflight },
 		{ "inflight-total", file->inflight_total },
 	};
+	const struct config_place memory = { "limits", -1, "memory", -1 };
+	char where[CONFIG_ORIGIN_BYTES];
+	char origin[CONFIG_ORIGIN_BYTES + 32];
 	struct server_limits limits = { 0 };
 
 	for (size_t i = 0; i < ARRAY_COUNT(values); i++) {
@@ -144,6 +148,16 @@ static int load_limits(struct loader *loader, const struct file_limits *file)
 				&limits, values[i].key, values[i].value, loader->error);
 		}
 		if (judged(loader, rc, &place) < 0) {
+			return rc;
+		}
+	}
+	if (loader->config->limits.memory_bytes == 0 && limits.memory_bytes != 0) {
+		int rc;
+
+		snprintf(origin, sizeof(origin), "%s: limits, memory",
+			config_yaml_origin(loader->yaml, &memory, where));
+		rc = server_config_set_memory_origin(loader->config, origin, loader->error);
+		if (rc < 0) {
 			return rc;
 		}
 	}

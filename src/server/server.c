@@ -17,6 +17,7 @@
 
 #include "base/log.h"
 #include "server/accept.h"
+#include "server/reach.h"
 #include "server/run.h"
 
 #define DRAIN_DEADLINE_NS UINT64_C(10000000000)
@@ -169,6 +170,30 @@ static int open_default_listener(struct server *server, struct error *error)
 	return rc;
 }
 
+/* What the service manager listens on already is not opened again: so one configuration works with
+ * and without a socket unit. */
+static int open_configured(struct server *server, struct error *error)
+{
+	const struct server_config *config = server->config;
+	uint32_t adopted_count = server->listener_count;
+
+	for (uint32_t i = 0; i < config->listen_count; i++) {
+		const struct server_listen *entry = &config->listens[i];
+		int rc;
+
+		if (reach_covers(server->listeners, adopted_count, &entry->uri)) {
+			continue;
+		}
+		rc = listener_open(&entry->uri, &server->listeners[server->listener_count], error);
+		if (rc < 0) {
+			error_prefix(error, "%s", entry->origin);
+			return rc;
+		}
+		server->listener_count++;
+	}
+	return 0;
+}
+
 static int open_listeners(struct server *server, struct error *error)
 {
 	const struct server_config *config = server->config;
@@ -186,14 +211,8 @@ static int open_listeners(struct server *server, struct error *error)
 		return error_set(error, -ENOMEM, "no memory for listening addresses");
 	}
 	rc = adopt_sockets(server, adopted_count, error);
-	for (uint32_t i = 0; i < config->listen_count && rc == 0; i++) {
-		rc = listener_open(
-			&config->listens[i].uri, &server->listeners[server->listener_count], error);
-		if (rc < 0) {
-			error_prefix(error, "%s", config->listens[i].origin);
-		} else {
-			server->listener_count++;
-		}
+	if (rc == 0) {
+		rc = open_configured(server, error);
 	}
 	if (rc == 0 && server->listener_count == 0) {
 		rc = open_default_listener(server, error);
@@ -313,6 +332,14 @@ static void raise_file_limit(void)
 	}
 }
 
+/* nohup and the like let a program ignore the end of its terminal. */
+static bool is_ignored(int signal_number)
+{
+	struct sigaction action;
+
+	return sigaction(signal_number, NULL, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
 /* Blocks our signals before any thread starts, so that only signal_fd sees them. */
 static int take_signals(struct server *server, struct error *error)
 {
@@ -321,6 +348,9 @@ static int take_signals(struct server *server, struct error *error)
 	sigemptyset(&ours);
 	sigaddset(&ours, SIGTERM);
 	sigaddset(&ours, SIGINT);
+	if (!is_ignored(SIGHUP)) {
+		sigaddset(&ours, SIGHUP);
+	}
 	sigaddset(&ours, SIGCHLD);
 	signal(SIGPIPE, SIG_IGN);
 	/* A parent that ignores SIGCHLD would make us lose the commands' exit status. */
@@ -543,6 +573,7 @@ static void serve(struct server *server)
 		.child_mask = &server->mask_before,
 	};
 
+	reach_warn(server->listeners, server->listener_count);
 	announce(server);
 	if (config->command_count == 0) {
 		print_uris(server);

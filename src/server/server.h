@@ -7,7 +7,8 @@
  * close
  *
  * Threading: the main thread of a process without other threads; blocks until the server has
- * stopped, and handles SIGTERM, SIGINT and SIGCHLD meanwhile. Ownership: borrows the configuration.
+ * stopped, and handles SIGTERM, SIGINT, SIGHUP (unless it is ignored) and SIGCHLD meanwhile.
+ * Ownership: borrows the configuration.
  * Errors: a failed start is a negative errno with a sentence, and nothing was served.
  */
 #pragma once

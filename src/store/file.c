@@ -389,14 +389,18 @@ static void file_queue_destroy(struct store_queue *base)
 
 static void store_free(struct file_store *store)
 {
-	if (store->gate != NULL) {
-		file_gate_put(store->gate);
-	}
 	if (store->direct_fd >= 0) {
 		disk_close(store->direct_fd);
 	}
 	if (store->fd >= 0) {
 		disk_close(store->fd);
+	}
+	/* After the descriptors: whoever gets the disk next finds it in no one's hands. */
+	if (store->is_claimed) {
+		file_gate_unclaim(store->gate);
+	}
+	if (store->gate != NULL) {
+		file_gate_put(store->gate);
 	}
 	free(store->path);
 	free(store);
@@ -500,11 +504,30 @@ static void fill_info(struct file_store *store, const struct store_options *opti
 	info->stripe_members = disk->stripe_members;
 }
 
+static int join_gate(
+	struct file_store *store, const struct store_options *options, struct error *error)
+{
+	int result;
+
+	if (file_gate_get(store->disk.identity, &store->gate) < 0) {
+		return error_set(error, -ENOMEM, "not enough memory to open '%s'", options->path);
+	}
+	if (options->read_only) {
+		return 0;
+	}
+	result = file_gate_claim(store->gate, options->path, store->fd, error);
+	store->is_claimed = result == 0;
+	return result;
+}
+
 static int open_all(
 	struct file_store *store, const struct store_options *options, struct error *error)
 {
 	int result = open_buffered(store, options, error);
 
+	if (result == 0) {
+		result = join_gate(store, options, error);
+	}
 	if (result < 0) {
 		return result;
 	}
@@ -516,7 +539,7 @@ static int open_all(
 		}
 	}
 	store->path = strdup(options->path);
-	if (store->path == NULL || file_gate_get(store->disk.identity, &store->gate) < 0) {
+	if (store->path == NULL) {
 		return error_set(error, -ENOMEM, "not enough memory to open '%s'", options->path);
 	}
 	fill_info(store, options);

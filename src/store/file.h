@@ -45,6 +45,7 @@ struct file_store {
 	uint32_t memory_align;
 	uint64_t unit; /* page or filesystem block: what trim and zero work in */
 	struct file_gate *gate;
+	bool is_claimed; /* through the gate, by a store that writes */
 	struct file_gate_member member;
 	_Atomic uint64_t size;	      /* last seen */
 	_Atomic uint32_t unsupported; /* enum file_unsupported, found out by trying */

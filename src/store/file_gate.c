@@ -21,6 +21,10 @@ struct file_gate {
 	_Atomic uint32_t direct_writers;
 	_Atomic int error;
 
+	pthread_mutex_t claim_lock; /* for the next two; held while claiming blocks */
+	uint32_t claim_count;
+	int claim_fd; /* valid while claim_count > 0; -1 = nothing to hold */
+
 	pthread_mutex_t lock; /* for all below */
 	uint32_t buffered_count;
 	bool buffered_turn; /* whom to let in when nobody is inside and both wait */
@@ -60,6 +64,7 @@ static struct file_gate *gate_create(const uint64_t identity[2])
 	}
 	gate->identity[0] = identity[0];
 	gate->identity[1] = identity[1];
+	pthread_mutex_init(&gate->claim_lock, NULL);
 	pthread_mutex_init(&gate->lock, NULL);
 	list_init(&gate->waiting_direct);
 	list_init(&gate->waiting_buffered);
@@ -102,9 +107,41 @@ void file_gate_put(struct file_gate *gate)
 	GMB_ASSERT(atomic_load(&gate->direct) == 0);
 	GMB_ASSERT(gate->buffered_count == 0);
 	GMB_ASSERT(list_is_empty(&gate->members));
+	GMB_ASSERT(gate->claim_count == 0);
 	pthread_mutex_destroy(&gate->lock);
+	pthread_mutex_destroy(&gate->claim_lock);
 	free(gate);
 }
+
+/* --- the claim ----------------------------------------------------------------------------- */
+
+int file_gate_claim(struct file_gate *gate, const char *path, int fd, struct error *error)
+{
+	int result = 0;
+
+	pthread_mutex_lock(&gate->claim_lock);
+	if (gate->claim_count == 0) {
+		result = disk_claim(path, fd, &gate->claim_fd, error);
+	}
+	if (result == 0) {
+		gate->claim_count++;
+	}
+	pthread_mutex_unlock(&gate->claim_lock);
+	return result;
+}
+
+void file_gate_unclaim(struct file_gate *gate)
+{
+	pthread_mutex_lock(&gate->claim_lock);
+	GMB_ASSERT(gate->claim_count > 0);
+	gate->claim_count--;
+	if (gate->claim_count == 0 && gate->claim_fd >= 0) {
+		disk_close(gate->claim_fd);
+	}
+	pthread_mutex_unlock(&gate->claim_lock);
+}
+
+/* --- members ------------------------------------------------------------------------------- */
 
 /* Readahead may outlive the read that caused it, and so would escape the gate. */
 static void stop_readahead(struct file_gate *gate)

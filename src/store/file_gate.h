@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * What all stores of a process that are open on one file share: a gate that keeps writes through
- * the page cache and writes around it apart, and the verdict of failed flushes.
+ * the page cache and writes around it apart, the claim against other processes, and the verdict of
+ * failed flushes.
  *
  * Why a gate: a buffered write of half a page reads the page, changes it and writes all of it back
  * later. A direct write to the other half in between would be undone. And on a block device a page
@@ -16,15 +17,20 @@
  * Members of one class run together. Both classes get their turn: when one waits, newcomers of the
  * other queue behind it. Direct reads need no gate: the kernel writes dirty pages back first. Trim
  * and zero of whole blocks need none: the kernel orders them itself.
- * Out of reach: other processes that write the same file, and a partition beside its whole disk.
+ *
+ * The same holds for the claim (disk_claim()): the process claims a disk once, however many of its
+ * stores write it, and lets go when the last of them closes. What stays out of reach: a program
+ * that claims nothing, and reading a partition beside its whole disk.
  *
  * Threading: any reactor; get, put, join and leave where stores are opened and closed. All stores
  * of one file should be open before the first part is submitted: what is in flight while the first
  * direct writer joins is not covered.
- * Ownership: counted; the last put frees. Errors: -ENOMEM from get; the rest cannot fail.
+ * Ownership: counted; the last put frees. Errors: -ENOMEM from get, those of disk_claim() from
+ * claim; the rest cannot fail.
  */
 #pragma once
 
+#include "base/error.h"
 #include "base/list.h"
 #include "ring/ring.h"
 
@@ -53,6 +59,12 @@ struct file_gate_port {
 /* The gate of the file with this identity; made on first need. */
 GMB_MUST_CHECK int file_gate_get(const uint64_t identity[2], struct file_gate **gate_out);
 void file_gate_put(struct file_gate *gate);
+
+/* For each store that writes: path and fd are its own. Blocks while the disk is in use elsewhere,
+ * as disk_claim() does. Each success is undone by one unclaim. */
+GMB_MUST_CHECK int file_gate_claim(
+	struct file_gate *gate, const char *path, int fd, struct error *error);
+void file_gate_unclaim(struct file_gate *gate);
 
 void file_gate_join(struct file_gate *gate, struct file_gate_member *member);
 void file_gate_leave_member(struct file_gate *gate, struct file_gate_member *member);

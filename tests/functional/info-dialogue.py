@@ -3,8 +3,10 @@
 """gmblock info against lawful servers of every age and mood: what it asks, and what it shows."""
 
 import json
+import os
 import socket
 import struct
+import tempfile
 import unittest
 
 from fake_server import (ABORT, ACK, ERR, EXPORT_NAME, EXTENDED, FIXED, GO, IHAVEOPT, INFO, LIST,
@@ -546,11 +548,36 @@ class Addresses(InfoCase):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
         self.refused_without_server(f"nbd://127.0.0.1:{port}", f"127.0.0.1:{port}",
-                                    "Connection refused")
+                                    "Connection refused", "is a server listening there")
 
     def test_no_such_socket(self):
         self.refused_without_server("nbd+unix:///?socket=/nonexistent/socket",
-                                    "/nonexistent/socket", "No such file")
+                                    "/nonexistent/socket", "No such file",
+                                    "is the server running")
+
+    def test_what_is_no_socket_of_a_server(self):
+        with tempfile.TemporaryDirectory(prefix="gmblock-info-") as folder:
+            file, left, datagram = (os.path.join(folder, name) for name in "fld")
+            with open(file, "wb"), socket.socket(socket.AF_UNIX) as sock:
+                sock.bind(left)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+                sock.bind(datagram)
+                for path, wanted in ((file, "not a socket"), (left, "left over from one"),
+                                     (datagram, "not for connections"),
+                                     ("%00gmblock-nobody", "is a server listening there?\n")):
+                    with self.subTest(path=path):
+                        self.refused_without_server(f"nbd+unix:///?socket={path}",
+                                                    "cannot connect", wanted)
+
+    @unittest.skipIf(os.geteuid() == 0, "root may connect to everything")
+    def test_a_socket_that_is_not_for_us(self):
+        with tempfile.TemporaryDirectory(prefix="gmblock-info-") as folder, \
+                socket.socket(socket.AF_UNIX) as sock:
+            path = os.path.join(folder, "s")
+            sock.bind(path)
+            sock.listen()
+            os.chmod(path, 0)
+            self.refused_without_server(f"nbd+unix:///?socket={path}", "write permission")
 
     def test_a_socket_path_that_is_too_long(self):
         self.refused_without_server("nbd+unix:///?socket=/" + "s" * 200, "201 bytes", "at most")

@@ -73,6 +73,30 @@ class Addresses(support.Case):
         for uri in server.uris:
             self.check_served(uri)
 
+    def check_warned(self, server, *ports):
+        """One line for each port says what may happen; nothing else is said."""
+        status, errors = server.stop()
+        self.assertEqual(status, 0, errors)
+        self.assertEqual(errors.splitlines(), [
+            f"gmblock: warning: port {port} is open to the whole network, and there is no TLS: "
+            "whoever reaches this machine can use the disks" for port in ports])
+
+    def test_an_open_port_is_warned_of(self):
+        server = self.start_tcp("nbd://0.0.0.0:0", "nbd://127.0.0.1:0", "nbd://0.0.0.0:0",
+                                self.socket_uri())
+        self.check_warned(server, self.port(server.uris[0]), self.port(server.uris[2]))
+
+    @support.unittest.skipUnless(have_ipv6(), "no IPv6 on loopback")
+    def test_a_port_open_in_both_families_is_warned_of_once(self):
+        first = self.start_tcp("nbd://[::]:0")
+        port = self.port(first.uri)
+        self.check_warned(first, port)
+        self.check_warned(self.start_tcp(f"nbd://0.0.0.0:{port}", f"nbd://[::]:{port}"), port)
+
+    def test_other_addresses_are_not_warned_of(self):
+        self.check_warned(self.start_tcp("nbd://127.0.0.1:0", "nbd://localhost:0",
+                                         self.socket_uri()))
+
 
 if __name__ == "__main__":
     support.main()

@@ -21,6 +21,20 @@ class ConfigErrors(support.Case):
         os.mkfifo(self.path("fifo"))
         self.check_refused(["serve", "--config", self.path("fifo")], 1, "not a regular file")
 
+    def test_a_limit_that_does_not_suffice(self):
+        exports = "exports: [{name: '', path: 'null:1M'}]\n"
+        path = self.make_file("test.conf", exports + "limits:\n  threads: 2\n  memory: 7M\n")
+        sentence = "of memory is too little for 2 threads"
+        self.check_refused(["serve", "--config", path], 2,
+                           f"{path}:4: limits, memory: 7M {sentence}")
+        # The command line's limit holds, wherever it stands.
+        for arguments in (["--memory", "6M", "--config", path],
+                          ["--config", path, "--memory", "6M"]):
+            self.check_refused(["serve", *arguments], 2, f"serve: --memory: 6M {sentence}")
+        path = self.make_file("test.conf", exports + "limits: {memory: 7M}\n")
+        self.check_refused(["serve", "--config", path, "--threads", "2"], 2,
+                           f"{path}:2: limits, memory: 7M {sentence}")
+
     def test_files_without_content_have_nothing_to_serve(self):
         for content in ("", "# nothing\n", "---\n"):
             path = self.make_file("test.conf", content)

@@ -88,7 +88,7 @@ class Options(support.Case):
         limit("--max-inflight", "1000000", "from 1 to 65536")
         limit("--max-inflight-total", "1.5", "'1.5'")
         self.check(["null:1M", "--memory", "4M", "--threads", "2"],
-                   "4M of memory is too little for 2 threads")
+                   "--memory: 4M of memory is too little for 2 threads")
 
 
 if __name__ == "__main__":

@@ -25,12 +25,12 @@ os.execv(sys.argv[2 + count], sys.argv[2 + count:])
 
 
 class SocketActivation(support.Case):
-    def launch(self, sockets, *arguments):
+    def launch(self, sockets, *arguments, cwd=None):
         fds = [sock.fileno() for sock in sockets]
         process = subprocess.Popen(
             [sys.executable, "-c", LAUNCHER, str(len(fds)), *map(str, fds), support.program(),
              "serve", *arguments],
-            pass_fds=fds, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            pass_fds=fds, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             text=True)
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
@@ -64,6 +64,59 @@ class SocketActivation(support.Case):
         process = self.launch([self.listen_unix("a")], "null:1M", "--listen", self.socket_uri("b"))
         self.assertEqual([process.stdout.readline().rstrip("\n") for _ in range(2)],
                          [self.socket_uri("a"), self.socket_uri("b")])
+
+    def check_not_opened_again(self, sock, uri, *addresses):
+        """The socket is served at uri, and these addresses are the same one."""
+        for address in addresses:
+            config = self.make_file("test.conf", f"listen: ['{address}']\n"
+                                    "exports: [{name: '', path: 'null:1M'}]\n")
+            for arguments in (["--config", config], ["null:1M", "--listen", address]):
+                process = self.launch([sock], *arguments, cwd=self.folder)
+                self.assertEqual(process.stdout.readline(), f"{uri}\n",
+                                 f"{address} beside {uri}: {process.poll()}")
+                with nbdmini.open_export(uri) as client:
+                    self.assertEqual(client.size, 1 << 20)
+                process.terminate()
+                self.assertEqual(process.communicate()[0], "", f"{address} beside {uri}")
+                self.assertEqual(process.returncode, 0)
+
+    def test_an_address_that_is_handed_over_is_not_opened_again(self):
+        self.check_not_opened_again(self.listen_unix("a"), self.socket_uri("a"),
+                                    self.socket_uri("a"), "nbd+unix:///?socket=a",
+                                    f"nbd+unix:///?socket={self.folder}/./a")
+        with socket.create_server(("127.0.0.1", 0)) as tcp:
+            uri = f"nbd://127.0.0.1:{tcp.getsockname()[1]}"
+            self.check_not_opened_again(tcp, uri, uri)
+        with socket.create_server(("0.0.0.0", 0)) as tcp:
+            port = tcp.getsockname()[1]
+            self.check_not_opened_again(tcp, f"nbd://127.0.0.1:{port}", f"nbd://0.0.0.0:{port}",
+                                        f"nbd://127.0.0.1:{port}", f"nbd://127.0.0.2:{port}")
+        name = f"gmblock-test-{os.getpid()}-{id(self)}"
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind("\0" + name)
+            sock.listen()
+            uri = f"nbd+unix:///?socket=%00{name}"
+            self.check_not_opened_again(sock, uri, uri)
+
+    @support.unittest.skipUnless(socket.has_dualstack_ipv6(), "no IPv6")
+    def test_a_socket_for_both_families_is_not_opened_again(self):
+        with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as tcp:
+            port = tcp.getsockname()[1]
+            self.check_not_opened_again(tcp, f"nbd://[::1]:{port}", f"nbd://[::]:{port}",
+                                        f"nbd://[::1]:{port}", f"nbd://0.0.0.0:{port}",
+                                        f"nbd://127.0.0.1:{port}", f"nbd://localhost:{port}")
+
+    def test_another_address_on_the_same_port_is_opened(self):
+        with socket.create_server(("127.0.0.1", 0)) as tcp:
+            port = tcp.getsockname()[1]
+            process = self.launch([tcp], "null:1M", "--listen", f"nbd://127.0.0.2:{port}",
+                                  "--listen", "nbd://127.0.0.1:0")
+            uris = [process.stdout.readline().rstrip("\n") for _ in range(3)]
+            self.assertEqual(uris[:2], [f"nbd://127.0.0.1:{port}", f"nbd://127.0.0.2:{port}"])
+            self.assertRegex(uris[2], r"^nbd://127\.0\.0\.1:[1-9]\d*$")
+            for uri in uris:
+                with nbdmini.open_export(uri) as client:
+                    self.assertEqual(client.size, 1 << 20)
 
     def test_a_connection_made_before_the_start_is_served(self):
         with self.listen_unix("a") as listener, socket.socket(socket.AF_UNIX) as early:

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""SIGTERM and SIGINT stop the server cleanly: what is in flight is finished first, then every
+"""SIGTERM, SIGINT and SIGHUP stop the server cleanly: what is in flight is finished first, then every
 connection is closed."""
 import os
 import select
@@ -9,13 +9,38 @@ import nbdmini
 import support
 
 
+def heed_hangup():
+    """Whoever runs the tests may ignore SIGHUP, and the server would inherit that."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 class Stop(support.Case):
     def test_idle(self):
-        for number in (signal.SIGTERM, signal.SIGINT):
-            server = self.start_unix("null:1M")
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            server = self.start_unix("null:1M", preexec_fn=heed_hangup)
             server.signal(number)
             self.assertEqual(server.wait()[0], 0)
             self.assertEqual(os.listdir(self.folder), [])
+
+    def test_the_end_of_the_terminal_can_be_ignored(self):
+        server = self.start_unix(
+            "null:1M", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+        with open(f"/proc/{server.process.pid}/status", encoding="ascii") as file:
+            masks = dict(line.split(":\t", 1) for line in file if line.startswith("Sig"))
+        bit = 1 << (signal.SIGHUP - 1)
+        self.assertTrue(int(masks["SigIgn"], 16) & bit)
+        self.assertFalse(int(masks["SigBlk"], 16) & bit, "it would be read, not ignored")
+        server.signal(signal.SIGHUP)
+        with nbdmini.open_export(server.uri) as client:
+            client.flush()
+        self.assertEqual(server.stop()[0], 0)
+
+    def test_a_command_hears_of_the_end_of_the_terminal(self):
+        status, _, errors = self.run_gmblock(
+            "serve", "null:1M", "--listen", self.socket_uri(), "--run",
+            "trap 'kill $!; exit 33' HUP; sleep 3600 & kill -HUP $PPID; wait",
+            preexec_fn=heed_hangup)
+        self.assertEqual(status, 33, errors)
 
     def test_idle_connections_are_closed(self):
         server = self.start_unix("null:1M")

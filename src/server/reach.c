@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/reach.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include "base/log.h"
+
+/* Where a TCP socket listens. */
+struct place {
+	sa_family_t family;
+	uint16_t port;
+	struct in_addr ipv4;
+	struct in6_addr ipv6;
+	uint32_t scope;	 /* of a link-local IPv6 address */
+	bool takes_ipv4; /* an IPv6 socket that IPv4 clients reach, too */
+};
+
+static bool place_from(const struct sockaddr *address, socklen_t address_bytes, struct place *place)
+{
+	struct sockaddr_in ipv4;
+	struct sockaddr_in6 ipv6;
+
+	*place = (struct place){ .family = address->sa_family };
+	if (place->family == AF_INET && address_bytes >= sizeof(ipv4)) {
+		memcpy(&ipv4, address, sizeof(ipv4));
+		place->port = ntohs(ipv4.sin_port);
+		place->ipv4 = ipv4.sin_addr;
+		return true;
+	}
+	if (place->family == AF_INET6 && address_bytes >= sizeof(ipv6)) {
+		memcpy(&ipv6, address, sizeof(ipv6));
+		place->port = ntohs(ipv6.sin6_port);
+		place->ipv6 = ipv6.sin6_addr;
+		place->scope = ipv6.sin6_scope_id;
+		return true;
+	}
+	return false;
+}
+
+static bool place_of_socket(int fd, struct place *place)
+{
+	struct sockaddr_storage address;
+	socklen_t bytes = sizeof(address);
+	int only_ipv6 = 1;
+	socklen_t option_bytes = sizeof(only_ipv6);
+
+	if (getsockname(fd, (struct sockaddr *)&address, &bytes) < 0 ||
+		!place_from((const struct sockaddr *)&address, bytes, place)) {
+		return false;
+	}
+	place->takes_ipv4 =
+		place->family == AF_INET6 &&
+		getsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &only_ipv6, &option_bytes) == 0 &&
+		only_ipv6 == 0;
+	return true;
+}
+
+static bool is_wildcard(const struct place *place)
+{
+	return place->family == AF_INET ? place->ipv4.s_addr == htonl(INADDR_ANY)
+					: IN6_IS_ADDR_UNSPECIFIED(&place->ipv6);
+}
+
+/* --- what is served already ------------------------------------------------------------------ */
+
+static bool place_covers(const struct place *open, const struct place *wanted)
+{
+	if (open->port != wanted->port) {
+		return false;
+	}
+	if (open->family != wanted->family) {
+		return open->takes_ipv4 && is_wildcard(open);
+	}
+	if (is_wildcard(open)) {
+		return true;
+	}
+	return open->family == AF_INET ? open->ipv4.s_addr == wanted->ipv4.s_addr
+				       : IN6_ARE_ADDR_EQUAL(&open->ipv6, &wanted->ipv6) &&
+						 open->scope == wanted->scope;
+}
+
+static bool any_covers(
+	const struct listener *listeners, uint32_t listener_count, const struct place *wanted)
+{
+	struct place open;
+
+	for (uint32_t i = 0; i < listener_count; i++) {
+		for (uint32_t k = 0; k < listeners[i].fd_count; k++) {
+			if (place_of_socket(listeners[i].fds[k], &open) &&
+				place_covers(&open, wanted)) {
+				return true;
+			}
+		}
+	}
+	return false;
+}
+
+static bool covers_tcp(
+	const struct listener *listeners, uint32_t listener_count, const struct nbd_uri *uri)
+{
+	const struct addrinfo hints = { .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM };
+	struct addrinfo *list;
+	struct place wanted;
+	bool covered = true;
+
+	if (uri->port == 0 || getaddrinfo(uri->host, NULL, &hints, &list) != 0) {
+		return false;
+	}
+	for (const struct addrinfo *entry = list; entry != NULL && covered;
+		entry = entry->ai_next) {
+		covered = place_from(entry->ai_addr, entry->ai_addrlen, &wanted);
+		wanted.port = uri->port;
+		covered = covered && any_covers(listeners, listener_count, &wanted);
+	}
+	freeaddrinfo(list);
+	return covered;
+}
+
+/* A path by the file it leads to, as it can be written in several ways. */
+static bool is_same_socket(const struct nbd_uri *a, const struct nbd_uri *b)
+{
+	struct stat a_status;
+	struct stat b_status;
+
+	if (a->socket_path[0] == '\0' || b->socket_path[0] == '\0') {
+		return a->socket_path_bytes == b->socket_path_bytes &&
+		       memcmp(a->socket_path, b->socket_path, a->socket_path_bytes) == 0;
+	}
+	return stat(a->socket_path, &a_status) == 0 && stat(b->socket_path, &b_status) == 0 &&
+	       a_status.st_dev == b_status.st_dev && a_status.st_ino == b_status.st_ino;
+}
+
+bool reach_covers(
+	const struct listener *listeners, uint32_t listener_count, const struct nbd_uri *uri)
+{
+	if (!uri->is_unix) {
+		return covers_tcp(listeners, listener_count, uri);
+	}
+	for (uint32_t i = 0; i < listener_count; i++) {
+		if (listeners[i].uri.is_unix && is_same_socket(&listeners[i].uri, uri)) {
+			return true;
+		}
+	}
+	return false;
+}
+
+/* --- who is let in --------------------------------------------------------------------------- */
+
+/* The port of a socket that is open to every network, else 0. */
+static uint16_t open_port(int fd)
+{
+	struct place place;
+
+	return place_of_socket(fd, &place) && is_wildcard(&place) ? place.port : 0;
+}
+
+/* True when one of the first count sockets, counted through all listeners, is open on the port. */
+static bool warned_before(const struct listener *listeners, uint32_t count, uint16_t port)
+{
+	for (uint32_t i = 0; count > 0; i++) {
+		for (uint32_t k = 0; k < listeners[i].fd_count && count > 0; k++, count--) {
+			if (open_port(listeners[i].fds[k]) == port) {
+				return true;
+			}
+		}
+	}
+	return false;
+}
+
+void reach_warn(const struct listener *listeners, uint32_t listener_count)
+{
+	uint32_t seen = 0;
+
+	for (uint32_t i = 0; i < listener_count; i++) {
+		for (uint32_t k = 0; k < listeners[i].fd_count; k++, seen++) {
+			uint16_t port = open_port(listeners[i].fds[k]);
+
+			if (port != 0 && !warned_before(listeners, seen, port)) {
+				log_warning("port %u is open to the whole network, and there is no "
+					    "TLS: whoever reaches this machine can use the disks",
+					port);
+			}
+		}
+	}
+}

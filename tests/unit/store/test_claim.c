@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A disk that is written is claimed: once for the process, against everybody else, and only for as
+ * long as a store writes it.
+ *
+ * The time between two tries is not slept here: nanosleep() is ours, counts the tries, and lets go
+ * of a disk in the middle of them.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "harness.h"
+
+enum { IMAGE_BYTES = 1 << 20, TRIES_MAX = 40 };
+
+static enum store_mode other_mode; /* direct where that works */
+static unsigned pauses;
+static unsigned release_at; /* at this pause release_fd is closed; 0 = never */
+static int release_fd;
+
+/* Instead of libc's, which has other names for its parameters. */
+int nanosleep(const struct timespec *wanted, struct timespec *left)
+{
+	GMB_UNUSED(left);
+	assert_int_equal(wanted->tv_sec, 0);
+	assert_true(wanted->tv_nsec > 0);
+	pauses++;
+	assert_true(pauses <= TRIES_MAX);
+	if (pauses == release_at) {
+		close(release_fd);
+	}
+	return 0;
+}
+
+static struct store *open_store(const char *path, bool read_only, enum store_mode mode)
+{
+	const struct store_options options = {
+		.path = path, .read_only = read_only, .read_mode = mode, .write_mode = mode
+	};
+	struct error error;
+	struct store *store = NULL;
+
+	if (store_open(&options, &store, &error) < 0) {
+		fail_msg("%s", error.text);
+	}
+	return store;
+}
+
+static void check_refused(const char *path, const char *sentence)
+{
+	const struct store_options options = { .path = path };
+	struct error error;
+	struct store *store = NULL;
+
+	pauses = 0;
+	assert_int_equal(store_open(&options, &store, &error), -EBUSY);
+	assert_int_equal(pauses, TRIES_MAX - 1);
+	assert_non_null(strstr(error.text, path));
+	assert_non_null(strstr(error.text, sentence));
+	assert_non_null(strstr(error.text, "readonly"));
+}
+
+/* What another program does to keep others away; -1 when it is told that somebody has it. */
+static int take(const char *path)
+{
+	struct flock lock = {
+		.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = INT64_MAX - 1, .l_len = 1
+	};
+	struct stat status;
+	int fd;
+
+	assert_int_equal(stat(path, &status), 0);
+	if (S_ISBLK(status.st_mode)) {
+		fd = open(path, O_RDWR | O_EXCL | O_CLOEXEC);
+		assert_true(fd >= 0 || errno == EBUSY);
+		return fd;
+	}
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	assert_true(fd >= 0);
+	if (fcntl(fd, F_OFD_SETLK, &lock) != 0) {
+		assert_int_equal(errno, EAGAIN);
+		close(fd);
+		return -1;
+	}
+	return fd;
+}
+
+static bool is_free(const char *path)
+{
+	int fd = take(path);
+
+	if (fd >= 0) {
+		close(fd);
+	}
+	return fd >= 0;
+}
+
+static void check_one_claim_for_all(const char *path)
+{
+	struct store *reader = open_store(path, true, STORE_MODE_CACHED);
+	struct store *first;
+	struct store *second;
+
+	pauses = 0;
+	assert_true(is_free(path));
+	first = open_store(path, false, STORE_MODE_CACHED);
+	assert_false(is_free(path));
+	second = open_store(path, false, other_mode);
+	assert_int_equal(pauses, 0);
+	store_close(first);
+	assert_false(is_free(path));
+	store_close(second);
+	assert_true(is_free(path));
+	first = open_store(path, false, other_mode);
+	assert_false(is_free(path));
+	store_close(reader);
+	assert_false(is_free(path));
+	store_close(first);
+	assert_true(is_free(path));
+}
+
+static void check_taken(const char *path, const char *sentence)
+{
+	struct store *store;
+
+	release_fd = take(path);
+	assert_true(release_fd >= 0);
+	check_refused(path, sentence);
+	store = open_store(path, true, STORE_MODE_CACHED);
+	store_close(store);
+	pauses = 0;
+	release_at = 3;
+	store = open_store(path, false, STORE_MODE_CACHED);
+	release_at = 0;
+	assert_int_equal(pauses, 3);
+	store_close(store);
+}
+
+static void test_file_is_claimed_once_by_all_its_writers(void **state)
+{
+	GMB_UNUSED(state);
+	check_one_claim_for_all(scratch_file("image", IMAGE_BYTES));
+}
+
+static void test_file_of_another_server(void **state)
+{
+	GMB_UNUSED(state);
+	check_taken(scratch_file("image", IMAGE_BYTES), "another gmblock server");
+}
+
+static void test_device_is_claimed_once_by_all_its_writers(void **state)
+{
+	char device[64];
+	int fd = loop_open(scratch_file("image", IMAGE_BYTES), 512, device, sizeof(device));
+
+	GMB_UNUSED(state);
+	if (fd < 0) {
+		skip(); /* no loop device here */
+	}
+	check_one_claim_for_all(device);
+	loop_close(fd);
+}
+
+static void test_device_of_another_program(void **state)
+{
+	char device[64];
+	int fd = loop_open(scratch_file("image", IMAGE_BYTES), 512, device, sizeof(device));
+
+	GMB_UNUSED(state);
+	if (fd < 0) {
+		skip(); /* no loop device here */
+	}
+	check_taken(device, "mounted or in use by another program");
+	loop_close(fd);
+}
+
+/* Other programs' locks, such as those of qemu on the first bytes, are none of our business. */
+static void test_locks_elsewhere_in_the_file(void **state)
+{
+	const char *path = scratch_file("image", IMAGE_BYTES);
+	struct flock lock = {
+		.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = INT64_MAX - 1
+	};
+	int fd = open(path, O_RDWR | O_CLOEXEC);
+	struct store *store;
+
+	GMB_UNUSED(state);
+	assert_true(fd >= 0);
+	assert_int_equal(fcntl(fd, F_OFD_SETLK, &lock), 0);
+	pauses = 0;
+	store = open_store(path, false, STORE_MODE_CACHED);
+	assert_int_equal(pauses, 0);
+	store_close(store);
+	close(fd);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_file_is_claimed_once_by_all_its_writers),
+		cmocka_unit_test(test_file_of_another_server),
+		cmocka_unit_test(test_device_is_claimed_once_by_all_its_writers),
+		cmocka_unit_test(test_device_of_another_program),
+		cmocka_unit_test(test_locks_elsewhere_in_the_file),
+	};
+	int failed;
+
+	scratch_create();
+	other_mode = scratch_has_direct() ? STORE_MODE_RAM : STORE_MODE_CACHED;
+	failed = cmocka_run_group_tests(tests, NULL, NULL);
+	scratch_remove();
+	return failed;
+}
