@@ -153,11 +153,11 @@ void disk_close(int fd)
 
 /* --- claiming ------------------------------------------------------------------------------ */
 
-/* Reading is enough to hold a device, and closing what was open for writing makes udev look at the
- * device again. A lock for writing needs a descriptor for writing. */
+/* For writing both: a lock needs it, and so does discarding through the claim, which alone may
+ * while it holds the device. */
 static int claim_flags(const struct stat *status)
 {
-	return O_CLOEXEC | O_NOCTTY | (S_ISBLK(status->st_mode) ? O_RDONLY | O_EXCL : O_RDWR);
+	return O_CLOEXEC | O_NOCTTY | O_RDWR | (S_ISBLK(status->st_mode) ? O_EXCL : 0);
 }
 
 static bool is_same_file(const struct stat *a, const struct stat *b)

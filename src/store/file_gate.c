@@ -23,7 +23,7 @@ struct file_gate {
 
 	pthread_mutex_t claim_lock; /* for the next two; held while claiming blocks */
 	uint32_t claim_count;
-	int claim_fd; /* valid while claim_count > 0; -1 = nothing to hold */
+	int claim_fd; /* -1 = none, or nothing to hold */
 
 	pthread_mutex_t lock; /* for all below */
 	uint32_t buffered_count;
@@ -62,6 +62,7 @@ static struct file_gate *gate_create(const uint64_t identity[2])
 	if (gate == NULL) {
 		return NULL;
 	}
+	gate->claim_fd = -1;
 	gate->identity[0] = identity[0];
 	gate->identity[1] = identity[1];
 	pthread_mutex_init(&gate->claim_lock, NULL);
@@ -130,6 +131,11 @@ int file_gate_claim(struct file_gate *gate, const char *path, int fd, struct err
 	return result;
 }
 
+int file_gate_claim_fd(const struct file_gate *gate)
+{
+	return gate->claim_fd; /* constant while somebody claims */
+}
+
 void file_gate_unclaim(struct file_gate *gate)
 {
 	pthread_mutex_lock(&gate->claim_lock);
@@ -137,6 +143,7 @@ void file_gate_unclaim(struct file_gate *gate)
 	gate->claim_count--;
 	if (gate->claim_count == 0 && gate->claim_fd >= 0) {
 		disk_close(gate->claim_fd);
+		gate->claim_fd = -1;
 	}
 	pthread_mutex_unlock(&gate->claim_lock);
 }

@@ -65,6 +65,10 @@ void file_gate_put(struct file_gate *gate);
 GMB_MUST_CHECK int file_gate_claim(
 	struct file_gate *gate, const char *path, int fd, struct error *error);
 void file_gate_unclaim(struct file_gate *gate);
+/* The descriptor that holds the claim, or -1. While a block device is claimed, the kernel lets only
+ * this one discard or zero: both throw pages of the device's cache away. Any thread, between claim
+ * and unclaim of its own. */
+int file_gate_claim_fd(const struct file_gate *gate);
 
 void file_gate_join(struct file_gate *gate, struct file_gate_member *member);
 void file_gate_leave_member(struct file_gate *gate, struct file_gate_member *member);

@@ -89,12 +89,21 @@ static void trim_done(struct ring_op *op, int result)
 	trim_next(part);
 }
 
+/* A claimed device is discarded and zeroed through its claim. */
+static int device_fd(const struct store_part *part)
+{
+	const struct file_store *store = file_store_of(part);
+	int claim_fd = file_gate_claim_fd(store->gate);
+
+	return claim_fd >= 0 ? claim_fd : store->fd;
+}
+
 static int discard_call(struct ring_op *op)
 {
 	struct store_part *part = file_part_of(op);
 	uint64_t start = middle_of(part).start + part->progress;
 
-	return disk_discard(file_store_of(part)->fd, true, start, part->piece);
+	return disk_discard(device_fd(part), true, start, part->piece);
 }
 
 static void trim_next(struct store_part *part)
@@ -256,7 +265,7 @@ static int zero_device_call(struct ring_op *op)
 	struct store_part *part = file_part_of(op);
 	uint64_t start = stage_span(part, stage_of(part)).start + part->progress;
 
-	return disk_zero(file_store_of(part)->fd, true, start, part->piece,
+	return disk_zero(device_fd(part), true, start, part->piece,
 		(part->flags & STORE_NO_HOLE) == 0, (part->flags & STORE_FAST_ZERO) != 0);
 }
 
