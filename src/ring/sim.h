@@ -158,6 +158,8 @@ struct sim_disk_options {
 
 /* Creates a disk of zeroes (holes) that disk_open(name) finds. The name is copied. */
 struct sim_disk *sim_disk_create(const char *name, const struct sim_disk_options *options);
+/* Frees one that nobody has open; the rest go with sim_stop(). */
+void sim_disk_destroy(struct sim_disk *disk);
 /* NULL when there is none of that name. */
 struct sim_disk *sim_disk_find(const char *name);
 /* Raw access around every fault: what programs see now (write: durable as well). */

@@ -385,11 +385,10 @@ struct sim_disk *sim_disk_create(const char *name, const struct sim_disk_options
 	list_init(&disk->cached);
 	list_init(&disk->parked);
 	leaves_resize(disk, disk->size);
-	disk->identity = 1;
+	disk->identity = ++sim_world.identity_last;
 	list_for_each(node, &sim_world.disks)
 	{
 		GMB_ASSERT(strcmp(list_entry(node, struct sim_disk, node)->name, name) != 0);
-		disk->identity++;
 	}
 	list_push_back(&sim_world.disks, &disk->node);
 	return disk;
@@ -440,21 +439,28 @@ bool sim_disk_is_bad(const struct sim_disk *disk, uint64_t offset, uint64_t leng
 	       offset < disk->bad_offset + disk->bad_length && disk->bad_offset < offset + length;
 }
 
+void sim_disk_destroy(struct sim_disk *disk)
+{
+	list_for_each(node, &sim_world.files)
+	{
+		GMB_ASSERT(list_entry(node, struct sim_file, node)->disk != disk);
+	}
+	list_remove(&disk->node);
+	sim_cache_drop_all(disk);
+	while (!list_is_empty(&disk->pages)) {
+		free(list_entry(list_pop_front(&disk->pages), struct sim_page, node));
+	}
+	for (uint64_t i = 0; i < disk->leaf_count; i++) {
+		free(disk->leaves[i]);
+	}
+	free(disk->leaves);
+	free(disk->name);
+	free(disk);
+}
+
 void sim_disk_stop(void)
 {
 	while (!list_is_empty(&sim_world.disks)) {
-		struct sim_disk *disk =
-			list_entry(list_pop_front(&sim_world.disks), struct sim_disk, node);
-
-		sim_cache_drop_all(disk);
-		while (!list_is_empty(&disk->pages)) {
-			free(list_entry(list_pop_front(&disk->pages), struct sim_page, node));
-		}
-		for (uint64_t i = 0; i < disk->leaf_count; i++) {
-			free(disk->leaves[i]);
-		}
-		free(disk->leaves);
-		free(disk->name);
-		free(disk);
+		sim_disk_destroy(list_entry(list_first(&sim_world.disks), struct sim_disk, node));
 	}
 }

@@ -91,6 +91,7 @@ struct sim_world {
 	bool in_call;	 /* a worker thread's function is being run */
 	uint64_t event_count;
 	uint64_t event_order;
+	uint64_t identity_last; /* of the disk made last */
 	struct sim_event *heap;
 	size_t heap_count;
 	size_t heap_max;

@@ -10,6 +10,7 @@
 enum {
 	DISK_BYTES_MAX = 6 << 20,
 	EVENTS_MAX = 3000000,
+	CRASHES_MAX = 4, /* in the first 10, 40, 160, 640 ms */
 	GIANT_WINDOW_BYTES = 1 << 20,
 };
 
@@ -445,6 +446,8 @@ static void create_conns(struct scenario *scenario)
 
 /* --- what happens to the disks meanwhile ---------------------------------------------------- */
 
+/* The power fails: is everything there that was said to be durable? The last of these worlds is
+ * the one that goes on in the second life. */
 static void crash_now(void *arg)
 {
 	struct scenario *scenario = arg;
@@ -459,6 +462,10 @@ static void crash_now(void *arg)
 			continue;
 		}
 		snprintf(name, sizeof(name), "disk%u-after", i);
+		copy = sim_disk_find(name);
+		if (copy != NULL) {
+			sim_disk_destroy(copy);
+		}
 		copy = sim_disk_crash_copy(export->disk, name);
 		for_stretches(export, check_durable, copy);
 	}
@@ -728,7 +735,9 @@ static void live(struct scenario *scenario)
 	}
 	create_conns(scenario);
 	if (scenario->life == 0 && percent(60)) {
-		sim_after(below(200000000), crash_now, scenario);
+		for (int i = 0; i < CRASHES_MAX; i++) {
+			sim_after(below(UINT64_C(10000000) << (2 * i)), crash_now, scenario);
+		}
 	}
 	if (percent(15)) {
 		sim_after(below(100000000), drain_early, scenario);
