@@ -22,7 +22,6 @@ import urllib.parse
 MIB = 1 << 20
 GIB = 1 << 30
 START_SECONDS = 60
-STOP_SECONDS = 60
 # How much of a server's own output a complaint shows: the end, where sanitizers speak.
 LOG_TAIL = 2500
 
@@ -34,6 +33,16 @@ os.dup2(int(sys.argv[1]), 3)
 os.environ.update(LISTEN_FDS='1', LISTEN_PID=str(os.getpid()))
 os.execv(sys.argv[2], sys.argv[2:])
 '''
+
+
+PR_SET_PDEATHSIG = 1
+PIDFD_GETFD = 438
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent():
+    """In the child: no server outlives a suite that was killed."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Unsupported(Exception):
@@ -155,7 +164,8 @@ class Server:
             argv = [sys.executable, '-c', ACTIVATE, str(self.listener.fileno())] + argv
             keep = {'pass_fds': [self.listener.fileno()]}
         self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=stdout or self.log,
-                                        stderr=self.log, start_new_session=True, **keep)
+                                        stderr=self.log, start_new_session=True,
+                                        preexec_fn=die_with_parent, **keep)
         if activate:
             self.listener.close()
 
@@ -216,10 +226,10 @@ class Server:
     def wait_exit(self):
         """Exit status after SIGTERM."""
         try:
-            return self.process.wait(STOP_SECONDS)
+            return self.process.wait(self.peer.stop_seconds)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise ServerDied(f'server still there {STOP_SECONDS} s after SIGTERM:\n'
+            raise ServerDied(f'server still there {self.peer.stop_seconds} s after SIGTERM:\n'
                              f'{self.log_text()[-LOG_TAIL:]}') from None
 
     def stop(self):
@@ -254,6 +264,7 @@ class Peer:
     program = ''
     complete = False
     default_name = ''
+    stop_seconds = 5
     clean_exits = (0,)
 
     def __init__(self, path=None):
@@ -280,6 +291,7 @@ class Peer:
 class Gmblock(Peer):
     name = program = 'gmblock'
     complete = True
+    stop_seconds = 60
 
     def start(self, server):
         spec = server.spec
@@ -474,11 +486,10 @@ def steal_socket(server, peer_name):
 
     Uses pidfd_getfd, which needs the right to trace the server; PermissionError says it lacks.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
     pidfd = os.pidfd_open(server.process.pid)
     try:
         for fd in sorted(int(n) for n in os.listdir(f'/proc/{server.process.pid}/fd')):
-            copy = libc.syscall(438, pidfd, fd, 0)
+            copy = LIBC.syscall(PIDFD_GETFD, pidfd, fd, 0)
             if copy < 0:
                 number = ctypes.get_errno()
                 if number == 9:
