@@ -598,8 +598,10 @@ static int enter_patiently(struct ring *ring)
 	unsigned flags = IORING_ENTER_GETEVENTS | IORING_ENTER_EXT_ARG;
 	int result = 0;
 
+	/* Deferred task work must run in every turn: what completes while it is submitted would
+	 * else keep everything else waiting for as long as there is something to submit. */
 	if (io_uring_sq_ready(&ring->uring) > 0) {
-		result = io_uring_submit(&ring->uring);
+		result = io_uring_submit_and_get_events(&ring->uring);
 	}
 	if (result < 0 || io_uring_cq_ready(&ring->uring) > 0) {
 		return result;
