@@ -362,7 +362,9 @@ void nbd_service_destroy(struct nbd_service *service)
 	GMB_ASSERT(list_is_empty(&service->sessions));
 	ring_set_batch_end(service->ring, NULL, NULL);
 	ring_set_patience(service->ring, 1, 0);
-	ring_cancel(service->ring, &service->timer);
+	if (service->timer.in_flight) {
+		ring_cancel(service->ring, &service->timer);
+	}
 	while (service->timer.in_flight) { /* comes back at once */
 		ring_turn(service->ring, true);
 	}
