@@ -36,12 +36,12 @@ HEIGHT = {floor: height for height, row in enumerate(FLOORS) for floor in row}
 # the event loop asks the event loop.
 SOCKET_HEADERS = re.compile(r"^(sys/socket\.h|sys/un\.h|netinet/|arpa/|netdb\.h|linux/tcp\.h)")
 SYSTEM_RULES = [
-    (re.compile(r"^liburing"), {"ring"}, "only the ring floor talks to io_uring"),
+    (re.compile(r"^liburing"), {"ring", "attach"}, "only the ring floor (and ublk) uses io_uring"),
     (SOCKET_HEADERS, set(HEIGHT) - {"store", "memory", "path"}, "this floor never sees a socket"),
 ]
 
 # The installed headers are for those who use the library.
-PUBLIC_INCLUDERS = {"client", "cli"}
+PUBLIC_INCLUDERS = {"client", "attach", "cli"}
 
 BANNED = {
     "strcpy": "copy with a length that was checked",

@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * libgmblock: remote blocks in a program. Opens an export of any NBD server and moves bytes between
+ * it and the caller's own memory, asynchronously or blocking.
+ *
+ *   struct gmb_queue *queue;   gmb_queue_create(NULL, &queue, &error);
+ *   struct gmb_client *client; gmb_open(queue, "nbd://host/export", NULL, &client, &error);
+ *   gmb_submit(client, &request);      any number; nothing is sent yet
+ *   gmb_queue_wait(queue, -1);         sends, receives, calls request.done for what has finished
+ *   gmb_close(client);                 gmb_queue_destroy(queue);
+ *
+ * What it does for you: payloads are received straight into the scatter list they belong to;
+ * requests larger than the server takes are split; several connections are used where the server
+ * says they are coherent; a lost connection is made again and what was in flight is sent again
+ * (see gmb_options). It checks every byte a server sends and trusts none.
+ *
+ * Threads: there are none inside. A queue and everything opened on it belong to one thread, the one
+ * that created the queue; only gmb_queue_wake() may be called from others. Different queues are
+ * independent of each other. After fork() only the parent may use a queue.
+ *
+ * Ownership: requests, scatter lists and buffers belong to the caller and must stay in place and
+ * untouched from gmb_submit() until done is called. Structs that begin with a member "size" must
+ * have it set to their sizeof, and every other member zero unless set on purpose: a later version
+ * of the library knows from it what the caller knew.
+ *
+ * Errors: functions that can fail return 0 or a negative errno; those that take a struct gmb_error
+ * also fill it with a sentence: what failed, on which object, why, and what to do. NULL: not
+ * wanted.
+ *
+ * The protocol is NBD as its proto.md describes it: fixed newstyle, simple, structured and extended
+ * replies, base:allocation.
+ */
+#ifndef GMBLOCK_GMBLOCK_H
+#define GMBLOCK_GMBLOCK_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define GMB_VERSION_MAJOR 0
+#define GMB_VERSION_MINOR 2
+#define GMB_VERSION_PATCH 0
+
+/* The version of the library that runs, as "0.2.0"; a constant. Any thread. */
+const char *gmb_version(void);
+
+struct gmb_queue;
+struct gmb_client;
+struct gmb_request;
+
+/* What went wrong, for a person to read. */
+struct gmb_error {
+	int code;	/* the negative errno that was returned */
+	char text[508]; /* one sentence without a final full stop, terminated, UTF-8 or escaped */
+};
+
+/* ---- completion queues ------------------------------------------------------------------------
+ */
+
+struct gmb_queue_options {
+	size_t size;
+	uint32_t entries; /* operations that fit between two system calls; 0 = 256; at most 4096 */
+	uint32_t reserved;
+};
+
+/* Creates a completion queue. options may be NULL. Errors: -ENOSYS or -EPERM when the kernel has no
+ * io_uring or forbids it (the sentence tells which setting), -ENOMEM, -EINVAL, -EMFILE. */
+int gmb_queue_create(const struct gmb_queue_options *options, struct gmb_queue **queue_out,
+	struct gmb_error *error);
+
+/* Frees the queue. Every client on it must have been closed (-EBUSY otherwise, and the queue
+ * stays). NULL is a no-op. */
+int gmb_queue_destroy(struct gmb_queue *queue);
+
+/*
+ * Sends what was submitted, and waits until at least one request has completed, gmb_queue_wake()
+ * was called, or timeout_ms have passed: 0 = does not wait, -1 = no limit. Calls done for
+ * everything that has completed. Returns how many requests completed (0 after a timeout or a
+ * wake-up). With no request in flight it still takes care of connections, so that a long wait in
+ * an idle program costs nothing. -EDEADLK when called from inside a done callback.
+ */
+int gmb_queue_wait(struct gmb_queue *queue, int timeout_ms);
+
+/* Makes the wait that is going on, or else the next one, return. Any thread, and signal handlers.
+ */
+void gmb_queue_wake(struct gmb_queue *queue);
+
+/*
+ * For programs with an event loop of their own: a descriptor that polls readable when
+ * gmb_queue_wait(queue, 0) has something to do. Call that once after submitting, too: it is what
+ * sends. The descriptor belongs to the queue.
+ */
+int gmb_queue_fd(const struct gmb_queue *queue);
+
+/*
+ * Registers memory that requests use again and again, so that the kernel need not look up its pages
+ * each time where a carrier can profit from it. Never required. *id_out is for
+ * gmb_memory_unregister(), which must be called before the memory is unmapped, with no request in
+ * flight that uses it. Errors: -ENOMEM (the locked-memory limit), -ENOSPC (256 regions), -EINVAL.
+ */
+int gmb_memory_register(struct gmb_queue *queue, void *base, size_t bytes, int *id_out);
+void gmb_memory_unregister(struct gmb_queue *queue, int id);
+
+/* ---- clients: an export that is open ----------------------------------------------------------
+ */
+
+enum gmb_open_flags {
+	GMB_OPEN_READ_ONLY = 1 << 0,	/* refuse to write, whatever the server allows */
+	GMB_OPEN_NO_RECONNECT = 1 << 1, /* a lost connection fails its requests at once */
+	GMB_OPEN_NO_EXTENDED = 1 << 2,	/* do not ask for 64-bit extended headers */
+	GMB_OPEN_SIMPLE = 1 << 3,	/* ask for simple replies only (implies NO_EXTENDED) */
+};
+
+enum gmb_event {
+	GMB_EVENT_LOST,	       /* a connection was lost; the text tells why. Trying again. */
+	GMB_EVENT_RECONNECTED, /* back; requests in flight were sent again */
+	GMB_EVENT_GAVE_UP,     /* the time is over: requests fail with -ENOTCONN from now on */
+	GMB_EVENT_RESIZED,     /* the export has another size than before the reconnect */
+};
+
+struct gmb_options {
+	size_t size;
+	uint32_t flags;	      /* enum gmb_open_flags */
+	uint32_t connections; /* 0 = chosen by the library; else this many, 1 to 16; more than
+				 one only where the server offers multi-conn */
+	uint32_t connect_timeout_ms; /* name, connection and handshake together; 0 = 10 s */
+	uint32_t request_timeout_ms; /* a connection on which requests wait and nothing arrives for
+					this long counts as lost; 0 = 30 s */
+	uint32_t reconnect_timeout_ms; /* how long a lost connection is tried again before its
+					  requests fail; 0 = 120 s */
+	uint32_t depth; /* commands in flight per connection; 0 = 128; at most 1024 */
+	/* Told of trouble and its end, from inside gmb_queue_wait() and the blocking calls; must
+	 * not call the library. NULL: not wanted. */
+	void (*event)(void *context, enum gmb_event event, const char *text);
+	void *context;
+};
+
+/*
+ * Opens the export that a URI names: nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH
+ * (rows P132-P134 of docs/protocol/nbd.md). Blocks until it is usable; requests of other clients on
+ * the queue go on meanwhile. options may be NULL.
+ *
+ * Errors: -EINVAL the URI, -ENOENT no such export, -EPROTO the server broke the protocol,
+ * -ETIMEDOUT, -EOPNOTSUPP TLS, -EACCES the server's policy, -EDEADLK from inside a callback, and
+ * those of name resolution and connecting.
+ */
+int gmb_open(struct gmb_queue *queue, const char *uri, const struct gmb_options *options,
+	struct gmb_client **client_out, struct gmb_error *error);
+
+/*
+ * Closes: waits for what is in flight (bounded by the timeouts of gmb_options), takes leave of the
+ * server, frees the client in any case. Does not flush. Returns 0, or -EDEADLK from inside a done
+ * callback (then nothing happened). NULL is a no-op.
+ */
+int gmb_close(struct gmb_client *client);
+
+enum gmb_capabilities {
+	GMB_CAN_WRITE = 1 << 0,
+	GMB_CAN_FLUSH = 1 << 1,
+	GMB_CAN_FUA = 1 << 2,
+	GMB_CAN_TRIM = 1 << 3,
+	GMB_CAN_ZERO = 1 << 4,
+	GMB_CAN_FAST_ZERO = 1 << 5,
+	GMB_CAN_CACHE = 1 << 6,
+	GMB_CAN_STATUS = 1 << 7, /* base:allocation was selected */
+	GMB_CAN_DF = 1 << 8,
+	GMB_CAN_MULTI_CONN = 1 << 9,
+	GMB_IS_ROTATIONAL = 1 << 10,
+};
+
+enum gmb_replies { GMB_REPLIES_SIMPLE, GMB_REPLIES_STRUCTURED, GMB_REPLIES_EXTENDED };
+
+struct gmb_info {
+	size_t size;
+	uint64_t bytes;		  /* size of the export */
+	uint32_t capabilities;	  /* enum gmb_capabilities; what the server and the options allow */
+	uint32_t block_minimum;	  /* requests must be multiples of it; a power of two, 1 to 65536 */
+	uint32_t block_preferred; /* a power of two, >= 512 */
+	uint32_t payload_max;	  /* longer reads and writes are split by the library */
+	uint32_t connections;	  /* open now */
+	uint32_t depth;		  /* commands in flight that all connections together allow */
+	enum gmb_replies replies;
+};
+
+/* Facts about the export. info->size must be set. */
+void gmb_get_info(const struct gmb_client *client, struct gmb_info *info);
+
+/* The export's name and description as the server told it; "" if none. Valid as long as the client.
+ */
+const char *gmb_export_name(const struct gmb_client *client);
+const char *gmb_export_description(const struct gmb_client *client);
+
+/* The URI it was opened with. Valid as long as the client. */
+const char *gmb_uri(const struct gmb_client *client);
+
+/* Counters since gmb_open(). stats->size must be set. */
+struct gmb_stats {
+	size_t size;
+	uint64_t requests;	/* completed, of any result */
+	uint64_t commands;	/* sent to the server, again after a reconnect included */
+	uint64_t bytes_read;	/* payload received */
+	uint64_t bytes_written; /* payload sent */
+	uint64_t bytes_moved;	/* payload that could not be received in place and was copied */
+	uint64_t system_calls;	/* of the whole queue */
+	uint64_t connections_lost;
+	uint64_t commands_replayed;
+};
+void gmb_get_stats(const struct gmb_client *client, struct gmb_stats *stats);
+
+/* ---- requests ----------------------------------------------------------------------------------
+ */
+
+enum gmb_operation {
+	GMB_READ,
+	GMB_WRITE,
+	GMB_FLUSH,  /* everything whose done was called before the submit is durable when it is done
+		     */
+	GMB_TRIM,   /* contents undefined afterwards */
+	GMB_ZERO,   /* reads back as zeroes afterwards */
+	GMB_CACHE,  /* likely to be read soon */
+	GMB_STATUS, /* extents: what is allocated, what reads as zero */
+};
+
+enum gmb_request_flags {
+	GMB_FUA = 1 << 0, /* WRITE, TRIM, ZERO: durable before done; a flush where FUA is missing */
+	GMB_NO_HOLE = 1 << 1,	 /* ZERO: keep the range allocated */
+	GMB_DF = 1 << 2,	 /* READ: one piece, or -EOVERFLOW */
+	GMB_STATUS_ONE = 1 << 3, /* STATUS: only the first extent */
+	GMB_FAST_ZERO = 1 << 4,	 /* ZERO: only if faster than writing, else -EOPNOTSUPP at once */
+};
+
+enum gmb_extent_flags {
+	GMB_EXTENT_HOLE = 1 << 0, /* not allocated */
+	GMB_EXTENT_ZERO = 1 << 1, /* reads as zeroes */
+};
+
+struct gmb_extent {
+	uint64_t offset;
+	uint64_t bytes;
+	uint32_t flags; /* enum gmb_extent_flags */
+	uint32_t reserved;
+};
+
+/* Called once, from gmb_queue_wait() or a blocking call on the same queue. It may submit, also the
+ * same request again, and free the request; it must not wait, open, close or call blocking calls.
+ */
+typedef void gmb_done(struct gmb_request *request);
+
+/*
+ * One operation. Zero it, fill the upper part (or use the gmb_prepare functions), submit. It can be
+ * used again as soon as done has been called.
+ */
+struct gmb_request {
+	uint8_t operation; /* enum gmb_operation */
+	uint8_t reserved[3];
+	uint32_t flags;	 /* enum gmb_request_flags */
+	uint64_t offset; /* bytes; 0 for FLUSH */
+	uint64_t length; /* bytes; 0 for FLUSH; the sum of the scatter list for READ and WRITE */
+	const struct iovec *iov; /* READ: where to, WRITE: where from; any number of any size */
+	uint32_t iov_count;
+
+	/* STATUS: room for the answer; neighbours of equal flags are merged. READ: optional; the
+	 * ranges that the server sent as holes (they are zeroed in the buffers in any case). */
+	uint32_t extents_max;
+	struct gmb_extent *extents;
+
+	gmb_done *done; /* NULL: look at in_flight */
+	void *context;	/* the caller's */
+
+	/* Results. */
+	int32_t result;	       /* 0, or a negative errno: -EIO, -ENOSPC, -EPERM, -EINVAL, -ENOTCONN
+				  (gave up reconnecting), -ESHUTDOWN, -ENOMEM, -EOVERFLOW,
+				  -EOPNOTSUPP */
+	uint32_t extent_count; /* filled in extents; STATUS: at least 1 when result is 0. The
+				  extents begin at offset, are without gaps, and may end before
+				  offset + length (ask again from there); never run past it */
+	uint32_t in_flight;    /* nonzero from submit until just before done */
+
+	uint32_t private_number;
+	struct iovec single; /* used by the gmb_prepare functions */
+	uint64_t private_space[12];
+};
+
+/* Fill a zeroed or completed request, leaving done and context alone. */
+void gmb_prepare_read(struct gmb_request *request, void *buffer, size_t bytes, uint64_t offset);
+void gmb_prepare_write(
+	struct gmb_request *request, const void *buffer, size_t bytes, uint64_t offset);
+void gmb_prepare_readv(
+	struct gmb_request *request, const struct iovec *iov, uint32_t iov_count, uint64_t offset);
+void gmb_prepare_writev(
+	struct gmb_request *request, const struct iovec *iov, uint32_t iov_count, uint64_t offset);
+/* FLUSH, TRIM, ZERO, CACHE. */
+void gmb_prepare(
+	struct gmb_request *request, enum gmb_operation operation, uint64_t offset, uint64_t bytes);
+void gmb_prepare_status(struct gmb_request *request, struct gmb_extent *extents,
+	uint32_t extents_max, uint64_t offset, uint64_t bytes);
+
+/*
+ * Takes a request. It never fails and never blocks: whatever is wrong comes as its result, later.
+ * Nothing is sent before the next gmb_queue_wait(). There is no limit on how many are submitted:
+ * what does not fit in the depth waits inside, in order.
+ *
+ * Order: requests in flight at the same time may be carried out in any order, as on a disk; who
+ * needs one after the other waits for done. A request is done when every part of it is.
+ */
+void gmb_submit(struct gmb_client *client, struct gmb_request *request);
+
+/*
+ * A sentence about a request that failed: the operation, the range, the export, the reason, and
+ * what the server said about it if it did. Only inside done, or before the next wait. Returns
+ * text. For result 0: "...: success".
+ */
+const char *gmb_explain(const struct gmb_client *client, const struct gmb_request *request,
+	char *text, size_t text_bytes);
+
+/* ---- blocking calls -----------------------------------------------------------------------------
+ */
+
+/*
+ * Submit one request and wait for it: 0 or a negative errno, -EDEADLK from inside a callback.
+ * Requests of the same queue that complete meanwhile get their done called. flags: enum
+ * gmb_request_flags.
+ */
+int gmb_pread(struct gmb_client *client, void *buffer, size_t bytes, uint64_t offset);
+int gmb_pwrite(struct gmb_client *client, const void *buffer, size_t bytes, uint64_t offset,
+	uint32_t flags);
+int gmb_flush(struct gmb_client *client);
+int gmb_trim(struct gmb_client *client, uint64_t offset, uint64_t bytes, uint32_t flags);
+int gmb_zero(struct gmb_client *client, uint64_t offset, uint64_t bytes, uint32_t flags);
+int gmb_cache(struct gmb_client *client, uint64_t offset, uint64_t bytes);
+/* Fills at most *count extents from offset on and sets *count to how many there are; they may end
+ * before offset + bytes: ask again from there. */
+int gmb_status(struct gmb_client *client, uint64_t offset, uint64_t bytes,
+	struct gmb_extent *extents, uint32_t *count);
+/* Any prepared request; its done is not called. */
+int gmb_run(struct gmb_client *client, struct gmb_request *request);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
