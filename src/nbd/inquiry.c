@@ -6,92 +6,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/log.h"
+#include "nbd/dialogue.h"
 
-enum {
-	QUOTE_BYTES = 256,
-	REFUSAL_BYTES = 384,
-	INFO_REPLIES_MAX = 64, /* information about one export */
-	INFO_REQUESTS = 3,     /* NAME, DESCRIPTION, BLOCK_SIZE; EXPORT comes unasked */
-	ZERO_QUERIES_BYTES = 4,
-	OPTION_DATA_BYTES_MAX = 4 + NBD_STRING_BYTES_MAX + 2 + 2 * INFO_REQUESTS,
-	OUTPUT_BYTES_MAX = 4 + sizeof(struct nbd_wire_option) + OPTION_DATA_BYTES_MAX,
-};
-
-/* What the server's next bytes are. */
-enum inquiry_state {
-	INQUIRY_MAGIC,	       /* the first 8 bytes of the greeting */
-	INQUIRY_STYLE,	       /* the next 8: newstyle or oldstyle */
-	INQUIRY_GREETING,      /* the whole greeting */
-	INQUIRY_REPLY,	       /* header of an option reply */
-	INQUIRY_REPLY_PAYLOAD, /* its payload */
-	INQUIRY_OLD_REPLY,     /* size and flags after EXPORT_NAME, and the zeroes after them */
-	INQUIRY_FINISHED,
-};
+enum { ZERO_QUERIES_BYTES = 4 };
 
 struct inquiry {
-	enum inquiry_state state;
-	uint32_t option;   /* the one in progress */
+	struct dialogue talk;
 	bool list;	   /* all exports */
 	bool listing_rest; /* asked only because the export is missing */
 	bool got_export;   /* INFO_EXPORT came for the option in progress */
 	uint32_t current;  /* index of the offer in progress */
-	uint32_t replies;  /* to the option in progress */
-	struct nbd_reply_header reply;
 	struct nbd_offers offers;
 	struct error outcome; /* code 0 = nothing refused */
-	size_t input_bytes;   /* collected in input */
-	size_t input_wanted;
-	size_t output_bytes;
-	uint8_t output[OUTPUT_BYTES_MAX];
-	uint8_t input[NBD_REPLY_PAYLOAD_BYTES_MAX];
 };
-_Static_assert(NBD_OLD_REPLY_BYTES + NBD_OLD_REPLY_ZEROES <= NBD_REPLY_PAYLOAD_BYTES_MAX, "input");
 
 /* --- sending ------------------------------------------------------------------------------- */
 
-static void expect(struct inquiry *inquiry, enum inquiry_state state, size_t bytes)
+static struct inquiry *inquiry_of(struct dialogue *talk)
 {
-	inquiry->state = state;
-	inquiry->input_wanted = bytes;
-}
-
-static void output_append(struct inquiry *inquiry, const void *bytes, size_t len)
-{
-	GMB_ASSERT(len <= sizeof(inquiry->output) - inquiry->output_bytes);
-	if (len > 0) {
-		memcpy(inquiry->output + inquiry->output_bytes, bytes, len);
-		inquiry->output_bytes += len;
-	}
-}
-
-static void output_u32(struct inquiry *inquiry, uint32_t value)
-{
-	struct be32 wire = be32_make(value);
-
-	output_append(inquiry, &wire, sizeof(wire));
-}
-
-static void output_u16(struct inquiry *inquiry, uint16_t value)
-{
-	struct be16 wire = be16_make(value);
-
-	output_append(inquiry, &wire, sizeof(wire));
-}
-
-static void option_begin(struct inquiry *inquiry, uint32_t option, size_t data_bytes)
-{
-	struct nbd_wire_option header = {
-		.magic = be64_make(NBD_OPTION_MAGIC),
-		.option = be32_make(option),
-		.length = be32_make((uint32_t)data_bytes),
-	};
-
-	inquiry->option = option;
-	inquiry->replies = 0;
-	inquiry->got_export = false;
-	output_append(inquiry, &header, sizeof(header));
-	expect(inquiry, INQUIRY_REPLY, NBD_REPLY_HEADER_BYTES);
+	return container_of(talk, struct inquiry, talk);
 }
 
 static struct nbd_offer *current_offer(struct inquiry *inquiry)
@@ -100,19 +33,10 @@ static struct nbd_offer *current_offer(struct inquiry *inquiry)
 	return &inquiry->offers.list[inquiry->current];
 }
 
-/* INFO or GO for the current export (rules P22, P24). */
 static void ask_info(struct inquiry *inquiry, uint32_t option)
 {
-	const char *name = current_offer(inquiry)->name;
-	size_t name_bytes = strlen(name);
-
-	option_begin(inquiry, option, 4 + name_bytes + 2 + 2 * INFO_REQUESTS);
-	output_u32(inquiry, (uint32_t)name_bytes);
-	output_append(inquiry, name, name_bytes);
-	output_u16(inquiry, INFO_REQUESTS);
-	output_u16(inquiry, NBD_INFO_NAME);
-	output_u16(inquiry, NBD_INFO_DESCRIPTION);
-	output_u16(inquiry, NBD_INFO_BLOCK_SIZE);
+	inquiry->got_export = false;
+	dialogue_ask_info(&inquiry->talk, option, current_offer(inquiry)->name);
 }
 
 static void ask_contexts(struct inquiry *inquiry)
@@ -120,25 +44,11 @@ static void ask_contexts(struct inquiry *inquiry)
 	const char *name = current_offer(inquiry)->name;
 	size_t name_bytes = strlen(name);
 
-	option_begin(inquiry, NBD_OPT_LIST_META_CONTEXT, 4 + name_bytes + ZERO_QUERIES_BYTES);
-	output_u32(inquiry, (uint32_t)name_bytes);
-	output_append(inquiry, name, name_bytes);
-	output_u32(inquiry, 0);
-}
-
-static void ask_export_name(struct inquiry *inquiry)
-{
-	const char *name = current_offer(inquiry)->name;
-	size_t zeroes = inquiry->offers.no_zeroes ? 0 : NBD_OLD_REPLY_ZEROES;
-
-	option_begin(inquiry, NBD_OPT_EXPORT_NAME, strlen(name));
-	output_append(inquiry, name, strlen(name));
-	expect(inquiry, INQUIRY_OLD_REPLY, NBD_OLD_REPLY_BYTES + zeroes);
-}
-
-static void finish(struct inquiry *inquiry)
-{
-	expect(inquiry, INQUIRY_FINISHED, 0);
+	dialogue_begin(
+		&inquiry->talk, NBD_OPT_LIST_META_CONTEXT, 4 + name_bytes + ZERO_QUERIES_BYTES);
+	dialogue_append_u32(&inquiry->talk, (uint32_t)name_bytes);
+	dialogue_append(&inquiry->talk, name, name_bytes);
+	dialogue_append_u32(&inquiry->talk, 0);
 }
 
 /* Leaves the transmission phase that GO or EXPORT_NAME began: DISC has no reply (rule P80). */
@@ -150,21 +60,21 @@ static void disconnect(struct inquiry *inquiry)
 			.type = be16_make(NBD_CMD_DISC),
 		};
 
-		output_append(inquiry, &request, sizeof(request));
+		dialogue_append(&inquiry->talk, &request, sizeof(request));
 	} else {
 		struct nbd_wire_request request = {
 			.magic = be32_make(NBD_REQUEST_MAGIC),
 			.type = be16_make(NBD_CMD_DISC),
 		};
 
-		output_append(inquiry, &request, sizeof(request));
+		dialogue_append(&inquiry->talk, &request, sizeof(request));
 	}
-	finish(inquiry);
+	dialogue_finish(&inquiry->talk);
 }
 
 static void leave(struct inquiry *inquiry)
 {
-	option_begin(inquiry, NBD_OPT_ABORT, 0);
+	dialogue_begin(&inquiry->talk, NBD_OPT_ABORT, 0);
 }
 
 /* --- what comes next ----------------------------------------------------------------------- */
@@ -197,7 +107,7 @@ static void after_style(struct inquiry *inquiry, enum nbd_reply_style style)
 {
 	inquiry->offers.style = style;
 	if (inquiry->list) {
-		option_begin(inquiry, NBD_OPT_LIST, 0);
+		dialogue_begin(&inquiry->talk, NBD_OPT_LIST, 0);
 	} else {
 		ask_export(inquiry);
 	}
@@ -225,20 +135,6 @@ static void after_info(struct inquiry *inquiry)
 
 /* --- refusals ------------------------------------------------------------------------------ */
 
-/* The reason in words, with the server's own text (rule P20). */
-static const char *refusal_text(char out[REFUSAL_BYTES], uint32_t type, struct nbd_text text)
-{
-	char quoted[QUOTE_BYTES];
-
-	if (text.length == 0) {
-		snprintf(out, REFUSAL_BYTES, "%s", nbd_reply_error_name(type));
-	} else {
-		snprintf(out, REFUSAL_BYTES, "%s (it says: \"%s\")", nbd_reply_error_name(type),
-			log_escape(quoted, sizeof(quoted), text.bytes, text.length));
-	}
-	return out;
-}
-
 static int keep_refusal(
 	struct inquiry *inquiry, char **slot, const char *refusal, struct error *error)
 {
@@ -247,39 +143,13 @@ static int keep_refusal(
 	return nbd_offers_set_text(&inquiry->offers, slot, text, error);
 }
 
-static const char *export_label(char out[QUOTE_BYTES], const struct nbd_offer *offer)
-{
-	char quoted[QUOTE_BYTES - 16];
-
-	if (offer->name[0] == '\0') {
-		snprintf(out, QUOTE_BYTES, "the default export");
-	} else {
-		snprintf(out, QUOTE_BYTES, "export \"%s\"",
-			log_escape(quoted, sizeof(quoted), offer->name, strlen(offer->name)));
-	}
-	return out;
-}
-
-static int refusal_code(uint32_t type)
-{
-	switch (type) {
-	case NBD_REP_ERR_UNKNOWN:
-		return -ENOENT;
-	case NBD_REP_ERR_POLICY:
-		return -EACCES;
-	case NBD_REP_ERR_SHUTDOWN:
-		return -ESHUTDOWN;
-	default:
-		return -EPROTONOSUPPORT;
-	}
-}
-
 /* Errors that end any conversation, whatever was asked (rules P19, P47). True when it was one. A
  * demand for TLS may also be about one export only (rule P48). */
 static bool refusal_is_final(struct inquiry *inquiry, uint32_t type, const char *refusal)
 {
-	bool about_export = inquiry->option == NBD_OPT_INFO || inquiry->option == NBD_OPT_GO ||
-			    inquiry->option == NBD_OPT_LIST_META_CONTEXT;
+	bool about_export = inquiry->talk.option == NBD_OPT_INFO ||
+			    inquiry->talk.option == NBD_OPT_GO ||
+			    inquiry->talk.option == NBD_OPT_LIST_META_CONTEXT;
 
 	if (type == NBD_REP_ERR_SHUTDOWN) {
 		error_set(&inquiry->outcome, -ESHUTDOWN, "%s", refusal);
@@ -301,10 +171,10 @@ static int style_refused(
 	GMB_UNUSED(error);
 	if (type != NBD_REP_ERR_UNSUP) {
 		nbd_offers_note(
-			&inquiry->offers, "%s: %s", nbd_option_name(inquiry->option), refusal);
+			&inquiry->offers, "%s: %s", nbd_option_name(inquiry->talk.option), refusal);
 	}
-	if (inquiry->option == NBD_OPT_EXTENDED_HEADERS) {
-		option_begin(inquiry, NBD_OPT_STRUCTURED_REPLY, 0);
+	if (inquiry->talk.option == NBD_OPT_EXTENDED_HEADERS) {
+		dialogue_begin(&inquiry->talk, NBD_OPT_STRUCTURED_REPLY, 0);
 	} else {
 		after_style(inquiry, NBD_REPLIES_SIMPLE);
 	}
@@ -318,7 +188,7 @@ static int list_refused(
 	if (inquiry->listing_rest) {
 		nbd_offers_note(&inquiry->offers, "LIST: %s", refusal);
 	} else {
-		error_set(&inquiry->outcome, refusal_code(type),
+		error_set(&inquiry->outcome, dialogue_refusal_code(type),
 			"the server does not list its exports: %s", refusal);
 	}
 	leave(inquiry);
@@ -329,13 +199,13 @@ static int export_refused(
 	struct inquiry *inquiry, uint32_t type, const char *refusal, struct error *error)
 {
 	struct nbd_offer *offer = current_offer(inquiry);
-	char label[QUOTE_BYTES];
+	char label[DIALOGUE_LABEL_BYTES];
 	int err;
 
 	if (type == NBD_REP_ERR_UNSUP && inquiry->offers.style == NBD_REPLIES_EXTENDED) {
 		return error_set(error, -EPROTO,
 			"the server accepted extended headers and does not know %s (rule P108)",
-			nbd_option_name(inquiry->option));
+			nbd_option_name(inquiry->talk.option));
 	}
 	if (type == NBD_REP_ERR_UNSUP && inquiry->list) {
 		nbd_offers_note(&inquiry->offers,
@@ -344,7 +214,8 @@ static int export_refused(
 		return 0;
 	}
 	if (type == NBD_REP_ERR_UNSUP) {
-		ask_export_name(inquiry);
+		dialogue_ask_export_name(
+			&inquiry->talk, current_offer(inquiry)->name, inquiry->offers.no_zeroes);
 		return 0;
 	}
 	err = keep_refusal(inquiry, &offer->refusal, refusal, error);
@@ -357,11 +228,11 @@ static int export_refused(
 		next_export(inquiry);
 		return 0;
 	}
-	error_set(&inquiry->outcome, refusal_code(type), "%s: %s", export_label(label, offer),
-		refusal);
+	error_set(&inquiry->outcome, dialogue_refusal_code(type), "%s: %s",
+		dialogue_export_label(label, offer->name), refusal);
 	if (type == NBD_REP_ERR_UNKNOWN) {
 		inquiry->listing_rest = true;
-		option_begin(inquiry, NBD_OPT_LIST, 0);
+		dialogue_begin(&inquiry->talk, NBD_OPT_LIST, 0);
 	} else {
 		leave(inquiry);
 	}
@@ -386,22 +257,22 @@ static int contexts_refused(
 static int handle_error(struct inquiry *inquiry, uint32_t type, const uint8_t *payload,
 	uint32_t length, struct error *error)
 {
-	char refusal[REFUSAL_BYTES];
+	char refusal[DIALOGUE_REFUSAL_BYTES];
 	struct nbd_text text;
 	int err = nbd_parse_error_text(payload, length, &text, error);
 
 	if (err != 0) {
 		return err;
 	}
-	refusal_text(refusal, type, text);
-	if (inquiry->option == NBD_OPT_ABORT) {
-		finish(inquiry);
+	dialogue_refusal(refusal, type, text);
+	if (inquiry->talk.option == NBD_OPT_ABORT) {
+		dialogue_finish(&inquiry->talk);
 		return 0;
 	}
 	if (refusal_is_final(inquiry, type, refusal)) {
 		return 0;
 	}
-	switch (inquiry->option) {
+	switch (inquiry->talk.option) {
 	case NBD_OPT_EXTENDED_HEADERS:
 	case NBD_OPT_STRUCTURED_REPLY:
 		return style_refused(inquiry, type, refusal, error);
@@ -410,7 +281,8 @@ static int handle_error(struct inquiry *inquiry, uint32_t type, const uint8_t *p
 	case NBD_OPT_LIST_META_CONTEXT:
 		return contexts_refused(inquiry, type, refusal, error);
 	default:
-		GMB_ASSERT(inquiry->option == NBD_OPT_INFO || inquiry->option == NBD_OPT_GO);
+		GMB_ASSERT(
+			inquiry->talk.option == NBD_OPT_INFO || inquiry->talk.option == NBD_OPT_GO);
 		return export_refused(inquiry, type, refusal, error);
 	}
 }
@@ -420,16 +292,16 @@ static int handle_error(struct inquiry *inquiry, uint32_t type, const uint8_t *p
 /* nbd-server, for one, opens the export only for GO and answers INFO with a size of 0. */
 static void note_empty(struct inquiry *inquiry)
 {
-	char label[QUOTE_BYTES];
+	char label[DIALOGUE_LABEL_BYTES];
 
 	nbd_offers_note(&inquiry->offers,
 		"%s: some servers say 0 bytes in a list; to be sure, ask for it alone",
-		export_label(label, current_offer(inquiry)));
+		dialogue_export_label(label, current_offer(inquiry)->name));
 }
 
 static int handle_ack(struct inquiry *inquiry, struct error *error)
 {
-	switch (inquiry->option) {
+	switch (inquiry->talk.option) {
 	case NBD_OPT_EXTENDED_HEADERS:
 		after_style(inquiry, NBD_REPLIES_EXTENDED);
 		return 0;
@@ -453,7 +325,7 @@ static int handle_ack(struct inquiry *inquiry, struct error *error)
 		if (!inquiry->got_export) {
 			return error_set(error, -EPROTO,
 				"the server ended %s without telling the export's size (rule P23)",
-				nbd_option_name(inquiry->option));
+				nbd_option_name(inquiry->talk.option));
 		}
 		nbd_offers_review(&inquiry->offers, current_offer(inquiry));
 		if (inquiry->list && current_offer(inquiry)->size == 0) {
@@ -462,8 +334,8 @@ static int handle_ack(struct inquiry *inquiry, struct error *error)
 		after_info(inquiry);
 		return 0;
 	default:
-		GMB_ASSERT(inquiry->option == NBD_OPT_ABORT);
-		finish(inquiry);
+		GMB_ASSERT(inquiry->talk.option == NBD_OPT_ABORT);
+		dialogue_finish(&inquiry->talk);
 		return 0;
 	}
 }
@@ -504,11 +376,11 @@ static int handle_info(
 	if (err != 0) {
 		return err;
 	}
-	if (inquiry->replies > INFO_REPLIES_MAX) {
+	if (inquiry->talk.replies > DIALOGUE_INFO_REPLIES_MAX) {
 		return error_set(error, -EPROTO,
 			"the server sends information without end: more than %d replies to one %s "
 			"(rule P11)",
-			INFO_REPLIES_MAX, nbd_option_name(inquiry->option));
+			DIALOGUE_INFO_REPLIES_MAX, nbd_option_name(inquiry->talk.option));
 	}
 	switch (item.type) {
 	case NBD_INFO_EXPORT:
@@ -533,15 +405,13 @@ static int handle_info(
 
 /* --- receiving ----------------------------------------------------------------------------- */
 
-static int handle_reply(struct inquiry *inquiry, struct error *error)
+static int handle_reply(struct dialogue *talk, const uint8_t *payload, struct error *error)
 {
-	const uint8_t *payload = inquiry->input;
-	uint32_t length = inquiry->reply.length;
-	uint32_t type = inquiry->reply.type;
-	uint32_t option = inquiry->option;
+	struct inquiry *inquiry = inquiry_of(talk);
+	uint32_t length = talk->reply.length;
+	uint32_t type = talk->reply.type;
+	uint32_t option = talk->option;
 
-	expect(inquiry, INQUIRY_REPLY, NBD_REPLY_HEADER_BYTES);
-	inquiry->replies++;
 	if ((type & NBD_REP_ERROR_BIT) != 0) {
 		return handle_error(inquiry, type, payload, length, error);
 	}
@@ -557,15 +427,12 @@ static int handle_reply(struct inquiry *inquiry, struct error *error)
 	if (type == NBD_REP_META_CONTEXT && option == NBD_OPT_LIST_META_CONTEXT) {
 		return handle_context(inquiry, payload, length, error);
 	}
-	return error_set(error, -EPROTO,
-		"the server answered %s with a reply of type %u, which does not belong there (rule "
-		"P11)",
-		nbd_option_name(option), type);
+	return dialogue_misplaced(talk, error);
 }
 
-static int handle_greeting(struct inquiry *inquiry, struct error *error)
+static int handle_greeting(struct dialogue *talk, uint16_t flags, struct error *error)
 {
-	uint16_t flags = nbd_parse_greeting(inquiry->input);
+	struct inquiry *inquiry = inquiry_of(talk);
 
 	inquiry->offers.fixed = (flags & NBD_FLAG_FIXED_NEWSTYLE) != 0;
 	inquiry->offers.no_zeroes = (flags & NBD_FLAG_NO_ZEROES) != 0;
@@ -575,115 +442,53 @@ static int handle_greeting(struct inquiry *inquiry, struct error *error)
 			"no list of exports (rule P3)");
 	}
 	/* Rule P5: only the flags we know, and only when they were offered. */
-	output_u32(inquiry, flags & (NBD_FLAG_FIXED_NEWSTYLE | NBD_FLAG_NO_ZEROES));
+	dialogue_append_u32(talk, flags & (NBD_FLAG_FIXED_NEWSTYLE | NBD_FLAG_NO_ZEROES));
 	if (inquiry->offers.fixed) {
-		option_begin(inquiry, NBD_OPT_EXTENDED_HEADERS, 0);
+		dialogue_begin(talk, NBD_OPT_EXTENDED_HEADERS, 0);
 	} else {
-		ask_export_name(inquiry);
+		dialogue_ask_export_name(
+			talk, current_offer(inquiry)->name, inquiry->offers.no_zeroes);
 	}
 	return 0;
 }
 
-static int handle_old_reply(struct inquiry *inquiry, struct error *error)
+static int handle_old_reply(
+	struct dialogue *talk, uint64_t size, uint16_t flags, struct error *error)
 {
+	struct inquiry *inquiry = inquiry_of(talk);
 	struct nbd_offer *offer = current_offer(inquiry);
-	int err = nbd_parse_old_reply(inquiry->input, &offer->size, &offer->flags, error);
 
-	if (err != 0) {
-		return err;
-	}
+	GMB_UNUSED(error);
+	offer->size = size;
+	offer->flags = flags;
 	offer->known = true;
 	nbd_offers_review(&inquiry->offers, offer);
 	disconnect(inquiry);
 	return 0;
 }
 
-/* A whole message is in the input buffer. */
-static int handle_message(struct inquiry *inquiry, struct error *error)
-{
-	int err;
-
-	switch (inquiry->state) {
-	case INQUIRY_MAGIC:
-		expect(inquiry, INQUIRY_STYLE, 16);
-		return nbd_parse_magic(inquiry->input, error);
-	case INQUIRY_STYLE:
-		expect(inquiry, INQUIRY_GREETING, NBD_GREETING_BYTES);
-		return nbd_parse_style(inquiry->input, error);
-	case INQUIRY_GREETING:
-		inquiry->input_bytes = 0;
-		return handle_greeting(inquiry, error);
-	case INQUIRY_REPLY:
-		inquiry->input_bytes = 0;
-		err = nbd_parse_reply_header(
-			inquiry->input, inquiry->option, &inquiry->reply, error);
-		if (err != 0) {
-			return err;
-		}
-		expect(inquiry, INQUIRY_REPLY_PAYLOAD, inquiry->reply.length);
-		return 0;
-	case INQUIRY_REPLY_PAYLOAD:
-		inquiry->input_bytes = 0;
-		return handle_reply(inquiry, error);
-	case INQUIRY_OLD_REPLY:
-		inquiry->input_bytes = 0;
-		return handle_old_reply(inquiry, error);
-	case INQUIRY_FINISHED:
-		break;
-	}
-	return 0;
-}
+static const struct dialogue_handler inquiry_handler = {
+	.greeting = handle_greeting,
+	.reply = handle_reply,
+	.old_reply = handle_old_reply,
+};
 
 int inquiry_input(struct inquiry *inquiry, const void *bytes, size_t len, struct error *error)
 {
-	const uint8_t *from = bytes;
-	size_t taken = 0;
-
-	while (inquiry->output_bytes == 0 && inquiry->state != INQUIRY_FINISHED) {
-		size_t step = MIN(inquiry->input_wanted - inquiry->input_bytes, len - taken);
-		int err;
-
-		if (step > 0) {
-			memcpy(inquiry->input + inquiry->input_bytes, from + taken, step);
-		}
-		inquiry->input_bytes += step;
-		taken += step;
-		if (inquiry->input_bytes < inquiry->input_wanted) {
-			break;
-		}
-		err = handle_message(inquiry, error);
-		if (err != 0) {
-			return err;
-		}
-	}
-	return (int)taken;
+	return dialogue_input(&inquiry->talk, bytes, len, error);
 }
 
 int inquiry_end_of_stream(struct inquiry *inquiry, struct error *error)
 {
-	if (inquiry->state == INQUIRY_FINISHED) {
+	if (inquiry->talk.state == DIALOGUE_FINISHED) {
 		return 0;
 	}
-	if (inquiry->option == NBD_OPT_ABORT) {
-		finish(inquiry);
+	if (inquiry->talk.option == NBD_OPT_ABORT) {
+		dialogue_finish(&inquiry->talk);
 		return 0;
 	}
-	if (inquiry->state == INQUIRY_OLD_REPLY && inquiry->input_bytes == 0) {
-		char label[QUOTE_BYTES];
-
-		return error_set(error, -ENOENT,
-			"%s: the server closed the connection, the only way the option EXPORT_NAME "
-			"has to refuse an export (rule P31)",
-			export_label(label, current_offer(inquiry)));
-	}
-	if (inquiry->state <= INQUIRY_GREETING && inquiry->input_bytes == 0) {
-		return error_set(error, -EPROTO,
-			"the server closed the connection without a word: it may be at its limit "
-			"of clients, or refuse this address (rule P4)");
-	}
-	return error_set(error, -EPROTO,
-		"the server closed the connection in the middle of %s (rule P129)",
-		inquiry_awaits(inquiry));
+	return dialogue_cut_off(
+		&inquiry->talk, inquiry->list ? "" : inquiry->offers.list[0].name, error);
 }
 
 /* --- life ---------------------------------------------------------------------------------- */
@@ -700,7 +505,7 @@ int inquiry_create(
 	}
 	nbd_offers_init(&inquiry->offers);
 	inquiry->list = options->list;
-	expect(inquiry, INQUIRY_MAGIC, 8);
+	dialogue_init(&inquiry->talk, &inquiry_handler);
 	if (name_bytes > NBD_STRING_BYTES_MAX) {
 		err = error_set(error, -EINVAL,
 			"the export name has %zu bytes; NBD allows at most %d (rule P1)",
@@ -729,18 +534,18 @@ void inquiry_destroy(struct inquiry *inquiry)
 
 const uint8_t *inquiry_output(const struct inquiry *inquiry, size_t *bytes)
 {
-	*bytes = inquiry->output_bytes;
-	return inquiry->output;
+	*bytes = inquiry->talk.output_bytes;
+	return inquiry->talk.output;
 }
 
 void inquiry_sent(struct inquiry *inquiry)
 {
-	inquiry->output_bytes = 0;
+	inquiry->talk.output_bytes = 0;
 }
 
 bool inquiry_is_finished(const struct inquiry *inquiry)
 {
-	return inquiry->state == INQUIRY_FINISHED && inquiry->output_bytes == 0;
+	return dialogue_is_finished(&inquiry->talk);
 }
 
 int inquiry_outcome(const struct inquiry *inquiry, struct error *error)
@@ -754,22 +559,7 @@ int inquiry_outcome(const struct inquiry *inquiry, struct error *error)
 
 const char *inquiry_awaits(const struct inquiry *inquiry)
 {
-	static const char *const replies[] = {
-		[NBD_OPT_EXPORT_NAME] = "its answer to EXPORT_NAME",
-		[NBD_OPT_ABORT] = "its answer to ABORT",
-		[NBD_OPT_LIST] = "its answer to LIST",
-		[NBD_OPT_INFO] = "its answer to INFO",
-		[NBD_OPT_GO] = "its answer to GO",
-		[NBD_OPT_STRUCTURED_REPLY] = "its answer to STRUCTURED_REPLY",
-		[NBD_OPT_LIST_META_CONTEXT] = "its answer to LIST_META_CONTEXT",
-		[NBD_OPT_EXTENDED_HEADERS] = "its answer to EXTENDED_HEADERS",
-	};
-
-	if (inquiry->state <= INQUIRY_GREETING) {
-		return "its greeting";
-	}
-	GMB_ASSERT(inquiry->option < ARRAY_COUNT(replies) && replies[inquiry->option] != NULL);
-	return replies[inquiry->option];
+	return dialogue_awaits(&inquiry->talk);
 }
 
 const struct nbd_offers *inquiry_offers(const struct inquiry *inquiry)
