@@ -54,6 +54,7 @@ enum ring_code {
 	RING_RECV,
 	RING_SEND,
 	RING_SENDMSG,
+	RING_RECVMSG,
 	RING_READ,
 	RING_WRITE,
 	RING_FSYNC,
@@ -95,6 +96,7 @@ struct ring_counters {
 	uint64_t completions;
 	uint64_t submissions;
 	uint64_t messages;
+	uint64_t direct; /* system calls made without an operation */
 };
 
 /* Creates a ring. On failure *error tells the kernel feature that is missing and what to do.
@@ -117,6 +119,12 @@ void ring_stop(struct ring *ring);
 /* One turn: submit what is queued, wait for at least one completion when wait is set, run the
  * batch. Returns how many completions ran. For tests and for owners of their own loop. */
 int ring_turn(struct ring *ring, bool wait);
+/* The same, waiting for at most limit_ns (0 = not at all); a turn without completions returns 0. */
+int ring_turn_limited(struct ring *ring, uint64_t limit_ns);
+
+/* A descriptor that polls readable when a turn has something to run, for owners of a loop of their
+ * own; what was submitted must have been flushed. It is the ring's; -1 in the simulation. */
+int ring_poll_fd(const struct ring *ring);
 
 /*
  * How patient a wait is: it wakes for count completions at once, for fewer only after max_wait_ns.
@@ -223,3 +231,18 @@ void ring_defer(struct ring *ring, struct ring_op *op, int result, ring_done_fn 
 /* Asks an accept, receive, poll or timer in flight to end soon. done still comes, with -ECANCELED
  * or with what happened first. */
 void ring_cancel(struct ring *ring, struct ring_op *op);
+
+/* As ring_recv() into a scatter list. The message, its vector and buffers are held until done. */
+void ring_recvmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
+	struct msghdr *message, bool wait_all, ring_done_fn *done);
+
+/*
+ * Try at once, without an operation: how many bytes were moved, 0 at end of stream (receive), or
+ * -EAGAIN when that would block, or another negative errno. For one who has found that there is
+ * something, or who would wait for nothing else: no completion has to be reaped. Not while the
+ * operation of the same direction is in flight on the socket.
+ */
+GMB_MUST_CHECK ssize_t ring_recvmsg_now(
+	struct ring *ring, struct ring_file file, struct msghdr *message);
+GMB_MUST_CHECK ssize_t ring_sendmsg_now(
+	struct ring *ring, struct ring_file file, const struct msghdr *message);

@@ -273,6 +273,38 @@ int ring_turn(struct ring *ring, bool wait)
 	return ring_batch(ring);
 }
 
+static void limit_passed(void *arg, uint64_t value)
+{
+	GMB_UNUSED(arg);
+	GMB_UNUSED(value);
+}
+
+int ring_turn_limited(struct ring *ring, uint64_t limit_ns)
+{
+	uint64_t end_ns = sim_world.now_ns + limit_ns;
+
+	ring->counters.enters++;
+	if (limit_ns == 0) {
+		sim_world.now_ns += 1000;
+	} else {
+		ring->counters.waits++;
+		sim_event_add(limit_ns, limit_passed, NULL, 0); /* the clock gets there at least */
+		while (!ring_has_work(ring) && sim_world.now_ns < end_ns) {
+			if (!sim_event_run(end_ns)) {
+				break;
+			}
+		}
+	}
+	ring_linger();
+	return ring_batch(ring);
+}
+
+int ring_poll_fd(const struct ring *ring)
+{
+	GMB_UNUSED(ring);
+	return -1;
+}
+
 void ring_run(struct ring *ring)
 {
 	GMB_ASSERT(!ring->running);
@@ -703,6 +735,35 @@ void ring_sendmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
 	sim_op_memory(sop, message->msg_iov, message->msg_iovlen, false);
 	GMB_ASSERT(sop->len > 0);
 	sim_net_send(sop);
+}
+
+void ring_recvmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
+	struct msghdr *message, bool wait_all, ring_done_fn *done)
+{
+	struct sim_op *sop;
+
+	GMB_ASSERT(message->msg_iovlen > 0);
+	GMB_ASSERT(message->msg_iovlen <= SIM_IOV_MAX);
+	GMB_ASSERT(message->msg_controllen == 0);
+	sim_fd_get(file.fd, SIM_FD_SOCKET);
+	sop = sim_op_begin(ring, op, RING_RECVMSG, ring_fd(ring, file), done);
+	sop->wait_all = wait_all;
+	sop->message = message;
+	sim_op_memory(sop, message->msg_iov, message->msg_iovlen, true);
+	GMB_ASSERT(sop->len > 0);
+	sim_net_recv(sop);
+}
+
+ssize_t ring_recvmsg_now(struct ring *ring, struct ring_file file, struct msghdr *message)
+{
+	ring->counters.direct++;
+	return sim_net_recv_now(ring_fd(ring, file), message);
+}
+
+ssize_t ring_sendmsg_now(struct ring *ring, struct ring_file file, const struct msghdr *message)
+{
+	ring->counters.direct++;
+	return sim_net_send_now(ring_fd(ring, file), message);
 }
 
 void ring_poll(struct ring *ring, struct ring_op *op, int fd, uint32_t events, ring_done_fn *done)

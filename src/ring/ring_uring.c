@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Newer than the kernel headers of Debian 12; the value is ABI. */
+/* Newer than Debian 12's headers; ABI. */
 #ifndef IORING_FEAT_MIN_TIMEOUT
 #define IORING_FEAT_MIN_TIMEOUT (1U << 15)
 #endif
@@ -589,7 +589,6 @@ void ring_flush(struct ring *ring)
 	ring->counters.enters++;
 	GMB_ASSERT(result >= 0 || result == -EINTR || result == -EBUSY || result == -EAGAIN);
 }
-
 /* liburing 2.3 knows neither the field nor the call: wait for patience_count completions, or for
  * one once patience_us have passed. Two system calls, where submitting leaves nothing to run. */
 static int enter_patiently(struct ring *ring)
@@ -614,12 +613,27 @@ static int enter_patiently(struct ring *ring)
 		(sigset_t *)(void *)&argument, sizeof(argument));
 }
 
-static void enter(struct ring *ring, bool wait)
+/* Submits and waits for one completion or the limit. */
+static int enter_limited(struct ring *ring, uint64_t limit_ns)
+{
+	struct __kernel_timespec limit = {
+		.tv_sec = (int64_t)(limit_ns / UINT64_C(1000000000)),
+		.tv_nsec = (long long)(limit_ns % UINT64_C(1000000000)),
+	};
+	struct io_uring_cqe *cqe;
+
+	return io_uring_submit_and_wait_timeout(&ring->uring, &cqe, 1, &limit, NULL);
+}
+
+static void enter(struct ring *ring, bool wait, uint64_t limit_ns)
 {
 	int result;
 
 	ring->counters.enters++;
-	if (wait) {
+	if (wait && limit_ns != UINT64_MAX) {
+		ring->counters.waits++;
+		result = enter_limited(ring, limit_ns);
+	} else if (wait) {
 		ring->counters.waits++;
 		result = ring->patience_count > 1 ? enter_patiently(ring)
 						  : io_uring_submit_and_wait(&ring->uring, 1);
@@ -637,7 +651,7 @@ static bool spin(struct ring *ring)
 	uint64_t end = ring_now_ns(ring) + ring->spin_ns;
 
 	do {
-		enter(ring, false);
+		enter(ring, false, 0);
 		if (io_uring_cq_ready(&ring->uring) > 0) {
 			return true;
 		}
@@ -645,7 +659,7 @@ static bool spin(struct ring *ring)
 	return false;
 }
 
-int ring_turn(struct ring *ring, bool wait)
+static int turn(struct ring *ring, bool wait, uint64_t limit_ns)
 {
 	struct op_queue batch;
 	struct ring_op *op;
@@ -657,7 +671,7 @@ int ring_turn(struct ring *ring, bool wait)
 	if (wait && ring->spin_ns > 0 && io_uring_cq_ready(&ring->uring) == 0 && spin(ring)) {
 		wait = false;
 	} else {
-		enter(ring, wait);
+		enter(ring, wait, limit_ns);
 	}
 	op_queue_take(&ring->deferred, &batch);
 	collect_completions(ring, &batch);
@@ -673,6 +687,20 @@ int ring_turn(struct ring *ring, bool wait)
 		ring->batch_end(ring->batch_end_context);
 	}
 	return count;
+}
+
+int ring_turn(struct ring *ring, bool wait)
+{
+	return turn(ring, wait, UINT64_MAX);
+}
+int ring_turn_limited(struct ring *ring, uint64_t limit_ns)
+{
+	return turn(ring, limit_ns > 0, limit_ns);
+}
+
+int ring_poll_fd(const struct ring *ring)
+{
+	return ring->uring.ring_fd;
 }
 
 void ring_run(struct ring *ring)
@@ -832,6 +860,33 @@ void ring_sendmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
 	io_uring_prep_sendmsg(sqe, file.fd, message, MSG_WAITALL | MSG_NOSIGNAL);
 	sqe_set_file(sqe, file);
 	io_uring_sqe_set_data(sqe, op);
+}
+
+void ring_recvmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
+	struct msghdr *message, bool wait_all, ring_done_fn *done)
+{
+	struct io_uring_sqe *sqe = sqe_get(ring);
+
+	op_start(op, RING_RECVMSG, done);
+	io_uring_prep_recvmsg(sqe, file.fd, message, wait_all ? MSG_WAITALL : 0);
+	sqe_set_file(sqe, file);
+	io_uring_sqe_set_data(sqe, op);
+}
+
+ssize_t ring_recvmsg_now(struct ring *ring, struct ring_file file, struct msghdr *message)
+{
+	ssize_t got = recvmsg(file.fd, message, MSG_DONTWAIT);
+
+	ring->counters.direct++;
+	return got < 0 ? -errno : got;
+}
+
+ssize_t ring_sendmsg_now(struct ring *ring, struct ring_file file, const struct msghdr *message)
+{
+	ssize_t sent = sendmsg(file.fd, message, MSG_DONTWAIT | MSG_NOSIGNAL);
+
+	ring->counters.direct++;
+	return sent < 0 ? -errno : sent;
 }
 
 void ring_read(struct ring *ring, struct ring_op *op, struct ring_file file, void *buf, size_t len,

@@ -145,6 +145,9 @@ void sim_fd_remove(int fd);
 
 void sim_net_recv(struct sim_op *sop);
 void sim_net_send(struct sim_op *sop);
+/* At once, or -EAGAIN; by chance also where something could be moved. */
+ssize_t sim_net_recv_now(int fd, const struct msghdr *message);
+ssize_t sim_net_send_now(int fd, const struct msghdr *message);
 void sim_net_accept(struct sim_op *sop);
 void sim_net_poll(struct sim_op *sop);
 void sim_net_cancel(struct sim_op *sop);

@@ -197,6 +197,14 @@ static void queue_end(struct sim_socket *to)
 	sim_event_add(pipe_arrival_delay(&to->in), stream_ended, to, 0);
 }
 
+static int take_reset(struct sim_socket *socket)
+{
+	socket->reset = false;
+	socket->shut_receive = true;
+	socket->shut_send = true;
+	return -ECONNRESET;
+}
+
 /* --- receiving ------------------------------------------------------------------------------ */
 
 static void recv_finish(struct sim_socket *socket, int result)
@@ -220,10 +228,7 @@ static bool recv_ended(struct sim_socket *socket)
 		if (sop->moved > 0) {
 			recv_finish(socket, (int)sop->moved);
 		} else {
-			socket->reset = false;
-			socket->shut_receive = true;
-			socket->shut_send = true;
-			recv_finish(socket, -ECONNRESET);
+			recv_finish(socket, take_reset(socket));
 		}
 		return true;
 	}
@@ -308,10 +313,7 @@ static bool send_ended(struct sim_socket *socket)
 	int error;
 
 	if (socket->reset) {
-		socket->reset = false;
-		socket->shut_send = true;
-		socket->shut_receive = true;
-		error = -ECONNRESET;
+		error = take_reset(socket);
 	} else if (socket->shut_send) {
 		error = -EPIPE;
 	} else if (!socket->peer->open || socket->peer->in.dead) {
@@ -402,6 +404,89 @@ void sim_net_send(struct sim_op *sop)
 	send_kick(socket);
 }
 
+/* --- at once -------------------------------------------------------------------------------- */
+
+/* One chance in four to look as if there were nothing yet: the caller must cope. */
+static bool not_now(void)
+{
+	return sim_world.options.faults.jitter && sim_random() % 4 == 0;
+}
+
+ssize_t sim_net_recv_now(int fd, const struct msghdr *message)
+{
+	struct sim_socket *socket = sim_fd_get(fd, SIM_FD_SOCKET)->socket;
+	struct sim_pipe *pipe = &socket->in;
+	size_t moved = 0;
+
+	GMB_ASSERT(socket->recv == NULL);
+	if (pipe->visible > 0 && not_now()) {
+		return -EAGAIN;
+	}
+	for (size_t i = 0; i < message->msg_iovlen && pipe->visible > 0; i++) {
+		uint8_t *to = message->msg_iov[i].iov_base;
+		size_t left = message->msg_iov[i].iov_len;
+
+		while (left > 0 && pipe->visible > 0) {
+			size_t part = MIN(left, pipe->visible);
+
+			part = sim_partial(MIN(part, pipe->allocated - pipe->head));
+			memcpy(to, pipe->bytes + pipe->head, part);
+			pipe_drop(pipe, part);
+			to += part;
+			left -= part;
+			moved += part;
+		}
+	}
+	if (moved > 0) {
+		send_kick(socket->peer);
+		polls_kick(socket->peer);
+		return (ssize_t)moved;
+	}
+	if (socket->reset) {
+		return take_reset(socket);
+	}
+	return pipe->finished || socket->shut_receive ? 0 : -EAGAIN;
+}
+
+ssize_t sim_net_send_now(int fd, const struct msghdr *message)
+{
+	struct sim_socket *socket = sim_fd_get(fd, SIM_FD_SOCKET)->socket;
+	struct sim_pipe *pipe = &socket->peer->in;
+	size_t moved = 0;
+
+	GMB_ASSERT(socket->send == NULL);
+	if (socket->reset) {
+		return take_reset(socket);
+	}
+	if (socket->shut_send || !socket->peer->open || pipe->dead) {
+		return -EPIPE;
+	}
+	if (not_now()) {
+		return -EAGAIN;
+	}
+	pipe_reserve(pipe, pipe->capacity);
+	for (size_t i = 0; i < message->msg_iovlen; i++) {
+		const uint8_t *from = message->msg_iov[i].iov_base;
+		size_t left = message->msg_iov[i].iov_len;
+
+		while (left > 0 && pipe->used < pipe->capacity) {
+			size_t part = MIN(left, pipe->capacity - pipe->used);
+			uint8_t *to = pipe_tail(pipe, &part);
+
+			memcpy(to, from, part);
+			pipe->used += part;
+			from += part;
+			left -= part;
+			moved += part;
+		}
+	}
+	if (moved == 0) {
+		return -EAGAIN;
+	}
+	sim_event_add(pipe_arrival_delay(pipe), bytes_arrive, socket->peer, moved);
+	return (ssize_t)moved;
+}
+
 /* --- polling and cancelling ----------------------------------------------------------------- */
 
 static void polls_kick(struct sim_socket *socket)
@@ -441,6 +526,7 @@ void sim_net_cancel(struct sim_op *sop)
 
 	switch (sop->code) {
 	case RING_RECV:
+	case RING_RECVMSG:
 		recv_kick(sim_fd_get(sop->fd, SIM_FD_SOCKET)->socket);
 		break;
 	case RING_POLL:
