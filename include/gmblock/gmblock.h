@@ -40,12 +40,13 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)
 
 #define GMB_VERSION_MAJOR 0
-#define GMB_VERSION_MINOR 2
+#define GMB_VERSION_MINOR 1
 #define GMB_VERSION_PATCH 0
 
-/* The version of the library that runs, as "0.2.0"; a constant. Any thread. */
+/* The version of the library that runs, as "0.1.0"; a constant. Any thread. */
 const char *gmb_version(void);
 
 struct gmb_queue;
@@ -339,6 +340,7 @@ int gmb_status(struct gmb_client *client, uint64_t offset, uint64_t bytes,
 /* Any prepared request; its done is not called. */
 int gmb_run(struct gmb_client *client, struct gmb_request *request);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

@@ -272,6 +272,11 @@ static bool plan_foretell(struct link *link, struct link_call *call)
 		link->plan_bytes >= LINK_FORETOLD_BYTES_MAX) {
 		return false;
 	}
+	/* Servers send what is long in several chunks, of sizes that only they know. */
+	if (call->type == NBD_CMD_READ && call->length > LINK_WHOLE_BYTES_MIN &&
+		link->facts->style != NBD_REPLIES_SIMPLE) {
+		return false;
+	}
 	if (i == 0) {
 		if (prefix <= link->stage_bytes) {
 			return false; /* it is another already */

@@ -1,0 +1,22 @@
+#!/bin/sh
+# static-library.sh OUTPUT COMPILER... -- ARCHIVES...: makes one static library of the first archive
+# and what it needs of the others, as one object in which hidden names are local.
+set -eu
+output=$1
+shift
+compiler=
+while [ "$1" != -- ]; do
+	compiler="$compiler $1"
+	shift
+done
+shift
+first=$1
+shift
+object=$output.o
+trap 'rm -f "$object"' EXIT
+# shellcheck disable=SC2086
+$compiler -r -nostdlib -o "$object" -Wl,--whole-archive "$first" -Wl,--no-whole-archive \
+	-Wl,--start-group "$@" -Wl,--end-group
+objcopy --localize-hidden "$object"
+rm -f "$output"
+ar rcs "$output" "$object"

@@ -1,0 +1,513 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/client_private.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NS_PER_MS UINT64_C(1000000)
+
+enum {
+	CONNECT_TIMEOUT_MS = 10000,
+	REQUEST_TIMEOUT_MS = 30000,
+	RECONNECT_TIMEOUT_MS = 120000,
+	BACKOFF_MS_MIN = 20,
+	BACKOFF_MS_MAX = 1000,
+};
+
+/* --- facts --------------------------------------------------------------------------------- */
+
+uint32_t client_capabilities(const struct gmb_client *client)
+{
+	static const struct {
+		uint16_t wire;
+		uint32_t capability;
+		bool writes;
+	} table[] = {
+		{ NBD_FLAG_SEND_FLUSH, GMB_CAN_FLUSH, false },
+		{ NBD_FLAG_SEND_FUA, GMB_CAN_FUA, false },
+		{ NBD_FLAG_SEND_TRIM, GMB_CAN_TRIM, true },
+		{ NBD_FLAG_SEND_WRITE_ZEROES, GMB_CAN_ZERO, true },
+		{ NBD_FLAG_SEND_FAST_ZERO, GMB_CAN_FAST_ZERO, true },
+		{ NBD_FLAG_SEND_CACHE, GMB_CAN_CACHE, false },
+		{ NBD_FLAG_SEND_DF, GMB_CAN_DF, false },
+		{ NBD_FLAG_CAN_MULTI_CONN, GMB_CAN_MULTI_CONN, false },
+		{ NBD_FLAG_ROTATIONAL, GMB_IS_ROTATIONAL, false },
+	};
+	uint16_t flags = client->facts->flags;
+	bool writable = (flags & NBD_FLAG_READ_ONLY) == 0 &&
+			(client->options.flags & GMB_OPEN_READ_ONLY) == 0;
+	uint32_t can = writable ? GMB_CAN_WRITE : 0;
+
+	for (size_t i = 0; i < ARRAY_COUNT(table); i++) {
+		if ((flags & table[i].wire) != 0 && (writable || !table[i].writes)) {
+			can |= table[i].capability;
+		}
+	}
+	if (client->facts->style == NBD_REPLIES_SIMPLE) {
+		can &= ~(uint32_t)GMB_CAN_DF;
+	}
+	return can | (client->facts->allocation ? GMB_CAN_STATUS : 0);
+}
+
+uint32_t client_ready_count(const struct gmb_client *client)
+{
+	uint32_t count = 0;
+
+	for (uint32_t i = 0; i < CLIENT_CONNECTIONS_MAX; i++) {
+		const struct connection *connection = client->connections[i];
+
+		count += connection != NULL && connection->state == CONNECTION_READY;
+	}
+	return count;
+}
+
+void gmb_get_info(const struct gmb_client *client, struct gmb_info *info)
+{
+	const struct negotiation_facts *facts = client->facts;
+	uint32_t connections = client_ready_count(client);
+	struct gmb_info full = {
+		.size = info->size,
+		.bytes = facts->size,
+		.capabilities = client_capabilities(client),
+		.block_minimum = facts->sizes.minimum,
+		.block_preferred = facts->sizes.preferred,
+		.payload_max = MIN(facts->sizes.payload_max, (uint32_t)CLIENT_PAYLOAD_MAX),
+		.connections = connections,
+		.depth = client->options.depth * client->connections_wanted,
+		.replies = (enum gmb_replies)facts->style,
+	};
+
+	memcpy(info, &full, MIN(info->size, sizeof(full)));
+}
+
+void gmb_get_stats(const struct gmb_client *client, struct gmb_stats *stats)
+{
+	const struct ring_counters *counters = ring_counters(client->queue->ring);
+	struct gmb_stats full = client->stats;
+
+	full.size = stats->size;
+	full.system_calls = counters->enters + counters->direct;
+	for (uint32_t i = 0; i < CLIENT_CONNECTIONS_MAX; i++) {
+		if (client->connections[i] != NULL) {
+			full.bytes_moved += client->connections[i]->link.moved_bytes;
+		}
+	}
+	memcpy(stats, &full, MIN(stats->size, sizeof(full)));
+}
+
+const char *gmb_export_name(const struct gmb_client *client)
+{
+	return client->facts->name;
+}
+
+const char *gmb_export_description(const struct gmb_client *client)
+{
+	return client->facts->description;
+}
+
+const char *gmb_uri(const struct gmb_client *client)
+{
+	return client->uri_text;
+}
+
+void client_event(struct gmb_client *client, enum gmb_event event, const char *text)
+{
+	if (client->options.event != NULL) {
+		bool inside = client->queue->inside;
+
+		client->queue->inside = true;
+		client->options.event(client->options.context, event, text);
+		client->queue->inside = inside;
+	}
+}
+
+/* --- which connection takes what ----------------------------------------------------------- */
+
+static struct connection *connection_with_room(struct gmb_client *client)
+{
+	struct connection *best = NULL;
+
+	for (uint32_t i = 0; i < CLIENT_CONNECTIONS_MAX; i++) {
+		struct connection *connection = client->connections[i];
+
+		if (connection != NULL && connection_has_room(connection) &&
+			(best == NULL || connection->link.call_count < best->link.call_count)) {
+			best = connection;
+		}
+	}
+	return best;
+}
+
+static void dispatch_waiting(struct gmb_client *client)
+{
+	while (!list_is_empty(&client->waiting) && !list_is_empty(&client->free_commands)) {
+		struct connection *connection = connection_with_room(client);
+		struct request_state *state =
+			list_entry(list_first(&client->waiting), struct request_state, node);
+		struct gmb_request *request =
+			container_of((void *)state, struct gmb_request, private_space);
+		struct command *command;
+
+		if (connection == NULL) {
+			return;
+		}
+		command = list_entry(list_pop_front(&client->free_commands), struct command, node);
+		if (!request_split(client, request, command)) {
+			list_remove(&state->node);
+		}
+		link_add(&connection->link, &command->call);
+		client->stats.commands++;
+	}
+}
+
+void client_dispatch(struct gmb_client *client)
+{
+	if (client->state != CLIENT_OPEN && client->state != CLIENT_CLOSING) {
+		return;
+	}
+	while (!list_is_empty(&client->replays)) {
+		struct connection *connection = connection_with_room(client);
+		struct command *command;
+
+		if (connection == NULL) {
+			return;
+		}
+		command = list_entry(list_pop_front(&client->replays), struct command, node);
+		link_add(&connection->link, &command->call);
+		client->stats.commands++;
+	}
+	dispatch_waiting(client);
+}
+
+/* --- connections come and go ---------------------------------------------------------------- */
+
+/* Everything that waits fails with err. */
+static void fail_all(struct gmb_client *client, int err)
+{
+	while (!list_is_empty(&client->replays)) {
+		struct command *command =
+			list_entry(list_pop_front(&client->replays), struct command, node);
+
+		command->call.result = err;
+		request_command_done(client, command, "");
+	}
+	while (!list_is_empty(&client->waiting)) {
+		struct request_state *state =
+			list_entry(list_first(&client->waiting), struct request_state, node);
+
+		request_fail(client, container_of((void *)state, struct gmb_request, private_space),
+			err);
+	}
+}
+
+static void give_up(struct gmb_client *client)
+{
+	client->state = CLIENT_DEAD;
+	client_event(client, GMB_EVENT_GAVE_UP, client->trouble.text);
+	fail_all(client, -ENOTCONN);
+}
+
+/* Says whether another connection may join: it must lead to the same export (rule P137). */
+static int check_same(
+	const struct gmb_client *client, const struct negotiation_facts *facts, struct error *error)
+{
+	const struct negotiation_facts *known = client->facts;
+
+	if (facts->size != known->size || facts->flags != known->flags ||
+		facts->style != known->style || facts->allocation != known->allocation ||
+		facts->sizes.minimum != known->sizes.minimum ||
+		facts->sizes.payload_max < known->sizes.payload_max ||
+		strcmp(facts->name, known->name) != 0) {
+		return error_set(error, -EPROTO,
+			"another connection to %s reaches an export with other properties: is "
+			"there "
+			"more than one server at this address? (rule P137)",
+			client->uri_text);
+	}
+	return 0;
+}
+
+static void start_others(struct gmb_client *client)
+{
+	if ((client->facts->flags & NBD_FLAG_CAN_MULTI_CONN) == 0) {
+		client->connections_wanted = 1;
+		return;
+	}
+	for (uint32_t i = 0; i < client->connections_wanted; i++) {
+		struct connection *connection = client->connections[i];
+
+		if (connection == NULL && connection_create(client, &connection) == 0) {
+			client->connections[i] = connection;
+		}
+		if (connection != NULL && connection->state == CONNECTION_IDLE) {
+			connection_start(connection, 0);
+		}
+	}
+}
+
+int client_connection_ready(
+	struct gmb_client *client, struct connection *connection, struct error *error)
+{
+	const struct negotiation_facts *facts = negotiation_facts(connection->negotiation);
+	bool first = client->state == CLIENT_OPENING;
+	uint64_t size_before = client->facts->size;
+
+	if (client->state == CLIENT_DEAD || client->state == CLIENT_CLOSING) {
+		return error_set(error, -ECANCELED, "closed");
+	}
+	if (client_ready_count(client) > 1) {
+		return check_same(client, facts, error);
+	}
+	*client->facts = *facts;
+	client->state = CLIENT_OPEN;
+	client->lost_ns = 0;
+	start_others(client);
+	if (first) {
+		return 0;
+	}
+	client_event(client, GMB_EVENT_RECONNECTED, client->uri_text);
+	if (facts->size != size_before) {
+		char text[128];
+
+		snprintf(text, sizeof(text), "the export has %llu bytes now, %llu before",
+			(unsigned long long)facts->size, (unsigned long long)size_before);
+		client_event(client, GMB_EVENT_RESIZED, text);
+	}
+	return 0;
+}
+
+/* Doubles from attempt to attempt, with a quarter of chance, so that many clients of one server do
+ * not come back at the same moment. */
+static uint64_t backoff_ns(struct gmb_client *client, uint32_t attempts)
+{
+	uint32_t doublings = MIN(attempts - 1, 10U);
+	uint64_t ms = MIN(UINT64_C(1) * BACKOFF_MS_MIN << doublings, (uint64_t)BACKOFF_MS_MAX);
+	uint64_t ns = attempts == 0 ? 0 : ms * NS_PER_MS;
+
+	return ns > 0 ? ns - ring_random(client->queue->ring) % (ns / 4) : 0;
+}
+
+void client_check_deadline(struct gmb_client *client)
+{
+	uint64_t limit_ns = client->options.reconnect_timeout_ms * NS_PER_MS;
+
+	if (client->state == CLIENT_OPEN && client->lost_ns != 0 &&
+		ring_now_ns(client->queue->ring) - client->lost_ns >= limit_ns) {
+		char reason[ERROR_TEXT_BYTES];
+
+		snprintf(reason, sizeof(reason), "%s", client->trouble.text);
+		error_set(&client->trouble, -ENOTCONN,
+			"gave up after %u s without a connection: %s",
+			client->options.reconnect_timeout_ms / 1000, reason);
+		give_up(client);
+	}
+}
+
+void client_connection_lost(struct gmb_client *client, struct connection *connection)
+{
+	bool others = client_ready_count(client) > 0;
+	uint32_t attempts = connection->attempts;
+
+	client->trouble = connection->reason;
+	if (client->state != CLIENT_OPEN && client->state != CLIENT_CLOSING) {
+		return; /* gmb_open() looks at the trouble */
+	}
+	if (attempts == 0) {
+		client->stats.connections_lost++;
+		client_event(client, GMB_EVENT_LOST, connection->reason.text);
+	}
+	if (!others && client->lost_ns == 0) {
+		client->lost_ns = ring_now_ns(client->queue->ring);
+	}
+	if ((client->options.flags & GMB_OPEN_NO_RECONNECT) != 0) {
+		if (!others) {
+			give_up(client);
+		}
+		return;
+	}
+	if (others && attempts >= CONNECTION_EXTRA_ATTEMPTS) {
+		return; /* the others do */
+	}
+	client_check_deadline(client);
+	if (client->state == CLIENT_OPEN || client->requests_in_flight > 0) {
+		connection->attempts++;
+		connection_start(connection, backoff_ns(client, attempts));
+	}
+}
+
+/* --- opening and closing --------------------------------------------------------------------- */
+
+static void client_free(struct gmb_client *client)
+{
+	if (client == NULL) {
+		return;
+	}
+	for (uint32_t i = 0; i < CLIENT_CONNECTIONS_MAX; i++) {
+		connection_destroy(client->connections[i]);
+	}
+	if (list_is_linked(&client->node)) {
+		list_remove(&client->node);
+	}
+	nbd_uri_fini(&client->uri);
+	free(client->uri_text);
+	free(client->facts);
+	free(client->commands);
+	free(client);
+}
+
+static uint32_t or_default(uint32_t value, uint32_t standard)
+{
+	return value != 0 ? value : standard;
+}
+
+static int take_options(
+	struct gmb_client *client, const struct gmb_options *options, struct error *error)
+{
+	struct gmb_options *own = &client->options;
+
+	if (options != NULL) {
+		memcpy(own, options, MIN(options->size, sizeof(*own)));
+	}
+	if (own->connections > CLIENT_CONNECTIONS_MAX || own->depth > LINK_SLOTS_MAX) {
+		return error_set(error, -EINVAL,
+			"a client has at most %d connections of at most %d commands each",
+			CLIENT_CONNECTIONS_MAX, LINK_SLOTS_MAX);
+	}
+	own->connect_timeout_ms = or_default(own->connect_timeout_ms, CONNECT_TIMEOUT_MS);
+	own->request_timeout_ms = or_default(own->request_timeout_ms, REQUEST_TIMEOUT_MS);
+	own->reconnect_timeout_ms = or_default(own->reconnect_timeout_ms, RECONNECT_TIMEOUT_MS);
+	own->depth = or_default(own->depth, CLIENT_DEPTH_DEFAULT);
+	client->connections_wanted = or_default(own->connections, 1);
+	return 0;
+}
+
+static int client_create(struct gmb_queue *queue, const char *uri,
+	const struct gmb_options *options, struct gmb_client **client_out, struct error *error)
+{
+	struct gmb_client *client = calloc(1, sizeof(*client));
+	uint32_t command_count;
+	int err;
+
+	if (client == NULL) {
+		return error_set(error, -ENOMEM, "out of memory");
+	}
+	client->queue = queue;
+	list_init(&client->node);
+	list_init(&client->waiting);
+	list_init(&client->replays);
+	list_init(&client->free_commands);
+	err = take_options(client, options, error);
+	if (err == 0) {
+		err = nbd_uri_parse(uri, &client->uri, error);
+	}
+	if (err != 0) {
+		client_free(client);
+		return err;
+	}
+	command_count = client->options.depth * client->connections_wanted;
+	client->uri_text = strdup(uri);
+	client->facts = calloc(1, sizeof(*client->facts));
+	client->commands = calloc(command_count, sizeof(*client->commands));
+	if (client->uri_text == NULL || client->facts == NULL || client->commands == NULL ||
+		connection_create(client, &client->connections[0]) != 0) {
+		client_free(client);
+		return error_set(error, -ENOMEM, "out of memory");
+	}
+	for (uint32_t i = 0; i < command_count; i++) {
+		list_push_back(&client->free_commands, &client->commands[i].node);
+	}
+	list_push_back(&queue->clients, &client->node);
+	*client_out = client;
+	return 0;
+}
+
+/* How many of the connections are on their way or there. */
+static bool is_settling(const struct gmb_client *client)
+{
+	for (uint32_t i = 0; i < CLIENT_CONNECTIONS_MAX; i++) {
+		const struct connection *connection = client->connections[i];
+
+		if (connection != NULL && connection->state != CONNECTION_IDLE &&
+			connection->state != CONNECTION_READY) {
+			return true;
+		}
+	}
+	return false;
+}
+
+static void close_connections(struct gmb_client *client)
+{
+	client->state = CLIENT_CLOSING;
+	for (uint32_t i = 0; i < CLIENT_CONNECTIONS_MAX; i++) {
+		if (client->connections[i] != NULL) {
+			connection_leave(client->connections[i]);
+		}
+	}
+	while (is_settling(client)) {
+		queue_round(client->queue, UINT64_MAX);
+	}
+}
+
+static int open_client(struct gmb_queue *queue, const char *uri, const struct gmb_options *options,
+	struct gmb_client **client_out, struct error *error)
+{
+	struct gmb_client *client = NULL;
+	int err;
+
+	if (queue->inside) {
+		return error_set(error, -EDEADLK, "an export cannot be opened inside a callback");
+	}
+	err = client_create(queue, uri, options, &client, error);
+	if (err != 0) {
+		return err;
+	}
+	connection_start(client->connections[0], 0);
+	/* With a number of connections asked for, all of them are awaited. */
+	while (client->state == CLIENT_OPENING ? client->connections[0]->state != CONNECTION_IDLE
+					       : is_settling(client)) {
+		queue_round(queue, UINT64_MAX);
+	}
+	if (client->state != CLIENT_OPEN) {
+		*error = client->trouble;
+		err = error->code;
+		close_connections(client);
+		client_free(client);
+		return err;
+	}
+	*client_out = client;
+	return 0;
+}
+
+int gmb_open(struct gmb_queue *queue, const char *uri, const struct gmb_options *options,
+	struct gmb_client **client_out, struct gmb_error *error)
+{
+	struct error reason = { 0 };
+	int err = open_client(queue, uri, options, client_out, &reason);
+
+	if (err != 0) {
+		error_export(error, &reason);
+	}
+	return err;
+}
+
+int gmb_close(struct gmb_client *client)
+{
+	if (client == NULL) {
+		return 0;
+	}
+	if (client->queue->inside) {
+		return -EDEADLK;
+	}
+	while (client->requests_in_flight > 0) {
+		queue_round(client->queue, UINT64_MAX);
+	}
+	/* Results that are known but were not told belong to this client's requests. */
+	while (!list_is_empty(&client->queue->ended)) {
+		queue_round(client->queue, 0);
+	}
+	close_connections(client);
+	client_free(client);
+	return 0;
+}

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What the parts of the library share.
+ *
+ *   queue.c       the loop: flush ─▶ turn ─▶ callbacks
+ *   request.c     gmb_submit: checks, splits in commands, puts the results together
+ *   client.c      an open export: which connection takes which command; life and death
+ *   connection.c  one connection: dial, negotiate, send, receive, lose, dial again
+ *   dial.c        connects on a worker thread, because resolving names blocks
+ *
+ * A request becomes commands, each at most as long as the server takes. A command is on the
+ * client's replays list, or on one connection's link, or free. When a connection is lost its
+ * commands go back to replays, in their order, and out again on the next connection.
+ *
+ * Threading: the thread of the queue. Ownership: queue ⊃ clients ⊃ connections, commands. Errors:
+ * connection.c tells client.c, which decides; requests hear only of what is final.
+ */
+#pragma once
+
+#include <gmblock/gmblock.h>
+#include <stdatomic.h>
+
+#include "client/connect.h"
+#include "nbd/link.h"
+#include "ring/ring.h"
+
+enum {
+	CLIENT_CONNECTIONS_MAX = 16,
+	CLIENT_DEPTH_DEFAULT = 128,
+	CLIENT_PAYLOAD_MAX = 32 << 20, /* one command, also where the server has no limit */
+	CONNECTION_HELLO_BYTES = 4096,
+	CONNECTION_EXTRA_ATTEMPTS = 3, /* for connections beside one that works */
+};
+
+struct gmb_queue {
+	struct ring *ring;
+	struct list_node clients;
+	struct list_node ended; /* requests whose result is known and not told */
+	uint64_t completed;	/* done was called */
+	bool inside;		/* a callback is running */
+	struct ring_message wake;
+	atomic_bool wake_posted;
+	bool woken;
+};
+
+/* In gmb_request.private_space. */
+struct request_state {
+	struct list_node node; /* client.waiting, or queue.ended */
+	struct gmb_client *client;
+	uint64_t split; /* bytes that are in commands, sent or not */
+	uint32_t parts; /* commands that are not done */
+	int32_t failure;
+	bool whole;    /* nothing more to split */
+	bool flushing; /* the flush that stands in for FUA */
+	bool no_done;  /* a blocking call */
+};
+
+struct command {
+	struct link_call call;
+	struct gmb_request *request;
+	struct list_node node; /* client.replays or client.free_commands */
+};
+
+/* One attempt to connect. */
+struct dial {
+	struct ring_op op;
+	const struct nbd_uri *uri;
+	uint64_t timeout_ns;
+	int abort_fd;
+	int fd; /* the result */
+	struct error error;
+	void (*done)(struct dial *dial, int err);
+};
+
+enum connection_state {
+	CONNECTION_IDLE, /* nothing there and nothing planned */
+	CONNECTION_BACKOFF,
+	CONNECTION_DIALING,
+	CONNECTION_NEGOTIATING,
+	CONNECTION_READY,
+	CONNECTION_CLOSING, /* waits for what is in flight */
+};
+
+struct connection {
+	struct gmb_client *client;
+	enum connection_state state;
+	uint32_t attempts;   /* since it was last ready */
+	bool idle;	     /* no command is awaited */
+	bool draining;	     /* the server is shutting down: no new commands (rule P127) */
+	bool leaving;	     /* closed on purpose: no reconnect */
+	struct error reason; /* why it was lost */
+
+	struct dial dial;
+	struct ring_file file;
+	struct ring_op recv_op; /* receive, or poll while nothing is awaited */
+	struct ring_op send_op;
+	struct ring_op timer_op; /* back-off, handshake limit, or silence limit */
+	uint64_t heard_ns;	 /* when bytes came last, or requests began to wait */
+	uint64_t handshake_deadline_ns;
+
+	struct negotiation *negotiation; /* kept: the link uses its facts */
+	uint8_t hello[CONNECTION_HELLO_BYTES];
+	size_t hello_at;
+	size_t hello_bytes;
+
+	struct link link;
+	size_t in_bytes; /* laid out in the receive that is under way */
+	struct msghdr in;
+	struct msghdr out;
+	struct iovec out_iov[LINK_IOV_MAX];
+};
+
+enum client_state {
+	CLIENT_OPENING, /* the first connection is being made: failures are final */
+	CLIENT_OPEN,
+	CLIENT_DEAD,	/* gave up: requests fail */
+	CLIENT_CLOSING, /* connections end */
+};
+
+struct gmb_client {
+	struct list_node node; /* queue.clients */
+	struct gmb_queue *queue;
+	enum client_state state;
+	char *uri_text;
+	struct nbd_uri uri;
+	struct gmb_options options; /* defaults filled in */
+	struct error trouble;	    /* why it is dead, or what was lost last */
+	struct negotiation_facts *facts;
+	uint64_t lost_ns; /* when the last connection was lost; 0 = one is there */
+
+	struct connection *connections[CLIENT_CONNECTIONS_MAX];
+	uint32_t connections_wanted;
+
+	struct list_node waiting; /* requests that are not wholly split, in order */
+	struct list_node replays; /* commands without a connection, in order */
+	struct list_node free_commands;
+	struct command *commands;
+	uint32_t requests_in_flight;
+
+	struct gmb_stats stats;
+	const struct gmb_request *explained; /* whose failure the text is about */
+	char explanation[LINK_TEXT_BYTES];
+};
+
+/* --- queue.c ---------------------------------------------------------------------------------- */
+
+/* One round: sends what there is, waits (limit_ns; 0 = no, UINT64_MAX = no limit), runs callbacks.
+ * For blocking calls. */
+void queue_round(struct gmb_queue *queue, uint64_t limit_ns);
+
+/* Calls done of a request whose result is set. */
+void queue_tell(struct gmb_queue *queue, struct gmb_request *request);
+
+/* --- request.c -------------------------------------------------------------------------------- */
+
+struct request_state *request_state(struct gmb_request *request);
+/* The next command of a request, filled in a free one; false when it is wholly split. */
+bool request_split(struct gmb_client *client, struct gmb_request *request, struct command *command);
+/* A command has ended. text: what the server said, or "". */
+void request_command_done(struct gmb_client *client, struct command *command, const char *text);
+void request_hole(struct command *command, uint64_t offset, uint64_t length);
+void request_extent(struct command *command, uint64_t length, uint32_t flags);
+/* What a command that will be sent again had collected does not count. */
+void request_command_again(struct command *command);
+/* The request ends with err as soon as its commands are back. */
+void request_fail(struct gmb_client *client, struct gmb_request *request, int err);
+
+/* --- client.c --------------------------------------------------------------------------------- */
+
+uint32_t client_capabilities(const struct gmb_client *client);
+/* Hands commands to connections, as far as they have room. */
+void client_dispatch(struct gmb_client *client);
+/* A connection is usable; returns 0, or why it must not be used. */
+int client_connection_ready(
+	struct gmb_client *client, struct connection *connection, struct error *error);
+/* A connection is gone, its commands are on replays; reason is in it. */
+void client_connection_lost(struct gmb_client *client, struct connection *connection);
+/* The time limit of a lost client may have come. */
+void client_check_deadline(struct gmb_client *client);
+uint32_t client_ready_count(const struct gmb_client *client);
+void client_event(struct gmb_client *client, enum gmb_event event, const char *text);
+
+/* --- connection.c ----------------------------------------------------------------------------- */
+
+int connection_create(struct gmb_client *client, struct connection **connection_out);
+/* Must be idle. */
+void connection_destroy(struct connection *connection);
+/* Connects now, or after a delay. */
+void connection_start(struct connection *connection, uint64_t delay_ns);
+/* Sends what its link holds, and sees to it that a receive is under way. */
+void connection_flush(struct connection *connection);
+/* Ends it, politely if it is ready; it is idle some turns later and does not come back. */
+void connection_leave(struct connection *connection);
+bool connection_has_room(const struct connection *connection);
+
+/* --- dial.c ----------------------------------------------------------------------------------- */
+
+/* uri and what done needs must stay until done is called; then fd is the caller's, or error says
+ * why there is none. */
+void dial_start(struct dial *dial, struct ring *ring, const struct nbd_uri *uri,
+	uint64_t timeout_ns, void (*done)(struct dial *dial, int err));
+/* Makes it end soon, with -ECANCELED or what happened first. */
+void dial_abort(struct dial *dial);
+
+/* Copies an error into the public form. */
+void error_export(struct gmb_error *out, const struct error *error);

@@ -1,0 +1,584 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * One connection, from dialing to its end:
+ *
+ *   IDLE ─▶ (BACKOFF) ─▶ DIALING ─▶ NEGOTIATING ─▶ READY ─▶ CLOSING ─▶ IDLE, or BACKOFF again
+ *
+ * CLOSING waits until the kernel has given back every buffer: only then may commands go elsewhere.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/client_private.h"
+
+#define NS_PER_MS UINT64_C(1000000)
+
+/* Receives in a row before others have their turn. */
+enum { RECEIVES_MAX = 16 };
+
+static void receive_next(struct connection *connection);
+static void negotiate(struct connection *connection);
+
+int connection_create(struct gmb_client *client, struct connection **connection_out)
+{
+	struct connection *connection = calloc(1, sizeof(*connection));
+
+	if (connection == NULL) {
+		return -ENOMEM;
+	}
+	connection->client = client;
+	connection->file = (struct ring_file){ .fd = -1, .slot = -1 };
+	*connection_out = connection;
+	return 0;
+}
+
+void connection_destroy(struct connection *connection)
+{
+	if (connection != NULL) {
+		GMB_ASSERT(connection->state == CONNECTION_IDLE);
+		free(connection);
+	}
+}
+
+static struct ring *ring_of(const struct connection *connection)
+{
+	return connection->client->queue->ring;
+}
+
+bool connection_has_room(const struct connection *connection)
+{
+	return connection->state == CONNECTION_READY && !connection->draining &&
+	       connection->link.call_count < connection->client->options.depth;
+}
+
+/* --- the end ------------------------------------------------------------------------------- */
+
+/* Commands that the server did not answer go back to the client, before those that wait. */
+static void give_back_commands(struct connection *connection)
+{
+	struct gmb_client *client = connection->client;
+	struct list_node *before = client->replays.next;
+	struct link_call *call;
+	bool was_sent;
+
+	while ((call = link_take_back(&connection->link, &was_sent)) != NULL) {
+		struct command *command = container_of(call, struct command, call);
+
+		request_command_again(command);
+		client->stats.commands_replayed += was_sent;
+		list_insert_before(before, &command->node);
+	}
+	client->stats.bytes_moved += connection->link.moved_bytes;
+	link_fini(&connection->link);
+	memset(&connection->link, 0, sizeof(connection->link));
+}
+
+static bool anything_in_flight(const struct connection *connection)
+{
+	return connection->recv_op.in_flight || connection->send_op.in_flight ||
+	       connection->timer_op.in_flight || connection->dial.op.in_flight;
+}
+
+/* The last step of CLOSING. */
+static void closing_step(struct connection *connection)
+{
+	struct ring *ring = ring_of(connection);
+
+	GMB_ASSERT(connection->state == CONNECTION_CLOSING);
+	if (anything_in_flight(connection)) {
+		return;
+	}
+	if (connection->file.fd >= 0) {
+		int fd = connection->file.fd;
+
+		ring_file_remove(ring, &connection->file);
+		ring_socket_close(ring, fd);
+		connection->file = (struct ring_file){ .fd = -1, .slot = -1 };
+	}
+	if (connection->link.handler != NULL) {
+		give_back_commands(connection);
+	}
+	negotiation_destroy(connection->negotiation);
+	connection->negotiation = NULL;
+	connection->draining = false;
+	connection->state = CONNECTION_IDLE;
+	if (!connection->leaving) {
+		client_connection_lost(connection->client, connection);
+	}
+	connection->leaving = false;
+}
+
+/* Ends whatever goes on; connection->reason says why. */
+static void begin_closing(struct connection *connection)
+{
+	struct ring *ring = ring_of(connection);
+
+	if (connection->state == CONNECTION_CLOSING || connection->state == CONNECTION_IDLE) {
+		return;
+	}
+	connection->state = CONNECTION_CLOSING;
+	if (connection->file.fd >= 0) {
+		ring_socket_shutdown(ring, connection->file);
+	}
+	ring_cancel(ring, &connection->timer_op);
+	if (connection->recv_op.in_flight && connection->recv_op.code == RING_POLL) {
+		ring_cancel(ring, &connection->recv_op);
+	}
+	dial_abort(&connection->dial);
+	closing_step(connection);
+}
+
+static void lose(struct connection *connection, int err, const char *why)
+{
+	if (connection->state != CONNECTION_CLOSING) {
+		char label[CONNECT_LABEL_BYTES];
+
+		error_set(&connection->reason, err, "%s: %s",
+			connect_label(label, &connection->client->uri), why);
+		begin_closing(connection);
+	}
+}
+
+static void lose_error(struct connection *connection, const struct error *error)
+{
+	lose(connection, error->code, error->text);
+}
+
+/* --- time limits --------------------------------------------------------------------------- */
+
+static void timer_done(struct ring_op *op, int result);
+
+static void timer_set(struct connection *connection, uint64_t delay_ns)
+{
+	ring_timer(ring_of(connection), &connection->timer_op, delay_ns, timer_done);
+}
+
+static void silence_check(struct connection *connection)
+{
+	uint64_t limit_ns = connection->client->options.request_timeout_ms * NS_PER_MS;
+	uint64_t silent_ns = ring_now_ns(ring_of(connection)) - connection->heard_ns;
+
+	if (connection->link.call_count == 0) {
+		return; /* set again when commands are sent */
+	}
+	if (silent_ns < limit_ns) {
+		timer_set(connection, limit_ns - silent_ns);
+	} else {
+		lose(connection, -ETIMEDOUT, "the server has not answered for too long");
+	}
+}
+
+static void dial(struct connection *connection);
+
+static void timer_done(struct ring_op *op, int result)
+{
+	struct connection *connection = container_of(op, struct connection, timer_op);
+
+	GMB_UNUSED(result);
+	switch (connection->state) {
+	case CONNECTION_CLOSING:
+		closing_step(connection);
+		break;
+	case CONNECTION_BACKOFF:
+		dial(connection);
+		break;
+	case CONNECTION_NEGOTIATING:
+		if (ring_now_ns(ring_of(connection)) >= connection->handshake_deadline_ns) {
+			lose(connection, -ETIMEDOUT, "the server does not finish the handshake");
+		}
+		break;
+	case CONNECTION_READY:
+		silence_check(connection);
+		break;
+	case CONNECTION_IDLE:
+	case CONNECTION_DIALING:
+		break;
+	}
+}
+
+/* --- receiving ----------------------------------------------------------------------------- */
+
+static void poll_done(struct ring_op *op, int result)
+{
+	struct connection *connection = container_of(op, struct connection, recv_op);
+
+	GMB_UNUSED(result);
+	if (connection->state == CONNECTION_CLOSING) {
+		closing_step(connection);
+	} else {
+		receive_next(connection);
+	}
+}
+
+/* Takes the result of a receive into the last layout. False when there is nothing more to do. */
+static bool received(struct connection *connection, ssize_t got)
+{
+	struct error error = { 0 };
+	int err;
+
+	if (got == -EINTR || got == -EAGAIN) {
+		link_input_drop(&connection->link);
+		return false;
+	}
+	if (got <= 0) {
+		link_input_drop(&connection->link);
+		lose(connection, got == 0 ? -ECONNRESET : (int)got,
+			got == 0 ? "the server closed the connection" : strerror((int)-got));
+		return false;
+	}
+	connection->heard_ns = ring_batch_ns(ring_of(connection));
+	err = link_received(&connection->link, (size_t)got, &error);
+	if (err != 0) {
+		lose_error(connection, &error);
+		return false;
+	}
+	if (connection->draining && connection->link.call_count == 0) {
+		lose(connection, -ESHUTDOWN, "the server is shutting down");
+		return false;
+	}
+	/* A full layout means that there may be more. */
+	return (size_t)got == connection->in_bytes && connection->link.call_count > 0;
+}
+
+static bool lay_out(struct connection *connection)
+{
+	const struct iovec *iov;
+	uint32_t count;
+	bool whole;
+
+	iov = link_input(&connection->link, &count, &connection->in_bytes, &whole);
+	connection->in = (struct msghdr){
+		.msg_iov = (struct iovec *)(uintptr_t)iov,
+		.msg_iovlen = count,
+	};
+	return whole;
+}
+
+/* Receives what is there, without waiting. */
+static void receive_next(struct connection *connection)
+{
+	for (int i = 0; i < RECEIVES_MAX; i++) {
+		(void)lay_out(connection);
+		if (!received(connection, ring_recvmsg_now(ring_of(connection), connection->file,
+						  &connection->in))) {
+			break;
+		}
+	}
+}
+
+static void recv_done(struct ring_op *op, int result)
+{
+	struct connection *connection = container_of(op, struct connection, recv_op);
+
+	if (connection->state == CONNECTION_CLOSING) {
+		link_input_drop(&connection->link);
+		closing_step(connection);
+	} else if (received(connection, result)) {
+		receive_next(connection);
+	}
+}
+
+/* Sees to it that we hear of the next bytes. */
+static void receive_arm(struct connection *connection)
+{
+	struct ring *ring = ring_of(connection);
+
+	if (connection->recv_op.in_flight) {
+		return;
+	}
+	if (connection->link.call_count == 0) {
+		/* Where the next payload goes is not known yet. */
+		ring_poll(ring, &connection->recv_op, connection->file.fd, POLLIN, poll_done);
+	} else {
+		bool whole = lay_out(connection);
+
+		ring_recvmsg(ring, &connection->recv_op, connection->file, &connection->in, whole,
+			recv_done);
+	}
+}
+
+/* --- sending ------------------------------------------------------------------------------- */
+
+static void send_done(struct ring_op *op, int result)
+{
+	struct connection *connection = container_of(op, struct connection, send_op);
+
+	if (connection->state == CONNECTION_CLOSING) {
+		closing_step(connection);
+	} else if (result >= 0) {
+		link_sent(&connection->link, (size_t)result);
+	} else if (result != -EINTR && result != -EAGAIN) {
+		lose(connection, result, strerror(-result));
+	}
+}
+
+static void send_some(struct connection *connection)
+{
+	struct ring *ring = ring_of(connection);
+
+	while (connection->state == CONNECTION_READY && !connection->send_op.in_flight) {
+		uint32_t count = link_output(&connection->link, connection->out_iov, LINK_IOV_MAX);
+		ssize_t sent;
+
+		if (count == 0) {
+			break;
+		}
+		connection->out = (struct msghdr){
+			.msg_iov = connection->out_iov,
+			.msg_iovlen = count,
+		};
+		sent = ring_sendmsg_now(ring, connection->file, &connection->out);
+		if (sent >= 0) {
+			link_sent(&connection->link, (size_t)sent);
+		} else if (sent == -EAGAIN) {
+			ring_sendmsg(ring, &connection->send_op, connection->file, &connection->out,
+				send_done);
+		} else if (sent != -EINTR) {
+			lose(connection, (int)sent, strerror((int)-sent));
+		}
+	}
+}
+
+void connection_flush(struct connection *connection)
+{
+	if (connection->state != CONNECTION_READY) {
+		return;
+	}
+	if (connection->link.call_count == 0) {
+		connection->idle = true;
+	} else if (connection->idle) {
+		connection->idle = false;
+		connection->heard_ns = ring_now_ns(ring_of(connection));
+	}
+	if (!connection->idle && !connection->timer_op.in_flight) {
+		timer_set(connection, connection->client->options.request_timeout_ms * NS_PER_MS);
+	}
+	send_some(connection);
+	if (connection->state == CONNECTION_READY) {
+		receive_arm(connection);
+	}
+}
+
+/* --- what the link tells ------------------------------------------------------------------- */
+
+static void call_done(struct link *link, struct link_call *call)
+{
+	struct connection *connection = container_of(link, struct connection, link);
+	struct gmb_client *client = connection->client;
+	struct command *command = container_of(call, struct command, call);
+
+	if (call->result == -ESHUTDOWN && client->state == CLIENT_OPEN &&
+		(client->options.flags & GMB_OPEN_NO_RECONNECT) == 0) {
+		/* Another server, or this one after its restart, will do it (rule P127). */
+		connection->draining = true;
+		request_command_again(command);
+		list_push_back(&client->replays, &command->node);
+		return;
+	}
+	request_command_done(client, command, link->text);
+}
+
+static void call_hole(struct link *link, struct link_call *call, uint64_t offset, uint64_t length)
+{
+	GMB_UNUSED(link);
+	request_hole(container_of(call, struct command, call), offset, length);
+}
+
+static void call_extent(struct link *link, struct link_call *call, uint64_t length, uint32_t flags)
+{
+	GMB_UNUSED(link);
+	request_extent(container_of(call, struct command, call), length, flags);
+}
+
+static const struct link_handler link_handler = {
+	.done = call_done,
+	.hole = call_hole,
+	.extent = call_extent,
+};
+
+/* --- handshake ----------------------------------------------------------------------------- */
+
+static void become_ready(struct connection *connection)
+{
+	struct error error = { 0 };
+	int err;
+
+	link_init(&connection->link, &link_handler, negotiation_facts(connection->negotiation),
+		ring_random(ring_of(connection)) >> 16);
+	connection->state = CONNECTION_READY;
+	connection->idle = true;
+	ring_cancel(ring_of(connection), &connection->timer_op);
+	err = client_connection_ready(connection->client, connection, &error);
+	if (err != 0) {
+		lose_error(connection, &error);
+		return;
+	}
+	connection->attempts = 0;
+}
+
+static void hello_received(struct ring_op *op, int result)
+{
+	struct connection *connection = container_of(op, struct connection, recv_op);
+	struct error error = { 0 };
+
+	if (connection->state == CONNECTION_CLOSING) {
+		closing_step(connection);
+		return;
+	}
+	if (result > 0) {
+		connection->hello_at = 0;
+		connection->hello_bytes = (size_t)result;
+	} else if (result == 0) {
+		if (negotiation_end_of_stream(connection->negotiation, &error) != 0) {
+			lose_error(connection, &error);
+			return;
+		}
+	} else if (result != -EINTR && result != -EAGAIN) {
+		lose(connection, result, strerror(-result));
+		return;
+	}
+	negotiate(connection);
+}
+
+static void hello_sent(struct ring_op *op, int result)
+{
+	struct connection *connection = container_of(op, struct connection, send_op);
+	size_t bytes;
+
+	if (connection->state == CONNECTION_CLOSING) {
+		closing_step(connection);
+		return;
+	}
+	(void)negotiation_output(connection->negotiation, &bytes);
+	if (result < 0 || (size_t)result < bytes) {
+		lose(connection, result < 0 ? result : -EPIPE,
+			result < 0 ? strerror(-result) : "the handshake was cut off");
+		return;
+	}
+	negotiation_sent(connection->negotiation);
+	negotiate(connection);
+}
+
+/* The next step: say, listen, or end. */
+static void negotiate(struct connection *connection)
+{
+	struct negotiation *negotiation = connection->negotiation;
+	struct error error = { 0 };
+	const uint8_t *output;
+	size_t bytes;
+	int took;
+
+	if (connection->hello_at < connection->hello_bytes &&
+		!negotiation_is_finished(negotiation)) {
+		took = negotiation_input(negotiation, connection->hello + connection->hello_at,
+			connection->hello_bytes - connection->hello_at, &error);
+		if (took < 0) {
+			lose_error(connection, &error);
+			return;
+		}
+		connection->hello_at += (size_t)took;
+	}
+	output = negotiation_output(negotiation, &bytes);
+	if (bytes > 0) {
+		ring_send(ring_of(connection), &connection->send_op, connection->file, output,
+			bytes, hello_sent);
+	} else if (!negotiation_is_finished(negotiation)) {
+		ring_recv(ring_of(connection), &connection->recv_op, connection->file,
+			connection->hello, sizeof(connection->hello), false, hello_received);
+	} else if (negotiation_outcome(negotiation, &error) != 0) {
+		lose_error(connection, &error);
+	} else if (connection->hello_at < connection->hello_bytes) {
+		lose(connection, -EPROTO,
+			"the server speaks after the handshake without being asked");
+	} else {
+		become_ready(connection);
+	}
+}
+
+/* --- dialing ------------------------------------------------------------------------------- */
+
+static enum nbd_reply_style style_max(const struct gmb_client *client)
+{
+	if ((client->options.flags & GMB_OPEN_SIMPLE) != 0) {
+		return NBD_REPLIES_SIMPLE;
+	}
+	return (client->options.flags & GMB_OPEN_NO_EXTENDED) != 0 ? NBD_REPLIES_STRUCTURED
+								   : NBD_REPLIES_EXTENDED;
+}
+
+static void dialed(struct dial *dial, int err)
+{
+	struct connection *connection = container_of(dial, struct connection, dial);
+	struct negotiation_options options = {
+		.export_name = connection->client->uri.export_name,
+		.style_max = style_max(connection->client),
+	};
+	struct error error = { 0 };
+
+	if (err == 0) {
+		connection->file = ring_file_add(ring_of(connection), dial->fd);
+	}
+	if (connection->state == CONNECTION_CLOSING) {
+		closing_step(connection);
+		return;
+	}
+	if (err != 0) {
+		/* The sentence has the address already. */
+		connection->reason = dial->error;
+		begin_closing(connection);
+		return;
+	}
+	err = negotiation_create(&options, &connection->negotiation, &error);
+	if (err != 0) {
+		lose_error(connection, &error);
+		return;
+	}
+	connection->state = CONNECTION_NEGOTIATING;
+	connection->hello_at = 0;
+	connection->hello_bytes = 0;
+	timer_set(connection, connection->client->options.connect_timeout_ms * NS_PER_MS);
+	connection->handshake_deadline_ns =
+		ring_now_ns(ring_of(connection)) +
+		connection->client->options.connect_timeout_ms * NS_PER_MS;
+	negotiate(connection);
+}
+
+static void dial(struct connection *connection)
+{
+	connection->state = CONNECTION_DIALING;
+	dial_start(&connection->dial, ring_of(connection), &connection->client->uri,
+		connection->client->options.connect_timeout_ms * NS_PER_MS, dialed);
+}
+
+void connection_start(struct connection *connection, uint64_t delay_ns)
+{
+	GMB_ASSERT(connection->state == CONNECTION_IDLE);
+	connection->leaving = false;
+	if (delay_ns == 0) {
+		dial(connection);
+	} else {
+		connection->state = CONNECTION_BACKOFF;
+		timer_set(connection, delay_ns);
+	}
+}
+
+void connection_leave(struct connection *connection)
+{
+	if (connection->state == CONNECTION_IDLE) {
+		return;
+	}
+	connection->leaving = true;
+	if (connection->state == CONNECTION_READY && connection->link.call_count == 0) {
+		uint8_t bytes[32];
+		struct iovec iov = { .iov_base = bytes };
+		struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1 };
+
+		/* 32 bytes fit in the buffer of an idle connection, or it is not worth waiting. */
+		iov.iov_len = link_farewell(&connection->link, bytes);
+		(void)!ring_sendmsg_now(ring_of(connection), connection->file, &message);
+		ring_socket_shutdown_send(ring_of(connection), connection->file);
+	}
+	begin_closing(connection);
+}

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/client_private.h"
+
+enum { ENTRIES_DEFAULT = 256, ENTRIES_MAX = 4096, REGIONS_MAX = 256 };
+
+const char *gmb_version(void)
+{
+	return GMBLOCK_VERSION;
+}
+
+void error_export(struct gmb_error *out, const struct error *error)
+{
+	if (out != NULL) {
+		out->code = error->code;
+		snprintf(out->text, sizeof(out->text), "%.*s", (int)sizeof(out->text) - 1,
+			error->text);
+	}
+}
+
+int gmb_queue_create(const struct gmb_queue_options *options, struct gmb_queue **queue_out,
+	struct gmb_error *error)
+{
+	struct ring_options ring_options = {
+		.entries = ENTRIES_DEFAULT, .files_max = 64, .buffers_max = REGIONS_MAX
+	};
+	struct gmb_queue *queue;
+	struct error reason;
+	int err;
+
+	if (options != NULL && options->entries != 0) {
+		ring_options.entries = options->entries;
+	}
+	if (ring_options.entries > ENTRIES_MAX) {
+		err = error_set(&reason, -EINVAL, "a queue has at most %d entries, not %u",
+			ENTRIES_MAX, ring_options.entries);
+		error_export(error, &reason);
+		return err;
+	}
+	queue = calloc(1, sizeof(*queue));
+	if (queue == NULL) {
+		err = error_set(&reason, -ENOMEM, "out of memory for a queue");
+		error_export(error, &reason);
+		return err;
+	}
+	err = ring_create(&ring_options, &queue->ring, &reason);
+	if (err != 0) {
+		error_export(error, &reason);
+		free(queue);
+		return err;
+	}
+	list_init(&queue->clients);
+	list_init(&queue->ended);
+	*queue_out = queue;
+	return 0;
+}
+
+int gmb_queue_destroy(struct gmb_queue *queue)
+{
+	if (queue == NULL) {
+		return 0;
+	}
+	if (!list_is_empty(&queue->clients) || queue->inside) {
+		return -EBUSY;
+	}
+	while (atomic_load(&queue->wake_posted)) {
+		(void)ring_turn(queue->ring, true); /* its message is still on the way */
+	}
+	ring_destroy(queue->ring);
+	free(queue);
+	return 0;
+}
+
+/* --- the loop ------------------------------------------------------------------------------ */
+
+static void wake_deliver(struct ring *ring, struct ring_message *message)
+{
+	struct gmb_queue *queue = container_of(message, struct gmb_queue, wake);
+
+	GMB_UNUSED(ring);
+	atomic_store(&queue->wake_posted, false);
+	queue->woken = true;
+}
+
+void gmb_queue_wake(struct gmb_queue *queue)
+{
+	if (!atomic_exchange(&queue->wake_posted, true)) {
+		queue->wake.deliver = wake_deliver;
+		ring_post(queue->ring, &queue->wake);
+	}
+}
+
+int gmb_queue_fd(const struct gmb_queue *queue)
+{
+	return ring_poll_fd(queue->ring);
+}
+
+void queue_tell(struct gmb_queue *queue, struct gmb_request *request)
+{
+	bool no_done = request_state(request)->no_done;
+
+	queue->completed++;
+	request->in_flight = 0;
+	if (request->done != NULL && !no_done) {
+		bool inside = queue->inside;
+
+		queue->inside = true;
+		request->done(request);
+		queue->inside = inside;
+	}
+}
+
+/* Requests that ended without a server: told from here, so that gmb_submit() never calls back. */
+static void tell_ended(struct gmb_queue *queue)
+{
+	struct list_node batch;
+
+	/* What the callbacks submit waits for the next round. */
+	list_init(&batch);
+	while (!list_is_empty(&queue->ended)) {
+		list_push_back(&batch, list_pop_front(&queue->ended));
+	}
+	while (!list_is_empty(&batch)) {
+		struct request_state *state =
+			list_entry(list_pop_front(&batch), struct request_state, node);
+
+		queue_tell(queue, container_of((void *)state, struct gmb_request, private_space));
+	}
+}
+
+static void flush(struct gmb_queue *queue)
+{
+	list_for_each(node, &queue->clients)
+	{
+		struct gmb_client *client = list_entry(node, struct gmb_client, node);
+
+		client_dispatch(client);
+		for (uint32_t i = 0; i < CLIENT_CONNECTIONS_MAX; i++) {
+			if (client->connections[i] != NULL) {
+				connection_flush(client->connections[i]);
+			}
+		}
+	}
+}
+
+void queue_round(struct gmb_queue *queue, uint64_t limit_ns)
+{
+	flush(queue);
+	if (!list_is_empty(&queue->ended)) {
+		tell_ended(queue);
+		limit_ns = 0;
+	}
+	if (limit_ns == UINT64_MAX) {
+		(void)ring_turn(queue->ring, true);
+	} else {
+		(void)ring_turn_limited(queue->ring, limit_ns);
+	}
+}
+
+int gmb_queue_wait(struct gmb_queue *queue, int timeout_ms)
+{
+	uint64_t before = queue->completed;
+	uint64_t end_ns = 0;
+
+	if (queue->inside) {
+		return -EDEADLK;
+	}
+	if (timeout_ms > 0) {
+		end_ns = ring_now_ns(queue->ring) + (uint64_t)timeout_ms * UINT64_C(1000000);
+	}
+	for (;;) {
+		uint64_t limit_ns = UINT64_MAX;
+		uint64_t round = queue->completed;
+
+		if (timeout_ms >= 0) {
+			uint64_t now_ns = timeout_ms > 0 ? ring_now_ns(queue->ring) : 0;
+
+			limit_ns = now_ns < end_ns ? end_ns - now_ns : 0;
+		}
+		queue_round(queue, limit_ns);
+		if (queue->woken || (timeout_ms != 0 && queue->completed != before) ||
+			(limit_ns == 0 && queue->completed == round)) {
+			break;
+		}
+	}
+	if (timeout_ms == 0) {
+		/* The caller may poll the descriptor next: everything must be under way. */
+		flush(queue);
+		ring_flush(queue->ring);
+	}
+	queue->woken = false;
+	return (int)MIN(queue->completed - before, (uint64_t)INT32_MAX);
+}
+
+/* --- memory -------------------------------------------------------------------------------- */
+
+int gmb_memory_register(struct gmb_queue *queue, void *base, size_t bytes, int *id_out)
+{
+	int id;
+
+	if (base == NULL || bytes == 0) {
+		return -EINVAL;
+	}
+	id = ring_memory_add(queue->ring, base, bytes);
+	if (id < 0) {
+		return id;
+	}
+	*id_out = id;
+	return 0;
+}
+
+void gmb_memory_unregister(struct gmb_queue *queue, int id)
+{
+	ring_memory_remove(queue->ring, id);
+}

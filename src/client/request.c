@@ -1,0 +1,420 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "client/client_private.h"
+
+_Static_assert(sizeof(struct request_state) <= sizeof(((struct gmb_request *)0)->private_space),
+	"request_state");
+
+struct request_state *request_state(struct gmb_request *request)
+{
+	return (struct request_state *)(void *)request->private_space;
+}
+
+/* --- filling in ---------------------------------------------------------------------------- */
+
+void gmb_prepare_readv(
+	struct gmb_request *request, const struct iovec *iov, uint32_t iov_count, uint64_t offset)
+{
+	gmb_prepare(request, GMB_READ, offset, 0);
+	request->iov = iov;
+	request->iov_count = iov_count;
+	for (uint32_t i = 0; i < iov_count; i++) {
+		request->length += iov[i].iov_len;
+	}
+}
+
+void gmb_prepare_writev(
+	struct gmb_request *request, const struct iovec *iov, uint32_t iov_count, uint64_t offset)
+{
+	gmb_prepare_readv(request, iov, iov_count, offset);
+	request->operation = GMB_WRITE;
+}
+
+void gmb_prepare_read(struct gmb_request *request, void *buffer, size_t bytes, uint64_t offset)
+{
+	request->single = (struct iovec){ .iov_base = buffer, .iov_len = bytes };
+	gmb_prepare_readv(request, &request->single, 1, offset);
+}
+
+void gmb_prepare_write(
+	struct gmb_request *request, const void *buffer, size_t bytes, uint64_t offset)
+{
+	request->single = (struct iovec){ .iov_base = (void *)(uintptr_t)buffer, .iov_len = bytes };
+	gmb_prepare_writev(request, &request->single, 1, offset);
+}
+
+void gmb_prepare(
+	struct gmb_request *request, enum gmb_operation operation, uint64_t offset, uint64_t bytes)
+{
+	request->operation = (uint8_t)operation;
+	request->flags = 0;
+	request->offset = offset;
+	request->length = bytes;
+	request->iov = NULL;
+	request->iov_count = 0;
+	request->extents = NULL;
+	request->extents_max = 0;
+}
+
+void gmb_prepare_status(struct gmb_request *request, struct gmb_extent *extents,
+	uint32_t extents_max, uint64_t offset, uint64_t bytes)
+{
+	gmb_prepare(request, GMB_STATUS, offset, bytes);
+	request->extents = extents;
+	request->extents_max = extents_max;
+}
+
+/* --- checking ------------------------------------------------------------------------------ */
+
+static int check_operation(const struct gmb_client *client, const struct gmb_request *request)
+{
+	static const struct {
+		uint32_t flags;
+		uint32_t needs; /* capability */
+		bool writes;
+	} rules[] = {
+		[GMB_READ] = { .flags = GMB_DF },
+		[GMB_WRITE] = { .flags = GMB_FUA, .writes = true },
+		[GMB_FLUSH] = { .needs = GMB_CAN_FLUSH },
+		[GMB_TRIM] = { .flags = GMB_FUA, .needs = GMB_CAN_TRIM, .writes = true },
+		[GMB_ZERO] = { .flags = GMB_FUA | GMB_NO_HOLE | GMB_FAST_ZERO,
+			.needs = GMB_CAN_ZERO,
+			.writes = true },
+		[GMB_CACHE] = { .needs = GMB_CAN_CACHE },
+		[GMB_STATUS] = { .flags = GMB_STATUS_ONE, .needs = GMB_CAN_STATUS },
+	};
+	uint32_t can = client_capabilities(client);
+
+	if (request->operation >= ARRAY_COUNT(rules) ||
+		(request->flags & ~rules[request->operation].flags) != 0) {
+		return -EINVAL;
+	}
+	if (rules[request->operation].writes && (can & GMB_CAN_WRITE) == 0) {
+		return -EPERM;
+	}
+	if ((rules[request->operation].needs & ~can) != 0 ||
+		((request->flags & GMB_FAST_ZERO) != 0 && (can & GMB_CAN_FAST_ZERO) == 0) ||
+		((request->flags & GMB_DF) != 0 && (can & GMB_CAN_DF) == 0) ||
+		((request->flags & GMB_FUA) != 0 && (can & (GMB_CAN_FUA | GMB_CAN_FLUSH)) == 0)) {
+		return -EOPNOTSUPP;
+	}
+	return 0;
+}
+
+static int check_range(const struct gmb_client *client, const struct gmb_request *request)
+{
+	const struct negotiation_facts *facts = client->facts;
+	uint64_t block = facts->sizes_told ? facts->sizes.minimum : 1;
+	uint64_t sum = 0;
+
+	if (request->operation == GMB_FLUSH) {
+		return request->offset == 0 && request->length == 0 ? 0 : -EINVAL;
+	}
+	if (!range_inside(request->offset, request->length, facts->size) ||
+		!is_aligned(request->offset, block)) {
+		return -EINVAL;
+	}
+	if (!is_aligned(request->length, block) &&
+		request->offset + request->length != facts->size) {
+		return -EINVAL;
+	}
+	if (request->operation == GMB_STATUS && request->extents_max == 0) {
+		return -EINVAL;
+	}
+	if (request->operation != GMB_READ && request->operation != GMB_WRITE) {
+		return 0;
+	}
+	for (uint32_t i = 0; i < request->iov_count; i++) {
+		sum += request->iov[i].iov_len;
+	}
+	return sum == request->length ? 0 : -EINVAL;
+}
+
+/* --- submitting and splitting -------------------------------------------------------------- */
+
+static void end_now(struct gmb_client *client, struct gmb_request *request, int err)
+{
+	struct request_state *state = request_state(request);
+
+	request->result = err;
+	if (err == 0 && request->operation == GMB_STATUS) {
+		request->result = -EINVAL; /* an empty range has no extents */
+	}
+	client->requests_in_flight--;
+	client->stats.requests++;
+	list_push_back(&client->queue->ended, &state->node);
+}
+
+void gmb_submit(struct gmb_client *client, struct gmb_request *request)
+{
+	struct request_state *state = request_state(request);
+	int err;
+
+	GMB_ASSERT(request->in_flight == 0);
+	memset(state, 0, sizeof(*state));
+	state->client = client;
+	list_init(&state->node);
+	request->result = 0;
+	request->extent_count = 0;
+	request->in_flight = 1;
+	client->requests_in_flight++;
+	err = client->state == CLIENT_DEAD ? -ENOTCONN : check_operation(client, request);
+	if (err == 0) {
+		err = check_range(client, request);
+	}
+	if (err != 0 || (request->length == 0 && request->operation != GMB_FLUSH)) {
+		end_now(client, request, err);
+		return;
+	}
+	list_push_back(&client->waiting, &state->node);
+}
+
+/* The longest command for an operation. */
+static uint64_t part_max(const struct gmb_client *client, const struct gmb_request *request)
+{
+	const struct negotiation_facts *facts = client->facts;
+	uint64_t align = MAX(facts->sizes.preferred, facts->sizes.minimum);
+
+	switch ((enum gmb_operation)request->operation) {
+	case GMB_READ:
+	case GMB_WRITE:
+		return align_down(
+			MIN(facts->sizes.payload_max, (uint32_t)CLIENT_PAYLOAD_MAX), align);
+	case GMB_FLUSH:
+	case GMB_TRIM:
+	case GMB_ZERO:
+	case GMB_CACHE:
+	case GMB_STATUS:
+		break;
+	}
+	return facts->style == NBD_REPLIES_EXTENDED ? UINT64_MAX : align_down(UINT32_MAX, align);
+}
+
+static uint16_t wire_type(const struct gmb_request *request)
+{
+	static const uint16_t types[] = {
+		[GMB_READ] = NBD_CMD_READ,
+		[GMB_WRITE] = NBD_CMD_WRITE,
+		[GMB_FLUSH] = NBD_CMD_FLUSH,
+		[GMB_TRIM] = NBD_CMD_TRIM,
+		[GMB_ZERO] = NBD_CMD_WRITE_ZEROES,
+		[GMB_CACHE] = NBD_CMD_CACHE,
+		[GMB_STATUS] = NBD_CMD_BLOCK_STATUS,
+	};
+
+	return types[request->operation];
+}
+
+static uint16_t wire_flags(const struct gmb_client *client, const struct gmb_request *request)
+{
+	uint32_t flags = 0;
+
+	if ((request->flags & GMB_FUA) != 0 && (client_capabilities(client) & GMB_CAN_FUA) != 0) {
+		flags |= NBD_CMD_FLAG_FUA;
+	}
+	flags |= (request->flags & GMB_NO_HOLE) != 0 ? NBD_CMD_FLAG_NO_HOLE : 0;
+	flags |= (request->flags & GMB_DF) != 0 ? NBD_CMD_FLAG_DF : 0;
+	flags |= (request->flags & GMB_STATUS_ONE) != 0 ? NBD_CMD_FLAG_REQ_ONE : 0;
+	flags |= (request->flags & GMB_FAST_ZERO) != 0 ? NBD_CMD_FLAG_FAST_ZERO : 0;
+	return (uint16_t)flags;
+}
+
+bool request_split(struct gmb_client *client, struct gmb_request *request, struct command *command)
+{
+	struct request_state *state = request_state(request);
+	uint64_t left = request->length - state->split;
+	uint64_t length = MIN(left, part_max(client, request));
+
+	GMB_ASSERT(!state->whole);
+	command->request = request;
+	state->parts++;
+	if (state->flushing) {
+		command->call = (struct link_call){ .type = NBD_CMD_FLUSH };
+		state->whole = true;
+		return false;
+	}
+	command->call = (struct link_call){
+		.type = wire_type(request),
+		.flags = wire_flags(client, request),
+		.offset = request->offset + state->split,
+		.length = length,
+		.iov = request->iov,
+		.iov_count = request->iov_count,
+		.iov_skip = state->split,
+	};
+	state->split += length;
+	/* Status of a part is an answer; the caller asks for the rest. */
+	state->whole = state->split == request->length || request->operation == GMB_STATUS;
+	return !state->whole;
+}
+
+/* --- results ------------------------------------------------------------------------------- */
+
+/* All commands of the request are back and nothing more will be split. */
+static void request_end(struct gmb_client *client, struct gmb_request *request)
+{
+	struct request_state *state = request_state(request);
+
+	if (state->failure == 0 && !state->flushing && (request->flags & GMB_FUA) != 0 &&
+		(client_capabilities(client) & GMB_CAN_FUA) == 0) {
+		/* The server has no FUA: a flush after it does the same. */
+		state->flushing = true;
+		state->whole = false;
+		list_push_back(&client->waiting, &state->node);
+		return;
+	}
+	if (state->failure == 0 && request->operation == GMB_READ) {
+		client->stats.bytes_read += request->length;
+	} else if (state->failure == 0 && request->operation == GMB_WRITE) {
+		client->stats.bytes_written += request->length;
+	}
+	request->result = state->failure;
+	client->requests_in_flight--;
+	client->stats.requests++;
+	queue_tell(client->queue, request);
+}
+
+void request_fail(struct gmb_client *client, struct gmb_request *request, int err)
+{
+	struct request_state *state = request_state(request);
+
+	if (state->failure == 0) {
+		state->failure = err;
+	}
+	if (!state->whole) {
+		state->whole = true;
+		list_remove(&state->node); /* from waiting */
+	}
+	if (state->parts == 0) {
+		request_end(client, request);
+	}
+}
+
+void request_command_done(struct gmb_client *client, struct command *command, const char *text)
+{
+	struct gmb_request *request = command->request;
+	struct request_state *state = request_state(request);
+	int result = command->call.result;
+
+	list_push_back(&client->free_commands, &command->node);
+	state->parts--;
+	if (result != 0) {
+		if (state->failure == 0) {
+			client->explained = request;
+			snprintf(client->explanation, sizeof(client->explanation), "%s", text);
+		}
+		request_fail(client, request, result);
+	} else if (state->parts == 0 && state->whole) {
+		request_end(client, request);
+	}
+}
+
+/* --- extents ------------------------------------------------------------------------------- */
+
+static void extent_add(
+	struct gmb_request *request, uint64_t offset, uint64_t length, uint32_t flags)
+{
+	struct gmb_extent *last =
+		request->extent_count > 0 ? &request->extents[request->extent_count - 1] : NULL;
+
+	if (last != NULL && last->flags == flags && last->offset + last->bytes == offset) {
+		last->bytes += length;
+	} else if (request->extent_count < request->extents_max) {
+		request->extents[request->extent_count++] = (struct gmb_extent){
+			.offset = offset,
+			.bytes = length,
+			.flags = flags,
+		};
+	}
+}
+
+void request_hole(struct command *command, uint64_t offset, uint64_t length)
+{
+	extent_add(command->request, offset, length, GMB_EXTENT_HOLE | GMB_EXTENT_ZERO);
+}
+
+void request_extent(struct command *command, uint64_t length, uint32_t flags)
+{
+	struct gmb_request *request = command->request;
+	uint64_t offset = command->call.offset + command->call.covered;
+	uint32_t known = flags & (GMB_EXTENT_HOLE | GMB_EXTENT_ZERO);
+
+	/* Once one did not fit, none after it may: there must be no gap. */
+	if (request->extent_count > 0) {
+		const struct gmb_extent *last = &request->extents[request->extent_count - 1];
+
+		if (last->offset + last->bytes != offset) {
+			return;
+		}
+	}
+	extent_add(request, offset, length, known);
+}
+
+void request_command_again(struct command *command)
+{
+	struct gmb_request *request = command->request;
+	uint64_t start = command->call.offset;
+	uint32_t kept = 0;
+
+	for (uint32_t i = 0; i < request->extent_count; i++) {
+		if (request->extents[i].offset < start ||
+			request->extents[i].offset - start >= command->call.length) {
+			request->extents[kept++] = request->extents[i];
+		}
+	}
+	request->extent_count = kept;
+}
+
+/* --- words --------------------------------------------------------------------------------- */
+
+static const char *reason_text(const struct gmb_client *client, const struct gmb_request *request)
+{
+	switch (-request->result) {
+	case 0:
+		return "success";
+	case EINVAL:
+		return "not possible there: outside the export, not in whole blocks, or with flags "
+		       "that do not belong to the operation";
+	case EOPNOTSUPP:
+		return "the server does not offer this operation";
+	case EPERM:
+		return "the export is read-only";
+	case ENOTCONN:
+		return client->trouble.text[0] != '\0' ? client->trouble.text
+						       : "there is no connection any more";
+	default:
+		return strerror(-request->result);
+	}
+}
+
+const char *gmb_explain(const struct gmb_client *client, const struct gmb_request *request,
+	char *text, size_t text_bytes)
+{
+	static const char *const names[] = {
+		[GMB_READ] = "read",
+		[GMB_WRITE] = "write",
+		[GMB_FLUSH] = "flush",
+		[GMB_TRIM] = "trim",
+		[GMB_ZERO] = "zero",
+		[GMB_CACHE] = "cache",
+		[GMB_STATUS] = "block status",
+	};
+	const char *name =
+		request->operation < ARRAY_COUNT(names) ? names[request->operation] : "request";
+	bool said = client->explained == request && client->explanation[0] != '\0' &&
+		    request->result != 0;
+	char range[80] = "";
+
+	if (request->operation != GMB_FLUSH) {
+		snprintf(range, sizeof(range), " of %llu bytes at %llu",
+			(unsigned long long)request->length, (unsigned long long)request->offset);
+	}
+	snprintf(text, text_bytes, "%s: %s%s: %s%s%s%s", client->uri_text, name, range,
+		reason_text(client, request), said ? " (the server says: \"" : "",
+		said ? client->explanation : "", said ? "\")" : "");
+	return text;
+}
