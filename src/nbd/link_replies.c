@@ -92,8 +92,8 @@ int link_finish(struct link *link, struct link_call *call, struct error *error)
 
 static int sent_twice(struct error *error)
 {
-	return error_set(error, -EPROTO,
-		"the server sends the same bytes of one read twice (rule P90)");
+	return error_set(
+		error, -EPROTO, "the server sends the same bytes of one read twice (rule P90)");
 }
 
 /* Where start would be inserted: the first interval that ends at or after it. */
