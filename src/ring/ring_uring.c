@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <liburing.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -22,6 +23,8 @@ enum {
 	FILES_DEFAULT = 4096,
 	BUFFERS_DEFAULT = 256,
 	CQ_FACTOR = 4,
+	/* Some microseconds of looking between two offers of the processor to others. */
+	SPIN_LOOKS = 128,
 };
 
 /* The kernel reads a timer's argument straight from the op. */
@@ -62,7 +65,8 @@ static unsigned setup_flags(const struct ring_features *features)
 	unsigned flags = IORING_SETUP_CLAMP | IORING_SETUP_CQSIZE;
 
 	if (features->defer_taskrun) {
-		flags |= IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;
+		flags |= IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN |
+			 IORING_SETUP_TASKRUN_FLAG;
 	} else if (features->single_issuer) {
 		flags |= IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_COOP_TASKRUN;
 	}
@@ -224,7 +228,6 @@ int ring_create(const struct ring_options *options, struct ring **ring_out, stru
 		ring_destroy(ring);
 		return error_set(error, result, "cannot create an eventfd: %s", strerror(-result));
 	}
-	ring->spin_ns = options->spin_ns;
 	ring->random_state = options->seed != 0 ? options->seed : ring_now_ns(ring) | 1;
 	result = ring_init(ring, options, error);
 	if (result < 0) {
@@ -312,6 +315,11 @@ void ring_set_patience(struct ring *ring, uint32_t count, uint64_t max_wait_ns)
 
 	ring->patience_count = patient ? count : 0;
 	ring->patience_us = (uint32_t)MIN(max_wait_ns / 1000, UINT64_C(1000000));
+}
+
+void ring_set_spin(struct ring *ring, uint64_t spin_ns)
+{
+	ring->spin_ns = spin_ns;
 }
 
 void ring_set_batch_end(struct ring *ring, ring_batch_end_fn *fn, void *context)
@@ -444,38 +452,85 @@ static int enter_limited(struct ring *ring, uint64_t limit_ns)
 	return io_uring_submit_and_wait_timeout(&ring->uring, &cqe, 1, &limit, NULL);
 }
 
+static inline void relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ volatile("yield");
+#endif
+}
+
+/* Seen without a system call: a completion, or work that will make one once we enter the kernel. */
+static bool has_news(const struct ring *ring)
+{
+	unsigned flags = __atomic_load_n(ring->uring.sq.kflags, __ATOMIC_RELAXED);
+
+	return io_uring_cq_ready(&ring->uring) > 0 ||
+	       (flags & (IORING_SQ_TASKRUN | IORING_SQ_CQ_OVERFLOW)) != 0;
+}
+
+/* Looks for completions for up to spin_ns, letting others run now and then. True when some came. */
+static bool spin(struct ring *ring)
+{
+	uint64_t now_ns = ring_now_ns(ring);
+	uint64_t end_ns = now_ns + ring->spin_ns;
+
+	while (now_ns < end_ns) {
+		for (int looks = 0; looks < SPIN_LOOKS && !has_news(ring); looks++) {
+			relax();
+		}
+		if (!has_news(ring)) {
+			sched_yield();
+		} else if (io_uring_cq_ready(&ring->uring) == 0) {
+			ring->counters.enters++;
+			(void)io_uring_get_events(&ring->uring);
+		}
+		if (io_uring_cq_ready(&ring->uring) > 0) {
+			return true;
+		}
+		now_ns = ring_now_ns(ring);
+	}
+	return false;
+}
+
+static int enter_spinning(struct ring *ring)
+{
+	int result = 0;
+
+	if (io_uring_sq_ready(&ring->uring) > 0 || has_news(ring)) {
+		ring->counters.enters++;
+		result = io_uring_submit_and_get_events(&ring->uring);
+	}
+	if (result < 0 || io_uring_cq_ready(&ring->uring) > 0 || spin(ring)) {
+		return result;
+	}
+	ring->counters.enters++;
+	ring->counters.waits++;
+	return io_uring_submit_and_wait(&ring->uring, 1);
+}
+
 static void enter(struct ring *ring, bool wait, uint64_t limit_ns)
 {
+	bool spins = wait && limit_ns == UINT64_MAX && ring->spin_ns > 0;
 	int result;
 
-	ring->counters.enters++;
-	if (wait && limit_ns != UINT64_MAX) {
+	ring->counters.enters += !spins;
+	if (!wait) {
+		result = io_uring_submit_and_get_events(&ring->uring);
+	} else if (limit_ns != UINT64_MAX) {
 		ring->counters.waits++;
 		result = enter_limited(ring, limit_ns);
-	} else if (wait) {
+	} else if (spins) {
+		result = enter_spinning(ring);
+	} else {
 		ring->counters.waits++;
 		result = ring->patience_count > 1 ? enter_patiently(ring)
 						  : io_uring_submit_and_wait(&ring->uring, 1);
-	} else {
-		result = io_uring_submit_and_get_events(&ring->uring);
 	}
 	/* -EINTR: a signal; -EBUSY and -EAGAIN: completions must be taken first. We come back. */
 	GMB_ASSERT(result >= 0 || result == -EINTR || result == -EBUSY || result == -EAGAIN ||
 		   result == -ETIME);
-}
-
-/* Looks for completions without blocking for up to spin_ns. True when some came. */
-static bool spin(struct ring *ring)
-{
-	uint64_t end = ring_now_ns(ring) + ring->spin_ns;
-
-	do {
-		enter(ring, false, 0);
-		if (io_uring_cq_ready(&ring->uring) > 0) {
-			return true;
-		}
-	} while (ring_now_ns(ring) < end);
-	return false;
 }
 
 static int turn(struct ring *ring, bool wait, uint64_t limit_ns)
@@ -484,14 +539,7 @@ static int turn(struct ring *ring, bool wait, uint64_t limit_ns)
 	struct ring_op *op;
 	int count = 0;
 
-	if (ring->deferred.head != NULL) {
-		wait = false;
-	}
-	if (wait && ring->spin_ns > 0 && io_uring_cq_ready(&ring->uring) == 0 && spin(ring)) {
-		wait = false;
-	} else {
-		enter(ring, wait, limit_ns);
-	}
+	enter(ring, wait && ring->deferred.head == NULL, limit_ns);
 	ring_op_queue_take(&ring->deferred, &batch);
 	collect_completions(ring, &batch);
 	ring->batch_ns = ring_now_ns(ring);
