@@ -1,20 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * When a busy reactor should let requests gather before it wakes.
+ * How a reactor should wait for the next requests. Three ways, none of which is the best for all:
  *
- * A client that keeps many requests in flight sends each with a system call of its own; a server
- * that sleeps in between is woken by every few of them, which costs the client more than the
- * request does (on two virtual CPUs, 4 KiB reads at depth 64: 74 k IOPS with a wake-up for every
- * fifth request, 93 k with waits of 50 to 80 µs). With few requests in flight the same wait would
- * only add latency. How many there are cannot be seen from here, so it is tried:
+ *   SLEEP   until something happens. Costs nothing while nothing does.
+ *   GATHER  asleep for a while longer, until several requests are there. For clients that keep many
+ *           in flight and would else pay for waking us with every few they send.
+ *   SPIN    look for a while before sleeping. For clients that send one request and wait for it:
+ *           waking an idle CPU can take longer than everything else a request needs.
  *
- *   IMPATIENT ── a window of requests, some of them together ──▶ TRIAL ── not slower ──▶ PATIENT
- *       ▲                                                         │ slower
- *       │◀────────────── wait longer before the next trial ◀──────┘
- *       └◀────────────── after some windows: look again ◀─────────────────────────────── PATIENT
+ * How many requests a client keeps in flight, how long it thinks and what a wake-up costs on this
+ * machine cannot be seen from here, so it is tried:
  *
- * A trial alternates windows with and without waiting, because the rate of one window says little
- * on a machine that does other things, too.
+ *   SLEEPING ── a window of requests ──▶ TRYING a way ── it pays ──▶ HOLDING it
+ *       ▲                                     │ it does not             │ some windows later, or
+ *       │◀── longer before the next trial ◀───┘                         │ other traffic: try again
+ *       └◀───────────────────────── a pause in the traffic ◀────────────┘
+ *
+ * A trial alternates windows with and without the way, because the rate of one window says little
+ * on a machine that does other things, too. A trial that was lost is void as soon as requests take
+ * much longer than they did then: whether client and server share a CPU changes what a wake-up
+ * costs by tens of microseconds, and the scheduler moves them. Spinning takes processor time from
+ * others, so it must gain more to be held. docs/design/0005-waiting.md has the measurements.
  *
  * Threading: one object belongs to one reactor. Ownership: plain data. Errors: none.
  */
@@ -22,30 +28,40 @@
 
 #include "base/compiler.h"
 
-enum patience_state { PATIENCE_IMPATIENT, PATIENCE_TRIAL, PATIENCE_PATIENT };
+enum patience_way { PATIENCE_SLEEP, PATIENCE_GATHER, PATIENCE_SPIN, PATIENCE_WAY_COUNT };
+
+enum patience_state { PATIENCE_SLEEPING, PATIENCE_TRYING, PATIENCE_HOLDING };
 
 enum {
-	PATIENCE_WAIT_NS = 60000,	   /* the longest a request waits for company */
-	PATIENCE_GATHER_MAX = 64,	   /* completions that end the wait at once */
-	PATIENCE_WINDOW_REQUESTS = 256,	   /* what one rate is measured over */
-	PATIENCE_TRIAL_WINDOWS = 32,	   /* half of them with waiting */
-	PATIENCE_HOLD_WINDOWS = 512,	   /* between two trials while waiting pays */
-	PATIENCE_BACKOFF_WINDOWS_MIN = 16, /* ... and after the first that it lost */
-	PATIENCE_BACKOFF_WINDOWS_MAX = 1024,
+	PATIENCE_GATHER_NS = 60000,	  /* the longest a request waits for company */
+	PATIENCE_GATHER_MAX = 64,	  /* completions that end that wait at once */
+	PATIENCE_SPIN_NS = 50000,	  /* the longest look before sleeping */
+	PATIENCE_WINDOW_REQUESTS = 64,	  /* what one rate is measured over */
+	PATIENCE_WINDOW_REQUESTS_MIN = 8, /* ... or these, if they took long enough */
+	PATIENCE_TRIAL_WINDOWS = 12,	  /* half of them with the way that is tried */
+	PATIENCE_HOLD_WINDOWS = 2048,	  /* between two trials of a way that pays */
+	/* Gathering: its gain is smaller and so is what a wrong choice costs. */
+	PATIENCE_WINDOW_REQUESTS_GATHER = 256,
+	PATIENCE_TRIAL_WINDOWS_GATHER = 32,
+	PATIENCE_HOLD_WINDOWS_GATHER = 512,
+	PATIENCE_BACKOFF_WINDOWS_MIN = 32, /* sleeping, after the first trial that was lost */
+	PATIENCE_BACKOFF_WINDOWS_MAX = 4096,
 };
 
 struct patience {
 	enum patience_state state;
+	enum patience_way way; /* being tried or held */
 	uint64_t window_start_ns;
 	uint32_t window_requests;
 	uint32_t window_turns; /* turns that brought requests */
 	uint32_t windows_left; /* until the state is questioned */
 	uint32_t backoff_windows;
-	uint64_t trial_ns[2]; /* time of the trial's windows, without and with waiting */
+	uint64_t trial_ns[2]; /* time of the trial's windows, without and with the way */
+	uint64_t trial_requests[2];
+	uint64_t lost_ns; /* a request's time asleep when the last trial was lost, or 0 */
 };
 
 void patience_init(struct patience *patience);
 
-/* Told after every turn how many requests it brought. Returns how long the next waits may let work
- * gather, in ns; 0: not at all. */
-uint64_t patience_turn(struct patience *patience, uint64_t now_ns, uint32_t requests);
+/* Told after every turn how many requests it brought. Returns how to wait for the next. */
+enum patience_way patience_turn(struct patience *patience, uint64_t now_ns, uint32_t requests);

@@ -126,14 +126,16 @@ static bool join_ending(struct nbd_service *service)
 	return joined;
 }
 
-static void set_patience(struct nbd_service *service)
+static void choose_wait(struct nbd_service *service)
 {
 	uint64_t taken = service->counters.requests - service->turn_requests;
-	uint64_t wait_ns =
+	enum patience_way way =
 		patience_turn(&service->patience, ring_batch_ns(service->ring), (uint32_t)taken);
 
 	service->turn_requests = service->counters.requests;
-	ring_set_patience(service->ring, PATIENCE_GATHER_MAX, wait_ns);
+	ring_set_patience(service->ring, PATIENCE_GATHER_MAX,
+		way == PATIENCE_GATHER ? PATIENCE_GATHER_NS : 0);
+	ring_set_spin(service->ring, way == PATIENCE_SPIN ? PATIENCE_SPIN_NS : 0);
 }
 
 static void batch_end(void *context)
@@ -153,7 +155,7 @@ static void batch_end(void *context)
 	if (somebody_waits(service)) {
 		service_timer_arm(service);
 	}
-	set_patience(service);
+	choose_wait(service);
 	finish_drain(service);
 }
 
@@ -362,6 +364,7 @@ void nbd_service_destroy(struct nbd_service *service)
 	GMB_ASSERT(list_is_empty(&service->sessions));
 	ring_set_batch_end(service->ring, NULL, NULL);
 	ring_set_patience(service->ring, 1, 0);
+	ring_set_spin(service->ring, 0);
 	if (service->timer.in_flight) {
 		ring_cancel(service->ring, &service->timer);
 	}

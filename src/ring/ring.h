@@ -85,7 +85,6 @@ struct ring_options {
 	uint32_t entries;     /* submission queue entries; 0 = 1024 */
 	uint32_t files_max;   /* file table size; 0 = 4096 */
 	uint32_t buffers_max; /* buffer table size; 0 = 256 */
-	uint64_t spin_ns;     /* how long to look for work before blocking; 0 = never spin */
 	uint64_t seed;	      /* simulation only */
 };
 
@@ -133,6 +132,10 @@ int ring_poll_fd(const struct ring *ring);
  * feature (min_timeout) always do.
  */
 void ring_set_patience(struct ring *ring, uint32_t count, uint64_t max_wait_ns);
+
+/* How long a wait looks for completions before the thread sleeps: sleeping is cheap, being woken
+ * is not. 0 (the initial state): not at all. */
+void ring_set_spin(struct ring *ring, uint64_t spin_ns);
 
 /* Hands what is queued to the kernel now instead of with the next turn. Runs no completion. */
 void ring_flush(struct ring *ring);

@@ -114,6 +114,12 @@ void ring_set_patience(struct ring *ring, uint32_t count, uint64_t max_wait_ns)
 	GMB_UNUSED(max_wait_ns);
 }
 
+void ring_set_spin(struct ring *ring, uint64_t spin_ns)
+{
+	GMB_UNUSED(ring); /* nothing sleeps here */
+	GMB_UNUSED(spin_ns);
+}
+
 void ring_set_batch_end(struct ring *ring, ring_batch_end_fn *fn, void *context)
 {
 	ring->batch_end = fn;

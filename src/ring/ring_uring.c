@@ -4,14 +4,14 @@
 #include <errno.h>
 #include <liburing.h>
 #include <poll.h>
-#include <pthread.h>
-#include <stdatomic.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "ring/ring_calls.h"
 
 /* Newer than Debian 12's headers; ABI. */
 #ifndef IORING_FEAT_MIN_TIMEOUT
@@ -22,8 +22,9 @@ enum {
 	ENTRIES_DEFAULT = 1024,
 	FILES_DEFAULT = 4096,
 	BUFFERS_DEFAULT = 256,
-	CALL_THREADS_MAX = 4,
 	CQ_FACTOR = 4,
+	/* Some microseconds of looking between two offers of the processor to others. */
+	SPIN_LOOKS = 128,
 };
 
 /* The kernel reads a timer's argument straight from the op. */
@@ -33,29 +34,11 @@ _Static_assert(
 	"ring_op must hold a __kernel_timespec");
 _Static_assert(sizeof(((struct __kernel_timespec *)0)->tv_sec) == sizeof(int64_t), "64-bit time");
 
-/* Queue of ops in first-in first-out order, linked through op->next. */
-struct op_queue {
-	struct ring_op *head;
-	struct ring_op **tail;
-};
-
-/* Worker threads for calls that block. Started on first need, joined by ring_destroy(). */
-struct call_pool {
-	pthread_mutex_t lock;
-	pthread_cond_t wake;
-	struct op_queue waiting;
-	pthread_t threads[CALL_THREADS_MAX];
-	uint32_t waiting_count;
-	uint32_t thread_count;
-	uint32_t idle_count; /* those woken for a call that still waits are counted too */
-	bool stopping;
-};
-
 struct ring {
 	struct io_uring uring;
 	struct ring_features features;
 	struct ring_counters counters;
-	struct op_queue deferred; /* complete in the next batch */
+	struct ring_op_queue deferred; /* complete in the next batch */
 	ring_batch_end_fn *batch_end;
 	void *batch_end_context;
 	uint64_t batch_ns;
@@ -70,54 +53,10 @@ struct ring {
 	int *buffer_slots_free;
 	uint32_t buffer_slots_free_count;
 
-	/* Written by other threads: messages and finished calls, each a stack that is emptied
-	 * whole. Whoever makes one non-empty writes the eventfd. */
-	_Atomic(struct ring_message *) inbox;
-	_Atomic(struct ring_op *) calls_done;
-	int wake_fd;
+	struct ring_mailbox mailbox;
 	uint64_t wake_value;
 	struct ring_op wake_op;
-
-	struct call_pool calls;
 };
-
-/* --- queues -------------------------------------------------------------------------------- */
-
-static void op_queue_init(struct op_queue *queue)
-{
-	queue->head = NULL;
-	queue->tail = &queue->head;
-}
-
-static void op_queue_push(struct op_queue *queue, struct ring_op *op)
-{
-	op->next = NULL;
-	*queue->tail = op;
-	queue->tail = &op->next;
-}
-
-static struct ring_op *op_queue_pop(struct op_queue *queue)
-{
-	struct ring_op *op = queue->head;
-
-	if (op != NULL) {
-		queue->head = op->next;
-		if (queue->head == NULL) {
-			queue->tail = &queue->head;
-		}
-	}
-	return op;
-}
-
-/* Moves everything from one queue to an uninitialised other. */
-static void op_queue_take(struct op_queue *from, struct op_queue *to)
-{
-	op_queue_init(to);
-	if (from->head != NULL) {
-		*to = *from;
-		op_queue_init(from);
-	}
-}
 
 /* --- creation ------------------------------------------------------------------------------ */
 
@@ -126,7 +65,8 @@ static unsigned setup_flags(const struct ring_features *features)
 	unsigned flags = IORING_SETUP_CLAMP | IORING_SETUP_CQSIZE;
 
 	if (features->defer_taskrun) {
-		flags |= IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;
+		flags |= IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN |
+			 IORING_SETUP_TASKRUN_FLAG;
 	} else if (features->single_issuer) {
 		flags |= IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_COOP_TASKRUN;
 	}
@@ -240,8 +180,9 @@ static void wake_done(struct ring_op *op, int result);
 
 static void wake_arm(struct ring *ring)
 {
-	ring_read(ring, &ring->wake_op, (struct ring_file){ .fd = ring->wake_fd, .slot = -1 },
-		&ring->wake_value, sizeof(ring->wake_value), 0, -1, wake_done);
+	ring_read(ring, &ring->wake_op,
+		(struct ring_file){ .fd = ring->mailbox.wake_fd, .slot = -1 }, &ring->wake_value,
+		sizeof(ring->wake_value), 0, -1, wake_done);
 }
 
 static int ring_init(struct ring *ring, const struct ring_options *options, struct error *error)
@@ -257,11 +198,6 @@ static int ring_init(struct ring *ring, const struct ring_options *options, stru
 		return explain_setup(result, error);
 	}
 	ring->features.available = true;
-	ring->wake_fd = eventfd(0, EFD_CLOEXEC);
-	if (ring->wake_fd < 0) {
-		result = -errno;
-		return error_set(error, result, "cannot create an eventfd: %s", strerror(-result));
-	}
 	probe_opcodes(&ring->uring, &ring->features);
 	ring->features.registered_ring = io_uring_register_ring_fd(&ring->uring) == 1;
 	ring->features.registered_files = io_uring_register_files_sparse(&ring->uring, files) == 0;
@@ -286,12 +222,12 @@ int ring_create(const struct ring_options *options, struct ring **ring_out, stru
 		return error_set(error, -ENOMEM, "out of memory for a ring");
 	}
 	ring->uring.ring_fd = -1;
-	ring->wake_fd = -1;
-	op_queue_init(&ring->deferred);
-	op_queue_init(&ring->calls.waiting);
-	pthread_mutex_init(&ring->calls.lock, NULL);
-	pthread_cond_init(&ring->calls.wake, NULL);
-	ring->spin_ns = options->spin_ns;
+	ring_op_queue_init(&ring->deferred);
+	result = ring_mailbox_init(&ring->mailbox);
+	if (result < 0) {
+		ring_destroy(ring);
+		return error_set(error, result, "cannot create an eventfd: %s", strerror(-result));
+	}
 	ring->random_state = options->seed != 0 ? options->seed : ring_now_ns(ring) | 1;
 	result = ring_init(ring, options, error);
 	if (result < 0) {
@@ -303,32 +239,15 @@ int ring_create(const struct ring_options *options, struct ring **ring_out, stru
 	return 0;
 }
 
-static void call_pool_fini(struct call_pool *pool)
-{
-	pthread_mutex_lock(&pool->lock);
-	GMB_ASSERT(pool->waiting.head == NULL);
-	pool->stopping = true;
-	pthread_cond_broadcast(&pool->wake);
-	pthread_mutex_unlock(&pool->lock);
-	for (uint32_t i = 0; i < pool->thread_count; i++) {
-		pthread_join(pool->threads[i], NULL);
-	}
-	pthread_cond_destroy(&pool->wake);
-	pthread_mutex_destroy(&pool->lock);
-}
-
 void ring_destroy(struct ring *ring)
 {
 	if (ring == NULL) {
 		return;
 	}
-	call_pool_fini(&ring->calls);
 	if (ring->uring.ring_fd >= 0) {
 		io_uring_queue_exit(&ring->uring); /* ends the read on wake_fd */
 	}
-	if (ring->wake_fd >= 0) {
-		close(ring->wake_fd);
-	}
+	ring_mailbox_fini(&ring->mailbox);
 	free(ring->file_slots_free);
 	free(ring->buffer_slots_free);
 	free(ring);
@@ -398,70 +317,34 @@ void ring_set_patience(struct ring *ring, uint32_t count, uint64_t max_wait_ns)
 	ring->patience_us = (uint32_t)MIN(max_wait_ns / 1000, UINT64_C(1000000));
 }
 
+void ring_set_spin(struct ring *ring, uint64_t spin_ns)
+{
+	ring->spin_ns = spin_ns;
+}
+
 void ring_set_batch_end(struct ring *ring, ring_batch_end_fn *fn, void *context)
 {
 	ring->batch_end = fn;
 	ring->batch_end_context = context;
 }
 
-/* --- messages and calls: the only part that other threads enter ---------------------------- */
-
-static void wake(struct ring *ring)
-{
-	uint64_t one = 1;
-	ssize_t written;
-
-	do {
-		written = write(ring->wake_fd, &one, sizeof(one));
-	} while (written < 0 && errno == EINTR);
-}
+/* --- messages and calls -------------------------------------------------------------------- */
 
 void ring_post(struct ring *ring, struct ring_message *message)
 {
-	struct ring_message *head = atomic_load_explicit(&ring->inbox, memory_order_relaxed);
-
-	/* Release pairs with the acquire exchange in deliver_messages(). */
-	do {
-		message->next = head;
-	} while (!atomic_compare_exchange_weak_explicit(
-		&ring->inbox, &head, message, memory_order_release, memory_order_relaxed));
-	if (head == NULL) {
-		wake(ring);
-	}
+	ring_mailbox_post(&ring->mailbox, message);
 }
 
 static void deliver_messages(struct ring *ring)
 {
-	struct ring_message *stack =
-		atomic_exchange_explicit(&ring->inbox, NULL, memory_order_acquire);
-	struct ring_message *ordered = NULL;
+	struct ring_message *message = ring_mailbox_take(&ring->mailbox);
 
-	while (stack != NULL) {
-		struct ring_message *next = stack->next;
+	while (message != NULL) {
+		struct ring_message *next = message->next;
 
-		stack->next = ordered;
-		ordered = stack;
-		stack = next;
-	}
-	while (ordered != NULL) {
-		struct ring_message *message = ordered;
-
-		ordered = message->next;
 		ring->counters.messages++;
 		message->deliver(ring, message);
-	}
-}
-
-static void collect_calls(struct ring *ring)
-{
-	struct ring_op *stack =
-		atomic_exchange_explicit(&ring->calls_done, NULL, memory_order_acquire);
-
-	while (stack != NULL) {
-		struct ring_op *next = stack->next;
-
-		op_queue_push(&ring->deferred, stack);
-		stack = next;
+		message = next;
 	}
 }
 
@@ -472,45 +355,8 @@ static void wake_done(struct ring_op *op, int result)
 	GMB_ASSERT(result == (int)sizeof(ring->wake_value) || result == -EINTR ||
 		   result == -EAGAIN || result == -ECANCELED);
 	wake_arm(ring);
-	collect_calls(ring);
+	ring_mailbox_collect(&ring->mailbox, &ring->deferred);
 	deliver_messages(ring);
-}
-
-static void *call_thread(void *argument)
-{
-	struct ring *ring = argument;
-	struct call_pool *pool = &ring->calls;
-
-	pthread_mutex_lock(&pool->lock);
-	for (;;) {
-		struct ring_op *op = op_queue_pop(&pool->waiting);
-		struct ring_op *head;
-
-		if (op == NULL) {
-			if (pool->stopping) {
-				break;
-			}
-			pool->idle_count++;
-			pthread_cond_wait(&pool->wake, &pool->lock);
-			pool->idle_count--;
-			continue;
-		}
-		pool->waiting_count--;
-		pthread_mutex_unlock(&pool->lock);
-		op->result = op->call(op);
-		head = atomic_load_explicit(&ring->calls_done, memory_order_relaxed);
-		/* Release pairs with the acquire exchange in collect_calls(). */
-		do {
-			op->next = head;
-		} while (!atomic_compare_exchange_weak_explicit(
-			&ring->calls_done, &head, op, memory_order_release, memory_order_relaxed));
-		if (head == NULL) {
-			wake(ring);
-		}
-		pthread_mutex_lock(&pool->lock);
-	}
-	pthread_mutex_unlock(&pool->lock);
-	return NULL;
 }
 
 static void op_start(struct ring_op *op, enum ring_code code, ring_done_fn *done)
@@ -525,30 +371,11 @@ static void op_start(struct ring_op *op, enum ring_code code, ring_done_fn *done
 void ring_call(
 	struct ring *ring, struct ring_op *op, int (*call)(struct ring_op *op), ring_done_fn *done)
 {
-	struct call_pool *pool = &ring->calls;
-	bool run_here = false;
-
 	op_start(op, RING_CALL, done);
 	op->call = call;
-	pthread_mutex_lock(&pool->lock);
-	op_queue_push(&pool->waiting, op);
-	pool->waiting_count++;
-	if (pool->idle_count >= pool->waiting_count) {
-		pthread_cond_signal(&pool->wake);
-	} else if (pool->thread_count < CALL_THREADS_MAX) {
-		if (pthread_create(&pool->threads[pool->thread_count], NULL, call_thread, ring) ==
-			0) {
-			pool->thread_count++;
-		} else if (pool->thread_count == 0) {
-			run_here = true;
-			(void)op_queue_pop(&pool->waiting);
-			pool->waiting_count--;
-		}
-	}
-	pthread_mutex_unlock(&pool->lock);
-	if (run_here) { /* no thread to be had: slower, not wrong */
+	if (!ring_mailbox_call(&ring->mailbox, op)) { /* no thread: slower, not wrong */
 		op->result = call(op);
-		op_queue_push(&ring->deferred, op);
+		ring_op_queue_push(&ring->deferred, op);
 	}
 }
 
@@ -556,13 +383,13 @@ void ring_defer(struct ring *ring, struct ring_op *op, int result, ring_done_fn 
 {
 	op_start(op, RING_DEFER, done);
 	op->result = result;
-	op_queue_push(&ring->deferred, op);
+	ring_op_queue_push(&ring->deferred, op);
 }
 
 /* --- the loop ------------------------------------------------------------------------------ */
 
 /* Moves what has completed from the kernel's queue into ours, so that callbacks may submit. */
-static void collect_completions(struct ring *ring, struct op_queue *batch)
+static void collect_completions(struct ring *ring, struct ring_op_queue *batch)
 {
 	struct io_uring_cqe *cqe;
 	unsigned head;
@@ -577,7 +404,7 @@ static void collect_completions(struct ring *ring, struct op_queue *batch)
 			continue;
 		}
 		op->result = op->code == RING_TIMER && cqe->res == -ETIME ? 0 : cqe->res;
-		op_queue_push(batch, op);
+		ring_op_queue_push(batch, op);
 	}
 	io_uring_cq_advance(&ring->uring, count);
 }
@@ -625,58 +452,98 @@ static int enter_limited(struct ring *ring, uint64_t limit_ns)
 	return io_uring_submit_and_wait_timeout(&ring->uring, &cqe, 1, &limit, NULL);
 }
 
+static inline void relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ volatile("yield");
+#endif
+}
+
+/* Seen without a system call: a completion, or work that will make one once we enter the kernel. */
+static bool has_news(const struct ring *ring)
+{
+	unsigned flags = __atomic_load_n(ring->uring.sq.kflags, __ATOMIC_RELAXED);
+
+	return io_uring_cq_ready(&ring->uring) > 0 ||
+	       (flags & (IORING_SQ_TASKRUN | IORING_SQ_CQ_OVERFLOW)) != 0;
+}
+
+/* Looks for completions for up to spin_ns, letting others run now and then. True when some came. */
+static bool spin(struct ring *ring)
+{
+	uint64_t now_ns = ring_now_ns(ring);
+	uint64_t end_ns = now_ns + ring->spin_ns;
+
+	while (now_ns < end_ns) {
+		for (int looks = 0; looks < SPIN_LOOKS && !has_news(ring); looks++) {
+			relax();
+		}
+		if (!has_news(ring)) {
+			sched_yield();
+		} else if (io_uring_cq_ready(&ring->uring) == 0) {
+			ring->counters.enters++;
+			(void)io_uring_get_events(&ring->uring);
+		}
+		if (io_uring_cq_ready(&ring->uring) > 0) {
+			return true;
+		}
+		now_ns = ring_now_ns(ring);
+	}
+	return false;
+}
+
+static int enter_spinning(struct ring *ring)
+{
+	int result = 0;
+
+	if (io_uring_sq_ready(&ring->uring) > 0 || has_news(ring)) {
+		ring->counters.enters++;
+		result = io_uring_submit_and_get_events(&ring->uring);
+	}
+	if (result < 0 || io_uring_cq_ready(&ring->uring) > 0 || spin(ring)) {
+		return result;
+	}
+	ring->counters.enters++;
+	ring->counters.waits++;
+	return io_uring_submit_and_wait(&ring->uring, 1);
+}
+
 static void enter(struct ring *ring, bool wait, uint64_t limit_ns)
 {
+	bool spins = wait && limit_ns == UINT64_MAX && ring->spin_ns > 0;
 	int result;
 
-	ring->counters.enters++;
-	if (wait && limit_ns != UINT64_MAX) {
+	ring->counters.enters += !spins;
+	if (!wait) {
+		result = io_uring_submit_and_get_events(&ring->uring);
+	} else if (limit_ns != UINT64_MAX) {
 		ring->counters.waits++;
 		result = enter_limited(ring, limit_ns);
-	} else if (wait) {
+	} else if (spins) {
+		result = enter_spinning(ring);
+	} else {
 		ring->counters.waits++;
 		result = ring->patience_count > 1 ? enter_patiently(ring)
 						  : io_uring_submit_and_wait(&ring->uring, 1);
-	} else {
-		result = io_uring_submit_and_get_events(&ring->uring);
 	}
 	/* -EINTR: a signal; -EBUSY and -EAGAIN: completions must be taken first. We come back. */
 	GMB_ASSERT(result >= 0 || result == -EINTR || result == -EBUSY || result == -EAGAIN ||
 		   result == -ETIME);
 }
 
-/* Looks for completions without blocking for up to spin_ns. True when some came. */
-static bool spin(struct ring *ring)
-{
-	uint64_t end = ring_now_ns(ring) + ring->spin_ns;
-
-	do {
-		enter(ring, false, 0);
-		if (io_uring_cq_ready(&ring->uring) > 0) {
-			return true;
-		}
-	} while (ring_now_ns(ring) < end);
-	return false;
-}
-
 static int turn(struct ring *ring, bool wait, uint64_t limit_ns)
 {
-	struct op_queue batch;
+	struct ring_op_queue batch;
 	struct ring_op *op;
 	int count = 0;
 
-	if (ring->deferred.head != NULL) {
-		wait = false;
-	}
-	if (wait && ring->spin_ns > 0 && io_uring_cq_ready(&ring->uring) == 0 && spin(ring)) {
-		wait = false;
-	} else {
-		enter(ring, wait, limit_ns);
-	}
-	op_queue_take(&ring->deferred, &batch);
+	enter(ring, wait && ring->deferred.head == NULL, limit_ns);
+	ring_op_queue_take(&ring->deferred, &batch);
 	collect_completions(ring, &batch);
 	ring->batch_ns = ring_now_ns(ring);
-	while ((op = op_queue_pop(&batch)) != NULL) {
+	while ((op = ring_op_queue_pop(&batch)) != NULL) {
 		GMB_ASSERT(op->in_flight);
 		op->in_flight = false;
 		op->done(op, op->result);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The policy against a model of a client that keeps some number of requests in flight: it takes
- * CLIENT_NS for each, the server SERVER_NS, and a wake-up of a sleeping server costs the client
- * WAKE_NS more.
+ * CLIENT_NS for each, the server SERVER_NS. A wake-up of a sleeping server costs the client WAKE_NS
+ * more, and takes wake_idle_ns when the client waits for it.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,90 +17,183 @@ enum { CLIENT_NS = 9000, SERVER_NS = 4000, WAKE_NS = 4000, LATENCY_NS = 25000 };
 
 struct model {
 	struct patience patience;
+	enum patience_way way;
 	uint64_t now_ns;
+	uint64_t wake_idle_ns;
 	uint32_t depth;
 	uint64_t done;
-	uint64_t waited; /* turns that waited */
 	uint64_t turns;
+	uint64_t turns_by_way[PATIENCE_WAY_COUNT];
 };
 
-/* One turn: the server sleeps until the first request, or through its patience, takes what the
- * client had time to send, and answers. */
-static void turn(struct model *model, uint64_t wait_ns, uint64_t *next_wait_ns)
+static void model_start(struct model *model, uint32_t depth, uint64_t wake_idle_ns)
 {
-	uint64_t sleep_ns = wait_ns > LATENCY_NS ? wait_ns : LATENCY_NS;
-	uint64_t cost_ns = CLIENT_NS + (wait_ns > 0 ? 0 : WAKE_NS / 4);
-	uint64_t taken = sleep_ns / cost_ns;
+	*model = (struct model){ .now_ns = 1, .depth = depth, .wake_idle_ns = wake_idle_ns };
+	patience_init(&model->patience);
+}
 
+/* One turn: the server waits, takes what the client had time to send, and answers. */
+static void turn(struct model *model)
+{
+	uint64_t sleep_ns = model->way == PATIENCE_GATHER ? PATIENCE_GATHER_NS : LATENCY_NS;
+	uint64_t cost_ns = CLIENT_NS + (model->way == PATIENCE_GATHER ? 0 : WAKE_NS / 4);
+	uint64_t taken = model->way == PATIENCE_SPIN ? 1 : sleep_ns / cost_ns;
+
+	model->turns++;
+	model->turns_by_way[model->way]++;
 	if (taken >= model->depth) { /* the client has nothing more to do: it waits for us */
 		taken = model->depth;
 		model->now_ns += sleep_ns + taken * SERVER_NS + LATENCY_NS;
+		model->now_ns += model->way == PATIENCE_SLEEP ? model->wake_idle_ns : 0;
 	} else {
 		taken = taken == 0 ? 1 : taken;
 		model->now_ns += taken * cost_ns;
 	}
 	model->done += taken;
-	model->turns++;
-	model->waited += wait_ns > 0;
-	*next_wait_ns = patience_turn(&model->patience, model->now_ns, (uint32_t)taken);
+	model->way = patience_turn(&model->patience, model->now_ns, (uint32_t)taken);
 }
 
-static double waiting_share(uint32_t depth)
+static void run(struct model *model, uint64_t requests)
 {
-	struct model model = { .now_ns = 1, .depth = depth };
-	uint64_t wait_ns = 0;
+	uint64_t end = model->done + requests;
 
-	patience_init(&model.patience);
-	while (model.done < 2000000) {
-		turn(&model, wait_ns, &wait_ns);
+	model->turns = 0;
+	for (int way = 0; way < PATIENCE_WAY_COUNT; way++) {
+		model->turns_by_way[way] = 0;
 	}
-	return (double)model.waited / (double)model.turns;
+	while (model->done < end) {
+		turn(model);
+	}
 }
 
-static void one_request_in_flight_never_waits(void **state)
+static double share(const struct model *model, enum patience_way way)
 {
-	(void)state;
-	assert_true(waiting_share(1) == 0.0);
+	return (double)model->turns_by_way[way] / (double)model->turns;
 }
 
-static void few_requests_in_flight_hardly_wait(void **state)
+static void one_request_in_flight_never_gathers(void **state)
+{
+	static const uint64_t wakes_ns[] = { 0, 5000, 30000 };
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_COUNT(wakes_ns); i++) {
+		struct model model;
+
+		model_start(&model, 1, wakes_ns[i]);
+		run(&model, 2000000);
+		assert_int_equal(model.turns_by_way[PATIENCE_GATHER], 0);
+	}
+}
+
+static void one_request_in_flight_spins_where_waking_is_dear(void **state)
+{
+	struct model model;
+
+	(void)state;
+	model_start(&model, 1, 30000);
+	run(&model, 10000);
+	assert_true(share(&model, PATIENCE_SPIN) > 0.85);
+	run(&model, 1000000);
+	assert_true(share(&model, PATIENCE_SPIN) > 0.98);
+}
+
+static void one_request_in_flight_sleeps_where_waking_is_cheap(void **state)
+{
+	struct model model;
+
+	(void)state;
+	model_start(&model, 1, 2000);
+	run(&model, 2000000);
+	assert_true(share(&model, PATIENCE_SPIN) < 0.02);
+}
+
+static void a_lost_trial_is_void_when_waking_becomes_dear(void **state)
+{
+	struct model model;
+
+	(void)state;
+	model_start(&model, 1, 0);
+	run(&model, 1000000);
+	assert_true(share(&model, PATIENCE_SPIN) < 0.02);
+	model.wake_idle_ns = 60000;
+	run(&model, 5000);
+	assert_true(share(&model, PATIENCE_SPIN) > 0.8);
+}
+
+static void other_traffic_ends_spinning(void **state)
+{
+	struct model model;
+
+	(void)state;
+	model_start(&model, 1, 30000);
+	run(&model, 10000);
+	assert_int_equal(model.way, PATIENCE_SPIN);
+	for (int i = 0; i < PATIENCE_WINDOW_REQUESTS; i++) { /* two come together, every time */
+		model.now_ns += 30000;
+		model.way = patience_turn(&model.patience, model.now_ns, 2);
+	}
+	assert_int_not_equal(model.patience.state, PATIENCE_HOLDING);
+}
+
+static void few_requests_in_flight_hardly_gather(void **state)
 {
 	(void)state;
 	for (uint32_t depth = 2; depth <= 4; depth++) {
-		assert_true(waiting_share(depth) < 0.1);
+		struct model model;
+
+		model_start(&model, depth, 0);
+		run(&model, 2000000);
+		assert_true(share(&model, PATIENCE_GATHER) < 0.1);
 	}
 }
 
-static void many_requests_in_flight_mostly_wait(void **state)
+static void many_requests_in_flight_mostly_gather(void **state)
 {
 	(void)state;
-	assert_true(waiting_share(32) > 0.8);
-	assert_true(waiting_share(64) > 0.8);
+	for (uint32_t depth = 32; depth <= 64; depth += 32) {
+		struct model model;
+
+		model_start(&model, depth, 30000);
+		run(&model, 2000000);
+		assert_true(share(&model, PATIENCE_GATHER) > 0.8);
+	}
 }
 
-static void a_pause_in_the_traffic_ends_waiting(void **state)
+static void a_pause_in_the_traffic_ends_every_way(void **state)
 {
-	struct model model = { .now_ns = 1, .depth = 64 };
-	uint64_t wait_ns = 0;
+	static const struct {
+		uint32_t depth;
+		enum patience_way way;
+	} ways[] = { { 64, PATIENCE_GATHER }, { 1, PATIENCE_SPIN } };
 
 	(void)state;
-	patience_init(&model.patience);
-	while (model.patience.state != PATIENCE_PATIENT) {
-		turn(&model, wait_ns, &wait_ns);
-		assert_true(model.done < 1000000);
+	for (size_t i = 0; i < ARRAY_COUNT(ways); i++) {
+		struct model model;
+
+		model_start(&model, ways[i].depth, 30000);
+		while (model.patience.state != PATIENCE_HOLDING) {
+			turn(&model);
+			assert_true(model.done < 1000000);
+		}
+		/* A turn without requests changes nothing, unless there were none for long. */
+		assert_int_equal(patience_turn(&model.patience, model.now_ns, 0), ways[i].way);
+		model.now_ns += UINT64_C(1000000000);
+		assert_int_equal(patience_turn(&model.patience, model.now_ns, 0), PATIENCE_SLEEP);
+		assert_int_equal(patience_turn(&model.patience, model.now_ns, 1), PATIENCE_SLEEP);
 	}
-	assert_int_equal(patience_turn(&model.patience, model.now_ns, 0), PATIENCE_WAIT_NS);
-	model.now_ns += UINT64_C(1000000000);
-	assert_int_equal(patience_turn(&model.patience, model.now_ns, 1), 0);
 }
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(one_request_in_flight_never_waits),
-		cmocka_unit_test(few_requests_in_flight_hardly_wait),
-		cmocka_unit_test(many_requests_in_flight_mostly_wait),
-		cmocka_unit_test(a_pause_in_the_traffic_ends_waiting),
+		cmocka_unit_test(one_request_in_flight_never_gathers),
+		cmocka_unit_test(one_request_in_flight_spins_where_waking_is_dear),
+		cmocka_unit_test(one_request_in_flight_sleeps_where_waking_is_cheap),
+		cmocka_unit_test(a_lost_trial_is_void_when_waking_becomes_dear),
+		cmocka_unit_test(other_traffic_ends_spinning),
+		cmocka_unit_test(few_requests_in_flight_hardly_gather),
+		cmocka_unit_test(many_requests_in_flight_mostly_gather),
+		cmocka_unit_test(a_pause_in_the_traffic_ends_every_way),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The real ring: what no simulation shows. */
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -42,7 +43,7 @@ static void timer_done(struct ring_op *op, int result)
 }
 
 /* Work that completes as it is submitted comes in every turn; a timer must pass all the same. */
-static void run_beside_instant_work(uint32_t count, uint64_t wait_ns)
+static void run_beside_instant_work(uint32_t count, uint64_t wait_ns, uint64_t spin_ns)
 {
 	struct ring_options options = { 0 };
 	struct reader reader = { 0 };
@@ -53,6 +54,7 @@ static void run_beside_instant_work(uint32_t count, uint64_t wait_ns)
 	assert_int_equal(write(fds[1], stock, sizeof(stock)), sizeof(stock));
 	assert_int_equal(ring_create(&options, &reader.ring, &error), 0);
 	ring_set_patience(reader.ring, count, wait_ns);
+	ring_set_spin(reader.ring, spin_ns);
 	reader.file = ring_file_add(reader.ring, fds[0]);
 	ring_timer(reader.ring, &reader.timer_op, 1000000, timer_done);
 	ring_recv(reader.ring, &reader.read_op, reader.file, &reader.byte, 1, false, read_done);
@@ -69,13 +71,82 @@ static void run_beside_instant_work(uint32_t count, uint64_t wait_ns)
 static void instant_work_does_not_keep_a_timer_waiting(void **state)
 {
 	(void)state;
-	run_beside_instant_work(1, 0);
+	run_beside_instant_work(1, 0, 0);
 }
 
 static void nor_does_it_with_patience(void **state)
 {
 	(void)state;
-	run_beside_instant_work(64, 60000);
+	run_beside_instant_work(64, 60000, 0);
+}
+
+static void nor_does_it_when_spinning(void **state)
+{
+	(void)state;
+	run_beside_instant_work(1, 0, 50000);
+}
+
+enum { SENT = 1000 };
+
+struct pair {
+	struct ring *ring;
+	struct ring_op recv_op;
+	struct ring_file file;
+	char byte;
+	int received;
+};
+
+static void pair_received(struct ring_op *op, int result)
+{
+	struct pair *pair = (struct pair *)((char *)op - offsetof(struct pair, recv_op));
+
+	pair->received += result;
+	if (pair->received < SENT) {
+		ring_recv(pair->ring, op, pair->file, &pair->byte, 1, false, pair_received);
+	}
+}
+
+static void *send_bytes(void *argument)
+{
+	int fd = *(int *)argument;
+	char byte = 'x';
+
+	for (int i = 0; i < SENT; i++) {
+		if (write(fd, &byte, 1) != 1) {
+			return NULL;
+		}
+	}
+	return NULL;
+}
+
+/* A spin longer than anything here takes, and one that always ends too early: nothing is lost. */
+static void spinning_sees_what_others_send(void **state)
+{
+	static const uint64_t spins_ns[] = { UINT64_C(10000000000), 1 };
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_COUNT(spins_ns); i++) {
+		struct ring_options options = { 0 };
+		struct pair pair = { 0 };
+		struct error error;
+		pthread_t thread;
+		int fds[2];
+
+		assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+		assert_int_equal(ring_create(&options, &pair.ring, &error), 0);
+		ring_set_spin(pair.ring, spins_ns[i]);
+		pair.file = ring_file_add(pair.ring, fds[0]);
+		pair_received(&pair.recv_op, 0);
+		assert_int_equal(pthread_create(&thread, NULL, send_bytes, &fds[1]), 0);
+		while (pair.received < SENT) {
+			ring_turn(pair.ring, true);
+		}
+		pthread_join(thread, NULL);
+		ring_file_remove(pair.ring, &pair.file);
+		ring_destroy(pair.ring);
+		close(fds[0]);
+		close(fds[1]);
+	}
 }
 
 int main(void)
@@ -83,6 +154,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(instant_work_does_not_keep_a_timer_waiting),
 		cmocka_unit_test(nor_does_it_with_patience),
+		cmocka_unit_test(nor_does_it_when_spinning),
+		cmocka_unit_test(spinning_sees_what_others_send),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
