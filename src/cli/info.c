@@ -25,16 +25,18 @@ struct info_arguments {
 	bool json;
 	bool list;
 	bool local;
+	bool map;
 };
 
 static const char usage_text[] =
-	"Usage: gmblock info [--list] [--json] [--timeout TIME] URI\n"
+	"Usage: gmblock info [--list | --map] [--json] [--timeout TIME] URI\n"
 	"       gmblock info --local [--path PATH] [--json]\n"
 	"\n"
 	"Shows what an NBD server offers, or what this machine offers gmblock.\n"
 	"\n"
 	"  URI             nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH\n"
 	"  --list          every export of the server\n"
+	"  --map           which parts of the export are data, holes or zeroes\n"
 	"  --timeout TIME  give up after so long (default 10s)\n"
 	"  --local         which kernel features were probed and what is used\n"
 	"  --path PATH     with --local: also what a file or block device can do\n"
@@ -94,9 +96,13 @@ static int arguments_check(int argc, char **argv, struct info_arguments *argumen
 			log_escape(quoted, sizeof(quoted), second, strlen(second)));
 	}
 	arguments->uri = argv[optind]; /* NULL at the end */
-	if (arguments->local && (arguments->uri != NULL || arguments->list)) {
+	if (arguments->local && (arguments->uri != NULL || arguments->list || arguments->map)) {
+		return cli_usage_error("info",
+			"--local is about this machine: it takes no URI, no --list and no --map");
+	}
+	if (arguments->list && arguments->map) {
 		return cli_usage_error(
-			"info", "--local is about this machine: it takes no URI and no --list");
+			"info", "--map is about one export: it does not go with --list");
 	}
 	if (!arguments->local && arguments->path != NULL) {
 		return cli_usage_error("info", "--path needs --local");
@@ -109,11 +115,20 @@ static int arguments_check(int argc, char **argv, struct info_arguments *argumen
 
 static int arguments_parse(int argc, char **argv, struct info_arguments *arguments)
 {
-	enum { OPT_JSON = CLI_OPTION_FIRST, OPT_LIST, OPT_LOCAL, OPT_PATH, OPT_TIMEOUT, OPT_HELP };
+	enum {
+		OPT_JSON = CLI_OPTION_FIRST,
+		OPT_LIST,
+		OPT_LOCAL,
+		OPT_MAP,
+		OPT_PATH,
+		OPT_TIMEOUT,
+		OPT_HELP
+	};
 	static const struct option options[] = {
 		{ "json", no_argument, NULL, OPT_JSON },
 		{ "list", no_argument, NULL, OPT_LIST },
 		{ "local", no_argument, NULL, OPT_LOCAL },
+		{ "map", no_argument, NULL, OPT_MAP },
 		{ "path", required_argument, NULL, OPT_PATH },
 		{ "timeout", required_argument, NULL, OPT_TIMEOUT },
 		{ "help", no_argument, NULL, OPT_HELP },
@@ -134,6 +149,9 @@ static int arguments_parse(int argc, char **argv, struct info_arguments *argumen
 			break;
 		case OPT_LOCAL:
 			arguments->local = true;
+			break;
+		case OPT_MAP:
+			arguments->map = true;
 			break;
 		case OPT_PATH:
 			arguments->path = optarg;
@@ -197,6 +215,14 @@ static int refused(const struct info_arguments *arguments, const struct probe *p
 	return status;
 }
 
+static int show_map(const struct info_arguments *arguments)
+{
+	struct error error;
+	int err = info_map(arguments->uri, arguments->timeout_ns, arguments->json, &error);
+
+	return err != 0 ? cli_failure("info", &error) : CLI_OK;
+}
+
 static int show_server(const struct info_arguments *arguments, const struct nbd_uri *uri)
 {
 	struct probe_options options = {
@@ -247,7 +273,7 @@ int cmd_info(int argc, char **argv)
 			log_escape(quoted, sizeof(quoted), uri.unknown_parameter,
 				strlen(uri.unknown_parameter)));
 	}
-	status = show_server(&arguments, &uri);
+	status = arguments.map ? show_map(&arguments) : show_server(&arguments, &uri);
 	nbd_uri_fini(&uri);
 	return status;
 }

@@ -16,7 +16,9 @@ static const struct command {
 	const char *summary;
 } commands[] = {
 	{ "serve", cmd_serve, "serve disks and image files to NBD clients" },
+	{ "list", cmd_list, "list the exports of a server" },
 	{ "info", cmd_info, "show what a server offers, or what this machine can do" },
+	{ "bench", cmd_bench, "measure an export: rates, latencies, processor time" },
 };
 
 static void print_usage(FILE *out)

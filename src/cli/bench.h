@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * "gmblock bench": keeps a number of requests in flight on an export and measures.
+ *
+ *   bench_run() ─▶ one worker a thread ─▶ links (connections) ─▶ slots (requests, depth of them)
+ *                  queue, histograms       gmb_client             buffer, start time
+ *
+ * A slot is submitted again from the callback of its completion, so that the depth is constant; the
+ * next request never waits for anything but a completion (a closed loop). Latency is from submit to
+ * done: what a program that uses the library sees.
+ *
+ * Threading: bench_run() makes and joins its threads; everything else is the main thread's.
+ * Ownership: the caller's objects. Errors: 0, or a negative errno with a sentence.
+ */
+#pragma once
+
+#include <gmblock/gmblock.h>
+
+#include "base/error.h"
+#include "base/histogram.h"
+
+enum bench_direction { BENCH_READ, BENCH_WRITE, BENCH_DIRECTIONS };
+
+/* The limits of the options. */
+enum {
+	BENCH_DEPTH_MAX = 1024,
+	BENCH_CONNECTIONS_MAX = 256,
+	BENCH_THREADS_MAX = 64,
+	BENCH_BLOCK_BYTES_MAX = 256 << 20,
+};
+#define BENCH_BUFFERS_BYTES_MAX (UINT64_C(4) << 30)
+
+/* What to do. */
+struct bench_work {
+	const char *uri;
+	const char *rw; /* the pattern as the user wrote it */
+	bool random;
+	uint32_t read_percent; /* 100: only reads, 0: only writes */
+	uint32_t block_bytes;
+	uint32_t depth;	      /* requests in flight per connection */
+	uint32_t connections; /* 0: one client a thread, which chooses for itself */
+	uint32_t threads;
+	uint64_t duration_ns;
+	uint64_t warmup_ns;
+	uint64_t requests_max; /* ends after so many, 0: only the time counts */
+	uint64_t offset;
+	uint64_t size; /* of the range; 0: up to the end of the export */
+	uint64_t seed;
+	uint64_t timeout_ns;
+	bool fua;
+};
+
+static inline bool bench_reads(const struct bench_work *work)
+{
+	return work->read_percent > 0;
+}
+
+static inline bool bench_writes(const struct bench_work *work)
+{
+	return work->read_percent < 100;
+}
+
+/* What of the export is used: whole blocks from an offset on. */
+struct bench_range {
+	uint64_t offset;
+	uint64_t blocks;
+};
+
+/* The range on an export of these properties, or why the work cannot be done there. */
+GMB_MUST_CHECK int bench_range(const struct bench_work *work, const struct gmb_info *info,
+	struct bench_range *range, struct error *error);
+
+/* Processor time and what belongs to it, of the whole process. */
+struct bench_cpu {
+	uint64_t user_ns;
+	uint64_t system_ns;
+	uint64_t switches_voluntary;
+	uint64_t switches_involuntary;
+};
+
+/* What was measured, warm-up and the end after the time excepted. */
+struct bench_result {
+	struct histogram latency_ns[BENCH_DIRECTIONS];
+	uint64_t elapsed_ns;
+	struct bench_cpu cpu;
+	struct bench_range range;
+	struct gmb_info info;	/* of the first connection */
+	struct gmb_stats stats; /* of all connections; only the counters that grow with requests */
+	uint32_t connections;	/* that were open */
+	bool interrupted;	/* SIGINT or SIGTERM ended it before its time */
+};
+
+/*
+ * Does the work. SIGINT and SIGTERM end it early, with a result; a second one ends the program.
+ * progress: a line on standard error each second. Errors: those of gmb_open(), of the first request
+ * that failed, -EROFS, -EINVAL and -ERANGE from bench_range(), -EINTR interrupted before there was
+ * anything to tell, -ENODATA when no request was completed in the time.
+ */
+GMB_MUST_CHECK int bench_run(const struct bench_work *work, bool progress,
+	struct bench_result *result, struct error *error);
+
+/* Prints the result. */
+GMB_MUST_CHECK int bench_show_text(
+	const struct bench_work *work, const struct bench_result *result, struct error *error);
+GMB_MUST_CHECK int bench_show_json(
+	const struct bench_work *work, const struct bench_result *result, struct error *error);
+
+/* "4 KiB random reads, depth 64, 1 connection" */
+enum { BENCH_TITLE_BYTES = 160 };
+void bench_title(char out[BENCH_TITLE_BYTES], const struct bench_work *work, uint32_t connections);
+
+static inline uint64_t bench_requests(const struct bench_result *result)
+{
+	return result->latency_ns[BENCH_READ].count + result->latency_ns[BENCH_WRITE].count;
+}
