@@ -12,12 +12,11 @@ enum {
 	HEIGHT = 640,
 	LEFT = 80,
 	RIGHT = 830,
-	SHARES_TOP = 100,
+	SHARES_TOP = 112,
 	SHARES_BOTTOM = 310,
 	CDF_TOP = 350,
 	CDF_BOTTOM = 580,
-	BINS_PER_DECADE = 20,
-	BINS_MAX = 20 * BINS_PER_DECADE,
+	BINS = 75,
 	NINES_MAX = 6,
 	TEXT_BYTES = 1024,
 	LABEL_BYTES = 32,
@@ -32,8 +31,7 @@ struct canvas {
 	double log_low; /* of the latency axis, in powers of ten of a nanosecond */
 	double log_high;
 	double nines; /* at the upper end of the lower panel: 3 is 99.9 % */
-	double bins[BENCH_PLOT_SERIES_MAX][BINS_MAX];
-	uint32_t bin_count;
+	double bins[BENCH_PLOT_SERIES_MAX][BINS];
 	double share_max;
 };
 
@@ -148,29 +146,37 @@ static void canvas_measure(struct canvas *canvas)
 	canvas->nines = fmax(1, fmin(NINES_MAX, ceil(log10((double)count))));
 }
 
-/* Sorts the fine buckets into bins of equal width on the axis. */
+/* Adds what one bucket holds to the bins that it lies in, to each its part: buckets and bins have
+ * no border in common, and whole buckets would draw a comb. */
+static void bin_add(struct canvas *canvas, double bins[BINS], uint32_t bucket, double share)
+{
+	double scale = BINS / (canvas->log_high - canvas->log_low);
+	double from = (log_of(histogram_lowest(bucket)) - canvas->log_low) * scale;
+	double to =
+		from + log10(1 + (double)(histogram_highest(bucket) - histogram_lowest(bucket)) /
+					 (double)MAX(histogram_lowest(bucket), UINT64_C(1))) *
+			       scale;
+	uint32_t first = (uint32_t)fmin(fmax(from, 0), BINS - 1);
+	uint32_t last = (uint32_t)fmin(fmax(to, 0), BINS - 1);
+
+	for (uint32_t i = first; i <= last; i++) {
+		double part = first == last ? 1 : (fmin(to, i + 1.0) - fmax(from, i)) / (to - from);
+
+		bins[i] += share * fmax(part, 0);
+		canvas->share_max = fmax(canvas->share_max, bins[i]);
+	}
+}
+
 static void canvas_bin(struct canvas *canvas)
 {
-	double decades = canvas->log_high - canvas->log_low;
-
-	canvas->bin_count = (uint32_t)ceil(decades * BINS_PER_DECADE);
-	canvas->bin_count = MIN(canvas->bin_count, (uint32_t)BINS_MAX);
 	for (uint32_t i = 0; i < canvas->plot->series_count; i++) {
 		const struct histogram *latency = canvas->plot->series[i].latency_ns;
 
 		for (uint32_t j = 0; j < HISTOGRAM_BUCKETS; j++) {
-			double place;
-			uint32_t bin;
-
-			if (latency->buckets[j] == 0) {
-				continue;
+			if (latency->buckets[j] > 0) {
+				bin_add(canvas, canvas->bins[i], j,
+					(double)latency->buckets[j] / (double)latency->count);
 			}
-			place = (log_of(histogram_lowest(j)) - canvas->log_low) / decades;
-			place = fmax(0, place * canvas->bin_count);
-			bin = MIN((uint32_t)place, canvas->bin_count - 1);
-			canvas->bins[i][bin] +=
-				(double)latency->buckets[j] / (double)latency->count;
-			canvas->share_max = fmax(canvas->share_max, canvas->bins[i][bin]);
 		}
 	}
 }
@@ -281,8 +287,13 @@ static void draw_share_axis(const struct canvas *canvas)
 
 static void draw_nines_axis(const struct canvas *canvas)
 {
+	double median = y_of_nines(canvas, log10(2));
 	char label[LABEL_BYTES];
 
+	if (canvas->nines <= 4) {
+		draw_line(canvas->out, LEFT, median, RIGHT, median);
+		put_label(canvas->out, LEFT - 8, median + 4, "end", "50 %");
+	}
 	for (int i = 0; i <= (int)canvas->nines; i++) {
 		double y = y_of_nines(canvas, i);
 
@@ -295,11 +306,11 @@ static void draw_nines_axis(const struct canvas *canvas)
 
 static void draw_shares(const struct canvas *canvas, uint32_t which)
 {
-	double step = (canvas->log_high - canvas->log_low) / canvas->bin_count;
+	double step = (canvas->log_high - canvas->log_low) / BINS;
 
 	fprintf(canvas->out, "<path class=\"area\" fill=\"%s\" stroke=\"%s\" d=\"M%d %d",
 		colours[which], colours[which], LEFT, SHARES_BOTTOM);
-	for (uint32_t i = 0; i < canvas->bin_count; i++) {
+	for (uint32_t i = 0; i < BINS; i++) {
 		fprintf(canvas->out, "V%.1fH%.1f", y_of_share(canvas, canvas->bins[which][i]),
 			x_of_log(canvas, canvas->log_low + step * (i + 1)));
 	}
