@@ -86,7 +86,9 @@ double histogram_deviation(const struct histogram *histogram)
 		if (histogram->buckets[i] == 0) {
 			continue;
 		}
-		middle = ((double)histogram_lowest(i) + (double)histogram_highest(i)) / 2;
+		middle = ((double)MAX(histogram_lowest(i), histogram->minimum) +
+				 (double)MIN(histogram_highest(i), histogram->maximum)) /
+			 2;
 		squares += (middle - mean) * (middle - mean) * (double)histogram->buckets[i];
 	}
 	return sqrt(squares / (double)histogram->count);

@@ -45,8 +45,14 @@ class Options(unittest.TestCase):
     def test_gmblock_info(self):
         self.assertEqual(documented(page("gmblock-info.1")), offered("info"))
 
+    def test_gmblock_list(self):
+        self.assertEqual(documented(page("gmblock-list.1")), offered("list"))
+
+    def test_gmblock_bench(self):
+        self.assertEqual(documented(page("gmblock-bench.1")), offered("bench"))
+
     def test_synopsis_has_all_of_them(self):
-        for command in ("serve", "info"):
+        for command in ("serve", "info", "list", "bench"):
             text = page(f"gmblock-{command}.1")
             synopsis = text[text.index(".Sh SYNOPSIS"):text.index(".Sh DESCRIPTION")]
             named = {"--" + name for name in re.findall(r"Fl -([a-z-]+)", synopsis)}

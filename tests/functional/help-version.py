@@ -19,7 +19,7 @@ class HelpAndVersion(support.Case):
             self.assertIn("Usage: gmblock COMMAND", output)
 
     def test_help_of_commands(self):
-        for command in ("serve", "info"):
+        for command in ("serve", "list", "info", "bench"):
             for arguments in ([command, "--help"], ["help", command]):
                 code, output, errors = self.run_gmblock(*arguments)
                 self.assertEqual((code, errors), (0, ""))

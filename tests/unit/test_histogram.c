@@ -180,6 +180,10 @@ static void the_deviation_is_right(void **state)
 	}
 	assert_true(histogram_mean(histogram) == 150);
 	assert_true(histogram_deviation(histogram) == 50);
+	histogram_reset(histogram);
+	/* A bucket is wide, and one value alone deviates from nothing. */
+	histogram_record(histogram, 123456789);
+	assert_true(histogram_deviation(histogram) == 0);
 	free(histogram);
 }
 

@@ -1,0 +1,200 @@
+#!/usr/bin/python3
+"""gmblock bench says why it cannot measure, ends with the right status, and never hangs."""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import unittest
+
+import nbdmini
+import support
+
+LONG = "1000"
+
+
+class Usage(support.Case):
+    def refuse(self, *arguments):
+        *options, fragment = arguments
+        return self.check_refused(["bench", *options, self.socket_uri()], 2, fragment,
+                                  "gmblock bench --help")
+
+    def test_wrong_values(self):
+        self.refuse("--rw", "erase", "no pattern 'erase'")
+        self.refuse("--rw", "rw\x1b[2J", r"rw\x1b[2J")
+        self.refuse("--bs", "0", "--bs")
+        self.refuse("--bs", "4X", "4X")
+        self.refuse("--bs", "257M", "at most 256M")
+        self.refuse("--depth", "0", "--depth")
+        self.refuse("--depth", "1025", "--depth")
+        self.refuse("--connections", "0", "--connections")
+        self.refuse("--connections", "automatic", "automatic")
+        self.refuse("--threads", "65", "--threads")
+        self.refuse("--size", "0", "--size")
+        self.refuse("--offset", "-1", "--offset")
+        self.refuse("--requests", "0", "--requests")
+        self.refuse("--seed", "1e3", "1e3")
+        self.refuse("--seed", "9223372036854775808", "2^63")
+        self.refuse("--read-percent", "101", "--read-percent")
+        self.refuse("--timeout", "0", "--timeout")
+        for text in ("0", "-1", "", ".", "1s", "1e9", "nan", "inf", "0x10", "1.2.3", " 1",
+                     "9999999999"):
+            self.refuse("--seconds", text, "--seconds")
+        self.refuse("--warmup", "soon", "'soon'")
+
+    def test_options_that_do_not_go_together(self):
+        self.refuse("--read-percent", "30", "--read-percent needs")
+        self.refuse("--rw", "write", "--read-percent", "30", "--read-percent needs")
+        self.refuse("--fua", "--fua is about writes")
+        self.refuse("--threads", "3", "--connections", "2", "only 2")
+        self.refuse("--bs", "64M", "--depth", "1024", "more than 4G of buffers")
+
+    def test_uris(self):
+        self.check_refused(["bench"], 2, "which export?")
+        self.check_refused(["bench", "nbd://a", "nbd://b"], 2, "one URI at a time")
+        self.check_refused(["bench", "http://localhost/"], 2, "http")
+        self.check_refused(["bench", "disk.img"], 2, "scheme")
+
+
+class Refused(support.Case):
+    """The export does not allow what was asked for."""
+
+    def refuse(self, uri, *arguments):
+        *options, fragment = arguments
+        code, output, errors = self.run_gmblock("bench", "--json", *options, uri)
+        self.assertEqual((code, output), (1, ""), errors)
+        self.assertIn(fragment, errors)
+
+    def test_nobody_there(self):
+        self.refuse(self.socket_uri("nobody"), "gmblock bench: ")
+        server = self.start("memory:1M", "--listen", "nbd://127.0.0.1:0")
+        server.stop()
+        self.refuse(server.uri, "gmblock bench: ")
+
+    def test_no_such_export(self):
+        server = self.start_unix("--export", "disk=memory:1M")
+        self.refuse(server.uri.replace("disk", "dusk"), "dusk")
+
+    def test_read_only(self):
+        uri = self.start_unix("--export", "=memory:1M,readonly").uri
+        for pattern in ("write", "randwrite", "rw", "randrw"):
+            self.refuse(uri, "--rw", pattern, f"read-only: --rw {pattern} cannot write")
+        code, _, errors = self.run_gmblock("bench", "--requests", "5", "--seconds", LONG, uri)
+        self.assertEqual((code, errors), (0, ""))
+
+    def test_ranges_that_are_not_there(self):
+        uri = self.start_unix("memory:1M").uri
+        self.refuse(uri, "--size", "2M", "not inside the export, which has 1048576 bytes")
+        self.refuse(uri, "--offset", "2M", "not inside the export")
+        self.refuse(uri, "--offset", "1M", "not one block of 4096 bytes")
+        self.refuse(uri, "--offset", "1M", "--size", "1", "not inside the export")
+        self.refuse(uri, "--offset", "15E", "--size", "4K", "not inside the export")
+        self.refuse(uri, "--size", "4095", "not one block of 4096 bytes")
+        self.refuse(uri, "--bs", "2M", "not one block of 2097152 bytes")
+
+    def test_an_empty_export(self):
+        path = self.make_file("empty.img", b"")
+        self.refuse(self.start_unix(path).uri, "not one block")
+
+    @unittest.skipUnless(shutil.which("nbdkit"), "nbdkit is not installed")
+    def test_blocks_that_the_server_does_not_take(self):
+        done = subprocess.run(
+            ["nbdkit", "-U", "-", "--filter=blocksize-policy", "memory", "1M",
+             "blocksize-minimum=4096", "blocksize-preferred=4096", "blocksize-maximum=1M",
+             "blocksize-error-policy=error", "--run",
+             '"$GMBLOCK" bench --bs 2K "$uri"; echo "status $?";'
+             '"$GMBLOCK" bench --offset 2K "$uri"; echo "status $?";'
+             '"$GMBLOCK" bench --bs 8K --seconds 0.05 --json "$uri" >/dev/null; echo "status $?"'],
+            capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
+            env={**os.environ, "GMBLOCK": support.program()})
+        if "blocksize-policy" in done.stderr and "open" in done.stderr:
+            self.skipTest("this nbdkit has no blocksize-policy filter")
+        self.assertEqual(done.stdout, "status 1\nstatus 1\nstatus 0\n", done.stderr)
+        self.assertEqual(done.stderr.count("multiples of 4096 bytes"), 2, done.stderr)
+
+
+class Failing(support.Case):
+    """The server stops doing what it should in the middle."""
+
+    def test_a_failed_request_is_named(self):
+        uri = self.start_unix("--export", "=memory:1M,fault=read:EIO:nth=100").uri
+        code, output, errors = self.run_gmblock("bench", "--json", "--seconds", LONG, uri)
+        self.assertEqual((code, output), (1, ""))
+        self.assertIn("read", errors)
+        self.assertIn("4096", errors)
+        self.assertIn("Input/output error", errors)
+        self.assertEqual(errors.count("\n"), 1)
+
+    def test_one_failure_ends_all_threads(self):
+        uri = self.start_unix("--export", "=memory:1M,fault=write:ENOSPC:nth=500").uri
+        code, output, errors = self.run_gmblock("bench", "--rw", "randwrite", "--threads", "4",
+                                                "--seconds", LONG, uri)
+        self.assertEqual((code, output), (1, ""))
+        self.assertIn("No space left on device", errors)
+
+    def test_nothing_done_in_the_time(self):
+        uri = self.start_unix("--export", "=memory:1M,delay=read:300ms").uri
+        code, output, errors = self.run_gmblock("bench", "--seconds", "0.01", uri)
+        self.assertEqual((code, output), (1, ""))
+        self.assertIn("no request was completed", errors)
+
+    def start_writing(self, server, *options):
+        """A run that writes, and has seen requests end: the last block of a range comes after the
+        first ones are done."""
+        process = subprocess.Popen(
+            [support.program(), "bench", "--json", "--rw", "write", "--seconds", LONG, *options,
+             server.uri], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        with nbdmini.open_export(server.uri) as client:
+            while client.read(client.size - 4096, 4096) == bytes(4096) and process.poll() is None:
+                os.sched_yield()
+        return process
+
+    def finish(self, process):
+        output, errors = process.communicate()
+        return process.returncode, output, errors
+
+    def test_a_server_that_dies(self):
+        server = self.start_unix("memory:1M")
+        process = self.start_writing(server, "--threads", "2")
+        server.kill()
+        code, output, errors = self.finish(process)
+        self.assertEqual((code, output), (1, ""), errors)
+        self.assertIn("gmblock bench: ", errors)
+
+    def test_an_interrupted_run_shows_what_it_measured(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            server = self.start_unix("memory:1M")
+            process = self.start_writing(server, "--threads", "2")
+            process.send_signal(number)
+            code, output, errors = self.finish(process)
+            self.assertEqual(code, 1)
+            self.assertIn("interrupted before the time was over", errors)
+            result = json.loads(output)
+            self.assertIs(result["interrupted"], True)
+            self.assertGreater(result["requests"], 0)
+            self.assertLess(result["seconds"], float(LONG))
+            server.stop()
+
+    def test_interrupted_in_the_warm_up(self):
+        process = self.start_writing(self.start_unix("memory:1M"), "--warmup", LONG)
+        process.send_signal(signal.SIGINT)
+        code, output, errors = self.finish(process)
+        self.assertEqual((code, output), (1, ""))
+        self.assertIn("interrupted before a request was measured", errors)
+
+    def test_output_that_cannot_be_written_is_a_failure(self):
+        uri = self.start_unix("memory:1M").uri
+        for form in ([], ["--json"]):
+            with open("/dev/full", "w", encoding="utf-8") as full:
+                done = subprocess.run(
+                    [support.program(), "bench", *form, "--requests", "9", "--seconds", LONG, uri],
+                    stdout=full, check=False, stderr=subprocess.PIPE, text=True)
+            self.assertEqual(done.returncode, 1, form)
+            self.assertIn("standard output", done.stderr)
+
+
+if __name__ == "__main__":
+    support.main()

@@ -1,0 +1,219 @@
+#!/usr/bin/python3
+"""gmblock bench: the figures fit together, and the work is the one that was asked for."""
+import os
+import xml.etree.ElementTree
+
+import bench_tool
+import nbdmini
+import support
+
+# Short runs: the figures must fit together, not be good.
+SECONDS = "0.1"
+LONG = "1000"
+BLOCK = 4096
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+class Figures(bench_tool.BenchCase):
+    def serve_memory(self, size="16M"):
+        return self.start_unix(f"memory:{size}").uri
+
+    def test_what_is_done_without_options(self):
+        result = self.measured("--seconds", SECONDS, self.serve_memory())
+        work = result["work"]
+        self.assertEqual((work["rw"], work["block_bytes"], work["depth"], work["connections"]),
+                         ("randread", 4096, 64, 1))
+        self.assertEqual((work["offset"], work["size"], work["warmup_seconds"]), (0, 16 << 20, 0))
+        self.assertIsNone(result["write"])
+        self.assertEqual(result["server"]["size"], 16 << 20)
+        self.assertFalse(result["interrupted"])
+        self.assertGreaterEqual(result["seconds"], float(SECONDS))
+
+    def test_each_pattern_reads_and_writes_what_its_name_says(self):
+        uri = self.serve_memory()
+        for pattern in ("read", "write", "randread", "randwrite", "rw", "randrw"):
+            result = self.measured("--rw", pattern, "--requests", "600", "--seconds", LONG, uri)
+            self.assertEqual(result["read"] is not None, pattern not in ("write", "randwrite"))
+            self.assertEqual(result["write"] is not None, pattern not in ("read", "randread"))
+            self.assertEqual(result["requests"], 600)
+
+    def test_requests_are_counted_exactly(self):
+        uri = self.serve_memory()
+        for count, options in ((1, []), (7, ["--depth", "16"]), (1001, ["--threads", "3"]),
+                               (2, ["--threads", "3"]), (500, ["--connections", "5"])):
+            result = self.measured("--requests", str(count), "--seconds", LONG, *options, uri)
+            self.assertEqual(result["requests"], count, options)
+
+    def test_read_percent(self):
+        uri = self.serve_memory()
+        for percent in (0, 25, 90, 100):
+            result = self.measured("--rw", "randrw", "--read-percent", str(percent), "--requests",
+                                   "4000", "--seconds", LONG, "--seed", "5", uri)
+            reads = result["read"]["requests"] if result["read"] else 0
+            # Ten standard deviations of a fair draw.
+            self.assertAlmostEqual(reads, 40 * percent, delta=320 if 0 < percent < 100 else 0)
+
+    def test_bytes_over_the_wire_are_those_of_the_requests(self):
+        uri = self.serve_memory("4M")
+        # What was never written might be sent as a hole.
+        self.measured("--rw", "write", "--bs", "1M", "--requests", "4", "--seconds", LONG, uri)
+        result = self.measured("--rw", "randrw", "--bs", "20000", "--requests", "900", "--seconds",
+                               LONG, uri)
+        process = result["process"]
+        self.assertEqual(process["payload_bytes_received"], result["read"]["requests"] * 20000)
+        self.assertEqual(process["payload_bytes_sent"], result["write"]["requests"] * 20000)
+        self.assertGreaterEqual(process["commands"], 900)
+
+    def test_warm_up_is_not_counted(self):
+        result = self.measured("--warmup", "0.1", "--seconds", SECONDS, self.serve_memory())
+        self.assertEqual(result["work"]["warmup_seconds"], 0.1)
+        self.assertGreaterEqual(result["seconds"], float(SECONDS))
+
+    def test_several_connections_and_threads(self):
+        uri = self.serve_memory()
+        result = self.measured("--seconds", SECONDS, "--threads", "2", "--connections", "5",
+                               "--depth", "3", "--rw", "read", uri)
+        self.assertEqual((result["work"]["connections"], result["work"]["threads"]), (5, 2))
+        result = self.measured("--seconds", SECONDS, "--threads", "2", uri)
+        self.assertEqual(result["work"]["connections"], 2)
+        result = self.measured("--seconds", SECONDS, "--connections", "auto", uri)
+        self.assertGreaterEqual(result["work"]["connections"], 1)
+
+    def test_a_request_may_be_larger_than_what_a_server_takes_at_once(self):
+        result = self.measured("--bs", "80M", "--depth", "1", "--requests", "2", "--seconds", LONG,
+                               self.serve_memory("100M"))
+        self.assertEqual(result["requests"], 2)
+
+    def test_text(self):
+        code, output, errors = self.run_gmblock(
+            "bench", "--rw", "randrw", "--requests", "100", "--seconds", LONG, self.serve_memory())
+        self.assertEqual(code, 0, errors)
+        self.assertIn("overwrites what is on the export", errors)
+        for word in ("randrw (50 % reads)", "blocks of 4K", "depth 64", "p99.99",
+                     "processor time a request", "read latency", "write latency"):
+            self.assertIn(word, output)
+
+    def test_reading_does_not_warn(self):
+        code, _, errors = self.run_gmblock(
+            "bench", "--requests", "10", "--seconds", LONG, self.serve_memory())
+        self.assertEqual((code, errors), (0, ""))
+
+
+class Contents(bench_tool.BenchCase):
+    """What the writes leave behind."""
+
+    def contents(self, *arguments, size=256 * BLOCK):
+        with support.tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            server = self.start(f"memory:{size}", "--listen", f"nbd+unix:///?socket={folder}/s")
+            result = self.measured("--seconds", LONG, *arguments, server.uri)
+            with nbdmini.open_export(server.uri) as client:
+                data = client.read(0, size)
+            server.stop()
+        return [data[at:at + BLOCK] for at in range(0, size, BLOCK)], result
+
+    def test_sequential_writes_cover_the_range_and_nothing_else(self):
+        blocks, result = self.contents(
+            "--rw", "write", "--offset", str(16 * BLOCK), "--size", str(100 * BLOCK + 5),
+            "--requests", "100")
+        self.assertEqual((result["work"]["offset"], result["work"]["size"]),
+                         (16 * BLOCK, 100 * BLOCK))
+        empty = bytes(BLOCK)
+        written = [at for at, block in enumerate(blocks) if block != empty]
+        self.assertEqual(written, list(range(16, 116)))
+
+    def test_connections_share_a_sequential_range(self):
+        blocks, _ = self.contents("--rw", "write", "--connections", "4", "--depth", "64",
+                                  "--requests", "256")
+        self.assertNotIn(bytes(BLOCK), blocks)
+
+    def test_random_writes_stay_in_the_range(self):
+        blocks, _ = self.contents("--rw", "randwrite", "--offset", str(16 * BLOCK), "--size",
+                                  str(8 * BLOCK), "--requests", "400")
+        empty = bytes(BLOCK)
+        written = [at for at, block in enumerate(blocks) if block != empty]
+        self.assertEqual(written, list(range(16, 24)))
+
+    def test_a_seed_repeats_places_and_contents(self):
+        options = ["--rw", "randwrite", "--depth", "1", "--requests", "60"]
+        first, result = self.contents(*options, "--seed", "9")
+        self.assertEqual(result["work"]["seed"], 9)
+        self.assertEqual(self.contents(*options, "--seed", "9")[0], first)
+        self.assertNotEqual(self.contents(*options, "--seed", "10")[0], first)
+        self.assertNotEqual(self.contents(*options)[0], first)
+
+    def test_written_blocks_differ(self):
+        blocks, _ = self.contents("--rw", "write", "--depth", "64", "--requests", "64",
+                                  size=64 * BLOCK)
+        self.assertEqual(len(set(blocks)), 64)
+
+    def test_reading_changes_nothing(self):
+        path = self.make_file("disk.img", os.urandom(64 * BLOCK))
+        with open(path, "rb") as file:
+            before = file.read()
+        server = self.start_unix(path)
+        self.measured("--rw", "randread", "--requests", "500", "--seconds", LONG, server.uri)
+        server.stop()
+        with open(path, "rb") as file:
+            self.assertEqual(file.read(), before)
+
+    def test_fua_is_a_durable_write(self):
+        path = self.make_file("disk.img", bytes(16 * BLOCK))
+        server = self.start_unix(path)
+        result = self.measured("--rw", "write", "--fua", "--depth", "1", "--requests", "16",
+                               "--seconds", LONG, server.uri)
+        self.assertTrue(result["work"]["fua"])
+        server.kill()
+        with open(path, "rb") as file:
+            data = file.read()
+        self.assertNotIn(bytes(BLOCK), [data[at:at + BLOCK] for at in range(0, 16 * BLOCK, BLOCK)])
+
+
+class Plot(bench_tool.BenchCase):
+    def plot(self, *arguments):
+        path = self.path("latency.svg")
+        uri = self.start_unix("memory:1M").uri
+        self.measured("--requests", "500", "--seconds", LONG, "--plot", path, *arguments, uri)
+        return path
+
+    def test_it_is_well_formed_and_has_a_curve_for_each_side(self):
+        for pattern, sides in (("randread", 1), ("rw", 2)):
+            root = xml.etree.ElementTree.parse(self.plot("--rw", pattern)).getroot()
+            self.assertEqual(root.tag, SVG + "svg")
+            curves = [path for path in root.iter(SVG + "path") if path.get("class") == "curve"]
+            self.assertEqual(len(curves), sides)
+            self.assertIn(pattern, root.find(SVG + "title").text)
+            os.unlink(self.path("latency.svg"))
+            self.doCleanups()
+            self.setUp()
+
+    def test_an_older_file_is_replaced(self):
+        path = self.make_file("latency.svg", b"x" * 1000000)
+        self.assertEqual(self.plot(), path)
+        self.assertEqual(xml.etree.ElementTree.parse(path).getroot().tag, SVG + "svg")
+
+    def test_a_failed_run_leaves_no_file_and_no_damage(self):
+        new = self.path("new.svg")
+        old = self.make_file("old.svg", "an older drawing")
+        for path in (new, old):
+            self.check_refused(["bench", "--plot", path, self.socket_uri("nobody")], 1, "nobody")
+        self.assertFalse(os.path.exists(new))
+        with open(old, encoding="ascii") as file:
+            self.assertEqual(file.read(), "an older drawing")
+
+    def test_a_path_that_cannot_be_written_is_told_before_the_work(self):
+        path = self.path("no/such/folder.svg")
+        # There is no server: the path is what is looked at first.
+        self.check_refused(["bench", "--plot", path, self.socket_uri("nobody")], 1, path,
+                           "No such file or directory")
+
+    def test_a_full_disk_is_told(self):
+        uri = self.start_unix("memory:1M").uri
+        code, _, errors = self.run_gmblock("bench", "--requests", "5", "--seconds", LONG, "--plot",
+                                           "/dev/full", uri)
+        self.assertEqual(code, 1)
+        self.assertIn("/dev/full", errors)
+        self.assertIn("No space left", errors)
+
+
+if __name__ == "__main__":
+    support.main()
