@@ -149,6 +149,17 @@ static void print_rates(const struct bench_work *work, const struct bench_result
 	}
 }
 
+static void print_holes(const struct bench_result *result)
+{
+	if (result->hole_reads > 0) {
+		print_label("");
+		printf("%.3g %% of the reads met holes, which cost next to nothing: write once "
+		       "before\n",
+			100.0 * (double)result->hole_reads /
+				(double)result->latency_ns[BENCH_READ].count);
+	}
+}
+
 static void print_latencies(const struct bench_result *result)
 {
 	putchar('\n');
@@ -220,22 +231,25 @@ static uint64_t border_next(uint64_t border)
 	return first == 2 ? border / 2 * 5 : border * 2;
 }
 
-/* Calls show for every range of 1-2-5 borders from the smallest to the largest value. */
+/* Calls show for every range of 1-2-5 borders from the smallest to the largest value. A bucket that
+ * lies across a border counts below it. */
 static void each_range(const struct histogram *latency,
 	void (*show)(void *context, uint64_t low, uint64_t high, uint64_t count), void *context)
 {
+	uint64_t first = histogram_lowest(histogram_index(latency->minimum));
+	uint64_t last = histogram_lowest(histogram_index(latency->maximum));
 	uint64_t low = 100;
 
 	if (latency->count == 0) {
 		return;
 	}
-	while (border_next(low) <= latency->minimum) {
+	while (border_next(low) <= first) {
 		low = border_next(low);
 	}
-	if (low > latency->minimum) {
+	if (low > first) {
 		low = 0;
 	}
-	while (low <= latency->maximum) {
+	while (low <= last) {
 		uint64_t high = low == 0 ? 100 : border_next(low);
 
 		show(context, low, high, histogram_between(latency, low, high));
@@ -273,6 +287,7 @@ int bench_show_text(
 {
 	print_head(work, result);
 	print_rates(work, result);
+	print_holes(result);
 	print_latencies(result);
 	print_costs(result);
 	print_distributions(result);
@@ -414,6 +429,7 @@ int bench_show_json(
 	json_object_set_new(
 		root, "cpu_us_per_request", json_real(us(cpu_ns) / (double)bench_requests(result)));
 	json_object_set_new(root, "requests", json_integer((json_int_t)bench_requests(result)));
+	json_object_set_new(root, "hole_reads", json_integer((json_int_t)result->hole_reads));
 	json_object_set_new(root, "seconds", json_real(seconds(result)));
 	json_object_set_new(root, "interrupted", json_boolean(result->interrupted));
 	json_object_set_new(root, "uri", json_uri(work->uri));

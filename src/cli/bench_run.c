@@ -255,6 +255,7 @@ static void add_worker(struct bench_result *result, const struct bench_worker *w
 	for (int i = 0; i < BENCH_DIRECTIONS; i++) {
 		histogram_merge(&result->latency_ns[i], &worker->latency_ns[i]);
 	}
+	result->hole_reads += worker->hole_reads;
 	result->connections += worker->connections;
 	result->stats.commands += end->commands - begin->commands;
 	result->stats.bytes_read += end->bytes_read - begin->bytes_read;

@@ -18,6 +18,7 @@ enum { BUFFER_ALIGNMENT = 4096, QUEUE_ENTRIES_MIN = 256, QUEUE_ENTRIES_MAX = 409
 /* One request that is always on its way. */
 struct bench_slot {
 	struct gmb_request request;
+	struct gmb_extent hole; /* the first one of a read */
 	struct bench_link *link;
 	void *buffer;
 	uint64_t start_ns;
@@ -170,6 +171,8 @@ static void slot_submit(struct bench_slot *slot, uint64_t now)
 	offset = worker->range.offset + pick_block(slot->link) * work->block_bytes;
 	if (pick_read(worker)) {
 		gmb_prepare_read(&slot->request, slot->buffer, work->block_bytes, offset);
+		slot->request.extents = &slot->hole;
+		slot->request.extents_max = 1;
 	} else {
 		gmb_prepare_write(&slot->request, slot->buffer, work->block_bytes, offset);
 		slot->request.flags = work->fua ? GMB_FUA : 0;
@@ -207,6 +210,7 @@ static void slot_done(struct gmb_request *request)
 		uint32_t direction = request->operation == GMB_READ ? BENCH_READ : BENCH_WRITE;
 
 		histogram_record(&worker->latency_ns[direction], now - slot->start_ns);
+		worker->hole_reads += request->extent_count;
 	}
 	/* Written by this thread only: a plain load and store. */
 	atomic_store_explicit(&worker->completed,

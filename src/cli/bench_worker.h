@@ -62,6 +62,7 @@ struct bench_worker {
 	/* Results. */
 	struct error failure;
 	struct histogram latency_ns[BENCH_DIRECTIONS];
+	uint64_t hole_reads;
 	struct bench_snapshot begin; /* time 0: never began to measure */
 	struct bench_snapshot end;
 	struct bench_range range;

@@ -64,6 +64,18 @@ class Figures(bench_tool.BenchCase):
         self.assertEqual(process["payload_bytes_sent"], result["write"]["requests"] * 20000)
         self.assertGreaterEqual(process["commands"], 900)
 
+    def test_reads_of_holes_are_told(self):
+        uri = self.serve_memory("4M")
+        result = self.measured("--requests", "300", "--seconds", LONG, uri)
+        self.assertEqual(result["hole_reads"], 300)
+        _, output, _ = self.run_gmblock("bench", "--requests", "300", "--seconds", LONG, uri)
+        self.assertIn("100 % of the reads met holes", output)
+        self.measured("--rw", "write", "--bs", "1M", "--requests", "4", "--seconds", LONG, uri)
+        result = self.measured("--requests", "300", "--seconds", LONG, uri)
+        self.assertEqual(result["hole_reads"], 0)
+        _, output, _ = self.run_gmblock("bench", "--requests", "300", "--seconds", LONG, uri)
+        self.assertNotIn("hole", output)
+
     def test_warm_up_is_not_counted(self):
         result = self.measured("--warmup", "0.1", "--seconds", SECONDS, self.serve_memory())
         self.assertEqual(result["work"]["warmup_seconds"], 0.1)

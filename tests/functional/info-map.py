@@ -119,14 +119,16 @@ class Failures(MapCase):
         step = 8192
         path = self.sparse_file("disk.img", 20000 * 2 * step,
                                 [(at * 2 * step, step) for at in range(20000)])
-        uri = self.start_unix("--export", f"={path},fault=extents:EIO:range={200 * MIB}+4096").uri
+        # The second answer fails; the first does not hold all of them.
+        uri = self.start_unix("--export", f"={path},fault=extents:EIO:nth=2").uri
         code, output, errors = self.run_gmblock("info", "--map", "--json", uri)
         self.assertEqual(code, 1)
         document = json.loads(output)
         self.assertIn("Input/output error", document["error"])
         self.assertIn("Input/output error", errors)
         self.check_whole(document, size=sum(extent["length"] for extent in document["extents"]))
-        self.assertLess(document["extents"][-1]["offset"], 200 * MIB + 4096)
+        self.assertGreater(len(document["extents"]), 100)
+        self.assertLess(len(document["extents"]), 40000)
 
     def test_a_server_that_does_not_tell(self):
         def script(dialogue):
