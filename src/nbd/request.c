@@ -196,9 +196,18 @@ static bool must_be_one_piece(const struct nbd_session *session, const struct re
 	       (!session->structured || (head->flags & NBD_CMD_FLAG_DF) != 0);
 }
 
-static uint32_t window_for(const struct nbd_session *session, bool one_piece, uint64_t length)
+/* The largest part of a read or write. */
+static uint32_t piece_for(const struct nbd_session *session, const struct request_head *head)
 {
-	uint64_t pieces = length / path_piece_bytes(session->service->path) + 2;
+	return path_piece_bytes(session->service->path, session->path_export,
+		head->type == NBD_CMD_READ ? STORE_READ : STORE_WRITE);
+}
+
+static uint32_t window_for(
+	const struct nbd_session *session, bool one_piece, const struct request_head *head)
+{
+	uint64_t length = head->length;
+	uint64_t pieces = length / piece_for(session, head) + 2;
 
 	/* What is held back until complete must be able to be complete. */
 	_Static_assert(HELD_BYTES_MAX / PATH_PIECE_BYTES_DEFAULT + 2 <= PATH_WINDOW_MAX, "window");
@@ -212,8 +221,8 @@ uint64_t request_memory(const struct nbd_session *session, const struct request_
 	if (head->type != NBD_CMD_READ && head->type != NBD_CMD_WRITE) {
 		return 0;
 	}
-	window = window_for(session, must_be_one_piece(session, head), head->length);
-	return MIN(head->length, window * path_piece_bytes(session->service->path));
+	window = window_for(session, must_be_one_piece(session, head), head);
+	return MIN(head->length, window * piece_for(session, head));
 }
 
 struct nbd_request *request_begin(struct nbd_session *session, const struct request_head *head)
@@ -247,7 +256,7 @@ struct nbd_request *request_begin(struct nbd_session *session, const struct requ
 	request->path.export = session->path_export;
 	request->path.progress = request_progress;
 	request->path.ascending = request->one_piece;
-	request->path.window = window_for(session, request->one_piece, head->length);
+	request->path.window = window_for(session, request->one_piece, head);
 	list_push_back(&session->requests, &request->session_node);
 	session->inflight_count++;
 	service->counters.inflight++;

@@ -41,6 +41,20 @@ void session_mark_dirty(struct nbd_session *session)
 	}
 }
 
+/* Unlike TCP's, a Unix socket's buffer does not grow with its use, and whoever found it full is
+ * woken only when three quarters of it are free: a reader of large blocks and its server would take
+ * turns instead of working at the same time. The system's limit (wmem_max) applies. */
+static void give_room(int fd)
+{
+	const int bytes = UNIX_BUFFER_BYTES;
+	int domain = 0;
+	socklen_t length = sizeof(domain);
+
+	if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length) == 0 && domain == AF_UNIX) {
+		(void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+	}
+}
+
 void session_open(struct nbd_service *service, int fd, const char *peer)
 {
 	struct nbd_session *session = calloc(1, sizeof(*session));
@@ -60,6 +74,7 @@ void session_open(struct nbd_service *service, int fd, const char *peer)
 	(void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
 	/* A machine that died says no goodbye: its place must not stay taken for ever. */
 	(void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one));
+	give_room(fd);
 	session->service = service;
 	session->socket = ring_file_add(service->ring, fd);
 	session->rx_data = session->rx_small;

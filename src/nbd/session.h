@@ -45,7 +45,9 @@ enum {
 	RX_GATHER_ALIGNED_BYTES_MAX = 16 << 10,
 	SEND_SLOTS_MAX = 64,
 	SEND_HEADER_BYTES_MAX = 256, /* reply header, chunk header and an error's text */
-	SEND_BYTES_MAX = 512 << 10,
+	SEND_BYTES_MAX = 2 << 20,
+	/* Unix sockets: see give_room(). The kernel doubles it, to what TCP grows to by itself. */
+	UNIX_BUFFER_BYTES = 2 << 20,
 	HANDSHAKE_TX_BYTES = 32 << 10,
 	PEER_NAME_BYTES = 64,
 	READ_WINDOW = 8,

@@ -64,9 +64,15 @@ void path_destroy(struct path *path)
 	free(path);
 }
 
-uint32_t path_piece_bytes(const struct path *path)
+uint32_t path_piece_bytes(
+	const struct path *path, const struct path_export *export, enum store_op op)
 {
-	return path->piece_bytes;
+	const struct store_info *info = store_info(export->store);
+	bool direct = op == STORE_READ ? info->read_direct : info->write_direct;
+	uint32_t bytes = direct ? path->piece_bytes
+				: path->piece_bytes * (uint32_t)PATH_PIECES_PER_CACHED_PIECE;
+
+	return MIN(bytes, (uint32_t)ARENA_BLOCK_BYTES_MAX);
 }
 
 bool path_is_short(const struct path *path)
@@ -204,7 +210,7 @@ static struct path_stream *piece_open(struct path *path, struct path_request *re
 {
 	uint64_t offset = request->offset + request->started_bytes;
 	uint64_t left = request->length - request->started_bytes;
-	uint64_t bytes = path->piece_bytes;
+	uint64_t bytes = path_piece_bytes(path, request->export, request->op);
 	struct path_stream *stream;
 	struct arena_buf buf;
 

@@ -123,6 +123,9 @@ struct path_request {
 
 enum {
 	PATH_PIECE_BYTES_DEFAULT = 256 << 10,
+	/* Through the page cache there is nothing to overlap with: a part is a copy, made at once.
+	 * Fewer and larger ones cost less. */
+	PATH_PIECES_PER_CACHED_PIECE = 2,
 	PATH_WINDOW_MAX = 64,
 	PATH_EXTENTS_MAX = 2048,
 };
@@ -130,7 +133,8 @@ enum {
 struct path_options {
 	struct ring *ring;
 	struct arena *arena;
-	uint32_t piece_bytes; /* power of two, 4 KiB to ARENA_BLOCK_BYTES_MAX; 0 = default */
+	uint32_t piece_bytes; /* around the page cache; power of two, 4 KiB to
+			       * ARENA_BLOCK_BYTES_MAX; 0 = default */
 };
 
 GMB_MUST_CHECK int path_create(
@@ -138,7 +142,9 @@ GMB_MUST_CHECK int path_create(
 /* No request may exist. NULL is a no-op. */
 void path_destroy(struct path *path);
 
-uint32_t path_piece_bytes(const struct path *path);
+/* What a part of such a request has at most. */
+uint32_t path_piece_bytes(
+	const struct path *path, const struct path_export *export, enum store_op op);
 
 /* Retries what waits for memory. Called once per batch. */
 void path_serve(struct path *path);
