@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define NS_PER_MS UINT64_C(1000000)
 
@@ -14,6 +15,7 @@ enum {
 	RECONNECT_TIMEOUT_MS = 120000,
 	BACKOFF_MS_MIN = 20,
 	BACKOFF_MS_MAX = 1000,
+	CONNECTIONS_CHOSEN_MAX = 4,
 };
 
 /* --- facts --------------------------------------------------------------------------------- */
@@ -314,7 +316,8 @@ void client_connection_lost(struct gmb_client *client, struct connection *connec
 	if (client->state != CLIENT_OPEN && client->state != CLIENT_CLOSING) {
 		return; /* gmb_open() looks at the trouble */
 	}
-	if (attempts == 0) {
+	if (connection->was_ready) {
+		connection->was_ready = false;
 		client->stats.connections_lost++;
 		client_event(client, GMB_EVENT_LOST, connection->reason.text);
 	}
@@ -362,6 +365,21 @@ static uint32_t or_default(uint32_t value, uint32_t standard)
 	return value != 0 ? value : standard;
 }
 
+/*
+ * A server works on each connection with one thread at most, so as many as there are processors,
+ * within reason: on 2, two connections moved 1.1 to 1.3 times as much as one in reads and writes of
+ * 4 KiB to 1 MiB, and four no more than two.
+ */
+static uint32_t connections_chosen(void)
+{
+	long processors = sysconf(_SC_NPROCESSORS_ONLN);
+
+	if (processors < 1) {
+		return 1;
+	}
+	return (uint32_t)MIN(processors, (long)CONNECTIONS_CHOSEN_MAX);
+}
+
 static int take_options(
 	struct gmb_client *client, const struct gmb_options *options, struct error *error)
 {
@@ -379,7 +397,7 @@ static int take_options(
 	own->request_timeout_ms = or_default(own->request_timeout_ms, REQUEST_TIMEOUT_MS);
 	own->reconnect_timeout_ms = or_default(own->reconnect_timeout_ms, RECONNECT_TIMEOUT_MS);
 	own->depth = or_default(own->depth, CLIENT_DEPTH_DEFAULT);
-	client->connections_wanted = or_default(own->connections, 1);
+	client->connections_wanted = or_default(own->connections, connections_chosen());
 	return 0;
 }
 

@@ -84,8 +84,9 @@ enum connection_state {
 struct connection {
 	struct gmb_client *client;
 	enum connection_state state;
-	uint32_t attempts;   /* since it was last ready */
-	bool idle;	     /* no command is awaited */
+	uint32_t attempts; /* since it was last ready */
+	bool idle;	   /* no command is awaited */
+	bool was_ready;
 	bool draining;	     /* the server is shutting down: no new commands (rule P127) */
 	bool leaving;	     /* closed on purpose: no reconnect */
 	struct error reason; /* why it was lost */

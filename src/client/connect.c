@@ -18,6 +18,9 @@
 
 #include "base/log.h"
 
+/* How often a lookup of a name looks whether it should stop. */
+#define LOOKUP_SLICE_NS UINT64_C(100000000)
+
 /* One connection being made. */
 struct attempt {
 	const struct wait_limit *limit;
@@ -227,11 +230,13 @@ static int lookup_wait(struct attempt *attempt, struct lookup *lookup)
 	int err = getaddrinfo_a(GAI_NOWAIT, list, 1, NULL);
 
 	while (err == 0 && gai_error(&lookup->request) == EAI_INPROGRESS) {
-		uint64_t wait_ns = wait_limit_left_ns(attempt->limit);
+		/* In slices, so that an abort is noticed. */
+		uint64_t wait_ns = MIN(wait_limit_left_ns(attempt->limit), LOOKUP_SLICE_NS);
 		struct timespec wait = { .tv_sec = (time_t)(wait_ns / 1000000000),
 			.tv_nsec = (long)(wait_ns % 1000000000) };
+		struct pollfd aborted = { .fd = attempt->limit->abort_fd, .events = POLLIN };
 
-		if (wait_ns == 0) {
+		if (wait_ns == 0 || poll(&aborted, 1, 0) > 0) {
 			break;
 		}
 		(void)gai_suspend(waited, 1, &wait);

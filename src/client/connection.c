@@ -416,6 +416,7 @@ static void become_ready(struct connection *connection)
 		return;
 	}
 	connection->attempts = 0;
+	connection->was_ready = true;
 }
 
 static void hello_received(struct ring_op *op, int result)
