@@ -228,11 +228,11 @@ class Guest:
         self.lab.loop.forget(self._pidfd)
         os.close(self._pidfd)
         code = self.process.wait()
-        self.process = None
         self.seconds = time.monotonic() - self._started
         if self.status is None:
             self.failure = self._why(code)
         self._unpack_results()
+        self.process = None
         self.lab.signalled(f"exit.{self.name}", str(self.status if self.status is not None
                                                     else "none"))
 
@@ -249,7 +249,7 @@ class Guest:
         try:
             if os.path.getsize(path):
                 with tarfile.open(path) as tar:
-                    tar.extractall(self.results, filter="data")
+                    tar.extractall(self.results, [m for m in tar if _harmless(m)])
         except (OSError, tarfile.TarError) as error:
             self.failure = f"its results cannot be read: {error}"
 
@@ -264,6 +264,12 @@ class Guest:
         for open_socket in (self._control, self._listener):
             if open_socket:
                 open_socket.close()
+
+
+def _harmless(member):
+    """Only files and folders, and only below where they are unpacked."""
+    name = os.path.normpath(member.name)
+    return (member.isreg() or member.isdir()) and not name.startswith(("/", ".."))
 
 
 def _die_with_parent():

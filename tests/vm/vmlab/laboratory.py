@@ -155,7 +155,7 @@ class Lab:
         with self.loop.changed:
             while not condition():
                 if self.loop.error:
-                    raise LabError("the laboratory's loop failed") from self.loop.error
+                    raise RuntimeError("the laboratory's loop failed") from self.loop.error
                 now = time.monotonic()
                 if end is not None and now >= end:
                     return False
