@@ -129,9 +129,9 @@ class Archive:
             "Dir::Etc::preferencesparts": self.path("apt", "none"),
             "APT::Sandbox::User": "root",
             "Acquire::Languages": "none",
-            "Acquire::Retries": "2",
-            "Acquire::http::Timeout": "20",
-            "Acquire::https::Timeout": "20",
+            "Acquire::Retries": "1",
+            "Acquire::http::Timeout": "15",
+            "Acquire::https::Timeout": "15",
         }
         words = [command[0], "-q", *(f"-o{key}={value}" for key, value in options.items()),
                  *command[1:]]

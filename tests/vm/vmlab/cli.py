@@ -47,6 +47,8 @@ def parser():
                      help="a program of the host")
     run.add_argument("--package", action="append", default=[], metavar="NAME",
                      help="a Debian package, unpacked into the guests")
+    run.add_argument("--disk", action="append", default=[], type=int, metavar="MIB",
+                     help="an empty disk for each guest, /dev/vda and so on")
     run.add_argument("--memory", type=int, default=512, metavar="MIB")
     run.add_argument("--cpus", type=int, default=1, metavar="N")
     run.add_argument("--append", default="", metavar="WORDS", help="for the kernel's command line")
@@ -72,8 +74,9 @@ def command_run(options):
             lab.guest(name if found else "guest", options.kernel, read(path),
                       load=options.module, modules=options.have_module,
                       files=[pair(item) for item in options.file], programs=options.program,
-                      packages=options.package, memory=options.memory, cpus=options.cpus,
-                      append=options.append, qemu=options.qemu)
+                      packages=options.package, disks=[mib << 20 for mib in options.disk],
+                      memory=options.memory, cpus=options.cpus, append=options.append,
+                      qemu=options.qemu)
         printer = Printer(lab)
         try:
             lab.start()

@@ -20,6 +20,7 @@ HERE = os.path.dirname(os.path.realpath(__file__))
 INSIDE = os.path.join(os.path.dirname(HERE), "guest")
 QEMU = "qemu-system-x86_64"
 PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None)
 TOLD_LINES = 60
 NEVER_BOOTED = "never booted"
 
@@ -102,10 +103,11 @@ class Guest:
         for item in self.options["files"]:
             source, path = item if isinstance(item, tuple) else (item, None)
             tree.file(source, path or f"/lab/{os.path.basename(os.path.normpath(source))}")
-        loaded = [words.split()[0] for words in self.options["load"]]
-        tree.modules(self.kernel, ["virtio_net", "virtio_console", "virtio_pci", *loaded,
-                                   *self.options["modules"]])
-        tree.text("/lab/modules", "".join(f"{m}\n" for m in ["virtio_net", *self.options["load"]]))
+        load = ["virtio_net", *(["virtio_blk"] if self.options["disks"] else ()),
+                *self.options["load"]]
+        tree.modules(self.kernel, ["virtio_console", "virtio_pci", *self.options["modules"],
+                                   *(words.split()[0] for words in load)])
+        tree.text("/lab/modules", "".join(f"{words}\n" for words in load))
         tree.busybox(self.lab.archive)
         tree.write(self.path("initramfs"))
 
@@ -132,7 +134,8 @@ class Guest:
             "-machine", options["machine"], "-accel", options["accel"], "-cpu", options["cpu"],
             "-smp", str(options["cpus"]), "-m", f"{options['memory']}M",
             "-kernel", self.kernel.image, "-initrd", self.path("initramfs"),
-            "-append", f"console=ttyS0 panic=-1 nokaslr mitigations=off {options['append']}",
+            "-append", f"console=ttyS0 panic=-1 nokaslr mitigations=off oops=panic "
+                       f"{options['append']}",
             "-chardev", f"file,id=console,path={self.path('console.log')}",
             "-serial", "chardev:console",
             "-device", "virtio-serial-pci",
@@ -148,17 +151,21 @@ class Guest:
             "-device", f"virtio-net-pci,netdev=net,romfile=,host_mtu={options['mtu']},"
                        f"mac=52:54:00:77:00:{self.number:02x}",
         ]
+        for number, _ in enumerate(options["disks"]):
+            arguments += ["-drive", f"if=virtio,format=raw,file={self.path(f'disk{number}')}"]
         return [QEMU, *arguments, *options["qemu"]]
 
     def start(self):
-        """Boot. A guest that has ended can be started again, with a fresh root."""
+        """Boot. A guest that has ended can be started again: with a fresh root, the same disks.
+        The guest dies with the thread that has started it."""
         if self.process:
             raise RuntimeError(f"guest {self.name} runs already")
-        if not shutil.which(QEMU):
-            raise Unavailable(f"{QEMU} is not installed (Debian package qemu-system-x86)")
         if not os.path.exists(self.path("initramfs")):
             self.build()
         if not self._listener:
+            for number, size in enumerate(self.options["disks"]):
+                with open(self.path(f"disk{number}"), "wb") as disk:
+                    disk.truncate(size)
             self._listener = socket.socket(socket.AF_UNIX)
             self._listener.bind(self.path("control"))
             self._listener.listen(1)
@@ -175,9 +182,8 @@ class Guest:
         self.lab.loop.call(self.lab.loop.watch, self._pidfd, self._ended)
 
     def kill(self):
-        """Take the power away at once."""
-        if self.process:
-            self.process.kill()
+        """Take the power away, and wait until it is off."""
+        self.lab.kill(self)
 
     def link(self, up):
         """Break (False) or mend (True) the guest's network link."""
@@ -266,6 +272,11 @@ class Guest:
                 open_socket.close()
 
 
+def need_qemu():
+    if not shutil.which(QEMU):
+        raise Unavailable(f"{QEMU} is not installed (Debian package qemu-system-x86)")
+
+
 def _harmless(member):
     """Only files and folders, and only below where they are unpacked."""
     name = os.path.normpath(member.name)
@@ -273,4 +284,4 @@ def _harmless(member):
 
 
 def _die_with_parent():
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -13,7 +13,9 @@ from .archive import Unavailable
 from .kernel import modinfo
 
 MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-NOT_NEEDED = re.compile(r"usr/share/(doc|man|locale|lintian|bash-completion|info)(/|$)")
+NOT_NEEDED = re.compile(r"usr/share/(doc|man|locale|lintian|bash-completion|info)(/|$)"
+                        r"|.*(/__pycache__)(/|$)")
+SYSTEM = ("/lib", "/usr/lib")
 LIBRARY = re.compile(r"(?:=>\s*)?(/\S+)\s+\(0x")
 
 
@@ -61,8 +63,8 @@ class Tree:
             raise FileNotFoundError(f"cannot put into the guest: {error}") from error
         mode = stat.S_IMODE(os.stat(source).st_mode)
         self._put(path, stat.S_IFREG | mode, content)
-        if content[:4] == b"\x7fELF" and mode & 0o111:
-            self._libraries(source)
+        if content[:4] == b"\x7fELF" and (mode & 0o111 or ".so" in os.path.basename(source)):
+            self._libraries(source, bool(mode & 0o111))
 
     def _folder_of_host(self, source, path):
         self.folder(path)
@@ -83,19 +85,21 @@ class Tree:
 
     def program(self, name):
         """A program of the host, found by its name, at the same place."""
-        found = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+        found = shutil.which(name, path="/usr/sbin:/usr/bin:" + os.environ.get("PATH", ""))
         if not found:
             raise Unavailable(f"{name} is not installed")
         self.file(os.path.realpath(found), found)
 
-    def _libraries(self, program):
+    def _libraries(self, program, required):
         run = subprocess.run(["ldd", program], stdin=subprocess.DEVNULL, capture_output=True,
                              text=True, check=False)
-        if "not found" in run.stdout:
+        if required and "not found" in run.stdout:
             raise Unavailable(f"{program} lacks a library: {run.stdout.strip()}")
-        for path in LIBRARY.findall(run.stdout):
+        for source in LIBRARY.findall(run.stdout):
+            # A library out of a build folder goes where the loader looks without being told.
+            path = source if source.startswith(SYSTEM) else f"/usr/lib/{os.path.basename(source)}"
             if path not in self:
-                self._put(path, stat.S_IFREG | 0o755, _bytes(path))
+                self._put(path, stat.S_IFREG | 0o755, _bytes(source))
 
     def modules(self, kernel, names):
         """The named modules and all they need, and the lists that modprobe reads."""

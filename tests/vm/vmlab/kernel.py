@@ -4,6 +4,7 @@ Debian's packages come without modules.dep, which depmod would make at installat
 that is needed of it is read from the modules themselves: each tells in its .modinfo section what
 it depends on.
 """
+import concurrent.futures
 import json
 import lzma
 import os
@@ -89,21 +90,23 @@ def arrange(root, folder):
 
 
 def index(modules):
-    """What every module needs, by its name; takes some seconds, so it is kept."""
-    found = {}
-    for folder, _, names in os.walk(os.path.join(modules, "kernel")):
-        for name in names:
-            if not name.endswith(SUFFIX):
-                continue
-            path = os.path.join(folder, name)
-            info = modinfo(read_module(path))
-            found[normal(name[:-len(SUFFIX)])] = {
-                "path": os.path.relpath(path, modules),
-                "depends": [normal(n) for n in info["depends"]],
-                "before": info["before"],
-                "aliases": [a for a in info["aliases"] if "*" not in a],
-            }
-    return found
+    """What every module needs, by its name. Unpacking them takes some seconds, so it is kept."""
+    paths = [os.path.join(folder, name)
+             for folder, _, names in os.walk(os.path.join(modules, "kernel"))
+             for name in names if name.endswith(SUFFIX)]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        return {normal(os.path.basename(path)[:-len(SUFFIX)]): entry
+                for path, entry in zip(paths, pool.map(lambda p: index_entry(modules, p), paths))}
+
+
+def index_entry(modules, path):
+    info = modinfo(read_module(path))
+    return {
+        "path": os.path.relpath(path, modules),
+        "depends": [normal(name) for name in info["depends"]],
+        "before": info["before"],
+        "aliases": [alias for alias in info["aliases"] if "*" not in alias],
+    }
 
 
 def read_module(path):

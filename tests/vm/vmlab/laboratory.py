@@ -7,15 +7,16 @@ import tempfile
 import time
 
 from .archive import Archive
-from .guest import Guest
+from .guest import Guest, need_qemu
 from .kernel import Kernel, find_kernel
 from .loop import Loop
 from .network import Switch
 
 PREFIX = "gmblock-vm-"
 DEFAULTS = {
-    "files": (), "programs": (), "packages": (), "modules": (), "load": (), "qemu": (),
-    "memory": 512, "cpus": 1, "mtu": 9000, "append": "", "machine": "q35", "cpu": "max,la57=off",
+    "files": (), "programs": (), "packages": (), "modules": (), "load": (), "disks": (),
+    "qemu": (), "memory": 512, "cpus": 1, "mtu": 9000, "append": "",
+    "machine": "q35", "cpu": "max,la57=off",
     "accel": os.environ.get("GMBLOCK_VM_ACCEL", "tcg,thread=multi"),
 }
 
@@ -32,6 +33,7 @@ class Lab:
     """
 
     def __init__(self, time_limit=120, cache=None):
+        need_qemu()
         self.archive = Archive(cache)
         self.time_limit = time_limit
         self.guests = {}
@@ -59,6 +61,7 @@ class Lab:
         Libraries come along with every program.
         load: modules to load at the start, each with its parameters. modules: modules to have at
         hand for modprobe or the kernel itself.
+        disks: sizes in bytes of empty disks, /dev/vda and so on, which outlive a power failure.
         memory (MiB), cpus, mtu, append (kernel command line), machine, cpu, accel, qemu (a list of
         further arguments).
         """
@@ -109,10 +112,14 @@ class Lab:
         """Send a signal to every guest, as lab-signal does in a guest."""
         self.loop.call(self.signalled, name, value)
 
-    def kill(self):
-        for guest in self.guests.values():
-            guest.kill()
-        self._until(lambda: not any(g.running for g in self.guests.values()), 30)
+    def kill(self, *guests):
+        """Take the power of these guests, or of all, and wait until it is off."""
+        guests = guests or tuple(self.guests.values())
+        with self.loop.changed:
+            for guest in guests:
+                if guest.process:
+                    guest.process.kill()
+        self._until(lambda: not any(guest.running for guest in guests), 30)
 
     def story(self):
         return "\n".join(guest.story() for guest in self.guests.values())
@@ -174,9 +181,12 @@ class Lab:
 
 
 def claim(folder):
-    """A lock that tells that the folder is in use, as long as its owner lives."""
-    file = os.open(os.path.join(folder, "lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    """A lock that tells that the folder is in use, as long as its owner lives. It appears locked,
+    so that nobody else's sweep() sees it free before."""
+    path = os.path.join(folder, "lock")
+    file = os.open(path + ".new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(file, fcntl.LOCK_EX)
+    os.rename(path + ".new", path)
     return file
 
 
