@@ -108,21 +108,35 @@ class Archive:
             raise Unavailable("the guests need Debian packages for amd64")
         for folder in ("apt/lists/partial", "apt/archives/partial", "apt/none"):
             os.makedirs(self.path(folder), exist_ok=True)
-        with open(self.path("apt", "status"), "w", encoding="ascii"):
-            pass
-        with open(self.path("apt", "sources.list"), "w", encoding="utf-8") as file:
-            file.write("".join(line + "\n" for line in sources()))
+        for name, lines in (("status", []), ("sources.list", sources()),
+                            ("apt.conf", self._configuration())):
+            with open(self.path("apt", name), "w", encoding="utf-8") as file:
+                file.write("".join(line + "\n" for line in lines))
         self._apt("apt-get", "update")
         self._names = self._apt("apt-cache", "pkgnames").split()
         if not self._names:
             raise Unavailable("apt-get update brought no package lists")
 
     def _apt(self, *command, cwd=None):
-        options = {
+        try:
+            run = subprocess.run(command, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True,
+                                 env={**os.environ, "APT_CONFIG": self.path("apt", "apt.conf")},
+                                 text=True, timeout=APT_SECONDS, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise Unavailable(f"{command[0]} {command[1]} took over {APT_SECONDS} s") from error
+        if run.returncode != 0:
+            raise Unavailable(f"{' '.join(command)}: {run.stderr.strip()[-400:]}")
+        return run.stdout
+
+    def _configuration(self):
+        """An apt.conf that leaves the system's alone, its hooks included. Only how the machine
+        reaches a mirror (proxies and the like) is taken over."""
+        settings = {
             "Dir::State": self.path("apt"),
-            "Dir::State::lists": self.path("apt", "lists"),
             "Dir::State::status": self.path("apt", "status"),
             "Dir::Cache": self.path("apt"),
+            "Dir::Etc::main": "/dev/null",
+            "Dir::Etc::parts": self.path("apt", "none"),
             "Dir::Etc::sourcelist": self.path("apt", "sources.list"),
             "Dir::Etc::sourceparts": self.path("apt", "none"),
             "Dir::Etc::preferences": "/dev/null",
@@ -133,16 +147,10 @@ class Archive:
             "Acquire::http::Timeout": "15",
             "Acquire::https::Timeout": "15",
         }
-        words = [command[0], "-q", *(f"-o{key}={value}" for key, value in options.items()),
-                 *command[1:]]
-        try:
-            run = subprocess.run(words, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True,
-                                 text=True, timeout=APT_SECONDS, check=False)
-        except subprocess.TimeoutExpired as error:
-            raise Unavailable(f"{command[0]} {command[1]} took over {APT_SECONDS} s") from error
-        if run.returncode != 0:
-            raise Unavailable(f"{' '.join(command)}: {run.stderr.strip()[-400:]}")
-        return run.stdout
+        system = subprocess.run(["apt-config", "dump"], stdin=subprocess.DEVNULL,
+                                capture_output=True, text=True, check=False).stdout
+        lines = re.findall(r"^Acquire::https?::.*;$", system, re.M)
+        return lines + [f'{key} "{value}";' for key, value in settings.items()]
 
 
 def sources():
