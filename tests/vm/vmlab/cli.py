@@ -7,7 +7,7 @@ import sys
 
 from .archive import Archive, Unavailable
 from .kernel import find_kernel
-from .laboratory import Lab, LabError
+from .laboratory import NAME, Lab, LabError
 
 EXIT_LAB = 125
 EXIT_SKIP = 77
@@ -70,8 +70,8 @@ def parser():
 def command_run(options):
     with Lab(time_limit=options.time_limit, cache=options.cache) as lab:
         for item in options.script:
-            name, found, path = item.rpartition("=")
-            lab.guest(name if found else "guest", options.kernel, read(path),
+            name, path = script_of(item)
+            lab.guest(name, options.kernel, read(path),
                       load=options.module, modules=options.have_module,
                       files=[pair(item) for item in options.file], programs=options.program,
                       packages=options.package, disks=[mib << 20 for mib in options.disk],
@@ -114,6 +114,11 @@ def outcome(guests):
     if bad:
         return bad[0]
     return EXIT_LAB if any(guest.failure for guest in guests) else 0
+
+
+def script_of(item):
+    name, found, path = item.partition("=")
+    return (name, path) if found and NAME.fullmatch(name) else ("guest", item)
 
 
 def pair(item):

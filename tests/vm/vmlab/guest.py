@@ -97,7 +97,7 @@ class Guest:
         tree = Tree()
         self._base(tree)
         for package in self.options["packages"]:
-            tree.file(self.lab.archive.package(package), "/")
+            tree.package(self.lab.archive.package(package))
         for program in self.options["programs"]:
             tree.program(program)
         for item in self.options["files"]:
@@ -198,6 +198,7 @@ class Guest:
                 pass  # the guest is ending
 
     def _accept(self):
+        self._hang_up()
         self._control, _ = self._listener.accept()
         self._received = b""
         self.lab.loop.watch(self._control, self._read)

@@ -24,6 +24,7 @@ class Tree:
 
     def __init__(self):
         self._entries = {}
+        self._packages = []
         for name in MERGED:
             self._entries[name] = (stat.S_IFLNK | 0o777, "usr/" + name)
 
@@ -37,6 +38,8 @@ class Tree:
 
     def _put(self, path, mode, what):
         path = self._place(path)
+        if not path:
+            return
         folder = os.path.dirname(path)
         if folder and folder not in self._entries:
             self._put(folder, stat.S_IFDIR | 0o755, b"")
@@ -80,7 +83,7 @@ class Tree:
                 elif os.path.isdir(here):
                     if self._place(there) not in self._entries:
                         self.folder(there)
-                else:
+                elif os.path.isfile(here):
                     self.file(here, there)
 
     def program(self, name):
@@ -90,16 +93,29 @@ class Tree:
             raise Unavailable(f"{name} is not installed")
         self.file(os.path.realpath(found), found)
 
+    def package(self, root):
+        """An unpacked Debian package. Its libraries serve the programs that are added later."""
+        self._packages.append(root)
+        self.file(root, "/")
+
     def _libraries(self, program, required):
         run = subprocess.run(["ldd", program], stdin=subprocess.DEVNULL, capture_output=True,
+                             env={**os.environ, "LD_LIBRARY_PATH": self._library_path()},
                              text=True, check=False)
-        if required and "not found" in run.stdout:
-            raise Unavailable(f"{program} lacks a library: {run.stdout.strip()}")
+        missing = re.findall(r"(\S+) => not found", run.stdout)
+        if required and missing:
+            raise Unavailable(f"{program} needs {', '.join(missing)}: that package is missing")
         for source in LIBRARY.findall(run.stdout):
+            if any(source.startswith(root + "/") for root in self._packages):
+                continue
             # A library out of a build folder goes where the loader looks without being told.
             path = source if source.startswith(SYSTEM) else f"/usr/lib/{os.path.basename(source)}"
             if path not in self:
                 self._put(path, stat.S_IFREG | 0o755, _bytes(source))
+
+    def _library_path(self):
+        names = ("lib", "usr/lib", "lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu")
+        return ":".join(os.path.join(root, name) for root in self._packages for name in names)
 
     def modules(self, kernel, names):
         """The named modules and all they need, and the lists that modprobe reads."""

@@ -2,6 +2,7 @@
 import fcntl
 import glob
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -12,6 +13,7 @@ from .kernel import Kernel, find_kernel
 from .loop import Loop
 from .network import Switch
 
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
 PREFIX = "gmblock-vm-"
 DEFAULTS = {
     "files": (), "programs": (), "packages": (), "modules": (), "load": (), "disks": (),
@@ -57,7 +59,8 @@ class Lab:
         kernel: a version ("6.12") or a Kernel. script: its text; it runs as a program if it starts
         with "#!", else by "sh -e".
         files: host paths, or pairs (host path, guest path); by default they go to /lab, which is
-        in PATH. programs: names of the host's programs. packages: Debian packages, unpacked.
+        in PATH. programs: names of the host's programs. packages: Debian packages, unpacked, each
+        behind those whose libraries it needs.
         Libraries come along with every program.
         load: modules to load at the start, each with its parameters. modules: modules to have at
         hand for modprobe or the kernel itself.
@@ -68,7 +71,7 @@ class Lab:
         unknown = set(options) - set(DEFAULTS)
         if unknown:
             raise TypeError(f"no such option: {', '.join(sorted(unknown))}")
-        if name in self.guests or not name.isalnum():
+        if name in self.guests or not NAME.fullmatch(name):
             raise ValueError(f"not a name for a new guest: '{name}'")
         if not isinstance(kernel, Kernel):
             kernel = find_kernel(self.archive, kernel)

@@ -45,9 +45,7 @@ class Port:
     def ready(self):
         try:
             if self.queue:
-                del self.queue[:self.socket.send(self.queue)]
-                if not self.queue:
-                    self.switch.loop.watch(self.socket, self.ready)
+                self._send_queue()
             data = self.socket.recv(1 << 18)
         except BlockingIOError:
             return
@@ -58,6 +56,14 @@ class Port:
             return
         self.received += data
         self._take_frames()
+
+    def _send_queue(self):
+        try:
+            del self.queue[:self.socket.send(self.queue)]
+        except BlockingIOError:
+            return
+        if not self.queue:
+            self.switch.loop.watch(self.socket, self.ready)
 
     def _take_frames(self):
         used = 0
