@@ -21,6 +21,7 @@ if ping -c 1 -W 1 speaker; then echo 'a broken link carries pings'; exit 1; fi
 lab-signal cut
 lab-wait mended >/dev/null
 until ping -c 1 -W 1 speaker; do :; done
+lab-signal reached
 lab-wait exit.speaker >/results/partner
 """
 
@@ -31,8 +32,7 @@ echo 'a word from the speaker' | nc listener 7000
 mkdir /results/deep
 head -c 3000000 /dev/zero >/results/deep/zeroes
 lab-signal spoken 'two words'
-lab-wait cut >/dev/null
-lab-wait mended >/dev/null
+lab-wait reached >/dev/null
 """
 
 

@@ -88,6 +88,7 @@ def test_initramfs_holds_files_links_and_libraries():
     assert found["usr/bin/interpreter"][0] & 0o111
     assert any(re.fullmatch(r"usr/lib.*/libc\.so\.6", name) for name in found), sorted(found)
     assert any(re.fullmatch(r"usr/lib.*/ld-linux.*", name) for name in found), sorted(found)
+    assert any(re.fullmatch(r"usr/lib.*/libgcc_s\.so\.1", name) for name in found), sorted(found)
     for name in found:
         assert os.path.dirname(name) in ("", *found), f"{name} comes without its folder"
     order = list(found)

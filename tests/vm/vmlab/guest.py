@@ -118,6 +118,7 @@ class Guest:
         tree.text("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n")
         tree.text("etc/group", "root:x:0:\n")
         tree.link("etc/mtab", "/proc/self/mounts")
+        tree.link("var/run", "/run")
         hosts = [f"{guest.address} {guest.name}\n" for guest in self.lab.guests.values()]
         tree.text("etc/hosts", "127.0.0.1 localhost\n" + "".join(hosts))
         tree.file(os.path.join(INSIDE, "init"), "/init")

@@ -112,6 +112,11 @@ class Tree:
             path = source if source.startswith(SYSTEM) else f"/usr/lib/{os.path.basename(source)}"
             if path not in self:
                 self._put(path, stat.S_IFREG | 0o755, _bytes(source))
+            # The C library opens this one when a thread ends by pthread_exit().
+            unwinder = os.path.join(os.path.dirname(source), "libgcc_s.so.1")
+            if source.endswith("/libc.so.6") and unwinder not in self \
+                    and os.path.exists(unwinder):
+                self._put(unwinder, stat.S_IFREG | 0o755, _bytes(unwinder))
 
     def _library_path(self):
         names = ("lib", "usr/lib", "lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu")
