@@ -10,3 +10,4 @@
 
 int cmd_serve(int argc, char **argv);
 int cmd_info(int argc, char **argv);
+int cmd_copy(int argc, char **argv);

@@ -17,6 +17,7 @@ static const struct command {
 } commands[] = {
 	{ "serve", cmd_serve, "serve disks and image files to NBD clients" },
 	{ "info", cmd_info, "show what a server offers, or what this machine can do" },
+	{ "copy", cmd_copy, "copy a disk between servers, files, devices and pipes" },
 };
 
 static void print_usage(FILE *out)
