@@ -19,6 +19,7 @@ static const struct command {
 	{ "list", cmd_list, "list the exports of a server" },
 	{ "info", cmd_info, "show what a server offers, or what this machine can do" },
 	{ "bench", cmd_bench, "measure an export: rates, latencies, processor time" },
+	{ "copy", cmd_copy, "copy a disk between servers, files, devices and pipes" },
 };
 
 static void print_usage(FILE *out)

@@ -122,8 +122,10 @@ int ring_turn(struct ring *ring, bool wait);
 int ring_turn_limited(struct ring *ring, uint64_t limit_ns);
 
 /* A descriptor that polls readable when a turn has something to run, for owners of a loop of their
- * own; what was submitted must have been flushed. It is the ring's; -1 in the simulation. */
-int ring_poll_fd(const struct ring *ring);
+ * own; what was submitted must have been flushed. It is the ring's. Once it was asked for, every
+ * turn costs a system call more. A negative errno: no descriptor is to be had; -1 in the
+ * simulation. */
+int ring_poll_fd(struct ring *ring);
 
 /*
  * How patient a wait is: it wakes for count completions at once, for fewer only after max_wait_ns.

@@ -305,7 +305,7 @@ int ring_turn_limited(struct ring *ring, uint64_t limit_ns)
 	return ring_batch(ring);
 }
 
-int ring_poll_fd(const struct ring *ring)
+int ring_poll_fd(struct ring *ring)
 {
 	GMB_UNUSED(ring);
 	return -1;

@@ -7,6 +7,7 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
@@ -47,6 +48,7 @@ struct ring {
 	uint32_t patience_count; /* 0 = none */
 	uint32_t patience_us;
 	bool stopping;
+	int poll_fd; /* eventfd for ring_poll_fd(), -1 until it is asked for */
 
 	int *file_slots_free; /* stack of free file table indices */
 	uint32_t file_slots_free_count;
@@ -222,6 +224,7 @@ int ring_create(const struct ring_options *options, struct ring **ring_out, stru
 		return error_set(error, -ENOMEM, "out of memory for a ring");
 	}
 	ring->uring.ring_fd = -1;
+	ring->poll_fd = -1;
 	ring_op_queue_init(&ring->deferred);
 	result = ring_mailbox_init(&ring->mailbox);
 	if (result < 0) {
@@ -248,6 +251,9 @@ void ring_destroy(struct ring *ring)
 		io_uring_queue_exit(&ring->uring); /* ends the read on wake_fd */
 	}
 	ring_mailbox_fini(&ring->mailbox);
+	if (ring->poll_fd >= 0) {
+		close(ring->poll_fd);
+	}
 	free(ring->file_slots_free);
 	free(ring->buffer_slots_free);
 	free(ring);
@@ -515,6 +521,11 @@ static void enter(struct ring *ring, bool wait, uint64_t limit_ns)
 	bool spins = wait && limit_ns == UINT64_MAX && ring->spin_ns > 0;
 	int result;
 
+	if (ring->poll_fd >= 0) { /* what comes from here on makes it readable again */
+		uint64_t value;
+
+		(void)!read(ring->poll_fd, &value, sizeof(value));
+	}
 	ring->counters.enters += !spins;
 	if (!wait) {
 		result = io_uring_submit_and_get_events(&ring->uring);
@@ -565,9 +576,26 @@ int ring_turn_limited(struct ring *ring, uint64_t limit_ns)
 	return turn(ring, limit_ns > 0, limit_ns);
 }
 
-int ring_poll_fd(const struct ring *ring)
+/* With deferred task work the ring's own descriptor does not wake pollers: the kernel only marks
+ * the work, and nobody is in io_uring_enter(2) to do it. An eventfd is told of the mark as well. */
+int ring_poll_fd(struct ring *ring)
 {
-	return ring->uring.ring_fd;
+	int result;
+
+	if (ring->poll_fd >= 0) {
+		return ring->poll_fd;
+	}
+	ring->poll_fd = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK); /* what is there already counts */
+	if (ring->poll_fd < 0) {
+		return -errno;
+	}
+	result = io_uring_register_eventfd(&ring->uring, ring->poll_fd);
+	if (result < 0) {
+		close(ring->poll_fd);
+		ring->poll_fd = -1;
+		return result;
+	}
+	return ring->poll_fd;
 }
 
 void ring_run(struct ring *ring)

@@ -1,0 +1,529 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <getopt.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/bytes.h"
+#include "base/units.h"
+#include "cli/cli.h"
+#include "cli/commands.h"
+#include "cli/copy_engine.h"
+#include "cli/copy_progress.h"
+#include "cli/copy_report.h"
+
+enum {
+	REQUESTS_DEFAULT = 64,
+	REQUESTS_MAX = 1024,
+	CONNECTIONS_MAX = 16,
+	REQUEST_BYTES_DEFAULT = 256 << 10,
+	REQUEST_BYTES_MIN = 4096,
+	REQUEST_BYTES_MAX = 32 << 20,
+	SPARSE_BYTES_DEFAULT = 4096,
+	SPARSE_BYTES_MIN = 512,
+	SENTENCE_BYTES = 1200,
+	EXIT_SIGNAL = 128,
+};
+#define CHECKPOINT_BYTES_DEFAULT (UINT64_C(1) << 30)
+#define MEMORY_BYTES_MAX	 (UINT64_C(4) << 30)
+
+struct copy_arguments {
+	const char *source;
+	const char *target;
+	const char *journal;
+	uint64_t request_bytes;
+	uint64_t sparse_bytes;
+	uint64_t checkpoint_bytes;
+	uint32_t requests;
+	uint32_t connections;
+	enum copy_progress_mode progress;
+	bool allocate;
+	bool target_is_zero;
+	bool direct;
+	bool verify;
+	bool json;
+};
+
+/* Everything that is open. */
+struct job {
+	const struct copy_arguments *arguments;
+	struct copy_loop loop;
+	struct copy_end *source;
+	struct copy_end *target;
+	struct copy_pool pool;
+	struct copy_journal journal;
+	struct copy_counters counters;
+	struct copy_progress progress;
+	enum copy_target_state state;
+	bool verified;
+};
+
+static const char usage_text[] =
+	"Usage: gmblock copy [OPTION]... SOURCE TARGET\n"
+	"\n"
+	"Copies a disk. SOURCE and TARGET are each an NBD URI, a file, a block device, or - for\n"
+	"standard input or output. A file is created, or emptied first.\n"
+	"\n"
+	"  --allocate             give the target every block, those of zeroes too\n"
+	"  --checkpoint SIZE      with --resume: flush and note it after so much (default 1G)\n"
+	"  --connections N        connections to each server (default: chosen by itself)\n"
+	"  --destination-is-zero  the target reads as zeroes: do not zero it\n"
+	"  --direct               go around the page cache for files and devices\n"
+	"  --json                 a summary for programs on standard output\n"
+	"  --no-progress          no progress bar, also on a terminal\n"
+	"  --no-sparse            do not look for zeroes in data\n"
+	"  --progress             show the progress, also where there is no terminal\n"
+	"  --request-size SIZE    bytes of a request, a power of two (default 256K)\n"
+	"  --requests N           requests in flight (default 64)\n"
+	"  --resume FILE          keep a journal in FILE, and go on where it says\n"
+	"  --sparse SIZE          look for zeroes in blocks of SIZE (default 4K)\n"
+	"  --verify               read both again at the end, and compare\n"
+	"  --help                 this text\n";
+
+/* --- the command line ---------------------------------------------------------------------- */
+
+static int parse_power(
+	const char *option, const char *text, uint64_t min, uint64_t max, uint64_t *bytes)
+{
+	char low[UNITS_TEXT_BYTES];
+	char high[UNITS_TEXT_BYTES];
+	struct error error;
+
+	if (units_parse_bytes(text, bytes, &error) != 0) {
+		return cli_usage_error("copy", "%s: %s", option, error.text);
+	}
+	if (!is_power_of_two(*bytes) || *bytes < min || *bytes > max) {
+		return cli_usage_error("copy", "%s: it has to be a power of two from %s to %s",
+			option, units_format_bytes(low, min), units_format_bytes(high, max));
+	}
+	return -1;
+}
+
+static int parse_count(const char *option, const char *text, uint32_t max, uint32_t *count)
+{
+	struct error error;
+
+	if (units_parse_count(text, 1, max, count, &error) != 0) {
+		return cli_usage_error("copy", "%s: %s", option, error.text);
+	}
+	return -1;
+}
+
+static int parse_checkpoint(const char *text, uint64_t *bytes)
+{
+	struct error error;
+
+	if (units_parse_bytes(text, bytes, &error) != 0) {
+		return cli_usage_error("copy", "--checkpoint: %s", error.text);
+	}
+	if (*bytes == 0) {
+		return cli_usage_error("copy", "--checkpoint: it has to be more than nothing");
+	}
+	return -1;
+}
+
+static int arguments_check(int argc, char **argv, struct copy_arguments *arguments)
+{
+	if (argc - optind != 2) {
+		return cli_usage_error("copy", argc - optind < 2
+						       ? "give a SOURCE and a TARGET"
+						       : "one SOURCE and one TARGET, and no more");
+	}
+	arguments->source = argv[optind];
+	arguments->target = argv[optind + 1];
+	if (arguments->requests * arguments->request_bytes > MEMORY_BYTES_MAX) {
+		return cli_usage_error("copy", "--requests times --request-size is the memory that "
+					       "is used: at most 4G");
+	}
+	if (arguments->allocate) {
+		arguments->sparse_bytes = 0;
+	}
+	if (arguments->json && strcmp(arguments->target, "-") == 0) {
+		return cli_usage_error("copy", "--json and the target - both want standard output");
+	}
+	if ((arguments->verify || arguments->journal != NULL) &&
+		(copy_end_kind(arguments->source) == COPY_STREAM ||
+			copy_end_kind(arguments->target) == COPY_STREAM)) {
+		return cli_usage_error("copy",
+			"%s needs a source and a target that can be read twice, and not a pipe",
+			arguments->verify ? "--verify" : "--resume");
+	}
+	return -1;
+}
+
+enum {
+	OPT_ALLOCATE = CLI_OPTION_FIRST,
+	OPT_CHECKPOINT,
+	OPT_CONNECTIONS,
+	OPT_ZERO,
+	OPT_DIRECT,
+	OPT_JSON,
+	OPT_NO_PROGRESS,
+	OPT_NO_SPARSE,
+	OPT_PROGRESS,
+	OPT_REQUEST_SIZE,
+	OPT_REQUESTS,
+	OPT_RESUME,
+	OPT_SPARSE,
+	OPT_VERIFY,
+	OPT_HELP,
+};
+
+/* -1 to go on, or the exit status. */
+static int option_take(int option, struct copy_arguments *arguments, char **argv)
+{
+	switch (option) {
+	case OPT_ALLOCATE:
+		arguments->allocate = true;
+		return -1;
+	case OPT_CHECKPOINT:
+		return parse_checkpoint(optarg, &arguments->checkpoint_bytes);
+	case OPT_CONNECTIONS:
+		return parse_count(
+			"--connections", optarg, CONNECTIONS_MAX, &arguments->connections);
+	case OPT_ZERO:
+		arguments->target_is_zero = true;
+		return -1;
+	case OPT_DIRECT:
+		arguments->direct = true;
+		return -1;
+	case OPT_JSON:
+		arguments->json = true;
+		return -1;
+	case OPT_NO_PROGRESS:
+		arguments->progress = COPY_PROGRESS_OFF;
+		return -1;
+	case OPT_NO_SPARSE:
+		arguments->sparse_bytes = 0;
+		return -1;
+	case OPT_PROGRESS:
+		arguments->progress = COPY_PROGRESS_ON;
+		return -1;
+	case OPT_REQUEST_SIZE:
+		return parse_power("--request-size", optarg, REQUEST_BYTES_MIN, REQUEST_BYTES_MAX,
+			&arguments->request_bytes);
+	case OPT_REQUESTS:
+		return parse_count("--requests", optarg, REQUESTS_MAX, &arguments->requests);
+	case OPT_RESUME:
+		arguments->journal = optarg;
+		return -1;
+	case OPT_SPARSE:
+		return parse_power("--sparse", optarg, SPARSE_BYTES_MIN, REQUEST_BYTES_MAX,
+			&arguments->sparse_bytes);
+	case OPT_VERIFY:
+		arguments->verify = true;
+		return -1;
+	case OPT_HELP:
+		return cli_print(usage_text);
+	default:
+		return cli_option_error("copy", option, argv);
+	}
+}
+
+static int arguments_parse(int argc, char **argv, struct copy_arguments *arguments)
+{
+	static const struct option options[] = {
+		{ "allocate", no_argument, NULL, OPT_ALLOCATE },
+		{ "checkpoint", required_argument, NULL, OPT_CHECKPOINT },
+		{ "connections", required_argument, NULL, OPT_CONNECTIONS },
+		{ "destination-is-zero", no_argument, NULL, OPT_ZERO },
+		{ "direct", no_argument, NULL, OPT_DIRECT },
+		{ "json", no_argument, NULL, OPT_JSON },
+		{ "no-progress", no_argument, NULL, OPT_NO_PROGRESS },
+		{ "no-sparse", no_argument, NULL, OPT_NO_SPARSE },
+		{ "progress", no_argument, NULL, OPT_PROGRESS },
+		{ "request-size", required_argument, NULL, OPT_REQUEST_SIZE },
+		{ "requests", required_argument, NULL, OPT_REQUESTS },
+		{ "resume", required_argument, NULL, OPT_RESUME },
+		{ "sparse", required_argument, NULL, OPT_SPARSE },
+		{ "verify", no_argument, NULL, OPT_VERIFY },
+		{ "help", no_argument, NULL, OPT_HELP },
+		{ 0 },
+	};
+	int option;
+
+	optind = 0; /* starts over, also after another parser has run */
+	opterr = 0;
+	while ((option = getopt_long(argc, argv, ":", options, NULL)) != -1) {
+		int status = option_take(option, arguments, argv);
+
+		if (status >= 0) {
+			return status;
+		}
+	}
+	return arguments_check(argc, argv, arguments);
+}
+
+/* --- the copy ------------------------------------------------------------------------------ */
+
+static int ends_open(struct job *job, struct error *error)
+{
+	const struct copy_arguments *arguments = job->arguments;
+	struct copy_end_options options = {
+		.text = arguments->source,
+		.direct = arguments->direct,
+		.connections = arguments->connections,
+	};
+	int err = copy_end_open(&job->loop, &options, &job->source, error);
+
+	if (err == 0) {
+		options.text = arguments->target;
+		options.target = true;
+		err = copy_end_open(&job->loop, &options, &job->target, error);
+	}
+	return err;
+}
+
+static int ends_check(const struct job *job, struct error *error)
+{
+	const struct copy_end *source = job->source;
+	const struct copy_end *target = job->target;
+	uint64_t block = MAX(source->block_min, target->block_min);
+
+	if (copy_end_is_same(source, target)) {
+		return error_set(error, -EINVAL, "the source %s and the target %s are the same",
+			source->name, target->name);
+	}
+	if (source->size_known && target->size_known && target->kind != COPY_FILE &&
+		source->bytes > target->bytes) {
+		return error_set(error, -ENOSPC,
+			"the target %s is too small: it has %llu bytes, and the source %s has %llu",
+			target->name, (unsigned long long)target->bytes, source->name,
+			(unsigned long long)source->bytes);
+	}
+	if (block > job->arguments->request_bytes) {
+		return error_set(error, -EINVAL,
+			"the request size has to be at least %llu bytes here, the block size of %s",
+			(unsigned long long)block,
+			block == source->block_min ? source->name : target->name);
+	}
+	if (job->arguments->journal != NULL && !target->can_flush) {
+		return error_set(error, -EOPNOTSUPP,
+			"--resume cannot be used with the target %s: its server has no flush, so "
+			"that nothing is known to be durable there",
+			target->name);
+	}
+	return 0;
+}
+
+static void flushed(struct copy_io *io)
+{
+	GMB_UNUSED(io);
+}
+
+static int target_flush(struct job *job, struct error *error)
+{
+	struct copy_io io = { .operation = COPY_FLUSH, .done = flushed };
+
+	copy_end_submit(job->target, &io);
+	while (io.in_flight) {
+		copy_loop_turn(&job->loop);
+	}
+	if (io.result < 0) {
+		*error = job->target->failure;
+	}
+	return io.result;
+}
+
+/* The target is about to be changed: its size, and the journal's first lines. */
+static int target_prepare(struct job *job, struct error *error)
+{
+	const struct copy_arguments *arguments = job->arguments;
+	bool resumed = job->journal.resumed;
+	int err;
+
+	err = copy_end_prepare(job->target, job->counters.total, resumed, error);
+	if (err < 0) {
+		/* Known to be zero: it was emptied before something else went wrong. */
+		job->state = job->target->known_zero ? COPY_TARGET_PARTIAL : COPY_TARGET_UNCHANGED;
+		return err;
+	}
+	job->state = COPY_TARGET_PARTIAL;
+	if (resumed) {
+		job->target->known_zero = job->journal.target_zero;
+		return 0;
+	}
+	job->target->known_zero |= arguments->target_is_zero;
+	if (arguments->journal == NULL) {
+		return 0;
+	}
+	err = target_flush(job, error);
+	return err == 0 ? copy_journal_begin(&job->journal, job->source, job->target,
+				  arguments->allocate, error)
+			: err;
+}
+
+static void tick(void *context)
+{
+	struct job *job = context;
+
+	copy_progress_tick(&job->progress, copy_loop_now_ns(&job->loop));
+}
+
+static int copy_and_verify(struct job *job, struct error *error)
+{
+	const struct copy_arguments *arguments = job->arguments;
+	struct copy_engine_options options = {
+		.loop = &job->loop,
+		.source = job->source,
+		.target = job->target,
+		.pool = &job->pool,
+		.journal = &job->journal,
+		.counters = &job->counters,
+		.tick = tick,
+		.tick_context = job,
+		.requests = arguments->requests,
+		.request_bytes = arguments->request_bytes,
+		.sparse_bytes = arguments->sparse_bytes,
+		.checkpoint_bytes = arguments->checkpoint_bytes,
+		.allocate = arguments->allocate,
+	};
+	int err;
+
+	copy_progress_phase(
+		&job->progress, "copying", &job->counters.done, copy_loop_now_ns(&job->loop));
+	err = copy_engine_run(&options, error);
+	if (job->counters.done == job->counters.total) {
+		job->state = err == 0 ? COPY_TARGET_COMPLETE : COPY_TARGET_WHOLE;
+	}
+	if (err < 0 || !arguments->verify) {
+		return err;
+	}
+	job->state = COPY_TARGET_WHOLE;
+	copy_end_forget(job->target);
+	copy_progress_phase(
+		&job->progress, "verifying", &job->counters.compared, copy_loop_now_ns(&job->loop));
+	err = copy_verify_run(&options, error);
+	job->verified = err == 0;
+	if (err == 0) {
+		job->state = COPY_TARGET_COMPLETE;
+	} else if (err == -EILSEQ) {
+		job->state = COPY_TARGET_DIFFERS;
+	}
+	return err;
+}
+
+static int job_run(struct job *job, struct error *error)
+{
+	const struct copy_arguments *arguments = job->arguments;
+	enum copy_kind source = copy_end_kind(arguments->source);
+	enum copy_kind target = copy_end_kind(arguments->target);
+	uint32_t buffers =
+		MAX(arguments->requests, UINT32_C(2)); /* verifying takes two at a time */
+	int err = copy_loop_create(&job->loop, source == COPY_REMOTE || target == COPY_REMOTE,
+		source != COPY_REMOTE || target != COPY_REMOTE, error);
+
+	if (err == 0) {
+		err = ends_open(job, error);
+	}
+	if (err == 0) {
+		err = ends_check(job, error);
+	}
+	if (err == 0) {
+		err = copy_journal_open(&job->journal, arguments->journal, job->source, job->target,
+			arguments->allocate, error);
+	}
+	if (err < 0) {
+		return err;
+	}
+	job->counters.total = job->source->size_known ? job->source->bytes : UINT64_MAX;
+	job->counters.start = job->journal.durable;
+	job->counters.done = job->journal.durable;
+	err = copy_pool_create(&job->pool, buffers, arguments->request_bytes, error);
+	if (err == 0) {
+		err = copy_loop_watch_signals(&job->loop, error);
+	}
+	if (err == 0) {
+		err = target_prepare(job, error);
+	}
+	if (err == 0) {
+		err = copy_and_verify(job, error);
+	}
+	return err == 0 ? copy_journal_remove(&job->journal, error) : err;
+}
+
+/* --- the end ------------------------------------------------------------------------------- */
+
+static int job_report(struct job *job, struct copy_report *report)
+{
+	char sentence[SENTENCE_BYTES];
+	struct error error;
+	bool complete = report->outcome == COPY_COMPLETE;
+
+	report->state = job->state;
+	report->source = job->source;
+	report->target = job->target;
+	report->counters = &job->counters;
+	report->journal = &job->journal;
+	report->verified = job->verified;
+	copy_progress_clear(&job->progress);
+	copy_report_sentence(report, sentence, sizeof(sentence));
+	if (!complete) {
+		fprintf(stderr, "gmblock copy: %s\n", report->error->text);
+	}
+	if (!complete || job->progress.wanted) {
+		fprintf(stderr, "gmblock copy: %s\n", sentence);
+	}
+	if (job->arguments->json && copy_report_json(report, &error) < 0) {
+		return cli_failure("copy", &error);
+	}
+	return complete ? CLI_OK : CLI_FAILURE;
+}
+
+/* Closing may tell of a write that failed after all. */
+static int job_close(struct job *job, struct error *error)
+{
+	struct error ignored;
+	int err;
+
+	err = copy_end_close(job->target, error);
+	job->target = NULL;
+	(void)!copy_end_close(job->source, &ignored);
+	job->source = NULL;
+	copy_journal_close(&job->journal);
+	copy_pool_destroy(&job->pool);
+	copy_loop_destroy(&job->loop);
+	return err;
+}
+
+int cmd_copy(int argc, char **argv)
+{
+	struct copy_arguments arguments = {
+		.request_bytes = REQUEST_BYTES_DEFAULT,
+		.requests = REQUESTS_DEFAULT,
+		.sparse_bytes = SPARSE_BYTES_DEFAULT,
+		.checkpoint_bytes = CHECKPOINT_BYTES_DEFAULT,
+	};
+	struct job job = { .arguments = &arguments, .journal = { .fd = -1 } };
+	struct copy_report report = { 0 };
+	struct error error = { 0 };
+	struct timespec began;
+	struct timespec ended;
+	int stop_signal;
+	int status = arguments_parse(argc, argv, &arguments);
+
+	if (status >= 0) {
+		return status;
+	}
+	(void)signal(SIGPIPE, SIG_IGN); /* a reader that went away is an error of the write */
+	clock_gettime(CLOCK_MONOTONIC, &began);
+	copy_progress_init(&job.progress, arguments.progress, &job.counters);
+	report.source_text = arguments.source;
+	report.target_text = arguments.target;
+	report.outcome = COPY_COMPLETE;
+	if (job_run(&job, &error) < 0) {
+		report.outcome = error.code == -EINTR ? COPY_INTERRUPTED : COPY_FAILED;
+		report.error = &error;
+	}
+	clock_gettime(CLOCK_MONOTONIC, &ended);
+	report.seconds = (double)(ended.tv_sec - began.tv_sec) +
+			 (double)(ended.tv_nsec - began.tv_nsec) / 1e9;
+	status = job_report(&job, &report);
+	stop_signal = report.outcome == COPY_INTERRUPTED ? job.loop.stop_signal : 0;
+	if (job_close(&job, &error) < 0 && status == CLI_OK) {
+		status = cli_failure("copy", &error);
+	}
+	return stop_signal != 0 ? EXIT_SIGNAL + stop_signal : status;
+}

@@ -1,0 +1,239 @@
+#!/usr/bin/python3
+"""Whatever goes wrong ends `gmblock copy` with the side, the range, the reason and the target's
+state."""
+import os
+import subprocess
+
+import support
+from copy_tool import MIB, ODD_BYTES, CopyCase
+
+UNCHANGED = "was not changed"
+PARTIAL = "holds a partial copy"
+
+
+class Refusals(CopyCase):
+    """Nothing is touched."""
+
+    def refused(self, source, target, *fragments):
+        errors = self.copy_fails([source, target], *fragments)
+        self.assertIn(UNCHANGED, errors)
+
+    def test_source_is_missing(self):
+        self.refused(self.path("nothing"), self.path("target"), "the source", "No such file")
+        self.assertFalse(os.path.exists(self.path("target")))
+
+    def test_source_is_a_folder(self):
+        self.refused(self.folder, self.path("target"), "the source", "directory")
+
+    def test_target_is_a_folder(self):
+        self.refused(self.image("source"), self.folder, "the target", "directory")
+
+    def test_target_folder_is_missing(self):
+        self.refused(self.image("source"), self.path("no/target"), "cannot create the target",
+                     "No such file")
+
+    def test_same_file(self):
+        source = self.image("source")
+        os.link(source, self.path("link"))
+        before = os.stat(source)
+        for other in (source, self.path("link"), os.path.join(self.folder, ".", "source")):
+            self.refused(source, other, "are the same")
+        self.assertEqual(os.stat(source).st_size, before.st_size)
+
+    def test_same_export(self):
+        uri = self.serve(self.image("source"))
+        self.refused(uri, uri, "are the same")
+
+    def test_target_is_read_only(self):
+        disk = self.image("disk", seed=2)
+        self.refused(self.image("source"), self.serve(f"{disk},readonly"), "the target",
+                     "read-only")
+        self.same(disk, self.image("before", seed=2))
+
+    def test_target_is_too_small(self):
+        disk = self.image("disk", ODD_BYTES - 1, seed=2)
+        self.refused(self.image("source"), self.serve(disk), "the target", "too small",
+                     str(ODD_BYTES - 1), str(ODD_BYTES))
+        self.same(disk, self.image("before", ODD_BYTES - 1, seed=2))
+
+    def test_target_is_served_for_writing(self):
+        disk = self.image("disk", seed=2)
+        self.serve(disk)
+        self.refused(self.image("source"), disk, "the target", "in use")
+        self.same(disk, self.image("before", seed=2))
+
+    def test_absent_export(self):
+        server = self.start("--export", f"a={self.image('disk')}", "--listen", self.socket_uri())
+        wrong = server.uri.replace("///a", "///b")
+        self.refused(wrong, self.path("target"), "the source")
+        self.refused(self.image("source"), wrong, "the target")
+        self.assertFalse(os.path.exists(self.path("target")))
+
+    def test_nobody_answers(self):
+        self.refused(self.socket_uri("nobody"), self.path("target"), "the source")
+
+    def test_wrong_uris(self):
+        for uri in ("http://localhost/", "nbd://", "nbd://host:99999/", "nbd+unix:///x"):
+            with self.subTest(uri=uri):
+                self.refused(uri, self.path("target"), "the source")
+
+    def test_no_permission(self):
+        if os.geteuid() == 0:
+            self.skipTest("root may do everything")
+        source = self.image("source")
+        os.chmod(source, 0)
+        self.refused(source, self.path("target"), "Permission denied")
+
+    def test_read_only_device(self):
+        if os.geteuid() != 0:
+            self.skipTest("needs root for a loop device")
+        done = subprocess.run(["losetup", "--find", "--show", "--read-only", self.image("disk")],
+                              capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            self.skipTest("no loop devices: " + done.stderr.strip())
+        device = done.stdout.strip()
+        self.addCleanup(subprocess.run, ["losetup", "--detach", device], check=True)
+        self.refused(self.image("source", MIB), device, "the target", device)
+
+
+class Failures(CopyCase):
+    """The disk of one side fails in the middle."""
+
+    def test_read(self):
+        source = self.image("source", holes=False)
+        uri = self.serve(f"{source},fault=read:EIO:range=5000000+1")
+        errors = self.copy_fails([uri, self.path("target")], "the source", "Input/output error",
+                                 PARTIAL, "again from the beginning")
+        self.assertRegex(errors, r"\b4980736\b")  # the request that holds byte 5000000
+
+    def test_write(self):
+        disk = self.image("disk", seed=2)
+        uri = self.serve(f"{disk},fault=write:EIO:range=5000000+1")
+        errors = self.copy_fails([self.image("source", holes=False), uri], "the target",
+                                 "Input/output error", PARTIAL)
+        self.assertRegex(errors, r"\b4980736\b")
+
+    def test_no_space_at_the_server(self):
+        disk = self.image("disk", seed=2)
+        uri = self.serve(f"{disk},fault=write:ENOSPC:nth=3")
+        self.copy_fails([self.image("source", holes=False), uri], "the target",
+                        "No space left on device", PARTIAL)
+
+    def test_zero(self):
+        disk = self.image("disk", seed=2)
+        uri = self.serve(f"{disk},fault=zero:EIO:nth=1")
+        self.copy_fails([self.image("source"), uri], "the target", "Input/output error", PARTIAL)
+
+    def test_map(self):
+        uri = self.serve(f"{self.image('source')},fault=extents:EIO")
+        self.copy_fails([uri, self.path("target")], "the source", "Input/output error", PARTIAL)
+
+    def test_flush(self):
+        """Everything was written, and still it is no copy."""
+        disk = self.image("disk", seed=2)
+        uri = self.serve(f"{disk},fault=flush:EIO")
+        self.copy_fails([self.image("source"), uri], "the target", "Input/output error",
+                        "holds the whole copy", "stable storage")
+
+    def test_flush_for_the_journal(self):
+        disk = self.image("disk", seed=2)
+        uri = self.serve(f"{disk},fault=flush:EIO:nth=3")
+        self.copy_fails(["--resume", self.path("journal"), "--checkpoint", "1M",
+                         "--request-size", "64K", self.image("source", holes=False), uri],
+                        "the target", "Input/output error", "--resume")
+
+    def test_every_read_that_fails_is_found(self):
+        """Wherever it is, and however much is in flight."""
+        source = self.image("source", 3 * MIB, holes=False)
+        for offset in (0, 262143, 262144, 3 * MIB - 1):
+            uri = self.serve(f"{source},fault=read:EIO:range={offset}+1", f"s{offset}")
+            self.copy_fails([uri, self.path("target")], "the source", "Input/output error")
+
+    def test_full_disk(self):
+        if os.geteuid() != 0:
+            self.skipTest("needs root to mount a small tmpfs")
+        small = self.path("small")
+        os.mkdir(small)
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4M", "none", small],
+                              capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            self.skipTest("cannot mount a tmpfs: " + done.stderr.strip())
+        self.addCleanup(subprocess.run, ["umount", small], check=True)
+        self.copy_fails([self.image("source", holes=False), os.path.join(small, "target")],
+                        "cannot write the target", "No space left on device", PARTIAL)
+
+    def test_full_device(self):
+        self.copy_fails([self.image("source"), "/dev/full"], "cannot write the target",
+                        "No space left on device")
+
+    def test_file_too_large(self):
+        """The target's size cannot be had."""
+        def limit():
+            import resource
+            import signal
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, MIB))
+
+        status, _, errors = self.copy(self.image("source"), self.path("target"),
+                                      preexec_fn=limit)
+        self.assertEqual(status, 1)
+        self.assertIn("File too large", errors)
+
+    def test_stream_longer_than_the_target(self):
+        disk = self.image("disk", MIB, seed=2)
+        uri = self.serve(disk)
+        with open(self.image("source", 2 * MIB, holes=False), "rb") as stdin:
+            done = subprocess.run([support.program(), "copy", "-", uri], stdin=stdin,
+                                  capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("too small", done.stderr)
+        self.assertIn(PARTIAL, done.stderr)
+
+    def test_reader_goes_away(self):
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = subprocess.run([support.program(), "copy", self.image("source"), "-"],
+                              stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+        os.close(writer)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("cannot write the target standard output", done.stderr)
+        self.assertIn("Broken pipe", done.stderr)
+
+    def test_source_becomes_smaller(self):
+        source, disk = self.image("source", holes=False), self.image("disk", seed=2)
+        self.serve(disk, "up")
+        relay = self.relay("up")
+        relay.at("up", MIB, lambda _chunk, _index: os.truncate(source, 2 * MIB))
+        self.copy_fails(["--requests", "2", "--request-size", "64K", source, relay.uri],
+                        "the source", "smaller", PARTIAL)
+
+    def test_a_lost_connection_is_made_again(self):
+        for direction in ("up", "down"):
+            with self.subTest(direction=direction):
+                source = self.image("source", holes=False)
+                disk = self.image("disk", seed=2)
+                self.serve(source, direction + "-source")
+                self.serve(disk, direction + "-target")
+                one = self.relay(direction + "-source", direction + "-a")
+                two = self.relay(direction + "-target", direction + "-b")
+                lossy = two if direction == "up" else one
+                lossy.at(direction, 3 * MIB, lambda _chunk, _index, lossy=lossy: lossy.drop())
+                status, _, errors = self.copy("--verify", one.uri, two.uri)
+                self.assertEqual(status, 0, errors)
+                self.assertIn("the target" if direction == "up" else "the source", errors)
+                self.same(source, disk)
+
+    def test_json_of_a_failure(self):
+        import json
+        uri = self.serve(f"{self.image('source')},fault=read:EIO")
+        status, output, errors = self.copy("--json", uri, self.path("target"))
+        self.assertEqual(status, 1)
+        summary = json.loads(output)
+        self.assertEqual((summary["result"], summary["target_state"], summary["verified"]),
+                         ("failed", "partial", False))
+        self.assertIn("Input/output error", summary["error"])
+        self.assertIn(summary["error"], errors)
+
+
+if __name__ == "__main__":
+    support.main()

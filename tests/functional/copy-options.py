@@ -1,0 +1,110 @@
+#!/usr/bin/python3
+"""The command line of `gmblock copy`, its progress bar, and its summary."""
+import os
+import pty
+import subprocess
+
+import support
+from copy_tool import MIB, ODD_BYTES, CopyCase
+
+
+class Options(CopyCase):
+    def test_wrong_usage(self):
+        for arguments, fragment in (
+                ([], "SOURCE"), (["a"], "TARGET"), (["a", "b", "c"], "no more"),
+                (["--nothing", "a", "b"], "not known"), (["--requests", "0", "a", "b"], "--requests"),
+                (["--requests", "1025", "a", "b"], "1024"),
+                (["--connections", "17", "a", "b"], "--connections"),
+                (["--request-size", "3000", "a", "b"], "power of two"),
+                (["--request-size", "2K", "a", "b"], "4K"),
+                (["--request-size", "x", "a", "b"], "--request-size"),
+                (["--sparse", "100", "a", "b"], "--sparse"),
+                (["--checkpoint", "0", "a", "b"], "--checkpoint"),
+                (["--requests", "1024", "--request-size", "32M", "a", "b"], "memory"),
+                (["--json", "a", "-"], "standard output"), (["--resume"], "needs a value")):
+            with self.subTest(arguments=arguments):
+                errors = self.copy_fails(arguments, fragment, status=2)
+                self.assertIn("gmblock copy --help", errors)
+
+    def test_silent_without_a_terminal(self):
+        self.assertEqual(self.copy(self.image("source"), self.path("target")), (0, "", ""))
+
+    def test_progress_in_lines(self):
+        status, output, errors = self.copy("--progress", self.image("source"),
+                                           self.path("target"))
+        self.assertEqual((status, output), (0, ""))
+        self.assertIn("copied 12 MiB", errors)
+
+    def on_terminal(self, *arguments):
+        """Standard error is a terminal: the status and what it showed."""
+        leader, follower = pty.openpty()
+        process = subprocess.Popen([support.program(), "copy", *arguments], stderr=follower,
+                                   stdin=subprocess.DEVNULL)
+        os.close(follower)
+        shown = b""
+        try:
+            while piece := os.read(leader, 65536):
+                shown += piece
+        except OSError:  # the other end is closed
+            pass
+        os.close(leader)
+        return process.wait(), shown.decode()
+
+    def test_bar_on_a_terminal(self):
+        source = self.image("source", holes=False)
+        uri = self.serve(f"{source},delay=read:30ms")
+        status, shown = self.on_terminal("--requests", "1", uri, self.path("target"))
+        self.assertEqual(status, 0)
+        self.assertRegex(shown, r"\r +\d+% \[#*\.+\] copying [\d.]+ .*iB of 12 MiB")
+        self.assertRegex(shown, r"iB/s, \d+:\d\d left")
+        self.assertIn("copied 12 MiB", shown)
+
+    def test_no_bar_on_a_terminal(self):
+        status, shown = self.on_terminal("--no-progress", self.image("source"),
+                                         self.path("target"))
+        self.assertEqual((status, shown), (0, ""))
+
+    def test_summary(self):
+        source = self.image("source", holes=False)
+        summary = self.copy_ok(source, self.path("target"))
+        self.assertEqual(summary["source"], {"name": source, "kind": "file", "bytes": ODD_BYTES})
+        self.assertEqual(summary["bytes_read"], ODD_BYTES)
+        self.assertEqual(summary["bytes_written"], ODD_BYTES)
+        for key in ("bytes_zeroed", "bytes_skipped", "bytes_resumed", "bytes_verified"):
+            self.assertEqual(summary[key], 0)
+        self.assertGreater(summary["bytes_per_second"], 0)
+        self.assertIsNone(summary["durable_bytes"])
+
+    def test_summary_of_a_pipe(self):
+        with open(self.image("source", MIB), "rb") as stdin:
+            done = subprocess.run([support.program(), "copy", "--json", "-", self.path("target")],
+                                  stdin=stdin, capture_output=True, text=True, check=True)
+        self.assertIn('"kind": "stream"', done.stdout)
+        self.assertIn(f'"bytes": {MIB}', done.stdout)
+
+    def test_names_are_escaped(self):
+        self.copy_fails([self.path("a\x1b[31m\n"), self.path("target")], "\\x1b[31m\\x0a")
+
+    def test_memory_is_bounded(self):
+        """A disk far larger than the memory that may be had."""
+        import resource
+
+        def limit():
+            resource.setrlimit(resource.RLIMIT_AS, (256 * MIB, 256 * MIB))
+
+        source = self.path("source")
+        with open(source, "wb") as out:
+            out.truncate(1 << 40)
+            out.seek(1 << 39)
+            out.write(b"x" * MIB)
+        status, output, errors = self.copy("--verify", source, self.path("target"),
+                                           preexec_fn=limit)
+        self.assertEqual((status, output, errors), (0, "", ""))
+        self.assertEqual(os.path.getsize(self.path("target")), 1 << 40)
+        with open(self.path("target"), "rb") as file:
+            file.seek(1 << 39)
+            self.assertEqual(file.read(MIB), b"x" * MIB)
+
+
+if __name__ == "__main__":
+    support.main()

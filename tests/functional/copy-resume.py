@@ -1,0 +1,253 @@
+#!/usr/bin/python3
+"""`gmblock copy --resume`: killed wherever, it goes on, and the end is an equal copy."""
+import os
+import random
+import signal
+
+import support
+from copy_tool import MIB, ODD_BYTES, CopyCase
+
+KILLS = 20
+KILL_BYTES = 24 * MIB + 4321
+
+
+class Kills(CopyCase):
+    def kill_until_done(self, arguments, relay, direction, numbers, seed):
+        """Runs the same command until it succeeds; KILLS times it gets a signal at some byte."""
+        source = random.Random(seed)
+        print(f"seed {seed}")
+        starts = set()
+        for _ in range(KILLS):
+            number = source.choice(numbers)
+            process = self.spawn(*arguments)
+
+            def kill(_chunk, _index, process=process, number=number):
+                process.send_signal(number)
+
+            relay.at(direction, source.randrange(1, KILL_BYTES // 4), kill)
+            _, errors = process.communicate()
+            if process.returncode == 0:
+                break
+            self.assertIn(process.returncode, (-number, 128 + number), errors)
+            if process.returncode == 128 + number:
+                self.assertIn("--resume", errors)
+            starts.add(self.durable())
+        relay.at(direction, 1 << 60, lambda _chunk, _index: None)
+        if process.returncode != 0:
+            self.copy_ok(*arguments)
+        self.assertGreater(len(starts), 2, "no run went on where another had stopped")
+        self.assertFalse(os.path.exists(self.path("journal")))
+
+    def durable(self):
+        """Where the journal says that the next run begins."""
+        if not os.path.exists(self.path("journal")):
+            return None
+        with open(self.path("journal"), encoding="utf-8") as journal:
+            lines = [line.split() for line in journal if " durable " in line]
+        return int(lines[-1][2]) if lines else 0
+
+    def arguments(self, *ends):
+        return ["--resume", self.path("journal"), "--checkpoint", "1M", "--request-size", "64K",
+                "--requests", "8", *ends]
+
+    def test_remote_to_remote_killed(self):
+        source = self.image("source", KILL_BYTES, seed=11)
+        disk = self.image("disk", KILL_BYTES, seed=12)
+        self.serve(disk, "up")
+        relay = self.relay("up")
+        self.kill_until_done(self.arguments(self.serve(source, "a"), relay.uri), relay, "up",
+                             [signal.SIGKILL], random.randrange(1 << 32))
+        self.same(source, disk)
+
+    def test_remote_to_file_killed_and_stopped(self):
+        source = self.image("source", KILL_BYTES, seed=13)
+        self.serve(source, "up")
+        relay = self.relay("up")
+        self.kill_until_done(self.arguments(relay.uri, self.path("target")), relay, "down",
+                             [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP],
+                             random.randrange(1 << 32))
+        self.same(source, self.path("target"))
+
+    def test_stopped_by_a_signal(self):
+        source, disk = self.image("source", holes=False), self.image("disk", seed=2)
+        self.serve(disk, "up")
+        relay = self.relay("up")
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            process = self.spawn(*self.arguments(source, relay.uri))
+            relay.at("up", 2 * MIB, lambda _chunk, _index, process=process, number=number:
+                     process.send_signal(number))
+            _, errors = process.communicate()
+            self.assertEqual(process.returncode, 128 + number, errors)
+            self.assertIn(f"stopped by {number.name}", errors)
+            self.assertIn("holds a partial copy", errors)
+            self.assertIn(f"go on from byte {self.durable()}", errors)
+            self.assertGreater(self.durable(), 0)
+        before = self.durable()
+        summary = self.copy_ok("--verify", *self.arguments(source, relay.uri))
+        self.assertEqual(summary["bytes_resumed"], before)
+        self.assertEqual(summary["bytes_read"], ODD_BYTES - before)
+        self.assertEqual(summary["bytes_verified"], ODD_BYTES)
+        self.same(source, disk)
+
+    def test_goes_on_after_an_error(self):
+        source, disk = self.image("source", holes=False), self.image("disk", seed=2)
+        failing = self.start("--export", f"={disk},fault=write:EIO:range=6000000+1", "--listen",
+                             self.socket_uri())
+        self.copy_fails(self.arguments(source, failing.uri), "the target", "go on from byte")
+        self.assertGreater(self.durable(), 0)
+        self.assertLessEqual(self.durable(), 6000000)
+        failing.stop()
+        self.start("--export", f"={disk}", "--listen", self.socket_uri())
+        self.copy_ok(*self.arguments(source, failing.uri))
+        self.same(source, disk)
+
+
+class Journals(CopyCase):
+    """A journal that does not fit is refused, and stays as it is."""
+
+    def setUp(self):
+        super().setUp()
+        self.source = self.image("source", holes=False)
+        self.target = self.path("target")
+        self.journal = self.path("journal")
+
+    def interrupted(self, target=None):
+        """Leaves a journal and a partial copy behind."""
+        uri = self.serve(f"{self.source},fault=read:EIO:range=9000000+1", "interrupted")
+        self.begun = [uri, target or self.target]
+        self.copy_fails(["--resume", self.journal, "--checkpoint", "1M", "--request-size", "64K",
+                         "--requests", "4", *self.begun], "go on from byte")
+        with open(self.journal, "rb") as file:
+            self.content = file.read()
+        self.assertIn(b" durable ", self.content)
+
+    def refused(self, *fragments, arguments=None):
+        before = os.stat(self.target).st_mtime_ns if os.path.exists(self.target) else None
+        errors = self.copy_fails(["--resume", self.journal, *(arguments or self.begun)],
+                                 *fragments)
+        after = os.stat(self.target).st_mtime_ns if os.path.exists(self.target) else None
+        self.assertIn("was not changed", errors)
+        self.assertEqual(before, after)
+
+    def write(self, content):
+        with open(self.journal, "wb") as file:
+            file.write(content)
+
+    def test_removed_at_the_end(self):
+        self.copy_ok("--resume", self.journal, self.source, self.target)
+        self.assertFalse(os.path.exists(self.journal))
+        self.same(self.source, self.target)
+
+    def test_an_empty_file_is_a_new_journal(self):
+        self.write(b"")
+        self.copy_ok("--resume", self.journal, self.source, self.target)
+        self.assertFalse(os.path.exists(self.journal))
+
+    def test_a_refused_copy_leaves_none(self):
+        self.copy_fails(["--resume", self.journal, self.path("nothing"), self.target])
+        self.assertFalse(os.path.exists(self.journal))
+
+    def test_foreign_file(self):
+        for content in (b"precious\n", b"\0" * 100, b"no line end", b"\xff\xfe" * 50):
+            self.write(content)
+            self.refused("not a journal", arguments=[self.source, self.target])
+            with open(self.journal, "rb") as file:
+                self.assertEqual(file.read(), content)
+
+    def test_every_damaged_byte_is_found(self):
+        self.interrupted()
+        whole = self.content.rstrip(b"\n").rsplit(b"\n", 1)[0] + b"\n"
+        last = len(whole.rstrip(b"\n").rsplit(b"\n", 1)[0]) + 1
+        # Every byte of all lines but the last: a torn last line is what a crash leaves behind.
+        for index in range(0, last - 1, 3):
+            damaged = bytearray(self.content)
+            damaged[index] ^= 4
+            self.write(bytes(damaged))
+            self.refused("journal")
+
+    def test_a_torn_last_line_does_not_count(self):
+        self.interrupted()
+        lines = self.content.splitlines(keepends=True)
+        before = int(lines[-2].split()[2])
+        for torn in (lines[-1][:7], lines[-1][:-1], b"00000000 durable 99999999\n"):
+            self.write(b"".join(lines[:-1]) + torn)
+            self.copy_fails(["--resume", self.journal, *self.begun], "the source")
+            with open(self.journal, "rb") as file:
+                content = file.read()
+            self.assertTrue(content.startswith(b"".join(lines[:-1])))
+            for line in content.splitlines()[4:]:
+                self.assertGreaterEqual(int(line.split()[2]), int(lines[4].split()[2]))
+        self.assertGreater(before, 0)
+
+    def test_another_source(self):
+        self.interrupted()
+        other = self.image("other", seed=5)
+        self.refused("another copy", "the source", arguments=[other, self.target])
+
+    def test_another_export_of_the_same_size(self):
+        self.interrupted()
+        uri = self.serve(self.source, "elsewhere")
+        self.refused("another copy", "the source", arguments=[uri, self.target])
+
+    def test_another_target(self):
+        self.interrupted()
+        other = self.image("other", seed=5)
+        self.refused("another copy", "the target", arguments=[self.begun[0], other])
+        self.same(other, self.image("before", seed=5))
+
+    def test_target_is_gone(self):
+        self.interrupted()
+        os.unlink(self.target)
+        self.refused("the target", arguments=self.begun)
+        self.assertFalse(os.path.exists(self.target))
+
+    def test_target_was_made_smaller(self):
+        self.interrupted()
+        os.truncate(self.target, MIB)
+        self.refused("the target")
+
+    def test_source_file_was_written(self):
+        """A file tells when it was written; between the runs it must not be."""
+        disk = self.image("disk", seed=2)
+        uri = self.serve(f"{disk},fault=write:EIO:range=9000000+1", "failing")
+        self.begun = [self.source, uri]
+        self.copy_fails(["--resume", self.journal, "--checkpoint", "1M", *self.begun])
+        status = os.stat(self.source)
+        os.utime(self.source, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+        self.refused("the source", "changed")
+
+    def test_other_allocation(self):
+        self.interrupted()
+        self.refused("--allocate", arguments=["--allocate", *self.begun])
+
+    def test_in_use(self):
+        self.serve(self.source, "up")
+        relay = self.relay("up")
+        outcomes = []
+
+        def second(_chunk, _index):
+            outcomes.append(self.copy("--resume", self.journal, self.source, self.path("other")))
+
+        relay.at("down", 4 * MIB, second)
+        status, _, errors = self.copy("--resume", self.journal, relay.uri, self.target)
+        self.assertEqual((status, errors), (0, ""))
+        self.assertEqual(outcomes[0][0], 1)
+        self.assertIn("in use by another gmblock copy", outcomes[0][2])
+        self.same(self.source, self.target)
+
+    def test_journal_is_the_target(self):
+        self.write(b"")
+        self.copy_fails(["--resume", self.journal, self.source, self.journal], "another file")
+
+    def test_journal_cannot_be_written(self):
+        self.copy_fails(["--resume", self.path("no/journal"), self.source, self.target],
+                        "cannot open the journal", "was not changed")
+        self.assertFalse(os.path.exists(self.target))
+
+    def test_pipes_are_refused(self):
+        for ends in (["-", self.target], [self.source, "-"]):
+            self.copy_fails(["--resume", self.journal, *ends], "--resume", "pipe", status=2)
+
+
+if __name__ == "__main__":
+    support.main()

@@ -1,0 +1,99 @@
+#!/usr/bin/python3
+"""`gmblock copy --verify` finds what nobody reported; without it, nobody does."""
+import json
+import signal
+
+import support
+from copy_tool import MIB, ODD_BYTES, CopyCase, flip
+
+
+class Verify(CopyCase):
+    def flipping_relay(self, source, disk):
+        """One bit of the only write is wrong when it reaches the server."""
+        self.assertLess(len(open(source, "rb").read()), 256 * 1024 + 1)
+        self.serve(disk, "up")
+        relay = self.relay("up")
+        relay.at("up", 100000, flip)
+        return relay
+
+    def test_good_copies(self):
+        source, disk = self.image("source"), self.image("disk", seed=2)
+        summary = self.copy_ok("--verify", source, self.serve(disk))
+        self.assertEqual((summary["verified"], summary["bytes_verified"]), (True, ODD_BYTES))
+        summary = self.copy_ok("--verify", source, self.path("target"))
+        self.assertEqual((summary["verified"], summary["bytes_verified"]), (True, ODD_BYTES))
+        summary = self.copy_ok(source, self.path("again"))
+        self.assertEqual((summary["verified"], summary["bytes_verified"]), (False, 0))
+
+    def test_a_flipped_bit_on_the_way(self):
+        source = self.image("source", 200000, holes=False)
+        disk = self.image("disk", 200000, seed=2)
+        relay = self.flipping_relay(source, disk)
+        status, output, errors = self.copy("--verify", "--json", source, relay.uri)
+        self.assertEqual(status, 1)
+        with open(source, "rb") as one, open(disk, "rb") as other:
+            left, right = one.read(), other.read()
+        places = [index for index in range(len(left)) if left[index] != right[index]]
+        self.assertEqual(len(places), 1, "the bit was not in the data")
+        self.assertIn(f"differ at byte {places[0]} ", errors)
+        self.assertIn("not like the source", errors)
+        summary = json.loads(output)
+        self.assertEqual((summary["result"], summary["target_state"]), ("failed", "differs"))
+
+    def test_without_it_nobody_knows(self):
+        """Shows that the test above tests something."""
+        source = self.image("source", 200000, holes=False)
+        disk = self.image("disk", 200000, seed=2)
+        relay = self.flipping_relay(source, disk)
+        self.copy_ok(source, relay.uri)
+        with self.assertRaises(AssertionError):
+            self.same(source, disk)
+
+    def test_an_outsider_writes_to_the_target(self):
+        """Somebody else changes a byte that was copied, where the copy has a hole."""
+        source, disk = self.path("source"), self.image("disk", 4 * MIB, seed=2)
+        with open(source, "wb") as out:
+            out.truncate(2 * MIB)
+            out.seek(2 * MIB)
+            out.write(b"x" * 2 * MIB)
+        self.serve(disk, "up")
+        relay = self.relay("up")
+
+        def write(_chunk, _index):
+            with open(disk, "r+b") as out:
+                out.seek(MIB + 77)
+                out.write(b"!")
+
+        # What comes down late is what is read back.
+        relay.at("down", MIB, write)
+        self.copy_fails(["--verify", "--requests", "2", "--request-size", "64K", source,
+                         relay.uri], "verification failed")
+
+    def test_a_failing_read_is_no_difference(self):
+        disk = self.image("disk", seed=2)
+        uri = self.serve(f"{disk},fault=read:EIO:range=5000000+1")
+        self.copy_fails(["--verify", self.image("source", holes=False), uri], "the target",
+                        "Input/output error", "holds the whole copy")
+
+    def test_stopped_while_verifying(self):
+        source, disk = self.image("source", holes=False), self.image("disk", seed=2)
+        self.serve(disk, "up")
+        relay = self.relay("up")
+        process = self.spawn("--verify", source, relay.uri)
+        relay.at("down", MIB, lambda _chunk, _index: process.send_signal(signal.SIGTERM))
+        _, errors = process.communicate()
+        self.assertEqual(process.returncode, 128 + signal.SIGTERM, errors)
+        self.assertIn("stopped by SIGTERM", errors)
+        self.assertIn("holds the whole copy", errors)
+
+    def test_a_larger_target(self):
+        source, disk = self.image("source"), self.image("disk", ODD_BYTES + MIB, seed=2)
+        self.copy_ok("--verify", source, self.serve(disk))
+
+    def test_pipes_are_refused(self):
+        for ends in (["-", self.path("target")], [self.image("source"), "-"]):
+            self.copy_fails(["--verify", *ends], "--verify", "pipe", status=2)
+
+
+if __name__ == "__main__":
+    support.main()
