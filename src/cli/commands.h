@@ -13,3 +13,4 @@ int cmd_info(int argc, char **argv);
 int cmd_list(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_copy(int argc, char **argv);
+int cmd_stats(int argc, char **argv);

@@ -19,6 +19,7 @@ static const struct command {
 	{ "list", cmd_list, "list the exports of a server" },
 	{ "info", cmd_info, "show what a server offers, or what this machine can do" },
 	{ "bench", cmd_bench, "measure an export: rates, latencies, processor time" },
+	{ "stats", cmd_stats, "show what a running server does, and where the time goes" },
 	{ "copy", cmd_copy, "copy a disk between servers, files, devices and pipes" },
 };
 

@@ -35,6 +35,8 @@ static const char help[] =
 	"                              takes any free one; can be repeated\n"
 	"                              (default: nbd://127.0.0.1:10809)\n"
 	"  -c, --config FILE           read exports, addresses and limits from a YAML file\n"
+	"      --control PATH          where \"gmblock stats\" asks, or none (default: a socket\n"
+	"                              in /run/gmblock/serve, or in $XDG_RUNTIME_DIR)\n"
 	"      --run COMMAND           serve for the life of a shell command, with $uri (and\n"
 	"                              $unixsocket) set; can be repeated, until one fails;\n"
 	"                              its exit status is ours\n"
@@ -59,6 +61,7 @@ static const char help[] =
 enum {
 	OPTION_RUN = CLI_OPTION_FIRST,
 	OPTION_HELP,
+	OPTION_CONTROL,
 	OPTION_LIMIT, /* first of limit_keys, which is memory; the others follow */
 };
 
@@ -77,6 +80,7 @@ static const struct option options[] = {
 	{ "handshake-timeout", required_argument, NULL, OPTION_LIMIT + 4 },
 	{ "max-inflight", required_argument, NULL, OPTION_LIMIT + 5 },
 	{ "max-inflight-total", required_argument, NULL, OPTION_LIMIT + 6 },
+	{ "control", required_argument, NULL, OPTION_CONTROL },
 	{ "help", no_argument, NULL, OPTION_HELP },
 	{ 0 },
 };
@@ -160,6 +164,12 @@ static int take_option(struct server_config *config, struct arguments *arguments
 		return 0;
 	case OPTION_RUN:
 		return server_config_add_command(config, optarg, error);
+	case OPTION_CONTROL:
+		rc = server_config_set_control(config, optarg, error);
+		if (rc < 0) {
+			error_prefix(error, "--control");
+		}
+		return rc;
 	case OPTION_HELP:
 		arguments->wants_help = true;
 		return 0;

@@ -16,6 +16,7 @@
 #include <stdatomic.h>
 
 #include "base/error.h"
+#include "path/stats.h"
 #include "ring/ring.h"
 #include "store/store.h"
 
@@ -93,3 +94,8 @@ void nbd_service_drain(struct nbd_service *service, uint64_t deadline_ns,
 	void (*drained)(void *context), void *context);
 
 void nbd_service_counters(const struct nbd_service *service, struct nbd_counters *counters);
+
+/* The statistics of an operation on an export, an entry for each size class; NULL: there was none
+ * yet. Valid on the ring's thread until the service is destroyed. */
+const struct path_stats *nbd_service_stats(
+	const struct nbd_service *service, uint32_t export_index, enum store_op op);

@@ -374,6 +374,7 @@ void nbd_service_destroy(struct nbd_service *service)
 	for (uint32_t i = 0; service->path_exports != NULL && i < service->options.export_count;
 		i++) {
 		store_queue_destroy(service->path_exports[i].queue);
+		path_export_fini(&service->path_exports[i]);
 	}
 	while ((node = list_pop_front(&service->rx_free)) != NULL) {
 		free(list_entry(node, struct rx_buf, node));
@@ -433,4 +434,11 @@ void nbd_service_drain(struct nbd_service *service, uint64_t deadline_ns,
 void nbd_service_counters(const struct nbd_service *service, struct nbd_counters *counters)
 {
 	*counters = service->counters;
+}
+
+const struct path_stats *nbd_service_stats(
+	const struct nbd_service *service, uint32_t export_index, enum store_op op)
+{
+	GMB_ASSERT(export_index < service->options.export_count);
+	return service->path_exports[export_index].stats[op];
 }

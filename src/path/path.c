@@ -91,33 +91,26 @@ static void set_state(struct path_request *request, enum path_state state)
 							   : ring_now_ns(request->path->ring);
 }
 
-static uint32_t size_class(uint64_t length)
-{
-	uint32_t class = 0;
-
-	for (uint64_t limit = 4096; class < PATH_SIZE_CLASS_COUNT - 1 && length > limit;
-		limit *= 4) {
-		class ++;
-	}
-	return class;
-}
-
-/* Adds the time between edges to the export's sums. A state that was skipped has no edge. */
 static void account(struct path_request *request)
 {
-	struct path_stats *stats =
-		&request->export->stats[request->op][size_class(request->length)];
-	uint64_t end_ns = request->edge_ns[PATH_STATE_FIN];
+	struct path_stats **stats = &request->export->stats[request->op];
 
-	for (int state = PATH_STATE_SEND; state >= PATH_STATE_INIT; state--) {
-		if (request->edge_ns[state] != 0) {
-			stats->state_ns[state] += end_ns - request->edge_ns[state];
-			end_ns = request->edge_ns[state];
+	if (*stats == NULL) {
+		*stats = calloc(PATH_SIZE_CLASS_COUNT, sizeof(**stats));
+		if (*stats == NULL) {
+			return; /* not counted; the next one tries again */
 		}
 	}
-	stats->count++;
-	stats->bytes += request->error == 0 ? request->length : 0;
-	stats->errors += request->error != 0;
+	path_stats_add(*stats + path_size_class(request->length), request->edge_ns, request->length,
+		request->error != 0);
+}
+
+void path_export_fini(struct path_export *path_export)
+{
+	for (int op = 0; op < STORE_OP_COUNT; op++) {
+		free(path_export->stats[op]);
+		path_export->stats[op] = NULL;
+	}
 }
 
 enum path_status path_status(const struct path_request *request)

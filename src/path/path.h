@@ -29,39 +29,25 @@
 
 #include "base/list.h"
 #include "memory/arena.h"
+#include "path/stats.h"
 #include "ring/ring.h"
 #include "store/store.h"
 
 struct path;
 struct path_request;
 
-/* The five states of the thesis; one timestamp per edge. */
-enum path_state {
-	PATH_STATE_INIT,      /* decoded; waits for memory or for its turn */
-	PATH_STATE_READ,      /* the disk works, nothing can be sent yet */
-	PATH_STATE_SEND_INIT, /* some bytes are valid; disk and network overlap */
-	PATH_STATE_SEND,      /* the disk is done; network time that it did not hide */
-	PATH_STATE_FIN,	      /* everything is sent, resources are back */
-	PATH_STATE_COUNT
-};
-
 enum path_status { PATH_PENDING, PATH_COMMITTED, PATH_ABORTED };
-
-enum { PATH_SIZE_CLASS_COUNT = 8 }; /* <= 4 KiB, 16 KiB, 64 KiB, 256 KiB, 1, 4, 16 MiB, more */
-
-struct path_stats {
-	uint64_t count;
-	uint64_t errors;
-	uint64_t bytes;
-	uint64_t state_ns[PATH_STATE_COUNT]; /* sum of the time spent in each state */
-};
 
 /* An export as one reactor sees it. */
 struct path_export {
 	struct store *store;
 	struct store_queue *queue;
-	struct path_stats stats[STORE_OP_COUNT][PATH_SIZE_CLASS_COUNT];
+	/* By operation, PATH_SIZE_CLASS_COUNT each; made with the first request, NULL before. */
+	struct path_stats *stats[STORE_OP_COUNT];
 };
+
+/* Frees the statistics. */
+void path_export_fini(struct path_export *path_export);
 
 /* One run of bytes on its way, with its own buffer. 0 <= sent <= valid <= length. */
 struct path_stream {

@@ -38,6 +38,7 @@ void server_config_fini(struct server_config *config)
 		free(config->commands[i]);
 	}
 	free(config->memory_origin);
+	free(config->control_path);
 	free(config->exports);
 	free(config->listens);
 	free(config->commands);
@@ -152,6 +153,21 @@ int server_config_add_command(
 		return error_set(error, -ENOMEM, "no memory for another command");
 	}
 	config->commands[config->command_count++] = copy;
+	return 0;
+}
+
+int server_config_set_control(struct server_config *config, const char *path, struct error *error)
+{
+	if (config->control_path != NULL) {
+		return error_set(error, -EINVAL, "a server has one control socket");
+	}
+	if (path[0] == '\0') {
+		return error_set(error, -EINVAL, "the path is empty; \"none\" is for no socket");
+	}
+	config->control_path = strdup(path);
+	if (config->control_path == NULL) {
+		return error_set(error, -ENOMEM, "no memory for a path");
+	}
 	return 0;
 }
 

@@ -65,6 +65,7 @@ struct server_config {
 	uint32_t listen_count;
 	struct server_limits limits;
 	char *memory_origin; /* where limits.memory_bytes was asked for, or NULL */
+	char *control_path;  /* of the control socket, "none", or NULL: the usual place */
 	char **commands;     /* --run, in order */
 	uint32_t command_count;
 };
@@ -102,6 +103,10 @@ GMB_MUST_CHECK int server_config_add_listen(
 	struct server_config *config, const char *text, const char *origin, struct error *error);
 GMB_MUST_CHECK int server_config_add_command(
 	struct server_config *config, const char *command, struct error *error);
+
+/* Copied; given twice is an error. */
+GMB_MUST_CHECK int server_config_set_control(
+	struct server_config *config, const char *path, struct error *error);
 
 /* key: memory, threads, connections, handshakes, handshake-timeout, inflight, inflight-total. */
 GMB_MUST_CHECK int server_limits_set(

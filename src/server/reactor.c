@@ -239,3 +239,37 @@ void reactor_drain(struct reactor *reactor, uint64_t deadline_ns)
 	reactor->drain_message.deliver = deliver_drain;
 	ring_post(reactor->ring, &reactor->drain_message);
 }
+
+/* A visit to the reactor's thread; lives on the visitor's stack. */
+struct visit {
+	struct ring_message message;
+	struct reactor *reactor;
+	void (*inspect)(const struct nbd_service *service, void *context);
+	void *context;
+	sem_t over;
+};
+
+static void deliver_visit(struct ring *ring, struct ring_message *message)
+{
+	struct visit *visit = container_of(message, struct visit, message);
+
+	GMB_UNUSED(ring);
+	visit->inspect(visit->reactor->service, visit->context);
+	sem_post(&visit->over);
+}
+
+void reactor_inspect(struct reactor *reactor,
+	void (*inspect)(const struct nbd_service *service, void *context), void *context)
+{
+	struct visit visit = {
+		.message.deliver = deliver_visit,
+		.reactor = reactor,
+		.inspect = inspect,
+		.context = context,
+	};
+
+	sem_init(&visit.over, 0, 0);
+	ring_post(reactor->ring, &visit.message);
+	wait_for(&visit.over);
+	sem_destroy(&visit.over);
+}

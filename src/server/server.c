@@ -17,6 +17,7 @@
 
 #include "base/log.h"
 #include "server/accept.h"
+#include "server/control.h"
 #include "server/reach.h"
 #include "server/run.h"
 
@@ -47,6 +48,8 @@ struct server {
 	struct reactor **reactors;
 	uint32_t reactor_count;
 	struct acceptor *acceptor;
+	struct control *control;
+	const char **paths; /* of the exports, for the control socket */
 	_Atomic uint32_t connection_total;
 
 	sigset_t mask_before;
@@ -317,6 +320,29 @@ static int start_accepting(struct server *server, struct error *error)
 	return rc;
 }
 
+static int start_control(struct server *server, struct error *error)
+{
+	struct control_view view = {
+		.exports = server->exports,
+		.export_count = server->export_count,
+		.listeners = server->listeners,
+		.listener_count = server->listener_count,
+		.reactors = server->reactors,
+		.reactor_count = server->reactor_count,
+		.start_ns = now_ns(),
+	};
+
+	server->paths = calloc(MAX(server->export_count, 1U), sizeof(*server->paths));
+	if (server->paths == NULL) {
+		return error_set(error, -ENOMEM, "no memory for a table of paths");
+	}
+	for (uint32_t i = 0; i < server->export_count; i++) {
+		server->paths[i] = server->config->exports[i].path;
+	}
+	view.paths = server->paths;
+	return control_open(server->config->control_path, &view, &server->control, error);
+}
+
 /* --- the process ----------------------------------------------------------------------------- */
 
 /* Every connection is a descriptor; the soft limit of 1024 is only a default for old programs. */
@@ -462,6 +488,7 @@ GMB_NORETURN static void stop_hard(struct server *server, const char *reason)
 {
 	log_error("stopped at once, with requests in flight: %s", reason);
 	close_listeners(server);
+	control_close(server->control);
 	fflush(stdout);
 	_exit(1);
 }
@@ -520,11 +547,17 @@ static void wait_for_stop(struct server *server)
 	struct pollfd fds[] = {
 		{ .fd = server->signal_fd, .events = POLLIN },
 		{ .fd = server->event_fd, .events = POLLIN },
+		{ .fd = control_fd(server->control), .events = POLLIN },
 	};
 	struct signalfd_siginfo info;
 
 	while (server->phase != SERVER_STOPPED) {
-		int ready = poll(fds, ARRAY_COUNT(fds), stop_timeout_ms(server));
+		int ready;
+
+		if (server->phase != SERVER_SERVING) {
+			fds[2].fd = -1; /* a reactor may not answer any more */
+		}
+		ready = poll(fds, ARRAY_COUNT(fds), stop_timeout_ms(server));
 
 		if (ready == 0) {
 			stop_hard(server, "they did not finish in time");
@@ -533,6 +566,9 @@ static void wait_for_stop(struct server *server)
 			handle_signal(server, (int)info.ssi_signo);
 		}
 		handle_events(server);
+		if (server->phase == SERVER_SERVING && (fds[2].revents & POLLIN) != 0) {
+			control_serve(server->control);
+		}
 	}
 }
 
@@ -610,6 +646,9 @@ static int start(struct server *server, struct error *error)
 		rc = start_reactors(server, error);
 	}
 	if (rc == 0) {
+		rc = start_control(server, error);
+	}
+	if (rc == 0) {
 		rc = start_accepting(server, error);
 	}
 	return rc;
@@ -617,6 +656,7 @@ static int start(struct server *server, struct error *error)
 
 static void release(struct server *server)
 {
+	control_close(server->control);
 	for (uint32_t i = 0; i < server->reactor_count; i++) {
 		reactor_destroy(server->reactors[i]);
 	}
@@ -626,6 +666,7 @@ static void release(struct server *server)
 		store_close(server->exports[i].store);
 	}
 	free(server->reactors);
+	free(server->paths);
 	free(server->listeners);
 	free(server->exports);
 	if (server->signal_fd >= 0) {

@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/control.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/log.h"
+
+enum {
+	PATH_BYTES = 256,
+	ANSWERS_MAX = 4,      /* in a row, before signals are looked at again */
+	SEND_SECONDS_MAX = 2, /* for one who does not read */
+	URI_BYTES_MAX = 3 * 4096 + 1024,
+};
+
+struct control {
+	struct control_view view;
+	struct listener listener;
+};
+
+/* --- the place ----------------------------------------------------------------------------- */
+
+int control_folder(char *out, size_t out_bytes)
+{
+	const char *runtime = geteuid() == 0 ? "/run" : getenv("XDG_RUNTIME_DIR");
+	int len;
+
+	if (runtime == NULL || runtime[0] != '/') {
+		return -ENOENT;
+	}
+	len = snprintf(out, out_bytes, "%s/gmblock/serve", runtime);
+	return len > 0 && (size_t)len < out_bytes ? 0 : -ENOENT;
+}
+
+/* Makes the folder and the one above it; both are fine if they are there. */
+static int make_folder(const char *folder)
+{
+	char above[PATH_BYTES];
+	char *slash;
+
+	snprintf(above, sizeof(above), "%s", folder);
+	slash = strrchr(above, '/');
+	GMB_ASSERT(slash != NULL);
+	*slash = '\0';
+	if (mkdir(above, 0755) < 0 && errno != EEXIST) {
+		return -errno;
+	}
+	return mkdir(folder, 0755) < 0 && errno != EEXIST ? -errno : 0;
+}
+
+static int listen_at(struct control *control, const char *path, struct error *error)
+{
+	char socket_path[PATH_BYTES];
+	struct nbd_uri uri = { .is_unix = true, .socket_path = socket_path };
+	mode_t before;
+	int rc;
+
+	if (strlen(path) >= sizeof(socket_path)) {
+		return error_set(error, -ENAMETOOLONG, "the path is too long for a socket");
+	}
+	snprintf(socket_path, sizeof(socket_path), "%s", path);
+	uri.socket_path_bytes = (uint32_t)strlen(path);
+	before = umask(0177);
+	rc = listener_open(&uri, &control->listener, error);
+	umask(before);
+	return rc;
+}
+
+static int open_usual(struct control *control, struct error *error)
+{
+	char folder[PATH_BYTES];
+	char path[PATH_BYTES + 32];
+	int rc = control_folder(folder, sizeof(folder));
+
+	if (rc == 0) {
+		rc = make_folder(folder);
+	}
+	if (rc != 0) {
+		return rc;
+	}
+	snprintf(path, sizeof(path), "%s/%ld.sock", folder, (long)getpid());
+	return listen_at(control, path, error);
+}
+
+int control_open(const char *path, const struct control_view *view, struct control **control_out,
+	struct error *error)
+{
+	struct control *control;
+	int rc;
+
+	*control_out = NULL;
+	if (path != NULL && strcmp(path, "none") == 0) {
+		return 0;
+	}
+	control = calloc(1, sizeof(*control));
+	if (control == NULL) {
+		return error_set(error, -ENOMEM, "no memory for a control socket");
+	}
+	control->view = *view;
+	rc = path != NULL ? listen_at(control, path, error) : open_usual(control, error);
+	if (rc < 0) {
+		free(control);
+		if (path == NULL) {
+			return 0;
+		}
+		error_prefix(error, "--control");
+		return rc;
+	}
+	/* Who connects and is gone again must not hold the main thread. */
+	(void)fcntl(control->listener.fds[0], F_SETFL, O_NONBLOCK);
+	*control_out = control;
+	return 0;
+}
+
+void control_close(struct control *control)
+{
+	if (control != NULL) {
+		listener_close(&control->listener);
+		free(control);
+	}
+}
+
+int control_fd(const struct control *control)
+{
+	return control != NULL ? control->listener.fds[0] : -1;
+}
+
+/* --- collecting ---------------------------------------------------------------------------- */
+
+/* Sums over the reactors; made for what has traffic only. */
+struct summary {
+	const struct control_view *view;
+	struct nbd_counters counters;
+	struct path_stats **stats; /* [export * STORE_OP_COUNT + op], or NULL */
+	bool short_of_memory;
+};
+
+static void add_stats(struct summary *summary, const struct nbd_service *service, uint32_t export)
+{
+	for (int op = 0; op < STORE_OP_COUNT; op++) {
+		const struct path_stats *from = nbd_service_stats(service, export, op);
+		struct path_stats **into =
+			&summary->stats[(size_t) export * STORE_OP_COUNT + (size_t)op];
+
+		if (from == NULL) {
+			continue;
+		}
+		if (*into == NULL) {
+			*into = calloc(PATH_SIZE_CLASS_COUNT, sizeof(**into));
+		}
+		if (*into == NULL) {
+			summary->short_of_memory = true;
+			return;
+		}
+		for (int class = 0; class < PATH_SIZE_CLASS_COUNT; class ++) {
+			path_stats_merge(*into + class, from + class);
+		}
+	}
+}
+
+/* On a reactor's thread, while the main thread waits. */
+static void inspect(const struct nbd_service *service, void *context)
+{
+	struct summary *summary = context;
+	struct nbd_counters counters;
+
+	nbd_service_counters(service, &counters);
+	summary->counters.sessions_accepted += counters.sessions_accepted;
+	summary->counters.sessions_refused += counters.sessions_refused;
+	summary->counters.sessions_failed += counters.sessions_failed;
+	summary->counters.requests += counters.requests;
+	summary->counters.errors += counters.errors;
+	summary->counters.bytes_read += counters.bytes_read;
+	summary->counters.bytes_written += counters.bytes_written;
+	summary->counters.sessions += counters.sessions;
+	summary->counters.handshakes += counters.handshakes;
+	summary->counters.inflight += counters.inflight;
+	for (uint32_t i = 0; i < summary->view->export_count; i++) {
+		add_stats(summary, service, i);
+	}
+}
+
+static int collect(struct summary *summary)
+{
+	size_t count = (size_t)summary->view->export_count * STORE_OP_COUNT;
+
+	summary->stats = calloc(MAX(count, (size_t)1), sizeof(struct path_stats *));
+	if (summary->stats == NULL) {
+		return -ENOMEM;
+	}
+	for (uint32_t i = 0; i < summary->view->reactor_count; i++) {
+		reactor_inspect(summary->view->reactors[i], inspect, summary);
+	}
+	return summary->short_of_memory ? -ENOMEM : 0;
+}
+
+static void summary_fini(struct summary *summary)
+{
+	size_t count = (size_t)summary->view->export_count * STORE_OP_COUNT;
+
+	for (size_t i = 0; summary->stats != NULL && i < count; i++) {
+		free(summary->stats[i]);
+	}
+	free(summary->stats);
+}
+
+/* --- the document -------------------------------------------------------------------------- */
+
+static json_t *us(uint64_t ns)
+{
+	return json_real((double)ns / 1000);
+}
+
+static json_t *per_request_us(uint64_t sum_ns, uint64_t count)
+{
+	return json_real(count > 0 ? (double)sum_ns / (double)count / 1000 : 0);
+}
+
+static json_t *class_json(const struct path_stats *stats, int op, uint32_t class)
+{
+	static const char *const names[] = {
+		[STORE_READ] = "read",
+		[STORE_WRITE] = "write",
+		[STORE_FLUSH] = "flush",
+		[STORE_TRIM] = "trim",
+		[STORE_ZERO] = "zero",
+		[STORE_CACHE] = "cache",
+		[STORE_EXTENTS] = "extents",
+	};
+	uint64_t limit = path_size_class_limit(class);
+	json_t *latency = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "mean",
+		per_request_us(stats->total_ns, stats->count), "p50",
+		us(path_stats_quantile_ns(stats, 500000)), "p90",
+		us(path_stats_quantile_ns(stats, 900000)), "p99",
+		us(path_stats_quantile_ns(stats, 990000)), "p99_9",
+		us(path_stats_quantile_ns(stats, 999000)), "max", us(stats->max_ns));
+	json_t *states = json_pack("{s:o, s:o, s:o, s:o}", "init",
+		per_request_us(stats->state_ns[PATH_STATE_INIT], stats->count), "read",
+		per_request_us(stats->state_ns[PATH_STATE_READ], stats->count), "send_init",
+		per_request_us(stats->state_ns[PATH_STATE_SEND_INIT], stats->count), "send",
+		per_request_us(stats->state_ns[PATH_STATE_SEND], stats->count));
+
+	return json_pack("{s:s, s:o, s:I, s:I, s:I, s:o, s:o}", "operation", names[op], "size_max",
+		limit == UINT64_MAX ? json_null() : json_integer((json_int_t)limit), "count",
+		(json_int_t)stats->count, "errors", (json_int_t)stats->errors, "bytes",
+		(json_int_t)stats->bytes, "latency_us", latency, "state_us", states);
+}
+
+static json_t *export_json(const struct summary *summary, uint32_t export)
+{
+	const struct nbd_export *entry = &summary->view->exports[export];
+	json_t *operations = json_array();
+
+	for (int op = 0; op < STORE_OP_COUNT; op++) {
+		const struct path_stats *stats =
+			summary->stats[(size_t) export * STORE_OP_COUNT + (size_t)op];
+
+		for (uint32_t class = 0; stats != NULL && class < PATH_SIZE_CLASS_COUNT; class ++) {
+			if (stats[class].count > 0) {
+				json_array_append_new(
+					operations, class_json(&stats[class], op, class));
+			}
+		}
+	}
+	return json_pack("{s:s%, s:s, s:I, s:b, s:I, s:o}", "name", entry->name,
+		(size_t)entry->name_bytes, "path", summary->view->paths[export], "bytes",
+		(json_int_t)store_size(entry->store), "read_only", entry->read_only, "connections",
+		(json_int_t)atomic_load_explicit(&entry->connections, memory_order_relaxed),
+		"operations", operations);
+}
+
+static json_t *uris_json(const struct control_view *view)
+{
+	json_t *uris = json_array();
+	char uri[URI_BYTES_MAX];
+
+	for (uint32_t i = 0; i < view->listener_count; i++) {
+		for (uint32_t k = 0; k < view->export_count; k++) {
+			if (nbd_uri_format(&view->listeners[i].uri, view->exports[k].name,
+				    view->exports[k].name_bytes, uri, sizeof(uri)) == 0) {
+				json_array_append_new(uris, json_string(uri));
+			}
+		}
+	}
+	return uris;
+}
+
+static json_t *counters_json(const struct nbd_counters *counters)
+{
+	return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "connections",
+		(json_int_t)counters->sessions, "handshakes", (json_int_t)counters->handshakes,
+		"inflight", (json_int_t)counters->inflight, "connections_accepted",
+		(json_int_t)counters->sessions_accepted, "connections_refused",
+		(json_int_t)counters->sessions_refused, "connections_failed",
+		(json_int_t)counters->sessions_failed, "requests", (json_int_t)counters->requests,
+		"errors", (json_int_t)counters->errors, "bytes_read",
+		(json_int_t)counters->bytes_read, "bytes_written",
+		(json_int_t)counters->bytes_written);
+}
+
+static uint64_t now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
+/* The answer, to be freed; NULL when there is no memory for it. */
+static char *make_answer(const struct control_view *view)
+{
+	struct summary summary = { .view = view };
+	uint64_t at_ns = now_ns();
+	char *text = NULL;
+
+	if (collect(&summary) == 0) {
+		json_t *exports = json_array();
+		json_t *whole;
+
+		for (uint32_t i = 0; i < view->export_count; i++) {
+			json_array_append_new(exports, export_json(&summary, i));
+		}
+		whole = json_pack("{s:s, s:I, s:f, s:f, s:o, s:o, s:o}", "version", GMBLOCK_VERSION,
+			"pid", (json_int_t)getpid(), "uptime_seconds",
+			(double)(at_ns - view->start_ns) / 1e9, "clock_seconds",
+			(double)at_ns / 1e9, "uris", uris_json(view), "counters",
+			counters_json(&summary.counters), "exports", exports);
+		text = whole != NULL ? json_dumps(whole, JSON_COMPACT) : NULL;
+		json_decref(whole);
+	}
+	summary_fini(&summary);
+	return text;
+}
+
+/* --- answering ----------------------------------------------------------------------------- */
+
+static void send_all(int fd, const char *text)
+{
+	const struct timeval limit = { .tv_sec = SEND_SECONDS_MAX };
+	size_t left = strlen(text);
+
+	(void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+	while (left > 0) {
+		ssize_t sent = send(fd, text, left, MSG_NOSIGNAL);
+
+		if (sent < 0 && errno == EINTR) {
+			continue;
+		}
+		if (sent <= 0) {
+			return; /* it asked, and does not listen */
+		}
+		text += sent;
+		left -= (size_t)sent;
+	}
+}
+
+void control_serve(struct control *control)
+{
+	for (int i = 0; i < ANSWERS_MAX; i++) {
+		int fd = accept4(control->listener.fds[0], NULL, NULL, SOCK_CLOEXEC);
+		char *answer;
+
+		if (fd < 0) {
+			return;
+		}
+		answer = make_answer(&control->view);
+		if (answer != NULL) {
+			send_all(fd, answer);
+		}
+		free(answer);
+		close(fd);
+	}
+}

@@ -1,0 +1,156 @@
+#!/usr/bin/python3
+"""`gmblock stats` and the control socket it asks: what is counted, who may ask, how a server is
+found."""
+import json
+import os
+import socket
+import stat
+import unittest
+
+import nbdmini
+import support
+
+
+def read_socket(path):
+    """What the control socket tells, whole."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(60)
+        sock.connect(path)
+        parts = []
+        while part := sock.recv(65536):
+            parts.append(part)
+    return json.loads(b"".join(parts))
+
+
+class Stats(support.Case):
+    def serve(self, *arguments, **options):
+        self.control = self.path("control")
+        return self.start_unix("--control", self.control, *arguments, **options)
+
+    def stats(self, server=None):
+        code, output, errors = self.run_gmblock("stats", "--json", server or self.control)
+        self.assertEqual((code, errors), (0, ""))
+        return json.loads(output)
+
+    def operations(self, index=0):
+        found = self.stats()["exports"][index]["operations"]
+        return {(entry["operation"], entry["size_max"]): entry for entry in found}
+
+    def test_nothing_yet(self):
+        server = self.serve("memory:1M")
+        told = self.stats()
+        self.assertEqual(told["pid"], server.process.pid)
+        self.assertEqual(told["uris"], [server.uri])
+        self.assertEqual([entry["operations"] for entry in told["exports"]], [[]])
+        self.assertEqual(told["counters"]["requests"], 0)
+        code, output, _ = self.run_gmblock("stats", self.control)
+        self.assertEqual(code, 0)
+        self.assertIn("no requests yet", output)
+
+    def test_requests_are_counted_by_operation_and_size(self):
+        server = self.serve("--threads", "2", "--export", "=memory:1M", "--export",
+                            "other=memory:1M", uri_count=2)
+        with nbdmini.open_export(server.uri, b"") as client:
+            for _ in range(3):
+                client.read(0, 4096)
+            client.read(0, 4097)
+            client.write(0, b"x" * 65536)
+        # The last reply is out before it is counted: the next answer comes after that.
+        with nbdmini.open_export(server.uri, b"") as client:
+            client.read(0, 1)
+        found = self.operations()
+        self.assertGreaterEqual(found["read", 4096]["count"], 3)
+        self.assertEqual(found["read", 16384]["count"], 1)
+        self.assertEqual(found["read", 16384]["bytes"], 4097)
+        self.assertEqual(found["write", 65536]["count"], 1)
+        self.assertEqual(found["write", 65536]["bytes"], 65536)
+        self.assertEqual(self.operations(1), {})
+        for entry in found.values():
+            latency = entry["latency_us"]
+            self.assertLessEqual(latency["p50"], latency["p90"])
+            self.assertLessEqual(latency["p90"], latency["p99"])
+            self.assertLessEqual(latency["p99"], latency["max"])
+            self.assertAlmostEqual(sum(entry["state_us"].values()), latency["mean"], places=2)
+
+    def test_states_show_where_the_time_went(self):
+        """A disk that takes 30 ms shows in the state of the disk, not in another."""
+        server = self.serve("--export", "=memory:1M,delay=read:30ms")
+        with nbdmini.open_export(server.uri, b"") as client:
+            for _ in range(3):
+                client.read(0, 4096)
+        states = self.operations()["read", 4096]["state_us"]
+        self.assertGreaterEqual(states["read"], 30000)
+        self.assertLess(states["init"] + states["send_init"] + states["send"], states["read"])
+
+    def test_errors_are_counted(self):
+        server = self.serve("--export", "=memory:1M,fault=read:EIO")
+        with nbdmini.open_export(server.uri, b"") as client:
+            with self.assertRaises(OSError):
+                client.read(0, 4096)
+        entry = self.operations()["read", 4096]
+        self.assertEqual((entry["count"], entry["errors"], entry["bytes"]), (1, 1, 0))
+
+    def test_the_socket_is_its_owners_and_goes_with_the_server(self):
+        server = self.serve("memory:1M")
+        self.assertEqual(stat.S_IMODE(os.stat(self.control).st_mode), 0o600)
+        self.assertEqual(server.stop()[0], 0)
+        self.assertFalse(os.path.exists(self.control))
+        self.check_refused(["stats", self.control], 1, self.control, "No such file")
+
+    def test_who_asks_and_leaves_disturbs_nobody(self):
+        server = self.serve("memory:1M")
+        for _ in range(20):
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.connect(self.control)
+        with nbdmini.open_export(server.uri, b"") as client:
+            client.read(0, 4096)
+        self.assertEqual(read_socket(self.control)["pid"], server.process.pid)
+
+    def test_found_by_uri_and_by_process(self):
+        """In the folder of a user's own, which holds nothing else."""
+        if os.geteuid() == 0:
+            self.skipTest("root's folder is shared with servers that are not ours")
+        environment = dict(os.environ, XDG_RUNTIME_DIR=self.folder)
+        server = self.start_unix("memory:1M", env=environment)
+        for name in (server.uri, str(server.process.pid)):
+            code, output, errors = self.run_gmblock("stats", "--json", name, env=environment)
+            self.assertEqual((code, errors), (0, ""))
+            self.assertEqual(json.loads(output)["pid"], server.process.pid)
+
+    def test_found_by_uri_as_root(self):
+        if os.geteuid() != 0:
+            self.skipTest("only root has /run")
+        server = self.start_unix("memory:1M")
+        for name in (server.uri, str(server.process.pid)):
+            self.assertEqual(self.stats(name)["pid"], server.process.pid)
+
+    def test_none_is_none(self):
+        server = self.start_unix("memory:1M", "--control", "none")
+        self.check_refused(["stats", server.uri], 1, "gmblock stats: no server")
+
+    def test_wrong_usage(self):
+        self.check_refused(["stats", "--watch=1ms"], 2, "at least 100ms")
+        self.check_refused(["stats", "--watch=soon"], 2, "--watch")
+        self.check_refused(["stats", "a", "b"], 2, "one server")
+        self.check_refused(["stats", self.path("absent")], 1, "No such file")
+        self.check_refused(["serve", "memory:1M", "--control", self.path("no/such")], 1,
+                           "--control", "does not exist")
+        plain = self.make_file("plain", "")
+        self.check_refused(["stats", plain], 1, plain)
+
+    def test_another_socket_is_no_control_socket(self):
+        self.serve("memory:1M")
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(self.path("stranger"))
+            sock.listen()
+            pid = os.fork()
+            if pid == 0:
+                other, _ = sock.accept()
+                other.sendall(b"hello")
+                os._exit(0)
+            self.check_refused(["stats", self.path("stranger")], 1, "not the control socket")
+            os.waitpid(pid, 0)
+
+
+if __name__ == "__main__":
+    support.main()

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <string.h>
+
+#include "path/stats.h"
+
+/* A request that spent the given times in INIT, READ, SEND_INIT and SEND; a negative one: the state
+ * was skipped. */
+static void add(struct path_stats *stats, const int64_t times_ns[4], bool failed)
+{
+	uint64_t edges[PATH_STATE_COUNT] = { 0 };
+	uint64_t now = 1000;
+
+	for (int state = 0; state < 4; state++) {
+		if (times_ns[state] >= 0) {
+			edges[state] = now;
+			now += (uint64_t)times_ns[state];
+		}
+	}
+	edges[PATH_STATE_FIN] = now;
+	path_stats_add(stats, edges, 4096, failed);
+}
+
+static void states_are_summed(void **state)
+{
+	struct path_stats stats = { 0 };
+
+	(void)state;
+	add(&stats, (const int64_t[]){ 10, 20, 30, 40 }, false);
+	add(&stats, (const int64_t[]){ 1, 2, -1, 4 }, true);
+	assert_int_equal(stats.count, 2);
+	assert_int_equal(stats.errors, 1);
+	assert_int_equal(stats.bytes, 4096);
+	assert_int_equal(stats.state_ns[PATH_STATE_INIT], 11);
+	assert_int_equal(stats.state_ns[PATH_STATE_READ], 22);
+	assert_int_equal(stats.state_ns[PATH_STATE_SEND_INIT], 30);
+	assert_int_equal(stats.state_ns[PATH_STATE_SEND], 44);
+	assert_int_equal(stats.total_ns, 107);
+	assert_int_equal(stats.max_ns, 100);
+}
+
+/* Every duration is told back at most an eighth (and a unit of 1024 ns) too long, never too short.
+ */
+static void quantiles_bound_the_error(void **state)
+{
+	(void)state;
+	for (uint64_t ns = 1; ns < UINT64_C(60000000000); ns += ns / 13 + 1) {
+		struct path_stats stats = { 0 };
+		uint64_t told;
+
+		add(&stats, (const int64_t[]){ (int64_t)ns, 0, 0, 0 }, false);
+		/* A longer one, so that the maximum does not help. */
+		add(&stats, (const int64_t[]){ (int64_t)ns * 4 + 100000, 0, 0, 0 }, false);
+		told = path_stats_quantile_ns(&stats, 500000);
+		assert_true(told >= ns);
+		assert_true(told <= ns + ns / PATH_LATENCY_PARTS + 1024);
+		assert_int_equal(path_stats_quantile_ns(&stats, 1000000), stats.max_ns);
+	}
+}
+
+static void quantiles_of_nothing_and_of_the_longest(void **state)
+{
+	struct path_stats stats = { 0 };
+
+	(void)state;
+	assert_int_equal(path_stats_quantile_ns(&stats, 990000), 0);
+	add(&stats, (const int64_t[]){ INT64_C(1000000000000), 0, 0, 0 }, false);
+	assert_int_equal(path_stats_quantile_ns(&stats, 990000), UINT64_C(1000000000000));
+}
+
+static void merging_is_adding(void **state)
+{
+	struct path_stats one = { 0 };
+	struct path_stats other = { 0 };
+	struct path_stats both = { 0 };
+
+	(void)state;
+	for (int64_t i = 1; i < 1000; i++) {
+		const int64_t times[] = { i * 7, i * 1000, i * i, i };
+
+		add(i % 3 == 0 ? &one : &other, times, i % 10 == 0);
+		add(&both, times, i % 10 == 0);
+	}
+	path_stats_merge(&one, &other);
+	assert_memory_equal(&one, &both, sizeof(one));
+}
+
+static void size_classes(void **state)
+{
+	(void)state;
+	assert_int_equal(path_size_class(0), 0);
+	assert_int_equal(path_size_class(4096), 0);
+	assert_int_equal(path_size_class(4097), 1);
+	assert_int_equal(path_size_class(16 << 10), 1);
+	assert_int_equal(path_size_class(1 << 20), 4);
+	assert_int_equal(path_size_class(16 << 20), 6);
+	assert_int_equal(path_size_class((16 << 20) + 1), 7);
+	assert_int_equal(path_size_class(UINT64_MAX), 7);
+	assert_true(path_size_class_limit(7) == UINT64_MAX);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(states_are_summed),
+		cmocka_unit_test(quantiles_bound_the_error),
+		cmocka_unit_test(quantiles_of_nothing_and_of_the_longest),
+		cmocka_unit_test(merging_is_adding),
+		cmocka_unit_test(size_classes),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
