@@ -387,7 +387,53 @@ static void fill(struct nbd_session *session, struct send_batch *send)
 	}
 }
 
-void reply_flush(struct nbd_session *session)
+/* Hands the rest of a batch to the ring. */
+static void send_rest(struct nbd_session *session)
+{
+	struct send_batch *send = session->sending;
+
+	ring_sendmsg(session->service->ring, &session->send_op, session->socket, &send->message,
+		reply_done);
+}
+
+/* Takes what was sent off the front of the batch. */
+static void send_advance(struct send_batch *send, size_t sent)
+{
+	struct msghdr *message = &send->message;
+
+	GMB_ASSERT(sent < send->bytes);
+	send->bytes -= sent;
+	while (sent >= message->msg_iov->iov_len) {
+		sent -= message->msg_iov->iov_len;
+		message->msg_iov++;
+		message->msg_iovlen--;
+	}
+	message->msg_iov->iov_base = (uint8_t *)message->msg_iov->iov_base + sent;
+	message->msg_iov->iov_len -= sent;
+}
+
+/*
+ * Tries to send without the ring, where a completion would cost a turn of its own: for a peer that
+ * has one request in flight and waits. Where there are more, replies and receives had better share
+ * their system calls. What does not fit into the socket goes the usual way.
+ */
+static void send_now(struct nbd_session *session)
+{
+	struct nbd_service *service = session->service;
+	struct send_batch *send = session->sending;
+	ssize_t sent = ring_sendmsg_now(service->ring, session->socket, &send->message);
+
+	if (sent >= 0 && (size_t)sent < send->bytes) {
+		send_advance(send, (size_t)sent);
+		send_rest(session);
+	} else if (sent == -EAGAIN || sent == -EINTR) {
+		send_rest(session);
+	} else {
+		ring_defer(service->ring, &session->send_op, (int)sent, reply_done);
+	}
+}
+
+void reply_flush(struct nbd_session *session, bool alone)
 {
 	struct nbd_service *service = session->service;
 	struct send_batch *send;
@@ -418,19 +464,18 @@ void reply_flush(struct nbd_session *session)
 	}
 	send->message = (struct msghdr){ .msg_iov = send->iov, .msg_iovlen = send->iov_count };
 	session->progress_ns = ring_batch_ns(service->ring); /* the peer's turn begins */
-	ring_sendmsg(service->ring, &session->send_op, session->socket, &send->message, reply_done);
+	if (alone && session->inflight_count == 1 && send->bytes <= SEND_NOW_BYTES_MAX) {
+		send_now(session);
+	} else {
+		send_rest(session);
+	}
 }
 
-void reply_done(struct ring_op *op, int result)
+/* The batch is sent, or will not be. */
+static void send_end(struct nbd_session *session)
 {
-	struct nbd_session *session = container_of(op, struct nbd_session, send_op);
 	struct send_batch *send = session->sending;
-	bool whole = result >= 0 && (size_t)result == send->bytes;
 
-	session->progress_ns = ring_batch_ns(session->service->ring);
-	if (!whole && session->state != SESSION_TERMINATING) {
-		session_terminate(session, NULL); /* the peer is gone */
-	}
 	for (uint32_t i = 0; i < send->slot_count; i++) {
 		struct send_slot *slot = &send->slots[i];
 
@@ -443,6 +488,24 @@ void reply_done(struct ring_op *op, int result)
 	}
 	session->sending = NULL;
 	service_send_put(session->service, send);
+}
+
+void reply_done(struct ring_op *op, int result)
+{
+	struct nbd_session *session = container_of(op, struct nbd_session, send_op);
+	struct send_batch *send = session->sending;
+	bool whole = result >= 0 && (size_t)result == send->bytes;
+
+	session->progress_ns = ring_batch_ns(session->service->ring);
+	if (!whole && session->state != SESSION_TERMINATING) {
+		if (result > 0 || result == -EINTR) { /* stopped early: go on from there */
+			send_advance(send, result > 0 ? (size_t)result : 0);
+			send_rest(session);
+			return;
+		}
+		session_terminate(session, NULL); /* the peer is gone */
+	}
+	send_end(session);
 	if (session->state == SESSION_TERMINATING) {
 		return;
 	}

@@ -142,12 +142,14 @@ static void batch_end(void *context)
 {
 	struct nbd_service *service = context;
 	struct list_node *node;
+	bool alone;
 
 	do {
 		path_serve(service->path);
 		resume_blocked(service);
+		alone = service->dirty.next == service->dirty.prev;
 		while ((node = list_pop_front(&service->dirty)) != NULL) {
-			reply_flush(list_entry(node, struct nbd_session, dirty_node));
+			reply_flush(list_entry(node, struct nbd_session, dirty_node), alone);
 		}
 		/* What a session gives back as it goes may be what another waits for, and nothing
 		 * else may ever happen on this ring: look again. */

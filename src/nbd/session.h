@@ -46,6 +46,7 @@ enum {
 	SEND_SLOTS_MAX = 64,
 	SEND_HEADER_BYTES_MAX = 256, /* reply header, chunk header and an error's text */
 	SEND_BYTES_MAX = 2 << 20,
+	SEND_NOW_BYTES_MAX = 256 << 10,
 	/* Unix sockets: see give_room(). The kernel doubles it, to what TCP grows to by itself. */
 	UNIX_BUFFER_BYTES = 2 << 20,
 	HANDSHAKE_TX_BYTES = 32 << 10,
@@ -299,5 +300,6 @@ void request_sendable(struct nbd_request *request);
 void request_progress(struct path_request *path);
 
 /* reply.c */
-void reply_flush(struct nbd_session *session);
+/* Sends what there is to send. alone: no other session has anything in this turn. */
+void reply_flush(struct nbd_session *session, bool alone);
 void reply_done(struct ring_op *op, int result);

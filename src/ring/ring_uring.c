@@ -26,6 +26,8 @@ enum {
 	CQ_FACTOR = 4,
 	/* Some microseconds of looking between two offers of the processor to others. */
 	SPIN_LOOKS = 128,
+	/* Turns in a row that may run deferred operations only. */
+	ENTERS_SKIPPED_MAX = 4,
 };
 
 /* The kernel reads a timer's argument straight from the op. */
@@ -45,6 +47,7 @@ struct ring {
 	uint64_t batch_ns;
 	uint64_t random_state;
 	uint64_t spin_ns;
+	uint32_t skipped;	 /* turns since the kernel was last entered */
 	uint32_t patience_count; /* 0 = none */
 	uint32_t patience_us;
 	bool stopping;
@@ -550,7 +553,14 @@ static int turn(struct ring *ring, bool wait, uint64_t limit_ns)
 	struct ring_op *op;
 	int count = 0;
 
-	enter(ring, wait && ring->deferred.head == NULL, limit_ns);
+	/* What needs no kernel is run without entering it, but not for ever: the kernel's own
+	 * deferred work waits meanwhile. */
+	if (ring->deferred.head != NULL && ring->skipped < ENTERS_SKIPPED_MAX) {
+		ring->skipped++;
+	} else {
+		ring->skipped = 0;
+		enter(ring, wait && ring->deferred.head == NULL, limit_ns);
+	}
 	ring_op_queue_take(&ring->deferred, &batch);
 	collect_completions(ring, &batch);
 	ring->batch_ns = ring_now_ns(ring);
