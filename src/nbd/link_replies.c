@@ -491,7 +491,9 @@ static int take_error(struct link *link, struct link_call *call, const struct re
 	}
 	memcpy(&head, body, sizeof(head));
 	text_bytes = be16_get(head.text_length);
-	if (be32_get(head.error) == 0 || (known && text_bytes != reply->length - least)) {
+	if (be32_get(head.error) == 0 ||
+		(known ? text_bytes != reply->length - least
+		       : text_bytes > reply->length - least)) {
 		return error_set(error, -EPROTO,
 			"the server sends an error chunk without an error, or with a text of "
 			"another length than it says (rule P92)");
