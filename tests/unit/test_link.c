@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* One reply after the other that a server may or must not send: each through every way of cutting
  * it into pieces and compared with the model (link_trial.h), and the sentence that names the rule.
- * test_link_random.c does the same with streams by chance. */
+ * test_link_random.c does the same with streams by chance.
+ *
+ *   test_link [FOLDER]		with a folder: writes the cases there as seeds for fuzz_link
+ */
 #include <errno.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -471,6 +474,19 @@ static void tell_running(int number)
 	raise(number);
 }
 
+/* Writes the replies of a case; the trial is filled for its style. */
+static void make_stream(const struct reply_case *one, struct stream *stream)
+{
+	for (int i = 0; i < STEPS_MAX && one->steps[i].op != END; i++) {
+		size_t at = stream->len;
+
+		put_step(stream, &one->steps[i]);
+		if (i > 0 && one->steps[i - 1].op == OTHER) {
+			put_other(stream, at, &one->steps[i - 1]);
+		}
+	}
+}
+
 static void run_case(
 	const struct reply_case *one, enum nbd_reply_style style, struct trial_outcome *outcome)
 {
@@ -481,14 +497,7 @@ static void run_case(
 	running = one->name;
 	trial_fill(&trial, style);
 	stream_init(&stream, &trial);
-	for (int i = 0; i < STEPS_MAX && one->steps[i].op != END; i++) {
-		size_t at = stream.len;
-
-		put_step(&stream, &one->steps[i]);
-		if (i > 0 && one->steps[i - 1].op == OTHER) {
-			put_other(&stream, at, &one->steps[i - 1]);
-		}
-	}
+	make_stream(one, &stream);
 	trial.stream = stream.bytes;
 	trial.stream_bytes = stream.len;
 	*outcome = trial_run_all(&trial, &violation);
@@ -544,13 +553,73 @@ static void test_what_a_server_must_not_send_ends_the_link_with_the_rule(void **
 	}
 }
 
-int main(void)
+/* --- seeds for tests/fuzz/fuzz_link.c --------------------------------------------------------- */
+
+enum { SEED_BYTES_MAX = 4096 };
+
+static void write_seed(const char *folder, const char *kind, size_t number,
+	const struct reply_case *one, enum nbd_reply_style style)
+{
+	struct stream seed;
+	struct stream replies;
+	struct trial trial;
+	char path[512];
+	FILE *file;
+
+	trial_fill(&trial, style);
+	stream_init(&replies, &trial);
+	make_stream(one, &replies);
+	stream_init(&seed, &trial);
+	stream_number(&seed, (uint64_t)style | 4 | (number % 2) << 3, 1);
+	stream_number(&seed, number, 1);
+	stream_number(&seed, trial.call_count, 1);
+	for (uint32_t i = 0; i < trial.call_count; i++) {
+		const struct trial_call *call = &trial.calls[i];
+
+		stream_number(&seed, call->type, 1);
+		stream_number(&seed, call->flags, 1);
+		stream_number(&seed, call->cut, 2);
+		stream_number(&seed, i == READ_BIG ? 70000 : call->length, 8);
+		stream_number(&seed, call->offset, 8);
+	}
+	stream_append(&seed, replies.bytes, replies.len);
+	snprintf(path, sizeof(path), "%s/%s-%03zu-%d", folder, kind, number, (int)style);
+	file = seed.len <= SEED_BYTES_MAX ? fopen(path, "wb") : NULL;
+	if (file != NULL) {
+		fwrite(seed.bytes, 1, seed.len, file);
+		fclose(file);
+	}
+	stream_fini(&seed);
+	stream_fini(&replies);
+}
+
+static int write_seeds(const char *folder)
+{
+	for (uint32_t style = 0; style < 3; style++) {
+		for (size_t i = 0; i < ARRAY_COUNT(lawful); i++) {
+			if ((lawful[i].styles & BIT(style)) != 0) {
+				write_seed(folder, "lawful", i, &lawful[i], style);
+			}
+		}
+		for (size_t i = 0; i < ARRAY_COUNT(unlawful); i++) {
+			if ((unlawful[i].styles & BIT(style)) != 0) {
+				write_seed(folder, "unlawful", i, &unlawful[i], style);
+			}
+		}
+	}
+	return 0;
+}
+
+int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_what_a_server_may_send),
 		cmocka_unit_test(test_what_a_server_must_not_send_ends_the_link_with_the_rule),
 	};
 
+	if (argc == 2) {
+		return write_seeds(argv[1]);
+	}
 	signal(SIGABRT, tell_running);
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
