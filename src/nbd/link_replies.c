@@ -142,12 +142,21 @@ static int interval_insert(
 
 static int interval_add(struct link_call *call, uint64_t start, uint64_t end, struct error *error)
 {
-	uint32_t at = interval_search(call, start);
-	struct link_interval *here = call->intervals + at;
-	bool touches_left = at < call->interval_count && here->end == start;
-	struct link_interval *next = touches_left ? here + 1 : here;
-	bool has_next = next < call->intervals + call->interval_count;
+	struct link_interval added = { .start = start, .end = end };
+	struct link_interval *here;
+	struct link_interval *next;
+	bool touches_left;
+	bool has_next;
+	uint32_t at;
 
+	if (call->interval_count == 0) {
+		return interval_insert(call, 0, added, error);
+	}
+	at = interval_search(call, start);
+	here = call->intervals + at;
+	touches_left = at < call->interval_count && here->end == start;
+	next = touches_left ? here + 1 : here;
+	has_next = next < call->intervals + call->interval_count;
 	if (has_next && next->start < end) {
 		return sent_twice(error);
 	}
@@ -167,8 +176,7 @@ static int interval_add(struct link_call *call, uint64_t start, uint64_t end, st
 		next->start = start;
 		return 0;
 	}
-	return interval_insert(
-		call, at, (struct link_interval){ .start = start, .end = end }, error);
+	return interval_insert(call, at, added, error);
 }
 
 int link_cover(struct link_call *call, uint64_t start, uint64_t length, struct error *error)
@@ -491,7 +499,8 @@ static int take_error(struct link *link, struct link_call *call, const struct re
 	}
 	memcpy(&head, body, sizeof(head));
 	text_bytes = be16_get(head.text_length);
-	if (be32_get(head.error) == 0 || (known && text_bytes != reply->length - least)) {
+	if (be32_get(head.error) == 0 || (known ? text_bytes != reply->length - least
+						: text_bytes > reply->length - least)) {
 		return error_set(error, -EPROTO,
 			"the server sends an error chunk without an error, or with a text of "
 			"another length than it says (rule P92)");

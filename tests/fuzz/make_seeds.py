@@ -4,10 +4,11 @@
 
     GMBLOCK=build/gmblock tests/fuzz/make_seeds.py [--corpus FOLDER]
 
-Real clients (those that are installed) talk to "gmblock serve" and "gmblock info" talks to real
-servers, each through a recorder that keeps what goes by in one direction. The exports are those of
-fuzz_session.c, so that a recording makes sense there. Seeds of the same name are replaced; files
-that a fuzzer found are left alone.
+Real clients (those that are installed) talk to "gmblock serve", and "gmblock info" and libgmblock
+(by tests/functional/library_driver, LIBRARY_DRIVER in the environment) talk to real servers, each
+through a recorder that keeps what goes by; tests/unit/test_link (TEST_LINK) adds its own cases. The exports are those of fuzz_session.c, so that a
+recording makes sense there. Seeds of the same name are replaced; files that a fuzzer found are left
+alone.
 """
 
 import argparse
@@ -22,6 +23,9 @@ import threading
 import urllib.parse
 
 GMBLOCK = os.path.abspath(os.environ.get("GMBLOCK", "build/gmblock"))
+LIBRARY_DRIVER = os.path.abspath(os.environ.get("LIBRARY_DRIVER",
+                                                "build/tests/functional/library_driver"))
+TEST_LINK = os.path.abspath(os.environ.get("TEST_LINK", "build/tests/unit/test_link"))
 SEED_BYTES_MAX = 64 << 10
 DISK_BYTES = 100001
 PATIENCE_S = 60
@@ -84,9 +88,9 @@ class Recorder:
             sink.shutdown(socket.SHUT_WR)
 
 
-def run(*command, **environment):
+def run(*command, script="", **environment):
     """Runs a client; that it fails is as good a dialogue as any."""
-    subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+    subprocess.run(command, input=script.encode(), stdout=subprocess.DEVNULL,
                    stderr=subprocess.DEVNULL, timeout=PATIENCE_S, check=False,
                    env={**os.environ, **environment})
 
@@ -208,37 +212,179 @@ def options_of(said):
         at += 16 + length
 
 
-# --- servers, for the inquiry --------------------------------------------------------------------
+# --- servers, for the inquiry, the negotiation and the link ---------------------------------------
 
-def record_inquiry(folder, corpus):
-    path = os.path.join(folder, "peer")
+def servers(folder, path):
+    """(name, command) of servers at the socket, each with an export named disk if it can."""
     image = os.path.join(folder, "disk.img")
-    servers = {
-        "nbdkit": ["nbdkit", "-U", path, "-e", "disk", "file", image, "--run", "{hold}"],
-        "nbdkit-no-structured": ["nbdkit", "--no-sr", "-U", path, "memory", "1M", "--run",
-                                 "{hold}"],
-        "nbdkit-oldstyle": ["nbdkit", "--oldstyle", "-U", path, "memory", "1M", "--run", "{hold}"],
-        "nbdkit-many": ["nbdkit", "-U", path, "file", f"dir={folder}", "--run", "{hold}"],
-        "nbdkit-sizes": ["nbdkit", "-U", path, "--filter=blocksize-policy", "memory", "1M",
-                         "blocksize-minimum=512", "blocksize-preferred=4096",
-                         "blocksize-maximum=1M", "--run", "{hold}"],
-        "qemu-nbd": ["sh", "-c", f"qemu-nbd -t --fork --pid-file={path}.pid -f raw -x disk "
-                     f"-D 'a disk' -k {path} {image}; {{hold}}; kill $(cat {path}.pid)"],
-    }
-    for name, command in servers.items():
-        if shutil.which(name if name == "qemu-nbd" else command[0]) is None:
-            print(f"{command[0]} is not installed: no seed server-{name}")
+    config = os.path.join(folder, "nbd-server.conf")
+    with open(config, "w", encoding="ascii") as file:
+        # It insists on a TCP port beside the socket.
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        file.write(f"[generic]\nlistenaddr = 127.0.0.1\nport = {port}\nunixsock = {path}\n"
+                   f"[disk]\nexportname = {image}\nflush = true\nfua = true\ntrim = true\n")
+    yield "nbdkit", ["nbdkit", "-U", path, "-e", "disk", "file", image, "--run", "{hold}"]
+    yield "nbdkit-no-structured", ["nbdkit", "--no-sr", "-U", path, "memory", "1M", "--run",
+                                   "{hold}"]
+    yield "nbdkit-oldstyle", ["nbdkit", "--oldstyle", "-U", path, "memory", "1M", "--run", "{hold}"]
+    yield "nbdkit-many", ["nbdkit", "-U", path, "file", f"dir={folder}", "--run", "{hold}"]
+    yield "nbdkit-errors", ["nbdkit", "-U", path, "--filter=error", "memory", "1M",
+                            "error-rate=50%", "error=ENOSPC", "--run", "{hold}"]
+    yield "nbdkit-sizes", ["nbdkit", "-U", path, "--filter=blocksize-policy", "memory", "1M",
+                           "blocksize-minimum=512", "blocksize-preferred=4096",
+                           "blocksize-maximum=1M", "--run", "{hold}"]
+    yield "qemu-nbd", ["sh", "-c", f"qemu-nbd -t --fork --pid-file={path}.pid -f raw -x disk "
+                       f"-D 'a disk' -k {path} {image}; {{hold}}; kill $(cat {path}.pid)"]
+    greets = f"import socket; s = socket.socket(1); s.connect('{path}'); s.recv(8)"
+    yield "nbd-server", ["sh", "-c", f"nbd-server -C {config} -p {path}.pid && until python3 -c "
+                         f"\"{greets}\" && test -s {path}.pid; do :; done; {{hold}}; "
+                         f"kill $(cat {path}.pid)"]
+    yield "gmblock", [GMBLOCK, "serve", "--listen", f"nbd+unix:///?socket={path}", "--export",
+                      f"disk={image},description=a disk", "--run", "{hold}"]
+    yield "gmblock-errors", [
+        GMBLOCK, "serve", "--listen", f"nbd+unix:///?socket={path}", "--export",
+        f"disk={image},fault=any:EIO:every=3,fault=read:EIO:range=6000+100", "--run", "{hold}"]
+
+
+def record_servers(folder, corpus):
+    path = os.path.join(folder, "peer")
+    for name, command in servers(folder, path):
+        tool = command[2].split()[0] if command[0] == "sh" else command[0]
+        if shutil.which(tool) is None:
+            print(f"{tool} is not installed: no seed server-{name}")
             continue
         with serving(command):
-            for is_list in (False, True):
-                with Recorder(folder, path) as recorder:
-                    uri = f"nbd+unix:///disk?socket={recorder.path}"
-                    run(GMBLOCK, "info", *(["--list"] if is_list else []), uri)
-                for _, heard in recorder.dialogues:
-                    corpus.write("inquiry", f"server-{name}{'-list' if is_list else ''}",
-                                 bytes([is_list, 0]) + bytes(heard))
+            record_inquiry(folder, corpus, path, name)
+            record_client(folder, corpus, path, name)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
+
+
+def record_inquiry(folder, corpus, path, name):
+    if name.startswith("gmblock"):
+        return  # record_session() has them
+    for is_list in (False, True):
+        with Recorder(folder, path) as recorder:
+            uri = f"nbd+unix:///disk?socket={recorder.path}"
+            run(GMBLOCK, "info", *(["--list"] if is_list else []), uri)
+        for _, heard in recorder.dialogues:
+            corpus.write("inquiry", f"server-{name}{'-list' if is_list else ''}",
+                         bytes([is_list, 0]) + bytes(heard))
+
+
+# What libgmblock is asked to do; the disk has DISK_BYTES.
+WORK = """\
+read c 0 512 0
+read c 0 2048 4
+read c 1 3000 0
+read c 99328 512 0
+write c 5120 1024 0
+write c 6000 1000 1
+read c 5000 2000 0
+flush c 0 0 0
+wait
+trim c 8192 4096 0
+zero c 12288 8192 2
+zero c 20480 512 17
+cache c 0 65536 0
+status c 0 98304 0
+status c 4096 8192 8
+read c 8192 1500 0
+read c 30000 2000 0
+flush c 0 0 0
+wait
+"""
+
+
+def record_client(folder, corpus, path, name):
+    # GMB_OPEN_NO_RECONNECT, NO_EXTENDED, SIMPLE
+    for style, flags in (("extended", 2), ("structured", 6), ("simple", 10)):
+        with Recorder(folder, path) as recorder:
+            run(LIBRARY_DRIVER, script=f"open c nbd+unix:///disk?socket={recorder.path} "
+                f"flags={flags} depth=16\n{WORK}close c\n")
+        if not recorder.dialogues:
+            raise RuntimeError(f"{LIBRARY_DRIVER} did not connect")
+        said, heard = (bytes(side) for side in recorder.dialogues[0])
+        best = ("simple", "structured", "extended").index(style)
+        opening, facts = split_opening(heard)
+        corpus.write("negotiation", f"server-{name}-{style}", bytes([best, 0]) + opening)
+        if facts is not None and len(opening) < len(heard):
+            if facts[0] != best:
+                continue  # the same as in another style
+            seed = link_seed(split_requests(said), heard[len(opening):], facts)
+            slowly = 8 if len(name) % 2 else 0
+            corpus.write("link", f"server-{name}-{style}",
+                         bytes([seed[0] | slowly, len(name) % 4]) + seed[1:])
+
+
+def split_opening(heard):
+    """The server's part of the handshake, and (style, id of base:allocation) if it succeeded."""
+    style, context, at = 0, None, 18
+    while heard[at:at + 8] == b"\x00\x03\xe8\x89\x04\x55\x65\xa9":
+        number, kind, length = struct.unpack(">III", heard[at + 8:at + 20])
+        data = heard[at + 20:at + 20 + length]
+        at += 20 + length
+        if kind == 1 and number in (8, 11):
+            style = 1 if number == 8 else 2
+        elif kind == 4:
+            context = data[:4]
+        elif (number, kind) == (7, 1):
+            return heard[:at], (style, context)
+    return heard, None
+
+
+REQUEST, EXTENDED_REQUEST = 0x25609513, 0x21E41C71
+
+
+def split_requests(said):
+    """(type, flags, cookie, offset, length) of what the client asked for."""
+    at = 4
+    while said[at:at + 8] == b"IHAVEOPT":
+        at += 16 + struct.unpack(">I", said[at + 12:at + 16])[0]
+    while at < len(said):
+        (magic,) = struct.unpack(">I", said[at:at + 4])
+        layout = ">IHH8sQQ" if magic == EXTENDED_REQUEST else ">IHH8sQI"
+        _, flags, kind, cookie, offset, length = struct.unpack_from(layout, said, at)
+        at += struct.calcsize(layout) + (length if kind == 1 else 0)
+        if kind != 2:
+            yield kind, flags & ~32, cookie, offset, length
+
+
+def link_cookie(number):
+    """trial_cookie()."""
+    return struct.pack("<Q", (77 + number) << 10 | number)
+
+
+def link_calls(calls):
+    return bytes([len(calls)]) + b"".join(
+        struct.pack(">BBHQQ", kind, flags, number * 7919 % 65536, length, offset)
+        for number, (kind, flags, _, offset, length) in enumerate(calls))
+
+
+def link_seed(requests, replies, facts):
+    """A recording for fuzz_link.c (without its second byte): the cookies and the context id are
+    those of its link."""
+    style, context = facts
+    calls = list(requests)
+    numbers = {call[2]: number for number, call in enumerate(calls)}
+    stream, at = b"", 0
+    while at + 16 <= len(replies):
+        (magic,) = struct.unpack(">I", replies[at:at + 4])
+        number = numbers[replies[at + 8:at + 16]]
+        if magic == 0x67446698:
+            head, body = 16, calls[number][4] if calls[number][0] == 0 else 0
+            body = 0 if replies[at + 4:at + 8] != bytes(4) else body
+            status = False
+        else:
+            head = 20 if magic == 0x668E33EF else 32
+            body = int.from_bytes(replies[at + (16 if head == 20 else 24):at + head], "big")
+            status = replies[at + 6:at + 8] in (b"\0\5", b"\0\6")
+        stream += replies[at:at + 8] + link_cookie(number) + replies[at + 16:at + head]
+        data = replies[at + head:at + head + body]
+        stream += b"\x00\xc0\xff\xee" + data[4:] if status and data[:4] == context else data
+        at += head + body
+    return bytes([style | (4 if context is not None else 0)]) + link_calls(calls) + stream
 
 
 # --- by hand -------------------------------------------------------------------------------------
@@ -337,6 +483,31 @@ def hand_inquiry(corpus):
                  reply(2, 1))
 
 
+def hand_negotiation(corpus):
+    def reply(number, kind, data=b""):
+        return struct.pack(">QIII", 0x3E889045565A9, number, kind, len(data)) + data
+    error = 1 << 31
+    greeting = b"NBDMAGICIHAVEOPT\0\3"
+    size = struct.pack(">HQH", 0, 1 << 30, 0x0FFF)
+    selected = reply(10, 4, b"\0\0\0\7base:allocation") + reply(10, 1)
+    accepted = reply(7, 3, size) + reply(7, 3, struct.pack(">HIII", 3, 1, 4096, 1 << 25)) + \
+        reply(7, 3, b"\0\1canon") + reply(7, 3, b"\0\2words") + reply(7, 3, b"\0\x63?") + reply(7, 1)
+    for name, data in {
+            "extended": b"\2\0" + greeting + reply(11, 1) + selected + accepted,
+            "structured": b"\2\5" + greeting + reply(11, error + 1) + reply(8, 1) + selected + accepted,
+            "structured-asked": b"\1\1" + greeting + reply(8, 1) + selected + accepted,
+            "simple": b"\0\2" + greeting + accepted,
+            "export-name": b"\0\7" + greeting + reply(7, error + 1) + struct.pack(">QH", 9, 3),
+            "newstyle": b"\2\3NBDMAGICIHAVEOPT\0\0" + struct.pack(">QH", 1 << 20, 3) + bytes(124),
+            "no-context": b"\1\4" + greeting + reply(8, 1) + reply(10, error + 3, b"no") + accepted,
+            "missing": b"\0\0" + greeting + reply(7, error + 6, b"none") + reply(2, 1),
+            "tls": b"\2\0" + greeting + reply(11, error + 5) + reply(2, error + 2),
+            "shutdown": b"\1\2" + greeting + reply(8, error + 7) + reply(2, 1),
+            "speaks-first": b"\0\2" + greeting + accepted + b"gD\x66\x98",
+    }.items():
+        corpus.write("negotiation", f"hand-{name}", data)
+
+
 TEXTS = {
     "uri": ["nbd://localhost", "nbd://127.0.0.1:10809/disk", "nbd://[::1]:0/a%20b", "nbds://h/x",
             "nbd+unix:///?socket=/tmp/s", "nbd+unix:///e%2Ff?socket=/a/b&x=y",
@@ -407,6 +578,15 @@ exports:
 }
 
 
+def hand_link(corpus):
+    """The replies of tests/unit/test_link.c, one a seed."""
+    with tempfile.TemporaryDirectory(prefix="gmblock-seeds-") as folder:
+        subprocess.run([TEST_LINK, folder], check=True)
+        for name in os.listdir(folder):
+            with open(os.path.join(folder, name), "rb") as seed:
+                corpus.write("link", f"hand-{name}", seed.read())
+
+
 class Corpus:
     def __init__(self, folder):
         self.folder = folder
@@ -425,9 +605,11 @@ def main():
     corpus = Corpus(parser.parse_args().corpus)
     with tempfile.TemporaryDirectory(prefix="gmblock-seeds-") as folder:
         record_session(folder, corpus)
-        record_inquiry(folder, corpus)
+        record_servers(folder, corpus)
     hand_session(corpus)
     hand_inquiry(corpus)
+    hand_negotiation(corpus)
+    hand_link(corpus)
     hand_texts(corpus)
     for name, text in CONFIGS.items():
         corpus.write("config", f"hand-{name}", text.encode())
