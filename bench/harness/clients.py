@@ -56,9 +56,13 @@ class Client:
 class Gmblock(Client):
     program = None
 
+    def __init__(self, name, title, connections):
+        super().__init__(name, title)
+        self.connections = connections
+
     def command(self, row, uri, seconds, size_bytes, seed):
         return [self.program, "bench", "--json", "--rw", row.rw, "--bs", str(row.block_bytes),
-                "--depth", str(row.depth), "--seconds", "%g" % seconds, "--seed", str(seed), uri]
+                "--depth", str(row.depth), "--connections", self.connections, "--seconds", "%g" % seconds, "--seed", str(seed), uri]
 
     def sample(self, row, document):
         sample = super().sample(row, document)
@@ -103,11 +107,24 @@ class LibnbdLoop(Client):
                 str(seed), self.replies]
 
 
+class Discard(Client):
+    """No client but a control: it throws the payload away inside the kernel, so that what it
+    reaches is what the server can send over one connection."""
+
+    program = None
+
+    def command(self, row, uri, seconds, size_bytes, seed):
+        return [self.program, uri, row.rw, str(row.block_bytes), str(row.depth), "%g" % seconds,
+                str(seed)]
+
+
 CLIENTS = {client.name: client for client in [
-    Gmblock("gmblock", "gmblock bench (libgmblock)"),
+    Gmblock("gmblock", "libgmblock, connections chosen by it", "auto"),
+    Gmblock("gmblock/1", "libgmblock, one connection", "1"),
     Fio("fio", "fio (libnbd)"),
     LibnbdLoop("libnbd/simple", "libnbd loop, simple replies", "simple"),
     LibnbdLoop("libnbd/structured", "libnbd loop, structured replies", "structured"),
+    Discard("discard", "control: payload thrown away, one connection"),
 ]}
 
 
