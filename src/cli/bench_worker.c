@@ -70,9 +70,14 @@ static void snapshot(struct bench_worker *worker, struct bench_snapshot *out, ui
 	out->cpu.system_ns = time_ns(usage.ru_stime);
 	out->cpu.switches_voluntary = (uint64_t)usage.ru_nvcsw;
 	out->cpu.switches_involuntary = (uint64_t)usage.ru_nivcsw;
+	worker->connections = 0;
 	for (uint32_t i = 0; i < worker->link_count; i++) {
 		struct gmb_stats stats = { .size = sizeof(stats) };
+		struct gmb_info info = { .size = sizeof(info) };
 
+		/* The library may have opened more since the beginning. */
+		gmb_get_info(worker->links[i].client, &info);
+		worker->connections += info.connections;
 		gmb_get_stats(worker->links[i].client, &stats);
 		out->stats.commands += stats.commands;
 		out->stats.bytes_read += stats.bytes_read;
@@ -291,7 +296,6 @@ static int link_open(struct bench_worker *worker, struct bench_link *link, struc
 		return error_set(error, err, "%s", theirs.text);
 	}
 	gmb_get_info(link->client, &info);
-	worker->connections += info.connections;
 	if (link == worker->links) {
 		worker->info = info;
 		err = bench_range(work, &info, &worker->range, error);
