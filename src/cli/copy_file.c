@@ -337,6 +337,7 @@ static int file_create(struct file_end *file, struct error *error)
 			strerror(errno));
 	}
 	file->absent = false;
+	file->end.can_map = true;
 	file->file = ring_file_add(file->end.loop->ring, file->fd);
 	if (fstat(file->fd, &status) == 0) {
 		file->end.identity[0] = (uint64_t)status.st_dev;
@@ -415,7 +416,6 @@ static int file_finish(struct copy_end *end, uint64_t bytes, struct error *error
 	if (err == 0) {
 		end->size_known = true;
 		end->bytes = bytes;
-		end->can_map = true;
 	}
 	return err;
 }
