@@ -217,6 +217,11 @@ static int file_examine(struct file_end *file, struct error *error)
 	if (err < 0 || fstat(file->fd, &status) != 0) {
 		return open_error(file, err < 0 ? -err : errno, error);
 	}
+	if (!S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode)) {
+		return error_set(error, S_ISDIR(status.st_mode) ? -EISDIR : -ENOTSUP, "%s %s is %s",
+			end->role, end->name,
+			S_ISDIR(status.st_mode) ? "a directory" : "no file and no block device");
+	}
 	file->is_block = info.is_block;
 	end->kind = info.is_block ? COPY_DEVICE : COPY_FILE;
 	end->size_known = !end->target || info.is_block;
@@ -332,6 +337,7 @@ static int file_create(struct file_end *file, struct error *error)
 			strerror(errno));
 	}
 	file->absent = false;
+	file->end.can_map = true;
 	file->file = ring_file_add(file->end.loop->ring, file->fd);
 	if (fstat(file->fd, &status) == 0) {
 		file->end.identity[0] = (uint64_t)status.st_dev;
@@ -379,6 +385,12 @@ static int file_prepare(struct copy_end *end, uint64_t bytes, bool resumed, stru
 	if (err < 0 || file->is_block) {
 		return err;
 	}
+	if (resumed && file->end.bytes != bytes) {
+		return error_set(error, -ESTALE,
+			"cannot go on: the target %s has %llu bytes now, and was given %llu; "
+			"remove the journal to start again",
+			end->name, (unsigned long long)end->bytes, (unsigned long long)bytes);
+	}
 	if (!resumed) {
 		/* Emptied first: what it held must not shine through where nothing is written. */
 		err = file_resize(file, 0, error);
@@ -404,7 +416,6 @@ static int file_finish(struct copy_end *end, uint64_t bytes, struct error *error
 	if (err == 0) {
 		end->size_known = true;
 		end->bytes = bytes;
-		end->can_map = true;
 	}
 	return err;
 }

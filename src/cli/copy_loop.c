@@ -3,8 +3,9 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <signal.h>
 #include <string.h>
-#include <sys/signalfd.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 enum { RING_ENTRIES = 256 };
@@ -39,17 +40,24 @@ int copy_loop_create(struct copy_loop *loop, bool remote, bool local, struct err
 	return 0;
 }
 
-static void signal_read(struct copy_loop *loop)
-{
-	struct signalfd_siginfo info;
+/* What a signal handler may touch has to be here: handlers know nobody, and a signal may come in
+ * any of the process's threads. */
+static const int stop_signals[] = { SIGINT, SIGTERM, SIGHUP };
+static volatile sig_atomic_t caught_signal;
+static volatile sig_atomic_t caught_fd;
 
-	if (loop->stop_signal != 0 ||
-		read(loop->signal_fd, &info, sizeof(info)) != (ssize_t)sizeof(info)) {
-		return;
-	}
-	loop->stop_signal = (int)info.ssi_signo;
+static void signal_caught(int number)
+{
+	static const uint64_t one = 1;
+	int saved_errno = errno;
+
+	caught_signal = number;
+	(void)!write(caught_fd, &one, sizeof(one));
 	/* Whoever asks again does not want to wait. */
-	(void)sigprocmask(SIG_UNBLOCK, &loop->stop_set, NULL);
+	for (size_t i = 0; i < ARRAY_COUNT(stop_signals); i++) {
+		(void)signal(stop_signals[i], SIG_DFL);
+	}
+	errno = saved_errno;
 }
 
 static void signal_done(struct ring_op *op, int result)
@@ -57,7 +65,7 @@ static void signal_done(struct ring_op *op, int result)
 	struct copy_loop *loop = container_of(op, struct copy_loop, signal_op);
 
 	GMB_UNUSED(result);
-	signal_read(loop);
+	loop->stop_signal = caught_signal;
 }
 
 static void tick_done(struct ring_op *op, int result)
@@ -77,22 +85,22 @@ static void queue_done(struct ring_op *op, int result)
 
 int copy_loop_watch_signals(struct copy_loop *loop, struct error *error)
 {
-	sigemptyset(&loop->stop_set);
-	sigaddset(&loop->stop_set, SIGINT);
-	sigaddset(&loop->stop_set, SIGTERM);
-	sigaddset(&loop->stop_set, SIGHUP);
-	for (int number = 1; number < NSIG; number++) {
-		struct sigaction action;
+	struct sigaction catch = { .sa_handler = signal_caught };
+
+	GMB_ASSERT(loop->signal_fd < 0);
+	loop->signal_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (loop->signal_fd < 0) {
+		return error_set(error, -errno, "cannot watch for signals: %s", strerror(errno));
+	}
+	caught_fd = loop->signal_fd;
+	for (size_t i = 0; i < ARRAY_COUNT(stop_signals); i++) {
+		struct sigaction before;
 
 		/* nohup: who was started to survive a signal does. */
-		if (sigismember(&loop->stop_set, number) == 1 &&
-			sigaction(number, NULL, &action) == 0 && action.sa_handler == SIG_IGN) {
-			sigdelset(&loop->stop_set, number);
+		if (sigaction(stop_signals[i], NULL, &before) == 0 &&
+			before.sa_handler != SIG_IGN) {
+			(void)sigaction(stop_signals[i], &catch, NULL);
 		}
-	}
-	loop->signal_fd = signalfd(-1, &loop->stop_set, SFD_CLOEXEC | SFD_NONBLOCK);
-	if (loop->signal_fd < 0 || sigprocmask(SIG_BLOCK, &loop->stop_set, NULL) != 0) {
-		return error_set(error, -errno, "cannot watch for signals: %s", strerror(errno));
 	}
 	return 0;
 }
@@ -111,24 +119,13 @@ static void arm(struct copy_loop *loop)
 	}
 }
 
-/* A system call now and then instead of one a turn. */
-static void look_for_signal(struct copy_loop *loop)
-{
-	uint64_t now = copy_loop_now_ns(loop);
-
-	if (loop->signal_fd >= 0 && now - loop->look_ns >= TICK_NS / 4) {
-		loop->look_ns = now;
-		signal_read(loop);
-	}
-}
-
 void copy_loop_turn(struct copy_loop *loop)
 {
 	int finished = 0;
 
 	if (!loop->local) {
 		(void)gmb_queue_wait(loop->queue, COPY_TICK_MS);
-		look_for_signal(loop);
+		loop->stop_signal = caught_signal;
 		return;
 	}
 	if (loop->queue != NULL) {
@@ -153,9 +150,6 @@ void copy_loop_destroy(struct copy_loop *loop)
 	ring_cancel(loop->ring, &loop->tick_op);
 	while (loop->queue_op.in_flight || loop->signal_op.in_flight || loop->tick_op.in_flight) {
 		(void)ring_turn(loop->ring, true);
-	}
-	if (loop->signal_fd >= 0) {
-		close(loop->signal_fd);
 	}
 	(void)gmb_queue_destroy(loop->queue);
 	ring_destroy(loop->ring);

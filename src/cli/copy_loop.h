@@ -11,8 +11,6 @@
  */
 #pragma once
 
-#include <signal.h>
-
 #include "base/error.h"
 #include "gmblock/gmblock.h"
 #include "ring/ring.h"
@@ -22,10 +20,8 @@ struct copy_loop {
 	struct gmb_queue *queue; /* NULL: nothing is remote */
 	bool local;		 /* something waits on the ring */
 	bool ticked;
-	int signal_fd;	   /* -1 until copy_loop_watch_signals() */
-	int stop_signal;   /* the signal that asked to stop, 0: none yet */
-	sigset_t stop_set; /* signals that ask to stop */
-	uint64_t look_ns;  /* when the signals were looked at last */
+	int signal_fd;	 /* -1 until copy_loop_watch_signals(); belongs to the process */
+	int stop_signal; /* the signal that asked to stop, 0: none yet */
 	struct ring_op queue_op;
 	struct ring_op signal_op;
 	struct ring_op tick_op;
@@ -39,8 +35,8 @@ GMB_MUST_CHECK int copy_loop_create(
 	struct copy_loop *loop, bool remote, bool local, struct error *error);
 void copy_loop_destroy(struct copy_loop *loop);
 
-/* From here on the first SIGINT, SIGTERM or SIGHUP sets stop_signal instead of ending the process.
- * A second one ends it as always. */
+/* From here on the first SIGINT, SIGTERM or SIGHUP sets stop_signal instead of ending the process;
+ * the next one ends it as always. Once in a process. */
 GMB_MUST_CHECK int copy_loop_watch_signals(struct copy_loop *loop, struct error *error);
 
 /* Sends and submits, waits for a completion, a signal or the tick, and runs what completed. */

@@ -45,8 +45,7 @@ static void how_to_go_on(const struct copy_report *report, char out[PART_BYTES])
 	char shown[SHOWN_BYTES];
 
 	if (journal == NULL || journal->fd < 0) {
-		snprintf(out, PART_BYTES,
-			"without --resume it has to be copied again from the beginning");
+		snprintf(out, PART_BYTES, "without --resume the next copy begins at the beginning");
 		return;
 	}
 	snprintf(out, PART_BYTES,
@@ -90,10 +89,11 @@ void copy_report_sentence(const struct copy_report *report, char *out, size_t ou
 			on);
 		break;
 	case COPY_TARGET_WHOLE:
+		how_to_go_on(report, on);
 		snprintf(out, out_bytes,
 			"the target %s holds the whole copy, but the end of the command was not "
-			"reached: it may not be on stable storage, and it was not verified",
-			name);
+			"reached: it may not be on stable storage, and it was not verified; %s",
+			name, on);
 		break;
 	case COPY_TARGET_DIFFERS:
 		snprintf(out, out_bytes, "the target %s holds a copy that is not like the source",

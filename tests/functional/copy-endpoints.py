@@ -64,10 +64,10 @@ class Endpoints(CopyCase):
     def test_small_exports(self):
         for size in (1, 511, 4097, 262145):
             with self.subTest(size=size):
-                source, disk = self.image("source", size), self.image("disk", size, seed=2)
+                source, disk = self.image("source", size), self.image(f"d{size}", size, seed=2)
                 self.copy_ok(source, self.serve(disk, f"up{size}"))
                 self.same(source, disk)
-                self.copy_ok(self.serve(source, f"down{size}"), self.path("target"))
+                self.copy_ok(self.serve_source(source, f"down{size}"), self.path("target"))
                 self.same(source, self.path("target"))
 
     def test_an_empty_export(self):

@@ -2,6 +2,7 @@
 """`gmblock copy --resume`: killed wherever, it goes on, and the end is an equal copy."""
 import os
 import random
+import re
 import signal
 
 import support
@@ -113,7 +114,7 @@ class Journals(CopyCase):
 
     def interrupted(self, target=None):
         """Leaves a journal and a partial copy behind."""
-        uri = self.serve(f"{self.source},fault=read:EIO:range=9000000+1", "interrupted")
+        uri = self.serve_source(f"{self.source},fault=read:EIO:range=9000000+1", "interrupted")
         self.begun = [uri, target or self.target]
         self.copy_fails(["--resume", self.journal, "--checkpoint", "1M", "--request-size", "64K",
                          "--requests", "4", *self.begun], "go on from byte")
@@ -171,13 +172,10 @@ class Journals(CopyCase):
         before = int(lines[-2].split()[2])
         for torn in (lines[-1][:7], lines[-1][:-1], b"00000000 durable 99999999\n"):
             self.write(b"".join(lines[:-1]) + torn)
-            self.copy_fails(["--resume", self.journal, *self.begun], "the source")
-            with open(self.journal, "rb") as file:
-                content = file.read()
-            self.assertTrue(content.startswith(b"".join(lines[:-1])))
-            for line in content.splitlines()[4:]:
-                self.assertGreaterEqual(int(line.split()[2]), int(lines[4].split()[2]))
-        self.assertGreater(before, 0)
+            errors = self.copy_fails(["--resume", self.journal, *self.begun], "the source")
+            start = int(re.search(r"go on from byte (\d+)", errors).group(1))
+            self.assertGreaterEqual(start, before)
+            self.assertLessEqual(start, 9000000)
 
     def test_another_source(self):
         self.interrupted()
@@ -186,7 +184,7 @@ class Journals(CopyCase):
 
     def test_another_export_of_the_same_size(self):
         self.interrupted()
-        uri = self.serve(self.source, "elsewhere")
+        uri = self.serve_source(self.source, "elsewhere")
         self.refused("another copy", "the source", arguments=[uri, self.target])
 
     def test_another_target(self):
@@ -221,7 +219,7 @@ class Journals(CopyCase):
         self.refused("--allocate", arguments=["--allocate", *self.begun])
 
     def test_in_use(self):
-        self.serve(self.source, "up")
+        self.serve_source(self.source, "up")
         relay = self.relay("up")
         outcomes = []
 

@@ -64,6 +64,10 @@ class CopyCase(support.Case):
         """A server of one export on a Unix socket of this name; its URI."""
         return self.start("--export", f"={export}", "--listen", self.socket_uri(name)).uri
 
+    def serve_source(self, path, name="s"):
+        """The same for reading, which may happen any number of times."""
+        return self.serve(f"{path},readonly", name)
+
     def relay(self, upstream, name="relay"):
         relay = Relay(self.path(name), self.path(upstream))
         self.addCleanup(relay.close)
