@@ -1,0 +1,369 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""libgmblock in Python, by ctypes and without anything beside the standard library.
+
+    gmblock.py URI [OFFSET...]     prints 16 bytes at each offset (all are read at once)
+
+As a module:
+
+    import gmblock
+    with gmblock.Queue() as queue, queue.open("nbd://localhost/disk") as client:
+        data = client.read(4096, 0)             # blocking
+        client.write(data, 8192)
+        client.flush()
+
+    async def peek(queue, client):              # or in an asyncio loop
+        queue.attach(asyncio.get_running_loop())
+        first, second = await asyncio.gather(client.aread(512, 0), client.aread(512, 1 << 20))
+
+The structs below are those of <gmblock/gmblock.h>. GMBLOCK_LIBRARY names the shared library where
+it is not in the system's place.
+"""
+import asyncio
+import ctypes
+import os
+import sys
+from ctypes import (CFUNCTYPE, POINTER, Structure, byref, c_char, c_char_p, c_int, c_int32,
+                    c_size_t, c_uint8, c_uint32, c_uint64, c_void_p, sizeof)
+
+READ, WRITE, FLUSH, TRIM, ZERO, CACHE, STATUS = range(7)
+FUA, NO_HOLE, DF, STATUS_ONE, FAST_ZERO = (1 << bit for bit in range(5))
+EXTENT_HOLE, EXTENT_ZERO = 1, 2
+OPEN_READ_ONLY, OPEN_NO_RECONNECT, OPEN_NO_EXTENDED, OPEN_SIMPLE = (1 << bit for bit in range(4))
+EVENTS = ("lost", "reconnected", "gave-up", "resized")
+REPLIES = ("simple", "structured", "extended")
+CAPABILITIES = ("write", "flush", "fua", "trim", "zero", "fast-zero", "cache", "status", "df",
+                "multi-conn", "rotational")
+
+
+class _Error(Structure):
+    _fields_ = [("code", c_int), ("text", c_char * 508)]
+
+
+EVENT_FUNCTION = CFUNCTYPE(None, c_void_p, c_int, c_char_p)
+
+
+class Options(Structure):
+    """struct gmb_options."""
+    _fields_ = [("size", c_size_t), ("flags", c_uint32), ("connections", c_uint32),
+                ("connect_timeout_ms", c_uint32), ("request_timeout_ms", c_uint32),
+                ("reconnect_timeout_ms", c_uint32), ("depth", c_uint32),
+                ("event", EVENT_FUNCTION), ("context", c_void_p)]
+
+
+class Info(Structure):
+    """struct gmb_info."""
+    _fields_ = [("size", c_size_t), ("bytes", c_uint64), ("capabilities", c_uint32),
+                ("block_minimum", c_uint32), ("block_preferred", c_uint32),
+                ("payload_max", c_uint32), ("connections", c_uint32), ("depth", c_uint32),
+                ("replies", c_int)]
+
+
+class Stats(Structure):
+    """struct gmb_stats."""
+    _fields_ = [("size", c_size_t)] + [(name, c_uint64) for name in (
+        "requests", "commands", "bytes_read", "bytes_written", "bytes_moved", "system_calls",
+        "connections_lost", "commands_replayed")]
+
+
+class Extent(Structure):
+    """struct gmb_extent."""
+    _fields_ = [("offset", c_uint64), ("bytes", c_uint64), ("flags", c_uint32),
+                ("reserved", c_uint32)]
+
+
+class Iovec(Structure):
+    """struct iovec."""
+    _fields_ = [("base", c_void_p), ("len", c_size_t)]
+
+
+class Request(Structure):
+    """struct gmb_request."""
+
+
+DONE_FUNCTION = CFUNCTYPE(None, POINTER(Request))
+Request._fields_ = [
+    ("operation", c_uint8), ("reserved", c_uint8 * 3), ("flags", c_uint32), ("offset", c_uint64),
+    ("length", c_uint64), ("iov", POINTER(Iovec)), ("iov_count", c_uint32),
+    ("extents_max", c_uint32), ("extents", POINTER(Extent)), ("done", DONE_FUNCTION),
+    ("context", c_void_p), ("result", c_int32), ("extent_count", c_uint32),
+    ("in_flight", c_uint32), ("private_number", c_uint32), ("single", Iovec),
+    ("private_space", c_uint64 * 12)]
+
+
+def _load():
+    library = ctypes.CDLL(os.environ.get("GMBLOCK_LIBRARY", "libgmblock.so.0"))
+    queue, client, request = c_void_p, c_void_p, POINTER(Request)
+    for name, result, *arguments in (
+            ("version", c_char_p),
+            ("queue_create", c_int, c_void_p, POINTER(queue), POINTER(_Error)),
+            ("queue_destroy", c_int, queue),
+            ("queue_wait", c_int, queue, c_int),
+            ("queue_wake", None, queue),
+            ("queue_fd", c_int, queue),
+            ("open", c_int, queue, c_char_p, POINTER(Options), POINTER(client), POINTER(_Error)),
+            ("close", c_int, client),
+            ("get_info", None, client, POINTER(Info)),
+            ("get_stats", None, client, POINTER(Stats)),
+            ("export_name", c_char_p, client),
+            ("export_description", c_char_p, client),
+            ("uri", c_char_p, client),
+            ("prepare", None, request, c_int, c_uint64, c_uint64),
+            ("prepare_read", None, request, c_void_p, c_size_t, c_uint64),
+            ("prepare_write", None, request, c_void_p, c_size_t, c_uint64),
+            ("prepare_readv", None, request, POINTER(Iovec), c_uint32, c_uint64),
+            ("prepare_writev", None, request, POINTER(Iovec), c_uint32, c_uint64),
+            ("prepare_status", None, request, POINTER(Extent), c_uint32, c_uint64, c_uint64),
+            ("submit", None, client, request),
+            ("run", c_int, client, request),
+            ("explain", c_char_p, client, request, c_char_p, c_size_t)):
+        function = getattr(library, "gmb_" + name)
+        function.restype = result
+        function.argtypes = arguments
+    return library
+
+
+LIBRARY = _load()
+
+
+class Error(OSError):
+    """What the library says went wrong; errno as always."""
+
+    def __init__(self, code, text):
+        super().__init__(-code, text)
+
+
+def version():
+    return LIBRARY.gmb_version().decode()
+
+
+class Queue:
+    """A completion queue, for the thread that makes it."""
+
+    def __init__(self):
+        self.handle = c_void_p()
+        self.loop = None
+        error = _Error()
+        code = LIBRARY.gmb_queue_create(None, byref(self.handle), byref(error))
+        if code != 0:
+            raise Error(code, error.text.decode())
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.destroy()
+
+    def destroy(self):
+        if self.loop is not None:
+            self.loop.remove_reader(self.fd())
+        code = LIBRARY.gmb_queue_destroy(self.handle)
+        if code != 0:
+            raise Error(code, "a client on the queue is open")
+
+    def open(self, uri, **options):
+        return Client(self, uri, **options)
+
+    def wait(self, timeout_ms=-1):
+        """Sends, receives, calls back. Returns how many requests were completed."""
+        count = LIBRARY.gmb_queue_wait(self.handle, timeout_ms)
+        if count < 0:
+            raise Error(count, "cannot wait inside a callback")
+        return count
+
+    def wake(self):
+        LIBRARY.gmb_queue_wake(self.handle)
+
+    def fd(self):
+        return LIBRARY.gmb_queue_fd(self.handle)
+
+    def attach(self, loop):
+        """Lets an asyncio loop do the waiting."""
+        self.loop = loop
+        loop.add_reader(self.fd(), self.wait, 0)
+
+
+class Client:
+    """An export that is open."""
+
+    def __init__(self, queue, uri, event=None, **options):
+        self.queue = queue
+        self.handle = c_void_p()
+        self.pending = {}  # keeps requests in flight, and their memory, where they are
+        error = _Error()
+        # The library holds the function as long as the client lives.
+        self.event = EVENT_FUNCTION(
+            lambda _, number, text: event(EVENTS[number], text.decode()) if event else None)
+        full = Options(size=sizeof(Options), event=self.event, **options)
+        code = LIBRARY.gmb_open(
+            queue.handle, uri.encode(), byref(full), byref(self.handle), byref(error))
+        if code != 0:
+            raise Error(code, error.text.decode())
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        code = LIBRARY.gmb_close(self.handle)
+        if code != 0:
+            raise Error(code, "cannot close inside a callback")
+        self.handle = None
+
+    def info(self):
+        info = Info(size=sizeof(Info))
+        LIBRARY.gmb_get_info(self.handle, byref(info))
+        return info
+
+    def capabilities(self):
+        bits = self.info().capabilities
+        return {name for bit, name in enumerate(CAPABILITIES) if bits & 1 << bit}
+
+    def stats(self):
+        stats = Stats(size=sizeof(Stats))
+        LIBRARY.gmb_get_stats(self.handle, byref(stats))
+        return stats
+
+    def explain(self, request):
+        text = ctypes.create_string_buffer(1024)
+        return LIBRARY.gmb_explain(self.handle, byref(request), text, sizeof(text)).decode()
+
+    # Requests of all kinds; what they refer to is kept with them.
+
+    def new_read(self, length, offset, flags=0, extents_max=0):
+        buffer = ctypes.create_string_buffer(max(length, 1))
+        request = Request()
+        LIBRARY.gmb_prepare_read(byref(request), buffer, length, offset)
+        request.flags = flags
+        request.buffer = buffer
+        if extents_max:
+            request.extents = (Extent * extents_max)()
+            request.extents_max = extents_max
+        return request
+
+    def new_write(self, data, offset, flags=0):
+        buffer = ctypes.create_string_buffer(bytes(data), max(len(data), 1))
+        request = Request()
+        LIBRARY.gmb_prepare_write(byref(request), buffer, len(data), offset)
+        request.flags = flags
+        request.buffer = buffer
+        return request
+
+    def new(self, operation, offset=0, length=0, flags=0):
+        request = Request()
+        LIBRARY.gmb_prepare(byref(request), operation, offset, length)
+        request.flags = flags
+        return request
+
+    def new_status(self, offset, length, extents_max=64, flags=0):
+        request = Request()
+        LIBRARY.gmb_prepare_status(byref(request), (Extent * extents_max)(), extents_max, offset,
+                                   length)
+        request.flags = flags
+        return request
+
+    def submit(self, request, done=None):
+        """done(request) is called from Queue.wait()."""
+        def called(_):
+            del self.pending[id(request)]
+            if done is not None:
+                done(request)
+
+        request.done = DONE_FUNCTION(called)
+        self.pending[id(request)] = (request, request.done)
+        LIBRARY.gmb_submit(self.handle, byref(request))
+
+    def run(self, request):
+        code = LIBRARY.gmb_run(self.handle, byref(request))
+        if code != 0:
+            raise Error(code, self.explain(request))
+        return request
+
+    # Blocking.
+
+    def read(self, length, offset, flags=0):
+        return self.run(self.new_read(length, offset, flags)).buffer.raw[:length]
+
+    def write(self, data, offset, flags=0):
+        self.run(self.new_write(data, offset, flags))
+
+    def flush(self):
+        self.run(self.new(FLUSH))
+
+    def trim(self, offset, length, flags=0):
+        self.run(self.new(TRIM, offset, length, flags))
+
+    def zero(self, offset, length, flags=0):
+        self.run(self.new(ZERO, offset, length, flags))
+
+    def cache(self, offset, length):
+        self.run(self.new(CACHE, offset, length))
+
+    def status(self, offset, length, extents_max=64, flags=0):
+        """[(offset, bytes, flags)], possibly not up to the end of the range."""
+        return extents(self.run(self.new_status(offset, length, extents_max, flags)))
+
+    # In an asyncio loop that the queue is attached to.
+
+    def arun(self, request):
+        """A future of the request."""
+        future = self.queue.loop.create_future()
+
+        def done(request):
+            if future.cancelled():
+                return
+            if request.result == 0:
+                future.set_result(request)
+            else:
+                future.set_exception(Error(request.result, self.explain(request)))
+
+        self.submit(request, done)
+        # Sends it, together with what else is submitted before the loop turns.
+        self.queue.loop.call_soon(self.queue.wait, 0)
+        return future
+
+    async def aread(self, length, offset, flags=0):
+        request = await self.arun(self.new_read(length, offset, flags))
+        return request.buffer.raw[:length]
+
+    async def awrite(self, data, offset, flags=0):
+        await self.arun(self.new_write(data, offset, flags))
+
+
+def extents(request):
+    """What a request tells about holes and zeroes."""
+    return [(extent.offset, extent.bytes, extent.flags)
+            for extent in request.extents[:request.extent_count]]
+
+
+def scatter(*buffers):
+    """A scatter list of ctypes buffers."""
+    return (Iovec * len(buffers))(
+        *(Iovec(ctypes.cast(buffer, c_void_p), sizeof(buffer)) for buffer in buffers))
+
+
+async def peek(queue, client, offsets):
+    queue.attach(asyncio.get_running_loop())
+    blocks = await asyncio.gather(*(client.aread(16, offset) for offset in offsets))
+    for offset, block in zip(offsets, blocks):
+        print(f"{offset}: {block.hex(' ')}")
+
+
+def main():
+    if len(sys.argv) < 2:
+        print("usage: gmblock.py URI [OFFSET...]", file=sys.stderr)
+        return 2
+    try:
+        with Queue() as queue, queue.open(sys.argv[1], flags=OPEN_READ_ONLY) as client:
+            print(f"{client.info().bytes} bytes, {', '.join(sorted(client.capabilities()))}")
+            asyncio.run(peek(queue, client, [int(text, 0) for text in sys.argv[2:]]))
+    except Error as error:
+        print(error.strerror, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+#!/usr/bin/python3
+"""What `meson install` leaves is enough for a program: header, libraries, pkg-config file, manual.
+
+    client-install.py GMBLOCK BUILD_FOLDER SOURCE_FOLDER [COMPILER...]
+"""
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+GMBLOCK = BUILD = SOURCE = ""
+COMPILER = []
+STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+
+
+def run(*command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    if done.returncode != 0:
+        raise AssertionError(f"{' '.join(command)}:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def manual_example():
+    with open(f"{SOURCE}/docs/man/gmblock.3", encoding="utf-8") as file:
+        examples = file.read().split(".Sh EXAMPLES")[1]
+    text = re.search(r"\.Bd -literal[^\n]*\n(.*?)\.Ed", examples, re.S).group(1)
+    return text.replace("\\e", "\\")
+
+
+class Install(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        for tool in ("meson", "pkg-config"):
+            if shutil.which(tool) is None:
+                raise unittest.SkipTest(f"{tool} is not installed")
+        folder = tempfile.TemporaryDirectory(prefix="gmblock-install-")
+        cls.addClassCleanup(folder.cleanup)
+        cls.root = os.path.join(folder.name, "root")
+        cls.folder = folder.name
+        run("meson", "install", "--no-rebuild", "--quiet", "-C", BUILD, "--destdir", cls.root)
+        cls.libdir = os.path.dirname(cls.find("libgmblock.so.0"))
+        cls.environment = {
+            **os.environ, "PKG_CONFIG_SYSROOT_DIR": cls.root,
+            "PKG_CONFIG_PATH": os.path.dirname(cls.find("gmblock.pc"))}
+
+    @classmethod
+    def find(cls, name):
+        for folder, _, names in os.walk(cls.root):
+            if name in names:
+                return os.path.join(folder, name)
+        raise AssertionError(f"{name} was not installed")
+
+    def flags(self, *options):
+        return run("pkg-config", *options, "gmblock", env=self.environment).split()
+
+    def build(self, name, text, *arguments, compiler=None):
+        source = os.path.join(self.folder, name)
+        with open(source, "w", encoding="utf-8") as file:
+            file.write(text)
+        program = source + ".program"
+        run(*(compiler or COMPILER), *STRICT, source, *arguments, "-o", program)
+        return program
+
+    def first_sector(self, program, **environment):
+        """What the manual's program prints about a disk that we know."""
+        image = os.path.join(self.folder, "image")
+        content = bytes(range(256)) * 16
+        with open(image, "wb") as file:
+            file.write(content)
+        done = subprocess.run(
+            [GMBLOCK, "serve", image, "--listen", f"nbd+unix:///?socket={self.folder}/s",
+             "--run", f'exec "{program}" "$uri" > {self.folder}/out'],
+            capture_output=True, text=True, check=False, env={**os.environ, **environment})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with open(os.path.join(self.folder, "out"), "rb") as file:
+            self.assertEqual(file.read(), content[:512])
+
+    def test_the_manuals_program_with_the_shared_library(self):
+        program = self.build("first.c", manual_example(), "-std=c11",
+                             *self.flags("--cflags", "--libs"))
+        self.first_sector(program, LD_LIBRARY_PATH=self.libdir)
+
+    def test_the_manuals_program_with_the_static_library(self):
+        flags = self.flags("--static", "--cflags", "--libs")
+        self.assertIn("-lgmblock", flags)
+        flags[flags.index("-lgmblock")] = "-l:libgmblock.a"
+        self.first_sector(self.build("static.c", manual_example(), "-std=c17", *flags))
+
+    def test_the_header_is_cpp(self):
+        if shutil.which("g++") is None:
+            self.skipTest("g++ is not installed")
+        for standard in ("c++11", "c++20"):
+            program = self.build(
+                "header.cc", '#include <gmblock/gmblock.h>\n#include <cstdio>\n'
+                'int main() { std::puts(gmb_version()); gmb_request r{}; return r.result; }\n',
+                f"-std={standard}", *self.flags("--cflags", "--libs"),
+                *(flag for flag in COMPILER if flag.startswith("-fsanitize")), compiler=["g++"])
+            version = run(program, env={**os.environ, "LD_LIBRARY_PATH": self.libdir}).strip()
+            self.assertEqual(version, run("pkg-config", "--modversion", "gmblock",
+                                          env=self.environment).strip())
+
+    def exported(self):
+        names = run("nm", "-D", "--defined-only", self.find("libgmblock.so.0"))
+        return {line.split()[-1].split("@")[0] for line in names.splitlines()}
+
+    def declared(self):
+        header = run(*COMPILER, "-E", "-P", self.find("gmblock.h"))
+        return set(re.findall(r"\b(gmb_\w+)\s*\((?!\*)", header)) - {"gmb_done"}
+
+    def test_what_is_exported_is_what_the_header_declares(self):
+        self.assertGreater(len(self.declared()), 30)
+        self.assertEqual(self.exported() - {"GMBLOCK_0"}, self.declared())
+
+    def test_the_static_library_defines_nothing_else(self):
+        names = run("nm", "--extern-only", "--defined-only", self.find("libgmblock.a"))
+        found = {line.split()[-1] for line in names.splitlines() if len(line.split()) == 3}
+        self.assertEqual({name for name in found if not name.startswith("__")}, self.declared())
+
+    def test_every_function_has_a_manual_page(self):
+        for name in sorted(self.declared()):
+            page = self.find(name + ".3")
+            with open(page, encoding="utf-8") as file:
+                text = file.read()
+            self.assertRegex(text, rf"(?m)^\.Nm {name}\b", name)
+            self.assertRegex(text, rf"(?m)^\.F[no] {name}\b", name)
+            self.assertFalse(os.path.islink(page) and os.path.isabs(os.readlink(page)))
+
+    def test_every_constant_and_member_is_in_the_manual(self):
+        with open(self.find("gmblock.h"), encoding="utf-8") as file:
+            header = file.read()
+        manual = ""
+        for page in ("gmblock", "gmb_queue", "gmb_client", "gmb_request", "gmb_blocking"):
+            with open(self.find(page + ".3"), encoding="utf-8") as file:
+                manual += file.read()
+        constants = set(re.findall(r"\bGMB_[A-Z_]+\b", header)) - {"GMB_"}
+        missing = {name for name in constants if name not in manual}
+        self.assertEqual(missing, set())
+        for struct in ("gmb_options", "gmb_info", "gmb_stats", "gmb_queue_options"):
+            body = re.search(rf"struct {struct} {{(.*?)\n}};", header, re.S).group(1)
+            body = re.sub(r"/\*.*?\*/", "", body, flags=re.S)
+            for member in re.findall(r"(\w+)(?:;|\)\()", body):
+                self.assertIn(member, manual, f"{struct}.{member}")
+
+
+if __name__ == "__main__":
+    GMBLOCK, BUILD, SOURCE = (os.path.realpath(path) for path in sys.argv[1:4])
+    COMPILER = sys.argv[4:]
+    del sys.argv[1:]
+    unittest.main(verbosity=2)
