@@ -6,6 +6,7 @@ import signal
 import sys
 
 from .archive import Archive, Unavailable
+from .guest import TOLD_LINES
 from .kernel import find_kernel
 from .laboratory import NAME, Lab, LabError
 
@@ -96,7 +97,7 @@ def conclude(guest, results):
     print(f"lab: {guest.name} ({guest.kernel.release}): "
           f"{guest.failure or f'status {guest.status}'} after {seconds}", file=sys.stderr)
     if guest.failure and guest.failure != "killed":
-        print(guest.console, file=sys.stderr)
+        print(*guest.console.splitlines()[-TOLD_LINES:], sep="\n", file=sys.stderr)
     if not results:
         return
     target = os.path.join(results, guest.name)
