@@ -180,6 +180,9 @@ void ring_memory_remove(struct ring *ring, int buf_idx);
 
 /* Ends both directions of a connected socket now: pending operations on it complete. */
 void ring_socket_shutdown(struct ring *ring, struct ring_file file);
+/* The same in a hurry: what was sent and has not left this machine never will (a TCP socket; what a
+ * Unix socket took is with its peer). The descriptor still has to be closed. */
+void ring_socket_abort(struct ring *ring, struct ring_file file);
 /* Says that we will send nothing more; receiving goes on. */
 void ring_socket_shutdown_send(struct ring *ring, struct ring_file file);
 /* Closes a socket that has nothing in flight and was removed from the table. */
@@ -234,7 +237,7 @@ void ring_call(
 void ring_defer(struct ring *ring, struct ring_op *op, int result, ring_done_fn *done);
 
 /* Asks an accept, receive, poll or timer in flight to end soon. done still comes, with -ECANCELED
- * or with what happened first. */
+ * or with what happened first. Not in flight: nothing happens. */
 void ring_cancel(struct ring *ring, struct ring_op *op);
 
 /* As ring_recv() into a scatter list. The message, its vector and buffers are held until done. */

@@ -686,6 +686,19 @@ void ring_socket_shutdown(struct ring *ring, struct ring_file file)
 	(void)shutdown(file.fd, SHUT_RDWR); /* fails only when the peer is gone already */
 }
 
+void ring_socket_abort(struct ring *ring, struct ring_file file)
+{
+	const struct linger linger = { .l_onoff = 1, .l_linger = 0 };
+	const struct sockaddr nowhere = { .sa_family = AF_UNSPEC };
+
+	GMB_UNUSED(ring);
+	/* Disconnecting a TCP socket drops what waits to be sent, or sent again; closing with the
+	 * linger option would do so too, but only when the kernel lets go of the last reference. */
+	(void)setsockopt(file.fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger));
+	(void)connect(file.fd, &nowhere, sizeof(nowhere));
+	(void)shutdown(file.fd, SHUT_RDWR);
+}
+
 void ring_socket_shutdown_send(struct ring *ring, struct ring_file file)
 {
 	GMB_UNUSED(ring);

@@ -99,6 +99,12 @@ bool sim_run_until_idle(uint64_t events_max);
 /* Calls fn(arg) once, delay_ns from now, outside any batch. */
 void sim_after(uint64_t delay_ns, void (*fn)(void *arg), void *arg);
 
+/* While frozen, a ring runs nothing: its thread was stopped. */
+void sim_freeze(struct ring *ring, bool frozen);
+
+/* ring_cancel() for a twin that was not told which ring it is. */
+void sim_cancel(struct ring_op *op);
+
 /* Starts a perfect machine and creates a ring on it: for feeding bytes to a session. Ends with
  * ring_destroy() and sim_stop(). */
 struct ring *sim_ring_create_for_fuzz(uint64_t seed);
@@ -132,6 +138,14 @@ enum sim_cut { SIM_CUT_RESET, SIM_CUT_CLOSE, SIM_CUT_HALF_CLOSE };
 /* Breaks the connection when `bytes` more bytes have arrived in the given direction: reset; both
  * directions end; or the test's direction ends while replies still come. */
 void sim_socket_cut(int client_fd, bool to_server, uint64_t bytes, enum sim_cut cut);
+/* While held, nothing arrives in either direction of the connection, neither bytes nor its end, and
+ * nobody is told: a link that is down. */
+void sim_socket_hold(int fd, bool held);
+/* The process behind the descriptor dies: it gets and gives nothing any more, and its peer hears of
+ * that after what is on its way. The descriptor still has to be closed. */
+void sim_socket_kill(int fd);
+/* From now on the code under test must close it (it counts in sim_open_count()). */
+void sim_socket_give(int client_fd);
 /* Limits how many bytes the direction towards fd can hold (socket buffers). */
 void sim_socket_set_buffer(int fd, size_t bytes);
 /* True while the descriptor is open. */

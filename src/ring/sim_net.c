@@ -32,6 +32,10 @@ struct sim_pipe {
 	size_t visible;
 	bool finished; /* the end of the stream has arrived */
 	bool dead;     /* nothing arrives any more */
+	bool held;     /* the link is down: what arrives is put aside */
+	size_t held_bytes;
+	bool held_end;
+	bool held_reset;
 	uint64_t last_arrival_ns;
 	uint64_t cut_left; /* bytes until the planned break */
 	bool cut_planned;
@@ -142,6 +146,10 @@ static void stream_ended(void *arg, uint64_t value)
 	struct sim_socket *socket = arg;
 
 	GMB_UNUSED(value);
+	if (socket->in.held) {
+		socket->in.held_end = true;
+		return;
+	}
 	if (!socket->in.dead) {
 		pipe_kill(&socket->in);
 	}
@@ -175,6 +183,10 @@ static void bytes_arrive(void *arg, uint64_t value)
 	size_t bytes = (size_t)value;
 
 	if (pipe->dead || !socket->open) {
+		return;
+	}
+	if (pipe->held) {
+		pipe->held_bytes += bytes;
 		return;
 	}
 	bytes = MIN(bytes, pipe->used - pipe->visible);
@@ -316,6 +328,9 @@ static bool send_ended(struct sim_socket *socket)
 		error = take_reset(socket);
 	} else if (socket->shut_send) {
 		error = -EPIPE;
+	} else if (socket->peer->in.held && !socket->peer->open) {
+		send_finish(socket, (int)sop->len); /* nobody tells us that they are gone */
+		return true;
 	} else if (!socket->peer->open || socket->peer->in.dead) {
 		/* Nobody will read it, but we need not have heard of that yet. */
 		if (sim_world.options.faults.jitter && sim_random() % 2 == 0) {
@@ -593,11 +608,97 @@ static void reset_arrives(void *arg, uint64_t value)
 	struct sim_socket *socket = arg;
 
 	GMB_UNUSED(value);
+	if (socket->in.held) {
+		socket->in.held_reset = true;
+		return;
+	}
 	socket->reset = true;
 	pipe_kill(&socket->in);
 	recv_kick(socket);
 	send_kick(socket);
 	polls_kick(socket);
+}
+
+void sim_net_abort(int fd)
+{
+	struct sim_socket *socket = sim_fd_get(fd, SIM_FD_SOCKET)->socket;
+	struct sim_pipe *out = &socket->peer->in;
+
+	sim_trace("abort", (uint64_t)fd, out->used, (int64_t)out->visible);
+	socket->shut_send = true;
+	socket->shut_receive = true;
+	/* What has left already may still get there, before the reset. */
+	if (!out->dead && (out->held || sim_random() % 2 == 0)) {
+		out->used = out->visible;
+		out->held_bytes = 0;
+	}
+	if (socket->peer->open) {
+		sim_event_add(pipe_arrival_delay(out), reset_arrives, socket->peer, 0);
+	}
+	recv_kick(socket);
+	send_kick(socket);
+	polls_kick(socket);
+}
+
+static void side_hold(struct sim_socket *socket, bool held)
+{
+	struct sim_pipe *pipe = &socket->in;
+	size_t bytes = pipe->held_bytes;
+
+	pipe->held = held;
+	if (held) {
+		return;
+	}
+	pipe->held_bytes = 0;
+	if (bytes > 0) {
+		sim_event_add(pipe_arrival_delay(pipe), bytes_arrive, socket, bytes);
+	}
+	if (pipe->held_reset) {
+		sim_event_add(pipe_arrival_delay(pipe), reset_arrives, socket, 0);
+	} else if (pipe->held_end) {
+		sim_event_add(pipe_arrival_delay(pipe), stream_ended, socket, 0);
+	}
+	pipe->held_reset = false;
+	pipe->held_end = false;
+}
+
+void sim_socket_hold(int fd, bool held)
+{
+	struct sim_fd *entry = &sim_world.fds[fd - SIM_FD_BASE];
+	struct sim_socket *socket = entry->socket;
+
+	/* Also when it was closed: its last words are on the way. */
+	GMB_ASSERT(entry->kind == SIM_FD_SOCKET || entry->kind == SIM_FD_FREE);
+	side_hold(socket, held);
+	side_hold(socket->peer, held);
+}
+
+void sim_socket_kill(int fd)
+{
+	struct sim_socket *socket = sim_fd_get(fd, SIM_FD_SOCKET)->socket;
+
+	if (!socket->shut_send && !socket->peer->in.dead) {
+		if (sim_random() % 2 == 0) {
+			queue_end(socket->peer);
+		} else {
+			sim_event_add(pipe_arrival_delay(&socket->peer->in), reset_arrives,
+				socket->peer, 0);
+		}
+	}
+	socket->shut_send = true;
+	socket->shut_receive = true;
+	socket->reset = true;
+	socket->in.visible = 0;
+	pipe_kill(&socket->in);
+	recv_kick(socket);
+	send_kick(socket);
+	polls_kick(socket);
+}
+
+void sim_socket_give(int client_fd)
+{
+	(void)sim_fd_get(client_fd, SIM_FD_SOCKET);
+	sim_world.fds[client_fd - SIM_FD_BASE].test_owned = false;
 }
 
 /* As TCP does: closing with unread data, or with data still coming, resets the connection, and what

@@ -20,7 +20,8 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "scenario.h"
+#include "ring/sim.h"
+#include "runner.h"
 
 enum {
 	EXIT_SEED_FAILED = 3,

@@ -12,9 +12,9 @@
 
 #include "base/compiler.h"
 #include "ring/ring.h"
+#include "runner.h"
 
-/* Supplied by the program: the test has failed. */
-GMB_NORETURN void model_fail(const char *format, ...) GMB_PRINTF(1, 2);
+
 /* Supplied by the program: its random numbers. */
 uint64_t model_random(void);
 

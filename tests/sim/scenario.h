@@ -15,6 +15,7 @@
 #include "nbd/server.h"
 #include "oracle.h"
 #include "ring/sim.h"
+#include "runner.h"
 
 enum {
 	EXPORTS_MAX = 3,
@@ -122,14 +123,6 @@ struct scenario {
 	uint64_t replies_with_error;
 };
 
-/* Runs one seed to its end. */
-struct scenario_result {
-	uint64_t trace;
-	uint64_t events;
-	uint64_t requests;
-	uint64_t errors;
-};
-struct scenario_result scenario_run(uint64_t seed, bool verbose);
 /* True while a session lives whose client has gone: its requests may still be executed. */
 bool scenario_has_orphans(const struct scenario *scenario);
 /* What a dead connection has left behind can no longer happen once its session is gone. */

@@ -1,0 +1,601 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * One simulated run of the client library: random requests through gmb_submit() against the real
+ * server in a world where things go wrong (client_world.c). The rules:
+ *
+ *   once       each request is told exactly once, and its memory is not touched afterwards
+ *   time       no request, open or close takes longer than its time limits add up to
+ *   contents   what is read is what was written, by the rule of oracle.h; replays never show
+ *   durability what was flushed survives every power failure; what a power failure may have taken
+ *              is never said to be flushed
+ *   patience   a request fails for want of a connection only when there was none for long enough,
+ *              or when the server's machine forgot what it had acknowledged
+ *   ends       no descriptor, operation or memory is left
+ *
+ * Threading: one. Ownership: the scenario owns everything in it. Errors: model_fail().
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <gmblock/gmblock.h>
+
+#include "client_world.h"
+#include "runner.h"
+
+#define MS_NS UINT64_C(1000000)
+
+enum {
+	REQUESTS_MAX = 32,
+	PIECES_MAX = 6,
+	EXTENTS_MAX = 16,
+	REQUEST_BYTES_MAX = 200000,
+	CANARY = 0xa7,
+	REOPENS_MAX = 4,
+};
+
+struct scenario;
+
+struct test_request {
+	struct gmb_request request;
+	struct scenario *scenario;
+	bool busy;
+	uint32_t record; /* of the oracle, or UINT32_MAX */
+	uint32_t group;
+	uint64_t begin; /* oracle time */
+	uint64_t seed;
+	uint8_t *memory;
+	struct iovec iov[PIECES_MAX];
+	struct gmb_extent extents[EXTENTS_MAX];
+};
+
+struct scenario {
+	struct world world;
+	struct gmb_queue *queue;
+	struct gmb_client *client;
+	struct gmb_options options;
+	struct gmb_info info;
+	struct test_request requests[REQUESTS_MAX];
+	uint32_t depth;
+	uint32_t budget;
+	uint32_t busy;
+	bool overlap;
+	bool gave_up;
+	bool blind; /* requests were left to their fate: they may happen at any time */
+	uint64_t limit_ns;    /* what the time limits add up to */
+	uint64_t progress_ns; /* when a request was last completed, or submitted to an idle client */
+	uint64_t crashes_at_flush; /* world.crashes when nothing was at stake */
+	bool at_stake;		   /* something was acknowledged and not flushed */
+	uint64_t watch;		   /* number of the watchdog that counts */
+	const char *doing;
+	uint64_t done_count;
+	uint64_t error_count;
+	bool verbose;
+};
+
+/* --- time limits ---------------------------------------------------------------------------- */
+
+struct watchdog {
+	struct scenario *scenario;
+	uint64_t number;
+};
+
+static void watchdog_event(void *arg)
+{
+	struct watchdog *watchdog = arg;
+
+	if (watchdog->scenario->watch == watchdog->number) {
+		model_fail("%s takes longer than its time limits allow (%.3f s); %u requests "
+			   "are in flight",
+			watchdog->scenario->doing,
+			(double)watchdog->scenario->limit_ns / 1e9, watchdog->scenario->busy);
+	}
+	free(watchdog);
+}
+
+/* Something has to happen within the limit; NULL: nothing has to. */
+static void watch(struct scenario *scenario, const char *doing)
+{
+	struct watchdog *watchdog;
+
+	scenario->watch++;
+	scenario->doing = doing;
+	if (doing != NULL) {
+		watchdog = malloc(sizeof(*watchdog));
+		GMB_ASSERT(watchdog != NULL);
+		*watchdog = (struct watchdog){ .scenario = scenario, .number = scenario->watch };
+		sim_after(scenario->limit_ns, watchdog_event, watchdog);
+	}
+}
+
+/* --- requests ------------------------------------------------------------------------------- */
+
+static bool writes(const struct gmb_request *request)
+{
+	return request->operation == GMB_WRITE || request->operation == GMB_TRIM ||
+	       request->operation == GMB_ZERO;
+}
+
+static bool overlaps_writer(const struct scenario *scenario, uint64_t offset, uint64_t length)
+{
+	for (uint32_t i = 0; i < scenario->depth; i++) {
+		const struct test_request *other = &scenario->requests[i];
+
+		if (other->busy && writes(&other->request) &&
+			other->request.offset < offset + length &&
+			offset < other->request.offset + other->request.length) {
+			return true;
+		}
+	}
+	return false;
+}
+
+static uint64_t choose_length(uint64_t room)
+{
+	uint64_t length;
+
+	switch (world_below(6)) {
+	case 0:
+		length = 1 + world_below(512);
+		break;
+	case 1:
+	case 2:
+		length = 4096;
+		break;
+	case 3:
+		length = 512 * (1 + world_below(40));
+		break;
+	case 4:
+		length = 1 + world_below(REQUEST_BYTES_MAX);
+		break;
+	default:
+		length = 4096 * (1 + world_below(16));
+		break;
+	}
+	return MIN(MIN(length, room), (uint64_t)REQUEST_BYTES_MAX);
+}
+
+static void choose_range(const struct scenario *scenario, struct gmb_request *request)
+{
+	uint64_t size = scenario->info.bytes;
+	uint64_t offset = world_below(size);
+
+	if (world_percent(50)) {
+		offset -= offset % 4096;
+	}
+	request->offset = offset;
+	request->length = choose_length(size - offset);
+}
+
+/* Cuts the memory into pieces of any size, some empty. */
+static void lay_out(struct test_request *test)
+{
+	struct gmb_request *request = &test->request;
+	uint64_t length = request->length;
+	uint64_t at = 0;
+
+	request->iov = test->iov;
+	request->iov_count = 1 + (uint32_t)world_below(PIECES_MAX);
+	for (uint32_t i = 0; i < request->iov_count; i++) {
+		uint64_t left = length - at;
+		uint64_t part = i + 1 == request->iov_count ? left : world_below(left + 1);
+
+		test->iov[i] = (struct iovec){ .iov_base = test->memory + at, .iov_len = part };
+		at += part;
+	}
+}
+
+static void submit_one(struct scenario *scenario, struct test_request *test);
+
+static void check_canary(const struct test_request *test)
+{
+	for (size_t i = 0; i < REQUEST_BYTES_MAX; i++) {
+		if (test->memory[i] != CANARY) {
+			model_fail("memory was written after its request was done (byte %zu)", i);
+		}
+	}
+}
+
+static enum gmb_operation choose_operation(const struct scenario *scenario)
+{
+	static const enum gmb_operation operations[] = { GMB_READ, GMB_READ, GMB_READ, GMB_READ,
+		GMB_WRITE, GMB_WRITE, GMB_WRITE, GMB_WRITE, GMB_WRITE, GMB_FLUSH, GMB_FLUSH,
+		GMB_TRIM, GMB_ZERO, GMB_CACHE, GMB_STATUS };
+	static const uint32_t needs[] = { [GMB_TRIM] = GMB_CAN_TRIM, [GMB_ZERO] = GMB_CAN_ZERO,
+		[GMB_CACHE] = GMB_CAN_CACHE, [GMB_STATUS] = GMB_CAN_STATUS };
+	enum gmb_operation operation = operations[world_below(ARRAY_COUNT(operations))];
+
+	return (needs[operation] & ~scenario->info.capabilities) != 0 ? GMB_READ : operation;
+}
+
+static void begin_record(struct scenario *scenario, struct test_request *test)
+{
+	const struct gmb_request *request = &test->request;
+	enum oracle_kind kind = request->operation == GMB_WRITE ? ORACLE_DATA
+				: request->operation == GMB_ZERO ? ORACLE_ZERO
+								 : ORACLE_UNDEFINED;
+
+	test->group = scenario->world.flush_group;
+	test->record = oracle_begin(scenario->world.oracle, kind, request->offset, request->length,
+		test->seed, test->group);
+}
+
+/* --- results -------------------------------------------------------------------------------- */
+
+static void check_read(struct test_request *test)
+{
+	const struct gmb_request *request = &test->request;
+
+	if (!oracle_check_read(test->scenario->world.oracle, test->begin, request->offset,
+		    test->memory, request->length)) {
+		model_fail("a read of %" PRIu64 " bytes at %" PRIu64 ": %s", request->length,
+			request->offset, oracle_message(test->scenario->world.oracle));
+	}
+}
+
+static void check_status(const struct test_request *test)
+{
+	const struct gmb_request *request = &test->request;
+	uint64_t at = request->offset;
+
+	if (request->extent_count == 0) {
+		model_fail("a status without extents");
+	}
+	for (uint32_t i = 0; i < request->extent_count; i++) {
+		if (request->extents[i].offset != at || request->extents[i].bytes == 0) {
+			model_fail("extents with gaps");
+		}
+		at += request->extents[i].bytes;
+	}
+	if (at > request->offset + request->length) {
+		model_fail("extents beyond the range");
+	}
+}
+
+static void succeeded(struct test_request *test)
+{
+	struct scenario *scenario = test->scenario;
+	struct world *world = &scenario->world;
+	struct gmb_request *request = &test->request;
+	bool durable = (request->flags & GMB_FUA) != 0;
+
+	switch ((enum gmb_operation)request->operation) {
+	case GMB_READ:
+		check_read(test);
+		break;
+	case GMB_WRITE:
+	case GMB_TRIM:
+	case GMB_ZERO:
+		if (test->group != world->flush_group && !durable) {
+			/* The disk failed a flush meanwhile: not even the next one helps. */
+		}
+		oracle_end(world->oracle, test->record, durable);
+		break;
+	case GMB_FLUSH:
+		if (test->group == world->flush_group) {
+			oracle_flushed(world->oracle, test->begin, test->group);
+		}
+		break;
+	case GMB_STATUS:
+		check_status(test);
+		break;
+	case GMB_CACHE:
+		break;
+	}
+}
+
+static bool is_disk_error(int result)
+{
+	return result == -EIO || result == -ENOSPC;
+}
+
+static void failed(struct test_request *test)
+{
+	struct scenario *scenario = test->scenario;
+	struct world *world = &scenario->world;
+	int result = test->request.result;
+	char text[600];
+
+	scenario->error_count++;
+	gmb_explain(scenario->client, &test->request, text, sizeof(text));
+	if (result == -ENOTCONN && scenario->gave_up) {
+		if (test->record != UINT32_MAX) {
+			oracle_orphan(world->oracle, test->record, 0);
+			scenario->blind = true;
+		}
+		return;
+	}
+	if (!is_disk_error(result)) {
+		model_fail("%s", text);
+	}
+	if (test->record != UINT32_MAX) {
+		oracle_fail(world->oracle, test->record);
+	}
+}
+
+static void request_done(struct gmb_request *request)
+{
+	struct test_request *test = container_of(request, struct test_request, request);
+	struct scenario *scenario = test->scenario;
+
+	if (!test->busy || request->in_flight != 0) {
+		model_fail("a request was told twice");
+	}
+	test->busy = false;
+	scenario->busy--;
+	scenario->done_count++;
+	sim_trace_mix((uint64_t)(uint32_t)request->result);
+	if (request->result == 0) {
+		succeeded(test);
+	} else {
+		failed(test);
+	}
+	if (request->result != -ENOTCONN) {
+		scenario->progress_ns = sim_now_ns();
+	}
+	memset(test->memory, CANARY, REQUEST_BYTES_MAX);
+	world_tick(&scenario->world);
+	if (scenario->budget > 0 && !scenario->gave_up && world_percent(85)) {
+		submit_one(scenario, test);
+	}
+	watch(scenario, scenario->busy > 0 ? "a request" : NULL);
+}
+
+static void submit_one(struct scenario *scenario, struct test_request *test)
+{
+	struct gmb_request *request = &test->request;
+	enum gmb_operation operation = choose_operation(scenario);
+
+	check_canary(test);
+	memset(request, 0xee, sizeof(*request));
+	memset(request, 0, offsetof(struct gmb_request, private_space));
+	test->record = UINT32_MAX;
+	test->seed = sim_random();
+	gmb_prepare(request, operation, 0, 0);
+	request->done = request_done;
+	if (operation != GMB_FLUSH) {
+		choose_range(scenario, request);
+	}
+	if (writes(request) && !scenario->overlap &&
+		overlaps_writer(scenario, request->offset, request->length)) {
+		request->operation = GMB_READ;
+	}
+	test->begin = oracle_now(scenario->world.oracle);
+	test->group = scenario->world.flush_group;
+	if (request->operation == GMB_READ || request->operation == GMB_WRITE) {
+		lay_out(test);
+	}
+	if (request->operation == GMB_WRITE) {
+		oracle_pattern(test->seed, request->offset, test->memory, request->length);
+	}
+	if (request->operation == GMB_STATUS) {
+		request->extents = test->extents;
+		request->extents_max = 1 + (uint32_t)world_below(EXTENTS_MAX);
+	}
+	if (writes(request)) {
+		request->flags = world_percent(20) ? GMB_FUA : 0;
+		begin_record(scenario, test);
+	}
+	if (scenario->busy == 0) {
+		scenario->progress_ns = sim_now_ns();
+	}
+	test->busy = true;
+	scenario->busy++;
+	scenario->budget--;
+	gmb_submit(scenario->client, request);
+}
+
+/* --- the client ----------------------------------------------------------------------------- */
+
+static void client_event(void *context, enum gmb_event event, const char *text)
+{
+	struct scenario *scenario = context;
+	struct world *world = &scenario->world;
+	uint64_t patience_ns = scenario->options.reconnect_timeout_ms * MS_NS;
+
+	sim_trace_mix((uint64_t)event);
+	if (scenario->verbose) {
+		fprintf(stderr, "%12.3f ms  ==== event %d: %s\n", (double)sim_now_ns() / 1e6,
+			(int)event, text);
+	}
+	switch (event) {
+	case GMB_EVENT_GAVE_UP:
+		scenario->gave_up = true;
+		if (world->crashes == 0 && sim_now_ns() - scenario->progress_ns < patience_ns) {
+			model_fail("gave up too early: %s", text);
+		}
+		break;
+	case GMB_EVENT_RESIZED:
+		model_fail("the size has not changed: %s", text);
+	case GMB_EVENT_LOST:
+	case GMB_EVENT_RECONNECTED:
+		break;
+	}
+}
+
+static void choose_options(struct scenario *scenario)
+{
+	static const uint32_t styles[] = { 0, 0, GMB_OPEN_NO_EXTENDED, GMB_OPEN_SIMPLE };
+	static const uint32_t connects[] = { 300, 2000, 10000 };
+	static const uint32_t requests[] = { 600, 5000, 30000 };
+	static const uint32_t reconnects[] = { 3000, 20000, 120000 };
+	static const uint32_t depths[] = { 1, 2, 4, 16, 0 };
+	struct gmb_options *options = &scenario->options;
+	uint64_t limit_ms;
+
+	*options = (struct gmb_options){
+		.size = sizeof(*options),
+		.flags = styles[world_below(ARRAY_COUNT(styles))],
+		.connections = (uint32_t)world_below(5),
+		.connect_timeout_ms = connects[world_below(ARRAY_COUNT(connects))],
+		.request_timeout_ms = requests[world_below(ARRAY_COUNT(requests))],
+		.reconnect_timeout_ms = reconnects[world_below(ARRAY_COUNT(reconnects))],
+		.depth = depths[world_below(ARRAY_COUNT(depths))],
+		.event = client_event,
+		.context = scenario,
+	};
+	limit_ms = options->request_timeout_ms + options->reconnect_timeout_ms +
+		   MAX(options->connect_timeout_ms + 1000, options->request_timeout_ms);
+	scenario->limit_ns = (limit_ms + 2000) * MS_NS;
+}
+
+/* The world need not let a client in at the first attempt. */
+static bool open_client(struct scenario *scenario)
+{
+	struct gmb_error error;
+	int err;
+
+	watch(scenario, "opening");
+	err = gmb_open(scenario->queue, "nbd://simulated/disk", &scenario->options,
+		&scenario->client, &error);
+	watch(scenario, NULL);
+	if (err == 0) {
+		scenario->info.size = sizeof(scenario->info);
+		gmb_get_info(scenario->client, &scenario->info);
+		if (scenario->info.bytes != scenario->world.size) {
+			model_fail("the export has %" PRIu64 " bytes, not %" PRIu64,
+				scenario->info.bytes, scenario->world.size);
+		}
+		scenario->gave_up = false;
+		return true;
+	}
+	if (scenario->world.calm) {
+		model_fail("cannot open: %s", error.text);
+	}
+	return false;
+}
+
+static void run_requests(struct scenario *scenario)
+{
+	while (!scenario->gave_up && (scenario->budget > 0 || scenario->busy > 0)) {
+		for (uint32_t i = 0; i < scenario->depth && scenario->budget > 0; i++) {
+			if (!scenario->requests[i].busy && world_percent(70)) {
+				submit_one(scenario, &scenario->requests[i]);
+			}
+		}
+		if (scenario->busy == 0) {
+			continue;
+		}
+		watch(scenario, "a request");
+		if (world_percent(80)) {
+			gmb_queue_wait(scenario->queue, world_percent(50) ? -1 : 20);
+		} else {
+			gmb_queue_wait(scenario->queue, 0);
+			(void)sim_step();
+		}
+	}
+	while (scenario->busy > 0) {
+		gmb_queue_wait(scenario->queue, -1);
+	}
+}
+
+static void close_client(struct scenario *scenario)
+{
+	if (scenario->client != NULL) {
+		watch(scenario, "closing");
+		if (gmb_close(scenario->client) != 0) {
+			model_fail("a client cannot be closed");
+		}
+		watch(scenario, NULL);
+		scenario->client = NULL;
+	}
+	if (scenario->blind) {
+		/* Nothing of the old server may be left, or it happens later. */
+		world_restart(&scenario->world);
+		world_check_current(&scenario->world);
+		world_new_oracle(&scenario->world);
+		scenario->blind = false;
+	}
+}
+
+static void live(struct scenario *scenario)
+{
+	for (uint32_t life = 0; life < REOPENS_MAX && scenario->budget > 0; life++) {
+		choose_options(scenario);
+		if (life + 1 == REOPENS_MAX) {
+			world_calm(&scenario->world);
+			if (scenario->world.server != SERVER_UP) {
+				world_restart(&scenario->world);
+			}
+		}
+		if (open_client(scenario)) {
+			run_requests(scenario);
+			if (!scenario->gave_up) {
+				world_calm(&scenario->world);
+			}
+			close_client(scenario);
+		}
+	}
+}
+
+static void flush_failed(void *context, struct sim_disk *disk, enum sim_fault_kind kind,
+	uint64_t offset, uint64_t length, int error)
+{
+	struct scenario *scenario = context;
+
+	GMB_UNUSED(disk);
+	GMB_UNUSED(offset);
+	GMB_UNUSED(length);
+	GMB_UNUSED(error);
+	if (kind == SIM_FAULT_FLUSH) {
+		scenario->world.flush_group++;
+	}
+}
+
+static void prepare(struct scenario *scenario)
+{
+	static const uint32_t depths[] = { 1, 2, 8, REQUESTS_MAX };
+	struct gmb_error error;
+
+	scenario->depth = depths[world_below(ARRAY_COUNT(depths))];
+	scenario->budget = 50 + (uint32_t)world_below(200);
+	scenario->overlap = world_percent(30);
+	for (uint32_t i = 0; i < REQUESTS_MAX; i++) {
+		scenario->requests[i].scenario = scenario;
+		scenario->requests[i].memory = malloc(REQUEST_BYTES_MAX);
+		GMB_ASSERT(scenario->requests[i].memory != NULL);
+		memset(scenario->requests[i].memory, CANARY, REQUEST_BYTES_MAX);
+	}
+	if (gmb_queue_create(NULL, &scenario->queue, &error) != 0) {
+		model_fail("no queue: %s", error.text);
+	}
+}
+
+struct scenario_result scenario_run(uint64_t seed, bool verbose)
+{
+	struct scenario *scenario = calloc(1, sizeof(*scenario));
+	struct scenario_result result;
+
+	GMB_ASSERT(scenario != NULL);
+	scenario->verbose = verbose;
+	sim_start(&(struct sim_options){
+		.seed = seed,
+		.verbose = verbose,
+		.fault = flush_failed,
+		.context = scenario,
+		.faults = { .jitter = true },
+	});
+	choose_options(scenario);
+	world_create(&scenario->world, scenario->options.request_timeout_ms * MS_NS, verbose);
+	prepare(scenario);
+	live(scenario);
+	if (gmb_queue_destroy(scenario->queue) != 0) {
+		model_fail("the queue cannot be destroyed");
+	}
+	world_destroy(&scenario->world);
+	for (uint32_t i = 0; i < REQUESTS_MAX; i++) {
+		check_canary(&scenario->requests[i]);
+		free(scenario->requests[i].memory);
+	}
+	result = (struct scenario_result){
+		.trace = sim_trace_hash(),
+		.events = sim_event_count(),
+		.requests = scenario->done_count,
+		.errors = scenario->error_count,
+	};
+	sim_stop();
+	free(scenario);
+	return result;
+}

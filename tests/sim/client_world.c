@@ -1,0 +1,668 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The server's lives, the network, and what happens to them. See client_world.h. */
+#include "client_world.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dial_sim.h"
+#include "runner.h"
+#include "store/store.h"
+
+#define MS_NS	  UINT64_C(1000000)
+#define SECOND_NS UINT64_C(1000000000)
+
+enum { DISK_BYTES_MAX = 2 << 20, INCIDENTS_MAX = 8 };
+
+uint64_t world_below(uint64_t limit)
+{
+	return limit == 0 ? 0 : sim_random() % limit;
+}
+
+bool world_percent(uint32_t chance)
+{
+	return world_below(100) < chance;
+}
+
+static void say(const struct world *world, const char *what, uint64_t value)
+{
+	sim_trace_mix(value);
+	if (world->verbose) {
+		fprintf(stderr, "%12.3f ms  ---- %s %" PRIu64 "\n", (double)sim_now_ns() / 1e6,
+			what, value);
+	}
+}
+
+/* --- the disk ------------------------------------------------------------------------------- */
+
+static void base_read(void *context, uint64_t offset, uint8_t *out, size_t len)
+{
+	sim_disk_peek(context, offset, out, len);
+}
+
+void world_new_oracle(struct world *world)
+{
+	char name[32];
+	struct sim_disk *copy;
+	uint8_t *bytes = malloc(world->size);
+
+	GMB_ASSERT(bytes != NULL);
+	oracle_destroy(world->oracle);
+	snprintf(name, sizeof(name), "base%u", world->bases++);
+	copy = sim_disk_create(name, &(struct sim_disk_options){ .size = world->size });
+	sim_disk_peek(world->disk, 0, bytes, world->size);
+	/* Poking makes it durable on both sides: the history starts here. */
+	sim_disk_poke(copy, 0, bytes, world->size);
+	sim_disk_poke(world->disk, 0, bytes, world->size);
+	free(bytes);
+	world->oracle = oracle_create(base_read, copy);
+}
+
+static void create_disk(struct world *world)
+{
+	struct sim_disk_options options = {
+		.sector_bytes = world_percent(80) ? 512 : 4096,
+		.no_discard = world_percent(20),
+		.no_fast_zero = world_percent(20),
+	};
+	uint8_t bytes[4096];
+
+	/* Small disks make for neighbours and overlaps. */
+	world->size = world_percent(50) ? 8192 + world_below(65536) : 4096 + world_below(DISK_BYTES_MAX);
+	if (world_percent(60)) {
+		options.direct_offset_align = 512;
+		world->size -= world->size % 512;
+	}
+	options.size = world->size;
+	world->disk = sim_disk_create("disk", &options);
+	for (int i = 0; i < 4; i++) {
+		uint64_t offset = world_below(world->size);
+		size_t len = (size_t)MIN((uint64_t)sizeof(bytes), world->size - offset);
+
+		oracle_pattern(sim_random(), 0, bytes, len);
+		sim_disk_poke(world->disk, offset, bytes, len);
+	}
+	world_new_oracle(world);
+}
+
+void world_check_durable(struct world *world)
+{
+	char name[32];
+	struct sim_disk *copy;
+	uint8_t *bytes = malloc(world->size);
+
+	GMB_ASSERT(bytes != NULL);
+	snprintf(name, sizeof(name), "after%u", world->bases++);
+	copy = sim_disk_crash_copy(world->disk, name);
+	sim_disk_peek(copy, 0, bytes, world->size);
+	if (!oracle_check_durable(world->oracle, 0, bytes, world->size)) {
+		model_fail("durability: %s", oracle_message(world->oracle));
+	}
+	sim_disk_destroy(copy);
+	free(bytes);
+}
+
+void world_check_current(struct world *world)
+{
+	uint64_t now = oracle_now(world->oracle);
+	uint8_t *bytes = malloc(world->size);
+
+	GMB_ASSERT(bytes != NULL);
+	sim_disk_peek(world->disk, 0, bytes, world->size);
+	if (!oracle_check_read(world->oracle, now, 0, bytes, world->size)) {
+		model_fail("at the end: %s", oracle_message(world->oracle));
+	}
+	free(bytes);
+}
+
+/* --- the server's lives --------------------------------------------------------------------- */
+
+static void session_closed(void *context)
+{
+	struct world *world = context;
+
+	GMB_ASSERT(world->sessions_open > 0);
+	world->sessions_open--;
+}
+
+static void open_store(struct world *world)
+{
+	struct store_options options = { .path = "disk" };
+	struct disk_info info;
+	struct error error;
+	int fd;
+
+	if (disk_open("disk", true, false, &fd, &error) != 0 || disk_info(fd, &info) != 0) {
+		model_fail("cannot look at the disk: %s", error.text);
+	}
+	disk_close(fd);
+	if (info.direct_offset_align != 0) {
+		options.read_mode = world_percent(50) ? STORE_MODE_RAM : STORE_MODE_CACHED;
+		options.write_mode = world_percent(50) ? STORE_MODE_RAM : STORE_MODE_CACHED;
+	}
+	if (store_open(&options, &world->store, &error) != 0) {
+		model_fail("cannot open the store: %s", error.text);
+	}
+}
+
+static void start_server(struct world *world)
+{
+	struct error error;
+
+	GMB_ASSERT(world->server == SERVER_DOWN);
+	/* Starting and opening are not what is tested here. */
+	sim_set_faults(&(struct sim_faults){ .jitter = world->faults.jitter });
+	world->life++;
+	world->drained = 0;
+	world->frozen = false;
+	open_store(world);
+	world->export.name = "disk";
+	world->export.name_bytes = 4;
+	world->export.store = world->store;
+	atomic_store(&world->export.connections, 0);
+	for (uint32_t i = 0; i < world->service_count; i++) {
+		struct world_service *service = &world->services[i];
+		struct ring_options ring_options = { .files_max = 64, .buffers_max = 32 };
+		struct nbd_service_options options = {
+			.exports = &world->export,
+			.export_count = 1,
+			.limits = world->limits,
+			.session_closed = session_closed,
+			.context = world,
+		};
+
+		service->world = world;
+		if (ring_create(&ring_options, &service->ring, &error) != 0) {
+			model_fail("no ring: %s", error.text);
+		}
+		options.ring = service->ring;
+		if (nbd_service_create(&options, &service->service, &error) != 0) {
+			model_fail("no service: %s", error.text);
+		}
+	}
+	world->server = SERVER_UP;
+	sim_set_faults(&world->faults);
+	say(world, "server starts, life", world->life);
+}
+
+static void start_event(void *arg)
+{
+	struct world *world = arg;
+
+	if (world->server == SERVER_DOWN && !world->resting) {
+		start_server(world);
+	}
+}
+
+/* Nothing of this life is left: what a power failure takes is gone now. */
+static void bury_server(struct world *world)
+{
+	for (uint32_t i = 0; i < world->service_count; i++) {
+		struct nbd_counters counters;
+
+		nbd_service_counters(world->services[i].service, &counters);
+		if (counters.sessions != 0 || counters.inflight != 0) {
+			model_fail("the server left %u sessions and %u requests behind",
+				counters.sessions, counters.inflight);
+		}
+		nbd_service_destroy(world->services[i].service);
+		ring_destroy(world->services[i].ring);
+	}
+	if (world->power_failed) {
+		say(world, "power fails", world->boot);
+		sim_disk_crash(world->disk);
+		world->power_failed = false;
+		world->boot++;
+		world->crashes++;
+		world_check_durable(world);
+	}
+	store_close(world->store);
+	world->server = SERVER_DOWN;
+	say(world, "server has ended, life", world->life);
+	if (!world->resting) {
+		sim_after(world->downtime_ns, start_event, world);
+	}
+}
+
+static void bury_event(void *arg)
+{
+	struct world *world = arg;
+
+	if (world->drained == world->service_count) {
+		bury_server(world);
+	} else {
+		sim_after(MS_NS, bury_event, world);
+	}
+}
+
+static void drained(void *context)
+{
+	struct world *world = context;
+
+	world->drained++;
+}
+
+static void drain_deliver(struct ring *ring, struct ring_message *message)
+{
+	struct world_service *service =
+		container_of(message, struct world_service, drain_message);
+
+	GMB_UNUSED(ring);
+	nbd_service_drain(service->service, service->world->drain_deadline_ns, drained,
+		service->world);
+}
+
+static void unfreeze(struct world *world)
+{
+	if (world->frozen) {
+		world->frozen = false;
+		for (uint32_t i = 0; i < world->service_count; i++) {
+			sim_freeze(world->services[i].ring, false);
+		}
+		say(world, "server continues, life", world->life);
+	}
+}
+
+static void end_server(struct world *world, uint64_t deadline_ns)
+{
+	world->server = SERVER_DYING;
+	unfreeze(world);
+	world->drain_deadline_ns = deadline_ns;
+	for (uint32_t i = 0; i < world->service_count; i++) {
+		world->services[i].drain_message.deliver = drain_deliver;
+		ring_post(world->services[i].ring, &world->services[i].drain_message);
+	}
+	sim_after(MS_NS, bury_event, world);
+}
+
+/* Its sockets are gone at once; what it has asked of the disk is done, or not, or in part. */
+static void kill_server(struct world *world, uint64_t downtime_ns, bool power_too)
+{
+	struct sim_faults dying = { .jitter = true, .write_error_ppm = 400000,
+		.range_error_ppm = 400000 };
+
+	if (world->server != SERVER_UP) {
+		return;
+	}
+	say(world, power_too ? "machine dies, boot" : "server is killed, life",
+		power_too ? world->boot : world->life);
+	world->downtime_ns = downtime_ns;
+	world->power_failed = power_too;
+	for (uint32_t i = 0; i < world->connection_count; i++) {
+		const struct world_connection *connection = &world->connections[i];
+
+		if (connection->life == world->life && sim_is_open(connection->server_fd)) {
+			sim_socket_kill(connection->server_fd);
+		}
+	}
+	sim_disk_set_stalled(world->disk, false);
+	sim_set_faults(&dying);
+	end_server(world, SECOND_NS);
+}
+
+static void stop_server(struct world *world, uint64_t downtime_ns, bool power_too)
+{
+	if (world->server != SERVER_UP || world->frozen) {
+		return;
+	}
+	say(world, "server stops, life", world->life);
+	world->downtime_ns = downtime_ns;
+	world->power_failed = power_too;
+	end_server(world, 5 * SECOND_NS);
+}
+
+/* --- the network ---------------------------------------------------------------------------- */
+
+struct accept_message {
+	struct ring_message message;
+	struct world_service *service;
+	int fd;
+};
+
+static void accept_deliver(struct ring *ring, struct ring_message *message)
+{
+	struct accept_message *accept = container_of(message, struct accept_message, message);
+
+	GMB_UNUSED(ring);
+	nbd_service_accept(accept->service->service, accept->fd, "simulated");
+	free(accept);
+}
+
+static void plan_cut(const struct world *world, const struct world_connection *connection)
+{
+	GMB_UNUSED(world);
+	sim_socket_cut(connection->client_fd, world_percent(50),
+		1 + world_below(world_percent(40) ? 600 : 100000), (enum sim_cut)world_below(3));
+}
+
+static int network_connect(void *context)
+{
+	struct world *world = context;
+	struct world_service *service = &world->services[world_below(world->service_count)];
+	struct world_connection *connection;
+	struct accept_message *accept;
+
+	if (world->server != SERVER_UP) {
+		return -ECONNREFUSED;
+	}
+	GMB_ASSERT(world->connection_count < WORLD_CONNECTIONS_MAX);
+	connection = &world->connections[world->connection_count++];
+	connection->life = world->life;
+	sim_socket_pair(&connection->server_fd, &connection->client_fd);
+	sim_socket_give(connection->client_fd);
+	if (world->link_down) {
+		sim_socket_hold(connection->client_fd, true);
+	}
+	if (!world->calm && world_percent(world->cut_percent)) {
+		plan_cut(world, connection);
+	}
+	accept = calloc(1, sizeof(*accept));
+	GMB_ASSERT(accept != NULL);
+	accept->message.deliver = accept_deliver;
+	accept->service = service;
+	accept->fd = connection->server_fd;
+	world->sessions_open++;
+	ring_post(service->ring, &accept->message);
+	return connection->client_fd;
+}
+
+static int network_attempt(void *context, uint64_t timeout_ns, uint64_t *delay_ns)
+{
+	struct world *world = context;
+
+	*delay_ns = world_below(2 * MS_NS);
+	if (world->link_down) {
+		*delay_ns = timeout_ns;
+		return -ETIMEDOUT;
+	}
+	if (!world->calm && world_percent(world->refuse_percent)) {
+		return world_percent(50) ? -ECONNREFUSED : -EHOSTUNREACH;
+	}
+	if (!world->calm && world_percent(5)) {
+		*delay_ns = world_below(timeout_ns);
+	}
+	return 0;
+}
+
+static const struct world_connection *any_connection(const struct world *world)
+{
+	uint32_t count = 0;
+	const struct world_connection *chosen = NULL;
+
+	for (uint32_t i = 0; i < world->connection_count; i++) {
+		const struct world_connection *connection = &world->connections[i];
+
+		if (sim_is_open(connection->client_fd) && world_below(++count) == 0) {
+			chosen = connection;
+		}
+	}
+	return chosen;
+}
+
+static void hold_all(struct world *world, bool held)
+{
+	world->link_down = held;
+	for (uint32_t i = 0; i < world->connection_count; i++) {
+		sim_socket_hold(world->connections[i].client_fd, held);
+	}
+	say(world, held ? "link down" : "link up", world->connection_count);
+}
+
+/* --- what goes wrong ------------------------------------------------------------------------ */
+
+static void link_up_event(void *arg)
+{
+	struct world *world = arg;
+
+	if (world->link_down) {
+		hold_all(world, false);
+	}
+}
+
+static void release_event(void *arg)
+{
+	struct world_connection *connection = arg;
+
+	sim_socket_hold(connection->client_fd, false);
+}
+
+static void unfreeze_event(void *arg)
+{
+	unfreeze(arg);
+}
+
+static void unstall_event(void *arg)
+{
+	struct world *world = arg;
+
+	say(world, "disk goes on", 0);
+	sim_disk_set_stalled(world->disk, false);
+}
+
+/* From a blink to far too long. */
+static uint64_t some_time(const struct world *world)
+{
+	switch (world_below(6)) {
+	case 0:
+		return world_below(MS_NS);
+	case 1:
+		return world_below(50 * MS_NS);
+	case 2:
+	case 3:
+		return world_below(world->scale_ns);
+	case 4:
+		return world_below(3 * world->scale_ns);
+	default:
+		return world_below(world_percent(20) ? 40 * world->scale_ns : SECOND_NS);
+	}
+}
+
+static void reset_connections(struct world *world, bool all)
+{
+	const struct world_connection *one = any_connection(world);
+
+	say(world, "reset, all", all);
+	for (uint32_t i = 0; i < world->connection_count; i++) {
+		const struct world_connection *connection = &world->connections[i];
+
+		if (sim_is_open(connection->client_fd) && (all || connection == one)) {
+			sim_socket_reset(connection->client_fd);
+		}
+	}
+}
+
+static void blackhole_one(struct world *world)
+{
+	const struct world_connection *one = any_connection(world);
+
+	if (one != NULL) {
+		struct world_connection *connection =
+			&world->connections[one - world->connections];
+
+		say(world, "blackhole", (uint64_t)connection->client_fd);
+		sim_socket_hold(connection->client_fd, true);
+		sim_after(some_time(world), release_event, connection);
+	}
+}
+
+static void incident(void *arg)
+{
+	struct world *world = arg;
+	const struct world_connection *one;
+
+	if (world->calm) {
+		return;
+	}
+	if (world_percent(50)) {
+		world_check_durable(world);
+	}
+	switch (world_below(12)) {
+	case 0:
+		reset_connections(world, world_percent(50));
+		break;
+	case 1:
+		one = any_connection(world);
+		if (one != NULL) {
+			plan_cut(world, one);
+		}
+		break;
+	case 2:
+		if (!world->link_down) {
+			hold_all(world, true);
+			sim_after(some_time(world), link_up_event, world);
+		}
+		break;
+	case 3:
+		blackhole_one(world);
+		break;
+	case 4:
+		if (!world->frozen && world->server == SERVER_UP) {
+			say(world, "server is frozen, life", world->life);
+			world->frozen = true;
+			for (uint32_t i = 0; i < world->service_count; i++) {
+				sim_freeze(world->services[i].ring, true);
+			}
+			sim_after(some_time(world), unfreeze_event, world);
+		}
+		break;
+	case 5:
+	case 6:
+		say(world, "disk hangs", 0);
+		sim_disk_set_stalled(world->disk, true);
+		sim_after(some_time(world), unstall_event, world);
+		break;
+	case 7:
+		stop_server(world, some_time(world), world_percent(30));
+		break;
+	case 8:
+	case 9:
+		kill_server(world, some_time(world), false);
+		break;
+	default:
+		kill_server(world, some_time(world), true);
+		break;
+	}
+	if (world->incidents_left > 0 && world_percent(40)) {
+		world->incidents_left--;
+		sim_after(some_time(world), incident, world);
+	}
+}
+
+void world_tick(struct world *world)
+{
+	if (!world->calm && world->incidents_left > 0 && world_percent(4)) {
+		world->incidents_left--;
+		sim_after(world_below(3 * MS_NS), incident, world);
+	}
+}
+
+/* --- life ----------------------------------------------------------------------------------- */
+
+static void choose_faults(struct world *world)
+{
+	struct sim_faults *faults = &world->faults;
+	uint32_t some = 1 + (uint32_t)world_below(10000);
+
+	*faults = (struct sim_faults){ .jitter = true };
+	if (world_percent(80)) {
+		faults->partial_ppm = (uint32_t)world_below(400000);
+		faults->interrupt_ppm = (uint32_t)world_below(50000);
+		faults->again_ppm = world_percent(50) ? (uint32_t)world_below(50000) : 0;
+	}
+	faults->send_short_ppm = world_percent(30) ? (uint32_t)world_below(50000) : 0;
+	faults->memory_error_ppm = world_percent(20) ? 500000 : 0;
+	faults->file_table_ppm = world_percent(20) ? 500000 : 0;
+	faults->slow_ppm = world_percent(30) ? 2000 : 0;
+	if (world_percent(70)) {
+		return;
+	}
+	faults->read_error_ppm = world_percent(40) ? some : 0;
+	faults->write_error_ppm = world_percent(40) ? some : 0;
+	faults->no_space_ppm = world_percent(40) ? some : 0;
+	faults->range_error_ppm = world_percent(40) ? some : 0;
+	faults->flush_error_ppm = world_percent(40) ? some : 0;
+}
+
+void world_create(struct world *world, uint64_t scale_ns, bool verbose)
+{
+	static struct dial_network network;
+
+	network = (struct dial_network){
+		.attempt = network_attempt,
+		.connect = network_connect,
+		.context = world,
+	};
+	dial_sim_use(&network);
+	world->verbose = verbose;
+	world->scale_ns = scale_ns;
+	world->service_count = world_percent(30) ? 2 : 1;
+	world->incidents_left = (uint32_t)world_below(INCIDENTS_MAX + 1);
+	world->cut_percent = world_percent(30) ? 30 : 0;
+	world->refuse_percent = world_percent(30) ? 20 : 0;
+	nbd_limits_default(&world->limits);
+	world->limits.memory_bytes_max = UINT64_C(1048576) * (4 + world_below(12));
+	if (world_percent(40)) {
+		world->limits.inflight_per_session_max = 1 + (uint32_t)world_below(16);
+		world->limits.inflight_max =
+			world->limits.inflight_per_session_max + (uint32_t)world_below(16);
+	}
+	choose_faults(world);
+	create_disk(world);
+	start_server(world);
+}
+
+void world_calm(struct world *world)
+{
+	world->calm = true;
+	world->faults = (struct sim_faults){ .jitter = true };
+	if (world->server == SERVER_UP) {
+		sim_set_faults(&world->faults);
+	}
+	link_up_event(world);
+	for (uint32_t i = 0; i < world->connection_count; i++) {
+		sim_socket_hold(world->connections[i].client_fd, false);
+	}
+	unfreeze(world);
+	sim_disk_set_stalled(world->disk, false);
+	world->downtime_ns = MIN(world->downtime_ns, MS_NS);
+}
+
+static void wait_for_server(struct world *world, enum world_server_state state)
+{
+	while (world->server != state) {
+		if (!sim_step()) {
+			model_fail("the server will never be in state %d", (int)state);
+		}
+	}
+}
+
+void world_restart(struct world *world)
+{
+	if (world->server == SERVER_UP) {
+		kill_server(world, 0, false);
+	}
+	wait_for_server(world, SERVER_DOWN);
+	wait_for_server(world, SERVER_UP);
+}
+
+void world_destroy(struct world *world)
+{
+	world_calm(world);
+	wait_for_server(world, SERVER_UP);
+	world->resting = true;
+	end_server(world, 100 * SECOND_NS);
+	wait_for_server(world, SERVER_DOWN);
+	if (world->sessions_open != 0) {
+		model_fail("%u sessions were never told closed", world->sessions_open);
+	}
+	world_check_current(world);
+	world_check_durable(world);
+	if (sim_open_count() != 0) {
+		model_fail("%u descriptors were left open", sim_open_count());
+	}
+	oracle_destroy(world->oracle);
+	dial_sim_use(NULL);
+}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The world around a client: the real server over a simulated disk, with a life of its own, and a
+ * network. What happens to both is planned from the seed.
+ *
+ *   client ── dial_sim ──▶ connections ──▶ services (reactors) ──▶ store ──▶ disk
+ *              ▲                ▲                ▲                           ▲
+ *          refused,         reset, cut,      frozen, killed,             stalled, slow,
+ *          link down        half-closed      stopped, restarted          errors, power failure
+ *
+ * Threading: one. Ownership: the world owns server, disk and connection records; the client owns
+ * its ends of the connections. Errors: model_fail().
+ */
+#pragma once
+
+#include "nbd/server.h"
+#include "oracle.h"
+#include "ring/sim.h"
+
+enum { WORLD_SERVICES_MAX = 2, WORLD_CONNECTIONS_MAX = 1024 };
+
+struct world_connection {
+	int client_fd;
+	int server_fd;
+	uint32_t life; /* of the server */
+};
+
+enum world_server_state { SERVER_DOWN, SERVER_UP, SERVER_DYING };
+
+struct world;
+
+/* One reactor. */
+struct world_service {
+	struct world *world;
+	struct ring *ring;
+	struct nbd_service *service;
+	struct ring_message drain_message;
+};
+
+struct world {
+	uint64_t size;
+	struct sim_disk *disk;
+	struct sim_faults faults;
+	struct oracle *oracle;
+	uint32_t bases; /* oracles so far */
+	/* Writes that were done before the disk failed a flush cannot be made durable by a later
+	 * one: the system has forgotten what it did not write. */
+	uint32_t flush_group;
+
+	enum world_server_state server;
+	uint32_t life; /* how often the server was started */
+	uint32_t boot; /* how often its machine was */
+	bool power_failed; /* the end of this life takes the unflushed sectors along */
+	bool resting;	   /* stays down until it is started by hand */
+	uint64_t downtime_ns;
+	uint32_t service_count;
+	uint32_t drained;
+	struct world_service services[WORLD_SERVICES_MAX];
+	uint64_t drain_deadline_ns;
+	struct nbd_export export;
+	struct nbd_limits limits;
+	struct store *store;
+	uint32_t sessions_open;
+
+	bool link_down;
+	bool frozen;
+	uint32_t cut_percent; /* of connections, planned when they are made */
+	uint32_t refuse_percent;
+	struct world_connection connections[WORLD_CONNECTIONS_MAX];
+	uint32_t connection_count;
+
+	uint32_t incidents_left;
+	uint32_t crashes;  /* power failures so far */
+	uint64_t scale_ns; /* what the client takes for a long time */
+	bool calm;	   /* nothing may go wrong any more */
+	bool verbose;
+};
+
+uint64_t world_below(uint64_t limit);
+bool world_percent(uint32_t chance);
+
+/* Makes the disk and starts the server. scale_ns: troubles last about as long, or much shorter or
+ * longer. */
+void world_create(struct world *world, uint64_t scale_ns, bool verbose);
+/* A request was completed: perhaps something goes wrong. */
+void world_tick(struct world *world);
+/* From now on everything works: the link comes up, the server runs. */
+void world_calm(struct world *world);
+/* Stops the server, checks what it leaves behind. */
+void world_destroy(struct world *world);
+
+/* The oracle begins anew with what programs see on the disk now. No request may be open, none that
+ * was lost may still be carried out. */
+void world_new_oracle(struct world *world);
+/* Kills the server and waits until nothing of it is left, then starts it again. Not in a callback.
+ */
+void world_restart(struct world *world);
+/* Would every byte that was said to be durable survive a power failure now? */
+void world_check_durable(struct world *world);
+void world_check_current(struct world *world);

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What main.c needs from a program that runs simulations by seed.
+ *
+ * Threading: one. Ownership: none. Errors: model_fail() ends the process and names the seed.
+ */
+#pragma once
+
+#include <stdint.h>
+
+#include "base/compiler.h"
+
+/* A rule was broken. Does not return. */
+GMB_NORETURN void model_fail(const char *format, ...) GMB_PRINTF(1, 2);
+
+struct scenario_result {
+	uint64_t trace;
+	uint64_t events;
+	uint64_t requests;
+	uint64_t errors;
+};
+
+/* Runs one seed to its end. */
+struct scenario_result scenario_run(uint64_t seed, bool verbose);
