@@ -31,6 +31,10 @@ static int run(
 	struct ublk_control *control, uint32_t opcode, const struct ublksrv_ctrl_cmd *command)
 {
 	struct io_uring_sqe *sqe = io_uring_get_sqe(&control->ring);
+	struct __kernel_timespec patience = {
+		.tv_sec = control->patience_ms / 1000,
+		.tv_nsec = control->patience_ms % 1000 * 1000000LL,
+	};
 	struct io_uring_cqe *cqe;
 	int rc;
 
@@ -42,14 +46,19 @@ static int run(
 	sqe->cmd_op = opcode;
 	memcpy(sqe->cmd, command, sizeof(*command));
 	do {
-		rc = io_uring_submit_and_wait(&control->ring, 1);
+		rc = io_uring_submit(&control->ring);
 	} while (rc == -EINTR);
 	if (rc < 0) {
 		return rc;
 	}
 	do {
-		rc = io_uring_wait_cqe(&control->ring, &cqe);
+		rc = control->patience_ms == 0
+			     ? io_uring_wait_cqe(&control->ring, &cqe)
+			     : io_uring_wait_cqe_timeout(&control->ring, &cqe, &patience);
 	} while (rc == -EINTR);
+	if (rc == -ETIME) {
+		return -ETIMEDOUT;
+	}
 	if (rc == 0) {
 		rc = cqe->res;
 		io_uring_cqe_seen(&control->ring, cqe);

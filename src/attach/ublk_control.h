@@ -30,12 +30,14 @@ struct ublk_control {
 	struct io_uring ring;
 	bool encoded;	   /* commands by their encoded numbers, here and on the device */
 	uint64_t features; /* UBLK_F_; 0 where the driver does not tell (before 6.5) */
+	uint32_t patience_ms; /* of the next commands; 0 = as long as it takes */
 };
 
 /* Loads the module if it is missing. */
 GMB_MUST_CHECK int ublk_control_open(struct ublk_control *control, struct error *error);
 void ublk_control_close(struct ublk_control *control);
 
-/* A command about a device (UINT32_MAX: a new one) with its argument; the driver's answer. */
+/* A command about a device (UINT32_MAX: a new one) with its argument; the driver's answer.
+ * -ETIMEDOUT: patience is over; close the control then, which abandons the command. */
 GMB_MUST_CHECK int ublk_control_command(struct ublk_control *control, enum ublk_command command,
 	uint32_t device, void *buffer, uint16_t buffer_bytes, uint64_t data);

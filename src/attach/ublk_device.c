@@ -23,7 +23,7 @@
 #include "attach/usage.h"
 #include "base/bytes.h"
 
-enum { SECTOR_SHIFT = 9, PAGE_SHIFT_MIN = 12 };
+enum { SECTOR_SHIFT = 9, DELETE_PATIENCE_MS = 2000 };
 
 /* Requests without payload have no limit but the kernel's own, just below 4 GiB; the library cuts
  * them where the server takes less. */
@@ -320,6 +320,21 @@ static int end_queues(struct ublk_disk *disk, struct error *error)
 	return result;
 }
 
+/* The driver waits until nobody has the disk open. When it was taken by force somebody may keep it
+ * for ever; the rest happens without us then, once it is closed. */
+static int delete_number(struct ublk_control *control, uint32_t number)
+{
+	int rc;
+
+	control->patience_ms = DELETE_PATIENCE_MS;
+	rc = ublk_control_command(control, UBLK_DELETE, number, NULL, 0, 0);
+	if (rc == -ETIMEDOUT) {
+		log_warning("/dev/ublkc%u vanishes when those who have /dev/ublkb%u open close it",
+			number, number);
+	}
+	return rc == -ETIMEDOUT || rc == -ENODEV ? 0 : rc;
+}
+
 static void delete_device(struct ublk_disk *disk)
 {
 	int rc;
@@ -330,8 +345,8 @@ static void delete_device(struct ublk_disk *disk)
 		disk->char_fd = -1;
 	}
 	if (disk->exists) {
-		rc = command(disk, UBLK_DELETE, NULL, 0, 0);
-		if (rc < 0 && rc != -ENODEV) {
+		rc = delete_number(&disk->control, number_of(disk));
+		if (rc < 0) {
 			log_error("/dev/ublkc%u stays behind: %s", number_of(disk), strerror(-rc));
 		}
 		disk->exists = false;
@@ -522,8 +537,7 @@ int ublk_device_remove(int32_t number, bool force, struct error *error)
 	}
 	rc = stop_device(&control, (uint32_t)number, force, error);
 	if (rc == 0) {
-		rc = ublk_control_command(&control, UBLK_DELETE, (uint32_t)number, NULL, 0, 0);
-		rc = rc == -ENODEV ? 0 : rc;
+		rc = delete_number(&control, (uint32_t)number);
 		if (rc < 0) {
 			error_set(error, rc, "/dev/ublkb%d cannot be removed: %s", (int)number,
 				strerror(-rc));
