@@ -21,6 +21,8 @@ static const struct command {
 	{ "bench", cmd_bench, "measure an export: rates, latencies, processor time" },
 	{ "stats", cmd_stats, "show what a running server does, and where the time goes" },
 	{ "copy", cmd_copy, "copy a disk between servers, files, devices and pipes" },
+	{ "attach", cmd_attach, "make a remote export a disk of this machine" },
+	{ "detach", cmd_detach, "remove such a disk" },
 };
 
 static void print_usage(FILE *out)

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The socket on which a daemon takes orders: one line there, one line back.
+ *
+ *   "status"                        "0 connected"
+ *   "detach", "detach force"        "0 detached", "-16 /dev/ublkb0 is mounted on /srv"
+ *
+ * After a detach the daemon keeps the connection until it ends: the end of the stream says that
+ * nothing of it is left.
+ *
+ * Threading: any thread. Ownership: descriptors belong to the caller. Errors: negative errno with a
+ * sentence. Only the owner of the state folder can connect.
+ */
+#pragma once
+
+#include "attach/attach.h"
+
+enum { CONTROL_LINE_BYTES = 1024 };
+
+/* The daemon's end: a listening descriptor. */
+GMB_MUST_CHECK int control_listen(const char *name, struct error *error);
+
+/* Accepts a connection and reads its line, for at most five seconds. Returns the descriptor, or a
+ * negative errno: nobody there, or nothing sensible; go on. */
+GMB_MUST_CHECK int control_accept(int listen_fd, char line[CONTROL_LINE_BYTES]);
+
+/* Answers. A peer that has gone is none of our business. */
+void control_answer(int fd, int code, const char *text);
+
+/* The other end: sends a line and reads the answer, of which the code is returned and the text is
+ * in *error. -ECONNREFUSED or -ENOENT: there is no daemon. until_end: waits for its end as well. */
+GMB_MUST_CHECK int control_ask(
+	const char *name, const char *line, bool until_end, struct error *error);

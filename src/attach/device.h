@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What the three kinds of attachment have in common for the daemon that watches over them.
+ *
+ * Threading: every function belongs to the daemon's main thread; the kinds have threads of their
+ * own inside. Ownership: start() gives, destroy() frees. Errors: 0 or a negative errno with a
+ * sentence.
+ */
+#pragma once
+
+#include "attach/attach.h"
+#include "attach/health.h"
+
+struct device;
+
+struct device_ops {
+	const char *kind; /* "ublk", "nbd", "fuse" */
+
+	/* Removes the disk: what was written is flushed to the server. -EBUSY: somebody uses it,
+	 * force was not given, and nothing has changed. Any other result: the disk is gone, and an
+	 * error says what was lost on the way. */
+	int (*stop)(struct device *device, bool force, struct error *error);
+
+	/* After stop(), or when ended_fd says that the disk is gone. */
+	void (*destroy)(struct device *device);
+};
+
+struct device {
+	const struct device_ops *ops;
+	char path[ATTACH_PATH_BYTES]; /* of the disk */
+	char name[64];		      /* a file name: "ublkb0", "nbd3", "fuse-1234" */
+	int32_t number;		      /* of the kernel's device, or -1 */
+	uint64_t bytes;		      /* size of the disk */
+	bool read_only;
+	bool made_file; /* the file at path was not there before */
+	int ended_fd;	/* polls readable when the disk has gone without stop() */
+	struct health health;
+};
+
+/* The three kinds. *device_out is set on success only: the disk can be used then. */
+GMB_MUST_CHECK int ublk_device_start(
+	const struct attach_options *options, struct device **device_out, struct error *error);
+GMB_MUST_CHECK int nbd_device_start(
+	const struct attach_options *options, struct device **device_out, struct error *error);
+GMB_MUST_CHECK int fuse_device_start(
+	const struct attach_options *options, struct device **device_out, struct error *error);
+
+/* Removes what a daemon left that has died: by number (ublk, nbd) or by path (fuse). Something that
+ * is gone already is no error; -EBUSY as with stop(). */
+GMB_MUST_CHECK int ublk_device_remove(int32_t number, bool force, struct error *error);
+GMB_MUST_CHECK int nbd_device_remove(int32_t number, bool force, struct error *error);
+GMB_MUST_CHECK int fuse_device_remove(const char *path, bool force, struct error *error);

@@ -1,0 +1,391 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The life of a file through FUSE: mounted over a regular file, served by a thread, unmounted. The
+ * unmount ends the thread; so does somebody else's umount(8).
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "attach/fuse_file.h"
+#include "attach/process.h"
+#include "attach/thread.h"
+#include "attach/usage.h"
+#include "base/bytes.h"
+
+static const struct device_ops fuse_device_ops;
+
+static struct fuse_file *file_of(struct device *device)
+{
+	return container_of(device, struct fuse_file, device);
+}
+
+/* --- the thread ---------------------------------------------------------------------------- */
+
+static struct fuse_inlet *inlet_get(struct fuse_file *file)
+{
+	struct list_node *node = list_pop_front(&file->free_inlets);
+	struct fuse_inlet *inlet = node != NULL ? list_entry(node, struct fuse_inlet, node)
+						: calloc(1, sizeof(*inlet));
+
+	if (inlet != NULL && node == NULL) {
+		list_init(&inlet->node);
+	}
+	return inlet;
+}
+
+/* Takes one request from the kernel: 1, 0 when there is none, or -1 when the file is unmounted. */
+static int take_request(struct fuse_file *file)
+{
+	int count;
+
+	file->inlet = inlet_get(file);
+	if (file->inlet == NULL) {
+		return 0;
+	}
+	count = fuse_session_receive_buf(file->session, &file->inlet->buffer);
+	if (count > 0) {
+		fuse_session_process_buf(file->session, &file->inlet->buffer);
+	}
+	/* A write has kept it. */
+	if (file->inlet != NULL) {
+		list_push_front(&file->free_inlets, &file->inlet->node);
+		file->inlet = NULL;
+	}
+	if (fuse_session_exited(file->session) || count == 0 ||
+		(count < 0 && count != -EAGAIN && count != -EINTR && count != -ENOENT)) {
+		return -1;
+	}
+	return count > 0 ? 1 : 0;
+}
+
+/* Requests that are taken between two looks at the network. */
+enum { FUSE_BATCH = 32 };
+
+static void serve(struct fuse_file *file)
+{
+	struct pollfd entries[2] = {
+		{ .fd = fuse_session_fd(file->session), .events = POLLIN },
+		{ .fd = gmb_queue_fd(file->remote.queue), .events = POLLIN },
+	};
+
+	for (;;) {
+		int rc = 1;
+
+		for (int i = 0; i < FUSE_BATCH && rc > 0 && fuse_file_has_room(file); i++) {
+			rc = take_request(file);
+		}
+		if (rc < 0) {
+			break;
+		}
+		if (gmb_queue_wait(file->remote.queue, 0) > 0 || rc > 0) {
+			if (fuse_file_has_room(file)) {
+				continue;
+			}
+		}
+		entries[0].fd = fuse_file_has_room(file) ? fuse_session_fd(file->session) : -1;
+		poll(entries, ARRAY_COUNT(entries), -1);
+	}
+	/* Nobody waits for these answers any more, but the buffers are in use. */
+	while (file->busy_count > 0) {
+		gmb_queue_wait(file->remote.queue, -1);
+	}
+}
+
+static int check_size(struct fuse_file *file, struct error *error)
+{
+	const struct gmb_info *info = &file->remote.info;
+
+	file->block = info->block_minimum;
+	file->bytes = align_down(info->bytes, file->block);
+	file->device.bytes = file->bytes;
+	file->device.read_only =
+		file->options->read_only || !remote_can(&file->remote, GMB_CAN_WRITE);
+	if (file->bytes > INT64_MAX) {
+		return error_set(error, -EFBIG, "the export is larger than a file can be");
+	}
+	return 0;
+}
+
+static int mount_file(struct fuse_file *file, struct error *error)
+{
+	char program[] = "gmblock";
+	char option[] = "-o";
+	char options[128];
+	char *argv[] = { program, option, options, NULL };
+	struct fuse_args args = FUSE_ARGS_INIT(3, argv);
+	int flags;
+
+	snprintf(options, sizeof(options),
+		"fsname=gmblock,subtype=gmblock,default_permissions,max_read=%d%s",
+		FUSE_IO_BYTES_MAX, file->device.read_only ? ",ro" : "");
+	file->session = fuse_session_new(&args, fuse_file_ops(), sizeof(*fuse_file_ops()), file);
+	if (file->session == NULL) {
+		return error_set(error, -EIO, "libfuse refuses its options");
+	}
+	if (fuse_session_mount(file->session, file->device.path) != 0) {
+		fuse_session_destroy(file->session);
+		file->session = NULL;
+		return error_set(error, -EIO,
+			"cannot mount on %s; what the mount said is above. Is the fuse module "
+			"loaded, and may you use /dev/fuse?",
+			file->device.path);
+	}
+	flags = fcntl(fuse_session_fd(file->session), F_GETFL);
+	fcntl(fuse_session_fd(file->session), F_SETFL, flags | O_NONBLOCK);
+	return 0;
+}
+
+static void tell_started(struct fuse_file *file, int result)
+{
+	file->start_result = result;
+	eventfd_write(file->started_fd, 1);
+}
+
+static void *file_thread(void *argument)
+{
+	struct fuse_file *file = argument;
+	int rc =
+		remote_open(&file->remote, file->options, &file->device.health, &file->start_error);
+
+	if (rc == 0) {
+		rc = check_size(file, &file->start_error);
+		if (rc == 0) {
+			rc = mount_file(file, &file->start_error);
+		}
+		if (rc != 0) {
+			remote_close(&file->remote, true, NULL);
+		}
+	}
+	tell_started(file, rc);
+	if (rc != 0) {
+		return NULL;
+	}
+	serve(file);
+	file->close_result = remote_close(&file->remote, false, &file->close_error);
+	eventfd_write(file->device.ended_fd, 1);
+	return NULL;
+}
+
+/* --- starting ------------------------------------------------------------------------------ */
+
+static bool is_mounted_on(const char *path)
+{
+	struct stat parent;
+	struct stat file;
+	char folder[ATTACH_PATH_BYTES];
+
+	snprintf(folder, sizeof(folder), "%s", path);
+	*(strrchr(folder, '/') + 1) = '\0';
+	return stat(folder, &parent) == 0 && stat(path, &file) == 0 && parent.st_dev != file.st_dev;
+}
+
+/* The absolute path of the mount point, which is made when it is missing. */
+static int prepare_mount_point(struct fuse_file *file, const char *wanted, struct error *error)
+{
+	int fd = open(wanted, O_RDONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOCTTY, 0600);
+	struct stat status;
+	char *real;
+	int rc;
+
+	if (fd < 0 && errno != EEXIST) {
+		rc = -errno;
+		return error_set(error, rc, "cannot make the file %s to mount on: %s", wanted,
+			strerror(-rc));
+	}
+	file->device.made_file = fd >= 0;
+	if (fd >= 0) {
+		close(fd);
+	}
+	real = realpath(wanted, NULL);
+	rc = real == NULL || stat(real, &status) != 0 ? -errno : 0;
+	if (rc == 0 && strlen(real) >= sizeof(file->device.path)) {
+		rc = -ENAMETOOLONG;
+	}
+	if (rc == 0) {
+		memcpy(file->device.path, real, strlen(real) + 1);
+	}
+	free(real);
+	if (rc == -ENOTCONN) {
+		return error_set(error, -EBUSY,
+			"%s belongs to an attachment whose daemon has died; gmblock detach %s "
+			"removes it",
+			wanted, wanted);
+	}
+	if (rc != 0) {
+		return error_set(error, rc, "cannot use %s: %s", wanted, strerror(-rc));
+	}
+	if (!S_ISREG(status.st_mode)) {
+		return error_set(error, -EINVAL, "%s must be a regular file to mount on", wanted);
+	}
+	if (is_mounted_on(file->device.path)) {
+		return error_set(
+			error, -EBUSY, "something is mounted on %s already", file->device.path);
+	}
+	return 0;
+}
+
+static void file_free(struct fuse_file *file)
+{
+	for (uint32_t i = 0; i < file->slot_count; i++) {
+		free(file->slots[i].buffer);
+	}
+	list_for_each(node, &file->free_inlets)
+	{
+		struct fuse_inlet *inlet = list_entry(node, struct fuse_inlet, node);
+
+		free(inlet->buffer.mem);
+		free(inlet);
+	}
+	if (file->session != NULL) {
+		fuse_session_destroy(file->session);
+	}
+	if (file->device.made_file) {
+		unlink(file->device.path);
+	}
+	if (file->started_fd >= 0) {
+		close(file->started_fd);
+	}
+	if (file->device.ended_fd >= 0) {
+		close(file->device.ended_fd);
+	}
+	free(file->slots);
+	free(file);
+}
+
+static struct fuse_file *file_allocate(const struct attach_options *options)
+{
+	struct fuse_file *file = calloc(1, sizeof(*file));
+
+	if (file == NULL) {
+		return NULL;
+	}
+	file->device.ops = &fuse_device_ops;
+	file->device.number = -1;
+	health_init(&file->device.health);
+	file->options = options;
+	file->started_fd = eventfd(0, EFD_CLOEXEC);
+	file->device.ended_fd = eventfd(0, EFD_CLOEXEC);
+	file->slots = calloc(FUSE_SLOTS_MAX, sizeof(*file->slots));
+	list_init(&file->free_slots);
+	list_init(&file->free_inlets);
+	list_init(&file->ranges);
+	list_init(&file->waiting);
+	clock_gettime(CLOCK_REALTIME, &file->born);
+	snprintf(file->device.name, sizeof(file->device.name), "fuse-%d", (int)getpid());
+	if (file->slots == NULL || file->started_fd < 0 || file->device.ended_fd < 0) {
+		file_free(file);
+		return NULL;
+	}
+	return file;
+}
+
+int fuse_device_start(
+	const struct attach_options *options, struct device **device_out, struct error *error)
+{
+	struct fuse_file *file = file_allocate(options);
+	eventfd_t ignored;
+	int rc;
+
+	if (file == NULL) {
+		return error_set(error, -ENOMEM, "out of memory");
+	}
+	rc = prepare_mount_point(file, options->file, error);
+	if (rc == 0) {
+		rc = thread_start(&file->thread, file_thread, file, error);
+	}
+	if (rc != 0) {
+		file_free(file);
+		return rc;
+	}
+	eventfd_read(file->started_fd, &ignored);
+	if (file->start_result != 0) {
+		rc = error_set(error, file->start_result, "%s", file->start_error.text);
+		pthread_join(file->thread, NULL);
+		file_free(file);
+		return rc;
+	}
+	*device_out = &file->device;
+	return 0;
+}
+
+/* --- stopping ------------------------------------------------------------------------------ */
+
+/* Unmounts: 0, -EBUSY with a sentence, or another errno. */
+static int unmount(const char *path, bool force, struct error *error)
+{
+	int rc = umount2(path, UMOUNT_NOFOLLOW | (force ? MNT_DETACH : 0)) == 0 ? 0 : -errno;
+
+	if (rc == -EPERM) {
+		/* Not root: the program with the rights that also mounted it. */
+		const char *const gentle[] = { "fusermount3", "-u", "-q", "--", path, NULL };
+		const char *const lazy[] = { "fusermount3", "-u", "-q", "-z", "--", path, NULL };
+
+		rc = process_run(force ? lazy : gentle);
+		rc = rc > 0 ? -EBUSY : rc;
+	}
+	if (rc == -EBUSY) {
+		return usage_explain_file(path, error);
+	}
+	if (rc == -EINVAL || rc == -ENOENT) {
+		return 0; /* not mounted (any more) */
+	}
+	return rc == 0 ? 0 : error_set(error, rc, "cannot unmount %s: %s", path, strerror(-rc));
+}
+
+static int fuse_device_stop(struct device *device, bool force, struct error *error)
+{
+	struct fuse_file *file = file_of(device);
+	int rc;
+
+	/* With force nobody waits for a server that is not there. */
+	file->skip_flush = force && !health_is_connected(&device->health);
+	rc = unmount(device->path, force, error);
+	if (rc != 0) {
+		return rc;
+	}
+	if (force) {
+		/* Those who have the file open keep the session alive: it ends here. */
+		fuse_session_exit(file->session);
+		gmb_queue_wake(file->remote.queue);
+	}
+	if (file->skip_flush) {
+		/* What is in flight would be waited for as well: it ends with the process. */
+		file->abandoned = true;
+		return 0;
+	}
+	pthread_join(file->thread, NULL);
+	if (file->close_result != 0) {
+		return error_set(error, file->close_result, "%s is detached, but %s", device->path,
+			file->close_error.text);
+	}
+	return 0;
+}
+
+static void fuse_device_destroy(struct device *device)
+{
+	struct fuse_file *file = file_of(device);
+
+	if (!file->abandoned) {
+		file_free(file);
+	} else if (file->device.made_file) {
+		unlink(device->path);
+	}
+}
+
+int fuse_device_remove(const char *path, bool force, struct error *error)
+{
+	return unmount(path, force, error);
+}
+
+static const struct device_ops fuse_device_ops = {
+	.kind = "fuse",
+	.stop = fuse_device_stop,
+	.destroy = fuse_device_destroy,
+};

@@ -1,0 +1,598 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A device of the kernel's nbd driver, which speaks to the server itself: what is done here is
+ * making its connections, and making them again.
+ *
+ *   dial × N ─▶ CONNECT ─▶ /dev/nbdN
+ *   a socket dies ─▶ LINK_DEAD ─▶ watcher: dial, compare, RECONFIGURE
+ *
+ * The kernel takes a new socket only in the place of one that it knows to be dead, and ignores it
+ * without a word otherwise. So the old one is shut down first, and the news of its death waited
+ * for: each LINK_DEAD is good for one new socket.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "attach/device.h"
+#include "attach/nbd_dial.h"
+#include "attach/nbd_kernel.h"
+#include "attach/thread.h"
+#include "attach/usage.h"
+#include "base/bytes.h"
+#include "base/log.h"
+
+enum {
+	SOCKETS_MAX = 16,
+	SOCKETS_CHOSEN_MAX = 4,
+	PAUSE_MS_MIN = 50, /* between two tries to reconnect; doubled up to the next */
+	PAUSE_MS_MAX = 2000,
+	PATIENCE_MS = 500, /* for the kernel to say what we know */
+};
+
+#define NS_PER_S UINT64_C(1000000000)
+
+struct nbd_disk {
+	struct device device;
+	const struct attach_options *options;
+	struct nbd_uri uri;
+	struct netlink orders;
+	struct nbd_kernel_device kernel;
+	struct nbd_facts facts;
+	bool connected; /* the kernel has the device */
+
+	/* The watcher's, once it runs. A socket is -1 while it is dead. */
+	int sockets[SOCKETS_MAX];
+	uint32_t socket_count;
+	struct netlink news;
+	uint32_t dead_links; /* LINK_DEADs that no new socket has answered */
+	uint64_t dead_since_ns;
+	pthread_t thread;
+	bool watching;
+	int stop_fd; /* readable: the watcher is to end */
+};
+
+static const struct device_ops nbd_device_ops;
+
+static struct nbd_disk *disk_of(struct device *device)
+{
+	return container_of(device, struct nbd_disk, device);
+}
+
+static uint64_t now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
+}
+
+static uint64_t seconds(uint64_t ns)
+{
+	return MAX((ns + NS_PER_S - 1) / NS_PER_S, UINT64_C(1));
+}
+
+/* --- the watcher --------------------------------------------------------------------------- */
+
+/* Waits for the order to end, for as long as given: true when it came. */
+static bool stop_within(struct nbd_disk *disk, int timeout_ms)
+{
+	struct pollfd entry = { .fd = disk->stop_fd, .events = POLLIN };
+
+	return poll(&entry, 1, timeout_ms) > 0;
+}
+
+/* Lets go of a socket that is dead: the kernel learns it from the shutdown if it does not know. */
+static void drop_socket(struct nbd_disk *disk, uint32_t idx)
+{
+	shutdown(disk->sockets[idx], SHUT_RDWR);
+	close(disk->sockets[idx]);
+	disk->sockets[idx] = -1;
+	if (disk->dead_since_ns == 0) {
+		disk->dead_since_ns = now_ns();
+		log_warning("%s: a connection to %s was lost; making it again", disk->device.path,
+			disk->options->uri);
+		health_set(&disk->device.health, false, "a connection was lost");
+	}
+}
+
+static void take_news(struct nbd_disk *disk)
+{
+	int rc;
+
+	do {
+		rc = nbd_kernel_dead_link(&disk->news);
+		if (rc == disk->kernel.index) {
+			disk->dead_links++;
+		}
+	} while (rc != -EAGAIN);
+}
+
+/* Waits for something to happen. False: the order to end came. */
+static bool watch_once(struct nbd_disk *disk, int timeout_ms)
+{
+	struct pollfd entries[2 + SOCKETS_MAX] = {
+		{ .fd = disk->stop_fd, .events = POLLIN },
+		{ .fd = disk->news.fd, .events = POLLIN },
+	};
+
+	for (uint32_t i = 0; i < disk->socket_count; i++) {
+		/* Hang-ups are reported unasked; the data is the kernel's. */
+		entries[2 + i] = (struct pollfd){ .fd = disk->sockets[i], .events = POLLRDHUP };
+	}
+	if (poll(entries, 2 + disk->socket_count, timeout_ms) < 0) {
+		return true;
+	}
+	for (uint32_t i = 0; i < disk->socket_count; i++) {
+		if (entries[2 + i].revents != 0) {
+			drop_socket(disk, i);
+		}
+	}
+	if (entries[1].revents != 0) {
+		take_news(disk);
+	}
+	return entries[0].revents == 0;
+}
+
+/* The place of a dead socket, or -1. */
+static int dead_place(const struct nbd_disk *disk)
+{
+	for (uint32_t i = 0; i < disk->socket_count; i++) {
+		if (disk->sockets[i] < 0) {
+			return (int)i;
+		}
+	}
+	return -1;
+}
+
+/* One try at one socket: 0, or why not. -ENODEV: the kernel has no device any more. */
+static int replace_socket(struct nbd_disk *disk, uint32_t idx, struct error *error)
+{
+	struct wait_limit limit =
+		wait_limit_start(disk->options->connect_timeout_ns, disk->stop_fd);
+	struct nbd_facts facts;
+	int fd;
+	int rc =
+		nbd_dial(&disk->uri, &limit, disk->options->request_timeout_ns, &fd, &facts, error);
+
+	if (rc != 0) {
+		return rc;
+	}
+	rc = nbd_facts_check(&disk->facts, &facts, disk->kernel.server_flags, error);
+	/* The news may be on its way still; it never takes long. */
+	for (int i = 0; rc == 0 && disk->dead_links == 0 && i < 10; i++) {
+		rc = watch_once(disk, PATIENCE_MS / 10) ? 0 : -ECANCELED;
+	}
+	if (rc == 0) {
+		rc = nbd_kernel_reconfigure(&disk->news, &disk->kernel, fd);
+		if (rc != 0) {
+			error_set(error, rc, "the kernel refuses the new connection: %s",
+				strerror(-rc));
+		}
+	}
+	if (rc != 0) {
+		close(fd);
+		return rc;
+	}
+	disk->sockets[idx] = fd;
+	disk->dead_links -= disk->dead_links > 0 ? 1 : 0;
+	return 0;
+}
+
+static bool is_gone(struct nbd_disk *disk)
+{
+	return nbd_kernel_status(&disk->orders, disk->kernel.index) == 0;
+}
+
+/* Replaces all dead sockets, however long it takes. False: stop watching. */
+static bool reconnect(struct nbd_disk *disk)
+{
+	struct error error = { 0 };
+	int pause_ms = PAUSE_MS_MIN;
+	int place;
+
+	while ((place = dead_place(disk)) >= 0) {
+		int rc = is_gone(disk) ? -ENODEV : replace_socket(disk, (uint32_t)place, &error);
+
+		if (rc == -ECANCELED) {
+			return false;
+		}
+		if (rc == -ENODEV) {
+			eventfd_write(disk->device.ended_fd, 1);
+			return false;
+		}
+		if (rc == 0) {
+			continue;
+		}
+		if (rc == -ESTALE) {
+			log_error("%s: %s", disk->device.path, error.text);
+		}
+		health_set(&disk->device.health, false, error.text);
+		if (stop_within(disk, pause_ms)) {
+			return false;
+		}
+		pause_ms = MIN(2 * pause_ms, PAUSE_MS_MAX);
+	}
+	log_info("%s: connected again after %.1f s", disk->device.path,
+		(double)(now_ns() - disk->dead_since_ns) / 1e9);
+	disk->dead_since_ns = 0;
+	health_set(&disk->device.health, true, NULL);
+	return true;
+}
+
+static void *watch(void *argument)
+{
+	struct nbd_disk *disk = argument;
+	bool go_on = true;
+
+	while (go_on) {
+		go_on = watch_once(disk, -1);
+		if (go_on && dead_place(disk) >= 0) {
+			go_on = reconnect(disk);
+		}
+	}
+	return NULL;
+}
+
+/* --- starting ------------------------------------------------------------------------------ */
+
+static int check_blocks(struct nbd_disk *disk, struct error *error)
+{
+	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+	uint64_t block = MAX(disk->facts.sizes.minimum, 512U);
+
+	if (block > page) {
+		return error_set(error, -EINVAL,
+			"the server takes blocks of %u bytes and more, and the kernel at most %u; "
+			"--fuse FILE works",
+			disk->facts.sizes.minimum, (unsigned)page);
+	}
+	disk->device.bytes = align_down(disk->facts.bytes, block);
+	if (disk->device.bytes == 0) {
+		return error_set(error, -EINVAL, "the export is smaller than one block of %u bytes",
+			(unsigned)block);
+	}
+	if (disk->device.bytes != disk->facts.bytes) {
+		log_warning("the last %u bytes of the export are not part of the disk, whose "
+			    "blocks have %u bytes",
+			(unsigned)(disk->facts.bytes - disk->device.bytes), (unsigned)block);
+	}
+	disk->kernel.bytes = disk->device.bytes;
+	disk->kernel.block_bytes = (uint32_t)block;
+	disk->kernel.server_flags = nbd_kernel_flags(disk->facts.flags);
+	if (disk->options->read_only) {
+		disk->kernel.server_flags |= NBD_FLAG_READ_ONLY;
+	}
+	disk->device.read_only = (disk->kernel.server_flags & NBD_FLAG_READ_ONLY) != 0;
+	return 0;
+}
+
+static uint32_t sockets_wanted(const struct nbd_disk *disk)
+{
+	long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+
+	if ((disk->facts.flags & NBD_FLAG_CAN_MULTI_CONN) == 0) {
+		if (disk->options->connections > 1) {
+			log_warning("one connection only: the server does not promise that several "
+				    "see the same data");
+		}
+		return 1;
+	}
+	if (disk->options->connections != 0) {
+		return disk->options->connections;
+	}
+	return cpus < 1 ? 1 : (uint32_t)MIN(cpus, (long)SOCKETS_CHOSEN_MAX);
+}
+
+static int dial_all(struct nbd_disk *disk, struct error *error)
+{
+	struct wait_limit limit = wait_limit_start(disk->options->connect_timeout_ns, -1);
+	uint32_t wanted = 1;
+	int rc = 0;
+
+	while (rc == 0 && disk->socket_count < wanted) {
+		struct nbd_facts facts;
+		int *fd = &disk->sockets[disk->socket_count];
+
+		rc = nbd_dial(
+			&disk->uri, &limit, disk->options->request_timeout_ns, fd, &facts, error);
+		if (rc != 0) {
+			break;
+		}
+		if (disk->socket_count++ == 0) {
+			disk->facts = facts;
+			wanted = sockets_wanted(disk);
+		} else {
+			rc = nbd_facts_check(&disk->facts, &facts, disk->facts.flags, error);
+		}
+	}
+	return rc;
+}
+
+static int connect_device(struct nbd_disk *disk, struct error *error)
+{
+	char path[64];
+	int rc;
+
+	disk->kernel.index = disk->options->number;
+	disk->kernel.timeout_s = seconds(disk->options->request_timeout_ns);
+	disk->kernel.dead_timeout_s = seconds(disk->options->reconnect_timeout_ns);
+	disk->kernel.backend = disk->options->uri;
+	if (disk->kernel.index >= 0) {
+		/* The driver makes it if it is not there, and then it is ours to remove. */
+		snprintf(path, sizeof(path), "/dev/nbd%d", disk->kernel.index);
+		disk->kernel.destroy = access(path, F_OK) != 0;
+	}
+	rc = nbd_kernel_connect(&disk->orders, &disk->kernel, disk->sockets, disk->socket_count);
+	if (rc == -EPERM || rc == -EACCES) {
+		return error_set(error, -EPERM, "only root can make block devices");
+	}
+	if (rc == -EBUSY) {
+		return error_set(
+			error, rc, "/dev/nbd%d is connected already", (int)disk->options->number);
+	}
+	if (rc != 0) {
+		return error_set(error, rc, "the nbd driver makes no disk: %s", strerror(-rc));
+	}
+	disk->connected = true;
+	disk->device.number = disk->kernel.index;
+	snprintf(disk->device.name, sizeof(disk->device.name), "nbd%d", disk->kernel.index);
+	snprintf(disk->device.path, sizeof(disk->device.path), "/dev/nbd%d", disk->kernel.index);
+	return 0;
+}
+
+/* The driver does not know how long a payload the server takes. */
+static void limit_requests(const struct nbd_disk *disk)
+{
+	char path[96];
+	char text[16];
+	int fd;
+	int len;
+
+	snprintf(path, sizeof(path), "/sys/block/%s/queue/max_sectors_kb", disk->device.name);
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	if (fd < 0) {
+		return;
+	}
+	len = (int)read(fd, text, sizeof(text) - 1);
+	text[MAX(len, 0)] = '\0';
+	if (strtoul(text, NULL, 10) > disk->facts.sizes.payload_max / 1024) {
+		len = snprintf(text, sizeof(text), "%u", disk->facts.sizes.payload_max / 1024);
+		if (pwrite(fd, text, (size_t)len, 0) != len) {
+			log_warning("%s cannot be set to %s: %s", path, text, strerror(errno));
+		}
+	}
+	close(fd);
+}
+
+static int start_watching(struct nbd_disk *disk, struct error *error)
+{
+	int rc = thread_start(&disk->thread, watch, disk, error);
+
+	disk->watching = rc == 0;
+	return rc;
+}
+
+/* Before the device exists: news of its first second count as well. */
+static int prepare(struct nbd_disk *disk, struct error *error)
+{
+	int rc = nbd_uri_parse(disk->options->uri, &disk->uri, error);
+
+	if (rc != 0) {
+		return rc;
+	}
+	rc = nbd_kernel_open(&disk->orders, error);
+	if (rc == 0) {
+		rc = netlink_open(&disk->news, "nbd");
+		if (rc == 0) {
+			rc = netlink_join(&disk->news);
+		}
+		if (rc != 0) {
+			error_set(error, rc, "no news from the nbd driver: %s", strerror(-rc));
+		}
+	}
+	return rc;
+}
+
+static void disk_free(struct nbd_disk *disk)
+{
+	for (uint32_t i = 0; i < disk->socket_count; i++) {
+		if (disk->sockets[i] >= 0) {
+			close(disk->sockets[i]);
+		}
+	}
+	netlink_close(&disk->orders);
+	netlink_close(&disk->news);
+	nbd_uri_fini(&disk->uri);
+	if (disk->stop_fd >= 0) {
+		close(disk->stop_fd);
+	}
+	if (disk->device.ended_fd >= 0) {
+		close(disk->device.ended_fd);
+	}
+	free(disk);
+}
+
+static struct nbd_disk *disk_allocate(const struct attach_options *options)
+{
+	struct nbd_disk *disk = calloc(1, sizeof(*disk));
+
+	if (disk == NULL) {
+		return NULL;
+	}
+	disk->device.ops = &nbd_device_ops;
+	disk->options = options;
+	disk->orders.fd = -1;
+	disk->news.fd = -1;
+	health_init(&disk->device.health);
+	disk->device.ended_fd = eventfd(0, EFD_CLOEXEC);
+	disk->stop_fd = eventfd(0, EFD_CLOEXEC);
+	if (disk->device.ended_fd < 0 || disk->stop_fd < 0) {
+		disk_free(disk);
+		return NULL;
+	}
+	return disk;
+}
+
+int nbd_device_start(
+	const struct attach_options *options, struct device **device_out, struct error *error)
+{
+	struct nbd_disk *disk = disk_allocate(options);
+	int rc;
+
+	if (disk == NULL) {
+		return error_set(error, -ENOMEM, "out of memory");
+	}
+	rc = prepare(disk, error);
+	if (rc == 0) {
+		rc = dial_all(disk, error);
+	}
+	if (rc == 0) {
+		rc = check_blocks(disk, error);
+	}
+	if (rc == 0) {
+		rc = connect_device(disk, error);
+	}
+	if (rc == 0) {
+		limit_requests(disk);
+		rc = start_watching(disk, error);
+		if (rc != 0) {
+			(void)!nbd_kernel_disconnect(&disk->orders, disk->kernel.index);
+		}
+	}
+	if (rc != 0) {
+		disk_free(disk);
+		return rc;
+	}
+	*device_out = &disk->device;
+	return 0;
+}
+
+/* --- stopping ------------------------------------------------------------------------------ */
+
+/* Writes back what the kernel holds, and has the server do the same. */
+static int flush_device(const char *path, struct error *error)
+{
+	int fd = open(path, O_RDWR | O_CLOEXEC);
+	int rc = 0;
+
+	if (fd < 0 && errno == EROFS) {
+		return 0;
+	}
+	if (fd < 0 || fsync(fd) != 0) {
+		rc = -errno;
+		error_set(error, rc == -EBUSY ? -EIO : rc,
+			"%s is detached, but the last flush failed (%s): what was written since "
+			"the one before may be lost",
+			path, strerror(-rc));
+	}
+	if (fd >= 0) {
+		close(fd);
+	}
+	return rc;
+}
+
+/* The driver tears down in the background; the device can be used again when it says so. */
+static void wait_disconnected(struct netlink *netlink, int32_t index)
+{
+	struct timespec pause = { .tv_nsec = 2000000 };
+
+	for (int i = 0; i < 2500 && nbd_kernel_status(netlink, index) > 0; i++) {
+		nanosleep(&pause, NULL);
+	}
+}
+
+static int disconnect(
+	struct netlink *netlink, int32_t index, bool force, bool flush, struct error *error)
+{
+	char name[32];
+	char path[40];
+	int lost = 0;
+	int rc;
+
+	snprintf(name, sizeof(name), "nbd%d", (int)index);
+	snprintf(path, sizeof(path), "/dev/%s", name);
+	if (!force) {
+		rc = usage_check_disk(name, error);
+		if (rc != 0) {
+			return rc;
+		}
+	}
+	if (flush) {
+		lost = flush_device(path, error);
+	}
+	rc = nbd_kernel_disconnect(netlink, index);
+	if (rc != 0) {
+		return error_set(error, rc, "%s cannot be disconnected: %s", path, strerror(-rc));
+	}
+	if (!force) {
+		wait_disconnected(netlink, index);
+	}
+	return lost;
+}
+
+/* A disk in use stays as it is, and goes on being watched. */
+static int nbd_device_stop(struct device *device, bool force, struct error *error)
+{
+	struct nbd_disk *disk = disk_of(device);
+	int rc;
+
+	/* The watcher must not take the end for a loss; while it is away nothing is lost that it
+	 * would not find when it comes back. */
+	eventfd_write(disk->stop_fd, 1);
+	pthread_join(disk->thread, NULL);
+	disk->watching = false;
+	rc = disconnect(&disk->orders, disk->kernel.index, force,
+		!device->read_only && (!force || health_is_connected(&device->health)), error);
+	if (rc == -EBUSY) {
+		eventfd_t ignored;
+
+		eventfd_read(disk->stop_fd, &ignored);
+		if (start_watching(disk, NULL) != 0) {
+			log_error("%s is not watched any more", device->path);
+		}
+	} else {
+		disk->connected = false;
+	}
+	return rc;
+}
+
+static void nbd_device_destroy(struct device *device)
+{
+	struct nbd_disk *disk = disk_of(device);
+
+	if (disk->watching) {
+		eventfd_write(disk->stop_fd, 1);
+		pthread_join(disk->thread, NULL);
+	}
+	disk_free(disk);
+}
+
+int nbd_device_remove(int32_t number, bool force, struct error *error)
+{
+	struct netlink netlink;
+	int rc = nbd_kernel_open(&netlink, error);
+
+	if (rc == -ENOSYS) {
+		return 0; /* no driver, no device */
+	}
+	if (rc == 0) {
+		rc = nbd_kernel_status(&netlink, number) > 0
+			     ? disconnect(&netlink, number, force, !force, error)
+			     : 0;
+		netlink_close(&netlink);
+	}
+	return rc;
+}
+
+static const struct device_ops nbd_device_ops = {
+	.kind = "nbd",
+	.stop = nbd_device_stop,
+	.destroy = nbd_device_destroy,
+};

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attach/nbd_dial.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/log.h"
+
+/* A connection that is being made. */
+struct dial {
+	const struct wait_limit *limit;
+	struct negotiation *negotiation;
+	char label[CONNECT_LABEL_BYTES];
+	int fd;
+};
+
+static int send_all(struct dial *dial, struct error *error)
+{
+	size_t left;
+	const uint8_t *output = negotiation_output(dial->negotiation, &left);
+
+	while (left > 0) {
+		ssize_t sent = send(dial->fd, output, left, MSG_NOSIGNAL);
+		int rc = sent < 0 ? -errno : 0;
+
+		if (rc == -EAGAIN) {
+			rc = wait_for_fd(dial->limit, dial->fd, POLLOUT, UINT64_MAX);
+			if (rc == -ETIMEDOUT || rc == -ECANCELED) {
+				return connect_timed_out(
+					dial->limit, dial->label, "sending to it", error);
+			}
+		}
+		if (rc != 0 && rc != -EINTR) {
+			return error_set(
+				error, rc, "%s: sending failed: %s", dial->label, strerror(-rc));
+		}
+		if (sent > 0) {
+			output += sent;
+			left -= (size_t)sent;
+		}
+	}
+	negotiation_sent(dial->negotiation);
+	return 0;
+}
+
+/* What was received, which may be several messages. */
+static int take_input(struct dial *dial, const uint8_t *bytes, size_t len, struct error *error)
+{
+	int rc = 0;
+
+	while (rc == 0 && len > 0 && !negotiation_is_finished(dial->negotiation)) {
+		int taken = negotiation_input(dial->negotiation, bytes, len, error);
+
+		if (taken < 0) {
+			error_prefix(error, "%s", dial->label);
+			return taken;
+		}
+		bytes += taken;
+		len -= (size_t)taken;
+		rc = send_all(dial, error);
+	}
+	if (rc == 0 && len > 0) {
+		/* Not ours to read any more, and nothing that the kernel could use. */
+		return error_set(
+			error, -EPROTO, "%s: the server speaks before it was asked", dial->label);
+	}
+	return rc;
+}
+
+static int receive(struct dial *dial, struct error *error)
+{
+	uint8_t bytes[4096];
+	char doing[CONNECT_LABEL_BYTES];
+	ssize_t got;
+	int rc = wait_for_fd(dial->limit, dial->fd, POLLIN, UINT64_MAX);
+
+	if (rc == -ETIMEDOUT || rc == -ECANCELED) {
+		snprintf(doing, sizeof(doing), "waiting for %s",
+			negotiation_awaits(dial->negotiation));
+		return connect_timed_out(dial->limit, dial->label, doing, error);
+	}
+	if (rc != 0) {
+		return error_set(error, rc, "%s: waiting failed: %s", dial->label, strerror(-rc));
+	}
+	got = recv(dial->fd, bytes, sizeof(bytes), 0);
+	if (got < 0 && (errno == EINTR || errno == EAGAIN)) {
+		return 0;
+	}
+	if (got < 0 && errno != ECONNRESET) {
+		rc = -errno;
+		return error_set(error, rc, "%s: receiving failed: %s", dial->label, strerror(-rc));
+	}
+	if (got > 0) {
+		return take_input(dial, bytes, (size_t)got, error);
+	}
+	rc = negotiation_end_of_stream(dial->negotiation, error);
+	if (rc != 0) {
+		error_prefix(error, "%s", dial->label);
+	}
+	return rc;
+}
+
+static int negotiate(struct dial *dial, struct error *error)
+{
+	int rc = send_all(dial, error);
+
+	while (rc == 0 && !negotiation_is_finished(dial->negotiation)) {
+		rc = receive(dial, error);
+	}
+	if (rc == 0) {
+		rc = negotiation_outcome(dial->negotiation, error);
+		if (rc != 0) {
+			error_prefix(error, "%s", dial->label);
+		}
+	}
+	return rc;
+}
+
+/*
+ * For the kernel: a dead peer is noticed on an idle connection as well as on a busy one. Refusals
+ * only cost time.
+ */
+static void prepare_socket(int fd, uint64_t silence_ns)
+{
+	unsigned silence_ms = (unsigned)MIN(silence_ns / 1000000, (uint64_t)INT32_MAX);
+	int seconds = MAX((int)(silence_ms / 1000 / 4), 1);
+	int probes = 3;
+	int flags = fcntl(fd, F_GETFL);
+
+	(void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &silence_ms, sizeof(silence_ms));
+	(void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof(seconds));
+	(void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof(seconds));
+	(void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
+	(void)fcntl(fd, F_SETFL, flags & ~O_NONBLOCK);
+}
+
+static void copy_facts(const struct negotiation_facts *from, struct nbd_facts *facts)
+{
+	facts->bytes = from->size;
+	facts->flags = from->flags;
+	facts->sizes = from->sizes;
+	memcpy(facts->name, from->name, sizeof(facts->name));
+}
+
+int nbd_dial(const struct nbd_uri *uri, const struct wait_limit *limit, uint64_t silence_ns,
+	int *fd_out, struct nbd_facts *facts, struct error *error)
+{
+	struct negotiation_options options = {
+		.export_name = uri->export_name,
+		.style_max = NBD_REPLIES_SIMPLE,
+	};
+	struct dial dial = { .limit = limit, .fd = -1 };
+	int rc = negotiation_create(&options, &dial.negotiation, error);
+
+	if (rc != 0) {
+		return rc;
+	}
+	connect_label(dial.label, uri);
+	rc = connect_uri(uri, limit, &dial.fd, error);
+	if (rc == 0) {
+		rc = negotiate(&dial, error);
+		if (rc == 0) {
+			copy_facts(negotiation_facts(dial.negotiation), facts);
+			prepare_socket(dial.fd, silence_ns);
+			*fd_out = dial.fd;
+		} else {
+			close(dial.fd);
+		}
+	}
+	negotiation_destroy(dial.negotiation);
+	return rc;
+}
+
+int nbd_facts_check(const struct nbd_facts *first, const struct nbd_facts *other, uint16_t promised,
+	struct error *error)
+{
+	char name[256];
+
+	if (other->bytes != first->bytes) {
+		return error_set(error, -ESTALE,
+			"the server has another disk now, of %llu bytes instead of %llu (rule "
+			"P137)",
+			(unsigned long long)other->bytes, (unsigned long long)first->bytes);
+	}
+	if (strcmp(other->name, first->name) != 0) {
+		return error_set(error, -ESTALE,
+			"the server calls the export \"%s\" now (rule P137)",
+			log_escape(name, sizeof(name), other->name, strlen(other->name)));
+	}
+	if ((promised & ~other->flags) != 0 ||
+		((other->flags & ~first->flags) & NBD_FLAG_READ_ONLY) != 0) {
+		return error_set(error, -ESTALE,
+			"the server offers less than before: flags 0x%x instead of 0x%x (rule "
+			"P137)",
+			other->flags, first->flags);
+	}
+	if (other->sizes.minimum > first->sizes.minimum) {
+		return error_set(error, -ESTALE,
+			"the server takes blocks of %u bytes now instead of %u (rule P137)",
+			other->sizes.minimum, first->sizes.minimum);
+	}
+	return 0;
+}

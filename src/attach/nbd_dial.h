@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Makes a connection for the kernel's nbd driver: negotiated up to the transmission phase, with
+ * simple replies, which are all that the driver understands (rule P136).
+ *
+ * Threading: any thread; blocks for at most the time given. Ownership: the socket is the caller's.
+ * Errors: negative errno with a sentence that names the server.
+ */
+#pragma once
+
+#include "client/connect.h"
+#include "nbd/negotiation.h"
+
+/* What all connections of a device must have in common (rule P137), and how to make them. */
+struct nbd_facts {
+	uint64_t bytes;
+	uint16_t flags;
+	struct nbd_block_sizes sizes;
+	char name[NBD_STRING_BYTES_MAX + 1];
+};
+
+GMB_MUST_CHECK int nbd_dial(const struct nbd_uri *uri, const struct wait_limit *limit,
+	uint64_t silence_ns, int *fd_out, struct nbd_facts *facts, struct error *error);
+
+/* -ESTALE with a sentence when a connection reached something else than the first one did.
+ * promised: the flags that must still be there. */
+GMB_MUST_CHECK int nbd_facts_check(const struct nbd_facts *first, const struct nbd_facts *other,
+	uint16_t promised, struct error *error);

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attach/process.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <malloc.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/log.h"
+
+#ifndef PR_SET_IO_FLUSHER
+#define PR_SET_IO_FLUSHER 57 /* Linux 5.6 */
+#endif
+
+/* --- leaving the parent -------------------------------------------------------------------- */
+
+/* The parent's part: waits for the one report, or for the end of the pipe. */
+static int read_report(int fd, pid_t child, struct process_report *report, struct error *error)
+{
+	size_t got = 0;
+	int status = 0;
+
+	while (got < sizeof(*report)) {
+		ssize_t count = read(fd, (char *)report + got, sizeof(*report) - got);
+
+		if (count < 0 && errno == EINTR) {
+			continue;
+		}
+		if (count <= 0) {
+			break;
+		}
+		got += (size_t)count;
+	}
+	if (got == sizeof(*report)) {
+		report->text[sizeof(report->text) - 1] = '\0';
+		return 1;
+	}
+	if (waitpid(child, &status, 0) == child && WIFSIGNALED(status)) {
+		return error_set(error, -ECHILD, "the daemon was killed by signal %d (%s)",
+			WTERMSIG(status), strsignal(WTERMSIG(status)));
+	}
+	return error_set(error, -ECHILD, "the daemon ended without saying why");
+}
+
+int process_split(int *report_fd, struct process_report *report, struct error *error)
+{
+	int ends[2];
+	pid_t child;
+	int rc;
+
+	if (pipe2(ends, O_CLOEXEC) != 0) {
+		rc = -errno;
+		return error_set(error, rc, "cannot make a pipe: %s", strerror(-rc));
+	}
+	fflush(NULL);
+	child = fork();
+	if (child < 0) {
+		rc = -errno;
+		close(ends[0]);
+		close(ends[1]);
+		return error_set(error, rc, "cannot start a daemon: %s", strerror(-rc));
+	}
+	if (child == 0) {
+		close(ends[0]);
+		setsid();
+		*report_fd = ends[1];
+		return 0;
+	}
+	close(ends[1]);
+	rc = read_report(ends[0], child, report, error);
+	close(ends[0]);
+	return rc;
+}
+
+/* Standard input and output from nowhere; the log into the kernel's, where the news about disks
+ * are. */
+static void leave_terminal(void)
+{
+	int null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+	int log_fd = open("/dev/kmsg", O_WRONLY | O_CLOEXEC);
+
+	if (null_fd >= 0) {
+		dup2(null_fd, STDIN_FILENO);
+		dup2(null_fd, STDOUT_FILENO);
+		dup2(log_fd >= 0 ? log_fd : null_fd, STDERR_FILENO);
+		close(null_fd);
+	}
+	if (log_fd >= 0) {
+		close(log_fd);
+	}
+	unsetenv("JOURNAL_STREAM"); /* a line must say who wrote it */
+}
+
+void process_report_send(int report_fd, int code, const char *text)
+{
+	struct process_report report = { .code = code };
+	const char *at = (const char *)&report;
+	size_t left = sizeof(report);
+
+	snprintf(report.text, sizeof(report.text), "%s", text);
+	while (left > 0) {
+		ssize_t count = write(report_fd, at, left);
+
+		if (count < 0 && errno == EINTR) {
+			continue;
+		}
+		if (count <= 0) {
+			break; /* the parent was killed: nobody wants to know */
+		}
+		at += count;
+		left -= (size_t)count;
+	}
+	if (code == 0) {
+		leave_terminal();
+	}
+	close(report_fd);
+}
+
+/* --- protection ---------------------------------------------------------------------------- */
+
+static int write_text(const char *path, const char *text)
+{
+	int fd = open(path, O_WRONLY | O_CLOEXEC);
+	int rc = fd >= 0 && write(fd, text, strlen(text)) > 0 ? 0 : -errno;
+
+	if (fd >= 0) {
+		close(fd);
+	}
+	return rc;
+}
+
+void process_protect(bool is_disk)
+{
+	enum log_level level = is_disk ? LOG_LEVEL_WARNING : LOG_LEVEL_DEBUG;
+	const char *refused = NULL;
+
+	if (program_invocation_name != NULL && program_invocation_name[0] != '\0') {
+		program_invocation_name[0] = '@';
+	}
+	if (geteuid() != 0) {
+		return;
+	}
+	/* One heap is enough, and every further one would be locked, too. */
+	mallopt(M_ARENA_MAX, 1);
+	if (mlockall(MCL_CURRENT | MCL_FUTURE) != 0) {
+		refused = "locked memory";
+	}
+	if (prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) != 0) {
+		refused = "PR_SET_IO_FLUSHER";
+	}
+	if (write_text("/proc/self/oom_score_adj", "-1000") != 0) {
+		refused = "oom_score_adj";
+	}
+	if (refused != NULL) {
+		log_line(level, "the system refuses %s: the disk may stall when memory is short",
+			refused);
+	}
+}
+
+/* --- other programs ------------------------------------------------------------------------ */
+
+int process_run(const char *const argv[])
+{
+	posix_spawn_file_actions_t actions;
+	posix_spawnattr_t attributes;
+	sigset_t none;
+	pid_t child;
+	int status;
+	int err;
+
+	sigemptyset(&none);
+	posix_spawn_file_actions_init(&actions);
+	posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+	posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+	posix_spawn_file_actions_adddup2(&actions, STDOUT_FILENO, STDERR_FILENO);
+	posix_spawnattr_init(&attributes);
+	posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+	posix_spawnattr_setsigmask(&attributes, &none);
+	/* posix_spawnp() takes the strings as not constant and does not change them. */
+	err = posix_spawnp(
+		&child, argv[0], &actions, &attributes, (char *const *)(uintptr_t)argv, environ);
+	posix_spawnattr_destroy(&attributes);
+	posix_spawn_file_actions_destroy(&actions);
+	if (err != 0) {
+		return -err;
+	}
+	while (waitpid(child, &status, 0) < 0) {
+		if (errno != EINTR) {
+			return -errno;
+		}
+	}
+	return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+}
+
+void process_load_module(const char *module)
+{
+	const char *const argv[] = { "modprobe", module, NULL };
+	int rc = process_run(argv);
+
+	log_debug("modprobe %s: %d", module, rc);
+}

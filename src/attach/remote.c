@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attach/remote.h"
+
+#include <errno.h>
+#include <string.h>
+#include <time.h>
+
+#define NS_PER_MS UINT64_C(1000000)
+
+static uint32_t milliseconds(uint64_t ns)
+{
+	uint64_t ms = (ns + NS_PER_MS - 1) / NS_PER_MS;
+
+	return ms < UINT32_MAX ? (uint32_t)ms : UINT32_MAX;
+}
+
+/* The sentences of the library are complete; the daemon's log only adds how bad it is. */
+static void remote_event(void *context, enum gmb_event event, const char *text)
+{
+	struct remote *remote = context;
+
+	switch (event) {
+	case GMB_EVENT_LOST:
+		log_warning("%s", text);
+		health_set(remote->health, false, text);
+		break;
+	case GMB_EVENT_RECONNECTED:
+		log_info("%s", text);
+		health_set(remote->health, true, NULL);
+		break;
+	case GMB_EVENT_GAVE_UP:
+		log_error("%s", text);
+		health_set(remote->health, false, text);
+		break;
+	case GMB_EVENT_RESIZED:
+		log_warning("%s", text);
+		break;
+	}
+}
+
+int remote_open(struct remote *remote, const struct attach_options *options, struct health *health,
+	struct error *error)
+{
+	struct gmb_options client_options = {
+		.size = sizeof(client_options),
+		.flags = options->read_only ? GMB_OPEN_READ_ONLY : 0,
+		.connections = options->connections,
+		.connect_timeout_ms = milliseconds(options->connect_timeout_ns),
+		.request_timeout_ms = milliseconds(options->request_timeout_ns),
+		.reconnect_timeout_ms = milliseconds(options->reconnect_timeout_ns),
+		.event = remote_event,
+		.context = remote,
+	};
+	struct gmb_error failure = { 0 };
+	int err;
+
+	*remote = (struct remote){ .health = health };
+	err = gmb_queue_create(NULL, &remote->queue, &failure);
+	if (err == 0) {
+		err = gmb_open(
+			remote->queue, options->uri, &client_options, &remote->client, &failure);
+	}
+	if (err != 0) {
+		gmb_queue_destroy(remote->queue);
+		remote->queue = NULL;
+		return error_set(error, err, "%s", failure.text);
+	}
+	remote->info.size = sizeof(remote->info);
+	gmb_get_info(remote->client, &remote->info);
+	return 0;
+}
+
+int remote_close(struct remote *remote, bool without_flush, struct error *error)
+{
+	int err = 0;
+
+	if (remote->client != NULL && !without_flush && remote_can(remote, GMB_CAN_WRITE) &&
+		remote_can(remote, GMB_CAN_FLUSH)) {
+		err = gmb_flush(remote->client);
+		if (err != 0) {
+			error_set(error, err,
+				"the last flush failed (%s): what was written since the one before "
+				"may be lost",
+				strerror(-err));
+		}
+	}
+	gmb_close(remote->client);
+	gmb_queue_destroy(remote->queue);
+	remote->client = NULL;
+	remote->queue = NULL;
+	return err;
+}
+
+void remote_log_failure(struct remote *remote, const struct gmb_request *request)
+{
+	char text[512];
+	struct timespec now;
+	uint32_t suppressed;
+
+	clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+	if (!log_limit_pass(&remote->failures,
+		    (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec,
+		    &suppressed)) {
+		return;
+	}
+	gmb_explain(remote->client, request, text, sizeof(text));
+	if (suppressed > 0) {
+		log_error("%s (and %u more failures that were not logged)", text, suppressed);
+	} else {
+		log_error("%s", text);
+	}
+}

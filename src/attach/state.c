@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attach/state.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/log.h"
+
+/* --- places -------------------------------------------------------------------------------- */
+
+int state_folder(char out[PATH_MAX], struct error *error)
+{
+	const char *folder = getenv("GMBLOCK_ATTACH_DIR");
+	const char *runtime = getenv("XDG_RUNTIME_DIR");
+	int len;
+
+	if (folder != NULL && folder[0] != '\0') {
+		len = snprintf(out, PATH_MAX, "%s", folder);
+	} else if (geteuid() != 0 && runtime != NULL && runtime[0] == '/') {
+		len = snprintf(out, PATH_MAX, "%s/gmblock-attach", runtime);
+	} else {
+		len = snprintf(out, PATH_MAX, "/run/gmblock-attach");
+	}
+	if (len < 0 || len >= PATH_MAX) {
+		return error_set(error, -ENAMETOOLONG, "the path of the state folder is too long");
+	}
+	return 0;
+}
+
+int state_path(char out[PATH_MAX], const char *name, const char *ending, struct error *error)
+{
+	char folder[PATH_MAX];
+	int rc = state_folder(folder, error);
+	int len;
+
+	if (rc != 0) {
+		return rc;
+	}
+	len = snprintf(out, PATH_MAX, "%s/%s.%s", folder, name, ending);
+	if (len < 0 || len >= PATH_MAX) {
+		return error_set(error, -ENAMETOOLONG, "the path of the state folder is too long");
+	}
+	return 0;
+}
+
+/* The folder is private: who can write to its sockets can detach disks. */
+static int make_folder(struct error *error)
+{
+	char folder[PATH_MAX];
+	struct stat status;
+	int rc = state_folder(folder, error);
+
+	if (rc != 0) {
+		return rc;
+	}
+	if (mkdir(folder, 0700) != 0 && errno != EEXIST) {
+		rc = -errno;
+		return error_set(error, rc, "cannot make the folder %s: %s", folder, strerror(-rc));
+	}
+	if (lstat(folder, &status) != 0 || !S_ISDIR(status.st_mode) || status.st_uid != geteuid() ||
+		(status.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+		return error_set(error, -EPERM,
+			"%s must be a folder that only its owner, who calls gmblock, can change",
+			folder);
+	}
+	return 0;
+}
+
+/* --- writing ------------------------------------------------------------------------------- */
+
+static int write_json(int fd, const struct state_entry *entry)
+{
+	json_t *root = json_pack("{s:s, s:s, s:s, s:i, s:i, s:I, s:b, s:b}", "kind", entry->kind,
+		"device", entry->path, "uri", entry->uri, "number", entry->number, "pid",
+		entry->pid, "bytes", (json_int_t)entry->bytes, "read_only", entry->read_only,
+		"made_file", entry->made_file);
+	int rc;
+
+	if (root == NULL) {
+		return -ENOMEM;
+	}
+	rc = json_dumpfd(root, fd, JSON_INDENT(2)) == 0 ? 0 : -EIO;
+	json_decref(root);
+	return rc;
+}
+
+/* Written beside and renamed, so that nobody sees half of it or a moment without the lock. */
+int state_write(const struct state_entry *entry, struct error *error)
+{
+	char path[PATH_MAX];
+	char fresh[PATH_MAX];
+	int rc = make_folder(error);
+	int fd;
+
+	if (rc == 0) {
+		rc = state_path(path, entry->name, "json", error);
+	}
+	if (rc == 0) {
+		rc = state_path(fresh, entry->name, "new", error);
+	}
+	if (rc != 0) {
+		return rc;
+	}
+	fd = open(fresh, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+	if (fd < 0) {
+		rc = -errno;
+		return error_set(error, rc, "cannot write %s: %s", fresh, strerror(-rc));
+	}
+	rc = flock(fd, LOCK_EX | LOCK_NB) == 0 ? write_json(fd, entry) : -errno;
+	if (rc == 0 && rename(fresh, path) != 0) {
+		rc = -errno;
+	}
+	if (rc != 0) {
+		close(fd);
+		return error_set(error, rc, "cannot write %s: %s", fresh, strerror(-rc));
+	}
+	return fd;
+}
+
+void state_remove(const char *name)
+{
+	char path[PATH_MAX];
+
+	if (state_path(path, name, "sock", NULL) == 0) {
+		unlink(path);
+	}
+	if (state_path(path, name, "json", NULL) == 0) {
+		unlink(path);
+	}
+}
+
+/* --- reading ------------------------------------------------------------------------------- */
+
+static int read_entry(int fd, struct state_entry *entry)
+{
+	const char *kind;
+	const char *device;
+	const char *uri;
+	json_int_t bytes;
+	int read_only;
+	int made_file = 0;
+	json_t *root = json_loadfd(fd, 0, NULL);
+	int rc = -EINVAL;
+
+	if (root != NULL && json_unpack(root, "{s:s, s:s, s:s, s:i, s:i, s:I, s:b, s?b}", "kind",
+				    &kind, "device", &device, "uri", &uri, "number", &entry->number,
+				    "pid", &entry->pid, "bytes", &bytes, "read_only", &read_only,
+				    "made_file", &made_file) == 0) {
+		snprintf(entry->kind, sizeof(entry->kind), "%s", kind);
+		snprintf(entry->path, sizeof(entry->path), "%s", device);
+		entry->uri = strdup(uri);
+		entry->bytes = (uint64_t)bytes;
+		entry->read_only = read_only != 0;
+		entry->made_file = made_file != 0;
+		rc = entry->uri != NULL ? 0 : -ENOMEM;
+	}
+	json_decref(root);
+	return rc;
+}
+
+static int open_entry(const char *name, struct state_entry *entry)
+{
+	char path[PATH_MAX];
+	int rc = state_path(path, name, "json", NULL);
+	int fd = rc == 0 ? open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW) : rc;
+
+	if (fd < 0) {
+		return rc == 0 ? -errno : rc;
+	}
+	*entry = (struct state_entry){ 0 };
+	snprintf(entry->name, sizeof(entry->name), "%s", name);
+	rc = read_entry(fd, entry);
+	if (rc != 0) {
+		log_warning("%s is not a state file of gmblock", path);
+	}
+	entry->alive = flock(fd, LOCK_SH | LOCK_NB) != 0;
+	close(fd);
+	return rc;
+}
+
+static int is_entry(const struct dirent *found)
+{
+	size_t len = strlen(found->d_name);
+
+	return len > 5 && len < sizeof(((struct state_entry *)NULL)->name) &&
+	       strcmp(found->d_name + len - 5, ".json") == 0;
+}
+
+int state_for_each(state_visit *visit, void *context, struct error *error)
+{
+	char folder[PATH_MAX];
+	struct dirent **list = NULL;
+	int rc = state_folder(folder, error);
+	int count;
+
+	if (rc != 0) {
+		return rc;
+	}
+	count = scandir(folder, &list, is_entry, versionsort);
+	if (count < 0) {
+		rc = -errno;
+		return rc == -ENOENT ? 0
+				     : error_set(error, rc, "cannot read the folder %s: %s", folder,
+					       strerror(-rc));
+	}
+	rc = 0;
+	for (int i = 0; i < count; i++) {
+		struct state_entry entry;
+
+		list[i]->d_name[strlen(list[i]->d_name) - 5] = '\0';
+		if (rc == 0 && open_entry(list[i]->d_name, &entry) == 0) {
+			rc = visit(&entry, context);
+			free(entry.uri);
+		}
+		free(list[i]);
+	}
+	free(list);
+	return rc;
+}

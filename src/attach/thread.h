@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Starts the threads of an attachment: signals stay with the main thread, and the stack is small,
+ * since all memory of the daemon is locked.
+ *
+ * Threading: any thread. Ownership: the thread is joined by the caller. Errors: negative errno with
+ * a sentence.
+ */
+#pragma once
+
+#include <pthread.h>
+
+#include "base/error.h"
+
+GMB_MUST_CHECK int thread_start(
+	pthread_t *thread, void *(*run)(void *), void *argument, struct error *error);

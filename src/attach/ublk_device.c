@@ -1,0 +1,554 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A ublk device: made, started, stopped and removed. Its queues (ublk_queue.h) serve it.
+ *
+ *   queue 0 connects ─▶ ADD_DEV ─▶ SET_PARAMS ─▶ queues fetch ─▶ START_DEV ─▶ /dev/ublkbN
+ *   STOP_DEV ─▶ queues flush and end ─▶ DEL_DEV
+ *
+ * A device whose daemon has died waits for another one: its requests are not failed, and the next
+ * attachment of the same URI takes it over (START_USER_RECOVERY) instead of making a new one.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "attach/device.h"
+#include "attach/state.h"
+#include "attach/ublk_control.h"
+#include "attach/ublk_queue.h"
+#include "attach/usage.h"
+#include "base/bytes.h"
+
+enum { SECTOR_SHIFT = 9, DELETE_PATIENCE_MS = 2000 };
+
+/* Requests without payload have no limit but the kernel's own, just below 4 GiB; the library cuts
+ * them where the server takes less. */
+#define SECTORS_MAX UINT32_C(0x7fff80)
+
+struct ublk_disk {
+	struct device device;
+	const struct attach_options *options;
+	struct ublk_control control;
+	struct ublksrv_ctrl_dev_info info;
+	bool exists;  /* ADD_DEV or a recovery has succeeded */
+	bool recover; /* take over the device with info.dev_id */
+	bool abandoned;
+	int char_fd;
+	uint32_t started_count; /* queues whose thread runs, or has to be joined */
+	uint32_t queue_count;
+	struct ublk_queue *queues;
+};
+
+static const struct device_ops ublk_device_ops;
+
+static struct ublk_disk *disk_of(struct device *device)
+{
+	return container_of(device, struct ublk_disk, device);
+}
+
+static uint32_t number_of(const struct ublk_disk *disk)
+{
+	return disk->info.dev_id;
+}
+
+/* --- what the kernel is told about the disk ------------------------------------------------- */
+
+static uint8_t shift_of(uint64_t power_of_two)
+{
+	return (uint8_t)__builtin_ctzll(power_of_two);
+}
+
+/* A disk has sectors, and its blocks must fit in a page. */
+static int check_blocks(struct ublk_disk *disk, struct error *error)
+{
+	const struct gmb_info *remote = &disk->queues[0].remote.info;
+	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+	uint64_t block = MAX(remote->block_minimum, 512U);
+
+	if (block > page) {
+		return error_set(error, -EINVAL,
+			"the server takes blocks of %u bytes and more, and the kernel at most %u; "
+			"--fuse FILE works",
+			remote->block_minimum, (unsigned)page);
+	}
+	disk->device.bytes = align_down(remote->bytes, block);
+	if (disk->device.bytes == 0) {
+		return error_set(error, -EINVAL, "the export is smaller than one block of %u bytes",
+			(unsigned)block);
+	}
+	if (disk->device.bytes != remote->bytes) {
+		log_warning("the last %u bytes of the export are not part of the disk, whose "
+			    "blocks have %u bytes",
+			(unsigned)(remote->bytes - disk->device.bytes), (unsigned)block);
+	}
+	disk->device.read_only =
+		disk->options->read_only || (remote->capabilities & GMB_CAN_WRITE) == 0;
+	return 0;
+}
+
+static uint32_t attributes(const struct ublk_disk *disk)
+{
+	uint32_t can = disk->queues[0].remote.info.capabilities;
+	uint32_t result = disk->device.read_only ? UBLK_ATTR_READ_ONLY : 0;
+
+	/* Without a volatile cache the kernel sends no flushes, and FUA is implied. */
+	if ((can & GMB_CAN_FLUSH) != 0) {
+		result |= UBLK_ATTR_VOLATILE_CACHE;
+		result |= (can & GMB_CAN_FUA) != 0 ? UBLK_ATTR_FUA : 0;
+	}
+	result |= (can & GMB_IS_ROTATIONAL) != 0 ? UBLK_ATTR_ROTATIONAL : 0;
+	return result;
+}
+
+static void fill_parameters(const struct ublk_disk *disk, struct ublk_params *params)
+{
+	const struct gmb_info *remote = &disk->queues[0].remote.info;
+	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+	uint64_t logical = MAX(remote->block_minimum, 512U);
+	uint64_t preferred = MAX(remote->block_preferred, logical);
+	bool writable = !disk->device.read_only;
+
+	*params = (struct ublk_params){
+		.len = sizeof(*params),
+		.types = UBLK_PARAM_TYPE_BASIC,
+		.basic = {
+			.attrs = attributes(disk),
+			.logical_bs_shift = shift_of(logical),
+			.physical_bs_shift = shift_of(MIN(preferred, page)),
+			.io_min_shift = shift_of(MIN(preferred, disk->info.max_io_buf_bytes)),
+			.io_opt_shift = shift_of(MIN(preferred, disk->info.max_io_buf_bytes)),
+			.max_sectors = disk->info.max_io_buf_bytes >> SECTOR_SHIFT,
+			.dev_sectors = disk->device.bytes >> SECTOR_SHIFT,
+		},
+	};
+	if (writable && (remote->capabilities & (GMB_CAN_TRIM | GMB_CAN_ZERO)) != 0) {
+		bool trim = (remote->capabilities & GMB_CAN_TRIM) != 0;
+		bool zero = (remote->capabilities & GMB_CAN_ZERO) != 0;
+
+		params->types |= UBLK_PARAM_TYPE_DISCARD;
+		params->discard = (struct ublk_param_discard){
+			.discard_granularity = (uint32_t)MIN(preferred, page),
+			.max_discard_sectors = trim ? SECTORS_MAX : 0,
+			.max_write_zeroes_sectors = zero ? SECTORS_MAX : 0,
+			.max_discard_segments = 1,
+		};
+	}
+}
+
+/* --- making it ----------------------------------------------------------------------------- */
+
+static int command(
+	struct ublk_disk *disk, enum ublk_command order, void *buffer, size_t bytes, uint64_t data)
+{
+	return ublk_control_command(
+		&disk->control, order, number_of(disk), buffer, (uint16_t)bytes, data);
+}
+
+static uint32_t queues_wanted(const struct ublk_disk *disk)
+{
+	uint32_t can = disk->queues[0].remote.info.capabilities;
+
+	/* Queues have connections of their own, which must see the same data. */
+	if (disk->options->queues > 1 && (can & GMB_CAN_MULTI_CONN) == 0) {
+		log_warning("one queue only: the server does not promise that several connections "
+			    "see the same data");
+		return 1;
+	}
+	return MAX(disk->options->queues, 1U);
+}
+
+static int add_device(struct ublk_disk *disk, struct error *error)
+{
+	int rc;
+
+	disk->info = (struct ublksrv_ctrl_dev_info){
+		.nr_hw_queues = (uint16_t)queues_wanted(disk),
+		.queue_depth = UBLK_DEPTH,
+		.max_io_buf_bytes = UBLK_IO_BYTES_MAX,
+		.dev_id = (uint32_t)disk->options->number, /* -1: any */
+		.flags = UBLK_F_USER_RECOVERY | UBLK_F_USER_RECOVERY_REISSUE,
+	};
+	rc = command(disk, UBLK_ADD, &disk->info, sizeof(disk->info), 0);
+	if (rc == -EEXIST) {
+		return error_set(
+			error, -EBUSY, "/dev/ublkb%d exists already", (int)disk->options->number);
+	}
+	if (rc == -EPERM || rc == -EACCES) {
+		return error_set(error, -EPERM, "only root can make block devices");
+	}
+	return rc < 0 ? error_set(error, rc, "ublk makes no device: %s", strerror(-rc)) : 0;
+}
+
+/*
+ * Takes over a device whose daemon has died. The driver may still be about to notice, or to let go
+ * of the old daemon's requests: -EBUSY until then.
+ */
+static int start_recovery(struct ublk_disk *disk, struct error *error)
+{
+	struct timespec pause = { .tv_nsec = 10000000 };
+	int rc = -EBUSY;
+
+	for (int i = 0; i < 500 && rc == -EBUSY; i++) {
+		rc = command(disk, UBLK_START_RECOVERY, NULL, 0, 0);
+		if (rc == -EBUSY) {
+			nanosleep(&pause, NULL);
+		}
+	}
+	if (rc == 0) {
+		log_info("taking over /dev/ublkb%u, whose daemon has died", number_of(disk));
+	}
+	return rc < 0 ? error_set(error, rc,
+				"/dev/ublkb%u cannot be taken over: %s; gmblock detach "
+				"--force removes it",
+				number_of(disk), strerror(-rc))
+		      : 0;
+}
+
+static int open_char_device(struct ublk_disk *disk, struct error *error)
+{
+	struct timespec pause = { .tv_nsec = 1000000 };
+	char path[64];
+	int rc = -ENOENT;
+
+	snprintf(path, sizeof(path), "/dev/ublkc%u", number_of(disk));
+	/* Where udev gives it its rights or makes it, that may take a moment. */
+	for (int i = 0; i < 5000 && (rc == -ENOENT || rc == -EACCES); i++) {
+		disk->char_fd = open(path, O_RDWR | O_CLOEXEC);
+		if (disk->char_fd >= 0) {
+			return 0;
+		}
+		rc = -errno;
+		nanosleep(&pause, NULL);
+	}
+	return error_set(error, rc, "cannot open %s: %s", path, strerror(-rc));
+}
+
+static void give_queue(struct ublk_disk *disk, uint32_t idx)
+{
+	struct ublk_queue *queue = &disk->queues[idx];
+
+	queue->number = (uint16_t)idx;
+	queue->depth = disk->info.queue_depth;
+	queue->encoded = disk->control.encoded;
+	queue->char_fd = disk->char_fd;
+	queue->io_bytes = disk->info.max_io_buf_bytes;
+}
+
+static int start_queue(struct ublk_disk *disk, uint32_t idx, struct error *error)
+{
+	struct ublk_queue *queue = &disk->queues[idx];
+	int rc;
+
+	queue->options = disk->options;
+	queue->health = &disk->device.health;
+	queue->ended_fd = disk->device.ended_fd;
+	rc = ublk_queue_start(queue, error);
+	if (rc == 0) {
+		rc = ublk_queue_wait_open(queue, error);
+		disk->started_count += rc == 0 ? 1 : 0;
+	}
+	return rc;
+}
+
+/* All queues beyond the first connect, then all serve. */
+static int start_queues(struct ublk_disk *disk, struct error *error)
+{
+	int rc = 0;
+
+	disk->queue_count = disk->info.nr_hw_queues;
+	for (uint32_t i = 1; rc == 0 && i < disk->queue_count; i++) {
+		rc = start_queue(disk, i, error);
+		if (rc == 0 &&
+			disk->queues[i].remote.info.bytes != disk->queues[0].remote.info.bytes) {
+			rc = error_set(error, -EIO,
+				"two connections see different sizes of the export (rule P137)");
+		}
+	}
+	for (uint32_t i = 0; rc == 0 && i < disk->queue_count; i++) {
+		give_queue(disk, i);
+		rc = ublk_queue_go(&disk->queues[i], error);
+	}
+	return rc;
+}
+
+static int make_device(struct ublk_disk *disk, struct error *error)
+{
+	struct ublk_params params;
+	int rc = disk->recover ? start_recovery(disk, error) : add_device(disk, error);
+
+	if (rc != 0) {
+		return rc;
+	}
+	disk->exists = true;
+	if (!disk->recover) {
+		fill_parameters(disk, &params);
+		rc = command(disk, UBLK_SET_PARAMS, &params, sizeof(params), 0);
+		if (rc < 0) {
+			return error_set(error, rc, "ublk refuses the parameters of the disk: %s",
+				strerror(-rc));
+		}
+	}
+	rc = open_char_device(disk, error);
+	if (rc == 0) {
+		rc = start_queues(disk, error);
+	}
+	if (rc != 0) {
+		return rc;
+	}
+	rc = command(
+		disk, disk->recover ? UBLK_END_RECOVERY : UBLK_START, NULL, 0, (uint64_t)getpid());
+	return rc < 0 ? error_set(error, rc, "ublk does not start the disk: %s", strerror(-rc)) : 0;
+}
+
+/* --- removing it --------------------------------------------------------------------------- */
+
+/* Ends the queues; the last error is theirs. */
+static int end_queues(struct ublk_disk *disk, struct error *error)
+{
+	int result = 0;
+
+	for (uint32_t i = 0; i < disk->started_count; i++) {
+		int rc = ublk_queue_end(&disk->queues[i], error);
+
+		result = rc != 0 ? rc : result;
+	}
+	disk->started_count = 0;
+	return result;
+}
+
+/* The driver waits until nobody has the disk open. When it was taken by force somebody may keep it
+ * for ever; the rest happens without us then, once it is closed. */
+static int delete_number(struct ublk_control *control, uint32_t number)
+{
+	int rc;
+
+	control->patience_ms = DELETE_PATIENCE_MS;
+	rc = ublk_control_command(control, UBLK_DELETE, number, NULL, 0, 0);
+	if (rc == -ETIMEDOUT) {
+		log_warning("/dev/ublkc%u vanishes when those who have /dev/ublkb%u open close it",
+			number, number);
+	}
+	return rc == -ETIMEDOUT || rc == -ENODEV ? 0 : rc;
+}
+
+static void delete_device(struct ublk_disk *disk)
+{
+	int rc;
+
+	/* The driver waits until nobody has the character device open. */
+	if (disk->char_fd >= 0) {
+		close(disk->char_fd);
+		disk->char_fd = -1;
+	}
+	if (disk->exists) {
+		rc = delete_number(&disk->control, number_of(disk));
+		if (rc < 0) {
+			log_error("/dev/ublkc%u stays behind: %s", number_of(disk), strerror(-rc));
+		}
+		disk->exists = false;
+	}
+}
+
+static void disk_free(struct ublk_disk *disk)
+{
+	if (disk->device.ended_fd >= 0) {
+		close(disk->device.ended_fd);
+	}
+	free(disk->queues);
+	free(disk);
+}
+
+/* After a failure to start, in whatever state. A device that was to be taken over stays as it was,
+ * since somebody's data waits in it; its queues end with the process. */
+static void undo(struct ublk_disk *disk)
+{
+	int rc;
+
+	if (disk->exists && disk->recover) {
+		return;
+	}
+	if (disk->exists) {
+		/* Queues that serve end with this. */
+		rc = command(disk, UBLK_STOP, NULL, 0, 0);
+		if (rc < 0) {
+			log_error("/dev/ublkb%u cannot be stopped: %s", number_of(disk),
+				strerror(-rc));
+		}
+	}
+	(void)end_queues(disk, NULL);
+	delete_device(disk);
+	ublk_control_close(&disk->control);
+	disk_free(disk);
+}
+
+/* --- starting ------------------------------------------------------------------------------ */
+
+/* A device of the same URI whose daemon has died. */
+static int find_orphan(const struct state_entry *entry, void *context)
+{
+	struct ublk_disk *disk = context;
+	struct ublksrv_ctrl_dev_info info = { 0 };
+
+	if (entry->alive || strcmp(entry->kind, "ublk") != 0 ||
+		strcmp(entry->uri, disk->options->uri) != 0 ||
+		(disk->options->number >= 0 && entry->number != disk->options->number) ||
+		ublk_control_command(&disk->control, UBLK_GET_INFO, (uint32_t)entry->number, &info,
+			sizeof(info), 0) != 0 ||
+		info.queue_depth > UBLK_DEPTH || info.nr_hw_queues > UBLK_QUEUES_MAX ||
+		entry->bytes != disk->device.bytes || entry->read_only != disk->device.read_only) {
+		return 0;
+	}
+	disk->info = info;
+	disk->recover = true;
+	return 1;
+}
+
+static struct ublk_disk *disk_allocate(const struct attach_options *options)
+{
+	struct ublk_disk *disk = calloc(1, sizeof(*disk));
+
+	if (disk == NULL) {
+		return NULL;
+	}
+	disk->device.ops = &ublk_device_ops;
+	disk->options = options;
+	disk->char_fd = -1;
+	disk->device.ended_fd = eventfd(0, EFD_CLOEXEC);
+	health_init(&disk->device.health);
+	disk->queues = calloc(UBLK_QUEUES_MAX, sizeof(*disk->queues));
+	if (disk->queues == NULL || disk->device.ended_fd < 0) {
+		disk_free(disk);
+		return NULL;
+	}
+	return disk;
+}
+
+int ublk_device_start(
+	const struct attach_options *options, struct device **device_out, struct error *error)
+{
+	struct ublk_disk *disk = disk_allocate(options);
+	int rc;
+
+	if (disk == NULL) {
+		return error_set(error, -ENOMEM, "out of memory");
+	}
+	rc = ublk_control_open(&disk->control, error);
+	if (rc != 0) {
+		disk_free(disk);
+		return rc;
+	}
+	rc = start_queue(disk, 0, error);
+	if (rc == 0) {
+		rc = check_blocks(disk, error);
+	}
+	if (rc == 0) {
+		rc = MIN(state_for_each(find_orphan, disk, error), 0);
+	}
+	if (rc == 0) {
+		rc = make_device(disk, error);
+	}
+	if (rc != 0) {
+		undo(disk);
+		return rc;
+	}
+	disk->device.number = (int32_t)number_of(disk);
+	snprintf(disk->device.name, sizeof(disk->device.name), "ublkb%u", number_of(disk));
+	snprintf(disk->device.path, sizeof(disk->device.path), "/dev/ublkb%u", number_of(disk));
+	*device_out = &disk->device;
+	return 0;
+}
+
+/* --- stopping ------------------------------------------------------------------------------ */
+
+static int stop_device(
+	struct ublk_control *control, uint32_t number, bool force, struct error *error)
+{
+	char name[32];
+	int rc = 0;
+
+	snprintf(name, sizeof(name), "ublkb%u", number);
+	if (!force) {
+		rc = usage_check_disk(name, error);
+		if (rc != 0) {
+			return rc;
+		}
+	}
+	/* Where the driver can, it looks itself: nobody can slip in between. */
+	rc = ublk_control_command(control,
+		!force && (control->features & UBLK_F_SAFE_STOP_DEV) != 0 ? UBLK_TRY_STOP
+									  : UBLK_STOP,
+		number, NULL, 0, 0);
+	if (rc == -EBUSY) {
+		return error_set(error, rc, "/dev/%s is in use", name);
+	}
+	return rc < 0 && rc != -ENODEV
+		       ? error_set(error, rc, "/dev/%s cannot be stopped: %s", name, strerror(-rc))
+		       : 0;
+}
+
+static int ublk_device_stop(struct device *device, bool force, struct error *error)
+{
+	struct ublk_disk *disk = disk_of(device);
+	struct error lost = { 0 };
+	int rc;
+
+	/* With force nobody waits for a server that is not there. */
+	disk->abandoned = force && !health_is_connected(&device->health);
+	for (uint32_t i = 0; disk->abandoned && i < disk->started_count; i++) {
+		ublk_queue_abandon(&disk->queues[i]);
+	}
+	rc = stop_device(&disk->control, number_of(disk), force, error);
+	if (rc != 0) {
+		return rc == -EBUSY ? rc : error_set(error, rc, "%s", error->text);
+	}
+	rc = end_queues(disk, &lost);
+	delete_device(disk);
+	return rc == 0 ? 0
+		       : error_set(error, rc == -EBUSY ? -EIO : rc, "%s is detached, but %s",
+				 device->path, lost.text);
+}
+
+static void ublk_device_destroy(struct device *device)
+{
+	struct ublk_disk *disk = disk_of(device);
+
+	(void)end_queues(disk, NULL);
+	delete_device(disk);
+	ublk_control_close(&disk->control);
+	if (!disk->abandoned) {
+		disk_free(disk);
+	}
+}
+
+int ublk_device_remove(int32_t number, bool force, struct error *error)
+{
+	struct ublk_control control;
+	int rc = ublk_control_open(&control, error);
+
+	if (rc == -ENOSYS) {
+		return 0; /* no driver, no device */
+	}
+	if (rc != 0) {
+		return rc;
+	}
+	rc = stop_device(&control, (uint32_t)number, force, error);
+	if (rc == 0) {
+		rc = delete_number(&control, (uint32_t)number);
+		if (rc < 0) {
+			error_set(error, rc, "/dev/ublkb%d cannot be removed: %s", (int)number,
+				strerror(-rc));
+		}
+	}
+	ublk_control_close(&control);
+	return rc;
+}
+
+static const struct device_ops ublk_device_ops = {
+	.kind = "ublk",
+	.stop = ublk_device_stop,
+	.destroy = ublk_device_destroy,
+};

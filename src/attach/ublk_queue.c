@@ -1,0 +1,412 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attach/ublk_queue.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "attach/thread.h"
+#include "base/bytes.h"
+
+/* user_data of the poll for the library; tags are below. */
+enum { POLL_TAG = UBLK_MAX_QUEUE_DEPTH, SECTOR_BYTES = 512 };
+
+static char *buffer_of(const struct ublk_queue *queue, uint32_t tag)
+{
+	return queue->buffers + (size_t)tag * queue->io_bytes;
+}
+
+/* --- between the threads ------------------------------------------------------------------- */
+
+static void set_phase(struct ublk_queue *queue, enum ublk_phase phase)
+{
+	pthread_mutex_lock(&queue->lock);
+	queue->phase = phase;
+	pthread_cond_broadcast(&queue->changed);
+	pthread_mutex_unlock(&queue->lock);
+}
+
+static enum ublk_phase wait_phase(struct ublk_queue *queue, enum ublk_phase left)
+{
+	enum ublk_phase phase;
+
+	pthread_mutex_lock(&queue->lock);
+	while (queue->phase == left) {
+		pthread_cond_wait(&queue->changed, &queue->lock);
+	}
+	phase = queue->phase;
+	pthread_mutex_unlock(&queue->lock);
+	return phase;
+}
+
+/* Pairs with the store in ublk_queue_abandon(); nothing else depends on it. */
+static bool is_abandoned(struct ublk_queue *queue)
+{
+	return atomic_load_explicit(&queue->abandon, memory_order_acquire);
+}
+
+/* --- commands to the driver ---------------------------------------------------------------- */
+
+static struct io_uring_sqe *get_sqe(struct ublk_queue *queue)
+{
+	struct io_uring_sqe *sqe = io_uring_get_sqe(&queue->ring);
+
+	/* As many entries as there are tags, and one for the poll: there is always room. */
+	GMB_ASSERT(sqe != NULL);
+	memset(sqe, 0, sizeof(*sqe));
+	return sqe;
+}
+
+static void send_command(struct ublk_queue *queue, uint32_t tag, bool commit, int result)
+{
+	struct io_uring_sqe *sqe = get_sqe(queue);
+	struct ublksrv_io_cmd command = {
+		.q_id = queue->number,
+		.tag = (uint16_t)tag,
+		.result = result,
+		.addr = (uintptr_t)buffer_of(queue, tag),
+	};
+
+	sqe->opcode = IORING_OP_URING_CMD;
+	sqe->fd = 0; /* the only registered file */
+	sqe->flags = IOSQE_FIXED_FILE;
+	sqe->user_data = tag;
+	if (queue->encoded) {
+		sqe->cmd_op = commit ? UBLK_U_IO_COMMIT_AND_FETCH_REQ : UBLK_U_IO_FETCH_REQ;
+	} else {
+		sqe->cmd_op = commit ? UBLK_IO_COMMIT_AND_FETCH_REQ : UBLK_IO_FETCH_REQ;
+	}
+	memcpy(sqe->cmd, &command, sizeof(command));
+}
+
+static void arm_poll(struct ublk_queue *queue)
+{
+	struct io_uring_sqe *sqe;
+
+	if (!queue->poll_armed) {
+		sqe = get_sqe(queue);
+		io_uring_prep_poll_add(sqe, gmb_queue_fd(queue->remote.queue), POLLIN);
+		sqe->user_data = POLL_TAG;
+		queue->poll_armed = true;
+	}
+}
+
+/* --- requests ------------------------------------------------------------------------------ */
+
+static uint32_t tag_of(const struct ublk_slot *slot)
+{
+	return (uint32_t)(slot - slot->queue->slots);
+}
+
+static void request_done(struct gmb_request *request)
+{
+	struct ublk_slot *slot = container_of(request, struct ublk_slot, request);
+	int result = request->result;
+
+	if (slot->orphan) {
+		slot->orphan = false;
+		return;
+	}
+	if (result < 0) {
+		remote_log_failure(&slot->queue->remote, request);
+		/* Words that a disk has for it. */
+		if (result != -ENOSPC && result != -EOPNOTSUPP && result != -ENOMEM) {
+			result = -EIO;
+		}
+	} else if (request->operation == GMB_READ || request->operation == GMB_WRITE) {
+		result = (int)request->length;
+	}
+	send_command(slot->queue, tag_of(slot), true, result);
+}
+
+/* Fills the request from the kernel's descriptor; false: there is no such operation here. */
+static bool prepare(struct ublk_queue *queue, uint32_t tag)
+{
+	/* The kernel's memory, which it does not touch between FETCH and COMMIT. */
+	const struct ublksrv_io_desc *descriptor = &queue->descriptors[tag];
+	struct gmb_request *request = &queue->slots[tag].request;
+	uint64_t offset = descriptor->start_sector * SECTOR_BYTES;
+	uint64_t bytes = (uint64_t)descriptor->nr_sectors * SECTOR_BYTES;
+	uint32_t flags = 0;
+
+	switch (ublksrv_get_op(descriptor)) {
+	case UBLK_IO_OP_READ:
+		GMB_ASSERT(bytes <= queue->io_bytes);
+		gmb_prepare_read(request, buffer_of(queue, tag), bytes, offset);
+		break;
+	case UBLK_IO_OP_WRITE:
+		GMB_ASSERT(bytes <= queue->io_bytes);
+		gmb_prepare_write(request, buffer_of(queue, tag), bytes, offset);
+		break;
+	case UBLK_IO_OP_FLUSH:
+		gmb_prepare(request, GMB_FLUSH, 0, 0);
+		return true;
+	case UBLK_IO_OP_DISCARD:
+		gmb_prepare(request, GMB_TRIM, offset, bytes);
+		break;
+	case UBLK_IO_OP_WRITE_ZEROES:
+		gmb_prepare(request, GMB_ZERO, offset, bytes);
+		flags = (descriptor->op_flags & UBLK_IO_F_NOUNMAP) != 0 ? GMB_NO_HOLE : 0;
+		break;
+	default:
+		return false;
+	}
+	if ((descriptor->op_flags & UBLK_IO_F_FUA) != 0 && request->operation != GMB_READ) {
+		flags |= GMB_FUA;
+	}
+	request->flags = flags;
+	return true;
+}
+
+static void take_request(struct ublk_queue *queue, uint32_t tag, bool abandon)
+{
+	struct ublk_slot *slot = &queue->slots[tag];
+
+	if (abandon || slot->orphan) {
+		send_command(queue, tag, true, -EIO);
+	} else if (prepare(queue, tag)) {
+		slot->request.done = request_done;
+		gmb_submit(queue->remote.client, &slot->request);
+	} else {
+		send_command(queue, tag, true, -EOPNOTSUPP);
+	}
+}
+
+/* Everything in flight fails now; the library's answers will find nobody. */
+static void orphan_all(struct ublk_queue *queue)
+{
+	for (uint32_t tag = 0; tag < queue->depth; tag++) {
+		struct ublk_slot *slot = &queue->slots[tag];
+
+		if (slot->request.in_flight != 0 && !slot->orphan) {
+			slot->orphan = true;
+			send_command(queue, tag, true, -EIO);
+		}
+	}
+}
+
+static void take_completions(struct ublk_queue *queue, bool abandon)
+{
+	struct io_uring_cqe *cqe;
+	unsigned head;
+	unsigned count = 0;
+
+	io_uring_for_each_cqe(&queue->ring, head, cqe)
+	{
+		count++;
+		if (cqe->user_data == POLL_TAG) {
+			queue->poll_armed = false;
+		} else if (cqe->res == UBLK_IO_RES_OK) {
+			take_request(queue, (uint32_t)cqe->user_data, abandon);
+		} else {
+			/* UBLK_IO_RES_ABORT: the device stops. Any other refusal ends the tag as
+			 * well: it cannot be fetched again. */
+			if (cqe->res != UBLK_IO_RES_ABORT) {
+				log_error("ublk refuses tag %u of queue %u: %s",
+					(unsigned)cqe->user_data, queue->number,
+					strerror(-cqe->res));
+			}
+			queue->fetching--;
+		}
+	}
+	io_uring_cq_advance(&queue->ring, count);
+}
+
+static void serve(struct ublk_queue *queue)
+{
+	bool abandoned = false;
+
+	while (queue->fetching > 0) {
+		int rc;
+
+		gmb_queue_wait(queue->remote.queue, 0);
+		if (!abandoned && is_abandoned(queue)) {
+			abandoned = true;
+			orphan_all(queue);
+		}
+		arm_poll(queue);
+		rc = io_uring_submit_and_wait(&queue->ring, 1);
+		GMB_ASSERT(rc >= 0 || rc == -EINTR || rc == -EAGAIN || rc == -EBUSY);
+		take_completions(queue, abandoned);
+	}
+}
+
+/* --- the thread ---------------------------------------------------------------------------- */
+
+static int map_memory(struct ublk_queue *queue, struct error *error)
+{
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	size_t all = align_up(UBLK_MAX_QUEUE_DEPTH * sizeof(struct ublksrv_io_desc), page);
+	void *map;
+	int rc;
+
+	queue->descriptors_bytes = align_up(queue->depth * sizeof(struct ublksrv_io_desc), page);
+	map = mmap(NULL, queue->descriptors_bytes, PROT_READ, MAP_SHARED | MAP_POPULATE,
+		queue->char_fd, (off_t)(UBLKSRV_CMD_BUF_OFFSET + queue->number * all));
+	if (map == MAP_FAILED) {
+		rc = -errno;
+		return error_set(error, rc, "cannot map the ublk queue: %s", strerror(-rc));
+	}
+	queue->descriptors = map;
+	map = mmap(NULL, (size_t)queue->depth * queue->io_bytes, PROT_READ | PROT_WRITE,
+		MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (map == MAP_FAILED) {
+		rc = -errno;
+		return error_set(error, rc, "no memory for requests: %s", strerror(-rc));
+	}
+	queue->buffers = map;
+	if (gmb_memory_register(queue->remote.queue, queue->buffers,
+		    (size_t)queue->depth * queue->io_bytes, &queue->memory_id) != 0) {
+		queue->memory_id = -1;
+	}
+	return 0;
+}
+
+static int make_ring(struct ublk_queue *queue, struct error *error)
+{
+	/* The second needs Linux 6.1, the first always works. */
+	static const unsigned flags[] = {
+		IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN,
+		0,
+	};
+	int rc = -EINVAL;
+
+	for (size_t i = 0; i < ARRAY_COUNT(flags) && rc == -EINVAL; i++) {
+		rc = io_uring_queue_init(2 * UBLK_DEPTH, &queue->ring, flags[i]);
+	}
+	if (rc == 0) {
+		rc = io_uring_register_files(&queue->ring, &queue->char_fd, 1);
+		if (rc != 0) {
+			io_uring_queue_exit(&queue->ring);
+		}
+	}
+	return rc == 0 ? 0 : error_set(error, rc, "no io_uring for ublk: %s", strerror(-rc));
+}
+
+static void unmap_memory(struct ublk_queue *queue)
+{
+	if (queue->memory_id >= 0) {
+		gmb_memory_unregister(queue->remote.queue, queue->memory_id);
+	}
+	if (queue->buffers != NULL) {
+		munmap(queue->buffers, (size_t)queue->depth * queue->io_bytes);
+	}
+	if (queue->descriptors != NULL) {
+		munmap((void *)(uintptr_t)queue->descriptors, queue->descriptors_bytes);
+	}
+}
+
+/* From the order to serve until the device is stopped. */
+static int serve_device(struct ublk_queue *queue, struct error *error)
+{
+	int rc = map_memory(queue, error);
+
+	if (rc == 0) {
+		rc = make_ring(queue, error);
+	}
+	if (rc != 0) {
+		unmap_memory(queue);
+		return rc;
+	}
+	for (uint32_t tag = 0; tag < queue->depth; tag++) {
+		queue->slots[tag].queue = queue;
+		send_command(queue, tag, false, 0);
+	}
+	queue->fetching = queue->depth;
+	rc = io_uring_submit(&queue->ring);
+	if (rc == queue->depth) {
+		set_phase(queue, UBLK_PHASE_SERVING);
+		serve(queue);
+		rc = 0;
+	} else {
+		rc = error_set(error, rc < 0 ? rc : -EIO, "ublk takes no requests");
+	}
+	io_uring_queue_exit(&queue->ring);
+	if (is_abandoned(queue)) {
+		return rc; /* the library may still write into the buffers */
+	}
+	unmap_memory(queue);
+	return rc;
+}
+
+static void *queue_thread(void *argument)
+{
+	struct ublk_queue *queue = argument;
+	int rc = remote_open(&queue->remote, queue->options, queue->health, &queue->error);
+	bool served = false;
+
+	if (rc == 0) {
+		set_phase(queue, UBLK_PHASE_OPEN);
+		if (wait_phase(queue, UBLK_PHASE_OPEN) == UBLK_PHASE_GO) {
+			rc = serve_device(queue, &queue->error);
+			served = rc == 0;
+		}
+		if (!is_abandoned(queue)) {
+			int flushed = remote_close(
+				&queue->remote, !served, rc == 0 ? &queue->error : NULL);
+
+			rc = rc == 0 ? flushed : rc;
+		}
+	}
+	queue->result = rc;
+	set_phase(queue, UBLK_PHASE_ENDED);
+	if (served) {
+		eventfd_write(queue->ended_fd, 1);
+	}
+	return NULL;
+}
+
+/* --- for the disk -------------------------------------------------------------------------- */
+
+int ublk_queue_start(struct ublk_queue *queue, struct error *error)
+{
+	pthread_mutex_init(&queue->lock, NULL);
+	pthread_cond_init(&queue->changed, NULL);
+	queue->phase = UBLK_PHASE_OPENING;
+	queue->memory_id = -1;
+	return thread_start(&queue->thread, queue_thread, queue, error);
+}
+
+/* The reason why a queue has ended, for the caller's error. */
+static int take_failure(struct ublk_queue *queue, struct error *error)
+{
+	pthread_join(queue->thread, NULL);
+	return queue->result == 0 ? 0 : error_set(error, queue->result, "%s", queue->error.text);
+}
+
+int ublk_queue_wait_open(struct ublk_queue *queue, struct error *error)
+{
+	return wait_phase(queue, UBLK_PHASE_OPENING) == UBLK_PHASE_OPEN
+		       ? 0
+		       : take_failure(queue, error);
+}
+
+int ublk_queue_go(struct ublk_queue *queue, struct error *error)
+{
+	set_phase(queue, UBLK_PHASE_GO);
+	if (wait_phase(queue, UBLK_PHASE_GO) == UBLK_PHASE_SERVING) {
+		return 0;
+	}
+	/* Its end is taken by ublk_queue_end(), like that of its neighbours. */
+	return error_set(error, queue->result != 0 ? queue->result : -EIO, "%s", queue->error.text);
+}
+
+void ublk_queue_abandon(struct ublk_queue *queue)
+{
+	atomic_store_explicit(&queue->abandon, true, memory_order_release);
+	gmb_queue_wake(queue->remote.queue);
+}
+
+int ublk_queue_end(struct ublk_queue *queue, struct error *error)
+{
+	pthread_mutex_lock(&queue->lock);
+	if (queue->phase == UBLK_PHASE_OPEN) {
+		queue->phase = UBLK_PHASE_CANCEL;
+		pthread_cond_broadcast(&queue->changed);
+	}
+	pthread_mutex_unlock(&queue->lock);
+	return take_failure(queue, error);
+}
