@@ -197,8 +197,9 @@ void ring_accept(struct ring *ring, struct ring_op *op, struct ring_file file, r
 void ring_recv(struct ring *ring, struct ring_op *op, struct ring_file file, void *buf, size_t len,
 	bool wait_all, ring_done_fn *done);
 
-/* Sends everything before it completes, unless an error stops it: result is len, or a short count,
- * or a negative errno. Never raises SIGPIPE. One send in flight per socket. */
+/* Sends everything before it completes, unless something stops it: result is len, or a short count
+ * (the rest can be sent again, and meets the error if there was one), or a negative errno. Never
+ * raises SIGPIPE. One send in flight per socket. */
 void ring_send(struct ring *ring, struct ring_op *op, struct ring_file file, const void *buf,
 	size_t len, ring_done_fn *done);
 void ring_sendmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
