@@ -12,7 +12,7 @@
 #include "fuzz.h"
 #include "link_trial.h"
 
-enum { COMMAND_BYTES = 20, PAYLOAD_BYTES_MAX = 128 << 10 };
+enum { COMMAND_BYTES = 20, SMALL_BYTES_MAX = 8 << 10, LARGE_BYTES_MAX = 128 << 10 };
 
 static uint64_t number(const uint8_t *bytes, size_t len)
 {
@@ -40,7 +40,8 @@ static void make_call(struct trial_call *call, const uint8_t *bytes, enum nbd_re
 		call->type = NBD_CMD_FLUSH;
 	}
 	if (call->type == NBD_CMD_READ || call->type == NBD_CMD_WRITE) {
-		call->length = 1 + (length - 1) % PAYLOAD_BYTES_MAX;
+		call->length =
+			1 + (length - 1) % (call->cut % 8 == 0 ? LARGE_BYTES_MAX : SMALL_BYTES_MAX);
 	} else if (call->type == NBD_CMD_FLUSH) {
 		call->offset = 0;
 	} else {

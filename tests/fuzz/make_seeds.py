@@ -358,7 +358,7 @@ def link_cookie(number):
 
 def link_calls(calls):
     return bytes([len(calls)]) + b"".join(
-        struct.pack(">BBHQQ", kind, flags, number * 7919 % 65536, length, offset)
+        struct.pack(">BBHQQ", kind, flags, number * 7912 % 65536, length, offset)
         for number, (kind, flags, _, offset, length) in enumerate(calls))
 
 
