@@ -15,8 +15,9 @@
 #include "cli/copy_report.h"
 
 enum {
-	REQUESTS_DEFAULT = 64,
+	REQUESTS_ADAPTIVE_MAX = 256,
 	REQUESTS_MAX = 1024,
+	CONNECTIONS_DEFAULT = 4,
 	CONNECTIONS_MAX = 16,
 	REQUEST_BYTES_DEFAULT = 256 << 10,
 	REQUEST_BYTES_MIN = 4096,
@@ -36,7 +37,7 @@ struct copy_arguments {
 	uint64_t request_bytes;
 	uint64_t sparse_bytes;
 	uint64_t checkpoint_bytes;
-	uint32_t requests;
+	uint32_t requests; /* 0: adapts */
 	uint32_t connections;
 	enum copy_progress_mode progress;
 	bool allocate;
@@ -68,7 +69,7 @@ static const char usage_text[] =
 	"\n"
 	"  --allocate             give the target every block, those of zeroes too\n"
 	"  --checkpoint SIZE      with --resume: flush and note it after so much (default 1G)\n"
-	"  --connections N        connections to each server (default: chosen by itself)\n"
+	"  --connections N        connections to each server (default 4)\n"
 	"  --destination-is-zero  the target reads as zeroes: do not zero it\n"
 	"  --direct               go around the page cache for files and devices\n"
 	"  --json                 a summary for programs on standard output\n"
@@ -76,7 +77,7 @@ static const char usage_text[] =
 	"  --no-sparse            do not look for zeroes in data\n"
 	"  --progress             show the progress, also where there is no terminal\n"
 	"  --request-size SIZE    bytes of a request, a power of two (default 256K)\n"
-	"  --requests N           requests in flight (default 64)\n"
+	"  --requests N           requests in flight (default: by latency, 16 to 256)\n"
 	"  --resume FILE          keep a journal in FILE, and go on where it says\n"
 	"  --sparse SIZE          look for zeroes in blocks of SIZE (default 4K)\n"
 	"  --verify               read both again at the end, and compare\n"
@@ -124,6 +125,19 @@ static int parse_checkpoint(const char *text, uint64_t *bytes)
 	return -1;
 }
 
+/* Where it adapts, larger requests are fewer: no more memory than with those of the usual size. */
+static uint32_t requests_max(const struct copy_arguments *arguments)
+{
+	uint64_t fewer =
+		(uint64_t)REQUESTS_ADAPTIVE_MAX * REQUEST_BYTES_DEFAULT / arguments->request_bytes;
+
+	if (arguments->requests != 0) {
+		return arguments->requests;
+	}
+	fewer = MAX(fewer, UINT64_C(4));
+	return (uint32_t)MIN(fewer, (uint64_t)REQUESTS_ADAPTIVE_MAX);
+}
+
 static int arguments_check(int argc, char **argv, struct copy_arguments *arguments)
 {
 	if (argc - optind != 2) {
@@ -133,7 +147,7 @@ static int arguments_check(int argc, char **argv, struct copy_arguments *argumen
 	}
 	arguments->source = argv[optind];
 	arguments->target = argv[optind + 1];
-	if (arguments->requests * arguments->request_bytes > MEMORY_BYTES_MAX) {
+	if (requests_max(arguments) * arguments->request_bytes > MEMORY_BYTES_MAX) {
 		return cli_usage_error("copy", "--requests times --request-size is the memory that "
 					       "is used: at most 4G");
 	}
@@ -374,7 +388,8 @@ static int copy_and_verify(struct job *job, struct error *error)
 		.counters = &job->counters,
 		.tick = tick,
 		.tick_context = job,
-		.requests = arguments->requests,
+		.requests = requests_max(arguments),
+		.adapts = arguments->requests == 0,
 		.request_bytes = arguments->request_bytes,
 		.sparse_bytes = arguments->sparse_bytes,
 		.checkpoint_bytes = arguments->checkpoint_bytes,
@@ -411,7 +426,7 @@ static int job_run(struct job *job, struct error *error)
 	enum copy_kind source = copy_end_kind(arguments->source);
 	enum copy_kind target = copy_end_kind(arguments->target);
 	uint32_t buffers =
-		MAX(arguments->requests, UINT32_C(2)); /* verifying takes two at a time */
+		MAX(requests_max(arguments), UINT32_C(2)); /* verifying takes two at a time */
 	int err = copy_loop_create(&job->loop, source == COPY_REMOTE || target == COPY_REMOTE,
 		source != COPY_REMOTE || target != COPY_REMOTE, error);
 
@@ -492,7 +507,7 @@ int cmd_copy(int argc, char **argv)
 {
 	struct copy_arguments arguments = {
 		.request_bytes = REQUEST_BYTES_DEFAULT,
-		.requests = REQUESTS_DEFAULT,
+		.connections = CONNECTIONS_DEFAULT,
 		.sparse_bytes = SPARSE_BYTES_DEFAULT,
 		.checkpoint_bytes = CHECKPOINT_BYTES_DEFAULT,
 	};

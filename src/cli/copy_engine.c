@@ -16,6 +16,12 @@
 #define ZERO_BYTES_MAX (UINT64_C(128) << 20)
 #define CHECKPOINT_NS  (UINT64_C(5) * 1000000000)
 
+/* How many pieces are in flight where that adapts: what this rate needs at the latency of the ends,
+ * the time an answer takes when nothing is queued. Few keep the buffers in the processor's caches
+ * (a tenth less processor time on loopback), many fill a long line. */
+enum { WINDOW_MIN = 16 };
+#define WINDOW_BYTES_PER_US UINT64_C(2000)
+
 enum task_state {
 	TASK_FREE,
 	TASK_READING,	/* for the source's bytes */
@@ -34,8 +40,9 @@ struct task {
 	bool zero; /* a run of zeroes as the map told it: there is no data */
 	uint64_t offset;
 	uint64_t length;
-	uint64_t cursor; /* bytes of it that the target has */
-	uint64_t run;	 /* bytes that the operation in flight is about */
+	uint64_t cursor;   /* bytes of it that the target has */
+	uint64_t run;	   /* bytes that the operation in flight is about */
+	uint64_t asked_ns; /* when its read or write was submitted */
 	uint8_t *buffer;
 	struct copy_io io;
 };
@@ -52,8 +59,12 @@ struct engine {
 	uint64_t position; /* where the next piece begins */
 	uint64_t end;	   /* where the copy ends; UINT64_MAX until a stream's end */
 	uint64_t torn;	   /* where the first piece begins that was given up */
-	bool reading;	   /* a stream is being read */
-	bool cannot_zero;  /* the target said so */
+	uint32_t active;   /* pieces in flight */
+	uint32_t window;   /* at most so many */
+	uint64_t read_ns;  /* the quickest answers so far */
+	uint64_t write_ns;
+	bool reading;	  /* a stream is being read */
+	bool cannot_zero; /* the target said so */
 	bool stopping;
 	struct error error;
 	uint8_t *zeroes; /* request_bytes of them */
@@ -89,6 +100,24 @@ static void engine_fail(struct engine *engine, const struct error *error)
 	copy_end_cancel(engine->target);
 }
 
+/* The quickest answer is the latency of the line and the disk: the others waited for each other. */
+static void window_learn(struct engine *engine, uint64_t asked_ns, uint64_t *quickest_ns)
+{
+	const struct copy_engine_options *options = engine->options;
+	uint64_t passed = copy_loop_now_ns(options->loop) - asked_ns;
+	uint64_t wanted;
+
+	if (!options->adapts || passed >= *quickest_ns) {
+		return;
+	}
+	*quickest_ns = passed;
+	wanted = ((engine->read_ns == UINT64_MAX ? 0 : engine->read_ns) +
+			 (engine->write_ns == UINT64_MAX ? 0 : engine->write_ns)) /
+		 1000 * WINDOW_BYTES_PER_US / options->request_bytes;
+	wanted = MAX(wanted, (uint64_t)WINDOW_MIN);
+	engine->window = (uint32_t)MIN(wanted, (uint64_t)options->requests);
+}
+
 /* --- tasks --------------------------------------------------------------------------------- */
 
 static void task_set_state(struct task *task, enum task_state state)
@@ -120,6 +149,7 @@ static void task_end(struct task *task)
 		engine->torn = MIN(engine->torn, task->offset);
 	}
 	task_set_state(task, TASK_FREE);
+	engine->active--;
 	if (task->buffer != NULL) {
 		copy_pool_put(engine->options->pool, task->buffer);
 		task->buffer = NULL;
@@ -177,6 +207,7 @@ static void written(struct copy_io *io)
 		task_fail(task, engine->target);
 		return;
 	}
+	window_learn(engine, task->asked_ns, &engine->write_ns);
 	engine->counters->written += task->run;
 	task_progress(task, task->run);
 	task_set_state(task, TASK_TURN);
@@ -210,6 +241,7 @@ static void task_write(struct task *task, uint8_t *buffer, uint64_t bytes, uint6
 	task->io.length = bytes;
 	task->io.buffer = buffer;
 	task->io.done = written;
+	task->asked_ns = copy_loop_now_ns(task->engine->options->loop);
 	copy_end_submit(task->engine->target, &task->io);
 }
 
@@ -328,6 +360,7 @@ static void source_read(struct copy_io *io)
 		task_fail(task, engine->source);
 		return;
 	}
+	window_learn(engine, task->asked_ns, &engine->read_ns);
 	engine->counters->read += io->moved;
 	if (io->moved < task->length) { /* the stream is over */
 		task->length = io->moved;
@@ -410,6 +443,7 @@ static bool task_start(struct engine *engine, const struct piece *piece)
 	}
 	list_remove(&task->node);
 	list_push_back(&engine->tasks, &task->node);
+	engine->active++;
 	task->zero = piece->zero;
 	task->offset = engine->position;
 	task->length = piece->length;
@@ -426,6 +460,7 @@ static bool task_start(struct engine *engine, const struct piece *piece)
 	task->io.length = task->length;
 	task->io.buffer = task->buffer;
 	task->io.done = source_read;
+	task->asked_ns = copy_loop_now_ns(engine->options->loop);
 	engine->reading = engine->source->kind == COPY_STREAM;
 	copy_end_submit(engine->source, &task->io);
 	return true;
@@ -435,7 +470,7 @@ static void engine_fill(struct engine *engine)
 {
 	struct piece piece;
 
-	while (!engine->stopping && !list_is_empty(&engine->tasks_free) &&
+	while (!engine->stopping && engine->active < engine->window &&
 		piece_next(engine, &piece) > 0) {
 		if (piece.zero && engine->target->known_zero && !engine->options->allocate &&
 			!in_order(engine)) {
@@ -584,6 +619,10 @@ static int engine_init(
 	engine->position = options->counters->start;
 	engine->end = options->counters->total;
 	engine->torn = UINT64_MAX;
+	engine->read_ns = UINT64_MAX;
+	engine->write_ns = UINT64_MAX;
+	engine->window =
+		options->adapts ? MIN((uint32_t)WINDOW_MIN, options->requests) : options->requests;
 	engine->checkpoint_ns = copy_loop_now_ns(options->loop);
 	engine->checkpoint_end = options->counters->done + options->checkpoint_bytes;
 	list_init(&engine->tasks);

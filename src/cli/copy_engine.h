@@ -40,7 +40,8 @@ struct copy_engine_options {
 	struct copy_counters *counters;
 	copy_tick_fn *tick; /* called now and then, for the progress bar */
 	void *tick_context;
-	uint32_t requests;	   /* pieces in flight */
+	uint32_t requests;	   /* pieces in flight, at most */
+	bool adapts;		   /* fewer where the ends answer quickly */
 	uint64_t request_bytes;	   /* a power of two */
 	uint64_t sparse_bytes;	   /* zeroes are looked for in blocks of this; 0 = not at all */
 	uint64_t checkpoint_bytes; /* flush and journal after so many bytes at the latest */
