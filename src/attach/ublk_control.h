@@ -28,8 +28,8 @@ enum ublk_command {
 struct ublk_control {
 	int fd;
 	struct io_uring ring;
-	bool encoded;	   /* commands by their encoded numbers, here and on the device */
-	uint64_t features; /* UBLK_F_; 0 where the driver does not tell (before 6.5) */
+	bool encoded;	      /* commands by their encoded numbers, here and on the device */
+	uint64_t features;    /* UBLK_F_; 0 where the driver does not tell (before 6.5) */
 	uint32_t patience_ms; /* of the next commands; 0 = as long as it takes */
 };
 

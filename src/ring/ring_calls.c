@@ -16,6 +16,7 @@ int ring_mailbox_init(struct ring_mailbox *mailbox)
 	mailbox->thread_count = 0;
 	mailbox->idle_count = 0;
 	mailbox->stopping = false;
+	atomic_init(&mailbox->poll_fd, -1);
 	mailbox->wake_fd = eventfd(0, EFD_CLOEXEC);
 	return mailbox->wake_fd < 0 ? -errno : 0;
 }
@@ -37,14 +38,32 @@ void ring_mailbox_fini(struct ring_mailbox *mailbox)
 	}
 }
 
-static void wake(struct ring_mailbox *mailbox)
+static void tell(int fd)
 {
 	uint64_t one = 1;
 	ssize_t written;
 
 	do {
-		written = write(mailbox->wake_fd, &one, sizeof(one));
+		written = write(fd, &one, sizeof(one));
 	} while (written < 0 && errno == EINTR);
+}
+
+/*
+ * The ring reads wake_fd. Its own eventfd (ring_poll_fd()) would tell of that read's end, but not
+ * reliably: the end comes from inside a write to an eventfd, where the kernel puts such a signal
+ * off, and on some versions (6.18 is one) it does so only once in the life of the ring.
+ */
+static void wake(struct ring_mailbox *mailbox)
+{
+	int poll_fd;
+
+	tell(mailbox->wake_fd);
+	/* Pairs with the store in ring_poll_fd(): who does not see it there yet wakes a thread that
+	 * has not looked at its work since. */
+	poll_fd = atomic_load_explicit(&mailbox->poll_fd, memory_order_acquire);
+	if (poll_fd >= 0) {
+		tell(poll_fd);
+	}
 }
 
 /* --- messages ------------------------------------------------------------------------------ */

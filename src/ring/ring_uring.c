@@ -605,6 +605,7 @@ int ring_poll_fd(struct ring *ring)
 		ring->poll_fd = -1;
 		return result;
 	}
+	atomic_store_explicit(&ring->mailbox.poll_fd, ring->poll_fd, memory_order_release);
 	return ring->poll_fd;
 }
 
