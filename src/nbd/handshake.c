@@ -13,6 +13,10 @@ enum { ERROR_TEXT_MAX = 1024, NAME_SHOWN_MAX = 256 };
 
 static const char CONTEXT_BASE[] = "base:";
 static const char CONTEXT_BASE_ALLOCATION[] = "base:allocation";
+/* Ours, in lists only: docs/design/0006-reconnect.md. */
+static const char CONTEXT_EPOCH[] = "gmblock:epoch";
+static const char CONTEXT_CONNECTION[] = "gmblock:connection=";
+static const char CONTEXT_INSTEAD[] = "gmblock:instead=";
 
 static void parse(struct nbd_session *session);
 
@@ -353,15 +357,63 @@ static bool string_is(struct option_string string, const char *text)
 	return string.length == strlen(text) && memcmp(string.bytes, text, string.length) == 0;
 }
 
-static void reply_context(struct nbd_session *session, uint32_t id)
+static bool string_begins(struct option_string string, const char *text)
+{
+	return string.length > strlen(text) && memcmp(string.bytes, text, strlen(text)) == 0;
+}
+
+static void reply_context(struct nbd_session *session, uint32_t id, const char *name)
 {
 	struct be32 wire_id = be32_make(id);
-	uint32_t length = (uint32_t)strlen(CONTEXT_BASE_ALLOCATION);
+	uint32_t length = (uint32_t)strlen(name);
 
 	tx_reply_header(
 		session->handshake, NBD_REP_META_CONTEXT, (uint32_t)sizeof(wire_id) + length);
 	tx_put(session->handshake, &wire_id, sizeof(wire_id));
-	tx_put(session->handshake, CONTEXT_BASE_ALLOCATION, length);
+	tx_put(session->handshake, name, length);
+}
+
+/* The token of a query, when it is one of the connection's own kind. */
+static bool take_token(struct option_string query, const char *kind, struct option_string *token)
+{
+	uint32_t skip = (uint32_t)strlen(kind);
+
+	if (!string_begins(query, kind) || query.length - skip > FENCE_TOKEN_BYTES_MAX) {
+		return false;
+	}
+	*token = (struct option_string){ .bytes = query.bytes + skip, .length = query.length - skip };
+	return true;
+}
+
+/* Our own contexts tell nothing about blocks: they keep a client's connections apart. False: one of
+ * them has not ended yet, and the option waits for it. */
+static bool fence_off(struct nbd_session *session, struct nbd_export *export,
+	const struct option_context *context)
+{
+	const uint8_t *queries = context->queries;
+
+	for (uint32_t i = 0; i < context->query_count; i++) {
+		struct option_string query = option_context_next(&queries);
+		struct option_string token;
+
+		if (take_token(query, CONTEXT_CONNECTION, &token)) {
+			fence_join(&export->fence, &session->member, token.bytes, token.length);
+		} else if (take_token(query, CONTEXT_INSTEAD, &token) &&
+			   fence_replace(&export->fence, &session->member, token.bytes,
+				   token.length)) {
+			return false;
+		}
+	}
+	return true;
+}
+
+static void reply_epoch(struct nbd_session *session, const struct nbd_export *export)
+{
+	char name[64];
+
+	snprintf(name, sizeof(name), "%s=%016llx%s", CONTEXT_EPOCH,
+		(unsigned long long)export->epoch, export->is_volatile ? ",volatile" : "");
+	reply_context(session, 0, name);
 }
 
 static void option_meta_context(struct nbd_session *session)
@@ -369,8 +421,10 @@ static void option_meta_context(struct nbd_session *session)
 	struct handshake *handshake = session->handshake;
 	bool set = handshake->option == NBD_OPT_SET_META_CONTEXT;
 	struct option_context context;
+	struct nbd_export *export;
 	const uint8_t *queries;
 	const char *reason;
+	bool asked_epoch = false;
 	bool matched;
 
 	if (set) {
@@ -391,8 +445,13 @@ static void option_meta_context(struct nbd_session *session)
 			NBD_CONTEXT_QUERIES_MAX);
 		return;
 	}
-	if (find_export(session->service, context.name.bytes, context.name.length) == NULL) {
+	export = find_export(session->service, context.name.bytes, context.name.length);
+	if (export == NULL) {
 		reply_unknown_export(session, context.name);
+		return;
+	}
+	handshake->fencing = !set && !fence_off(session, export, &context);
+	if (handshake->fencing) {
 		return;
 	}
 	matched = !set && context.query_count == 0;
@@ -402,9 +461,14 @@ static void option_meta_context(struct nbd_session *session)
 
 		matched |= string_is(query, CONTEXT_BASE_ALLOCATION) ||
 			   (!set && string_is(query, CONTEXT_BASE));
+		asked_epoch |= !set && string_is(query, CONTEXT_EPOCH);
 	}
 	if (matched) {
-		reply_context(session, set ? CONTEXT_ID_BASE_ALLOCATION : 0);
+		reply_context(session, set ? CONTEXT_ID_BASE_ALLOCATION : 0,
+			CONTEXT_BASE_ALLOCATION);
+	}
+	if (asked_epoch && export->epoch != 0) {
+		reply_epoch(session, export);
 	}
 	if (matched && set) {
 		handshake->context_selected = true;
@@ -616,7 +680,7 @@ static bool take_option_data(struct nbd_session *session, bool keep)
 
 static void answer(struct nbd_session *session)
 {
-	if (session->state == SESSION_TERMINATING) {
+	if (session->state == SESSION_TERMINATING || session->handshake->fencing) {
 		return;
 	}
 	session->handshake->state = HANDSHAKE_REPLYING;
@@ -670,6 +734,14 @@ static void parse(struct nbd_session *session)
 			return;
 		}
 	}
+}
+
+void handshake_resume(struct nbd_session *session)
+{
+	GMB_ASSERT(session->handshake->fencing);
+	session->handshake->fencing = false;
+	handle_option(session);
+	answer(session);
 }
 
 void handshake_received(struct nbd_session *session)

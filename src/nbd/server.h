@@ -6,8 +6,8 @@
  * What: newstyle negotiation (NOTLS), simple, structured and extended replies. See
  * docs/man/gmblock-serve.1 for what a user sees and session.h for the state machine.
  * Threading: a service and its sessions belong to the ring's thread. The export table and its
- * stores are shared by all services and outlive them; only nbd_export.connections changes
- * (atomically). Ownership: nbd_service_accept() takes the descriptor on every path. The service
+ * stores are shared by all services and outlive them; only nbd_export.connections (atomically) and
+ * nbd_export.fence (under its lock) change. Ownership: nbd_service_accept() takes the descriptor on every path. The service
  * borrows the export table until it is destroyed. Errors: a peer's violation ends that session with
  * one rate-limited log line naming the rule.
  */
@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "path/stats.h"
+#include "nbd/fence.h"
 #include "ring/ring.h"
 #include "store/store.h"
 
@@ -29,6 +30,11 @@ struct nbd_export {
 	bool read_only;		      /* asked for, or all the store can do */
 	uint32_t connections_max;     /* 0 = no limit of its own */
 	_Atomic uint32_t connections; /* sessions in transmission now, over all services */
+	/* Changes whenever writes that were answered and not flushed may have been lost: for a disk
+	 * with every start of the machine, for memory with every start of the server. 0 = untold. */
+	uint64_t epoch;
+	bool is_volatile; /* a new epoch has lost what was flushed, too */
+	struct fence fence;
 };
 
 struct nbd_limits {

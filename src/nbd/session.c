@@ -55,6 +55,20 @@ static void give_room(int fd)
 	}
 }
 
+static void member_end(struct fence_member *member)
+{
+	session_terminate(container_of(member, struct nbd_session, member), NULL);
+}
+
+static void member_wake(struct fence_member *member)
+{
+	struct nbd_session *session = container_of(member, struct nbd_session, member);
+
+	if (session->state == SESSION_NEGOTIATING) {
+		handshake_resume(session);
+	}
+}
+
 void session_open(struct nbd_service *service, int fd, const char *peer)
 {
 	struct nbd_session *session = calloc(1, sizeof(*session));
@@ -76,6 +90,11 @@ void session_open(struct nbd_service *service, int fd, const char *peer)
 	(void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one));
 	give_room(fd);
 	session->service = service;
+	session->member = (struct fence_member){
+		.ring = service->ring,
+		.end = member_end,
+		.wake = member_wake,
+	};
 	session->socket = ring_file_add(service->ring, fd);
 	session->rx_data = session->rx_small;
 	session->rx_bytes = RX_SMALL_BYTES;
@@ -104,6 +123,7 @@ void session_open(struct nbd_service *service, int fd, const char *peer)
 static void begin_termination(struct nbd_session *session)
 {
 	session_set_state(session, SESSION_TERMINATING);
+	fence_give_up(&session->member);
 	list_remove(&session->blocked_node);
 	list_remove(&session->dirty_node);
 	list_push_back(&session->service->ending, &session->ending_node);
@@ -239,6 +259,10 @@ bool session_join(struct nbd_session *session)
 		return false;
 	}
 	GMB_ASSERT(session->inflight_count == 0 && session->held_bytes == 0);
+	fence_leave(&session->member);
+	if (!fence_may_go(&session->member)) {
+		return false;
+	}
 	handshake_end(session);
 	if (session->export != NULL) {
 		atomic_fetch_sub_explicit(&session->export->connections, 1, memory_order_relaxed);

@@ -13,7 +13,7 @@
  *                                                     ▼ (closed and freed)
  *
  * Files: service.c limits, timers, batch end; session.c life cycle; handshake.c options;
- * receive.c the byte stream into requests; request.c what a request asks and may; reply.c answers.
+ * fence.c who comes instead of whom; receive.c the byte stream into requests; request.c what a request asks and may; reply.c answers.
  *
  * Threading: the ring's thread. Ownership: the service owns sessions and requests; a session owns
  * its socket; a request holds what it was lent until request_end(). Errors: session_fail() ends a
@@ -27,6 +27,7 @@
 #include "base/list.h"
 #include "base/log.h"
 #include "memory/arena.h"
+#include "nbd/fence.h"
 #include "nbd/patience.h"
 #include "nbd/server.h"
 #include "nbd/wire.h"
@@ -93,6 +94,7 @@ struct handshake {
 	bool no_zeroes;
 	uint32_t list_next_idx; /* LIST: next export to tell; export_count when done */
 	bool list_active;
+	bool fencing; /* an option waits until another connection has ended */
 	/* SET_META_CONTEXT's selection, valid for this export name only (P43). */
 	bool context_selected;
 	uint32_t context_name_bytes;
@@ -160,6 +162,7 @@ struct nbd_session {
 	struct ring_op recv_op;
 	struct ring_op send_op;
 	struct handshake *handshake;
+	struct fence_member member;
 	uint64_t deadline_ns; /* of the handshake, or of lingering */
 	uint64_t progress_ns; /* last time the network moved, or was first asked to */
 
@@ -260,6 +263,8 @@ void session_mark_dirty(struct nbd_session *session);
 /* handshake.c */
 int handshake_begin(struct nbd_session *session);
 void handshake_received(struct nbd_session *session);
+/* The connection that an option waited for has ended. */
+void handshake_resume(struct nbd_session *session);
 void handshake_end(struct nbd_session *session);
 
 /* receive.c */

@@ -68,8 +68,9 @@ struct scenario {
 	uint64_t progress_ns; /* when a request was last completed, or submitted to an idle client */
 	uint64_t crashes_at_flush; /* world.crashes when nothing was at stake */
 	bool at_stake;		   /* something was acknowledged and not flushed */
-	uint64_t watch;		   /* number of the watchdog that counts */
-	const char *doing;
+	const char *doing; /* what the watchdog waits for, or NULL */
+	uint64_t deadline_ns;
+	bool watchdog_pending;
 	uint64_t done_count;
 	uint64_t error_count;
 	bool verbose;
@@ -77,36 +78,31 @@ struct scenario {
 
 /* --- time limits ---------------------------------------------------------------------------- */
 
-struct watchdog {
-	struct scenario *scenario;
-	uint64_t number;
-};
-
 static void watchdog_event(void *arg)
 {
-	struct watchdog *watchdog = arg;
+	struct scenario *scenario = arg;
+	uint64_t now_ns = sim_now_ns();
 
-	if (watchdog->scenario->watch == watchdog->number) {
+	scenario->watchdog_pending = false;
+	if (scenario->doing != NULL && now_ns >= scenario->deadline_ns) {
 		model_fail("%s takes longer than its time limits allow (%.3f s); %u requests "
 			   "are in flight",
-			watchdog->scenario->doing,
-			(double)watchdog->scenario->limit_ns / 1e9, watchdog->scenario->busy);
+			scenario->doing, (double)scenario->limit_ns / 1e9, scenario->busy);
 	}
-	free(watchdog);
+	if (scenario->doing != NULL) {
+		scenario->watchdog_pending = true;
+		sim_after(scenario->deadline_ns - now_ns, watchdog_event, scenario);
+	}
 }
 
 /* Something has to happen within the limit; NULL: nothing has to. */
 static void watch(struct scenario *scenario, const char *doing)
 {
-	struct watchdog *watchdog;
-
-	scenario->watch++;
 	scenario->doing = doing;
-	if (doing != NULL) {
-		watchdog = malloc(sizeof(*watchdog));
-		GMB_ASSERT(watchdog != NULL);
-		*watchdog = (struct watchdog){ .scenario = scenario, .number = scenario->watch };
-		sim_after(scenario->limit_ns, watchdog_event, watchdog);
+	scenario->deadline_ns = sim_now_ns() + scenario->limit_ns;
+	if (doing != NULL && !scenario->watchdog_pending) {
+		scenario->watchdog_pending = true;
+		sim_after(scenario->limit_ns, watchdog_event, scenario);
 	}
 }
 
