@@ -12,9 +12,9 @@ SERVER = """
 truncate -s 256M /dev/shm/disk.img
 for round in first second; do
 	# The warning about an open port goes to the error stream: the file has only the address.
-	gmblock serve /dev/shm/disk.img --listen nbd://0.0.0.0:10809 >uri 2>>/results/errors &
+	gmblock serve /dev/shm/disk.img --listen nbd://0.0.0.0:10809 >uri.$round 2>>/results/errors &
 	server=$!
-	until [ -s uri ]; do kill -0 $server; sleep 0.1; done
+	until [ -s uri.$round ]; do kill -0 $server; sleep 0.1; done
 	lab-signal served-$round
 	lab-wait done-$round >/dev/null
 	kill $server

@@ -15,7 +15,7 @@ from vmlab import Lab, LabError, Unavailable  # noqa: E402
 
 HERE = os.path.dirname(os.path.realpath(__file__))
 LAB = os.path.join(HERE, "lab")
-TIME_LIMIT = 300
+TIME_LIMIT = 600
 
 
 def laboratory():
