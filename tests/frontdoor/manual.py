@@ -51,13 +51,14 @@ class Options(unittest.TestCase):
     def test_gmblock_bench(self):
         self.assertEqual(documented(page("gmblock-bench.1")), offered("bench"))
 
-    def test_synopsis_has_all_of_them(self):
-        for command in ("serve", "info", "list", "bench"):
     def test_gmblock_copy(self):
         self.assertEqual(documented(page("gmblock-copy.1")), offered("copy"))
 
+    def test_gmblock_stats(self):
+        self.assertEqual(documented(page("gmblock-stats.1")), offered("stats"))
+
     def test_synopsis_has_all_of_them(self):
-        for command in ("serve", "info", "copy"):
+        for command in ("serve", "info", "list", "bench", "stats", "copy"):
             text = page(f"gmblock-{command}.1")
             synopsis = text[text.index(".Sh SYNOPSIS"):text.index(".Sh DESCRIPTION")]
             named = {"--" + name for name in re.findall(r"Fl -([a-z-]+)", synopsis)}

@@ -139,6 +139,7 @@ def check_headers(options):
             "-Werror", "-Wno-unused-function", "-Wno-unused-const-variable",
             "-Wno-unused-parameter", "-Wno-unused-variable"]
     base += [f"-I{os.path.join(options.root, folder)}" for folder in ("src", "include")]
+    base += ["-I/usr/include/fuse3"]
     with tempfile.TemporaryDirectory() as scratch:
         for path in files(options.root, ["src", "include"], (".h",)):
             name = path.split(os.sep, 1)[1]
