@@ -418,13 +418,31 @@ static void collect_completions(struct ring *ring, struct ring_op_queue *batch)
 	io_uring_cq_advance(&ring->uring, count);
 }
 
+/* Seen without a system call: a completion, or work that will make one once we enter the kernel. */
+static bool has_news(const struct ring *ring)
+{
+	unsigned flags = __atomic_load_n(ring->uring.sq.kflags, __ATOMIC_RELAXED);
+
+	return io_uring_cq_ready(&ring->uring) > 0 ||
+	       (flags & (IORING_SQ_TASKRUN | IORING_SQ_CQ_OVERFLOW)) != 0;
+}
+
 void ring_flush(struct ring *ring)
 {
 	int result = io_uring_submit(&ring->uring);
 
 	ring->counters.enters++;
 	GMB_ASSERT(result >= 0 || result == -EINTR || result == -EBUSY || result == -EAGAIN);
+	/* The kernel tells of what is new to it. Not new, or not known to it, and all the same
+	 * something for the next turn: what was deferred here, and work beyond what one call of
+	 * the kernel runs. */
+	if (ring->poll_fd >= 0 && (ring->deferred.head != NULL || has_news(ring))) {
+		uint64_t one = 1;
+
+		(void)!write(ring->poll_fd, &one, sizeof(one));
+	}
 }
+
 /* liburing 2.3 knows neither the field nor the call: wait for patience_count completions, or for
  * one once patience_us have passed. Two system calls, where submitting leaves nothing to run. */
 static int enter_patiently(struct ring *ring)
@@ -468,15 +486,6 @@ static inline void relax(void)
 #elif defined(__aarch64__)
 	__asm__ volatile("yield");
 #endif
-}
-
-/* Seen without a system call: a completion, or work that will make one once we enter the kernel. */
-static bool has_news(const struct ring *ring)
-{
-	unsigned flags = __atomic_load_n(ring->uring.sq.kflags, __ATOMIC_RELAXED);
-
-	return io_uring_cq_ready(&ring->uring) > 0 ||
-	       (flags & (IORING_SQ_TASKRUN | IORING_SQ_CQ_OVERFLOW)) != 0;
 }
 
 /* Looks for completions for up to spin_ns, letting others run now and then. True when some came. */
