@@ -187,7 +187,9 @@ def _commit(folder):
     commit = git("rev-parse", "--short=12", "HEAD")
     if commit is None:
         return "unknown"
-    return commit + (" with local changes" if git("status", "--porcelain", "-uno") else "")
+    # What was measured does not change with the results of another session.
+    changed = git("status", "--porcelain", "-uno", "--", ":(top)", ":(top,exclude)bench/results")
+    return commit + (" with local changes" if changed else "")
 
 
 def machine_facts(folder):
