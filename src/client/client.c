@@ -169,7 +169,8 @@ void client_dispatch(struct gmb_client *client)
 	if (client->state != CLIENT_OPEN && client->state != CLIENT_CLOSING) {
 		return;
 	}
-	while (!list_is_empty(&client->replays)) {
+	/* What may still happen on a lost connection must not be sent again yet. */
+	while (client->lost_count == 0 && !list_is_empty(&client->replays)) {
 		struct connection *connection = connection_with_room(client);
 		struct command *command;
 
@@ -211,6 +212,26 @@ static void give_up(struct gmb_client *client)
 	fail_all(client, -ENOTCONN);
 }
 
+static int give_up_forgotten(struct gmb_client *client, const struct negotiation_facts *facts,
+	struct error *error)
+{
+	if (facts->is_volatile || client->facts->is_volatile) {
+		error_set(error, -ENOTCONN,
+			"%s: the server has started anew and kept this export in memory only: what "
+			"was written is gone",
+			client->uri_text);
+	} else {
+		error_set(error, -ENOTCONN,
+			"%s: the server's machine has started anew, and %llu changes that it had "
+			"acknowledged were not flushed: they may be lost",
+			client->uri_text,
+			(unsigned long long)(client->changes - client->flushed));
+	}
+	client->trouble = *error;
+	give_up(client);
+	return error->code;
+}
+
 /* Says whether another connection may join: it must lead to the same export (rule P137). */
 static int check_same(
 	const struct gmb_client *client, const struct negotiation_facts *facts, struct error *error)
@@ -221,7 +242,7 @@ static int check_same(
 		facts->style != known->style || facts->allocation != known->allocation ||
 		facts->sizes.minimum != known->sizes.minimum ||
 		facts->sizes.payload_max < known->sizes.payload_max ||
-		strcmp(facts->name, known->name) != 0) {
+		facts->epoch != known->epoch || strcmp(facts->name, known->name) != 0) {
 		return error_set(error, -EPROTO,
 			"another connection to %s reaches an export with other properties: is "
 			"there "
@@ -249,6 +270,71 @@ static void start_others(struct gmb_client *client)
 	}
 }
 
+/* A server that comes back must be able to take the commands that the old one was sent. */
+static int check_able(
+	const struct gmb_client *client, const struct negotiation_facts *facts, struct error *error)
+{
+	const struct negotiation_facts *known = client->facts;
+	const uint16_t needed = NBD_FLAG_SEND_FLUSH | NBD_FLAG_SEND_FUA | NBD_FLAG_SEND_TRIM |
+				NBD_FLAG_SEND_WRITE_ZEROES | NBD_FLAG_SEND_FAST_ZERO |
+				NBD_FLAG_SEND_CACHE | NBD_FLAG_SEND_DF;
+
+	if ((known->flags & needed & ~facts->flags) != 0 ||
+		(facts->flags & ~known->flags & NBD_FLAG_READ_ONLY) != 0 ||
+		facts->style < known->style || (known->allocation && !facts->allocation) ||
+		facts->sizes.minimum > known->sizes.minimum ||
+		facts->sizes.payload_max < known->sizes.payload_max) {
+		return error_set(error, -EPROTO,
+			"%s: the server came back with less than it offered before: is it another "
+			"one, or is its configuration another? (rule P137)",
+			client->uri_text);
+	}
+	return 0;
+}
+
+/* True when what the server has acknowledged may be gone although nobody was told. */
+static bool has_forgotten(const struct gmb_client *client, const struct negotiation_facts *facts)
+{
+	const struct negotiation_facts *known = client->facts;
+
+	return facts->epoch != known->epoch &&
+	       (client->changes != client->flushed || known->is_volatile || facts->is_volatile);
+}
+
+static void forget_lost(struct gmb_client *client, const struct connection *connection)
+{
+	uint32_t kept = 0;
+
+	for (uint32_t i = 0; i < client->lost_count; i++) {
+		bool fenced = !client->facts->fenced;
+
+		for (uint32_t k = 0; k < connection->instead_count && !fenced; k++) {
+			fenced = connection->instead[k] == client->lost[i];
+		}
+		if (!fenced) {
+			client->lost[kept++] = client->lost[i];
+		}
+	}
+	client->lost_count = kept;
+}
+
+void client_fence(struct gmb_client *client, uint32_t number)
+{
+	if (client->facts->fenced && (client->options.flags & GMB_OPEN_NO_RECONNECT) == 0) {
+		/* A connection gets ready only instead of all that were lost when it began. */
+		GMB_ASSERT(client->lost_count < CLIENT_LOST_MAX);
+		client->lost[client->lost_count++] = number;
+	}
+}
+
+void client_progress(struct gmb_client *client, struct connection *connection)
+{
+	connection->attempts = 0;
+	if (client->lost_count == 0) {
+		client->lost_ns = 0;
+	}
+}
+
 int client_connection_ready(
 	struct gmb_client *client, struct connection *connection, struct error *error)
 {
@@ -260,11 +346,29 @@ int client_connection_ready(
 		return error_set(error, -ECANCELED, "closed");
 	}
 	if (client_ready_count(client) > 1) {
-		return check_same(client, facts, error);
+		int err = check_same(client, facts, error);
+
+		if (err == 0) {
+			forget_lost(client, connection);
+		}
+		return err;
+	}
+	if (!first) {
+		int err = check_able(client, facts, error);
+
+		if (err != 0) {
+			return err;
+		}
+		if (has_forgotten(client, facts)) {
+			return give_up_forgotten(client, facts, error);
+		}
 	}
 	*client->facts = *facts;
 	client->state = CLIENT_OPEN;
-	client->lost_ns = 0;
+	forget_lost(client, connection);
+	if (client->requests_in_flight == 0 && client->lost_count == 0) {
+		client->lost_ns = 0; /* else when the first answer comes */
+	}
 	start_others(client);
 	if (first) {
 		return 0;
@@ -311,17 +415,22 @@ void client_connection_lost(struct gmb_client *client, struct connection *connec
 {
 	bool others = client_ready_count(client) > 0;
 	uint32_t attempts = connection->attempts;
+	bool was_ready = connection->was_ready;
 
+	connection->was_ready = false;
+	if (client->state == CLIENT_DEAD) {
+		fail_all(client, -ENOTCONN); /* what this connection has given back */
+		return;
+	}
 	client->trouble = connection->reason;
-	if (client->state != CLIENT_OPEN && client->state != CLIENT_CLOSING) {
+	if (client->state != CLIENT_OPEN) {
 		return; /* gmb_open() looks at the trouble */
 	}
-	if (connection->was_ready) {
-		connection->was_ready = false;
+	if (was_ready) {
 		client->stats.connections_lost++;
 		client_event(client, GMB_EVENT_LOST, connection->reason.text);
 	}
-	if (!others && client->lost_ns == 0) {
+	if ((!others || client->lost_count > 0) && client->lost_ns == 0) {
 		client->lost_ns = ring_now_ns(client->queue->ring);
 	}
 	if ((client->options.flags & GMB_OPEN_NO_RECONNECT) != 0) {
@@ -330,11 +439,11 @@ void client_connection_lost(struct gmb_client *client, struct connection *connec
 		}
 		return;
 	}
-	if (others && attempts >= CONNECTION_EXTRA_ATTEMPTS) {
+	if (others && attempts >= CONNECTION_EXTRA_ATTEMPTS && client->lost_count == 0) {
 		return; /* the others do */
 	}
 	client_check_deadline(client);
-	if (client->state == CLIENT_OPEN || client->requests_in_flight > 0) {
+	if (client->state == CLIENT_OPEN) {
 		connection->attempts++;
 		connection_start(connection, backoff_ns(client, attempts));
 	}
@@ -426,6 +535,9 @@ static int client_create(struct gmb_queue *queue, const char *uri,
 	}
 	command_count = client->options.depth * client->connections_wanted;
 	client->uri_text = strdup(uri);
+	snprintf(client->token, sizeof(client->token), "%016llx%016llx",
+		(unsigned long long)ring_random(queue->ring),
+		(unsigned long long)ring_random(queue->ring));
 	client->facts = calloc(1, sizeof(*client->facts));
 	client->commands = calloc(command_count, sizeof(*client->commands));
 	if (client->uri_text == NULL || client->facts == NULL || client->commands == NULL ||

@@ -30,6 +30,7 @@ enum {
 	CLIENT_PAYLOAD_MAX = 32 << 20, /* one command, also where the server has no limit */
 	CONNECTION_HELLO_BYTES = 4096,
 	CONNECTION_EXTRA_ATTEMPTS = 3, /* for connections beside one that works */
+	CLIENT_LOST_MAX = NEGOTIATION_INSTEAD_MAX,
 };
 
 struct gmb_queue {
@@ -59,6 +60,7 @@ struct command {
 	struct link_call call;
 	struct gmb_request *request;
 	struct list_node node; /* client.replays or client.free_commands */
+	uint64_t covers;       /* FLUSH: client.changes when it was first sent */
 };
 
 /* One attempt to connect. */
@@ -84,9 +86,12 @@ enum connection_state {
 struct connection {
 	struct gmb_client *client;
 	enum connection_state state;
-	uint32_t attempts; /* since it was last ready */
-	bool idle;	   /* no command is awaited */
+	uint32_t number;     /* which of the client's connections, ever */
+	uint32_t attempts;   /* since the server last answered a command */
 	bool was_ready;
+	uint32_t instead[CLIENT_LOST_MAX]; /* what was in client.lost when it introduced itself */
+	uint32_t instead_count;
+	bool idle;	     /* no command is awaited */
 	bool draining;	     /* the server is shutting down: no new commands (rule P127) */
 	bool leaving;	     /* closed on purpose: no reconnect */
 	struct error reason; /* why it was lost */
@@ -97,7 +102,7 @@ struct connection {
 	struct ring_op send_op;
 	struct ring_op timer_op; /* back-off, handshake limit, or silence limit */
 	uint64_t heard_ns;	 /* when bytes came last, or requests began to wait */
-	uint64_t handshake_deadline_ns;
+	uint64_t deadline_ns; /* of dialing and handshake together */
 
 	struct negotiation *negotiation; /* kept: the link uses its facts */
 	uint8_t hello[CONNECTION_HELLO_BYTES];
@@ -127,7 +132,15 @@ struct gmb_client {
 	struct gmb_options options; /* defaults filled in */
 	struct error trouble;	    /* why it is dead, or what was lost last */
 	struct negotiation_facts *facts;
-	uint64_t lost_ns; /* when the last connection was lost; 0 = one is there */
+	uint64_t lost_ns; /* since when there is trouble: no connection, or no answer; 0 = none */
+
+	/* docs/design/0006-reconnect.md */
+	char token[40];			/* no other client has it */
+	uint32_t number_next;		/* of connections */
+	uint32_t lost[CLIENT_LOST_MAX]; /* lost connections that may still carry out commands */
+	uint32_t lost_count;
+	uint64_t changes; /* commands answered that changed something and not durably */
+	uint64_t flushed; /* how many of them a flush has made durable */
 
 	struct connection *connections[CLIENT_CONNECTIONS_MAX];
 	uint32_t connections_wanted;
@@ -174,6 +187,10 @@ void client_dispatch(struct gmb_client *client);
 /* A connection is usable; returns 0, or why it must not be used. */
 int client_connection_ready(
 	struct gmb_client *client, struct connection *connection, struct error *error);
+/* A command was answered: the server works. */
+void client_progress(struct gmb_client *client, struct connection *connection);
+/* Commands of the connection were sent and not answered. */
+void client_fence(struct gmb_client *client, uint32_t number);
 /* A connection is gone, its commands are on replays; reason is in it. */
 void client_connection_lost(struct gmb_client *client, struct connection *connection);
 /* The time limit of a lost client may have come. */

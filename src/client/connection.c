@@ -8,6 +8,7 @@
  */
 #include <errno.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -62,13 +63,18 @@ static void give_back_commands(struct connection *connection)
 	struct list_node *before = client->replays.next;
 	struct link_call *call;
 	bool was_sent;
+	bool unanswered = false;
 
 	while ((call = link_take_back(&connection->link, &was_sent)) != NULL) {
 		struct command *command = container_of(call, struct command, call);
 
 		request_command_again(command);
 		client->stats.commands_replayed += was_sent;
+		unanswered |= was_sent;
 		list_insert_before(before, &command->node);
+	}
+	if (unanswered) {
+		client_fence(client, connection->number);
 	}
 	client->stats.bytes_moved += connection->link.moved_bytes;
 	link_fini(&connection->link);
@@ -120,7 +126,12 @@ static void begin_closing(struct connection *connection)
 	}
 	connection->state = CONNECTION_CLOSING;
 	if (connection->file.fd >= 0) {
-		ring_socket_shutdown(ring, connection->file);
+		/* Commands that are not at the server yet must not get there any more. */
+		if (connection->link.call_count > 0) {
+			ring_socket_abort(ring, connection->file);
+		} else {
+			ring_socket_shutdown(ring, connection->file);
+		}
 	}
 	ring_cancel(ring, &connection->timer_op);
 	if (connection->recv_op.in_flight && connection->recv_op.code == RING_POLL) {
@@ -185,7 +196,7 @@ static void timer_done(struct ring_op *op, int result)
 		dial(connection);
 		break;
 	case CONNECTION_NEGOTIATING:
-		if (ring_now_ns(ring_of(connection)) >= connection->handshake_deadline_ns) {
+		if (ring_now_ns(ring_of(connection)) >= connection->deadline_ns) {
 			lose(connection, -ETIMEDOUT, "the server does not finish the handshake");
 		}
 		break;
@@ -377,6 +388,7 @@ static void call_done(struct link *link, struct link_call *call)
 		list_push_back(&client->replays, &command->node);
 		return;
 	}
+	client_progress(client, connection);
 	request_command_done(client, command, link->text);
 }
 
@@ -408,15 +420,13 @@ static void become_ready(struct connection *connection)
 	link_init(&connection->link, &link_handler, negotiation_facts(connection->negotiation),
 		ring_random(ring_of(connection)) >> 16);
 	connection->state = CONNECTION_READY;
+	connection->was_ready = true;
 	connection->idle = true;
 	ring_cancel(ring_of(connection), &connection->timer_op);
 	err = client_connection_ready(connection->client, connection, &error);
 	if (err != 0) {
 		lose_error(connection, &error);
-		return;
 	}
-	connection->attempts = 0;
-	connection->was_ready = true;
 }
 
 static void hello_received(struct ring_op *op, int result)
@@ -509,13 +519,35 @@ static enum nbd_reply_style style_max(const struct gmb_client *client)
 								   : NBD_REPLIES_EXTENDED;
 }
 
+/* Introduces the connection: which one it is, and instead of which it comes. */
+static int create_negotiation(struct connection *connection, struct error *error)
+{
+	struct gmb_client *client = connection->client;
+	char names[1 + CLIENT_LOST_MAX][NEGOTIATION_TOKEN_BYTES_MAX];
+	const char *instead[CLIENT_LOST_MAX];
+	struct negotiation_options options = {
+		.export_name = client->uri.export_name,
+		.style_max = style_max(client),
+		.token = names[0],
+		.instead = instead,
+		.instead_count = client->lost_count,
+	};
+
+	connection->number = client->number_next++;
+	snprintf(names[0], sizeof(names[0]), "%s.%u", client->token, connection->number);
+	connection->instead_count = client->lost_count;
+	for (uint32_t i = 0; i < client->lost_count; i++) {
+		connection->instead[i] = client->lost[i];
+		snprintf(names[1 + i], sizeof(names[0]), "%s.%u", client->token, client->lost[i]);
+		instead[i] = names[1 + i];
+	}
+	return negotiation_create(&options, &connection->negotiation, error);
+}
+
 static void dialed(struct dial *dial, int err)
 {
 	struct connection *connection = container_of(dial, struct connection, dial);
-	struct negotiation_options options = {
-		.export_name = connection->client->uri.export_name,
-		.style_max = style_max(connection->client),
-	};
+	uint64_t now_ns = ring_now_ns(ring_of(connection));
 	struct error error = { 0 };
 
 	if (err == 0) {
@@ -531,7 +563,7 @@ static void dialed(struct dial *dial, int err)
 		begin_closing(connection);
 		return;
 	}
-	err = negotiation_create(&options, &connection->negotiation, &error);
+	err = create_negotiation(connection, &error);
 	if (err != 0) {
 		lose_error(connection, &error);
 		return;
@@ -539,16 +571,16 @@ static void dialed(struct dial *dial, int err)
 	connection->state = CONNECTION_NEGOTIATING;
 	connection->hello_at = 0;
 	connection->hello_bytes = 0;
-	timer_set(connection, connection->client->options.connect_timeout_ms * NS_PER_MS);
-	connection->handshake_deadline_ns =
-		ring_now_ns(ring_of(connection)) +
-		connection->client->options.connect_timeout_ms * NS_PER_MS;
+	timer_set(connection,
+		now_ns < connection->deadline_ns ? connection->deadline_ns - now_ns : 1);
 	negotiate(connection);
 }
 
 static void dial(struct connection *connection)
 {
 	connection->state = CONNECTION_DIALING;
+	connection->deadline_ns = ring_now_ns(ring_of(connection)) +
+				  connection->client->options.connect_timeout_ms * NS_PER_MS;
 	dial_start(&connection->dial, ring_of(connection), &connection->client->uri,
 		connection->client->options.connect_timeout_ms * NS_PER_MS, dialed);
 }

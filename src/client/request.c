@@ -234,6 +234,7 @@ bool request_split(struct gmb_client *client, struct gmb_request *request, struc
 	state->parts++;
 	if (state->flushing) {
 		command->call = (struct link_call){ .type = NBD_CMD_FLUSH };
+		command->covers = client->changes;
 		state->whole = true;
 		return false;
 	}
@@ -246,6 +247,7 @@ bool request_split(struct gmb_client *client, struct gmb_request *request, struc
 		.iov_count = request->iov_count,
 		.iov_skip = state->split,
 	};
+	command->covers = client->changes;
 	state->split += length;
 	/* Status of a part is an answer; the caller asks for the rest. */
 	state->whole = state->split == request->length || request->operation == GMB_STATUS;
@@ -294,6 +296,23 @@ void request_fail(struct gmb_client *client, struct gmb_request *request, int er
 	}
 }
 
+/* Keeps count of what a crash of the server's machine could take. */
+static void note_durability(struct gmb_client *client, const struct command *command)
+{
+	switch (command->call.type) {
+	case NBD_CMD_WRITE:
+	case NBD_CMD_TRIM:
+	case NBD_CMD_WRITE_ZEROES:
+		client->changes += (command->call.flags & NBD_CMD_FLAG_FUA) == 0;
+		break;
+	case NBD_CMD_FLUSH:
+		client->flushed = MAX(client->flushed, command->covers);
+		break;
+	default:
+		break;
+	}
+}
+
 void request_command_done(struct gmb_client *client, struct command *command, const char *text)
 {
 	struct gmb_request *request = command->request;
@@ -302,6 +321,9 @@ void request_command_done(struct gmb_client *client, struct command *command, co
 
 	list_push_back(&client->free_commands, &command->node);
 	state->parts--;
+	if (result == 0) {
+		note_durability(client, command);
+	}
 	if (result != 0) {
 		if (state->failure == 0) {
 			client->explained = request;

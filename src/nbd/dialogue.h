@@ -19,8 +19,8 @@ enum {
 	DIALOGUE_INFO_REPLIES_MAX = 64, /* information about one export */
 	DIALOGUE_REFUSAL_BYTES = 384,
 	DIALOGUE_LABEL_BYTES = 256,
-	/* The longest option is an export name with information requests or one context query. */
-	DIALOGUE_DATA_BYTES_MAX = 4 + NBD_STRING_BYTES_MAX + 4 + 4 + 32,
+	/* The longest option is an export name with context queries. */
+	DIALOGUE_DATA_BYTES_MAX = 4 + NBD_STRING_BYTES_MAX + 4 + 3072,
 	DIALOGUE_OUTPUT_BYTES_MAX = 4 + sizeof(struct nbd_wire_option) + DIALOGUE_DATA_BYTES_MAX,
 };
 

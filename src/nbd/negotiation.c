@@ -6,6 +6,9 @@
 #include <string.h>
 
 #define ALLOCATION_NAME "base:allocation"
+#define EPOCH_QUERY	 "gmblock:epoch"
+#define CONNECTION_QUERY "gmblock:connection="
+#define INSTEAD_QUERY	 "gmblock:instead="
 
 enum {
 	/* Rule P62: what a client assumes of a server that tells no block sizes. */
@@ -13,6 +16,7 @@ enum {
 	BLOCK_PREFERRED_UNTOLD = 4096,
 	PAYLOAD_MAX_UNTOLD = 32 << 20,
 	CONTEXT_REPLIES_MAX = 16,
+	LIST_REPLIES_MAX = 1024, /* of contexts that nobody asked for */
 };
 
 struct negotiation {
@@ -20,6 +24,9 @@ struct negotiation {
 	enum nbd_reply_style style_max;
 	bool no_zeroes;
 	bool got_export; /* INFO_EXPORT came */
+	char token[NEGOTIATION_TOKEN_BYTES_MAX];
+	char instead[NEGOTIATION_INSTEAD_MAX][NEGOTIATION_TOKEN_BYTES_MAX];
+	uint32_t instead_count;
 	struct error outcome;
 	struct negotiation_facts facts;
 };
@@ -58,13 +65,52 @@ static void ask_allocation(struct negotiation *negotiation)
 	dialogue_append(talk, ALLOCATION_NAME, query_bytes);
 }
 
-static void after_style(struct negotiation *negotiation, enum nbd_reply_style style)
+static void append_query(struct dialogue *talk, const char *kind, const char *token)
 {
-	negotiation->facts.style = style;
-	if (style != NBD_REPLIES_SIMPLE) {
+	dialogue_append_u32(talk, (uint32_t)(strlen(kind) + strlen(token)));
+	dialogue_append(talk, kind, strlen(kind));
+	dialogue_append(talk, token, strlen(token));
+}
+
+/* Says who we are and instead of whom we come, and asks for the epoch. A server that does not know
+ * these contexts has none of them to list. */
+static void ask_fence(struct negotiation *negotiation)
+{
+	const char *name = negotiation->facts.name;
+	struct dialogue *talk = &negotiation->talk;
+	size_t bytes = 4 + strlen(name) + 4 + 4 + strlen(EPOCH_QUERY) + 4 +
+		       strlen(CONNECTION_QUERY) + strlen(negotiation->token);
+
+	for (uint32_t i = 0; i < negotiation->instead_count; i++) {
+		bytes += 4 + strlen(INSTEAD_QUERY) + strlen(negotiation->instead[i]);
+	}
+	dialogue_begin(talk, NBD_OPT_LIST_META_CONTEXT, bytes);
+	dialogue_append_u32(talk, (uint32_t)strlen(name));
+	dialogue_append(talk, name, strlen(name));
+	dialogue_append_u32(talk, 2 + negotiation->instead_count);
+	append_query(talk, EPOCH_QUERY, "");
+	append_query(talk, CONNECTION_QUERY, negotiation->token);
+	for (uint32_t i = 0; i < negotiation->instead_count; i++) {
+		append_query(talk, INSTEAD_QUERY, negotiation->instead[i]);
+	}
+}
+
+static void after_fence(struct negotiation *negotiation)
+{
+	if (negotiation->facts.style != NBD_REPLIES_SIMPLE) {
 		ask_allocation(negotiation);
 	} else {
 		ask_go(negotiation);
+	}
+}
+
+static void after_style(struct negotiation *negotiation, enum nbd_reply_style style)
+{
+	negotiation->facts.style = style;
+	if (negotiation->token[0] != '\0') {
+		ask_fence(negotiation);
+	} else {
+		after_fence(negotiation);
 	}
 }
 
@@ -141,6 +187,9 @@ static int handle_error(
 	case NBD_OPT_STRUCTURED_REPLY:
 		ask_style(negotiation, NBD_REPLIES_SIMPLE);
 		return 0;
+	case NBD_OPT_LIST_META_CONTEXT:
+		after_fence(negotiation);
+		return 0;
 	case NBD_OPT_SET_META_CONTEXT:
 		/* A selection that ended in an error does not count (rule P42). */
 		negotiation->facts.allocation = false;
@@ -162,6 +211,9 @@ static int handle_ack(struct negotiation *negotiation, struct error *error)
 		return 0;
 	case NBD_OPT_STRUCTURED_REPLY:
 		after_style(negotiation, NBD_REPLIES_STRUCTURED);
+		return 0;
+	case NBD_OPT_LIST_META_CONTEXT:
+		after_fence(negotiation);
 		return 0;
 	case NBD_OPT_SET_META_CONTEXT:
 		ask_go(negotiation);
@@ -199,6 +251,41 @@ static int handle_context(
 		negotiation->facts.allocation = true;
 		negotiation->facts.allocation_id = id;
 	}
+	return 0;
+}
+
+/* "gmblock:epoch=0123456789abcdef", perhaps with ",volatile" after it. */
+static void take_epoch(struct negotiation_facts *facts, struct nbd_text name)
+{
+	char text[64];
+	char *end;
+
+	if (name.length >= sizeof(text) || name.length <= strlen(EPOCH_QUERY "=") ||
+		memcmp(name.bytes, EPOCH_QUERY "=", strlen(EPOCH_QUERY "=")) != 0) {
+		return;
+	}
+	memcpy(text, name.bytes, name.length);
+	text[name.length] = '\0';
+	facts->epoch = strtoull(text + strlen(EPOCH_QUERY "="), &end, 16);
+	facts->is_volatile = strcmp(end, ",volatile") == 0;
+	facts->fenced = facts->epoch != 0;
+}
+
+static int handle_listed(
+	struct negotiation *negotiation, const uint8_t *payload, struct error *error)
+{
+	struct nbd_text name;
+	uint32_t id;
+	int err = nbd_parse_context(payload, negotiation->talk.reply.length, &id, &name, error);
+
+	if (err != 0) {
+		return err;
+	}
+	if (negotiation->talk.replies > LIST_REPLIES_MAX) {
+		return error_set(error, -EPROTO,
+			"the server lists contexts without end (rule P11)");
+	}
+	take_epoch(&negotiation->facts, name);
 	return 0;
 }
 
@@ -261,6 +348,9 @@ static int handle_reply(struct dialogue *talk, const uint8_t *payload, struct er
 	if (type == NBD_REP_INFO && talk->option == NBD_OPT_GO) {
 		return handle_info(negotiation, payload, error);
 	}
+	if (type == NBD_REP_META_CONTEXT && talk->option == NBD_OPT_LIST_META_CONTEXT) {
+		return handle_listed(negotiation, payload, error);
+	}
 	if (type == NBD_REP_META_CONTEXT && talk->option == NBD_OPT_SET_META_CONTEXT) {
 		return handle_context(negotiation, payload, error);
 	}
@@ -303,6 +393,23 @@ static const struct dialogue_handler negotiation_handler = {
 
 /* --- life ---------------------------------------------------------------------------------- */
 
+static void copy_token(char out[NEGOTIATION_TOKEN_BYTES_MAX], const char *token)
+{
+	GMB_ASSERT(strlen(token) < NEGOTIATION_TOKEN_BYTES_MAX);
+	memcpy(out, token, strlen(token) + 1);
+}
+
+static void copy_tokens(
+	struct negotiation *negotiation, const struct negotiation_options *options)
+{
+	GMB_ASSERT(options->instead_count <= NEGOTIATION_INSTEAD_MAX);
+	copy_token(negotiation->token, options->token);
+	negotiation->instead_count = options->instead_count;
+	for (uint32_t i = 0; i < options->instead_count; i++) {
+		copy_token(negotiation->instead[i], options->instead[i]);
+	}
+}
+
 int negotiation_create(const struct negotiation_options *options,
 	struct negotiation **negotiation_out, struct error *error)
 {
@@ -320,6 +427,9 @@ int negotiation_create(const struct negotiation_options *options,
 	}
 	negotiation->style_max = options->style_max;
 	memcpy(negotiation->facts.name, options->export_name, name_bytes + 1);
+	if (options->token != NULL) {
+		copy_tokens(negotiation, options);
+	}
 	negotiation->facts.sizes = (struct nbd_block_sizes){
 		.minimum = BLOCK_MINIMUM_UNTOLD,
 		.preferred = BLOCK_PREFERRED_UNTOLD,

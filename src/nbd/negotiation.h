@@ -3,7 +3,8 @@
  * Opens an export: the client's side of the handshake up to the transmission phase, without a
  * socket. The owner moves bytes; the negotiation decides what to say next and collects the facts.
  *
- *   greeting ─▶ EXTENDED_HEADERS ─▶ STRUCTURED_REPLY ─▶ SET_META_CONTEXT ─▶ GO ─▶ (EXPORT_NAME)
+ *   greeting ─▶ EXTENDED_HEADERS ─▶ STRUCTURED_REPLY ─▶ (LIST_META_CONTEXT) ─▶ SET_META_CONTEXT
+ *            ─▶ GO ─▶ (EXPORT_NAME)
  *
  * From most to least capable (rules P32, P36, P109), one option at a time (P12), left politely when
  * the server refuses (P14, P19, P21).
@@ -18,11 +19,19 @@
 #include "nbd/dialogue.h"
 #include "nbd/offer.h"
 
+enum { NEGOTIATION_INSTEAD_MAX = 32, NEGOTIATION_TOKEN_BYTES_MAX = 48 };
+
 struct negotiation;
 
 struct negotiation_options {
 	const char *export_name;	/* "" is the default export; at most 4096 bytes */
 	enum nbd_reply_style style_max; /* do not ask for more than this */
+	/* A name for this connection that no other has, and the names of those it comes instead of:
+	 * a server that knows what that means (facts.fenced) ends them, and their requests, before
+	 * it goes on (docs/design/0006-reconnect.md). NULL: none. Copied. */
+	const char *token;
+	const char *const *instead;
+	uint32_t instead_count; /* at most NEGOTIATION_INSTEAD_MAX */
 };
 
 /* What was agreed. */
@@ -34,6 +43,11 @@ struct negotiation_facts {
 	struct nbd_block_sizes sizes;
 	bool allocation;			    /* base:allocation was selected */
 	uint32_t allocation_id;			    /* its id in block status replies */
+	/* The server's own extension; fenced is false and epoch 0 where it is not known. A new epoch
+	 * may have lost what was answered and not flushed, and when volatile also what was. */
+	bool fenced;
+	bool is_volatile;
+	uint64_t epoch;
 	char name[NBD_STRING_BYTES_MAX + 1];	    /* the server's own name, or as asked for */
 	char description[NBD_STRING_BYTES_MAX + 1]; /* or "" */
 };

@@ -63,11 +63,8 @@ struct scenario {
 	uint32_t busy;
 	bool overlap;
 	bool gave_up;
-	bool blind; /* requests were left to their fate: they may happen at any time */
 	uint64_t limit_ns;    /* what the time limits add up to */
 	uint64_t progress_ns; /* when a request was last completed, or submitted to an idle client */
-	uint64_t crashes_at_flush; /* world.crashes when nothing was at stake */
-	bool at_stake;		   /* something was acknowledged and not flushed */
 	const char *doing; /* what the watchdog waits for, or NULL */
 	uint64_t deadline_ns;
 	bool watchdog_pending;
@@ -299,7 +296,6 @@ static void failed(struct test_request *test)
 	if (result == -ENOTCONN && scenario->gave_up) {
 		if (test->record != UINT32_MAX) {
 			oracle_orphan(world->oracle, test->record, 0);
-			scenario->blind = true;
 		}
 		return;
 	}
@@ -497,12 +493,16 @@ static void close_client(struct scenario *scenario)
 		watch(scenario, NULL);
 		scenario->client = NULL;
 	}
-	if (scenario->blind) {
+	/* A client that did not give up has lost nothing that it was told, power failure or not. */
+	if (!scenario->gave_up) {
+		scenario->world.crashes_before = scenario->world.crashes;
+		world_check_current(&scenario->world);
+	}
+	if (scenario->gave_up) {
 		/* Nothing of the old server may be left, or it happens later. */
 		world_restart(&scenario->world);
 		world_check_current(&scenario->world);
 		world_new_oracle(&scenario->world);
-		scenario->blind = false;
 	}
 }
 

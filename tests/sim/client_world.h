@@ -71,6 +71,7 @@ struct world {
 
 	uint32_t incidents_left;
 	uint32_t crashes;  /* power failures so far */
+	uint32_t crashes_before; /* the oracle began */
 	uint64_t scale_ns; /* what the client takes for a long time */
 	bool calm;	   /* nothing may go wrong any more */
 	bool verbose;
@@ -97,4 +98,6 @@ void world_new_oracle(struct world *world);
 void world_restart(struct world *world);
 /* Would every byte that was said to be durable survive a power failure now? */
 void world_check_durable(struct world *world);
+/* Is what is there now what was written, or, if the power failed since the oracle began, what was
+ * durable? */
 void world_check_current(struct world *world);
