@@ -132,7 +132,7 @@ class Results:
                   "hot": "Hot: every block in the page cache"}
         out = ["# gmblock and its peers", "",
                "Median of %(rounds)d rounds of %(seconds)g s (min–max), servers interleaved in "
-               "each round, same client (fio, nbd engine), same loop device over tmpfs. Ratio: gmblock "
+               "each round, same client (%(client)s), same loop device over tmpfs. Ratio: gmblock "
                "over the best peer of the row." % facts, "",
                "Machine: %(cpu)s, %(cpu_count)d CPUs, Linux %(kernel)s. Commit: %(commit)s. "
                "Command: `%(command)s`." % facts, ""]
