@@ -335,6 +335,16 @@ void client_progress(struct gmb_client *client, struct connection *connection)
 	}
 }
 
+/* A connection is there. With requests in flight the trouble lasts until one is answered: a server
+ * that only shakes hands must not hold them for ever. */
+static void end_trouble(struct gmb_client *client, const struct connection *connection)
+{
+	forget_lost(client, connection);
+	if (client->requests_in_flight == 0 && client->lost_count == 0) {
+		client->lost_ns = 0;
+	}
+}
+
 int client_connection_ready(
 	struct gmb_client *client, struct connection *connection, struct error *error)
 {
@@ -349,7 +359,7 @@ int client_connection_ready(
 		int err = check_same(client, facts, error);
 
 		if (err == 0) {
-			forget_lost(client, connection);
+			end_trouble(client, connection);
 		}
 		return err;
 	}
@@ -365,10 +375,7 @@ int client_connection_ready(
 	}
 	*client->facts = *facts;
 	client->state = CLIENT_OPEN;
-	forget_lost(client, connection);
-	if (client->requests_in_flight == 0 && client->lost_count == 0) {
-		client->lost_ns = 0; /* else when the first answer comes */
-	}
+	end_trouble(client, connection);
 	start_others(client);
 	if (first) {
 		return 0;

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -234,7 +235,11 @@ int ring_create(const struct ring_options *options, struct ring **ring_out, stru
 		ring_destroy(ring);
 		return error_set(error, result, "cannot create an eventfd: %s", strerror(-result));
 	}
-	ring->random_state = options->seed != 0 ? options->seed : ring_now_ns(ring) | 1;
+	ring->random_state = options->seed;
+	if (options->seed == 0 && getrandom(&ring->random_state, sizeof(ring->random_state), 0) !=
+					  sizeof(ring->random_state)) {
+		ring->random_state = ring_now_ns(ring);
+	}
 	result = ring_init(ring, options, error);
 	if (result < 0) {
 		ring_destroy(ring);

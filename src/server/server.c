@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/un.h>
@@ -88,6 +89,34 @@ static void hint_at_keys(const struct server_export *entry, struct error *error)
 		plain.text);
 }
 
+/* The machine's boot, of which the kernel keeps a name; 0 when it cannot be read. */
+static uint64_t boot_epoch(void)
+{
+	unsigned int parts[3] = { 0 };
+	FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
+
+	if (file == NULL) {
+		return 0;
+	}
+	if (fscanf(file, "%8x-%4x-%4x", &parts[0], &parts[1], &parts[2]) != 3) {
+		memset(parts, 0, sizeof(parts));
+	}
+	fclose(file);
+	return (uint64_t)parts[0] << 32 | (uint64_t)parts[1] << 16 | parts[2];
+}
+
+/* What was answered and not flushed outlives the server, but not the machine; memory does not
+ * outlive the server. */
+static void tell_epoch(struct nbd_export *out)
+{
+	out->is_volatile = strcmp(store_info(out->store)->kind, "memory") == 0;
+	if (!out->is_volatile) {
+		out->epoch = boot_epoch();
+	} else if (getrandom(&out->epoch, sizeof(out->epoch), 0) != sizeof(out->epoch)) {
+		out->epoch = 0;
+	}
+}
+
 static int open_export(
 	struct nbd_export *out, const struct server_export *entry, struct error *error)
 {
@@ -121,6 +150,7 @@ static int open_export(
 	out->store = store;
 	out->read_only = entry->read_only || (store_info(store)->caps & STORE_CAP_WRITE) == 0;
 	out->connections_max = entry->connections_max;
+	tell_epoch(out);
 	return 0;
 }
 

@@ -428,7 +428,9 @@ static void choose_options(struct scenario *scenario)
 		.event = client_event,
 		.context = scenario,
 	};
-	limit_ms = options->request_timeout_ms + options->reconnect_timeout_ms +
+	/* Each connection may turn out dead only when it gets the commands of another. */
+	limit_ms = options->request_timeout_ms * MAX(options->connections, 1u) +
+		   options->reconnect_timeout_ms +
 		   MAX(options->connect_timeout_ms + 1000, options->request_timeout_ms);
 	scenario->limit_ns = (limit_ms + 2000) * MS_NS;
 }

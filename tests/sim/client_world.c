@@ -166,7 +166,7 @@ static void start_server(struct world *world)
 	world->export.name = "disk";
 	world->export.name_bytes = 4;
 	world->export.store = world->store;
-	world->export.epoch = UINT64_C(0xb007) << 32 | world->boot;
+	world->export.epoch = world->plain ? 0 : UINT64_C(0xb007) << 32 | world->boot;
 	atomic_store(&world->export.connections, 0);
 	for (uint32_t i = 0; i < world->service_count; i++) {
 		struct world_service *service = &world->services[i];
@@ -504,7 +504,7 @@ static void incident(void *arg)
 	if (world_percent(50)) {
 		world_check_durable(world);
 	}
-	switch (world_below(12)) {
+	switch (world->plain ? 2 + world_below(2) : world_below(12)) {
 	case 0:
 		reset_connections(world, world_percent(50));
 		break;
@@ -550,7 +550,7 @@ static void incident(void *arg)
 		kill_server(world, some_time(world), true);
 		break;
 	}
-	if (world->incidents_left > 0 && world_percent(40)) {
+	if (world->incidents_left > 0 && world_percent(world->plain ? 5 : 40)) {
 		world->incidents_left--;
 		sim_after(some_time(world), incident, world);
 	}
@@ -615,6 +615,11 @@ void world_create(struct world *world, uint64_t scale_ns, bool verbose)
 			world->limits.inflight_per_session_max + (uint32_t)world_below(16);
 	}
 	choose_faults(world);
+	world->plain = world_percent(15);
+	if (world->plain) {
+		world->cut_percent = 0;
+		world->faults.slow_ppm = 0;
+	}
 	create_disk(world);
 	start_server(world);
 }

@@ -73,6 +73,9 @@ struct world {
 	uint32_t crashes;  /* power failures so far */
 	uint32_t crashes_before; /* the oracle began */
 	uint64_t scale_ns; /* what the client takes for a long time */
+	/* A server without our extension: then a connection that the network has swallowed must not
+	 * come back to life, and more is not promised. */
+	bool plain;
 	bool calm;	   /* nothing may go wrong any more */
 	bool verbose;
 };
