@@ -162,6 +162,7 @@ void link_add(struct link *link, struct link_call *call)
 	call->sent = false;
 	call->answered = false;
 	call->interval_count = 0;
+	call->error_count = 0;
 	call->iov_at = 0;
 	call->iov_into = 0;
 	call->iov_place = UINT64_MAX; /* the first seek starts from iov_skip */

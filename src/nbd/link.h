@@ -39,6 +39,7 @@ enum {
 	LINK_WHOLE_BYTES_MIN = 64 << 10, /* a rest of a payload worth one wake-up */
 	LINK_TEXT_BYTES = 256,
 	LINK_INTERVALS_MAX = 65536, /* separate pieces of one reply */
+	LINK_ERRORS_MAX = 65536,    /* error chunks of one reply: a block each of 32 MiB */
 };
 
 struct link;
@@ -75,7 +76,8 @@ struct link_call {
 	struct link_interval *intervals;
 	uint32_t interval_count;
 	uint32_t interval_max;
-	uint32_t iov_at; /* where the memory at place iov_place begins */
+	uint32_t error_count; /* chunks */
+	uint32_t iov_at;      /* where the memory at place iov_place begins */
 	uint64_t iov_into;
 	uint64_t iov_place;
 	uint32_t header_bytes;

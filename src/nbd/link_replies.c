@@ -123,7 +123,8 @@ static int interval_insert(
 
 		if (max > LINK_INTERVALS_MAX) {
 			return error_set(error, -EPROTO,
-				"the server answers one read in more than %d scattered pieces",
+				"the server answers one read in more than %d scattered pieces "
+				"(rule P90)",
 				LINK_INTERVALS_MAX);
 		}
 		moved = realloc(call->intervals, max * sizeof(*moved));
@@ -496,6 +497,11 @@ static int take_error(struct link *link, struct link_call *call, const struct re
 	if (len < (known ? reply->length : least)) {
 		*more = true;
 		return 0;
+	}
+	if (++call->error_count > LINK_ERRORS_MAX) {
+		return error_set(error, -EPROTO,
+			"the server answers one request with more than %d errors (rule P92)",
+			LINK_ERRORS_MAX);
 	}
 	memcpy(&head, body, sizeof(head));
 	text_bytes = be16_get(head.text_length);

@@ -250,6 +250,9 @@ static void command_submit(enum gmb_operation operation, const char *rest)
 		fail(2, "OPERATION KEY OFFSET LENGTH FLAGS");
 	}
 	job->slot = find(key);
+	if (job->slot->client == NULL) {
+		fail(2, "no such client");
+	}
 	job->number = submitted++;
 	if (operation == GMB_READ || operation == GMB_WRITE) {
 		uint64_t place = offset;

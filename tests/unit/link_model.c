@@ -20,6 +20,7 @@ void model_call_init(struct model_call *call)
 	call->described_bytes = 0;
 	call->story = 0;
 	call->covered_bytes = 0;
+	call->errors = 0;
 	call->memory = NULL;
 	call->covered = NULL;
 	if (call->type == NBD_CMD_READ) {
@@ -270,6 +271,9 @@ static bool take_error(
 	}
 	if (model->left < (known ? head->length : fixed)) {
 		return incomplete(more);
+	}
+	if (++call->errors > MODEL_ERRORS_MAX) {
+		return broken(model, "P92");
 	}
 	error = (uint32_t)number(model->at, 4);
 	text = number(model->at + 4, 2);

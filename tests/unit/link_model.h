@@ -12,6 +12,8 @@
 #include "base/compiler.h"
 #include "nbd/wire.h"
 
+enum { MODEL_ERRORS_MAX = 65536 };
+
 enum model_style { MODEL_SIMPLE, MODEL_STRUCTURED, MODEL_EXTENDED };
 
 struct model_call {
@@ -31,6 +33,7 @@ struct model_call {
 	uint8_t *memory;  /* READ: what was read */
 	uint8_t *covered; /* READ: one byte each, nonzero = came */
 	uint64_t covered_bytes;
+	uint32_t errors; /* chunks */
 };
 
 struct model {

@@ -553,6 +553,176 @@ static void test_what_a_server_must_not_send_ends_the_link_with_the_rule(void **
 	}
 }
 
+static void test_errors_without_end_end(void **state)
+{
+	static const struct trial_way ways[] = {
+		{ .split = TRIAL_WHOLE },
+		{ .split = TRIAL_RANDOM, .send_slowly = true, .seed = 9 },
+	};
+	struct trial_outcome outcome;
+	struct stream stream;
+	struct trial trial;
+
+	GMB_UNUSED(state);
+	running = "errors without end";
+	trial_fill(&trial, NBD_REPLIES_EXTENDED);
+	stream_init(&stream, &trial);
+	for (int i = 0; i < LINK_ERRORS_MAX; i++) {
+		stream_error(&stream, READ_600, 0, NBD_EIO, 0);
+	}
+	trial.stream = stream.bytes;
+	trial.stream_bytes = stream.len;
+	trial_run(&trial, &ways[0], &outcome, NULL);
+	assert_int_equal(outcome.code, 0);
+	stream_error(&stream, READ_600, 0, NBD_EIO, 0);
+	trial.stream = stream.bytes;
+	trial.stream_bytes = stream.len;
+	for (size_t i = 0; i < ARRAY_COUNT(ways); i++) {
+		trial_run(&trial, &ways[i], &outcome, NULL);
+		assert_int_equal(outcome.code, -EPROTO);
+		assert_non_null(strstr(outcome.error.text, "more than 65536 errors (rule P92)"));
+	}
+	stream_fini(&stream);
+}
+
+/* --- where bytes go ----------------------------------------------------------------------------
+ */
+
+static void fill_reads(struct trial *trial, enum nbd_reply_style style, uint32_t count)
+{
+	*trial = (struct trial){ .style = style, .call_count = count };
+	for (uint32_t i = 0; i < count; i++) {
+		trial->calls[i] = (struct trial_call){ NBD_CMD_READ, .offset = i * UINT64_C(4096),
+			.length = 4096, .cut = 1 };
+	}
+}
+
+static void put_answer(struct stream *stream, uint32_t call)
+{
+	if (stream->trial->style == NBD_REPLIES_SIMPLE) {
+		stream_simple(stream, call, 0);
+		stream_content(stream, stream->trial->calls[call].offset, 4096);
+	} else {
+		stream_data(stream, call, LAST, 0, 4096);
+	}
+}
+
+static void run_reads(struct trial *trial, const uint32_t *order, struct trial_outcome *outcome)
+{
+	static const struct trial_way whole = { .split = TRIAL_WHOLE };
+	struct stream stream;
+
+	running = "the order of reads";
+	stream_init(&stream, trial);
+	for (uint32_t i = 0; i < trial->call_count; i++) {
+		put_answer(&stream, order[i]);
+	}
+	trial->stream = stream.bytes;
+	trial->stream_bytes = stream.len;
+	trial_run(trial, &whole, outcome, NULL);
+	assert_int_equal(outcome->code, 0);
+	assert_int_equal(outcome->done_count, trial->call_count);
+	assert_int_equal(outcome->received_payload_bytes, trial->call_count * 4096);
+	stream_fini(&stream);
+}
+
+/* Answers in order are received in place; others are moved, and right nevertheless. */
+static void test_what_is_received_in_place(void **state)
+{
+	struct trial_outcome outcome;
+	struct trial trial;
+	uint32_t order[32];
+
+	GMB_UNUSED(state);
+	for (uint32_t style = 0; style < 3; style++) {
+		fill_reads(&trial, (enum nbd_reply_style)style, ARRAY_COUNT(order));
+		for (uint32_t i = 0; i < ARRAY_COUNT(order); i++) {
+			order[i] = i;
+		}
+		run_reads(&trial, order, &outcome);
+		assert_int_equal(outcome.moved_bytes, 0);
+		assert_int_equal(outcome.out_of_order, 0);
+		for (uint32_t i = 0; i < ARRAY_COUNT(order); i++) {
+			order[i] = (uint32_t)ARRAY_COUNT(order) - 1 - i;
+		}
+		run_reads(&trial, order, &outcome);
+		assert_int_equal(outcome.out_of_order, ARRAY_COUNT(order) - 1);
+		assert_true(outcome.moved_bytes > 0);
+		/* It learns: with nothing foretold nothing has to be moved. */
+		assert_true(outcome.moved_bytes < 16 * UINT64_C(4096));
+	}
+}
+
+/* --- lives of a slot ---------------------------------------------------------------------------
+ */
+
+static struct link_call again; /* submitted from inside done */
+static uint32_t lives;
+
+static void done_again(struct link *link, struct link_call *call)
+{
+	lives++;
+	if (call != &again) {
+		again = (struct link_call){ .type = NBD_CMD_FLUSH };
+		link_add(link, &again);
+	}
+}
+
+static int give(struct link *link, const void *bytes, size_t len, struct error *error)
+{
+	const struct iovec *iov;
+	uint32_t count;
+	size_t room;
+	bool whole;
+
+	iov = link_input(link, &count, &room, &whole);
+	assert_true(iov[0].iov_len >= len);
+	memcpy(iov[0].iov_base, bytes, len);
+	return link_received(link, len, error);
+}
+
+/* A reply to the last life of a slot does not match the next one (rule P70), nor does one to a
+ * request that was not sent yet. */
+static void test_a_late_reply_does_not_match_a_slot_that_is_used_again(void **state)
+{
+	static const struct link_handler handler = { .done = done_again };
+	static const struct negotiation_facts facts = { .style = NBD_REPLIES_STRUCTURED };
+	struct nbd_wire_structured_reply reply = { .magic = be32_make(NBD_STRUCTURED_REPLY_MAGIC),
+		.flags = be16_make(LAST) };
+	struct link_call first = { .type = NBD_CMD_TRIM, .length = 1 };
+	struct iovec iov[4];
+	struct error error;
+	struct link *link = calloc(1, sizeof(*link));
+	uint64_t late;
+	bool was_sent;
+
+	GMB_UNUSED(state);
+	assert_non_null(link);
+	link_init(link, &handler, &facts, 5);
+	link_add(link, &first);
+	late = reply.cookie = first.cookie;
+	assert_int_equal(link_output(link, iov, 4), 1);
+	link_sent(link, 28);
+	assert_int_equal(give(link, &reply, sizeof(reply), &error), 0);
+	assert_int_equal(lives, 1);
+	assert_int_equal(again.cookie & (LINK_SLOTS_MAX - 1), late & (LINK_SLOTS_MAX - 1));
+	reply.cookie = again.cookie; /* guessed before it was sent */
+	assert_int_equal(give(link, &reply, sizeof(reply), &error), -EPROTO);
+	assert_non_null(strstr(error.text, "rule P70"));
+	link->stage_bytes = 0;
+	assert_int_equal(link_output(link, iov, 4), 1);
+	link_sent(link, 28);
+	reply.cookie = late;
+	assert_int_equal(give(link, &reply, sizeof(reply), &error), -EPROTO);
+	assert_non_null(strstr(error.text, "rule P70"));
+	assert_ptr_equal(link_take_back(link, &was_sent), &again);
+	assert_true(was_sent);
+	assert_null(link_take_back(link, &was_sent));
+	link_fini(link);
+	free(link);
+	assert_int_equal(lives, 1);
+}
+
 /* --- seeds for tests/fuzz/fuzz_link.c --------------------------------------------------------- */
 
 enum { SEED_BYTES_MAX = 4096 };
@@ -621,6 +791,9 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_what_a_server_may_send),
 		cmocka_unit_test(test_what_a_server_must_not_send_ends_the_link_with_the_rule),
+		cmocka_unit_test(test_errors_without_end_end),
+		cmocka_unit_test(test_what_is_received_in_place),
+		cmocka_unit_test(test_a_late_reply_does_not_match_a_slot_that_is_used_again),
 	};
 
 	if (argc == 2) {
