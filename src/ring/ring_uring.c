@@ -424,7 +424,11 @@ void ring_flush(struct ring *ring)
 
 	ring->counters.enters++;
 	GMB_ASSERT(result >= 0 || result == -EINTR || result == -EBUSY || result == -EAGAIN);
+	if (ring->deferred.head != NULL) {
+		ring_poll_again(ring);
+	}
 }
+
 /* liburing 2.3 knows neither the field nor the call: wait for patience_count completions, or for
  * one once patience_us have passed. Two system calls, where submitting leaves nothing to run. */
 static int enter_patiently(struct ring *ring)
@@ -606,6 +610,17 @@ int ring_poll_fd(struct ring *ring)
 		return result;
 	}
 	return ring->poll_fd;
+}
+
+void ring_poll_again(struct ring *ring)
+{
+	uint64_t one = 1;
+
+	if (ring->poll_fd >= 0) {
+		ssize_t written = write(ring->poll_fd, &one, sizeof(one));
+
+		GMB_ASSERT(written == sizeof(one) || errno == EAGAIN);
+	}
 }
 
 void ring_run(struct ring *ring)
