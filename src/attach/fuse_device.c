@@ -355,12 +355,14 @@ static int fuse_device_stop(struct device *device, bool force, struct error *err
 		fuse_session_exit(file->session);
 		gmb_queue_wake(file->remote.queue);
 	}
-	if (file->skip_flush) {
+	if (file->skip_flush || (force && !thread_join_soon(file->thread))) {
 		/* What is in flight would be waited for as well: it ends with the process. */
 		file->abandoned = true;
 		return 0;
 	}
-	pthread_join(file->thread, NULL);
+	if (!force) {
+		pthread_join(file->thread, NULL);
+	}
 	if (file->close_result != 0) {
 		return error_set(error, file->close_result, "%s is detached, but %s", device->path,
 			file->close_error.text);

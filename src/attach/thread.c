@@ -3,8 +3,9 @@
 
 #include <signal.h>
 #include <string.h>
+#include <time.h>
 
-enum { THREAD_STACK_BYTES = 256 << 10 };
+enum { THREAD_STACK_BYTES = 256 << 10, JOIN_SECONDS = 5 };
 
 int thread_start(pthread_t *thread, void *(*run)(void *), void *argument, struct error *error)
 {
@@ -21,4 +22,13 @@ int thread_start(pthread_t *thread, void *(*run)(void *), void *argument, struct
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	pthread_attr_destroy(&attributes);
 	return err == 0 ? 0 : error_set(error, -err, "cannot start a thread: %s", strerror(err));
+}
+
+bool thread_join_soon(pthread_t thread)
+{
+	struct timespec end;
+
+	clock_gettime(CLOCK_REALTIME, &end);
+	end.tv_sec += JOIN_SECONDS;
+	return pthread_timedjoin_np(thread, NULL, &end) == 0;
 }

@@ -14,3 +14,6 @@
 
 GMB_MUST_CHECK int thread_start(
 	pthread_t *thread, void *(*run)(void *), void *argument, struct error *error);
+
+/* Waits for a thread to end, for at most five seconds: false when it did not. */
+GMB_MUST_CHECK bool thread_join_soon(pthread_t thread);

@@ -26,16 +26,38 @@ static const struct {
 	[UBLK_END_RECOVERY] = { UBLK_CMD_END_USER_RECOVERY, UBLK_U_CMD_END_USER_RECOVERY },
 };
 
-/* Sends one command and waits for its result. */
-static int run(
-	struct ublk_control *control, uint32_t opcode, const struct ublksrv_ctrl_cmd *command)
+static int take_answer(struct ublk_control *control)
 {
-	struct io_uring_sqe *sqe = io_uring_get_sqe(&control->ring);
 	struct __kernel_timespec patience = {
 		.tv_sec = control->patience_ms / 1000,
 		.tv_nsec = control->patience_ms % 1000 * 1000000LL,
 	};
 	struct io_uring_cqe *cqe;
+	int rc;
+
+	do {
+		rc = control->patience_ms == 0
+			     ? io_uring_wait_cqe(&control->ring, &cqe)
+			     : io_uring_wait_cqe_timeout(&control->ring, &cqe, &patience);
+	} while (rc == -EINTR);
+	if (rc == 0) {
+		rc = cqe->res;
+		io_uring_cqe_seen(&control->ring, cqe);
+	}
+	return rc == -ETIME ? -ETIMEDOUT : rc;
+}
+
+int ublk_control_wait(struct ublk_control *control)
+{
+	control->patience_ms = 0;
+	return take_answer(control);
+}
+
+/* Sends one command and waits for its result. */
+static int run(
+	struct ublk_control *control, uint32_t opcode, const struct ublksrv_ctrl_cmd *command)
+{
+	struct io_uring_sqe *sqe = io_uring_get_sqe(&control->ring);
 	int rc;
 
 	GMB_ASSERT(sqe != NULL);
@@ -48,22 +70,7 @@ static int run(
 	do {
 		rc = io_uring_submit(&control->ring);
 	} while (rc == -EINTR);
-	if (rc < 0) {
-		return rc;
-	}
-	do {
-		rc = control->patience_ms == 0
-			     ? io_uring_wait_cqe(&control->ring, &cqe)
-			     : io_uring_wait_cqe_timeout(&control->ring, &cqe, &patience);
-	} while (rc == -EINTR);
-	if (rc == -ETIME) {
-		return -ETIMEDOUT;
-	}
-	if (rc == 0) {
-		rc = cqe->res;
-		io_uring_cqe_seen(&control->ring, cqe);
-	}
-	return rc;
+	return rc < 0 ? rc : take_answer(control);
 }
 
 int ublk_control_command(struct ublk_control *control, enum ublk_command command, uint32_t device,

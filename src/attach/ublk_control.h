@@ -38,6 +38,10 @@ GMB_MUST_CHECK int ublk_control_open(struct ublk_control *control, struct error 
 void ublk_control_close(struct ublk_control *control);
 
 /* A command about a device (UINT32_MAX: a new one) with its argument; the driver's answer.
- * -ETIMEDOUT: patience is over; close the control then, which abandons the command. */
+ * -ETIMEDOUT: patience is over; wait for the answer later, or close the control, which abandons the
+ * command. */
 GMB_MUST_CHECK int ublk_control_command(struct ublk_control *control, enum ublk_command command,
 	uint32_t device, void *buffer, uint16_t buffer_bytes, uint64_t data);
+
+/* The answer to a command that patience was too short for, however long it takes. */
+GMB_MUST_CHECK int ublk_control_wait(struct ublk_control *control);

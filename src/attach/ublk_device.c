@@ -23,7 +23,7 @@
 #include "attach/usage.h"
 #include "base/bytes.h"
 
-enum { SECTOR_SHIFT = 9, DELETE_PATIENCE_MS = 2000 };
+enum { SECTOR_SHIFT = 9, DELETE_PATIENCE_MS = 2000, STOP_PATIENCE_MS = 5000 };
 
 /* Requests without payload have no limit but the kernel's own, just below 4 GiB; the library cuts
  * them where the server takes less. */
@@ -307,13 +307,14 @@ static int make_device(struct ublk_disk *disk, struct error *error)
 /* --- removing it --------------------------------------------------------------------------- */
 
 /* Ends the queues; the last error is theirs. */
-static int end_queues(struct ublk_disk *disk, struct error *error)
+static int end_queues(struct ublk_disk *disk, bool soon, struct error *error)
 {
 	int result = 0;
 
 	for (uint32_t i = 0; i < disk->started_count; i++) {
-		int rc = ublk_queue_end(&disk->queues[i], error);
+		int rc = ublk_queue_end(&disk->queues[i], soon, error);
 
+		disk->abandoned = disk->abandoned || rc == -ETIMEDOUT;
 		result = rc != 0 ? rc : result;
 	}
 	disk->started_count = 0;
@@ -379,7 +380,7 @@ static void undo(struct ublk_disk *disk)
 				strerror(-rc));
 		}
 	}
-	(void)end_queues(disk, NULL);
+	(void)end_queues(disk, false, NULL);
 	delete_device(disk);
 	ublk_control_close(&disk->control);
 	disk_free(disk);
@@ -464,48 +465,70 @@ int ublk_device_start(
 
 /* --- stopping ------------------------------------------------------------------------------ */
 
-static int stop_device(
-	struct ublk_control *control, uint32_t number, bool force, struct error *error)
+static int stop_answer(uint32_t number, int rc, struct error *error)
 {
+	if (rc == -EBUSY) {
+		return error_set(error, rc, "/dev/ublkb%u is in use", number);
+	}
+	return rc < 0 && rc != -ENODEV ? error_set(error, rc, "/dev/ublkb%u cannot be stopped: %s",
+						 number, strerror(-rc))
+				       : 0;
+}
+
+/* Stops a device that nobody uses. */
+static int stop_gently(struct ublk_control *control, uint32_t number, struct error *error)
+{
+	/* Where the driver can, it looks itself: nobody can slip in between. */
+	enum ublk_command order =
+		(control->features & UBLK_F_SAFE_STOP_DEV) != 0 ? UBLK_TRY_STOP : UBLK_STOP;
 	char name[32];
-	int rc = 0;
+	int rc;
 
 	snprintf(name, sizeof(name), "ublkb%u", number);
-	if (!force) {
-		rc = usage_check_disk(name, error);
-		if (rc != 0) {
-			return rc;
-		}
+	rc = usage_check_disk(name, error);
+	if (rc != 0) {
+		return rc;
 	}
-	/* Where the driver can, it looks itself: nobody can slip in between. */
-	rc = ublk_control_command(control,
-		!force && (control->features & UBLK_F_SAFE_STOP_DEV) != 0 ? UBLK_TRY_STOP
-									  : UBLK_STOP,
-		number, NULL, 0, 0);
-	if (rc == -EBUSY) {
-		return error_set(error, rc, "/dev/%s is in use", name);
+	return stop_answer(number, ublk_control_command(control, order, number, NULL, 0, 0), error);
+}
+
+static void abandon(struct ublk_disk *disk)
+{
+	disk->abandoned = true;
+	for (uint32_t i = 0; i < disk->started_count; i++) {
+		ublk_queue_abandon(&disk->queues[i]);
 	}
-	return rc < 0 && rc != -ENODEV
-		       ? error_set(error, rc, "/dev/%s cannot be stopped: %s", name, strerror(-rc))
-		       : 0;
+}
+
+/* With force nobody waits for a server that is not there, or that goes away just now. */
+static int stop_by_force(struct ublk_disk *disk, struct error *error)
+{
+	int rc;
+
+	if (!health_is_connected(&disk->device.health)) {
+		abandon(disk);
+	}
+	disk->control.patience_ms = STOP_PATIENCE_MS;
+	rc = command(disk, UBLK_STOP, NULL, 0, 0);
+	if (rc == -ETIMEDOUT) {
+		abandon(disk);
+		rc = ublk_control_wait(&disk->control);
+	}
+	disk->control.patience_ms = 0;
+	return stop_answer(number_of(disk), rc, error);
 }
 
 static int ublk_device_stop(struct device *device, bool force, struct error *error)
 {
 	struct ublk_disk *disk = disk_of(device);
 	struct error lost = { 0 };
-	int rc;
+	int rc = force ? stop_by_force(disk, error)
+		       : stop_gently(&disk->control, number_of(disk), error);
 
-	/* With force nobody waits for a server that is not there. */
-	disk->abandoned = force && !health_is_connected(&device->health);
-	for (uint32_t i = 0; disk->abandoned && i < disk->started_count; i++) {
-		ublk_queue_abandon(&disk->queues[i]);
-	}
-	rc = stop_device(&disk->control, number_of(disk), force, error);
 	if (rc != 0) {
-		return rc == -EBUSY ? rc : error_set(error, rc, "%s", error->text);
+		return rc;
 	}
-	rc = end_queues(disk, &lost);
+	rc = end_queues(disk, force, &lost);
 	delete_device(disk);
 	return rc == 0 ? 0
 		       : error_set(error, rc == -EBUSY ? -EIO : rc, "%s is detached, but %s",
@@ -516,7 +539,7 @@ static void ublk_device_destroy(struct device *device)
 {
 	struct ublk_disk *disk = disk_of(device);
 
-	(void)end_queues(disk, NULL);
+	(void)end_queues(disk, false, NULL);
 	delete_device(disk);
 	ublk_control_close(&disk->control);
 	if (!disk->abandoned) {
@@ -535,7 +558,11 @@ int ublk_device_remove(int32_t number, bool force, struct error *error)
 	if (rc != 0) {
 		return rc;
 	}
-	rc = stop_device(&control, (uint32_t)number, force, error);
+	rc = force ? stop_answer((uint32_t)number,
+			     ublk_control_command(
+				     &control, UBLK_STOP, (uint32_t)number, NULL, 0, 0),
+			     error)
+		   : stop_gently(&control, (uint32_t)number, error);
 	if (rc == 0) {
 		rc = delete_number(&control, (uint32_t)number);
 		if (rc < 0) {

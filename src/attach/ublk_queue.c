@@ -371,9 +371,14 @@ int ublk_queue_start(struct ublk_queue *queue, struct error *error)
 }
 
 /* The reason why a queue has ended, for the caller's error. */
-static int take_failure(struct ublk_queue *queue, struct error *error)
+static int take_failure(struct ublk_queue *queue, bool soon, struct error *error)
 {
-	pthread_join(queue->thread, NULL);
+	if (soon && !thread_join_soon(queue->thread)) {
+		return error_set(error, -ETIMEDOUT, "the server does not answer the last flush");
+	}
+	if (!soon) {
+		pthread_join(queue->thread, NULL);
+	}
 	return queue->result == 0 ? 0 : error_set(error, queue->result, "%s", queue->error.text);
 }
 
@@ -381,7 +386,7 @@ int ublk_queue_wait_open(struct ublk_queue *queue, struct error *error)
 {
 	return wait_phase(queue, UBLK_PHASE_OPENING) == UBLK_PHASE_OPEN
 		       ? 0
-		       : take_failure(queue, error);
+		       : take_failure(queue, false, error);
 }
 
 int ublk_queue_go(struct ublk_queue *queue, struct error *error)
@@ -400,7 +405,7 @@ void ublk_queue_abandon(struct ublk_queue *queue)
 	gmb_queue_wake(queue->remote.queue);
 }
 
-int ublk_queue_end(struct ublk_queue *queue, struct error *error)
+int ublk_queue_end(struct ublk_queue *queue, bool soon, struct error *error)
 {
 	pthread_mutex_lock(&queue->lock);
 	if (queue->phase == UBLK_PHASE_OPEN) {
@@ -408,5 +413,5 @@ int ublk_queue_end(struct ublk_queue *queue, struct error *error)
 		pthread_cond_broadcast(&queue->changed);
 	}
 	pthread_mutex_unlock(&queue->lock);
-	return take_failure(queue, error);
+	return take_failure(queue, soon, error);
 }

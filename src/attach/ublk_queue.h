@@ -88,6 +88,7 @@ GMB_MUST_CHECK int ublk_queue_go(struct ublk_queue *queue, struct error *error);
 /* Makes it answer all requests with an error from now on. */
 void ublk_queue_abandon(struct ublk_queue *queue);
 
-/* Ends it: it never served, or its device was stopped. What its last flush said is returned. An
- * abandoned queue is left alone: its thread ends with the process. */
-int ublk_queue_end(struct ublk_queue *queue, struct error *error);
+/* Ends it: it never served, or its device was stopped. What its last flush said is returned.
+ * soon: -ETIMEDOUT when it does not end soon, because the server is away; its thread goes on then.
+ */
+int ublk_queue_end(struct ublk_queue *queue, bool soon, struct error *error);

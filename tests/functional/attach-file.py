@@ -1,0 +1,196 @@
+#!/usr/bin/python3
+"""An export as a file through FUSE: bytes, holes, refusals, and its end."""
+import mmap
+import os
+import random
+import select
+import signal
+import subprocess
+import threading
+
+import attach_tool
+
+MIB = 1 << 20
+
+
+class File(attach_tool.Case):
+    def test_any_bytes_arrive_in_the_image(self):
+        image = self.image()
+        self.serve(image)
+        disk = self.attach()
+        chance = random.Random(1)
+        self.assertEqual(os.stat(disk).st_size, attach_tool.SIZE)
+        model = bytearray(4 * MIB)
+        fd = os.open(disk, os.O_RDWR)
+        for turn in range(400):
+            offset = chance.randrange(len(model))
+            data = chance.randbytes(min(chance.choice([1, 511, 4096, 70001, MIB]),
+                                        len(model) - offset))
+            self.assertEqual(os.pwrite(fd, data, offset), len(data))
+            model[offset:offset + len(data)] = data
+            if turn % 9 == 0:
+                self.assertEqual(os.pread(fd, 5000, offset), model[offset:offset + 5000], turn)
+        os.fsync(fd)
+        os.close(fd)
+        self.detach()
+        with open(image, "rb") as file:
+            self.assertEqual(file.read(len(model)), model)
+        self.assertFalse(os.path.exists(disk), "the file was made by attach")
+
+    def test_blocks_of_a_strict_server_are_completed(self):
+        """A server that takes whole blocks of 4096 bytes only, and writers of 512 bytes at once
+        in the same blocks: nobody undoes another's bytes."""
+        try:
+            server = subprocess.Popen(
+                ["nbdkit", "--exit-with-parent", "--foreground", "--unix", self.path("strict"),
+                 "--filter=blocksize-policy", "memory", "1M", "blocksize-minimum=4096",
+                 "blocksize-preferred=4096", "blocksize-maximum=1M",
+                 "blocksize-error-policy=error"], stderr=subprocess.PIPE)
+        except OSError:
+            self.skipTest("there is no nbdkit")
+        self.addCleanup(server.communicate)
+        self.addCleanup(server.kill)
+        while not os.path.exists(self.path("strict")):
+            if server.poll() is not None:
+                self.skipTest(f"nbdkit does not start: {server.stderr.read()}")
+        disk = self.attach(uri=f"nbd+unix:///?socket={self.path('strict')}")
+
+        def write(number):
+            fd = os.open(disk, os.O_RDWR | os.O_DIRECT)
+            page = mmap.mmap(-1, 4096)
+            page.write(bytes([number + 1]) * 4096)
+            for block in range(64):
+                os.pwritev(fd, [memoryview(page)[:512]], block * 4096 + number * 512)
+            os.close(fd)
+
+        writers = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+        with open(disk, "rb") as file:
+            block = b"".join(bytes([number + 1]) * 512 for number in range(8))
+            self.assertEqual(file.read(64 * 4096), block * 64)
+        fd = os.open(disk, os.O_RDWR)
+        os.pwrite(fd, b"end", MIB - 3)
+        self.assertEqual(os.pread(fd, 9, MIB - 5), b"\0\0end")
+        os.close(fd)
+
+    def test_holes_are_seen_and_made(self):
+        self.serve(self.image())
+        disk = self.attach()
+        fd = os.open(disk, os.O_RDWR)
+        os.pwrite(fd, b"x" * MIB, 8 * MIB)
+        os.fsync(fd)
+        self.assertEqual(os.lseek(fd, 0, os.SEEK_DATA), 8 * MIB)
+        self.assertEqual(os.lseek(fd, 8 * MIB, os.SEEK_HOLE), 9 * MIB)
+        self.call("fallocate", "--punch-hole", "--offset", str(8 * MIB), "--length", str(MIB), disk)
+        self.assertEqual(os.pread(fd, 4096, 8 * MIB), bytes(4096))
+        self.assertEqual(os.lseek(fd, 0, os.SEEK_HOLE), 0)
+        os.pwrite(fd, b"y" * MIB, MIB)
+        self.call("fallocate", "--zero-range", "--offset", str(MIB), "--length", str(MIB), disk)
+        self.assertEqual(os.pread(fd, MIB, MIB), bytes(MIB))
+        os.close(fd)
+
+    def test_the_size_stays(self):
+        self.serve(self.image())
+        disk = self.attach()
+        with open(disk, "wb"):
+            pass
+        self.assertEqual(os.stat(disk).st_size, attach_tool.SIZE)
+        with self.assertRaises(OSError):
+            os.truncate(disk, 5)
+        fd = os.open(disk, os.O_RDWR)
+        with self.assertRaises(OSError):
+            os.pwrite(fd, b"x", attach_tool.SIZE)
+        os.close(fd)
+
+    def test_read_only(self):
+        self.serve("--export", f"={self.image()},readonly")
+        disk = self.attach()
+        with self.assertRaises(OSError):
+            os.open(disk, os.O_RDWR)
+        self.assertTrue(self.attachments()[0]["read_only"])
+
+    def test_an_error_of_the_disk_is_an_error_of_the_file(self):
+        self.serve("--export", f"={self.image()},fault=write:ENOSPC:range=1M+64K")
+        disk = self.attach()
+        fd = os.open(disk, os.O_RDWR)
+        with self.assertRaises(OSError) as failure:
+            os.pwrite(fd, b"x" * 4096, MIB)
+        self.assertEqual(failure.exception.errno, 28)
+        self.assertEqual(os.pwrite(fd, b"x" * 4096, 0), 4096)
+        os.close(fd)
+
+    def test_list_and_detach(self):
+        self.serve(self.image())
+        disk = self.attach()
+        entry = self.attachments()[0]
+        self.assertEqual(
+            (entry["device"], entry["kind"], entry["uri"], entry["size"], entry["alive"],
+             entry["state"]),
+            (disk, "fuse", self.socket_uri(), attach_tool.SIZE, True, "connected"))
+        with open(disk, "rb"):
+            code, _, errors = self.gmblock("detach", disk)
+            self.assertEqual(code, 1)
+            self.assertIn("is open in process", errors)
+        self.detach(self.socket_uri())
+        self.assertEqual(self.attachments(), [])
+        self.assertEqual(os.listdir(self.path("state")), [])
+
+    def test_sigterm_detaches(self):
+        self.serve(self.image())
+        disk = self.attach()
+        pid = self.attachments()[0]["pid"]
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            self.assertEqual(file.read(1), b"@", "systemd spares those who begin so")
+        daemon = os.pidfd_open(pid)
+        os.kill(pid, signal.SIGTERM)
+        select.select([daemon], [], [])
+        os.close(daemon)
+        self.assertFalse(os.path.exists(disk))
+
+    def test_what_a_dead_daemon_left_is_removed(self):
+        self.serve(self.image())
+        disk = self.attach()
+        pid = self.attachments()[0]["pid"]
+        daemon = os.pidfd_open(pid)
+        os.kill(pid, signal.SIGKILL)
+        select.select([daemon], [], [])
+        os.close(daemon)
+        self.assertFalse(self.attachments()[0]["alive"])
+        code, _, errors = self.gmblock("attach", "--fuse", disk, self.socket_uri())
+        self.assertEqual(code, 1)
+        self.assertIn("gmblock detach", errors)
+        self.detach()
+        self.assertEqual(self.attachments(), [])
+        self.attach()
+
+    def test_refusals(self):
+        self.serve(self.image())
+        folder = self.path("folder")
+        os.mkdir(folder)
+        for arguments, status, words in [
+                (["attach"], 2, "give one URI"),
+                (["attach", "--list", "x"], 2, "takes no URI"),
+                (["attach", "--ublk", "--nbd", "nbd://x"], 2, "only one of"),
+                (["attach", "--json", "nbd://x"], 2, "--json goes with"),
+                (["attach", "--reconnect-timeout", "0", "nbd://x"], 2, "no time at all"),
+                (["attach", "--device", "3", "--fuse", "x", "nbd://x"], 2, "has its name"),
+                (["attach", "--fuse", folder, self.socket_uri()], 1, "regular file"),
+                (["attach", "--fuse", self.path("d"), "bad"], 1, "bad"),
+                (["attach", "--fuse", self.path("d"), self.socket_uri("nobody")], 1,
+                 "cannot connect"),
+                (["attach", "--fuse", self.path("d"),
+                  f"nbd+unix:///nothing?socket={self.path('s')}"], 1, "nothing"),
+                (["detach", "/dev/nothing"], 1, "is not attached"),
+                (["detach"], 2, "give one device"),
+        ]:
+            code, output, errors = self.gmblock(*arguments)
+            self.assertEqual((code, output), (status, ""), errors)
+            self.assertIn(words, errors)
+        self.assertFalse(os.path.exists(self.path("d")), "nothing is left of a failure")
+
+
+if __name__ == "__main__":
+    attach_tool.main()

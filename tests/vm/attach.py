@@ -1,0 +1,181 @@
+#!/usr/bin/python3
+"""attach.py GMBLOCK KERNEL KIND: gmblock attach makes a disk in the guest's kernel (KIND is ublk or
+nbd). A file system on it survives a server that is killed and started again, with no error in the
+guest, and is whole after another attachment."""
+import sys
+
+import testing
+
+GMBLOCK, KERNEL, KIND = sys.argv[1:4]
+MODULE = {"ublk": "ublk_drv", "nbd": "nbd"}[KIND]
+
+COMMON = r"""
+kind=KIND
+uri='nbd+unix:///?socket=/tmp/s'
+serve()
+{
+	rm -f /tmp/s /tmp/uri
+	gmblock serve /dev/shm/disk.img --listen "$uri" >/tmp/uri 2>>/results/server &
+	server=$!
+	until [ -s /tmp/uri ]; do kill -0 $server; sleep 0.1; done
+}
+sums()
+{
+	(cd "$1" && find . -type f | sort | xargs sha256sum)
+}
+refused() # WORDS COMMAND...
+{
+	words=$1
+	shift
+	! "$@" 2>/tmp/refusal
+	grep -q "$words" /tmp/refusal || { cat /tmp/refusal; exit 1; }
+}
+pid_of()
+{
+	gmblock attach --list --json | sed -n 's/.*"pid": \([0-9]*\).*/\1/p'
+}
+truncate -s 192M /dev/shm/disk.img
+serve
+"""
+
+FILE_SYSTEM = COMMON + r"""
+disk=$(gmblock attach --$kind --request-timeout 3s "$uri")
+test "$(blockdev --getsize64 $disk)" = 201326592
+queue=/sys/block/${disk#/dev/}/queue
+test "$(cat $queue/write_cache)" = "write back"
+test "$(cat $queue/discard_max_bytes)" -gt 1000000000
+test "$(cat $queue/write_zeroes_max_bytes)" -gt 1000000000
+mkfs.ext4 -q $disk
+mount -t ext4 $disk /mnt
+refused "is mounted on /mnt" gmblock detach $disk
+cp -a /usr/. /mnt/usr
+
+# The server dies in the middle, twice.
+(for i in 1 2 3 4; do dd if=/dev/urandom of=/mnt/noise$i bs=64k count=160 conv=fsync; done) &
+writer=$!
+until [ -s /mnt/noise1 ]; do sleep 0.05; done
+kill -9 $server
+sleep 0.3
+serve
+until [ -s /mnt/noise3 ]; do sleep 0.05; done
+kill -9 $server
+serve
+wait $writer
+sums /mnt >/results/before
+umount /mnt
+e2fsck -fn $disk
+gmblock detach $disk
+test "$(gmblock attach --list --json)" = "[]"
+test -z "$(ls -A /run/gmblock-attach)"
+
+disk=$(gmblock attach --$kind --read-only "$uri")
+e2fsck -fn $disk
+mount -t ext4 -o ro,noload $disk /mnt
+sums /mnt >/results/after
+umount /mnt
+! dd if=/dev/zero of=$disk count=1
+gmblock detach "$uri"
+
+# What was discarded is given back by the server.
+disk=$(gmblock attach "$uri")
+blkdiscard $disk
+gmblock detach $disk
+test "$(du -k /dev/shm/disk.img | cut -f1)" -lt 1000
+dmesg >/results/dmesg
+"""
+
+DAEMON = COMMON + r"""
+disk=$(gmblock attach --$kind --device 9 "$uri")
+refused "9" gmblock attach --$kind --device 9 "$uri"
+refused "nothing" gmblock attach --$kind "nbd+unix:///nothing?socket=/tmp/s"
+refused "cannot connect" gmblock attach --$kind "nbd+unix:///?socket=/tmp/nobody"
+sleep 1000 <$disk &
+reader=$!
+refused "is open in process" gmblock detach $disk
+kill $reader
+wait $reader || true
+
+# The daemon dies, and somebody else removes what it left.
+kill -9 $(pid_of)
+until gmblock attach --list | grep -q "has died"; do sleep 0.05; done
+gmblock detach $disk
+test "$(gmblock attach --list --json)" = "[]"
+
+# SIGTERM detaches.
+disk=$(gmblock attach --$kind "$uri")
+daemon=$(pid_of)
+test "$(head -c 1 /proc/$daemon/cmdline)" = @
+test "$(cat /proc/$daemon/oom_score_adj)" = -1000
+! grep -q "VmLck:[^0-9]* 0 kB" /proc/$daemon/status
+kill $daemon
+while kill -0 $daemon 2>/dev/null; do sleep 0.05; done
+test "$(gmblock attach --list --json)" = "[]"
+
+# The server is gone for good: force does not wait for it.
+disk=$(gmblock attach --$kind "$uri")
+kill -9 $server
+until gmblock attach --list | grep -q "not connected"; do sleep 0.05; done
+gmblock detach --force $disk
+test "$(gmblock attach --list --json)" = "[]"
+"""
+
+# Only ublk devices wait for another daemon.
+TAKE_OVER = COMMON + r"""
+disk=$(gmblock attach --ublk "$uri")
+mkfs.ext4 -q $disk
+mount -t ext4 $disk /mnt
+cp -a /usr/. /mnt/usr
+sums /mnt/usr >/tmp/before
+dd if=/dev/urandom of=/mnt/noise bs=64k count=300 conv=fsync &
+writer=$!
+until [ -s /mnt/noise ]; do sleep 0.05; done
+kill -9 $(pid_of)
+until gmblock attach --list | grep -q "has died"; do sleep 0.05; done
+test "$(gmblock attach --ublk "$uri")" = $disk
+wait $writer
+sums /mnt/usr >/tmp/after
+cmp /tmp/before /tmp/after
+umount /mnt
+e2fsck -fn $disk
+gmblock detach $disk
+"""
+
+
+def run(script):
+    lab = testing.laboratory()
+    with lab:
+        guest = lab.guest("guest", KERNEL, script.replace("KIND", KIND),
+                          files=[(GMBLOCK, "/lab/gmblock")], load=[MODULE], modules=["ext4"],
+                          programs=["mkfs.ext4", "e2fsck"])
+        lab.start()
+        testing.finish(lab)
+        return lab.story(), {name: read(f"{guest.results}/{name}")
+                             for name in ("before", "after", "dmesg")}
+
+
+def read(path):
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
+
+
+def test_a_file_system_survives_a_killed_server():
+    story, results = run(FILE_SYSTEM)
+    assert results["after"] == results["before"], story
+    assert results["before"].count("./noise") == 4, results["before"]
+    for line in results["dmesg"].splitlines():
+        assert "I/O error" not in line and "EXT4-fs error" not in line, line
+
+
+def test_the_daemon_and_its_end():
+    run(DAEMON)
+
+
+def test_another_daemon_takes_over():
+    run(TAKE_OVER)
+
+
+testing.main(test_a_file_system_survives_a_killed_server, test_the_daemon_and_its_end,
+             *([test_another_daemon_takes_over] if KIND == "ublk" else []))
