@@ -17,7 +17,6 @@
 enum {
 	REQUESTS_ADAPTIVE_MAX = 256,
 	REQUESTS_MAX = 1024,
-	CONNECTIONS_DEFAULT = 4,
 	CONNECTIONS_MAX = 16,
 	REQUEST_BYTES_DEFAULT = 256 << 10,
 	REQUEST_BYTES_MIN = 4096,
@@ -69,7 +68,7 @@ static const char usage_text[] =
 	"\n"
 	"  --allocate             give the target every block, those of zeroes too\n"
 	"  --checkpoint SIZE      with --resume: flush and note it after so much (default 1G)\n"
-	"  --connections N        connections to each server (default 4)\n"
+	"  --connections N        connections to each server (default: 4 at most)\n"
 	"  --destination-is-zero  the target reads as zeroes: do not zero it\n"
 	"  --direct               go around the page cache for files and devices\n"
 	"  --json                 a summary for programs on standard output\n"
@@ -507,7 +506,6 @@ int cmd_copy(int argc, char **argv)
 {
 	struct copy_arguments arguments = {
 		.request_bytes = REQUEST_BYTES_DEFAULT,
-		.connections = CONNECTIONS_DEFAULT,
 		.sparse_bytes = SPARSE_BYTES_DEFAULT,
 		.checkpoint_bytes = CHECKPOINT_BYTES_DEFAULT,
 	};

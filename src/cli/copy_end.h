@@ -87,7 +87,7 @@ struct copy_end_options {
 	const char *text; /* URI, path or "-" */
 	bool target;
 	bool direct;	      /* files and devices: around the page cache */
-	uint32_t connections; /* remote: 0 = the library's choice */
+	uint32_t connections; /* remote: 0 = as the server's address suggests */
 };
 
 /* Says which kind of end the text names, without opening it. */

@@ -21,7 +21,7 @@ def disk(folder, name, size, full=False):
     """Data, holes, and data again at the very end; full: old data everywhere."""
     path = os.path.join(folder, name)
     if full:
-        return make_file(path, size, pattern(0, size, seed=7))
+        return make_file(path, size, (b"old data" * (size // 8 + 1))[:size])
     make_file(path, size, pattern(0, 3 * MIB + 5), offset=4096)
     with open(path, "r+b") as out:
         out.seek(size - MIB - 77)
