@@ -147,7 +147,8 @@ static uint64_t choose_length(uint64_t room)
 		length = 4096 * (1 + world_below(16));
 		break;
 	}
-	return MIN(MIN(length, room), (uint64_t)REQUEST_BYTES_MAX);
+	length = MIN(length, room);
+	return MIN(length, (uint64_t)REQUEST_BYTES_MAX);
 }
 
 static void choose_range(const struct scenario *scenario, struct gmb_request *request)
