@@ -388,9 +388,10 @@ class Closing(Case):
                 answers = self.drive(f"open c {server.uri()} reconnect_timeout_ms=300",
                                      "read c 0 4096 0", "write c 0 512 0", "wait")
             self.assertEqual(server.failures, [])
-            for result in self.results(answers, "c"):
-                self.assertEqual(result[0], NOTCONN)
-                self.assertIn(text, result[2])
+            self.assertEqual([result[0] for result in self.results(answers, "c")],
+                             [NOTCONN, NOTCONN])
+            # What it was in the end may also be that nothing came of a new connection in time.
+            self.assertIn(text, self.of(answers, "event", "c")[0])
 
 
 class Silence(Case):

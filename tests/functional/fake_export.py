@@ -8,7 +8,7 @@ checked as the client's rules demand, replies are whatever the test wants.
 import struct
 import threading
 
-from fake_server import (ACK, EXTENDED, GO, META, SET_META, STRUCTURED_REPLY, UNSUP, ClientGone,
+from fake_server import (ACK, EXTENDED, GO, LIST_META, META, SET_META, STRUCTURED_REPLY, UNSUP, ClientGone,
                          FakeServer)
 
 SIMPLE_STYLE, STRUCTURED_STYLE, EXTENDED_STYLE = range(3)
@@ -136,6 +136,8 @@ def opening(style, size=SIZE, flags=FLAGS, sizes=None):
     else:
         replies.append(option_reply(EXTENDED, UNSUP))
         replies.append(option_reply(STRUCTURED_REPLY, ACK if style == STRUCTURED_STYLE else UNSUP))
+    # Asked for gmblock's own contexts, of which it has none.
+    replies.append(option_reply(LIST_META, ACK))
     if style != SIMPLE_STYLE:
         replies.append(option_reply(SET_META, META, struct.pack(">I", CONTEXT) +
                                     b"base:allocation") + option_reply(SET_META, ACK))

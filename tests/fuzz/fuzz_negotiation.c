@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * What servers say while a client opens an export. The first byte chooses the best reply style that
- * is asked for, the second how the rest, the server's bytes, is cut into pieces. The pieces must
- * make no difference, and facts that came through must be possible ones.
+ * is asked for (bits 0 and 1, modulo 3) and whether the client introduces itself with a token (bit
+ * 2), the second how the rest, the server's bytes, is cut into pieces. The pieces must make no
+ * difference, and facts that came through must be possible ones.
  */
 #include "fuzz.h"
 #include "nbd/negotiation.h"
@@ -50,21 +51,31 @@ static void take_facts(const struct negotiation_facts *facts, enum nbd_reply_sty
 	GMB_ASSERT(is_power_of_two(facts->sizes.preferred));
 	GMB_ASSERT(facts->sizes.preferred >= MAX(facts->sizes.minimum, 512U));
 	GMB_ASSERT(facts->sizes.payload_max >= facts->sizes.preferred);
+	GMB_ASSERT(facts->fenced == (facts->epoch != 0));
 	GMB_ASSERT(!facts->allocation || facts->style != NBD_REPLIES_SIMPLE);
 	digest_number(result, facts->style);
 	digest_number(result, facts->size);
 	digest_number(result, facts->flags);
 	digest_number(result, facts->sizes_told);
 	digest_number(result, facts->allocation);
+	digest_number(result, facts->epoch);
+	digest_number(result, facts->is_volatile);
 	digest_number(result, facts->allocation ? facts->allocation_id : 0);
 	digest_add(result, facts->name, strlen(facts->name) + 1);
 	digest_add(result, facts->description, strlen(facts->description) + 1);
 }
 
-static struct result talk(
-	enum nbd_reply_style style_max, const uint8_t *data, size_t size, size_t piece)
+static struct result talk(enum nbd_reply_style style_max, bool introduced, const uint8_t *data,
+	size_t size, size_t piece)
 {
-	struct negotiation_options options = { .export_name = "disk", .style_max = style_max };
+	static const char *const instead[] = { "0123456789abcdef.7", "0123456789abcdef.8" };
+	struct negotiation_options options = {
+		.export_name = "disk",
+		.style_max = style_max,
+		.token = introduced ? "0123456789abcdef.9" : NULL,
+		.instead = instead,
+		.instead_count = introduced ? ARRAY_COUNT(instead) : 0,
+	};
 	struct result result = { 0 };
 	struct negotiation *negotiation;
 
@@ -105,13 +116,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	enum nbd_reply_style style_max;
 	struct result whole;
 	struct result pieces;
+	bool introduced;
 
 	if (size < 2) {
 		return 0;
 	}
-	style_max = (enum nbd_reply_style)(data[0] % 3);
-	whole = talk(style_max, data + 2, size - 2, size);
-	pieces = talk(style_max, data + 2, size - 2, 1 + data[1] % 32);
+	style_max = (enum nbd_reply_style)((data[0] & 3) % 3);
+	introduced = (data[0] & 4) != 0;
+	whole = talk(style_max, introduced, data + 2, size - 2, size);
+	pieces = talk(style_max, introduced, data + 2, size - 2, 1 + data[1] % 32);
 	GMB_ASSERT(whole.code == pieces.code);
 	GMB_ASSERT(whole.finished == pieces.finished);
 	GMB_ASSERT(whole.sent == pieces.sent);

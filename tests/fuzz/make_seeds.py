@@ -308,7 +308,8 @@ def record_client(folder, corpus, path, name):
         said, heard = (bytes(side) for side in recorder.dialogues[0])
         best = ("simple", "structured", "extended").index(style)
         opening, facts = split_opening(heard)
-        corpus.write("negotiation", f"server-{name}-{style}", bytes([best, 0]) + opening)
+        corpus.write("negotiation", f"server-{name}-{style}",
+                     bytes([best | 4, 0]) + opening)
         if facts is not None and len(opening) < len(heard):
             if facts[0] != best:
                 continue  # the same as in another style
@@ -503,6 +504,11 @@ def hand_negotiation(corpus):
             "missing": b"\0\0" + greeting + reply(7, error + 6, b"none") + reply(2, 1),
             "tls": b"\2\0" + greeting + reply(11, error + 5) + reply(2, error + 2),
             "shutdown": b"\1\2" + greeting + reply(8, error + 7) + reply(2, 1),
+            "epoch": b"\4\1" + greeting + reply(9, 4, b"\0\0\0\0gmblock:epoch=0123456789abcdef") +
+                     reply(9, 1) + accepted,
+            "volatile": b"\5\1" + greeting + reply(8, 1) + reply(9, 4, b"\0\0\0\0x:y") +
+                        reply(9, 4, b"\0\0\0\0gmblock:epoch=f,volatile") + reply(9, 1) + selected +
+                        accepted,
             "speaks-first": b"\0\2" + greeting + accepted + b"gD\x66\x98",
     }.items():
         corpus.write("negotiation", f"hand-{name}", data)
