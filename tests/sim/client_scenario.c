@@ -46,6 +46,7 @@ struct test_request {
 	uint32_t group;
 	uint64_t begin; /* oracle time */
 	uint64_t seed;
+	uint64_t submitted_ns;
 	uint8_t *memory;
 	struct iovec iov[PIECES_MAX];
 	struct gmb_extent extents[EXTENTS_MAX];
@@ -63,10 +64,9 @@ struct scenario {
 	uint32_t busy;
 	bool overlap;
 	bool gave_up;
-	uint64_t limit_ns; /* what the time limits add up to */
-	uint64_t
-		progress_ns; /* when a request was last completed, or submitted to an idle client */
-	const char *doing;   /* what the watchdog waits for, or NULL */
+	uint64_t limit_ns;    /* what the time limits add up to */
+	uint64_t progress_ns; /* when a request was last completed */
+	const char *doing;    /* what the watchdog waits for, or NULL */
 	uint64_t deadline_ns;
 	bool watchdog_pending;
 	uint64_t done_count;
@@ -374,9 +374,7 @@ static void submit_one(struct scenario *scenario, struct test_request *test)
 		request->flags = world_percent(20) ? GMB_FUA : 0;
 		begin_record(scenario, test);
 	}
-	if (scenario->busy == 0) {
-		scenario->progress_ns = sim_now_ns();
-	}
+	test->submitted_ns = sim_now_ns();
 	test->busy = true;
 	scenario->busy++;
 	scenario->budget--;
@@ -384,6 +382,19 @@ static void submit_one(struct scenario *scenario, struct test_request *test)
 }
 
 /* --- the client ----------------------------------------------------------------------------- */
+
+/* Since when something has not been done: the oldest request, or else the last one's end. */
+static uint64_t waiting_since(const struct scenario *scenario)
+{
+	uint64_t oldest_ns = scenario->progress_ns;
+
+	for (uint32_t i = 0; i < scenario->depth; i++) {
+		if (scenario->requests[i].busy) {
+			oldest_ns = MIN(oldest_ns, scenario->requests[i].submitted_ns);
+		}
+	}
+	return oldest_ns;
+}
 
 static void client_event(void *context, enum gmb_event event, const char *text)
 {
@@ -399,7 +410,7 @@ static void client_event(void *context, enum gmb_event event, const char *text)
 	switch (event) {
 	case GMB_EVENT_GAVE_UP:
 		scenario->gave_up = true;
-		if (world->crashes == 0 && sim_now_ns() - scenario->progress_ns < patience_ns) {
+		if (world->crashes == 0 && sim_now_ns() - waiting_since(scenario) < patience_ns) {
 			model_fail("gave up too early: %s", text);
 		}
 		break;
@@ -457,6 +468,7 @@ static bool open_client(struct scenario *scenario)
 				scenario->info.bytes, scenario->world.size);
 		}
 		scenario->gave_up = false;
+		scenario->progress_ns = sim_now_ns();
 		return true;
 	}
 	if (scenario->world.calm) {

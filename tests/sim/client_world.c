@@ -610,6 +610,9 @@ void world_create(struct world *world, uint64_t scale_ns, bool verbose)
 	nbd_limits_default(&world->limits);
 	world->limits.memory_bytes_max = UINT64_C(1048576) * (4 + world_below(12));
 	if (world_percent(40)) {
+		world->limits.payload_bytes_max = 64 << 10; /* longer requests are split */
+	}
+	if (world_percent(40)) {
 		world->limits.inflight_per_session_max = 1 + (uint32_t)world_below(16);
 		world->limits.inflight_max =
 			world->limits.inflight_per_session_max + (uint32_t)world_below(16);
