@@ -161,6 +161,9 @@ void gmb_submit(struct gmb_client *client, struct gmb_request *request)
 	request->result = 0;
 	request->extent_count = 0;
 	request->in_flight = 1;
+	if (client->explained == request) {
+		client->explained = NULL; /* that was about its last life */
+	}
 	client->requests_in_flight++;
 	err = client->state == CLIENT_DEAD ? -ENOTCONN : check_operation(client, request);
 	if (err == 0) {
