@@ -6,7 +6,12 @@
 
 #include "client/client_private.h"
 
-enum { ENTRIES_DEFAULT = 256, ENTRIES_MAX = 4096, REGIONS_MAX = 256 };
+enum {
+	ENTRIES_DEFAULT = 256,
+	ENTRIES_MAX = 4096,
+	REGIONS_MAX = 256,
+	ROUNDS_MAX = 16, /* of a wait that does not wait, while each of them completes something */
+};
 
 const char *gmb_version(void)
 {
@@ -161,10 +166,25 @@ void queue_round(struct gmb_queue *queue, uint64_t limit_ns)
 	}
 }
 
+/* Before the caller polls the descriptor: everything must be under way, and what only we know of
+ * must make it readable. */
+static void get_ready_to_poll(struct gmb_queue *queue, bool more)
+{
+	uint64_t before = queue->completed;
+
+	flush(queue);
+	ring_flush(queue->ring);
+	if (more || queue->completed != before || !list_is_empty(&queue->ended)) {
+		ring_poll_again(queue->ring);
+	}
+}
+
 int gmb_queue_wait(struct gmb_queue *queue, int timeout_ms)
 {
 	uint64_t before = queue->completed;
 	uint64_t end_ns = 0;
+	bool more = false;
+	int rounds = 0;
 
 	if (queue->inside) {
 		return -EDEADLK;
@@ -186,11 +206,13 @@ int gmb_queue_wait(struct gmb_queue *queue, int timeout_ms)
 			(limit_ns == 0 && queue->completed == round)) {
 			break;
 		}
+		if (timeout_ms == 0 && ++rounds == ROUNDS_MAX) {
+			more = true; /* the caller has other things to do as well */
+			break;
+		}
 	}
 	if (timeout_ms == 0) {
-		/* The caller may poll the descriptor next: everything must be under way. */
-		flush(queue);
-		ring_flush(queue->ring);
+		get_ready_to_poll(queue, more || queue->woken);
 	}
 	queue->woken = false;
 	return (int)MIN(queue->completed - before, (uint64_t)INT32_MAX);

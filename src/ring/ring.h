@@ -126,6 +126,9 @@ int ring_turn_limited(struct ring *ring, uint64_t limit_ns);
  * turn costs a system call more. A negative errno: no descriptor is to be had; -1 in the
  * simulation. */
 int ring_poll_fd(struct ring *ring);
+/* Makes it readable until the next turn: the owner has something to run of which the ring does not
+ * know. Nothing happens when nobody asked for the descriptor. */
+void ring_poll_again(struct ring *ring);
 
 /*
  * How patient a wait is: it wakes for count completions at once, for fewer only after max_wait_ns.

@@ -441,10 +441,8 @@ void ring_flush(struct ring *ring)
 	/* The kernel tells of what is new to it. Not new, or not known to it, and all the same
 	 * something for the next turn: what was deferred here, and work beyond what one call of
 	 * the kernel runs. */
-	if (ring->poll_fd >= 0 && (ring->deferred.head != NULL || has_news(ring))) {
-		uint64_t one = 1;
-
-		(void)!write(ring->poll_fd, &one, sizeof(one));
+	if (ring->deferred.head != NULL || has_news(ring)) {
+		ring_poll_again(ring);
 	}
 }
 
@@ -621,6 +619,17 @@ int ring_poll_fd(struct ring *ring)
 	}
 	atomic_store_explicit(&ring->mailbox.poll_fd, ring->poll_fd, memory_order_release);
 	return ring->poll_fd;
+}
+
+void ring_poll_again(struct ring *ring)
+{
+	uint64_t one = 1;
+
+	if (ring->poll_fd >= 0) {
+		ssize_t written = write(ring->poll_fd, &one, sizeof(one));
+
+		GMB_ASSERT(written == sizeof(one) || errno == EAGAIN);
+	}
 }
 
 void ring_run(struct ring *ring)
