@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What the programs share that test libgmblock through its interface, each case a process of its
+ * own: PROGRAM CASE URI [ARGUMENT]. A case ends with status 0, or with the line that was not true.
+ *
+ * Threading: as the library. Ownership: plain. Errors: the process ends with status 1.
+ */
+#pragma once
+
+#include <errno.h>
+#include <gmblock/gmblock.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CHECK(condition)  check((condition), #condition, __FILE__, __LINE__)
+#define CHECK_EQUAL(a, b) check_equal((int64_t)(a), (int64_t)(b), #a " == " #b, __FILE__, __LINE__)
+
+static inline void check(bool fine, const char *text, const char *file, int line)
+{
+	if (!fine) {
+		fprintf(stderr, "%s:%d: not true: %s\n", file, line, text);
+		exit(1);
+	}
+}
+
+static inline void check_equal(int64_t a, int64_t b, const char *text, const char *file, int line)
+{
+	if (a != b) {
+		fprintf(stderr, "%s:%d: not true: %s: %lld and %lld\n", file, line, text,
+			(long long)a, (long long)b);
+		exit(1);
+	}
+}
+
+struct run {
+	struct gmb_queue *queue;
+	struct gmb_client *client;
+	struct gmb_info info;
+	const char *uri;
+	const char *argument; /* or NULL */
+};
+
+struct test_case {
+	const char *name;
+	void (*function)(struct run *run);
+};
+
+/* A request that knows how often it was told of. */
+struct counted {
+	struct gmb_request request;
+	int done_count;
+	struct run *run;
+};
+
+static inline void counted_done(struct gmb_request *request)
+{
+	struct counted *counted = request->context;
+
+	CHECK_EQUAL(request->in_flight, 0);
+	counted->done_count++;
+}
+
+static inline void counted_init(struct run *run, struct counted *counted)
+{
+	memset(counted, 0, sizeof(*counted));
+	counted->run = run;
+	counted->request.done = counted_done;
+	counted->request.context = counted;
+}
+
+/* Submits it, which must not call back, and waits. */
+static inline int counted_run(struct counted *counted)
+{
+	struct run *run = counted->run;
+	int before = counted->done_count;
+
+	gmb_submit(run->client, &counted->request);
+	CHECK_EQUAL(counted->done_count, before);
+	CHECK(counted->request.in_flight != 0);
+	while (counted->done_count == before) {
+		CHECK(gmb_queue_wait(run->queue, -1) > 0);
+	}
+	CHECK_EQUAL(counted->done_count, before + 1);
+	return counted->request.result;
+}
+
+static inline struct gmb_client *open_or_die(
+	struct gmb_queue *queue, const char *uri, const struct gmb_options *options)
+{
+	struct gmb_client *client = NULL;
+	struct gmb_error error = { 0 };
+
+	if (gmb_open(queue, uri, options, &client, &error) != 0) {
+		fprintf(stderr, "%s\n", error.text);
+		exit(1);
+	}
+	return client;
+}
+
+static inline struct gmb_queue *queue_or_die(void)
+{
+	struct gmb_queue *queue = NULL;
+	struct gmb_error error = { 0 };
+
+	if (gmb_queue_create(NULL, &queue, &error) != 0) {
+		fprintf(stderr, "%s\n", error.text);
+		exit(1);
+	}
+	return queue;
+}
+
+static inline struct gmb_stats stats_of(const struct gmb_client *client)
+{
+	struct gmb_stats stats = { .size = sizeof(stats) };
+
+	gmb_get_stats(client, &stats);
+	return stats;
+}
+
+/* Opens again with options. */
+static inline void reopen(struct run *run, struct gmb_options options)
+{
+	options.size = sizeof(options);
+	CHECK_EQUAL(gmb_close(run->client), 0);
+	run->client = open_or_die(run->queue, run->uri, &options);
+	gmb_get_info(run->client, &run->info);
+}
+
+/* Bytes that differ from place to place. */
+static inline void fill(uint8_t *bytes, size_t len, uint64_t seed)
+{
+	for (size_t i = 0; i < len; i++) {
+		uint64_t z = (seed + i) * UINT64_C(0x9e3779b97f4a7c15);
+
+		bytes[i] = (uint8_t)(z >> 56 ^ z >> 23);
+	}
+}
+
+static inline int run_cases(const struct test_case *cases, int argc, char **argv)
+{
+	struct run run = { .info = { .size = sizeof(run.info) } };
+
+	if (argc < 3) {
+		for (const struct test_case *at = cases; at->name != NULL; at++) {
+			puts(at->name);
+		}
+		return 0;
+	}
+	run.uri = argv[2];
+	run.argument = argc > 3 ? argv[3] : NULL;
+	for (const struct test_case *at = cases; at->name != NULL; at++) {
+		if (strcmp(at->name, argv[1]) == 0) {
+			run.queue = queue_or_die();
+			run.client = open_or_die(run.queue, run.uri, NULL);
+			gmb_get_info(run.client, &run.info);
+			at->function(&run);
+			CHECK_EQUAL(gmb_close(run.client), 0);
+			CHECK_EQUAL(gmb_queue_destroy(run.queue), 0);
+			return 0;
+		}
+	}
+	fprintf(stderr, "no such case: %s\n", argv[1]);
+	return 2;
+}
