@@ -258,9 +258,10 @@ class Client:
         return request
 
     def new_status(self, offset, length, extents_max=64, flags=0):
+        room = (Extent * extents_max)()
         request = Request()
-        LIBRARY.gmb_prepare_status(byref(request), (Extent * extents_max)(), extents_max, offset,
-                                   length)
+        LIBRARY.gmb_prepare_status(byref(request), room, extents_max, offset, length)
+        request.room = room
         request.flags = flags
         return request
 

@@ -1,0 +1,350 @@
+#!/usr/bin/python3
+"""libgmblock when connections break: the requests in flight are done all the same, once each, or
+fail in time. Through the Python example, which is tried with it.
+
+    client-reconnect.py GMBLOCK LIBRARY EXAMPLES
+"""
+import errno
+import os
+import random
+import socket
+import sys
+import threading
+
+import support
+
+BYTES = 8 << 20
+
+
+class Proxy:
+    """Stands between the client and a server. For each connection in turn, limits says after how
+    many bytes of the server's what happens; later connections are left alone."""
+
+    def __init__(self, path, target, *limits):
+        self.target = target
+        self.limits = list(limits)  # (bytes, "cut", "freeze" or "half-close")
+        self.passed = []
+        self.sockets = []
+        self.lock = threading.Lock()
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(path)
+        self.listener.listen(16)
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            try:
+                client, _ = self.listener.accept()
+            except OSError:
+                return
+            server = socket.socket(socket.AF_UNIX)
+            try:
+                server.connect(self.target)
+            except OSError:
+                client.close()
+                continue
+            with self.lock:
+                number = len(self.passed)
+                self.passed.append(0)
+                self.sockets += [client, server]
+            limit = self.limits[number] if number < len(self.limits) else (None, "")
+            threading.Thread(target=self.pump, args=(client, server, None, limit),
+                             daemon=True).start()
+            threading.Thread(target=self.pump, args=(server, client, number, limit),
+                             daemon=True).start()
+
+    def pump(self, source, target, number, limit):
+        """number: of the connection, for the server's direction."""
+        left, what = limit if number is not None else (None, "")
+        try:
+            while left is None or left > 0:
+                data = source.recv(65536 if left is None else min(left, 65536))
+                if not data:
+                    break
+                if number is not None:
+                    self.passed[number] += len(data)
+                target.sendall(data)
+                if left is not None:
+                    left -= len(data)
+            if left == 0 and what == "freeze":
+                return
+            if left == 0 and what == "half-close":
+                target.shutdown(socket.SHUT_WR)
+                return
+            for end in (source, target):
+                end.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def close(self):
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        for end in self.sockets:
+            end.close()
+
+
+class Reconnect(support.Case):
+    def setUp(self):
+        super().setUp()
+        self.events = []
+        self.image = self.path("image")
+        self.content = bytearray(random.Random(3).randbytes(BYTES))
+        with open(self.image, "wb") as file:
+            file.write(self.content)
+        self.queue = gmblock.Queue()
+        self.addCleanup(self.queue.destroy)
+
+    def serve(self, *keys, name="s"):
+        export = "=" + ",".join([self.image, *keys])
+        return self.start("--export", export, "--listen", self.socket_uri(name))
+
+    def open(self, name="s", **options):
+        client = self.queue.open(
+            self.socket_uri(name), connections=options.pop("connections", 1),
+            event=lambda event, text: self.events.append((event, text)), **options)
+        self.addCleanup(client.close)
+        return client
+
+    def names(self):
+        return [event for event, _ in self.events]
+
+    def proxy(self, *limits):
+        proxy = Proxy(self.path("p"), self.path("s"), *limits)
+        self.addCleanup(proxy.close)
+        return proxy
+
+    def until_event(self, name):
+        while name not in self.names():
+            self.queue.wait(50)
+
+    def submit(self, client, requests):
+        """A list that the results come into, in the order in which they are done."""
+        done = []
+        for request in requests:
+            client.submit(request, done.append)
+        return done
+
+    def wait_for(self, done, count):
+        while len(done) < count:
+            self.queue.wait(-1)
+        self.queue.wait(0)
+        self.assertEqual(len(done), count)
+
+    def reads(self, client, count=40, length=5000):
+        return [client.new_read(length, 100 * i) for i in range(count)]
+
+    def check_reads(self, done):
+        for request in done:
+            self.assertEqual(request.result, 0)
+            self.assertEqual(request.buffer.raw[:request.length],
+                             self.content[request.offset:request.offset + request.length])
+
+    # --- servers that come back
+
+    def test_an_idle_client_comes_back(self):
+        server = self.serve()
+        client = self.open()
+        self.assertEqual(client.read(100, 50), self.content[50:150])
+        server.kill()
+        self.until_event("lost")
+        self.serve()
+        self.assertEqual(client.read(100, 60), self.content[60:160])
+        self.assertEqual(self.names(), ["lost", "reconnected"])
+        self.assertEqual(client.stats().connections_lost, 1)
+
+    def test_requests_in_flight_are_sent_again(self):
+        server = self.serve("delay=read:1000s")
+        client = self.open()
+        client.write(b"before" * 100, 0)
+        self.content[:600] = b"before" * 100
+        done = self.submit(client, self.reads(client))
+        self.queue.wait(0)
+        # The server has them: it answers a later write, and none of these.
+        client.write(b"x", BYTES - 1)
+        self.content[BYTES - 1:] = b"x"
+        self.assertEqual(done, [])
+        server.kill()
+        self.until_event("lost")
+        self.assertEqual(done, [])
+        self.serve()
+        self.wait_for(done, 40)
+        self.check_reads(done)
+        self.assertEqual(self.names(), ["lost", "reconnected"])
+        self.assertEqual(client.stats().commands_replayed, 40)
+
+    def test_requests_made_while_it_is_away(self):
+        server = self.serve()
+        client = self.open()
+        server.kill()
+        self.until_event("lost")
+        done = self.submit(client, self.reads(client))
+        self.queue.wait(10)
+        self.assertEqual(done, [])
+        self.serve()
+        self.wait_for(done, 40)
+        self.check_reads(done)
+        self.assertEqual(client.stats().commands_replayed, 0)
+
+    def test_a_clean_stop_and_start(self):
+        server = self.serve()
+        client = self.open()
+        for _ in range(3):
+            done = self.submit(client, self.reads(client, 200))
+            self.queue.wait(0)
+            self.assertEqual(server.stop()[0], 0)
+            server = self.serve()
+            self.wait_for(done, 200)
+            self.check_reads(done)
+
+    def test_another_size(self):
+        server = self.serve()
+        client = self.open()
+        server.kill()
+        self.until_event("lost")
+        os.truncate(self.image, BYTES // 2)
+        self.serve()
+        self.until_event("resized")
+        self.assertEqual(client.info().bytes, BYTES // 2)
+        self.assertEqual(self.names(), ["lost", "reconnected", "resized"])
+        with self.assertRaises(gmblock.Error) as caught:
+            client.read(512, BYTES // 2)
+        self.assertEqual(caught.exception.errno, errno.EINVAL)
+
+    # --- connections that break at any byte
+
+    def mixed(self, client):
+        """Requests of all kinds that do not touch each other's bytes, and what to check."""
+        requests = self.reads(client, 6, 300)
+        requests += [client.new_write(bytes([i]) * 200, 100000 + 200 * i) for i in range(4)]
+        for i in range(4):
+            self.content[100000 + 200 * i:100200 + 200 * i] = bytes([i]) * 200
+        requests.append(client.new_status(0, BYTES))
+        requests.append(client.new(gmblock.FLUSH))
+        requests.append(client.new(gmblock.ZERO, 200000, 5000))
+        self.content[200000:205000] = bytes(5000)
+        return requests
+
+    def broken_dialogue(self, what, flags, step, **options):
+        self.serve()
+        proxy = Proxy(self.path("measure"), self.path("s"))
+        self.addCleanup(proxy.close)
+        client = self.open("measure", flags=flags)
+        greeting = proxy.passed[0]
+        requests = self.mixed(client)
+        self.wait_for(self.submit(client, requests), len(requests))
+        whole = proxy.passed[0]
+        self.assertGreater(whole, greeting + 2000)
+        for at in range(greeting, whole, step):
+            with self.subTest(at=at - greeting):
+                self.events.clear()
+                proxy = Proxy(self.path(f"p{at}"), self.path("s"), (at, what))
+                self.addCleanup(proxy.close)
+                client = self.open(f"p{at}", flags=flags, **options)
+                requests = self.mixed(client)
+                done = self.submit(client, requests)
+                self.wait_for(done, len(requests))
+                self.assertEqual([request.result for request in done], [0] * len(done))
+                self.check_reads([one for one in done if one.operation == gmblock.READ])
+                for one in done:
+                    if one.operation == gmblock.STATUS:
+                        self.assertEqual(gmblock.extents(one)[0][0], 0)
+                self.assertEqual(client.read(10000, 98000), self.content[98000:108000])
+                self.assertEqual(client.read(10000, 198000), self.content[198000:208000])
+                self.assertEqual(self.names(), ["lost", "reconnected"])
+                client.close()
+
+    def test_a_connection_is_cut_in_extended_replies(self):
+        self.broken_dialogue("cut", 0, 97)
+
+    def test_a_connection_is_cut_in_structured_replies(self):
+        self.broken_dialogue("cut", gmblock.OPEN_NO_EXTENDED, 97)
+
+    def test_a_connection_is_half_closed(self):
+        self.broken_dialogue("half-close", 0, 301)
+
+    def test_a_connection_falls_silent(self):
+        self.broken_dialogue("freeze", 0, 701, request_timeout_ms=50)
+
+    def test_one_of_several_connections(self):
+        self.serve()
+        self.proxy((None, ""), (2000, "cut"), (70000, "cut"))
+        client = self.open("p", connections=4)
+        self.assertEqual(client.info().connections, 4)
+        done = self.submit(client, self.reads(client, 300))
+        self.wait_for(done, 300)
+        self.check_reads(done)
+        self.assertIn("lost", self.names())
+        # The others went on: it was never away.
+        self.assertNotIn("reconnected", self.names())
+
+    # --- servers that do not come back
+
+    def test_without_reconnecting(self):
+        server = self.serve("delay=read:1000s")
+        client = self.open(flags=gmblock.OPEN_NO_RECONNECT)
+        done = self.submit(client, self.reads(client))
+        self.queue.wait(0)
+        client.write(b"x", 0)
+        server.kill()
+        self.wait_for(done, 40)
+        self.assertEqual({request.result for request in done}, {-errno.ENOTCONN})
+        self.assertIn("read of 5000 bytes", client.explain(done[0]))
+        self.assertEqual(self.names(), ["lost", "gave-up"])
+        with self.assertRaises(gmblock.Error) as caught:
+            client.flush()
+        self.assertEqual(caught.exception.errno, errno.ENOTCONN)
+
+    def test_giving_up(self):
+        server = self.serve("delay=read:1000s")
+        client = self.open(reconnect_timeout_ms=200)
+        done = self.submit(client, self.reads(client))
+        self.queue.wait(0)
+        client.write(b"x", 0)
+        server.kill()
+        self.wait_for(done, 40)
+        self.assertEqual({request.result for request in done}, {-errno.ENOTCONN})
+        self.assertEqual(self.names(), ["lost", "gave-up"])
+        self.assertIn("gave up after", self.events[-1][1])
+        # It is over, also when the server is there again.
+        self.serve()
+        with self.assertRaises(gmblock.Error):
+            client.read(1, 0)
+
+    def test_closing_while_it_is_away(self):
+        server = self.serve()
+        client = self.open(reconnect_timeout_ms=200)
+        server.kill()
+        self.until_event("lost")
+        done = self.submit(client, self.reads(client))
+        client.close()
+        self.assertEqual({request.result for request in done}, {-errno.ENOTCONN})
+        self.assertEqual(len(done), 40)
+
+    def test_the_export_is_gone(self):
+        server = self.serve()
+        client = self.open(reconnect_timeout_ms=200)
+        server.kill()
+        self.until_event("lost")
+        self.start("--export", f"other={self.image}", "--listen", self.socket_uri())
+        with self.assertRaises(gmblock.Error) as caught:
+            client.read(1, 0)
+        self.assertEqual(caught.exception.errno, errno.ENOTCONN)
+
+    def test_a_server_that_does_not_finish_the_handshake(self):
+        self.serve()
+        self.proxy((0, "freeze"), (30, "freeze"), (100, "cut"))
+        for _ in range(2):
+            with self.assertRaises(gmblock.Error) as caught:
+                self.open("p", connect_timeout_ms=100)
+            self.assertEqual(caught.exception.errno, errno.ETIMEDOUT)
+        with self.assertRaises(gmblock.Error):
+            self.open("p")
+        self.assertEqual(self.open("p").read(10, 0), self.content[:10])
+        self.assertEqual(self.events, [])
+
+
+if __name__ == "__main__":
+    os.environ["GMBLOCK_LIBRARY"] = os.path.realpath(sys.argv.pop(2))
+    sys.path.insert(0, os.path.realpath(sys.argv.pop(2)))
+    import gmblock
+    support.main()
