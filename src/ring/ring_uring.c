@@ -441,7 +441,7 @@ void ring_flush(struct ring *ring)
 	/* The kernel tells of what is new to it. Not new, or not known to it, and all the same
 	 * something for the next turn: what was deferred here, and work beyond what one call of
 	 * the kernel runs. */
-	if (ring->deferred.head != NULL || has_news(ring)) {
+	if (ring->poll_fd >= 0 && (ring->deferred.head != NULL || has_news(ring))) {
 		ring_poll_again(ring);
 	}
 }

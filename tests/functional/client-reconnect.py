@@ -191,7 +191,10 @@ class Reconnect(support.Case):
         for _ in range(3):
             done = self.submit(client, self.reads(client, 200))
             self.queue.wait(0)
-            self.assertEqual(server.stop()[0], 0)
+            server.signal()
+            while server.process.poll() is None:
+                self.queue.wait(10)  # it stops when its answers are taken
+            self.assertEqual(server.wait()[0], 0)
             server = self.serve()
             self.wait_for(done, 200)
             self.check_reads(done)
