@@ -159,8 +159,7 @@ static void dispatch_waiting(struct gmb_client *client)
 		if (!request_split(client, request, command)) {
 			list_remove(&state->node);
 		}
-		link_add(&connection->link, &command->call);
-		client->stats.commands++;
+		connection_add(connection, command);
 	}
 }
 
@@ -178,8 +177,7 @@ void client_dispatch(struct gmb_client *client)
 			return;
 		}
 		command = list_entry(list_pop_front(&client->replays), struct command, node);
-		link_add(&connection->link, &command->call);
-		client->stats.commands++;
+		connection_add(connection, command);
 	}
 	dispatch_waiting(client);
 }

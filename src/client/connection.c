@@ -54,6 +54,15 @@ bool connection_has_room(const struct connection *connection)
 	       connection->link.call_count < connection->client->options.depth;
 }
 
+void connection_add(struct connection *connection, struct command *command)
+{
+	if (connection->link.call_count == 0) {
+		connection->heard_ns = ring_now_ns(ring_of(connection)); /* silence begins here */
+	}
+	link_add(&connection->link, &command->call);
+	connection->client->stats.commands++;
+}
+
 /* --- the end ------------------------------------------------------------------------------- */
 
 /* Commands that the server did not answer go back to the client, before those that wait. */
@@ -357,13 +366,7 @@ void connection_flush(struct connection *connection)
 	if (connection->state != CONNECTION_READY) {
 		return;
 	}
-	if (connection->link.call_count == 0) {
-		connection->idle = true;
-	} else if (connection->idle) {
-		connection->idle = false;
-		connection->heard_ns = ring_now_ns(ring_of(connection));
-	}
-	if (!connection->idle && !connection->timer_op.in_flight) {
+	if (connection->link.call_count > 0 && !connection->timer_op.in_flight) {
 		timer_set(connection, connection->client->options.request_timeout_ms * NS_PER_MS);
 	}
 	send_some(connection);
@@ -421,7 +424,6 @@ static void become_ready(struct connection *connection)
 		ring_random(ring_of(connection)) >> 16);
 	connection->state = CONNECTION_READY;
 	connection->was_ready = true;
-	connection->idle = true;
 	ring_cancel(ring_of(connection), &connection->timer_op);
 	err = client_connection_ready(connection->client, connection, &error);
 	if (err != 0) {
