@@ -177,13 +177,15 @@ void gmb_submit(struct gmb_client *client, struct gmb_request *request)
 static uint64_t part_max(const struct gmb_client *client, const struct gmb_request *request)
 {
 	const struct negotiation_facts *facts = client->facts;
-	uint64_t align = MAX(facts->sizes.preferred, facts->sizes.minimum);
+	uint32_t payload_max = MIN(facts->sizes.payload_max, (uint32_t)CLIENT_PAYLOAD_MAX);
+	/* The preferred size is at most the server's limit, but may be above ours. */
+	uint32_t align = facts->sizes.preferred <= payload_max ? facts->sizes.preferred
+							       : facts->sizes.minimum;
 
 	switch ((enum gmb_operation)request->operation) {
 	case GMB_READ:
 	case GMB_WRITE:
-		return align_down(
-			MIN(facts->sizes.payload_max, (uint32_t)CLIENT_PAYLOAD_MAX), align);
+		return align_down(payload_max, align);
 	case GMB_FLUSH:
 	case GMB_TRIM:
 	case GMB_ZERO:
