@@ -628,14 +628,15 @@ int gmb_close(struct gmb_client *client)
 	if (client->queue->inside) {
 		return -EDEADLK;
 	}
-	while (client->requests_in_flight > 0) {
+	/* Results that are known and not told may be of this client's requests, and what is called
+	 * for them may submit. */
+	while (client->requests_in_flight > 0 || !list_is_empty(&client->queue->ended)) {
 		queue_round(client->queue, UINT64_MAX);
 	}
-	/* Results that are known but were not told belong to this client's requests. */
-	while (!list_is_empty(&client->queue->ended)) {
-		queue_round(client->queue, 0);
-	}
 	close_connections(client);
+	while (!list_is_empty(&client->queue->ended)) {
+		queue_round(client->queue, 0); /* from callbacks of other clients */
+	}
 	client_free(client);
 	return 0;
 }

@@ -134,6 +134,20 @@ static int check_range(const struct gmb_client *client, const struct gmb_request
 	return sum == request->length ? 0 : -EINVAL;
 }
 
+static int check_request(const struct gmb_client *client, const struct gmb_request *request)
+{
+	int err;
+
+	if (client->state == CLIENT_DEAD) {
+		return -ENOTCONN;
+	}
+	if (client->state == CLIENT_CLOSING) {
+		return -ESHUTDOWN;
+	}
+	err = check_operation(client, request);
+	return err != 0 ? err : check_range(client, request);
+}
+
 /* --- submitting and splitting -------------------------------------------------------------- */
 
 static void end_now(struct gmb_client *client, struct gmb_request *request, int err)
@@ -162,10 +176,10 @@ void gmb_submit(struct gmb_client *client, struct gmb_request *request)
 	request->extent_count = 0;
 	request->in_flight = 1;
 	client->requests_in_flight++;
-	err = client->state == CLIENT_DEAD ? -ENOTCONN : check_operation(client, request);
-	if (err == 0) {
-		err = check_range(client, request);
+	if (client->explained == request) {
+		client->explained = NULL; /* that was its last life */
 	}
+	err = check_request(client, request);
 	if (err != 0 || (request->length == 0 && request->operation != GMB_FLUSH)) {
 		end_now(client, request, err);
 		return;
