@@ -184,8 +184,8 @@ void client_dispatch(struct gmb_client *client)
 
 /* --- connections come and go ---------------------------------------------------------------- */
 
-/* Everything that waits fails with err. */
-static void fail_all(struct gmb_client *client, int err)
+/* What connections have given back fails with err. */
+static void fail_replays(struct gmb_client *client, int err)
 {
 	while (!list_is_empty(&client->replays)) {
 		struct command *command =
@@ -194,6 +194,12 @@ static void fail_all(struct gmb_client *client, int err)
 		command->call.result = err;
 		request_command_done(client, command, "");
 	}
+}
+
+/* Everything that waits fails with err. */
+static void fail_all(struct gmb_client *client, int err)
+{
+	fail_replays(client, err);
 	while (!list_is_empty(&client->waiting)) {
 		struct request_state *state =
 			list_entry(list_first(&client->waiting), struct request_state, node);
@@ -432,7 +438,9 @@ void client_connection_lost(struct gmb_client *client, struct connection *connec
 		client->lost_ns = ring_now_ns(client->queue->ring);
 	}
 	if ((client->options.flags & GMB_OPEN_NO_RECONNECT) != 0) {
-		if (!others) {
+		if (others) {
+			fail_replays(client, -ENOTCONN); /* unfenced, they must not be sent again */
+		} else {
 			give_up(client);
 		}
 		return;
