@@ -254,10 +254,6 @@ static bool received(struct connection *connection, ssize_t got)
 		lose_error(connection, &error);
 		return false;
 	}
-	if (connection->draining && connection->link.call_count == 0) {
-		lose(connection, -ESHUTDOWN, "the server is shutting down");
-		return false;
-	}
 	/* A full layout means that there may be more. */
 	return (size_t)got == connection->in_bytes && connection->link.call_count > 0;
 }
@@ -370,6 +366,10 @@ void connection_flush(struct connection *connection)
 		timer_set(connection, connection->client->options.request_timeout_ms * NS_PER_MS);
 	}
 	send_some(connection);
+	/* Here, because the last answer may have come before its request was sent. */
+	if (connection->draining && connection->link.call_count == 0) {
+		lose(connection, -ESHUTDOWN, "the server is shutting down");
+	}
 	if (connection->state == CONNECTION_READY) {
 		receive_arm(connection);
 	}
