@@ -8,6 +8,10 @@
 
 enum { ENTRIES_DEFAULT = 256, ENTRIES_MAX = 4096, REGIONS_MAX = 256 };
 
+/* A look without waiting ends after so many rounds even if each completes something: the program
+ * has other things to do. */
+enum { ROUNDS_MAX = 16 };
+
 const char *gmb_version(void)
 {
 	return GMBLOCK_VERSION;
@@ -149,10 +153,12 @@ static void flush(struct gmb_queue *queue)
 
 void queue_round(struct gmb_queue *queue, uint64_t limit_ns)
 {
+	uint64_t before = queue->completed;
+
 	flush(queue);
-	if (!list_is_empty(&queue->ended)) {
-		tell_ended(queue);
-		limit_ns = 0;
+	tell_ended(queue);
+	if (queue->completed != before) {
+		limit_ns = 0; /* sending, too, can complete requests: nothing to wait for */
 	}
 	if (limit_ns == UINT64_MAX) {
 		(void)ring_turn(queue->ring, true);
@@ -161,10 +167,24 @@ void queue_round(struct gmb_queue *queue, uint64_t limit_ns)
 	}
 }
 
+/* The caller may poll the descriptor next: everything must be under way. */
+static void flush_for_poll(struct gmb_queue *queue)
+{
+	uint64_t before;
+
+	do {
+		before = queue->completed;
+		flush(queue);
+		tell_ended(queue);
+	} while (queue->completed != before); /* callbacks may have submitted */
+	ring_flush(queue->ring);
+}
+
 int gmb_queue_wait(struct gmb_queue *queue, int timeout_ms)
 {
 	uint64_t before = queue->completed;
 	uint64_t end_ns = 0;
+	int rounds = 0;
 
 	if (queue->inside) {
 		return -EDEADLK;
@@ -183,14 +203,13 @@ int gmb_queue_wait(struct gmb_queue *queue, int timeout_ms)
 		}
 		queue_round(queue, limit_ns);
 		if (queue->woken || (timeout_ms != 0 && queue->completed != before) ||
-			(limit_ns == 0 && queue->completed == round)) {
+			(limit_ns == 0 && queue->completed == round) ||
+			(timeout_ms == 0 && ++rounds == ROUNDS_MAX)) {
 			break;
 		}
 	}
 	if (timeout_ms == 0) {
-		/* The caller may poll the descriptor next: everything must be under way. */
-		flush(queue);
-		ring_flush(queue->ring);
+		flush_for_poll(queue);
 	}
 	queue->woken = false;
 	return (int)MIN(queue->completed - before, (uint64_t)INT32_MAX);
