@@ -159,8 +159,7 @@ static void dispatch_waiting(struct gmb_client *client)
 		if (!request_split(client, request, command)) {
 			list_remove(&state->node);
 		}
-		link_add(&connection->link, &command->call);
-		client->stats.commands++;
+		connection_add(connection, command);
 	}
 }
 
@@ -178,16 +177,15 @@ void client_dispatch(struct gmb_client *client)
 			return;
 		}
 		command = list_entry(list_pop_front(&client->replays), struct command, node);
-		link_add(&connection->link, &command->call);
-		client->stats.commands++;
+		connection_add(connection, command);
 	}
 	dispatch_waiting(client);
 }
 
 /* --- connections come and go ---------------------------------------------------------------- */
 
-/* Everything that waits fails with err. */
-static void fail_all(struct gmb_client *client, int err)
+/* What connections have given back fails with err. */
+static void fail_replays(struct gmb_client *client, int err)
 {
 	while (!list_is_empty(&client->replays)) {
 		struct command *command =
@@ -196,6 +194,12 @@ static void fail_all(struct gmb_client *client, int err)
 		command->call.result = err;
 		request_command_done(client, command, "");
 	}
+}
+
+/* Everything that waits fails with err. */
+static void fail_all(struct gmb_client *client, int err)
+{
+	fail_replays(client, err);
 	while (!list_is_empty(&client->waiting)) {
 		struct request_state *state =
 			list_entry(list_first(&client->waiting), struct request_state, node);
@@ -440,7 +444,9 @@ void client_connection_lost(struct gmb_client *client, struct connection *connec
 		client->lost_ns = ring_now_ns(client->queue->ring);
 	}
 	if ((client->options.flags & GMB_OPEN_NO_RECONNECT) != 0) {
-		if (!others) {
+		if (others) {
+			fail_replays(client, -ENOTCONN); /* unfenced, they must not be sent again */
+		} else {
 			give_up(client);
 		}
 		return;
@@ -636,14 +642,15 @@ int gmb_close(struct gmb_client *client)
 	if (client->queue->inside) {
 		return -EDEADLK;
 	}
-	while (client->requests_in_flight > 0) {
+	/* Results that are known and not told may be of this client's requests, and what is called
+	 * for them may submit. */
+	while (client->requests_in_flight > 0 || !list_is_empty(&client->queue->ended)) {
 		queue_round(client->queue, UINT64_MAX);
 	}
-	/* Results that are known but were not told belong to this client's requests. */
-	while (!list_is_empty(&client->queue->ended)) {
-		queue_round(client->queue, 0);
-	}
 	close_connections(client);
+	while (!list_is_empty(&client->queue->ended)) {
+		queue_round(client->queue, 0); /* from callbacks of other clients */
+	}
 	client_free(client);
 	return 0;
 }

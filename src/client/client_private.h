@@ -91,7 +91,6 @@ struct connection {
 	bool was_ready;
 	uint32_t instead[CLIENT_LOST_MAX]; /* what was in client.lost when it introduced itself */
 	uint32_t instead_count;
-	bool idle;	     /* no command is awaited */
 	bool draining;	     /* the server is shutting down: no new commands (rule P127) */
 	bool leaving;	     /* closed on purpose: no reconnect */
 	struct error reason; /* why it was lost */
@@ -210,6 +209,8 @@ void connection_flush(struct connection *connection);
 /* Ends it, politely if it is ready; it is idle some turns later and does not come back. */
 void connection_leave(struct connection *connection);
 bool connection_has_room(const struct connection *connection);
+/* Gives it a command; there must be room. */
+void connection_add(struct connection *connection, struct command *command);
 
 /* --- dial.c ----------------------------------------------------------------------------------- */
 

@@ -54,6 +54,15 @@ bool connection_has_room(const struct connection *connection)
 	       connection->link.call_count < connection->client->options.depth;
 }
 
+void connection_add(struct connection *connection, struct command *command)
+{
+	if (connection->link.call_count == 0) {
+		connection->heard_ns = ring_now_ns(ring_of(connection)); /* silence begins here */
+	}
+	link_add(&connection->link, &command->call);
+	connection->client->stats.commands++;
+}
+
 /* --- the end ------------------------------------------------------------------------------- */
 
 /* Commands that the server did not answer go back to the client, before those that wait. */
@@ -245,10 +254,6 @@ static bool received(struct connection *connection, ssize_t got)
 		lose_error(connection, &error);
 		return false;
 	}
-	if (connection->draining && connection->link.call_count == 0) {
-		lose(connection, -ESHUTDOWN, "the server is shutting down");
-		return false;
-	}
 	/* A full layout means that there may be more. */
 	return (size_t)got == connection->in_bytes && connection->link.call_count > 0;
 }
@@ -357,16 +362,14 @@ void connection_flush(struct connection *connection)
 	if (connection->state != CONNECTION_READY) {
 		return;
 	}
-	if (connection->link.call_count == 0) {
-		connection->idle = true;
-	} else if (connection->idle) {
-		connection->idle = false;
-		connection->heard_ns = ring_now_ns(ring_of(connection));
-	}
-	if (!connection->idle && !connection->timer_op.in_flight) {
+	if (connection->link.call_count > 0 && !connection->timer_op.in_flight) {
 		timer_set(connection, connection->client->options.request_timeout_ms * NS_PER_MS);
 	}
 	send_some(connection);
+	/* Here, because the last answer may have come before its request was sent. */
+	if (connection->draining && connection->link.call_count == 0) {
+		lose(connection, -ESHUTDOWN, "the server is shutting down");
+	}
 	if (connection->state == CONNECTION_READY) {
 		receive_arm(connection);
 	}
@@ -421,7 +424,6 @@ static void become_ready(struct connection *connection)
 		ring_random(ring_of(connection)) >> 16);
 	connection->state = CONNECTION_READY;
 	connection->was_ready = true;
-	connection->idle = true;
 	ring_cancel(ring_of(connection), &connection->timer_op);
 	err = client_connection_ready(connection->client, connection, &error);
 	if (err != 0) {

@@ -154,10 +154,12 @@ static void flush(struct gmb_queue *queue)
 
 void queue_round(struct gmb_queue *queue, uint64_t limit_ns)
 {
+	uint64_t before = queue->completed;
+
 	flush(queue);
-	if (!list_is_empty(&queue->ended)) {
-		tell_ended(queue);
-		limit_ns = 0;
+	tell_ended(queue);
+	if (queue->completed != before) {
+		limit_ns = 0; /* sending, too, can complete requests: nothing to wait for */
 	}
 	if (limit_ns == UINT64_MAX) {
 		(void)ring_turn(queue->ring, true);

@@ -134,6 +134,20 @@ static int check_range(const struct gmb_client *client, const struct gmb_request
 	return sum == request->length ? 0 : -EINVAL;
 }
 
+static int check_request(const struct gmb_client *client, const struct gmb_request *request)
+{
+	int err;
+
+	if (client->state == CLIENT_DEAD) {
+		return -ENOTCONN;
+	}
+	if (client->state == CLIENT_CLOSING) {
+		return -ESHUTDOWN;
+	}
+	err = check_operation(client, request);
+	return err != 0 ? err : check_range(client, request);
+}
+
 /* --- submitting and splitting -------------------------------------------------------------- */
 
 static void end_now(struct gmb_client *client, struct gmb_request *request, int err)
@@ -165,10 +179,10 @@ void gmb_submit(struct gmb_client *client, struct gmb_request *request)
 		client->explained = NULL; /* that was about its last life */
 	}
 	client->requests_in_flight++;
-	err = client->state == CLIENT_DEAD ? -ENOTCONN : check_operation(client, request);
-	if (err == 0) {
-		err = check_range(client, request);
+	if (client->explained == request) {
+		client->explained = NULL; /* that was its last life */
 	}
+	err = check_request(client, request);
 	if (err != 0 || (request->length == 0 && request->operation != GMB_FLUSH)) {
 		end_now(client, request, err);
 		return;
@@ -180,13 +194,15 @@ void gmb_submit(struct gmb_client *client, struct gmb_request *request)
 static uint64_t part_max(const struct gmb_client *client, const struct gmb_request *request)
 {
 	const struct negotiation_facts *facts = client->facts;
-	uint64_t align = MAX(facts->sizes.preferred, facts->sizes.minimum);
+	uint32_t payload_max = MIN(facts->sizes.payload_max, (uint32_t)CLIENT_PAYLOAD_MAX);
+	/* The preferred size is at most the server's limit, but may be above ours. */
+	uint32_t align = facts->sizes.preferred <= payload_max ? facts->sizes.preferred
+							       : facts->sizes.minimum;
 
 	switch ((enum gmb_operation)request->operation) {
 	case GMB_READ:
 	case GMB_WRITE:
-		return align_down(
-			MIN(facts->sizes.payload_max, (uint32_t)CLIENT_PAYLOAD_MAX), align);
+		return align_down(payload_max, align);
 	case GMB_FLUSH:
 	case GMB_TRIM:
 	case GMB_ZERO:
