@@ -212,8 +212,8 @@ static void give_up(struct gmb_client *client)
 	fail_all(client, -ENOTCONN);
 }
 
-static int give_up_forgotten(struct gmb_client *client, const struct negotiation_facts *facts,
-	struct error *error)
+static int give_up_forgotten(
+	struct gmb_client *client, const struct negotiation_facts *facts, struct error *error)
 {
 	if (facts->is_volatile || client->facts->is_volatile) {
 		error_set(error, -ENOTCONN,
@@ -224,8 +224,7 @@ static int give_up_forgotten(struct gmb_client *client, const struct negotiation
 		error_set(error, -ENOTCONN,
 			"%s: the server's machine has started anew, and %llu changes that it had "
 			"acknowledged were not flushed: they may be lost",
-			client->uri_text,
-			(unsigned long long)(client->changes - client->flushed));
+			client->uri_text, (unsigned long long)(client->changes - client->flushed));
 	}
 	client->trouble = *error;
 	give_up(client);

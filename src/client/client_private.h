@@ -86,8 +86,8 @@ enum connection_state {
 struct connection {
 	struct gmb_client *client;
 	enum connection_state state;
-	uint32_t number;     /* which of the client's connections, ever */
-	uint32_t attempts;   /* since the server last answered a command */
+	uint32_t number;   /* which of the client's connections, ever */
+	uint32_t attempts; /* since the server last answered a command */
 	bool was_ready;
 	uint32_t instead[CLIENT_LOST_MAX]; /* what was in client.lost when it introduced itself */
 	uint32_t instead_count;
@@ -102,7 +102,7 @@ struct connection {
 	struct ring_op send_op;
 	struct ring_op timer_op; /* back-off, handshake limit, or silence limit */
 	uint64_t heard_ns;	 /* when bytes came last, or requests began to wait */
-	uint64_t deadline_ns; /* of dialing and handshake together */
+	uint64_t deadline_ns;	 /* of dialing and handshake together */
 
 	struct negotiation *negotiation; /* kept: the link uses its facts */
 	uint8_t hello[CONNECTION_HELLO_BYTES];

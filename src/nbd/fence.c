@@ -25,13 +25,12 @@ static void wake_deliver(struct ring *ring, struct ring_message *message)
 	member->wake(member);
 }
 
-static struct fence_member *find(
-	const struct fence *fence, const uint8_t *token, uint32_t bytes)
+static struct fence_member *find(const struct fence *fence, const uint8_t *token, uint32_t bytes)
 {
 	struct fence_member *member = fence->members;
 
-	while (member != NULL && (member->token_bytes != bytes ||
-					 memcmp(member->token, token, bytes) != 0)) {
+	while (member != NULL &&
+		(member->token_bytes != bytes || memcmp(member->token, token, bytes) != 0)) {
 		member = member->next;
 	}
 	return member;

@@ -381,7 +381,8 @@ static bool take_token(struct option_string query, const char *kind, struct opti
 	if (!string_begins(query, kind) || query.length - skip > FENCE_TOKEN_BYTES_MAX) {
 		return false;
 	}
-	*token = (struct option_string){ .bytes = query.bytes + skip, .length = query.length - skip };
+	*token = (struct option_string){ .bytes = query.bytes + skip,
+		.length = query.length - skip };
 	return true;
 }
 
@@ -399,8 +400,8 @@ static bool fence_off(struct nbd_session *session, struct nbd_export *export,
 		if (take_token(query, CONTEXT_CONNECTION, &token)) {
 			fence_join(&export->fence, &session->member, token.bytes, token.length);
 		} else if (take_token(query, CONTEXT_INSTEAD, &token) &&
-			   fence_replace(&export->fence, &session->member, token.bytes,
-				   token.length)) {
+			   fence_replace(
+				   &export->fence, &session->member, token.bytes, token.length)) {
 			return false;
 		}
 	}
@@ -464,8 +465,8 @@ static void option_meta_context(struct nbd_session *session)
 		asked_epoch |= !set && string_is(query, CONTEXT_EPOCH);
 	}
 	if (matched) {
-		reply_context(session, set ? CONTEXT_ID_BASE_ALLOCATION : 0,
-			CONTEXT_BASE_ALLOCATION);
+		reply_context(
+			session, set ? CONTEXT_ID_BASE_ALLOCATION : 0, CONTEXT_BASE_ALLOCATION);
 	}
 	if (asked_epoch && export->epoch != 0) {
 		reply_epoch(session, export);

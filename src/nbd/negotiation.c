@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ALLOCATION_NAME "base:allocation"
+#define ALLOCATION_NAME	 "base:allocation"
 #define EPOCH_QUERY	 "gmblock:epoch"
 #define CONNECTION_QUERY "gmblock:connection="
 #define INSTEAD_QUERY	 "gmblock:instead="
@@ -282,8 +282,8 @@ static int handle_listed(
 		return err;
 	}
 	if (negotiation->talk.replies > LIST_REPLIES_MAX) {
-		return error_set(error, -EPROTO,
-			"the server lists contexts without end (rule P11)");
+		return error_set(
+			error, -EPROTO, "the server lists contexts without end (rule P11)");
 	}
 	take_epoch(&negotiation->facts, name);
 	return 0;
@@ -399,8 +399,7 @@ static void copy_token(char out[NEGOTIATION_TOKEN_BYTES_MAX], const char *token)
 	memcpy(out, token, strlen(token) + 1);
 }
 
-static void copy_tokens(
-	struct negotiation *negotiation, const struct negotiation_options *options)
+static void copy_tokens(struct negotiation *negotiation, const struct negotiation_options *options)
 {
 	GMB_ASSERT(options->instead_count <= NEGOTIATION_INSTEAD_MAX);
 	copy_token(negotiation->token, options->token);

@@ -41,10 +41,11 @@ struct negotiation_facts {
 	uint16_t flags;	 /* NBD_FLAG_ of the transmission phase */
 	bool sizes_told; /* else sizes holds the defaults of rule P62 */
 	struct nbd_block_sizes sizes;
-	bool allocation;			    /* base:allocation was selected */
-	uint32_t allocation_id;			    /* its id in block status replies */
-	/* The server's own extension; fenced is false and epoch 0 where it is not known. A new epoch
-	 * may have lost what was answered and not flushed, and when volatile also what was. */
+	bool allocation;	/* base:allocation was selected */
+	uint32_t allocation_id; /* its id in block status replies */
+	/* The server's own extension; fenced is false and epoch 0 where it is not known. A new
+	 * epoch may have lost what was answered and not flushed, and when volatile also what was.
+	 */
 	bool fenced;
 	bool is_volatile;
 	uint64_t epoch;

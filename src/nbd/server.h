@@ -7,17 +7,17 @@
  * docs/man/gmblock-serve.1 for what a user sees and session.h for the state machine.
  * Threading: a service and its sessions belong to the ring's thread. The export table and its
  * stores are shared by all services and outlive them; only nbd_export.connections (atomically) and
- * nbd_export.fence (under its lock) change. Ownership: nbd_service_accept() takes the descriptor on every path. The service
- * borrows the export table until it is destroyed. Errors: a peer's violation ends that session with
- * one rate-limited log line naming the rule.
+ * nbd_export.fence (under its lock) change. Ownership: nbd_service_accept() takes the descriptor on
+ * every path. The service borrows the export table until it is destroyed. Errors: a peer's
+ * violation ends that session with one rate-limited log line naming the rule.
  */
 #pragma once
 
 #include <stdatomic.h>
 
 #include "base/error.h"
-#include "path/stats.h"
 #include "nbd/fence.h"
+#include "path/stats.h"
 #include "ring/ring.h"
 #include "store/store.h"
 
@@ -31,7 +31,8 @@ struct nbd_export {
 	uint32_t connections_max;     /* 0 = no limit of its own */
 	_Atomic uint32_t connections; /* sessions in transmission now, over all services */
 	/* Changes whenever writes that were answered and not flushed may have been lost: for a disk
-	 * with every start of the machine, for memory with every start of the server. 0 = untold. */
+	 * with every start of the machine, for memory with every start of the server. 0 = untold.
+	 */
 	uint64_t epoch;
 	bool is_volatile; /* a new epoch has lost what was flushed, too */
 	struct fence fence;

@@ -13,7 +13,8 @@
  *                                                     ▼ (closed and freed)
  *
  * Files: service.c limits, timers, batch end; session.c life cycle; handshake.c options;
- * fence.c who comes instead of whom; receive.c the byte stream into requests; request.c what a request asks and may; reply.c answers.
+ * fence.c who comes instead of whom; receive.c the byte stream into requests; request.c what a
+ * request asks and may; reply.c answers.
  *
  * Threading: the ring's thread. Ownership: the service owns sessions and requests; a session owns
  * its socket; a request holds what it was lent until request_end(). Errors: session_fail() ends a

@@ -66,7 +66,7 @@ struct scenario {
 	bool gave_up;
 	uint64_t limit_ns;    /* what the time limits add up to */
 	uint64_t progress_ns; /* when a request was last completed */
-	const char *doing; /* what the watchdog waits for, or NULL */
+	const char *doing;    /* what the watchdog waits for, or NULL */
 	uint64_t deadline_ns;
 	bool watchdog_pending;
 	uint64_t done_count;
@@ -198,8 +198,10 @@ static enum gmb_operation choose_operation(const struct scenario *scenario)
 	static const enum gmb_operation operations[] = { GMB_READ, GMB_READ, GMB_READ, GMB_READ,
 		GMB_WRITE, GMB_WRITE, GMB_WRITE, GMB_WRITE, GMB_WRITE, GMB_FLUSH, GMB_FLUSH,
 		GMB_TRIM, GMB_ZERO, GMB_CACHE, GMB_STATUS };
-	static const uint32_t needs[] = { [GMB_TRIM] = GMB_CAN_TRIM, [GMB_ZERO] = GMB_CAN_ZERO,
-		[GMB_CACHE] = GMB_CAN_CACHE, [GMB_STATUS] = GMB_CAN_STATUS };
+	static const uint32_t needs[] = { [GMB_TRIM] = GMB_CAN_TRIM,
+		[GMB_ZERO] = GMB_CAN_ZERO,
+		[GMB_CACHE] = GMB_CAN_CACHE,
+		[GMB_STATUS] = GMB_CAN_STATUS };
 	enum gmb_operation operation = operations[world_below(ARRAY_COUNT(operations))];
 
 	return (needs[operation] & ~scenario->info.capabilities) != 0 ? GMB_READ : operation;
@@ -208,7 +210,7 @@ static enum gmb_operation choose_operation(const struct scenario *scenario)
 static void begin_record(struct scenario *scenario, struct test_request *test)
 {
 	const struct gmb_request *request = &test->request;
-	enum oracle_kind kind = request->operation == GMB_WRITE ? ORACLE_DATA
+	enum oracle_kind kind = request->operation == GMB_WRITE	 ? ORACLE_DATA
 				: request->operation == GMB_ZERO ? ORACLE_ZERO
 								 : ORACLE_UNDEFINED;
 

@@ -72,7 +72,8 @@ static void create_disk(struct world *world)
 	uint8_t bytes[4096];
 
 	/* Small disks make for neighbours and overlaps. */
-	world->size = world_percent(50) ? 8192 + world_below(65536) : 4096 + world_below(DISK_BYTES_MAX);
+	world->size =
+		world_percent(50) ? 8192 + world_below(65536) : 4096 + world_below(DISK_BYTES_MAX);
 	if (world_percent(60)) {
 		options.direct_offset_align = 512;
 		world->size -= world->size % 512;
@@ -252,12 +253,11 @@ static void drained(void *context)
 
 static void drain_deliver(struct ring *ring, struct ring_message *message)
 {
-	struct world_service *service =
-		container_of(message, struct world_service, drain_message);
+	struct world_service *service = container_of(message, struct world_service, drain_message);
 
 	GMB_UNUSED(ring);
-	nbd_service_drain(service->service, service->world->drain_deadline_ns, drained,
-		service->world);
+	nbd_service_drain(
+		service->service, service->world->drain_deadline_ns, drained, service->world);
 }
 
 static void unfreeze(struct world *world)
@@ -286,8 +286,9 @@ static void end_server(struct world *world, uint64_t deadline_ns)
 /* Its sockets are gone at once; what it has asked of the disk is done, or not, or in part. */
 static void kill_server(struct world *world, uint64_t downtime_ns, bool power_too)
 {
-	struct sim_faults dying = { .jitter = true, .write_error_ppm = 400000,
-		.range_error_ppm = 400000 };
+	struct sim_faults dying = {
+		.jitter = true, .write_error_ppm = 400000, .range_error_ppm = 400000
+	};
 
 	if (world->server != SERVER_UP) {
 		return;
@@ -484,8 +485,7 @@ static void blackhole_one(struct world *world)
 	const struct world_connection *one = any_connection(world);
 
 	if (one != NULL) {
-		struct world_connection *connection =
-			&world->connections[one - world->connections];
+		struct world_connection *connection = &world->connections[one - world->connections];
 
 		say(world, "blackhole", (uint64_t)connection->client_fd);
 		sim_socket_hold(connection->client_fd, true);

@@ -48,8 +48,8 @@ struct world {
 	uint32_t flush_group;
 
 	enum world_server_state server;
-	uint32_t life; /* how often the server was started */
-	uint32_t boot; /* how often its machine was */
+	uint32_t life;	   /* how often the server was started */
+	uint32_t boot;	   /* how often its machine was */
 	bool power_failed; /* the end of this life takes the unflushed sectors along */
 	bool resting;	   /* stays down until it is started by hand */
 	uint64_t downtime_ns;
@@ -70,13 +70,13 @@ struct world {
 	uint32_t connection_count;
 
 	uint32_t incidents_left;
-	uint32_t crashes;  /* power failures so far */
+	uint32_t crashes;	 /* power failures so far */
 	uint32_t crashes_before; /* the oracle began */
-	uint64_t scale_ns; /* what the client takes for a long time */
+	uint64_t scale_ns;	 /* what the client takes for a long time */
 	/* A server without our extension: then a connection that the network has swallowed must not
 	 * come back to life, and more is not promised. */
 	bool plain;
-	bool calm;	   /* nothing may go wrong any more */
+	bool calm; /* nothing may go wrong any more */
 	bool verbose;
 };
 

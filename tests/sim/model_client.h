@@ -14,7 +14,6 @@
 #include "ring/ring.h"
 #include "runner.h"
 
-
 /* Supplied by the program: its random numbers. */
 uint64_t model_random(void);
 
