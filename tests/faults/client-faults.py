@@ -41,7 +41,8 @@ class Lines:
     def __init__(self, stream):
         self.lines = queue.Queue()
         self.seen = []
-        threading.Thread(target=self.read, args=(stream,), daemon=True).start()
+        self.thread = threading.Thread(target=self.read, args=(stream,), daemon=True)
+        self.thread.start()
 
     def read(self, stream):
         for line in stream:
@@ -163,7 +164,9 @@ class Proxy:
     def close_all(self):
         for sock in list(self.peers):
             self.forget(sock)
-        self.listener.close()
+        self.selector.close()
+        for sock in (self.listener, self.wake_in, self.wake_out):
+            sock.close()
 
     def stop(self):
         self.call(None)
@@ -221,15 +224,16 @@ class Faults(unittest.TestCase):
         self.program = subprocess.Popen([JOURNAL, f"nbd://{address}", self.journal,
                                          str(connections)], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        self.addCleanup(self.end_program)
         self.output = Lines(self.program.stdout)
+        self.addCleanup(self.end_program)
         self.goes_on()
 
     def end_program(self):
         if self.program.poll() is None:
             self.program.kill()
         self.program.wait(HANG_SECONDS)
-        for stream in (self.program.stdin, self.program.stderr):
+        self.output.thread.join(HANG_SECONDS)
+        for stream in (self.program.stdin, self.program.stdout, self.program.stderr):
             stream.close()
 
     def start_through_proxy(self, connections=1):
