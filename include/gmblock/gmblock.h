@@ -146,8 +146,8 @@ struct gmb_options {
  * the queue go on meanwhile. options may be NULL.
  *
  * Errors: -EINVAL the URI, -ENOENT no such export, -EPROTO the server broke the protocol,
- * -ETIMEDOUT, -EOPNOTSUPP TLS, -EACCES the server's policy, -EDEADLK from inside a callback, and
- * those of name resolution and connecting.
+ * -ETIMEDOUT, -EPROTONOSUPPORT TLS, -EACCES the server's policy, -EDEADLK from inside a callback,
+ * and those of name resolution and connecting.
  */
 int gmb_open(struct gmb_queue *queue, const char *uri, const struct gmb_options *options,
 	struct gmb_client **client_out, struct gmb_error *error);

@@ -37,7 +37,7 @@ int connect_timed_out(
 	const struct wait_limit *limit, const char *label, const char *doing, struct error *error);
 
 /* A connected, non-blocking, close-on-exec socket in *fd_out, TCP without delay and with
- * keep-alive. Errors: -EOPNOTSUPP TLS, -EHOSTUNREACH name, -ETIMEDOUT, -ECANCELED, those of
- * connect(2). */
+ * keep-alive. Errors: -EPROTONOSUPPORT TLS, -EHOSTUNREACH name, -ETIMEDOUT, -ECANCELED, those
+ * of connect(2). */
 GMB_MUST_CHECK int connect_uri(const struct nbd_uri *uri, const struct wait_limit *limit,
 	int *fd_out, struct error *error);
