@@ -194,11 +194,11 @@ static void server_start(struct server *server)
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 
 	alarm(HANG_SECONDS);
-	strcpy(server->folder, "/tmp/gmb-client-XXXXXX");
+	snprintf(server->folder, sizeof(server->folder), "/tmp/gmb-client-XXXXXX");
 	assert_non_null(mkdtemp(server->folder));
 	snprintf(server->path, sizeof(server->path), "%s/nbd", server->folder);
 	snprintf(server->uri, sizeof(server->uri), "nbd+unix:///?socket=%s", server->path);
-	strcpy(address.sun_path, server->path);
+	memcpy(address.sun_path, server->path, sizeof(server->path));
 	server->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	assert_int_equal(
 		bind(server->listener, (const struct sockaddr *)&address, sizeof(address)), 0);
