@@ -362,7 +362,9 @@ static int network_connect(void *context)
 	if (world->link_down) {
 		sim_socket_hold(connection->client_fd, true);
 	}
-	if (!world->calm && world_percent(world->cut_percent)) {
+	if (!world->calm && world->hopeless) {
+		sim_socket_cut(connection->client_fd, false, 900 + world_below(600), SIM_CUT_RESET);
+	} else if (!world->calm && world_percent(world->cut_percent)) {
 		plan_cut(world, connection);
 	}
 	accept = calloc(1, sizeof(*accept));
@@ -433,6 +435,13 @@ static void release_event(void *arg)
 	struct world_connection *connection = arg;
 
 	sim_socket_hold(connection->client_fd, false);
+}
+
+static void hope_event(void *arg)
+{
+	struct world *world = arg;
+
+	world->hopeless = false;
 }
 
 static void unfreeze_event(void *arg)
@@ -512,6 +521,12 @@ static void incident(void *arg)
 		one = any_connection(world);
 		if (one != NULL) {
 			plan_cut(world, one);
+		}
+		if (world_percent(40)) {
+			say(world, "connections are cut from now on", 0);
+			world->hopeless = true;
+			sim_after(some_time(world), hope_event, world);
+			reset_connections(world, true);
 		}
 		break;
 	case 2:

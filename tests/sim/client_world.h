@@ -64,6 +64,7 @@ struct world {
 
 	bool link_down;
 	bool frozen;
+	bool hopeless;	      /* every new connection is cut soon after its handshake */
 	uint32_t cut_percent; /* of connections, planned when they are made */
 	uint32_t refuse_percent;
 	struct world_connection connections[WORLD_CONNECTIONS_MAX];
