@@ -283,6 +283,7 @@ static int keep(const struct attach_options *options, int report_fd, struct erro
 		if (rc != 0) {
 			(void)!keeper.device->ops->stop(keeper.device, true, NULL);
 		} else {
+			process_settle();
 			keeper_watch(&keeper, &gone_fd);
 		}
 	}

@@ -151,7 +151,7 @@ void process_protect(bool is_disk)
 	}
 	/* One heap is enough, and every further one would be locked, too. */
 	mallopt(M_ARENA_MAX, 1);
-	if (mlockall(MCL_CURRENT | MCL_FUTURE) != 0) {
+	if (mlockall(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT) != 0) {
 		refused = "locked memory";
 	}
 	if (prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) != 0) {
@@ -163,6 +163,14 @@ void process_protect(bool is_disk)
 	if (refused != NULL) {
 		log_line(level, "the system refuses %s: the disk may stall when memory is short",
 			refused);
+	}
+}
+
+void process_settle(void)
+{
+	/* A refusal was told already. */
+	if (geteuid() == 0) {
+		(void)!mlockall(MCL_CURRENT | MCL_FUTURE);
 	}
 }
 

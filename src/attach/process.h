@@ -36,6 +36,10 @@ void process_report_send(int report_fd, int code, const char *text);
  */
 void process_protect(bool is_disk);
 
+/* Has all memory in place that was only promised so far. It takes a while, so that it comes when
+ * the disk can be used already. */
+void process_settle(void);
+
 /* Runs a program without a shell and waits: its exit status, or a negative errno. Its output is
  * dropped. */
 GMB_MUST_CHECK int process_run(const char *const argv[]);

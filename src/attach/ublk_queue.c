@@ -258,10 +258,8 @@ static int map_memory(struct ublk_queue *queue, struct error *error)
 		return error_set(error, rc, "no memory for requests: %s", strerror(-rc));
 	}
 	queue->buffers = map;
-	if (gmb_memory_register(queue->remote.queue, queue->buffers,
-		    (size_t)queue->depth * queue->io_bytes, &queue->memory_id) != 0) {
-		queue->memory_id = -1;
-	}
+	/* Not registered with the library: that would have all of it in place before the disk can
+	 * be used, and sockets do not profit from it. */
 	return 0;
 }
 
@@ -288,9 +286,6 @@ static int make_ring(struct ublk_queue *queue, struct error *error)
 
 static void unmap_memory(struct ublk_queue *queue)
 {
-	if (queue->memory_id >= 0) {
-		gmb_memory_unregister(queue->remote.queue, queue->memory_id);
-	}
 	if (queue->buffers != NULL) {
 		munmap(queue->buffers, (size_t)queue->depth * queue->io_bytes);
 	}
@@ -366,7 +361,6 @@ int ublk_queue_start(struct ublk_queue *queue, struct error *error)
 	pthread_mutex_init(&queue->lock, NULL);
 	pthread_cond_init(&queue->changed, NULL);
 	queue->phase = UBLK_PHASE_OPENING;
-	queue->memory_id = -1;
 	return thread_start(&queue->thread, queue_thread, queue, error);
 }
 

@@ -61,7 +61,6 @@ struct ublk_queue {
 	const struct ublksrv_io_desc *descriptors;
 	size_t descriptors_bytes;
 	char *buffers;
-	int memory_id;	   /* of buffers in the library, or -1 */
 	uint32_t fetching; /* tags that the kernel has or will hand over */
 	bool poll_armed;
 	struct ublk_slot slots[UBLK_DEPTH];
