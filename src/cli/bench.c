@@ -2,13 +2,11 @@
 #include "cli/bench.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <getopt.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -16,6 +14,7 @@
 #include "base/units.h"
 #include "cli/bench_plot.h"
 #include "cli/cli.h"
+#include "cli/cli_svg.h"
 #include "cli/commands.h"
 #include "nbd/uri.h"
 
@@ -29,8 +28,7 @@ struct bench_arguments {
 	uint32_t read_percent; /* PERCENT_UNSET */
 	bool connections_set;
 	const char *plot_path;
-	int plot_fd;
-	bool plot_is_new; /* made by us: taken away again when nothing is drawn */
+	struct svg_file plot;
 	bool json;
 };
 
@@ -360,29 +358,9 @@ static int arguments_parse(int argc, char **argv, struct bench_arguments *argume
 
 /* --- the drawing --------------------------------------------------------------------------- */
 
-/* Before the work: a path that cannot be written to would be told too late after it. What is there
- * stays as it is until there is something to draw. */
-static int plot_open(struct bench_arguments *arguments, struct error *error)
+static int draw_plot(FILE *out, const void *context, struct error *error)
 {
-	const char *path = arguments->plot_path;
-	char quoted[QUOTE_BYTES];
-	int err;
-
-	arguments->plot_fd = -1;
-	if (path == NULL) {
-		return 0;
-	}
-	arguments->plot_fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-	arguments->plot_is_new = arguments->plot_fd >= 0;
-	if (arguments->plot_fd < 0 && errno == EEXIST) {
-		arguments->plot_fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-	}
-	if (arguments->plot_fd < 0) {
-		err = -errno;
-		return error_set(error, err, "cannot write the plot to %s: %s",
-			log_escape(quoted, sizeof(quoted), path, strlen(path)), strerror(-err));
-	}
-	return 0;
+	return bench_plot_write(out, context, error);
 }
 
 static int plot_write(
@@ -391,10 +369,6 @@ static int plot_write(
 	static const char *const names[BENCH_DIRECTIONS] = { "read", "write" };
 	struct bench_plot plot = { .title = NULL };
 	char title[BENCH_TITLE_BYTES];
-	char quoted[QUOTE_BYTES];
-	struct stat stat;
-	FILE *out;
-	int err;
 
 	bench_title(title, &arguments->work, result->connections);
 	plot.title = title;
@@ -406,40 +380,7 @@ static int plot_write(
 			plot.series_count++;
 		}
 	}
-	out = fdopen(arguments->plot_fd, "w");
-	if (out == NULL) {
-		err = -errno;
-		return error_set(error, err, "cannot write the plot: %s", strerror(-err));
-	}
-	/* A pipe or a terminal has no length. */
-	if (fstat(arguments->plot_fd, &stat) == 0 && S_ISREG(stat.st_mode) &&
-		ftruncate(arguments->plot_fd, 0) != 0) {
-		err = error_set(error, -errno, "%s", strerror(errno));
-	} else {
-		err = bench_plot_write(out, &plot, error);
-	}
-	arguments->plot_fd = -1;
-	if (fclose(out) != 0 && err == 0) {
-		err = error_set(error, -errno, "%s", strerror(errno));
-	}
-	if (err != 0) {
-		error_prefix(error, "cannot write the plot to %s",
-			log_escape(quoted, sizeof(quoted), arguments->plot_path,
-				strlen(arguments->plot_path)));
-	} else {
-		arguments->plot_is_new = false;
-	}
-	return err;
-}
-
-static void plot_close(const struct bench_arguments *arguments)
-{
-	if (arguments->plot_fd >= 0) {
-		close(arguments->plot_fd);
-	}
-	if (arguments->plot_is_new) {
-		unlink(arguments->plot_path);
-	}
+	return svg_file_write(&arguments->plot, draw_plot, &plot, error);
 }
 
 /* --- the command --------------------------------------------------------------------------- */
@@ -457,7 +398,7 @@ static int measure(struct bench_arguments *arguments, struct bench_result *resul
 		err = arguments->json ? bench_show_json(&arguments->work, result, &error)
 				      : bench_show_text(&arguments->work, result, &error);
 	}
-	if (err == 0 && arguments->plot_fd >= 0) {
+	if (err == 0 && arguments->plot.fd >= 0) {
 		err = plot_write(arguments, result, &error);
 	}
 	if (err == 0 && result->interrupted) {
@@ -490,7 +431,7 @@ int cmd_bench(int argc, char **argv)
 			.timeout_ns = TIMEOUT_DEFAULT_NS,
 		},
 		.read_percent = PERCENT_UNSET,
-		.plot_fd = -1,
+		.plot = { .fd = -1 },
 	};
 	struct bench_result *result;
 	struct nbd_uri uri;
@@ -504,7 +445,8 @@ int cmd_bench(int argc, char **argv)
 		return cli_usage_error("bench", "%s", error.text);
 	}
 	nbd_uri_fini(&uri);
-	if (plot_open(&arguments, &error) != 0) {
+	if (arguments.plot_path != NULL &&
+		svg_file_open(&arguments.plot, arguments.plot_path, &error) != 0) {
 		return cli_failure("bench", &error);
 	}
 	result = calloc(1, sizeof(*result));
@@ -515,6 +457,6 @@ int cmd_bench(int argc, char **argv)
 		status = measure(&arguments, result);
 	}
 	free(result);
-	plot_close(&arguments);
+	svg_file_close(&arguments.plot);
 	return status;
 }

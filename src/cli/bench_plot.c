@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/log.h"
+#include "cli/cli_svg.h"
 
 enum {
 	WIDTH = 860,
@@ -36,37 +36,6 @@ struct canvas {
 };
 
 /* --- text ---------------------------------------------------------------------------------- */
-
-/* Text between tags or in an attribute. Control bytes and broken UTF-8 become \xNN first. */
-static void put_text(FILE *out, const char *text)
-{
-	char escaped[TEXT_BYTES];
-
-	log_escape(escaped, sizeof(escaped), text, strlen(text));
-	for (const char *p = escaped; *p != '\0'; p++) {
-		if (*p == '&') {
-			fputs("&amp;", out);
-		} else if (*p == '<') {
-			fputs("&lt;", out);
-		} else if (*p == '>') {
-			fputs("&gt;", out);
-		} else if (strncmp(p, "\xef\xbf\xbe", 3) == 0 ||
-			   strncmp(p, "\xef\xbf\xbf", 3) == 0) {
-			/* U+FFFE and U+FFFF are valid UTF-8 and no XML. */
-			fputs("&#xfffd;", out);
-			p += 2;
-		} else {
-			putc(*p, out);
-		}
-	}
-}
-
-static void put_label(FILE *out, double x, double y, const char *class_name, const char *text)
-{
-	fprintf(out, "<text x=\"%.1f\" y=\"%.1f\" class=\"%s\">", x, y, class_name);
-	put_text(out, text);
-	fputs("</text>\n", out);
-}
 
 /* A duration with its unit; up to three digits and no trailing zeroes. */
 static const char *duration_label(char out[LABEL_BYTES], double ns)
@@ -192,7 +161,7 @@ static void draw_head(const struct canvas *canvas)
 		"<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
 		"viewBox=\"0 0 %d %d\" role=\"img\">\n<title>",
 		WIDTH, HEIGHT, WIDTH, HEIGHT);
-	put_text(out, canvas->plot->title);
+	svg_text(out, canvas->plot->title);
 	fputs("</title>\n"
 	      "<style>\n"
 	      "text { font: 12px sans-serif; fill: #222 }\n"
@@ -206,8 +175,8 @@ static void draw_head(const struct canvas *canvas)
 	      "</style>\n",
 		out);
 	fprintf(out, "<rect width=\"%d\" height=\"%d\" fill=\"#fff\"/>\n", WIDTH, HEIGHT);
-	put_label(out, LEFT, 28, "head", canvas->plot->title);
-	put_label(out, LEFT, 48, "sub", canvas->plot->subtitle);
+	svg_label(out, LEFT, 28, "head", canvas->plot->title);
+	svg_label(out, LEFT, 48, "sub", canvas->plot->subtitle);
 }
 
 static void draw_legend(const struct canvas *canvas)
@@ -229,7 +198,7 @@ static void draw_legend(const struct canvas *canvas)
 			duration_label(median, (double)histogram_quantile(latency, 500000)),
 			duration_label(tail, (double)histogram_quantile(latency, 990000)),
 			duration_label(most, (double)latency->maximum));
-		put_label(canvas->out, LEFT + 20, y, "key", text);
+		svg_label(canvas->out, LEFT + 20, y, "key", text);
 	}
 }
 
@@ -260,13 +229,13 @@ static void draw_latency_axis(const struct canvas *canvas)
 		if (all || fabs(log_ns - floor(log_ns + 0.5)) < 1e-6) {
 			draw_line(canvas->out, x, SHARES_TOP, x, SHARES_BOTTOM);
 			draw_line(canvas->out, x, CDF_TOP, x, CDF_BOTTOM);
-			put_label(canvas->out, x, CDF_BOTTOM + 18, "middle",
+			svg_label(canvas->out, x, CDF_BOTTOM + 18, "middle",
 				duration_label(label, pow(10, log_ns)));
-			put_label(canvas->out, x, SHARES_BOTTOM + 18, "middle", label);
+			svg_label(canvas->out, x, SHARES_BOTTOM + 18, "middle", label);
 		}
 		log_ns = round_125(log_ns + 0.01, true);
 	}
-	put_label(canvas->out, (LEFT + RIGHT) / 2.0, CDF_BOTTOM + 42, "middle",
+	svg_label(canvas->out, (LEFT + RIGHT) / 2.0, CDF_BOTTOM + 42, "middle",
 		"latency, from submit to completion");
 }
 
@@ -280,9 +249,9 @@ static void draw_share_axis(const struct canvas *canvas)
 
 		draw_line(canvas->out, LEFT, y, RIGHT, y);
 		snprintf(label, sizeof(label), "%.3g %%", 100 * share);
-		put_label(canvas->out, LEFT - 8, y + 4, "end", label);
+		svg_label(canvas->out, LEFT - 8, y + 4, "end", label);
 	}
-	put_label(canvas->out, LEFT, SHARES_TOP - 4, "axis", "share of requests");
+	svg_label(canvas->out, LEFT, SHARES_TOP - 4, "axis", "share of requests");
 }
 
 static void draw_nines_axis(const struct canvas *canvas)
@@ -292,16 +261,16 @@ static void draw_nines_axis(const struct canvas *canvas)
 
 	if (canvas->nines <= 4) {
 		draw_line(canvas->out, LEFT, median, RIGHT, median);
-		put_label(canvas->out, LEFT - 8, median + 4, "end", "50 %");
+		svg_label(canvas->out, LEFT - 8, median + 4, "end", "50 %");
 	}
 	for (int i = 0; i <= (int)canvas->nines; i++) {
 		double y = y_of_nines(canvas, i);
 
 		draw_line(canvas->out, LEFT, y, RIGHT, y);
 		snprintf(label, sizeof(label), "%.*f %%", MAX(0, i - 2), 100 - pow(10, 2 - i));
-		put_label(canvas->out, LEFT - 8, y + 4, "end", label);
+		svg_label(canvas->out, LEFT - 8, y + 4, "end", label);
 	}
-	put_label(canvas->out, LEFT, CDF_TOP - 4, "axis", "requests that took no longer");
+	svg_label(canvas->out, LEFT, CDF_TOP - 4, "axis", "requests that took no longer");
 }
 
 static void draw_shares(const struct canvas *canvas, uint32_t which)

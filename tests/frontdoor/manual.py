@@ -57,8 +57,11 @@ class Options(unittest.TestCase):
     def test_gmblock_stats(self):
         self.assertEqual(documented(page("gmblock-stats.1")), offered("stats"))
 
+    def test_gmblock_trace(self):
+        self.assertEqual(documented(page("gmblock-trace.1")), offered("trace"))
+
     def test_synopsis_has_all_of_them(self):
-        for command in ("serve", "info", "list", "bench", "stats", "copy"):
+        for command in ("serve", "info", "list", "bench", "stats", "trace", "copy"):
             text = page(f"gmblock-{command}.1")
             synopsis = text[text.index(".Sh SYNOPSIS"):text.index(".Sh DESCRIPTION")]
             named = {"--" + name for name in re.findall(r"Fl -([a-z-]+)", synopsis)}

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What the commands that draw share: text in an SVG document, and the file that it goes to.
+ *
+ * Threading: the main thread. Ownership: borrows its arguments. Errors: a negative errno with a
+ * sentence that names the file. Texts may hold any bytes: what XML cannot carry is escaped.
+ */
+#pragma once
+
+#include <stdio.h>
+
+#include "base/error.h"
+
+/* Text between tags or in an attribute. Control bytes and broken UTF-8 become \xNN. */
+void svg_text(FILE *out, const char *text);
+/* A text element. */
+void svg_label(FILE *out, double x, double y, const char *class_name, const char *text);
+
+/* A file that is opened before the work, as a path that cannot be written to would be told too late
+ * after it; what is there stays as it is until there is something to draw. */
+struct svg_file {
+	const char *path;
+	int fd; /* -1: none */
+	bool is_new;
+};
+
+GMB_MUST_CHECK int svg_file_open(struct svg_file *file, const char *path, struct error *error);
+
+/* Empties the file, has draw write it, and closes it. */
+typedef int svg_draw_fn(FILE *out, const void *context, struct error *error);
+GMB_MUST_CHECK int svg_file_write(
+	struct svg_file *file, svg_draw_fn *draw, const void *context, struct error *error);
+
+/* Closes it, and takes it away again when it was made here and never written. */
+void svg_file_close(struct svg_file *file);

@@ -1,0 +1,126 @@
+#!/usr/bin/python3
+"""gmblock trace says why it cannot, and ends with the right status."""
+import os
+import subprocess
+
+import support
+from trace_tool import MIB, TraceCase
+
+
+class Usage(TraceCase):
+    def refuse(self, *arguments):
+        *options, fragment = arguments
+        self.check_refused(["trace", *options, "disk"], 2, fragment, "gmblock trace --help")
+
+    def test_wrong_values(self):
+        self.refuse("--size", "0", "--size")
+        self.refuse("--size", "1000", "1000 is not a multiple of 512")
+        self.refuse("--size", "65M", "at most 64M")
+        self.refuse("--size", "x\x1b[2J", r"x\x1b[2J")
+        self.refuse(*["--size", "4K"] * 9, "at most 8")
+        self.refuse("--count", "0", "--count")
+        self.refuse("--count", "1001", "--count")
+        self.refuse("--chunk", "100", "--chunk")
+        self.refuse("--chunk", "0", "--chunk")
+        self.refuse("--offset", "1", "--offset")
+        self.refuse("--offset", "-1", "--offset")
+        self.refuse("--parts", "3", "--parts")
+        self.refuse("--marker", "", "--marker")
+        self.refuse("--marker", "0x12", "'0x12'")
+        self.refuse("--marker", "0" * 17, "--marker")
+        self.refuse("--colour", "--colour")
+
+    def test_what_does_not_go_together(self):
+        self.refuse("--together", "--together needs --parts")
+        self.refuse("--parts", "512", "--size", "1M", "more than 1024 parts")
+        self.refuse("--size", "64M", "--count", "1000", "too many to remember")
+
+    def test_disks(self):
+        self.check_refused(["trace"], 2, "which disk?")
+        self.check_refused(["trace", "a", "b"], 2, "one disk at a time")
+
+
+class Refused(TraceCase):
+    def refuse(self, *arguments):
+        *options, fragment = arguments
+        code, output, errors = self.run_gmblock("trace", *options)
+        self.assertEqual((code, output), (1, ""), errors)
+        self.assertIn(fragment, errors)
+        self.assertEqual(errors.count("\n"), 1, errors)
+
+    def test_absent(self):
+        self.refuse(self.path("nothing"), "does not exist")
+
+    def test_unreadable(self):
+        path = self.make_file("disk", bytes(MIB))
+        os.chmod(path, 0)
+        os.chmod(self.folder, 0o755)
+        options = {}
+        if os.geteuid() == 0:
+            options = {"user": 65534, "group": 65534, "extra_groups": []}
+            try:
+                subprocess.run([support.program(), "--version"], check=True,
+                               capture_output=True, **options)
+            except (OSError, subprocess.CalledProcessError) as error:
+                self.skipTest(f"nobody cannot run the program: {error}")
+        code, output, errors = self.run_gmblock("trace", path, **options)
+        self.assertEqual((code, output), (1, ""))
+        self.assertIn("Permission denied", errors)
+
+    def test_not_a_disk(self):
+        self.refuse(self.folder, "directory")
+        self.refuse("/dev/null", "character device")
+
+    def test_no_direct_io(self):
+        """What is in /proc has no direct I/O anywhere."""
+        self.refuse("/proc/version", "--cached")
+        self.refuse("--cached", "/proc/version", "does not fit on the disk, which has 0 bytes")
+
+    def test_too_small(self):
+        path = self.disk(size=MIB)
+        self.refuse("--size", "2M", path, "does not fit on the disk, which has 1048576 bytes")
+        self.refuse("--offset", "4K", path, "a read of 1048576 bytes at 4096 does not fit")
+        self.refuse("--offset", "8M", "--size", "4K", path, "does not fit")
+        self.refuse("--size", "4K", "--size", "2M", path, "2097152 bytes at 0 does not fit")
+
+    def test_not_whole_blocks(self):
+        image = self.make_file("image", os.urandom(4 * MIB))
+        device = self.loop(image, "--sector-size", "4096")
+        self.refuse("--size", "512", device, "--size 512 is not a multiple of 4096")
+        self.refuse("--parts", "2560", device, "--parts 2560 is not a multiple of 4096")
+        self.refuse("--offset", "512", device, "--offset 512 is not a multiple of 4096")
+        self.trace("--cached", "--offset", "512", "--size", "512", device)
+
+    def test_a_disk_that_fails(self):
+        """A loop device whose file has become shorter behind its back."""
+        image = self.make_file("image", os.urandom(4 * MIB))
+        device = self.loop(image)
+        os.truncate(image, MIB)
+        subprocess.run(["blockdev", "--flushbufs", device], check=False, capture_output=True)
+        code, output, errors = self.run_gmblock("trace", "--offset", "2M", device)
+        if code == 0:
+            self.skipTest("this kernel reads zeroes there")
+        self.assertEqual((code, output), (1, ""))
+        self.assertIn("reading 1048576 bytes at 2097152", errors)
+
+    def test_a_plot_that_cannot_be_written(self):
+        path = self.disk(size=MIB)
+        self.refuse("--svg", self.path("no/such/folder"), path, "cannot write the plot")
+        self.refuse("--svg", self.path("new.svg"), self.path("nothing"), "does not exist")
+        self.assertFalse(os.path.exists(self.path("new.svg")))
+        code, _, errors = self.run_gmblock("trace", "--svg", "/dev/full", path)
+        self.assertEqual(code, 1)
+        self.assertIn("cannot write the plot to /dev/full", errors)
+
+    def test_output_that_cannot_be_written(self):
+        path = self.disk(size=MIB)
+        for form in ([], ["--json"]):
+            with open("/dev/full", "w", encoding="utf-8") as full:
+                done = subprocess.run([support.program(), "trace", *form, path], stdout=full,
+                                      stderr=subprocess.PIPE, text=True, check=False)
+            self.assertEqual(done.returncode, 1, form)
+            self.assertIn("standard output", done.stderr)
+
+
+if __name__ == "__main__":
+    support.main()
