@@ -101,7 +101,8 @@ int gmb_queue_fd(const struct gmb_queue *queue);
  * Registers memory that requests use again and again, so that the kernel need not look up its pages
  * each time where a carrier can profit from it. Never required. *id_out is for
  * gmb_memory_unregister(), which must be called before the memory is unmapped, with no request in
- * flight that uses it. Errors: -ENOMEM (the locked-memory limit), -ENOSPC (256 regions), -EINVAL.
+ * flight that uses it. Errors: -ENOMEM (the locked-memory limit), -ENOSPC (256 regions), -EINVAL,
+ * -EOPNOTSUPP.
  */
 int gmb_memory_register(struct gmb_queue *queue, void *base, size_t bytes, int *id_out);
 void gmb_memory_unregister(struct gmb_queue *queue, int id);
@@ -202,9 +203,9 @@ const char *gmb_uri(const struct gmb_client *client);
 struct gmb_stats {
 	size_t size;
 	uint64_t requests;	/* completed, of any result */
-	uint64_t commands;	/* sent to the server, again after a reconnect included */
-	uint64_t bytes_read;	/* payload received */
-	uint64_t bytes_written; /* payload sent */
+	uint64_t commands;	/* handed to a connection, again after a reconnect included */
+	uint64_t bytes_read;	/* of reads that ended well */
+	uint64_t bytes_written; /* of writes that ended well */
 	uint64_t bytes_moved;	/* payload that could not be received in place and was copied */
 	uint64_t system_calls;	/* of the whole queue */
 	uint64_t connections_lost;

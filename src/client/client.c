@@ -348,6 +348,23 @@ static void end_trouble(struct gmb_client *client, const struct connection *conn
 	}
 }
 
+/* The server's machine has started anew: connections to what it was before are dead, and those that
+ * are idle have not noticed. */
+static void leave_old_epoch(struct gmb_client *client, const struct connection *fresh)
+{
+	struct error error;
+
+	error_set(&error, -ECONNRESET, "the server's machine has started anew");
+	for (uint32_t i = 0; i < CLIENT_CONNECTIONS_MAX; i++) {
+		struct connection *connection = client->connections[i];
+
+		if (connection != NULL && connection != fresh &&
+			connection->state == CONNECTION_READY) {
+			connection_lose(connection, &error);
+		}
+	}
+}
+
 int client_connection_ready(
 	struct gmb_client *client, struct connection *connection, struct error *error)
 {
@@ -357,6 +374,9 @@ int client_connection_ready(
 
 	if (client->state == CLIENT_DEAD || client->state == CLIENT_CLOSING) {
 		return error_set(error, -ECANCELED, "closed");
+	}
+	if (client->lost_count > 0 && facts->fenced && facts->epoch != client->facts->epoch) {
+		leave_old_epoch(client, connection);
 	}
 	if (client_ready_count(client) > 1) {
 		int err = check_same(client, facts, error);
@@ -513,6 +533,10 @@ static int take_options(
 		return error_set(error, -EINVAL,
 			"a client has at most %d connections of at most %d commands each",
 			CLIENT_CONNECTIONS_MAX, LINK_SLOTS_MAX);
+	}
+	if ((own->flags & ~(uint32_t)(GMB_OPEN_READ_ONLY | GMB_OPEN_NO_RECONNECT |
+				      GMB_OPEN_NO_EXTENDED | GMB_OPEN_SIMPLE)) != 0) {
+		return error_set(error, -EINVAL, "unknown flags to open with: 0x%x", own->flags);
 	}
 	own->connect_timeout_ms = or_default(own->connect_timeout_ms, CONNECT_TIMEOUT_MS);
 	own->request_timeout_ms = or_default(own->request_timeout_ms, REQUEST_TIMEOUT_MS);

@@ -25,6 +25,7 @@
 #include "ring/ring.h"
 
 enum {
+	REGIONS_MAX = 256, /* of registered memory, on one queue */
 	CLIENT_CONNECTIONS_MAX = 16,
 	CLIENT_DEPTH_DEFAULT = 128,
 	CLIENT_PAYLOAD_MAX = 32 << 20, /* one command, also where the server has no limit */
@@ -42,6 +43,7 @@ struct gmb_queue {
 	struct ring_message wake;
 	atomic_bool wake_posted;
 	bool woken;
+	bool regions[REGIONS_MAX]; /* ids of registered memory that are in use */
 };
 
 /* In gmb_request.private_space. */
@@ -206,6 +208,8 @@ void connection_destroy(struct connection *connection);
 void connection_start(struct connection *connection, uint64_t delay_ns);
 /* Sends what its link holds, and sees to it that a receive is under way. */
 void connection_flush(struct connection *connection);
+/* Ends it because of an error; it is dialed again as the client decides. */
+void connection_lose(struct connection *connection, const struct error *error);
 /* Ends it, politely if it is ready; it is idle some turns later and does not come back. */
 void connection_leave(struct connection *connection);
 bool connection_has_room(const struct connection *connection);

@@ -161,7 +161,7 @@ static void lose(struct connection *connection, int err, const char *why)
 	}
 }
 
-static void lose_error(struct connection *connection, const struct error *error)
+void connection_lose(struct connection *connection, const struct error *error)
 {
 	lose(connection, error->code, error->text);
 }
@@ -251,7 +251,7 @@ static bool received(struct connection *connection, ssize_t got)
 	connection->heard_ns = ring_batch_ns(ring_of(connection));
 	err = link_received(&connection->link, (size_t)got, &error);
 	if (err != 0) {
-		lose_error(connection, &error);
+		connection_lose(connection, &error);
 		return false;
 	}
 	/* A full layout means that there may be more. */
@@ -324,6 +324,8 @@ static void send_done(struct ring_op *op, int result)
 	if (connection->state == CONNECTION_CLOSING) {
 		closing_step(connection);
 	} else if (result >= 0) {
+		/* The socket was full and has taken bytes again: the server is not silent. */
+		connection->heard_ns = ring_batch_ns(ring_of(connection));
 		link_sent(&connection->link, (size_t)result);
 	} else if (result != -EINTR && result != -EAGAIN) {
 		lose(connection, result, strerror(-result));
@@ -427,7 +429,7 @@ static void become_ready(struct connection *connection)
 	ring_cancel(ring_of(connection), &connection->timer_op);
 	err = client_connection_ready(connection->client, connection, &error);
 	if (err != 0) {
-		lose_error(connection, &error);
+		connection_lose(connection, &error);
 	}
 }
 
@@ -445,7 +447,7 @@ static void hello_received(struct ring_op *op, int result)
 		connection->hello_bytes = (size_t)result;
 	} else if (result == 0) {
 		if (negotiation_end_of_stream(connection->negotiation, &error) != 0) {
-			lose_error(connection, &error);
+			connection_lose(connection, &error);
 			return;
 		}
 	} else if (result != -EINTR && result != -EAGAIN) {
@@ -488,7 +490,7 @@ static void negotiate(struct connection *connection)
 		took = negotiation_input(negotiation, connection->hello + connection->hello_at,
 			connection->hello_bytes - connection->hello_at, &error);
 		if (took < 0) {
-			lose_error(connection, &error);
+			connection_lose(connection, &error);
 			return;
 		}
 		connection->hello_at += (size_t)took;
@@ -501,7 +503,7 @@ static void negotiate(struct connection *connection)
 		ring_recv(ring_of(connection), &connection->recv_op, connection->file,
 			connection->hello, sizeof(connection->hello), false, hello_received);
 	} else if (negotiation_outcome(negotiation, &error) != 0) {
-		lose_error(connection, &error);
+		connection_lose(connection, &error);
 	} else if (connection->hello_at < connection->hello_bytes) {
 		lose(connection, -EPROTO,
 			"the server speaks after the handshake without being asked");
@@ -567,7 +569,7 @@ static void dialed(struct dial *dial, int err)
 	}
 	err = create_negotiation(connection, &error);
 	if (err != 0) {
-		lose_error(connection, &error);
+		connection_lose(connection, &error);
 		return;
 	}
 	connection->state = CONNECTION_NEGOTIATING;

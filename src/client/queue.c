@@ -9,7 +9,6 @@
 enum {
 	ENTRIES_DEFAULT = 256,
 	ENTRIES_MAX = 4096,
-	REGIONS_MAX = 256,
 	ROUNDS_MAX = 16, /* of a wait that does not wait, while each of them completes something */
 };
 
@@ -33,12 +32,16 @@ int gmb_queue_create(const struct gmb_queue_options *options, struct gmb_queue *
 	struct ring_options ring_options = {
 		.entries = ENTRIES_DEFAULT, .files_max = 64, .buffers_max = REGIONS_MAX
 	};
+	struct gmb_queue_options own = { 0 };
 	struct gmb_queue *queue;
 	struct error reason;
 	int err;
 
-	if (options != NULL && options->entries != 0) {
-		ring_options.entries = options->entries;
+	if (options != NULL) {
+		memcpy(&own, options, MIN(options->size, sizeof(own)));
+	}
+	if (own.entries != 0) {
+		ring_options.entries = own.entries;
 	}
 	if (ring_options.entries > ENTRIES_MAX) {
 		err = error_set(&reason, -EINVAL, "a queue has at most %d entries, not %u",
@@ -233,11 +236,16 @@ int gmb_memory_register(struct gmb_queue *queue, void *base, size_t bytes, int *
 	if (id < 0) {
 		return id;
 	}
+	GMB_ASSERT(id < REGIONS_MAX);
+	queue->regions[id] = true;
 	*id_out = id;
 	return 0;
 }
 
 void gmb_memory_unregister(struct gmb_queue *queue, int id)
 {
-	ring_memory_remove(queue->ring, id);
+	if (id >= 0 && id < REGIONS_MAX && queue->regions[id]) {
+		queue->regions[id] = false;
+		ring_memory_remove(queue->ring, id);
+	}
 }

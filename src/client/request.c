@@ -281,7 +281,10 @@ static void request_end(struct gmb_client *client, struct gmb_request *request)
 	struct request_state *state = request_state(request);
 
 	if (state->failure == 0 && !state->flushing && (request->flags & GMB_FUA) != 0 &&
-		(client_capabilities(client) & GMB_CAN_FUA) == 0) {
+		(client_capabilities(client) & GMB_CAN_FUA) == 0 && client->state == CLIENT_DEAD) {
+		state->failure = -ENOTCONN; /* nobody is left to flush */
+	} else if (state->failure == 0 && !state->flushing && (request->flags & GMB_FUA) != 0 &&
+		   (client_capabilities(client) & GMB_CAN_FUA) == 0) {
 		/* The server has no FUA: a flush after it does the same. */
 		state->flushing = true;
 		state->whole = false;

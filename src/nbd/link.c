@@ -179,6 +179,7 @@ static uint64_t payload_to_send(const struct link_call *call)
 uint32_t link_output(struct link *link, struct iovec *iov, uint32_t iov_max)
 {
 	uint64_t skip = link->sent_of_first;
+	uint64_t room = LINK_STEP_BYTES_MAX;
 	uint32_t count = 0;
 
 	list_for_each(node, &link->unsent)
@@ -188,7 +189,7 @@ uint32_t link_output(struct link *link, struct iovec *iov, uint32_t iov_max)
 		uint64_t place = 0;
 		uint64_t laid = 0;
 
-		if (count == iov_max) {
+		if (count == iov_max || room < sizeof(call->header)) {
 			break;
 		}
 		call->laid_out = true;
@@ -197,13 +198,15 @@ uint32_t link_output(struct link *link, struct iovec *iov, uint32_t iov_max)
 				.iov_base = (uint8_t *)&call->header + skip,
 				.iov_len = call->header_bytes - skip,
 			};
+			room -= call->header_bytes - skip;
 		} else {
 			place = skip - call->header_bytes;
 		}
 		skip = 0;
 		if (place < payload && count < iov_max) {
-			count += link_memory(
-				call, place, payload - place, iov + count, iov_max - count, &laid);
+			count += link_memory(call, place, MIN(payload - place, room), iov + count,
+				iov_max - count, &laid);
+			room -= laid;
 		}
 		if (place + laid < payload) {
 			break;
@@ -349,8 +352,9 @@ const struct iovec *link_input(struct link *link, uint32_t *iov_count, size_t *b
 	*whole = false;
 	switch (link->state) {
 	case LINK_DATA:
-		link->plan_count = link_memory(link->current, link->data_place, link->left,
-			link->plan, LINK_IOV_MAX / 2, &laid);
+		link->plan_count = link_memory(link->current, link->data_place,
+			MIN(link->left, (uint64_t)LINK_STEP_BYTES_MAX), link->plan,
+			LINK_IOV_MAX / 2, &laid);
 		link->plan_data = (size_t)laid;
 		link->plan_bytes = (size_t)laid;
 		*whole = laid >= LINK_WHOLE_BYTES_MIN;

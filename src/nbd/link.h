@@ -37,6 +37,9 @@ enum {
 	LINK_IOV_MAX = 256,
 	LINK_PREFIX_BYTES_MAX = 40,	 /* extended reply header and the offset of a data chunk */
 	LINK_WHOLE_BYTES_MIN = 64 << 10, /* a rest of a payload worth one wake-up */
+	/* One receive or send at most: on a slow network an end must come now and then, so that its
+	 * progress is seen. */
+	LINK_STEP_BYTES_MAX = 1 << 20,
 	LINK_TEXT_BYTES = 256,
 	LINK_INTERVALS_MAX = 65536, /* separate pieces of one reply */
 	LINK_ERRORS_MAX = 65536,    /* error chunks of one reply: a block each of 32 MiB */
@@ -159,7 +162,8 @@ void link_fini(struct link *link);
  * split what is longer. */
 void link_add(struct link *link, struct link_call *call);
 
-/* Lays out what is to be sent: at most iov_max entries. Returns how many; 0 = nothing. */
+/* Lays out what is to be sent: at most iov_max entries and LINK_STEP_BYTES_MAX bytes. Returns how
+ * many entries; 0 = nothing. */
 uint32_t link_output(struct link *link, struct iovec *iov, uint32_t iov_max);
 /* That many bytes of the last layout were sent. */
 void link_sent(struct link *link, size_t bytes);

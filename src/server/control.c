@@ -17,6 +17,7 @@
 
 enum {
 	PATH_BYTES = 256,
+	PATH_SHOWN_BYTES = 4 * 4096,
 	ANSWERS_MAX = 4,      /* in a row, before signals are looked at again */
 	SEND_SECONDS_MAX = 2, /* for one who does not read */
 	URI_BYTES_MAX = 3 * 4096 + 1024,
@@ -258,7 +259,9 @@ static json_t *class_json(const struct path_stats *stats, int op, uint32_t class
 static json_t *export_json(const struct summary *summary, uint32_t export)
 {
 	const struct nbd_export *entry = &summary->view->exports[export];
+	const char *path = summary->view->paths[export];
 	json_t *operations = json_array();
+	char shown[PATH_SHOWN_BYTES];
 
 	for (int op = 0; op < STORE_OP_COUNT; op++) {
 		const struct path_stats *stats =
@@ -272,7 +275,9 @@ static json_t *export_json(const struct summary *summary, uint32_t export)
 		}
 	}
 	return json_pack("{s:s%, s:s, s:I, s:b, s:I, s:o}", "name", entry->name,
-		(size_t)entry->name_bytes, "path", summary->view->paths[export], "bytes",
+		(size_t)entry->name_bytes, "path",
+		/* A path may be any bytes, JSON is UTF-8. */
+		log_escape(shown, sizeof(shown), path, strlen(path)), "bytes",
 		(json_int_t)store_size(entry->store), "read_only", entry->read_only, "connections",
 		(json_int_t)atomic_load_explicit(&entry->connections, memory_order_relaxed),
 		"operations", operations);

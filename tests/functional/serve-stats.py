@@ -124,6 +124,13 @@ class Stats(support.Case):
         for name in (server.uri, str(server.process.pid)):
             self.assertEqual(self.stats(name)["pid"], server.process.pid)
 
+    def test_a_path_of_any_bytes(self):
+        path = self.path(os.fsdecode(b"disk-\xff.img"))
+        with open(path, "wb") as file:
+            file.truncate(4096)
+        self.serve(path)
+        self.assertIn("disk-\\xff.img", self.stats()["exports"][0]["path"])
+
     def test_none_is_none(self):
         server = self.start_unix("memory:1M", "--control", "none")
         self.check_refused(["stats", server.uri], 1, "gmblock stats: no server")
