@@ -501,8 +501,31 @@ static void run_requests(struct scenario *scenario)
 	}
 }
 
+/* Who wants to know that everything is there asks for a flush: one that succeeds has lost nothing,
+ * power failure or not. */
+static void flush_at_the_end(struct scenario *scenario)
+{
+	struct world *world = &scenario->world;
+	uint64_t begin = oracle_now(world->oracle);
+	uint32_t group = world->flush_group;
+	int err;
+
+	watch(scenario, "the last flush");
+	err = gmb_flush(scenario->client);
+	watch(scenario, NULL);
+	if (err == 0 && group == world->flush_group) {
+		oracle_flushed(world->oracle, begin, group);
+		world->crashes_before = world->crashes;
+	} else if (err != 0 && err != -EIO && !scenario->gave_up) {
+		model_fail("the last flush: %s", strerror(-err));
+	}
+}
+
 static void close_client(struct scenario *scenario)
 {
+	if (scenario->client != NULL && !scenario->gave_up) {
+		flush_at_the_end(scenario);
+	}
 	if (scenario->client != NULL) {
 		watch(scenario, "closing");
 		if (gmb_close(scenario->client) != 0) {
@@ -511,9 +534,7 @@ static void close_client(struct scenario *scenario)
 		watch(scenario, NULL);
 		scenario->client = NULL;
 	}
-	/* A client that did not give up has lost nothing that it was told, power failure or not. */
 	if (!scenario->gave_up) {
-		scenario->world.crashes_before = scenario->world.crashes;
 		world_check_current(&scenario->world);
 	}
 	if (scenario->gave_up) {
