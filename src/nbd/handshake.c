@@ -14,9 +14,9 @@ enum { ERROR_TEXT_MAX = 1024, NAME_SHOWN_MAX = 256 };
 static const char CONTEXT_BASE[] = "base:";
 static const char CONTEXT_BASE_ALLOCATION[] = "base:allocation";
 /* Ours, in lists only: docs/design/0006-reconnect.md. */
-static const char CONTEXT_EPOCH[] = "gmblock:epoch";
-static const char CONTEXT_CONNECTION[] = "gmblock:connection=";
-static const char CONTEXT_INSTEAD[] = "gmblock:instead=";
+static const char CONTEXT_EPOCH[] = "x-gmblock:epoch";
+static const char CONTEXT_CONNECTION[] = "x-gmblock:connection=";
+static const char CONTEXT_INSTEAD[] = "x-gmblock:instead=";
 
 static void parse(struct nbd_session *session);
 

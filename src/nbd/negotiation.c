@@ -6,9 +6,9 @@
 #include <string.h>
 
 #define ALLOCATION_NAME	 "base:allocation"
-#define EPOCH_QUERY	 "gmblock:epoch"
-#define CONNECTION_QUERY "gmblock:connection="
-#define INSTEAD_QUERY	 "gmblock:instead="
+#define EPOCH_QUERY	 "x-gmblock:epoch"
+#define CONNECTION_QUERY "x-gmblock:connection="
+#define INSTEAD_QUERY	 "x-gmblock:instead="
 
 enum {
 	/* Rule P62: what a client assumes of a server that tells no block sizes. */
@@ -254,7 +254,7 @@ static int handle_context(
 	return 0;
 }
 
-/* "gmblock:epoch=0123456789abcdef", perhaps with ",volatile" after it. */
+/* "x-gmblock:epoch=0123456789abcdef", perhaps with ",volatile" after it. */
 static void take_epoch(struct negotiation_facts *facts, struct nbd_text name)
 {
 	char text[64];

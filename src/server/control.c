@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -76,6 +77,25 @@ static int listen_at(struct control *control, const char *path, struct error *er
 	return rc;
 }
 
+/* A server of our process id that was killed has left its socket: not worth a word. One that lives,
+ * in another container with the same folder, keeps it. */
+static void remove_stale(const char *path)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+	if (fd < 0) {
+		return;
+	}
+	/* A path that does not fit does not listen either. */
+	memcpy(address.sun_path, path, MIN(strlen(path), sizeof(address.sun_path) - 1));
+	if (connect(fd, (const struct sockaddr *)&address, sizeof(address)) < 0 &&
+		errno == ECONNREFUSED) {
+		(void)unlink(path);
+	}
+	close(fd);
+}
+
 static int open_usual(struct control *control, struct error *error)
 {
 	char folder[PATH_BYTES];
@@ -89,6 +109,7 @@ static int open_usual(struct control *control, struct error *error)
 		return rc;
 	}
 	snprintf(path, sizeof(path), "%s/%ld.sock", folder, (long)getpid());
+	remove_stale(path);
 	return listen_at(control, path, error);
 }
 

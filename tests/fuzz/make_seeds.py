@@ -504,10 +504,10 @@ def hand_negotiation(corpus):
             "missing": b"\0\0" + greeting + reply(7, error + 6, b"none") + reply(2, 1),
             "tls": b"\2\0" + greeting + reply(11, error + 5) + reply(2, error + 2),
             "shutdown": b"\1\2" + greeting + reply(8, error + 7) + reply(2, 1),
-            "epoch": b"\4\1" + greeting + reply(9, 4, b"\0\0\0\0gmblock:epoch=0123456789abcdef") +
+            "epoch": b"\4\1" + greeting + reply(9, 4, b"\0\0\0\0x-gmblock:epoch=0123456789abcdef") +
                      reply(9, 1) + accepted,
             "volatile": b"\5\1" + greeting + reply(8, 1) + reply(9, 4, b"\0\0\0\0x:y") +
-                        reply(9, 4, b"\0\0\0\0gmblock:epoch=f,volatile") + reply(9, 1) + selected +
+                        reply(9, 4, b"\0\0\0\0x-gmblock:epoch=f,volatile") + reply(9, 1) + selected +
                         accepted,
             "speaks-first": b"\0\2" + greeting + accepted + b"gD\x66\x98",
     }.items():
