@@ -25,7 +25,7 @@ static void remote_event(void *context, enum gmb_event event, const char *text)
 		health_set(remote->health, false, text);
 		break;
 	case GMB_EVENT_RECONNECTED:
-		log_info("%s", text);
+		log_info("%s: connected again", text);
 		health_set(remote->health, true, NULL);
 		break;
 	case GMB_EVENT_GAVE_UP:

@@ -80,6 +80,10 @@ static void remote_event(void *context, enum gmb_event event, const char *text)
 {
 	struct copy_end *end = context;
 
+	if (event == GMB_EVENT_RECONNECTED) { /* the text is the URI alone */
+		log_warning("%s: %s: connected again", end->role, text);
+		return;
+	}
 	if (event == GMB_EVENT_RESIZED) {
 		end->resized = true;
 	}
