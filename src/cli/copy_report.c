@@ -44,6 +44,11 @@ static void how_to_go_on(const struct copy_report *report, char out[PART_BYTES])
 	const struct copy_journal *journal = report->journal;
 	char shown[SHOWN_BYTES];
 
+	if ((report->source != NULL && report->source->kind == COPY_STREAM) ||
+		(report->target != NULL && report->target->kind == COPY_STREAM)) {
+		snprintf(out, PART_BYTES, "a copy from or to a stream begins anew");
+		return;
+	}
 	if (journal == NULL || journal->fd < 0) {
 		snprintf(out, PART_BYTES, "without --resume the next copy begins at the beginning");
 		return;

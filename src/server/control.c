@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/control.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -77,9 +79,9 @@ static int listen_at(struct control *control, const char *path, struct error *er
 	return rc;
 }
 
-/* A server of our process id that was killed has left its socket: not worth a word. One that lives,
- * in another container with the same folder, keeps it. */
-static void remove_stale(const char *path)
+/* Removes a socket that nobody listens on any more. One whose server lives keeps it, also one in
+ * another container with the same folder. */
+static void remove_if_stale(const char *path)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -96,6 +98,36 @@ static void remove_stale(const char *path)
 	close(fd);
 }
 
+/* Between bind and listen a new server's socket looks abandoned: its process tells that it is not.
+ */
+static bool owner_lives(const char *socket_name)
+{
+	long pid = strtol(socket_name, NULL, 10);
+
+	return pid > 0 && pid != (long)getpid() && (kill((pid_t)pid, 0) == 0 || errno != ESRCH);
+}
+
+/* Servers that were killed have left their sockets: not worth a word. */
+static void sweep(const char *folder)
+{
+	DIR *directory = opendir(folder);
+	struct dirent *entry;
+
+	while (directory != NULL && (entry = readdir(directory)) != NULL) {
+		const char *end = strrchr(entry->d_name, '.');
+		char path[2 * PATH_BYTES];
+
+		if (end != NULL && strcmp(end, ".sock") == 0 && !owner_lives(entry->d_name) &&
+			snprintf(path, sizeof(path), "%s/%s", folder, entry->d_name) <
+				(int)sizeof(path)) {
+			remove_if_stale(path);
+		}
+	}
+	if (directory != NULL) {
+		closedir(directory);
+	}
+}
+
 static int open_usual(struct control *control, struct error *error)
 {
 	char folder[PATH_BYTES];
@@ -108,8 +140,8 @@ static int open_usual(struct control *control, struct error *error)
 	if (rc != 0) {
 		return rc;
 	}
+	sweep(folder);
 	snprintf(path, sizeof(path), "%s/%ld.sock", folder, (long)getpid());
-	remove_stale(path);
 	return listen_at(control, path, error);
 }
 

@@ -131,6 +131,18 @@ class Stats(support.Case):
         self.serve(path)
         self.assertIn("disk-\\xff.img", self.stats()["exports"][0]["path"])
 
+    def test_what_a_killed_server_left_is_swept_away(self):
+        if os.geteuid() != 0:
+            self.skipTest("only root has /run")
+        killed = self.start_unix("memory:1M")
+        left = f"/run/gmblock/serve/{killed.process.pid}.sock"
+        self.assertTrue(os.path.exists(left))
+        killed.kill()
+        server = self.start("memory:1M", "--listen", self.socket_uri("other"))
+        self.assertEqual(self.stats(server.uri)["pid"], server.process.pid)
+        self.assertFalse(os.path.exists(left))
+        self.assertEqual(server.stop(), (0, ""))
+
     def test_none_is_none(self):
         server = self.start_unix("memory:1M", "--control", "none")
         self.check_refused(["stats", server.uri], 1, "gmblock stats: no server")
