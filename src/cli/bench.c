@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cli/bench.h"
+#include "tools/bench.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -12,11 +12,11 @@
 
 #include "base/log.h"
 #include "base/units.h"
-#include "cli/bench_plot.h"
 #include "cli/cli.h"
-#include "cli/cli_svg.h"
 #include "cli/commands.h"
 #include "nbd/uri.h"
+#include "tools/bench_plot.h"
+#include "tools/svg.h"
 
 enum { QUOTE_BYTES = 256, PERCENT_UNSET = UINT32_MAX };
 

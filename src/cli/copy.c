@@ -10,9 +10,9 @@
 #include "base/units.h"
 #include "cli/cli.h"
 #include "cli/commands.h"
-#include "cli/copy_engine.h"
-#include "cli/copy_progress.h"
-#include "cli/copy_report.h"
+#include "tools/copy_engine.h"
+#include "tools/copy_progress.h"
+#include "tools/copy_report.h"
 
 enum {
 	REQUESTS_ADAPTIVE_MAX = 256,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cli/info.h"
+#include "tools/info.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -42,47 +42,6 @@ static const char usage_text[] =
 	"  --path PATH     with --local: also what a file or block device can do\n"
 	"  --json          for programs\n"
 	"  --help          this text\n";
-
-const char *info_human_size(char out[INFO_HUMAN_BYTES], uint64_t bytes)
-{
-	static const char *const units[] = { "bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB" };
-	double value = (double)bytes;
-	size_t unit = 0;
-
-	while (value >= 1023.5 && unit + 1 < ARRAY_COUNT(units)) {
-		value /= 1024;
-		unit++;
-	}
-	snprintf(out, INFO_HUMAN_BYTES, value < 9.95 && unit > 0 ? "%.1f %s" : "%.0f %s", value,
-		units[unit]);
-	return out;
-}
-
-int info_print_end(struct error *error)
-{
-	if (fflush(stdout) != 0 || ferror(stdout)) {
-		int err = errno != 0 ? -errno : -EIO;
-
-		return error_set(error, err, "cannot write to standard output: %s", strerror(-err));
-	}
-	return 0;
-}
-
-int info_print_json(json_t *root, struct error *error)
-{
-	int err;
-
-	if (root == NULL) {
-		return error_set(error, -ENOMEM, "out of memory while writing JSON");
-	}
-	err = json_dumpf(root, stdout, JSON_INDENT(2));
-	json_decref(root);
-	if (err != 0) {
-		return error_set(error, -EIO, "cannot write JSON to standard output");
-	}
-	putchar('\n');
-	return info_print_end(error);
-}
 
 /* Exit status, or -1 to go on. */
 static int arguments_check(int argc, char **argv, struct info_arguments *arguments)

@@ -10,9 +10,9 @@
 #include "base/units.h"
 #include "cli/cli.h"
 #include "cli/commands.h"
-#include "cli/info.h"
 #include "client/probe.h"
 #include "nbd/wire.h"
+#include "tools/print.h"
 
 #define TIMEOUT_DEFAULT_NS UINT64_C(10000000000)
 
@@ -159,11 +159,11 @@ static void print_uri(const struct nbd_uri *server, const struct nbd_offer *offe
 static void print_long(const struct nbd_offer *offer)
 {
 	char escaped[ESCAPED_BYTES];
-	char human[INFO_HUMAN_BYTES] = "?";
+	char human[PRINT_SIZE_BYTES] = "?";
 	const char *access = "?";
 
 	if (offer->known) {
-		info_human_size(human, offer->size);
+		print_size(human, offer->size);
 		access = (offer->flags & NBD_FLAG_READ_ONLY) != 0 ? "read" : "write";
 	}
 	printf("%10s  %-5s  \"%s\"", human, access,
@@ -192,7 +192,7 @@ static int show_text(enum list_form form, const struct nbd_uri *uri,
 			print_name(offer);
 		}
 	}
-	return info_print_end(error);
+	return print_end(error);
 }
 
 /* --- JSON ---------------------------------------------------------------------------------- */
@@ -241,7 +241,7 @@ static int show_json(const char *text, const struct nbd_uri *uri, const struct n
 	}
 	json_object_set_new(root, "uri", json_text(text));
 	json_object_set_new(root, "exports", exports);
-	return info_print_json(root, error);
+	return print_json(root, error);
 }
 
 /* --- the command --------------------------------------------------------------------------- */

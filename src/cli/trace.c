@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cli/trace.h"
+#include "tools/trace.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -10,9 +10,9 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "cli/cli.h"
-#include "cli/cli_svg.h"
 #include "cli/commands.h"
-#include "cli/trace_plot.h"
+#include "tools/svg.h"
+#include "tools/trace_plot.h"
 
 enum { QUOTE_BYTES = 256, MARKER_DIGITS_MAX = 16 };
 

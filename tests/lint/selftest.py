@@ -30,7 +30,7 @@ It serves.
 
 CLEAN = {
     "src/meson.build": "sources = files('base/bytes.c', 'store/file.c', 'cli/serve.c', "
-                       "'cli/serve_parse.c', 'ring/linux.c')\n",
+                       "'tools/serve_parse.c', 'ring/linux.c')\n",
     "meson.build": "executable('gmblock', 'src/cli/main.c')\n",
     "src/base/bytes.h": "#pragma once\n#include <stdint.h>\n\nuint32_t bytes_get(void);\n",
     "src/base/bytes.c": "#include \"base/bytes.h\"\n\n/* strcpy(a, b) is only talk here. */\n"
@@ -47,7 +47,7 @@ CLEAN = {
     "src/cli/serve.c": "#include \"memory/arena.h\"\n#include \"nbd/wire.h\"\n",
     "tests/unit/meson.build": "foreach name : ['bytes']\n",
     "tests/unit/test_bytes.c": "\n",
-    "src/cli/serve_parse.c": "#include \"nbd/wire.h\"\n",
+    "src/tools/serve_parse.c": "#include \"nbd/wire.h\"\n",
     "docs/man/gmblock-serve.1": PAGE,
     "scripts/run": "#!/bin/bash\necho \"$1\"\n",
 }
@@ -81,6 +81,7 @@ BAD = [
     ("leftovers", "src/base/later.c", "/* TO" "DO: later */\n", "say in prose"),
     ("leftovers", "docs/man/gmblock-serve.1", PAGE + ".\\\" FIX" "ME\n", "say in prose"),
     ("manuals", "src/cli/frob.c", "\n", "no docs/man/gmblock-frob.1"),
+    ("manuals", "src/cli/serve_parse.c", "\n", "no docs/man/gmblock-serve_parse.1"),
     ("manuals", "include/gmblock/lib.h", "\n", "no docs/man/lib.3"),
     ("manuals", "docs/man/gmblock-serve.1", PAGE + ".Bogus macro\n", "Bogus"),
     ("listed", "src/base/dead.c", "\n", "no meson.build names it"),

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/bench_plot.h"
+#include "tools/bench_plot.h"
 
 enum { NESTING_MAX = 16, NAME_BYTES = 32 };
 

@@ -8,7 +8,7 @@
 
 #include <stdlib.h>
 
-#include "cli/trace_arrival.h"
+#include "tools/trace_arrival.h"
 
 enum { CHUNK = 4096, COUNT = 16, LOOK_NS = 100, MANY = 300 };
 

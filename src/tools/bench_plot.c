@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/bench_plot.h"
+
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+#include "tools/svg.h"
+
+enum {
+	WIDTH = 860,
+	HEIGHT = 640,
+	LEFT = 80,
+	RIGHT = 830,
+	SHARES_TOP = 112,
+	SHARES_BOTTOM = 310,
+	CDF_TOP = 350,
+	CDF_BOTTOM = 580,
+	BINS = 75,
+	NINES_MAX = 6,
+	TEXT_BYTES = 1024,
+	LABEL_BYTES = 32,
+};
+
+static const char *const colours[BENCH_PLOT_SERIES_MAX] = { "#1d5fa8", "#c2521a" };
+
+/* What is drawn where. */
+struct canvas {
+	FILE *out;
+	const struct bench_plot *plot;
+	double log_low; /* of the latency axis, in powers of ten of a nanosecond */
+	double log_high;
+	double nines; /* at the upper end of the lower panel: 3 is 99.9 % */
+	double bins[BENCH_PLOT_SERIES_MAX][BINS];
+	double share_max;
+};
+
+/* --- text ---------------------------------------------------------------------------------- */
+
+/* A duration with its unit; up to three digits and no trailing zeroes. */
+static const char *duration_label(char out[LABEL_BYTES], double ns)
+{
+	static const char *const units[] = { "ns", "\xc2\xb5s", "ms", "s" };
+	size_t unit = 0;
+
+	while (ns >= 999.5 && unit + 1 < ARRAY_COUNT(units)) {
+		ns /= 1000;
+		unit++;
+	}
+	snprintf(out, LABEL_BYTES, "%.3g %s", ns, units[unit]);
+	return out;
+}
+
+/* --- places -------------------------------------------------------------------------------- */
+
+static double log_of(uint64_t ns)
+{
+	return log10((double)MAX(ns, UINT64_C(1)));
+}
+
+static double x_of_log(const struct canvas *canvas, double log_ns)
+{
+	double part = (log_ns - canvas->log_low) / (canvas->log_high - canvas->log_low);
+
+	return LEFT + (RIGHT - LEFT) * part;
+}
+
+static double y_of_share(const struct canvas *canvas, double share)
+{
+	return SHARES_BOTTOM - (SHARES_BOTTOM - SHARES_TOP) * share / canvas->share_max;
+}
+
+static double y_of_nines(const struct canvas *canvas, double nines)
+{
+	return CDF_BOTTOM - (CDF_BOTTOM - CDF_TOP) * fmin(nines, canvas->nines) / canvas->nines;
+}
+
+/* The nearest of 1, 2, 5 times a power of ten, downwards or upwards. */
+static double round_125(double log_ns, bool up)
+{
+	static const double steps[] = { 0, 0.30102999566, 0.69897000434, 1 };
+	double decade = floor(log_ns + 1e-9);
+	double rest = log_ns - decade;
+
+	for (size_t i = 0; i < ARRAY_COUNT(steps); i++) {
+		if (up && steps[i] >= rest - 1e-9) {
+			return decade + steps[i];
+		}
+		if (!up && (i + 1 == ARRAY_COUNT(steps) || steps[i + 1] > rest + 1e-9)) {
+			return decade + steps[i];
+		}
+	}
+	return decade + 1;
+}
+
+static void canvas_measure(struct canvas *canvas)
+{
+	const struct bench_plot *plot = canvas->plot;
+	uint64_t low = UINT64_MAX;
+	uint64_t high = 0;
+	uint64_t count = 0;
+
+	for (uint32_t i = 0; i < plot->series_count; i++) {
+		low = MIN(low, plot->series[i].latency_ns->minimum);
+		high = MAX(high, plot->series[i].latency_ns->maximum);
+		count = MAX(count, plot->series[i].latency_ns->count);
+	}
+	canvas->log_low = round_125(log_of(low), false);
+	canvas->log_high = round_125(log_of(high), true);
+	if (canvas->log_high - canvas->log_low < 0.5) {
+		canvas->log_low = round_125(canvas->log_low - 0.15, false);
+		canvas->log_high = round_125(canvas->log_high + 0.15, true);
+	}
+	/* As far as one request is still a visible step. */
+	canvas->nines = fmax(1, fmin(NINES_MAX, ceil(log10((double)count))));
+}
+
+/* Adds what one bucket holds to the bins that it lies in, to each its part: buckets and bins have
+ * no border in common, and whole buckets would draw a comb. */
+static void bin_add(struct canvas *canvas, double bins[BINS], uint32_t bucket, double share)
+{
+	double scale = BINS / (canvas->log_high - canvas->log_low);
+	double from = (log_of(histogram_lowest(bucket)) - canvas->log_low) * scale;
+	double to =
+		from + log10(1 + (double)(histogram_highest(bucket) - histogram_lowest(bucket)) /
+					 (double)MAX(histogram_lowest(bucket), UINT64_C(1))) *
+			       scale;
+	uint32_t first = (uint32_t)fmin(fmax(from, 0), BINS - 1);
+	uint32_t last = (uint32_t)fmin(fmax(to, 0), BINS - 1);
+
+	for (uint32_t i = first; i <= last; i++) {
+		double part = first == last ? 1 : (fmin(to, i + 1.0) - fmax(from, i)) / (to - from);
+
+		bins[i] += share * fmax(part, 0);
+		canvas->share_max = fmax(canvas->share_max, bins[i]);
+	}
+}
+
+static void canvas_bin(struct canvas *canvas)
+{
+	for (uint32_t i = 0; i < canvas->plot->series_count; i++) {
+		const struct histogram *latency = canvas->plot->series[i].latency_ns;
+
+		for (uint32_t j = 0; j < HISTOGRAM_BUCKETS; j++) {
+			if (latency->buckets[j] > 0) {
+				bin_add(canvas, canvas->bins[i], j,
+					(double)latency->buckets[j] / (double)latency->count);
+			}
+		}
+	}
+}
+
+/* --- drawing ------------------------------------------------------------------------------- */
+
+static void draw_head(const struct canvas *canvas)
+{
+	FILE *out = canvas->out;
+
+	fprintf(out,
+		"<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n"
+		"<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
+		"viewBox=\"0 0 %d %d\" role=\"img\">\n<title>",
+		WIDTH, HEIGHT, WIDTH, HEIGHT);
+	svg_text(out, canvas->plot->title);
+	fputs("</title>\n"
+	      "<style>\n"
+	      "text { font: 12px sans-serif; fill: #222 }\n"
+	      ".head { font-size: 16px; font-weight: bold }\n"
+	      ".end { text-anchor: end }\n"
+	      ".middle { text-anchor: middle }\n"
+	      ".grid { stroke: #ddd; fill: none }\n"
+	      ".frame { stroke: #888; fill: none }\n"
+	      ".area { fill-opacity: 0.35; stroke-width: 1 }\n"
+	      ".curve { fill: none; stroke-width: 2; stroke-linejoin: round }\n"
+	      "</style>\n",
+		out);
+	fprintf(out, "<rect width=\"%d\" height=\"%d\" fill=\"#fff\"/>\n", WIDTH, HEIGHT);
+	svg_label(out, LEFT, 28, "head", canvas->plot->title);
+	svg_label(out, LEFT, 48, "sub", canvas->plot->subtitle);
+}
+
+static void draw_legend(const struct canvas *canvas)
+{
+	for (uint32_t i = 0; i < canvas->plot->series_count; i++) {
+		const struct bench_plot_series *series = &canvas->plot->series[i];
+		const struct histogram *latency = series->latency_ns;
+		double y = 68 + 18 * (double)i;
+		char median[LABEL_BYTES];
+		char tail[LABEL_BYTES];
+		char most[LABEL_BYTES];
+		char text[TEXT_BYTES];
+
+		fprintf(canvas->out,
+			"<rect x=\"%d\" y=\"%.1f\" width=\"14\" height=\"10\" fill=\"%s\"/>\n",
+			LEFT, y - 9, colours[i]);
+		snprintf(text, sizeof(text), "%s: median %s, 99 %% within %s, longest %s",
+			series->name,
+			duration_label(median, (double)histogram_quantile(latency, 500000)),
+			duration_label(tail, (double)histogram_quantile(latency, 990000)),
+			duration_label(most, (double)latency->maximum));
+		svg_label(canvas->out, LEFT + 20, y, "key", text);
+	}
+}
+
+static void draw_line(FILE *out, double x1, double y1, double x2, double y2)
+{
+	fprintf(out, "<path class=\"grid\" d=\"M%.1f %.1fL%.1f %.1f\"/>\n", x1, y1, x2, y2);
+}
+
+static void draw_frames(const struct canvas *canvas)
+{
+	fprintf(canvas->out,
+		"<rect class=\"frame\" x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\"/>\n"
+		"<rect class=\"frame\" x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\"/>\n",
+		LEFT, SHARES_TOP, RIGHT - LEFT, SHARES_BOTTOM - SHARES_TOP, LEFT, CDF_TOP,
+		RIGHT - LEFT, CDF_BOTTOM - CDF_TOP);
+}
+
+static void draw_latency_axis(const struct canvas *canvas)
+{
+	/* 1-2-5 as long as there is room for the words, else powers of ten. */
+	bool all = canvas->log_high - canvas->log_low <= 4;
+	double log_ns = round_125(canvas->log_low, true);
+
+	while (log_ns <= canvas->log_high + 1e-6) {
+		double x = x_of_log(canvas, log_ns);
+		char label[LABEL_BYTES];
+
+		if (all || fabs(log_ns - floor(log_ns + 0.5)) < 1e-6) {
+			draw_line(canvas->out, x, SHARES_TOP, x, SHARES_BOTTOM);
+			draw_line(canvas->out, x, CDF_TOP, x, CDF_BOTTOM);
+			svg_label(canvas->out, x, CDF_BOTTOM + 18, "middle",
+				duration_label(label, pow(10, log_ns)));
+			svg_label(canvas->out, x, SHARES_BOTTOM + 18, "middle", label);
+		}
+		log_ns = round_125(log_ns + 0.01, true);
+	}
+	svg_label(canvas->out, (LEFT + RIGHT) / 2.0, CDF_BOTTOM + 42, "middle",
+		"latency, from submit to completion");
+}
+
+static void draw_share_axis(const struct canvas *canvas)
+{
+	char label[LABEL_BYTES];
+
+	for (int i = 0; i <= 4; i++) {
+		double share = canvas->share_max * i / 4;
+		double y = y_of_share(canvas, share);
+
+		draw_line(canvas->out, LEFT, y, RIGHT, y);
+		snprintf(label, sizeof(label), "%.3g %%", 100 * share);
+		svg_label(canvas->out, LEFT - 8, y + 4, "end", label);
+	}
+	svg_label(canvas->out, LEFT, SHARES_TOP - 4, "axis", "share of requests");
+}
+
+static void draw_nines_axis(const struct canvas *canvas)
+{
+	double median = y_of_nines(canvas, log10(2));
+	char label[LABEL_BYTES];
+
+	if (canvas->nines <= 4) {
+		draw_line(canvas->out, LEFT, median, RIGHT, median);
+		svg_label(canvas->out, LEFT - 8, median + 4, "end", "50 %");
+	}
+	for (int i = 0; i <= (int)canvas->nines; i++) {
+		double y = y_of_nines(canvas, i);
+
+		draw_line(canvas->out, LEFT, y, RIGHT, y);
+		snprintf(label, sizeof(label), "%.*f %%", MAX(0, i - 2), 100 - pow(10, 2 - i));
+		svg_label(canvas->out, LEFT - 8, y + 4, "end", label);
+	}
+	svg_label(canvas->out, LEFT, CDF_TOP - 4, "axis", "requests that took no longer");
+}
+
+static void draw_shares(const struct canvas *canvas, uint32_t which)
+{
+	double step = (canvas->log_high - canvas->log_low) / BINS;
+
+	fprintf(canvas->out, "<path class=\"area\" fill=\"%s\" stroke=\"%s\" d=\"M%d %d",
+		colours[which], colours[which], LEFT, SHARES_BOTTOM);
+	for (uint32_t i = 0; i < BINS; i++) {
+		fprintf(canvas->out, "V%.1fH%.1f", y_of_share(canvas, canvas->bins[which][i]),
+			x_of_log(canvas, canvas->log_low + step * (i + 1)));
+	}
+	fprintf(canvas->out, "V%dZ\"/>\n", SHARES_BOTTOM);
+}
+
+static void draw_curve(const struct canvas *canvas, uint32_t which)
+{
+	const struct histogram *latency = canvas->plot->series[which].latency_ns;
+	double x_last = x_of_log(canvas, log_of(latency->minimum));
+	double y_last = CDF_BOTTOM;
+	uint64_t seen = 0;
+
+	fprintf(canvas->out, "<path class=\"curve\" stroke=\"%s\" d=\"M%.1f %.1f", colours[which],
+		x_last, y_last);
+	for (uint32_t i = 0; i < HISTOGRAM_BUCKETS && seen < latency->count; i++) {
+		uint64_t left;
+		double x;
+		double y;
+
+		if (latency->buckets[i] == 0) {
+			continue;
+		}
+		seen += latency->buckets[i];
+		left = latency->count - seen;
+		x = x_of_log(canvas, log_of(MIN(histogram_highest(i), latency->maximum)));
+		y = left == 0 ? CDF_TOP
+			      : y_of_nines(canvas, log10((double)latency->count / (double)left));
+		/* Points that nobody could tell apart only make the file longer. */
+		if (left == 0 || fabs(x - x_last) >= 0.5 || fabs(y - y_last) >= 0.5) {
+			fprintf(canvas->out, "L%.1f %.1f", x, y);
+			x_last = x;
+			y_last = y;
+		}
+	}
+	fputs("\"/>\n", canvas->out);
+}
+
+int bench_plot_write(FILE *out, const struct bench_plot *plot, struct error *error)
+{
+	struct canvas canvas = { .out = out, .plot = plot };
+
+	GMB_ASSERT(plot->series_count >= 1);
+	GMB_ASSERT(plot->series_count <= BENCH_PLOT_SERIES_MAX);
+	canvas_measure(&canvas);
+	canvas_bin(&canvas);
+	draw_head(&canvas);
+	draw_legend(&canvas);
+	draw_latency_axis(&canvas);
+	draw_share_axis(&canvas);
+	draw_nines_axis(&canvas);
+	for (uint32_t i = 0; i < plot->series_count; i++) {
+		draw_shares(&canvas, i);
+		draw_curve(&canvas, i);
+	}
+	draw_frames(&canvas);
+	fputs("</svg>\n", out);
+	if (fflush(out) != 0 || ferror(out)) {
+		int err = errno != 0 ? -errno : -EIO;
+
+		return error_set(error, err, "%s", strerror(-err));
+	}
+	return 0;
+}

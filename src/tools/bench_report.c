@@ -1,0 +1,450 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/bench.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/units.h"
+#include "tools/print.h"
+
+enum {
+	LABEL_COLUMNS = 16,
+	RATE_BYTES = 32,
+	BAR_COLUMNS = 40,
+	URI_SHOWN_BYTES = 512,
+	JSON_DIGITS = 9,
+};
+
+static const char *const direction_names[BENCH_DIRECTIONS] = { "read", "write" };
+
+/* The percentiles that are told. */
+static const struct percentile {
+	const char *key;
+	const char *title;
+	uint32_t parts_per_million;
+} percentiles[] = {
+	{ "p50", "p50", 500000 },
+	{ "p90", "p90", 900000 },
+	{ "p99", "p99", 990000 },
+	{ "p99_9", "p99.9", 999000 },
+	{ "p99_99", "p99.99", 999900 },
+};
+
+static double us(uint64_t ns)
+{
+	return (double)ns / 1000;
+}
+
+static double seconds(const struct bench_result *result)
+{
+	return (double)result->elapsed_ns / 1e9;
+}
+
+static double per_second(const struct bench_result *result, uint64_t count)
+{
+	return (double)count / seconds(result);
+}
+
+static double per_request(const struct bench_result *result, uint64_t count)
+{
+	return (double)count / (double)bench_requests(result);
+}
+
+/* Both directions in one; valid until the next call. */
+static const struct histogram *both(const struct bench_result *result)
+{
+	static struct histogram sum;
+
+	histogram_reset(&sum);
+	for (int i = 0; i < BENCH_DIRECTIONS; i++) {
+		histogram_merge(&sum, &result->latency_ns[i]);
+	}
+	return &sum;
+}
+
+void bench_title(char out[BENCH_TITLE_BYTES], const struct bench_work *work, uint32_t connections)
+{
+	char size[UNITS_TEXT_BYTES];
+	char mix[32] = "";
+
+	if (bench_reads(work) && bench_writes(work)) {
+		snprintf(mix, sizeof(mix), " (%u %% reads)", work->read_percent);
+	}
+	snprintf(out, BENCH_TITLE_BYTES,
+		"%s%s, blocks of %s, depth %u, %u connection%s, %u thread%s", work->rw, mix,
+		units_format_bytes(size, work->block_bytes), work->depth, connections,
+		connections == 1 ? "" : "s", work->threads, work->threads == 1 ? "" : "s");
+}
+
+/* --- text ---------------------------------------------------------------------------------- */
+
+static void print_label(const char *label)
+{
+	printf("%-*s", LABEL_COLUMNS, label);
+}
+
+static const char *rate_text(char out[RATE_BYTES], double bytes_per_second)
+{
+	static const char *const units[] = { "B/s", "kB/s", "MB/s", "GB/s", "TB/s" };
+	size_t unit = 0;
+
+	while (bytes_per_second >= 999.5 && unit + 1 < ARRAY_COUNT(units)) {
+		bytes_per_second /= 1000;
+		unit++;
+	}
+	snprintf(out, RATE_BYTES, bytes_per_second < 9.995 ? "%.2f %s" : "%.1f %s",
+		bytes_per_second, units[unit]);
+	return out;
+}
+
+static void print_head(const struct bench_work *work, const struct bench_result *result)
+{
+	char title[BENCH_TITLE_BYTES];
+	char uri[URI_SHOWN_BYTES];
+	char human[PRINT_SIZE_BYTES];
+
+	print_label("Server");
+	printf("\"%s\"\n", log_escape(uri, sizeof(uri), work->uri, strlen(work->uri)));
+	print_label("Work");
+	bench_title(title, work, result->connections);
+	printf("%s%s\n", title, work->fua ? ", FUA" : "");
+	print_label("Range");
+	printf("%s at offset %" PRIu64 "\n",
+		print_size(human, result->range.blocks * work->block_bytes), result->range.offset);
+	print_label("Measured");
+	printf("%.3f s", seconds(result));
+	if (work->warmup_ns > 0) {
+		printf(" after %.3f s of warm-up", (double)work->warmup_ns / 1e9);
+	}
+	puts(result->interrupted ? ", then interrupted" : "");
+}
+
+static void print_rate(const char *name, const struct bench_work *work,
+	const struct bench_result *result, uint64_t count)
+{
+	char rate[RATE_BYTES];
+
+	print_label(name);
+	printf("%12" PRIu64 " %14.0f %14s\n", count, per_second(result, count),
+		rate_text(rate, per_second(result, count) * work->block_bytes));
+}
+
+static void print_rates(const struct bench_work *work, const struct bench_result *result)
+{
+	putchar('\n');
+	print_label("");
+	printf("%12s %14s %14s\n", "requests", "a second", "bytes");
+	for (int i = 0; i < BENCH_DIRECTIONS; i++) {
+		if (result->latency_ns[i].count > 0) {
+			print_rate(direction_names[i], work, result, result->latency_ns[i].count);
+		}
+	}
+	if (bench_reads(work) && bench_writes(work)) {
+		print_rate("both", work, result, bench_requests(result));
+	}
+}
+
+static void print_holes(const struct bench_result *result)
+{
+	if (result->hole_reads > 0) {
+		print_label("");
+		printf("%.3g %% of the reads met holes, which cost next to nothing: write once "
+		       "before\n",
+			100.0 * (double)result->hole_reads /
+				(double)result->latency_ns[BENCH_READ].count);
+	}
+}
+
+static void print_latencies(const struct bench_result *result)
+{
+	putchar('\n');
+	print_label("latency in us");
+	printf("%9s %9s", "mean", "min");
+	for (size_t i = 0; i < ARRAY_COUNT(percentiles); i++) {
+		printf(" %9s", percentiles[i].title);
+	}
+	printf(" %9s\n", "max");
+	for (int i = 0; i < BENCH_DIRECTIONS; i++) {
+		const struct histogram *latency = &result->latency_ns[i];
+
+		if (latency->count == 0) {
+			continue;
+		}
+		print_label(direction_names[i]);
+		printf("%9.1f %9.1f", histogram_mean(latency) / 1000, us(latency->minimum));
+		for (size_t j = 0; j < ARRAY_COUNT(percentiles); j++) {
+			printf(" %9.1f",
+				us(histogram_quantile(latency, percentiles[j].parts_per_million)));
+		}
+		printf(" %9.1f\n", us(latency->maximum));
+	}
+}
+
+static void print_costs(const struct bench_result *result)
+{
+	const struct bench_cpu *cpu = &result->cpu;
+	uint64_t cpu_ns = cpu->user_ns + cpu->system_ns;
+	uint64_t switches = cpu->switches_voluntary + cpu->switches_involuntary;
+	char human[PRINT_SIZE_BYTES];
+
+	putchar('\n');
+	print_label("This process");
+	printf("%.2f us of processor time a request (%.2f user, %.2f system), %.0f %% of one "
+	       "processor\n",
+		us(cpu_ns) / (double)bench_requests(result),
+		us(cpu->user_ns) / (double)bench_requests(result),
+		us(cpu->system_ns) / (double)bench_requests(result),
+		100.0 * (double)cpu_ns / (double)result->elapsed_ns);
+	print_label("");
+	printf("%.3f system calls and %.3f context switches a request\n",
+		per_request(result, result->stats.system_calls), per_request(result, switches));
+	print_label("");
+	printf("%s of payload copied because it could not be received in place\n",
+		print_size(human, result->stats.bytes_moved));
+}
+
+static const char *time_text(char out[RATE_BYTES], uint64_t ns)
+{
+	if (ns < UINT64_C(1000000)) {
+		snprintf(out, RATE_BYTES, "%g us", (double)ns / 1e3);
+	} else if (ns < UINT64_C(1000000000)) {
+		snprintf(out, RATE_BYTES, "%g ms", (double)ns / 1e6);
+	} else {
+		snprintf(out, RATE_BYTES, "%g s", (double)ns / 1e9);
+	}
+	return out;
+}
+
+/* The border after this one, in the series 1, 2, 5, 10. */
+static uint64_t border_next(uint64_t border)
+{
+	uint64_t first = border;
+
+	while (first >= 10) {
+		first /= 10;
+	}
+	return first == 2 ? border / 2 * 5 : border * 2;
+}
+
+/* Calls show for every range of 1-2-5 borders from the smallest to the largest value. A bucket that
+ * lies across a border counts below it. */
+static void each_range(const struct histogram *latency,
+	void (*show)(void *context, uint64_t low, uint64_t high, uint64_t count), void *context)
+{
+	uint64_t first = histogram_lowest(histogram_index(latency->minimum));
+	uint64_t last = histogram_lowest(histogram_index(latency->maximum));
+	uint64_t low = 100;
+
+	if (latency->count == 0) {
+		return;
+	}
+	while (border_next(low) <= first) {
+		low = border_next(low);
+	}
+	if (low > first) {
+		low = 0;
+	}
+	while (low <= last) {
+		uint64_t high = low == 0 ? 100 : border_next(low);
+
+		show(context, low, high, histogram_between(latency, low, high));
+		low = high;
+	}
+}
+
+static void print_bar(void *context, uint64_t low, uint64_t high, uint64_t count)
+{
+	const struct histogram *const *latency_in = context;
+	const struct histogram *latency = *latency_in;
+	double share = (double)count / (double)latency->count;
+	char from[RATE_BYTES];
+	char to[RATE_BYTES];
+	int bar = (int)(share * BAR_COLUMNS + 0.5);
+
+	printf("%10s - %-10s %8.4f %%  %.*s\n", time_text(from, low), time_text(to, high),
+		100 * share, bar, "########################################");
+}
+
+static void print_distributions(const struct bench_result *result)
+{
+	for (int i = 0; i < BENCH_DIRECTIONS; i++) {
+		const struct histogram *latency = &result->latency_ns[i];
+
+		if (latency->count > 0) {
+			printf("\n%s latency\n", direction_names[i]);
+			each_range(latency, print_bar, &latency);
+		}
+	}
+}
+
+int bench_show_text(
+	const struct bench_work *work, const struct bench_result *result, struct error *error)
+{
+	print_head(work, result);
+	print_rates(work, result);
+	print_holes(result);
+	print_latencies(result);
+	print_costs(result);
+	print_distributions(result);
+	return print_end(error);
+}
+
+/* --- JSON ---------------------------------------------------------------------------------- */
+
+static json_t *json_latency(const struct histogram *latency)
+{
+	json_t *object = json_object();
+
+	json_object_set_new(object, "mean", json_real(histogram_mean(latency) / 1000));
+	json_object_set_new(object, "deviation", json_real(histogram_deviation(latency) / 1000));
+	json_object_set_new(
+		object, "min", json_real(us(latency->count > 0 ? latency->minimum : 0)));
+	for (size_t i = 0; i < ARRAY_COUNT(percentiles); i++) {
+		uint64_t value = histogram_quantile(latency, percentiles[i].parts_per_million);
+
+		json_object_set_new(object, percentiles[i].key, json_real(us(value)));
+	}
+	json_object_set_new(object, "max", json_real(us(latency->maximum)));
+	return object;
+}
+
+static void json_bar(void *context, uint64_t low, uint64_t high, uint64_t count)
+{
+	json_t *object = json_object();
+
+	json_object_set_new(object, "from_us", json_real(us(low)));
+	json_object_set_new(object, "below_us", json_real(us(high)));
+	json_object_set_new(object, "requests", json_integer((json_int_t)count));
+	json_array_append_new(context, object);
+}
+
+static json_t *json_direction(const struct bench_work *work, const struct bench_result *result,
+	const struct histogram *latency)
+{
+	json_t *object;
+	json_t *bars;
+
+	if (latency->count == 0) {
+		return json_null();
+	}
+	object = json_object();
+	bars = json_array();
+	each_range(latency, json_bar, bars);
+	json_object_set_new(object, "requests", json_integer((json_int_t)latency->count));
+	json_object_set_new(object, "iops", json_real(per_second(result, latency->count)));
+	json_object_set_new(object, "bytes_per_second",
+		json_real(per_second(result, latency->count) * work->block_bytes));
+	json_object_set_new(object, "latency_us", json_latency(latency));
+	json_object_set_new(object, "histogram", bars);
+	return object;
+}
+
+static json_t *json_work(const struct bench_work *work, const struct bench_result *result)
+{
+	json_t *object = json_object();
+
+	json_object_set_new(object, "rw", json_string(work->rw));
+	json_object_set_new(object, "read_percent", json_integer(work->read_percent));
+	json_object_set_new(object, "block_bytes", json_integer(work->block_bytes));
+	json_object_set_new(object, "depth", json_integer(work->depth));
+	json_object_set_new(object, "connections", json_integer(result->connections));
+	json_object_set_new(object, "threads", json_integer(work->threads));
+	json_object_set_new(object, "fua", json_boolean(work->fua));
+	json_object_set_new(object, "offset", json_integer((json_int_t)result->range.offset));
+	json_object_set_new(object, "size",
+		json_integer((json_int_t)(result->range.blocks * work->block_bytes)));
+	json_object_set_new(object, "seed", json_integer((json_int_t)work->seed));
+	json_object_set_new(object, "seconds", json_real((double)work->duration_ns / 1e9));
+	json_object_set_new(object, "warmup_seconds", json_real((double)work->warmup_ns / 1e9));
+	return object;
+}
+
+static json_t *json_costs(const struct bench_result *result)
+{
+	json_t *object = json_object();
+
+	json_object_set_new(object, "user_seconds", json_real((double)result->cpu.user_ns / 1e9));
+	json_object_set_new(
+		object, "system_seconds", json_real((double)result->cpu.system_ns / 1e9));
+	json_object_set_new(object, "context_switches_voluntary",
+		json_integer((json_int_t)result->cpu.switches_voluntary));
+	json_object_set_new(object, "context_switches_involuntary",
+		json_integer((json_int_t)result->cpu.switches_involuntary));
+	json_object_set_new(
+		object, "system_calls", json_integer((json_int_t)result->stats.system_calls));
+	json_object_set_new(object, "system_calls_per_request",
+		json_real(per_request(result, result->stats.system_calls)));
+	json_object_set_new(object, "commands", json_integer((json_int_t)result->stats.commands));
+	json_object_set_new(object, "payload_bytes_received",
+		json_integer((json_int_t)result->stats.bytes_read));
+	json_object_set_new(object, "payload_bytes_sent",
+		json_integer((json_int_t)result->stats.bytes_written));
+	json_object_set_new(object, "payload_bytes_copied",
+		json_integer((json_int_t)result->stats.bytes_moved));
+	return object;
+}
+
+static json_t *json_server(const struct bench_result *result)
+{
+	static const char *const replies[] = {
+		[GMB_REPLIES_SIMPLE] = "simple",
+		[GMB_REPLIES_STRUCTURED] = "structured",
+		[GMB_REPLIES_EXTENDED] = "extended",
+	};
+	json_t *object = json_object();
+
+	json_object_set_new(object, "size", json_integer((json_int_t)result->info.bytes));
+	json_object_set_new(object, "replies", json_string(replies[result->info.replies]));
+	json_object_set_new(object, "block_minimum", json_integer(result->info.block_minimum));
+	json_object_set_new(object, "payload_max", json_integer(result->info.payload_max));
+	return object;
+}
+
+/* A URI holds bytes that the user typed: JSON holds UTF-8 only. */
+static json_t *json_uri(const char *uri)
+{
+	char escaped[URI_SHOWN_BYTES];
+	json_t *value = json_string(uri);
+
+	return value != NULL ? value
+			     : json_string(log_escape(escaped, sizeof(escaped), uri, strlen(uri)));
+}
+
+int bench_show_json(
+	const struct bench_work *work, const struct bench_result *result, struct error *error)
+{
+	uint64_t cpu_ns = result->cpu.user_ns + result->cpu.system_ns;
+	double iops = per_second(result, bench_requests(result));
+	json_t *root = json_object();
+	int err;
+
+	json_object_set_new(root, "iops", json_real(iops));
+	json_object_set_new(root, "bytes_per_second", json_real(iops * work->block_bytes));
+	json_object_set_new(root, "latency_us", json_latency(both(result)));
+	json_object_set_new(
+		root, "cpu_us_per_request", json_real(us(cpu_ns) / (double)bench_requests(result)));
+	json_object_set_new(root, "requests", json_integer((json_int_t)bench_requests(result)));
+	json_object_set_new(root, "hole_reads", json_integer((json_int_t)result->hole_reads));
+	json_object_set_new(root, "seconds", json_real(seconds(result)));
+	json_object_set_new(root, "interrupted", json_boolean(result->interrupted));
+	json_object_set_new(root, "uri", json_uri(work->uri));
+	json_object_set_new(root, "work", json_work(work, result));
+	for (int i = 0; i < BENCH_DIRECTIONS; i++) {
+		json_object_set_new(root, direction_names[i],
+			json_direction(work, result, &result->latency_ns[i]));
+	}
+	json_object_set_new(root, "process", json_costs(result));
+	json_object_set_new(root, "server", json_server(result));
+	/* Nine digits are more than any clock gives. */
+	err = json_dumpf(root, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(JSON_DIGITS));
+	json_decref(root);
+	if (err != 0) {
+		return error_set(error, -EIO, "cannot write JSON to standard output");
+	}
+	putchar('\n');
+	return print_end(error);
+}

@@ -1,0 +1,671 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/copy_engine.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/list.h"
+#include "tools/copy_map.h"
+
+/* Holes of the source below this are read, and found again as zeroes if that is asked for: a
+ * request for each side of a small hole costs more than its bytes. */
+#define SMALL_HOLE_BYTES (UINT64_C(64) << 10)
+/* A server that has to write its zeroes is given time to answer. */
+#define ZERO_BYTES_MAX (UINT64_C(128) << 20)
+#define CHECKPOINT_NS  (UINT64_C(5) * 1000000000)
+
+/* How many pieces are in flight where that adapts: what this rate needs at the latency of the ends,
+ * the time an answer takes when nothing is queued. Few keep the buffers in the processor's caches
+ * (a tenth less processor time on loopback), many fill a long line. */
+enum { WINDOW_MIN = 16 };
+#define WINDOW_BYTES_PER_US UINT64_C(2000)
+
+enum task_state {
+	TASK_FREE,
+	TASK_READING,	/* for the source's bytes */
+	TASK_TURN,	/* for all earlier ones to be written to a stream */
+	TASK_WRITING,	/* for the target to take a run of data */
+	TASK_ZEROING,	/* for the target to zero a run */
+	TASK_READ_EDGE, /* for the rest of the target's last block, of which we have a part */
+	TASK_STATE_COUNT
+};
+
+/* A piece of the copy in flight. */
+struct task {
+	struct list_node node; /* in engine->tasks_free, or engine->tasks in order of offset */
+	struct engine *engine;
+	enum task_state state;
+	bool zero; /* a run of zeroes as the map told it: there is no data */
+	uint64_t offset;
+	uint64_t length;
+	uint64_t cursor;   /* bytes of it that the target has */
+	uint64_t run;	   /* bytes that the operation in flight is about */
+	uint64_t asked_ns; /* when its read or write was submitted */
+	uint8_t *buffer;
+	struct copy_io io;
+};
+
+struct engine {
+	const struct copy_engine_options *options;
+	struct copy_end *source;
+	struct copy_end *target;
+	struct copy_counters *counters;
+	struct list_node tasks_free;
+	struct list_node tasks;
+	struct task *all;
+	uint64_t grain;	   /* pieces begin at multiples of it */
+	uint64_t position; /* where the next piece begins */
+	uint64_t end;	   /* where the copy ends; UINT64_MAX until a stream's end */
+	uint64_t torn;	   /* where the first piece begins that was given up */
+	uint32_t active;   /* pieces in flight */
+	uint32_t window;   /* at most so many */
+	uint64_t read_ns;  /* the quickest answers so far */
+	uint64_t write_ns;
+	bool reading;	  /* a stream is being read */
+	bool cannot_zero; /* the target said so */
+	bool stopping;
+	struct error error;
+	uint8_t *zeroes; /* request_bytes of them */
+	uint8_t *edge;	 /* a block of the target */
+
+	struct copy_io flush;
+	uint64_t flush_mark;	 /* what the flush in flight makes durable */
+	uint64_t checkpoint_ns;	 /* when the last one began */
+	uint64_t checkpoint_end; /* bytes done at which the next one is due */
+	struct copy_map map;
+};
+
+static void task_advance(struct task *task);
+
+bool copy_is_zero(const uint8_t *buffer, size_t bytes)
+{
+	uint64_t first = 0;
+
+	/* Data that is not zero is mostly so in its first bytes. */
+	memcpy(&first, buffer, MIN(bytes, sizeof(first)));
+	return first == 0 && (bytes <= sizeof(first) || memcmp(buffer, buffer + sizeof(first),
+								bytes - sizeof(first)) == 0);
+}
+
+/* The first reason counts; what is in flight ends by itself. */
+static void engine_fail(struct engine *engine, const struct error *error)
+{
+	if (!engine->stopping) {
+		engine->error = *error;
+	}
+	engine->stopping = true;
+	copy_end_cancel(engine->source);
+	copy_end_cancel(engine->target);
+}
+
+/* The quickest answer is the latency of the line and the disk: the others waited for each other. */
+static void window_learn(struct engine *engine, uint64_t asked_ns, uint64_t *quickest_ns)
+{
+	const struct copy_engine_options *options = engine->options;
+	uint64_t passed = copy_loop_now_ns(options->loop) - asked_ns;
+	uint64_t wanted;
+
+	if (!options->adapts || passed >= *quickest_ns) {
+		return;
+	}
+	*quickest_ns = passed;
+	wanted = ((engine->read_ns == UINT64_MAX ? 0 : engine->read_ns) +
+			 (engine->write_ns == UINT64_MAX ? 0 : engine->write_ns)) /
+		 1000 * WINDOW_BYTES_PER_US / options->request_bytes;
+	wanted = MAX(wanted, (uint64_t)WINDOW_MIN);
+	engine->window = (uint32_t)MIN(wanted, (uint64_t)options->requests);
+}
+
+/* --- tasks --------------------------------------------------------------------------------- */
+
+static void task_set_state(struct task *task, enum task_state state)
+{
+	static const uint32_t edges[TASK_STATE_COUNT] = {
+		[TASK_FREE] = BIT(TASK_READING) | BIT(TASK_TURN),
+		[TASK_READING] = BIT(TASK_TURN) | BIT(TASK_FREE),
+		[TASK_TURN] = BIT(TASK_WRITING) | BIT(TASK_ZEROING) | BIT(TASK_READ_EDGE) |
+			      BIT(TASK_FREE),
+		[TASK_WRITING] = BIT(TASK_TURN) | BIT(TASK_FREE),
+		[TASK_ZEROING] = BIT(TASK_TURN) | BIT(TASK_FREE),
+		[TASK_READ_EDGE] = BIT(TASK_WRITING) | BIT(TASK_FREE),
+	};
+
+	GMB_ASSERT((edges[task->state] & BIT(state)) != 0);
+	task->state = state;
+}
+
+static bool in_order(const struct engine *engine)
+{
+	return engine->target->kind == COPY_STREAM;
+}
+
+static void task_end(struct task *task)
+{
+	struct engine *engine = task->engine;
+
+	if (task->cursor < task->length) {
+		engine->torn = MIN(engine->torn, task->offset);
+	}
+	task_set_state(task, TASK_FREE);
+	engine->active--;
+	if (task->buffer != NULL) {
+		copy_pool_put(engine->options->pool, task->buffer);
+		task->buffer = NULL;
+	}
+	list_remove(&task->node);
+	/* The one used last is the next: its buffer and itself are still in the caches. */
+	list_push_front(&engine->tasks_free, &task->node);
+}
+
+static void task_fail(struct task *task, const struct copy_end *end)
+{
+	engine_fail(task->engine, &end->failure);
+	task_end(task);
+}
+
+/* Bytes from the cursor on that are alike, and whether they are zeroes. */
+static uint64_t task_run(const struct task *task, uint64_t limit, bool *zero)
+{
+	const struct engine *engine = task->engine;
+	uint64_t grain = MAX(engine->options->sparse_bytes, engine->grain);
+	uint64_t at = task->cursor;
+	bool first = true;
+
+	*zero = task->zero;
+	if (task->zero || engine->options->sparse_bytes == 0 || in_order(engine)) {
+		return limit - at;
+	}
+	while (at < limit) {
+		uint64_t next = MIN(align_up(task->offset + at + 1, grain) - task->offset, limit);
+		bool is_zero = copy_is_zero(task->buffer + at, next - at);
+
+		if (first) {
+			*zero = is_zero;
+		} else if (is_zero != *zero) {
+			break;
+		}
+		first = false;
+		at = next;
+	}
+	return at - task->cursor;
+}
+
+static void task_progress(struct task *task, uint64_t bytes)
+{
+	task->cursor += bytes;
+	task->engine->counters->done += bytes;
+}
+
+static void written(struct copy_io *io)
+{
+	struct task *task = container_of(io, struct task, io);
+	struct engine *engine = task->engine;
+
+	if (io->result < 0) {
+		task_fail(task, engine->target);
+		return;
+	}
+	window_learn(engine, task->asked_ns, &engine->write_ns);
+	engine->counters->written += task->run;
+	task_progress(task, task->run);
+	task_set_state(task, TASK_TURN);
+	task_advance(task);
+}
+
+static void zeroed(struct copy_io *io)
+{
+	struct task *task = container_of(io, struct task, io);
+	struct engine *engine = task->engine;
+
+	if (io->result == -EOPNOTSUPP) {
+		engine->cannot_zero = true; /* then they are written */
+	} else if (io->result < 0) {
+		task_fail(task, engine->target);
+		return;
+	} else {
+		engine->counters->zeroed += task->run;
+		task_progress(task, task->run);
+	}
+	task_set_state(task, TASK_TURN);
+	task_advance(task);
+}
+
+static void task_write(struct task *task, uint8_t *buffer, uint64_t bytes, uint64_t run)
+{
+	task->run = run;
+	task_set_state(task, TASK_WRITING);
+	task->io.operation = COPY_WRITE;
+	task->io.offset = task->offset + task->cursor;
+	task->io.length = bytes;
+	task->io.buffer = buffer;
+	task->io.done = written;
+	task->asked_ns = copy_loop_now_ns(task->engine->options->loop);
+	copy_end_submit(task->engine->target, &task->io);
+}
+
+static void task_zero(struct task *task, uint64_t run)
+{
+	task->run = run;
+	task_set_state(task, TASK_ZEROING);
+	task->io.operation = COPY_ZERO;
+	task->io.allocate = task->engine->options->allocate;
+	task->io.offset = task->offset + task->cursor;
+	task->io.length = run;
+	task->io.done = zeroed;
+	copy_end_submit(task->engine->target, &task->io);
+}
+
+/* The target's last block was read: ours is its first part. */
+static void edge_read(struct copy_io *io)
+{
+	struct task *task = container_of(io, struct task, io);
+	struct engine *engine = task->engine;
+	uint64_t part = task->length - task->cursor;
+
+	if (io->result < 0) {
+		task_fail(task, engine->target);
+		return;
+	}
+	memcpy(engine->edge, task->buffer + task->cursor, part);
+	task_write(task, engine->edge, engine->target->block_min, part);
+}
+
+static void task_edge(struct task *task)
+{
+	struct engine *engine = task->engine;
+
+	GMB_ASSERT(!task->zero);
+	task_set_state(task, TASK_READ_EDGE);
+	task->io.operation = COPY_READ;
+	task->io.offset = task->offset + task->cursor;
+	task->io.length = engine->target->block_min;
+	task->io.buffer = engine->edge;
+	task->io.done = edge_read;
+	copy_end_submit(engine->target, &task->io);
+}
+
+/* True when the rest of the task is part of a block that the target takes only whole, and has. */
+static bool is_edge(const struct task *task)
+{
+	const struct copy_end *target = task->engine->target;
+	uint64_t start = task->offset + task->cursor;
+
+	return target->size_known && task->length - task->cursor < target->block_min &&
+	       target->block_min <= target->bytes - start;
+}
+
+/* One step of a task that has its bytes: the next run goes to the target, unless it is there. */
+static void task_advance(struct task *task)
+{
+	struct engine *engine = task->engine;
+	uint64_t block = engine->target->block_min;
+
+	while (task->cursor < task->length && !engine->stopping) {
+		uint64_t whole = align_down(task->length, block);
+		bool zero;
+		uint64_t run;
+
+		if (in_order(engine) && list_first(&engine->tasks) != &task->node) {
+			return; /* take_turns() goes on here */
+		}
+		if (is_edge(task)) {
+			task_edge(task);
+			return;
+		}
+		/* The last block stays by itself when it is not whole. */
+		run = task_run(task, task->cursor < whole ? whole : task->length, &zero);
+		if (zero && engine->target->known_zero && !engine->options->allocate) {
+			engine->counters->skipped += run;
+			task_progress(task, run);
+			continue;
+		}
+		if (zero && engine->target->can_zero && !engine->cannot_zero) {
+			task_zero(task, run);
+			return;
+		}
+		if (task->zero) {
+			run = MIN(run, engine->options->request_bytes);
+			task_write(task, engine->zeroes, run, run);
+		} else {
+			task_write(task, task->buffer + task->cursor, run, run);
+		}
+		return;
+	}
+	task_end(task);
+}
+
+/* A stream takes the pieces as they follow each other. */
+static void take_turns(struct engine *engine)
+{
+	struct list_node *first;
+
+	if (!in_order(engine)) {
+		return;
+	}
+	while ((first = list_first(&engine->tasks)) != NULL &&
+		list_entry(first, struct task, node)->state == TASK_TURN) {
+		task_advance(list_entry(first, struct task, node));
+	}
+}
+
+static void source_read(struct copy_io *io)
+{
+	struct task *task = container_of(io, struct task, io);
+	struct engine *engine = task->engine;
+
+	engine->reading = false;
+	if (io->result < 0) {
+		task_fail(task, engine->source);
+		return;
+	}
+	window_learn(engine, task->asked_ns, &engine->read_ns);
+	engine->counters->read += io->moved;
+	if (io->moved < task->length) { /* the stream is over */
+		task->length = io->moved;
+		engine->end = task->offset + task->length;
+		engine->position = engine->end;
+		engine->counters->total = engine->end;
+	}
+	if (engine->target->size_known && !engine->stopping &&
+		!range_inside(task->offset, task->length, engine->target->bytes)) {
+		struct error error;
+
+		error_set(&error, -ENOSPC,
+			"the target %s is too small: it has %llu bytes, and %s "
+			"goes on",
+			engine->target->name, (unsigned long long)engine->target->bytes,
+			engine->source->name);
+		engine_fail(engine, &error);
+	}
+	task_set_state(task, TASK_TURN);
+	task_advance(task);
+}
+
+/* --- the plan ------------------------------------------------------------------------------ */
+
+struct piece {
+	uint64_t length;
+	bool zero;
+};
+
+/* What comes at engine->position: 1, or 0 when that is not known yet, or when there is no more. */
+static int piece_next(struct engine *engine, struct piece *piece)
+{
+	const struct copy_engine_options *options = engine->options;
+	uint64_t request = options->request_bytes;
+	uint64_t block = engine->target->block_min;
+	int known;
+
+	if (engine->position >= engine->end) {
+		return 0;
+	}
+	if (engine->source->kind == COPY_STREAM) {
+		*piece = (struct piece){ .length = request };
+		return !engine->reading;
+	}
+	known = copy_map_peek(&engine->map, engine->position, &piece->length, &piece->zero);
+	if (known <= 0) {
+		if (known < 0) {
+			engine_fail(engine, &engine->map.error);
+		}
+		return 0;
+	}
+	if (piece->zero && engine->end - engine->position == piece->length) {
+		/* The last block goes the way of data where it is not whole. */
+		uint64_t whole = align_down(engine->end, block);
+
+		if (whole > engine->position) {
+			piece->length = whole - engine->position;
+		} else if (whole != engine->end) {
+			piece->zero = false;
+		}
+	}
+	if (!piece->zero) {
+		piece->length = MIN(piece->length, request - (engine->position & (request - 1)));
+	} else if (!engine->target->known_zero || options->allocate) {
+		piece->length = MIN(piece->length, ZERO_BYTES_MAX);
+	}
+	return 1;
+}
+
+static bool task_start(struct engine *engine, const struct piece *piece)
+{
+	struct task *task = list_entry(list_first(&engine->tasks_free), struct task, node);
+
+	task->buffer = NULL;
+	if (!piece->zero) {
+		task->buffer = copy_pool_get(engine->options->pool);
+		if (task->buffer == NULL) {
+			return false;
+		}
+	}
+	list_remove(&task->node);
+	list_push_back(&engine->tasks, &task->node);
+	engine->active++;
+	task->zero = piece->zero;
+	task->offset = engine->position;
+	task->length = piece->length;
+	task->cursor = 0;
+	engine->position += piece->length;
+	if (piece->zero) {
+		task_set_state(task, TASK_TURN);
+		task_advance(task);
+		return true;
+	}
+	task_set_state(task, TASK_READING);
+	task->io.operation = COPY_READ;
+	task->io.offset = task->offset;
+	task->io.length = task->length;
+	task->io.buffer = task->buffer;
+	task->io.done = source_read;
+	task->asked_ns = copy_loop_now_ns(engine->options->loop);
+	engine->reading = engine->source->kind == COPY_STREAM;
+	copy_end_submit(engine->source, &task->io);
+	return true;
+}
+
+static void engine_fill(struct engine *engine)
+{
+	struct piece piece;
+
+	while (!engine->stopping && engine->active < engine->window &&
+		piece_next(engine, &piece) > 0) {
+		if (piece.zero && engine->target->known_zero && !engine->options->allocate &&
+			!in_order(engine)) {
+			engine->counters->skipped += piece.length;
+			engine->counters->done += piece.length;
+			engine->position += piece.length;
+			continue;
+		}
+		if (!task_start(engine, &piece)) {
+			return;
+		}
+	}
+}
+
+/* --- checkpoints --------------------------------------------------------------------------- */
+
+/* Every byte below it has been taken by the target. */
+static uint64_t low_water(const struct engine *engine)
+{
+	struct list_node *first = list_first(&engine->tasks);
+	uint64_t mark = MIN(engine->position, engine->torn);
+
+	return first != NULL ? MIN(mark, list_entry(first, struct task, node)->offset) : mark;
+}
+
+static void checkpoint_flushed(struct copy_io *io)
+{
+	struct engine *engine = container_of(io, struct engine, flush);
+	struct error error;
+
+	if (io->result < 0) {
+		engine_fail(engine, &engine->target->failure);
+		return;
+	}
+	if (engine->options->journal->fd >= 0 &&
+
+		copy_journal_record(engine->options->journal, engine->flush_mark, &error) < 0) {
+		engine_fail(engine, &error);
+	}
+}
+
+static void checkpoint(struct engine *engine)
+{
+	const struct copy_journal *journal = engine->options->journal;
+	uint64_t mark = low_water(engine);
+
+	if (journal->fd < 0 || engine->flush.in_flight || mark == journal->durable) {
+		return;
+	}
+	engine->flush_mark = mark;
+	engine->checkpoint_ns = copy_loop_now_ns(engine->options->loop);
+	engine->checkpoint_end = engine->counters->done + engine->options->checkpoint_bytes;
+	engine->flush.operation = COPY_FLUSH;
+	engine->flush.offset = 0;
+	engine->flush.length = 0;
+	engine->flush.done = checkpoint_flushed;
+	copy_end_submit(engine->target, &engine->flush);
+}
+
+static void checkpoint_when_due(struct engine *engine)
+{
+	if (engine->options->journal->fd < 0 || engine->stopping) {
+		return;
+	}
+	if (engine->counters->done >= engine->checkpoint_end ||
+		copy_loop_now_ns(engine->options->loop) - engine->checkpoint_ns >= CHECKPOINT_NS) {
+		checkpoint(engine);
+	}
+}
+
+/* --- the run ------------------------------------------------------------------------------- */
+
+static bool is_busy(const struct engine *engine)
+{
+	return !list_is_empty(&engine->tasks) || !copy_map_is_idle(&engine->map) ||
+	       engine->flush.in_flight;
+}
+
+static void look_around(struct engine *engine)
+{
+	struct copy_end *const ends[] = { engine->source, engine->target };
+	struct error error;
+
+	engine->options->tick(engine->options->tick_context);
+	if (engine->options->loop->stop_signal != 0 && !engine->stopping) {
+		error_set(&error, -EINTR, "stopped by SIG%s",
+			sigabbrev_np(engine->options->loop->stop_signal));
+		engine_fail(engine, &error);
+	}
+	for (size_t i = 0; i < ARRAY_COUNT(ends); i++) {
+		if (ends[i]->resized && !engine->stopping) {
+			error_set(&error, -ESTALE, "%s %s changed its size while it was copied",
+				ends[i]->role, ends[i]->name);
+			engine_fail(engine, &error);
+		}
+	}
+}
+
+/* Until everything is done, or stopped and nothing is in flight. */
+static void engine_loop(struct engine *engine)
+{
+	for (;;) {
+		look_around(engine);
+		engine_fill(engine);
+		take_turns(engine);
+		checkpoint_when_due(engine);
+		if (!is_busy(engine) && (engine->stopping || engine->position >= engine->end)) {
+			return;
+		}
+		copy_loop_turn(engine->options->loop);
+	}
+}
+
+/* The end of a copy, or of what could be done of it: what the target took becomes durable. */
+static void engine_flush(struct engine *engine)
+{
+	if (!engine->target->can_flush) {
+		return;
+	}
+	if (engine->options->journal->fd >= 0 && engine->stopping) {
+		checkpoint(engine); /* also after an error: the next run need not do this again */
+	} else if (!engine->stopping) {
+		engine->flush_mark = engine->end;
+		engine->flush.operation = COPY_FLUSH;
+		engine->flush.offset = 0;
+		engine->flush.length = 0;
+		engine->flush.done = checkpoint_flushed;
+		copy_end_submit(engine->target, &engine->flush);
+	}
+	while (engine->flush.in_flight) {
+		engine->options->tick(engine->options->tick_context);
+		copy_loop_turn(engine->options->loop);
+	}
+}
+
+static int engine_init(
+	struct engine *engine, const struct copy_engine_options *options, struct error *error)
+{
+	uint64_t edge_bytes = MAX((uint64_t)options->target->block_min, UINT64_C(4096));
+
+	engine->options = options;
+	engine->source = options->source;
+	engine->target = options->target;
+	engine->counters = options->counters;
+	engine->grain = MAX(options->source->block_min, options->target->block_min);
+	engine->position = options->counters->start;
+	engine->end = options->counters->total;
+	engine->torn = UINT64_MAX;
+	engine->read_ns = UINT64_MAX;
+	engine->write_ns = UINT64_MAX;
+	engine->window =
+		options->adapts ? MIN((uint32_t)WINDOW_MIN, options->requests) : options->requests;
+	engine->checkpoint_ns = copy_loop_now_ns(options->loop);
+	engine->checkpoint_end = options->counters->done + options->checkpoint_bytes;
+	list_init(&engine->tasks);
+	list_init(&engine->tasks_free);
+	engine->all = calloc(options->requests, sizeof(*engine->all));
+	engine->zeroes = calloc(1, options->request_bytes);
+	engine->edge = aligned_alloc(4096, edge_bytes);
+	if (engine->all == NULL || engine->zeroes == NULL || engine->edge == NULL) {
+		return error_set(error, -ENOMEM, "out of memory");
+	}
+	for (uint32_t i = 0; i < options->requests; i++) {
+		engine->all[i].engine = engine;
+		list_push_back(&engine->tasks_free, &engine->all[i].node);
+	}
+	copy_map_init(&engine->map, engine->source, engine->position, engine->end, engine->grain,
+		MAX(engine->grain, SMALL_HOLE_BYTES));
+	return 0;
+}
+
+int copy_engine_run(const struct copy_engine_options *options, struct error *error)
+{
+	struct engine *engine = calloc(1, sizeof(*engine));
+	int err;
+
+	if (engine == NULL) {
+		return error_set(error, -ENOMEM, "out of memory");
+	}
+	err = engine_init(engine, options, error);
+	if (err == 0) {
+		engine_loop(engine);
+		if (!engine->stopping) {
+			err = copy_end_finish(engine->target, engine->end, &engine->error);
+			engine->stopping = err < 0;
+		}
+		engine_flush(engine);
+		if (engine->stopping) {
+			*error = engine->error;
+			err = error->code;
+		}
+	}
+	free(engine->edge);
+	free(engine->zeroes);
+	free(engine->all);
+	free(engine);
+	return err;
+}

@@ -1,0 +1,458 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Regular files and block devices. Reads and writes go through the ring, around the page cache with
+ * --direct; what is not aligned for that (the end of an image of odd size) takes a second, ordinary
+ * descriptor. Holes are looked for and made on the ring's worker threads.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <libgen.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "ring/disk.h"
+#include "tools/copy_end.h"
+
+struct file_end {
+	struct copy_end end;
+	char *path;
+	int fd;
+	int direct_fd; /* -1: everything goes through the page cache */
+	int claim_fd;  /* -1: nothing to hold */
+	struct ring_file file;
+	struct ring_file direct_file;
+	uint32_t direct_align;
+	bool direct;
+	bool is_block;
+	bool absent; /* a target that has to be created */
+};
+
+static struct file_end *file_of(struct copy_io *io)
+{
+	return container_of(io->end, struct file_end, end);
+}
+
+/* --- reading and writing ------------------------------------------------------------------- */
+
+static bool is_direct(const struct file_end *file, const struct copy_io *io, uint64_t done)
+{
+	return file->direct_fd >= 0 && is_aligned(io->offset + done, file->direct_align) &&
+	       is_aligned(io->length - done, file->direct_align);
+}
+
+static void transfer_done(struct ring_op *op, int result);
+
+static void transfer(struct copy_io *io)
+{
+	struct file_end *file = file_of(io);
+	struct ring *ring = io->end->loop->ring;
+	struct ring_file target = is_direct(file, io, io->moved) ? file->direct_file : file->file;
+	uint8_t *buffer = io->buffer + io->moved;
+	size_t left = (size_t)(io->length - io->moved);
+	uint64_t offset = io->offset + io->moved;
+
+	if (io->operation == COPY_READ) {
+		ring_read(ring, &io->ring_op, target, buffer, left, offset, -1, transfer_done);
+	} else {
+		ring_write(
+			ring, &io->ring_op, target, buffer, left, offset, -1, false, transfer_done);
+	}
+}
+
+static void transfer_done(struct ring_op *op, int result)
+{
+	struct copy_io *io = container_of(op, struct copy_io, ring_op);
+
+	if (result == -EINTR || result == -EAGAIN) {
+		transfer(io);
+		return;
+	}
+	if (result < 0) {
+		copy_io_fail(io, result);
+		return;
+	}
+	if (result == 0 && io->operation == COPY_READ) {
+		error_set(&io->end->failure, -ENODATA,
+			"%s %s ends at byte %llu: it became smaller while it was copied",
+			io->end->role, io->end->name, (unsigned long long)(io->offset + io->moved));
+		copy_io_end(io, -ENODATA);
+		return;
+	}
+	if (result == 0) {
+		copy_io_fail(io, -EIO);
+		return;
+	}
+	io->moved += (uint64_t)result;
+	if (io->moved < io->length) {
+		transfer(io);
+		return;
+	}
+	copy_io_end(io, 0);
+}
+
+/* --- calls on worker threads --------------------------------------------------------------- */
+
+static int call_zero(struct ring_op *op)
+{
+	struct copy_io *io = container_of(op, struct copy_io, ring_op);
+	const struct file_end *file = file_of(io);
+	/* While a device is claimed, only the claim may discard. */
+	int fd = file->is_block && file->claim_fd >= 0 ? file->claim_fd : file->fd;
+
+	return disk_zero(fd, file->is_block, io->offset, io->length, !io->allocate, false);
+}
+
+static int call_map(struct ring_op *op)
+{
+	struct copy_io *io = container_of(op, struct copy_io, ring_op);
+	const struct file_end *file = file_of(io);
+	uint64_t offset = io->offset;
+	uint64_t end = io->offset + io->length;
+	uint32_t count = 0;
+
+	while (offset < end && count < io->extents_max) {
+		enum disk_extent_kind kind;
+		uint64_t length;
+		int err = disk_extent(file->fd, offset, end - offset, &kind, &length);
+
+		if (err < 0) {
+			return err;
+		}
+		io->extents[count++] = (struct gmb_extent){
+			.offset = offset,
+			.bytes = length,
+			.flags = kind == DISK_HOLE ? GMB_EXTENT_HOLE | GMB_EXTENT_ZERO : 0,
+		};
+		offset += length;
+	}
+	return (int)count;
+}
+
+static void call_done(struct ring_op *op, int result)
+{
+	struct copy_io *io = container_of(op, struct copy_io, ring_op);
+
+	if (result < 0) {
+		copy_io_fail(io, result);
+		return;
+	}
+	io->extent_count = io->operation == COPY_MAP ? (uint32_t)result : 0;
+	copy_io_end(io, 0);
+}
+
+static void file_submit(struct copy_end *end, struct copy_io *io)
+{
+	struct file_end *file = container_of(end, struct file_end, end);
+	struct ring *ring = end->loop->ring;
+
+	memset(&io->ring_op, 0, sizeof(io->ring_op));
+	switch (io->operation) {
+	case COPY_READ:
+	case COPY_WRITE:
+		transfer(io);
+		break;
+	case COPY_ZERO:
+		ring_call(ring, &io->ring_op, call_zero, call_done);
+		break;
+	case COPY_MAP:
+		ring_call(ring, &io->ring_op, call_map, call_done);
+		break;
+	case COPY_FLUSH:
+		ring_fsync(ring, &io->ring_op, file->file, call_done);
+		break;
+	}
+}
+
+static void file_forget(struct copy_end *end)
+{
+	struct file_end *file = container_of(end, struct file_end, end);
+
+	(void)posix_fadvise(file->fd, 0, 0, POSIX_FADV_DONTNEED);
+}
+
+/* --- life ---------------------------------------------------------------------------------- */
+
+static int file_close(struct copy_end *end, struct error *error)
+{
+	struct file_end *file = container_of(end, struct file_end, end);
+	int result = 0;
+
+	if (file->direct_fd >= 0) {
+		ring_file_remove(end->loop->ring, &file->direct_file);
+		close(file->direct_fd);
+	}
+	if (file->fd >= 0) {
+		ring_file_remove(end->loop->ring, &file->file);
+		/* Network filesystems tell here what went wrong. */
+		if (close(file->fd) != 0 && end->target) {
+			result = error_set(error, -errno, "cannot close %s %s: %s", end->role,
+				end->name, strerror(errno));
+		}
+	}
+	if (file->claim_fd >= 0) {
+		disk_close(file->claim_fd);
+	}
+	copy_end_fini(end);
+	free(file->path);
+	free(file);
+	return result;
+}
+
+static int open_error(const struct file_end *file, int code, struct error *error)
+{
+	return error_set(error, -code, "cannot open %s %s: %s", file->end.role, file->end.name,
+		strerror(code));
+}
+
+static int file_examine(struct file_end *file, struct error *error)
+{
+	struct copy_end *end = &file->end;
+	struct disk_info info;
+	struct stat status;
+	int err = disk_info(file->fd, &info);
+
+	if (err < 0 || fstat(file->fd, &status) != 0) {
+		return open_error(file, err < 0 ? -err : errno, error);
+	}
+	if (!S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode)) {
+		return error_set(error, S_ISDIR(status.st_mode) ? -EISDIR : -ENOTSUP, "%s %s is %s",
+			end->role, end->name,
+			S_ISDIR(status.st_mode) ? "a directory" : "no file and no block device");
+	}
+	file->is_block = info.is_block;
+	end->kind = info.is_block ? COPY_DEVICE : COPY_FILE;
+	end->size_known = !end->target || info.is_block;
+	end->bytes = info.size;
+	end->can_map = !info.is_block;
+	end->can_zero = true;
+	end->can_flush = true;
+	end->identity[0] = info.identity[0];
+	end->identity[1] = info.identity[1];
+	if (!info.is_block && !end->target) {
+		/* A source that was written between two runs is another source. */
+		end->identity[2] = (uint64_t)status.st_mtim.tv_sec;
+		end->identity[3] = (uint64_t)status.st_mtim.tv_nsec;
+	}
+	if (end->target && info.is_block && info.read_only) {
+		return error_set(error, -EROFS, "the target %s is read-only", end->name);
+	}
+	return 0;
+}
+
+static int file_claim(struct file_end *file, struct error *error)
+{
+	int err = disk_claim(file->path, file->fd, &file->claim_fd, error);
+
+	if (err == -EBUSY) {
+		return error_set(error, err,
+			"the target %s is mounted or in use by another program (a server, "
+			"perhaps); "
+			"stop that one first",
+			file->end.name);
+	}
+	return err;
+}
+
+static int file_go_direct(struct file_end *file, struct error *error)
+{
+	struct disk_info info;
+	int flags = (file->end.target ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOCTTY | O_DIRECT;
+	int err;
+
+	file->direct_fd = open(file->path, flags);
+	err = file->direct_fd < 0 ? -errno : disk_info(file->direct_fd, &info);
+	if (err < 0 || info.direct_offset_align == 0) {
+		return error_set(error, err < 0 ? err : -EINVAL,
+			"%s %s cannot be used with --direct: its filesystem knows no direct I/O",
+			file->end.role, file->end.name);
+	}
+	file->direct_align = MAX(info.direct_offset_align, info.direct_memory_align);
+	file->direct_file = ring_file_add(file->end.loop->ring, file->direct_fd);
+	return 0;
+}
+
+static int file_open(struct file_end *file, struct error *error)
+{
+	int flags = (file->end.target ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOCTTY;
+	int err;
+
+	do {
+		file->fd = open(file->path, flags);
+	} while (file->fd < 0 && errno == EINTR);
+	if (file->fd < 0 && errno == ENOENT && file->end.target) {
+		file->absent = true; /* created once everything else is known to be right */
+		file->end.kind = COPY_FILE;
+		file->end.can_zero = true;
+		file->end.can_flush = true;
+		return 0;
+	}
+	if (file->fd < 0) {
+		return open_error(file, errno, error);
+	}
+	file->file = ring_file_add(file->end.loop->ring, file->fd);
+	err = file_examine(file, error);
+	if (err == 0 && file->end.target) {
+		err = file_claim(file, error);
+	}
+	if (err == 0 && file->direct) {
+		err = file_go_direct(file, error);
+	}
+	return err;
+}
+
+/* The name of a file that was just created is durable when its folder is. */
+static int sync_folder(struct file_end *file, struct error *error)
+{
+	char *copy = strdup(file->path);
+	int result = 0;
+	int fd;
+
+	if (copy == NULL) {
+		return error_set(error, -ENOMEM, "out of memory");
+	}
+	fd = open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	/* Where a folder cannot be opened or synchronized there is nothing to do about it. */
+	if (fd >= 0 && fsync(fd) != 0 && errno != EINVAL) {
+		result = error_set(error, -errno, "cannot flush the folder of %s: %s",
+			file->end.name, strerror(errno));
+	}
+	if (fd >= 0) {
+		close(fd);
+	}
+	free(copy);
+	return result;
+}
+
+static int file_create(struct file_end *file, struct error *error)
+{
+	struct stat status;
+	int err;
+
+	file->fd = open(file->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOCTTY, 0666);
+	if (file->fd < 0) {
+		return error_set(error, -errno, "cannot create the target %s: %s", file->end.name,
+			strerror(errno));
+	}
+	file->absent = false;
+	file->end.can_map = true;
+	file->file = ring_file_add(file->end.loop->ring, file->fd);
+	if (fstat(file->fd, &status) == 0) {
+		file->end.identity[0] = (uint64_t)status.st_dev;
+		file->end.identity[1] = (uint64_t)status.st_ino;
+	}
+	err = file_claim(file, error);
+	if (err == 0 && file->direct) {
+		err = file_go_direct(file, error);
+	}
+	if (err == 0) {
+		err = sync_folder(file, error);
+	}
+	if (err < 0) {
+		(void)unlink(file->path); /* as if it had not been tried */
+	}
+	return err;
+}
+
+static int file_resize(struct file_end *file, uint64_t bytes, struct error *error)
+{
+	if (bytes > INT64_MAX || ftruncate(file->fd, (off_t)bytes) != 0) {
+		int code = bytes > INT64_MAX ? EFBIG : errno;
+
+		return error_set(error, -code,
+			"cannot give the target %s its size of %llu bytes: %s", file->end.name,
+			(unsigned long long)bytes, strerror(code));
+	}
+	return 0;
+}
+
+static int file_prepare(struct copy_end *end, uint64_t bytes, bool resumed, struct error *error)
+{
+	struct file_end *file = container_of(end, struct file_end, end);
+	int err = 0;
+
+	if (resumed && file->absent) {
+		return error_set(error, -ENOENT,
+			"cannot go on: the target %s that was begun is gone; remove the journal to "
+			"start again",
+			end->name);
+	}
+	if (file->absent) {
+		err = file_create(file, error);
+	}
+	if (err < 0 || file->is_block) {
+		return err;
+	}
+	if (resumed && file->end.bytes != bytes) {
+		return error_set(error, -ESTALE,
+			"cannot go on: the target %s has %llu bytes now, and was given %llu; "
+			"remove the journal to start again",
+			end->name, (unsigned long long)end->bytes, (unsigned long long)bytes);
+	}
+	if (!resumed) {
+		/* Emptied first: what it held must not shine through where nothing is written. */
+		err = file_resize(file, 0, error);
+		end->known_zero = true;
+	}
+	if (err == 0 && bytes != UINT64_MAX) {
+		err = file_resize(file, bytes, error);
+		end->size_known = true;
+		end->bytes = bytes;
+	}
+	return err;
+}
+
+static int file_finish(struct copy_end *end, uint64_t bytes, struct error *error)
+{
+	struct file_end *file = container_of(end, struct file_end, end);
+	int err;
+
+	if (file->is_block || end->size_known) {
+		return 0;
+	}
+	err = file_resize(file, bytes, error);
+	if (err == 0) {
+		end->size_known = true;
+		end->bytes = bytes;
+	}
+	return err;
+}
+
+static const struct copy_end_ops file_ops = {
+	.prepare = file_prepare,
+	.submit = file_submit,
+	.finish = file_finish,
+	.forget = file_forget,
+	.close = file_close,
+};
+
+int copy_file_open(struct copy_loop *loop, const struct copy_end_options *options,
+	struct copy_end **end_out, struct error *error)
+{
+	struct file_end *file = calloc(1, sizeof(*file));
+	int err;
+
+	if (file == NULL) {
+		return error_set(error, -ENOMEM, "out of memory");
+	}
+	file->fd = -1;
+	file->direct_fd = -1;
+	file->claim_fd = -1;
+	file->direct = options->direct;
+	err = copy_end_init(&file->end, &file_ops, loop, options, error);
+	file->path = strdup(options->text);
+	if (err == 0 && file->path == NULL) {
+		err = error_set(error, -ENOMEM, "out of memory");
+	}
+	if (err == 0) {
+		err = file_open(file, error);
+	}
+	if (err < 0) {
+		(void)file_close(&file->end, NULL);
+		return err;
+	}
+	*end_out = &file->end;
+	return 0;
+}

@@ -1,0 +1,424 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/stats.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/units.h"
+#include "server/control.h"
+
+enum {
+	ANSWER_BYTES_MAX = 256 << 20,
+	QUOTE_BYTES = 256,
+	WAIT_SECONDS = 10,
+};
+
+/* --- asking -------------------------------------------------------------------------------- */
+
+static int connect_to(const char *path)
+{
+	const struct timeval limit = { .tv_sec = WAIT_SECONDS };
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	int err;
+
+	if (fd < 0) {
+		return -errno;
+	}
+	(void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
+	if (connect(fd, (const struct sockaddr *)&address, sizeof(address)) < 0) {
+		err = -errno;
+		close(fd);
+		return err;
+	}
+	return fd;
+}
+
+/* Everything until the end of the stream, terminated, to be freed; or NULL and *err. */
+static char *read_all(int fd, int *err)
+{
+	size_t room = 64 << 10;
+	size_t bytes = 0;
+	char *text = malloc(room);
+
+	*err = -ENOMEM;
+	while (text != NULL) {
+		ssize_t got = read(fd, text + bytes, room - bytes - 1);
+
+		if (got < 0 && errno == EINTR) {
+			continue;
+		}
+		if (got <= 0) {
+			*err = got < 0 ? -errno : 0;
+			break;
+		}
+		bytes += (size_t)got;
+		if (bytes + 1 == room) {
+			char *more = room < ANSWER_BYTES_MAX ? realloc(text, room * 2) : NULL;
+
+			if (more == NULL) {
+				break;
+			}
+			text = more;
+			room *= 2;
+		}
+	}
+	if (*err != 0) {
+		free(text);
+		return NULL;
+	}
+	text[bytes] = '\0';
+	return text;
+}
+
+json_t *stats_ask(const char *path, struct error *error)
+{
+	json_error_t where;
+	json_t *document;
+	char *text;
+	int err = 0;
+	int fd;
+
+	if (strlen(path) >= STATS_PATH_BYTES) {
+		error_set(error, -ENAMETOOLONG, "%s: too long for a socket's path", path);
+		return NULL;
+	}
+	fd = connect_to(path);
+	if (fd < 0) {
+		error_set(error, fd, "%s: cannot ask: %s%s", path, strerror(-fd),
+			fd == -ECONNREFUSED ? "; its server has ended" : "");
+		return NULL;
+	}
+	text = read_all(fd, &err);
+	close(fd);
+	if (text == NULL) {
+		error_set(error, err, "%s: no answer: %s", path, strerror(-err));
+		return NULL;
+	}
+	document = json_loads(text, 0, &where);
+	free(text);
+	if (document == NULL || !json_is_array(json_object_get(document, "exports"))) {
+		error_set(error, -EPROTO, "%s: this is not the control socket of a gmblock server",
+			path);
+		json_decref(document);
+		return NULL;
+	}
+	return document;
+}
+
+/* --- finding ------------------------------------------------------------------------------- */
+
+/* A URI with or without the slash of the default export. */
+static bool same_uri(const char *a, const char *b)
+{
+	size_t a_bytes = strlen(a);
+	size_t b_bytes = strlen(b);
+
+	a_bytes -= a_bytes > 0 && a[a_bytes - 1] == '/';
+	b_bytes -= b_bytes > 0 && b[b_bytes - 1] == '/';
+	return a_bytes == b_bytes && memcmp(a, b, a_bytes) == 0;
+}
+
+static bool serves(const json_t *document, const char *uri)
+{
+	const json_t *uris = json_object_get(document, "uris");
+
+	for (size_t i = 0; i < json_array_size(uris); i++) {
+		const char *served = json_string_value(json_array_get(uris, i));
+
+		if (served != NULL && same_uri(served, uri)) {
+			return true;
+		}
+	}
+	return false;
+}
+
+/* What was found among the servers of this machine. */
+struct search {
+	char path[STATS_PATH_BYTES];
+	uint32_t matches;
+	uint32_t servers;
+};
+
+static void look_at(struct search *search, const char *path, const char *uri)
+{
+	json_t *document = stats_ask(path, NULL);
+
+	if (document == NULL) {
+		return; /* one that was killed leaves its socket */
+	}
+	search->servers++;
+	if (uri == NULL || serves(document, uri)) {
+		search->matches++;
+		snprintf(search->path, sizeof(search->path), "%s", path);
+	}
+	json_decref(document);
+}
+
+static void search_folder(struct search *search, const char *folder, const char *uri)
+{
+	DIR *directory = opendir(folder);
+	struct dirent *entry;
+
+	while (directory != NULL && (entry = readdir(directory)) != NULL) {
+		char path[STATS_PATH_BYTES];
+		const char *end = strrchr(entry->d_name, '.');
+
+		if (end != NULL && strcmp(end, ".sock") == 0 &&
+			snprintf(path, sizeof(path), "%s/%s", folder, entry->d_name) <
+				(int)sizeof(path)) {
+			look_at(search, path, uri);
+		}
+	}
+	if (directory != NULL) {
+		closedir(directory);
+	}
+}
+
+/* Looks among the usual control sockets for the one server that serves uri (NULL: any). */
+static int find_server(const char *uri, char path[STATS_PATH_BYTES], struct error *error)
+{
+	char folder[STATS_PATH_BYTES];
+	struct search search = { 0 };
+
+	if (control_folder(folder, sizeof(folder)) != 0) {
+		return error_set(error, -ENOENT,
+			"there is no usual place for control sockets here: name the server's "
+			"socket "
+			"(gmblock serve --control PATH)");
+	}
+	search_folder(&search, folder, uri);
+	if (search.matches == 1) {
+		memcpy(path, search.path, sizeof(search.path));
+		return 0;
+	}
+	if (search.matches > 1) {
+		return error_set(error, -EINVAL,
+			"%u servers fit: name one by its process id or its socket in %s",
+			search.matches, folder);
+	}
+	if (uri != NULL && search.servers > 0) {
+		return error_set(error, -ENOENT,
+			"no server of this user on this machine serves %s; statistics are not told "
+			"over the network: ask on the machine that serves it",
+			uri);
+	}
+	return error_set(error, -ENOENT,
+		"no server of this user runs on this machine (looked in %s)", folder);
+}
+
+int stats_find(const char *server, char path[STATS_PATH_BYTES], struct error *error)
+{
+	char folder[STATS_PATH_BYTES];
+
+	if (server == NULL || strstr(server, "://") != NULL) {
+		return find_server(server, path, error);
+	}
+	if (strspn(server, "0123456789") == strlen(server) && server[0] != '\0' &&
+		control_folder(folder, sizeof(folder)) == 0) {
+		if (snprintf(path, STATS_PATH_BYTES, "%s/%s.sock", folder, server) >=
+			STATS_PATH_BYTES) {
+			return error_set(error, -EINVAL, "\"%s\" is no process id", server);
+		}
+		return 0;
+	}
+	if (snprintf(path, STATS_PATH_BYTES, "%s", server) >= STATS_PATH_BYTES) {
+		return error_set(error, -ENAMETOOLONG, "%s: too long for a socket's path", server);
+	}
+	return 0;
+}
+
+/* --- showing ------------------------------------------------------------------------------- */
+
+static double number(const json_t *object, const char *group, const char *key)
+{
+	const json_t *from = group != NULL ? json_object_get(object, group) : object;
+
+	return json_number_value(json_object_get(from, key));
+}
+
+static const char *text_of(const json_t *object, const char *key)
+{
+	const char *text = json_string_value(json_object_get(object, key));
+
+	return text != NULL ? text : "";
+}
+
+static const char *time_text(char out[32], double us)
+{
+	if (us < 1000) {
+		snprintf(out, 32, "%.1f us", us);
+	} else if (us < 1e6) {
+		snprintf(out, 32, "%.2f ms", us / 1e3);
+	} else {
+		snprintf(out, 32, "%.2f s", us / 1e6);
+	}
+	return out;
+}
+
+static const char *class_text(char out[48], const json_t *operation)
+{
+	const json_t *limit = json_object_get(operation, "size_max");
+	char size[UNITS_TEXT_BYTES];
+
+	if (json_is_integer(limit)) {
+		snprintf(out, 48, "<= %s",
+			units_format_bytes(size, (uint64_t)json_integer_value(limit)));
+	} else {
+		snprintf(out, 48, "> 16M");
+	}
+	return out;
+}
+
+static void show_head(const json_t *document)
+{
+	printf("Server %.0f, gmblock %s, up %.0f s: %.0f connections, %.0f requests in flight\n",
+		number(document, NULL, "pid"), text_of(document, "version"),
+		number(document, NULL, "uptime_seconds"),
+		number(document, "counters", "connections"),
+		number(document, "counters", "inflight"));
+}
+
+static void show_operation(const json_t *operation)
+{
+	static const char *const latencies[] = { "mean", "p50", "p90", "p99", "p99_9", "max" };
+	static const char *const states[] = { "init", "read", "send_init", "send" };
+	char text[48];
+
+	printf("  %-8s %-8s %10.0f %7.0f %9.3f", text_of(operation, "operation"),
+		class_text(text, operation), number(operation, NULL, "count"),
+		number(operation, NULL, "errors"), number(operation, NULL, "bytes") / 1e9);
+	for (size_t i = 0; i < ARRAY_COUNT(latencies); i++) {
+		printf(" %10s", time_text(text, number(operation, "latency_us", latencies[i])));
+	}
+	for (size_t i = 0; i < ARRAY_COUNT(states); i++) {
+		printf(" %10s", time_text(text, number(operation, "state_us", states[i])));
+	}
+	printf("\n");
+}
+
+static void show_export_name(const json_t *entry)
+{
+	const char *name = text_of(entry, "name");
+	const char *path = text_of(entry, "path");
+	char shown[QUOTE_BYTES];
+	char shown_path[QUOTE_BYTES];
+
+	printf("\nExport \"%s\" (%s), %.0f connections\n",
+		log_escape(shown, sizeof(shown), name, strlen(name)),
+		log_escape(shown_path, sizeof(shown_path), path, strlen(path)),
+		number(entry, NULL, "connections"));
+}
+
+void stats_show(const json_t *document)
+{
+	const json_t *exports = json_object_get(document, "exports");
+
+	show_head(document);
+	for (size_t i = 0; i < json_array_size(exports); i++) {
+		const json_t *entry = json_array_get(exports, i);
+		const json_t *operations = json_object_get(entry, "operations");
+
+		show_export_name(entry);
+		if (json_array_size(operations) == 0) {
+			printf("  no requests yet\n");
+			continue;
+		}
+		printf("  %-8s %-8s %10s %7s %9s %10s %10s %10s %10s %10s %10s %10s %10s %10s "
+		       "%10s\n",
+			"", "size", "requests", "errors", "GB", "mean", "p50", "p90", "p99",
+			"p99.9", "max", "init", "disk", "overlap", "network");
+		for (size_t k = 0; k < json_array_size(operations); k++) {
+			show_operation(json_array_get(operations, k));
+		}
+	}
+}
+
+/* --- watching ------------------------------------------------------------------------------ */
+
+/* The operations of the same kind in an earlier document; NULL if there were none. */
+static const json_t *earlier(const json_t *before, size_t export_index, const json_t *operation)
+{
+	const json_t *entry = json_array_get(json_object_get(before, "exports"), export_index);
+	const json_t *operations = json_object_get(entry, "operations");
+
+	for (size_t i = 0; i < json_array_size(operations); i++) {
+		const json_t *at = json_array_get(operations, i);
+
+		if (strcmp(text_of(at, "operation"), text_of(operation, "operation")) == 0 &&
+			json_equal(json_object_get(at, "size_max"),
+				json_object_get(operation, "size_max"))) {
+			return at;
+		}
+	}
+	return NULL;
+}
+
+/* Difference of a sum that is told as a mean over the requests. */
+static double mean_since(
+	const json_t *now, const json_t *before, const char *group, const char *key, double count)
+{
+	double sum = number(now, group, key) * number(now, NULL, "count");
+
+	if (before != NULL) {
+		sum -= number(before, group, key) * number(before, NULL, "count");
+	}
+	return sum > 0 ? sum / count : 0;
+}
+
+static void show_change(const json_t *operation, const json_t *before, double seconds)
+{
+	static const char *const states[] = { "init", "read", "send_init", "send" };
+	double count = number(operation, NULL, "count") -
+		       (before != NULL ? number(before, NULL, "count") : 0);
+	double bytes = number(operation, NULL, "bytes") -
+		       (before != NULL ? number(before, NULL, "bytes") : 0);
+	double errors = number(operation, NULL, "errors") -
+			(before != NULL ? number(before, NULL, "errors") : 0);
+	char text[48];
+
+	if (count <= 0) {
+		return;
+	}
+	printf("  %-8s %-8s %10.0f/s %7.0f %9.3f GB/s", text_of(operation, "operation"),
+		class_text(text, operation), count / seconds, errors, bytes / seconds / 1e9);
+	printf(" %10s",
+		time_text(text, mean_since(operation, before, "latency_us", "mean", count)));
+	for (size_t i = 0; i < ARRAY_COUNT(states); i++) {
+		printf(" %10s", time_text(text, mean_since(operation, before, "state_us", states[i],
+							count)));
+	}
+	printf("\n");
+}
+
+void stats_show_changes(const json_t *document, const json_t *before)
+{
+	const json_t *exports = json_object_get(document, "exports");
+	double seconds =
+		number(document, NULL, "clock_seconds") - number(before, NULL, "clock_seconds");
+
+	show_head(document);
+	printf("  %-8s %-8s %12s %7s %14s %10s %10s %10s %10s %10s\n", "", "size", "requests",
+		"errors", "rate", "mean", "init", "disk", "overlap", "network");
+	for (size_t i = 0; i < json_array_size(exports); i++) {
+		const json_t *entry = json_array_get(exports, i);
+		const json_t *operations = json_object_get(entry, "operations");
+
+		if (json_array_size(exports) > 1 && json_array_size(operations) > 0) {
+			show_export_name(entry);
+		}
+		for (size_t k = 0; k < json_array_size(operations); k++) {
+			const json_t *operation = json_array_get(operations, k);
+
+			show_change(operation, earlier(before, i, operation), seconds);
+		}
+	}
+}

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/trace_plot.h"
+
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/units.h"
+#include "tools/svg.h"
+
+enum {
+	WIDTH = 860,
+	LEFT = 80,
+	RIGHT = 830,
+	HEAD = 74,
+	PANEL = 320,
+	PANEL_TOP = 24, /* of the frame, in the panel */
+	PANEL_BOTTOM = 270,
+	FOOT = 34,
+	TICKS = 5,
+	LABEL_BYTES = 48,
+};
+
+/* By stream; the streams beyond share the last one. */
+static const char *const colours[] = { "#1d5fa8", "#c2521a", "#2e8540", "#8a3ab9", "#b8860b",
+	"#008b8b", "#c71585", "#666666" };
+
+struct panel {
+	FILE *out;
+	const struct trace_read *read;
+	double top; /* of the frame */
+	double bottom;
+};
+
+static double x_of(const struct panel *panel, uint64_t time_ns)
+{
+	return LEFT + (double)(RIGHT - LEFT) * (double)time_ns / (double)panel->read->total_ns;
+}
+
+static double y_of(const struct panel *panel, double offset)
+{
+	return panel->bottom - (panel->bottom - panel->top) * offset / panel->read->bytes;
+}
+
+static uint32_t colour_of(const struct trace_arrival *arrival)
+{
+	return MIN((uint32_t)arrival->stream, (uint32_t)ARRAY_COUNT(colours)) - 1;
+}
+
+static void draw_axes(const struct panel *panel)
+{
+	const struct trace_read *read = panel->read;
+	char label[LABEL_BYTES];
+
+	for (int i = 0; i < TICKS; i++) {
+		double part = (double)i / (TICKS - 1);
+		double x = LEFT + (RIGHT - LEFT) * part;
+		double y = y_of(panel, read->bytes * part);
+
+		fprintf(panel->out, "<path class=\"grid\" d=\"M%.1f %.1fV%.1fM%d %.1fH%d\"/>\n", x,
+			panel->top, panel->bottom, LEFT, y, RIGHT);
+		snprintf(label, sizeof(label), "%.4g \xc2\xb5s",
+			(double)read->total_ns / 1000 * part);
+		svg_label(panel->out, x, panel->bottom + 18, "middle", label);
+		snprintf(label, sizeof(label), "%.4g KiB", read->bytes * part / 1024);
+		svg_label(panel->out, LEFT - 8, y + 4, "end", label);
+	}
+	fprintf(panel->out,
+		"<rect class=\"frame\" x=\"%d\" y=\"%.1f\" width=\"%d\" height=\"%.1f\"/>\n", LEFT,
+		panel->top, RIGHT - LEFT, panel->bottom - panel->top);
+}
+
+/* All dots of one colour in one path: a line of no length with round ends is a dot. Dots that
+ * nobody could tell apart only make the file longer. */
+static void draw_dots(const struct panel *panel, uint32_t colour)
+{
+	const struct trace_read *read = panel->read;
+	double x_last = -1;
+	double y_last = -1;
+
+	for (uint32_t i = 0; i < read->chunk_count; i++) {
+		const struct trace_arrival *arrival = &read->arrivals[i];
+		double middle = (double)i * read->chunk_bytes + trace_chunk_bytes(read, i) / 2.0;
+		double x;
+		double y;
+
+		if (arrival->how != TRACE_EARLY || colour_of(arrival) != colour) {
+			continue;
+		}
+		x = x_of(panel, arrival->time_ns);
+		y = y_of(panel, middle);
+		if (x_last < 0) {
+			fprintf(panel->out, "<path class=\"dots\" stroke=\"%s\" d=\"",
+				colours[colour]);
+		} else if (fabs(x - x_last) < 0.5 && fabs(y - y_last) < 0.5) {
+			continue;
+		}
+		fprintf(panel->out, "M%.1f %.1fh0", x, y);
+		x_last = x;
+		y_last = y;
+	}
+	if (x_last >= 0) {
+		fputs("\"/>\n", panel->out);
+	}
+}
+
+static void draw_parts(const struct panel *panel)
+{
+	const struct trace_read *read = panel->read;
+
+	for (uint32_t i = 0; i < read->part_count; i++) {
+		const struct trace_part *part = &read->parts[i];
+		double x = x_of(panel, part->completed_ns);
+		double from = y_of(panel, part->offset);
+		double to = y_of(panel, (double)part->offset + part->bytes);
+
+		fprintf(panel->out, "<path class=\"part\" d=\"M%.1f %.1fh%.1fM%.1f %.1fV%.1f\"/>\n",
+			x_of(panel, part->submitted_ns), from, x - x_of(panel, part->submitted_ns),
+			x, from, to);
+	}
+}
+
+static void draw_head(FILE *out, const struct trace_plot *plot, int height)
+{
+	fprintf(out,
+		"<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n"
+		"<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
+		"viewBox=\"0 0 %d %d\" role=\"img\">\n<title>",
+		WIDTH, height, WIDTH, height);
+	svg_text(out, plot->title);
+	fputs("</title>\n"
+	      "<style>\n"
+	      "text { font: 12px sans-serif; fill: #222 }\n"
+	      ".head { font-size: 16px; font-weight: bold }\n"
+	      ".end { text-anchor: end }\n"
+	      ".middle { text-anchor: middle }\n"
+	      ".grid { stroke: #ddd; fill: none }\n"
+	      ".frame { stroke: #888; fill: none }\n"
+	      ".part { stroke: #bbb; stroke-width: 1.5; fill: none }\n"
+	      ".dots { stroke-width: 3; stroke-linecap: round; fill: none }\n"
+	      "</style>\n",
+		out);
+	fprintf(out, "<rect width=\"%d\" height=\"%d\" fill=\"#fff\"/>\n", WIDTH, height);
+	svg_label(out, LEFT, 28, "head", plot->title);
+	svg_label(out, LEFT, 48, "sub", plot->subtitle);
+}
+
+int trace_plot_write(FILE *out, const struct trace_plot *plot, struct error *error)
+{
+	int height = HEAD + PANEL * (int)plot->panel_count + FOOT;
+
+	GMB_ASSERT(plot->panel_count >= 1);
+	GMB_ASSERT(plot->panel_count <= TRACE_PLOT_PANELS_MAX);
+	draw_head(out, plot, height);
+	for (uint32_t i = 0; i < plot->panel_count; i++) {
+		double begin = HEAD + (double)PANEL * i;
+		struct panel panel = {
+			.out = out,
+			.read = plot->panels[i].read,
+			.top = begin + PANEL_TOP,
+			.bottom = begin + PANEL_BOTTOM,
+		};
+
+		svg_label(out, LEFT, begin + 14, "sub", plot->panels[i].title);
+		draw_axes(&panel);
+		draw_parts(&panel);
+		for (uint32_t j = 0; j < ARRAY_COUNT(colours); j++) {
+			draw_dots(&panel, j);
+		}
+	}
+	svg_label(out, LEFT, height - 14, "sub",
+		"dots: chunks when they were seen in memory, a colour a stream; grey: parts from "
+		"submission to completion");
+	fputs("</svg>\n", out);
+	if (fflush(out) != 0 || ferror(out)) {
+		int err = errno != 0 ? -errno : -EIO;
+
+		return error_set(error, err, "%s", strerror(-err));
+	}
+	return 0;
+}

@@ -1,0 +1,499 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/trace.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "base/log.h"
+#include "base/units.h"
+#include "ring/ring.h"
+
+enum { QUOTE_BYTES = 256, MARKER_BYTES = 8, LOOKS_BETWEEN_YIELDS = 64, HUGE_BYTES = 2 << 20 };
+
+/* One part in flight. */
+struct part_op {
+	struct ring_op op;
+	struct tracer *tracer;
+	uint32_t index;
+	uint32_t done_bytes;
+};
+
+struct tracer {
+	const struct trace_work *work;
+	const struct disk_info *disk;
+	struct ring *ring;
+	struct ring_file file;
+	int fd;
+	int buf_idx;
+	uint8_t *buffer;
+	size_t buffer_bytes;
+	bool single_cpu;
+	struct trace_read *read; /* the current one */
+	struct part_op *ops;	 /* TRACE_PARTS_MAX */
+	uint32_t in_flight;
+	uint64_t start_ns;
+	struct error *error; /* of the first part that failed */
+	int err;
+	/* The watcher's: chunks that have not come yet, the last first, and those of one look. */
+	uint32_t *missing;
+	uint32_t *found;
+	atomic_bool watching; /* set by the watcher when it looks */
+	atomic_bool complete; /* set when the read is complete; pairs with watch()'s acquire */
+};
+
+static uint64_t now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+/* --- watching ------------------------------------------------------------------------------ */
+
+static _Atomic uint64_t *marker_at(const struct tracer *tracer, uint32_t chunk)
+{
+	const struct trace_read *read = tracer->read;
+	size_t end = (size_t)chunk * read->chunk_bytes + trace_chunk_bytes(read, chunk);
+
+	return (_Atomic uint64_t *)(tracer->buffer + end - MARKER_BYTES);
+}
+
+/* One look at all that is missing, from the last chunk to the first: when a chunk is seen and a
+ * lower one is not, then that one really came later. Acquire keeps the loads in this order. */
+static uint32_t look(struct tracer *tracer, uint32_t *missing_count)
+{
+	uint64_t marker = tracer->work->marker;
+	uint32_t found = 0;
+	uint32_t kept = 0;
+
+	for (uint32_t i = 0; i < *missing_count; i++) {
+		uint32_t chunk = tracer->missing[i];
+		uint64_t word =
+			atomic_load_explicit(marker_at(tracer, chunk), memory_order_acquire);
+
+		if (word == marker) {
+			tracer->missing[kept++] = chunk;
+		} else {
+			tracer->found[found++] = chunk;
+		}
+	}
+	*missing_count = kept;
+	return found;
+}
+
+static void note(
+	struct tracer *tracer, const uint32_t *chunks, uint32_t count, struct trace_arrival arrival)
+{
+	for (uint32_t i = 0; i < count; i++) {
+		tracer->read->arrivals[chunks[i]] = arrival;
+	}
+}
+
+/* Looks until the read is complete, and then once more. */
+static void *watch(void *context)
+{
+	struct tracer *tracer = context;
+	uint32_t missing = tracer->read->chunk_count;
+	uint32_t number = 0;
+	uint64_t last_ns = now_ns();
+
+	for (uint32_t i = 0; i < missing; i++) {
+		tracer->missing[i] = missing - 1 - i;
+	}
+	atomic_store_explicit(&tracer->watching, true, memory_order_release);
+	for (;;) {
+		bool complete = atomic_load_explicit(&tracer->complete, memory_order_acquire);
+		uint32_t found = look(tracer, &missing);
+		uint64_t now = now_ns();
+		struct trace_arrival arrival = {
+			.time_ns = now,
+			.look = ++number,
+			.how = complete ? TRACE_AT_COMPLETION : TRACE_EARLY,
+		};
+
+		note(tracer, tracer->found, found, arrival);
+		if (complete) {
+			arrival.how = TRACE_UNSEEN;
+			note(tracer, tracer->missing, missing, arrival);
+			return NULL;
+		}
+		tracer->read->gap_max_ns = MAX(tracer->read->gap_max_ns, now - last_ns);
+		last_ns = now;
+		if (found == 0 && (tracer->single_cpu || number % LOOKS_BETWEEN_YIELDS == 0)) {
+			sched_yield();
+		}
+	}
+}
+
+/* The watcher's clock to time since the submission. What a look saw that ended after the
+ * completion was of no use before it. */
+static void settle_times(struct tracer *tracer)
+{
+	struct trace_read *read = tracer->read;
+
+	for (uint32_t i = 0; i < read->chunk_count; i++) {
+		struct trace_arrival *arrival = &read->arrivals[i];
+		uint64_t time_ns = arrival->time_ns - MIN(arrival->time_ns, tracer->start_ns);
+
+		if (arrival->how == TRACE_EARLY && time_ns >= read->total_ns) {
+			arrival->how = TRACE_AT_COMPLETION;
+		}
+		arrival->time_ns = arrival->how == TRACE_EARLY ? time_ns : read->total_ns;
+	}
+}
+
+/* --- reading ------------------------------------------------------------------------------- */
+
+static void part_submit(struct tracer *tracer, uint32_t index);
+
+static void part_failed(struct tracer *tracer, const struct trace_part *part, int code)
+{
+	char quoted[QUOTE_BYTES];
+
+	if (tracer->err == 0) {
+		tracer->err = error_set(tracer->error, code == 0 ? -EIO : code,
+			"reading %u bytes at %llu of '%s': %s", part->bytes,
+			(unsigned long long)(tracer->read->offset + part->offset),
+			log_escape(quoted, sizeof(quoted), tracer->work->path,
+				strlen(tracer->work->path)),
+			code == 0 ? "it ends before" : strerror(-code));
+	}
+}
+
+static void part_done(struct ring_op *op, int result)
+{
+	struct part_op *part_op = container_of(op, struct part_op, op);
+	struct tracer *tracer = part_op->tracer;
+	struct trace_part *part = &tracer->read->parts[part_op->index];
+
+	tracer->in_flight--;
+	part->completed_ns = now_ns() - tracer->start_ns;
+	if (result == -EINTR ||
+		(result > 0 && part_op->done_bytes + (uint32_t)result < part->bytes)) {
+		part_op->done_bytes += result > 0 ? (uint32_t)result : 0;
+		part_submit(tracer, part_op->index);
+	} else if (result <= 0) {
+		part_failed(tracer, part, result);
+	}
+}
+
+static void part_submit(struct tracer *tracer, uint32_t index)
+{
+	struct part_op *part_op = &tracer->ops[index];
+	const struct trace_part *part = &tracer->read->parts[index];
+	uint32_t begin = part->offset + part_op->done_bytes;
+
+	tracer->in_flight++;
+	ring_read(tracer->ring, &part_op->op, tracer->file, tracer->buffer + begin,
+		part->bytes - part_op->done_bytes, tracer->read->offset + begin, tracer->buf_idx,
+		part_done);
+}
+
+static void read_all(struct tracer *tracer)
+{
+	struct trace_read *read = tracer->read;
+
+	tracer->start_ns = now_ns();
+	for (uint32_t i = 0; i < read->part_count; i++) {
+		tracer->ops[i] = (struct part_op){ .tracer = tracer, .index = i };
+		read->parts[i].submitted_ns = now_ns() - tracer->start_ns;
+		part_submit(tracer, i);
+		if (!tracer->work->together) {
+			/* A system call of its own, so that the kernel cannot merge it with its
+			 * neighbours: as the server does. */
+			ring_flush(tracer->ring);
+		}
+	}
+	while (tracer->in_flight > 0) {
+		ring_turn(tracer->ring, true);
+	}
+	for (uint32_t i = 0; i < read->part_count; i++) {
+		read->total_ns = MAX(read->total_ns, read->parts[i].completed_ns);
+	}
+}
+
+static int trace_one(struct tracer *tracer, struct trace_read *read, struct error *error)
+{
+	pthread_t watcher;
+	int result;
+
+	tracer->read = read;
+	tracer->error = error;
+	for (uint32_t i = 0; i < read->chunk_count; i++) {
+		atomic_store_explicit(
+			marker_at(tracer, i), tracer->work->marker, memory_order_relaxed);
+	}
+	atomic_store_explicit(&tracer->watching, false, memory_order_relaxed);
+	atomic_store_explicit(&tracer->complete, false, memory_order_relaxed);
+	result = pthread_create(&watcher, NULL, watch, tracer);
+	if (result != 0) {
+		return error_set(error, -result, "cannot start a thread: %s", strerror(result));
+	}
+	while (!atomic_load_explicit(&tracer->watching, memory_order_acquire)) {
+		sched_yield();
+	}
+	read_all(tracer);
+	atomic_store_explicit(&tracer->complete, true, memory_order_release);
+	pthread_join(watcher, NULL);
+	settle_times(tracer);
+	return tracer->err;
+}
+
+/* --- what to read -------------------------------------------------------------------------- */
+
+static int read_init(
+	const struct trace_work *work, uint32_t bytes, struct trace_read *read, struct error *error)
+{
+	uint32_t part_bytes = work->part_bytes > 0 ? work->part_bytes : bytes;
+
+	read->bytes = bytes;
+	read->chunk_bytes = work->chunk_bytes;
+	read->chunk_count = (bytes + work->chunk_bytes - 1) / work->chunk_bytes;
+	read->part_count = (bytes + part_bytes - 1) / part_bytes;
+	read->total_ns = 1;
+	read->arrivals = calloc(read->chunk_count, sizeof(*read->arrivals));
+	read->parts = calloc(read->part_count, sizeof(*read->parts));
+	if (read->arrivals == NULL || read->parts == NULL) {
+		return error_set(error, -ENOMEM, "out of memory");
+	}
+	for (uint32_t i = 0; i < read->part_count; i++) {
+		read->parts[i].offset = i * part_bytes;
+		read->parts[i].bytes = MIN(part_bytes, bytes - i * part_bytes);
+	}
+	return 0;
+}
+
+/* One place after the other, from the first again at the end of the disk. */
+static uint64_t place(const struct tracer *tracer, uint32_t bytes, uint32_t index)
+{
+	const struct trace_work *work = tracer->work;
+	uint64_t places = (tracer->disk->size - work->offset) / bytes;
+	uint64_t number = work->random ? ring_random(tracer->ring) : index;
+
+	return work->offset + number % places * bytes;
+}
+
+static int compare_times(const void *a, const void *b, void *context)
+{
+	const struct trace_read *reads = context;
+	uint64_t left = reads[*(const uint32_t *)a].total_ns;
+	uint64_t right = reads[*(const uint32_t *)b].total_ns;
+
+	return left < right ? -1 : left > right;
+}
+
+static int find_typical(struct trace_group *group, struct error *error)
+{
+	uint32_t *order = calloc(group->count, sizeof(*order));
+
+	if (order == NULL) {
+		return error_set(error, -ENOMEM, "out of memory");
+	}
+	for (uint32_t i = 0; i < group->count; i++) {
+		order[i] = i;
+	}
+	qsort_r(order, group->count, sizeof(*order), compare_times, group->reads);
+	group->typical = order[(group->count - 1) / 2];
+	free(order);
+	return 0;
+}
+
+static int trace_group(
+	struct tracer *tracer, uint32_t bytes, struct trace_group *group, struct error *error)
+{
+	const struct trace_work *work = tracer->work;
+	int err = 0;
+
+	group->bytes = bytes;
+	group->count = work->count;
+	group->reads = calloc(work->count, sizeof(*group->reads));
+	group->analyses = calloc(work->count, sizeof(*group->analyses));
+	if (group->reads == NULL || group->analyses == NULL) {
+		return error_set(error, -ENOMEM, "out of memory");
+	}
+	for (uint32_t i = 0; i < work->count && err == 0; i++) {
+		struct trace_read *read = &group->reads[i];
+
+		err = read_init(work, bytes, read, error);
+		if (err != 0) {
+			break;
+		}
+		read->offset = place(tracer, bytes, i);
+		err = trace_one(tracer, read, error);
+		if (err == 0 && trace_analyse(read, &group->analyses[i]) != 0) {
+			err = error_set(error, -ENOMEM, "out of memory");
+		}
+	}
+	return err != 0 ? err : find_typical(group, error);
+}
+
+/* --- the disk ------------------------------------------------------------------------------ */
+
+static int explain_no_direct(const struct trace_work *work, struct error *error)
+{
+	char quoted[QUOTE_BYTES];
+
+	return error_set(error, -EOPNOTSUPP,
+		"'%s' cannot be read directly (O_DIRECT): its filesystem has no direct I/O; with "
+		"--cached you see what the page cache does instead",
+		log_escape(quoted, sizeof(quoted), work->path, strlen(work->path)));
+}
+
+static int disk_acquire(struct tracer *tracer, struct disk_info *disk, struct error *error)
+{
+	const struct trace_work *work = tracer->work;
+	char quoted[QUOTE_BYTES];
+	int err = disk_open(work->path, true, !work->cached, &tracer->fd, error);
+
+	log_escape(quoted, sizeof(quoted), work->path, strlen(work->path));
+	if (err == -EINVAL && !work->cached) {
+		return explain_no_direct(work, error);
+	}
+	if (err == -ENOENT) {
+		return error_set(error, err, "cannot open '%s': it does not exist", quoted);
+	}
+	if (err != 0) {
+		return err;
+	}
+	err = disk_info(tracer->fd, disk);
+	if (err != 0) {
+		return error_set(error, err, "cannot examine '%s': %s", quoted, strerror(-err));
+	}
+	if (!work->cached && disk->direct_offset_align == 0) {
+		return explain_no_direct(work, error);
+	}
+	return 0;
+}
+
+static int check_aligned(const struct trace_work *work, const struct disk_info *disk,
+	const char *option, uint64_t value, struct error *error)
+{
+	uint32_t align = work->cached ? 1 : disk->direct_offset_align;
+	char text[UNITS_TEXT_BYTES];
+
+	if (value % align == 0) {
+		return 0;
+	}
+	return error_set(error, -EINVAL,
+		"%s %s is not a multiple of %u bytes, the smallest piece that this disk reads "
+		"directly",
+		option, units_format_bytes(text, value), align);
+}
+
+static int disk_check(
+	const struct trace_work *work, const struct disk_info *disk, struct error *error)
+{
+	int err = check_aligned(work, disk, "--offset", work->offset, error);
+
+	if (err == 0) {
+		err = check_aligned(work, disk, "--parts", work->part_bytes, error);
+	}
+	for (uint32_t i = 0; i < work->size_count && err == 0; i++) {
+		err = check_aligned(work, disk, "--size", work->sizes[i], error);
+		if (err == 0 &&
+			(work->offset > disk->size || work->sizes[i] > disk->size - work->offset)) {
+			err = error_set(error, -ERANGE,
+				"a read of %u bytes at %llu does not fit on the disk, which has "
+				"%llu bytes",
+				work->sizes[i], (unsigned long long)work->offset,
+				(unsigned long long)disk->size);
+		}
+	}
+	return err;
+}
+
+/* Memory like the server's: aligned, in huge pages where the kernel has them, registered. */
+static int memory_acquire(struct tracer *tracer, struct error *error)
+{
+	uint32_t bytes = 0;
+	uint32_t chunks;
+
+	for (uint32_t i = 0; i < tracer->work->size_count; i++) {
+		bytes = MAX(bytes, tracer->work->sizes[i]);
+	}
+	chunks = (bytes + tracer->work->chunk_bytes - 1) / tracer->work->chunk_bytes;
+	tracer->buffer_bytes = ((size_t)bytes + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
+	tracer->buffer = aligned_alloc(HUGE_BYTES, tracer->buffer_bytes);
+	tracer->ops = calloc(TRACE_PARTS_MAX, sizeof(*tracer->ops));
+	tracer->missing = calloc(chunks, sizeof(*tracer->missing));
+	tracer->found = calloc(chunks, sizeof(*tracer->found));
+	if (tracer->buffer == NULL || tracer->ops == NULL || tracer->missing == NULL ||
+		tracer->found == NULL) {
+		return error_set(error, -ENOMEM, "out of memory");
+	}
+	/* Advice: without huge pages it works as well. */
+	(void)madvise(tracer->buffer, tracer->buffer_bytes, MADV_HUGEPAGE);
+	memset(tracer->buffer, 0, tracer->buffer_bytes);
+	tracer->buf_idx =
+		MAX(-1, ring_memory_add(tracer->ring, tracer->buffer, tracer->buffer_bytes));
+	return 0;
+}
+
+static int tracer_init(struct tracer *tracer, struct disk_info *disk, struct error *error)
+{
+	const struct ring_options options = { .entries = TRACE_PARTS_MAX };
+	cpu_set_t cpus;
+	int err = disk_acquire(tracer, disk, error);
+
+	if (err == 0) {
+		err = disk_check(tracer->work, disk, error);
+	}
+	if (err == 0) {
+		err = ring_create(&options, &tracer->ring, error);
+	}
+	if (err == 0) {
+		err = memory_acquire(tracer, error);
+	}
+	if (err != 0) {
+		return err;
+	}
+	tracer->file = ring_file_add(tracer->ring, tracer->fd);
+	tracer->single_cpu = sched_getaffinity(0, sizeof(cpus), &cpus) == 0 && CPU_COUNT(&cpus) < 2;
+	return 0;
+}
+
+static void tracer_fini(struct tracer *tracer)
+{
+	ring_destroy(tracer->ring);
+	free(tracer->found);
+	free(tracer->missing);
+	free(tracer->ops);
+	free(tracer->buffer);
+	if (tracer->fd >= 0) {
+		disk_close(tracer->fd);
+	}
+}
+
+int trace_run(const struct trace_work *work, struct trace_result *result, struct error *error)
+{
+	struct tracer tracer = { .work = work, .disk = &result->disk, .fd = -1, .buf_idx = -1 };
+	int err = tracer_init(&tracer, &result->disk, error);
+
+	for (uint32_t i = 0; i < work->size_count && err == 0; i++) {
+		result->group_count = i + 1;
+		err = trace_group(&tracer, work->sizes[i], &result->groups[i], error);
+	}
+	tracer_fini(&tracer);
+	return err;
+}
+
+void trace_result_fini(struct trace_result *result)
+{
+	for (uint32_t i = 0; i < result->group_count; i++) {
+		struct trace_group *group = &result->groups[i];
+
+		for (uint32_t j = 0; group->reads != NULL && j < group->count; j++) {
+			free(group->reads[j].arrivals);
+			free(group->reads[j].parts);
+		}
+		free(group->reads);
+		free(group->analyses);
+	}
+}
