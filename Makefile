@@ -81,7 +81,7 @@ clang: deps-test ## build with the second compiler, warnings as errors, and run 
 	$(NINJA) -C build-clang
 	$(MESON_TEST) -C build-clang
 
-fuzz: deps-test ## run every fuzz target for FUZZ_SECONDS (60) each (build-fuzz/)
+fuzz: deps-test ## run every fuzz target for FUZZ_SECONDS (60) of processor time (build-fuzz/)
 	CC=$(CLANG) tests/fuzz/run.sh
 
 soak: deps-test ## the long runs: many more simulation seeds

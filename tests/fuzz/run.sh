@@ -4,9 +4,11 @@
 #
 #   tests/fuzz/run.sh [TARGET]...
 #
-# FUZZ_SECONDS (60) is the time for each target, CC (clang-14) the compiler, FUZZ_BUILD (build-fuzz)
-# the build folder. What a run finds is kept in FUZZ_BUILD/finds/TARGET and built upon by the next;
-# an input that fails is written to FUZZ_BUILD/failures/TARGET-... and makes the exit status 1.
+# FUZZ_SECONDS (60) is the processor time for each target, so that a busy machine does not make a run
+# shorter; CC (clang-14) the compiler, FUZZ_BUILD (build-fuzz) the build folder. What a run finds is
+# kept in FUZZ_BUILD/finds/TARGET and built upon by the next; an input that fails is written to
+# FUZZ_BUILD/failures/TARGET-... and makes the exit status 1. An input that takes longer than a
+# minute is a failure, too (FUZZ_TIMEOUT, in seconds: more where the machine is shared).
 set -eu
 
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -31,20 +33,43 @@ for target in "$@"; do
 	ninja -C "$build" "tests/fuzz/fuzz_$target"
 done
 
+# The processor seconds that a process has used, all its threads together; nothing once it has ended.
+cpu_seconds() {
+	sed 's/.*) //' "/proc/$1/stat" 2>/dev/null |
+		awk -v hz="$(getconf CLK_TCK)" '$1 != "Z" { print int(($12 + $13) / hz) }'
+}
+
+# Runs a command until it has used its processor time; then libFuzzer is interrupted, which it
+# answers with its final statistics and a status of its own.
+interrupted=72
+run_for() {
+	limit=$1
+	shift
+	"$@" &
+	pid=$!
+	while used=$(cpu_seconds $pid) && [ -n "$used" ] && [ "$used" -lt "$limit" ]; do
+		timeout 1 tail --pid=$pid -f /dev/null || true
+	done
+	kill -INT $pid 2>/dev/null || true
+	status=0
+	wait $pid || status=$?
+	[ "$status" -eq 0 ] || [ "$status" -eq "$interrupted" ]
+}
+
 mkdir -p "$build/failures"
 failed=
 for target in "$@"; do
 	finds=$build/finds/$target
 	log=$build/fuzz-$target.log
 	mkdir -p "$finds"
-	set -- -max_total_time="$seconds" -timeout=60 -rss_limit_mb=2560 -max_len=20000 \
+	set -- -timeout="${FUZZ_TIMEOUT:-60}" -rss_limit_mb=2560 -max_len=20000 \
 		-print_final_stats=1 -artifact_prefix="$build/failures/$target-"
 	if [ -f "$root/tests/fuzz/$target.dict" ]; then
 		set -- "$@" -dict="$root/tests/fuzz/$target.dict"
 	fi
 	printf '%-12s ' "$target"
-	if "$build/tests/fuzz/fuzz_$target" "$@" "$finds" "$root/tests/fuzz/corpus/$target" \
-		>"$log" 2>&1; then
+	if run_for "$seconds" "$build/tests/fuzz/fuzz_$target" "$@" "$finds" \
+		"$root/tests/fuzz/corpus/$target" >"$log" 2>&1; then
 		awk '/^stat::number_of_executed_units/ { runs = $2 }
 			match($0, /cov: [0-9]+/) { cov = substr($0, RSTART + 5, RLENGTH - 5) }
 			match($0, /corp: [0-9]+/) { corp = substr($0, RSTART + 6, RLENGTH - 6) }
