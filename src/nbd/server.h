@@ -27,6 +27,7 @@ struct nbd_export {
 	uint32_t name_bytes;	 /* 0 to 4096 */
 	const char *description; /* or NULL */
 	struct store *store;
+	uint32_t grain;		      /* of split reads and writes: see struct path_export */
 	bool read_only;		      /* asked for, or all the store can do */
 	uint32_t connections_max;     /* 0 = no limit of its own */
 	_Atomic uint32_t connections; /* sessions in transmission now, over all services */

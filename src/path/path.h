@@ -38,10 +38,18 @@ struct path_request;
 
 enum path_status { PATH_PENDING, PATH_COMMITTED, PATH_ABORTED };
 
+enum {
+	PATH_GRAIN_AUTO = 0,	     /* chosen from what is measured */
+	PATH_GRAIN_OFF = 1,	     /* no part is sent before all are there */
+	PATH_GRAIN_BYTES_MIN = 4096, /* a grain is a multiple of it */
+	PATH_GRAIN_BYTES_MAX = 1 << 20,
+};
+
 /* An export as one reactor sees it. */
 struct path_export {
 	struct store *store;
 	struct store_queue *queue;
+	uint32_t grain; /* PATH_GRAIN_AUTO, PATH_GRAIN_OFF, or bytes of a part */
 	/* By operation, PATH_SIZE_CLASS_COUNT each; made with the first request, NULL before. */
 	struct path_stats *stats[STORE_OP_COUNT];
 };

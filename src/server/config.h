@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "nbd/uri.h"
+#include "path/path.h"
 #include "store/store.h"
 
 enum {
@@ -38,6 +39,10 @@ struct server_export {
 	uint32_t fault_count;
 	struct store_rule delays[STORE_RULES_MAX];
 	uint32_t delay_count;
+	uint32_t grain;	       /* bytes, PATH_GRAIN_AUTO or PATH_GRAIN_OFF */
+	uint32_t stripe_chunk; /* 0 = as the disk says */
+	uint32_t stripe_members;
+	enum store_progress_source progress;
 	uint32_t keys_given; /* private: bit per key, finds repetitions */
 };
 

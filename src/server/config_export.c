@@ -9,7 +9,7 @@
 #include "base/units.h"
 #include "base/utf8.h"
 
-enum { SHOWN_BYTES = 120 };
+enum { SHOWN_BYTES = 120, STRIPE_CHUNK_BYTES_MAX = 1 << 30, STRIPE_MEMBERS_MAX = 1024 };
 
 void server_export_init(struct server_export *entry)
 {
@@ -94,6 +94,9 @@ enum export_key {
 	KEY_READONLY,
 	KEY_DESCRIPTION,
 	KEY_MAX_CONNECTIONS,
+	KEY_SYNCHRO,
+	KEY_STRIPE,
+	KEY_PROGRESS,
 	KEY_FAULT,
 	KEY_DELAY,
 	KEY_COUNT
@@ -149,6 +152,77 @@ static int set_max_connections(struct server_export *entry, const char *value, s
 	return units_parse_count(value, 1, 1000000, &entry->connections_max, error);
 }
 
+static int set_synchro(struct server_export *entry, const char *value, struct error *error)
+{
+	uint64_t bytes;
+
+	if (strcmp(value, "auto") == 0) {
+		entry->grain = PATH_GRAIN_AUTO;
+		return 0;
+	}
+	if (strcmp(value, "off") == 0) {
+		entry->grain = PATH_GRAIN_OFF;
+		return 0;
+	}
+	if (units_parse_bytes(value, &bytes, NULL) < 0 || bytes < PATH_GRAIN_BYTES_MIN ||
+		bytes > PATH_GRAIN_BYTES_MAX || bytes % PATH_GRAIN_BYTES_MIN != 0) {
+		char shown[SHOWN_BYTES];
+
+		return error_set(error, -EINVAL,
+			"'%s' is neither auto nor off, nor a size from 4K to 1M in steps of 4K",
+			log_escape(shown, sizeof(shown), value, strlen(value)));
+	}
+	entry->grain = (uint32_t)bytes;
+	return 0;
+}
+
+/* CHUNK:MEMBERS */
+static int set_stripe(struct server_export *entry, const char *value, struct error *error)
+{
+	const char *colon = strchr(value, ':');
+	char shown[SHOWN_BYTES];
+	char chunk_text[UNITS_TEXT_BYTES];
+	uint64_t chunk = 0;
+
+	if (colon != NULL && (size_t)(colon - value) < sizeof(chunk_text)) {
+		memcpy(chunk_text, value, (size_t)(colon - value));
+		chunk_text[colon - value] = '\0';
+		if (units_parse_bytes(chunk_text, &chunk, NULL) < 0) {
+			chunk = 0;
+		}
+	}
+	if (chunk < PATH_GRAIN_BYTES_MIN || chunk > STRIPE_CHUNK_BYTES_MAX ||
+		chunk % PATH_GRAIN_BYTES_MIN != 0 ||
+		units_parse_count(colon + 1, 2, STRIPE_MEMBERS_MAX, &entry->stripe_members, NULL) <
+			0) {
+		return error_set(error, -EINVAL,
+			"'%s' is not a stripe; it is written CHUNK:MEMBERS, such as 64K:4, with a "
+			"chunk of 4K to 1G in steps of 4K and 2 to %d members",
+			log_escape(shown, sizeof(shown), value, strlen(value)), STRIPE_MEMBERS_MAX);
+	}
+	entry->stripe_chunk = (uint32_t)chunk;
+	return 0;
+}
+
+static int set_progress(struct server_export *entry, const char *value, struct error *error)
+{
+	static const char *const names[] = {
+		[STORE_PROGRESS_AUTO] = "auto",
+		[STORE_PROGRESS_COMPLETION] = "completion",
+	};
+	char shown[SHOWN_BYTES];
+
+	for (size_t i = 0; i < ARRAY_COUNT(names); i++) {
+		if (strcmp(value, names[i]) == 0) {
+			entry->progress = (enum store_progress_source)i;
+			return 0;
+		}
+	}
+	return error_set(error, -EINVAL,
+		"'%s' is not a source of progress; it can be auto or completion",
+		log_escape(shown, sizeof(shown), value, strlen(value)));
+}
+
 static int set_fault(struct server_export *entry, const char *value, struct error *error)
 {
 	if (entry->fault_count == STORE_RULES_MAX) {
@@ -177,6 +251,9 @@ static const struct {
 	[KEY_READONLY] = { "readonly", "yes", set_readonly },
 	[KEY_DESCRIPTION] = { "description", "TEXT", set_description },
 	[KEY_MAX_CONNECTIONS] = { "max-connections", "4", set_max_connections },
+	[KEY_SYNCHRO] = { "synchro", "64K", set_synchro },
+	[KEY_STRIPE] = { "stripe", "64K:4", set_stripe },
+	[KEY_PROGRESS] = { "progress", "completion", set_progress },
 	[KEY_FAULT] = { "fault", "read:EIO", set_fault },
 	[KEY_DELAY] = { "delay", "read:10ms", set_delay },
 };
@@ -197,8 +274,8 @@ int server_export_set(
 	if (i == KEY_COUNT) {
 		return error_set(error, -EINVAL,
 			"this is not a known key; an export can have mode, write-mode, readonly, "
-			"description, max-connections, fault and delay (a comma inside a value or "
-			"path is written \\,)");
+			"description, max-connections, synchro, stripe, progress, fault and delay "
+			"(a comma inside a value or path is written \\,)");
 	}
 	if (value == NULL && i != KEY_READONLY) {
 		return error_set(error, -EINVAL, "this key needs a value, such as %s=%s", key,

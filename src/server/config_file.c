@@ -16,6 +16,9 @@ struct file_export {
 	char *readonly;
 	char *description;
 	char *max_connections;
+	char *synchro;
+	char *stripe;
+	char *progress;
 	char **fault;
 	unsigned int fault_count;
 	char **delay;
@@ -60,6 +63,9 @@ static const cyaml_schema_field_t export_fields[] = {
 	TEXT_FIELD("readonly", struct file_export, readonly),
 	TEXT_FIELD("description", struct file_export, description),
 	TEXT_FIELD("max-connections", struct file_export, max_connections),
+	TEXT_FIELD("synchro", struct file_export, synchro),
+	TEXT_FIELD("stripe", struct file_export, stripe),
+	TEXT_FIELD("progress", struct file_export, progress),
 	LIST_FIELD("fault", struct file_export, fault, &text_schema, CYAML_UNLIMITED),
 	LIST_FIELD("delay", struct file_export, delay, &text_schema, CYAML_UNLIMITED),
 	CYAML_FIELD_END,
@@ -191,6 +197,9 @@ static int load_export_keys(struct loader *loader, struct server_export *entry, 
 		{ "readonly", file->readonly },
 		{ "description", file->description },
 		{ "max-connections", file->max_connections },
+		{ "synchro", file->synchro },
+		{ "stripe", file->stripe },
+		{ "progress", file->progress },
 	};
 	struct config_place place = { "exports", export_idx, "name", -1 };
 	int rc = server_export_set_name(entry, file->name, loader->error);

@@ -129,6 +129,9 @@ static int open_export(
 		.fault_count = entry->fault_count,
 		.delays = entry->delays,
 		.delay_count = entry->delay_count,
+		.stripe_chunk = entry->stripe_chunk,
+		.stripe_members = entry->stripe_members,
+		.progress = entry->progress,
 	};
 	struct store *store;
 	char shown[120];
@@ -150,6 +153,7 @@ static int open_export(
 	out->store = store;
 	out->read_only = entry->read_only || (store_info(store)->caps & STORE_CAP_WRITE) == 0;
 	out->connections_max = entry->connections_max;
+	out->grain = entry->grain;
 	tell_epoch(out);
 	return 0;
 }

@@ -54,6 +54,19 @@ static void check_info(const struct store_info *info)
 	GMB_ASSERT(is_power_of_two(info->block_preferred));
 	GMB_ASSERT(info->block_preferred >= MAX(info->block_min, UINT32_C(512)));
 	GMB_ASSERT(is_power_of_two(info->memory_align));
+	GMB_ASSERT((info->stripe_chunk == 0) == (info->stripe_members == 0));
+}
+
+/* What was asked for goes over what the disk says of itself. */
+static void override_info(struct store_info *info, const struct store_options *options)
+{
+	if (options->stripe_chunk > 0) {
+		info->stripe_chunk = options->stripe_chunk;
+		info->stripe_members = options->stripe_members;
+	}
+	if (options->progress == STORE_PROGRESS_COMPLETION) {
+		info->tells_progress = false;
+	}
 }
 
 int store_open(const struct store_options *options, struct store **store_out, struct error *error)
@@ -77,6 +90,7 @@ int store_open(const struct store_options *options, struct store **store_out, st
 	if (result < 0) {
 		return result;
 	}
+	override_info(&store->info, options);
 	check_info(&store->info);
 	*store_out = store;
 	return 0;
@@ -211,6 +225,8 @@ void store_submit(struct store_queue *queue, struct store_part *part)
 	part->phase = 0;
 	part->retries = 0;
 	part->gate = 0;
+	part->told_bytes = 0;
+	part->broke_word = false;
 	part->frame_count = 0;
 	part->extent_count = 0;
 	error = refuse(queue->store, part);
@@ -255,7 +271,26 @@ void store_finish(struct store_part *part, int result)
 		GMB_ASSERT(part->extent_count <= part->extent_max);
 	}
 	part->queue = NULL;
+	if (part->broke_word && result == 0) {
+		result = -EIO;
+	}
 	part->done(part, judge(queue->store, part, result));
+}
+
+void store_progress(struct store_part *part, uint64_t bytes)
+{
+	GMB_ASSERT(part->queue->submitting != part);
+	if (part->op != STORE_READ || bytes <= part->told_bytes || bytes >= part->length) {
+		part->broke_word = true;
+		return;
+	}
+	if (part->broke_word) {
+		return;
+	}
+	part->told_bytes = bytes;
+	if (part->told != NULL) {
+		part->told(part, bytes);
+	}
 }
 
 static void finish_later_done(struct ring_op *op, int result)

@@ -18,6 +18,10 @@
  * may have dropped what it could not write, so trying again would only hide the loss. Other parts
  * go on. (A durable part that failed for lack of space or support has lost nothing and does not
  * count.)
+ *
+ * A store that knows how far a read has come before it is complete tells by store_progress(). The
+ * sources: completion (the default: nothing but done), counter (a producer of ours, which counts
+ * what it has put in place) and marker (experimental: memory is watched while a device fills it).
  */
 #pragma once
 
@@ -72,6 +76,7 @@ struct store_info {
 	uint64_t io_max;       /* largest single device command, 0 = unknown */
 	uint32_t stripe_chunk; /* bytes per member, 0 = not striped */
 	uint32_t stripe_members;
+	bool tells_progress; /* of reads, before they are done */
 };
 
 struct store;
@@ -79,6 +84,7 @@ struct store_queue;
 struct store_part;
 
 typedef void store_done_fn(struct store_part *part, int result);
+typedef void store_progress_fn(struct store_part *part, uint64_t bytes);
 
 enum { STORE_FILTERS_MAX = 4 };
 
@@ -91,6 +97,9 @@ struct store_part {
 	void *data;	 /* read and write only */
 	int buf_idx;	 /* registered memory that holds data, or -1 */
 	store_done_fn *done;
+	/* Reads: told that the first bytes are in place, zero or more times before done and never
+	 * from inside submit; see store_progress(). NULL = not wanted. */
+	store_progress_fn *told;
 
 	/* STORE_EXTENTS: room for extent_max entries (> 0), set by the submitter; the store fills
 	 * at least one, neighbours differ, and together they cover at most length bytes from offset
@@ -108,6 +117,8 @@ struct store_part {
 	uint32_t phase;
 	uint32_t retries;
 	uint32_t gate; /* what the part holds of its file's gate */
+	uint64_t told_bytes;
+	bool broke_word; /* its producer told what cannot be */
 	struct {
 		store_done_fn *done;
 		struct store_queue *queue;
@@ -145,6 +156,12 @@ struct store_queue {
 
 enum store_mode { STORE_MODE_CACHED, STORE_MODE_RAM };
 
+enum store_progress_source {
+	STORE_PROGRESS_AUTO,	   /* counters, where the store has them */
+	STORE_PROGRESS_COMPLETION, /* done and nothing else */
+	STORE_PROGRESS_MARKER,	   /* markers; only on disks where that can be right */
+};
+
 /* A fault or delay rule, see gmblock-serve(1). Parsed by store_rule_parse(). */
 struct store_rule {
 	uint32_t ops;	       /* bit set of BIT(enum store_op) */
@@ -168,6 +185,9 @@ struct store_options {
 	uint32_t fault_count;
 	const struct store_rule *delays;
 	uint32_t delay_count;
+	uint32_t stripe_chunk; /* overrides what the disk says; 0 = it does not */
+	uint32_t stripe_members;
+	enum store_progress_source progress;
 };
 
 /* "OP:ERRNO[:nth=N|every=N|prob=P][:range=OFF+LEN]"; -EINVAL with the reason in *error. */
@@ -200,3 +220,12 @@ void store_submit(struct store_queue *queue, struct store_part *part);
 
 /* Ends a part: called by implementations and filters, once per part they were given. */
 void store_finish(struct store_part *part, int result);
+
+/*
+ * Says that the first bytes of a read's memory have their final value and will not be written
+ * again. Called by implementations and filters between submit and finish. It only grows, and stays
+ * below the length: the rest comes with store_finish(), so that nobody has all bytes of a part
+ * before it is known that they are good. Who breaks that is refused: nothing is passed on, and the
+ * part will fail with -EIO. A part that fails after all may have been told of before.
+ */
+void store_progress(struct store_part *part, uint64_t bytes);
