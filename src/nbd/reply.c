@@ -291,9 +291,8 @@ static enum emitted emit_read(struct send_batch *send, struct send_slot *slot)
 		return emit_failed_read(send, slot);
 	}
 	/* Hold it back while an error can still be told, unless it holds memory it waits for. */
-	if (request->one_piece && request->content_bytes == 0 &&
-		request->length <= HELD_BYTES_MAX && path_status(&request->path) == PATH_PENDING &&
-		!path_is_stalled(&request->path)) {
+	if (request->path.whole && request->content_bytes == 0 &&
+		path_status(&request->path) == PATH_PENDING && !path_is_stalled(&request->path)) {
 		return EMITTED_NOTHING;
 	}
 	if (!path_next_fragment(&request->path, SEND_BYTES_MAX, &slot->fragment)) {

@@ -196,33 +196,21 @@ static bool must_be_one_piece(const struct nbd_session *session, const struct re
 	       (!session->structured || (head->flags & NBD_CMD_FLAG_DF) != 0);
 }
 
-/* The largest part of a read or write. */
-static uint32_t piece_for(const struct nbd_session *session, const struct request_head *head)
+/* A reply that begins only once all of it is there: because the export is asked to answer so, or
+ * because a simple reply has no way to tell of an error once it has begun. */
+static bool must_be_held(const struct nbd_session *session, const struct request_head *head)
 {
-	return path_piece_bytes(session->service->path, session->path_export,
-		head->type == NBD_CMD_READ ? STORE_READ : STORE_WRITE);
-}
-
-static uint32_t window_for(
-	const struct nbd_session *session, bool one_piece, const struct request_head *head)
-{
-	uint64_t length = head->length;
-	uint64_t pieces = length / piece_for(session, head) + 2;
-
-	/* What is held back until complete must be able to be complete. */
-	_Static_assert(HELD_BYTES_MAX / PATH_PIECE_BYTES_DEFAULT + 2 <= PATH_WINDOW_MAX, "window");
-	return one_piece && length <= HELD_BYTES_MAX ? (uint32_t)pieces : (uint32_t)READ_WINDOW;
+	return head->type == NBD_CMD_READ && head->length <= HELD_BYTES_MAX &&
+	       (!session->structured || session->path_export->grain == PATH_GRAIN_OFF);
 }
 
 uint64_t request_memory(const struct nbd_session *session, const struct request_head *head)
 {
-	uint64_t window;
-
 	if (head->type != NBD_CMD_READ && head->type != NBD_CMD_WRITE) {
 		return 0;
 	}
-	window = window_for(session, must_be_one_piece(session, head), head);
-	return MIN(head->length, window * piece_for(session, head));
+	return must_be_held(session, head) ? head->length
+					   : MIN(head->length, (uint64_t)WINDOW_BYTES);
 }
 
 struct nbd_request *request_begin(struct nbd_session *session, const struct request_head *head)
@@ -256,7 +244,8 @@ struct nbd_request *request_begin(struct nbd_session *session, const struct requ
 	request->path.export = session->path_export;
 	request->path.progress = request_progress;
 	request->path.ascending = request->one_piece;
-	request->path.window = window_for(session, request->one_piece, head);
+	request->path.whole = must_be_held(session, head);
+	request->path.window_bytes = request_memory(session, head);
 	list_push_back(&session->requests, &request->session_node);
 	session->inflight_count++;
 	service->counters.inflight++;

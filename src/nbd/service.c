@@ -273,7 +273,7 @@ static int open_exports(struct nbd_service *service, struct error *error)
 		int result;
 
 		export->store = options->exports[i].store;
-		export->grain = options->exports[i].grain;
+		path_export_init(export, options->exports[i].grain);
 		result = store_queue_create(export->store, service->ring, &export->queue, error);
 		if (result < 0) {
 			return result;

@@ -53,9 +53,10 @@ enum {
 	UNIX_BUFFER_BYTES = 2 << 20,
 	HANDSHAKE_TX_BYTES = 32 << 10,
 	PEER_NAME_BYTES = 64,
-	READ_WINDOW = 8,
-	/* A read that must be answered in one piece is held back until all of it is valid, up to
-	 * here. */
+	/* Payload memory of one request. */
+	WINDOW_BYTES = 2 << 20,
+	/* A read whose reply cannot tell of a late error is held back until all of it is valid, up
+	 * to here. */
 	HELD_BYTES_MAX = 4 << 20,
 	EXTENTS_PER_REPLY = 1024,
 	STATUS_PAYLOAD_IDS_MAX = 16,

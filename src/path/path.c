@@ -8,15 +8,19 @@
 
 enum {
 	STREAMS_MIN = 64,
+	STREAM_BYTES = 128 << 10, /* memory for each stream in the pool */
 	/* Parts end on this boundary of the export, so that only the first and the last part of a
 	 * request can be unaligned. */
 	PART_ALIGN = 4096,
+	/* The smallest request whose parts are worth a look at the clock. */
+	MEASURED_BYTES_MIN = GRAIN_PARTS_MIN * GRAIN_BYTES_MIN,
+	/* With more in one call the kernel holds them back to merge neighbours. */
+	PARTS_PER_CALL = 2,
 };
 
 struct path {
 	struct ring *ring;
 	struct arena *arena;
-	uint32_t piece_bytes;
 	struct path_stream *streams; /* pool for all but each request's first */
 	struct list_node streams_free;
 	struct list_node stalled; /* requests that wait for memory, first come first served */
@@ -34,14 +38,10 @@ int path_create(const struct path_options *options, struct path **path_out, stru
 	}
 	path->ring = options->ring;
 	path->arena = options->arena;
-	path->piece_bytes =
-		options->piece_bytes != 0 ? options->piece_bytes : PATH_PIECE_BYTES_DEFAULT;
-	GMB_ASSERT(is_power_of_two(path->piece_bytes));
-	GMB_ASSERT(path->piece_bytes >= PART_ALIGN && path->piece_bytes <= ARENA_BLOCK_BYTES_MAX);
 	list_init(&path->streams_free);
 	list_init(&path->stalled);
 	arena_info(options->arena, &info);
-	stream_count = MAX(info.limit_bytes / path->piece_bytes, (uint64_t)STREAMS_MIN);
+	stream_count = MAX(info.limit_bytes / STREAM_BYTES, (uint64_t)STREAMS_MIN);
 	path->streams = calloc(stream_count, sizeof(*path->streams));
 	if (path->streams == NULL) {
 		free(path);
@@ -62,17 +62,6 @@ void path_destroy(struct path *path)
 	GMB_ASSERT(list_is_empty(&path->stalled));
 	free(path->streams);
 	free(path);
-}
-
-uint32_t path_piece_bytes(
-	const struct path *path, const struct path_export *export, enum store_op op)
-{
-	const struct store_info *info = store_info(export->store);
-	bool direct = op == STORE_READ ? info->read_direct : info->write_direct;
-	uint32_t bytes = direct ? path->piece_bytes
-				: path->piece_bytes * (uint32_t)PATH_PIECES_PER_CACHED_PIECE;
-
-	return MIN(bytes, (uint32_t)ARENA_BLOCK_BYTES_MAX);
 }
 
 bool path_is_short(const struct path *path)
@@ -103,6 +92,16 @@ static void account(struct path_request *request)
 	}
 	path_stats_add(*stats + path_size_class(request->length), request->edge_ns, request->length,
 		request->error != 0);
+}
+
+void path_export_init(struct path_export *path_export, uint32_t grain)
+{
+	path_export->grain = grain;
+	grain_init(&path_export->reads);
+	grain_init(&path_export->writes);
+	for (int op = 0; op < STORE_OP_COUNT; op++) {
+		path_export->stats[op] = NULL;
+	}
 }
 
 void path_export_fini(struct path_export *path_export)
@@ -158,6 +157,9 @@ static struct path_stream *stream_get(struct path *path, struct path_request *re
 	stream->valid = 0;
 	stream->sent = 0;
 	stream->done = 0;
+	stream->length = 0;
+	stream->room = 0;
+	stream->in_store = false;
 	stream->buf.data = NULL;
 	stream->buf.buf_idx = -1;
 	request->streams_live++;
@@ -175,10 +177,25 @@ static void stream_put(struct path_stream *stream)
 	}
 	list_remove(&stream->node);
 	request->streams_live--;
+	request->live_bytes -= stream->room;
 	if (stream != &request->first) {
 		list_push_front(&path->streams_free, &stream->node);
 	}
 	path->released = true;
+}
+
+/* Gives back a stream of a request that failed or was abandoned, or what of it nobody has. */
+static void stream_drop(struct path_stream *stream)
+{
+	if (stream->in_store) {
+		return; /* part_done() ends it */
+	}
+	if (stream->done == stream->sent) {
+		stream_put(stream);
+	} else { /* the rest is with the session: path_fragment_sent() ends it */
+		stream->length = stream->sent;
+		stream->valid = stream->sent;
+	}
 }
 
 /* Releases valid data that nobody will send. */
@@ -186,33 +203,170 @@ static void drop_ready(struct path_request *request)
 {
 	list_for_each(node, &request->ready)
 	{
-		struct path_stream *stream = list_entry(node, struct path_stream, node);
-
 		list_remove(node);
-		if (stream->done == stream->sent) {
-			stream_put(stream);
-		} else { /* the rest is with the session: path_fragment_sent() ends it */
-			stream->length = stream->sent;
-			stream->valid = stream->sent;
+		stream_drop(list_entry(node, struct path_stream, node));
+	}
+}
+
+/* --- how a request is cut -------------------------------------------------------------------- */
+
+static struct grain *grain_of(const struct path_request *request)
+{
+	return request->op == STORE_READ ? &request->export->reads : &request->export->writes;
+}
+
+/* True when the disk takes time that something else can be done in. */
+static bool can_overlap(const struct path_request *request)
+{
+	const struct store_info *info = store_info(request->export->store);
+
+	return request->op == STORE_READ ? info->read_direct || info->tells_progress
+					 : info->write_direct;
+}
+
+static bool is_striped(const struct path_request *request)
+{
+	const struct store_info *info = store_info(request->export->store);
+
+	/* In order, a part must never wait for one behind it that has no memory yet. */
+	return request->op == STORE_READ && !request->ascending &&
+	       info->stripe_chunk >= request->grain;
+}
+
+static uint32_t choose_grain(struct path_request *request)
+{
+	const struct store_info *info = store_info(request->export->store);
+	uint32_t grain = request->export->grain;
+	/* Each durable part is a flush of its own. */
+	bool durable = (request->flags & STORE_FUA) != 0;
+
+	if (grain == PATH_GRAIN_OFF || request->whole || durable) {
+		return can_overlap(request) ? PATH_GRAIN_BYTES_MAX : PATH_CACHED_PART_BYTES;
+	}
+	if (grain != PATH_GRAIN_AUTO) {
+		return grain;
+	}
+	if (!can_overlap(request)) {
+		return PATH_CACHED_PART_BYTES;
+	}
+	/* Who tells progress needs no parts but where another member begins. */
+	if (request->op == STORE_READ && info->tells_progress) {
+		return info->stripe_chunk >= GRAIN_BYTES_MIN
+			       ? MIN(info->stripe_chunk, (uint32_t)PATH_GRAIN_BYTES_MAX)
+			       : PATH_GRAIN_BYTES_MAX;
+	}
+	return request->measured
+		       ? grain_choose(grain_of(request), request->length, info->stripe_chunk)
+		       : PATH_GRAIN_BYTES_MAX;
+}
+
+static void measure_begin(struct path_request *request)
+{
+	request->measured = request->length >= MEASURED_BYTES_MIN && can_overlap(request);
+	if (request->measured) {
+		grain_of(request)->request_bytes += request->length;
+	}
+}
+
+static void measure_part(struct path_request *request, uint64_t bytes)
+{
+	uint64_t now_ns = ring_batch_ns(request->path->ring);
+	uint64_t took_ns = now_ns - request->edge_ns[PATH_STATE_READ];
+
+	grain_disk_end(grain_of(request), bytes, now_ns);
+	/* In units of 1 KiB and 1024 ns, so that the sum fits. */
+	request->parts_time += (bytes >> 10) * (took_ns >> 10);
+	if (path_status(request) == PATH_COMMITTED && request->op == STORE_READ &&
+		request->parts_started >= GRAIN_PARTS_MIN) {
+		grain_learn_early(grain_of(request),
+			request->parts_time / (request->length >> 10) << 10, took_ns);
+	}
+}
+
+/*
+ * Where the next part of a striped read is: in each row of chunks, the first part of every member,
+ * then the second of every member, and so on, so that all have something to do.
+ *
+ *        member 0   member 1   member 2
+ *   row  [0 3 6 ]   [1 4 7 ]   [2 5 8 ]
+ */
+static void striped_range(struct path_request *request, uint64_t *offset_out, uint64_t *bytes_out)
+{
+	const struct store_info *info = store_info(request->export->store);
+	uint64_t chunk = info->stripe_chunk;
+	uint64_t row_bytes = chunk * info->stripe_members;
+	uint64_t end = request->offset + request->length;
+
+	for (;; request->row_step++) {
+		uint64_t row_begin = MAX(request->row_offset, request->offset);
+		uint64_t row_end = MIN(request->row_offset + row_bytes, end);
+		uint64_t lanes = (row_end - 1) / chunk - row_begin / chunk + 1;
+		uint64_t lane = row_begin / chunk + request->row_step % lanes;
+		uint64_t lane_begin = MAX(lane * chunk, row_begin);
+		uint64_t lane_end = MIN((lane + 1) * chunk, row_end);
+		uint64_t begin = align_down(lane_begin, PART_ALIGN) +
+				 request->row_step / lanes * request->grain;
+
+		if (begin < lane_end) {
+			*offset_out = MAX(begin, lane_begin);
+			*bytes_out = MIN(begin + request->grain, lane_end) - *offset_out;
+			return;
 		}
 	}
 }
 
-/* A new stream for the next piece of the request, with memory; NULL when either is short. */
-static struct path_stream *piece_open(struct path *path, struct path_request *request)
+/* The part at offset, bytes long, is started: the cursor of a striped read goes on. */
+static void striped_advance(struct path_request *request)
+{
+	const struct store_info *info = store_info(request->export->store);
+	uint64_t row_bytes = (uint64_t)info->stripe_chunk * info->stripe_members;
+
+	request->row_step++;
+	if (request->offset + request->started_bytes == request->row_offset + row_bytes) {
+		request->row_offset += row_bytes;
+		request->row_step = 0;
+	}
+}
+
+static void part_range(struct path_request *request, uint64_t *offset_out, uint64_t *bytes_out)
 {
 	uint64_t offset = request->offset + request->started_bytes;
 	uint64_t left = request->length - request->started_bytes;
-	uint64_t bytes = path_piece_bytes(path, request->export, request->op);
+	uint64_t bytes = request->grain;
+
+	if (request->striped) {
+		striped_range(request, offset_out, bytes_out);
+		return;
+	}
+	*offset_out = offset;
+	*bytes_out = left > bytes ? align_down(offset + bytes, PART_ALIGN) - offset : left;
+}
+
+/* Memory for a part; where there is not enough in one piece, for a shorter one. A striped read
+ * keeps to its cuts, which follow from the first. */
+static int part_memory(struct path_request *request, uint64_t *bytes, struct arena_buf *buf)
+{
+	struct arena *arena = request->path->arena;
+
+	while (arena_get(arena, (uint32_t)*bytes, buf) < 0) {
+		if (*bytes <= PATH_PART_BYTES_MIN || request->striped) {
+			return -EAGAIN;
+		}
+		*bytes = align_down(*bytes / 2, PART_ALIGN);
+	}
+	return 0;
+}
+
+/* A new stream for the next part of the request, with memory; NULL when either is short. */
+static struct path_stream *part_open(struct path *path, struct path_request *request)
+{
 	struct path_stream *stream;
 	struct arena_buf buf;
+	uint64_t offset;
+	uint64_t bytes;
 
-	if (left > bytes) {
-		bytes = align_down(offset + bytes, PART_ALIGN) - offset;
-	} else {
-		bytes = left;
-	}
-	if (arena_get(path->arena, (uint32_t)bytes, &buf) < 0) {
+	part_range(request, &offset, &bytes);
+	if (part_memory(request, &bytes, &buf) < 0) {
 		return NULL;
 	}
 	stream = stream_get(path, request);
@@ -224,8 +378,40 @@ static struct path_stream *piece_open(struct path *path, struct path_request *re
 	stream->data = buf.data;
 	stream->offset = offset;
 	stream->length = (uint32_t)bytes;
+	stream->room = (uint32_t)bytes;
+	request->live_bytes += bytes;
 	request->started_bytes += bytes;
+	request->parts_started++;
+	if (request->striped) {
+		striped_advance(request);
+	}
 	return stream;
+}
+
+/* Decides how a read or write will be cut. */
+static void cut_begin(struct path_request *request)
+{
+	const struct store_info *info = store_info(request->export->store);
+
+	measure_begin(request);
+	request->grain = choose_grain(request);
+	request->striped = is_striped(request);
+	request->wants_progress =
+		info->tells_progress && !request->whole && request->export->grain != PATH_GRAIN_OFF;
+	request->row_step = 0;
+	request->row_offset = 0;
+	if (request->striped) {
+		request->row_offset = request->offset / info->stripe_chunk / info->stripe_members *
+				      info->stripe_chunk * info->stripe_members;
+	}
+}
+
+static bool window_is_full(const struct path_request *request)
+{
+	uint64_t left = request->length - request->started_bytes;
+
+	return request->live_bytes > 0 &&
+	       request->live_bytes + MIN((uint64_t)request->grain, left) > request->window_bytes;
 }
 
 static void stall(struct path *path, struct path_request *request)
@@ -262,6 +448,9 @@ static void ready_insert(struct path_request *request, struct path_stream *strea
 {
 	struct list_node *position = &request->ready;
 
+	if (list_is_linked(&stream->node)) {
+		return;
+	}
 	if (request->ascending) {
 		while (position->prev != &request->ready &&
 			list_entry(position->prev, struct path_stream, node)->offset >
@@ -280,8 +469,12 @@ static void part_done(struct store_part *part, int result)
 	GMB_ASSERT(request->parts_inflight > 0);
 	request->parts_inflight--;
 	request->stored_bytes += part->length;
+	stream->in_store = false;
 	if (result < 0) {
 		fail(request, result, part->offset);
+	}
+	if (request->measured) {
+		measure_part(request, part->length);
 	}
 	if (request->op == STORE_READ && request->error == 0 && !request->abandoned) {
 		stream->valid = stream->length;
@@ -293,12 +486,29 @@ static void part_done(struct store_part *part, int result)
 		request->extents = (struct store_extent *)(void *)stream->data;
 		request->extent_count = part->extent_count;
 	} else {
-		stream_put(stream);
+		stream_drop(stream);
 	}
 	if (path_status(request) != PATH_PENDING) {
 		set_state(request, PATH_STATE_SEND);
 	} else if (request->op == STORE_READ && request->error == 0 && !request->abandoned) {
 		pump_read(request);
+	}
+	request->progress(request);
+}
+
+/* The store tells that the first bytes of a part are there. */
+static void part_told(struct store_part *part, uint64_t bytes)
+{
+	struct path_stream *stream = container_of(part, struct path_stream, part);
+	struct path_request *request = stream->request;
+
+	if (request->error != 0 || request->abandoned) {
+		return;
+	}
+	stream->valid = (uint32_t)bytes;
+	ready_insert(request, stream);
+	if (request->state < PATH_STATE_SEND_INIT) {
+		set_state(request, PATH_STATE_SEND_INIT);
 	}
 	request->progress(request);
 }
@@ -315,12 +525,17 @@ static void part_submit(struct path_stream *stream, enum store_op op, uint64_t l
 	part->data = stream->data;
 	part->buf_idx = stream->buf.buf_idx;
 	part->done = part_done;
+	part->told = request->wants_progress ? part_told : NULL;
 	part->extents = op == STORE_EXTENTS ? (struct store_extent *)(void *)stream->data : NULL;
 	part->extent_max = op == STORE_EXTENTS ? request->extent_max : 0;
 	part->extent_count = 0;
 	if (request->state == PATH_STATE_INIT) {
 		set_state(request, PATH_STATE_READ);
 	}
+	if (request->measured) {
+		grain_disk_begin(grain_of(request), ring_batch_ns(request->path->ring));
+	}
+	stream->in_store = true;
 	request->parts_inflight++;
 	store_submit(request->export->queue, part);
 }
@@ -331,20 +546,19 @@ static void pump_read(struct path_request *request)
 	struct path *path = request->path;
 	/* Neighbours handed over together are merged by the block layer into one command that
 	 * completes as a whole: nothing could be sent before all of it is there. */
-	bool split = request->length > path->piece_bytes &&
-		     store_info(request->export->store)->read_direct;
+	bool apart =
+		request->length > request->grain && store_info(request->export->store)->read_direct;
 
-	while (request->started_bytes < request->length &&
-		request->streams_live < request->window) {
+	while (request->started_bytes < request->length && !window_is_full(request)) {
 		struct path_stream *stream =
-			must_queue(path, request) ? NULL : piece_open(path, request);
+			must_queue(path, request) ? NULL : part_open(path, request);
 
 		if (stream == NULL) {
 			stall(path, request);
 			return;
 		}
 		part_submit(stream, STORE_READ, stream->length);
-		if (split) {
+		if (apart && request->parts_started % PARTS_PER_CALL == 0) {
 			ring_flush(path->ring);
 		}
 	}
@@ -397,10 +611,15 @@ void path_start(struct path *path, struct path_request *request)
 	request->started_bytes = 0;
 	request->stored_bytes = 0;
 	request->handed_bytes = 0;
+	request->live_bytes = 0;
+	request->parts_time = 0;
+	request->parts_started = 0;
 	request->parts_inflight = 0;
 	request->streams_live = 0;
 	request->abandoned = false;
 	request->first_used = false;
+	request->measured = false;
+	request->wants_progress = false;
 	for (int i = 0; i < PATH_STATE_COUNT; i++) {
 		request->edge_ns[i] = 0;
 	}
@@ -410,12 +629,12 @@ void path_start(struct path *path, struct path_request *request)
 	switch (request->op) {
 	case STORE_READ:
 		GMB_ASSERT(request->length > 0);
-		GMB_ASSERT(request->window > 0 && request->window <= PATH_WINDOW_MAX);
+		cut_begin(request);
 		pump_read(request);
 		break;
 	case STORE_WRITE:
 		GMB_ASSERT(request->length > 0);
-		GMB_ASSERT(request->window > 0 && request->window <= PATH_WINDOW_MAX);
+		cut_begin(request);
 		break;
 	case STORE_EXTENTS:
 		start_extents(request);
@@ -519,10 +738,10 @@ struct path_stream *path_write_open(struct path_request *request)
 
 	GMB_ASSERT(request->op == STORE_WRITE && request->error == 0);
 	GMB_ASSERT(request->started_bytes < request->length);
-	if (request->streams_live >= request->window) {
+	if (window_is_full(request)) {
 		return NULL; /* part_done() tells when a stream is free again */
 	}
-	stream = must_queue(path, request) ? NULL : piece_open(path, request);
+	stream = must_queue(path, request) ? NULL : part_open(path, request);
 	if (stream == NULL) {
 		stall(path, request);
 	} else {
@@ -567,6 +786,9 @@ void path_finish(struct path_request *request)
 	}
 	GMB_ASSERT(request->streams_live == 0);
 	GMB_ASSERT(!list_is_linked(&request->stalled_node));
+	if (request->measured) {
+		grain_of(request)->request_bytes -= request->length;
+	}
 	if (!request->abandoned) {
 		set_state(request, PATH_STATE_FIN);
 		account(request);

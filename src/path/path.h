@@ -5,7 +5,7 @@
  *
  *   session                     path                                   store         arena
  *   path_start(request) ─────▶ INIT
- *                              READ       parts of at most piece_bytes ─▶ submit ◀── buffer
+ *                              READ       parts, one grain each ──────▶ submit ◀── buffer
  *   progress(request) ◀─────── SEND_INIT  first stream has valid bytes ◀── done
  *   path_next_fragment() ◀───  ...        any stream, in any order
  *   path_fragment_sent() ─────▶           buffer back, next part ──────────────────▶ buffer
@@ -13,10 +13,12 @@
  *   path_finish(request) ─────▶ FIN
  *
  * A read is a transfer of several streams {offset, length, valid, sent}, each with its own buffer;
- * the store only ever raises valid, the session asks for the next fragment and gets one from any
- * stream that has bytes, or none: it never waits inside. A write is the mirror image: the session
- * asks for room (path_write_open), fills it from the network, and submits it while later bytes are
- * still arriving. Everything else is one part without payload.
+ * the store only ever raises valid (at the end of a part, or as it tells progress), the session
+ * asks for the next fragment and gets one from any stream that has bytes, or none: it never waits
+ * inside. A write is the mirror image: the session asks for room (path_write_open), fills it from
+ * the network, and submits it while later bytes are still arriving. Everything else is one part
+ * without payload. How a transfer is cut: grain.h; on a striped disk no part goes over the end of a
+ * chunk, and all members get work from the beginning.
  *
  * Exactly one end: COMMITTED or ABORTED. The requester treats nothing as read before COMMITTED.
  *
@@ -29,6 +31,7 @@
 
 #include "base/list.h"
 #include "memory/arena.h"
+#include "path/grain.h"
 #include "path/stats.h"
 #include "ring/ring.h"
 #include "store/store.h"
@@ -42,7 +45,7 @@ enum {
 	PATH_GRAIN_AUTO = 0,	     /* chosen from what is measured */
 	PATH_GRAIN_OFF = 1,	     /* no part is sent before all are there */
 	PATH_GRAIN_BYTES_MIN = 4096, /* a grain is a multiple of it */
-	PATH_GRAIN_BYTES_MAX = 1 << 20,
+	PATH_GRAIN_BYTES_MAX = ARENA_BLOCK_BYTES_MAX,
 };
 
 /* An export as one reactor sees it. */
@@ -50,24 +53,31 @@ struct path_export {
 	struct store *store;
 	struct store_queue *queue;
 	uint32_t grain; /* PATH_GRAIN_AUTO, PATH_GRAIN_OFF, or bytes of a part */
+	struct grain reads;
+	struct grain writes;
 	/* By operation, PATH_SIZE_CLASS_COUNT each; made with the first request, NULL before. */
 	struct path_stats *stats[STORE_OP_COUNT];
 };
 
+/* Sets all but the store and its queue. */
+void path_export_init(struct path_export *path_export, uint32_t grain);
 /* Frees the statistics. */
 void path_export_fini(struct path_export *path_export);
 
 /* One run of bytes on its way, with its own buffer. 0 <= sent <= valid <= length. */
 struct path_stream {
-	struct list_node node; /* in request->ready, or in the path's free list */
+	struct list_node
+		node; /* in request->ready while valid > sent, or in the path's free list */
 	struct path_request *request;
 	struct arena_buf buf;
 	uint8_t *data;	 /* buf.data, or memory that the session lent */
 	uint64_t offset; /* on the export */
 	uint32_t length;
+	uint32_t room; /* counted in request->live_bytes */
 	uint32_t valid;
 	uint32_t sent; /* handed to the session */
 	uint32_t done; /* of sent, given back by it */
+	bool in_store; /* its part is submitted and not done */
 	struct store_part part;
 };
 
@@ -85,9 +95,10 @@ struct path_request {
 	uint32_t flags; /* enum store_flag */
 	uint64_t offset;
 	uint64_t length;
-	uint32_t extent_max; /* STORE_EXTENTS: at most so many, 1 to PATH_EXTENTS_MAX */
-	uint32_t window;     /* streams that may hold memory at once, 1 to PATH_WINDOW_MAX */
-	bool ascending;	     /* fragments in order of their offset */
+	uint32_t extent_max;   /* STORE_EXTENTS: at most so many, 1 to PATH_EXTENTS_MAX */
+	uint64_t window_bytes; /* payload memory it may hold at once; one part it always may */
+	bool ascending;	       /* fragments in order of their offset */
+	bool whole;	       /* no fragment is wanted before all bytes are valid */
 	struct path_export *export;
 	/* Something changed: a fragment is ready, room for a write was found, the request ended, or
 	 * an abandoned request became idle. Never called from inside a call of the session. */
@@ -106,39 +117,42 @@ struct path_request {
 	uint64_t started_bytes; /* parts created */
 	uint64_t stored_bytes;	/* parts the store has finished */
 	uint64_t handed_bytes;	/* given out as fragments */
+	uint64_t live_bytes;	/* in streams */
+	uint64_t row_offset;	/* striped reads: where the next part is */
+	uint64_t row_step;
+	uint64_t parts_time; /* sum over parts of bytes * time until they were there */
+	uint32_t grain;
+	uint32_t parts_started;
 	uint32_t parts_inflight;
 	uint32_t streams_live;
 	bool abandoned;
 	bool first_used;
+	bool measured;	     /* counted in the export's struct grain */
+	bool striped;	     /* parts in an order that keeps all members busy */
+	bool wants_progress; /* fragments may begin before a part is done */
 	struct list_node ready;
 	struct list_node stalled_node;
 	struct path_stream first; /* most requests need only one */
 };
 
 enum {
-	PATH_PIECE_BYTES_DEFAULT = 256 << 10,
 	/* Through the page cache there is nothing to overlap with: a part is a copy, made at once.
-	 * Fewer and larger ones cost less. */
-	PATH_PIECES_PER_CACHED_PIECE = 2,
-	PATH_WINDOW_MAX = 64,
+	 */
+	PATH_CACHED_PART_BYTES = 512 << 10,
+	/* With less memory than a part wants, it takes less, down to here. */
+	PATH_PART_BYTES_MIN = 64 << 10,
 	PATH_EXTENTS_MAX = 2048,
 };
 
 struct path_options {
 	struct ring *ring;
 	struct arena *arena;
-	uint32_t piece_bytes; /* around the page cache; power of two, 4 KiB to
-			       * ARENA_BLOCK_BYTES_MAX; 0 = default */
 };
 
 GMB_MUST_CHECK int path_create(
 	const struct path_options *options, struct path **path_out, struct error *error);
 /* No request may exist. NULL is a no-op. */
 void path_destroy(struct path *path);
-
-/* What a part of such a request has at most. */
-uint32_t path_piece_bytes(
-	const struct path *path, const struct path_export *export, enum store_op op);
 
 /* Retries what waits for memory. Called once per batch. */
 void path_serve(struct path *path);

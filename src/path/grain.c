@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "path/grain.h"
+
+/* Processor time of one more part on both sides: submission, completion, header, place in a send.
+ * See docs/design/0008. */
+#define PART_COST_NS UINT64_C(20000)
+#define SECOND_NS    UINT64_C(1000000000)
+/* The disk's rate is looked at after so long at the latest. */
+#define BUSY_NS_MAX UINT64_C(10000000)
+
+enum {
+	AVERAGE_SHIFT = 3,	   /* a new value counts an eighth */
+	BUSY_BYTES_MIN = 64 << 10, /* less says nothing about a rate */
+	EARLY_MIN = GRAIN_EARLY_ONE / 16,
+	TRY_EVERY = 64,
+};
+
+void grain_init(struct grain *grain)
+{
+	*grain = (struct grain){ .early = GRAIN_EARLY_ONE / 2 };
+}
+
+static uint64_t average(uint64_t old, uint64_t new)
+{
+	if (old == 0) {
+		return new;
+	}
+	return old - (old >> AVERAGE_SHIFT) + (new >> AVERAGE_SHIFT);
+}
+
+/* The power of two that is nearest to sqrt(bytes * cost * rate), within bounds. */
+static uint32_t best(uint64_t bytes, uint64_t rate)
+{
+	/* In units of 1 KiB each, so that the product fits. */
+	uint64_t square = (bytes >> 10) * (rate >> 10) / (SECOND_NS / PART_COST_NS);
+	uint64_t grain = GRAIN_BYTES_MIN >> 10;
+
+	while (grain < GRAIN_BYTES_MAX >> 10 && 2 * grain * grain < square) {
+		grain *= 2;
+	}
+	return (uint32_t)grain << 10;
+}
+
+uint32_t grain_choose(struct grain *grain, uint64_t length, uint32_t chunk)
+{
+	uint32_t bytes = best(grain->request_bytes, MAX(grain->disk_rate, grain->network_rate));
+
+	if (chunk >= GRAIN_BYTES_MIN) {
+		bytes = MIN(bytes, chunk);
+	}
+	if (length / GRAIN_PARTS_MIN < bytes) {
+		return GRAIN_BYTES_MAX;
+	}
+	if (grain->early < EARLY_MIN && ++grain->since_try < TRY_EVERY) {
+		bytes = GRAIN_BYTES_MAX;
+	} else {
+		grain->since_try = 0;
+	}
+	grain->chosen = bytes;
+	return bytes;
+}
+
+/* --- the disk ------------------------------------------------------------------------------ */
+
+static void busy_end(struct grain *grain, uint64_t now_ns)
+{
+	uint64_t busy_ns = now_ns - grain->busy_since_ns;
+
+	if (grain->busy_bytes >= BUSY_BYTES_MIN && busy_ns > 0) {
+		/* At most a few GiB in a hundredth of a second: in KiB it fits. */
+		uint64_t rate = (grain->busy_bytes >> 10) * SECOND_NS / busy_ns << 10;
+
+		grain->disk_rate = average(grain->disk_rate, rate);
+	}
+	grain->busy_since_ns = now_ns;
+	grain->busy_bytes = 0;
+}
+
+void grain_disk_begin(struct grain *grain, uint64_t now_ns)
+{
+	if (grain->inflight++ == 0) {
+		grain->busy_since_ns = now_ns;
+		grain->busy_bytes = 0;
+	}
+}
+
+void grain_disk_end(struct grain *grain, uint64_t bytes, uint64_t now_ns)
+{
+	GMB_ASSERT(grain->inflight > 0);
+	grain->busy_bytes += bytes;
+	if (--grain->inflight == 0 || now_ns - grain->busy_since_ns >= BUSY_NS_MAX) {
+		busy_end(grain, now_ns);
+	}
+}
+
+void grain_learn_early(struct grain *grain, uint64_t mean_ns, uint64_t whole_ns)
+{
+	uint64_t early = 0;
+
+	if (whole_ns > 0 && mean_ns < whole_ns) {
+		early = (whole_ns - mean_ns) * GRAIN_EARLY_ONE / whole_ns;
+	}
+	/* Not average(): nothing is a measurement, too. */
+	grain->early =
+		(grain->early * ((1 << AVERAGE_SHIFT) - 1) + (uint32_t)early) >> AVERAGE_SHIFT;
+}
+
+void grain_learn_network(struct grain *grain, uint64_t bytes_per_second)
+{
+	if (bytes_per_second > 0) {
+		grain->network_rate = average(grain->network_rate, bytes_per_second);
+	}
+}

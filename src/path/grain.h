@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * How large the parts of a read or write should be, so that disk and network work at the same time.
+ *
+ * A transfer of l bytes in parts of c takes  t1 + t2 + t3 = c/d + (l - c)/min(d, n) + c/n  with a
+ * disk of d and a network of n bytes a second: the first part is read, then both work, then the
+ * last part is sent. Each part also costs some time of the processor, k. The sum of both is least
+ * for
+ *
+ *   c = sqrt(l k max(d, n)),
+ *
+ * where l stands for all bytes in flight: with several requests there is always something to
+ * overlap with, and larger parts are cheaper. Both rates are measured; while n is unknown d stands
+ * for it.
+ *
+ * Some disks complete all parts of a request together, whatever their size (one command behind the
+ * scenes): then parts are only a cost. So it is also measured how early they come, and a disk where
+ * they do not is asked for whole requests, with a try now and then.
+ *
+ * Threading: the path's thread. Ownership: plain data. Errors: none.
+ */
+#pragma once
+
+#include "base/compiler.h"
+
+enum {
+	GRAIN_BYTES_MIN = 32 << 10,
+	GRAIN_BYTES_MAX = 1 << 20,
+	GRAIN_PARTS_MIN = 4, /* fewer are not worth it */
+	GRAIN_EARLY_ONE = 1024,
+};
+
+struct grain {
+	uint64_t disk_rate;    /* bytes a second while it had something to do; 0 = unknown */
+	uint64_t network_rate; /* the same; 0 = unknown */
+	uint32_t early;	 /* how early parts come: 0 all at the end, GRAIN_EARLY_ONE / 2 evenly */
+	uint32_t chosen; /* last answer */
+	uint64_t request_bytes; /* of the requests under way; the path adds and subtracts */
+
+	/* Private. */
+	uint32_t since_try;
+	uint32_t inflight;
+	uint64_t busy_since_ns;
+	uint64_t busy_bytes;
+};
+
+void grain_init(struct grain *grain);
+
+/* How many bytes a part should have, for a request of length bytes that is among those under way;
+ * chunk: on one member of a striped disk, 0 = not striped. GRAIN_BYTES_MIN to GRAIN_BYTES_MAX, a
+ * power of two or chunk; GRAIN_BYTES_MAX also says: do not split. */
+uint32_t grain_choose(struct grain *grain, uint64_t length, uint32_t chunk);
+
+/* A transfer with the disk begins, and has ended. */
+void grain_disk_begin(struct grain *grain, uint64_t now_ns);
+void grain_disk_end(struct grain *grain, uint64_t bytes, uint64_t now_ns);
+
+/* A request in parts is complete. Its parts, weighted by their size, took mean_ns from its
+ * beginning, and the last one whole_ns. */
+void grain_learn_early(struct grain *grain, uint64_t mean_ns, uint64_t whole_ns);
+
+/* What a connection can carry, as its protocol measures it. */
+void grain_learn_network(struct grain *grain, uint64_t bytes_per_second);
