@@ -4,6 +4,8 @@
 
 #include "nbd/session.h"
 
+#define NETWORK_LOOK_NS UINT64_C(100000000)
+
 static const uint8_t zeroes[64 << 10];
 
 /* --- pieces of a reply --------------------------------------------------------------------- */
@@ -470,6 +472,18 @@ void reply_flush(struct nbd_session *session, bool alone)
 	}
 }
 
+/* How reads are cut depends on what the network can carry, too: asked for now and then. */
+static void look_at_network(struct nbd_session *session)
+{
+	struct ring *ring = session->service->ring;
+
+	if (ring_batch_ns(ring) - session->rate_ns >= NETWORK_LOOK_NS) {
+		session->rate_ns = ring_batch_ns(ring);
+		grain_learn_network(
+			&session->path_export->reads, ring_socket_rate(ring, session->socket));
+	}
+}
+
 /* The batch is sent, or will not be. */
 static void send_end(struct nbd_session *session)
 {
@@ -482,6 +496,9 @@ static void send_end(struct nbd_session *session)
 			path_fragment_sent(&slot->fragment);
 		}
 		if (slot->ends_request && session->state != SESSION_TERMINATING) {
+			if (slot->fragment.stream != NULL && slot->request->path.measured) {
+				look_at_network(session);
+			}
 			request_end(slot->request);
 		}
 	}

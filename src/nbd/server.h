@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "nbd/fence.h"
+#include "path/grain.h"
 #include "path/stats.h"
 #include "ring/ring.h"
 #include "store/store.h"
@@ -106,4 +107,8 @@ void nbd_service_counters(const struct nbd_service *service, struct nbd_counters
 /* The statistics of an operation on an export, an entry for each size class; NULL: there was none
  * yet. Valid on the ring's thread until the service is destroyed. */
 const struct path_stats *nbd_service_stats(
+	const struct nbd_service *service, uint32_t export_index, enum store_op op);
+
+/* How reads (or writes) of an export are cut; the same. */
+const struct grain *nbd_service_grain(
 	const struct nbd_service *service, uint32_t export_index, enum store_op op);

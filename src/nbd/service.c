@@ -445,3 +445,11 @@ const struct path_stats *nbd_service_stats(
 	GMB_ASSERT(export_index < service->options.export_count);
 	return service->path_exports[export_index].stats[op];
 }
+
+const struct grain *nbd_service_grain(
+	const struct nbd_service *service, uint32_t export_index, enum store_op op)
+{
+	GMB_ASSERT(export_index < service->options.export_count);
+	return op == STORE_READ ? &service->path_exports[export_index].reads
+				: &service->path_exports[export_index].writes;
+}

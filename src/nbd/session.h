@@ -167,6 +167,7 @@ struct nbd_session {
 	struct fence_member member;
 	uint64_t deadline_ns; /* of the handshake, or of lingering */
 	uint64_t progress_ns; /* last time the network moved, or was first asked to */
+	uint64_t rate_ns;     /* last time its rate was asked for */
 
 	/* Transmission. */
 	struct nbd_export *export;

@@ -188,6 +188,9 @@ void ring_socket_shutdown(struct ring *ring, struct ring_file file);
 void ring_socket_abort(struct ring *ring, struct ring_file file);
 /* Says that we will send nothing more; receiving goes on. */
 void ring_socket_shutdown_send(struct ring *ring, struct ring_file file);
+/* What the connection has carried lately, bytes a second, as its protocol measures it; 0: it does
+ * not (all but TCP). A system call. */
+uint64_t ring_socket_rate(struct ring *ring, struct ring_file file);
 /* Closes a socket that has nothing in flight and was removed from the table. */
 void ring_socket_close(struct ring *ring, int fd);
 

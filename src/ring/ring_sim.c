@@ -524,6 +524,13 @@ void ring_socket_abort(struct ring *ring, struct ring_file file)
 	sim_net_abort(ring_fd(ring, file));
 }
 
+uint64_t ring_socket_rate(struct ring *ring, struct ring_file file)
+{
+	GMB_UNUSED(ring);
+	GMB_UNUSED(file);
+	return 0;
+}
+
 void ring_socket_shutdown_send(struct ring *ring, struct ring_file file)
 {
 	sim_net_shutdown(ring_fd(ring, file), false);

@@ -3,6 +3,8 @@
 
 #include <errno.h>
 #include <liburing.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -727,6 +729,18 @@ void ring_socket_shutdown_send(struct ring *ring, struct ring_file file)
 {
 	GMB_UNUSED(ring);
 	(void)shutdown(file.fd, SHUT_WR);
+}
+
+uint64_t ring_socket_rate(struct ring *ring, struct ring_file file)
+{
+	struct tcp_info info = { 0 };
+	socklen_t bytes = sizeof(info);
+
+	ring->counters.direct++;
+	if (getsockopt(file.fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) < 0) {
+		return 0;
+	}
+	return info.tcpi_delivery_rate;
 }
 
 void ring_socket_close(struct ring *ring, int fd)

@@ -195,6 +195,7 @@ struct summary {
 	const struct control_view *view;
 	struct nbd_counters counters;
 	struct path_stats **stats; /* [export * STORE_OP_COUNT + op], or NULL */
+	struct grain *grains;	   /* [export * 2], of reads and writes: of the busiest reactor */
 	bool short_of_memory;
 };
 
@@ -221,6 +222,20 @@ static void add_stats(struct summary *summary, const struct nbd_service *service
 	}
 }
 
+static void add_grains(struct summary *summary, const struct nbd_service *service, uint32_t export)
+{
+	static const enum store_op ops[] = { STORE_READ, STORE_WRITE };
+
+	for (size_t i = 0; i < ARRAY_COUNT(ops); i++) {
+		const struct grain *from = nbd_service_grain(service, export, ops[i]);
+		struct grain *into = &summary->grains[(size_t) export * ARRAY_COUNT(ops) + i];
+
+		if (from->disk_rate >= into->disk_rate) {
+			*into = *from;
+		}
+	}
+}
+
 /* On a reactor's thread, while the main thread waits. */
 static void inspect(const struct nbd_service *service, void *context)
 {
@@ -240,6 +255,7 @@ static void inspect(const struct nbd_service *service, void *context)
 	summary->counters.inflight += counters.inflight;
 	for (uint32_t i = 0; i < summary->view->export_count; i++) {
 		add_stats(summary, service, i);
+		add_grains(summary, service, i);
 	}
 }
 
@@ -248,7 +264,8 @@ static int collect(struct summary *summary)
 	size_t count = (size_t)summary->view->export_count * STORE_OP_COUNT;
 
 	summary->stats = calloc(MAX(count, (size_t)1), sizeof(struct path_stats *));
-	if (summary->stats == NULL) {
+	summary->grains = calloc(MAX(count, (size_t)1), sizeof(*summary->grains));
+	if (summary->stats == NULL || summary->grains == NULL) {
 		return -ENOMEM;
 	}
 	for (uint32_t i = 0; i < summary->view->reactor_count; i++) {
@@ -265,6 +282,7 @@ static void summary_fini(struct summary *summary)
 		free(summary->stats[i]);
 	}
 	free(summary->stats);
+	free(summary->grains);
 }
 
 /* --- the document -------------------------------------------------------------------------- */
@@ -309,6 +327,26 @@ static json_t *class_json(const struct path_stats *stats, int op, uint32_t class
 		(json_int_t)stats->bytes, "latency_us", latency, "state_us", states);
 }
 
+static json_t *known(uint64_t value)
+{
+	return value > 0 ? json_integer((json_int_t)value) : json_null();
+}
+
+static json_t *grain_json(const struct grain *grain)
+{
+	return json_pack("{s:o, s:o, s:o, s:f}", "grain", known(grain->chosen),
+		"disk_bytes_per_second", known(grain->disk_rate), "network_bytes_per_second",
+		known(grain->network_rate), "early", (double)grain->early / GRAIN_EARLY_ONE);
+}
+
+static json_t *synchro_json(uint32_t grain)
+{
+	if (grain == PATH_GRAIN_AUTO) {
+		return json_string("auto");
+	}
+	return grain == PATH_GRAIN_OFF ? json_string("off") : json_integer((json_int_t)grain);
+}
+
 static json_t *export_json(const struct summary *summary, uint32_t export)
 {
 	const struct nbd_export *entry = &summary->view->exports[export];
@@ -327,13 +365,15 @@ static json_t *export_json(const struct summary *summary, uint32_t export)
 			}
 		}
 	}
-	return json_pack("{s:s%, s:s, s:I, s:b, s:I, s:o}", "name", entry->name,
+	return json_pack("{s:s%, s:s, s:I, s:b, s:I, s:o, s:o, s:o, s:o}", "name", entry->name,
 		(size_t)entry->name_bytes, "path",
 		/* A path may be any bytes, JSON is UTF-8. */
 		log_escape(shown, sizeof(shown), path, strlen(path)), "bytes",
 		(json_int_t)store_size(entry->store), "read_only", entry->read_only, "connections",
 		(json_int_t)atomic_load_explicit(&entry->connections, memory_order_relaxed),
-		"operations", operations);
+		"synchro", synchro_json(entry->grain), "reads",
+		grain_json(&summary->grains[(size_t) export * 2]), "writes",
+		grain_json(&summary->grains[(size_t) export * 2 + 1]), "operations", operations);
 }
 
 static json_t *uris_json(const struct control_view *view)

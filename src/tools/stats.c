@@ -318,6 +318,29 @@ static void show_export_name(const json_t *entry)
 		number(entry, NULL, "connections"));
 }
 
+/* How the parts of large requests were chosen; nothing before there were any. */
+static void show_cutting(const json_t *entry, const char *what)
+{
+	const json_t *cutting = json_object_get(entry, what);
+	double network = number(cutting, NULL, "network_bytes_per_second");
+	char size[UNITS_TEXT_BYTES];
+
+	if (!json_is_integer(json_object_get(cutting, "grain"))) {
+		return;
+	}
+	printf("  %s in parts of %s: the disk gives %.2f GB/s", what,
+		units_format_bytes(
+			size, (uint64_t)json_integer_value(json_object_get(cutting, "grain"))),
+		number(cutting, NULL, "disk_bytes_per_second") / 1e9);
+	if (network > 0) {
+		printf(", the network carries %.2f GB/s", network / 1e9);
+	}
+	if (strcmp(what, "reads") == 0) {
+		printf(", parts come %.0f %% before the end", 100 * number(cutting, NULL, "early"));
+	}
+	printf("\n");
+}
+
 void stats_show(const json_t *document)
 {
 	const json_t *exports = json_object_get(document, "exports");
@@ -332,6 +355,8 @@ void stats_show(const json_t *document)
 			printf("  no requests yet\n");
 			continue;
 		}
+		show_cutting(entry, "reads");
+		show_cutting(entry, "writes");
 		printf("  %-8s %-8s %10s %7s %9s %10s %10s %10s %10s %10s %10s %10s %10s %10s "
 		       "%10s\n",
 			"", "size", "requests", "errors", "GB", "mean", "p50", "p90", "p99",
