@@ -196,12 +196,21 @@ static bool must_be_one_piece(const struct nbd_session *session, const struct re
 	       (!session->structured || (head->flags & NBD_CMD_FLAG_DF) != 0);
 }
 
-/* A reply that begins only once all of it is there: because the export is asked to answer so, or
- * because a simple reply has no way to tell of an error once it has begun. */
+/*
+ * A reply that begins only once all of it is there: because the export is asked to answer so;
+ * because a simple reply has no way to tell of an error once it has begun; or because nothing else
+ * can be sent while one chunk for DF is on its way, and it would wait for the disk with it, unless
+ * somebody has chosen that by fixing the grain.
+ */
 static bool must_be_held(const struct nbd_session *session, const struct request_head *head)
 {
-	return head->type == NBD_CMD_READ && head->length <= HELD_BYTES_MAX &&
-	       (!session->structured || session->path_export->grain == PATH_GRAIN_OFF);
+	uint32_t grain = session->path_export->grain;
+
+	if (head->type != NBD_CMD_READ || head->length > HELD_BYTES_MAX) {
+		return false;
+	}
+	return grain == PATH_GRAIN_OFF || !session->structured ||
+	       ((head->flags & NBD_CMD_FLAG_DF) != 0 && grain == PATH_GRAIN_AUTO);
 }
 
 uint64_t request_memory(const struct nbd_session *session, const struct request_head *head)

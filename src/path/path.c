@@ -469,10 +469,10 @@ static void part_done(struct store_part *part, int result)
 	GMB_ASSERT(request->parts_inflight > 0);
 	request->parts_inflight--;
 	request->stored_bytes += part->length;
-	stream->in_store = false;
 	if (result < 0) {
-		fail(request, result, part->offset);
+		fail(request, result, part->offset); /* leaves this stream alone: */
 	}
+	stream->in_store = false;
 	if (request->measured) {
 		measure_part(request, part->length);
 	}

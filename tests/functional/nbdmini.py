@@ -1,5 +1,6 @@
 """A small NBD client for tests that look at single bytes and moments, where a real client would
-negotiate, retry or hide too much. Fixed newstyle, simple replies, blocking sockets."""
+negotiate, retry or hide too much. Fixed newstyle, simple or structured replies, blocking sockets."""
+import collections
 import socket
 import struct
 import urllib.parse
@@ -9,13 +10,21 @@ IHAVEOPT = 0x49484156454F5054
 OPT_REPLY_MAGIC = 0x3E889045565A9
 REQUEST_MAGIC = 0x25609513
 SIMPLE_REPLY_MAGIC = 0x67446698
+STRUCTURED_REPLY_MAGIC = 0x668E33EF
 
-OPT_ABORT, OPT_LIST, OPT_INFO, OPT_GO = 2, 3, 6, 7
+OPT_ABORT, OPT_LIST, OPT_INFO, OPT_GO, OPT_STRUCTURED_REPLY = 2, 3, 6, 7, 8
 REP_ACK, REP_SERVER, REP_INFO = 1, 2, 3
 INFO_EXPORT = 0
 CMD_READ, CMD_WRITE, CMD_DISC, CMD_FLUSH = 0, 1, 2, 3
 
 FLAG_READ_ONLY = 1 << 1
+
+CMD_FLAG_DF = 1 << 2
+CHUNK_FLAG_DONE = 1
+CHUNK_NONE, CHUNK_DATA, CHUNK_HOLE, CHUNK_ERROR = 0, 1, 2, 1 << 15 | 1
+
+# A piece of a structured reply; offset, data and error where its kind has them, else None.
+Chunk = collections.namedtuple("Chunk", "cookie kind done offset data error")
 
 # Long enough that only a hang meets it.
 TIMEOUT_S = 60
@@ -134,6 +143,31 @@ class Client:
         assert magic == SIMPLE_REPLY_MAGIC, hex(magic)
         return cookie, error
 
+    def chunk(self):
+        """The next piece of a structured reply."""
+        magic, flags, kind, cookie, length = struct.unpack(">IHHQI", self.receive(20))
+        assert magic == STRUCTURED_REPLY_MAGIC, hex(magic)
+        payload = self.receive(length)
+        offset = data = error = None
+        if kind in (CHUNK_DATA, CHUNK_HOLE):
+            (offset,) = struct.unpack(">Q", payload[:8])
+            data = payload[8:]
+            if kind == CHUNK_HOLE:
+                data = bytes(struct.unpack(">I", data)[0])
+        elif kind & 1 << 15:
+            (error,) = struct.unpack(">I", payload[:4])
+        else:
+            assert kind == CHUNK_NONE and not payload, (kind, payload)
+        return Chunk(cookie, kind, bool(flags & CHUNK_FLAG_DONE), offset, data, error)
+
+    def chunks(self, cookie):
+        """All pieces of the reply to one request, when nothing else is on its way."""
+        found = []
+        while not found or not found[-1].done:
+            found.append(self.chunk())
+            assert found[-1].cookie == cookie, found[-1]
+        return found
+
     def read(self, offset, length):
         self.send_request(CMD_READ, 1, offset, length)
         cookie, error = self.reply()
@@ -154,8 +188,11 @@ class Client:
         assert self.reply() == (3, 0)
 
 
-def open_export(uri, name=b""):
+def open_export(uri, name=b"", structured=False):
     """A client in transmission on one export."""
     client = Client(uri)
     client.hello()
+    if structured:
+        client.send_option(OPT_STRUCTURED_REPLY)
+        client.option_replies(OPT_STRUCTURED_REPLY)
     return client.go(name)

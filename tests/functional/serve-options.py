@@ -34,6 +34,11 @@ class Options(support.Case):
         export("a=null:1M,readonly=perhaps", "readonly: 'perhaps' is neither yes nor no")
         export("a=null:1M,max-connections=0", "max-connections: 0 is out of range")
         export("a=null:1M,max-connections=many", "max-connections: 'many'")
+        for value in ("on", "4097", "2K", "2M", "", "64K "):
+            export(f"a=null:1M,synchro={value}", "synchro: ", f"'{value}'", "auto", "off", "4K to 1M")
+        for value in ("64K", "64K:", "64K:1", ":4", "63K:4", "2K:4", "64K:4:4", "2G:4", "64K:2000"):
+            export(f"a=null:1M,stripe={value}", "stripe: ", f"'{value}'", "CHUNK:MEMBERS")
+        export("a=null:1M,progress=guess", "progress: 'guess'", "auto", "completion")
         export("a=null:1M,fault=read", "fault: ")
         export("a=null:1M,fault=read:EWHAT", "fault: ", "EWHAT")
         export("a=null:1M,delay=read:soon", "delay: ", "soon")

@@ -531,7 +531,8 @@ TEXTS = {
                "a=b,write-mode=cached,description=some text,max-connections=3",
                r"we\=ird=pa\,th,description=a\,b\\c", "x=y,fault=read:EIO:nth=2,delay=any:1ms",
                "x=y,fault=read:EIO,fault=write:EIO", "x=y,readonly=yes", "x=y,mode=fast", "x", "=",
-               "x=y,", "x=y,,", "x=y,what=ever", "\xe9=y", "x=y,readonly,readonly"],
+               "x=y,", "x=y,,", "x=y,what=ever", "\xe9=y", "x=y,readonly,readonly",
+               "x=y,synchro=64K,stripe=128K:4,progress=completion", "x=y,synchro=off"],
 }
 
 
@@ -567,6 +568,9 @@ exports:
     readonly: true
     description: "A disk, with a comma"
     max-connections: 5
+    synchro: 64K
+    stripe: "128K:4"
+    progress: auto
   - name: ""
     path: memory:64M
     fault: [ "read:EIO:nth=3", "flush:EIO" ]

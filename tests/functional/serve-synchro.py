@@ -1,0 +1,181 @@
+#!/usr/bin/python3
+"""Synchronized sends, as a client sees them: parts of a read come as the disk has them, in any
+order, and never before; an error in the middle reaches the client by the rules of its replies."""
+import errno
+import json
+import os
+import socket
+
+import nbdmini
+import support
+
+KIB = 1024
+SIZE = 1024 * KIB
+LATE = 512 * KIB  # the part here is held up, or fails
+PART = 64 * KIB
+# Long for a disk, and nothing waits for it but what must: it shows the order, not the time.
+HOLD_UP = "delay=read:300ms:range=512K+64K"
+# Long enough to cut the file meanwhile: then the disk fails in the middle of a reply.
+HOLD_UP_LONG = "delay=read:3s:range=512K+64K"
+FAILURE = "fault=read:EIO:range=512K+64K"
+
+
+class Synchro(support.Case):
+    def setUp(self):
+        super().setUp()
+        self.content = os.urandom(SIZE)
+        self.image = self.make_file("disk", self.content)
+        self.server = None
+
+    def open(self, *keys, structured=True):
+        if self.server is not None:
+            self.assertEqual(self.server.stop(), (0, ""))
+        self.server = self.start_unix("--export", ",".join([f"={self.image}", *keys]))
+        client = nbdmini.open_export(self.server.uri, b"", structured)
+        self.addCleanup(client.close)
+        return client
+
+    def told(self, control):
+        code, output, errors = self.run_gmblock("stats", "--json", control)
+        self.assertEqual((code, errors), (0, ""))
+        return json.loads(output)
+
+    def check_whole(self, chunks):
+        """All bytes once, all of them right, and nothing said to be done before."""
+        self.assertTrue(all(not chunk.done for chunk in chunks[:-1]))
+        self.assertTrue(chunks[-1].done)
+        pieces = sorted((chunk for chunk in chunks if chunk.data), key=lambda chunk: chunk.offset)
+        position = 0
+        for piece in pieces:
+            self.assertEqual(piece.offset, position)
+            position += len(piece.data)
+        self.assertEqual(b"".join(piece.data for piece in pieces), self.content)
+
+    def test_a_late_part_comes_last(self):
+        client = self.open("synchro=64K", HOLD_UP)
+        client.send_request(nbdmini.CMD_READ, 7, 0, SIZE)
+        chunks = client.chunks(7)
+        self.check_whole(chunks)
+        self.assertEqual((chunks[-1].offset, len(chunks[-1].data)), (LATE, PART))
+        self.assertGreaterEqual(len(chunks), 3)
+
+    def test_a_late_part_does_not_hold_up_others(self):
+        client = self.open("synchro=64K", HOLD_UP)
+        client.send_request(nbdmini.CMD_READ, 1, 0, SIZE)
+        while client.chunk().offset != SIZE - PART:
+            pass  # what is before the late part and behind it is there
+        client.send_request(nbdmini.CMD_READ, 2, 0, 4096)
+        between = client.chunk()
+        self.assertEqual((between.cookie, between.data), (2, self.content[:4096]))
+        last = client.chunk()
+        self.assertEqual((last.cookie, last.offset, last.done), (1, LATE, True))
+
+    def test_off_waits_for_everything(self):
+        client = self.open("synchro=off", HOLD_UP)
+        client.send_request(nbdmini.CMD_READ, 1, 0, SIZE)
+        client.send_request(nbdmini.CMD_READ, 2, 0, 4096)
+        first = client.chunk()
+        self.assertEqual((first.cookie, first.done), (2, True))
+        self.check_whole(client.chunks(1))
+
+    def test_a_late_error_ends_the_reply(self):
+        client = self.open("synchro=64K", HOLD_UP_LONG)
+        client.send_request(nbdmini.CMD_READ, 3, 0, SIZE)
+        chunks = [client.chunk()]
+        os.truncate(self.image, LATE)
+        chunks += client.chunks(3)
+        self.assertEqual((chunks[-1].kind, chunks[-1].error), (nbdmini.CHUNK_ERROR, errno.EIO))
+        for chunk in chunks[:-1]:
+            self.assertFalse(chunk.done)
+            self.assertEqual(chunk.data, self.content[chunk.offset:chunk.offset + len(chunk.data)])
+            self.assertFalse(chunk.offset <= LATE < chunk.offset + len(chunk.data))
+        # The connection goes on.
+        client.send_request(nbdmini.CMD_READ, 4, 0, 4096)
+        self.assertEqual(client.chunks(4)[0].data, self.content[:4096])
+
+    def test_off_tells_the_error_alone(self):
+        client = self.open("synchro=off", FAILURE)
+        client.send_request(nbdmini.CMD_READ, 3, 0, SIZE)
+        chunks = client.chunks(3)
+        self.assertEqual([chunk.kind for chunk in chunks], [nbdmini.CHUNK_ERROR])
+
+    def test_one_piece_begins_early_with_a_fixed_grain(self):
+        """DF: one chunk, in order; padded and followed by the error when the disk fails late."""
+        client = self.open("synchro=64K", HOLD_UP)
+        client.send_request(nbdmini.CMD_READ, 1, 0, SIZE, flags=nbdmini.CMD_FLAG_DF)
+        chunks = client.chunks(1)
+        self.assertEqual(sum(chunk.data is not None for chunk in chunks), 1)
+        self.check_whole(chunks)
+
+    def test_one_piece_is_padded_when_the_disk_fails_late(self):
+        client = self.open("synchro=64K", HOLD_UP_LONG)
+        client.send_request(nbdmini.CMD_READ, 1, 0, SIZE, flags=nbdmini.CMD_FLAG_DF)
+        head = client.sock.recv(64, socket.MSG_PEEK)
+        self.assertTrue(head)
+        os.truncate(self.image, LATE)
+        chunks = client.chunks(1)
+        self.assertEqual([chunk.kind for chunk in chunks],
+                         [nbdmini.CHUNK_DATA, nbdmini.CHUNK_ERROR])
+        self.assertEqual((chunks[0].offset, len(chunks[0].data)), (0, SIZE))
+        self.assertEqual(chunks[0].data[:LATE], self.content[:LATE])
+        self.assertEqual(chunks[0].data[LATE:LATE + PART], bytes(PART))
+        self.assertEqual(chunks[1].error, errno.EIO)
+
+    def test_one_piece_waits_with_auto(self):
+        client = self.open("mode=ram", HOLD_UP)
+        client.send_request(nbdmini.CMD_READ, 1, 0, SIZE, flags=nbdmini.CMD_FLAG_DF)
+        client.send_request(nbdmini.CMD_READ, 2, 0, 4096)
+        self.assertEqual(client.chunk().cookie, 2)
+        self.check_whole(client.chunks(1))
+
+    def test_simple_replies_never_begin_with_bytes_that_may_fail(self):
+        for synchro in ("auto", "64K", "off"):
+            client = self.open(f"synchro={synchro}", HOLD_UP, FAILURE, structured=False)
+            client.send_request(nbdmini.CMD_READ, 1, 0, SIZE)
+            self.assertEqual(client.reply(), (1, errno.EIO))
+            client.send_request(nbdmini.CMD_READ, 2, 0, 4096)
+            self.assertEqual(client.reply(), (2, 0))
+            self.assertEqual(client.receive(4096), self.content[:4096])
+
+    def test_any_piece_of_a_striped_disk(self):
+        """Odd borders, chunks smaller and larger than a part, more rows than one."""
+        for stripe, synchro in (("4K:3", "64K"), ("64K:3", "64K"), ("128K:2", "4K"),
+                                ("256K:5", "64K"), ("96K:4", "32K"), ("1M:2", "128K")):
+            client = self.open(f"synchro={synchro}", f"stripe={stripe}", "mode=ram")
+            for offset, length in ((0, SIZE), (1, SIZE - 2), (100000, 500001), (SIZE - 1, 1),
+                                   (262143, 262145), (65536, 65536), (131071, 2)):
+                client.send_request(nbdmini.CMD_READ, 5, offset, length)
+                got = bytearray(length)
+                seen = 0
+                for chunk in client.chunks(5):
+                    at = chunk.offset - offset
+                    got[at:at + len(chunk.data)] = chunk.data
+                    seen += len(chunk.data)
+                self.assertEqual(seen, length)
+                self.assertEqual(bytes(got), self.content[offset:offset + length])
+                client.send_request(nbdmini.CMD_WRITE, 6, offset, length, bytes(got))
+                self.assertEqual(client.reply(), (6, 0))
+
+    def test_what_was_chosen_is_told(self):
+        control = self.path("control")
+        server = self.start_unix("--control", control, "--export",
+                                 f"={self.image},synchro=64K,mode=ram", "--export",
+                                 f"auto={self.image},mode=ram,readonly", uri_count=2)
+        with nbdmini.open_export(server.uri, b"auto", structured=True) as client:
+            for cookie in range(4):
+                client.send_request(nbdmini.CMD_READ, cookie, 0, SIZE)
+                client.chunks(cookie)
+        told = self.told(control)
+        self.assertEqual([entry["synchro"] for entry in told["exports"]], [64 * KIB, "auto"])
+        reads = told["exports"][1]["reads"]
+        self.assertGreater(reads["disk_bytes_per_second"], 0)
+        self.assertIn(reads["grain"], [32 * KIB << shift for shift in range(6)])
+        self.assertTrue(0 <= reads["early"] <= 1)
+        self.assertIsNone(told["exports"][1]["writes"]["grain"])
+        code, output, _ = self.run_gmblock("stats", control)
+        self.assertEqual(code, 0)
+        self.assertIn("reads in parts of ", output)
+
+
+if __name__ == "__main__":
+    support.main()

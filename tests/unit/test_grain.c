@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "path/grain.h"
+
+#define KIB UINT64_C(1024)
+#define MIB (UINT64_C(1024) * KIB)
+#define MS  UINT64_C(1000000)
+
+/* Lets the disk work at a rate for a while, one transfer after the other. */
+static void work(struct grain *grain, uint64_t bytes_per_ms, uint64_t *now_ns)
+{
+	for (int i = 0; i < 100; i++) {
+		grain_disk_begin(grain, *now_ns);
+		*now_ns += MS;
+		grain_disk_end(grain, bytes_per_ms, *now_ns);
+	}
+}
+
+static uint32_t choose(struct grain *grain, uint64_t length, uint64_t others, uint32_t chunk)
+{
+	uint32_t chosen;
+
+	grain->request_bytes = length + others;
+	chosen = grain_choose(grain, length, chunk);
+	grain->request_bytes = 0;
+	return chosen;
+}
+
+static void the_disks_rate_is_measured_while_it_works(void **state)
+{
+	struct grain grain;
+	uint64_t now_ns = 1;
+
+	(void)state;
+	grain_init(&grain);
+	work(&grain, 200 * KIB, &now_ns);
+	assert_in_range(grain.disk_rate, 200 * KIB * 990, 200 * KIB * 1010);
+	/* Idle time does not count, nor do two at the same time count twice. */
+	now_ns += 1000 * MS;
+	for (int i = 0; i < 100; i++) {
+		grain_disk_begin(&grain, now_ns);
+		grain_disk_begin(&grain, now_ns);
+		now_ns += MS;
+		grain_disk_end(&grain, 100 * KIB, now_ns);
+		grain_disk_end(&grain, 100 * KIB, now_ns);
+		now_ns += 7 * MS;
+	}
+	assert_in_range(grain.disk_rate, 200 * KIB * 990, 200 * KIB * 1010);
+}
+
+static void a_disk_that_is_never_idle_is_measured_too(void **state)
+{
+	struct grain grain;
+	uint64_t now_ns = 1;
+
+	(void)state;
+	grain_init(&grain);
+	grain_disk_begin(&grain, now_ns);
+	for (int i = 0; i < 100; i++) {
+		grain_disk_begin(&grain, now_ns);
+		now_ns += MS;
+		grain_disk_end(&grain, 300 * KIB, now_ns);
+	}
+	assert_in_range(grain.disk_rate, 300 * KIB * 990, 300 * KIB * 1010);
+	grain_disk_end(&grain, 0, now_ns);
+}
+
+static void faster_ends_mean_larger_parts(void **state)
+{
+	uint64_t now_ns = 1;
+	struct grain slow;
+	struct grain fast;
+
+	(void)state;
+	grain_init(&slow);
+	grain_init(&fast);
+	work(&slow, 100 * KIB, &now_ns); /* 100 MB/s */
+	work(&fast, 3 * MIB, &now_ns);	 /* 3 GB/s */
+	assert_int_equal(choose(&slow, MIB, 0, 0), 32 * KIB);
+	assert_int_equal(choose(&fast, MIB, 0, 0), 256 * KIB);
+	/* Only the faster end matters: the other one hides it. */
+	grain_learn_network(&slow, 3000000000);
+	assert_int_equal(choose(&slow, MIB, 0, 0), 256 * KIB);
+	/* Longer requests are cut into larger parts. */
+	assert_true(choose(&fast, 16 * MIB, 0, 0) > 256 * KIB);
+}
+
+static void many_requests_overlap_with_each_other(void **state)
+{
+	uint64_t now_ns = 1;
+	struct grain grain;
+
+	(void)state;
+	grain_init(&grain);
+	work(&grain, 3 * MIB, &now_ns);
+	assert_int_equal(choose(&grain, MIB, 7 * MIB, 0), GRAIN_BYTES_MAX);
+}
+
+static void short_requests_are_not_cut(void **state)
+{
+	uint64_t now_ns = 1;
+	struct grain grain;
+
+	(void)state;
+	grain_init(&grain);
+	assert_int_equal(choose(&grain, 4 * KIB, 0, 0), GRAIN_BYTES_MAX);
+	assert_int_equal(choose(&grain, 64 * KIB, 0, 0), GRAIN_BYTES_MAX);
+	work(&grain, 3 * MIB, &now_ns);
+	assert_int_equal(choose(&grain, 512 * KIB - 1, 0, 0), GRAIN_BYTES_MAX);
+}
+
+static void no_part_is_longer_than_a_chunk(void **state)
+{
+	uint64_t now_ns = 1;
+	struct grain grain;
+
+	(void)state;
+	grain_init(&grain);
+	work(&grain, 3 * MIB, &now_ns);
+	assert_int_equal(choose(&grain, MIB, 0, 64 * KIB), 64 * KIB);
+	assert_int_equal(choose(&grain, MIB, 0, 512 * KIB), 256 * KIB);
+	/* A chunk that is too short for a part of its own is not looked at. */
+	assert_int_equal(choose(&grain, MIB, 0, 4 * KIB), 256 * KIB);
+}
+
+/* A disk that completes all parts together is asked for whole requests, with a try now and then:
+ * when it has changed its ways, that is found out. */
+static void parts_that_come_together_are_given_up(void **state)
+{
+	uint64_t now_ns = 1;
+	struct grain grain;
+	int tries = 0;
+
+	(void)state;
+	grain_init(&grain);
+	work(&grain, 3 * MIB, &now_ns);
+	for (int i = 0; i < 64; i++) {
+		grain_learn_early(&grain, 350000, 350000);
+	}
+	assert_int_equal(grain.early, 0);
+	for (int i = 0; i < 6400; i++) {
+		tries += choose(&grain, MIB, 0, 0) < GRAIN_BYTES_MAX;
+	}
+	assert_in_range(tries, 50, 200);
+	for (int i = 0; i < 64; i++) {
+		grain_learn_early(&grain, 200000, 350000);
+	}
+	assert_int_equal(choose(&grain, MIB, 0, 0), 256 * KIB);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(the_disks_rate_is_measured_while_it_works),
+		cmocka_unit_test(a_disk_that_is_never_idle_is_measured_too),
+		cmocka_unit_test(faster_ends_mean_larger_parts),
+		cmocka_unit_test(many_requests_overlap_with_each_other),
+		cmocka_unit_test(short_requests_are_not_cut),
+		cmocka_unit_test(no_part_is_longer_than_a_chunk),
+		cmocka_unit_test(parts_that_come_together_are_given_up),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
