@@ -97,6 +97,7 @@ enum export_key {
 	KEY_SYNCHRO,
 	KEY_STRIPE,
 	KEY_PROGRESS,
+	KEY_PACE,
 	KEY_FAULT,
 	KEY_DELAY,
 	KEY_COUNT
@@ -223,6 +224,11 @@ static int set_progress(struct server_export *entry, const char *value, struct e
 		log_escape(shown, sizeof(shown), value, strlen(value)));
 }
 
+static int set_pace(struct server_export *entry, const char *value, struct error *error)
+{
+	return store_pace_parse(value, &entry->pace, error);
+}
+
 static int set_fault(struct server_export *entry, const char *value, struct error *error)
 {
 	if (entry->fault_count == STORE_RULES_MAX) {
@@ -254,6 +260,7 @@ static const struct {
 	[KEY_SYNCHRO] = { "synchro", "64K", set_synchro },
 	[KEY_STRIPE] = { "stripe", "64K:4", set_stripe },
 	[KEY_PROGRESS] = { "progress", "completion", set_progress },
+	[KEY_PACE] = { "pace", "100M", set_pace },
 	[KEY_FAULT] = { "fault", "read:EIO", set_fault },
 	[KEY_DELAY] = { "delay", "read:10ms", set_delay },
 };
@@ -274,8 +281,8 @@ int server_export_set(
 	if (i == KEY_COUNT) {
 		return error_set(error, -EINVAL,
 			"this is not a known key; an export can have mode, write-mode, readonly, "
-			"description, max-connections, synchro, stripe, progress, fault and delay "
-			"(a comma inside a value or path is written \\,)");
+			"description, max-connections, synchro, stripe, progress, pace, fault and "
+			"delay (a comma inside a value or path is written \\,)");
 	}
 	if (value == NULL && i != KEY_READONLY) {
 		return error_set(error, -EINVAL, "this key needs a value, such as %s=%s", key,

@@ -19,6 +19,7 @@ struct file_export {
 	char *synchro;
 	char *stripe;
 	char *progress;
+	char *pace;
 	char **fault;
 	unsigned int fault_count;
 	char **delay;
@@ -66,6 +67,7 @@ static const cyaml_schema_field_t export_fields[] = {
 	TEXT_FIELD("synchro", struct file_export, synchro),
 	TEXT_FIELD("stripe", struct file_export, stripe),
 	TEXT_FIELD("progress", struct file_export, progress),
+	TEXT_FIELD("pace", struct file_export, pace),
 	LIST_FIELD("fault", struct file_export, fault, &text_schema, CYAML_UNLIMITED),
 	LIST_FIELD("delay", struct file_export, delay, &text_schema, CYAML_UNLIMITED),
 	CYAML_FIELD_END,
@@ -200,6 +202,7 @@ static int load_export_keys(struct loader *loader, struct server_export *entry, 
 		{ "synchro", file->synchro },
 		{ "stripe", file->stripe },
 		{ "progress", file->progress },
+		{ "pace", file->pace },
 	};
 	struct config_place place = { "exports", export_idx, "name", -1 };
 	int rc = server_export_set_name(entry, file->name, loader->error);

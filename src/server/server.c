@@ -129,6 +129,7 @@ static int open_export(
 		.fault_count = entry->fault_count,
 		.delays = entry->delays,
 		.delay_count = entry->delay_count,
+		.pace = entry->pace,
 		.stripe_chunk = entry->stripe_chunk,
 		.stripe_members = entry->stripe_members,
 		.progress = entry->progress,

@@ -7,7 +7,19 @@
 #include "store/parse.h"
 #include "store/store.h"
 
-enum { ERRNO_MAX = 133, PROBABILITY_TEXT_BYTES = 32 };
+enum {
+	ERRNO_MAX = 133,
+	PROBABILITY_TEXT_BYTES = 32,
+	PACE_CHUNK_DEFAULT = 64 << 10,
+	PACE_CHUNK_STEP = 4096,
+	PACE_CHUNK_MAX = 1 << 30,
+};
+
+#define PACE_RATE_MIN (UINT64_C(1) << 10)
+#define PACE_RATE_MAX (UINT64_C(1) << 40)
+
+/* An hour is far beyond any use, and keeps sums of times far from overflow. */
+#define TIME_NS_MAX UINT64_C(3600000000000)
 
 #define RULE_OPS_ALL (BIT(STORE_OP_COUNT) - 1)
 
@@ -241,9 +253,8 @@ static int parse_delay(const char *text, struct store_rule *rule, struct error *
 			"the time is missing: expected OP:TIME, for example read:10ms");
 	}
 	field = field_next(&rest);
-	/* An hour is far beyond any use, and keeps sums of rules far from overflow. */
 	if (!store_parse_time(field.text, field.len, &rule->delay_ns) ||
-		rule->delay_ns > UINT64_C(3600000000000)) {
+		rule->delay_ns > TIME_NS_MAX) {
 		return error_set(error, -EINVAL,
 			"'%.*s' is not a time: expected a whole number with a unit of at most one "
 			"hour, for example 500us, 10ms or 1s",
@@ -275,5 +286,117 @@ int store_delay_parse(const char *text, struct store_rule *rule, struct error *e
 		return result;
 	}
 	*rule = parsed;
+	return 0;
+}
+
+static int parse_pace_members(struct field value, struct store_pace *pace, struct error *error)
+{
+	uint64_t count;
+
+	if (!store_parse_count(value.text, value.len, &count) || count == 0 ||
+		count > STORE_PACE_MEMBERS_MAX) {
+		return error_set(error, -EINVAL,
+			"'%.*s' is not a number of members: expected 1 to %d", (int)value.len,
+			value.text, STORE_PACE_MEMBERS_MAX);
+	}
+	pace->members = (uint32_t)count;
+	return 0;
+}
+
+static int parse_pace_chunk(struct field value, struct store_pace *pace, struct error *error)
+{
+	uint64_t bytes;
+
+	if (!store_parse_size(value.text, value.len, &bytes) || bytes == 0 ||
+		bytes > PACE_CHUNK_MAX || bytes % PACE_CHUNK_STEP != 0) {
+		return error_set(error, -EINVAL,
+			"'%.*s' is not a chunk: expected a size from 4K to 1G in steps of 4K",
+			(int)value.len, value.text);
+	}
+	pace->chunk = (uint32_t)bytes;
+	return 0;
+}
+
+static int parse_pace_latency(struct field value, struct store_pace *pace, struct error *error)
+{
+	if (!store_parse_time(value.text, value.len, &pace->latency_ns) ||
+		pace->latency_ns > TIME_NS_MAX) {
+		return error_set(error, -EINVAL,
+			"'%.*s' is not a latency: expected a whole number with a unit of at most "
+			"one hour, for example 500us or 10ms",
+			(int)value.len, value.text);
+	}
+	return 0;
+}
+
+static int parse_pace_option(
+	struct field field, uint32_t *given, struct store_pace *pace, struct error *error)
+{
+	static const struct {
+		const char *name;
+		int (*parse)(struct field value, struct store_pace *pace, struct error *error);
+	} options[] = {
+		{ "latency", parse_pace_latency },
+		{ "members", parse_pace_members },
+		{ "chunk", parse_pace_chunk },
+	};
+	struct field key;
+	struct field value;
+
+	for (uint32_t i = 0; i < ARRAY_COUNT(options); i++) {
+		if (!field_split(field, &key, &value) || !field_is(key, options[i].name)) {
+			continue;
+		}
+		if ((*given & BIT(i)) != 0) {
+			return error_set(error, -EINVAL, "%s= is given twice", options[i].name);
+		}
+		*given |= BIT(i);
+		return options[i].parse(value, pace, error);
+	}
+	return error_set(error, -EINVAL,
+		"'%.*s' is not understood: expected latency=TIME, members=N or chunk=SIZE",
+		(int)field.len, field.text);
+}
+
+static int parse_pace(const char *text, struct store_pace *pace, struct error *error)
+{
+	const char *rest = text;
+	struct field field = field_next(&rest);
+	uint32_t given = 0;
+
+	if (!store_parse_size(field.text, field.len, &pace->rate) || pace->rate < PACE_RATE_MIN ||
+		pace->rate > PACE_RATE_MAX) {
+		return error_set(error, -EINVAL,
+			"'%.*s' is not a rate: expected bytes a second, from 1K to 1T, for example "
+			"100M",
+			(int)field.len, field.text);
+	}
+	while (rest != NULL) {
+		int result = parse_pace_option(field_next(&rest), &given, pace, error);
+
+		if (result < 0) {
+			return result;
+		}
+	}
+	if (pace->members == 1 && pace->chunk != 0) {
+		return error_set(
+			error, -EINVAL, "chunk= means something only with members=2 or more");
+	}
+	if (pace->members > 1 && pace->chunk == 0) {
+		pace->chunk = PACE_CHUNK_DEFAULT;
+	}
+	return 0;
+}
+
+int store_pace_parse(const char *text, struct store_pace *pace, struct error *error)
+{
+	struct store_pace parsed = { .members = 1 };
+	int result = parse_pace(text, &parsed, error);
+
+	if (result < 0) {
+		error_prefix(error, "pace '%s'", text);
+		return result;
+	}
+	*pace = parsed;
 	return 0;
 }

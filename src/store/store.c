@@ -78,6 +78,10 @@ int store_open(const struct store_options *options, struct store **store_out, st
 		return result;
 	}
 	result = base_open(options, &store, error);
+	/* The pace is innermost: it stands for the disk, and what comes on top of it adds to it. */
+	if (result == 0 && options->pace.rate > 0) {
+		result = pace_store_open(store, &options->pace, &store, error);
+	}
 	if (result == 0 && options->delay_count > 0) {
 		result = delay_store_open(
 			store, options->delays, options->delay_count, &store, error);

@@ -2,10 +2,10 @@
 /*
  * Where blocks live. A store is opened once and shared by all reactors; each reactor creates a
  * queue on it and submits parts. Implementations: file (regular file or block device, through the
- * page cache or around it), memory, null; fault and delay wrap another store.
+ * page cache or around it), memory, null; fault, delay and pace wrap another store.
  *
- *   session ─▶ path ─▶ store_submit(queue, part) ─▶ [fault] ─▶ [delay] ─▶ file | memory | null
- *                            part->done(part, result) ◀──────────────────────┘
+ *   session ─▶ path ─▶ store_submit(queue, part) ─▶ [fault] ─▶ [delay] ─▶ [pace] ─▶ file | memory
+ *                            part->done(part, result) ◀──────────────────────┘      | null
  *
  * Threading: open and close on any one thread while no queue exists; a queue and its parts belong
  * to the ring's thread. store_info() is constant after open but for size (store_size()). Ownership:
@@ -122,8 +122,8 @@ struct store_part {
 	struct {
 		store_done_fn *done;
 		struct store_queue *queue;
-		uint64_t value;
-	} frames[STORE_FILTERS_MAX]; /* what each filter must restore, innermost last */
+		store_progress_fn *told; /* the submitter's, of a filter that tells itself */
+	} frames[STORE_FILTERS_MAX];	 /* what each filter must restore, innermost last */
 	uint32_t frame_count;
 };
 
@@ -176,6 +176,17 @@ struct store_rule {
 
 enum { STORE_RULES_MAX = 16 };
 
+/* As slow as a disk, or as a stripe of several; see gmblock-serve(1). Parsed by store_pace_parse().
+ */
+struct store_pace {
+	uint64_t rate;	     /* bytes a second of one member; 0 = as fast as the store is */
+	uint64_t latency_ns; /* of a member, before each part */
+	uint32_t members;    /* 1 to STORE_PACE_MEMBERS_MAX */
+	uint32_t chunk;	     /* bytes on one member before the next; more than one member only */
+};
+
+enum { STORE_PACE_MEMBERS_MAX = 64 };
+
 struct store_options {
 	const char *path; /* a path, "memory:SIZE" or "null:SIZE" */
 	bool read_only;
@@ -185,6 +196,7 @@ struct store_options {
 	uint32_t fault_count;
 	const struct store_rule *delays;
 	uint32_t delay_count;
+	struct store_pace pace;
 	uint32_t stripe_chunk; /* overrides what the disk says; 0 = it does not */
 	uint32_t stripe_members;
 	enum store_progress_source progress;
@@ -196,6 +208,8 @@ GMB_MUST_CHECK int store_fault_parse(
 /* "OP:TIME[:range=OFF+LEN]". */
 GMB_MUST_CHECK int store_delay_parse(
 	const char *text, struct store_rule *rule, struct error *error);
+/* "RATE[:latency=TIME][:members=K][:chunk=SIZE]". */
+GMB_MUST_CHECK int store_pace_parse(const char *text, struct store_pace *pace, struct error *error);
 
 /* Opens and wraps as asked. mode "ram" that the file cannot do is an error that says so, never a
  * silent fallback. */

@@ -26,6 +26,8 @@ GMB_MUST_CHECK int fault_store_open(struct store *inner, const struct store_rule
 	uint32_t rule_count, struct store **store_out, struct error *error);
 GMB_MUST_CHECK int delay_store_open(struct store *inner, const struct store_rule *rules,
 	uint32_t rule_count, struct store **store_out, struct error *error);
+GMB_MUST_CHECK int pace_store_open(struct store *inner, const struct store_pace *pace,
+	struct store **store_out, struct error *error);
 
 /* Gives the part to a filter's inner queue. done is called in place of the submitter's when the
  * inner store finishes, with part->queue being the filter's again; it must end in store_finish().

@@ -13,6 +13,8 @@ static void check_export(const struct server_export *entry)
 		entry->description == NULL || strlen(entry->description) <= SERVER_NAME_BYTES_MAX);
 	GMB_ASSERT(entry->fault_count <= STORE_RULES_MAX);
 	GMB_ASSERT(entry->delay_count <= STORE_RULES_MAX);
+	GMB_ASSERT(entry->pace.members <= STORE_PACE_MEMBERS_MAX);
+	GMB_ASSERT((entry->pace.rate == 0) == (entry->pace.members == 0));
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

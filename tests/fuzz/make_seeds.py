@@ -526,13 +526,15 @@ TEXTS = {
                    "flush:EIO:prob=0.25", "trim:EPERM:range=1M+1M", "zero:EOPNOTSUPP",
                    "read:10ms", "any:1s:range=0+512", "cache:500us", "extents:1ns",
                    "read:EIO:nth=0", "read:EIO:prob=1.1", "read:EIO:range=18446744073709551615+2",
-                   "none:EIO", "read:", ":", "read:EIO:nth=1:every=2"],
+                   "none:EIO", "read:", ":", "read:EIO:nth=1:every=2", "100M",
+                   "1G:latency=100us:members=4:chunk=64K", "1T:members=64", "1M:chunk=4K"],
     "export": ["=disk.img", "name=path", "=memory:64M,readonly", "a=null:1G,mode=ram",
                "a=b,write-mode=cached,description=some text,max-connections=3",
                r"we\=ird=pa\,th,description=a\,b\\c", "x=y,fault=read:EIO:nth=2,delay=any:1ms",
                "x=y,fault=read:EIO,fault=write:EIO", "x=y,readonly=yes", "x=y,mode=fast", "x", "=",
                "x=y,", "x=y,,", "x=y,what=ever", "\xe9=y", "x=y,readonly,readonly",
-               "x=y,synchro=64K,stripe=128K:4,progress=completion", "x=y,synchro=off"],
+               "x=y,synchro=64K,stripe=128K:4,progress=completion", "x=y,synchro=off",
+               "x=y,pace=100M:latency=1ms:members=4:chunk=128K"],
 }
 
 
@@ -575,6 +577,7 @@ exports:
     path: memory:64M
     fault: [ "read:EIO:nth=3", "flush:EIO" ]
     delay: [ "any:10ms" ]
+    pace: "100M:members=2"
 """,
     "smallest": "exports: [ { path: memory:1M } ]\n",
     "unknown-key": "exports:\n  - path: x\n    colour: red\n",

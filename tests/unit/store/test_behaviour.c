@@ -118,6 +118,12 @@ static int world_open(void **state)
 		.delay_count = variant->filtered,
 	};
 
+	if (variant->filtered) {
+		options.pace = (struct store_pace){
+			.rate = UINT64_C(1) << 32, .latency_ns = 1000, .members = 3, .chunk = 4096
+		};
+	}
+
 	assert_non_null(world);
 	bench_open(&world->bench, &options);
 	assert_int_equal(store_size(world->bench.store), store_bytes);

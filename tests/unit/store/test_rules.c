@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Fault and delay rules, sizes and times as users write them.
+ * Fault and delay rules, paces, sizes and times as users write them.
  */
 #include <errno.h>
 #include <string.h>
@@ -195,6 +195,97 @@ static void test_delay_refuses_nonsense_with_the_reason(void **state)
 	}
 }
 
+static void test_pace_is_a_rate_and_options_in_any_order(void **state)
+{
+	static const struct {
+		const char *text;
+		struct store_pace pace;
+	} cases[] = {
+		{ "1K", { .rate = 1024, .members = 1 } },
+		{ "1T", { .rate = UINT64_C(1) << 40, .members = 1 } },
+		{ "123456789", { .rate = 123456789, .members = 1 } },
+		{ "100M:latency=0", { .rate = 100 << 20, .members = 1 } },
+		{ "100M:latency=1h", { .rate = 100 << 20,
+					     .latency_ns = UINT64_C(3600000000000),
+					     .members = 1 } },
+		{ "100M:members=1", { .rate = 100 << 20, .members = 1 } },
+		{ "1G:members=2", { .rate = 1 << 30, .members = 2, .chunk = 65536 } },
+		{ "1G:chunk=4K:latency=7us:members=64",
+			{ .rate = 1 << 30, .latency_ns = 7000, .members = 64, .chunk = 4096 } },
+		{ "1G:members=3:chunk=1G", { .rate = 1 << 30, .members = 3, .chunk = 1 << 30 } },
+	};
+
+	GMB_UNUSED(state);
+	for (size_t i = 0; i < ARRAY_COUNT(cases); i++) {
+		struct store_pace pace = { 0 };
+		struct error error;
+
+		if (store_pace_parse(cases[i].text, &pace, &error) != 0) {
+			fail_msg("%s", error.text);
+		}
+		assert_int_equal(pace.rate, cases[i].pace.rate);
+		assert_int_equal(pace.latency_ns, cases[i].pace.latency_ns);
+		assert_int_equal(pace.members, cases[i].pace.members);
+		assert_int_equal(pace.chunk, cases[i].pace.chunk);
+	}
+}
+
+static void test_pace_refuses_nonsense_with_the_reason(void **state)
+{
+	static const struct {
+		const char *text;
+		const char *reason;
+	} cases[] = {
+		{ "", "not a rate" },
+		{ "fast", "not a rate" },
+		{ "0", "not a rate" },
+		{ "1023", "not a rate" },
+		{ "1099511627777", "not a rate" },
+		{ "99999999999999999999", "not a rate" },
+		{ "-1M", "not a rate" },
+		{ "1M/s", "not a rate" },
+		{ "100M,", "not a rate" },
+		{ ":latency=1ms", "not a rate" },
+		{ "1M:", "not understood" },
+		{ "1M:latency", "not understood" },
+		{ "1M:speed=3", "not understood" },
+		{ "1M:latency=", "not a latency" },
+		{ "1M:latency=5", "not a latency" },
+		{ "1M:latency=3601s", "not a latency" },
+		{ "1M:latency=1ms:latency=1ms", "latency= is given twice" },
+		{ "1M:members=", "not a number of members" },
+		{ "1M:members=0", "not a number of members" },
+		{ "1M:members=65", "not a number of members" },
+		{ "1M:members=18446744073709551617", "not a number of members" },
+		{ "1M:members=2:members=2", "members= is given twice" },
+		{ "1M:members=2:chunk=", "not a chunk" },
+		{ "1M:members=2:chunk=0", "not a chunk" },
+		{ "1M:members=2:chunk=2K", "not a chunk" },
+		{ "1M:members=2:chunk=5000", "not a chunk" },
+		{ "1M:members=2:chunk=2G", "not a chunk" },
+		{ "1M:members=2:chunk=4K:chunk=4K", "chunk= is given twice" },
+		{ "1M:chunk=64K", "only with members=2" },
+		{ "1M:members=1:chunk=64K", "only with members=2" },
+	};
+
+	GMB_UNUSED(state);
+	for (size_t i = 0; i < ARRAY_COUNT(cases); i++) {
+		struct store_pace pace = { .rate = 12345 };
+		struct error error = { 0 };
+
+		if (store_pace_parse(cases[i].text, &pace, &error) != -EINVAL) {
+			fail_msg("'%s' was not refused", cases[i].text);
+		}
+		assert_int_equal(error.code, -EINVAL);
+		assert_int_equal(pace.rate, 12345); /* untouched */
+		if (strstr(error.text, cases[i].reason) == NULL ||
+			strstr(error.text, "pace '") == NULL) {
+			fail_msg("'%s': \"%s\" does not say \"%s\"", cases[i].text, error.text,
+				cases[i].reason);
+		}
+	}
+}
+
 static void test_sizes(void **state)
 {
 	static const struct {
@@ -251,6 +342,8 @@ int main(void)
 		cmocka_unit_test(test_fault_refuses_nonsense_with_the_reason),
 		cmocka_unit_test(test_delay_names_operation_and_time),
 		cmocka_unit_test(test_delay_refuses_nonsense_with_the_reason),
+		cmocka_unit_test(test_pace_is_a_rate_and_options_in_any_order),
+		cmocka_unit_test(test_pace_refuses_nonsense_with_the_reason),
 		cmocka_unit_test(test_sizes),
 	};
 

@@ -1,0 +1,419 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The pace filter: makes the store below as slow as a disk of so many bytes a second, or as a
+ * stripe of several. The store does its work first, at once; then the time passes that the disk
+ * would have needed, and meanwhile the filter tells how much of a read has come.
+ *
+ *   store   |chunk 0|chunk 1|chunk 2|chunk 3| ...     chunk c is on member c % members
+ *   member 0  [latency|bytes of part A][latency|bytes of part C]
+ *   member 1           [latency|bytes of part A][latency|bytes of part B]
+ *                                 part A is done ──┘
+ *
+ * A member does one thing at a time, in order of arrival; a part is complete when its slowest
+ * member is. What a part will take is known when it arrives, so a member is nothing but the time
+ * at which it will be free: all reactors share it and reserve their turns with one atomic
+ * operation. Everything is computed from those times, never from when a timer fired: being late
+ * once does not slow down what follows.
+ *
+ * A queue has so many slots for parts; more wait for one, as before a disk whose queue is full.
+ * One timer a queue, in flight only while parts are, is set for what happens next in any slot.
+ */
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "store/store_private.h"
+
+enum {
+	SLOT_COUNT = 1024, /* parts at work in a queue */
+	/* Progress is told each time so much more has come, or more when that is quicker than
+	 * STEP_NS_MIN: a timer has its price. */
+	STEP_BYTES_MIN = 16 << 10,
+	STEP_BYTES_MAX = 1 << 30,
+	STEP_NS_MIN = 50000,
+};
+
+#define SECOND_NS UINT64_C(1000000000)
+
+struct pace_store {
+	struct store base;
+	struct store *inner;
+	struct store_pace pace;
+	uint64_t step_bytes;
+	_Atomic uint64_t free_ns[STORE_PACE_MEMBERS_MAX]; /* when the member has nothing to do */
+};
+
+struct slot {
+	struct list_node node; /* in queue->busy by next_ns, or in queue->slots_free */
+	struct store_part *part;
+	uint64_t next_ns;  /* when something happens: a step, or the end */
+	uint64_t end_ns;   /* when all has come */
+	uint64_t told;	   /* bytes */
+	uint64_t *data_ns; /* by member: when its first byte of this part begins to move */
+};
+
+struct pace_queue {
+	struct store_queue base;
+	struct store_queue *inner;
+	struct slot *slots;
+	uint64_t *times; /* the slots' data_ns */
+	struct list_node slots_free;
+	struct list_node busy;	  /* slots, the next to happen first */
+	struct list_node waiting; /* parts without a slot */
+	struct ring_op timer;
+	uint64_t timer_ns; /* when it fires; 0: it was cancelled and comes at once */
+};
+
+static struct pace_store *store_of(const struct pace_queue *queue)
+{
+	return container_of(queue->base.store, struct pace_store, base);
+}
+
+/* --- how long things take ------------------------------------------------------------------ */
+
+static uint64_t bytes_ns(const struct pace_store *store, uint64_t bytes)
+{
+	/* No overflow: a part has at most 1 GiB. */
+	return (bytes * SECOND_NS + store->pace.rate - 1) / store->pace.rate;
+}
+
+/* How many of the store's first bytes are on the member. */
+static uint64_t bytes_before(const struct store_pace *pace, uint64_t bytes, uint32_t member)
+{
+	uint64_t row_bytes = (uint64_t)pace->chunk * pace->members;
+	uint64_t begin = (uint64_t)pace->chunk * member;
+	uint64_t rest = bytes % row_bytes;
+	uint64_t in_row = rest > begin ? MIN(rest - begin, (uint64_t)pace->chunk) : 0;
+
+	return bytes / row_bytes * pace->chunk + in_row;
+}
+
+/* How many of the part's first bytes are on the member. */
+static uint64_t bytes_on(const struct store_pace *pace, const struct store_part *part,
+	uint64_t bytes, uint32_t member)
+{
+	if (pace->members == 1) {
+		return bytes;
+	}
+	return bytes_before(pace, part->offset + bytes, member) -
+	       bytes_before(pace, part->offset, member);
+}
+
+/* When the part's first bytes have come from all members. */
+static uint64_t came_ns(const struct pace_store *store, const struct slot *slot, uint64_t bytes)
+{
+	uint64_t latest = 0;
+
+	for (uint32_t i = 0; i < store->pace.members; i++) {
+		uint64_t share = bytes_on(&store->pace, slot->part, bytes, i);
+
+		if (share > 0) {
+			latest = MAX(latest, slot->data_ns[i] + bytes_ns(store, share));
+		}
+	}
+	return latest;
+}
+
+/* Books the member for so long; returns when that begins. */
+static uint64_t reserve(
+	struct pace_store *store, uint32_t member, uint64_t now_ns, uint64_t duration_ns)
+{
+	_Atomic uint64_t *free_ns = &store->free_ns[member];
+	/* Relaxed: nothing but the time itself is handed over. */
+	uint64_t seen = atomic_load_explicit(free_ns, memory_order_relaxed);
+	uint64_t start;
+
+	do {
+		start = MAX(seen, now_ns);
+	} while (!atomic_compare_exchange_weak_explicit(
+		free_ns, &seen, start + duration_ns, memory_order_relaxed, memory_order_relaxed));
+	return start;
+}
+
+/* --- slots --------------------------------------------------------------------------------- */
+
+/* Sorts in from the front: what has begun goes on before what still waits for its members. */
+static void slot_insert(struct pace_queue *queue, struct slot *slot)
+{
+	struct list_node *position = queue->busy.next;
+
+	while (position != &queue->busy &&
+		list_entry(position, struct slot, node)->next_ns <= slot->next_ns) {
+		position = position->next;
+	}
+	list_insert_before(position, &slot->node);
+}
+
+/* The same from the back, where newcomers belong. */
+static void slot_append(struct pace_queue *queue, struct slot *slot)
+{
+	struct list_node *position = &queue->busy;
+
+	while (position->prev != &queue->busy &&
+		list_entry(position->prev, struct slot, node)->next_ns > slot->next_ns) {
+		position = position->prev;
+	}
+	list_insert_before(position, &slot->node);
+}
+
+static void set_next(const struct pace_store *store, struct slot *slot)
+{
+	const struct store_part *part = slot->part;
+	uint64_t bytes = slot->told + store->step_bytes;
+	bool tells = part->op == STORE_READ && part->told != NULL && bytes < part->length;
+
+	slot->next_ns = tells ? came_ns(store, slot, bytes) : slot->end_ns;
+}
+
+/* Gives the part its turn at each of its members. There is a free slot. */
+static void admit(struct pace_queue *queue, struct store_part *part, uint64_t now_ns)
+{
+	struct pace_store *store = store_of(queue);
+	struct slot *slot = list_entry(list_pop_front(&queue->slots_free), struct slot, node);
+
+	slot->part = part;
+	slot->told = 0;
+	for (uint32_t i = 0; i < store->pace.members; i++) {
+		uint64_t share = bytes_on(&store->pace, part, part->length, i);
+
+		if (share > 0) {
+			slot->data_ns[i] = store->pace.latency_ns +
+					   reserve(store, i, now_ns,
+						   store->pace.latency_ns + bytes_ns(store, share));
+		}
+	}
+	slot->end_ns = came_ns(store, slot, part->length);
+	set_next(store, slot);
+	slot_append(queue, slot);
+}
+
+/* --- time passes --------------------------------------------------------------------------- */
+
+enum pace_phase { PACE_STEP, PACE_END };
+
+static void timer_done(struct ring_op *op, int result);
+
+/* Sets the timer for what is next. */
+static void arm(struct pace_queue *queue)
+{
+	struct ring *ring = queue->base.ring;
+	struct list_node *first = list_first(&queue->busy);
+	uint64_t next_ns;
+	uint64_t now_ns;
+
+	if (first == NULL) {
+		return;
+	}
+	next_ns = list_entry(first, struct slot, node)->next_ns;
+	if (queue->timer.in_flight) {
+		if (next_ns < queue->timer_ns) {
+			queue->timer_ns = 0;
+			ring_cancel(ring, &queue->timer); /* comes back and looks */
+		}
+		return;
+	}
+	now_ns = ring_now_ns(ring);
+	queue->timer_ns = next_ns;
+	ring_timer(ring, &queue->timer, next_ns > now_ns ? next_ns - now_ns : 0, timer_done);
+}
+
+/* One slot whose time has come: its part goes into the list, with what is to be said. */
+static void slot_due(
+	struct pace_queue *queue, struct slot *slot, uint64_t now_ns, struct list_node *due)
+{
+	const struct pace_store *store = store_of(queue);
+	struct store_part *part = slot->part;
+
+	list_remove(&slot->node);
+	list_push_back(due, &part->node);
+	if (slot->end_ns <= now_ns) {
+		part->phase = PACE_END;
+		list_push_front(&queue->slots_free, &slot->node);
+		return;
+	}
+	while (slot->told + store->step_bytes < part->length &&
+		came_ns(store, slot, slot->told + store->step_bytes) <= now_ns) {
+		slot->told += store->step_bytes;
+	}
+	part->phase = PACE_STEP;
+	part->progress = slot->told;
+	set_next(store, slot);
+	slot_insert(queue, slot);
+}
+
+static void timer_done(struct ring_op *op, int result)
+{
+	struct pace_queue *queue = container_of(op, struct pace_queue, timer);
+	uint64_t now_ns = ring_now_ns(queue->base.ring);
+	struct list_node due;
+	struct list_node *node;
+
+	GMB_UNUSED(result); /* cancelled: something earlier has come */
+	list_init(&due);
+	while ((node = list_first(&queue->busy)) != NULL) {
+		struct slot *slot = list_entry(node, struct slot, node);
+
+		if (slot->next_ns > now_ns) {
+			break;
+		}
+		slot_due(queue, slot, now_ns, &due);
+	}
+	while (!list_is_empty(&queue->waiting) && !list_is_empty(&queue->slots_free)) {
+		admit(queue, list_entry(list_pop_front(&queue->waiting), struct store_part, node),
+			now_ns);
+	}
+	arm(queue);
+	/* The last part's owner may destroy the queue. */
+	while ((node = list_pop_front(&due)) != NULL) {
+		struct store_part *part = list_entry(node, struct store_part, node);
+
+		if (part->phase == PACE_END) {
+			store_finish(part, 0);
+		} else {
+			store_progress(part, part->progress);
+		}
+	}
+}
+
+/* --- parts --------------------------------------------------------------------------------- */
+
+/* The store has done its work; now the time passes. */
+static void worked_done(struct store_part *part, int result)
+{
+	struct pace_queue *queue = container_of(part->queue, struct pace_queue, base);
+
+	/* What the store below told of is not for the submitter: it has not come yet. */
+	part->told = part->frames[part->frame_count].told;
+	part->told_bytes = 0;
+	if (result < 0) {
+		store_finish(part, result);
+		return;
+	}
+	if (list_is_empty(&queue->slots_free)) {
+		list_push_back(&queue->waiting, &part->node);
+		return;
+	}
+	admit(queue, part, ring_now_ns(queue->base.ring));
+	arm(queue);
+}
+
+static void passed_done(struct store_part *part, int result)
+{
+	store_finish(part, result);
+}
+
+static void pace_submit(struct store_queue *base, struct store_part *part)
+{
+	struct pace_queue *queue = container_of(base, struct pace_queue, base);
+
+	if (part->op != STORE_READ && part->op != STORE_WRITE) {
+		store_forward(base, queue->inner, part, passed_done);
+		return;
+	}
+	part->frames[part->frame_count].told = part->told;
+	part->told = NULL;
+	store_forward(base, queue->inner, part, worked_done);
+}
+
+/* --- opening ------------------------------------------------------------------------------- */
+
+static void pace_close(struct store *base)
+{
+	struct pace_store *store = container_of(base, struct pace_store, base);
+
+	store_close(store->inner);
+	free(store);
+}
+
+static uint64_t pace_size(struct store *base)
+{
+	return store_size(container_of(base, struct pace_store, base)->inner);
+}
+
+static void queue_free(struct pace_queue *queue)
+{
+	free(queue->slots);
+	free(queue->times);
+	free(queue);
+}
+
+static int pace_queue_create(
+	struct store *base, struct ring *ring, struct store_queue **queue_out, struct error *error)
+{
+	struct pace_store *store = container_of(base, struct pace_store, base);
+	struct pace_queue *queue = calloc(1, sizeof(*queue));
+	int result;
+
+	if (queue == NULL) {
+		return error_set(error, -ENOMEM, "not enough memory for a queue");
+	}
+	queue->slots = calloc(SLOT_COUNT, sizeof(*queue->slots));
+	queue->times = calloc((size_t)SLOT_COUNT * store->pace.members, sizeof(*queue->times));
+	if (queue->slots == NULL || queue->times == NULL) {
+		queue_free(queue);
+		return error_set(error, -ENOMEM, "not enough memory for a queue");
+	}
+	result = store_queue_create(store->inner, ring, &queue->inner, error);
+	if (result < 0) {
+		queue_free(queue);
+		return result;
+	}
+	list_init(&queue->slots_free);
+	list_init(&queue->busy);
+	list_init(&queue->waiting);
+	for (uint32_t i = 0; i < SLOT_COUNT; i++) {
+		queue->slots[i].data_ns = queue->times + (size_t)i * store->pace.members;
+		list_push_back(&queue->slots_free, &queue->slots[i].node);
+	}
+	*queue_out = &queue->base;
+	return 0;
+}
+
+static void pace_queue_destroy(struct store_queue *base)
+{
+	struct pace_queue *queue = container_of(base, struct pace_queue, base);
+
+	GMB_ASSERT(!queue->timer.in_flight);
+	GMB_ASSERT(list_is_empty(&queue->busy) && list_is_empty(&queue->waiting));
+	store_queue_destroy(queue->inner);
+	queue_free(queue);
+}
+
+static const struct store_ops pace_ops = {
+	.name = "pace",
+	.close = pace_close,
+	.queue_create = pace_queue_create,
+	.queue_destroy = pace_queue_destroy,
+	.submit = pace_submit,
+	.size = pace_size,
+};
+
+int pace_store_open(struct store *inner, const struct store_pace *pace, struct store **store_out,
+	struct error *error)
+{
+	struct pace_store *store = calloc(1, sizeof(*store));
+
+	GMB_ASSERT(pace->rate > 0);
+	GMB_ASSERT(pace->members > 0 && pace->members <= STORE_PACE_MEMBERS_MAX);
+	GMB_ASSERT(pace->members == 1 || pace->chunk > 0);
+	if (store == NULL) {
+		store_close(inner);
+		return error_set(error, -ENOMEM, "not enough memory for a pace");
+	}
+	store->base.ops = &pace_ops;
+	store->base.info = inner->info;
+	store->base.info.tells_progress = true;
+	if (pace->members > 1) {
+		store->base.info.stripe_chunk = pace->chunk;
+		store->base.info.stripe_members = pace->members;
+	}
+	store->inner = inner;
+	store->pace = *pace;
+	store->step_bytes = STEP_BYTES_MIN;
+	while (store->step_bytes < STEP_BYTES_MAX &&
+		bytes_ns(store, store->step_bytes) < STEP_NS_MIN) {
+		store->step_bytes *= 2;
+	}
+	*store_out = &store->base;
+	return 0;
+}
