@@ -210,6 +210,7 @@ static int set_progress(struct server_export *entry, const char *value, struct e
 	static const char *const names[] = {
 		[STORE_PROGRESS_AUTO] = "auto",
 		[STORE_PROGRESS_COMPLETION] = "completion",
+		[STORE_PROGRESS_COUNTER] = "counter",
 	};
 	char shown[SHOWN_BYTES];
 
@@ -220,7 +221,7 @@ static int set_progress(struct server_export *entry, const char *value, struct e
 		}
 	}
 	return error_set(error, -EINVAL,
-		"'%s' is not a source of progress; it can be auto or completion",
+		"'%s' is not a source of progress; it can be auto, completion or counter",
 		log_escape(shown, sizeof(shown), value, strlen(value)));
 }
 

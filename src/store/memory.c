@@ -29,6 +29,8 @@ enum {
 	SLICE_WRITE_BYTES = 4 << 20,
 	SLICE_RELEASE_BYTES = 64 << 20,
 	EXTENTS_CHUNKS_MAX = 1 << 20,
+	/* A read whose submitter wants to know is copied and told of step by step. */
+	STEP_BYTES = 128 << 10,
 };
 
 struct memory_store {
@@ -192,6 +194,31 @@ static void clear_more(struct ring_op *op, int result)
 	clear_slice(container_of(part->queue->store, struct memory_store, base), part);
 }
 
+static void read_more(struct ring_op *op, int result);
+
+static void read_step(struct memory_store *store, struct store_part *part)
+{
+	uint64_t bytes = MIN(part->length - part->progress, (uint64_t)STEP_BYTES);
+
+	copy_out(store, part->offset + part->progress, (uint8_t *)part->data + part->progress,
+		bytes);
+	part->progress += bytes;
+	ring_defer(part->queue->ring, &part->io, 0, read_more);
+}
+
+/* The step before is told of, and with that on its way to the submitter's peer: now the next. */
+static void read_more(struct ring_op *op, int result)
+{
+	struct store_part *part = container_of(op, struct store_part, io);
+
+	if (part->progress == part->length) {
+		store_finish(part, result);
+		return;
+	}
+	store_progress(part, part->progress);
+	read_step(container_of(part->queue->store, struct memory_store, base), part);
+}
+
 static void memory_submit(struct store_queue *queue, struct store_part *part)
 {
 	struct memory_store *store = container_of(queue->store, struct memory_store, base);
@@ -202,6 +229,10 @@ static void memory_submit(struct store_queue *queue, struct store_part *part)
 	}
 	switch (part->op) {
 	case STORE_READ:
+		if (part->told != NULL) {
+			read_step(store, part);
+			return;
+		}
 		copy_out(store, part->offset, part->data, part->length);
 		break;
 	case STORE_WRITE:
@@ -314,6 +345,9 @@ int memory_store_open(const struct store_options *options, const char *size_text
 		.memory_align = 1,
 		.read_direct = options->read_mode == STORE_MODE_RAM,
 		.write_direct = options->write_mode == STORE_MODE_RAM,
+		/* Not unasked: a copy is so quick that the steps cost more than they gain (reads of
+		 * 512 KiB over loopback: 20 % fewer a second). */
+		.tells_progress = options->progress == STORE_PROGRESS_COUNTER,
 	};
 	store->size = size;
 	result = map_memory(store, options->path, error);

@@ -91,6 +91,14 @@ int store_open(const struct store_options *options, struct store **store_out, st
 		result = fault_store_open(
 			store, options->faults, options->fault_count, &store, error);
 	}
+	if (result == 0 && options->progress == STORE_PROGRESS_COUNTER &&
+		!store->info.tells_progress) {
+		store_close(store);
+		result = error_set(error, -EOPNOTSUPP,
+			"'%s' cannot count how far a read has come: progress=counter is for "
+			"memory:SIZE and for disks with a pace",
+			options->path);
+	}
 	if (result < 0) {
 		return result;
 	}

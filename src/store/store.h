@@ -157,8 +157,9 @@ struct store_queue {
 enum store_mode { STORE_MODE_CACHED, STORE_MODE_RAM };
 
 enum store_progress_source {
-	STORE_PROGRESS_AUTO,	   /* counters, where the store has them */
+	STORE_PROGRESS_AUTO,	   /* counters, where that pays */
 	STORE_PROGRESS_COMPLETION, /* done and nothing else */
+	STORE_PROGRESS_COUNTER,	   /* counters; who has none is refused */
 	STORE_PROGRESS_MARKER,	   /* markers; only on disks where that can be right */
 };
 

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A memory store that was asked to counts how far its reads have come: what it told of is there and
+ * stays, and nobody else pays for it.
+ */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "ring/sim.h"
+#include "store/store.h"
+
+enum { STORE_BYTES = 4 << 20, READ_OFFSET = 12345 };
+
+struct counted {
+	struct store_part part;
+	bool submitting;
+	bool is_done;
+	int result;
+	uint32_t told_count;
+	uint64_t told;
+};
+
+struct world {
+	struct ring *ring;
+	struct store *store;
+	struct store_queue *queue;
+};
+
+static uint8_t content[STORE_BYTES];
+static uint8_t memory[STORE_BYTES];
+
+static void world_open(struct world *world, const struct store_options *options)
+{
+	struct error error;
+
+	memset(content, 0, sizeof(content));
+	sim_start(&(struct sim_options){ .seed = 1 });
+	if (ring_create(&(struct ring_options){ 0 }, &world->ring, &error) != 0 ||
+		store_open(options, &world->store, &error) != 0 ||
+		store_queue_create(world->store, world->ring, &world->queue, &error) != 0) {
+		fail_msg("%s", error.text);
+	}
+}
+
+static void world_close(struct world *world)
+{
+	store_queue_destroy(world->queue);
+	store_close(world->store);
+	ring_destroy(world->ring);
+	sim_stop();
+}
+
+static void counted_done(struct store_part *part, int result)
+{
+	struct counted *counted = container_of(part, struct counted, part);
+
+	assert_false(counted->submitting);
+	assert_false(counted->is_done);
+	counted->is_done = true;
+	counted->result = result;
+}
+
+static void counted_told(struct store_part *part, uint64_t bytes)
+{
+	struct counted *counted = container_of(part, struct counted, part);
+
+	assert_false(counted->submitting);
+	assert_false(counted->is_done);
+	assert_true(bytes > counted->told && bytes < part->length);
+	counted->told_count++;
+	counted->told = bytes;
+	assert_memory_equal(part->data, content + part->offset, bytes);
+}
+
+/* Runs one part; returns after how many turns of the loop it was done. */
+static uint32_t run(struct world *world, struct counted *counted, enum store_op op, uint64_t offset,
+	uint64_t length, bool wants_progress)
+{
+	uint32_t turns = 0;
+
+	memset(counted, 0, sizeof(*counted));
+	counted->part.op = op;
+	counted->part.offset = offset;
+	counted->part.length = length;
+	counted->part.data = op == STORE_WRITE ? content + offset : memory;
+	counted->part.buf_idx = -1;
+	counted->part.done = counted_done;
+	counted->part.told = wants_progress ? counted_told : NULL;
+	counted->submitting = true;
+	store_submit(world->queue, &counted->part);
+	counted->submitting = false;
+	while (!counted->is_done) {
+		assert_int_equal(ring_turn(world->ring, true), 1);
+		turns++;
+	}
+	return turns;
+}
+
+static void fill(struct world *world)
+{
+	struct counted counted;
+
+	/* From the middle to the end: what was never written reads as zeroes. */
+	for (size_t i = STORE_BYTES / 2; i < STORE_BYTES; i++) {
+		content[i] = (uint8_t)(i * 7 + i / 4096);
+	}
+	run(world, &counted, STORE_WRITE, STORE_BYTES / 2, STORE_BYTES / 2, false);
+	assert_int_equal(counted.result, 0);
+}
+
+static void test_steps_are_told_and_right(void **state)
+{
+	struct store_options options = { .path = "memory:4M", .progress = STORE_PROGRESS_COUNTER };
+	struct world world;
+	struct counted counted;
+
+	GMB_UNUSED(state);
+	world_open(&world, &options);
+	assert_true(store_info(world.store)->tells_progress);
+	fill(&world);
+	memset(memory, 0xee, sizeof(memory));
+	run(&world, &counted, STORE_READ, READ_OFFSET, STORE_BYTES - READ_OFFSET, true);
+	assert_int_equal(counted.result, 0);
+	assert_true(counted.told_count >= 16);
+	assert_memory_equal(memory, content + READ_OFFSET, STORE_BYTES - READ_OFFSET);
+	run(&world, &counted, STORE_READ, 0, 4096, true);
+	assert_int_equal(counted.told_count, 0);
+	world_close(&world);
+}
+
+static void test_others_can_work_between_the_steps(void **state)
+{
+	struct store_options options = { .path = "memory:4M", .progress = STORE_PROGRESS_COUNTER };
+	struct world world;
+	struct counted counted;
+
+	GMB_UNUSED(state);
+	world_open(&world, &options);
+	assert_true(run(&world, &counted, STORE_READ, 0, STORE_BYTES, true) > 16);
+	/* Who does not want to know gets all of it in one go, and so does a write. */
+	assert_int_equal(run(&world, &counted, STORE_READ, 0, STORE_BYTES, false), 1);
+	assert_int_equal(counted.told_count, 0);
+	assert_int_equal(run(&world, &counted, STORE_WRITE, 0, STORE_BYTES, true), 1);
+	assert_int_equal(counted.told_count, 0);
+	world_close(&world);
+}
+
+static void test_an_impossible_read_is_told_nothing_of(void **state)
+{
+	struct store_options options = { .path = "memory:4M", .progress = STORE_PROGRESS_COUNTER };
+	struct world world;
+	struct counted counted;
+
+	GMB_UNUSED(state);
+	world_open(&world, &options);
+	run(&world, &counted, STORE_READ, 1, STORE_BYTES, true);
+	assert_int_equal(counted.result, -EIO);
+	assert_int_equal(counted.told_count, 0);
+	world_close(&world);
+}
+
+/* What is in memory already has not come from the disk that the pace stands for. */
+static void test_a_pace_hides_the_counter_below(void **state)
+{
+	struct store_options options = { .path = "memory:4M",
+		.progress = STORE_PROGRESS_COUNTER,
+		.pace = { .rate = 1 << 20, .members = 1 } };
+	struct world world;
+	struct counted counted;
+	uint64_t begin_ns;
+
+	GMB_UNUSED(state);
+	world_open(&world, &options);
+	begin_ns = sim_now_ns();
+	run(&world, &counted, STORE_READ, 0, 1 << 20, true);
+	assert_int_equal(counted.result, 0);
+	assert_int_equal(counted.told_count, 63);
+	assert_true(sim_now_ns() - begin_ns >= UINT64_C(1000000000));
+	world_close(&world);
+}
+
+static void test_only_who_is_asked_counts(void **state)
+{
+	static const enum store_progress_source sources[] = { STORE_PROGRESS_AUTO,
+		STORE_PROGRESS_COMPLETION };
+	struct store_options options = { .path = "memory:4M" };
+	struct store *store = NULL;
+	struct error error;
+
+	GMB_UNUSED(state);
+	for (size_t i = 0; i < ARRAY_COUNT(sources); i++) {
+		options.progress = sources[i];
+		assert_int_equal(store_open(&options, &store, &error), 0);
+		assert_false(store_info(store)->tells_progress);
+		store_close(store);
+	}
+	store = NULL;
+	options.progress = STORE_PROGRESS_COUNTER;
+	options.path = "null:4M";
+	assert_int_equal(store_open(&options, &store, &error), -EOPNOTSUPP);
+	assert_null(store);
+	assert_non_null(strstr(error.text, "'null:4M' cannot count"));
+	options.pace = (struct store_pace){ .rate = 1 << 20, .members = 1 };
+	assert_int_equal(store_open(&options, &store, &error), 0);
+	assert_true(store_info(store)->tells_progress);
+	store_close(store);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_steps_are_told_and_right),
+		cmocka_unit_test(test_others_can_work_between_the_steps),
+		cmocka_unit_test(test_an_impossible_read_is_told_nothing_of),
+		cmocka_unit_test(test_a_pace_hides_the_counter_below),
+		cmocka_unit_test(test_only_who_is_asked_counts),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
