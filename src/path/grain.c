@@ -28,11 +28,11 @@ static uint64_t average(uint64_t old, uint64_t new)
 	return old - (old >> AVERAGE_SHIFT) + (new >> AVERAGE_SHIFT);
 }
 
-/* The power of two that is nearest to sqrt(bytes * cost * rate), within bounds. */
-static uint32_t best(uint64_t bytes, uint64_t rate)
+/* The power of two that is nearest to sqrt(bytes * cost * rate / lanes), within bounds. */
+static uint32_t best(uint64_t bytes, uint64_t rate, uint64_t lanes)
 {
 	/* In units of 1 KiB each, so that the product fits. */
-	uint64_t square = (bytes >> 10) * (rate >> 10) / (SECOND_NS / PART_COST_NS);
+	uint64_t square = (bytes >> 10) * (rate >> 10) / (SECOND_NS / PART_COST_NS) / lanes;
 	uint64_t grain = GRAIN_BYTES_MIN >> 10;
 
 	while (grain < GRAIN_BYTES_MAX >> 10 && 2 * grain * grain < square) {
@@ -41,11 +41,15 @@ static uint32_t best(uint64_t bytes, uint64_t rate)
 	return (uint32_t)grain << 10;
 }
 
-uint32_t grain_choose(struct grain *grain, uint64_t length, uint32_t chunk)
+uint32_t grain_choose(struct grain *grain, uint64_t length, uint32_t chunk, uint32_t members)
 {
-	uint32_t bytes = best(grain->request_bytes, MAX(grain->disk_rate, grain->network_rate));
+	/* Members with less than a part each are busy with one part together. */
+	bool striped = chunk >= GRAIN_BYTES_MIN;
+	uint64_t lanes = striped ? MIN((length - 1) / chunk + 1, (uint64_t)members) : 1;
+	uint32_t bytes =
+		best(grain->request_bytes, MAX(grain->disk_rate, grain->network_rate), lanes);
 
-	if (chunk >= GRAIN_BYTES_MIN) {
+	if (striped) {
 		bytes = MIN(bytes, chunk);
 	}
 	if (length / GRAIN_PARTS_MIN < bytes) {

@@ -255,9 +255,9 @@ static uint32_t choose_grain(struct path_request *request)
 			       ? MIN(info->stripe_chunk, (uint32_t)PATH_GRAIN_BYTES_MAX)
 			       : PATH_GRAIN_BYTES_MAX;
 	}
-	return request->measured
-		       ? grain_choose(grain_of(request), request->length, info->stripe_chunk)
-		       : PATH_GRAIN_BYTES_MAX;
+	return request->measured ? grain_choose(grain_of(request), request->length,
+					   info->stripe_chunk, info->stripe_members)
+				 : PATH_GRAIN_BYTES_MAX;
 }
 
 static void measure_begin(struct path_request *request)

@@ -22,12 +22,14 @@ static void work(struct grain *grain, uint64_t bytes_per_ms, uint64_t *now_ns)
 	}
 }
 
+enum { MEMBERS = 4 };
+
 static uint32_t choose(struct grain *grain, uint64_t length, uint64_t others, uint32_t chunk)
 {
 	uint32_t chosen;
 
 	grain->request_bytes = length + others;
-	chosen = grain_choose(grain, length, chunk);
+	chosen = grain_choose(grain, length, chunk, chunk > 0 ? MEMBERS : 0);
 	grain->request_bytes = 0;
 	return chosen;
 }
@@ -124,9 +126,24 @@ static void no_part_is_longer_than_a_chunk(void **state)
 	grain_init(&grain);
 	work(&grain, 3 * MIB, &now_ns);
 	assert_int_equal(choose(&grain, MIB, 0, 64 * KIB), 64 * KIB);
-	assert_int_equal(choose(&grain, MIB, 0, 512 * KIB), 256 * KIB);
+	assert_true(choose(&grain, MIB, 0, 512 * KIB) <= 256 * KIB);
 	/* A chunk that is too short for a part of its own is not looked at. */
 	assert_int_equal(choose(&grain, MIB, 0, 4 * KIB), 256 * KIB);
+}
+
+/* They fill as many parts at the same time, so that what comes first is as many times longer. */
+static void members_make_parts_smaller(void **state)
+{
+	uint64_t now_ns = 1;
+	struct grain grain;
+
+	(void)state;
+	grain_init(&grain);
+	work(&grain, 3 * MIB, &now_ns);
+	assert_int_equal(choose(&grain, MIB, 0, 0), 256 * KIB);
+	assert_int_equal(choose(&grain, MIB, 0, 256 * KIB), 128 * KIB);
+	/* A request on one member only is read like from any disk. */
+	assert_int_equal(choose(&grain, MIB, 0, 1024 * KIB), 256 * KIB);
 }
 
 /* A disk that completes all parts together is asked for whole requests, with a try now and then:
@@ -163,6 +180,7 @@ int main(void)
 		cmocka_unit_test(many_requests_overlap_with_each_other),
 		cmocka_unit_test(short_requests_are_not_cut),
 		cmocka_unit_test(no_part_is_longer_than_a_chunk),
+		cmocka_unit_test(members_make_parts_smaller),
 		cmocka_unit_test(parts_that_come_together_are_given_up),
 	};
 
