@@ -233,31 +233,39 @@ static bool is_striped(const struct path_request *request)
 	       info->stripe_chunk >= request->grain;
 }
 
-static uint32_t choose_grain(struct path_request *request)
+/* Of an export without a size of its own, when the disk's time can be used. */
+static uint32_t best_grain(struct path_request *request)
 {
 	const struct store_info *info = store_info(request->export->store);
-	uint32_t grain = request->export->grain;
-	/* Each durable part is a flush of its own. */
-	bool durable = (request->flags & STORE_FUA) != 0;
 
-	if (grain == PATH_GRAIN_OFF || request->whole || durable) {
-		return can_overlap(request) ? PATH_GRAIN_BYTES_MAX : PATH_CACHED_PART_BYTES;
-	}
-	if (grain != PATH_GRAIN_AUTO) {
-		return grain;
-	}
-	if (!can_overlap(request)) {
-		return PATH_CACHED_PART_BYTES;
-	}
-	/* Who tells progress needs no parts but where another member begins. */
-	if (request->op == STORE_READ && info->tells_progress) {
-		return info->stripe_chunk >= GRAIN_BYTES_MIN
-			       ? MIN(info->stripe_chunk, (uint32_t)PATH_GRAIN_BYTES_MAX)
-			       : PATH_GRAIN_BYTES_MAX;
-	}
 	return request->measured ? grain_choose(grain_of(request), request->length,
 					   info->stripe_chunk, info->stripe_members)
 				 : PATH_GRAIN_BYTES_MAX;
+}
+
+/* How a read or write will be cut, and how often its store shall tell of progress in between. */
+static void choose_grain(struct path_request *request)
+{
+	const struct store_info *info = store_info(request->export->store);
+	uint32_t asked = request->export->grain;
+	/* Each durable part is a flush of its own. */
+	bool durable = (request->flags & STORE_FUA) != 0;
+	bool unsplit = asked == PATH_GRAIN_OFF || request->whole || durable;
+
+	request->told_step = 0;
+	if (unsplit || (asked == PATH_GRAIN_AUTO && !can_overlap(request))) {
+		request->grain =
+			can_overlap(request) ? PATH_GRAIN_BYTES_MAX : PATH_CACHED_PART_BYTES;
+		return;
+	}
+	request->grain = asked != PATH_GRAIN_AUTO ? asked : best_grain(request);
+	if (request->op == STORE_READ && info->tells_progress) {
+		/* No need for parts but where another member begins. */
+		request->told_step = request->grain;
+		request->grain = info->stripe_chunk >= GRAIN_BYTES_MIN
+					 ? MIN(info->stripe_chunk, (uint32_t)PATH_GRAIN_BYTES_MAX)
+					 : PATH_GRAIN_BYTES_MAX;
+	}
 }
 
 static void measure_begin(struct path_request *request)
@@ -394,10 +402,8 @@ static void cut_begin(struct path_request *request)
 	const struct store_info *info = store_info(request->export->store);
 
 	measure_begin(request);
-	request->grain = choose_grain(request);
+	choose_grain(request);
 	request->striped = is_striped(request);
-	request->wants_progress =
-		info->tells_progress && !request->whole && request->export->grain != PATH_GRAIN_OFF;
 	request->row_step = 0;
 	request->row_offset = 0;
 	if (request->striped) {
@@ -525,7 +531,8 @@ static void part_submit(struct path_stream *stream, enum store_op op, uint64_t l
 	part->data = stream->data;
 	part->buf_idx = stream->buf.buf_idx;
 	part->done = part_done;
-	part->told = request->wants_progress ? part_told : NULL;
+	part->told = request->told_step > 0 ? part_told : NULL;
+	part->told_step = request->told_step;
 	part->extents = op == STORE_EXTENTS ? (struct store_extent *)(void *)stream->data : NULL;
 	part->extent_max = op == STORE_EXTENTS ? request->extent_max : 0;
 	part->extent_count = 0;
@@ -619,7 +626,7 @@ void path_start(struct path *path, struct path_request *request)
 	request->abandoned = false;
 	request->first_used = false;
 	request->measured = false;
-	request->wants_progress = false;
+	request->told_step = 0;
 	for (int i = 0; i < PATH_STATE_COUNT; i++) {
 		request->edge_ns[i] = 0;
 	}

@@ -122,14 +122,14 @@ struct path_request {
 	uint64_t row_step;
 	uint64_t parts_time; /* sum over parts of bytes * time until they were there */
 	uint32_t grain;
+	uint32_t told_step; /* fragments may begin before a part is done; 0 = they may not */
 	uint32_t parts_started;
 	uint32_t parts_inflight;
 	uint32_t streams_live;
 	bool abandoned;
 	bool first_used;
-	bool measured;	     /* counted in the export's struct grain */
-	bool striped;	     /* parts in an order that keeps all members busy */
-	bool wants_progress; /* fragments may begin before a part is done */
+	bool measured; /* counted in the export's struct grain */
+	bool striped;  /* parts in an order that keeps all members busy */
 	struct list_node ready;
 	struct list_node stalled_node;
 	struct path_stream first; /* most requests need only one */

@@ -198,7 +198,8 @@ static void read_more(struct ring_op *op, int result);
 
 static void read_step(struct memory_store *store, struct store_part *part)
 {
-	uint64_t bytes = MIN(part->length - part->progress, (uint64_t)STEP_BYTES);
+	uint64_t step = MAX(part->told_step, (uint64_t)STEP_BYTES);
+	uint64_t bytes = MIN(part->length - part->progress, step);
 
 	copy_out(store, part->offset + part->progress, (uint8_t *)part->data + part->progress,
 		bytes);

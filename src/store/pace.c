@@ -156,10 +156,15 @@ static void slot_append(struct pace_queue *queue, struct slot *slot)
 	list_insert_before(position, &slot->node);
 }
 
+static uint64_t step_of(const struct pace_store *store, const struct store_part *part)
+{
+	return MAX(store->step_bytes, part->told_step);
+}
+
 static void set_next(const struct pace_store *store, struct slot *slot)
 {
 	const struct store_part *part = slot->part;
-	uint64_t bytes = slot->told + store->step_bytes;
+	uint64_t bytes = slot->told + step_of(store, part);
 	bool tells = part->op == STORE_READ && part->told != NULL && bytes < part->length;
 
 	slot->next_ns = tells ? came_ns(store, slot, bytes) : slot->end_ns;
@@ -223,6 +228,7 @@ static void slot_due(
 {
 	const struct pace_store *store = store_of(queue);
 	struct store_part *part = slot->part;
+	uint64_t step = step_of(store, part);
 
 	list_remove(&slot->node);
 	list_push_back(due, &part->node);
@@ -231,9 +237,9 @@ static void slot_due(
 		list_push_front(&queue->slots_free, &slot->node);
 		return;
 	}
-	while (slot->told + store->step_bytes < part->length &&
-		came_ns(store, slot, slot->told + store->step_bytes) <= now_ns) {
-		slot->told += store->step_bytes;
+	while (slot->told + step < part->length &&
+		came_ns(store, slot, slot->told + step) <= now_ns) {
+		slot->told += step;
 	}
 	part->phase = PACE_STEP;
 	part->progress = slot->told;

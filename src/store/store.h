@@ -100,6 +100,7 @@ struct store_part {
 	/* Reads: told that the first bytes are in place, zero or more times before done and never
 	 * from inside submit; see store_progress(). NULL = not wanted. */
 	store_progress_fn *told;
+	uint64_t told_step; /* bytes between two tellings; how many the store keeps is its choice */
 
 	/* STORE_EXTENTS: room for extent_max entries (> 0), set by the submitter; the store fills
 	 * at least one, neighbours differ, and together they cover at most length bytes from offset
