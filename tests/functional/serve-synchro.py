@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import socket
+import struct
 
 import nbdmini
 import support
@@ -136,6 +137,39 @@ class Synchro(support.Case):
             client.send_request(nbdmini.CMD_READ, 2, 0, 4096)
             self.assertEqual(client.reply(), (2, 0))
             self.assertEqual(client.receive(4096), self.content[:4096])
+
+    def begin_write(self, client, sent):
+        """A write of the whole disk of which only so many bytes have been sent."""
+        data = os.urandom(SIZE)
+        client.sock.sendall(struct.pack(">IHHQQI", nbdmini.REQUEST_MAGIC, 0, nbdmini.CMD_WRITE, 9,
+                                        0, SIZE) + data[:sent])
+        return data
+
+    def test_a_write_reaches_the_disk_while_it_arrives(self):
+        for mode in ("cached", "ram"):
+            client = self.open("synchro=64K", f"mode={mode}")
+            data = self.begin_write(client, SIZE - 1)
+            with nbdmini.open_export(self.server.uri) as other:
+                while other.read(0, SIZE - PART) != data[:SIZE - PART]:
+                    pass  # each look is a request: nothing else tells when it is there
+                self.assertNotEqual(other.read(SIZE - PART, PART), data[SIZE - PART:])
+            client.sock.sendall(data[SIZE - 1:])
+            self.assertEqual(client.reply(), (9, 0))
+            with open(self.image, "rb") as image:
+                self.assertEqual(image.read(), data)
+
+    def test_a_write_that_fails_early_is_answered_at_its_end(self):
+        client = self.open("synchro=64K", "fault=write:ENOSPC:range=0+64K")
+        data = self.begin_write(client, SIZE - 1)
+        with nbdmini.open_export(self.server.uri) as other:
+            for _ in range(10):
+                other.read(0, 4096)
+        client.sock.setblocking(False)
+        self.assertRaises(BlockingIOError, client.sock.recv, 1)
+        client.sock.settimeout(nbdmini.TIMEOUT_S)
+        client.sock.sendall(data[SIZE - 1:])
+        chunks = client.chunks(9)
+        self.assertEqual([chunk.error for chunk in chunks], [errno.ENOSPC])
 
     def test_any_piece_of_a_striped_disk(self):
         """Odd borders, chunks smaller and larger than a part, more rows than one."""
