@@ -359,13 +359,15 @@ void request_command_done(struct gmb_client *client, struct command *command, co
 
 /* --- extents ------------------------------------------------------------------------------- */
 
-static void extent_add(
-	struct gmb_request *request, uint64_t offset, uint64_t length, uint32_t flags)
+/* An extent belongs to one command, so that request_command_again() can take just its own back. */
+static void extent_add(struct command *command, uint64_t offset, uint64_t length, uint32_t flags)
 {
+	struct gmb_request *request = command->request;
 	struct gmb_extent *last =
 		request->extent_count > 0 ? &request->extents[request->extent_count - 1] : NULL;
 
-	if (last != NULL && last->flags == flags && last->offset + last->bytes == offset) {
+	if (last != NULL && last->flags == flags && last->offset + last->bytes == offset &&
+		last->offset >= command->call.offset) {
 		last->bytes += length;
 	} else if (request->extent_count < request->extents_max) {
 		request->extents[request->extent_count++] = (struct gmb_extent){
@@ -378,7 +380,7 @@ static void extent_add(
 
 void request_hole(struct command *command, uint64_t offset, uint64_t length)
 {
-	extent_add(command->request, offset, length, GMB_EXTENT_HOLE | GMB_EXTENT_ZERO);
+	extent_add(command, offset, length, GMB_EXTENT_HOLE | GMB_EXTENT_ZERO);
 }
 
 void request_extent(struct command *command, uint64_t length, uint32_t flags)
@@ -395,7 +397,7 @@ void request_extent(struct command *command, uint64_t length, uint32_t flags)
 			return;
 		}
 	}
-	extent_add(request, offset, length, known);
+	extent_add(command, offset, length, known);
 }
 
 void request_command_again(struct command *command)
