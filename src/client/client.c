@@ -146,10 +146,7 @@ static void dispatch_waiting(struct gmb_client *client)
 {
 	while (!list_is_empty(&client->waiting) && !list_is_empty(&client->free_commands)) {
 		struct connection *connection = connection_with_room(client);
-		struct request_state *state =
-			list_entry(list_first(&client->waiting), struct request_state, node);
-		struct gmb_request *request =
-			container_of((void *)state, struct gmb_request, private_space);
+		struct gmb_request *request = request_of(list_first(&client->waiting));
 		struct command *command;
 
 		if (connection == NULL) {
@@ -157,7 +154,7 @@ static void dispatch_waiting(struct gmb_client *client)
 		}
 		command = list_entry(list_pop_front(&client->free_commands), struct command, node);
 		if (!request_split(client, request, command)) {
-			list_remove(&state->node);
+			list_pop_front(&client->waiting);
 		}
 		connection_add(connection, command);
 	}
@@ -201,11 +198,7 @@ static void fail_all(struct gmb_client *client, int err)
 {
 	fail_replays(client, err);
 	while (!list_is_empty(&client->waiting)) {
-		struct request_state *state =
-			list_entry(list_first(&client->waiting), struct request_state, node);
-
-		request_fail(client, container_of((void *)state, struct gmb_request, private_space),
-			err);
+		request_fail(client, request_of(list_first(&client->waiting)), err);
 	}
 }
 
@@ -418,11 +411,14 @@ int client_connection_ready(
  * not come back at the same moment. */
 static uint64_t backoff_ns(struct gmb_client *client, uint32_t attempts)
 {
-	uint32_t doublings = MIN(attempts - 1, 10U);
-	uint64_t ms = MIN(UINT64_C(1) * BACKOFF_MS_MIN << doublings, (uint64_t)BACKOFF_MS_MAX);
-	uint64_t ns = attempts == 0 ? 0 : ms * NS_PER_MS;
+	uint64_t ns;
 
-	return ns > 0 ? ns - ring_random(client->queue->ring) % (ns / 4) : 0;
+	if (attempts == 0) {
+		return 0;
+	}
+	ns = ((uint64_t)BACKOFF_MS_MIN << MIN(attempts - 1, 10U)) * NS_PER_MS;
+	ns = MIN(ns, BACKOFF_MS_MAX * NS_PER_MS);
+	return ns - ring_random(client->queue->ring) % (ns / 4);
 }
 
 void client_check_deadline(struct gmb_client *client)
@@ -589,7 +585,7 @@ static int client_create(struct gmb_queue *queue, const char *uri,
 	return 0;
 }
 
-/* How many of the connections are on their way or there. */
+/* True while a connection is on its way, or on its way out. */
 static bool is_settling(const struct gmb_client *client)
 {
 	for (uint32_t i = 0; i < CLIENT_CONNECTIONS_MAX; i++) {
