@@ -30,7 +30,7 @@ enum {
 	CLIENT_DEPTH_DEFAULT = 128,
 	CLIENT_PAYLOAD_MAX = 32 << 20, /* one command, also where the server has no limit */
 	CONNECTION_HELLO_BYTES = 4096,
-	CONNECTION_EXTRA_ATTEMPTS = 3, /* for connections beside one that works */
+	CONNECTION_EXTRA_ATTEMPTS = 3, /* beside one that works: after these they are rare */
 	CLIENT_LOST_MAX = NEGOTIATION_INSTEAD_MAX,
 };
 
