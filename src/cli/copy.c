@@ -35,8 +35,8 @@ struct copy_arguments {
 	const char *journal;
 	uint64_t request_bytes;
 	uint64_t sparse_bytes;
-	uint64_t checkpoint_bytes;
-	uint32_t requests; /* 0: adapts */
+	uint64_t checkpoint_bytes; /* 0: not given */
+	uint32_t requests;	   /* 0: adapts */
 	uint32_t connections;
 	enum copy_progress_mode progress;
 	bool allocate;
@@ -164,6 +164,12 @@ static int arguments_check(int argc, char **argv, struct copy_arguments *argumen
 	}
 	if (arguments->allocate) {
 		arguments->sparse_bytes = 0;
+	}
+	if (arguments->checkpoint_bytes != 0 && arguments->journal == NULL) {
+		return cli_usage_error("copy", "--checkpoint needs --resume");
+	}
+	if (arguments->checkpoint_bytes == 0) {
+		arguments->checkpoint_bytes = CHECKPOINT_BYTES_DEFAULT;
 	}
 	if (arguments->json && strcmp(arguments->target, "-") == 0) {
 		return cli_usage_error("copy", "--json and the target - both want standard output");
@@ -445,7 +451,6 @@ int cmd_copy(int argc, char **argv)
 	struct copy_arguments arguments = {
 		.request_bytes = REQUEST_BYTES_DEFAULT,
 		.sparse_bytes = SPARSE_BYTES_DEFAULT,
-		.checkpoint_bytes = CHECKPOINT_BYTES_DEFAULT,
 	};
 	struct job job = { .arguments = &arguments, .journal = { .fd = -1 } };
 	struct copy_report report = { 0 };
