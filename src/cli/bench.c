@@ -2,6 +2,7 @@
 #include "tools/bench.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,8 +44,8 @@ static const char usage_text[] =
 	"  --depth N         requests in flight per connection (default 64)\n"
 	"  --connections N   connections (default 1), or auto: as the library chooses\n"
 	"  --threads N       threads that share the connections (default 1)\n"
-	"  --seconds T       how long to measure (default 10)\n"
-	"  --warmup T        seconds before that, which do not count (default 0)\n"
+	"  --seconds T       how long to measure, in seconds or with a unit (default 10)\n"
+	"  --warmup T        a time before that, which does not count (default 0)\n"
 	"  --requests N      end after so many requests\n"
 	"  --offset SIZE     where the range begins (default 0)\n"
 	"  --size SIZE       how long it is (default: up to the end)\n"
@@ -103,23 +104,26 @@ static int take_connections(void *context, const char *name, const char *text)
 	return CLI_GO_ON;
 }
 
-/* Seconds, also parts of them. */
+/* A number of seconds, also parts of them, or a time with its unit. */
 static int take_seconds(const char *name, const char *text, bool zero_allowed, uint64_t *ns)
 {
 	char quoted[QUOTE_BYTES];
 	char *end;
 	double seconds = strtod(text, &end);
 
-	/* strtod() also knows signs, spaces, exponents and words. */
-	if (text[0] == '\0' || strspn(text, "0123456789.") != strlen(text) || *end != '\0') {
-		return cli_usage_error("bench", "--%s: '%s' is not a number of seconds", name,
+	if (units_parse_time(text, ns, NULL) == 0) {
+		seconds = (double)*ns / 1e9;
+	} else if (text[0] == '\0' || strspn(text, "0123456789.") != strlen(text) || *end != '\0') {
+		/* strtod() also knows signs, spaces, exponents and words. */
+		return cli_usage_error("bench",
+			"--%s: '%s' is not a number of seconds, nor a time such as 500ms", name,
 			log_escape(quoted, sizeof(quoted), text, strlen(text)));
 	}
 	if (seconds > SECONDS_MAX || (seconds < 1e-6 && !(zero_allowed && seconds == 0))) {
 		return cli_usage_error(
 			"bench", "--%s: from 0.000001 to %.0f seconds", name, SECONDS_MAX);
 	}
-	*ns = (uint64_t)(seconds * 1e9);
+	*ns = (uint64_t)round(seconds * 1e9);
 	return CLI_GO_ON;
 }
 
