@@ -111,7 +111,8 @@ static void take_news(struct nbd_disk *disk)
 		if (rc == disk->kernel.index) {
 			disk->dead_links++;
 		}
-	} while (rc != -EAGAIN);
+		/* Other news, and news that were lost on the way, are no end of them. */
+	} while (rc >= 0 || rc == -EPROTO || rc == -ENOBUFS);
 }
 
 /* Waits for something to happen. False: the order to end came. */
