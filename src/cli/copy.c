@@ -4,9 +4,9 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/bytes.h"
+#include "base/clock.h"
 #include "base/units.h"
 #include "cli/cli.h"
 #include "cli/commands.h"
@@ -455,8 +455,7 @@ int cmd_copy(int argc, char **argv)
 	struct job job = { .arguments = &arguments, .journal = { .fd = -1 } };
 	struct copy_report report = { 0 };
 	struct error error = { 0 };
-	struct timespec began;
-	struct timespec ended;
+	uint64_t began_ns;
 	int stop_signal;
 	int status = arguments_parse(argc, argv, &arguments);
 
@@ -464,7 +463,7 @@ int cmd_copy(int argc, char **argv)
 		return status;
 	}
 	(void)signal(SIGPIPE, SIG_IGN); /* a reader that went away is an error of the write */
-	clock_gettime(CLOCK_MONOTONIC, &began);
+	began_ns = clock_now_ns();
 	copy_progress_init(&job.progress, arguments.progress, &job.counters);
 	report.source_text = arguments.source;
 	report.target_text = arguments.target;
@@ -473,9 +472,7 @@ int cmd_copy(int argc, char **argv)
 		report.outcome = error.code == -EINTR ? COPY_INTERRUPTED : COPY_FAILED;
 		report.error = &error;
 	}
-	clock_gettime(CLOCK_MONOTONIC, &ended);
-	report.seconds = (double)(ended.tv_sec - began.tv_sec) +
-			 (double)(ended.tv_nsec - began.tv_nsec) / 1e9;
+	report.seconds = (double)(clock_now_ns() - began_ns) / 1e9;
 	status = job_report(&job, &report);
 	stop_signal = report.outcome == COPY_INTERRUPTED ? job.loop.stop_signal : 0;
 	if (job_close(&job, &error) < 0 && status == CLI_OK) {
