@@ -145,36 +145,20 @@ static int show_text(const struct list_arguments *arguments, const struct nbd_ur
 
 /* --- JSON ---------------------------------------------------------------------------------- */
 
-/* JSON holds UTF-8 only: other bytes are escaped as on the terminal. NULL becomes null. */
-static json_t *json_text(const char *text)
-{
-	char escaped[ESCAPED_BYTES];
-	json_t *value;
-
-	if (text == NULL) {
-		return json_null();
-	}
-	value = json_string(text);
-	if (value == NULL) {
-		value = json_string(log_escape(escaped, sizeof(escaped), text, strlen(text)));
-	}
-	return value;
-}
-
 static json_t *json_export(const struct nbd_uri *server, const struct nbd_offer *offer)
 {
 	json_t *object = json_object();
 	char uri[URI_BYTES];
 
-	json_object_set_new(object, "name", json_text(offer->name));
-	json_object_set_new(object, "uri", json_text(export_uri(uri, server, offer)));
-	json_object_set_new(object, "description", json_text(offer->description));
+	json_object_set_new(object, "name", print_json_text(offer->name));
+	json_object_set_new(object, "uri", print_json_text(export_uri(uri, server, offer)));
+	json_object_set_new(object, "description", print_json_text(offer->description));
 	json_object_set_new(
 		object, "size", offer->known ? json_integer((json_int_t)offer->size) : json_null());
 	json_object_set_new(object, "read_only",
 		offer->known ? json_boolean((offer->flags & NBD_FLAG_READ_ONLY) != 0)
 			     : json_null());
-	json_object_set_new(object, "refusal", json_text(offer->refusal));
+	json_object_set_new(object, "refusal", print_json_text(offer->refusal));
 	return object;
 }
 
@@ -187,7 +171,7 @@ static int show_json(const char *text, const struct nbd_uri *uri, const struct n
 	for (uint32_t i = 0; i < offers->count; i++) {
 		json_array_append_new(exports, json_export(uri, &offers->list[i]));
 	}
-	json_object_set_new(root, "uri", json_text(text));
+	json_object_set_new(root, "uri", print_json_text(text));
 	json_object_set_new(root, "exports", exports);
 	return print_json(root, error);
 }

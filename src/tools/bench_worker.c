@@ -265,14 +265,14 @@ static int buffers_make(struct bench_worker *worker, struct error *error)
 static int link_open(struct bench_worker *worker, struct bench_link *link, struct error *error)
 {
 	const struct bench_work *work = worker->shared->work;
-	uint64_t timeout_ms = MIN(work->timeout_ns / 1000000 + 1, (uint64_t)INT32_MAX);
+	uint32_t timeout_ms = clock_milliseconds(work->timeout_ns);
 	struct gmb_options options = {
 		.size = sizeof(options),
 		/* A connection that is lost in the middle would only falsify the figures. */
 		.flags = GMB_OPEN_NO_RECONNECT | (bench_writes(work) ? 0 : GMB_OPEN_READ_ONLY),
 		.connections = work->connections == 0 ? 0 : 1,
-		.connect_timeout_ms = (uint32_t)timeout_ms,
-		.request_timeout_ms = (uint32_t)timeout_ms,
+		.connect_timeout_ms = timeout_ms,
+		.request_timeout_ms = timeout_ms,
 		.depth = work->depth,
 	};
 	struct gmb_info info = { .size = sizeof(info) };
