@@ -125,10 +125,11 @@ static int take_signals(struct keeper *keeper, struct error *error)
 
 static int keeper_start(struct keeper *keeper, struct error *error)
 {
+	const char *refused = NULL;
 	int rc = take_signals(keeper, error);
 
 	if (rc == 0) {
-		process_protect(keeper->options->kind != ATTACH_FUSE);
+		refused = process_protect();
 		rc = start_device(keeper->options, &keeper->device, error);
 	}
 	if (rc == 0) {
@@ -136,6 +137,12 @@ static int keeper_start(struct keeper *keeper, struct error *error)
 		if (rc != 0 && keeper->device->ops->stop(keeper->device, true, NULL) != 0) {
 			log_error("%s stays behind", keeper->device->path);
 		}
+	}
+	if (rc == 0 && refused != NULL) {
+		/* Nothing depends on a file as the system's memory does on a disk. */
+		log_line(keeper->options->kind == ATTACH_FUSE ? LOG_LEVEL_DEBUG : LOG_LEVEL_WARNING,
+			"the system refuses %s: %s may stall when memory is short", refused,
+			keeper->device->path);
 	}
 	return rc;
 }

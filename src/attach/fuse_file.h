@@ -3,15 +3,16 @@
  * A file through FUSE, from the inside. One thread reads the kernel's requests and hands them to
  * the library; each is carried by a slot until it is answered:
  *
- *   /dev/fuse ──▶ inlet ──(write: the payload stays in it)──▶ slot ──▶ gmb_submit ──▶ done ──▶
- * reply (read: the slot's own buffer)
+ *   /dev/fuse ─▶ inlet ─▶ slot ─▶ gmb_submit() ─▶ done ─▶ reply
+ *
+ * The payload of a write stays in its inlet; a read has the slot's own buffer.
  *
  * Writes that do not fit the server's blocks are completed with what is there already: the edges
  * (fuse_edges.c), which also keep other writes away from those blocks meanwhile.
  *
  * Threading: everything below belongs to the file's own thread unless it says otherwise.
- * Ownership: the file owns slots and inlets; no more than SLOTS_MAX of each exist. Errors: requests
- * are answered with an errno.
+ * Ownership: the file owns slots and inlets; no more than FUSE_SLOTS_MAX of each exist. Errors:
+ * requests are answered with an errno.
  */
 #pragma once
 

@@ -104,8 +104,7 @@ static void fill_attributes(const struct fuse_file *file, struct stat *attribute
 
 static void on_init(void *data, struct fuse_conn_info *connection)
 {
-	struct fuse_file *file = data;
-
+	GMB_UNUSED(data);
 	/* The thread reads and writes buffers; pipes between would only cost. */
 	connection->want &= ~(unsigned)(FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE |
 					FUSE_CAP_SPLICE_MOVE | FUSE_CAP_ATOMIC_O_TRUNC);
@@ -116,7 +115,6 @@ static void on_init(void *data, struct fuse_conn_info *connection)
 	connection->max_readahead = FUSE_IO_BYTES_MAX;
 	connection->max_background = FUSE_BACKGROUND_MAX;
 	connection->congestion_threshold = FUSE_BACKGROUND_MAX * 3 / 4;
-	(void)file;
 }
 
 static void on_getattr(fuse_req_t req, fuse_ino_t node, struct fuse_file_info *info)
@@ -255,10 +253,11 @@ static void on_write(fuse_req_t req, fuse_ino_t node, const char *payload, size_
 		fuse_reply_write(req, 0);
 		return;
 	}
-	if (bytes > FUSE_IO_BYTES_MAX || !check_change(file, req, offset, bytes)) {
-		if (bytes > FUSE_IO_BYTES_MAX) {
-			fuse_reply_err(req, EINVAL);
-		}
+	if (bytes > FUSE_IO_BYTES_MAX) {
+		fuse_reply_err(req, EINVAL);
+		return;
+	}
+	if (!check_change(file, req, offset, bytes)) {
 		return;
 	}
 	slot = fuse_slot_get(file, req);

@@ -22,6 +22,6 @@ struct health {
 void health_init(struct health *health);
 void health_set(struct health *health, bool connected, const char *text);
 
-/* "connected", or "reconnecting: " and the reason. Returns out. */
+/* "connected", or "not connected: " and the reason. Returns out. */
 const char *health_describe(struct health *health, char *out, size_t out_bytes);
 bool health_is_connected(struct health *health);

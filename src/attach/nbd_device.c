@@ -26,6 +26,7 @@
 #include "attach/thread.h"
 #include "attach/usage.h"
 #include "base/bytes.h"
+#include "base/clock.h"
 #include "base/log.h"
 
 enum {
@@ -65,14 +66,6 @@ static struct nbd_disk *disk_of(struct device *device)
 	return container_of(device, struct nbd_disk, device);
 }
 
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
-}
-
 static uint64_t seconds(uint64_t ns)
 {
 	return MAX((ns + NS_PER_S - 1) / NS_PER_S, UINT64_C(1));
@@ -95,7 +88,7 @@ static void drop_socket(struct nbd_disk *disk, uint32_t idx)
 	close(disk->sockets[idx]);
 	disk->sockets[idx] = -1;
 	if (disk->dead_since_ns == 0) {
-		disk->dead_since_ns = now_ns();
+		disk->dead_since_ns = clock_now_ns();
 		log_warning("%s: a connection to %s was lost; making it again", disk->device.path,
 			disk->options->uri);
 		health_set(&disk->device.health, false, "a connection was lost");
@@ -111,7 +104,8 @@ static void take_news(struct nbd_disk *disk)
 		if (rc == disk->kernel.index) {
 			disk->dead_links++;
 		}
-	} while (rc != -EAGAIN);
+		/* Other news, and news that were lost on the way, are no end of them. */
+	} while (rc >= 0 || rc == -EPROTO || rc == -ENOBUFS);
 }
 
 /* Waits for something to happen. False: the order to end came. */
@@ -220,7 +214,7 @@ static bool reconnect(struct nbd_disk *disk)
 		pause_ms = MIN(2 * pause_ms, PAUSE_MS_MAX);
 	}
 	log_info("%s: connected again after %.1f s", disk->device.path,
-		(double)(now_ns() - disk->dead_since_ns) / 1e9);
+		(double)(clock_now_ns() - disk->dead_since_ns) / 1e9);
 	disk->dead_since_ns = 0;
 	health_set(&disk->device.health, true, NULL);
 	return true;

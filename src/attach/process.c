@@ -138,16 +138,15 @@ static int write_text(const char *path, const char *text)
 	return rc;
 }
 
-void process_protect(bool is_disk)
+const char *process_protect(void)
 {
-	enum log_level level = is_disk ? LOG_LEVEL_WARNING : LOG_LEVEL_DEBUG;
 	const char *refused = NULL;
 
 	if (program_invocation_name != NULL && program_invocation_name[0] != '\0') {
 		program_invocation_name[0] = '@';
 	}
 	if (geteuid() != 0) {
-		return;
+		return NULL;
 	}
 	/* One heap is enough, and every further one would be locked, too. */
 	mallopt(M_ARENA_MAX, 1);
@@ -160,10 +159,7 @@ void process_protect(bool is_disk)
 	if (write_text("/proc/self/oom_score_adj", "-1000") != 0) {
 		refused = "oom_score_adj";
 	}
-	if (refused != NULL) {
-		log_line(level, "the system refuses %s: the disk may stall when memory is short",
-			refused);
-	}
+	return refused;
 }
 
 void process_settle(void)

@@ -31,10 +31,10 @@ void process_report_send(int report_fd, int code, const char *text);
 /*
  * Locks memory, is not to be killed for lack of it, does not wait for the disk it carries when it
  * needs some (PR_SET_IO_FLUSHER), and has a name that begins with '@', which tells the init system
- * to let it live until the file systems are unmounted. Needs root for all but the last;
- * is_disk: warn when the system refuses.
+ * to let it live until the file systems are unmounted. Needs root for all but the last, and asks
+ * for nothing else without; returns what the system refused to root, or NULL.
  */
-void process_protect(bool is_disk);
+const char *process_protect(void);
 
 /* Has all memory in place that was only promised so far. It takes a while, so that it comes when
  * the disk can be used already. */

@@ -5,14 +5,7 @@
 #include <string.h>
 #include <time.h>
 
-#define NS_PER_MS UINT64_C(1000000)
-
-static uint32_t milliseconds(uint64_t ns)
-{
-	uint64_t ms = (ns + NS_PER_MS - 1) / NS_PER_MS;
-
-	return ms < UINT32_MAX ? (uint32_t)ms : UINT32_MAX;
-}
+#include "base/clock.h"
 
 /* The sentences of the library are complete; the daemon's log only adds how bad it is. */
 static void remote_event(void *context, enum gmb_event event, const char *text)
@@ -45,9 +38,9 @@ int remote_open(struct remote *remote, const struct attach_options *options, str
 		.size = sizeof(client_options),
 		.flags = options->read_only ? GMB_OPEN_READ_ONLY : 0,
 		.connections = options->connections,
-		.connect_timeout_ms = milliseconds(options->connect_timeout_ns),
-		.request_timeout_ms = milliseconds(options->request_timeout_ns),
-		.reconnect_timeout_ms = milliseconds(options->reconnect_timeout_ns),
+		.connect_timeout_ms = clock_milliseconds(options->connect_timeout_ns),
+		.request_timeout_ms = clock_milliseconds(options->request_timeout_ns),
+		.reconnect_timeout_ms = clock_milliseconds(options->reconnect_timeout_ns),
 		.event = remote_event,
 		.context = remote,
 	};

@@ -38,121 +38,41 @@ static const char help[] =
 	"\n"
 	"Status 1: it could not be done; 2: wrong usage.\n";
 
-enum {
-	OPTION_UBLK = CLI_OPTION_FIRST,
-	OPTION_NBD,
-	OPTION_FUSE,
-	OPTION_DEVICE,
-	OPTION_READ_ONLY,
-	OPTION_CONNECTIONS,
-	OPTION_QUEUES,
-	OPTION_CONNECT_TIMEOUT,
-	OPTION_REQUEST_TIMEOUT,
-	OPTION_RECONNECT_TIMEOUT,
-	OPTION_FOREGROUND,
-	OPTION_LIST,
-	OPTION_JSON,
-	OPTION_HELP,
-};
-
 enum { CONNECTIONS_MAX = 16, DEVICE_MAX = (1 << 20) - 1 };
-
-static const struct option options[] = {
-	{ "ublk", no_argument, NULL, OPTION_UBLK },
-	{ "nbd", no_argument, NULL, OPTION_NBD },
-	{ "fuse", required_argument, NULL, OPTION_FUSE },
-	{ "device", required_argument, NULL, OPTION_DEVICE },
-	{ "read-only", no_argument, NULL, OPTION_READ_ONLY },
-	{ "connections", required_argument, NULL, OPTION_CONNECTIONS },
-	{ "queues", required_argument, NULL, OPTION_QUEUES },
-	{ "connect-timeout", required_argument, NULL, OPTION_CONNECT_TIMEOUT },
-	{ "request-timeout", required_argument, NULL, OPTION_REQUEST_TIMEOUT },
-	{ "reconnect-timeout", required_argument, NULL, OPTION_RECONNECT_TIMEOUT },
-	{ "foreground", no_argument, NULL, OPTION_FOREGROUND },
-	{ "list", no_argument, NULL, OPTION_LIST },
-	{ "json", no_argument, NULL, OPTION_JSON },
-	{ "help", no_argument, NULL, OPTION_HELP },
-	{ 0 },
-};
 
 struct arguments {
 	struct attach_options attach;
+	bool ublk;
+	bool nbd;
 	bool list;
 	bool json;
-	bool help;
 };
 
-static int set_kind(struct attach_options *attach, enum attach_kind kind, struct error *error)
+static int take_device(void *context, const char *option, const char *text)
 {
-	if (attach->kind != ATTACH_ANY && attach->kind != kind) {
-		return error_set(
-			error, -EINVAL, "only one of --ublk, --nbd and --fuse can be given");
-	}
-	attach->kind = kind;
-	return 0;
-}
-
-static int set_timeout(uint64_t *timeout_ns, struct error *error)
-{
-	int rc = units_parse_time(optarg, timeout_ns, error);
-
-	if (rc == 0 && *timeout_ns == 0) {
-		rc = error_set(error, -EINVAL, "a timeout of 0 is no time at all");
-	}
-	return rc;
-}
-
-static int set_number(struct attach_options *attach, struct error *error)
-{
+	struct arguments *arguments = context;
+	struct error error;
 	uint32_t number;
-	int rc = units_parse_count(optarg, 0, DEVICE_MAX, &number, error);
 
-	if (rc == 0) {
-		attach->number = (int32_t)number;
+	if (units_parse_count(text, 0, DEVICE_MAX, &number, &error) != 0) {
+		return cli_usage_error(name, "--%s: %s", option, error.text);
 	}
-	return rc;
+	arguments->attach.number = (int32_t)number;
+	return CLI_GO_ON;
 }
 
-static int take_option(struct arguments *arguments, int code, struct error *error)
+static int set_kind(struct arguments *arguments)
 {
 	struct attach_options *attach = &arguments->attach;
 
-	switch (code) {
-	case OPTION_UBLK:
-		return set_kind(attach, ATTACH_UBLK, error);
-	case OPTION_NBD:
-		return set_kind(attach, ATTACH_NBD, error);
-	case OPTION_FUSE:
-		attach->file = optarg;
-		return set_kind(attach, ATTACH_FUSE, error);
-	case OPTION_DEVICE:
-		return set_number(attach, error);
-	case OPTION_READ_ONLY:
-		attach->read_only = true;
-		return 0;
-	case OPTION_CONNECTIONS:
-		return units_parse_count(optarg, 1, CONNECTIONS_MAX, &attach->connections, error);
-	case OPTION_QUEUES:
-		return units_parse_count(optarg, 1, CONNECTIONS_MAX, &attach->queues, error);
-	case OPTION_CONNECT_TIMEOUT:
-		return set_timeout(&attach->connect_timeout_ns, error);
-	case OPTION_REQUEST_TIMEOUT:
-		return set_timeout(&attach->request_timeout_ns, error);
-	case OPTION_RECONNECT_TIMEOUT:
-		return set_timeout(&attach->reconnect_timeout_ns, error);
-	case OPTION_FOREGROUND:
-		attach->foreground = true;
-		return 0;
-	case OPTION_LIST:
-		arguments->list = true;
-		return 0;
-	case OPTION_JSON:
-		arguments->json = true;
-		return 0;
-	default:
-		arguments->help = true;
-		return 0;
+	if (arguments->ublk + arguments->nbd + (attach->file != NULL) > 1) {
+		return cli_usage_error(name, "only one of --ublk, --nbd and --fuse can be given");
 	}
+	attach->kind = arguments->ublk	      ? ATTACH_UBLK
+		       : arguments->nbd	      ? ATTACH_NBD
+		       : attach->file != NULL ? ATTACH_FUSE
+					      : ATTACH_ANY;
+	return CLI_GO_ON;
 }
 
 /* What makes no sense together. */
@@ -161,7 +81,7 @@ static int check_arguments(const struct arguments *arguments, int argc)
 	const struct attach_options *attach = &arguments->attach;
 
 	if (arguments->list) {
-		return argc == optind ? CLI_OK : cli_usage_error(name, "--list takes no URI");
+		return argc == optind ? CLI_GO_ON : cli_usage_error(name, "--list takes no URI");
 	}
 	if (arguments->json) {
 		return cli_usage_error(name, "--json goes with --list");
@@ -175,30 +95,39 @@ static int check_arguments(const struct arguments *arguments, int argc)
 	if (attach->queues > 0 && attach->kind != ATTACH_UBLK && attach->kind != ATTACH_ANY) {
 		return cli_usage_error(name, "--queues is for ublk");
 	}
-	return CLI_OK;
+	return CLI_GO_ON;
 }
 
 static int parse_arguments(struct arguments *arguments, int argc, char **argv)
 {
-	struct error error = { 0 };
-	int option_idx = 0;
-	int code;
+	struct attach_options *attach = &arguments->attach;
+	const struct cli_option options[] = {
+		{ "ublk", .flag = &arguments->ublk },
+		{ "nbd", .flag = &arguments->nbd },
+		{ "fuse", .text = &attach->file },
+		{ "device", .take = take_device },
+		{ "read-only", .flag = &attach->read_only },
+		{ "connections", .count = &attach->connections, .min = 1, .max = CONNECTIONS_MAX },
+		{ "queues", .count = &attach->queues, .min = 1, .max = CONNECTIONS_MAX },
+		{ "connect-timeout", .time_ns = &attach->connect_timeout_ns },
+		{ "request-timeout", .time_ns = &attach->request_timeout_ns },
+		{ "reconnect-timeout", .time_ns = &attach->reconnect_timeout_ns },
+		{ "foreground", .flag = &attach->foreground },
+		{ "list", .flag = &arguments->list },
+		{ "json", .flag = &arguments->json },
+	};
+	const struct cli_command command = { name, help, options, ARRAY_COUNT(options), arguments };
+	int status;
 
-	attach_options_init(&arguments->attach);
-	optind = 1;
-	while ((code = getopt_long(argc, argv, ":", options, &option_idx)) != -1) {
-		if (code == '?' || code == ':') {
-			return cli_option_error(name, code, argv);
-		}
-		if (take_option(arguments, code, &error) < 0) {
-			return cli_usage_error(
-				name, "--%s: %s", options[option_idx].name, error.text);
-		}
-		if (arguments->help) {
-			return CLI_OK;
-		}
+	attach_options_init(attach);
+	status = cli_parse(&command, argc, argv);
+	if (status == CLI_GO_ON) {
+		status = set_kind(arguments);
 	}
-	arguments->attach.uri = argv[optind];
+	if (status != CLI_GO_ON) {
+		return status;
+	}
+	attach->uri = argv[optind];
 	return check_arguments(arguments, argc);
 }
 
@@ -210,11 +139,8 @@ int cmd_attach(int argc, char **argv)
 	int status = parse_arguments(&arguments, argc, argv);
 	int rc;
 
-	if (status != CLI_OK) {
+	if (status != CLI_GO_ON) {
 		return status;
-	}
-	if (arguments.help) {
-		return cli_print(help);
 	}
 	rc = arguments.list ? attach_list(arguments.json, &error)
 			    : attach_run(&arguments.attach, path, &error);

@@ -2,7 +2,6 @@
 #include "tools/bench.h"
 
 #include <errno.h>
-#include <getopt.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +13,6 @@
 #include "base/units.h"
 #include "cli/cli.h"
 #include "cli/commands.h"
-#include "nbd/uri.h"
 #include "tools/bench_plot.h"
 #include "tools/svg.h"
 
@@ -26,6 +24,7 @@ enum { QUOTE_BYTES = 256, PERCENT_UNSET = UINT32_MAX };
 struct bench_arguments {
 	struct bench_work work;
 	uint32_t read_percent; /* PERCENT_UNSET */
+	uint64_t block_bytes;
 	bool connections_set;
 	const char *plot_path;
 	struct svg_file plot;
@@ -45,8 +44,8 @@ static const char usage_text[] =
 	"  --depth N         requests in flight per connection (default 64)\n"
 	"  --connections N   connections (default 1), or auto: as the library chooses\n"
 	"  --threads N       threads that share the connections (default 1)\n"
-	"  --seconds T       how long to measure (default 10)\n"
-	"  --warmup T        seconds before that, which do not count (default 0)\n"
+	"  --seconds T       how long to measure, in seconds or with a unit (default 10)\n"
+	"  --warmup T        a time before that, which does not count (default 0)\n"
 	"  --requests N      end after so many requests\n"
 	"  --offset SIZE     where the range begins (default 0)\n"
 	"  --size SIZE       how long it is (default: up to the end)\n"
@@ -57,9 +56,9 @@ static const char usage_text[] =
 	"  --json            for programs\n"
 	"  --help            this text\n";
 
-/* --- values: each returns an exit status, or -1 to go on ----------------------------------- */
+/* --- values -------------------------------------------------------------------------------- */
 
-static int take_pattern(struct bench_arguments *arguments, const char *text)
+static int take_pattern(void *context, const char *name, const char *text)
 {
 	static const struct {
 		const char *name;
@@ -73,6 +72,7 @@ static int take_pattern(struct bench_arguments *arguments, const char *text)
 		{ "randwrite", true, 0 },
 		{ "randrw", true, 50 },
 	};
+	struct bench_arguments *arguments = context;
 	char quoted[QUOTE_BYTES];
 
 	for (size_t i = 0; i < ARRAY_COUNT(patterns); i++) {
@@ -80,86 +80,68 @@ static int take_pattern(struct bench_arguments *arguments, const char *text)
 			arguments->work.rw = patterns[i].name;
 			arguments->work.random = patterns[i].random;
 			arguments->work.read_percent = patterns[i].read_percent;
-			return -1;
+			return CLI_GO_ON;
 		}
 	}
 	return cli_usage_error("bench",
-		"--rw: there is no pattern '%s'; there are read, write, randread, randwrite, rw "
+		"--%s: there is no pattern '%s'; there are read, write, randread, randwrite, rw "
 		"and randrw",
-		log_escape(quoted, sizeof(quoted), text, strlen(text)));
+		name, log_escape(quoted, sizeof(quoted), text, strlen(text)));
 }
 
-static int take_count(
-	const char *option, const char *text, uint32_t min, uint32_t max, uint32_t *count)
+static int take_connections(void *context, const char *name, const char *text)
 {
+	struct bench_arguments *arguments = context;
+	uint32_t *connections = &arguments->work.connections;
 	struct error error;
 
-	if (units_parse_count(text, min, max, count, &error) != 0) {
-		return cli_usage_error("bench", "%s: %s", option, error.text);
-	}
-	return -1;
-}
-
-static int take_connections(struct bench_arguments *arguments, const char *text)
-{
 	arguments->connections_set = true;
 	if (strcmp(text, "auto") == 0) {
-		arguments->work.connections = 0;
-		return -1;
+		*connections = 0;
+	} else if (units_parse_count(text, 1, BENCH_CONNECTIONS_MAX, connections, &error) != 0) {
+		return cli_usage_error("bench", "--%s: %s", name, error.text);
 	}
-	return take_count(
-		"--connections", text, 1, BENCH_CONNECTIONS_MAX, &arguments->work.connections);
+	return CLI_GO_ON;
 }
 
-/* A size; none of them means anything when it is smaller than min. */
-static int take_bytes(const char *option, const char *text, uint64_t min, uint64_t *bytes)
-{
-	struct error error;
-
-	if (units_parse_bytes(text, bytes, &error) != 0) {
-		return cli_usage_error("bench", "%s: %s", option, error.text);
-	}
-	if (*bytes < min) {
-		return cli_usage_error("bench", "%s: it must not be 0", option);
-	}
-	return -1;
-}
-
-static int take_block(struct bench_arguments *arguments, const char *text)
-{
-	char most[UNITS_TEXT_BYTES];
-	uint64_t bytes;
-	int status = take_bytes("--bs", text, 1, &bytes);
-
-	if (status < 0 && bytes > BENCH_BLOCK_BYTES_MAX) {
-		return cli_usage_error("bench", "--bs: at most %s",
-			units_format_bytes(most, BENCH_BLOCK_BYTES_MAX));
-	}
-	arguments->work.block_bytes = (uint32_t)bytes;
-	return status;
-}
-
-/* Seconds, also parts of them. */
-static int take_seconds(const char *option, const char *text, bool zero_allowed, uint64_t *ns)
+/* A number of seconds, also parts of them, or a time with its unit. */
+static int take_seconds(const char *name, const char *text, bool zero_allowed, uint64_t *ns)
 {
 	char quoted[QUOTE_BYTES];
 	char *end;
 	double seconds = strtod(text, &end);
 
-	/* strtod() also knows signs, spaces, exponents and words. */
-	if (text[0] == '\0' || strspn(text, "0123456789.") != strlen(text) || *end != '\0') {
-		return cli_usage_error("bench", "%s: '%s' is not a number of seconds", option,
+	if (units_parse_time(text, ns, NULL) == 0) {
+		seconds = (double)*ns / 1e9;
+	} else if (text[0] == '\0' || strspn(text, "0123456789.") != strlen(text) || *end != '\0') {
+		/* strtod() also knows signs, spaces, exponents and words. */
+		return cli_usage_error("bench",
+			"--%s: '%s' is not a number of seconds, nor a time such as 500ms", name,
 			log_escape(quoted, sizeof(quoted), text, strlen(text)));
 	}
 	if (seconds > SECONDS_MAX || (seconds < 1e-6 && !(zero_allowed && seconds == 0))) {
 		return cli_usage_error(
-			"bench", "%s: from 0.000001 to %.0f seconds", option, SECONDS_MAX);
+			"bench", "--%s: from 0.000001 to %.0f seconds", name, SECONDS_MAX);
 	}
-	*ns = (uint64_t)(seconds * 1e9);
-	return -1;
+	*ns = (uint64_t)round(seconds * 1e9);
+	return CLI_GO_ON;
 }
 
-static int take_number(const char *option, const char *text, uint64_t *number)
+static int take_duration(void *context, const char *name, const char *text)
+{
+	struct bench_arguments *arguments = context;
+
+	return take_seconds(name, text, false, &arguments->work.duration_ns);
+}
+
+static int take_warmup(void *context, const char *name, const char *text)
+{
+	struct bench_arguments *arguments = context;
+
+	return take_seconds(name, text, true, &arguments->work.warmup_ns);
+}
+
+static int take_number(const char *name, const char *text, uint64_t *number)
 {
 	char quoted[QUOTE_BYTES];
 	char *end;
@@ -168,102 +150,31 @@ static int take_number(const char *option, const char *text, uint64_t *number)
 	*number = strtoull(text, &end, 10);
 	if (text[0] == '\0' || strspn(text, "0123456789") != strlen(text) || errno != 0 ||
 		*number > INT64_MAX) {
-		return cli_usage_error("bench", "%s: '%s' is not a number from 0 to 2^63 - 1",
-			option, log_escape(quoted, sizeof(quoted), text, strlen(text)));
+		return cli_usage_error("bench", "--%s: '%s' is not a number from 0 to 2^63 - 1",
+			name, log_escape(quoted, sizeof(quoted), text, strlen(text)));
 	}
-	return -1;
+	return CLI_GO_ON;
 }
 
-static int take_requests(struct bench_arguments *arguments, const char *text)
+static int take_seed(void *context, const char *name, const char *text)
 {
-	int status = take_number("--requests", text, &arguments->work.requests_max);
+	struct bench_arguments *arguments = context;
 
-	if (status < 0 && arguments->work.requests_max == 0) {
-		return cli_usage_error("bench", "--requests: at least 1");
+	return take_number(name, text, &arguments->work.seed);
+}
+
+static int take_requests(void *context, const char *name, const char *text)
+{
+	struct bench_arguments *arguments = context;
+	int status = take_number(name, text, &arguments->work.requests_max);
+
+	if (status == CLI_GO_ON && arguments->work.requests_max == 0) {
+		return cli_usage_error("bench", "--%s: at least 1", name);
 	}
 	return status;
 }
 
-static int take_timeout(struct bench_arguments *arguments, const char *text)
-{
-	struct error error;
-
-	if (units_parse_time(text, &arguments->work.timeout_ns, &error) != 0) {
-		return cli_usage_error("bench", "--timeout: %s", error.text);
-	}
-	if (arguments->work.timeout_ns == 0) {
-		return cli_usage_error("bench", "--timeout: it must be longer than nothing");
-	}
-	return -1;
-}
-
 /* --- the command line ---------------------------------------------------------------------- */
-
-enum {
-	OPT_RW = CLI_OPTION_FIRST,
-	OPT_READ_PERCENT,
-	OPT_BS,
-	OPT_DEPTH,
-	OPT_CONNECTIONS,
-	OPT_THREADS,
-	OPT_SECONDS,
-	OPT_WARMUP,
-	OPT_REQUESTS,
-	OPT_OFFSET,
-	OPT_SIZE,
-	OPT_SEED,
-	OPT_FUA,
-	OPT_TIMEOUT,
-	OPT_PLOT,
-	OPT_JSON,
-	OPT_HELP,
-};
-
-static int option_take(struct bench_arguments *arguments, int option, const char *text)
-{
-	struct bench_work *work = &arguments->work;
-
-	switch (option) {
-	case OPT_RW:
-		return take_pattern(arguments, text);
-	case OPT_READ_PERCENT:
-		return take_count("--read-percent", text, 0, 100, &arguments->read_percent);
-	case OPT_BS:
-		return take_block(arguments, text);
-	case OPT_DEPTH:
-		return take_count("--depth", text, 1, BENCH_DEPTH_MAX, &work->depth);
-	case OPT_CONNECTIONS:
-		return take_connections(arguments, text);
-	case OPT_THREADS:
-		return take_count("--threads", text, 1, BENCH_THREADS_MAX, &work->threads);
-	case OPT_SECONDS:
-		return take_seconds("--seconds", text, false, &work->duration_ns);
-	case OPT_WARMUP:
-		return take_seconds("--warmup", text, true, &work->warmup_ns);
-	case OPT_REQUESTS:
-		return take_requests(arguments, text);
-	case OPT_OFFSET:
-		return take_bytes("--offset", text, 0, &work->offset);
-	case OPT_SIZE:
-		return take_bytes("--size", text, 1, &work->size);
-	case OPT_SEED:
-		return take_number("--seed", text, &work->seed);
-	case OPT_FUA:
-		work->fua = true;
-		return -1;
-	case OPT_TIMEOUT:
-		return take_timeout(arguments, text);
-	case OPT_PLOT:
-		arguments->plot_path = text;
-		return -1;
-	case OPT_JSON:
-		arguments->json = true;
-		return -1;
-	default:
-		GMB_ASSERT(option == OPT_HELP);
-		return cli_print(usage_text);
-	}
-}
 
 static int buffers_check(const struct bench_work *work)
 {
@@ -271,7 +182,7 @@ static int buffers_check(const struct bench_work *work)
 	char most[UNITS_TEXT_BYTES];
 
 	if (slots * work->block_bytes <= BENCH_BUFFERS_BYTES_MAX) {
-		return -1;
+		return CLI_GO_ON;
 	}
 	return cli_usage_error("bench",
 		"%llu requests of %u bytes in flight are more than %s of buffers: less --bs, "
@@ -281,18 +192,16 @@ static int buffers_check(const struct bench_work *work)
 }
 
 /* What only makes sense together. */
-static int arguments_check(int argc, char **argv, struct bench_arguments *arguments)
+static int arguments_check(struct bench_arguments *arguments)
 {
 	struct bench_work *work = &arguments->work;
-	char quoted[QUOTE_BYTES];
+	char most[UNITS_TEXT_BYTES];
 
-	if (argc - optind > 1) {
-		const char *second = argv[optind + 1];
-
-		return cli_usage_error("bench", "one URI at a time, and not also '%s'",
-			log_escape(quoted, sizeof(quoted), second, strlen(second)));
+	if (arguments->block_bytes > BENCH_BLOCK_BYTES_MAX) {
+		return cli_usage_error("bench", "--bs: at most %s",
+			units_format_bytes(most, BENCH_BLOCK_BYTES_MAX));
 	}
-	work->uri = argv[optind]; /* NULL at the end */
+	work->block_bytes = (uint32_t)arguments->block_bytes;
 	if (work->uri == NULL) {
 		return cli_usage_error("bench", "which export? Give a URI");
 	}
@@ -318,42 +227,33 @@ static int arguments_check(int argc, char **argv, struct bench_arguments *argume
 
 static int arguments_parse(int argc, char **argv, struct bench_arguments *arguments)
 {
-	static const struct option options[] = {
-		{ "rw", required_argument, NULL, OPT_RW },
-		{ "read-percent", required_argument, NULL, OPT_READ_PERCENT },
-		{ "bs", required_argument, NULL, OPT_BS },
-		{ "depth", required_argument, NULL, OPT_DEPTH },
-		{ "connections", required_argument, NULL, OPT_CONNECTIONS },
-		{ "threads", required_argument, NULL, OPT_THREADS },
-		{ "seconds", required_argument, NULL, OPT_SECONDS },
-		{ "warmup", required_argument, NULL, OPT_WARMUP },
-		{ "requests", required_argument, NULL, OPT_REQUESTS },
-		{ "offset", required_argument, NULL, OPT_OFFSET },
-		{ "size", required_argument, NULL, OPT_SIZE },
-		{ "seed", required_argument, NULL, OPT_SEED },
-		{ "fua", no_argument, NULL, OPT_FUA },
-		{ "timeout", required_argument, NULL, OPT_TIMEOUT },
-		{ "plot", required_argument, NULL, OPT_PLOT },
-		{ "json", no_argument, NULL, OPT_JSON },
-		{ "help", no_argument, NULL, OPT_HELP },
-		{ 0 },
+	struct bench_work *work = &arguments->work;
+	const struct cli_option options[] = {
+		{ "rw", .take = take_pattern },
+		{ "read-percent", .count = &arguments->read_percent, .max = 100 },
+		{ "bs", .bytes = &arguments->block_bytes, .min = 1 },
+		{ "depth", .count = &work->depth, .min = 1, .max = BENCH_DEPTH_MAX },
+		{ "connections", .take = take_connections },
+		{ "threads", .count = &work->threads, .min = 1, .max = BENCH_THREADS_MAX },
+		{ "seconds", .take = take_duration },
+		{ "warmup", .take = take_warmup },
+		{ "requests", .take = take_requests },
+		{ "offset", .bytes = &work->offset },
+		{ "size", .bytes = &work->size, .min = 1 },
+		{ "seed", .take = take_seed },
+		{ "fua", .flag = &work->fua },
+		{ "timeout", .time_ns = &work->timeout_ns },
+		{ "plot", .text = &arguments->plot_path },
+		{ "json", .flag = &arguments->json },
 	};
-	int option;
+	const struct cli_command command = { "bench", usage_text, options, ARRAY_COUNT(options),
+		arguments };
+	int status = cli_parse(&command, argc, argv);
 
-	optind = 0; /* starts over, also after another parser has run */
-	opterr = 0;
-	while ((option = getopt_long(argc, argv, ":", options, NULL)) != -1) {
-		int status;
-
-		if (option == '?' || option == ':') {
-			return cli_option_error("bench", option, argv);
-		}
-		status = option_take(arguments, option, optarg);
-		if (status >= 0) {
-			return status;
-		}
+	if (status == CLI_GO_ON) {
+		status = cli_operand("bench", "URI", argc, argv, &work->uri);
 	}
-	return arguments_check(argc, argv, arguments);
+	return status == CLI_GO_ON ? arguments_check(arguments) : status;
 }
 
 /* --- the drawing --------------------------------------------------------------------------- */
@@ -423,7 +323,6 @@ int cmd_bench(int argc, char **argv)
 			.rw = "randread",
 			.random = true,
 			.read_percent = 100,
-			.block_bytes = 4096,
 			.depth = 64,
 			.threads = 1,
 			.duration_ns = UINT64_C(10000000000),
@@ -431,6 +330,7 @@ int cmd_bench(int argc, char **argv)
 			.timeout_ns = TIMEOUT_DEFAULT_NS,
 		},
 		.read_percent = PERCENT_UNSET,
+		.block_bytes = 4096,
 		.plot = { .fd = -1 },
 	};
 	struct bench_result *result;
@@ -438,11 +338,11 @@ int cmd_bench(int argc, char **argv)
 	struct error error;
 	int status = arguments_parse(argc, argv, &arguments);
 
-	if (status >= 0) {
-		return status;
+	if (status == CLI_GO_ON) {
+		status = cli_uri("bench", arguments.work.uri, &uri);
 	}
-	if (nbd_uri_parse(arguments.work.uri, &uri, &error) != 0) {
-		return cli_usage_error("bench", "%s", error.text);
+	if (status != CLI_GO_ON) {
+		return status;
 	}
 	nbd_uri_fini(&uri);
 	if (arguments.plot_path != NULL &&

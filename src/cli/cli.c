@@ -8,8 +8,15 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/units.h"
 
-enum { SHOWN_BYTES = 120 };
+enum {
+	SHOWN_BYTES = 120,
+	QUOTE_BYTES = 256,
+	OPTIONS_MAX = 32,
+	/* What getopt_long() returns for an option: this and its place in the table. */
+	OPTION_FIRST = 256,
+};
 
 int cli_usage_error(const char *command, const char *format, ...)
 {
@@ -23,24 +30,152 @@ int cli_usage_error(const char *command, const char *format, ...)
 	return CLI_USAGE;
 }
 
-int cli_option_error(const char *command, int code, char **argv)
+/* What getopt_long() returned: '?' (unknown or ambiguous) or ':' (value missing). */
+static int option_error(const char *command, int code, char **argv)
 {
 	char shown[SHOWN_BYTES];
 	char letter[3] = { '-', (char)optopt, '\0' };
 	const char *word = argv[optind - 1];
 
 	/* getopt stays on a group of letters ("-xy") until its last one is read. */
-	if (optopt > 0 && optopt < CLI_OPTION_FIRST && strncmp(word, "--", 2) != 0) {
+	if (optopt > 0 && optopt < OPTION_FIRST && strncmp(word, "--", 2) != 0) {
 		word = letter;
 	}
 	log_escape(shown, sizeof(shown), word, strlen(word));
 	if (code == ':') {
 		return cli_usage_error(command, "the option %s needs a value", shown);
 	}
-	if (optopt >= CLI_OPTION_FIRST) {
+	if (optopt >= OPTION_FIRST) {
 		return cli_usage_error(command, "the option %s takes no value", shown);
 	}
 	return cli_usage_error(command, "the option %s is not known or not unique", shown);
+}
+
+static int take_value(const struct cli_option *option, const char *text, struct error *error)
+{
+	int err = 0;
+
+	if (option->flag != NULL) {
+		*option->flag = true;
+	} else if (option->text != NULL) {
+		*option->text = text;
+	} else if (option->count != NULL) {
+		err = units_parse_count(text, option->min, option->max, option->count, error);
+	} else if (option->bytes != NULL) {
+		err = units_parse_bytes(text, option->bytes, error);
+		if (err == 0 && *option->bytes < option->min) {
+			err = error_set(error, -ERANGE, "it must not be 0");
+		}
+	} else {
+		GMB_ASSERT(option->time_ns != NULL);
+		err = units_parse_time(text, option->time_ns, error);
+		if (err == 0 && *option->time_ns == 0) {
+			err = error_set(error, -ERANGE, "0 is no time at all");
+		}
+	}
+	return err;
+}
+
+static int take(const struct cli_command *command, const struct cli_option *option)
+{
+	struct error error;
+
+	if (option->take != NULL) {
+		return option->take(command->arguments, option->name, optarg);
+	}
+	if (take_value(option, optarg, &error) != 0) {
+		return cli_usage_error(command->name, "--%s: %s", option->name, error.text);
+	}
+	return CLI_GO_ON;
+}
+
+/* The table as getopt_long() wants it, with --help after the last. Returns that one's code. */
+static int table_make(const struct cli_command *command, struct option table[OPTIONS_MAX + 2],
+	char letters[2 * OPTIONS_MAX + 2])
+{
+	static const int has_arguments[] = {
+		[CLI_VALUE] = required_argument,
+		[CLI_VALUE_OPTIONAL] = optional_argument,
+		[CLI_NO_VALUE] = no_argument,
+	};
+	size_t count = command->option_count;
+
+	GMB_ASSERT(count <= OPTIONS_MAX);
+	*letters++ = ':'; /* so that a missing value is told apart */
+	for (size_t i = 0; i < count; i++) {
+		const struct cli_option *option = &command->options[i];
+		int has_argument =
+			option->flag != NULL ? no_argument : has_arguments[option->value];
+
+		table[i] = (struct option){ option->name, has_argument, NULL,
+			option->letter != 0 ? option->letter : OPTION_FIRST + (int)i };
+		if (option->letter != 0) {
+			*letters++ = option->letter;
+			*letters++ = ':';
+		}
+	}
+	*letters = '\0';
+	table[count] = (struct option){ "help", no_argument, NULL, OPTION_FIRST + (int)count };
+	table[count + 1] = (struct option){ 0 };
+	return table[count].val;
+}
+
+int cli_parse(const struct cli_command *command, int argc, char **argv)
+{
+	struct option table[OPTIONS_MAX + 2];
+	char letters[2 * OPTIONS_MAX + 2];
+	int help = table_make(command, table, letters);
+	int status = CLI_GO_ON;
+	int code;
+
+	optind = 0; /* starts over, also after another parser has run */
+	opterr = 0;
+	while (status == CLI_GO_ON &&
+		(code = getopt_long(argc, argv, letters, table, NULL)) != -1) {
+		if (code == '?' || code == ':') {
+			status = option_error(command->name, code, argv);
+		} else if (code == help) {
+			status = cli_print(command->usage);
+		} else {
+			size_t i = 0;
+
+			while (table[i].val != code) {
+				i++;
+			}
+			status = take(command, &command->options[i]);
+		}
+	}
+	return status;
+}
+
+int cli_operand(const char *command, const char *noun, int argc, char **argv, const char **operand)
+{
+	char quoted[QUOTE_BYTES];
+
+	if (argc - optind > 1) {
+		const char *second = argv[optind + 1];
+
+		return cli_usage_error(command, "one %s at a time, and not also '%s'", noun,
+			log_escape(quoted, sizeof(quoted), second, strlen(second)));
+	}
+	*operand = argv[optind]; /* NULL at the end */
+	return CLI_GO_ON;
+}
+
+int cli_uri(const char *command, const char *text, struct nbd_uri *uri)
+{
+	char quoted[QUOTE_BYTES];
+	struct error error;
+
+	if (nbd_uri_parse(text, uri, &error) != 0) {
+		return cli_usage_error(command, "%s", error.text);
+	}
+	if (uri->unknown_parameter != NULL) {
+		log_warning("the URI's parameter \"%s\" means nothing here and is ignored",
+			log_escape(quoted, sizeof(quoted), uri->unknown_parameter,
+				strlen(uri->unknown_parameter)));
+	}
+	return CLI_GO_ON;
 }
 
 int cli_failure(const char *command, const struct error *error)

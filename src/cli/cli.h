@@ -1,25 +1,66 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What all subcommands share: exit statuses and messages about wrong usage, so that they read the
- * same everywhere.
+ * What all subcommands share: their options as a table, exit statuses, and messages about wrong
+ * usage, so that they read the same everywhere.
  *
- * Threading: the main thread. Ownership: borrows its arguments. Errors: none.
+ * Threading: the main thread. Ownership: borrows its arguments; texts that were taken from the
+ * command line stay there. Errors: exit statuses; the message is printed already.
  */
 #pragma once
 
 #include "base/error.h"
+#include "nbd/uri.h"
 
-enum { CLI_OK = 0, CLI_FAILURE = 1, CLI_USAGE = 2 };
+enum {
+	CLI_GO_ON = -1, /* no exit status: nothing is wrong so far */
+	CLI_OK = 0,
+	CLI_FAILURE = 1,
+	CLI_USAGE = 2,
+};
 
-/* Values for struct option of the options that only exist in their long form. */
-enum { CLI_OPTION_FIRST = 256 };
+/* Takes the value of the option --name into the command's arguments (text: NULL where there is
+ * none). Returns CLI_GO_ON or an exit status. */
+typedef int cli_take(void *arguments, const char *name, const char *text);
+
+enum cli_value { CLI_VALUE, CLI_VALUE_OPTIONAL, CLI_NO_VALUE };
+
+/* One option of a command, and where its value goes: exactly one of the pointers is set. */
+struct cli_option {
+	const char *name;     /* without the dashes */
+	char letter;	      /* its short form, or 0 */
+	bool *flag;	      /* has no value: becomes true */
+	const char **text;    /* any value */
+	uint32_t *count;      /* a number from min to max */
+	uint64_t *bytes;      /* a size of at least min */
+	uint64_t *time_ns;    /* a time longer than nothing */
+	cli_take *take;	      /* what the command makes of it */
+	enum cli_value value; /* with take */
+	uint32_t min;
+	uint32_t max;
+};
+
+/* What a command is called, and its options beside --help, which prints usage. */
+struct cli_command {
+	const char *name;
+	const char *usage;
+	const struct cli_option *options;
+	size_t option_count;
+	void *arguments; /* for take */
+};
+
+/* Takes the options: CLI_GO_ON, and optind is where the operands begin; or an exit status, also
+ * when there was a --help. */
+GMB_MUST_CHECK int cli_parse(const struct cli_command *command, int argc, char **argv);
+
+/* The only operand, which is a noun ("URI"), or NULL for none; more are wrong usage. */
+GMB_MUST_CHECK int cli_operand(
+	const char *command, const char *noun, int argc, char **argv, const char **operand);
+
+/* A server's URI, to be freed with nbd_uri_fini(); warns of a parameter that means nothing. */
+GMB_MUST_CHECK int cli_uri(const char *command, const char *text, struct nbd_uri *uri);
 
 /* Prints "gmblock COMMAND: sentence" and where to find help; returns CLI_USAGE. */
 int cli_usage_error(const char *command, const char *format, ...) GMB_PRINTF(2, 3);
-
-/* The same for what getopt_long() returned: '?' (unknown or ambiguous) or ':' (value missing; the
- * option string must begin with ':'). */
-int cli_option_error(const char *command, int code, char **argv);
 
 /* Prints "gmblock COMMAND: sentence"; returns CLI_FAILURE. */
 int cli_failure(const char *command, const struct error *error);

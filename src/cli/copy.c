@@ -4,9 +4,9 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/bytes.h"
+#include "base/clock.h"
 #include "base/units.h"
 #include "cli/cli.h"
 #include "cli/commands.h"
@@ -35,8 +35,8 @@ struct copy_arguments {
 	const char *journal;
 	uint64_t request_bytes;
 	uint64_t sparse_bytes;
-	uint64_t checkpoint_bytes;
-	uint32_t requests; /* 0: adapts */
+	uint64_t checkpoint_bytes; /* 0: not given */
+	uint32_t requests;	   /* 0: adapts */
 	uint32_t connections;
 	enum copy_progress_mode progress;
 	bool allocate;
@@ -84,44 +84,56 @@ static const char usage_text[] =
 
 /* --- the command line ---------------------------------------------------------------------- */
 
-static int parse_power(
-	const char *option, const char *text, uint64_t min, uint64_t max, uint64_t *bytes)
+static int take_power(
+	const char *name, const char *text, uint64_t min, uint64_t max, uint64_t *bytes)
 {
 	char low[UNITS_TEXT_BYTES];
 	char high[UNITS_TEXT_BYTES];
 	struct error error;
 
 	if (units_parse_bytes(text, bytes, &error) != 0) {
-		return cli_usage_error("copy", "%s: %s", option, error.text);
+		return cli_usage_error("copy", "--%s: %s", name, error.text);
 	}
 	if (!is_power_of_two(*bytes) || *bytes < min || *bytes > max) {
-		return cli_usage_error("copy", "%s: it has to be a power of two from %s to %s",
-			option, units_format_bytes(low, min), units_format_bytes(high, max));
+		return cli_usage_error("copy", "--%s: it has to be a power of two from %s to %s",
+			name, units_format_bytes(low, min), units_format_bytes(high, max));
 	}
-	return -1;
+	return CLI_GO_ON;
 }
 
-static int parse_count(const char *option, const char *text, uint32_t max, uint32_t *count)
+static int take_request_size(void *context, const char *name, const char *text)
 {
-	struct error error;
+	struct copy_arguments *arguments = context;
 
-	if (units_parse_count(text, 1, max, count, &error) != 0) {
-		return cli_usage_error("copy", "%s: %s", option, error.text);
-	}
-	return -1;
+	return take_power(
+		name, text, REQUEST_BYTES_MIN, REQUEST_BYTES_MAX, &arguments->request_bytes);
 }
 
-static int parse_checkpoint(const char *text, uint64_t *bytes)
+static int take_sparse(void *context, const char *name, const char *text)
 {
-	struct error error;
+	struct copy_arguments *arguments = context;
 
-	if (units_parse_bytes(text, bytes, &error) != 0) {
-		return cli_usage_error("copy", "--checkpoint: %s", error.text);
-	}
-	if (*bytes == 0) {
-		return cli_usage_error("copy", "--checkpoint: it has to be more than nothing");
-	}
-	return -1;
+	return take_power(
+		name, text, SPARSE_BYTES_MIN, REQUEST_BYTES_MAX, &arguments->sparse_bytes);
+}
+
+static int take_no_sparse(void *context, const char *name, const char *text)
+{
+	struct copy_arguments *arguments = context;
+
+	GMB_UNUSED(name);
+	GMB_UNUSED(text);
+	arguments->sparse_bytes = 0;
+	return CLI_GO_ON;
+}
+
+static int take_progress(void *context, const char *name, const char *text)
+{
+	struct copy_arguments *arguments = context;
+
+	GMB_UNUSED(text);
+	arguments->progress = name[0] == 'n' ? COPY_PROGRESS_OFF : COPY_PROGRESS_ON;
+	return CLI_GO_ON;
 }
 
 /* Where it adapts, larger requests are fewer: no more memory than with those of the usual size. */
@@ -153,6 +165,12 @@ static int arguments_check(int argc, char **argv, struct copy_arguments *argumen
 	if (arguments->allocate) {
 		arguments->sparse_bytes = 0;
 	}
+	if (arguments->checkpoint_bytes != 0 && arguments->journal == NULL) {
+		return cli_usage_error("copy", "--checkpoint needs --resume");
+	}
+	if (arguments->checkpoint_bytes == 0) {
+		arguments->checkpoint_bytes = CHECKPOINT_BYTES_DEFAULT;
+	}
 	if (arguments->json && strcmp(arguments->target, "-") == 0) {
 		return cli_usage_error("copy", "--json and the target - both want standard output");
 	}
@@ -163,108 +181,34 @@ static int arguments_check(int argc, char **argv, struct copy_arguments *argumen
 			"%s needs a source and a target that can be read twice, and not a pipe",
 			arguments->verify ? "--verify" : "--resume");
 	}
-	return -1;
-}
-
-enum {
-	OPT_ALLOCATE = CLI_OPTION_FIRST,
-	OPT_CHECKPOINT,
-	OPT_CONNECTIONS,
-	OPT_ZERO,
-	OPT_DIRECT,
-	OPT_JSON,
-	OPT_NO_PROGRESS,
-	OPT_NO_SPARSE,
-	OPT_PROGRESS,
-	OPT_REQUEST_SIZE,
-	OPT_REQUESTS,
-	OPT_RESUME,
-	OPT_SPARSE,
-	OPT_VERIFY,
-	OPT_HELP,
-};
-
-/* -1 to go on, or the exit status. */
-static int option_take(int option, struct copy_arguments *arguments, char **argv)
-{
-	switch (option) {
-	case OPT_ALLOCATE:
-		arguments->allocate = true;
-		return -1;
-	case OPT_CHECKPOINT:
-		return parse_checkpoint(optarg, &arguments->checkpoint_bytes);
-	case OPT_CONNECTIONS:
-		return parse_count(
-			"--connections", optarg, CONNECTIONS_MAX, &arguments->connections);
-	case OPT_ZERO:
-		arguments->target_is_zero = true;
-		return -1;
-	case OPT_DIRECT:
-		arguments->direct = true;
-		return -1;
-	case OPT_JSON:
-		arguments->json = true;
-		return -1;
-	case OPT_NO_PROGRESS:
-		arguments->progress = COPY_PROGRESS_OFF;
-		return -1;
-	case OPT_NO_SPARSE:
-		arguments->sparse_bytes = 0;
-		return -1;
-	case OPT_PROGRESS:
-		arguments->progress = COPY_PROGRESS_ON;
-		return -1;
-	case OPT_REQUEST_SIZE:
-		return parse_power("--request-size", optarg, REQUEST_BYTES_MIN, REQUEST_BYTES_MAX,
-			&arguments->request_bytes);
-	case OPT_REQUESTS:
-		return parse_count("--requests", optarg, REQUESTS_MAX, &arguments->requests);
-	case OPT_RESUME:
-		arguments->journal = optarg;
-		return -1;
-	case OPT_SPARSE:
-		return parse_power("--sparse", optarg, SPARSE_BYTES_MIN, REQUEST_BYTES_MAX,
-			&arguments->sparse_bytes);
-	case OPT_VERIFY:
-		arguments->verify = true;
-		return -1;
-	case OPT_HELP:
-		return cli_print(usage_text);
-	default:
-		return cli_option_error("copy", option, argv);
-	}
+	return CLI_GO_ON;
 }
 
 static int arguments_parse(int argc, char **argv, struct copy_arguments *arguments)
 {
-	static const struct option options[] = {
-		{ "allocate", no_argument, NULL, OPT_ALLOCATE },
-		{ "checkpoint", required_argument, NULL, OPT_CHECKPOINT },
-		{ "connections", required_argument, NULL, OPT_CONNECTIONS },
-		{ "destination-is-zero", no_argument, NULL, OPT_ZERO },
-		{ "direct", no_argument, NULL, OPT_DIRECT },
-		{ "json", no_argument, NULL, OPT_JSON },
-		{ "no-progress", no_argument, NULL, OPT_NO_PROGRESS },
-		{ "no-sparse", no_argument, NULL, OPT_NO_SPARSE },
-		{ "progress", no_argument, NULL, OPT_PROGRESS },
-		{ "request-size", required_argument, NULL, OPT_REQUEST_SIZE },
-		{ "requests", required_argument, NULL, OPT_REQUESTS },
-		{ "resume", required_argument, NULL, OPT_RESUME },
-		{ "sparse", required_argument, NULL, OPT_SPARSE },
-		{ "verify", no_argument, NULL, OPT_VERIFY },
-		{ "help", no_argument, NULL, OPT_HELP },
-		{ 0 },
+	const struct cli_option options[] = {
+		{ "allocate", .flag = &arguments->allocate },
+		{ "checkpoint", .bytes = &arguments->checkpoint_bytes, .min = 1 },
+		{ "connections", .count = &arguments->connections, .min = 1,
+			.max = CONNECTIONS_MAX },
+		{ "destination-is-zero", .flag = &arguments->target_is_zero },
+		{ "direct", .flag = &arguments->direct },
+		{ "json", .flag = &arguments->json },
+		{ "no-progress", .take = take_progress, .value = CLI_NO_VALUE },
+		{ "no-sparse", .take = take_no_sparse, .value = CLI_NO_VALUE },
+		{ "progress", .take = take_progress, .value = CLI_NO_VALUE },
+		{ "request-size", .take = take_request_size },
+		{ "requests", .count = &arguments->requests, .min = 1, .max = REQUESTS_MAX },
+		{ "resume", .text = &arguments->journal },
+		{ "sparse", .take = take_sparse },
+		{ "verify", .flag = &arguments->verify },
 	};
-	int option;
+	const struct cli_command command = { "copy", usage_text, options, ARRAY_COUNT(options),
+		arguments };
+	int status = cli_parse(&command, argc, argv);
 
-	optind = 0; /* starts over, also after another parser has run */
-	opterr = 0;
-	while ((option = getopt_long(argc, argv, ":", options, NULL)) != -1) {
-		int status = option_take(option, arguments, argv);
-
-		if (status >= 0) {
-			return status;
-		}
+	if (status != CLI_GO_ON) {
+		return status;
 	}
 	return arguments_check(argc, argv, arguments);
 }
@@ -507,21 +451,19 @@ int cmd_copy(int argc, char **argv)
 	struct copy_arguments arguments = {
 		.request_bytes = REQUEST_BYTES_DEFAULT,
 		.sparse_bytes = SPARSE_BYTES_DEFAULT,
-		.checkpoint_bytes = CHECKPOINT_BYTES_DEFAULT,
 	};
 	struct job job = { .arguments = &arguments, .journal = { .fd = -1 } };
 	struct copy_report report = { 0 };
 	struct error error = { 0 };
-	struct timespec began;
-	struct timespec ended;
+	uint64_t began_ns;
 	int stop_signal;
 	int status = arguments_parse(argc, argv, &arguments);
 
-	if (status >= 0) {
+	if (status != CLI_GO_ON) {
 		return status;
 	}
 	(void)signal(SIGPIPE, SIG_IGN); /* a reader that went away is an error of the write */
-	clock_gettime(CLOCK_MONOTONIC, &began);
+	began_ns = clock_now_ns();
 	copy_progress_init(&job.progress, arguments.progress, &job.counters);
 	report.source_text = arguments.source;
 	report.target_text = arguments.target;
@@ -530,9 +472,7 @@ int cmd_copy(int argc, char **argv)
 		report.outcome = error.code == -EINTR ? COPY_INTERRUPTED : COPY_FAILED;
 		report.error = &error;
 	}
-	clock_gettime(CLOCK_MONOTONIC, &ended);
-	report.seconds = (double)(ended.tv_sec - began.tv_sec) +
-			 (double)(ended.tv_nsec - began.tv_nsec) / 1e9;
+	report.seconds = (double)(clock_now_ns() - began_ns) / 1e9;
 	status = job_report(&job, &report);
 	stop_signal = report.outcome == COPY_INTERRUPTED ? job.loop.stop_signal : 0;
 	if (job_close(&job, &error) < 0 && status == CLI_OK) {

@@ -18,29 +18,16 @@ static const char help[] =
 	"\n"
 	"Status 1: it could not be done; 2: wrong usage.\n";
 
-enum { OPTION_FORCE = CLI_OPTION_FIRST, OPTION_HELP };
-
-static const struct option options[] = {
-	{ "force", no_argument, NULL, OPTION_FORCE },
-	{ "help", no_argument, NULL, OPTION_HELP },
-	{ 0 },
-};
-
 int cmd_detach(int argc, char **argv)
 {
-	struct error error = { 0 };
 	bool force = false;
-	int code;
+	const struct cli_option options[] = { { "force", .flag = &force } };
+	const struct cli_command command = { name, help, options, ARRAY_COUNT(options), NULL };
+	struct error error = { 0 };
+	int status = cli_parse(&command, argc, argv);
 
-	optind = 1;
-	while ((code = getopt_long(argc, argv, ":", options, NULL)) != -1) {
-		if (code == OPTION_HELP) {
-			return cli_print(help);
-		}
-		if (code != OPTION_FORCE) {
-			return cli_option_error(name, code, argv);
-		}
-		force = true;
+	if (status != CLI_GO_ON) {
+		return status;
 	}
 	if (argc - optind != 1) {
 		return cli_usage_error(name, "give one device, file or URI");

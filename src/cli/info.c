@@ -2,14 +2,12 @@
 #include "tools/info.h"
 
 #include <errno.h>
-#include <getopt.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
-#include "base/units.h"
 #include "cli/cli.h"
 #include "cli/commands.h"
 #include "client/probe.h"
@@ -43,18 +41,9 @@ static const char usage_text[] =
 	"  --json          for programs\n"
 	"  --help          this text\n";
 
-/* Exit status, or -1 to go on. */
-static int arguments_check(int argc, char **argv, struct info_arguments *arguments)
+/* What makes no sense together. */
+static int arguments_check(const struct info_arguments *arguments)
 {
-	char quoted[QUOTE_BYTES];
-
-	if (argc - optind > 1) {
-		const char *second = argv[optind + 1];
-
-		return cli_usage_error("info", "one URI at a time, and not also '%s'",
-			log_escape(quoted, sizeof(quoted), second, strlen(second)));
-	}
-	arguments->uri = argv[optind]; /* NULL at the end */
 	if (arguments->local && (arguments->uri != NULL || arguments->list || arguments->map)) {
 		return cli_usage_error("info",
 			"--local is about this machine: it takes no URI, no --list and no --map");
@@ -69,68 +58,27 @@ static int arguments_check(int argc, char **argv, struct info_arguments *argumen
 	if (!arguments->local && arguments->uri == NULL) {
 		return cli_usage_error("info", "which server? Give a URI, or --local");
 	}
-	return -1;
+	return CLI_GO_ON;
 }
 
 static int arguments_parse(int argc, char **argv, struct info_arguments *arguments)
 {
-	enum {
-		OPT_JSON = CLI_OPTION_FIRST,
-		OPT_LIST,
-		OPT_LOCAL,
-		OPT_MAP,
-		OPT_PATH,
-		OPT_TIMEOUT,
-		OPT_HELP
+	const struct cli_option options[] = {
+		{ "json", .flag = &arguments->json },
+		{ "list", .flag = &arguments->list },
+		{ "local", .flag = &arguments->local },
+		{ "map", .flag = &arguments->map },
+		{ "path", .text = &arguments->path },
+		{ "timeout", .time_ns = &arguments->timeout_ns },
 	};
-	static const struct option options[] = {
-		{ "json", no_argument, NULL, OPT_JSON },
-		{ "list", no_argument, NULL, OPT_LIST },
-		{ "local", no_argument, NULL, OPT_LOCAL },
-		{ "map", no_argument, NULL, OPT_MAP },
-		{ "path", required_argument, NULL, OPT_PATH },
-		{ "timeout", required_argument, NULL, OPT_TIMEOUT },
-		{ "help", no_argument, NULL, OPT_HELP },
-		{ 0 },
-	};
-	struct error error;
-	int option;
+	const struct cli_command command = { "info", usage_text, options, ARRAY_COUNT(options),
+		arguments };
+	int status = cli_parse(&command, argc, argv);
 
-	optind = 0; /* starts over, also after another parser has run */
-	opterr = 0;
-	while ((option = getopt_long(argc, argv, ":", options, NULL)) != -1) {
-		switch (option) {
-		case OPT_JSON:
-			arguments->json = true;
-			break;
-		case OPT_LIST:
-			arguments->list = true;
-			break;
-		case OPT_LOCAL:
-			arguments->local = true;
-			break;
-		case OPT_MAP:
-			arguments->map = true;
-			break;
-		case OPT_PATH:
-			arguments->path = optarg;
-			break;
-		case OPT_TIMEOUT:
-			if (units_parse_time(optarg, &arguments->timeout_ns, &error) != 0) {
-				return cli_usage_error("info", "--timeout: %s", error.text);
-			}
-			if (arguments->timeout_ns == 0) {
-				return cli_usage_error(
-					"info", "--timeout: it must be longer than nothing");
-			}
-			break;
-		case OPT_HELP:
-			return cli_print(usage_text);
-		default:
-			return cli_option_error("info", option, argv);
-		}
+	if (status == CLI_GO_ON) {
+		status = cli_operand("info", "URI", argc, argv, &arguments->uri);
 	}
-	return arguments_check(argc, argv, arguments);
+	return status == CLI_GO_ON ? arguments_check(arguments) : status;
 }
 
 /* The other exports, for somebody who asked for one that is not there. */
@@ -211,12 +159,11 @@ static int show_server(const struct info_arguments *arguments, const struct nbd_
 int cmd_info(int argc, char **argv)
 {
 	struct info_arguments arguments = { .timeout_ns = TIMEOUT_DEFAULT_NS };
-	char quoted[QUOTE_BYTES];
 	struct nbd_uri uri;
 	struct error error;
 	int status = arguments_parse(argc, argv, &arguments);
 
-	if (status >= 0) {
+	if (status != CLI_GO_ON) {
 		return status;
 	}
 	if (arguments.local) {
@@ -224,15 +171,10 @@ int cmd_info(int argc, char **argv)
 			       ? cli_failure("info", &error)
 			       : CLI_OK;
 	}
-	if (nbd_uri_parse(arguments.uri, &uri, &error) != 0) {
-		return cli_usage_error("info", "%s", error.text);
+	status = cli_uri("info", arguments.uri, &uri);
+	if (status == CLI_GO_ON) {
+		status = arguments.map ? show_map(&arguments) : show_server(&arguments, &uri);
+		nbd_uri_fini(&uri);
 	}
-	if (uri.unknown_parameter != NULL) {
-		log_warning("the URI's parameter \"%s\" means nothing here and is ignored",
-			log_escape(quoted, sizeof(quoted), uri.unknown_parameter,
-				strlen(uri.unknown_parameter)));
-	}
-	status = arguments.map ? show_map(&arguments) : show_server(&arguments, &uri);
-	nbd_uri_fini(&uri);
 	return status;
 }

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <errno.h>
-#include <getopt.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
-#include "base/units.h"
 #include "cli/cli.h"
 #include "cli/commands.h"
 #include "client/probe.h"
@@ -17,19 +15,18 @@
 #define TIMEOUT_DEFAULT_NS UINT64_C(10000000000)
 
 enum {
-	QUOTE_BYTES = 256,
 	/* A string of 4096 bytes, each as \xNN. */
 	ESCAPED_BYTES = 4 * NBD_STRING_BYTES_MAX + 8,
 	/* An export name and a host or socket path, each byte as %NN, and what is around them. */
 	URI_BYTES = 4 * NBD_STRING_BYTES_MAX,
 };
 
-enum list_form { LIST_NAMES, LIST_URIS, LIST_LONG, LIST_JSON };
-
 struct list_arguments {
 	const char *uri;
 	uint64_t timeout_ns;
-	enum list_form form;
+	bool as_table;
+	bool as_uris;
+	bool as_json;
 };
 
 static const char usage_text[] =
@@ -44,80 +41,31 @@ static const char usage_text[] =
 	"  --timeout TIME  give up after so long (default 10s)\n"
 	"  --help          this text\n";
 
-/* Exit status, or -1 to go on. */
-static int form_set(struct list_arguments *arguments, enum list_form form)
-{
-	if (arguments->form != LIST_NAMES && arguments->form != form) {
-		return cli_usage_error("list", "only one of --long, --uri and --json");
-	}
-	arguments->form = form;
-	return -1;
-}
-
-static int timeout_set(struct list_arguments *arguments, const char *text)
-{
-	struct error error;
-
-	if (units_parse_time(text, &arguments->timeout_ns, &error) != 0) {
-		return cli_usage_error("list", "--timeout: %s", error.text);
-	}
-	if (arguments->timeout_ns == 0) {
-		return cli_usage_error("list", "--timeout: it must be longer than nothing");
-	}
-	return -1;
-}
-
 static int arguments_parse(int argc, char **argv, struct list_arguments *arguments)
 {
-	enum { OPT_LONG = CLI_OPTION_FIRST, OPT_URI, OPT_JSON, OPT_TIMEOUT, OPT_HELP };
-	static const struct option options[] = {
-		{ "long", no_argument, NULL, OPT_LONG },
-		{ "uri", no_argument, NULL, OPT_URI },
-		{ "json", no_argument, NULL, OPT_JSON },
-		{ "timeout", required_argument, NULL, OPT_TIMEOUT },
-		{ "help", no_argument, NULL, OPT_HELP },
-		{ 0 },
+	const struct cli_option options[] = {
+		{ "long", .flag = &arguments->as_table },
+		{ "uri", .flag = &arguments->as_uris },
+		{ "json", .flag = &arguments->as_json },
+		{ "timeout", .time_ns = &arguments->timeout_ns },
 	};
-	char quoted[QUOTE_BYTES];
-	int status = -1;
-	int option;
+	const struct cli_command command = { "list", usage_text, options, ARRAY_COUNT(options),
+		arguments };
+	int status = cli_parse(&command, argc, argv);
 
-	optind = 0; /* starts over, also after another parser has run */
-	opterr = 0;
-	while (status < 0 && (option = getopt_long(argc, argv, ":", options, NULL)) != -1) {
-		switch (option) {
-		case OPT_LONG:
-			status = form_set(arguments, LIST_LONG);
-			break;
-		case OPT_URI:
-			status = form_set(arguments, LIST_URIS);
-			break;
-		case OPT_JSON:
-			status = form_set(arguments, LIST_JSON);
-			break;
-		case OPT_TIMEOUT:
-			status = timeout_set(arguments, optarg);
-			break;
-		case OPT_HELP:
-			return cli_print(usage_text);
-		default:
-			return cli_option_error("list", option, argv);
-		}
+	if (status == CLI_GO_ON) {
+		status = cli_operand("list", "URI", argc, argv, &arguments->uri);
 	}
-	if (status >= 0) {
+	if (status != CLI_GO_ON) {
 		return status;
 	}
-	if (argc - optind > 1) {
-		const char *second = argv[optind + 1];
-
-		return cli_usage_error("list", "one URI at a time, and not also '%s'",
-			log_escape(quoted, sizeof(quoted), second, strlen(second)));
+	if (arguments->as_table + arguments->as_uris + arguments->as_json > 1) {
+		return cli_usage_error("list", "only one of --long, --uri and --json");
 	}
-	arguments->uri = argv[optind]; /* NULL at the end */
 	if (arguments->uri == NULL) {
 		return cli_usage_error("list", "which server? Give a URI");
 	}
-	return -1;
+	return CLI_GO_ON;
 }
 
 /* The URI of one export, or NULL for a name that no URI can hold. Returns out. */
@@ -178,15 +126,15 @@ static void print_long(const struct nbd_offer *offer)
 	putchar('\n');
 }
 
-static int show_text(enum list_form form, const struct nbd_uri *uri,
+static int show_text(const struct list_arguments *arguments, const struct nbd_uri *uri,
 	const struct nbd_offers *offers, struct error *error)
 {
 	for (uint32_t i = 0; i < offers->count; i++) {
 		const struct nbd_offer *offer = &offers->list[i];
 
-		if (form == LIST_LONG) {
+		if (arguments->as_table) {
 			print_long(offer);
-		} else if (form == LIST_URIS) {
+		} else if (arguments->as_uris) {
 			print_uri(uri, offer);
 		} else {
 			print_name(offer);
@@ -197,36 +145,20 @@ static int show_text(enum list_form form, const struct nbd_uri *uri,
 
 /* --- JSON ---------------------------------------------------------------------------------- */
 
-/* JSON holds UTF-8 only: other bytes are escaped as on the terminal. NULL becomes null. */
-static json_t *json_text(const char *text)
-{
-	char escaped[ESCAPED_BYTES];
-	json_t *value;
-
-	if (text == NULL) {
-		return json_null();
-	}
-	value = json_string(text);
-	if (value == NULL) {
-		value = json_string(log_escape(escaped, sizeof(escaped), text, strlen(text)));
-	}
-	return value;
-}
-
 static json_t *json_export(const struct nbd_uri *server, const struct nbd_offer *offer)
 {
 	json_t *object = json_object();
 	char uri[URI_BYTES];
 
-	json_object_set_new(object, "name", json_text(offer->name));
-	json_object_set_new(object, "uri", json_text(export_uri(uri, server, offer)));
-	json_object_set_new(object, "description", json_text(offer->description));
+	json_object_set_new(object, "name", print_json_text(offer->name));
+	json_object_set_new(object, "uri", print_json_text(export_uri(uri, server, offer)));
+	json_object_set_new(object, "description", print_json_text(offer->description));
 	json_object_set_new(
 		object, "size", offer->known ? json_integer((json_int_t)offer->size) : json_null());
 	json_object_set_new(object, "read_only",
 		offer->known ? json_boolean((offer->flags & NBD_FLAG_READ_ONLY) != 0)
 			     : json_null());
-	json_object_set_new(object, "refusal", json_text(offer->refusal));
+	json_object_set_new(object, "refusal", print_json_text(offer->refusal));
 	return object;
 }
 
@@ -239,7 +171,7 @@ static int show_json(const char *text, const struct nbd_uri *uri, const struct n
 	for (uint32_t i = 0; i < offers->count; i++) {
 		json_array_append_new(exports, json_export(uri, &offers->list[i]));
 	}
-	json_object_set_new(root, "uri", json_text(text));
+	json_object_set_new(root, "uri", print_json_text(text));
 	json_object_set_new(root, "exports", exports);
 	return print_json(root, error);
 }
@@ -255,10 +187,10 @@ static int show(const struct list_arguments *arguments, const struct nbd_uri *ur
 
 	if (err != 0) {
 		/* In the middle of a list there is no saying what is missing from it. */
-	} else if (arguments->form == LIST_JSON) {
+	} else if (arguments->as_json) {
 		err = show_json(arguments->uri, uri, probe_offers(probe), &error);
 	} else {
-		err = show_text(arguments->form, uri, probe_offers(probe), &error);
+		err = show_text(arguments, uri, probe_offers(probe), &error);
 	}
 	probe_destroy(probe);
 	return err != 0 ? cli_failure("list", &error) : CLI_OK;
@@ -267,23 +199,15 @@ static int show(const struct list_arguments *arguments, const struct nbd_uri *ur
 int cmd_list(int argc, char **argv)
 {
 	struct list_arguments arguments = { .timeout_ns = TIMEOUT_DEFAULT_NS };
-	char quoted[QUOTE_BYTES];
 	struct nbd_uri uri;
-	struct error error;
 	int status = arguments_parse(argc, argv, &arguments);
 
-	if (status >= 0) {
-		return status;
+	if (status == CLI_GO_ON) {
+		status = cli_uri("list", arguments.uri, &uri);
 	}
-	if (nbd_uri_parse(arguments.uri, &uri, &error) != 0) {
-		return cli_usage_error("list", "%s", error.text);
+	if (status == CLI_GO_ON) {
+		status = show(&arguments, &uri);
+		nbd_uri_fini(&uri);
 	}
-	if (uri.unknown_parameter != NULL) {
-		log_warning("the URI's parameter \"%s\" means nothing here and is ignored",
-			log_escape(quoted, sizeof(quoted), uri.unknown_parameter,
-				strlen(uri.unknown_parameter)));
-	}
-	status = show(&arguments, &uri);
-	nbd_uri_fini(&uri);
 	return status;
 }

@@ -61,49 +61,97 @@ static const char help[] =
 	"at once.\n"
 	"Status 1: it could not be done; 2: wrong usage.\n";
 
-enum {
-	OPTION_RUN = CLI_OPTION_FIRST,
-	OPTION_HELP,
-	OPTION_CONTROL,
-	OPTION_LIMIT, /* first of limit_keys, which is memory; the others follow */
+/* What the options are taken into. */
+struct arguments {
+	struct server_config *config;
+	const char *config_path;
 };
 
-static const char *const limit_keys[] = { "memory", "threads", "connections", "handshakes",
-	"handshake-timeout", "inflight", "inflight-total" };
-
-static const struct option options[] = {
-	{ "export", required_argument, NULL, 'e' },
-	{ "listen", required_argument, NULL, 'l' },
-	{ "config", required_argument, NULL, 'c' },
-	{ "run", required_argument, NULL, OPTION_RUN },
-	{ "memory", required_argument, NULL, OPTION_LIMIT + 0 },
-	{ "threads", required_argument, NULL, OPTION_LIMIT + 1 },
-	{ "max-connections", required_argument, NULL, OPTION_LIMIT + 2 },
-	{ "max-handshakes", required_argument, NULL, OPTION_LIMIT + 3 },
-	{ "handshake-timeout", required_argument, NULL, OPTION_LIMIT + 4 },
-	{ "max-inflight", required_argument, NULL, OPTION_LIMIT + 5 },
-	{ "max-inflight-total", required_argument, NULL, OPTION_LIMIT + 6 },
-	{ "control", required_argument, NULL, OPTION_CONTROL },
-	{ "help", no_argument, NULL, OPTION_HELP },
-	{ 0 },
-};
-
-static int add_export(struct server_config *config, const char *text, struct error *error)
+/* What became of an option; the error is a sentence already. */
+static int taken(int rc, const struct error *error)
 {
+	return rc < 0 ? cli_usage_error(name, "%s", error->text) : CLI_GO_ON;
+}
+
+/* The same for an error that says nothing of the option. */
+static int value_taken(int rc, const char *option, struct error *error)
+{
+	if (rc < 0) {
+		error_prefix(error, "--%s", option);
+	}
+	return taken(rc, error);
+}
+
+static int take_export(void *context, const char *option, const char *text)
+{
+	struct arguments *arguments = context;
 	struct server_export entry;
+	struct error error = { 0 };
 	char shown[100];
 	char origin[128];
 	int rc;
 
 	server_export_init(&entry);
-	rc = server_export_parse(&entry, text, error);
+	rc = server_export_parse(&entry, text, &error);
 	if (rc < 0) {
-		error_prefix(error, "--export");
-		return rc;
+		return value_taken(rc, option, &error);
 	}
 	snprintf(origin, sizeof(origin), "--export %s",
 		log_escape(shown, sizeof(shown), text, strlen(text)));
-	return server_config_add_export(config, &entry, origin, error);
+	return taken(server_config_add_export(arguments->config, &entry, origin, &error), &error);
+}
+
+static int take_listen(void *context, const char *option, const char *text)
+{
+	struct arguments *arguments = context;
+	struct error error = { 0 };
+	int rc = server_config_add_listen(arguments->config, text, "--listen", &error);
+
+	return value_taken(rc, option, &error);
+}
+
+static int take_config(void *context, const char *option, const char *text)
+{
+	struct arguments *arguments = context;
+
+	if (arguments->config_path != NULL) {
+		return cli_usage_error(name, "--%s can be given once only", option);
+	}
+	arguments->config_path = text;
+	return CLI_GO_ON;
+}
+
+static int take_run(void *context, const char *option, const char *text)
+{
+	struct arguments *arguments = context;
+	struct error error = { 0 };
+
+	GMB_UNUSED(option);
+	return taken(server_config_add_command(arguments->config, text, &error), &error);
+}
+
+static int take_control(void *context, const char *option, const char *text)
+{
+	struct arguments *arguments = context;
+	struct error error = { 0 };
+	int rc = server_config_set_control(arguments->config, text, &error);
+
+	return value_taken(rc, option, &error);
+}
+
+/* Options and keys of the configuration file are called the same, but for a "max-". */
+static int take_limit(void *context, const char *option, const char *text)
+{
+	struct arguments *arguments = context;
+	struct error error = { 0 };
+	const char *key = strncmp(option, "max-", 4) == 0 ? option + 4 : option;
+	int rc = server_limits_set(&arguments->config->limits, key, text, &error);
+
+	if (rc == 0 && strcmp(option, "memory") == 0) {
+		return taken(server_config_set_memory_origin(arguments->config, "--memory", &error),
+			&error);
+	}
+	return value_taken(rc, option, &error);
 }
 
 static int add_path(struct server_config *config, const char *path, struct error *error)
@@ -125,83 +173,32 @@ static int add_path(struct server_config *config, const char *path, struct error
 		config, &entry, log_escape(shown, sizeof(shown), path, strlen(path)), error);
 }
 
-static int set_limit(struct server_config *config, int option_idx, struct error *error)
+/* Fills the configuration from the command line and the file it names. */
+static int parse_arguments(struct server_config *config, int argc, char **argv)
 {
-	int limit_idx = options[option_idx].val - OPTION_LIMIT;
-	int rc = server_limits_set(&config->limits, limit_keys[limit_idx], optarg, error);
-
-	if (rc < 0) {
-		error_prefix(error, "--%s", options[option_idx].name);
-	} else if (options[option_idx].val == OPTION_LIMIT) {
-		rc = server_config_set_memory_origin(config, "--memory", error);
-	}
-	return rc;
-}
-
-/* What is on the command line beside the configuration itself. */
-struct arguments {
-	const char *config_path;
-	bool wants_help;
-};
-
-/* One option into the configuration; the result is an errno or 0, in words in *error. */
-static int take_option(struct server_config *config, struct arguments *arguments, int code,
-	int option_idx, struct error *error)
-{
-	int rc;
-
-	switch (code) {
-	case 'e':
-		return add_export(config, optarg, error);
-	case 'l':
-		rc = server_config_add_listen(config, optarg, "--listen", error);
-		if (rc < 0) {
-			error_prefix(error, "--listen");
-		}
-		return rc;
-	case 'c':
-		if (arguments->config_path != NULL) {
-			return error_set(error, -EINVAL, "--config can be given once only");
-		}
-		arguments->config_path = optarg;
-		return 0;
-	case OPTION_RUN:
-		return server_config_add_command(config, optarg, error);
-	case OPTION_CONTROL:
-		rc = server_config_set_control(config, optarg, error);
-		if (rc < 0) {
-			error_prefix(error, "--control");
-		}
-		return rc;
-	case OPTION_HELP:
-		arguments->wants_help = true;
-		return 0;
-	default:
-		return set_limit(config, option_idx, error);
-	}
-}
-
-/* Fills the configuration from the command line and the file it names. CLI_OK to go on. */
-static int parse_arguments(
-	struct server_config *config, struct arguments *arguments, int argc, char **argv)
-{
+	static const struct cli_option options[] = {
+		{ "export", .letter = 'e', .take = take_export },
+		{ "listen", .letter = 'l', .take = take_listen },
+		{ "config", .letter = 'c', .take = take_config },
+		{ "run", .take = take_run },
+		{ "memory", .take = take_limit },
+		{ "threads", .take = take_limit },
+		{ "max-connections", .take = take_limit },
+		{ "max-handshakes", .take = take_limit },
+		{ "handshake-timeout", .take = take_limit },
+		{ "max-inflight", .take = take_limit },
+		{ "max-inflight-total", .take = take_limit },
+		{ "control", .take = take_control },
+	};
+	struct arguments arguments = { .config = config };
+	const struct cli_command command = { name, help, options, ARRAY_COUNT(options),
+		&arguments };
 	struct error error = { 0 };
-	int option_idx = 0;
-	int code;
+	int status = cli_parse(&command, argc, argv);
 	int rc = 0;
 
-	optind = 1;
-	while ((code = getopt_long(argc, argv, ":e:l:c:", options, &option_idx)) != -1) {
-		if (code == '?' || code == ':') {
-			return cli_option_error(name, code, argv);
-		}
-		rc = take_option(config, arguments, code, option_idx, &error);
-		if (rc < 0) {
-			return cli_usage_error(name, "%s", error.text);
-		}
-		if (arguments->wants_help) {
-			return CLI_OK;
-		}
+	if (status != CLI_GO_ON) {
+		return status;
 	}
 	if (argc - optind > 1) {
 		return cli_usage_error(name,
@@ -214,33 +211,26 @@ static int parse_arguments(
 			return cli_usage_error(name, "%s", error.text);
 		}
 	}
-	if (arguments->config_path != NULL) {
-		rc = server_config_load(config, arguments->config_path, &error);
+	if (arguments.config_path != NULL) {
+		rc = server_config_load(config, arguments.config_path, &error);
 		if (rc < 0) {
 			return cli_failure(name, &error);
 		}
 	}
 	rc = server_config_finish(config, &error);
-	return rc < 0 ? cli_usage_error(name, "%s", error.text) : CLI_OK;
+	return rc < 0 ? cli_usage_error(name, "%s", error.text) : CLI_GO_ON;
 }
 
 int cmd_serve(int argc, char **argv)
 {
 	struct server_config config;
-	struct arguments arguments = { 0 };
 	struct error error = { 0 };
 	int status;
-	int rc;
 
 	server_config_init(&config);
-	status = parse_arguments(&config, &arguments, argc, argv);
-	if (status == CLI_OK && arguments.wants_help) {
-		status = cli_print(help);
-	} else if (status == CLI_OK) {
-		rc = server_run(&config, &status, &error);
-		if (rc < 0) {
-			status = cli_failure(name, &error);
-		}
+	status = parse_arguments(&config, argc, argv);
+	if (status == CLI_GO_ON && server_run(&config, &status, &error) < 0) {
+		status = cli_failure(name, &error);
 	}
 	server_config_fini(&config);
 	return status;

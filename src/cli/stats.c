@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <errno.h>
-#include <getopt.h>
 #include <poll.h>
 #include <stdio.h>
 
@@ -30,45 +28,33 @@ static const char usage_text[] =
 	"  --json         for programs; one document a line with --watch\n"
 	"  --help         this text\n";
 
+static int take_watch(void *context, const char *name, const char *text)
+{
+	struct stats_arguments *arguments = context;
+	struct error error;
+
+	arguments->watch_ns = NS_PER_S;
+	if (text != NULL && units_parse_time(text, &arguments->watch_ns, &error) != 0) {
+		return cli_usage_error("stats", "--%s: %s", name, error.text);
+	}
+	if (arguments->watch_ns < NS_PER_S / 10) {
+		return cli_usage_error("stats", "--%s: at least 100ms", name);
+	}
+	return CLI_GO_ON;
+}
+
 static int arguments_parse(int argc, char **argv, struct stats_arguments *arguments)
 {
-	enum { OPT_WATCH = CLI_OPTION_FIRST, OPT_JSON, OPT_HELP };
-	static const struct option options[] = {
-		{ "watch", optional_argument, NULL, OPT_WATCH },
-		{ "json", no_argument, NULL, OPT_JSON },
-		{ "help", no_argument, NULL, OPT_HELP },
-		{ 0 },
+	const struct cli_option options[] = {
+		{ "watch", .take = take_watch, .value = CLI_VALUE_OPTIONAL },
+		{ "json", .flag = &arguments->json },
 	};
-	struct error error;
-	int code;
+	const struct cli_command command = { "stats", usage_text, options, ARRAY_COUNT(options),
+		arguments };
+	int status = cli_parse(&command, argc, argv);
 
-	optind = 1;
-	while ((code = getopt_long(argc, argv, ":", options, NULL)) != -1) {
-		switch (code) {
-		case OPT_WATCH:
-			arguments->watch_ns = NS_PER_S;
-			if (optarg != NULL &&
-				units_parse_time(optarg, &arguments->watch_ns, &error) != 0) {
-				return cli_usage_error("stats", "--watch: %s", error.text);
-			}
-			if (arguments->watch_ns < NS_PER_S / 10) {
-				return cli_usage_error("stats", "--watch: at least 100ms");
-			}
-			break;
-		case OPT_JSON:
-			arguments->json = true;
-			break;
-		case OPT_HELP:
-			return cli_print(usage_text);
-		default:
-			return cli_option_error("stats", code, argv);
-		}
-	}
-	if (argc - optind > 1) {
-		return cli_usage_error("stats", "one server at a time");
-	}
-	arguments->server = argv[optind];
-	return -1;
+	return status == CLI_GO_ON ? cli_operand("stats", "server", argc, argv, &arguments->server)
+				   : status;
 }
 
 /* Shows a document, or how it differs from one before. */
@@ -115,7 +101,7 @@ int cmd_stats(int argc, char **argv)
 	char path[STATS_PATH_BYTES];
 	int status = arguments_parse(argc, argv, &arguments);
 
-	if (status >= 0) {
+	if (status != CLI_GO_ON) {
 		return status;
 	}
 	if (stats_find(arguments.server, path, &error) != 0 ||

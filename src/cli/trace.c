@@ -2,7 +2,6 @@
 #include "tools/trace.h"
 
 #include <errno.h>
-#include <getopt.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -43,128 +42,87 @@ static const char usage_text[] =
 	"  --json         for programs\n"
 	"  --help         this text\n";
 
-/* --- values: each returns an exit status, or -1 to go on ----------------------------------- */
+/* --- values -------------------------------------------------------------------------------- */
 
-static int take_bytes(const char *option, const char *text, uint64_t max, uint64_t *bytes)
+static int take_bytes(const char *name, const char *text, uint64_t max, uint64_t *bytes)
 {
 	struct error error;
 	char most[UNITS_TEXT_BYTES];
 
 	if (units_parse_bytes(text, bytes, &error) != 0) {
-		return cli_usage_error("trace", "%s: %s", option, error.text);
+		return cli_usage_error("trace", "--%s: %s", name, error.text);
 	}
 	if (*bytes > max) {
 		return cli_usage_error(
-			"trace", "%s: at most %s", option, units_format_bytes(most, max));
+			"trace", "--%s: at most %s", name, units_format_bytes(most, max));
 	}
 	if (*bytes % TRACE_UNIT_BYTES != 0) {
-		return cli_usage_error("trace", "%s: %s is not a multiple of %d", option,
+		return cli_usage_error("trace", "--%s: %s is not a multiple of %d", name,
 			units_format_bytes(most, *bytes), TRACE_UNIT_BYTES);
 	}
-	return -1;
+	return CLI_GO_ON;
 }
 
-static int take_length(const char *option, const char *text, uint32_t *length)
+static int take_length(const char *name, const char *text, uint32_t *length)
 {
 	uint64_t bytes = 0;
-	int status = take_bytes(option, text, TRACE_BYTES_MAX, &bytes);
+	int status = take_bytes(name, text, TRACE_BYTES_MAX, &bytes);
 
-	if (status < 0 && bytes == 0) {
-		return cli_usage_error("trace", "%s: it must not be 0", option);
+	if (status == CLI_GO_ON && bytes == 0) {
+		return cli_usage_error("trace", "--%s: it must not be 0", name);
 	}
 	*length = (uint32_t)bytes;
 	return status;
 }
 
-static int take_size(struct trace_work *work, const char *text)
+static int take_size(void *context, const char *name, const char *text)
 {
+	struct trace_work *work = &((struct trace_arguments *)context)->work;
+
 	if (work->size_count == TRACE_SIZES_MAX) {
-		return cli_usage_error("trace", "--size: at most %d of them", TRACE_SIZES_MAX);
+		return cli_usage_error("trace", "--%s: at most %d of them", name, TRACE_SIZES_MAX);
 	}
-	return take_length("--size", text, &work->sizes[work->size_count++]);
+	return take_length(name, text, &work->sizes[work->size_count++]);
 }
 
-static int take_count(struct trace_work *work, const char *text)
+static int take_offset(void *context, const char *name, const char *text)
 {
-	struct error error;
+	struct trace_arguments *arguments = context;
 
-	if (units_parse_count(text, 1, TRACE_COUNT_MAX, &work->count, &error) != 0) {
-		return cli_usage_error("trace", "--count: %s", error.text);
-	}
-	return -1;
+	return take_bytes(name, text, INT64_MAX, &arguments->work.offset);
 }
 
-static int take_marker(struct trace_arguments *arguments, const char *text)
+static int take_chunk(void *context, const char *name, const char *text)
 {
+	struct trace_arguments *arguments = context;
+
+	return take_length(name, text, &arguments->work.chunk_bytes);
+}
+
+static int take_parts(void *context, const char *name, const char *text)
+{
+	struct trace_arguments *arguments = context;
+
+	return take_length(name, text, &arguments->work.part_bytes);
+}
+
+static int take_marker(void *context, const char *name, const char *text)
+{
+	struct trace_arguments *arguments = context;
 	char quoted[QUOTE_BYTES];
 	size_t length = strlen(text);
 
 	if (length == 0 || length > MARKER_DIGITS_MAX ||
 		strspn(text, "0123456789abcdefABCDEF") != length) {
-		return cli_usage_error("trace",
-			"--marker: '%s' is not a number of 1 to %d hex "
-			"digits",
-			log_escape(quoted, sizeof(quoted), text, length), MARKER_DIGITS_MAX);
+		return cli_usage_error("trace", "--%s: '%s' is not a number of 1 to %d hex digits",
+			name, log_escape(quoted, sizeof(quoted), text, length), MARKER_DIGITS_MAX);
 	}
 	arguments->work.marker = strtoull(text, NULL, 16);
 	arguments->marker_set = true;
-	return -1;
+	return CLI_GO_ON;
 }
 
 /* --- the command line ---------------------------------------------------------------------- */
-
-enum {
-	OPT_SIZE = CLI_OPTION_FIRST,
-	OPT_COUNT,
-	OPT_OFFSET,
-	OPT_RANDOM,
-	OPT_CHUNK,
-	OPT_PARTS,
-	OPT_TOGETHER,
-	OPT_CACHED,
-	OPT_MARKER,
-	OPT_SVG,
-	OPT_JSON,
-	OPT_HELP,
-};
-
-static int option_take(struct trace_arguments *arguments, int option, const char *text)
-{
-	struct trace_work *work = &arguments->work;
-
-	switch (option) {
-	case OPT_SIZE:
-		return take_size(work, text);
-	case OPT_COUNT:
-		return take_count(work, text);
-	case OPT_OFFSET:
-		return take_bytes("--offset", text, INT64_MAX, &work->offset);
-	case OPT_RANDOM:
-		work->random = true;
-		return -1;
-	case OPT_CHUNK:
-		return take_length("--chunk", text, &work->chunk_bytes);
-	case OPT_PARTS:
-		return take_length("--parts", text, &work->part_bytes);
-	case OPT_TOGETHER:
-		work->together = true;
-		return -1;
-	case OPT_CACHED:
-		work->cached = true;
-		return -1;
-	case OPT_MARKER:
-		return take_marker(arguments, text);
-	case OPT_SVG:
-		arguments->svg_path = text;
-		return -1;
-	case OPT_JSON:
-		arguments->json = true;
-		return -1;
-	default:
-		GMB_ASSERT(option == OPT_HELP);
-		return cli_print(usage_text);
-	}
-}
 
 static int sizes_check(const struct trace_work *work)
 {
@@ -187,22 +145,12 @@ static int sizes_check(const struct trace_work *work)
 			"or --size",
 			(unsigned long long)chunks);
 	}
-	return -1;
+	return CLI_GO_ON;
 }
 
 /* What only makes sense together. */
-static int arguments_check(int argc, char **argv, struct trace_arguments *arguments)
+static int arguments_check(struct trace_work *work)
 {
-	struct trace_work *work = &arguments->work;
-	char quoted[QUOTE_BYTES];
-
-	if (argc - optind > 1) {
-		const char *second = argv[optind + 1];
-
-		return cli_usage_error("trace", "one disk at a time, and not also '%s'",
-			log_escape(quoted, sizeof(quoted), second, strlen(second)));
-	}
-	work->path = argv[optind]; /* NULL at the end */
 	if (work->path == NULL) {
 		return cli_usage_error("trace", "which disk? Give a block device or a file");
 	}
@@ -217,37 +165,28 @@ static int arguments_check(int argc, char **argv, struct trace_arguments *argume
 
 static int arguments_parse(int argc, char **argv, struct trace_arguments *arguments)
 {
-	static const struct option options[] = {
-		{ "size", required_argument, NULL, OPT_SIZE },
-		{ "count", required_argument, NULL, OPT_COUNT },
-		{ "offset", required_argument, NULL, OPT_OFFSET },
-		{ "random", no_argument, NULL, OPT_RANDOM },
-		{ "chunk", required_argument, NULL, OPT_CHUNK },
-		{ "parts", required_argument, NULL, OPT_PARTS },
-		{ "together", no_argument, NULL, OPT_TOGETHER },
-		{ "cached", no_argument, NULL, OPT_CACHED },
-		{ "marker", required_argument, NULL, OPT_MARKER },
-		{ "svg", required_argument, NULL, OPT_SVG },
-		{ "json", no_argument, NULL, OPT_JSON },
-		{ "help", no_argument, NULL, OPT_HELP },
-		{ 0 },
+	struct trace_work *work = &arguments->work;
+	const struct cli_option options[] = {
+		{ "size", .take = take_size },
+		{ "count", .count = &work->count, .min = 1, .max = TRACE_COUNT_MAX },
+		{ "offset", .take = take_offset },
+		{ "random", .flag = &work->random },
+		{ "chunk", .take = take_chunk },
+		{ "parts", .take = take_parts },
+		{ "together", .flag = &work->together },
+		{ "cached", .flag = &work->cached },
+		{ "marker", .take = take_marker },
+		{ "svg", .text = &arguments->svg_path },
+		{ "json", .flag = &arguments->json },
 	};
-	int option;
+	const struct cli_command command = { "trace", usage_text, options, ARRAY_COUNT(options),
+		arguments };
+	int status = cli_parse(&command, argc, argv);
 
-	optind = 0; /* starts over, also after another parser has run */
-	opterr = 0;
-	while ((option = getopt_long(argc, argv, ":", options, NULL)) != -1) {
-		int status;
-
-		if (option == '?' || option == ':') {
-			return cli_option_error("trace", option, argv);
-		}
-		status = option_take(arguments, option, optarg);
-		if (status >= 0) {
-			return status;
-		}
+	if (status == CLI_GO_ON) {
+		status = cli_operand("trace", "disk", argc, argv, &work->path);
 	}
-	return arguments_check(argc, argv, arguments);
+	return status == CLI_GO_ON ? arguments_check(work) : status;
 }
 
 /* --- the command --------------------------------------------------------------------------- */
@@ -311,7 +250,7 @@ int cmd_trace(int argc, char **argv)
 	struct error error;
 	int status = arguments_parse(argc, argv, &arguments);
 
-	if (status >= 0) {
+	if (status != CLI_GO_ON) {
 		return status;
 	}
 	if (!arguments.marker_set && choose_marker(&arguments.work, &error) != 0) {

@@ -15,6 +15,7 @@ enum {
 	RECONNECT_TIMEOUT_MS = 120000,
 	BACKOFF_MS_MIN = 20,
 	BACKOFF_MS_MAX = 1000,
+	EXTRA_PAUSE_MS = 30000,
 	CONNECTIONS_CHOSEN_MAX = 4,
 };
 
@@ -146,10 +147,7 @@ static void dispatch_waiting(struct gmb_client *client)
 {
 	while (!list_is_empty(&client->waiting) && !list_is_empty(&client->free_commands)) {
 		struct connection *connection = connection_with_room(client);
-		struct request_state *state =
-			list_entry(list_first(&client->waiting), struct request_state, node);
-		struct gmb_request *request =
-			container_of((void *)state, struct gmb_request, private_space);
+		struct gmb_request *request = request_of(list_first(&client->waiting));
 		struct command *command;
 
 		if (connection == NULL) {
@@ -157,7 +155,7 @@ static void dispatch_waiting(struct gmb_client *client)
 		}
 		command = list_entry(list_pop_front(&client->free_commands), struct command, node);
 		if (!request_split(client, request, command)) {
-			list_remove(&state->node);
+			list_pop_front(&client->waiting);
 		}
 		connection_add(connection, command);
 	}
@@ -201,11 +199,7 @@ static void fail_all(struct gmb_client *client, int err)
 {
 	fail_replays(client, err);
 	while (!list_is_empty(&client->waiting)) {
-		struct request_state *state =
-			list_entry(list_first(&client->waiting), struct request_state, node);
-
-		request_fail(client, container_of((void *)state, struct gmb_request, private_space),
-			err);
+		request_fail(client, request_of(list_first(&client->waiting)), err);
 	}
 }
 
@@ -415,14 +409,21 @@ int client_connection_ready(
 }
 
 /* Doubles from attempt to attempt, with a quarter of chance, so that many clients of one server do
- * not come back at the same moment. */
-static uint64_t backoff_ns(struct gmb_client *client, uint32_t attempts)
+ * not come back at the same moment. A connection that fails again and again beside others that work
+ * is hardly missed: the server may not want so many. */
+static uint64_t backoff_ns(struct gmb_client *client, uint32_t attempts, bool missed)
 {
-	uint32_t doublings = MIN(attempts - 1, 10U);
-	uint64_t ms = MIN(UINT64_C(1) * BACKOFF_MS_MIN << doublings, (uint64_t)BACKOFF_MS_MAX);
-	uint64_t ns = attempts == 0 ? 0 : ms * NS_PER_MS;
+	uint64_t ns;
 
-	return ns > 0 ? ns - ring_random(client->queue->ring) % (ns / 4) : 0;
+	if (attempts == 0) {
+		return 0;
+	}
+	ns = ((uint64_t)BACKOFF_MS_MIN << MIN(attempts - 1, 10U)) * NS_PER_MS;
+	ns = MIN(ns, BACKOFF_MS_MAX * NS_PER_MS);
+	if (attempts >= CONNECTION_EXTRA_ATTEMPTS && !missed) {
+		ns = EXTRA_PAUSE_MS * NS_PER_MS;
+	}
+	return ns - ring_random(client->queue->ring) % (ns / 4);
 }
 
 void client_check_deadline(struct gmb_client *client)
@@ -471,13 +472,11 @@ void client_connection_lost(struct gmb_client *client, struct connection *connec
 		}
 		return;
 	}
-	if (others && attempts >= CONNECTION_EXTRA_ATTEMPTS && client->lost_count == 0) {
-		return; /* the others do */
-	}
 	client_check_deadline(client);
 	if (client->state == CLIENT_OPEN) {
 		connection->attempts++;
-		connection_start(connection, backoff_ns(client, attempts));
+		connection_start(connection,
+			backoff_ns(client, attempts, !others || client->lost_count > 0));
 	}
 }
 
@@ -589,14 +588,27 @@ static int client_create(struct gmb_queue *queue, const char *uri,
 	return 0;
 }
 
-/* How many of the connections are on their way or there. */
+static bool is_connected(const struct gmb_client *client)
+{
+	for (uint32_t i = 0; i < CLIENT_CONNECTIONS_MAX; i++) {
+		const struct connection *connection = client->connections[i];
+
+		if (connection != NULL && connection->state != CONNECTION_IDLE) {
+			return true;
+		}
+	}
+	return false;
+}
+
+/* True while a connection is on its way, and has not failed so often that nobody waits for it. */
 static bool is_settling(const struct gmb_client *client)
 {
 	for (uint32_t i = 0; i < CLIENT_CONNECTIONS_MAX; i++) {
 		const struct connection *connection = client->connections[i];
 
 		if (connection != NULL && connection->state != CONNECTION_IDLE &&
-			connection->state != CONNECTION_READY) {
+			connection->state != CONNECTION_READY &&
+			connection->attempts <= CONNECTION_EXTRA_ATTEMPTS) {
 			return true;
 		}
 	}
@@ -611,7 +623,7 @@ static void close_connections(struct gmb_client *client)
 			connection_leave(client->connections[i]);
 		}
 	}
-	while (is_settling(client)) {
+	while (is_connected(client)) {
 		queue_round(client->queue, UINT64_MAX);
 	}
 }

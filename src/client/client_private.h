@@ -30,7 +30,7 @@ enum {
 	CLIENT_DEPTH_DEFAULT = 128,
 	CLIENT_PAYLOAD_MAX = 32 << 20, /* one command, also where the server has no limit */
 	CONNECTION_HELLO_BYTES = 4096,
-	CONNECTION_EXTRA_ATTEMPTS = 3, /* for connections beside one that works */
+	CONNECTION_EXTRA_ATTEMPTS = 3, /* beside one that works: after these they are rare */
 	CLIENT_LOST_MAX = NEGOTIATION_INSTEAD_MAX,
 };
 
@@ -169,6 +169,8 @@ void queue_tell(struct gmb_queue *queue, struct gmb_request *request);
 /* --- request.c -------------------------------------------------------------------------------- */
 
 struct request_state *request_state(struct gmb_request *request);
+/* The request whose request_state.node this is. */
+struct gmb_request *request_of(struct list_node *node);
 /* The next command of a request, filled in a free one; false when it is wholly split. */
 bool request_split(struct gmb_client *client, struct gmb_request *request, struct command *command);
 /* A command has ended. text: what the server said, or "". */

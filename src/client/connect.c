@@ -16,6 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 
 /* How often a lookup of a name looks whether it should stop. */
@@ -30,40 +31,32 @@ struct attempt {
 
 /* --- time ---------------------------------------------------------------------------------- */
 
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
-}
-
 struct wait_limit wait_limit_start(uint64_t timeout_ns, int abort_fd)
 {
 	return (struct wait_limit){
 		.timeout_ns = timeout_ns,
-		.deadline_ns = now_ns() + timeout_ns,
+		.deadline_ns = clock_now_ns() + timeout_ns,
 		.abort_fd = abort_fd,
 	};
 }
 
 uint64_t wait_limit_left_ns(const struct wait_limit *limit)
 {
-	uint64_t now = now_ns();
+	uint64_t now = clock_now_ns();
 
 	return now < limit->deadline_ns ? limit->deadline_ns - now : 0;
 }
 
 int wait_for_fd(const struct wait_limit *limit, int fd, short events, uint64_t limit_ns)
 {
-	uint64_t end_ns = now_ns() + MIN(limit_ns, wait_limit_left_ns(limit));
+	uint64_t end_ns = clock_now_ns() + MIN(limit_ns, wait_limit_left_ns(limit));
 
 	for (;;) {
 		struct pollfd entries[2] = {
 			{ .fd = fd, .events = events },
 			{ .fd = limit->abort_fd, .events = POLLIN },
 		};
-		uint64_t now = now_ns();
+		uint64_t now = clock_now_ns();
 		uint64_t wait_ns = now < end_ns ? end_ns - now : 0;
 		struct timespec wait = { .tv_sec = (time_t)(wait_ns / 1000000000),
 			.tv_nsec = (long)(wait_ns % 1000000000) };

@@ -32,7 +32,7 @@ GMB_MUST_CHECK int wait_for_fd(
 /* The server's address as the user wrote it, escaped: "[::1]:10809". Returns out. */
 const char *connect_label(char out[CONNECT_LABEL_BYTES], const struct nbd_uri *uri);
 
-/* "LABEL: no success within 2 s while DOING"; returns -ETIMEDOUT, or -ECANCELED. */
+/* "LABEL: no success within 2 s while DOING"; returns -ETIMEDOUT. */
 int connect_timed_out(
 	const struct wait_limit *limit, const char *label, const char *doing, struct error *error);
 

@@ -26,38 +26,28 @@ void error_export(struct gmb_error *out, const struct error *error)
 	}
 }
 
-int gmb_queue_create(const struct gmb_queue_options *options, struct gmb_queue **queue_out,
-	struct gmb_error *error)
+static int queue_create(
+	const struct gmb_queue_options *options, struct gmb_queue **queue_out, struct error *error)
 {
-	struct ring_options ring_options = {
-		.entries = ENTRIES_DEFAULT, .files_max = 64, .buffers_max = REGIONS_MAX
-	};
+	struct ring_options ring_options = { .files_max = 64, .buffers_max = REGIONS_MAX };
 	struct gmb_queue_options own = { 0 };
 	struct gmb_queue *queue;
-	struct error reason;
 	int err;
 
 	if (options != NULL) {
 		memcpy(&own, options, MIN(options->size, sizeof(own)));
 	}
-	if (own.entries != 0) {
-		ring_options.entries = own.entries;
+	if (own.entries > ENTRIES_MAX) {
+		return error_set(error, -EINVAL, "a queue has at most %d entries, not %u",
+			ENTRIES_MAX, own.entries);
 	}
-	if (ring_options.entries > ENTRIES_MAX) {
-		err = error_set(&reason, -EINVAL, "a queue has at most %d entries, not %u",
-			ENTRIES_MAX, ring_options.entries);
-		error_export(error, &reason);
-		return err;
-	}
+	ring_options.entries = own.entries != 0 ? own.entries : ENTRIES_DEFAULT;
 	queue = calloc(1, sizeof(*queue));
 	if (queue == NULL) {
-		err = error_set(&reason, -ENOMEM, "out of memory for a queue");
-		error_export(error, &reason);
-		return err;
+		return error_set(error, -ENOMEM, "out of memory for a queue");
 	}
-	err = ring_create(&ring_options, &queue->ring, &reason);
+	err = ring_create(&ring_options, &queue->ring, error);
 	if (err != 0) {
-		error_export(error, &reason);
 		free(queue);
 		return err;
 	}
@@ -65,6 +55,18 @@ int gmb_queue_create(const struct gmb_queue_options *options, struct gmb_queue *
 	list_init(&queue->ended);
 	*queue_out = queue;
 	return 0;
+}
+
+int gmb_queue_create(const struct gmb_queue_options *options, struct gmb_queue **queue_out,
+	struct gmb_error *error)
+{
+	struct error reason = { 0 };
+	int err = queue_create(options, queue_out, &reason);
+
+	if (err != 0) {
+		error_export(error, &reason);
+	}
+	return err;
 }
 
 int gmb_queue_destroy(struct gmb_queue *queue)
@@ -133,10 +135,7 @@ static void tell_ended(struct gmb_queue *queue)
 		list_push_back(&batch, list_pop_front(&queue->ended));
 	}
 	while (!list_is_empty(&batch)) {
-		struct request_state *state =
-			list_entry(list_pop_front(&batch), struct request_state, node);
-
-		queue_tell(queue, container_of((void *)state, struct gmb_request, private_space));
+		queue_tell(queue, request_of(list_pop_front(&batch)));
 	}
 }
 

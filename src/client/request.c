@@ -14,6 +14,13 @@ struct request_state *request_state(struct gmb_request *request)
 	return (struct request_state *)(void *)request->private_space;
 }
 
+struct gmb_request *request_of(struct list_node *node)
+{
+	void *state = list_entry(node, struct request_state, node);
+
+	return container_of(state, struct gmb_request, private_space);
+}
+
 /* --- filling in ---------------------------------------------------------------------------- */
 
 void gmb_prepare_readv(
@@ -179,9 +186,6 @@ void gmb_submit(struct gmb_client *client, struct gmb_request *request)
 		client->explained = NULL; /* that was about its last life */
 	}
 	client->requests_in_flight++;
-	if (client->explained == request) {
-		client->explained = NULL; /* that was its last life */
-	}
 	err = check_request(client, request);
 	if (err != 0 || (request->length == 0 && request->operation != GMB_FLUSH)) {
 		end_now(client, request, err);
@@ -281,15 +285,15 @@ static void request_end(struct gmb_client *client, struct gmb_request *request)
 	struct request_state *state = request_state(request);
 
 	if (state->failure == 0 && !state->flushing && (request->flags & GMB_FUA) != 0 &&
-		(client_capabilities(client) & GMB_CAN_FUA) == 0 && client->state == CLIENT_DEAD) {
-		state->failure = -ENOTCONN; /* nobody is left to flush */
-	} else if (state->failure == 0 && !state->flushing && (request->flags & GMB_FUA) != 0 &&
-		   (client_capabilities(client) & GMB_CAN_FUA) == 0) {
+		(client_capabilities(client) & GMB_CAN_FUA) == 0) {
 		/* The server has no FUA: a flush after it does the same. */
-		state->flushing = true;
-		state->whole = false;
-		list_push_back(&client->waiting, &state->node);
-		return;
+		if (client->state != CLIENT_DEAD) {
+			state->flushing = true;
+			state->whole = false;
+			list_push_back(&client->waiting, &state->node);
+			return;
+		}
+		state->failure = -ENOTCONN; /* nobody is left to flush */
 	}
 	if (state->failure == 0 && request->operation == GMB_READ) {
 		client->stats.bytes_read += request->length;
@@ -343,29 +347,31 @@ void request_command_done(struct gmb_client *client, struct command *command, co
 
 	list_push_back(&client->free_commands, &command->node);
 	state->parts--;
-	if (result == 0) {
-		note_durability(client, command);
-	}
 	if (result != 0) {
 		if (state->failure == 0) {
 			client->explained = request;
 			snprintf(client->explanation, sizeof(client->explanation), "%s", text);
 		}
 		request_fail(client, request, result);
-	} else if (state->parts == 0 && state->whole) {
+		return;
+	}
+	note_durability(client, command);
+	if (state->parts == 0 && state->whole) {
 		request_end(client, request);
 	}
 }
 
 /* --- extents ------------------------------------------------------------------------------- */
 
-static void extent_add(
-	struct gmb_request *request, uint64_t offset, uint64_t length, uint32_t flags)
+/* An extent belongs to one command, so that request_command_again() can take just its own back. */
+static void extent_add(struct command *command, uint64_t offset, uint64_t length, uint32_t flags)
 {
+	struct gmb_request *request = command->request;
 	struct gmb_extent *last =
 		request->extent_count > 0 ? &request->extents[request->extent_count - 1] : NULL;
 
-	if (last != NULL && last->flags == flags && last->offset + last->bytes == offset) {
+	if (last != NULL && last->flags == flags && last->offset + last->bytes == offset &&
+		last->offset >= command->call.offset) {
 		last->bytes += length;
 	} else if (request->extent_count < request->extents_max) {
 		request->extents[request->extent_count++] = (struct gmb_extent){
@@ -378,7 +384,7 @@ static void extent_add(
 
 void request_hole(struct command *command, uint64_t offset, uint64_t length)
 {
-	extent_add(command->request, offset, length, GMB_EXTENT_HOLE | GMB_EXTENT_ZERO);
+	extent_add(command, offset, length, GMB_EXTENT_HOLE | GMB_EXTENT_ZERO);
 }
 
 void request_extent(struct command *command, uint64_t length, uint32_t flags)
@@ -395,7 +401,7 @@ void request_extent(struct command *command, uint64_t length, uint32_t flags)
 			return;
 		}
 	}
-	extent_add(request, offset, length, known);
+	extent_add(command, offset, length, known);
 }
 
 void request_command_again(struct command *command)

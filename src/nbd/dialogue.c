@@ -77,6 +77,17 @@ void dialogue_ask_info(struct dialogue *dialogue, uint32_t option, const char *n
 	dialogue_append_u16(dialogue, NBD_INFO_BLOCK_SIZE);
 }
 
+void dialogue_ask_contexts(struct dialogue *dialogue, uint32_t option, const char *name,
+	uint32_t query_count, size_t queries_bytes)
+{
+	size_t name_bytes = strlen(name);
+
+	dialogue_begin(dialogue, option, 4 + name_bytes + 4 + queries_bytes);
+	dialogue_append_u32(dialogue, (uint32_t)name_bytes);
+	dialogue_append(dialogue, name, name_bytes);
+	dialogue_append_u32(dialogue, query_count);
+}
+
 void dialogue_ask_export_name(struct dialogue *dialogue, const char *name, bool no_zeroes)
 {
 	dialogue_begin(dialogue, NBD_OPT_EXPORT_NAME, strlen(name));
@@ -91,6 +102,15 @@ void dialogue_finish(struct dialogue *dialogue)
 }
 
 /* --- hearing ------------------------------------------------------------------------------- */
+
+static int handle_greeting(struct dialogue *dialogue, struct error *error)
+{
+	uint16_t flags = nbd_parse_greeting(dialogue->input);
+
+	/* Rule P5: only the flags we know, and only when they were offered. */
+	dialogue_append_u32(dialogue, flags & (NBD_FLAG_FIXED_NEWSTYLE | NBD_FLAG_NO_ZEROES));
+	return dialogue->handler->greeting(dialogue, flags, error);
+}
 
 /* A whole message is in the input buffer. */
 static int handle_message(struct dialogue *dialogue, struct error *error)
@@ -108,8 +128,7 @@ static int handle_message(struct dialogue *dialogue, struct error *error)
 		return nbd_parse_style(dialogue->input, error);
 	case DIALOGUE_GREETING:
 		dialogue->input_bytes = 0;
-		return dialogue->handler->greeting(
-			dialogue, nbd_parse_greeting(dialogue->input), error);
+		return handle_greeting(dialogue, error);
 	case DIALOGUE_REPLY:
 		dialogue->input_bytes = 0;
 		err = nbd_parse_reply_header(
@@ -214,6 +233,31 @@ int dialogue_misplaced(const struct dialogue *dialogue, struct error *error)
 		"the server answered %s with a reply of type %u, which does not belong there (rule "
 		"P11)",
 		nbd_option_name(dialogue->option), dialogue->reply.type);
+}
+
+int dialogue_check_name(const char *name, struct error *error)
+{
+	size_t bytes = strlen(name);
+
+	return bytes <= NBD_STRING_BYTES_MAX
+		       ? 0
+		       : error_set(error, -EINVAL,
+				 "the export name has %zu bytes; NBD allows at most %d (rule P1)",
+				 bytes, NBD_STRING_BYTES_MAX);
+}
+
+int dialogue_take_info(const struct dialogue *dialogue, const uint8_t *payload,
+	struct nbd_info_item *item, struct error *error)
+{
+	int err = nbd_parse_info(payload, dialogue->reply.length, item, error);
+
+	if (err == 0 && dialogue->replies > DIALOGUE_INFO_REPLIES_MAX) {
+		err = error_set(error, -EPROTO,
+			"the server sends information without end: more than %d replies to one %s "
+			"(rule P11)",
+			DIALOGUE_INFO_REPLIES_MAX, nbd_option_name(dialogue->option));
+	}
+	return err;
 }
 
 /* --- words --------------------------------------------------------------------------------- */

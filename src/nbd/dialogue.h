@@ -20,7 +20,8 @@ enum {
 	DIALOGUE_REFUSAL_BYTES = 384,
 	DIALOGUE_LABEL_BYTES = 256,
 	/* The longest option is an export name with context queries. */
-	DIALOGUE_DATA_BYTES_MAX = 4 + NBD_STRING_BYTES_MAX + 4 + 3072,
+	DIALOGUE_QUERIES_BYTES_MAX = 3072,
+	DIALOGUE_DATA_BYTES_MAX = 4 + NBD_STRING_BYTES_MAX + 4 + DIALOGUE_QUERIES_BYTES_MAX,
 	DIALOGUE_OUTPUT_BYTES_MAX = 4 + sizeof(struct nbd_wire_option) + DIALOGUE_DATA_BYTES_MAX,
 };
 
@@ -39,6 +40,7 @@ struct dialogue;
 
 /* The owner's part. Each returns 0 or a negative errno with a sentence. */
 struct dialogue_handler {
+	/* The client's flags are answered already. */
 	int (*greeting)(struct dialogue *dialogue, uint16_t flags, struct error *error);
 	/* dialogue->reply is the header, dialogue->option the one in progress. */
 	int (*reply)(struct dialogue *dialogue, const uint8_t *payload, struct error *error);
@@ -73,6 +75,11 @@ void dialogue_begin(struct dialogue *dialogue, uint32_t option, size_t data_byte
 /* INFO or GO for an export, asking for all we know (rules P22, P24). */
 void dialogue_ask_info(struct dialogue *dialogue, uint32_t option, const char *name);
 
+/* LIST_META_CONTEXT or SET_META_CONTEXT for an export; the queries, queries_bytes of them with
+ * their lengths, are appended next. */
+void dialogue_ask_contexts(struct dialogue *dialogue, uint32_t option, const char *name,
+	uint32_t query_count, size_t queries_bytes);
+
 /* EXPORT_NAME, to which the answer is no option reply (rule P31). */
 void dialogue_ask_export_name(struct dialogue *dialogue, const char *name, bool no_zeroes);
 
@@ -95,6 +102,13 @@ const char *dialogue_awaits(const struct dialogue *dialogue);
 
 /* A reply that does not belong to the option in progress (rule P11). */
 int dialogue_misplaced(const struct dialogue *dialogue, struct error *error);
+
+/* The export's name fits in an option (rule P1), or -EINVAL. */
+GMB_MUST_CHECK int dialogue_check_name(const char *name, struct error *error);
+
+/* The information in a reply to INFO or GO, of which there may not be too many (rule P11). */
+GMB_MUST_CHECK int dialogue_take_info(const struct dialogue *dialogue, const uint8_t *payload,
+	struct nbd_info_item *item, struct error *error);
 
 /* --- words ------------------------------------------------------------------------------------ */
 

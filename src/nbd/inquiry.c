@@ -8,8 +8,6 @@
 
 #include "nbd/dialogue.h"
 
-enum { ZERO_QUERIES_BYTES = 4 };
-
 struct inquiry {
 	struct dialogue talk;
 	bool list;	   /* all exports */
@@ -41,14 +39,8 @@ static void ask_info(struct inquiry *inquiry, uint32_t option)
 
 static void ask_contexts(struct inquiry *inquiry)
 {
-	const char *name = current_offer(inquiry)->name;
-	size_t name_bytes = strlen(name);
-
-	dialogue_begin(
-		&inquiry->talk, NBD_OPT_LIST_META_CONTEXT, 4 + name_bytes + ZERO_QUERIES_BYTES);
-	dialogue_append_u32(&inquiry->talk, (uint32_t)name_bytes);
-	dialogue_append(&inquiry->talk, name, name_bytes);
-	dialogue_append_u32(&inquiry->talk, 0);
+	dialogue_ask_contexts(
+		&inquiry->talk, NBD_OPT_LIST_META_CONTEXT, current_offer(inquiry)->name, 0, 0);
 }
 
 /* Leaves the transmission phase that GO or EXPORT_NAME began: DISC has no reply (rule P80). */
@@ -366,21 +358,14 @@ static int handle_context(
 	return nbd_offers_add_context(&inquiry->offers, current_offer(inquiry), name, error);
 }
 
-static int handle_info(
-	struct inquiry *inquiry, const uint8_t *payload, uint32_t length, struct error *error)
+static int handle_info(struct inquiry *inquiry, const uint8_t *payload, struct error *error)
 {
 	struct nbd_offer *offer = current_offer(inquiry);
 	struct nbd_info_item item;
-	int err = nbd_parse_info(payload, length, &item, error);
+	int err = dialogue_take_info(&inquiry->talk, payload, &item, error);
 
 	if (err != 0) {
 		return err;
-	}
-	if (inquiry->talk.replies > DIALOGUE_INFO_REPLIES_MAX) {
-		return error_set(error, -EPROTO,
-			"the server sends information without end: more than %d replies to one %s "
-			"(rule P11)",
-			DIALOGUE_INFO_REPLIES_MAX, nbd_option_name(inquiry->talk.option));
 	}
 	switch (item.type) {
 	case NBD_INFO_EXPORT:
@@ -422,7 +407,7 @@ static int handle_reply(struct dialogue *talk, const uint8_t *payload, struct er
 		return handle_server(inquiry, payload, length, error);
 	}
 	if (type == NBD_REP_INFO && (option == NBD_OPT_INFO || option == NBD_OPT_GO)) {
-		return handle_info(inquiry, payload, length, error);
+		return handle_info(inquiry, payload, error);
 	}
 	if (type == NBD_REP_META_CONTEXT && option == NBD_OPT_LIST_META_CONTEXT) {
 		return handle_context(inquiry, payload, length, error);
@@ -441,8 +426,6 @@ static int handle_greeting(struct dialogue *talk, uint16_t flags, struct error *
 			"the server speaks the first newstyle protocol, not the fixed one: it has "
 			"no list of exports (rule P3)");
 	}
-	/* Rule P5: only the flags we know, and only when they were offered. */
-	dialogue_append_u32(talk, flags & (NBD_FLAG_FIXED_NEWSTYLE | NBD_FLAG_NO_ZEROES));
 	if (inquiry->offers.fixed) {
 		dialogue_begin(talk, NBD_OPT_EXTENDED_HEADERS, 0);
 	} else {
@@ -497,8 +480,7 @@ int inquiry_create(
 	const struct inquiry_options *options, struct inquiry **inquiry_out, struct error *error)
 {
 	struct inquiry *inquiry = calloc(1, sizeof(*inquiry));
-	size_t name_bytes = strlen(options->export_name);
-	int err = 0;
+	int err;
 
 	if (inquiry == NULL) {
 		return error_set(error, -ENOMEM, "out of memory");
@@ -506,13 +488,10 @@ int inquiry_create(
 	nbd_offers_init(&inquiry->offers);
 	inquiry->list = options->list;
 	dialogue_init(&inquiry->talk, &inquiry_handler);
-	if (name_bytes > NBD_STRING_BYTES_MAX) {
-		err = error_set(error, -EINVAL,
-			"the export name has %zu bytes; NBD allows at most %d (rule P1)",
-			name_bytes, NBD_STRING_BYTES_MAX);
-	} else if (!options->list) {
+	err = dialogue_check_name(options->export_name, error);
+	if (err == 0 && !options->list) {
 		struct nbd_text name = { .bytes = options->export_name,
-			.length = (uint32_t)name_bytes };
+			.length = (uint32_t)strlen(options->export_name) };
 
 		err = nbd_offers_add(&inquiry->offers, name, (struct nbd_text){ 0 }, error);
 	}

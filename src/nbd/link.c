@@ -101,6 +101,18 @@ void link_memory_write(struct link_call *call, uint64_t place, const uint8_t *by
 	}
 }
 
+/* The first len bytes of a call's memory. */
+static void memory_read(struct link_call *call, uint8_t *bytes, size_t len)
+{
+	struct iovec piece;
+	uint64_t laid;
+
+	for (size_t place = 0; place < len; place += laid) {
+		(void)link_memory(call, place, len - place, &piece, 1, &laid);
+		memcpy(bytes + place, piece.iov_base, laid);
+	}
+}
+
 void link_memory_zero(struct link_call *call, uint64_t place, uint64_t length)
 {
 	while (length > 0) {
@@ -345,10 +357,7 @@ const struct iovec *link_input(struct link *link, uint32_t *iov_count, size_t *b
 {
 	uint64_t laid;
 
-	link->plan_count = 0;
-	link->plan_bytes = 0;
-	link->plan_data = 0;
-	link->foretold_count = 0;
+	link_input_drop(link);
 	*whole = false;
 	switch (link->state) {
 	case LINK_DATA:
@@ -378,6 +387,7 @@ const struct iovec *link_input(struct link *link, uint32_t *iov_count, size_t *b
 void link_input_drop(struct link *link)
 {
 	link->plan_count = 0;
+	link->plan_bytes = 0;
 	link->plan_data = 0;
 	link->foretold_count = 0;
 }
@@ -388,7 +398,6 @@ void link_input_drop(struct link *link)
  * Returns how many bytes those are, with what the stage held before. */
 static int spill_fill(struct link *link, uint32_t i, size_t left, size_t *len, struct error *error)
 {
-	struct iovec memory[LINK_IOV_MAX];
 	size_t filled = 0;
 
 	if (link->spill == NULL) {
@@ -405,35 +414,19 @@ static int spill_fill(struct link *link, uint32_t i, size_t left, size_t *len, s
 		const uint8_t *prefix =
 			i == 0 ? link->stage + link->stage_bytes : link->prefixes[i];
 		size_t part = MIN(left, link->prefix_bytes[i]);
-		uint64_t laid;
-		uint32_t count;
 
 		memcpy(link->spill + filled, prefix, part);
 		filled += part;
 		left -= part;
 		part = MIN(left, link->payload_bytes[i]);
-		count = link_memory(link->foretold[i], 0, part, memory, LINK_IOV_MAX, &laid);
-		GMB_ASSERT(laid == part);
-		for (uint32_t at = 0; at < count; at++) {
-			memcpy(link->spill + filled, memory[at].iov_base, memory[at].iov_len);
-			filled += memory[at].iov_len;
-		}
+		memory_read(link->foretold[i], link->spill + filled, part);
+		filled += part;
 		left -= part;
 	}
 	GMB_ASSERT(left == 0);
 	link->stage_bytes = 0;
 	*len = filled;
 	return 0;
-}
-
-static void begin_data(struct link *link, struct link_call *call)
-{
-	call->covered = call->length;
-	link->current = call;
-	link->current_ends = true;
-	link->data_place = 0;
-	link->left = call->length;
-	link->state = LINK_DATA;
 }
 
 /* Reply i came as foretold, and with it `left` bytes from its payload on; sets how many it took. */
@@ -449,7 +442,8 @@ static int take_foretold(
 		return link_finish(link, call, error);
 	}
 	*taken = MIN(left, link->payload_bytes[i]);
-	begin_data(link, call);
+	call->covered = call->length;
+	link_begin_data(link, call, 0, call->length, true);
 	return *taken > 0 ? link_data_arrived(link, *taken, error) : 0;
 }
 
@@ -471,7 +465,7 @@ static int take_all_foretold(struct link *link, size_t left, struct error *error
 			return link_feed(link, link->stage, link->stage_bytes, error);
 		}
 		if (!link_prefix_matches(link, link->foretold[i], prefix)) {
-			size_t len;
+			size_t len = 0;
 
 			link->foretell /= 2;
 			link->ordered_run = 0;

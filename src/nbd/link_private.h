@@ -22,6 +22,10 @@ GMB_MUST_CHECK int link_finish(struct link *link, struct link_call *call, struct
 GMB_MUST_CHECK int link_cover(
 	struct link_call *call, uint64_t start, uint64_t length, struct error *error);
 
+/* bytes at place, relative to the call's offset, come next; ends: its answer is whole then. */
+void link_begin_data(
+	struct link *link, struct link_call *call, uint64_t place, uint64_t bytes, bool ends);
+
 /* Bytes of the chunk in progress are in the call's memory. */
 GMB_MUST_CHECK int link_data_arrived(struct link *link, uint64_t bytes, struct error *error);
 

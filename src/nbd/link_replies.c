@@ -68,10 +68,7 @@ static void release(struct link *link, struct link_call *call)
 
 int link_finish(struct link *link, struct link_call *call, struct error *error)
 {
-	if (link->current == call) {
-		link->current = NULL;
-	}
-	link->state = link->current == NULL ? LINK_HEADER : link->state;
+	GMB_ASSERT(link->current != call);
 	if (call->result == 0 && call->type == NBD_CMD_READ && call->covered != call->length) {
 		return error_set(error, -EPROTO,
 			"the server ended a read without an error and without all of its data "
@@ -88,6 +85,12 @@ int link_finish(struct link *link, struct link_call *call, struct error *error)
 	}
 	release(link, call);
 	return 0;
+}
+
+static int outside(struct error *error)
+{
+	return error_set(error, -EPROTO,
+		"the server sends data from outside the range that was asked for (rule P90)");
 }
 
 static int sent_twice(struct error *error)
@@ -190,9 +193,7 @@ int link_cover(struct link_call *call, uint64_t start, uint64_t length, struct e
 			nbd_command_name(call->type));
 	}
 	if (!range_inside(start, length, call->length)) {
-		return error_set(error, -EPROTO,
-			"the server sends data from outside the range that was asked for (rule "
-			"P90)");
+		return outside(error);
 	}
 	if (call->covered > 0 && (call->flags & NBD_CMD_FLAG_DF) != 0) {
 		return error_set(error, -EPROTO,
@@ -209,6 +210,16 @@ int link_cover(struct link_call *call, uint64_t start, uint64_t length, struct e
 	err = interval_add(call, start, start + length, error);
 	call->covered += length;
 	return err;
+}
+
+void link_begin_data(
+	struct link *link, struct link_call *call, uint64_t place, uint64_t bytes, bool ends)
+{
+	link->state = LINK_DATA;
+	link->current = call;
+	link->current_ends = ends;
+	link->data_place = place;
+	link->left = bytes;
 }
 
 int link_data_arrived(struct link *link, uint64_t bytes, struct error *error)
@@ -315,16 +326,6 @@ static void begin_skip(struct link *link, struct link_call *call, const struct r
 	link->current_ends = (reply->flags & NBD_REPLY_FLAG_DONE) != 0;
 }
 
-static void begin_data_chunk(
-	struct link *link, struct link_call *call, uint64_t place, uint64_t bytes, bool ends)
-{
-	link->state = LINK_DATA;
-	link->current = call;
-	link->current_ends = ends;
-	link->data_place = place;
-	link->left = bytes;
-}
-
 /* Each chunk function gets all the bytes that lie before it; returns how many of the body it took
  * (and then the state says what comes), 0 with *more when it needs more, or an error. */
 static int take_data(struct link *link, struct link_call *call, const struct reply *reply,
@@ -344,15 +345,13 @@ static int take_data(struct link *link, struct link_call *call, const struct rep
 	memcpy(&wire, body, sizeof(wire));
 	bytes = reply->length - DATA_OFFSET_BYTES;
 	if (be64_get(wire) < call->offset) {
-		return error_set(error, -EPROTO,
-			"the server sends data from outside the range that was asked for (rule "
-			"P90)");
+		return outside(error);
 	}
 	err = link_cover(call, be64_get(wire) - call->offset, bytes, error);
 	if (err != 0) {
 		return err;
 	}
-	begin_data_chunk(link, call, be64_get(wire) - call->offset, bytes,
+	link_begin_data(link, call, be64_get(wire) - call->offset, bytes,
 		(reply->flags & NBD_REPLY_FLAG_DONE) != 0);
 	return DATA_OFFSET_BYTES;
 }
@@ -489,6 +488,7 @@ static int take_error(struct link *link, struct link_call *call, const struct re
 	size_t least = sizeof(struct nbd_wire_error) + (with_offset ? 8 : 0);
 	struct nbd_wire_error head;
 	size_t text_bytes;
+	int err;
 
 	if (reply->length < least || (known && reply->length > least + NBD_STRING_BYTES_MAX) ||
 		reply->length > UNKNOWN_ERROR_BYTES_MAX) {
@@ -530,11 +530,8 @@ static int take_error(struct link *link, struct link_call *call, const struct re
 		}
 	}
 	keep_error(link, call, be32_get(head.error), body + sizeof(head), text_bytes);
-	{
-		int err = chunk_end(link, call, (reply->flags & NBD_REPLY_FLAG_DONE) != 0, error);
-
-		return err != 0 ? err : (int)reply->length;
-	}
+	err = chunk_end(link, call, (reply->flags & NBD_REPLY_FLAG_DONE) != 0, error);
+	return err != 0 ? err : (int)reply->length;
 }
 
 static int take_none(
@@ -599,7 +596,7 @@ static int take_simple(
 		keep_error(link, call, be32_get(wire.error), bytes, 0);
 	} else if (call->type == NBD_CMD_READ) {
 		call->covered = call->length;
-		begin_data_chunk(link, call, 0, call->length, true);
+		link_begin_data(link, call, 0, call->length, true);
 		return sizeof(wire);
 	}
 	err = chunk_end(link, call, true, error);

@@ -19,6 +19,11 @@ enum {
 	LIST_REPLIES_MAX = 1024, /* of contexts that nobody asked for */
 };
 
+_Static_assert((2 + NEGOTIATION_INSTEAD_MAX) *
+			       (4 + sizeof(CONNECTION_QUERY) + NEGOTIATION_TOKEN_BYTES_MAX) <=
+		       DIALOGUE_QUERIES_BYTES_MAX,
+	"all queries of ask_fence(), CONNECTION_QUERY being the longest");
+
 struct negotiation {
 	struct dialogue talk;
 	enum nbd_reply_style style_max;
@@ -49,20 +54,9 @@ static void ask_go(struct negotiation *negotiation)
 	dialogue_ask_info(&negotiation->talk, NBD_OPT_GO, negotiation->facts.name);
 }
 
-/* The context must be selected for the name that GO will use (rule P40). */
-static void ask_allocation(struct negotiation *negotiation)
+static size_t query_bytes(const char *kind, const char *token)
 {
-	const char *name = negotiation->facts.name;
-	size_t name_bytes = strlen(name);
-	size_t query_bytes = strlen(ALLOCATION_NAME);
-	struct dialogue *talk = &negotiation->talk;
-
-	dialogue_begin(talk, NBD_OPT_SET_META_CONTEXT, 4 + name_bytes + 4 + 4 + query_bytes);
-	dialogue_append_u32(talk, (uint32_t)name_bytes);
-	dialogue_append(talk, name, name_bytes);
-	dialogue_append_u32(talk, 1);
-	dialogue_append_u32(talk, (uint32_t)query_bytes);
-	dialogue_append(talk, ALLOCATION_NAME, query_bytes);
+	return 4 + strlen(kind) + strlen(token);
 }
 
 static void append_query(struct dialogue *talk, const char *kind, const char *token)
@@ -72,22 +66,29 @@ static void append_query(struct dialogue *talk, const char *kind, const char *to
 	dialogue_append(talk, token, strlen(token));
 }
 
+/* The context must be selected for the name that GO will use (rule P40). */
+static void ask_allocation(struct negotiation *negotiation)
+{
+	struct dialogue *talk = &negotiation->talk;
+
+	dialogue_ask_contexts(talk, NBD_OPT_SET_META_CONTEXT, negotiation->facts.name, 1,
+		query_bytes(ALLOCATION_NAME, ""));
+	append_query(talk, ALLOCATION_NAME, "");
+}
+
 /* Says who we are and instead of whom we come, and asks for the epoch. A server that does not know
  * these contexts has none of them to list. */
 static void ask_fence(struct negotiation *negotiation)
 {
-	const char *name = negotiation->facts.name;
 	struct dialogue *talk = &negotiation->talk;
-	size_t bytes = 4 + strlen(name) + 4 + 4 + strlen(EPOCH_QUERY) + 4 +
-		       strlen(CONNECTION_QUERY) + strlen(negotiation->token);
+	size_t bytes =
+		query_bytes(EPOCH_QUERY, "") + query_bytes(CONNECTION_QUERY, negotiation->token);
 
 	for (uint32_t i = 0; i < negotiation->instead_count; i++) {
-		bytes += 4 + strlen(INSTEAD_QUERY) + strlen(negotiation->instead[i]);
+		bytes += query_bytes(INSTEAD_QUERY, negotiation->instead[i]);
 	}
-	dialogue_begin(talk, NBD_OPT_LIST_META_CONTEXT, bytes);
-	dialogue_append_u32(talk, (uint32_t)strlen(name));
-	dialogue_append(talk, name, strlen(name));
-	dialogue_append_u32(talk, 2 + negotiation->instead_count);
+	dialogue_ask_contexts(talk, NBD_OPT_LIST_META_CONTEXT, negotiation->facts.name,
+		2 + negotiation->instead_count, bytes);
 	append_query(talk, EPOCH_QUERY, "");
 	append_query(talk, CONNECTION_QUERY, negotiation->token);
 	for (uint32_t i = 0; i < negotiation->instead_count; i++) {
@@ -232,26 +233,13 @@ static int handle_ack(struct negotiation *negotiation, struct error *error)
 	}
 }
 
-static int handle_context(
-	struct negotiation *negotiation, const uint8_t *payload, struct error *error)
+static void take_allocation(struct negotiation_facts *facts, uint32_t id, struct nbd_text name)
 {
-	struct nbd_text name;
-	uint32_t id;
-	int err = nbd_parse_context(payload, negotiation->talk.reply.length, &id, &name, error);
-
-	if (err != 0) {
-		return err;
-	}
-	if (negotiation->talk.replies > CONTEXT_REPLIES_MAX) {
-		return error_set(error, -EPROTO,
-			"the server selects more contexts than were asked for (rule P41)");
-	}
 	if (name.length == strlen(ALLOCATION_NAME) &&
 		memcmp(name.bytes, ALLOCATION_NAME, name.length) == 0) {
-		negotiation->facts.allocation = true;
-		negotiation->facts.allocation_id = id;
+		facts->allocation = true;
+		facts->allocation_id = id;
 	}
-	return 0;
 }
 
 /* "x-gmblock:epoch=0123456789abcdef", perhaps with ",volatile" after it. */
@@ -271,21 +259,32 @@ static void take_epoch(struct negotiation_facts *facts, struct nbd_text name)
 	facts->fenced = facts->epoch != 0;
 }
 
-static int handle_listed(
+/* One that was selected, or one that is listed. */
+static int handle_context(
 	struct negotiation *negotiation, const uint8_t *payload, struct error *error)
 {
+	const struct dialogue *talk = &negotiation->talk;
+	bool selected = talk->option == NBD_OPT_SET_META_CONTEXT;
 	struct nbd_text name;
 	uint32_t id;
-	int err = nbd_parse_context(payload, negotiation->talk.reply.length, &id, &name, error);
+	int err = nbd_parse_context(payload, talk->reply.length, &id, &name, error);
 
 	if (err != 0) {
 		return err;
 	}
-	if (negotiation->talk.replies > LIST_REPLIES_MAX) {
+	if (selected && talk->replies > CONTEXT_REPLIES_MAX) {
+		return error_set(error, -EPROTO,
+			"the server selects more contexts than were asked for (rule P41)");
+	}
+	if (talk->replies > LIST_REPLIES_MAX) {
 		return error_set(
 			error, -EPROTO, "the server lists contexts without end (rule P11)");
 	}
-	take_epoch(&negotiation->facts, name);
+	if (selected) {
+		take_allocation(&negotiation->facts, id, name);
+	} else {
+		take_epoch(&negotiation->facts, name);
+	}
 	return 0;
 }
 
@@ -300,16 +299,10 @@ static int handle_info(struct negotiation *negotiation, const uint8_t *payload, 
 {
 	struct negotiation_facts *facts = &negotiation->facts;
 	struct nbd_info_item item;
-	int err = nbd_parse_info(payload, negotiation->talk.reply.length, &item, error);
+	int err = dialogue_take_info(&negotiation->talk, payload, &item, error);
 
 	if (err != 0) {
 		return err;
-	}
-	if (negotiation->talk.replies > DIALOGUE_INFO_REPLIES_MAX) {
-		return error_set(error, -EPROTO,
-			"the server sends information without end: more than %d replies to one GO "
-			"(rule P11)",
-			DIALOGUE_INFO_REPLIES_MAX);
 	}
 	switch (item.type) {
 	case NBD_INFO_EXPORT:
@@ -348,10 +341,8 @@ static int handle_reply(struct dialogue *talk, const uint8_t *payload, struct er
 	if (type == NBD_REP_INFO && talk->option == NBD_OPT_GO) {
 		return handle_info(negotiation, payload, error);
 	}
-	if (type == NBD_REP_META_CONTEXT && talk->option == NBD_OPT_LIST_META_CONTEXT) {
-		return handle_listed(negotiation, payload, error);
-	}
-	if (type == NBD_REP_META_CONTEXT && talk->option == NBD_OPT_SET_META_CONTEXT) {
+	if (type == NBD_REP_META_CONTEXT && (talk->option == NBD_OPT_LIST_META_CONTEXT ||
+						    talk->option == NBD_OPT_SET_META_CONTEXT)) {
 		return handle_context(negotiation, payload, error);
 	}
 	return dialogue_misplaced(talk, error);
@@ -363,8 +354,6 @@ static int handle_greeting(struct dialogue *talk, uint16_t flags, struct error *
 
 	GMB_UNUSED(error);
 	negotiation->no_zeroes = (flags & NBD_FLAG_NO_ZEROES) != 0;
-	/* Rule P5: only the flags we know, and only when they were offered. */
-	dialogue_append_u32(talk, flags & (NBD_FLAG_FIXED_NEWSTYLE | NBD_FLAG_NO_ZEROES));
 	if ((flags & NBD_FLAG_FIXED_NEWSTYLE) != 0) {
 		ask_style(negotiation, negotiation->style_max);
 	} else {
@@ -412,20 +401,18 @@ static void copy_tokens(struct negotiation *negotiation, const struct negotiatio
 int negotiation_create(const struct negotiation_options *options,
 	struct negotiation **negotiation_out, struct error *error)
 {
-	size_t name_bytes = strlen(options->export_name);
 	struct negotiation *negotiation;
+	int err = dialogue_check_name(options->export_name, error);
 
-	if (name_bytes > NBD_STRING_BYTES_MAX) {
-		return error_set(error, -EINVAL,
-			"the export name has %zu bytes; NBD allows at most %d (rule P1)",
-			name_bytes, NBD_STRING_BYTES_MAX);
+	if (err != 0) {
+		return err;
 	}
 	negotiation = calloc(1, sizeof(*negotiation));
 	if (negotiation == NULL) {
 		return error_set(error, -ENOMEM, "out of memory");
 	}
 	negotiation->style_max = options->style_max;
-	memcpy(negotiation->facts.name, options->export_name, name_bytes + 1);
+	memcpy(negotiation->facts.name, options->export_name, strlen(options->export_name) + 1);
 	if (options->token != NULL) {
 		copy_tokens(negotiation, options);
 	}

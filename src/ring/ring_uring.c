@@ -12,9 +12,9 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/random.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "ring/ring_calls.h"
 
 /* Newer than Debian 12's headers; ABI. */
@@ -303,11 +303,8 @@ const struct ring_counters *ring_counters(const struct ring *ring)
 
 uint64_t ring_now_ns(const struct ring *ring)
 {
-	struct timespec now;
-
 	GMB_UNUSED(ring);
-	clock_gettime(CLOCK_MONOTONIC, &now); /* vDSO: no system call */
-	return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+	return clock_now_ns();
 }
 
 uint64_t ring_batch_ns(const struct ring *ring)

@@ -13,6 +13,7 @@
 /* One listening socket. Its op waits either for a connection or for a pause to end. */
 struct door {
 	struct acceptor *acceptor;
+	int fd; /* the listener's */
 	struct ring_file file;
 	struct ring_op op;
 };
@@ -47,7 +48,14 @@ int acceptor_create(
 	}
 	acceptor->options = *options;
 	acceptor->ring = reactor_ring(options->reactors[0]);
-	acceptor->door_count = door_count;
+	for (uint32_t i = 0; i < options->listener_count; i++) {
+		const struct listener *listener = &options->listeners[i];
+
+		for (uint32_t k = 0; k < listener->fd_count; k++) {
+			acceptor->doors[acceptor->door_count++] =
+				(struct door){ .acceptor = acceptor, .fd = listener->fds[k] };
+		}
+	}
 	*acceptor_out = acceptor;
 	return 0;
 }
@@ -178,19 +186,13 @@ static void accept_done(struct ring_op *op, int result)
 static void deliver_start(struct ring *ring, struct ring_message *message)
 {
 	struct acceptor *acceptor = container_of(message, struct acceptor, start_message);
-	uint32_t door_idx = 0;
 
-	for (uint32_t i = 0; i < acceptor->options.listener_count; i++) {
-		const struct listener *listener = &acceptor->options.listeners[i];
+	for (uint32_t i = 0; i < acceptor->door_count; i++) {
+		struct door *door = &acceptor->doors[i];
 
-		for (uint32_t k = 0; k < listener->fd_count; k++) {
-			struct door *door = &acceptor->doors[door_idx++];
-
-			door->acceptor = acceptor;
-			door->file = ring_file_add(ring, listener->fds[k]);
-			acceptor->active_count++;
-			open_door(door);
-		}
+		door->file = ring_file_add(ring, door->fd);
+		acceptor->active_count++;
+		open_door(door);
 	}
 }
 

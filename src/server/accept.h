@@ -4,10 +4,10 @@
  * sessions. Holds the server's limit on connections.
  *
  * Threading: create and destroy on the main thread; start and stop on any (they post); everything
- * else runs on the first reactor's thread. Ownership: borrows the listeners and reactors; their
- * descriptors must stay open until stopped() was called.
- * Errors: a failed accept is logged, limited in rate; lack of descriptors or memory pauses that
- * socket for a moment.
+ * else runs on the first reactor's thread. Ownership: borrows the reactors, and the listeners
+ * inside acceptor_create(); their descriptors must stay open until stopped() was called. Errors: a
+ * failed accept is logged, limited in rate; lack of descriptors or memory pauses that socket for a
+ * moment.
  */
 #pragma once
 

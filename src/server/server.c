@@ -13,9 +13,9 @@
 #include <sys/signalfd.h>
 #include <sys/un.h>
 #include <systemd/sd-daemon.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "server/accept.h"
 #include "server/control.h"
@@ -64,14 +64,6 @@ struct server {
 	uint64_t stop_begin_ns;
 	uint64_t stop_limit_ns; /* while stopping: when to give up */
 };
-
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
-}
 
 /* --- exports --------------------------------------------------------------------------------- */
 
@@ -364,7 +356,7 @@ static int start_control(struct server *server, struct error *error)
 		.listener_count = server->listener_count,
 		.reactors = server->reactors,
 		.reactor_count = server->reactor_count,
-		.start_ns = now_ns(),
+		.start_ns = clock_now_ns(),
 	};
 
 	server->paths = calloc(MAX(server->export_count, 1U), sizeof(*server->paths));
@@ -495,7 +487,7 @@ static void begin_stop(struct server *server)
 {
 	sd_notify(0, "STOPPING=1\nSTATUS=Finishing what is in flight");
 	server->phase = SERVER_CLOSING;
-	server->stop_begin_ns = now_ns();
+	server->stop_begin_ns = clock_now_ns();
 	server->stop_limit_ns = server->stop_begin_ns + DRAIN_DEADLINE_NS + DRAIN_GRACE_NS;
 	acceptor_stop(server->acceptor);
 }
@@ -543,7 +535,7 @@ static void handle_signal(struct server *server, int signal_number)
 	if (server->phase == SERVER_SERVING) {
 		runner_signal(&server->runner, signal_number);
 		begin_stop(server);
-	} else if (now_ns() - server->stop_begin_ns >= SAME_SIGNAL_NS) {
+	} else if (clock_now_ns() - server->stop_begin_ns >= SAME_SIGNAL_NS) {
 		stop_hard(server, "a second signal came");
 	}
 }
@@ -572,7 +564,7 @@ static int stop_timeout_ms(const struct server *server)
 	if (server->phase == SERVER_SERVING) {
 		return -1;
 	}
-	now = now_ns();
+	now = clock_now_ns();
 	return now >= server->stop_limit_ns ? 0
 					    : (int)((server->stop_limit_ns - now) / 1000000 + 1);
 }

@@ -81,8 +81,7 @@ struct bench_cpu {
 /* What was measured, warm-up and the end after the time excepted. */
 struct bench_result {
 	struct histogram latency_ns[BENCH_DIRECTIONS];
-	uint64_t
-		hole_reads; /* reads that the server answered, wholly or in part, without payload */
+	uint64_t hole_reads; /* that the server answered, wholly or in part, without payload */
 	uint64_t elapsed_ns;
 	struct bench_cpu cpu;
 	struct bench_range range;

@@ -404,23 +404,12 @@ static json_t *json_server(const struct bench_result *result)
 	return object;
 }
 
-/* A URI holds bytes that the user typed: JSON holds UTF-8 only. */
-static json_t *json_uri(const char *uri)
-{
-	char escaped[URI_SHOWN_BYTES];
-	json_t *value = json_string(uri);
-
-	return value != NULL ? value
-			     : json_string(log_escape(escaped, sizeof(escaped), uri, strlen(uri)));
-}
-
 int bench_show_json(
 	const struct bench_work *work, const struct bench_result *result, struct error *error)
 {
 	uint64_t cpu_ns = result->cpu.user_ns + result->cpu.system_ns;
 	double iops = per_second(result, bench_requests(result));
 	json_t *root = json_object();
-	int err;
 
 	json_object_set_new(root, "iops", json_real(iops));
 	json_object_set_new(root, "bytes_per_second", json_real(iops * work->block_bytes));
@@ -431,7 +420,7 @@ int bench_show_json(
 	json_object_set_new(root, "hole_reads", json_integer((json_int_t)result->hole_reads));
 	json_object_set_new(root, "seconds", json_real(seconds(result)));
 	json_object_set_new(root, "interrupted", json_boolean(result->interrupted));
-	json_object_set_new(root, "uri", json_uri(work->uri));
+	json_object_set_new(root, "uri", print_json_text(work->uri));
 	json_object_set_new(root, "work", json_work(work, result));
 	for (int i = 0; i < BENCH_DIRECTIONS; i++) {
 		json_object_set_new(root, direction_names[i],
@@ -440,11 +429,5 @@ int bench_show_json(
 	json_object_set_new(root, "process", json_costs(result));
 	json_object_set_new(root, "server", json_server(result));
 	/* Nine digits are more than any clock gives. */
-	err = json_dumpf(root, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(JSON_DIGITS));
-	json_decref(root);
-	if (err != 0) {
-		return error_set(error, -EIO, "cannot write JSON to standard output");
-	}
-	putchar('\n');
-	return print_end(error);
+	return print_json_digits(root, JSON_DIGITS, error);
 }

@@ -8,8 +8,9 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "base/clock.h"
 
 #define NS_PER_S UINT64_C(1000000000)
 
@@ -33,14 +34,6 @@ struct bench_link {
 	uint64_t block_count;
 	uint64_t block_next;
 };
-
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
-}
 
 static uint64_t time_ns(struct timeval time)
 {
@@ -115,7 +108,7 @@ static void phase_advance(struct bench_worker *worker, uint64_t now)
 
 static void phase_begin(struct bench_worker *worker)
 {
-	uint64_t now = now_ns();
+	uint64_t now = clock_now_ns();
 
 	if (worker->shared->work->warmup_ns > 0) {
 		worker->phase = BENCH_WARMUP;
@@ -197,14 +190,14 @@ static void slot_failed(struct bench_slot *slot)
 			gmb_explain(slot->link->client, &slot->request, text, sizeof(text)));
 		worker_fail(worker, &error);
 	}
-	phase_drain(worker, now_ns());
+	phase_drain(worker, clock_now_ns());
 }
 
 static void slot_done(struct gmb_request *request)
 {
 	struct bench_slot *slot = request->context;
 	struct bench_worker *worker = slot->link->worker;
-	uint64_t now = now_ns();
+	uint64_t now = clock_now_ns();
 
 	worker->in_flight--;
 	if (unlikely(request->result != 0)) {
@@ -272,14 +265,14 @@ static int buffers_make(struct bench_worker *worker, struct error *error)
 static int link_open(struct bench_worker *worker, struct bench_link *link, struct error *error)
 {
 	const struct bench_work *work = worker->shared->work;
-	uint64_t timeout_ms = MIN(work->timeout_ns / 1000000 + 1, (uint64_t)INT32_MAX);
+	uint32_t timeout_ms = clock_milliseconds(work->timeout_ns);
 	struct gmb_options options = {
 		.size = sizeof(options),
 		/* A connection that is lost in the middle would only falsify the figures. */
 		.flags = GMB_OPEN_NO_RECONNECT | (bench_writes(work) ? 0 : GMB_OPEN_READ_ONLY),
 		.connections = work->connections == 0 ? 0 : 1,
-		.connect_timeout_ms = (uint32_t)timeout_ms,
-		.request_timeout_ms = (uint32_t)timeout_ms,
+		.connect_timeout_ms = timeout_ms,
+		.request_timeout_ms = timeout_ms,
 		.depth = work->depth,
 	};
 	struct gmb_info info = { .size = sizeof(info) };
@@ -406,11 +399,11 @@ static void worker_run(struct bench_worker *worker)
 	phase_begin(worker);
 	for (uint32_t i = 0; i < worker->link_count; i++) {
 		for (uint32_t j = 0; j < worker->shared->work->depth; j++) {
-			slot_submit(&worker->links[i].slots[j], now_ns());
+			slot_submit(&worker->links[i].slots[j], clock_now_ns());
 		}
 	}
 	while (worker->in_flight > 0) {
-		uint64_t now = now_ns();
+		uint64_t now = clock_now_ns();
 		int count;
 
 		if (now >= worker->phase_end_ns) {
@@ -428,13 +421,13 @@ static void worker_run(struct bench_worker *worker)
 				strerror(-count));
 			worker_fail(worker, &error);
 			/* Closing the clients ends what is still in flight. */
-			phase_drain(worker, now_ns());
+			phase_drain(worker, clock_now_ns());
 			return;
 		}
 	}
 	/* The quota is used up. */
 	if (worker->phase != BENCH_DRAIN) {
-		phase_drain(worker, now_ns());
+		phase_drain(worker, clock_now_ns());
 	}
 }
 

@@ -506,10 +506,18 @@ static void checkpoint_flushed(struct copy_io *io)
 		return;
 	}
 	if (engine->options->journal->fd >= 0 &&
-
 		copy_journal_record(engine->options->journal, engine->flush_mark, &error) < 0) {
 		engine_fail(engine, &error);
 	}
+}
+
+/* Makes everything below mark durable, and notes it. */
+static void flush_start(struct engine *engine, uint64_t mark)
+{
+	engine->flush_mark = mark;
+	engine->flush.operation = COPY_FLUSH;
+	engine->flush.done = checkpoint_flushed;
+	copy_end_submit(engine->target, &engine->flush);
 }
 
 static void checkpoint(struct engine *engine)
@@ -520,14 +528,9 @@ static void checkpoint(struct engine *engine)
 	if (journal->fd < 0 || engine->flush.in_flight || mark == journal->durable) {
 		return;
 	}
-	engine->flush_mark = mark;
 	engine->checkpoint_ns = copy_loop_now_ns(engine->options->loop);
 	engine->checkpoint_end = engine->counters->done + engine->options->checkpoint_bytes;
-	engine->flush.operation = COPY_FLUSH;
-	engine->flush.offset = 0;
-	engine->flush.length = 0;
-	engine->flush.done = checkpoint_flushed;
-	copy_end_submit(engine->target, &engine->flush);
+	flush_start(engine, mark);
 }
 
 static void checkpoint_when_due(struct engine *engine)
@@ -555,9 +558,7 @@ static void look_around(struct engine *engine)
 	struct error error;
 
 	engine->options->tick(engine->options->tick_context);
-	if (engine->options->loop->stop_signal != 0 && !engine->stopping) {
-		error_set(&error, -EINTR, "stopped by SIG%s",
-			sigabbrev_np(engine->options->loop->stop_signal));
+	if (copy_loop_check(engine->options->loop, &error) < 0 && !engine->stopping) {
 		engine_fail(engine, &error);
 	}
 	for (size_t i = 0; i < ARRAY_COUNT(ends); i++) {
@@ -593,12 +594,7 @@ static void engine_flush(struct engine *engine)
 	if (engine->options->journal->fd >= 0 && engine->stopping) {
 		checkpoint(engine); /* also after an error: the next run need not do this again */
 	} else if (!engine->stopping) {
-		engine->flush_mark = engine->end;
-		engine->flush.operation = COPY_FLUSH;
-		engine->flush.offset = 0;
-		engine->flush.length = 0;
-		engine->flush.done = checkpoint_flushed;
-		copy_end_submit(engine->target, &engine->flush);
+		flush_start(engine, engine->end);
 	}
 	while (engine->flush.in_flight) {
 		engine->options->tick(engine->options->tick_context);

@@ -440,6 +440,8 @@ int copy_file_open(struct copy_loop *loop, const struct copy_end_options *option
 	file->fd = -1;
 	file->direct_fd = -1;
 	file->claim_fd = -1;
+	file->file = (struct ring_file){ .fd = -1, .slot = -1 };
+	file->direct_file = file->file;
 	file->direct = options->direct;
 	err = copy_end_init(&file->end, &file_ops, loop, options, error);
 	file->path = strdup(options->text);

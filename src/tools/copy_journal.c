@@ -26,7 +26,6 @@ static const char magic[] = "gmblock copy journal 1";
 
 struct reader {
 	const struct copy_journal *journal;
-	char *text;
 	char *next;
 	uint32_t line; /* number of the line that was read last */
 };
@@ -194,7 +193,7 @@ static int records_read(
 static int journal_parse(struct copy_journal *journal, char *text, const struct copy_end *source,
 	const struct copy_end *target, bool allocate, struct error *error)
 {
-	struct reader reader = { .journal = journal, .text = text, .next = text };
+	struct reader reader = { .journal = journal, .next = text };
 	char shown[PATH_BYTES];
 	const char *line;
 	bool bad;

@@ -68,17 +68,10 @@ static void signal_done(struct ring_op *op, int result)
 	loop->stop_signal = caught_signal;
 }
 
-static void tick_done(struct ring_op *op, int result)
+/* That the turn ends is all that is wanted: the tick is for the caller, and the next turn begins
+ * with the queue. */
+static void turn_ends(struct ring_op *op, int result)
 {
-	struct copy_loop *loop = container_of(op, struct copy_loop, tick_op);
-
-	GMB_UNUSED(result);
-	loop->ticked = true;
-}
-
-static void queue_done(struct ring_op *op, int result)
-{
-	/* That the turn ends is all that is wanted: the next one begins with the queue. */
 	GMB_UNUSED(op);
 	GMB_UNUSED(result);
 }
@@ -109,13 +102,13 @@ static void arm(struct copy_loop *loop)
 {
 	if (loop->queue != NULL && !loop->queue_op.in_flight) {
 		ring_poll(
-			loop->ring, &loop->queue_op, gmb_queue_fd(loop->queue), POLLIN, queue_done);
+			loop->ring, &loop->queue_op, gmb_queue_fd(loop->queue), POLLIN, turn_ends);
 	}
 	if (loop->signal_fd >= 0 && loop->stop_signal == 0 && !loop->signal_op.in_flight) {
 		ring_poll(loop->ring, &loop->signal_op, loop->signal_fd, POLLIN, signal_done);
 	}
 	if (!loop->tick_op.in_flight) {
-		ring_timer(loop->ring, &loop->tick_op, TICK_NS, tick_done);
+		ring_timer(loop->ring, &loop->tick_op, TICK_NS, turn_ends);
 	}
 }
 
@@ -133,6 +126,13 @@ void copy_loop_turn(struct copy_loop *loop)
 	}
 	arm(loop);
 	(void)ring_turn(loop->ring, finished <= 0);
+}
+
+int copy_loop_check(const struct copy_loop *loop, struct error *error)
+{
+	return loop->stop_signal == 0 ? 0
+				      : error_set(error, -EINTR, "stopped by SIG%s",
+						sigabbrev_np(loop->stop_signal));
 }
 
 uint64_t copy_loop_now_ns(const struct copy_loop *loop)

@@ -19,9 +19,8 @@ struct copy_loop {
 	struct ring *ring;
 	struct gmb_queue *queue; /* NULL: nothing is remote */
 	bool local;		 /* something waits on the ring */
-	bool ticked;
-	int signal_fd;	 /* -1 until copy_loop_watch_signals(); belongs to the process */
-	int stop_signal; /* the signal that asked to stop, 0: none yet */
+	int signal_fd;		 /* -1 until copy_loop_watch_signals(); belongs to the process */
+	int stop_signal;	 /* the signal that asked to stop, 0: none yet */
 	struct ring_op queue_op;
 	struct ring_op signal_op;
 	struct ring_op tick_op;
@@ -41,5 +40,8 @@ GMB_MUST_CHECK int copy_loop_watch_signals(struct copy_loop *loop, struct error 
 
 /* Sends and submits, waits for a completion, a signal or the tick, and runs what completed. */
 void copy_loop_turn(struct copy_loop *loop);
+
+/* -EINTR with a sentence once a signal has asked to stop. */
+GMB_MUST_CHECK int copy_loop_check(const struct copy_loop *loop, struct error *error);
 
 uint64_t copy_loop_now_ns(const struct copy_loop *loop);

@@ -90,7 +90,8 @@ static void remote_event(void *context, enum gmb_event event, const char *text)
 	log_warning("%s: %s", end->role, text);
 }
 
-static void remote_describe(struct remote_end *remote)
+/* -EROFS for a target that cannot be written. */
+static int remote_describe(struct remote_end *remote, struct error *error)
 {
 	struct copy_end *end = &remote->end;
 	struct gmb_info info = { .size = sizeof(info) };
@@ -103,6 +104,11 @@ static void remote_describe(struct remote_end *remote)
 	end->can_map = (info.capabilities & GMB_CAN_STATUS) != 0;
 	end->can_zero = (info.capabilities & GMB_CAN_ZERO) != 0;
 	end->can_flush = (info.capabilities & GMB_CAN_FLUSH) != 0;
+	if (end->target && (info.capabilities & GMB_CAN_WRITE) == 0) {
+		return error_set(error, -EROFS,
+			"the target %s is read-only: its server allows no writing", end->name);
+	}
+	return 0;
 }
 
 /*
@@ -138,7 +144,6 @@ int copy_remote_open(struct copy_loop *loop, const struct copy_end_options *opti
 		.context = remote != NULL ? &remote->end : NULL,
 	};
 	struct gmb_error reason;
-	struct gmb_info info = { .size = sizeof(info) };
 	int err;
 
 	if (remote == NULL) {
@@ -151,18 +156,12 @@ int copy_remote_open(struct copy_loop *loop, const struct copy_end_options *opti
 			error_set(error, err, "%s: %s", remote->end.role, reason.text);
 		}
 	}
-	if (err < 0) {
-		copy_end_fini(&remote->end);
-		free(remote);
-		return err;
+	if (err == 0) {
+		err = remote_describe(remote, error);
 	}
-	remote_describe(remote);
-	gmb_get_info(remote->client, &info);
-	if (options->target && (info.capabilities & GMB_CAN_WRITE) == 0) {
-		error_set(error, -EROFS, "the target %s is read-only: its server allows no writing",
-			remote->end.name);
+	if (err < 0) {
 		(void)remote_close(&remote->end, NULL);
-		return -EROFS;
+		return err;
 	}
 	*end_out = &remote->end;
 	return 0;

@@ -196,12 +196,10 @@ static void verify_loop(struct verify *verify)
 	const struct copy_engine_options *options = verify->options;
 
 	for (;;) {
-		options->tick(options->tick_context);
-		if (options->loop->stop_signal != 0 && !verify->stopping) {
-			struct error error;
+		struct error error;
 
-			error_set(&error, -EINTR, "stopped by SIG%s",
-				sigabbrev_np(options->loop->stop_signal));
+		options->tick(options->tick_context);
+		if (copy_loop_check(options->loop, &error) < 0) {
 			verify_fail(verify, &error);
 		}
 		verify_fill(verify);

@@ -314,16 +314,10 @@ static json_t *json_huge_pages(const struct local_machine *machine)
 
 static json_t *json_path(const struct local_path *look)
 {
-	char quoted[TEXT_BYTES];
 	json_t *object = json_object();
 	json_t *direct = json_object();
-	json_t *path = json_string(look->path);
 
-	if (path == NULL) {
-		path = json_string(
-			log_escape(quoted, sizeof(quoted), look->path, strlen(look->path)));
-	}
-	json_object_set_new(object, "path", path);
+	json_object_set_new(object, "path", print_json_text(look->path));
 	json_object_set_new(
 		object, "kind", json_string(look->info.is_block ? "block device" : "file"));
 	json_object_set_new(object, "size", json_integer((json_int_t)look->info.size));

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/info.h"
-#include "tools/print.h"
 
 #include <errno.h>
 #include <gmblock/gmblock.h>
@@ -9,6 +8,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "base/clock.h"
+#include "tools/print.h"
 
 /* Extents in one answer. */
 enum { EXTENTS_MAX = 4096, KINDS = 4 };
@@ -116,16 +118,14 @@ static int walk(struct map *map, struct error *error)
 
 /* --- beginning and end --------------------------------------------------------------------- */
 
-/* A string as JSON writes it, in quotes. */
-static void print_json_text(const char *text)
+/* A string as JSON writes it, in quotes, or null. */
+static void dump_text(const char *text)
 {
-	json_t *value = json_string(text);
+	json_t *value = print_json_text(text);
 
-	if (value == NULL) {
+	if (value == NULL || json_dumpf(value, stdout, JSON_ENCODE_ANY) != 0) {
 		fputs("null", stdout);
-		return;
 	}
-	json_dumpf(value, stdout, JSON_ENCODE_ANY);
 	json_decref(value);
 }
 
@@ -136,7 +136,7 @@ static void print_head(const struct map *map, const char *uri)
 		return;
 	}
 	fputs("{\n  \"uri\": ", stdout);
-	print_json_text(uri);
+	dump_text(uri);
 	printf(",\n  \"size\": %" PRIu64 ",\n  \"extents\": [", map->size);
 }
 
@@ -165,11 +165,7 @@ static void print_totals_json(const struct map *map, const char *failure)
 			kind + 1 < KINDS ? "," : "");
 	}
 	fputs("  },\n  \"error\": ", stdout);
-	if (failure != NULL) {
-		print_json_text(failure);
-	} else {
-		fputs("null", stdout);
-	}
+	dump_text(failure);
 	fputs("\n}\n", stdout);
 }
 
@@ -216,12 +212,11 @@ static int foreign_error(struct error *error, const struct gmb_error *theirs)
 
 int info_map(const char *uri, uint64_t timeout_ns, bool json, struct error *error)
 {
-	uint64_t timeout_ms = MIN(timeout_ns / 1000000 + 1, (uint64_t)INT32_MAX);
 	struct gmb_options options = {
 		.size = sizeof(options),
 		.flags = GMB_OPEN_READ_ONLY,
 		.connections = 1,
-		.connect_timeout_ms = (uint32_t)timeout_ms,
+		.connect_timeout_ms = clock_milliseconds(timeout_ns),
 	};
 	struct gmb_info info = { .size = sizeof(info) };
 	struct map map = { .json = json, .first = true };

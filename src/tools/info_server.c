@@ -193,28 +193,12 @@ int info_show_text(const char *uri, const struct nbd_offers *offers, bool list, 
 
 /* --- JSON ---------------------------------------------------------------------------------- */
 
-/* JSON holds UTF-8 only: other bytes are escaped as on the terminal. NULL becomes null. */
-static json_t *json_text(const char *text)
-{
-	char escaped[ESCAPED_BYTES];
-	json_t *value;
-
-	if (text == NULL) {
-		return json_null();
-	}
-	value = json_string(text);
-	if (value == NULL) {
-		value = json_string(log_escape(escaped, sizeof(escaped), text, strlen(text)));
-	}
-	return value;
-}
-
 static json_t *json_texts(char *const *texts, uint32_t count)
 {
 	json_t *array = json_array();
 
 	for (uint32_t i = 0; i < count; i++) {
-		json_array_append_new(array, json_text(texts[i]));
+		json_array_append_new(array, print_json_text(texts[i]));
 	}
 	return array;
 }
@@ -250,10 +234,10 @@ static json_t *json_offer(const struct nbd_offer *offer)
 {
 	json_t *object = json_object();
 
-	json_object_set_new(object, "name", json_text(offer->name));
-	json_object_set_new(object, "canonical_name", json_text(offer->canonical_name));
-	json_object_set_new(object, "description", json_text(offer->description));
-	json_object_set_new(object, "refusal", json_text(offer->refusal));
+	json_object_set_new(object, "name", print_json_text(offer->name));
+	json_object_set_new(object, "canonical_name", print_json_text(offer->canonical_name));
+	json_object_set_new(object, "description", print_json_text(offer->description));
+	json_object_set_new(object, "refusal", print_json_text(offer->refusal));
 	json_object_set_new(
 		object, "size", offer->known ? json_integer((json_int_t)offer->size) : json_null());
 	json_object_set_new(object, "block_sizes", json_block_sizes(offer));
@@ -264,7 +248,7 @@ static json_t *json_offer(const struct nbd_offer *offer)
 	json_object_set_new(object, "contexts",
 		offer->contexts_known ? json_texts(offer->contexts, offer->context_count)
 				      : json_null());
-	json_object_set_new(object, "contexts_refusal", json_text(offer->contexts_refusal));
+	json_object_set_new(object, "contexts_refusal", print_json_text(offer->contexts_refusal));
 	return object;
 }
 
@@ -289,8 +273,8 @@ int info_show_json(const char *uri, const struct nbd_offers *offers, bool list, 
 	for (uint32_t i = first; i < offers->count; i++) {
 		json_array_append_new(exports, json_offer(&offers->list[i]));
 	}
-	json_object_set_new(root, "uri", json_text(uri));
-	json_object_set_new(root, "error", json_text(refusal));
+	json_object_set_new(root, "uri", print_json_text(uri));
+	json_object_set_new(root, "error", print_json_text(refusal));
 	json_object_set_new(root, "protocol", json_protocol(offers));
 	json_object_set_new(root, "exports", exports);
 	json_object_set_new(

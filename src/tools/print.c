@@ -6,6 +6,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/log.h"
+
+/* The longest text is a string of the protocol: 4096 bytes, each as \xNN. */
+enum { ESCAPED_BYTES = 4 * 4096 + 8 };
+
 const char *print_size(char out[PRINT_SIZE_BYTES], uint64_t bytes)
 {
 	static const char *const units[] = { "bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB" };
@@ -31,14 +36,28 @@ int print_end(struct error *error)
 	return 0;
 }
 
-static int print_document(json_t *root, bool compact, struct error *error)
+json_t *print_json_text(const char *text)
+{
+	char escaped[ESCAPED_BYTES];
+	json_t *value;
+
+	if (text == NULL) {
+		return json_null();
+	}
+	value = json_string(text);
+	return value != NULL
+		       ? value
+		       : json_string(log_escape(escaped, sizeof(escaped), text, strlen(text)));
+}
+
+static int print_document(json_t *root, size_t form, struct error *error)
 {
 	int err;
 
 	if (root == NULL) {
 		return error_set(error, -ENOMEM, "out of memory while writing JSON");
 	}
-	err = json_dumpf(root, stdout, compact ? JSON_COMPACT : JSON_INDENT(2));
+	err = json_dumpf(root, stdout, form);
 	json_decref(root);
 	if (err != 0) {
 		return error_set(error, -EIO, "cannot write JSON to standard output");
@@ -49,10 +68,15 @@ static int print_document(json_t *root, bool compact, struct error *error)
 
 int print_json(json_t *root, struct error *error)
 {
-	return print_document(root, false, error);
+	return print_document(root, JSON_INDENT(2), error);
 }
 
 int print_json_line(json_t *root, struct error *error)
 {
-	return print_document(root, true, error);
+	return print_document(root, JSON_COMPACT, error);
+}
+
+int print_json_digits(json_t *root, int digits, struct error *error)
+{
+	return print_document(root, JSON_INDENT(2) | JSON_REAL_PRECISION(digits), error);
 }

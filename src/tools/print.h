@@ -18,7 +18,13 @@ const char *print_size(char out[PRINT_SIZE_BYTES], uint64_t bytes);
 GMB_MUST_CHECK int print_end(struct error *error);
 
 struct json_t;
+/* The text as JSON, which holds UTF-8 only: other bytes are escaped as on the terminal. NULL
+ * becomes null. The caller's; NULL without memory. */
+struct json_t *print_json_text(const char *text);
+
 /* Prints what json_dumps() makes of root, which it takes, and flushes. NULL: out of memory. */
 GMB_MUST_CHECK int print_json(struct json_t *root, struct error *error);
 /* The same on one line, for documents that follow each other. */
 GMB_MUST_CHECK int print_json_line(struct json_t *root, struct error *error);
+/* The same with that many digits of each real number. */
+GMB_MUST_CHECK int print_json_digits(struct json_t *root, int digits, struct error *error);

@@ -37,8 +37,8 @@ class Usage(support.Case):
         self.refuse("--seed", "9223372036854775808", "2^63")
         self.refuse("--read-percent", "101", "--read-percent")
         self.refuse("--timeout", "0", "--timeout")
-        for text in ("0", "-1", "", ".", "1s", "1e9", "nan", "inf", "0x10", "1.2.3", " 1",
-                     "9999999999"):
+        for text in ("0", "-1", "", ".", "1x", "0s", "1.5s", "1000h", "999ns", "1e9", "nan", "inf",
+                     "0x10", "1.2.3", " 1", "9999999999"):
             self.refuse("--seconds", text, "--seconds")
         self.refuse("--warmup", "soon", "'soon'")
 

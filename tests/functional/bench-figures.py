@@ -29,6 +29,12 @@ class Figures(bench_tool.BenchCase):
         self.assertFalse(result["interrupted"])
         self.assertGreaterEqual(result["seconds"], float(SECONDS))
 
+    def test_times_with_and_without_a_unit(self):
+        uri = self.serve_memory()
+        for text, seconds in (("20ms", 0.02), ("0.02", 0.02), ("30000us", 0.03)):
+            work = self.measured("--seconds", text, "--warmup", text, uri)["work"]
+            self.assertEqual((work["seconds"], work["warmup_seconds"]), (seconds, seconds))
+
     def test_each_pattern_reads_and_writes_what_its_name_says(self):
         uri = self.serve_memory()
         for pattern in ("read", "write", "randread", "randwrite", "rw", "randrw"):

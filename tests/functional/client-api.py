@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import support
+from fake_export import READ, ExportServer
 
 PROGRAMS = []
 IMAGE_BYTES = 64 << 20
@@ -134,6 +135,23 @@ class Api(support.Case):
         path, content = self.make_sparse(8 << 20, [(0, 65536), (3 << 20, 65536)])
         server = self.start_unix(path)
         self.assertEqual(self.case(server, "read-holes", (8 << 20) - 131072), content)
+
+    def test_holes_of_a_read_that_is_sent_again(self):
+        half = 65536
+
+        def cut_off(export):
+            first, second = export.request(READ), export.request(READ)
+            export.send(export.hole(first) + export.hole(second, length=half // 2, flags=0))
+
+        def whole(export):
+            again = export.request(READ)
+            self.assertEqual((again.offset, again.length), (half, half))
+            export.send(export.hole(again))
+            export.serve()
+
+        with ExportServer(cut_off, whole, size=2 * half, sizes=(1, 4096, half)) as server:
+            self.assertEqual(self.case(server.uri(), "read-holes", 2 * half), bytes(2 * half))
+        self.assertEqual(server.failures, [])
 
     def test_block_status(self):
         path, _ = self.make_sparse(8 << 20, [(65536 * i, 4096) for i in range(100)])

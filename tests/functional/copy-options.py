@@ -19,7 +19,8 @@ class Options(CopyCase):
                 (["--request-size", "2K", "a", "b"], "4K"),
                 (["--request-size", "x", "a", "b"], "--request-size"),
                 (["--sparse", "100", "a", "b"], "--sparse"),
-                (["--checkpoint", "0", "a", "b"], "--checkpoint"),
+                (["--resume", "j", "--checkpoint", "0", "a", "b"], "--checkpoint"),
+                (["--checkpoint", "1M", "a", "b"], "--checkpoint needs --resume"),
                 (["--requests", "1024", "--request-size", "32M", "a", "b"], "memory"),
                 (["--json", "a", "-"], "standard output"), (["--resume"], "needs a value")):
             with self.subTest(arguments=arguments):

@@ -262,14 +262,17 @@ def check_manuals(options):
 
 
 def check_listed(options):
-    """Every C file is named by a meson.build: no dead files. A list of test names may leave out
-    the prefix that they all have."""
+    """Every C file is named by a meson.build, and every test script: no dead files. A list of test
+    names may leave out the prefix that they all have. Scripts with a hyphen in their names cannot
+    be modules, so that they are tests."""
     builds = files(options.root, ["src", "tests", "examples"], ("meson.build",))
     builds.append("meson.build")
     text = "\n".join(read(options.root, path) for path in builds
                      if os.path.exists(os.path.join(options.root, path)))
-    for path in files(options.root, ["src", "tests", "examples"], (".c",)):
+    for path in files(options.root, ["src", "tests", "examples"], (".c", ".py")):
         stem = os.path.splitext(os.path.basename(path))[0]
+        if path.endswith(".py") and "-" not in stem:
+            continue
         names = "|".join({re.escape(stem), re.escape(re.sub(r"^(test|fuzz|bench)_", "", stem))})
         if not re.search(rf"(?<![\w-])({names})(?![\w-])", text):
             yield path, 1, "no meson.build names it"

@@ -86,6 +86,7 @@ BAD = [
     ("manuals", "docs/man/gmblock-serve.1", PAGE + ".Bogus macro\n", "Bogus"),
     ("listed", "src/base/dead.c", "\n", "no meson.build names it"),
     ("listed", "tests/unit/dead.c", "\n", "no meson.build names it"),
+    ("listed", "tests/functional/dead-test.py", "\n", "no meson.build names it"),
     ("scripts", "scripts/oops", "#!/bin/bash\ncd nowhere\nrm -rf $x/*\n", "SC2115"),
 ]
 for call in ("strcpy", "strncpy", "strcat", "sprintf", "vsprintf", "strtok", "atoi", "atol",

@@ -25,7 +25,8 @@
 #include "client_world.h"
 #include "runner.h"
 
-#define MS_NS UINT64_C(1000000)
+#define MS_NS		    UINT64_C(1000000)
+#define CONNECTIONS_BACK_NS (90000 * MS_NS)
 
 enum {
 	REQUESTS_MAX = 32,
@@ -521,10 +522,33 @@ static void flush_at_the_end(struct scenario *scenario)
 	}
 }
 
+/* Where several connections are possible, all come back once nothing goes wrong any more. */
+static void wait_for_connections(struct scenario *scenario)
+{
+	struct gmb_info info = { .size = sizeof(info) };
+	uint64_t end_ns = sim_now_ns() + CONNECTIONS_BACK_NS;
+
+	if ((scenario->info.capabilities & GMB_CAN_MULTI_CONN) == 0) {
+		return;
+	}
+	while (!scenario->gave_up) {
+		gmb_get_info(scenario->client, &info);
+		if (info.connections >= scenario->options.connections) {
+			return;
+		}
+		if (sim_now_ns() >= end_ns) {
+			model_fail("%u of %u connections are back", info.connections,
+				scenario->options.connections);
+		}
+		gmb_queue_wait(scenario->queue, 100);
+	}
+}
+
 static void close_client(struct scenario *scenario)
 {
 	if (scenario->client != NULL && !scenario->gave_up) {
 		flush_at_the_end(scenario);
+		wait_for_connections(scenario);
 	}
 	if (scenario->client != NULL) {
 		watch(scenario, "closing");
