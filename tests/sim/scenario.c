@@ -168,6 +168,39 @@ static void choose_export(struct scenario *scenario, uint32_t idx)
 	create_oracle(scenario, export);
 }
 
+/* Whether replies begin before the disk has finished, and how it is known what has come. */
+static void choose_synchro(const struct scenario_export *export, struct store_options *options)
+{
+	static const uint32_t chunks[] = { 4096, 16384, 65536, 65536, 1 << 20 };
+
+	if (percent(30)) {
+		options->pace = (struct store_pace){
+			.rate = UINT64_C(10000000) << below(8),
+			.latency_ns = percent(50) ? 0 : below(200000),
+			.members = percent(50) ? 1 : 2 + (uint32_t)below(7),
+		};
+		options->pace.chunk =
+			options->pace.members > 1 ? chunks[below(ARRAY_COUNT(chunks))] : 0;
+	}
+	if (percent(20)) {
+		options->stripe_chunk = chunks[below(ARRAY_COUNT(chunks))];
+		options->stripe_members = 2 + (uint32_t)below(4);
+	}
+	if (percent(20)) {
+		options->progress = STORE_PROGRESS_COMPLETION;
+	} else if (export->disk == NULL && percent(60)) {
+		options->progress = STORE_PROGRESS_COUNTER;
+	}
+}
+
+static uint32_t choose_grain(void)
+{
+	static const uint32_t grains[] = { PATH_GRAIN_AUTO, PATH_GRAIN_AUTO, PATH_GRAIN_AUTO,
+		PATH_GRAIN_OFF, 4096, 16384, 20480, 65536, 1 << 20 };
+
+	return grains[below(ARRAY_COUNT(grains))];
+}
+
 static void open_export(struct scenario *scenario, struct scenario_export *export)
 {
 	struct store_options options = { .path = export->path, .read_only = export->read_only };
@@ -194,6 +227,7 @@ static void open_export(struct scenario *scenario, struct scenario_export *expor
 		options.delays = &delay;
 		options.delay_count = 1;
 	}
+	choose_synchro(export, &options);
 	if (store_open(&options, &export->store, &error) != 0) {
 		model_fail("cannot open %s: %s", export->path, error.text);
 	}
@@ -269,6 +303,7 @@ static void create_services(struct scenario *scenario)
 		exports[i].description = i == 1 ? "the second one" : NULL;
 		exports[i].store = export->store;
 		exports[i].read_only = export->read_only;
+		exports[i].grain = choose_grain();
 	}
 	scenario->services[0].exports = exports;
 	for (uint32_t i = 0; i < scenario->service_count; i++) {

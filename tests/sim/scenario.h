@@ -14,6 +14,7 @@
 #include "model_client.h"
 #include "nbd/server.h"
 #include "oracle.h"
+#include "path/path.h"
 #include "ring/sim.h"
 #include "runner.h"
 
