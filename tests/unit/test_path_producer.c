@@ -155,7 +155,8 @@ static bool percent(struct world *world, uint64_t chance)
 	return below(world, 100) < chance;
 }
 
-static struct world *world_open(uint64_t seed, uint32_t grain)
+/* Reads are cut at each chunk, as on a striped disk: who tells progress is not cut elsewhere. */
+static struct world *world_open(uint64_t seed, uint32_t chunk)
 {
 	struct world *world = calloc(1, sizeof(*world));
 	struct error error;
@@ -181,9 +182,11 @@ static struct world *world_open(uint64_t seed, uint32_t grain)
 			.block_preferred = 4096,
 			.memory_align = 1,
 			.read_direct = true,
+			.stripe_chunk = chunk,
+			.stripe_members = chunk == 0 ? 0 : 4,
 			.tells_progress = true };
 		path_export->store = &producer->base;
-		path_export_init(path_export, grain);
+		path_export_init(path_export, PATH_GRAIN_AUTO);
 		assert_int_equal(store_queue_create(
 					 &producer->base, world->ring, &path_export->queue, &error),
 			0);
@@ -488,7 +491,7 @@ static void test_impossible_progress_is_refused_and_fails_the_request(void **sta
 static void test_a_late_error_wins_over_what_was_told(void **state)
 {
 	struct world *world = world_open(1, 64 << 10);
-	struct reader *reader = reader_start(world, 0, 0, 4096, 128 << 10);
+	struct reader *reader = reader_start(world, 0, 0, 64 << 10, 128 << 10);
 	struct store_part *parts[3] = { world->producers[0].parts[0],
 		world->producers[0].parts[1] };
 
@@ -502,7 +505,7 @@ static void test_a_late_error_wins_over_what_was_told(void **state)
 	tell(world, parts[1], 61 << 10);
 	assert_false(take(world, reader, UINT32_MAX));
 	assert_int_equal(path_status(&reader->request), PATH_PENDING);
-	assert_int_equal(reader->request.error_offset, 4096);
+	assert_int_equal(reader->request.error_offset, 64 << 10);
 	check_aborted(world, reader, -ETIMEDOUT);
 	world_close(world);
 }
