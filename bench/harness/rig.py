@@ -41,7 +41,7 @@ def _umount_lazy(target):
         raise OSError(code, os.strerror(code), target)
 
 
-def _fill(path, size_bytes):
+def fill(path, size_bytes):
     """Random bytes; one random chunk is rotated per repeat so that no two chunks are equal."""
     source = os.urandom(min(size_bytes, FILL_CHUNK_BYTES))
     done = 0
@@ -76,7 +76,7 @@ class Disk:
                 raise Unavailable("cannot mount a tmpfs: %s" % error) from error
             mounted = True
             image = os.path.join(folder, "disk")
-            _fill(image, self.size_bytes)
+            fill(image, self.size_bytes)
             result = subprocess.run(["losetup", "--find", "--show", image],
                                     capture_output=True, text=True, check=False)
             if result.returncode != 0:

@@ -283,7 +283,7 @@ def _answers(uri):
             return False
 
 
-def _child_setup():
+def child_setup():
     _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
@@ -298,7 +298,7 @@ def _start_once(recipe, disk_path, transport):
         command = recipe.command(disk_path, address, folder)
         with open(log_path, "wb") as log:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                       preexec_fn=_child_setup, start_new_session=True)
+                                       preexec_fn=child_setup, start_new_session=True)
         uri = recipe.uri(address)
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:

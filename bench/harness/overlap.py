@@ -1,0 +1,342 @@
+"""One part of bench/synchro: a disk behind a link, read in all ways and sizes, round by round.
+
+What: run_part() serves the disk once for each way, interleaves the ways within every round, with
+the local disk and the bare link beside them, and returns a record of plain data (what the JSON
+file keeps): cells of samples for each size and depth, and where the requests' time went as the
+server counts it. The models say what such a disk and link would give in theory.
+Ownership: starts and ends its processes itself. Errors: rig.Unavailable for what is not there,
+measure.ClientFailed and servers.ServerFailed for what went wrong.
+"""
+
+import json
+import math
+import statistics
+import subprocess
+import sys
+
+from . import daemons, measure
+
+CLIENT_TIMEOUT_S = 120
+STATES = ("init", "read", "send_init", "send")
+# How a way is called, the keys of its export, and what its client asks for.
+WAYS = {
+    "off": ("synchro=off", "any"),
+    # With auto a client that wants one chunk is answered when all is there; a size overrules that.
+    "single": ("synchro=64K", "df"),
+    "multi": ("synchro=auto", "any"),
+    "again": ("synchro=off", "any"),  # off once more: what differs from it is the machine's noise
+}
+BASES = ("off", "single")  # what ratios are taken of
+DEPTH_WAYS = ("off", "multi", "again")
+# How long a way has its turn: short, so that what disturbs the machine disturbs all of them, and
+# so that no connection is idle for as long as TCP forgets what it can carry. With several requests
+# a turn is some times as long as all of them, since it begins and ends with none.
+SLICE_S, SLICE_DEEP_S, SLICE_DEEP_TIMES = 0.005, 0.02, 4
+GRAIN_GUESS = 64 << 10
+
+
+class Tools:
+    """The programs: gmblock, and what the build puts beside it."""
+
+    def __init__(self, gmblock, client, raw):
+        self.gmblock = gmblock
+        self.client = client
+        self.raw = raw
+
+
+def way_of(name):
+    """One of WAYS, or a grain such as 64K."""
+    return WAYS.get(name) or ("synchro=" + name, "any")
+
+
+def run_tool(command):
+    """A program that prints JSON documents; gives them as a list."""
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              check=False, timeout=CLIENT_TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        raise measure.ClientFailed("%s hangs" % " ".join(command)) from error
+    if done.returncode != 0:
+        raise measure.ClientFailed("%s\n%s%s" % (" ".join(command), done.stdout, done.stderr))
+    found, text = [], done.stdout.strip()
+    while text:
+        document, end = json.JSONDecoder().raw_decode(text)
+        found.append(document)
+        text = text[end:].lstrip()
+    return found
+
+
+class Part:
+    """A disk, a link, and the server between them while it runs; slower: about what the slower of
+    disk and link gives, bytes a second."""
+
+    def __init__(self, tools, store, link, ways, options, slower):
+        self.slower = slower
+        self.tools = tools
+        self.store = store
+        self.link = link
+        self.ways = list(ways)
+        self.options = options
+        self._server = None
+        self._sender = None
+
+    def __enter__(self):
+        # One thread: all ways are served by the same one, as each would be if it were alone.
+        command = [*self.link.server_prefix, self.tools.gmblock, "serve", "--threads", "1",
+                   "--listen", "nbd://%s:0" % self.link.address]
+        path = self.store.path.replace("\\", "\\\\").replace(",", "\\,")
+        for way in self.ways:
+            command += ["--export", "%s=%s,readonly,%s,%s" % (way, path, self.store.keys,
+                                                              way_of(way)[0])]
+        try:
+            self._server = daemons.Daemon(command, lines=len(self.ways), what="gmblock")
+            self._sender = daemons.Daemon([*self.link.server_prefix, self.tools.raw, "send",
+                                           self.link.address], what="raw_rate")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        for daemon in (self._sender, self._server):
+            if daemon is not None:
+                daemon.stop()
+
+    def _client(self, ways, work, pid, compare):
+        base = self._server.said[0].rpartition("/")[0]
+        command = [*self.link.client_prefix, self.tools.client, *work, str(pid), compare]
+        for way in ways:
+            command += ["%s/%s" % (base, way), way_of(way)[1]]
+        return run_tool(command)
+
+    def read(self, ways, size, depth, seed):
+        """A sample for each way; they take turns within the run."""
+        slice_s = SLICE_S if depth == 1 else \
+            max(SLICE_DEEP_S, SLICE_DEEP_TIMES * depth * size / self.slower)
+        work = ["randread", str(size), str(depth), "%g" % max(self.options.seconds, 2 * slice_s),
+                "%g" % slice_s, "%g" % self.options.warmup, str(seed)]
+        samples = self._client(ways, work, self._server.pid, "")
+        turns = {way: sample.pop("turns") for way, sample in zip(ways, samples)}
+        for way, sample in zip(ways, samples):
+            # Turns that followed each other are compared: the median forgets what disturbed some.
+            sample["over"] = {other: statistics.median(
+                mine / theirs for mine, theirs in zip(turns[way], turns[other]))
+                for other in ways if other in BASES and other != way}
+            if sample["hole_reads"] > 0:
+                raise measure.ClientFailed("reads were answered without payload: no measurement")
+            gigabytes = sample["requests"] * size / 1e9
+            sample["cpu_s_per_gb"] = sample["server_cpu_s"] / gigabytes
+            sample["client_cpu_s_per_gb"] = sample["client_cpu_s"] / gigabytes
+        return dict(zip(ways, samples))
+
+    def check(self, way, size):
+        """Bytes are what they should be, also for many requests at once."""
+        seconds = "%g" % self.options.check_seconds
+        self._client([way], ["once", str(size), "4", seconds, seconds, "0", "1"], 0,
+                     self.store.path)
+
+    def local(self, size, seed):
+        return run_local(self.tools, self.store, size, self.options, seed)
+
+    def raw(self, mode, size):
+        return run_tool([*self.link.client_prefix, self.tools.raw, mode, self.link.address,
+                         self._sender.said[0], str(size), "%g" % self.options.seconds,
+                         "%g" % self.options.warmup])[0]
+
+    def stats(self):
+        """The server's own statistics, by export."""
+        told, = run_tool([self.tools.gmblock, "stats", "--json", str(self._server.pid)])
+        return {export["name"]: export for export in told["exports"]}
+
+
+def run_local(tools, store, size, options, seed):
+    """The disk by itself, one read at a time."""
+    return run_tool([tools.raw, "disk", store.path, str(size), "%g" % options.seconds,
+                     "%g" % options.warmup, str(seed)])[0]
+
+
+def local_rate(tools, store, size, options):
+    """What the disk gives locally, as the link is to be shaped after it."""
+    known = store.rate(size)
+    if known is not None:
+        return known
+    return statistics.median(run_local(tools, store, size, options, seed)["bytes_per_s"]
+                             for seed in range(3))
+
+
+def _told(part, text):
+    print("%s, %s: %s" % (part.store.name, part.link.name, text), file=sys.stderr, flush=True)
+
+
+def rotated(items, turn):
+    start = turn % len(items)
+    return items[start:] + items[:start]
+
+
+def _round(part, cells, turn, keys):
+    """Every cell of keys once more: (size, depth) with its ways, the disk and the link beside."""
+    for size, depth in keys:
+        cell = cells.setdefault((size, depth), {})
+        ways = part.ways if depth == 1 else [way for way in part.ways if way in DEPTH_WAYS]
+        for way, sample in part.read(rotated(ways, turn), size, depth, 1000 + turn).items():
+            cell.setdefault(way, []).append(sample)
+        if depth == 1:
+            if part.store.rate(size) is None:
+                cell.setdefault("local", []).append(part.local(size, 1000 + turn))
+            cell.setdefault("net", []).append(part.raw("reply", size))
+
+
+def ratios(cell, way, other):
+    """Of the rates, one for each round."""
+    return [sample["over"][other] for sample in cell.get(way, []) if other in sample["over"]]
+
+
+def cost_ratios(cell, way, other):
+    """Of the server's processor time, one for each round."""
+    return [mine["cpu_s_per_gb"] / theirs["cpu_s_per_gb"]
+            for mine, theirs in zip(cell.get(way, []), cell.get(other, []))
+            if theirs["cpu_s_per_gb"] > 0]
+
+
+def typical(values):
+    """The geometric mean of ratios, and the factor that it may be off by (two standard errors).
+    Not the median: buffers that fit the processor's caches well or badly make a connection one of
+    two kinds, and a median would jump between them."""
+    logs = [math.log(value) for value in values]
+    error = 2 * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else 0
+    return math.exp(statistics.mean(logs)), math.exp(error)
+
+
+def _doubtful(cell, floor):
+    found = ratios(cell, "multi", "off")
+    return bool(found) and typical(found)[0] < floor
+
+
+def _states(part, size_of_class):
+    """Mean time in each state by way and size, of the requests of depth 1 so far."""
+    found = {}
+    for way, export in part.stats().items():
+        for operation in export["operations"]:
+            size = size_of_class.get(operation["size_max"])
+            if operation["operation"] == "read" and size is not None:
+                found.setdefault(way, {})[str(size)] = {
+                    state: operation["state_us"][state] for state in STATES}
+    return found
+
+
+def _cuttings(part):
+    """By way: the grain that the server chose at last, the rates that it follows from, and how
+    early parts came: 0 all at the end, 0.5 evenly."""
+    return {way: export["reads"] for way, export in part.stats().items()
+            if export["synchro"] != "off"}
+
+
+def size_classes(sizes):
+    """The statistics have a class for 4, 16, 64 KiB … 16 MiB and less; which of the sizes is alone
+    in its class, by the limit of the class."""
+    classes = {}
+    for size in sizes:
+        limit = 4096
+        while limit < size:
+            limit *= 4
+        classes.setdefault(limit, []).append(size)
+    return {limit: found[0] for limit, found in classes.items() if len(found) == 1}
+
+
+def run_part(tools, store, link, ways, options, sizes, depths, slower):
+    """depths: pairs of size and depth above 1."""
+    with link, Part(tools, store, link, ways, options, slower) as part:
+        for way in part.ways:
+            part.check(way, max(sizes))
+            part.check(way, min(sizes))
+        cells, streams = {}, []
+        for turn in range(options.rounds):
+            streams.append(part.raw("stream", 64 << 10))
+            _round(part, cells, turn, [(size, 1) for size in sizes])
+            _told(part, "round %d of %d" % (turn + 1, options.rounds))
+        states, cuttings = _states(part, size_classes(sizes)), _cuttings(part)
+        for turn in range(options.rounds if depths else 0):
+            _round(part, cells, turn, depths)
+        # A row that looks slower than off is looked at again: two per cent is less than the
+        # machine's noise, and more rounds tell which of the two it was.
+        for turn in range(options.rounds, options.rounds * (1 + options.again)):
+            again = [key for key, cell in cells.items() if _doubtful(cell, options.floor)]
+            if again:
+                _told(part, "once more: %s" % ", ".join("%d KiB × %d" % (size >> 10, depth)
+                                                         for size, depth in again))
+                _round(part, cells, turn, again)
+        dropped = link.dropped()
+    return record_of(part, cells, streams, states, cuttings, dropped)
+
+
+def record_of(part, cells, streams, states, cuttings, dropped):
+    store, link = part.store, part.link
+    return {
+        "store": store.name, "store_title": store.title, "members": store.members,
+        "link": link.name, "link_title": link.title, "factor": link.factor,
+        "shaped_bytes_per_s": link.rate, "dropped": dropped,
+        "ways": {way: way_of(way) for way in part.ways},
+        "cuttings": cuttings, "states_us": states, "stream": streams,
+        "cells": [{"bytes": size, "depth": depth, "rate": store.rate(size), "samples": cell}
+                  for (size, depth), cell in sorted(cells.items(), key=lambda item: (
+                      item[0][1], item[0][0]))],
+    }
+
+
+# --- what a cell says ----------------------------------------------------------------------------
+
+def median(samples, key="bytes_per_s"):
+    values = [sample[key] for sample in samples or []]
+    return statistics.median(values) if values else None
+
+
+def disk_rate(cell):
+    return cell["rate"] or median(cell["samples"].get("local"))
+
+
+def net_rate(cell):
+    """Of the bare link, asked for one answer of that size at a time."""
+    return median(cell["samples"].get("net"))
+
+
+def net_peak(record, cell):
+    """The best that the bare link gave in either way."""
+    return max(median(record["stream"]), net_rate(cell) or 0)
+
+
+def serial(size, disk, net):
+    """First the disk, then the network: 1 / (1 / disk + 1 / net)."""
+    return size / (size / disk + size / net)
+
+
+def overlapped(size, disk, net, grain):
+    """A first grain from the disk, then both at the rate of the slower, a last grain to send."""
+    grain = min(grain, size)
+    return size / (grain / disk + (size - grain) / min(disk, net) + grain / net)
+
+
+def striped_single(size, disk, net, members):
+    """In ascending order a striped disk's first member is sent as it comes, the others after."""
+    hidden = min(size / members, size / disk * net)
+    return size / (size / disk + (size - hidden) / net)
+
+
+def underway_us(record, way, size):
+    """What the client waits longer, on average, than the server has to do with a request."""
+    cell = find_cell(record, size)
+    samples = cell["samples"].get(way) if cell else None
+    if not samples:
+        return 0
+    return max(0, statistics.mean(sample["latency_mean_us"] for sample in samples)
+               - sum(record["states_us"][way][str(size)].values()))
+
+
+def grain_of(record):
+    return record["cuttings"]["multi"]["grain"] or GRAIN_GUESS
+
+
+def find_cell(record, size, depth=1):
+    for cell in record["cells"]:
+        if cell["bytes"] == size and cell["depth"] == depth:
+            return cell
+    return None
