@@ -4,7 +4,8 @@
 
 #include "nbd/session.h"
 
-#define NETWORK_LOOK_NS UINT64_C(100000000)
+#define NETWORK_LOOK_NS	    UINT64_C(100000000)
+#define NETWORK_BUSY_NS_MIN UINT64_C(20000000)
 
 static const uint8_t zeroes[64 << 10];
 
@@ -472,15 +473,26 @@ void reply_flush(struct nbd_session *session, bool alone)
 	}
 }
 
-/* How reads are cut depends on what the network can carry, too: asked for now and then. */
+/* How reads are cut depends on what the network can carry, too: looked at now and then. The kernel
+ * counts time in its ticks, which many requests average out. */
 static void look_at_network(struct nbd_session *session)
 {
 	struct ring *ring = session->service->ring;
+	struct ring_traffic before = session->traffic;
 
-	if (ring_batch_ns(ring) - session->rate_ns >= NETWORK_LOOK_NS) {
-		session->rate_ns = ring_batch_ns(ring);
-		grain_learn_network(
-			&session->path_export->reads, ring_socket_rate(ring, session->socket));
+	if (ring_batch_ns(ring) - session->traffic_ns < NETWORK_LOOK_NS) {
+		return;
+	}
+	session->traffic_ns = ring_batch_ns(ring);
+	if (!ring_socket_traffic(ring, session->socket, &session->traffic)) {
+		return;
+	}
+	if (session->traffic.busy_ns - before.busy_ns >= NETWORK_BUSY_NS_MIN) {
+		grain_learn_network(&session->path_export->reads,
+			session->traffic.acked_bytes - before.acked_bytes,
+			session->traffic.busy_ns - before.busy_ns);
+	} else {
+		session->traffic = before; /* too little yet to tell */
 	}
 }
 

@@ -165,9 +165,10 @@ struct nbd_session {
 	struct ring_op send_op;
 	struct handshake *handshake;
 	struct fence_member member;
-	uint64_t deadline_ns; /* of the handshake, or of lingering */
-	uint64_t progress_ns; /* last time the network moved, or was first asked to */
-	uint64_t rate_ns;     /* last time its rate was asked for */
+	uint64_t deadline_ns;	     /* of the handshake, or of lingering */
+	uint64_t progress_ns;	     /* last time the network moved, or was first asked to */
+	struct ring_traffic traffic; /* when it was last looked at */
+	uint64_t traffic_ns;	     /* that time */
 
 	/* Transmission. */
 	struct nbd_export *export;

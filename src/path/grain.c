@@ -12,6 +12,7 @@ enum {
 	AVERAGE_SHIFT = 3,	   /* a new value counts an eighth */
 	BUSY_BYTES_MIN = 64 << 10, /* less says nothing about a rate */
 	EARLY_MIN = GRAIN_EARLY_ONE / 16,
+	GAIN_MIN = 2, /* times the cost */
 	TRY_EVERY = 64,
 };
 
@@ -41,18 +42,33 @@ static uint32_t best(uint64_t bytes, uint64_t rate, uint64_t lanes)
 	return (uint32_t)grain << 10;
 }
 
+/* True when parts of so many bytes bring clearly more than they cost. What they bring is the time
+ * of all parts but one at the faster end; of which others in flight have taken their share already.
+ */
+static bool pays(const struct grain *grain, uint64_t length, uint32_t bytes, uint64_t rate)
+{
+	uint64_t more_ns = (length - 1) / bytes * PART_COST_NS;
+	uint64_t gain_bytes;
+
+	if (rate == 0 || bytes >= length) {
+		return false;
+	}
+	gain_bytes = (length - bytes) * (length >> 10) / (grain->request_bytes >> 10);
+	return (rate >> 10) * GAIN_MIN * more_ns / SECOND_NS <= gain_bytes >> 10;
+}
+
 uint32_t grain_choose(struct grain *grain, uint64_t length, uint32_t chunk, uint32_t members)
 {
 	/* Members with less than a part each are busy with one part together. */
 	bool striped = chunk >= GRAIN_BYTES_MIN;
 	uint64_t lanes = striped ? MIN((length - 1) / chunk + 1, (uint64_t)members) : 1;
-	uint32_t bytes =
-		best(grain->request_bytes, MAX(grain->disk_rate, grain->network_rate), lanes);
+	uint64_t rate = MAX(grain->disk_rate, grain->network_rate);
+	uint32_t bytes = best(grain->request_bytes, rate, lanes);
 
 	if (striped) {
 		bytes = MIN(bytes, chunk);
 	}
-	if (length / GRAIN_PARTS_MIN < bytes) {
+	if (!pays(grain, length, bytes, rate)) {
 		return GRAIN_BYTES_MAX;
 	}
 	if (grain->early < EARLY_MIN && ++grain->since_try < TRY_EVERY) {
@@ -109,9 +125,9 @@ void grain_learn_early(struct grain *grain, uint64_t mean_ns, uint64_t whole_ns)
 		(grain->early * ((1 << AVERAGE_SHIFT) - 1) + (uint32_t)early) >> AVERAGE_SHIFT;
 }
 
-void grain_learn_network(struct grain *grain, uint64_t bytes_per_second)
+void grain_learn_network(struct grain *grain, uint64_t bytes, uint64_t busy_ns)
 {
-	if (bytes_per_second > 0) {
-		grain->network_rate = average(grain->network_rate, bytes_per_second);
-	}
+	/* In KiB, and milliseconds at least: it fits. */
+	grain->network_rate = average(
+		grain->network_rate, ((bytes >> 10) * (SECOND_NS >> 10) / (busy_ns >> 10)) << 10);
 }

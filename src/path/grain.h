@@ -25,9 +25,8 @@
 #include "base/compiler.h"
 
 enum {
-	GRAIN_BYTES_MIN = 32 << 10,
+	GRAIN_BYTES_MIN = 16 << 10,
 	GRAIN_BYTES_MAX = 1 << 20,
-	GRAIN_PARTS_MIN = 4, /* fewer are not worth it */
 	GRAIN_EARLY_ONE = 1024,
 };
 
@@ -61,5 +60,6 @@ void grain_disk_end(struct grain *grain, uint64_t bytes, uint64_t now_ns);
  * beginning, and the last one whole_ns. */
 void grain_learn_early(struct grain *grain, uint64_t mean_ns, uint64_t whole_ns);
 
-/* What a connection can carry, as its protocol measures it. */
-void grain_learn_network(struct grain *grain, uint64_t bytes_per_second);
+/* So many bytes were sent while the network was busy for so long (> 0). Where the disk is slower it
+ * is busy with what there is: then it only shows that it is not slower than the disk. */
+void grain_learn_network(struct grain *grain, uint64_t bytes, uint64_t busy_ns);

@@ -13,7 +13,7 @@ enum {
 	 * request can be unaligned. */
 	PART_ALIGN = 4096,
 	/* The smallest request whose parts are worth a look at the clock. */
-	MEASURED_BYTES_MIN = GRAIN_PARTS_MIN * GRAIN_BYTES_MIN,
+	MEASURED_BYTES_MIN = 2 * GRAIN_BYTES_MIN,
 	/* With more in one call the kernel holds them back to merge neighbours. */
 	PARTS_PER_CALL = 2,
 };
@@ -276,6 +276,11 @@ static void measure_begin(struct path_request *request)
 	}
 }
 
+static uint32_t parallel_parts(const struct path_request *request)
+{
+	return request->striped ? store_info(request->export->store)->stripe_members : 1;
+}
+
 static void measure_part(struct path_request *request, uint64_t bytes)
 {
 	uint64_t now_ns = ring_batch_ns(request->path->ring);
@@ -284,8 +289,9 @@ static void measure_part(struct path_request *request, uint64_t bytes)
 	grain_disk_end(grain_of(request), bytes, now_ns);
 	/* In units of 1 KiB and 1024 ns, so that the sum fits. */
 	request->parts_time += (bytes >> 10) * (took_ns >> 10);
+	/* One part on each member says nothing: they are there together. */
 	if (path_status(request) == PATH_COMMITTED && request->op == STORE_READ &&
-		request->parts_started >= GRAIN_PARTS_MIN) {
+		request->told_step == 0 && request->parts_started >= 2 * parallel_parts(request)) {
 		grain_learn_early(grain_of(request),
 			request->parts_time / (request->length >> 10) << 10, took_ns);
 	}

@@ -188,9 +188,13 @@ void ring_socket_shutdown(struct ring *ring, struct ring_file file);
 void ring_socket_abort(struct ring *ring, struct ring_file file);
 /* Says that we will send nothing more; receiving goes on. */
 void ring_socket_shutdown_send(struct ring *ring, struct ring_file file);
-/* What the connection has carried lately, bytes a second, as its protocol measures it; 0: it does
- * not (all but TCP). A system call. */
-uint64_t ring_socket_rate(struct ring *ring, struct ring_file file);
+/* What a connection has carried since it was opened, as TCP counts it. */
+struct ring_traffic {
+	uint64_t acked_bytes; /* sent and known to have arrived */
+	uint64_t busy_ns;     /* time in which something was on its way, or waited to be */
+};
+/* False: it is not counted (all but TCP). A system call. */
+bool ring_socket_traffic(struct ring *ring, struct ring_file file, struct ring_traffic *traffic);
 /* Closes a socket that has nothing in flight and was removed from the table. */
 void ring_socket_close(struct ring *ring, int fd);
 

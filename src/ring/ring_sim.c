@@ -524,11 +524,12 @@ void ring_socket_abort(struct ring *ring, struct ring_file file)
 	sim_net_abort(ring_fd(ring, file));
 }
 
-uint64_t ring_socket_rate(struct ring *ring, struct ring_file file)
+bool ring_socket_traffic(struct ring *ring, struct ring_file file, struct ring_traffic *traffic)
 {
 	GMB_UNUSED(ring);
 	GMB_UNUSED(file);
-	return 0;
+	GMB_UNUSED(traffic);
+	return false;
 }
 
 void ring_socket_shutdown_send(struct ring *ring, struct ring_file file)

@@ -728,16 +728,18 @@ void ring_socket_shutdown_send(struct ring *ring, struct ring_file file)
 	(void)shutdown(file.fd, SHUT_WR);
 }
 
-uint64_t ring_socket_rate(struct ring *ring, struct ring_file file)
+bool ring_socket_traffic(struct ring *ring, struct ring_file file, struct ring_traffic *traffic)
 {
 	struct tcp_info info = { 0 };
 	socklen_t bytes = sizeof(info);
 
 	ring->counters.direct++;
 	if (getsockopt(file.fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) < 0) {
-		return 0;
+		return false;
 	}
-	return info.tcpi_delivery_rate;
+	traffic->acked_bytes = info.tcpi_bytes_acked;
+	traffic->busy_ns = info.tcpi_busy_time * UINT64_C(1000);
+	return true;
 }
 
 void ring_socket_close(struct ring *ring, int fd)

@@ -116,7 +116,7 @@ static uint64_t came_ns(const struct pace_store *store, const struct slot *slot,
 
 /* Books the member for so long; returns when that begins. */
 static uint64_t reserve(
-	struct pace_store *store, uint32_t member, uint64_t now_ns, uint64_t duration_ns)
+	struct pace_store *store, uint32_t member, uint64_t arrived_ns, uint64_t duration_ns)
 {
 	_Atomic uint64_t *free_ns = &store->free_ns[member];
 	/* Relaxed: nothing but the time itself is handed over. */
@@ -124,7 +124,7 @@ static uint64_t reserve(
 	uint64_t start;
 
 	do {
-		start = MAX(seen, now_ns);
+		start = MAX(seen, arrived_ns);
 	} while (!atomic_compare_exchange_weak_explicit(
 		free_ns, &seen, start + duration_ns, memory_order_relaxed, memory_order_relaxed));
 	return start;
@@ -170,10 +170,12 @@ static void set_next(const struct pace_store *store, struct slot *slot)
 	slot->next_ns = tells ? came_ns(store, slot, bytes) : slot->end_ns;
 }
 
-/* Gives the part its turn at each of its members. There is a free slot. */
-static void admit(struct pace_queue *queue, struct store_part *part, uint64_t now_ns)
+/* Gives the part its turn at each of its members, from when it arrived: what the store below needed
+ * is not added. There is a free slot. */
+static void admit(struct pace_queue *queue, struct store_part *part)
 {
 	struct pace_store *store = store_of(queue);
+	uint64_t arrived_ns = part->frames[part->frame_count].arrived_ns;
 	struct slot *slot = list_entry(list_pop_front(&queue->slots_free), struct slot, node);
 
 	slot->part = part;
@@ -183,7 +185,7 @@ static void admit(struct pace_queue *queue, struct store_part *part, uint64_t no
 
 		if (share > 0) {
 			slot->data_ns[i] = store->pace.latency_ns +
-					   reserve(store, i, now_ns,
+					   reserve(store, i, arrived_ns,
 						   store->pace.latency_ns + bytes_ns(store, share));
 		}
 	}
@@ -265,8 +267,7 @@ static void timer_done(struct ring_op *op, int result)
 		slot_due(queue, slot, now_ns, &due);
 	}
 	while (!list_is_empty(&queue->waiting) && !list_is_empty(&queue->slots_free)) {
-		admit(queue, list_entry(list_pop_front(&queue->waiting), struct store_part, node),
-			now_ns);
+		admit(queue, list_entry(list_pop_front(&queue->waiting), struct store_part, node));
 	}
 	arm(queue);
 	/* The last part's owner may destroy the queue. */
@@ -299,7 +300,7 @@ static void worked_done(struct store_part *part, int result)
 		list_push_back(&queue->waiting, &part->node);
 		return;
 	}
-	admit(queue, part, ring_now_ns(queue->base.ring));
+	admit(queue, part);
 	arm(queue);
 }
 
@@ -317,6 +318,7 @@ static void pace_submit(struct store_queue *base, struct store_part *part)
 		return;
 	}
 	part->frames[part->frame_count].told = part->told;
+	part->frames[part->frame_count].arrived_ns = ring_now_ns(base->ring);
 	part->told = NULL;
 	store_forward(base, queue->inner, part, worked_done);
 }

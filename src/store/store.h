@@ -124,6 +124,7 @@ struct store_part {
 		store_done_fn *done;
 		struct store_queue *queue;
 		store_progress_fn *told; /* the submitter's, of a filter that tells itself */
+		uint64_t arrived_ns;	 /* the filter's own use */
 	} frames[STORE_FILTERS_MAX];	 /* what each filter must restore, innermost last */
 	uint32_t frame_count;
 };

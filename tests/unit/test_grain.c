@@ -87,7 +87,7 @@ static void faster_ends_mean_larger_parts(void **state)
 	assert_int_equal(choose(&slow, MIB, 0, 0), 32 * KIB);
 	assert_int_equal(choose(&fast, MIB, 0, 0), 256 * KIB);
 	/* Only the faster end matters: the other one hides it. */
-	grain_learn_network(&slow, 3000000000);
+	grain_learn_network(&slow, 300 * MIB, 100 * MS); /* 3 GB/s */
 	assert_int_equal(choose(&slow, MIB, 0, 0), 256 * KIB);
 	/* Longer requests are cut into larger parts. */
 	assert_true(choose(&fast, 16 * MIB, 0, 0) > 256 * KIB);
@@ -114,7 +114,8 @@ static void short_requests_are_not_cut(void **state)
 	assert_int_equal(choose(&grain, 4 * KIB, 0, 0), GRAIN_BYTES_MAX);
 	assert_int_equal(choose(&grain, 64 * KIB, 0, 0), GRAIN_BYTES_MAX);
 	work(&grain, 3 * MIB, &now_ns);
-	assert_int_equal(choose(&grain, 512 * KIB - 1, 0, 0), GRAIN_BYTES_MAX);
+	assert_int_equal(choose(&grain, 128 * KIB, 0, 0), GRAIN_BYTES_MAX);
+	assert_int_equal(choose(&grain, 512 * KIB, 0, 0), 128 * KIB);
 }
 
 static void no_part_is_longer_than_a_chunk(void **state)
@@ -124,11 +125,23 @@ static void no_part_is_longer_than_a_chunk(void **state)
 
 	(void)state;
 	grain_init(&grain);
-	work(&grain, 3 * MIB, &now_ns);
-	assert_int_equal(choose(&grain, MIB, 0, 64 * KIB), 64 * KIB);
-	assert_true(choose(&grain, MIB, 0, 512 * KIB) <= 256 * KIB);
+	work(&grain, 500 * KIB, &now_ns);
+	assert_int_equal(choose(&grain, MIB, 0, 0), 128 * KIB);
+	assert_int_equal(choose(&grain, MIB, 0, 32 * KIB), 32 * KIB);
 	/* A chunk that is too short for a part of its own is not looked at. */
-	assert_int_equal(choose(&grain, MIB, 0, 4 * KIB), 256 * KIB);
+	assert_int_equal(choose(&grain, MIB, 0, 4 * KIB), 128 * KIB);
+	/* On a fast disk so many short parts are not worth it. */
+	work(&grain, 3 * MIB, &now_ns);
+	assert_int_equal(choose(&grain, MIB, 0, 32 * KIB), GRAIN_BYTES_MAX);
+}
+
+static void nothing_is_cut_before_something_is_known(void **state)
+{
+	struct grain grain;
+
+	(void)state;
+	grain_init(&grain);
+	assert_int_equal(choose(&grain, MIB, 0, 0), GRAIN_BYTES_MAX);
 }
 
 /* They fill as many parts at the same time, so that what comes first is as many times longer. */
@@ -179,6 +192,7 @@ int main(void)
 		cmocka_unit_test(faster_ends_mean_larger_parts),
 		cmocka_unit_test(many_requests_overlap_with_each_other),
 		cmocka_unit_test(short_requests_are_not_cut),
+		cmocka_unit_test(nothing_is_cut_before_something_is_known),
 		cmocka_unit_test(no_part_is_longer_than_a_chunk),
 		cmocka_unit_test(members_make_parts_smaller),
 		cmocka_unit_test(parts_that_come_together_are_given_up),
