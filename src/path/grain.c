@@ -3,7 +3,7 @@
 
 /* Processor time of one more part on both sides: submission, completion, header, place in a send.
  * See docs/design/0008. */
-#define PART_COST_NS UINT64_C(20000)
+#define PART_COST_NS UINT64_C(16000)
 #define SECOND_NS    UINT64_C(1000000000)
 /* The disk's rate is looked at after so long at the latest. */
 #define BUSY_NS_MAX UINT64_C(10000000)
@@ -29,11 +29,11 @@ static uint64_t average(uint64_t old, uint64_t new)
 	return old - (old >> AVERAGE_SHIFT) + (new >> AVERAGE_SHIFT);
 }
 
-/* The power of two that is nearest to sqrt(bytes * cost * rate / lanes), within bounds. */
-static uint32_t best(uint64_t bytes, uint64_t rate, uint64_t lanes)
+/* The power of two that is nearest to sqrt(bytes * cost * rate), within bounds. */
+static uint32_t best(uint64_t bytes, uint64_t rate)
 {
 	/* In units of 1 KiB each, so that the product fits. */
-	uint64_t square = (bytes >> 10) * (rate >> 10) / (SECOND_NS / PART_COST_NS) / lanes;
+	uint64_t square = (bytes >> 10) * (rate >> 10) / (SECOND_NS / PART_COST_NS);
 	uint64_t grain = GRAIN_BYTES_MIN >> 10;
 
 	while (grain < GRAIN_BYTES_MAX >> 10 && 2 * grain * grain < square) {
@@ -59,13 +59,17 @@ static bool pays(const struct grain *grain, uint64_t length, uint32_t bytes, uin
 
 uint32_t grain_choose(struct grain *grain, uint64_t length, uint32_t chunk, uint32_t members)
 {
-	/* Members with less than a part each are busy with one part together. */
-	bool striped = chunk >= GRAIN_BYTES_MIN;
-	uint64_t lanes = striped ? MIN((length - 1) / chunk + 1, (uint64_t)members) : 1;
 	uint64_t rate = MAX(grain->disk_rate, grain->network_rate);
-	uint32_t bytes = best(grain->request_bytes, rate, lanes);
+	uint32_t bytes = best(grain->request_bytes, rate);
 
-	if (striped) {
+	/* Members with less than a part each are busy with one part together. */
+	if (chunk >= GRAIN_BYTES_MIN) {
+		uint64_t together = bytes;
+
+		members = (uint32_t)MIN((length - 1) / chunk + 1, (uint64_t)members);
+		while (bytes > GRAIN_BYTES_MIN && (uint64_t)bytes * members > together) {
+			bytes /= 2;
+		}
 		bytes = MIN(bytes, chunk);
 	}
 	if (!pays(grain, length, bytes, rate)) {

@@ -11,8 +11,8 @@
  *
  * where l stands for all bytes in flight: with several requests there is always something to
  * overlap with, and larger parts are cheaper. Both rates are measured; while n is unknown d stands
- * for it. The m members of a striped disk fill m parts at the same time, each with a share of d:
- * what comes first and what comes last are m c bytes, and c has to be smaller by sqrt(m).
+ * for it. The m members of a striped disk work on m parts at the same time, each with a share of d:
+ * they get parts of c / m, so that together they have as much unfinished as one disk has.
  *
  * Some disks complete all parts of a request together, whatever their size (one command behind the
  * scenes): then parts are only a cost. So it is also measured how early they come, and a disk where
@@ -47,9 +47,8 @@ struct grain {
 void grain_init(struct grain *grain);
 
 /* How many bytes a part should have, for a request of length bytes that is among those under way;
- * chunk: on one member of a striped disk before the next one of members, 0 = not striped.
- * GRAIN_BYTES_MIN to GRAIN_BYTES_MAX, a power of two or chunk; GRAIN_BYTES_MAX also says: do not
- * split. */
+ * chunk: on one of members before the next one's turn, 0 = not striped. GRAIN_BYTES_MIN to
+ * GRAIN_BYTES_MAX, a power of two or chunk; GRAIN_BYTES_MAX also says: do not split. */
 uint32_t grain_choose(struct grain *grain, uint64_t length, uint32_t chunk, uint32_t members);
 
 /* A transfer with the disk begins, and has ended. */

@@ -297,34 +297,50 @@ static void measure_part(struct path_request *request, uint64_t bytes)
 	}
 }
 
+/* Where a part is, and how much of it shall be told of first. */
+struct part_range {
+	uint64_t offset;
+	uint64_t bytes;
+	uint64_t told_first;
+};
+
 /*
  * Where the next part of a striped read is: in each row of chunks, the first part of every member,
  * then the second of every member, and so on, so that all have something to do.
  *
- *        member 0   member 1   member 2
- *   row  [0 3 6 ]   [1 4 7 ]   [2 5 8 ]
+ *        member 0        member 1        member 2
+ *   row  [0  3     6   ] [1    4     7 ] [2      5     8]
+ *
+ * The first ones have different lengths, so that the members do not bring all they have at the same
+ * moments: on average half as much waits to be complete.
  */
-static void striped_range(struct path_request *request, uint64_t *offset_out, uint64_t *bytes_out)
+static struct part_range striped_range(struct path_request *request)
 {
 	const struct store_info *info = store_info(request->export->store);
 	uint64_t chunk = info->stripe_chunk;
-	uint64_t row_bytes = chunk * info->stripe_members;
-	uint64_t end = request->offset + request->length;
+	uint64_t row_begin = MAX(request->row_offset, request->offset);
+	uint64_t row_end = MIN(request->row_offset + chunk * info->stripe_members,
+		request->offset + request->length);
+	uint64_t lanes = (row_end - 1) / chunk - row_begin / chunk + 1;
+	bool first_row = row_begin == request->offset;
 
 	for (;; request->row_step++) {
-		uint64_t row_begin = MAX(request->row_offset, request->offset);
-		uint64_t row_end = MIN(request->row_offset + row_bytes, end);
-		uint64_t lanes = (row_end - 1) / chunk - row_begin / chunk + 1;
-		uint64_t lane = row_begin / chunk + request->row_step % lanes;
-		uint64_t lane_begin = MAX(lane * chunk, row_begin);
-		uint64_t lane_end = MIN((lane + 1) * chunk, row_end);
-		uint64_t begin = align_down(lane_begin, PART_ALIGN) +
-				 request->row_step / lanes * request->grain;
+		uint64_t lane = request->row_step % lanes;
+		uint64_t turn = request->row_step / lanes;
+		uint64_t lane_begin = MAX((row_begin / chunk + lane) * chunk, row_begin);
+		uint64_t lane_end = MIN((row_begin / chunk + lane + 1) * chunk, row_end);
+		uint64_t step = request->told_step > 0 ? request->told_step : request->grain;
+		uint64_t share = first_row ? align_up(step * (lane + 1) / lanes, PART_ALIGN) : step;
+		uint64_t first = request->told_step > 0 ? request->grain : share;
+		uint64_t base = align_down(lane_begin, PART_ALIGN);
+		uint64_t begin =
+			turn == 0 ? lane_begin : base + first + (turn - 1) * request->grain;
 
 		if (begin < lane_end) {
-			*offset_out = MAX(begin, lane_begin);
-			*bytes_out = MIN(begin + request->grain, lane_end) - *offset_out;
-			return;
+			return (struct part_range){ .offset = begin,
+				.bytes =
+					MIN(base + first + turn * request->grain, lane_end) - begin,
+				.told_first = share };
 		}
 	}
 }
@@ -342,18 +358,19 @@ static void striped_advance(struct path_request *request)
 	}
 }
 
-static void part_range(struct path_request *request, uint64_t *offset_out, uint64_t *bytes_out)
+static struct part_range next_range(struct path_request *request)
 {
 	uint64_t offset = request->offset + request->started_bytes;
 	uint64_t left = request->length - request->started_bytes;
-	uint64_t bytes = request->grain;
 
 	if (request->striped) {
-		striped_range(request, offset_out, bytes_out);
-		return;
+		return striped_range(request);
 	}
-	*offset_out = offset;
-	*bytes_out = left > bytes ? align_down(offset + bytes, PART_ALIGN) - offset : left;
+	return (struct part_range){ .offset = offset,
+		.bytes = left > request->grain
+				 ? align_down(offset + request->grain, PART_ALIGN) - offset
+				 : left,
+		.told_first = request->told_step };
 }
 
 /* Memory for a part; where there is not enough in one piece, for a shorter one. A striped read
@@ -374,13 +391,11 @@ static int part_memory(struct path_request *request, uint64_t *bytes, struct are
 /* A new stream for the next part of the request, with memory; NULL when either is short. */
 static struct path_stream *part_open(struct path *path, struct path_request *request)
 {
+	struct part_range range = next_range(request);
 	struct path_stream *stream;
 	struct arena_buf buf;
-	uint64_t offset;
-	uint64_t bytes;
 
-	part_range(request, &offset, &bytes);
-	if (part_memory(request, &bytes, &buf) < 0) {
+	if (part_memory(request, &range.bytes, &buf) < 0) {
 		return NULL;
 	}
 	stream = stream_get(path, request);
@@ -390,11 +405,12 @@ static struct path_stream *part_open(struct path *path, struct path_request *req
 	}
 	stream->buf = buf;
 	stream->data = buf.data;
-	stream->offset = offset;
-	stream->length = (uint32_t)bytes;
-	stream->room = (uint32_t)bytes;
-	request->live_bytes += bytes;
-	request->started_bytes += bytes;
+	stream->offset = range.offset;
+	stream->length = (uint32_t)range.bytes;
+	stream->room = (uint32_t)range.bytes;
+	stream->part.told_first = range.told_first;
+	request->live_bytes += range.bytes;
+	request->started_bytes += range.bytes;
 	request->parts_started++;
 	if (request->striped) {
 		striped_advance(request);

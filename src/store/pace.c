@@ -156,15 +156,19 @@ static void slot_append(struct pace_queue *queue, struct slot *slot)
 	list_insert_before(position, &slot->node);
 }
 
-static uint64_t step_of(const struct pace_store *store, const struct store_part *part)
+/* How much of the part is to be told of after so much. */
+static uint64_t next_step(
+	const struct pace_store *store, const struct store_part *part, uint64_t told)
 {
-	return MAX(store->step_bytes, part->told_step);
+	uint64_t step = told == 0 && part->told_first > 0 ? part->told_first : part->told_step;
+
+	return told + MAX(store->step_bytes, step);
 }
 
 static void set_next(const struct pace_store *store, struct slot *slot)
 {
 	const struct store_part *part = slot->part;
-	uint64_t bytes = slot->told + step_of(store, part);
+	uint64_t bytes = next_step(store, part, slot->told);
 	bool tells = part->op == STORE_READ && part->told != NULL && bytes < part->length;
 
 	slot->next_ns = tells ? came_ns(store, slot, bytes) : slot->end_ns;
@@ -230,7 +234,7 @@ static void slot_due(
 {
 	const struct pace_store *store = store_of(queue);
 	struct store_part *part = slot->part;
-	uint64_t step = step_of(store, part);
+	uint64_t next;
 
 	list_remove(&slot->node);
 	list_push_back(due, &part->node);
@@ -239,9 +243,9 @@ static void slot_due(
 		list_push_front(&queue->slots_free, &slot->node);
 		return;
 	}
-	while (slot->told + step < part->length &&
-		came_ns(store, slot, slot->told + step) <= now_ns) {
-		slot->told += step;
+	while ((next = next_step(store, part, slot->told)) < part->length &&
+		came_ns(store, slot, next) <= now_ns) {
+		slot->told = next;
 	}
 	part->phase = PACE_STEP;
 	part->progress = slot->told;

@@ -100,7 +100,10 @@ struct store_part {
 	/* Reads: told that the first bytes are in place, zero or more times before done and never
 	 * from inside submit; see store_progress(). NULL = not wanted. */
 	store_progress_fn *told;
-	uint64_t told_step; /* bytes between two tellings; how many the store keeps is its choice */
+	/* How often that is wanted: after the first so many bytes, then after so many more each
+	 * time. A store that cannot tell so finely takes more. */
+	uint64_t told_first;
+	uint64_t told_step;
 
 	/* STORE_EXTENTS: room for extent_max entries (> 0), set by the submitter; the store fills
 	 * at least one, neighbours differ, and together they cover at most length bytes from offset

@@ -22,7 +22,7 @@ static void work(struct grain *grain, uint64_t bytes_per_ms, uint64_t *now_ns)
 	}
 }
 
-enum { MEMBERS = 4 };
+enum { MEMBERS = 8 };
 
 static uint32_t choose(struct grain *grain, uint64_t length, uint64_t others, uint32_t chunk)
 {
@@ -125,14 +125,14 @@ static void no_part_is_longer_than_a_chunk(void **state)
 
 	(void)state;
 	grain_init(&grain);
-	work(&grain, 500 * KIB, &now_ns);
-	assert_int_equal(choose(&grain, MIB, 0, 0), 128 * KIB);
-	assert_int_equal(choose(&grain, MIB, 0, 32 * KIB), 32 * KIB);
+	work(&grain, 400 * KIB, &now_ns);
+	assert_int_equal(choose(&grain, MIB, 0, 0), 64 * KIB);
+	assert_int_equal(choose(&grain, MIB, 0, 16 * KIB), 16 * KIB);
 	/* A chunk that is too short for a part of its own is not looked at. */
-	assert_int_equal(choose(&grain, MIB, 0, 4 * KIB), 128 * KIB);
+	assert_int_equal(choose(&grain, MIB, 0, 4 * KIB), 64 * KIB);
 	/* On a fast disk so many short parts are not worth it. */
 	work(&grain, 3 * MIB, &now_ns);
-	assert_int_equal(choose(&grain, MIB, 0, 32 * KIB), GRAIN_BYTES_MAX);
+	assert_int_equal(choose(&grain, MIB, 0, 16 * KIB), GRAIN_BYTES_MAX);
 }
 
 static void nothing_is_cut_before_something_is_known(void **state)
@@ -144,7 +144,7 @@ static void nothing_is_cut_before_something_is_known(void **state)
 	assert_int_equal(choose(&grain, MIB, 0, 0), GRAIN_BYTES_MAX);
 }
 
-/* They fill as many parts at the same time, so that what comes first is as many times longer. */
+/* Together they have as much unfinished as one disk. */
 static void members_make_parts_smaller(void **state)
 {
 	uint64_t now_ns = 1;
@@ -152,11 +152,12 @@ static void members_make_parts_smaller(void **state)
 
 	(void)state;
 	grain_init(&grain);
-	work(&grain, 3 * MIB, &now_ns);
-	assert_int_equal(choose(&grain, MIB, 0, 0), 256 * KIB);
-	assert_int_equal(choose(&grain, MIB, 0, 256 * KIB), 128 * KIB);
+	work(&grain, 1600 * KIB, &now_ns);
+	assert_int_equal(choose(&grain, MIB, 0, 0), 128 * KIB);
+	assert_int_equal(choose(&grain, MIB, 0, 512 * KIB), 64 * KIB);
+	assert_int_equal(choose(&grain, MIB, 0, 256 * KIB), 32 * KIB);
 	/* A request on one member only is read like from any disk. */
-	assert_int_equal(choose(&grain, MIB, 0, 1024 * KIB), 256 * KIB);
+	assert_int_equal(choose(&grain, MIB, 0, 1024 * KIB), 128 * KIB);
 }
 
 /* A disk that completes all parts together is asked for whole requests, with a try now and then:
