@@ -117,7 +117,7 @@ static void tell(struct marker_slot *slot)
 	uint64_t valid = look(slot);
 	uint64_t fresh = valid - slot->told;
 
-	if (fresh == 0) {
+	if (fresh == 0 || fresh < outer->told_step) {
 		return;
 	}
 	memcpy((uint8_t *)outer->data + slot->told, slot->data + slot->told, fresh);

@@ -142,6 +142,30 @@ static void test_ascending_chunks_are_told_as_they_come(void **state)
 	complete(device, &reader, part);
 }
 
+/* Who wants to be told seldom is; what is left of a step comes with the end. */
+static void test_steps_are_kept(void **state)
+{
+	struct slow_device *device = *state;
+	struct reader reader;
+	struct store_part *part = start(device, &reader);
+
+	reader.part.told_step = 3 * CHUNK;
+	device_fill(part, KEY, 0, 2 * CHUNK);
+	device_wait(device, SOME_LOOKS);
+	assert_int_equal(reader.told, 0);
+	device_fill(part, KEY, 2 * CHUNK, 2 * CHUNK);
+	device_wait(device, SOME_LOOKS);
+	assert_int_equal(reader.told, 4 * CHUNK);
+	device_fill(part, KEY, 4 * CHUNK, 2 * CHUNK);
+	device_wait(device, SOME_LOOKS);
+	assert_int_equal(reader.told, 4 * CHUNK);
+	device_fill(part, KEY, 6 * CHUNK, CHUNK);
+	device_wait(device, SOME_LOOKS);
+	assert_int_equal(reader.told, 7 * CHUNK);
+	assert_int_equal(reader.told_count, 2);
+	complete(device, &reader, part);
+}
+
 static void test_half_a_chunk_is_not_told(void **state)
 {
 	struct slow_device *device = *state;
@@ -504,6 +528,7 @@ int main(void)
 			test_store_looks_like_its_disk_but_tells, setup, teardown),
 		cmocka_unit_test_setup_teardown(
 			test_ascending_chunks_are_told_as_they_come, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_steps_are_kept, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_half_a_chunk_is_not_told, setup, teardown),
 		cmocka_unit_test_setup_teardown(
 			test_what_comes_out_of_order_waits_for_what_is_before, setup, teardown),
