@@ -52,6 +52,10 @@ GMB_MUST_CHECK int disk_claim(const char *path, int fd, int *claim_out, struct e
 GMB_MUST_CHECK int disk_info(int fd, struct disk_info *info);
 GMB_MUST_CHECK int disk_size(int fd, uint64_t *size);
 
+/* NULL when a read's memory is written by the device itself, each byte once, as far as anybody can
+ * tell; else a clause that says why not ("it is a file, ..."). A file never gets NULL. */
+const char *disk_marker_refusal(int fd);
+
 /* Reads through this descriptor bring in only what they ask for, nothing ahead. Advisory. */
 void disk_set_random(int fd);
 

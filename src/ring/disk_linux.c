@@ -408,6 +408,19 @@ int disk_info(int fd, struct disk_info *info)
 	return 0;
 }
 
+const char *disk_marker_refusal(int fd)
+{
+	struct stat status;
+
+	if (fstat(fd, &status) != 0) {
+		return "it cannot be examined";
+	}
+	if (!S_ISBLK(status.st_mode)) {
+		return "it is a file, and a filesystem may write a read's memory more than once";
+	}
+	return disk_sysfs_marker_refusal("/sys", status.st_rdev);
+}
+
 /* A file is asked with SEEK_DATA and SEEK_HOLE. A filesystem that cannot tell: one data extent. */
 int disk_extent(
 	int fd, uint64_t offset, uint64_t limit, enum disk_extent_kind *kind, uint64_t *length)

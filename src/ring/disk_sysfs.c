@@ -10,19 +10,25 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-enum { ATTRIBUTE_PATH_BYTES = 256, ATTRIBUTE_TEXT_BYTES = 64 };
+enum { ATTRIBUTE_PATH_BYTES = 256, ATTRIBUTE_TEXT_BYTES = 64, MARKER_CHUNK_BYTES = 4096 };
 
-/* The directory of the whole device. /sys/dev/block/M:m is a link into the tree, where a partition
+/* The directory of the whole device. ROOT/dev/block/M:m is a link into the tree, where a partition
  * lies inside its parent's directory. */
-static void device_path(dev_t device, char *path, size_t path_bytes)
+static void device_path_in(const char *root, dev_t device, char *path, size_t path_bytes)
 {
-	char partition[ATTRIBUTE_PATH_BYTES];
+	char partition[2 * ATTRIBUTE_PATH_BYTES];
 
-	snprintf(path, path_bytes, "/sys/dev/block/%u:%u", major(device), minor(device));
+	snprintf(path, path_bytes, "%s/dev/block/%u:%u", root, major(device), minor(device));
 	snprintf(partition, sizeof(partition), "%s/partition", path);
 	if (access(partition, F_OK) == 0) {
-		snprintf(path, path_bytes, "/sys/dev/block/%u:%u/..", major(device), minor(device));
+		snprintf(path, path_bytes, "%s/dev/block/%u:%u/..", root, major(device),
+			minor(device));
 	}
+}
+
+static void device_path(dev_t device, char *path, size_t path_bytes)
+{
+	device_path_in("/sys", device, path, path_bytes);
 }
 
 /* The first line of an attribute, without its newline. False when there is none. */
@@ -151,4 +157,98 @@ bool disk_sysfs_write_zeroes(dev_t device)
 
 	device_path(device, path, sizeof(path));
 	return read_number(path, "queue/write_zeroes_max_bytes") != 0;
+}
+
+/* --- who writes into a read's memory -------------------------------------------------------- */
+
+static bool exists(const char *device, const char *name)
+{
+	char path[2 * ATTRIBUTE_PATH_BYTES];
+
+	snprintf(path, sizeof(path), "%s/%s", device, name);
+	return access(path, F_OK) == 0;
+}
+
+/* True when the link ends in this name: how sysfs tells drivers. */
+static bool links_to(const char *device, const char *link, const char *name)
+{
+	char path[2 * ATTRIBUTE_PATH_BYTES];
+	char target[ATTRIBUTE_PATH_BYTES];
+	const char *last;
+	ssize_t count;
+
+	snprintf(path, sizeof(path), "%s/%s", device, link);
+	count = readlink(path, target, sizeof(target) - 1);
+	if (count <= 0) {
+		return false;
+	}
+	target[count] = '\0';
+	last = strrchr(target, '/');
+	return strcmp(last != NULL ? last + 1 : target, name) == 0;
+}
+
+static bool is_virtio_disk(const char *device, const char *name)
+{
+	return strncmp(name, "vd", 2) == 0 && links_to(device, "device/driver", "virtio_blk");
+}
+
+/* A namespace whose controller is on PCI: others get their data through a network stack. */
+static bool is_local_nvme(const char *device, const char *name)
+{
+	char text[ATTRIBUTE_TEXT_BYTES];
+	unsigned int controller;
+	unsigned int space;
+	int end = 0;
+
+	return sscanf(name, "nvme%un%u%n", &controller, &space, &end) == 2 && name[end] == '\0' &&
+	       read_text(device, "device/transport", text, sizeof(text)) &&
+	       strcmp(text, "pcie") == 0;
+}
+
+/* Devices that only look like disks, for their users to know what was found. */
+static const char *explain_kind(const char *device)
+{
+	if (exists(device, "dm")) {
+		return "it is a device-mapper device, which may write a read's memory more than "
+		       "once, as dm-crypt does";
+	}
+	if (exists(device, "md")) {
+		return "it is a RAID array, which reads again from another member after an error";
+	}
+	if (exists(device, "loop") || strstr(device, "/virtual/block/loop") != NULL) {
+		return "it is a loop device, which reads through a filesystem";
+	}
+	if (strstr(device, "/nvme-subsystem/") != NULL) {
+		return "it is a multipath NVMe device, which reads again by another path after an "
+		       "error";
+	}
+	return "it is neither an NVMe device on PCI nor a virtio disk";
+}
+
+const char *disk_sysfs_marker_refusal(const char *root, dev_t device)
+{
+	char path[ATTRIBUTE_PATH_BYTES];
+	char text[ATTRIBUTE_TEXT_BYTES];
+	const char *reason = NULL;
+	const char *name;
+	char *real;
+
+	device_path_in(root, device, path, sizeof(path));
+	real = realpath(path, NULL);
+	if (real == NULL) {
+		return "sysfs does not tell what kind of device it is";
+	}
+	name = strrchr(real, '/') + 1;
+	if (strstr(real, "/virtual/") != NULL ||
+		(!is_virtio_disk(real, name) && !is_local_nvme(real, name))) {
+		reason = explain_kind(real);
+	} else if (read_text(real, "integrity/format", text, sizeof(text)) &&
+		   strcmp(text, "none") != 0) {
+		reason = "it has an integrity profile, so that a read can be found bad after its "
+			 "data came";
+	} else if (read_number(real, "queue/logical_block_size") > MARKER_CHUNK_BYTES) {
+		reason = "its blocks are larger than 4 KiB";
+	}
+	free(real);
+	return reason;
 }

@@ -25,3 +25,10 @@ void disk_sysfs_read(dev_t device, struct disk_sysfs *facts);
 
 /* True when the device has a write-zeroes command. */
 bool disk_sysfs_write_zeroes(dev_t device);
+
+/*
+ * Why a read of this device may write its memory more than once, or by another hand than the
+ * device's own: a clause for people ("it is a RAID array, ..."). NULL: nothing says so, it is a raw
+ * NVMe namespace on PCI or a virtio disk, or a partition of one. root: "/sys", or a test's own.
+ */
+const char *disk_sysfs_marker_refusal(const char *root, dev_t device);

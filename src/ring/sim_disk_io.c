@@ -411,6 +411,13 @@ int disk_claim(const char *path, int fd, int *claim_out, struct error *error)
 	return 0;
 }
 
+const char *disk_marker_refusal(int fd)
+{
+	return sim_disk_file(fd)->disk->options.is_block
+		       ? NULL
+		       : "it is a file, and a filesystem may write a read's memory more than once";
+}
+
 int disk_info(int fd, struct disk_info *info)
 {
 	const struct sim_file *file = sim_disk_file(fd);

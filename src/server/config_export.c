@@ -211,9 +211,14 @@ static int set_progress(struct server_export *entry, const char *value, struct e
 		[STORE_PROGRESS_AUTO] = "auto",
 		[STORE_PROGRESS_COMPLETION] = "completion",
 		[STORE_PROGRESS_COUNTER] = "counter",
+		[STORE_PROGRESS_MARKER] = "marker",
 	};
 	char shown[SHOWN_BYTES];
 
+	if (strcmp(value, names[STORE_PROGRESS_MARKER]) == 0 && !store_has_markers()) {
+		return error_set(
+			error, -EINVAL, "this build has no marker source; use auto or completion");
+	}
 	for (size_t i = 0; i < ARRAY_COUNT(names); i++) {
 		if (strcmp(value, names[i]) == 0) {
 			entry->progress = (enum store_progress_source)i;
@@ -221,7 +226,8 @@ static int set_progress(struct server_export *entry, const char *value, struct e
 		}
 	}
 	return error_set(error, -EINVAL,
-		"'%s' is not a source of progress; it can be auto, completion or counter",
+		"'%s' is not a source of progress; it can be auto, completion, counter or "
+		"marker",
 		log_escape(shown, sizeof(shown), value, strlen(value)));
 }
 

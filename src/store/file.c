@@ -575,3 +575,26 @@ int file_store_open(
 	*store_out = &store->base;
 	return 0;
 }
+
+int file_store_check_marker(struct store *base, const char *path, struct error *error)
+{
+	const struct file_store *store = container_of(base, struct file_store, base);
+	const char *reason = "it is no disk";
+
+	if (base->ops == &file_ops && base->info.read_direct) {
+		reason = disk_marker_refusal(store->direct_fd);
+	} else if (base->ops == &file_ops) {
+		return error_set(error, -ENOTSUP,
+			"progress=marker does not work with '%s' in mode=cached: only around the "
+			"page cache a disk fills the memory that is watched; add mode=ram, or use "
+			"progress=auto",
+			path);
+	}
+	if (reason == NULL) {
+		return 0;
+	}
+	return error_set(error, -ENOTSUP,
+		"progress=marker does not work with '%s': %s; give a raw NVMe or virtio disk or a "
+		"partition of one, or use progress=auto",
+		path, reason);
+}

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/bytes.h"
+#include "store/marker.h"
 #include "store/store_private.h"
 
 enum { PART_BYTES_MAX = 1 << 30 };
@@ -29,6 +30,25 @@ static int base_open(
 		return null_store_open(options, path + sizeof(null_prefix) - 1, store_out, error);
 	}
 	return file_store_open(options, store_out, error);
+}
+
+/* Takes inner, also on failure. */
+static int marker_open(struct store *inner, const struct store_options *options,
+	struct store **store_out, struct error *error)
+{
+	int result = file_store_check_marker(inner, options->path, error);
+
+	if (result == 0 && options->pace.rate > 0) {
+		result = error_set(error, -ENOTSUP,
+			"'%s' cannot have progress=marker and a pace: a disk with a pace counts by "
+			"itself how far a read has come",
+			options->path);
+	}
+	if (result < 0) {
+		store_close(inner);
+		return result;
+	}
+	return marker_store_open(inner, options->path, store_out, error);
 }
 
 static int check_options(const struct store_options *options, struct error *error)
@@ -78,6 +98,9 @@ int store_open(const struct store_options *options, struct store **store_out, st
 		return result;
 	}
 	result = base_open(options, &store, error);
+	if (result == 0 && options->progress == STORE_PROGRESS_MARKER) {
+		result = marker_open(store, options, &store, error);
+	}
 	/* The pace is innermost: it stands for the disk, and what comes on top of it adds to it. */
 	if (result == 0 && options->pace.rate > 0) {
 		result = pace_store_open(store, &options->pace, &store, error);

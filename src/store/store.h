@@ -217,6 +217,9 @@ GMB_MUST_CHECK int store_delay_parse(
 /* "RATE[:latency=TIME][:members=K][:chunk=SIZE]". */
 GMB_MUST_CHECK int store_pace_parse(const char *text, struct store_pace *pace, struct error *error);
 
+/* True when this build has the marker source. */
+bool store_has_markers(void);
+
 /* Opens and wraps as asked. mode "ram" that the file cannot do is an error that says so, never a
  * silent fallback. */
 GMB_MUST_CHECK int store_open(

@@ -17,6 +17,10 @@
 
 GMB_MUST_CHECK int file_store_open(
 	const struct store_options *options, struct store **store_out, struct error *error);
+/* Whether progress can be told by markers: -ENOTSUP, with the reason, for everything but a raw disk
+ * that is read around the page cache. Any store may be asked. */
+GMB_MUST_CHECK int file_store_check_marker(
+	struct store *store, const char *path, struct error *error);
 /* size_text: what follows "memory:" or "null:". */
 GMB_MUST_CHECK int memory_store_open(const struct store_options *options, const char *size_text,
 	struct store **store_out, struct error *error);

@@ -1,0 +1,380 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The marker source of progress: a filter directly above the file store that finds out how far a
+ * device has come with a read by watching the memory that it fills. Experimental: no disk promises
+ * that this works (docs/design/0009-progress-sources.md), so nothing is believed for good.
+ *
+ *   the part's memory   |■■■■■■■■■■■■■■■■|                        |  told, and sent from here
+ *                         ▲ copied         ▲ told_bytes
+ *   the slot's memory   |■■■■■■■■■■■■■■■■|■■■■■■■■     |         M|  the device writes here
+ *                        ◀── chunk ──▶ M  ◀── chunk ──▶ M
+ *
+ * prepare   The slot's memory is zeroed, so that no byte of another request can ever leave, and a
+ *           marker (random, new for each read) is put at the end of each chunk. The disk reads into
+ *           the slot's memory, never into the part's.
+ * send      While reads are in flight a timer looks at the markers in ascending order. A chunk
+ *           whose marker is gone, like all before it, is copied to the part's memory and told. What
+ *           leaves this machine early is exactly that copy. The last chunk is not told before the
+ *           end, nor is one whose data happen to be the marker, with all that follows it.
+ * finalize  The read is complete. What was told is compared with what the device has left in the
+ *           slot's memory. Equal: the rest is copied, and the part is done. Different: the part
+ *           fails, so that nobody takes for read what was sent, and the source is off for this
+ *           store from now on.
+ *
+ * Passed on untouched are: what is no read, what nobody wants to be told of, reads that are not
+ * whole chunks, have only one or more than a slot can hold, and reads for which no slot is free.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/log.h"
+#include "base/units.h"
+#include "store/filter.h"
+#include "store/marker.h"
+
+enum { SLOT_COUNT = 4, SLOT_BYTES = 1 << 20, HUGE_BYTES = 2 << 20, PATH_SHOWN_BYTES = 256 };
+
+struct marker_store {
+	struct store base;
+	struct store *inner;
+	char *path;
+	_Atomic bool is_off; /* a told byte has changed */
+	/* Relaxed all: numbers for the log, nothing hangs on them. */
+	_Atomic uint64_t watched_count;
+	_Atomic uint64_t watched_bytes;
+	_Atomic uint64_t told_bytes;
+	_Atomic uint64_t changed_count;
+};
+
+/* One read in flight. */
+struct marker_slot {
+	struct list_node node;	/* in free or busy */
+	struct store_part part; /* the read into the slot's memory */
+	struct store_part *outer;
+	uint8_t *data;
+	uint64_t marker;
+	uint64_t told; /* bytes, whole chunks */
+};
+
+struct marker_queue {
+	struct filter_queue filter;
+	uint8_t *memory;
+	int buf_idx; /* of the memory, or -1 */
+	struct ring_op timer;
+	struct list_node free;
+	struct list_node busy;
+	struct marker_slot slots[SLOT_COUNT];
+};
+
+static struct marker_store *marker_store_of(struct store *store)
+{
+	return container_of(store, struct marker_store, base);
+}
+
+static struct marker_queue *marker_queue_of(struct store_queue *queue)
+{
+	return container_of(queue, struct marker_queue, filter.base);
+}
+
+/* --- prepare ------------------------------------------------------------------------------- */
+
+static uint64_t *marker_of(const struct marker_slot *slot, uint64_t chunk_end)
+{
+	return (uint64_t *)(void *)(slot->data + chunk_end - sizeof(slot->marker));
+}
+
+static void prepare(struct marker_slot *slot, uint64_t length, uint64_t marker)
+{
+	slot->marker = marker;
+	slot->told = 0;
+	memset(slot->data, 0, length);
+	for (uint64_t end = MARKER_CHUNK_BYTES; end <= length; end += MARKER_CHUNK_BYTES) {
+		__atomic_store_n(marker_of(slot, end), marker, __ATOMIC_RELAXED);
+	}
+}
+
+/* --- send ---------------------------------------------------------------------------------- */
+
+/* How far the device has come, by the markers. Acquire: what comes before a marker is read after
+ * it, which is all that a reader can do; the rest is up to the device. */
+static uint64_t look(const struct marker_slot *slot)
+{
+	uint64_t limit = slot->part.length - MARKER_CHUNK_BYTES;
+	uint64_t valid = slot->told;
+
+	while (valid < limit && __atomic_load_n(marker_of(slot, valid + MARKER_CHUNK_BYTES),
+					__ATOMIC_ACQUIRE) != slot->marker) {
+		valid += MARKER_CHUNK_BYTES;
+	}
+	return valid;
+}
+
+static void tell(struct marker_slot *slot)
+{
+	struct store_part *outer = slot->outer;
+	uint64_t valid = look(slot);
+	uint64_t fresh = valid - slot->told;
+
+	if (fresh == 0 || fresh < outer->told_step) {
+		return;
+	}
+	memcpy((uint8_t *)outer->data + slot->told, slot->data + slot->told, fresh);
+	slot->told = valid;
+	store_progress(outer, valid);
+}
+
+static void arm(struct marker_queue *queue);
+
+static void look_again(struct ring_op *op, int result)
+{
+	struct marker_queue *queue = container_of(op, struct marker_queue, timer);
+	struct marker_store *store = marker_store_of(queue->filter.base.store);
+
+	GMB_UNUSED(result); /* cancelled: then nothing is busy */
+	/* Relaxed: one look more or less does no harm, each read is judged at its end. */
+	if (atomic_load_explicit(&store->is_off, memory_order_relaxed)) {
+		return;
+	}
+	list_for_each(node, &queue->busy)
+	{
+		tell(list_entry(node, struct marker_slot, node));
+	}
+	if (!list_is_empty(&queue->busy)) {
+		arm(queue);
+	}
+}
+
+static void arm(struct marker_queue *queue)
+{
+	if (!queue->timer.in_flight) {
+		ring_timer(queue->filter.base.ring, &queue->timer, MARKER_LOOK_NS, look_again);
+	}
+}
+
+/* --- finalize ------------------------------------------------------------------------------ */
+
+static void switch_off(struct marker_store *store, const struct store_part *part)
+{
+	char shown[PATH_SHOWN_BYTES];
+
+	atomic_fetch_add_explicit(&store->changed_count, 1, memory_order_relaxed);
+	if (atomic_exchange_explicit(&store->is_off, true, memory_order_relaxed)) {
+		return;
+	}
+	log_error("'%s' wrote bytes of a read (%llu bytes at %llu) again after they had been sent: "
+		  "progress=marker must not be used with this disk; that read fails, and the "
+		  "source is off until the disk is opened anew",
+		log_escape(shown, sizeof(shown), store->path, strlen(store->path)),
+		(unsigned long long)part->length, (unsigned long long)part->offset);
+}
+
+static int finalize(struct marker_store *store, const struct marker_slot *slot)
+{
+	struct store_part *outer = slot->outer;
+	uint8_t *data = outer->data;
+
+	atomic_fetch_add_explicit(&store->watched_count, 1, memory_order_relaxed);
+	atomic_fetch_add_explicit(&store->watched_bytes, outer->length, memory_order_relaxed);
+	atomic_fetch_add_explicit(&store->told_bytes, slot->told, memory_order_relaxed);
+	if (memcmp(data, slot->data, slot->told) != 0) {
+		switch_off(store, outer);
+		return -EIO;
+	}
+	memcpy(data + slot->told, slot->data + slot->told, outer->length - slot->told);
+	return 0;
+}
+
+static void slot_done(struct store_part *part, int result)
+{
+	struct marker_slot *slot = container_of(part, struct marker_slot, part);
+	struct store_part *outer = slot->outer;
+	struct marker_queue *queue = marker_queue_of(outer->queue);
+
+	if (result == 0) {
+		result = finalize(marker_store_of(outer->queue->store), slot);
+	}
+	slot->outer = NULL;
+	list_remove(&slot->node);
+	list_push_front(&queue->free, &slot->node);
+	store_finish(outer, result);
+}
+
+/* --- submitting ---------------------------------------------------------------------------- */
+
+static bool can_watch(struct marker_store *store, const struct store_part *part)
+{
+	return part->op == STORE_READ && part->told != NULL &&
+	       is_aligned(part->offset | part->length, MARKER_CHUNK_BYTES) &&
+	       part->length > MARKER_CHUNK_BYTES && part->length <= SLOT_BYTES &&
+	       !atomic_load_explicit(&store->is_off, memory_order_relaxed);
+}
+
+static void marker_submit(struct store_queue *base, struct store_part *part)
+{
+	struct marker_queue *queue = marker_queue_of(base);
+	struct marker_slot *slot;
+
+	if (list_is_empty(&queue->free) || !can_watch(marker_store_of(base->store), part)) {
+		filter_pass(base, part);
+		return;
+	}
+	slot = list_entry(list_pop_front(&queue->free), struct marker_slot, node);
+	list_push_back(&queue->busy, &slot->node);
+	prepare(slot, part->length, ring_random(base->ring));
+	slot->outer = part;
+	slot->part = (struct store_part){
+		.op = STORE_READ,
+		.flags = part->flags,
+		.offset = part->offset,
+		.length = part->length,
+		.data = slot->data,
+		.buf_idx = queue->buf_idx,
+		.done = slot_done,
+	};
+	store_submit(queue->filter.inner, &slot->part);
+	arm(queue);
+}
+
+/* --- queues -------------------------------------------------------------------------------- */
+
+static void queue_free(struct marker_queue *queue)
+{
+	free(queue->memory);
+	free(queue);
+}
+
+static int memory_acquire(struct marker_queue *queue, const struct store_info *info)
+{
+	queue->memory = aligned_alloc(MAX((size_t)info->memory_align, (size_t)HUGE_BYTES),
+		(size_t)SLOT_COUNT * SLOT_BYTES);
+	if (queue->memory == NULL) {
+		return -ENOMEM;
+	}
+	for (uint32_t i = 0; i < SLOT_COUNT; i++) {
+		struct marker_slot *slot = &queue->slots[i];
+
+		slot->data = queue->memory + (size_t)i * SLOT_BYTES;
+		list_push_back(&queue->free, &slot->node);
+	}
+	return 0;
+}
+
+static int marker_queue_create(
+	struct store *base, struct ring *ring, struct store_queue **queue_out, struct error *error)
+{
+	struct marker_store *store = marker_store_of(base);
+	struct marker_queue *queue = calloc(1, sizeof(*queue));
+	int result;
+
+	if (queue == NULL) {
+		return error_set(error, -ENOMEM, "not enough memory for a queue");
+	}
+	list_init(&queue->free);
+	list_init(&queue->busy);
+	if (memory_acquire(queue, &base->info) < 0) {
+		queue_free(queue);
+		return error_set(error, -ENOMEM,
+			"not enough memory for progress=marker: %d MiB for each thread",
+			SLOT_COUNT * SLOT_BYTES >> 20);
+	}
+	result = store_queue_create(store->inner, ring, &queue->filter.inner, error);
+	if (result < 0) {
+		queue_free(queue);
+		return result;
+	}
+	queue->buf_idx =
+		MAX(-1, ring_memory_add(ring, queue->memory, (size_t)SLOT_COUNT * SLOT_BYTES));
+	*queue_out = &queue->filter.base;
+	return 0;
+}
+
+static void marker_queue_destroy(struct store_queue *base)
+{
+	struct marker_queue *queue = marker_queue_of(base);
+
+	GMB_ASSERT(list_is_empty(&queue->busy));
+	ring_cancel(base->ring, &queue->timer);
+	while (queue->timer.in_flight) { /* comes back at once */
+		ring_turn(base->ring, true);
+	}
+	if (queue->buf_idx >= 0) {
+		ring_memory_remove(base->ring, queue->buf_idx);
+	}
+	store_queue_destroy(queue->filter.inner);
+	queue_free(queue);
+}
+
+/* --- opening and closing ------------------------------------------------------------------- */
+
+static void log_life(struct marker_store *store)
+{
+	char shown[PATH_SHOWN_BYTES];
+	char told[UNITS_TEXT_BYTES];
+	char bytes[UNITS_TEXT_BYTES];
+	uint64_t count = atomic_load_explicit(&store->watched_count, memory_order_relaxed);
+
+	if (count == 0) {
+		return;
+	}
+	units_format_bytes(told, atomic_load_explicit(&store->told_bytes, memory_order_relaxed));
+	units_format_bytes(
+		bytes, atomic_load_explicit(&store->watched_bytes, memory_order_relaxed));
+	log_info("markers on '%s': %llu reads watched, %s of their %s known early; %llu reads "
+		 "failed because such bytes changed",
+		log_escape(shown, sizeof(shown), store->path, strlen(store->path)),
+		(unsigned long long)count, told, bytes,
+		(unsigned long long)atomic_load_explicit(
+			&store->changed_count, memory_order_relaxed));
+}
+
+static void marker_close(struct store *base)
+{
+	struct marker_store *store = marker_store_of(base);
+
+	log_life(store);
+	store_close(store->inner);
+	free(store->path);
+	free(store);
+}
+
+static uint64_t marker_size(struct store *base)
+{
+	return store_size(marker_store_of(base)->inner);
+}
+
+static const struct store_ops marker_ops = {
+	.name = "marker",
+	.close = marker_close,
+	.queue_create = marker_queue_create,
+	.queue_destroy = marker_queue_destroy,
+	.submit = marker_submit,
+	.size = marker_size,
+};
+
+bool store_has_markers(void)
+{
+	return true;
+}
+
+int marker_store_open(
+	struct store *inner, const char *path, struct store **store_out, struct error *error)
+{
+	struct marker_store *store = calloc(1, sizeof(*store));
+
+	if (store != NULL) {
+		store->path = strdup(path);
+	}
+	if (store == NULL || store->path == NULL) {
+		free(store);
+		store_close(inner);
+		return error_set(error, -ENOMEM, "not enough memory to open '%s'", path);
+	}
+	store->base.ops = &marker_ops;
+	store->base.info = inner->info;
+	store->base.info.tells_progress = true;
+	store->inner = inner;
+	*store_out = &store->base;
+	return 0;
+}
