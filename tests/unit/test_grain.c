@@ -152,12 +152,12 @@ static void members_make_parts_smaller(void **state)
 
 	(void)state;
 	grain_init(&grain);
-	work(&grain, 1600 * KIB, &now_ns);
-	assert_int_equal(choose(&grain, MIB, 0, 0), 128 * KIB);
-	assert_int_equal(choose(&grain, MIB, 0, 512 * KIB), 64 * KIB);
-	assert_int_equal(choose(&grain, MIB, 0, 256 * KIB), 32 * KIB);
+	work(&grain, 400 * KIB, &now_ns);
+	assert_int_equal(choose(&grain, MIB, 0, 0), 64 * KIB);
+	assert_int_equal(choose(&grain, MIB, 0, 512 * KIB), 32 * KIB);
+	assert_int_equal(choose(&grain, MIB, 0, 256 * KIB), 16 * KIB);
 	/* A request on one member only is read like from any disk. */
-	assert_int_equal(choose(&grain, MIB, 0, 1024 * KIB), 128 * KIB);
+	assert_int_equal(choose(&grain, MIB, 0, 1024 * KIB), 64 * KIB);
 }
 
 /* A disk that completes all parts together is asked for whole requests, with a try now and then:
