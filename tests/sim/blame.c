@@ -132,9 +132,14 @@ void blame_note(struct scenario *scenario, struct scenario_export *export, enum 
 			}
 		}
 	}
-	if (note->candidate_count == 0 || scenario_has_orphans(scenario)) {
-		/* Nobody asked: the store's own doing, or the request of a client that has gone. */
+	if (scenario_has_orphans(scenario, note->export)) {
+		/* Perhaps the request of a client that has gone, perhaps one that had to be
+		 * durable. */
 		note->reported = true;
+		note->export->flush_may_fail = true;
+	}
+	if (note->candidate_count == 0) {
+		note->reported = true; /* nobody asked: the store's own doing */
 	}
 }
 

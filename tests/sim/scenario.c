@@ -245,10 +245,12 @@ static bool is_orphaned(const struct conn *conn)
 	return conn->gone && sim_is_open(conn->server_fd);
 }
 
-bool scenario_has_orphans(const struct scenario *scenario)
+bool scenario_has_orphans(const struct scenario *scenario, const struct scenario_export *export)
 {
 	for (uint32_t i = 0; i < scenario->conn_count; i++) {
-		if (is_orphaned(&scenario->conns[i])) {
+		const struct conn *conn = &scenario->conns[i];
+
+		if (conn->export == export && is_orphaned(conn)) {
 			return true;
 		}
 	}

@@ -125,8 +125,9 @@ struct scenario {
 	uint64_t replies_with_error;
 };
 
-/* True while a session lives whose client has gone: its requests may still be executed. */
-bool scenario_has_orphans(const struct scenario *scenario);
+/* True while a session lives on the export whose client has gone: its requests may still be
+ * executed. */
+bool scenario_has_orphans(const struct scenario *scenario, const struct scenario_export *export);
 /* What a dead connection has left behind can no longer happen once its session is gone. */
 void scenario_settle(struct scenario *scenario);
 
