@@ -73,6 +73,13 @@ void blame_fault(void *context, struct sim_disk *disk, enum sim_fault_kind kind,
 	uint64_t length, int error)
 {
 	struct scenario *scenario = context;
+
+	blame_note(scenario, export_of(scenario, disk), kind, offset, length, error);
+}
+
+void blame_note(struct scenario *scenario, struct scenario_export *export, enum sim_fault_kind kind,
+	uint64_t offset, uint64_t length, int error)
+{
 	struct fault_note *note;
 
 	if (scenario->note_count == scenario->note_max) {
@@ -83,7 +90,7 @@ void blame_fault(void *context, struct sim_disk *disk, enum sim_fault_kind kind,
 	}
 	note = &scenario->notes[scenario->note_count++];
 	memset(note, 0, sizeof(*note));
-	note->export = export_of(scenario, disk);
+	note->export = export;
 	note->kind = kind;
 	note->offset = offset;
 	note->length = length;
@@ -125,9 +132,14 @@ void blame_fault(void *context, struct sim_disk *disk, enum sim_fault_kind kind,
 			}
 		}
 	}
-	if (note->candidate_count == 0 || scenario_has_orphans(scenario)) {
-		/* Nobody asked: the store's own doing, or the request of a client that has gone. */
+	if (scenario_has_orphans(scenario, note->export)) {
+		/* Perhaps the request of a client that has gone, perhaps one that had to be
+		 * durable. */
 		note->reported = true;
+		note->export->flush_may_fail = true;
+	}
+	if (note->candidate_count == 0) {
+		note->reported = true; /* nobody asked: the store's own doing */
 	}
 }
 

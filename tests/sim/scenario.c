@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "producer.h"
+
 enum {
 	DISK_BYTES_MAX = 6 << 20,
 	EVENTS_MAX = 3000000,
@@ -231,7 +233,9 @@ static void open_export(struct scenario *scenario, struct scenario_export *expor
 	if (store_open(&options, &export->store, &error) != 0) {
 		model_fail("cannot open %s: %s", export->path, error.text);
 	}
-	GMB_UNUSED(scenario);
+	if (percent(25)) {
+		export->store = producer_open(scenario, export, export->store, percent(50));
+	}
 }
 
 /* --- services ------------------------------------------------------------------------------- */
@@ -241,10 +245,12 @@ static bool is_orphaned(const struct conn *conn)
 	return conn->gone && sim_is_open(conn->server_fd);
 }
 
-bool scenario_has_orphans(const struct scenario *scenario)
+bool scenario_has_orphans(const struct scenario *scenario, const struct scenario_export *export)
 {
 	for (uint32_t i = 0; i < scenario->conn_count; i++) {
-		if (is_orphaned(&scenario->conns[i])) {
+		const struct conn *conn = &scenario->conns[i];
+
+		if (conn->export == export && is_orphaned(conn)) {
 			return true;
 		}
 	}

@@ -6,6 +6,7 @@
  *   seed ─▶ scenario.c  builds the world, runs it until every client is done, checks what is left
  *           traffic.c   decides what clients ask, and checks what they are answered
  *           blame.c     which disk fault belongs to which request
+ *           producer.c  lets reads arrive piece by piece, and lies about them
  *
  * Threading: one. Ownership: the scenario owns everything in it. Errors: model_fail().
  */
@@ -124,8 +125,9 @@ struct scenario {
 	uint64_t replies_with_error;
 };
 
-/* True while a session lives whose client has gone: its requests may still be executed. */
-bool scenario_has_orphans(const struct scenario *scenario);
+/* True while a session lives on the export whose client has gone: its requests may still be
+ * executed. */
+bool scenario_has_orphans(const struct scenario *scenario, const struct scenario_export *export);
 /* What a dead connection has left behind can no longer happen once its session is gone. */
 void scenario_settle(struct scenario *scenario);
 
@@ -137,6 +139,9 @@ void traffic_pump(struct conn *conn);
 /* blame.c */
 void blame_fault(void *context, struct sim_disk *disk, enum sim_fault_kind kind, uint64_t offset,
 	uint64_t length, int error);
+/* The same for a fault of the export that no disk made; export NULL: nobody's. */
+void blame_note(struct scenario *scenario, struct scenario_export *export, enum sim_fault_kind kind,
+	uint64_t offset, uint64_t length, int error);
 /* A request was answered: with a disk error that must have a cause, or without. */
 void blame_replied(struct conn *conn, const struct model_request *request);
 void blame_lost(struct conn *conn, const struct model_request *request);
