@@ -12,18 +12,15 @@
  */
 #include <arpa/inet.h>
 #include <endian.h>
-#include <inttypes.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <stdbool.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "control.h"
 
 #define IHAVEOPT UINT64_C(0x49484156454f5054)
 
@@ -70,32 +67,6 @@ static _Noreturn void fail(const char *what)
 {
 	fprintf(stderr, "discard: %s\n", what);
 	exit(1);
-}
-
-static double now_s(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
-}
-
-static double cpu_s(void)
-{
-	struct rusage usage;
-
-	getrusage(RUSAGE_SELF, &usage);
-	return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
-	       (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
-}
-
-static uint64_t draw(uint64_t *state)
-{
-	uint64_t mixed = *state += UINT64_C(0x9e3779b97f4a7c15);
-
-	mixed = (mixed ^ (mixed >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-	mixed = (mixed ^ (mixed >> 27)) * UINT64_C(0x94d049bb133111eb);
-	return mixed ^ (mixed >> 31);
 }
 
 static void send_all(int fd, const void *bytes, size_t len)
@@ -193,25 +164,18 @@ static uint64_t negotiate(int fd, const char *name)
 
 struct work {
 	int fd;
-	bool is_random;
 	uint32_t block_bytes;
-	uint64_t blocks;
-	uint64_t block_next;
-	uint64_t random;
+	struct control_blocks blocks;
 };
 
 static void ask(struct work *work)
 {
-	uint64_t block = work->block_next++ % work->blocks;
 	struct request request = {
 		.magic = htobe32(REQUEST_MAGIC),
+		.offset = htobe64(control_pick(&work->blocks) * work->block_bytes),
 		.bytes = htobe32(work->block_bytes),
 	};
 
-	if (work->is_random) {
-		block = (uint64_t)(((unsigned __int128)draw(&work->random) * work->blocks) >> 64);
-	}
-	request.offset = htobe64(block * work->block_bytes);
 	send_all(work->fd, &request, sizeof(request));
 }
 
@@ -243,21 +207,21 @@ int main(int argc, char **argv)
 			"Usage: discard URI read|randread BLOCK_BYTES DEPTH SECONDS SEED\n");
 		return 2;
 	}
-	work.is_random = strcmp(argv[2], "randread") == 0;
+	work.blocks.is_random = strcmp(argv[2], "randread") == 0;
 	work.block_bytes = (uint32_t)strtoul(argv[3], NULL, 10);
 	depth = (int)strtol(argv[4], NULL, 10);
 	seconds = strtod(argv[5], NULL);
-	work.random = strtoull(argv[6], NULL, 10);
+	work.blocks.random = strtoull(argv[6], NULL, 10);
 	if (work.block_bytes == 0 || depth < 1 || !(seconds > 0)) {
 		fail("an argument is out of range");
 	}
 	work.fd = connect_to(argv[1], name);
-	work.blocks = negotiate(work.fd, name) / work.block_bytes;
-	if (work.blocks == 0) {
+	work.blocks.count = negotiate(work.fd, name) / work.block_bytes;
+	if (work.blocks.count == 0) {
 		fail("the export is smaller than a block");
 	}
-	begin = now_s();
-	begin_cpu = cpu_s();
+	begin = control_now_s();
+	begin_cpu = control_cpu_s();
 	for (int i = 0; i < depth; i++) {
 		ask(&work);
 	}
@@ -265,13 +229,10 @@ int main(int argc, char **argv)
 		take(&work);
 		ask(&work);
 		count++;
-		elapsed = now_s() - begin;
+		elapsed = control_now_s() - begin;
 	} while (elapsed < seconds);
-	cpu = cpu_s() - begin_cpu;
+	cpu = control_cpu_s() - begin_cpu;
 	close(work.fd);
-	printf("{ \"requests\": %" PRIu64 ", \"seconds\": %.6f, \"iops\": %.3f, "
-	       "\"bytes_per_second\": %.1f, \"cpu_us_per_request\": %.6f }\n",
-		count, elapsed, (double)count / elapsed, (double)count / elapsed * work.block_bytes,
-		cpu * 1e6 / (double)count);
+	control_print(count, elapsed, cpu, work.block_bytes);
 	return 0;
 }

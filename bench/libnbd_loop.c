@@ -10,16 +10,13 @@
  * Prints one JSON object. Threading: one thread. Errors: exit status 1 and libnbd's words.
  */
 #include <errno.h>
-#include <inttypes.h>
 #include <libnbd.h>
 #include <poll.h>
-#include <stdbool.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <time.h>
+
+#include "control.h"
 
 enum { ARGUMENTS = 8, DEPTH_MAX = 1024, ALIGNMENT = 4096 };
 
@@ -32,11 +29,8 @@ struct slot {
 
 struct loop {
 	struct nbd_handle *nbd;
-	uint64_t blocks;
-	uint64_t block_next;
-	uint64_t random;
+	struct control_blocks blocks;
 	size_t block_bytes;
-	bool is_random;
 	unsigned in_flight;
 	uint64_t completed;
 	struct slot slots[DEPTH_MAX];
@@ -48,33 +42,6 @@ static _Noreturn void fail(void)
 {
 	fprintf(stderr, "libnbd_loop: %s\n", nbd_get_error());
 	exit(1);
-}
-
-static double now_s(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
-}
-
-static double cpu_s(void)
-{
-	struct rusage usage;
-
-	getrusage(RUSAGE_SELF, &usage);
-	return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
-	       (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
-}
-
-/* The same numbers as "gmblock bench" draws. */
-static uint64_t draw(uint64_t *state)
-{
-	uint64_t mixed = *state += UINT64_C(0x9e3779b97f4a7c15);
-
-	mixed = (mixed ^ (mixed >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-	mixed = (mixed ^ (mixed >> 27)) * UINT64_C(0x94d049bb133111eb);
-	return mixed ^ (mixed >> 31);
 }
 
 static int slot_done(void *context, int *error)
@@ -97,18 +64,11 @@ static void submit_ready(struct loop *loop)
 	while (loop->ready_count > 0) {
 		struct slot *slot = loop->ready[--loop->ready_count];
 		nbd_completion_callback done = { .callback = slot_done, .user_data = slot };
-		uint64_t block;
+		uint64_t offset = control_pick(&loop->blocks) * loop->block_bytes;
 
-		if (loop->is_random) {
-			block = (uint64_t)(((unsigned __int128)draw(&loop->random) *
-						   loop->blocks) >>
-					   64);
-		} else {
-			block = loop->block_next++ % loop->blocks;
-		}
 		loop->in_flight++;
-		if (nbd_aio_pread(loop->nbd, slot->buffer, loop->block_bytes,
-			    block * loop->block_bytes, done, 0) == -1) {
+		if (nbd_aio_pread(loop->nbd, slot->buffer, loop->block_bytes, offset, done, 0) ==
+			-1) {
 			fail();
 		}
 	}
@@ -162,7 +122,7 @@ static void prepare(struct loop *loop, char **argv, unsigned depth)
 		fprintf(stderr, "libnbd_loop: the export is smaller than a block\n");
 		exit(1);
 	}
-	loop->blocks = (uint64_t)size / loop->block_bytes;
+	loop->blocks.count = (uint64_t)size / loop->block_bytes;
 	for (unsigned i = 0; i < depth; i++) {
 		loop->slots[i].loop = loop;
 		loop->slots[i].buffer = aligned_alloc(
@@ -192,33 +152,30 @@ int main(int argc, char **argv)
 				"SEED simple|structured\n");
 		return 2;
 	}
-	loop.is_random = strcmp(argv[2], "randread") == 0;
+	loop.blocks.is_random = strcmp(argv[2], "randread") == 0;
 	loop.block_bytes = strtoul(argv[3], NULL, 10);
 	depth = (unsigned)strtoul(argv[4], NULL, 10);
 	seconds = strtod(argv[5], NULL);
-	loop.random = strtoull(argv[6], NULL, 10);
+	loop.blocks.random = strtoull(argv[6], NULL, 10);
 	if (loop.block_bytes == 0 || depth == 0 || depth > DEPTH_MAX || !(seconds > 0)) {
 		fprintf(stderr, "libnbd_loop: an argument is out of range\n");
 		return 2;
 	}
 	prepare(&loop, argv, depth);
-	begin = now_s();
-	begin_cpu = cpu_s();
+	begin = control_now_s();
+	begin_cpu = control_cpu_s();
 	do {
 		submit_ready(&loop);
 		turn(&loop);
-		elapsed = now_s() - begin;
+		elapsed = control_now_s() - begin;
 	} while (elapsed < seconds);
-	cpu = cpu_s() - begin_cpu;
+	cpu = control_cpu_s() - begin_cpu;
 	count = loop.completed;
 	while (loop.in_flight > 0) {
 		turn(&loop);
 	}
 	nbd_shutdown(loop.nbd, 0);
 	nbd_close(loop.nbd);
-	printf("{ \"requests\": %" PRIu64 ", \"seconds\": %.6f, \"iops\": %.3f, "
-	       "\"bytes_per_second\": %.1f, \"cpu_us_per_request\": %.6f }\n",
-		count, elapsed, (double)count / elapsed,
-		(double)count / elapsed * (double)loop.block_bytes, cpu * 1e6 / (double)count);
+	control_print(count, elapsed, cpu, loop.block_bytes);
 	return 0;
 }

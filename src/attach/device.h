@@ -45,6 +45,11 @@ GMB_MUST_CHECK int nbd_device_start(
 GMB_MUST_CHECK int fuse_device_start(
 	const struct attach_options *options, struct device **device_out, struct error *error);
 
+/* For the block devices: a disk has sectors, and its blocks must fit in a page. Sets the device's
+ * bytes to the whole blocks of the export, and *block_bytes. -EINVAL: no disk can be made of it. */
+GMB_MUST_CHECK int device_fit(struct device *device, uint64_t export_bytes, uint32_t block_minimum,
+	uint32_t *block_bytes, struct error *error);
+
 /* Removes what a daemon left that has died: by number (ublk, nbd) or by path (fuse). Something that
  * is gone already is no error; -EBUSY as with stop(). */
 GMB_MUST_CHECK int ublk_device_remove(int32_t number, bool force, struct error *error);

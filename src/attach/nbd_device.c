@@ -25,7 +25,6 @@
 #include "attach/nbd_kernel.h"
 #include "attach/thread.h"
 #include "attach/usage.h"
-#include "base/bytes.h"
 #include "base/clock.h"
 #include "base/log.h"
 
@@ -238,27 +237,13 @@ static void *watch(void *argument)
 
 static int check_blocks(struct nbd_disk *disk, struct error *error)
 {
-	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-	uint64_t block = MAX(disk->facts.sizes.minimum, 512U);
+	int rc = device_fit(&disk->device, disk->facts.bytes, disk->facts.sizes.minimum,
+		&disk->kernel.block_bytes, error);
 
-	if (block > page) {
-		return error_set(error, -EINVAL,
-			"the server takes blocks of %u bytes and more, and the kernel at most %u; "
-			"--fuse FILE works",
-			disk->facts.sizes.minimum, (unsigned)page);
-	}
-	disk->device.bytes = align_down(disk->facts.bytes, block);
-	if (disk->device.bytes == 0) {
-		return error_set(error, -EINVAL, "the export is smaller than one block of %u bytes",
-			(unsigned)block);
-	}
-	if (disk->device.bytes != disk->facts.bytes) {
-		log_warning("the last %u bytes of the export are not part of the disk, whose "
-			    "blocks have %u bytes",
-			(unsigned)(disk->facts.bytes - disk->device.bytes), (unsigned)block);
+	if (rc != 0) {
+		return rc;
 	}
 	disk->kernel.bytes = disk->device.bytes;
-	disk->kernel.block_bytes = (uint32_t)block;
 	disk->kernel.server_flags = nbd_kernel_flags(disk->facts.flags);
 	if (disk->options->read_only) {
 		disk->kernel.server_flags |= NBD_FLAG_READ_ONLY;

@@ -5,8 +5,6 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -23,31 +21,12 @@ struct dial {
 
 static int send_all(struct dial *dial, struct error *error)
 {
-	size_t left;
-	const uint8_t *output = negotiation_output(dial->negotiation, &left);
+	size_t bytes;
+	const uint8_t *output = negotiation_output(dial->negotiation, &bytes);
+	int rc = connect_send(dial->limit, dial->label, dial->fd, output, bytes, error);
 
-	while (left > 0) {
-		ssize_t sent = send(dial->fd, output, left, MSG_NOSIGNAL);
-		int rc = sent < 0 ? -errno : 0;
-
-		if (rc == -EAGAIN) {
-			rc = wait_for_fd(dial->limit, dial->fd, POLLOUT, UINT64_MAX);
-			if (rc == -ETIMEDOUT || rc == -ECANCELED) {
-				return connect_timed_out(
-					dial->limit, dial->label, "sending to it", error);
-			}
-		}
-		if (rc != 0 && rc != -EINTR) {
-			return error_set(
-				error, rc, "%s: sending failed: %s", dial->label, strerror(-rc));
-		}
-		if (sent > 0) {
-			output += sent;
-			left -= (size_t)sent;
-		}
-	}
 	negotiation_sent(dial->negotiation);
-	return 0;
+	return rc;
 }
 
 /* What was received, which may be several messages. */
@@ -77,25 +56,12 @@ static int take_input(struct dial *dial, const uint8_t *bytes, size_t len, struc
 static int receive(struct dial *dial, struct error *error)
 {
 	uint8_t bytes[4096];
-	char doing[CONNECT_LABEL_BYTES];
-	ssize_t got;
-	int rc = wait_for_fd(dial->limit, dial->fd, POLLIN, UINT64_MAX);
+	ssize_t got = connect_receive(dial->limit, dial->label, dial->fd, bytes, sizeof(bytes),
+		negotiation_awaits(dial->negotiation), error);
+	int rc;
 
-	if (rc == -ETIMEDOUT || rc == -ECANCELED) {
-		snprintf(doing, sizeof(doing), "waiting for %s",
-			negotiation_awaits(dial->negotiation));
-		return connect_timed_out(dial->limit, dial->label, doing, error);
-	}
-	if (rc != 0) {
-		return error_set(error, rc, "%s: waiting failed: %s", dial->label, strerror(-rc));
-	}
-	got = recv(dial->fd, bytes, sizeof(bytes), 0);
-	if (got < 0 && (errno == EINTR || errno == EAGAIN)) {
-		return 0;
-	}
-	if (got < 0 && errno != ECONNRESET) {
-		rc = -errno;
-		return error_set(error, rc, "%s: receiving failed: %s", dial->label, strerror(-rc));
+	if (got < 0) {
+		return (int)got;
 	}
 	if (got > 0) {
 		return take_input(dial, bytes, (size_t)got, error);

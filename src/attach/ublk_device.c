@@ -21,7 +21,6 @@
 #include "attach/ublk_control.h"
 #include "attach/ublk_queue.h"
 #include "attach/usage.h"
-#include "base/bytes.h"
 
 enum { SECTOR_SHIFT = 9, DELETE_PATIENCE_MS = 2000, STOP_PATIENCE_MS = 5000 };
 
@@ -37,6 +36,7 @@ struct ublk_disk {
 	bool exists;  /* ADD_DEV or a recovery has succeeded */
 	bool recover; /* take over the device with info.dev_id */
 	bool abandoned;
+	uint32_t block_bytes;
 	int char_fd;
 	uint32_t started_count; /* queues whose thread runs, or has to be joined */
 	uint32_t queue_count;
@@ -62,32 +62,14 @@ static uint8_t shift_of(uint64_t power_of_two)
 	return (uint8_t)__builtin_ctzll(power_of_two);
 }
 
-/* A disk has sectors, and its blocks must fit in a page. */
 static int check_blocks(struct ublk_disk *disk, struct error *error)
 {
 	const struct gmb_info *remote = &disk->queues[0].remote.info;
-	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-	uint64_t block = MAX(remote->block_minimum, 512U);
 
-	if (block > page) {
-		return error_set(error, -EINVAL,
-			"the server takes blocks of %u bytes and more, and the kernel at most %u; "
-			"--fuse FILE works",
-			remote->block_minimum, (unsigned)page);
-	}
-	disk->device.bytes = align_down(remote->bytes, block);
-	if (disk->device.bytes == 0) {
-		return error_set(error, -EINVAL, "the export is smaller than one block of %u bytes",
-			(unsigned)block);
-	}
-	if (disk->device.bytes != remote->bytes) {
-		log_warning("the last %u bytes of the export are not part of the disk, whose "
-			    "blocks have %u bytes",
-			(unsigned)(remote->bytes - disk->device.bytes), (unsigned)block);
-	}
 	disk->device.read_only =
 		disk->options->read_only || (remote->capabilities & GMB_CAN_WRITE) == 0;
-	return 0;
+	return device_fit(
+		&disk->device, remote->bytes, remote->block_minimum, &disk->block_bytes, error);
 }
 
 static uint32_t attributes(const struct ublk_disk *disk)
@@ -108,8 +90,7 @@ static void fill_parameters(const struct ublk_disk *disk, struct ublk_params *pa
 {
 	const struct gmb_info *remote = &disk->queues[0].remote.info;
 	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-	uint64_t logical = MAX(remote->block_minimum, 512U);
-	uint64_t preferred = MAX(remote->block_preferred, logical);
+	uint64_t preferred = MAX(remote->block_preferred, disk->block_bytes);
 	bool writable = !disk->device.read_only;
 
 	*params = (struct ublk_params){
@@ -117,7 +98,7 @@ static void fill_parameters(const struct ublk_disk *disk, struct ublk_params *pa
 		.types = UBLK_PARAM_TYPE_BASIC,
 		.basic = {
 			.attrs = attributes(disk),
-			.logical_bs_shift = shift_of(logical),
+			.logical_bs_shift = shift_of(disk->block_bytes),
 			.physical_bs_shift = shift_of(MIN(preferred, page)),
 			.io_min_shift = shift_of(MIN(preferred, disk->info.max_io_buf_bytes)),
 			.io_opt_shift = shift_of(MIN(preferred, disk->info.max_io_buf_bytes)),

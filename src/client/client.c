@@ -21,7 +21,8 @@ enum {
 
 /* --- facts --------------------------------------------------------------------------------- */
 
-uint32_t client_capabilities(const struct gmb_client *client)
+/* What the server's facts and the options allow. */
+static uint32_t find_capabilities(const struct gmb_client *client)
 {
 	static const struct {
 		uint16_t wire;
@@ -73,7 +74,7 @@ void gmb_get_info(const struct gmb_client *client, struct gmb_info *info)
 	struct gmb_info full = {
 		.size = info->size,
 		.bytes = facts->size,
-		.capabilities = client_capabilities(client),
+		.capabilities = client->capabilities,
 		.block_minimum = facts->sizes.minimum,
 		.block_preferred = facts->sizes.preferred,
 		.payload_max = MIN(facts->sizes.payload_max, (uint32_t)CLIENT_PAYLOAD_MAX),
@@ -391,6 +392,7 @@ int client_connection_ready(
 		}
 	}
 	*client->facts = *facts;
+	client->capabilities = find_capabilities(client);
 	client->state = CLIENT_OPEN;
 	end_trouble(client, connection);
 	start_others(client);

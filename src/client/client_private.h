@@ -133,6 +133,7 @@ struct gmb_client {
 	struct gmb_options options; /* defaults filled in */
 	struct error trouble;	    /* why it is dead, or what was lost last */
 	struct negotiation_facts *facts;
+	uint32_t capabilities; /* GMB_CAN_, by the facts and the options */
 	uint64_t lost_ns; /* since when there is trouble: no connection, or no answer; 0 = none */
 
 	/* docs/design/0006-reconnect.md */
@@ -184,7 +185,6 @@ void request_fail(struct gmb_client *client, struct gmb_request *request, int er
 
 /* --- client.c --------------------------------------------------------------------------------- */
 
-uint32_t client_capabilities(const struct gmb_client *client);
 /* Hands commands to connections, as far as they have room. */
 void client_dispatch(struct gmb_client *client);
 /* A connection is usable; returns 0, or why it must not be used. */

@@ -81,6 +81,67 @@ int connect_timed_out(
 		(double)limit->timeout_ns / 1e9, doing);
 }
 
+/* --- talking ------------------------------------------------------------------------------- */
+
+int connect_send(const struct wait_limit *limit, const char *label, int fd, const void *bytes,
+	size_t len, struct error *error)
+{
+	const uint8_t *at = bytes;
+
+	while (len > 0) {
+		ssize_t sent = send(fd, at, len, MSG_NOSIGNAL);
+		int err = sent < 0 ? -errno : 0;
+
+		if (err == -EPIPE || err == -ECONNRESET) {
+			break;
+		}
+		if (err == -EAGAIN) {
+			err = wait_for_fd(limit, fd, POLLOUT, UINT64_MAX);
+			if (err == -ETIMEDOUT || err == -ECANCELED) {
+				return connect_timed_out(limit, label, "sending to it", error);
+			}
+		}
+		if (err != 0 && err != -EINTR) {
+			return error_set(
+				error, err, "%s: sending failed: %s", label, strerror(-err));
+		}
+		if (sent > 0) {
+			at += sent;
+			len -= (size_t)sent;
+		}
+	}
+	return 0;
+}
+
+ssize_t connect_receive(const struct wait_limit *limit, const char *label, int fd, void *bytes,
+	size_t len, const char *awaited, struct error *error)
+{
+	char doing[CONNECT_LABEL_BYTES];
+
+	for (;;) {
+		int err = wait_for_fd(limit, fd, POLLIN, UINT64_MAX);
+		ssize_t got;
+
+		if (err == -ETIMEDOUT || err == -ECANCELED) {
+			snprintf(doing, sizeof(doing), "waiting for %s", awaited);
+			return connect_timed_out(limit, label, doing, error);
+		}
+		if (err != 0) {
+			return error_set(
+				error, err, "%s: waiting failed: %s", label, strerror(-err));
+		}
+		got = recv(fd, bytes, len, 0);
+		err = got < 0 ? -errno : 0;
+		if (err == 0 || err == -ECONNRESET) {
+			return MAX(got, (ssize_t)0);
+		}
+		if (err != -EINTR && err != -EAGAIN) {
+			return error_set(
+				error, err, "%s: receiving failed: %s", label, strerror(-err));
+		}
+	}
+}
+
 /* --- connecting ---------------------------------------------------------------------------- */
 
 static void attempt_close(struct attempt *attempt)

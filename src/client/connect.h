@@ -8,6 +8,8 @@
  */
 #pragma once
 
+#include <sys/types.h>
+
 #include "nbd/uri.h"
 
 enum { CONNECT_LABEL_BYTES = 160 };
@@ -35,6 +37,15 @@ const char *connect_label(char out[CONNECT_LABEL_BYTES], const struct nbd_uri *u
 /* "LABEL: no success within 2 s while DOING"; returns -ETIMEDOUT. */
 int connect_timed_out(
 	const struct wait_limit *limit, const char *label, const char *doing, struct error *error);
+
+/* Sends all of it. A peer that has closed is no error: reading tells why. */
+GMB_MUST_CHECK int connect_send(const struct wait_limit *limit, const char *label, int fd,
+	const void *bytes, size_t len, struct error *error);
+
+/* Waits for bytes and takes them: how many, 0 at the end of the stream, or a negative errno.
+ * awaited: "its greeting", for the message when nothing comes. */
+GMB_MUST_CHECK ssize_t connect_receive(const struct wait_limit *limit, const char *label, int fd,
+	void *bytes, size_t len, const char *awaited, struct error *error);
 
 /* A connected, non-blocking, close-on-exec socket in *fd_out, TCP without delay and with
  * keep-alive. Errors: -EPROTONOSUPPORT TLS, -EHOSTUNREACH name, -ETIMEDOUT, -ECANCELED, those

@@ -2,11 +2,7 @@
 #include "client/probe.h"
 
 #include <errno.h>
-#include <poll.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "client/connect.h"
@@ -31,49 +27,15 @@ static void probe_close(struct probe *probe)
 
 /* --- talking ------------------------------------------------------------------------------- */
 
-/* Time is up. A server that does not answer our farewell has told everything before. */
-static int stalled(struct probe *probe, struct error *error)
-{
-	char doing[CONNECT_LABEL_BYTES];
-
-	if (inquiry_end_of_stream(probe->inquiry, NULL) == 0) {
-		return 0;
-	}
-	snprintf(doing, sizeof(doing), "waiting for %s", inquiry_awaits(probe->inquiry));
-	return connect_timed_out(&probe->limit, probe->label, doing, error);
-}
-
-/* Sends what the inquiry has to say. A peer that has closed is found out by reading. */
+/* Sends what the inquiry has to say. */
 static int send_all(struct probe *probe, struct error *error)
 {
 	size_t bytes;
 	const uint8_t *output = inquiry_output(probe->inquiry, &bytes);
+	int err = connect_send(&probe->limit, probe->label, probe->fd, output, bytes, error);
 
-	while (bytes > 0) {
-		ssize_t sent = send(probe->fd, output, bytes, MSG_NOSIGNAL);
-		int err = sent < 0 ? -errno : 0;
-
-		if (err == -EPIPE || err == -ECONNRESET) {
-			break;
-		}
-		if (err == -EAGAIN) {
-			err = wait_for_fd(&probe->limit, probe->fd, POLLOUT, UINT64_MAX);
-			if (err == -ETIMEDOUT) {
-				return connect_timed_out(
-					&probe->limit, probe->label, "sending to it", error);
-			}
-		}
-		if (err != 0 && err != -EINTR) {
-			return error_set(
-				error, err, "%s: sending failed: %s", probe->label, strerror(-err));
-		}
-		if (sent > 0) {
-			output += sent;
-			bytes -= (size_t)sent;
-		}
-	}
 	inquiry_sent(probe->inquiry);
-	return 0;
+	return err;
 }
 
 /* Hands received bytes over, answering whenever the inquiry has something to say. */
@@ -103,24 +65,16 @@ static int converse(struct probe *probe, struct error *error)
 	uint8_t bytes[RECEIVE_BYTES];
 
 	while (!inquiry_is_finished(probe->inquiry)) {
-		int err = wait_for_fd(&probe->limit, probe->fd, POLLIN, UINT64_MAX);
-		ssize_t got;
+		ssize_t got = connect_receive(&probe->limit, probe->label, probe->fd, bytes,
+			sizeof(bytes), inquiry_awaits(probe->inquiry), error);
+		int err;
 
-		if (err == -ETIMEDOUT) {
-			return stalled(probe, error);
+		if (got == -ETIMEDOUT && inquiry_end_of_stream(probe->inquiry, NULL) == 0) {
+			/* A server that does not answer our farewell has told everything before. */
+			return 0;
 		}
-		if (err != 0) {
-			return error_set(
-				error, err, "%s: waiting failed: %s", probe->label, strerror(-err));
-		}
-		got = recv(probe->fd, bytes, sizeof(bytes), 0);
-		if (got < 0 && (errno == EINTR || errno == EAGAIN)) {
-			continue;
-		}
-		if (got < 0 && errno != ECONNRESET) {
-			err = -errno;
-			return error_set(error, err, "%s: receiving failed: %s", probe->label,
-				strerror(-err));
+		if (got < 0) {
+			return (int)got;
 		}
 		if (got > 0) {
 			err = take_input(probe, bytes, (size_t)got, error);

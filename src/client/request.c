@@ -94,7 +94,7 @@ static int check_operation(const struct gmb_client *client, const struct gmb_req
 		[GMB_CACHE] = { .needs = GMB_CAN_CACHE },
 		[GMB_STATUS] = { .flags = GMB_STATUS_ONE, .needs = GMB_CAN_STATUS },
 	};
-	uint32_t can = client_capabilities(client);
+	uint32_t can = client->capabilities;
 
 	if (request->operation >= ARRAY_COUNT(rules) ||
 		(request->flags & ~rules[request->operation].flags) != 0) {
@@ -236,7 +236,7 @@ static uint16_t wire_flags(const struct gmb_client *client, const struct gmb_req
 {
 	uint32_t flags = 0;
 
-	if ((request->flags & GMB_FUA) != 0 && (client_capabilities(client) & GMB_CAN_FUA) != 0) {
+	if ((request->flags & GMB_FUA) != 0 && (client->capabilities & GMB_CAN_FUA) != 0) {
 		flags |= NBD_CMD_FLAG_FUA;
 	}
 	flags |= (request->flags & GMB_NO_HOLE) != 0 ? NBD_CMD_FLAG_NO_HOLE : 0;
@@ -285,7 +285,7 @@ static void request_end(struct gmb_client *client, struct gmb_request *request)
 	struct request_state *state = request_state(request);
 
 	if (state->failure == 0 && !state->flushing && (request->flags & GMB_FUA) != 0 &&
-		(client_capabilities(client) & GMB_CAN_FUA) == 0) {
+		(client->capabilities & GMB_CAN_FUA) == 0) {
 		/* The server has no FUA: a flush after it does the same. */
 		if (client->state != CLIENT_DEAD) {
 			state->flushing = true;

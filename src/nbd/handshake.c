@@ -12,11 +12,6 @@
 enum { ERROR_TEXT_MAX = 1024, NAME_SHOWN_MAX = 256 };
 
 static const char CONTEXT_BASE[] = "base:";
-static const char CONTEXT_BASE_ALLOCATION[] = "base:allocation";
-/* Ours, in lists only: docs/design/0006-reconnect.md. */
-static const char CONTEXT_EPOCH[] = "x-gmblock:epoch";
-static const char CONTEXT_CONNECTION[] = "x-gmblock:connection=";
-static const char CONTEXT_INSTEAD[] = "x-gmblock:instead=";
 
 static void parse(struct nbd_session *session);
 
@@ -397,9 +392,9 @@ static bool fence_off(struct nbd_session *session, struct nbd_export *export,
 		struct option_string query = option_context_next(&queries);
 		struct option_string token;
 
-		if (take_token(query, CONTEXT_CONNECTION, &token)) {
+		if (take_token(query, NBD_CONTEXT_CONNECTION, &token)) {
 			fence_join(&export->fence, &session->member, token.bytes, token.length);
-		} else if (take_token(query, CONTEXT_INSTEAD, &token) &&
+		} else if (take_token(query, NBD_CONTEXT_INSTEAD, &token) &&
 			   fence_replace(
 				   &export->fence, &session->member, token.bytes, token.length)) {
 			return false;
@@ -412,7 +407,7 @@ static void reply_epoch(struct nbd_session *session, const struct nbd_export *ex
 {
 	char name[64];
 
-	snprintf(name, sizeof(name), "%s=%016llx%s", CONTEXT_EPOCH,
+	snprintf(name, sizeof(name), "%s=%016llx%s", NBD_CONTEXT_EPOCH,
 		(unsigned long long)export->epoch, export->is_volatile ? ",volatile" : "");
 	reply_context(session, 0, name);
 }
@@ -460,13 +455,13 @@ static void option_meta_context(struct nbd_session *session)
 	for (uint32_t i = 0; i < context.query_count; i++) {
 		struct option_string query = option_context_next(&queries);
 
-		matched |= string_is(query, CONTEXT_BASE_ALLOCATION) ||
+		matched |= string_is(query, NBD_CONTEXT_ALLOCATION) ||
 			   (!set && string_is(query, CONTEXT_BASE));
-		asked_epoch |= !set && string_is(query, CONTEXT_EPOCH);
+		asked_epoch |= !set && string_is(query, NBD_CONTEXT_EPOCH);
 	}
 	if (matched) {
 		reply_context(
-			session, set ? CONTEXT_ID_BASE_ALLOCATION : 0, CONTEXT_BASE_ALLOCATION);
+			session, set ? CONTEXT_ID_BASE_ALLOCATION : 0, NBD_CONTEXT_ALLOCATION);
 	}
 	if (asked_epoch && export->epoch != 0) {
 		reply_epoch(session, export);

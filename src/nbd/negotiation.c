@@ -5,10 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ALLOCATION_NAME	 "base:allocation"
-#define EPOCH_QUERY	 "x-gmblock:epoch"
-#define CONNECTION_QUERY "x-gmblock:connection="
-#define INSTEAD_QUERY	 "x-gmblock:instead="
+#include "nbd/fence.h"
 
 enum {
 	/* Rule P62: what a client assumes of a server that tells no block sizes. */
@@ -19,10 +16,15 @@ enum {
 	LIST_REPLIES_MAX = 1024, /* of contexts that nobody asked for */
 };
 
-_Static_assert((2 + NEGOTIATION_INSTEAD_MAX) *
-			       (4 + sizeof(CONNECTION_QUERY) + NEGOTIATION_TOKEN_BYTES_MAX) <=
-		       DIALOGUE_QUERIES_BYTES_MAX,
-	"all queries of ask_fence(), CONNECTION_QUERY being the longest");
+/* The queries of ask_fence(), of which NBD_CONTEXT_CONNECTION begins the longest: they must fit
+ * here, and our own server must take them. */
+enum { FENCE_QUERIES_MAX = 2 + NEGOTIATION_INSTEAD_MAX };
+_Static_assert(FENCE_QUERIES_MAX *(4 + sizeof(NBD_CONTEXT_CONNECTION) +
+				   NEGOTIATION_TOKEN_BYTES_MAX) <= DIALOGUE_QUERIES_BYTES_MAX,
+	"output");
+_Static_assert(FENCE_QUERIES_MAX <= (int)NBD_CONTEXT_QUERIES_MAX, "number of queries");
+_Static_assert(DIALOGUE_DATA_BYTES_MAX <= (int)NBD_OPTION_BYTES_MAX, "length of an option");
+_Static_assert(NEGOTIATION_TOKEN_BYTES_MAX <= (int)FENCE_TOKEN_BYTES_MAX, "length of a token");
 
 struct negotiation {
 	struct dialogue talk;
@@ -72,8 +74,8 @@ static void ask_allocation(struct negotiation *negotiation)
 	struct dialogue *talk = &negotiation->talk;
 
 	dialogue_ask_contexts(talk, NBD_OPT_SET_META_CONTEXT, negotiation->facts.name, 1,
-		query_bytes(ALLOCATION_NAME, ""));
-	append_query(talk, ALLOCATION_NAME, "");
+		query_bytes(NBD_CONTEXT_ALLOCATION, ""));
+	append_query(talk, NBD_CONTEXT_ALLOCATION, "");
 }
 
 /* Says who we are and instead of whom we come, and asks for the epoch. A server that does not know
@@ -81,18 +83,18 @@ static void ask_allocation(struct negotiation *negotiation)
 static void ask_fence(struct negotiation *negotiation)
 {
 	struct dialogue *talk = &negotiation->talk;
-	size_t bytes =
-		query_bytes(EPOCH_QUERY, "") + query_bytes(CONNECTION_QUERY, negotiation->token);
+	size_t bytes = query_bytes(NBD_CONTEXT_EPOCH, "") +
+		       query_bytes(NBD_CONTEXT_CONNECTION, negotiation->token);
 
 	for (uint32_t i = 0; i < negotiation->instead_count; i++) {
-		bytes += query_bytes(INSTEAD_QUERY, negotiation->instead[i]);
+		bytes += query_bytes(NBD_CONTEXT_INSTEAD, negotiation->instead[i]);
 	}
 	dialogue_ask_contexts(talk, NBD_OPT_LIST_META_CONTEXT, negotiation->facts.name,
 		2 + negotiation->instead_count, bytes);
-	append_query(talk, EPOCH_QUERY, "");
-	append_query(talk, CONNECTION_QUERY, negotiation->token);
+	append_query(talk, NBD_CONTEXT_EPOCH, "");
+	append_query(talk, NBD_CONTEXT_CONNECTION, negotiation->token);
 	for (uint32_t i = 0; i < negotiation->instead_count; i++) {
-		append_query(talk, INSTEAD_QUERY, negotiation->instead[i]);
+		append_query(talk, NBD_CONTEXT_INSTEAD, negotiation->instead[i]);
 	}
 }
 
@@ -235,8 +237,8 @@ static int handle_ack(struct negotiation *negotiation, struct error *error)
 
 static void take_allocation(struct negotiation_facts *facts, uint32_t id, struct nbd_text name)
 {
-	if (name.length == strlen(ALLOCATION_NAME) &&
-		memcmp(name.bytes, ALLOCATION_NAME, name.length) == 0) {
+	if (name.length == strlen(NBD_CONTEXT_ALLOCATION) &&
+		memcmp(name.bytes, NBD_CONTEXT_ALLOCATION, name.length) == 0) {
 		facts->allocation = true;
 		facts->allocation_id = id;
 	}
@@ -248,13 +250,13 @@ static void take_epoch(struct negotiation_facts *facts, struct nbd_text name)
 	char text[64];
 	char *end;
 
-	if (name.length >= sizeof(text) || name.length <= strlen(EPOCH_QUERY "=") ||
-		memcmp(name.bytes, EPOCH_QUERY "=", strlen(EPOCH_QUERY "=")) != 0) {
+	if (name.length >= sizeof(text) || name.length <= strlen(NBD_CONTEXT_EPOCH "=") ||
+		memcmp(name.bytes, NBD_CONTEXT_EPOCH "=", strlen(NBD_CONTEXT_EPOCH "=")) != 0) {
 		return;
 	}
 	memcpy(text, name.bytes, name.length);
 	text[name.length] = '\0';
-	facts->epoch = strtoull(text + strlen(EPOCH_QUERY "="), &end, 16);
+	facts->epoch = strtoull(text + strlen(NBD_CONTEXT_EPOCH "="), &end, 16);
 	facts->is_volatile = strcmp(end, ",volatile") == 0;
 	facts->fenced = facts->epoch != 0;
 }

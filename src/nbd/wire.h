@@ -22,6 +22,14 @@
 #define NBD_EXTENDED_REQUEST_MAGIC UINT32_C(0x21e41c71)
 #define NBD_EXTENDED_REPLY_MAGIC   UINT32_C(0x6e8a278c)
 
+/* --- metadata contexts --------------------------------------------------------------------- */
+
+#define NBD_CONTEXT_ALLOCATION "base:allocation"
+/* Ours, in lists only: docs/design/0006-reconnect.md. */
+#define NBD_CONTEXT_EPOCH      "x-gmblock:epoch"
+#define NBD_CONTEXT_CONNECTION "x-gmblock:connection="
+#define NBD_CONTEXT_INSTEAD    "x-gmblock:instead="
+
 /* --- limits -------------------------------------------------------------------------------- */
 
 enum {

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/random.h"
 #include "ring/ring_calls.h"
 
 /* Newer than Debian 12's headers; ABI. */
@@ -314,12 +315,7 @@ uint64_t ring_batch_ns(const struct ring *ring)
 
 uint64_t ring_random(struct ring *ring)
 {
-	/* splitmix64: good enough for choices, not for secrets. */
-	uint64_t z = (ring->random_state += UINT64_C(0x9e3779b97f4a7c15));
-
-	z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-	z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-	return z ^ (z >> 31);
+	return random_next(&ring->random_state);
 }
 
 void ring_set_patience(struct ring *ring, uint32_t count, uint64_t max_wait_ns)

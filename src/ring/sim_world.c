@@ -7,22 +7,14 @@
 #include <string.h>
 
 #include "base/compiler.h"
+#include "base/random.h"
 #include "ring/sim_internal.h"
 
 #define SIM_START_NS UINT64_C(1000000000)
 
 struct sim_world sim_world;
 
-/* --- random numbers: xoshiro256**, seeded by splitmix64 ------------------------------------- */
-
-static uint64_t splitmix(uint64_t *state)
-{
-	uint64_t z = (*state += UINT64_C(0x9e3779b97f4a7c15));
-
-	z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-	z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-	return z ^ (z >> 31);
-}
+/* --- random numbers: xoshiro256**, seeded by random_next() ---------------------------------- */
 
 static uint64_t rotate(uint64_t v, int bits)
 {
@@ -69,7 +61,7 @@ void sim_start(const struct sim_options *options)
 	sim_world.trace = UINT64_C(0xcbf29ce484222325);
 	sim_world.ticket = 1;
 	for (size_t i = 0; i < ARRAY_COUNT(sim_world.random); i++) {
-		sim_world.random[i] = splitmix(&seed);
+		sim_world.random[i] = random_next(&seed);
 	}
 	list_init(&sim_world.rings);
 	list_init(&sim_world.operations);

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/random.h"
 
 #define NS_PER_S UINT64_C(1000000000)
 
@@ -38,16 +39,6 @@ struct bench_link {
 static uint64_t time_ns(struct timeval time)
 {
 	return (uint64_t)time.tv_sec * NS_PER_S + (uint64_t)time.tv_usec * 1000;
-}
-
-/* SplitMix64: small, fast, and good enough to pick blocks. */
-static uint64_t draw(uint64_t *state)
-{
-	uint64_t mixed = *state += UINT64_C(0x9e3779b97f4a7c15);
-
-	mixed = (mixed ^ (mixed >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-	mixed = (mixed ^ (mixed >> 27)) * UINT64_C(0x94d049bb133111eb);
-	return mixed ^ (mixed >> 31);
 }
 
 /* --- the phases ---------------------------------------------------------------------------- */
@@ -136,7 +127,7 @@ static uint64_t pick_block(struct bench_link *link)
 	uint64_t block;
 
 	if (worker->shared->work->random) {
-		unsigned __int128 wide = draw(&worker->random);
+		unsigned __int128 wide = random_next(&worker->random);
 
 		/* Uniform to within 2^-64 times the number of blocks. */
 		return (uint64_t)((wide * worker->range.blocks) >> 64);
@@ -152,7 +143,7 @@ static bool pick_read(struct bench_worker *worker)
 {
 	uint32_t percent = worker->shared->work->read_percent;
 
-	return percent == 100 || (percent > 0 && draw(&worker->random) % 100 < percent);
+	return percent == 100 || (percent > 0 && random_next(&worker->random) % 100 < percent);
 }
 
 static void slot_submit(struct bench_slot *slot, uint64_t now)
@@ -244,7 +235,7 @@ static int buffers_make(struct bench_worker *worker, struct error *error)
 	worker->buffers = next;
 	/* Every page is there before the clock runs, and no store can compress or elide it. */
 	for (size_t i = 0; i < worker->buffers_bytes; i += sizeof(uint64_t)) {
-		uint64_t value = draw(&worker->random);
+		uint64_t value = random_next(&worker->random);
 
 		memcpy(next + i, &value, sizeof(value));
 	}

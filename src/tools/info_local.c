@@ -189,9 +189,9 @@ static void judge(const struct ring_features *ring, struct local_feature out[FEA
 	feature_set(&out[5], "registered_buffers", "registered memory (5.19)",
 		ring->registered_buffers, true, "payload memory is mapped for the disk once",
 		without_buffers);
-	feature_set(&out[6], "min_timeout", "minimum wait (6.12)", ring->min_timeout, false,
-		"the loop waits for single completions",
-		"nothing: the loop waits for single completions");
+	feature_set(&out[6], "min_timeout", "minimum wait (6.12)", ring->min_timeout, true,
+		"the loop waits for several requests at once where that pays",
+		"the loop wakes up for each completion");
 	feature_set(&out[7], "send_zero_copy", "zero-copy send (6.0)", ring->send_zero_copy, false,
 		"payloads are copied to the socket", "nothing: payloads are copied to the socket");
 }

@@ -24,6 +24,17 @@ static struct histogram *fresh(void)
 	return histogram;
 }
 
+/* One series; the texts are the caller's. */
+static struct bench_plot plot_of(const struct histogram *latency, const char *title)
+{
+	return (struct bench_plot){
+		.title = title,
+		.subtitle = "s",
+		.series = { { "read", latency } },
+		.series_count = 1,
+	};
+}
+
 /* The document; the caller frees it. */
 static char *draw(const struct bench_plot *plot)
 {
@@ -41,9 +52,9 @@ static char *draw(const struct bench_plot *plot)
 	return text;
 }
 
-/* --- a checker for the little XML that is written: tags nest, attributes are quoted, no byte
- * stands where XML wants a reference
- * --------------------------------------------------------------- */
+/* --- a checker for the little XML that is written ------------------------------------------- */
+
+/* Tags nest, attributes are quoted, no byte stands where XML wants a reference. */
 
 static const char *check_reference(const char *p)
 {
@@ -139,12 +150,7 @@ static int count_of(const char *text, const char *piece)
 static void one_series_is_well_formed(void **state)
 {
 	struct histogram *latency = fresh();
-	struct bench_plot plot = {
-		.title = "title",
-		.subtitle = "subtitle",
-		.series = { { "read", latency } },
-		.series_count = 1,
-	};
+	struct bench_plot plot = plot_of(latency, "title");
 	char *text;
 
 	(void)state;
@@ -196,15 +202,12 @@ static void hostile_texts_stay_text(void **state)
 	static const char hostile[] = "</text><script>\x01\x1b[2J & \"quoted\" \xff\xc0\x80 "
 				      "\xef\xbf\xbf end";
 	struct histogram *latency = fresh();
-	struct bench_plot plot = {
-		.title = hostile,
-		.subtitle = hostile,
-		.series = { { hostile, latency } },
-		.series_count = 1,
-	};
+	struct bench_plot plot = plot_of(latency, hostile);
 	char *text;
 
 	(void)state;
+	plot.subtitle = hostile;
+	plot.series[0].name = hostile;
 	histogram_record(latency, 5);
 	text = draw(&plot);
 	check_well_formed(text);
@@ -219,12 +222,7 @@ static void a_long_text_is_cut(void **state)
 {
 	struct histogram *latency = fresh();
 	char *title = malloc(100001);
-	struct bench_plot plot = {
-		.title = title,
-		.subtitle = "",
-		.series = { { "read", latency } },
-		.series_count = 1,
-	};
+	struct bench_plot plot = plot_of(latency, title);
 	char *text;
 
 	(void)state;
@@ -249,12 +247,7 @@ static void extremes_stay_on_the_canvas(void **state)
 	for (size_t i = 0; i < ARRAY_COUNT(values); i++) {
 		for (size_t j = i; j < ARRAY_COUNT(values); j++) {
 			struct histogram *latency = fresh();
-			struct bench_plot plot = {
-				.title = "t",
-				.subtitle = "s",
-				.series = { { "read", latency } },
-				.series_count = 1,
-			};
+			struct bench_plot plot = plot_of(latency, "t");
 			char *text;
 			const char *p;
 
@@ -289,12 +282,7 @@ static void extremes_stay_on_the_canvas(void **state)
 static void the_curve_is_monotone(void **state)
 {
 	struct histogram *latency = fresh();
-	struct bench_plot plot = {
-		.title = "t",
-		.subtitle = "s",
-		.series = { { "read", latency } },
-		.series_count = 1,
-	};
+	struct bench_plot plot = plot_of(latency, "t");
 	double x_last = 0;
 	double y_last = 1e9;
 	int points = 0;
@@ -331,12 +319,7 @@ static void the_curve_is_monotone(void **state)
 static void a_full_disk_is_told(void **state)
 {
 	struct histogram *latency = fresh();
-	struct bench_plot plot = {
-		.title = "t",
-		.subtitle = "s",
-		.series = { { "read", latency } },
-		.series_count = 1,
-	};
+	struct bench_plot plot = plot_of(latency, "t");
 	struct error error = { 0 };
 	FILE *out = fopen("/dev/full", "w");
 

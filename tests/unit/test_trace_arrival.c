@@ -53,6 +53,24 @@ static void analyse(struct made_up *made)
 	assert_int_equal(trace_analyse(&made->read, &made->analysis), 0);
 }
 
+static void make_and_analyse(
+	struct made_up *made, const uint32_t *looks, uint32_t count, uint64_t total_ns)
+{
+	make(made, looks, count, total_ns);
+	analyse(made);
+}
+
+/* COUNT chunks, of which each look sees the next one. */
+static void make_in_order(struct made_up *made)
+{
+	uint32_t looks[COUNT];
+
+	for (uint32_t i = 0; i < COUNT; i++) {
+		looks[i] = i + 1;
+	}
+	make(made, looks, COUNT, COUNT * LOOK_NS);
+}
+
 static void assert_near(double value, double expected)
 {
 	if (value < expected - 1e-9 || value > expected + 1e-9) {
@@ -62,14 +80,10 @@ static void assert_near(double value, double expected)
 
 static void one_disk_is_one_stream(void **state)
 {
-	uint32_t looks[COUNT];
 	struct made_up made;
 
 	(void)state;
-	for (uint32_t i = 0; i < COUNT; i++) {
-		looks[i] = i + 1;
-	}
-	make(&made, looks, COUNT, COUNT * LOOK_NS);
+	make_in_order(&made);
 	made.arrivals[COUNT - 1].how = TRACE_AT_COMPLETION;
 	analyse(&made);
 	assert_int_equal(made.analysis.early, COUNT - 1);
@@ -101,8 +115,7 @@ static void two_disks_are_two_streams(void **state)
 	for (uint32_t i = 0; i < COUNT; i++) {
 		looks[i] = 2 * (i % (COUNT / 2)) + 2;
 	}
-	make(&made, looks, COUNT, COUNT * LOOK_NS);
-	analyse(&made);
+	make_and_analyse(&made, looks, COUNT, COUNT * LOOK_NS);
 	assert_int_equal(made.analysis.runs, 2);
 	assert_int_equal(made.analysis.streams, 2);
 	assert_near(made.analysis.largest_stream, 0.5);
@@ -124,8 +137,7 @@ static void a_stripe_has_as_many_streams_as_members(void **state)
 	for (uint32_t i = 0; i < 2 * COUNT; i++) {
 		looks[i] = i / 8 * 2 + i % 2 + 1;
 	}
-	make(&made, looks, 2 * COUNT, 2 * COUNT * LOOK_NS);
-	analyse(&made);
+	make_and_analyse(&made, looks, 2 * COUNT, 2 * COUNT * LOOK_NS);
 	assert_int_equal(made.analysis.streams, 4);
 	assert_near(made.analysis.largest_stream, 0.25);
 	assert_true(made.analysis.runs > 4);
@@ -140,8 +152,7 @@ static void what_one_look_sees_has_no_order(void **state)
 	struct made_up made;
 
 	(void)state;
-	make(&made, looks, ARRAY_COUNT(looks), 600);
-	analyse(&made);
+	make_and_analyse(&made, looks, ARRAY_COUNT(looks), 600);
 	assert_int_equal(made.analysis.runs, 1);
 	assert_int_equal(made.analysis.streams, 1);
 	assert_near(made.analysis.reordered, 0);
@@ -156,8 +167,7 @@ static void a_late_chunk_is_reordered_once(void **state)
 	struct made_up made;
 
 	(void)state;
-	make(&made, looks, ARRAY_COUNT(looks), 1000);
-	analyse(&made);
+	make_and_analyse(&made, looks, ARRAY_COUNT(looks), 1000);
 	assert_near(made.analysis.reordered, 1.0 / 8);
 	assert_int_equal(made.analysis.reordered_distance, 6 * CHUNK);
 	/* 0 and 1 with a pause, in which 2 to 7 came. */
@@ -177,8 +187,7 @@ static void from_the_end_every_chunk_is_a_stream(void **state)
 	for (uint32_t i = 0; i < COUNT; i++) {
 		looks[i] = COUNT - i;
 	}
-	make(&made, looks, COUNT, COUNT * LOOK_NS);
-	analyse(&made);
+	make_and_analyse(&made, looks, COUNT, COUNT * LOOK_NS);
 	assert_int_equal(made.analysis.streams, COUNT);
 	assert_near(made.analysis.reordered, 15.0 / 16);
 	assert_int_equal(made.analysis.reordered_distance, 15 * CHUNK);
@@ -196,8 +205,7 @@ static void the_number_of_streams_has_a_limit(void **state)
 	for (uint32_t i = 0; i < MANY; i++) {
 		looks[i] = MANY - i;
 	}
-	make(&made, looks, MANY, MANY * LOOK_NS);
-	analyse(&made);
+	make_and_analyse(&made, looks, MANY, MANY * LOOK_NS);
 	assert_int_equal(made.analysis.runs, MANY);
 	assert_int_equal(made.analysis.streams, TRACE_STREAMS_MAX);
 	for (uint32_t i = 0; i < MANY; i++) {
@@ -213,8 +221,7 @@ static void nothing_early_is_no_stream(void **state)
 	struct made_up made;
 
 	(void)state;
-	make(&made, looks, ARRAY_COUNT(looks), 800);
-	analyse(&made);
+	make_and_analyse(&made, looks, ARRAY_COUNT(looks), 800);
 	assert_int_equal(made.analysis.early, 0);
 	assert_int_equal(made.analysis.at_completion, 3);
 	assert_int_equal(made.analysis.unseen, 1);
@@ -233,8 +240,7 @@ static void an_unseen_chunk_is_not_reordered(void **state)
 	struct made_up made;
 
 	(void)state;
-	make(&made, looks, ARRAY_COUNT(looks), 500);
-	analyse(&made);
+	make_and_analyse(&made, looks, ARRAY_COUNT(looks), 500);
 	assert_int_equal(made.analysis.unseen, 1);
 	assert_int_equal(made.analysis.runs, 2);
 	assert_int_equal(made.analysis.streams, 1);
@@ -251,8 +257,7 @@ static void a_chunk_seen_only_at_completion_is_reordered(void **state)
 	struct made_up made;
 
 	(void)state;
-	make(&made, looks, ARRAY_COUNT(looks), 500);
-	analyse(&made);
+	make_and_analyse(&made, looks, ARRAY_COUNT(looks), 500);
 	assert_near(made.analysis.reordered, 0.25);
 	assert_int_equal(made.analysis.reordered_distance, 2 * CHUNK);
 }
@@ -260,14 +265,10 @@ static void a_chunk_seen_only_at_completion_is_reordered(void **state)
 /* Parts that complete one after the other can be sent so; merged ones cannot. */
 static void merged_parts_hide_nothing(void **state)
 {
-	uint32_t looks[COUNT];
 	struct made_up made;
 
 	(void)state;
-	for (uint32_t i = 0; i < COUNT; i++) {
-		looks[i] = i + 1;
-	}
-	make(&made, looks, COUNT, COUNT * LOOK_NS);
+	make_in_order(&made);
 	made.read.part_count = 4;
 	for (uint32_t i = 0; i < 4; i++) {
 		made.parts[i] = (struct trace_part){ i * 4 * CHUNK, 4 * CHUNK, 0, 400 * (i + 1) };
@@ -319,8 +320,7 @@ static void chance_breaks_no_rule(void **state)
 		for (uint32_t i = 0; i < count; i++) {
 			looks[i] = (uint32_t)random() % (1 + (uint32_t)random() % 50);
 		}
-		make(&made, looks, count, 1 + (uint32_t)random() % 6000);
-		analyse(&made);
+		make_and_analyse(&made, looks, count, 1 + (uint32_t)random() % 6000);
 		assert_int_equal(
 			analysis->early + analysis->at_completion + analysis->unseen, count);
 		assert_true(analysis->streams <= analysis->runs);
