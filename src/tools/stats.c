@@ -97,6 +97,8 @@ json_t *stats_ask(const char *path, struct error *error)
 			fd == -ECONNREFUSED ? "; its server has ended" : "");
 		return NULL;
 	}
+	/* That is the question: there is nothing more to come. */
+	(void)shutdown(fd, SHUT_WR);
 	text = read_all(fd, &err);
 	close(fd);
 	if (text == NULL) {
