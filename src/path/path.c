@@ -84,9 +84,12 @@ static void set_state(struct path_request *request, enum path_state state)
 {
 	GMB_ASSERT(state > request->state || state == PATH_STATE_INIT);
 	request->state = state;
-	/* The first two edges belong to the batch in which the request was taken. */
-	request->edge_ns[state] = state <= PATH_STATE_READ ? ring_batch_ns(request->path->ring)
-							   : ring_now_ns(request->path->ring);
+	/* The first two edges belong to the batch in which the request was taken; who looks at a
+	 * single request wants to know what happened in between. */
+	request->edge_ns[state] =
+		state == PATH_STATE_INIT || (state == PATH_STATE_READ && request->record == NULL)
+			? ring_batch_ns(request->path->ring)
+			: ring_now_ns(request->path->ring);
 }
 
 static void account(struct path_request *request)
@@ -673,8 +676,8 @@ void path_start(struct path *path, struct path_request *request)
 	}
 	list_init(&request->ready);
 	list_init(&request->stalled_node);
-	set_state(request, PATH_STATE_INIT);
 	request->record = NULL;
+	set_state(request, PATH_STATE_INIT);
 	if (unlikely(path->trace != NULL)) {
 		path_trace_begin(path->trace, request->op, request->export->store, request->offset,
 			request->length, &request->record);
