@@ -27,8 +27,8 @@ enum {
 	PATH_TRACE_REQUESTS_MAX = 1000,
 	PATH_TRACE_PARTS_MAX = 1024, /* remembered of one request */
 	PATH_TRACE_POOL_MAX = 8192,  /* remembered of all requests together */
-	PATH_TRACE_MARKS_MAX = 8,
-	PATH_TRACE_PIECES_MAX = 8,
+	PATH_TRACE_MARKS_MAX = 16,
+	PATH_TRACE_PIECES_MAX = 16,
 };
 
 struct path_trace_options {

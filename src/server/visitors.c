@@ -16,7 +16,9 @@
 /* How long a visitor may say nothing before that is taken for its question. */
 #define SILENCE_NS (SECOND_NS / 5)
 /* How long it may take nothing of its answer, or leave its question unfinished. */
-#define PATIENCE_NS (2 * SECOND_NS)
+#define PATIENCE_NS (10 * SECOND_NS)
+/* How long the end of the server waits for that. */
+#define FLUSH_NS (2 * SECOND_NS)
 /* How long to leave the queue alone when there is no descriptor for who is in it. */
 #define SHORTAGE_NS SECOND_NS
 
@@ -333,11 +335,12 @@ void visitors_stop(struct visitors *visitors)
 
 void visitors_flush(struct visitors *visitors)
 {
-	uint64_t end_ns = now_ns() + PATIENCE_NS;
+	uint64_t end_ns = now_ns() + FLUSH_NS;
 	struct pollfd fd = { .fd = visitors->epoll_fd, .events = POLLIN };
+	uint64_t now;
 
-	while (visitors->count > 0 && now_ns() < end_ns) {
-		(void)poll(&fd, 1, (int)(PATIENCE_NS / (SECOND_NS / 1000)));
+	while (visitors->count > 0 && (now = now_ns()) < end_ns) {
+		(void)poll(&fd, 1, (int)((end_ns - now) / (SECOND_NS / 1000) + 1));
 		visitors_serve(visitors);
 	}
 }

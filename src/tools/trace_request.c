@@ -188,7 +188,8 @@ static bool wait_for_answer(int fd, int signal_fd, uint64_t end_ns)
 	return false;
 }
 
-json_t *trace_request_wait(int fd, const char *path, uint64_t timeout_ns, struct error *error)
+json_t *trace_request_wait(int fd, const char *path, const struct trace_question *question,
+	uint64_t timeout_ns, struct error *error)
 {
 	uint64_t end_ns = timeout_ns > 0 ? now_ns() + timeout_ns : UINT64_MAX;
 	json_t *document;
@@ -201,6 +202,8 @@ json_t *trace_request_wait(int fd, const char *path, uint64_t timeout_ns, struct
 	sigaddset(&ours, SIGTERM);
 	sigprocmask(SIG_BLOCK, &ours, &before);
 	signal_fd = signalfd(-1, &ours, SFD_CLOEXEC | SFD_NONBLOCK);
+	fprintf(stderr, "gmblock trace: waiting for %u request%s\n", question->count,
+		question->count == 1 ? "" : "s");
 	if (!wait_for_answer(fd, signal_fd, end_ns)) {
 		/* That is how to say: enough. */
 		(void)shutdown(fd, SHUT_WR);

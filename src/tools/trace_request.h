@@ -72,9 +72,10 @@ struct trace_requests {
 /* Asks the server at a control socket. Returns a connection on which it will answer. */
 GMB_MUST_CHECK int trace_request_arm(
 	const char *path, const struct trace_question *question, struct error *error);
-/* Waits for the answer; after timeout_ns (0 = never) or an interrupt (SIGINT, SIGTERM) makes do
- * with what there is. */
-json_t *trace_request_wait(int fd, const char *path, uint64_t timeout_ns, struct error *error);
+/* Says on standard error that it waits, and does so; after timeout_ns (0 = never) or an interrupt
+ * (SIGINT, SIGTERM) makes do with what there is. */
+json_t *trace_request_wait(int fd, const char *path, const struct trace_question *question,
+	uint64_t timeout_ns, struct error *error);
 
 /* -EPROTO when it is no such document. To be freed in any case. */
 GMB_MUST_CHECK int trace_request_parse(
