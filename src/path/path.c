@@ -84,12 +84,9 @@ static void set_state(struct path_request *request, enum path_state state)
 {
 	GMB_ASSERT(state > request->state || state == PATH_STATE_INIT);
 	request->state = state;
-	/* The first two edges belong to the batch in which the request was taken; who looks at a
-	 * single request wants to know what happened in between. */
-	request->edge_ns[state] =
-		state == PATH_STATE_INIT || (state == PATH_STATE_READ && request->record == NULL)
-			? ring_batch_ns(request->path->ring)
-			: ring_now_ns(request->path->ring);
+	/* The first two edges belong to the batch in which the request was taken. */
+	request->edge_ns[state] = state <= PATH_STATE_READ ? ring_batch_ns(request->path->ring)
+							   : ring_now_ns(request->path->ring);
 }
 
 static void account(struct path_request *request)
@@ -495,7 +492,7 @@ static void part_done(struct store_part *part, int result)
 	request->parts_inflight--;
 	request->stored_bytes += part->length;
 	if (unlikely(request->record != NULL)) {
-		path_trace_done(stream->traced, result, ring_now_ns(request->path->ring));
+		path_trace_done(stream->traced, result, ring_batch_ns(request->path->ring));
 	}
 	if (result < 0) {
 		fail(request, result, part->offset); /* leaves this stream alone: */
@@ -534,7 +531,8 @@ static void part_told(struct store_part *part, uint64_t bytes)
 		return;
 	}
 	if (unlikely(request->record != NULL)) {
-		path_trace_told(stream->traced, bytes, ring_now_ns(request->path->ring));
+		path_trace_told(
+			request->record, stream->traced, bytes, ring_batch_ns(request->path->ring));
 	}
 	stream->valid = (uint32_t)bytes;
 	ready_insert(request, stream);
@@ -544,26 +542,27 @@ static void part_told(struct store_part *part, uint64_t bytes)
 	request->progress(request);
 }
 
-static void trace_opened(struct path_stream *stream, uint64_t length)
+/* Only the room of a write is opened before it is given to the disk. begins: the request has not
+ * given it anything yet; who looks at a single request wants to know what it did until then. */
+static void trace_submitted(struct path_stream *stream, uint64_t length, bool begins)
 {
 	struct path_request *request = stream->request;
+	uint64_t now_ns = ring_now_ns(request->path->ring);
 
-	stream->traced = path_trace_opened(
-		request->record, stream->offset, length, ring_now_ns(request->path->ring));
-}
-
-static void trace_submitted(struct path_stream *stream, uint64_t length)
-{
-	if (stream->traced == NULL) { /* only the room of a write is opened before */
-		trace_opened(stream, length);
+	if (stream->traced == NULL) {
+		stream->traced = path_trace_opened(request->record, stream->offset, length, now_ns);
 	}
-	path_trace_submitted(stream->traced, ring_now_ns(stream->request->path->ring));
+	path_trace_submitted(stream->traced, now_ns);
+	if (begins) {
+		request->edge_ns[PATH_STATE_READ] = now_ns;
+	}
 }
 
 static void part_submit(struct path_stream *stream, enum store_op op, uint64_t length)
 {
 	struct path_request *request = stream->request;
 	struct store_part *part = &stream->part;
+	bool begins = request->state == PATH_STATE_INIT;
 
 	part->op = op;
 	part->flags = request->flags;
@@ -577,14 +576,14 @@ static void part_submit(struct path_stream *stream, enum store_op op, uint64_t l
 	part->extents = op == STORE_EXTENTS ? (struct store_extent *)(void *)stream->data : NULL;
 	part->extent_max = op == STORE_EXTENTS ? request->extent_max : 0;
 	part->extent_count = 0;
-	if (request->state == PATH_STATE_INIT) {
+	if (begins) {
 		set_state(request, PATH_STATE_READ);
 	}
 	if (request->measured) {
 		grain_disk_begin(grain_of(request), ring_batch_ns(request->path->ring));
 	}
 	if (unlikely(request->record != NULL)) {
-		trace_submitted(stream, length);
+		trace_submitted(stream, length, begins);
 	}
 	stream->in_store = true;
 	request->parts_inflight++;
@@ -676,8 +675,8 @@ void path_start(struct path *path, struct path_request *request)
 	}
 	list_init(&request->ready);
 	list_init(&request->stalled_node);
-	request->record = NULL;
 	set_state(request, PATH_STATE_INIT);
+	request->record = NULL;
 	if (unlikely(path->trace != NULL)) {
 		path_trace_begin(path->trace, request->op, request->export->store, request->offset,
 			request->length, &request->record);
@@ -760,8 +759,8 @@ bool path_next_fragment(
 	fragment->offset = stream->offset + stream->sent;
 	fragment->length = length;
 	if (unlikely(request->record != NULL)) {
-		path_trace_handed(
-			stream->traced, fragment->offset, length, ring_now_ns(request->path->ring));
+		path_trace_handed(request->record, stream->traced, fragment->offset, length,
+			ring_now_ns(request->path->ring));
 	}
 	stream->sent += length;
 	request->handed_bytes += length;
@@ -810,7 +809,8 @@ struct path_stream *path_write_open(struct path_request *request)
 	} else {
 		list_remove(&request->stalled_node);
 		if (unlikely(request->record != NULL)) {
-			trace_opened(stream, stream->length);
+			stream->traced = path_trace_opened(request->record, stream->offset,
+				stream->length, ring_now_ns(path->ring));
 		}
 	}
 	return stream;

@@ -27,8 +27,11 @@ enum {
 	PATH_TRACE_REQUESTS_MAX = 1000,
 	PATH_TRACE_PARTS_MAX = 1024, /* remembered of one request */
 	PATH_TRACE_POOL_MAX = 8192,  /* remembered of all requests together */
+	/* Of one part; of most parts there is one piece and no mark, and only so many of all parts
+	 * together may have more. */
 	PATH_TRACE_MARKS_MAX = 16,
 	PATH_TRACE_PIECES_MAX = 16,
+	PATH_TRACE_MORE_MAX = 1024,
 };
 
 struct path_trace_options {
@@ -42,6 +45,21 @@ struct path_trace_options {
 };
 
 /* Times are those of the ring's clock; 0 = it did not happen. */
+
+/* What the disk told of a part before it was done. */
+struct path_trace_mark {
+	uint64_t told_ns;
+	uint64_t bytes; /* that were there */
+};
+
+/* What was handed to the network. */
+struct path_trace_piece {
+	uint64_t offset;
+	uint64_t length;
+	uint64_t handed_ns; /* its first byte */
+	uint64_t back_ns;   /* its last byte was taken by the operating system */
+};
+
 struct path_trace_part {
 	struct path_trace_part *next; /* in the order in which they were opened */
 	uint64_t offset;
@@ -50,20 +68,15 @@ struct path_trace_part {
 	uint64_t submitted_ns; /* given to the disk; of a write: its payload is in */
 	uint64_t done_ns;
 	int result; /* 0, or the disk's negative errno */
-	/* What the disk told before it was done. The last one stands for all that did not fit. */
+	/* The last mark is the latest, and stands for all that did not fit; the last piece has
+	 * grown by all that did not fit. */
 	uint32_t mark_count;
-	struct path_trace_mark {
-		uint64_t told_ns;
-		uint64_t bytes; /* that were there */
-	} marks[PATH_TRACE_MARKS_MAX];
-	/* What was handed to the network. The last one has grown by all that did not fit. */
 	uint32_t piece_count;
-	struct path_trace_piece {
-		uint64_t offset;
-		uint64_t length;
-		uint64_t handed_ns; /* its first byte */
-		uint64_t back_ns;   /* its last byte was taken by the operating system */
-	} pieces[PATH_TRACE_PIECES_MAX];
+
+	/* Private: see path_trace_marks() and path_trace_pieces(). */
+	struct path_trace_more *more;
+	struct path_trace_mark mark;
+	struct path_trace_piece piece;
 };
 
 struct path_trace_request {
@@ -98,11 +111,14 @@ void path_trace_begin(struct path_trace *trace, enum store_op op, const struct s
  */
 struct path_trace_part *path_trace_opened(
 	struct path_trace_request *record, uint64_t offset, uint64_t length, uint64_t now_ns);
+/* Times may be those of the batch: no moment of a part gets one before the moment that it follows.
+ */
 void path_trace_submitted(struct path_trace_part *part, uint64_t now_ns);
-void path_trace_told(struct path_trace_part *part, uint64_t bytes, uint64_t now_ns);
+void path_trace_told(struct path_trace_request *record, struct path_trace_part *part,
+	uint64_t bytes, uint64_t now_ns);
 void path_trace_done(struct path_trace_part *part, int result, uint64_t now_ns);
-void path_trace_handed(
-	struct path_trace_part *part, uint64_t offset, uint64_t length, uint64_t now_ns);
+void path_trace_handed(struct path_trace_request *record, struct path_trace_part *part,
+	uint64_t offset, uint64_t length, uint64_t now_ns);
 void path_trace_back(struct path_trace_part *part, uint64_t offset, uint64_t now_ns);
 
 /* The request ended; *handle is NULL afterwards, as below. */
@@ -116,3 +132,7 @@ void path_trace_detach(struct path_trace *trace);
 /* How many requests ended so far; and one of them, in the order of their ends. */
 uint32_t path_trace_ended_count(const struct path_trace *trace);
 const struct path_trace_request *path_trace_ended(const struct path_trace *trace, uint32_t index);
+
+/* Arrays of part->mark_count and part->piece_count. */
+const struct path_trace_mark *path_trace_marks(const struct path_trace_part *part);
+const struct path_trace_piece *path_trace_pieces(const struct path_trace_part *part);

@@ -286,16 +286,18 @@ static json_t *error_json(int error)
 
 static json_t *part_json(const struct path_trace_part *part, uint64_t begin_ns)
 {
+	const struct path_trace_mark *marks = path_trace_marks(part);
+	const struct path_trace_piece *pieces = path_trace_pieces(part);
 	json_t *progress = json_array();
 	json_t *sent = json_array();
 
 	for (uint32_t i = 0; i < part->mark_count; i++) {
 		json_array_append_new(
-			progress, json_pack("{s:I, s:o}", "bytes", (json_int_t)part->marks[i].bytes,
-					  "told_us", us_since(begin_ns, part->marks[i].told_ns)));
+			progress, json_pack("{s:I, s:o}", "bytes", (json_int_t)marks[i].bytes,
+					  "told_us", us_since(begin_ns, marks[i].told_ns)));
 	}
 	for (uint32_t i = 0; i < part->piece_count; i++) {
-		const struct path_trace_piece *piece = &part->pieces[i];
+		const struct path_trace_piece *piece = &pieces[i];
 
 		json_array_append_new(
 			sent, json_pack("{s:I, s:I, s:o, s:o}", "offset", (json_int_t)piece->offset,

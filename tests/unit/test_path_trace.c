@@ -56,9 +56,9 @@ static void a_read_in_two_parts(void **state)
 	path_trace_submitted(one, 102);
 	two = path_trace_opened(handle, 8192, 4096, 103);
 	path_trace_submitted(two, 104);
-	path_trace_told(two, 512, 105);
+	path_trace_told(handle, two, 512, 105);
 	path_trace_done(two, 0, 106);
-	path_trace_handed(two, 8192, 4096, 107);
+	path_trace_handed(handle, two, 8192, 4096, 107);
 	path_trace_done(one, -5, 108);
 	path_trace_back(two, 8192, 109);
 	assert_int_equal(path_trace_ended_count(trace), 0);
@@ -85,12 +85,12 @@ static void a_read_in_two_parts(void **state)
 	assert_int_equal(one->mark_count, 0);
 	assert_int_equal(one->piece_count, 0);
 	assert_int_equal(two->mark_count, 1);
-	assert_int_equal(two->marks[0].bytes, 512);
-	assert_int_equal(two->marks[0].told_ns, 105);
+	assert_int_equal(path_trace_marks(two)[0].bytes, 512);
+	assert_int_equal(path_trace_marks(two)[0].told_ns, 105);
 	assert_int_equal(two->done_ns, 106);
 	assert_int_equal(two->piece_count, 1);
-	assert_int_equal(two->pieces[0].handed_ns, 107);
-	assert_int_equal(two->pieces[0].back_ns, 109);
+	assert_int_equal(path_trace_pieces(two)[0].handed_ns, 107);
+	assert_int_equal(path_trace_pieces(two)[0].back_ns, 109);
 	path_trace_destroy(trace);
 }
 
@@ -131,18 +131,19 @@ static void marks_and_pieces_without_end(void **state)
 	path_trace_begin(trace, STORE_READ, &disk, 0, COUNT * BYTES, &handle);
 	part = path_trace_opened(handle, 0, COUNT * BYTES, 1);
 	for (uint64_t i = 0; i < COUNT; i++) {
-		path_trace_told(part, (i + 1) * BYTES, 10 * i + 1);
-		path_trace_handed(part, i * BYTES, BYTES, 10 * i + 2);
+		path_trace_told(handle, part, (i + 1) * BYTES, 10 * i + 1);
+		path_trace_handed(handle, part, i * BYTES, BYTES, 10 * i + 2);
 		path_trace_back(part, i * BYTES, 10 * i + 3);
 	}
 	assert_int_equal(part->mark_count, PATH_TRACE_MARKS_MAX);
+	assert_int_equal(path_trace_marks(part)[PATH_TRACE_MARKS_MAX - 2].bytes,
+		(PATH_TRACE_MARKS_MAX - 1) * BYTES);
+	assert_int_equal(path_trace_marks(part)[PATH_TRACE_MARKS_MAX - 1].bytes, COUNT * BYTES);
 	assert_int_equal(
-		part->marks[PATH_TRACE_MARKS_MAX - 2].bytes, (PATH_TRACE_MARKS_MAX - 1) * BYTES);
-	assert_int_equal(part->marks[PATH_TRACE_MARKS_MAX - 1].bytes, COUNT * BYTES);
-	assert_int_equal(part->marks[PATH_TRACE_MARKS_MAX - 1].told_ns, 10 * (COUNT - 1) + 1);
+		path_trace_marks(part)[PATH_TRACE_MARKS_MAX - 1].told_ns, 10 * (COUNT - 1) + 1);
 	assert_int_equal(part->piece_count, PATH_TRACE_PIECES_MAX);
 	for (uint32_t i = 0; i < part->piece_count; i++) {
-		const struct path_trace_piece *piece = &part->pieces[i];
+		const struct path_trace_piece *piece = &path_trace_pieces(part)[i];
 
 		assert_int_equal(piece->offset, next);
 		assert_int_equal(piece->handed_ns, 10 * i + 2);
@@ -150,7 +151,8 @@ static void marks_and_pieces_without_end(void **state)
 		next += piece->length;
 	}
 	assert_int_equal(next, COUNT * BYTES);
-	assert_int_equal(part->pieces[PATH_TRACE_PIECES_MAX - 1].back_ns, 10 * (COUNT - 1) + 3);
+	assert_int_equal(
+		path_trace_pieces(part)[PATH_TRACE_PIECES_MAX - 1].back_ns, 10 * (COUNT - 1) + 3);
 	path_trace_destroy(trace);
 }
 
@@ -169,9 +171,9 @@ static void parts_beyond_the_limit_are_counted(void **state)
 		struct path_trace_part *part = path_trace_opened(handle, i, 1, 1);
 
 		path_trace_submitted(part, 2);
-		path_trace_told(part, 1, 3);
+		path_trace_told(handle, part, 1, 3);
 		path_trace_done(part, 0, 4);
-		path_trace_handed(part, i, 1, 5);
+		path_trace_handed(handle, part, i, 1, 5);
 		path_trace_back(part, i, 6);
 	}
 	end(handle, 0);
@@ -205,6 +207,69 @@ static void the_pool_is_shared(void **state)
 		assert_int_equal(
 			handles[i]->parts_more, i < REQUESTS - 1 ? 0 : PATH_TRACE_PARTS_MAX);
 	}
+	path_trace_destroy(trace);
+}
+
+/* Only so many parts may have more than one piece and one mark; of the others these stand for all,
+ * until others give theirs back. */
+static void few_parts_have_many_pieces(void **state)
+{
+	enum { PARTS = PATH_TRACE_PARTS_MAX, REQUESTS = PATH_TRACE_MORE_MAX / PARTS + 1 };
+	uint32_t ended = 0;
+	struct path_trace *trace = make(REQUESTS, 0, &ended);
+	struct path_trace_request *handles[REQUESTS];
+
+	(void)state;
+	for (uint32_t round = 0; round < 3; round++) {
+		for (uint32_t i = 0; i < REQUESTS; i++) {
+			path_trace_begin(trace, STORE_READ, &disk, 0, 1 << 30, &handles[i]);
+			for (uint64_t k = 0; k < PARTS; k++) {
+				bool many = i * PARTS + k < PATH_TRACE_MORE_MAX;
+				struct path_trace_part *part =
+					path_trace_opened(handles[i], k * 8, 8, 1);
+
+				path_trace_told(handles[i], part, 3, 2);
+				path_trace_told(handles[i], part, 5, 3);
+				path_trace_handed(handles[i], part, k * 8, 3, 4);
+				path_trace_handed(handles[i], part, k * 8 + 3, 5, 5);
+				path_trace_back(part, k * 8, 6);
+				path_trace_back(part, k * 8 + 3, 7);
+				assert_int_equal(part->mark_count, many ? 2 : 1);
+				assert_int_equal(path_trace_marks(part)[many].bytes, 5);
+				assert_int_equal(path_trace_marks(part)[many].told_ns, 3);
+				assert_int_equal(part->piece_count, many ? 2 : 1);
+				assert_int_equal(path_trace_pieces(part)[0].length, many ? 3 : 8);
+				assert_int_equal(path_trace_pieces(part)[0].handed_ns, 4);
+				assert_int_equal(path_trace_pieces(part)[many].back_ns, 7);
+			}
+		}
+		for (uint32_t i = 0; i < REQUESTS; i++) {
+			path_trace_drop(handles[i]);
+		}
+	}
+	path_trace_destroy(trace);
+}
+
+/* The batch's time may be before a moment that was taken in it. */
+static void moments_stay_in_order(void **state)
+{
+	uint32_t ended = 0;
+	struct path_trace *trace = make(1, 0, &ended);
+	struct path_trace_request *handle;
+	struct path_trace_part *part;
+
+	(void)state;
+	path_trace_begin(trace, STORE_READ, &disk, 0, 4096, &handle);
+	part = path_trace_opened(handle, 0, 4096, 20);
+	path_trace_submitted(part, 10);
+	path_trace_told(handle, part, 512, 15);
+	path_trace_done(part, 0, 16);
+	path_trace_handed(handle, part, 0, 4096, 30);
+	path_trace_back(part, 0, 25);
+	assert_int_equal(part->submitted_ns, 20);
+	assert_int_equal(path_trace_marks(part)[0].told_ns, 20);
+	assert_int_equal(part->done_ns, 20);
+	assert_int_equal(path_trace_pieces(part)[0].back_ns, 30);
 	path_trace_destroy(trace);
 }
 
@@ -259,6 +324,8 @@ int main(void)
 		cmocka_unit_test(marks_and_pieces_without_end),
 		cmocka_unit_test(parts_beyond_the_limit_are_counted),
 		cmocka_unit_test(the_pool_is_shared),
+		cmocka_unit_test(few_parts_have_many_pieces),
+		cmocka_unit_test(moments_stay_in_order),
 		cmocka_unit_test(dropped_requests_leave_room),
 		cmocka_unit_test(detached_requests_have_no_record),
 	};
