@@ -39,7 +39,9 @@ class Control(support.Case):
         sock = self.connect(b"trace " + question + b"\n")
         line = b""
         while not line.endswith(b"\n"):
-            line += sock.recv(1)
+            byte = sock.recv(1)
+            self.assertNotEqual(byte, b"", line)
+            line += byte
         self.assertEqual(json.loads(line), {"armed": True})
         return sock
 
@@ -125,11 +127,12 @@ class Control(support.Case):
         """The answer with a thousand requests does not fit into a socket: it waits there while
         others are served, and the server can be stopped."""
         server = self.serve("memory:16M")
-        sock = self.arm(b'{"count": 1000}')
+        sock = self.arm(b'{"count": 1000, "operations": ["read"]}')
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         with nbdmini.open_export(server.uri) as client:
             for _ in range(1000):
                 client.read(0, 512)
+            client.flush()  # and so the last read has ended for the server, too
             self.arm().close()
             self.assertEqual(self.ask(b"stats\n")["pid"], server.process.pid)
         self.assertEqual(len(json.loads(self.rest(sock))["requests"]), 1000)
