@@ -5,25 +5,41 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "base/units.h"
 #include "cli/cli.h"
 #include "cli/commands.h"
+#include "tools/print.h"
+#include "tools/stats.h"
 #include "tools/svg.h"
 #include "tools/trace_plot.h"
+#include "tools/trace_request.h"
 
-enum { QUOTE_BYTES = 256, MARKER_DIGITS_MAX = 16 };
+enum {
+	QUOTE_BYTES = 256,
+	MARKER_DIGITS_MAX = 16,
+	DISK_COUNT = 8,
+	DISK_CHUNK_BYTES = 4096,
+	REQUEST_COUNT = 1,
+};
 
 struct trace_arguments {
-	struct trace_work work;
+	struct trace_work work;		/* of a disk */
+	struct trace_question question; /* with --request */
+	const char *operand;		/* the disk or the server, or NULL */
+	uint64_t timeout_ns;		/* 0: none */
+	uint32_t count;			/* 0: not given */
 	const char *svg_path;
+	bool request;
 	bool marker_set;
 	bool json;
 };
 
 static const char usage_text[] =
 	"Usage: gmblock trace [OPTION]... DEVICE|FILE\n"
+	"       gmblock trace --request [OPTION]... [SERVER]\n"
 	"\n"
 	"Reads from a disk and shows when each piece of the data arrives in memory: how many\n"
 	"places fill at a time, in which order, and how early a sender could begin. Never writes\n"
@@ -38,7 +54,22 @@ static const char usage_text[] =
 	"  --together     submit the parts with one system call: the kernel may merge them\n"
 	"  --cached       read through the page cache instead of directly\n"
 	"  --marker HEX   what is put into the memory before (default: random)\n"
-	"  --svg FILE     draw the typical read of each size\n"
+	"\n"
+	"With --request: waits for requests to a server that runs on this machine, and shows "
+	"where\n"
+	"the time of each went. SERVER is a URI that it serves, its control socket, or its "
+	"process\n"
+	"id; not needed when there is only one.\n"
+	"\n"
+	"  --count N          how many (default 1)\n"
+	"  --min-size SIZE    only those of at least so many bytes\n"
+	"  --operation OP     only these: read, write, flush, trim, zero, cache or extents;\n"
+	"                     repeat for more\n"
+	"  --export NAME      only those for this export; \"\" is the default one\n"
+	"  --timeout TIME     wait no longer, and show what there is\n"
+	"\n"
+	"Both:\n"
+	"  --svg FILE     draw the typical read of each size, or the first requests\n"
 	"  --json         for programs\n"
 	"  --help         this text\n";
 
@@ -122,6 +153,27 @@ static int take_marker(void *context, const char *name, const char *text)
 	return CLI_GO_ON;
 }
 
+static int take_operation(void *context, const char *name, const char *text)
+{
+	static const char *const names[] = { "read", "write", "flush", "trim", "zero", "cache",
+		"extents" };
+	struct trace_question *question = &((struct trace_arguments *)context)->question;
+	char quoted[QUOTE_BYTES];
+
+	for (size_t i = 0; i < ARRAY_COUNT(names); i++) {
+		if (strcmp(text, names[i]) == 0) {
+			if (question->operations == NULL) {
+				question->operations = json_array();
+			}
+			json_array_append_new(question->operations, json_string(text));
+			return CLI_GO_ON;
+		}
+	}
+	return cli_usage_error("trace",
+		"--%s: '%s' is none of read, write, flush, trim, zero, cache, extents", name,
+		log_escape(quoted, sizeof(quoted), text, strlen(text)));
+}
+
 /* --- the command line ---------------------------------------------------------------------- */
 
 static int sizes_check(const struct trace_work *work)
@@ -149,8 +201,11 @@ static int sizes_check(const struct trace_work *work)
 }
 
 /* What only makes sense together. */
-static int arguments_check(struct trace_work *work)
+static int disk_check(struct trace_arguments *arguments)
 {
+	struct trace_work *work = &arguments->work;
+
+	work->path = arguments->operand;
 	if (work->path == NULL) {
 		return cli_usage_error("trace", "which disk? Give a block device or a file");
 	}
@@ -160,15 +215,66 @@ static int arguments_check(struct trace_work *work)
 	if (work->size_count == 0) {
 		work->sizes[work->size_count++] = 1 << 20;
 	}
+	if (work->chunk_bytes == 0) {
+		work->chunk_bytes = DISK_CHUNK_BYTES;
+	}
+	work->count = arguments->count > 0 ? arguments->count : DISK_COUNT;
 	return sizes_check(work);
+}
+
+static int request_check(struct trace_arguments *arguments)
+{
+	struct trace_question *question = &arguments->question;
+
+	if (question->min_size > INT64_MAX) {
+		return cli_usage_error("trace", "--min-size: no request is so long");
+	}
+	question->count = arguments->count > 0 ? arguments->count : REQUEST_COUNT;
+	return CLI_GO_ON;
+}
+
+/* Nothing that is for the other thing to look at. */
+static int mode_check(const struct trace_arguments *arguments)
+{
+	const struct trace_work *work = &arguments->work;
+	const struct trace_question *question = &arguments->question;
+	const struct {
+		const char *name;
+		bool for_request;
+		bool given;
+	} options[] = {
+		{ "size", false, work->size_count > 0 },
+		{ "offset", false, work->offset > 0 },
+		{ "random", false, work->random },
+		{ "chunk", false, work->chunk_bytes > 0 },
+		{ "parts", false, work->part_bytes > 0 },
+		{ "together", false, work->together },
+		{ "cached", false, work->cached },
+		{ "marker", false, arguments->marker_set },
+		{ "min-size", true, question->min_size > 0 },
+		{ "operation", true, question->operations != NULL },
+		{ "export", true, question->export != NULL },
+		{ "timeout", true, arguments->timeout_ns > 0 },
+	};
+
+	for (size_t i = 0; i < ARRAY_COUNT(options); i++) {
+		if (options[i].given && options[i].for_request != arguments->request) {
+			return cli_usage_error("trace",
+				options[i].for_request ? "--%s needs --request"
+						       : "--%s is for a disk, not for --request",
+				options[i].name);
+		}
+	}
+	return CLI_GO_ON;
 }
 
 static int arguments_parse(int argc, char **argv, struct trace_arguments *arguments)
 {
 	struct trace_work *work = &arguments->work;
+	struct trace_question *question = &arguments->question;
 	const struct cli_option options[] = {
 		{ "size", .take = take_size },
-		{ "count", .count = &work->count, .min = 1, .max = TRACE_COUNT_MAX },
+		{ "count", .count = &arguments->count, .min = 1, .max = TRACE_COUNT_MAX },
 		{ "offset", .take = take_offset },
 		{ "random", .flag = &work->random },
 		{ "chunk", .take = take_chunk },
@@ -176,6 +282,11 @@ static int arguments_parse(int argc, char **argv, struct trace_arguments *argume
 		{ "together", .flag = &work->together },
 		{ "cached", .flag = &work->cached },
 		{ "marker", .take = take_marker },
+		{ "request", .flag = &arguments->request },
+		{ "min-size", .bytes = &question->min_size },
+		{ "operation", .take = take_operation },
+		{ "export", .text = &question->export },
+		{ "timeout", .time_ns = &arguments->timeout_ns },
 		{ "svg", .text = &arguments->svg_path },
 		{ "json", .flag = &arguments->json },
 	};
@@ -183,13 +294,21 @@ static int arguments_parse(int argc, char **argv, struct trace_arguments *argume
 		arguments };
 	int status = cli_parse(&command, argc, argv);
 
+	_Static_assert((int)TRACE_COUNT_MAX == (int)TRACE_REQUEST_COUNT_MAX, "one limit");
 	if (status == CLI_GO_ON) {
-		status = cli_operand("trace", "disk", argc, argv, &work->path);
+		status = mode_check(arguments);
 	}
-	return status == CLI_GO_ON ? arguments_check(work) : status;
+	if (status == CLI_GO_ON) {
+		status = cli_operand("trace", arguments->request ? "server" : "disk", argc, argv,
+			&arguments->operand);
+	}
+	if (status == CLI_GO_ON) {
+		status = arguments->request ? request_check(arguments) : disk_check(arguments);
+	}
+	return status;
 }
 
-/* --- the command --------------------------------------------------------------------------- */
+/* --- a disk -------------------------------------------------------------------------------- */
 
 /* What disks hold must not be able to guess it. */
 static int choose_marker(struct trace_work *work, struct error *error)
@@ -243,23 +362,92 @@ static int trace(const struct trace_arguments *arguments, struct svg_file *svg)
 	return err != 0 ? cli_failure("trace", &error) : CLI_OK;
 }
 
-int cmd_trace(int argc, char **argv)
+/* --- requests ------------------------------------------------------------------------------ */
+
+/* Fewer than were asked for are a failure, whatever was shown of them. */
+static int count_check(const struct trace_requests *requests, struct error *error)
 {
-	struct trace_arguments arguments = { .work = { .count = 8, .chunk_bytes = 4096 } };
+	if (requests->count >= requests->wanted) {
+		return 0;
+	}
+	return error_set(error, -ETIMEDOUT, "%s after %u of %u requests",
+		strcmp(requests->ended, "stop") == 0 ? "the server stopped" : "the wait ended",
+		requests->count, requests->wanted);
+}
+
+static int show_requests(const struct trace_arguments *arguments, json_t *document,
+	struct svg_file *svg, struct error *error)
+{
+	struct trace_requests requests;
+	int err = trace_request_parse(document, &requests, error);
+
+	if (err == 0 && arguments->json) {
+		err = print_json(json_incref(document), error);
+	} else if (err == 0) {
+		trace_request_show(&requests);
+		err = print_end(error);
+	}
+	if (err == 0 && svg->fd >= 0 && requests.count > 0) {
+		err = svg_file_write(svg, trace_request_plot, &requests, error);
+	}
+	if (err == 0) {
+		err = count_check(&requests, error);
+	}
+	trace_request_free(&requests);
+	return err;
+}
+
+static int trace_requests(const struct trace_arguments *arguments, struct svg_file *svg)
+{
+	const struct trace_question *question = &arguments->question;
+	char path[STATS_PATH_BYTES];
+	json_t *document;
+	struct error error = { 0 };
+	int err = stats_find(arguments->operand, path, &error);
+	int fd;
+
+	if (err != 0) {
+		return cli_failure("trace", &error);
+	}
+	fd = trace_request_arm(path, question, &error);
+	if (fd < 0) {
+		return cli_failure("trace", &error);
+	}
+	document = trace_request_wait(fd, path, question, arguments->timeout_ns, &error);
+	close(fd);
+	err = document == NULL ? error.code : show_requests(arguments, document, svg, &error);
+	json_decref(document);
+	return err != 0 ? cli_failure("trace", &error) : CLI_OK;
+}
+
+/* --- the command --------------------------------------------------------------------------- */
+
+static int run(struct trace_arguments *arguments)
+{
 	struct svg_file svg = { .fd = -1 };
 	struct error error;
+	int status;
+
+	if (!arguments->request && !arguments->marker_set &&
+		choose_marker(&arguments->work, &error) != 0) {
+		return cli_failure("trace", &error);
+	}
+	if (arguments->svg_path != NULL && svg_file_open(&svg, arguments->svg_path, &error) != 0) {
+		return cli_failure("trace", &error);
+	}
+	status = arguments->request ? trace_requests(arguments, &svg) : trace(arguments, &svg);
+	svg_file_close(&svg);
+	return status;
+}
+
+int cmd_trace(int argc, char **argv)
+{
+	struct trace_arguments arguments = { .request = false };
 	int status = arguments_parse(argc, argv, &arguments);
 
-	if (status != CLI_GO_ON) {
-		return status;
+	if (status == CLI_GO_ON) {
+		status = run(&arguments);
 	}
-	if (!arguments.marker_set && choose_marker(&arguments.work, &error) != 0) {
-		return cli_failure("trace", &error);
-	}
-	if (arguments.svg_path != NULL && svg_file_open(&svg, arguments.svg_path, &error) != 0) {
-		return cli_failure("trace", &error);
-	}
-	status = trace(&arguments, &svg);
-	svg_file_close(&svg);
+	json_decref(arguments.question.operations);
 	return status;
 }

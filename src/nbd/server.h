@@ -19,6 +19,7 @@
 #include "nbd/fence.h"
 #include "path/grain.h"
 #include "path/stats.h"
+#include "path/trace.h"
 #include "ring/ring.h"
 #include "store/store.h"
 
@@ -112,3 +113,7 @@ const struct path_stats *nbd_service_stats(
 /* How reads (or writes) of an export are cut; the same. */
 const struct grain *nbd_service_grain(
 	const struct nbd_service *service, uint32_t export_index, enum store_op op);
+
+/* From now on trace records the requests that begin, until this is called with NULL. On the ring's
+ * thread. */
+void nbd_service_trace(struct nbd_service *service, struct path_trace *trace);

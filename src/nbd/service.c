@@ -453,3 +453,8 @@ const struct grain *nbd_service_grain(
 	return op == STORE_READ ? &service->path_exports[export_index].reads
 				: &service->path_exports[export_index].writes;
 }
+
+void nbd_service_trace(struct nbd_service *service, struct path_trace *trace)
+{
+	path_set_trace(service->path, trace);
+}

@@ -25,6 +25,7 @@ struct path {
 	struct list_node streams_free;
 	struct list_node stalled; /* requests that wait for memory, first come first served */
 	bool released;		  /* memory or a stream came back since the last path_serve() */
+	struct path_trace *trace; /* NULL: nobody asks for single requests */
 };
 
 int path_create(const struct path_options *options, struct path **path_out, struct error *error)
@@ -67,6 +68,14 @@ void path_destroy(struct path *path)
 bool path_is_short(const struct path *path)
 {
 	return !list_is_empty(&path->stalled);
+}
+
+void path_set_trace(struct path *path, struct path_trace *trace)
+{
+	if (path->trace != NULL) {
+		path_trace_detach(path->trace);
+	}
+	path->trace = trace;
 }
 
 /* --- states -------------------------------------------------------------------------------- */
@@ -160,6 +169,7 @@ static struct path_stream *stream_get(struct path *path, struct path_request *re
 	stream->length = 0;
 	stream->room = 0;
 	stream->in_store = false;
+	stream->traced = NULL;
 	stream->buf.data = NULL;
 	stream->buf.buf_idx = -1;
 	request->streams_live++;
@@ -497,6 +507,9 @@ static void part_done(struct store_part *part, int result)
 	GMB_ASSERT(request->parts_inflight > 0);
 	request->parts_inflight--;
 	request->stored_bytes += part->length;
+	if (unlikely(request->record != NULL)) {
+		path_trace_done(stream->traced, result, ring_batch_ns(request->path->ring));
+	}
 	if (result < 0) {
 		fail(request, result, part->offset); /* leaves this stream alone: */
 	}
@@ -533,6 +546,10 @@ static void part_told(struct store_part *part, uint64_t bytes)
 	if (request->error != 0 || request->abandoned) {
 		return;
 	}
+	if (unlikely(request->record != NULL)) {
+		path_trace_told(
+			request->record, stream->traced, bytes, ring_batch_ns(request->path->ring));
+	}
 	stream->valid = (uint32_t)bytes;
 	ready_insert(request, stream);
 	if (request->state < PATH_STATE_SEND_INIT) {
@@ -541,10 +558,27 @@ static void part_told(struct store_part *part, uint64_t bytes)
 	request->progress(request);
 }
 
+/* Only the room of a write is opened before it is given to the disk. begins: the request has not
+ * given it anything yet; who looks at a single request wants to know what it did until then. */
+static void trace_submitted(struct path_stream *stream, uint64_t length, bool begins)
+{
+	struct path_request *request = stream->request;
+	uint64_t now_ns = ring_now_ns(request->path->ring);
+
+	if (stream->traced == NULL) {
+		stream->traced = path_trace_opened(request->record, stream->offset, length, now_ns);
+	}
+	path_trace_submitted(stream->traced, now_ns);
+	if (begins) {
+		request->edge_ns[PATH_STATE_READ] = now_ns;
+	}
+}
+
 static void part_submit(struct path_stream *stream, enum store_op op, uint64_t length)
 {
 	struct path_request *request = stream->request;
 	struct store_part *part = &stream->part;
+	bool begins = request->state == PATH_STATE_INIT;
 
 	part->op = op;
 	part->flags = request->flags;
@@ -558,11 +592,14 @@ static void part_submit(struct path_stream *stream, enum store_op op, uint64_t l
 	part->extents = op == STORE_EXTENTS ? (struct store_extent *)(void *)stream->data : NULL;
 	part->extent_max = op == STORE_EXTENTS ? request->extent_max : 0;
 	part->extent_count = 0;
-	if (request->state == PATH_STATE_INIT) {
+	if (begins) {
 		set_state(request, PATH_STATE_READ);
 	}
 	if (request->measured) {
 		grain_disk_begin(grain_of(request), ring_batch_ns(request->path->ring));
+	}
+	if (unlikely(request->record != NULL)) {
+		trace_submitted(stream, length, begins);
 	}
 	stream->in_store = true;
 	request->parts_inflight++;
@@ -655,6 +692,11 @@ void path_start(struct path *path, struct path_request *request)
 	list_init(&request->ready);
 	list_init(&request->stalled_node);
 	set_state(request, PATH_STATE_INIT);
+	request->record = NULL;
+	if (unlikely(path->trace != NULL)) {
+		path_trace_begin(path->trace, request->op, request->export->store, request->offset,
+			request->length, &request->record);
+	}
 	switch (request->op) {
 	case STORE_READ:
 		GMB_ASSERT(request->length > 0);
@@ -732,6 +774,10 @@ bool path_next_fragment(
 	fragment->data = stream->data + stream->sent;
 	fragment->offset = stream->offset + stream->sent;
 	fragment->length = length;
+	if (unlikely(request->record != NULL)) {
+		path_trace_handed(request->record, stream->traced, fragment->offset, length,
+			ring_now_ns(request->path->ring));
+	}
 	stream->sent += length;
 	request->handed_bytes += length;
 	fragment->last = request->handed_bytes == request->length;
@@ -746,6 +792,9 @@ void path_fragment_sent(const struct path_fragment *fragment)
 	struct path_stream *stream = fragment->stream;
 	struct path_request *request = stream->request;
 
+	if (unlikely(request->record != NULL)) {
+		path_trace_back(stream->traced, fragment->offset, ring_now_ns(request->path->ring));
+	}
 	stream->done += fragment->length;
 	GMB_ASSERT(stream->done <= stream->sent);
 	if (stream->done < stream->length) {
@@ -775,6 +824,10 @@ struct path_stream *path_write_open(struct path_request *request)
 		stall(path, request);
 	} else {
 		list_remove(&request->stalled_node);
+		if (unlikely(request->record != NULL)) {
+			stream->traced = path_trace_opened(request->record, stream->offset,
+				stream->length, ring_now_ns(path->ring));
+		}
 	}
 	return stream;
 }
@@ -806,6 +859,15 @@ void path_write_lent(struct path_request *request, void *data, int buf_idx)
 
 /* --- the end ------------------------------------------------------------------------------- */
 
+static void trace_finish(struct path_request *request)
+{
+	if (request->abandoned) {
+		path_trace_drop(request->record);
+	} else {
+		path_trace_end(request->record, request->error, request->edge_ns);
+	}
+}
+
 void path_finish(struct path_request *request)
 {
 	GMB_ASSERT(request->parts_inflight == 0);
@@ -821,6 +883,9 @@ void path_finish(struct path_request *request)
 	if (!request->abandoned) {
 		set_state(request, PATH_STATE_FIN);
 		account(request);
+	}
+	if (unlikely(request->record != NULL)) {
+		trace_finish(request);
 	}
 }
 

@@ -33,6 +33,7 @@
 #include "memory/arena.h"
 #include "path/grain.h"
 #include "path/stats.h"
+#include "path/trace.h"
 #include "ring/ring.h"
 #include "store/store.h"
 
@@ -75,9 +76,10 @@ struct path_stream {
 	uint32_t length;
 	uint32_t room; /* counted in request->live_bytes */
 	uint32_t valid;
-	uint32_t sent; /* handed to the session */
-	uint32_t done; /* of sent, given back by it */
-	bool in_store; /* its part is submitted and not done */
+	uint32_t sent;			/* handed to the session */
+	uint32_t done;			/* of sent, given back by it */
+	bool in_store;			/* its part is submitted and not done */
+	struct path_trace_part *traced; /* NULL until it is; only with request->record */
 	struct store_part part;
 };
 
@@ -112,6 +114,7 @@ struct path_request {
 
 	/* Private. */
 	struct path *path;
+	struct path_trace_request *record; /* NULL: nobody asked for it */
 	enum path_state state;
 	uint64_t edge_ns[PATH_STATE_COUNT];
 	uint64_t started_bytes; /* parts created */
@@ -153,6 +156,10 @@ GMB_MUST_CHECK int path_create(
 	const struct path_options *options, struct path **path_out, struct error *error);
 /* No request may exist. NULL is a no-op. */
 void path_destroy(struct path *path);
+
+/* From now on trace records the requests that begin; NULL: none does any more. Held until the next
+ * call. */
+void path_set_trace(struct path *path, struct path_trace *trace);
 
 /* Retries what waits for memory. Called once per batch. */
 void path_serve(struct path *path);

@@ -11,24 +11,27 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/time.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/log.h"
+#include "server/tracing.h"
+#include "server/visitors.h"
 
 enum {
 	PATH_BYTES = 256,
 	PATH_SHOWN_BYTES = 4 * 4096,
-	ANSWERS_MAX = 4,      /* in a row, before signals are looked at again */
-	SEND_SECONDS_MAX = 2, /* for one who does not read */
 	URI_BYTES_MAX = 3 * 4096 + 1024,
 };
 
 struct control {
 	struct control_view view;
 	struct listener listener;
+	struct tracing *tracing;
+	struct visitor *tracer; /* who waits for what tracing sees, or NULL */
+	struct visitors *visitors;
+	bool stopped;
 };
 
 /* --- the place ----------------------------------------------------------------------------- */
@@ -145,49 +148,6 @@ static int open_usual(struct control *control, struct error *error)
 	return listen_at(control, path, error);
 }
 
-int control_open(const char *path, const struct control_view *view, struct control **control_out,
-	struct error *error)
-{
-	struct control *control;
-	int rc;
-
-	*control_out = NULL;
-	if (path != NULL && strcmp(path, "none") == 0) {
-		return 0;
-	}
-	control = calloc(1, sizeof(*control));
-	if (control == NULL) {
-		return error_set(error, -ENOMEM, "no memory for a control socket");
-	}
-	control->view = *view;
-	rc = path != NULL ? listen_at(control, path, error) : open_usual(control, error);
-	if (rc < 0) {
-		free(control);
-		if (path == NULL) {
-			return 0;
-		}
-		error_prefix(error, "--control");
-		return rc;
-	}
-	/* Who connects and is gone again must not hold the main thread. */
-	(void)fcntl(control->listener.fds[0], F_SETFL, O_NONBLOCK);
-	*control_out = control;
-	return 0;
-}
-
-void control_close(struct control *control)
-{
-	if (control != NULL) {
-		listener_close(&control->listener);
-		free(control);
-	}
-}
-
-int control_fd(const struct control *control)
-{
-	return control != NULL ? control->listener.fds[0] : -1;
-}
-
 /* --- collecting ---------------------------------------------------------------------------- */
 
 /* Sums over the reactors; made for what has traffic only. */
@@ -237,7 +197,7 @@ static void add_grains(struct summary *summary, const struct nbd_service *servic
 }
 
 /* On a reactor's thread, while the main thread waits. */
-static void inspect(const struct nbd_service *service, void *context)
+static void inspect(struct nbd_service *service, void *context)
 {
 	struct summary *summary = context;
 	struct nbd_counters counters;
@@ -269,7 +229,7 @@ static int collect(struct summary *summary)
 		return -ENOMEM;
 	}
 	for (uint32_t i = 0; i < summary->view->reactor_count; i++) {
-		reactor_inspect(summary->view->reactors[i], inspect, summary);
+		reactor_visit(summary->view->reactors[i], inspect, summary);
 	}
 	return summary->short_of_memory ? -ENOMEM : 0;
 }
@@ -299,15 +259,6 @@ static json_t *per_request_us(uint64_t sum_ns, uint64_t count)
 
 static json_t *class_json(const struct path_stats *stats, int op, uint32_t class)
 {
-	static const char *const names[] = {
-		[STORE_READ] = "read",
-		[STORE_WRITE] = "write",
-		[STORE_FLUSH] = "flush",
-		[STORE_TRIM] = "trim",
-		[STORE_ZERO] = "zero",
-		[STORE_CACHE] = "cache",
-		[STORE_EXTENTS] = "extents",
-	};
 	uint64_t limit = path_size_class_limit(class);
 	json_t *latency = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "mean",
 		per_request_us(stats->total_ns, stats->count), "p50",
@@ -321,7 +272,8 @@ static json_t *class_json(const struct path_stats *stats, int op, uint32_t class
 		per_request_us(stats->state_ns[PATH_STATE_SEND_INIT], stats->count), "send",
 		per_request_us(stats->state_ns[PATH_STATE_SEND], stats->count));
 
-	return json_pack("{s:s, s:o, s:I, s:I, s:I, s:o, s:o}", "operation", names[op], "size_max",
+	return json_pack("{s:s, s:o, s:I, s:I, s:I, s:o, s:o}", "operation",
+		tracing_operation((enum store_op)op), "size_max",
 		limit == UINT64_MAX ? json_null() : json_integer((json_int_t)limit), "count",
 		(json_int_t)stats->count, "errors", (json_int_t)stats->errors, "bytes",
 		(json_int_t)stats->bytes, "latency_us", latency, "state_us", states);
@@ -441,40 +393,164 @@ static char *make_answer(const struct control_view *view)
 
 /* --- answering ----------------------------------------------------------------------------- */
 
-static void send_all(int fd, const char *text)
+static char *error_answer(const char *sentence)
 {
-	const struct timeval limit = { .tv_sec = SEND_SECONDS_MAX };
-	size_t left = strlen(text);
+	char shown[ERROR_TEXT_BYTES * 4];
+	json_t *whole = json_pack(
+		"{s:s}", "error", log_escape(shown, sizeof(shown), sentence, strlen(sentence)));
+	char *text = whole != NULL ? json_dumps(whole, JSON_COMPACT) : NULL;
 
-	(void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
-	while (left > 0) {
-		ssize_t sent = send(fd, text, left, MSG_NOSIGNAL);
+	json_decref(whole);
+	return text;
+}
 
-		if (sent < 0 && errno == EINTR) {
-			continue;
-		}
-		if (sent <= 0) {
-			return; /* it asked, and does not listen */
-		}
-		text += sent;
-		left -= (size_t)sent;
+static void begin_trace(struct control *control, struct visitor *visitor, const char *question)
+{
+	struct error error;
+
+	if (tracing_begin(control->tracing, question, &error) == 0) {
+		control->tracer = visitor;
+		visitor_keep(visitor, "{\"armed\": true}\n");
+	} else {
+		visitor_answer(visitor, error_answer(error.text));
 	}
+}
+
+static void end_trace(struct control *control, const char *why)
+{
+	visitor_answer(control->tracer, tracing_tell(control->tracing, why));
+	control->tracer = NULL;
+}
+
+static void asked(void *context, struct visitor *visitor, const char *question)
+{
+	static const char trace[] = "trace ";
+	struct control *control = context;
+
+	if (question[0] == '\0' || strcmp(question, "stats") == 0) {
+		visitor_answer(visitor, make_answer(&control->view));
+	} else if (strncmp(question, trace, sizeof(trace) - 1) == 0) {
+		begin_trace(control, visitor, question + sizeof(trace) - 1);
+	} else {
+		visitor_answer(visitor, error_answer("this server does not know the question"));
+	}
+}
+
+static void left(void *context, struct visitor *visitor)
+{
+	struct control *control = context;
+
+	GMB_ASSERT(visitor == control->tracer);
+	end_trace(control, "left");
+	tracing_disarm(control->tracing);
+}
+
+static void enough_ended(void *context)
+{
+	struct control *control = context;
+
+	if (control->tracer != NULL && !tracing_is_short(control->tracing)) {
+		end_trace(control, "count");
+		tracing_disarm(control->tracing);
+	}
+}
+
+/* --- life ---------------------------------------------------------------------------------- */
+
+static int open_parts(struct control *control, struct error *error)
+{
+	const struct tracing_options tracing_options = {
+		.exports = control->view.exports,
+		.export_count = control->view.export_count,
+		.reactors = control->view.reactors,
+		.reactor_count = control->view.reactor_count,
+	};
+	struct visitors_options visitors_options = {
+		.listen_fd = control->listener.fds[0],
+		.asked = asked,
+		.left = left,
+		.event = enough_ended,
+		.context = control,
+	};
+	int rc = tracing_create(&tracing_options, &control->tracing, error);
+
+	if (rc < 0) {
+		return rc;
+	}
+	/* Who connects and is gone again must not hold the main thread. */
+	(void)fcntl(control->listener.fds[0], F_SETFL, O_NONBLOCK);
+	visitors_options.event_fd = tracing_event_fd(control->tracing);
+	return visitors_create(&visitors_options, &control->visitors, error);
+}
+
+int control_open(const char *path, const struct control_view *view, struct control **control_out,
+	struct error *error)
+{
+	struct control *control;
+	int rc;
+
+	*control_out = NULL;
+	if (path != NULL && strcmp(path, "none") == 0) {
+		return 0;
+	}
+	control = calloc(1, sizeof(*control));
+	if (control == NULL) {
+		return error_set(error, -ENOMEM, "no memory for a control socket");
+	}
+	control->view = *view;
+	rc = path != NULL ? listen_at(control, path, error) : open_usual(control, error);
+	if (rc < 0) {
+		free(control);
+		if (path == NULL) {
+			return 0;
+		}
+		error_prefix(error, "--control");
+		return rc;
+	}
+	rc = open_parts(control, error);
+	if (rc < 0) {
+		control_close(control);
+		return rc;
+	}
+	*control_out = control;
+	return 0;
+}
+
+void control_stop(struct control *control)
+{
+	if (control == NULL || control->stopped) {
+		return;
+	}
+	control->stopped = true;
+	if (control->tracer != NULL) {
+		end_trace(control, "stop");
+	}
+	if (control->visitors != NULL) {
+		visitors_stop(control->visitors);
+	}
+	listener_close(&control->listener);
+}
+
+void control_close(struct control *control)
+{
+	if (control == NULL) {
+		return;
+	}
+	control_stop(control);
+	if (control->visitors != NULL) {
+		visitors_flush(control->visitors);
+	}
+	visitors_destroy(control->visitors);
+	tracing_destroy(control->tracing);
+	free(control);
+}
+
+int control_fd(const struct control *control)
+{
+	return control != NULL ? visitors_fd(control->visitors) : -1;
 }
 
 void control_serve(struct control *control)
 {
-	for (int i = 0; i < ANSWERS_MAX; i++) {
-		int fd = accept4(control->listener.fds[0], NULL, NULL, SOCK_CLOEXEC);
-		char *answer;
-
-		if (fd < 0) {
-			return;
-		}
-		answer = make_answer(&control->view);
-		if (answer != NULL) {
-			send_all(fd, answer);
-		}
-		free(answer);
-		close(fd);
-	}
+	visitors_serve(control->visitors);
 }

@@ -244,7 +244,7 @@ void reactor_drain(struct reactor *reactor, uint64_t deadline_ns)
 struct visit {
 	struct ring_message message;
 	struct reactor *reactor;
-	void (*inspect)(const struct nbd_service *service, void *context);
+	void (*call)(struct nbd_service *service, void *context);
 	void *context;
 	sem_t over;
 };
@@ -254,22 +254,22 @@ static void deliver_visit(struct ring *ring, struct ring_message *message)
 	struct visit *visit = container_of(message, struct visit, message);
 
 	GMB_UNUSED(ring);
-	visit->inspect(visit->reactor->service, visit->context);
+	visit->call(visit->reactor->service, visit->context);
 	sem_post(&visit->over);
 }
 
-void reactor_inspect(struct reactor *reactor,
-	void (*inspect)(const struct nbd_service *service, void *context), void *context)
+void reactor_visit(struct reactor *reactor,
+	void (*visit)(struct nbd_service *service, void *context), void *context)
 {
-	struct visit visit = {
+	struct visit stay = {
 		.message.deliver = deliver_visit,
 		.reactor = reactor,
-		.inspect = inspect,
+		.call = visit,
 		.context = context,
 	};
 
-	sem_init(&visit.over, 0, 0);
-	ring_post(reactor->ring, &visit.message);
-	wait_for(&visit.over);
-	sem_destroy(&visit.over);
+	sem_init(&stay.over, 0, 0);
+	ring_post(reactor->ring, &stay.message);
+	wait_for(&stay.over);
+	sem_destroy(&stay.over);
 }

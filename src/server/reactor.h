@@ -47,7 +47,7 @@ void reactor_give(struct reactor *reactor, int fd, const char *peer);
 /* Finishes what is in flight and ends all sessions, after deadline_ns by force. Once. */
 void reactor_drain(struct reactor *reactor, uint64_t deadline_ns);
 
-/* Calls inspect on the reactor's thread, between two of its turns, and waits for it. Main thread;
- * not after reactor_destroy(). */
-void reactor_inspect(struct reactor *reactor,
-	void (*inspect)(const struct nbd_service *service, void *context), void *context);
+/* Calls visit on the reactor's thread, between two of its turns, and waits for it. Main thread; not
+ * after reactor_destroy(). */
+void reactor_visit(struct reactor *reactor,
+	void (*visit)(struct nbd_service *service, void *context), void *context);

@@ -489,6 +489,7 @@ static void begin_stop(struct server *server)
 	server->phase = SERVER_CLOSING;
 	server->stop_begin_ns = clock_now_ns();
 	server->stop_limit_ns = server->stop_begin_ns + DRAIN_DEADLINE_NS + DRAIN_GRACE_NS;
+	control_stop(server->control); /* a reactor may not answer any more */
 	acceptor_stop(server->acceptor);
 }
 
@@ -515,7 +516,7 @@ GMB_NORETURN static void stop_hard(struct server *server, const char *reason)
 {
 	log_error("stopped at once, with requests in flight: %s", reason);
 	close_listeners(server);
-	control_close(server->control);
+	control_stop(server->control);
 	fflush(stdout);
 	_exit(1);
 }
@@ -582,7 +583,7 @@ static void wait_for_stop(struct server *server)
 		int ready;
 
 		if (server->phase != SERVER_SERVING) {
-			fds[2].fd = -1; /* a reactor may not answer any more */
+			fds[2].fd = -1; /* it has stopped */
 		}
 		ready = poll(fds, ARRAY_COUNT(fds), stop_timeout_ms(server));
 
@@ -683,10 +684,10 @@ static int start(struct server *server, struct error *error)
 
 static void release(struct server *server)
 {
-	control_close(server->control);
 	for (uint32_t i = 0; i < server->reactor_count; i++) {
 		reactor_destroy(server->reactors[i]);
 	}
+	control_close(server->control); /* a recorder that was not disarmed goes with it */
 	acceptor_destroy(server->acceptor);
 	close_listeners(server);
 	for (uint32_t i = 0; i < server->export_count; i++) {

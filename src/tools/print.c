@@ -26,6 +26,18 @@ const char *print_size(char out[PRINT_SIZE_BYTES], uint64_t bytes)
 	return out;
 }
 
+const char *print_us(char out[PRINT_US_BYTES], double us)
+{
+	if (us < 1000) {
+		snprintf(out, PRINT_US_BYTES, "%.1f us", us);
+	} else if (us < 1e6) {
+		snprintf(out, PRINT_US_BYTES, "%.2f ms", us / 1e3);
+	} else {
+		snprintf(out, PRINT_US_BYTES, "%.2f s", us / 1e6);
+	}
+	return out;
+}
+
 int print_end(struct error *error)
 {
 	if (fflush(stdout) != 0 || ferror(stdout)) {

@@ -14,6 +14,10 @@
 enum { PRINT_SIZE_BYTES = 32 };
 const char *print_size(char out[PRINT_SIZE_BYTES], uint64_t bytes);
 
+/* "12.3 us", "1.20 ms", "2.00 s". Returns out. */
+enum { PRINT_US_BYTES = 48 };
+const char *print_us(char out[PRINT_US_BYTES], double us);
+
 /* Flushes standard output. */
 GMB_MUST_CHECK int print_end(struct error *error);
 

@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "server/control.h"
+#include "tools/print.h"
 
 enum {
 	ANSWER_BYTES_MAX = 256 << 20,
@@ -42,6 +43,21 @@ static int connect_to(const char *path)
 	return fd;
 }
 
+int stats_connect(const char *path, struct error *error)
+{
+	int fd;
+
+	if (strlen(path) >= STATS_PATH_BYTES) {
+		return error_set(error, -ENAMETOOLONG, "%s: too long for a socket's path", path);
+	}
+	fd = connect_to(path);
+	if (fd < 0) {
+		return error_set(error, fd, "%s: cannot ask: %s%s", path, strerror(-fd),
+			fd == -ECONNREFUSED ? "; its server has ended" : "");
+	}
+	return fd;
+}
+
 /* Everything until the end of the stream, terminated, to be freed; or NULL and *err. */
 static char *read_all(int fd, int *err)
 {
@@ -57,7 +73,8 @@ static char *read_all(int fd, int *err)
 			continue;
 		}
 		if (got <= 0) {
-			*err = got < 0 ? -errno : 0;
+			/* One that closed without having read all of a question resets. */
+			*err = got == 0 || (errno == ECONNRESET && bytes > 0) ? 0 : -errno;
 			break;
 		}
 		bytes += (size_t)got;
@@ -79,33 +96,41 @@ static char *read_all(int fd, int *err)
 	return text;
 }
 
-json_t *stats_ask(const char *path, struct error *error)
+json_t *stats_read(int fd, const char *path, struct error *error)
 {
 	json_error_t where;
 	json_t *document;
-	char *text;
 	int err = 0;
-	int fd;
+	char *text = read_all(fd, &err);
 
-	if (strlen(path) >= STATS_PATH_BYTES) {
-		error_set(error, -ENAMETOOLONG, "%s: too long for a socket's path", path);
-		return NULL;
-	}
-	fd = connect_to(path);
-	if (fd < 0) {
-		error_set(error, fd, "%s: cannot ask: %s%s", path, strerror(-fd),
-			fd == -ECONNREFUSED ? "; its server has ended" : "");
-		return NULL;
-	}
-	text = read_all(fd, &err);
-	close(fd);
 	if (text == NULL) {
 		error_set(error, err, "%s: no answer: %s", path, strerror(-err));
 		return NULL;
 	}
 	document = json_loads(text, 0, &where);
 	free(text);
-	if (document == NULL || !json_is_array(json_object_get(document, "exports"))) {
+	if (!json_is_object(document)) {
+		error_set(error, -EPROTO, "%s: this is not the control socket of a gmblock server",
+			path);
+		json_decref(document);
+		return NULL;
+	}
+	return document;
+}
+
+json_t *stats_ask(const char *path, struct error *error)
+{
+	json_t *document;
+	int fd = stats_connect(path, error);
+
+	if (fd < 0) {
+		return NULL;
+	}
+	/* That is the question: there is nothing more to come. */
+	(void)shutdown(fd, SHUT_WR);
+	document = stats_read(fd, path, error);
+	close(fd);
+	if (document != NULL && !json_is_array(json_object_get(document, "exports"))) {
 		error_set(error, -EPROTO, "%s: this is not the control socket of a gmblock server",
 			path);
 		json_decref(document);
@@ -252,18 +277,6 @@ static const char *text_of(const json_t *object, const char *key)
 	return text != NULL ? text : "";
 }
 
-static const char *time_text(char out[32], double us)
-{
-	if (us < 1000) {
-		snprintf(out, 32, "%.1f us", us);
-	} else if (us < 1e6) {
-		snprintf(out, 32, "%.2f ms", us / 1e3);
-	} else {
-		snprintf(out, 32, "%.2f s", us / 1e6);
-	}
-	return out;
-}
-
 static const char *class_text(char out[48], const json_t *operation)
 {
 	const json_t *limit = json_object_get(operation, "size_max");
@@ -291,16 +304,16 @@ static void show_operation(const json_t *operation)
 {
 	static const char *const latencies[] = { "mean", "p50", "p90", "p99", "p99_9", "max" };
 	static const char *const states[] = { "init", "read", "send_init", "send" };
-	char text[48];
+	char text[PRINT_US_BYTES];
 
 	printf("  %-8s %-8s %10.0f %7.0f %9.3f", text_of(operation, "operation"),
 		class_text(text, operation), number(operation, NULL, "count"),
 		number(operation, NULL, "errors"), number(operation, NULL, "bytes") / 1e9);
 	for (size_t i = 0; i < ARRAY_COUNT(latencies); i++) {
-		printf(" %10s", time_text(text, number(operation, "latency_us", latencies[i])));
+		printf(" %10s", print_us(text, number(operation, "latency_us", latencies[i])));
 	}
 	for (size_t i = 0; i < ARRAY_COUNT(states); i++) {
-		printf(" %10s", time_text(text, number(operation, "state_us", states[i])));
+		printf(" %10s", print_us(text, number(operation, "state_us", states[i])));
 	}
 	printf("\n");
 }
@@ -408,18 +421,17 @@ static void show_change(const json_t *operation, const json_t *before, double se
 		       (before != NULL ? number(before, NULL, "bytes") : 0);
 	double errors = number(operation, NULL, "errors") -
 			(before != NULL ? number(before, NULL, "errors") : 0);
-	char text[48];
+	char text[PRINT_US_BYTES];
 
 	if (count <= 0) {
 		return;
 	}
 	printf("  %-8s %-8s %10.0f/s %7.0f %9.3f GB/s", text_of(operation, "operation"),
 		class_text(text, operation), count / seconds, errors, bytes / seconds / 1e9);
-	printf(" %10s",
-		time_text(text, mean_since(operation, before, "latency_us", "mean", count)));
+	printf(" %10s", print_us(text, mean_since(operation, before, "latency_us", "mean", count)));
 	for (size_t i = 0; i < ARRAY_COUNT(states); i++) {
-		printf(" %10s", time_text(text, mean_since(operation, before, "state_us", states[i],
-							count)));
+		printf(" %10s", print_us(text, mean_since(operation, before, "state_us", states[i],
+						       count)));
 	}
 	printf("\n");
 }

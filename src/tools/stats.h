@@ -22,6 +22,11 @@ GMB_MUST_CHECK int stats_find(const char *server, char path[STATS_PATH_BYTES], s
 /* The document of the server at a control socket; NULL with a sentence (error may be NULL). */
 json_t *stats_ask(const char *path, struct error *error);
 
+/* For other questions: a connection to a control socket, whose reads wait for some seconds; and the
+ * one JSON object that comes until its end, NULL with a sentence. */
+GMB_MUST_CHECK int stats_connect(const char *path, struct error *error);
+json_t *stats_read(int fd, const char *path, struct error *error);
+
 /* Prints all there is since the server's start. */
 void stats_show(const json_t *document);
 /* Prints what happened between two documents of one server. */

@@ -1,0 +1,421 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/tracing.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/log.h"
+
+enum { QUOTE_BYTES = 120 };
+
+static const char *const operations[STORE_OP_COUNT] = {
+	[STORE_READ] = "read",
+	[STORE_WRITE] = "write",
+	[STORE_FLUSH] = "flush",
+	[STORE_TRIM] = "trim",
+	[STORE_ZERO] = "zero",
+	[STORE_CACHE] = "cache",
+	[STORE_EXTENTS] = "extents",
+};
+
+struct tracing {
+	struct tracing_options options;
+	int event_fd;
+	uint32_t wanted; /* 0: nobody asks */
+	/* Counted by the reactors, to know when to wake the main thread: acquire and release, so
+	 * that who wakes it has seen the ends that it counts on other reactors. */
+	_Atomic uint32_t ended_count;
+	struct path_trace **recorders; /* one a reactor, while wanted > 0 */
+};
+
+const char *tracing_operation(enum store_op op)
+{
+	return operations[op];
+}
+
+int tracing_create(
+	const struct tracing_options *options, struct tracing **tracing_out, struct error *error)
+{
+	struct tracing *tracing = calloc(1, sizeof(*tracing));
+	int rc = -ENOMEM;
+
+	if (tracing != NULL) {
+		tracing->options = *options;
+		tracing->event_fd = -1;
+		tracing->recorders =
+			calloc(MAX(options->reactor_count, 1U), sizeof(struct path_trace *));
+	}
+	if (tracing != NULL && tracing->recorders != NULL) {
+		tracing->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+		rc = tracing->event_fd < 0 ? -errno : 0;
+	}
+	if (rc < 0) {
+		tracing_destroy(tracing);
+		return error_set(error, rc, "cannot prepare to trace requests: %s", strerror(-rc));
+	}
+	*tracing_out = tracing;
+	return 0;
+}
+
+static void free_recorders(struct tracing *tracing)
+{
+	for (uint32_t i = 0; i < tracing->options.reactor_count; i++) {
+		path_trace_destroy(tracing->recorders[i]);
+		tracing->recorders[i] = NULL;
+	}
+}
+
+void tracing_destroy(struct tracing *tracing)
+{
+	if (tracing == NULL) {
+		return;
+	}
+	if (tracing->recorders != NULL) {
+		free_recorders(tracing);
+	}
+	if (tracing->event_fd >= 0) {
+		close(tracing->event_fd);
+	}
+	free(tracing->recorders);
+	free(tracing);
+}
+
+int tracing_event_fd(const struct tracing *tracing)
+{
+	return tracing->event_fd;
+}
+
+bool tracing_is_short(const struct tracing *tracing)
+{
+	return atomic_load_explicit(&tracing->ended_count, memory_order_acquire) < tracing->wanted;
+}
+
+/* --- the question -------------------------------------------------------------------------- */
+
+static int bad_question(struct error *error, const char *key)
+{
+	return error_set(error, -EINVAL, "\"%s\" is not what this server understands there", key);
+}
+
+static int take_count(const json_t *value, uint32_t *count, struct error *error)
+{
+	json_int_t number = json_integer_value(value); /* 0 when it is none */
+
+	if (number < 1 || number > PATH_TRACE_REQUESTS_MAX) {
+		return error_set(error, -EINVAL, "1 to %d requests can be traced at a time",
+			PATH_TRACE_REQUESTS_MAX);
+	}
+	*count = (uint32_t)number;
+	return 0;
+}
+
+static int take_operations(const json_t *value, uint32_t *ops, struct error *error)
+{
+	*ops = 0;
+	for (size_t i = 0; i < json_array_size(value); i++) {
+		const char *name = json_string_value(json_array_get(value, i));
+		uint32_t op = 0;
+
+		while (name != NULL && op < STORE_OP_COUNT && strcmp(name, operations[op]) != 0) {
+			op++;
+		}
+		if (name == NULL || op == STORE_OP_COUNT) {
+			return bad_question(error, "operations");
+		}
+		*ops |= BIT(op);
+	}
+	return *ops == 0 ? bad_question(error, "operations") : 0;
+}
+
+static int take_export(const struct tracing *tracing, const json_t *value,
+	const struct store **store, struct error *error)
+{
+	const char *name = json_string_value(value);
+	size_t bytes = json_string_length(value);
+	char shown[QUOTE_BYTES];
+
+	if (name == NULL) {
+		return bad_question(error, "export");
+	}
+	for (uint32_t i = 0; i < tracing->options.export_count; i++) {
+		const struct nbd_export *entry = &tracing->options.exports[i];
+
+		if (entry->name_bytes == bytes && memcmp(entry->name, name, bytes) == 0) {
+			*store = entry->store;
+			return 0;
+		}
+	}
+	return error_set(error, -ENOENT, "the server has no export \"%s\"",
+		log_escape(shown, sizeof(shown), name, bytes));
+}
+
+static int take_question(const struct tracing *tracing, json_t *question,
+	struct path_trace_options *options, struct error *error)
+{
+	const char *key;
+	json_t *value;
+	int rc = 0;
+
+	json_object_foreach(question, key, value)
+	{
+		if (strcmp(key, "count") == 0) {
+			rc = take_count(value, &options->request_max, error);
+		} else if (strcmp(key, "min_size") == 0) {
+			options->length_min = (uint64_t)json_integer_value(value);
+			rc = json_is_integer(value) && json_integer_value(value) >= 0
+				     ? 0
+				     : bad_question(error, key);
+		} else if (strcmp(key, "operations") == 0) {
+			rc = take_operations(value, &options->ops, error);
+		} else if (strcmp(key, "export") == 0) {
+			rc = take_export(tracing, value, &options->store, error);
+		} else {
+			rc = error_set(
+				error, -EINVAL, "this server does not know what \"%s\" is", key);
+		}
+		if (rc < 0) {
+			return rc;
+		}
+	}
+	return options->request_max == 0 ? bad_question(error, "count") : 0;
+}
+
+static int parse_question(const struct tracing *tracing, const char *text,
+	struct path_trace_options *options, struct error *error)
+{
+	json_error_t where;
+	json_t *question = json_loads(text, JSON_REJECT_DUPLICATES, &where);
+	int rc;
+
+	if (!json_is_object(question)) {
+		json_decref(question);
+		return error_set(error, -EINVAL, "the question is not a JSON object");
+	}
+	rc = take_question(tracing, question, options, error);
+	json_decref(question);
+	return rc;
+}
+
+/* --- recording ----------------------------------------------------------------------------- */
+
+/* On a reactor's thread. */
+static void count_ended(void *context)
+{
+	struct tracing *tracing = context;
+	uint32_t before = atomic_fetch_add_explicit(&tracing->ended_count, 1, memory_order_acq_rel);
+	uint64_t one = 1;
+
+	if (before + 1 == tracing->wanted) {
+		ssize_t written = write(tracing->event_fd, &one, sizeof(one));
+
+		GMB_ASSERT(written == (ssize_t)sizeof(one));
+	}
+}
+
+/* On a reactor's thread, while the main thread waits. */
+static void arm(struct nbd_service *service, void *context)
+{
+	nbd_service_trace(service, context);
+}
+
+int tracing_begin(struct tracing *tracing, const char *question, struct error *error)
+{
+	struct path_trace_options options = {
+		.ops = BIT(STORE_OP_COUNT) - 1,
+		.ended = count_ended,
+		.context = tracing,
+	};
+	int rc;
+
+	if (tracing->wanted > 0) {
+		return error_set(error, -EBUSY,
+			"somebody else is tracing requests of this server: one at a time");
+	}
+	rc = parse_question(tracing, question, &options, error);
+	for (uint32_t i = 0; rc == 0 && i < tracing->options.reactor_count; i++) {
+		rc = path_trace_create(&options, &tracing->recorders[i]);
+		if (rc < 0) {
+			error_set(error, rc, "the server has no memory for a trace");
+		}
+	}
+	if (rc < 0) {
+		free_recorders(tracing);
+		return rc;
+	}
+	tracing->wanted = options.request_max;
+	atomic_store_explicit(&tracing->ended_count, 0, memory_order_relaxed);
+	for (uint32_t i = 0; i < tracing->options.reactor_count; i++) {
+		reactor_visit(tracing->options.reactors[i], arm, tracing->recorders[i]);
+	}
+	return 0;
+}
+
+void tracing_disarm(struct tracing *tracing)
+{
+	uint64_t count;
+	ssize_t got;
+
+	if (tracing->wanted == 0) {
+		return;
+	}
+	for (uint32_t i = 0; i < tracing->options.reactor_count; i++) {
+		reactor_visit(tracing->options.reactors[i], arm, NULL);
+	}
+	free_recorders(tracing);
+	tracing->wanted = 0;
+	/* Enough may have ended just now: not the next recording's news. */
+	got = read(tracing->event_fd, &count, sizeof(count));
+	GMB_UNUSED(got);
+}
+
+/* --- telling ------------------------------------------------------------------------------- */
+
+static json_t *us_since(uint64_t begin_ns, uint64_t at_ns)
+{
+	return at_ns == 0 ? json_null() : json_real(((double)at_ns - (double)begin_ns) / 1000);
+}
+
+static json_t *error_json(int error)
+{
+	return error == 0 ? json_null() : json_string(strerror(-error));
+}
+
+static json_t *part_json(const struct path_trace_part *part, uint64_t begin_ns)
+{
+	const struct path_trace_mark *marks = path_trace_marks(part);
+	const struct path_trace_piece *pieces = path_trace_pieces(part);
+	json_t *progress = json_array();
+	json_t *sent = json_array();
+
+	for (uint32_t i = 0; i < part->mark_count; i++) {
+		json_array_append_new(
+			progress, json_pack("{s:I, s:o}", "bytes", (json_int_t)marks[i].bytes,
+					  "told_us", us_since(begin_ns, marks[i].told_ns)));
+	}
+	for (uint32_t i = 0; i < part->piece_count; i++) {
+		const struct path_trace_piece *piece = &pieces[i];
+
+		json_array_append_new(
+			sent, json_pack("{s:I, s:I, s:o, s:o}", "offset", (json_int_t)piece->offset,
+				      "length", (json_int_t)piece->length, "handed_us",
+				      us_since(begin_ns, piece->handed_ns), "back_us",
+				      us_since(begin_ns, piece->back_ns)));
+	}
+	return json_pack("{s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o}", "offset",
+		(json_int_t)part->offset, "length", (json_int_t)part->length, "opened_us",
+		us_since(begin_ns, part->opened_ns), "submitted_us",
+		us_since(begin_ns, part->submitted_ns), "progress", progress, "done_us",
+		us_since(begin_ns, part->done_ns), "error", error_json(part->result), "sent", sent);
+}
+
+static json_t *export_name(const struct tracing *tracing, const struct store *store)
+{
+	for (uint32_t i = 0; i < tracing->options.export_count; i++) {
+		const struct nbd_export *entry = &tracing->options.exports[i];
+
+		if (entry->store == store) {
+			return json_stringn(entry->name, entry->name_bytes);
+		}
+	}
+	return json_null();
+}
+
+static json_t *request_json(const struct tracing *tracing, const struct path_trace_request *record)
+{
+	uint64_t begin_ns = record->edge_ns[PATH_STATE_INIT];
+	struct path_stats stats = { 0 };
+	json_t *parts = json_array();
+	json_t *states;
+
+	path_stats_add(&stats, record->edge_ns, record->length, record->error != 0);
+	states = json_pack("{s:f, s:f, s:f, s:f}", "init",
+		(double)stats.state_ns[PATH_STATE_INIT] / 1000, "read",
+		(double)stats.state_ns[PATH_STATE_READ] / 1000, "send_init",
+		(double)stats.state_ns[PATH_STATE_SEND_INIT] / 1000, "send",
+		(double)stats.state_ns[PATH_STATE_SEND] / 1000);
+	for (const struct path_trace_part *part = record->parts; part != NULL; part = part->next) {
+		json_array_append_new(parts, part_json(part, begin_ns));
+	}
+	return json_pack("{s:s, s:o, s:I, s:I, s:o, s:f, s:f, s:o, s:o, s:I}", "operation",
+		operations[record->op], "export", export_name(tracing, record->store), "offset",
+		(json_int_t)record->offset, "length", (json_int_t)record->length, "error",
+		error_json(record->error), "clock_seconds", (double)begin_ns / 1e9, "total_us",
+		(double)stats.total_ns / 1000, "state_us", states, "parts", parts, "parts_more",
+		(json_int_t)record->parts_more);
+}
+
+static int compare_times(uint64_t a, uint64_t b)
+{
+	return a < b ? -1 : a > b;
+}
+
+static int compare_ends(const void *a, const void *b)
+{
+	const struct path_trace_request *const *left = a;
+	const struct path_trace_request *const *right = b;
+
+	return compare_times((*left)->edge_ns[PATH_STATE_FIN], (*right)->edge_ns[PATH_STATE_FIN]);
+}
+
+static int compare_begins(const void *a, const void *b)
+{
+	const struct path_trace_request *const *left = a;
+	const struct path_trace_request *const *right = b;
+
+	return compare_times((*left)->edge_ns[PATH_STATE_INIT], (*right)->edge_ns[PATH_STATE_INIT]);
+}
+
+/* The first that ended over all reactors, at most as many as are wanted, in the order in which they
+ * began. NULL: no memory. */
+static const struct path_trace_request **collect(const struct tracing *tracing, size_t *count_out)
+{
+	size_t room = (size_t)tracing->wanted * tracing->options.reactor_count;
+	const struct path_trace_request **records = calloc(MAX(room, (size_t)1), sizeof(*records));
+	size_t count = 0;
+
+	if (records == NULL) {
+		return NULL;
+	}
+	for (uint32_t i = 0; i < tracing->options.reactor_count; i++) {
+		const struct path_trace *recorder = tracing->recorders[i];
+		uint32_t ended = path_trace_ended_count(recorder);
+
+		for (uint32_t k = 0; k < ended; k++) {
+			records[count++] = path_trace_ended(recorder, k);
+		}
+	}
+	GMB_ASSERT(count <= room);
+	qsort(records, count, sizeof(*records), compare_ends);
+	count = MIN(count, (size_t)tracing->wanted);
+	qsort(records, count, sizeof(*records), compare_begins);
+	*count_out = count;
+	return records;
+}
+
+char *tracing_tell(struct tracing *tracing, const char *ended)
+{
+	size_t count = 0;
+	const struct path_trace_request **records = collect(tracing, &count);
+	json_t *requests = json_array();
+	json_t *whole;
+	char *text;
+
+	if (records == NULL) {
+		json_decref(requests);
+		return NULL;
+	}
+	for (size_t i = 0; i < count; i++) {
+		json_array_append_new(requests, request_json(tracing, records[i]));
+	}
+	free(records);
+	whole = json_pack("{s:s, s:I, s:I, s:s, s:o}", "version", GMBLOCK_VERSION, "pid",
+		(json_int_t)getpid(), "wanted", (json_int_t)tracing->wanted, "ended", ended,
+		"requests", requests);
+	text = whole != NULL ? json_dumps(whole, JSON_COMPACT) : NULL;
+	json_decref(whole);
+	return text;
+}

@@ -1,0 +1,387 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/trace_request.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/units.h"
+#include "base/utf8.h"
+#include "tools/stats.h"
+
+enum {
+	LINE_BYTES = 4096,
+	TRIES = 3, /* one who is late with its question gets the answer to another */
+};
+
+/* --- asking -------------------------------------------------------------------------------- */
+
+/* The question as one line, to be freed; NULL: no memory. */
+static char *question_line(const struct trace_question *question)
+{
+	json_t *object = json_pack("{s:I, s:I}", "count", (json_int_t)question->count, "min_size",
+		(json_int_t)question->min_size);
+	char *text = NULL;
+	char *line = NULL;
+
+	if (question->export != NULL) {
+		json_object_set_new(object, "export", json_string(question->export));
+	}
+	if (question->operations != NULL) {
+		json_object_set(object, "operations", question->operations);
+	}
+	if (object != NULL) {
+		text = json_dumps(object, JSON_COMPACT);
+	}
+	json_decref(object);
+	if (text != NULL && asprintf(&line, "trace %s\n", text) < 0) {
+		line = NULL;
+	}
+	free(text);
+	return line;
+}
+
+/* One who does not listen is heard of by its answer. */
+static void send_line(int fd, const char *line)
+{
+	size_t left = strlen(line);
+
+	while (left > 0) {
+		ssize_t sent = send(fd, line, left, MSG_NOSIGNAL);
+
+		if (sent < 0 && errno == EINTR) {
+			continue;
+		}
+		if (sent <= 0) {
+			return;
+		}
+		line += sent;
+		left -= (size_t)sent;
+	}
+}
+
+/* True when the first line says that the recorders are armed; it is read then, and nothing
+ * otherwise. */
+static bool read_armed(int fd)
+{
+	char line[LINE_BYTES];
+	json_error_t where;
+	json_t *object;
+	bool armed;
+	char *end;
+	ssize_t got;
+
+	do {
+		got = recv(fd, line, sizeof(line), MSG_PEEK);
+	} while (got < 0 && errno == EINTR);
+	end = got > 0 ? memchr(line, '\n', (size_t)got) : NULL;
+	if (end == NULL) {
+		return false;
+	}
+	object = json_loadb(line, (size_t)(end - line), 0, &where);
+	armed = json_is_true(json_object_get(object, "armed"));
+	json_decref(object);
+	return armed && recv(fd, line, (size_t)(end + 1 - line), 0) == end + 1 - line;
+}
+
+/* Why the server did not do it; *again: it took us for somebody else. */
+static int explain_refusal(int fd, const char *path, bool *again, struct error *error)
+{
+	json_t *document = stats_read(fd, path, error);
+	const char *reason = json_string_value(json_object_get(document, "error"));
+	int code = -EPROTO;
+	char shown[ERROR_TEXT_BYTES];
+
+	*again = json_is_array(json_object_get(document, "exports"));
+	if (document == NULL) {
+		code = error->code;
+	} else if (*again) {
+		error_set(error, code, "%s: the server (gmblock %s) cannot trace requests", path,
+			json_string_value(json_object_get(document, "version")));
+	} else {
+		error_set(error, code, "%s",
+			reason != NULL ? log_escape(shown, sizeof(shown), reason, strlen(reason))
+				       : "the server gave no reason");
+	}
+	json_decref(document);
+	return code;
+}
+
+int trace_request_arm(const char *path, const struct trace_question *question, struct error *error)
+{
+	bool again = true;
+	char *line;
+	int fd = -1;
+
+	if (question->export != NULL && !utf8_valid(question->export, strlen(question->export))) {
+		return error_set(error, -EINVAL, "the name of an export is UTF-8");
+	}
+	line = question_line(question);
+	if (line == NULL) {
+		return error_set(error, -ENOMEM, "out of memory for a question");
+	}
+	for (int i = 0; i < TRIES && again; i++) {
+		fd = stats_connect(path, error);
+		if (fd < 0) {
+			break;
+		}
+		send_line(fd, line);
+		if (read_armed(fd)) {
+			break;
+		}
+		(void)explain_refusal(fd, path, &again, error);
+		close(fd);
+		fd = error->code;
+	}
+	free(line);
+	return fd;
+}
+
+/* --- waiting ------------------------------------------------------------------------------- */
+
+static uint64_t now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
+static int left_ms(uint64_t end_ns)
+{
+	uint64_t now = now_ns();
+	uint64_t left;
+
+	if (end_ns == UINT64_MAX) {
+		return -1;
+	}
+	left = end_ns > now ? (end_ns - now + 999999) / 1000000 : 0;
+	return (int)MIN(left, (uint64_t)INT32_MAX);
+}
+
+/* Until there is something to read, the time is over or a signal came. False: not the first. */
+static bool wait_for_answer(int fd, int signal_fd, uint64_t end_ns)
+{
+	struct pollfd fds[] = {
+		{ .fd = fd, .events = POLLIN },
+		{ .fd = signal_fd, .events = POLLIN },
+	};
+
+	do {
+		int ready = poll(fds, ARRAY_COUNT(fds), left_ms(end_ns));
+
+		if (ready < 0 && errno != EINTR) {
+			return false;
+		}
+		if (ready > 0) {
+			return (fds[0].revents & (POLLIN | POLLHUP | POLLERR)) != 0;
+		}
+	} while (end_ns > now_ns());
+	return false;
+}
+
+json_t *trace_request_wait(int fd, const char *path, const struct trace_question *question,
+	uint64_t timeout_ns, struct error *error)
+{
+	uint64_t end_ns = timeout_ns > 0 ? now_ns() + timeout_ns : UINT64_MAX;
+	json_t *document;
+	sigset_t ours;
+	sigset_t before;
+	int signal_fd;
+
+	sigemptyset(&ours);
+	sigaddset(&ours, SIGINT);
+	sigaddset(&ours, SIGTERM);
+	sigprocmask(SIG_BLOCK, &ours, &before);
+	signal_fd = signalfd(-1, &ours, SFD_CLOEXEC | SFD_NONBLOCK);
+	fprintf(stderr, "gmblock trace: waiting for %u request%s\n", question->count,
+		question->count == 1 ? "" : "s");
+	if (!wait_for_answer(fd, signal_fd, end_ns)) {
+		/* That is how to say: enough. */
+		(void)shutdown(fd, SHUT_WR);
+	}
+	document = stats_read(fd, path, error);
+	if (signal_fd >= 0) {
+		struct signalfd_siginfo info;
+		ssize_t got = read(signal_fd, &info, sizeof(info)); /* it has done its work */
+
+		GMB_UNUSED(got);
+		close(signal_fd);
+	}
+	sigprocmask(SIG_SETMASK, &before, NULL);
+	return document;
+}
+
+/* --- the document -------------------------------------------------------------------------- */
+
+/* A time; null, which is none, becomes negative. */
+static double time_us(const json_t *object, const char *key)
+{
+	const json_t *value = json_object_get(object, key);
+
+	return json_is_number(value) ? json_number_value(value) : -1;
+}
+
+static uint64_t bytes_of(const json_t *object, const char *key)
+{
+	json_int_t value = json_integer_value(json_object_get(object, key));
+
+	return value > 0 ? (uint64_t)value : 0;
+}
+
+static const char *text_of(const json_t *object, const char *key)
+{
+	return json_string_value(json_object_get(object, key));
+}
+
+static int parse_part(const json_t *object, struct trace_request_part *part)
+{
+	const json_t *marks = json_object_get(object, "progress");
+	const json_t *pieces = json_object_get(object, "sent");
+
+	part->offset = bytes_of(object, "offset");
+	part->length = bytes_of(object, "length");
+	part->opened_us = time_us(object, "opened_us");
+	part->submitted_us = time_us(object, "submitted_us");
+	part->done_us = time_us(object, "done_us");
+	part->error = text_of(object, "error");
+	part->marks = calloc(json_array_size(marks) + 1, sizeof(*part->marks));
+	part->pieces = calloc(json_array_size(pieces) + 1, sizeof(*part->pieces));
+	if (part->marks == NULL || part->pieces == NULL) {
+		return -ENOMEM;
+	}
+	for (size_t i = 0; i < json_array_size(marks); i++) {
+		const json_t *mark = json_array_get(marks, i);
+
+		part->marks[part->mark_count++] = (struct trace_request_mark){
+			.told_us = time_us(mark, "told_us"),
+			.bytes = bytes_of(mark, "bytes"),
+		};
+	}
+	for (size_t i = 0; i < json_array_size(pieces); i++) {
+		const json_t *piece = json_array_get(pieces, i);
+
+		part->pieces[part->piece_count++] = (struct trace_request_piece){
+			.offset = bytes_of(piece, "offset"),
+			.length = bytes_of(piece, "length"),
+			.handed_us = time_us(piece, "handed_us"),
+			.back_us = time_us(piece, "back_us"),
+		};
+	}
+	return 0;
+}
+
+static int compare_offsets(const void *a, const void *b)
+{
+	const struct trace_request_part *left = a;
+	const struct trace_request_part *right = b;
+
+	return left->offset < right->offset ? -1 : left->offset > right->offset;
+}
+
+static int parse_request(const json_t *object, struct trace_request *request)
+{
+	static const char *const states[TRACE_REQUEST_STATES] = { "init", "read", "send_init",
+		"send" };
+	const json_t *state_us = json_object_get(object, "state_us");
+	const json_t *parts = json_object_get(object, "parts");
+	const char *export = text_of(object, "export");
+
+	request->operation = text_of(object, "operation");
+	request->export = export != NULL ? export : "";
+	request->offset = bytes_of(object, "offset");
+	request->length = bytes_of(object, "length");
+	request->error = text_of(object, "error");
+	request->total_us = time_us(object, "total_us");
+	request->parts_more = (uint32_t)bytes_of(object, "parts_more");
+	for (int i = 0; i < TRACE_REQUEST_STATES; i++) {
+		request->state_us[i] = time_us(state_us, states[i]);
+	}
+	if (request->operation == NULL || !json_is_array(parts) || request->total_us < 0) {
+		return -EPROTO;
+	}
+	request->parts = calloc(json_array_size(parts) + 1, sizeof(*request->parts));
+	if (request->parts == NULL) {
+		return -ENOMEM;
+	}
+	for (size_t i = 0; i < json_array_size(parts); i++) {
+		int err = parse_part(
+			json_array_get(parts, i), &request->parts[request->part_count++]);
+
+		if (err < 0) {
+			return err;
+		}
+	}
+	qsort(request->parts, request->part_count, sizeof(*request->parts), compare_offsets);
+	return 0;
+}
+
+int trace_request_parse(
+	const json_t *document, struct trace_requests *requests, struct error *error)
+{
+	const json_t *array = json_object_get(document, "requests");
+	int err = 0;
+
+	*requests = (struct trace_requests){
+		.wanted = (uint32_t)bytes_of(document, "wanted"),
+		.ended = text_of(document, "ended"),
+	};
+	if (!json_is_array(array) || requests->ended == NULL) {
+		return error_set(error, -EPROTO, "the server's answer is not understood");
+	}
+	requests->requests = calloc(json_array_size(array) + 1, sizeof(*requests->requests));
+	if (requests->requests == NULL) {
+		return error_set(error, -ENOMEM, "out of memory for the server's answer");
+	}
+	for (size_t i = 0; i < json_array_size(array) && err == 0; i++) {
+		err = parse_request(
+			json_array_get(array, i), &requests->requests[requests->count++]);
+	}
+	return err == 0 ? 0
+			: error_set(error, err, "the server's answer is not understood: %s",
+				  strerror(-err));
+}
+
+void trace_request_free(struct trace_requests *requests)
+{
+	for (uint32_t i = 0; i < requests->count; i++) {
+		struct trace_request *request = &requests->requests[i];
+
+		for (uint32_t k = 0; k < request->part_count; k++) {
+			free(request->parts[k].marks);
+			free(request->parts[k].pieces);
+		}
+		free(request->parts);
+	}
+	free(requests->requests);
+	*requests = (struct trace_requests){ .count = 0 };
+}
+
+const char *trace_request_title(
+	char out[TRACE_REQUEST_TITLE_BYTES], const struct trace_request *request)
+{
+	char size[UNITS_TEXT_BYTES];
+	bool named = request->export[0] != '\0';
+	int length = 0;
+
+	if (request->length > 0) {
+		length = snprintf(out, TRACE_REQUEST_TITLE_BYTES, "%s of %s at %llu",
+			request->operation, units_format_bytes(size, request->length),
+			(unsigned long long)request->offset);
+	} else { /* a flush */
+		length = snprintf(out, TRACE_REQUEST_TITLE_BYTES, "%s", request->operation);
+	}
+	if (length >= 0 && length < TRACE_REQUEST_TITLE_BYTES) {
+		snprintf(out + length, (size_t)(TRACE_REQUEST_TITLE_BYTES - length), ", %s%s",
+			named ? "export " : "default export", request->export);
+	}
+	return out;
+}

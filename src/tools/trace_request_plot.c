@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <string.h>
+
+#include "tools/print.h"
+#include "tools/svg.h"
+#include "tools/trace_request.h"
+
+enum {
+	WIDTH = 860,
+	LEFT = 80,
+	RIGHT = 830,
+	HEAD = 74,
+	PANEL = 340,
+	PANEL_TOP = 42, /* of the frame, in the panel */
+	PANEL_BOTTOM = 290,
+	FOOT = 34,
+	TICKS = 5,
+	LABEL_BYTES = 400,
+};
+
+struct panel {
+	FILE *out;
+	const struct trace_request *request;
+	double top; /* of the frame */
+	double bottom;
+};
+
+static double x_of(const struct panel *panel, double us)
+{
+	double total = panel->request->total_us > 0 ? panel->request->total_us : 1;
+
+	return LEFT + (double)(RIGHT - LEFT) * us / total;
+}
+
+static double y_of(const struct panel *panel, uint64_t offset)
+{
+	uint64_t length = MAX(panel->request->length, UINT64_C(1));
+	uint64_t inside = offset - panel->request->offset;
+
+	return panel->bottom - (panel->bottom - panel->top) * (double)inside / (double)length;
+}
+
+static void draw_axes(const struct panel *panel)
+{
+	const struct trace_request *request = panel->request;
+	char label[PRINT_US_BYTES];
+
+	for (int i = 0; i < TICKS; i++) {
+		double share = (double)i / (TICKS - 1);
+		double x = LEFT + (RIGHT - LEFT) * share;
+		double y = panel->bottom - (panel->bottom - panel->top) * share;
+
+		fprintf(panel->out, "<path class=\"grid\" d=\"M%.1f %.1fV%.1fM%d %.1fH%d\"/>\n", x,
+			panel->top, panel->bottom, LEFT, y, RIGHT);
+		svg_label(panel->out, x, panel->bottom + 18, "middle",
+			print_us(label, request->total_us * share));
+		if (request->length > 0) {
+			snprintf(label, sizeof(label), "%.4g KiB",
+				(double)request->length * share / 1024);
+			svg_label(panel->out, LEFT - 8, y + 4, "end", label);
+		}
+	}
+	fprintf(panel->out,
+		"<rect class=\"frame\" x=\"%d\" y=\"%.1f\" width=\"%d\" height=\"%.1f\"/>\n", LEFT,
+		panel->top, RIGHT - LEFT, panel->bottom - panel->top);
+}
+
+/* From a moment to another, over the bytes it is about; a request without bytes fills the height.
+ * What was too short to be seen is as wide as a line. */
+static void draw_bar(const struct panel *panel, const char *class_name, double from_us,
+	double to_us, uint64_t offset, uint64_t length)
+{
+	double left = x_of(panel, from_us);
+	double right = x_of(panel, to_us);
+	double low = panel->bottom;
+	double high = panel->top;
+
+	if (panel->request->length > 0) {
+		low = y_of(panel, offset);
+		high = y_of(panel, offset + length);
+	}
+	right = MAX(right, left + 1);
+	fprintf(panel->out,
+		"<rect class=\"%s\" x=\"%.1f\" y=\"%.2f\" width=\"%.1f\" height=\"%.2f\"/>\n",
+		class_name, left, high, right - left, low - high);
+}
+
+/* How much of a part was there, as the disk told it. */
+static void draw_marks(const struct panel *panel, const struct trace_request_part *part)
+{
+	if (part->mark_count == 0) {
+		return;
+	}
+	fprintf(panel->out, "<path class=\"marks\" d=\"M%.1f %.2f", x_of(panel, part->submitted_us),
+		y_of(panel, part->offset));
+	for (uint32_t i = 0; i < part->mark_count; i++) {
+		const struct trace_request_mark *mark = &part->marks[i];
+
+		fprintf(panel->out, "L%.1f %.2f", x_of(panel, mark->told_us),
+			y_of(panel, part->offset + mark->bytes));
+	}
+	fputs("\"/>\n", panel->out);
+}
+
+static void draw_part(const struct panel *panel, const struct trace_request_part *part)
+{
+	double total_us = panel->request->total_us;
+	double done_us = part->done_us >= 0 ? part->done_us : total_us;
+	bool submitted = part->submitted_us >= 0;
+
+	if (strcmp(panel->request->operation, "write") == 0) {
+		draw_bar(panel, "payload", part->opened_us,
+			submitted ? part->submitted_us : total_us, part->offset, part->length);
+	}
+	if (submitted) {
+		draw_bar(panel, part->error != NULL ? "failed" : "disk", part->submitted_us,
+			done_us, part->offset, part->length);
+	}
+	for (uint32_t i = 0; i < part->piece_count; i++) {
+		const struct trace_request_piece *piece = &part->pieces[i];
+		double back_us = piece->back_us >= 0 ? piece->back_us : total_us;
+
+		if (piece->handed_us > done_us) {
+			draw_bar(panel, "waits", done_us, piece->handed_us, piece->offset,
+				piece->length);
+		}
+		draw_bar(panel, "network", piece->handed_us, back_us, piece->offset, piece->length);
+	}
+	draw_marks(panel, part);
+}
+
+static void draw_head(FILE *out, const char *subtitle, int height)
+{
+	static const char title[] = "Where the time of single requests went";
+
+	fprintf(out,
+		"<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n"
+		"<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
+		"viewBox=\"0 0 %d %d\" role=\"img\">\n<title>%s</title>\n",
+		WIDTH, height, WIDTH, height, title);
+	fputs("<style>\n"
+	      "text { font: 12px sans-serif; fill: #222 }\n"
+	      ".head { font-size: 16px; font-weight: bold }\n"
+	      ".end { text-anchor: end }\n"
+	      ".middle { text-anchor: middle }\n"
+	      ".grid { stroke: #ddd; fill: none }\n"
+	      ".frame { stroke: #888; fill: none }\n"
+	      "rect { stroke: #fff; stroke-width: 0.4 }\n"
+	      ".disk { fill: #1d5fa8 }\n"
+	      ".waits { fill: #ccc }\n"
+	      ".network { fill: #c2521a; fill-opacity: 0.85 }\n"
+	      ".payload { fill: #2e8540 }\n"
+	      ".failed { fill: #c71585 }\n"
+	      ".marks { stroke: #222; fill: none }\n"
+	      "</style>\n",
+		out);
+	fprintf(out, "<rect width=\"%d\" height=\"%d\" fill=\"#fff\"/>\n", WIDTH, height);
+	svg_label(out, LEFT, 28, "head", title);
+	svg_label(out, LEFT, 48, "sub", subtitle);
+}
+
+static void draw_panel(const struct panel *panel, double begin)
+{
+	const struct trace_request *request = panel->request;
+	char title[TRACE_REQUEST_TITLE_BYTES];
+	char figures[LABEL_BYTES];
+	char times[TRACE_REQUEST_STATES + 1][PRINT_US_BYTES];
+
+	for (int i = 0; i < TRACE_REQUEST_STATES; i++) {
+		print_us(times[i], request->state_us[i]);
+	}
+	snprintf(figures, sizeof(figures), "%s in %s: init %s, disk %s, overlap %s, network %s",
+		request->error != NULL ? "failed" : "done",
+		print_us(times[TRACE_REQUEST_STATES], request->total_us), times[0], times[1],
+		times[2], times[3]);
+	svg_label(panel->out, LEFT, begin + 14, "sub", trace_request_title(title, request));
+	svg_label(panel->out, LEFT, begin + 31, "sub", figures);
+	draw_axes(panel);
+	for (uint32_t i = 0; i < request->part_count; i++) {
+		draw_part(panel, &request->parts[i]);
+	}
+}
+
+int trace_request_plot(FILE *out, const void *context, struct error *error)
+{
+	const struct trace_requests *requests = context;
+	uint32_t count = MIN(requests->count, (uint32_t)TRACE_REQUEST_PLOTS_MAX);
+	int height = HEAD + PANEL * (int)count + FOOT;
+	char subtitle[LABEL_BYTES];
+
+	GMB_ASSERT(count >= 1);
+	snprintf(subtitle, sizeof(subtitle),
+		"%u of %u request%s, time to the right, offset upwards", count, requests->count,
+		requests->count == 1 ? "" : "s");
+	draw_head(out, subtitle, height);
+	for (uint32_t i = 0; i < count; i++) {
+		double begin = HEAD + (double)PANEL * i;
+		struct panel panel = {
+			.out = out,
+			.request = &requests->requests[i],
+			.top = begin + PANEL_TOP,
+			.bottom = begin + PANEL_BOTTOM,
+		};
+
+		draw_panel(&panel, begin);
+	}
+	svg_label(out, LEFT, height - 14, "sub",
+		"blue: disk; grey: ready, and waits; orange: on its way out; green: payload of a "
+		"write "
+		"comes in; magenta: the disk failed");
+	fputs("</svg>\n", out);
+	if (fflush(out) != 0 || ferror(out)) {
+		int err = errno != 0 ? -errno : -EIO;
+
+		return error_set(error, err, "%s", strerror(-err));
+	}
+	return 0;
+}
