@@ -5,15 +5,11 @@
 #include <stdlib.h>
 
 #include "base/bytes.h"
+#include "path/cut.h"
 
 enum {
 	STREAMS_MIN = 64,
 	STREAM_BYTES = 128 << 10, /* memory for each stream in the pool */
-	/* Parts end on this boundary of the export, so that only the first and the last part of a
-	 * request can be unaligned. */
-	PART_ALIGN = 4096,
-	/* The smallest request whose parts are worth a look at the clock. */
-	MEASURED_BYTES_MIN = 2 * GRAIN_BYTES_MIN,
 	/* With more in one call the kernel holds them back to merge neighbours. */
 	PARTS_PER_CALL = 2,
 };
@@ -218,182 +214,14 @@ static void drop_ready(struct path_request *request)
 	}
 }
 
-/* --- how a request is cut -------------------------------------------------------------------- */
-
-static struct grain *grain_of(const struct path_request *request)
+/* Memory for a part; where there is not enough in one piece, for a shorter one. */
+static int part_memory(struct arena *arena, uint64_t *bytes, struct arena_buf *buf)
 {
-	return request->op == STORE_READ ? &request->export->reads : &request->export->writes;
-}
-
-/* True when the disk takes time that something else can be done in. */
-static bool can_overlap(const struct path_request *request)
-{
-	const struct store_info *info = store_info(request->export->store);
-
-	return request->op == STORE_READ ? info->read_direct || info->tells_progress
-					 : info->write_direct;
-}
-
-static bool is_striped(const struct path_request *request)
-{
-	const struct store_info *info = store_info(request->export->store);
-
-	/* In order, a part must never wait for one behind it that has no memory yet. */
-	return request->op == STORE_READ && !request->ascending &&
-	       info->stripe_chunk >= request->grain;
-}
-
-/* Of an export without a size of its own, when the disk's time can be used. */
-static uint32_t best_grain(struct path_request *request)
-{
-	const struct store_info *info = store_info(request->export->store);
-
-	return request->measured ? grain_choose(grain_of(request), request->length,
-					   info->stripe_chunk, info->stripe_members)
-				 : PATH_GRAIN_BYTES_MAX;
-}
-
-/* How a read or write will be cut, and how often its store shall tell of progress in between. */
-static void choose_grain(struct path_request *request)
-{
-	const struct store_info *info = store_info(request->export->store);
-	uint32_t asked = request->export->grain;
-	/* Each durable part is a flush of its own. */
-	bool durable = (request->flags & STORE_FUA) != 0;
-	bool unsplit = asked == PATH_GRAIN_OFF || request->whole || durable;
-
-	request->told_step = 0;
-	if (unsplit || (asked == PATH_GRAIN_AUTO && !can_overlap(request))) {
-		request->grain =
-			can_overlap(request) ? PATH_GRAIN_BYTES_MAX : PATH_CACHED_PART_BYTES;
-		return;
-	}
-	request->grain = asked != PATH_GRAIN_AUTO ? asked : best_grain(request);
-	if (request->op == STORE_READ && info->tells_progress) {
-		/* No need for parts but where another member begins. */
-		request->told_step = request->grain;
-		request->grain = info->stripe_chunk >= GRAIN_BYTES_MIN
-					 ? MIN(info->stripe_chunk, (uint32_t)PATH_GRAIN_BYTES_MAX)
-					 : PATH_GRAIN_BYTES_MAX;
-	}
-}
-
-static void measure_begin(struct path_request *request)
-{
-	request->measured = request->length >= MEASURED_BYTES_MIN && can_overlap(request);
-	if (request->measured) {
-		grain_of(request)->request_bytes += request->length;
-	}
-}
-
-static uint32_t parallel_parts(const struct path_request *request)
-{
-	return request->striped ? store_info(request->export->store)->stripe_members : 1;
-}
-
-static void measure_part(struct path_request *request, uint64_t bytes)
-{
-	uint64_t now_ns = ring_batch_ns(request->path->ring);
-	uint64_t took_ns = now_ns - request->edge_ns[PATH_STATE_READ];
-
-	grain_disk_end(grain_of(request), bytes, now_ns);
-	/* In units of 1 KiB and 1024 ns, so that the sum fits. */
-	request->parts_time += (bytes >> 10) * (took_ns >> 10);
-	/* One part on each member says nothing: they are there together. */
-	if (path_status(request) == PATH_COMMITTED && request->op == STORE_READ &&
-		request->told_step == 0 && request->parts_started >= 2 * parallel_parts(request)) {
-		grain_learn_early(grain_of(request),
-			request->parts_time / (request->length >> 10) << 10, took_ns);
-	}
-}
-
-/* Where a part is, and how much of it shall be told of first. */
-struct part_range {
-	uint64_t offset;
-	uint64_t bytes;
-	uint64_t told_first;
-};
-
-/*
- * Where the next part of a striped read is: in each row of chunks, the first part of every member,
- * then the second of every member, and so on, so that all have something to do.
- *
- *        member 0        member 1        member 2
- *   row  [0  3     6   ] [1    4     7 ] [2      5     8]
- *
- * The first ones have different lengths, so that the members do not bring all they have at the same
- * moments: on average half as much waits to be complete.
- */
-static struct part_range striped_range(struct path_request *request)
-{
-	const struct store_info *info = store_info(request->export->store);
-	uint64_t chunk = info->stripe_chunk;
-	uint64_t row_begin = MAX(request->row_offset, request->offset);
-	uint64_t row_end = MIN(request->row_offset + chunk * info->stripe_members,
-		request->offset + request->length);
-	uint64_t lanes = (row_end - 1) / chunk - row_begin / chunk + 1;
-	bool first_row = row_begin == request->offset;
-
-	for (;; request->row_step++) {
-		uint64_t lane = request->row_step % lanes;
-		uint64_t turn = request->row_step / lanes;
-		uint64_t lane_begin = MAX((row_begin / chunk + lane) * chunk, row_begin);
-		uint64_t lane_end = MIN((row_begin / chunk + lane + 1) * chunk, row_end);
-		uint64_t step = request->told_step > 0 ? request->told_step : request->grain;
-		uint64_t share = first_row ? align_up(step * (lane + 1) / lanes, PART_ALIGN) : step;
-		uint64_t first = request->told_step > 0 ? request->grain : share;
-		uint64_t base = align_down(lane_begin, PART_ALIGN);
-		uint64_t begin =
-			turn == 0 ? lane_begin : base + first + (turn - 1) * request->grain;
-
-		if (begin < lane_end) {
-			return (struct part_range){ .offset = begin,
-				.bytes =
-					MIN(base + first + turn * request->grain, lane_end) - begin,
-				.told_first = share };
-		}
-	}
-}
-
-/* The part at offset, bytes long, is started: the cursor of a striped read goes on. */
-static void striped_advance(struct path_request *request)
-{
-	const struct store_info *info = store_info(request->export->store);
-	uint64_t row_bytes = (uint64_t)info->stripe_chunk * info->stripe_members;
-
-	request->row_step++;
-	if (request->offset + request->started_bytes == request->row_offset + row_bytes) {
-		request->row_offset += row_bytes;
-		request->row_step = 0;
-	}
-}
-
-static struct part_range next_range(struct path_request *request)
-{
-	uint64_t offset = request->offset + request->started_bytes;
-	uint64_t left = request->length - request->started_bytes;
-
-	if (request->striped) {
-		return striped_range(request);
-	}
-	return (struct part_range){ .offset = offset,
-		.bytes = left > request->grain
-				 ? align_down(offset + request->grain, PART_ALIGN) - offset
-				 : left,
-		.told_first = request->told_step };
-}
-
-/* Memory for a part; where there is not enough in one piece, for a shorter one. A striped read
- * keeps to its cuts, which follow from the first. */
-static int part_memory(struct path_request *request, uint64_t *bytes, struct arena_buf *buf)
-{
-	struct arena *arena = request->path->arena;
-
 	while (arena_get(arena, (uint32_t)*bytes, buf) < 0) {
-		if (*bytes <= PATH_PART_BYTES_MIN || request->striped) {
+		if (*bytes <= PATH_PART_BYTES_MIN) {
 			return -EAGAIN;
 		}
-		*bytes = align_down(*bytes / 2, PART_ALIGN);
+		*bytes = align_down(*bytes / 2, CUT_ALIGN);
 	}
 	return 0;
 }
@@ -401,11 +229,12 @@ static int part_memory(struct path_request *request, uint64_t *bytes, struct are
 /* A new stream for the next part of the request, with memory; NULL when either is short. */
 static struct path_stream *part_open(struct path *path, struct path_request *request)
 {
-	struct part_range range = next_range(request);
+	struct cut_range range = cut_next(request);
+	uint64_t bytes = range.bytes;
 	struct path_stream *stream;
 	struct arena_buf buf;
 
-	if (part_memory(request, &range.bytes, &buf) < 0) {
+	if (part_memory(path->arena, &bytes, &buf) < 0) {
 		return NULL;
 	}
 	stream = stream_get(path, request);
@@ -416,32 +245,12 @@ static struct path_stream *part_open(struct path *path, struct path_request *req
 	stream->buf = buf;
 	stream->data = buf.data;
 	stream->offset = range.offset;
-	stream->length = (uint32_t)range.bytes;
-	stream->room = (uint32_t)range.bytes;
+	stream->length = (uint32_t)bytes;
+	stream->room = (uint32_t)bytes;
 	stream->part.told_first = range.told_first;
-	request->live_bytes += range.bytes;
-	request->started_bytes += range.bytes;
-	request->parts_started++;
-	if (request->striped) {
-		striped_advance(request);
-	}
+	request->live_bytes += bytes;
+	cut_advance(request, &range, bytes);
 	return stream;
-}
-
-/* Decides how a read or write will be cut. */
-static void cut_begin(struct path_request *request)
-{
-	const struct store_info *info = store_info(request->export->store);
-
-	measure_begin(request);
-	choose_grain(request);
-	request->striped = is_striped(request);
-	request->row_step = 0;
-	request->row_offset = 0;
-	if (request->striped) {
-		request->row_offset = request->offset / info->stripe_chunk / info->stripe_members *
-				      info->stripe_chunk * info->stripe_members;
-	}
 }
 
 static bool window_is_full(const struct path_request *request)
@@ -514,9 +323,7 @@ static void part_done(struct store_part *part, int result)
 		fail(request, result, part->offset); /* leaves this stream alone: */
 	}
 	stream->in_store = false;
-	if (request->measured) {
-		measure_part(request, part->length);
-	}
+	cut_part_end(request, part->length, ring_batch_ns(request->path->ring));
 	if (request->op == STORE_READ && request->error == 0 && !request->abandoned) {
 		stream->valid = stream->length;
 		ready_insert(request, stream);
@@ -595,9 +402,7 @@ static void part_submit(struct path_stream *stream, enum store_op op, uint64_t l
 	if (begins) {
 		set_state(request, PATH_STATE_READ);
 	}
-	if (request->measured) {
-		grain_disk_begin(grain_of(request), ring_batch_ns(request->path->ring));
-	}
+	cut_part_begin(request, ring_batch_ns(request->path->ring));
 	if (unlikely(request->record != NULL)) {
 		trace_submitted(stream, length, begins);
 	}
@@ -877,9 +682,7 @@ void path_finish(struct path_request *request)
 	}
 	GMB_ASSERT(request->streams_live == 0);
 	GMB_ASSERT(!list_is_linked(&request->stalled_node));
-	if (request->measured) {
-		grain_of(request)->request_bytes -= request->length;
-	}
+	cut_end(request);
 	if (!request->abandoned) {
 		set_state(request, PATH_STATE_FIN);
 		account(request);

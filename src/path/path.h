@@ -121,8 +121,10 @@ struct path_request {
 	uint64_t stored_bytes;	/* parts the store has finished */
 	uint64_t handed_bytes;	/* given out as fragments */
 	uint64_t live_bytes;	/* in streams */
-	uint64_t row_offset;	/* striped reads: where the next part is */
+	uint64_t row_offset;	/* striped reads: where the next part is, see cut.h */
 	uint64_t row_step;
+	uint64_t rest_offset; /* of a range for whose part there was too little memory */
+	uint64_t rest_bytes;
 	uint64_t parts_time; /* sum over parts of bytes * time until they were there */
 	uint32_t grain;
 	uint32_t told_step; /* fragments may begin before a part is done; 0 = they may not */

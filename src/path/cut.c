@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "path/cut.h"
+
+#include "base/bytes.h"
+
+/* The smallest request whose parts are worth measuring. */
+enum { MEASURED_BYTES_MIN = 2 * GRAIN_BYTES_MIN };
+
+static struct grain *grain_of(const struct path_request *request)
+{
+	return request->op == STORE_READ ? &request->export->reads : &request->export->writes;
+}
+
+/* True when the disk takes time that something else can be done in. */
+static bool can_overlap(const struct path_request *request)
+{
+	const struct store_info *info = store_info(request->export->store);
+
+	return request->op == STORE_READ ? info->read_direct || info->tells_progress
+					 : info->write_direct;
+}
+
+/* --- how long the parts are ------------------------------------------------------------------ */
+
+/* Of an export without a size of its own, when the disk's time can be used. */
+static uint32_t best_grain(struct path_request *request)
+{
+	const struct store_info *info = store_info(request->export->store);
+
+	return request->measured ? grain_choose(grain_of(request), request->length,
+					   info->stripe_chunk, info->stripe_members)
+				 : PATH_GRAIN_BYTES_MAX;
+}
+
+/* Also how often the store shall tell of progress in between. */
+static void choose_grain(struct path_request *request)
+{
+	const struct store_info *info = store_info(request->export->store);
+	uint32_t asked = request->export->grain;
+	/* Each durable part is a flush of its own. */
+	bool durable = (request->flags & STORE_FUA) != 0;
+	bool unsplit = asked == PATH_GRAIN_OFF || request->whole || durable;
+
+	request->told_step = 0;
+	if (unsplit || (asked == PATH_GRAIN_AUTO && !can_overlap(request))) {
+		request->grain =
+			can_overlap(request) ? PATH_GRAIN_BYTES_MAX : PATH_CACHED_PART_BYTES;
+		return;
+	}
+	request->grain = asked != PATH_GRAIN_AUTO ? asked : best_grain(request);
+	if (request->op == STORE_READ && info->tells_progress) {
+		/* No need for parts but where another member begins. */
+		request->told_step = request->grain;
+		request->grain = info->stripe_chunk >= GRAIN_BYTES_MIN
+					 ? MIN(info->stripe_chunk, (uint32_t)PATH_GRAIN_BYTES_MAX)
+					 : PATH_GRAIN_BYTES_MAX;
+	}
+}
+
+static bool is_striped(const struct path_request *request)
+{
+	const struct store_info *info = store_info(request->export->store);
+
+	/* In order, a part must never wait for one behind it that has no memory yet. */
+	return request->op == STORE_READ && !request->ascending &&
+	       info->stripe_chunk >= request->grain;
+}
+
+void cut_begin(struct path_request *request)
+{
+	const struct store_info *info = store_info(request->export->store);
+
+	request->measured = request->length >= MEASURED_BYTES_MIN && can_overlap(request);
+	if (request->measured) {
+		grain_of(request)->request_bytes += request->length;
+	}
+	choose_grain(request);
+	request->striped = is_striped(request);
+	request->row_step = 0;
+	request->row_offset = 0;
+	request->rest_bytes = 0;
+	if (request->striped) {
+		uint64_t row_bytes = (uint64_t)info->stripe_chunk * info->stripe_members;
+
+		request->row_offset = request->offset / row_bytes * row_bytes;
+	}
+}
+
+void cut_end(struct path_request *request)
+{
+	if (request->measured) {
+		grain_of(request)->request_bytes -= request->length;
+	}
+}
+
+/* --- what is measured ------------------------------------------------------------------------ */
+
+void cut_part_begin(struct path_request *request, uint64_t now_ns)
+{
+	if (request->measured) {
+		grain_disk_begin(grain_of(request), now_ns);
+	}
+}
+
+static uint32_t parallel_parts(const struct path_request *request)
+{
+	return request->striped ? store_info(request->export->store)->stripe_members : 1;
+}
+
+void cut_part_end(struct path_request *request, uint64_t bytes, uint64_t now_ns)
+{
+	uint64_t took_ns = now_ns - request->edge_ns[PATH_STATE_READ];
+
+	if (!request->measured) {
+		return;
+	}
+	grain_disk_end(grain_of(request), bytes, now_ns);
+	/* In units of 1 KiB and 1024 ns, so that the sum fits. */
+	request->parts_time += (bytes >> 10) * (took_ns >> 10);
+	/* One part on each member says nothing: they are there together. */
+	if (path_status(request) == PATH_COMMITTED && request->op == STORE_READ &&
+		request->told_step == 0 && request->parts_started >= 2 * parallel_parts(request)) {
+		grain_learn_early(grain_of(request),
+			request->parts_time / (request->length >> 10) << 10, took_ns);
+	}
+}
+
+/* --- where they lie -------------------------------------------------------------------------- */
+
+static struct cut_range striped_next(struct path_request *request)
+{
+	const struct store_info *info = store_info(request->export->store);
+	uint64_t chunk = info->stripe_chunk;
+	uint64_t row_begin = MAX(request->row_offset, request->offset);
+	uint64_t row_end = MIN(request->row_offset + chunk * info->stripe_members,
+		request->offset + request->length);
+	uint64_t lanes = (row_end - 1) / chunk - row_begin / chunk + 1;
+	bool first_row = row_begin == request->offset;
+
+	/* Lanes that have all they need are passed over; at least one has not. */
+	for (;; request->row_step++) {
+		uint64_t lane = request->row_step % lanes;
+		uint64_t turn = request->row_step / lanes;
+		uint64_t lane_begin = MAX((row_begin / chunk + lane) * chunk, row_begin);
+		uint64_t lane_end = MIN((row_begin / chunk + lane + 1) * chunk, row_end);
+		uint64_t step = request->told_step > 0 ? request->told_step : request->grain;
+		uint64_t share = first_row ? align_up(step * (lane + 1) / lanes, CUT_ALIGN) : step;
+		uint64_t first = request->told_step > 0 ? request->grain : share;
+		uint64_t turn_end =
+			align_down(lane_begin, CUT_ALIGN) + first + turn * request->grain;
+		uint64_t begin = turn == 0 ? lane_begin : turn_end - request->grain;
+
+		if (begin < lane_end) {
+			return (struct cut_range){ .offset = begin,
+				.bytes = MIN(turn_end, lane_end) - begin,
+				.told_first = share };
+		}
+	}
+}
+
+struct cut_range cut_next(struct path_request *request)
+{
+	uint64_t offset = request->offset + request->started_bytes;
+	uint64_t left = request->length - request->started_bytes;
+
+	if (request->rest_bytes > 0) {
+		return (struct cut_range){ .offset = request->rest_offset,
+			.bytes = request->rest_bytes,
+			.told_first = request->told_step };
+	}
+	if (request->striped) {
+		return striped_next(request);
+	}
+	return (struct cut_range){ .offset = offset,
+		.bytes = left > request->grain
+				 ? align_down(offset + request->grain, CUT_ALIGN) - offset
+				 : left,
+		.told_first = request->told_step };
+}
+
+void cut_advance(struct path_request *request, const struct cut_range *range, uint64_t bytes)
+{
+	const struct store_info *info = store_info(request->export->store);
+	uint64_t row_end;
+
+	request->parts_started++;
+	request->started_bytes += bytes;
+	if (!request->striped) {
+		return; /* the next part is where this one ends */
+	}
+	request->row_step += request->rest_bytes == 0;
+	request->rest_offset = range->offset + bytes;
+	request->rest_bytes = range->bytes - bytes;
+	row_end = request->row_offset + (uint64_t)info->stripe_chunk * info->stripe_members;
+	if (request->offset + request->started_bytes == row_end) {
+		request->row_offset = row_end;
+		request->row_step = 0;
+	}
+}
