@@ -166,6 +166,20 @@ class Requests(Case):
         self.check_request(request, "read", 0, 2 * MIB)
         self.assertTrue(all(part["progress"] for part in request["parts"]))
 
+    def test_a_striped_disk_with_a_pace(self):
+        """Whatever its members do at a time, each byte is in one part, and no part in two chunks."""
+        server = self.serve("--export", "=memory:16M,pace=200M:latency=200us:members=4:chunk=64K")
+        content = os.urandom(MIB)
+        with Streams.open(server.uri) as client:
+            client.write(0, content)
+            tracer = self.begin("--json", "--operation", "read")
+            self.assertEqual(client.read(0, MIB), content)
+        request = self.result(tracer)["requests"][0]
+        self.check_request(request, "read", 0, MIB)
+        for part in request["parts"]:
+            self.assertEqual(part["offset"] // (64 * KIB),
+                             (part["offset"] + part["length"] - 1) // (64 * KIB))
+
     def test_a_write_in_parts(self):
         server = self.serve("--export", "=memory:16M,synchro=64K")
         tracer = self.begin("--json")
