@@ -135,7 +135,8 @@ static void choose_wait(struct nbd_service *service)
 	service->turn_requests = service->counters.requests;
 	ring_set_patience(service->ring, PATIENCE_GATHER_MAX,
 		way == PATIENCE_GATHER ? PATIENCE_GATHER_NS : 0);
-	ring_set_spin(service->ring, way == PATIENCE_SPIN ? PATIENCE_SPIN_NS : 0);
+	ring_set_spin(service->ring,
+		way == PATIENCE_SPIN && !path_is_slow(service->path) ? PATIENCE_SPIN_NS : 0);
 }
 
 static void batch_end(void *context)

@@ -86,6 +86,14 @@ void cut_begin(struct path_request *request)
 	}
 }
 
+uint64_t cut_step_ns(const struct path_request *request)
+{
+	uint64_t rate = request->measured ? grain_of(request)->disk_rate : 0;
+	uint64_t step = request->told_step > 0 ? request->told_step : request->grain;
+
+	return rate > 0 ? MIN(step, request->length) * UINT64_C(1000000000) / rate : 0;
+}
+
 void cut_end(struct path_request *request)
 {
 	if (request->measured) {

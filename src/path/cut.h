@@ -33,6 +33,8 @@ struct cut_range {
 
 /* A read or write begins: decides how it is cut. */
 void cut_begin(struct path_request *request);
+/* How long the disk will take from one part, or one telling, to the next; 0 = unknown. */
+uint64_t cut_step_ns(const struct path_request *request);
 /* It has ended. */
 void cut_end(struct path_request *request);
 

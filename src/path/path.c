@@ -20,6 +20,7 @@ struct path {
 	struct path_stream *streams; /* pool for all but each request's first */
 	struct list_node streams_free;
 	struct list_node stalled; /* requests that wait for memory, first come first served */
+	uint32_t slow_count;	  /* requests for which to wait awake is not worth while */
 	bool released;		  /* memory or a stream came back since the last path_serve() */
 	struct path_trace *trace; /* NULL: nobody asks for single requests */
 };
@@ -72,6 +73,11 @@ void path_set_trace(struct path *path, struct path_trace *trace)
 		path_trace_detach(path->trace);
 	}
 	path->trace = trace;
+}
+
+bool path_is_slow(const struct path *path)
+{
+	return path->slow_count > 0;
 }
 
 /* --- states -------------------------------------------------------------------------------- */
@@ -471,6 +477,14 @@ static void start_plain(struct path_request *request)
 	part_submit(stream, request->op, request->length);
 }
 
+/* A read or write. */
+static void begin(struct path *path, struct path_request *request)
+{
+	cut_begin(request);
+	request->slow = cut_step_ns(request) > PATH_SLOW_NS;
+	path->slow_count += request->slow;
+}
+
 void path_start(struct path *path, struct path_request *request)
 {
 	GMB_ASSERT(request->progress != NULL && request->export != NULL);
@@ -490,6 +504,7 @@ void path_start(struct path *path, struct path_request *request)
 	request->abandoned = false;
 	request->first_used = false;
 	request->measured = false;
+	request->slow = false;
 	request->told_step = 0;
 	for (int i = 0; i < PATH_STATE_COUNT; i++) {
 		request->edge_ns[i] = 0;
@@ -505,12 +520,12 @@ void path_start(struct path *path, struct path_request *request)
 	switch (request->op) {
 	case STORE_READ:
 		GMB_ASSERT(request->length > 0);
-		cut_begin(request);
+		begin(path, request);
 		pump_read(request);
 		break;
 	case STORE_WRITE:
 		GMB_ASSERT(request->length > 0);
-		cut_begin(request);
+		begin(path, request);
 		break;
 	case STORE_EXTENTS:
 		start_extents(request);
@@ -683,6 +698,7 @@ void path_finish(struct path_request *request)
 	GMB_ASSERT(request->streams_live == 0);
 	GMB_ASSERT(!list_is_linked(&request->stalled_node));
 	cut_end(request);
+	request->path->slow_count -= request->slow;
 	if (!request->abandoned) {
 		set_state(request, PATH_STATE_FIN);
 		account(request);

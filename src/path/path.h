@@ -134,6 +134,7 @@ struct path_request {
 	bool abandoned;
 	bool first_used;
 	bool measured; /* counted in the export's struct grain */
+	bool slow;     /* counted in path->slow_count */
 	bool striped;  /* parts in an order that keeps all members busy */
 	struct list_node ready;
 	struct list_node stalled_node;
@@ -147,6 +148,7 @@ enum {
 	/* With less memory than a part wants, it takes less, down to here. */
 	PATH_PART_BYTES_MIN = 64 << 10,
 	PATH_EXTENTS_MAX = 2048,
+	PATH_SLOW_NS = 50000, /* see path_is_slow() */
 };
 
 struct path_options {
@@ -169,6 +171,9 @@ void path_serve(struct path *path);
 void path_memory_released(struct path *path);
 /* True when somebody waits for memory. */
 bool path_is_short(const struct path *path);
+/* True while a request is under way whose next bytes the disk will not bring within the time for
+ * which it is worth while to wait awake. */
+bool path_is_slow(const struct path *path);
 
 /* Begins. Cannot fail; progress tells. A write does nothing before path_write_open(). */
 void path_start(struct path *path, struct path_request *request);
