@@ -15,10 +15,10 @@
 #include "tools/copy_report.h"
 
 enum {
-	REQUESTS_ADAPTIVE_MAX = 256,
+	REQUESTS_ADAPTIVE_MAX = 128,
 	REQUESTS_MAX = 1024,
 	CONNECTIONS_MAX = 16,
-	REQUEST_BYTES_DEFAULT = 256 << 10,
+	REQUEST_BYTES_DEFAULT = 512 << 10,
 	REQUEST_BYTES_MIN = 4096,
 	REQUEST_BYTES_MAX = 32 << 20,
 	SPARSE_BYTES_DEFAULT = 4096,
@@ -75,8 +75,8 @@ static const char usage_text[] =
 	"  --no-progress          no progress bar, also on a terminal\n"
 	"  --no-sparse            do not look for zeroes in data\n"
 	"  --progress             show the progress, also where there is no terminal\n"
-	"  --request-size SIZE    bytes of a request, a power of two (default 256K)\n"
-	"  --requests N           requests in flight (default: by latency, 16 to 256)\n"
+	"  --request-size SIZE    bytes of a request, a power of two (default 512K)\n"
+	"  --requests N           requests in flight (default: by latency, 4 to 128)\n"
 	"  --resume FILE          keep a journal in FILE, and go on where it says\n"
 	"  --sparse SIZE          look for zeroes in blocks of SIZE (default 4K)\n"
 	"  --verify               read both again at the end, and compare\n"

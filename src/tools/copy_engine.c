@@ -18,8 +18,9 @@
 
 /* How many pieces are in flight where that adapts: what this rate needs at the latency of the ends,
  * the time an answer takes when nothing is queued. Few keep the buffers in the processor's caches
- * (a tenth less processor time on loopback), many fill a long line. */
-enum { WINDOW_MIN = 16 };
+ * (over loopback 4 pieces of 512 KiB took a sixth less time than 16 of 256 KiB), many fill a long
+ * line. */
+enum { WINDOW_MIN = 4, WINDOW_BYTES_MIN = 2 << 20, WINDOW_SHORT = 16 };
 #define WINDOW_BYTES_PER_US UINT64_C(2000)
 
 enum task_state {
@@ -100,6 +101,13 @@ static void engine_fail(struct engine *engine, const struct error *error)
 	copy_end_cancel(engine->target);
 }
 
+static uint64_t window_min(const struct copy_engine_options *options)
+{
+	uint64_t pieces = MAX(WINDOW_BYTES_MIN / options->request_bytes, (uint64_t)WINDOW_MIN);
+
+	return MIN(pieces, (uint64_t)WINDOW_SHORT);
+}
+
 /* The quickest answer is the latency of the line and the disk: the others waited for each other. */
 static void window_learn(struct engine *engine, uint64_t asked_ns, uint64_t *quickest_ns)
 {
@@ -114,7 +122,7 @@ static void window_learn(struct engine *engine, uint64_t asked_ns, uint64_t *qui
 	wanted = ((engine->read_ns == UINT64_MAX ? 0 : engine->read_ns) +
 			 (engine->write_ns == UINT64_MAX ? 0 : engine->write_ns)) /
 		 1000 * WINDOW_BYTES_PER_US / options->request_bytes;
-	wanted = MAX(wanted, (uint64_t)WINDOW_MIN);
+	wanted = MAX(wanted, window_min(options));
 	engine->window = (uint32_t)MIN(wanted, (uint64_t)options->requests);
 }
 
@@ -617,8 +625,8 @@ static int engine_init(
 	engine->torn = UINT64_MAX;
 	engine->read_ns = UINT64_MAX;
 	engine->write_ns = UINT64_MAX;
-	engine->window =
-		options->adapts ? MIN((uint32_t)WINDOW_MIN, options->requests) : options->requests;
+	engine->window = options->adapts ? MIN((uint32_t)window_min(options), options->requests)
+					 : options->requests;
 	engine->checkpoint_ns = copy_loop_now_ns(options->loop);
 	engine->checkpoint_end = options->counters->done + options->checkpoint_bytes;
 	list_init(&engine->tasks);

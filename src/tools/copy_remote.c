@@ -113,8 +113,8 @@ static int remote_describe(struct remote_end *remote, struct error *error)
 
 /*
  * Several fill a long line and keep several threads of a server busy; Unix sockets need them, since
- * their buffers are small. To a TCP server on this machine, which shares the processors with us,
- * they only cost: with two processors one connection took a tenth less time than four.
+ * their buffers are small. A TCP server on this machine shares the processors with us: more
+ * connections than processors only cost.
  */
 static uint32_t connections_default(const char *uri)
 {
@@ -123,9 +123,8 @@ static uint32_t connections_default(const char *uri)
 
 	for (size_t i = 0; i < ARRAY_COUNT(here); i++) {
 		if (strncmp(uri, here[i], strlen(here[i])) == 0) {
-			return processors >= 2 * CONNECTIONS_DEFAULT
-				       ? CONNECTIONS_DEFAULT
-				       : (uint32_t)MAX(processors / 2, 1L);
+			processors = MAX(processors, 1L);
+			return (uint32_t)MIN(processors, (long)CONNECTIONS_DEFAULT);
 		}
 	}
 	return CONNECTIONS_DEFAULT;
