@@ -76,7 +76,7 @@ static const char usage_text[] =
 	"  --no-sparse            do not look for zeroes in data\n"
 	"  --progress             show the progress, also where there is no terminal\n"
 	"  --request-size SIZE    bytes of a request, a power of two (default 512K)\n"
-	"  --requests N           requests in flight (default: by latency, 4 to 128)\n"
+	"  --requests N           requests in flight (default: by latency, 6 to 128)\n"
 	"  --resume FILE          keep a journal in FILE, and go on where it says\n"
 	"  --sparse SIZE          look for zeroes in blocks of SIZE (default 4K)\n"
 	"  --verify               read both again at the end, and compare\n"
