@@ -333,7 +333,7 @@ static void part_done(struct store_part *part, int result)
 	if (request->op == STORE_READ && request->error == 0 && !request->abandoned) {
 		stream->valid = stream->length;
 		ready_insert(request, stream);
-		if (request->state < PATH_STATE_SEND_INIT) {
+		if (request->state < PATH_STATE_SEND_INIT && !request->whole) {
 			set_state(request, PATH_STATE_SEND_INIT);
 		}
 	} else if (request->op == STORE_EXTENTS && request->error == 0) {
