@@ -12,9 +12,9 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "server/tracing.h"
 #include "server/visitors.h"
@@ -357,19 +357,11 @@ static json_t *counters_json(const struct nbd_counters *counters)
 		(json_int_t)counters->bytes_written);
 }
 
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
-}
-
 /* The answer, to be freed; NULL when there is no memory for it. */
 static char *make_answer(const struct control_view *view)
 {
 	struct summary summary = { .view = view };
-	uint64_t at_ns = now_ns();
+	uint64_t at_ns = clock_now_ns();
 	char *text = NULL;
 
 	if (collect(&summary) == 0) {

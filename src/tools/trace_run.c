@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/units.h"
 #include "ring/ring.h"
@@ -46,14 +46,6 @@ struct tracer {
 	atomic_bool watching; /* set by the watcher when it looks */
 	atomic_bool complete; /* set when the read is complete; pairs with watch()'s acquire */
 };
-
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
-}
 
 /* --- watching ------------------------------------------------------------------------------ */
 
@@ -102,7 +94,7 @@ static void *watch(void *context)
 	struct tracer *tracer = context;
 	uint32_t missing = tracer->read->chunk_count;
 	uint32_t number = 0;
-	uint64_t last_ns = now_ns();
+	uint64_t last_ns = clock_now_ns();
 
 	for (uint32_t i = 0; i < missing; i++) {
 		tracer->missing[i] = missing - 1 - i;
@@ -111,7 +103,7 @@ static void *watch(void *context)
 	for (;;) {
 		bool complete = atomic_load_explicit(&tracer->complete, memory_order_acquire);
 		uint32_t found = look(tracer, &missing);
-		uint64_t now = now_ns();
+		uint64_t now = clock_now_ns();
 		struct trace_arrival arrival = {
 			.time_ns = now,
 			.look = ++number,
@@ -174,7 +166,7 @@ static void part_done(struct ring_op *op, int result)
 	struct trace_part *part = &tracer->read->parts[part_op->index];
 
 	tracer->in_flight--;
-	part->completed_ns = now_ns() - tracer->start_ns;
+	part->completed_ns = clock_now_ns() - tracer->start_ns;
 	if (result == -EINTR ||
 		(result > 0 && part_op->done_bytes + (uint32_t)result < part->bytes)) {
 		part_op->done_bytes += result > 0 ? (uint32_t)result : 0;
@@ -200,10 +192,10 @@ static void read_all(struct tracer *tracer)
 {
 	struct trace_read *read = tracer->read;
 
-	tracer->start_ns = now_ns();
+	tracer->start_ns = clock_now_ns();
 	for (uint32_t i = 0; i < read->part_count; i++) {
 		tracer->ops[i] = (struct part_op){ .tracer = tracer, .index = i };
-		read->parts[i].submitted_ns = now_ns() - tracer->start_ns;
+		read->parts[i].submitted_ns = clock_now_ns() - tracer->start_ns;
 		part_submit(tracer, i);
 		if (!tracer->work->together) {
 			/* A system call of its own, so that the kernel cannot merge it with its
