@@ -159,12 +159,13 @@ struct summary {
 	bool short_of_memory;
 };
 
-static void add_stats(struct summary *summary, const struct nbd_service *service, uint32_t export)
+static void add_stats(
+	struct summary *summary, const struct nbd_service *service, uint32_t export_index)
 {
 	for (int op = 0; op < STORE_OP_COUNT; op++) {
-		const struct path_stats *from = nbd_service_stats(service, export, op);
+		const struct path_stats *from = nbd_service_stats(service, export_index, op);
 		struct path_stats **into =
-			&summary->stats[(size_t) export * STORE_OP_COUNT + (size_t)op];
+			&summary->stats[(size_t)export_index * STORE_OP_COUNT + (size_t)op];
 
 		if (from == NULL) {
 			continue;
@@ -176,19 +177,20 @@ static void add_stats(struct summary *summary, const struct nbd_service *service
 			summary->short_of_memory = true;
 			return;
 		}
-		for (int class = 0; class < PATH_SIZE_CLASS_COUNT; class ++) {
-			path_stats_merge(*into + class, from + class);
+		for (int size_class = 0; size_class < PATH_SIZE_CLASS_COUNT; size_class++) {
+			path_stats_merge(*into + size_class, from + size_class);
 		}
 	}
 }
 
-static void add_grains(struct summary *summary, const struct nbd_service *service, uint32_t export)
+static void add_grains(
+	struct summary *summary, const struct nbd_service *service, uint32_t export_index)
 {
 	static const enum store_op ops[] = { STORE_READ, STORE_WRITE };
 
 	for (size_t i = 0; i < ARRAY_COUNT(ops); i++) {
-		const struct grain *from = nbd_service_grain(service, export, ops[i]);
-		struct grain *into = &summary->grains[(size_t) export * ARRAY_COUNT(ops) + i];
+		const struct grain *from = nbd_service_grain(service, export_index, ops[i]);
+		struct grain *into = &summary->grains[(size_t)export_index * ARRAY_COUNT(ops) + i];
 
 		if (from->disk_rate >= into->disk_rate) {
 			*into = *from;
@@ -257,9 +259,9 @@ static json_t *per_request_us(uint64_t sum_ns, uint64_t count)
 	return json_real(count > 0 ? (double)sum_ns / (double)count / 1000 : 0);
 }
 
-static json_t *class_json(const struct path_stats *stats, int op, uint32_t class)
+static json_t *class_json(const struct path_stats *stats, int op, uint32_t size_class)
 {
-	uint64_t limit = path_size_class_limit(class);
+	uint64_t limit = path_size_class_limit(size_class);
 	json_t *latency = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "mean",
 		per_request_us(stats->total_ns, stats->count), "p50",
 		us(path_stats_quantile_ns(stats, 500000)), "p90",
@@ -299,21 +301,22 @@ static json_t *synchro_json(uint32_t grain)
 	return grain == PATH_GRAIN_OFF ? json_string("off") : json_integer((json_int_t)grain);
 }
 
-static json_t *export_json(const struct summary *summary, uint32_t export)
+static json_t *export_json(const struct summary *summary, uint32_t export_index)
 {
-	const struct nbd_export *entry = &summary->view->exports[export];
-	const char *path = summary->view->paths[export];
+	const struct nbd_export *entry = &summary->view->exports[export_index];
+	const char *path = summary->view->paths[export_index];
 	json_t *operations = json_array();
 	char shown[PATH_SHOWN_BYTES];
 
 	for (int op = 0; op < STORE_OP_COUNT; op++) {
 		const struct path_stats *stats =
-			summary->stats[(size_t) export * STORE_OP_COUNT + (size_t)op];
+			summary->stats[(size_t)export_index * STORE_OP_COUNT + (size_t)op];
 
-		for (uint32_t class = 0; stats != NULL && class < PATH_SIZE_CLASS_COUNT; class ++) {
-			if (stats[class].count > 0) {
+		for (uint32_t size_class = 0; stats != NULL && size_class < PATH_SIZE_CLASS_COUNT;
+			size_class++) {
+			if (stats[size_class].count > 0) {
 				json_array_append_new(
-					operations, class_json(&stats[class], op, class));
+					operations, class_json(&stats[size_class], op, size_class));
 			}
 		}
 	}
@@ -324,8 +327,9 @@ static json_t *export_json(const struct summary *summary, uint32_t export)
 		(json_int_t)store_size(entry->store), "read_only", entry->read_only, "connections",
 		(json_int_t)atomic_load_explicit(&entry->connections, memory_order_relaxed),
 		"synchro", synchro_json(entry->grain), "reads",
-		grain_json(&summary->grains[(size_t) export * 2]), "writes",
-		grain_json(&summary->grains[(size_t) export * 2 + 1]), "operations", operations);
+		grain_json(&summary->grains[(size_t)export_index * 2]), "writes",
+		grain_json(&summary->grains[(size_t)export_index * 2 + 1]), "operations",
+		operations);
 }
 
 static json_t *uris_json(const struct control_view *view)
