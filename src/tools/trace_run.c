@@ -14,7 +14,14 @@
 #include "base/units.h"
 #include "ring/ring.h"
 
-enum { QUOTE_BYTES = 256, MARKER_BYTES = 8, LOOKS_BETWEEN_YIELDS = 64, HUGE_BYTES = 2 << 20 };
+enum {
+	QUOTE_BYTES = 256,
+	MARKER_BYTES = 8,
+	LOOKS_BETWEEN_YIELDS = 64,
+	HUGE_BYTES = 2 << 20,
+	RETRIES_MAX = 1000, /* a second, at RETRY_NS each */
+	RETRY_NS = 1000000,
+};
 
 /* One part in flight. */
 struct part_op {
@@ -22,6 +29,7 @@ struct part_op {
 	struct tracer *tracer;
 	uint32_t index;
 	uint32_t done_bytes;
+	uint32_t retries; /* of reads that said "again" */
 };
 
 struct tracer {
@@ -159,6 +167,15 @@ static void part_failed(struct tracer *tracer, const struct trace_part *part, in
 	}
 }
 
+static void part_again(struct ring_op *op, int result)
+{
+	struct part_op *part_op = container_of(op, struct part_op, op);
+
+	GMB_UNUSED(result); /* nobody cancels it */
+	part_op->tracer->in_flight--;
+	part_submit(part_op->tracer, part_op->index);
+}
+
 static void part_done(struct ring_op *op, int result)
 {
 	struct part_op *part_op = container_of(op, struct part_op, op);
@@ -167,9 +184,12 @@ static void part_done(struct ring_op *op, int result)
 
 	tracer->in_flight--;
 	part->completed_ns = clock_now_ns() - tracer->start_ns;
-	if (result == -EINTR ||
-		(result > 0 && part_op->done_bytes + (uint32_t)result < part->bytes)) {
-		part_op->done_bytes += result > 0 ? (uint32_t)result : 0;
+	if ((result == -EINTR || result == -EAGAIN) && part_op->retries < RETRIES_MAX) {
+		part_op->retries++;
+		tracer->in_flight++;
+		ring_timer(tracer->ring, op, result == -EAGAIN ? RETRY_NS : 0, part_again);
+	} else if (result > 0 && part_op->done_bytes + (uint32_t)result < part->bytes) {
+		part_op->done_bytes += (uint32_t)result;
 		part_submit(tracer, part_op->index);
 	} else if (result <= 0) {
 		part_failed(tracer, part, result);
