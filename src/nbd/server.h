@@ -69,6 +69,9 @@ struct nbd_counters {
 	uint32_t inflight;   /* now */
 };
 
+/* Adds each of from's to into's. */
+void nbd_counters_add(struct nbd_counters *into, const struct nbd_counters *from);
+
 struct nbd_service;
 
 struct nbd_service_options {

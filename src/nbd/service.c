@@ -440,6 +440,20 @@ void nbd_service_counters(const struct nbd_service *service, struct nbd_counters
 	*counters = service->counters;
 }
 
+void nbd_counters_add(struct nbd_counters *into, const struct nbd_counters *from)
+{
+	into->sessions_accepted += from->sessions_accepted;
+	into->sessions_refused += from->sessions_refused;
+	into->sessions_failed += from->sessions_failed;
+	into->requests += from->requests;
+	into->errors += from->errors;
+	into->bytes_read += from->bytes_read;
+	into->bytes_written += from->bytes_written;
+	into->sessions += from->sessions;
+	into->handshakes += from->handshakes;
+	into->inflight += from->inflight;
+}
+
 const struct path_stats *nbd_service_stats(
 	const struct nbd_service *service, uint32_t export_index, enum store_op op)
 {

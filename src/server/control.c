@@ -205,16 +205,7 @@ static void inspect(struct nbd_service *service, void *context)
 	struct nbd_counters counters;
 
 	nbd_service_counters(service, &counters);
-	summary->counters.sessions_accepted += counters.sessions_accepted;
-	summary->counters.sessions_refused += counters.sessions_refused;
-	summary->counters.sessions_failed += counters.sessions_failed;
-	summary->counters.requests += counters.requests;
-	summary->counters.errors += counters.errors;
-	summary->counters.bytes_read += counters.bytes_read;
-	summary->counters.bytes_written += counters.bytes_written;
-	summary->counters.sessions += counters.sessions;
-	summary->counters.handshakes += counters.handshakes;
-	summary->counters.inflight += counters.inflight;
+	nbd_counters_add(&summary->counters, &counters);
 	for (uint32_t i = 0; i < summary->view->export_count; i++) {
 		add_stats(summary, service, i);
 		add_grains(summary, service, i);
