@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -23,6 +24,7 @@ enum {
 	PATH_BYTES = 256,
 	PATH_SHOWN_BYTES = 4 * 4096,
 	URI_BYTES_MAX = 3 * 4096 + 1024,
+	NEW_SECONDS = 10, /* much longer than from bind to listen */
 };
 
 struct control {
@@ -101,8 +103,22 @@ static void remove_if_stale(const char *path)
 	close(fd);
 }
 
-/* Between bind and listen a new server's socket looks abandoned: its process tells that it is not.
- */
+/* Between bind and listen a new server's socket looks abandoned. Its process tells that it is not,
+ * but for one in another container with the same folder: therefore a new one is left alone. */
+static bool is_new(const char *path)
+{
+	struct timespec now;
+	struct stat socket;
+
+	if (lstat(path, &socket) < 0) {
+		return true; /* its server has just taken it away */
+	}
+	clock_gettime(CLOCK_REALTIME, &now);
+	/* One of the future: the clock was set, and nobody knows. */
+	return now.tv_sec < socket.st_mtim.tv_sec ||
+	       now.tv_sec - socket.st_mtim.tv_sec < NEW_SECONDS;
+}
+
 static bool owner_lives(const char *socket_name)
 {
 	long pid = strtol(socket_name, NULL, 10);
@@ -122,7 +138,8 @@ static void sweep(const char *folder)
 
 		if (end != NULL && strcmp(end, ".sock") == 0 && !owner_lives(entry->d_name) &&
 			snprintf(path, sizeof(path), "%s/%s", folder, entry->d_name) <
-				(int)sizeof(path)) {
+				(int)sizeof(path) &&
+			!is_new(path)) {
 			remove_if_stale(path);
 		}
 	}

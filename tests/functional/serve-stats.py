@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import stat
+import subprocess
 import unittest
 
 import nbdmini
@@ -138,10 +139,31 @@ class Stats(support.Case):
         left = f"/run/gmblock/serve/{killed.process.pid}.sock"
         self.assertTrue(os.path.exists(left))
         killed.kill()
+        os.utime(left, (0, 0))
         server = self.start("memory:1M", "--listen", self.socket_uri("other"))
         self.assertEqual(self.stats(server.uri)["pid"], server.process.pid)
         self.assertFalse(os.path.exists(left))
         self.assertEqual(server.stop(), (0, ""))
+
+    def test_a_socket_that_is_about_to_listen_is_left_alone(self):
+        """Its process is in another container: here nobody has that number."""
+        if os.geteuid() != 0:
+            self.skipTest("only root has /run")
+        self.start_unix("memory:1M").stop()  # now the folder is there
+        with subprocess.Popen(["true"]) as nobody:
+            pass
+        path = f"/run/gmblock/serve/{nobody.pid}.sock"
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(path)
+            try:
+                self.start("memory:1M", "--listen", self.socket_uri("a")).stop()
+                self.assertTrue(os.path.exists(path))
+                os.utime(path, (0, 0))
+                self.start("memory:1M", "--listen", self.socket_uri("b")).stop()
+                self.assertFalse(os.path.exists(path))
+            finally:
+                if os.path.exists(path):
+                    os.unlink(path)
 
     def test_none_is_none(self):
         server = self.start_unix("memory:1M", "--control", "none")
