@@ -19,6 +19,7 @@ void nbd_limits_default(struct nbd_limits *limits)
 		.payload_bytes_max = NBD_PAYLOAD_BYTES_MAX,
 		.memory_bytes_max = UINT64_C(128) << 20,
 		.stall_timeout_ns = 30 * SECOND_NS,
+		.may_spin = true,
 	};
 }
 
@@ -335,7 +336,7 @@ int nbd_service_create(const struct nbd_service_options *options, struct nbd_ser
 	}
 	service->options = *options;
 	service->ring = options->ring;
-	patience_init(&service->patience);
+	patience_init(&service->patience, options->limits.may_spin);
 	list_init(&service->requests_free);
 	list_init(&service->rx_free);
 	list_init(&service->sends_free);
