@@ -11,9 +11,10 @@
 #include "attach/control.h"
 #include "attach/device.h"
 #include "attach/state.h"
+#include "base/log.h"
 #include "base/units.h"
 
-enum { URI_COLUMNS = 48 };
+enum { URI_COLUMNS = 48, SHOWN_BYTES = 4 * ATTACH_PATH_BYTES + 8 };
 
 /* --- listing ------------------------------------------------------------------------------- */
 
@@ -33,26 +34,41 @@ static int print_row(const struct state_entry *entry, void *context)
 {
 	uint32_t *rows = context;
 	char size[UNITS_TEXT_BYTES];
+	char device[SHOWN_BYTES];
+	char state[SHOWN_BYTES];
 	struct error answer;
+	const char *text = describe(entry, &answer);
 
 	if ((*rows)++ == 0) {
 		printf("%-16s %-5s %10s %-3s %-8s %-*s %s\n", "DEVICE", "KIND", "SIZE", "RO", "PID",
 			URI_COLUMNS, "URI", "STATE");
 	}
-	printf("%-16s %-5s %10s %-3s %-8d %-*s %s\n", entry->path, entry->kind,
+	printf("%-16s %-5s %10s %-3s %-8d %-*s %s\n",
+		log_escape(device, sizeof(device), entry->path, strlen(entry->path)), entry->kind,
 		units_format_bytes(size, entry->bytes), entry->read_only ? "yes" : "no",
-		(int)entry->pid, URI_COLUMNS, entry->uri, describe(entry, &answer));
+		(int)entry->pid, URI_COLUMNS, entry->uri,
+		log_escape(state, sizeof(state), text, strlen(text)));
 	return 0;
+}
+
+/* Any bytes as JSON, which is UTF-8: others are escaped. */
+static json_t *json_bytes(const char *text)
+{
+	char shown[SHOWN_BYTES];
+	json_t *value = json_string(text);
+
+	return value != NULL ? value
+			     : json_string(log_escape(shown, sizeof(shown), text, strlen(text)));
 }
 
 static int add_object(const struct state_entry *entry, void *context)
 {
 	json_t *list = context;
 	struct error answer;
-	json_t *object = json_pack("{s:s, s:s, s:s, s:I, s:b, s:i, s:b, s:s}", "device",
-		entry->path, "kind", entry->kind, "uri", entry->uri, "size",
+	json_t *object = json_pack("{s:o, s:s, s:s, s:I, s:b, s:i, s:b, s:o}", "device",
+		json_bytes(entry->path), "kind", entry->kind, "uri", entry->uri, "size",
 		(json_int_t)entry->bytes, "read_only", entry->read_only, "pid", entry->pid, "alive",
-		entry->alive, "state", describe(entry, &answer));
+		entry->alive, "state", json_bytes(describe(entry, &answer)));
 
 	return json_array_append_new(list, object) == 0 ? 0 : -ENOMEM;
 }
@@ -88,7 +104,8 @@ int attach_list(bool json, struct error *error)
 
 struct wish {
 	const char *name;
-	char *real; /* the same as a path without links, or NULL */
+	bool as_shown; /* name is a path as the list shows it */
+	char *real;    /* the same as a path without links, or NULL */
 	bool force;
 	bool found;
 	struct error *error;
@@ -96,6 +113,12 @@ struct wish {
 
 static bool is_meant(const struct state_entry *entry, const struct wish *wish)
 {
+	char shown[SHOWN_BYTES];
+
+	if (wish->as_shown) {
+		log_escape(shown, sizeof(shown), entry->path, strlen(entry->path));
+		return strcmp(shown, wish->name) == 0;
+	}
 	return strcmp(entry->name, wish->name) == 0 || strcmp(entry->path, wish->name) == 0 ||
 	       strcmp(entry->uri, wish->name) == 0 ||
 	       (wish->real != NULL && strcmp(entry->path, wish->real) == 0);
@@ -145,6 +168,10 @@ int attach_detach(const char *name, bool force, struct error *error)
 	wish.real = realpath(name, NULL);
 	rc = state_for_each(detach_entry, &wish, error);
 	free(wish.real);
+	if (rc == 0 && !wish.found) {
+		wish.as_shown = true;
+		rc = state_for_each(detach_entry, &wish, error);
+	}
 	if (rc == 0 && !wish.found) {
 		return error_set(error, -ENOENT,
 			"%s is not attached; gmblock attach --list shows what is", name);

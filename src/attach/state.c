@@ -13,6 +13,9 @@
 
 #include "base/log.h"
 
+/* Of log_escape(), so that nothing is cut. */
+enum { ESCAPED_PATH_BYTES = 4 * ATTACH_PATH_BYTES + 8 };
+
 /* --- places -------------------------------------------------------------------------------- */
 
 int state_folder(char out[PATH_MAX], struct error *error)
@@ -75,12 +78,16 @@ static int make_folder(struct error *error)
 
 /* --- writing ------------------------------------------------------------------------------- */
 
+/* A path is any bytes and JSON is UTF-8, so it is written with \xNN, also for each backslash of
+ * its own: unescape() gives back exactly what was there. */
 static int write_json(int fd, const struct state_entry *entry)
 {
+	char device[ESCAPED_PATH_BYTES];
 	json_t *root = json_pack("{s:s, s:s, s:s, s:i, s:i, s:I, s:b, s:b}", "kind", entry->kind,
-		"device", entry->path, "uri", entry->uri, "number", entry->number, "pid",
-		entry->pid, "bytes", (json_int_t)entry->bytes, "read_only", entry->read_only,
-		"made_file", entry->made_file);
+		"device", log_escape(device, sizeof(device), entry->path, strlen(entry->path)),
+		"uri", entry->uri, "number", entry->number, "pid", entry->pid, "bytes",
+		(json_int_t)entry->bytes, "read_only", entry->read_only, "made_file",
+		entry->made_file);
 	int rc;
 
 	if (root == NULL) {
@@ -138,6 +145,36 @@ void state_remove(const char *name)
 
 /* --- reading ------------------------------------------------------------------------------- */
 
+static int digit_of(char c)
+{
+	static const char digits[] = "0123456789abcdef";
+	const char *at = c != '\0' ? strchr(digits, c) : NULL;
+
+	return at != NULL ? (int)(at - digits) : -1;
+}
+
+/* What log_escape() has made of a path. False: it is no path of a disk. */
+static bool unescape(char out[ATTACH_PATH_BYTES], const char *text)
+{
+	size_t used = 0;
+
+	for (; *text != '\0' && used + 1 < ATTACH_PATH_BYTES; text++) {
+		int high = text[0] == '\\' && text[1] == 'x' ? digit_of(text[2]) : -1;
+		int low = high >= 0 ? digit_of(text[3]) : -1;
+
+		if (low < 0) {
+			out[used++] = *text;
+		} else if (high > 0 || low > 0) {
+			out[used++] = (char)(high << 4 | low);
+			text += 3;
+		} else {
+			break;
+		}
+	}
+	out[used] = '\0';
+	return *text == '\0';
+}
+
 static int read_entry(int fd, struct state_entry *entry)
 {
 	const char *kind;
@@ -149,12 +186,13 @@ static int read_entry(int fd, struct state_entry *entry)
 	json_t *root = json_loadfd(fd, 0, NULL);
 	int rc = -EINVAL;
 
-	if (root != NULL && json_unpack(root, "{s:s, s:s, s:s, s:i, s:i, s:I, s:b, s?b}", "kind",
-				    &kind, "device", &device, "uri", &uri, "number", &entry->number,
-				    "pid", &entry->pid, "bytes", &bytes, "read_only", &read_only,
-				    "made_file", &made_file) == 0) {
+	if (root != NULL &&
+		json_unpack(root, "{s:s, s:s, s:s, s:i, s:i, s:I, s:b, s?b}", "kind", &kind,
+			"device", &device, "uri", &uri, "number", &entry->number, "pid",
+			&entry->pid, "bytes", &bytes, "read_only", &read_only, "made_file",
+			&made_file) == 0 &&
+		unescape(entry->path, device)) {
 		snprintf(entry->kind, sizeof(entry->kind), "%s", kind);
-		snprintf(entry->path, sizeof(entry->path), "%s", device);
 		entry->uri = strdup(uri);
 		entry->bytes = (uint64_t)bytes;
 		entry->read_only = read_only != 0;

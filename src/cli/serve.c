@@ -53,6 +53,8 @@ static const char help[] =
 	"      --handshake-timeout TIME  how long they may take for it, such as 10s\n"
 	"      --max-inflight N        requests at work per connection\n"
 	"      --max-inflight-total N  requests at work in all\n"
+	"      --spin auto|off         look for requests for up to 50 us before sleeping, where\n"
+	"                              that pays, or never\n"
 	"\n"
 	"      --help                  print this\n"
 	"\n"
@@ -189,6 +191,7 @@ static int parse_arguments(struct server_config *config, int argc, char **argv)
 		{ "handshake-timeout", .take = take_limit },
 		{ "max-inflight", .take = take_limit },
 		{ "max-inflight-total", .take = take_limit },
+		{ "spin", .take = take_limit },
 		{ "control", .take = take_control },
 	};
 	struct arguments arguments = { .config = config };

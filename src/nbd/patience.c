@@ -21,9 +21,10 @@ static const uint64_t window_ns_min = 5000000;
 /* A pause in the traffic says nothing about the rate. */
 static const uint64_t window_ns_max = 200000000;
 
-void patience_init(struct patience *patience)
+void patience_init(struct patience *patience, bool may_spin)
 {
-	*patience = (struct patience){ .state = PATIENCE_SLEEPING,
+	*patience = (struct patience){ .may_spin = may_spin,
+		.state = PATIENCE_SLEEPING,
 		.way = PATIENCE_SLEEP,
 		.backoff_windows = PATIENCE_BACKOFF_WINDOWS_MIN };
 }
@@ -50,6 +51,13 @@ static bool uses_way(const struct patience *patience)
 static enum patience_way current_way(const struct patience *patience)
 {
 	return uses_way(patience) ? patience->way : PATIENCE_SLEEP;
+}
+
+static void sleep_on(struct patience *patience)
+{
+	patience->way = PATIENCE_SLEEP;
+	patience->lost_ns = 0;
+	become(patience, PATIENCE_SLEEPING, PATIENCE_BACKOFF_WINDOWS_MIN);
 }
 
 static void try_way(struct patience *patience, enum patience_way way)
@@ -82,11 +90,15 @@ static void judge_trial(struct patience *patience)
 	}
 }
 
-/* What to try next: where gathering was the last to lose, spinning gets its chance. */
+/* What to try next: where gathering was the last to lose, spinning gets its chance. Sleeping: there
+ * is nothing to try. */
 static enum patience_way candidate(const struct patience *patience)
 {
 	bool gather_lost = patience->state == PATIENCE_SLEEPING && patience->way == PATIENCE_GATHER;
 
+	if (!patience->may_spin) {
+		return gathers(patience) ? PATIENCE_GATHER : PATIENCE_SLEEP;
+	}
 	return gathers(patience) && !gather_lost ? PATIENCE_GATHER : PATIENCE_SPIN;
 }
 
@@ -103,6 +115,8 @@ static bool verdict_is_void(const struct patience *patience, uint64_t request_ns
 
 static void window_done(struct patience *patience, uint64_t elapsed_ns)
 {
+	enum patience_way way;
+
 	if (patience->state == PATIENCE_TRYING) {
 		patience->trial_ns[uses_way(patience)] += elapsed_ns;
 		patience->trial_requests[uses_way(patience)] += patience->window_requests;
@@ -118,8 +132,13 @@ static void window_done(struct patience *patience, uint64_t elapsed_ns)
 	}
 	if (patience->state == PATIENCE_TRYING) {
 		judge_trial(patience);
+		return;
+	}
+	way = candidate(patience);
+	if (way == PATIENCE_SLEEP) {
+		sleep_on(patience);
 	} else {
-		try_way(patience, candidate(patience));
+		try_way(patience, way);
 	}
 }
 

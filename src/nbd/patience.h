@@ -49,6 +49,7 @@ enum {
 };
 
 struct patience {
+	bool may_spin;
 	enum patience_state state;
 	enum patience_way way; /* being tried or held */
 	uint64_t window_start_ns;
@@ -61,7 +62,8 @@ struct patience {
 	uint64_t lost_ns; /* a request's time asleep when the last trial was lost, or 0 */
 };
 
-void patience_init(struct patience *patience);
+/* may_spin false: spinning is never tried. */
+void patience_init(struct patience *patience, bool may_spin);
 
 /* Told after every turn how many requests it brought. Returns how to wait for the next. */
 enum patience_way patience_turn(struct patience *patience, uint64_t now_ns, uint32_t requests);

@@ -51,6 +51,7 @@ struct nbd_limits {
 	uint64_t memory_bytes_max;  /* payload memory of this service */
 	uint64_t stall_timeout_ns;  /* a session that holds memory or requests others wait for,
 				     * without network progress for so long, is ended */
+	bool may_spin; /* look for requests for a moment before sleeping, where that pays */
 };
 
 /* Values that suit one reactor of a small server. */
@@ -68,6 +69,9 @@ struct nbd_counters {
 	uint32_t handshakes; /* now */
 	uint32_t inflight;   /* now */
 };
+
+/* Adds each of from's to into's. */
+void nbd_counters_add(struct nbd_counters *into, const struct nbd_counters *from);
 
 struct nbd_service;
 

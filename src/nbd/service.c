@@ -19,6 +19,7 @@ void nbd_limits_default(struct nbd_limits *limits)
 		.payload_bytes_max = NBD_PAYLOAD_BYTES_MAX,
 		.memory_bytes_max = UINT64_C(128) << 20,
 		.stall_timeout_ns = 30 * SECOND_NS,
+		.may_spin = true,
 	};
 }
 
@@ -335,7 +336,7 @@ int nbd_service_create(const struct nbd_service_options *options, struct nbd_ser
 	}
 	service->options = *options;
 	service->ring = options->ring;
-	patience_init(&service->patience);
+	patience_init(&service->patience, options->limits.may_spin);
 	list_init(&service->requests_free);
 	list_init(&service->rx_free);
 	list_init(&service->sends_free);
@@ -438,6 +439,20 @@ void nbd_service_drain(struct nbd_service *service, uint64_t deadline_ns,
 void nbd_service_counters(const struct nbd_service *service, struct nbd_counters *counters)
 {
 	*counters = service->counters;
+}
+
+void nbd_counters_add(struct nbd_counters *into, const struct nbd_counters *from)
+{
+	into->sessions_accepted += from->sessions_accepted;
+	into->sessions_refused += from->sessions_refused;
+	into->sessions_failed += from->sessions_failed;
+	into->requests += from->requests;
+	into->errors += from->errors;
+	into->bytes_read += from->bytes_read;
+	into->bytes_written += from->bytes_written;
+	into->sessions += from->sessions;
+	into->handshakes += from->handshakes;
+	into->inflight += from->inflight;
 }
 
 const struct path_stats *nbd_service_stats(

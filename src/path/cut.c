@@ -14,9 +14,10 @@ static struct grain *grain_of(const struct path_request *request)
 /* True when the disk takes time that something else can be done in. */
 static bool can_overlap(const struct path_request *request)
 {
-	const struct store_info *info = store_info(request->export->store);
+	const struct store *store = request->export->store;
+	const struct store_info *info = store_info(store);
 
-	return request->op == STORE_READ ? info->read_direct || info->tells_progress
+	return request->op == STORE_READ ? info->read_direct || store_tells_progress(store)
 					 : info->write_direct;
 }
 
@@ -48,7 +49,7 @@ static void choose_grain(struct path_request *request)
 		return;
 	}
 	request->grain = asked != PATH_GRAIN_AUTO ? asked : best_grain(request);
-	if (request->op == STORE_READ && info->tells_progress) {
+	if (request->op == STORE_READ && store_tells_progress(request->export->store)) {
 		/* No need for parts but where another member begins. */
 		request->told_step = request->grain;
 		request->grain = info->stripe_chunk >= GRAIN_BYTES_MIN

@@ -8,12 +8,13 @@ _Static_assert(PATH_LATENCY_PARTS == 1 << PART_BITS, "parts");
 
 uint32_t path_size_class(uint64_t length)
 {
-	uint32_t class = 0;
+	uint32_t size_class = 0;
 
-	while (class < PATH_SIZE_CLASS_COUNT - 1 && length > path_size_class_limit(class)) {
-		class ++;
+	while (size_class < PATH_SIZE_CLASS_COUNT - 1 &&
+		length > path_size_class_limit(size_class)) {
+		size_class++;
 	}
-	return class;
+	return size_class;
 }
 
 uint64_t path_size_class_limit(uint32_t size_class)

@@ -184,6 +184,21 @@ int server_config_set_memory_origin(
 	return 0;
 }
 
+static int set_spin(struct server_limits *limits, const char *value, struct error *error)
+{
+	char shown[SHOWN_BYTES];
+
+	if (strcmp(value, "auto") == 0) {
+		limits->spin = SERVER_SPIN_AUTO;
+	} else if (strcmp(value, "off") == 0) {
+		limits->spin = SERVER_SPIN_OFF;
+	} else {
+		return error_set(error, -EINVAL, "'%s' is neither auto nor off",
+			log_escape(shown, sizeof(shown), value, strlen(value)));
+	}
+	return 0;
+}
+
 int server_limits_set(
 	struct server_limits *limits, const char *key, const char *value, struct error *error)
 {
@@ -204,6 +219,9 @@ int server_limits_set(
 		if (strcmp(key, counts[i].key) == 0) {
 			return units_parse_count(value, 1, counts[i].max, counts[i].count, error);
 		}
+	}
+	if (strcmp(key, "spin") == 0) {
+		return set_spin(limits, value, error);
 	}
 	if (strcmp(key, "memory") == 0) {
 		rc = units_parse_bytes(value, &limits->memory_bytes, error);
@@ -232,6 +250,7 @@ void server_limits_merge(struct server_limits *limits, const struct server_limit
 	FILL(handshakes_max);
 	FILL(inflight_max);
 	FILL(inflight_total_max);
+	FILL(spin);
 #undef FILL
 }
 
@@ -264,6 +283,7 @@ static int finish_limits(struct server_config *config, struct error *error)
 	defaults.handshakes_max = reactor.handshakes_max * limits->threads;
 	defaults.inflight_max = reactor.inflight_per_session_max;
 	defaults.inflight_total_max = reactor.inflight_max * limits->threads;
+	defaults.spin = SERVER_SPIN_AUTO;
 	server_limits_merge(limits, &defaults);
 	if (limits->memory_bytes / limits->threads < ARENA_SLAB_BYTES) {
 		GMB_ASSERT(config->memory_origin != NULL); /* the default is enough */

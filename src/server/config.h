@@ -53,6 +53,8 @@ struct server_listen {
 	char *origin;
 };
 
+enum server_spin { SERVER_SPIN_UNSET, SERVER_SPIN_AUTO, SERVER_SPIN_OFF };
+
 /* Of the whole server; 0 = not given. server_config_finish() fills in the defaults. */
 struct server_limits {
 	uint64_t memory_bytes;
@@ -62,6 +64,7 @@ struct server_limits {
 	uint32_t handshakes_max;
 	uint32_t inflight_max; /* per connection */
 	uint32_t inflight_total_max;
+	enum server_spin spin;
 };
 
 struct server_config {
@@ -114,7 +117,8 @@ GMB_MUST_CHECK int server_config_add_command(
 GMB_MUST_CHECK int server_config_set_control(
 	struct server_config *config, const char *path, struct error *error);
 
-/* key: memory, threads, connections, handshakes, handshake-timeout, inflight, inflight-total. */
+/* key: memory, threads, connections, handshakes, handshake-timeout, inflight, inflight-total,
+ * spin. */
 GMB_MUST_CHECK int server_limits_set(
 	struct server_limits *limits, const char *key, const char *value, struct error *error);
 /* Remembers where the memory limit came from, for messages. origin is copied. */

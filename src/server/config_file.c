@@ -34,6 +34,7 @@ struct file_limits {
 	char *handshake_timeout;
 	char *inflight;
 	char *inflight_total;
+	char *spin;
 };
 
 struct file_top {
@@ -83,6 +84,7 @@ static const cyaml_schema_field_t limit_fields[] = {
 	TEXT_FIELD("handshake-timeout", struct file_limits, handshake_timeout),
 	TEXT_FIELD("inflight", struct file_limits, inflight),
 	TEXT_FIELD("inflight-total", struct file_limits, inflight_total),
+	TEXT_FIELD("spin", struct file_limits, spin),
 	CYAML_FIELD_END,
 };
 
@@ -141,6 +143,7 @@ static int load_limits(struct loader *loader, const struct file_limits *file)
 		{ "handshake-timeout", file->handshake_timeout },
 		{ "inflight", file->inflight },
 		{ "inflight-total", file->inflight_total },
+		{ "spin", file->spin },
 	};
 	const struct config_place memory = { "limits", -1, "memory", -1 };
 	char where[CONFIG_ORIGIN_BYTES];

@@ -15,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "server/tracing.h"
 #include "server/visitors.h"
@@ -23,6 +24,7 @@ enum {
 	PATH_BYTES = 256,
 	PATH_SHOWN_BYTES = 4 * 4096,
 	URI_BYTES_MAX = 3 * 4096 + 1024,
+	NEW_SECONDS = 10, /* much longer than from bind to listen */
 };
 
 struct control {
@@ -101,8 +103,22 @@ static void remove_if_stale(const char *path)
 	close(fd);
 }
 
-/* Between bind and listen a new server's socket looks abandoned: its process tells that it is not.
- */
+/* Between bind and listen a new server's socket looks abandoned. Its process tells that it is not,
+ * but for one in another container with the same folder: therefore a new one is left alone. */
+static bool is_new(const char *path)
+{
+	struct timespec now;
+	struct stat socket;
+
+	if (lstat(path, &socket) < 0) {
+		return true; /* its server has just taken it away */
+	}
+	clock_gettime(CLOCK_REALTIME, &now);
+	/* One of the future: the clock was set, and nobody knows. */
+	return now.tv_sec < socket.st_mtim.tv_sec ||
+	       now.tv_sec - socket.st_mtim.tv_sec < NEW_SECONDS;
+}
+
 static bool owner_lives(const char *socket_name)
 {
 	long pid = strtol(socket_name, NULL, 10);
@@ -122,7 +138,8 @@ static void sweep(const char *folder)
 
 		if (end != NULL && strcmp(end, ".sock") == 0 && !owner_lives(entry->d_name) &&
 			snprintf(path, sizeof(path), "%s/%s", folder, entry->d_name) <
-				(int)sizeof(path)) {
+				(int)sizeof(path) &&
+			!is_new(path)) {
 			remove_if_stale(path);
 		}
 	}
@@ -159,12 +176,13 @@ struct summary {
 	bool short_of_memory;
 };
 
-static void add_stats(struct summary *summary, const struct nbd_service *service, uint32_t export)
+static void add_stats(
+	struct summary *summary, const struct nbd_service *service, uint32_t export_index)
 {
 	for (int op = 0; op < STORE_OP_COUNT; op++) {
-		const struct path_stats *from = nbd_service_stats(service, export, op);
+		const struct path_stats *from = nbd_service_stats(service, export_index, op);
 		struct path_stats **into =
-			&summary->stats[(size_t) export * STORE_OP_COUNT + (size_t)op];
+			&summary->stats[(size_t)export_index * STORE_OP_COUNT + (size_t)op];
 
 		if (from == NULL) {
 			continue;
@@ -176,19 +194,20 @@ static void add_stats(struct summary *summary, const struct nbd_service *service
 			summary->short_of_memory = true;
 			return;
 		}
-		for (int class = 0; class < PATH_SIZE_CLASS_COUNT; class ++) {
-			path_stats_merge(*into + class, from + class);
+		for (int size_class = 0; size_class < PATH_SIZE_CLASS_COUNT; size_class++) {
+			path_stats_merge(*into + size_class, from + size_class);
 		}
 	}
 }
 
-static void add_grains(struct summary *summary, const struct nbd_service *service, uint32_t export)
+static void add_grains(
+	struct summary *summary, const struct nbd_service *service, uint32_t export_index)
 {
 	static const enum store_op ops[] = { STORE_READ, STORE_WRITE };
 
 	for (size_t i = 0; i < ARRAY_COUNT(ops); i++) {
-		const struct grain *from = nbd_service_grain(service, export, ops[i]);
-		struct grain *into = &summary->grains[(size_t) export * ARRAY_COUNT(ops) + i];
+		const struct grain *from = nbd_service_grain(service, export_index, ops[i]);
+		struct grain *into = &summary->grains[(size_t)export_index * ARRAY_COUNT(ops) + i];
 
 		if (from->disk_rate >= into->disk_rate) {
 			*into = *from;
@@ -203,16 +222,7 @@ static void inspect(struct nbd_service *service, void *context)
 	struct nbd_counters counters;
 
 	nbd_service_counters(service, &counters);
-	summary->counters.sessions_accepted += counters.sessions_accepted;
-	summary->counters.sessions_refused += counters.sessions_refused;
-	summary->counters.sessions_failed += counters.sessions_failed;
-	summary->counters.requests += counters.requests;
-	summary->counters.errors += counters.errors;
-	summary->counters.bytes_read += counters.bytes_read;
-	summary->counters.bytes_written += counters.bytes_written;
-	summary->counters.sessions += counters.sessions;
-	summary->counters.handshakes += counters.handshakes;
-	summary->counters.inflight += counters.inflight;
+	nbd_counters_add(&summary->counters, &counters);
 	for (uint32_t i = 0; i < summary->view->export_count; i++) {
 		add_stats(summary, service, i);
 		add_grains(summary, service, i);
@@ -257,9 +267,9 @@ static json_t *per_request_us(uint64_t sum_ns, uint64_t count)
 	return json_real(count > 0 ? (double)sum_ns / (double)count / 1000 : 0);
 }
 
-static json_t *class_json(const struct path_stats *stats, int op, uint32_t class)
+static json_t *class_json(const struct path_stats *stats, int op, uint32_t size_class)
 {
-	uint64_t limit = path_size_class_limit(class);
+	uint64_t limit = path_size_class_limit(size_class);
 	json_t *latency = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "mean",
 		per_request_us(stats->total_ns, stats->count), "p50",
 		us(path_stats_quantile_ns(stats, 500000)), "p90",
@@ -272,10 +282,11 @@ static json_t *class_json(const struct path_stats *stats, int op, uint32_t class
 		per_request_us(stats->state_ns[PATH_STATE_SEND_INIT], stats->count), "send",
 		per_request_us(stats->state_ns[PATH_STATE_SEND], stats->count));
 
-	return json_pack("{s:s, s:o, s:I, s:I, s:I, s:o, s:o}", "operation",
-		tracing_operation((enum store_op)op), "size_max",
-		limit == UINT64_MAX ? json_null() : json_integer((json_int_t)limit), "count",
-		(json_int_t)stats->count, "errors", (json_int_t)stats->errors, "bytes",
+	return json_pack("{s:s, s:I, s:o, s:I, s:I, s:I, s:o, s:o}", "operation",
+		tracing_operation((enum store_op)op), "size_above",
+		(json_int_t)(size_class > 0 ? path_size_class_limit(size_class - 1) : 0),
+		"size_max", limit == UINT64_MAX ? json_null() : json_integer((json_int_t)limit),
+		"count", (json_int_t)stats->count, "errors", (json_int_t)stats->errors, "bytes",
 		(json_int_t)stats->bytes, "latency_us", latency, "state_us", states);
 }
 
@@ -299,21 +310,22 @@ static json_t *synchro_json(uint32_t grain)
 	return grain == PATH_GRAIN_OFF ? json_string("off") : json_integer((json_int_t)grain);
 }
 
-static json_t *export_json(const struct summary *summary, uint32_t export)
+static json_t *export_json(const struct summary *summary, uint32_t export_index)
 {
-	const struct nbd_export *entry = &summary->view->exports[export];
-	const char *path = summary->view->paths[export];
+	const struct nbd_export *entry = &summary->view->exports[export_index];
+	const char *path = summary->view->paths[export_index];
 	json_t *operations = json_array();
 	char shown[PATH_SHOWN_BYTES];
 
 	for (int op = 0; op < STORE_OP_COUNT; op++) {
 		const struct path_stats *stats =
-			summary->stats[(size_t) export * STORE_OP_COUNT + (size_t)op];
+			summary->stats[(size_t)export_index * STORE_OP_COUNT + (size_t)op];
 
-		for (uint32_t class = 0; stats != NULL && class < PATH_SIZE_CLASS_COUNT; class ++) {
-			if (stats[class].count > 0) {
+		for (uint32_t size_class = 0; stats != NULL && size_class < PATH_SIZE_CLASS_COUNT;
+			size_class++) {
+			if (stats[size_class].count > 0) {
 				json_array_append_new(
-					operations, class_json(&stats[class], op, class));
+					operations, class_json(&stats[size_class], op, size_class));
 			}
 		}
 	}
@@ -324,8 +336,9 @@ static json_t *export_json(const struct summary *summary, uint32_t export)
 		(json_int_t)store_size(entry->store), "read_only", entry->read_only, "connections",
 		(json_int_t)atomic_load_explicit(&entry->connections, memory_order_relaxed),
 		"synchro", synchro_json(entry->grain), "reads",
-		grain_json(&summary->grains[(size_t) export * 2]), "writes",
-		grain_json(&summary->grains[(size_t) export * 2 + 1]), "operations", operations);
+		grain_json(&summary->grains[(size_t)export_index * 2]), "writes",
+		grain_json(&summary->grains[(size_t)export_index * 2 + 1]), "operations",
+		operations);
 }
 
 static json_t *uris_json(const struct control_view *view)
@@ -357,19 +370,11 @@ static json_t *counters_json(const struct nbd_counters *counters)
 		(json_int_t)counters->bytes_written);
 }
 
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
-}
-
 /* The answer, to be freed; NULL when there is no memory for it. */
 static char *make_answer(const struct control_view *view)
 {
 	struct summary summary = { .view = view };
-	uint64_t at_ns = now_ns();
+	uint64_t at_ns = clock_now_ns();
 	char *text = NULL;
 
 	if (collect(&summary) == 0) {

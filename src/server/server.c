@@ -295,6 +295,7 @@ static struct nbd_limits reactor_limits(const struct server_limits *limits)
 	out.inflight_per_session_max = limits->inflight_max;
 	out.inflight_max = share_of(limits->inflight_total_max, limits->threads);
 	out.memory_bytes_max = limits->memory_bytes / limits->threads;
+	out.may_spin = limits->spin != SERVER_SPIN_OFF;
 	return out;
 }
 

@@ -9,8 +9,9 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/timerfd.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "base/clock.h"
 
 #define SECOND_NS UINT64_C(1000000000)
 /* How long a visitor may say nothing before that is taken for its question. */
@@ -56,14 +57,6 @@ struct visitors {
 	uint32_t count;
 	struct visitor places[VISITORS_MAX];
 };
-
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * SECOND_NS + (uint64_t)now.tv_nsec;
-}
 
 /* --- what is waited for -------------------------------------------------------------------- */
 
@@ -133,7 +126,7 @@ static void visitor_open(struct visitors *visitors, int fd)
 	visitor->state = VISITOR_ASKS;
 	visitor->fd = fd;
 	visitor->question_bytes = 0;
-	visitor->deadline_ns = now_ns() + SILENCE_NS;
+	visitor->deadline_ns = clock_now_ns() + SILENCE_NS;
 	visitors->count++;
 }
 
@@ -169,7 +162,7 @@ static void hear_question(struct visitor *visitor)
 	} else if (visitor->question_bytes == QUESTION_BYTES - 1) {
 		visitor_close(visitor); /* nobody has so much to ask */
 	} else {
-		visitor->deadline_ns = now_ns() + PATIENCE_NS;
+		visitor->deadline_ns = clock_now_ns() + PATIENCE_NS;
 	}
 }
 
@@ -200,7 +193,7 @@ static void send_answer(struct visitor *visitor)
 		return;
 	}
 	visitor->answer_sent += (size_t)sent;
-	visitor->deadline_ns = now_ns() + PATIENCE_NS;
+	visitor->deadline_ns = clock_now_ns() + PATIENCE_NS;
 	if (visitor->answer_sent == visitor->answer_bytes) {
 		visitor_close(visitor);
 	}
@@ -213,7 +206,7 @@ void visitor_answer(struct visitor *visitor, char *text)
 	visitor->answer = text;
 	visitor->answer_bytes = text != NULL ? strlen(text) : 0;
 	visitor->answer_sent = 0;
-	visitor->deadline_ns = now_ns() + PATIENCE_NS;
+	visitor->deadline_ns = clock_now_ns() + PATIENCE_NS;
 	/* Sent by the next turn, so that no visitor goes away below its caller. */
 	(void)watch(visitor->visitors, EPOLL_CTL_MOD, visitor->fd, EPOLLOUT, visitor);
 }
@@ -237,14 +230,14 @@ static void accept_one(struct visitors *visitors)
 	if (fd >= 0) {
 		visitor_open(visitors, fd);
 	} else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-		visitors->resume_ns = now_ns() + SHORTAGE_NS;
+		visitors->resume_ns = clock_now_ns() + SHORTAGE_NS;
 	}
 	watch_listener(visitors);
 }
 
 static void expire(struct visitors *visitors)
 {
-	uint64_t now = now_ns();
+	uint64_t now = clock_now_ns();
 	uint64_t count;
 	ssize_t got = read(visitors->timer_fd, &count, sizeof(count));
 
@@ -335,11 +328,11 @@ void visitors_stop(struct visitors *visitors)
 
 void visitors_flush(struct visitors *visitors)
 {
-	uint64_t end_ns = now_ns() + FLUSH_NS;
+	uint64_t end_ns = clock_now_ns() + FLUSH_NS;
 	struct pollfd fd = { .fd = visitors->epoll_fd, .events = POLLIN };
 	uint64_t now;
 
-	while (visitors->count > 0 && (now = now_ns()) < end_ns) {
+	while (visitors->count > 0 && (now = clock_now_ns()) < end_ns) {
 		(void)poll(&fd, 1, (int)((end_ns - now) / (SECOND_NS / 1000) + 1));
 		visitors_serve(visitors);
 	}

@@ -374,6 +374,7 @@ int marker_store_open(
 	store->base.ops = &marker_ops;
 	store->base.info = inner->info;
 	store->base.info.tells_progress = true;
+	store->base.info.progress_off = &store->is_off;
 	store->inner = inner;
 	*store_out = &store->base;
 	return 0;

@@ -270,30 +270,11 @@ static uint64_t memory_size(struct store *store)
 	return container_of(store, struct memory_store, base)->size;
 }
 
-static int memory_queue_create(
-	struct store *store, struct ring *ring, struct store_queue **queue_out, struct error *error)
-{
-	struct store_queue *queue = calloc(1, sizeof(*queue));
-
-	GMB_UNUSED(store);
-	GMB_UNUSED(ring);
-	if (queue == NULL) {
-		return error_set(error, -ENOMEM, "not enough memory for a queue");
-	}
-	*queue_out = queue;
-	return 0;
-}
-
-static void memory_queue_destroy(struct store_queue *queue)
-{
-	free(queue);
-}
-
 static const struct store_ops memory_ops = {
 	.name = "memory",
 	.close = memory_close,
-	.queue_create = memory_queue_create,
-	.queue_destroy = memory_queue_destroy,
+	.queue_create = store_plain_queue_create,
+	.queue_destroy = store_plain_queue_destroy,
 	.submit = memory_submit,
 	.size = memory_size,
 };

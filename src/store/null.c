@@ -25,25 +25,6 @@ static uint64_t null_size(struct store *store)
 	return container_of(store, struct null_store, base)->size;
 }
 
-static int null_queue_create(
-	struct store *store, struct ring *ring, struct store_queue **queue_out, struct error *error)
-{
-	struct store_queue *queue = calloc(1, sizeof(*queue));
-
-	GMB_UNUSED(store);
-	GMB_UNUSED(ring);
-	if (queue == NULL) {
-		return error_set(error, -ENOMEM, "not enough memory for a queue");
-	}
-	*queue_out = queue;
-	return 0;
-}
-
-static void null_queue_destroy(struct store_queue *queue)
-{
-	free(queue);
-}
-
 static void null_submit(struct store_queue *queue, struct store_part *part)
 {
 	struct null_store *store = container_of(queue->store, struct null_store, base);
@@ -65,8 +46,8 @@ static void null_submit(struct store_queue *queue, struct store_part *part)
 static const struct store_ops null_ops = {
 	.name = "null",
 	.close = null_close,
-	.queue_create = null_queue_create,
-	.queue_destroy = null_queue_destroy,
+	.queue_create = store_plain_queue_create,
+	.queue_destroy = store_plain_queue_destroy,
 	.submit = null_submit,
 	.size = null_size,
 };

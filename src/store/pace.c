@@ -415,6 +415,7 @@ int pace_store_open(struct store *inner, const struct store_pace *pace, struct s
 	store->base.ops = &pace_ops;
 	store->base.info = inner->info;
 	store->base.info.tells_progress = true;
+	store->base.info.progress_off = NULL; /* it counts by itself */
 	if (pace->members > 1) {
 		store->base.info.stripe_chunk = pace->chunk;
 		store->base.info.stripe_members = pace->members;

@@ -2,6 +2,7 @@
 #include "store/store.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/bytes.h"
@@ -141,6 +142,25 @@ void store_close(struct store *store)
 uint64_t store_size(struct store *store)
 {
 	return store->ops->size(store);
+}
+
+int store_plain_queue_create(
+	struct store *store, struct ring *ring, struct store_queue **queue_out, struct error *error)
+{
+	struct store_queue *queue = calloc(1, sizeof(*queue));
+
+	GMB_UNUSED(store);
+	GMB_UNUSED(ring);
+	if (queue == NULL) {
+		return error_set(error, -ENOMEM, "not enough memory for a queue");
+	}
+	*queue_out = queue;
+	return 0;
+}
+
+void store_plain_queue_destroy(struct store_queue *queue)
+{
+	free(queue);
 }
 
 int store_queue_create(

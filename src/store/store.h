@@ -76,7 +76,10 @@ struct store_info {
 	uint64_t io_max;       /* largest single device command, 0 = unknown */
 	uint32_t stripe_chunk; /* bytes per member, 0 = not striped */
 	uint32_t stripe_members;
-	bool tells_progress; /* of reads, before they are done */
+	bool tells_progress;		  /* of reads, before they are done: has a source, see
+					   * store_tells_progress() */
+	const _Atomic bool *progress_off; /* turns true when that source gives up; NULL: it never
+					   * does. Lives as long as the store */
 };
 
 struct store;
@@ -230,6 +233,15 @@ void store_close(struct store *store);
 static inline const struct store_info *store_info(const struct store *store)
 {
 	return &store->info;
+}
+/* True while reads may be told of before they are done. Any thread, each time it matters. */
+static inline bool store_tells_progress(const struct store *store)
+{
+	const _Atomic bool *off = store->info.progress_off;
+
+	/* Relaxed: who learns of it one read later is only told less often than it thought. */
+	return store->info.tells_progress &&
+	       (off == NULL || !atomic_load_explicit(off, memory_order_relaxed));
 }
 /* Bytes, exactly; grows and shrinks are seen. Cheap enough for a connection, not for a request. */
 uint64_t store_size(struct store *store);

@@ -33,6 +33,11 @@ GMB_MUST_CHECK int delay_store_open(struct store *inner, const struct store_rule
 GMB_MUST_CHECK int pace_store_open(struct store *inner, const struct store_pace *pace,
 	struct store **store_out, struct error *error);
 
+/* The queue of a store that needs nothing of its own for one. */
+GMB_MUST_CHECK int store_plain_queue_create(struct store *store, struct ring *ring,
+	struct store_queue **queue_out, struct error *error);
+void store_plain_queue_destroy(struct store_queue *queue);
+
 /* Gives the part to a filter's inner queue. done is called in place of the submitter's when the
  * inner store finishes, with part->queue being the filter's again; it must end in store_finish().
  */

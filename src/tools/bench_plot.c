@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/bench_plot.h"
 
-#include <errno.h>
 #include <math.h>
-#include <string.h>
 
 #include "tools/svg.h"
 
@@ -152,33 +150,6 @@ static void canvas_bin(struct canvas *canvas)
 
 /* --- drawing ------------------------------------------------------------------------------- */
 
-static void draw_head(const struct canvas *canvas)
-{
-	FILE *out = canvas->out;
-
-	fprintf(out,
-		"<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n"
-		"<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
-		"viewBox=\"0 0 %d %d\" role=\"img\">\n<title>",
-		WIDTH, HEIGHT, WIDTH, HEIGHT);
-	svg_text(out, canvas->plot->title);
-	fputs("</title>\n"
-	      "<style>\n"
-	      "text { font: 12px sans-serif; fill: #222 }\n"
-	      ".head { font-size: 16px; font-weight: bold }\n"
-	      ".end { text-anchor: end }\n"
-	      ".middle { text-anchor: middle }\n"
-	      ".grid { stroke: #ddd; fill: none }\n"
-	      ".frame { stroke: #888; fill: none }\n"
-	      ".area { fill-opacity: 0.35; stroke-width: 1 }\n"
-	      ".curve { fill: none; stroke-width: 2; stroke-linejoin: round }\n"
-	      "</style>\n",
-		out);
-	fprintf(out, "<rect width=\"%d\" height=\"%d\" fill=\"#fff\"/>\n", WIDTH, HEIGHT);
-	svg_label(out, LEFT, 28, "head", canvas->plot->title);
-	svg_label(out, LEFT, 48, "sub", canvas->plot->subtitle);
-}
-
 static void draw_legend(const struct canvas *canvas)
 {
 	for (uint32_t i = 0; i < canvas->plot->series_count; i++) {
@@ -321,12 +292,21 @@ static void draw_curve(const struct canvas *canvas, uint32_t which)
 int bench_plot_write(FILE *out, const struct bench_plot *plot, struct error *error)
 {
 	struct canvas canvas = { .out = out, .plot = plot };
+	const struct svg_head head = {
+		.width = WIDTH,
+		.height = HEIGHT,
+		.x = LEFT,
+		.title = plot->title,
+		.subtitle = plot->subtitle,
+		.style = ".area { fill-opacity: 0.35; stroke-width: 1 }\n"
+			 ".curve { fill: none; stroke-width: 2; stroke-linejoin: round }\n",
+	};
 
 	GMB_ASSERT(plot->series_count >= 1);
 	GMB_ASSERT(plot->series_count <= BENCH_PLOT_SERIES_MAX);
 	canvas_measure(&canvas);
 	canvas_bin(&canvas);
-	draw_head(&canvas);
+	svg_begin(out, &head);
 	draw_legend(&canvas);
 	draw_latency_axis(&canvas);
 	draw_share_axis(&canvas);
@@ -336,11 +316,5 @@ int bench_plot_write(FILE *out, const struct bench_plot *plot, struct error *err
 		draw_curve(&canvas, i);
 	}
 	draw_frames(&canvas);
-	fputs("</svg>\n", out);
-	if (fflush(out) != 0 || ferror(out)) {
-		int err = errno != 0 ? -errno : -EIO;
-
-		return error_set(error, err, "%s", strerror(-err));
-	}
-	return 0;
+	return svg_end(out, error);
 }

@@ -19,6 +19,7 @@ enum {
 	ANSWER_BYTES_MAX = 256 << 20,
 	QUOTE_BYTES = 256,
 	WAIT_SECONDS = 10,
+	PIDS_BYTES = 200,
 };
 
 /* --- asking -------------------------------------------------------------------------------- */
@@ -168,22 +169,40 @@ static bool serves(const json_t *document, const char *uri)
 
 /* What was found among the servers of this machine. */
 struct search {
-	char path[STATS_PATH_BYTES];
+	char path[STATS_PATH_BYTES]; /* of the last match */
+	char pids[PIDS_BYTES];	     /* of all matches; cut when there are many */
 	uint32_t matches;
 	uint32_t servers;
+	struct error error; /* why the first server that could not be asked could not */
 };
+
+static void add_match(struct search *search, const char *path, const json_t *document)
+{
+	size_t used = strlen(search->pids);
+
+	snprintf(search->pids + used, sizeof(search->pids) - used, "%s%lld",
+		search->matches > 0 ? ", " : "",
+		(long long)json_integer_value(json_object_get(document, "pid")));
+	search->matches++;
+	snprintf(search->path, sizeof(search->path), "%s", path);
+}
 
 static void look_at(struct search *search, const char *path, const char *uri)
 {
-	json_t *document = stats_ask(path, NULL);
+	struct error error = { 0 };
+	json_t *document = stats_ask(path, &error);
 
 	if (document == NULL) {
-		return; /* one that was killed leaves its socket */
+		/* One that was killed leaves its socket, one that ends takes it away. */
+		if (error.code != -ECONNREFUSED && error.code != -ENOENT &&
+			search->error.code == 0) {
+			search->error = error;
+		}
+		return;
 	}
 	search->servers++;
 	if (uri == NULL || serves(document, uri)) {
-		search->matches++;
-		snprintf(search->path, sizeof(search->path), "%s", path);
+		add_match(search, path, document);
 	}
 	json_decref(document);
 }
@@ -193,6 +212,9 @@ static void search_folder(struct search *search, const char *folder, const char 
 	DIR *directory = opendir(folder);
 	struct dirent *entry;
 
+	if (directory == NULL && errno != ENOENT) {
+		error_set(&search->error, -errno, "%s: %s", folder, strerror(errno));
+	}
 	while (directory != NULL && (entry = readdir(directory)) != NULL) {
 		char path[STATS_PATH_BYTES];
 		const char *end = strrchr(entry->d_name, '.');
@@ -227,8 +249,13 @@ static int find_server(const char *uri, char path[STATS_PATH_BYTES], struct erro
 	}
 	if (search.matches > 1) {
 		return error_set(error, -EINVAL,
-			"%u servers fit: name one by its process id or its socket in %s",
-			search.matches, folder);
+			"%u servers fit: name one by its process id (%s) or its socket in %s",
+			search.matches, search.pids, folder);
+	}
+	if (search.error.code != 0) {
+		*error = search.error;
+		error_prefix(error, "no server is known to fit, and one could not be asked");
+		return error->code;
 	}
 	if (uri != NULL && search.servers > 0) {
 		return error_set(error, -ENOENT,
@@ -280,21 +307,23 @@ static const char *text_of(const json_t *object, const char *key)
 static const char *class_text(char out[48], const json_t *operation)
 {
 	const json_t *limit = json_object_get(operation, "size_max");
+	const json_t *above = json_object_get(operation, "size_above");
+	bool last = !json_is_integer(limit);
 	char size[UNITS_TEXT_BYTES];
 
-	if (json_is_integer(limit)) {
-		snprintf(out, 48, "<= %s",
-			units_format_bytes(size, (uint64_t)json_integer_value(limit)));
-	} else {
-		snprintf(out, 48, "> 16M");
-	}
+	snprintf(out, 48, "%s %s", last ? ">" : "<=",
+		units_format_bytes(size, (uint64_t)json_integer_value(last ? above : limit)));
 	return out;
 }
 
 static void show_head(const json_t *document)
 {
+	const char *version = text_of(document, "version");
+	char shown[QUOTE_BYTES];
+
 	printf("Server %.0f, gmblock %s, up %.0f s: %.0f connections, %.0f requests in flight\n",
-		number(document, NULL, "pid"), text_of(document, "version"),
+		number(document, NULL, "pid"),
+		log_escape(shown, sizeof(shown), version, strlen(version)),
 		number(document, NULL, "uptime_seconds"),
 		number(document, "counters", "connections"),
 		number(document, "counters", "inflight"));

@@ -16,7 +16,8 @@
 enum { STATS_PATH_BYTES = sizeof(((struct sockaddr_un *)0)->sun_path) };
 
 /* The control socket of a server: server is a URI that it serves, its process id, a path, or NULL
- * for the only one. Errors: -ENOENT none, -EINVAL several, -ENAMETOOLONG. */
+ * for the only one. Errors: -ENOENT none, -EINVAL several, -ENAMETOOLONG; what came of asking when
+ * one could not be asked and no other fits. */
 GMB_MUST_CHECK int stats_find(const char *server, char path[STATS_PATH_BYTES], struct error *error);
 
 /* The document of the server at a control socket; NULL with a sentence (error may be NULL). */

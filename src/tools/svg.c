@@ -41,6 +41,43 @@ void svg_label(FILE *out, double x, double y, const char *class_name, const char
 	fputs("</text>\n", out);
 }
 
+void svg_begin(FILE *out, const struct svg_head *head)
+{
+	fprintf(out,
+		"<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n"
+		"<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
+		"viewBox=\"0 0 %d %d\" role=\"img\">\n<title>",
+		head->width, head->height, head->width, head->height);
+	svg_text(out, head->title);
+	fprintf(out,
+		"</title>\n"
+		"<style>\n"
+		"text { font: 12px sans-serif; fill: #222 }\n"
+		".head { font-size: 16px; font-weight: bold }\n"
+		".end { text-anchor: end }\n"
+		".middle { text-anchor: middle }\n"
+		".grid { stroke: #ddd; fill: none }\n"
+		".frame { stroke: #888; fill: none }\n"
+		"%s"
+		"</style>\n"
+		"<rect width=\"%d\" height=\"%d\" fill=\"#fff\"/>\n",
+		head->style, head->width, head->height);
+	svg_label(out, head->x, 28, "head", head->title);
+	svg_label(out, head->x, 48, "sub", head->subtitle);
+}
+
+int svg_end(FILE *out, struct error *error)
+{
+	int err;
+
+	fputs("</svg>\n", out);
+	if (fflush(out) == 0 && !ferror(out)) {
+		return 0;
+	}
+	err = errno != 0 ? -errno : -EIO;
+	return error_set(error, err, "%s", strerror(-err));
+}
+
 static int explain(const struct svg_file *file, int err, struct error *error)
 {
 	char quoted[QUOTE_BYTES];

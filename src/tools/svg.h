@@ -16,6 +16,21 @@ void svg_text(FILE *out, const char *text);
 /* A text element. */
 void svg_label(FILE *out, double x, double y, const char *class_name, const char *text);
 
+/* The beginning of a document: its size, its title and a line below that, and rules of style beyond
+ * those of grids, frames and labels that all have. Headings are at x. */
+struct svg_head {
+	int width;
+	int height;
+	int x;
+	const char *title;
+	const char *subtitle;
+	const char *style;
+};
+
+void svg_begin(FILE *out, const struct svg_head *head);
+/* The end of it. Flushes; the error's sentence does not name the file. */
+GMB_MUST_CHECK int svg_end(FILE *out, struct error *error);
+
 /* A file that is opened before the work, as a path that cannot be written to would be told too late
  * after it; what is there stays as it is until there is something to draw. */
 struct svg_file {

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/trace_plot.h"
 
-#include <errno.h>
 #include <math.h>
-#include <string.h>
 
 #include "base/units.h"
 #include "tools/svg.h"
@@ -120,38 +118,22 @@ static void draw_parts(const struct panel *panel)
 	}
 }
 
-static void draw_head(FILE *out, const struct trace_plot *plot, int height)
-{
-	fprintf(out,
-		"<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n"
-		"<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
-		"viewBox=\"0 0 %d %d\" role=\"img\">\n<title>",
-		WIDTH, height, WIDTH, height);
-	svg_text(out, plot->title);
-	fputs("</title>\n"
-	      "<style>\n"
-	      "text { font: 12px sans-serif; fill: #222 }\n"
-	      ".head { font-size: 16px; font-weight: bold }\n"
-	      ".end { text-anchor: end }\n"
-	      ".middle { text-anchor: middle }\n"
-	      ".grid { stroke: #ddd; fill: none }\n"
-	      ".frame { stroke: #888; fill: none }\n"
-	      ".part { stroke: #bbb; stroke-width: 1.5; fill: none }\n"
-	      ".dots { stroke-width: 3; stroke-linecap: round; fill: none }\n"
-	      "</style>\n",
-		out);
-	fprintf(out, "<rect width=\"%d\" height=\"%d\" fill=\"#fff\"/>\n", WIDTH, height);
-	svg_label(out, LEFT, 28, "head", plot->title);
-	svg_label(out, LEFT, 48, "sub", plot->subtitle);
-}
-
 int trace_plot_write(FILE *out, const struct trace_plot *plot, struct error *error)
 {
 	int height = HEAD + PANEL * (int)plot->panel_count + FOOT;
+	const struct svg_head head = {
+		.width = WIDTH,
+		.height = height,
+		.x = LEFT,
+		.title = plot->title,
+		.subtitle = plot->subtitle,
+		.style = ".part { stroke: #bbb; stroke-width: 1.5; fill: none }\n"
+			 ".dots { stroke-width: 3; stroke-linecap: round; fill: none }\n",
+	};
 
 	GMB_ASSERT(plot->panel_count >= 1);
 	GMB_ASSERT(plot->panel_count <= TRACE_PLOT_PANELS_MAX);
-	draw_head(out, plot, height);
+	svg_begin(out, &head);
 	for (uint32_t i = 0; i < plot->panel_count; i++) {
 		double begin = HEAD + (double)PANEL * i;
 		struct panel panel = {
@@ -171,11 +153,5 @@ int trace_plot_write(FILE *out, const struct trace_plot *plot, struct error *err
 	svg_label(out, LEFT, height - 14, "sub",
 		"dots: chunks when they were seen in memory, a colour a stream; grey: parts from "
 		"submission to completion");
-	fputs("</svg>\n", out);
-	if (fflush(out) != 0 || ferror(out)) {
-		int err = errno != 0 ? -errno : -EIO;
-
-		return error_set(error, err, "%s", strerror(-err));
-	}
-	return 0;
+	return svg_end(out, error);
 }

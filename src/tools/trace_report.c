@@ -406,17 +406,6 @@ static json_t *json_group(const struct trace_group *group)
 	return object;
 }
 
-/* A path holds any bytes: JSON holds UTF-8 only. */
-static json_t *json_path(const char *path)
-{
-	char escaped[PATH_SHOWN_BYTES];
-	json_t *value = json_string(path);
-
-	return value != NULL
-		       ? value
-		       : json_string(log_escape(escaped, sizeof(escaped), path, strlen(path)));
-}
-
 int trace_show_json(
 	const struct trace_work *work, const struct trace_result *result, struct error *error)
 {
@@ -426,7 +415,7 @@ int trace_show_json(
 	char marker[2 * sizeof(work->marker) + 1];
 
 	snprintf(marker, sizeof(marker), "%016" PRIx64, work->marker);
-	json_object_set_new(root, "path", json_path(work->path));
+	json_object_set_new(root, "path", print_json_text(work->path));
 	json_object_set_new(root, "size", json_integer((json_int_t)disk->size));
 	json_object_set_new(root, "block_device", json_boolean(disk->is_block));
 	json_object_set_new(root, "direct", json_boolean(!work->cached));

@@ -9,9 +9,9 @@
 #include <string.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/units.h"
 #include "base/utf8.h"
@@ -147,24 +147,14 @@ int trace_request_arm(const char *path, const struct trace_question *question, s
 
 /* --- waiting ------------------------------------------------------------------------------- */
 
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
-}
-
 static int left_ms(uint64_t end_ns)
 {
-	uint64_t now = now_ns();
-	uint64_t left;
+	uint64_t now = clock_now_ns();
 
 	if (end_ns == UINT64_MAX) {
 		return -1;
 	}
-	left = end_ns > now ? (end_ns - now + 999999) / 1000000 : 0;
-	return (int)MIN(left, (uint64_t)INT32_MAX);
+	return (int)clock_milliseconds(end_ns - MIN(end_ns, now));
 }
 
 /* Until there is something to read, the time is over or a signal came. False: not the first. */
@@ -184,14 +174,14 @@ static bool wait_for_answer(int fd, int signal_fd, uint64_t end_ns)
 		if (ready > 0) {
 			return (fds[0].revents & (POLLIN | POLLHUP | POLLERR)) != 0;
 		}
-	} while (end_ns > now_ns());
+	} while (end_ns > clock_now_ns());
 	return false;
 }
 
 json_t *trace_request_wait(int fd, const char *path, const struct trace_question *question,
 	uint64_t timeout_ns, struct error *error)
 {
-	uint64_t end_ns = timeout_ns > 0 ? now_ns() + timeout_ns : UINT64_MAX;
+	uint64_t end_ns = timeout_ns > 0 ? clock_now_ns() + timeout_ns : UINT64_MAX;
 	json_t *document;
 	sigset_t ours;
 	sigset_t before;

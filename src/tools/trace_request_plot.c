@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <errno.h>
 #include <string.h>
 
 #include "tools/print.h"
@@ -130,36 +129,6 @@ static void draw_part(const struct panel *panel, const struct trace_request_part
 	draw_marks(panel, part);
 }
 
-static void draw_head(FILE *out, const char *subtitle, int height)
-{
-	static const char title[] = "Where the time of single requests went";
-
-	fprintf(out,
-		"<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n"
-		"<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
-		"viewBox=\"0 0 %d %d\" role=\"img\">\n<title>%s</title>\n",
-		WIDTH, height, WIDTH, height, title);
-	fputs("<style>\n"
-	      "text { font: 12px sans-serif; fill: #222 }\n"
-	      ".head { font-size: 16px; font-weight: bold }\n"
-	      ".end { text-anchor: end }\n"
-	      ".middle { text-anchor: middle }\n"
-	      ".grid { stroke: #ddd; fill: none }\n"
-	      ".frame { stroke: #888; fill: none }\n"
-	      "rect { stroke: #fff; stroke-width: 0.4 }\n"
-	      ".disk { fill: #1d5fa8 }\n"
-	      ".waits { fill: #ccc }\n"
-	      ".network { fill: #c2521a; fill-opacity: 0.85 }\n"
-	      ".payload { fill: #2e8540 }\n"
-	      ".failed { fill: #c71585 }\n"
-	      ".marks { stroke: #222; fill: none }\n"
-	      "</style>\n",
-		out);
-	fprintf(out, "<rect width=\"%d\" height=\"%d\" fill=\"#fff\"/>\n", WIDTH, height);
-	svg_label(out, LEFT, 28, "head", title);
-	svg_label(out, LEFT, 48, "sub", subtitle);
-}
-
 static void draw_panel(const struct panel *panel, double begin)
 {
 	const struct trace_request *request = panel->request;
@@ -188,12 +157,26 @@ int trace_request_plot(FILE *out, const void *context, struct error *error)
 	uint32_t count = MIN(requests->count, (uint32_t)TRACE_REQUEST_PLOTS_MAX);
 	int height = HEAD + PANEL * (int)count + FOOT;
 	char subtitle[LABEL_BYTES];
+	const struct svg_head head = {
+		.width = WIDTH,
+		.height = height,
+		.x = LEFT,
+		.title = "Where the time of single requests went",
+		.subtitle = subtitle,
+		.style = "rect { stroke: #fff; stroke-width: 0.4 }\n"
+			 ".disk { fill: #1d5fa8 }\n"
+			 ".waits { fill: #ccc }\n"
+			 ".network { fill: #c2521a; fill-opacity: 0.85 }\n"
+			 ".payload { fill: #2e8540 }\n"
+			 ".failed { fill: #c71585 }\n"
+			 ".marks { stroke: #222; fill: none }\n",
+	};
 
 	GMB_ASSERT(count >= 1);
 	snprintf(subtitle, sizeof(subtitle),
 		"%u of %u request%s, time to the right, offset upwards", count, requests->count,
 		requests->count == 1 ? "" : "s");
-	draw_head(out, subtitle, height);
+	svg_begin(out, &head);
 	for (uint32_t i = 0; i < count; i++) {
 		double begin = HEAD + (double)PANEL * i;
 		struct panel panel = {
@@ -209,11 +192,5 @@ int trace_request_plot(FILE *out, const void *context, struct error *error)
 		"blue: disk; grey: ready, and waits; orange: on its way out; green: payload of a "
 		"write "
 		"comes in; magenta: the disk failed");
-	fputs("</svg>\n", out);
-	if (fflush(out) != 0 || ferror(out)) {
-		int err = errno != 0 ? -errno : -EIO;
-
-		return error_set(error, err, "%s", strerror(-err));
-	}
-	return 0;
+	return svg_end(out, error);
 }

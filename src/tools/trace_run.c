@@ -8,13 +8,20 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/units.h"
 #include "ring/ring.h"
 
-enum { QUOTE_BYTES = 256, MARKER_BYTES = 8, LOOKS_BETWEEN_YIELDS = 64, HUGE_BYTES = 2 << 20 };
+enum {
+	QUOTE_BYTES = 256,
+	MARKER_BYTES = 8,
+	LOOKS_BETWEEN_YIELDS = 64,
+	HUGE_BYTES = 2 << 20,
+	RETRIES_MAX = 1000, /* a second, at RETRY_NS each */
+	RETRY_NS = 1000000,
+};
 
 /* One part in flight. */
 struct part_op {
@@ -22,6 +29,7 @@ struct part_op {
 	struct tracer *tracer;
 	uint32_t index;
 	uint32_t done_bytes;
+	uint32_t retries; /* of reads that said "again" */
 };
 
 struct tracer {
@@ -46,14 +54,6 @@ struct tracer {
 	atomic_bool watching; /* set by the watcher when it looks */
 	atomic_bool complete; /* set when the read is complete; pairs with watch()'s acquire */
 };
-
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
-}
 
 /* --- watching ------------------------------------------------------------------------------ */
 
@@ -102,7 +102,7 @@ static void *watch(void *context)
 	struct tracer *tracer = context;
 	uint32_t missing = tracer->read->chunk_count;
 	uint32_t number = 0;
-	uint64_t last_ns = now_ns();
+	uint64_t last_ns = clock_now_ns();
 
 	for (uint32_t i = 0; i < missing; i++) {
 		tracer->missing[i] = missing - 1 - i;
@@ -111,7 +111,7 @@ static void *watch(void *context)
 	for (;;) {
 		bool complete = atomic_load_explicit(&tracer->complete, memory_order_acquire);
 		uint32_t found = look(tracer, &missing);
-		uint64_t now = now_ns();
+		uint64_t now = clock_now_ns();
 		struct trace_arrival arrival = {
 			.time_ns = now,
 			.look = ++number,
@@ -167,6 +167,15 @@ static void part_failed(struct tracer *tracer, const struct trace_part *part, in
 	}
 }
 
+static void part_again(struct ring_op *op, int result)
+{
+	struct part_op *part_op = container_of(op, struct part_op, op);
+
+	GMB_UNUSED(result); /* nobody cancels it */
+	part_op->tracer->in_flight--;
+	part_submit(part_op->tracer, part_op->index);
+}
+
 static void part_done(struct ring_op *op, int result)
 {
 	struct part_op *part_op = container_of(op, struct part_op, op);
@@ -174,10 +183,13 @@ static void part_done(struct ring_op *op, int result)
 	struct trace_part *part = &tracer->read->parts[part_op->index];
 
 	tracer->in_flight--;
-	part->completed_ns = now_ns() - tracer->start_ns;
-	if (result == -EINTR ||
-		(result > 0 && part_op->done_bytes + (uint32_t)result < part->bytes)) {
-		part_op->done_bytes += result > 0 ? (uint32_t)result : 0;
+	part->completed_ns = clock_now_ns() - tracer->start_ns;
+	if ((result == -EINTR || result == -EAGAIN) && part_op->retries < RETRIES_MAX) {
+		part_op->retries++;
+		tracer->in_flight++;
+		ring_timer(tracer->ring, op, result == -EAGAIN ? RETRY_NS : 0, part_again);
+	} else if (result > 0 && part_op->done_bytes + (uint32_t)result < part->bytes) {
+		part_op->done_bytes += (uint32_t)result;
 		part_submit(tracer, part_op->index);
 	} else if (result <= 0) {
 		part_failed(tracer, part, result);
@@ -200,10 +212,10 @@ static void read_all(struct tracer *tracer)
 {
 	struct trace_read *read = tracer->read;
 
-	tracer->start_ns = now_ns();
+	tracer->start_ns = clock_now_ns();
 	for (uint32_t i = 0; i < read->part_count; i++) {
 		tracer->ops[i] = (struct part_op){ .tracer = tracer, .index = i };
-		read->parts[i].submitted_ns = now_ns() - tracer->start_ns;
+		read->parts[i].submitted_ns = clock_now_ns() - tracer->start_ns;
 		part_submit(tracer, i);
 		if (!tracer->work->together) {
 			/* A system call of its own, so that the kernel cannot merge it with its

@@ -76,6 +76,37 @@ class File(attach_tool.Case):
         self.assertEqual(os.pread(fd, 9, MIB - 5), b"\0\0end")
         os.close(fd)
 
+    def test_a_path_of_any_bytes(self):
+        """What is no UTF-8, and what looks as if it were escaped already: shown, found and
+        removed, also when the daemon was killed."""
+        self.serve(self.image())
+        self.addCleanup(self.detach_all)
+        names = {b"disk-\xff\xfe": "disk-\\xff\\xfe", b"disk-\\xff": "disk-\\xff",
+                 b"disk \x01\"\\": "disk \x01\"\\"}
+        for name, shown in names.items():
+            path = os.path.join(os.fsencode(self.folder), name)
+            for given in (os.fsdecode(path), self.path(shown)):
+                code, output, errors = self.gmblock("attach", "--fuse", os.fsdecode(path),
+                                                    self.socket_uri())
+                self.assertEqual((code, os.fsencode(output)), (0, path + b"\n"), errors)
+                entry, = self.attachments()
+                self.assertEqual(entry["device"], self.path(shown))
+                self.assertTrue(os.path.exists(path))
+                code, table, errors = self.gmblock("attach", "--list")
+                self.assertEqual((code, errors), (0, ""))
+                self.assertNotIn("\x01", table)
+                self.detach(given)
+                self.assertEqual(self.attachments(), [])
+                self.assertFalse(os.path.exists(path))
+            code, _, errors = self.gmblock("attach", "--fuse", os.fsdecode(path),
+                                           self.socket_uri())
+            self.assertEqual(code, 0, errors)
+            os.kill(self.attachments()[0]["pid"], signal.SIGKILL)
+            while self.attachments()[0]["alive"]:
+                pass
+            self.detach(self.path(shown))
+            self.assertEqual(self.attachments(), [])
+
     def test_holes_are_seen_and_made(self):
         self.serve(self.image())
         disk = self.attach()

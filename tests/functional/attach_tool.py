@@ -65,7 +65,7 @@ class Case(support.Case):
         self.assertEqual((code, output), (0, ""), errors)
 
     def gmblock(self, *arguments):
-        return self.run_gmblock(*arguments, env=self.environment)
+        return self.run_gmblock(*arguments, env=self.environment, errors="surrogateescape")
 
     def attachments(self):
         code, output, errors = self.gmblock("attach", "--list", "--json")

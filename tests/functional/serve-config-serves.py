@@ -16,6 +16,7 @@ limits:
   handshake-timeout: 20s
   inflight: 16
   inflight-total: 64
+  spin: off
 exports:
   - name: ""
     path: memory:1M

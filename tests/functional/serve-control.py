@@ -4,15 +4,16 @@ from others or from stopping."""
 import json
 import os
 import socket
+import threading
 
 import nbdmini
 import support
 
 
 class Control(support.Case):
-    def serve(self, *arguments):
+    def serve(self, *arguments, **options):
         self.control = self.path("control")
-        return self.start_unix("--control", self.control, *arguments)
+        return self.start_unix("--control", self.control, *arguments, **options)
 
     def connect(self, question=b""):
         sock = socket.socket(socket.AF_UNIX)
@@ -136,6 +137,34 @@ class Control(support.Case):
             self.arm().close()
             self.assertEqual(self.ask(b"stats\n")["pid"], server.process.pid)
         self.assertEqual(len(json.loads(self.rest(sock))["requests"]), 1000)
+
+    def test_who_reads_slowly_keeps_nobody_waiting(self):
+        """Statistics that do not fit into a socket, and one who takes a little of them now and
+        then, for ever: others get theirs, clients are served, and the server stops."""
+        names = [f"{index:03}{'x' * 4000}" for index in range(100)]
+        arguments = [f"--export={name}=memory:1M" for name in names]
+        arguments += [f"--listen={self.socket_uri(str(index))}" for index in range(19)]
+        server = self.serve(*arguments, uri_count=20 * len(names))
+        slow = self.connect(b"stats\n")
+        ended = threading.Event()
+        taken = []
+
+        def read_slowly():
+            while not ended.wait(0.5):
+                taken.append(slow.recv(65536))
+
+        reader = threading.Thread(target=read_slowly)
+        reader.start()
+        self.addCleanup(reader.join)
+        self.addCleanup(ended.set)
+        whole = self.rest(self.connect(b"stats\n"))
+        self.assertEqual(json.loads(whole)["pid"], server.process.pid)
+        with nbdmini.open_export(server.uri, names[0].encode()) as client:
+            client.read(0, 512)
+        self.assertEqual(server.stop(), (0, ""))
+        ended.set()
+        reader.join()
+        self.assertLess(sum(map(len, taken)), len(whole) / 2)
 
     def test_a_stop_tells_who_waits(self):
         server = self.serve("memory:1M")

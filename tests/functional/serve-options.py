@@ -92,6 +92,8 @@ class Options(support.Case):
         limit("--handshake-timeout", "0", "cannot be turned off")
         limit("--max-inflight", "1000000", "from 1 to 65536")
         limit("--max-inflight-total", "1.5", "'1.5'")
+        limit("--spin", "on", "'on' is neither auto nor off")
+        limit("--spin", "", "neither auto nor off")
         self.check(["null:1M", "--memory", "4M", "--threads", "2"],
                    "--memory: 4M of memory is too little for 2 threads")
 

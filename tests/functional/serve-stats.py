@@ -5,6 +5,8 @@ import json
 import os
 import socket
 import stat
+import subprocess
+import threading
 import unittest
 
 import nbdmini
@@ -65,6 +67,8 @@ class Stats(support.Case):
         self.assertEqual(found["write", 65536]["count"], 1)
         self.assertEqual(found["write", 65536]["bytes"], 65536)
         self.assertEqual(self.operations(1), {})
+        self.assertEqual(found["read", 4096]["size_above"], 0)
+        self.assertEqual(found["read", 16384]["size_above"], 4096)
         for entry in found.values():
             latency = entry["latency_us"]
             self.assertLessEqual(latency["p50"], latency["p90"])
@@ -138,10 +142,111 @@ class Stats(support.Case):
         left = f"/run/gmblock/serve/{killed.process.pid}.sock"
         self.assertTrue(os.path.exists(left))
         killed.kill()
+        os.utime(left, (0, 0))
         server = self.start("memory:1M", "--listen", self.socket_uri("other"))
         self.assertEqual(self.stats(server.uri)["pid"], server.process.pid)
         self.assertFalse(os.path.exists(left))
         self.assertEqual(server.stop(), (0, ""))
+
+    def test_a_socket_that_is_about_to_listen_is_left_alone(self):
+        """Its process is in another container: here nobody has that number."""
+        if os.geteuid() != 0:
+            self.skipTest("only root has /run")
+        self.start_unix("memory:1M").stop()  # now the folder is there
+        with subprocess.Popen(["true"]) as nobody:
+            pass
+        path = f"/run/gmblock/serve/{nobody.pid}.sock"
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(path)
+            try:
+                self.start("memory:1M", "--listen", self.socket_uri("a")).stop()
+                self.assertTrue(os.path.exists(path))
+                os.utime(path, (0, 0))
+                self.start("memory:1M", "--listen", self.socket_uri("b")).stop()
+                self.assertFalse(os.path.exists(path))
+            finally:
+                if os.path.exists(path):
+                    os.unlink(path)
+
+    def folder_of_somebody(self):
+        """A folder for control sockets that no other server uses, for a user who is not root: how
+        to run a program like that."""
+        options = {"env": dict(os.environ, XDG_RUNTIME_DIR=self.folder)}
+        os.makedirs(self.path("gmblock/serve"))
+        if os.geteuid() == 0:
+            options.update(user=65534, group=65534, extra_groups=[])
+            for folder in ("", "gmblock", "gmblock/serve"):
+                os.chown(self.path(folder), 65534, 65534)
+        try:
+            subprocess.run([support.program(), "--version"], check=True, capture_output=True,
+                           **options)
+        except PermissionError:
+            self.skipTest("others may not run the program")
+        return options
+
+    def test_several_servers_are_listed(self):
+        options = self.folder_of_somebody()
+        servers = [self.start("memory:1M", "--listen", self.socket_uri(str(index)), **options)
+                   for index in range(3)]
+        code, output, errors = self.run_gmblock("stats", **options)
+        self.assertEqual((code, output), (1, ""))
+        self.assertIn("3 servers fit", errors)
+        for server in servers:
+            self.assertIn(str(server.process.pid), errors)
+        for server in servers[1:]:
+            self.assertEqual(server.stop(), (0, ""))
+        code, output, errors = self.run_gmblock("stats", "--json", **options)
+        self.assertEqual((code, errors), (0, ""))
+        self.assertEqual(json.loads(output)["pid"], servers[0].process.pid)
+
+    def test_a_server_that_cannot_be_asked_is_told_of(self):
+        options = self.folder_of_somebody()
+        code, _, errors = self.run_gmblock("stats", **options)
+        self.assertEqual(code, 1)
+        self.assertIn("no server of this user runs", errors)
+        path = self.path("gmblock/serve/1.sock")
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(path)
+            sock.listen()
+            os.chmod(path, 0)
+            for server in ([], ["nbd://localhost"]):
+                code, _, errors = self.run_gmblock("stats", *server, **options)
+                self.assertEqual(code, 1)
+                self.assertIn(f"{path}: cannot ask: Permission denied", errors)
+        os.unlink(path)
+        os.chmod(self.path("gmblock/serve"), 0)
+        code, _, errors = self.run_gmblock("stats", **options)
+        self.assertEqual(code, 1)
+        self.assertIn("serve: Permission denied", errors)
+
+    def tell(self, document):
+        """A control socket that tells this once; what `gmblock stats` makes of it."""
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(self.path("told"))
+            sock.listen()
+
+            def answer():
+                with sock.accept()[0] as other:
+                    other.sendall(json.dumps(document).encode())
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            code, output, errors = self.run_gmblock("stats", self.path("told"))
+            thread.join()
+        self.assertEqual((code, errors), (0, ""))
+        os.unlink(self.path("told"))
+        return output
+
+    def test_what_a_server_tells_is_shown_escaped(self):
+        output = self.tell({"version": "1\x1b[2J\n", "exports": [
+            {"name": "\x1b", "path": "\x1b", "operations": []}]})
+        self.assertNotIn("\x1b", output)
+        self.assertIn("gmblock 1\\x1b[2J\\x0a, up", output)
+
+    def test_the_last_class_is_named_by_the_size_below_it(self):
+        operation = {"operation": "read", "size_above": 1 << 20, "size_max": None, "count": 1}
+        output = self.tell({"exports": [{"operations": [operation]}]})
+        self.assertRegex(output, r"read +> 1M ")
 
     def test_none_is_none(self):
         server = self.start_unix("memory:1M", "--control", "none")

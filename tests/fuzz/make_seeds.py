@@ -559,6 +559,7 @@ limits:
   handshake-timeout: 5s
   inflight: 64
   inflight-total: 512
+  spin: off
 listen:
   - nbd://127.0.0.1:10809
   - nbd+unix:///?socket=/run/s

@@ -40,17 +40,17 @@ uint64_t model_random(void)
 /* --- exports -------------------------------------------------------------------------------- */
 
 /* Calls fn on every stretch of the export that is used: all of it, or the windows of a giant. */
-static void for_stretches(const struct scenario_export *export,
+static void for_stretches(const struct scenario_export *entry,
 	void (*fn)(const struct scenario_export *export, uint64_t offset, size_t len, void *arg),
 	void *arg)
 {
-	if (!export->sparse_giant) {
-		fn(export, 0, (size_t) export->size, arg);
+	if (!entry->sparse_giant) {
+		fn(entry, 0, (size_t)entry->size, arg);
 		return;
 	}
-	fn(export, 0, GIANT_WINDOW_BYTES, arg);
-	fn(export, (UINT64_C(4) << 30) - GIANT_WINDOW_BYTES / 2, GIANT_WINDOW_BYTES, arg);
-	fn(export, export->size - GIANT_WINDOW_BYTES, GIANT_WINDOW_BYTES, arg);
+	fn(entry, 0, GIANT_WINDOW_BYTES, arg);
+	fn(entry, (UINT64_C(4) << 30) - GIANT_WINDOW_BYTES / 2, GIANT_WINDOW_BYTES, arg);
+	fn(entry, entry->size - GIANT_WINDOW_BYTES, GIANT_WINDOW_BYTES, arg);
 }
 
 static void check_durable(

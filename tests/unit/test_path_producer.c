@@ -41,6 +41,7 @@ enum {
 struct producer {
 	struct store base;
 	uint8_t salt;
+	_Atomic bool off;    /* it tells no more */
 	uint32_t part_count; /* submitted and not finished, any order */
 	struct store_part *parts[PARTS_MAX];
 };
@@ -184,7 +185,8 @@ static struct world *world_open(uint64_t seed, uint32_t chunk)
 			.read_direct = true,
 			.stripe_chunk = chunk,
 			.stripe_members = chunk == 0 ? 0 : 4,
-			.tells_progress = true };
+			.tells_progress = true,
+			.progress_off = &producer->off };
 		path_export->store = &producer->base;
 		path_export_init(path_export, PATH_GRAIN_AUTO);
 		assert_int_equal(store_queue_create(
@@ -462,6 +464,58 @@ static void test_progress_comes_out_at_once(void **state)
 	world_close(world);
 }
 
+/* What is asked of the store for a read of 256 KiB, until it is complete: parts with a wish to be
+ * told, or the usual ones without. */
+static uint32_t count_parts(struct world *world, bool told)
+{
+	struct reader *reader = reader_start(world, 0, 0, 0, 256 << 10);
+	uint32_t count = 0;
+
+	do {
+		for (; world->producers[0].part_count > 0; count++) {
+			struct store_part *part = world->producers[0].parts[0];
+
+			assert_int_equal(part->told != NULL, told);
+			end(world, part, 0);
+		}
+		take_all(world, reader);
+	} while (!try_finish(reader));
+	return count;
+}
+
+/* An export whose disk is known well enough to choose parts for it. */
+static struct world *world_with_grain(uint32_t grain)
+{
+	struct world *world = world_open(1, 0);
+
+	world->exports[0].grain = grain;
+	world->exports[0].reads.disk_rate = UINT64_C(1) << 30;
+	world->exports[0].reads.early = GRAIN_EARLY_ONE / 2;
+	return world;
+}
+
+static void test_a_source_that_gives_up_is_asked_like_a_disk_without(void **state)
+{
+	static const uint32_t grains[] = { PATH_GRAIN_AUTO, 16 << 10 };
+
+	GMB_UNUSED(state);
+	for (size_t i = 0; i < ARRAY_COUNT(grains); i++) {
+		struct world *world = world_with_grain(grains[i]);
+		uint32_t counts[2];
+
+		assert_int_equal(count_parts(world, true), 1);
+		atomic_store(&world->producers[0].off, true);
+		counts[0] = count_parts(world, false);
+		world_close(world);
+		world = world_with_grain(grains[i]);
+		world->producers[0].base.info.tells_progress = false;
+		counts[1] = count_parts(world, false);
+		world_close(world);
+		assert_int_equal(counts[0], counts[1]);
+		assert_true(counts[0] > 1);
+	}
+}
+
 static void test_impossible_progress_is_refused_and_fails_the_request(void **state)
 {
 	enum { LENGTH = 64 << 10, TOLD = 4096 };
@@ -659,6 +713,9 @@ static void random_producer_step(struct world *world, struct producer *producer,
 {
 	struct store_part *part;
 
+	if (percent(world, 1)) {
+		atomic_store(&producer->off, true);
+	}
 	if (producer->part_count == 0) {
 		return;
 	}
@@ -796,6 +853,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_progress_comes_out_at_once),
+		cmocka_unit_test(test_a_source_that_gives_up_is_asked_like_a_disk_without),
 		cmocka_unit_test(test_impossible_progress_is_refused_and_fails_the_request),
 		cmocka_unit_test(test_a_late_error_wins_over_what_was_told),
 		cmocka_unit_test(test_an_error_after_progress_that_nobody_has_taken),

@@ -29,7 +29,7 @@ struct model {
 static void model_start(struct model *model, uint32_t depth, uint64_t wake_idle_ns)
 {
 	*model = (struct model){ .now_ns = 1, .depth = depth, .wake_idle_ns = wake_idle_ns };
-	patience_init(&model->patience);
+	patience_init(&model->patience, true);
 }
 
 /* One turn: the server waits, takes what the client had time to send, and answers. */
@@ -120,6 +120,26 @@ static void a_lost_trial_is_void_when_waking_becomes_dear(void **state)
 	assert_true(share(&model, PATIENCE_SPIN) > 0.8);
 }
 
+static void who_may_not_spin_sleeps_or_gathers(void **state)
+{
+	struct model model;
+
+	(void)state;
+	model_start(&model, 1, 30000);
+	model.patience.may_spin = false;
+	run(&model, 1000000);
+	assert_int_equal(model.turns_by_way[PATIENCE_SLEEP], model.turns);
+	model.depth = 64;
+	run(&model, 1000000);
+	assert_int_equal(model.turns_by_way[PATIENCE_SPIN], 0);
+	assert_true(share(&model, PATIENCE_GATHER) > 0.5);
+	model.depth = 1;
+	run(&model, 1000000); /* what was held is given up */
+	assert_int_equal(model.turns_by_way[PATIENCE_SPIN], 0);
+	run(&model, 1000000);
+	assert_int_equal(model.turns_by_way[PATIENCE_SLEEP], model.turns);
+}
+
 static void other_traffic_ends_spinning(void **state)
 {
 	struct model model;
@@ -190,6 +210,7 @@ int main(void)
 		cmocka_unit_test(one_request_in_flight_spins_where_waking_is_dear),
 		cmocka_unit_test(one_request_in_flight_sleeps_where_waking_is_cheap),
 		cmocka_unit_test(a_lost_trial_is_void_when_waking_becomes_dear),
+		cmocka_unit_test(who_may_not_spin_sleeps_or_gathers),
 		cmocka_unit_test(other_traffic_ends_spinning),
 		cmocka_unit_test(few_requests_in_flight_hardly_gather),
 		cmocka_unit_test(many_requests_in_flight_mostly_gather),

@@ -328,8 +328,10 @@ static void test_one_changed_byte_is_enough(void **state)
 		device_wait(device, SOME_LOOKS);
 		assert_int_equal(reader.told, LENGTH - CHUNK);
 		*byte ^= 0x80;
+		assert_true(store_tells_progress(device->store));
 		device_finish(device, part, 0);
 		assert_int_equal(reader.result, -EIO);
+		assert_false(store_tells_progress(device->store));
 		reader_free(&reader);
 	}
 }
