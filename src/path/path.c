@@ -7,29 +7,28 @@
 #include "base/bytes.h"
 #include "path/cut.h"
 
-enum {
-	STREAMS_MIN = 64,
-	STREAM_BYTES = 128 << 10, /* memory for each stream in the pool */
-	/* With more in one call the kernel holds them back to merge neighbours. */
-	PARTS_PER_CALL = 2,
-};
+/* With more in one call the kernel holds them back to merge neighbours. */
+enum { PARTS_PER_CALL = 2 };
 
 struct path {
 	struct ring *ring;
 	struct arena *arena;
-	struct path_stream *streams; /* pool for all but each request's first */
-	struct list_node streams_free;
-	struct list_node stalled; /* requests that wait for memory, first come first served */
-	uint32_t slow_count;	  /* requests for which to wait awake is not worth while */
-	bool released;		  /* memory or a stream came back since the last path_serve() */
-	struct path_trace *trace; /* NULL: nobody asks for single requests */
+	/* Pool for all but each request's first: one for each block of the arena, so that there is
+	 * always one for whoever has memory. Touched only when so many are needed at once. */
+	struct path_stream *streams;
+	uint64_t stream_count; /* ever used */
+	uint64_t stream_max;
+	struct list_node streams_free; /* of those used before */
+	struct list_node stalled;      /* requests that wait for memory, first come first served */
+	uint32_t slow_count;	       /* requests for which to wait awake is not worth while */
+	bool released;		       /* memory came back since the last path_serve() */
+	struct path_trace *trace;      /* NULL: nobody asks for single requests */
 };
 
 int path_create(const struct path_options *options, struct path **path_out, struct error *error)
 {
 	struct path *path = calloc(1, sizeof(*path));
 	struct arena_info info;
-	uint64_t stream_count;
 
 	if (path == NULL) {
 		return error_set(error, -ENOMEM, "out of memory for a data path");
@@ -39,14 +38,11 @@ int path_create(const struct path_options *options, struct path **path_out, stru
 	list_init(&path->streams_free);
 	list_init(&path->stalled);
 	arena_info(options->arena, &info);
-	stream_count = MAX(info.limit_bytes / STREAM_BYTES, (uint64_t)STREAMS_MIN);
-	path->streams = calloc(stream_count, sizeof(*path->streams));
+	path->stream_max = info.limit_bytes / ARENA_BLOCK_BYTES_MIN;
+	path->streams = calloc(path->stream_max, sizeof(*path->streams));
 	if (path->streams == NULL) {
 		free(path);
 		return error_set(error, -ENOMEM, "out of memory for a data path's streams");
-	}
-	for (uint64_t i = 0; i < stream_count; i++) {
-		list_push_back(&path->streams_free, &path->streams[i].node);
 	}
 	*path_out = path;
 	return 0;
@@ -148,6 +144,7 @@ bool path_is_stalled(const struct path_request *request)
 
 /* --- streams ------------------------------------------------------------------------------- */
 
+/* The request's first, or, for who has a block of memory for it, any other. */
 static struct path_stream *stream_get(struct path *path, struct path_request *request)
 {
 	struct path_stream *stream;
@@ -155,13 +152,11 @@ static struct path_stream *stream_get(struct path *path, struct path_request *re
 	if (!request->first_used) {
 		request->first_used = true;
 		stream = &request->first;
+	} else if (!list_is_empty(&path->streams_free)) {
+		stream = list_entry(list_pop_front(&path->streams_free), struct path_stream, node);
 	} else {
-		struct list_node *node = list_pop_front(&path->streams_free);
-
-		if (node == NULL) {
-			return NULL;
-		}
-		stream = list_entry(node, struct path_stream, node);
+		GMB_ASSERT(path->stream_count < path->stream_max);
+		stream = &path->streams[path->stream_count++];
 	}
 	list_init(&stream->node);
 	stream->request = request;
@@ -232,7 +227,7 @@ static int part_memory(struct arena *arena, uint64_t *bytes, struct arena_buf *b
 	return 0;
 }
 
-/* A new stream for the next part of the request, with memory; NULL when either is short. */
+/* A new stream for the next part of the request, with memory; NULL when that is short. */
 static struct path_stream *part_open(struct path *path, struct path_request *request)
 {
 	struct cut_range range = cut_next(request);
@@ -244,10 +239,6 @@ static struct path_stream *part_open(struct path *path, struct path_request *req
 		return NULL;
 	}
 	stream = stream_get(path, request);
-	if (stream == NULL) {
-		arena_put(path->arena, &buf);
-		return NULL;
-	}
 	stream->buf = buf;
 	stream->data = buf.data;
 	stream->offset = range.offset;

@@ -28,10 +28,10 @@ class Synchro(support.Case):
         self.image = self.make_file("disk", self.content)
         self.server = None
 
-    def open(self, *keys, structured=True):
+    def open(self, *keys, structured=True, options=()):
         if self.server is not None:
             self.assertEqual(self.server.stop(), (0, ""))
-        self.server = self.start_unix("--export", ",".join([f"={self.image}", *keys]))
+        self.server = self.start_unix(*options, "--export", ",".join([f"={self.image}", *keys]))
         client = nbdmini.open_export(self.server.uri, b"", structured)
         self.addCleanup(client.close)
         return client
@@ -121,6 +121,19 @@ class Synchro(support.Case):
         self.assertEqual(chunks[0].data[:LATE], self.content[:LATE])
         self.assertEqual(chunks[0].data[LATE:LATE + PART], bytes(PART))
         self.assertEqual(chunks[1].error, errno.EIO)
+
+    def test_one_piece_that_has_begun_is_not_starved_by_small_parts(self):
+        """What waits behind it has many, and cannot be sent before its end."""
+        length = 65 * 4 * KIB
+        client = self.open("synchro=4K", f"delay=read:300ms:range=0+{length}",
+                           options=["--threads", "1", "--memory", "4M"])
+        client.sock.settimeout(100)
+        client.send_request(nbdmini.CMD_READ, 1, 0, length)
+        client.send_request(nbdmini.CMD_READ, 2, LATE, 8 * KIB, flags=nbdmini.CMD_FLAG_DF)
+        got = {1: 0, 2: 0}
+        while got != {1: length, 2: 8 * KIB}:
+            chunk = client.chunk()
+            got[chunk.cookie] += len(chunk.data or b"")
 
     def test_one_piece_waits_with_auto(self):
         client = self.open("mode=ram", HOLD_UP)

@@ -436,6 +436,30 @@ static void check_aborted(struct world *world, struct reader *reader, int error)
 	assert_true(try_finish(reader));
 }
 
+/* Everything that is still to come, comes. */
+static void wind_up(struct world *world)
+{
+	bool busy = true;
+
+	for (uint32_t turn = 0; busy; turn++) {
+		busy = false;
+		assert_true(turn < 100000); /* somebody would wait for ever */
+		for (uint32_t i = 0; i < EXPORTS; i++) {
+			if (world->producers[i].part_count > 0) {
+				end(world, world->producers[i].parts[0], 0);
+			}
+		}
+		give_all_back(world);
+		for (uint32_t i = 0; i < REQUESTS; i++) {
+			if (world->readers[i].live) {
+				take_all(world, &world->readers[i]);
+				busy |= !try_finish(&world->readers[i]);
+			}
+		}
+		path_serve(world->path);
+	}
+}
+
 /* --- one sin at a time --------------------------------------------------------------------- */
 
 static void test_progress_comes_out_at_once(void **state)
@@ -685,6 +709,30 @@ static void test_a_stall_delays_nobody_else(void **state)
 	world_close(world);
 }
 
+/* Whoever has memory for a part has all it needs; however many parts others have. */
+static void test_small_parts_take_nothing_but_their_memory(void **state)
+{
+	enum { READERS = 3, LENGTH = 512 << 10 };
+	struct world *world = world_open(1, 0);
+	struct reader *other;
+
+	GMB_UNUSED(state);
+	world->exports[0].grain = 4096;
+	world->producers[0].base.info.tells_progress = false;
+	for (uint32_t i = 0; i < READERS; i++) {
+		reader_start(world, i, 0, i * LENGTH, LENGTH);
+	}
+	assert_int_equal(world->producers[0].part_count, READERS * LENGTH / 4096);
+	assert_false(path_is_short(world->path));
+	other = reader_start(world, READERS, 1, 100, 5000);
+	assert_int_equal(world->producers[1].part_count, 1);
+	end(world, world->producers[1].parts[0], 0);
+	take_all(world, other);
+	assert_true(try_finish(other));
+	wind_up(world);
+	world_close(world);
+}
+
 static void test_progress_after_the_reader_has_gone(void **state)
 {
 	struct world *world = world_open(1, 64 << 10);
@@ -785,30 +833,6 @@ static void choose_world(struct world *world)
 	}
 }
 
-/* Everything that is still to come, comes. */
-static void wind_up(struct world *world)
-{
-	bool busy = true;
-
-	for (uint32_t turn = 0; busy; turn++) {
-		busy = false;
-		assert_true(turn < 100000); /* somebody would wait for ever */
-		for (uint32_t i = 0; i < EXPORTS; i++) {
-			if (world->producers[i].part_count > 0) {
-				end(world, world->producers[i].parts[0], 0);
-			}
-		}
-		give_all_back(world);
-		for (uint32_t i = 0; i < REQUESTS; i++) {
-			if (world->readers[i].live) {
-				take_all(world, &world->readers[i]);
-				busy |= !try_finish(&world->readers[i]);
-			}
-		}
-		path_serve(world->path);
-	}
-}
-
 static void random_run(uint64_t seed, uint32_t sinful, uint32_t *aborted, uint32_t *committed)
 {
 	struct world *world = world_open(seed, PATH_GRAIN_AUTO);
@@ -861,6 +885,7 @@ int main(void)
 		cmocka_unit_test(test_progress_of_a_write_is_a_lie),
 		cmocka_unit_test(test_a_file_that_shrinks_under_a_read),
 		cmocka_unit_test(test_a_stall_delays_nobody_else),
+		cmocka_unit_test(test_small_parts_take_nothing_but_their_memory),
 		cmocka_unit_test(test_progress_after_the_reader_has_gone),
 		cmocka_unit_test(test_random_sins),
 	};
