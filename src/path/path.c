@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include "base/bytes.h"
 #include "path/cut.h"
@@ -39,8 +40,10 @@ int path_create(const struct path_options *options, struct path **path_out, stru
 	list_init(&path->stalled);
 	arena_info(options->arena, &info);
 	path->stream_max = info.limit_bytes / ARENA_BLOCK_BYTES_MIN;
-	path->streams = calloc(path->stream_max, sizeof(*path->streams));
-	if (path->streams == NULL) {
+	/* Address space, like the arena's limit: nothing is reserved that is not used. */
+	path->streams = mmap(NULL, path->stream_max * sizeof(*path->streams),
+		PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (path->streams == MAP_FAILED) {
 		free(path);
 		return error_set(error, -ENOMEM, "out of memory for a data path's streams");
 	}
@@ -54,7 +57,7 @@ void path_destroy(struct path *path)
 		return;
 	}
 	GMB_ASSERT(list_is_empty(&path->stalled));
-	free(path->streams);
+	(void)munmap(path->streams, path->stream_max * sizeof(*path->streams));
 	free(path);
 }
 

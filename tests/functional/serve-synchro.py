@@ -135,6 +135,12 @@ class Synchro(support.Case):
             chunk = client.chunk()
             got[chunk.cookie] += len(chunk.data or b"")
 
+    def test_a_limit_far_above_what_the_machine_has(self):
+        """It is one, and nothing that is taken."""
+        client = self.open("synchro=4K", options=["--threads", "1", "--memory", "1T"])
+        client.send_request(nbdmini.CMD_READ, 1, 0, SIZE)
+        self.check_whole(client.chunks(1))
+
     def test_one_piece_waits_with_auto(self):
         client = self.open("mode=ram", HOLD_UP)
         client.send_request(nbdmini.CMD_READ, 1, 0, SIZE, flags=nbdmini.CMD_FLAG_DF)
