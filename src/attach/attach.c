@@ -130,10 +130,12 @@ static int keeper_start(struct keeper *keeper, struct error *error)
 
 	if (rc == 0) {
 		refused = process_protect();
+		timings_mark(keeper->options->timings, TIMINGS_PROTECT);
 		rc = start_device(keeper->options, &keeper->device, error);
 	}
 	if (rc == 0) {
 		rc = write_state(keeper, error);
+		timings_mark(keeper->options->timings, TIMINGS_STATE);
 		if (rc != 0 && keeper->device->ops->stop(keeper->device, true, NULL) != 0) {
 			log_error("%s stays behind", keeper->device->path);
 		}
@@ -245,7 +247,7 @@ static int tell_ready(const struct keeper *keeper, struct error *error)
 	sd_notifyf(0, "READY=1\nMAINPID=%d\nSTATUS=%s is %s", (int)getpid(), device->path,
 		keeper->options->uri);
 	if (keeper->report_fd >= 0) {
-		process_report_send(keeper->report_fd, 0, device->path);
+		process_report_send(keeper->report_fd, 0, device->path, keeper->options->timings);
 	} else if (printf("%s\n", device->path) < 0 || fflush(stdout) != 0) {
 		return error_set(error, -EIO, "cannot write to standard output");
 	}
@@ -283,7 +285,7 @@ static int keep(const struct attach_options *options, int report_fd, struct erro
 	int rc = keeper_start(&keeper, error);
 
 	if (rc != 0 && report_fd >= 0) {
-		process_report_send(report_fd, rc, error->text);
+		process_report_send(report_fd, rc, error->text, NULL);
 	}
 	if (rc == 0) {
 		rc = tell_ready(&keeper, error);
@@ -316,6 +318,7 @@ int attach_run(
 		return rc;
 	}
 	if (rc == 0) {
+		timings_mark(options->timings, TIMINGS_FORK);
 		rc = keep(options, report_fd, error);
 		_exit(rc == 0 ? 0 : 1);
 	}
@@ -323,5 +326,9 @@ int attach_run(
 		return error_set(error, report.code, "%.500s", report.text);
 	}
 	memcpy(path, report.text, ATTACH_PATH_BYTES);
+	if (options->timings != NULL) {
+		*options->timings = report.timings;
+		timings_mark(options->timings, TIMINGS_TELL);
+	}
 	return 0;
 }

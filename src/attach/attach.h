@@ -14,6 +14,8 @@
 
 #include "base/error.h"
 
+struct timings;
+
 enum attach_kind {
 	ATTACH_ANY, /* ublk where the kernel has it, else nbd */
 	ATTACH_UBLK,
@@ -33,6 +35,7 @@ struct attach_options {
 	uint64_t connect_timeout_ns;
 	uint64_t request_timeout_ns;   /* silence on a connection that counts as lost */
 	uint64_t reconnect_timeout_ns; /* how long a lost server is waited for */
+	struct timings *timings;       /* begun; gets the steps (timings.h). NULL: nobody asks */
 };
 
 /* The defaults, for everything but uri and file. */

@@ -16,6 +16,7 @@
 #include "attach/fuse_file.h"
 #include "attach/process.h"
 #include "attach/thread.h"
+#include "attach/timings.h"
 #include "attach/usage.h"
 #include "base/bytes.h"
 
@@ -154,10 +155,13 @@ static void *file_thread(void *argument)
 	int rc =
 		remote_open(&file->remote, file->options, &file->device.health, &file->start_error);
 
+	/* The one who has started this thread waits for it until it is told. */
+	timings_mark(file->options->timings, TIMINGS_CONNECT);
 	if (rc == 0) {
 		rc = check_size(file, &file->start_error);
 		if (rc == 0) {
 			rc = mount_file(file, &file->start_error);
+			timings_mark(file->options->timings, TIMINGS_DISK);
 		}
 		if (rc != 0) {
 			remote_close(&file->remote, true, NULL);
@@ -297,6 +301,7 @@ int fuse_device_start(
 		return error_set(error, -ENOMEM, "out of memory");
 	}
 	rc = prepare_mount_point(file, options->file, error);
+	timings_mark(options->timings, TIMINGS_FILE);
 	if (rc == 0) {
 		rc = thread_start(&file->thread, file_thread, file, error);
 	}
@@ -305,6 +310,7 @@ int fuse_device_start(
 		return rc;
 	}
 	eventfd_read(file->started_fd, &ignored);
+	timings_mark(options->timings, TIMINGS_WATCH);
 	if (file->start_result != 0) {
 		rc = error_set(error, file->start_result, "%s", file->start_error.text);
 		pthread_join(file->thread, NULL);

@@ -24,6 +24,7 @@
 #include "attach/nbd_dial.h"
 #include "attach/nbd_kernel.h"
 #include "attach/thread.h"
+#include "attach/timings.h"
 #include "attach/usage.h"
 #include "base/clock.h"
 #include "base/log.h"
@@ -430,17 +431,22 @@ int nbd_device_start(
 	}
 	rc = prepare(disk, error);
 	if (rc == 0) {
+		timings_mark(options->timings, TIMINGS_DRIVER);
 		rc = dial_all(disk, error);
+		timings_mark(options->timings, TIMINGS_CONNECT);
 	}
 	if (rc == 0) {
 		rc = check_blocks(disk, error);
 	}
 	if (rc == 0) {
 		rc = connect_device(disk, error);
+		timings_mark(options->timings, TIMINGS_DISK);
 	}
 	if (rc == 0) {
 		limit_requests(disk);
+		timings_mark(options->timings, TIMINGS_LIMITS);
 		rc = start_watching(disk, error);
+		timings_mark(options->timings, TIMINGS_WATCH);
 		if (rc != 0) {
 			(void)!nbd_kernel_disconnect(&disk->orders, disk->kernel.index);
 		}

@@ -100,13 +100,16 @@ static void leave_terminal(void)
 	unsetenv("JOURNAL_STREAM"); /* a line must say who wrote it */
 }
 
-void process_report_send(int report_fd, int code, const char *text)
+void process_report_send(int report_fd, int code, const char *text, const struct timings *timings)
 {
 	struct process_report report = { .code = code };
 	const char *at = (const char *)&report;
 	size_t left = sizeof(report);
 
 	snprintf(report.text, sizeof(report.text), "%s", text);
+	if (timings != NULL) {
+		report.timings = *timings;
+	}
 	while (left > 0) {
 		ssize_t count = write(report_fd, at, left);
 

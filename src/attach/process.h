@@ -10,11 +10,13 @@
 #pragma once
 
 #include "attach/attach.h"
+#include "attach/timings.h"
 
 /* What the daemon tells its parent, once. */
 struct process_report {
 	int32_t code; /* 0: it is up; else a negative errno, with the reason in text */
 	char text[ATTACH_PATH_BYTES]; /* the path of the disk, or the sentence */
+	struct timings timings;	      /* 0: where the time went, if somebody asked */
 };
 
 /*
@@ -25,8 +27,9 @@ GMB_MUST_CHECK int process_split(
 	int *report_fd, struct process_report *report, struct error *error);
 
 /* Tells the parent and closes the descriptor; from here on the daemon lets go of the terminal, and
- * its log goes to the kernel's (or nowhere, for users who may not). code 0: text is the path. */
-void process_report_send(int report_fd, int code, const char *text);
+ * its log goes to the kernel's (or nowhere, for users who may not). code 0: text is the path.
+ * timings may be NULL. */
+void process_report_send(int report_fd, int code, const char *text, const struct timings *timings);
 
 /*
  * Locks memory, is not to be killed for lack of it, does not wait for the disk it carries when it

@@ -18,6 +18,7 @@
 
 #include "attach/device.h"
 #include "attach/state.h"
+#include "attach/timings.h"
 #include "attach/ublk_control.h"
 #include "attach/ublk_queue.h"
 #include "attach/usage.h"
@@ -258,6 +259,7 @@ static int start_queues(struct ublk_disk *disk, struct error *error)
 
 static int make_device(struct ublk_disk *disk, struct error *error)
 {
+	struct timings *timings = disk->options->timings;
 	struct ublk_params params;
 	int rc = disk->recover ? start_recovery(disk, error) : add_device(disk, error);
 
@@ -265,23 +267,28 @@ static int make_device(struct ublk_disk *disk, struct error *error)
 		return rc;
 	}
 	disk->exists = true;
+	timings_mark(timings, TIMINGS_ADD);
 	if (!disk->recover) {
 		fill_parameters(disk, &params);
 		rc = command(disk, UBLK_SET_PARAMS, &params, sizeof(params), 0);
+		timings_mark(timings, TIMINGS_PARAMS);
 		if (rc < 0) {
 			return error_set(error, rc, "ublk refuses the parameters of the disk: %s",
 				strerror(-rc));
 		}
 	}
 	rc = open_char_device(disk, error);
+	timings_mark(timings, TIMINGS_NODE);
 	if (rc == 0) {
 		rc = start_queues(disk, error);
+		timings_mark(timings, TIMINGS_QUEUES);
 	}
 	if (rc != 0) {
 		return rc;
 	}
 	rc = command(
 		disk, disk->recover ? UBLK_END_RECOVERY : UBLK_START, NULL, 0, (uint64_t)getpid());
+	timings_mark(timings, TIMINGS_DISK);
 	return rc < 0 ? error_set(error, rc, "ublk does not start the disk: %s", strerror(-rc)) : 0;
 }
 
@@ -423,12 +430,15 @@ int ublk_device_start(
 		disk_free(disk);
 		return rc;
 	}
+	timings_mark(options->timings, TIMINGS_DRIVER);
 	rc = start_queue(disk, 0, error);
+	timings_mark(options->timings, TIMINGS_CONNECT);
 	if (rc == 0) {
 		rc = check_blocks(disk, error);
 	}
 	if (rc == 0) {
 		rc = MIN(state_for_each(find_orphan, disk, error), 0);
+		timings_mark(options->timings, TIMINGS_LOOK);
 	}
 	if (rc == 0) {
 		rc = make_device(disk, error);

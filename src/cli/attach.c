@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "attach/timings.h"
 #include "base/log.h"
 #include "base/units.h"
 #include "cli/cli.h"
@@ -33,7 +34,8 @@ static const char help[] =
 	"                              requests fail (10min)\n"
 	"      --foreground            stay, do not start a daemon; for service managers\n"
 	"      --list                  show what is attached\n"
-	"      --json                  with --list: as JSON\n"
+	"      --timings               tell on standard error where the time went\n"
+	"      --json                  with --list or --timings: as JSON\n"
 	"      --help                  print this\n"
 	"\n"
 	"Status 1: it could not be done; 2: wrong usage.\n";
@@ -46,6 +48,8 @@ struct arguments {
 	bool nbd;
 	bool list;
 	bool json;
+	bool measure;
+	struct timings timings;
 };
 
 static int take_device(void *context, const char *option, const char *text)
@@ -81,10 +85,16 @@ static int check_arguments(const struct arguments *arguments, int argc)
 	const struct attach_options *attach = &arguments->attach;
 
 	if (arguments->list) {
+		if (arguments->measure) {
+			return cli_usage_error(name, "--timings is for attaching, not for --list");
+		}
 		return argc == optind ? CLI_GO_ON : cli_usage_error(name, "--list takes no URI");
 	}
-	if (arguments->json) {
-		return cli_usage_error(name, "--json goes with --list");
+	if (arguments->json && !arguments->measure) {
+		return cli_usage_error(name, "--json goes with --list or --timings");
+	}
+	if (arguments->measure && attach->foreground) {
+		return cli_usage_error(name, "--timings is not for --foreground");
 	}
 	if (argc - optind != 1) {
 		return cli_usage_error(name, "give one URI, such as nbd://host/export");
@@ -115,6 +125,7 @@ static int parse_arguments(struct arguments *arguments, int argc, char **argv)
 		{ "foreground", .flag = &attach->foreground },
 		{ "list", .flag = &arguments->list },
 		{ "json", .flag = &arguments->json },
+		{ "timings", .flag = &arguments->measure },
 	};
 	const struct cli_command command = { name, help, options, ARRAY_COUNT(options), arguments };
 	int status;
@@ -131,24 +142,39 @@ static int parse_arguments(struct arguments *arguments, int argc, char **argv)
 	return check_arguments(arguments, argc);
 }
 
-int cmd_attach(int argc, char **argv)
+/* Attaches, and says where. */
+static int attach(struct arguments *arguments, struct error *error)
 {
 	static char path[ATTACH_PATH_BYTES];
-	struct arguments arguments = { 0 };
-	struct error error = { 0 };
-	int status = parse_arguments(&arguments, argc, argv);
 	int rc;
 
+	timings_mark(&arguments->timings, TIMINGS_ARGUMENTS);
+	arguments->attach.timings = arguments->measure ? &arguments->timings : NULL;
+	rc = attach_run(&arguments->attach, path, error);
+	if (rc != 0 || arguments->attach.foreground) {
+		return rc;
+	}
+	if (!arguments->json) {
+		printf("%s\n", path);
+	}
+	if (arguments->measure) {
+		rc = timings_print(&arguments->timings, path, arguments->json, error);
+	}
+	return rc;
+}
+
+int cmd_attach(int argc, char **argv)
+{
+	struct arguments arguments = { 0 };
+	struct error error = { 0 };
+	int status;
+	int rc;
+
+	timings_begin(&arguments.timings);
+	status = parse_arguments(&arguments, argc, argv);
 	if (status != CLI_GO_ON) {
 		return status;
 	}
-	rc = arguments.list ? attach_list(arguments.json, &error)
-			    : attach_run(&arguments.attach, path, &error);
-	if (rc != 0) {
-		return cli_failure(name, &error);
-	}
-	if (!arguments.list && !arguments.attach.foreground) {
-		printf("%s\n", path);
-	}
-	return cli_print("");
+	rc = arguments.list ? attach_list(arguments.json, &error) : attach(&arguments, &error);
+	return rc != 0 ? cli_failure(name, &error) : cli_print("");
 }

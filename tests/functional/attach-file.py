@@ -1,5 +1,6 @@
 #!/usr/bin/python3
 """An export as a file through FUSE: bytes, holes, refusals, and its end."""
+import json
 import mmap
 import os
 import random
@@ -169,6 +170,32 @@ class File(attach_tool.Case):
         self.assertEqual(self.attachments(), [])
         self.assertEqual(os.listdir(self.path("state")), [])
 
+    def test_timings_are_told_step_by_step(self):
+        self.serve(self.image())
+        self.addCleanup(self.detach_all)
+        steps = ["start", "arguments", "fork", "protect", "file", "connect", "disk", "watch",
+                 "state", "tell"]
+        command = ("attach", "--timings", "--fuse", self.path("disk"), self.socket_uri())
+        code, output, errors = self.gmblock(*command)
+        self.assertEqual((code, output), (0, self.path("disk") + "\n"), errors)
+        lines = [line.split() for line in errors.splitlines()]
+        self.assertEqual([line[0] for line in lines], [*steps, "all"])
+        self.assertEqual({line[2] for line in lines}, {"us"})
+        shares = [float(line[1]) for line in lines]
+        self.assertAlmostEqual(sum(shares[:-1]), shares[-1], delta=1)
+        self.detach()
+        code, output, errors = self.gmblock(*command, "--json")
+        self.assertEqual((code, errors), (0, ""))
+        told = json.loads(output)
+        self.assertEqual(set(told), {"device", "us", "steps"})
+        self.assertEqual(told["device"], self.path("disk"))
+        self.assertEqual([step["step"] for step in told["steps"]], steps)
+        for step in told["steps"]:
+            self.assertEqual(set(step), {"step", "us"})
+            self.assertGreater(step["us"], 0, step)
+        self.assertAlmostEqual(sum(step["us"] for step in told["steps"]), told["us"], delta=0.1)
+        self.detach()
+
     def test_sigterm_detaches(self):
         self.serve(self.image())
         disk = self.attach()
@@ -206,6 +233,10 @@ class File(attach_tool.Case):
                 (["attach", "--list", "x"], 2, "takes no URI"),
                 (["attach", "--ublk", "--nbd", "nbd://x"], 2, "only one of"),
                 (["attach", "--json", "nbd://x"], 2, "--json goes with"),
+                (["attach", "--timings", "--list"], 2, "not for --list"),
+                (["attach", "--timings", "--foreground", "nbd://x"], 2, "not for --foreground"),
+                (["attach", "--timings", "--fuse", self.path("d"), self.socket_uri("nobody")], 1,
+                 "cannot connect"),
                 (["attach", "--reconnect-timeout", "0", "nbd://x"], 2, "no time at all"),
                 (["attach", "--device", "3", "--fuse", "x", "nbd://x"], 2, "has its name"),
                 (["attach", "--fuse", folder, self.socket_uri()], 1, "regular file"),
