@@ -149,7 +149,7 @@ static int take_export(const struct tracing *tracing, const json_t *value,
 			return 0;
 		}
 	}
-	return error_set(error, -ENOENT, "the server has no export \"%s\"",
+	return error_set(error, -ENOENT, "the server has no export '%s'",
 		log_escape(shown, sizeof(shown), name, bytes));
 }
 

@@ -120,7 +120,7 @@ int store_open(const struct store_options *options, struct store **store_out, st
 		store_close(store);
 		result = error_set(error, -EOPNOTSUPP,
 			"'%s' cannot count how far a read has come: progress=counter is for "
-			"memory:SIZE and for disks with a pace",
+			"memory:SIZE and for disks with a pace; use progress=auto",
 			options->path);
 	}
 	if (result < 0) {
