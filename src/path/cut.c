@@ -43,13 +43,16 @@ static void choose_grain(struct path_request *request)
 	bool unsplit = asked == PATH_GRAIN_OFF || request->whole || durable;
 
 	request->told_step = 0;
+	request->cut = false;
 	if (unsplit || (asked == PATH_GRAIN_AUTO && !can_overlap(request))) {
 		request->grain =
 			can_overlap(request) ? PATH_GRAIN_BYTES_MAX : PATH_CACHED_PART_BYTES;
 		return;
 	}
 	request->grain = asked != PATH_GRAIN_AUTO ? asked : best_grain(request);
-	if (request->op == STORE_READ && store_tells_progress(request->export->store)) {
+	request->cut = request->grain < PATH_GRAIN_BYTES_MAX;
+	if (request->op == STORE_READ && store_tells_progress(request->export->store) &&
+		request->cut) {
 		/* No need for parts but where another member begins. */
 		request->told_step = request->grain;
 		request->grain = info->stripe_chunk >= GRAIN_BYTES_MIN
@@ -72,7 +75,9 @@ void cut_begin(struct path_request *request)
 	const struct store_info *info = store_info(request->export->store);
 
 	request->measured = request->length >= MEASURED_BYTES_MIN && can_overlap(request);
+	request->counted = request->measured;
 	if (request->measured) {
+		request->alone = grain_of(request)->request_bytes == 0;
 		grain_of(request)->request_bytes += request->length;
 	}
 	choose_grain(request);
@@ -95,10 +100,27 @@ uint64_t cut_step_ns(const struct path_request *request)
 	return rate > 0 ? MIN(step, request->length) * UINT64_C(1000000000) / rate : 0;
 }
 
-void cut_end(struct path_request *request)
+void cut_handed(struct path_request *request)
 {
-	if (request->measured) {
-		grain_of(request)->request_bytes -= request->length;
+	struct grain *grain = grain_of(request);
+
+	if (request->counted) {
+		request->alone &= grain->request_bytes == request->length;
+		grain->request_bytes -= request->length;
+		request->counted = false;
+	}
+}
+
+void cut_end(struct path_request *request, uint64_t now_ns)
+{
+	uint64_t took_ns = now_ns - request->edge_ns[PATH_STATE_INIT];
+
+	if (!request->measured) {
+		return;
+	}
+	cut_handed(request);
+	if (request->alone && request->error == 0 && !request->abandoned) {
+		grain_learn_request(grain_of(request), request->length, took_ns, request->cut);
 	}
 }
 

@@ -35,8 +35,10 @@ struct cut_range {
 void cut_begin(struct path_request *request);
 /* How long the disk will take from one part, or one telling, to the next; 0 = unknown. */
 uint64_t cut_step_ns(const struct path_request *request);
+/* All its bytes were given out: it takes nothing from others any more. */
+void cut_handed(struct path_request *request);
 /* It has ended. */
-void cut_end(struct path_request *request);
+void cut_end(struct path_request *request, uint64_t now_ns);
 
 /* Where the next part is. request->started_bytes < request->length. */
 struct cut_range cut_next(struct path_request *request);

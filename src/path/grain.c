@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "path/grain.h"
 
+#include "base/bytes.h"
+
 /* Processor time of one more part on both sides: submission, completion, header, place in a send.
  * See docs/design/0008. */
 #define PART_COST_NS UINT64_C(16000)
@@ -14,6 +16,8 @@ enum {
 	EARLY_MIN = GRAIN_EARLY_ONE / 16,
 	GAIN_MIN = 2, /* times the cost */
 	TRY_EVERY = 64,
+	CONTROL_FIRST = 8,
+	CONTROL_EVERY = 256,
 };
 
 void grain_init(struct grain *grain)
@@ -57,6 +61,20 @@ static bool pays(const struct grain *grain, uint64_t length, uint32_t bytes, uin
 	return (rate >> 10) * GAIN_MIN * more_ns / SECOND_NS <= gain_bytes >> 10;
 }
 
+/* Parts come all at the end, or cost clearly more time than whole requests do. (Of those a part of
+ * the time is not seen: what the network still carries when the socket has taken all.) */
+static bool is_harmful(const struct grain *grain)
+{
+	return grain->early < EARLY_MIN ||
+	       (grain->cut_rate > 0 && grain->cut_rate / 4 * 5 < grain->whole_rate);
+}
+
+/* Now and then a request is left whole all the same, to compare with. */
+static bool is_control(uint32_t cuts)
+{
+	return (cuts >= CONTROL_FIRST && is_power_of_two(cuts)) || cuts % CONTROL_EVERY == 0;
+}
+
 uint32_t grain_choose(struct grain *grain, uint64_t length, uint32_t chunk, uint32_t members)
 {
 	uint64_t rate = MAX(grain->disk_rate, grain->network_rate);
@@ -75,13 +93,27 @@ uint32_t grain_choose(struct grain *grain, uint64_t length, uint32_t chunk, uint
 	if (!pays(grain, length, bytes, rate)) {
 		return GRAIN_BYTES_MAX;
 	}
-	if (grain->early < EARLY_MIN && ++grain->since_try < TRY_EVERY) {
-		bytes = GRAIN_BYTES_MAX;
-	} else {
-		grain->since_try = 0;
+	if (is_harmful(grain) && ++grain->since_try < TRY_EVERY) {
+		return GRAIN_BYTES_MAX;
+	}
+	grain->since_try = 0;
+	if (is_control(++grain->cuts)) {
+		return GRAIN_BYTES_MAX;
 	}
 	grain->chosen = bytes;
 	return bytes;
+}
+
+void grain_learn_request(struct grain *grain, uint64_t bytes, uint64_t took_ns, bool cut)
+{
+	/* In KiB and 1024 ns: it fits, and a request takes more than that. */
+	uint64_t rate = (bytes >> 10) * (SECOND_NS >> 10) / MAX(took_ns >> 10, UINT64_C(1)) << 10;
+
+	if (cut) {
+		grain->cut_rate = average(grain->cut_rate, rate);
+	} else {
+		grain->whole_rate = average(grain->whole_rate, rate);
+	}
 }
 
 /* --- the disk ------------------------------------------------------------------------------ */

@@ -15,8 +15,9 @@
  * they get parts of c / m, so that together they have as much unfinished as one disk has.
  *
  * Some disks complete all parts of a request together, whatever their size (one command behind the
- * scenes): then parts are only a cost. So it is also measured how early they come, and a disk where
- * they do not is asked for whole requests, with a try now and then.
+ * scenes): then parts are only a cost. On others each part pays a latency, and many take longer
+ * than one. So it is also measured how early parts come, and how long requests take with and
+ * without them; a disk that is better asked for whole requests is, with a try now and then.
  *
  * Threading: the path's thread. Ownership: plain data. Errors: none.
  */
@@ -37,8 +38,14 @@ struct grain {
 	uint32_t chosen; /* the last answer that said to cut */
 	uint64_t request_bytes; /* of the requests under way; the path adds and subtracts */
 
+	/* Bytes a second of single reads or writes as a whole, from request to last byte sent: of
+	 * those that were cut, and of those that were not; 0 = unknown. */
+	uint64_t cut_rate;
+	uint64_t whole_rate;
+
 	/* Private. */
 	uint32_t since_try;
+	uint32_t cuts; /* how often it was said to cut */
 	uint32_t inflight;
 	uint64_t busy_since_ns;
 	uint64_t busy_bytes;
@@ -58,6 +65,9 @@ void grain_disk_end(struct grain *grain, uint64_t bytes, uint64_t now_ns);
 /* A request in parts is complete. Its parts, weighted by their size, took mean_ns from its
  * beginning, and the last one whole_ns. */
 void grain_learn_early(struct grain *grain, uint64_t mean_ns, uint64_t whole_ns);
+
+/* A request that was alone has taken so long (> 0) in all. */
+void grain_learn_request(struct grain *grain, uint64_t bytes, uint64_t took_ns, bool cut);
 
 /* So many bytes were sent while the network was busy for so long (> 0). Where the disk is slower it
  * is busy with what there is: then it only shows that it is not slower than the disk. */

@@ -595,6 +595,9 @@ bool path_next_fragment(
 	stream->sent += length;
 	request->handed_bytes += length;
 	fragment->last = request->handed_bytes == request->length;
+	if (fragment->last && request->measured) {
+		cut_handed(request);
+	}
 	if (stream->sent == stream->valid) {
 		list_remove(node);
 	}
@@ -691,7 +694,7 @@ void path_finish(struct path_request *request)
 	}
 	GMB_ASSERT(request->streams_live == 0);
 	GMB_ASSERT(!list_is_linked(&request->stalled_node));
-	cut_end(request);
+	cut_end(request, ring_batch_ns(request->path->ring));
 	request->path->slow_count -= request->slow;
 	if (!request->abandoned) {
 		set_state(request, PATH_STATE_FIN);

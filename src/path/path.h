@@ -135,6 +135,9 @@ struct path_request {
 	bool first_used;
 	bool measured; /* counted in the export's struct grain */
 	bool slow;     /* counted in path->slow_count */
+	bool cut;      /* into parts, or told of in between */
+	bool counted;  /* in grain->request_bytes */
+	bool alone;    /* no other was counted at the same time */
 	bool striped;  /* parts in an order that keeps all members busy */
 	struct list_node ready;
 	struct list_node stalled_node;

@@ -54,7 +54,9 @@ int stats_connect(const char *path, struct error *error)
 	fd = connect_to(path);
 	if (fd < 0) {
 		return error_set(error, fd, "%s: cannot ask: %s%s", path, strerror(-fd),
-			fd == -ECONNREFUSED ? "; its server has ended" : "");
+			fd == -ECONNREFUSED ? "; no server listens there any more"
+			: fd == -ENOENT	    ? "; no such server runs here"
+					    : "");
 	}
 	return fd;
 }

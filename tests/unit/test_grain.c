@@ -185,6 +185,51 @@ static void parts_that_come_together_are_given_up(void **state)
 	assert_int_equal(choose(&grain, MIB, 0, 0), 256 * KIB);
 }
 
+/* On a disk where every part pays a latency, many take longer than one: whole requests then, until
+ * a try shows that it has changed. */
+static void parts_that_take_longer_are_given_up(void **state)
+{
+	uint64_t now_ns = 1;
+	struct grain grain;
+	int tries = 0;
+
+	(void)state;
+	grain_init(&grain);
+	work(&grain, 400 * KIB, &now_ns);
+	grain_learn_request(&grain, MIB, 6 * MS, false);
+	assert_int_equal(choose(&grain, MIB, 0, 0), 64 * KIB);
+	/* A little longer is no harm: what the network hides is not seen here. */
+	grain_learn_request(&grain, MIB, 7 * MS, true);
+	assert_int_equal(choose(&grain, MIB, 0, 0), 64 * KIB);
+	for (int i = 0; i < 64; i++) {
+		grain_learn_request(&grain, MIB, 18 * MS, true);
+	}
+	for (int i = 0; i < 6400; i++) {
+		tries += choose(&grain, MIB, 0, 0) < GRAIN_BYTES_MAX;
+	}
+	assert_in_range(tries, 50, 200);
+	for (int i = 0; i < 64; i++) {
+		grain_learn_request(&grain, MIB, 4 * MS, true);
+	}
+	assert_int_equal(choose(&grain, MIB, 0, 0), 64 * KIB);
+}
+
+/* Where parts are fine, whole requests are rare, but there are some to compare with. */
+static void whole_requests_are_tried_now_and_then(void **state)
+{
+	uint64_t now_ns = 1;
+	struct grain grain;
+	int whole = 0;
+
+	(void)state;
+	grain_init(&grain);
+	work(&grain, 400 * KIB, &now_ns);
+	for (int i = 0; i < 10000; i++) {
+		whole += choose(&grain, MIB, 0, 0) == GRAIN_BYTES_MAX;
+	}
+	assert_in_range(whole, 20, 60);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -196,6 +241,8 @@ int main(void)
 		cmocka_unit_test(nothing_is_cut_before_something_is_known),
 		cmocka_unit_test(no_part_is_longer_than_a_chunk),
 		cmocka_unit_test(members_make_parts_smaller),
+		cmocka_unit_test(parts_that_take_longer_are_given_up),
+		cmocka_unit_test(whole_requests_are_tried_now_and_then),
 		cmocka_unit_test(parts_that_come_together_are_given_up),
 	};
 

@@ -188,7 +188,7 @@ static struct world *world_open(uint64_t seed, uint32_t chunk)
 			.tells_progress = true,
 			.progress_off = &producer->off };
 		path_export->store = &producer->base;
-		path_export_init(path_export, PATH_GRAIN_AUTO);
+		path_export_init(path_export, PATH_GRAIN_BYTES_MIN);
 		assert_int_equal(store_queue_create(
 					 &producer->base, world->ring, &path_export->queue, &error),
 			0);
