@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "path/grain.h"
 
-#include "base/bytes.h"
-
 /* Processor time of one more part on both sides: submission, completion, header, place in a send.
  * See docs/design/0008. */
 #define PART_COST_NS UINT64_C(16000)
@@ -16,7 +14,7 @@ enum {
 	EARLY_MIN = GRAIN_EARLY_ONE / 16,
 	GAIN_MIN = 2, /* times the cost */
 	TRY_EVERY = 64,
-	CONTROL_FIRST = 8,
+	CONTROL_SUSPICIOUS_EVERY = 8,
 	CONTROL_EVERY = 256,
 };
 
@@ -69,10 +67,14 @@ static bool is_harmful(const struct grain *grain)
 	       (grain->cut_rate > 0 && grain->cut_rate / 4 * 5 < grain->whole_rate);
 }
 
-/* Now and then a request is left whole all the same, to compare with. */
-static bool is_control(uint32_t cuts)
+/* Now and then a request is left whole all the same, to compare with: some of the first, later
+ * seldom, but often while it looks as if that were better. */
+static bool is_control(const struct grain *grain)
 {
-	return (cuts >= CONTROL_FIRST && is_power_of_two(cuts)) || cuts % CONTROL_EVERY == 0;
+	bool suspicious = grain->cut_rate / 9 * 10 < grain->whole_rate;
+
+	return grain->cuts == 2 || grain->cuts == 4 || grain->cuts % CONTROL_EVERY == 0 ||
+	       (suspicious && grain->cuts % CONTROL_SUSPICIOUS_EVERY == 0);
 }
 
 uint32_t grain_choose(struct grain *grain, uint64_t length, uint32_t chunk, uint32_t members)
@@ -97,7 +99,8 @@ uint32_t grain_choose(struct grain *grain, uint64_t length, uint32_t chunk, uint
 		return GRAIN_BYTES_MAX;
 	}
 	grain->since_try = 0;
-	if (is_control(++grain->cuts)) {
+	grain->cuts++;
+	if (is_control(grain)) {
 		return GRAIN_BYTES_MAX;
 	}
 	grain->chosen = bytes;
