@@ -168,7 +168,8 @@ class Requests(Case):
 
     def test_a_striped_disk_with_a_pace(self):
         """Whatever its members do at a time, each byte is in one part, and no part in two chunks."""
-        server = self.serve("--export", "=memory:16M,pace=200M:latency=200us:members=4:chunk=64K")
+        server = self.serve("--export", "=memory:16M,synchro=16K,"
+                            "pace=200M:latency=200us:members=4:chunk=64K")
         content = os.urandom(MIB)
         with Streams.open(server.uri) as client:
             client.write(0, content)
