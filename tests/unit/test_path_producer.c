@@ -515,6 +515,7 @@ static struct world *world_with_grain(uint32_t grain)
 	world->exports[0].grain = grain;
 	world->exports[0].reads.disk_rate = UINT64_C(1) << 30;
 	world->exports[0].reads.early = GRAIN_EARLY_ONE / 2;
+	world->exports[0].reads.cuts = 8; /* none of those left whole to compare with */
 	return world;
 }
 
