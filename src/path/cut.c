@@ -21,6 +21,13 @@ static bool can_overlap(const struct path_request *request)
 					 : info->write_direct;
 }
 
+/* Each part of it is a flush of its own: it is cut as little as possible, and its time says nothing
+ * of others. */
+static bool is_durable(const struct path_request *request)
+{
+	return (request->flags & STORE_FUA) != 0;
+}
+
 /* --- how long the parts are ------------------------------------------------------------------ */
 
 /* Of an export without a size of its own, when the disk's time can be used. */
@@ -38,9 +45,7 @@ static void choose_grain(struct path_request *request)
 {
 	const struct store_info *info = store_info(request->export->store);
 	uint32_t asked = request->export->grain;
-	/* Each durable part is a flush of its own. */
-	bool durable = (request->flags & STORE_FUA) != 0;
-	bool unsplit = asked == PATH_GRAIN_OFF || request->whole || durable;
+	bool unsplit = asked == PATH_GRAIN_OFF || request->whole || is_durable(request);
 
 	request->told_step = 0;
 	request->cut = false;
@@ -74,7 +79,8 @@ void cut_begin(struct path_request *request)
 {
 	const struct store_info *info = store_info(request->export->store);
 
-	request->measured = request->length >= MEASURED_BYTES_MIN && can_overlap(request);
+	request->measured = request->length >= MEASURED_BYTES_MIN && can_overlap(request) &&
+			    !is_durable(request);
 	request->counted = request->measured;
 	if (request->measured) {
 		request->alone = grain_of(request)->request_bytes == 0;

@@ -224,6 +224,11 @@ static void reader_progress(struct path_request *request)
 	reader->progresses++;
 }
 
+static void writer_progress(struct path_request *request)
+{
+	GMB_UNUSED(request);
+}
+
 static struct reader *reader_start(
 	struct world *world, uint32_t idx, uint32_t export_idx, uint64_t offset, uint64_t length)
 {
@@ -538,6 +543,33 @@ static void test_a_source_that_gives_up_is_asked_like_a_disk_without(void **stat
 		world_close(world);
 		assert_int_equal(counts[0], counts[1]);
 		assert_true(counts[0] > 1);
+	}
+}
+
+/* A durable write is a flush as well: it says nothing of how long others take. */
+static void test_durable_writes_are_not_compared_with_others(void **state)
+{
+	GMB_UNUSED(state);
+	for (uint32_t flags = 0; flags <= STORE_FUA; flags += STORE_FUA) {
+		struct world *world = world_open(1, 0);
+		struct path_export *path_export = &world->exports[0];
+		struct path_request request = { .op = STORE_WRITE,
+			.flags = flags,
+			.length = 128 << 10,
+			.window_bytes = ARENA_BYTES,
+			.export = path_export,
+			.progress = writer_progress };
+
+		world->producers[0].base.info.write_direct = true;
+		path_export->grain = PATH_GRAIN_AUTO;
+		path_start(world->path, &request);
+		path_write_submit(path_write_open(&request));
+		assert_int_equal(world->producers[0].part_count--, 1);
+		store_finish(world->producers[0].parts[0], 0);
+		assert_int_equal(path_status(&request), PATH_COMMITTED);
+		path_finish(&request);
+		assert_int_equal(path_export->writes.whole_rate > 0, flags == 0);
+		world_close(world);
 	}
 }
 
@@ -879,6 +911,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_progress_comes_out_at_once),
 		cmocka_unit_test(test_a_source_that_gives_up_is_asked_like_a_disk_without),
+		cmocka_unit_test(test_durable_writes_are_not_compared_with_others),
 		cmocka_unit_test(test_impossible_progress_is_refused_and_fails_the_request),
 		cmocka_unit_test(test_a_late_error_wins_over_what_was_told),
 		cmocka_unit_test(test_an_error_after_progress_that_nobody_has_taken),
