@@ -283,7 +283,7 @@ static json_t *class_json(const struct path_stats *stats, int op, uint32_t size_
 		per_request_us(stats->state_ns[PATH_STATE_SEND], stats->count));
 
 	return json_pack("{s:s, s:I, s:o, s:I, s:I, s:I, s:o, s:o}", "operation",
-		tracing_operation((enum store_op)op), "size_above",
+		store_op_name((enum store_op)op), "size_above",
 		(json_int_t)(size_class > 0 ? path_size_class_limit(size_class - 1) : 0),
 		"size_max", limit == UINT64_MAX ? json_null() : json_integer((json_int_t)limit),
 		"count", (json_int_t)stats->count, "errors", (json_int_t)stats->errors, "bytes",

@@ -12,16 +12,6 @@
 
 enum { QUOTE_BYTES = 120 };
 
-static const char *const operations[STORE_OP_COUNT] = {
-	[STORE_READ] = "read",
-	[STORE_WRITE] = "write",
-	[STORE_FLUSH] = "flush",
-	[STORE_TRIM] = "trim",
-	[STORE_ZERO] = "zero",
-	[STORE_CACHE] = "cache",
-	[STORE_EXTENTS] = "extents",
-};
-
 struct tracing {
 	struct tracing_options options;
 	int event_fd;
@@ -31,11 +21,6 @@ struct tracing {
 	_Atomic uint32_t ended_count;
 	struct path_trace **recorders; /* one a reactor, while wanted > 0 */
 };
-
-const char *tracing_operation(enum store_op op)
-{
-	return operations[op];
-}
 
 int tracing_create(
 	const struct tracing_options *options, struct tracing **tracing_out, struct error *error)
@@ -120,7 +105,8 @@ static int take_operations(const json_t *value, uint32_t *ops, struct error *err
 		const char *name = json_string_value(json_array_get(value, i));
 		uint32_t op = 0;
 
-		while (name != NULL && op < STORE_OP_COUNT && strcmp(name, operations[op]) != 0) {
+		while (name != NULL && op < STORE_OP_COUNT &&
+			strcmp(name, store_op_name((enum store_op)op)) != 0) {
 			op++;
 		}
 		if (name == NULL || op == STORE_OP_COUNT) {
@@ -341,7 +327,7 @@ static json_t *request_json(const struct tracing *tracing, const struct path_tra
 		json_array_append_new(parts, part_json(part, begin_ns));
 	}
 	return json_pack("{s:s, s:o, s:I, s:I, s:o, s:f, s:f, s:o, s:o, s:I}", "operation",
-		operations[record->op], "export", export_name(tracing, record->store), "offset",
+		store_op_name(record->op), "export", export_name(tracing, record->store), "offset",
 		(json_int_t)record->offset, "length", (json_int_t)record->length, "error",
 		error_json(record->error), "clock_seconds", (double)begin_ns / 1e9, "total_us",
 		(double)stats.total_ns / 1000, "state_us", states, "parts", parts, "parts_more",

@@ -50,6 +50,3 @@ bool tracing_is_short(const struct tracing *tracing);
 char *tracing_tell(struct tracing *tracing, const char *ended);
 /* The reactors forget the recorders; another recording may begin. */
 void tracing_disarm(struct tracing *tracing);
-
-/* "read" */
-const char *tracing_operation(enum store_op op);

@@ -58,22 +58,12 @@ static bool field_split(struct field field, struct field *key, struct field *val
 
 static int parse_op(struct field field, uint32_t *ops, struct error *error)
 {
-	static const char *const names[STORE_OP_COUNT] = {
-		[STORE_READ] = "read",
-		[STORE_WRITE] = "write",
-		[STORE_FLUSH] = "flush",
-		[STORE_TRIM] = "trim",
-		[STORE_ZERO] = "zero",
-		[STORE_CACHE] = "cache",
-		[STORE_EXTENTS] = "extents",
-	};
-
 	if (field_is(field, "any")) {
 		*ops = RULE_OPS_ALL;
 		return 0;
 	}
 	for (uint32_t op = 0; op < STORE_OP_COUNT; op++) {
-		if (field_is(field, names[op])) {
+		if (field_is(field, store_op_name((enum store_op)op))) {
 			*ops = BIT(op);
 			return 0;
 		}

@@ -14,6 +14,22 @@ enum { PART_BYTES_MAX = 1 << 30 };
 /* A flag that means nothing for an operation is ignored: protocols let FUA go with any command. */
 #define PART_FLAGS_KNOWN ((uint32_t)(STORE_FUA | STORE_NO_HOLE | STORE_FAST_ZERO))
 
+const char *store_op_name(enum store_op op)
+{
+	static const char *const names[STORE_OP_COUNT] = {
+		[STORE_READ] = "read",
+		[STORE_WRITE] = "write",
+		[STORE_FLUSH] = "flush",
+		[STORE_TRIM] = "trim",
+		[STORE_ZERO] = "zero",
+		[STORE_CACHE] = "cache",
+		[STORE_EXTENTS] = "extents",
+	};
+
+	GMB_ASSERT(op < STORE_OP_COUNT);
+	return names[op];
+}
+
 /* --- opening ------------------------------------------------------------------------------- */
 
 static int base_open(

@@ -42,6 +42,9 @@ enum store_op {
 	STORE_OP_COUNT
 };
 
+/* As users write it: "read", "write", "flush", "trim", "zero", "cache", "extents". */
+const char *store_op_name(enum store_op op);
+
 enum store_flag {
 	STORE_FUA = 1 << 0,	  /* done only when durable; write, trim, zero */
 	STORE_NO_HOLE = 1 << 1,	  /* zero: the range stays provisioned */
