@@ -22,6 +22,17 @@ static void work(struct grain *grain, uint64_t bytes_per_ms, uint64_t *now_ns)
 	}
 }
 
+/* What is known of a disk of that rate once it has worked for a while. */
+static struct grain grain_of_disk(uint64_t bytes_per_ms)
+{
+	uint64_t now_ns = 1;
+	struct grain grain;
+
+	grain_init(&grain);
+	work(&grain, bytes_per_ms, &now_ns);
+	return grain;
+}
+
 enum { MEMBERS = 8 };
 
 static uint32_t ask(struct grain *grain, uint64_t length, uint64_t others, uint32_t chunk)
@@ -102,12 +113,9 @@ static void faster_ends_mean_larger_parts(void **state)
 
 static void many_requests_overlap_with_each_other(void **state)
 {
-	uint64_t now_ns = 1;
-	struct grain grain;
+	struct grain grain = grain_of_disk(3 * MIB);
 
 	(void)state;
-	grain_init(&grain);
-	work(&grain, 3 * MIB, &now_ns);
 	assert_int_equal(choose(&grain, MIB, 7 * MIB, 0), GRAIN_BYTES_MAX);
 }
 
@@ -127,18 +135,15 @@ static void short_requests_are_not_cut(void **state)
 
 static void no_part_is_longer_than_a_chunk(void **state)
 {
-	uint64_t now_ns = 1;
-	struct grain grain;
+	struct grain grain = grain_of_disk(400 * KIB);
 
 	(void)state;
-	grain_init(&grain);
-	work(&grain, 400 * KIB, &now_ns);
 	assert_int_equal(choose(&grain, MIB, 0, 0), 64 * KIB);
 	assert_int_equal(choose(&grain, MIB, 0, 16 * KIB), 16 * KIB);
 	/* A chunk that is too short for a part of its own is not looked at. */
 	assert_int_equal(choose(&grain, MIB, 0, 4 * KIB), 64 * KIB);
 	/* On a fast disk so many short parts are not worth it. */
-	work(&grain, 3 * MIB, &now_ns);
+	grain = grain_of_disk(3 * MIB);
 	assert_int_equal(choose(&grain, MIB, 0, 16 * KIB), GRAIN_BYTES_MAX);
 }
 
@@ -154,12 +159,9 @@ static void nothing_is_cut_before_something_is_known(void **state)
 /* Together they have as much unfinished as one disk. */
 static void members_make_parts_smaller(void **state)
 {
-	uint64_t now_ns = 1;
-	struct grain grain;
+	struct grain grain = grain_of_disk(400 * KIB);
 
 	(void)state;
-	grain_init(&grain);
-	work(&grain, 400 * KIB, &now_ns);
 	assert_int_equal(choose(&grain, MIB, 0, 0), 64 * KIB);
 	assert_int_equal(choose(&grain, MIB, 0, 512 * KIB), 32 * KIB);
 	assert_int_equal(choose(&grain, MIB, 0, 256 * KIB), 16 * KIB);
@@ -171,13 +173,10 @@ static void members_make_parts_smaller(void **state)
  * when it has changed its ways, that is found out. */
 static void parts_that_come_together_are_given_up(void **state)
 {
-	uint64_t now_ns = 1;
-	struct grain grain;
+	struct grain grain = grain_of_disk(3 * MIB);
 	int tries = 0;
 
 	(void)state;
-	grain_init(&grain);
-	work(&grain, 3 * MIB, &now_ns);
 	for (int i = 0; i < 64; i++) {
 		grain_learn_early(&grain, 350000, 350000);
 	}
@@ -196,13 +195,10 @@ static void parts_that_come_together_are_given_up(void **state)
  * a try shows that it has changed. */
 static void parts_that_take_longer_are_given_up(void **state)
 {
-	uint64_t now_ns = 1;
-	struct grain grain;
+	struct grain grain = grain_of_disk(400 * KIB);
 	int tries = 0;
 
 	(void)state;
-	grain_init(&grain);
-	work(&grain, 400 * KIB, &now_ns);
 	grain_learn_request(&grain, MIB, 6 * MS, false);
 	assert_int_equal(choose(&grain, MIB, 0, 0), 64 * KIB);
 	/* A little longer is no harm: what the network hides is not seen here. */
@@ -224,13 +220,10 @@ static void parts_that_take_longer_are_given_up(void **state)
 /* Where parts are fine, whole requests are rare, but there are some to compare with. */
 static void whole_requests_are_tried_now_and_then(void **state)
 {
-	uint64_t now_ns = 1;
-	struct grain grain;
+	struct grain grain = grain_of_disk(400 * KIB);
 	int whole = 0;
 
 	(void)state;
-	grain_init(&grain);
-	work(&grain, 400 * KIB, &now_ns);
 	for (int i = 0; i < 10000; i++) {
 		whole += ask(&grain, MIB, 0, 0) == GRAIN_BYTES_MAX;
 	}

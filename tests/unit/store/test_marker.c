@@ -44,6 +44,13 @@ static uint64_t marker_at(const struct store_part *part, uint32_t chunk)
 	return word;
 }
 
+/* So much of the read is told once the source has looked a few times. */
+static void expect_told(struct slow_device *device, const struct reader *reader, uint64_t bytes)
+{
+	device_wait(device, SOME_LOOKS);
+	assert_int_equal(reader->told, bytes);
+}
+
 /* A read of LENGTH bytes at offset 0; returns the part that reached the device. */
 static struct store_part *start(struct slow_device *device, struct reader *reader)
 {
@@ -129,8 +136,7 @@ static void test_ascending_chunks_are_told_as_they_come(void **state)
 	struct reader reader;
 	struct store_part *part = start(device, &reader);
 
-	device_wait(device, SOME_LOOKS);
-	assert_int_equal(reader.told, 0);
+	expect_told(device, &reader, 0);
 	assert_true(reader_has(&reader, KEY, 0));
 	for (uint64_t chunk = 0; chunk < PARTS - 1; chunk++) {
 		device_fill(part, KEY, chunk * CHUNK, CHUNK);
@@ -151,17 +157,13 @@ static void test_steps_are_kept(void **state)
 
 	reader.part.told_step = 3 * CHUNK;
 	device_fill(part, KEY, 0, 2 * CHUNK);
-	device_wait(device, SOME_LOOKS);
-	assert_int_equal(reader.told, 0);
+	expect_told(device, &reader, 0);
 	device_fill(part, KEY, 2 * CHUNK, 2 * CHUNK);
-	device_wait(device, SOME_LOOKS);
-	assert_int_equal(reader.told, 4 * CHUNK);
+	expect_told(device, &reader, 4 * CHUNK);
 	device_fill(part, KEY, 4 * CHUNK, 2 * CHUNK);
-	device_wait(device, SOME_LOOKS);
-	assert_int_equal(reader.told, 4 * CHUNK);
+	expect_told(device, &reader, 4 * CHUNK);
 	device_fill(part, KEY, 6 * CHUNK, CHUNK);
-	device_wait(device, SOME_LOOKS);
-	assert_int_equal(reader.told, 7 * CHUNK);
+	expect_told(device, &reader, 7 * CHUNK);
 	assert_int_equal(reader.told_count, 2);
 	complete(device, &reader, part);
 }
@@ -173,8 +175,7 @@ static void test_half_a_chunk_is_not_told(void **state)
 	struct store_part *part = start(device, &reader);
 
 	device_fill(part, KEY, 0, CHUNK + CHUNK / 2);
-	device_wait(device, SOME_LOOKS);
-	assert_int_equal(reader.told, CHUNK);
+	expect_told(device, &reader, CHUNK);
 	assert_true(reader_has(&reader, KEY, CHUNK));
 	complete(device, &reader, part);
 }
@@ -187,14 +188,11 @@ static void test_what_comes_out_of_order_waits_for_what_is_before(void **state)
 
 	device_fill(part, KEY, 3 * CHUNK, CHUNK);
 	device_fill(part, KEY, 2 * CHUNK, CHUNK);
-	device_wait(device, SOME_LOOKS);
-	assert_int_equal(reader.told, 0);
+	expect_told(device, &reader, 0);
 	device_fill(part, KEY, 0, CHUNK);
-	device_wait(device, SOME_LOOKS);
-	assert_int_equal(reader.told, CHUNK);
+	expect_told(device, &reader, CHUNK);
 	device_fill(part, KEY, CHUNK, CHUNK);
-	device_wait(device, SOME_LOOKS);
-	assert_int_equal(reader.told, 4 * CHUNK);
+	expect_told(device, &reader, 4 * CHUNK);
 	assert_int_equal(reader.told_count, 2);
 	complete(device, &reader, part);
 }
@@ -206,8 +204,7 @@ static void test_last_chunk_waits_for_the_end(void **state)
 	struct store_part *part = start(device, &reader);
 
 	device_fill(part, KEY, 0, LENGTH);
-	device_wait(device, SOME_LOOKS);
-	assert_int_equal(reader.told, LENGTH - CHUNK);
+	expect_told(device, &reader, LENGTH - CHUNK);
 	assert_true(reader_has(&reader, KEY, LENGTH - CHUNK));
 	assert_false(reader.is_done);
 	complete(device, &reader, part);
@@ -224,8 +221,7 @@ static void test_data_that_equal_the_marker_only_wait(void **state)
 
 	device_fill(part, KEY, 0, LENGTH);
 	memcpy(end, &marker, sizeof(marker));
-	device_wait(device, SOME_LOOKS);
-	assert_int_equal(reader.told, 2 * CHUNK);
+	expect_told(device, &reader, 2 * CHUNK);
 	device_finish(device, part, 0);
 	assert_int_equal(reader.result, 0);
 	assert_memory_equal(reader.memory + 3 * CHUNK - sizeof(marker), &marker, sizeof(marker));
@@ -269,8 +265,7 @@ static void test_device_that_writes_told_bytes_again_is_found_out(void **state)
 
 	device_fill(other, KEY, 0, 2 * CHUNK);
 	device_fill(part, KEY + 1, 0, 4 * CHUNK); /* ciphertext */
-	device_wait(device, SOME_LOOKS);
-	assert_int_equal(reader.told, 4 * CHUNK);
+	expect_told(device, &reader, 4 * CHUNK);
 	device_fill(part, KEY, 0, LENGTH); /* decrypted */
 	device_finish(device, part, 0);
 	assert_int_equal(reader.result, -EIO);
@@ -298,8 +293,7 @@ static void test_later_looks_do_not_mend_what_was_told(void **state)
 	device_fill(part, KEY + 1, 0, 2 * CHUNK);
 	device_wait(device, SOME_LOOKS);
 	device_fill(part, KEY, 0, 4 * CHUNK);
-	device_wait(device, SOME_LOOKS);
-	assert_int_equal(reader.told, 4 * CHUNK);
+	expect_told(device, &reader, 4 * CHUNK);
 	assert_int_equal(reader.memory[0], device_byte(KEY + 1, 0));
 	assert_int_equal(reader.memory[2 * CHUNK], device_byte(KEY, 2 * CHUNK));
 	device_fill(part, KEY, 0, LENGTH);
@@ -345,8 +339,7 @@ static void test_bytes_not_told_may_be_written_again(void **state)
 	device_fill_byte(part, 0xee, LENGTH - CHUNK, CHUNK);
 	device_fill_byte(part, 0xee, 2 * CHUNK, CHUNK);
 	device_fill(part, KEY, 0, CHUNK);
-	device_wait(device, SOME_LOOKS);
-	assert_int_equal(reader.told, CHUNK);
+	expect_told(device, &reader, CHUNK);
 	complete(device, &reader, part);
 	part = start(device, &reader);
 	assert_ptr_not_equal(part, &reader.part); /* still on */
@@ -378,8 +371,7 @@ static void test_a_marker_that_goes_early_shows_zeroes_and_fails(void **state)
 	complete(device, &reader, part); /* secrets in the memory that is used next */
 	part = start(device, &reader);
 	device_fill(part, KEY, CHUNK - 8, 8);
-	device_wait(device, SOME_LOOKS);
-	assert_int_equal(reader.told, CHUNK);
+	expect_told(device, &reader, CHUNK);
 	for (uint32_t i = 0; i < CHUNK - 8; i++) {
 		assert_int_equal(reader.memory[i], 0);
 	}
@@ -396,8 +388,7 @@ static void test_late_error_is_the_reads_own(void **state)
 	struct store_part *part = start(device, &reader);
 
 	device_fill(part, KEY, 0, LENGTH);
-	device_wait(device, SOME_LOOKS);
-	assert_int_equal(reader.told, LENGTH - CHUNK);
+	expect_told(device, &reader, LENGTH - CHUNK);
 	device_finish(device, part, -ETIMEDOUT);
 	assert_int_equal(reader.result, -ETIMEDOUT);
 	assert_true(reader_has(&reader, KEY, LENGTH - CHUNK)); /* the last chunk never came out */
