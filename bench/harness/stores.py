@@ -19,48 +19,43 @@ MIB = 1 << 20
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "rootfs", "devtmpfs")
 
 
-class LoopStore:
-    """A loop device over a file in memory, read around the page cache."""
+class DirectStore:
+    """A disk of this machine, read around the page cache, as fast as it is."""
 
-    name = "loop"
-    title = "loop device over tmpfs"
     keys = "mode=ram"
     members = 1
 
     def __init__(self, disks):
         self._disks = disks
+
+    def rate(self, _bytes):
+        return None
+
+    def open(self):
+        """Makes the disk, if it is not there."""
+        assert self.path
+
+
+class LoopStore(DirectStore):
+    """A loop device over a file in memory."""
+
+    name = "loop"
+    title = "loop device over tmpfs"
 
     @property
     def path(self):
         return self._disks.loop().path
 
-    def rate(self, _bytes):
-        return None
 
-    def open(self):
-        self._disks.loop()
-
-
-class FileStore:
-    """A file on the machine's disk, read around the page cache."""
+class FileStore(DirectStore):
+    """A file on the machine's disk."""
 
     name = "file"
     title = "file on the machine's disk"
-    keys = "mode=ram"
-    members = 1
-
-    def __init__(self, disks):
-        self._disks = disks
 
     @property
     def path(self):
         return self._disks.file()
-
-    def rate(self, _bytes):
-        return None
-
-    def open(self):
-        self._disks.file()
 
 
 class PacedStore:
