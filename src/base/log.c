@@ -73,7 +73,9 @@ bool log_limit_pass(struct log_limit *limit, uint64_t now_ns, uint32_t *suppress
 	return true;
 }
 
-const char *log_escape(char *out, size_t out_bytes, const void *peer_bytes, size_t len)
+/* also: characters that are escaped although they can be printed. */
+static const char *escape(
+	char *out, size_t out_bytes, const void *peer_bytes, size_t len, const char *also)
 {
 	const uint8_t *p = peer_bytes;
 	size_t used = 0;
@@ -84,7 +86,7 @@ const char *log_escape(char *out, size_t out_bytes, const void *peer_bytes, size
 		size_t n = utf8_sequence(p + i, len - i);
 		size_t piece_len;
 
-		if (n == 0 || p[i] < 0x20 || p[i] == 0x7f || p[i] == '\\' || p[i] == '"' ||
+		if (n == 0 || p[i] < 0x20 || p[i] == 0x7f || strchr(also, p[i]) != NULL ||
 			(n == 2 && p[i] == 0xc2 && p[i + 1] < 0xa0)) {
 			piece_len = (size_t)snprintf(piece, sizeof(piece), "\\x%02x", p[i]);
 			n = 1;
@@ -103,6 +105,16 @@ const char *log_escape(char *out, size_t out_bytes, const void *peer_bytes, size
 	}
 	out[used] = '\0';
 	return out;
+}
+
+const char *log_escape(char *out, size_t out_bytes, const void *peer_bytes, size_t len)
+{
+	return escape(out, out_bytes, peer_bytes, len, "\\\"");
+}
+
+const char *log_escape_sentence(char *out, size_t out_bytes, const char *sentence)
+{
+	return escape(out, out_bytes, sentence, strlen(sentence), "");
 }
 
 void gmb_assert_fail(const char *condition, const char *file, int line, const char *function)

@@ -44,3 +44,7 @@ bool log_limit_pass(struct log_limit *limit, uint64_t now_ns, uint32_t *suppress
  * it is cut at a whole character and ends in "...". Returns out.
  */
 const char *log_escape(char *out, size_t out_bytes, const void *peer_bytes, size_t len);
+
+/* The same for a sentence in which a peer has escaped the names already: quotes and backslashes
+ * stay, so that nothing is escaped twice. */
+const char *log_escape_sentence(char *out, size_t out_bytes, const char *sentence);

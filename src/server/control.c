@@ -401,8 +401,8 @@ static char *make_answer(const struct control_view *view)
 static char *error_answer(const char *sentence)
 {
 	char shown[ERROR_TEXT_BYTES * 4];
-	json_t *whole = json_pack(
-		"{s:s}", "error", log_escape(shown, sizeof(shown), sentence, strlen(sentence)));
+	json_t *whole =
+		json_pack("{s:s}", "error", log_escape_sentence(shown, sizeof(shown), sentence));
 	char *text = whole != NULL ? json_dumps(whole, JSON_COMPACT) : NULL;
 
 	json_decref(whole);

@@ -9,7 +9,8 @@
  *   "trace {...}" (see tracing.h)               {"armed": true}, and a line with single requests
  *                                               once enough have ended or the client has shut down
  *                                               its sending side; a client that is gone ends it too
- *   on a question that is none                  {"error": "a sentence"}
+ *   on a question that is none                  {"error": "a sentence"}, in which names are
+ *                                               escaped already (base/log.h)
  *
  * Only the server's user (and root) may connect: names and paths of exports are nobody else's.
  *

@@ -144,6 +144,7 @@ static int take_question(const struct tracing *tracing, json_t *question,
 {
 	const char *key;
 	json_t *value;
+	char shown[QUOTE_BYTES];
 	int rc = 0;
 
 	json_object_foreach(question, key, value)
@@ -160,8 +161,8 @@ static int take_question(const struct tracing *tracing, json_t *question,
 		} else if (strcmp(key, "export") == 0) {
 			rc = take_export(tracing, value, &options->store, error);
 		} else {
-			rc = error_set(
-				error, -EINVAL, "this server does not know what \"%s\" is", key);
+			rc = error_set(error, -EINVAL, "this server does not know what \"%s\" is",
+				log_escape(shown, sizeof(shown), key, strlen(key)));
 		}
 		if (rc < 0) {
 			return rc;

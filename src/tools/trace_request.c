@@ -108,7 +108,7 @@ static int explain_refusal(int fd, const char *path, bool *again, struct error *
 			json_string_value(json_object_get(document, "version")));
 	} else {
 		error_set(error, code, "%s",
-			reason != NULL ? log_escape(shown, sizeof(shown), reason, strlen(reason))
+			reason != NULL ? log_escape_sentence(shown, sizeof(shown), reason)
 				       : "the server gave no reason");
 	}
 	json_decref(document);

@@ -80,6 +80,8 @@ class Control(support.Case):
                          b"[" * 5000):
             answer = self.ask(b"trace " + question + b"\n")
             self.assertEqual(list(answer), ["error"], question)
+        told = self.ask(b'trace {"count": 1, "a\\\\b\\u001b": 2}\n')
+        self.assertEqual(told["error"], 'this server does not know what "a\\x5cb\\x1b" is')
         self.arm()
 
     def test_more_than_a_question(self):

@@ -4,6 +4,7 @@ how fast anything is, but for delays that are put in on purpose and are lower bo
 import json
 import os
 import signal
+import socket
 import struct
 import subprocess
 import unittest
@@ -402,8 +403,27 @@ class Refused(Case):
     def test_no_such_export(self):
         self.serve("memory:1M")
         self.check_refused(["trace", "--request", "--export", "ab\x1b", self.control], 1,
-                           r'no export', r"x1b")
+                           r"the server has no export 'ab\x1b'" + "\n")
+        self.check_refused(["trace", "--request", "--export", r'a\b"c', self.control], 1,
+                           r"the server has no export 'a\x5cb\x22c'" + "\n")
         self.check_refused(["trace", "--request", "--export", b"\xff", self.control], 1, "UTF-8")
+
+    def test_what_a_stranger_says_cannot_harm_a_terminal(self):
+        """A sentence comes with its names escaped: that stays, and the rest is not trusted."""
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self.path("stranger"))
+            listener.listen()
+            tracer = subprocess.Popen(
+                [support.program(), "trace", "--request", self.path("stranger")],
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            self.addCleanup(self.end_tracer, tracer)
+            visitor, _ = listener.accept()
+            with visitor, visitor.makefile("rb") as questions:
+                questions.readline()
+                visitor.sendall(json.dumps({"error": 'not "\\x1b" \x1b[2J'}).encode())
+            output, errors = tracer.communicate()
+        self.assertEqual((tracer.returncode, output), (1, ""))
+        self.assertEqual(errors, 'gmblock trace: not "\\x1b" \\x1b[2J\n')
 
     def test_a_plot_without_a_request_is_not_made(self):
         self.serve("memory:1M")
