@@ -50,6 +50,22 @@ const char *copy_human_time(char out[COPY_TIME_BYTES], double seconds)
 	return out;
 }
 
+const char *copy_share(char out[COPY_SHARE_BYTES], uint64_t done, uint64_t total)
+{
+	char done_text[PRINT_SIZE_BYTES];
+	char total_text[PRINT_SIZE_BYTES];
+
+	print_size(done_text, done);
+	print_size(total_text, total);
+	if (done != total && strcmp(done_text, total_text) == 0) {
+		snprintf(out, COPY_SHARE_BYTES, "%llu of %llu bytes", (unsigned long long)done,
+			(unsigned long long)total);
+	} else {
+		snprintf(out, COPY_SHARE_BYTES, "%s of %s", done_text, total_text);
+	}
+	return out;
+}
+
 static void rate_update(struct copy_progress *progress, uint64_t now_ns)
 {
 	uint64_t passed = now_ns - progress->mark_ns;
@@ -69,24 +85,23 @@ static void text_format(const struct copy_progress *progress, char *text, size_t
 {
 	const struct copy_counters *counters = progress->counters;
 	char done[PRINT_SIZE_BYTES];
-	char total[PRINT_SIZE_BYTES];
+	char share[COPY_SHARE_BYTES];
 	char rate[PRINT_SIZE_BYTES];
 	char left[COPY_TIME_BYTES];
 
-	print_size(done, *progress->now);
 	print_size(rate, (uint64_t)progress->rate);
 	if (counters->total == UINT64_MAX) {
+		print_size(done, *progress->now);
 		snprintf(text, text_bytes, "%s %s, %s/s", progress->verb, done, rate);
 		return;
 	}
-	print_size(total, counters->total);
+	copy_share(share, *progress->now, counters->total);
 	if (progress->rate < 1) {
-		snprintf(text, text_bytes, "%s %s of %s", progress->verb, done, total);
+		snprintf(text, text_bytes, "%s %s", progress->verb, share);
 		return;
 	}
 	copy_human_time(left, (double)(counters->total - *progress->now) / progress->rate);
-	snprintf(text, text_bytes, "%s %s of %s, %s/s, %s left", progress->verb, done, total, rate,
-		left);
+	snprintf(text, text_bytes, "%s %s, %s/s, %s left", progress->verb, share, rate, left);
 }
 
 static int terminal_columns(void)
@@ -95,6 +110,12 @@ static int terminal_columns(void)
 
 	return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col
 									       : COLUMNS_DEFAULT;
+}
+
+/* Whole percents: all of it is only said of all of it. */
+static int percent(double part)
+{
+	return (int)(part * 100);
 }
 
 static void bar_show(const struct copy_progress *progress, const char *text, double part)
@@ -109,7 +130,7 @@ static void bar_show(const struct copy_progress *progress, const char *text, dou
 		memset(bar, '#', (size_t)full);
 		memset(bar + full, '.', (size_t)(width - full));
 		bar[width] = '\0';
-		snprintf(line, sizeof(line), "%3.0f%% [%s] %s", part * 100, bar, text);
+		snprintf(line, sizeof(line), "%3d%% [%s] %s", percent(part), bar, text);
 	} else {
 		snprintf(line, sizeof(line), "%s", text);
 	}
@@ -135,7 +156,7 @@ void copy_progress_tick(struct copy_progress *progress, uint64_t now_ns)
 		bar_show(progress, text, MIN(part, 1.0));
 		progress->line_open = true;
 	} else if (total != UINT64_MAX) {
-		fprintf(stderr, "%3.0f%% %s\n", part * 100, text);
+		fprintf(stderr, "%3d%% %s\n", percent(part), text);
 	} else {
 		fprintf(stderr, "%s\n", text);
 	}

@@ -40,3 +40,7 @@ void copy_progress_clear(struct copy_progress *progress);
 /* "1:02:03" or "0:07". Returns out. */
 enum { COPY_TIME_BYTES = 24 };
 const char *copy_human_time(char out[COPY_TIME_BYTES], double seconds);
+
+/* "12 MiB of 16 MiB"; in bytes where that would look like all of it and is not. Returns out. */
+enum { COPY_SHARE_BYTES = 72 };
+const char *copy_share(char out[COPY_SHARE_BYTES], uint64_t done, uint64_t total);

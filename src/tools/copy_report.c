@@ -27,16 +27,12 @@ static const char *target_name(const struct copy_report *report, char shown[SHOW
 static void how_far(const struct copy_report *report, char out[PART_BYTES])
 {
 	const struct copy_counters *counters = report->counters;
-	char done[PRINT_SIZE_BYTES];
-	char total[PRINT_SIZE_BYTES];
 
-	print_size(done, counters->done);
 	if (counters->total == UINT64_MAX) {
-		snprintf(out, PART_BYTES, "%s", done);
-		return;
+		print_size(out, counters->done);
+	} else {
+		copy_share(out, counters->done, counters->total);
 	}
-	print_size(total, counters->total);
-	snprintf(out, PART_BYTES, "%s of %s", done, total);
 }
 
 static void how_to_go_on(const struct copy_report *report, char out[PART_BYTES])

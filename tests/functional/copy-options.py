@@ -36,6 +36,17 @@ class Options(CopyCase):
         self.assertEqual((status, output), (0, ""))
         self.assertIn("copied 12 MiB", errors)
 
+    def test_nearly_all_is_not_all(self):
+        source = self.image("source", 16 * MIB, holes=False)
+        last = 16 * MIB - 65536
+        small = ["--requests", "1", "--request-size", "64K", source]
+        uri = self.serve(f"memory:16M,fault=write:EIO:range={last}+1", "failing")
+        self.copy_fails([*small, uri], f"holds a partial copy: {last} of {16 * MIB} bytes; ")
+        uri = self.serve(f"memory:16M,delay=write:1200ms:range={last}+1", "slow")
+        status, _, errors = self.copy("--progress", *small, uri)
+        self.assertEqual(status, 0)
+        self.assertIn(f" 99% copying {last} of {16 * MIB} bytes", errors)
+
     def on_terminal(self, *arguments):
         """Standard error is a terminal: the status and what it showed."""
         leader, follower = pty.openpty()
