@@ -204,10 +204,18 @@ static int sizes_check(const struct trace_work *work)
 static int disk_check(struct trace_arguments *arguments)
 {
 	struct trace_work *work = &arguments->work;
+	char quoted[QUOTE_BYTES];
 
 	work->path = arguments->operand;
 	if (work->path == NULL) {
 		return cli_usage_error("trace", "which disk? Give a block device or a file");
+	}
+	if (strstr(work->path, "://") != NULL && access(work->path, F_OK) != 0) {
+		log_escape(quoted, sizeof(quoted), work->path, strlen(work->path));
+		return cli_usage_error("trace",
+			"'%s' is a URI, and this is for disks of this machine; requests to a "
+			"server are traced with: gmblock trace --request %s",
+			quoted, quoted);
 	}
 	if (work->together && work->part_bytes == 0) {
 		return cli_usage_error("trace", "--together needs --parts");
