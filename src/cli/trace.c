@@ -179,12 +179,20 @@ static int take_operation(void *context, const char *name, const char *text)
 static int sizes_check(const struct trace_work *work)
 {
 	uint64_t chunks = 0;
+	char part_text[UNITS_TEXT_BYTES];
+	char size_text[UNITS_TEXT_BYTES];
 
 	for (uint32_t i = 0; i < work->size_count; i++) {
 		uint32_t size = work->sizes[i];
 
 		chunks += (uint64_t)work->count *
 			  ((size + work->chunk_bytes - 1) / work->chunk_bytes);
+		if (work->part_bytes > size) {
+			return cli_usage_error("trace",
+				"--parts: %s is more than a read of %s (--size)",
+				units_format_bytes(part_text, work->part_bytes),
+				units_format_bytes(size_text, size));
+		}
 		if (work->part_bytes > 0 && size > (uint64_t)work->part_bytes * TRACE_PARTS_MAX) {
 			return cli_usage_error("trace",
 				"--parts: they would be more than %d parts of one read",

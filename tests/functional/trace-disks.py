@@ -77,7 +77,7 @@ class Figures(TraceCase):
             self.assertEqual(result["together"], bool(how))
         self.check(self.trace("--size", "512K", "--parts", "4K", "--together", path),
                    [512 << 10], 8, 4096, 4096)
-        self.check(self.trace("--size", "64K", "--parts", "1M", path), [64 << 10], 8, 4096)
+        self.check(self.trace("--size", "64K", "--parts", "64K", path), [64 << 10], 8, 4096)
 
     def test_through_the_page_cache(self):
         path = self.make_file("disk", os.urandom(MIB + 5))

@@ -33,6 +33,9 @@ class Usage(TraceCase):
     def test_what_does_not_go_together(self):
         self.refuse("--together", "--together needs --parts")
         self.refuse("--parts", "512", "--size", "1M", "more than 1024 parts")
+        self.refuse("--parts", "2M", "--parts: 2M is more than a read of 1M (--size)")
+        self.refuse("--size", "1M", "--size", "16K", "--parts", "64K",
+                    "--parts: 64K is more than a read of 16K (--size)")
         self.refuse("--size", "64M", "--count", "1000", "too many to remember")
 
     def test_disks(self):
