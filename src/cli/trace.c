@@ -374,6 +374,10 @@ static int trace(const struct trace_arguments *arguments, struct svg_file *svg)
 	if (err == 0 && svg->fd >= 0) {
 		err = write_svg(svg, work, &result, &error);
 	}
+	if (err == 0 && result.interrupted) {
+		err = error_set(&error, -EINTR, "interrupted after %u of %u reads",
+			result.read_count, work->size_count * work->count);
+	}
 	trace_result_fini(&result);
 	return err != 0 ? cli_failure("trace", &error) : CLI_OK;
 }

@@ -49,7 +49,7 @@ struct trace_work {
 /* All reads of one size. */
 struct trace_group {
 	uint32_t bytes;
-	uint32_t count;
+	uint32_t count; /* at least 1 */
 	struct trace_read *reads;
 	struct trace_analysis *analyses;
 	uint32_t typical; /* the read with the median time: the one to draw */
@@ -59,12 +59,17 @@ struct trace_result {
 	struct disk_info disk;
 	struct trace_group groups[TRACE_SIZES_MAX];
 	uint32_t group_count;
+	uint32_t read_count; /* of all groups */
+	bool interrupted;    /* SIGINT or SIGTERM ended it before its last read */
 };
 
 /*
  * Does the reads. Never writes to the disk. Errors: those of opening and reading; -EOPNOTSUPP when
  * the file cannot be read directly, -EINVAL when a size or place is no multiple of the disk's
  * block, -ERANGE when the disk is too small. *result can be freed in any case.
+ *
+ * SIGINT and SIGTERM end it after the read under way, with a result (-EINTR: before the first
+ * read); a second one ends the program. To be called by one thread at a time.
  */
 GMB_MUST_CHECK int trace_run(
 	const struct trace_work *work, struct trace_result *result, struct error *error);

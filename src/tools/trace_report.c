@@ -280,15 +280,16 @@ static uint64_t sum_unseen(const struct trace_group *group)
 	return sum;
 }
 
-static void print_group(const struct trace_work *work, const struct trace_group *group)
+static void print_group(
+	const struct trace_work *work, const struct trace_group *group, bool interrupted)
 {
 	const struct trace_read *read = &group->reads[group->typical];
 	const struct trace_analysis *analysis = &group->analyses[group->typical];
 	uint64_t unseen = sum_unseen(group);
 	char title[TRACE_TITLE_BYTES];
 
-	printf("\n%s, %u time%s\n", trace_title(title, work, group->bytes), group->count,
-		group->count == 1 ? "" : "s");
+	printf("\n%s, %u time%s%s\n", trace_title(title, work, group->bytes), group->count,
+		group->count == 1 ? "" : "s", interrupted ? ", then interrupted" : "");
 	printf("  %-*s %10s %10s %10s\n", LABEL_COLUMNS, "", "median", "lowest", "highest");
 	for (size_t i = 0; i < ARRAY_COUNT(rows); i++) {
 		print_row(&rows[i], group);
@@ -312,7 +313,8 @@ int trace_show_text(
 {
 	print_head(work, &result->disk);
 	for (uint32_t i = 0; i < result->group_count; i++) {
-		print_group(work, &result->groups[i]);
+		print_group(work, &result->groups[i],
+			result->interrupted && i + 1 == result->group_count);
 	}
 	printf("\n1-9, a-z: chunks when they were seen, by stream   |: a part when it was "
 	       "complete\n"
@@ -418,6 +420,7 @@ int trace_show_json(
 	json_object_set_new(root, "path", print_json_text(work->path));
 	json_object_set_new(root, "size", json_integer((json_int_t)disk->size));
 	json_object_set_new(root, "block_device", json_boolean(disk->is_block));
+	json_object_set_new(root, "interrupted", json_boolean(result->interrupted));
 	json_object_set_new(root, "direct", json_boolean(!work->cached));
 	json_object_set_new(root, "io_max", json_integer((json_int_t)disk->io_max));
 	json_object_set_new(root, "stripe_members", json_integer(disk->stripe_members));

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +23,9 @@ enum {
 	RETRIES_MAX = 1000, /* a second, at RETRY_NS each */
 	RETRY_NS = 1000000,
 };
+
+/* A signal handler knows nobody. */
+static volatile sig_atomic_t asked_to_stop;
 
 /* One part in flight. */
 struct part_op {
@@ -324,15 +328,16 @@ static int trace_group(
 	int err = 0;
 
 	group->bytes = bytes;
-	group->count = work->count;
 	group->reads = calloc(work->count, sizeof(*group->reads));
 	group->analyses = calloc(work->count, sizeof(*group->analyses));
 	if (group->reads == NULL || group->analyses == NULL) {
 		return error_set(error, -ENOMEM, "out of memory");
 	}
-	for (uint32_t i = 0; i < work->count && err == 0; i++) {
+	/* The first in any case: a group without a read has nothing to show. */
+	for (uint32_t i = 0; i < work->count && err == 0 && (i == 0 || !asked_to_stop); i++) {
 		struct trace_read *read = &group->reads[i];
 
+		group->count = i + 1;
 		err = read_init(work, bytes, read, error);
 		if (err != 0) {
 			break;
@@ -344,6 +349,41 @@ static int trace_group(
 		}
 	}
 	return err != 0 ? err : find_typical(group, error);
+}
+
+/* --- stopping ------------------------------------------------------------------------------ */
+
+static const int stop_signals[] = { SIGINT, SIGTERM };
+
+static void signal_caught(int number)
+{
+	GMB_UNUSED(number);
+	asked_to_stop = 1;
+	/* Whoever asks again does not want to wait. */
+	for (size_t i = 0; i < ARRAY_COUNT(stop_signals); i++) {
+		(void)signal(stop_signals[i], SIG_DFL);
+	}
+}
+
+static void signals_take(struct sigaction before[ARRAY_COUNT(stop_signals)])
+{
+	const struct sigaction catch = { .sa_handler = signal_caught };
+
+	asked_to_stop = 0;
+	for (size_t i = 0; i < ARRAY_COUNT(stop_signals); i++) {
+		(void)sigaction(stop_signals[i], NULL, &before[i]);
+		/* Who was started to survive a signal does. */
+		if (before[i].sa_handler != SIG_IGN) {
+			(void)sigaction(stop_signals[i], &catch, NULL);
+		}
+	}
+}
+
+static void signals_give_back(const struct sigaction before[ARRAY_COUNT(stop_signals)])
+{
+	for (size_t i = 0; i < ARRAY_COUNT(stop_signals); i++) {
+		(void)sigaction(stop_signals[i], &before[i], NULL);
+	}
 }
 
 /* --- the disk ------------------------------------------------------------------------------ */
@@ -486,13 +526,22 @@ static void tracer_fini(struct tracer *tracer)
 int trace_run(const struct trace_work *work, struct trace_result *result, struct error *error)
 {
 	struct tracer tracer = { .work = work, .disk = &result->disk, .fd = -1, .buf_idx = -1 };
-	int err = tracer_init(&tracer, &result->disk, error);
+	struct sigaction before[ARRAY_COUNT(stop_signals)];
+	int err;
 
-	for (uint32_t i = 0; i < work->size_count && err == 0; i++) {
+	signals_take(before);
+	err = tracer_init(&tracer, &result->disk, error);
+	for (uint32_t i = 0; i < work->size_count && err == 0 && !asked_to_stop; i++) {
 		result->group_count = i + 1;
 		err = trace_group(&tracer, work->sizes[i], &result->groups[i], error);
+		result->read_count += result->groups[i].count;
 	}
 	tracer_fini(&tracer);
+	signals_give_back(before);
+	result->interrupted = err == 0 && result->read_count < work->size_count * work->count;
+	if (result->interrupted && result->read_count == 0) {
+		err = error_set(error, -EINTR, "interrupted before a read was measured");
+	}
 	return err;
 }
 

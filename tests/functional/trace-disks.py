@@ -49,6 +49,7 @@ class Figures(TraceCase):
         path = self.disk()
         result = self.trace(path)
         self.check(result, [MIB], 8, 4096)
+        self.assertIs(result["interrupted"], False)
         self.assertEqual((result["path"], result["size"], result["direct"],
                           result["block_device"]), (path, 4 * MIB, True, False))
         self.assertEqual([read["offset"] for read in result["sizes"][0]["reads"]],

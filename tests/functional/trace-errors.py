@@ -1,6 +1,8 @@
 #!/usr/bin/python3
 """gmblock trace says why it cannot, and ends with the right status."""
+import json
 import os
+import signal
 import subprocess
 
 import support
@@ -117,6 +119,40 @@ class Refused(TraceCase):
         code, _, errors = self.run_gmblock("trace", "--svg", "/dev/full", path)
         self.assertEqual(code, 1)
         self.assertIn("cannot write the plot to /dev/full", errors)
+
+    def test_an_interrupted_run_shows_what_it_measured(self):
+        """There is a second thread only while it reads: that read is measured."""
+        path = self.make_file("disk", b"")
+        os.truncate(path, 64 * MIB)
+        long = ["--cached", *["--size", "64M"] * 8, "--count", "1000", "--chunk", "1M", path]
+        for number in (signal.SIGINT, signal.SIGTERM):
+            for form in (["--json"], ["--svg", self.path("plot.svg")]):
+                tracer = subprocess.Popen([support.program(), "trace", *form, *long],
+                                          stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                          text=True)
+                self.addCleanup(self.end, tracer)
+                while len(os.listdir(f"/proc/{tracer.pid}/task")) < 2:
+                    self.assertIsNone(tracer.poll())
+                tracer.send_signal(number)
+                output, errors = tracer.communicate()
+                self.assertEqual(tracer.returncode, 1, errors)
+                self.assertRegex(
+                    errors, r"\Agmblock trace: interrupted after [1-9]\d* of 8000 reads\n\Z")
+                if form[0] == "--json":
+                    told = json.loads(output)
+                    self.assertIs(told["interrupted"], True)
+                    reads = [read for size in told["sizes"] for read in size["reads"]]
+                    self.assertIn(f"after {len(reads)} of", errors)
+                    self.assertEqual([len(read["arrivals_us"]) for read in reads],
+                                     [64] * len(reads))
+                else:
+                    self.assertRegex(output, r"64M in one piece, \d+ times?, then interrupted\n")
+                    self.assertTrue(os.path.exists(form[1]))
+
+    def end(self, process):
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
 
     def test_output_that_cannot_be_written(self):
         path = self.disk(size=MIB)

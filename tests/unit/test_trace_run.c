@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Reads of "gmblock trace" that the kernel answers with "again": they are repeated, not for ever.
- */
+/* Reads of "gmblock trace" that the kernel answers with "again", which are repeated, not for ever;
+ * and signals, which end it with what was measured. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -16,12 +17,20 @@
 #include "ring/ring.h"
 #include "tools/trace.h"
 
-enum { FILE_BYTES = 1 << 20, READ_BYTES = 64 << 10, PART_BYTES = 16 << 10 };
+enum {
+	FILE_BYTES = 1 << 20,
+	READ_BYTES = 64 << 10,
+	PART_BYTES = 16 << 10,
+	PARTS = READ_BYTES / PART_BYTES,
+	COUNT = 3,
+};
 
 /* What the next reads are told in place of being done. */
 static int answer;
 static uint32_t answers_left;
 static uint32_t reads;
+/* A signal that comes as this read is submitted; 0: none. */
+static uint32_t signal_at;
 
 void __real_ring_read(struct ring *ring, struct ring_op *op, struct ring_file file, void *buf,
 	size_t len, uint64_t offset, int buf_idx, ring_done_fn *done);
@@ -32,6 +41,9 @@ void __wrap_ring_read(struct ring *ring, struct ring_op *op, struct ring_file fi
 	size_t len, uint64_t offset, int buf_idx, ring_done_fn *done)
 {
 	reads++;
+	if (reads == signal_at) {
+		raise(SIGTERM);
+	}
 	if (answers_left > 0) {
 		answers_left--;
 		ring_defer(ring, op, answer, done);
@@ -113,12 +125,77 @@ static void test_another_error_is_the_end_at_once(void **state)
 	assert_int_equal(reads, READ_BYTES / PART_BYTES);
 }
 
+/* How many reads of each of two sizes are in the result when a signal comes as this part is
+ * submitted. */
+static void trace_until(uint32_t part, const uint32_t counts[2])
+{
+	char path[] = "/tmp/gmblock-trace-XXXXXX";
+	int fd = mkstemp(path);
+	struct trace_work work = {
+		.path = path,
+		.sizes = { READ_BYTES, READ_BYTES },
+		.size_count = 2,
+		.count = COUNT,
+		.chunk_bytes = 4096,
+		.part_bytes = PART_BYTES,
+		.marker = UINT64_C(0x1234567887654321),
+		.cached = true,
+	};
+	struct trace_result result = { 0 };
+	struct sigaction after;
+	struct error error;
+
+	assert_true(fd >= 0);
+	assert_int_equal(ftruncate(fd, FILE_BYTES), 0);
+	answers_left = 0;
+	reads = 0;
+	signal_at = part;
+	assert_int_equal(trace_run(&work, &result, &error), 0);
+	signal_at = 0;
+	assert_int_equal(result.read_count, counts[0] + counts[1]);
+	assert_int_equal(reads, (counts[0] + counts[1]) * PARTS);
+	assert_int_equal(result.interrupted, counts[0] + counts[1] < 2 * COUNT);
+	assert_int_equal(result.group_count, counts[1] > 0 ? 2 : 1);
+	for (uint32_t i = 0; i < result.group_count; i++) {
+		assert_int_equal(result.groups[i].count, counts[i]);
+		assert_true(result.groups[i].typical < counts[i]);
+	}
+	assert_int_equal(sigaction(SIGTERM, NULL, &after), 0);
+	assert_true(after.sa_handler == SIG_DFL);
+	trace_result_fini(&result);
+	close(fd);
+	unlink(path);
+}
+
+static void test_a_signal_ends_it_after_the_read_under_way(void **state)
+{
+	(void)state;
+	trace_until(1, (uint32_t[]){ 1, 0 });
+	trace_until(PARTS + 2, (uint32_t[]){ 2, 0 });
+	trace_until(COUNT * PARTS, (uint32_t[]){ COUNT, 0 });
+	trace_until(COUNT * PARTS + 1, (uint32_t[]){ COUNT, 1 });
+	trace_until(2 * COUNT * PARTS, (uint32_t[]){ COUNT, COUNT });
+	trace_until(0, (uint32_t[]){ COUNT, COUNT });
+}
+
+static void test_a_signal_that_is_ignored_stays_so(void **state)
+{
+	(void)state;
+	assert_true(signal(SIGTERM, SIG_IGN) == SIG_DFL);
+	signal_at = 1;
+	assert_int_equal(trace(0, 0, NULL), 0);
+	signal_at = 0;
+	assert_true(signal(SIGTERM, SIG_DFL) == SIG_IGN);
+}
+
 int main(void)
 {
 	static const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_a_read_that_says_again_is_repeated),
 		cmocka_unit_test(test_but_not_for_ever),
 		cmocka_unit_test(test_another_error_is_the_end_at_once),
+		cmocka_unit_test(test_a_signal_ends_it_after_the_read_under_way),
+		cmocka_unit_test(test_a_signal_that_is_ignored_stays_so),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
