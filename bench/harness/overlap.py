@@ -226,7 +226,7 @@ def _states(part, size_of_class):
 
 def _cuttings(part):
     """By way: the grain that the server chose at last, the rates that it follows from, and how
-    early parts came: 0 all at the end, 0.5 evenly."""
+    early parts came: 0 all at the end, 0.5 evenly, None not measured."""
     return {way: export["reads"] for way, export in part.stats().items()
             if export["synchro"] != "off"}
 

@@ -80,8 +80,10 @@ def _of_slower(record, cell):
 
 def _lateness(record):
     early = record["cuttings"]["multi"]["early"]
+    if early is None or early >= EARLY_MIN:  # None: not measured
+        return ""
     return "this disk completes the parts of a request together (early %.2f): nothing to overlap" \
-        % early if early < EARLY_MIN else ""
+        % early
 
 
 def _overlap_verdicts(record):

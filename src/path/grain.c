@@ -159,6 +159,7 @@ void grain_learn_early(struct grain *grain, uint64_t mean_ns, uint64_t whole_ns)
 	if (whole_ns > 0 && mean_ns < whole_ns) {
 		early = (whole_ns - mean_ns) * GRAIN_EARLY_ONE / whole_ns;
 	}
+	grain->early_measured = true;
 	/* Not average(): nothing is a measurement, too. */
 	grain->early =
 		(grain->early * ((1 << AVERAGE_SHIFT) - 1) + (uint32_t)early) >> AVERAGE_SHIFT;

@@ -34,8 +34,11 @@ enum {
 struct grain {
 	uint64_t disk_rate;    /* bytes a second while it had something to do; 0 = unknown */
 	uint64_t network_rate; /* the same; 0 = unknown */
-	uint32_t early;	 /* how early parts come: 0 all at the end, GRAIN_EARLY_ONE / 2 evenly */
-	uint32_t chosen; /* the last answer that said to cut */
+	/* How early parts come: 0 all at the end, GRAIN_EARLY_ONE / 2 evenly, which is what is
+	 * assumed before it was measured. */
+	uint32_t early;
+	bool early_measured;
+	uint32_t chosen;	/* the last answer that said to cut */
 	uint64_t request_bytes; /* of the requests under way; the path adds and subtracts */
 
 	/* Bytes a second of single reads or writes as a whole, from request to last byte sent: of

@@ -297,9 +297,12 @@ static json_t *known(uint64_t value)
 
 static json_t *grain_json(const struct grain *grain)
 {
-	return json_pack("{s:o, s:o, s:o, s:f}", "grain", known(grain->chosen),
+	json_t *early = grain->early_measured ? json_real((double)grain->early / GRAIN_EARLY_ONE)
+					      : json_null();
+
+	return json_pack("{s:o, s:o, s:o, s:o}", "grain", known(grain->chosen),
 		"disk_bytes_per_second", known(grain->disk_rate), "network_bytes_per_second",
-		known(grain->network_rate), "early", (double)grain->early / GRAIN_EARLY_ONE);
+		known(grain->network_rate), "early", early);
 }
 
 static json_t *synchro_json(uint32_t grain)

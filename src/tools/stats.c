@@ -379,7 +379,7 @@ static void show_cutting(const json_t *entry, const char *what)
 	if (network > 0) {
 		printf(", the network carries %.2f GB/s", network / 1e9);
 	}
-	if (strcmp(what, "reads") == 0) {
+	if (json_is_number(json_object_get(cutting, "early"))) {
 		printf(", parts come %.0f %% before the end", 100 * number(cutting, NULL, "early"));
 	}
 	printf("\n");

@@ -228,6 +228,24 @@ class Synchro(support.Case):
         code, output, _ = self.run_gmblock("stats", control)
         self.assertEqual(code, 0)
         self.assertIn("reads in parts of ", output)
+        self.assertIn("before the end", output)
+
+    def test_how_early_parts_come_is_told_only_when_it_was_measured(self):
+        """A disk that tells of progress has no parts that could come early."""
+        control = self.path("control")
+        server = self.start_unix("--control", control, "--export",
+                                 f"={self.image},mode=ram,pace=100M,readonly")
+        with nbdmini.open_export(server.uri, b"", structured=True) as client:
+            for cookie in range(4):
+                client.send_request(nbdmini.CMD_READ, cookie, 0, SIZE)
+                client.chunks(cookie)
+        reads = self.told(control)["exports"][0]["reads"]
+        self.assertIsNotNone(reads["grain"])
+        self.assertIsNone(reads["early"])
+        code, output, _ = self.run_gmblock("stats", control)
+        self.assertEqual(code, 0)
+        self.assertIn("reads in parts of ", output)
+        self.assertNotIn("before the end", output)
 
 
 if __name__ == "__main__":

@@ -177,9 +177,11 @@ static void parts_that_come_together_are_given_up(void **state)
 	int tries = 0;
 
 	(void)state;
+	assert_false(grain.early_measured);
 	for (int i = 0; i < 64; i++) {
 		grain_learn_early(&grain, 350000, 350000);
 	}
+	assert_true(grain.early_measured);
 	assert_int_equal(grain.early, 0);
 	for (int i = 0; i < 6400; i++) {
 		tries += ask(&grain, MIB, 0, 0) < GRAIN_BYTES_MAX;
