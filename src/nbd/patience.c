@@ -102,19 +102,23 @@ static enum patience_way candidate(const struct patience *patience)
 	return gathers(patience) && !gather_lost ? PATIENCE_GATHER : PATIENCE_SPIN;
 }
 
-/* The traffic is not what the last trial was about. */
+/* The traffic is not what the last trial was, or this one is, about. Where nothing comes together
+ * although we gather, every request waits for company in vain. */
 static bool verdict_is_void(const struct patience *patience, uint64_t request_ns)
 {
 	if (patience->state == PATIENCE_SLEEPING) {
 		return patience->lost_ns > 0 &&
 		       request_ns * 100 > patience->lost_ns * LOST_PERCENT_MAX;
 	}
-	return patience->state == PATIENCE_HOLDING && patience->way == PATIENCE_SPIN &&
-	       gathers(patience);
+	if (patience->way == PATIENCE_GATHER) {
+		return uses_way(patience) && !gathers(patience);
+	}
+	return patience->state == PATIENCE_HOLDING && gathers(patience);
 }
 
 static void window_done(struct patience *patience, uint64_t elapsed_ns)
 {
+	bool is_void = verdict_is_void(patience, elapsed_ns / patience->window_requests);
 	enum patience_way way;
 
 	if (patience->state == PATIENCE_TRYING) {
@@ -124,13 +128,13 @@ static void window_done(struct patience *patience, uint64_t elapsed_ns)
 	if (patience->windows_left > 0) {
 		patience->windows_left--;
 	}
-	if (verdict_is_void(patience, elapsed_ns / patience->window_requests)) {
+	if (is_void) {
 		patience->windows_left = 0;
 	}
 	if (patience->windows_left > 0) {
 		return;
 	}
-	if (patience->state == PATIENCE_TRYING) {
+	if (patience->state == PATIENCE_TRYING && !is_void) {
 		judge_trial(patience);
 		return;
 	}

@@ -20,7 +20,8 @@
  * on a machine that does other things, too. A trial that was lost is void as soon as requests take
  * much longer than they did then: whether client and server share a CPU changes what a wake-up
  * costs by tens of microseconds, and the scheduler moves them. Spinning takes processor time from
- * others, so it must gain more to be held. docs/design/0005-waiting.md has the measurements.
+ * others, so it must gain more to be held. Gathering makes every request wait for company: a window
+ * in which it found none ends it, tried or held. docs/design/0005-waiting.md has the measurements.
  *
  * Threading: one object belongs to one reactor. Ownership: plain data. Errors: none.
  */

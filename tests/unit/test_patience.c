@@ -155,6 +155,34 @@ static void other_traffic_ends_spinning(void **state)
 	assert_int_not_equal(model.patience.state, PATIENCE_HOLDING);
 }
 
+/* Who comes after those who had many in flight does not wait for their company. */
+static void gathering_ends_when_there_is_nothing_to_gather(void **state)
+{
+	static const struct {
+		enum patience_state state;
+		bool may_spin;
+	} cases[] = { { PATIENCE_HOLDING, true }, { PATIENCE_HOLDING, false },
+		{ PATIENCE_TRYING, true }, { PATIENCE_TRYING, false } };
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_COUNT(cases); i++) {
+		struct model model;
+
+		model_start(&model, 64, 2000);
+		model.patience.may_spin = cases[i].may_spin;
+		while (model.patience.state != cases[i].state || model.way != PATIENCE_GATHER) {
+			turn(&model);
+			assert_true(model.done < 1000000);
+		}
+		model.depth = 1;
+		/* One window may have begun with the others, and a trial's next one is without. */
+		run(&model, 3 * PATIENCE_WINDOW_REQUESTS_GATHER);
+		assert_int_not_equal(model.patience.way, PATIENCE_GATHER);
+		run(&model, 1000000);
+		assert_int_equal(model.turns_by_way[PATIENCE_GATHER], 0);
+	}
+}
+
 static void few_requests_in_flight_hardly_gather(void **state)
 {
 	(void)state;
@@ -212,6 +240,7 @@ int main(void)
 		cmocka_unit_test(a_lost_trial_is_void_when_waking_becomes_dear),
 		cmocka_unit_test(who_may_not_spin_sleeps_or_gathers),
 		cmocka_unit_test(other_traffic_ends_spinning),
+		cmocka_unit_test(gathering_ends_when_there_is_nothing_to_gather),
 		cmocka_unit_test(few_requests_in_flight_hardly_gather),
 		cmocka_unit_test(many_requests_in_flight_mostly_gather),
 		cmocka_unit_test(a_pause_in_the_traffic_ends_every_way),
