@@ -143,7 +143,7 @@ static int set_readonly(struct server_export *entry, const char *value, struct e
 
 static int set_description(struct server_export *entry, const char *value, struct error *error)
 {
-	int rc = check_wire_text(value, "description", error);
+	int rc = check_wire_text(value, "text", error);
 
 	return rc < 0 ? rc : replace_text(&entry->description, value, error);
 }

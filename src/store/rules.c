@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/bytes.h"
+#include "base/log.h"
 #include "store/parse.h"
 #include "store/store.h"
 
@@ -172,8 +173,9 @@ static int parse_choice(struct field key, struct field value, struct store_rule 
 	if (good) {
 		return 0;
 	}
-	return error_set(error, -EINVAL, "%.*s=%.*s: expected a whole number of at least 1",
-		(int)key.len, key.text, (int)value.len, value.text);
+	return error_set(error, -EINVAL,
+		"'%.*s' cannot be the number of %.*s=: expected a whole number of at least 1",
+		(int)value.len, value.text, (int)key.len, key.text);
 }
 
 /* What follows OP:ERRNO or OP:TIME. may_choose: nth, every and prob mean something. */
@@ -253,14 +255,30 @@ static int parse_delay(const char *text, struct store_rule *rule, struct error *
 	return parse_options(rest, false, rule, error);
 }
 
+/* The sentence tells what is wrong with one field: where there are more, all of them stand before
+ * it. Whoever asked knows what kind of rule it is. The text may hold any bytes. */
+static int refused(const char *text, int code, struct error *error)
+{
+	char raw[ERROR_TEXT_BYTES];
+
+	if (error == NULL) {
+		return code;
+	}
+	if (strchr(text, ':') != NULL) {
+		error_prefix(error, "'%s'", text);
+	}
+	memcpy(raw, error->text, sizeof(raw));
+	log_escape_sentence(error->text, sizeof(error->text), raw);
+	return code;
+}
+
 int store_fault_parse(const char *text, struct store_rule *rule, struct error *error)
 {
 	struct store_rule parsed = { .probability = 1.0 };
 	int result = parse_fault(text, &parsed, error);
 
 	if (result < 0) {
-		error_prefix(error, "fault rule '%s'", text);
-		return result;
+		return refused(text, result, error);
 	}
 	*rule = parsed;
 	return 0;
@@ -272,8 +290,7 @@ int store_delay_parse(const char *text, struct store_rule *rule, struct error *e
 	int result = parse_delay(text, &parsed, error);
 
 	if (result < 0) {
-		error_prefix(error, "delay rule '%s'", text);
-		return result;
+		return refused(text, result, error);
 	}
 	*rule = parsed;
 	return 0;
@@ -384,8 +401,7 @@ int store_pace_parse(const char *text, struct store_pace *pace, struct error *er
 	int result = parse_pace(text, &parsed, error);
 
 	if (result < 0) {
-		error_prefix(error, "pace '%s'", text);
-		return result;
+		return refused(text, result, error);
 	}
 	*pace = parsed;
 	return 0;

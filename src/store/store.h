@@ -174,7 +174,8 @@ enum store_progress_source {
 	STORE_PROGRESS_MARKER,	   /* markers; only on disks where that can be right */
 };
 
-/* A fault or delay rule, see gmblock-serve(1). Parsed by store_rule_parse(). */
+/* A fault or delay rule, see gmblock-serve(1). Parsed by store_fault_parse()
+ * and store_delay_parse(). */
 struct store_rule {
 	uint32_t ops;	       /* bit set of BIT(enum store_op) */
 	int error;	       /* negative errno (fault) */
@@ -214,13 +215,14 @@ struct store_options {
 	enum store_progress_source progress;
 };
 
-/* "OP:ERRNO[:nth=N|every=N|prob=P][:range=OFF+LEN]"; -EINVAL with the reason in *error. */
+/* "OP:ERRNO[:nth=N|every=N|prob=P][:range=OFF+LEN]"; -EINVAL with the reason in *error,
+ * which can be shown as it is and leaves it to the caller to say that it is about a fault. */
 GMB_MUST_CHECK int store_fault_parse(
 	const char *text, struct store_rule *rule, struct error *error);
-/* "OP:TIME[:range=OFF+LEN]". */
+/* "OP:TIME[:range=OFF+LEN]", the same. */
 GMB_MUST_CHECK int store_delay_parse(
 	const char *text, struct store_rule *rule, struct error *error);
-/* "RATE[:latency=TIME][:members=K][:chunk=SIZE]". */
+/* "RATE[:latency=TIME][:members=K][:chunk=SIZE]", the same. */
 GMB_MUST_CHECK int store_pace_parse(const char *text, struct store_pace *pace, struct error *error);
 
 /* True when this build has the marker source. */

@@ -1,7 +1,9 @@
 #!/usr/bin/python3
 """A mistake in the configuration file is told with file, line, column and key, and nothing is
 served."""
+import json
 import os
+import re
 
 import support
 
@@ -98,6 +100,40 @@ class ConfigErrors(support.Case):
         self.check("limits:\n  memory: lots\n", "2:11", "limits, memory: ", "not a size")
         self.check("listen:\n  - nbd://a\n  - nbds://b\n", "3:5", "listen entry 2: ",
                    "TLS is not built yet")
+
+    def test_wrong_values_are_told_in_the_same_words_everywhere(self):
+        """Each key is named once, whether a file or the command line has the value."""
+        long = "x" * 4097
+        for key, value, sentence in (
+                ("mode", "fast", "'fast' is not a mode; it can be cached"),
+                ("write-mode", "fast", "'fast' is not a mode; it can be cached"),
+                ("readonly", "perhaps", "'perhaps' is neither yes nor no"),
+                ("description", long, "the text is 4097 bytes long; the protocol allows 4096"),
+                ("max-connections", "x", "'x' is not a whole number from 1 to 1000000"),
+                ("max-connections", "0", "0 is out of range; it can be from 1 to 1000000"),
+                ("synchro", "3", "'3' is neither auto nor off, nor a size from 4K to 1M"),
+                ("stripe", "3", "'3' is not a stripe; it is written CHUNK:MEMBERS"),
+                ("progress", "x", "'x' is not a source of progress; it can be auto"),
+                ("pace", "100", "'100' is not a rate: expected bytes a second"),
+                ("pace", "1M:latency=x", "'1M:latency=x': 'x' is not a latency: expected"),
+                ("pace", "1M:x\x1b", r"'1M:x\x1b': 'x\x1b' is not understood: expected latency="),
+                ("fault", "x", "'x' is not an operation: expected read, write"),
+                ("fault", "read", "the error is missing: expected OP:ERRNO"),
+                ("fault", "read:x", "'read:x': 'x' is not the name of an error: expected"),
+                ("fault", "read:EIO:nth=x",
+                 "'read:EIO:nth=x': 'x' cannot be the number of nth=: expected a whole number"),
+                ("delay", "x", "'x' is not an operation: expected read, write"),
+                ("delay", "read:x", "'read:x': 'x' is not a time: expected")):
+            with self.subTest(key=key, value=value):
+                errors = self.check_refused(
+                    ["serve", "--export", f"a=null:1M,{key}={value}"], 2)
+                self.assertRegex(errors, rf'\Agmblock serve: --export: "a=null:1M,.*": {key}: '
+                                 + re.escape(sentence))
+                rule = key in ("fault", "delay")
+                text = json.dumps([value] if rule else value)  # YAML, too
+                self.check(f"exports:\n  - name: a\n    path: null:1M\n    {key}: {text}\n",
+                           f"4:{7 + len(key) + rule}",
+                           f": exports entry 1, {key}{' entry 1' * rule}: {sentence}")
 
     def test_repeated_names_and_addresses_name_both_places(self):
         path = self.make_file(

@@ -3,10 +3,21 @@
  * Fault and delay rules, paces, sizes and times as users write them.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "harness.h"
 #include "store/parse.h"
+
+/* A rule of several fields is quoted first, and only such a one. */
+static void check_names_rule(const char *text, const char *sentence)
+{
+	char quoted[256];
+	int length = snprintf(quoted, sizeof(quoted), "'%s': ", text);
+
+	assert_in_range(length, 1, sizeof(quoted) - 1);
+	assert_int_equal(strncmp(sentence, quoted, (size_t)length) == 0, strchr(text, ':') != NULL);
+}
 
 static void check_refused(
 	int (*parse)(const char *text, struct store_rule *rule, struct error *error),
@@ -23,9 +34,7 @@ static void check_refused(
 	if (strstr(error.text, reason) == NULL) {
 		fail_msg("'%s': \"%s\" does not say \"%s\"", text, error.text, reason);
 	}
-	if (strstr(error.text, "rule '") == NULL) {
-		fail_msg("\"%s\" does not quote the rule", error.text);
-	}
+	check_names_rule(text, error.text);
 }
 
 static struct store_rule fault(const char *text)
@@ -278,8 +287,8 @@ static void test_pace_refuses_nonsense_with_the_reason(void **state)
 		}
 		assert_int_equal(error.code, -EINVAL);
 		assert_int_equal(pace.rate, 12345); /* untouched */
-		if (strstr(error.text, cases[i].reason) == NULL ||
-			strstr(error.text, "pace '") == NULL) {
+		check_names_rule(cases[i].text, error.text);
+		if (strstr(error.text, cases[i].reason) == NULL) {
 			fail_msg("'%s': \"%s\" does not say \"%s\"", cases[i].text, error.text,
 				cases[i].reason);
 		}
