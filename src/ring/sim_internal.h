@@ -248,4 +248,8 @@ void sim_cache_direct_end(struct sim_disk *disk, uint64_t offset, uint64_t lengt
 /* Something happens to the oldest page, perhaps. */
 void sim_cache_tick(struct sim_disk *disk);
 
+/* How many of the bytes from at on a system call can read: fewer than len where a mapped disk has
+ * become shorter (sim_map.c). */
+size_t sim_map_readable(const void *at, size_t len);
+
 bool sim_disk_is_bad(const struct sim_disk *disk, uint64_t offset, uint64_t length, bool write);

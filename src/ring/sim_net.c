@@ -345,6 +345,31 @@ static bool send_ended(struct sim_socket *socket)
 	return true;
 }
 
+/* How much of the rest of a send, at most limit, is there to be read. */
+static size_t send_readable(const struct sim_op *sop, size_t limit)
+{
+	size_t position = sop->moved;
+	size_t count = 0;
+
+	for (uint32_t i = 0; i < sop->iov_count && count < limit; i++) {
+		const struct iovec *iov = &sop->iov[i];
+		size_t readable;
+
+		if (position >= iov->iov_len) {
+			position -= iov->iov_len;
+			continue;
+		}
+		readable = sim_map_readable(
+			(const uint8_t *)iov->iov_base + position, iov->iov_len - position);
+		count += readable;
+		if (readable < iov->iov_len - position) {
+			break;
+		}
+		position = 0;
+	}
+	return MIN(count, limit);
+}
+
 /* Copies the next piece of the send into the pipe; returns how much went. */
 static size_t send_piece(struct sim_socket *socket, size_t left)
 {
@@ -388,8 +413,13 @@ static void send_pump(void *arg, uint64_t value)
 	if (sim_world.options.faults.jitter) {
 		room = MIN(room, (size_t)sim_between(1, SIM_SEGMENT_BYTES_MAX));
 	}
+	room = send_readable(sop, MIN(room, sop->len - sop->moved));
+	if (room == 0) {
+		send_finish(socket, sop->moved > 0 ? (int)sop->moved : -EFAULT);
+		return;
+	}
 	pipe_reserve(pipe, pipe->capacity);
-	send_piece(socket, sim_partial(MIN(room, sop->len - sop->moved)));
+	send_piece(socket, sim_partial(room));
 	if (sop->moved == sop->len) {
 		send_finish(socket, (int)sop->moved);
 	} else if (sim_chance(sim_world.options.faults.send_short_ppm)) {
@@ -467,6 +497,7 @@ ssize_t sim_net_send_now(int fd, const struct msghdr *message)
 {
 	struct sim_socket *socket = sim_fd_get(fd, SIM_FD_SOCKET)->socket;
 	struct sim_pipe *pipe = &socket->peer->in;
+	bool is_cut = false; /* what is sent ends before it is complete */
 	size_t moved = 0;
 
 	GMB_ASSERT(socket->send == NULL);
@@ -480,10 +511,12 @@ ssize_t sim_net_send_now(int fd, const struct msghdr *message)
 		return -EAGAIN;
 	}
 	pipe_reserve(pipe, pipe->capacity);
-	for (size_t i = 0; i < message->msg_iovlen; i++) {
+	for (size_t i = 0; i < message->msg_iovlen && !is_cut; i++) {
 		const uint8_t *from = message->msg_iov[i].iov_base;
-		size_t left = message->msg_iov[i].iov_len;
+		size_t whole = message->msg_iov[i].iov_len;
+		size_t left = sim_map_readable(from, whole);
 
+		is_cut = left < whole;
 		while (left > 0 && pipe->used < pipe->capacity) {
 			size_t part = MIN(left, pipe->capacity - pipe->used);
 			uint8_t *to = pipe_tail(pipe, &part);
@@ -496,7 +529,7 @@ ssize_t sim_net_send_now(int fd, const struct msghdr *message)
 		}
 	}
 	if (moved == 0) {
-		return -EAGAIN;
+		return is_cut ? -EFAULT : -EAGAIN;
 	}
 	sim_event_add(pipe_arrival_delay(pipe), bytes_arrive, socket->peer, moved);
 	return (ssize_t)moved;

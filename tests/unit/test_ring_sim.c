@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "base/compiler.h"
+#include "ring/disk_map.h"
 #include "ring/sim.h"
 
 static const struct sim_faults rough = {
@@ -587,6 +588,45 @@ static void test_holes_trim_and_resize(void **state)
 	stop(ring);
 }
 
+/* What is sent out of the page cache of a disk that has become shorter ends where the disk does. */
+static void test_a_view_of_a_shorter_disk_fails(void **state)
+{
+	struct ring *ring = start(5, &(struct sim_faults){ 0 });
+	struct sim_disk *disk =
+		sim_disk_create("disk", &(struct sim_disk_options){ .size = DISK_BYTES });
+	struct ring_file server = { .slot = -1 };
+	struct disk_map *map = NULL;
+	struct waiter sent = { 0 };
+	struct iovec iov = { .iov_len = 8192 };
+	struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1 };
+	int fd = disk_fd("disk", false);
+	uint8_t bytes[8192];
+	int client_fd;
+
+	GMB_UNUSED(state);
+	sim_socket_pair(&server.fd, &client_fd);
+	assert_int_equal(disk_map_create(fd, DISK_BYTES, &map), 0);
+	assert_null(disk_map_view(map, 4096, 8192)); /* nobody has touched it */
+	memset(bytes, 0x66, sizeof(bytes));
+	assert_int_equal(transfer(ring, fd, true, bytes, 8192, 4096, false), 8192);
+	iov.iov_base = (void *)(uintptr_t)disk_map_view(map, 4096, 8192);
+	assert_non_null(iov.iov_base);
+	sim_disk_resize(disk, 8000); /* the page in which it ends is still there */
+	ring_sendmsg(ring, &sent.op, server, &message, waiter_done);
+	wait_for(ring, &sent);
+	assert_int_equal(sent.result, 4096);
+	iov.iov_base = (uint8_t *)iov.iov_base + 4096;
+	iov.iov_len = 4096;
+	ring_sendmsg(ring, &sent.op, server, &message, waiter_done);
+	wait_for(ring, &sent);
+	assert_int_equal(sent.result, -EFAULT);
+	assert_int_equal(ring_sendmsg_now(ring, server, &message), -EFAULT);
+	ring_socket_close(ring, server.fd);
+	disk_map_destroy(map);
+	disk_close(fd);
+	stop(ring);
+}
+
 /* A buffered write and a direct write to the other half of its page, at once: does one of them get
  * lost? Serial runs must never lose one. */
 static bool mixed_writes_lose(uint64_t seed, bool serial)
@@ -776,6 +816,7 @@ int main(void)
 		cmocka_unit_test(test_direct_io_has_alignment_rules),
 		cmocka_unit_test(test_bad_range_fails_and_neighbours_do_not),
 		cmocka_unit_test(test_holes_trim_and_resize),
+		cmocka_unit_test(test_a_view_of_a_shorter_disk_fails),
 		cmocka_unit_test(test_mixing_buffered_and_direct_writes_is_dangerous),
 		cmocka_unit_test(test_misuse_aborts),
 	};

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ring/disk_map.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+
+/*
+ * Page tables are given back only with the mapping. So it is looked at in windows, and when there
+ * are too many, the mapping of the oldest is made anew over itself: at once, for everybody, and a
+ * thread that is just sending from there only has to have its pages entered again.
+ */
+enum {
+	WINDOW_BYTES = 64 << 20, /* 128 KiB of page tables, and a fraction of a ms to forget */
+	WINDOWS_MAX = 256,
+	RESIDENT_PAGES = 1024,
+};
+#define MAP_BYTES_MAX (UINT64_C(1) << 46) /* half of the address space */
+
+struct disk_map {
+	int fd;
+	uint8_t *base;
+	uint64_t size; /* whole pages */
+	uint32_t page_bytes;
+	_Atomic uint8_t looked_at[]; /* by window; changed under the lock, read by anyone */
+};
+
+/*
+ * The windows of all maps of the process, since it is the process that has the memory. Touched when
+ * one that was not looked at lately is, not by views.
+ */
+static struct {
+	pthread_mutex_t lock;
+	uint32_t count;
+	uint32_t oldest;
+	struct {
+		struct disk_map *map; /* NULL: it is gone */
+		uint32_t idx;
+	} ring[WINDOWS_MAX];
+} windows = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+/* Who neither owns a file nor may write to it is told that all of it is in the page cache. */
+static bool is_told(int fd)
+{
+	struct stat status;
+	char name[64];
+
+	if (fstat(fd, &status) < 0) {
+		return false;
+	}
+	if (geteuid() == 0 || status.st_uid == geteuid()) {
+		return true;
+	}
+	(void)snprintf(name, sizeof(name), "/proc/self/fd/%d", fd);
+	return faccessat(AT_FDCWD, name, W_OK, AT_EACCESS) == 0;
+}
+
+int disk_map_create(int fd, uint64_t size, struct disk_map **map_out)
+{
+	uint32_t page_bytes = (uint32_t)sysconf(_SC_PAGESIZE);
+	uint64_t bytes = align_up(size, page_bytes);
+	uint64_t window_count = (bytes + WINDOW_BYTES - 1) / WINDOW_BYTES;
+	struct disk_map *map;
+
+	if (!is_told(fd)) {
+		return -EPERM;
+	}
+	if (bytes > MAP_BYTES_MAX) {
+		return -ENOMEM;
+	}
+	map = calloc(1, sizeof(*map) + window_count * sizeof(map->looked_at[0]));
+	if (map == NULL) {
+		return -ENOMEM;
+	}
+	map->fd = fd;
+	map->size = bytes;
+	map->page_bytes = page_bytes;
+	map->base = mmap(NULL, bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd, 0);
+	if (map->base == MAP_FAILED) {
+		int error = -errno;
+
+		free(map);
+		return error;
+	}
+	*map_out = map;
+	return 0;
+}
+
+void disk_map_destroy(struct disk_map *map)
+{
+	if (map == NULL) {
+		return;
+	}
+	pthread_mutex_lock(&windows.lock);
+	for (uint32_t i = 0; i < windows.count; i++) {
+		if (windows.ring[i].map == map) {
+			windows.ring[i].map = NULL;
+		}
+	}
+	pthread_mutex_unlock(&windows.lock);
+	(void)munmap(map->base, map->size);
+	free(map);
+}
+
+/* --- windows ------------------------------------------------------------------------------- */
+
+/* Forgets the page tables. When the kernel refuses, what was there stays; should it have taken it
+ * away all the same, something else could come to lie there, and would be sent. */
+static void forget(struct disk_map *map, uint32_t idx)
+{
+	uint64_t begin = (uint64_t)idx * WINDOW_BYTES;
+	uint64_t bytes = MIN((uint64_t)WINDOW_BYTES, map->size - begin);
+	uint8_t *at = map->base + begin;
+	unsigned char page;
+
+	atomic_store_explicit(&map->looked_at[idx], 0, memory_order_relaxed);
+	if (mmap(at, bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, map->fd,
+		    (off_t)begin) == MAP_FAILED) {
+		for (uint64_t i = 0; i < bytes; i += map->page_bytes) {
+			GMB_ASSERT(mincore(at + i, map->page_bytes, &page) == 0);
+		}
+	}
+}
+
+static void enter_window(struct disk_map *map, uint32_t idx)
+{
+	uint32_t slot;
+
+	/* Relaxed: who does not see it yet takes the lock and looks again. */
+	if (atomic_load_explicit(&map->looked_at[idx], memory_order_relaxed) != 0) {
+		return;
+	}
+	pthread_mutex_lock(&windows.lock);
+	if (atomic_load_explicit(&map->looked_at[idx], memory_order_relaxed) == 0) {
+		if (windows.count < WINDOWS_MAX) {
+			slot = windows.count++;
+		} else {
+			slot = windows.oldest;
+			windows.oldest = (windows.oldest + 1) % WINDOWS_MAX;
+			if (windows.ring[slot].map != NULL) {
+				forget(windows.ring[slot].map, windows.ring[slot].idx);
+			}
+		}
+		windows.ring[slot].map = map;
+		windows.ring[slot].idx = idx;
+		atomic_store_explicit(&map->looked_at[idx], 1, memory_order_relaxed);
+	}
+	pthread_mutex_unlock(&windows.lock);
+}
+
+/* --- views --------------------------------------------------------------------------------- */
+
+static bool is_resident(const struct disk_map *map, uint64_t begin, uint64_t end)
+{
+	unsigned char pages[RESIDENT_PAGES];
+	uint64_t step = (uint64_t)RESIDENT_PAGES * map->page_bytes;
+
+	for (; begin < end; begin += step) {
+		uint64_t bytes = MIN(step, end - begin);
+		uint64_t count = (bytes + map->page_bytes - 1) / map->page_bytes;
+
+		if (mincore(map->base + begin, bytes, pages) < 0) {
+			return false;
+		}
+		for (uint64_t i = 0; i < count; i++) {
+			if ((pages[i] & 1) == 0) {
+				return false;
+			}
+		}
+	}
+	return true;
+}
+
+const void *disk_map_view(struct disk_map *map, uint64_t offset, uint64_t length)
+{
+	uint64_t end = offset + length;
+
+	if (end > map->size || end < offset) {
+		return NULL;
+	}
+	if (!is_resident(map, align_down(offset, map->page_bytes), end)) {
+		return NULL;
+	}
+	for (uint64_t at = offset / WINDOW_BYTES; at <= (end - 1) / WINDOW_BYTES; at++) {
+		enter_window(map, (uint32_t)at);
+	}
+	return map->base + offset;
+}
+
+bool disk_map_peek(struct disk_map *map, uint64_t offset, void *bytes, size_t count)
+{
+	return pread(map->fd, bytes, count, (off_t)offset) == (ssize_t)count;
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The simulated page cache as memory: a view is a copy, made when it is asked for, of what is in
+ * the cache then, and stands in an area as large as the disk, so that a later view of the same
+ * bytes shows up in an earlier one.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "base/bytes.h"
+#include "ring/disk_map.h"
+#include "ring/sim_internal.h"
+
+struct disk_map {
+	struct list_node node; /* in maps */
+	struct sim_disk *disk;
+	uint8_t *area;
+	uint64_t size;
+};
+
+static struct list_node maps = { .next = &maps, .prev = &maps };
+
+int disk_map_create(int fd, uint64_t size, struct disk_map **map_out)
+{
+	struct disk_map *map = calloc(1, sizeof(*map));
+
+	GMB_ASSERT(map != NULL);
+	map->disk = sim_disk_file(fd)->disk;
+	map->size = size;
+	map->area = mmap(NULL, size, PROT_READ | PROT_WRITE,
+		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (map->area == MAP_FAILED) {
+		free(map);
+		return -ENOMEM;
+	}
+	list_push_back(&maps, &map->node);
+	*map_out = map;
+	return 0;
+}
+
+void disk_map_destroy(struct disk_map *map)
+{
+	if (map != NULL) {
+		list_remove(&map->node);
+		(void)munmap(map->area, map->size);
+		free(map);
+	}
+}
+
+static bool is_resident(const struct disk_map *map, uint64_t offset, uint64_t end)
+{
+	for (uint64_t at = align_down(offset, SIM_PAGE_BYTES); at < end; at += SIM_PAGE_BYTES) {
+		const struct sim_page *page = sim_page_find(map->disk, at / SIM_PAGE_BYTES);
+
+		if (page == NULL || page->cache == NULL) {
+			return false;
+		}
+	}
+	return true;
+}
+
+const void *disk_map_view(struct disk_map *map, uint64_t offset, uint64_t length)
+{
+	if (!range_inside(offset, length, MIN(map->size, map->disk->size)) ||
+		!is_resident(map, offset, offset + length)) {
+		return NULL;
+	}
+	sim_cache_read(map->disk, offset, map->area + offset, length);
+	return map->area + offset;
+}
+
+size_t sim_map_readable(const void *at, size_t len)
+{
+	list_for_each(node, &maps)
+	{
+		const struct disk_map *map = list_entry(node, struct disk_map, node);
+		uintptr_t offset = (uintptr_t)at - (uintptr_t)map->area;
+		uint64_t end = align_up(map->disk->size, SIM_PAGE_BYTES);
+
+		if (offset < map->size) { /* an address below the area wraps around */
+			return offset < end ? MIN(len, (size_t)(end - offset)) : 0;
+		}
+	}
+	return len;
+}
+
+bool disk_map_peek(struct disk_map *map, uint64_t offset, void *bytes, size_t count)
+{
+	sim_cache_read(map->disk, offset, bytes, count);
+	return true;
+}
