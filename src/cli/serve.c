@@ -26,6 +26,7 @@ static const char help[] =
 	"        readonly              refuse writes\n"
 	"        description=TEXT      shown to clients that list the exports\n"
 	"        max-connections=N     clients of this export at a time\n"
+	"        mmap=auto|off         send large cached reads from the page cache itself\n"
 	"        synchro=auto|off|SIZE begin the reply to a large read before the disk has\n"
 	"                              finished: in parts of a size that is chosen (default),\n"
 	"                              not at all, or in parts of SIZE (4K to 1M)\n"

@@ -154,7 +154,7 @@ static void emit_structured_fragment(struct send_batch *send, struct send_slot *
 	struct be64 offset = be64_make(fragment->offset);
 	uint32_t length;
 
-	if (is_all_zero(fragment->data, fragment->length)) {
+	if (!fragment->lent && is_all_zero(fragment->data, fragment->length)) {
 		struct nbd_wire_offset_hole hole = {
 			.offset = offset,
 			.length = be32_make(fragment->length),
@@ -531,7 +531,11 @@ void reply_done(struct ring_op *op, int result)
 			send_rest(session);
 			return;
 		}
-		session_terminate(session, NULL); /* the peer is gone */
+		/* Else the peer is gone. */
+		session_terminate(session, result == -EFAULT
+						   ? "the disk failed or became shorter after a "
+						     "reply had begun"
+						   : NULL);
 	}
 	send_end(session);
 	if (session->state == SESSION_TERMINATING) {

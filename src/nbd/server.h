@@ -118,6 +118,9 @@ const struct path_stats *nbd_service_stats(
 const struct grain *nbd_service_grain(
 	const struct nbd_service *service, uint32_t export_index, enum store_op op);
 
+/* Bytes of reads that were sent from where the store had them, without memory of ours. */
+uint64_t nbd_service_lent_bytes(const struct nbd_service *service, uint32_t export_index);
+
 /* From now on trace records the requests that begin, until this is called with NULL. On the ring's
  * thread. */
 void nbd_service_trace(struct nbd_service *service, struct path_trace *trace);

@@ -470,6 +470,12 @@ const struct grain *nbd_service_grain(
 				: &service->path_exports[export_index].writes;
 }
 
+uint64_t nbd_service_lent_bytes(const struct nbd_service *service, uint32_t export_index)
+{
+	GMB_ASSERT(export_index < service->options.export_count);
+	return service->path_exports[export_index].lent_bytes;
+}
+
 void nbd_service_trace(struct nbd_service *service, struct path_trace *trace)
 {
 	path_set_trace(service->path, trace);

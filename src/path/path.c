@@ -109,6 +109,7 @@ void path_export_init(struct path_export *path_export, uint32_t grain)
 	path_export->grain = grain;
 	grain_init(&path_export->reads);
 	grain_init(&path_export->writes);
+	path_export->lent_bytes = 0;
 	for (int op = 0; op < STORE_OP_COUNT; op++) {
 		path_export->stats[op] = NULL;
 	}
@@ -169,6 +170,7 @@ static struct path_stream *stream_get(struct path *path, struct path_request *re
 	stream->length = 0;
 	stream->room = 0;
 	stream->in_store = false;
+	stream->lent = false;
 	stream->traced = NULL;
 	stream->buf.data = NULL;
 	stream->buf.buf_idx = -1;
@@ -381,11 +383,10 @@ static void trace_submitted(struct path_stream *stream, uint64_t length, bool be
 	}
 }
 
-static void part_submit(struct path_stream *stream, enum store_op op, uint64_t length)
+static void part_describe(struct path_stream *stream, enum store_op op, uint64_t length)
 {
 	struct path_request *request = stream->request;
 	struct store_part *part = &stream->part;
-	bool begins = request->state == PATH_STATE_INIT;
 
 	part->op = op;
 	part->flags = request->flags;
@@ -399,16 +400,56 @@ static void part_submit(struct path_stream *stream, enum store_op op, uint64_t l
 	part->extents = op == STORE_EXTENTS ? (struct store_extent *)(void *)stream->data : NULL;
 	part->extent_max = op == STORE_EXTENTS ? request->extent_max : 0;
 	part->extent_count = 0;
+}
+
+/* The part that was described is on its way. */
+static void part_began(struct path_stream *stream)
+{
+	struct path_request *request = stream->request;
+	bool begins = request->state == PATH_STATE_INIT;
+
 	if (begins) {
 		set_state(request, PATH_STATE_READ);
 	}
 	cut_part_begin(request, ring_batch_ns(request->path->ring));
 	if (unlikely(request->record != NULL)) {
-		trace_submitted(stream, length, begins);
+		trace_submitted(stream, stream->part.length, begins);
 	}
 	stream->in_store = true;
 	request->parts_inflight++;
-	store_submit(request->export->queue, part);
+}
+
+static void part_submit(struct path_stream *stream, enum store_op op, uint64_t length)
+{
+	part_describe(stream, op, length);
+	part_began(stream);
+	store_submit(stream->request->export->queue, &stream->part);
+}
+
+/* A read that need not be cut, and whose bytes the store has at hand, is sent from there. */
+static bool start_lent(struct path_request *request)
+{
+	struct path_stream *stream;
+
+	if (request->cut || request->length > PATH_LENT_BYTES_MAX) {
+		return false;
+	}
+	stream = stream_get(request->path, request); /* the first */
+	stream->offset = request->offset;
+	stream->length = (uint32_t)request->length;
+	part_describe(stream, STORE_READ, request->length);
+	if (!store_lend(request->export->queue, &stream->part)) {
+		request->first_used = false;
+		request->streams_live--;
+		return false;
+	}
+	stream->data = stream->part.data;
+	stream->lent = true;
+	request->export->lent_bytes += request->length;
+	request->started_bytes = request->length;
+	request->parts_started = 1;
+	part_began(stream);
+	return true;
 }
 
 /* Starts as many parts as the window and the memory allow. */
@@ -515,7 +556,9 @@ void path_start(struct path *path, struct path_request *request)
 	case STORE_READ:
 		GMB_ASSERT(request->length > 0);
 		begin(path, request);
-		pump_read(request);
+		if (!start_lent(request)) {
+			pump_read(request);
+		}
 		break;
 	case STORE_WRITE:
 		GMB_ASSERT(request->length > 0);
@@ -588,6 +631,7 @@ bool path_next_fragment(
 	fragment->data = stream->data + stream->sent;
 	fragment->offset = stream->offset + stream->sent;
 	fragment->length = length;
+	fragment->lent = stream->lent;
 	if (unlikely(request->record != NULL)) {
 		path_trace_handed(request->record, stream->traced, fragment->offset, length,
 			ring_now_ns(request->path->ring));

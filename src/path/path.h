@@ -17,8 +17,9 @@
  * asks for the next fragment and gets one from any stream that has bytes, or none: it never waits
  * inside. A write is the mirror image: the session asks for room (path_write_open), fills it from
  * the network, and submits it while later bytes are still arriving. Everything else is one part
- * without payload. How a transfer is cut: grain.h; on a striped disk no part goes over the end of a
- * chunk, and all members get work from the beginning.
+ * without payload. A read whose bytes the store has in memory already is one stream, too: the
+ * store lends them, and no memory is needed. How a transfer is cut: grain.h; on a striped disk no
+ * part goes over the end of a chunk, and all members get work from the beginning.
  *
  * Exactly one end: COMMITTED or ABORTED. The requester treats nothing as read before COMMITTED.
  *
@@ -56,6 +57,7 @@ struct path_export {
 	uint32_t grain; /* PATH_GRAIN_AUTO, PATH_GRAIN_OFF, or bytes of a part */
 	struct grain reads;
 	struct grain writes;
+	uint64_t lent_bytes; /* of reads that were sent from memory of the store's own */
 	/* By operation, PATH_SIZE_CLASS_COUNT each; made with the first request, NULL before. */
 	struct path_stats *stats[STORE_OP_COUNT];
 };
@@ -79,6 +81,7 @@ struct path_stream {
 	uint32_t sent;			/* handed to the session */
 	uint32_t done;			/* of sent, given back by it */
 	bool in_store;			/* its part is submitted and not done */
+	bool lent;			/* data is the store's own */
 	struct path_trace_part *traced; /* NULL until it is; only with request->record */
 	struct store_part part;
 };
@@ -89,6 +92,7 @@ struct path_fragment {
 	uint64_t offset; /* on the export */
 	uint32_t length;
 	bool last; /* nothing else of this request will follow */
+	bool lent; /* data is to be given to the kernel, not to be looked at: store_lend() */
 };
 
 struct path_request {
@@ -150,6 +154,8 @@ enum {
 	PATH_CACHED_PART_BYTES = 512 << 10,
 	/* With less memory than a part wants, it takes less, down to here. */
 	PATH_PART_BYTES_MIN = 64 << 10,
+	/* A slow peer could keep more of the page cache waiting for longer than it stays there. */
+	PATH_LENT_BYTES_MAX = 4 << 20,
 	PATH_EXTENTS_MAX = 2048,
 	PATH_SLOW_NS = 50000, /* see path_is_slow() */
 };

@@ -44,6 +44,7 @@ struct server_export {
 	uint32_t stripe_chunk; /* 0 = as the disk says */
 	uint32_t stripe_members;
 	enum store_progress_source progress;
+	bool mmap_off;	     /* nothing is sent from the page cache itself */
 	uint32_t keys_given; /* private: bit per key, finds repetitions */
 };
 

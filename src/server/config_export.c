@@ -94,6 +94,7 @@ enum export_key {
 	KEY_READONLY,
 	KEY_DESCRIPTION,
 	KEY_MAX_CONNECTIONS,
+	KEY_MMAP,
 	KEY_SYNCHRO,
 	KEY_STRIPE,
 	KEY_PROGRESS,
@@ -151,6 +152,18 @@ static int set_description(struct server_export *entry, const char *value, struc
 static int set_max_connections(struct server_export *entry, const char *value, struct error *error)
 {
 	return units_parse_count(value, 1, 1000000, &entry->connections_max, error);
+}
+
+static int set_mmap(struct server_export *entry, const char *value, struct error *error)
+{
+	char shown[SHOWN_BYTES];
+
+	entry->mmap_off = strcmp(value, "off") == 0;
+	if (!entry->mmap_off && strcmp(value, "auto") != 0) {
+		return error_set(error, -EINVAL, "'%s' is neither auto nor off",
+			log_escape(shown, sizeof(shown), value, strlen(value)));
+	}
+	return 0;
 }
 
 static int set_synchro(struct server_export *entry, const char *value, struct error *error)
@@ -264,6 +277,7 @@ static const struct {
 	[KEY_READONLY] = { "readonly", "yes", set_readonly },
 	[KEY_DESCRIPTION] = { "description", "TEXT", set_description },
 	[KEY_MAX_CONNECTIONS] = { "max-connections", "4", set_max_connections },
+	[KEY_MMAP] = { "mmap", "off", set_mmap },
 	[KEY_SYNCHRO] = { "synchro", "64K", set_synchro },
 	[KEY_STRIPE] = { "stripe", "64K:4", set_stripe },
 	[KEY_PROGRESS] = { "progress", "completion", set_progress },
@@ -288,8 +302,8 @@ int server_export_set(
 	if (i == KEY_COUNT) {
 		return error_set(error, -EINVAL,
 			"this is not a known key; an export can have mode, write-mode, readonly, "
-			"description, max-connections, synchro, stripe, progress, pace, fault and "
-			"delay (a comma inside a value or path is written \\,)");
+			"description, max-connections, mmap, synchro, stripe, progress, pace, "
+			"fault and delay (a comma inside a value or path is written \\,)");
 	}
 	if (value == NULL && i != KEY_READONLY) {
 		return error_set(error, -EINVAL, "this key needs a value, such as %s=%s", key,

@@ -18,6 +18,7 @@ struct file_export {
 	char *max_connections;
 	char *synchro;
 	char *stripe;
+	char *mmap;
 	char *progress;
 	char *pace;
 	char **fault;
@@ -67,6 +68,7 @@ static const cyaml_schema_field_t export_fields[] = {
 	TEXT_FIELD("max-connections", struct file_export, max_connections),
 	TEXT_FIELD("synchro", struct file_export, synchro),
 	TEXT_FIELD("stripe", struct file_export, stripe),
+	TEXT_FIELD("mmap", struct file_export, mmap),
 	TEXT_FIELD("progress", struct file_export, progress),
 	TEXT_FIELD("pace", struct file_export, pace),
 	LIST_FIELD("fault", struct file_export, fault, &text_schema, CYAML_UNLIMITED),
@@ -202,6 +204,7 @@ static int load_export_keys(struct loader *loader, struct server_export *entry, 
 		{ "readonly", file->readonly },
 		{ "description", file->description },
 		{ "max-connections", file->max_connections },
+		{ "mmap", file->mmap },
 		{ "synchro", file->synchro },
 		{ "stripe", file->stripe },
 		{ "progress", file->progress },

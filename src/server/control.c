@@ -173,6 +173,7 @@ struct summary {
 	struct nbd_counters counters;
 	struct path_stats **stats; /* [export * STORE_OP_COUNT + op], or NULL */
 	struct grain *grains;	   /* [export * 2], of reads and writes: of the busiest reactor */
+	uint64_t *lent_bytes;	   /* [export] */
 	bool short_of_memory;
 };
 
@@ -226,6 +227,7 @@ static void inspect(struct nbd_service *service, void *context)
 	for (uint32_t i = 0; i < summary->view->export_count; i++) {
 		add_stats(summary, service, i);
 		add_grains(summary, service, i);
+		summary->lent_bytes[i] += nbd_service_lent_bytes(service, i);
 	}
 }
 
@@ -235,7 +237,8 @@ static int collect(struct summary *summary)
 
 	summary->stats = calloc(MAX(count, (size_t)1), sizeof(struct path_stats *));
 	summary->grains = calloc(MAX(count, (size_t)1), sizeof(*summary->grains));
-	if (summary->stats == NULL || summary->grains == NULL) {
+	summary->lent_bytes = calloc(MAX(count, (size_t)1), sizeof(*summary->lent_bytes));
+	if (summary->stats == NULL || summary->grains == NULL || summary->lent_bytes == NULL) {
 		return -ENOMEM;
 	}
 	for (uint32_t i = 0; i < summary->view->reactor_count; i++) {
@@ -253,6 +256,7 @@ static void summary_fini(struct summary *summary)
 	}
 	free(summary->stats);
 	free(summary->grains);
+	free(summary->lent_bytes);
 }
 
 /* --- the document -------------------------------------------------------------------------- */
@@ -332,7 +336,7 @@ static json_t *export_json(const struct summary *summary, uint32_t export_index)
 			}
 		}
 	}
-	return json_pack("{s:s%, s:s, s:I, s:b, s:I, s:o, s:o, s:o, s:o}", "name", entry->name,
+	return json_pack("{s:s%, s:s, s:I, s:b, s:I, s:o, s:o, s:o, s:I, s:o}", "name", entry->name,
 		(size_t)entry->name_bytes, "path",
 		/* A path may be any bytes, JSON is UTF-8. */
 		log_escape(shown, sizeof(shown), path, strlen(path)), "bytes",
@@ -340,8 +344,8 @@ static json_t *export_json(const struct summary *summary, uint32_t export_index)
 		(json_int_t)atomic_load_explicit(&entry->connections, memory_order_relaxed),
 		"synchro", synchro_json(entry->grain), "reads",
 		grain_json(&summary->grains[(size_t)export_index * 2]), "writes",
-		grain_json(&summary->grains[(size_t)export_index * 2 + 1]), "operations",
-		operations);
+		grain_json(&summary->grains[(size_t)export_index * 2 + 1]), "mapped_bytes",
+		(json_int_t)summary->lent_bytes[export_index], "operations", operations);
 }
 
 static json_t *uris_json(const struct control_view *view)

@@ -125,6 +125,7 @@ static int open_export(
 		.stripe_chunk = entry->stripe_chunk,
 		.stripe_members = entry->stripe_members,
 		.progress = entry->progress,
+		.lends_nothing = entry->mmap_off,
 	};
 	struct store *store;
 	char shown[120];

@@ -389,6 +389,7 @@ static void file_queue_destroy(struct store_queue *base)
 
 static void store_free(struct file_store *store)
 {
+	disk_map_destroy(store->map);
 	if (store->direct_fd >= 0) {
 		disk_close(store->direct_fd);
 	}
@@ -425,6 +426,7 @@ static const struct store_ops file_ops = {
 	.queue_create = file_queue_create,
 	.queue_destroy = file_queue_destroy,
 	.submit = file_submit,
+	.lend = file_lend,
 	.size = file_size,
 };
 
@@ -550,6 +552,9 @@ static int open_all(
 	store->member.is_block = store->disk.is_block;
 	store->member.writes_direct = store->base.info.write_direct;
 	file_gate_join(store->gate, &store->member);
+	if (!options->lends_nothing) {
+		file_lend_init(store);
+	}
 	return 0;
 }
 

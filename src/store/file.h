@@ -25,6 +25,7 @@
 #include <stdatomic.h>
 
 #include "ring/disk.h"
+#include "ring/disk_map.h"
 #include "store/file_gate.h"
 #include "store/store.h"
 
@@ -43,7 +44,8 @@ struct file_store {
 	int direct_fd;	       /* or -1 */
 	uint32_t offset_align; /* of direct I/O */
 	uint32_t memory_align;
-	uint64_t unit; /* page or filesystem block: what trim and zero work in */
+	uint64_t unit;	      /* page or filesystem block: what trim and zero work in */
+	struct disk_map *map; /* NULL = nothing can be lent */
 	struct file_gate *gate;
 	bool is_claimed; /* through the gate, by a store that writes */
 	struct file_gate_member member;
@@ -111,6 +113,12 @@ void file_finish_durable(struct store_part *part);
 void file_trim(struct store_part *part);
 void file_zero(struct store_part *part);
 void file_zero_resume(struct store_part *part);
+
+/* file_lend.c */
+
+/* Prepares the store for it, where that can be. */
+void file_lend_init(struct file_store *store);
+bool file_lend(struct store_queue *queue, struct store_part *part);
 
 /* file_extents.c */
 

@@ -217,7 +217,6 @@ static void check_part(const struct store_queue *queue, const struct store_part 
 	GMB_ASSERT(end <= INT64_MAX);
 	GMB_ASSERT((part->length == 0) == (part->op == STORE_FLUSH));
 	if (part->op == STORE_READ || part->op == STORE_WRITE) {
-		GMB_ASSERT(part->data != NULL);
 		GMB_ASSERT(part->length <= PART_BYTES_MAX);
 	}
 	if (part->op == STORE_EXTENTS) {
@@ -284,11 +283,8 @@ static int refuse(struct store *store, const struct store_part *part)
 	return promises(part) ? atomic_load_explicit(&store->broken, memory_order_acquire) : 0;
 }
 
-void store_submit(struct store_queue *queue, struct store_part *part)
+static void prepare(struct store_part *part)
 {
-	int error;
-
-	check_part(queue, part);
 	part->io.in_flight = false;
 	list_init(&part->node);
 	part->progress = 0;
@@ -300,6 +296,15 @@ void store_submit(struct store_queue *queue, struct store_part *part)
 	part->broke_word = false;
 	part->frame_count = 0;
 	part->extent_count = 0;
+}
+
+void store_submit(struct store_queue *queue, struct store_part *part)
+{
+	int error;
+
+	check_part(queue, part);
+	GMB_ASSERT(part->data != NULL || (part->op != STORE_READ && part->op != STORE_WRITE));
+	prepare(part);
 	error = refuse(queue->store, part);
 	if (error != 0) {
 		part->queue = queue;
@@ -308,6 +313,25 @@ void store_submit(struct store_queue *queue, struct store_part *part)
 		return;
 	}
 	queue_submit(queue, part);
+}
+
+bool store_lend(struct store_queue *queue, struct store_part *part)
+{
+	if (queue->store->ops->lend == NULL) {
+		return false;
+	}
+	check_part(queue, part);
+	GMB_ASSERT(part->op == STORE_READ);
+	prepare(part);
+	part->queue = queue;
+	part->data = NULL;
+	if (!queue->store->ops->lend(queue, part)) {
+		return false;
+	}
+	GMB_ASSERT(part->data != NULL);
+	queue->inflight_count++;
+	store_finish_later(part, 0);
+	return true;
 }
 
 void store_forward(struct store_queue *filter_queue, struct store_queue *inner_queue,

@@ -100,7 +100,7 @@ struct store_part {
 	uint32_t flags;
 	uint64_t offset; /* bytes; flush: 0 */
 	uint64_t length; /* bytes, > 0 except for flush (0); read and write: <= 1 GiB */
-	void *data;	 /* read and write only */
+	void *data;	 /* read and write only; of a lent read: set by the store */
 	int buf_idx;	 /* registered memory that holds data, or -1 */
 	store_done_fn *done;
 	/* Reads: told that the first bytes are in place, zero or more times before done and never
@@ -145,6 +145,8 @@ struct store_ops {
 		struct error *error);
 	void (*queue_destroy)(struct store_queue *queue); /* nothing in flight on it */
 	void (*submit)(struct store_queue *queue, struct store_part *part);
+	/* Sets part->data when it can; store_lend() does the rest. NULL: it never lends. */
+	bool (*lend)(struct store_queue *queue, struct store_part *part);
 	/* Current size in bytes; re-asks the operating system. Any thread. */
 	uint64_t (*size)(struct store *store);
 };
@@ -213,6 +215,7 @@ struct store_options {
 	uint32_t stripe_chunk; /* overrides what the disk says; 0 = it does not */
 	uint32_t stripe_members;
 	enum store_progress_source progress;
+	bool lends_nothing; /* store_lend() is always false */
 };
 
 /* "OP:ERRNO[:nth=N|every=N|prob=P][:range=OFF+LEN]"; -EINVAL with the reason in *error,
@@ -257,6 +260,16 @@ void store_queue_destroy(struct store_queue *queue);
 
 /* The only way to submit: asserts the contract, counts, and calls the implementation. */
 void store_submit(struct store_queue *queue, struct store_part *part);
+
+/*
+ * For a read whose bytes will be sent: instead of filling memory of the submitter's, the store
+ * lends its own. True: submitted, and part->data is where the bytes are, until the queue is
+ * destroyed; they may be given to the kernel, but must not be looked at, and a system call that
+ * does may give -EFAULT (see disk_map.h). False: nothing has happened; submit it with memory. The
+ * part is as for store_submit(), without data. Ranges that may be nothing but zeroes are not lent:
+ * there are shorter ways to say that.
+ */
+GMB_MUST_CHECK bool store_lend(struct store_queue *queue, struct store_part *part);
 
 /* Ends a part: called by implementations and filters, once per part they were given. */
 void store_finish(struct store_part *part, int result);

@@ -385,6 +385,15 @@ static void show_cutting(const json_t *entry, const char *what)
 	printf("\n");
 }
 
+static void show_mapped(const json_t *entry)
+{
+	double bytes = number(entry, NULL, "mapped_bytes");
+
+	if (bytes > 0) {
+		printf("  reads: %.3f GB went straight from the page cache\n", bytes / 1e9);
+	}
+}
+
 void stats_show(const json_t *document)
 {
 	const json_t *exports = json_object_get(document, "exports");
@@ -401,6 +410,7 @@ void stats_show(const json_t *document)
 		}
 		show_cutting(entry, "reads");
 		show_cutting(entry, "writes");
+		show_mapped(entry);
 		printf("  %-8s %-8s %10s %7s %9s %10s %10s %10s %10s %10s %10s %10s %10s %10s "
 		       "%10s\n",
 			"", "size", "requests", "errors", "GB", "mean", "p50", "p90", "p99",

@@ -36,6 +36,7 @@ struct progress {
 	uint64_t requests;
 	uint64_t errors;
 	uint64_t events;
+	uint64_t lent_bytes;
 };
 
 struct arguments {
@@ -84,6 +85,7 @@ static void run_seed(uint64_t seed, bool verbose)
 	progress->requests += result.requests;
 	progress->errors += result.errors;
 	progress->events += result.events;
+	progress->lent_bytes += result.lent_bytes;
 }
 
 static void work(const struct arguments *arguments)
@@ -192,7 +194,9 @@ int main(int argc, char **argv)
 		return 1;
 	}
 	printf("%" PRIu64 " seeds, %" PRIu64 " requests (%" PRIu64
-	       " answered with an error), %" PRIu64 " events\n",
-		progress->seeds, progress->requests, progress->errors, progress->events);
+	       " answered with an error), %" PRIu64 " events, %" PRIu64
+	       " bytes out of the page cache\n",
+		progress->seeds, progress->requests, progress->errors, progress->events,
+		progress->lent_bytes);
 	return 0;
 }

@@ -18,6 +18,7 @@ struct scenario_result {
 	uint64_t events;
 	uint64_t requests;
 	uint64_t errors;
+	uint64_t lent_bytes; /* sent from the page cache itself */
 };
 
 /* Runs one seed to its end. */

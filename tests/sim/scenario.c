@@ -515,8 +515,15 @@ static void crash_now(void *arg)
 static void shrink_now(void *arg)
 {
 	struct scenario_export *export = arg;
+	struct scenario *scenario = export->scenario;
 	uint64_t size = below(export->size);
 
+	/* A reply that is on its way out of the page cache cannot be completed any more. */
+	for (uint32_t i = 0; i < scenario->conn_count; i++) {
+		if (scenario->conns[i].export == export) {
+			scenario->conns[i].client.forgive = true;
+		}
+	}
 	/* From here on anything may be read there, if it can be read at all. */
 	oracle_begin(export->oracle, ORACLE_UNDEFINED, size, export->size - size, 0, 0);
 	sim_disk_resize(export->disk, size);
@@ -695,6 +702,9 @@ static void check_idle(struct scenario *scenario)
 		struct nbd_counters counters;
 
 		nbd_service_counters(service->service, &counters);
+		for (uint32_t k = 0; k < scenario->export_count; k++) {
+			scenario->lent_bytes += nbd_service_lent_bytes(service->service, k);
+		}
 		if (!service->drained) {
 			model_fail("the drain of service %u did not finish", i);
 		}
@@ -845,6 +855,7 @@ struct scenario_result scenario_run(uint64_t seed, bool verbose)
 		.events = sim_event_count(),
 		.requests = scenario->requests,
 		.errors = scenario->replies_with_error,
+		.lent_bytes = scenario->lent_bytes,
 	};
 	sim_stop();
 	free(scenario);

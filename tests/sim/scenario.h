@@ -111,6 +111,7 @@ struct scenario {
 	uint32_t conns_gone;
 	uint32_t sessions_opened;
 	uint32_t sessions_gone;
+	uint64_t lent_bytes; /* what the services sent out of the page cache */
 	bool crashed;
 	bool draining;
 	bool crowded;  /* everybody works on the same few pages */

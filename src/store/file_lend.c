@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Reads that are sent from the page cache itself: what a read would copy into memory of ours, for
+ * the socket to copy it again, is copied once. Only what is in the cache already is lent, so that
+ * nobody waits for the disk where all clients of a reactor would wait with him.
+ */
+#include "store/file.h"
+
+enum {
+	/* For less, asking what is in the cache costs as much as the copy. */
+	LEND_BYTES_MIN = 64 << 10,
+	/* As the path would cut it: each piece of zeroes becomes a hole on the wire. */
+	LOOK_STEP_BYTES = 512 << 10,
+};
+
+void file_lend_init(struct file_store *store)
+{
+	if (store->base.info.read_direct || store->base.info.write_direct ||
+		store->disk.size == 0 ||
+		disk_map_create(store->fd, store->disk.size, &store->map) < 0) {
+		store->map = NULL;
+	}
+}
+
+static bool may_be_zeroes(struct disk_map *map, uint64_t offset, uint64_t length)
+{
+	for (uint64_t at = 0; at < length; at += LOOK_STEP_BYTES) {
+		uint64_t word;
+
+		if (!disk_map_peek(map, offset + at, &word, sizeof(word)) || word == 0) {
+			return true;
+		}
+	}
+	return false;
+}
+
+/* Where somebody writes around the page cache, what was in it a moment ago may have to be read from
+ * the disk again. The size is asked each time: once the reply has begun, that the file was cut
+ * could not be told any more. */
+bool file_lend(struct store_queue *queue, struct store_part *part)
+{
+	struct file_store *store = container_of(queue->store, struct file_store, base);
+
+	if (store->map == NULL || part->length < LEND_BYTES_MIN ||
+		file_gate_has_direct_writers(store->gate) ||
+		part->offset + part->length > file_refresh_size(store)) {
+		return false;
+	}
+	part->data = (void *)(uintptr_t)disk_map_view(store->map, part->offset, part->length);
+	return part->data != NULL && !may_be_zeroes(store->map, part->offset, part->length);
+}

@@ -1,0 +1,167 @@
+#!/usr/bin/python3
+"""Large reads that are sent from the page cache itself: the bytes are right wherever they lie, what
+is written is seen, zeroes still become holes, and a file that is cut costs nobody but the client
+whose reply is on its way."""
+import json
+import os
+import random
+import socket
+
+import nbdmini
+import support
+
+KIB = 1024
+MIB = 1024 * KIB
+SIZE = 8 * MIB + 12345  # the last page is not whole
+
+
+class Mapped(support.Case):
+    def setUp(self):
+        super().setUp()
+        self.content = bytearray(os.urandom(SIZE))
+        self.image = self.make_file("disk", bytes(self.content))
+        self.server = None
+
+    def open(self, *keys, structured=True, arguments=()):
+        self.server = self.start_unix(
+            *arguments, "--export", ",".join([f"={self.image}", *keys]))
+        return self.connect(structured)
+
+    def connect(self, structured=True):
+        client = nbdmini.open_export(self.server.uri, b"", structured)
+        self.addCleanup(client.close)
+        return client
+
+    def mapped_bytes(self):
+        code, output, errors = self.run_gmblock("stats", "--json", self.server.uri)
+        self.assertEqual((code, errors), (0, ""))
+        return json.loads(output)["exports"][0]["mapped_bytes"]
+
+    def read(self, client, offset, length):
+        """A read by structured replies: the bytes, in whatever pieces."""
+        client.send_request(nbdmini.CMD_READ, 9, offset, length)
+        got = bytearray(length)
+        for chunk in client.chunks(9):
+            if chunk.data is not None:
+                at = chunk.offset - offset
+                got[at:at + len(chunk.data)] = chunk.data
+        return bytes(got)
+
+    def test_bytes_are_right_anywhere(self):
+        client = self.open()
+        generator = random.Random(5)
+        expected = 0
+        for _ in range(60):
+            length = generator.choice((64 * KIB, 64 * KIB + 1, 100_001, MIB, 3 * MIB, 4 * MIB))
+            offset = generator.randrange(SIZE - length + 1)
+            self.assertEqual(self.read(client, offset, length),
+                             self.content[offset:offset + length])
+            expected += length
+        self.assertEqual(self.read(client, SIZE - 70_000, 70_000), self.content[-70_000:])
+        self.assertEqual(self.mapped_bytes(), expected + 70_000)
+        code, output, errors = self.run_gmblock("stats", self.server.uri)
+        self.assertEqual((code, errors), (0, ""))
+        self.assertRegex(output, r"reads: 0\.\d{3} GB went straight from the page cache")
+
+    def test_simple_replies_too(self):
+        client = self.open(structured=False)
+        self.assertEqual(client.read(12_345, MIB), self.content[12_345:12_345 + MIB])
+        self.assertEqual(self.mapped_bytes(), MIB)
+
+    def test_small_and_very_large_reads_are_copied(self):
+        client = self.open()
+        self.assertEqual(self.read(client, 1, 64 * KIB - 1), self.content[1:64 * KIB])
+        self.assertEqual(self.read(client, 0, 4 * MIB + 1), self.content[:4 * MIB + 1])
+        self.assertEqual(self.mapped_bytes(), 0)
+
+    def test_off_and_other_modes_copy(self):
+        for keys in (("mmap=off",), ("mode=ram",), ("write-mode=ram",), ("synchro=64K",),
+                     ("delay=read:1us",)):
+            with self.subTest(keys):
+                client = self.open(*keys)
+                self.assertEqual(self.read(client, 4096, MIB), self.content[4096:4096 + MIB])
+                self.assertEqual(self.mapped_bytes(), 0)
+                self.assertEqual(self.server.stop(), (0, ""))
+
+    def test_auto_is_the_default(self):
+        client = self.open("mmap=auto")
+        self.assertEqual(self.read(client, 0, MIB), self.content[:MIB])
+        self.assertEqual(self.mapped_bytes(), MIB)
+
+    def test_somebody_who_writes_around_the_cache_ends_it(self):
+        other = self.path("other")
+        os.link(self.image, other)
+        self.server = self.start_unix("--export", f"={self.image},readonly",
+                                      "--export", f"direct={other},mode=ram")
+        client = self.connect()
+        self.assertEqual(self.read(client, 0, MIB), self.content[:MIB])
+        self.assertEqual(self.mapped_bytes(), 0)
+
+    def test_what_is_written_is_read(self):
+        client = self.open()
+        other = self.connect(structured=False)
+        generator = random.Random(6)
+        for _ in range(40):
+            length = generator.randrange(1, 200_000)
+            offset = generator.randrange(SIZE - length)
+            data = generator.randbytes(length)
+            other.write(offset, data)
+            self.content[offset:offset + length] = data
+            start = max(0, min(offset - 1000, SIZE - MIB))
+            self.assertEqual(self.read(client, start, MIB), self.content[start:start + MIB])
+        self.assertGreater(self.mapped_bytes(), 30 * MIB)
+
+    def test_zeroes_are_still_holes(self):
+        zeroes = bytes(MIB)
+        with open(self.image, "r+b") as image:
+            image.seek(2 * MIB)
+            image.write(zeroes)
+        client = self.open()
+        client.send_request(nbdmini.CMD_READ, 1, 2 * MIB, MIB)
+        self.assertEqual({chunk.kind for chunk in client.chunks(1)}, {nbdmini.CHUNK_HOLE})
+        # The second half of this one.
+        client.send_request(nbdmini.CMD_READ, 2, MIB + 512 * KIB, MIB)
+        kinds = {(chunk.kind, chunk.offset) for chunk in client.chunks(2)}
+        self.assertEqual(kinds, {(nbdmini.CHUNK_DATA, MIB + 512 * KIB),
+                                 (nbdmini.CHUNK_HOLE, 2 * MIB)})
+        self.assertEqual(self.mapped_bytes(), 0)
+
+    def test_a_shorter_file_is_an_error(self):
+        client = self.open()
+        os.truncate(self.image, 2 * MIB)
+        client.send_request(nbdmini.CMD_READ, 1, 2 * MIB - 64 * KIB, 128 * KIB)
+        self.assertEqual(client.chunks(1)[-1].kind, nbdmini.CHUNK_ERROR)
+        self.assertEqual(self.read(client, 0, MIB), self.content[:MIB])
+        self.assertEqual(self.mapped_bytes(), MIB)
+
+    def test_a_file_cut_under_a_reply_ends_that_connection_only(self):
+        client = self.open(structured=False)
+        other = self.connect()
+        # More than the socket takes: the last of it waits in the page cache.
+        client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        count = 8
+        for cookie in range(count):
+            client.send_request(nbdmini.CMD_READ, cookie, 4 * MIB, 4 * MIB)
+        while self.mapped_bytes() < count * 4 * MIB:
+            pass  # until all are under way
+        os.truncate(self.image, 4 * MIB)
+        got = 0
+        while True:
+            piece = client.sock.recv(MIB)
+            if not piece:
+                break
+            got += len(piece)
+        self.assertLess(got, count * 4 * MIB)
+        self.assertEqual(self.read(other, 0, MIB), self.content[:MIB])
+        code, errors = self.server.stop()
+        self.assertEqual(code, 0)
+        self.assertIn("became shorter", errors)
+
+    def test_values(self):
+        for value in ("on", "", "OFF"):
+            self.check_refused(["serve", "--export", f"={self.image},mmap={value}"], 2,
+                               "mmap: ", "is neither auto nor off")
+
+
+if __name__ == "__main__":
+    support.main()
