@@ -6,12 +6,7 @@
  */
 #include "store/file.h"
 
-enum {
-	/* For less, asking what is in the cache costs as much as the copy. */
-	LEND_BYTES_MIN = 64 << 10,
-	/* As the path would cut it: each piece of zeroes becomes a hole on the wire. */
-	LOOK_STEP_BYTES = 512 << 10,
-};
+#include "store/store_private.h"
 
 void file_lend_init(struct file_store *store)
 {
@@ -24,7 +19,7 @@ void file_lend_init(struct file_store *store)
 
 static bool may_be_zeroes(struct disk_map *map, uint64_t offset, uint64_t length)
 {
-	for (uint64_t at = 0; at < length; at += LOOK_STEP_BYTES) {
+	for (uint64_t at = 0; at < length; at += STORE_LEND_LOOK_BYTES) {
 		uint64_t word;
 
 		if (!disk_map_peek(map, offset + at, &word, sizeof(word)) || word == 0) {
@@ -41,7 +36,7 @@ bool file_lend(struct store_queue *queue, struct store_part *part)
 {
 	struct file_store *store = container_of(queue->store, struct file_store, base);
 
-	if (store->map == NULL || part->length < LEND_BYTES_MIN ||
+	if (store->map == NULL || part->length < STORE_LEND_BYTES_MIN ||
 		file_gate_has_direct_writers(store->gate) ||
 		part->offset + part->length > file_refresh_size(store)) {
 		return false;

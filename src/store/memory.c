@@ -220,6 +220,34 @@ static void read_more(struct ring_op *op, int result)
 	read_step(container_of(part->queue->store, struct memory_store, base), part);
 }
 
+/* A chunk that is trimmed while it is on its way reads as zeroes there, or as it was. */
+static bool memory_lend(struct store_queue *queue, struct store_part *part)
+{
+	struct memory_store *store = container_of(queue->store, struct memory_store, base);
+	uint64_t end = part->offset + part->length;
+
+	if (part->length < STORE_LEND_BYTES_MIN || end > store->size) {
+		return false;
+	}
+	for (uint64_t chunk = part->offset >> CHUNK_SHIFT; chunk <= (end - 1) >> CHUNK_SHIFT;
+		chunk++) {
+		if (!chunk_used(store, chunk)) {
+			return false;
+		}
+	}
+	part->data = store->bytes + part->offset;
+	for (uint64_t at = 0; at < part->length; at += STORE_LEND_LOOK_BYTES) {
+		uint64_t word = 0;
+
+		memcpy(&word, (const uint8_t *)part->data + at,
+			MIN(part->length - at, (uint64_t)sizeof(word)));
+		if (word == 0) {
+			return false;
+		}
+	}
+	return true;
+}
+
 static void memory_submit(struct store_queue *queue, struct store_part *part)
 {
 	struct memory_store *store = container_of(queue->store, struct memory_store, base);
@@ -276,6 +304,7 @@ static const struct store_ops memory_ops = {
 	.queue_create = store_plain_queue_create,
 	.queue_destroy = store_plain_queue_destroy,
 	.submit = memory_submit,
+	.lend = memory_lend,
 	.size = memory_size,
 };
 

@@ -142,6 +142,7 @@ int store_open(const struct store_options *options, struct store **store_out, st
 	if (result < 0) {
 		return result;
 	}
+	store->lends_nothing = options->lends_nothing;
 	override_info(&store->info, options);
 	check_info(&store->info);
 	*store_out = store;
@@ -317,7 +318,7 @@ void store_submit(struct store_queue *queue, struct store_part *part)
 
 bool store_lend(struct store_queue *queue, struct store_part *part)
 {
-	if (queue->store->ops->lend == NULL) {
+	if (queue->store->ops->lend == NULL || queue->store->lends_nothing) {
 		return false;
 	}
 	check_part(queue, part);

@@ -155,6 +155,7 @@ struct store_ops {
 struct store {
 	const struct store_ops *ops;
 	struct store_info info;
+	bool lends_nothing; /* private: as asked for */
 	_Atomic int
 		broken; /* private: the error of the first failed flush or durable write, or 0 */
 };

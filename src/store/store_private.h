@@ -33,6 +33,14 @@ GMB_MUST_CHECK int delay_store_open(struct store *inner, const struct store_rule
 GMB_MUST_CHECK int pace_store_open(struct store *inner, const struct store_pace *pace,
 	struct store **store_out, struct error *error);
 
+enum {
+	/* For less, asking what can be lent costs as much as the copy. */
+	STORE_LEND_BYTES_MIN = 64 << 10,
+	/* Whoever lends looks at a word in each piece of that size, as the path would cut it: what
+	 * may be zeroes becomes a hole on the wire if it is read. */
+	STORE_LEND_LOOK_BYTES = 512 << 10,
+};
+
 /* The queue of a store that needs nothing of its own for one. */
 GMB_MUST_CHECK int store_plain_queue_create(struct store *store, struct ring *ring,
 	struct store_queue **queue_out, struct error *error);

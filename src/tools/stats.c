@@ -390,7 +390,8 @@ static void show_mapped(const json_t *entry)
 	double bytes = number(entry, NULL, "mapped_bytes");
 
 	if (bytes > 0) {
-		printf("  reads: %.3f GB went straight from the page cache\n", bytes / 1e9);
+		printf("  reads: %.3f GB were sent without a copy of the server's own\n",
+			bytes / 1e9);
 	}
 }
 
