@@ -24,6 +24,7 @@ class Scripts(support.Case):
                 ("client", ["--rounds", "--seconds", "--size"]),
                 ("copy", ["--rounds", "--size"]),
                 ("idle", ["--connections", "--seconds"]),
+                ("lent", ["--rounds", "--seconds", "--size"]),
                 ("peers", ["--rounds", "--seconds", "--count-seconds", "--size"]),
                 ("synchro", ["--sizes", "--rounds", "--again", "--seconds", "--rate", "--size"])):
             for option in options:
@@ -46,7 +47,7 @@ class Scripts(support.Case):
         self.refuse("synchro", "--rate", "7", "at least 8")
 
     def test_options_that_are_none(self):
-        for script in ("attach", "client", "copy", "idle", "peers", "synchro"):
+        for script in ("attach", "client", "copy", "idle", "lent", "peers", "synchro"):
             self.refuse(script, "--colour", "--colour")
 
 
