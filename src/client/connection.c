@@ -351,7 +351,7 @@ static void send_some(struct connection *connection)
 		if (sent >= 0) {
 			link_sent(&connection->link, (size_t)sent);
 		} else if (sent == -EAGAIN) {
-			ring_sendmsg(ring, &connection->send_op, connection->file, &connection->out,
+			ring_sendmsg(ring, &connection->send_op, connection->file, &connection->out, true,
 				send_done);
 		} else if (sent != -EINTR) {
 			lose(connection, (int)sent, strerror((int)-sent));

@@ -307,6 +307,7 @@ static enum emitted emit_read(struct send_batch *send, struct send_slot *slot)
 	} else {
 		emit_structured_fragment(send, slot);
 	}
+	send->has_lent |= slot->fragment.lent;
 	request->content_bytes += slot->fragment.length;
 	request->session->service->counters.bytes_read += slot->fragment.length;
 	slot->ends_request = slot->fragment.last;
@@ -395,7 +396,7 @@ static void send_rest(struct nbd_session *session)
 	struct send_batch *send = session->sending;
 
 	ring_sendmsg(session->service->ring, &session->send_op, session->socket, &send->message,
-		reply_done);
+		!send->has_lent, reply_done);
 }
 
 /* Takes what was sent off the front of the batch. */
@@ -452,6 +453,7 @@ void reply_flush(struct nbd_session *session, bool alone)
 	send->slot_count = 0;
 	send->iov_count = 0;
 	send->bytes = 0;
+	send->has_lent = false;
 	session->sending = send;
 	fill(session, send);
 	if (send->slot_count == 0) {

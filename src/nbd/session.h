@@ -148,6 +148,7 @@ struct send_batch {
 	uint32_t slot_count;
 	uint32_t iov_count;
 	size_t bytes;
+	bool has_lent; /* something in it is the store's own memory */
 	struct iovec iov[2 * SEND_SLOTS_MAX];
 	struct send_slot slots[SEND_SLOTS_MAX];
 };

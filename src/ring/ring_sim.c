@@ -762,11 +762,12 @@ void ring_send(struct ring *ring, struct ring_op *op, struct ring_file file, con
 	sim_fd_get(file.fd, SIM_FD_SOCKET);
 	sop = sim_op_begin(ring, op, RING_SEND, ring_fd(ring, file), done);
 	sim_op_memory(sop, &iov, 1, false);
+	sop->wait_all = true;
 	sim_net_send(sop);
 }
 
 void ring_sendmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
-	const struct msghdr *message, ring_done_fn *done)
+	const struct msghdr *message, bool wait_all, ring_done_fn *done)
 {
 	struct sim_op *sop;
 
@@ -776,6 +777,7 @@ void ring_sendmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
 	sim_fd_get(file.fd, SIM_FD_SOCKET);
 	sop = sim_op_begin(ring, op, RING_SENDMSG, ring_fd(ring, file), done);
 	sop->message = message;
+	sop->wait_all = wait_all;
 	sim_op_memory(sop, message->msg_iov, message->msg_iovlen, false);
 	GMB_ASSERT(sop->len > 0);
 	sim_net_send(sop);

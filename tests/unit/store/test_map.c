@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -178,6 +179,73 @@ static void test_old_views_stay_good(void **state)
 	disk_close(fds[1]);
 }
 
+struct sending {
+	struct ring_op op;
+	int result;
+};
+
+static void sent(struct ring_op *op, int result)
+{
+	container_of(op, struct sending, op)->result = result;
+}
+
+/* A send from a file that is cut for a while: what the peer gets has nothing left out of the middle,
+ * and the ring tells how much of it there was. */
+static void test_a_send_leaves_nothing_out(void **state)
+{
+	const int room = FILE_BYTES; /* doubled; more than a quarter of it used: it waits for the peer */
+	int fd = open_image("image", FILE_BYTES);
+	struct disk_map *map = map_of(fd, FILE_BYTES);
+	uint64_t *words = aligned_bytes(FILE_BYTES);
+	uint64_t *got = aligned_bytes(FILE_BYTES);
+	struct iovec iov = { .iov_len = FILE_BYTES };
+	struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1 };
+	struct sending sending = { 0 };
+	struct ring_file file;
+	struct ring *ring;
+	struct error error;
+	size_t count = 0;
+	int ends[2];
+
+	GMB_UNUSED(state);
+	for (size_t i = 0; i < FILE_BYTES / sizeof(words[0]); i++) {
+		words[i] = i + 1;
+	}
+	assert_int_equal(pwrite(fd, words, FILE_BYTES, 0), FILE_BYTES);
+	iov.iov_base = (void *)(uintptr_t)disk_map_view(map, 0, FILE_BYTES);
+	assert_non_null(iov.iov_base);
+	assert_int_equal(ftruncate(fd, FILE_BYTES * 3 / 4 + PAGE_BYTES), 0);
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+	assert_int_equal(setsockopt(ends[0], SOL_SOCKET, SO_SNDBUF, &room, sizeof(room)), 0);
+	assert_int_equal(ring_create(&(struct ring_options){ .entries = 0 }, &ring, &error), 0);
+	file = ring_file_add(ring, ends[0]);
+	ring_sendmsg(ring, &sending.op, file, &message, false, sent);
+	ring_turn(ring, false);
+	assert_int_equal(pwrite(fd, words, FILE_BYTES, 0), FILE_BYTES);
+	while (count < FILE_BYTES) {
+		ssize_t part = recv(
+			ends[1], (uint8_t *)got + count, FILE_BYTES - count, MSG_DONTWAIT);
+
+		if (part > 0) {
+			count += (size_t)part;
+		} else if (sending.op.in_flight) {
+			ring_turn(ring, true);
+		} else {
+			break;
+		}
+	}
+	assert_int_equal(sending.result, count);
+	assert_memory_equal(got, words, count);
+	ring_file_remove(ring, &file);
+	ring_destroy(ring);
+	close(ends[0]);
+	close(ends[1]);
+	free(words);
+	free(got);
+	disk_map_destroy(map);
+	disk_close(fd);
+}
+
 /* The kernel tells others than a file's owner, who may only read it, that everything is there. */
 static void test_only_who_is_told(void **state)
 {
@@ -214,6 +282,7 @@ int main(void)
 		cmocka_unit_test(test_a_view_is_what_a_read_would_find),
 		cmocka_unit_test(test_no_view_of_what_is_not_there),
 		cmocka_unit_test(test_a_shorter_file_is_an_error_of_the_system_call),
+		cmocka_unit_test(test_a_send_leaves_nothing_out),
 		cmocka_unit_test(test_old_views_stay_good),
 		cmocka_unit_test(test_only_who_is_told),
 	};
