@@ -20,9 +20,10 @@ void file_lend_init(struct file_store *store)
 static bool may_be_zeroes(struct disk_map *map, uint64_t offset, uint64_t length)
 {
 	for (uint64_t at = 0; at < length; at += STORE_LEND_LOOK_BYTES) {
-		uint64_t word;
+		uint64_t word = 0;
+		size_t count = MIN(sizeof(word), (size_t)(length - at));
 
-		if (!disk_map_peek(map, offset + at, &word, sizeof(word)) || word == 0) {
+		if (!disk_map_peek(map, offset + at, &word, count) || word == 0) {
 			return true;
 		}
 	}
