@@ -351,8 +351,8 @@ static void send_some(struct connection *connection)
 		if (sent >= 0) {
 			link_sent(&connection->link, (size_t)sent);
 		} else if (sent == -EAGAIN) {
-			ring_sendmsg(ring, &connection->send_op, connection->file, &connection->out, true,
-				send_done);
+			ring_sendmsg(ring, &connection->send_op, connection->file, &connection->out,
+				true, send_done);
 		} else if (sent != -EINTR) {
 			lose(connection, (int)sent, strerror((int)-sent));
 		}

@@ -72,9 +72,19 @@ static bool is_told(int fd, uint64_t bytes, uint32_t page_bytes)
 static bool is_remote(int fd)
 {
 	static const uint32_t types[] = {
-		AFS_FS_MAGIC, AFS_SUPER_MAGIC, CEPH_SUPER_MAGIC, CIFS_SUPER_MAGIC, CODA_SUPER_MAGIC,
-		FUSE_SUPER_MAGIC, NFS_SUPER_MAGIC, OCFS2_SUPER_MAGIC, SMB_SUPER_MAGIC,
-		SMB2_SUPER_MAGIC, V9FS_MAGIC, 0x01161970 /* GFS2 */, 0x0bd00bd0 /* Lustre */,
+		AFS_FS_MAGIC,
+		AFS_SUPER_MAGIC,
+		CEPH_SUPER_MAGIC,
+		CIFS_SUPER_MAGIC,
+		CODA_SUPER_MAGIC,
+		FUSE_SUPER_MAGIC,
+		NFS_SUPER_MAGIC,
+		OCFS2_SUPER_MAGIC,
+		SMB_SUPER_MAGIC,
+		SMB2_SUPER_MAGIC,
+		V9FS_MAGIC,
+		0x01161970 /* GFS2 */,
+		0x0bd00bd0 /* Lustre */,
 	};
 	struct statfs status;
 

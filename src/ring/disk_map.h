@@ -33,6 +33,6 @@ void disk_map_destroy(struct disk_map *map);
  * whoever looks at them, which then waits. */
 const void *disk_map_view(struct disk_map *map, uint64_t offset, uint64_t length);
 
-/* Copies a few bytes of a view that was just got. False: the disk has failed, or ends before, or one
- * would have to wait. */
+/* Copies a few bytes of a view that was just got. False: the disk has failed, or ends before, or
+ * one would have to wait. */
 bool disk_map_peek(struct disk_map *map, uint64_t offset, void *bytes, size_t count);

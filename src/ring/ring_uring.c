@@ -808,8 +808,7 @@ void ring_sendmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
 	struct io_uring_sqe *sqe = sqe_get(ring);
 
 	op_start(op, RING_SENDMSG, done);
-	io_uring_prep_sendmsg(
-		sqe, file.fd, message, (wait_all ? MSG_WAITALL : 0) | MSG_NOSIGNAL);
+	io_uring_prep_sendmsg(sqe, file.fd, message, (wait_all ? MSG_WAITALL : 0) | MSG_NOSIGNAL);
 	sqe_set_file(sqe, file);
 	io_uring_sqe_set_data(sqe, op);
 }

@@ -191,11 +191,12 @@ static void sent(struct ring_op *op, int result)
 	container_of(op, struct sending, op)->result = result;
 }
 
-/* A send from a file that is cut for a while: what the peer gets has nothing left out of the middle,
- * and the ring tells how much of it there was. */
+/* A send from a file that is cut for a while: what the peer gets has nothing left out of the
+ * middle, and the ring tells how much of it there was. */
 static void test_a_send_leaves_nothing_out(void **state)
 {
-	const int room = FILE_BYTES; /* doubled; more than a quarter of it used: it waits for the peer */
+	const int room =
+		FILE_BYTES; /* doubled; more than a quarter of it used: it waits for the peer */
 	int fd = open_image("image", FILE_BYTES);
 	struct disk_map *map = map_of(fd, FILE_BYTES);
 	uint64_t *words = aligned_bytes(FILE_BYTES);
@@ -225,8 +226,8 @@ static void test_a_send_leaves_nothing_out(void **state)
 	ring_turn(ring, false);
 	assert_int_equal(pwrite(fd, words, FILE_BYTES, 0), FILE_BYTES);
 	while (count < FILE_BYTES) {
-		ssize_t part = recv(
-			ends[1], (uint8_t *)got + count, FILE_BYTES - count, MSG_DONTWAIT);
+		ssize_t part =
+			recv(ends[1], (uint8_t *)got + count, FILE_BYTES - count, MSG_DONTWAIT);
 
 		if (part > 0) {
 			count += (size_t)part;
@@ -286,9 +287,9 @@ static void test_only_who_is_told(void **state)
 		struct disk_map *map;
 
 		_exit(syscall(SYS_capset, &header, none) == 0 &&
-				      disk_map_create(fd, FILE_BYTES, &map) == -EPERM
-			      ? 0
-			      : 1);
+					disk_map_create(fd, FILE_BYTES, &map) == -EPERM
+				? 0
+				: 1);
 	}
 	assert_int_equal(waitpid(child, &status, 0), child);
 	assert_int_equal(status, 0);
