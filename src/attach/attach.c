@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/signalfd.h>
-#include <systemd/sd-daemon.h>
 #include <unistd.h>
 
 #include "attach/control.h"
@@ -19,6 +18,7 @@
 #include "attach/process.h"
 #include "attach/state.h"
 #include "base/log.h"
+#include "base/manager.h"
 
 #define NS_PER_S UINT64_C(1000000000)
 
@@ -157,11 +157,11 @@ static int detach(struct keeper *keeper, bool force, struct error *error)
 	struct device *device = keeper->device;
 	int rc;
 
-	sd_notify(0, "STOPPING=1\nSTATUS=Detaching");
+	manager_tell("STOPPING=1\nSTATUS=Detaching");
 	rc = device->ops->stop(device, force, error);
 	if (rc == -EBUSY) {
 		log_warning("not detached: %s", error->text);
-		sd_notifyf(0, "STATUS=%s is in use and stays", device->path);
+		manager_tell("STATUS=%s is in use and stays", device->path);
 	} else if (rc != 0) {
 		log_error("%s", error->text);
 	} else {
@@ -244,7 +244,7 @@ static int tell_ready(const struct keeper *keeper, struct error *error)
 {
 	const struct device *device = keeper->device;
 
-	sd_notifyf(0, "READY=1\nMAINPID=%d\nSTATUS=%s is %s", (int)getpid(), device->path,
+	manager_tell("READY=1\nMAINPID=%d\nSTATUS=%s is %s", (int)getpid(), device->path,
 		keeper->options->uri);
 	if (keeper->report_fd >= 0) {
 		process_report_send(keeper->report_fd, 0, device->path, keeper->options->timings);

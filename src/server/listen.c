@@ -13,7 +13,6 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <systemd/sd-daemon.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -438,13 +437,27 @@ static int adopt_address(struct listener *listener, int fd, struct error *error)
 	return set_tcp_uri(listener, host, get_port(&address), error);
 }
 
+/* 1 or 0, or a negative errno. */
+static int is_listening_stream(int fd)
+{
+	int type = 0;
+	int listening = 0;
+	socklen_t bytes = sizeof(int);
+
+	if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &bytes) < 0 ||
+		getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &bytes) < 0) {
+		return errno == ENOTSOCK ? 0 : -errno;
+	}
+	return type == SOCK_STREAM && listening;
+}
+
 int listener_adopt(int fd, struct listener *listener, struct error *error)
 {
 	int flags;
 	int rc;
 
 	*listener = (struct listener){ .fds = { fd }, .fd_count = 1 };
-	rc = sd_is_socket(fd, AF_UNSPEC, SOCK_STREAM, 1);
+	rc = is_listening_stream(fd);
 	if (rc < 0) {
 		error_set(error, rc, "%s", strerror(-rc));
 	} else if (rc == 0) {

@@ -12,11 +12,11 @@
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/un.h>
-#include <systemd/sd-daemon.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/manager.h"
 #include "server/accept.h"
 #include "server/control.h"
 #include "server/reach.h"
@@ -177,7 +177,7 @@ static int adopt_sockets(struct server *server, int count, struct error *error)
 {
 	for (int i = 0; i < count; i++) {
 		int rc = listener_adopt(
-			SD_LISTEN_FDS_START + i, &server->listeners[server->listener_count], error);
+			MANAGER_FD_FIRST + i, &server->listeners[server->listener_count], error);
 
 		if (rc < 0) {
 			return rc;
@@ -228,7 +228,7 @@ static int open_configured(struct server *server, struct error *error)
 static int open_listeners(struct server *server, struct error *error)
 {
 	const struct server_config *config = server->config;
-	int adopted_count = sd_listen_fds(1);
+	int adopted_count = manager_take_sockets();
 	int rc;
 
 	if (adopted_count < 0) {
@@ -449,7 +449,7 @@ static void print_uris(const struct server *server)
 
 static void announce(const struct server *server)
 {
-	sd_notifyf(0, "READY=1\nSTATUS=Serving %u export%s on %u address%s with %u thread%s",
+	manager_tell("READY=1\nSTATUS=Serving %u export%s on %u address%s with %u thread%s",
 		server->export_count, server->export_count == 1 ? "" : "s", server->listener_count,
 		server->listener_count == 1 ? "" : "es", server->reactor_count,
 		server->reactor_count == 1 ? "" : "s");
@@ -487,7 +487,7 @@ static void run_next(struct server *server)
 
 static void begin_stop(struct server *server)
 {
-	sd_notify(0, "STOPPING=1\nSTATUS=Finishing what is in flight");
+	manager_tell("STOPPING=1\nSTATUS=Finishing what is in flight");
 	server->phase = SERVER_CLOSING;
 	server->stop_begin_ns = clock_now_ns();
 	server->stop_limit_ns = server->stop_begin_ns + DRAIN_DEADLINE_NS + DRAIN_GRACE_NS;

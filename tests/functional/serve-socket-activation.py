@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 """Sockets handed over by the service manager are served, and then nothing listens on the default
 address."""
+import json
 import os
 import shutil
 import socket
@@ -11,8 +12,9 @@ import nbdmini
 import support
 
 # Becomes the server in the same process, as the service manager does: LISTEN_PID must be its own.
+# $OVERRIDES are other values for the variables, null for none.
 LAUNCHER = """
-import fcntl, os, sys
+import fcntl, json, os, sys
 count = int(sys.argv[1])
 fds = [int(fd) for fd in sys.argv[2:2 + count]]
 high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for fd in fds]
@@ -20,18 +22,23 @@ for number, fd in enumerate(high):
     os.dup2(fd, 3 + number)
 os.closerange(3 + count, 100)
 os.environ.update(LISTEN_FDS=str(count), LISTEN_PID=str(os.getpid()))
+for name, value in json.loads(os.environ.pop("OVERRIDES", "{}")).items():
+    if value is None:
+        os.environ.pop(name)
+    else:
+        os.environ[name] = value
 os.execv(sys.argv[2 + count], sys.argv[2 + count:])
 """
 
 
 class SocketActivation(support.Case):
-    def launch(self, sockets, *arguments, cwd=None):
+    def launch(self, sockets, *arguments, cwd=None, **variables):
         fds = [sock.fileno() for sock in sockets]
         process = subprocess.Popen(
             [sys.executable, "-c", LAUNCHER, str(len(fds)), *map(str, fds), support.program(),
              "serve", *arguments],
             pass_fds=fds, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True)
+            text=True, env={**os.environ, "OVERRIDES": json.dumps(variables)})
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
         return process
@@ -146,6 +153,60 @@ class SocketActivation(support.Case):
                 self.assertEqual((process.returncode, output), (1, ""), errors)
                 self.assertIn("descriptor 4", errors)
                 self.assertIn("not a listening stream socket", errors)
+
+    def check_only_served(self, sockets, uri, **variables):
+        process = self.launch(sockets, "null:1M", "--listen", self.socket_uri("own"), **variables)
+        self.assertEqual(process.stdout.readline().rstrip("\n"), uri, variables)
+        process.terminate()
+        output, errors = process.communicate()
+        self.assertEqual((process.returncode, output), (0, ""), f"{variables} {errors}")
+
+    def test_sockets_of_another_process_are_left_alone(self):
+        sock = self.listen_unix("a")
+        for variables in ({"LISTEN_PID": str(os.getpid())}, {"LISTEN_PID": "1"},
+                          {"LISTEN_PID": None}, {"LISTEN_FDS": None},
+                          {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "garbage"},
+                          {"LISTEN_PID": None, "LISTEN_FDS": "-1"}):
+            self.check_only_served([sock], self.socket_uri("own"), **variables)
+
+    def test_variables_that_make_no_sense_are_refused(self):
+        sock = self.listen_unix("a")
+        wrong = ["", "0", "-1", "1x", "x", "1 ", "0x1", "1.0", "2147483645", "2147483647",
+                 "4294967297", "18446744073709551617"]
+        for variables in ([{"LISTEN_FDS": value} for value in wrong] +
+                          [{"LISTEN_PID": value} for value in ("", "0", "-1", "x", "1x",
+                                                               "18446744073709551617")]):
+            process = self.launch([sock], "null:1M", **variables)
+            output, errors = process.communicate()
+            self.assertEqual((process.returncode, output), (1, ""), f"{variables} {errors}")
+            self.assertIn("cannot read the sockets of the service manager: Invalid argument",
+                          errors, variables)
+
+    def test_descriptors_that_are_not_open_are_refused(self):
+        sock = self.listen_unix("a")
+        for count in ("90", "2147483644"):
+            process = self.launch([sock], "null:1M", LISTEN_FDS=count)
+            output, errors = process.communicate()
+            self.assertEqual((process.returncode, output), (1, ""), errors)
+            self.assertIn("cannot read the sockets of the service manager: Bad file descriptor",
+                          errors, count)
+
+    def test_names_change_nothing(self):
+        for names in ("nbd", "", "a:b:c", ":" * 500):
+            self.check_only_served([self.listen_unix(f"n{len(names)}")],
+                                   self.socket_uri(f"n{len(names)}"), LISTEN_FDNAMES=names)
+
+    def test_what_the_server_runs_gets_neither_sockets_nor_variables(self):
+        sock = self.listen_unix("a")
+        for others in ({}, {"LISTEN_PID": str(os.getpid())}):
+            process = self.launch(
+                [sock], "null:1M", "--listen", self.socket_uri("own"), "--run",
+                "env | grep ^LISTEN_ >&2; readlink /proc/self/fd/* >&2", LISTEN_FDNAMES="nbd",
+                LISTEN_PIDFDID="1", **others)
+            _, errors = process.communicate()
+            self.assertNotIn("LISTEN_", errors, others)
+            if not others:
+                self.assertNotIn(f"socket:[{os.fstat(sock.fileno()).st_ino}]", errors)
 
     @support.unittest.skipUnless(shutil.which("systemd-socket-activate"),
                                  "systemd-socket-activate is not installed")

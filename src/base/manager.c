@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/manager.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/units.h"
+
+/* --- telling ------------------------------------------------------------------------------- */
+
+/* The length of the address, or a negative errno. */
+static int read_address(const char *text, struct sockaddr_un *address)
+{
+	size_t len = strlen(text);
+
+	if (text[0] != '/' && text[0] != '@') {
+		return -EAFNOSUPPORT;
+	}
+	if (len < 2 || len >= sizeof(address->sun_path)) {
+		return -EINVAL;
+	}
+	*address = (struct sockaddr_un){ .sun_family = AF_UNIX };
+	memcpy(address->sun_path, text, len);
+	if (text[0] == '@') {
+		/* Every byte counts in an abstract name: no terminator. */
+		address->sun_path[0] = '\0';
+	} else {
+		len++;
+	}
+	return (int)(offsetof(struct sockaddr_un, sun_path) + len);
+}
+
+static int send_text(const char *where, const char *text)
+{
+	struct sockaddr_un address;
+	int bytes = read_address(where, &address);
+	int rc = 0;
+	int fd;
+
+	if (bytes < 0) {
+		return bytes;
+	}
+	fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	if (fd < 0) {
+		return -errno;
+	}
+	if (sendto(fd, text, strlen(text), MSG_NOSIGNAL, (struct sockaddr *)&address,
+		    (socklen_t)bytes) < 0) {
+		rc = -errno;
+	}
+	close(fd);
+	return rc;
+}
+
+void manager_tell(const char *format, ...)
+{
+	const char *where = getenv("NOTIFY_SOCKET");
+	char text[MANAGER_TEXT_BYTES];
+	va_list args;
+	int rc;
+
+	if (where == NULL) {
+		return;
+	}
+	va_start(args, format);
+	vsnprintf(text, sizeof(text), format, args);
+	va_end(args);
+	rc = send_text(where, text);
+	if (rc < 0) {
+		log_debug("the service manager at %s is not told: %s", where, strerror(-rc));
+	}
+}
+
+/* --- sockets ------------------------------------------------------------------------------- */
+
+/* A decimal number from 1 on in a variable; 0 if the variable is not there, or -EINVAL. */
+static int read_variable(const char *name)
+{
+	const char *text = getenv(name);
+	uint32_t value = 0;
+
+	if (text != NULL &&
+		units_parse_count(text, 1, INT_MAX - MANAGER_FD_FIRST, &value, NULL) < 0) {
+		return -EINVAL;
+	}
+	return (int)value;
+}
+
+static int take(void)
+{
+	int pid = read_variable("LISTEN_PID");
+	int count;
+
+	if (pid != getpid()) {
+		return pid < 0 ? pid : 0;
+	}
+	count = read_variable("LISTEN_FDS");
+	for (int i = 0; i < count; i++) {
+		if (fcntl(MANAGER_FD_FIRST + i, F_SETFD, FD_CLOEXEC) < 0) {
+			return -errno;
+		}
+	}
+	return count;
+}
+
+int manager_take_sockets(void)
+{
+	int rc = take();
+
+	unsetenv("LISTEN_PID");
+	unsetenv("LISTEN_PIDFDID");
+	unsetenv("LISTEN_FDS");
+	unsetenv("LISTEN_FDNAMES");
+	return rc;
+}
