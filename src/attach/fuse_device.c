@@ -50,16 +50,16 @@ static int take_request(struct fuse_file *file)
 	if (file->inlet == NULL) {
 		return 0;
 	}
-	count = fuse_session_receive_buf(file->session, &file->inlet->buffer);
+	count = fuse.session_receive_buf(file->session, &file->inlet->buffer);
 	if (count > 0) {
-		fuse_session_process_buf(file->session, &file->inlet->buffer);
+		fuse.session_process_buf(file->session, &file->inlet->buffer);
 	}
 	/* A write has kept it. */
 	if (file->inlet != NULL) {
 		list_push_front(&file->free_inlets, &file->inlet->node);
 		file->inlet = NULL;
 	}
-	if (fuse_session_exited(file->session) || count == 0 ||
+	if (fuse.session_exited(file->session) || count == 0 ||
 		(count < 0 && count != -EAGAIN && count != -EINTR && count != -ENOENT)) {
 		return -1;
 	}
@@ -72,7 +72,7 @@ enum { FUSE_BATCH = 32 };
 static void serve(struct fuse_file *file)
 {
 	struct pollfd entries[2] = {
-		{ .fd = fuse_session_fd(file->session), .events = POLLIN },
+		{ .fd = fuse.session_fd(file->session), .events = POLLIN },
 		{ .fd = gmb_queue_fd(file->remote.queue), .events = POLLIN },
 	};
 
@@ -90,7 +90,7 @@ static void serve(struct fuse_file *file)
 				continue;
 			}
 		}
-		entries[0].fd = fuse_file_has_room(file) ? fuse_session_fd(file->session) : -1;
+		entries[0].fd = fuse_file_has_room(file) ? fuse.session_fd(file->session) : -1;
 		poll(entries, ARRAY_COUNT(entries), -1);
 	}
 	/* Nobody waits for these answers any more, but the buffers are in use. */
@@ -126,20 +126,20 @@ static int mount_file(struct fuse_file *file, struct error *error)
 	snprintf(options, sizeof(options),
 		"fsname=gmblock,subtype=gmblock,default_permissions,max_read=%d%s",
 		FUSE_IO_BYTES_MAX, file->device.read_only ? ",ro" : "");
-	file->session = fuse_session_new(&args, fuse_file_ops(), sizeof(*fuse_file_ops()), file);
+	file->session = fuse.session_new(&args, fuse_file_ops(), sizeof(*fuse_file_ops()), file);
 	if (file->session == NULL) {
 		return error_set(error, -EIO, "libfuse refuses its options");
 	}
-	if (fuse_session_mount(file->session, file->device.path) != 0) {
-		fuse_session_destroy(file->session);
+	if (fuse.session_mount(file->session, file->device.path) != 0) {
+		fuse.session_destroy(file->session);
 		file->session = NULL;
 		return error_set(error, -EIO,
 			"cannot mount on %s; what the mount said is above. Is the fuse module "
 			"loaded, and may you use /dev/fuse?",
 			file->device.path);
 	}
-	flags = fcntl(fuse_session_fd(file->session), F_GETFL);
-	fcntl(fuse_session_fd(file->session), F_SETFL, flags | O_NONBLOCK);
+	flags = fcntl(fuse.session_fd(file->session), F_GETFL);
+	fcntl(fuse.session_fd(file->session), F_SETFL, flags | O_NONBLOCK);
 	return 0;
 }
 
@@ -248,7 +248,7 @@ static void file_free(struct fuse_file *file)
 		free(inlet);
 	}
 	if (file->session != NULL) {
-		fuse_session_destroy(file->session);
+		fuse.session_destroy(file->session);
 	}
 	if (file->device.made_file) {
 		unlink(file->device.path);
@@ -293,10 +293,14 @@ static struct fuse_file *file_allocate(const struct attach_options *options)
 int fuse_device_start(
 	const struct attach_options *options, struct device **device_out, struct error *error)
 {
-	struct fuse_file *file = file_allocate(options);
+	struct fuse_file *file;
 	eventfd_t ignored;
-	int rc;
+	int rc = fuse_library_load(error);
 
+	if (rc != 0) {
+		return rc;
+	}
+	file = file_allocate(options);
 	if (file == NULL) {
 		return error_set(error, -ENOMEM, "out of memory");
 	}
@@ -358,7 +362,7 @@ static int fuse_device_stop(struct device *device, bool force, struct error *err
 	}
 	if (force) {
 		/* Those who have the file open keep the session alive: it ends here. */
-		fuse_session_exit(file->session);
+		fuse.session_exit(file->session);
 		gmb_queue_wake(file->remote.queue);
 	}
 	if (file->skip_flush || (force && !thread_join_soon(file->thread))) {

@@ -74,9 +74,9 @@ static void answer(struct fuse_slot *slot)
 		return;
 	}
 	if (slot->payload != NULL) {
-		fuse_reply_write(slot->req, slot->length);
+		fuse.reply_write(slot->req, slot->length);
 	} else {
-		fuse_reply_err(slot->req, 0);
+		fuse.reply_err(slot->req, 0);
 	}
 	fuse_slot_put(slot);
 }

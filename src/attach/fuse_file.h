@@ -16,11 +16,8 @@
  */
 #pragma once
 
-#define FUSE_USE_VERSION 35
-
-#include <fuse_lowlevel.h>
-
 #include "attach/device.h"
+#include "attach/fuse_library.h"
 #include "attach/remote.h"
 #include "base/list.h"
 

@@ -70,7 +70,7 @@ static int file_errno(int result)
 
 void fuse_slot_fail(struct fuse_slot *slot, int result)
 {
-	fuse_reply_err(slot->req, file_errno(result));
+	fuse.reply_err(slot->req, file_errno(result));
 	fuse_slot_put(slot);
 }
 
@@ -123,8 +123,8 @@ static void on_getattr(fuse_req_t req, fuse_ino_t node, struct fuse_file_info *i
 
 	GMB_UNUSED(node);
 	GMB_UNUSED(info);
-	fill_attributes(fuse_req_userdata(req), &attributes);
-	fuse_reply_attr(req, &attributes, attribute_seconds);
+	fill_attributes(fuse.req_userdata(req), &attributes);
+	fuse.reply_attr(req, &attributes, attribute_seconds);
 }
 
 /* As with a disk, times and modes stay, and O_TRUNC (a size of 0) does nothing; any other change of
@@ -132,11 +132,11 @@ static void on_getattr(fuse_req_t req, fuse_ino_t node, struct fuse_file_info *i
 static void on_setattr(fuse_req_t req, fuse_ino_t node, struct stat *wanted, int to_set,
 	struct fuse_file_info *info)
 {
-	const struct fuse_file *file = fuse_req_userdata(req);
+	const struct fuse_file *file = fuse.req_userdata(req);
 
 	if ((to_set & FUSE_SET_ATTR_SIZE) != 0 && wanted->st_size != 0 &&
 		(uint64_t)wanted->st_size != file->bytes) {
-		fuse_reply_err(req, EINVAL);
+		fuse.reply_err(req, EINVAL);
 		return;
 	}
 	on_getattr(req, node, info);
@@ -144,26 +144,26 @@ static void on_setattr(fuse_req_t req, fuse_ino_t node, struct stat *wanted, int
 
 static void on_open(fuse_req_t req, fuse_ino_t node, struct fuse_file_info *info)
 {
-	const struct fuse_file *file = fuse_req_userdata(req);
+	const struct fuse_file *file = fuse.req_userdata(req);
 
 	GMB_UNUSED(node);
 	if (file->device.read_only && (info->flags & O_ACCMODE) != O_RDONLY) {
-		fuse_reply_err(req, EROFS);
+		fuse.reply_err(req, EROFS);
 		return;
 	}
-	fuse_reply_open(req, info);
+	fuse.reply_open(req, info);
 }
 
 static void on_release(fuse_req_t req, fuse_ino_t node, struct fuse_file_info *info)
 {
 	GMB_UNUSED(node);
 	GMB_UNUSED(info);
-	fuse_reply_err(req, 0);
+	fuse.reply_err(req, 0);
 }
 
 static void on_statfs(fuse_req_t req, fuse_ino_t node)
 {
-	const struct fuse_file *file = fuse_req_userdata(req);
+	const struct fuse_file *file = fuse.req_userdata(req);
 	struct statvfs status = {
 		.f_bsize = SHOWN_BLOCK_BYTES,
 		.f_frsize = SHOWN_BLOCK_BYTES,
@@ -173,7 +173,7 @@ static void on_statfs(fuse_req_t req, fuse_ino_t node)
 	};
 
 	GMB_UNUSED(node);
-	fuse_reply_statfs(req, &status);
+	fuse.reply_statfs(req, &status);
 }
 
 /* --- reading and writing ------------------------------------------------------------------- */
@@ -187,14 +187,14 @@ static void read_done(struct gmb_request *request)
 		fuse_slot_fail(slot, request->result);
 		return;
 	}
-	fuse_reply_buf(slot->req, slot->buffer + (slot->offset - request->offset), slot->length);
+	fuse.reply_buf(slot->req, slot->buffer + (slot->offset - request->offset), slot->length);
 	fuse_slot_put(slot);
 }
 
 static void on_read(
 	fuse_req_t req, fuse_ino_t node, size_t bytes, off_t offset, struct fuse_file_info *info)
 {
-	struct fuse_file *file = fuse_req_userdata(req);
+	struct fuse_file *file = fuse.req_userdata(req);
 	struct fuse_slot *slot;
 	uint64_t begin;
 	uint64_t end;
@@ -202,12 +202,12 @@ static void on_read(
 	GMB_UNUSED(node);
 	GMB_UNUSED(info);
 	if (offset < 0 || bytes > FUSE_IO_BYTES_MAX) {
-		fuse_reply_err(req, EINVAL);
+		fuse.reply_err(req, EINVAL);
 		return;
 	}
 	bytes = (uint64_t)offset < file->bytes ? MIN(bytes, file->bytes - (uint64_t)offset) : 0;
 	if (bytes == 0) {
-		fuse_reply_buf(req, NULL, 0);
+		fuse.reply_buf(req, NULL, 0);
 		return;
 	}
 	slot = fuse_slot_get(file, req);
@@ -228,9 +228,9 @@ static void on_read(
 static bool check_change(struct fuse_file *file, fuse_req_t req, off_t offset, uint64_t length)
 {
 	if (file->device.read_only) {
-		fuse_reply_err(req, EROFS);
+		fuse.reply_err(req, EROFS);
 	} else if (offset < 0 || !range_inside((uint64_t)offset, length, file->bytes)) {
-		fuse_reply_err(req, ENOSPC);
+		fuse.reply_err(req, ENOSPC);
 	} else {
 		return true;
 	}
@@ -240,7 +240,7 @@ static bool check_change(struct fuse_file *file, fuse_req_t req, off_t offset, u
 static void on_write(fuse_req_t req, fuse_ino_t node, const char *payload, size_t bytes,
 	off_t offset, struct fuse_file_info *info)
 {
-	struct fuse_file *file = fuse_req_userdata(req);
+	struct fuse_file *file = fuse.req_userdata(req);
 	struct fuse_slot *slot;
 
 	GMB_UNUSED(node);
@@ -250,11 +250,11 @@ static void on_write(fuse_req_t req, fuse_ino_t node, const char *payload, size_
 		bytes = MIN(bytes, file->bytes - (uint64_t)offset);
 	}
 	if (bytes == 0) {
-		fuse_reply_write(req, 0);
+		fuse.reply_write(req, 0);
 		return;
 	}
 	if (bytes > FUSE_IO_BYTES_MAX) {
-		fuse_reply_err(req, EINVAL);
+		fuse.reply_err(req, EINVAL);
 		return;
 	}
 	if (!check_change(file, req, offset, bytes)) {
@@ -278,20 +278,20 @@ static void flush_done(struct gmb_request *request)
 		fuse_slot_fail(slot, request->result);
 		return;
 	}
-	fuse_reply_err(slot->req, 0);
+	fuse.reply_err(slot->req, 0);
 	fuse_slot_put(slot);
 }
 
 static void on_fsync(fuse_req_t req, fuse_ino_t node, int data_only, struct fuse_file_info *info)
 {
-	struct fuse_file *file = fuse_req_userdata(req);
+	struct fuse_file *file = fuse.req_userdata(req);
 	struct fuse_slot *slot;
 
 	GMB_UNUSED(node);
 	GMB_UNUSED(data_only);
 	GMB_UNUSED(info);
 	if (file->device.read_only || !remote_can(&file->remote, GMB_CAN_FLUSH)) {
-		fuse_reply_err(req, 0);
+		fuse.reply_err(req, 0);
 		return;
 	}
 	slot = fuse_slot_get(file, req);
@@ -307,7 +307,7 @@ static void on_fsync(fuse_req_t req, fuse_ino_t node, int data_only, struct fuse
 static void on_fallocate(fuse_req_t req, fuse_ino_t node, int mode, off_t offset, off_t length,
 	struct fuse_file_info *info)
 {
-	struct fuse_file *file = fuse_req_userdata(req);
+	struct fuse_file *file = fuse.req_userdata(req);
 	bool punch = mode == (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE);
 	bool zero = mode == FALLOC_FL_ZERO_RANGE ||
 		    mode == (FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE);
@@ -316,12 +316,12 @@ static void on_fallocate(fuse_req_t req, fuse_ino_t node, int mode, off_t offset
 	GMB_UNUSED(node);
 	GMB_UNUSED(info);
 	if ((!punch && !zero) || !remote_can(&file->remote, GMB_CAN_ZERO)) {
-		fuse_reply_err(req, EOPNOTSUPP);
+		fuse.reply_err(req, EOPNOTSUPP);
 		return;
 	}
 	if (length <= 0 || offset < 0 ||
 		!is_aligned((uint64_t)offset | (uint64_t)length, file->block)) {
-		fuse_reply_err(req, EINVAL);
+		fuse.reply_err(req, EINVAL);
 		return;
 	}
 	/* A hole may be punched past the end, where there is nothing. */
@@ -349,7 +349,7 @@ static bool is_hole(const struct gmb_extent *extent)
 
 static void seek_answer(struct fuse_slot *slot, uint64_t place)
 {
-	fuse_reply_lseek(slot->req, (off_t)place);
+	fuse.reply_lseek(slot->req, (off_t)place);
 	fuse_slot_put(slot);
 }
 
@@ -395,18 +395,18 @@ static void seek_ask(struct fuse_slot *slot, uint64_t from)
 static void on_lseek(
 	fuse_req_t req, fuse_ino_t node, off_t offset, int whence, struct fuse_file_info *info)
 {
-	struct fuse_file *file = fuse_req_userdata(req);
+	struct fuse_file *file = fuse.req_userdata(req);
 	struct fuse_slot *slot;
 
 	GMB_UNUSED(node);
 	GMB_UNUSED(info);
 	if (offset < 0 || (uint64_t)offset >= file->bytes) {
-		fuse_reply_err(req, ENXIO);
+		fuse.reply_err(req, ENXIO);
 	} else if (whence != SEEK_DATA && whence != SEEK_HOLE) {
-		fuse_reply_err(req, EINVAL);
+		fuse.reply_err(req, EINVAL);
 	} else if (!remote_can(&file->remote, GMB_CAN_STATUS)) {
 		/* Nothing is known: all of it may be data. */
-		fuse_reply_lseek(req, whence == SEEK_DATA ? offset : (off_t)file->bytes);
+		fuse.reply_lseek(req, whence == SEEK_DATA ? offset : (off_t)file->bytes);
 	} else {
 		slot = fuse_slot_get(file, req);
 		slot->offset = (uint64_t)offset;

@@ -10,6 +10,7 @@ import subprocess
 import threading
 
 import attach_tool
+import support
 
 MIB = 1 << 20
 
@@ -252,6 +253,23 @@ class File(attach_tool.Case):
             self.assertEqual((code, output), (status, ""), errors)
             self.assertIn(words, errors)
         self.assertFalse(os.path.exists(self.path("d")), "nothing is left of a failure")
+
+    def test_only_files_need_libfuse(self):
+        linked = subprocess.run(["ldd", support.program()], capture_output=True, text=True,
+                                check=False).stdout
+        if "libfuse" in linked:
+            self.skipTest("libfuse is linked")
+        self.serve(self.image())
+        folder = self.path("libraries")
+        os.mkdir(folder)
+        self.make_file("libraries/libfuse3.so.3", "no library")
+        self.environment["LD_LIBRARY_PATH"] = folder
+        code, output, errors = self.gmblock("attach", "--fuse", self.path("d"), self.socket_uri())
+        self.assertEqual((code, output), (1, ""), errors)
+        self.assertIn("cannot load libfuse: ", errors)
+        self.assertIn(folder, errors)
+        self.assertFalse(os.path.exists(self.path("d")))
+        self.assertEqual(self.attachments(), [])
 
 
 if __name__ == "__main__":

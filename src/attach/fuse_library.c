@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attach/fuse_library.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <string.h>
+
+struct fuse_calls fuse;
+
+#if FUSE_VERSION < FUSE_MAKE_VERSION(3, 17)
+
+static int find(void *library, const char *name, void *call, struct error *error)
+{
+	void *found = dlsym(library, name);
+
+	if (found == NULL) {
+		return error_set(error, -ENOSYS, "libfuse has no %s: %s", name, dlerror());
+	}
+	memcpy(call, &found, sizeof(found)); /* a function's address; C has no cast for it */
+	return 0;
+}
+
+int fuse_library_load(struct error *error)
+{
+	void *library = dlopen("libfuse3.so.3", RTLD_NOW | RTLD_LOCAL);
+	int rc = 0;
+
+	if (library == NULL) {
+		return error_set(error, -ENOENT, "cannot load libfuse: %s", dlerror());
+	}
+#define CALL_FIND(name)                                                                            \
+	if (rc == 0) {                                                                             \
+		rc = find(library, "fuse_" #name, &fuse.name, error);                              \
+	}
+	FUSE_CALLS(CALL_FIND)
+#undef CALL_FIND
+	return rc;
+}
+
+#else
+
+int fuse_library_load(struct error *error)
+{
+#define CALL_TAKE(name) fuse.name = fuse_##name;
+	FUSE_CALLS(CALL_TAKE)
+#undef CALL_TAKE
+	return 0;
+}
+
+#endif
