@@ -281,6 +281,7 @@ static int keep(const struct attach_options *options, int report_fd, struct erro
 		.state_fd = -1,
 		.report_fd = report_fd,
 	};
+	pid_t parent = report_fd >= 0 ? getppid() : 0;
 	int gone_fd = -1;
 	int rc = keeper_start(&keeper, error);
 
@@ -292,7 +293,7 @@ static int keep(const struct attach_options *options, int report_fd, struct erro
 		if (rc != 0) {
 			(void)!keeper.device->ops->stop(keeper.device, true, NULL);
 		} else {
-			process_settle();
+			process_settle(parent);
 			keeper_watch(&keeper, &gone_fd);
 		}
 	}

@@ -12,14 +12,19 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "attach/thread.h"
 #include "base/log.h"
 
 #ifndef PR_SET_IO_FLUSHER
 #define PR_SET_IO_FLUSHER 57 /* Linux 5.6 */
 #endif
+
+enum { PARENT_MS_MAX = 1000, PRIORITY_LAST = 19 };
 
 /* --- leaving the parent -------------------------------------------------------------------- */
 
@@ -165,11 +170,44 @@ const char *process_protect(void)
 	return refused;
 }
 
-void process_settle(void)
+/* Waits until the process that waited for our report has ended, but not for long. */
+static void let_go_first(pid_t parent)
 {
+	struct pollfd ended = { .fd = -1, .events = POLLIN };
+
+	/* Who has ended already left us to another parent. */
+	if (parent > 0 && getppid() == parent) {
+		ended.fd = (int)syscall(SYS_pidfd_open, parent, 0);
+	}
+	if (ended.fd >= 0) {
+		(void)poll(&ended, 1, PARENT_MS_MAX);
+		close(ended.fd);
+	}
+}
+
+static void *settle(void *argument)
+{
+	/* A processor's whole time slice of this before the parent gets its turn would be seen as a
+	 * disk that is ready that much later. */
+	(void)setpriority(PRIO_PROCESS, 0, PRIORITY_LAST); /* of this thread only */
+	let_go_first((pid_t)(intptr_t)argument);
 	/* A refusal was told already. */
-	if (geteuid() == 0) {
-		(void)!mlockall(MCL_CURRENT | MCL_FUTURE);
+	(void)!mlockall(MCL_CURRENT | MCL_FUTURE);
+	return NULL;
+}
+
+void process_settle(pid_t parent)
+{
+	void *argument = (void *)(intptr_t)parent;
+	pthread_t thread;
+
+	if (geteuid() != 0) {
+		return;
+	}
+	if (thread_start(&thread, settle, argument, NULL) == 0) {
+		pthread_detach(thread);
+	} else {
+		(void)settle(argument);
 	}
 }
 

@@ -9,6 +9,8 @@
  */
 #pragma once
 
+#include <sys/types.h>
+
 #include "attach/attach.h"
 #include "attach/timings.h"
 
@@ -39,9 +41,10 @@ void process_report_send(int report_fd, int code, const char *text, const struct
  */
 const char *process_protect(void);
 
-/* Has all memory in place that was only promised so far. It takes a while, so that it comes when
- * the disk can be used already. */
-void process_settle(void);
+/* Has all memory in place that was only promised so far. It takes a while, so that a
+ * thread does it, when the disk can be used already and the parent that was told so has ended (0 =
+ * there is none). */
+void process_settle(pid_t parent);
 
 /* Runs a program without a shell and waits: its exit status, or a negative errno. Its output is
  * dropped. */

@@ -5,6 +5,9 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+/* A memory-locked process pays for all of it. Name lookup is what wants the most. */
+enum { CALL_STACK_BYTES = 256 << 10 };
+
 int ring_mailbox_init(struct ring_mailbox *mailbox)
 {
 	atomic_init(&mailbox->messages, NULL);
@@ -141,6 +144,18 @@ static void *call_thread(void *argument)
 	return NULL;
 }
 
+static bool call_thread_start(struct ring_mailbox *mailbox, pthread_t *thread)
+{
+	pthread_attr_t attributes;
+	int err;
+
+	pthread_attr_init(&attributes);
+	pthread_attr_setstacksize(&attributes, CALL_STACK_BYTES);
+	err = pthread_create(thread, &attributes, call_thread, mailbox);
+	pthread_attr_destroy(&attributes);
+	return err == 0;
+}
+
 bool ring_mailbox_call(struct ring_mailbox *mailbox, struct ring_op *op)
 {
 	bool taken = true;
@@ -153,7 +168,7 @@ bool ring_mailbox_call(struct ring_mailbox *mailbox, struct ring_op *op)
 	} else if (mailbox->thread_count < RING_CALL_THREADS_MAX) {
 		pthread_t *thread = &mailbox->threads[mailbox->thread_count];
 
-		if (pthread_create(thread, NULL, call_thread, mailbox) == 0) {
+		if (call_thread_start(mailbox, thread)) {
 			mailbox->thread_count++;
 		} else if (mailbox->thread_count == 0) {
 			(void)ring_op_queue_pop(&mailbox->waiting);
