@@ -426,17 +426,20 @@ static void part_submit(struct path_stream *stream, enum store_op op, uint64_t l
 	store_submit(stream->request->export->queue, &stream->part);
 }
 
-/* A read that need not be cut, and whose bytes the store has at hand, is sent from there. */
+/* A read that need not be cut, and whose bytes the store has at hand, is sent from there. It counts
+ * as if it held them in memory of ours: a slow peer shall not keep more of the page cache waiting,
+ * maybe for longer than it stays there. */
 static bool start_lent(struct path_request *request)
 {
 	struct path_stream *stream;
 
-	if (request->cut || request->length > PATH_LENT_BYTES_MAX) {
+	if (request->cut || request->length > request->window_bytes) {
 		return false;
 	}
 	stream = stream_get(request->path, request); /* the first */
 	stream->offset = request->offset;
 	stream->length = (uint32_t)request->length;
+	stream->part.told_first = 0;
 	part_describe(stream, STORE_READ, request->length);
 	if (!store_lend(request->export->queue, &stream->part)) {
 		request->first_used = false;

@@ -154,8 +154,6 @@ enum {
 	PATH_CACHED_PART_BYTES = 512 << 10,
 	/* With less memory than a part wants, it takes less, down to here. */
 	PATH_PART_BYTES_MIN = 64 << 10,
-	/* A slow peer could keep more of the page cache waiting for longer than it stays there. */
-	PATH_LENT_BYTES_MAX = 4 << 20,
 	PATH_EXTENTS_MAX = 2048,
 	PATH_SLOW_NS = 50000, /* see path_is_slow() */
 };

@@ -151,22 +151,19 @@ void disk_map_destroy(struct disk_map *map)
 
 /* --- windows ------------------------------------------------------------------------------- */
 
-/* Forgets the page tables. When the kernel refuses, what was there stays; should it have taken it
- * away all the same, something else could come to lie there, and would be sent. */
+/* Forgets the page tables. A kernel that cannot may have taken the mapping away all the same, and
+ * something else could come to lie there, and would be sent. */
 static void forget(struct disk_map *map, uint32_t idx)
 {
 	uint64_t begin = (uint64_t)idx * WINDOW_BYTES;
 	uint64_t bytes = MIN((uint64_t)WINDOW_BYTES, map->size - begin);
 	uint8_t *at = map->base + begin;
-	unsigned char page;
+	void *anew;
 
 	atomic_store_explicit(&map->looked_at[idx], 0, memory_order_relaxed);
-	if (mmap(at, bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, map->fd,
-		    (off_t)begin) == MAP_FAILED) {
-		for (uint64_t i = 0; i < bytes; i += map->page_bytes) {
-			GMB_ASSERT(mincore(at + i, map->page_bytes, &page) == 0);
-		}
-	}
+	anew = mmap(at, bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, map->fd,
+		(off_t)begin);
+	GMB_ASSERT(anew == at);
 }
 
 static void enter_window(struct disk_map *map, uint32_t idx)

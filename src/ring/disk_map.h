@@ -6,10 +6,11 @@
  * Only the kernel may look at this memory, as the source of a system call: where the file has been
  * cut meanwhile, or the disk fails, a system call returns -EFAULT (or a short count, and -EFAULT
  * the next time), but a program that looks by itself is killed. What is there is what a read at
- * that moment would find: a write that comes in between is seen, in whole or in part.
+ * that moment would find: a write that comes in between is seen, in whole or in part. (But for the
+ * rest of the last page of a file that was cut, which is zeroes.)
  *
- * The cost beside address space: 2 MiB of page tables for each GiB looked at lately, at most 32 MiB
- * for all maps of the process.
+ * The cost beside address space: 2 MiB of page tables for each GiB looked at lately, about 32 MiB
+ * at most for all maps of the process.
  *
  * Threading: views are for any thread, also at the same time; create and destroy as open and close.
  * Ownership: the descriptor is the caller's and must stay open. Errors: negative errno.
