@@ -8,6 +8,12 @@
 
 #include "store/store_private.h"
 
+/*
+ * When something was not in the page cache, the next reads are copied: it is the disk that they
+ * wait for, and asking each time what is there would only cost.
+ */
+enum { PAUSE_READS = 32 };
+
 void file_lend_init(struct file_store *store)
 {
 	if (store->base.info.read_direct || store->base.info.write_direct ||
@@ -30,18 +36,36 @@ static bool may_be_zeroes(struct disk_map *map, uint64_t offset, uint64_t length
 	return false;
 }
 
+/* The kernel reads ahead from where the last read ended: as if all of it had been one. */
+static bool touch_end(struct disk_map *map, uint64_t end)
+{
+	uint8_t last;
+
+	return disk_map_peek(map, end - 1, &last, sizeof(last));
+}
+
 /* Where somebody writes around the page cache, what was in it a moment ago may have to be read from
  * the disk again. The size is asked each time: once the reply has begun, that the file was cut
  * could not be told any more. */
-bool file_lend(struct store_queue *queue, struct store_part *part)
+bool file_lend(struct store_queue *base, struct store_part *part)
 {
-	struct file_store *store = container_of(queue->store, struct file_store, base);
+	struct file_queue *queue = container_of(base, struct file_queue, base);
+	struct file_store *store = container_of(base->store, struct file_store, base);
 
 	if (store->map == NULL || part->length < STORE_LEND_BYTES_MIN ||
 		file_gate_has_direct_writers(store->gate) ||
 		part->offset + part->length > file_refresh_size(store)) {
 		return false;
 	}
+	if (queue->lend_pause > 0) {
+		queue->lend_pause--;
+		return false;
+	}
 	part->data = (void *)(uintptr_t)disk_map_view(store->map, part->offset, part->length);
-	return part->data != NULL && !may_be_zeroes(store->map, part->offset, part->length);
+	if (part->data == NULL) {
+		queue->lend_pause = PAUSE_READS;
+		return false;
+	}
+	return !may_be_zeroes(store->map, part->offset, part->length) &&
+	       touch_end(store->map, part->offset + part->length);
 }

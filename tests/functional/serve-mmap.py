@@ -172,6 +172,22 @@ class Mapped(support.Case):
         self.assertEqual(code, 0)
         self.assertIn("became shorter", errors)
 
+    def test_a_miss_makes_the_next_reads_copies(self):
+        hole = 6 * MIB
+        with open(self.image, "r+b") as image:
+            image.truncate(hole)
+            image.truncate(SIZE)
+        self.content[hole:] = bytes(SIZE - hole)
+        client = self.open(arguments=("--threads", "1"))
+        self.assertEqual(self.read(client, 0, MIB), self.content[:MIB])
+        self.assertEqual(self.mapped_bytes(), MIB)
+        self.assertEqual(self.read(client, hole - MIB, 2 * MIB), self.content[hole - MIB:hole + MIB])
+        for _ in range(32):
+            self.assertEqual(self.read(client, MIB, MIB), self.content[MIB:2 * MIB])
+        self.assertEqual(self.mapped_bytes(), MIB)
+        self.assertEqual(self.read(client, 2 * MIB, MIB), self.content[2 * MIB:3 * MIB])
+        self.assertEqual(self.mapped_bytes(), 2 * MIB)
+
     def test_who_does_not_receive_is_lent_little(self):
         client = self.open(arguments=("--memory", "32M", "--threads", "1"))
         other = self.connect()
