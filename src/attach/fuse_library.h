@@ -18,6 +18,13 @@
 
 #include "base/error.h"
 
+/* From 3.17 on a macro with arguments stands in front of this function, and fuse_session_new
+ * without them is nothing. */
+#ifdef fuse_session_new
+#undef fuse_session_new
+#define fuse_session_new fuse_session_new_fn
+#endif
+
 #define FUSE_CALLS(CALL)                                                                           \
 	CALL(reply_attr)                                                                           \
 	CALL(reply_buf)                                                                            \
