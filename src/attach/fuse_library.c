@@ -26,7 +26,8 @@ int fuse_library_load(struct error *error)
 	int rc = 0;
 
 	if (library == NULL) {
-		return error_set(error, -ENOENT, "cannot load libfuse: %s", dlerror());
+		return error_set(
+			error, -ENOENT, "cannot load libfuse 3, which --fuse needs: %s", dlerror());
 	}
 #define CALL_FIND(name)                                                                            \
 	if (rc == 0) {                                                                             \

@@ -266,7 +266,7 @@ class File(attach_tool.Case):
         self.environment["LD_LIBRARY_PATH"] = folder
         code, output, errors = self.gmblock("attach", "--fuse", self.path("d"), self.socket_uri())
         self.assertEqual((code, output), (1, ""), errors)
-        self.assertIn("cannot load libfuse: ", errors)
+        self.assertIn("cannot load libfuse 3, which --fuse needs: ", errors)
         self.assertIn(folder, errors)
         self.assertFalse(os.path.exists(self.path("d")))
         self.assertEqual(self.attachments(), [])
