@@ -185,14 +185,19 @@ static void let_go_first(pid_t parent)
 	}
 }
 
+static void lock_all(void)
+{
+	/* A refusal was told already. */
+	(void)!mlockall(MCL_CURRENT | MCL_FUTURE);
+}
+
 static void *settle(void *argument)
 {
 	/* A processor's whole time slice of this before the parent gets its turn would be seen as a
 	 * disk that is ready that much later. */
 	(void)setpriority(PRIO_PROCESS, 0, PRIORITY_LAST); /* of this thread only */
 	let_go_first((pid_t)(intptr_t)argument);
-	/* A refusal was told already. */
-	(void)!mlockall(MCL_CURRENT | MCL_FUTURE);
+	lock_all();
 	return NULL;
 }
 
@@ -207,7 +212,8 @@ void process_settle(pid_t parent)
 	if (thread_start(&thread, settle, argument, NULL) == 0) {
 		pthread_detach(thread);
 	} else {
-		(void)settle(argument);
+		/* Not settle(): this thread has other things to do, and keeps its priority. */
+		lock_all();
 	}
 }
 

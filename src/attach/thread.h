@@ -3,8 +3,8 @@
  * Starts the threads of an attachment: signals stay with the main thread, and the stack is small,
  * since all memory of the daemon is locked.
  *
- * Threading: any thread. Ownership: the thread is joined by the caller. Errors: negative errno with
- * a sentence.
+ * Threading: any thread. Ownership: the thread is joined or detached by the caller. Errors:
+ * negative errno with a sentence.
  */
 #pragma once
 
