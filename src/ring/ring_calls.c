@@ -5,7 +5,8 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-/* A memory-locked process pays for all of it. Name lookup is what wants the most. */
+/* A memory-locked process pays for all of it. Calls are a few system calls each: names are looked
+ * up in a thread of glibc's. */
 enum { CALL_STACK_BYTES = 256 << 10 };
 
 int ring_mailbox_init(struct ring_mailbox *mailbox)
