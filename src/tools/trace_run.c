@@ -357,12 +357,12 @@ static const int stop_signals[] = { SIGINT, SIGTERM };
 
 static void signal_caught(int number)
 {
-	GMB_UNUSED(number);
-	asked_to_stop = 1;
-	/* Whoever asks again does not want to wait. */
-	for (size_t i = 0; i < ARRAY_COUNT(stop_signals); i++) {
-		(void)signal(stop_signals[i], SIG_DFL);
+	/* Whoever asks again does not want to wait: this comes as soon as the handler is left. */
+	if (asked_to_stop) {
+		(void)signal(number, SIG_DFL);
+		(void)raise(number);
 	}
+	asked_to_stop = 1;
 }
 
 static void signals_take(struct sigaction before[ARRAY_COUNT(stop_signals)])

@@ -12,6 +12,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "ring/ring.h"
@@ -31,6 +32,8 @@ static uint32_t answers_left;
 static uint32_t reads;
 /* A signal that comes as this read is submitted; 0: none. */
 static uint32_t signal_at;
+/* Another one that comes with the part after it; 0: none. */
+static int signal_after;
 
 void __real_ring_read(struct ring *ring, struct ring_op *op, struct ring_file file, void *buf,
 	size_t len, uint64_t offset, int buf_idx, ring_done_fn *done);
@@ -43,6 +46,8 @@ void __wrap_ring_read(struct ring *ring, struct ring_op *op, struct ring_file fi
 	reads++;
 	if (reads == signal_at) {
 		raise(SIGTERM);
+	} else if (signal_at > 0 && reads == signal_at + 1 && signal_after != 0) {
+		raise(signal_after);
 	}
 	if (answers_left > 0) {
 		answers_left--;
@@ -188,6 +193,40 @@ static void test_a_signal_that_is_ignored_stays_so(void **state)
 	assert_true(signal(SIGTERM, SIG_DFL) == SIG_IGN);
 }
 
+/* How a process ends that is sent SIGTERM and then this. */
+static int end_of_two_signals(int second, bool ignored)
+{
+	pid_t child = fork();
+	int status = 0;
+
+	if (child == 0) {
+		if (ignored) {
+			(void)signal(second, SIG_IGN);
+		}
+		signal_at = 1;
+		signal_after = second;
+		_exit(trace(0, 0, NULL) == 0 ? 0 : 1);
+	}
+	assert_true(child > 0);
+	assert_int_equal(waitpid(child, &status, 0), child);
+	return status;
+}
+
+static void test_a_second_signal_ends_it_at_once(void **state)
+{
+	static const int numbers[] = { SIGINT, SIGTERM };
+	int status;
+
+	(void)state;
+	for (size_t i = 0; i < 2; i++) {
+		status = end_of_two_signals(numbers[i], false);
+		assert_true(WIFSIGNALED(status));
+		assert_int_equal(WTERMSIG(status), numbers[i]);
+	}
+	/* One that was ignored before stays ignored. */
+	assert_int_equal(end_of_two_signals(SIGINT, true), 0);
+}
+
 int main(void)
 {
 	static const struct CMUnitTest tests[] = {
@@ -196,6 +235,7 @@ int main(void)
 		cmocka_unit_test(test_another_error_is_the_end_at_once),
 		cmocka_unit_test(test_a_signal_ends_it_after_the_read_under_way),
 		cmocka_unit_test(test_a_signal_that_is_ignored_stays_so),
+		cmocka_unit_test(test_a_second_signal_ends_it_at_once),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
