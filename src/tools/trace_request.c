@@ -97,6 +97,7 @@ static int explain_refusal(int fd, const char *path, bool *again, struct error *
 {
 	json_t *document = stats_read(fd, path, error);
 	const char *reason = json_string_value(json_object_get(document, "error"));
+	const char *version = json_string_value(json_object_get(document, "version"));
 	int code = -EPROTO;
 	char shown[ERROR_TEXT_BYTES];
 
@@ -105,7 +106,8 @@ static int explain_refusal(int fd, const char *path, bool *again, struct error *
 		code = error->code;
 	} else if (*again) {
 		error_set(error, code, "%s: the server (gmblock %s) cannot trace requests", path,
-			json_string_value(json_object_get(document, "version")));
+			version != NULL ? log_escape(shown, sizeof(shown), version, strlen(version))
+					: "?");
 	} else {
 		error_set(error, code, "%s",
 			reason != NULL ? log_escape_sentence(shown, sizeof(shown), reason)

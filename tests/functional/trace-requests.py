@@ -408,8 +408,7 @@ class Refused(Case):
                            r"the server has no export 'a\x5cb\x22c'" + "\n")
         self.check_refused(["trace", "--request", "--export", b"\xff", self.control], 1, "UTF-8")
 
-    def test_what_a_stranger_says_cannot_harm_a_terminal(self):
-        """A sentence comes with its names escaped: that stays, and the rest is not trusted."""
+    def check_stranger(self, answers, said):
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self.path("stranger"))
             listener.listen()
@@ -417,13 +416,25 @@ class Refused(Case):
                 [support.program(), "trace", "--request", self.path("stranger")],
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             self.addCleanup(self.end_tracer, tracer)
-            visitor, _ = listener.accept()
-            with visitor, visitor.makefile("rb") as questions:
-                questions.readline()
-                visitor.sendall(json.dumps({"error": 'not "\\x1b" \x1b[2J'}).encode())
+            for answer in answers:
+                visitor, _ = listener.accept()
+                with visitor, visitor.makefile("rb") as questions:
+                    questions.readline()
+                    visitor.sendall(json.dumps(answer).encode())
             output, errors = tracer.communicate()
+        os.unlink(self.path("stranger"))
         self.assertEqual((tracer.returncode, output), (1, ""))
-        self.assertEqual(errors, 'gmblock trace: not "\\x1b" \\x1b[2J\n')
+        self.assertEqual(errors, f"gmblock trace: {said}\n")
+
+    def test_what_a_stranger_says_cannot_harm_a_terminal(self):
+        """A sentence comes with its names escaped: that stays, and the rest is not trusted."""
+        self.check_stranger([{"error": 'not "\\x1b" \x1b[2J'}], 'not "\\x1b" \\x1b[2J')
+        for others, shown in (({"version": "\x1b[2J"}, r"\x1b[2J"), ({}, "?"),
+                              ({"version": 1}, "?")):
+            # It is asked again: it might have taken us for one who asks for statistics.
+            self.check_stranger(
+                [{"exports": [], **others}] * 3,
+                f"{self.path('stranger')}: the server (gmblock {shown}) cannot trace requests")
 
     def test_a_plot_without_a_request_is_not_made(self):
         self.serve("memory:1M")
