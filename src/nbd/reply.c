@@ -160,6 +160,7 @@ static void emit_structured_fragment(struct send_batch *send, struct send_slot *
 			.length = be32_make(fragment->length),
 		};
 
+		request->session->hole_bytes += fragment->length;
 		length = put_chunk_header(request, slot->header, NBD_REPLY_TYPE_OFFSET_HOLE,
 			fragment->last, sizeof(hole));
 		memcpy(slot->header + length, &hole, sizeof(hole));
@@ -489,13 +490,17 @@ static void look_at_network(struct nbd_session *session)
 	if (!ring_socket_traffic(ring, session->socket, &session->traffic)) {
 		return;
 	}
-	if (session->traffic.busy_ns - before.busy_ns >= NETWORK_BUSY_NS_MIN) {
+	if (session->traffic.busy_ns - before.busy_ns < NETWORK_BUSY_NS_MIN) {
+		session->traffic = before; /* too little yet to tell */
+		return;
+	}
+	/* Where mostly holes were sent, there was little to carry. */
+	if (session->hole_bytes <= session->traffic.acked_bytes - before.acked_bytes) {
 		grain_learn_network(&session->path_export->reads,
 			session->traffic.acked_bytes - before.acked_bytes,
 			session->traffic.busy_ns - before.busy_ns);
-	} else {
-		session->traffic = before; /* too little yet to tell */
 	}
+	session->hole_bytes = 0;
 }
 
 /* The batch is sent, or will not be. */

@@ -71,6 +71,15 @@ class Synchro(support.Case):
         last = client.chunk()
         self.assertEqual((last.cookie, last.offset, last.done), (1, LATE, True))
 
+    def test_holes_tell_nothing_of_the_network(self):
+        server = self.start("--export", "=memory:64M,pace=100M", "--listen", "nbd://127.0.0.1:0")
+        code, _, errors = self.run_gmblock("bench", "--rw", "read", "--bs", "1M", "--depth", "1",
+                                           "--connections", "1", "--requests", "64", server.uri)
+        self.assertEqual((code, errors), (0, ""))
+        reads = self.told(server.uri)["exports"][0]["reads"]
+        self.assertGreater(reads["disk_bytes_per_second"], 0)
+        self.assertIsNone(reads["network_bytes_per_second"])
+
     def test_off_waits_for_everything(self):
         client = self.open("synchro=off", HOLD_UP)
         client.send_request(nbdmini.CMD_READ, 1, 0, SIZE)
