@@ -4,9 +4,12 @@
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
+
+#include "base/clock.h"
 
 enum { RING_ENTRIES = 256 };
 #define TICK_NS (UINT64_C(1000000) * COPY_TICK_MS)
@@ -45,17 +48,25 @@ int copy_loop_create(struct copy_loop *loop, bool remote, bool local, struct err
 static const int stop_signals[] = { SIGINT, SIGTERM, SIGHUP };
 static volatile sig_atomic_t caught_signal;
 static volatile sig_atomic_t caught_fd;
+static _Atomic uint64_t caught_ns;
+
+/* timeout(1) signals its child and then the whole process group: what comes so close to the first
+ * is the same wish. */
+#define SAME_SIGNAL_NS UINT64_C(1000000000)
 
 static void signal_caught(int number)
 {
 	static const uint64_t one = 1;
 	int saved_errno = errno;
 
-	caught_signal = number;
-	(void)!write(caught_fd, &one, sizeof(one));
-	/* Whoever asks again does not want to wait. */
-	for (size_t i = 0; i < ARRAY_COUNT(stop_signals); i++) {
-		(void)signal(stop_signals[i], SIG_DFL);
+	if (caught_signal == 0) {
+		caught_ns = clock_now_ns();
+		caught_signal = number;
+		(void)!write(caught_fd, &one, sizeof(one));
+	} else if (clock_now_ns() - caught_ns >= SAME_SIGNAL_NS) {
+		/* Whoever asks again does not want to wait. It comes when this handler is left. */
+		(void)signal(number, SIG_DFL);
+		(void)raise(number);
 	}
 	errno = saved_errno;
 }

@@ -90,6 +90,28 @@ class Kills(CopyCase):
         self.assertEqual(summary["bytes_verified"], ODD_BYTES)
         self.same(source, disk)
 
+    @staticmethod
+    def is_pending(process):
+        with open(f"/proc/{process.pid}/status", encoding="utf-8") as status:
+            return re.search(r"^ShdPnd:\s*0*$", status.read(), re.MULTILINE) is None
+
+    def test_one_wish_may_come_as_two_signals(self):
+        source, disk = self.image("source", holes=False), self.image("disk", seed=2)
+        self.serve(disk, "up")
+        relay = self.relay("up")
+        process = self.spawn(*self.arguments(source, relay.uri))
+
+        def twice(_chunk, _index):
+            process.send_signal(signal.SIGINT)
+            while self.is_pending(process):
+                pass  # until the first has been taken; it cannot end before this chunk is passed on
+            process.send_signal(signal.SIGTERM)
+
+        relay.at("up", 2 * MIB, twice)
+        _, errors = process.communicate()
+        self.assertIn(process.returncode, (128 + signal.SIGINT, 128 + signal.SIGTERM), errors)
+        self.assertIn("holds a partial copy", errors)
+
     def test_goes_on_after_an_error(self):
         source, disk = self.image("source", holes=False), self.image("disk", seed=2)
         failing = self.start("--export", f"={disk},fault=write:EIO:range=6000000+1", "--listen",
