@@ -13,6 +13,7 @@
 #include "nbd/server.h"
 
 enum { SHOWN_BYTES = 120 };
+#define MEMORY_BYTES_MAX (UINT64_C(8) << 40) /* of a thread; the arena could take twice as much */
 
 void server_config_init(struct server_config *config)
 {
@@ -145,8 +146,13 @@ int server_config_add_listen(
 int server_config_add_command(
 	struct server_config *config, const char *command, struct error *error)
 {
-	char *copy = strdup(command);
+	char *copy;
 
+	if (command[0] == '\0') {
+		return error_set(error, -EINVAL,
+			"--run: the command is empty; give one such as 'nbdinfo \"$uri\"'");
+	}
+	copy = strdup(command);
 	if (copy == NULL ||
 		grow(&config->commands, config->command_count, sizeof(*config->commands)) < 0) {
 		free(copy);
@@ -285,6 +291,12 @@ static int finish_limits(struct server_config *config, struct error *error)
 	defaults.inflight_total_max = reactor.inflight_max * limits->threads;
 	defaults.spin = SERVER_SPIN_AUTO;
 	server_limits_merge(limits, &defaults);
+	if (limits->memory_bytes / limits->threads > MEMORY_BYTES_MAX) {
+		return error_set(error, -EINVAL,
+			"%s: %s of memory is too much for %u thread%s: each can use at most 8T",
+			config->memory_origin, units_format_bytes(memory, limits->memory_bytes),
+			limits->threads, limits->threads == 1 ? "" : "s");
+	}
 	if (limits->memory_bytes / limits->threads < ARENA_SLAB_BYTES) {
 		GMB_ASSERT(config->memory_origin != NULL); /* the default is enough */
 		return error_set(error, -EINVAL,

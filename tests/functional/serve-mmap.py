@@ -52,13 +52,13 @@ class Mapped(support.Case):
         generator = random.Random(5)
         expected = 0
         for _ in range(60):
-            length = generator.choice((64 * KIB, 64 * KIB + 1, 100_001, MIB, 2 * MIB - 1, 2 * MIB))
+            length = generator.choice((128 * KIB, 128 * KIB + 1, 200_001, MIB, 2 * MIB - 1, 2 * MIB))
             offset = generator.randrange(SIZE - length + 1)
             self.assertEqual(self.read(client, offset, length),
                              self.content[offset:offset + length])
             expected += length
-        self.assertEqual(self.read(client, SIZE - 70_000, 70_000), self.content[-70_000:])
-        self.assertEqual(self.mapped_bytes(), expected + 70_000)
+        self.assertEqual(self.read(client, SIZE - 140_000, 140_000), self.content[-140_000:])
+        self.assertEqual(self.mapped_bytes(), expected + 140_000)
         code, output, errors = self.run_gmblock("stats", self.server.uri)
         self.assertEqual((code, errors), (0, ""))
         self.assertRegex(output, r"reads: 0\.\d{3} GB were sent without a copy")
@@ -70,7 +70,7 @@ class Mapped(support.Case):
 
     def test_small_and_very_large_reads_are_copied(self):
         client = self.open()
-        self.assertEqual(self.read(client, 1, 64 * KIB - 1), self.content[1:64 * KIB])
+        self.assertEqual(self.read(client, 1, 128 * KIB - 1), self.content[1:128 * KIB])
         self.assertEqual(self.read(client, 0, 2 * MIB + 1), self.content[:2 * MIB + 1])
         self.assertEqual(self.mapped_bytes(), 0)
 
@@ -144,7 +144,7 @@ class Mapped(support.Case):
     def test_a_shorter_file_is_an_error(self):
         client = self.open()
         os.truncate(self.image, 2 * MIB)
-        client.send_request(nbdmini.CMD_READ, 1, 2 * MIB - 64 * KIB, 128 * KIB)
+        client.send_request(nbdmini.CMD_READ, 1, 2 * MIB - 64 * KIB, 256 * KIB)
         self.assertEqual(client.chunks(1)[-1].kind, nbdmini.CHUNK_ERROR)
         self.assertEqual(self.read(client, 0, MIB), self.content[:MIB])
         self.assertEqual(self.mapped_bytes(), MIB)

@@ -12,7 +12,7 @@ class Options(support.Case):
         self.check([], "nothing to serve", "--export NAME=PATH")
         self.check(["--colour"], "--colour", "not known")
         self.check(["-x"], "-x", "not known")
-        self.check(["null:1M", "--max"], "--max", "not unique")
+        self.check(["null:1M", "--max"], "the option --max could be --max-connections, ")
         self.check(["null:1M", "--listen"], "--listen needs a value")
         self.check(["null:1M", "--help=me"], "takes no value")
         self.check(["null:1M", "null:2M"], "one PATH at most")
@@ -92,6 +92,8 @@ class Options(support.Case):
         limit("--handshake-timeout", "0", "cannot be turned off")
         limit("--max-inflight", "1000000", "from 1 to 65536")
         limit("--max-inflight-total", "1.5", "'1.5'")
+        limit("--memory", "1E", "1E of memory is too much", "at most 8T")
+        limit("--run", "", "the command is empty")
         limit("--spin", "on", "'on' is neither auto nor off")
         limit("--spin", "", "neither auto nor off")
         self.check(["null:1M", "--memory", "4M", "--threads", "2"],
