@@ -279,8 +279,10 @@ static int check_loops(const char *path, struct error *error)
 		}
 		backing[strcspn(backing, "\n")] = '\0';
 		if (strcmp(backing, path) == 0) {
-			rc = error_set(error, -EBUSY, "%s is the disk behind /dev/%s", path,
-				entry->d_name);
+			rc = error_set(error, -EBUSY,
+				"%s is the disk behind /dev/%s, which is given back with: losetup "
+				"--detach /dev/%s",
+				path, entry->d_name, entry->d_name);
 		}
 	}
 	if (blocks != NULL) {

@@ -79,8 +79,8 @@ int units_parse_bytes(const char *text, uint64_t *bytes, struct error *error)
 
 	if (rc == -EINVAL || shift < 0) {
 		return error_set(error, -EINVAL,
-			"'%s' is not a size; write bytes or a number with K, M, G or T, such as "
-			"64M",
+			"'%s' is not a size; write bytes or a number with K, M, G, T, P or E, such "
+			"as 64M",
 			show(&shown, text));
 	}
 	if (rc < 0 || !checked_mul_u64(value, UINT64_C(1) << shift, &value)) {

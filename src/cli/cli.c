@@ -30,9 +30,32 @@ int cli_usage_error(const char *command, const char *format, ...)
 	return CLI_USAGE;
 }
 
-/* What getopt_long() returned: '?' (unknown or ambiguous) or ':' (value missing). */
-static int option_error(const char *command, int code, char **argv)
+/* The options that begin with what was written, with commas between; returns how many. */
+static size_t candidates(
+	const char *word, const struct option *table, char *names, size_t names_bytes)
 {
+	size_t len = strcspn(word, "=");
+	size_t count = 0;
+	size_t used = 0;
+
+	names[0] = '\0';
+	for (size_t i = 0; table[i].name != NULL; i++) {
+		if (strncmp(table[i].name, word, len) != 0) {
+			continue;
+		}
+		if (used < names_bytes) {
+			used += (size_t)snprintf(names + used, names_bytes - used, "%s--%s",
+				count > 0 ? ", " : "", table[i].name);
+		}
+		count++;
+	}
+	return count;
+}
+
+/* What getopt_long() returned: '?' (unknown or ambiguous) or ':' (value missing). */
+static int option_error(const char *command, int code, char **argv, const struct option *table)
+{
+	char names[SHOWN_BYTES];
 	char shown[SHOWN_BYTES];
 	char letter[3] = { '-', (char)optopt, '\0' };
 	const char *word = argv[optind - 1];
@@ -48,7 +71,10 @@ static int option_error(const char *command, int code, char **argv)
 	if (optopt >= OPTION_FIRST) {
 		return cli_usage_error(command, "the option %s takes no value", shown);
 	}
-	return cli_usage_error(command, "the option %s is not known or not unique", shown);
+	if (strncmp(word, "--", 2) == 0 && candidates(word + 2, table, names, sizeof(names)) > 1) {
+		return cli_usage_error(command, "the option %s could be %s", shown, names);
+	}
+	return cli_usage_error(command, "the option %s is not known", shown);
 }
 
 static int take_value(const struct cli_option *option, const char *text, struct error *error)
@@ -133,7 +159,7 @@ int cli_parse(const struct cli_command *command, int argc, char **argv)
 	while (status == CLI_GO_ON &&
 		(code = getopt_long(argc, argv, letters, table, NULL)) != -1) {
 		if (code == '?' || code == ':') {
-			status = option_error(command->name, code, argv);
+			status = option_error(command->name, code, argv, table);
 		} else if (code == help) {
 			status = cli_print(command->usage);
 		} else {

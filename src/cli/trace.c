@@ -231,6 +231,11 @@ static int disk_check(struct trace_arguments *arguments)
 	if (work->size_count == 0) {
 		work->sizes[work->size_count++] = 1 << 20;
 	}
+	for (uint32_t i = 0; i < work->size_count; i++) {
+		if (work->chunk_bytes > work->sizes[i]) {
+			return cli_usage_error("trace", "--chunk: it is more than a read (--size)");
+		}
+	}
 	if (work->chunk_bytes == 0) {
 		work->chunk_bytes = DISK_CHUNK_BYTES;
 	}

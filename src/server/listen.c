@@ -306,8 +306,8 @@ static int unix_bind(int fd, const struct nbd_uri *uri, struct error *error)
 		}
 		rc = -errno;
 	}
-	return error_set(error, rc, "cannot listen on %s: %s%s", show_uri(uri, shown),
-		rc == -ENOENT ? "its directory does not exist: " : "", strerror(-rc));
+	return error_set(error, rc, "cannot listen on %s: %s", show_uri(uri, shown),
+		rc == -ENOENT ? "its directory does not exist" : strerror(-rc));
 }
 
 static char *copy_bytes(const char *bytes, uint32_t len)

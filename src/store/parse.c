@@ -61,7 +61,8 @@ int store_parse_spec_size(
 
 	if (!store_parse_size(size_text, strlen(size_text), &size)) {
 		return error_set(error, -EINVAL,
-			"'%s': expected a size behind the colon, in bytes or with K, M, G or T, "
+			"'%s': expected a size behind the colon, in bytes or with K, M, G, T, P or "
+			"E, "
 			"for example 64M (a file of that name: write ./%s)",
 			spec, spec);
 	}

@@ -20,6 +20,7 @@ enum {
 	QUOTE_BYTES = 256,
 	WAIT_SECONDS = 10,
 	PIDS_BYTES = 200,
+	PID_TEXT_BYTES = 32, /* room for one more, and for what says that there are more */
 };
 
 /* --- asking -------------------------------------------------------------------------------- */
@@ -173,6 +174,7 @@ static bool serves(const json_t *document, const char *uri)
 struct search {
 	char path[STATS_PATH_BYTES]; /* of the last match */
 	char pids[PIDS_BYTES];	     /* of all matches; cut when there are many */
+	bool cut;
 	uint32_t matches;
 	uint32_t servers;
 	struct error error; /* why the first server that could not be asked could not */
@@ -182,9 +184,14 @@ static void add_match(struct search *search, const char *path, const json_t *doc
 {
 	size_t used = strlen(search->pids);
 
-	snprintf(search->pids + used, sizeof(search->pids) - used, "%s%lld",
-		search->matches > 0 ? ", " : "",
-		(long long)json_integer_value(json_object_get(document, "pid")));
+	if (used + PID_TEXT_BYTES < sizeof(search->pids)) {
+		snprintf(search->pids + used, sizeof(search->pids) - used, "%s%lld",
+			search->matches > 0 ? ", " : "",
+			(long long)json_integer_value(json_object_get(document, "pid")));
+	} else if (!search->cut) {
+		snprintf(search->pids + used, sizeof(search->pids) - used, ", ...");
+		search->cut = true;
+	}
 	search->matches++;
 	snprintf(search->path, sizeof(search->path), "%s", path);
 }
@@ -251,7 +258,8 @@ static int find_server(const char *uri, char path[STATS_PATH_BYTES], struct erro
 	}
 	if (search.matches > 1) {
 		return error_set(error, -EINVAL,
-			"%u servers fit: name one by its process id (%s) or its socket in %s",
+			"%u servers fit: name one by a URI of it, its process id (%s) or its "
+			"socket in %s",
 			search.matches, search.pids, folder);
 	}
 	if (search.error.code != 0) {
