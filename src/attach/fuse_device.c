@@ -127,6 +127,7 @@ static int mount_file(struct fuse_file *file, struct error *error)
 		"fsname=gmblock,subtype=gmblock,default_permissions,max_read=%d%s",
 		FUSE_IO_BYTES_MAX, file->device.read_only ? ",ro" : "");
 	file->session = fuse.session_new(&args, fuse_file_ops(), sizeof(*fuse_file_ops()), file);
+	fuse.opt_free_args(&args); /* what libfuse made of them */
 	if (file->session == NULL) {
 		return error_set(error, -EIO, "libfuse refuses its options");
 	}

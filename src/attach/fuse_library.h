@@ -26,6 +26,7 @@
 #endif
 
 #define FUSE_CALLS(CALL)                                                                           \
+	CALL(opt_free_args)                                                                        \
 	CALL(reply_attr)                                                                           \
 	CALL(reply_buf)                                                                            \
 	CALL(reply_err)                                                                            \

@@ -37,7 +37,7 @@ static void test_a_session_can_be_made(void **state)
 	session = fuse.session_new(&args, &ops, sizeof(ops), NULL);
 	assert_non_null(session);
 	fuse.session_destroy(session);
-	fuse_opt_free_args(&args);
+	fuse.opt_free_args(&args);
 }
 
 int main(void)
