@@ -433,7 +433,8 @@ static bool start_lent(struct path_request *request)
 {
 	struct path_stream *stream;
 
-	if (request->cut || request->length > request->window_bytes) {
+	if (request->length < STORE_LEND_BYTES_MIN || request->cut ||
+		request->length > request->window_bytes) {
 		return false;
 	}
 	stream = stream_get(request->path, request); /* the first */

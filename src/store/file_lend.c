@@ -52,13 +52,15 @@ bool file_lend(struct store_queue *base, struct store_part *part)
 	struct file_queue *queue = container_of(base, struct file_queue, base);
 	struct file_store *store = container_of(base->store, struct file_store, base);
 
-	if (store->map == NULL || part->length < STORE_LEND_BYTES_MIN ||
-		file_gate_has_direct_writers(store->gate) ||
-		part->offset + part->length > file_refresh_size(store)) {
+	if (store->map == NULL) {
 		return false;
 	}
 	if (queue->lend_pause > 0) {
 		queue->lend_pause--;
+		return false;
+	}
+	if (file_gate_has_direct_writers(store->gate) ||
+		part->offset + part->length > file_refresh_size(store)) {
 		return false;
 	}
 	part->data = (void *)(uintptr_t)disk_map_view(store->map, part->offset, part->length);

@@ -226,7 +226,7 @@ static bool memory_lend(struct store_queue *queue, struct store_part *part)
 	struct memory_store *store = container_of(queue->store, struct memory_store, base);
 	uint64_t end = part->offset + part->length;
 
-	if (part->length < STORE_LEND_BYTES_MIN || end > store->size) {
+	if (end > store->size) {
 		return false;
 	}
 	for (uint64_t chunk = part->offset >> CHUNK_SHIFT; chunk <= (end - 1) >> CHUNK_SHIFT;

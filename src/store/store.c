@@ -318,7 +318,8 @@ void store_submit(struct store_queue *queue, struct store_part *part)
 
 bool store_lend(struct store_queue *queue, struct store_part *part)
 {
-	if (queue->store->ops->lend == NULL || queue->store->lends_nothing) {
+	if (queue->store->ops->lend == NULL || queue->store->lends_nothing ||
+		part->length < STORE_LEND_BYTES_MIN) {
 		return false;
 	}
 	check_part(queue, part);

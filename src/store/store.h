@@ -262,6 +262,10 @@ void store_queue_destroy(struct store_queue *queue);
 /* The only way to submit: asserts the contract, counts, and calls the implementation. */
 void store_submit(struct store_queue *queue, struct store_part *part);
 
+/* Shorter reads are never lent: asking what can be costs as much as the copy of large pages does.
+ * Who has many of them need not try. */
+enum { STORE_LEND_BYTES_MIN = 128 << 10 };
+
 /*
  * For a read whose bytes will be sent: instead of filling memory of the submitter's, the store
  * lends its own. True: submitted, and part->data is where the bytes are, until the queue is

@@ -34,8 +34,6 @@ GMB_MUST_CHECK int pace_store_open(struct store *inner, const struct store_pace 
 	struct store **store_out, struct error *error);
 
 enum {
-	/* For less, asking what can be lent costs as much as the copy of large pages does. */
-	STORE_LEND_BYTES_MIN = 128 << 10,
 	/* Whoever lends looks at a word in each piece of that size, as the path would cut it: what
 	 * may be zeroes becomes a hole on the wire if it is read. */
 	STORE_LEND_LOOK_BYTES = 512 << 10,
