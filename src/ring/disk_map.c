@@ -31,6 +31,7 @@ struct disk_map {
 	uint8_t *base;
 	uint64_t size; /* whole pages */
 	uint32_t page_bytes;
+	_Atomic bool refuses_nowait; /* RWF_NOWAIT (tmpfs, which never waits) */
 	_Atomic uint8_t looked_at[]; /* by window; changed under the lock, read by anyone */
 };
 
@@ -45,7 +46,7 @@ static struct {
 	struct {
 		struct disk_map *map; /* NULL: it is gone */
 		uint32_t idx;
-	} ring[WINDOWS_MAX];
+	} slots[WINDOWS_MAX];
 } windows = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 /* Who neither owns a file nor may write to it is told that all of it is in the page cache. Who that
@@ -140,8 +141,8 @@ void disk_map_destroy(struct disk_map *map)
 	}
 	pthread_mutex_lock(&windows.lock);
 	for (uint32_t i = 0; i < windows.count; i++) {
-		if (windows.ring[i].map == map) {
-			windows.ring[i].map = NULL;
+		if (windows.slots[i].map == map) {
+			windows.slots[i].map = NULL;
 		}
 	}
 	pthread_mutex_unlock(&windows.lock);
@@ -181,12 +182,12 @@ static void enter_window(struct disk_map *map, uint32_t idx)
 		} else {
 			slot = windows.oldest;
 			windows.oldest = (windows.oldest + 1) % WINDOWS_MAX;
-			if (windows.ring[slot].map != NULL) {
-				forget(windows.ring[slot].map, windows.ring[slot].idx);
+			if (windows.slots[slot].map != NULL) {
+				forget(windows.slots[slot].map, windows.slots[slot].idx);
 			}
 		}
-		windows.ring[slot].map = map;
-		windows.ring[slot].idx = idx;
+		windows.slots[slot].map = map;
+		windows.slots[slot].idx = idx;
 		atomic_store_explicit(&map->looked_at[idx], 1, memory_order_relaxed);
 	}
 	pthread_mutex_unlock(&windows.lock);
@@ -234,10 +235,15 @@ const void *disk_map_view(struct disk_map *map, uint64_t offset, uint64_t length
 bool disk_map_peek(struct disk_map *map, uint64_t offset, void *bytes, size_t count)
 {
 	struct iovec iov = { .iov_base = bytes, .iov_len = count };
-	ssize_t got = preadv2(map->fd, &iov, 1, (off_t)offset, RWF_NOWAIT);
+	ssize_t got;
 
-	if (got < 0 && errno == EOPNOTSUPP) {
-		got = pread(map->fd, bytes, count, (off_t)offset); /* tmpfs: never waits */
+	/* Relaxed: who does not know it yet finds it out as well. */
+	if (!atomic_load_explicit(&map->refuses_nowait, memory_order_relaxed)) {
+		got = preadv2(map->fd, &iov, 1, (off_t)offset, RWF_NOWAIT);
+		if (got >= 0 || errno != EOPNOTSUPP) {
+			return got == (ssize_t)count;
+		}
+		atomic_store_explicit(&map->refuses_nowait, true, memory_order_relaxed);
 	}
-	return got == (ssize_t)count;
+	return pread(map->fd, bytes, count, (off_t)offset) == (ssize_t)count;
 }
