@@ -26,9 +26,6 @@
 /* What the reactors get on top of their own deadline before the process ends without them: a
  * request that hangs inside the kernel cannot be taken back. */
 #define DRAIN_GRACE_NS UINT64_C(5000000000)
-/* Ctrl-C reaches the whole process group, and a wrapper script may add a SIGTERM of its own:
- * signals this close to the first are the same wish. */
-#define SAME_SIGNAL_NS UINT64_C(1000000000)
 
 static const char listen_default[] = "nbd://127.0.0.1:10809";
 
@@ -538,7 +535,7 @@ static void handle_signal(struct server *server, int signal_number)
 	if (server->phase == SERVER_SERVING) {
 		runner_signal(&server->runner, signal_number);
 		begin_stop(server);
-	} else if (clock_now_ns() - server->stop_begin_ns >= SAME_SIGNAL_NS) {
+	} else if (clock_now_ns() - server->stop_begin_ns >= CLOCK_SAME_SIGNAL_NS) {
 		stop_hard(server, "a second signal came");
 	}
 }

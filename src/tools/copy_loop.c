@@ -50,10 +50,6 @@ static volatile sig_atomic_t caught_signal;
 static volatile sig_atomic_t caught_fd;
 static _Atomic uint64_t caught_ns;
 
-/* timeout(1) signals its child and then the whole process group: what comes so close to the first
- * is the same wish. */
-#define SAME_SIGNAL_NS UINT64_C(1000000000)
-
 static void signal_caught(int number)
 {
 	static const uint64_t one = 1;
@@ -63,7 +59,7 @@ static void signal_caught(int number)
 		caught_ns = clock_now_ns();
 		caught_signal = number;
 		(void)!write(caught_fd, &one, sizeof(one));
-	} else if (clock_now_ns() - caught_ns >= SAME_SIGNAL_NS) {
+	} else if (clock_now_ns() - caught_ns >= CLOCK_SAME_SIGNAL_NS) {
 		/* Whoever asks again does not want to wait. It comes when this handler is left. */
 		(void)signal(number, SIG_DFL);
 		(void)raise(number);
