@@ -170,7 +170,7 @@ struct nbd_session {
 	uint64_t progress_ns;	     /* last time the network moved, or was first asked to */
 	struct ring_traffic traffic; /* when it was last looked at */
 	uint64_t traffic_ns;	     /* that time */
-	uint64_t hole_bytes;	     /* since then, of which only the place was sent */
+	uint64_t hole_bytes;	     /* since traffic, of which only the place was sent */
 
 	/* Transmission. */
 	struct nbd_export *export;
