@@ -84,6 +84,10 @@ class CountTests(Scratch):
         self.assertEqual((status, lines[-1]), (1, "1 passed, 1 failed"))
 
 
+# A program that stays until it is ended.
+WAITS = ("tail", "-f", "/dev/null")
+
+
 class LeftBehind(Scratch):
     """left-behind finds exactly the processes of a run, and ends them."""
 
@@ -102,13 +106,13 @@ class LeftBehind(Scratch):
         self.assertEqual((done.returncode, done.stdout), (0, ""))
 
     def test_a_process_is_named_and_ended(self):
-        process = self.start("sleep", "600")
+        process = self.start(*WAITS)
         done = run(f"{SCRIPTS}/left-behind", self.mark())
-        self.assertEqual((done.returncode, done.stdout), (1, f"{process.pid} sleep 600 \n"))
+        self.assertEqual((done.returncode, done.stdout), (1, f"{process.pid} {' '.join(WAITS)} \n"))
         self.assertEqual(process.wait(), -signal.SIGKILL)
 
     def test_a_daemon_is_found(self):
-        shell = self.start("sh", "-c", "setsid sleep 600 >/dev/null & echo $!",
+        shell = self.start("sh", "-c", f"setsid {' '.join(WAITS)} >/dev/null & echo $!",
                            stdout=subprocess.PIPE, text=True)
         self.addCleanup(shell.stdout.close)
         daemon = int(shell.stdout.readline())
@@ -118,7 +122,7 @@ class LeftBehind(Scratch):
         self.assertTrue(done.stdout.startswith(f"{daemon} "), done.stdout)
 
     def test_others_are_left_alone(self):
-        process = self.start("sleep", "600")
+        process = self.start(*WAITS)
         done = run(f"{SCRIPTS}/left-behind", self.mark() + "0")
         self.assertEqual((done.returncode, done.stdout), (0, ""))
         self.assertIsNone(process.poll())

@@ -3,6 +3,7 @@
 found."""
 import json
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -201,6 +202,18 @@ class Stats(support.Case):
         code, output, errors = self.run_gmblock("stats", "--json", **options)
         self.assertEqual((code, errors), (0, ""))
         self.assertEqual(json.loads(output)["pid"], servers[0].process.pid)
+
+    def test_a_list_of_servers_that_is_cut_says_so(self):
+        options = self.folder_of_somebody()
+        servers = [self.start("memory:1M", "--threads", "1", "--listen",
+                              self.socket_uri(str(index)), **options) for index in range(40)]
+        code, output, errors = self.run_gmblock("stats", **options)
+        self.assertEqual((code, output), (1, ""))
+        self.assertRegex(errors, r"40 servers fit: name one by a URI of it, its process id "
+                         r"\((\d+, )+\.\.\.\) or its socket in ")
+        told = re.search(r"\((.*), \.\.\.\)", errors).group(1).split(", ")
+        self.assertLessEqual({int(pid) for pid in told},
+                             {server.process.pid for server in servers})
 
     def test_a_server_that_cannot_be_asked_is_told_of(self):
         options = self.folder_of_somebody()

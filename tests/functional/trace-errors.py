@@ -39,6 +39,8 @@ class Usage(TraceCase):
         self.refuse("--size", "1M", "--size", "16K", "--parts", "64K",
                     "--parts: 64K is more than a read of 16K (--size)")
         self.refuse("--size", "64M", "--count", "1000", "too many to remember")
+        self.refuse("--chunk", "2M", "--chunk: it is more than a read (--size)")
+        self.refuse("--size", "1M", "--size", "8K", "--chunk", "16K", "--chunk: it is more")
 
     def test_disks(self):
         self.check_refused(["trace"], 2, "which disk?")
