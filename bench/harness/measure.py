@@ -116,7 +116,8 @@ def run_fio(row, uri, seconds, state, size_bytes, seed):
         "latency_mean_us": side["clat_ns"]["mean"] / 1000,
         "latency_p50_us": percentile.get("50.000000", 0) / 1000,
         "latency_p99_us": percentile.get("99.000000", 0) / 1000,
-        "client_cpu_percent": job["usr_cpu"] + job["sys_cpu"],
+        # fio gives the mean of its jobs.
+        "client_cpu_percent": (job["usr_cpu"] + job["sys_cpu"]) * row.jobs,
     }
 
 

@@ -1,7 +1,8 @@
 """What the runs add up to: medians and ratios, a table in Markdown, a record in JSON.
 
 A cell is the median of the rounds with (min–max).  The ratio of a row is the median of gmblock
-over the highest median among the other servers; with several gmblock variants each has its own.
+over the highest median among the peers; with several gmblock variants each has its own, and so
+has the reference without a disk.
 Errors: none of its own; a missing value shows as a dash.
 """
 
@@ -10,11 +11,14 @@ import platform
 import statistics
 import subprocess
 
+from . import servers as recipes
+
 COSTS = [
     ("cpu_s_per_million", "CPU s per million requests", "%.2f"),
     ("cpu_s_per_gb", "CPU s per GB", "%.3f"),
     ("syscalls", "system calls per request", "%.2f"),
     ("context_switches", "context switches per request", "%.3f"),
+    ("client_cpu_percent", "client, % of one CPU", "%.0f"),
 ]
 
 
@@ -43,6 +47,11 @@ def _cell(row, summary, bold):
     return "%s (%s–%s)" % (text, _short(row, summary["min"]), _short(row, summary["max"]))
 
 
+def is_peer(server):
+    """False for gmblock's own variants and for the reference without a disk."""
+    return not server.startswith("gmblock") and server != recipes.NO_DISK
+
+
 class Results:
     """All samples of a session, by state, row and server; the tables are views of it."""
 
@@ -63,10 +72,10 @@ class Results:
         return summarize(self.samples.get((state, row.name, server), []), key)
 
     def ratio(self, state, row, server):
-        """gmblock's median over the best peer's; None without one of the two."""
+        """The server's median over the best peer's; None without one of the two."""
         own = self.summary(state, row, server, figure_key(row))
         peers = [self.summary(state, row, other, figure_key(row))
-                 for other in self.servers[state] if not other.startswith("gmblock")]
+                 for other in self.servers[state] if is_peer(other)]
         peers = [peer["median"] for peer in peers if peer is not None]
         if own is None or not peers:
             return None
@@ -74,18 +83,19 @@ class Results:
 
     def verdict(self, state, row, server):
         ratio = self.ratio(state, row, server)
-        if ratio is None or row.target is None:
+        if ratio is None or row.target is None or server == recipes.NO_DISK:
             return None
         return ratio >= row.target
 
     def rate_table(self, state):
         servers = self.servers[state]
-        own = [name for name in servers if name.startswith("gmblock")]
+        own = [name for name in servers if not is_peer(name)]
         head = ["work", "unit", *servers, *("ratio %s" % name for name in own), "target"]
         lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
         for row in self.rows:
             cells = {name: self.summary(state, row, name, figure_key(row)) for name in servers}
-            best = max((cell["median"] for cell in cells.values() if cell), default=None)
+            best = max((cell["median"] for name, cell in cells.items()
+                        if cell and name != recipes.NO_DISK), default=None)
             line = [row.title, "GB/s" if row.in_bytes else "k IOPS"]
             line += [_cell(row, cells[name], bool(cells[name]) and cells[name]["median"] == best)
                      for name in servers]
@@ -117,7 +127,7 @@ class Results:
         found = []
         for (state, row_name, server), samples in self.samples.items():
             summary = summarize(samples, "from_device")
-            if summary is None:
+            if summary is None or server == recipes.NO_DISK:
                 continue
             if state == "cold" and summary["min"] < 0.95:
                 found.append("%s, %s: only %.0f %% of the bytes came from the device in the cold "
@@ -134,12 +144,15 @@ class Results:
                "Median of %(rounds)d rounds of %(seconds)g s (min–max), servers interleaved in "
                "each round, same client (%(client)s), same loop device over tmpfs. Ratio: gmblock "
                "over the best peer of the row." % facts, "",
+               "`%s` is a reference and not compared: gmblock with the same bytes in memory of its "
+               "own, no disk behind it. A target that it misses is out of reach of this client on "
+               "this machine." % recipes.NO_DISK, "",
                "Machine: %(cpu)s, %(cpu_count)d CPUs, Linux %(kernel)s. Commit: %(commit)s. "
                "Command: `%(command)s`." % facts, ""]
         out += ["- %s: %s" % item for item in sorted(facts["versions"].items())] + [""]
         for state in self.states:
             out += ["## " + titles[state], "", self.rate_table(state), "",
-                    "### Cost on the server's side", "", self.cost_table(state), ""]
+                    "### Costs of the server, and the client's processor time", "", self.cost_table(state), ""]
         warnings = self.warnings()
         if warnings:
             out += ["## Warnings", ""] + ["- " + text for text in warnings] + [""]
@@ -155,8 +168,7 @@ class Results:
                                    if isinstance(value, (int, float))})
                     entries.append({
                         "state": state, "row": row.name, "server": name, "target": row.target,
-                        "ratio": self.ratio(state, row, name) if name.startswith("gmblock")
-                        else None,
+                        "ratio": None if is_peer(name) else self.ratio(state, row, name),
                         "summary": {key: summarize(samples, key) for key in keys},
                         "per_request": self.counts.get((state, row.name, name)),
                         "samples": samples,

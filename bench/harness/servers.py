@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from .rig import Unavailable
 
 EXPORT = "bench"
+NO_DISK = "no-disk"
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 20.0
 PR_SET_PDEATHSIG = 1
@@ -98,6 +99,9 @@ class Recipe:
             return "nbd://127.0.0.1:%d/%s" % (address, EXPORT)
         return "nbd+unix:///%s?socket=%s" % (EXPORT, address)
 
+    def prepare(self, uri, disk_path):
+        """Called once the server answers, before anything is measured."""
+
     def daemon_pid(self, folder):
         """The process id, for a program that leaves the foreground; None while not known."""
         return None
@@ -119,6 +123,22 @@ class Gmblock(Recipe):
         return [self.program_path(), "serve", "--listen", listen,
                 "--export", "%s=%s,mode=%s" % (EXPORT, disk_path, self.settings["mode"])
                 ] + self.settings.get("extra", [])
+
+
+class NoDisk(Gmblock):
+    """gmblock with the disk's bytes in memory of its own: what the client and the network let any
+    server reach, with nothing behind it. A reference, not one of those compared."""
+
+    def command(self, disk_path, address, folder):
+        with open(disk_path, "rb") as disk:
+            size_bytes = disk.seek(0, os.SEEK_END)
+        return super().command("memory:%d" % size_bytes, address, folder)
+
+    def prepare(self, uri, disk_path):
+        done = subprocess.run([self.program_path(), "copy", disk_path, uri], check=False,
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise ServerFailed("%s was not filled: %s" % (self.name, done.stderr.strip()))
 
 
 class Nbdkit(Recipe):
@@ -175,6 +195,7 @@ def _recipes():
     listed = [
         Gmblock("gmblock/cached", both, mode="cached"),
         Gmblock("gmblock/ram", ("cold",), mode="ram"),
+        NoDisk(NO_DISK, both, mode="cached"),
         Nbdkit("nbdkit", both),
         QemuNbd("qemu-nbd", ("hot",), cache="writeback", aio="io_uring"),
         QemuNbd("qemu-nbd", ("cold",), cache="none", aio="native"),
@@ -330,9 +351,15 @@ def start(recipe, disk_path, transport):
     recipe.program_path()
     for attempt in range(3):
         try:
-            return _start_once(recipe, disk_path, transport)
+            server = _start_once(recipe, disk_path, transport)
+            break
         except ServerFailed:
             # Somebody else may have taken the port between the look-up and the bind.
             if attempt == 2 or transport != "tcp":
                 raise
-    raise AssertionError("unreachable")
+    try:
+        recipe.prepare(server.uri, disk_path)
+    except BaseException:
+        server.stop()
+        raise
+    return server
