@@ -68,7 +68,7 @@ static const char usage_text[] =
 	"\n"
 	"  --allocate             give the target every block, those of zeroes too\n"
 	"  --checkpoint SIZE      with --resume: flush and note it after so much (default 1G)\n"
-	"  --connections N        connections to each server (default: 4 at most)\n"
+	"  --connections N        connections to each server (default: 4)\n"
 	"  --destination-is-zero  the target reads as zeroes: do not zero it\n"
 	"  --direct               go around the page cache for files and devices\n"
 	"  --json                 a summary for programs on standard output\n"

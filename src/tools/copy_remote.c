@@ -3,11 +3,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/log.h"
 #include "tools/copy_end.h"
 
+/* Several fill a long line and keep several threads of a server busy; Unix sockets need them, since
+ * their buffers are small; and over loopback four cost each other less than two. */
 enum { CONNECTIONS_DEFAULT = 4 };
 
 struct remote_end {
@@ -111,25 +112,6 @@ static int remote_describe(struct remote_end *remote, struct error *error)
 	return 0;
 }
 
-/*
- * Several fill a long line and keep several threads of a server busy; Unix sockets need them, since
- * their buffers are small. A TCP server on this machine shares the processors with us: more
- * connections than processors only cost.
- */
-static uint32_t connections_default(const char *uri)
-{
-	static const char *const here[] = { "nbd://127.", "nbd://localhost", "nbd://[::1]" };
-	long processors = sysconf(_SC_NPROCESSORS_ONLN);
-
-	for (size_t i = 0; i < ARRAY_COUNT(here); i++) {
-		if (strncmp(uri, here[i], strlen(here[i])) == 0) {
-			processors = MAX(processors, 1L);
-			return (uint32_t)MIN(processors, (long)CONNECTIONS_DEFAULT);
-		}
-	}
-	return CONNECTIONS_DEFAULT;
-}
-
 int copy_remote_open(struct copy_loop *loop, const struct copy_end_options *options,
 	struct copy_end **end_out, struct error *error)
 {
@@ -137,8 +119,8 @@ int copy_remote_open(struct copy_loop *loop, const struct copy_end_options *opti
 	struct gmb_options open = {
 		.size = sizeof(open),
 		.flags = options->target ? 0 : GMB_OPEN_READ_ONLY,
-		.connections = options->connections != 0 ? options->connections
-							 : connections_default(options->text),
+		.connections =
+			options->connections != 0 ? options->connections : CONNECTIONS_DEFAULT,
 		.event = remote_event,
 		.context = remote != NULL ? &remote->end : NULL,
 	};
