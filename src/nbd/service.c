@@ -79,20 +79,32 @@ void service_send_put(struct nbd_service *service, struct send_batch *send)
 
 /* --- the end of a batch: everything that was put off while callbacks ran ------------------- */
 
+/* Each gets one try. Who got something and wants more stands behind those who got nothing: else a
+ * few that always want more would take every place before it comes to the others. */
 static void resume_blocked(struct nbd_service *service)
 {
 	struct list_node waiting;
+	struct list_node served;
 	struct list_node *node;
 
 	if (!service->limits_released || list_is_empty(&service->blocked)) {
 		return;
 	}
 	service->limits_released = false;
-	/* Each gets one try: who blocks again goes to the end of a new list. */
+	list_init(&served);
 	list_insert_before(service->blocked.next, &waiting);
 	list_remove(&service->blocked);
 	while ((node = list_pop_front(&waiting)) != NULL) {
+		uint64_t before = service->counters.requests;
+
 		receive_continue(list_entry(node, struct nbd_session, blocked_node));
+		if (list_is_linked(node) && service->counters.requests != before) {
+			list_remove(node);
+			list_push_back(&served, node);
+		}
+	}
+	while ((node = list_pop_front(&served)) != NULL) {
+		list_push_back(&service->blocked, node);
 	}
 }
 

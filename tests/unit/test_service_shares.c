@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Who gets the places for requests of a service when there are fewer than its clients want: all of
+ * them in turn.
+ *
+ * A service on a simulated machine; the clients write bytes and count what comes back.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/log.h"
+#include "nbd/server.h"
+#include "nbd/wire.h"
+#include "ring/sim.h"
+
+enum {
+	DISK_BYTES = 65536,
+	READ_BYTES = 512,
+	/* What comes back on a simple read. */
+	ANSWER_BYTES = sizeof(struct nbd_wire_simple_reply) + READ_BYTES,
+	HELLO_BYTES = sizeof(struct nbd_wire_greeting) + sizeof(struct nbd_wire_old_reply),
+	STEPS_MAX = 1000000,
+};
+
+#define SECOND_NS UINT64_C(1000000000)
+
+struct world {
+	struct ring *ring;
+	struct nbd_export export;
+	struct nbd_service *service;
+	bool drained;
+};
+
+struct client {
+	int fd;
+	uint64_t got; /* bytes of answers */
+	bool closed;  /* by the server */
+};
+
+/* --- the world ------------------------------------------------------------------------------ */
+
+static void world_begin(struct world *world, uint32_t inflight_per_session, uint32_t inflight)
+{
+	struct nbd_service_options options = { .export_count = 1 };
+	struct store_options store = { .path = "memory:65536" };
+	struct error error;
+
+	log_set_level(LOG_LEVEL_ERROR);
+	memset(world, 0, sizeof(*world));
+	world->ring = sim_ring_create_for_fuzz(1);
+	world->export.name = "";
+	assert_int_equal(store_open(&store, &world->export.store, &error), 0);
+	options.ring = world->ring;
+	options.exports = &world->export;
+	nbd_limits_default(&options.limits);
+	options.limits.inflight_per_session_max = inflight_per_session;
+	options.limits.inflight_max = inflight;
+	options.limits.stall_timeout_ns = 5 * SECOND_NS;
+	assert_int_equal(nbd_service_create(&options, &world->service, &error), 0);
+}
+
+static void world_drained(void *context)
+{
+	struct world *world = context;
+
+	world->drained = true;
+}
+
+static void world_end(struct world *world)
+{
+	struct nbd_counters counters;
+
+	nbd_service_drain(world->service, SECOND_NS, world_drained, world);
+	while (!world->drained) {
+		assert_true(sim_step());
+	}
+	nbd_service_counters(world->service, &counters);
+	assert_int_equal(counters.inflight, 0);
+	nbd_service_destroy(world->service);
+	store_close(world->export.store);
+	ring_destroy(world->ring);
+	assert_int_equal(sim_open_count(), 0);
+	sim_stop();
+}
+
+/* --- clients -------------------------------------------------------------------------------- */
+
+static void look(struct client *client)
+{
+	uint8_t bytes[4096];
+	int got;
+
+	while ((got = sim_socket_read(client->fd, bytes, sizeof(bytes))) > 0) {
+		client->got += (uint64_t)got;
+	}
+	client->closed |= got < 0;
+}
+
+/* Until so many bytes of answers have come, or the server has closed. */
+static void wait_for(struct client *client, uint64_t bytes)
+{
+	look(client);
+	for (int steps = 0; client->got < bytes && !client->closed; steps++) {
+		assert_true(sim_step()); /* else nothing will ever come */
+		assert_true(steps < STEPS_MAX);
+		look(client);
+	}
+}
+
+static void client_open(struct world *world, struct client *client)
+{
+	struct {
+		struct be32 flags;
+		struct nbd_wire_option option;
+	} __attribute__((packed)) hello = {
+		.flags = be32_make(NBD_FLAG_FIXED_NEWSTYLE | NBD_FLAG_NO_ZEROES),
+		.option = { .magic = be64_make(NBD_OPTION_MAGIC),
+			.option = be32_make(NBD_OPT_EXPORT_NAME) },
+	};
+	int server_fd;
+
+	*client = (struct client){ 0 };
+	sim_socket_pair(&server_fd, &client->fd);
+	nbd_service_accept(world->service, server_fd, "client");
+	sim_socket_write(client->fd, &hello, sizeof(hello));
+	wait_for(client, HELLO_BYTES);
+	assert_int_equal(client->got, HELLO_BYTES);
+	client->got = 0;
+}
+
+static void client_ask(
+	const struct client *client, enum nbd_command command, uint64_t offset, uint32_t length)
+{
+	const struct nbd_wire_request request = {
+		.magic = be32_make(NBD_REQUEST_MAGIC),
+		.type = be16_make((uint16_t)command),
+		.offset = be64_make(offset),
+		.length = be32_make(length),
+	};
+
+	sim_socket_write(client->fd, &request, sizeof(request));
+}
+
+static uint64_t answers(struct client *client)
+{
+	look(client);
+	return client->got / ANSWER_BYTES;
+}
+
+/* --- tests ---------------------------------------------------------------------------------- */
+
+/* Some that always want more than they may have take each place that becomes free before it comes
+ * to who asked later, unless they must stand in line again. */
+static void test_a_modest_client_among_greedy_ones(void **state)
+{
+	enum { GREEDY = 3, EACH = 4, WANTED = 2000 };
+	struct client greedy[GREEDY];
+	struct client modest;
+	struct world world;
+	uint64_t before = 0;
+	uint64_t after = 0;
+
+	(void)state;
+	world_begin(&world, EACH, GREEDY * EACH);
+	for (int i = 0; i < GREEDY; i++) {
+		client_open(&world, &greedy[i]);
+	}
+	client_open(&world, &modest);
+	for (int i = 0; i < GREEDY * WANTED; i++) {
+		client_ask(&greedy[i % GREEDY], NBD_CMD_READ, 0, READ_BYTES);
+	}
+	wait_for(&greedy[0], ANSWER_BYTES);
+	for (int round = 0; round < 20; round++) {
+		before = 0;
+		after = 0;
+		for (int i = 0; i < GREEDY; i++) {
+			before += answers(&greedy[i]);
+		}
+		client_ask(&modest, NBD_CMD_READ, 0, READ_BYTES);
+		wait_for(&modest, (uint64_t)(round + 1) * ANSWER_BYTES);
+		for (int i = 0; i < GREEDY; i++) {
+			after += answers(&greedy[i]);
+		}
+		/* A turn each, some of them on their way already. */
+		assert_in_range(after - before, 0, 10 * GREEDY * EACH);
+	}
+	for (int i = 0; i < GREEDY; i++) {
+		wait_for(&greedy[i], (uint64_t)WANTED * ANSWER_BYTES);
+		assert_int_equal(answers(&greedy[i]), WANTED);
+		sim_socket_close(greedy[i].fd);
+	}
+	sim_socket_close(modest.fd);
+	world_end(&world);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_a_modest_client_among_greedy_ones),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
