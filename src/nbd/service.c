@@ -210,7 +210,8 @@ static void expire_stalls(struct nbd_service *service, uint64_t now_ns)
 	list_for_each(node, &service->sessions)
 	{
 		struct nbd_session *session = list_entry(node, struct nbd_session, service_node);
-		bool holds_rx = session->rx_stream != NULL || session->rx_large != NULL;
+		bool holds_rx = session->rx_stream != NULL || session->rx_large != NULL ||
+				session->rx_discard_request != NULL;
 		bool waits_for_peer =
 			session->send_op.in_flight || (holds_rx && session->recv_op.in_flight);
 

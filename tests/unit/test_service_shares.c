@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Who gets the places for requests of a service when there are fewer than its clients want: all of
- * them in turn.
+ * them in turn, and none of them keeps one that it does nothing with.
  *
  * A service on a simulated machine; the clients write bytes and count what comes back.
  */
@@ -38,8 +38,9 @@ struct world {
 
 struct client {
 	int fd;
-	uint64_t got; /* bytes of answers */
-	bool closed;  /* by the server */
+	uint64_t got;  /* bytes of answers */
+	uint32_t owed; /* bytes of a payload */
+	bool closed;   /* by the server */
 };
 
 /* --- the world ------------------------------------------------------------------------------ */
@@ -133,6 +134,19 @@ static void client_open(struct world *world, struct client *client)
 	client->got = 0;
 }
 
+/* Until the service works on so many requests. */
+static void wait_for_inflight(const struct world *world, uint32_t count)
+{
+	struct nbd_counters counters;
+
+	nbd_service_counters(world->service, &counters);
+	while (counters.inflight < count) {
+		assert_true(sim_step());
+		nbd_service_counters(world->service, &counters);
+	}
+	assert_int_equal(counters.inflight, count);
+}
+
 static void client_ask(
 	const struct client *client, enum nbd_command command, uint64_t offset, uint32_t length)
 {
@@ -198,10 +212,67 @@ static void test_a_modest_client_among_greedy_ones(void **state)
 	world_end(&world);
 }
 
+/* Sends what is left of a payload, a byte a second. */
+static void trickle(void *arg)
+{
+	struct client *client = arg;
+	const uint8_t byte = 1;
+
+	sim_socket_write(client->fd, &byte, sizeof(byte));
+	if (--client->owed > 0) {
+		sim_after(SECOND_NS, trickle, client);
+	}
+}
+
+/* A write that is refused has its place until its payload is taken. Who keeps that back keeps the
+ * place as long as others let him, and who is only slow is let. */
+static void test_refused_writes_whose_payload_stays_away(void **state)
+{
+	/* A short one would be waited for before there is a request. */
+	enum { PAYLOAD = (64 << 10) + 1, AT_ONCE = PAYLOAD - 8, SILENT = 2 };
+	static const uint8_t payload[AT_ONCE];
+	struct client silent[SILENT];
+	struct client slow;
+	struct client other;
+	struct world world;
+
+	(void)state;
+	world_begin(&world, SILENT + 1, SILENT + 1);
+	for (int i = 0; i < SILENT; i++) {
+		client_open(&world, &silent[i]);
+	}
+	client_open(&world, &slow);
+	client_open(&world, &other);
+	for (int i = 0; i < SILENT; i++) {
+		client_ask(&silent[i], NBD_CMD_WRITE, DISK_BYTES, PAYLOAD);
+		sim_socket_write(silent[i].fd, payload, AT_ONCE);
+	}
+	client_ask(&slow, NBD_CMD_WRITE, DISK_BYTES, PAYLOAD);
+	sim_socket_write(slow.fd, payload, AT_ONCE);
+	slow.owed = PAYLOAD - AT_ONCE;
+	trickle(&slow);
+	wait_for_inflight(&world, SILENT + 1);
+	client_ask(&other, NBD_CMD_READ, 0, READ_BYTES);
+	wait_for(&other, ANSWER_BYTES);
+	assert_int_equal(answers(&other), 1);
+	for (int i = 0; i < SILENT; i++) {
+		wait_for(&silent[i], 1);
+		assert_true(silent[i].closed);
+		assert_int_equal(silent[i].got, 0);
+		sim_socket_close(silent[i].fd);
+	}
+	wait_for(&slow, sizeof(struct nbd_wire_simple_reply));
+	assert_int_equal(slow.got, sizeof(struct nbd_wire_simple_reply));
+	sim_socket_close(slow.fd);
+	sim_socket_close(other.fd);
+	world_end(&world);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_a_modest_client_among_greedy_ones),
+		cmocka_unit_test(test_refused_writes_whose_payload_stays_away),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
