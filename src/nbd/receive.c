@@ -395,6 +395,18 @@ void receive_discard(struct nbd_session *session)
 	}
 }
 
+bool receive_owes_nothing(const struct nbd_session *session)
+{
+	return session->state == SESSION_READY && !session->send_op.in_flight &&
+	       session->rx_request == NULL && session->rx_discard_left == 0 &&
+	       available(session) == 0;
+}
+
+void receive_shrink(struct nbd_session *session)
+{
+	ring_cancel(session->service->ring, &session->recv_op);
+}
+
 void receive_start(struct nbd_session *session)
 {
 	receive_continue(session);
@@ -413,6 +425,12 @@ static void received_end(struct nbd_session *session)
 	}
 }
 
+/* The stream goes on; -ECANCELED is of our own making. */
+static bool is_passing(int result)
+{
+	return result == -EINTR || result == -EAGAIN || result == -ECANCELED;
+}
+
 void receive_done(struct ring_op *op, int result)
 {
 	struct nbd_session *session = container_of(op, struct nbd_session, recv_op);
@@ -421,7 +439,7 @@ void receive_done(struct ring_op *op, int result)
 		return;
 	}
 	if (session->state == SESSION_LINGERING) {
-		if (result > 0 || result == -EINTR || result == -EAGAIN) {
+		if (result > 0 || is_passing(result)) {
 			receive_discard(session);
 		} else {
 			session_terminate(session, NULL);
@@ -432,9 +450,12 @@ void receive_done(struct ring_op *op, int result)
 		received_end(session);
 		return;
 	}
-	if (result < 0 && result != -EINTR && result != -EAGAIN) {
+	if (result < 0 && !is_passing(result)) {
 		session_terminate(session, NULL); /* reset by peer and the like: no news */
 		return;
+	}
+	if (result == -ECANCELED) {
+		session->rx_was_full = false;
 	}
 	if (result > 0) {
 		session->progress_ns = ring_batch_ns(session->service->ring);

@@ -215,8 +215,13 @@ static void expire_stalls(struct nbd_service *service, uint64_t now_ns)
 		bool waits_for_peer =
 			session->send_op.in_flight || (holds_rx && session->recv_op.in_flight);
 
-		if (session->state != SESSION_TERMINATING && waits_for_peer &&
-			now_ns - session->progress_ns >= service->options.limits.stall_timeout_ns) {
+		if (session->state == SESSION_TERMINATING || !waits_for_peer ||
+			now_ns - session->progress_ns < service->options.limits.stall_timeout_ns) {
+			continue;
+		}
+		if (receive_owes_nothing(session)) {
+			receive_shrink(session);
+		} else {
 			session_terminate(
 				session, "it held what others waited for and made no progress");
 		}

@@ -281,6 +281,10 @@ void receive_done(struct ring_op *op, int result);
 /* Throws away what still comes, until the end of the stream. */
 void receive_discard(struct nbd_session *session);
 void receive_release(struct nbd_session *session);
+/* True when its large receive buffer holds nothing, and its peer owes it nothing. */
+bool receive_owes_nothing(const struct nbd_session *session);
+/* Goes on receiving into the small buffer. */
+void receive_shrink(struct nbd_session *session);
 
 /* request.c */
 struct request_head {

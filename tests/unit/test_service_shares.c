@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "base/log.h"
+#include "memory/arena.h"
 #include "nbd/server.h"
 #include "nbd/wire.h"
 #include "ring/sim.h"
@@ -62,6 +63,7 @@ static void world_begin(struct world *world, uint32_t inflight_per_session, uint
 	options.limits.inflight_per_session_max = inflight_per_session;
 	options.limits.inflight_max = inflight;
 	options.limits.stall_timeout_ns = 5 * SECOND_NS;
+	options.limits.memory_bytes_max = ARENA_SLAB_BYTES;
 	assert_int_equal(nbd_service_create(&options, &world->service, &error), 0);
 }
 
@@ -212,6 +214,11 @@ static void test_a_modest_client_among_greedy_ones(void **state)
 	world_end(&world);
 }
 
+static void ask_small(void *arg)
+{
+	client_ask(arg, NBD_CMD_READ, 0, READ_BYTES);
+}
+
 /* Sends what is left of a payload, a byte a second. */
 static void trickle(void *arg)
 {
@@ -268,11 +275,52 @@ static void test_refused_writes_whose_payload_stays_away(void **state)
 	world_end(&world);
 }
 
+/* A large receive buffer stays with who has filled a small one to the last byte and is silent
+ * since: he has done nothing wrong, and is not ended when memory is short. */
+static void test_an_idle_client_when_memory_is_short(void **state)
+{
+	enum { HEAD = sizeof(struct nbd_wire_request), RX_SMALL = 8192, HUNGRY = 8 };
+	static const uint8_t payload[RX_SMALL - HEAD];
+	struct client idle;
+	struct client hungry[HUNGRY];
+	struct client other;
+	struct world world;
+
+	(void)state;
+	world_begin(&world, 128, 1024);
+	client_open(&world, &idle);
+	client_open(&world, &other);
+	client_ask(&idle, NBD_CMD_WRITE, 0, sizeof(payload));
+	sim_socket_write(idle.fd, payload, sizeof(payload));
+	wait_for(&idle, sizeof(struct nbd_wire_simple_reply));
+	for (int i = 0; i < HUNGRY; i++) {
+		client_open(&world, &hungry[i]);
+		sim_socket_set_buffer(hungry[i].fd, 100);
+		for (int k = 0; k < 100; k++) { /* and take none of it */
+			client_ask(&hungry[i], NBD_CMD_READ, 0, DISK_BYTES);
+		}
+	}
+	sim_after(SECOND_NS, ask_small, &other);
+	wait_for(&other, ANSWER_BYTES);
+	assert_int_equal(answers(&other), 1);
+	assert_in_range(sim_now_ns(), 5 * SECOND_NS, UINT64_MAX); /* he had to wait */
+	client_ask(&idle, NBD_CMD_READ, 0, READ_BYTES);
+	wait_for(&idle, sizeof(struct nbd_wire_simple_reply) + ANSWER_BYTES);
+	assert_false(idle.closed);
+	for (int i = 0; i < HUNGRY; i++) {
+		sim_socket_close(hungry[i].fd);
+	}
+	sim_socket_close(idle.fd);
+	sim_socket_close(other.fd);
+	world_end(&world);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_a_modest_client_among_greedy_ones),
 		cmocka_unit_test(test_refused_writes_whose_payload_stays_away),
+		cmocka_unit_test(test_an_idle_client_when_memory_is_short),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
