@@ -128,6 +128,7 @@ static bool somebody_waits(const struct nbd_service *service)
 	       (list_is_empty(&service->requests_free) && !list_is_empty(&service->blocked));
 }
 
+/* True when something was given back that others may wait for. */
 static bool join_ending(struct nbd_service *service)
 {
 	bool joined = false;
@@ -136,7 +137,8 @@ static bool join_ending(struct nbd_service *service)
 	{
 		joined |= session_join(list_entry(node, struct nbd_session, ending_node));
 	}
-	return joined;
+	/* Requests may have ended whose session cannot go yet. */
+	return joined || (service->limits_released && !list_is_empty(&service->blocked));
 }
 
 static void choose_wait(struct nbd_service *service)

@@ -21,6 +21,7 @@
 
 enum {
 	DISK_BYTES = 65536,
+	DELAYED_OFFSET = 4096, /* reads from there take 1000 s */
 	READ_BYTES = 512,
 	/* What comes back on a simple read. */
 	ANSWER_BYTES = sizeof(struct nbd_wire_simple_reply) + READ_BYTES,
@@ -49,13 +50,16 @@ struct client {
 static void world_begin(struct world *world, uint32_t inflight_per_session, uint32_t inflight)
 {
 	struct nbd_service_options options = { .export_count = 1 };
-	struct store_options store = { .path = "memory:65536" };
+	struct store_options store = { .path = "memory:65536", .delay_count = 1 };
+	struct store_rule delay;
 	struct error error;
 
 	log_set_level(LOG_LEVEL_ERROR);
 	memset(world, 0, sizeof(*world));
 	world->ring = sim_ring_create_for_fuzz(1);
 	world->export.name = "";
+	assert_int_equal(store_delay_parse("read:1000s:range=4096+512", &delay, &error), 0);
+	store.delays = &delay;
 	assert_int_equal(store_open(&store, &world->export.store, &error), 0);
 	options.ring = world->ring;
 	options.exports = &world->export;
@@ -214,6 +218,13 @@ static void test_a_modest_client_among_greedy_ones(void **state)
 	world_end(&world);
 }
 
+static void leave(void *arg)
+{
+	const struct client *client = arg;
+
+	sim_socket_close(client->fd);
+}
+
 static void ask_small(void *arg)
 {
 	client_ask(arg, NBD_CMD_READ, 0, READ_BYTES);
@@ -315,12 +326,39 @@ static void test_an_idle_client_when_memory_is_short(void **state)
 	world_end(&world);
 }
 
+/* The places of a client that went are free one by one, however long its last request takes, and
+ * at once. */
+static void test_places_of_a_client_that_is_going(void **state)
+{
+	struct client going;
+	struct client other;
+	struct world world;
+	uint64_t left_ns;
+
+	(void)state;
+	world_begin(&world, 2, 2);
+	client_open(&world, &going);
+	client_open(&world, &other);
+	client_ask(&going, NBD_CMD_READ, DELAYED_OFFSET, READ_BYTES);
+	client_ask(&going, NBD_CMD_WRITE, 0, DISK_BYTES + 1); /* its payload never comes */
+	wait_for_inflight(&world, 2);
+	client_ask(&other, NBD_CMD_READ, 0, READ_BYTES);
+	left_ns = sim_now_ns() + SECOND_NS / 10;
+	sim_after(left_ns - sim_now_ns(), leave, &going);
+	wait_for(&other, ANSWER_BYTES);
+	assert_int_equal(answers(&other), 1);
+	assert_in_range(sim_now_ns() - left_ns, 0, SECOND_NS / 2);
+	sim_socket_close(other.fd);
+	world_end(&world);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_a_modest_client_among_greedy_ones),
 		cmocka_unit_test(test_refused_writes_whose_payload_stays_away),
 		cmocka_unit_test(test_an_idle_client_when_memory_is_short),
+		cmocka_unit_test(test_places_of_a_client_that_is_going),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
