@@ -282,6 +282,13 @@ static bool must_queue(const struct path *path, const struct path_request *reque
 
 static void pump_read(struct path_request *request);
 
+/* For whoever stood behind it there may be memory enough. */
+static void leave_queue(struct path_request *request)
+{
+	request->path->released |= list_is_linked(&request->stalled_node);
+	list_remove(&request->stalled_node);
+}
+
 /* The first error decides the request; nothing more of it is started or sent. */
 static void fail(struct path_request *request, int error, uint64_t offset)
 {
@@ -289,7 +296,7 @@ static void fail(struct path_request *request, int error, uint64_t offset)
 		request->error = error;
 		request->error_offset = offset;
 	}
-	list_remove(&request->stalled_node);
+	leave_queue(request);
 	drop_ready(request);
 }
 
@@ -756,7 +763,7 @@ void path_finish(struct path_request *request)
 bool path_abandon(struct path_request *request)
 {
 	request->abandoned = true;
-	list_remove(&request->stalled_node);
+	leave_queue(request);
 	drop_ready(request);
 	return path_is_idle(request);
 }

@@ -766,6 +766,41 @@ static void test_small_parts_take_nothing_but_their_memory(void **state)
 	world_close(world);
 }
 
+/* What the first in the queue wants is not there, but enough for the second. */
+static void test_who_leaves_the_queue_lets_the_next_one_go(void **state)
+{
+	struct world *world = world_open(1, 0);
+	struct arena_buf taken[8];
+	uint32_t count = 0;
+	struct reader *first;
+	struct reader *second;
+
+	GMB_UNUSED(state);
+	for (uint32_t bytes = ARENA_BLOCK_BYTES_MAX; bytes > PATH_PART_BYTES_MIN / 4; bytes /= 2) {
+		uint32_t times = bytes == ARENA_BLOCK_BYTES_MAX ? ARENA_BYTES / bytes - 1 : 1;
+
+		while (times-- > 0) {
+			assert_int_equal(arena_get(world->arena, bytes, &taken[count++]), 0);
+		}
+	}
+	first = reader_start(world, 0, 0, 0, PATH_PART_BYTES_MIN);
+	second = reader_start(world, 1, 1, 0, 4096);
+	path_serve(world->path);
+	assert_int_equal(world->producers[0].part_count + world->producers[1].part_count, 0);
+	first->abandoned = true;
+	assert_true(path_abandon(&first->request));
+	assert_true(try_finish(first));
+	path_serve(world->path);
+	assert_int_equal(world->producers[1].part_count, 1);
+	end(world, world->producers[1].parts[0], 0);
+	take_all(world, second);
+	assert_true(try_finish(second));
+	while (count > 0) {
+		arena_put(world->arena, &taken[--count]);
+	}
+	world_close(world);
+}
+
 static void test_progress_after_the_reader_has_gone(void **state)
 {
 	struct world *world = world_open(1, 64 << 10);
@@ -920,6 +955,7 @@ int main(void)
 		cmocka_unit_test(test_a_file_that_shrinks_under_a_read),
 		cmocka_unit_test(test_a_stall_delays_nobody_else),
 		cmocka_unit_test(test_small_parts_take_nothing_but_their_memory),
+		cmocka_unit_test(test_who_leaves_the_queue_lets_the_next_one_go),
 		cmocka_unit_test(test_progress_after_the_reader_has_gone),
 		cmocka_unit_test(test_random_sins),
 	};
