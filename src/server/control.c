@@ -242,7 +242,11 @@ static int collect(struct summary *summary)
 		return -ENOMEM;
 	}
 	for (uint32_t i = 0; i < summary->view->reactor_count; i++) {
-		reactor_visit(summary->view->reactors[i], inspect, summary);
+		int rc = reactor_visit(summary->view->reactors[i], inspect, summary);
+
+		if (rc < 0) {
+			return rc;
+		}
 	}
 	return summary->short_of_memory ? -ENOMEM : 0;
 }
@@ -377,14 +381,15 @@ static json_t *counters_json(const struct nbd_counters *counters)
 		(json_int_t)counters->bytes_written);
 }
 
-/* The answer, to be freed; NULL when there is no memory for it. */
-static char *make_answer(const struct control_view *view)
+/* The answer, to be freed; NULL when there is no memory for it. -ETIMEDOUT: no answer. */
+static int make_answer(const struct control_view *view, char **text_out)
 {
 	struct summary summary = { .view = view };
 	uint64_t at_ns = clock_now_ns();
-	char *text = NULL;
+	int rc = collect(&summary);
 
-	if (collect(&summary) == 0) {
+	*text_out = NULL;
+	if (rc == 0) {
 		json_t *exports = json_array();
 		json_t *whole;
 
@@ -396,11 +401,11 @@ static char *make_answer(const struct control_view *view)
 			(double)(at_ns - view->start_ns) / 1e9, "clock_seconds",
 			(double)at_ns / 1e9, "uris", uris_json(view), "counters",
 			counters_json(&summary.counters), "exports", exports);
-		text = whole != NULL ? json_dumps(whole, JSON_COMPACT) : NULL;
+		*text_out = whole != NULL ? json_dumps(whole, JSON_COMPACT) : NULL;
 		json_decref(whole);
 	}
 	summary_fini(&summary);
-	return text;
+	return rc;
 }
 
 /* --- answering ----------------------------------------------------------------------------- */
@@ -434,13 +439,24 @@ static void end_trace(struct control *control, const char *why)
 	control->tracer = NULL;
 }
 
+static void tell_stats(struct control *control, struct visitor *visitor)
+{
+	char *text;
+
+	if (make_answer(&control->view, &text) == -ETIMEDOUT) {
+		text = error_answer("a thread of this server cannot be asked: it does not answer, "
+				    "perhaps a disk hangs");
+	}
+	visitor_answer(visitor, text);
+}
+
 static void asked(void *context, struct visitor *visitor, const char *question)
 {
 	static const char trace[] = "trace ";
 	struct control *control = context;
 
 	if (question[0] == '\0' || strcmp(question, "stats") == 0) {
-		visitor_answer(visitor, make_answer(&control->view));
+		tell_stats(control, visitor);
 	} else if (strncmp(question, trace, sizeof(trace) - 1) == 0) {
 		begin_trace(control, visitor, question + sizeof(trace) - 1);
 	} else {

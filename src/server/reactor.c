@@ -7,10 +7,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/log.h"
 #include "server/listen.h"
+
+/* The main thread has signals to heed. */
+enum { VISIT_SECONDS_MAX = 2 };
 
 struct reactor {
 	struct reactor_options options;
@@ -240,36 +244,72 @@ void reactor_drain(struct reactor *reactor, uint64_t deadline_ns)
 	ring_post(reactor->ring, &reactor->drain_message);
 }
 
-/* A visit to the reactor's thread; lives on the visitor's stack. */
+/* A visit to the reactor's thread. Whoever comes second to `decided` finds it true: a reactor then
+ * has nothing more to do than to free the visit, a visitor has to wait for the end of the call. */
 struct visit {
 	struct ring_message message;
 	struct reactor *reactor;
 	void (*call)(struct nbd_service *service, void *context);
 	void *context;
+	_Atomic bool decided;
 	sem_t over;
 };
+
+static void visit_destroy(struct visit *visit)
+{
+	sem_destroy(&visit->over);
+	free(visit);
+}
 
 static void deliver_visit(struct ring *ring, struct ring_message *message)
 {
 	struct visit *visit = container_of(message, struct visit, message);
 
 	GMB_UNUSED(ring);
+	/* Acquire and release: what the visitor prepared is seen, and nothing after it gave up. */
+	if (atomic_exchange_explicit(&visit->decided, true, memory_order_acq_rel)) {
+		visit_destroy(visit);
+		return;
+	}
 	visit->call(visit->reactor->service, visit->context);
 	sem_post(&visit->over);
 }
 
-void reactor_visit(struct reactor *reactor,
+/* False: it did not come in time. */
+static bool wait_a_moment(sem_t *semaphore)
+{
+	struct timespec end;
+
+	clock_gettime(CLOCK_MONOTONIC, &end);
+	end.tv_sec += VISIT_SECONDS_MAX;
+	while (sem_clockwait(semaphore, CLOCK_MONOTONIC, &end) < 0) {
+		if (errno != EINTR) {
+			return false;
+		}
+	}
+	return true;
+}
+
+int reactor_visit(struct reactor *reactor,
 	void (*visit)(struct nbd_service *service, void *context), void *context)
 {
-	struct visit stay = {
-		.message.deliver = deliver_visit,
-		.reactor = reactor,
-		.call = visit,
-		.context = context,
-	};
+	struct visit *stay = calloc(1, sizeof(*stay));
 
-	sem_init(&stay.over, 0, 0);
-	ring_post(reactor->ring, &stay.message);
-	wait_for(&stay.over);
-	sem_destroy(&stay.over);
+	if (stay == NULL) {
+		return -ENOMEM;
+	}
+	stay->message.deliver = deliver_visit;
+	stay->reactor = reactor;
+	stay->call = visit;
+	stay->context = context;
+	sem_init(&stay->over, 0, 0);
+	ring_post(reactor->ring, &stay->message);
+	if (!wait_a_moment(&stay->over)) {
+		if (!atomic_exchange_explicit(&stay->decided, true, memory_order_acq_rel)) {
+			return -ETIMEDOUT; /* the reactor frees it */
+		}
+		wait_for(&stay->over);
+	}
+	visit_destroy(stay);
+	return 0;
 }

@@ -48,6 +48,7 @@ void reactor_give(struct reactor *reactor, int fd, const char *peer);
 void reactor_drain(struct reactor *reactor, uint64_t deadline_ns);
 
 /* Calls visit on the reactor's thread, between two of its turns, and waits for it. Main thread; not
- * after reactor_destroy(). */
-void reactor_visit(struct reactor *reactor,
+ * after reactor_destroy(). -ETIMEDOUT: a turn takes very long (a disk hangs), and visit was not and
+ * will not be called; -ENOMEM. */
+GMB_MUST_CHECK int reactor_visit(struct reactor *reactor,
 	void (*visit)(struct nbd_service *service, void *context), void *context);

@@ -209,6 +209,24 @@ static void arm(struct nbd_service *service, void *context)
 	nbd_service_trace(service, context);
 }
 
+/* Of the first count reactors. */
+static void disarm(struct tracing *tracing, uint32_t count)
+{
+	uint64_t event;
+	ssize_t got;
+
+	for (uint32_t i = 0; i < count; i++) {
+		if (reactor_visit(tracing->options.reactors[i], arm, NULL) < 0) {
+			tracing->recorders[i] = NULL; /* the reactor still uses it: it stays */
+		}
+	}
+	free_recorders(tracing);
+	tracing->wanted = 0;
+	/* Enough may have ended just now: not the next recording's news. */
+	got = read(tracing->event_fd, &event, sizeof(event));
+	GMB_UNUSED(got);
+}
+
 int tracing_begin(struct tracing *tracing, const char *question, struct error *error)
 {
 	struct path_trace_options options = {
@@ -216,6 +234,7 @@ int tracing_begin(struct tracing *tracing, const char *question, struct error *e
 		.ended = count_ended,
 		.context = tracing,
 	};
+	uint32_t armed = 0;
 	int rc;
 
 	if (tracing->wanted > 0) {
@@ -235,28 +254,25 @@ int tracing_begin(struct tracing *tracing, const char *question, struct error *e
 	}
 	tracing->wanted = options.request_max;
 	atomic_store_explicit(&tracing->ended_count, 0, memory_order_relaxed);
-	for (uint32_t i = 0; i < tracing->options.reactor_count; i++) {
-		reactor_visit(tracing->options.reactors[i], arm, tracing->recorders[i]);
+	while (armed < tracing->options.reactor_count && rc == 0) {
+		rc = reactor_visit(
+			tracing->options.reactors[armed], arm, tracing->recorders[armed]);
+		armed += rc == 0;
+	}
+	if (rc < 0) {
+		disarm(tracing, armed);
+		return error_set(error, rc, "a thread of this server cannot be asked: %s",
+			rc == -ETIMEDOUT ? "it does not answer, perhaps a disk hangs"
+					 : strerror(-rc));
 	}
 	return 0;
 }
 
 void tracing_disarm(struct tracing *tracing)
 {
-	uint64_t count;
-	ssize_t got;
-
-	if (tracing->wanted == 0) {
-		return;
+	if (tracing->wanted > 0) {
+		disarm(tracing, tracing->options.reactor_count);
 	}
-	for (uint32_t i = 0; i < tracing->options.reactor_count; i++) {
-		reactor_visit(tracing->options.reactors[i], arm, NULL);
-	}
-	free_recorders(tracing);
-	tracing->wanted = 0;
-	/* Enough may have ended just now: not the next recording's news. */
-	got = read(tracing->event_fd, &count, sizeof(count));
-	GMB_UNUSED(got);
 }
 
 /* --- telling ------------------------------------------------------------------------------- */

@@ -1,0 +1,57 @@
+#!/usr/bin/python3
+"""A disk that hangs takes the thread that waits for it; the rest of the server still answers."""
+import json
+import os
+import select
+import socket
+import sys
+
+import nbdmini
+import support
+
+STUCK = os.path.realpath(sys.argv.pop(2))
+OFFSET = 8192
+
+
+class Stuck(support.Case):
+    def start_stuck(self):
+        """A server of one thread, which hangs."""
+        told, tells = os.pipe()
+        self.addCleanup(os.close, told)
+        environment = dict(os.environ, LD_PRELOAD=STUCK, STUCK_OFFSET=str(OFFSET),
+                           STUCK_FD=str(tells))
+        server = self.start_unix("--threads", "1", "--control", self.path("control"),
+                                 self.make_file("disk.img", bytes(1 << 16)), env=environment,
+                                 pass_fds=[tells])
+        os.close(tells)
+        client = nbdmini.open_export(server.uri)
+        self.addCleanup(client.close)
+        client.send_request(nbdmini.CMD_WRITE, 1, OFFSET, 512, bytes(512))
+        self.assertEqual(os.read(told, 1), b"\0")
+        return server
+
+    def ask(self, question):
+        """The last line of the answer."""
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(nbdmini.TIMEOUT_S)
+            sock.connect(self.path("control"))
+            sock.sendall(question + b"\n")
+            with sock.makefile("rb") as answer:
+                return json.loads(answer.read().splitlines()[-1])
+
+    def test_questions_are_answered_and_signals_heeded(self):
+        server = self.start_stuck()
+        for question in (b"stats", b'trace {"count": 1}'):
+            answer = self.ask(question)
+            self.assertIn("does not answer", answer["error"])
+        # Signals close to the first one are taken for the same wish: repeat it.
+        while server.process.poll() is None:
+            server.signal()
+            select.select([], [], [], 0.1)
+        code, errors = server.wait()
+        self.assertEqual(code, 1)
+        self.assertIn("stopped at once", errors)
+
+
+if __name__ == "__main__":
+    support.main()
