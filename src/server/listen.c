@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -287,6 +288,44 @@ static int remove_stale(const struct nbd_uri *uri, const union address *address,
 	return 0;
 }
 
+/*
+ * Between bind and listen a socket looks like one that nobody listens on: two servers that start at
+ * the same time would remove each other's, and only the last one could be reached. So each holds
+ * the lock of the folder meanwhile, and when it removes its own; a descriptor to close, or -1. Who
+ * cannot have the lock goes on without: nobody may keep us from starting.
+ */
+static int lock_folder(const char *path)
+{
+	const struct timespec pause = { .tv_nsec = BUSY_PAUSE_NS };
+	char folder[sizeof(((struct sockaddr_un *)0)->sun_path) + 1];
+	char *slash;
+	int fd;
+
+	if (path[0] == '\0' || strlen(path) >= sizeof(folder)) {
+		return -1;
+	}
+	snprintf(folder, sizeof(folder), "%s", path);
+	slash = strrchr(folder, '/');
+	if (slash == NULL) {
+		memcpy(folder, ".", sizeof("."));
+	} else {
+		slash[slash == folder] = '\0'; /* the root's own slash stays */
+	}
+	fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	for (int tries = 1; fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) < 0 && tries < BUSY_TRIES_MAX;
+		tries++) {
+		nanosleep(&pause, NULL);
+	}
+	return fd;
+}
+
+static void unlock_folder(int fd)
+{
+	if (fd >= 0) {
+		close(fd);
+	}
+}
+
 /* Binds, removing a stale socket file once. */
 static int unix_bind(int fd, const struct nbd_uri *uri, struct error *error)
 {
@@ -344,7 +383,8 @@ static int set_unix_uri(
 	return listener->uri.socket_path != NULL ? 0 : out_of_memory(error);
 }
 
-static int unix_open(const struct nbd_uri *uri, struct listener *listener, struct error *error)
+static int unix_open_locked(
+	const struct nbd_uri *uri, struct listener *listener, struct error *error)
 {
 	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	char shown[URI_SHOWN_BYTES];
@@ -371,6 +411,15 @@ static int unix_open(const struct nbd_uri *uri, struct listener *listener, struc
 		rc = error_set(error, -errno, "cannot listen on %s: %s", show_uri(uri, shown),
 			strerror(errno));
 	}
+	return rc;
+}
+
+static int unix_open(const struct nbd_uri *uri, struct listener *listener, struct error *error)
+{
+	int lock_fd = lock_folder(uri->socket_path);
+	int rc = unix_open_locked(uri, listener, error);
+
+	unlock_folder(lock_fd);
 	return rc;
 }
 
@@ -480,15 +529,25 @@ int listener_adopt(int fd, struct listener *listener, struct error *error)
 	return rc;
 }
 
-void listener_close(struct listener *listener)
+/* While the socket is open, no other file gets its inode number. */
+static void remove_own(const struct listener *listener)
 {
+	int lock_fd = lock_folder(listener->unlink_path);
 	struct stat st;
 
-	close_sockets(listener);
-	if (listener->unlink_path != NULL && lstat(listener->unlink_path, &st) == 0 &&
-		st.st_dev == listener->unlink_device && st.st_ino == listener->unlink_inode) {
+	if (lstat(listener->unlink_path, &st) == 0 && st.st_dev == listener->unlink_device &&
+		st.st_ino == listener->unlink_inode) {
 		unlink(listener->unlink_path);
 	}
+	unlock_folder(lock_fd);
+}
+
+void listener_close(struct listener *listener)
+{
+	if (listener->unlink_path != NULL) {
+		remove_own(listener);
+	}
+	close_sockets(listener);
 	free(listener->unlink_path);
 	nbd_uri_fini(&listener->uri);
 	*listener = (struct listener){ 0 };

@@ -1,10 +1,13 @@
 #!/usr/bin/python3
 """Unix sockets: a stale file is reused, a live one or anything else is left alone, ours is removed at
 the end."""
+import fcntl
 import os
+import select
 import signal
 import socket
 import stat
+import subprocess
 
 import nbdmini
 import support
@@ -32,6 +35,36 @@ class UnixSockets(support.Case):
         self.assertEqual(os.listdir(self.folder), ["s"])
         self.start_unix("null:1M")
         self.check_served(self.socket_uri())
+
+    def has_open(self, pid, path):
+        descriptors = f"/proc/{pid}/fd"
+        for name in os.listdir(descriptors):
+            try:
+                if os.readlink(os.path.join(descriptors, name)) == path:
+                    return True
+            except FileNotFoundError:
+                pass  # closed meanwhile
+        return False
+
+    def test_a_server_that_is_just_starting_is_left_alone(self):
+        """Between bind and listen nobody listens: a server has its folder locked meanwhile."""
+        folder = os.path.realpath(self.folder)
+        lock = os.open(folder, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(self.path("s"))
+            second = subprocess.Popen(
+                [support.program(), "serve", "null:1M", "--listen", self.socket_uri()],
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            self.addCleanup(second.kill)
+            while not self.has_open(second.pid, folder):  # until it waits, or serves
+                self.assertEqual(select.select([second.stdout], [], [], 0.01)[0], [])
+            other.listen()
+            os.close(lock)
+            output, errors = second.communicate()
+            self.assertEqual((second.returncode, output), (1, ""))
+            self.assertIn("another program listens", errors)
+            self.assertEqual(os.listdir(self.folder), ["s"])
 
     def test_a_live_server_is_left_alone(self):
         server = self.start_unix("null:1M")
