@@ -80,8 +80,12 @@ static int set_attributes(posix_spawnattr_t *attributes, const sigset_t *mask)
 
 static int spawn_shell(struct runner *runner, const char *command, char **environment)
 {
-	/* posix_spawn's argument type lacks const and does not write. */
+	static const char limiting[] = "ulimit -S -n \"$1\"; exec /bin/sh -c \"$2\" sh";
+	const char *limit = runner->options.file_limit;
+	/* posix_spawn's argument type lacks const and does not write; and it knows no limits. */
 	char *const arguments[] = { (char *)(uintptr_t) "sh", (char *)(uintptr_t) "-c",
+		(char *)(uintptr_t)(limit != NULL ? limiting : command),
+		(char *)(uintptr_t)(limit != NULL ? "sh" : NULL), (char *)(uintptr_t)limit,
 		(char *)(uintptr_t)command, NULL };
 	posix_spawnattr_t attributes;
 	int rc = posix_spawnattr_init(&attributes);

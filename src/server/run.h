@@ -2,7 +2,7 @@
 /*
  * The commands of --run: shell commands that are started one after another while the server serves,
  * until one fails. Each gets the environment with $uri (and $unixsocket) set, default signals, and
- * none of the server's descriptors.
+ * none of the server's descriptors nor its limit on them.
  *
  * Threading: the main thread. Ownership: borrows the commands and URIs until runner_fini().
  * Errors: starting the shell can fail; how a command ends is its exit status, 128 + n for signal n.
@@ -20,6 +20,7 @@ struct runner_options {
 	const char *uri;
 	const char *socket_path;    /* or NULL */
 	const sigset_t *child_mask; /* the signal mask before the server changed it */
+	const char *file_limit;	    /* as ulimit -n takes it; NULL: the server has not raised it */
 };
 
 struct runner {

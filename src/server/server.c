@@ -51,6 +51,7 @@ struct server {
 	_Atomic uint32_t connection_total;
 
 	sigset_t mask_before;
+	char file_limit[24]; /* before it was raised; "" when it was not */
 	int signal_fd;
 	int event_fd;			/* other threads wake the main thread */
 	_Atomic bool acceptor_stopped;	/* set before event_fd is written */
@@ -371,16 +372,23 @@ static int start_control(struct server *server, struct error *error)
 
 /* --- the process ----------------------------------------------------------------------------- */
 
-/* Every connection is a descriptor; the soft limit of 1024 is only a default for old programs. */
-static void raise_file_limit(void)
+/* Every connection is a descriptor; the soft limit of 1024 is only a default for old programs.
+ * Those get it back: our commands may be such. */
+static void raise_file_limit(struct server *server)
 {
 	struct rlimit limit;
+	rlim_t before;
 
-	if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
-		limit.rlim_cur = limit.rlim_max;
-		if (setrlimit(RLIMIT_NOFILE, &limit) < 0) {
-			log_warning("cannot raise the limit on open files: %s", strerror(errno));
-		}
+	if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur >= limit.rlim_max) {
+		return;
+	}
+	before = limit.rlim_cur;
+	limit.rlim_cur = limit.rlim_max;
+	if (setrlimit(RLIMIT_NOFILE, &limit) < 0) {
+		log_warning("cannot raise the limit on open files: %s", strerror(errno));
+	} else {
+		snprintf(server->file_limit, sizeof(server->file_limit), "%llu",
+			(unsigned long long)before);
 	}
 }
 
@@ -634,6 +642,7 @@ static void serve(struct server *server)
 		.command_count = config->command_count,
 		.uri = uri,
 		.child_mask = &server->mask_before,
+		.file_limit = server->file_limit[0] != '\0' ? server->file_limit : NULL,
 	};
 
 	reach_warn(server->listeners, server->listener_count);
@@ -661,7 +670,7 @@ static int start(struct server *server, struct error *error)
 {
 	int rc;
 
-	raise_file_limit();
+	raise_file_limit(server);
 	rc = take_signals(server, error);
 	if (rc == 0) {
 		rc = open_exports(server, error);

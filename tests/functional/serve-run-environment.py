@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 """--run: the command gets $uri and $unixsocket, default signals and none of the server's files."""
 import os
+import resource
 
 import support
 
@@ -41,6 +42,15 @@ class RunEnvironment(support.Case):
         output = self.run_command("ls -l /proc/self/fd", disk, "--listen", self.socket_uri())
         for ours in ("disk.img", "socket:", "io_uring", "signalfd", "eventfd"):
             self.assertNotIn(ours, output)
+
+    def test_the_limit_on_open_files_is_as_it_was(self):
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        for soft in (hard, 200):
+            output = self.run_command(
+                "ulimit -S -n; ulimit -H -n; echo \"$0 $#\"; exit 0", "null:1M", "--listen",
+                self.socket_uri(),
+                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)))
+            self.assertEqual(output, f"{soft}\n{hard}\nsh 0\n")
 
     def test_signals_are_as_they_were(self):
         output = self.run_command("grep -E '^Sig(Blk|Ign)' /proc/self/status", "null:1M",
