@@ -462,7 +462,9 @@ int cmd_copy(int argc, char **argv)
 	if (status != CLI_GO_ON) {
 		return status;
 	}
-	(void)signal(SIGPIPE, SIG_IGN); /* a reader that went away is an error of the write */
+	/* A reader that went away, and a file that may not be so large, are errors of the write. */
+	(void)signal(SIGPIPE, SIG_IGN);
+	(void)signal(SIGXFSZ, SIG_IGN);
 	began_ns = clock_now_ns();
 	copy_progress_init(&job.progress, arguments.progress, &job.counters);
 	report.source_text = arguments.source;

@@ -73,6 +73,7 @@ static int set_attributes(posix_spawnattr_t *attributes, const sigset_t *mask)
 
 	sigemptyset(&defaults);
 	sigaddset(&defaults, SIGPIPE);
+	sigaddset(&defaults, SIGXFSZ);
 	posix_spawnattr_setsigmask(attributes, mask);
 	posix_spawnattr_setsigdefault(attributes, &defaults);
 	return posix_spawnattr_setflags(attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);

@@ -413,6 +413,8 @@ static int take_signals(struct server *server, struct error *error)
 	}
 	sigaddset(&ours, SIGCHLD);
 	signal(SIGPIPE, SIG_IGN);
+	/* A write behind the limit on file sizes is the error of who asked for it, EFBIG. */
+	signal(SIGXFSZ, SIG_IGN);
 	/* A parent that ignores SIGCHLD would make us lose the commands' exit status. */
 	signal(SIGCHLD, SIG_DFL);
 	sigprocmask(SIG_BLOCK, &ours, &server->mask_before);
