@@ -87,6 +87,8 @@ bool sim_chance(uint32_t ppm);
 /* A digest of everything that happened so far: equal for equal runs. */
 uint64_t sim_trace_hash(void);
 uint64_t sim_event_count(void);
+/* How many sends have met memory of a disk that was no longer there, see disk_map.h. */
+uint64_t sim_send_faults(void);
 /* Mixes a value of the test's own into the digest. */
 void sim_trace_mix(uint64_t value);
 
@@ -164,6 +166,7 @@ struct sim_disk_options {
 	bool read_only;
 	bool no_discard; /* discard and unmap are not supported */
 	bool no_fast_zero;
+	bool keeps_cache; /* there is memory enough: nothing leaves the page cache by itself */
 	uint64_t discard_granularity; /* 0 = a page */
 	uint32_t stripe_chunk;
 	uint32_t stripe_members;
@@ -179,6 +182,8 @@ struct sim_disk *sim_disk_find(const char *name);
 /* Raw access around every fault: what programs see now (write: durable as well). */
 void sim_disk_peek(struct sim_disk *disk, uint64_t offset, void *buf, size_t len);
 void sim_disk_poke(struct sim_disk *disk, uint64_t offset, const void *buf, size_t len);
+/* Brings all of it into the page cache. */
+void sim_disk_warm(struct sim_disk *disk);
 uint64_t sim_disk_size(const struct sim_disk *disk);
 /* Grows or shrinks it under the feet of its users. */
 void sim_disk_resize(struct sim_disk *disk, uint64_t size);

@@ -71,6 +71,13 @@ void sim_cache_read(struct sim_disk *disk, uint64_t offset, void *buf, size_t le
 	}
 }
 
+void sim_disk_warm(struct sim_disk *disk)
+{
+	for (uint64_t at = 0; at < disk->size; at += SIM_PAGE_BYTES) {
+		page_fill_cache(disk, sim_page_make(disk, at / SIM_PAGE_BYTES));
+	}
+}
+
 void sim_cache_write(struct sim_disk *disk, uint64_t offset, const void *bytes, size_t len)
 {
 	const uint8_t *from = bytes;
@@ -185,7 +192,7 @@ void sim_cache_tick(struct sim_disk *disk)
 		page_writeback(page);
 		list_remove(node);
 		list_push_back(&disk->cached, node);
-	} else {
+	} else if (!disk->options.keeps_cache) {
 		page_drop(page);
 	}
 }

@@ -92,6 +92,7 @@ struct sim_world {
 	uint64_t event_count;
 	uint64_t event_order;
 	uint64_t identity_last; /* of the disk made last */
+	uint64_t send_faults;	/* sends that ended with -EFAULT */
 	struct sim_event *heap;
 	size_t heap_count;
 	size_t heap_max;

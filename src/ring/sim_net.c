@@ -370,6 +370,14 @@ static size_t send_readable(const struct sim_op *sop, size_t limit)
 	return MIN(count, limit);
 }
 
+/* The next byte of a send is not there any more. */
+static int send_fault(const struct sim_socket *socket)
+{
+	sim_world.send_faults++;
+	sim_trace("send fault", (uint64_t)socket->fd, 0, -EFAULT);
+	return -EFAULT;
+}
+
 /* Copies the next piece of the send into the pipe; returns how much went. */
 static size_t send_piece(struct sim_socket *socket, size_t left)
 {
@@ -415,7 +423,7 @@ static void send_pump(void *arg, uint64_t value)
 	}
 	room = send_readable(sop, MIN(room, sop->len - sop->moved));
 	if (room == 0) {
-		send_finish(socket, sop->moved > 0 ? (int)sop->moved : -EFAULT);
+		send_finish(socket, sop->moved > 0 ? (int)sop->moved : send_fault(socket));
 		return;
 	}
 	pipe_reserve(pipe, pipe->capacity);
@@ -529,7 +537,7 @@ ssize_t sim_net_send_now(int fd, const struct msghdr *message)
 		}
 	}
 	if (moved == 0) {
-		return is_cut ? -EFAULT : -EAGAIN;
+		return is_cut ? send_fault(socket) : -EAGAIN;
 	}
 	sim_event_add(pipe_arrival_delay(pipe), bytes_arrive, socket->peer, moved);
 	return (ssize_t)moved;

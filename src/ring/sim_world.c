@@ -91,6 +91,11 @@ uint64_t sim_event_count(void)
 	return sim_world.event_count;
 }
 
+uint64_t sim_send_faults(void)
+{
+	return sim_world.send_faults;
+}
+
 void sim_trace_mix(uint64_t value)
 {
 	for (int i = 0; i < 8; i++) {

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * sim --seeds FROM-TO | --seed N [--verbose] | --soak SECONDS [--seeds FROM-TO]
+ *     [--send-faults N]
  *
  * Runs the real server code over the simulated machine, one scenario a seed. A seed that fails,
- * crashes or hangs is named together with the command that replays it exactly.
+ * crashes or hangs is named together with the command that replays it exactly. With --send-faults,
+ * so many sends at least must have met a page cache that was gone.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -37,12 +39,14 @@ struct progress {
 	uint64_t errors;
 	uint64_t events;
 	uint64_t lent_bytes;
+	uint64_t send_faults;
 };
 
 struct arguments {
 	uint64_t from;
 	uint64_t to;
 	uint64_t soak_s;
+	uint64_t send_faults_min;
 	bool single;
 	bool verbose;
 };
@@ -86,6 +90,7 @@ static void run_seed(uint64_t seed, bool verbose)
 	progress->errors += result.errors;
 	progress->events += result.events;
 	progress->lent_bytes += result.lent_bytes;
+	progress->send_faults += result.send_faults;
 }
 
 static void work(const struct arguments *arguments)
@@ -129,6 +134,9 @@ static bool parse(int argc, char **argv, struct arguments *arguments)
 		} else if (strcmp(argv[i], "--soak") == 0 &&
 			   parse_number(value, &arguments->soak_s, &end) && *end == '\0') {
 			arguments->single = false;
+		} else if (strcmp(argv[i], "--send-faults") == 0 &&
+			   parse_number(value, &arguments->send_faults_min, &end) && *end == '\0') {
+			arguments->single = false;
 		} else {
 			return false;
 		}
@@ -158,7 +166,8 @@ int main(int argc, char **argv)
 
 	if (!parse(argc, argv, &arguments)) {
 		fprintf(stderr,
-			"usage: %s [--seeds FROM-TO] [--seed N] [--verbose] [--soak SECONDS]\n",
+			"usage: %s [--seeds FROM-TO] [--seed N] [--verbose] [--soak SECONDS] "
+			"[--send-faults N]\n",
 			argv[0]);
 		return 2;
 	}
@@ -195,8 +204,12 @@ int main(int argc, char **argv)
 	}
 	printf("%" PRIu64 " seeds, %" PRIu64 " requests (%" PRIu64
 	       " answered with an error), %" PRIu64 " events, %" PRIu64
-	       " bytes out of the page cache\n",
+	       " bytes out of the page cache (%" PRIu64 " sends found it gone)\n",
 		progress->seeds, progress->requests, progress->errors, progress->events,
-		progress->lent_bytes);
+		progress->lent_bytes, progress->send_faults);
+	if (progress->send_faults < arguments.send_faults_min) {
+		fprintf(stderr, "of these, %" PRIu64 " were expected\n", arguments.send_faults_min);
+		return 1;
+	}
 	return 0;
 }

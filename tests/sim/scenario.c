@@ -14,12 +14,14 @@ enum {
 	EVENTS_MAX = 3000000,
 	CRASHES_MAX = 4, /* in the first 10, 40, 160, 640 ms */
 	GIANT_WINDOW_BYTES = 1 << 20,
+	LENT_LOOKS_MAX = 1000,
 };
 
 #define SECOND_NS	     UINT64_C(1000000000)
 #define GIANT_BYTES	     (UINT64_C(9) << 30)
 #define VIRTUAL_NS_MAX	     (UINT64_C(3000) * SECOND_NS)
 #define STALL_NS	     (UINT64_C(300) * SECOND_NS)
+#define LENT_LOOK_NS	     UINT64_C(100000)
 #define HANDSHAKE_TIMEOUT_NS (UINT64_C(60) * SECOND_NS)
 
 static uint64_t below(uint64_t limit)
@@ -84,6 +86,18 @@ static void check_current(
 	free(data);
 }
 
+/* Bytes everywhere, and all of them in the page cache. */
+static void fill_disk(const struct scenario_export *export)
+{
+	uint8_t *bytes = malloc(export->size);
+
+	GMB_ASSERT(bytes != NULL);
+	oracle_pattern(sim_random(), 0, bytes, export->size);
+	sim_disk_poke(export->disk, 0, bytes, export->size);
+	sim_disk_warm(export->disk);
+	free(bytes);
+}
+
 static void create_disk(struct scenario_export *export, const char *name)
 {
 	static const uint32_t aligns[] = { 0, 512, 512, 4096 };
@@ -112,7 +126,12 @@ static void create_disk(struct scenario_export *export, const char *name)
 	if (percent(20)) {
 		options.io_max = 131072;
 	}
+	options.keeps_cache = export->warm;
 	export->disk = sim_disk_create(name, &options);
+	if (export->warm) {
+		fill_disk(export);
+		return;
+	}
 	for (int i = 0; i < 8 && !export->sparse_giant; i++) {
 		uint8_t bytes[8192];
 		uint64_t offset = below(export->size);
@@ -162,6 +181,9 @@ static void choose_export(struct scenario *scenario, uint32_t idx)
 		if (percent(8)) {
 			export->sparse_giant = true;
 			export->size = GIANT_BYTES + (percent(50) ? 0 : below(10000));
+		} else if (percent(10)) {
+			export->warm = true;
+			export->size += STORE_LEND_BYTES_MIN;
 		}
 		snprintf(disk, sizeof(disk), "disk%u", idx);
 		snprintf(export->path, sizeof(export->path), "%s", disk);
@@ -211,7 +233,7 @@ static void open_export(struct scenario *scenario, struct scenario_export *expor
 	struct error error;
 	int fd;
 
-	if (export->disk != NULL) {
+	if (export->disk != NULL && !export->warm) {
 		if (disk_open(export->path, true, false, &fd, &error) != 0 ||
 			disk_info(fd, &info) != 0) {
 			model_fail("cannot look at %s: %s", export->path, error.text);
@@ -222,18 +244,20 @@ static void open_export(struct scenario *scenario, struct scenario_export *expor
 			options.write_mode = percent(50) ? STORE_MODE_RAM : STORE_MODE_CACHED;
 		}
 	}
-	if (percent(10)) {
+	if (!export->warm && percent(10)) {
 		if (store_delay_parse("any:3ms", &delay, &error) != 0) {
 			model_fail("a delay is not understood: %s", error.text);
 		}
 		options.delays = &delay;
 		options.delay_count = 1;
 	}
-	choose_synchro(export, &options);
+	if (!export->warm) {
+		choose_synchro(export, &options);
+	}
 	if (store_open(&options, &export->store, &error) != 0) {
 		model_fail("cannot open %s: %s", export->path, error.text);
 	}
-	if (percent(25)) {
+	if (!export->warm && percent(25)) {
 		export->store = producer_open(scenario, export, export->store, percent(50));
 	}
 }
@@ -529,6 +553,33 @@ static void shrink_now(void *arg)
 	sim_disk_resize(export->disk, size);
 }
 
+static uint64_t lent_so_far(const struct scenario_export *export)
+{
+	const struct scenario *scenario = export->scenario;
+	uint32_t idx = (uint32_t)(export - scenario->exports);
+	uint64_t bytes = 0;
+
+	for (uint32_t i = 0; i < scenario->service_count; i++) {
+		bytes += nbd_service_lent_bytes(scenario->services[i].service, idx);
+	}
+	return bytes;
+}
+
+/* Cuts the disk as soon as a reply is on its way out of the page cache, or at last without. */
+static void shrink_under_reply(void *arg)
+{
+	struct scenario_export *export = arg;
+	uint64_t lent_bytes = lent_so_far(export);
+
+	if ((lent_bytes > export->lent_bytes_seen && percent(50)) ||
+		++export->lent_looks == LENT_LOOKS_MAX) {
+		shrink_now(export);
+		return;
+	}
+	export->lent_bytes_seen = lent_bytes;
+	sim_after(1 + below(LENT_LOOK_NS), shrink_under_reply, export);
+}
+
 /* A disk that hangs must not stop the clients of the others. */
 static void stall_ends(void *arg)
 {
@@ -559,6 +610,11 @@ static void disturb_disk(struct scenario_export *export)
 {
 	uint64_t offset = below(export->size);
 
+	if (export->warm && percent(50)) {
+		export->size_may_change = true;
+		sim_after(0, shrink_under_reply, export);
+		return;
+	}
 	switch (export->sparse_giant ? 1 : below(12)) {
 	case 0:
 		export->size_may_change = true;
@@ -856,6 +912,7 @@ struct scenario_result scenario_run(uint64_t seed, bool verbose)
 		.requests = scenario->requests,
 		.errors = scenario->replies_with_error,
 		.lent_bytes = scenario->lent_bytes,
+		.send_faults = sim_send_faults(),
 	};
 	sim_stop();
 	free(scenario);

@@ -51,7 +51,10 @@ struct scenario_export {
 	uint64_t size;
 	bool read_only;
 	bool sparse_giant; /* only some windows of it are used */
+	bool warm;	   /* in the page cache: large reads are sent from there */
 	bool size_may_change;
+	uint64_t lent_bytes_seen; /* out of the page cache when last looked at */
+	uint32_t lent_looks;
 	bool stalled; /* its disk answers nothing for a long time */
 	bool flush_may_fail;
 	uint64_t flush_failed; /* oracle time of the first failed flush: P77, it stays an error */
