@@ -2,6 +2,7 @@
 #include "ring/disk_map.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/magic.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -100,6 +101,20 @@ static bool is_remote(int fd)
 	return false;
 }
 
+/* A file of an overlay's lower layer that somebody opens for writing is copied to the upper one,
+ * and from then on a read finds the copy, but a mapping stays with the old file. Who may write has
+ * got the copy already. */
+static bool may_be_copied_up(int fd)
+{
+	struct statfs status;
+	int flags = fcntl(fd, F_GETFL);
+
+	if (flags >= 0 && (flags & O_ACCMODE) == O_RDWR) {
+		return false;
+	}
+	return fstatfs(fd, &status) < 0 || (uint32_t)status.f_type == OVERLAYFS_SUPER_MAGIC;
+}
+
 int disk_map_create(int fd, uint64_t size, struct disk_map **map_out)
 {
 	uint32_t page_bytes = (uint32_t)sysconf(_SC_PAGESIZE);
@@ -110,7 +125,7 @@ int disk_map_create(int fd, uint64_t size, struct disk_map **map_out)
 	if (bytes > MAP_BYTES_MAX) {
 		return -ENOMEM;
 	}
-	if (is_remote(fd)) {
+	if (is_remote(fd) || may_be_copied_up(fd)) {
 		return -EOPNOTSUPP;
 	}
 	if (!is_told(fd, bytes, page_bytes)) {

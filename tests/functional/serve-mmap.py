@@ -1,11 +1,15 @@
 #!/usr/bin/python3
 """Large reads that are sent from the page cache itself: the bytes are right wherever they lie, what
 is written is seen, zeroes still become holes, and a file that is cut costs nobody but the client
-whose reply is on its way."""
+whose reply is on its way. All of it on the file system of temporary files and on XFS, whose page
+cache has large pages; with what an overlay does to a mapping."""
 import json
 import os
 import random
+import shutil
 import socket
+import subprocess
+import unittest
 
 import nbdmini
 import support
@@ -18,9 +22,21 @@ SIZE = 8 * MIB + 12345  # the last page is not whole
 class Mapped(support.Case):
     def setUp(self):
         super().setUp()
+        self.enter()
         self.content = bytearray(os.urandom(SIZE))
         self.image = self.make_file("disk", bytes(self.content))
         self.server = None
+
+    def enter(self):
+        """Where the file is to be."""
+
+    def mount(self, folder, *arguments):
+        done = subprocess.run(["mount", *arguments, folder], capture_output=True, text=True,
+                              check=False)
+        if done.returncode != 0:
+            self.skipTest("cannot mount it: " + done.stderr.strip())
+        # Lazily: the kernel closes the files of a ring a moment after its process has ended.
+        self.addCleanup(subprocess.run, ["umount", "--lazy", folder], check=True)
 
     def open(self, *keys, structured=True, arguments=()):
         self.server = self.start_unix(
@@ -202,6 +218,43 @@ class Mapped(support.Case):
         for value in ("on", "", "OFF"):
             self.check_refused(["serve", "--export", f"={self.image},mmap={value}"], 2,
                                "mmap: ", "is neither auto nor off")
+
+    @unittest.skipUnless(os.geteuid() == 0, "an overlay is mounted, which only root may")
+    def test_an_overlays_copy_is_seen(self):
+        names = ("lower", "upper", "work", "merged")
+        lower, upper, work, merged = (self.path(name) for name in names)
+        for path in (lower, upper, work, merged):
+            os.mkdir(path)
+        os.rename(self.image, os.path.join(lower, "disk"))
+        self.image = os.path.join(merged, "disk")
+        self.mount(merged, "-t", "overlay", "-o",
+                   f"lowerdir={lower},upperdir={upper},workdir={work}", "overlay")
+        client = self.open("readonly")
+        self.assertEqual(self.read(client, 0, MIB), self.content[:MIB])
+        with open(self.image, "r+b") as image:  # which makes the copy
+            image.seek(4096)
+            image.write(b"new" * 100_000)
+        self.content[4096:304_096] = b"new" * 100_000
+        self.assertEqual(self.read(client, 0, MIB), self.content[:MIB])
+        client.close()
+        self.assertEqual(self.server.stop(), (0, ""))
+        # Who may write has the copy from the beginning.
+        client = self.open()
+        self.assertEqual(self.read(client, 0, MIB), self.content[:MIB])
+        self.assertEqual(self.mapped_bytes(), MIB)
+
+
+@unittest.skipUnless(os.geteuid() == 0, "XFS is mounted, which only root may")
+@unittest.skipUnless(shutil.which("mkfs.xfs"), "xfsprogs is not installed")
+class MappedOnXfs(Mapped):
+    def enter(self):
+        image, mounted = self.path("xfs"), self.path("mounted")
+        with open(image, "wb") as file:
+            file.truncate(400 * MIB)
+        subprocess.run(["mkfs.xfs", "-q", image], check=True)
+        os.mkdir(mounted)
+        self.mount(mounted, "-o", "loop", "-t", "xfs", image)
+        self.folder = mounted
 
 
 if __name__ == "__main__":
