@@ -164,8 +164,8 @@ static int explain_setup(int code, struct error *error)
 	switch (code) {
 	case -ENOSYS:
 		return error_set(error, code,
-			"this kernel has no io_uring; gmblock needs Linux 6.1 or newer built with "
-			"CONFIG_IO_URING");
+			"there is no io_uring here: gmblock needs Linux 6.1 or newer built with "
+			"CONFIG_IO_URING, and in a container a seccomp profile that allows it");
 	case -EPERM:
 	case -EACCES:
 		return error_set(error, code,
