@@ -22,7 +22,10 @@ static void page_writeback(struct sim_page *page)
 	memcpy(page->current, page->cache, SIM_PAGE_BYTES);
 	page->dirty = 0xff;
 	for (int i = 0; i < SIM_SECTORS_PER_PAGE; i++) {
-		if (page->since[i] == 0) {
+		/* A later write may have given the sector its number while an earlier one was
+		 * still in the cache only. */
+		if (page->since[i] == 0 ||
+			(page->cache_since != 0 && page->cache_since < page->since[i])) {
 			page->since[i] = page->cache_since;
 		}
 	}
