@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/bytes.h"
+#include "ring/disk_remote.h"
 #include "ring/disk_sysfs.h"
 
 enum {
@@ -394,6 +395,10 @@ int disk_info(int fd, struct disk_info *info)
 	} else {
 		info->identity[0] = (uint64_t)status.st_dev;
 		info->identity[1] = (uint64_t)status.st_ino;
+		/* FUSE forgets it in direct writes: in asynchronous ones, and in all where its
+		 * server asks for direct I/O (Linux 6.18 and before). Nobody has looked at the
+		 * others. */
+		info->ignores_dsync = disk_is_remote(fd);
 	}
 	info->block_preferred = preferred_block(preferred);
 	fill_direct(fd, info);

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/bytes.h"
+#include "ring/disk_remote.h"
 
 /*
  * Page tables are given back only with the mapping. So it is looked at in windows, and when there
@@ -69,38 +70,6 @@ static bool is_told(int fd, uint64_t bytes, uint32_t page_bytes)
 	return (resident & 1) == 0;
 }
 
-/* Where asking for the size, or a page of the cache, may need an answer from somebody else: a
- * machine, or a program of a user. */
-static bool is_remote(int fd)
-{
-	static const uint32_t types[] = {
-		AFS_FS_MAGIC,
-		AFS_SUPER_MAGIC,
-		CEPH_SUPER_MAGIC,
-		CIFS_SUPER_MAGIC,
-		CODA_SUPER_MAGIC,
-		FUSE_SUPER_MAGIC,
-		NFS_SUPER_MAGIC,
-		OCFS2_SUPER_MAGIC,
-		SMB_SUPER_MAGIC,
-		SMB2_SUPER_MAGIC,
-		V9FS_MAGIC,
-		0x01161970 /* GFS2 */,
-		0x0bd00bd0 /* Lustre */,
-	};
-	struct statfs status;
-
-	if (fstatfs(fd, &status) < 0) {
-		return true;
-	}
-	for (size_t i = 0; i < ARRAY_COUNT(types); i++) {
-		if ((uint32_t)status.f_type == types[i]) {
-			return true;
-		}
-	}
-	return false;
-}
-
 /* A file of an overlay's lower layer that somebody opens for writing is copied to the upper one,
  * and from then on a read finds the copy, but a mapping stays with the old file. Who may write has
  * got the copy already. */
@@ -125,7 +94,7 @@ int disk_map_create(int fd, uint64_t size, struct disk_map **map_out)
 	if (bytes > MAP_BYTES_MAX) {
 		return -ENOMEM;
 	}
-	if (is_remote(fd) || may_be_copied_up(fd)) {
+	if (disk_is_remote(fd) || may_be_copied_up(fd)) {
 		return -EOPNOTSUPP;
 	}
 	if (!is_told(fd, bytes, page_bytes)) {

@@ -166,7 +166,8 @@ struct sim_disk_options {
 	bool read_only;
 	bool no_discard; /* discard and unmap are not supported */
 	bool no_fast_zero;
-	bool keeps_cache; /* there is memory enough: nothing leaves the page cache by itself */
+	bool ignores_dsync; /* of direct writes */
+	bool keeps_cache;   /* there is memory enough: nothing leaves the page cache by itself */
 	uint64_t discard_granularity; /* 0 = a page */
 	uint32_t stripe_chunk;
 	uint32_t stripe_members;

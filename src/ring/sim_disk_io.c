@@ -116,7 +116,8 @@ static void transfer_end(struct sim_file *file, struct sim_op *sop)
 			sim_cache_direct_end(disk, sop->offset, sop->moved);
 		}
 		sim_disk_written(disk, sop->offset, sop->moved);
-		if (sop->direct_sync && sop->planned_error == 0) {
+		if (sop->direct_sync && sop->planned_error == 0 &&
+			!(file->direct && disk->options.ignores_dsync)) {
 			sim_disk_harden(disk, sop->offset, sop->moved, UINT64_MAX);
 		}
 	}
@@ -429,6 +430,7 @@ int disk_info(int fd, struct disk_info *info)
 		.identity = { options->is_block ? 0 : 1, file->disk->identity },
 		.is_block = options->is_block,
 		.read_only = options->read_only,
+		.ignores_dsync = options->ignores_dsync,
 		.punches_holes = !options->no_discard,
 		.direct_offset_align = options->direct_offset_align,
 		.direct_memory_align = options->direct_memory_align,

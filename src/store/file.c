@@ -193,10 +193,12 @@ static void write_done(struct ring_op *op, int result)
 	GMB_ASSERT(part->progress <= part->length);
 	if (part->progress < part->length) {
 		write_next(part);
-	} else if ((part->flags & STORE_FUA) != 0) {
-		file_finish(part, file_gate_error(file_store_of(part)->gate));
-	} else {
+	} else if ((part->flags & STORE_FUA) == 0) {
 		file_finish(part, 0);
+	} else if (file_store_of(part)->disk.ignores_dsync) {
+		file_finish_durable(part);
+	} else {
+		file_finish(part, file_gate_error(file_store_of(part)->gate));
 	}
 }
 

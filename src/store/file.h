@@ -106,7 +106,7 @@ void file_resume(struct store_part *part);
 
 void file_flush(struct store_part *part);
 void file_sync_init(struct file_queue *queue);
-/* Ends a trim or zero: at once, or durable first when it was asked with FUA. */
+/* Ends a change: at once, or durable first when it was asked with FUA. */
 void file_finish_durable(struct store_part *part);
 
 /* file_zero.c */

@@ -126,6 +126,7 @@ static void create_disk(struct scenario_export *export, const char *name)
 	if (percent(20)) {
 		options.io_max = 131072;
 	}
+	options.ignores_dsync = !options.is_block && percent(10);
 	options.keeps_cache = export->warm;
 	export->disk = sim_disk_create(name, &options);
 	if (export->warm) {
