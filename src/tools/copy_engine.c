@@ -64,8 +64,9 @@ struct engine {
 	uint32_t window;   /* at most so many */
 	uint64_t read_ns;  /* the quickest answers so far */
 	uint64_t write_ns;
-	bool reading;	  /* a stream is being read */
-	bool cannot_zero; /* the target said so */
+	bool reading;	   /* a stream is being read */
+	bool cannot_zero;  /* the target said so */
+	bool flush_failed; /* what was written before is lost, whatever later flushes say */
 	bool stopping;
 	struct error error;
 	uint8_t *zeroes; /* request_bytes of them */
@@ -510,6 +511,7 @@ static void checkpoint_flushed(struct copy_io *io)
 	struct error error;
 
 	if (io->result < 0) {
+		engine->flush_failed = true;
 		engine_fail(engine, &engine->target->failure);
 		return;
 	}
@@ -533,7 +535,9 @@ static void checkpoint(struct engine *engine)
 	const struct copy_journal *journal = engine->options->journal;
 	uint64_t mark = low_water(engine);
 
-	if (journal->fd < 0 || engine->flush.in_flight || mark == journal->durable) {
+	/* A failed flush is told once: the next one succeeds and means nothing. */
+	if (journal->fd < 0 || engine->flush.in_flight || engine->flush_failed ||
+		mark <= journal->durable) {
 		return;
 	}
 	engine->checkpoint_ns = copy_loop_now_ns(engine->options->loop);

@@ -7,6 +7,7 @@ import signal
 
 import support
 from copy_tool import MIB, ODD_BYTES, CopyCase
+from fake_export import FLUSH, ExportServer
 
 KILLS = 20
 KILL_BYTES = 24 * MIB + 4321
@@ -123,6 +124,26 @@ class Kills(CopyCase):
         self.start("--export", f"={disk}", "--listen", self.socket_uri())
         self.copy_ok(*self.arguments(source, failing.uri))
         self.same(source, disk)
+
+
+    def test_a_flush_after_a_failed_one_proves_nothing(self):
+        flushes = []
+
+        def server(export):
+            while True:
+                request = export.request()
+                failing = request.kind == FLUSH and len(flushes) == 1
+                flushes.extend([request] * (request.kind == FLUSH))
+                export.send(export.error(request, 5) if failing else export.honest(request))
+
+        source = self.image("source", 4 * MIB, holes=False)
+        with ExportServer(server, size=4 * MIB) as target:
+            # The first one is before the journal begins.
+            self.copy_fails(["--connections", "1", *self.arguments(source, target.uri())],
+                            "flush: Input/output error", "go on from byte 0")
+        self.assertEqual(target.failures, [])
+        self.assertEqual(len(flushes), 2)
+        self.assertEqual(self.durable(), 0)
 
 
 class Journals(CopyCase):
