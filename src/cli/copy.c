@@ -363,6 +363,16 @@ static int copy_and_verify(struct job *job, struct error *error)
 	return err;
 }
 
+/* Where the copy begins or goes on: in whole blocks, which a server may have made larger since. */
+static uint64_t start_find(const struct job *job)
+{
+	uint64_t durable = job->journal.durable;
+
+	return durable == job->counters.total
+		       ? durable
+		       : align_down(durable, MAX(job->source->block_min, job->target->block_min));
+}
+
 static int job_run(struct job *job, struct error *error)
 {
 	const struct copy_arguments *arguments = job->arguments;
@@ -387,8 +397,8 @@ static int job_run(struct job *job, struct error *error)
 		return err;
 	}
 	job->counters.total = job->source->size_known ? job->source->bytes : UINT64_MAX;
-	job->counters.start = job->journal.durable;
-	job->counters.done = job->journal.durable;
+	job->counters.start = start_find(job);
+	job->counters.done = job->counters.start;
 	err = copy_pool_create(&job->pool, buffers, arguments->request_bytes, error);
 	if (err == 0) {
 		err = copy_loop_watch_signals(&job->loop, error);

@@ -7,7 +7,7 @@ import signal
 
 import support
 from copy_tool import MIB, ODD_BYTES, CopyCase
-from fake_export import FLUSH, ExportServer
+from fake_export import FLUSH, READ, STATUS, ExportServer, content
 
 KILLS = 20
 KILL_BYTES = 24 * MIB + 4321
@@ -144,6 +144,37 @@ class Kills(CopyCase):
         self.assertEqual(target.failures, [])
         self.assertEqual(len(flushes), 2)
         self.assertEqual(self.durable(), 0)
+
+    def test_goes_on_in_larger_blocks(self):
+        def server(export, bad_from):
+            while True:
+                request = export.request()
+                if request.kind == STATUS:
+                    # Data and holes by turns, at places of no block.
+                    length = 71000 - request.offset % 71000
+                    flags = 3 * (request.offset // 71000 % 2)
+                    export.send(export.extents(request, [(length, flags)]))
+                elif request.kind == READ and request.offset >= bad_from:
+                    export.send(export.error(request, 5))
+                else:
+                    export.send(export.honest(request))
+
+        arguments = ["--connections", "1", "--resume", self.path("journal"), "--checkpoint",
+                     "64K", "--request-size", "64K"]
+        size = 4 * MIB
+        with ExportServer(lambda export: server(export, 2271744), lambda export:
+                          server(export, size), size=size) as source:
+            ends = [source.uri(), self.path("target")]
+            self.copy_fails([*arguments, *ends], "Input/output error", "go on from byte")
+            self.assertNotEqual(self.durable() % 4096, 0)
+            source.facts["sizes"] = (4096, 4096, MIB)
+            before = self.durable()
+            summary = self.copy_ok(*arguments, *ends)
+        self.assertEqual(source.failures, [])
+        self.assertEqual(summary["bytes_resumed"], before - before % 4096)
+        with open(self.path("target"), "rb") as target:
+            tail = target.read()[-4096:]
+        self.assertEqual(tail, content(size - 4096, 4096))
 
 
 class Journals(CopyCase):
