@@ -368,9 +368,26 @@ static int file_resize(struct file_end *file, uint64_t bytes, struct error *erro
 	return 0;
 }
 
+/* Emptied: what it held must not shine through where nothing is written. Before that is gone it is
+ * found out whether the filesystem takes a file of the size that is wanted. */
+static int file_empty(struct file_end *file, uint64_t bytes, struct error *error)
+{
+	int err = 0;
+
+	if (bytes != UINT64_MAX && bytes > file->end.bytes) {
+		err = file_resize(file, bytes, error);
+	}
+	if (err == 0) {
+		err = file_resize(file, 0, error);
+		file->end.known_zero = true;
+	}
+	return err;
+}
+
 static int file_prepare(struct copy_end *end, uint64_t bytes, bool resumed, struct error *error)
 {
 	struct file_end *file = container_of(end, struct file_end, end);
+	bool created = file->absent;
 	int err = 0;
 
 	if (resumed && file->absent) {
@@ -392,9 +409,10 @@ static int file_prepare(struct copy_end *end, uint64_t bytes, bool resumed, stru
 			end->name, (unsigned long long)end->bytes, (unsigned long long)bytes);
 	}
 	if (!resumed) {
-		/* Emptied first: what it held must not shine through where nothing is written. */
-		err = file_resize(file, 0, error);
-		end->known_zero = true;
+		err = file_empty(file, bytes, error);
+		if (err < 0 && created) {
+			(void)unlink(file->path); /* as if it had not been tried */
+		}
 	}
 	if (err == 0 && bytes != UINT64_MAX) {
 		err = file_resize(file, bytes, error);

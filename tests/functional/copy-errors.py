@@ -6,6 +6,7 @@ import subprocess
 
 import support
 from copy_tool import MIB, ODD_BYTES, CopyCase
+from fake_export import ExportServer
 
 UNCHANGED = "was not changed"
 PARTIAL = "holds a partial copy"
@@ -39,6 +40,15 @@ class Refusals(CopyCase):
         for other in (source, self.path("link"), os.path.join(self.folder, ".", "source")):
             self.refused(source, other, "are the same")
         self.assertEqual(os.stat(source).st_size, before.st_size)
+
+    def test_a_size_that_no_file_has(self):
+        old = self.image("old", MIB)
+        with ExportServer(lambda export: export.serve(), size=(1 << 63) - 1) as source:
+            for target in (old, self.path("new")):
+                self.copy_fails(["--connections", "1", source.uri(), target], "File too large",
+                                "was not changed")
+        self.assertEqual(os.path.getsize(old), MIB)
+        self.assertFalse(os.path.exists(self.path("new")))
 
     def test_same_export(self):
         uri = self.serve(self.image("source"))
