@@ -77,13 +77,18 @@ void copy_end_fini(struct copy_end *end)
 	end->name = NULL;
 }
 
+static bool is_file(const uint64_t a[2], const uint64_t b[2])
+{
+	return a[1] != 0 && a[0] == b[0] && a[1] == b[1];
+}
+
 bool copy_end_is_same(const struct copy_end *a, const struct copy_end *b)
 {
 	if (a->kind == COPY_REMOTE || b->kind == COPY_REMOTE) {
 		return a->kind == b->kind && strcmp(a->text, b->text) == 0;
 	}
-	return a->identity[1] != 0 && a->identity[0] == b->identity[0] &&
-	       a->identity[1] == b->identity[1];
+	return is_file(a->identity, b->identity) || is_file(a->identity, b->backing) ||
+	       is_file(a->backing, b->identity);
 }
 
 int copy_end_prepare(struct copy_end *end, uint64_t bytes, bool resumed, struct error *error)

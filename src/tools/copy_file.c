@@ -7,9 +7,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
+#include <linux/loop.h>
+#include <linux/major.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "base/bytes.h"
@@ -207,6 +211,20 @@ static int open_error(const struct file_end *file, int code, struct error *error
 		strerror(code));
 }
 
+/* The file that a loop device is made of. Others are not asked: they would have to know what the
+ * question means. */
+static void find_backing(struct file_end *file, const struct stat *status)
+{
+	unsigned int driver = major(status->st_rdev);
+	struct loop_info64 loop;
+
+	if ((driver == LOOP_MAJOR || driver == BLOCK_EXT_MAJOR) &&
+		ioctl(file->fd, LOOP_GET_STATUS64, &loop) == 0) {
+		file->end.backing[0] = loop.lo_device;
+		file->end.backing[1] = loop.lo_inode;
+	}
+}
+
 static int file_examine(struct file_end *file, struct error *error)
 {
 	struct copy_end *end = &file->end;
@@ -231,7 +249,9 @@ static int file_examine(struct file_end *file, struct error *error)
 	end->can_flush = true;
 	end->identity[0] = info.identity[0];
 	end->identity[1] = info.identity[1];
-	if (!info.is_block && !end->target) {
+	if (info.is_block) {
+		find_backing(file, &status);
+	} else if (!end->target) {
 		/* A source that was written between two runs is another source. */
 		end->identity[2] = (uint64_t)status.st_mtim.tv_sec;
 		end->identity[3] = (uint64_t)status.st_mtim.tv_nsec;

@@ -41,6 +41,21 @@ class Refusals(CopyCase):
             self.refused(source, other, "are the same")
         self.assertEqual(os.stat(source).st_size, before.st_size)
 
+    def test_a_loop_device_and_its_file(self):
+        source = self.image("disk", MIB)
+        done = subprocess.run(["losetup", "--find", "--show", source], capture_output=True,
+                              text=True, check=False)
+        if done.returncode != 0:
+            self.skipTest("no loop devices: " + done.stderr.strip())
+        device = done.stdout.strip()
+        self.addCleanup(subprocess.run, ["losetup", "--detach", device], check=True)
+        with open(source, "rb") as disk:
+            before = disk.read()
+        for ends in ((device, source), (source, device)):
+            self.copy_fails(ends, "are the same", "was not changed")
+        with open(source, "rb") as disk:
+            self.assertTrue(disk.read() == before)
+
     def test_a_size_that_no_file_has(self):
         old = self.image("old", MIB)
         with ExportServer(lambda export: export.serve(), size=(1 << 63) - 1) as source:
