@@ -75,6 +75,7 @@ static void extent_add(struct copy_map *map, uint64_t end, bool zero)
 static void answered(struct copy_io *io)
 {
 	struct copy_map *map = container_of(io, struct copy_map, io);
+	uint64_t asked = map->asked;
 
 	if (io->result == -EOPNOTSUPP || io->result == -EINVAL || io->result == -ENOTSUP) {
 		map->no_map = true;
@@ -91,6 +92,11 @@ static void answered(struct copy_io *io)
 		if (end > map->asked) {
 			extent_add(map, end, (extent->flags & GMB_EXTENT_ZERO) != 0);
 		}
+	}
+	if (map->asked == asked) {
+		/* Less than a block was told, of which the rest cannot be asked about: it would be
+		 * the same answer for ever. */
+		extent_add(map, MIN(align_up(asked + 1, map->end->block_min), map->limit), false);
 	}
 }
 

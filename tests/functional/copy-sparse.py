@@ -5,6 +5,7 @@ import subprocess
 
 import support
 from copy_tool import MIB, CopyCase, allocated
+from fake_export import STATUS, ExportServer, content
 
 SIZE = 32 * MIB + 12345
 SLACK = 256 * 1024  # what a filesystem may allocate beside the data
@@ -101,6 +102,19 @@ class Sparse(CopyCase):
         disk = self.image("disk", SIZE, holes=False)
         self.copy_fails(["--destination-is-zero", "--verify", self.source, self.serve(disk)],
                         "verification failed", "differ at byte", "not like the source")
+
+    def test_a_server_that_tells_of_less_than_a_block(self):
+        def server(export):
+            while True:
+                request = export.request()
+                export.send(export.extents(request, [(512, 0)]) if request.kind == STATUS
+                            else export.honest(request))
+
+        with ExportServer(server, size=MIB, sizes=(4096, 4096, MIB)) as source:
+            self.copy_ok("--connections", "1", source.uri(), self.path("target"))
+        self.assertEqual(source.failures, [])
+        with open(self.path("target"), "rb") as target:
+            self.assertTrue(target.read() == content(0, MIB))
 
     def test_small_holes(self):
         """Many small holes: equal bytes, and the zeroes are still found."""
