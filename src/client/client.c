@@ -17,6 +17,7 @@ enum {
 	BACKOFF_MS_MAX = 1000,
 	EXTRA_PAUSE_MS = 30000,
 	CONNECTIONS_CHOSEN_MAX = 4,
+	OTHERS_PATIENCE_MS = 2000,
 };
 
 /* --- facts --------------------------------------------------------------------------------- */
@@ -602,6 +603,16 @@ static bool is_connected(const struct gmb_client *client)
 	return false;
 }
 
+/* How long the other connections are waited for: they should not take much longer than the first
+ * did. A server may let them wait for ever, or until one of its clients goes (qemu-nbd --shared).
+ */
+static uint64_t settling_end_ns(const struct gmb_client *client, uint64_t began_ns)
+{
+	uint64_t now_ns = ring_now_ns(client->queue->ring);
+
+	return now_ns + (now_ns - began_ns) + OTHERS_PATIENCE_MS * NS_PER_MS;
+}
+
 /* True while a connection is on its way, and has not failed so often that nobody waits for it. */
 static bool is_settling(const struct gmb_client *client)
 {
@@ -615,6 +626,16 @@ static bool is_settling(const struct gmb_client *client)
 		}
 	}
 	return false;
+}
+
+static void wait_for_others(struct gmb_client *client, uint64_t end_ns)
+{
+	uint64_t now_ns = ring_now_ns(client->queue->ring);
+
+	while (client->state == CLIENT_OPEN && is_settling(client) && now_ns < end_ns) {
+		queue_round(client->queue, end_ns - now_ns);
+		now_ns = ring_now_ns(client->queue->ring);
+	}
 }
 
 static void close_connections(struct gmb_client *client)
@@ -634,6 +655,7 @@ static int open_client(struct gmb_queue *queue, const char *uri, const struct gm
 	struct gmb_client **client_out, struct error *error)
 {
 	struct gmb_client *client = NULL;
+	uint64_t began_ns;
 	int err;
 
 	if (queue->inside) {
@@ -643,12 +665,13 @@ static int open_client(struct gmb_queue *queue, const char *uri, const struct gm
 	if (err != 0) {
 		return err;
 	}
+	began_ns = ring_now_ns(queue->ring);
 	connection_start(client->connections[0], 0);
-	/* With a number of connections asked for, all of them are awaited. */
-	while (client->state == CLIENT_OPENING ? client->connections[0]->state != CONNECTION_IDLE
-					       : is_settling(client)) {
+	while (client->state == CLIENT_OPENING &&
+		client->connections[0]->state != CONNECTION_IDLE) {
 		queue_round(queue, UINT64_MAX);
 	}
+	wait_for_others(client, settling_end_ns(client, began_ns));
 	if (client->state != CLIENT_OPEN) {
 		*error = client->trouble;
 		err = error->code;

@@ -6,6 +6,7 @@ rule named, requests end once, other clients of the same queue go on.
     client-hostile.py DRIVER [unittest argument]...
 """
 
+import itertools
 import os
 import select
 import socket
@@ -15,9 +16,9 @@ import sys
 import unittest
 import zlib
 
-from fake_export import (BLOCK_STATUS, DATA, DONE, ERROR, ERROR_OFFSET, EXTENDED_STYLE, HOLE, NONE,
-                         READ, SIMPLE_STYLE, STRUCTURED_STYLE, ExportServer, content,
-                         greeting_bytes, opening)
+from fake_export import (BLOCK_STATUS, DATA, DONE, ERROR, ERROR_OFFSET, EXTENDED_STYLE, FLAGS, HOLE,
+                         MULTI_CONN, NONE, READ, SIMPLE_STYLE, STRUCTURED_STYLE, ExportServer, content,
+                         greeting_bytes, open_export, opening)
 from fake_server import GO, INFO_REPLY, FakeServer
 
 DRIVER = ""
@@ -448,6 +449,21 @@ class Silence(Case):
         self.assertEqual(server.failures, [])
         self.assertEqual(answers[0][:3], ["refused", "c", str(PROTO)])
         self.assertIn("without end", " ".join(answers[0]))
+
+    def test_further_connections_that_are_let_wait(self):
+        """As by a server that has as many clients as it wants, until one of them goes."""
+        connections = itertools.count()
+
+        def script(dialogue):
+            if next(connections) > 0:
+                dialogue.wait_for_close()
+            open_export(dialogue, flags=FLAGS | MULTI_CONN).serve()
+        with FakeServer(script) as server:
+            answers = self.drive(f"open c {server.uri()} connections=4 connect_timeout_ms=3600000",
+                                 "read c 0 4096 0", "wait", "close c")
+        self.assertEqual(server.failures, [])
+        self.assertEqual(answers[0][:2], ["opened", "c"])
+        self.assertEqual(self.results(answers, "c")[0][:2], (0, crc(0, 4096)))
 
     def test_a_server_that_speaks_first(self):
         """Bytes after the handshake that nobody asked for."""
