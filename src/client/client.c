@@ -251,10 +251,30 @@ static int check_same(
 	return 0;
 }
 
-static void start_others(struct gmb_client *client)
+static bool may_be_several(const struct gmb_client *client)
 {
-	if ((client->facts->flags & NBD_FLAG_CAN_MULTI_CONN) == 0) {
+	return (client->facts->flags & NBD_FLAG_CAN_MULTI_CONN) != 0;
+}
+
+/* A server may come back without the promise that several connections see the same data. Those that
+ * still have to give back commands are not made again once they have. */
+static void leave_others(struct gmb_client *client, const struct connection *only)
+{
+	for (uint32_t i = 0; i < CLIENT_CONNECTIONS_MAX; i++) {
+		struct connection *connection = client->connections[i];
+
+		if (connection != NULL && connection != only &&
+			connection->state != CONNECTION_CLOSING) {
+			connection_leave(connection);
+		}
+	}
+}
+
+static void start_others(struct gmb_client *client, const struct connection *first)
+{
+	if (!may_be_several(client)) {
 		client->connections_wanted = 1;
+		leave_others(client, first);
 		return;
 	}
 	for (uint32_t i = 0; i < client->connections_wanted; i++) {
@@ -380,6 +400,9 @@ int client_connection_ready(
 		if (err == 0) {
 			end_trouble(client, connection);
 		}
+		if (err == 0 && !may_be_several(client)) {
+			connection_leave(connection); /* it was needed to end lost ones */
+		}
 		return err;
 	}
 	if (!first) {
@@ -396,7 +419,7 @@ int client_connection_ready(
 	client->capabilities = find_capabilities(client);
 	client->state = CLIENT_OPEN;
 	end_trouble(client, connection);
-	start_others(client);
+	start_others(client, connection);
 	if (first) {
 		return 0;
 	}
@@ -476,6 +499,9 @@ void client_connection_lost(struct gmb_client *client, struct connection *connec
 		return;
 	}
 	client_check_deadline(client);
+	if (others && client->lost_count == 0 && !may_be_several(client)) {
+		return;
+	}
 	if (client->state == CLIENT_OPEN) {
 		connection->attempts++;
 		connection_start(connection,

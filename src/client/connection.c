@@ -607,6 +607,7 @@ void connection_leave(struct connection *connection)
 		return;
 	}
 	connection->leaving = true;
+	connection->was_ready = false;
 	if (connection->state == CONNECTION_READY && connection->link.call_count == 0) {
 		uint8_t bytes[32];
 		struct iovec iov = { .iov_base = bytes };

@@ -13,13 +13,14 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import unittest
 import zlib
 
 from fake_export import (BLOCK_STATUS, DATA, DONE, ERROR, ERROR_OFFSET, EXTENDED_STYLE, FLAGS, HOLE,
                          MULTI_CONN, NONE, READ, SIMPLE_STYLE, STRUCTURED_STYLE, ExportServer, content,
                          greeting_bytes, open_export, opening)
-from fake_server import GO, INFO_REPLY, FakeServer
+from fake_server import GO, INFO_REPLY, ClientGone, FakeServer
 
 DRIVER = ""
 # A driver that hangs is killed after this long; no run that behaves comes near.
@@ -287,6 +288,50 @@ class Lawful(Case):
                                  "read c 0 512 0", "wait")
         self.assertEqual(server.failures, [])
         self.assertEqual([result[0] for result in self.results(answers, "c")], [-28, 0])
+
+
+class Fewer(Case):
+    def test_a_server_that_comes_back_for_one_connection_only(self):
+        """Three connections are lost at once and made again at once, to a server that does not
+        promise any more that they see the same data: just one of them may be used."""
+        lock, used, gone = threading.Condition(), [], []
+        handshakes = threading.Barrier(3)
+
+        def before(dialogue):
+            open_export(dialogue, flags=FLAGS | MULTI_CONN).request()
+            for conn in server.connections[:3]:
+                try:
+                    conn.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass  # it is closed already
+
+        def after(dialogue):
+            handshakes.wait()
+            try:
+                export = open_export(dialogue)
+                request = export.request()
+            except ClientGone:
+                with lock:
+                    gone.append(dialogue)
+                    lock.notify_all()
+                raise
+            with lock:
+                used.append(dialogue)
+                lock.notify_all()
+                lock.wait_for(lambda: len(used) + len(gone) == 3)
+            export.send(export.honest(request))
+            export.serve()
+
+        connections = itertools.count()
+        with FakeServer(lambda dialogue: (before if next(connections) < 3 else after)(dialogue)) \
+                as server:
+            answers = self.drive(f"open c {server.uri()} connections=3 depth=1",
+                                 *(f"read c {at << 12} 4096 0" for at in range(6)), "wait",
+                                 "close c")
+        self.assertEqual(server.failures, [])
+        self.assertEqual([result[:2] for result in self.results(answers, "c")],
+                         [(0, crc(at << 12, 4096)) for at in range(6)])
+        self.assertEqual((len(used), len(gone)), (1, 2))
 
 
 class Closing(Case):
