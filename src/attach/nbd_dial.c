@@ -160,7 +160,8 @@ int nbd_facts_check(const struct nbd_facts *first, const struct nbd_facts *other
 			"the server calls the export \"%s\" now (rule P137)",
 			log_escape(name, sizeof(name), other->name, strlen(other->name)));
 	}
-	if ((promised & ~other->flags) != 0 ||
+	/* That the disk is read-only may be the user's wish; a server that allows more is fine. */
+	if ((promised & ~other->flags & ~NBD_FLAG_READ_ONLY) != 0 ||
 		((other->flags & ~first->flags) & NBD_FLAG_READ_ONLY) != 0) {
 		return error_set(error, -ESTALE,
 			"the server offers less than before: flags 0x%x instead of 0x%x (rule "

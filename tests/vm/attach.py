@@ -119,6 +119,24 @@ gmblock detach --force $disk
 test "$(gmblock attach --list --json)" = "[]"
 """
 
+# A server that is away for a while.
+AWAY = COMMON + r"""
+away()
+{
+	kill -9 $server
+	wait $server || true
+}
+patient="--request-timeout 5s --reconnect-timeout 3600s"
+
+# A disk that is read-only by the user's wish, of an export that is not, comes back.
+disk=$(gmblock attach --$kind $patient --read-only "$uri")
+away
+serve
+dd if=$disk of=/dev/null bs=64k count=1 iflag=direct
+gmblock detach $disk
+
+"""
+
 # Only ublk devices wait for another daemon.
 TAKE_OVER = COMMON + r"""
 disk=$(gmblock attach --ublk "$uri")
@@ -173,9 +191,14 @@ def test_the_daemon_and_its_end():
     run(DAEMON)
 
 
+def test_a_server_that_is_away():
+    run(AWAY)
+
+
 def test_another_daemon_takes_over():
     run(TAKE_OVER)
 
 
 testing.main(test_a_file_system_survives_a_killed_server, test_the_daemon_and_its_end,
+             test_a_server_that_is_away,
              *([test_another_daemon_takes_over] if KIND == "ublk" else []))
