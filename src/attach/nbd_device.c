@@ -493,59 +493,87 @@ static void wait_disconnected(struct netlink *netlink, int32_t index)
 	}
 }
 
-static int disconnect(
-	struct netlink *netlink, int32_t index, bool force, bool flush, struct error *error)
+static int disconnect(struct netlink *netlink, int32_t index, bool force, struct error *error)
 {
-	char name[32];
-	char path[40];
-	int lost = 0;
-	int rc;
+	int rc = nbd_kernel_disconnect(netlink, index);
 
-	snprintf(name, sizeof(name), "nbd%d", (int)index);
-	snprintf(path, sizeof(path), "/dev/%s", name);
-	if (!force) {
-		rc = usage_check_disk(name, error);
-		if (rc != 0) {
-			return rc;
-		}
-	}
-	if (flush) {
-		lost = flush_device(path, error);
-	}
-	rc = nbd_kernel_disconnect(netlink, index);
 	if (rc != 0) {
-		return error_set(error, rc, "%s cannot be disconnected: %s", path, strerror(-rc));
+		return error_set(error, rc, "/dev/nbd%d cannot be disconnected: %s", (int)index,
+			strerror(-rc));
 	}
 	if (!force) {
 		wait_disconnected(netlink, index);
 	}
-	return lost;
+	return 0;
 }
 
-/* A disk in use stays as it is, and goes on being watched. */
+/* A flush that nobody waits for when it takes long. */
+struct last_flush {
+	pthread_t thread;
+	char path[ATTACH_PATH_BYTES];
+	struct error error;
+	int result;
+};
+
+static void *flush_last(void *argument)
+{
+	struct last_flush *flush = argument;
+
+	flush->result = flush_device(flush->path, &flush->error);
+	return NULL;
+}
+
+/* With force nobody waits for a server that goes away just now. */
+static int flush_soon(const char *path, struct error *error)
+{
+	struct last_flush *flush = calloc(1, sizeof(*flush));
+	int rc;
+
+	if (flush == NULL) {
+		return error_set(error, -ENOMEM, "out of memory");
+	}
+	snprintf(flush->path, sizeof(flush->path), "%s", path);
+	rc = thread_start(&flush->thread, flush_last, flush, error);
+	if (rc == 0 && !thread_join_soon(flush->thread)) {
+		/* It ends with the connections, or with the process. */
+		return error_set(error, -ETIMEDOUT,
+			"%s is detached, but the server does not answer the last flush: what was "
+			"written since the one before may be lost",
+			path);
+	}
+	if (rc == 0 && flush->result != 0) {
+		rc = error_set(error, flush->result, "%s", flush->error.text);
+	}
+	free(flush);
+	return rc;
+}
+
+/* A disk in use stays as it is. */
 static int nbd_device_stop(struct device *device, bool force, struct error *error)
 {
 	struct nbd_disk *disk = disk_of(device);
+	int lost = 0;
 	int rc;
 
-	/* The watcher must not take the end for a loss; while it is away nothing is lost that it
-	 * would not find when it comes back. */
+	if (!force) {
+		rc = usage_check_disk(device->name, error);
+		if (rc != 0) {
+			return rc;
+		}
+	}
+	/* While the watcher is there: a server that is away just now may come back for it. */
+	if (!device->read_only && !force) {
+		lost = flush_device(device->path, error);
+	} else if (!device->read_only && health_is_connected(&device->health)) {
+		lost = flush_soon(device->path, error);
+	}
+	/* But it must not take the end for a loss. */
 	eventfd_write(disk->stop_fd, 1);
 	pthread_join(disk->thread, NULL);
 	disk->watching = false;
-	rc = disconnect(&disk->orders, disk->kernel.index, force,
-		!device->read_only && (!force || health_is_connected(&device->health)), error);
-	if (rc == -EBUSY) {
-		eventfd_t ignored;
-
-		eventfd_read(disk->stop_fd, &ignored);
-		if (start_watching(disk, NULL) != 0) {
-			log_error("%s is not watched any more", device->path);
-		}
-	} else {
-		disk->connected = false;
-	}
-	return rc;
+	rc = disconnect(&disk->orders, disk->kernel.index, force, error);
+	disk->connected = false;
+	return rc != 0 ? rc : lost;
 }
 
 static void nbd_device_destroy(struct device *device)
@@ -559,6 +587,27 @@ static void nbd_device_destroy(struct device *device)
 	disk_free(disk);
 }
 
+/* The kernel's connections work without their daemon, as long as they last. */
+static int remove_left(struct netlink *netlink, int32_t number, bool force, struct error *error)
+{
+	char name[32];
+	char path[40];
+	int lost = 0;
+	int rc;
+
+	if (!force) {
+		snprintf(name, sizeof(name), "nbd%d", (int)number);
+		snprintf(path, sizeof(path), "/dev/%s", name);
+		rc = usage_check_disk(name, error);
+		if (rc != 0) {
+			return rc;
+		}
+		lost = flush_device(path, error);
+	}
+	rc = disconnect(netlink, number, force, error);
+	return rc != 0 ? rc : lost;
+}
+
 int nbd_device_remove(int32_t number, bool force, struct error *error)
 {
 	struct netlink netlink;
@@ -569,7 +618,7 @@ int nbd_device_remove(int32_t number, bool force, struct error *error)
 	}
 	if (rc == 0) {
 		rc = nbd_kernel_status(&netlink, number) > 0
-			     ? disconnect(&netlink, number, force, !force, error)
+			     ? remove_left(&netlink, number, force, error)
 			     : 0;
 		netlink_close(&netlink);
 	}

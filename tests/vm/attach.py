@@ -119,7 +119,7 @@ gmblock detach --force $disk
 test "$(gmblock attach --list --json)" = "[]"
 """
 
-# A server that is away for a while.
+# A server that is away for a while, and one that does not answer.
 AWAY = COMMON + r"""
 away()
 {
@@ -135,6 +135,24 @@ serve
 dd if=$disk of=/dev/null bs=64k count=1 iflag=direct
 gmblock detach $disk
 
+# The flush before the end waits for the server, and the connections are made again for it.
+disk=$(gmblock attach --$kind $patient "$uri")
+dd if=/dev/zero of=$disk bs=64k count=1
+away
+daemon=$(pid_of)
+gmblock detach $disk &
+detach=$!
+while grep -q "^7 " /proc/$daemon/syscall; do sleep 0.05; done # until it waits no more for orders
+serve
+wait $detach
+test "$(gmblock attach --list --json)" = "[]"
+
+# With force nobody waits for a server that is there and says nothing.
+disk=$(gmblock attach --$kind --request-timeout 3600s --reconnect-timeout 3600s "$uri")
+kill -STOP $server
+gmblock detach --force $disk || true
+kill -CONT $server
+test "$(gmblock attach --list --json)" = "[]"
 """
 
 # Only ublk devices wait for another daemon.
