@@ -257,7 +257,9 @@ static int tell_ready(const struct keeper *keeper, struct error *error)
 static void keeper_end(struct keeper *keeper)
 {
 	if (keeper->device != NULL) {
-		state_remove(keeper->device->name);
+		if (keeper->state_fd >= 0) {
+			state_remove_own(keeper->device->name, keeper->state_fd);
+		}
 		keeper->device->ops->destroy(keeper->device);
 	}
 	if (keeper->listen_fd >= 0) {

@@ -143,6 +143,18 @@ void state_remove(const char *name)
 	}
 }
 
+void state_remove_own(const char *name, int fd)
+{
+	char path[PATH_MAX];
+	struct stat now;
+	struct stat own;
+
+	if (state_path(path, name, "json", NULL) == 0 && stat(path, &now) == 0 &&
+		fstat(fd, &own) == 0 && now.st_dev == own.st_dev && now.st_ino == own.st_ino) {
+		state_remove(name);
+	}
+}
+
 /* --- reading ------------------------------------------------------------------------------- */
 
 static int digit_of(char c)

@@ -41,12 +41,16 @@ GMB_MUST_CHECK int state_folder(char out[PATH_MAX], struct error *error);
 GMB_MUST_CHECK int state_path(
 	char out[PATH_MAX], const char *name, const char *ending, struct error *error);
 
-/* Writes an entry, locked by the returned descriptor, which the daemon keeps until state_remove().
+/* Writes an entry, locked by the returned descriptor, which the daemon keeps to the end.
  * Returns it, or a negative errno. */
 GMB_MUST_CHECK int state_write(const struct state_entry *entry, struct error *error);
 
 /* Removes both files of an entry; those that are not there are no error. */
 void state_remove(const char *name);
+
+/* The same by the daemon that wrote the entry, as fd. When its disk is gone, another one may have
+ * made a disk of the same name already: the files are that one's then, and stay. */
+void state_remove_own(const char *name, int fd);
 
 /* Calls visit for every entry, in the order of the names, until it returns nonzero; returns that. A
  * file that cannot be read is logged and passed over. No folder: no entries. */
