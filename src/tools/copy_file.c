@@ -225,6 +225,19 @@ static void find_backing(struct file_end *file, const struct stat *status)
 	}
 }
 
+/* A file that was removed and made again is another one, although it may have the same number. Not
+ * every filesystem tells. */
+static void find_birth(struct file_end *file)
+{
+	struct statx born = { 0 };
+
+	if (statx(file->fd, "", AT_EMPTY_PATH, STATX_BTIME, &born) == 0 &&
+		(born.stx_mask & STATX_BTIME) != 0) {
+		file->end.identity[2] = (uint64_t)born.stx_btime.tv_sec;
+		file->end.identity[3] = born.stx_btime.tv_nsec;
+	}
+}
+
 static int file_examine(struct file_end *file, struct error *error)
 {
 	struct copy_end *end = &file->end;
@@ -255,6 +268,8 @@ static int file_examine(struct file_end *file, struct error *error)
 		/* A source that was written between two runs is another source. */
 		end->identity[2] = (uint64_t)status.st_mtim.tv_sec;
 		end->identity[3] = (uint64_t)status.st_mtim.tv_nsec;
+	} else {
+		find_birth(file);
 	}
 	if (end->target && info.is_block && info.read_only) {
 		return error_set(error, -EROFS, "the target %s is read-only", end->name);
@@ -362,6 +377,7 @@ static int file_create(struct file_end *file, struct error *error)
 	if (fstat(file->fd, &status) == 0) {
 		file->end.identity[0] = (uint64_t)status.st_dev;
 		file->end.identity[1] = (uint64_t)status.st_ino;
+		find_birth(file);
 	}
 	err = file_claim(file, error);
 	if (err == 0 && file->direct) {

@@ -267,6 +267,15 @@ class Journals(CopyCase):
         self.refused("another copy", "the target", arguments=[self.begun[0], other])
         self.same(other, self.image("before", seed=5))
 
+    def test_target_was_made_again(self):
+        """With the size it had, and perhaps, on some filesystems, the same inode number."""
+        self.interrupted()
+        size = os.path.getsize(self.target)
+        os.remove(self.target)
+        with open(self.target, "wb") as target:
+            target.truncate(size)
+        self.refused("is not the one it was begun with")
+
     def test_target_is_gone(self):
         self.interrupted()
         os.unlink(self.target)
