@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -50,7 +51,10 @@ struct nbd_disk {
 
 	/* The watcher's, once it runs. A socket is -1 while it is dead. */
 	int sockets[SOCKETS_MAX];
+	uint32_t numbers[SOCKETS_MAX]; /* which connection it is or was, ever */
+	uint32_t number_next;
 	uint32_t socket_count;
+	char token[40]; /* no other disk has it */
 	struct netlink news;
 	uint32_t dead_links; /* LINK_DEADs that no new socket has answered */
 	uint64_t dead_since_ns;
@@ -58,6 +62,8 @@ struct nbd_disk {
 	bool watching;
 	int stop_fd; /* readable: the watcher is to end */
 };
+
+_Static_assert(SOCKETS_MAX <= (int)NEGOTIATION_INSTEAD_MAX, "all may be dead at once");
 
 static const struct device_ops nbd_device_ops;
 
@@ -69,6 +75,53 @@ static struct nbd_disk *disk_of(struct device *device)
 static uint64_t seconds(uint64_t ns)
 {
 	return MAX((ns + NS_PER_S - 1) / NS_PER_S, UINT64_C(1));
+}
+
+/* --- connections --------------------------------------------------------------------------- */
+
+static int make_token(struct nbd_disk *disk, struct error *error)
+{
+	uint64_t random[2];
+
+	if (getrandom(random, sizeof(random), 0) != sizeof(random)) {
+		return error_set(error, -EIO, "the system gives no random numbers");
+	}
+	snprintf(disk->token, sizeof(disk->token), "%016llx%016llx", (unsigned long long)random[0],
+		(unsigned long long)random[1]);
+	return 0;
+}
+
+/* One connection, instead of all that are dead now. */
+static int dial(struct nbd_disk *disk, const struct wait_limit *limit, int *fd, uint32_t *number,
+	struct nbd_facts *facts, struct error *error)
+{
+	char names[1 + SOCKETS_MAX][NEGOTIATION_TOKEN_BYTES_MAX];
+	const char *instead[SOCKETS_MAX];
+	struct nbd_introduction who = { .token = names[0], .instead = instead };
+
+	*number = disk->number_next++;
+	snprintf(names[0], sizeof(names[0]), "%s.%u", disk->token, *number);
+	for (uint32_t i = 0; i < disk->socket_count; i++) {
+		if (disk->sockets[i] < 0) {
+			char *name = names[1 + who.instead_count];
+
+			snprintf(name, sizeof(names[0]), "%s.%u", disk->token, disk->numbers[i]);
+			instead[who.instead_count++] = name;
+		}
+	}
+	return nbd_dial(
+		&disk->uri, &who, limit, disk->options->request_timeout_ns, fd, facts, error);
+}
+
+/* The driver does not say what was written and not flushed, so this is all that can be done. */
+static void note_epoch(struct nbd_disk *disk, const struct nbd_facts *facts)
+{
+	if (facts->epoch != disk->facts.epoch) {
+		log_error("%s: the server's machine has started anew: what it had acknowledged and "
+			  "was not flushed may be lost",
+			disk->device.path);
+		disk->facts.epoch = facts->epoch;
+	}
 }
 
 /* --- the watcher --------------------------------------------------------------------------- */
@@ -151,9 +204,9 @@ static int replace_socket(struct nbd_disk *disk, uint32_t idx, struct error *err
 	struct wait_limit limit =
 		wait_limit_start(disk->options->connect_timeout_ns, disk->stop_fd);
 	struct nbd_facts facts;
+	uint32_t number;
 	int fd;
-	int rc =
-		nbd_dial(&disk->uri, &limit, disk->options->request_timeout_ns, &fd, &facts, error);
+	int rc = dial(disk, &limit, &fd, &number, &facts, error);
 
 	if (rc != 0) {
 		return rc;
@@ -174,7 +227,9 @@ static int replace_socket(struct nbd_disk *disk, uint32_t idx, struct error *err
 		close(fd);
 		return rc;
 	}
+	note_epoch(disk, &facts);
 	disk->sockets[idx] = fd;
+	disk->numbers[idx] = number;
 	disk->dead_links -= disk->dead_links > 0 ? 1 : 0;
 	return 0;
 }
@@ -278,10 +333,9 @@ static int dial_all(struct nbd_disk *disk, struct error *error)
 
 	while (rc == 0 && disk->socket_count < wanted) {
 		struct nbd_facts facts;
-		int *fd = &disk->sockets[disk->socket_count];
+		uint32_t idx = disk->socket_count;
 
-		rc = nbd_dial(
-			&disk->uri, &limit, disk->options->request_timeout_ns, fd, &facts, error);
+		rc = dial(disk, &limit, &disk->sockets[idx], &disk->numbers[idx], &facts, error);
 		if (rc != 0) {
 			break;
 		}
@@ -367,7 +421,10 @@ static int prepare(struct nbd_disk *disk, struct error *error)
 	if (rc != 0) {
 		return rc;
 	}
-	rc = nbd_kernel_open(&disk->orders, error);
+	rc = make_token(disk, error);
+	if (rc == 0) {
+		rc = nbd_kernel_open(&disk->orders, error);
+	}
 	if (rc == 0) {
 		rc = netlink_open(&disk->news, "nbd");
 		if (rc == 0) {

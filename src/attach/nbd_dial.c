@@ -112,15 +112,21 @@ static void copy_facts(const struct negotiation_facts *from, struct nbd_facts *f
 	facts->bytes = from->size;
 	facts->flags = from->flags;
 	facts->sizes = from->sizes;
+	facts->is_volatile = from->is_volatile;
+	facts->epoch = from->epoch;
 	memcpy(facts->name, from->name, sizeof(facts->name));
 }
 
-int nbd_dial(const struct nbd_uri *uri, const struct wait_limit *limit, uint64_t silence_ns,
-	int *fd_out, struct nbd_facts *facts, struct error *error)
+int nbd_dial(const struct nbd_uri *uri, const struct nbd_introduction *who,
+	const struct wait_limit *limit, uint64_t silence_ns, int *fd_out, struct nbd_facts *facts,
+	struct error *error)
 {
 	struct negotiation_options options = {
 		.export_name = uri->export_name,
 		.style_max = NBD_REPLIES_SIMPLE,
+		.token = who->token,
+		.instead = who->instead,
+		.instead_count = who->instead_count,
 	};
 	struct dial dial = { .limit = limit, .fd = -1 };
 	int rc = negotiation_create(&options, &dial.negotiation, error);
@@ -154,6 +160,11 @@ int nbd_facts_check(const struct nbd_facts *first, const struct nbd_facts *other
 			"the server has another disk now, of %llu bytes instead of %llu (rule "
 			"P137)",
 			(unsigned long long)other->bytes, (unsigned long long)first->bytes);
+	}
+	if (other->epoch != first->epoch && (other->is_volatile || first->is_volatile)) {
+		return error_set(error, -ESTALE,
+			"the server has started anew and kept this export in memory only: what was "
+			"written is gone");
 	}
 	if (strcmp(other->name, first->name) != 0) {
 		return error_set(error, -ESTALE,

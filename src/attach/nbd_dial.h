@@ -17,12 +17,24 @@ struct nbd_facts {
 	uint16_t flags;
 	struct nbd_block_sizes sizes;
 	char name[NBD_STRING_BYTES_MAX + 1];
+	bool is_volatile; /* a new epoch has lost everything */
+	uint64_t epoch;	  /* a new one has lost what was not flushed; 0: the server does not tell */
 };
 
-GMB_MUST_CHECK int nbd_dial(const struct nbd_uri *uri, const struct wait_limit *limit,
-	uint64_t silence_ns, int *fd_out, struct nbd_facts *facts, struct error *error);
+/* Which connection this is, and which lost ones it comes instead of: a server of ours ends those,
+ * and what they had asked for, before it answers (docs/design/0006-reconnect.md). */
+struct nbd_introduction {
+	const char *token;
+	const char *const *instead;
+	uint32_t instead_count;
+};
+
+GMB_MUST_CHECK int nbd_dial(const struct nbd_uri *uri, const struct nbd_introduction *who,
+	const struct wait_limit *limit, uint64_t silence_ns, int *fd_out, struct nbd_facts *facts,
+	struct error *error);
 
 /* -ESTALE with a sentence when a connection reached something else than the first one did.
- * promised: the flags that must still be there. */
+ * promised: the flags that must still be there. Another epoch of a disk that is not volatile is the
+ * caller's to judge. */
 GMB_MUST_CHECK int nbd_facts_check(const struct nbd_facts *first, const struct nbd_facts *other,
 	uint16_t promised, struct error *error);

@@ -15,7 +15,7 @@ uri='nbd+unix:///?socket=/tmp/s'
 serve()
 {
 	rm -f /tmp/s /tmp/uri
-	gmblock serve /dev/shm/disk.img --listen "$uri" >/tmp/uri 2>>/results/server &
+	gmblock serve $what --listen "$uri" >/tmp/uri 2>>/results/server &
 	server=$!
 	until [ -s /tmp/uri ]; do kill -0 $server; sleep 0.1; done
 }
@@ -34,7 +34,8 @@ pid_of()
 {
 	gmblock attach --list --json | sed -n 's/.*"pid": \([0-9]*\).*/\1/p'
 }
-truncate -s 192M /dev/shm/disk.img
+what=/dev/shm/disk.img
+truncate -s 192M $what
 serve
 """
 
@@ -152,6 +153,19 @@ disk=$(gmblock attach --$kind --request-timeout 3600s --reconnect-timeout 3600s 
 kill -STOP $server
 gmblock detach --force $disk || true
 kill -CONT $server
+test "$(gmblock attach --list --json)" = "[]"
+
+# What a server had in its memory only is gone with it, and is not read as zeroes.
+away
+what=memory:16M
+serve
+disk=$(gmblock attach --$kind --request-timeout 2s --reconnect-timeout 2s "$uri")
+dd if=/dev/urandom of=$disk bs=64k count=1 oflag=direct
+away
+serve
+! dd if=$disk of=/dev/null bs=64k count=1 iflag=direct
+gmblock attach --list | grep "in memory only"
+gmblock detach --force $disk || true
 test "$(gmblock attach --list --json)" = "[]"
 """
 
