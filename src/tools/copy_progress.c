@@ -2,6 +2,7 @@
 #include "tools/copy_progress.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -17,10 +18,13 @@ enum { BAR_WIDTH_MAX = 40, COLUMNS_DEFAULT = 80, TEXT_BYTES = 160, LINE_BYTES = 
 void copy_progress_init(struct copy_progress *progress, enum copy_progress_mode mode,
 	const struct copy_counters *counters)
 {
+	const char *kind = getenv("TERM");
+	bool terminal = isatty(STDERR_FILENO) == 1;
+
 	memset(progress, 0, sizeof(*progress));
-	progress->terminal = isatty(STDERR_FILENO) == 1;
-	progress->wanted =
-		mode == COPY_PROGRESS_ON || (mode == COPY_PROGRESS_AUTO && progress->terminal);
+	/* One that cannot erase a line gets a line a second, as a file does. */
+	progress->terminal = terminal && kind != NULL && strcmp(kind, "dumb") != 0;
+	progress->wanted = mode == COPY_PROGRESS_ON || (mode == COPY_PROGRESS_AUTO && terminal);
 	progress->counters = counters;
 	progress->now = &counters->done;
 	progress->verb = "copying";

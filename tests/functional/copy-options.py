@@ -47,11 +47,11 @@ class Options(CopyCase):
         self.assertEqual(status, 0)
         self.assertIn(f" 99% copying {last} of {16 * MIB} bytes", errors)
 
-    def on_terminal(self, *arguments):
+    def on_terminal(self, *arguments, kind="xterm"):
         """Standard error is a terminal: the status and what it showed."""
         leader, follower = pty.openpty()
         process = subprocess.Popen([support.program(), "copy", *arguments], stderr=follower,
-                                   stdin=subprocess.DEVNULL)
+                                   stdin=subprocess.DEVNULL, env={**os.environ, "TERM": kind})
         os.close(follower)
         shown = b""
         try:
@@ -70,6 +70,14 @@ class Options(CopyCase):
         self.assertRegex(shown, r"\r +\d+% \[#*\.+\] copying [\d.]+ .*iB of 12 MiB")
         self.assertRegex(shown, r"iB/s, \d+:\d\d left")
         self.assertIn("copied 12 MiB", shown)
+
+    def test_lines_on_a_terminal_that_cannot_erase_any(self):
+        uri = self.serve("memory:16M,delay=write:1200ms:range=0+1")
+        status, shown = self.on_terminal(self.image("source", holes=False), uri, kind="dumb")
+        self.assertEqual(status, 0)
+        self.assertRegex(shown, r"^ *\d+% copying")
+        self.assertNotIn("\033", shown)
+        self.assertNotRegex(shown, "\r[^\n]")
 
     def test_no_bar_on_a_terminal(self):
         status, shown = self.on_terminal("--no-progress", self.image("source"),
