@@ -36,7 +36,7 @@ static const char help[] =
 	"      --list                  show what is attached\n"
 	"      --timings               tell on standard error where the time went\n"
 	"      --json                  with --list or --timings: as JSON\n"
-	"      --help                  print this\n"
+	"  -h, --help                  print this\n"
 	"\n"
 	"Status 1: it could not be done; 2: wrong usage.\n";
 

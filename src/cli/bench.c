@@ -54,7 +54,7 @@ static const char usage_text[] =
 	"  --timeout TIME    give up on a server that is silent for so long (default 30s)\n"
 	"  --plot FILE       draw the latencies, as SVG\n"
 	"  --json            for programs\n"
-	"  --help            this text\n";
+	"  -h, --help        this text\n";
 
 /* --- values -------------------------------------------------------------------------------- */
 

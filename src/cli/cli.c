@@ -115,9 +115,10 @@ static int take(const struct cli_command *command, const struct cli_option *opti
 	return CLI_GO_ON;
 }
 
-/* The table as getopt_long() wants it, with --help after the last. Returns that one's code. */
+/* The table as getopt_long() wants it, with --help after the last. Returns that one's code; -h is
+ * itself. */
 static int table_make(const struct cli_command *command, struct option table[OPTIONS_MAX + 2],
-	char letters[2 * OPTIONS_MAX + 2])
+	char letters[2 * OPTIONS_MAX + 3])
 {
 	static const int has_arguments[] = {
 		[CLI_VALUE] = required_argument,
@@ -135,11 +136,13 @@ static int table_make(const struct cli_command *command, struct option table[OPT
 
 		table[i] = (struct option){ option->name, has_argument, NULL,
 			option->letter != 0 ? option->letter : OPTION_FIRST + (int)i };
+		GMB_ASSERT(option->letter != 'h');
 		if (option->letter != 0) {
 			*letters++ = option->letter;
 			*letters++ = ':';
 		}
 	}
+	*letters++ = 'h';
 	*letters = '\0';
 	table[count] = (struct option){ "help", no_argument, NULL, OPTION_FIRST + (int)count };
 	table[count + 1] = (struct option){ 0 };
@@ -149,7 +152,7 @@ static int table_make(const struct cli_command *command, struct option table[OPT
 int cli_parse(const struct cli_command *command, int argc, char **argv)
 {
 	struct option table[OPTIONS_MAX + 2];
-	char letters[2 * OPTIONS_MAX + 2];
+	char letters[2 * OPTIONS_MAX + 3];
 	int help = table_make(command, table, letters);
 	int status = CLI_GO_ON;
 	int code;
@@ -160,7 +163,7 @@ int cli_parse(const struct cli_command *command, int argc, char **argv)
 		(code = getopt_long(argc, argv, letters, table, NULL)) != -1) {
 		if (code == '?' || code == ':') {
 			status = option_error(command->name, code, argv, table);
-		} else if (code == help) {
+		} else if (code == help || code == 'h') {
 			status = cli_print(command->usage);
 		} else {
 			size_t i = 0;

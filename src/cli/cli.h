@@ -27,7 +27,7 @@ enum cli_value { CLI_VALUE, CLI_VALUE_OPTIONAL, CLI_NO_VALUE };
 /* One option of a command, and where its value goes: exactly one of the pointers is set. */
 struct cli_option {
 	const char *name;     /* without the dashes */
-	char letter;	      /* its short form, or 0 */
+	char letter;	      /* its short form, which has a value too; not h; or 0 */
 	bool *flag;	      /* has no value: becomes true */
 	const char **text;    /* any value */
 	uint32_t *count;      /* a number from min to max */
@@ -39,7 +39,7 @@ struct cli_option {
 	uint32_t max;
 };
 
-/* What a command is called, and its options beside --help, which prints usage. */
+/* What a command is called, and its options beside -h and --help, which print usage. */
 struct cli_command {
 	const char *name;
 	const char *usage;
@@ -49,7 +49,7 @@ struct cli_command {
 };
 
 /* Takes the options: CLI_GO_ON, and optind is where the operands begin; or an exit status, also
- * when there was a --help. */
+ * when there was a -h or --help. */
 GMB_MUST_CHECK int cli_parse(const struct cli_command *command, int argc, char **argv);
 
 /* The only operand, which is a noun ("URI"), or NULL for none; more are wrong usage. */

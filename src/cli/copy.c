@@ -80,7 +80,7 @@ static const char usage_text[] =
 	"  --resume FILE          keep a journal in FILE, and go on where it says\n"
 	"  --sparse SIZE          look for zeroes in blocks of SIZE (default 4K)\n"
 	"  --verify               read both again at the end, and compare\n"
-	"  --help                 this text\n";
+	"  -h, --help             this text\n";
 
 /* --- the command line ---------------------------------------------------------------------- */
 

@@ -14,7 +14,7 @@ static const char help[] =
 	"\n"
 	"      --force                 also when it is in use, or the server does not answer:\n"
 	"                              what was not flushed is lost\n"
-	"      --help                  print this\n"
+	"  -h, --help                  print this\n"
 	"\n"
 	"Status 1: it could not be done; 2: wrong usage.\n";
 

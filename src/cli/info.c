@@ -39,7 +39,7 @@ static const char usage_text[] =
 	"  --local         which kernel features were probed and what is used\n"
 	"  --path PATH     with --local: also what a file or block device can do\n"
 	"  --json          for programs\n"
-	"  --help          this text\n";
+	"  -h, --help      this text\n";
 
 /* What makes no sense together. */
 static int arguments_check(const struct info_arguments *arguments)

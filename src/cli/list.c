@@ -39,7 +39,7 @@ static const char usage_text[] =
 	"  --uri           the URI of each export instead of its name\n"
 	"  --json          for programs\n"
 	"  --timeout TIME  give up after so long (default 10s)\n"
-	"  --help          this text\n";
+	"  -h, --help      this text\n";
 
 static int arguments_parse(int argc, char **argv, struct list_arguments *arguments)
 {

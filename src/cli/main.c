@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <errno.h>
 #include <fcntl.h>
+#include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -63,6 +64,14 @@ static int unknown_command(const char *name)
 	return CLI_USAGE;
 }
 
+static const char help_usage[] = "Usage: gmblock help [COMMAND]\n"
+				 "Explains a command, as 'gmblock COMMAND --help' does; lists the "
+				 "commands without one.\n"
+				 "\n"
+				 "  -h, --help  this text\n"
+				 "\n"
+				 "The manual pages say more: man gmblock-COMMAND.\n";
+
 static int finish_output(void)
 {
 	if (fflush(stdout) != 0) {
@@ -74,16 +83,29 @@ static int finish_output(void)
 
 static int run_help(int argc, char **argv)
 {
+	static const struct cli_command self = { .name = "help", .usage = help_usage };
 	char help[] = "--help";
-	char *arguments[] = { argc > 1 ? argv[1] : NULL, help, NULL };
+	char *arguments[] = { NULL, help, NULL };
 	const struct command *command;
+	const char *wanted = NULL;
+	int status = cli_parse(&self, argc, argv);
 
-	if (argc < 2) {
+	if (status == CLI_GO_ON) {
+		status = cli_operand(self.name, "command", argc, argv, &wanted);
+	}
+	if (status != CLI_GO_ON) {
+		return status;
+	}
+	if (wanted == NULL) {
 		print_usage(stdout);
 		return finish_output();
 	}
-	command = find_command(argv[1]);
-	return command != NULL ? command->run(2, arguments) : unknown_command(argv[1]);
+	if (strcmp(wanted, self.name) == 0) {
+		return cli_print(help_usage);
+	}
+	command = find_command(wanted);
+	arguments[0] = argv[optind];
+	return command != NULL ? command->run(2, arguments) : unknown_command(wanted);
 }
 
 /* A disk opened as descriptor 2 would receive our log. */
@@ -110,7 +132,8 @@ int main(int argc, char **argv)
 		return CLI_USAGE;
 	}
 	if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
-		return run_help(1, argv);
+		print_usage(stdout);
+		return finish_output();
 	}
 	if (strcmp(argv[1], "help") == 0) {
 		return run_help(argc - 1, argv + 1);

@@ -65,7 +65,7 @@ static const char help[] =
 	"      --spin auto|off         look for requests for up to 50 us before sleeping, where\n"
 	"                              that pays (auto, the default), or never\n"
 	"\n"
-	"      --help                  print this\n"
+	"  -h, --help                  print this\n"
 	"\n"
 	"When everything is open the URI of each export is printed on standard output (not\n"
 	"with --run) and the service manager is told. SIGTERM, SIGINT or SIGHUP finishes\n"

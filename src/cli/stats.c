@@ -26,7 +26,7 @@ static const char usage_text[] =
 	"                 not needed when there is only one\n"
 	"  --watch[=TIME] again and again, every second by default: what happened meanwhile\n"
 	"  --json         for programs; one document a line with --watch\n"
-	"  --help         this text\n";
+	"  -h, --help     this text\n";
 
 static int take_watch(void *context, const char *name, const char *text)
 {

@@ -71,7 +71,7 @@ static const char usage_text[] =
 	"Both:\n"
 	"  --svg FILE     draw the typical read of each size, or the first requests\n"
 	"  --json         for programs\n"
-	"  --help         this text\n";
+	"  -h, --help     this text\n";
 
 /* --- values -------------------------------------------------------------------------------- */
 

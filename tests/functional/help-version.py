@@ -1,5 +1,7 @@
 #!/usr/bin/python3
 """The program explains itself: usage, help of each command, version."""
+import re
+
 import support
 
 
@@ -19,11 +21,35 @@ class HelpAndVersion(support.Case):
             self.assertIn("Usage: gmblock COMMAND", output)
 
     def test_help_of_commands(self):
-        for command in ("serve", "list", "info", "bench"):
-            for arguments in ([command, "--help"], ["help", command]):
+        listed = re.findall(r"^  (\w+) ", self.run_gmblock("--help")[1], re.MULTILINE)
+        self.assertIn("serve", listed)
+        self.assertIn("help", listed)
+        for command in listed:
+            texts = set()
+            for arguments in ([command, "--help"], [command, "-h"], ["help", command]):
+                with self.subTest(arguments):
+                    code, output, errors = self.run_gmblock(*arguments)
+                    self.assertEqual((code, errors), (0, ""))
+                    self.assertTrue(output.startswith(f"Usage: gmblock {command} "), output)
+                    self.assertIn("  -h, --help ", output)
+                    texts.add(output)
+            self.assertEqual(len(texts), 1, command)
+
+    def test_help_counts_wherever_it_stands(self):
+        for arguments in (["copy", "a", "-h"], ["serve", "-e", "a=b", "-h"], ["info", "--json", "-h"]):
+            with self.subTest(arguments):
                 code, output, errors = self.run_gmblock(*arguments)
                 self.assertEqual((code, errors), (0, ""))
-                self.assertIn(f"gmblock {command}", output)
+                self.assertTrue(output.startswith(f"Usage: gmblock {arguments[0]} "), output)
+        # The value of an option, and what stands behind "--".
+        self.check_refused(["serve", "-l", "-h"], 2, "--listen: ", "-h")
+        self.check_refused(["info", "--", "-h"], 2, "-h")
+        self.check_refused(["serve", "--help=yes"], 2, "--help=yes takes no value")
+
+    def test_help_with_too_much(self):
+        self.check_refused(["help", "serve", "info"], 2, "one command at a time", "'info'")
+        self.check_refused(["help", "--nothing"], 2, "--nothing is not known",
+                           "gmblock help --help")
 
     def test_unknown_command(self):
         self.check_refused(["sevre"], 2, "no command 'sevre'", "gmblock --help")
