@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/near.h"
 #include "base/units.h"
 
 enum {
@@ -52,11 +53,34 @@ static size_t candidates(
 	return count;
 }
 
+/* The option that was probably meant, as near_text() says it: one that is spelt almost like the
+ * word, or has one dash too few in front of it (argv[optind] is "-json" then). */
+static const char *meant(
+	const char *word, char *const *argv, const struct option *table, char out[NEAR_TEXT_BYTES])
+{
+	const char *group = argv[optind];
+	char name[SHOWN_BYTES];
+	struct near near;
+
+	if (word[0] == '-' && word[1] != '-' && group != NULL && group[0] == '-' &&
+		group[1] == word[1]) {
+		word = group;
+	}
+	word += strspn(word, "-");
+	snprintf(name, sizeof(name), "%.*s", (int)strcspn(word, "="), word);
+	near_begin(&near, name);
+	for (size_t i = 0; strlen(name) > 1 && table[i].name != NULL; i++) {
+		near_try(&near, table[i].name);
+	}
+	return near_text(&near, "--", out);
+}
+
 /* What getopt_long() returned: '?' (unknown or ambiguous) or ':' (value missing). */
 static int option_error(const char *command, int code, char **argv, const struct option *table)
 {
 	char names[SHOWN_BYTES];
 	char shown[SHOWN_BYTES];
+	char near[NEAR_TEXT_BYTES];
 	char letter[3] = { '-', (char)optopt, '\0' };
 	const char *word = argv[optind - 1];
 
@@ -74,7 +98,8 @@ static int option_error(const char *command, int code, char **argv, const struct
 	if (strncmp(word, "--", 2) == 0 && candidates(word + 2, table, names, sizeof(names)) > 1) {
 		return cli_usage_error(command, "the option %s could be %s", shown, names);
 	}
-	return cli_usage_error(command, "the option %s is not known", shown);
+	return cli_usage_error(
+		command, "the option %s is not known%s", shown, meant(word, argv, table, near));
 }
 
 static int take_value(const struct cli_option *option, const char *text, struct error *error)

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/near.h"
 #include "cli/cli.h"
 #include "cli/commands.h"
 
@@ -56,11 +57,22 @@ static const struct command *find_command(const char *name)
 
 static int unknown_command(const char *name)
 {
+	static const char *const options[] = { "--help", "--version" };
+	bool is_option = name[0] == '-';
+	char meant[NEAR_TEXT_BYTES];
 	char shown[80];
+	struct near near;
 
-	fprintf(stderr, "gmblock: there is no %s '%s'\nTry 'gmblock --help'.\n",
-		name[0] == '-' ? "option" : "command",
-		log_escape(shown, sizeof(shown), name, strlen(name)));
+	near_begin(&near, name);
+	for (size_t i = 0; is_option && i < ARRAY_COUNT(options); i++) {
+		near_try(&near, options[i]);
+	}
+	for (size_t i = 0; !is_option && i < ARRAY_COUNT(commands); i++) {
+		near_try(&near, commands[i].name);
+	}
+	fprintf(stderr, "gmblock: there is no %s '%s'%s\nTry 'gmblock --help'.\n",
+		is_option ? "option" : "command",
+		log_escape(shown, sizeof(shown), name, strlen(name)), near_text(&near, "", meant));
 	return CLI_USAGE;
 }
 

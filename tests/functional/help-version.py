@@ -56,6 +56,25 @@ class HelpAndVersion(support.Case):
         self.check_refused(["--sevre"], 2, "no option '--sevre'", "gmblock --help")
         self.check_refused(["help", "sevre"], 2, "no command 'sevre'")
 
+    def test_what_was_probably_meant(self):
+        for arguments, fragment in (
+                (["sevre"], "no command 'sevre'; did you mean 'serve'?"),
+                (["help", "detatch"], "did you mean 'detach'?"),
+                (["att"], "did you mean 'attach'?"),
+                (["--verison"], "no option '--verison'; did you mean '--version'?"),
+                (["copy", "--requets", "1", "a", "b"],
+                 "the option --requets is not known; did you mean '--requests'?"),
+                (["copy", "--destination-zero=1"], "did you mean '--destination-is-zero'?"),
+                (["list", "--hepl"], "did you mean '--help'?"),
+                (["info", "-json", "nbd://h"], "the option -j is not known; did you mean '--json'?"),
+                (["info", "-jsno"], "the option -j is not known; did you mean '--json'?")):
+            with self.subTest(arguments):
+                self.check_refused(arguments, 2, fragment)
+        for arguments in (["sv"], ["x" * 100], [""], ["--colour"], ["copy", "--colour"], ["copy", "-v"],
+                          ["copy", "-x", "-"], ["copy", "-xy"], ["copy", "--" + "y" * 100]):
+            with self.subTest(arguments):
+                self.assertNotIn("did you mean", self.check_refused(arguments, 2, "gmblock"))
+
     def test_output_that_cannot_be_written_is_a_failure(self):
         for arguments in (["--version"], ["--help"], ["serve", "--help"]):
             with open("/dev/full", "w", encoding="utf-8") as full:
