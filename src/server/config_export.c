@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/near.h"
 #include "base/units.h"
 #include "base/utf8.h"
 
@@ -286,6 +287,25 @@ static const struct {
 	[KEY_DELAY] = { "delay", "read:10ms", set_delay },
 };
 
+static int unknown_key(const char *key, struct error *error)
+{
+	char meant[NEAR_TEXT_BYTES];
+	struct near near;
+
+	near_begin(&near, key);
+	for (uint32_t i = 0; i < KEY_COUNT; i++) {
+		near_try(&near, export_keys[i].name);
+	}
+	if (near.name != NULL) {
+		return error_set(
+			error, -EINVAL, "this is not a known key%s", near_text(&near, "", meant));
+	}
+	return error_set(error, -EINVAL,
+		"this is not a known key; an export can have mode, write-mode, readonly, "
+		"description, max-connections, mmap, synchro, stripe, progress, pace, "
+		"fault and delay (a comma inside a value or path is written \\,)");
+}
+
 int server_export_set(
 	struct server_export *entry, const char *key, const char *value, struct error *error)
 {
@@ -300,10 +320,7 @@ int server_export_set(
 	for (i = 0; i < KEY_COUNT && strcmp(key, export_keys[i].name) != 0; i++) {
 	}
 	if (i == KEY_COUNT) {
-		return error_set(error, -EINVAL,
-			"this is not a known key; an export can have mode, write-mode, readonly, "
-			"description, max-connections, mmap, synchro, stripe, progress, pace, "
-			"fault and delay (a comma inside a value or path is written \\,)");
+		return unknown_key(key, error);
 	}
 	if (value == NULL && i != KEY_READONLY) {
 		return error_set(error, -EINVAL, "this key needs a value, such as %s=%s", key,

@@ -12,6 +12,7 @@
 #include <yaml.h>
 
 #include "base/log.h"
+#include "base/near.h"
 
 enum {
 	FILE_BYTES_MAX = 16 << 20,
@@ -392,21 +393,27 @@ static const yaml_node_t *find_mapping(
 	return place->entry >= 0 ? find_entry(yaml, node, place->entry) : node;
 }
 
-/* The keys that the schema knows at the place, as "a, b, c". */
-static void list_known_keys(const struct config_yaml *yaml, const struct config_place *place,
-	char *out, size_t out_bytes)
+/* The keys that the schema knows at the place. */
+static const cyaml_schema_field_t *known_keys(
+	const struct config_yaml *yaml, const struct config_place *place)
 {
 	const cyaml_schema_field_t *field = yaml->schema->mapping.fields;
+
+	if (place->key == NULL) {
+		return field;
+	}
+	while (field->key != NULL && strcmp(field->key, place->key) != 0) {
+		field++;
+	}
+	return field->value.type == CYAML_SEQUENCE ? field->value.sequence.entry->mapping.fields
+						   : field->value.mapping.fields;
+}
+
+/* Those keys as "a, b, c". */
+static void list_keys(const cyaml_schema_field_t *field, char *out, size_t out_bytes)
+{
 	size_t used = 0;
 
-	if (place->key != NULL) {
-		while (field->key != NULL && strcmp(field->key, place->key) != 0) {
-			field++;
-		}
-		field = field->value.type == CYAML_SEQUENCE
-				? field->value.sequence.entry->mapping.fields
-				: field->value.mapping.fields;
-	}
 	out[0] = '\0';
 	for (; field->key != NULL && used < out_bytes; field++) {
 		used += (size_t)snprintf(
@@ -434,12 +441,25 @@ static int blame_key(struct config_yaml *yaml, const struct config_place *place,
 static int unknown_key(struct config_yaml *yaml, const char *key, struct error *error)
 {
 	struct config_place place = steps_to_place(yaml, 0);
-	char known[256];
+	const cyaml_schema_field_t *known = known_keys(yaml, &place);
+	char meant[NEAR_TEXT_BYTES];
+	char names[256];
 	char shown[NAME_BYTES];
+	struct near near;
 
-	list_known_keys(yaml, &place, known, sizeof(known));
-	error_set(error, -EINVAL, "the key '%s' is not known here; it can be one of %s",
-		log_escape(shown, sizeof(shown), key, strlen(key)), known);
+	log_escape(shown, sizeof(shown), key, strlen(key));
+	near_begin(&near, key);
+	for (const cyaml_schema_field_t *field = known; field->key != NULL; field++) {
+		near_try(&near, field->key);
+	}
+	if (near.name != NULL) {
+		error_set(error, -EINVAL, "the key '%s' is not known here%s", shown,
+			near_text(&near, "", meant));
+	} else {
+		list_keys(known, names, sizeof(names));
+		error_set(error, -EINVAL, "the key '%s' is not known here; it can be one of %s",
+			shown, names);
+	}
 	return blame_key(yaml, &place, key, 0, error);
 }
 

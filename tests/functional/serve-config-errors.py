@@ -58,10 +58,18 @@ class ConfigErrors(support.Case):
     def test_unknown_keys(self):
         self.check("colour: red\n", "1:1", "'colour' is not known here",
                    "listen, limits, exports")
-        self.check("limits:\n  threads: 1\n  memroy: 1M\n", "3:3", "limits: ",
-                   "'memroy' is not known here", "memory, threads")
+        self.check("limits:\n  threads: 1\n  colour: red\n", "3:3", "limits: ",
+                   "'colour' is not known here", "memory, threads")
         self.check("exports:\n  - name: a\n    path: null:1M\n  - name: b\n    path: null:1M\n"
                    "    colour: red\n", "6:5", "exports entry 2: ", "'colour'", "name, path, mode")
+
+    def test_keys_that_are_nearly_known(self):
+        self.check("exprots: []\n", "1:1",
+                   "the key 'exprots' is not known here; did you mean 'exports'?\n")
+        self.check("limits:\n  threads: 1\n  memroy: 1M\n", "3:3", "limits: ",
+                   "'memroy' is not known here; did you mean 'memory'?")
+        self.check("exports:\n  - name: a\n    path: null:1M\n    writemode: ram\n", "4:5",
+                   "exports entry 1: ", "'writemode' is not known here; did you mean 'write-mode'?")
 
     def test_missing_and_repeated_keys(self):
         self.check("exports:\n  - path: null:1M\n", "2:5", "exports entry 1: ",

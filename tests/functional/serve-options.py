@@ -29,6 +29,8 @@ class Options(support.Case):
         export("a=null:1M,write-mode=", "write-mode: '' is not a mode")
         export("a=null:1M,mode", "mode: ", "needs a value")
         export("a=null:1M,colour=red", "colour: ", "not a known key", "max-connections")
+        export("a=null:1M,moed=ram", "moed: this is not a known key; did you mean 'mode'?")
+        export("a=null:1M,max_connections=4", "not a known key; did you mean 'max-connections'?")
         export("a=null:1M,", "\"a=null:1M,\": a key is missing behind a comma")
         export("a=null:1M,mode=ram,mode=ram", "mode: ", "twice")
         export("a=null:1M,readonly=perhaps", "readonly: 'perhaps' is neither yes nor no")
