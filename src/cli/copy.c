@@ -7,6 +7,7 @@
 
 #include "base/bytes.h"
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/units.h"
 #include "cli/cli.h"
 #include "cli/commands.h"
@@ -25,6 +26,7 @@ enum {
 	SPARSE_BYTES_MIN = 512,
 	SENTENCE_BYTES = 1200,
 	EXIT_SIGNAL = 128,
+	QUOTE_BYTES = 256,
 };
 #define CHECKPOINT_BYTES_DEFAULT (UINT64_C(1) << 30)
 #define MEMORY_BYTES_MAX	 (UINT64_C(4) << 30)
@@ -34,11 +36,13 @@ struct copy_arguments {
 	const char *target;
 	const char *journal;
 	uint64_t request_bytes;
-	uint64_t sparse_bytes;
+	uint64_t sparse_bytes;	   /* 0: not given, and in the end: not at all */
 	uint64_t checkpoint_bytes; /* 0: not given */
 	uint32_t requests;	   /* 0: adapts */
-	uint32_t connections;
-	enum copy_progress_mode progress;
+	uint32_t connections;	   /* 0: chosen */
+	bool progress;
+	bool no_progress;
+	bool no_sparse;
 	bool allocate;
 	bool target_is_zero;
 	bool direct;
@@ -117,25 +121,6 @@ static int take_sparse(void *context, const char *name, const char *text)
 		name, text, SPARSE_BYTES_MIN, REQUEST_BYTES_MAX, &arguments->sparse_bytes);
 }
 
-static int take_no_sparse(void *context, const char *name, const char *text)
-{
-	struct copy_arguments *arguments = context;
-
-	GMB_UNUSED(name);
-	GMB_UNUSED(text);
-	arguments->sparse_bytes = 0;
-	return CLI_GO_ON;
-}
-
-static int take_progress(void *context, const char *name, const char *text)
-{
-	struct copy_arguments *arguments = context;
-
-	GMB_UNUSED(text);
-	arguments->progress = name[0] == 'n' ? COPY_PROGRESS_OFF : COPY_PROGRESS_ON;
-	return CLI_GO_ON;
-}
-
 /* Where it adapts, larger requests are fewer: no more memory than with those of the usual size. */
 static uint32_t requests_max(const struct copy_arguments *arguments)
 {
@@ -149,8 +134,95 @@ static uint32_t requests_max(const struct copy_arguments *arguments)
 	return (uint32_t)MIN(fewer, (uint64_t)REQUESTS_ADAPTIVE_MAX);
 }
 
+/* Two that say different things of the same. */
+static int contradictions_check(const struct copy_arguments *arguments)
+{
+	const struct {
+		bool given;
+		const char *sentence;
+	} pairs[] = {
+		{ arguments->progress && arguments->no_progress,
+			"--progress and --no-progress contradict each other" },
+		{ arguments->sparse_bytes != 0 && arguments->no_sparse,
+			"--sparse and --no-sparse contradict each other" },
+		{ arguments->sparse_bytes != 0 && arguments->allocate,
+			"--sparse and --allocate contradict each other: what is found to be zeroes "
+			"gets its blocks all the same" },
+		{ arguments->target_is_zero && arguments->allocate,
+			"--destination-is-zero and --allocate contradict each other: the one skips "
+			"zeroes, the other gives them their blocks" },
+		{ arguments->checkpoint_bytes != 0 && arguments->journal == NULL,
+			"--checkpoint needs --resume" },
+		{ arguments->json && strcmp(arguments->target, "-") == 0,
+			"--json and the target - both want standard output" },
+	};
+
+	for (size_t i = 0; i < ARRAY_COUNT(pairs); i++) {
+		if (pairs[i].given) {
+			return cli_usage_error("copy", "%s", pairs[i].sentence);
+		}
+	}
+	return CLI_GO_ON;
+}
+
+/* What makes no sense with such a source and target. */
+static int ends_fit_options(const struct copy_arguments *arguments)
+{
+	enum copy_kind source = copy_end_kind(arguments->source);
+	enum copy_kind target = copy_end_kind(arguments->target);
+
+	if ((arguments->verify || arguments->journal != NULL) &&
+		(source == COPY_STREAM || target == COPY_STREAM)) {
+		const char *pipe = source == COPY_STREAM ? arguments->source : arguments->target;
+		char quoted[QUOTE_BYTES];
+
+		return cli_usage_error("copy",
+			"%s needs a source and a target that can be read twice, and not a pipe or "
+			"the like, as '%s' is",
+			arguments->verify ? "--verify" : "--resume",
+			log_escape(quoted, sizeof(quoted), pipe, strlen(pipe)));
+	}
+	if (arguments->connections != 0 && source != COPY_REMOTE && target != COPY_REMOTE) {
+		return cli_usage_error("copy",
+			"--connections is for servers, and neither SOURCE nor TARGET is a URI");
+	}
+	if (arguments->direct && source != COPY_FILE && source != COPY_DEVICE &&
+		target != COPY_FILE && target != COPY_DEVICE) {
+		return cli_usage_error("copy",
+			"--direct is for files and devices, and neither SOURCE nor TARGET is one");
+	}
+	return CLI_GO_ON;
+}
+
+/* The sizes, and what they are where they are not given. */
+static int sizes_check(struct copy_arguments *arguments)
+{
+	char sparse[UNITS_TEXT_BYTES];
+	char request[UNITS_TEXT_BYTES];
+
+	if (requests_max(arguments) * arguments->request_bytes > MEMORY_BYTES_MAX) {
+		return cli_usage_error("copy", "--requests times --request-size is the memory that "
+					       "is used: at most 4G");
+	}
+	if (arguments->sparse_bytes > arguments->request_bytes) {
+		return cli_usage_error("copy",
+			"--sparse %s needs a --request-size of as much at least, and it is %s",
+			units_format_bytes(sparse, arguments->sparse_bytes),
+			units_format_bytes(request, arguments->request_bytes));
+	}
+	if (arguments->sparse_bytes == 0 && !arguments->no_sparse && !arguments->allocate) {
+		arguments->sparse_bytes = SPARSE_BYTES_DEFAULT;
+	}
+	if (arguments->checkpoint_bytes == 0) {
+		arguments->checkpoint_bytes = CHECKPOINT_BYTES_DEFAULT;
+	}
+	return CLI_GO_ON;
+}
+
 static int arguments_check(int argc, char **argv, struct copy_arguments *arguments)
 {
+	int status;
+
 	if (argc - optind != 2) {
 		return cli_usage_error("copy", argc - optind < 2
 						       ? "give a SOURCE and a TARGET"
@@ -158,30 +230,11 @@ static int arguments_check(int argc, char **argv, struct copy_arguments *argumen
 	}
 	arguments->source = argv[optind];
 	arguments->target = argv[optind + 1];
-	if (requests_max(arguments) * arguments->request_bytes > MEMORY_BYTES_MAX) {
-		return cli_usage_error("copy", "--requests times --request-size is the memory that "
-					       "is used: at most 4G");
+	status = contradictions_check(arguments);
+	if (status == CLI_GO_ON) {
+		status = ends_fit_options(arguments);
 	}
-	if (arguments->allocate) {
-		arguments->sparse_bytes = 0;
-	}
-	if (arguments->checkpoint_bytes != 0 && arguments->journal == NULL) {
-		return cli_usage_error("copy", "--checkpoint needs --resume");
-	}
-	if (arguments->checkpoint_bytes == 0) {
-		arguments->checkpoint_bytes = CHECKPOINT_BYTES_DEFAULT;
-	}
-	if (arguments->json && strcmp(arguments->target, "-") == 0) {
-		return cli_usage_error("copy", "--json and the target - both want standard output");
-	}
-	if ((arguments->verify || arguments->journal != NULL) &&
-		(copy_end_kind(arguments->source) == COPY_STREAM ||
-			copy_end_kind(arguments->target) == COPY_STREAM)) {
-		return cli_usage_error("copy",
-			"%s needs a source and a target that can be read twice, and not a pipe",
-			arguments->verify ? "--verify" : "--resume");
-	}
-	return CLI_GO_ON;
+	return status == CLI_GO_ON ? sizes_check(arguments) : status;
 }
 
 static int arguments_parse(int argc, char **argv, struct copy_arguments *arguments)
@@ -194,9 +247,9 @@ static int arguments_parse(int argc, char **argv, struct copy_arguments *argumen
 		{ "destination-is-zero", .flag = &arguments->target_is_zero },
 		{ "direct", .flag = &arguments->direct },
 		{ "json", .flag = &arguments->json },
-		{ "no-progress", .take = take_progress, .value = CLI_NO_VALUE },
-		{ "no-sparse", .take = take_no_sparse, .value = CLI_NO_VALUE },
-		{ "progress", .take = take_progress, .value = CLI_NO_VALUE },
+		{ "no-progress", .flag = &arguments->no_progress },
+		{ "no-sparse", .flag = &arguments->no_sparse },
+		{ "progress", .flag = &arguments->progress },
 		{ "request-size", .take = take_request_size },
 		{ "requests", .count = &arguments->requests, .min = 1, .max = REQUESTS_MAX },
 		{ "resume", .text = &arguments->journal },
@@ -456,11 +509,17 @@ static int job_close(struct job *job, struct error *error)
 	return err;
 }
 
+static enum copy_progress_mode progress_mode(const struct copy_arguments *arguments)
+{
+	return arguments->progress	? COPY_PROGRESS_ON
+	       : arguments->no_progress ? COPY_PROGRESS_OFF
+					: COPY_PROGRESS_AUTO;
+}
+
 int cmd_copy(int argc, char **argv)
 {
 	struct copy_arguments arguments = {
 		.request_bytes = REQUEST_BYTES_DEFAULT,
-		.sparse_bytes = SPARSE_BYTES_DEFAULT,
 	};
 	struct job job = { .arguments = &arguments, .journal = { .fd = -1 } };
 	struct copy_report report = { 0 };
@@ -476,7 +535,7 @@ int cmd_copy(int argc, char **argv)
 	(void)signal(SIGPIPE, SIG_IGN);
 	(void)signal(SIGXFSZ, SIG_IGN);
 	began_ns = clock_now_ns();
-	copy_progress_init(&job.progress, arguments.progress, &job.counters);
+	copy_progress_init(&job.progress, progress_mode(&arguments), &job.counters);
 	report.source_text = arguments.source;
 	report.target_text = arguments.target;
 	report.outcome = COPY_COMPLETE;

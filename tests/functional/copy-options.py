@@ -27,6 +27,32 @@ class Options(CopyCase):
                 errors = self.copy_fails(arguments, fragment, status=2)
                 self.assertIn("gmblock copy --help", errors)
 
+    def test_contradictions_are_refused_by_both_names(self):
+        for arguments, first, second in (
+                (["--progress", "--no-progress", "a", "b"], "--progress", "--no-progress"),
+                (["--no-sparse", "--sparse", "4K", "a", "b"], "--sparse", "--no-sparse"),
+                (["--allocate", "--sparse", "4K", "a", "b"], "--allocate", "--sparse"),
+                (["--allocate", "--destination-is-zero", "a", "b"], "--allocate",
+                 "--destination-is-zero"),
+                (["--sparse", "1M", "a", "b"], "--sparse 1M", "--request-size"),
+                (["--sparse", "8K", "--request-size", "4K", "a", "b"], "--sparse 8K", "it is 4K"),
+                (["--verify", "a", "-"], "--verify", "as '-' is"),
+                (["--resume", "j", "/dev/zero", "b"], "--resume", "as '/dev/zero' is"),
+                (["--connections", "2", "a", "-"], "--connections", "URI"),
+                (["--direct", "nbd://h", "-"], "--direct", "files and devices")):
+            with self.subTest(arguments):
+                self.assertIn(second, self.copy_fails(arguments, first, status=2))
+        self.assertEqual(os.listdir(self.folder), [])
+
+    def test_what_does_not_contradict(self):
+        source = self.image("source")
+        for arguments in (["--allocate", "--no-sparse"], ["--sparse", "512K"],
+                          ["--no-sparse", "--destination-is-zero", "--no-progress"],
+                          ["--sparse", "64K", "--request-size", "64K"]):
+            with self.subTest(arguments):
+                self.copy_ok(*arguments, source, self.path("target"))
+                os.unlink(self.path("target"))
+
     def test_silent_without_a_terminal(self):
         self.assertEqual(self.copy(self.image("source"), self.path("target")), (0, "", ""))
 
