@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -118,6 +119,30 @@ int units_parse_time(const char *text, uint64_t *time_ns, struct error *error)
 	return error_set(error, -EINVAL,
 		"'%s' is not a time; write a number with ns, us, ms, s, min or h, such as 10ms",
 		show(&shown, text));
+}
+
+int units_parse_seconds(const char *text, uint64_t *time_ns, struct error *error)
+{
+	struct shown shown;
+	double seconds;
+	char *end;
+	int rc = units_parse_time(text, time_ns, error);
+
+	if (rc != -EINVAL) {
+		return rc;
+	}
+	/* strtod() also knows signs, spaces, exponents and words. */
+	seconds = strtod(text, &end);
+	if (text[0] == '\0' || strspn(text, "0123456789.") != strlen(text) || *end != '\0') {
+		return error_set(error, -EINVAL,
+			"'%s' is not a number of seconds, nor a time such as 500ms",
+			show(&shown, text));
+	}
+	if (seconds * 1e9 >= (double)INT64_MAX) {
+		return error_set(error, -ERANGE, "the time '%s' is too long", show(&shown, text));
+	}
+	*time_ns = (uint64_t)(seconds * 1e9 + 0.5);
+	return 0;
 }
 
 int units_parse_count(

@@ -18,6 +18,9 @@ GMB_MUST_CHECK int units_parse_bytes(const char *text, uint64_t *bytes, struct e
  * years, so that a time added to the clock's does not overflow. */
 GMB_MUST_CHECK int units_parse_time(const char *text, uint64_t *time_ns, struct error *error);
 
+/* The same, or a number of seconds without a unit, which may have a point: "2", "0.5". */
+GMB_MUST_CHECK int units_parse_seconds(const char *text, uint64_t *time_ns, struct error *error);
+
 /* A decimal number from min to max. */
 GMB_MUST_CHECK int units_parse_count(
 	const char *text, uint32_t min, uint32_t max, uint32_t *count, struct error *error);

@@ -2,7 +2,6 @@
 #include "tools/bench.h"
 
 #include <errno.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +17,9 @@
 
 enum { QUOTE_BYTES = 256, PERCENT_UNSET = UINT32_MAX };
 
-#define SECONDS_MAX	   1e6
+#define SECONDS_MAX	   UINT64_C(1000000)
+#define NS_PER_S	   UINT64_C(1000000000)
+#define NS_PER_US	   UINT64_C(1000)
 #define TIMEOUT_DEFAULT_NS UINT64_C(30000000000)
 
 struct bench_arguments {
@@ -104,26 +105,17 @@ static int take_connections(void *context, const char *name, const char *text)
 	return CLI_GO_ON;
 }
 
-/* A number of seconds, also parts of them, or a time with its unit. */
 static int take_seconds(const char *name, const char *text, bool zero_allowed, uint64_t *ns)
 {
-	char quoted[QUOTE_BYTES];
-	char *end;
-	double seconds = strtod(text, &end);
+	struct error error;
 
-	if (units_parse_time(text, ns, NULL) == 0) {
-		seconds = (double)*ns / 1e9;
-	} else if (text[0] == '\0' || strspn(text, "0123456789.") != strlen(text) || *end != '\0') {
-		/* strtod() also knows signs, spaces, exponents and words. */
-		return cli_usage_error("bench",
-			"--%s: '%s' is not a number of seconds, nor a time such as 500ms", name,
-			log_escape(quoted, sizeof(quoted), text, strlen(text)));
+	if (units_parse_seconds(text, ns, &error) != 0) {
+		return cli_usage_error("bench", "--%s: %s", name, error.text);
 	}
-	if (seconds > SECONDS_MAX || (seconds < 1e-6 && !(zero_allowed && seconds == 0))) {
-		return cli_usage_error(
-			"bench", "--%s: from 0.000001 to %.0f seconds", name, SECONDS_MAX);
+	if (*ns > SECONDS_MAX * NS_PER_S || (*ns < NS_PER_US && !(zero_allowed && *ns == 0))) {
+		return cli_usage_error("bench", "--%s: from 0.000001 to %llu seconds", name,
+			(unsigned long long)SECONDS_MAX);
 	}
-	*ns = (uint64_t)round(seconds * 1e9);
 	return CLI_GO_ON;
 }
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <getopt.h>
 #include <poll.h>
 #include <stdio.h>
 
@@ -8,13 +9,16 @@
 #include "tools/print.h"
 #include "tools/stats.h"
 
-#define NS_PER_S  UINT64_C(1000000000)
-#define NS_PER_MS UINT64_C(1000000)
+#define NS_PER_S     UINT64_C(1000000000)
+#define NS_PER_MS    UINT64_C(1000000)
+#define WATCH_NS_MIN (100 * NS_PER_MS)
+#define WATCH_NS_MAX (86400 * NS_PER_S)
 
 struct stats_arguments {
 	const char *server; /* URI, socket, process id, or NULL */
 	bool json;
-	uint64_t watch_ns; /* 0 = once */
+	uint64_t watch_ns;  /* 0 = once */
+	bool watch_is_bare; /* without a time */
 };
 
 static const char usage_text[] =
@@ -34,13 +38,22 @@ static int take_watch(void *context, const char *name, const char *text)
 	struct error error;
 
 	arguments->watch_ns = NS_PER_S;
-	if (text != NULL && units_parse_time(text, &arguments->watch_ns, &error) != 0) {
+	arguments->watch_is_bare = text == NULL;
+	if (text != NULL && units_parse_seconds(text, &arguments->watch_ns, &error) != 0) {
 		return cli_usage_error("stats", "--%s: %s", name, error.text);
 	}
-	if (arguments->watch_ns < NS_PER_S / 10) {
-		return cli_usage_error("stats", "--%s: at least 100ms", name);
+	if (arguments->watch_ns < WATCH_NS_MIN || arguments->watch_ns > WATCH_NS_MAX) {
+		return cli_usage_error("stats", "--%s: from 100ms to 24h", name);
 	}
 	return CLI_GO_ON;
+}
+
+/* True for what was probably meant to be the time of a --watch that has none. */
+static bool is_watch_time(const struct stats_arguments *arguments, const char *operand)
+{
+	uint64_t ignored;
+
+	return arguments->watch_is_bare && units_parse_seconds(operand, &ignored, NULL) == 0;
 }
 
 static int arguments_parse(int argc, char **argv, struct stats_arguments *arguments)
@@ -53,8 +66,26 @@ static int arguments_parse(int argc, char **argv, struct stats_arguments *argume
 		arguments };
 	int status = cli_parse(&command, argc, argv);
 
+	for (int i = optind; status == CLI_GO_ON && argc - optind > 1 && i < argc; i++) {
+		if (is_watch_time(arguments, argv[i])) {
+			return cli_usage_error(
+				"stats", "--watch: its time is written --watch=%s", argv[i]);
+		}
+	}
 	return status == CLI_GO_ON ? cli_operand("stats", "server", argc, argv, &arguments->server)
 				   : status;
+}
+
+/* Adds to why the server could not be asked what the user may have wanted instead. */
+static void advise(const struct stats_arguments *arguments, struct error *error)
+{
+	const struct error reason = *error;
+
+	if (arguments->server != NULL && is_watch_time(arguments, arguments->server)) {
+		error_set(error, reason.code,
+			"%s. If %s is to be the time of --watch, write --watch=%s", reason.text,
+			arguments->server, arguments->server);
+	}
 }
 
 /* Shows a document, or how it differs from one before. */
@@ -82,6 +113,9 @@ static int show_all(const struct stats_arguments *arguments, const char *path, s
 
 	for (;;) {
 		document = stats_ask(path, error);
+		if (document == NULL && before == NULL) {
+			advise(arguments, error);
+		}
 		err = document == NULL ? error->code : show(arguments, document, before, error);
 		json_decref(before);
 		before = document;

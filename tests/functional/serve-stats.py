@@ -269,7 +269,9 @@ class Stats(support.Case):
         self.check_refused(["stats", server.uri], 1, "gmblock stats: no server")
 
     def test_wrong_usage(self):
-        self.check_refused(["stats", "--watch=1ms"], 2, "at least 100ms")
+        self.check_refused(["stats", "--watch=1ms"], 2, "from 100ms to 24h")
+        self.check_refused(["stats", "--watch=0.01"], 2, "from 100ms to 24h")
+        self.check_refused(["stats", "--watch=25h"], 2, "from 100ms to 24h")
         self.check_refused(["stats", "--watch=soon"], 2, "--watch")
         self.check_refused(["stats", "a", "b"], 2, "one server")
         self.check_refused(["stats", self.path("absent")], 1, "No such file")
@@ -277,6 +279,24 @@ class Stats(support.Case):
                            "--control", "does not exist")
         plain = self.make_file("plain", "")
         self.check_refused(["stats", plain], 1, plain)
+
+    def test_a_time_that_is_not_part_of_watch(self):
+        """`--watch 2` asks the server 2; who meant the time is told how to write it."""
+        options = self.folder_of_somebody()
+        for time in ("2", "0.5", "500ms"):
+            with self.subTest(time):
+                code, output, errors = self.run_gmblock("stats", "--watch", time, **options)
+                self.assertEqual((code, output), (1, ""))
+                self.assertIn(f"If {time} is to be the time of --watch, write --watch={time}\n",
+                              errors)
+                for operands in ([time, "nbd://h"], ["nbd://h", time]):
+                    code, output, errors = self.run_gmblock("stats", "--watch", *operands)
+                    self.assertEqual((code, output), (2, ""))
+                    self.assertIn(f"--watch: its time is written --watch={time}\n", errors)
+        for arguments in (["--watch=2", "2"], ["2"], ["--watch", "absent"]):
+            code, output, errors = self.run_gmblock("stats", *arguments, **options)
+            self.assertEqual((code, output), (1, ""))
+            self.assertNotIn("time of --watch", errors)
 
     def test_another_socket_is_no_control_socket(self):
         self.serve("memory:1M")

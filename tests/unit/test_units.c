@@ -111,6 +111,51 @@ static void times(void **state)
 	refuse_time("1.5s", -EINVAL);
 }
 
+static void check_seconds(const char *text, uint64_t wanted_ns)
+{
+	struct error error = { 0 };
+	uint64_t ns = 77;
+
+	if (units_parse_seconds(text, &ns, &error) != 0) {
+		fail_msg("%s: %s", text, error.text);
+	}
+	assert_true(ns == wanted_ns);
+}
+
+static void refuse_seconds(const char *text, int code)
+{
+	struct error error = { 0 };
+	uint64_t ns = 77;
+
+	assert_int_equal(units_parse_seconds(text, &ns, &error), code);
+	assert_int_equal(error.code, code);
+	assert_non_null(strstr(error.text, text));
+	assert_true(ns == 77);
+}
+
+static void seconds(void **state)
+{
+	(void)state;
+	check_seconds("0", 0);
+	check_seconds("2", UINT64_C(2000000000));
+	check_seconds("0.5", 500000000);
+	check_seconds(".25", 250000000);
+	check_seconds("1.000000001", 1000000001);
+	check_seconds("2s", UINT64_C(2000000000));
+	check_seconds("500ms", 500000000);
+	refuse_seconds("", -EINVAL);
+	refuse_seconds(".", -EINVAL);
+	refuse_seconds("1.2.3", -EINVAL);
+	refuse_seconds("-1", -EINVAL);
+	refuse_seconds("+1", -EINVAL);
+	refuse_seconds("1e3", -EINVAL);
+	refuse_seconds("inf", -EINVAL);
+	refuse_seconds(" 1", -EINVAL);
+	refuse_seconds("1.5s", -EINVAL);
+	refuse_seconds("9223372037", -ERANGE);
+	refuse_seconds("5000000h", -ERANGE);
+}
+
 static void counts(void **state)
 {
 	struct error error = { 0 };
@@ -163,6 +208,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(bytes),
 		cmocka_unit_test(times),
+		cmocka_unit_test(seconds),
 		cmocka_unit_test(counts),
 		cmocka_unit_test(formatted_sizes_read_back),
 	};
