@@ -118,8 +118,10 @@ const struct path_stats *nbd_service_stats(
 const struct grain *nbd_service_grain(
 	const struct nbd_service *service, uint32_t export_index, enum store_op op);
 
-/* Bytes of reads that were sent from where the store had them, without memory of ours. */
+/* Bytes of reads that were sent from where the store had them, without memory of ours; and how many
+ * reads of such sizes were not. */
 uint64_t nbd_service_lent_bytes(const struct nbd_service *service, uint32_t export_index);
+uint64_t nbd_service_lend_misses(const struct nbd_service *service, uint32_t export_index);
 
 /* From now on trace records the requests that begin, until this is called with NULL. On the ring's
  * thread. */

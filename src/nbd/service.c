@@ -496,6 +496,12 @@ uint64_t nbd_service_lent_bytes(const struct nbd_service *service, uint32_t expo
 	return service->path_exports[export_index].lent_bytes;
 }
 
+uint64_t nbd_service_lend_misses(const struct nbd_service *service, uint32_t export_index)
+{
+	GMB_ASSERT(export_index < service->options.export_count);
+	return service->path_exports[export_index].lend_misses;
+}
+
 void nbd_service_trace(struct nbd_service *service, struct path_trace *trace)
 {
 	path_set_trace(service->path, trace);

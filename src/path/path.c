@@ -110,6 +110,7 @@ void path_export_init(struct path_export *path_export, uint32_t grain)
 	grain_init(&path_export->reads);
 	grain_init(&path_export->writes);
 	path_export->lent_bytes = 0;
+	path_export->lend_misses = 0;
 	for (int op = 0; op < STORE_OP_COUNT; op++) {
 		path_export->stats[op] = NULL;
 	}
@@ -450,6 +451,7 @@ static bool start_lent(struct path_request *request)
 	stream->part.told_first = 0;
 	part_describe(stream, STORE_READ, request->length);
 	if (!store_lend(request->export->queue, &stream->part)) {
+		request->export->lend_misses++;
 		request->first_used = false;
 		request->streams_live--;
 		return false;

@@ -57,7 +57,8 @@ struct path_export {
 	uint32_t grain; /* PATH_GRAIN_AUTO, PATH_GRAIN_OFF, or bytes of a part */
 	struct grain reads;
 	struct grain writes;
-	uint64_t lent_bytes; /* of reads that were sent from memory of the store's own */
+	uint64_t lent_bytes;  /* of reads that were sent from memory of the store's own */
+	uint64_t lend_misses; /* reads of which the store was asked for that, and would not */
 	/* By operation, PATH_SIZE_CLASS_COUNT each; made with the first request, NULL before. */
 	struct path_stats *stats[STORE_OP_COUNT];
 };

@@ -167,13 +167,19 @@ static int open_usual(struct control *control, struct error *error)
 
 /* --- collecting ---------------------------------------------------------------------------- */
 
+/* Large reads that were sent without a copy of ours, and those that were not. */
+struct lending {
+	uint64_t bytes;
+	uint64_t misses;
+};
+
 /* Sums over the reactors; made for what has traffic only. */
 struct summary {
 	const struct control_view *view;
 	struct nbd_counters counters;
 	struct path_stats **stats; /* [export * STORE_OP_COUNT + op], or NULL */
 	struct grain *grains;	   /* [export * 2], of reads and writes: of the busiest reactor */
-	uint64_t *lent_bytes;	   /* [export] */
+	struct lending *lending;   /* [export] */
 	bool short_of_memory;
 };
 
@@ -227,7 +233,8 @@ static void inspect(struct nbd_service *service, void *context)
 	for (uint32_t i = 0; i < summary->view->export_count; i++) {
 		add_stats(summary, service, i);
 		add_grains(summary, service, i);
-		summary->lent_bytes[i] += nbd_service_lent_bytes(service, i);
+		summary->lending[i].bytes += nbd_service_lent_bytes(service, i);
+		summary->lending[i].misses += nbd_service_lend_misses(service, i);
 	}
 }
 
@@ -237,8 +244,8 @@ static int collect(struct summary *summary)
 
 	summary->stats = calloc(MAX(count, (size_t)1), sizeof(struct path_stats *));
 	summary->grains = calloc(MAX(count, (size_t)1), sizeof(*summary->grains));
-	summary->lent_bytes = calloc(MAX(count, (size_t)1), sizeof(*summary->lent_bytes));
-	if (summary->stats == NULL || summary->grains == NULL || summary->lent_bytes == NULL) {
+	summary->lending = calloc(MAX(count, (size_t)1), sizeof(*summary->lending));
+	if (summary->stats == NULL || summary->grains == NULL || summary->lending == NULL) {
 		return -ENOMEM;
 	}
 	for (uint32_t i = 0; i < summary->view->reactor_count; i++) {
@@ -260,7 +267,7 @@ static void summary_fini(struct summary *summary)
 	}
 	free(summary->stats);
 	free(summary->grains);
-	free(summary->lent_bytes);
+	free(summary->lending);
 }
 
 /* --- the document -------------------------------------------------------------------------- */
@@ -321,6 +328,19 @@ static json_t *synchro_json(uint32_t grain)
 	return grain == PATH_GRAIN_OFF ? json_string("off") : json_integer((json_int_t)grain);
 }
 
+/* Why no read of this export is sent from the page cache itself; null: nothing speaks against it.
+ */
+static json_t *refusal_json(const struct nbd_export *entry)
+{
+	const char *refusal = store_lend_refusal(entry->store);
+
+	if (refusal == NULL && entry->grain != PATH_GRAIN_AUTO && entry->grain != PATH_GRAIN_OFF &&
+		entry->grain < PATH_GRAIN_BYTES_MAX) {
+		refusal = "synchro"; /* parts of a fixed size */
+	}
+	return refusal != NULL ? json_string(refusal) : json_null();
+}
+
 static json_t *export_json(const struct summary *summary, uint32_t export_index)
 {
 	const struct nbd_export *entry = &summary->view->exports[export_index];
@@ -340,8 +360,8 @@ static json_t *export_json(const struct summary *summary, uint32_t export_index)
 			}
 		}
 	}
-	return json_pack("{s:s%, s:s, s:I, s:b, s:I, s:o, s:o, s:o, s:I, s:o}", "name", entry->name,
-		(size_t)entry->name_bytes, "path",
+	return json_pack("{s:s%, s:s, s:I, s:b, s:I, s:o, s:o, s:o, s:I, s:I, s:o, s:o}", "name",
+		entry->name, (size_t)entry->name_bytes, "path",
 		/* A path may be any bytes, JSON is UTF-8. */
 		log_escape(shown, sizeof(shown), path, strlen(path)), "bytes",
 		(json_int_t)store_size(entry->store), "read_only", entry->read_only, "connections",
@@ -349,7 +369,9 @@ static json_t *export_json(const struct summary *summary, uint32_t export_index)
 		"synchro", synchro_json(entry->grain), "reads",
 		grain_json(&summary->grains[(size_t)export_index * 2]), "writes",
 		grain_json(&summary->grains[(size_t)export_index * 2 + 1]), "mapped_bytes",
-		(json_int_t)summary->lent_bytes[export_index], "operations", operations);
+		(json_int_t)summary->lending[export_index].bytes, "mapped_misses",
+		(json_int_t)summary->lending[export_index].misses, "mapped_refusal",
+		refusal_json(entry), "operations", operations);
 }
 
 static json_t *uris_json(const struct control_view *view)

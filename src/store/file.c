@@ -429,6 +429,7 @@ static const struct store_ops file_ops = {
 	.queue_destroy = file_queue_destroy,
 	.submit = file_submit,
 	.lend = file_lend,
+	.lend_refusal = file_lend_refusal,
 	.size = file_size,
 };
 

@@ -44,8 +44,9 @@ struct file_store {
 	int direct_fd;	       /* or -1 */
 	uint32_t offset_align; /* of direct I/O */
 	uint32_t memory_align;
-	uint64_t unit;	      /* page or filesystem block: what trim and zero work in */
-	struct disk_map *map; /* NULL = nothing can be lent */
+	uint64_t unit;		 /* page or filesystem block: what trim and zero work in */
+	struct disk_map *map;	 /* NULL = nothing can be lent */
+	const char *map_refusal; /* why not, see store_lend_refusal() */
 	struct file_gate *gate;
 	bool is_claimed; /* through the gate, by a store that writes */
 	struct file_gate_member member;
@@ -120,6 +121,7 @@ void file_zero_resume(struct store_part *part);
 /* Prepares the store for it, where that can be. */
 void file_lend_init(struct file_store *store);
 bool file_lend(struct store_queue *queue, struct store_part *part);
+const char *file_lend_refusal(struct store *store);
 
 /* file_extents.c */
 

@@ -6,6 +6,8 @@
  */
 #include "store/file.h"
 
+#include <errno.h>
+
 #include "store/store_private.h"
 
 /*
@@ -14,13 +16,46 @@
  */
 enum { PAUSE_READS = 32 };
 
+/* NULL, and there is a map; or why not. */
+static const char *map_create(struct file_store *store)
+{
+	if (store->base.info.read_direct) {
+		return "mode=ram";
+	}
+	if (store->base.info.write_direct) {
+		return "write-mode=ram";
+	}
+	if (store->disk.size == 0) {
+		return "empty";
+	}
+	switch (disk_map_create(store->fd, store->disk.size, &store->map)) {
+	case 0:
+		return NULL;
+	case -EPERM:
+		return "foreign";
+	case -EOPNOTSUPP:
+		return "network";
+	default:
+		return "address-space";
+	}
+}
+
 void file_lend_init(struct file_store *store)
 {
-	if (store->base.info.read_direct || store->base.info.write_direct ||
-		store->disk.size == 0 ||
-		disk_map_create(store->fd, store->disk.size, &store->map) < 0) {
+	store->map_refusal = map_create(store);
+	if (store->map_refusal != NULL) {
 		store->map = NULL;
 	}
+}
+
+const char *file_lend_refusal(struct store *base)
+{
+	const struct file_store *store = container_of(base, struct file_store, base);
+
+	if (store->map_refusal != NULL) {
+		return store->map_refusal;
+	}
+	return file_gate_has_direct_writers(store->gate) ? "shared" : NULL;
 }
 
 static bool may_be_zeroes(struct disk_map *map, uint64_t offset, uint64_t length)

@@ -337,6 +337,17 @@ bool store_lend(struct store_queue *queue, struct store_part *part)
 	return true;
 }
 
+const char *store_lend_refusal(struct store *store)
+{
+	if (store->lends_nothing) {
+		return "mmap=off";
+	}
+	if (store->ops->lend == NULL) {
+		return store->ops->name;
+	}
+	return store->ops->lend_refusal != NULL ? store->ops->lend_refusal(store) : NULL;
+}
+
 void store_forward(struct store_queue *filter_queue, struct store_queue *inner_queue,
 	struct store_part *part, store_done_fn *done)
 {

@@ -147,6 +147,8 @@ struct store_ops {
 	void (*submit)(struct store_queue *queue, struct store_part *part);
 	/* Sets part->data when it can; store_lend() does the rest. NULL: it never lends. */
 	bool (*lend)(struct store_queue *queue, struct store_part *part);
+	/* See store_lend_refusal(). Any thread. NULL: nothing speaks against it. */
+	const char *(*lend_refusal)(struct store *store);
 	/* Current size in bytes; re-asks the operating system. Any thread. */
 	uint64_t (*size)(struct store *store);
 };
@@ -275,6 +277,16 @@ enum { STORE_LEND_BYTES_MIN = 128 << 10 };
  * there are shorter ways to say that.
  */
 GMB_MUST_CHECK bool store_lend(struct store_queue *queue, struct store_part *part);
+
+/*
+ * Why store_lend() is false for every read at present, or NULL: it can be true. One of "mmap=off"
+ * (as asked for), "mode=ram" and "write-mode=ram" (around the page cache), "shared" (somebody else
+ * writes around it), "network" (a network file system, or FUSE), "foreign" (a file of somebody
+ * else's, which may only be read), "address-space" (there is too little for a mapping), "empty",
+ * and the name of an implementation that never lends ("null", "fault", "delay", "pace", "marker").
+ * Static text.
+ */
+const char *store_lend_refusal(struct store *store);
 
 /* Ends a part: called by implementations and filters, once per part they were given. */
 void store_finish(struct store_part *part, int result);

@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "server/control.h"
+#include "store/store.h"
 #include "tools/print.h"
 
 enum {
@@ -393,13 +394,73 @@ static void show_cutting(const json_t *entry, const char *what)
 	printf("\n");
 }
 
+/* What "mapped_refusal" says, as a sentence. */
+static const char *refusal_sentence(const char *refusal)
+{
+	static const struct {
+		const char *refusal;
+		const char *sentence;
+	} known[] = {
+		{ "mode=ram", "mode=ram goes around the page cache" },
+		{ "write-mode=ram", "write-mode=ram goes around the page cache" },
+		{ "shared", "another export writes to the disk around the page cache" },
+		{ "network", "the file is in a network file system or in FUSE" },
+		{ "foreign", "the file is somebody else's and may only be read" },
+		{ "address-space", "there is too little address space to map the file" },
+		{ "empty", "the file was empty when the server was started" },
+		{ "null", "there is nothing to send but zeroes" },
+		{ "synchro", "synchro= cuts them into parts" },
+		{ "fault", "fault= is given" },
+		{ "delay", "delay= is given" },
+		{ "pace", "pace= is given" },
+		{ "marker", "progress=marker goes around the page cache" },
+	};
+
+	for (size_t i = 0; i < ARRAY_COUNT(known); i++) {
+		if (strcmp(refusal, known[i].refusal) == 0) {
+			return known[i].sentence;
+		}
+	}
+	return refusal;
+}
+
+/* Of a size that can be sent without a copy. */
+static bool has_large_reads(const json_t *entry)
+{
+	const json_t *operations = json_object_get(entry, "operations");
+
+	for (size_t i = 0; i < json_array_size(operations); i++) {
+		const json_t *operation = json_array_get(operations, i);
+		const json_t *limit = json_object_get(operation, "size_max");
+
+		if (strcmp(text_of(operation, "operation"), "read") == 0 &&
+			(!json_is_integer(limit) ||
+				json_integer_value(limit) > STORE_LEND_BYTES_MIN)) {
+			return true;
+		}
+	}
+	return false;
+}
+
 static void show_mapped(const json_t *entry)
 {
 	double bytes = number(entry, NULL, "mapped_bytes");
+	double misses = number(entry, NULL, "mapped_misses");
+	const char *refusal = text_of(entry, "mapped_refusal");
+	char shown[QUOTE_BYTES];
 
 	if (bytes > 0) {
 		printf("  reads: %.3f GB were sent without a copy of the server's own\n",
 			bytes / 1e9);
+	}
+	if (refusal[0] != '\0' && has_large_reads(entry)) {
+		refusal = refusal_sentence(refusal);
+		printf("  reads: all are copied by the server: %s\n",
+			log_escape_sentence(shown, sizeof(shown), refusal));
+	} else if (misses > 0) {
+		printf("  reads: %.0f large ones were copied: not all was in the page cache, or it "
+		       "was zeroes\n",
+			misses);
 	}
 }
 

@@ -48,10 +48,20 @@ class Mapped(support.Case):
         self.addCleanup(client.close)
         return client
 
-    def mapped_bytes(self):
+    def told(self):
+        """What the statistics say of the export."""
         code, output, errors = self.run_gmblock("stats", "--json", self.server.uri)
         self.assertEqual((code, errors), (0, ""))
-        return json.loads(output)["exports"][0]["mapped_bytes"]
+        return json.loads(output)["exports"][0]
+
+    def mapped_bytes(self):
+        return self.told()["mapped_bytes"]
+
+    def shown(self):
+        """The same, for people."""
+        code, output, errors = self.run_gmblock("stats", self.server.uri)
+        self.assertEqual((code, errors), (0, ""))
+        return output
 
     def read(self, client, offset, length):
         """A read by structured replies: the bytes, in whatever pieces."""
@@ -91,13 +101,56 @@ class Mapped(support.Case):
         self.assertEqual(self.mapped_bytes(), 0)
 
     def test_off_and_other_modes_copy(self):
-        for keys in (("mmap=off",), ("mode=ram",), ("write-mode=ram",), ("synchro=64K",),
-                     ("delay=read:1us",)):
+        for keys, refusal, sentence in (
+                (("mmap=off",), "mmap=off", "mmap=off"),
+                (("mode=ram",), "mode=ram", "mode=ram goes around the page cache"),
+                (("write-mode=ram",), "write-mode=ram", "write-mode=ram goes around"),
+                (("synchro=64K",), "synchro", "synchro= cuts them into parts"),
+                (("delay=read:1us",), "delay", "delay= is given"),
+                (("fault=write:EIO",), "fault", "fault= is given"),
+                (("pace=100G",), "pace", "pace= is given")):
             with self.subTest(keys):
                 client = self.open(*keys)
+                self.assertEqual(self.read(client, 4096, 4096), self.content[4096:8192])
+                self.assertNotIn("reads:", self.shown())
                 self.assertEqual(self.read(client, 4096, MIB), self.content[4096:4096 + MIB])
-                self.assertEqual(self.mapped_bytes(), 0)
+                told = self.told()
+                self.assertEqual((told["mapped_bytes"], told["mapped_refusal"]), (0, refusal))
+                self.assertIn(f"  reads: all are copied by the server: {sentence}", self.shown())
                 self.assertEqual(self.server.stop(), (0, ""))
+
+    def test_why_nothing_can_be_sent_so(self):
+        with open(self.path("empty"), "wb"):
+            pass
+        for path, refusal in ((self.image, None), ("memory:1M", None), ("null:1M", "null"),
+                              (self.path("empty"), "empty")):
+            with self.subTest(path):
+                self.server = self.start_unix("--export", f"={path}")
+                told = self.told()
+                self.assertEqual((told["mapped_bytes"], told["mapped_misses"]), (0, 0))
+                self.assertEqual(told["mapped_refusal"], refusal)
+                self.assertEqual(self.server.stop(), (0, ""))
+
+    def test_a_file_of_somebody_else_is_not_told_of(self):
+        """The kernel does not tell who may only read it what the page cache has of it."""
+        if os.geteuid() != 0:
+            self.skipTest("only root can serve as somebody else")
+        os.chmod(self.folder, 0o755)
+        os.chmod(self.image, 0o644)
+        runtime = self.path("runtime")
+        os.mkdir(runtime)
+        os.chown(runtime, 65534, 65534)
+        options = {"user": 65534, "group": 65534, "extra_groups": [],
+                   "env": dict(os.environ, XDG_RUNTIME_DIR=runtime)}
+        try:
+            self.run_gmblock("--version", **options)
+        except PermissionError:
+            self.skipTest("others may not run the program")
+        server = self.start("--listen", "nbd://127.0.0.1:0", "--export",
+                            f"={self.image},readonly", **options)
+        code, output, errors = self.run_gmblock("stats", "--json", server.uri, **options)
+        self.assertEqual((code, errors), (0, ""))
+        self.assertEqual(json.loads(output)["exports"][0]["mapped_refusal"], "foreign")
 
     def test_memory_lends_what_it_has(self):
         self.server = self.start_unix("--export", "=memory:8M")
@@ -126,7 +179,9 @@ class Mapped(support.Case):
                                       "--export", f"direct={other},mode=ram")
         client = self.connect()
         self.assertEqual(self.read(client, 0, MIB), self.content[:MIB])
-        self.assertEqual(self.mapped_bytes(), 0)
+        told = self.told()
+        self.assertEqual((told["mapped_bytes"], told["mapped_refusal"]), (0, "shared"))
+        self.assertIn("all are copied by the server: another export writes", self.shown())
 
     def test_what_is_written_is_read(self):
         client = self.open()
@@ -200,7 +255,10 @@ class Mapped(support.Case):
         self.assertEqual(self.read(client, hole - MIB, 2 * MIB), self.content[hole - MIB:hole + MIB])
         for _ in range(32):
             self.assertEqual(self.read(client, MIB, MIB), self.content[MIB:2 * MIB])
-        self.assertEqual(self.mapped_bytes(), MIB)
+        told = self.told()
+        self.assertEqual((told["mapped_bytes"], told["mapped_misses"], told["mapped_refusal"]),
+                         (MIB, 33, None))
+        self.assertIn("  reads: 33 large ones were copied: not all was in", self.shown())
         self.assertEqual(self.read(client, 2 * MIB, MIB), self.content[2 * MIB:3 * MIB])
         self.assertEqual(self.mapped_bytes(), 2 * MIB)
 
