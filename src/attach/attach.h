@@ -27,6 +27,7 @@ struct attach_options {
 	const char *uri;
 	enum attach_kind kind;
 	const char *file; /* FUSE: where the file appears; made when it is missing */
+	bool cover;	  /* FUSE: also a file that has contents; they are hidden meanwhile */
 	int32_t number;	  /* of the device; -1 = any that is free */
 	bool read_only;
 	bool foreground;      /* no daemon: attach_run() returns when the device is gone */
@@ -47,7 +48,7 @@ enum { ATTACH_PATH_BYTES = 4096 };
  * Attaches. Without foreground it returns in the caller's process once the disk can be used; its
  * path is in path then. With foreground the path is printed on standard output and it returns when
  * the disk was detached. Errors: -ENOENT no such export, no kernel support; -EPERM; -EBUSY the
- * device number or file is taken; -EROFS; and those of gmb_open().
+ * device number or file is taken; -EEXIST the file has contents; -EROFS; and those of gmb_open().
  */
 GMB_MUST_CHECK int attach_run(
 	const struct attach_options *options, char path[ATTACH_PATH_BYTES], struct error *error);

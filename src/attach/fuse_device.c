@@ -19,6 +19,7 @@
 #include "attach/timings.h"
 #include "attach/usage.h"
 #include "base/bytes.h"
+#include "base/units.h"
 
 static const struct device_ops fuse_device_ops;
 
@@ -191,6 +192,30 @@ static bool is_mounted_on(const char *path)
 	return stat(folder, &parent) == 0 && stat(path, &file) == 0 && parent.st_dev != file.st_dev;
 }
 
+/* Whether the file that is there may be covered. */
+static int check_mount_point(
+	const struct fuse_file *file, const struct stat *status, struct error *error)
+{
+	char bytes[UNITS_TEXT_BYTES];
+
+	if (!S_ISREG(status->st_mode)) {
+		return error_set(
+			error, -EINVAL, "%s must be a regular file to mount on", file->device.path);
+	}
+	if (is_mounted_on(file->device.path)) {
+		return error_set(
+			error, -EBUSY, "something is mounted on %s already", file->device.path);
+	}
+	if (status->st_size > 0 && !file->options->cover) {
+		return error_set(error, -EEXIST,
+			"%s has contents already (%s), which nobody could read while the disk is "
+			"attached there; name a new or an empty file, or cover this one with "
+			"--force",
+			file->device.path, units_format_bytes(bytes, (uint64_t)status->st_size));
+	}
+	return 0;
+}
+
 /* The absolute path of the mount point, which is made when it is missing. */
 static int prepare_mount_point(struct fuse_file *file, const char *wanted, struct error *error)
 {
@@ -226,14 +251,7 @@ static int prepare_mount_point(struct fuse_file *file, const char *wanted, struc
 	if (rc != 0) {
 		return error_set(error, rc, "cannot use %s: %s", wanted, strerror(-rc));
 	}
-	if (!S_ISREG(status.st_mode)) {
-		return error_set(error, -EINVAL, "%s must be a regular file to mount on", wanted);
-	}
-	if (is_mounted_on(file->device.path)) {
-		return error_set(
-			error, -EBUSY, "something is mounted on %s already", file->device.path);
-	}
-	return 0;
+	return check_mount_point(file, &status, error);
 }
 
 static void file_free(struct fuse_file *file)

@@ -24,6 +24,8 @@ static const char help[] =
 	"      --nbd                   a block device through the nbd driver (/dev/nbdN)\n"
 	"      --fuse FILE             a file, through FUSE; losetup makes a disk of it\n"
 	"                              (default: ublk, or nbd where the kernel has no ublk)\n"
+	"      --force                 with --fuse: also over a FILE that has contents, which\n"
+	"                              are hidden until gmblock detach\n"
 	"      --device N              take the device with this number, not any free one\n"
 	"      --read-only             refuse writes, whatever the server allows\n"
 	"      --connections N         connections to the server, 1 to 16 (default: chosen)\n"
@@ -99,6 +101,9 @@ static int check_arguments(const struct arguments *arguments, int argc)
 	if (argc - optind != 1) {
 		return cli_usage_error(name, "give one URI, such as nbd://host/export");
 	}
+	if (attach->kind != ATTACH_FUSE && attach->cover) {
+		return cli_usage_error(name, "--force goes with --fuse");
+	}
 	if (attach->kind == ATTACH_FUSE && attach->number >= 0) {
 		return cli_usage_error(name, "--device is for block devices; a file has its name");
 	}
@@ -115,6 +120,7 @@ static int parse_arguments(struct arguments *arguments, int argc, char **argv)
 		{ "ublk", .flag = &arguments->ublk },
 		{ "nbd", .flag = &arguments->nbd },
 		{ "fuse", .text = &attach->file },
+		{ "force", .flag = &attach->cover },
 		{ "device", .take = take_device },
 		{ "read-only", .flag = &attach->read_only },
 		{ "connections", .count = &attach->connections, .min = 1, .max = CONNECTIONS_MAX },

@@ -254,6 +254,29 @@ class File(attach_tool.Case):
             self.assertIn(words, errors)
         self.assertFalse(os.path.exists(self.path("d")), "nothing is left of a failure")
 
+    def test_a_file_with_contents_is_not_hidden_silently(self):
+        self.serve(self.image())
+        path = self.make_file("disk", b"precious")
+        code, output, errors = self.gmblock("attach", "--fuse", path, self.socket_uri())
+        self.assertEqual((code, output), (1, ""))
+        self.assertIn(f"{path} has contents already (8)", errors)
+        self.assertIn("--force", errors)
+        self.assertEqual(self.attachments(), [])
+        code, output, errors = self.gmblock("attach", "--force", self.socket_uri())
+        self.assertEqual((code, output), (2, ""))
+        self.assertIn("--force goes with --fuse", errors)
+
+        self.assertEqual(self.attach("--force"), path)
+        self.assertEqual(os.path.getsize(path), attach_tool.SIZE)
+        self.detach()
+        with open(path, "rb") as file:
+            self.assertEqual(file.read(), b"precious")
+        # An empty one has nothing to hide.
+        os.truncate(path, 0)
+        self.attach()
+        self.detach()
+        self.assertEqual(os.path.getsize(path), 0)
+
     def test_only_files_need_libfuse(self):
         linked = subprocess.run(["ldd", support.program()], capture_output=True, text=True,
                                 check=False).stdout
