@@ -14,7 +14,7 @@
 #include "base/log.h"
 #include "base/units.h"
 
-enum { URI_COLUMNS = 48, SHOWN_BYTES = 4 * ATTACH_PATH_BYTES + 8 };
+enum { SHOWN_BYTES = 4 * ATTACH_PATH_BYTES + 8 };
 
 /* --- listing ------------------------------------------------------------------------------- */
 
@@ -30,25 +30,104 @@ static const char *describe(const struct state_entry *entry, struct error *answe
 	return answer->text;
 }
 
-static int print_row(const struct state_entry *entry, void *context)
+enum { COLUMN_SIZE = 2, COLUMN_COUNT = 7 };
+
+/* All rows, the headings first: how wide a column is only the last of them tells. */
+struct table {
+	char *(*rows)[COLUMN_COUNT];
+	size_t row_count;
+	size_t widths[COLUMN_COUNT];
+};
+
+/* On a terminal: bytes that go on with a character of UTF-8 take no place. */
+static size_t columns_of(const char *text)
 {
-	uint32_t *rows = context;
+	size_t columns = 0;
+
+	for (const char *byte = text; *byte != '\0'; byte++) {
+		columns += ((uint8_t)*byte & 0xc0) != 0x80;
+	}
+	return columns;
+}
+
+static int table_add(struct table *table, const char *const texts[COLUMN_COUNT])
+{
+	char *(*rows)[COLUMN_COUNT] =
+		reallocarray(table->rows, table->row_count + 1, sizeof(*table->rows));
+
+	if (rows == NULL) {
+		return -ENOMEM;
+	}
+	table->rows = rows;
+	memset(rows[table->row_count], 0, sizeof(*rows));
+	table->row_count++;
+	for (int i = 0; i < COLUMN_COUNT; i++) {
+		char *cell = strdup(texts[i]);
+
+		if (cell == NULL) {
+			return -ENOMEM;
+		}
+		rows[table->row_count - 1][i] = cell;
+		table->widths[i] = MAX(table->widths[i], columns_of(cell));
+	}
+	return 0;
+}
+
+static int add_row(const struct state_entry *entry, void *context)
+{
+	static const char *const headings[COLUMN_COUNT] = { "DEVICE", "KIND", "SIZE", "RO", "PID",
+		"URI", "STATE" };
+	struct table *table = context;
 	char size[UNITS_TEXT_BYTES];
 	char device[SHOWN_BYTES];
 	char state[SHOWN_BYTES];
+	char pid[16];
 	struct error answer;
 	const char *text = describe(entry, &answer);
+	const char *const texts[COLUMN_COUNT] = {
+		log_escape(device, sizeof(device), entry->path, strlen(entry->path)),
+		entry->kind,
+		units_format_bytes(size, entry->bytes),
+		entry->read_only ? "yes" : "no",
+		pid,
+		entry->uri,
+		log_escape(state, sizeof(state), text, strlen(text)),
+	};
+	int rc = table->row_count == 0 ? table_add(table, headings) : 0;
 
-	if ((*rows)++ == 0) {
-		printf("%-16s %-5s %10s %-3s %-8s %-*s %s\n", "DEVICE", "KIND", "SIZE", "RO", "PID",
-			URI_COLUMNS, "URI", "STATE");
+	snprintf(pid, sizeof(pid), "%d", (int)entry->pid);
+	return rc == 0 ? table_add(table, texts) : rc;
+}
+
+static void print_cell(const struct table *table, size_t row, int column)
+{
+	const char *text = table->rows[row][column];
+	int missing = (int)(table->widths[column] - columns_of(text));
+
+	if (column == COLUMN_COUNT - 1) {
+		printf("%s\n", text);
+	} else if (column == COLUMN_SIZE) {
+		printf("%*s%s ", missing, "", text);
+	} else {
+		printf("%s%*s ", text, missing, "");
 	}
-	printf("%-16s %-5s %10s %-3s %-8d %-*s %s\n",
-		log_escape(device, sizeof(device), entry->path, strlen(entry->path)), entry->kind,
-		units_format_bytes(size, entry->bytes), entry->read_only ? "yes" : "no",
-		(int)entry->pid, URI_COLUMNS, entry->uri,
-		log_escape(state, sizeof(state), text, strlen(text)));
-	return 0;
+}
+
+static int print_table(struct error *error)
+{
+	struct table table = { .rows = NULL };
+	int rc = state_for_each(add_row, &table, error);
+
+	for (size_t i = 0; i < table.row_count; i++) {
+		for (int k = 0; k < COLUMN_COUNT; k++) {
+			if (rc == 0) {
+				print_cell(&table, i, k);
+			}
+			free(table.rows[i][k]);
+		}
+	}
+	free(table.rows);
+	return rc == -ENOMEM ? error_set(error, rc, "out of memory") : rc;
 }
 
 /* Any bytes as JSON, which is UTF-8: others are escaped. */
@@ -90,8 +169,7 @@ static int print_json(struct error *error)
 
 int attach_list(bool json, struct error *error)
 {
-	uint32_t rows = 0;
-	int rc = json ? print_json(error) : state_for_each(print_row, &rows, error);
+	int rc = json ? print_json(error) : print_table(error);
 
 	if (rc == 0 && fflush(stdout) != 0) {
 		rc = -errno;

@@ -171,6 +171,31 @@ class File(attach_tool.Case):
         self.assertEqual(self.attachments(), [])
         self.assertEqual(os.listdir(self.path("state")), [])
 
+    def test_columns_of_the_list_fit_their_contents(self):
+        """One line is much longer than another, and not all of it is ASCII."""
+        self.addCleanup(self.detach_all)
+        self.start_unix("--export", "=memory:1M", "--export", f"{'n' * 60}=memory:123456789",
+                        uri_count=2)
+        names = ["d", "\u00fcml\u00e4ut-" + "x" * 60]
+        for index, name in enumerate(names):
+            uri = f"nbd+unix:///{'n' * 60 * index}?socket={self.path('s')}"
+            code, _, errors = self.gmblock("attach", "--fuse", self.path(name), uri)
+            self.assertEqual(code, 0, errors)
+        code, output, errors = self.gmblock("attach", "--list")
+        self.assertEqual((code, errors), (0, ""))
+        lines = output.splitlines()
+        self.assertEqual(len(lines), 3)
+        self.assertEqual(lines[0].split(), ["DEVICE", "KIND", "SIZE", "RO", "PID", "URI", "STATE"])
+        for heading in ("KIND", "RO", "PID", "URI", "STATE"):
+            at = lines[0].index(heading)
+            for line in lines[1:]:
+                self.assertEqual(line[at - 1], " ", output)
+                self.assertNotEqual(line[at], " ", output)
+        end = lines[0].index("SIZE") + len("SIZE")
+        self.assertEqual(sorted(line[:end].split()[-1] for line in lines[1:]), ["123456789", "1M"])
+        for line in lines[1:]:
+            self.assertTrue(line.endswith(" connected"), output)
+
     def test_timings_are_told_step_by_step(self):
         self.serve(self.image())
         self.addCleanup(self.detach_all)
