@@ -42,6 +42,8 @@ class Options(support.Case):
             export(f"a=null:1M,stripe={value}", "stripe: ", f"'{value}'", "CHUNK:MEMBERS")
         export("a=null:1M,progress=guess", "progress: 'guess'", "auto", "completion")
         export("a=null:1M,fault=read", "fault: ")
+        for time in ("5", "1.5s", "2h", "1m", "1S"):
+            export(f"a=null:1M,delay=read:{time}", f"'{time}' is not a time", "at most one hour")
         export("a=null:1M,fault=read:EWHAT", "fault: ", "EWHAT")
         export("a=null:1M,delay=read:soon", "delay: ", "soon")
         export("a=null:1M," + ",".join(["fault=read:EIO"] * 17), "at most 16 faults")

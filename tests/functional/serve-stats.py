@@ -280,6 +280,16 @@ class Stats(support.Case):
         plain = self.make_file("plain", "")
         self.check_refused(["stats", plain], 1, plain)
 
+    def test_watch_takes_plain_seconds(self):
+        server = self.serve("memory:1M")
+        with subprocess.Popen([support.program(), "stats", "--json", "--watch=0.2", self.control],
+                              stdout=subprocess.PIPE, text=True) as watching:
+            told = [json.loads(watching.stdout.readline()) for _ in range(3)]
+            watching.kill()
+        self.assertEqual({document["pid"] for document in told}, {server.process.pid})
+        clocks = [document["clock_seconds"] for document in told]
+        self.assertEqual(clocks, sorted(clocks))
+
     def test_a_time_that_is_not_part_of_watch(self):
         """`--watch 2` asks the server 2; who meant the time is told how to write it."""
         options = self.folder_of_somebody()
