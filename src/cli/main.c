@@ -120,18 +120,18 @@ static int run_help(int argc, char **argv)
 	return command != NULL ? command->run(2, arguments) : unknown_command(wanted);
 }
 
-/* A disk opened as descriptor 2 would receive our log. */
+/* A disk opened as descriptor 2 would receive our log. What was closed is taken the wrong way
+ * round, so that reading or writing it fails as if it still were: a copy to nowhere is no success.
+ */
 static void occupy_standard_descriptors(void)
 {
-	int fd;
+	for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
+		int way = fd == STDIN_FILENO ? O_WRONLY : O_RDONLY;
 
-	do {
-		fd = open("/dev/null", O_RDWR | O_CLOEXEC);
-	} while (fd >= 0 && fd <= STDERR_FILENO);
-	if (fd < 0) {
-		abort();
+		if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", way | O_CLOEXEC) != fd) {
+			abort();
+		}
 	}
-	close(fd);
 }
 
 int main(int argc, char **argv)

@@ -215,6 +215,20 @@ class Failures(CopyCase):
         self.assertIn("too small", done.stderr)
         self.assertIn(PARTIAL, done.stderr)
 
+    def test_closed_standard_streams(self):
+        """What was written nowhere is not a copy, and nothing is not an empty disk."""
+        source = self.image("source")
+        for closed, arguments, words in (
+                (">&-", [source, "-"], "the target standard output"),
+                ("<&-", ["-", self.path("target")], "the source standard input")):
+            with self.subTest(arguments):
+                done = subprocess.run(
+                    ["/bin/sh", "-c", f'exec "$0" copy "$@" {closed}', support.program(),
+                     *arguments], check=False, stderr=subprocess.PIPE, text=True)
+                self.assertEqual(done.returncode, 1, done.stderr)
+                self.assertIn(words, done.stderr)
+                self.assertIn("Bad file descriptor", done.stderr)
+
     def test_reader_goes_away(self):
         reader, writer = os.pipe()
         os.close(reader)

@@ -84,6 +84,16 @@ class HelpAndVersion(support.Case):
             self.assertEqual(done.returncode, 1, arguments)
             self.assertIn("standard output", done.stderr)
 
+    def test_output_that_is_closed_is_a_failure(self):
+        for arguments in (["--version"], ["--help"], ["serve", "--help"], ["info", "--local"],
+                          ["info", "--local", "--json"]):
+            with self.subTest(arguments):
+                done = support.subprocess.run(
+                    ["/bin/sh", "-c", 'exec "$0" "$@" >&-', support.program(), *arguments],
+                    check=False, stderr=support.subprocess.PIPE, text=True)
+                self.assertEqual(done.returncode, 1)
+                self.assertIn("standard output: Bad file descriptor", done.stderr)
+
 
 if __name__ == "__main__":
     support.main()
