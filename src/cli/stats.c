@@ -138,8 +138,11 @@ int cmd_stats(int argc, char **argv)
 	if (status != CLI_GO_ON) {
 		return status;
 	}
-	if (stats_find(arguments.server, path, &error) != 0 ||
-		show_all(&arguments, path, &error) != 0) {
+	if (stats_find(arguments.server, path, &error) != 0) {
+		advise(&arguments, &error);
+		return cli_failure("stats", &error);
+	}
+	if (show_all(&arguments, path, &error) != 0) {
 		return cli_failure("stats", &error);
 	}
 	return CLI_OK;

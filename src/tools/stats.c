@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/time.h>
 #include <unistd.h>
 
@@ -46,6 +47,14 @@ static int connect_to(const char *path)
 	return fd;
 }
 
+/* Also of one that is gone. */
+static bool is_socket(const char *path)
+{
+	struct stat status;
+
+	return stat(path, &status) < 0 || S_ISSOCK(status.st_mode);
+}
+
 int stats_connect(const char *path, struct error *error)
 {
 	int fd;
@@ -53,7 +62,17 @@ int stats_connect(const char *path, struct error *error)
 	if (strlen(path) >= STATS_PATH_BYTES) {
 		return error_set(error, -ENAMETOOLONG, "%s: too long for a socket's path", path);
 	}
+	if (path[0] == '\0') {
+		return error_set(error, -EINVAL,
+			"the server's name is empty; give a URI of it, its process id or the path "
+			"of its control socket");
+	}
 	fd = connect_to(path);
+	if (fd == -ECONNREFUSED && !is_socket(path)) {
+		return error_set(error, -ENOTSOCK,
+			"%s: this is not the control socket of a gmblock server, nor any other",
+			path);
+	}
 	if (fd < 0) {
 		return error_set(error, fd, "%s: cannot ask: %s%s", path, strerror(-fd),
 			fd == -ECONNREFUSED ? "; no server listens there any more"
@@ -109,7 +128,12 @@ json_t *stats_read(int fd, const char *path, struct error *error)
 	char *text = read_all(fd, &err);
 
 	if (text == NULL) {
-		error_set(error, err, "%s: no answer: %s", path, strerror(-err));
+		if (err == -EAGAIN) {
+			error_set(error, -ETIMEDOUT, "%s: no answer for %d seconds", path,
+				WAIT_SECONDS);
+		} else {
+			error_set(error, err, "%s: no answer: %s", path, strerror(-err));
+		}
 		return NULL;
 	}
 	document = json_loads(text, 0, &where);
@@ -240,6 +264,13 @@ static void search_folder(struct search *search, const char *folder, const char 
 	}
 }
 
+static int no_folder(struct error *error)
+{
+	return error_set(error, -ENOENT,
+		"there is no usual place for control sockets here, because XDG_RUNTIME_DIR is not "
+		"set: name the server's socket (gmblock serve --control PATH)");
+}
+
 /* Looks among the usual control sockets for the one server that serves uri (NULL: any). */
 static int find_server(const char *uri, char path[STATS_PATH_BYTES], struct error *error)
 {
@@ -247,13 +278,13 @@ static int find_server(const char *uri, char path[STATS_PATH_BYTES], struct erro
 	struct search search = { 0 };
 
 	if (control_folder(folder, sizeof(folder)) != 0) {
-		return error_set(error, -ENOENT,
-			"there is no usual place for control sockets here: name the server's "
-			"socket "
-			"(gmblock serve --control PATH)");
+		return no_folder(error);
 	}
 	search_folder(&search, folder, uri);
 	if (search.matches == 1) {
+		if (search.error.code != 0) {
+			log_warning("one server could not be asked: %s", search.error.text);
+		}
 		memcpy(path, search.path, sizeof(search.path));
 		return 0;
 	}
@@ -278,20 +309,33 @@ static int find_server(const char *uri, char path[STATS_PATH_BYTES], struct erro
 		"no server of this user runs on this machine (looked in %s)", folder);
 }
 
-int stats_find(const char *server, char path[STATS_PATH_BYTES], struct error *error)
+/* The usual control socket of a process, which has to be there. */
+static int find_process(const char *pid, char path[STATS_PATH_BYTES], struct error *error)
 {
 	char folder[STATS_PATH_BYTES];
 
+	if (control_folder(folder, sizeof(folder)) != 0) {
+		return no_folder(error);
+	}
+	if (snprintf(path, STATS_PATH_BYTES, "%s/%s.sock", folder, pid) >= STATS_PATH_BYTES) {
+		return error_set(error, -EINVAL, "\"%s\" is no process id", pid);
+	}
+	if (access(path, F_OK) != 0 && errno == ENOENT) {
+		return error_set(error, -ENOENT,
+			"no server of this user with the process id %s runs on this machine "
+			"(looked in %s)",
+			pid, folder);
+	}
+	return 0;
+}
+
+int stats_find(const char *server, char path[STATS_PATH_BYTES], struct error *error)
+{
 	if (server == NULL || strstr(server, "://") != NULL) {
 		return find_server(server, path, error);
 	}
-	if (strspn(server, "0123456789") == strlen(server) && server[0] != '\0' &&
-		control_folder(folder, sizeof(folder)) == 0) {
-		if (snprintf(path, STATS_PATH_BYTES, "%s/%s.sock", folder, server) >=
-			STATS_PATH_BYTES) {
-			return error_set(error, -EINVAL, "\"%s\" is no process id", server);
-		}
-		return 0;
+	if (strspn(server, "0123456789") == strlen(server) && server[0] != '\0') {
+		return find_process(server, path, error);
 	}
 	if (snprintf(path, STATS_PATH_BYTES, "%s", server) >= STATS_PATH_BYTES) {
 		return error_set(error, -ENAMETOOLONG, "%s: too long for a socket's path", server);

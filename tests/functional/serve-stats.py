@@ -278,7 +278,9 @@ class Stats(support.Case):
         self.check_refused(["serve", "memory:1M", "--control", self.path("no/such")], 1,
                            "--control", "does not exist")
         plain = self.make_file("plain", "")
-        self.check_refused(["stats", plain], 1, plain)
+        for path in (plain, self.folder):
+            self.check_refused(["stats", path], 1, path, "not the control socket")
+        self.check_refused(["stats", ""], 1, "name is empty")
 
     def test_watch_takes_plain_seconds(self):
         server = self.serve("memory:1M")
@@ -307,6 +309,49 @@ class Stats(support.Case):
             code, output, errors = self.run_gmblock("stats", *arguments, **options)
             self.assertEqual((code, output), (1, ""))
             self.assertNotIn("time of --watch", errors)
+
+    def test_processes_and_folders_that_are_not_there(self):
+        options = self.folder_of_somebody()
+        for pid in ("1", "99999999999999999999"):
+            code, _, errors = self.run_gmblock("stats", pid, **options)
+            self.assertEqual(code, 1)
+            self.assertIn(f"no server of this user with the process id {pid} runs", errors)
+            self.assertIn(self.path("gmblock/serve"), errors)
+        del options["env"]["XDG_RUNTIME_DIR"]
+        if os.geteuid() != 0 or "user" in options:
+            for arguments in ([], ["1"], ["nbd://h"]):
+                code, _, errors = self.run_gmblock("stats", *arguments, **options)
+                self.assertEqual(code, 1)
+                self.assertIn("XDG_RUNTIME_DIR is not set", errors)
+
+    def test_one_that_cannot_be_asked_is_told_of(self):
+        """The only other one is shown, but who looks for this one shall know."""
+        options = self.folder_of_somebody()
+        server = self.start("memory:1M", "--listen", self.socket_uri(), **options)
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(self.path("gmblock/serve/1.sock"))
+            os.chmod(self.path("gmblock/serve/1.sock"), 0o777)
+            sock.listen()
+
+            def refuse():
+                other, _ = sock.accept()
+                other.close()
+
+            thread = threading.Thread(target=refuse)
+            thread.start()
+            code, output, errors = self.run_gmblock("stats", "--json", **options)
+            thread.join()
+        self.assertEqual(code, 0, errors)
+        self.assertEqual(json.loads(output)["pid"], server.process.pid)
+        self.assertIn("warning: one server could not be asked: ", errors)
+        self.assertIn("gmblock/serve/1.sock", errors)
+
+    def test_a_server_that_does_not_answer(self):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(self.path("silent"))
+            sock.listen()
+            self.check_refused(["stats", self.path("silent")], 1, self.path("silent"),
+                               "no answer for 10 seconds")
 
     def test_another_socket_is_no_control_socket(self):
         self.serve("memory:1M")
