@@ -119,7 +119,7 @@ static int parse_arguments(struct arguments *arguments, int argc, char **argv)
 	const struct cli_option options[] = {
 		{ "ublk", .flag = &arguments->ublk },
 		{ "nbd", .flag = &arguments->nbd },
-		{ "fuse", .text = &attach->file },
+		{ "fuse", .path = &attach->file },
 		{ "force", .flag = &attach->cover },
 		{ "device", .take = take_device },
 		{ "read-only", .flag = &attach->read_only },

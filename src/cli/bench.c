@@ -235,7 +235,7 @@ static int arguments_parse(int argc, char **argv, struct bench_arguments *argume
 		{ "seed", .take = take_seed },
 		{ "fua", .flag = &work->fua },
 		{ "timeout", .time_ns = &work->timeout_ns },
-		{ "plot", .text = &arguments->plot_path },
+		{ "plot", .path = &arguments->plot_path },
 		{ "json", .flag = &arguments->json },
 	};
 	const struct cli_command command = { "bench", usage_text, options, ARRAY_COUNT(options),

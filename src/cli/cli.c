@@ -110,6 +110,11 @@ static int take_value(const struct cli_option *option, const char *text, struct 
 		*option->flag = true;
 	} else if (option->text != NULL) {
 		*option->text = text;
+	} else if (option->path != NULL) {
+		*option->path = text;
+		if (text[0] == '\0') {
+			err = error_set(error, -EINVAL, "the path is empty");
+		}
 	} else if (option->count != NULL) {
 		err = units_parse_count(text, option->min, option->max, option->count, error);
 	} else if (option->bytes != NULL) {

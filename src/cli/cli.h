@@ -30,6 +30,7 @@ struct cli_option {
 	char letter;	      /* its short form, which has a value too; not h; or 0 */
 	bool *flag;	      /* has no value: becomes true */
 	const char **text;    /* any value */
+	const char **path;    /* of a file: any value but an empty one */
 	uint32_t *count;      /* a number from min to max */
 	uint64_t *bytes;      /* a size of at least min */
 	uint64_t *time_ns;    /* a time longer than nothing */

@@ -252,7 +252,7 @@ static int arguments_parse(int argc, char **argv, struct copy_arguments *argumen
 		{ "progress", .flag = &arguments->progress },
 		{ "request-size", .take = take_request_size },
 		{ "requests", .count = &arguments->requests, .min = 1, .max = REQUESTS_MAX },
-		{ "resume", .text = &arguments->journal },
+		{ "resume", .path = &arguments->journal },
 		{ "sparse", .take = take_sparse },
 		{ "verify", .flag = &arguments->verify },
 	};

@@ -68,7 +68,7 @@ static int arguments_parse(int argc, char **argv, struct info_arguments *argumen
 		{ "list", .flag = &arguments->list },
 		{ "local", .flag = &arguments->local },
 		{ "map", .flag = &arguments->map },
-		{ "path", .text = &arguments->path },
+		{ "path", .path = &arguments->path },
 		{ "timeout", .time_ns = &arguments->timeout_ns },
 	};
 	const struct cli_command command = { "info", usage_text, options, ARRAY_COUNT(options),

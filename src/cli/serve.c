@@ -132,6 +132,9 @@ static int take_config(void *context, const char *option, const char *text)
 	if (arguments->config_path != NULL) {
 		return cli_usage_error(name, "--%s can be given once only", option);
 	}
+	if (text[0] == '\0') {
+		return cli_usage_error(name, "--%s: the path is empty", option);
+	}
 	arguments->config_path = text;
 	return CLI_GO_ON;
 }

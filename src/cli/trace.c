@@ -308,7 +308,7 @@ static int arguments_parse(int argc, char **argv, struct trace_arguments *argume
 		{ "operation", .take = take_operation },
 		{ "export", .text = &question->export },
 		{ "timeout", .time_ns = &arguments->timeout_ns },
-		{ "svg", .text = &arguments->svg_path },
+		{ "svg", .path = &arguments->svg_path },
 		{ "json", .flag = &arguments->json },
 	};
 	const struct cli_command command = { "trace", usage_text, options, ARRAY_COUNT(options),

@@ -75,6 +75,15 @@ class HelpAndVersion(support.Case):
             with self.subTest(arguments):
                 self.assertNotIn("did you mean", self.check_refused(arguments, 2, "gmblock"))
 
+    def test_empty_paths_are_wrong_usage(self):
+        for arguments in (["serve", "--config", "", "null:1M"], ["bench", "--plot", "", "nbd://h"],
+                          ["trace", "--svg", "", "disk"], ["info", "--local", "--path", ""],
+                          ["copy", "--resume", "", "a", "b"], ["attach", "--fuse=", "nbd://h"]):
+            with self.subTest(arguments):
+                option = next(word for word in arguments if word.startswith("--")
+                              and word != "--local").rstrip("=")
+                self.check_refused(arguments, 2, f"{option}: the path is empty")
+
     def test_output_that_cannot_be_written_is_a_failure(self):
         for arguments in (["--version"], ["--help"], ["serve", "--help"]):
             with open("/dev/full", "w", encoding="utf-8") as full:
