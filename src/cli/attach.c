@@ -160,8 +160,10 @@ static int attach(struct arguments *arguments, struct error *error)
 	if (rc != 0 || arguments->attach.foreground) {
 		return rc;
 	}
-	if (!arguments->json) {
-		printf("%s\n", path);
+	if (!arguments->json && (printf("%s\n", path) < 0 || fflush(stdout) != 0)) {
+		return error_set(error, -errno,
+			"%s is attached, but that cannot be written to standard output: %s", path,
+			strerror(errno));
 	}
 	if (arguments->measure) {
 		rc = timings_print(&arguments->timings, path, arguments->json, error);

@@ -302,6 +302,18 @@ class File(attach_tool.Case):
         self.detach()
         self.assertEqual(os.path.getsize(path), 0)
 
+    def test_a_path_that_cannot_be_printed(self):
+        """The disk is there: who wants to know where it is reads it from the message."""
+        self.serve(self.image())
+        self.addCleanup(self.detach_all)
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            done = subprocess.run(
+                [support.program(), "attach", "--fuse", self.path("disk"), self.socket_uri()],
+                stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=self.environment)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn(f"{self.path('disk')} is attached, but", done.stderr)
+        self.detach()
+
     def test_only_files_need_libfuse(self):
         linked = subprocess.run(["ldd", support.program()], capture_output=True, text=True,
                                 check=False).stdout
