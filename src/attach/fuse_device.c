@@ -226,7 +226,7 @@ static int prepare_mount_point(struct fuse_file *file, const char *wanted, struc
 
 	if (fd < 0 && errno != EEXIST) {
 		rc = -errno;
-		return error_set(error, rc, "cannot make the file %s to mount on: %s", wanted,
+		return error_set(error, rc, "cannot make the file '%s' to mount on: %s", wanted,
 			strerror(-rc));
 	}
 	file->device.made_file = fd >= 0;

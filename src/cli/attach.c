@@ -81,16 +81,51 @@ static int set_kind(struct arguments *arguments)
 	return CLI_GO_ON;
 }
 
+/* Nothing that is for attaching goes with --list. */
+static int check_list(const struct arguments *arguments, int argc)
+{
+	const struct attach_options *attach = &arguments->attach;
+	struct attach_options defaults;
+	const struct {
+		const char *name;
+		bool given;
+	} options[] = {
+		{ "ublk", arguments->ublk },
+		{ "nbd", arguments->nbd },
+		{ "fuse", attach->file != NULL },
+		{ "force", attach->cover },
+		{ "device", attach->number >= 0 },
+		{ "read-only", attach->read_only },
+		{ "connections", attach->connections > 0 },
+		{ "queues", attach->queues > 0 },
+		{ "foreground", attach->foreground },
+		{ "timings", arguments->measure },
+	};
+
+	attach_options_init(&defaults);
+	for (size_t i = 0; i < ARRAY_COUNT(options); i++) {
+		if (options[i].given) {
+			return cli_usage_error(
+				name, "--%s is for attaching, not for --list", options[i].name);
+		}
+	}
+	if (attach->connect_timeout_ns != defaults.connect_timeout_ns ||
+		attach->request_timeout_ns != defaults.request_timeout_ns ||
+		attach->reconnect_timeout_ns != defaults.reconnect_timeout_ns) {
+		return cli_usage_error(name, "timeouts are for attaching, not for --list");
+	}
+	return argc == optind ? CLI_GO_ON : cli_usage_error(name, "--list takes no URI");
+}
+
 /* What makes no sense together. */
 static int check_arguments(const struct arguments *arguments, int argc)
 {
 	const struct attach_options *attach = &arguments->attach;
+	struct nbd_uri uri;
+	int status;
 
 	if (arguments->list) {
-		if (arguments->measure) {
-			return cli_usage_error(name, "--timings is for attaching, not for --list");
-		}
-		return argc == optind ? CLI_GO_ON : cli_usage_error(name, "--list takes no URI");
+		return check_list(arguments, argc);
 	}
 	if (arguments->json && !arguments->measure) {
 		return cli_usage_error(name, "--json goes with --list or --timings");
@@ -110,7 +145,11 @@ static int check_arguments(const struct arguments *arguments, int argc)
 	if (attach->queues > 0 && attach->kind != ATTACH_UBLK && attach->kind != ATTACH_ANY) {
 		return cli_usage_error(name, "--queues is for ublk");
 	}
-	return CLI_GO_ON;
+	status = cli_uri(name, attach->uri, &uri);
+	if (status == CLI_GO_ON) {
+		nbd_uri_fini(&uri);
+	}
+	return status;
 }
 
 static int parse_arguments(struct arguments *arguments, int argc, char **argv)
