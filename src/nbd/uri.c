@@ -87,6 +87,39 @@ static int decode(struct span in, const char *what, bool zero_at_start, char **o
 	return 0;
 }
 
+static bool begins_with(const char *text, const char *start)
+{
+	return strncmp(text, start, strlen(start)) == 0;
+}
+
+/* A path, or host:port, or QEMU's old way (nbd:host:port, nbd:unix:path): shown as a URI. */
+static int no_scheme(const char *text, struct error *error)
+{
+	const char *name = text;
+	bool is_plain;
+	bool is_path;
+
+	name += begins_with(name, "nbd:") ? strlen("nbd:") : 0;
+	is_path = begins_with(name, "unix:") || strchr(name, '/') != NULL;
+	name += begins_with(name, "unix:") ? strlen("unix:") : 0;
+	is_plain = name[0] != '\0' && strlen(name) < SHOWN_BYTES &&
+		   strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+				"/.-_:[]") == strlen(name);
+	if (is_plain && is_path) {
+		return error_set(error, -EINVAL,
+			"it has no scheme; a Unix socket is written nbd+unix:///?socket=%s", name);
+	}
+	if (is_plain) {
+		return error_set(error, -EINVAL,
+			"it has no scheme; a host is written nbd://%s, and a Unix socket "
+			"nbd+unix:///?socket=PATH",
+			name);
+	}
+	return error_set(error, -EINVAL,
+		"it has no scheme; write nbd://HOST[:PORT]/EXPORT or "
+		"nbd+unix:///EXPORT?socket=PATH");
+}
+
 static int parse_scheme(const char **cursor, struct nbd_uri *uri, struct error *error)
 {
 	static const struct {
@@ -103,9 +136,7 @@ static int parse_scheme(const char **cursor, struct nbd_uri *uri, struct error *
 	char shown[SHOWN_BYTES];
 
 	if (end == NULL) {
-		return error_set(error, -EINVAL,
-			"it has no scheme; write nbd://HOST[:PORT]/EXPORT or "
-			"nbd+unix:///EXPORT?socket=PATH");
+		return no_scheme(*cursor, error);
 	}
 	for (size_t i = 0; i < ARRAY_COUNT(schemes); i++) {
 		size_t len = strlen(schemes[i].name);

@@ -64,7 +64,7 @@ class Options(support.Case):
         def listen(uri, *fragments):
             self.check(["null:1M", "--listen", uri], "--listen: ", *fragments)
 
-        listen("127.0.0.1:10809", "no scheme", "nbd://HOST")
+        listen("127.0.0.1:10809", "no scheme; a host is written nbd://127.0.0.1:10809, and")
         listen("http://127.0.0.1", "'http'")
         listen("nbd://127.0.0.1:70000", "larger than 65535")
         listen("nbd://::1", "brackets")

@@ -161,8 +161,17 @@ static void malformed(void **state)
 {
 	(void)state;
 	refused("", "no scheme");
-	refused("disk.img", "no scheme");
-	refused("nbd:unix:/tmp/s", "no scheme");
+	refused("disk.img", "no scheme; a host is written nbd://disk.img, and");
+	refused("[::1]:7", "no scheme; a host is written nbd://[::1]:7, and");
+	refused("/tmp/s", "no scheme; a Unix socket is written nbd+unix:///?socket=/tmp/s");
+	refused("unix:/tmp/s", "nbd+unix:///?socket=/tmp/s");
+	refused("nbd:unix:/tmp/s", "nbd+unix:///?socket=/tmp/s");
+	refused("unix:s", "nbd+unix:///?socket=s");
+	refused("nbd:h:10809", "a host is written nbd://h:10809, and");
+	/* Not worth a guess, or not to be shown. */
+	refused("nbd:h:10809:exportname=a", "no scheme; write nbd://HOST");
+	refused("a\\b", "no scheme; write nbd://HOST");
+	refused("http//x?y", "no scheme; write nbd://HOST");
 	refused("http://host", "'http'");
 	refused("nbd+tcp://host", "'nbd+tcp'");
 	refused("nbd://::1", "brackets");
