@@ -44,7 +44,16 @@ int bench_range(const struct bench_work *work, const struct gmb_info *info,
 			" bytes: --bs and --offset must be such",
 			info->block_minimum);
 	}
-	if (work->offset > info->bytes || size > info->bytes - work->offset) {
+	if (info->bytes == 0) {
+		return error_set(error, -ERANGE, "the export is empty: it has no byte to measure");
+	}
+	if (work->offset >= info->bytes) {
+		return error_set(error, -ERANGE,
+			"the offset %" PRIu64 " is not inside the export, which has %" PRIu64
+			" bytes",
+			work->offset, info->bytes);
+	}
+	if (size > info->bytes - work->offset) {
 		return error_set(error, -ERANGE,
 			"the range of %" PRIu64 " bytes at %" PRIu64
 			" is not inside the export, which has %" PRIu64 " bytes",
