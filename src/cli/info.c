@@ -19,7 +19,7 @@ enum { QUOTE_BYTES = 256, OTHERS_MAX = 20 };
 struct info_arguments {
 	const char *uri;
 	const char *path;
-	uint64_t timeout_ns;
+	uint64_t timeout_ns; /* 0: not given */
 	bool json;
 	bool list;
 	bool local;
@@ -47,6 +47,9 @@ static int arguments_check(const struct info_arguments *arguments)
 	if (arguments->local && (arguments->uri != NULL || arguments->list || arguments->map)) {
 		return cli_usage_error("info",
 			"--local is about this machine: it takes no URI, no --list and no --map");
+	}
+	if (arguments->local && arguments->timeout_ns > 0) {
+		return cli_usage_error("info", "--timeout is for a server: --local asks none");
 	}
 	if (arguments->list && arguments->map) {
 		return cli_usage_error(
@@ -78,7 +81,13 @@ static int arguments_parse(int argc, char **argv, struct info_arguments *argumen
 	if (status == CLI_GO_ON) {
 		status = cli_operand("info", "URI", argc, argv, &arguments->uri);
 	}
-	return status == CLI_GO_ON ? arguments_check(arguments) : status;
+	if (status == CLI_GO_ON) {
+		status = arguments_check(arguments);
+	}
+	if (arguments->timeout_ns == 0) {
+		arguments->timeout_ns = TIMEOUT_DEFAULT_NS;
+	}
+	return status;
 }
 
 /* The other exports, for somebody who asked for one that is not there. */
@@ -158,7 +167,7 @@ static int show_server(const struct info_arguments *arguments, const struct nbd_
 
 int cmd_info(int argc, char **argv)
 {
-	struct info_arguments arguments = { .timeout_ns = TIMEOUT_DEFAULT_NS };
+	struct info_arguments arguments = { .uri = NULL };
 	struct nbd_uri uri;
 	struct error error;
 	int status = arguments_parse(argc, argv, &arguments);
