@@ -267,7 +267,7 @@ static void reply_unknown_export(struct nbd_session *session, struct option_stri
 	char shown[NAME_SHOWN_MAX];
 
 	(void)log_escape(shown, sizeof(shown), name.bytes, name.length);
-	reply_error(session, NBD_REP_ERR_UNKNOWN, "there is no export named \"%s\"", shown);
+	reply_error(session, NBD_REP_ERR_UNKNOWN, "there is no export named '%s'", shown);
 }
 
 static void reply_info_string(

@@ -150,12 +150,14 @@ class Failures(MapCase):
 
     def test_no_such_export(self):
         server = self.start_unix("--export", "disk=memory:1M")
-        self.check_refused(["info", "--map", server.uri.replace("disk", "dusk")], 1, "dusk")
+        self.check_refused(["info", "--map", server.uri.replace("disk", "dusk")], 1,
+                           "there is no export named 'dusk'")
 
     def test_wrong_usage(self):
         uri = self.socket_uri()
         self.check_refused(["info", "--map", "--list", uri], 2, "--map is about one export")
         self.check_refused(["info", "--map", "--local"], 2, "no --map")
+        self.check_refused(["info", "--local", "--timeout", "1s"], 2, "--timeout is for a server")
         self.check_refused(["info", "--map"], 2, "which server?")
         self.check_refused(["info", "--map", "http://localhost"], 2, "http")
 
