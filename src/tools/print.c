@@ -69,10 +69,11 @@ static int print_document(json_t *root, size_t form, struct error *error)
 	if (root == NULL) {
 		return error_set(error, -ENOMEM, "out of memory while writing JSON");
 	}
-	err = json_dumpf(root, stdout, form);
+	errno = 0; /* jansson does not say why */
+	err = json_dumpf(root, stdout, form) == 0 ? 0 : errno != 0 ? -errno : -EIO;
 	json_decref(root);
 	if (err != 0) {
-		return error_set(error, -EIO, "cannot write JSON to standard output");
+		return error_set(error, err, "cannot write to standard output: %s", strerror(-err));
 	}
 	putchar('\n');
 	return print_end(error);

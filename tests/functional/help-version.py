@@ -93,6 +93,14 @@ class HelpAndVersion(support.Case):
             self.assertEqual(done.returncode, 1, arguments)
             self.assertIn("standard output", done.stderr)
 
+    def test_json_that_cannot_be_written_says_why(self):
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            done = support.subprocess.run(
+                [support.program(), "info", "--local", "--json"], stdout=full, check=False,
+                stderr=support.subprocess.PIPE, text=True)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("standard output: No space left on device", done.stderr)
+
     def test_output_that_is_closed_is_a_failure(self):
         for arguments in (["--version"], ["--help"], ["serve", "--help"], ["info", "--local"],
                           ["info", "--local", "--json"]):
