@@ -239,7 +239,10 @@ int cli_uri(const char *command, const char *text, struct nbd_uri *uri)
 
 int cli_failure(const char *command, const struct error *error)
 {
-	fprintf(stderr, "gmblock %s: %s\n", command, error->text);
+	char shown[4 * ERROR_TEXT_BYTES];
+
+	fprintf(stderr, "gmblock %s: %s\n", command,
+		log_escape_sentence(shown, sizeof(shown), error->text));
 	return CLI_FAILURE;
 }
 

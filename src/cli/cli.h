@@ -63,7 +63,7 @@ GMB_MUST_CHECK int cli_uri(const char *command, const char *text, struct nbd_uri
 /* Prints "gmblock COMMAND: sentence" and where to find help; returns CLI_USAGE. */
 int cli_usage_error(const char *command, const char *format, ...) GMB_PRINTF(2, 3);
 
-/* Prints "gmblock COMMAND: sentence"; returns CLI_FAILURE. */
+/* Prints "gmblock COMMAND: sentence", whose names may have any bytes; returns CLI_FAILURE. */
 int cli_failure(const char *command, const struct error *error);
 
 /* Prints text on standard output; returns CLI_OK, or CLI_FAILURE when it cannot be written. */

@@ -278,6 +278,8 @@ class File(attach_tool.Case):
                   f"nbd+unix:///nothing?socket={self.path('s')}"], 1, "nothing"),
                 (["detach", "/dev/nothing"], 1, "is not attached"),
                 (["detach"], 2, "give one device"),
+                (["detach", "\x1b"], 1, r"\x1b is not attached"),
+                (["attach", "--fuse", self.path("\x1b/d"), self.socket_uri()], 1, r"\x1b/d"),
         ]:
             code, output, errors = self.gmblock(*arguments)
             self.assertEqual((code, output), (status, ""), errors)

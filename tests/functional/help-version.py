@@ -84,6 +84,14 @@ class HelpAndVersion(support.Case):
                               and word != "--local").rstrip("=")
                 self.check_refused(arguments, 2, f"{option}: the path is empty")
 
+    def test_names_of_any_bytes_do_not_reach_the_terminal(self):
+        name = self.path("a\x1b[31m\udcff\u00e4/x")
+        for arguments in (["serve", name], ["info", "--local", "--path", name], ["trace", name],
+                          ["copy", name, "x"], ["trace", "--request", name], ["stats", name],
+                          ["serve", "--config", name], ["bench", "--plot", name, "nbd://h"]):
+            with self.subTest(arguments):
+                self.check_refused(arguments, 1, r"a\x1b[31m\xff" + "\u00e4/x")
+
     def test_output_that_cannot_be_written_is_a_failure(self):
         for arguments in (["--version"], ["--help"], ["serve", "--help"]):
             with open("/dev/full", "w", encoding="utf-8") as full:
