@@ -384,15 +384,27 @@ static void show_head(const json_t *document)
 		number(document, "counters", "inflight"));
 }
 
+enum { GB_BYTES = 48 };
+
+/* For a column of nine: asking for the extents of an empty disk adds up to numbers without end. */
+static const char *gb_text(char out[GB_BYTES], double bytes)
+{
+	double gb = bytes / 1e9;
+
+	snprintf(out, GB_BYTES, gb < 1e5 ? "%.3f" : "%.3g", gb);
+	return out;
+}
+
 static void show_operation(const json_t *operation)
 {
 	static const char *const latencies[] = { "mean", "p50", "p90", "p99", "p99_9", "max" };
 	static const char *const states[] = { "init", "read", "send_init", "send" };
 	char text[PRINT_US_BYTES];
+	char gb[GB_BYTES];
 
-	printf("  %-8s %-8s %10.0f %7.0f %9.3f", text_of(operation, "operation"),
+	printf("  %-8s %-8s %10.0f %7.0f %9s", text_of(operation, "operation"),
 		class_text(text, operation), number(operation, NULL, "count"),
-		number(operation, NULL, "errors"), number(operation, NULL, "bytes") / 1e9);
+		number(operation, NULL, "errors"), gb_text(gb, number(operation, NULL, "bytes")));
 	for (size_t i = 0; i < ARRAY_COUNT(latencies); i++) {
 		printf(" %10s", print_us(text, number(operation, "latency_us", latencies[i])));
 	}
@@ -577,12 +589,13 @@ static void show_change(const json_t *operation, const json_t *before, double se
 	double errors = number(operation, NULL, "errors") -
 			(before != NULL ? number(before, NULL, "errors") : 0);
 	char text[PRINT_US_BYTES];
+	char gb[GB_BYTES];
 
 	if (count <= 0) {
 		return;
 	}
-	printf("  %-8s %-8s %10.0f/s %7.0f %9.3f GB/s", text_of(operation, "operation"),
-		class_text(text, operation), count / seconds, errors, bytes / seconds / 1e9);
+	printf("  %-8s %-8s %10.0f/s %7.0f %9s GB/s", text_of(operation, "operation"),
+		class_text(text, operation), count / seconds, errors, gb_text(gb, bytes / seconds));
 	printf(" %10s", print_us(text, mean_since(operation, before, "latency_us", "mean", count)));
 	for (size_t i = 0; i < ARRAY_COUNT(states); i++) {
 		printf(" %10s", print_us(text, mean_since(operation, before, "state_us", states[i],

@@ -264,6 +264,13 @@ class Stats(support.Case):
         output = self.tell({"exports": [{"operations": [operation]}]})
         self.assertRegex(output, r"read +> 1M ")
 
+    def test_columns_stay_where_they_are(self):
+        operations = [{"operation": "read", "size_max": 4096, "count": 1, "bytes": count}
+                      for count in (1, 10**12, 99_999 * 10**9, 8.1e24)]
+        lines = self.tell({"exports": [{"operations": operations}]}).splitlines()[-5:]
+        self.assertEqual({len(line) for line in lines}, {len(lines[0])}, lines)
+        self.assertEqual(lines[0].index("GB ") + len("GB"), lines[1].index("0.000 ") + len("0.000"))
+
     def test_none_is_none(self):
         server = self.start_unix("memory:1M", "--control", "none")
         self.check_refused(["stats", server.uri], 1, "gmblock stats: no server")
