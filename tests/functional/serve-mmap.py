@@ -312,6 +312,7 @@ class MappedOnXfs(Mapped):
         subprocess.run(["mkfs.xfs", "-q", image], check=True)
         os.mkdir(mounted)
         self.mount(mounted, "-o", "loop", "-t", "xfs", image)
+        os.chmod(self.folder, 0o755)  # somebody else may serve what is in it
         self.folder = mounted
 
 
