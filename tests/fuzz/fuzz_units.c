@@ -1,7 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Sizes, times and counts that people write, and what is written back. */
+/* Sizes, times and counts that people write, and what is written back; words that are misspelt. */
+#include <string.h>
+
+#include "base/near.h"
 #include "base/units.h"
 #include "fuzz.h"
+
+/* What it was meant to be does not depend on the direction, and is at most all of it away. */
+static void check_near(const char *text)
+{
+	static const char name[] = "write-mode";
+	uint32_t distance = near_distance(text, name);
+	struct near near;
+
+	GMB_ASSERT(distance == near_distance(name, text));
+	GMB_ASSERT(distance == UINT32_MAX || distance <= MAX(strlen(text), strlen(name)));
+	GMB_ASSERT((distance == 0) == (strcmp(text, name) == 0));
+	near_begin(&near, text);
+	near_try(&near, name);
+	GMB_ASSERT(near.name == NULL || near.distance == distance);
+}
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
@@ -27,6 +45,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (units_parse_time(text, &value, &error) != 0) {
 		GMB_ASSERT(error.code < 0 && error.text[0] != '\0');
 	}
+	if (units_parse_seconds(text, &value, &error) == 0) {
+		GMB_ASSERT(value <= INT64_MAX);
+	} else {
+		GMB_ASSERT(error.code < 0 && error.text[0] != '\0');
+	}
+	check_near(text);
 	free(text);
 	return 0;
 }
