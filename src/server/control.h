@@ -14,9 +14,10 @@
  *
  * Only the server's user (and root) may connect: names and paths of exports are nobody else's.
  *
- * Threading: the main thread; an answer waits for each reactor to finish its turn. Ownership: the
- * control owns its socket and removes its path. Errors: a path that was asked for and cannot be had
- * is an error; without the usual one a server runs all the same.
+ * Threading: the main thread; an answer waits for each reactor to finish its turn, but not long: of
+ * one that hangs the answer is an error. Ownership: the control owns its socket and removes its
+ * path. Errors: a path that was asked for and cannot be had is an error; without the usual one a
+ * server runs all the same.
  */
 #pragma once
 
