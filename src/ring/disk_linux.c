@@ -381,6 +381,7 @@ int disk_info(int fd, struct disk_info *info)
 		return result;
 	}
 	info->is_block = S_ISBLK(status.st_mode);
+	info->keeps_stale = info->is_block;
 	preferred = (uint64_t)status.st_blksize;
 	if (info->is_block) {
 		unsigned int physical = 0;
@@ -399,6 +400,7 @@ int disk_info(int fd, struct disk_info *info)
 		 * server asks for direct I/O (Linux 6.18 and before). Nobody has looked at the
 		 * others. */
 		info->ignores_dsync = disk_is_remote(fd);
+		info->keeps_stale = info->ignores_dsync;
 	}
 	info->block_preferred = preferred_block(preferred);
 	fill_direct(fd, info);

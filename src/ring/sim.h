@@ -166,7 +166,7 @@ struct sim_disk_options {
 	bool read_only;
 	bool no_discard; /* discard and unmap are not supported */
 	bool no_fast_zero;
-	bool ignores_dsync; /* of direct writes */
+	bool ignores_dsync; /* of direct writes, and its cache keeps stale pages, as FUSE's */
 	bool keeps_cache;   /* there is memory enough: nothing leaves the page cache by itself */
 	uint64_t discard_granularity; /* 0 = a page */
 	uint32_t stripe_chunk;

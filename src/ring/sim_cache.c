@@ -7,9 +7,10 @@
  *                              ▲ filled from the device when first touched
  *
  * As on Linux: direct I/O writes dirty pages of its range back before it starts, a direct write
- * drops them then and drops clean ones again when it is done. A page that was dirtied in between
- * stays, and its write-back puts the bytes it was filled with over what the direct write did to
- * its neighbours. Dirty pages are written back, clean ones evicted, at random moments.
+ * drops them then and, but on a block device and in FUSE, drops clean ones again when it is done. A
+ * page that was dirtied in between stays, and its write-back puts the bytes it was filled with over
+ * what the direct write did to its neighbours. Dirty pages are written back, clean ones evicted, at
+ * random moments.
  */
 #include <stdlib.h>
 #include <string.h>

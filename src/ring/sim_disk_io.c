@@ -107,12 +107,18 @@ static void copy_piece(struct sim_file *file, struct sim_op *sop, size_t len)
 	}
 }
 
+/* As disk_info() says. */
+static bool keeps_stale(const struct sim_disk *disk)
+{
+	return disk->options.is_block || disk->options.ignores_dsync;
+}
+
 static void transfer_end(struct sim_file *file, struct sim_op *sop)
 {
 	struct sim_disk *disk = file->disk;
 
 	if (sop->code == RING_WRITE && sop->moved > 0) {
-		if (file->direct) {
+		if (file->direct && !keeps_stale(disk)) {
 			sim_cache_direct_end(disk, sop->offset, sop->moved);
 		}
 		sim_disk_written(disk, sop->offset, sop->moved);
@@ -430,6 +436,7 @@ int disk_info(int fd, struct disk_info *info)
 		.identity = { options->is_block ? 0 : 1, file->disk->identity },
 		.is_block = options->is_block,
 		.read_only = options->read_only,
+		.keeps_stale = keeps_stale(file->disk),
 		.ignores_dsync = options->ignores_dsync,
 		.punches_holes = !options->no_discard,
 		.direct_offset_align = options->direct_offset_align,

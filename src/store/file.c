@@ -138,7 +138,7 @@ static void read_next(struct store_part *part)
 
 	if (store->base.info.read_direct && file_fits_direct(store, offset, data, left)) {
 		file = queue->direct;
-	} else if (store->disk.is_block && part->gate == FILE_GATE_NONE &&
+	} else if (store->disk.keeps_stale && part->gate == FILE_GATE_NONE &&
 		   file_gate_has_direct_writers(store->gate) &&
 		   !file_gate_enter(store->gate, part, FILE_GATE_BUFFERED)) {
 		return;
@@ -552,7 +552,7 @@ static int open_all(
 	store->unit = MAX(store->unit, (uint64_t)sysconf(_SC_PAGESIZE));
 	atomic_init(&store->size, store->disk.size);
 	store->member.fd = store->fd;
-	store->member.is_block = store->disk.is_block;
+	store->member.keeps_stale = store->disk.keeps_stale;
 	store->member.writes_direct = store->base.info.write_direct;
 	file_gate_join(store->gate, &store->member);
 	if (!options->lends_nothing) {

@@ -25,9 +25,9 @@ void file_cache(struct store_part *part)
 {
 	struct file_store *store = file_store_of(part);
 
-	/* Beside direct writers on a device nothing may be read ahead, see file_gate.h. */
+	/* Beside direct writers nothing may be read ahead there, see file_gate.h. */
 	if (store->base.info.read_direct ||
-		(store->disk.is_block && file_gate_has_direct_writers(store->gate))) {
+		(store->disk.keeps_stale && file_gate_has_direct_writers(store->gate))) {
 		store_finish_later(part, 0);
 		return;
 	}

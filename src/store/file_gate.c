@@ -157,7 +157,7 @@ static void stop_readahead(struct file_gate *gate)
 	{
 		struct file_gate_member *member = list_entry(node, struct file_gate_member, node);
 
-		if (member->is_block) {
+		if (member->keeps_stale) {
 			disk_set_random(member->fd);
 		}
 	}

@@ -5,14 +5,15 @@
  * failed flushes.
  *
  * Why a gate: a buffered write of half a page reads the page, changes it and writes all of it back
- * later. A direct write to the other half in between would be undone. And on a block device a page
- * that is read in while an asynchronous direct write is on its way stays in the cache, stale: the
- * kernel invalidates before such a write, not after it. So two classes exclude each other:
+ * later. A direct write to the other half in between would be undone. And on a block device and in
+ * FUSE, a page that is read in while an asynchronous direct write is on its way stays in the cache,
+ * stale: the kernel invalidates before such a write, not after it. So two classes exclude each
+ * other:
  *
  *   DIRECT    aligned writes around the cache           one atomic addition, no lock
  *   BUFFERED  unaligned writes of a direct writer;      under a lock
- *             while there is a direct writer: every buffered write, and on a block device every
- *             buffered read
+ *             while there is a direct writer: every buffered write, and every buffered read where
+ *             pages may stay stale
  *
  * Members of one class run together. Both classes get their turn: when one waits, newcomers of the
  * other queue behind it. Direct reads need no gate: the kernel writes dirty pages back first. Trim
@@ -42,8 +43,8 @@ enum file_gate_class { FILE_GATE_NONE, FILE_GATE_DIRECT, FILE_GATE_BUFFERED };
 /* A store's entry. */
 struct file_gate_member {
 	struct list_node node;
-	int fd; /* the buffered descriptor */
-	bool is_block;
+	int fd;		  /* the buffered descriptor */
+	bool keeps_stale; /* as in struct disk_info */
 	bool writes_direct;
 };
 
