@@ -247,6 +247,12 @@ class Failures(CopyCase):
         self.copy_fails(["--requests", "2", "--request-size", "64K", source, relay.uri],
                         "the source", "smaller", PARTIAL)
 
+    def test_a_flush_that_takes_long(self):
+        """Longer than the library waits for an answer where nobody says otherwise."""
+        source, disk = self.image("source", MIB), self.image("disk", MIB, seed=2)
+        self.copy_ok(source, self.serve(f"{disk},delay=flush:31s"))
+        self.same(source, disk)
+
     def test_a_lost_connection_is_made_again(self):
         for direction in ("up", "down"):
             with self.subTest(direction=direction):
