@@ -373,6 +373,14 @@ static void seek_done(struct gmb_request *request)
 		}
 		end = extent->offset + extent->bytes;
 	}
+	if (end < file->bytes && end < request->offset + file->block) {
+		/* Less than a block, of which the rest cannot be asked about: it is data. */
+		if (slot->whence == SEEK_DATA) {
+			seek_answer(slot, MAX(end, slot->offset));
+			return;
+		}
+		end = request->offset + file->block;
+	}
 	if (end < file->bytes && request->extent_count > 0) {
 		seek_ask(slot, end);
 	} else if (slot->whence == SEEK_HOLE) {

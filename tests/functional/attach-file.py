@@ -11,6 +11,7 @@ import threading
 
 import attach_tool
 import support
+from fake_export import STATUS, ExportServer
 
 MIB = 1 << 20
 
@@ -124,6 +125,24 @@ class File(attach_tool.Case):
         self.call("fallocate", "--zero-range", "--offset", str(MIB), "--length", str(MIB), disk)
         self.assertEqual(os.pread(fd, MIB, MIB), bytes(MIB))
         os.close(fd)
+
+    def test_extents_shorter_than_a_block(self):
+        """A server that does not keep to its own blocks is not asked for ever."""
+        def server(export):
+            while True:
+                request = export.request()
+                flags = 3 if request.offset < 8192 else 0
+                export.send(export.extents(request, [(512, flags)]) if request.kind == STATUS
+                            else export.honest(request))
+
+        with ExportServer(server, size=1 << 16, sizes=(4096, 4096, 1 << 16)) as export:
+            path = self.attach(uri=export.uri())
+            with open(path, "rb") as file:
+                # The rest of a block of which a hole was told may be data.
+                self.assertEqual(os.lseek(file.fileno(), 0, os.SEEK_DATA), 512)
+                self.assertEqual(os.lseek(file.fileno(), 8192, os.SEEK_HOLE), 1 << 16)
+            self.detach(path)
+        self.assertEqual(export.failures, [])
 
     def test_the_size_stays(self):
         self.serve(self.image())
