@@ -14,7 +14,7 @@
 #include "base/error.h"
 
 struct disk_info {
-	uint64_t size;	      /* bytes, exactly */
+	uint64_t size;	      /* bytes, exactly; of a device: in whole logical blocks */
 	uint64_t identity[2]; /* device and inode (for a block device: 0 and its device number) */
 	bool is_block;	      /* block device, else regular file */
 	bool rotational;      /* known to rotate */

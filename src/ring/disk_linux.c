@@ -254,9 +254,12 @@ int disk_claim(const char *path, int fd, int *claim_out, struct error *error)
 
 /* --- size ---------------------------------------------------------------------------------- */
 
+/* A device can end inside a logical block: a loop device with blocks of 4 KiB over any file. No
+ * command reaches what is there, so that reads and writes of it fail. */
 int disk_size(int fd, uint64_t *size)
 {
 	struct stat status;
+	int sector = 0;
 
 	if (fstat(fd, &status) != 0) {
 		return -errno;
@@ -265,7 +268,13 @@ int disk_size(int fd, uint64_t *size)
 		*size = (uint64_t)status.st_size;
 		return 0;
 	}
-	return ioctl(fd, BLKGETSIZE64, size) != 0 ? -errno : 0;
+	if (ioctl(fd, BLKGETSIZE64, size) != 0) {
+		return -errno;
+	}
+	if (ioctl(fd, BLKSSZGET, &sector) == 0 && sector > 0) {
+		*size -= *size % (unsigned int)sector;
+	}
+	return 0;
 }
 
 void disk_set_random(int fd)

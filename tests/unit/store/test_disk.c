@@ -114,6 +114,32 @@ static void test_direct_alignment_of_a_4k_device(void **state)
 	loop_close(loop_fd);
 }
 
+static void test_a_device_ends_with_a_whole_block(void **state)
+{
+	struct store_options options = { 0 };
+	uint8_t *block = aligned_bytes(4096);
+	struct bench bench;
+	char device[64];
+	int loop_fd = loop_open(scratch_file("odd", (1 << 20) + 512), 4096, device, sizeof(device));
+
+	GMB_UNUSED(state);
+	if (loop_fd < 0) {
+		free(block);
+		skip();
+	}
+	options.path = device;
+	bench_open(&bench, &options);
+	assert_int_equal(store_size(bench.store), 1 << 20);
+	/* All that there is can be used. */
+	memset(block, 5, 4096);
+	assert_int_equal(bench_write(&bench, (1 << 20) - 4096, 4096, block), 0);
+	assert_int_equal(bench_flush(&bench), 0);
+	assert_int_equal(bench_read(&bench, (1 << 20) - 4096, 4096, block), 0);
+	bench_close(&bench);
+	loop_close(loop_fd);
+	free(block);
+}
+
 /* data, hole, data with an odd end */
 static int make_layout(uint64_t *size)
 {
@@ -298,6 +324,7 @@ int main(void)
 		cmocka_unit_test(test_file_facts),
 		cmocka_unit_test(test_direct_alignment_is_true),
 		cmocka_unit_test(test_direct_alignment_of_a_4k_device),
+		cmocka_unit_test(test_a_device_ends_with_a_whole_block),
 		cmocka_unit_test(test_extents_of_a_known_layout),
 		cmocka_unit_test(test_discard_makes_a_hole_in_a_file),
 		cmocka_unit_test(test_zero_on_a_device),
