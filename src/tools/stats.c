@@ -282,7 +282,8 @@ static int find_server(const char *uri, char path[STATS_PATH_BYTES], struct erro
 	}
 	search_folder(&search, folder, uri);
 	if (search.matches == 1) {
-		if (search.error.code != 0) {
+		/* One that was named has been found: the others do not matter. */
+		if (search.error.code != 0 && uri == NULL) {
 			log_warning("one server could not be asked: %s", search.error.text);
 		}
 		memcpy(path, search.path, sizeof(search.path));

@@ -332,7 +332,8 @@ class Stats(support.Case):
                 self.assertIn("XDG_RUNTIME_DIR is not set", errors)
 
     def test_one_that_cannot_be_asked_is_told_of(self):
-        """The only other one is shown, but who looks for this one shall know."""
+        """The only other one is shown, but who looks for this one shall know; unless he named the
+        other."""
         options = self.folder_of_somebody()
         server = self.start("memory:1M", "--listen", self.socket_uri(), **options)
         with socket.socket(socket.AF_UNIX) as sock:
@@ -341,13 +342,16 @@ class Stats(support.Case):
             sock.listen()
 
             def refuse():
-                other, _ = sock.accept()
-                other.close()
+                for _ in range(2):
+                    other, _ = sock.accept()
+                    other.close()
 
             thread = threading.Thread(target=refuse)
             thread.start()
             code, output, errors = self.run_gmblock("stats", "--json", **options)
+            named = self.run_gmblock("stats", "--json", server.uri, **options)
             thread.join()
+        self.assertEqual((named[0], named[2]), (0, ""))
         self.assertEqual(code, 0, errors)
         self.assertEqual(json.loads(output)["pid"], server.process.pid)
         self.assertIn("warning: one server could not be asked: ", errors)
