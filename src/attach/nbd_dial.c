@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/keep_alive.h"
 #include "base/log.h"
 
 /* A connection that is being made. */
@@ -97,13 +98,10 @@ static void prepare_socket(int fd, uint64_t silence_ns)
 {
 	unsigned silence_ms = (unsigned)MIN(silence_ns / 1000000, (uint64_t)INT32_MAX);
 	int seconds = MAX((int)(silence_ms / 1000 / 4), 1);
-	int probes = 3;
 	int flags = fcntl(fd, F_GETFL);
 
 	(void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &silence_ms, sizeof(silence_ms));
-	(void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof(seconds));
-	(void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof(seconds));
-	(void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
+	keep_alive(fd, seconds, seconds, 3);
 	(void)fcntl(fd, F_SETFL, flags & ~O_NONBLOCK);
 }
 

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/keep_alive.h"
 #include "base/log.h"
 
 /* How often a lookup of a name looks whether it should stop. */
@@ -152,22 +153,6 @@ static void attempt_close(struct attempt *attempt)
 	}
 }
 
-/* A server whose machine died does not say so: an idle connection finds out within a minute. What
- * the system refuses leaves its own, slower, habits. */
-static void keep_alive(int fd)
-{
-	const int on = 1;
-	const int idle_seconds = 30;
-	const int interval_seconds = 10;
-	const int probes = 3;
-
-	(void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
-	(void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_seconds, sizeof(idle_seconds));
-	(void)setsockopt(
-		fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_seconds, sizeof(interval_seconds));
-	(void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
-}
-
 /* Starts a non-blocking connection and waits for it. */
 static int connect_address(struct attempt *attempt, int family, const struct sockaddr *address,
 	socklen_t address_bytes, uint64_t limit_ns)
@@ -183,7 +168,7 @@ static int connect_address(struct attempt *attempt, int family, const struct soc
 	if (family != AF_UNIX) {
 		/* Rule P2. A failure costs time, not correctness. */
 		(void)setsockopt(attempt->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-		keep_alive(attempt->fd);
+		keep_alive(attempt->fd, 30, 10, 3); /* within a minute */
 	}
 	if (connect(attempt->fd, address, address_bytes) == 0) {
 		return 0;

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/keep_alive.h"
 #include "nbd/session.h"
 
 /* How long a peer may take to close after us: longer while nobody is in a hurry. */
@@ -86,8 +87,8 @@ void session_open(struct nbd_service *service, int fd, const char *peer)
 	/* Replies are sent whole: waiting for more would only cost time (P2). Not TCP: no matter.
 	 */
 	(void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-	/* A machine that died says no goodbye: its place must not stay taken for ever. */
-	(void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one));
+	/* The place of a client whose machine died is free again after two minutes. */
+	keep_alive(fd, 60, 15, 4);
 	give_room(fd);
 	session->service = service;
 	session->member = (struct fence_member){

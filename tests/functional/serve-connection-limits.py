@@ -1,6 +1,11 @@
 #!/usr/bin/python3
 """Limits on connections: of the server, of one export, of those that only negotiate, and the time
 they have for it. The others are never disturbed."""
+import shutil
+import subprocess
+import unittest
+from urllib.parse import urlsplit
+
 import nbdmini
 import support
 
@@ -68,6 +73,18 @@ class ConnectionLimits(support.Case):
             self.assertTrue(haggling.at_end())
             # Who has chosen an export may be silent as long as it likes.
             self.assertEqual(chosen.read(0, 1), b"\0")
+
+    @unittest.skipUnless(shutil.which("ss"), "ss is not installed")
+    def test_the_place_of_a_machine_that_died(self):
+        """It says no goodbye: the kernel asks for it within minutes, not hours."""
+        server = self.start("memory:1M", "--listen", "nbd://127.0.0.1:0")
+        port = urlsplit(server.uri).port
+        with nbdmini.open_export(server.uri):
+            shown = "timer:(on"
+            while "timer:(on" in shown:  # the last bytes have not been acknowledged yet
+                shown = subprocess.run(["ss", "-Htno", f"sport = :{port}"], check=True,
+                                       capture_output=True, text=True).stdout
+            self.assertRegex(shown, r"timer:\(keepalive,(\d\dsec|1min),0\)")
 
 
 if __name__ == "__main__":
