@@ -49,6 +49,19 @@ void disk_close(int fd);
  */
 GMB_MUST_CHECK int disk_claim(const char *path, int fd, int *claim_out, struct error *error);
 
+/*
+ * Tells that the disk that fd was opened on is served for reading, under the name path. Keeps no
+ * server away, of either kind: it is there for disk_check_readers(). Any number of them may be
+ * held, also beside a claim for writing; permission to read is enough. The descriptor is as that
+ * of disk_claim(); -1: there is nothing to hold. It is never in use, so it never waits.
+ */
+GMB_MUST_CHECK int disk_claim_reading(
+	const char *path, int fd, int *claim_out, struct error *error);
+
+/* For who is about to destroy what the disk holds: -EBUSY when it is still served for reading after
+ * a second, by anybody, this process included. 0: nobody is known to. */
+GMB_MUST_CHECK int disk_check_readers(int fd);
+
 /* Direct alignments are exact on a descriptor opened with direct, else what the system tells or a
  * guess. */
 GMB_MUST_CHECK int disk_info(int fd, struct disk_info *info);

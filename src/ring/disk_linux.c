@@ -29,6 +29,9 @@ enum {
 /* The byte that says "a gmblock server writes this file" when it is locked: the last that a file
  * can have, where no program looks for data or puts locks of its own. */
 #define CLAIM_OFFSET (INT64_MAX - 1)
+/* The one before it says, when it is locked for reading: "a gmblock server reads this file". Of a
+ * block device these locks are on the node it was opened by. */
+#define READER_OFFSET (INT64_MAX - 2)
 
 /* --- opening ------------------------------------------------------------------------------- */
 
@@ -172,12 +175,12 @@ static bool is_same_file(const struct stat *a, const struct stat *b)
 
 /* 0, -EBUSY, or another errno when this filesystem has no such locks. The lock belongs to the
  * descriptor's open file, not to the process, so no other close() can lose it. */
-static int lock_file(int fd)
+static int lock_byte(int fd, short type, off_t offset)
 {
 	struct flock lock = {
-		.l_type = F_WRLCK,
+		.l_type = type,
 		.l_whence = SEEK_SET,
-		.l_start = CLAIM_OFFSET,
+		.l_start = offset,
 		.l_len = 1,
 	};
 	int result;
@@ -191,15 +194,15 @@ static int lock_file(int fd)
 	return errno == EAGAIN || errno == EACCES ? -EBUSY : -errno;
 }
 
-/* One try: 0 with a descriptor or -1 in *claim_out, else a negative errno. */
-static int claim_once(const char *path, const struct stat *wanted, int *claim_out)
+/* A descriptor of the file that is wanted and of no other. */
+static int open_again(const char *path, int flags, const struct stat *wanted, int *fd_out)
 {
 	struct stat status;
 	int result = 0;
 	int fd;
 
 	do {
-		fd = open(path, claim_flags(wanted));
+		fd = open(path, flags);
 	} while (fd < 0 && errno == EINTR);
 	if (fd < 0) {
 		return -errno;
@@ -208,20 +211,42 @@ static int claim_once(const char *path, const struct stat *wanted, int *claim_ou
 		result = -errno;
 	} else if (!is_same_file(&status, wanted)) {
 		result = -ESTALE;
-	} else if (!S_ISBLK(status.st_mode)) {
-		result = lock_file(fd);
-		if (result < 0 && result != -EBUSY) {
-			close(fd);
-			*claim_out = -1;
-			return 0;
-		}
 	}
 	if (result < 0) {
 		close(fd);
 		return result;
 	}
-	*claim_out = fd;
+	*fd_out = fd;
 	return 0;
+}
+
+/* One try: 0 with a descriptor or -1 in *claim_out, else a negative errno. */
+static int claim_once(const char *path, const struct stat *wanted, int *claim_out)
+{
+	int fd;
+	int result = open_again(path, claim_flags(wanted), wanted, &fd);
+
+	if (result < 0) {
+		return result;
+	}
+	if (!S_ISBLK(wanted->st_mode)) {
+		result = lock_byte(fd, F_WRLCK, CLAIM_OFFSET);
+	}
+	if (result < 0) {
+		close(fd);
+		fd = -1;
+	}
+	*claim_out = fd;
+	return result == -EBUSY ? result : 0;
+}
+
+static int explain_claim(const char *path, bool read_only, int result, struct error *error)
+{
+	if (result == -ESTALE) {
+		return error_set(error, result,
+			"'%s' was replaced by another file while it was being opened", path);
+	}
+	return explain_open(path, read_only, false, -result, error);
 }
 
 /* A server that was killed a moment ago may not have let go yet, and udev looks at devices. */
@@ -245,11 +270,58 @@ int disk_claim(const char *path, int fd, int *claim_out, struct error *error)
 			"one, or export it here with readonly (--export NAME=PATH,readonly)",
 			path);
 	}
-	if (result == -ESTALE) {
-		return error_set(error, result,
-			"'%s' was replaced by another file while it was being opened", path);
+	return result < 0 ? explain_claim(path, false, result, error) : 0;
+}
+
+int disk_claim_reading(const char *path, int fd, int *claim_out, struct error *error)
+{
+	struct stat wanted;
+	int claim;
+	int result;
+
+	if (fstat(fd, &wanted) != 0) {
+		return error_set(error, -errno, "cannot examine '%s': %s", path, strerror(errno));
 	}
-	return result < 0 ? explain_open(path, false, false, -result, error) : 0;
+	result = open_again(path, O_RDONLY | O_CLOEXEC | O_NOCTTY, &wanted, &claim);
+	if (result < 0) {
+		return explain_claim(path, true, result, error);
+	}
+	/* No locks here, or somebody has locked the whole file: reading needs nobody's leave. */
+	if (lock_byte(claim, F_RDLCK, READER_OFFSET) < 0) {
+		close(claim);
+		claim = -1;
+	}
+	*claim_out = claim;
+	return 0;
+}
+
+/* Asks and takes nothing, so that no server that starts now finds the byte locked. */
+static bool has_readers(int fd)
+{
+	struct flock lock = {
+		.l_type = F_WRLCK,
+		.l_whence = SEEK_SET,
+		.l_start = READER_OFFSET,
+		.l_len = 1,
+	};
+	int result;
+
+	do {
+		result = fcntl(fd, F_OFD_GETLK, &lock);
+	} while (result != 0 && errno == EINTR);
+	return result == 0 && lock.l_type == F_RDLCK;
+}
+
+int disk_check_readers(int fd)
+{
+	const struct timespec pause = { .tv_nsec = CLAIM_PAUSE_NS };
+	bool found = has_readers(fd);
+
+	for (int tries = 1; found && tries < CLAIM_TRIES_MAX; tries++) {
+		nanosleep(&pause, NULL);
+		found = has_readers(fd);
+	}
+	return found ? -EBUSY : 0;
 }
 
 /* --- size ---------------------------------------------------------------------------------- */

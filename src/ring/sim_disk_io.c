@@ -418,6 +418,24 @@ int disk_claim(const char *path, int fd, int *claim_out, struct error *error)
 	return 0;
 }
 
+int disk_claim_reading(const char *path, int fd, int *claim_out, struct error *error)
+{
+	const struct sim_file *file = sim_disk_file(fd);
+
+	GMB_UNUSED(error);
+	check_may_block();
+	GMB_ASSERT(sim_disk_find(path) == file->disk);
+	*claim_out = -1;
+	return 0;
+}
+
+int disk_check_readers(int fd)
+{
+	(void)sim_disk_file(fd);
+	check_may_block();
+	return 0;
+}
+
 const char *disk_marker_refusal(int fd)
 {
 	return sim_disk_file(fd)->disk->options.is_block
