@@ -402,6 +402,9 @@ static void store_free(struct file_store *store)
 	if (store->is_claimed) {
 		file_gate_unclaim(store->gate);
 	}
+	if (store->read_claim_fd >= 0) {
+		disk_close(store->read_claim_fd);
+	}
 	if (store->gate != NULL) {
 		file_gate_put(store->gate);
 	}
@@ -518,7 +521,7 @@ static int join_gate(
 		return error_set(error, -ENOMEM, "not enough memory to open '%s'", options->path);
 	}
 	if (options->read_only) {
-		return 0;
+		return disk_claim_reading(options->path, store->fd, &store->read_claim_fd, error);
 	}
 	result = file_gate_claim(store->gate, options->path, store->fd, error);
 	store->is_claimed = result == 0;
@@ -573,6 +576,7 @@ int file_store_open(
 	store->base.ops = &file_ops;
 	store->fd = -1;
 	store->direct_fd = -1;
+	store->read_claim_fd = -1;
 	store->offset_align = 1;
 	store->memory_align = 1;
 	result = open_all(store, options, error);

@@ -48,7 +48,8 @@ struct file_store {
 	struct disk_map *map;	 /* NULL = nothing can be lent */
 	const char *map_refusal; /* why not, see store_lend_refusal() */
 	struct file_gate *gate;
-	bool is_claimed; /* through the gate, by a store that writes */
+	bool is_claimed;   /* through the gate, by a store that writes */
+	int read_claim_fd; /* of a store that only reads; -1 = nothing to hold */
 	struct file_gate_member member;
 	_Atomic uint64_t size;	      /* last seen */
 	_Atomic uint32_t unsupported; /* enum file_unsupported, found out by trying */

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * A disk that is written is claimed: once for the process, against everybody else, and only for as
- * long as a store writes it.
+ * long as a store writes it. A store that only reads keeps nobody away, but is known to who would
+ * destroy what it reads.
  *
  * The time between two tries is not slept here: nanosleep() is ours, counts the tries, and lets go
  * of a disk in the middle of them.
@@ -15,6 +16,7 @@
 #include <unistd.h>
 
 #include "harness.h"
+#include "ring/disk.h"
 
 enum { IMAGE_BYTES = 1 << 20, TRIES_MAX = 40 };
 
@@ -141,6 +143,122 @@ static void check_taken(const char *path, const char *sentence)
 	store_close(store);
 }
 
+/* Of whoever is about to destroy the contents. */
+static bool has_readers(const char *path)
+{
+	int fd = open(path, O_RDWR | O_CLOEXEC);
+	int result;
+
+	assert_true(fd >= 0);
+	pauses = 0;
+	result = disk_check_readers(fd);
+	assert_true(result == 0 || result == -EBUSY);
+	assert_int_equal(pauses, result == 0 ? 0 : TRIES_MAX - 1);
+	close(fd);
+	return result != 0;
+}
+
+static void check_readers_are_known(const char *path)
+{
+	struct store *first;
+	struct store *second;
+	struct store *writer = open_store(path, false, STORE_MODE_CACHED);
+
+	assert_false(has_readers(path));
+	first = open_store(path, true, STORE_MODE_CACHED);
+	assert_true(has_readers(path));
+	store_close(writer);
+	assert_true(has_readers(path));
+	assert_true(is_free(path));
+	second = open_store(path, true, other_mode);
+	store_close(first);
+	assert_true(has_readers(path));
+	pauses = 0;
+	writer = open_store(path, false, other_mode);
+	assert_int_equal(pauses, 0);
+	store_close(second);
+	assert_false(has_readers(path));
+	store_close(writer);
+}
+
+static void test_file_that_is_read(void **state)
+{
+	GMB_UNUSED(state);
+	check_readers_are_known(scratch_file("image", IMAGE_BYTES));
+}
+
+static void test_device_that_is_read(void **state)
+{
+	char device[64];
+	int fd = loop_open(scratch_file("image", IMAGE_BYTES), 512, device, sizeof(device));
+
+	GMB_UNUSED(state);
+	if (fd < 0) {
+		skip(); /* no loop device here */
+	}
+	check_readers_are_known(device);
+	loop_close(fd);
+}
+
+/* A server that was killed a moment ago may not have let go yet. */
+static void test_reader_that_is_about_to_go(void **state)
+{
+	const char *path = scratch_file("image", IMAGE_BYTES);
+	struct error error;
+	int fd = open(path, O_RDWR | O_CLOEXEC);
+
+	GMB_UNUSED(state);
+	assert_true(fd >= 0);
+	assert_int_equal(disk_claim_reading(path, fd, &release_fd, &error), 0);
+	assert_true(release_fd >= 0);
+	pauses = 0;
+	release_at = 3;
+	assert_int_equal(disk_check_readers(fd), 0);
+	release_at = 0;
+	assert_int_equal(pauses, 3);
+	close(fd);
+}
+
+/* There is nothing to hold, as on a filesystem without locks: it is read all the same. */
+static void test_reading_where_no_lock_can_be_had(void **state)
+{
+	const char *path = scratch_file("image", IMAGE_BYTES);
+	struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+	struct error error;
+	struct store *store;
+	int claim = 0;
+	int fd = open(path, O_RDWR | O_CLOEXEC);
+
+	GMB_UNUSED(state);
+	assert_true(fd >= 0);
+	assert_int_equal(fcntl(fd, F_OFD_SETLK, &lock), 0);
+	pauses = 0;
+	assert_int_equal(disk_claim_reading(path, fd, &claim, &error), 0);
+	assert_int_equal(claim, -1);
+	store = open_store(path, true, STORE_MODE_CACHED);
+	store_close(store);
+	assert_int_equal(pauses, 0);
+	close(fd);
+}
+
+static void test_reading_what_was_replaced(void **state)
+{
+	const char *path = scratch_file("image", IMAGE_BYTES);
+	struct error error;
+	int claim = -1;
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+	GMB_UNUSED(state);
+	assert_true(fd >= 0);
+	assert_int_equal(unlink(path), 0);
+	assert_int_equal(disk_claim_reading(path, fd, &claim, &error), -ENOENT);
+	assert_string_equal(path, scratch_file("image", IMAGE_BYTES));
+	assert_int_equal(disk_claim_reading(path, fd, &claim, &error), -ESTALE);
+	assert_non_null(strstr(error.text, "was replaced"));
+	assert_int_equal(claim, -1);
+	close(fd);
+}
+
 static void test_file_is_claimed_once_by_all_its_writers(void **state)
 {
 	GMB_UNUSED(state);
@@ -207,6 +325,11 @@ int main(void)
 		cmocka_unit_test(test_device_is_claimed_once_by_all_its_writers),
 		cmocka_unit_test(test_device_of_another_program),
 		cmocka_unit_test(test_locks_elsewhere_in_the_file),
+		cmocka_unit_test(test_file_that_is_read),
+		cmocka_unit_test(test_device_that_is_read),
+		cmocka_unit_test(test_reader_that_is_about_to_go),
+		cmocka_unit_test(test_reading_where_no_lock_can_be_had),
+		cmocka_unit_test(test_reading_what_was_replaced),
 	};
 	int failed;
 
