@@ -277,6 +277,7 @@ static int file_examine(struct file_end *file, struct error *error)
 	return 0;
 }
 
+/* The target's bytes are nobody else's: also not those that the source of this copy is made of. */
 static int file_claim(struct file_end *file, struct error *error)
 {
 	int err = disk_claim(file->path, file->fd, &file->claim_fd, error);
@@ -288,7 +289,13 @@ static int file_claim(struct file_end *file, struct error *error)
 			"stop that one first",
 			file->end.name);
 	}
-	return err;
+	if (err < 0 || disk_check_readers(file->fd) == 0) {
+		return err;
+	}
+	return error_set(error, -EBUSY,
+		"the target %s is served read-only by a gmblock server, whose clients would lose "
+		"what it holds; stop that server, or copy to another %s",
+		file->end.name, file->is_block ? "device" : "file");
 }
 
 static int file_go_direct(struct file_end *file, struct error *error)

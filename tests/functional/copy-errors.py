@@ -19,6 +19,16 @@ class Refusals(CopyCase):
         errors = self.copy_fails([source, target], *fragments)
         self.assertIn(UNCHANGED, errors)
 
+    def loop(self, image):
+        """A loop device over the image, detached at the end."""
+        done = subprocess.run(["losetup", "--find", "--show", image], capture_output=True,
+                              text=True, check=False)
+        if done.returncode != 0:
+            self.skipTest("no loop devices: " + done.stderr.strip())
+        device = done.stdout.strip()
+        self.addCleanup(subprocess.run, ["losetup", "--detach", device], check=True)
+        return device
+
     def test_source_is_missing(self):
         self.refused(self.path("nothing"), self.path("target"), "the source", "No such file")
         self.assertFalse(os.path.exists(self.path("target")))
@@ -43,12 +53,7 @@ class Refusals(CopyCase):
 
     def test_a_loop_device_and_its_file(self):
         source = self.image("disk", MIB)
-        done = subprocess.run(["losetup", "--find", "--show", source], capture_output=True,
-                              text=True, check=False)
-        if done.returncode != 0:
-            self.skipTest("no loop devices: " + done.stderr.strip())
-        device = done.stdout.strip()
-        self.addCleanup(subprocess.run, ["losetup", "--detach", device], check=True)
+        device = self.loop(source)
         with open(source, "rb") as disk:
             before = disk.read()
         for ends in ((device, source), (source, device)):
@@ -86,6 +91,51 @@ class Refusals(CopyCase):
         self.serve(disk)
         self.refused(self.image("source"), disk, "the target", "in use")
         self.same(disk, self.image("before", seed=2))
+
+    def check_target_is_read(self, target, other):
+        server = self.start("--export", f"={target},readonly", "--listen", self.socket_uri("r"))
+        before = self.path("before")
+        with open(target, "rb") as disk, open(before, "wb") as copy:
+            copy.write(disk.read())
+        for source in (server.uri, self.image("source", MIB), "-"):
+            self.refused(source, target, "the target", target, "served read-only",
+                         "gmblock server", "stop that server, or copy to another " + other)
+        self.assertEqual(os.path.getsize(before), MIB)
+        self.same(before, target, MIB)
+        self.assertEqual(server.stop()[0], 0)
+        self.copy_ok(self.image("source", MIB), target)
+        self.same(self.path("source"), target, MIB)
+
+    def test_target_is_served_for_reading(self):
+        """It would be emptied, and the source of the copy with it."""
+        self.check_target_is_read(self.image("disk", MIB, seed=2), "file")
+
+    def test_target_device_is_served_for_reading(self):
+        self.check_target_is_read(self.loop(self.image("disk", MIB, seed=2)), "device")
+
+    def test_target_is_served_under_another_name(self):
+        disk = self.image("disk", seed=2)
+        uri = self.serve(f"{disk},readonly")
+        os.link(disk, self.path("hard"))
+        os.symlink(disk, self.path("soft"))
+        for other in ("hard", "soft"):
+            self.refused(uri, self.path(other), "the target", other, "served read-only")
+        self.same(disk, self.image("before", seed=2))
+
+    def test_target_of_a_copy_that_was_begun_is_served_for_reading(self):
+        source, disk, journal = self.image("source", holes=False), self.path("disk"), \
+            self.path("journal")
+        uri = self.serve(f"{source},fault=read:EIO:range=5000000+1", "s")
+        begin = ["--resume", journal, "--checkpoint", "1M", "--request-size", "64K", uri, disk]
+        self.copy_fails(begin, "Input/output error")
+        server = self.start("--export", f"={disk},readonly", "--listen", self.socket_uri("r"))
+        with open(journal, "rb") as file:
+            before = file.read()
+        self.copy_fails(begin, "served read-only")
+        with open(journal, "rb") as file:
+            self.assertEqual(file.read(), before)
+        self.assertEqual(server.stop()[0], 0)
+        self.copy_fails(begin, "Input/output error")
 
     def test_absent_export(self):
         server = self.start("--export", f"a={self.image('disk')}", "--listen", self.socket_uri())

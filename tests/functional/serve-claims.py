@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """A disk that somebody else uses is not served for writing; one that is served for writing is not
-given to a second server."""
+given to a second server. What is only read keeps no server away, but is not copied over."""
 import os
 import shutil
 import signal
@@ -74,6 +74,50 @@ class Claims(support.Case):
             direct.write(0, b"b" * 4096)
             self.assertEqual(reader.read(0, 4096), b"b" * 4096)
         self.assertEqual(server.stop()[0], 0)
+
+    def check_readers(self, disk):
+        """Two servers that read a disk, and one that begins to write it beside them; as long as
+        one of them is there, nothing is copied over it."""
+        source = self.path("source")
+        with open(source, "wb") as file:
+            file.write(os.urandom(MIB))
+        first, second = (
+            self.start("--export", f"a={disk},readonly", "--export", f"b={disk},readonly,mode=ram",
+                       "--listen", self.socket_uri(name), uri_count=2) for name in ("one", "two"))
+        writer = self.start_unix("--export", f"a={disk}", "--export", f"b={disk},readonly",
+                                 uri_count=2)
+        with nbdmini.open_export(writer.uri, b"a") as client, \
+                nbdmini.open_export(second.uri, b"a") as reader:
+            client.write(0, b"w" * 4096)
+            self.assertEqual(reader.read(0, 4096), b"w" * 4096)
+        copy = ["copy", source, disk]
+        self.check_refused(copy, 1, "in use by another program")
+        self.assertEqual(writer.stop()[0], 0)
+        self.check_refused(copy, 1, "served read-only", "gmblock server")
+        self.assertEqual(first.stop()[0], 0)
+        self.check_refused(copy, 1, "served read-only", "gmblock server")
+        with nbdmini.open_export(second.uri, b"a") as reader:
+            self.assertEqual(reader.read(0, 4096), b"w" * 4096)
+            second.signal(signal.SIGKILL)
+            second.process.wait()
+        self.assertEqual(self.run_gmblock(*copy)[0], 0)
+
+    def test_an_image_that_is_read(self):
+        self.check_readers(self.image())
+
+    def test_a_device_that_is_read(self):
+        self.check_readers(self.loop(self.image()))
+
+    def test_an_image_that_its_server_may_only_read(self):
+        if os.geteuid() != 0:
+            self.skipTest("needs root to become somebody else")
+        image = self.image(MIB)
+        os.chmod(image, 0o444)
+        os.chmod(self.folder, 0o777)
+        self.start("--export", f"={image},readonly", "--listen", self.socket_uri(),
+                   preexec_fn=lambda: os.setuid(65534))
+        self.check_refused(["copy", "/dev/null", image], 1, "served read-only")
+        self.assertEqual(os.path.getsize(image), MIB)
 
     def test_one_image_in_two_servers(self):
         self.check_two_servers(self.image(), "another gmblock server")
