@@ -104,6 +104,7 @@ format: ## format every C file in place
 
 install: build ## install the program, manual pages and systemd units (DESTDIR works)
 	$(MESON) install --no-rebuild -C $(BUILD)
+	@if [ -z "$(DESTDIR)" ] && [ "$$(id -u)" = 0 ]; then ldconfig; fi
 
 clean: ## remove every build directory
 	rm -rf $(BUILD) build-asan build-tsan build-clang build-fuzz build-ci-*
