@@ -19,6 +19,7 @@ struct disk_info {
 	bool is_block;	      /* block device, else regular file */
 	bool rotational;      /* known to rotate */
 	bool read_only;	      /* the device itself refuses writes */
+	const char *format;   /* a file that begins as "qcow2" images do, and the like; or NULL */
 	bool keeps_stale;     /* a page that is read in during a direct write may stay, outdated */
 	bool ignores_dsync;   /* a write with RWF_DSYNC may not be durable when it is done */
 	bool punches_holes;   /* fallocate PUNCH_HOLE (files) or unmap (devices) is worth trying */

@@ -446,6 +446,30 @@ static uint32_t preferred_block(uint64_t bytes)
 	return (uint32_t)MIN(bytes, (uint64_t)PREFERRED_BYTES_MAX);
 }
 
+/* What a disk image is called that is more than the bytes of a disk. */
+static const char *image_format(int fd)
+{
+	static const struct {
+		const char *name;
+		const char *begin;
+	} formats[] = {
+		{ "qcow2", "QFI\xfb" },
+		{ "VMDK", "KDMV" },
+		{ "VHDX", "vhdxfile" },
+	};
+	char begin[8] = "";
+
+	if (pread(fd, begin, sizeof(begin), 0) < 0) {
+		return NULL;
+	}
+	for (size_t i = 0; i < ARRAY_COUNT(formats); i++) {
+		if (memcmp(begin, formats[i].begin, strlen(formats[i].begin)) == 0) {
+			return formats[i].name;
+		}
+	}
+	return NULL;
+}
+
 int disk_info(int fd, struct disk_info *info)
 {
 	struct disk_sysfs sysfs;
@@ -475,6 +499,7 @@ int disk_info(int fd, struct disk_info *info)
 		preferred = ioctl(fd, BLKPBSZGET, &physical) == 0 ? physical : SECTOR_BYTES;
 		preferred = MAX(preferred, UINT64_C(4096)); /* a page is what the cache works in */
 	} else {
+		info->format = image_format(fd);
 		info->identity[0] = (uint64_t)status.st_dev;
 		info->identity[1] = (uint64_t)status.st_ino;
 		/* FUSE forgets it in direct writes: in asynchronous ones, and in all where its

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/bytes.h"
+#include "base/log.h"
 #include "store/store_private.h"
 
 enum {
@@ -560,6 +561,11 @@ static int open_all(
 	file_gate_join(store->gate, &store->member);
 	if (!options->lends_nothing) {
 		file_lend_init(store);
+	}
+	if (store->disk.format != NULL) {
+		log_warning("'%s' begins like a %s image: clients get the bytes of the image, not "
+			    "the disk in it; 'qemu-img convert -O raw' makes a file of that disk",
+			options->path, store->disk.format);
 	}
 	return 0;
 }

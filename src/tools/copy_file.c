@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "base/bytes.h"
+#include "base/log.h"
 #include "ring/disk.h"
 #include "tools/copy_end.h"
 
@@ -270,6 +271,11 @@ static int file_examine(struct file_end *file, struct error *error)
 		end->identity[3] = (uint64_t)status.st_mtim.tv_nsec;
 	} else {
 		find_birth(file);
+	}
+	if (!end->target && info.format != NULL) {
+		log_warning("%s begins like a %s image: the bytes of the image are copied, not the "
+			    "disk in it; 'qemu-img convert' copies that",
+			end->name, info.format);
 	}
 	if (end->target && info.is_block && info.read_only) {
 		return error_set(error, -EROFS, "the target %s is read-only", end->name);

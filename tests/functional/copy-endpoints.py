@@ -18,6 +18,15 @@ class Endpoints(CopyCase):
         self.assertEqual((summary["source"]["kind"], summary["target"]["kind"]), ("file", "file"))
         self.assertEqual((summary["bytes"], summary["bytes_done"]), (ODD_BYTES, ODD_BYTES))
 
+    def test_a_file_that_is_more_than_a_disk(self):
+        source, target = self.image("source"), self.path("target")
+        with open(source, "r+b") as file:
+            file.write(b"QFI\xfb")
+        code, _, errors = self.copy(source, target)
+        self.assertEqual(code, 0, errors)
+        self.assertIn(f"gmblock: warning: '{source}' begins like a qcow2 image", errors)
+        self.same(source, target)
+
     def test_file_to_remote(self):
         source, disk = self.image("source"), self.image("disk", seed=2)
         self.copy_ok(source, self.serve(disk))

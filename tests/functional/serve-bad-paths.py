@@ -46,6 +46,19 @@ class BadPaths(support.Case):
         self.assertIn(path, done.stderr)
         self.assertIn("Permission denied", done.stderr)
 
+    def test_images_that_are_more_than_a_disk(self):
+        """They are served as they are asked for, but hardly anybody wants that."""
+        for name, begin in (("qcow2", b"QFI\xfb\0\0\0\3"), ("VMDK", b"KDMV"), ("VHDX", b"vhdxfile")):
+            with self.subTest(name):
+                image = self.make_file(name, begin + bytes(65536))
+                code, errors = self.start_unix(image).stop()
+                self.assertEqual(code, 0)
+                self.assertIn(f"gmblock: warning: '{image}' begins like a {name} image: ", errors)
+                self.assertIn("qemu-img convert -O raw", errors)
+        for begin in (b"QFI", b"", b"\0QFI\xfb"):
+            image = self.make_file("raw", begin + bytes(4096))
+            self.assertEqual(self.start_unix(image).stop(), (0, ""))
+
     def test_one_bad_export_stops_all(self):
         good = self.make_file("good.img", bytes(4096))
         self.check_refused(
