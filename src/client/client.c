@@ -257,9 +257,13 @@ static bool may_be_several(const struct gmb_client *client)
 }
 
 /* A server may come back without the promise that several connections see the same data. Those that
- * still have to give back commands are not made again once they have. */
+ * still have to give back commands are not made again once they have. While the server may still
+ * carry out commands of a lost one, the others go on: one of them ends it, and leaves then. */
 static void leave_others(struct gmb_client *client, const struct connection *only)
 {
+	if (client->lost_count > 0) {
+		return;
+	}
 	for (uint32_t i = 0; i < CLIENT_CONNECTIONS_MAX; i++) {
 		struct connection *connection = client->connections[i];
 

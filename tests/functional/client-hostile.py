@@ -6,6 +6,7 @@ rule named, requests end once, other clients of the same queue go on.
     client-hostile.py DRIVER [unittest argument]...
 """
 
+import fcntl
 import itertools
 import os
 import select
@@ -13,13 +14,14 @@ import socket
 import struct
 import subprocess
 import sys
+import termios
 import threading
 import unittest
 import zlib
 
 from fake_export import (BLOCK_STATUS, DATA, DONE, ERROR, ERROR_OFFSET, EXTENDED_STYLE, FLAGS, HOLE,
-                         MULTI_CONN, NONE, READ, SIMPLE_STYLE, STRUCTURED_STYLE, ExportServer, content,
-                         greeting_bytes, open_export, opening)
+                         MULTI_CONN, NONE, READ, SIMPLE_STYLE, STRUCTURED_STYLE, Export, ExportServer,
+                         content, greeting_bytes, open_export, opening)
 from fake_server import GO, INFO_REPLY, ClientGone, FakeServer
 
 DRIVER = ""
@@ -31,6 +33,11 @@ STYLES = (SIMPLE_STYLE, STRUCTURED_STYLE, EXTENDED_STYLE)
 CHUNKS = (STRUCTURED_STYLE, EXTENDED_STYLE)
 
 NOTCONN, PROTO, TIMEDOUT, IO = -107, -71, -110, -5
+
+
+def unread(conn):
+    """How much of what was sent over a Unix socket still waits to be received."""
+    return struct.unpack("i", fcntl.ioctl(conn, termios.TIOCOUTQ, bytes(4)))[0]
 
 
 def crc(offset, length):
@@ -332,6 +339,58 @@ class Fewer(Case):
         self.assertEqual([result[:2] for result in self.results(answers, "c")],
                          [(0, crc(at << 12, 4096)) for at in range(6)])
         self.assertEqual((len(used), len(gone)), (1, 2))
+
+    def test_a_connection_that_is_needed_to_end_a_lost_one(self):
+        """While one is made again by a server that will have one connection only, another one is
+        lost; its requests may be carried out until the server was told to end it."""
+        lock, opened, begun = threading.Condition(), [], []
+        first_lost, last_begun, only_ready = (threading.Event() for _ in range(3))
+
+        def before(dialogue, number):
+            open_export(dialogue, flags=FLAGS | MULTI_CONN, epoch=1).request()
+            with lock:
+                opened.append(number)
+                lock.notify_all()
+                lock.wait_for(lambda: len(opened) == 2)
+            if number == 1:
+                first_lost.wait()
+
+        def only(dialogue):
+            dialogue.greet()
+            *replies, end = opening(EXTENDED_STYLE, epoch=1)
+            for reply in replies:
+                dialogue.option()
+                dialogue.send(reply)
+            first_lost.set()
+            last_begun.wait()
+            dialogue.option()
+            dialogue.send(end)
+            while unread(dialogue.conn) > 0:
+                select.select([dialogue.conn], [], [], 0.01)
+            only_ready.set()
+            Export(dialogue, EXTENDED_STYLE).serve()
+
+        def last(dialogue):
+            last_begun.set()
+            only_ready.wait()
+            open_export(dialogue, epoch=1).serve()
+
+        def script(dialogue):
+            with lock:
+                begun.append(dialogue)
+                number = len(begun) - 1
+            if number < 2:
+                before(dialogue, number)
+            else:
+                (only if number == 2 else last)(dialogue)
+
+        with FakeServer(script) as server:
+            answers = self.drive(f"open c {server.uri()} connections=2 depth=1",
+                                 *(f"read c {at << 12} 4096 0" for at in range(4)), "wait",
+                                 "close c")
+        self.assertEqual(server.failures, [])
+        self.assertEqual([result[:2] for result in self.results(answers, "c")],
+                         [(0, crc(at << 12, 4096)) for at in range(4)])
 
 
 class Closing(Case):

@@ -128,7 +128,7 @@ def option_reply(option, kind, data=b""):
     return struct.pack(">QIII", 0x3E889045565A9, option, kind, len(data)) + data
 
 
-def opening(style, size=SIZE, flags=FLAGS, sizes=None):
+def opening(style, size=SIZE, flags=FLAGS, sizes=None, epoch=None):
     """What the server says to each of the client's options, in order."""
     replies = []
     if style == EXTENDED_STYLE:
@@ -136,8 +136,10 @@ def opening(style, size=SIZE, flags=FLAGS, sizes=None):
     else:
         replies.append(option_reply(EXTENDED, UNSUP))
         replies.append(option_reply(STRUCTURED_REPLY, ACK if style == STRUCTURED_STYLE else UNSUP))
-    # Asked for gmblock's own contexts, of which it has none.
-    replies.append(option_reply(LIST_META, ACK))
+    # Asked for gmblock's own contexts, of which it has none, or one.
+    listed = b"" if epoch is None else option_reply(
+        LIST_META, META, bytes(4) + f"x-gmblock:epoch={epoch:016x}".encode())
+    replies.append(listed + option_reply(LIST_META, ACK))
     if style != SIMPLE_STYLE:
         replies.append(option_reply(SET_META, META, struct.pack(">I", CONTEXT) +
                                     b"base:allocation") + option_reply(SET_META, ACK))
