@@ -286,6 +286,47 @@ static void test_refused_writes_whose_payload_stays_away(void **state)
 	world_end(&world);
 }
 
+static void send_owed(void *arg)
+{
+	static const uint8_t bytes[128 << 10];
+	const struct client *client = arg;
+
+	sim_socket_write(client->fd, bytes, client->owed);
+}
+
+/* The time in which he had to wait for a place is not held against a client whose turn it is. */
+static void test_a_refused_write_that_had_to_wait(void **state)
+{
+	/* A short one would be waited for before there is a request. */
+	enum { PAYLOAD = (64 << 10) + 1 };
+	struct client holder;
+	struct client held;
+	struct client other;
+	struct world world;
+
+	(void)state;
+	world_begin(&world, 1, 1);
+	client_open(&world, &holder);
+	client_open(&world, &held);
+	client_open(&world, &other);
+	client_ask(&holder, NBD_CMD_READ, DELAYED_OFFSET, READ_BYTES);
+	wait_for_inflight(&world, 1);
+	client_ask(&held, NBD_CMD_WRITE, DISK_BYTES, PAYLOAD);
+	held.owed = PAYLOAD;
+	sim_after(1003 * SECOND_NS, send_owed, &held);
+	sim_after(SECOND_NS, ask_small, &other);
+	wait_for(&holder, ANSWER_BYTES);
+	wait_for(&held, sizeof(struct nbd_wire_simple_reply));
+	assert_false(held.closed);
+	assert_int_equal(held.got, sizeof(struct nbd_wire_simple_reply));
+	wait_for(&other, ANSWER_BYTES);
+	assert_int_equal(answers(&other), 1);
+	sim_socket_close(holder.fd);
+	sim_socket_close(held.fd);
+	sim_socket_close(other.fd);
+	world_end(&world);
+}
+
 /* A large receive buffer stays with who has filled a small one to the last byte and is silent
  * since: he has done nothing wrong, and is not ended when memory is short. */
 static void test_an_idle_client_when_memory_is_short(void **state)
@@ -357,6 +398,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_a_modest_client_among_greedy_ones),
 		cmocka_unit_test(test_refused_writes_whose_payload_stays_away),
+		cmocka_unit_test(test_a_refused_write_that_had_to_wait),
 		cmocka_unit_test(test_an_idle_client_when_memory_is_short),
 		cmocka_unit_test(test_places_of_a_client_that_is_going),
 	};
