@@ -312,7 +312,9 @@ static int lock_folder(const char *path)
 		slash[slash == folder] = '\0'; /* the root's own slash stays */
 	}
 	fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	for (int tries = 1; fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) < 0 && tries < BUSY_TRIES_MAX;
+	/* Any other error is that of a file system without such locks. */
+	for (int tries = 1; fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK &&
+			    tries < BUSY_TRIES_MAX;
 		tries++) {
 		nanosleep(&pause, NULL);
 	}
