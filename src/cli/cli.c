@@ -84,8 +84,9 @@ static int option_error(const char *command, int code, char **argv, const struct
 	char letter[3] = { '-', (char)optopt, '\0' };
 	const char *word = argv[optind - 1];
 
-	/* getopt stays on a group of letters ("-xy") until its last one is read. */
-	if (optopt > 0 && optopt < OPTION_FIRST && strncmp(word, "--", 2) != 0) {
+	/* getopt stays on a group of letters ("-xy") until its last one is read; what is not ASCII
+	 * is below 0. */
+	if (optopt != 0 && optopt < OPTION_FIRST && strncmp(word, "--", 2) != 0) {
 		word = letter;
 	}
 	log_escape(shown, sizeof(shown), word, strlen(word));

@@ -67,7 +67,8 @@ class HelpAndVersion(support.Case):
                 (["copy", "--destination-zero=1"], "did you mean '--destination-is-zero'?"),
                 (["list", "--hepl"], "did you mean '--help'?"),
                 (["info", "-json", "nbd://h"], "the option -j is not known; did you mean '--json'?"),
-                (["info", "-jsno"], "the option -j is not known; did you mean '--json'?")):
+                (["info", "-jsno"], "the option -j is not known; did you mean '--json'?"),
+                (["info", "-\u00e9"], r"the option -\xc3 is not known")):
             with self.subTest(arguments):
                 self.check_refused(arguments, 2, fragment)
         for arguments in (["sv"], ["x" * 100], [""], ["--colour"], ["copy", "--colour"], ["copy", "-v"],
