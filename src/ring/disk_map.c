@@ -94,8 +94,11 @@ int disk_map_create(int fd, uint64_t size, struct disk_map **map_out)
 	if (bytes > MAP_BYTES_MAX) {
 		return -ENOMEM;
 	}
-	if (disk_is_remote(fd) || may_be_copied_up(fd)) {
+	if (disk_is_remote(fd)) {
 		return -EOPNOTSUPP;
+	}
+	if (may_be_copied_up(fd)) {
+		return -ESTALE;
 	}
 	if (!is_told(fd, bytes, page_bytes)) {
 		return -EPERM;

@@ -23,8 +23,8 @@ struct disk_map;
 
 /* Of the first size bytes (> 0). Reserves address space only. -EPERM: the kernel does not tell this
  * user what is in the page cache (a file of somebody else's, which may only be read). -EOPNOTSUPP:
- * the file is on a network file system or in FUSE, where nothing is known without asking, or it was
- * opened for reading on an overlay, where another file can take its place. */
+ * the file is on a network file system or in FUSE, where nothing is known without asking. -ESTALE:
+ * it was opened for reading on an overlay, where another file can take its place. */
 GMB_MUST_CHECK int disk_map_create(int fd, uint64_t size, struct disk_map **map_out);
 /* Nobody uses a view any more. NULL is a no-op. */
 void disk_map_destroy(struct disk_map *map);

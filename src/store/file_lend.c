@@ -35,6 +35,8 @@ static const char *map_create(struct file_store *store)
 		return "foreign";
 	case -EOPNOTSUPP:
 		return "network";
+	case -ESTALE:
+		return "overlay";
 	default:
 		return "address-space";
 	}

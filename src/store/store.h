@@ -281,9 +281,10 @@ GMB_MUST_CHECK bool store_lend(struct store_queue *queue, struct store_part *par
 /*
  * Why store_lend() is false for every read at present, or NULL: it can be true. One of "mmap=off"
  * (as asked for), "mode=ram" and "write-mode=ram" (around the page cache), "shared" (somebody else
- * writes around it), "network" (a network file system, or FUSE), "foreign" (a file of somebody
- * else's, which may only be read), "address-space" (there is too little for a mapping), "empty",
- * and the name of an implementation that never lends ("null", "fault", "delay", "pace", "marker").
+ * writes around it), "network" (a network file system, or FUSE), "overlay" (a file that is only
+ * read there, whose place a copy can take), "foreign" (a file of somebody else's, which may only be
+ * read), "address-space" (there is too little for a mapping), "empty", and the name of an
+ * implementation that never lends ("null", "fault", "delay", "pace", "marker").
  * Static text.
  */
 const char *store_lend_refusal(struct store *store);

@@ -462,6 +462,8 @@ static const char *refusal_sentence(const char *refusal)
 		{ "write-mode=ram", "write-mode=ram goes around the page cache" },
 		{ "shared", "another export writes to the disk around the page cache" },
 		{ "network", "the file is in a network file system or in FUSE" },
+		{ "overlay",
+			"the file is only read in an overlay, where a copy can take its place" },
 		{ "foreign", "the file is somebody else's and may only be read" },
 		{ "address-space", "there is too little address space to map the file" },
 		{ "empty", "the file was empty when the server was started" },

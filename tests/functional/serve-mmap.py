@@ -289,6 +289,8 @@ class Mapped(support.Case):
                    f"lowerdir={lower},upperdir={upper},workdir={work}", "overlay")
         client = self.open("readonly")
         self.assertEqual(self.read(client, 0, MIB), self.content[:MIB])
+        self.assertEqual(self.told()["mapped_refusal"], "overlay")
+        self.assertIn("all are copied by the server: the file is only read in an overlay", self.shown())
         with open(self.image, "r+b") as image:  # which makes the copy
             image.seek(4096)
             image.write(b"new" * 100_000)
