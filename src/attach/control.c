@@ -187,7 +187,7 @@ int control_ask(const char *name, const char *line, bool until_end, struct error
 		rc = send(fd, answer, (size_t)len, MSG_NOSIGNAL) == len ? 0 : -EPIPE;
 	}
 	if (rc == 0) {
-		rc = read_line(fd, answer, -1);
+		rc = read_line(fd, answer, until_end ? -1 : LINE_PATIENCE_MS);
 	}
 	if (rc < 0) {
 		close(fd);

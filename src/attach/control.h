@@ -28,6 +28,8 @@ GMB_MUST_CHECK int control_accept(int listen_fd, char line[CONTROL_LINE_BYTES]);
 void control_answer(int fd, int code, const char *text);
 
 /* The other end: sends a line and reads the answer, of which the code is returned and the text is
- * in *error. -ECONNREFUSED or -ENOENT: there is no daemon. until_end: waits for its end as well. */
+ * in *error. -ECONNREFUSED or -ENOENT: there is no daemon. until_end: waits for its end as well,
+ * and however long the answer takes; else for five seconds at most (-ETIMEDOUT): while a daemon
+ * detaches its disk it may wait for the server. */
 GMB_MUST_CHECK int control_ask(
 	const char *name, const char *line, bool until_end, struct error *error);

@@ -215,6 +215,20 @@ class File(attach_tool.Case):
         for line in lines[1:]:
             self.assertTrue(line.endswith(" connected"), output)
 
+    def test_a_daemon_that_does_not_answer_does_not_hold_up_the_list(self):
+        self.serve(self.image())
+        disk = self.attach()
+        daemon = self.attachments()[0]["pid"]
+        os.kill(daemon, signal.SIGSTOP)
+        try:
+            code, output, errors = self.gmblock("attach", "--list")
+        finally:
+            os.kill(daemon, signal.SIGCONT)
+        self.assertEqual((code, errors), (0, ""))
+        self.assertIn(disk, output)
+        self.assertTrue(output.endswith(" the daemon does not answer\n"), output)
+        self.detach(disk)
+
     def test_timings_are_told_step_by_step(self):
         self.serve(self.image())
         self.addCleanup(self.detach_all)
