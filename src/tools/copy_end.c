@@ -88,7 +88,8 @@ bool copy_end_is_same(const struct copy_end *a, const struct copy_end *b)
 		return a->kind == b->kind && strcmp(a->text, b->text) == 0;
 	}
 	return is_file(a->identity, b->identity) || is_file(a->identity, b->backing) ||
-	       is_file(a->backing, b->identity);
+	       is_file(a->backing, b->identity) ||
+	       (is_file(a->backing, b->backing) && a->backing_at == b->backing_at);
 }
 
 int copy_end_prepare(struct copy_end *end, uint64_t bytes, bool resumed, struct error *error)

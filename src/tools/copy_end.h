@@ -81,6 +81,7 @@ struct copy_end {
 	uint32_t block_min;   /* offsets and lengths are multiples of it; a power of two */
 	uint64_t identity[4]; /* what tells one file or device from another; 0: unknown */
 	uint64_t backing[2];  /* a loop device: the identity of the file it is made of */
+	uint64_t backing_at;  /* and where in it the device begins */
 	struct error failure;
 };
 

@@ -212,8 +212,8 @@ static int open_error(const struct file_end *file, int code, struct error *error
 		strerror(code));
 }
 
-/* The file that a loop device is made of. Others are not asked: they would have to know what the
- * question means. */
+/* The file that a loop device is made of. Devices that cannot be one are not asked: they would have
+ * to know what the question means. */
 static void find_backing(struct file_end *file, const struct stat *status)
 {
 	unsigned int driver = major(status->st_rdev);
@@ -223,6 +223,7 @@ static void find_backing(struct file_end *file, const struct stat *status)
 		ioctl(file->fd, LOOP_GET_STATUS64, &loop) == 0) {
 		file->end.backing[0] = loop.lo_device;
 		file->end.backing[1] = loop.lo_inode;
+		file->end.backing_at = loop.lo_offset;
 	}
 }
 

@@ -19,10 +19,10 @@ class Refusals(CopyCase):
         errors = self.copy_fails([source, target], *fragments)
         self.assertIn(UNCHANGED, errors)
 
-    def loop(self, image):
+    def loop(self, image, *options):
         """A loop device over the image, detached at the end."""
-        done = subprocess.run(["losetup", "--find", "--show", image], capture_output=True,
-                              text=True, check=False)
+        done = subprocess.run(["losetup", "--find", "--show", *options, image],
+                              capture_output=True, text=True, check=False)
         if done.returncode != 0:
             self.skipTest("no loop devices: " + done.stderr.strip())
         device = done.stdout.strip()
@@ -60,6 +60,17 @@ class Refusals(CopyCase):
             self.copy_fails(ends, "are the same", "was not changed")
         with open(source, "rb") as disk:
             self.assertTrue(disk.read() == before)
+
+    def test_loop_devices_of_one_file(self):
+        disk = self.image("disk", MIB)
+        whole, other = self.loop(disk), self.loop(disk)
+        self.copy_fails((whole, other), "are the same", "was not changed")
+        # Two partitions of an image are two disks.
+        first = self.loop(disk, "--sizelimit", str(MIB // 2))
+        second = self.loop(disk, "--offset", str(MIB // 2))
+        self.copy_ok(first, second)
+        with open(disk, "rb") as image:
+            self.assertTrue(image.read(MIB // 2) == image.read())
 
     def test_a_size_that_no_file_has(self):
         old = self.image("old", MIB)
