@@ -76,10 +76,7 @@ static int explain_open(
 {
 	switch (code) {
 	case ENOENT:
-		return error_set(error, -code,
-			"cannot open '%s': it does not exist; create it first, for example with "
-			"'truncate -s SIZE FILE'",
-			path);
+		return error_set(error, -code, "cannot open '%s': it does not exist", path);
 	case EINVAL:
 		if (direct) {
 			return error_set(error, -code,

@@ -65,18 +65,36 @@ struct server {
 
 /* --- exports --------------------------------------------------------------------------------- */
 
-/* A bare PATH takes no keys, and who writes some hears of a strange file that does not exist. */
-static void hint_at_keys(const struct server_export *entry, struct error *error)
+/* What to do about a disk that does not exist. A file is not to be made in place of a device, nor
+ * of what was to be only read. */
+static const char *advice_for_absent(const struct server_export *entry)
 {
+	if (strstr(entry->path, "://") != NULL) {
+		return "a path is needed here: it is copy and attach that take the URI of a server";
+	}
+	if (strcmp(entry->path, "memory") == 0 || strcmp(entry->path, "null") == 0) {
+		return "a disk without a file is written with its size, memory:SIZE or null:SIZE";
+	}
+	if (strcmp(entry->origin, entry->path) == 0 && strchr(entry->path, ',') != NULL) {
+		/* A bare PATH takes no keys. */
+		return "keys behind a comma need --export =PATH,KEY[=VALUE]";
+	}
+	if (entry->read_only || strncmp(entry->path, "/dev/", strlen("/dev/")) == 0) {
+		return NULL;
+	}
+	return "create it first, for example with 'truncate -s SIZE FILE'";
+}
+
+static void advise(const struct server_export *entry, struct error *error)
+{
+	const char *advice = advice_for_absent(entry);
 	struct error plain;
 
-	if (error == NULL || strcmp(entry->origin, entry->path) != 0 ||
-		strchr(entry->path, ',') == NULL) {
+	if (error == NULL || error->code != -ENOENT || advice == NULL) {
 		return;
 	}
 	plain = *error;
-	error_set(error, plain.code, "%s; keys behind a comma need --export =PATH,KEY[=VALUE]",
-		plain.text);
+	error_set(error, plain.code, "%s; %s", plain.text, advice);
 }
 
 /* The machine's boot, of which the kernel keeps a name; 0 when it cannot be read. */
@@ -136,7 +154,7 @@ static int open_export(
 			log_escape(shown, sizeof(shown), entry->name, strlen(entry->name)),
 			says_more ? " (" : "", says_more ? entry->origin : "",
 			says_more ? ")" : "");
-		hint_at_keys(entry, error);
+		advise(entry, error);
 		return rc;
 	}
 	out->name = entry->name;

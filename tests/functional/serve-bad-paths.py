@@ -13,7 +13,7 @@ class BadPaths(support.Case):
         self.assertNotIn("s", os.listdir(self.folder))
 
     def test_what_is_not_a_disk(self):
-        self.check(self.path("missing.img"), "does not exist")
+        self.check(self.path("missing.img"), "does not exist", "'truncate -s SIZE FILE'")
         self.check(self.folder, "directory")
         os.mkfifo(self.path("fifo"))
         self.check(self.path("fifo"))
@@ -26,6 +26,23 @@ class BadPaths(support.Case):
 
     def test_a_key_without_export(self):
         self.check(self.path("missing.img") + ",readonly", "does not exist", "--export =PATH,KEY")
+
+    def test_a_file_is_not_advised_where_it_would_do_harm(self):
+        missing = self.path("missing.img")
+        for export in ("/dev/no-such-disk", f"{missing},readonly"):
+            errors = self.check_refused(["serve", "--export", f"={export}", "--listen",
+                                         self.socket_uri()], 1, "does not exist")
+            self.assertNotIn("truncate", errors)
+        code, _, errors = self.run_gmblock("info", "--local", "--path", missing)
+        self.assertEqual(code, 1)
+        self.assertIn(f"'{missing}': it does not exist\n", errors)
+
+    def test_what_is_no_path(self):
+        for path, advice in (("memory", "memory:SIZE"), ("null", "null:SIZE"),
+                             ("nbd://localhost/disk", "a path is needed here")):
+            errors = self.check_refused(["serve", path, "--listen", self.socket_uri()], 1,
+                                        f"'{path}': it does not exist; ", advice)
+            self.assertNotIn("truncate", errors)
 
     def test_sizes_of_memory_disks(self):
         self.check("memory:lots")
