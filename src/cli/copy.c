@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/bytes.h"
 #include "base/clock.h"
@@ -165,6 +166,35 @@ static int contradictions_check(const struct copy_arguments *arguments)
 	return CLI_GO_ON;
 }
 
+/* HOST:PORT or [IPV6]:PORT. */
+static bool is_host_port(const char *text)
+{
+	const char *colon = strrchr(text, ':');
+	size_t digits = colon != NULL ? strspn(colon + 1, "0123456789") : 0;
+
+	return colon > text && digits >= 1 && digits <= 5 && colon[1 + digits] == '\0' &&
+	       strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+			    ".-_:[]") == strlen(text);
+}
+
+/* A server that was written in another way than as a URI would be taken for a file, and be created
+ * as one. */
+static int server_without_scheme(const char *text)
+{
+	struct stat status;
+	struct nbd_uri uri;
+	struct error error;
+	char quoted[QUOTE_BYTES];
+
+	if (strstr(text, "://") != NULL || lstat(text, &status) == 0 ||
+		(!is_host_port(text) && strncmp(text, "nbd:", strlen("nbd:")) != 0) ||
+		nbd_uri_parse(text, &uri, &error) == 0) {
+		return CLI_GO_ON;
+	}
+	return cli_usage_error("copy", "%s; a file of that name is written ./%s", error.text,
+		log_escape(quoted, sizeof(quoted), text, strlen(text)));
+}
+
 /* What makes no sense with such a source and target. */
 static int ends_fit_options(const struct copy_arguments *arguments)
 {
@@ -231,6 +261,12 @@ static int arguments_check(int argc, char **argv, struct copy_arguments *argumen
 	arguments->source = argv[optind];
 	arguments->target = argv[optind + 1];
 	status = contradictions_check(arguments);
+	if (status == CLI_GO_ON) {
+		status = server_without_scheme(arguments->source);
+	}
+	if (status == CLI_GO_ON) {
+		status = server_without_scheme(arguments->target);
+	}
 	if (status == CLI_GO_ON) {
 		status = ends_fit_options(arguments);
 	}

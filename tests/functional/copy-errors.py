@@ -33,6 +33,26 @@ class Refusals(CopyCase):
         self.refused(self.path("nothing"), self.path("target"), "the source", "No such file")
         self.assertFalse(os.path.exists(self.path("target")))
 
+    def test_a_server_that_is_not_written_as_a_uri(self):
+        source = self.image("source")
+        for server, uri in (("127.0.0.1:10901", "nbd://127.0.0.1:10901"),
+                            ("[::1]:10901", "nbd://[::1]:10901"),
+                            ("nbd:storage:10901", "nbd://storage:10901"),
+                            ("nbd:unix:/run/s", "nbd+unix:///?socket=/run/s")):
+            for ends in ((source, server), (server, source)):
+                code, output, errors = self.run_gmblock("copy", *ends, cwd=self.folder)
+                self.assertEqual((code, output), (2, ""), errors)
+                self.assertIn(f"is written {uri}", errors)
+                self.assertIn(f"a file of that name is written ./{server}\n", errors)
+        self.assertEqual(os.listdir(self.folder), ["source"])
+
+    def test_files_with_the_name_of_a_server(self):
+        source = self.image("source")
+        for name in ("./127.0.0.1:10901", "127.0.0.1:10901", "disk:copy", "./nbd:disk"):
+            code, _, errors = self.run_gmblock("copy", source, name, cwd=self.folder)
+            self.assertEqual(code, 0, errors)
+            self.same(source, self.path(name))
+
     def test_source_is_a_folder(self):
         self.refused(self.folder, self.path("target"), "the source", "directory")
 
