@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
@@ -13,6 +14,7 @@
 
 #include "base/log.h"
 #include "base/units.h"
+#include "nbd/uri.h"
 #include "server/control.h"
 #include "store/store.h"
 #include "tools/print.h"
@@ -22,6 +24,8 @@ enum {
 	QUOTE_BYTES = 256,
 	WAIT_SECONDS = 10,
 	PIDS_BYTES = 200,
+	URIS_BYTES = 160,
+	URIS_TAIL_BYTES = 8, /* for a comma, and for what says that there are more */
 	PID_TEXT_BYTES = 32, /* room for one more, and for what says that there are more */
 };
 
@@ -124,6 +128,7 @@ json_t *stats_read(int fd, const char *path, struct error *error)
 {
 	json_error_t where;
 	json_t *document;
+	bool is_nbd;
 	int err = 0;
 	char *text = read_all(fd, &err);
 
@@ -137,7 +142,16 @@ json_t *stats_read(int fd, const char *path, struct error *error)
 		return NULL;
 	}
 	document = json_loads(text, 0, &where);
+	is_nbd = strncmp(text, "NBDMAGIC", strlen("NBDMAGIC")) == 0;
 	free(text);
+	if (is_nbd) {
+		error_set(error, -EPROTO,
+			"%s: this is not a control socket, but the socket on which an NBD server "
+			"listens; a gmblock server is found by its URI, written "
+			"nbd+unix:///?socket=%s",
+			path, path);
+		return NULL;
+	}
 	if (!json_is_object(document)) {
 		error_set(error, -EPROTO, "%s: this is not the control socket of a gmblock server",
 			path);
@@ -170,8 +184,15 @@ json_t *stats_ask(const char *path, struct error *error)
 
 /* --- finding ------------------------------------------------------------------------------- */
 
+/* How well a URI that a server serves fits one that was written. */
+enum fit {
+	FIT_NOT,
+	FIT_OTHER_SPELLING, /* such as localhost for 127.0.0.1 */
+	FIT_EXACT,
+};
+
 /* A URI with or without the slash of the default export. */
-static bool same_uri(const char *a, const char *b)
+static bool same_text(const char *a, const char *b)
 {
 	size_t a_bytes = strlen(a);
 	size_t b_bytes = strlen(b);
@@ -181,18 +202,89 @@ static bool same_uri(const char *a, const char *b)
 	return a_bytes == b_bytes && memcmp(a, b, a_bytes) == 0;
 }
 
-static bool serves(const json_t *document, const char *uri)
+/* This machine, from its own point of view. */
+static bool is_here(const char *host)
 {
-	const json_t *uris = json_object_get(document, "uris");
+	static const char *const names[] = { "localhost", "127.0.0.1", "::1", "0.0.0.0", "::" };
 
-	for (size_t i = 0; i < json_array_size(uris); i++) {
-		const char *served = json_string_value(json_array_get(uris, i));
-
-		if (served != NULL && same_uri(served, uri)) {
+	for (size_t i = 0; i < ARRAY_COUNT(names); i++) {
+		if (strcasecmp(host, names[i]) == 0) {
 			return true;
 		}
 	}
 	return false;
+}
+
+/* Two paths of a socket, the first of which the process pid has, in whose folder it may begin. */
+static bool same_socket(const struct nbd_uri *served, long long pid, const struct nbd_uri *asked)
+{
+	char path[STATS_PATH_BYTES];
+	struct stat one;
+	struct stat other;
+	int len;
+
+	if (served->socket_path_bytes == asked->socket_path_bytes &&
+		memcmp(served->socket_path, asked->socket_path, asked->socket_path_bytes) == 0) {
+		return true;
+	}
+	if (served->socket_path[0] == '/') {
+		len = snprintf(path, sizeof(path), "%s", served->socket_path);
+	} else {
+		len = snprintf(path, sizeof(path), "/proc/%lld/cwd/%s", pid, served->socket_path);
+	}
+	return len < (int)sizeof(path) && served->socket_path[0] != '\0' &&
+	       asked->socket_path[0] != '\0' && stat(path, &one) == 0 &&
+	       stat(asked->socket_path, &other) == 0 && one.st_dev == other.st_dev &&
+	       one.st_ino == other.st_ino;
+}
+
+static bool same_place(const struct nbd_uri *served, long long pid, const struct nbd_uri *asked)
+{
+	if (served->is_unix != asked->is_unix || served->tls != asked->tls ||
+		strcmp(served->export_name, asked->export_name) != 0) {
+		return false;
+	}
+	if (served->is_unix) {
+		return same_socket(served, pid, asked);
+	}
+	return served->port == asked->port &&
+	       (strcasecmp(served->host, asked->host) == 0 ||
+		       (is_here(served->host) && is_here(asked->host)));
+}
+
+static enum fit fit_uri(const char *served_text, long long pid, const char *asked_text)
+{
+	struct nbd_uri served = { 0 };
+	struct nbd_uri asked = { 0 };
+	struct error error;
+	enum fit fit = FIT_NOT;
+
+	if (same_text(served_text, asked_text)) {
+		return FIT_EXACT;
+	}
+	if (nbd_uri_parse(served_text, &served, &error) == 0 &&
+		nbd_uri_parse(asked_text, &asked, &error) == 0 &&
+		same_place(&served, pid, &asked)) {
+		fit = FIT_OTHER_SPELLING;
+	}
+	nbd_uri_fini(&served);
+	nbd_uri_fini(&asked);
+	return fit;
+}
+
+static enum fit fit_server(const json_t *document, const char *uri)
+{
+	const json_t *uris = json_object_get(document, "uris");
+	long long pid = (long long)json_integer_value(json_object_get(document, "pid"));
+	enum fit best = FIT_NOT;
+
+	for (size_t i = 0; i < json_array_size(uris); i++) {
+		const char *served = json_string_value(json_array_get(uris, i));
+		enum fit fit = served != NULL ? fit_uri(served, pid, uri) : FIT_NOT;
+
+		best = MAX(best, fit);
+	}
+	return best;
 }
 
 /* What was found among the servers of this machine. */
@@ -200,7 +292,9 @@ struct search {
 	char path[STATS_PATH_BYTES]; /* of the last match */
 	char pids[PIDS_BYTES];	     /* of all matches; cut when there are many */
 	bool cut;
+	char uris[URIS_BYTES]; /* some of those that do not match */
 	uint32_t matches;
+	enum fit fit; /* of the matches */
 	uint32_t servers;
 	struct error error; /* why the first server that could not be asked could not */
 };
@@ -221,10 +315,34 @@ static void add_match(struct search *search, const char *path, const json_t *doc
 	snprintf(search->path, sizeof(search->path), "%s", path);
 }
 
+/* What the search goes past, for who looks for a name that is nearly right. */
+static void add_uris(struct search *search, const json_t *document)
+{
+	const json_t *uris = json_object_get(document, "uris");
+
+	for (size_t i = 0; i < json_array_size(uris); i++) {
+		const char *uri = json_string_value(json_array_get(uris, i));
+		char shown[URIS_BYTES];
+		size_t used = strlen(search->uris);
+		bool cut = used >= 3 && strcmp(search->uris + used - 3, "...") == 0;
+
+		if (uri == NULL || cut) {
+			return;
+		}
+		log_escape(shown, sizeof(shown), uri, strlen(uri));
+		if (used + strlen(shown) + URIS_TAIL_BYTES >= sizeof(search->uris)) {
+			snprintf(shown, sizeof(shown), "...");
+		}
+		snprintf(search->uris + used, sizeof(search->uris) - used, "%s%s",
+			used > 0 ? ", " : "", shown);
+	}
+}
+
 static void look_at(struct search *search, const char *path, const char *uri)
 {
 	struct error error = { 0 };
 	json_t *document = stats_ask(path, &error);
+	enum fit fit;
 
 	if (document == NULL) {
 		/* One that was killed leaves its socket, one that ends takes it away. */
@@ -235,7 +353,17 @@ static void look_at(struct search *search, const char *path, const char *uri)
 		return;
 	}
 	search->servers++;
-	if (uri == NULL || serves(document, uri)) {
+	fit = uri == NULL ? FIT_EXACT : fit_server(document, uri);
+	if (fit > search->fit) {
+		/* One that is named exactly is meant, and not one that would fit as well. */
+		search->fit = fit;
+		search->matches = 0;
+		search->cut = false;
+		search->pids[0] = '\0';
+	}
+	if (fit == FIT_NOT) {
+		add_uris(search, document);
+	} else if (fit == search->fit) {
 		add_match(search, path, document);
 	}
 	json_decref(document);
@@ -276,6 +404,7 @@ static int find_server(const char *uri, char path[STATS_PATH_BYTES], struct erro
 {
 	char folder[STATS_PATH_BYTES];
 	struct search search = { 0 };
+	char shown[URIS_BYTES];
 
 	if (control_folder(folder, sizeof(folder)) != 0) {
 		return no_folder(error);
@@ -302,9 +431,10 @@ static int find_server(const char *uri, char path[STATS_PATH_BYTES], struct erro
 	}
 	if (uri != NULL && search.servers > 0) {
 		return error_set(error, -ENOENT,
-			"no server of this user on this machine serves %s; statistics are not told "
-			"over the network: ask on the machine that serves it",
-			uri);
+			"no server of this user on this machine serves %s%s%s; statistics are not "
+			"told over the network: ask on the machine that serves it",
+			log_escape(shown, sizeof(shown), uri, strlen(uri)),
+			search.uris[0] != '\0' ? "; what is served here is " : "", search.uris);
 	}
 	return error_set(error, -ENOENT,
 		"no server of this user runs on this machine (looked in %s)", folder);

@@ -271,6 +271,62 @@ class Stats(support.Case):
         self.assertEqual({len(line) for line in lines}, {len(lines[0])}, lines)
         self.assertEqual(lines[0].index("GB ") + len("GB"), lines[1].index("0.000 ") + len("0.000"))
 
+    def test_other_spellings_of_a_uri(self):
+        options = self.folder_of_somebody()
+
+        def asked(uri, **more):
+            code, output, errors = self.run_gmblock("stats", "--json", uri, **options, **more)
+            self.assertEqual((code, errors), (0, ""), uri)
+            return json.loads(output)["pid"]
+
+        tcp = self.start("memory:1M", "--listen", "nbd://127.0.0.1:0", **options)
+        unix = self.start("memory:1M", "--listen", "nbd+unix:///?socket=s", cwd=self.folder,
+                          **options)
+        port = re.search(r":(\d+)", tcp.uri).group(1)
+        for host in ("localhost", "LocalHost", "127.0.0.1", "[::1]", "0.0.0.0"):
+            for end in ("", "/"):
+                self.assertEqual(asked(f"nbd://{host}:{port}{end}"), tcp.process.pid)
+        for uri in (self.socket_uri(), self.socket_uri("../" + os.path.basename(self.folder) + "/s")):
+            self.assertEqual(asked(uri), unix.process.pid)
+        for folder, path in ((self.folder, "s"), (self.path("gmblock"), "../s")):
+            self.assertEqual(asked(f"nbd+unix:///?socket={path}", cwd=folder), unix.process.pid)
+
+    def test_one_that_is_named_exactly_is_meant(self):
+        options = self.folder_of_somebody()
+        first = self.start("memory:1M", "--listen", "nbd://127.0.0.1:0", **options)
+        port = re.search(r":(\d+)", first.uri).group(1)
+        try:
+            second = self.start("memory:1M", "--listen", f"nbd://[::1]:{port}", **options)
+        except AssertionError:
+            self.skipTest("no IPv6, or the port is taken there")
+        for server in (first, second):
+            code, output, errors = self.run_gmblock("stats", "--json", server.uri, **options)
+            self.assertEqual((code, errors), (0, ""))
+            self.assertEqual(json.loads(output)["pid"], server.process.pid)
+        code, _, errors = self.run_gmblock("stats", f"nbd://localhost:{port}", **options)
+        self.assertEqual(code, 1)
+        self.assertIn("2 servers fit", errors)
+
+    def test_what_is_served_instead_is_told(self):
+        options = self.folder_of_somebody()
+        server = self.start("--export", "disk=memory:1M", "--listen", "nbd://127.0.0.1:0",
+                            **options)
+        base = server.uri.removesuffix("/disk")
+        for uri in (base, base + "/dusk", "nbd://127.0.0.2/disk", "nbd+unix:///disk?socket=s"):
+            code, _, errors = self.run_gmblock("stats", uri, **options)
+            self.assertEqual(code, 1)
+            self.assertIn(f"serves {uri}; what is served here is {server.uri}; stat", errors)
+        exports = [f"--export=disk-{index}=null:1M" for index in range(20)]
+        self.start(*exports, "--listen", self.socket_uri(), uri_count=20, **options)
+        code, _, errors = self.run_gmblock("stats", base, **options)
+        self.assertEqual(code, 1)
+        self.assertRegex(errors, r"what is served here is nbd.*, \.\.\.; statistics .* serves it\n")
+
+    def test_the_socket_of_the_disk_is_no_control_socket(self):
+        server = self.start_unix("memory:1M")
+        self.check_refused(["stats", self.path("s")], 1, "not a control socket",
+                           f"written {server.uri}\n")
+
     def test_none_is_none(self):
         server = self.start_unix("memory:1M", "--control", "none")
         self.check_refused(["stats", server.uri], 1, "gmblock stats: no server")
