@@ -5,7 +5,9 @@
 #include <getopt.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/log.h"
 #include "base/near.h"
@@ -222,12 +224,45 @@ int cli_operand(const char *command, const char *noun, int argc, char **argv, co
 	return CLI_GO_ON;
 }
 
+/* The name of something that is there, where a URI belongs: what was probably meant. */
+static int not_a_uri(const char *command, const char *text, const struct stat *status)
+{
+	struct nbd_uri uri = { .is_unix = true };
+	char uri_text[QUOTE_BYTES];
+	char quoted[QUOTE_BYTES];
+
+	log_escape(quoted, sizeof(quoted), text, strlen(text));
+	if (!S_ISSOCK(status->st_mode)) {
+		return cli_usage_error(command,
+			"'%s' is a %s, and a URI is needed here; serve it first, with "
+			"'gmblock serve', which tells the URI",
+			quoted, S_ISBLK(status->st_mode) ? "block device" : "file");
+	}
+	uri.socket_path = strdup(text);
+	uri.socket_path_bytes = (uint32_t)strlen(text);
+	if (uri.socket_path == NULL ||
+		nbd_uri_format(&uri, "", 0, uri_text, sizeof(uri_text)) != 0) {
+		snprintf(uri_text, sizeof(uri_text), "%s", "nbd+unix:///?socket=PATH");
+	}
+	nbd_uri_fini(&uri);
+	return cli_usage_error(command,
+		"'%s' is a Unix socket, and a URI is needed here; a server that listens there is "
+		"written %s",
+		quoted, uri_text);
+}
+
 int cli_uri(const char *command, const char *text, struct nbd_uri *uri)
 {
 	char quoted[QUOTE_BYTES];
+	struct stat status;
 	struct error error;
 
 	if (nbd_uri_parse(text, uri, &error) != 0) {
+		if (strstr(text, "://") == NULL && stat(text, &status) == 0 &&
+			(S_ISREG(status.st_mode) || S_ISBLK(status.st_mode) ||
+				S_ISSOCK(status.st_mode))) {
+			return not_a_uri(command, text, &status);
+		}
 		return cli_usage_error(command, "%s", error.text);
 	}
 	if (uri->unknown_parameter != NULL) {

@@ -9,6 +9,8 @@
 #include "cli/commands.h"
 #include "server/server.h"
 
+enum { QUOTE_BYTES = 256 };
+
 static const char name[] = "serve";
 
 static const char help[] =
@@ -148,6 +150,18 @@ static int take_run(void *context, const char *option, const char *text)
 	return taken(server_config_add_command(arguments->config, text, &error), &error);
 }
 
+/* What other servers call it. */
+static int take_port(void *context, const char *option, const char *text)
+{
+	char shown[32];
+
+	GMB_UNUSED(context);
+	return cli_usage_error(name,
+		"there is no option --%s; the address is given whole, as in "
+		"--listen nbd://127.0.0.1:%s",
+		option, log_escape(shown, sizeof(shown), text, strlen(text)));
+}
+
 static int take_control(void *context, const char *option, const char *text)
 {
 	struct arguments *arguments = context;
@@ -208,11 +222,13 @@ static int parse_arguments(struct server_config *config, int argc, char **argv)
 		{ "max-inflight-total", .take = take_limit },
 		{ "spin", .take = take_limit },
 		{ "control", .take = take_control },
+		{ "port", .letter = 'p', .take = take_port },
 	};
 	struct arguments arguments = { .config = config };
 	const struct cli_command command = { name, help, options, ARRAY_COUNT(options),
 		&arguments };
 	struct error error = { 0 };
+	char shown[QUOTE_BYTES];
 	int status = cli_parse(&command, argc, argv);
 	int rc = 0;
 
@@ -235,6 +251,13 @@ static int parse_arguments(struct server_config *config, int argc, char **argv)
 		if (rc < 0) {
 			return cli_failure(name, &error);
 		}
+	}
+	if (arguments.config_path != NULL && config->export_count == 0) {
+		return cli_usage_error(name,
+			"nothing to serve: %s was read and has no exports; list them there, with "
+			"the key exports, or give a PATH or --export NAME=PATH",
+			log_escape(shown, sizeof(shown), arguments.config_path,
+				strlen(arguments.config_path)));
 	}
 	rc = server_config_finish(config, &error);
 	return rc < 0 ? cli_usage_error(name, "%s", error.text) : CLI_GO_ON;

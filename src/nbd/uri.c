@@ -109,6 +109,13 @@ static int no_scheme(const char *text, struct error *error)
 		return error_set(error, -EINVAL,
 			"it has no scheme; a Unix socket is written nbd+unix:///?socket=%s", name);
 	}
+	if (is_plain && strspn(name, "0123456789") == strlen(name) &&
+		strtoul(name, NULL, 10) <= UINT16_MAX) {
+		return error_set(error, -EINVAL,
+			"it has no scheme; a port is written nbd://127.0.0.1:%s, and with the name "
+			"or address of another host for that one",
+			name);
+	}
 	if (is_plain) {
 		return error_set(error, -EINVAL,
 			"it has no scheme; a host is written nbd://%s, and a Unix socket "

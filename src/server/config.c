@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -271,6 +272,17 @@ static uint32_t cpus_allowed(void)
 	return (uint32_t)MAX(CPU_COUNT(&set), 1);
 }
 
+/* As a person writes it in a sentence: 1K, but 1 byte. */
+static const char *memory_text(char out[UNITS_TEXT_BYTES], uint64_t bytes)
+{
+	units_format_bytes(out, bytes);
+	if (bytes < 1000) {
+		snprintf(out, UNITS_TEXT_BYTES, "%u byte%s", (unsigned int)bytes,
+			bytes == 1 ? "" : "s");
+	}
+	return out;
+}
+
 static int finish_limits(struct server_config *config, struct error *error)
 {
 	struct server_limits *limits = &config->limits;
@@ -302,7 +314,7 @@ static int finish_limits(struct server_config *config, struct error *error)
 		return error_set(error, -EINVAL,
 			"%s: %s of memory is too little for %u thread%s: each needs at least %s; "
 			"raise the limit or lower the number of threads",
-			config->memory_origin, units_format_bytes(memory, limits->memory_bytes),
+			config->memory_origin, memory_text(memory, limits->memory_bytes),
 			limits->threads, limits->threads == 1 ? "" : "s",
 			units_format_bytes(least, ARENA_SLAB_BYTES));
 	}

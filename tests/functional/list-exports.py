@@ -49,6 +49,14 @@ class List(support.Case):
         self.serve_three()
         self.assertEqual(self.listed(self.socket_uri()), '""\ndisk\nread me\n')
 
+    def test_a_path_instead_of_a_uri(self):
+        image = self.make_file("disk.img", bytes(4096))
+        self.start_unix(image)
+        for command in ("list", "info", "bench", "attach"):
+            self.check_refused([command, image], 2, f"'{image}' is a file", "serve it first")
+            self.check_refused([command, self.path("s")], 2, "is a Unix socket",
+                               f"is written {self.socket_uri()}\n")
+
     def test_an_export_in_the_uri_does_not_matter(self):
         self.serve_three()
         uri = self.socket_uri().replace("///", "///no-such-export")

@@ -74,6 +74,12 @@ class Options(support.Case):
         listen("nbd://127.0.0.1:0/disk", "names no export", "--export")
         listen("nbd://127.0.0.1:0/?colour=red", "'colour' is not known")
 
+    def test_a_port_alone(self):
+        self.check(["null:1M", "--listen", "10900"], "--listen: ", "nbd://127.0.0.1:10900, and")
+        for option in ("--port", "-p"):
+            self.check(["null:1M", option, "10900"], "there is no option --port",
+                       "--listen nbd://127.0.0.1:10900\n")
+
     def test_addresses_are_unique(self):
         self.check(["null:1M", "--listen", "nbd://LOCALHOST", "--listen", "nbd://localhost:10809"],
                    "nbd://localhost:10809 is already given")
@@ -102,6 +108,8 @@ class Options(support.Case):
         limit("--spin", "", "neither auto nor off")
         self.check(["null:1M", "--memory", "4M", "--threads", "2"],
                    "--memory: 4M of memory is too little for 2 threads")
+        self.check(["null:1M", "--memory", "1"], "--memory: 1 byte of memory is too little")
+        self.check(["null:1M", "--memory", "20"], "--memory: 20 bytes of memory is too little")
 
 
 if __name__ == "__main__":

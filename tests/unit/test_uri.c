@@ -168,6 +168,8 @@ static void malformed(void **state)
 	refused("nbd:unix:/tmp/s", "nbd+unix:///?socket=/tmp/s");
 	refused("unix:s", "nbd+unix:///?socket=s");
 	refused("nbd:h:10809", "a host is written nbd://h:10809, and");
+	refused("10900", "a port is written nbd://127.0.0.1:10900, and");
+	refused("65536", "a host is written nbd://65536, and");
 	/* Not worth a guess, or not to be shown. */
 	refused("nbd:h:10809:exportname=a", "no scheme; write nbd://HOST");
 	refused("a\\b", "no scheme; write nbd://HOST");
