@@ -225,6 +225,13 @@ static int disk_check(struct trace_arguments *arguments)
 			"server are traced with: gmblock trace --request %s",
 			quoted, quoted);
 	}
+	if (work->path[0] != '\0' && strspn(work->path, "0123456789") == strlen(work->path) &&
+		access(work->path, F_OK) != 0) {
+		return cli_usage_error("trace",
+			"there is no disk '%s'; requests to the server with this process id are "
+			"traced with: gmblock trace --request %s",
+			work->path, work->path);
+	}
 	if (work->together && work->part_bytes == 0) {
 		return cli_usage_error("trace", "--together needs --parts");
 	}

@@ -49,6 +49,10 @@ class Usage(TraceCase):
             self.check_refused(["trace", uri], 2, f"'{uri}' is a URI", "disks of this machine",
                                f"gmblock trace --request {uri}\n", "gmblock trace --help")
 
+    def test_a_process_is_not_a_disk(self):
+        self.check_refused(["trace", "8252"], 2, "there is no disk '8252'",
+                           "gmblock trace --request 8252\n")
+
 
 class Refused(TraceCase):
     def refuse(self, *arguments):
