@@ -16,20 +16,29 @@
 /* Of log_escape(), so that nothing is cut. */
 enum { ESCAPED_PATH_BYTES = 4 * ATTACH_PATH_BYTES + 8 };
 
+static const char root_folder[] = "/run/gmblock-attach";
+
 /* --- places -------------------------------------------------------------------------------- */
 
 int state_folder(char out[PATH_MAX], struct error *error)
 {
 	const char *folder = getenv("GMBLOCK_ATTACH_DIR");
 	const char *runtime = getenv("XDG_RUNTIME_DIR");
+	struct stat status;
 	int len;
 
 	if (folder != NULL && folder[0] != '\0') {
 		len = snprintf(out, PATH_MAX, "%s", folder);
 	} else if (geteuid() != 0 && runtime != NULL && runtime[0] == '/') {
 		len = snprintf(out, PATH_MAX, "%s/gmblock-attach", runtime);
+	} else if (geteuid() == 0 ||
+		   (stat(root_folder, &status) == 0 && status.st_uid == geteuid())) {
+		len = snprintf(out, PATH_MAX, "%s", root_folder);
 	} else {
-		len = snprintf(out, PATH_MAX, "/run/gmblock-attach");
+		return error_set(error, -ENOENT,
+			"there is no usual place for the notes about this user's attachments, "
+			"because XDG_RUNTIME_DIR is not set: set it, or GMBLOCK_ATTACH_DIR to a "
+			"folder");
 	}
 	if (len < 0 || len >= PATH_MAX) {
 		return error_set(error, -ENAMETOOLONG, "the path of the state folder is too long");

@@ -34,7 +34,7 @@ struct state_entry {
 	bool made_file; /* fuse: the file at path was made for the attachment */
 };
 
-/* The folder's path. -ENAMETOOLONG. */
+/* The folder's path. -ENAMETOOLONG; -ENOENT when no place for it is known. */
 GMB_MUST_CHECK int state_folder(char out[PATH_MAX], struct error *error);
 
 /* The path of a file of an entry. */

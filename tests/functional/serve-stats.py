@@ -387,6 +387,17 @@ class Stats(support.Case):
                 self.assertEqual(code, 1)
                 self.assertIn("XDG_RUNTIME_DIR is not set", errors)
 
+    def test_attachments_of_who_has_no_folder_for_them(self):
+        options = self.folder_of_somebody()
+        del options["env"]["XDG_RUNTIME_DIR"]
+        options["env"].pop("GMBLOCK_ATTACH_DIR", None)
+        if os.geteuid() != 0 or "user" in options:
+            for arguments in (["attach", "--list"], ["attach", "--list", "--json"],
+                              ["detach", "ublkb0"]):
+                code, _, errors = self.run_gmblock(*arguments, **options)
+                self.assertEqual(code, 1)
+                self.assertIn("XDG_RUNTIME_DIR is not set: set it, or GMBLOCK_ATTACH_DIR", errors)
+
     def test_one_that_cannot_be_asked_is_told_of(self):
         """The only other one is shown, but who looks for this one shall know; unless he named the
         other."""
