@@ -57,8 +57,8 @@ static size_t candidates(
 
 /* The option that was probably meant, as near_text() says it: one that is spelt almost like the
  * word, or has one dash too few in front of it (argv[optind] is "-json" then). */
-static const char *meant(
-	const char *word, char *const *argv, const struct option *table, char out[NEAR_TEXT_BYTES])
+static const char *meant(const struct cli_command *command, const char *word, char *const *argv,
+	const struct option *table, char out[NEAR_TEXT_BYTES])
 {
 	const char *group = argv[optind];
 	char name[SHOWN_BYTES];
@@ -72,14 +72,18 @@ static const char *meant(
 	snprintf(name, sizeof(name), "%.*s", (int)strcspn(word, "="), word);
 	near_begin(&near, name);
 	for (size_t i = 0; strlen(name) > 1 && table[i].name != NULL; i++) {
-		near_try(&near, table[i].name);
+		if (i >= command->option_count || !command->options[i].hidden) {
+			near_try(&near, table[i].name);
+		}
 	}
 	return near_text(&near, "--", out);
 }
 
 /* What getopt_long() returned: '?' (unknown or ambiguous) or ':' (value missing). */
-static int option_error(const char *command, int code, char **argv, const struct option *table)
+static int option_error(
+	const struct cli_command *command_line, int code, char **argv, const struct option *table)
 {
+	const char *command = command_line->name;
 	char names[SHOWN_BYTES];
 	char shown[SHOWN_BYTES];
 	char near[NEAR_TEXT_BYTES];
@@ -101,8 +105,8 @@ static int option_error(const char *command, int code, char **argv, const struct
 	if (strncmp(word, "--", 2) == 0 && candidates(word + 2, table, names, sizeof(names)) > 1) {
 		return cli_usage_error(command, "the option %s could be %s", shown, names);
 	}
-	return cli_usage_error(
-		command, "the option %s is not known%s", shown, meant(word, argv, table, near));
+	return cli_usage_error(command, "the option %s is not known%s", shown,
+		meant(command_line, word, argv, table, near));
 }
 
 static int take_value(const struct cli_option *option, const char *text, struct error *error)
@@ -195,7 +199,7 @@ int cli_parse(const struct cli_command *command, int argc, char **argv)
 	while (status == CLI_GO_ON &&
 		(code = getopt_long(argc, argv, letters, table, NULL)) != -1) {
 		if (code == '?' || code == ':') {
-			status = option_error(command->name, code, argv, table);
+			status = option_error(command, code, argv, table);
 		} else if (code == help || code == 'h') {
 			status = cli_print(command->usage);
 		} else {

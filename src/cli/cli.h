@@ -28,6 +28,7 @@ enum cli_value { CLI_VALUE, CLI_VALUE_OPTIONAL, CLI_NO_VALUE };
 struct cli_option {
 	const char *name;     /* without the dashes */
 	char letter;	      /* its short form, which has a value too; not h; or 0 */
+	bool hidden;	      /* only to be told of: never suggested */
 	bool *flag;	      /* has no value: becomes true */
 	const char **text;    /* any value */
 	const char **path;    /* of a file: any value but an empty one */

@@ -222,7 +222,7 @@ static int parse_arguments(struct server_config *config, int argc, char **argv)
 		{ "max-inflight-total", .take = take_limit },
 		{ "spin", .take = take_limit },
 		{ "control", .take = take_control },
-		{ "port", .letter = 'p', .take = take_port },
+		{ "port", .letter = 'p', .hidden = true, .take = take_port },
 	};
 	struct arguments arguments = { .config = config };
 	const struct cli_command command = { name, help, options, ARRAY_COUNT(options),

@@ -79,6 +79,8 @@ class Options(support.Case):
         for option in ("--port", "-p"):
             self.check(["null:1M", option, "10900"], "there is no option --port",
                        "--listen nbd://127.0.0.1:10900\n")
+        errors = self.check_refused(["serve", "null:1M", "--prot=1"], 2, "--prot=1 is not known")
+        self.assertNotIn("--port", errors)
 
     def test_addresses_are_unique(self):
         self.check(["null:1M", "--listen", "nbd://LOCALHOST", "--listen", "nbd://localhost:10809"],
