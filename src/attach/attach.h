@@ -53,8 +53,8 @@ enum { ATTACH_PATH_BYTES = 4096 };
 GMB_MUST_CHECK int attach_run(
 	const struct attach_options *options, char path[ATTACH_PATH_BYTES], struct error *error);
 
-/* Detaches the disk with this path, name ("ublkb0") or URI. -ENOENT: there is none; -EBUSY: it is
- * in use, and force was not given. */
+/* Detaches the disk with this path, name ("ublkb0") or URI. -ENOENT: there is none; -ENOTUNIQ: the
+ * URI is that of several; -EBUSY: it is in use, and force was not given. */
 GMB_MUST_CHECK int attach_detach(const char *name, bool force, struct error *error);
 
 /* Prints all attachments on standard output, as a table or as JSON. */

@@ -184,8 +184,11 @@ struct wish {
 	const char *name;
 	bool as_shown; /* name is a path as the list shows it */
 	char *real;    /* the same as a path without links, or NULL */
+	bool by_uri;   /* name is a URI, and no path or name of a disk */
 	bool force;
 	bool found;
+	size_t uri_count; /* disks of this URI */
+	char paths[ERROR_TEXT_BYTES];
 	struct error *error;
 };
 
@@ -197,8 +200,10 @@ static bool is_meant(const struct state_entry *entry, const struct wish *wish)
 		log_escape(shown, sizeof(shown), entry->path, strlen(entry->path));
 		return strcmp(shown, wish->name) == 0;
 	}
+	if (wish->by_uri) {
+		return strcmp(entry->uri, wish->name) == 0;
+	}
 	return strcmp(entry->name, wish->name) == 0 || strcmp(entry->path, wish->name) == 0 ||
-	       strcmp(entry->uri, wish->name) == 0 ||
 	       (wish->real != NULL && strcmp(entry->path, wish->real) == 0);
 }
 
@@ -237,6 +242,41 @@ static int detach_entry(const struct state_entry *entry, void *context)
 	return control_ask(entry->name, wish->force ? "detach force" : "detach", true, wish->error);
 }
 
+/* Notes a disk of the URI. */
+static int note_uri(const struct state_entry *entry, void *context)
+{
+	struct wish *wish = context;
+	char shown[SHOWN_BYTES];
+	size_t used = strlen(wish->paths);
+
+	if (is_meant(entry, wish)) {
+		log_escape(shown, sizeof(shown), entry->path, strlen(entry->path));
+		snprintf(wish->paths + used, sizeof(wish->paths) - used, "%s%s",
+			wish->uri_count > 0 ? ", " : "", shown);
+		wish->uri_count++;
+	}
+	return 0;
+}
+
+/* The only disk of a URI: who has several must say which. */
+static int detach_uri(struct wish *wish, struct error *error)
+{
+	int rc;
+
+	wish->by_uri = true;
+	rc = state_for_each(note_uri, wish, error);
+	if (rc == 0 && wish->uri_count > 1) {
+		return error_set(error, -ENOTUNIQ,
+			"%zu disks have this URI, and none was detached; name one of them: %s",
+			wish->uri_count, wish->paths);
+	}
+	if (rc == 0 && wish->uri_count == 1) {
+		rc = state_for_each(detach_entry, wish, error);
+	}
+	wish->by_uri = false;
+	return rc;
+}
+
 int attach_detach(const char *name, bool force, struct error *error)
 {
 	struct wish wish = { .name = name, .force = force, .error = error };
@@ -246,6 +286,9 @@ int attach_detach(const char *name, bool force, struct error *error)
 	wish.real = realpath(name, NULL);
 	rc = state_for_each(detach_entry, &wish, error);
 	free(wish.real);
+	if (rc == 0 && !wish.found) {
+		rc = detach_uri(&wish, error);
+	}
 	if (rc == 0 && !wish.found) {
 		wish.as_shown = true;
 		rc = state_for_each(detach_entry, &wish, error);

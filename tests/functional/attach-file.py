@@ -190,6 +190,25 @@ class File(attach_tool.Case):
         self.assertEqual(self.attachments(), [])
         self.assertEqual(os.listdir(self.path("state")), [])
 
+    def test_a_uri_of_several_disks_is_refused(self):
+        self.serve(self.image())
+        self.addCleanup(self.detach_all)
+        disks = [self.path("disk-1"), self.path("disk-2")]
+        for disk in disks:
+            code, _, errors = self.gmblock("attach", "--fuse", disk, self.socket_uri())
+            self.assertEqual(code, 0, errors)
+        for force in ([], ["--force"]):
+            code, output, errors = self.gmblock("detach", *force, self.socket_uri())
+            self.assertEqual((code, output), (1, ""), errors)
+            self.assertEqual(errors.count("\n"), 1, errors)
+            self.assertIn("2 disks have this URI, and none was detached", errors)
+            for disk in disks:
+                self.assertIn(disk, errors)
+            self.assertEqual(sorted(entry["device"] for entry in self.attachments()), disks)
+        self.detach(disks[0])
+        self.detach(self.socket_uri())
+        self.assertEqual(self.attachments(), [])
+
     def test_columns_of_the_list_fit_their_contents(self):
         """One line is much longer than another, and not all of it is ASCII."""
         self.addCleanup(self.detach_all)
