@@ -7,9 +7,11 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -17,10 +19,23 @@
 #include "attach/device.h"
 #include "attach/process.h"
 #include "attach/state.h"
+#include "attach/thread.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/manager.h"
 
 #define NS_PER_S UINT64_C(1000000000)
+
+/* A detach that lasts longer is explained to those who wait for it. */
+#define NOTE_AFTER_NS (NS_PER_S / 2)
+
+enum { VISITORS_MAX = 16 };
+
+/* One who wants the disk gone, and waits for it. */
+struct visitor {
+	int fd;
+	bool force;
+};
 
 /* What the daemon has. */
 struct keeper {
@@ -30,6 +45,21 @@ struct keeper {
 	int listen_fd;
 	int state_fd;
 	int report_fd; /* to the parent, or -1 */
+
+	struct visitor visitors[VISITORS_MAX];
+	uint32_t visitor_count;
+	bool stopping;
+	bool force;   /* as stop() was told */
+	bool hurried; /* force came later */
+	bool noted;   /* the visitors know why they wait */
+	uint64_t stop_since_ns;
+
+	/* The stopper's until stopped_fd is readable. */
+	pthread_t stopper;
+	bool has_thread;
+	int stopped_fd;
+	int stop_result;
+	struct error stop_error;
 };
 
 void attach_options_init(struct attach_options *options)
@@ -120,7 +150,10 @@ static int take_signals(struct keeper *keeper, struct error *error)
 	sigaddset(&signals, SIGHUP);
 	sigprocmask(SIG_BLOCK, &signals, NULL);
 	keeper->signal_fd = signalfd(-1, &signals, SFD_CLOEXEC);
-	return keeper->signal_fd >= 0 ? 0 : error_set(error, -errno, "cannot wait for signals");
+	keeper->stopped_fd = eventfd(0, EFD_CLOEXEC);
+	return keeper->signal_fd >= 0 && keeper->stopped_fd >= 0
+		       ? 0
+		       : error_set(error, -errno, "cannot wait for signals");
 }
 
 static int keeper_start(struct keeper *keeper, struct error *error)
@@ -149,92 +182,232 @@ static int keeper_start(struct keeper *keeper, struct error *error)
 	return rc;
 }
 
-/* --- watching ------------------------------------------------------------------------------ */
+/* --- detaching ----------------------------------------------------------------------------- */
 
-/* A wish to detach: what came of it, in *error as well. */
-static int detach(struct keeper *keeper, bool force, struct error *error)
+static void *stop_device(void *argument)
 {
-	struct device *device = keeper->device;
-	int rc;
+	struct keeper *keeper = argument;
+
+	keeper->stop_result =
+		keeper->device->ops->stop(keeper->device, keeper->force, &keeper->stop_error);
+	eventfd_write(keeper->stopped_fd, 1);
+	return NULL;
+}
+
+/* In a thread of its own: the last flush may wait for the server, and others want answers. */
+static void stop_start(struct keeper *keeper, bool force)
+{
+	struct error error = { 0 };
 
 	manager_tell("STOPPING=1\nSTATUS=Detaching");
-	rc = device->ops->stop(device, force, error);
-	if (rc == -EBUSY) {
-		log_warning("not detached: %s", error->text);
-		manager_tell("STATUS=%s is in use and stays", device->path);
-	} else if (rc != 0) {
-		log_error("%s", error->text);
+	keeper->stopping = true;
+	keeper->force = force;
+	keeper->noted = false;
+	keeper->stop_since_ns = clock_now_ns();
+	keeper->stop_error = (struct error){ 0 };
+	keeper->has_thread = thread_start(&keeper->stopper, stop_device, keeper, &error) == 0;
+	if (!keeper->has_thread) {
+		stop_device(keeper);
+	}
+}
+
+static void note_wait(const struct keeper *keeper, const struct visitor *visitor)
+{
+	const struct attach_options *options = keeper->options;
+	struct health *health = &keeper->device->health;
+	uint64_t limit_ns = options->reconnect_timeout_ns;
+	char state[CONTROL_LINE_BYTES / 2];
+	char note[CONTROL_LINE_BYTES];
+
+	limit_ns += health_is_connected(health) ? options->request_timeout_ns : 0;
+	snprintf(note, sizeof(note),
+		"waiting for the server to flush what was written (%s), for at most %.6g s; "
+		"gmblock detach --force does not wait, and loses it",
+		health_describe(health, state, sizeof(state)), (double)limit_ns / 1e9);
+	control_note(visitor->fd, note);
+}
+
+/* Once it lasts: tells those who wait for how long it may. */
+static void note_all(struct keeper *keeper)
+{
+	keeper->noted = true;
+	for (uint32_t i = 0; i < keeper->visitor_count; i++) {
+		note_wait(keeper, &keeper->visitors[i]);
+	}
+}
+
+/* Milliseconds until note_all(), for poll(). */
+static int note_due(const struct keeper *keeper)
+{
+	uint64_t past_ns = clock_now_ns() - keeper->stop_since_ns;
+
+	if (!keeper->stopping || keeper->force || keeper->hurried || keeper->noted) {
+		return -1;
+	}
+	return past_ns < NOTE_AFTER_NS ? (int)clock_milliseconds(NOTE_AFTER_NS - past_ns) : 0;
+}
+
+static void answer_visitor(const struct keeper *keeper, const struct visitor *visitor, int result)
+{
+	char text[ATTACH_PATH_BYTES + CONTROL_LINE_BYTES];
+
+	if (keeper->hurried && result != 0) {
+		snprintf(text, sizeof(text),
+			"%s was removed by force meanwhile: what was written since the last flush "
+			"may be lost",
+			keeper->device->path);
+		control_answer(visitor->fd, visitor->force ? 0 : -ECANCELED,
+			visitor->force ? "detached" : text);
+		return;
+	}
+	control_answer(visitor->fd, result, result != 0 ? keeper->stop_error.text : "detached");
+}
+
+/* The disk stays: those who took it for unused are told. True: somebody wants it gone anyway. */
+static bool refuse_gentle(struct keeper *keeper)
+{
+	uint32_t kept = 0;
+
+	for (uint32_t i = 0; i < keeper->visitor_count; i++) {
+		struct visitor visitor = keeper->visitors[i];
+
+		if (visitor.force && !keeper->force) {
+			keeper->visitors[kept++] = visitor;
+			continue;
+		}
+		control_answer(visitor.fd, -EBUSY, keeper->stop_error.text);
+		close(visitor.fd);
+	}
+	keeper->visitor_count = kept;
+	return kept > 0;
+}
+
+/* After stop_device(). Returns true when the disk is gone. The visitors are held until the very end
+ * then, see control.h. */
+static bool stop_finish(struct keeper *keeper)
+{
+	struct device *device = keeper->device;
+	eventfd_t ignored;
+
+	eventfd_read(keeper->stopped_fd, &ignored);
+	if (keeper->has_thread) {
+		pthread_join(keeper->stopper, NULL);
+	}
+	keeper->stopping = false;
+	if (keeper->stop_result == -EBUSY) {
+		log_warning("not detached: %s", keeper->stop_error.text);
+		keeper->hurried = false;
+		if (refuse_gentle(keeper)) {
+			stop_start(keeper, true);
+		} else {
+			manager_tell("STATUS=%s is in use and stays", device->path);
+		}
+		return false;
+	}
+	if (keeper->stop_result != 0) {
+		log_error("%s", keeper->stop_error.text);
 	} else {
 		log_info("%s is detached", device->path);
 	}
-	return rc;
-}
-
-/* Serves one who has connected. Returns true when the disk is gone; *gone_fd is held until the very
- * end then, see control.h. */
-static bool serve_control(struct keeper *keeper, int *gone_fd)
-{
-	char line[CONTROL_LINE_BYTES];
-	struct error error = { 0 };
-	int fd = control_accept(keeper->listen_fd, line);
-	bool force = false;
-	int rc;
-
-	if (fd < 0) {
-		return false;
+	for (uint32_t i = 0; i < keeper->visitor_count; i++) {
+		answer_visitor(keeper, &keeper->visitors[i], keeper->stop_result);
 	}
-	if (strcmp(line, "status") == 0) {
-		health_describe(&keeper->device->health, line, sizeof(line));
-		control_answer(fd, 0, line);
-		close(fd);
-		return false;
-	}
-	force = strcmp(line, "detach force") == 0;
-	if (!force && strcmp(line, "detach") != 0) {
-		control_answer(fd, -EINVAL, "the daemon does not know this order");
-		close(fd);
-		return false;
-	}
-	rc = detach(keeper, force, &error);
-	control_answer(fd, rc, rc != 0 ? error.text : "detached");
-	if (rc == -EBUSY) {
-		close(fd);
-		return false;
-	}
-	*gone_fd = fd;
 	return true;
 }
 
-static bool serve_signal(struct keeper *keeper)
-{
-	struct signalfd_siginfo info;
-	struct error error = { 0 };
+/* --- watching ------------------------------------------------------------------------------ */
 
-	return read(keeper->signal_fd, &info, sizeof(info)) == sizeof(info) &&
-	       detach(keeper, false, &error) != -EBUSY;
+static void serve_status(struct keeper *keeper, int fd)
+{
+	char state[CONTROL_LINE_BYTES / 2];
+	char line[CONTROL_LINE_BYTES];
+
+	health_describe(&keeper->device->health, state, sizeof(state));
+	snprintf(line, sizeof(line), "%s%s", keeper->stopping ? "being detached, " : "", state);
+	control_answer(fd, 0, line);
+	close(fd);
 }
 
-static void keeper_watch(struct keeper *keeper, int *gone_fd)
+/* Somebody wants the disk gone, as others may already. */
+static void serve_detach(struct keeper *keeper, int fd, bool force)
+{
+	struct visitor *visitor = &keeper->visitors[keeper->visitor_count];
+
+	if (keeper->visitor_count == VISITORS_MAX) {
+		control_answer(fd, -EAGAIN, "too many wait for the end of this disk already");
+		close(fd);
+		return;
+	}
+	*visitor = (struct visitor){ .fd = fd, .force = force };
+	keeper->visitor_count++;
+	if (!keeper->stopping) {
+		stop_start(keeper, force);
+	} else if (force && !keeper->force && !keeper->hurried) {
+		keeper->hurried = true;
+		keeper->device->ops->hurry(keeper->device);
+	} else if (keeper->noted && !force && !keeper->hurried) {
+		note_wait(keeper, visitor);
+	}
+}
+
+/* Serves one who has connected. */
+static void serve_control(struct keeper *keeper)
+{
+	char line[CONTROL_LINE_BYTES];
+	int fd = control_accept(keeper->listen_fd, line);
+
+	if (fd < 0) {
+		return;
+	}
+	if (strcmp(line, "status") == 0) {
+		serve_status(keeper, fd);
+	} else if (strcmp(line, "detach") == 0 || strcmp(line, "detach force") == 0) {
+		serve_detach(keeper, fd, strcmp(line, "detach force") == 0);
+	} else {
+		control_answer(fd, -EINVAL, "the daemon does not know this order");
+		close(fd);
+	}
+}
+
+static void serve_signal(struct keeper *keeper)
+{
+	struct signalfd_siginfo info;
+
+	if (read(keeper->signal_fd, &info, sizeof(info)) == sizeof(info)) {
+		stop_start(keeper, false);
+	}
+}
+
+static void keeper_watch(struct keeper *keeper)
 {
 	struct pollfd entries[] = {
-		{ .fd = keeper->signal_fd, .events = POLLIN },
+		{ .events = POLLIN },
 		{ .fd = keeper->listen_fd, .events = POLLIN },
-		{ .fd = keeper->device->ended_fd, .events = POLLIN },
+		{ .events = POLLIN },
+		{ .fd = keeper->stopped_fd, .events = POLLIN },
 	};
 	bool gone = false;
 
 	while (!gone) {
-		if (poll(entries, ARRAY_COUNT(entries), -1) < 0) {
+		/* The end of the disk is what is wanted then, and one signal is enough. */
+		entries[0].fd = keeper->stopping ? -1 : keeper->signal_fd;
+		entries[2].fd = keeper->stopping ? -1 : keeper->device->ended_fd;
+		if (poll(entries, ARRAY_COUNT(entries), note_due(keeper)) < 0) {
 			GMB_ASSERT(errno == EINTR);
 			continue;
 		}
-		if (entries[2].revents != 0) {
+		if (entries[3].revents != 0) {
+			gone = stop_finish(keeper);
+		} else if (entries[2].revents != 0) {
 			log_warning("%s was removed by somebody else", keeper->device->path);
 			gone = true;
 		} else if (entries[0].revents != 0) {
-			gone = serve_signal(keeper);
+			serve_signal(keeper);
 		} else if (entries[1].revents != 0) {
-			gone = serve_control(keeper, gone_fd);
+			serve_control(keeper);
+		}
+		if (!gone && note_due(keeper) == 0) {
+			note_all(keeper);
 		}
 	}
 }
@@ -271,6 +444,9 @@ static void keeper_end(struct keeper *keeper)
 	if (keeper->signal_fd >= 0) {
 		close(keeper->signal_fd);
 	}
+	if (keeper->stopped_fd >= 0) {
+		close(keeper->stopped_fd);
+	}
 }
 
 /* The daemon's whole life. */
@@ -281,10 +457,10 @@ static int keep(const struct attach_options *options, int report_fd, struct erro
 		.signal_fd = -1,
 		.listen_fd = -1,
 		.state_fd = -1,
+		.stopped_fd = -1,
 		.report_fd = report_fd,
 	};
 	pid_t parent = report_fd >= 0 ? getppid() : 0;
-	int gone_fd = -1;
 	int rc = keeper_start(&keeper, error);
 
 	if (rc != 0 && report_fd >= 0) {
@@ -296,12 +472,12 @@ static int keep(const struct attach_options *options, int report_fd, struct erro
 			(void)!keeper.device->ops->stop(keeper.device, true, NULL);
 		} else {
 			process_settle(parent);
-			keeper_watch(&keeper, &gone_fd);
+			keeper_watch(&keeper);
 		}
 	}
 	keeper_end(&keeper);
-	if (gone_fd >= 0) {
-		close(gone_fd);
+	for (uint32_t i = 0; i < keeper.visitor_count; i++) {
+		close(keeper.visitors[i].fd);
 	}
 	return rc;
 }

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "attach/state.h"
+#include "base/log.h"
 
 enum { LINE_PATIENCE_MS = 5000 };
 
@@ -98,7 +99,8 @@ static int read_line(int fd, char line[CONTROL_LINE_BYTES], int timeout_ms)
 		if (ready == 0) {
 			return -ETIMEDOUT;
 		}
-		count = ready > 0 ? read(fd, line + used, CONTROL_LINE_BYTES - 1 - used) : -1;
+		/* Not a byte of the line after it. */
+		count = ready > 0 ? read(fd, line + used, 1) : -1;
 		if (count < 0 && errno == EINTR) {
 			continue;
 		}
@@ -131,7 +133,7 @@ int control_accept(int listen_fd, char line[CONTROL_LINE_BYTES])
 	return fd;
 }
 
-void control_answer(int fd, int code, const char *text)
+static void send_line(int fd, int code, const char *text)
 {
 	char line[CONTROL_LINE_BYTES];
 	int len = snprintf(line, sizeof(line) - 1, "%d %s", code, text);
@@ -139,6 +141,29 @@ void control_answer(int fd, int code, const char *text)
 
 	line[bytes] = '\n';
 	(void)!send(fd, line, bytes + 1, MSG_NOSIGNAL);
+}
+
+void control_note(int fd, const char *text)
+{
+	send_line(fd, 1, text);
+}
+
+void control_answer(int fd, int code, const char *text)
+{
+	send_line(fd, code, text);
+}
+
+static int read_answer(int fd, char line[CONTROL_LINE_BYTES], int timeout_ms)
+{
+	char shown[4 * CONTROL_LINE_BYTES];
+	int rc = read_line(fd, line, timeout_ms);
+
+	while (rc >= 0 && strncmp(line, "1 ", 2) == 0) {
+		fprintf(stderr, "gmblock: %s\n",
+			log_escape_sentence(shown, sizeof(shown), line + 2));
+		rc = read_line(fd, line, timeout_ms);
+	}
+	return rc;
 }
 
 /* "-16 the reason" */
@@ -187,7 +212,7 @@ int control_ask(const char *name, const char *line, bool until_end, struct error
 		rc = send(fd, answer, (size_t)len, MSG_NOSIGNAL) == len ? 0 : -EPIPE;
 	}
 	if (rc == 0) {
-		rc = read_line(fd, answer, until_end ? -1 : LINE_PATIENCE_MS);
+		rc = read_answer(fd, answer, until_end ? -1 : LINE_PATIENCE_MS);
 	}
 	if (rc < 0) {
 		close(fd);

@@ -2,9 +2,8 @@
 /*
  * What the three kinds of attachment have in common for the daemon that watches over them.
  *
- * Threading: every function belongs to the daemon's main thread; the kinds have threads of their
- * own inside. Ownership: start() gives, destroy() frees. Errors: 0 or a negative errno with a
- * sentence.
+ * Threading: one thread at a time, but for hurry(); the kinds have threads of their own inside.
+ * Ownership: start() gives, destroy() frees. Errors: 0 or a negative errno with a sentence.
  */
 #pragma once
 
@@ -20,6 +19,11 @@ struct device_ops {
 	 * force was not given, and nothing has changed. Any other result: the disk is gone, and an
 	 * error says what was lost on the way. */
 	int (*stop)(struct device *device, bool force, struct error *error);
+
+	/* While another thread is in stop() without force: it does not wait for the server any
+	 * more, and what was not flushed is lost. It may still return -EBUSY, and the disk is there
+	 * then, to be stopped by force only. */
+	void (*hurry)(struct device *device);
 
 	/* After stop(), or when ended_fd says that the disk is gone. */
 	void (*destroy)(struct device *device);

@@ -275,6 +275,9 @@ static void file_free(struct fuse_file *file)
 	if (file->started_fd >= 0) {
 		close(file->started_fd);
 	}
+	if (file->hurry_fd >= 0) {
+		close(file->hurry_fd);
+	}
 	if (file->device.ended_fd >= 0) {
 		close(file->device.ended_fd);
 	}
@@ -294,6 +297,7 @@ static struct fuse_file *file_allocate(const struct attach_options *options)
 	health_init(&file->device.health);
 	file->options = options;
 	file->started_fd = eventfd(0, EFD_CLOEXEC);
+	file->hurry_fd = eventfd(0, EFD_CLOEXEC);
 	file->device.ended_fd = eventfd(0, EFD_CLOEXEC);
 	file->slots = calloc(FUSE_SLOTS_MAX, sizeof(*file->slots));
 	list_init(&file->free_slots);
@@ -302,7 +306,8 @@ static struct fuse_file *file_allocate(const struct attach_options *options)
 	list_init(&file->waiting);
 	clock_gettime(CLOCK_REALTIME, &file->born);
 	snprintf(file->device.name, sizeof(file->device.name), "fuse-%d", (int)getpid());
-	if (file->slots == NULL || file->started_fd < 0 || file->device.ended_fd < 0) {
+	if (file->slots == NULL || file->started_fd < 0 || file->hurry_fd < 0 ||
+		file->device.ended_fd < 0) {
 		file_free(file);
 		return NULL;
 	}
@@ -368,6 +373,24 @@ static int unmount(const char *path, bool force, struct error *error)
 	return rc == 0 ? 0 : error_set(error, rc, "cannot unmount %s: %s", path, strerror(-rc));
 }
 
+/* Waits for the thread, which flushes and ends. False: somebody is in a hurry. */
+static bool join_unless_hurried(struct fuse_file *file)
+{
+	struct pollfd entries[] = {
+		{ .fd = file->device.ended_fd, .events = POLLIN },
+		{ .fd = file->hurry_fd, .events = POLLIN },
+	};
+
+	while (poll(entries, ARRAY_COUNT(entries), -1) < 0) {
+		GMB_ASSERT(errno == EINTR);
+	}
+	if (entries[0].revents == 0) {
+		return false;
+	}
+	pthread_join(file->thread, NULL);
+	return true;
+}
+
 static int fuse_device_stop(struct device *device, bool force, struct error *error)
 {
 	struct fuse_file *file = file_of(device);
@@ -389,14 +412,23 @@ static int fuse_device_stop(struct device *device, bool force, struct error *err
 		file->abandoned = true;
 		return 0;
 	}
-	if (!force) {
-		pthread_join(file->thread, NULL);
+	if (!force && !join_unless_hurried(file)) {
+		file->abandoned = true;
+		return error_set(error, -ECANCELED,
+			"%s is detached, but the last flush was not waited for: what was written "
+			"since the one before may be lost",
+			device->path);
 	}
 	if (file->close_result != 0) {
 		return error_set(error, file->close_result, "%s is detached, but %s", device->path,
 			file->close_error.text);
 	}
 	return 0;
+}
+
+static void fuse_device_hurry(struct device *device)
+{
+	eventfd_write(file_of(device)->hurry_fd, 1);
 }
 
 static void fuse_device_destroy(struct device *device)
@@ -418,5 +450,6 @@ int fuse_device_remove(const char *path, bool force, struct error *error)
 static const struct device_ops fuse_device_ops = {
 	.kind = "fuse",
 	.stop = fuse_device_stop,
+	.hurry = fuse_device_hurry,
 	.destroy = fuse_device_destroy,
 };

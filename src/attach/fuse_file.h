@@ -82,6 +82,7 @@ struct fuse_file {
 	/* Between the threads. */
 	pthread_t thread;
 	int started_fd; /* readable: started, or failed with start_error */
+	int hurry_fd;	/* readable: the last flush is not waited for any more */
 	int start_result;
 	struct error start_error;
 	bool skip_flush;  /* the thread is not waited for */

@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -48,6 +49,7 @@ struct nbd_disk {
 	struct nbd_kernel_device kernel;
 	struct nbd_facts facts;
 	bool connected; /* the kernel has the device */
+	_Atomic bool hurried;
 
 	/* The watcher's, once it runs. A socket is -1 while it is dead. */
 	int sockets[SOCKETS_MAX];
@@ -628,9 +630,34 @@ static int nbd_device_stop(struct device *device, bool force, struct error *erro
 	eventfd_write(disk->stop_fd, 1);
 	pthread_join(disk->thread, NULL);
 	disk->watching = false;
-	rc = disconnect(&disk->orders, disk->kernel.index, force, error);
+	if (atomic_load(&disk->hurried)) {
+		wait_disconnected(&disk->orders, disk->kernel.index);
+		rc = 0;
+	} else {
+		rc = disconnect(&disk->orders, disk->kernel.index, force, error);
+	}
 	disk->connected = false;
 	return rc != 0 ? rc : lost;
+}
+
+/* The driver fails the flush that stop() waits in. */
+static void nbd_device_hurry(struct device *device)
+{
+	struct nbd_disk *disk = disk_of(device);
+	struct error error = { 0 };
+	struct netlink netlink; /* the other one may be in use */
+	int rc;
+
+	atomic_store(&disk->hurried, true);
+	eventfd_write(disk->stop_fd, 1);
+	rc = nbd_kernel_open(&netlink, &error);
+	if (rc == 0) {
+		rc = disconnect(&netlink, disk->kernel.index, true, &error);
+		netlink_close(&netlink);
+	}
+	if (rc != 0) {
+		log_error("%s", error.text);
+	}
 }
 
 static void nbd_device_destroy(struct device *device)
@@ -685,5 +712,6 @@ int nbd_device_remove(int32_t number, bool force, struct error *error)
 static const struct device_ops nbd_device_ops = {
 	.kind = "nbd",
 	.stop = nbd_device_stop,
+	.hurry = nbd_device_hurry,
 	.destroy = nbd_device_destroy,
 };

@@ -10,6 +10,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -36,10 +37,10 @@ struct ublk_disk {
 	struct ublksrv_ctrl_dev_info info;
 	bool exists;  /* ADD_DEV or a recovery has succeeded */
 	bool recover; /* take over the device with info.dev_id */
-	bool abandoned;
+	_Atomic bool abandoned;
 	uint32_t block_bytes;
 	int char_fd;
-	uint32_t started_count; /* queues whose thread runs, or has to be joined */
+	_Atomic uint32_t started_count; /* queues whose thread runs, or has to be joined */
 	uint32_t queue_count;
 	struct ublk_queue *queues;
 };
@@ -302,7 +303,9 @@ static int end_queues(struct ublk_disk *disk, bool soon, struct error *error)
 	for (uint32_t i = 0; i < disk->started_count; i++) {
 		int rc = ublk_queue_end(&disk->queues[i], soon, error);
 
-		disk->abandoned = disk->abandoned || rc == -ETIMEDOUT;
+		if (rc == -ETIMEDOUT) {
+			disk->abandoned = true;
+		}
 		result = rc != 0 ? rc : result;
 	}
 	disk->started_count = 0;
@@ -526,6 +529,11 @@ static int ublk_device_stop(struct device *device, bool force, struct error *err
 				 device->path, lost.text);
 }
 
+static void ublk_device_hurry(struct device *device)
+{
+	abandon(disk_of(device));
+}
+
 static void ublk_device_destroy(struct device *device)
 {
 	struct ublk_disk *disk = disk_of(device);
@@ -568,5 +576,6 @@ int ublk_device_remove(int32_t number, bool force, struct error *error)
 static const struct device_ops ublk_device_ops = {
 	.kind = "ublk",
 	.stop = ublk_device_stop,
+	.hurry = ublk_device_hurry,
 	.destroy = ublk_device_destroy,
 };

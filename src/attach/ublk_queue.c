@@ -339,6 +339,9 @@ static void *queue_thread(void *argument)
 			rc = serve_device(queue, &queue->error);
 			served = rc == 0;
 		}
+		if (served) {
+			set_phase(queue, UBLK_PHASE_LEAVING);
+		}
 		if (!is_abandoned(queue)) {
 			int flushed = remote_close(
 				&queue->remote, !served, rc == 0 ? &queue->error : NULL);
@@ -364,11 +367,29 @@ int ublk_queue_start(struct ublk_queue *queue, struct error *error)
 	return thread_start(&queue->thread, queue_thread, queue, error);
 }
 
+/* False: it is abandoned in its last flush. */
+static bool wait_ended(struct ublk_queue *queue)
+{
+	bool ended;
+
+	pthread_mutex_lock(&queue->lock);
+	while (queue->phase != UBLK_PHASE_ENDED &&
+		!(queue->phase == UBLK_PHASE_LEAVING && is_abandoned(queue))) {
+		pthread_cond_wait(&queue->changed, &queue->lock);
+	}
+	ended = queue->phase == UBLK_PHASE_ENDED;
+	pthread_mutex_unlock(&queue->lock);
+	return ended;
+}
+
 /* The reason why a queue has ended, for the caller's error. */
 static int take_failure(struct ublk_queue *queue, bool soon, struct error *error)
 {
 	if (soon && !thread_join_soon(queue->thread)) {
 		return error_set(error, -ETIMEDOUT, "the server does not answer the last flush");
+	}
+	if (!soon && !wait_ended(queue)) {
+		return error_set(error, -ETIMEDOUT, "the last flush was not waited for");
 	}
 	if (!soon) {
 		pthread_join(queue->thread, NULL);
@@ -395,8 +416,13 @@ int ublk_queue_go(struct ublk_queue *queue, struct error *error)
 
 void ublk_queue_abandon(struct ublk_queue *queue)
 {
+	pthread_mutex_lock(&queue->lock);
 	atomic_store_explicit(&queue->abandon, true, memory_order_release);
-	gmb_queue_wake(queue->remote.queue);
+	if (queue->phase == UBLK_PHASE_SERVING) {
+		gmb_queue_wake(queue->remote.queue);
+	}
+	pthread_cond_broadcast(&queue->changed);
+	pthread_mutex_unlock(&queue->lock);
 }
 
 int ublk_queue_end(struct ublk_queue *queue, bool soon, struct error *error)

@@ -30,6 +30,7 @@ enum ublk_phase {
 	UBLK_PHASE_OPEN,    /* connected; waits for the device, or the order to end */
 	UBLK_PHASE_GO,	    /* ordered to serve */
 	UBLK_PHASE_SERVING, /* the kernel may send requests */
+	UBLK_PHASE_LEAVING, /* the device is stopped: the last flush */
 	UBLK_PHASE_CANCEL,  /* ordered to end before it served */
 	UBLK_PHASE_ENDED,   /* result and error say how */
 };
@@ -84,10 +85,12 @@ GMB_MUST_CHECK int ublk_queue_wait_open(struct ublk_queue *queue, struct error *
 /* Lets it serve, and waits until the kernel can send requests. */
 GMB_MUST_CHECK int ublk_queue_go(struct ublk_queue *queue, struct error *error);
 
-/* Makes it answer all requests with an error from now on. */
+/* Makes it answer all requests with an error from now on; its last flush is not waited for any
+ * more. Also while another thread is in ublk_queue_end(). */
 void ublk_queue_abandon(struct ublk_queue *queue);
 
 /* Ends it: it never served, or its device was stopped. What its last flush said is returned.
- * soon: -ETIMEDOUT when it does not end soon, because the server is away; its thread goes on then.
+ * -ETIMEDOUT when it does not end: soon, and the server is away, or abandoned. Its thread goes on
+ * then.
  */
 int ublk_queue_end(struct ublk_queue *queue, bool soon, struct error *error);

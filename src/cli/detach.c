@@ -10,7 +10,7 @@ static const char name[] = "detach";
 static const char help[] =
 	"Usage: gmblock detach [--force] DEVICE|FILE|URI\n"
 	"Removes a disk that gmblock attach made: what was written is flushed to the server,\n"
-	"and the daemon ends. A disk in use is refused.\n"
+	"and the daemon ends. A disk in use is refused, and so is a URI of several disks.\n"
 	"\n"
 	"      --force                 also when it is in use, or the server does not answer:\n"
 	"                              what was not flushed is lost\n"

@@ -286,6 +286,76 @@ class File(attach_tool.Case):
         os.close(daemon)
         self.assertFalse(os.path.exists(disk))
 
+    def begin_detach(self):
+        """A gentle detach that has to wait; returns it and what it says about that."""
+        waits = subprocess.Popen(
+            [support.program(), "detach", self.path("disk")], stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.environment)
+        self.addCleanup(waits.communicate)
+        self.addCleanup(waits.kill)
+        return waits, waits.stderr.readline()
+
+    def lose_server(self):
+        self.server.kill()
+        while not self.attachments()[0]["state"].startswith("not connected: "):
+            pass
+
+    def test_force_overtakes_a_detach_that_waits(self):
+        self.serve(self.image())
+        disk = self.attach("--reconnect-timeout", "3600s")
+        with open(disk, "r+b", buffering=0) as file:
+            file.write(b"x" * 4096)
+        self.lose_server()
+        first, note = self.begin_detach()
+        self.assertIn("waiting for the server to flush what was written (not connected: ", note)
+        self.assertIn("for at most 3600 s", note)
+        self.assertIn("gmblock detach --force does not wait", note)
+        second, note = self.begin_detach()
+        self.assertIn("for at most 3600 s", note)
+        entry, = self.attachments()
+        self.assertTrue(entry["state"].startswith("being detached, not connected: "), entry)
+        self.assertEqual((first.poll(), second.poll()), (None, None))
+        self.detach_by_force()
+        for waits in (first, second):
+            output, errors = waits.communicate()
+            self.assertEqual((waits.returncode, output), (1, ""), errors)
+            self.assertIn(f"{disk} was removed by force meanwhile", errors)
+        self.assertEqual(self.attachments(), [])
+        self.assertFalse(os.path.exists(disk))
+
+    def test_force_overtakes_a_detach_from_a_silent_server(self):
+        self.serve("--export", f"={self.image()},delay=flush:3600s")
+        disk = self.attach("--reconnect-timeout", "3000s", "--request-timeout", "600s")
+        with open(disk, "r+b", buffering=0) as file:
+            file.write(b"x" * 4096)
+        waits, note = self.begin_detach()
+        self.assertIn("flush what was written (connected), for at most 3600 s", note)
+        self.detach_by_force()
+        _, errors = waits.communicate()
+        self.assertEqual(waits.returncode, 1)
+        self.assertIn("was removed by force meanwhile", errors)
+        self.assertFalse(os.path.exists(disk))
+
+    def test_a_detach_waits_for_the_server(self):
+        image = self.image()
+        self.serve(image)
+        disk = self.attach()
+        with open(disk, "r+b", buffering=0) as file:
+            file.write(b"x" * 4096)
+        self.lose_server()
+        waits, note = self.begin_detach()
+        self.assertIn("for at most 600 s", note)
+        self.serve(image)
+        output, errors = waits.communicate()
+        self.assertEqual((waits.returncode, output, errors), (0, "", ""))
+        self.assertEqual(self.attachments(), [])
+        with open(image, "rb") as file:
+            self.assertEqual(file.read(4096), b"x" * 4096)
+
+    def detach_by_force(self):
+        code, output, errors = self.gmblock("detach", "--force", self.path("disk"))
+        self.assertEqual((code, output, errors), (0, "", ""))
+
     def test_what_a_dead_daemon_left_is_removed(self):
         self.serve(self.image())
         disk = self.attach()

@@ -140,13 +140,26 @@ gmblock detach $disk
 disk=$(gmblock attach --$kind $patient "$uri")
 dd if=/dev/zero of=$disk bs=64k count=1
 away
-daemon=$(pid_of)
-gmblock detach $disk &
+gmblock detach $disk 2>/tmp/note &
 detach=$!
-while grep -q "^7 " /proc/$daemon/syscall; do sleep 0.05; done # until it waits no more for orders
+until grep -q "waiting for the server" /tmp/note; do kill -0 $detach; sleep 0.05; done
 serve
 wait $detach
 test "$(gmblock attach --list --json)" = "[]"
+
+# One by force does not wait, and the one that waits already ends with it.
+disk=$(gmblock attach --$kind --request-timeout 3600s --reconnect-timeout 3600s "$uri")
+dd if=/dev/zero of=$disk bs=64k count=1
+away
+gmblock detach $disk 2>/tmp/note &
+detach=$!
+until grep -q "waiting for the server" /tmp/note; do kill -0 $detach; sleep 0.05; done
+gmblock attach --list --json | grep '"being detached, '
+gmblock detach --force $disk
+if wait $detach; then exit 1; fi
+grep "was removed by force" /tmp/note
+test "$(gmblock attach --list --json)" = "[]"
+serve
 
 # With force nobody waits for a server that is there and says nothing.
 disk=$(gmblock attach --$kind --request-timeout 3600s --reconnect-timeout 3600s "$uri")
