@@ -328,16 +328,35 @@ static void serve_status(struct keeper *keeper, int fd)
 	close(fd);
 }
 
+/* Those whose program was ended while it waited. */
+static void forget_gone(struct keeper *keeper)
+{
+	uint32_t kept = 0;
+
+	for (uint32_t i = 0; i < keeper->visitor_count; i++) {
+		struct pollfd entry = { .fd = keeper->visitors[i].fd, .events = POLLRDHUP };
+
+		if (poll(&entry, 1, 0) > 0) {
+			close(entry.fd);
+		} else {
+			keeper->visitors[kept++] = keeper->visitors[i];
+		}
+	}
+	keeper->visitor_count = kept;
+}
+
 /* Somebody wants the disk gone, as others may already. */
 static void serve_detach(struct keeper *keeper, int fd, bool force)
 {
-	struct visitor *visitor = &keeper->visitors[keeper->visitor_count];
+	struct visitor *visitor;
 
+	forget_gone(keeper);
 	if (keeper->visitor_count == VISITORS_MAX) {
 		control_answer(fd, -EAGAIN, "too many wait for the end of this disk already");
 		close(fd);
 		return;
 	}
+	visitor = &keeper->visitors[keeper->visitor_count];
 	*visitor = (struct visitor){ .fd = fd, .force = force };
 	keeper->visitor_count++;
 	if (!keeper->stopping) {

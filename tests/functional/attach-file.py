@@ -6,6 +6,7 @@ import os
 import random
 import select
 import signal
+import socket
 import subprocess
 import threading
 
@@ -335,6 +336,22 @@ class File(attach_tool.Case):
         self.assertEqual(waits.returncode, 1)
         self.assertIn("was removed by force meanwhile", errors)
         self.assertFalse(os.path.exists(disk))
+
+    def test_who_waited_and_was_ended_does_not_count(self):
+        self.serve("--export", f"={self.image()},delay=flush:3600s")
+        disk = self.attach("--reconnect-timeout", "3600s", "--request-timeout", "3600s")
+        with open(disk, "r+b", buffering=0) as file:
+            file.write(b"x" * 4096)
+        name, = [name for name in os.listdir(self.path("state")) if name.endswith(".sock")]
+        for _ in range(40):
+            with socket.socket(socket.AF_UNIX) as visitor:
+                visitor.connect(self.path(f"state/{name}"))
+                visitor.sendall(b"detach\n")
+        waits, _ = self.begin_detach()
+        self.detach_by_force()
+        _, errors = waits.communicate()
+        self.assertEqual(waits.returncode, 1)
+        self.assertIn("was removed by force meanwhile", errors)
 
     def test_a_detach_waits_for_the_server(self):
         image = self.image()
