@@ -170,12 +170,11 @@ static bool is_same_file(const struct stat *a, const struct stat *b)
 				   : a->st_dev == b->st_dev && a->st_ino == b->st_ino;
 }
 
-/* 0, -EBUSY, or another errno when this filesystem has no such locks. The lock belongs to the
- * descriptor's open file, not to the process, so no other close() can lose it. */
-static int lock_byte(int fd, short type, off_t offset)
+/* fcntl() with a lock of one byte: what it returns, and how it leaves the type. */
+static int lock_ask(int fd, int order, off_t offset, short *type)
 {
 	struct flock lock = {
-		.l_type = type,
+		.l_type = *type,
 		.l_whence = SEEK_SET,
 		.l_start = offset,
 		.l_len = 1,
@@ -183,8 +182,18 @@ static int lock_byte(int fd, short type, off_t offset)
 	int result;
 
 	do {
-		result = fcntl(fd, F_OFD_SETLK, &lock);
+		result = fcntl(fd, order, &lock);
 	} while (result != 0 && errno == EINTR);
+	*type = lock.l_type;
+	return result;
+}
+
+/* 0, -EBUSY, or another errno when this filesystem has no such locks. The lock belongs to the
+ * descriptor's open file, not to the process, so no other close() can lose it. */
+static int lock_byte(int fd, short type, off_t offset)
+{
+	int result = lock_ask(fd, F_OFD_SETLK, offset, &type);
+
 	if (result == 0) {
 		return 0;
 	}
@@ -295,18 +304,9 @@ int disk_claim_reading(const char *path, int fd, int *claim_out, struct error *e
 /* Asks and takes nothing, so that no server that starts now finds the byte locked. */
 static bool has_readers(int fd)
 {
-	struct flock lock = {
-		.l_type = F_WRLCK,
-		.l_whence = SEEK_SET,
-		.l_start = READER_OFFSET,
-		.l_len = 1,
-	};
-	int result;
+	short type = F_WRLCK;
 
-	do {
-		result = fcntl(fd, F_OFD_GETLK, &lock);
-	} while (result != 0 && errno == EINTR);
-	return result == 0 && lock.l_type == F_RDLCK;
+	return lock_ask(fd, F_OFD_GETLK, READER_OFFSET, &type) == 0 && type == F_RDLCK;
 }
 
 int disk_check_readers(int fd)
