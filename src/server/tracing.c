@@ -15,7 +15,7 @@ enum { QUOTE_BYTES = 120 };
 struct tracing {
 	struct tracing_options options;
 	int event_fd;
-	uint32_t wanted; /* 0: nobody asks */
+	_Atomic uint32_t wanted; /* 0: nobody asks; the main thread's, and read by the reactors */
 	/* Counted by the reactors, to know when to wake the main thread: acquire and release, so
 	 * that who wakes it has seen the ends that it counts on other reactors. */
 	_Atomic uint32_t ended_count;
@@ -196,7 +196,8 @@ static void count_ended(void *context)
 	uint32_t before = atomic_fetch_add_explicit(&tracing->ended_count, 1, memory_order_acq_rel);
 	uint64_t one = 1;
 
-	if (before + 1 == tracing->wanted) {
+	/* Relaxed: it was set before the recorder was handed over. */
+	if (before + 1 == atomic_load_explicit(&tracing->wanted, memory_order_relaxed)) {
 		ssize_t written = write(tracing->event_fd, &one, sizeof(one));
 
 		GMB_ASSERT(written == (ssize_t)sizeof(one));
