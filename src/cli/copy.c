@@ -187,8 +187,11 @@ static int server_without_scheme(const char *text)
 	char quoted[QUOTE_BYTES];
 
 	if (strstr(text, "://") != NULL || lstat(text, &status) == 0 ||
-		(!is_host_port(text) && strncmp(text, "nbd:", strlen("nbd:")) != 0) ||
-		nbd_uri_parse(text, &uri, &error) == 0) {
+		(!is_host_port(text) && strncmp(text, "nbd:", strlen("nbd:")) != 0)) {
+		return CLI_GO_ON;
+	}
+	if (nbd_uri_parse(text, &uri, &error) == 0) { /* for what it says: it is none */
+		nbd_uri_fini(&uri);
 		return CLI_GO_ON;
 	}
 	return cli_usage_error("copy", "%s; a file of that name is written ./%s", error.text,
