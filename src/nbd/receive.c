@@ -116,7 +116,7 @@ static void arm(struct nbd_session *session)
 		GMB_ASSERT(room); /* a header always fits; gather() asked before */
 	}
 	session->rx_into_stream = false;
-	session->progress_ns = ring_batch_ns(ring); /* here, too */
+	session->progress_ns = ring_batch_ns(ring); /* it is the peer's turn from now on */
 	ring_recv(ring, &session->recv_op, session->socket, session->rx_data + session->rx_end,
 		session->rx_bytes - session->rx_end, false, receive_done);
 }
