@@ -324,11 +324,16 @@ class File(attach_tool.Case):
         self.assertEqual(self.attachments(), [])
         self.assertFalse(os.path.exists(disk))
 
-    def test_force_overtakes_a_detach_from_a_silent_server(self):
+    def attach_and_write(self, *options):
+        """A disk that was written, from a server that never ends a flush."""
         self.serve("--export", f"={self.image()},delay=flush:3600s")
-        disk = self.attach("--reconnect-timeout", "3000s", "--request-timeout", "600s")
+        disk = self.attach(*options)
         with open(disk, "r+b", buffering=0) as file:
             file.write(b"x" * 4096)
+        return disk
+
+    def test_force_overtakes_a_detach_from_a_silent_server(self):
+        disk = self.attach_and_write("--reconnect-timeout", "3000s", "--request-timeout", "600s")
         waits, note = self.begin_detach()
         self.assertIn("flush what was written (connected), for at most 3600 s", note)
         self.detach_by_force()
@@ -338,10 +343,7 @@ class File(attach_tool.Case):
         self.assertFalse(os.path.exists(disk))
 
     def test_who_waited_and_was_ended_does_not_count(self):
-        self.serve("--export", f"={self.image()},delay=flush:3600s")
-        disk = self.attach("--reconnect-timeout", "3600s", "--request-timeout", "3600s")
-        with open(disk, "r+b", buffering=0) as file:
-            file.write(b"x" * 4096)
+        self.attach_and_write("--reconnect-timeout", "3600s", "--request-timeout", "3600s")
         name, = [name for name in os.listdir(self.path("state")) if name.endswith(".sock")]
         for _ in range(40):
             with socket.socket(socket.AF_UNIX) as visitor:

@@ -38,7 +38,7 @@ class Stop(support.Case):
     def test_a_command_hears_of_the_end_of_the_terminal(self):
         status, _, errors = self.run_gmblock(
             "serve", "null:1M", "--listen", self.socket_uri(), "--run",
-            "trap 'kill $!; exit 33' HUP; sleep 3600 & kill -HUP $PPID; wait",
+            "trap 'kill $!; exit 33' HUP; tail --pid=$$ -f /dev/null & kill -HUP $PPID; wait",
             preexec_fn=heed_hangup)
         self.assertEqual(status, 33, errors)
 

@@ -241,6 +241,16 @@ static void test_maps_of_a_huge_disk(void **state)
 	world_close(&world);
 }
 
+/* One at the beginning of each of the long ranges, all at once. */
+static void submit_zeroes(struct job jobs[LONG_COUNT], struct world *world, uint64_t bytes)
+{
+	for (uint32_t i = 0; i < LONG_COUNT; i++) {
+		job_init(&jobs[i], world, STORE_ZERO, (uint64_t)i * LONG_BYTES, bytes);
+		jobs[i].part.flags = STORE_NO_HOLE;
+		job_submit(&jobs[i]);
+	}
+}
+
 static void test_a_short_zero_overtakes_long_ones(void **state)
 {
 	static struct job jobs[LONG_COUNT];
@@ -251,11 +261,7 @@ static void test_a_short_zero_overtakes_long_ones(void **state)
 	GMB_UNUSED(state);
 	world_open(&world, "memory:16M");
 	fill(&world);
-	for (uint32_t i = 0; i < LONG_COUNT; i++) {
-		job_init(&jobs[i], &world, STORE_ZERO, (uint64_t)i * LONG_BYTES, LONG_BYTES);
-		jobs[i].part.flags = STORE_NO_HOLE;
-		job_submit(&jobs[i]);
-	}
+	submit_zeroes(jobs, &world, LONG_BYTES);
 	job_init(&small, &world, STORE_ZERO, 1, PAGE);
 	job_init(&following, &world, STORE_TRIM, PAGE, PAGE);
 	small.next = &following;
@@ -280,11 +286,7 @@ static void test_short_ones_share_a_turn(void **state)
 	GMB_UNUSED(state);
 	world_open(&world, "memory:16M");
 	fill(&world);
-	for (uint32_t i = 0; i < LONG_COUNT; i++) {
-		job_init(&jobs[i], &world, STORE_ZERO, (uint64_t)i * LONG_BYTES, PAGE);
-		jobs[i].part.flags = STORE_NO_HOLE;
-		job_submit(&jobs[i]);
-	}
+	submit_zeroes(jobs, &world, PAGE);
 	ring_turn(world.ring, true);
 	assert_int_equal(world.done_count, LONG_COUNT);
 	assert_int_equal(zeroed_bytes(&world), (uint64_t)LONG_COUNT * PAGE);
