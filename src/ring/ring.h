@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The event loop: one completion ring per reactor thread. Two implementations share this header and
- * are chosen at link time: io_uring (ring_uring.c) and a seeded simulation (ring_sim.c, sim.h).
+ * are chosen at link time: io_uring (ring/uring.c) and a seeded simulation (sim/ring.c, sim.h).
  *
  * What: operations on files, sockets, timers and worker threads are described by a struct ring_op
  * embedded in its owner. A submit function never fails and never blocks: the operation is in flight
@@ -213,7 +213,7 @@ void ring_recv(struct ring *ring, struct ring_op *op, struct ring_file file, voi
 void ring_send(struct ring *ring, struct ring_op *op, struct ring_file file, const void *buf,
 	size_t len, ring_done_fn *done);
 /* wait_all false: a short count as soon as the socket is full. For memory that may go away while it
- * is sent (disk_map.h): going on by itself after a page that was not there, the kernel leaves out
+ * is sent (disk/map.h): going on by itself after a page that was not there, the kernel leaves out
  * what it had already copied for a Unix socket before that page. */
 void ring_sendmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
 	const struct msghdr *message, bool wait_all, ring_done_fn *done);

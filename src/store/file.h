@@ -24,8 +24,8 @@
 
 #include <stdatomic.h>
 
-#include "ring/disk.h"
-#include "ring/disk_map.h"
+#include "disk/disk.h"
+#include "disk/map.h"
 #include "store/file_gate.h"
 #include "store/store.h"
 

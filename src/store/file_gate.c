@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#include "ring/disk.h"
+#include "disk/disk.h"
 #include "store/file.h"
 
 /* In file_gate.direct: set while buffered parts are inside or wait. Below it: the direct count. */

@@ -18,7 +18,7 @@
 
 #include "base/bytes.h"
 #include "base/log.h"
-#include "ring/disk.h"
+#include "disk/disk.h"
 #include "tools/copy_end.h"
 
 struct file_end {

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "ring/disk.h"
+#include "disk/disk.h"
 #include "ring/ring.h"
 #include "tools/print.h"
 

@@ -18,7 +18,7 @@
 #include <stdio.h>
 
 #include "base/error.h"
-#include "ring/disk.h"
+#include "disk/disk.h"
 #include "tools/trace_arrival.h"
 
 /* The limits of the options. */

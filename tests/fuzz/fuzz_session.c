@@ -14,7 +14,7 @@
 #include "memory/arena.h"
 #include "nbd/server.h"
 #include "nbd/wire.h"
-#include "ring/sim.h"
+#include "sim/sim.h"
 
 enum circumstance {
 	WITH_JITTER = 1 << 0,	 /* delays, partial transfers and interruptions */

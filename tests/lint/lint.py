@@ -20,7 +20,7 @@ import tempfile
 # other. attach builds on client, so it stands above it. docs/design/0001 has the reasons.
 FLOORS = [
     ["base"],
-    ["ring"],
+    ["ring", "disk"],
     ["clan", "store", "memory"],
     ["push"],
     ["path"],
@@ -29,7 +29,7 @@ FLOORS = [
     ["attach"],
     ["server"],
     ["tools"],
-    ["cli"],
+    ["cli", "sim"],
 ]
 HEIGHT = {floor: height for height, row in enumerate(FLOORS) for floor in row}
 

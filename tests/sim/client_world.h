@@ -15,7 +15,7 @@
 
 #include "nbd/server.h"
 #include "oracle.h"
-#include "ring/sim.h"
+#include "sim/sim.h"
 
 enum { WORLD_SERVICES_MAX = 2, WORLD_CONNECTIONS_MAX = 1024 };
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "client/client_private.h"
-#include "ring/sim.h"
+#include "sim/sim.h"
 
 static const struct dial_network *network;
 

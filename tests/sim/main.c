@@ -22,8 +22,8 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "ring/sim.h"
 #include "runner.h"
+#include "sim/sim.h"
 
 enum {
 	EXIT_SEED_FAILED = 3,

@@ -16,8 +16,8 @@
 #include "nbd/server.h"
 #include "oracle.h"
 #include "path/path.h"
-#include "ring/sim.h"
 #include "runner.h"
+#include "sim/sim.h"
 
 enum {
 	EXPORTS_MAX = 3,

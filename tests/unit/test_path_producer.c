@@ -22,7 +22,7 @@
 #include <cmocka.h>
 
 #include "path/path.h"
-#include "ring/sim.h"
+#include "sim/sim.h"
 
 enum {
 	STORE_BYTES = 8 << 20,

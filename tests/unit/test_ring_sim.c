@@ -14,8 +14,8 @@
 #include <cmocka.h>
 
 #include "base/compiler.h"
-#include "ring/disk_map.h"
-#include "ring/sim.h"
+#include "disk/map.h"
+#include "sim/sim.h"
 
 static const struct sim_faults rough = {
 	.partial_ppm = 300000,

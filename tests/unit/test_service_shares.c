@@ -17,7 +17,7 @@
 #include "memory/arena.h"
 #include "nbd/server.h"
 #include "nbd/wire.h"
-#include "ring/sim.h"
+#include "sim/sim.h"
 
 enum {
 	DISK_BYTES = 65536,

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ring/sim.h"
+#include "sim/sim.h"
 #include "store/store_private.h"
 
 enum { UNTOUCHED = 0x5a };

@@ -15,8 +15,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "disk/disk.h"
 #include "harness.h"
-#include "ring/disk.h"
 
 enum { IMAGE_BYTES = 1 << 20, TRIES_MAX = 40 };
 

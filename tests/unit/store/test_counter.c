@@ -13,7 +13,7 @@
 
 #include <cmocka.h>
 
-#include "ring/sim.h"
+#include "sim/sim.h"
 #include "store/store.h"
 
 enum { STORE_BYTES = 4 << 20, READ_OFFSET = 12345 };

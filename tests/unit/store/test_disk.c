@@ -14,9 +14,9 @@
 #include <unistd.h>
 
 #include "base/bytes.h"
+#include "disk/disk.h"
+#include "disk/sysfs.h"
 #include "harness.h"
-#include "ring/disk.h"
-#include "ring/disk_sysfs.h"
 
 enum { HOLE_BYTES = 1 << 20 };
 

@@ -14,9 +14,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "disk/disk.h"
+#include "disk/map.h"
 #include "harness.h"
-#include "ring/disk.h"
-#include "ring/disk_map.h"
 
 enum { FILE_BYTES = 1 << 20, PAGE_BYTES = 4096 };
 

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ring/sim.h"
+#include "sim/sim.h"
 #include "slow_device.h"
 #include "store/marker.h"
 

@@ -11,8 +11,8 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include "disk/sysfs.h"
 #include "harness.h"
-#include "ring/disk_sysfs.h"
 
 static char root[512];
 

@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "ring/sim.h"
+#include "sim/sim.h"
 #include "slow_device.h"
 #include "store/marker.h"
 

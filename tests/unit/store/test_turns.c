@@ -13,7 +13,7 @@
 
 #include <cmocka.h>
 
-#include "ring/sim.h"
+#include "sim/sim.h"
 #include "store/store.h"
 
 #define GIB (UINT64_C(1) << 30)

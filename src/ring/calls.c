@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ring/ring_calls.h"
+#include "ring/calls.h"
 
 #include <errno.h>
 #include <sys/eventfd.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Operations on simulated disks: what the ring submits, and the blocking calls of disk.h. The
- * medium is in sim_disk.c, the fault model in sim.h.
+ * medium is in sim/disk.c, the fault model in sim.h.
  *
  *   submit: check, decide the fault and the size ─▶ piece ─▶ piece ─▶ ... ─▶ complete
  *                                                   each at a random time
@@ -13,7 +13,7 @@
 
 #include "base/bytes.h"
 #include "base/compiler.h"
-#include "ring/sim_internal.h"
+#include "sim/sim_internal.h"
 
 enum { PIECES_MAX = 3, GARBAGE_BYTES_MAX = 1 << 20 };
 

@@ -16,7 +16,7 @@
 #include <string.h>
 
 #include "base/compiler.h"
-#include "ring/sim_internal.h"
+#include "sim/sim_internal.h"
 
 static void page_writeback(struct sim_page *page)
 {

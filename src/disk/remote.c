@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ring/disk_remote.h"
+#include "disk/remote.h"
 
 #include <linux/magic.h>
 #include <sys/vfs.h>

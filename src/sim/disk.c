@@ -4,7 +4,7 @@
  *
  *   disk ── leaves[] ── pages[] ── { current: what the device gives, durable: what survives a
  *                                    crash, dirty: sectors that differ or may differ,
- *                                    cache: what the page cache holds (sim_cache.c) }
+ *                                    cache: what the page cache holds (sim/cache.c) }
  *
  * A write changes `current` and marks its sectors dirty; when it has completed, its sectors get a
  * ticket. A flush takes the ticket counter at submission and hardens only sectors whose first
@@ -17,7 +17,7 @@
 
 #include "base/bytes.h"
 #include "base/compiler.h"
-#include "ring/sim_internal.h"
+#include "sim/sim_internal.h"
 
 #define LEAF_BYTES ((uint64_t)SIM_PAGE_BYTES * SIM_LEAF_PAGES)
 

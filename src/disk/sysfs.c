@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ring/disk_sysfs.h"
+#include "disk/sysfs.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * What a store asks the operating system about a file or block device outside the ring: opening,
- * geometry, holes, discarding. Has a Linux version (disk_linux.c) and a simulated one (ring_sim.c),
+ * geometry, holes, discarding. Has a Linux version (disk/linux.c) and a simulated one (sim/ring.c),
  * chosen together with the ring at link time.
  *
  * Threading: any thread; the calls block. Inside a reactor only disk_size() may be called directly

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The simulated world behind ring.h and disk.h: a seeded, single-threaded twin of the kernel for
- * tests. The code under test is linked with ring_sim.c, sim_net.c and sim_disk.c in place of
- * ring_uring.c and disk_linux.c and cannot tell the difference.
+ * tests. The code under test is linked with sim/ring.c, sim/net.c and sim/disk.c in place of
+ * ring/uring.c and disk/linux.c and cannot tell the difference.
  *
  * What: one virtual clock, any number of rings, simulated sockets and simulated disks. Everything
  * that happens is an event at a virtual time drawn from the seed; the same seed and the same calls
@@ -33,7 +33,7 @@
 #pragma once
 
 #include "base/compiler.h"
-#include "ring/disk.h"
+#include "disk/disk.h"
 #include "ring/ring.h"
 
 /* Chances in parts per million, each decided once per operation. All 0 = a perfect machine. */
@@ -87,7 +87,7 @@ bool sim_chance(uint32_t ppm);
 /* A digest of everything that happened so far: equal for equal runs. */
 uint64_t sim_trace_hash(void);
 uint64_t sim_event_count(void);
-/* How many sends have met memory of a disk that was no longer there, see disk_map.h. */
+/* How many sends have met memory of a disk that was no longer there, see disk/map.h. */
 uint64_t sim_send_faults(void);
 /* Mixes a value of the test's own into the digest. */
 void sim_trace_mix(uint64_t value);

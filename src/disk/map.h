@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * A file's or block device's part of the page cache as memory, for data that is sent from where it
- * lies. Has a Linux version (disk_map.c) and a simulated one (sim_map.c), as disk.h.
+ * lies. Has a Linux version (disk/map.c) and a simulated one (sim/map.c), as disk.h.
  *
  * Only the kernel may look at this memory, as the source of a system call: where the file has been
  * cut meanwhile, or the disk fails, a system call returns -EFAULT (or a short count, and -EFAULT

@@ -14,7 +14,7 @@
 #include <sys/uio.h>
 
 #include "base/list.h"
-#include "ring/sim.h"
+#include "sim/sim.h"
 
 enum { SIM_FD_BASE = 1000000, SIM_FDS_MAX = 4096, SIM_IOV_MAX = 1024 };
 
@@ -142,7 +142,7 @@ int sim_fd_add(enum sim_fd_kind kind, void *object, bool test_owned);
 struct sim_fd *sim_fd_get(int fd, enum sim_fd_kind kind);
 void sim_fd_remove(int fd);
 
-/* --- sockets (sim_net.c) -------------------------------------------------------------------- */
+/* --- sockets (sim/net.c) -------------------------------------------------------------------- */
 
 void sim_net_recv(struct sim_op *sop);
 void sim_net_send(struct sim_op *sop);
@@ -158,7 +158,7 @@ void sim_net_abort(int fd);
 void sim_net_close(int fd);
 void sim_net_stop(void);
 
-/* --- disks (sim_disk.c, sim_disk_io.c) ------------------------------------------------------ */
+/* --- disks (sim/disk.c, sim/disk_io.c) ------------------------------------------------------ */
 
 enum { SIM_PAGE_BYTES = 4096, SIM_LEAF_PAGES = 512, SIM_SECTORS_PER_PAGE = 8 };
 
@@ -211,7 +211,7 @@ struct sim_file {
 void sim_disk_submit(struct sim_op *sop);
 void sim_disk_stop(void);
 
-/* The medium (sim_disk.c). */
+/* The medium (sim/disk.c). */
 struct sim_page *sim_page_find(const struct sim_disk *disk, uint64_t index);
 struct sim_page *sim_page_make(struct sim_disk *disk, uint64_t index);
 /* The dirty bits of the bytes [from, to) of a page, rounded out to sectors. */
@@ -232,7 +232,7 @@ struct sim_file *sim_disk_file(int fd);
 /* Makes up an error for an operation on the range: a bad range, or by chance; 0 = none. */
 int sim_disk_fault(struct sim_disk *disk, enum sim_fault_kind kind, uint64_t offset,
 	uint64_t length, uint32_t error_ppm, uint32_t no_space_ppm);
-/* The page cache (sim_cache.c). */
+/* The page cache (sim/cache.c). */
 void sim_cache_read(struct sim_disk *disk, uint64_t offset, void *buf, size_t len);
 void sim_cache_write(struct sim_disk *disk, uint64_t offset, const void *bytes, size_t len);
 /* Takes a page out of the cache, written back first or forgotten. */
@@ -250,7 +250,7 @@ void sim_cache_direct_end(struct sim_disk *disk, uint64_t offset, uint64_t lengt
 void sim_cache_tick(struct sim_disk *disk);
 
 /* How many of the bytes from at on a system call can read: fewer than len where a mapped disk has
- * become shorter (sim_map.c). */
+ * become shorter (sim/map.c). */
 size_t sim_map_readable(const void *at, size_t len);
 
 bool sim_disk_is_bad(const struct sim_disk *disk, uint64_t offset, uint64_t length, bool write);

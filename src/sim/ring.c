@@ -6,7 +6,7 @@
 
 #include "base/compiler.h"
 #include "ring/ring.h"
-#include "ring/sim_internal.h"
+#include "sim/sim_internal.h"
 
 enum { SIM_MEMORY_MAX = 1024, SIM_POISON_BYTES = 4096, SIM_BATCH_MAX = 64 };
 

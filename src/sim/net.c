@@ -15,7 +15,7 @@
 #include <string.h>
 
 #include "base/compiler.h"
-#include "ring/sim_internal.h"
+#include "sim/sim_internal.h"
 
 enum {
 	SIM_SOCKET_BUFFER_MIN = 4096,

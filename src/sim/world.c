@@ -8,7 +8,7 @@
 
 #include "base/compiler.h"
 #include "base/random.h"
-#include "ring/sim_internal.h"
+#include "sim/sim_internal.h"
 
 #define SIM_START_NS UINT64_C(1000000000)
 

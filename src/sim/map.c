@@ -9,8 +9,8 @@
 #include <sys/mman.h>
 
 #include "base/bytes.h"
-#include "ring/disk_map.h"
-#include "ring/sim_internal.h"
+#include "disk/map.h"
+#include "sim/sim_internal.h"
 
 struct disk_map {
 	struct list_node node; /* in maps */

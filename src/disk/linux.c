@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ring/disk.h"
+#include "disk/disk.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -15,8 +15,8 @@
 #include <unistd.h>
 
 #include "base/bytes.h"
-#include "ring/disk_remote.h"
-#include "ring/disk_sysfs.h"
+#include "disk/remote.h"
+#include "disk/sysfs.h"
 
 enum {
 	SECTOR_BYTES = 512,

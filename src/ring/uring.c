@@ -16,7 +16,7 @@
 
 #include "base/clock.h"
 #include "base/random.h"
-#include "ring/ring_calls.h"
+#include "ring/calls.h"
 
 /* Newer than Debian 12's headers; ABI. */
 #ifndef IORING_FEAT_MIN_TIMEOUT
