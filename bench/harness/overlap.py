@@ -20,11 +20,11 @@ CLIENT_TIMEOUT_S = 120
 STATES = ("init", "read", "send_init", "send")
 # How a way is called, the keys of its export, and what its client asks for.
 WAYS = {
-    "off": ("synchro=off", "any"),
+    "off": ("overlap=off", "any"),
     # With auto a client that wants one chunk is answered when all is there; a size overrules that.
-    "single": ("synchro=64K", "df"),
-    "multi": ("synchro=auto", "any"),
-    "again": ("synchro=off", "any"),  # off once more: what differs from it is the machine's noise
+    "single": ("overlap=64K", "df"),
+    "multi": ("overlap=auto", "any"),
+    "again": ("overlap=off", "any"),  # off once more: what differs from it is the machine's noise
 }
 BASES = ("off", "single")  # what ratios are taken of
 DEPTH_WAYS = ("off", "multi", "again")
@@ -46,7 +46,7 @@ class Tools:
 
 def way_of(name):
     """One of WAYS, or a grain such as 64K."""
-    return WAYS.get(name) or ("synchro=" + name, "any")
+    return WAYS.get(name) or ("overlap=" + name, "any")
 
 
 def run_tool(command):
@@ -228,7 +228,7 @@ def _cuttings(part):
     """By way: the grain that the server chose at last, the rates that it follows from, and how
     early parts came: 0 all at the end, 0.5 evenly, None not measured."""
     return {way: export["reads"] for way, export in part.stats().items()
-            if export["synchro"] != "off"}
+            if export["overlap"] != "off"}
 
 
 def size_classes(sizes):
@@ -332,7 +332,7 @@ def underway_us(record, way, size):
 
 
 def grain_of(record):
-    return record["cuttings"]["multi"]["grain"] or GRAIN_GUESS
+    return record["cuttings"]["multi"]["part_size"] or GRAIN_GUESS
 
 
 def find_cell(record, size, depth=1):

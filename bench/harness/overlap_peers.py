@@ -18,8 +18,8 @@ PATTERNS = ("read", "once")  # in order and by chance, no block twice
 
 
 def recipes():
-    found = [servers.Gmblock("gmblock", ("cold",), mode="ram,synchro=auto"),
-             servers.Gmblock("gmblock/off", ("cold",), mode="ram,synchro=off")]
+    found = [servers.Gmblock("gmblock", ("cold",), mode="direct,overlap=auto"),
+             servers.Gmblock("gmblock/off", ("cold",), mode="direct,overlap=off")]
     for recipe in servers.select(PEERS, "cold"):
         try:
             recipe.program_path()

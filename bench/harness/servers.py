@@ -194,7 +194,7 @@ def _recipes():
     both = ("cold", "hot")
     listed = [
         Gmblock("gmblock/cached", both, mode="cached"),
-        Gmblock("gmblock/ram", ("cold",), mode="ram"),
+        Gmblock("gmblock/direct", ("cold",), mode="direct"),
         NoDisk(NO_DISK, both, mode="cached"),
         Nbdkit("nbdkit", both),
         QemuNbd("qemu-nbd", ("hot",), cache="writeback", aio="io_uring"),

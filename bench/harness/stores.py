@@ -22,7 +22,7 @@ MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "rootfs", "devtmpfs")
 class DirectStore:
     """A disk of this machine, read around the page cache, as fast as it is."""
 
-    keys = "mode=ram"
+    keys = "mode=direct"
     members = 1
 
     def __init__(self, disks):
@@ -70,7 +70,7 @@ class PacedStore:
         self.title = "%d striped members of %g MB/s each, chunk %d KiB" % (
             members, member_rate / 1e6, chunk >> 10) if members > 1 else \
             "one disk of %g MB/s" % (member_rate / 1e6)
-        self.keys = "mode=ram,pace=%d" % member_rate
+        self.keys = "mode=direct,pace=%d" % member_rate
         if members > 1:
             self.keys += ":members=%d:chunk=%d" % (members, chunk)
 

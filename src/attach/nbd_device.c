@@ -36,7 +36,7 @@ enum {
 	SOCKETS_CHOSEN_MAX = 4,
 	PAUSE_MS_MIN = 50, /* between two tries to reconnect; doubled up to the next */
 	PAUSE_MS_MAX = 2000,
-	PATIENCE_MS = 500, /* for the kernel to say what we know */
+	WAIT_MS = 500, /* for the kernel to say what we know */
 };
 
 #define NS_PER_S UINT64_C(1000000000)
@@ -216,7 +216,7 @@ static int replace_socket(struct nbd_disk *disk, uint32_t idx, struct error *err
 	rc = nbd_facts_check(&disk->facts, &facts, disk->kernel.server_flags, error);
 	/* The news may be on its way still; it never takes long. */
 	for (int i = 0; rc == 0 && disk->dead_links == 0 && i < 10; i++) {
-		rc = watch_once(disk, PATIENCE_MS / 10) ? 0 : -ECANCELED;
+		rc = watch_once(disk, WAIT_MS / 10) ? 0 : -ECANCELED;
 	}
 	if (rc == 0) {
 		rc = nbd_kernel_reconfigure(&disk->news, &disk->kernel, fd);

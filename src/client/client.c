@@ -329,21 +329,21 @@ static void forget_lost(struct gmb_client *client, const struct connection *conn
 	uint32_t kept = 0;
 
 	for (uint32_t i = 0; i < client->lost_count; i++) {
-		bool fenced = !client->facts->fenced;
+		bool taken_over = !client->facts->can_take_over;
 
-		for (uint32_t k = 0; k < connection->instead_count && !fenced; k++) {
-			fenced = connection->instead[k] == client->lost[i];
+		for (uint32_t k = 0; k < connection->instead_count && !taken_over; k++) {
+			taken_over = connection->instead[k] == client->lost[i];
 		}
-		if (!fenced) {
+		if (!taken_over) {
 			client->lost[kept++] = client->lost[i];
 		}
 	}
 	client->lost_count = kept;
 }
 
-void client_fence(struct gmb_client *client, uint32_t number)
+void client_take_over(struct gmb_client *client, uint32_t number)
 {
-	if (client->facts->fenced && (client->options.flags & GMB_OPEN_NO_RECONNECT) == 0) {
+	if (client->facts->can_take_over && (client->options.flags & GMB_OPEN_NO_RECONNECT) == 0) {
 		/* A connection gets ready only instead of all that were lost when it began. */
 		GMB_ASSERT(client->lost_count < CLIENT_LOST_MAX);
 		client->lost[client->lost_count++] = number;
@@ -395,7 +395,8 @@ int client_connection_ready(
 	if (client->state == CLIENT_DEAD || client->state == CLIENT_CLOSING) {
 		return error_set(error, -ECANCELED, "closed");
 	}
-	if (client->lost_count > 0 && facts->fenced && facts->epoch != client->facts->epoch) {
+	if (client->lost_count > 0 && facts->can_take_over &&
+		facts->epoch != client->facts->epoch) {
 		leave_old_epoch(client, connection);
 	}
 	if (client_ready_count(client) > 1) {
@@ -496,7 +497,8 @@ void client_connection_lost(struct gmb_client *client, struct connection *connec
 	}
 	if ((client->options.flags & GMB_OPEN_NO_RECONNECT) != 0) {
 		if (others) {
-			fail_replays(client, -ENOTCONN); /* unfenced, they must not be sent again */
+			fail_replays(client,
+				-ENOTCONN); /* without takeover they must not be sent again */
 		} else {
 			give_up(client);
 		}

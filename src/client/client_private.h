@@ -193,7 +193,7 @@ int client_connection_ready(
 /* A command was answered: the server works. */
 void client_progress(struct gmb_client *client, struct connection *connection);
 /* Commands of the connection were sent and not answered. */
-void client_fence(struct gmb_client *client, uint32_t number);
+void client_take_over(struct gmb_client *client, uint32_t number);
 /* A connection is gone, its commands are on replays; reason is in it. */
 void client_connection_lost(struct gmb_client *client, struct connection *connection);
 /* The time limit of a lost client may have come. */

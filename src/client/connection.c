@@ -83,7 +83,7 @@ static void give_back_commands(struct connection *connection)
 		list_insert_before(before, &command->node);
 	}
 	if (unanswered) {
-		client_fence(client, connection->number);
+		client_take_over(client, connection->number);
 	}
 	client->stats.bytes_moved += connection->link.moved_bytes;
 	link_fini(&connection->link);

@@ -373,7 +373,7 @@ static bool take_token(struct option_string query, const char *kind, struct opti
 {
 	uint32_t skip = (uint32_t)strlen(kind);
 
-	if (!string_begins(query, kind) || query.length - skip > FENCE_TOKEN_BYTES_MAX) {
+	if (!string_begins(query, kind) || query.length - skip > TAKEOVER_TOKEN_BYTES_MAX) {
 		return false;
 	}
 	*token = (struct option_string){ .bytes = query.bytes + skip,
@@ -383,7 +383,7 @@ static bool take_token(struct option_string query, const char *kind, struct opti
 
 /* Our own contexts tell nothing about blocks: they keep a client's connections apart. False: one of
  * them has not ended yet, and the option waits for it. */
-static bool fence_off(struct nbd_session *session, struct nbd_export *export,
+static bool take_over(struct nbd_session *session, struct nbd_export *export,
 	const struct option_context *context)
 {
 	const uint8_t *queries = context->queries;
@@ -393,10 +393,11 @@ static bool fence_off(struct nbd_session *session, struct nbd_export *export,
 		struct option_string token;
 
 		if (take_token(query, NBD_CONTEXT_CONNECTION, &token)) {
-			fence_join(&export->fence, &session->member, token.bytes, token.length);
-		} else if (take_token(query, NBD_CONTEXT_INSTEAD, &token) &&
-			   fence_replace(
-				   &export->fence, &session->member, token.bytes, token.length)) {
+			takeover_join(
+				&export->takeover, &session->member, token.bytes, token.length);
+		} else if (take_token(query, NBD_CONTEXT_REPLACES, &token) &&
+			   takeover_replace(&export->takeover, &session->member, token.bytes,
+				   token.length)) {
 			return false;
 		}
 	}
@@ -446,8 +447,8 @@ static void option_meta_context(struct nbd_session *session)
 		reply_unknown_export(session, context.name);
 		return;
 	}
-	handshake->fencing = !set && !fence_off(session, export, &context);
-	if (handshake->fencing) {
+	handshake->taking_over = !set && !take_over(session, export, &context);
+	if (handshake->taking_over) {
 		return;
 	}
 	matched = !set && context.query_count == 0;
@@ -676,7 +677,7 @@ static bool take_option_data(struct nbd_session *session, bool keep)
 
 static void answer(struct nbd_session *session)
 {
-	if (session->state == SESSION_TERMINATING || session->handshake->fencing) {
+	if (session->state == SESSION_TERMINATING || session->handshake->taking_over) {
 		return;
 	}
 	session->handshake->state = HANDSHAKE_REPLYING;
@@ -734,8 +735,8 @@ static void parse(struct nbd_session *session)
 
 void handshake_resume(struct nbd_session *session)
 {
-	GMB_ASSERT(session->handshake->fencing);
-	session->handshake->fencing = false;
+	GMB_ASSERT(session->handshake->taking_over);
+	session->handshake->taking_over = false;
 	handle_option(session);
 	answer(session);
 }

@@ -7,7 +7,7 @@
 
 enum { SPILL_BYTES = LINK_FORETOLD_BYTES_MAX + LINK_STAGE_BYTES, FORETELL_FIRST = 4 };
 
-/* How many replies in order it takes before one is foretold again. */
+/* How many replies in order it takes before one is predicted again. */
 enum { ORDERED_RUN_TO_FORETELL = 16 };
 
 void link_init(struct link *link, const struct link_handler *handler,
@@ -17,7 +17,7 @@ void link_init(struct link *link, const struct link_handler *handler,
 	link->handler = handler;
 	link->facts = facts;
 	link->serial = seed;
-	link->foretell = FORETELL_FIRST;
+	link->predict = FORETELL_FIRST;
 	list_init(&link->unsent);
 	list_init(&link->awaiting);
 	for (uint32_t i = 0; i < LINK_SLOTS_MAX; i++) {
@@ -278,9 +278,9 @@ static void plan_stage(struct link *link, size_t bytes)
 }
 
 /* The reply of one more call, as it should come. False when there is no room for it. */
-static bool plan_foretell(struct link *link, struct link_call *call)
+static bool plan_predict(struct link *link, struct link_call *call)
 {
-	uint32_t i = link->foretold_count;
+	uint32_t i = link->predicted_count;
 	size_t prefix = link_prefix_bytes(link, call);
 	uint64_t laid = 0;
 
@@ -309,10 +309,10 @@ static bool plan_foretell(struct link *link, struct link_call *call)
 			link->plan + link->plan_count, LINK_IOV_MAX - link->plan_count, &laid);
 		link->plan_bytes += laid;
 	}
-	link->foretold[i] = call;
+	link->predicted[i] = call;
 	link->prefix_bytes[i] = prefix;
 	link->payload_bytes[i] = (size_t)laid;
-	link->foretold_count++;
+	link->predicted_count++;
 	return call->type != NBD_CMD_READ || laid == call->length;
 }
 
@@ -326,12 +326,12 @@ static void plan_header(struct link *link)
 			if (call == link->current) {
 				continue;
 			}
-			if (link->foretold_count >= link->foretell || call->covered > 0 ||
-				!plan_foretell(link, call)) {
+			if (link->predicted_count >= link->predict || call->covered > 0 ||
+				!plan_predict(link, call)) {
 				break;
 			}
 		}
-		if (link->foretold_count == 0) {
+		if (link->predicted_count == 0) {
 			/* Just the prefix: what follows has its own place. */
 			size_t prefix = LINK_PREFIX_BYTES_MAX;
 
@@ -389,12 +389,12 @@ void link_input_drop(struct link *link)
 	link->plan_count = 0;
 	link->plan_bytes = 0;
 	link->plan_data = 0;
-	link->foretold_count = 0;
+	link->predicted_count = 0;
 }
 
 /* --- taking what was received -------------------------------------------------------------- */
 
-/* Puts the rest of a wrongly foretold receive in a row: the prefix of reply i and all after it.
+/* Puts the rest of a wrongly predicted receive in a row: the prefix of reply i and all after it.
  * Returns how many bytes those are, with what the stage held before. */
 static int spill_fill(struct link *link, uint32_t i, size_t left, size_t *len, struct error *error)
 {
@@ -410,7 +410,7 @@ static int spill_fill(struct link *link, uint32_t i, size_t left, size_t *len, s
 		memcpy(link->spill, link->stage, link->stage_bytes);
 		filled = link->stage_bytes;
 	}
-	for (; i < link->foretold_count && left > 0; i++) {
+	for (; i < link->predicted_count && left > 0; i++) {
 		const uint8_t *prefix =
 			i == 0 ? link->stage + link->stage_bytes : link->prefixes[i];
 		size_t part = MIN(left, link->prefix_bytes[i]);
@@ -419,7 +419,7 @@ static int spill_fill(struct link *link, uint32_t i, size_t left, size_t *len, s
 		filled += part;
 		left -= part;
 		part = MIN(left, link->payload_bytes[i]);
-		memory_read(link->foretold[i], link->spill + filled, part);
+		memory_read(link->predicted[i], link->spill + filled, part);
 		filled += part;
 		left -= part;
 	}
@@ -429,11 +429,12 @@ static int spill_fill(struct link *link, uint32_t i, size_t left, size_t *len, s
 	return 0;
 }
 
-/* Reply i came as foretold, and with it `left` bytes from its payload on; sets how many it took. */
-static int take_foretold(
+/* Reply i came as predicted, and with it `left` bytes from its payload on; sets how many it took.
+ */
+static int take_predicted(
 	struct link *link, uint32_t i, size_t left, size_t *taken, struct error *error)
 {
-	struct link_call *call = link->foretold[i];
+	struct link_call *call = link->predicted[i];
 
 	link->stage_bytes = i == 0 ? 0 : link->stage_bytes;
 	link->ordered_run++;
@@ -447,12 +448,12 @@ static int take_foretold(
 	return *taken > 0 ? link_data_arrived(link, *taken, error) : 0;
 }
 
-static int take_all_foretold(struct link *link, size_t left, struct error *error)
+static int take_all_predicted(struct link *link, size_t left, struct error *error)
 {
 	size_t taken;
 	int err;
 
-	for (uint32_t i = 0; i < link->foretold_count && left > 0; i++) {
+	for (uint32_t i = 0; i < link->predicted_count && left > 0; i++) {
 		uint8_t *prefix = i == 0 ? link->stage : link->prefixes[i];
 		bool whole = left >= link->prefix_bytes[i];
 
@@ -464,23 +465,23 @@ static int take_all_foretold(struct link *link, size_t left, struct error *error
 			link->stage_bytes = (i == 0 ? link->stage_bytes : 0) + left;
 			return link_feed(link, link->stage, link->stage_bytes, error);
 		}
-		if (!link_prefix_matches(link, link->foretold[i], prefix)) {
+		if (!link_prefix_matches(link, link->predicted[i], prefix)) {
 			size_t len = 0;
 
-			link->foretell /= 2;
+			link->predict /= 2;
 			link->ordered_run = 0;
 			err = spill_fill(link, i, left, &len, error);
 			return err != 0 ? err : link_feed(link, link->spill, len, error);
 		}
 		left -= link->prefix_bytes[i];
-		err = take_foretold(link, i, left, &taken, error);
+		err = take_predicted(link, i, left, &taken, error);
 		if (err != 0) {
 			return err;
 		}
 		left -= taken;
 	}
-	if (link->ordered_run >= link->foretell) {
-		link->foretell = MIN(link->foretell * 2, (uint32_t)LINK_FORETOLD_MAX);
+	if (link->ordered_run >= link->predict) {
+		link->predict = MIN(link->predict * 2, (uint32_t)LINK_FORETOLD_MAX);
 		link->ordered_run = 0;
 	}
 	return 0;
@@ -502,14 +503,14 @@ int link_received(struct link *link, size_t bytes, struct error *error)
 	}
 	if (bytes == 0) {
 		err = 0;
-	} else if (link->foretold_count > 0) {
-		err = take_all_foretold(link, bytes, error);
+	} else if (link->predicted_count > 0) {
+		err = take_all_predicted(link, bytes, error);
 	} else {
 		link->stage_bytes += bytes;
 		err = link_feed(link, link->stage, link->stage_bytes, error);
 	}
-	if (link->foretell == 0 && link->ordered_run >= ORDERED_RUN_TO_FORETELL) {
-		link->foretell = 1;
+	if (link->predict == 0 && link->ordered_run >= ORDERED_RUN_TO_FORETELL) {
+		link->predict = 1;
 		link->ordered_run = 0;
 	}
 	link_input_drop(link);

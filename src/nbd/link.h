@@ -9,11 +9,11 @@
  *   socket ─▶ link_input() / link_received() ─▶ extent(), hole() ─────────┴─▶ done(call)
  *
  * Receiving in place. The length of a payload is known only once its header was read, so a receive
- * that stops there costs a system call a reply. Instead the link foretells: it lays out the headers
+ * that stops there costs a system call a reply. Instead the link predicts: it lays out the headers
  * and payloads of the replies that should come next if the server answers in order, and receives
  * many at once. Where it was wrong, what lies in the wrong place is taken out again and put where
- * it belongs (counted in moved_bytes), and less is foretold for a while; with nothing foretold each
- * receive is the rest of one payload and the header after it, which is never wrong.
+ * it belongs (counted in moved_bytes), and less is predicted for a while; with nothing predicted
+ * each receive is the rest of one payload and the header after it, which is never wrong.
  *
  * Memory of a READ is scratch until done: bytes that belong elsewhere may stand there meanwhile.
  *
@@ -122,13 +122,13 @@ struct link {
 	uint64_t data_place;	   /* LINK_DATA: next byte, relative to the call's offset */
 	uint64_t left;		   /* DATA, EXTENTS, SKIP: bytes of the chunk still to come */
 
-	uint32_t foretell;    /* replies to lay out */
+	uint32_t predict;     /* replies to lay out */
 	uint32_t ordered_run; /* replies in a row that came in order */
-	/* The receive that is under way: data, then foretold_count times prefix and payload, or
+	/* The receive that is under way: data, then predicted_count times prefix and payload, or
 	 * else the stage. The first prefix is in the stage, too. */
 	size_t plan_data;
-	uint32_t foretold_count;
-	struct link_call *foretold[LINK_FORETOLD_MAX];
+	uint32_t predicted_count;
+	struct link_call *predicted[LINK_FORETOLD_MAX];
 	size_t prefix_bytes[LINK_FORETOLD_MAX];	 /* laid out */
 	size_t payload_bytes[LINK_FORETOLD_MAX]; /* laid out */
 	uint8_t prefixes[LINK_FORETOLD_MAX][LINK_PREFIX_BYTES_MAX];

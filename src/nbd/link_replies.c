@@ -46,7 +46,7 @@ static void release(struct link *link, struct link_call *call)
 		link->reads_awaiting--;
 	}
 	if (list_first(&link->awaiting) == &call->node) {
-		link->ordered_run += link->foretell == 0;
+		link->ordered_run += link->predict == 0;
 	} else {
 		link->out_of_order++;
 		link->ordered_run = 0;
@@ -238,7 +238,7 @@ int link_data_arrived(struct link *link, uint64_t bytes, struct error *error)
 	return link->current_ends ? link_finish(link, call, error) : 0;
 }
 
-/* --- foretelling --------------------------------------------------------------------------- */
+/* --- predicting --------------------------------------------------------------------------- */
 
 size_t link_prefix_bytes(const struct link *link, const struct link_call *call)
 {

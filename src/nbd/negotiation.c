@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "nbd/fence.h"
+#include "nbd/takeover.h"
 
 enum {
 	/* Rule P62: what a client assumes of a server that tells no block sizes. */
@@ -16,7 +16,7 @@ enum {
 	LIST_REPLIES_MAX = 1024, /* of contexts that nobody asked for */
 };
 
-/* The queries of ask_fence(), of which NBD_CONTEXT_CONNECTION begins the longest: they must fit
+/* The queries of ask_takeover(), of which NBD_CONTEXT_CONNECTION begins the longest: they must fit
  * here, and our own server must take them. */
 enum { FENCE_QUERIES_MAX = 2 + NEGOTIATION_INSTEAD_MAX };
 _Static_assert(FENCE_QUERIES_MAX *(4 + sizeof(NBD_CONTEXT_CONNECTION) +
@@ -24,7 +24,7 @@ _Static_assert(FENCE_QUERIES_MAX *(4 + sizeof(NBD_CONTEXT_CONNECTION) +
 	"output");
 _Static_assert(FENCE_QUERIES_MAX <= (int)NBD_CONTEXT_QUERIES_MAX, "number of queries");
 _Static_assert(DIALOGUE_DATA_BYTES_MAX <= (int)NBD_OPTION_BYTES_MAX, "length of an option");
-_Static_assert(NEGOTIATION_TOKEN_BYTES_MAX <= (int)FENCE_TOKEN_BYTES_MAX, "length of a token");
+_Static_assert(NEGOTIATION_TOKEN_BYTES_MAX <= (int)TAKEOVER_TOKEN_BYTES_MAX, "length of a token");
 
 struct negotiation {
 	struct dialogue talk;
@@ -80,25 +80,25 @@ static void ask_allocation(struct negotiation *negotiation)
 
 /* Says who we are and instead of whom we come, and asks for the epoch. A server that does not know
  * these contexts has none of them to list. */
-static void ask_fence(struct negotiation *negotiation)
+static void ask_takeover(struct negotiation *negotiation)
 {
 	struct dialogue *talk = &negotiation->talk;
 	size_t bytes = query_bytes(NBD_CONTEXT_EPOCH, "") +
 		       query_bytes(NBD_CONTEXT_CONNECTION, negotiation->token);
 
 	for (uint32_t i = 0; i < negotiation->instead_count; i++) {
-		bytes += query_bytes(NBD_CONTEXT_INSTEAD, negotiation->instead[i]);
+		bytes += query_bytes(NBD_CONTEXT_REPLACES, negotiation->instead[i]);
 	}
 	dialogue_ask_contexts(talk, NBD_OPT_LIST_META_CONTEXT, negotiation->facts.name,
 		2 + negotiation->instead_count, bytes);
 	append_query(talk, NBD_CONTEXT_EPOCH, "");
 	append_query(talk, NBD_CONTEXT_CONNECTION, negotiation->token);
 	for (uint32_t i = 0; i < negotiation->instead_count; i++) {
-		append_query(talk, NBD_CONTEXT_INSTEAD, negotiation->instead[i]);
+		append_query(talk, NBD_CONTEXT_REPLACES, negotiation->instead[i]);
 	}
 }
 
-static void after_fence(struct negotiation *negotiation)
+static void after_takeover(struct negotiation *negotiation)
 {
 	if (negotiation->facts.style != NBD_REPLIES_SIMPLE) {
 		ask_allocation(negotiation);
@@ -111,9 +111,9 @@ static void after_style(struct negotiation *negotiation, enum nbd_reply_style st
 {
 	negotiation->facts.style = style;
 	if (negotiation->token[0] != '\0') {
-		ask_fence(negotiation);
+		ask_takeover(negotiation);
 	} else {
-		after_fence(negotiation);
+		after_takeover(negotiation);
 	}
 }
 
@@ -191,7 +191,7 @@ static int handle_error(
 		ask_style(negotiation, NBD_REPLIES_SIMPLE);
 		return 0;
 	case NBD_OPT_LIST_META_CONTEXT:
-		after_fence(negotiation);
+		after_takeover(negotiation);
 		return 0;
 	case NBD_OPT_SET_META_CONTEXT:
 		/* A selection that ended in an error does not count (rule P42). */
@@ -216,7 +216,7 @@ static int handle_ack(struct negotiation *negotiation, struct error *error)
 		after_style(negotiation, NBD_REPLIES_STRUCTURED);
 		return 0;
 	case NBD_OPT_LIST_META_CONTEXT:
-		after_fence(negotiation);
+		after_takeover(negotiation);
 		return 0;
 	case NBD_OPT_SET_META_CONTEXT:
 		ask_go(negotiation);
@@ -258,7 +258,7 @@ static void take_epoch(struct negotiation_facts *facts, struct nbd_text name)
 	text[name.length] = '\0';
 	facts->epoch = strtoull(text + strlen(NBD_CONTEXT_EPOCH "="), &end, 16);
 	facts->is_volatile = strcmp(end, ",volatile") == 0;
-	facts->fenced = facts->epoch != 0;
+	facts->can_take_over = facts->epoch != 0;
 }
 
 /* One that was selected, or one that is listed. */

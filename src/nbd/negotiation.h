@@ -27,8 +27,8 @@ struct negotiation_options {
 	const char *export_name;	/* "" is the default export; at most 4096 bytes */
 	enum nbd_reply_style style_max; /* do not ask for more than this */
 	/* A name for this connection that no other has, and the names of those it comes instead of:
-	 * a server that knows what that means (facts.fenced) ends them, and their requests, before
-	 * it goes on (docs/design/0006-reconnect.md). NULL: none. Copied. */
+	 * a server that knows what that means (facts.can_take_over) ends them, and their requests,
+	 * before it goes on (docs/design/0006-reconnect.md). NULL: none. Copied. */
 	const char *token;
 	const char *const *instead;
 	uint32_t instead_count; /* at most NEGOTIATION_INSTEAD_MAX */
@@ -43,10 +43,11 @@ struct negotiation_facts {
 	struct nbd_block_sizes sizes;
 	bool allocation;	/* base:allocation was selected */
 	uint32_t allocation_id; /* its id in block status replies */
-	/* The server's own extension; fenced is false and epoch 0 where it is not known. A new
-	 * epoch may have lost what was answered and not flushed, and when volatile also what was.
+	/* The server's own extension; can_take_over is false and epoch 0 where it is not known. A
+	 * new epoch may have lost what was answered and not flushed, and when volatile also what
+	 * was.
 	 */
-	bool fenced;
+	bool can_take_over;
 	bool is_volatile;
 	uint64_t epoch;
 	char name[NBD_STRING_BYTES_MAX + 1];	    /* the server's own name, or as asked for */

@@ -496,7 +496,7 @@ static void look_at_network(struct nbd_session *session)
 	}
 	/* Where mostly holes were sent, there was little to carry. */
 	if (session->hole_bytes <= session->traffic.acked_bytes - before.acked_bytes) {
-		grain_learn_network(&session->path_export->reads,
+		overlap_learn_network(&session->path_export->reads,
 			session->traffic.acked_bytes - before.acked_bytes,
 			session->traffic.busy_ns - before.busy_ns);
 	}

@@ -200,17 +200,17 @@ static bool must_be_one_piece(const struct nbd_session *session, const struct re
  * A reply that begins only once all of it is there: because the export is asked to answer so;
  * because a simple reply has no way to tell of an error once it has begun; or because nothing else
  * can be sent while one chunk for DF is on its way, and it would wait for the disk with it, unless
- * somebody has chosen that by fixing the grain.
+ * somebody has chosen that by fixing the part size.
  */
 static bool must_be_held(const struct nbd_session *session, const struct request_head *head)
 {
-	uint32_t grain = session->path_export->grain;
+	uint32_t overlap = session->path_export->overlap;
 
 	if (head->type != NBD_CMD_READ || head->length > HELD_BYTES_MAX) {
 		return false;
 	}
-	return grain == PATH_GRAIN_OFF || !session->structured ||
-	       ((head->flags & NBD_CMD_FLAG_DF) != 0 && grain == PATH_GRAIN_AUTO);
+	return overlap == PATH_OVERLAP_OFF || !session->structured ||
+	       ((head->flags & NBD_CMD_FLAG_DF) != 0 && overlap == PATH_OVERLAP_AUTO);
 }
 
 uint64_t request_memory(const struct nbd_session *session, const struct request_head *head)

@@ -7,8 +7,8 @@
  * docs/man/gmblock-serve.1 for what a user sees and session.h for the state machine.
  * Threading: a service and its sessions belong to the ring's thread. The export table and its
  * stores are shared by all services and outlive them; only nbd_export.connections (atomically) and
- * nbd_export.fence (under its lock) change. Ownership: nbd_service_accept() takes the descriptor on
- * every path. The service borrows the export table until it is destroyed. Errors: a peer's
+ * nbd_export.takeover (under its lock) change. Ownership: nbd_service_accept() takes the descriptor
+ * on every path. The service borrows the export table until it is destroyed. Errors: a peer's
  * violation ends that session with one rate-limited log line naming the rule.
  */
 #pragma once
@@ -16,8 +16,8 @@
 #include <stdatomic.h>
 
 #include "base/error.h"
-#include "nbd/fence.h"
-#include "path/grain.h"
+#include "nbd/takeover.h"
+#include "path/overlap.h"
 #include "path/stats.h"
 #include "path/trace.h"
 #include "ring/ring.h"
@@ -29,7 +29,7 @@ struct nbd_export {
 	uint32_t name_bytes;	 /* 0 to 4096 */
 	const char *description; /* or NULL */
 	struct store *store;
-	uint32_t grain;		      /* of split reads and writes: see struct path_export */
+	uint32_t overlap;	      /* of split reads and writes: see struct path_export */
 	bool read_only;		      /* asked for, or all the store can do */
 	uint32_t connections_max;     /* 0 = no limit of its own */
 	_Atomic uint32_t connections; /* sessions in transmission now, over all services */
@@ -38,7 +38,7 @@ struct nbd_export {
 	 */
 	uint64_t epoch;
 	bool is_volatile; /* a new epoch has lost what was flushed, too */
-	struct fence fence;
+	struct takeover takeover;
 };
 
 struct nbd_limits {
@@ -115,7 +115,7 @@ const struct path_stats *nbd_service_stats(
 	const struct nbd_service *service, uint32_t export_index, enum store_op op);
 
 /* How reads (or writes) of an export are cut; the same. */
-const struct grain *nbd_service_grain(
+const struct overlap *nbd_service_overlap(
 	const struct nbd_service *service, uint32_t export_index, enum store_op op);
 
 /* Bytes of reads that were sent from where the store had them, without memory of ours; and how many

@@ -144,14 +144,13 @@ static bool join_ending(struct nbd_service *service)
 static void choose_wait(struct nbd_service *service)
 {
 	uint64_t taken = service->counters.requests - service->turn_requests;
-	enum patience_way way =
-		patience_turn(&service->patience, ring_batch_ns(service->ring), (uint32_t)taken);
+	enum wait_way way = wait_policy_turn(
+		&service->wait_policy, ring_batch_ns(service->ring), (uint32_t)taken);
 
 	service->turn_requests = service->counters.requests;
-	ring_set_patience(service->ring, PATIENCE_GATHER_MAX,
-		way == PATIENCE_GATHER ? PATIENCE_GATHER_NS : 0);
-	ring_set_spin(service->ring,
-		way == PATIENCE_SPIN && !path_is_slow(service->path) ? PATIENCE_SPIN_NS : 0);
+	ring_set_batch(service->ring, WAIT_BATCH_MAX, way == WAIT_BATCH ? WAIT_BATCH_NS : 0);
+	ring_set_spin(
+		service->ring, way == WAIT_SPIN && !path_is_slow(service->path) ? WAIT_SPIN_NS : 0);
 }
 
 static void batch_end(void *context)
@@ -295,7 +294,7 @@ static int open_exports(struct nbd_service *service, struct error *error)
 		int result;
 
 		export->store = options->exports[i].store;
-		path_export_init(export, options->exports[i].grain);
+		path_export_init(export, options->exports[i].overlap);
 		result = store_queue_create(export->store, service->ring, &export->queue, error);
 		if (result < 0) {
 			return result;
@@ -356,7 +355,7 @@ int nbd_service_create(const struct nbd_service_options *options, struct nbd_ser
 	}
 	service->options = *options;
 	service->ring = options->ring;
-	patience_init(&service->patience, options->limits.may_spin);
+	wait_policy_init(&service->wait_policy, options->limits.may_spin);
 	list_init(&service->requests_free);
 	list_init(&service->rx_free);
 	list_init(&service->sends_free);
@@ -388,7 +387,7 @@ void nbd_service_destroy(struct nbd_service *service)
 	}
 	GMB_ASSERT(list_is_empty(&service->sessions));
 	ring_set_batch_end(service->ring, NULL, NULL);
-	ring_set_patience(service->ring, 1, 0);
+	ring_set_batch(service->ring, 1, 0);
 	ring_set_spin(service->ring, 0);
 	if (service->timer.in_flight) {
 		ring_cancel(service->ring, &service->timer);
@@ -482,7 +481,7 @@ const struct path_stats *nbd_service_stats(
 	return service->path_exports[export_index].stats[op];
 }
 
-const struct grain *nbd_service_grain(
+const struct overlap *nbd_service_overlap(
 	const struct nbd_service *service, uint32_t export_index, enum store_op op)
 {
 	GMB_ASSERT(export_index < service->options.export_count);

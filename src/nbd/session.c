@@ -56,12 +56,12 @@ static void give_room(int fd)
 	}
 }
 
-static void member_end(struct fence_member *member)
+static void member_end(struct takeover_member *member)
 {
 	session_terminate(container_of(member, struct nbd_session, member), NULL);
 }
 
-static void member_wake(struct fence_member *member)
+static void member_wake(struct takeover_member *member)
 {
 	struct nbd_session *session = container_of(member, struct nbd_session, member);
 
@@ -91,7 +91,7 @@ void session_open(struct nbd_service *service, int fd, const char *peer)
 	keep_alive(fd, 60, 15, 4);
 	give_room(fd);
 	session->service = service;
-	session->member = (struct fence_member){
+	session->member = (struct takeover_member){
 		.ring = service->ring,
 		.end = member_end,
 		.wake = member_wake,
@@ -124,7 +124,7 @@ void session_open(struct nbd_service *service, int fd, const char *peer)
 static void begin_termination(struct nbd_session *session)
 {
 	session_set_state(session, SESSION_TERMINATING);
-	fence_give_up(&session->member);
+	takeover_give_up(&session->member);
 	list_remove(&session->blocked_node);
 	list_remove(&session->dirty_node);
 	list_push_back(&session->service->ending, &session->ending_node);
@@ -260,8 +260,8 @@ bool session_join(struct nbd_session *session)
 		return false;
 	}
 	GMB_ASSERT(session->inflight_count == 0 && session->held_bytes == 0);
-	fence_leave(&session->member);
-	if (!fence_may_go(&session->member)) {
+	takeover_leave(&session->member);
+	if (!takeover_may_go(&session->member)) {
 		return false;
 	}
 	handshake_end(session);

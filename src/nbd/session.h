@@ -13,7 +13,7 @@
  *                                                     ▼ (closed and freed)
  *
  * Files: service.c limits, timers, batch end; session.c life cycle; handshake.c options;
- * fence.c who comes instead of whom; receive.c the byte stream into requests; request.c what a
+ * takeover.c who comes instead of whom; receive.c the byte stream into requests; request.c what a
  * request asks and may; reply.c answers.
  *
  * Threading: the ring's thread. Ownership: the service owns sessions and requests; a session owns
@@ -28,9 +28,9 @@
 #include "base/list.h"
 #include "base/log.h"
 #include "memory/arena.h"
-#include "nbd/fence.h"
-#include "nbd/patience.h"
 #include "nbd/server.h"
+#include "nbd/takeover.h"
+#include "nbd/wait_policy.h"
 #include "nbd/wire.h"
 #include "path/path.h"
 #include "ring/ring.h"
@@ -96,7 +96,7 @@ struct handshake {
 	bool no_zeroes;
 	uint32_t list_next_idx; /* LIST: next export to tell; export_count when done */
 	bool list_active;
-	bool fencing; /* an option waits until another connection has ended */
+	bool taking_over; /* an option waits until another connection has ended */
 	/* SET_META_CONTEXT's selection, valid for this export name only (P43). */
 	bool context_selected;
 	uint32_t context_name_bytes;
@@ -165,7 +165,7 @@ struct nbd_session {
 	struct ring_op recv_op;
 	struct ring_op send_op;
 	struct handshake *handshake;
-	struct fence_member member;
+	struct takeover_member member;
 	uint64_t deadline_ns;	     /* of the handshake, or of lingering */
 	uint64_t progress_ns;	     /* last time the network moved, or was first asked to */
 	struct ring_traffic traffic; /* when it was last looked at */
@@ -227,7 +227,7 @@ struct nbd_service {
 	struct list_node ending;
 	struct nbd_counters counters;
 	struct log_limit log_limit;
-	struct patience patience;
+	struct wait_policy wait_policy;
 	uint64_t turn_requests; /* counters.requests at the end of the last turn */
 	struct ring_op timer;
 	uint64_t timer_due_ns; /* of the timer in flight */

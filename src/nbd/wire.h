@@ -28,7 +28,7 @@
 /* Ours, in lists only: docs/design/0006-reconnect.md. */
 #define NBD_CONTEXT_EPOCH      "x-gmblock:epoch"
 #define NBD_CONTEXT_CONNECTION "x-gmblock:connection="
-#define NBD_CONTEXT_INSTEAD    "x-gmblock:instead="
+#define NBD_CONTEXT_REPLACES   "x-gmblock:replaces="
 
 /* --- limits -------------------------------------------------------------------------------- */
 

@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 
 #include "base/bytes.h"
-#include "path/cut.h"
+#include "path/split.h"
 
 /* With more in one call the kernel holds them back to merge neighbours. */
 enum { PARTS_PER_CALL = 2 };
@@ -104,11 +104,11 @@ static void account(struct path_request *request)
 		request->error != 0);
 }
 
-void path_export_init(struct path_export *path_export, uint32_t grain)
+void path_export_init(struct path_export *path_export, uint32_t overlap)
 {
-	path_export->grain = grain;
-	grain_init(&path_export->reads);
-	grain_init(&path_export->writes);
+	path_export->overlap = overlap;
+	overlap_init(&path_export->reads);
+	overlap_init(&path_export->writes);
 	path_export->lent_bytes = 0;
 	path_export->lend_misses = 0;
 	for (int op = 0; op < STORE_OP_COUNT; op++) {
@@ -228,7 +228,7 @@ static int part_memory(struct arena *arena, uint64_t *bytes, struct arena_buf *b
 		if (*bytes <= PATH_PART_BYTES_MIN) {
 			return -EAGAIN;
 		}
-		*bytes = align_down(*bytes / 2, CUT_ALIGN);
+		*bytes = align_down(*bytes / 2, SPLIT_ALIGN);
 	}
 	return 0;
 }
@@ -261,7 +261,8 @@ static bool window_is_full(const struct path_request *request)
 	uint64_t left = request->length - request->started_bytes;
 
 	return request->live_bytes > 0 &&
-	       request->live_bytes + MIN((uint64_t)request->grain, left) > request->window_bytes;
+	       request->live_bytes + MIN((uint64_t)request->part_size, left) >
+		       request->window_bytes;
 }
 
 static void stall(struct path *path, struct path_request *request)
@@ -471,8 +472,8 @@ static void pump_read(struct path_request *request)
 	struct path *path = request->path;
 	/* Neighbours handed over together are merged by the block layer into one command that
 	 * completes as a whole: nothing could be sent before all of it is there. */
-	bool apart =
-		request->length > request->grain && store_info(request->export->store)->read_direct;
+	bool apart = request->length > request->part_size &&
+		     store_info(request->export->store)->read_direct;
 
 	while (request->started_bytes < request->length && !window_is_full(request)) {
 		struct path_stream *stream =

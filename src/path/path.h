@@ -5,7 +5,7 @@
  *
  *   session                     path                                   store         arena
  *   path_start(request) ─────▶ INIT
- *                              READ       parts, one grain each ──────▶ submit ◀── buffer
+ *                              READ       parts, each of part size ───▶ submit ◀── buffer
  *   progress(request) ◀─────── SEND_INIT  first stream has valid bytes ◀── done
  *   path_next_fragment() ◀───  ...        any stream, in any order
  *   path_fragment_sent() ─────▶           buffer back, next part ──────────────────▶ buffer
@@ -18,7 +18,7 @@
  * inside. A write is the mirror image: the session asks for room (path_write_open), fills it from
  * the network, and submits it while later bytes are still arriving. Everything else is one part
  * without payload. A read whose bytes the store has in memory already is one stream, too: the
- * store lends them, and no memory is needed. How a transfer is cut: grain.h; on a striped disk no
+ * store lends them, and no memory is needed. How a transfer is cut: overlap.h; on a striped disk no
  * part goes over the end of a chunk, and all members get work from the beginning.
  *
  * Exactly one end: COMMITTED or ABORTED. The requester treats nothing as read before COMMITTED.
@@ -32,7 +32,7 @@
 
 #include "base/list.h"
 #include "memory/arena.h"
-#include "path/grain.h"
+#include "path/overlap.h"
 #include "path/stats.h"
 #include "path/trace.h"
 #include "ring/ring.h"
@@ -44,19 +44,19 @@ struct path_request;
 enum path_status { PATH_PENDING, PATH_COMMITTED, PATH_ABORTED };
 
 enum {
-	PATH_GRAIN_AUTO = 0,	     /* chosen from what is measured */
-	PATH_GRAIN_OFF = 1,	     /* no part is sent before all are there */
-	PATH_GRAIN_BYTES_MIN = 4096, /* a grain is a multiple of it */
-	PATH_GRAIN_BYTES_MAX = ARENA_BLOCK_BYTES_MAX,
+	PATH_OVERLAP_AUTO = 0,	   /* chosen from what is measured */
+	PATH_OVERLAP_OFF = 1,	   /* no part is sent before all are there */
+	PATH_PART_SIZE_MIN = 4096, /* a part size is a multiple of it */
+	PATH_PART_SIZE_MAX = ARENA_BLOCK_BYTES_MAX,
 };
 
 /* An export as one reactor sees it. */
 struct path_export {
 	struct store *store;
 	struct store_queue *queue;
-	uint32_t grain; /* PATH_GRAIN_AUTO, PATH_GRAIN_OFF, or bytes of a part */
-	struct grain reads;
-	struct grain writes;
+	uint32_t overlap; /* PATH_OVERLAP_AUTO, PATH_OVERLAP_OFF, or bytes of a part */
+	struct overlap reads;
+	struct overlap writes;
 	uint64_t lent_bytes;  /* of reads that were sent from memory of the store's own */
 	uint64_t lend_misses; /* reads of which the store was asked for that, and would not */
 	/* By operation, PATH_SIZE_CLASS_COUNT each; made with the first request, NULL before. */
@@ -64,7 +64,7 @@ struct path_export {
 };
 
 /* Sets all but the store and its queue. */
-void path_export_init(struct path_export *path_export, uint32_t grain);
+void path_export_init(struct path_export *path_export, uint32_t overlap);
 /* Frees the statistics. */
 void path_export_fini(struct path_export *path_export);
 
@@ -126,22 +126,22 @@ struct path_request {
 	uint64_t stored_bytes;	/* parts the store has finished */
 	uint64_t handed_bytes;	/* given out as fragments */
 	uint64_t live_bytes;	/* in streams */
-	uint64_t row_offset;	/* striped reads: where the next part is, see cut.h */
+	uint64_t row_offset;	/* striped reads: where the next part is, see split.h */
 	uint64_t row_step;
 	uint64_t rest_offset; /* of a range for whose part there was too little memory */
 	uint64_t rest_bytes;
 	uint64_t parts_time; /* sum over parts of bytes * time until they were there */
-	uint32_t grain;
+	uint32_t part_size;
 	uint32_t told_step; /* fragments may begin before a part is done; 0 = they may not */
 	uint32_t parts_started;
 	uint32_t parts_inflight;
 	uint32_t streams_live;
 	bool abandoned;
 	bool first_used;
-	bool measured; /* counted in the export's struct grain */
+	bool measured; /* counted in the export's struct overlap */
 	bool slow;     /* counted in path->slow_count */
 	bool cut;      /* into parts, or told of in between */
-	bool counted;  /* in grain->request_bytes */
+	bool counted;  /* in overlap->request_bytes */
 	bool alone;    /* no other was counted at the same time */
 	bool striped;  /* parts in an order that keeps all members busy */
 	struct list_node ready;

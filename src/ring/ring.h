@@ -136,7 +136,7 @@ void ring_poll_again(struct ring *ring);
  * wake us. count 1 (the initial state) or max_wait_ns 0: wakes for each. Kernels without the
  * feature (min_timeout) always do.
  */
-void ring_set_patience(struct ring *ring, uint32_t count, uint64_t max_wait_ns);
+void ring_set_batch(struct ring *ring, uint32_t count, uint64_t max_wait_ns);
 
 /* How long a wait looks for completions before the thread sleeps: sleeping is cheap, being woken
  * is not. 0 (the initial state): not at all. */

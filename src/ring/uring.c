@@ -51,9 +51,9 @@ struct ring {
 	uint64_t batch_ns;
 	uint64_t random_state;
 	uint64_t spin_ns;
-	uint32_t skipped;	 /* turns since the kernel was last entered */
-	uint32_t patience_count; /* 0 = none */
-	uint32_t patience_us;
+	uint32_t skipped;     /* turns since the kernel was last entered */
+	uint32_t batch_count; /* 0 = none */
+	uint32_t batch_us;
 	bool stopping;
 	int poll_fd; /* eventfd for ring_poll_fd(), -1 until it is asked for */
 
@@ -318,12 +318,12 @@ uint64_t ring_random(struct ring *ring)
 	return random_next(&ring->random_state);
 }
 
-void ring_set_patience(struct ring *ring, uint32_t count, uint64_t max_wait_ns)
+void ring_set_batch(struct ring *ring, uint32_t count, uint64_t max_wait_ns)
 {
 	bool patient = ring->features.min_timeout && count > 1 && max_wait_ns >= 1000;
 
-	ring->patience_count = patient ? count : 0;
-	ring->patience_us = (uint32_t)MIN(max_wait_ns / 1000, UINT64_C(1000000));
+	ring->batch_count = patient ? count : 0;
+	ring->batch_us = (uint32_t)MIN(max_wait_ns / 1000, UINT64_C(1000000));
 }
 
 void ring_set_spin(struct ring *ring, uint64_t spin_ns)
@@ -441,11 +441,11 @@ void ring_flush(struct ring *ring)
 	}
 }
 
-/* liburing 2.3 knows neither the field nor the call: wait for patience_count completions, or for
- * one once patience_us have passed. Two system calls, where submitting leaves nothing to run. */
-static int enter_patiently(struct ring *ring)
+/* liburing 2.3 knows neither the field nor the call: wait for batch_count completions, or for
+ * one once batch_us have passed. Two system calls, where submitting leaves nothing to run. */
+static int enter_batch(struct ring *ring)
 {
-	struct io_uring_getevents_arg argument = { .pad = ring->patience_us };
+	struct io_uring_getevents_arg argument = { .pad = ring->batch_us };
 	unsigned flags = IORING_ENTER_GETEVENTS | IORING_ENTER_EXT_ARG;
 	int result = 0;
 
@@ -461,7 +461,7 @@ static int enter_patiently(struct ring *ring)
 	if (ring->features.registered_ring) {
 		flags |= IORING_ENTER_REGISTERED_RING;
 	}
-	return io_uring_enter2(ring->uring.enter_ring_fd, 0, ring->patience_count, flags,
+	return io_uring_enter2(ring->uring.enter_ring_fd, 0, ring->batch_count, flags,
 		(sigset_t *)(void *)&argument, sizeof(argument));
 }
 
@@ -546,8 +546,8 @@ static void enter(struct ring *ring, bool wait, uint64_t limit_ns)
 		result = enter_spinning(ring);
 	} else {
 		ring->counters.waits++;
-		result = ring->patience_count > 1 ? enter_patiently(ring)
-						  : io_uring_submit_and_wait(&ring->uring, 1);
+		result = ring->batch_count > 1 ? enter_batch(ring)
+					       : io_uring_submit_and_wait(&ring->uring, 1);
 	}
 	/* -EINTR: a signal; -EBUSY and -EAGAIN: completions must be taken first. We come back. */
 	GMB_ASSERT(result >= 0 || result == -EINTR || result == -EBUSY || result == -EAGAIN ||

@@ -40,7 +40,7 @@ struct server_export {
 	struct store_rule delays[STORE_RULES_MAX];
 	uint32_t delay_count;
 	struct store_pace pace;
-	uint32_t grain;	       /* bytes, PATH_GRAIN_AUTO or PATH_GRAIN_OFF */
+	uint32_t overlap;      /* bytes, PATH_OVERLAP_AUTO or PATH_OVERLAP_OFF */
 	uint32_t stripe_chunk; /* 0 = as the disk says */
 	uint32_t stripe_members;
 	enum store_progress_source progress;

@@ -78,11 +78,11 @@ static int parse_mode(const char *value, enum store_mode *mode, struct error *er
 
 	if (strcmp(value, "cached") == 0) {
 		*mode = STORE_MODE_CACHED;
-	} else if (strcmp(value, "ram") == 0) {
-		*mode = STORE_MODE_RAM;
+	} else if (strcmp(value, "direct") == 0) {
+		*mode = STORE_MODE_DIRECT;
 	} else {
 		return error_set(error, -EINVAL,
-			"'%s' is not a mode; it can be cached (through the page cache) or ram "
+			"'%s' is not a mode; it can be cached (through the page cache) or direct "
 			"(around it)",
 			log_escape(shown, sizeof(shown), value, strlen(value)));
 	}
@@ -96,7 +96,7 @@ enum export_key {
 	KEY_DESCRIPTION,
 	KEY_MAX_CONNECTIONS,
 	KEY_MMAP,
-	KEY_SYNCHRO,
+	KEY_OVERLAP,
 	KEY_STRIPE,
 	KEY_PROGRESS,
 	KEY_PACE,
@@ -167,27 +167,27 @@ static int set_mmap(struct server_export *entry, const char *value, struct error
 	return 0;
 }
 
-static int set_synchro(struct server_export *entry, const char *value, struct error *error)
+static int set_overlap(struct server_export *entry, const char *value, struct error *error)
 {
 	uint64_t bytes;
 
 	if (strcmp(value, "auto") == 0) {
-		entry->grain = PATH_GRAIN_AUTO;
+		entry->overlap = PATH_OVERLAP_AUTO;
 		return 0;
 	}
 	if (strcmp(value, "off") == 0) {
-		entry->grain = PATH_GRAIN_OFF;
+		entry->overlap = PATH_OVERLAP_OFF;
 		return 0;
 	}
-	if (units_parse_bytes(value, &bytes, NULL) < 0 || bytes < PATH_GRAIN_BYTES_MIN ||
-		bytes > PATH_GRAIN_BYTES_MAX || bytes % PATH_GRAIN_BYTES_MIN != 0) {
+	if (units_parse_bytes(value, &bytes, NULL) < 0 || bytes < PATH_PART_SIZE_MIN ||
+		bytes > PATH_PART_SIZE_MAX || bytes % PATH_PART_SIZE_MIN != 0) {
 		char shown[SHOWN_BYTES];
 
 		return error_set(error, -EINVAL,
 			"'%s' is neither auto nor off, nor a size from 4K to 1M in steps of 4K",
 			log_escape(shown, sizeof(shown), value, strlen(value)));
 	}
-	entry->grain = (uint32_t)bytes;
+	entry->overlap = (uint32_t)bytes;
 	return 0;
 }
 
@@ -206,8 +206,8 @@ static int set_stripe(struct server_export *entry, const char *value, struct err
 			chunk = 0;
 		}
 	}
-	if (chunk < PATH_GRAIN_BYTES_MIN || chunk > STRIPE_CHUNK_BYTES_MAX ||
-		chunk % PATH_GRAIN_BYTES_MIN != 0 ||
+	if (chunk < PATH_PART_SIZE_MIN || chunk > STRIPE_CHUNK_BYTES_MAX ||
+		chunk % PATH_PART_SIZE_MIN != 0 ||
 		units_parse_count(colon + 1, 2, STRIPE_MEMBERS_MAX, &entry->stripe_members, NULL) <
 			0) {
 		return error_set(error, -EINVAL,
@@ -274,12 +274,12 @@ static const struct {
 	int (*set)(struct server_export *entry, const char *value, struct error *error);
 } export_keys[KEY_COUNT] = {
 	[KEY_MODE] = { "mode", "cached", set_mode },
-	[KEY_WRITE_MODE] = { "write-mode", "ram", set_write_mode },
+	[KEY_WRITE_MODE] = { "write-mode", "direct", set_write_mode },
 	[KEY_READONLY] = { "readonly", "yes", set_readonly },
 	[KEY_DESCRIPTION] = { "description", "TEXT", set_description },
 	[KEY_MAX_CONNECTIONS] = { "max-connections", "4", set_max_connections },
 	[KEY_MMAP] = { "mmap", "off", set_mmap },
-	[KEY_SYNCHRO] = { "synchro", "64K", set_synchro },
+	[KEY_OVERLAP] = { "overlap", "64K", set_overlap },
 	[KEY_STRIPE] = { "stripe", "64K:4", set_stripe },
 	[KEY_PROGRESS] = { "progress", "completion", set_progress },
 	[KEY_PACE] = { "pace", "100M", set_pace },
@@ -302,7 +302,7 @@ static int unknown_key(const char *key, struct error *error)
 	}
 	return error_set(error, -EINVAL,
 		"this is not a known key; an export can have mode, write-mode, readonly, "
-		"description, max-connections, mmap, synchro, stripe, progress, pace, "
+		"description, max-connections, mmap, overlap, stripe, progress, pace, "
 		"fault and delay (a comma inside a value or path is written \\,)");
 }
 

@@ -16,7 +16,7 @@ struct file_export {
 	char *readonly;
 	char *description;
 	char *max_connections;
-	char *synchro;
+	char *overlap;
 	char *stripe;
 	char *mmap;
 	char *progress;
@@ -66,7 +66,7 @@ static const cyaml_schema_field_t export_fields[] = {
 	TEXT_FIELD("readonly", struct file_export, readonly),
 	TEXT_FIELD("description", struct file_export, description),
 	TEXT_FIELD("max-connections", struct file_export, max_connections),
-	TEXT_FIELD("synchro", struct file_export, synchro),
+	TEXT_FIELD("overlap", struct file_export, overlap),
 	TEXT_FIELD("stripe", struct file_export, stripe),
 	TEXT_FIELD("mmap", struct file_export, mmap),
 	TEXT_FIELD("progress", struct file_export, progress),
@@ -205,7 +205,7 @@ static int load_export_keys(struct loader *loader, struct server_export *entry, 
 		{ "description", file->description },
 		{ "max-connections", file->max_connections },
 		{ "mmap", file->mmap },
-		{ "synchro", file->synchro },
+		{ "overlap", file->overlap },
 		{ "stripe", file->stripe },
 		{ "progress", file->progress },
 		{ "pace", file->pace },

@@ -178,7 +178,7 @@ struct summary {
 	const struct control_view *view;
 	struct nbd_counters counters;
 	struct path_stats **stats; /* [export * STORE_OP_COUNT + op], or NULL */
-	struct grain *grains;	   /* [export * 2], of reads and writes: of the busiest reactor */
+	struct overlap *overlaps;  /* [export * 2], of reads and writes: of the busiest reactor */
 	struct lending *lending;   /* [export] */
 	bool short_of_memory;
 };
@@ -207,14 +207,15 @@ static void add_stats(
 	}
 }
 
-static void add_grains(
+static void add_overlaps(
 	struct summary *summary, const struct nbd_service *service, uint32_t export_index)
 {
 	static const enum store_op ops[] = { STORE_READ, STORE_WRITE };
 
 	for (size_t i = 0; i < ARRAY_COUNT(ops); i++) {
-		const struct grain *from = nbd_service_grain(service, export_index, ops[i]);
-		struct grain *into = &summary->grains[(size_t)export_index * ARRAY_COUNT(ops) + i];
+		const struct overlap *from = nbd_service_overlap(service, export_index, ops[i]);
+		struct overlap *into =
+			&summary->overlaps[(size_t)export_index * ARRAY_COUNT(ops) + i];
 
 		if (from->disk_rate >= into->disk_rate) {
 			*into = *from;
@@ -232,7 +233,7 @@ static void inspect(struct nbd_service *service, void *context)
 	nbd_counters_add(&summary->counters, &counters);
 	for (uint32_t i = 0; i < summary->view->export_count; i++) {
 		add_stats(summary, service, i);
-		add_grains(summary, service, i);
+		add_overlaps(summary, service, i);
 		summary->lending[i].bytes += nbd_service_lent_bytes(service, i);
 		summary->lending[i].misses += nbd_service_lend_misses(service, i);
 	}
@@ -243,9 +244,9 @@ static int collect(struct summary *summary)
 	size_t count = (size_t)summary->view->export_count * STORE_OP_COUNT;
 
 	summary->stats = calloc(MAX(count, (size_t)1), sizeof(struct path_stats *));
-	summary->grains = calloc(MAX(count, (size_t)1), sizeof(*summary->grains));
+	summary->overlaps = calloc(MAX(count, (size_t)1), sizeof(*summary->overlaps));
 	summary->lending = calloc(MAX(count, (size_t)1), sizeof(*summary->lending));
-	if (summary->stats == NULL || summary->grains == NULL || summary->lending == NULL) {
+	if (summary->stats == NULL || summary->overlaps == NULL || summary->lending == NULL) {
 		return -ENOMEM;
 	}
 	for (uint32_t i = 0; i < summary->view->reactor_count; i++) {
@@ -266,7 +267,7 @@ static void summary_fini(struct summary *summary)
 		free(summary->stats[i]);
 	}
 	free(summary->stats);
-	free(summary->grains);
+	free(summary->overlaps);
 	free(summary->lending);
 }
 
@@ -310,22 +311,23 @@ static json_t *known(uint64_t value)
 	return value > 0 ? json_integer((json_int_t)value) : json_null();
 }
 
-static json_t *grain_json(const struct grain *grain)
+static json_t *overlap_stats_json(const struct overlap *overlap)
 {
-	json_t *early = grain->early_measured ? json_real((double)grain->early / GRAIN_EARLY_ONE)
-					      : json_null();
+	json_t *early = overlap->early_measured
+				? json_real((double)overlap->early / OVERLAP_EARLY_ONE)
+				: json_null();
 
-	return json_pack("{s:o, s:o, s:o, s:o}", "grain", known(grain->chosen),
-		"disk_bytes_per_second", known(grain->disk_rate), "network_bytes_per_second",
-		known(grain->network_rate), "early", early);
+	return json_pack("{s:o, s:o, s:o, s:o}", "part_size", known(overlap->chosen),
+		"disk_bytes_per_second", known(overlap->disk_rate), "network_bytes_per_second",
+		known(overlap->network_rate), "early", early);
 }
 
-static json_t *synchro_json(uint32_t grain)
+static json_t *overlap_json(uint32_t overlap)
 {
-	if (grain == PATH_GRAIN_AUTO) {
+	if (overlap == PATH_OVERLAP_AUTO) {
 		return json_string("auto");
 	}
-	return grain == PATH_GRAIN_OFF ? json_string("off") : json_integer((json_int_t)grain);
+	return overlap == PATH_OVERLAP_OFF ? json_string("off") : json_integer((json_int_t)overlap);
 }
 
 /* Why no read of this export is sent from the page cache itself; null: nothing speaks against it.
@@ -334,9 +336,9 @@ static json_t *refusal_json(const struct nbd_export *entry)
 {
 	const char *refusal = store_lend_refusal(entry->store);
 
-	if (refusal == NULL && entry->grain != PATH_GRAIN_AUTO && entry->grain != PATH_GRAIN_OFF &&
-		entry->grain < PATH_GRAIN_BYTES_MAX) {
-		refusal = "synchro"; /* parts of a fixed size */
+	if (refusal == NULL && entry->overlap != PATH_OVERLAP_AUTO &&
+		entry->overlap != PATH_OVERLAP_OFF && entry->overlap < PATH_PART_SIZE_MAX) {
+		refusal = "overlap"; /* parts of a fixed size */
 	}
 	return refusal != NULL ? json_string(refusal) : json_null();
 }
@@ -366,10 +368,10 @@ static json_t *export_json(const struct summary *summary, uint32_t export_index)
 		log_escape(shown, sizeof(shown), path, strlen(path)), "bytes",
 		(json_int_t)store_size(entry->store), "read_only", entry->read_only, "connections",
 		(json_int_t)atomic_load_explicit(&entry->connections, memory_order_relaxed),
-		"synchro", synchro_json(entry->grain), "reads",
-		grain_json(&summary->grains[(size_t)export_index * 2]), "writes",
-		grain_json(&summary->grains[(size_t)export_index * 2 + 1]), "mapped_bytes",
-		(json_int_t)summary->lending[export_index].bytes, "mapped_misses",
+		"overlap", overlap_json(entry->overlap), "reads",
+		overlap_stats_json(&summary->overlaps[(size_t)export_index * 2]), "writes",
+		overlap_stats_json(&summary->overlaps[(size_t)export_index * 2 + 1]),
+		"mapped_bytes", (json_int_t)summary->lending[export_index].bytes, "mapped_misses",
 		(json_int_t)summary->lending[export_index].misses, "mapped_refusal",
 		refusal_json(entry), "operations", operations);
 }

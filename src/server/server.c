@@ -163,7 +163,7 @@ static int open_export(
 	out->store = store;
 	out->read_only = entry->read_only || (store_info(store)->caps & STORE_CAP_WRITE) == 0;
 	out->connections_max = entry->connections_max;
-	out->grain = entry->grain;
+	out->overlap = entry->overlap;
 	tell_epoch(out);
 	return 0;
 }

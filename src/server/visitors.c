@@ -17,7 +17,7 @@
 /* How long a visitor may say nothing before that is taken for its question. */
 #define SILENCE_NS (SECOND_NS / 5)
 /* How long it may take nothing of its answer, or leave its question unfinished. */
-#define PATIENCE_NS (10 * SECOND_NS)
+#define WAIT_NS (10 * SECOND_NS)
 /* How long the end of the server waits for that. */
 #define FLUSH_NS (2 * SECOND_NS)
 /* How long to leave the queue alone when there is no descriptor for who is in it. */
@@ -162,7 +162,7 @@ static void hear_question(struct visitor *visitor)
 	} else if (visitor->question_bytes == QUESTION_BYTES - 1) {
 		visitor_close(visitor); /* nobody has so much to ask */
 	} else {
-		visitor->deadline_ns = clock_now_ns() + PATIENCE_NS;
+		visitor->deadline_ns = clock_now_ns() + WAIT_NS;
 	}
 }
 
@@ -193,7 +193,7 @@ static void send_answer(struct visitor *visitor)
 		return;
 	}
 	visitor->answer_sent += (size_t)sent;
-	visitor->deadline_ns = clock_now_ns() + PATIENCE_NS;
+	visitor->deadline_ns = clock_now_ns() + WAIT_NS;
 	if (visitor->answer_sent == visitor->answer_bytes) {
 		visitor_close(visitor);
 	}
@@ -206,7 +206,7 @@ void visitor_answer(struct visitor *visitor, char *text)
 	visitor->answer = text;
 	visitor->answer_bytes = text != NULL ? strlen(text) : 0;
 	visitor->answer_sent = 0;
-	visitor->deadline_ns = clock_now_ns() + PATIENCE_NS;
+	visitor->deadline_ns = clock_now_ns() + WAIT_NS;
 	/* Sent by the next turn, so that no visitor goes away below its caller. */
 	(void)watch(visitor->visitors, EPOLL_CTL_MOD, visitor->fd, EPOLLOUT, visitor);
 }

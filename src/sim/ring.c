@@ -107,7 +107,7 @@ void ring_flush(struct ring *ring)
 	GMB_UNUSED(ring); /* everything is handed over at once here */
 }
 
-void ring_set_patience(struct ring *ring, uint32_t count, uint64_t max_wait_ns)
+void ring_set_batch(struct ring *ring, uint32_t count, uint64_t max_wait_ns)
 {
 	/* The simulated clock decides how much gathers before a turn. */
 	GMB_UNUSED(ring);

@@ -480,7 +480,8 @@ static int open_direct(
 	}
 	if (info.direct_offset_align == 0 || info.direct_offset_align > OFFSET_ALIGN_MAX) {
 		return error_set(error, -EINVAL,
-			"mode=ram does not work with '%s': direct I/O (O_DIRECT) is not possible "
+			"mode=direct does not work with '%s': direct I/O (O_DIRECT) is not "
+			"possible "
 			"on "
 			"this file; use mode=cached",
 			options->path);
@@ -502,8 +503,8 @@ static void fill_info(struct file_store *store, const struct store_options *opti
 	}
 	info->caps |= disk->is_block ? 0 : STORE_CAP_EXTENTS;
 	info->caps |= disk->rotational ? STORE_CAP_ROTATIONAL : 0;
-	info->read_direct = options->read_mode == STORE_MODE_RAM;
-	info->write_direct = options->write_mode == STORE_MODE_RAM && !options->read_only;
+	info->read_direct = options->read_mode == STORE_MODE_DIRECT;
+	info->write_direct = options->write_mode == STORE_MODE_DIRECT && !options->read_only;
 	info->block_min = info->write_direct ? store->offset_align : 1;
 	info->memory_align = store->memory_align;
 	/* At least a sector already; direct I/O may want more. */
@@ -540,8 +541,8 @@ static int open_all(
 	if (result < 0) {
 		return result;
 	}
-	if (options->read_mode == STORE_MODE_RAM ||
-		(options->write_mode == STORE_MODE_RAM && !options->read_only)) {
+	if (options->read_mode == STORE_MODE_DIRECT ||
+		(options->write_mode == STORE_MODE_DIRECT && !options->read_only)) {
 		result = open_direct(store, options, error);
 		if (result < 0) {
 			return result;
@@ -604,7 +605,8 @@ int file_store_check_marker(struct store *base, const char *path, struct error *
 	} else if (base->ops == &file_ops) {
 		return error_set(error, -ENOTSUP,
 			"progress=marker does not work with '%s' in mode=cached: only around the "
-			"page cache a disk fills the memory that is watched; add mode=ram, or use "
+			"page cache a disk fills the memory that is watched; add mode=direct, or "
+			"use "
 			"progress=auto",
 			path);
 	}

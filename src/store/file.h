@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The file store: a regular file or a block device, through the page cache ("cached") or around it
- * ("ram", O_DIRECT), chosen per direction. This header is shared by file*.c only.
+ * ("direct", O_DIRECT), chosen per direction. This header is shared by file*.c only.
  *
  *   file_store ─ fd          buffered: cached mode, everything unaligned, trim, zero, extents
- *              ├ direct_fd   O_DIRECT, only when a direction is "ram"
+ *              ├ direct_fd   O_DIRECT, only when a direction is "direct"
  *              └ file_gate   one per file and process: keeps unaligned and direct writes apart
  *   file_queue ─ the same descriptors in the ring's table, and one more, only for flushing
  *

@@ -20,10 +20,10 @@ enum { PAUSE_READS = 32 };
 static const char *map_create(struct file_store *store)
 {
 	if (store->base.info.read_direct) {
-		return "mode=ram";
+		return "mode=direct";
 	}
 	if (store->base.info.write_direct) {
-		return "write-mode=ram";
+		return "write-mode=direct";
 	}
 	if (store->disk.size == 0) {
 		return "empty";

@@ -403,7 +403,7 @@ int memory_store_open(const struct store_options *options, const char *size_text
 		return error_set(error, -ENOMEM, "not enough memory to open '%s'", options->path);
 	}
 	store->base.ops = &memory_ops;
-	/* There is no page cache below, so "ram" is true without any effort. */
+	/* There is no page cache below, so "direct" is true without any effort. */
 	store->base.info = (struct store_info){
 		.kind = "memory",
 		.caps = STORE_CAP_TRIM | STORE_CAP_FAST_ZERO | STORE_CAP_EXTENTS |
@@ -411,8 +411,8 @@ int memory_store_open(const struct store_options *options, const char *size_text
 		.block_min = 1,
 		.block_preferred = 4096,
 		.memory_align = 1,
-		.read_direct = options->read_mode == STORE_MODE_RAM,
-		.write_direct = options->write_mode == STORE_MODE_RAM,
+		.read_direct = options->read_mode == STORE_MODE_DIRECT,
+		.write_direct = options->write_mode == STORE_MODE_DIRECT,
 		/* Not unasked: a copy is so quick that the steps cost more than they gain (reads of
 		 * 512 KiB over loopback: 20 % fewer a second). */
 		.tells_progress = options->progress == STORE_PROGRESS_COUNTER,

@@ -74,8 +74,8 @@ int null_store_open(const struct store_options *options, const char *size_text,
 		.block_min = 1,
 		.block_preferred = 4096,
 		.memory_align = 1,
-		.read_direct = options->read_mode == STORE_MODE_RAM,
-		.write_direct = options->write_mode == STORE_MODE_RAM,
+		.read_direct = options->read_mode == STORE_MODE_DIRECT,
+		.write_direct = options->write_mode == STORE_MODE_DIRECT,
 	};
 	store->size = size;
 	*store_out = &store->base;

@@ -170,7 +170,7 @@ struct store_queue {
 	const struct store_part *submitting; /* private: shows a done from inside submit */
 };
 
-enum store_mode { STORE_MODE_CACHED, STORE_MODE_RAM };
+enum store_mode { STORE_MODE_CACHED, STORE_MODE_DIRECT };
 
 enum store_progress_source {
 	STORE_PROGRESS_AUTO,	   /* counters, where that pays */
@@ -234,7 +234,7 @@ GMB_MUST_CHECK int store_pace_parse(const char *text, struct store_pace *pace, s
 /* True when this build has the marker source. */
 bool store_has_markers(void);
 
-/* Opens and wraps as asked. mode "ram" that the file cannot do is an error that says so, never a
+/* Opens and wraps as asked. mode "direct" that the file cannot do is an error that says so, never a
  * silent fallback. */
 GMB_MUST_CHECK int store_open(
 	const struct store_options *options, struct store **store_out, struct error *error);
@@ -280,10 +280,10 @@ GMB_MUST_CHECK bool store_lend(struct store_queue *queue, struct store_part *par
 
 /*
  * Why store_lend() is false for every read at present, or NULL: it can be true. One of "mmap=off"
- * (as asked for), "mode=ram" and "write-mode=ram" (around the page cache), "shared" (somebody else
- * writes around it), "network" (a network file system, or FUSE), "overlay" (a file that is only
- * read there, whose place a copy can take), "foreign" (a file of somebody else's, which may only be
- * read), "address-space" (there is too little for a mapping), "empty", and the name of an
+ * (as asked for), "mode=direct" and "write-mode=direct" (around the page cache), "shared" (somebody
+ * else writes around it), "network" (a network file system, or FUSE), "overlay" (a file that is
+ * only read there, whose place a copy can take), "foreign" (a file of somebody else's, which may
+ * only be read), "address-space" (there is too little for a mapping), "empty", and the name of an
  * implementation that never lends ("null", "fault", "delay", "pace", "marker").
  * Static text.
  */

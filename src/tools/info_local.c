@@ -233,10 +233,10 @@ static void print_path(const struct local_path *look)
 	print_label("O_DIRECT");
 	if (look->direct) {
 		printf("works: offsets and lengths in %u, memory in %u bytes; "
-		       "mode=ram is possible\n",
+		       "mode=direct is possible\n",
 			look->info.direct_offset_align, look->info.direct_memory_align);
 	} else {
-		printf("does not work, so mode=ram is refused: %s\n", look->direct_error);
+		printf("does not work, so mode=direct is refused: %s\n", look->direct_error);
 	}
 	print_label("Gives space back");
 	printf("%s\n", look->info.punches_holes ? "can be tried (trim, fast zeroing)" : "no");

@@ -565,12 +565,12 @@ static void show_cutting(const json_t *entry, const char *what)
 	double network = number(cutting, NULL, "network_bytes_per_second");
 	char size[UNITS_TEXT_BYTES];
 
-	if (!json_is_integer(json_object_get(cutting, "grain"))) {
+	if (!json_is_integer(json_object_get(cutting, "part_size"))) {
 		return;
 	}
 	printf("  %s in parts of %s: the disk gives %.2f GB/s", what,
 		units_format_bytes(
-			size, (uint64_t)json_integer_value(json_object_get(cutting, "grain"))),
+			size, (uint64_t)json_integer_value(json_object_get(cutting, "part_size"))),
 		number(cutting, NULL, "disk_bytes_per_second") / 1e9);
 	if (network > 0) {
 		printf(", the network carries %.2f GB/s", network / 1e9);
@@ -588,8 +588,8 @@ static const char *refusal_sentence(const char *refusal)
 		const char *refusal;
 		const char *sentence;
 	} known[] = {
-		{ "mode=ram", "mode=ram goes around the page cache" },
-		{ "write-mode=ram", "write-mode=ram goes around the page cache" },
+		{ "mode=direct", "mode=direct goes around the page cache" },
+		{ "write-mode=direct", "write-mode=direct goes around the page cache" },
 		{ "shared", "another export writes to the disk around the page cache" },
 		{ "network", "the file is in a network file system or in FUSE" },
 		{ "overlay",
@@ -598,7 +598,7 @@ static const char *refusal_sentence(const char *refusal)
 		{ "address-space", "there is too little address space to map the file" },
 		{ "empty", "the file was empty when the server was started" },
 		{ "null", "there is nothing to send but zeroes" },
-		{ "synchro", "synchro= cuts them into parts" },
+		{ "overlap", "overlap= cuts them into parts" },
 		{ "fault", "fault= is given" },
 		{ "delay", "delay= is given" },
 		{ "pace", "pace= is given" },

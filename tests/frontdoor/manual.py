@@ -87,7 +87,7 @@ class Configuration(unittest.TestCase):
             text = text.replace(path, image)
         text = text.replace(":10809", ":0").replace("/run/gmblock", self.folder)
         # What a disk in memory can do everywhere, a temporary file system need not.
-        text = text.replace("mode: ram", "mode: cached")
+        text = text.replace("mode: direct", "mode: cached")
         config = os.path.join(self.folder, "gmblock.conf")
         with open(config, "w", encoding="utf-8") as file:
             file.write(text)

@@ -64,7 +64,7 @@ class Claims(support.Case):
         self.assertEqual(self.start_unix(disk).stop()[0], 0)
 
     def check_two_exports(self, disk):
-        server = self.start_unix("--export", f"a={disk}", "--export", f"b={disk},mode=ram",
+        server = self.start_unix("--export", f"a={disk}", "--export", f"b={disk},mode=direct",
                                  "--export", f"c={disk},readonly", uri_count=3)
         with nbdmini.open_export(server.uri, b"a") as writer, \
                 nbdmini.open_export(server.uri, b"b") as direct, \
@@ -82,7 +82,7 @@ class Claims(support.Case):
         with open(source, "wb") as file:
             file.write(os.urandom(MIB))
         first, second = (
-            self.start("--export", f"a={disk},readonly", "--export", f"b={disk},readonly,mode=ram",
+            self.start("--export", f"a={disk},readonly", "--export", f"b={disk},readonly,mode=direct",
                        "--listen", self.socket_uri(name), uri_count=2) for name in ("one", "two"))
         writer = self.start_unix("--export", f"a={disk}", "--export", f"b={disk},readonly",
                                  uri_count=2)

@@ -69,7 +69,7 @@ class ConfigErrors(support.Case):
                    "the key 'exprots' is not known here; did you mean 'exports'?\n")
         self.check("limits:\n  threads: 1\n  memroy: 1M\n", "3:3", "limits: ",
                    "'memroy' is not known here; did you mean 'memory'?")
-        self.check("exports:\n  - name: a\n    path: null:1M\n    writemode: ram\n", "4:5",
+        self.check("exports:\n  - name: a\n    path: null:1M\n    writemode: direct\n", "4:5",
                    "exports entry 1: ", "'writemode' is not known here; did you mean 'write-mode'?")
 
     def test_missing_and_repeated_keys(self):
@@ -120,7 +120,7 @@ class ConfigErrors(support.Case):
                 ("description", long, "the text is 4097 bytes long; the protocol allows 4096"),
                 ("max-connections", "x", "'x' is not a whole number from 1 to 1000000"),
                 ("max-connections", "0", "0 is out of range; it can be from 1 to 1000000"),
-                ("synchro", "3", "'3' is neither auto nor off, nor a size from 4K to 1M"),
+                ("overlap", "3", "'3' is neither auto nor off, nor a size from 4K to 1M"),
                 ("stripe", "3", "'3' is not a stripe; it is written CHUNK:MEMBERS"),
                 ("progress", "x", "'x' is not a source of progress; it can be auto"),
                 ("pace", "100", "'100' is not a rate: expected bytes a second"),

@@ -52,7 +52,7 @@ class FileSizeLimit(support.Case):
         self.check("cached")
 
     def test_ram(self):
-        self.check("ram")
+        self.check("direct")
 
 
 if __name__ == "__main__":

@@ -30,16 +30,16 @@ class Marker(support.Case):
         self.assertNotIn("s", os.listdir(self.folder))
 
     def test_a_file_is_refused(self):
-        self.check(f"{self.image},mode=ram,progress=marker", self.image, "it is a file")
-        self.check(f"{self.image},mode=ram,readonly,progress=marker", self.image, "it is a file")
+        self.check(f"{self.image},mode=direct,progress=marker", self.image, "it is a file")
+        self.check(f"{self.image},mode=direct,readonly,progress=marker", self.image, "it is a file")
 
     def test_the_page_cache_is_refused(self):
-        self.check(f"{self.image},progress=marker", self.image, "mode=cached", "add mode=ram")
-        self.check(f"{self.image},progress=marker,write-mode=ram", "mode=cached", "add mode=ram")
+        self.check(f"{self.image},progress=marker", self.image, "mode=cached", "add mode=direct")
+        self.check(f"{self.image},progress=marker,write-mode=direct", "mode=cached", "add mode=direct")
 
     def test_what_is_no_disk_is_refused(self):
-        self.check("memory:1M,mode=ram,progress=marker", "'memory:1M'", "it is no disk")
-        self.check("null:1M,mode=ram,progress=marker", "'null:1M'", "it is no disk")
+        self.check("memory:1M,mode=direct,progress=marker", "'memory:1M'", "it is no disk")
+        self.check("null:1M,mode=direct,progress=marker", "'null:1M'", "it is no disk")
 
     def test_a_loop_device_is_refused(self):
         try:
@@ -49,11 +49,11 @@ class Marker(support.Case):
         except (OSError, subprocess.CalledProcessError) as error:
             self.skipTest(f"no loop device: {error}")
         self.addCleanup(subprocess.run, ["losetup", "--detach", device], check=False)
-        self.check(f"{device},mode=ram,progress=marker", device, "it is a loop device")
+        self.check(f"{device},mode=direct,progress=marker", device, "it is a loop device")
 
     def test_the_file_of_exports_is_refused_too(self):
         config = self.make_file("config", f"exports:\n  - name: a\n    path: {self.image}\n"
-                                          "    mode: ram\n    progress: marker\n")
+                                          "    mode: direct\n    progress: marker\n")
         self.check_refused(["serve", "--config", config, "--listen", self.socket_uri()], 1,
                            "progress=marker", self.image, "it is a file")
 

@@ -103,9 +103,9 @@ class Mapped(support.Case):
     def test_off_and_other_modes_copy(self):
         for keys, refusal, sentence in (
                 (("mmap=off",), "mmap=off", "mmap=off"),
-                (("mode=ram",), "mode=ram", "mode=ram goes around the page cache"),
-                (("write-mode=ram",), "write-mode=ram", "write-mode=ram goes around"),
-                (("synchro=64K",), "synchro", "synchro= cuts them into parts"),
+                (("mode=direct",), "mode=direct", "mode=direct goes around the page cache"),
+                (("write-mode=direct",), "write-mode=direct", "write-mode=direct goes around"),
+                (("overlap=64K",), "overlap", "overlap= cuts them into parts"),
                 (("delay=read:1us",), "delay", "delay= is given"),
                 (("fault=write:EIO",), "fault", "fault= is given"),
                 (("pace=100G",), "pace", "pace= is given")):
@@ -176,7 +176,7 @@ class Mapped(support.Case):
         other = self.path("other")
         os.link(self.image, other)
         self.server = self.start_unix("--export", f"={self.image},readonly",
-                                      "--export", f"direct={other},mode=ram")
+                                      "--export", f"direct={other},mode=direct")
         client = self.connect()
         self.assertEqual(self.read(client, 0, MIB), self.content[:MIB])
         told = self.told()

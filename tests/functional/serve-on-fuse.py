@@ -31,7 +31,7 @@ class OnFuse(attach_tool.Case):
     def test_reads_during_a_direct_write_leave_nothing_old(self):
         self.serve("--export", f"={self.image()},delay=write:100ms")
         disk = self.attach()
-        server = self.start("--export", f"={disk},mode=ram", "--export", f"cached={disk}",
+        server = self.start("--export", f"={disk},mode=direct", "--export", f"cached={disk}",
                             "--listen", self.socket_uri("top"), uri_count=2)
         writer, reader = (nbdmini.open_export(server.uri) for _ in range(2))
         cached = nbdmini.open_export(server.uri, b"cached")
@@ -48,7 +48,7 @@ class OnFuse(attach_tool.Case):
             self.assertEqual(cached.read(8193, 100), data[:100])
 
     def test_durable_writes(self):
-        for mode in ("cached", "ram"):
+        for mode in ("cached", "direct"):
             self.assertEqual(self.durable_errors(mode, ""), [0, 0, 0], mode)
             self.detach()
 
@@ -56,7 +56,7 @@ class OnFuse(attach_tool.Case):
         self.assertEqual(self.durable_errors("cached", ",fault=flush:EIO"), [EIO, EIO, EIO])
 
     def test_durable_writes_around_the_cache_have_been_flushed(self):
-        self.assertEqual(self.durable_errors("ram", ",fault=flush:EIO"), [EIO, EIO, EIO])
+        self.assertEqual(self.durable_errors("direct", ",fault=flush:EIO"), [EIO, EIO, EIO])
 
 
 if __name__ == "__main__":

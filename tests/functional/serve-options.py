@@ -25,19 +25,19 @@ class Options(support.Case):
 
         export("disk.img", "has no '='", "=PATH for the default export")
         export("disk=", "path is empty")
-        export("a=null:1M,mode=fast", "mode: 'fast' is not a mode", "cached", "ram")
+        export("a=null:1M,mode=fast", "mode: 'fast' is not a mode", "cached", "direct")
         export("a=null:1M,write-mode=", "write-mode: '' is not a mode")
         export("a=null:1M,mode", "mode: ", "needs a value")
         export("a=null:1M,colour=red", "colour: ", "not a known key", "max-connections")
-        export("a=null:1M,moed=ram", "moed: this is not a known key; did you mean 'mode'?")
+        export("a=null:1M,moed=direct", "moed: this is not a known key; did you mean 'mode'?")
         export("a=null:1M,max_connections=4", "not a known key; did you mean 'max-connections'?")
         export("a=null:1M,", "\"a=null:1M,\": a key is missing behind a comma")
-        export("a=null:1M,mode=ram,mode=ram", "mode: ", "twice")
+        export("a=null:1M,mode=direct,mode=direct", "mode: ", "twice")
         export("a=null:1M,readonly=perhaps", "readonly: 'perhaps' is neither yes nor no")
         export("a=null:1M,max-connections=0", "max-connections: 0 is out of range")
         export("a=null:1M,max-connections=many", "max-connections: 'many'")
         for value in ("on", "4097", "2K", "2M", "", "64K "):
-            export(f"a=null:1M,synchro={value}", "synchro: ", f"'{value}'", "auto", "off", "4K to 1M")
+            export(f"a=null:1M,overlap={value}", "overlap: ", f"'{value}'", "auto", "off", "4K to 1M")
         for value in ("64K", "64K:", "64K:1", ":4", "63K:4", "2K:4", "64K:4:4", "2G:4", "64K:2000"):
             export(f"a=null:1M,stripe={value}", "stripe: ", f"'{value}'", "CHUNK:MEMBERS")
         export("a=null:1M,progress=guess", "progress: 'guess'", "auto", "completion")

@@ -46,7 +46,7 @@ class Stats(support.Case):
         self.assertEqual(told["uris"], [server.uri])
         self.assertEqual([entry["operations"] for entry in told["exports"]], [[]])
         self.assertEqual(told["counters"]["requests"], 0)
-        unknown = dict.fromkeys(("grain", "disk_bytes_per_second", "network_bytes_per_second",
+        unknown = dict.fromkeys(("part_size", "disk_bytes_per_second", "network_bytes_per_second",
                                  "early"))
         self.assertEqual([told["exports"][0][what] for what in ("reads", "writes")], [unknown] * 2)
         code, output, _ = self.run_gmblock("stats", self.control)

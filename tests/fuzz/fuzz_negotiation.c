@@ -51,7 +51,7 @@ static void take_facts(const struct negotiation_facts *facts, enum nbd_reply_sty
 	GMB_ASSERT(is_power_of_two(facts->sizes.preferred));
 	GMB_ASSERT(facts->sizes.preferred >= MAX(facts->sizes.minimum, 512U));
 	GMB_ASSERT(facts->sizes.payload_max >= facts->sizes.preferred);
-	GMB_ASSERT(facts->fenced == (facts->epoch != 0));
+	GMB_ASSERT(facts->can_take_over == (facts->epoch != 0));
 	GMB_ASSERT(!facts->allocation || facts->style != NBD_REPLIES_SIMPLE);
 	digest_number(result, facts->style);
 	digest_number(result, facts->size);

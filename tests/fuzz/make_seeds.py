@@ -528,12 +528,12 @@ TEXTS = {
                    "read:EIO:nth=0", "read:EIO:prob=1.1", "read:EIO:range=18446744073709551615+2",
                    "none:EIO", "read:", ":", "read:EIO:nth=1:every=2", "100M",
                    "1G:latency=100us:members=4:chunk=64K", "1T:members=64", "1M:chunk=4K"],
-    "export": ["=disk.img", "name=path", "=memory:64M,readonly", "a=null:1G,mode=ram",
+    "export": ["=disk.img", "name=path", "=memory:64M,readonly", "a=null:1G,mode=direct",
                "a=b,write-mode=cached,description=some text,max-connections=3",
                r"we\=ird=pa\,th,description=a\,b\\c", "x=y,fault=read:EIO:nth=2,delay=any:1ms",
                "x=y,fault=read:EIO,fault=write:EIO", "x=y,readonly=yes", "x=y,mode=fast", "x", "=",
                "x=y,", "x=y,,", "x=y,what=ever", "\xe9=y", "x=y,readonly,readonly",
-               "x=y,synchro=64K,stripe=128K:4,progress=completion", "x=y,synchro=off,mmap=off",
+               "x=y,overlap=64K,stripe=128K:4,progress=completion", "x=y,overlap=off,mmap=off",
                "x=y,pace=100M:latency=1ms:members=4:chunk=128K"],
 }
 
@@ -567,11 +567,11 @@ exports:
   - name: disk
     path: /srv/disk.img
     mode: cached
-    write-mode: ram
+    write-mode: direct
     readonly: true
     description: "A disk, with a comma"
     max-connections: 5
-    synchro: 64K
+    overlap: 64K
     stripe: "128K:4"
     progress: auto
   - name: ""

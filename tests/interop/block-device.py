@@ -23,7 +23,7 @@ def with_device(folder, check):
 
 def test_each_mode(folder):
     def check(device):
-        for mode in ("cached", "ram"):
+        for mode in ("cached", "direct"):
             with Gmblock(folder, {"": "%s,mode=%s" % (device, mode)}, listen="tcp") as server:
                 handle = connect(server.uri())
                 assert handle.get_size() == SIZE
@@ -42,16 +42,16 @@ def test_each_mode(folder):
 
 def test_modes_see_each_other(folder):
     def check(device):
-        exports = {"cached": device + ",mode=cached", "ram": device + ",mode=ram"}
+        exports = {"cached": device + ",mode=cached", "direct": device + ",mode=direct"}
         with Gmblock(folder, exports) as server:
-            cached, ram = connect(server.uri("cached")), connect(server.uri("ram"))
-            for turn, (writer, reader) in enumerate([(cached, ram), (ram, cached)] * 20):
+            cached, direct = connect(server.uri("cached")), connect(server.uri("direct"))
+            for turn, (writer, reader) in enumerate([(cached, direct), (direct, cached)] * 20):
                 offset = turn * 300001 % (SIZE - 70000)
                 data = pattern(offset, 70000, seed=turn)
                 writer.pwrite(data, offset)
                 assert reader.pread(70000, offset) == data, turn
             cached.shutdown()
-            ram.shutdown()
+            direct.shutdown()
 
     with_device(folder, check)
 

@@ -27,15 +27,15 @@ def test_small_blocks_depth_32_cached(folder):
 
 
 def test_small_blocks_depth_32_ram(folder):
-    check(folder, ",mode=ram", "unix", "--rw=randwrite", "--bs=4k", "--iodepth=32")
+    check(folder, ",mode=direct", "unix", "--rw=randwrite", "--bs=4k", "--iodepth=32")
 
 
 def test_mixed_reads_and_writes(folder):
-    check(folder, ",mode=cached,write-mode=ram", "tcp", "--rw=randrw", "--bs=4k", "--iodepth=32")
+    check(folder, ",mode=cached,write-mode=direct", "tcp", "--rw=randrw", "--bs=4k", "--iodepth=32")
 
 
 def test_mixed_sizes_and_alignments(folder):
-    check(folder, ",mode=ram", "tcp", "--rw=randwrite", "--bsrange=512-256k",
+    check(folder, ",mode=direct", "tcp", "--rw=randwrite", "--bsrange=512-256k",
           "--bs_unaligned=1", "--iodepth=32")
 
 
@@ -44,7 +44,7 @@ def test_large_blocks_cached(folder):
 
 
 def test_large_blocks_ram(folder):
-    check(folder, ",mode=ram", "tcp", "--rw=write", "--bs=8M", "--iodepth=8")
+    check(folder, ",mode=direct", "tcp", "--rw=write", "--bs=8M", "--iodepth=8")
 
 
 def test_four_connections_each_with_its_part(folder):

@@ -135,11 +135,11 @@ def test_cached(folder):
 
 
 def test_ram(folder):
-    check(folder, "ram")
+    check(folder, "direct")
 
 
 def test_ram_reads_with_cached_writes(folder):
-    check(folder, "ram,write-mode=cached")
+    check(folder, "direct,write-mode=cached")
 
 
 if __name__ == "__main__":

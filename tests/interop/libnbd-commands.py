@@ -15,7 +15,7 @@ def file_bytes(path, count, offset):
 
 def each_mode(folder, check):
     require_libnbd()
-    for mode in ("cached", "ram"):
+    for mode in ("cached", "direct"):
         image = make_random_file(os.path.join(folder, "disk"), 16 * MIB)
         with Gmblock(folder, {"": "%s,mode=%s" % (image, mode)}) as server:
             handle = connect(server.uri())

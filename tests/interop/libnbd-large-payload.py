@@ -28,11 +28,11 @@ def test_cached_over_tcp(folder):
 
 
 def test_ram_over_unix(folder):
-    check(folder, "ram", "unix")
+    check(folder, "direct", "unix")
 
 
 def test_within_a_memory_limit_smaller_than_the_request(folder):
-    check(folder, "ram", "tcp", ("--memory", "16M"))
+    check(folder, "direct", "tcp", ("--memory", "16M"))
 
 
 def test_two_clients_at_once_within_a_small_memory_limit(folder):

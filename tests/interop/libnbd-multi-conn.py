@@ -30,7 +30,7 @@ def test_cached(folder):
 
 
 def test_ram(folder):
-    check(folder, "ram", "unix")
+    check(folder, "direct", "unix")
 
 
 def test_one_connection_going_away_disturbs_no_other(folder):

@@ -62,7 +62,7 @@ def test_every_byte_once_cached(folder):
 
 
 def test_every_byte_once_ram(folder):
-    with_image(folder, "ram", read_everywhere)
+    with_image(folder, "direct", read_everywhere)
 
 
 def test_df_gives_one_piece_of_content(folder):

@@ -9,9 +9,9 @@ from captive import MIB, Gmblock, connect, main, make_random_file, pattern, requ
 SIZE = 8 * MIB
 MODES = {
     "cached": "mode=cached",
-    "ram": "mode=ram",
-    "cached-ram": "mode=cached,write-mode=ram",
-    "ram-cached": "mode=ram,write-mode=cached",
+    "direct": "mode=direct",
+    "cached-direct": "mode=cached,write-mode=direct",
+    "direct-cached": "mode=direct,write-mode=cached",
 }
 
 

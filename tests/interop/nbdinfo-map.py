@@ -40,7 +40,7 @@ def test_map_of_sparse_file_cached(folder):
 
 
 def test_map_of_sparse_file_ram(folder):
-    check_map(folder, "ram")
+    check_map(folder, "direct")
 
 
 def test_map_of_empty_file_is_all_hole(folder):

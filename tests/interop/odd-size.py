@@ -42,11 +42,11 @@ def test_cached(folder):
 
 
 def test_ram(folder):
-    check(folder, "ram")
+    check(folder, "direct")
 
 
 def test_cached_reads_with_ram_writes(folder):
-    check(folder, "cached,write-mode=ram")
+    check(folder, "cached,write-mode=direct")
 
 
 if __name__ == "__main__":

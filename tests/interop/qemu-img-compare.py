@@ -32,10 +32,10 @@ def test_one_changed_byte(folder):
 def test_two_exports_of_one_server(folder):
     require_program("qemu-img")
     image = make_random_file(os.path.join(folder, "disk"), 16 * MIB)
-    exports = {"cached": image + ",mode=cached", "ram": image + ",mode=ram"}
+    exports = {"cached": image + ",mode=cached", "direct": image + ",mode=direct"}
     with Gmblock(folder, exports) as server:
         run("qemu-img", "compare", "-f", "raw", "-F", "raw",
-            server.uri("cached"), server.uri("ram"))
+            server.uri("cached"), server.uri("direct"))
 
 
 if __name__ == "__main__":

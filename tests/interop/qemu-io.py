@@ -18,7 +18,7 @@ def qemu_io(uri, *commands, options=()):
 def test_pattern_reads_back(folder):
     require_program("qemu-io")
     image = make_file(os.path.join(folder, "disk"), 16 * MIB)
-    for mode in ("cached", "ram"):
+    for mode in ("cached", "direct"):
         with Gmblock(folder, {"": "%s,mode=%s" % (image, mode)}) as server:
             qemu_io(server.uri(), "write -P 0x5a 0 1M", "write -P 0xa5 4097 12345",
                     "read -P 0xa5 4097 12345", "read -P 0x5a 0 4097",
@@ -28,7 +28,7 @@ def test_pattern_reads_back(folder):
 def test_write_zeroes_reads_as_zero_and_leaves_neighbours(folder):
     require_program("qemu-io")
     image = make_file(os.path.join(folder, "disk"), 16 * MIB)
-    for mode in ("cached", "ram"):
+    for mode in ("cached", "direct"):
         with Gmblock(folder, {"": "%s,mode=%s" % (image, mode)}) as server:
             for flags in ("", "-u "):
                 qemu_io(server.uri(), "write -P 0x77 0 4M", "write -z %s1000 1000000" % flags,

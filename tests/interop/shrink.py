@@ -40,7 +40,7 @@ def test_cached(folder):
 
 
 def test_ram(folder):
-    check(folder, "ram")
+    check(folder, "direct")
 
 
 if __name__ == "__main__":

@@ -218,12 +218,12 @@ static void choose_synchro(const struct scenario_export *export, struct store_op
 	}
 }
 
-static uint32_t choose_grain(void)
+static uint32_t choose_part_size(void)
 {
-	static const uint32_t grains[] = { PATH_GRAIN_AUTO, PATH_GRAIN_AUTO, PATH_GRAIN_AUTO,
-		PATH_GRAIN_OFF, 4096, 16384, 20480, 65536, 1 << 20 };
+	static const uint32_t overlaps[] = { PATH_OVERLAP_AUTO, PATH_OVERLAP_AUTO,
+		PATH_OVERLAP_AUTO, PATH_OVERLAP_OFF, 4096, 16384, 20480, 65536, 1 << 20 };
 
-	return grains[below(ARRAY_COUNT(grains))];
+	return overlaps[below(ARRAY_COUNT(overlaps))];
 }
 
 static void open_export(struct scenario *scenario, struct scenario_export *export)
@@ -241,8 +241,8 @@ static void open_export(struct scenario *scenario, struct scenario_export *expor
 		}
 		disk_close(fd);
 		if (info.direct_offset_align != 0) {
-			options.read_mode = percent(50) ? STORE_MODE_RAM : STORE_MODE_CACHED;
-			options.write_mode = percent(50) ? STORE_MODE_RAM : STORE_MODE_CACHED;
+			options.read_mode = percent(50) ? STORE_MODE_DIRECT : STORE_MODE_CACHED;
+			options.write_mode = percent(50) ? STORE_MODE_DIRECT : STORE_MODE_CACHED;
 		}
 	}
 	if (!export->warm && percent(10)) {
@@ -334,7 +334,7 @@ static void create_services(struct scenario *scenario)
 		exports[i].description = i == 1 ? "the second one" : NULL;
 		exports[i].store = export->store;
 		exports[i].read_only = export->read_only;
-		exports[i].grain = choose_grain();
+		exports[i].overlap = choose_part_size();
 	}
 	scenario->services[0].exports = exports;
 	for (uint32_t i = 0; i < scenario->service_count; i++) {

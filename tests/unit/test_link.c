@@ -648,7 +648,7 @@ static void test_what_is_received_in_place(void **state)
 		run_reads(&trial, order, &outcome);
 		assert_int_equal(outcome.out_of_order, ARRAY_COUNT(order) - 1);
 		assert_true(outcome.moved_bytes > 0);
-		/* It learns: with nothing foretold nothing has to be moved. */
+		/* It learns: with nothing predicted nothing has to be moved. */
 		assert_true(outcome.moved_bytes < 16 * UINT64_C(4096));
 	}
 }

@@ -188,7 +188,7 @@ static struct world *world_open(uint64_t seed, uint32_t chunk)
 			.tells_progress = true,
 			.progress_off = &producer->off };
 		path_export->store = &producer->base;
-		path_export_init(path_export, PATH_GRAIN_BYTES_MIN);
+		path_export_init(path_export, PATH_PART_SIZE_MIN);
 		assert_int_equal(store_queue_create(
 					 &producer->base, world->ring, &path_export->queue, &error),
 			0);
@@ -513,31 +513,31 @@ static uint32_t count_parts(struct world *world, bool told)
 }
 
 /* An export whose disk is known well enough to choose parts for it. */
-static struct world *world_with_grain(uint32_t grain)
+static struct world *world_with_part_size(uint32_t overlap)
 {
 	struct world *world = world_open(1, 0);
 
-	world->exports[0].grain = grain;
+	world->exports[0].overlap = overlap;
 	world->exports[0].reads.disk_rate = UINT64_C(1) << 30;
-	world->exports[0].reads.early = GRAIN_EARLY_ONE / 2;
+	world->exports[0].reads.early = OVERLAP_EARLY_ONE / 2;
 	world->exports[0].reads.cuts = 8; /* none of those left whole to compare with */
 	return world;
 }
 
 static void test_a_source_that_gives_up_is_asked_like_a_disk_without(void **state)
 {
-	static const uint32_t grains[] = { PATH_GRAIN_AUTO, 16 << 10 };
+	static const uint32_t overlaps[] = { PATH_OVERLAP_AUTO, 16 << 10 };
 
 	GMB_UNUSED(state);
-	for (size_t i = 0; i < ARRAY_COUNT(grains); i++) {
-		struct world *world = world_with_grain(grains[i]);
+	for (size_t i = 0; i < ARRAY_COUNT(overlaps); i++) {
+		struct world *world = world_with_part_size(overlaps[i]);
 		uint32_t counts[2];
 
 		assert_int_equal(count_parts(world, true), 1);
 		atomic_store(&world->producers[0].off, true);
 		counts[0] = count_parts(world, false);
 		world_close(world);
-		world = world_with_grain(grains[i]);
+		world = world_with_part_size(overlaps[i]);
 		world->producers[0].base.info.tells_progress = false;
 		counts[1] = count_parts(world, false);
 		world_close(world);
@@ -561,7 +561,7 @@ static void test_durable_writes_are_not_compared_with_others(void **state)
 			.progress = writer_progress };
 
 		world->producers[0].base.info.write_direct = true;
-		path_export->grain = PATH_GRAIN_AUTO;
+		path_export->overlap = PATH_OVERLAP_AUTO;
 		path_start(world->path, &request);
 		path_write_submit(path_write_open(&request));
 		assert_int_equal(world->producers[0].part_count--, 1);
@@ -750,7 +750,7 @@ static void test_small_parts_take_nothing_but_their_memory(void **state)
 	struct reader *other;
 
 	GMB_UNUSED(state);
-	world->exports[0].grain = 4096;
+	world->exports[0].overlap = 4096;
 	world->producers[0].base.info.tells_progress = false;
 	for (uint32_t i = 0; i < READERS; i++) {
 		reader_start(world, i, 0, i * LENGTH, LENGTH);
@@ -880,7 +880,7 @@ static void random_consumer_step(struct world *world, struct reader *reader)
 		give_back(world, (uint32_t)below(world, world->fragment_count));
 	}
 	GMB_ASSERT(reader->request.live_bytes <=
-		   MAX(reader->request.window_bytes, (uint64_t)reader->request.grain));
+		   MAX(reader->request.window_bytes, (uint64_t)reader->request.part_size));
 	try_finish(reader);
 }
 
@@ -889,11 +889,11 @@ static void choose_world(struct world *world)
 	static const uint32_t chunks[] = { 0, 0, 4096, 16384, 65536, 12288 };
 
 	for (uint32_t i = 0; i < EXPORTS; i++) {
-		static const uint32_t grains[] = { PATH_GRAIN_AUTO, PATH_GRAIN_OFF, 4096, 12288,
-			65536, 1 << 20 };
+		static const uint32_t overlaps[] = { PATH_OVERLAP_AUTO, PATH_OVERLAP_OFF, 4096,
+			12288, 65536, 1 << 20 };
 		struct store_info *info = &world->producers[i].base.info;
 
-		world->exports[i].grain = grains[below(world, ARRAY_COUNT(grains))];
+		world->exports[i].overlap = overlaps[below(world, ARRAY_COUNT(overlaps))];
 		info->read_direct = percent(world, 50);
 		info->tells_progress = percent(world, 80);
 		info->stripe_chunk = chunks[below(world, ARRAY_COUNT(chunks))];
@@ -903,7 +903,7 @@ static void choose_world(struct world *world)
 
 static void random_run(uint64_t seed, uint32_t sinful, uint32_t *aborted, uint32_t *committed)
 {
-	struct world *world = world_open(seed, PATH_GRAIN_AUTO);
+	struct world *world = world_open(seed, PATH_OVERLAP_AUTO);
 	uint32_t starts = 20;
 
 	choose_world(world);

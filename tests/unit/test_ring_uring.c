@@ -54,7 +54,7 @@ static void run_beside_instant_work(uint32_t count, uint64_t wait_ns, uint64_t s
 	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
 	assert_int_equal(write(fds[1], stock, sizeof(stock)), sizeof(stock));
 	assert_int_equal(ring_create(&options, &reader.ring, &error), 0);
-	ring_set_patience(reader.ring, count, wait_ns);
+	ring_set_batch(reader.ring, count, wait_ns);
 	ring_set_spin(reader.ring, spin_ns);
 	reader.file = ring_file_add(reader.ring, fds[0]);
 	ring_timer(reader.ring, &reader.timer_op, 1000000, timer_done);
@@ -75,7 +75,7 @@ static void instant_work_does_not_keep_a_timer_waiting(void **state)
 	run_beside_instant_work(1, 0, 0);
 }
 
-static void nor_does_it_with_patience(void **state)
+static void nor_does_a_batch_wait(void **state)
 {
 	(void)state;
 	run_beside_instant_work(64, 60000, 0);
@@ -204,7 +204,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(instant_work_does_not_keep_a_timer_waiting),
-		cmocka_unit_test(nor_does_it_with_patience),
+		cmocka_unit_test(nor_does_a_batch_wait),
 		cmocka_unit_test(nor_does_it_when_spinning),
 		cmocka_unit_test(spinning_sees_what_others_send),
 		cmocka_unit_test(its_descriptor_wakes_another_loop),

@@ -18,7 +18,7 @@ PACKAGES = ["liblzo2-2", "libdevmapper1.02.1", "dmsetup", "btrfs-progs", "mdadm"
 SCRIPT = r"""
 refused() # WORDS PATH
 {
-	! gmblock serve --export "=$2,mode=ram,progress=marker" --listen "$uri" >/tmp/out 2>/tmp/err
+	! gmblock serve --export "=$2,mode=direct,progress=marker" --listen "$uri" >/tmp/out 2>/tmp/err
 	grep -q "$1" /tmp/err || { cat /tmp/err; exit 1; }
 	grep -q "progress=marker does not work with '$2'" /tmp/err
 	test ! -s /tmp/out
@@ -26,7 +26,7 @@ refused() # WORDS PATH
 }
 served() # PATH NAME
 {
-	gmblock serve --export "=$1,readonly,mode=ram,progress=marker" --listen "$uri" \
+	gmblock serve --export "=$1,readonly,mode=direct,progress=marker" --listen "$uri" \
 		--run 'gmblock copy --no-progress --requests 2 --connections 1 "$uri" /tmp/copy' 2>/results/$2
 	cmp /tmp/copy $1
 	rm /tmp/copy

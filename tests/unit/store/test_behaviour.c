@@ -32,22 +32,25 @@ static struct variant {
 	enum store_mode write_mode;
 } variants[] = {
 	{ .name = "file-cached" },
-	{ .name = "file-ram", .read_mode = STORE_MODE_RAM, .write_mode = STORE_MODE_RAM },
-	{ .name = "file-read-ram", .read_mode = STORE_MODE_RAM },
-	{ .name = "file-write-ram", .write_mode = STORE_MODE_RAM },
+	{ .name = "file-direct", .read_mode = STORE_MODE_DIRECT, .write_mode = STORE_MODE_DIRECT },
+	{ .name = "file-read-direct", .read_mode = STORE_MODE_DIRECT },
+	{ .name = "file-write-direct", .write_mode = STORE_MODE_DIRECT },
 	{ .name = "file-filtered", .filtered = true },
 	{ .name = "loop-cached", .loop = true, .loop_block = 512 },
-	{ .name = "loop-ram",
+	{ .name = "loop-direct",
 		.loop = true,
 		.loop_block = 512,
-		.read_mode = STORE_MODE_RAM,
-		.write_mode = STORE_MODE_RAM },
-	{ .name = "loop-write-ram", .loop = true, .loop_block = 512, .write_mode = STORE_MODE_RAM },
-	{ .name = "loop-4k-ram",
+		.read_mode = STORE_MODE_DIRECT,
+		.write_mode = STORE_MODE_DIRECT },
+	{ .name = "loop-write-direct",
+		.loop = true,
+		.loop_block = 512,
+		.write_mode = STORE_MODE_DIRECT },
+	{ .name = "loop-4k-direct",
 		.loop = true,
 		.loop_block = 4096,
-		.read_mode = STORE_MODE_RAM,
-		.write_mode = STORE_MODE_RAM },
+		.read_mode = STORE_MODE_DIRECT,
+		.write_mode = STORE_MODE_DIRECT },
 	{ .name = "memory", .memory = true },
 };
 
@@ -87,8 +90,8 @@ static void prepare(void)
 	snprintf(file_path, sizeof(file_path), "%s", scratch_file("image", store_bytes));
 	snprintf(store_path, sizeof(store_path), "%s", file_path);
 	if (!variant->loop) {
-		if ((variant->read_mode == STORE_MODE_RAM ||
-			    variant->write_mode == STORE_MODE_RAM) &&
+		if ((variant->read_mode == STORE_MODE_DIRECT ||
+			    variant->write_mode == STORE_MODE_DIRECT) &&
 			!scratch_has_direct()) {
 			exit(scratch_skip("no O_DIRECT in the temporary directory"));
 		}
@@ -483,8 +486,8 @@ static void test_info_describes_the_store(void **state)
 
 	assert_string_equal(info->kind, kind);
 	assert_true((info->caps & STORE_CAP_WRITE) != 0);
-	assert_int_equal(info->read_direct, variant->read_mode == STORE_MODE_RAM);
-	assert_int_equal(info->write_direct, variant->write_mode == STORE_MODE_RAM);
+	assert_int_equal(info->read_direct, variant->read_mode == STORE_MODE_DIRECT);
+	assert_int_equal(info->write_direct, variant->write_mode == STORE_MODE_DIRECT);
 	assert_int_equal((info->caps & STORE_CAP_EXTENTS) != 0, !variant->loop);
 	if (!info->write_direct) {
 		assert_int_equal(info->block_min, 1);

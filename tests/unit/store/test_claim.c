@@ -334,7 +334,7 @@ int main(void)
 	int failed;
 
 	scratch_create();
-	other_mode = scratch_has_direct() ? STORE_MODE_RAM : STORE_MODE_CACHED;
+	other_mode = scratch_has_direct() ? STORE_MODE_DIRECT : STORE_MODE_CACHED;
 	failed = cmocka_run_group_tests(tests, NULL, NULL);
 	scratch_remove();
 	return failed;

@@ -203,7 +203,7 @@ static void run_workers(struct store **stores)
 		assert_int_equal(workers[i].wrong_reads, 0);
 	}
 	verify(workers, STORE_MODE_CACHED);
-	verify(workers, STORE_MODE_RAM);
+	verify(workers, STORE_MODE_DIRECT);
 	for (unsigned i = 0; i < THREADS; i++) {
 		worker_fini(&workers[i]);
 	}
@@ -212,7 +212,7 @@ static void run_workers(struct store **stores)
 
 static void test_unaligned_and_direct_writes_share_pages(void **state)
 {
-	struct store *store = open_store(STORE_MODE_RAM, STORE_MODE_RAM);
+	struct store *store = open_store(STORE_MODE_DIRECT, STORE_MODE_DIRECT);
 	struct store *stores[THREADS] = { store, store, store };
 
 	GMB_UNUSED(state);
@@ -225,8 +225,8 @@ static void test_stores_in_different_modes_share_pages(void **state)
 {
 	struct store *stores[THREADS] = {
 		open_store(STORE_MODE_CACHED, STORE_MODE_CACHED),
-		open_store(STORE_MODE_RAM, STORE_MODE_RAM),
-		open_store(STORE_MODE_CACHED, STORE_MODE_RAM),
+		open_store(STORE_MODE_DIRECT, STORE_MODE_DIRECT),
+		open_store(STORE_MODE_CACHED, STORE_MODE_DIRECT),
 	};
 
 	GMB_UNUSED(state);

@@ -232,11 +232,11 @@ static void test_what_is_no_disk_is_refused(void **state)
 	const char *file = scratch_file("file", 1 << 20);
 
 	GMB_UNUSED(state);
-	check_open_refused("memory:1M", STORE_MODE_RAM, "no disk", "progress=auto");
-	check_open_refused("null:1M", STORE_MODE_RAM, "no disk", "progress=auto");
-	check_open_refused(file, STORE_MODE_CACHED, "mode=ram", "progress=auto");
+	check_open_refused("memory:1M", STORE_MODE_DIRECT, "no disk", "progress=auto");
+	check_open_refused("null:1M", STORE_MODE_DIRECT, "no disk", "progress=auto");
+	check_open_refused(file, STORE_MODE_CACHED, "mode=direct", "progress=auto");
 	if (has_direct) {
-		check_open_refused(file, STORE_MODE_RAM, "filesystem", "progress=auto");
+		check_open_refused(file, STORE_MODE_DIRECT, "filesystem", "progress=auto");
 	}
 }
 
@@ -249,8 +249,8 @@ static void test_a_loop_device_is_refused(void **state)
 	if (fd < 0) {
 		skip();
 	}
-	check_open_refused(device, STORE_MODE_RAM, "loop device", "progress=auto");
-	check_open_refused(device, STORE_MODE_CACHED, "mode=ram", "progress=auto");
+	check_open_refused(device, STORE_MODE_DIRECT, "loop device", "progress=auto");
+	check_open_refused(device, STORE_MODE_CACHED, "mode=direct", "progress=auto");
 	loop_close(fd);
 }
 

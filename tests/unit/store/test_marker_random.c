@@ -228,7 +228,7 @@ static struct store *open_disk(void)
 		.size = DISK_BYTES, .direct_offset_align = 512, .is_block = true
 	};
 	const struct store_options options = {
-		.path = "disk", .read_mode = STORE_MODE_RAM, .progress = STORE_PROGRESS_MARKER
+		.path = "disk", .read_mode = STORE_MODE_DIRECT, .progress = STORE_PROGRESS_MARKER
 	};
 	struct sim_disk *disk = sim_disk_create("disk", &disk_options);
 	struct store *store;

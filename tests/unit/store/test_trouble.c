@@ -109,7 +109,7 @@ static void test_file_without_permission_is_explained(void **state)
 static void test_direct_io_that_cannot_work_is_an_error(void **state)
 {
 	const char *mounted = mount_here("ramfs", "");
-	struct store_options options = { .read_mode = STORE_MODE_RAM };
+	struct store_options options = { .read_mode = STORE_MODE_DIRECT };
 	struct store *store = NULL;
 	struct error error;
 	char path[600];
@@ -120,7 +120,7 @@ static void test_direct_io_that_cannot_work_is_an_error(void **state)
 	options.path = path;
 	check_refused(&options, -EINVAL, "use mode=cached");
 	options.read_mode = STORE_MODE_CACHED;
-	options.write_mode = STORE_MODE_RAM;
+	options.write_mode = STORE_MODE_DIRECT;
 	check_refused(&options, -EINVAL, "use mode=cached");
 	options.read_only = true; /* then nothing is written, directly or not */
 	assert_int_equal(store_open(&options, &store, &error), 0);
@@ -240,7 +240,7 @@ static void test_shrinking_file_read_directly(void **state)
 	if (!scratch_has_direct()) {
 		skip();
 	}
-	check_shrinking(STORE_MODE_RAM);
+	check_shrinking(STORE_MODE_DIRECT);
 }
 
 static void test_extents_of_a_file_cut_before_they_are_asked(void **state)

@@ -26,15 +26,15 @@
 #include "base/compiler.h"
 
 enum {
-	GRAIN_BYTES_MIN = 16 << 10,
-	GRAIN_BYTES_MAX = 1 << 20,
-	GRAIN_EARLY_ONE = 1024,
+	OVERLAP_BYTES_MIN = 16 << 10,
+	OVERLAP_BYTES_MAX = 1 << 20,
+	OVERLAP_EARLY_ONE = 1024,
 };
 
-struct grain {
+struct overlap {
 	uint64_t disk_rate;    /* bytes a second while it had something to do; 0 = unknown */
 	uint64_t network_rate; /* the same; 0 = unknown */
-	/* How early parts come: 0 all at the end, GRAIN_EARLY_ONE / 2 evenly, which is what is
+	/* How early parts come: 0 all at the end, OVERLAP_EARLY_ONE / 2 evenly, which is what is
 	 * assumed before it was measured. */
 	uint32_t early;
 	bool early_measured;
@@ -54,24 +54,24 @@ struct grain {
 	uint64_t busy_bytes;
 };
 
-void grain_init(struct grain *grain);
+void overlap_init(struct overlap *overlap);
 
 /* How many bytes a part should have, for a request of length bytes that is among those under way;
- * chunk: on one of members before the next one's turn, 0 = not striped. GRAIN_BYTES_MIN to
- * GRAIN_BYTES_MAX, a power of two or chunk; GRAIN_BYTES_MAX also says: do not split. */
-uint32_t grain_choose(struct grain *grain, uint64_t length, uint32_t chunk, uint32_t members);
+ * chunk: on one of members before the next one's turn, 0 = not striped. OVERLAP_BYTES_MIN to
+ * OVERLAP_BYTES_MAX, a power of two or chunk; OVERLAP_BYTES_MAX also says: do not split. */
+uint32_t overlap_choose(struct overlap *overlap, uint64_t length, uint32_t chunk, uint32_t members);
 
 /* A transfer with the disk begins, and has ended. */
-void grain_disk_begin(struct grain *grain, uint64_t now_ns);
-void grain_disk_end(struct grain *grain, uint64_t bytes, uint64_t now_ns);
+void overlap_disk_begin(struct overlap *overlap, uint64_t now_ns);
+void overlap_disk_end(struct overlap *overlap, uint64_t bytes, uint64_t now_ns);
 
 /* A request in parts is complete. Its parts, weighted by their size, took mean_ns from its
  * beginning, and the last one whole_ns. */
-void grain_learn_early(struct grain *grain, uint64_t mean_ns, uint64_t whole_ns);
+void overlap_learn_early(struct overlap *overlap, uint64_t mean_ns, uint64_t whole_ns);
 
 /* A request that was alone has taken so long (> 0) in all. */
-void grain_learn_request(struct grain *grain, uint64_t bytes, uint64_t took_ns, bool cut);
+void overlap_learn_request(struct overlap *overlap, uint64_t bytes, uint64_t took_ns, bool cut);
 
 /* So many bytes were sent while the network was busy for so long (> 0). Where the disk is slower it
  * is busy with what there is: then it only shows that it is not slower than the disk. */
-void grain_learn_network(struct grain *grain, uint64_t bytes, uint64_t busy_ns);
+void overlap_learn_network(struct overlap *overlap, uint64_t bytes, uint64_t busy_ns);

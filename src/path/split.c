@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "path/cut.h"
+#include "path/split.h"
 
 #include "base/bytes.h"
 
 /* The smallest request whose parts are worth measuring. */
-enum { MEASURED_BYTES_MIN = 2 * GRAIN_BYTES_MIN };
+enum { MEASURED_BYTES_MIN = 2 * OVERLAP_BYTES_MIN };
 
-static struct grain *grain_of(const struct path_request *request)
+static struct overlap *overlap_of(const struct path_request *request)
 {
 	return request->op == STORE_READ ? &request->export->reads : &request->export->writes;
 }
@@ -31,38 +31,38 @@ static bool is_durable(const struct path_request *request)
 /* --- how long the parts are ------------------------------------------------------------------ */
 
 /* Of an export without a size of its own, when the disk's time can be used. */
-static uint32_t best_grain(struct path_request *request)
+static uint32_t best_part_size(struct path_request *request)
 {
 	const struct store_info *info = store_info(request->export->store);
 
-	return request->measured ? grain_choose(grain_of(request), request->length,
+	return request->measured ? overlap_choose(overlap_of(request), request->length,
 					   info->stripe_chunk, info->stripe_members)
-				 : PATH_GRAIN_BYTES_MAX;
+				 : PATH_PART_SIZE_MAX;
 }
 
 /* Also how often the store shall tell of progress in between. */
-static void choose_grain(struct path_request *request)
+static void choose_part_size(struct path_request *request)
 {
 	const struct store_info *info = store_info(request->export->store);
-	uint32_t asked = request->export->grain;
-	bool unsplit = asked == PATH_GRAIN_OFF || request->whole || is_durable(request);
+	uint32_t asked = request->export->overlap;
+	bool unsplit = asked == PATH_OVERLAP_OFF || request->whole || is_durable(request);
 
 	request->told_step = 0;
 	request->cut = false;
-	if (unsplit || (asked == PATH_GRAIN_AUTO && !can_overlap(request))) {
-		request->grain =
-			can_overlap(request) ? PATH_GRAIN_BYTES_MAX : PATH_CACHED_PART_BYTES;
+	if (unsplit || (asked == PATH_OVERLAP_AUTO && !can_overlap(request))) {
+		request->part_size =
+			can_overlap(request) ? PATH_PART_SIZE_MAX : PATH_CACHED_PART_BYTES;
 		return;
 	}
-	request->grain = asked != PATH_GRAIN_AUTO ? asked : best_grain(request);
-	request->cut = request->grain < PATH_GRAIN_BYTES_MAX;
+	request->part_size = asked != PATH_OVERLAP_AUTO ? asked : best_part_size(request);
+	request->cut = request->part_size < PATH_PART_SIZE_MAX;
 	if (request->op == STORE_READ && store_tells_progress(request->export->store) &&
 		request->cut) {
 		/* No need for parts but where another member begins. */
-		request->told_step = request->grain;
-		request->grain = info->stripe_chunk >= GRAIN_BYTES_MIN
-					 ? MIN(info->stripe_chunk, (uint32_t)PATH_GRAIN_BYTES_MAX)
-					 : PATH_GRAIN_BYTES_MAX;
+		request->told_step = request->part_size;
+		request->part_size = info->stripe_chunk >= OVERLAP_BYTES_MIN
+					     ? MIN(info->stripe_chunk, (uint32_t)PATH_PART_SIZE_MAX)
+					     : PATH_PART_SIZE_MAX;
 	}
 }
 
@@ -72,7 +72,7 @@ static bool is_striped(const struct path_request *request)
 
 	/* In order, a part must never wait for one behind it that has no memory yet. */
 	return request->op == STORE_READ && !request->ascending &&
-	       info->stripe_chunk >= request->grain;
+	       info->stripe_chunk >= request->part_size;
 }
 
 void cut_begin(struct path_request *request)
@@ -83,10 +83,10 @@ void cut_begin(struct path_request *request)
 			    !is_durable(request);
 	request->counted = request->measured;
 	if (request->measured) {
-		request->alone = grain_of(request)->request_bytes == 0;
-		grain_of(request)->request_bytes += request->length;
+		request->alone = overlap_of(request)->request_bytes == 0;
+		overlap_of(request)->request_bytes += request->length;
 	}
-	choose_grain(request);
+	choose_part_size(request);
 	request->striped = is_striped(request);
 	request->row_step = 0;
 	request->row_offset = 0;
@@ -100,19 +100,19 @@ void cut_begin(struct path_request *request)
 
 uint64_t cut_step_ns(const struct path_request *request)
 {
-	uint64_t rate = request->measured ? grain_of(request)->disk_rate : 0;
-	uint64_t step = request->told_step > 0 ? request->told_step : request->grain;
+	uint64_t rate = request->measured ? overlap_of(request)->disk_rate : 0;
+	uint64_t step = request->told_step > 0 ? request->told_step : request->part_size;
 
 	return rate > 0 ? MIN(step, request->length) * UINT64_C(1000000000) / rate : 0;
 }
 
 void cut_handed(struct path_request *request)
 {
-	struct grain *grain = grain_of(request);
+	struct overlap *overlap = overlap_of(request);
 
 	if (request->counted) {
-		request->alone &= grain->request_bytes == request->length;
-		grain->request_bytes -= request->length;
+		request->alone &= overlap->request_bytes == request->length;
+		overlap->request_bytes -= request->length;
 		request->counted = false;
 	}
 }
@@ -126,7 +126,7 @@ void cut_end(struct path_request *request, uint64_t now_ns)
 	}
 	cut_handed(request);
 	if (request->alone && request->error == 0 && !request->abandoned) {
-		grain_learn_request(grain_of(request), request->length, took_ns, request->cut);
+		overlap_learn_request(overlap_of(request), request->length, took_ns, request->cut);
 	}
 }
 
@@ -135,7 +135,7 @@ void cut_end(struct path_request *request, uint64_t now_ns)
 void cut_part_begin(struct path_request *request, uint64_t now_ns)
 {
 	if (request->measured) {
-		grain_disk_begin(grain_of(request), now_ns);
+		overlap_disk_begin(overlap_of(request), now_ns);
 	}
 }
 
@@ -151,13 +151,13 @@ void cut_part_end(struct path_request *request, uint64_t bytes, uint64_t now_ns)
 	if (!request->measured) {
 		return;
 	}
-	grain_disk_end(grain_of(request), bytes, now_ns);
+	overlap_disk_end(overlap_of(request), bytes, now_ns);
 	/* In units of 1 KiB and 1024 ns, so that the sum fits. */
 	request->parts_time += (bytes >> 10) * (took_ns >> 10);
 	/* One part on each member says nothing: they are there together. */
 	if (path_status(request) == PATH_COMMITTED && request->op == STORE_READ &&
 		request->told_step == 0 && request->parts_started >= 2 * parallel_parts(request)) {
-		grain_learn_early(grain_of(request),
+		overlap_learn_early(overlap_of(request),
 			request->parts_time / (request->length >> 10) << 10, took_ns);
 	}
 }
@@ -180,12 +180,13 @@ static struct cut_range striped_next(struct path_request *request)
 		uint64_t turn = request->row_step / lanes;
 		uint64_t lane_begin = MAX((row_begin / chunk + lane) * chunk, row_begin);
 		uint64_t lane_end = MIN((row_begin / chunk + lane + 1) * chunk, row_end);
-		uint64_t step = request->told_step > 0 ? request->told_step : request->grain;
-		uint64_t share = first_row ? align_up(step * (lane + 1) / lanes, CUT_ALIGN) : step;
-		uint64_t first = request->told_step > 0 ? request->grain : share;
+		uint64_t step = request->told_step > 0 ? request->told_step : request->part_size;
+		uint64_t share =
+			first_row ? align_up(step * (lane + 1) / lanes, SPLIT_ALIGN) : step;
+		uint64_t first = request->told_step > 0 ? request->part_size : share;
 		uint64_t turn_end =
-			align_down(lane_begin, CUT_ALIGN) + first + turn * request->grain;
-		uint64_t begin = turn == 0 ? lane_begin : turn_end - request->grain;
+			align_down(lane_begin, SPLIT_ALIGN) + first + turn * request->part_size;
+		uint64_t begin = turn == 0 ? lane_begin : turn_end - request->part_size;
 
 		if (begin < lane_end) {
 			return (struct cut_range){ .offset = begin,
@@ -209,8 +210,8 @@ struct cut_range cut_next(struct path_request *request)
 		return striped_next(request);
 	}
 	return (struct cut_range){ .offset = offset,
-		.bytes = left > request->grain
-				 ? align_down(offset + request->grain, CUT_ALIGN) - offset
+		.bytes = left > request->part_size
+				 ? align_down(offset + request->part_size, SPLIT_ALIGN) - offset
 				 : left,
 		.told_first = request->told_step };
 }

@@ -53,7 +53,7 @@ class Synchro(support.Case):
         self.assertEqual(b"".join(piece.data for piece in pieces), self.content)
 
     def test_a_late_part_comes_last(self):
-        client = self.open("synchro=64K", HOLD_UP)
+        client = self.open("overlap=64K", HOLD_UP)
         client.send_request(nbdmini.CMD_READ, 7, 0, SIZE)
         chunks = client.chunks(7)
         self.check_whole(chunks)
@@ -61,7 +61,7 @@ class Synchro(support.Case):
         self.assertGreaterEqual(len(chunks), 3)
 
     def test_a_late_part_does_not_hold_up_others(self):
-        client = self.open("synchro=64K", HOLD_UP)
+        client = self.open("overlap=64K", HOLD_UP)
         client.send_request(nbdmini.CMD_READ, 1, 0, SIZE)
         while client.chunk().offset != SIZE - PART:
             pass  # what is before the late part and behind it is there
@@ -81,7 +81,7 @@ class Synchro(support.Case):
         self.assertIsNone(reads["network_bytes_per_second"])
 
     def test_off_waits_for_everything(self):
-        client = self.open("synchro=off", HOLD_UP)
+        client = self.open("overlap=off", HOLD_UP)
         client.send_request(nbdmini.CMD_READ, 1, 0, SIZE)
         client.send_request(nbdmini.CMD_READ, 2, 0, 4096)
         first = client.chunk()
@@ -89,7 +89,7 @@ class Synchro(support.Case):
         self.check_whole(client.chunks(1))
 
     def test_a_late_error_ends_the_reply(self):
-        client = self.open("synchro=64K", HOLD_UP_LONG)
+        client = self.open("overlap=64K", HOLD_UP_LONG)
         client.send_request(nbdmini.CMD_READ, 3, 0, SIZE)
         chunks = [client.chunk()]
         os.truncate(self.image, LATE)
@@ -104,21 +104,21 @@ class Synchro(support.Case):
         self.assertEqual(client.chunks(4)[0].data, self.content[:4096])
 
     def test_off_tells_the_error_alone(self):
-        client = self.open("synchro=off", FAILURE)
+        client = self.open("overlap=off", FAILURE)
         client.send_request(nbdmini.CMD_READ, 3, 0, SIZE)
         chunks = client.chunks(3)
         self.assertEqual([chunk.kind for chunk in chunks], [nbdmini.CHUNK_ERROR])
 
     def test_one_piece_begins_early_with_a_fixed_grain(self):
         """DF: one chunk, in order; padded and followed by the error when the disk fails late."""
-        client = self.open("synchro=64K", HOLD_UP)
+        client = self.open("overlap=64K", HOLD_UP)
         client.send_request(nbdmini.CMD_READ, 1, 0, SIZE, flags=nbdmini.CMD_FLAG_DF)
         chunks = client.chunks(1)
         self.assertEqual(sum(chunk.data is not None for chunk in chunks), 1)
         self.check_whole(chunks)
 
     def test_one_piece_is_padded_when_the_disk_fails_late(self):
-        client = self.open("synchro=64K", HOLD_UP_LONG)
+        client = self.open("overlap=64K", HOLD_UP_LONG)
         client.send_request(nbdmini.CMD_READ, 1, 0, SIZE, flags=nbdmini.CMD_FLAG_DF)
         head = client.sock.recv(64, socket.MSG_PEEK)
         self.assertTrue(head)
@@ -134,7 +134,7 @@ class Synchro(support.Case):
     def test_one_piece_that_has_begun_is_not_starved_by_small_parts(self):
         """What waits behind it has many, and cannot be sent before its end."""
         length = 65 * 4 * KIB
-        client = self.open("synchro=4K", f"delay=read:300ms:range=0+{length}",
+        client = self.open("overlap=4K", f"delay=read:300ms:range=0+{length}",
                            options=["--threads", "1", "--memory", "4M"])
         client.sock.settimeout(100)
         client.send_request(nbdmini.CMD_READ, 1, 0, length)
@@ -146,20 +146,20 @@ class Synchro(support.Case):
 
     def test_a_limit_far_above_what_the_machine_has(self):
         """It is one, and nothing that is taken."""
-        client = self.open("synchro=4K", options=["--threads", "1", "--memory", "1T"])
+        client = self.open("overlap=4K", options=["--threads", "1", "--memory", "1T"])
         client.send_request(nbdmini.CMD_READ, 1, 0, SIZE)
         self.check_whole(client.chunks(1))
 
     def test_one_piece_waits_with_auto(self):
-        client = self.open("mode=ram", HOLD_UP)
+        client = self.open("mode=direct", HOLD_UP)
         client.send_request(nbdmini.CMD_READ, 1, 0, SIZE, flags=nbdmini.CMD_FLAG_DF)
         client.send_request(nbdmini.CMD_READ, 2, 0, 4096)
         self.assertEqual(client.chunk().cookie, 2)
         self.check_whole(client.chunks(1))
 
     def test_simple_replies_never_begin_with_bytes_that_may_fail(self):
-        for synchro in ("auto", "64K", "off"):
-            client = self.open(f"synchro={synchro}", HOLD_UP, FAILURE, structured=False)
+        for overlap in ("auto", "64K", "off"):
+            client = self.open(f"overlap={overlap}", HOLD_UP, FAILURE, structured=False)
             client.send_request(nbdmini.CMD_READ, 1, 0, SIZE)
             self.assertEqual(client.reply(), (1, errno.EIO))
             client.send_request(nbdmini.CMD_READ, 2, 0, 4096)
@@ -174,8 +174,8 @@ class Synchro(support.Case):
         return data
 
     def test_a_write_reaches_the_disk_while_it_arrives(self):
-        for mode in ("cached", "ram"):
-            client = self.open("synchro=64K", f"mode={mode}")
+        for mode in ("cached", "direct"):
+            client = self.open("overlap=64K", f"mode={mode}")
             data = self.begin_write(client, SIZE - 1)
             with nbdmini.open_export(self.server.uri) as other:
                 while other.read(0, SIZE - PART) != data[:SIZE - PART]:
@@ -187,7 +187,7 @@ class Synchro(support.Case):
                 self.assertEqual(image.read(), data)
 
     def test_a_write_that_fails_early_is_answered_at_its_end(self):
-        client = self.open("synchro=64K", "fault=write:ENOSPC:range=0+64K")
+        client = self.open("overlap=64K", "fault=write:ENOSPC:range=0+64K")
         data = self.begin_write(client, SIZE - 1)
         with nbdmini.open_export(self.server.uri) as other:
             for _ in range(10):
@@ -201,9 +201,9 @@ class Synchro(support.Case):
 
     def test_any_piece_of_a_striped_disk(self):
         """Odd borders, chunks smaller and larger than a part, more rows than one."""
-        for stripe, synchro in (("4K:3", "64K"), ("64K:3", "64K"), ("128K:2", "4K"),
+        for stripe, overlap in (("4K:3", "64K"), ("64K:3", "64K"), ("128K:2", "4K"),
                                 ("256K:5", "64K"), ("96K:4", "32K"), ("1M:2", "128K")):
-            client = self.open(f"synchro={synchro}", f"stripe={stripe}", "mode=ram")
+            client = self.open(f"overlap={overlap}", f"stripe={stripe}", "mode=direct")
             for offset, length in ((0, SIZE), (1, SIZE - 2), (100000, 500001), (SIZE - 1, 1),
                                    (262143, 262145), (65536, 65536), (131071, 2)):
                 client.send_request(nbdmini.CMD_READ, 5, offset, length)
@@ -221,19 +221,19 @@ class Synchro(support.Case):
     def test_what_was_chosen_is_told(self):
         control = self.path("control")
         server = self.start_unix("--control", control, "--export",
-                                 f"={self.image},synchro=64K,mode=ram", "--export",
-                                 f"auto={self.image},mode=ram,readonly", uri_count=2)
+                                 f"={self.image},overlap=64K,mode=direct", "--export",
+                                 f"auto={self.image},mode=direct,readonly", uri_count=2)
         with nbdmini.open_export(server.uri, b"auto", structured=True) as client:
             for cookie in range(4):
                 client.send_request(nbdmini.CMD_READ, cookie, 0, SIZE)
                 client.chunks(cookie)
         told = self.told(control)
-        self.assertEqual([entry["synchro"] for entry in told["exports"]], [64 * KIB, "auto"])
+        self.assertEqual([entry["overlap"] for entry in told["exports"]], [64 * KIB, "auto"])
         reads = told["exports"][1]["reads"]
         self.assertGreater(reads["disk_bytes_per_second"], 0)
-        self.assertIn(reads["grain"], [32 * KIB << shift for shift in range(6)])
+        self.assertIn(reads["part_size"], [32 * KIB << shift for shift in range(6)])
         self.assertTrue(0 <= reads["early"] <= 1)
-        self.assertIsNone(told["exports"][1]["writes"]["grain"])
+        self.assertIsNone(told["exports"][1]["writes"]["part_size"])
         code, output, _ = self.run_gmblock("stats", control)
         self.assertEqual(code, 0)
         self.assertIn("reads in parts of ", output)
@@ -243,13 +243,13 @@ class Synchro(support.Case):
         """A disk that tells of progress has no parts that could come early."""
         control = self.path("control")
         server = self.start_unix("--control", control, "--export",
-                                 f"={self.image},mode=ram,pace=100M,readonly")
+                                 f"={self.image},mode=direct,pace=100M,readonly")
         with nbdmini.open_export(server.uri, b"", structured=True) as client:
             for cookie in range(4):
                 client.send_request(nbdmini.CMD_READ, cookie, 0, SIZE)
                 client.chunks(cookie)
         reads = self.told(control)["exports"][0]["reads"]
-        self.assertIsNotNone(reads["grain"])
+        self.assertIsNotNone(reads["part_size"])
         self.assertIsNone(reads["early"])
         code, output, _ = self.run_gmblock("stats", control)
         self.assertEqual(code, 0)

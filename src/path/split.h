@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * How a read or write is cut into parts: how long they are (grain.h decides, from what is measured
- * here), where they lie, and in which order they begin.
+ * How a read or write is cut into parts: how long they are (overlap.h decides, from what is
+ * measured here), where they lie, and in which order they begin.
  *
  * A disk is read in ascending order. In a striped one each row of chunks begins with the first part
  * of every member, then comes the second of every member, and so on, so that all have something to
@@ -22,7 +22,7 @@
 
 /* Parts end on this boundary of the export, so that only the first and the last part of a request
  * can be unaligned. */
-enum { CUT_ALIGN = 4096 };
+enum { SPLIT_ALIGN = 4096 };
 
 /* Where a part is, and how much of it shall be told of first. */
 struct cut_range {

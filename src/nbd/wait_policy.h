@@ -29,30 +29,30 @@
 
 #include "base/compiler.h"
 
-enum patience_way { PATIENCE_SLEEP, PATIENCE_GATHER, PATIENCE_SPIN, PATIENCE_WAY_COUNT };
+enum wait_way { WAIT_BLOCK, WAIT_BATCH, WAIT_SPIN, WAIT_WAY_COUNT };
 
-enum patience_state { PATIENCE_SLEEPING, PATIENCE_TRYING, PATIENCE_HOLDING };
+enum wait_policy_state { WAIT_POLICY_BLOCKING, WAIT_POLICY_TRYING, WAIT_POLICY_HOLDING };
 
 enum {
-	PATIENCE_GATHER_NS = 60000,	  /* the longest a request waits for company */
-	PATIENCE_GATHER_MAX = 64,	  /* completions that end that wait at once */
-	PATIENCE_SPIN_NS = 50000,	  /* the longest look before sleeping */
-	PATIENCE_WINDOW_REQUESTS = 64,	  /* what one rate is measured over */
-	PATIENCE_WINDOW_REQUESTS_MIN = 8, /* ... or these, if they took long enough */
-	PATIENCE_TRIAL_WINDOWS = 12,	  /* half of them with the way that is tried */
-	PATIENCE_HOLD_WINDOWS = 2048,	  /* between two trials of a way that pays */
+	WAIT_BATCH_NS = 60000,	      /* the longest a request waits for company */
+	WAIT_BATCH_MAX = 64,	      /* completions that end that wait at once */
+	WAIT_SPIN_NS = 50000,	      /* the longest look before sleeping */
+	WAIT_WINDOW_REQUESTS = 64,    /* what one rate is measured over */
+	WAIT_WINDOW_REQUESTS_MIN = 8, /* ... or these, if they took long enough */
+	WAIT_TRIAL_WINDOWS = 12,      /* half of them with the way that is tried */
+	WAIT_HOLD_WINDOWS = 2048,     /* between two trials of a way that pays */
 	/* Gathering: its gain is smaller and so is what a wrong choice costs. */
-	PATIENCE_WINDOW_REQUESTS_GATHER = 256,
-	PATIENCE_TRIAL_WINDOWS_GATHER = 32,
-	PATIENCE_HOLD_WINDOWS_GATHER = 512,
-	PATIENCE_BACKOFF_WINDOWS_MIN = 32, /* sleeping, after the first trial that was lost */
-	PATIENCE_BACKOFF_WINDOWS_MAX = 4096,
+	WAIT_WINDOW_REQUESTS_BATCH = 256,
+	WAIT_TRIAL_WINDOWS_BATCH = 32,
+	WAIT_HOLD_WINDOWS_BATCH = 512,
+	WAIT_BACKOFF_WINDOWS_MIN = 32, /* sleeping, after the first trial that was lost */
+	WAIT_BACKOFF_WINDOWS_MAX = 4096,
 };
 
-struct patience {
+struct wait_policy {
 	bool may_spin;
-	enum patience_state state;
-	enum patience_way way; /* being tried or held */
+	enum wait_policy_state state;
+	enum wait_way way; /* being tried or held */
 	uint64_t window_start_ns;
 	uint32_t window_requests;
 	uint32_t window_turns; /* turns that brought requests */
@@ -64,7 +64,7 @@ struct patience {
 };
 
 /* may_spin false: spinning is never tried. */
-void patience_init(struct patience *patience, bool may_spin);
+void wait_policy_init(struct wait_policy *policy, bool may_spin);
 
 /* Told after every turn how many requests it brought. Returns how to wait for the next. */
-enum patience_way patience_turn(struct patience *patience, uint64_t now_ns, uint32_t requests);
+enum wait_way wait_policy_turn(struct wait_policy *policy, uint64_t now_ns, uint32_t requests);

@@ -11,46 +11,46 @@
 
 #include <cmocka.h>
 
-#include "nbd/patience.h"
+#include "nbd/wait_policy.h"
 
 enum { CLIENT_NS = 9000, SERVER_NS = 4000, WAKE_NS = 4000, LATENCY_NS = 25000 };
 
 struct model {
-	struct patience patience;
-	enum patience_way way;
+	struct wait_policy wait_policy;
+	enum wait_way way;
 	uint64_t now_ns;
 	uint64_t wake_idle_ns;
 	uint32_t depth;
 	uint64_t done;
 	uint64_t turns;
-	uint64_t turns_by_way[PATIENCE_WAY_COUNT];
+	uint64_t turns_by_way[WAIT_WAY_COUNT];
 };
 
 static void model_start(struct model *model, uint32_t depth, uint64_t wake_idle_ns)
 {
 	*model = (struct model){ .now_ns = 1, .depth = depth, .wake_idle_ns = wake_idle_ns };
-	patience_init(&model->patience, true);
+	wait_policy_init(&model->wait_policy, true);
 }
 
 /* One turn: the server waits, takes what the client had time to send, and answers. */
 static void turn(struct model *model)
 {
-	uint64_t sleep_ns = model->way == PATIENCE_GATHER ? PATIENCE_GATHER_NS : LATENCY_NS;
-	uint64_t cost_ns = CLIENT_NS + (model->way == PATIENCE_GATHER ? 0 : WAKE_NS / 4);
-	uint64_t taken = model->way == PATIENCE_SPIN ? 1 : sleep_ns / cost_ns;
+	uint64_t sleep_ns = model->way == WAIT_BATCH ? WAIT_BATCH_NS : LATENCY_NS;
+	uint64_t cost_ns = CLIENT_NS + (model->way == WAIT_BATCH ? 0 : WAKE_NS / 4);
+	uint64_t taken = model->way == WAIT_SPIN ? 1 : sleep_ns / cost_ns;
 
 	model->turns++;
 	model->turns_by_way[model->way]++;
 	if (taken >= model->depth) { /* the client has nothing more to do: it waits for us */
 		taken = model->depth;
 		model->now_ns += sleep_ns + taken * SERVER_NS + LATENCY_NS;
-		model->now_ns += model->way == PATIENCE_SLEEP ? model->wake_idle_ns : 0;
+		model->now_ns += model->way == WAIT_BLOCK ? model->wake_idle_ns : 0;
 	} else {
 		taken = taken == 0 ? 1 : taken;
 		model->now_ns += taken * cost_ns;
 	}
 	model->done += taken;
-	model->way = patience_turn(&model->patience, model->now_ns, (uint32_t)taken);
+	model->way = wait_policy_turn(&model->wait_policy, model->now_ns, (uint32_t)taken);
 }
 
 static void run(struct model *model, uint64_t requests)
@@ -58,7 +58,7 @@ static void run(struct model *model, uint64_t requests)
 	uint64_t end = model->done + requests;
 
 	model->turns = 0;
-	for (int way = 0; way < PATIENCE_WAY_COUNT; way++) {
+	for (int way = 0; way < WAIT_WAY_COUNT; way++) {
 		model->turns_by_way[way] = 0;
 	}
 	while (model->done < end) {
@@ -66,7 +66,7 @@ static void run(struct model *model, uint64_t requests)
 	}
 }
 
-static double share(const struct model *model, enum patience_way way)
+static double share(const struct model *model, enum wait_way way)
 {
 	return (double)model->turns_by_way[way] / (double)model->turns;
 }
@@ -81,7 +81,7 @@ static void one_request_in_flight_never_gathers(void **state)
 
 		model_start(&model, 1, wakes_ns[i]);
 		run(&model, 2000000);
-		assert_int_equal(model.turns_by_way[PATIENCE_GATHER], 0);
+		assert_int_equal(model.turns_by_way[WAIT_BATCH], 0);
 	}
 }
 
@@ -92,9 +92,9 @@ static void one_request_in_flight_spins_where_waking_is_dear(void **state)
 	(void)state;
 	model_start(&model, 1, 30000);
 	run(&model, 10000);
-	assert_true(share(&model, PATIENCE_SPIN) > 0.85);
+	assert_true(share(&model, WAIT_SPIN) > 0.85);
 	run(&model, 1000000);
-	assert_true(share(&model, PATIENCE_SPIN) > 0.98);
+	assert_true(share(&model, WAIT_SPIN) > 0.98);
 }
 
 static void one_request_in_flight_sleeps_where_waking_is_cheap(void **state)
@@ -104,7 +104,7 @@ static void one_request_in_flight_sleeps_where_waking_is_cheap(void **state)
 	(void)state;
 	model_start(&model, 1, 2000);
 	run(&model, 2000000);
-	assert_true(share(&model, PATIENCE_SPIN) < 0.02);
+	assert_true(share(&model, WAIT_SPIN) < 0.02);
 }
 
 static void a_lost_trial_is_void_when_waking_becomes_dear(void **state)
@@ -114,10 +114,10 @@ static void a_lost_trial_is_void_when_waking_becomes_dear(void **state)
 	(void)state;
 	model_start(&model, 1, 0);
 	run(&model, 1000000);
-	assert_true(share(&model, PATIENCE_SPIN) < 0.02);
+	assert_true(share(&model, WAIT_SPIN) < 0.02);
 	model.wake_idle_ns = 60000;
 	run(&model, 5000);
-	assert_true(share(&model, PATIENCE_SPIN) > 0.8);
+	assert_true(share(&model, WAIT_SPIN) > 0.8);
 }
 
 static void who_may_not_spin_sleeps_or_gathers(void **state)
@@ -126,18 +126,18 @@ static void who_may_not_spin_sleeps_or_gathers(void **state)
 
 	(void)state;
 	model_start(&model, 1, 30000);
-	model.patience.may_spin = false;
+	model.wait_policy.may_spin = false;
 	run(&model, 1000000);
-	assert_int_equal(model.turns_by_way[PATIENCE_SLEEP], model.turns);
+	assert_int_equal(model.turns_by_way[WAIT_BLOCK], model.turns);
 	model.depth = 64;
 	run(&model, 1000000);
-	assert_int_equal(model.turns_by_way[PATIENCE_SPIN], 0);
-	assert_true(share(&model, PATIENCE_GATHER) > 0.5);
+	assert_int_equal(model.turns_by_way[WAIT_SPIN], 0);
+	assert_true(share(&model, WAIT_BATCH) > 0.5);
 	model.depth = 1;
 	run(&model, 1000000); /* what was held is given up */
-	assert_int_equal(model.turns_by_way[PATIENCE_SPIN], 0);
+	assert_int_equal(model.turns_by_way[WAIT_SPIN], 0);
 	run(&model, 1000000);
-	assert_int_equal(model.turns_by_way[PATIENCE_SLEEP], model.turns);
+	assert_int_equal(model.turns_by_way[WAIT_BLOCK], model.turns);
 }
 
 static void other_traffic_ends_spinning(void **state)
@@ -147,39 +147,39 @@ static void other_traffic_ends_spinning(void **state)
 	(void)state;
 	model_start(&model, 1, 30000);
 	run(&model, 10000);
-	assert_int_equal(model.way, PATIENCE_SPIN);
-	for (int i = 0; i < PATIENCE_WINDOW_REQUESTS; i++) { /* two come together, every time */
+	assert_int_equal(model.way, WAIT_SPIN);
+	for (int i = 0; i < WAIT_WINDOW_REQUESTS; i++) { /* two come together, every time */
 		model.now_ns += 30000;
-		model.way = patience_turn(&model.patience, model.now_ns, 2);
+		model.way = wait_policy_turn(&model.wait_policy, model.now_ns, 2);
 	}
-	assert_int_not_equal(model.patience.state, PATIENCE_HOLDING);
+	assert_int_not_equal(model.wait_policy.state, WAIT_POLICY_HOLDING);
 }
 
 /* Who comes after those who had many in flight does not wait for their company. */
 static void gathering_ends_when_there_is_nothing_to_gather(void **state)
 {
 	static const struct {
-		enum patience_state state;
+		enum wait_policy_state state;
 		bool may_spin;
-	} cases[] = { { PATIENCE_HOLDING, true }, { PATIENCE_HOLDING, false },
-		{ PATIENCE_TRYING, true }, { PATIENCE_TRYING, false } };
+	} cases[] = { { WAIT_POLICY_HOLDING, true }, { WAIT_POLICY_HOLDING, false },
+		{ WAIT_POLICY_TRYING, true }, { WAIT_POLICY_TRYING, false } };
 
 	(void)state;
 	for (size_t i = 0; i < ARRAY_COUNT(cases); i++) {
 		struct model model;
 
 		model_start(&model, 64, 2000);
-		model.patience.may_spin = cases[i].may_spin;
-		while (model.patience.state != cases[i].state || model.way != PATIENCE_GATHER) {
+		model.wait_policy.may_spin = cases[i].may_spin;
+		while (model.wait_policy.state != cases[i].state || model.way != WAIT_BATCH) {
 			turn(&model);
 			assert_true(model.done < 1000000);
 		}
 		model.depth = 1;
 		/* One window may have begun with the others, and a trial's next one is without. */
-		run(&model, 3 * PATIENCE_WINDOW_REQUESTS_GATHER);
-		assert_int_not_equal(model.patience.way, PATIENCE_GATHER);
+		run(&model, 3 * WAIT_WINDOW_REQUESTS_BATCH);
+		assert_int_not_equal(model.wait_policy.way, WAIT_BATCH);
 		run(&model, 1000000);
-		assert_int_equal(model.turns_by_way[PATIENCE_GATHER], 0);
+		assert_int_equal(model.turns_by_way[WAIT_BATCH], 0);
 	}
 }
 
@@ -191,7 +191,7 @@ static void few_requests_in_flight_hardly_gather(void **state)
 
 		model_start(&model, depth, 0);
 		run(&model, 2000000);
-		assert_true(share(&model, PATIENCE_GATHER) < 0.1);
+		assert_true(share(&model, WAIT_BATCH) < 0.1);
 	}
 }
 
@@ -203,7 +203,7 @@ static void many_requests_in_flight_mostly_gather(void **state)
 
 		model_start(&model, depth, 30000);
 		run(&model, 2000000);
-		assert_true(share(&model, PATIENCE_GATHER) > 0.8);
+		assert_true(share(&model, WAIT_BATCH) > 0.8);
 	}
 }
 
@@ -211,23 +211,24 @@ static void a_pause_in_the_traffic_ends_every_way(void **state)
 {
 	static const struct {
 		uint32_t depth;
-		enum patience_way way;
-	} ways[] = { { 64, PATIENCE_GATHER }, { 1, PATIENCE_SPIN } };
+		enum wait_way way;
+	} ways[] = { { 64, WAIT_BATCH }, { 1, WAIT_SPIN } };
 
 	(void)state;
 	for (size_t i = 0; i < ARRAY_COUNT(ways); i++) {
 		struct model model;
 
 		model_start(&model, ways[i].depth, 30000);
-		while (model.patience.state != PATIENCE_HOLDING) {
+		while (model.wait_policy.state != WAIT_POLICY_HOLDING) {
 			turn(&model);
 			assert_true(model.done < 1000000);
 		}
 		/* A turn without requests changes nothing, unless there were none for long. */
-		assert_int_equal(patience_turn(&model.patience, model.now_ns, 0), ways[i].way);
+		assert_int_equal(
+			wait_policy_turn(&model.wait_policy, model.now_ns, 0), ways[i].way);
 		model.now_ns += UINT64_C(1000000000);
-		assert_int_equal(patience_turn(&model.patience, model.now_ns, 0), PATIENCE_SLEEP);
-		assert_int_equal(patience_turn(&model.patience, model.now_ns, 1), PATIENCE_SLEEP);
+		assert_int_equal(wait_policy_turn(&model.wait_policy, model.now_ns, 0), WAIT_BLOCK);
+		assert_int_equal(wait_policy_turn(&model.wait_policy, model.now_ns, 1), WAIT_BLOCK);
 	}
 }
 

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "nbd/takeover.h"
+
+#include <string.h>
+
+static void end_deliver(struct ring *ring, struct ring_message *message)
+{
+	struct takeover_member *member = container_of(message, struct takeover_member, end_message);
+
+	GMB_UNUSED(ring);
+	pthread_mutex_lock(&member->takeover->lock);
+	member->end_posted = false;
+	pthread_mutex_unlock(&member->takeover->lock);
+	member->end(member);
+}
+
+static void wake_deliver(struct ring *ring, struct ring_message *message)
+{
+	struct takeover_member *member =
+		container_of(message, struct takeover_member, wake_message);
+
+	GMB_UNUSED(ring);
+	pthread_mutex_lock(&member->takeover->lock);
+	member->wake_posted = false;
+	pthread_mutex_unlock(&member->takeover->lock);
+	member->wake(member);
+}
+
+static struct takeover_member *find(
+	const struct takeover *takeover, const uint8_t *token, uint32_t bytes)
+{
+	struct takeover_member *member = takeover->members;
+
+	while (member != NULL &&
+		(member->token_bytes != bytes || memcmp(member->token, token, bytes) != 0)) {
+		member = member->next;
+	}
+	return member;
+}
+
+void takeover_join(struct takeover *takeover, struct takeover_member *member, const uint8_t *token,
+	uint32_t bytes)
+{
+	if (member->joined || (member->takeover != NULL && member->takeover != takeover)) {
+		return;
+	}
+	GMB_ASSERT(bytes <= TAKEOVER_TOKEN_BYTES_MAX);
+	pthread_mutex_lock(&takeover->lock);
+	member->takeover = takeover;
+	member->joined = true;
+	memcpy(member->token, token, bytes);
+	member->token_bytes = bytes;
+	member->next = takeover->members;
+	takeover->members = member;
+	pthread_mutex_unlock(&takeover->lock);
+}
+
+bool takeover_replace(struct takeover *takeover, struct takeover_member *member,
+	const uint8_t *token, uint32_t bytes)
+{
+	struct takeover_member *old;
+
+	GMB_ASSERT(member->waits_for == NULL);
+	if (member->takeover != NULL && member->takeover != takeover) {
+		return false;
+	}
+	pthread_mutex_lock(&takeover->lock);
+	old = find(takeover, token, bytes);
+	if (old == member) {
+		old = NULL;
+	}
+	if (old != NULL) {
+		member->takeover = takeover;
+		member->waits_for = old;
+		member->next_waiter = old->waiters;
+		old->waiters = member;
+		if (!old->end_posted) {
+			old->end_posted = true;
+			old->end_message.deliver = end_deliver;
+			ring_post(old->ring, &old->end_message);
+		}
+	}
+	pthread_mutex_unlock(&takeover->lock);
+	return old != NULL;
+}
+
+void takeover_give_up(struct takeover_member *member)
+{
+	if (member->takeover == NULL) {
+		return;
+	}
+	pthread_mutex_lock(&member->takeover->lock);
+	if (member->waits_for != NULL) {
+		struct takeover_member **at = &member->waits_for->waiters;
+
+		while (*at != member) {
+			at = &(*at)->next_waiter;
+		}
+		*at = member->next_waiter;
+		member->waits_for = NULL;
+	}
+	pthread_mutex_unlock(&member->takeover->lock);
+}
+
+void takeover_leave(struct takeover_member *member)
+{
+	struct takeover_member **at;
+
+	if (!member->joined) {
+		return;
+	}
+	pthread_mutex_lock(&member->takeover->lock);
+	member->joined = false;
+	at = &member->takeover->members;
+	while (*at != member) {
+		at = &(*at)->next;
+	}
+	*at = member->next;
+	while (member->waiters != NULL) {
+		struct takeover_member *waiter = member->waiters;
+
+		member->waiters = waiter->next_waiter;
+		waiter->waits_for = NULL;
+		waiter->wake_posted = true;
+		waiter->wake_message.deliver = wake_deliver;
+		ring_post(waiter->ring, &waiter->wake_message);
+	}
+	pthread_mutex_unlock(&member->takeover->lock);
+}
+
+bool takeover_may_go(struct takeover_member *member)
+{
+	bool may;
+
+	if (member->takeover == NULL) {
+		return true;
+	}
+	pthread_mutex_lock(&member->takeover->lock);
+	may = !member->end_posted && !member->wake_posted;
+	pthread_mutex_unlock(&member->takeover->lock);
+	return may;
+}

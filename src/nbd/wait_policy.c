@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "nbd/wait_policy.h"
+
+/* What a request may take with the way, in percent of what it takes without, for the way to be
+ * held. Rates are noisy: gathering, which costs nothing, has not lost if it seems to lose a little.
+ */
+static const uint32_t trial_percent_max[WAIT_WAY_COUNT] = {
+	[WAIT_BATCH] = 106,
+	[WAIT_SPIN] = 90,
+};
+
+/* What a request may take, in percent of what it took when a trial was lost, before we try again.
+ */
+enum { LOST_PERCENT_MAX = 150 };
+
+/* Requests per turn, in tenths, from which on there is something to gather. */
+enum { BATCHES_TENTHS_MIN = 11 };
+
+/* A window with enough requests may end after this. */
+static const uint64_t window_ns_min = 5000000;
+/* A pause in the traffic says nothing about the rate. */
+static const uint64_t window_ns_max = 200000000;
+
+void wait_policy_init(struct wait_policy *policy, bool may_spin)
+{
+	*policy = (struct wait_policy){ .may_spin = may_spin,
+		.state = WAIT_POLICY_BLOCKING,
+		.way = WAIT_BLOCK,
+		.backoff_windows = WAIT_BACKOFF_WINDOWS_MIN };
+}
+
+static void become(struct wait_policy *policy, enum wait_policy_state state, uint32_t windows)
+{
+	policy->state = state;
+	policy->windows_left = windows;
+}
+
+static bool fills_batches(const struct wait_policy *policy)
+{
+	return (uint64_t)policy->window_requests * 10 >=
+	       (uint64_t)policy->window_turns * BATCHES_TENTHS_MIN;
+}
+
+/* Of a trial's windows every second one uses the way. */
+static bool uses_way(const struct wait_policy *policy)
+{
+	return policy->state == WAIT_POLICY_HOLDING ||
+	       (policy->state == WAIT_POLICY_TRYING && policy->windows_left % 2 == 1);
+}
+
+static enum wait_way current_way(const struct wait_policy *policy)
+{
+	return uses_way(policy) ? policy->way : WAIT_BLOCK;
+}
+
+static void sleep_on(struct wait_policy *policy)
+{
+	policy->way = WAIT_BLOCK;
+	policy->lost_ns = 0;
+	become(policy, WAIT_POLICY_BLOCKING, WAIT_BACKOFF_WINDOWS_MIN);
+}
+
+static void try_way(struct wait_policy *policy, enum wait_way way)
+{
+	policy->way = way;
+	for (int i = 0; i < 2; i++) {
+		policy->trial_ns[i] = 0;
+		policy->trial_requests[i] = 0;
+	}
+	become(policy, WAIT_POLICY_TRYING,
+		way == WAIT_BATCH ? WAIT_TRIAL_WINDOWS_BATCH : WAIT_TRIAL_WINDOWS);
+}
+
+static void judge_trial(struct wait_policy *policy)
+{
+	/* Both have requests: windows without any do not end. */
+	uint64_t without = policy->trial_ns[false] / policy->trial_requests[false];
+	uint64_t with = policy->trial_ns[true] / policy->trial_requests[true];
+
+	if (with * 100 <= without * trial_percent_max[policy->way]) {
+		policy->backoff_windows = WAIT_BACKOFF_WINDOWS_MIN;
+		become(policy, WAIT_POLICY_HOLDING,
+			policy->way == WAIT_BATCH ? WAIT_HOLD_WINDOWS_BATCH : WAIT_HOLD_WINDOWS);
+	} else {
+		policy->lost_ns = without;
+		become(policy, WAIT_POLICY_BLOCKING, policy->backoff_windows);
+		policy->backoff_windows =
+			MIN(policy->backoff_windows * 2, (uint32_t)WAIT_BACKOFF_WINDOWS_MAX);
+	}
+}
+
+/* What to try next: where gathering was the last to lose, spinning gets its chance. Sleeping: there
+ * is nothing to try. */
+static enum wait_way candidate(const struct wait_policy *policy)
+{
+	bool gather_lost = policy->state == WAIT_POLICY_BLOCKING && policy->way == WAIT_BATCH;
+
+	if (!policy->may_spin) {
+		return fills_batches(policy) ? WAIT_BATCH : WAIT_BLOCK;
+	}
+	return fills_batches(policy) && !gather_lost ? WAIT_BATCH : WAIT_SPIN;
+}
+
+/* The traffic is not what the last trial was, or this one is, about. Where nothing comes together
+ * although we gather, every request waits for company in vain. */
+static bool verdict_is_void(const struct wait_policy *policy, uint64_t request_ns)
+{
+	if (policy->state == WAIT_POLICY_BLOCKING) {
+		return policy->lost_ns > 0 && request_ns * 100 > policy->lost_ns * LOST_PERCENT_MAX;
+	}
+	if (policy->way == WAIT_BATCH) {
+		return uses_way(policy) && !fills_batches(policy);
+	}
+	return policy->state == WAIT_POLICY_HOLDING && fills_batches(policy);
+}
+
+static void window_done(struct wait_policy *policy, uint64_t elapsed_ns)
+{
+	bool is_void = verdict_is_void(policy, elapsed_ns / policy->window_requests);
+	enum wait_way way;
+
+	if (policy->state == WAIT_POLICY_TRYING) {
+		policy->trial_ns[uses_way(policy)] += elapsed_ns;
+		policy->trial_requests[uses_way(policy)] += policy->window_requests;
+	}
+	if (policy->windows_left > 0) {
+		policy->windows_left--;
+	}
+	if (is_void) {
+		policy->windows_left = 0;
+	}
+	if (policy->windows_left > 0) {
+		return;
+	}
+	if (policy->state == WAIT_POLICY_TRYING && !is_void) {
+		judge_trial(policy);
+		return;
+	}
+	way = candidate(policy);
+	if (way == WAIT_BLOCK) {
+		sleep_on(policy);
+	} else {
+		try_way(policy, way);
+	}
+}
+
+static bool window_is_full(const struct wait_policy *policy, uint64_t elapsed_ns)
+{
+	bool sleeps = policy->state == WAIT_POLICY_BLOCKING;
+	uint32_t full = !sleeps && policy->way == WAIT_BATCH ? (uint32_t)WAIT_WINDOW_REQUESTS_BATCH
+							     : (uint32_t)WAIT_WINDOW_REQUESTS;
+
+	return policy->window_requests >= full ||
+	       (full == WAIT_WINDOW_REQUESTS && elapsed_ns >= window_ns_min &&
+		       policy->window_requests >= WAIT_WINDOW_REQUESTS_MIN);
+}
+
+enum wait_way wait_policy_turn(struct wait_policy *policy, uint64_t now_ns, uint32_t requests)
+{
+	uint64_t elapsed_ns = now_ns - policy->window_start_ns;
+
+	if (requests == 0) {
+		return elapsed_ns > window_ns_max ? WAIT_BLOCK : current_way(policy);
+	}
+	policy->window_requests += requests;
+	policy->window_turns++;
+	if (elapsed_ns > window_ns_max) {
+		policy->lost_ns = 0;
+		become(policy, WAIT_POLICY_BLOCKING, 1);
+	} else if (window_is_full(policy, elapsed_ns)) {
+		window_done(policy, elapsed_ns);
+	} else {
+		return current_way(policy);
+	}
+	policy->window_start_ns = now_ns;
+	policy->window_requests = 0;
+	policy->window_turns = 0;
+	return current_way(policy);
+}
