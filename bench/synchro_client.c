@@ -4,15 +4,15 @@
  * each of several ways in turn. A way is an export, and whether its reads may come in fragments of
  * any order (many streams) or in one piece (the "don't fragment" flag: a single stream).
  *
- *   synchro_client read|randread|once BYTES DEPTH SECONDS SLICE WARMUP SEED PID COMPARE
- *                  URI any|df [URI any|df ...]
+ *   synchro_client read|randread|once BYTES DEPTH SECONDS SLICE WARMUP SEED COMPARE
+ *                  URI any|df PID [URI any|df PID ...]
  *
  * The ways take turns of SLICE seconds each, within one process and in turn on the same processors,
  * until each had SECONDS after a first turn of WARMUP that does not count: what disturbs the
  * machine disturbs them all. read walks through the export and ends early at its end, once does so
- * in an order by chance, randread picks blocks by chance and never ends early. PID is that of the
- * server, whose processor time is then told, or 0. COMPARE is a file that every read is compared
- * with (such a run tells nothing about time), or empty.
+ * in an order by chance, randread picks blocks by chance and never ends early. PID is that of a
+ * way's server, whose processor time is then reported, or 0. COMPARE is a file that every read is
+ * compared with (such a run tells nothing about time), or empty.
  *
  * Prints one JSON object for each way; turns are the rates of its turns. Threading: one thread.
  * Errors: exit status 1 and a sentence.
@@ -29,7 +29,8 @@
 #include "samples.h"
 
 enum {
-	ARGUMENTS = 10, /* before the ways */
+	ARGUMENTS = 9, /* before the ways */
+	WAY_ARGUMENTS = 3,
 	WAYS_MAX = 16,
 	DEPTH_MAX = 128,
 	ALIGNMENT = 4096,
@@ -53,6 +54,7 @@ struct slot {
 struct way {
 	const char *uri;
 	uint32_t flags;
+	clockid_t server_clock; /* CLOCK_MONOTONIC: none */
 	struct gmb_client *gmb;
 	struct samples samples;
 	uint64_t blocks;
@@ -75,8 +77,7 @@ struct client {
 	uint64_t duration_ns;
 	uint64_t slice_ns;
 	uint64_t warmup_ns;
-	clockid_t server_clock; /* CLOCK_MONOTONIC: none */
-	int compare_fd;		/* -1: no comparison */
+	int compare_fd; /* -1: no comparison */
 	uint8_t *compare;
 	struct slot slots[DEPTH_MAX];
 
@@ -210,8 +211,7 @@ static void turn(struct client *client, struct way *way, uint64_t slice_ns, bool
 {
 	uint64_t begin_ns = samples_now_ns();
 	uint64_t own_ns = samples_clock_ns(CLOCK_PROCESS_CPUTIME_ID);
-	uint64_t server_ns = samples_clock_ns(client->server_clock);
-
+	uint64_t server_ns = samples_clock_ns(way->server_clock);
 	uint64_t before = way->samples.count;
 
 	client->way = way;
@@ -237,7 +237,7 @@ static void turn(struct client *client, struct way *way, uint64_t slice_ns, bool
 				((double)elapsed_ns / 1e9);
 		}
 		way->client_cpu_ns += samples_clock_ns(CLOCK_PROCESS_CPUTIME_ID) - own_ns;
-		way->server_cpu_ns += samples_clock_ns(client->server_clock) - server_ns;
+		way->server_cpu_ns += samples_clock_ns(way->server_clock) - server_ns;
 	}
 	way->over = way->over || way->samples.elapsed_ns >= client->duration_ns;
 }
@@ -300,9 +300,9 @@ static void way_open(struct client *client, struct way *way, uint64_t seed)
 	}
 }
 
-static void way_tell(const struct client *client, struct way *way)
+static void way_print(const struct client *client, struct way *way)
 {
-	bool timed = client->server_clock != CLOCK_MONOTONIC;
+	bool timed = way->server_clock != CLOCK_MONOTONIC;
 
 	printf("{ \"hole_reads\": %" PRIu64 ", \"client_cpu_s\": %.6f, \"server_cpu_s\": %.6f, "
 	       "\"turns\": [",
@@ -320,8 +320,6 @@ static void way_tell(const struct client *client, struct way *way)
 
 static void options_read(struct client *client, char **argv)
 {
-	pid_t server = (pid_t)strtol(argv[8], NULL, 10);
-
 	client->pattern = pattern_of(argv[1]);
 	client->bytes = strtoull(argv[2], NULL, 10);
 	client->depth = (uint32_t)strtoul(argv[3], NULL, 10);
@@ -332,15 +330,11 @@ static void options_read(struct client *client, char **argv)
 		client->depth > DEPTH_MAX || client->duration_ns == 0 || client->slice_ns == 0) {
 		fail("an argument", "it is out of range");
 	}
-	client->server_clock = CLOCK_MONOTONIC;
-	if (server > 0 && clock_getcpuclockid(server, &client->server_clock) != 0) {
-		fail("the server's clock", "there is no such process");
-	}
 	client->compare_fd = -1;
-	if (argv[9][0] != '\0') {
-		client->compare_fd = open(argv[9], O_RDONLY | O_CLOEXEC);
+	if (argv[8][0] != '\0') {
+		client->compare_fd = open(argv[8], O_RDONLY | O_CLOEXEC);
 		if (client->compare_fd < 0) {
-			fail(argv[9], strerror(errno));
+			fail(argv[8], strerror(errno));
 		}
 		client->compare = buffer_of(client->bytes);
 	}
@@ -354,30 +348,43 @@ static void options_read(struct client *client, char **argv)
 	}
 }
 
+/* A way from its three arguments. */
+static void way_read(struct client *client, struct way *way, char **words, uint64_t seed)
+{
+	pid_t server = (pid_t)strtol(words[2], NULL, 10);
+
+	way->uri = words[0];
+	way->flags = strcmp(words[1], "df") == 0 ? GMB_DF : 0;
+	way->server_clock = CLOCK_MONOTONIC;
+	if (server > 0 && clock_getcpuclockid(server, &way->server_clock) != 0) {
+		fail("the server's clock", "there is no such process");
+	}
+	way_open(client, way, seed);
+}
+
 int main(int argc, char **argv)
 {
 	static struct client client;
 	struct gmb_error error;
 
-	if (argc < ARGUMENTS + 2 || (argc - ARGUMENTS) % 2 != 0 ||
-		(argc - ARGUMENTS) / 2 > WAYS_MAX) {
+	client.way_count = (uint32_t)(argc - ARGUMENTS) / WAY_ARGUMENTS;
+	if (argc < ARGUMENTS + WAY_ARGUMENTS || (argc - ARGUMENTS) % WAY_ARGUMENTS != 0 ||
+		client.way_count > WAYS_MAX) {
 		fprintf(stderr, "Usage: synchro_client read|randread|once BYTES DEPTH SECONDS "
-				"SLICE WARMUP SEED PID COMPARE URI any|df ...\n");
+				"SLICE WARMUP SEED COMPARE URI any|df PID ...\n");
 		return 2;
 	}
 	options_read(&client, argv);
 	if (gmb_queue_create(NULL, &client.queue, &error) != 0) {
 		fail("the queue", error.text);
 	}
-	client.way_count = (uint32_t)(argc - ARGUMENTS) / 2;
 	for (uint32_t i = 0; i < client.way_count; i++) {
-		client.ways[i].uri = argv[ARGUMENTS + 2 * i];
-		client.ways[i].flags = strcmp(argv[ARGUMENTS + 2 * i + 1], "df") == 0 ? GMB_DF : 0;
-		way_open(&client, &client.ways[i], strtoull(argv[7], NULL, 10));
+		way_read(&client, &client.ways[i], &argv[ARGUMENTS + WAY_ARGUMENTS * i],
+			strtoull(argv[7], NULL, 10));
 	}
 	run(&client);
 	for (uint32_t i = 0; i < client.way_count; i++) {
-		way_tell(&client, &client.ways[i]);
+		way_print(&client, &client.ways[i]);
 	}
 	gmb_queue_destroy(client.queue);
 	return 0;

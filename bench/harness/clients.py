@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import tempfile
 
-from . import measure
+from . import measure, session
 
 
 class Client:
@@ -49,7 +49,7 @@ class Client:
             raise measure.ClientFailed(
                 "%s\n%s%s" % (" ".join(command), done.stdout, done.stderr))
         sample = self.sample(row, document)
-        sample["command"] = " ".join(command)
+        sample["command"] = " ".join(session.without_paths(command))
         return sample
 
 

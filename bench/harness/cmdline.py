@@ -1,24 +1,22 @@
-"""The command lines of the benchmarks: numbers that are right, and one line about those that are not.
+"""The command lines of the benchmarks: shared options, checked numbers, one-line errors.
 
-What: Parser() is argparse's, but what is wrong is told in one line, with status 2; whole(),
-seconds() and size() make types for its arguments.
+What: Parser() is argparse's; it reports an error in one line, with status 2. add_shared() adds the
+options that several benchmarks have, read() fills in the defaults of a full or a quick run.
+whole(), seconds() and size() make types for arguments.
 Ownership: plain values.
 Errors: argparse.ArgumentTypeError, which argparse takes.
 """
 
 import argparse
 import math
+import os
 
 UNITS = {"K": 10, "M": 20, "G": 30}
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        self.exit(2, "%s: %s; see --help\n" % (self.prog, message))
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 
 
 def _number(kind, text):
-    """None when it is none."""
+    """None if the text is not a number."""
     try:
         return kind(text)
     except ValueError:
@@ -26,7 +24,7 @@ def _number(kind, text):
 
 
 def whole(least):
-    """A whole number from least on."""
+    """A whole number of at least that."""
     def parse(text):
         value = _number(int, text)
         if value is None or value < least:
@@ -37,7 +35,7 @@ def whole(least):
 
 
 def wholes(least):
-    """The same several times, with commas between."""
+    """Several of them, separated by commas."""
     def parse(text):
         return [whole(least)(part) for part in text.split(",")]
     return parse
@@ -54,7 +52,7 @@ def seconds(zero=False):
 
 
 def size(least):
-    """Bytes, or a number with K, M or G; from least MiB on."""
+    """Bytes, or a number with K, M or G; at least that many MiB."""
     def parse(text):
         shift = UNITS.get(text[-1:].upper(), 0)
         value = _number(int, text[:-1] if shift else text)
@@ -63,3 +61,52 @@ def size(least):
                 "%s is not a size of at least %dM, such as 1G" % (ascii(text), least))
         return value << shift
     return parse
+
+
+SHARED = {
+    "rounds": {"type": whole(1), "help": "timed runs of each cell"},
+    "seconds": {"type": seconds(), "help": "length of a timed run"},
+    "rows": {"help": "names separated by commas (default all)"},
+    "gmblock": {"metavar": "PROGRAM",
+                "default": os.environ.get("GMBLOCK") or os.path.join(TOP, "build", "gmblock"),
+                "help": "the program to test (default $GMBLOCK, else build/gmblock)"},
+    "tools": {"metavar": "FOLDER",
+              "default": os.environ.get("GMBLOCK_BENCH_TOOLS") or
+              os.path.join(TOP, "build", "bench"),
+              "help": "the folder of the small programs that the build makes (default build/bench)"},
+    "json": {"metavar": "FILE", "help": "write all samples there"},
+    "table": {"metavar": "FILE", "help": "write the tables there, in Markdown"},
+    "keep": {"action": "store_true",
+             "help": "take what is not run from the file that --json names"},
+    "check": {"action": "store_true", "help": "exit 1 if a target is missed"},
+    "quick": {"action": "store_true",
+              "help": "tiny run that shows that everything works; its numbers mean nothing"},
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """full and quick: the defaults of options that have one for each kind of run."""
+
+    def __init__(self, description, full=None, quick=None):
+        super().__init__(description=description)
+        self._full, self._quick = full or {}, quick or {}
+
+    def error(self, message):
+        self.exit(2, "%s: %s; see --help\n" % (self.prog, message))
+
+    def add_shared(self, names):
+        """Adds options of SHARED, named with blanks between."""
+        for name in names.split():
+            words = dict(SHARED[name])
+            if name in self._full:
+                words["help"] += " (default %g)" % self._full[name]
+            self.add_argument("--" + name, **words)
+
+    def read(self):
+        options = self.parse_args()
+        for key, value in (self._quick if options.quick else self._full).items():
+            if getattr(options, key) is None:
+                setattr(options, key, value)
+        if getattr(options, "keep", False) and not options.json:
+            self.error("--keep needs --json")
+        return options

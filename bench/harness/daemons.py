@@ -17,7 +17,6 @@ from . import servers
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 20.0
-CPU_CLOCK = 2  # of another process: see clock_getcpuclockid(3) and posix-timers_types.h
 
 
 class Daemon:
@@ -52,13 +51,6 @@ class Daemon:
     def errors(self):
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace").strip()
-
-    def cpu_s(self):
-        """Processor time so far, of all its threads, ended ones included."""
-        return time.clock_gettime(~self.pid << 3 | CPU_CLOCK)
-
-    def is_alive(self):
-        return self._process.poll() is None
 
     def stop(self):
         if self._process.poll() is None:

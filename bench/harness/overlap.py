@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 
-from . import daemons, measure
+from . import daemons, measure, session, spellings
 
 CLIENT_TIMEOUT_S = 120
 STATES = ("init", "read", "send_init", "send")
@@ -66,6 +66,45 @@ def run_tool(command):
     return found
 
 
+def serve(program, store, link, ways):
+    """A server at its end of the link with an export for each way."""
+    # One thread: all ways are served by the same one, as each would be if it were alone.
+    command = [*link.server_prefix, program, "serve", "--threads", "1", "--listen",
+               "nbd://%s:0" % link.address]
+    path = store.path.replace("\\", "\\\\").replace(",", "\\,")
+    for way in ways:
+        keys = spellings.spelled(program, "readonly,%s,%s" % (store.keys, way_of(way)[0]))
+        command += ["--export", "%s=%s,%s" % (way, path, keys)]
+    return daemons.Daemon(command, lines=len(ways), what="gmblock")
+
+
+def run_client(tools, link, work, ways, compare=""):
+    """What synchro_client says of each (server, way), which take turns."""
+    command = [*link.client_prefix, tools.client, *work, compare]
+    for server, way in ways:
+        base = server.said[0].rpartition("/")[0]
+        command += ["%s/%s" % (base, way), way_of(way)[1], "0" if compare else str(server.pid)]
+    samples = run_tool(command)
+    if any(sample["hole_reads"] > 0 for sample in samples):
+        raise measure.ClientFailed("reads were answered without payload: no measurement")
+    return samples
+
+
+def work_of(size, depth, seed, slower, options):
+    """The client's arguments for one run; slower: about what the slower of disk and link gives,
+    bytes a second."""
+    slice_s = SLICE_S if depth == 1 else max(SLICE_DEEP_S, SLICE_DEEP_TIMES * depth * size / slower)
+    return ["randread", str(size), str(depth), "%g" % max(options.seconds, 2 * slice_s),
+            "%g" % slice_s, "%g" % options.warmup, str(seed)]
+
+
+def check(tools, link, store, server, way, size, options):
+    """Bytes are what they should be, also for many requests at once."""
+    seconds = "%g" % options.check_seconds
+    run_client(tools, link, ["once", str(size), "4", seconds, seconds, "0", "1"], [(server, way)],
+               store.path)
+
+
 class Part:
     """A disk, a link, and the server between them while it runs; slower: about what the slower of
     disk and link gives, bytes a second."""
@@ -81,15 +120,8 @@ class Part:
         self._sender = None
 
     def __enter__(self):
-        # One thread: all ways are served by the same one, as each would be if it were alone.
-        command = [*self.link.server_prefix, self.tools.gmblock, "serve", "--threads", "1",
-                   "--listen", "nbd://%s:0" % self.link.address]
-        path = self.store.path.replace("\\", "\\\\").replace(",", "\\,")
-        for way in self.ways:
-            command += ["--export", "%s=%s,readonly,%s,%s" % (way, path, self.store.keys,
-                                                              way_of(way)[0])]
         try:
-            self._server = daemons.Daemon(command, lines=len(self.ways), what="gmblock")
+            self._server = serve(self.tools.gmblock, self.store, self.link, self.ways)
             self._sender = daemons.Daemon([*self.link.server_prefix, self.tools.raw, "send",
                                            self.link.address], what="raw_rate")
         except BaseException:
@@ -102,28 +134,17 @@ class Part:
             if daemon is not None:
                 daemon.stop()
 
-    def _client(self, ways, work, pid, compare):
-        base = self._server.said[0].rpartition("/")[0]
-        command = [*self.link.client_prefix, self.tools.client, *work, str(pid), compare]
-        for way in ways:
-            command += ["%s/%s" % (base, way), way_of(way)[1]]
-        return run_tool(command)
-
     def read(self, ways, size, depth, seed):
         """A sample for each way; they take turns within the run."""
-        slice_s = SLICE_S if depth == 1 else \
-            max(SLICE_DEEP_S, SLICE_DEEP_TIMES * depth * size / self.slower)
-        work = ["randread", str(size), str(depth), "%g" % max(self.options.seconds, 2 * slice_s),
-                "%g" % slice_s, "%g" % self.options.warmup, str(seed)]
-        samples = self._client(ways, work, self._server.pid, "")
+        samples = run_client(self.tools, self.link, work_of(size, depth, seed, self.slower,
+                                                            self.options),
+                             [(self._server, way) for way in ways])
         turns = {way: sample.pop("turns") for way, sample in zip(ways, samples)}
         for way, sample in zip(ways, samples):
             # Turns that followed each other are compared: the median forgets what disturbed some.
             sample["over"] = {other: statistics.median(
                 mine / theirs for mine, theirs in zip(turns[way], turns[other]))
                 for other in ways if other in BASES and other != way}
-            if sample["hole_reads"] > 0:
-                raise measure.ClientFailed("reads were answered without payload: no measurement")
             gigabytes = sample["requests"] * size / 1e9
             sample["cpu_s_per_gb"] = sample["server_cpu_s"] / gigabytes
             sample["client_cpu_s_per_gb"] = sample["client_cpu_s"] / gigabytes
@@ -131,9 +152,7 @@ class Part:
 
     def check(self, way, size):
         """Bytes are what they should be, also for many requests at once."""
-        seconds = "%g" % self.options.check_seconds
-        self._client([way], ["once", str(size), "4", seconds, seconds, "0", "1"], 0,
-                     self.store.path)
+        check(self.tools, self.link, self.store, self._server, way, size, self.options)
 
     def local(self, size, seed):
         return run_local(self.tools, self.store, size, self.options, seed)
@@ -168,17 +187,12 @@ def _told(part, text):
     print("%s, %s: %s" % (part.store.name, part.link.name, text), file=sys.stderr, flush=True)
 
 
-def rotated(items, turn):
-    start = turn % len(items)
-    return items[start:] + items[:start]
-
-
 def _round(part, cells, turn, keys):
     """Every cell of keys once more: (size, depth) with its ways, the disk and the link beside."""
     for size, depth in keys:
         cell = cells.setdefault((size, depth), {})
         ways = part.ways if depth == 1 else [way for way in part.ways if way in DEPTH_WAYS]
-        for way, sample in part.read(rotated(ways, turn), size, depth, 1000 + turn).items():
+        for way, sample in part.read(session.rotated(ways, turn), size, depth, 1000 + turn).items():
             cell.setdefault(way, []).append(sample)
         if depth == 1:
             if part.store.rate(size) is None:

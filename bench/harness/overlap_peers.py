@@ -6,10 +6,9 @@ with synchronized sends and without. Returns plain data.
 Errors: those of harness/servers.py; a peer that is not installed is left out.
 """
 
-import os
 import sys
 
-from . import overlap, servers
+from . import overlap, servers, session
 from .rig import Unavailable
 
 MIB = 1 << 20
@@ -18,8 +17,8 @@ PATTERNS = ("read", "once")  # in order and by chance, no block twice
 
 
 def recipes():
-    found = [servers.Gmblock("gmblock", ("cold",), mode="direct,overlap=auto"),
-             servers.Gmblock("gmblock/off", ("cold",), mode="direct,overlap=off")]
+    found = [servers.Gmblock("gmblock", ("cold",), keys="mode=direct,overlap=auto"),
+             servers.Gmblock("gmblock/off", ("cold",), keys="mode=direct,overlap=off")]
     for recipe in servers.select(PEERS, "cold"):
         try:
             recipe.program_path()
@@ -35,10 +34,9 @@ def one_run(tools, disk, recipe, pattern, options, turn):
         disk.cold()
         seconds = "%g" % options.seconds
         sample = overlap.run_tool([tools.client, pattern, str(MIB), "1", seconds, seconds,
-                                   "%g" % (options.seconds / 20), str(1000 + turn), "0", "",
-                                   server.uri, "any"])[0]
-        sample["command"] = " ".join(
-            os.path.basename(word) if word.startswith("/") else word for word in server.command)
+                                   "%g" % (options.seconds / 20), str(1000 + turn), "",
+                                   server.uri, "any", "0"])[0]
+        sample["command"] = " ".join(session.without_paths(server.command))
     return sample
 
 
@@ -47,7 +45,7 @@ def run(tools, disk, options, facts):
     listed = recipes()
     for turn in range(options.rounds):
         for pattern in PATTERNS:
-            for recipe in overlap.rotated(listed, turn):
+            for recipe in session.rotated(listed, turn):
                 cells.setdefault(pattern, {}).setdefault(recipe.name, []).append(
                     one_run(tools, disk, recipe, pattern, options, turn))
         print("peers: round %d of %d" % (turn + 1, options.rounds), file=sys.stderr, flush=True)

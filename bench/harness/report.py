@@ -187,7 +187,14 @@ def _first_line(path, prefix):
     return "unknown"
 
 
-def _commit(folder):
+def version_of(program):
+    """The first line that the program says about its version."""
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    return (done.stdout + done.stderr).strip().partition("\n")[0] or "unknown"
+
+
+def commit_of(folder):
+    """Of the checkout that the folder lies in."""
     def git(*arguments):
         try:
             result = subprocess.run(["git", "-C", folder, *arguments], capture_output=True,
@@ -207,7 +214,7 @@ def _commit(folder):
 def machine_facts(folder):
     """Where the numbers come from; the load tells whether the machine was shared."""
     return {
-        "commit": _commit(folder),
+        "commit": commit_of(folder),
         "kernel": platform.release(),
         "cpu": _first_line("/proc/cpuinfo", "model name"),
         "cpu_count": len(os.sched_getaffinity(0)),

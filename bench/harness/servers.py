@@ -8,6 +8,7 @@ SIGTERM from the kernel when the benchmark dies (nbd-server excepted: it makes i
 Errors: Unavailable if the program is missing, ServerFailed with its own messages if it ends early.
 """
 
+import copy
 import ctypes
 import os
 import shutil
@@ -18,6 +19,7 @@ import tempfile
 import time
 from urllib.parse import urlsplit
 
+from . import spellings
 from .rig import Unavailable
 
 EXPORT = "bench"
@@ -110,7 +112,15 @@ class Recipe:
 
 
 class Gmblock(Recipe):
+    """keys: what the export gets, as spellings.py has them; path: the program."""
+
     path = None
+
+    def of(self, program):
+        """The same with another program."""
+        twin = copy.copy(self)
+        twin.path = program
+        return twin
 
     def program_path(self):
         if not self.path or not os.access(self.path, os.X_OK):
@@ -121,8 +131,8 @@ class Gmblock(Recipe):
         listen = ("nbd://127.0.0.1:%d" % address if isinstance(address, int)
                   else "nbd+unix:///?socket=%s" % address)
         return [self.program_path(), "serve", "--listen", listen,
-                "--export", "%s=%s,mode=%s" % (EXPORT, disk_path, self.settings["mode"])
-                ] + self.settings.get("extra", [])
+                "--export", "%s=%s,%s" % (EXPORT, disk_path, spellings.spelled(
+                    self.program_path(), self.settings["keys"]))] + self.settings.get("extra", [])
 
 
 class NoDisk(Gmblock):
@@ -193,9 +203,9 @@ class NbdServer(Recipe):
 def _recipes():
     both = ("cold", "hot")
     listed = [
-        Gmblock("gmblock/cached", both, mode="cached"),
-        Gmblock("gmblock/direct", ("cold",), mode="direct"),
-        NoDisk(NO_DISK, both, mode="cached"),
+        Gmblock("gmblock/cached", both, keys="mode=cached"),
+        Gmblock("gmblock/direct", ("cold",), keys="mode=direct"),
+        NoDisk(NO_DISK, both, keys="mode=cached"),
         Nbdkit("nbdkit", both),
         QemuNbd("qemu-nbd", ("hot",), cache="writeback", aio="io_uring"),
         QemuNbd("qemu-nbd", ("cold",), cache="none", aio="native"),

@@ -1,0 +1,106 @@
+"""What surrounds the measuring in every benchmark: choices, facts, results and exit status.
+
+What: run() turns a benchmark's function into a program; facts() says where numbers come from;
+publish() writes or prints what was found.
+Errors: rig.Unavailable for a name that does not exist; run() reports all errors of a benchmark in
+one line.
+"""
+
+import datetime
+import json
+import os
+import shlex
+import signal
+import sys
+
+from . import measure, report, rig, servers
+from .cmdline import TOP
+
+SKIP = 77
+
+
+def chosen(text, names, what):
+    """Those of the names that the text has, separated by commas, in their own order; or all."""
+    picked = list(names) if text is None else text.split(",")
+    for name in picked:
+        if name not in names:
+            raise rig.Unavailable("no %s called %s; there are: %s" % (what, name, " ".join(names)))
+    return [name for name in names if name in picked]
+
+
+def rotated(items, turn):
+    """The items in an order in which none always follows the same other one."""
+    start = turn % len(items)
+    return items[start:] + items[:start]
+
+
+def need_programs(*paths):
+    for path in paths:
+        if not os.access(path, os.X_OK):
+            raise rig.Unavailable("%s is not built (looked for %s); see bench/README.md"
+                                  % (os.path.basename(path), path))
+
+
+def without_paths(words):
+    """A command line without places on this machine."""
+    shown = []
+    for word in words:
+        option, equals, value = word.rpartition("=")
+        shown.append(option + equals + (os.path.basename(value) if os.path.isabs(value)
+                                        else value))
+    return shown
+
+
+def facts(**more):
+    """Of the machine, the time and the command line, and what the caller adds."""
+    return {
+        **report.machine_facts(TOP),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": shlex.join([os.path.relpath(os.path.realpath(sys.argv[0]), TOP),
+                               *without_paths(sys.argv[1:])]),
+        **more,
+    }
+
+
+def write_text(path, text):
+    """Whole or not at all: an interrupted session leaves an older file alone."""
+    with open(path + ".new", "w", encoding="utf-8") as out:
+        out.write(text if text.endswith("\n") else text + "\n")
+    os.replace(path + ".new", path)
+
+
+def publish(options, record, text):
+    """The record to --json if given; the text to --table or else to standard output."""
+    if options.json:
+        write_text(options.json, json.dumps(record, indent=1))
+    if options.table:
+        write_text(options.table, text)
+    else:
+        print(text, end="" if text.endswith("\n") else "\n")
+
+
+def kept(options):
+    """The record that --keep continues, or None."""
+    if not options.keep:
+        return None
+    with open(options.json, encoding="utf-8") as older:
+        return json.load(older)
+
+
+def run(work, options):
+    """The exit status of work(options): its own; 77 with --quick, or else 2, where something that
+    it needs is missing; 1 if something failed."""
+    def interrupted(number, _frame):
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupted)
+    name = os.path.basename(sys.argv[0])
+    try:
+        return work(options)
+    except rig.Unavailable as error:
+        print("%s: %s" % (name, error), file=sys.stderr)
+        return SKIP if options.quick else 2
+    except (OSError, measure.ClientFailed, servers.ServerFailed) as error:
+        print("%s: %s" % (name, error), file=sys.stderr)
+        return 1
