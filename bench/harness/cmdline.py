@@ -74,6 +74,9 @@ SHARED = {
               "default": os.environ.get("GMBLOCK_BENCH_TOOLS") or
               os.path.join(TOP, "build", "bench"),
               "help": "the folder of the small programs that the build makes (default build/bench)"},
+    "against": {"metavar": "PROGRAM",
+                "help": "compare with an older gmblock instead, in pairs and without other servers"},
+    "pairs": {"type": whole(1), "help": "pairs of runs of each row with --against"},
     "json": {"metavar": "FILE", "help": "write all samples there"},
     "table": {"metavar": "FILE", "help": "write the tables there, in Markdown"},
     "keep": {"action": "store_true",

@@ -8,13 +8,15 @@ Ownership: starts and ends its processes itself. Errors: rig.Unavailable for wha
 measure.ClientFailed and servers.ServerFailed for what went wrong.
 """
 
+import contextlib
+import itertools
 import json
 import math
 import statistics
 import subprocess
 import sys
 
-from . import daemons, measure, session, spellings
+from . import against, daemons, measure, session, spellings
 
 CLIENT_TIMEOUT_S = 120
 STATES = ("init", "read", "send_init", "send")
@@ -182,6 +184,46 @@ def local_rate(tools, store, size, options):
     return statistics.median(run_local(tools, store, size, options, seed)["bytes_per_s"]
                              for seed in range(3))
 
+
+# --- two programs --------------------------------------------------------------------------------
+
+def compare_part(tools, store, link, ways, options, sizes, depths, slower, found):
+    """Adds pairs of every cell to found, an against.Comparison. Each turn has two fresh servers, since
+    where a connection's buffers lie can make it faster or slower than another that does the same;
+    old and new take turns of milliseconds in one run of the client."""
+    cells = [(size, 1) for size in sizes] + depths
+    with link:
+        for turn in range(options.pairs):
+            with contextlib.ExitStack() as stack:
+                running = {side: stack.enter_context(serve(program, store, link, ways))
+                           for side, program in found.programs.items()}
+                if turn == 0:
+                    for server, way in itertools.product(running.values(), ways):
+                        check(tools, link, store, server, way, max(sizes), options)
+                for (size, depth), way in itertools.product(cells, ways):
+                    if depth == 1 or way in DEPTH_WAYS:
+                        _compare_cell(tools, store, link, running, way,
+                                      work_of(size, depth, 1000 + turn, slower, options), found,
+                                      turn)
+
+
+def _compare_cell(tools, store, link, running, way, work, found, turn):
+    size, depth = int(work[1]), int(work[2])
+    order = against.order(turn)
+    pair = dict(zip(order, run_client(tools, link, work,
+                                      [(running[side], way) for side in order])))
+    rates = {side: sample.pop("turns") for side, sample in pair.items()}
+    for sample in pair.values():
+        sample["rate"] = sample["bytes_per_s"] / 1e6
+        sample["cpu"] = sample["server_cpu_s"] * 1e6 / sample["requests"]
+    cell = "%d KiB × %d, %s" % (size >> 10, depth, way)
+    against.say("%s, %s, %s" % (store.name, link.name, cell), turn, found.add(
+        "%s/%s/%d/%d/%s" % (store.name, link.name, size, depth, way),
+        "%s, %s, %s" % (store.title, link.title, cell), "MB/s", pair,
+        statistics.median(new / old for new, old in zip(rates["new"], rates["old"]))))
+
+
+# --- one program, all ways -----------------------------------------------------------------------
 
 def _told(part, text):
     print("%s, %s: %s" % (part.store.name, part.link.name, text), file=sys.stderr, flush=True)
