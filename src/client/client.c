@@ -96,7 +96,7 @@ void gmb_get_stats(const struct gmb_client *client, struct gmb_stats *stats)
 	full.system_calls = counters->enters + counters->direct;
 	for (uint32_t i = 0; i < CLIENT_CONNECTIONS_MAX; i++) {
 		if (client->connections[i] != NULL) {
-			full.bytes_moved += client->connections[i]->link.moved_bytes;
+			full.bytes_moved += client->connections[i]->nbd.moved_bytes;
 		}
 	}
 	memcpy(stats, &full, MIN(stats->size, sizeof(full)));
@@ -138,7 +138,7 @@ static struct connection *connection_with_room(struct gmb_client *client)
 		struct connection *connection = client->connections[i];
 
 		if (connection != NULL && connection_has_room(connection) &&
-			(best == NULL || connection->link.call_count < best->link.call_count)) {
+			(best == NULL || connection->nbd.call_count < best->nbd.call_count)) {
 			best = connection;
 		}
 	}
@@ -563,10 +563,10 @@ static int take_options(
 	if (options != NULL) {
 		memcpy(own, options, MIN(options->size, sizeof(*own)));
 	}
-	if (own->connections > CLIENT_CONNECTIONS_MAX || own->depth > LINK_SLOTS_MAX) {
+	if (own->connections > CLIENT_CONNECTIONS_MAX || own->depth > NBD_CLIENT_SLOTS_MAX) {
 		return error_set(error, -EINVAL,
 			"a client has at most %d connections of at most %d commands each",
-			CLIENT_CONNECTIONS_MAX, LINK_SLOTS_MAX);
+			CLIENT_CONNECTIONS_MAX, NBD_CLIENT_SLOTS_MAX);
 	}
 	if ((own->flags & ~(uint32_t)(GMB_OPEN_READ_ONLY | GMB_OPEN_NO_RECONNECT |
 				      GMB_OPEN_NO_EXTENDED | GMB_OPEN_SIMPLE)) != 0) {

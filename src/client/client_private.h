@@ -9,7 +9,7 @@
  *   dial.c        connects on a worker thread, because resolving names blocks
  *
  * A request becomes commands, each at most as long as the server takes. A command is on the
- * client's replays list, or on one connection's link, or free. When a connection is lost its
+ * client's replays list, or on one connection's nbd, or free. When a connection is lost its
  * commands go back to replays, in their order, and out again on the next connection.
  *
  * Threading: the thread of the queue. Ownership: queue ⊃ clients ⊃ connections, commands. Errors:
@@ -21,7 +21,7 @@
 #include <stdatomic.h>
 
 #include "client/connect.h"
-#include "nbd/link.h"
+#include "nbd/client.h"
 #include "ring/ring.h"
 
 enum {
@@ -59,7 +59,7 @@ struct request_state {
 };
 
 struct command {
-	struct link_call call;
+	struct nbd_call call;
 	struct gmb_request *request;
 	struct list_node node; /* client.replays or client.free_commands */
 	uint64_t covers;       /* FLUSH: client.changes when it was first sent */
@@ -105,16 +105,16 @@ struct connection {
 	uint64_t heard_ns;	 /* when bytes came last, or requests began to wait */
 	uint64_t deadline_ns;	 /* of dialing and handshake together */
 
-	struct negotiation *negotiation; /* kept: the link uses its facts */
+	struct negotiation *negotiation; /* kept: nbd uses its facts */
 	uint8_t hello[CONNECTION_HELLO_BYTES];
 	size_t hello_at;
 	size_t hello_bytes;
 
-	struct link link;
+	struct nbd_client nbd;
 	size_t in_bytes; /* laid out in the receive that is under way */
 	struct msghdr in;
 	struct msghdr out;
-	struct iovec out_iov[LINK_IOV_MAX];
+	struct iovec out_iov[NBD_CLIENT_IOV_MAX];
 };
 
 enum client_state {
@@ -155,7 +155,7 @@ struct gmb_client {
 
 	struct gmb_stats stats;
 	const struct gmb_request *explained; /* whose failure the text is about */
-	char explanation[LINK_TEXT_BYTES];
+	char explanation[NBD_CLIENT_TEXT_BYTES];
 };
 
 /* --- queue.c ---------------------------------------------------------------------------------- */
@@ -208,7 +208,7 @@ int connection_create(struct gmb_client *client, struct connection **connection_
 void connection_destroy(struct connection *connection);
 /* Connects now, or after a delay. */
 void connection_start(struct connection *connection, uint64_t delay_ns);
-/* Sends what its link holds, and sees to it that a receive is under way. */
+/* Sends what its nbd_client holds, and sees to it that a receive is under way. */
 void connection_flush(struct connection *connection);
 /* Ends it because of an error; it is dialed again as the client decides. */
 void connection_lose(struct connection *connection, const struct error *error);

@@ -51,15 +51,15 @@ static struct ring *ring_of(const struct connection *connection)
 bool connection_has_room(const struct connection *connection)
 {
 	return connection->state == CONNECTION_READY && !connection->draining &&
-	       connection->link.call_count < connection->client->options.depth;
+	       connection->nbd.call_count < connection->client->options.depth;
 }
 
 void connection_add(struct connection *connection, struct command *command)
 {
-	if (connection->link.call_count == 0) {
+	if (connection->nbd.call_count == 0) {
 		connection->heard_ns = ring_now_ns(ring_of(connection)); /* silence begins here */
 	}
-	link_add(&connection->link, &command->call);
+	nbd_client_add(&connection->nbd, &command->call);
 	connection->client->stats.commands++;
 }
 
@@ -70,11 +70,11 @@ static void give_back_commands(struct connection *connection)
 {
 	struct gmb_client *client = connection->client;
 	struct list_node *before = client->replays.next;
-	struct link_call *call;
+	struct nbd_call *call;
 	bool was_sent;
 	bool unanswered = false;
 
-	while ((call = link_take_back(&connection->link, &was_sent)) != NULL) {
+	while ((call = nbd_client_take_back(&connection->nbd, &was_sent)) != NULL) {
 		struct command *command = container_of(call, struct command, call);
 
 		request_command_again(command);
@@ -85,9 +85,9 @@ static void give_back_commands(struct connection *connection)
 	if (unanswered) {
 		client_take_over(client, connection->number);
 	}
-	client->stats.bytes_moved += connection->link.moved_bytes;
-	link_fini(&connection->link);
-	memset(&connection->link, 0, sizeof(connection->link));
+	client->stats.bytes_moved += connection->nbd.moved_bytes;
+	nbd_client_fini(&connection->nbd);
+	memset(&connection->nbd, 0, sizeof(connection->nbd));
 }
 
 static bool anything_in_flight(const struct connection *connection)
@@ -112,7 +112,7 @@ static void closing_step(struct connection *connection)
 		ring_socket_close(ring, fd);
 		connection->file = (struct ring_file){ .fd = -1, .slot = -1 };
 	}
-	if (connection->link.handler != NULL) {
+	if (connection->nbd.handler != NULL) {
 		give_back_commands(connection);
 	}
 	negotiation_destroy(connection->negotiation);
@@ -136,7 +136,7 @@ static void begin_closing(struct connection *connection)
 	connection->state = CONNECTION_CLOSING;
 	if (connection->file.fd >= 0) {
 		/* Commands that are not at the server yet must not get there any more. */
-		if (connection->link.call_count > 0) {
+		if (connection->nbd.call_count > 0) {
 			ring_socket_abort(ring, connection->file);
 		} else {
 			ring_socket_shutdown(ring, connection->file);
@@ -180,7 +180,7 @@ static void silence_check(struct connection *connection)
 	uint64_t limit_ns = connection->client->options.request_timeout_ms * NS_PER_MS;
 	uint64_t silent_ns = ring_now_ns(ring_of(connection)) - connection->heard_ns;
 
-	if (connection->link.call_count == 0) {
+	if (connection->nbd.call_count == 0) {
 		return; /* set again when commands are sent */
 	}
 	if (silent_ns < limit_ns) {
@@ -239,23 +239,23 @@ static bool received(struct connection *connection, ssize_t got)
 	int err;
 
 	if (got == -EINTR || got == -EAGAIN) {
-		link_input_drop(&connection->link);
+		nbd_client_input_drop(&connection->nbd);
 		return false;
 	}
 	if (got <= 0) {
-		link_input_drop(&connection->link);
+		nbd_client_input_drop(&connection->nbd);
 		lose(connection, got == 0 ? -ECONNRESET : (int)got,
 			got == 0 ? "the server closed the connection" : strerror((int)-got));
 		return false;
 	}
 	connection->heard_ns = ring_batch_ns(ring_of(connection));
-	err = link_received(&connection->link, (size_t)got, &error);
+	err = nbd_client_received(&connection->nbd, (size_t)got, &error);
 	if (err != 0) {
 		connection_lose(connection, &error);
 		return false;
 	}
 	/* A full layout means that there may be more. */
-	return (size_t)got == connection->in_bytes && connection->link.call_count > 0;
+	return (size_t)got == connection->in_bytes && connection->nbd.call_count > 0;
 }
 
 static bool lay_out(struct connection *connection)
@@ -264,7 +264,7 @@ static bool lay_out(struct connection *connection)
 	uint32_t count;
 	bool whole;
 
-	iov = link_input(&connection->link, &count, &connection->in_bytes, &whole);
+	iov = nbd_client_input(&connection->nbd, &count, &connection->in_bytes, &whole);
 	connection->in = (struct msghdr){
 		.msg_iov = (struct iovec *)(uintptr_t)iov,
 		.msg_iovlen = count,
@@ -289,7 +289,7 @@ static void recv_done(struct ring_op *op, int result)
 	struct connection *connection = container_of(op, struct connection, recv_op);
 
 	if (connection->state == CONNECTION_CLOSING) {
-		link_input_drop(&connection->link);
+		nbd_client_input_drop(&connection->nbd);
 		closing_step(connection);
 	} else if (received(connection, result)) {
 		receive_next(connection);
@@ -304,7 +304,7 @@ static void receive_arm(struct connection *connection)
 	if (connection->recv_op.in_flight) {
 		return;
 	}
-	if (connection->link.call_count == 0) {
+	if (connection->nbd.call_count == 0) {
 		/* Where the next payload goes is not known yet. */
 		ring_poll(ring, &connection->recv_op, connection->file.fd, POLLIN, poll_done);
 	} else {
@@ -326,7 +326,7 @@ static void send_done(struct ring_op *op, int result)
 	} else if (result >= 0) {
 		/* The socket was full and has taken bytes again: the server is not silent. */
 		connection->heard_ns = ring_batch_ns(ring_of(connection));
-		link_sent(&connection->link, (size_t)result);
+		nbd_client_sent(&connection->nbd, (size_t)result);
 	} else if (result != -EINTR && result != -EAGAIN) {
 		lose(connection, result, strerror(-result));
 	}
@@ -337,7 +337,8 @@ static void send_some(struct connection *connection)
 	struct ring *ring = ring_of(connection);
 
 	while (connection->state == CONNECTION_READY && !connection->send_op.in_flight) {
-		uint32_t count = link_output(&connection->link, connection->out_iov, LINK_IOV_MAX);
+		uint32_t count = nbd_client_output(
+			&connection->nbd, connection->out_iov, NBD_CLIENT_IOV_MAX);
 		ssize_t sent;
 
 		if (count == 0) {
@@ -349,7 +350,7 @@ static void send_some(struct connection *connection)
 		};
 		sent = ring_sendmsg_now(ring, connection->file, &connection->out);
 		if (sent >= 0) {
-			link_sent(&connection->link, (size_t)sent);
+			nbd_client_sent(&connection->nbd, (size_t)sent);
 		} else if (sent == -EAGAIN) {
 			ring_sendmsg(ring, &connection->send_op, connection->file, &connection->out,
 				true, send_done);
@@ -364,12 +365,12 @@ void connection_flush(struct connection *connection)
 	if (connection->state != CONNECTION_READY) {
 		return;
 	}
-	if (connection->link.call_count > 0 && !connection->timer_op.in_flight) {
+	if (connection->nbd.call_count > 0 && !connection->timer_op.in_flight) {
 		timer_set(connection, connection->client->options.request_timeout_ms * NS_PER_MS);
 	}
 	send_some(connection);
 	/* Here, because the last answer may have come before its request was sent. */
-	if (connection->draining && connection->link.call_count == 0) {
+	if (connection->draining && connection->nbd.call_count == 0) {
 		lose(connection, -ESHUTDOWN, "the server is shutting down");
 	}
 	if (connection->state == CONNECTION_READY) {
@@ -377,11 +378,11 @@ void connection_flush(struct connection *connection)
 	}
 }
 
-/* --- what the link tells ------------------------------------------------------------------- */
+/* --- replies ------------------------------------------------------------------- */
 
-static void call_done(struct link *link, struct link_call *call)
+static void call_done(struct nbd_client *nbd, struct nbd_call *call)
 {
-	struct connection *connection = container_of(link, struct connection, link);
+	struct connection *connection = container_of(nbd, struct connection, nbd);
 	struct gmb_client *client = connection->client;
 	struct command *command = container_of(call, struct command, call);
 
@@ -394,22 +395,24 @@ static void call_done(struct link *link, struct link_call *call)
 		return;
 	}
 	client_progress(client, connection);
-	request_command_done(client, command, link->text);
+	request_command_done(client, command, nbd->text);
 }
 
-static void call_hole(struct link *link, struct link_call *call, uint64_t offset, uint64_t length)
+static void call_hole(
+	struct nbd_client *nbd, struct nbd_call *call, uint64_t offset, uint64_t length)
 {
-	GMB_UNUSED(link);
+	GMB_UNUSED(nbd);
 	request_hole(container_of(call, struct command, call), offset, length);
 }
 
-static void call_extent(struct link *link, struct link_call *call, uint64_t length, uint32_t flags)
+static void call_extent(
+	struct nbd_client *nbd, struct nbd_call *call, uint64_t length, uint32_t flags)
 {
-	GMB_UNUSED(link);
+	GMB_UNUSED(nbd);
 	request_extent(container_of(call, struct command, call), length, flags);
 }
 
-static const struct link_handler link_handler = {
+static const struct nbd_client_handler nbd_client_handler = {
 	.done = call_done,
 	.hole = call_hole,
 	.extent = call_extent,
@@ -422,8 +425,8 @@ static void become_ready(struct connection *connection)
 	struct error error = { 0 };
 	int err;
 
-	link_init(&connection->link, &link_handler, negotiation_facts(connection->negotiation),
-		ring_random(ring_of(connection)) >> 16);
+	nbd_client_init(&connection->nbd, &nbd_client_handler,
+		negotiation_facts(connection->negotiation), ring_random(ring_of(connection)) >> 16);
 	connection->state = CONNECTION_READY;
 	connection->was_ready = true;
 	ring_cancel(ring_of(connection), &connection->timer_op);
@@ -608,13 +611,13 @@ void connection_leave(struct connection *connection)
 	}
 	connection->leaving = true;
 	connection->was_ready = false;
-	if (connection->state == CONNECTION_READY && connection->link.call_count == 0) {
+	if (connection->state == CONNECTION_READY && connection->nbd.call_count == 0) {
 		uint8_t bytes[32];
 		struct iovec iov = { .iov_base = bytes };
 		struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1 };
 
 		/* 32 bytes fit in the buffer of an idle connection, or it is not worth waiting. */
-		iov.iov_len = link_farewell(&connection->link, bytes);
+		iov.iov_len = nbd_client_farewell(&connection->nbd, bytes);
 		(void)!ring_sendmsg_now(ring_of(connection), connection->file, &message);
 		ring_socket_shutdown_send(ring_of(connection), connection->file);
 	}

@@ -256,12 +256,12 @@ bool request_split(struct gmb_client *client, struct gmb_request *request, struc
 	command->request = request;
 	state->parts++;
 	if (state->flushing) {
-		command->call = (struct link_call){ .type = NBD_CMD_FLUSH };
+		command->call = (struct nbd_call){ .type = NBD_CMD_FLUSH };
 		command->covers = client->changes;
 		state->whole = true;
 		return false;
 	}
-	command->call = (struct link_call){
+	command->call = (struct nbd_call){
 		.type = wire_type(request),
 		.flags = wire_flags(client, request),
 		.offset = request->offset + state->split,

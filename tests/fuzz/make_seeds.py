@@ -6,7 +6,7 @@
 
 Real clients (those that are installed) talk to "gmblock serve", and "gmblock info" and libgmblock
 (by tests/functional/library_driver, LIBRARY_DRIVER in the environment) talk to real servers, each
-through a recorder that keeps what goes by; tests/unit/test_link (TEST_LINK) adds its own cases. The exports are those of fuzz_session.c, so that a
+through a recorder that keeps what goes by; tests/unit/test_nbd_client (TEST_NBD_CLIENT) adds its own cases. The exports are those of fuzz_session.c, so that a
 recording makes sense there. Seeds of the same name are replaced; files that a fuzzer found are left
 alone.
 """
@@ -25,7 +25,7 @@ import urllib.parse
 GMBLOCK = os.path.abspath(os.environ.get("GMBLOCK", "build/gmblock"))
 LIBRARY_DRIVER = os.path.abspath(os.environ.get("LIBRARY_DRIVER",
                                                 "build/tests/functional/library_driver"))
-TEST_LINK = os.path.abspath(os.environ.get("TEST_LINK", "build/tests/unit/test_link"))
+TEST_NBD_CLIENT = os.path.abspath(os.environ.get("TEST_NBD_CLIENT", "build/tests/unit/test_nbd_client"))
 SEED_BYTES_MAX = 64 << 10
 DISK_BYTES = 100001
 PATIENCE_S = 60
@@ -212,7 +212,7 @@ def options_of(said):
         at += 16 + length
 
 
-# --- servers, for the inquiry, the negotiation and the link ---------------------------------------
+# --- servers, for the inquiry, the negotiation and the client ---------------------------------------
 
 def servers(folder, path):
     """(name, command) of servers at the socket, each with an export named disk if it can."""
@@ -313,9 +313,9 @@ def record_client(folder, corpus, path, name):
         if facts is not None and len(opening) < len(heard):
             if facts[0] != best:
                 continue  # the same as in another style
-            seed = link_seed(split_requests(said), heard[len(opening):], facts)
+            seed = client_seed(split_requests(said), heard[len(opening):], facts)
             slowly = 8 if len(name) % 2 else 0
-            corpus.write("link", f"server-{name}-{style}",
+            corpus.write("nbd_client", f"server-{name}-{style}",
                          bytes([seed[0] | slowly, len(name) % 4]) + seed[1:])
 
 
@@ -352,20 +352,20 @@ def split_requests(said):
             yield kind, flags & ~32, cookie, offset, length
 
 
-def link_cookie(number):
+def client_cookie(number):
     """trial_cookie()."""
     return struct.pack("<Q", (77 + number) << 10 | number)
 
 
-def link_calls(calls):
+def client_calls(calls):
     return bytes([len(calls)]) + b"".join(
         struct.pack(">BBHQQ", kind, flags, number * 7912 % 65536, length, offset)
         for number, (kind, flags, _, offset, length) in enumerate(calls))
 
 
-def link_seed(requests, replies, facts):
-    """A recording for fuzz_link.c (without its second byte): the cookies and the context id are
-    those of its link."""
+def client_seed(requests, replies, facts):
+    """A recording for fuzz_nbd_client.c (without its second byte): the cookies and the context id are
+    those of its client."""
     style, context = facts
     calls = list(requests)
     numbers = {call[2]: number for number, call in enumerate(calls)}
@@ -381,11 +381,11 @@ def link_seed(requests, replies, facts):
             head = 20 if magic == 0x668E33EF else 32
             body = int.from_bytes(replies[at + (16 if head == 20 else 24):at + head], "big")
             status = replies[at + 6:at + 8] in (b"\0\5", b"\0\6")
-        stream += replies[at:at + 8] + link_cookie(number) + replies[at + 16:at + head]
+        stream += replies[at:at + 8] + client_cookie(number) + replies[at + 16:at + head]
         data = replies[at + head:at + head + body]
         stream += b"\x00\xc0\xff\xee" + data[4:] if status and data[:4] == context else data
         at += head + body
-    return bytes([style | (4 if context is not None else 0)]) + link_calls(calls) + stream
+    return bytes([style | (4 if context is not None else 0)]) + client_calls(calls) + stream
 
 
 # --- by hand -------------------------------------------------------------------------------------
@@ -592,13 +592,13 @@ exports:
 }
 
 
-def hand_link(corpus):
-    """The replies of tests/unit/test_link.c, one a seed."""
+def hand_nbd_client(corpus):
+    """The replies of tests/unit/test_nbd_client.c, one a seed."""
     with tempfile.TemporaryDirectory(prefix="gmblock-seeds-") as folder:
-        subprocess.run([TEST_LINK, folder], check=True)
+        subprocess.run([TEST_NBD_CLIENT, folder], check=True)
         for name in os.listdir(folder):
             with open(os.path.join(folder, name), "rb") as seed:
-                corpus.write("link", f"hand-{name}", seed.read())
+                corpus.write("nbd_client", f"hand-{name}", seed.read())
 
 
 class Corpus:
@@ -623,7 +623,7 @@ def main():
     hand_session(corpus)
     hand_inquiry(corpus)
     hand_negotiation(corpus)
-    hand_link(corpus)
+    hand_nbd_client(corpus)
     hand_texts(corpus)
     for name, text in CONFIGS.items():
         corpus.write("config", f"hand-{name}", text.encode())

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Replies by chance to commands by chance: lawful ones in any order and interleaved, and the same
  * with a few bytes changed. Every stream goes through every way of cutting it into pieces and is
- * compared with the model (link_trial.h).
+ * compared with the model (nbd_client_trial.h).
  *
- *   test_link_random [FIRST-SEED COUNT]
+ *   test_nbd_client_random [FIRST-SEED COUNT]
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -17,7 +17,7 @@
 
 #include <cmocka.h>
 
-#include "link_stream.h"
+#include "nbd_client_stream.h"
 
 enum {
 	SEEDS = 80,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "link_trial.h"
+#include "nbd_client_trial.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@ enum {
 
 /* A call with its memory: pieces with guards between them. */
 struct subject {
-	struct link_call call; /* first: the handlers get a pointer to it */
+	struct nbd_call call; /* first: the handlers get a pointer to it */
 	struct run *run;
 	struct model_call *expected;
 	uint8_t *block;
@@ -36,7 +36,7 @@ struct run {
 	struct model_call expected[TRIAL_CALLS_MAX];
 	struct subject subjects[TRIAL_CALLS_MAX];
 	struct negotiation_facts facts;
-	struct link link;
+	struct nbd_client client;
 	uint64_t random;
 	uint64_t sent_bytes;
 	uint64_t request_bytes; /* of all requests */
@@ -150,21 +150,21 @@ static void memory_fill(struct subject *subject, const uint8_t *bytes)
 
 /* --- the owner's part ----------------------------------------------------------------------- */
 
-static void on_done(struct link *link, struct link_call *call)
+static void on_done(struct nbd_client *client, struct nbd_call *call)
 {
 	struct subject *subject = (struct subject *)call;
 	struct run *run = subject->run;
 	const struct model_call *expected = subject->expected;
 	uint32_t i = (uint32_t)(subject - run->subjects);
 
-	GMB_ASSERT(link == &run->link);
+	GMB_ASSERT(client == &run->client);
 	GMB_ASSERT(subject->done++ == 0);
 	GMB_ASSERT(expected->done);
 	GMB_ASSERT(call->result == nbd_error_to_errno(expected->error));
 	GMB_ASSERT(call->intervals == NULL);
-	GMB_ASSERT(strlen(link->text) < sizeof(link->text));
+	GMB_ASSERT(strlen(client->text) < sizeof(client->text));
 	run->outcome->results[i] = call->result;
-	memcpy(run->outcome->said[i], link->text, sizeof(link->text));
+	memcpy(run->outcome->said[i], client->text, sizeof(client->text));
 	run->outcome->done_count++;
 	if (call->result != 0) {
 		return;
@@ -176,27 +176,29 @@ static void on_done(struct link *link, struct link_call *call)
 	}
 }
 
-static void on_hole(struct link *link, struct link_call *call, uint64_t offset, uint64_t length)
+static void on_hole(
+	struct nbd_client *client, struct nbd_call *call, uint64_t offset, uint64_t length)
 {
 	struct subject *subject = (struct subject *)call;
 
-	GMB_UNUSED(link);
+	GMB_UNUSED(client);
 	GMB_ASSERT(call->type == NBD_CMD_READ && length > 0);
 	GMB_ASSERT(range_inside(offset - call->offset, length, call->length));
 	subject->story = model_story_hole(subject->story, offset, length);
 }
 
-static void on_extent(struct link *link, struct link_call *call, uint64_t length, uint32_t flags)
+static void on_extent(
+	struct nbd_client *client, struct nbd_call *call, uint64_t length, uint32_t flags)
 {
 	struct subject *subject = (struct subject *)call;
 
-	GMB_UNUSED(link);
+	GMB_UNUSED(client);
 	GMB_ASSERT(call->type == NBD_CMD_BLOCK_STATUS && length > 0);
 	GMB_ASSERT(range_inside(call->covered, length, call->length));
 	subject->story = model_story_extent(subject->story, length, flags);
 }
 
-static const struct link_handler handler = {
+static const struct nbd_client_handler handler = {
 	.done = on_done,
 	.hole = on_hole,
 	.extent = on_extent,
@@ -219,7 +221,7 @@ static void subject_begin(struct run *run, uint32_t i)
 	model_call_init(expected);
 	subject->run = run;
 	subject->expected = expected;
-	subject->call = (struct link_call){
+	subject->call = (struct nbd_call){
 		.type = from->type,
 		.flags = from->flags,
 		.offset = from->offset,
@@ -238,7 +240,7 @@ static void subject_begin(struct run *run, uint32_t i)
 		}
 		memory_fill(subject, subject->payload);
 	}
-	link_add(&run->link, &subject->call);
+	nbd_client_add(&run->client, &subject->call);
 	GMB_ASSERT(subject->call.cookie == expected->cookie);
 	run->request_bytes += run->trial->style == NBD_REPLIES_EXTENDED
 				      ? sizeof(struct nbd_wire_extended_request)
@@ -258,7 +260,7 @@ static void run_begin(struct run *run)
 		.allocation_id = TRIAL_ALLOCATION_ID,
 		.size = INT64_MAX,
 	};
-	link_init(&run->link, &handler, &run->facts, SERIAL);
+	nbd_client_init(&run->client, &handler, &run->facts, SERIAL);
 	for (uint32_t i = 0; i < trial->call_count; i++) {
 		subject_begin(run, i);
 	}
@@ -275,21 +277,21 @@ static void run_begin(struct run *run)
 /* After the last byte: what is left can be taken back, everything is as it should be. */
 static void run_end(struct run *run)
 {
-	struct link_call *call;
+	struct nbd_call *call;
 	bool was_sent;
 
-	run->outcome->moved_bytes = run->link.moved_bytes;
-	run->outcome->out_of_order = run->link.out_of_order;
-	run->outcome->received_payload_bytes = run->link.received_payload_bytes;
-	while ((call = link_take_back(&run->link, &was_sent)) != NULL) {
+	run->outcome->moved_bytes = run->client.moved_bytes;
+	run->outcome->out_of_order = run->client.out_of_order;
+	run->outcome->received_payload_bytes = run->client.received_payload_bytes;
+	while ((call = nbd_client_take_back(&run->client, &was_sent)) != NULL) {
 		struct subject *subject = (struct subject *)call;
 
 		GMB_ASSERT(was_sent && subject->done++ == 0);
 		/* It may be answered already, if the last of its bytes were not sent yet. */
 		GMB_ASSERT(subject->expected->done == call->answered);
 	}
-	GMB_ASSERT(run->link.call_count == 0 && run->link.free_count == LINK_SLOTS_MAX);
-	link_fini(&run->link);
+	GMB_ASSERT(run->client.call_count == 0 && run->client.free_count == NBD_CLIENT_SLOTS_MAX);
+	nbd_client_fini(&run->client);
 	for (uint32_t i = 0; i < run->trial->call_count; i++) {
 		struct subject *subject = &run->subjects[i];
 
@@ -337,12 +339,12 @@ static void check_output(struct run *run, const struct iovec *iov, uint32_t coun
 static void send_some(struct run *run, uint64_t bytes)
 {
 	static struct iovec iov[OUTPUT_IOV_MAX];
-	uint32_t count = link_output(&run->link, iov, OUTPUT_IOV_MAX);
+	uint32_t count = nbd_client_output(&run->client, iov, OUTPUT_IOV_MAX);
 
 	check_output(run, iov, count);
 	bytes = MIN(bytes, run->request_bytes - run->sent_bytes);
 	run->sent_bytes += bytes;
-	link_sent(&run->link, bytes);
+	nbd_client_sent(&run->client, bytes);
 }
 
 /* --- receiving ------------------------------------------------------------------------------ */
@@ -388,26 +390,26 @@ static int receive_some(struct run *run, const uint8_t *bytes, size_t len, size_
 	bool whole;
 	size_t part;
 
-	iov = link_input(&run->link, &count, &room, &whole);
+	iov = nbd_client_input(&run->client, &count, &room, &whole);
 	if (run->way->split == TRIAL_RANDOM && random_next(run) % 8 == 0) {
-		link_input_drop(&run->link);
-		iov = link_input(&run->link, &count, &room, &whole);
+		nbd_client_input_drop(&run->client);
+		iov = nbd_client_input(&run->client, &count, &room, &whole);
 	}
-	GMB_ASSERT(count > 0 && count <= LINK_IOV_MAX);
+	GMB_ASSERT(count > 0 && count <= NBD_CLIENT_IOV_MAX);
 	for (uint32_t i = 0; i < count; i++) {
 		GMB_ASSERT(iov[i].iov_len > 0);
 		total += iov[i].iov_len;
 	}
 	GMB_ASSERT(total == room);
 	/* "whole" promises that the server will send all of it. */
-	GMB_ASSERT(!whole || run->link.state == LINK_DATA);
+	GMB_ASSERT(!whole || run->client.state == NBD_CLIENT_DATA);
 	if (run->way->send_slowly && random_next(run) % 2 == 0) {
 		send_some(run, random_next(run) % 200); /* while the receive is under way */
 	}
 	part = piece_length(run, MIN(room, len));
 	scatter(iov, count, bytes, part);
 	*taken = part;
-	return link_received(&run->link, part, &run->outcome->error);
+	return nbd_client_received(&run->client, part, &run->outcome->error);
 }
 
 static void receive_all(struct run *run)

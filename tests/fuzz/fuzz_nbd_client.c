@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * What servers send in the transmission phase, to commands that the input chooses, compared with a
- * model (tests/unit/link_trial.h says what must hold):
+ * model (tests/unit/nbd_client_trial.h says what must hold):
  *
  *   byte 0	bits 0-1 reply style (modulo 3), bit 2 base:allocation was selected, bit 3 the
  *		requests go out slowly
@@ -10,7 +10,7 @@
  *   the rest	the server's bytes; cookies are those of trial_cookie()
  */
 #include "fuzz.h"
-#include "link_trial.h"
+#include "nbd_client_trial.h"
 
 enum { COMMAND_BYTES = 20, SMALL_BYTES_MAX = 8 << 10, LARGE_BYTES_MAX = 128 << 10 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "link_stream.h"
+#include "nbd_client_stream.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * What a server's replies mean, worked out the slow and simple way: from all bytes at once, with a
- * map of the bytes of each read. The link must come to the same results whatever pieces it gets.
+ * map of the bytes of each read. The client must come to the same results whatever pieces it gets.
  *
  * Threading: one thread. Ownership: model_call_fini() frees what a call holds; the calls are the
  * caller's. Errors: none; a broken rule is a result.

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Puts a link on trial: a list of commands and a stream of bytes from the server, cut into pieces
- * in some way, compared with the model of link_model.h. What must hold whatever the bytes are:
+ * Puts a client on trial: a list of commands and a stream of bytes from the server, cut into pieces
+ * in some way, compared with the model of nbd_client_model.h. What must hold whatever the bytes
+ * are:
  *
- *   - the link finds fault exactly when the model does, with -EPROTO and a sentence naming a rule
+ *   - the client finds fault exactly when the model does, with -EPROTO and a sentence naming a rule
  *   - each call is done once, or can be taken back; with the model's result, data and extents
  *   - nothing is written outside the scatter lists, into a list that is done, or into a payload to
  *     be sent; memory is right at the moment of done
@@ -14,8 +15,8 @@
  */
 #pragma once
 
-#include "link_model.h"
-#include "nbd/link.h"
+#include "nbd/client.h"
+#include "nbd_client_model.h"
 
 enum {
 	TRIAL_CALLS_MAX = 64,
@@ -41,7 +42,7 @@ struct trial {
 };
 
 enum trial_split {
-	TRIAL_WHOLE,  /* as much as the link lays out */
+	TRIAL_WHOLE,  /* as much as the client lays out */
 	TRIAL_BYTES,  /* one at a time */
 	TRIAL_RANDOM, /* anything */
 	TRIAL_CHUNKY, /* about as TCP segments come */
@@ -54,17 +55,17 @@ struct trial_way {
 };
 
 struct trial_outcome {
-	int code;	    /* of the link: 0 or a negative errno */
+	int code;	    /* of the client: 0 or a negative errno */
 	struct error error; /* its sentence */
 	uint32_t done_count;
-	int results[TRIAL_CALLS_MAX];		     /* of those that are done; else 1 */
-	char said[TRIAL_CALLS_MAX][LINK_TEXT_BYTES]; /* link->text when it was done */
+	int results[TRIAL_CALLS_MAX];			   /* of those that are done; else 1 */
+	char said[TRIAL_CALLS_MAX][NBD_CLIENT_TEXT_BYTES]; /* client->text when it was done */
 	uint64_t moved_bytes;
 	uint64_t out_of_order;
 	uint64_t received_payload_bytes;
 };
 
-/* The cookie that the link will give to call i: those of one link are known in advance here. */
+/* The cookie that the client will give to call i: those of one client are known in advance here. */
 uint64_t trial_cookie(uint32_t i);
 
 /* What a READ of the trial's export gives at an offset, where a stream is honest. */

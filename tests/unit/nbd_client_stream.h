@@ -8,7 +8,7 @@
  */
 #pragma once
 
-#include "link_trial.h"
+#include "nbd_client_trial.h"
 
 struct stream {
 	const struct trial *trial;

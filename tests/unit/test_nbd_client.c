@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* One reply after the other that a server may or must not send: each through every way of cutting
- * it into pieces and compared with the model (link_trial.h), and the sentence that names the rule.
- * test_link_random.c does the same with streams by chance.
+ * it into pieces and compared with the model (nbd_client_trial.h), and the sentence that names the
+ * rule. test_nbd_client_random.c does the same with streams by chance.
  *
- *   test_link [FOLDER]		with a folder: writes the cases there as seeds for fuzz_link
+ *   test_nbd_client [FOLDER]		with a folder: writes the cases there as seeds for
+ * fuzz_nbd_client
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -17,7 +18,7 @@
 
 #include <cmocka.h>
 
-#include "link_stream.h"
+#include "nbd_client_stream.h"
 
 /* The calls every case has. */
 enum {
@@ -541,7 +542,7 @@ static void test_what_a_server_may_send(void **state)
 	}
 }
 
-static void test_what_a_server_must_not_send_ends_the_link_with_the_rule(void **state)
+static void test_what_a_server_must_not_send_ends_the_connection_with_the_rule(void **state)
 {
 	GMB_UNUSED(state);
 	for (size_t i = 0; i < ARRAY_COUNT(unlawful); i++) {
@@ -567,7 +568,7 @@ static void test_errors_without_end_end(void **state)
 	running = "errors without end";
 	trial_fill(&trial, NBD_REPLIES_EXTENDED);
 	stream_init(&stream, &trial);
-	for (int i = 0; i < LINK_ERRORS_MAX; i++) {
+	for (int i = 0; i < NBD_CLIENT_ERRORS_MAX; i++) {
 		stream_error(&stream, READ_600, 0, NBD_EIO, 0);
 	}
 	trial.stream = stream.bytes;
@@ -656,74 +657,76 @@ static void test_what_is_received_in_place(void **state)
 /* --- lives of a slot ---------------------------------------------------------------------------
  */
 
-static struct link_call again; /* submitted from inside done */
+static struct nbd_call again; /* submitted from inside done */
 static uint32_t lives;
 
-static void done_again(struct link *link, struct link_call *call)
+static void done_again(struct nbd_client *client, struct nbd_call *call)
 {
 	lives++;
 	if (call != &again) {
-		again = (struct link_call){ .type = NBD_CMD_FLUSH };
-		link_add(link, &again);
+		again = (struct nbd_call){ .type = NBD_CMD_FLUSH };
+		nbd_client_add(client, &again);
 	}
 }
 
-static int give(struct link *link, const void *bytes, size_t len, struct error *error)
+static int give(struct nbd_client *client, const void *bytes, size_t len, struct error *error)
 {
 	const struct iovec *iov;
 	uint32_t count;
 	size_t room;
 	bool whole;
 
-	iov = link_input(link, &count, &room, &whole);
+	iov = nbd_client_input(client, &count, &room, &whole);
 	assert_true(iov[0].iov_len >= len);
 	memcpy(iov[0].iov_base, bytes, len);
-	return link_received(link, len, error);
+	return nbd_client_received(client, len, error);
 }
 
 /* A reply to the last life of a slot does not match the next one (rule P70), nor does one to a
  * request that was not sent yet. */
 static void test_a_late_reply_does_not_match_a_slot_that_is_used_again(void **state)
 {
-	static const struct link_handler handler = { .done = done_again };
+	static const struct nbd_client_handler handler = { .done = done_again };
 	static const struct negotiation_facts facts = { .style = NBD_REPLIES_STRUCTURED };
 	struct nbd_wire_structured_reply reply = { .magic = be32_make(NBD_STRUCTURED_REPLY_MAGIC),
 		.flags = be16_make(LAST) };
-	struct link_call first = { .type = NBD_CMD_TRIM, .length = 1 };
+	struct nbd_call first = { .type = NBD_CMD_TRIM, .length = 1 };
 	struct iovec iov[4];
 	struct error error;
-	struct link *link = calloc(1, sizeof(*link));
+	struct nbd_client *client = calloc(1, sizeof(*client));
 	uint64_t late;
 	bool was_sent;
 
 	GMB_UNUSED(state);
-	assert_non_null(link);
-	link_init(link, &handler, &facts, 5);
-	link_add(link, &first);
+	assert_non_null(client);
+	nbd_client_init(client, &handler, &facts, 5);
+	nbd_client_add(client, &first);
 	late = reply.cookie = first.cookie;
-	assert_int_equal(link_output(link, iov, 4), 1);
-	link_sent(link, 28);
-	assert_int_equal(give(link, &reply, sizeof(reply), &error), 0);
+	assert_int_equal(nbd_client_output(client, iov, 4), 1);
+	nbd_client_sent(client, 28);
+	assert_int_equal(give(client, &reply, sizeof(reply), &error), 0);
 	assert_int_equal(lives, 1);
-	assert_int_equal(again.cookie & (LINK_SLOTS_MAX - 1), late & (LINK_SLOTS_MAX - 1));
+	assert_int_equal(
+		again.cookie & (NBD_CLIENT_SLOTS_MAX - 1), late & (NBD_CLIENT_SLOTS_MAX - 1));
 	reply.cookie = again.cookie; /* guessed before it was sent */
-	assert_int_equal(give(link, &reply, sizeof(reply), &error), -EPROTO);
+	assert_int_equal(give(client, &reply, sizeof(reply), &error), -EPROTO);
 	assert_non_null(strstr(error.text, "rule P70"));
-	link->stage_bytes = 0;
-	assert_int_equal(link_output(link, iov, 4), 1);
-	link_sent(link, 28);
+	client->stage_bytes = 0;
+	assert_int_equal(nbd_client_output(client, iov, 4), 1);
+	nbd_client_sent(client, 28);
 	reply.cookie = late;
-	assert_int_equal(give(link, &reply, sizeof(reply), &error), -EPROTO);
+	assert_int_equal(give(client, &reply, sizeof(reply), &error), -EPROTO);
 	assert_non_null(strstr(error.text, "rule P70"));
-	assert_ptr_equal(link_take_back(link, &was_sent), &again);
+	assert_ptr_equal(nbd_client_take_back(client, &was_sent), &again);
 	assert_true(was_sent);
-	assert_null(link_take_back(link, &was_sent));
-	link_fini(link);
-	free(link);
+	assert_null(nbd_client_take_back(client, &was_sent));
+	nbd_client_fini(client);
+	free(client);
 	assert_int_equal(lives, 1);
 }
 
-/* --- seeds for tests/fuzz/fuzz_link.c --------------------------------------------------------- */
+/* --- seeds for tests/fuzz/fuzz_nbd_client.c
+ * --------------------------------------------------------- */
 
 enum { SEED_BYTES_MAX = 4096 };
 
@@ -790,7 +793,8 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_what_a_server_may_send),
-		cmocka_unit_test(test_what_a_server_must_not_send_ends_the_link_with_the_rule),
+		cmocka_unit_test(
+			test_what_a_server_must_not_send_ends_the_connection_with_the_rule),
 		cmocka_unit_test(test_errors_without_end_end),
 		cmocka_unit_test(test_what_is_received_in_place),
 		cmocka_unit_test(test_a_late_reply_does_not_match_a_slot_that_is_used_again),

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "nbd/link_private.h"
+#include "nbd/client_private.h"
 
 enum {
 	DATA_OFFSET_BYTES = 8,
@@ -25,9 +25,10 @@ struct reply {
 
 /* --- calls --------------------------------------------------------------------------------- */
 
-int link_find(struct link *link, uint64_t cookie, struct link_call **call_out, struct error *error)
+int nbd_client_find(
+	struct nbd_client *client, uint64_t cookie, struct nbd_call **call_out, struct error *error)
 {
-	struct link_call *call = link->slots[cookie & (LINK_SLOTS_MAX - 1)];
+	struct nbd_call *call = client->slots[cookie & (NBD_CLIENT_SLOTS_MAX - 1)];
 
 	if (call == NULL || call->cookie != cookie || !call->laid_out || call->answered) {
 		return error_set(error, -EPROTO,
@@ -38,37 +39,37 @@ int link_find(struct link *link, uint64_t cookie, struct link_call **call_out, s
 	return 0;
 }
 
-static void release(struct link *link, struct link_call *call)
+static void release(struct nbd_client *client, struct nbd_call *call)
 {
-	uint16_t slot = (uint16_t)(call->cookie & (LINK_SLOTS_MAX - 1));
+	uint16_t slot = (uint16_t)(call->cookie & (NBD_CLIENT_SLOTS_MAX - 1));
 
 	if (call->type == NBD_CMD_READ) {
-		link->reads_awaiting--;
+		client->reads_awaiting--;
 	}
-	if (list_first(&link->awaiting) == &call->node) {
-		link->ordered_run += link->predict == 0;
+	if (list_first(&client->awaiting) == &call->node) {
+		client->ordered_run += client->predict == 0;
 	} else {
-		link->out_of_order++;
-		link->ordered_run = 0;
+		client->out_of_order++;
+		client->ordered_run = 0;
 	}
 	list_remove(&call->node);
-	link->slots[slot] = NULL;
-	link->free_slots[link->free_count++] = slot;
-	link->call_count--;
+	client->slots[slot] = NULL;
+	client->free_slots[client->free_count++] = slot;
+	client->call_count--;
 	free(call->intervals);
 	call->intervals = NULL;
 	call->interval_max = 0;
-	if (link->text_of != call) {
-		link->text[0] = '\0';
+	if (client->text_of != call) {
+		client->text[0] = '\0';
 	}
-	link->handler->done(link, call);
-	link->text[0] = '\0';
-	link->text_of = NULL;
+	client->handler->done(client, call);
+	client->text[0] = '\0';
+	client->text_of = NULL;
 }
 
-int link_finish(struct link *link, struct link_call *call, struct error *error)
+int nbd_client_finish(struct nbd_client *client, struct nbd_call *call, struct error *error)
 {
-	GMB_ASSERT(link->current != call);
+	GMB_ASSERT(client->current != call);
 	if (call->result == 0 && call->type == NBD_CMD_READ && call->covered != call->length) {
 		return error_set(error, -EPROTO,
 			"the server ended a read without an error and without all of its data "
@@ -83,7 +84,7 @@ int link_finish(struct link *link, struct link_call *call, struct error *error)
 		call->answered = true; /* the last of its bytes are on their way */
 		return 0;
 	}
-	release(link, call);
+	release(client, call);
 	return 0;
 }
 
@@ -100,7 +101,7 @@ static int sent_twice(struct error *error)
 }
 
 /* Where start would be inserted: the first interval that ends at or after it. */
-static uint32_t interval_search(const struct link_call *call, uint64_t start)
+static uint32_t interval_search(const struct nbd_call *call, uint64_t start)
 {
 	uint32_t low = 0;
 	uint32_t high = call->interval_count;
@@ -118,17 +119,17 @@ static uint32_t interval_search(const struct link_call *call, uint64_t start)
 }
 
 static int interval_insert(
-	struct link_call *call, uint32_t at, struct link_interval interval, struct error *error)
+	struct nbd_call *call, uint32_t at, struct nbd_interval interval, struct error *error)
 {
 	if (call->interval_count == call->interval_max) {
 		uint32_t max = MAX(call->interval_max * 2, 16U);
-		struct link_interval *moved;
+		struct nbd_interval *moved;
 
-		if (max > LINK_INTERVALS_MAX) {
+		if (max > NBD_CLIENT_INTERVALS_MAX) {
 			return error_set(error, -EPROTO,
 				"the server answers one read in more than %d scattered pieces "
 				"(rule P90)",
-				LINK_INTERVALS_MAX);
+				NBD_CLIENT_INTERVALS_MAX);
 		}
 		moved = realloc(call->intervals, max * sizeof(*moved));
 		if (moved == NULL) {
@@ -144,11 +145,11 @@ static int interval_insert(
 	return 0;
 }
 
-static int interval_add(struct link_call *call, uint64_t start, uint64_t end, struct error *error)
+static int interval_add(struct nbd_call *call, uint64_t start, uint64_t end, struct error *error)
 {
-	struct link_interval added = { .start = start, .end = end };
-	struct link_interval *here;
-	struct link_interval *next;
+	struct nbd_interval added = { .start = start, .end = end };
+	struct nbd_interval *here;
+	struct nbd_interval *next;
 	bool touches_left;
 	bool has_next;
 	uint32_t at;
@@ -183,7 +184,7 @@ static int interval_add(struct link_call *call, uint64_t start, uint64_t end, st
 	return interval_insert(call, at, added, error);
 }
 
-int link_cover(struct link_call *call, uint64_t start, uint64_t length, struct error *error)
+int nbd_client_cover(struct nbd_call *call, uint64_t start, uint64_t length, struct error *error)
 {
 	int err;
 
@@ -212,39 +213,39 @@ int link_cover(struct link_call *call, uint64_t start, uint64_t length, struct e
 	return err;
 }
 
-void link_begin_data(
-	struct link *link, struct link_call *call, uint64_t place, uint64_t bytes, bool ends)
+void nbd_client_begin_data(
+	struct nbd_client *client, struct nbd_call *call, uint64_t place, uint64_t bytes, bool ends)
 {
-	link->state = LINK_DATA;
-	link->current = call;
-	link->current_ends = ends;
-	link->data_place = place;
-	link->left = bytes;
+	client->state = NBD_CLIENT_DATA;
+	client->current = call;
+	client->current_ends = ends;
+	client->data_place = place;
+	client->left = bytes;
 }
 
-int link_data_arrived(struct link *link, uint64_t bytes, struct error *error)
+int nbd_client_data_arrived(struct nbd_client *client, uint64_t bytes, struct error *error)
 {
-	struct link_call *call = link->current;
+	struct nbd_call *call = client->current;
 
-	GMB_ASSERT(bytes <= link->left);
-	link->data_place += bytes;
-	link->left -= bytes;
-	link->received_payload_bytes += bytes;
-	if (link->left > 0) {
+	GMB_ASSERT(bytes <= client->left);
+	client->data_place += bytes;
+	client->left -= bytes;
+	client->received_payload_bytes += bytes;
+	if (client->left > 0) {
 		return 0;
 	}
-	link->state = LINK_HEADER;
-	link->current = NULL;
-	return link->current_ends ? link_finish(link, call, error) : 0;
+	client->state = NBD_CLIENT_HEADER;
+	client->current = NULL;
+	return client->current_ends ? nbd_client_finish(client, call, error) : 0;
 }
 
 /* --- predicting --------------------------------------------------------------------------- */
 
-size_t link_prefix_bytes(const struct link *link, const struct link_call *call)
+size_t nbd_client_prefix_bytes(const struct nbd_client *client, const struct nbd_call *call)
 {
 	size_t data = call->type == NBD_CMD_READ ? DATA_OFFSET_BYTES : 0;
 
-	switch (link->facts->style) {
+	switch (client->facts->style) {
 	case NBD_REPLIES_SIMPLE:
 		break;
 	case NBD_REPLIES_STRUCTURED:
@@ -255,8 +256,8 @@ size_t link_prefix_bytes(const struct link *link, const struct link_call *call)
 	return sizeof(struct nbd_wire_simple_reply);
 }
 
-bool link_prefix_matches(
-	const struct link *link, const struct link_call *call, const uint8_t *prefix)
+bool nbd_client_prefix_matches(
+	const struct nbd_client *client, const struct nbd_call *call, const uint8_t *prefix)
 {
 	bool is_read = call->type == NBD_CMD_READ;
 	struct be64 offset = be64_make(call->offset);
@@ -266,7 +267,7 @@ bool link_prefix_matches(
 	if (call->type == NBD_CMD_BLOCK_STATUS || call->covered > 0) {
 		return false;
 	}
-	switch (link->facts->style) {
+	switch (client->facts->style) {
 	case NBD_REPLIES_SIMPLE: {
 		struct nbd_wire_simple_reply simple = {
 			.magic = be32_make(NBD_SIMPLE_REPLY_MAGIC),
@@ -312,23 +313,24 @@ static int wrong_length(const char *what, const struct reply *reply, struct erro
 		what, (unsigned long long)reply->length);
 }
 
-static int chunk_end(struct link *link, struct link_call *call, bool ends, struct error *error)
+static int chunk_end(
+	struct nbd_client *client, struct nbd_call *call, bool ends, struct error *error)
 {
-	link->current = NULL;
-	link->state = LINK_HEADER;
-	return ends ? link_finish(link, call, error) : 0;
+	client->current = NULL;
+	client->state = NBD_CLIENT_HEADER;
+	return ends ? nbd_client_finish(client, call, error) : 0;
 }
 
-static void begin_skip(struct link *link, struct link_call *call, const struct reply *reply)
+static void begin_skip(struct nbd_client *client, struct nbd_call *call, const struct reply *reply)
 {
-	link->state = LINK_SKIP;
-	link->current = call;
-	link->current_ends = (reply->flags & NBD_REPLY_FLAG_DONE) != 0;
+	client->state = NBD_CLIENT_SKIP;
+	client->current = call;
+	client->current_ends = (reply->flags & NBD_REPLY_FLAG_DONE) != 0;
 }
 
 /* Each chunk function gets all the bytes that lie before it; returns how many of the body it took
  * (and then the state says what comes), 0 with *more when it needs more, or an error. */
-static int take_data(struct link *link, struct link_call *call, const struct reply *reply,
+static int take_data(struct nbd_client *client, struct nbd_call *call, const struct reply *reply,
 	const uint8_t *body, size_t len, bool *more, struct error *error)
 {
 	struct be64 wire;
@@ -347,16 +349,16 @@ static int take_data(struct link *link, struct link_call *call, const struct rep
 	if (be64_get(wire) < call->offset) {
 		return outside(error);
 	}
-	err = link_cover(call, be64_get(wire) - call->offset, bytes, error);
+	err = nbd_client_cover(call, be64_get(wire) - call->offset, bytes, error);
 	if (err != 0) {
 		return err;
 	}
-	link_begin_data(link, call, be64_get(wire) - call->offset, bytes,
+	nbd_client_begin_data(client, call, be64_get(wire) - call->offset, bytes,
 		(reply->flags & NBD_REPLY_FLAG_DONE) != 0);
 	return DATA_OFFSET_BYTES;
 }
 
-static int take_hole(struct link *link, struct link_call *call, const struct reply *reply,
+static int take_hole(struct nbd_client *client, struct nbd_call *call, const struct reply *reply,
 	const uint8_t *body, size_t len, bool *more, struct error *error)
 {
 	struct nbd_wire_offset_hole hole;
@@ -379,18 +381,18 @@ static int take_hole(struct link *link, struct link_call *call, const struct rep
 			"the server sends a hole that is empty or outside the range that was asked "
 			"for (rule P90)");
 	}
-	err = link_cover(call, offset - call->offset, bytes, error);
+	err = nbd_client_cover(call, offset - call->offset, bytes, error);
 	if (err != 0) {
 		return err;
 	}
-	link_memory_zero(call, offset - call->offset, bytes);
-	link->handler->hole(link, call, offset, bytes);
-	err = chunk_end(link, call, (reply->flags & NBD_REPLY_FLAG_DONE) != 0, error);
+	nbd_client_memory_zero(call, offset - call->offset, bytes);
+	client->handler->hole(client, call, offset, bytes);
+	err = chunk_end(client, call, (reply->flags & NBD_REPLY_FLAG_DONE) != 0, error);
 	return err != 0 ? err : (int)sizeof(hole);
 }
 
 /* The header of a block status chunk; its extents are read one by one. */
-static int take_status(struct link *link, struct link_call *call, const struct reply *reply,
+static int take_status(struct nbd_client *client, struct nbd_call *call, const struct reply *reply,
 	const uint8_t *body, size_t len, bool *more, struct error *error)
 {
 	bool extended = reply->type == NBD_REPLY_TYPE_BLOCK_STATUS_EXT;
@@ -400,8 +402,8 @@ static int take_status(struct link *link, struct link_call *call, const struct r
 	struct be32 wire[2];
 	uint64_t count;
 
-	if (call->type != NBD_CMD_BLOCK_STATUS || !link->facts->allocation ||
-		extended != (link->facts->style == NBD_REPLIES_EXTENDED)) {
+	if (call->type != NBD_CMD_BLOCK_STATUS || !client->facts->allocation ||
+		extended != (client->facts->style == NBD_REPLIES_EXTENDED)) {
 		return error_set(error, -EPROTO,
 			"the server sends block status where none was asked for (rule P97)");
 	}
@@ -414,7 +416,7 @@ static int take_status(struct link *link, struct link_call *call, const struct r
 	}
 	memcpy(wire, body, head);
 	count = (reply->length - head) / entry;
-	if (be32_get(wire[0]) != link->facts->allocation_id || call->described) {
+	if (be32_get(wire[0]) != client->facts->allocation_id || call->described) {
 		return error_set(error, -EPROTO,
 			"the server sends block status of a context that was not selected, or "
 			"twice (rule P100)");
@@ -429,16 +431,17 @@ static int take_status(struct link *link, struct link_call *call, const struct r
 			(unsigned long long)count);
 	}
 	call->described = true;
-	link->state = LINK_EXTENTS;
-	link->current = call;
-	link->current_ends = (reply->flags & NBD_REPLY_FLAG_DONE) != 0;
-	link->left = reply->length - head;
+	client->state = NBD_CLIENT_EXTENTS;
+	client->current = call;
+	client->current_ends = (reply->flags & NBD_REPLY_FLAG_DONE) != 0;
+	client->left = reply->length - head;
 	return (int)head;
 }
 
-static int take_extent(struct link *link, const uint8_t *body, size_t entry, struct error *error)
+static int take_extent(
+	struct nbd_client *client, const uint8_t *body, size_t entry, struct error *error)
 {
-	struct link_call *call = link->current;
+	struct nbd_call *call = client->current;
 	uint64_t length;
 	uint64_t flags;
 
@@ -462,25 +465,25 @@ static int take_extent(struct link *link, const uint8_t *body, size_t entry, str
 	}
 	if (call->result == 0) {
 		/* The last one may reach further than was asked (rule P101). */
-		link->handler->extent(
-			link, call, MIN(length, call->length - call->covered), (uint32_t)flags);
+		client->handler->extent(
+			client, call, MIN(length, call->length - call->covered), (uint32_t)flags);
 	}
 	call->covered += MIN(length, call->length - call->covered);
-	link->left -= entry;
-	return link->left > 0 ? 0 : chunk_end(link, call, link->current_ends, error);
+	client->left -= entry;
+	return client->left > 0 ? 0 : chunk_end(client, call, client->current_ends, error);
 }
 
-static void keep_error(struct link *link, struct link_call *call, uint32_t number,
+static void keep_error(struct nbd_client *client, struct nbd_call *call, uint32_t number,
 	const uint8_t *text, size_t text_bytes)
 {
 	if (call->result == 0) {
 		call->result = nbd_error_to_errno(number);
-		link->text_of = call;
-		log_escape(link->text, sizeof(link->text), text, text_bytes);
+		client->text_of = call;
+		log_escape(client->text, sizeof(client->text), text, text_bytes);
 	}
 }
 
-static int take_error(struct link *link, struct link_call *call, const struct reply *reply,
+static int take_error(struct nbd_client *client, struct nbd_call *call, const struct reply *reply,
 	const uint8_t *body, size_t len, bool *more, struct error *error)
 {
 	bool with_offset = reply->type == NBD_REPLY_TYPE_ERROR_OFFSET;
@@ -498,10 +501,10 @@ static int take_error(struct link *link, struct link_call *call, const struct re
 		*more = true;
 		return 0;
 	}
-	if (++call->error_count > LINK_ERRORS_MAX) {
+	if (++call->error_count > NBD_CLIENT_ERRORS_MAX) {
 		return error_set(error, -EPROTO,
 			"the server answers one request with more than %d errors (rule P92)",
-			LINK_ERRORS_MAX);
+			NBD_CLIENT_ERRORS_MAX);
 	}
 	memcpy(&head, body, sizeof(head));
 	text_bytes = be16_get(head.text_length);
@@ -513,9 +516,9 @@ static int take_error(struct link *link, struct link_call *call, const struct re
 	}
 	if (!known) {
 		/* Rule P97: the request has failed, the rest is not for us. */
-		keep_error(link, call, be32_get(head.error), body, 0);
-		begin_skip(link, call, reply);
-		link->left = reply->length;
+		keep_error(client, call, be32_get(head.error), body, 0);
+		begin_skip(client, call, reply);
+		client->left = reply->length;
 		return 0;
 	}
 	if (with_offset) {
@@ -529,38 +532,38 @@ static int take_error(struct link *link, struct link_call *call, const struct re
 				"(rule P92)");
 		}
 	}
-	keep_error(link, call, be32_get(head.error), body + sizeof(head), text_bytes);
-	err = chunk_end(link, call, (reply->flags & NBD_REPLY_FLAG_DONE) != 0, error);
+	keep_error(client, call, be32_get(head.error), body + sizeof(head), text_bytes);
+	err = chunk_end(client, call, (reply->flags & NBD_REPLY_FLAG_DONE) != 0, error);
 	return err != 0 ? err : (int)reply->length;
 }
 
-static int take_none(
-	struct link *link, struct link_call *call, const struct reply *reply, struct error *error)
+static int take_none(struct nbd_client *client, struct nbd_call *call, const struct reply *reply,
+	struct error *error)
 {
 	if (reply->length != 0 || (reply->flags & NBD_REPLY_FLAG_DONE) == 0) {
 		return error_set(error, -EPROTO,
 			"the server sends an empty chunk that is not empty or not the last (rule "
 			"P89)");
 	}
-	return chunk_end(link, call, true, error);
+	return chunk_end(client, call, true, error);
 }
 
-static int take_chunk(struct link *link, struct link_call *call, const struct reply *reply,
+static int take_chunk(struct nbd_client *client, struct nbd_call *call, const struct reply *reply,
 	const uint8_t *body, size_t len, bool *more, struct error *error)
 {
 	switch (reply->type) {
 	case NBD_REPLY_TYPE_NONE:
-		return take_none(link, call, reply, error);
+		return take_none(client, call, reply, error);
 	case NBD_REPLY_TYPE_OFFSET_DATA:
-		return take_data(link, call, reply, body, len, more, error);
+		return take_data(client, call, reply, body, len, more, error);
 	case NBD_REPLY_TYPE_OFFSET_HOLE:
-		return take_hole(link, call, reply, body, len, more, error);
+		return take_hole(client, call, reply, body, len, more, error);
 	case NBD_REPLY_TYPE_BLOCK_STATUS:
 	case NBD_REPLY_TYPE_BLOCK_STATUS_EXT:
-		return take_status(link, call, reply, body, len, more, error);
+		return take_status(client, call, reply, body, len, more, error);
 	default:
 		if ((reply->type & NBD_REPLY_TYPE_ERROR_BIT) != 0) {
-			return take_error(link, call, reply, body, len, more, error);
+			return take_error(client, call, reply, body, len, more, error);
 		}
 		return error_set(error, -EPROTO,
 			"the server sends a chunk of the unknown type %u (rule P97)", reply->type);
@@ -569,11 +572,11 @@ static int take_chunk(struct link *link, struct link_call *call, const struct re
 
 /* --- headers ------------------------------------------------------------------------------- */
 
-static int take_simple(
-	struct link *link, const uint8_t *bytes, size_t len, bool *more, struct error *error)
+static int take_simple(struct nbd_client *client, const uint8_t *bytes, size_t len, bool *more,
+	struct error *error)
 {
 	struct nbd_wire_simple_reply wire;
-	struct link_call *call = NULL;
+	struct nbd_call *call = NULL;
 	int err;
 
 	if (len < sizeof(wire)) {
@@ -581,11 +584,11 @@ static int take_simple(
 		return 0;
 	}
 	memcpy(&wire, bytes, sizeof(wire));
-	err = link_find(link, wire.cookie, &call, error);
+	err = nbd_client_find(client, wire.cookie, &call, error);
 	if (err != 0) {
 		return err;
 	}
-	if (link->facts->style != NBD_REPLIES_SIMPLE &&
+	if (client->facts->style != NBD_REPLIES_SIMPLE &&
 		(call->type == NBD_CMD_READ || call->type == NBD_CMD_BLOCK_STATUS)) {
 		return error_set(error, -EPROTO,
 			"the server answers a %s request with a simple reply after agreeing on "
@@ -593,13 +596,13 @@ static int take_simple(
 			nbd_command_name(call->type));
 	}
 	if (be32_get(wire.error) != 0) {
-		keep_error(link, call, be32_get(wire.error), bytes, 0);
+		keep_error(client, call, be32_get(wire.error), bytes, 0);
 	} else if (call->type == NBD_CMD_READ) {
 		call->covered = call->length;
-		link_begin_data(link, call, 0, call->length, true);
+		nbd_client_begin_data(client, call, 0, call->length, true);
 		return sizeof(wire);
 	}
-	err = chunk_end(link, call, true, error);
+	err = chunk_end(client, call, true, error);
 	return err != 0 ? err : (int)sizeof(wire);
 }
 
@@ -642,11 +645,11 @@ static bool read_extended(const uint8_t *bytes, size_t len, struct reply *reply,
 }
 
 /* One reply header with what must be read together with it. Returns how many bytes it took. */
-static int take_reply(
-	struct link *link, const uint8_t *bytes, size_t len, bool *more, struct error *error)
+static int take_reply(struct nbd_client *client, const uint8_t *bytes, size_t len, bool *more,
+	struct error *error)
 {
-	bool extended = link->facts->style == NBD_REPLIES_EXTENDED;
-	struct link_call *call = NULL;
+	bool extended = client->facts->style == NBD_REPLIES_EXTENDED;
+	struct nbd_call *call = NULL;
 	struct reply reply;
 	struct be32 magic;
 	uint64_t offset = 0;
@@ -658,10 +661,10 @@ static int take_reply(
 	}
 	memcpy(&magic, bytes, sizeof(magic));
 	if (be32_get(magic) == NBD_SIMPLE_REPLY_MAGIC && !extended) {
-		return take_simple(link, bytes, len, more, error);
+		return take_simple(client, bytes, len, more, error);
 	}
 	if (be32_get(magic) != (extended ? NBD_EXTENDED_REPLY_MAGIC : NBD_STRUCTURED_REPLY_MAGIC) ||
-		link->facts->style == NBD_REPLIES_SIMPLE) {
+		client->facts->style == NBD_REPLIES_SIMPLE) {
 		return error_set(error, -EPROTO,
 			"the server sends 0x%08x where a reply must begin (rule P120)",
 			be32_get(magic));
@@ -671,7 +674,7 @@ static int take_reply(
 		*more = true;
 		return 0;
 	}
-	took = link_find(link, reply.cookie, &call, error);
+	took = nbd_client_find(client, reply.cookie, &call, error);
 	if (took != 0) {
 		return took;
 	}
@@ -679,54 +682,56 @@ static int take_reply(
 		return error_set(error, -EPROTO,
 			"the server answers a request with another offset than it had (rule P110)");
 	}
-	took = take_chunk(link, call, &reply, bytes + reply.header_bytes, len - reply.header_bytes,
-		more, error);
+	took = take_chunk(client, call, &reply, bytes + reply.header_bytes,
+		len - reply.header_bytes, more, error);
 	return took < 0 || *more ? took : took + (int)reply.header_bytes;
 }
 
 /* --- bytes in a row ------------------------------------------------------------------------ */
 
 /* One step; returns how many bytes it took. */
-static int feed_step(
-	struct link *link, const uint8_t *bytes, size_t len, bool *more, struct error *error)
+static int feed_step(struct nbd_client *client, const uint8_t *bytes, size_t len, bool *more,
+	struct error *error)
 {
-	size_t entry = link->facts->style == NBD_REPLIES_EXTENDED
+	size_t entry = client->facts->style == NBD_REPLIES_EXTENDED
 			       ? sizeof(struct nbd_wire_extent_ext)
 			       : sizeof(struct nbd_wire_extent);
-	size_t part = (size_t)MIN(link->left, (uint64_t)len);
+	size_t part = (size_t)MIN(client->left, (uint64_t)len);
 	int err;
 
-	switch (link->state) {
-	case LINK_HEADER:
+	switch (client->state) {
+	case NBD_CLIENT_HEADER:
 		break;
-	case LINK_DATA:
-		link_memory_write(link->current, link->data_place, bytes, part);
-		link->moved_bytes += part;
-		err = link_data_arrived(link, part, error);
+	case NBD_CLIENT_DATA:
+		nbd_client_memory_write(client->current, client->data_place, bytes, part);
+		client->moved_bytes += part;
+		err = nbd_client_data_arrived(client, part, error);
 		return err != 0 ? err : (int)part;
-	case LINK_EXTENTS:
+	case NBD_CLIENT_EXTENTS:
 		if (len < entry) {
 			*more = true;
 			return 0;
 		}
-		err = take_extent(link, bytes, entry, error);
+		err = take_extent(client, bytes, entry, error);
 		return err != 0 ? err : (int)entry;
-	case LINK_SKIP:
-		link->left -= part;
-		err = link->left > 0 ? 0
-				     : chunk_end(link, link->current, link->current_ends, error);
+	case NBD_CLIENT_SKIP:
+		client->left -= part;
+		err = client->left > 0
+			      ? 0
+			      : chunk_end(client, client->current, client->current_ends, error);
 		return err != 0 ? err : (int)part;
 	}
-	return take_reply(link, bytes, len, more, error);
+	return take_reply(client, bytes, len, more, error);
 }
 
-int link_feed(struct link *link, const uint8_t *bytes, size_t len, struct error *error)
+int nbd_client_feed(
+	struct nbd_client *client, const uint8_t *bytes, size_t len, struct error *error)
 {
 	bool more = false;
 	size_t at = 0;
 
 	while (at < len) {
-		int took = feed_step(link, bytes + at, len - at, &more, error);
+		int took = feed_step(client, bytes + at, len - at, &more, error);
 
 		if (took < 0) {
 			return took;
@@ -736,8 +741,8 @@ int link_feed(struct link *link, const uint8_t *bytes, size_t len, struct error 
 		}
 		at += (size_t)took;
 	}
-	GMB_ASSERT(len - at <= sizeof(link->stage));
-	memmove(link->stage, bytes + at, len - at);
-	link->stage_bytes = len - at;
+	GMB_ASSERT(len - at <= sizeof(client->stage));
+	memmove(client->stage, bytes + at, len - at);
+	client->stage_bytes = len - at;
 	return 0;
 }
