@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "nbd/takeover.h"
+#include "engine/takeover.h"
 
 enum {
 	/* Rule P62: what a client assumes of a server that tells no block sizes. */

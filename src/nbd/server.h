@@ -16,7 +16,7 @@
 #include <stdatomic.h>
 
 #include "base/error.h"
-#include "nbd/takeover.h"
+#include "engine/takeover.h"
 #include "path/overlap.h"
 #include "path/stats.h"
 #include "path/trace.h"

@@ -27,10 +27,10 @@
 
 #include "base/list.h"
 #include "base/log.h"
+#include "engine/takeover.h"
+#include "engine/wait_policy.h"
 #include "memory/arena.h"
 #include "nbd/server.h"
-#include "nbd/takeover.h"
-#include "nbd/wait_policy.h"
 #include "nbd/wire.h"
 #include "path/path.h"
 #include "ring/ring.h"

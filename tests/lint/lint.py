@@ -24,6 +24,7 @@ FLOORS = [
     ["clan", "store", "memory"],
     ["push"],
     ["path"],
+    ["engine"],
     ["nbd", "gmb"],
     ["client"],
     ["attach"],

@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "nbd/wait_policy.h"
+#include "engine/wait_policy.h"
 
 enum { CLIENT_NS = 9000, SERVER_NS = 4000, WAKE_NS = 4000, LATENCY_NS = 25000 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "nbd/wait_policy.h"
+#include "engine/wait_policy.h"
 
 /* What a request may take with the way, in percent of what it takes without, for the way to be
  * held. Rates are noisy: gathering, which costs nothing, has not lost if it seems to lose a little.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "nbd/takeover.h"
+#include "engine/takeover.h"
 
 #include <string.h>
 
