@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What a store asks the operating system about a file or block device outside the ring: opening,
- * geometry, holes, discarding. Has a Linux version (disk/linux.c) and a simulated one (sim/ring.c),
- * chosen together with the ring at link time.
+ * What is asked of the operating system about a file or block device outside the ring: opening,
+ * geometry, holes, discarding (disk/linux.c), page-cache maps (disk/map.c) and sysfs
+ * (disk/sysfs.c). The simulation has its own version of the first two (sim/disk.c, sim/map.c),
+ * which is chosen together with the ring at link time.
  *
- * Threading: any thread; the calls block. Inside a reactor only disk_size() may be called directly
- * (it is a quick fstat/ioctl), the others run at start or through ring_call().
+ * Threading: any thread; the calls block. Inside a reactor only disk_size() and views of a map may
+ * be used directly; the others run at start or through ring_call().
  * Ownership: the descriptor is the caller's. Errors: negative errno; open fills *error.
  */
 #pragma once
+
+#include <sys/types.h>
 
 #include "base/compiler.h"
 #include "base/error.h"
@@ -41,8 +44,8 @@ GMB_MUST_CHECK int disk_open(
 void disk_close(int fd);
 
 /*
- * Claims the disk that fd was opened on for writing, under the name path, so that nobody else who
- * asks gets it too: a block device exclusively (O_EXCL, as mounting, swap and RAID do), a regular
+ * Claims the disk that fd was opened on for writing, under the name path, so that no other claim
+ * succeeds: a block device exclusively (O_EXCL, as mounting, swap and RAID do), a regular
  * file by a lock that other processes of this program respect. The claim is a descriptor of its
  * own: give it to disk_close() and to nothing else, as a ring keeps files open after the process
  * is gone. -1: there is nothing to hold (a filesystem without locks). A disk in use is tried again
@@ -51,19 +54,19 @@ void disk_close(int fd);
 GMB_MUST_CHECK int disk_claim(const char *path, int fd, int *claim_out, struct error *error);
 
 /*
- * Tells that the disk that fd was opened on is served for reading, under the name path. Keeps no
- * server away, of either kind: it is there for disk_check_readers(). Any number of them may be
- * held, also beside a claim for writing; permission to read is enough. The descriptor is as that
- * of disk_claim(); -1: there is nothing to hold. It is never in use, so it never waits.
+ * Marks the disk that fd was opened on as served for reading, under the name path. The mark
+ * excludes no server, of either kind: it is for disk_check_readers(). Any number of them may be
+ * held, also beside a claim for writing; permission to read is enough. The descriptor is as that of
+ * disk_claim(); -1: there is nothing to hold. Never waits.
  */
 GMB_MUST_CHECK int disk_claim_reading(
 	const char *path, int fd, int *claim_out, struct error *error);
 
-/* For who is about to destroy what the disk holds: -EBUSY when it is still served for reading after
- * a second, by anybody, this process included. 0: nobody is known to. */
+/* Called before the disk's content is destroyed: -EBUSY when it is still served for reading after a
+ * second, by any process including this one; else 0. */
 GMB_MUST_CHECK int disk_check_readers(int fd);
 
-/* Direct alignments are exact on a descriptor opened with direct, else what the system tells or a
+/* Direct alignments are exact on a descriptor opened with direct, else what the system says or a
  * guess. */
 GMB_MUST_CHECK int disk_info(int fd, struct disk_info *info);
 GMB_MUST_CHECK int disk_size(int fd, uint64_t *size);
@@ -87,3 +90,70 @@ GMB_MUST_CHECK int disk_discard(int fd, bool is_block, uint64_t offset, uint64_t
  * provisioned. fast: fail with -EOPNOTSUPP rather than write zero bytes. */
 GMB_MUST_CHECK int disk_zero(
 	int fd, bool is_block, uint64_t offset, uint64_t length, bool may_unmap, bool fast);
+
+/* --- the page cache as memory ---------------------------------------------------------------- */
+
+/*
+ * Maps the page cache of a file or block device, so that data can be sent without a copy.
+ *
+ * Only the kernel may read this memory, as the source of a system call: if the file was truncated
+ * meanwhile, or the disk fails, a system call returns -EFAULT (or a short count, and -EFAULT the
+ * next time), but a program that reads the memory itself is killed. The memory holds what a read at
+ * the same moment would return: a concurrent write is seen in whole or in part. (The rest of the
+ * last page of a truncated file is zeroes.)
+ *
+ * Beside address space a map costs 2 MiB of page tables per GiB used recently, about 32 MiB at most
+ * for all maps of the process.
+ *
+ * Views may be used by any thread, also concurrently. The descriptor must stay open.
+ */
+struct disk_map;
+
+/* Maps the first size bytes (> 0); reserves address space only. -EPERM: the kernel does not say
+ * which pages are cached, because the user neither owns the file nor may write to it. -EOPNOTSUPP:
+ * the file is on a network file system or in FUSE. -ESTALE: it was opened for reading on an
+ * overlay, where another file can take its place. */
+GMB_MUST_CHECK int disk_map_create(int fd, uint64_t size, struct disk_map **map_out);
+/* No view may be in use any more. NULL is a no-op. */
+void disk_map_destroy(struct disk_map *map);
+
+/* The address of these bytes, valid until the map is destroyed, or NULL: not all of them are in the
+ * page cache now, or they lie beyond the map. The caller checks that the file still has them.
+ * length > 0. Does not wait for the disk. Bytes that are evicted from the cache later are read
+ * again by the system call that uses them, which then waits. */
+const void *disk_map_view(struct disk_map *map, uint64_t offset, uint64_t length);
+
+/* Copies a few bytes of a view that was just taken. False: the disk has failed, or ends before
+ * them, or reading them would have to wait. */
+bool disk_map_peek(struct disk_map *map, uint64_t offset, void *bytes, size_t count);
+
+/* --- what sysfs and the file system say ------------------------------------------------------- */
+
+/* True when another machine or a user's program provides the file system: there asking for the size
+ * or a cached page may need an answer from outside. True also when that cannot be found out. The
+ * call may block. */
+bool disk_is_remote(int fd);
+
+/* What only sysfs says about a block device: queue limits and how md and dm lay data over their
+ * members. The values of a partition are those of the device it is on; what cannot be read stays at
+ * its unknown value (0 or false). */
+struct disk_sysfs {
+	bool rotational;
+	bool discards;		      /* takes discard commands */
+	uint64_t io_max;	      /* bytes in one command, 0 = unknown */
+	uint64_t discard_granularity; /* bytes, 0 = unknown */
+	uint32_t stripe_chunk;	      /* bytes, 0 = not striped */
+	uint32_t stripe_members;      /* data members, 0 = not striped */
+};
+
+void disk_sysfs_read(dev_t device, struct disk_sysfs *facts);
+
+/* True when the device has a write-zeroes command. */
+bool disk_sysfs_write_zeroes(dev_t device);
+
+/*
+ * Why a read of this device may write its memory more than once, or by another hand than the
+ * device's own: a clause for a message ("it is a RAID array, ..."). NULL: nothing says so, it is a
+ * raw NVMe namespace on PCI or a virtio disk, or a partition of one. root: "/sys", or a test's own.
+ */
+const char *disk_sysfs_marker_refusal(const char *root, dev_t device);

@@ -15,8 +15,6 @@
 #include <unistd.h>
 
 #include "base/bytes.h"
-#include "disk/remote.h"
-#include "disk/sysfs.h"
 
 enum {
 	SECTOR_BYTES = 512,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "disk/map.h"
+#include "disk/disk.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 #include "base/bytes.h"
-#include "disk/remote.h"
 
 /*
  * Page tables are given back only with the mapping. So it is looked at in windows, and when there

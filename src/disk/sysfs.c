@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "disk/sysfs.h"
-
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/sysmacros.h>
+#include <sys/vfs.h>
 #include <unistd.h>
+
+#include "disk/disk.h"
 
 enum { ATTRIBUTE_PATH_BYTES = 256, ATTRIBUTE_TEXT_BYTES = 64, MARKER_CHUNK_BYTES = 4096 };
 
@@ -251,4 +253,34 @@ const char *disk_sysfs_marker_refusal(const char *root, dev_t device)
 	}
 	free(real);
 	return reason;
+}
+
+bool disk_is_remote(int fd)
+{
+	static const uint32_t types[] = {
+		AFS_FS_MAGIC,
+		AFS_SUPER_MAGIC,
+		CEPH_SUPER_MAGIC,
+		CIFS_SUPER_MAGIC,
+		CODA_SUPER_MAGIC,
+		FUSE_SUPER_MAGIC,
+		NFS_SUPER_MAGIC,
+		OCFS2_SUPER_MAGIC,
+		SMB_SUPER_MAGIC,
+		SMB2_SUPER_MAGIC,
+		V9FS_MAGIC,
+		0x01161970 /* GFS2 */,
+		0x0bd00bd0 /* Lustre */,
+	};
+	struct statfs status;
+
+	if (fstatfs(fd, &status) < 0) {
+		return true;
+	}
+	for (size_t i = 0; i < ARRAY_COUNT(types); i++) {
+		if ((uint32_t)status.f_type == types[i]) {
+			return true;
+		}
+	}
+	return false;
 }

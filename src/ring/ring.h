@@ -213,7 +213,7 @@ void ring_recv(struct ring *ring, struct ring_op *op, struct ring_file file, voi
 void ring_send(struct ring *ring, struct ring_op *op, struct ring_file file, const void *buf,
 	size_t len, ring_done_fn *done);
 /* wait_all false: a short count as soon as the socket is full. For memory that may go away while it
- * is sent (disk/map.h): going on by itself after a page that was not there, the kernel leaves out
+ * is sent (disk/disk.h): going on by itself after a page that was not there, the kernel leaves out
  * what it had already copied for a Unix socket before that page. */
 void ring_sendmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
 	const struct msghdr *message, bool wait_all, ring_done_fn *done);

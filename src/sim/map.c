@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 
 #include "base/bytes.h"
-#include "disk/map.h"
+#include "disk/disk.h"
 #include "sim/sim_internal.h"
 
 struct disk_map {

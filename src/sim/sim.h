@@ -87,7 +87,7 @@ bool sim_chance(uint32_t ppm);
 /* A digest of everything that happened so far: equal for equal runs. */
 uint64_t sim_trace_hash(void);
 uint64_t sim_event_count(void);
-/* How many sends have met memory of a disk that was no longer there, see disk/map.h. */
+/* How many sends have met memory of a disk that was no longer there, see disk/disk.h. */
 uint64_t sim_send_faults(void);
 /* Mixes a value of the test's own into the digest. */
 void sim_trace_mix(uint64_t value);

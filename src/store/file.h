@@ -25,7 +25,6 @@
 #include <stdatomic.h>
 
 #include "disk/disk.h"
-#include "disk/map.h"
 #include "store/file_gate.h"
 #include "store/store.h"
 

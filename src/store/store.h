@@ -272,7 +272,7 @@ enum { STORE_LEND_BYTES_MIN = 128 << 10 };
  * For a read whose bytes will be sent: instead of filling memory of the submitter's, the store
  * lends its own. True: submitted, and part->data is where the bytes are, until the queue is
  * destroyed; they may be given to the kernel, but must not be looked at, and a system call that
- * does may give -EFAULT (see disk/map.h). False: nothing has happened; submit it with memory. The
+ * does may give -EFAULT (see disk/disk.h). False: nothing has happened; submit it with memory. The
  * part is as for store_submit(), without data. Ranges that may be nothing but zeroes are not lent:
  * there are shorter ways to say that.
  */

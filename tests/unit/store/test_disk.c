@@ -15,7 +15,6 @@
 
 #include "base/bytes.h"
 #include "disk/disk.h"
-#include "disk/sysfs.h"
 #include "harness.h"
 
 enum { HOLE_BYTES = 1 << 20 };

@@ -15,7 +15,6 @@
 #include <unistd.h>
 
 #include "disk/disk.h"
-#include "disk/map.h"
 #include "harness.h"
 
 enum { FILE_BYTES = 1 << 20, PAGE_BYTES = 4096 };

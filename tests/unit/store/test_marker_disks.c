@@ -11,7 +11,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-#include "disk/sysfs.h"
+#include "disk/disk.h"
 #include "harness.h"
 
 static char root[512];
