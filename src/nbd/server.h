@@ -19,7 +19,6 @@
 #include "engine/takeover.h"
 #include "path/overlap.h"
 #include "path/stats.h"
-#include "path/trace.h"
 #include "ring/ring.h"
 #include "store/store.h"
 

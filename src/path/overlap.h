@@ -25,6 +25,8 @@
 
 #include "base/compiler.h"
 
+struct path_request;
+
 enum {
 	OVERLAP_BYTES_MIN = 16 << 10,
 	OVERLAP_BYTES_MAX = 1 << 20,
@@ -56,22 +58,67 @@ struct overlap {
 
 void overlap_init(struct overlap *overlap);
 
-/* How many bytes a part should have, for a request of length bytes that is among those under way;
- * chunk: on one of members before the next one's turn, 0 = not striped. OVERLAP_BYTES_MIN to
- * OVERLAP_BYTES_MAX, a power of two or chunk; OVERLAP_BYTES_MAX also says: do not split. */
+/* The best part size for a request of length bytes that is already counted in request_bytes. chunk:
+ * bytes on one of members before the next member follows, 0 = not striped. Returns
+ * OVERLAP_BYTES_MIN to OVERLAP_BYTES_MAX, a power of two or chunk; OVERLAP_BYTES_MAX also means: do
+ * not split. */
 uint32_t overlap_choose(struct overlap *overlap, uint64_t length, uint32_t chunk, uint32_t members);
 
-/* A transfer with the disk begins, and has ended. */
+/* A disk transfer begins; a disk transfer has ended. */
 void overlap_disk_begin(struct overlap *overlap, uint64_t now_ns);
 void overlap_disk_end(struct overlap *overlap, uint64_t bytes, uint64_t now_ns);
 
-/* A request in parts is complete. Its parts, weighted by their size, took mean_ns from its
- * beginning, and the last one whole_ns. */
+/* A request in parts is complete. Its parts, weighted by size, completed mean_ns after its
+ * beginning on average, the last one after whole_ns. */
 void overlap_learn_early(struct overlap *overlap, uint64_t mean_ns, uint64_t whole_ns);
 
-/* A request that was alone has taken so long (> 0) in all. */
+/* A request that ran alone took took_ns (> 0) in total. */
 void overlap_learn_request(struct overlap *overlap, uint64_t bytes, uint64_t took_ns, bool cut);
 
-/* So many bytes were sent while the network was busy for so long (> 0). Where the disk is slower it
- * is busy with what there is: then it only shows that it is not slower than the disk. */
+/* The network sent these bytes and was busy for busy_ns (> 0) with them. If the disk is the slower
+ * one, this is only a lower bound of the network's rate. */
 void overlap_learn_network(struct overlap *overlap, uint64_t bytes, uint64_t busy_ns);
+
+/* --- where the parts lie; private to src/path ----------------------------------------------- */
+
+/*
+ * A disk is read in ascending order. On a striped one each row of chunks begins with the first part
+ * of every member, then follows the second part of every member, and so on, so that all members
+ * are busy:
+ *
+ *        member 0        member 1        member 2
+ *   row  [0  3     6   ] [1    4     7 ] [2      5     8]
+ *
+ * The first parts have different lengths, so that the members do not complete at the same moments:
+ * on average half as much data waits to be complete. No part crosses a chunk. All state is kept in
+ * the request.
+ */
+
+/* Parts end on this boundary of the export, so that only the first and the last part of a request
+ * can be unaligned. */
+enum { SPLIT_ALIGN = 4096 };
+
+/* Where a part lies, and how many bytes of it the first report of progress covers. */
+struct cut_range {
+	uint64_t offset;
+	uint64_t bytes;
+	uint64_t told_first;
+};
+
+/* A read or write begins: decides how it is cut. */
+void cut_begin(struct path_request *request);
+/* The expected time from one part, or one report of progress, to the next; 0 = unknown. */
+uint64_t cut_step_ns(const struct path_request *request);
+/* All its bytes were handed to the session: it no longer takes rate from other requests. */
+void cut_handed(struct path_request *request);
+/* It has ended. */
+void cut_end(struct path_request *request, uint64_t now_ns);
+
+/* Where the next part is. request->started_bytes < request->length. */
+struct cut_range cut_next(struct path_request *request);
+/* A part of these bytes of the range was started; the rest of the range comes next. */
+void cut_advance(struct path_request *request, const struct cut_range *range, uint64_t bytes);
+
+/* A part was submitted to the store; the store has completed it. */
+void cut_part_begin(struct path_request *request, uint64_t now_ns);
+void cut_part_end(struct path_request *request, uint64_t bytes, uint64_t now_ns);

@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 
 #include "base/bytes.h"
-#include "path/split.h"
+#include "path/overlap.h"
 
 /* With more in one call the kernel holds them back to merge neighbours. */
 enum { PARTS_PER_CALL = 2 };

@@ -34,7 +34,6 @@
 #include "memory/arena.h"
 #include "path/overlap.h"
 #include "path/stats.h"
-#include "path/trace.h"
 #include "ring/ring.h"
 #include "store/store.h"
 
@@ -126,7 +125,7 @@ struct path_request {
 	uint64_t stored_bytes;	/* parts the store has finished */
 	uint64_t handed_bytes;	/* given out as fragments */
 	uint64_t live_bytes;	/* in streams */
-	uint64_t row_offset;	/* striped reads: where the next part is, see split.h */
+	uint64_t row_offset;	/* striped reads: where the next part is, see overlap.h */
 	uint64_t row_step;
 	uint64_t rest_offset; /* of a range for whose part there was too little memory */
 	uint64_t rest_bytes;

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "path/stats.h"
 
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
 /* The unit of the buckets: about a microsecond. */
 enum { UNIT_SHIFT = 10, PART_BITS = 3 };
 
@@ -100,4 +105,319 @@ uint64_t path_stats_quantile_ns(const struct path_stats *stats, uint32_t parts_p
 		}
 	}
 	return stats->max_ns;
+}
+
+/* What does not fit into a part. */
+struct path_trace_more {
+	struct path_trace_more *next; /* while it is free */
+	struct path_trace_mark marks[PATH_TRACE_MARKS_MAX];
+	struct path_trace_piece pieces[PATH_TRACE_PIECES_MAX];
+};
+
+struct path_trace {
+	struct path_trace_options options;
+	struct path_trace_request *requests;
+	uint32_t request_count; /* ever used, from the first on */
+	struct path_trace_request *requests_free;
+	struct path_trace_part *parts;
+	uint32_t part_count; /* ever used */
+	uint32_t part_max;
+	struct path_trace_part *parts_free;
+	struct path_trace_more *mores;
+	uint32_t more_count; /* ever used */
+	struct path_trace_more *mores_free;
+	struct path_trace_part beyond; /* stands for all parts that there is no room for */
+	const struct path_trace_request **ended;
+	/* Release with each end, acquire by who reads: an entry below it is complete. */
+	_Atomic uint32_t ended_count;
+};
+
+int path_trace_create(const struct path_trace_options *options, struct path_trace **trace_out)
+{
+	struct path_trace *trace = calloc(1, sizeof(*trace));
+	uint32_t request_max = options->request_max;
+
+	GMB_ASSERT(request_max >= 1);
+	GMB_ASSERT(request_max <= PATH_TRACE_REQUESTS_MAX);
+	if (trace == NULL) {
+		return -ENOMEM;
+	}
+	trace->options = *options;
+	trace->part_max = MIN(request_max, (uint32_t)(PATH_TRACE_POOL_MAX / PATH_TRACE_PARTS_MAX)) *
+			  PATH_TRACE_PARTS_MAX;
+	trace->requests = calloc(request_max, sizeof(*trace->requests));
+	trace->ended = calloc(request_max, sizeof(*trace->ended));
+	trace->parts = malloc(trace->part_max * sizeof(*trace->parts));
+	trace->mores = calloc(PATH_TRACE_MORE_MAX, sizeof(*trace->mores));
+	if (trace->requests == NULL || trace->ended == NULL || trace->parts == NULL ||
+		trace->mores == NULL) {
+		path_trace_destroy(trace);
+		return -ENOMEM;
+	}
+	/* Touched here, not where requests wait for it; who has more is large and can. */
+	memset(trace->requests, 0, request_max * sizeof(*trace->requests));
+	memset(trace->parts, 0, trace->part_max * sizeof(*trace->parts));
+	*trace_out = trace;
+	return 0;
+}
+
+void path_trace_destroy(struct path_trace *trace)
+{
+	if (trace != NULL) {
+		free(trace->requests);
+		free(trace->ended);
+		free(trace->parts);
+		free(trace->mores);
+		free(trace);
+	}
+}
+
+/* --- places -------------------------------------------------------------------------------- */
+
+static struct path_trace_request *request_get(struct path_trace *trace)
+{
+	struct path_trace_request *record = trace->requests_free;
+
+	if (record != NULL) {
+		trace->requests_free = record->next;
+	} else if (trace->request_count < trace->options.request_max) {
+		record = &trace->requests[trace->request_count++];
+	}
+	return record;
+}
+
+static struct path_trace_part *part_get(struct path_trace *trace)
+{
+	struct path_trace_part *part = trace->parts_free;
+
+	if (part != NULL) {
+		trace->parts_free = part->next;
+	} else if (trace->part_count < trace->part_max) {
+		part = &trace->parts[trace->part_count++];
+	}
+	return part;
+}
+
+static struct path_trace_more *more_get(struct path_trace *trace)
+{
+	struct path_trace_more *more = trace->mores_free;
+
+	if (more != NULL) {
+		trace->mores_free = more->next;
+	} else if (trace->more_count < PATH_TRACE_MORE_MAX) {
+		more = &trace->mores[trace->more_count++];
+	}
+	return more;
+}
+
+static void part_put(struct path_trace *trace, struct path_trace_part *part)
+{
+	if (part->more != NULL) {
+		part->more->next = trace->mores_free;
+		trace->mores_free = part->more;
+		part->more = NULL;
+	}
+	part->next = trace->parts_free;
+	trace->parts_free = part;
+}
+
+/* Room for more than one mark and one piece. False: there is none. */
+static bool part_grow(struct path_trace *trace, struct path_trace_part *part)
+{
+	if (part->more == NULL && part != &trace->beyond) {
+		part->more = more_get(trace);
+		if (part->more != NULL) {
+			part->more->marks[0] = part->mark;
+			part->more->pieces[0] = part->piece;
+		}
+	}
+	return part->more != NULL;
+}
+
+/* --- a request ----------------------------------------------------------------------------- */
+
+void path_trace_begin(struct path_trace *trace, enum store_op op, const struct store *store,
+	uint64_t offset, uint64_t length, struct path_trace_request **handle)
+{
+	const struct path_trace_options *options = &trace->options;
+	struct path_trace_request *record = NULL;
+
+	if ((options->ops & BIT(op)) != 0 && length >= options->length_min &&
+		(options->store == NULL || options->store == store)) {
+		record = request_get(trace);
+	}
+	*handle = record;
+	if (record != NULL) {
+		*record = (struct path_trace_request){
+			.op = op,
+			.store = store,
+			.offset = offset,
+			.length = length,
+			.trace = trace,
+			.last = &record->parts,
+			.handle = handle,
+		};
+	}
+}
+
+void path_trace_end(
+	struct path_trace_request *record, int error, const uint64_t edge_ns[PATH_STATE_COUNT])
+{
+	struct path_trace *trace = record->trace;
+	uint32_t count = atomic_load_explicit(&trace->ended_count, memory_order_relaxed);
+
+	*record->handle = NULL;
+	record->handle = NULL;
+	record->error = error;
+	for (int state = 0; state < PATH_STATE_COUNT; state++) {
+		record->edge_ns[state] = edge_ns[state];
+	}
+	trace->ended[count] = record;
+	atomic_store_explicit(&trace->ended_count, count + 1, memory_order_release);
+	trace->options.ended(trace->options.context);
+}
+
+void path_trace_drop(struct path_trace_request *record)
+{
+	struct path_trace *trace = record->trace;
+	struct path_trace_part *part = record->parts;
+
+	*record->handle = NULL;
+	record->handle = NULL;
+	while (part != NULL) {
+		struct path_trace_part *next = part->next;
+
+		part_put(trace, part);
+		part = next;
+	}
+	record->next = trace->requests_free;
+	trace->requests_free = record;
+}
+
+void path_trace_detach(struct path_trace *trace)
+{
+	for (uint32_t i = 0; i < trace->request_count; i++) {
+		struct path_trace_request *record = &trace->requests[i];
+
+		if (record->handle != NULL) {
+			*record->handle = NULL;
+			record->handle = NULL;
+		}
+	}
+}
+
+/* --- its parts ----------------------------------------------------------------------------- */
+
+struct path_trace_part *path_trace_opened(
+	struct path_trace_request *record, uint64_t offset, uint64_t length, uint64_t now_ns)
+{
+	struct path_trace *trace = record->trace;
+	struct path_trace_part *part =
+		record->part_count < PATH_TRACE_PARTS_MAX ? part_get(trace) : NULL;
+
+	if (part == NULL) {
+		record->parts_more++;
+		part = &trace->beyond;
+	} else {
+		record->part_count++;
+		*record->last = part;
+		record->last = &part->next;
+	}
+	*part = (struct path_trace_part){
+		.offset = offset,
+		.length = length,
+		.opened_ns = now_ns,
+	};
+	return part;
+}
+
+void path_trace_submitted(struct path_trace_part *part, uint64_t now_ns)
+{
+	part->submitted_ns = MAX(now_ns, part->opened_ns);
+}
+
+void path_trace_told(struct path_trace_request *record, struct path_trace_part *part,
+	uint64_t bytes, uint64_t now_ns)
+{
+	const struct path_trace_mark mark = {
+		.told_ns = MAX(now_ns, part->submitted_ns),
+		.bytes = bytes,
+	};
+	uint32_t index = part->mark_count;
+
+	if (index == 0 && part->more == NULL) {
+		part->mark = mark;
+		part->mark_count = 1;
+	} else if (part_grow(record->trace, part)) {
+		index = MIN(index, (uint32_t)PATH_TRACE_MARKS_MAX - 1);
+		part->more->marks[index] = mark;
+		part->mark_count = index + 1;
+	} else {
+		part->mark = mark;
+	}
+}
+
+void path_trace_done(struct path_trace_part *part, int result, uint64_t now_ns)
+{
+	part->done_ns = MAX(now_ns, part->submitted_ns);
+	part->result = result;
+}
+
+void path_trace_handed(struct path_trace_request *record, struct path_trace_part *part,
+	uint64_t offset, uint64_t length, uint64_t now_ns)
+{
+	const struct path_trace_piece piece = {
+		.offset = offset,
+		.length = length,
+		.handed_ns = now_ns,
+	};
+	uint32_t count = part->piece_count;
+
+	if (count == 0 && part->more == NULL) {
+		part->piece = piece;
+		part->piece_count = 1;
+	} else if (!part_grow(record->trace, part)) {
+		part->piece.length += length;
+	} else if (count < PATH_TRACE_PIECES_MAX) {
+		part->more->pieces[count] = piece;
+		part->piece_count = count + 1;
+	} else {
+		part->more->pieces[count - 1].length += length;
+	}
+}
+
+void path_trace_back(struct path_trace_part *part, uint64_t offset, uint64_t now_ns)
+{
+	struct path_trace_piece *pieces = part->more != NULL ? part->more->pieces : &part->piece;
+
+	/* A stream hands its bytes out in order: the last piece that begins there or before. */
+	for (uint32_t i = part->piece_count; i > 0; i--) {
+		if (pieces[i - 1].offset <= offset) {
+			pieces[i - 1].back_ns = MAX(now_ns, pieces[i - 1].handed_ns);
+			return;
+		}
+	}
+}
+
+/* --- asking -------------------------------------------------------------------------------- */
+
+uint32_t path_trace_ended_count(const struct path_trace *trace)
+{
+	return atomic_load_explicit(&trace->ended_count, memory_order_acquire);
+}
+
+const struct path_trace_request *path_trace_ended(const struct path_trace *trace, uint32_t index)
+{
+	GMB_ASSERT(index < path_trace_ended_count(trace));
+	return trace->ended[index];
+}
+
+const struct path_trace_mark *path_trace_marks(const struct path_trace_part *part)
+{
+	return part->more != NULL ? part->more->marks : &part->mark;
+}
+
+const struct path_trace_piece *path_trace_pieces(const struct path_trace_part *part)
+{
+	return part->more != NULL ? part->more->pieces : &part->piece;
 }

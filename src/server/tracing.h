@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Recording single requests of a running server for one who asks (path/trace.h): a recorder in each
+ * Recording single requests of a running server for one who asks (path/stats.h): a recorder in each
  * reactor, and what they saw as one JSON document. At most one recording at a time.
  *
  *   tracing_begin() ─▶ recorders armed ─▶ event: enough requests ended ─▶ tracing_tell()

@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "path/trace.h"
+#include "path/stats.h"
 
 static struct store disk;
 static struct store other_disk;

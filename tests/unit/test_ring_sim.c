@@ -14,7 +14,7 @@
 #include <cmocka.h>
 
 #include "base/compiler.h"
-#include "disk/map.h"
+#include "disk/disk.h"
 #include "sim/sim.h"
 
 static const struct sim_faults rough = {
