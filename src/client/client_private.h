@@ -108,6 +108,7 @@ struct connection {
 	struct negotiation *negotiation; /* kept: nbd uses its facts */
 	uint8_t hello[CONNECTION_HELLO_BYTES];
 	size_t hello_at;
+	size_t hello_sent; /* of the handshake's output */
 	size_t hello_bytes;
 
 	struct nbd_client nbd;

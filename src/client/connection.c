@@ -353,7 +353,7 @@ static void send_some(struct connection *connection)
 			nbd_client_sent(&connection->nbd, (size_t)sent);
 		} else if (sent == -EAGAIN) {
 			ring_sendmsg(ring, &connection->send_op, connection->file, &connection->out,
-				true, send_done);
+				send_done);
 		} else if (sent != -EINTR) {
 			lose(connection, (int)sent, strerror((int)-sent));
 		}
@@ -447,6 +447,7 @@ static void hello_received(struct ring_op *op, int result)
 	}
 	if (result > 0) {
 		connection->hello_at = 0;
+		connection->hello_sent = 0;
 		connection->hello_bytes = (size_t)result;
 	} else if (result == 0) {
 		if (negotiation_end_of_stream(connection->negotiation, &error) != 0) {
@@ -460,21 +461,39 @@ static void hello_received(struct ring_op *op, int result)
 	negotiate(connection);
 }
 
+static void hello_sent(struct ring_op *op, int result);
+
+/* Sends what the handshake has to say. False: it has nothing left. */
+static bool send_hello(struct connection *connection)
+{
+	size_t bytes;
+	const uint8_t *output = negotiation_output(connection->negotiation, &bytes);
+
+	if (connection->hello_sent >= bytes) {
+		return false;
+	}
+	ring_send(ring_of(connection), &connection->send_op, connection->file,
+		output + connection->hello_sent, bytes - connection->hello_sent, hello_sent);
+	return true;
+}
+
 static void hello_sent(struct ring_op *op, int result)
 {
 	struct connection *connection = container_of(op, struct connection, send_op);
-	size_t bytes;
 
 	if (connection->state == CONNECTION_CLOSING) {
 		closing_step(connection);
 		return;
 	}
-	(void)negotiation_output(connection->negotiation, &bytes);
-	if (result < 0 || (size_t)result < bytes) {
-		lose(connection, result < 0 ? result : -EPIPE,
-			result < 0 ? strerror(-result) : "the handshake was cut off");
+	if (result < 0 && result != -EINTR) {
+		lose(connection, result, strerror(-result));
 		return;
 	}
+	connection->hello_sent += result > 0 ? (size_t)result : 0;
+	if (send_hello(connection)) {
+		return;
+	}
+	connection->hello_sent = 0;
 	negotiation_sent(connection->negotiation);
 	negotiate(connection);
 }
@@ -484,8 +503,6 @@ static void negotiate(struct connection *connection)
 {
 	struct negotiation *negotiation = connection->negotiation;
 	struct error error = { 0 };
-	const uint8_t *output;
-	size_t bytes;
 	int took;
 
 	if (connection->hello_at < connection->hello_bytes &&
@@ -498,11 +515,10 @@ static void negotiate(struct connection *connection)
 		}
 		connection->hello_at += (size_t)took;
 	}
-	output = negotiation_output(negotiation, &bytes);
-	if (bytes > 0) {
-		ring_send(ring_of(connection), &connection->send_op, connection->file, output,
-			bytes, hello_sent);
-	} else if (!negotiation_is_finished(negotiation)) {
+	if (send_hello(connection)) {
+		return;
+	}
+	if (!negotiation_is_finished(negotiation)) {
 		ring_recv(ring_of(connection), &connection->recv_op, connection->file,
 			connection->hello, sizeof(connection->hello), false, hello_received);
 	} else if (negotiation_outcome(negotiation, &error) != 0) {

@@ -71,9 +71,11 @@ static void send_tx(struct nbd_session *session)
 {
 	struct handshake *handshake = session->handshake;
 
-	GMB_ASSERT(handshake->tx_bytes > 0);
-	ring_send(session->service->ring, &session->send_op, session->socket, handshake->tx,
-		handshake->tx_bytes, send_done);
+	GMB_ASSERT(handshake->tx_sent < handshake->tx_bytes);
+	handshake->tx_iov.iov_base = handshake->tx + handshake->tx_sent;
+	handshake->tx_iov.iov_len = handshake->tx_bytes - handshake->tx_sent;
+	handshake->tx_message = (struct msghdr){ .msg_iov = &handshake->tx_iov, .msg_iovlen = 1 };
+	stream_send(&session->stream, &session->send_op, &handshake->tx_message, send_done);
 }
 
 int handshake_begin(struct nbd_session *session)
@@ -110,9 +112,8 @@ static void receive_more(struct nbd_session *session)
 		session->rx_end - session->rx_start);
 	session->rx_end -= session->rx_start;
 	session->rx_start = 0;
-	ring_recv(session->service->ring, &session->recv_op, session->socket,
-		session->rx_small + session->rx_end, RX_SMALL_BYTES - session->rx_end, false,
-		receive_done);
+	stream_receive(&session->stream, &session->recv_op, session->rx_small + session->rx_end,
+		RX_SMALL_BYTES - session->rx_end, false, receive_done);
 }
 
 static uint32_t rx_available(const struct nbd_session *session)
@@ -580,12 +581,18 @@ static void send_done(struct ring_op *op, int result)
 	if (session->state == SESSION_TERMINATING) {
 		return;
 	}
-	if (result != (int)handshake->tx_bytes) {
+	if (result <= 0 && result != -EINTR) {
 		/* A client that only wanted to look is no news. */
 		session_terminate(session, NULL);
 		return;
 	}
+	handshake->tx_sent += result > 0 ? (uint32_t)result : 0;
+	if (handshake->tx_sent < handshake->tx_bytes) {
+		send_tx(session);
+		return;
+	}
 	handshake->tx_bytes = 0;
+	handshake->tx_sent = 0;
 	session->progress_ns = ring_batch_ns(session->service->ring);
 	if (handshake->state == HANDSHAKE_GREETING) {
 		handshake->state = HANDSHAKE_CLIENT_FLAGS;

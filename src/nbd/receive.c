@@ -99,7 +99,7 @@ static void arm(struct nbd_session *session)
 		if (stream != NULL) { /* else progress comes when there is room */
 			session->rx_into_stream = true;
 			session->progress_ns = ring_batch_ns(ring); /* the peer's turn begins */
-			ring_recv(ring, &session->recv_op, session->socket,
+			stream_receive(&session->stream, &session->recv_op,
 				stream->data + session->rx_stream_got,
 				stream->length - session->rx_stream_got, true, receive_done);
 		}
@@ -117,7 +117,7 @@ static void arm(struct nbd_session *session)
 	}
 	session->rx_into_stream = false;
 	session->progress_ns = ring_batch_ns(ring); /* it is the peer's turn from now on */
-	ring_recv(ring, &session->recv_op, session->socket, session->rx_data + session->rx_end,
+	stream_receive(&session->stream, &session->recv_op, session->rx_data + session->rx_end,
 		session->rx_bytes - session->rx_end, false, receive_done);
 }
 
@@ -391,8 +391,8 @@ void receive_continue(struct nbd_session *session)
 void receive_discard(struct nbd_session *session)
 {
 	if (!session->recv_op.in_flight) {
-		ring_recv(session->service->ring, &session->recv_op, session->socket,
-			session->rx_small, RX_SMALL_BYTES, false, receive_done);
+		stream_receive(&session->stream, &session->recv_op, session->rx_small,
+			RX_SMALL_BYTES, false, receive_done);
 	}
 }
 
@@ -405,7 +405,7 @@ bool receive_owes_nothing(const struct nbd_session *session)
 
 void receive_shrink(struct nbd_session *session)
 {
-	ring_cancel(session->service->ring, &session->recv_op);
+	stream_cancel(&session->stream, &session->recv_op);
 }
 
 void receive_start(struct nbd_session *session)

@@ -308,7 +308,6 @@ static enum emitted emit_read(struct send_batch *send, struct send_slot *slot)
 	} else {
 		emit_structured_fragment(send, slot);
 	}
-	send->has_lent |= slot->fragment.lent;
 	request->content_bytes += slot->fragment.length;
 	request->session->service->counters.bytes_read += slot->fragment.length;
 	slot->ends_request = slot->fragment.last;
@@ -396,8 +395,7 @@ static void send_rest(struct nbd_session *session)
 {
 	struct send_batch *send = session->sending;
 
-	ring_sendmsg(session->service->ring, &session->send_op, session->socket, &send->message,
-		!send->has_lent, reply_done);
+	stream_send(&session->stream, &session->send_op, &send->message, reply_done);
 }
 
 /* Takes what was sent off the front of the batch. */
@@ -425,7 +423,7 @@ static void send_now(struct nbd_session *session)
 {
 	struct nbd_service *service = session->service;
 	struct send_batch *send = session->sending;
-	ssize_t sent = ring_sendmsg_now(service->ring, session->socket, &send->message);
+	ssize_t sent = stream_send_now(&session->stream, &send->message);
 
 	if (sent >= 0 && (size_t)sent < send->bytes) {
 		send_advance(send, (size_t)sent);
@@ -454,7 +452,6 @@ void reply_flush(struct nbd_session *session, bool alone)
 	send->slot_count = 0;
 	send->iov_count = 0;
 	send->bytes = 0;
-	send->has_lent = false;
 	session->sending = send;
 	fill(session, send);
 	if (send->slot_count == 0) {
@@ -487,7 +484,7 @@ static void look_at_network(struct nbd_session *session)
 		return;
 	}
 	session->traffic_ns = ring_batch_ns(ring);
-	if (!ring_socket_traffic(ring, session->socket, &session->traffic)) {
+	if (!stream_traffic(&session->stream, &session->traffic)) {
 		return;
 	}
 	if (session->traffic.busy_ns - before.busy_ns < NETWORK_BUSY_NS_MIN) {

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <errno.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/keep_alive.h"
 #include "nbd/session.h"
 
 /* How long a peer may take to close after us: longer while nobody is in a hurry. */
 #define LINGER_NS	   UINT64_C(2000000000)
 #define LINGER_DRAINING_NS UINT64_C(200000000)
+
+/* The place of a client whose machine died is free again after two minutes. */
+static const struct stream_keep_alive keep_alive = { .idle_s = 60, .interval_s = 15, .probes = 4 };
 
 static const uint32_t session_edges[SESSION_STATE_COUNT] = {
 	[SESSION_NEGOTIATING] =
@@ -42,20 +42,6 @@ void session_mark_dirty(struct nbd_session *session)
 	}
 }
 
-/* Unlike TCP's, a Unix socket's buffer does not grow with its use, and whoever found it full is
- * woken only when three quarters of it are free: a reader of large blocks and its server would take
- * turns instead of working at the same time. The system's limit (wmem_max) applies. */
-static void give_room(int fd)
-{
-	const int bytes = UNIX_BUFFER_BYTES;
-	int domain = 0;
-	socklen_t length = sizeof(domain);
-
-	if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length) == 0 && domain == AF_UNIX) {
-		(void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
-	}
-}
-
 static void member_end(struct takeover_member *member)
 {
 	session_terminate(container_of(member, struct nbd_session, member), NULL);
@@ -73,7 +59,6 @@ static void member_wake(struct takeover_member *member)
 void session_open(struct nbd_service *service, int fd, const char *peer)
 {
 	struct nbd_session *session = calloc(1, sizeof(*session));
-	int one = 1;
 
 	if (session == NULL) {
 		log_error("client %s: out of memory for a connection: closed", peer);
@@ -84,19 +69,13 @@ void session_open(struct nbd_service *service, int fd, const char *peer)
 		}
 		return;
 	}
-	/* Replies are sent whole: waiting for more would only cost time (P2). Not TCP: no matter.
-	 */
-	(void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-	/* The place of a client whose machine died is free again after two minutes. */
-	keep_alive(fd, 60, 15, 4);
-	give_room(fd);
 	session->service = service;
 	session->member = (struct takeover_member){
 		.ring = service->ring,
 		.end = member_end,
 		.wake = member_wake,
 	};
-	session->socket = ring_file_add(service->ring, fd);
+	stream_open(&session->stream, service->ring, fd, &keep_alive);
 	session->rx_data = session->rx_small;
 	session->rx_bytes = RX_SMALL_BYTES;
 	list_init(&session->deadline_node);
@@ -128,7 +107,7 @@ static void begin_termination(struct nbd_session *session)
 	list_remove(&session->blocked_node);
 	list_remove(&session->dirty_node);
 	list_push_back(&session->service->ending, &session->ending_node);
-	ring_socket_shutdown(session->service->ring, session->socket);
+	stream_shutdown(&session->stream);
 	list_for_each(node, &session->requests)
 	{
 		struct nbd_request *request = list_entry(node, struct nbd_request, session_node);
@@ -214,7 +193,7 @@ static void linger(struct nbd_session *session)
 		begin_termination(session);
 		return;
 	}
-	ring_socket_shutdown_send(service->ring, session->socket);
+	stream_shutdown_send(&session->stream);
 	session->deadline_ns =
 		ring_now_ns(service->ring) + (service->draining ? LINGER_DRAINING_NS : LINGER_NS);
 	list_push_back(&service->lingering, &session->deadline_node);
@@ -248,10 +227,10 @@ static bool join_requests(struct nbd_session *session)
 bool session_join(struct nbd_session *session)
 {
 	struct nbd_service *service = session->service;
-	int fd = session->socket.fd;
 
 	GMB_ASSERT(session->state == SESSION_TERMINATING);
-	if (session->recv_op.in_flight || session->send_op.in_flight) {
+	if (session->recv_op.in_flight || session->send_op.in_flight ||
+		!stream_is_idle(&session->stream)) {
 		return false;
 	}
 	GMB_ASSERT(session->sending == NULL);
@@ -271,8 +250,7 @@ bool session_join(struct nbd_session *session)
 	list_remove(&session->ending_node);
 	list_remove(&session->service_node);
 	list_remove(&session->dirty_node);
-	ring_file_remove(service->ring, &session->socket);
-	ring_socket_close(service->ring, fd);
+	stream_close(&session->stream);
 	free(session);
 	service->counters.sessions--;
 	if (service->options.session_closed != NULL) {

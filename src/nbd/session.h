@@ -34,6 +34,7 @@
 #include "nbd/wire.h"
 #include "path/path.h"
 #include "ring/ring.h"
+#include "stream/stream.h"
 
 enum {
 	/* One 4 KiB write with its header fits, so that depth 1 needs one receive. */
@@ -49,8 +50,6 @@ enum {
 	SEND_HEADER_BYTES_MAX = 256, /* reply header, chunk header and an error's text */
 	SEND_BYTES_MAX = 2 << 20,
 	SEND_NOW_BYTES_MAX = 256 << 10,
-	/* Unix sockets: see give_room(). The kernel doubles it, to what TCP grows to by itself. */
-	UNIX_BUFFER_BYTES = 2 << 20,
 	HANDSHAKE_TX_BYTES = 32 << 10,
 	PEER_NAME_BYTES = 64,
 	/* Payload memory of one request. */
@@ -102,6 +101,9 @@ struct handshake {
 	uint32_t context_name_bytes;
 	uint8_t context_name[NBD_STRING_BYTES_MAX];
 	uint32_t tx_bytes;
+	uint32_t tx_sent;
+	struct msghdr tx_message;
+	struct iovec tx_iov;
 	uint8_t option_data[NBD_OPTION_BYTES_MAX];
 	uint8_t tx[HANDSHAKE_TX_BYTES];
 };
@@ -148,7 +150,6 @@ struct send_batch {
 	uint32_t slot_count;
 	uint32_t iov_count;
 	size_t bytes;
-	bool has_lent; /* something in it is the store's own memory */
 	struct iovec iov[2 * SEND_SLOTS_MAX];
 	struct send_slot slots[SEND_SLOTS_MAX];
 };
@@ -161,7 +162,7 @@ struct nbd_session {
 	struct list_node blocked_node;	/* in service->blocked: parsing waits for a limit */
 	struct list_node ending_node;	/* in service->ending: terminating */
 	enum session_state state;
-	struct ring_file socket;
+	struct stream stream;
 	struct ring_op recv_op;
 	struct ring_op send_op;
 	struct handshake *handshake;

@@ -207,16 +207,17 @@ void ring_accept(struct ring *ring, struct ring_op *op, struct ring_file file, r
 void ring_recv(struct ring *ring, struct ring_op *op, struct ring_file file, void *buf, size_t len,
 	bool wait_all, ring_done_fn *done);
 
-/* Sends everything before it completes, unless something stops it: result is len, or a short count
- * (the rest can be sent again, and meets the error if there was one), or a negative errno. Never
- * raises SIGPIPE. One send in flight per socket. */
+/* Sends some of it once the socket takes any: a short count as soon as the socket is full, or an
+ * error stops it (the rest can be sent again, and meets the error if there was one), or a negative
+ * errno. Never raises SIGPIPE. One send in flight per socket.
+ *
+ * The kernel is never asked to go on by itself (MSG_WAITALL): after a page that was not there (a
+ * page-cache send, disk/map.h) it leaves out what it had already copied for a Unix socket before
+ * that page, and kernel TLS refuses the flag. */
 void ring_send(struct ring *ring, struct ring_op *op, struct ring_file file, const void *buf,
 	size_t len, ring_done_fn *done);
-/* wait_all false: a short count as soon as the socket is full. For memory that may go away while it
- * is sent (disk/disk.h): going on by itself after a page that was not there, the kernel leaves out
- * what it had already copied for a Unix socket before that page. */
 void ring_sendmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
-	const struct msghdr *message, bool wait_all, ring_done_fn *done);
+	const struct msghdr *message, ring_done_fn *done);
 
 /* buf_idx: index of the registered memory that holds buf, or -1. len <= 1 GiB. */
 void ring_read(struct ring *ring, struct ring_op *op, struct ring_file file, void *buf, size_t len,
@@ -249,6 +250,10 @@ void ring_call(
 /* Completes in the next batch with the given result, without a system call: for producers that have
  * the answer at once and still owe the caller an asynchronous done. */
 void ring_defer(struct ring *ring, struct ring_op *op, int result, ring_done_fn *done);
+/* The same in two steps, for an operation that somebody else than the ring carries out: in flight
+ * after the first, completed in the batch after the second. */
+void ring_op_begin(struct ring_op *op, ring_done_fn *done);
+void ring_op_complete(struct ring *ring, struct ring_op *op, int result);
 
 /* Asks an accept, receive, poll or timer in flight to end soon. done still comes, with -ECANCELED
  * or with what happened first. Not in flight: nothing happens. */

@@ -388,11 +388,22 @@ void ring_call(
 	}
 }
 
-void ring_defer(struct ring *ring, struct ring_op *op, int result, ring_done_fn *done)
+void ring_op_begin(struct ring_op *op, ring_done_fn *done)
 {
 	op_start(op, RING_DEFER, done);
+}
+
+void ring_op_complete(struct ring *ring, struct ring_op *op, int result)
+{
+	GMB_ASSERT(op->in_flight && op->code == RING_DEFER);
 	op->result = result;
 	ring_op_queue_push(&ring->deferred, op);
+}
+
+void ring_defer(struct ring *ring, struct ring_op *op, int result, ring_done_fn *done)
+{
+	ring_op_begin(op, done);
+	ring_op_complete(ring, op, result);
 }
 
 /* --- the loop ------------------------------------------------------------------------------ */
@@ -797,18 +808,18 @@ void ring_send(struct ring *ring, struct ring_op *op, struct ring_file file, con
 	struct io_uring_sqe *sqe = sqe_get(ring);
 
 	op_start(op, RING_SEND, done);
-	io_uring_prep_send(sqe, file.fd, buf, len, MSG_WAITALL | MSG_NOSIGNAL);
+	io_uring_prep_send(sqe, file.fd, buf, len, MSG_NOSIGNAL);
 	sqe_set_file(sqe, file);
 	io_uring_sqe_set_data(sqe, op);
 }
 
 void ring_sendmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
-	const struct msghdr *message, bool wait_all, ring_done_fn *done)
+	const struct msghdr *message, ring_done_fn *done)
 {
 	struct io_uring_sqe *sqe = sqe_get(ring);
 
 	op_start(op, RING_SENDMSG, done);
-	io_uring_prep_sendmsg(sqe, file.fd, message, (wait_all ? MSG_WAITALL : 0) | MSG_NOSIGNAL);
+	io_uring_prep_sendmsg(sqe, file.fd, message, MSG_NOSIGNAL);
 	sqe_set_file(sqe, file);
 	io_uring_sqe_set_data(sqe, op);
 }

@@ -428,13 +428,7 @@ static void send_pump(void *arg, uint64_t value)
 	}
 	pipe_reserve(pipe, pipe->capacity);
 	send_piece(socket, sim_partial(room));
-	if (sop->moved == sop->len) {
-		send_finish(socket, (int)sop->moved);
-	} else if (!sop->wait_all || sim_chance(sim_world.options.faults.send_short_ppm)) {
-		send_finish(socket, (int)sop->moved);
-	} else {
-		send_kick(socket);
-	}
+	send_finish(socket, (int)sop->moved);
 }
 
 static void send_kick(struct sim_socket *socket)

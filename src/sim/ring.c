@@ -762,12 +762,11 @@ void ring_send(struct ring *ring, struct ring_op *op, struct ring_file file, con
 	sim_fd_get(file.fd, SIM_FD_SOCKET);
 	sop = sim_op_begin(ring, op, RING_SEND, ring_fd(ring, file), done);
 	sim_op_memory(sop, &iov, 1, false);
-	sop->wait_all = true;
 	sim_net_send(sop);
 }
 
 void ring_sendmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
-	const struct msghdr *message, bool wait_all, ring_done_fn *done)
+	const struct msghdr *message, ring_done_fn *done)
 {
 	struct sim_op *sop;
 
@@ -777,7 +776,6 @@ void ring_sendmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
 	sim_fd_get(file.fd, SIM_FD_SOCKET);
 	sop = sim_op_begin(ring, op, RING_SENDMSG, ring_fd(ring, file), done);
 	sop->message = message;
-	sop->wait_all = wait_all;
 	sim_op_memory(sop, message->msg_iov, message->msg_iovlen, false);
 	GMB_ASSERT(sop->len > 0);
 	sim_net_send(sop);
@@ -930,6 +928,22 @@ void ring_call(
 	sop->call = call;
 	op->call = call;
 	sim_op_event(sop, sim_delay_disk(), call_run);
+}
+
+void ring_op_begin(struct ring_op *op, ring_done_fn *done)
+{
+	GMB_ASSERT(!op->in_flight);
+	op->in_flight = true;
+	op->code = RING_DEFER;
+	op->done = done;
+}
+
+/* Known to the world only from now on. */
+void ring_op_complete(struct ring *ring, struct ring_op *op, int result)
+{
+	GMB_ASSERT(op->in_flight && op->code == RING_DEFER);
+	op->in_flight = false;
+	ring_defer(ring, op, result, op->done);
 }
 
 void ring_defer(struct ring *ring, struct ring_op *op, int result, ring_done_fn *done)

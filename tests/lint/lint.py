@@ -23,7 +23,7 @@ FLOORS = [
     ["ring", "disk"],
     ["clan", "store", "memory"],
     ["push"],
-    ["path"],
+    ["path", "stream"],
     ["engine"],
     ["nbd", "gmb"],
     ["client"],

@@ -612,12 +612,12 @@ static void test_a_view_of_a_shorter_disk_fails(void **state)
 	iov.iov_base = (void *)(uintptr_t)disk_map_view(map, 4096, 8192);
 	assert_non_null(iov.iov_base);
 	sim_disk_resize(disk, 8000); /* the page in which it ends is still there */
-	ring_sendmsg(ring, &sent.op, server, &message, false, waiter_done);
+	ring_sendmsg(ring, &sent.op, server, &message, waiter_done);
 	wait_for(ring, &sent);
 	assert_int_equal(sent.result, 4096);
 	iov.iov_base = (uint8_t *)iov.iov_base + 4096;
 	iov.iov_len = 4096;
-	ring_sendmsg(ring, &sent.op, server, &message, false, waiter_done);
+	ring_sendmsg(ring, &sent.op, server, &message, waiter_done);
 	wait_for(ring, &sent);
 	assert_int_equal(sent.result, -EFAULT);
 	assert_int_equal(ring_sendmsg_now(ring, server, &message), -EFAULT);

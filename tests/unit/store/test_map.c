@@ -221,7 +221,7 @@ static void test_a_send_leaves_nothing_out(void **state)
 	assert_int_equal(setsockopt(ends[0], SOL_SOCKET, SO_SNDBUF, &room, sizeof(room)), 0);
 	assert_int_equal(ring_create(&(struct ring_options){ .entries = 0 }, &ring, &error), 0);
 	file = ring_file_add(ring, ends[0]);
-	ring_sendmsg(ring, &sending.op, file, &message, false, sent);
+	ring_sendmsg(ring, &sending.op, file, &message, sent);
 	ring_turn(ring, false);
 	assert_int_equal(pwrite(fd, words, FILE_BYTES, 0), FILE_BYTES);
 	while (count < FILE_BYTES) {

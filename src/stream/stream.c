@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "stream/stream.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+/* Of a Unix socket; the kernel doubles it, to what TCP grows to by itself. */
+enum { UNIX_BUFFER_BYTES = 2 << 20 };
+
+static const uint32_t stream_edges[] = {
+	[STREAM_CLOSED] = BIT(STREAM_PLAIN),
+	[STREAM_PLAIN] = BIT(STREAM_UPGRADING) | BIT(STREAM_CLOSED),
+	[STREAM_UPGRADING] = BIT(STREAM_LAYERED) | BIT(STREAM_CLOSED),
+	[STREAM_LAYERED] = BIT(STREAM_CLOSED),
+};
+
+static void set_state(struct stream *stream, enum stream_state state)
+{
+	GMB_ASSERT((stream_edges[stream->state] & BIT(state)) != 0);
+	stream->state = state;
+}
+
+/* Unlike TCP's, a Unix socket's buffer does not grow as it is used, and a sender that found it full
+ * wakes only when three quarters of it are free: a reader of large blocks and its server would take
+ * turns instead of working at the same time. The system's limit (wmem_max) applies. */
+static void widen_unix_socket(int fd)
+{
+	const int bytes = UNIX_BUFFER_BYTES;
+
+	(void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+}
+
+static void set_up_tcp(int fd, const struct stream_keep_alive *keep_alive)
+{
+	const int on = 1;
+
+	(void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+	(void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+	(void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &keep_alive->idle_s, sizeof(int));
+	(void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &keep_alive->interval_s, sizeof(int));
+	(void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &keep_alive->probes, sizeof(int));
+}
+
+void stream_open(struct stream *stream, struct ring *ring, int fd,
+	const struct stream_keep_alive *keep_alive)
+{
+	int domain = 0;
+	socklen_t bytes = sizeof(domain);
+
+	*stream = (struct stream){ .ring = ring };
+	if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &bytes) == 0 && domain == AF_UNIX) {
+		widen_unix_socket(fd);
+	} else {
+		set_up_tcp(fd, keep_alive);
+	}
+	stream->file = ring_file_add(ring, fd);
+	set_state(stream, STREAM_PLAIN);
+}
+
+bool stream_peer_credentials(int fd, struct stream_credentials *credentials)
+{
+	struct ucred found = { 0 };
+	socklen_t bytes = sizeof(found);
+	int domain = 0;
+	socklen_t domain_bytes = sizeof(domain);
+
+	if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &domain_bytes) != 0 ||
+		domain != AF_UNIX || getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &found, &bytes) != 0) {
+		return false;
+	}
+	*credentials = (struct stream_credentials){
+		.pid = found.pid,
+		.uid = found.uid,
+		.gid = found.gid,
+	};
+	return true;
+}
+
+static void upgrade_done(struct ring_op *op, int result)
+{
+	struct stream *stream = container_of(op, struct stream, upgrade_op);
+
+	GMB_ASSERT(result <= 0);
+	if (result == 0) {
+		set_state(stream, STREAM_LAYERED);
+	}
+	stream->upgraded(stream, result);
+}
+
+void stream_upgrade(struct stream *stream, const struct stream_ops *ops, void *layer,
+	void (*upgraded)(struct stream *stream, int result))
+{
+	set_state(stream, STREAM_UPGRADING);
+	stream->ops = ops;
+	stream->layer = layer;
+	stream->upgraded = upgraded;
+	ring_op_begin(&stream->upgrade_op, upgrade_done);
+	ops->start(stream, &stream->upgrade_op);
+}
+
+void stream_shutdown(struct stream *stream)
+{
+	ring_socket_shutdown(stream->ring, stream->file);
+}
+
+void stream_abort(struct stream *stream)
+{
+	ring_socket_abort(stream->ring, stream->file);
+}
+
+void stream_shutdown_send(struct stream *stream)
+{
+	if (stream->ops != NULL) {
+		stream->ops->shutdown_send(stream);
+	} else {
+		ring_socket_shutdown_send(stream->ring, stream->file);
+	}
+}
+
+bool stream_is_idle(const struct stream *stream)
+{
+	return !stream->upgrade_op.in_flight &&
+	       (stream->ops == NULL || stream->ops->is_idle(stream));
+}
+
+void stream_close(struct stream *stream)
+{
+	int fd = stream->file.fd;
+
+	if (stream->state == STREAM_CLOSED) {
+		return;
+	}
+	GMB_ASSERT(stream_is_idle(stream));
+	if (stream->ops != NULL) {
+		stream->ops->close(stream);
+	}
+	ring_file_remove(stream->ring, &stream->file);
+	ring_socket_close(stream->ring, fd);
+	set_state(stream, STREAM_CLOSED);
+}
