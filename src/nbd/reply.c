@@ -154,7 +154,7 @@ static void emit_structured_fragment(struct send_batch *send, struct send_slot *
 	struct be64 offset = be64_make(fragment->offset);
 	uint32_t length;
 
-	if (!fragment->lent && is_all_zero(fragment->data, fragment->length)) {
+	if (!fragment->page_cache && is_all_zero(fragment->data, fragment->length)) {
 		struct nbd_wire_offset_hole hole = {
 			.offset = offset,
 			.length = be32_make(fragment->length),

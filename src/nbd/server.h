@@ -119,8 +119,10 @@ const struct overlap *nbd_service_overlap(
 
 /* Bytes of reads that were sent from where the store had them, without memory of ours; and how many
  * reads of such sizes were not. */
-uint64_t nbd_service_lent_bytes(const struct nbd_service *service, uint32_t export_index);
-uint64_t nbd_service_lend_misses(const struct nbd_service *service, uint32_t export_index);
+uint64_t nbd_service_page_cache_send_bytes(
+	const struct nbd_service *service, uint32_t export_index);
+uint64_t nbd_service_page_cache_send_misses(
+	const struct nbd_service *service, uint32_t export_index);
 
 /* From now on trace records the requests that begin, until this is called with NULL. On the ring's
  * thread. */

@@ -489,16 +489,17 @@ const struct overlap *nbd_service_overlap(
 				: &service->path_exports[export_index].writes;
 }
 
-uint64_t nbd_service_lent_bytes(const struct nbd_service *service, uint32_t export_index)
+uint64_t nbd_service_page_cache_send_bytes(const struct nbd_service *service, uint32_t export_index)
 {
 	GMB_ASSERT(export_index < service->options.export_count);
-	return service->path_exports[export_index].lent_bytes;
+	return service->path_exports[export_index].page_cache_send_bytes;
 }
 
-uint64_t nbd_service_lend_misses(const struct nbd_service *service, uint32_t export_index)
+uint64_t nbd_service_page_cache_send_misses(
+	const struct nbd_service *service, uint32_t export_index)
 {
 	GMB_ASSERT(export_index < service->options.export_count);
-	return service->path_exports[export_index].lend_misses;
+	return service->path_exports[export_index].page_cache_send_misses;
 }
 
 void nbd_service_trace(struct nbd_service *service, struct path_trace *trace)

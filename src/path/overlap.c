@@ -189,7 +189,7 @@ static bool can_overlap(const struct path_request *request)
 	const struct store *store = request->export->store;
 	const struct store_info *info = store_info(store);
 
-	return request->op == STORE_READ ? info->read_direct || store_tells_progress(store)
+	return request->op == STORE_READ ? info->read_direct || store_has_progress(store)
 					 : info->write_direct;
 }
 
@@ -219,7 +219,7 @@ static void choose_part_size(struct path_request *request)
 	uint32_t asked = request->export->overlap;
 	bool unsplit = asked == PATH_OVERLAP_OFF || request->whole || is_durable(request);
 
-	request->told_step = 0;
+	request->progress_step = 0;
 	request->cut = false;
 	if (unsplit || (asked == PATH_OVERLAP_AUTO && !can_overlap(request))) {
 		request->part_size =
@@ -228,10 +228,10 @@ static void choose_part_size(struct path_request *request)
 	}
 	request->part_size = asked != PATH_OVERLAP_AUTO ? asked : best_part_size(request);
 	request->cut = request->part_size < PATH_PART_SIZE_MAX;
-	if (request->op == STORE_READ && store_tells_progress(request->export->store) &&
+	if (request->op == STORE_READ && store_has_progress(request->export->store) &&
 		request->cut) {
 		/* No need for parts but where another member begins. */
-		request->told_step = request->part_size;
+		request->progress_step = request->part_size;
 		request->part_size = info->stripe_chunk >= OVERLAP_BYTES_MIN
 					     ? MIN(info->stripe_chunk, (uint32_t)PATH_PART_SIZE_MAX)
 					     : PATH_PART_SIZE_MAX;
@@ -273,7 +273,7 @@ void cut_begin(struct path_request *request)
 uint64_t cut_step_ns(const struct path_request *request)
 {
 	uint64_t rate = request->measured ? overlap_of(request)->disk_rate : 0;
-	uint64_t step = request->told_step > 0 ? request->told_step : request->part_size;
+	uint64_t step = request->progress_step > 0 ? request->progress_step : request->part_size;
 
 	return rate > 0 ? MIN(step, request->length) * UINT64_C(1000000000) / rate : 0;
 }
@@ -328,7 +328,8 @@ void cut_part_end(struct path_request *request, uint64_t bytes, uint64_t now_ns)
 	request->parts_time += (bytes >> 10) * (took_ns >> 10);
 	/* One part on each member says nothing: they are there together. */
 	if (path_status(request) == PATH_COMMITTED && request->op == STORE_READ &&
-		request->told_step == 0 && request->parts_started >= 2 * parallel_parts(request)) {
+		request->progress_step == 0 &&
+		request->parts_started >= 2 * parallel_parts(request)) {
 		overlap_learn_early(overlap_of(request),
 			request->parts_time / (request->length >> 10) << 10, took_ns);
 	}
@@ -352,10 +353,11 @@ static struct cut_range striped_next(struct path_request *request)
 		uint64_t turn = request->row_step / lanes;
 		uint64_t lane_begin = MAX((row_begin / chunk + lane) * chunk, row_begin);
 		uint64_t lane_end = MIN((row_begin / chunk + lane + 1) * chunk, row_end);
-		uint64_t step = request->told_step > 0 ? request->told_step : request->part_size;
+		uint64_t step =
+			request->progress_step > 0 ? request->progress_step : request->part_size;
 		uint64_t share =
 			first_row ? align_up(step * (lane + 1) / lanes, SPLIT_ALIGN) : step;
-		uint64_t first = request->told_step > 0 ? request->part_size : share;
+		uint64_t first = request->progress_step > 0 ? request->part_size : share;
 		uint64_t turn_end =
 			align_down(lane_begin, SPLIT_ALIGN) + first + turn * request->part_size;
 		uint64_t begin = turn == 0 ? lane_begin : turn_end - request->part_size;
@@ -363,7 +365,7 @@ static struct cut_range striped_next(struct path_request *request)
 		if (begin < lane_end) {
 			return (struct cut_range){ .offset = begin,
 				.bytes = MIN(turn_end, lane_end) - begin,
-				.told_first = share };
+				.progress_first = share };
 		}
 	}
 }
@@ -376,7 +378,7 @@ struct cut_range cut_next(struct path_request *request)
 	if (request->rest_bytes > 0) {
 		return (struct cut_range){ .offset = request->rest_offset,
 			.bytes = request->rest_bytes,
-			.told_first = request->told_step };
+			.progress_first = request->progress_step };
 	}
 	if (request->striped) {
 		return striped_next(request);
@@ -385,7 +387,7 @@ struct cut_range cut_next(struct path_request *request)
 		.bytes = left > request->part_size
 				 ? align_down(offset + request->part_size, SPLIT_ALIGN) - offset
 				 : left,
-		.told_first = request->told_step };
+		.progress_first = request->progress_step };
 }
 
 void cut_advance(struct path_request *request, const struct cut_range *range, uint64_t bytes)

@@ -102,7 +102,7 @@ enum { SPLIT_ALIGN = 4096 };
 struct cut_range {
 	uint64_t offset;
 	uint64_t bytes;
-	uint64_t told_first;
+	uint64_t progress_first;
 };
 
 /* A read or write begins: decides how it is cut. */

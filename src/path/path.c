@@ -109,8 +109,8 @@ void path_export_init(struct path_export *path_export, uint32_t overlap)
 	path_export->overlap = overlap;
 	overlap_init(&path_export->reads);
 	overlap_init(&path_export->writes);
-	path_export->lent_bytes = 0;
-	path_export->lend_misses = 0;
+	path_export->page_cache_send_bytes = 0;
+	path_export->page_cache_send_misses = 0;
 	for (int op = 0; op < STORE_OP_COUNT; op++) {
 		path_export->stats[op] = NULL;
 	}
@@ -171,7 +171,7 @@ static struct path_stream *stream_get(struct path *path, struct path_request *re
 	stream->length = 0;
 	stream->room = 0;
 	stream->in_store = false;
-	stream->lent = false;
+	stream->page_cache = false;
 	stream->traced = NULL;
 	stream->buf.data = NULL;
 	stream->buf.buf_idx = -1;
@@ -250,7 +250,7 @@ static struct path_stream *part_open(struct path *path, struct path_request *req
 	stream->offset = range.offset;
 	stream->length = (uint32_t)bytes;
 	stream->room = (uint32_t)bytes;
-	stream->part.told_first = range.told_first;
+	stream->part.progress_first = range.progress_first;
 	request->live_bytes += bytes;
 	cut_advance(request, &range, bytes);
 	return stream;
@@ -356,7 +356,7 @@ static void part_done(struct store_part *part, int result)
 }
 
 /* The store tells that the first bytes of a part are there. */
-static void part_told(struct store_part *part, uint64_t bytes)
+static void part_progressed(struct store_part *part, uint64_t bytes)
 {
 	struct path_stream *stream = container_of(part, struct path_stream, part);
 	struct path_request *request = stream->request;
@@ -365,7 +365,7 @@ static void part_told(struct store_part *part, uint64_t bytes)
 		return;
 	}
 	if (unlikely(request->record != NULL)) {
-		path_trace_told(
+		path_trace_progress(
 			request->record, stream->traced, bytes, ring_batch_ns(request->path->ring));
 	}
 	stream->valid = (uint32_t)bytes;
@@ -404,8 +404,8 @@ static void part_describe(struct path_stream *stream, enum store_op op, uint64_t
 	part->data = stream->data;
 	part->buf_idx = stream->buf.buf_idx;
 	part->done = part_done;
-	part->told = request->told_step > 0 ? part_told : NULL;
-	part->told_step = request->told_step;
+	part->progressed = request->progress_step > 0 ? part_progressed : NULL;
+	part->progress_step = request->progress_step;
 	part->extents = op == STORE_EXTENTS ? (struct store_extent *)(void *)stream->data : NULL;
 	part->extent_max = op == STORE_EXTENTS ? request->extent_max : 0;
 	part->extent_count = 0;
@@ -438,28 +438,28 @@ static void part_submit(struct path_stream *stream, enum store_op op, uint64_t l
 /* A read that need not be cut, and whose bytes the store has at hand, is sent from there. It counts
  * as if it held them in memory of ours: a slow peer shall not keep more of the page cache waiting,
  * maybe for longer than it stays there. */
-static bool start_lent(struct path_request *request)
+static bool start_page_cache(struct path_request *request)
 {
 	struct path_stream *stream;
 
-	if (request->length < STORE_LEND_BYTES_MIN || request->cut ||
+	if (request->length < STORE_PAGE_CACHE_BYTES_MIN || request->cut ||
 		request->length > request->window_bytes) {
 		return false;
 	}
 	stream = stream_get(request->path, request); /* the first */
 	stream->offset = request->offset;
 	stream->length = (uint32_t)request->length;
-	stream->part.told_first = 0;
+	stream->part.progress_first = 0;
 	part_describe(stream, STORE_READ, request->length);
-	if (!store_lend(request->export->queue, &stream->part)) {
-		request->export->lend_misses++;
+	if (!store_page_cache_ref(request->export->queue, &stream->part)) {
+		request->export->page_cache_send_misses++;
 		request->first_used = false;
 		request->streams_live--;
 		return false;
 	}
 	stream->data = stream->part.data;
-	stream->lent = true;
-	request->export->lent_bytes += request->length;
+	stream->page_cache = true;
+	request->export->page_cache_send_bytes += request->length;
 	request->started_bytes = request->length;
 	request->parts_started = 1;
 	part_began(stream);
@@ -554,7 +554,7 @@ void path_start(struct path *path, struct path_request *request)
 	request->first_used = false;
 	request->measured = false;
 	request->slow = false;
-	request->told_step = 0;
+	request->progress_step = 0;
 	for (int i = 0; i < PATH_STATE_COUNT; i++) {
 		request->edge_ns[i] = 0;
 	}
@@ -570,7 +570,7 @@ void path_start(struct path *path, struct path_request *request)
 	case STORE_READ:
 		GMB_ASSERT(request->length > 0);
 		begin(path, request);
-		if (!start_lent(request)) {
+		if (!start_page_cache(request)) {
 			pump_read(request);
 		}
 		break;
@@ -645,7 +645,7 @@ bool path_next_fragment(
 	fragment->data = stream->data + stream->sent;
 	fragment->offset = stream->offset + stream->sent;
 	fragment->length = length;
-	fragment->lent = stream->lent;
+	fragment->page_cache = stream->page_cache;
 	if (unlikely(request->record != NULL)) {
 		path_trace_handed(request->record, stream->traced, fragment->offset, length,
 			ring_now_ns(request->path->ring));

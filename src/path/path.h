@@ -17,8 +17,8 @@
  * asks for the next fragment and gets one from any stream that has bytes, or none: it never waits
  * inside. A write is the mirror image: the session asks for room (path_write_open), fills it from
  * the network, and submits it while later bytes are still arriving. Everything else is one part
- * without payload. A read whose bytes the store has in memory already is one stream, too: the
- * store lends them, and no memory is needed. How a transfer is cut: overlap.h; on a striped disk no
+ * without payload. A read whose bytes are in the page cache is one stream, too: they are sent from
+ * there, and no memory is needed. How a transfer is cut: overlap.h; on a striped disk no
  * part goes over the end of a chunk, and all members get work from the beginning.
  *
  * Exactly one end: COMMITTED or ABORTED. The requester treats nothing as read before COMMITTED.
@@ -56,8 +56,9 @@ struct path_export {
 	uint32_t overlap; /* PATH_OVERLAP_AUTO, PATH_OVERLAP_OFF, or bytes of a part */
 	struct overlap reads;
 	struct overlap writes;
-	uint64_t lent_bytes;  /* of reads that were sent from memory of the store's own */
-	uint64_t lend_misses; /* reads of which the store was asked for that, and would not */
+	uint64_t page_cache_send_bytes; /* of reads that were sent from memory of the store's own */
+	uint64_t page_cache_send_misses; /* reads of which the store was asked for that, and would
+					    not */
 	/* By operation, PATH_SIZE_CLASS_COUNT each; made with the first request, NULL before. */
 	struct path_stats *stats[STORE_OP_COUNT];
 };
@@ -81,7 +82,7 @@ struct path_stream {
 	uint32_t sent;			/* handed to the session */
 	uint32_t done;			/* of sent, given back by it */
 	bool in_store;			/* its part is submitted and not done */
-	bool lent;			/* data is the store's own */
+	bool page_cache;		/* data belongs to the store */
 	struct path_trace_part *traced; /* NULL until it is; only with request->record */
 	struct store_part part;
 };
@@ -91,8 +92,9 @@ struct path_fragment {
 	const uint8_t *data;
 	uint64_t offset; /* on the export */
 	uint32_t length;
-	bool last; /* nothing else of this request will follow */
-	bool lent; /* data is to be given to the kernel, not to be looked at: store_lend() */
+	bool last;	 /* nothing else of this request will follow */
+	bool page_cache; /* data may be given to the kernel but must not be read, see
+			  * store_page_cache_ref() */
 };
 
 struct path_request {
@@ -131,7 +133,7 @@ struct path_request {
 	uint64_t rest_bytes;
 	uint64_t parts_time; /* sum over parts of bytes * time until they were there */
 	uint32_t part_size;
-	uint32_t told_step; /* fragments may begin before a part is done; 0 = they may not */
+	uint32_t progress_step; /* fragments may begin before a part is done; 0 = they may not */
 	uint32_t parts_started;
 	uint32_t parts_inflight;
 	uint32_t streams_live;
@@ -139,7 +141,7 @@ struct path_request {
 	bool first_used;
 	bool measured; /* counted in the export's struct overlap */
 	bool slow;     /* counted in path->slow_count */
-	bool cut;      /* into parts, or told of in between */
+	bool cut;      /* into parts, or with progress in between */
 	bool counted;  /* in overlap->request_bytes */
 	bool alone;    /* no other was counted at the same time */
 	bool striped;  /* parts in an order that keeps all members busy */

@@ -336,11 +336,11 @@ void path_trace_submitted(struct path_trace_part *part, uint64_t now_ns)
 	part->submitted_ns = MAX(now_ns, part->opened_ns);
 }
 
-void path_trace_told(struct path_trace_request *record, struct path_trace_part *part,
+void path_trace_progress(struct path_trace_request *record, struct path_trace_part *part,
 	uint64_t bytes, uint64_t now_ns)
 {
 	const struct path_trace_mark mark = {
-		.told_ns = MAX(now_ns, part->submitted_ns),
+		.progress_ns = MAX(now_ns, part->submitted_ns),
 		.bytes = bytes,
 	};
 	uint32_t index = part->mark_count;

@@ -63,8 +63,8 @@ uint64_t path_stats_quantile_ns(const struct path_stats *stats, uint32_t parts_p
  * handed to the network. A path has one while a client records ("gmblock trace --request");
  * otherwise each of the moments below costs one branch.
  *
- *   begin ─▶ opened ─▶ submitted ─▶ told ... done ─▶ handed ─▶ back ... ─▶ end     a read's part
- *            opened ─▶ (payload comes in) ─▶ submitted ─▶ done                     a write's
+ *   begin ─▶ opened ─▶ submitted ─▶ progress ... done ─▶ handed ─▶ back ... ─▶ end     a read's
+ * part opened ─▶ (payload comes in) ─▶ submitted ─▶ done                     a write's
  *
  * It records the first requests that match and stops. All its memory is allocated when it is
  * created; nothing is overwritten. What does not fit (parts beyond a limit, the middle of many
@@ -100,9 +100,9 @@ struct path_trace_options {
 
 /* Times are those of the ring's clock; 0 = it did not happen. */
 
-/* What the disk told of a part before it was done. */
+/* Progress that the store reported before a part was done. */
 struct path_trace_mark {
-	uint64_t told_ns;
+	uint64_t progress_ns;
 	uint64_t bytes; /* that were there */
 };
 
@@ -168,7 +168,7 @@ struct path_trace_part *path_trace_opened(
 /* Times may be those of the batch: no moment of a part gets one before the moment that it follows.
  */
 void path_trace_submitted(struct path_trace_part *part, uint64_t now_ns);
-void path_trace_told(struct path_trace_request *record, struct path_trace_part *part,
+void path_trace_progress(struct path_trace_request *record, struct path_trace_part *part,
 	uint64_t bytes, uint64_t now_ns);
 void path_trace_done(struct path_trace_part *part, int result, uint64_t now_ns);
 void path_trace_handed(struct path_trace_request *record, struct path_trace_part *part,

@@ -44,8 +44,8 @@ struct server_export {
 	uint32_t stripe_chunk; /* 0 = as the disk says */
 	uint32_t stripe_members;
 	enum store_progress_source progress;
-	bool mmap_off;	     /* nothing is sent from the page cache itself */
-	uint32_t keys_given; /* private: bit per key, finds repetitions */
+	bool page_cache_send_off; /* nothing is sent from the page cache itself */
+	uint32_t keys_given;	  /* private: bit per key, finds repetitions */
 };
 
 struct server_listen {

@@ -95,7 +95,7 @@ enum export_key {
 	KEY_READONLY,
 	KEY_DESCRIPTION,
 	KEY_MAX_CONNECTIONS,
-	KEY_MMAP,
+	KEY_PAGE_CACHE_SEND,
 	KEY_OVERLAP,
 	KEY_STRIPE,
 	KEY_PROGRESS,
@@ -155,12 +155,12 @@ static int set_max_connections(struct server_export *entry, const char *value, s
 	return units_parse_count(value, 1, 1000000, &entry->connections_max, error);
 }
 
-static int set_mmap(struct server_export *entry, const char *value, struct error *error)
+static int set_page_cache_send(struct server_export *entry, const char *value, struct error *error)
 {
 	char shown[SHOWN_BYTES];
 
-	entry->mmap_off = strcmp(value, "off") == 0;
-	if (!entry->mmap_off && strcmp(value, "auto") != 0) {
+	entry->page_cache_send_off = strcmp(value, "off") == 0;
+	if (!entry->page_cache_send_off && strcmp(value, "auto") != 0) {
 		return error_set(error, -EINVAL, "'%s' is neither auto nor off",
 			log_escape(shown, sizeof(shown), value, strlen(value)));
 	}
@@ -278,7 +278,7 @@ static const struct {
 	[KEY_READONLY] = { "readonly", "yes", set_readonly },
 	[KEY_DESCRIPTION] = { "description", "TEXT", set_description },
 	[KEY_MAX_CONNECTIONS] = { "max-connections", "4", set_max_connections },
-	[KEY_MMAP] = { "mmap", "off", set_mmap },
+	[KEY_PAGE_CACHE_SEND] = { "page-cache-send", "off", set_page_cache_send },
 	[KEY_OVERLAP] = { "overlap", "64K", set_overlap },
 	[KEY_STRIPE] = { "stripe", "64K:4", set_stripe },
 	[KEY_PROGRESS] = { "progress", "completion", set_progress },
@@ -302,7 +302,7 @@ static int unknown_key(const char *key, struct error *error)
 	}
 	return error_set(error, -EINVAL,
 		"this is not a known key; an export can have mode, write-mode, readonly, "
-		"description, max-connections, mmap, overlap, stripe, progress, pace, "
+		"description, max-connections, page-cache-send, overlap, stripe, progress, pace, "
 		"fault and delay (a comma inside a value or path is written \\,)");
 }
 

@@ -18,7 +18,7 @@ struct file_export {
 	char *max_connections;
 	char *overlap;
 	char *stripe;
-	char *mmap;
+	char *page_cache_send;
 	char *progress;
 	char *pace;
 	char **fault;
@@ -68,7 +68,7 @@ static const cyaml_schema_field_t export_fields[] = {
 	TEXT_FIELD("max-connections", struct file_export, max_connections),
 	TEXT_FIELD("overlap", struct file_export, overlap),
 	TEXT_FIELD("stripe", struct file_export, stripe),
-	TEXT_FIELD("mmap", struct file_export, mmap),
+	TEXT_FIELD("page-cache-send", struct file_export, page_cache_send),
 	TEXT_FIELD("progress", struct file_export, progress),
 	TEXT_FIELD("pace", struct file_export, pace),
 	LIST_FIELD("fault", struct file_export, fault, &text_schema, CYAML_UNLIMITED),
@@ -204,7 +204,7 @@ static int load_export_keys(struct loader *loader, struct server_export *entry, 
 		{ "readonly", file->readonly },
 		{ "description", file->description },
 		{ "max-connections", file->max_connections },
-		{ "mmap", file->mmap },
+		{ "page-cache-send", file->page_cache_send },
 		{ "overlap", file->overlap },
 		{ "stripe", file->stripe },
 		{ "progress", file->progress },

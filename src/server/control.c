@@ -167,8 +167,8 @@ static int open_usual(struct control *control, struct error *error)
 
 /* --- collecting ---------------------------------------------------------------------------- */
 
-/* Large reads that were sent without a copy of ours, and those that were not. */
-struct lending {
+/* Large reads that were sent from the page cache, and those that were not. */
+struct page_cache_send {
 	uint64_t bytes;
 	uint64_t misses;
 };
@@ -179,7 +179,7 @@ struct summary {
 	struct nbd_counters counters;
 	struct path_stats **stats; /* [export * STORE_OP_COUNT + op], or NULL */
 	struct overlap *overlaps;  /* [export * 2], of reads and writes: of the busiest reactor */
-	struct lending *lending;   /* [export] */
+	struct page_cache_send *page_cache; /* [export] */
 	bool short_of_memory;
 };
 
@@ -234,8 +234,8 @@ static void inspect(struct nbd_service *service, void *context)
 	for (uint32_t i = 0; i < summary->view->export_count; i++) {
 		add_stats(summary, service, i);
 		add_overlaps(summary, service, i);
-		summary->lending[i].bytes += nbd_service_lent_bytes(service, i);
-		summary->lending[i].misses += nbd_service_lend_misses(service, i);
+		summary->page_cache[i].bytes += nbd_service_page_cache_send_bytes(service, i);
+		summary->page_cache[i].misses += nbd_service_page_cache_send_misses(service, i);
 	}
 }
 
@@ -245,8 +245,8 @@ static int collect(struct summary *summary)
 
 	summary->stats = calloc(MAX(count, (size_t)1), sizeof(struct path_stats *));
 	summary->overlaps = calloc(MAX(count, (size_t)1), sizeof(*summary->overlaps));
-	summary->lending = calloc(MAX(count, (size_t)1), sizeof(*summary->lending));
-	if (summary->stats == NULL || summary->overlaps == NULL || summary->lending == NULL) {
+	summary->page_cache = calloc(MAX(count, (size_t)1), sizeof(*summary->page_cache));
+	if (summary->stats == NULL || summary->overlaps == NULL || summary->page_cache == NULL) {
 		return -ENOMEM;
 	}
 	for (uint32_t i = 0; i < summary->view->reactor_count; i++) {
@@ -268,7 +268,7 @@ static void summary_fini(struct summary *summary)
 	}
 	free(summary->stats);
 	free(summary->overlaps);
-	free(summary->lending);
+	free(summary->page_cache);
 }
 
 /* --- the document -------------------------------------------------------------------------- */
@@ -334,7 +334,7 @@ static json_t *overlap_json(uint32_t overlap)
  */
 static json_t *refusal_json(const struct nbd_export *entry)
 {
-	const char *refusal = store_lend_refusal(entry->store);
+	const char *refusal = store_page_cache_refusal(entry->store);
 
 	if (refusal == NULL && entry->overlap != PATH_OVERLAP_AUTO &&
 		entry->overlap != PATH_OVERLAP_OFF && entry->overlap < PATH_PART_SIZE_MAX) {
@@ -371,9 +371,9 @@ static json_t *export_json(const struct summary *summary, uint32_t export_index)
 		"overlap", overlap_json(entry->overlap), "reads",
 		overlap_stats_json(&summary->overlaps[(size_t)export_index * 2]), "writes",
 		overlap_stats_json(&summary->overlaps[(size_t)export_index * 2 + 1]),
-		"mapped_bytes", (json_int_t)summary->lending[export_index].bytes, "mapped_misses",
-		(json_int_t)summary->lending[export_index].misses, "mapped_refusal",
-		refusal_json(entry), "operations", operations);
+		"page_cache_send_bytes", (json_int_t)summary->page_cache[export_index].bytes,
+		"page_cache_send_misses", (json_int_t)summary->page_cache[export_index].misses,
+		"page_cache_send_refusal", refusal_json(entry), "operations", operations);
 }
 
 static json_t *uris_json(const struct control_view *view)

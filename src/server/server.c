@@ -141,7 +141,7 @@ static int open_export(
 		.stripe_chunk = entry->stripe_chunk,
 		.stripe_members = entry->stripe_members,
 		.progress = entry->progress,
-		.lends_nothing = entry->mmap_off,
+		.page_cache_send_off = entry->page_cache_send_off,
 	};
 	struct store *store;
 	char shown[120];

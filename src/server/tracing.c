@@ -298,7 +298,7 @@ static json_t *part_json(const struct path_trace_part *part, uint64_t begin_ns)
 	for (uint32_t i = 0; i < part->mark_count; i++) {
 		json_array_append_new(
 			progress, json_pack("{s:I, s:o}", "bytes", (json_int_t)marks[i].bytes,
-					  "told_us", us_since(begin_ns, marks[i].told_ns)));
+					  "progress_us", us_since(begin_ns, marks[i].progress_ns)));
 	}
 	for (uint32_t i = 0; i < part->piece_count; i++) {
 		const struct path_trace_piece *piece = &pieces[i];

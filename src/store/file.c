@@ -432,8 +432,8 @@ static const struct store_ops file_ops = {
 	.queue_create = file_queue_create,
 	.queue_destroy = file_queue_destroy,
 	.submit = file_submit,
-	.lend = file_lend,
-	.lend_refusal = file_lend_refusal,
+	.page_cache_ref = file_page_cache_ref,
+	.page_cache_refusal = file_page_cache_refusal,
 	.size = file_size,
 };
 
@@ -560,8 +560,8 @@ static int open_all(
 	store->member.keeps_stale = store->disk.keeps_stale;
 	store->member.writes_direct = store->base.info.write_direct;
 	file_gate_join(store->gate, &store->member);
-	if (!options->lends_nothing) {
-		file_lend_init(store);
+	if (!options->page_cache_send_off) {
+		file_page_cache_init(store);
 	}
 	if (store->disk.format != NULL) {
 		log_warning("'%s' begins like a %s image: clients get the bytes of the image, not "

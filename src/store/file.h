@@ -44,8 +44,8 @@ struct file_store {
 	uint32_t offset_align; /* of direct I/O */
 	uint32_t memory_align;
 	uint64_t unit;		 /* page or filesystem block: what trim and zero work in */
-	struct disk_map *map;	 /* NULL = nothing can be lent */
-	const char *map_refusal; /* why not, see store_lend_refusal() */
+	struct disk_map *map;	 /* NULL = nothing is sent from the page cache */
+	const char *map_refusal; /* why not, see store_page_cache_refusal() */
 	struct file_gate *gate;
 	bool is_claimed;   /* through the gate, by a store that writes */
 	int read_claim_fd; /* of a store that only reads; -1 = nothing to hold */
@@ -62,7 +62,7 @@ struct file_queue {
 	struct file_gate_port port;
 	uint64_t inline_again_ns; /* until then, cached writes go to worker threads */
 	uint32_t inline_slow_count;
-	uint32_t lend_pause; /* so many reads are copied before lending is tried again */
+	uint32_t page_cache_pause; /* copy so many reads before trying again */
 	struct ring_op sync_op;
 	struct list_node sync_waiting; /* for the flush after the one in flight */
 	struct list_node sync_riding;  /* on the flush in flight */
@@ -116,12 +116,12 @@ void file_trim(struct store_part *part);
 void file_zero(struct store_part *part);
 void file_zero_resume(struct store_part *part);
 
-/* file_lend.c */
+/* file_page_cache.c */
 
 /* Prepares the store for it, where that can be. */
-void file_lend_init(struct file_store *store);
-bool file_lend(struct store_queue *queue, struct store_part *part);
-const char *file_lend_refusal(struct store *store);
+void file_page_cache_init(struct file_store *store);
+bool file_page_cache_ref(struct store_queue *queue, struct store_part *part);
+const char *file_page_cache_refusal(struct store *store);
 
 /* file_extents.c */
 

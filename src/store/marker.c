@@ -4,8 +4,8 @@
  * device has come with a read by watching the memory that it fills. Experimental: no disk promises
  * that this works (docs/design/0009-progress-sources.md), so nothing is believed for good.
  *
- *   the part's memory   |■■■■■■■■■■■■■■■■|                        |  told, and sent from here
- *                         ▲ copied         ▲ told_bytes
+ *   the part's memory   |■■■■■■■■■■■■■■■■|                        |  reported, and sent from here
+ *                         ▲ copied         ▲ progress_bytes
  *   the slot's memory   |■■■■■■■■■■■■■■■■|■■■■■■■■     |         M|  the device writes here
  *                        ◀── chunk ──▶ M  ◀── chunk ──▶ M
  *
@@ -13,15 +13,14 @@
  *           marker (random, new for each read) is put at the end of each chunk. The disk reads into
  *           the slot's memory, never into the part's.
  * send      While reads are in flight a timer looks at the markers in ascending order. A chunk
- *           whose marker is gone, like all before it, is copied to the part's memory and told. What
- *           leaves this machine early is exactly that copy. The last chunk is not told before the
- *           end, nor is one whose data happen to be the marker, with all that follows it.
- * finalize  The read is complete. What was told is compared with what the device has left in the
- *           slot's memory. Equal: the rest is copied, and the part is done. Different: the part
- *           fails, so that nobody takes for read what was sent, and the source is off for this
- *           store from now on.
+ *           whose marker is gone, like all before it, is copied to the part's memory and reported.
+ *           What leaves this machine early is exactly that copy. The last chunk is not reported
+ * before the end, nor is one whose data happen to be the marker, with all that follows it. finalize
+ * The read is complete. What was reported is compared with what the device has left in the slot's
+ * memory. Equal: the rest is copied, and the part is done. Different: the part fails, so that
+ * nobody takes for read what was sent, and the source is off for this store from now on.
  *
- * Passed on untouched are: what is no read, what nobody wants to be told of, reads that are not
+ * Passed on untouched are: what is no read, reads without progress, reads that are not
  * whole chunks, have only one or more than a slot can hold, and reads for which no slot is free.
  */
 #include <errno.h>
@@ -40,11 +39,11 @@ struct marker_store {
 	struct store base;
 	struct store *inner;
 	char *path;
-	_Atomic bool is_off; /* a told byte has changed */
+	_Atomic bool is_off; /* a reported byte has changed */
 	/* Relaxed all: numbers for the log, nothing hangs on them. */
 	_Atomic uint64_t watched_count;
 	_Atomic uint64_t watched_bytes;
-	_Atomic uint64_t told_bytes;
+	_Atomic uint64_t progress_bytes;
 	_Atomic uint64_t changed_count;
 };
 
@@ -55,7 +54,7 @@ struct marker_slot {
 	struct store_part *outer;
 	uint8_t *data;
 	uint64_t marker;
-	uint64_t told; /* bytes, whole chunks */
+	uint64_t reported; /* bytes, whole chunks */
 };
 
 struct marker_queue {
@@ -88,7 +87,7 @@ static uint64_t *marker_of(const struct marker_slot *slot, uint64_t chunk_end)
 static void prepare(struct marker_slot *slot, uint64_t length, uint64_t marker)
 {
 	slot->marker = marker;
-	slot->told = 0;
+	slot->reported = 0;
 	memset(slot->data, 0, length);
 	for (uint64_t end = MARKER_CHUNK_BYTES; end <= length; end += MARKER_CHUNK_BYTES) {
 		__atomic_store_n(marker_of(slot, end), marker, __ATOMIC_RELAXED);
@@ -102,7 +101,7 @@ static void prepare(struct marker_slot *slot, uint64_t length, uint64_t marker)
 static uint64_t look(const struct marker_slot *slot)
 {
 	uint64_t limit = slot->part.length - MARKER_CHUNK_BYTES;
-	uint64_t valid = slot->told;
+	uint64_t valid = slot->reported;
 
 	while (valid < limit && __atomic_load_n(marker_of(slot, valid + MARKER_CHUNK_BYTES),
 					__ATOMIC_ACQUIRE) != slot->marker) {
@@ -115,13 +114,13 @@ static void tell(struct marker_slot *slot)
 {
 	struct store_part *outer = slot->outer;
 	uint64_t valid = look(slot);
-	uint64_t fresh = valid - slot->told;
+	uint64_t fresh = valid - slot->reported;
 
-	if (fresh == 0 || fresh < outer->told_step) {
+	if (fresh == 0 || fresh < outer->progress_step) {
 		return;
 	}
-	memcpy((uint8_t *)outer->data + slot->told, slot->data + slot->told, fresh);
-	slot->told = valid;
+	memcpy((uint8_t *)outer->data + slot->reported, slot->data + slot->reported, fresh);
+	slot->reported = valid;
 	store_progress(outer, valid);
 }
 
@@ -177,12 +176,12 @@ static int finalize(struct marker_store *store, const struct marker_slot *slot)
 
 	atomic_fetch_add_explicit(&store->watched_count, 1, memory_order_relaxed);
 	atomic_fetch_add_explicit(&store->watched_bytes, outer->length, memory_order_relaxed);
-	atomic_fetch_add_explicit(&store->told_bytes, slot->told, memory_order_relaxed);
-	if (memcmp(data, slot->data, slot->told) != 0) {
+	atomic_fetch_add_explicit(&store->progress_bytes, slot->reported, memory_order_relaxed);
+	if (memcmp(data, slot->data, slot->reported) != 0) {
 		switch_off(store, outer);
 		return -EIO;
 	}
-	memcpy(data + slot->told, slot->data + slot->told, outer->length - slot->told);
+	memcpy(data + slot->reported, slot->data + slot->reported, outer->length - slot->reported);
 	return 0;
 }
 
@@ -205,7 +204,7 @@ static void slot_done(struct store_part *part, int result)
 
 static bool can_watch(struct marker_store *store, const struct store_part *part)
 {
-	return part->op == STORE_READ && part->told != NULL &&
+	return part->op == STORE_READ && part->progressed != NULL &&
 	       is_aligned(part->offset | part->length, MARKER_CHUNK_BYTES) &&
 	       part->length > MARKER_CHUNK_BYTES && part->length <= SLOT_BYTES &&
 	       !atomic_load_explicit(&store->is_off, memory_order_relaxed);
@@ -311,20 +310,21 @@ static void marker_queue_destroy(struct store_queue *base)
 static void log_life(struct marker_store *store)
 {
 	char shown[PATH_SHOWN_BYTES];
-	char told[UNITS_TEXT_BYTES];
+	char early[UNITS_TEXT_BYTES];
 	char bytes[UNITS_TEXT_BYTES];
 	uint64_t count = atomic_load_explicit(&store->watched_count, memory_order_relaxed);
 
 	if (count == 0) {
 		return;
 	}
-	units_format_bytes(told, atomic_load_explicit(&store->told_bytes, memory_order_relaxed));
+	units_format_bytes(
+		early, atomic_load_explicit(&store->progress_bytes, memory_order_relaxed));
 	units_format_bytes(
 		bytes, atomic_load_explicit(&store->watched_bytes, memory_order_relaxed));
 	log_info("markers on '%s': %llu reads watched, %s of their %s known early; %llu reads "
 		 "failed because such bytes changed",
 		log_escape(shown, sizeof(shown), store->path, strlen(store->path)),
-		(unsigned long long)count, told, bytes,
+		(unsigned long long)count, early, bytes,
 		(unsigned long long)atomic_load_explicit(
 			&store->changed_count, memory_order_relaxed));
 }
@@ -373,7 +373,7 @@ int marker_store_open(
 	}
 	store->base.ops = &marker_ops;
 	store->base.info = inner->info;
-	store->base.info.tells_progress = true;
+	store->base.info.has_progress = true;
 	store->base.info.progress_off = &store->is_off;
 	store->inner = inner;
 	*store_out = &store->base;

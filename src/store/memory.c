@@ -39,7 +39,7 @@ enum {
 	LOOK_COST = 16,		 /* at a bit of the map */
 	RELEASE_COST = 16 << 10, /* of a chunk */
 	EXTENTS_CHUNKS_MAX = 1 << 20,
-	/* A read whose submitter wants to know is copied and told of step by step. */
+	/* A read whose submitter wants progress is copied and reported in such steps. */
 	STEP_BYTES = 128 << 10,
 };
 
@@ -237,7 +237,7 @@ static void read_more(struct ring_op *op, int result);
 
 static void read_step(struct memory_store *store, struct store_part *part)
 {
-	uint64_t step = MAX(part->told_step, (uint64_t)STEP_BYTES);
+	uint64_t step = MAX(part->progress_step, (uint64_t)STEP_BYTES);
 	uint64_t bytes = MIN(part->length - part->progress, step);
 
 	copy_out(store, part->offset + part->progress, (uint8_t *)part->data + part->progress,
@@ -246,7 +246,7 @@ static void read_step(struct memory_store *store, struct store_part *part)
 	ring_defer(part->queue->ring, &part->io, 0, read_more);
 }
 
-/* The step before is told of, and with that on its way to the submitter's peer: now the next. */
+/* Reports the step before, which is then on its way to the submitter's peer, and does the next. */
 static void read_more(struct ring_op *op, int result)
 {
 	struct store_part *part = container_of(op, struct store_part, io);
@@ -260,7 +260,7 @@ static void read_more(struct ring_op *op, int result)
 }
 
 /* A chunk that is trimmed while it is on its way reads as zeroes there, or as it was. */
-static bool memory_lend(struct store_queue *queue, struct store_part *part)
+static bool memory_page_cache_ref(struct store_queue *queue, struct store_part *part)
 {
 	struct memory_store *store = container_of(queue->store, struct memory_store, base);
 	uint64_t end = part->offset + part->length;
@@ -275,7 +275,7 @@ static bool memory_lend(struct store_queue *queue, struct store_part *part)
 		}
 	}
 	part->data = store->bytes + part->offset;
-	for (uint64_t at = 0; at < part->length; at += STORE_LEND_LOOK_BYTES) {
+	for (uint64_t at = 0; at < part->length; at += STORE_PAGE_CACHE_LOOK_BYTES) {
 		uint64_t word = 0;
 
 		memcpy(&word, (const uint8_t *)part->data + at,
@@ -297,7 +297,7 @@ static void memory_submit(struct store_queue *queue, struct store_part *part)
 	}
 	switch (part->op) {
 	case STORE_READ:
-		if (part->told != NULL) {
+		if (part->progressed != NULL) {
 			read_step(store, part);
 			return;
 		}
@@ -361,7 +361,7 @@ static const struct store_ops memory_ops = {
 	.queue_create = memory_queue_create,
 	.queue_destroy = memory_queue_destroy,
 	.submit = memory_submit,
-	.lend = memory_lend,
+	.page_cache_ref = memory_page_cache_ref,
 	.size = memory_size,
 };
 
@@ -415,7 +415,7 @@ int memory_store_open(const struct store_options *options, const char *size_text
 		.write_direct = options->write_mode == STORE_MODE_DIRECT,
 		/* Not unasked: a copy is so quick that the steps cost more than they gain (reads of
 		 * 512 KiB over loopback: 20 % fewer a second). */
-		.tells_progress = options->progress == STORE_PROGRESS_COUNTER,
+		.has_progress = options->progress == STORE_PROGRESS_COUNTER,
 	};
 	store->size = size;
 	result = map_memory(store, options->path, error);

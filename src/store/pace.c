@@ -26,8 +26,8 @@
 
 enum {
 	SLOT_COUNT = 1024, /* parts at work in a queue */
-	/* Progress is told each time so much more has come, or more when that is quicker than
-	 * STEP_NS_MIN: a timer has its price. */
+	/* Progress is reported after each so many bytes, or more when those take less than
+	 * STEP_NS_MIN: timers are not free. */
 	STEP_BYTES_MIN = 16 << 10,
 	STEP_BYTES_MAX = 1 << 30,
 	STEP_NS_MIN = 50000,
@@ -48,7 +48,7 @@ struct slot {
 	struct store_part *part;
 	uint64_t next_ns;  /* when something happens: a step, or the end */
 	uint64_t end_ns;   /* when all has come */
-	uint64_t told;	   /* bytes */
+	uint64_t reported; /* bytes */
 	uint64_t *data_ns; /* by member: when its first byte of this part begins to move */
 };
 
@@ -156,22 +156,23 @@ static void slot_append(struct pace_queue *queue, struct slot *slot)
 	list_insert_before(position, &slot->node);
 }
 
-/* How much of the part is to be told of after so much. */
+/* The next progress to report after so many bytes. */
 static uint64_t next_step(
-	const struct pace_store *store, const struct store_part *part, uint64_t told)
+	const struct pace_store *store, const struct store_part *part, uint64_t reported)
 {
-	uint64_t step = told == 0 && part->told_first > 0 ? part->told_first : part->told_step;
+	uint64_t step = reported == 0 && part->progress_first > 0 ? part->progress_first
+								  : part->progress_step;
 
-	return told + MAX(store->step_bytes, step);
+	return reported + MAX(store->step_bytes, step);
 }
 
 static void set_next(const struct pace_store *store, struct slot *slot)
 {
 	const struct store_part *part = slot->part;
-	uint64_t bytes = next_step(store, part, slot->told);
-	bool tells = part->op == STORE_READ && part->told != NULL && bytes < part->length;
+	uint64_t bytes = next_step(store, part, slot->reported);
+	bool reports = part->op == STORE_READ && part->progressed != NULL && bytes < part->length;
 
-	slot->next_ns = tells ? came_ns(store, slot, bytes) : slot->end_ns;
+	slot->next_ns = reports ? came_ns(store, slot, bytes) : slot->end_ns;
 }
 
 /* Gives the part its turn at each of its members, from when it arrived: what the store below needed
@@ -183,7 +184,7 @@ static void admit(struct pace_queue *queue, struct store_part *part)
 	struct slot *slot = list_entry(list_pop_front(&queue->slots_free), struct slot, node);
 
 	slot->part = part;
-	slot->told = 0;
+	slot->reported = 0;
 	for (uint32_t i = 0; i < store->pace.members; i++) {
 		uint64_t share = bytes_on(&store->pace, part, part->length, i);
 
@@ -243,12 +244,12 @@ static void slot_due(
 		list_push_front(&queue->slots_free, &slot->node);
 		return;
 	}
-	while ((next = next_step(store, part, slot->told)) < part->length &&
+	while ((next = next_step(store, part, slot->reported)) < part->length &&
 		came_ns(store, slot, next) <= now_ns) {
-		slot->told = next;
+		slot->reported = next;
 	}
 	part->phase = PACE_STEP;
-	part->progress = slot->told;
+	part->progress = slot->reported;
 	set_next(store, slot);
 	slot_insert(queue, slot);
 }
@@ -293,9 +294,9 @@ static void worked_done(struct store_part *part, int result)
 {
 	struct pace_queue *queue = container_of(part->queue, struct pace_queue, base);
 
-	/* What the store below told of is not for the submitter: it has not come yet. */
-	part->told = part->frames[part->frame_count].told;
-	part->told_bytes = 0;
+	/* Progress of the store below is not reported: these bytes have not "come" yet. */
+	part->progressed = part->frames[part->frame_count].progressed;
+	part->progress_bytes = 0;
 	if (result < 0) {
 		store_finish(part, result);
 		return;
@@ -321,9 +322,9 @@ static void pace_submit(struct store_queue *base, struct store_part *part)
 		store_forward(base, queue->inner, part, passed_done);
 		return;
 	}
-	part->frames[part->frame_count].told = part->told;
+	part->frames[part->frame_count].progressed = part->progressed;
 	part->frames[part->frame_count].arrived_ns = ring_now_ns(base->ring);
-	part->told = NULL;
+	part->progressed = NULL;
 	store_forward(base, queue->inner, part, worked_done);
 }
 
@@ -414,7 +415,7 @@ int pace_store_open(struct store *inner, const struct store_pace *pace, struct s
 	}
 	store->base.ops = &pace_ops;
 	store->base.info = inner->info;
-	store->base.info.tells_progress = true;
+	store->base.info.has_progress = true;
 	store->base.info.progress_off = NULL; /* it counts by itself */
 	if (pace->members > 1) {
 		store->base.info.stripe_chunk = pace->chunk;

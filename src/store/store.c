@@ -102,7 +102,7 @@ static void override_info(struct store_info *info, const struct store_options *o
 		info->stripe_members = options->stripe_members;
 	}
 	if (options->progress == STORE_PROGRESS_COMPLETION) {
-		info->tells_progress = false;
+		info->has_progress = false;
 	}
 }
 
@@ -132,7 +132,7 @@ int store_open(const struct store_options *options, struct store **store_out, st
 			store, options->faults, options->fault_count, &store, error);
 	}
 	if (result == 0 && options->progress == STORE_PROGRESS_COUNTER &&
-		!store->info.tells_progress) {
+		!store->info.has_progress) {
 		store_close(store);
 		result = error_set(error, -EOPNOTSUPP,
 			"'%s' cannot count how far a read has come: progress=counter is for "
@@ -142,7 +142,7 @@ int store_open(const struct store_options *options, struct store **store_out, st
 	if (result < 0) {
 		return result;
 	}
-	store->lends_nothing = options->lends_nothing;
+	store->page_cache_send_off = options->page_cache_send_off;
 	override_info(&store->info, options);
 	check_info(&store->info);
 	*store_out = store;
@@ -294,8 +294,8 @@ static void prepare(struct store_part *part)
 	part->phase = 0;
 	part->retries = 0;
 	part->gate = 0;
-	part->told_bytes = 0;
-	part->broke_word = false;
+	part->progress_bytes = 0;
+	part->progress_broken = false;
 	part->frame_count = 0;
 	part->extent_count = 0;
 }
@@ -317,10 +317,10 @@ void store_submit(struct store_queue *queue, struct store_part *part)
 	queue_submit(queue, part);
 }
 
-bool store_lend(struct store_queue *queue, struct store_part *part)
+bool store_page_cache_ref(struct store_queue *queue, struct store_part *part)
 {
-	if (queue->store->ops->lend == NULL || queue->store->lends_nothing ||
-		part->length < STORE_LEND_BYTES_MIN) {
+	if (queue->store->ops->page_cache_ref == NULL || queue->store->page_cache_send_off ||
+		part->length < STORE_PAGE_CACHE_BYTES_MIN) {
 		return false;
 	}
 	check_part(queue, part);
@@ -328,7 +328,7 @@ bool store_lend(struct store_queue *queue, struct store_part *part)
 	prepare(part);
 	part->queue = queue;
 	part->data = NULL;
-	if (!queue->store->ops->lend(queue, part)) {
+	if (!queue->store->ops->page_cache_ref(queue, part)) {
 		return false;
 	}
 	GMB_ASSERT(part->data != NULL);
@@ -337,15 +337,16 @@ bool store_lend(struct store_queue *queue, struct store_part *part)
 	return true;
 }
 
-const char *store_lend_refusal(struct store *store)
+const char *store_page_cache_refusal(struct store *store)
 {
-	if (store->lends_nothing) {
-		return "mmap=off";
+	if (store->page_cache_send_off) {
+		return "page-cache-send=off";
 	}
-	if (store->ops->lend == NULL) {
+	if (store->ops->page_cache_ref == NULL) {
 		return store->ops->name;
 	}
-	return store->ops->lend_refusal != NULL ? store->ops->lend_refusal(store) : NULL;
+	return store->ops->page_cache_refusal != NULL ? store->ops->page_cache_refusal(store)
+						      : NULL;
 }
 
 void store_forward(struct store_queue *filter_queue, struct store_queue *inner_queue,
@@ -380,7 +381,7 @@ void store_finish(struct store_part *part, int result)
 		GMB_ASSERT(part->extent_count <= part->extent_max);
 	}
 	part->queue = NULL;
-	if (part->broke_word && result == 0) {
+	if (part->progress_broken && result == 0) {
 		result = -EIO;
 	}
 	part->done(part, judge(queue->store, part, result));
@@ -389,16 +390,16 @@ void store_finish(struct store_part *part, int result)
 void store_progress(struct store_part *part, uint64_t bytes)
 {
 	GMB_ASSERT(part->queue->submitting != part);
-	if (part->op != STORE_READ || bytes <= part->told_bytes || bytes >= part->length) {
-		part->broke_word = true;
+	if (part->op != STORE_READ || bytes <= part->progress_bytes || bytes >= part->length) {
+		part->progress_broken = true;
 		return;
 	}
-	if (part->broke_word) {
+	if (part->progress_broken) {
 		return;
 	}
-	part->told_bytes = bytes;
-	if (part->told != NULL) {
-		part->told(part, bytes);
+	part->progress_bytes = bytes;
+	if (part->progressed != NULL) {
+		part->progressed(part, bytes);
 	}
 }
 

@@ -19,9 +19,10 @@
  * go on. (A durable part that failed for lack of space or support has lost nothing and does not
  * count.)
  *
- * A store that knows how far a read has come before it is complete tells by store_progress(). The
- * sources: completion (the default: nothing but done), counter (a producer of ours, which counts
- * what it has put in place) and marker (experimental: memory is watched while a device fills it).
+ * A store that knows how far a read has come before it is complete reports it by store_progress().
+ * The sources: completion (the default: nothing but done), counter (a producer of ours, which
+ * counts what it has put in place) and marker (experimental: memory is watched while a device fills
+ * it).
  */
 #pragma once
 
@@ -79,8 +80,7 @@ struct store_info {
 	uint64_t io_max;       /* largest single device command, 0 = unknown */
 	uint32_t stripe_chunk; /* bytes per member, 0 = not striped */
 	uint32_t stripe_members;
-	bool tells_progress;		  /* of reads, before they are done: has a source, see
-					   * store_tells_progress() */
+	bool has_progress;		  /* reads can report progress, see store_has_progress() */
 	const _Atomic bool *progress_off; /* turns true when that source gives up; NULL: it never
 					   * does. Lives as long as the store */
 };
@@ -100,16 +100,16 @@ struct store_part {
 	uint32_t flags;
 	uint64_t offset; /* bytes; flush: 0 */
 	uint64_t length; /* bytes, > 0 except for flush (0); read and write: <= 1 GiB */
-	void *data;	 /* read and write only; of a lent read: set by the store */
+	void *data;	 /* read and write only; store_page_cache_ref() sets it */
 	int buf_idx;	 /* registered memory that holds data, or -1 */
 	store_done_fn *done;
-	/* Reads: told that the first bytes are in place, zero or more times before done and never
-	 * from inside submit; see store_progress(). NULL = not wanted. */
-	store_progress_fn *told;
-	/* How often that is wanted: after the first so many bytes, then after so many more each
-	 * time. A store that cannot tell so finely takes more. */
-	uint64_t told_first;
-	uint64_t told_step;
+	/* Reads: called when more of the first bytes are in place, zero or more times before done
+	 * and never from inside submit; see store_progress(). NULL = not wanted. */
+	store_progress_fn *progressed;
+	/* How often: after the first so many bytes, then after each so many more. A store may take
+	 * larger steps. */
+	uint64_t progress_first;
+	uint64_t progress_step;
 
 	/* STORE_EXTENTS: room for extent_max entries (> 0), set by the submitter; the store fills
 	 * at least one, neighbours differ, and together they cover at most length bytes from offset
@@ -127,14 +127,15 @@ struct store_part {
 	uint32_t phase;
 	uint32_t retries;
 	uint32_t gate; /* what the part holds of its file's gate */
-	uint64_t told_bytes;
-	bool broke_word; /* its producer told what cannot be */
+	uint64_t progress_bytes;
+	bool progress_broken; /* its producer reported the impossible */
 	struct {
 		store_done_fn *done;
 		struct store_queue *queue;
-		store_progress_fn *told; /* the submitter's, of a filter that tells itself */
-		uint64_t arrived_ns;	 /* the filter's own use */
-	} frames[STORE_FILTERS_MAX];	 /* what each filter must restore, innermost last */
+		store_progress_fn
+			*progressed; /* the submitter's, of a filter that reports itself */
+		uint64_t arrived_ns; /* the filter's own use */
+	} frames[STORE_FILTERS_MAX]; /* what each filter must restore, innermost last */
 	uint32_t frame_count;
 };
 
@@ -145,10 +146,11 @@ struct store_ops {
 		struct error *error);
 	void (*queue_destroy)(struct store_queue *queue); /* nothing in flight on it */
 	void (*submit)(struct store_queue *queue, struct store_part *part);
-	/* Sets part->data when it can; store_lend() does the rest. NULL: it never lends. */
-	bool (*lend)(struct store_queue *queue, struct store_part *part);
-	/* See store_lend_refusal(). Any thread. NULL: nothing speaks against it. */
-	const char *(*lend_refusal)(struct store *store);
+	/* Sets part->data when it can; store_page_cache_ref() does the rest. NULL: it
+	 * never can. */
+	bool (*page_cache_ref)(struct store_queue *queue, struct store_part *part);
+	/* See store_page_cache_refusal(). Any thread. NULL: there is no reason. */
+	const char *(*page_cache_refusal)(struct store *store);
 	/* Current size in bytes; re-asks the operating system. Any thread. */
 	uint64_t (*size)(struct store *store);
 };
@@ -157,7 +159,7 @@ struct store_ops {
 struct store {
 	const struct store_ops *ops;
 	struct store_info info;
-	bool lends_nothing; /* private: as asked for */
+	bool page_cache_send_off; /* private: as asked for */
 	_Atomic int
 		broken; /* private: the error of the first failed flush or durable write, or 0 */
 };
@@ -218,7 +220,7 @@ struct store_options {
 	uint32_t stripe_chunk; /* overrides what the disk says; 0 = it does not */
 	uint32_t stripe_members;
 	enum store_progress_source progress;
-	bool lends_nothing; /* store_lend() is always false */
+	bool page_cache_send_off; /* store_page_cache_ref() is always false */
 };
 
 /* "OP:ERRNO[:nth=N|every=N|prob=P][:range=OFF+LEN]"; -EINVAL with the reason in *error,
@@ -245,13 +247,13 @@ static inline const struct store_info *store_info(const struct store *store)
 {
 	return &store->info;
 }
-/* True while reads may be told of before they are done. Any thread, each time it matters. */
-static inline bool store_tells_progress(const struct store *store)
+/* True while reads may report progress before they are done. Any thread, each time it matters. */
+static inline bool store_has_progress(const struct store *store)
 {
 	const _Atomic bool *off = store->info.progress_off;
 
-	/* Relaxed: who learns of it one read later is only told less often than it thought. */
-	return store->info.tells_progress &&
+	/* Relaxed: a read that misses the change only gets fewer reports. */
+	return store->info.has_progress &&
 	       (off == NULL || !atomic_load_explicit(off, memory_order_relaxed));
 }
 /* Bytes, exactly; grows and shrinks are seen. Cheap enough for a connection, not for a request. */
@@ -264,30 +266,29 @@ void store_queue_destroy(struct store_queue *queue);
 /* The only way to submit: asserts the contract, counts, and calls the implementation. */
 void store_submit(struct store_queue *queue, struct store_part *part);
 
-/* Shorter reads are never lent: asking what can be costs as much as the copy of large pages does.
- * Who has many of them need not try. */
-enum { STORE_LEND_BYTES_MIN = 128 << 10 };
+/* Shorter reads are never sent from the page cache: looking it up costs as much as the copy. */
+enum { STORE_PAGE_CACHE_BYTES_MIN = 128 << 10 };
 
 /*
- * For a read whose bytes will be sent: instead of filling memory of the submitter's, the store
- * lends its own. True: submitted, and part->data is where the bytes are, until the queue is
- * destroyed; they may be given to the kernel, but must not be looked at, and a system call that
- * does may give -EFAULT (see disk/disk.h). False: nothing has happened; submit it with memory. The
- * part is as for store_submit(), without data. Ranges that may be nothing but zeroes are not lent:
- * there are shorter ways to say that.
+ * Submits a read whose bytes will be sent from the page cache (or memory of the store) instead of
+ * being copied to memory of the submitter. True: submitted; part->data points to the bytes until
+ * the queue is destroyed. They may be given to the kernel but must not be read, and a system call
+ * that reads them may fail with -EFAULT (see disk/disk.h). False: nothing has happened; submit the
+ * part with memory. The part is as for store_submit(), without data. Ranges that may be all zeroes
+ * are refused: a hole is cheaper to send.
  */
-GMB_MUST_CHECK bool store_lend(struct store_queue *queue, struct store_part *part);
+GMB_MUST_CHECK bool store_page_cache_ref(struct store_queue *queue, struct store_part *part);
 
 /*
- * Why store_lend() is false for every read at present, or NULL: it can be true. One of "mmap=off"
- * (as asked for), "mode=direct" and "write-mode=direct" (around the page cache), "shared" (somebody
- * else writes around it), "network" (a network file system, or FUSE), "overlay" (a file that is
- * only read there, whose place a copy can take), "foreign" (a file of somebody else's, which may
- * only be read), "address-space" (there is too little for a mapping), "empty", and the name of an
- * implementation that never lends ("null", "fault", "delay", "pace", "marker").
- * Static text.
+ * Why store_page_cache_ref() is false for every read at present, or NULL: it can be true. One of
+ * "page-cache-send=off" (as asked for), "mode=direct" and "write-mode=direct" (around the page
+ * cache), "shared" (another export writes around it), "network" (a network file system, or FUSE),
+ * "overlay" (a file that is only read in an overlay file system, where a copy can take its place),
+ * "foreign" (a file of another user that may only be read), "address-space" (too little to map the
+ * file), "empty", and the name of a kind or filter that cannot ("null", "fault", "delay", "pace",
+ * "marker"). Static text.
  */
-const char *store_lend_refusal(struct store *store);
+const char *store_page_cache_refusal(struct store *store);
 
 /* Ends a part: called by implementations and filters, once per part they were given. */
 void store_finish(struct store_part *part, int result);
@@ -297,6 +298,6 @@ void store_finish(struct store_part *part, int result);
  * again. Called by implementations and filters between submit and finish. It only grows, and stays
  * below the length: the rest comes with store_finish(), so that nobody has all bytes of a part
  * before it is known that they are good. Who breaks that is refused: nothing is passed on, and the
- * part will fail with -EIO. A part that fails after all may have been told of before.
+ * part will fail with -EIO. A part that fails in the end may have reported progress before.
  */
 void store_progress(struct store_part *part, uint64_t bytes);

@@ -17,8 +17,8 @@
 
 GMB_MUST_CHECK int file_store_open(
 	const struct store_options *options, struct store **store_out, struct error *error);
-/* Whether progress can be told by markers: -ENOTSUP, with the reason, for everything but a raw disk
- * that is read around the page cache. Any store may be asked. */
+/* Whether markers can be a source of progress: -ENOTSUP, with the reason, for everything but a raw
+ * disk that is read around the page cache. Any store may be asked. */
 GMB_MUST_CHECK int file_store_check_marker(
 	struct store *store, const char *path, struct error *error);
 /* size_text: what follows "memory:" or "null:". */
@@ -34,9 +34,10 @@ GMB_MUST_CHECK int pace_store_open(struct store *inner, const struct store_pace 
 	struct store **store_out, struct error *error);
 
 enum {
-	/* Whoever lends looks at a word in each piece of that size, as the path would cut it: what
-	 * may be zeroes becomes a hole on the wire if it is read. */
-	STORE_LEND_LOOK_BYTES = 512 << 10,
+	/* Before data is sent from the page cache, a word in each piece of that size (as the path
+	 * would cut it) is checked: a piece that may be zeroes is read, to become a hole on the
+	 * wire. */
+	STORE_PAGE_CACHE_LOOK_BYTES = 512 << 10,
 };
 
 /* The queue of a store that needs nothing of its own for one. */

@@ -581,7 +581,7 @@ static void show_cutting(const json_t *entry, const char *what)
 	printf("\n");
 }
 
-/* What "mapped_refusal" says, as a sentence. */
+/* What "page_cache_send_refusal" says, as a sentence. */
 static const char *refusal_sentence(const char *refusal)
 {
 	static const struct {
@@ -624,18 +624,18 @@ static bool has_large_reads(const json_t *entry)
 
 		if (strcmp(text_of(operation, "operation"), "read") == 0 &&
 			(!json_is_integer(limit) ||
-				json_integer_value(limit) > STORE_LEND_BYTES_MIN)) {
+				json_integer_value(limit) > STORE_PAGE_CACHE_BYTES_MIN)) {
 			return true;
 		}
 	}
 	return false;
 }
 
-static void show_mapped(const json_t *entry)
+static void show_page_cache_send(const json_t *entry)
 {
-	double bytes = number(entry, NULL, "mapped_bytes");
-	double misses = number(entry, NULL, "mapped_misses");
-	const char *refusal = text_of(entry, "mapped_refusal");
+	double bytes = number(entry, NULL, "page_cache_send_bytes");
+	double misses = number(entry, NULL, "page_cache_send_misses");
+	const char *refusal = text_of(entry, "page_cache_send_refusal");
 	char shown[QUOTE_BYTES];
 
 	if (bytes > 0) {
@@ -669,7 +669,7 @@ void stats_show(const json_t *document)
 		}
 		show_cutting(entry, "reads");
 		show_cutting(entry, "writes");
-		show_mapped(entry);
+		show_page_cache_send(entry);
 		printf("  %-8s %-8s %10s %7s %9s %10s %10s %10s %10s %10s %10s %10s %10s %10s "
 		       "%10s\n",
 			"", "size", "requests", "errors", "GB", "mean", "p50", "p90", "p99",

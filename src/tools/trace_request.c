@@ -254,7 +254,7 @@ static int parse_part(const json_t *object, struct trace_request_part *part)
 		const json_t *mark = json_array_get(marks, i);
 
 		part->marks[part->mark_count++] = (struct trace_request_mark){
-			.told_us = time_us(mark, "told_us"),
+			.progress_us = time_us(mark, "progress_us"),
 			.bytes = bytes_of(mark, "bytes"),
 		};
 	}

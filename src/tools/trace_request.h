@@ -35,7 +35,7 @@ struct trace_request_part {
 	const char *error; /* or NULL */
 	uint32_t mark_count;
 	struct trace_request_mark {
-		double told_us;
+		double progress_us;
 		uint64_t bytes;
 	} * marks;
 	uint32_t piece_count;

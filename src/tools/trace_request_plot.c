@@ -85,7 +85,7 @@ static void draw_bar(const struct panel *panel, const char *class_name, double f
 		class_name, left, high, right - left, low - high);
 }
 
-/* How much of a part was there, as the disk told it. */
+/* How much of a part was there, by reported progress. */
 static void draw_marks(const struct panel *panel, const struct trace_request_part *part)
 {
 	if (part->mark_count == 0) {
@@ -96,7 +96,7 @@ static void draw_marks(const struct panel *panel, const struct trace_request_par
 	for (uint32_t i = 0; i < part->mark_count; i++) {
 		const struct trace_request_mark *mark = &part->marks[i];
 
-		fprintf(panel->out, "L%.1f %.2f", x_of(panel, mark->told_us),
+		fprintf(panel->out, "L%.1f %.2f", x_of(panel, mark->progress_us),
 			y_of(panel, part->offset + mark->bytes));
 	}
 	fputs("\"/>\n", panel->out);

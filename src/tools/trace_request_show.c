@@ -133,13 +133,14 @@ static void read_times(const struct trace_request_part *part, double times_us[CO
 	times_us[3] = sent ? part->pieces[part->piece_count - 1].back_us : -1;
 }
 
-static void told_read_times(const struct trace_request_part *part, double times_us[COLUMN_COUNT])
+static void progress_read_times(
+	const struct trace_request_part *part, double times_us[COLUMN_COUNT])
 {
 	double rest_us[COLUMN_COUNT];
 
 	read_times(part, rest_us);
 	times_us[0] = rest_us[0];
-	times_us[1] = part->mark_count > 0 ? part->marks[0].told_us : -1;
+	times_us[1] = part->mark_count > 0 ? part->marks[0].progress_us : -1;
 	times_us[2] = rest_us[1];
 	times_us[3] = rest_us[2];
 	times_us[4] = rest_us[3];
@@ -158,7 +159,7 @@ static void plain_times(const struct trace_request_part *part, double times_us[C
 	times_us[1] = part->done_us;
 }
 
-static bool told_progress(const struct trace_request *request)
+static bool progress_progress(const struct trace_request *request)
 {
 	for (uint32_t i = 0; i < request->part_count; i++) {
 		if (request->parts[i].mark_count > 0) {
@@ -172,14 +173,14 @@ static const struct table *table_of(const struct trace_request *request)
 {
 	static const struct table reads = { { "to disk", "from disk", "to network", "taken" },
 		read_times };
-	static const struct table told_reads = {
-		{ "to disk", "first told", "from disk", "to network", "taken" }, told_read_times
+	static const struct table progress_reads = {
+		{ "to disk", "progress", "from disk", "to network", "taken" }, progress_read_times
 	};
 	static const struct table writes = { { "room", "payload in", "on disk" }, write_times };
 	static const struct table others = { { "to disk", "done" }, plain_times };
 
 	if (strcmp(request->operation, "read") == 0) {
-		return told_progress(request) ? &told_reads : &reads;
+		return progress_progress(request) ? &progress_reads : &reads;
 	}
 	return strcmp(request->operation, "write") == 0 ? &writes : &others;
 }

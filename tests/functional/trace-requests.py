@@ -82,13 +82,13 @@ class Case(support.Case):
         self.assertLessEqual(part["opened_us"], part["submitted_us"])
         self.assertLessEqual(part["submitted_us"], part["done_us"])
         self.assertLessEqual(part["done_us"], request["total_us"])
-        told = [mark["told_us"] for mark in part["progress"]]
+        told = [mark["progress_us"] for mark in part["progress"]]
         self.assertEqual(told, sorted(told))
         counted = [mark["bytes"] for mark in part["progress"]]
         self.assertEqual(counted, sorted(counted))
         for mark in part["progress"]:
-            self.assertLessEqual(part["submitted_us"], mark["told_us"])
-            self.assertLessEqual(mark["told_us"], part["done_us"])
+            self.assertLessEqual(part["submitted_us"], mark["progress_us"])
+            self.assertLessEqual(mark["progress_us"], part["done_us"])
             self.assertLess(0, mark["bytes"])
             self.assertLess(mark["bytes"], part["length"])
         first_us = min([part["done_us"], *told])

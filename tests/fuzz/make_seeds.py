@@ -533,7 +533,7 @@ TEXTS = {
                r"we\=ird=pa\,th,description=a\,b\\c", "x=y,fault=read:EIO:nth=2,delay=any:1ms",
                "x=y,fault=read:EIO,fault=write:EIO", "x=y,readonly=yes", "x=y,mode=fast", "x", "=",
                "x=y,", "x=y,,", "x=y,what=ever", "\xe9=y", "x=y,readonly,readonly",
-               "x=y,overlap=64K,stripe=128K:4,progress=completion", "x=y,overlap=off,mmap=off",
+               "x=y,overlap=64K,stripe=128K:4,progress=completion", "x=y,overlap=off,page-cache-send=off",
                "x=y,pace=100M:latency=1ms:members=4:chunk=128K"],
 }
 

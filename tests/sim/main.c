@@ -38,7 +38,7 @@ struct progress {
 	uint64_t requests;
 	uint64_t errors;
 	uint64_t events;
-	uint64_t lent_bytes;
+	uint64_t page_cache_send_bytes;
 	uint64_t send_faults;
 };
 
@@ -89,7 +89,7 @@ static void run_seed(uint64_t seed, bool verbose)
 	progress->requests += result.requests;
 	progress->errors += result.errors;
 	progress->events += result.events;
-	progress->lent_bytes += result.lent_bytes;
+	progress->page_cache_send_bytes += result.page_cache_send_bytes;
 	progress->send_faults += result.send_faults;
 }
 
@@ -206,7 +206,7 @@ int main(int argc, char **argv)
 	       " answered with an error), %" PRIu64 " events, %" PRIu64
 	       " bytes out of the page cache (%" PRIu64 " sends found it gone)\n",
 		progress->seeds, progress->requests, progress->errors, progress->events,
-		progress->lent_bytes, progress->send_faults);
+		progress->page_cache_send_bytes, progress->send_faults);
 	if (progress->send_faults < arguments.send_faults_min) {
 		fprintf(stderr, "of these, %" PRIu64 " were expected\n", arguments.send_faults_min);
 		return 1;

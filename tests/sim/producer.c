@@ -85,7 +85,7 @@ static void lie(struct production *production)
 	const uint64_t lies[] = { 0, production->shown, production->shown / 2, length, length + 1,
 		length + 4096, UINT64_MAX };
 
-	if (!production->outer->broke_word) {
+	if (!production->outer->progress_broken) {
 		note(production);
 	}
 	store_progress(production->outer, lies[sim_random() % ARRAY_COUNT(lies)]);
@@ -111,7 +111,7 @@ static void step(struct ring_op *op, int result)
 
 	GMB_UNUSED(result);
 	if (lies && sim_chance(FAIL_PPM)) {
-		if (!production->outer->broke_word) {
+		if (!production->outer->progress_broken) {
 			note(production);
 		}
 		production_finish(production, -EIO);
@@ -131,7 +131,7 @@ static void step(struct ring_op *op, int result)
 }
 
 /* The store below tells, too. */
-static void inner_told(struct store_part *inner, uint64_t bytes)
+static void inner_progressed(struct store_part *inner, uint64_t bytes)
 {
 	show_and_tell(container_of(inner, struct production, inner), bytes);
 }
@@ -173,8 +173,8 @@ static void producer_submit(struct store_queue *base, struct store_part *outer)
 		memset(outer->data, STALE, outer->length);
 		inner->data = production->bytes;
 		inner->buf_idx = -1;
-		inner->told = sim_chance(500000) ? inner_told : NULL;
-		inner->told_step = outer->told_step;
+		inner->progressed = sim_chance(500000) ? inner_progressed : NULL;
+		inner->progress_step = outer->progress_step;
 	}
 	store_submit(queue->inner, inner);
 }
@@ -234,7 +234,7 @@ struct store *producer_open(
 	GMB_ASSERT(producer != NULL);
 	producer->base.ops = &producer_ops;
 	producer->base.info = inner->info;
-	producer->base.info.tells_progress = true;
+	producer->base.info.has_progress = true;
 	producer->inner = inner;
 	producer->scenario = scenario;
 	producer->export = export;

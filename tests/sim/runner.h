@@ -18,8 +18,8 @@ struct scenario_result {
 	uint64_t events;
 	uint64_t requests;
 	uint64_t errors;
-	uint64_t lent_bytes;  /* sent from the page cache itself */
-	uint64_t send_faults; /* sends from there that found it gone */
+	uint64_t page_cache_send_bytes; /* sent from the page cache itself */
+	uint64_t send_faults;		/* sends from there that found it gone */
 };
 
 /* Runs one seed to its end. */

@@ -14,14 +14,14 @@ enum {
 	EVENTS_MAX = 3000000,
 	CRASHES_MAX = 4, /* in the first 10, 40, 160, 640 ms */
 	GIANT_WINDOW_BYTES = 1 << 20,
-	LENT_LOOKS_MAX = 1000,
+	PAGE_CACHE_LOOKS_MAX = 1000,
 };
 
 #define SECOND_NS	     UINT64_C(1000000000)
 #define GIANT_BYTES	     (UINT64_C(9) << 30)
 #define VIRTUAL_NS_MAX	     (UINT64_C(3000) * SECOND_NS)
 #define STALL_NS	     (UINT64_C(300) * SECOND_NS)
-#define LENT_LOOK_NS	     UINT64_C(100000)
+#define PAGE_CACHE_LOOK_NS   UINT64_C(100000)
 #define HANDSHAKE_TIMEOUT_NS (UINT64_C(60) * SECOND_NS)
 
 static uint64_t below(uint64_t limit)
@@ -184,7 +184,7 @@ static void choose_export(struct scenario *scenario, uint32_t idx)
 			export->size = GIANT_BYTES + (percent(50) ? 0 : below(10000));
 		} else if (percent(10)) {
 			export->warm = true;
-			export->size += STORE_LEND_BYTES_MIN;
+			export->size += STORE_PAGE_CACHE_BYTES_MIN;
 		}
 		snprintf(disk, sizeof(disk), "disk%u", idx);
 		snprintf(export->path, sizeof(export->path), "%s", disk);
@@ -554,14 +554,14 @@ static void shrink_now(void *arg)
 	sim_disk_resize(export->disk, size);
 }
 
-static uint64_t lent_so_far(const struct scenario_export *export)
+static uint64_t page_cache_bytes_so_far(const struct scenario_export *export)
 {
 	const struct scenario *scenario = export->scenario;
 	uint32_t idx = (uint32_t)(export - scenario->exports);
 	uint64_t bytes = 0;
 
 	for (uint32_t i = 0; i < scenario->service_count; i++) {
-		bytes += nbd_service_lent_bytes(scenario->services[i].service, idx);
+		bytes += nbd_service_page_cache_send_bytes(scenario->services[i].service, idx);
 	}
 	return bytes;
 }
@@ -570,15 +570,15 @@ static uint64_t lent_so_far(const struct scenario_export *export)
 static void shrink_under_reply(void *arg)
 {
 	struct scenario_export *export = arg;
-	uint64_t lent_bytes = lent_so_far(export);
+	uint64_t page_cache_send_bytes = page_cache_bytes_so_far(export);
 
-	if ((lent_bytes > export->lent_bytes_seen && percent(50)) ||
-		++export->lent_looks == LENT_LOOKS_MAX) {
+	if ((page_cache_send_bytes > export->page_cache_bytes_seen && percent(50)) ||
+		++export->page_cache_looks == PAGE_CACHE_LOOKS_MAX) {
 		shrink_now(export);
 		return;
 	}
-	export->lent_bytes_seen = lent_bytes;
-	sim_after(1 + below(LENT_LOOK_NS), shrink_under_reply, export);
+	export->page_cache_bytes_seen = page_cache_send_bytes;
+	sim_after(1 + below(PAGE_CACHE_LOOK_NS), shrink_under_reply, export);
 }
 
 /* A disk that hangs must not stop the clients of the others. */
@@ -760,7 +760,8 @@ static void check_idle(struct scenario *scenario)
 
 		nbd_service_counters(service->service, &counters);
 		for (uint32_t k = 0; k < scenario->export_count; k++) {
-			scenario->lent_bytes += nbd_service_lent_bytes(service->service, k);
+			scenario->page_cache_send_bytes +=
+				nbd_service_page_cache_send_bytes(service->service, k);
 		}
 		if (!service->drained) {
 			model_fail("the drain of service %u did not finish", i);
@@ -912,7 +913,7 @@ struct scenario_result scenario_run(uint64_t seed, bool verbose)
 		.events = sim_event_count(),
 		.requests = scenario->requests,
 		.errors = scenario->replies_with_error,
-		.lent_bytes = scenario->lent_bytes,
+		.page_cache_send_bytes = scenario->page_cache_send_bytes,
 		.send_faults = sim_send_faults(),
 	};
 	sim_stop();

@@ -53,8 +53,8 @@ struct scenario_export {
 	bool sparse_giant; /* only some windows of it are used */
 	bool warm;	   /* in the page cache: large reads are sent from there */
 	bool size_may_change;
-	uint64_t lent_bytes_seen; /* out of the page cache when last looked at */
-	uint32_t lent_looks;
+	uint64_t page_cache_bytes_seen; /* out of the page cache when last looked at */
+	uint32_t page_cache_looks;
 	bool stalled; /* its disk answers nothing for a long time */
 	bool flush_may_fail;
 	uint64_t flush_failed; /* oracle time of the first failed flush: P77, it stays an error */
@@ -114,7 +114,7 @@ struct scenario {
 	uint32_t conns_gone;
 	uint32_t sessions_opened;
 	uint32_t sessions_gone;
-	uint64_t lent_bytes; /* what the services sent out of the page cache */
+	uint64_t page_cache_send_bytes; /* what the services sent out of the page cache */
 	bool crashed;
 	bool draining;
 	bool crowded;  /* everybody works on the same few pages */

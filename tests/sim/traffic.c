@@ -12,7 +12,9 @@ enum {
 	WINDOW_BYTES = 1 << 20,
 	CROWD_BYTES = 24 << 10,
 	PAYLOAD_BYTES_MAX = 4 << 20,
-	LENT_BYTES_MAX = 1 << 20, /* of a read that may be lent; longer ones are copied */
+	PAGE_CACHE_BYTES_MAX =
+		1
+		<< 20, /* of a read that may be sent from the page cache; longer ones are copied */
 };
 
 static uint64_t below(uint64_t limit)
@@ -195,9 +197,9 @@ static void fill_valid(struct conn *conn, struct model_request *request)
 	for (int attempt = 0; attempt < 5; attempt++) {
 		request->length = pick_length(conn->scenario, export->size);
 		if (export->warm && request->command == MODEL_READ && percent(40)) {
-			request->length = MIN(
-				export->size, STORE_LEND_BYTES_MIN +
-						      below(LENT_BYTES_MAX - STORE_LEND_BYTES_MIN));
+			request->length = MIN(export->size,
+				STORE_PAGE_CACHE_BYTES_MIN +
+					below(PAGE_CACHE_BYTES_MAX - STORE_PAGE_CACHE_BYTES_MIN));
 		}
 		if (export->sparse_giant && percent(5) &&
 			(request->command == MODEL_TRIM || request->command == MODEL_CACHE ||

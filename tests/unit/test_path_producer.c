@@ -185,7 +185,7 @@ static struct world *world_open(uint64_t seed, uint32_t chunk)
 			.read_direct = true,
 			.stripe_chunk = chunk,
 			.stripe_members = chunk == 0 ? 0 : 4,
-			.tells_progress = true,
+			.has_progress = true,
 			.progress_off = &producer->off };
 		path_export->store = &producer->base;
 		path_export_init(path_export, PATH_PART_SIZE_MIN);
@@ -284,16 +284,16 @@ static void allow(struct reader *reader, const struct store_part *part, uint64_t
 static void tell(struct world *world, struct store_part *part, uint64_t bytes)
 {
 	struct reader *reader = reader_of(world, part);
-	bool right = !part->broke_word && bytes > part->told_bytes && bytes < part->length;
+	bool right = !part->progress_broken && bytes > part->progress_bytes && bytes < part->length;
 
 	if (right) {
 		produce(part, bytes);
-		if (part->told != NULL) {
+		if (part->progressed != NULL) {
 			allow(reader, part, bytes);
 		}
 	}
 	store_progress(part, bytes);
-	assert_int_equal(part->broke_word, !right);
+	assert_int_equal(part->progress_broken, !right);
 }
 
 static void end(struct world *world, struct store_part *part, int result)
@@ -306,7 +306,7 @@ static void end(struct world *world, struct store_part *part, int result)
 		i++;
 	}
 	producer->parts[i] = producer->parts[--producer->part_count];
-	if (result == 0 && part->broke_word) {
+	if (result == 0 && part->progress_broken) {
 		result = -EIO; /* what the path must make of it */
 	}
 	if (result == 0) {
@@ -316,7 +316,7 @@ static void end(struct world *world, struct store_part *part, int result)
 		reader->error = result;
 		reader->error_offset = part->offset;
 	}
-	store_finish(part, part->broke_word ? 0 : result);
+	store_finish(part, part->progress_broken ? 0 : result);
 }
 
 /* --- the consumer -------------------------------------------------------------------------- */
@@ -504,7 +504,7 @@ static uint32_t count_parts(struct world *world, bool told)
 		for (; world->producers[0].part_count > 0; count++) {
 			struct store_part *part = world->producers[0].parts[0];
 
-			assert_int_equal(part->told != NULL, told);
+			assert_int_equal(part->progressed != NULL, told);
 			end(world, part, 0);
 		}
 		take_all(world, reader);
@@ -538,7 +538,7 @@ static void test_a_source_that_gives_up_is_asked_like_a_disk_without(void **stat
 		counts[0] = count_parts(world, false);
 		world_close(world);
 		world = world_with_part_size(overlaps[i]);
-		world->producers[0].base.info.tells_progress = false;
+		world->producers[0].base.info.has_progress = false;
 		counts[1] = count_parts(world, false);
 		world_close(world);
 		assert_int_equal(counts[0], counts[1]);
@@ -751,7 +751,7 @@ static void test_small_parts_take_nothing_but_their_memory(void **state)
 
 	GMB_UNUSED(state);
 	world->exports[0].overlap = 4096;
-	world->producers[0].base.info.tells_progress = false;
+	world->producers[0].base.info.has_progress = false;
 	for (uint32_t i = 0; i < READERS; i++) {
 		reader_start(world, i, 0, i * LENGTH, LENGTH);
 	}
@@ -839,14 +839,14 @@ static void random_producer_step(struct world *world, struct producer *producer,
 	if (percent(world, 45)) {
 		end(world, part, percent(world, sinful) ? -EIO : 0);
 	} else if (percent(world, sinful)) {
-		const uint64_t lies[] = { 0, part->told_bytes, part->length, part->length + 1,
+		const uint64_t lies[] = { 0, part->progress_bytes, part->length, part->length + 1,
 			below(world, UINT64_MAX) };
 
 		tell(world, part, lies[below(world, ARRAY_COUNT(lies))]);
-	} else if (part->told_bytes + 1 < part->length) {
-		uint64_t more = part->length - 1 - part->told_bytes;
+	} else if (part->progress_bytes + 1 < part->length) {
+		uint64_t more = part->length - 1 - part->progress_bytes;
 
-		tell(world, part, part->told_bytes + 1 + below(world, more));
+		tell(world, part, part->progress_bytes + 1 + below(world, more));
 	}
 }
 
@@ -895,7 +895,7 @@ static void choose_world(struct world *world)
 
 		world->exports[i].overlap = overlaps[below(world, ARRAY_COUNT(overlaps))];
 		info->read_direct = percent(world, 50);
-		info->tells_progress = percent(world, 80);
+		info->has_progress = percent(world, 80);
 		info->stripe_chunk = chunks[below(world, ARRAY_COUNT(chunks))];
 		info->stripe_members = info->stripe_chunk == 0 ? 0 : 2 + (uint32_t)below(world, 4);
 	}

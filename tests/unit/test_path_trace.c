@@ -56,7 +56,7 @@ static void a_read_in_two_parts(void **state)
 	path_trace_submitted(one, 102);
 	two = path_trace_opened(handle, 8192, 4096, 103);
 	path_trace_submitted(two, 104);
-	path_trace_told(handle, two, 512, 105);
+	path_trace_progress(handle, two, 512, 105);
 	path_trace_done(two, 0, 106);
 	path_trace_handed(handle, two, 8192, 4096, 107);
 	path_trace_done(one, -5, 108);
@@ -86,7 +86,7 @@ static void a_read_in_two_parts(void **state)
 	assert_int_equal(one->piece_count, 0);
 	assert_int_equal(two->mark_count, 1);
 	assert_int_equal(path_trace_marks(two)[0].bytes, 512);
-	assert_int_equal(path_trace_marks(two)[0].told_ns, 105);
+	assert_int_equal(path_trace_marks(two)[0].progress_ns, 105);
 	assert_int_equal(two->done_ns, 106);
 	assert_int_equal(two->piece_count, 1);
 	assert_int_equal(path_trace_pieces(two)[0].handed_ns, 107);
@@ -131,7 +131,7 @@ static void marks_and_pieces_without_end(void **state)
 	path_trace_begin(trace, STORE_READ, &disk, 0, COUNT * BYTES, &handle);
 	part = path_trace_opened(handle, 0, COUNT * BYTES, 1);
 	for (uint64_t i = 0; i < COUNT; i++) {
-		path_trace_told(handle, part, (i + 1) * BYTES, 10 * i + 1);
+		path_trace_progress(handle, part, (i + 1) * BYTES, 10 * i + 1);
 		path_trace_handed(handle, part, i * BYTES, BYTES, 10 * i + 2);
 		path_trace_back(part, i * BYTES, 10 * i + 3);
 	}
@@ -140,7 +140,7 @@ static void marks_and_pieces_without_end(void **state)
 		(PATH_TRACE_MARKS_MAX - 1) * BYTES);
 	assert_int_equal(path_trace_marks(part)[PATH_TRACE_MARKS_MAX - 1].bytes, COUNT * BYTES);
 	assert_int_equal(
-		path_trace_marks(part)[PATH_TRACE_MARKS_MAX - 1].told_ns, 10 * (COUNT - 1) + 1);
+		path_trace_marks(part)[PATH_TRACE_MARKS_MAX - 1].progress_ns, 10 * (COUNT - 1) + 1);
 	assert_int_equal(part->piece_count, PATH_TRACE_PIECES_MAX);
 	for (uint32_t i = 0; i < part->piece_count; i++) {
 		const struct path_trace_piece *piece = &path_trace_pieces(part)[i];
@@ -171,7 +171,7 @@ static void parts_beyond_the_limit_are_counted(void **state)
 		struct path_trace_part *part = path_trace_opened(handle, i, 1, 1);
 
 		path_trace_submitted(part, 2);
-		path_trace_told(handle, part, 1, 3);
+		path_trace_progress(handle, part, 1, 3);
 		path_trace_done(part, 0, 4);
 		path_trace_handed(handle, part, i, 1, 5);
 		path_trace_back(part, i, 6);
@@ -228,15 +228,15 @@ static void few_parts_have_many_pieces(void **state)
 				struct path_trace_part *part =
 					path_trace_opened(handles[i], k * 8, 8, 1);
 
-				path_trace_told(handles[i], part, 3, 2);
-				path_trace_told(handles[i], part, 5, 3);
+				path_trace_progress(handles[i], part, 3, 2);
+				path_trace_progress(handles[i], part, 5, 3);
 				path_trace_handed(handles[i], part, k * 8, 3, 4);
 				path_trace_handed(handles[i], part, k * 8 + 3, 5, 5);
 				path_trace_back(part, k * 8, 6);
 				path_trace_back(part, k * 8 + 3, 7);
 				assert_int_equal(part->mark_count, many ? 2 : 1);
 				assert_int_equal(path_trace_marks(part)[many].bytes, 5);
-				assert_int_equal(path_trace_marks(part)[many].told_ns, 3);
+				assert_int_equal(path_trace_marks(part)[many].progress_ns, 3);
 				assert_int_equal(part->piece_count, many ? 2 : 1);
 				assert_int_equal(path_trace_pieces(part)[0].length, many ? 3 : 8);
 				assert_int_equal(path_trace_pieces(part)[0].handed_ns, 4);
@@ -262,12 +262,12 @@ static void moments_stay_in_order(void **state)
 	path_trace_begin(trace, STORE_READ, &disk, 0, 4096, &handle);
 	part = path_trace_opened(handle, 0, 4096, 20);
 	path_trace_submitted(part, 10);
-	path_trace_told(handle, part, 512, 15);
+	path_trace_progress(handle, part, 512, 15);
 	path_trace_done(part, 0, 16);
 	path_trace_handed(handle, part, 0, 4096, 30);
 	path_trace_back(part, 0, 25);
 	assert_int_equal(part->submitted_ns, 20);
-	assert_int_equal(path_trace_marks(part)[0].told_ns, 20);
+	assert_int_equal(path_trace_marks(part)[0].progress_ns, 20);
 	assert_int_equal(part->done_ns, 20);
 	assert_int_equal(path_trace_pieces(part)[0].back_ns, 30);
 	path_trace_destroy(trace);

@@ -159,19 +159,19 @@ static void reader_done(struct store_part *part, int result)
 	reader->result = result;
 }
 
-static void reader_told(struct store_part *part, uint64_t bytes)
+static void reader_progressed(struct store_part *part, uint64_t bytes)
 {
 	struct reader *reader = container_of(part, struct reader, part);
 
 	assert_false(reader->is_done);
-	assert_true(bytes > reader->told);
+	assert_true(bytes > reader->reported);
 	assert_true(bytes < part->length);
-	reader->told = bytes;
-	reader->told_count++;
+	reader->reported = bytes;
+	reader->progress_count++;
 }
 
 static void submit(struct slow_device *device, struct reader *reader, uint64_t offset,
-	uint64_t length, store_progress_fn *told)
+	uint64_t length, store_progress_fn *progressed)
 {
 	memset(reader, 0, sizeof(*reader));
 	reader->memory = malloc(length);
@@ -184,16 +184,16 @@ static void submit(struct slow_device *device, struct reader *reader, uint64_t o
 		.data = reader->memory,
 		.buf_idx = -1,
 		.done = reader_done,
-		.told = told,
+		.progressed = progressed,
 	};
 	store_submit(device->queue, &reader->part);
-	assert_int_equal(reader->told_count, 0);
+	assert_int_equal(reader->progress_count, 0);
 }
 
 void reader_start(
 	struct slow_device *device, struct reader *reader, uint64_t offset, uint64_t length)
 {
-	submit(device, reader, offset, length, reader_told);
+	submit(device, reader, offset, length, reader_progressed);
 }
 
 void reader_start_quiet(

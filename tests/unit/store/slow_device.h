@@ -35,8 +35,8 @@ struct slow_device {
 struct reader {
 	struct store_part part;
 	uint8_t *memory;
-	uint64_t told; /* bytes, by the last call */
-	uint32_t told_count;
+	uint64_t reported; /* bytes, by the last call */
+	uint32_t progress_count;
 	bool is_done;
 	int result;
 };

@@ -23,8 +23,8 @@ struct counted {
 	bool submitting;
 	bool is_done;
 	int result;
-	uint32_t told_count;
-	uint64_t told;
+	uint32_t progress_count;
+	uint64_t reported;
 };
 
 struct world {
@@ -67,15 +67,15 @@ static void counted_done(struct store_part *part, int result)
 	counted->result = result;
 }
 
-static void counted_told(struct store_part *part, uint64_t bytes)
+static void counted_progressed(struct store_part *part, uint64_t bytes)
 {
 	struct counted *counted = container_of(part, struct counted, part);
 
 	assert_false(counted->submitting);
 	assert_false(counted->is_done);
-	assert_true(bytes > counted->told && bytes < part->length);
-	counted->told_count++;
-	counted->told = bytes;
+	assert_true(bytes > counted->reported && bytes < part->length);
+	counted->progress_count++;
+	counted->reported = bytes;
 	assert_memory_equal(part->data, content + part->offset, bytes);
 }
 
@@ -92,7 +92,7 @@ static uint32_t run(struct world *world, struct counted *counted, enum store_op 
 	counted->part.data = op == STORE_WRITE ? content + offset : memory;
 	counted->part.buf_idx = -1;
 	counted->part.done = counted_done;
-	counted->part.told = wants_progress ? counted_told : NULL;
+	counted->part.progressed = wants_progress ? counted_progressed : NULL;
 	counted->submitting = true;
 	store_submit(world->queue, &counted->part);
 	counted->submitting = false;
@@ -123,15 +123,15 @@ static void test_steps_are_told_and_right(void **state)
 
 	GMB_UNUSED(state);
 	world_open(&world, &options);
-	assert_true(store_info(world.store)->tells_progress);
+	assert_true(store_info(world.store)->has_progress);
 	fill(&world);
 	memset(memory, 0xee, sizeof(memory));
 	run(&world, &counted, STORE_READ, READ_OFFSET, STORE_BYTES - READ_OFFSET, true);
 	assert_int_equal(counted.result, 0);
-	assert_true(counted.told_count >= 16);
+	assert_true(counted.progress_count >= 16);
 	assert_memory_equal(memory, content + READ_OFFSET, STORE_BYTES - READ_OFFSET);
 	run(&world, &counted, STORE_READ, 0, 4096, true);
-	assert_int_equal(counted.told_count, 0);
+	assert_int_equal(counted.progress_count, 0);
 	world_close(&world);
 }
 
@@ -146,9 +146,9 @@ static void test_others_can_work_between_the_steps(void **state)
 	assert_true(run(&world, &counted, STORE_READ, 0, STORE_BYTES, true) > 16);
 	/* Who does not want to know gets all of it in one go, and so does a write. */
 	assert_int_equal(run(&world, &counted, STORE_READ, 0, STORE_BYTES, false), 1);
-	assert_int_equal(counted.told_count, 0);
+	assert_int_equal(counted.progress_count, 0);
 	assert_int_equal(run(&world, &counted, STORE_WRITE, 0, STORE_BYTES, true), 1);
-	assert_int_equal(counted.told_count, 0);
+	assert_int_equal(counted.progress_count, 0);
 	world_close(&world);
 }
 
@@ -162,7 +162,7 @@ static void test_an_impossible_read_is_told_nothing_of(void **state)
 	world_open(&world, &options);
 	run(&world, &counted, STORE_READ, 1, STORE_BYTES, true);
 	assert_int_equal(counted.result, -EIO);
-	assert_int_equal(counted.told_count, 0);
+	assert_int_equal(counted.progress_count, 0);
 	world_close(&world);
 }
 
@@ -181,7 +181,7 @@ static void test_a_pace_hides_the_counter_below(void **state)
 	begin_ns = sim_now_ns();
 	run(&world, &counted, STORE_READ, 0, 1 << 20, true);
 	assert_int_equal(counted.result, 0);
-	assert_int_equal(counted.told_count, 63);
+	assert_int_equal(counted.progress_count, 63);
 	assert_true(sim_now_ns() - begin_ns >= UINT64_C(1000000000));
 	world_close(&world);
 }
@@ -198,7 +198,7 @@ static void test_only_who_is_asked_counts(void **state)
 	for (size_t i = 0; i < ARRAY_COUNT(sources); i++) {
 		options.progress = sources[i];
 		assert_int_equal(store_open(&options, &store, &error), 0);
-		assert_false(store_info(store)->tells_progress);
+		assert_false(store_info(store)->has_progress);
 		store_close(store);
 	}
 	store = NULL;
@@ -209,7 +209,7 @@ static void test_only_who_is_asked_counts(void **state)
 	assert_non_null(strstr(error.text, "'null:4M' cannot count"));
 	options.pace = (struct store_pace){ .rate = 1 << 20, .members = 1 };
 	assert_int_equal(store_open(&options, &store, &error), 0);
-	assert_true(store_info(store)->tells_progress);
+	assert_true(store_info(store)->has_progress);
 	store_close(store);
 }
 

@@ -45,10 +45,10 @@ static uint64_t marker_at(const struct store_part *part, uint32_t chunk)
 }
 
 /* So much of the read is told once the source has looked a few times. */
-static void expect_told(struct slow_device *device, const struct reader *reader, uint64_t bytes)
+static void expect_progress(struct slow_device *device, const struct reader *reader, uint64_t bytes)
 {
 	device_wait(device, SOME_LOOKS);
-	assert_int_equal(reader->told, bytes);
+	assert_int_equal(reader->reported, bytes);
 }
 
 /* A read of LENGTH bytes at offset 0; returns the part that reached the device. */
@@ -84,7 +84,7 @@ static bool passes_on(struct slow_device *device, struct reader *reader)
 	assert_int_equal(reader->result, 0);
 	assert_true(reader_has(reader, KEY, part->length));
 	if (passes) {
-		assert_int_equal(reader->told_count, 0);
+		assert_int_equal(reader->progress_count, 0);
 	}
 	reader_free(reader);
 	return passes;
@@ -121,7 +121,7 @@ static void test_store_looks_like_its_disk_but_tells(void **state)
 	struct slow_device *device = *state;
 	const struct store_info *info = store_info(device->store);
 
-	assert_true(info->tells_progress);
+	assert_true(info->has_progress);
 	assert_true(info->read_direct);
 	assert_int_equal(info->memory_align, 512);
 	assert_int_equal(info->caps, STORE_CAP_WRITE);
@@ -136,15 +136,15 @@ static void test_ascending_chunks_are_told_as_they_come(void **state)
 	struct reader reader;
 	struct store_part *part = start(device, &reader);
 
-	expect_told(device, &reader, 0);
+	expect_progress(device, &reader, 0);
 	assert_true(reader_has(&reader, KEY, 0));
 	for (uint64_t chunk = 0; chunk < PARTS - 1; chunk++) {
 		device_fill(part, KEY, chunk * CHUNK, CHUNK);
 		device_wait(device, SOME_LOOKS);
-		assert_int_equal(reader.told, (chunk + 1) * CHUNK);
+		assert_int_equal(reader.reported, (chunk + 1) * CHUNK);
 		assert_true(reader_has(&reader, KEY, (chunk + 1) * CHUNK));
 	}
-	assert_int_equal(reader.told_count, PARTS - 1);
+	assert_int_equal(reader.progress_count, PARTS - 1);
 	complete(device, &reader, part);
 }
 
@@ -155,16 +155,16 @@ static void test_steps_are_kept(void **state)
 	struct reader reader;
 	struct store_part *part = start(device, &reader);
 
-	reader.part.told_step = 3 * CHUNK;
+	reader.part.progress_step = 3 * CHUNK;
 	device_fill(part, KEY, 0, 2 * CHUNK);
-	expect_told(device, &reader, 0);
+	expect_progress(device, &reader, 0);
 	device_fill(part, KEY, 2 * CHUNK, 2 * CHUNK);
-	expect_told(device, &reader, 4 * CHUNK);
+	expect_progress(device, &reader, 4 * CHUNK);
 	device_fill(part, KEY, 4 * CHUNK, 2 * CHUNK);
-	expect_told(device, &reader, 4 * CHUNK);
+	expect_progress(device, &reader, 4 * CHUNK);
 	device_fill(part, KEY, 6 * CHUNK, CHUNK);
-	expect_told(device, &reader, 7 * CHUNK);
-	assert_int_equal(reader.told_count, 2);
+	expect_progress(device, &reader, 7 * CHUNK);
+	assert_int_equal(reader.progress_count, 2);
 	complete(device, &reader, part);
 }
 
@@ -175,7 +175,7 @@ static void test_half_a_chunk_is_not_told(void **state)
 	struct store_part *part = start(device, &reader);
 
 	device_fill(part, KEY, 0, CHUNK + CHUNK / 2);
-	expect_told(device, &reader, CHUNK);
+	expect_progress(device, &reader, CHUNK);
 	assert_true(reader_has(&reader, KEY, CHUNK));
 	complete(device, &reader, part);
 }
@@ -188,12 +188,12 @@ static void test_what_comes_out_of_order_waits_for_what_is_before(void **state)
 
 	device_fill(part, KEY, 3 * CHUNK, CHUNK);
 	device_fill(part, KEY, 2 * CHUNK, CHUNK);
-	expect_told(device, &reader, 0);
+	expect_progress(device, &reader, 0);
 	device_fill(part, KEY, 0, CHUNK);
-	expect_told(device, &reader, CHUNK);
+	expect_progress(device, &reader, CHUNK);
 	device_fill(part, KEY, CHUNK, CHUNK);
-	expect_told(device, &reader, 4 * CHUNK);
-	assert_int_equal(reader.told_count, 2);
+	expect_progress(device, &reader, 4 * CHUNK);
+	assert_int_equal(reader.progress_count, 2);
 	complete(device, &reader, part);
 }
 
@@ -204,7 +204,7 @@ static void test_last_chunk_waits_for_the_end(void **state)
 	struct store_part *part = start(device, &reader);
 
 	device_fill(part, KEY, 0, LENGTH);
-	expect_told(device, &reader, LENGTH - CHUNK);
+	expect_progress(device, &reader, LENGTH - CHUNK);
 	assert_true(reader_has(&reader, KEY, LENGTH - CHUNK));
 	assert_false(reader.is_done);
 	complete(device, &reader, part);
@@ -221,7 +221,7 @@ static void test_data_that_equal_the_marker_only_wait(void **state)
 
 	device_fill(part, KEY, 0, LENGTH);
 	memcpy(end, &marker, sizeof(marker));
-	expect_told(device, &reader, 2 * CHUNK);
+	expect_progress(device, &reader, 2 * CHUNK);
 	device_finish(device, part, 0);
 	assert_int_equal(reader.result, 0);
 	assert_memory_equal(reader.memory + 3 * CHUNK - sizeof(marker), &marker, sizeof(marker));
@@ -243,12 +243,12 @@ static void test_reads_in_flight_are_told_apart(void **state)
 
 	device_fill(parts[1], KEY, 0, 2 * CHUNK);
 	device_wait(device, SOME_LOOKS);
-	assert_int_equal(first.told, 0);
-	assert_int_equal(second.told, 2 * CHUNK);
+	assert_int_equal(first.reported, 0);
+	assert_int_equal(second.reported, 2 * CHUNK);
 	complete(device, &second, parts[1]);
 	device_fill(parts[0], KEY, 0, 5 * CHUNK);
 	device_wait(device, SOME_LOOKS);
-	assert_int_equal(first.told, 5 * CHUNK);
+	assert_int_equal(first.reported, 5 * CHUNK);
 	complete(device, &first, parts[0]);
 }
 
@@ -265,7 +265,7 @@ static void test_device_that_writes_told_bytes_again_is_found_out(void **state)
 
 	device_fill(other, KEY, 0, 2 * CHUNK);
 	device_fill(part, KEY + 1, 0, 4 * CHUNK); /* ciphertext */
-	expect_told(device, &reader, 4 * CHUNK);
+	expect_progress(device, &reader, 4 * CHUNK);
 	device_fill(part, KEY, 0, LENGTH); /* decrypted */
 	device_finish(device, part, 0);
 	assert_int_equal(reader.result, -EIO);
@@ -274,7 +274,7 @@ static void test_device_that_writes_told_bytes_again_is_found_out(void **state)
 	/* Who was in flight has told the truth, and tells no more. */
 	device_fill(other, KEY, 0, 6 * CHUNK);
 	device_wait(device, SOME_LOOKS);
-	assert_int_equal(bystander.told, 2 * CHUNK);
+	assert_int_equal(bystander.reported, 2 * CHUNK);
 	complete(device, &bystander, other);
 
 	for (int i = 0; i < 3; i++) {
@@ -293,7 +293,7 @@ static void test_later_looks_do_not_mend_what_was_told(void **state)
 	device_fill(part, KEY + 1, 0, 2 * CHUNK);
 	device_wait(device, SOME_LOOKS);
 	device_fill(part, KEY, 0, 4 * CHUNK);
-	expect_told(device, &reader, 4 * CHUNK);
+	expect_progress(device, &reader, 4 * CHUNK);
 	assert_int_equal(reader.memory[0], device_byte(KEY + 1, 0));
 	assert_int_equal(reader.memory[2 * CHUNK], device_byte(KEY, 2 * CHUNK));
 	device_fill(part, KEY, 0, LENGTH);
@@ -320,12 +320,12 @@ static void test_one_changed_byte_is_enough(void **state)
 		byte = (uint8_t *)part->data + places[i];
 		device_fill(part, KEY, 0, LENGTH);
 		device_wait(device, SOME_LOOKS);
-		assert_int_equal(reader.told, LENGTH - CHUNK);
+		assert_int_equal(reader.reported, LENGTH - CHUNK);
 		*byte ^= 0x80;
-		assert_true(store_tells_progress(device->store));
+		assert_true(store_has_progress(device->store));
 		device_finish(device, part, 0);
 		assert_int_equal(reader.result, -EIO);
-		assert_false(store_tells_progress(device->store));
+		assert_false(store_has_progress(device->store));
 		reader_free(&reader);
 	}
 }
@@ -339,7 +339,7 @@ static void test_bytes_not_told_may_be_written_again(void **state)
 	device_fill_byte(part, 0xee, LENGTH - CHUNK, CHUNK);
 	device_fill_byte(part, 0xee, 2 * CHUNK, CHUNK);
 	device_fill(part, KEY, 0, CHUNK);
-	expect_told(device, &reader, CHUNK);
+	expect_progress(device, &reader, CHUNK);
 	complete(device, &reader, part);
 	part = start(device, &reader);
 	assert_ptr_not_equal(part, &reader.part); /* still on */
@@ -356,8 +356,8 @@ static void test_told_bytes_may_be_written_again_the_same(void **state)
 		device_fill(part, KEY, 0, 4 * CHUNK);
 		device_wait(device, SOME_LOOKS);
 	}
-	assert_int_equal(reader.told, 4 * CHUNK);
-	assert_int_equal(reader.told_count, 1);
+	assert_int_equal(reader.reported, 4 * CHUNK);
+	assert_int_equal(reader.progress_count, 1);
 	complete(device, &reader, part);
 }
 
@@ -371,7 +371,7 @@ static void test_a_marker_that_goes_early_shows_zeroes_and_fails(void **state)
 	complete(device, &reader, part); /* secrets in the memory that is used next */
 	part = start(device, &reader);
 	device_fill(part, KEY, CHUNK - 8, 8);
-	expect_told(device, &reader, CHUNK);
+	expect_progress(device, &reader, CHUNK);
 	for (uint32_t i = 0; i < CHUNK - 8; i++) {
 		assert_int_equal(reader.memory[i], 0);
 	}
@@ -388,7 +388,7 @@ static void test_late_error_is_the_reads_own(void **state)
 	struct store_part *part = start(device, &reader);
 
 	device_fill(part, KEY, 0, LENGTH);
-	expect_told(device, &reader, LENGTH - CHUNK);
+	expect_progress(device, &reader, LENGTH - CHUNK);
 	device_finish(device, part, -ETIMEDOUT);
 	assert_int_equal(reader.result, -ETIMEDOUT);
 	assert_true(reader_has(&reader, KEY, LENGTH - CHUNK)); /* the last chunk never came out */

@@ -26,14 +26,14 @@ struct watched {
 	struct store_part *part; /* the device's, NULL = the place is free */
 	bool direct;		 /* not watched: the device writes into the reader's memory */
 	uint8_t *shadow;
-	uint8_t *told; /* the first bytes, as they were told */
-	uint64_t told_bytes;
+	uint8_t *reported; /* the first bytes, as they were told */
+	uint64_t progress_bytes;
 };
 
 static uint8_t untouched[CHUNKS_MAX * CHUNK];
 static uint64_t seed_given;
 static uint64_t fault_count;
-static uint64_t told_count;
+static uint64_t progress_count;
 
 /* cmocka's own looks at each byte by itself, which is most of the time here. */
 static void check_same(const void *left, const void *right, size_t bytes)
@@ -54,11 +54,11 @@ static void begin(struct slow_device *device, struct watched *watched)
 	watched->part = device->parts[device->part_count - 1];
 	watched->direct = watched->part == &watched->reader.part;
 	watched->shadow = malloc(length);
-	watched->told = malloc(length);
+	watched->reported = malloc(length);
 	assert_non_null(watched->shadow);
-	assert_non_null(watched->told);
+	assert_non_null(watched->reported);
 	memcpy(watched->shadow, watched->part->data, length);
-	watched->told_bytes = 0;
+	watched->progress_bytes = 0;
 }
 
 /* The device writes anywhere: a good one whole chunks and what belongs there; a bad one also
@@ -81,22 +81,22 @@ static void scribble(struct watched *watched, bool bad)
 }
 
 /* Nothing but the bytes that the device has put there may have come out. */
-static void check_told(struct watched *watched)
+static void check_progress(struct watched *watched)
 {
-	uint64_t told = watched->reader.told;
+	uint64_t reported = watched->reader.reported;
 
 	if (watched->direct) {
-		assert_int_equal(told, 0);
+		assert_int_equal(reported, 0);
 		return;
 	}
-	check_same(watched->reader.memory + watched->told_bytes,
-		watched->shadow + watched->told_bytes, told - watched->told_bytes);
-	memcpy(watched->told + watched->told_bytes, watched->shadow + watched->told_bytes,
-		told - watched->told_bytes);
-	told_count += told > watched->told_bytes;
-	watched->told_bytes = told;
-	check_same(watched->reader.memory, watched->told, told);
-	check_same(watched->reader.memory + told, untouched, watched->part->length - told);
+	check_same(watched->reader.memory + watched->progress_bytes,
+		watched->shadow + watched->progress_bytes, reported - watched->progress_bytes);
+	memcpy(watched->reported + watched->progress_bytes,
+		watched->shadow + watched->progress_bytes, reported - watched->progress_bytes);
+	progress_count += reported > watched->progress_bytes;
+	watched->progress_bytes = reported;
+	check_same(watched->reader.memory, watched->reported, reported);
+	check_same(watched->reader.memory + reported, untouched, watched->part->length - reported);
 }
 
 static void end(struct slow_device *device, struct watched *watched, bool bad)
@@ -110,7 +110,7 @@ static void end(struct slow_device *device, struct watched *watched, bool bad)
 		device_fill(part, 1, 0, part->length);
 		memcpy(watched->shadow, part->data, part->length);
 	}
-	if (memcmp(watched->told, watched->shadow, watched->told_bytes) != 0) {
+	if (memcmp(watched->reported, watched->shadow, watched->progress_bytes) != 0) {
 		expected = -EIO;
 		fault_count += result == 0;
 	}
@@ -122,7 +122,7 @@ static void end(struct slow_device *device, struct watched *watched, bool bad)
 	}
 	reader_free(&watched->reader);
 	free(watched->shadow);
-	free(watched->told);
+	free(watched->reported);
 	watched->part = NULL;
 }
 
@@ -147,7 +147,7 @@ static void run_world(uint64_t seed, bool bad)
 		}
 		for (int i = 0; i < READS; i++) {
 			if (reads[i].part != NULL) {
-				check_told(&reads[i]);
+				check_progress(&reads[i]);
 			}
 		}
 	}
@@ -172,10 +172,10 @@ static void test_good_devices_in_any_order_never_fail(void **state)
 {
 	GMB_UNUSED(state);
 	fault_count = 0;
-	told_count = 0;
+	progress_count = 0;
 	run_worlds(false);
 	assert_int_equal(fault_count, 0);
-	assert_true(seed_given != 0 || told_count > WORLDS);
+	assert_true(seed_given != 0 || progress_count > WORLDS);
 }
 
 static void test_bad_devices_are_found_out(void **state)
@@ -196,7 +196,7 @@ static uint8_t disk_bytes[DISK_BYTES];
 /* One read, and whether bytes were told that are not the disk's. */
 struct judged {
 	struct store_part part;
-	bool was_told_wrong;
+	bool was_reported_wrong;
 	bool is_done;
 };
 
@@ -204,8 +204,8 @@ static void early(struct store_part *part, uint64_t bytes)
 {
 	struct judged *judged = container_of(part, struct judged, part);
 
-	judged->was_told_wrong = memcmp(part->data, disk_bytes + part->offset, bytes) != 0;
-	told_count++;
+	judged->was_reported_wrong = memcmp(part->data, disk_bytes + part->offset, bytes) != 0;
+	progress_count++;
 }
 
 static void ended(struct store_part *part, int result)
@@ -213,11 +213,11 @@ static void ended(struct store_part *part, int result)
 	struct judged *judged = container_of(part, struct judged, part);
 
 	if (result == 0) {
-		assert_false(judged->was_told_wrong);
+		assert_false(judged->was_reported_wrong);
 		check_same(part->data, disk_bytes + part->offset, part->length);
 	} else {
 		assert_int_equal(result, -EIO);
-		fault_count += judged->was_told_wrong;
+		fault_count += judged->was_reported_wrong;
 	}
 	judged->is_done = true;
 }
@@ -239,7 +239,7 @@ static struct store *open_disk(void)
 	}
 	sim_disk_poke(disk, 0, disk_bytes, DISK_BYTES);
 	assert_int_equal(store_open(&options, &store, &error), 0);
-	assert_true(store_info(store)->tells_progress);
+	assert_true(store_info(store)->has_progress);
 	return store;
 }
 
@@ -258,7 +258,7 @@ static void read_disk(struct ring *ring, struct store_queue *queue)
 			.data = memory[i],
 			.buf_idx = -1,
 			.done = ended,
-			.told = early,
+			.progressed = early,
 		};
 		store_submit(queue, &reads[i].part);
 	}
@@ -278,9 +278,9 @@ static void read_until_found_out(struct ring *ring, struct store_queue *queue)
 		assert_true(round < 100);
 		read_disk(ring, queue);
 	}
-	told_before = told_count;
+	told_before = progress_count;
 	read_disk(ring, queue);
-	assert_true(told_count == told_before);
+	assert_true(progress_count == told_before);
 }
 
 /*
@@ -301,7 +301,7 @@ static void test_a_disk_that_scribbles_is_found_out(void **state)
 
 	GMB_UNUSED(state);
 	fault_count = 0;
-	told_count = 0;
+	progress_count = 0;
 	for (uint64_t seed = 1; seed <= 40; seed++) {
 		const struct sim_options options = { .seed = seed_given != 0 ? seed_given : seed };
 		const struct ring_options ring_options = { .entries = 64 };
@@ -322,7 +322,7 @@ static void test_a_disk_that_scribbles_is_found_out(void **state)
 		ring_destroy(ring);
 		sim_stop();
 	}
-	printf("told early %" PRIu64 " times, %" PRIu64 " reads told garbage\n", told_count,
+	printf("told early %" PRIu64 " times, %" PRIu64 " reads told garbage\n", progress_count,
 		fault_count);
 }
 

@@ -18,7 +18,7 @@
 
 enum {
 	KIB = 1024,
-	TOLD_MAX = 128,
+	REPORTED_MAX = 128,
 	STORE_BYTES = 16 << 20,
 	/* What the simulated machine itself takes: an operation 1 us, a look at the clock 40 ns. */
 	SLACK_NS = 3000,
@@ -40,9 +40,9 @@ struct timed_part {
 	bool is_done;
 	int result;
 	uint64_t done_ns;
-	uint32_t told_count;
-	uint64_t told[TOLD_MAX];
-	uint64_t told_ns[TOLD_MAX];
+	uint32_t progress_count;
+	uint64_t reported[REPORTED_MAX];
+	uint64_t progress_ns[REPORTED_MAX];
 };
 
 static uint8_t memory[STORE_BYTES];
@@ -92,17 +92,18 @@ static void timed_done(struct store_part *part, int result)
 	done_count++;
 }
 
-static void timed_told(struct store_part *part, uint64_t bytes)
+static void timed_progressed(struct store_part *part, uint64_t bytes)
 {
 	struct timed_part *timed = container_of(part, struct timed_part, part);
 
 	assert_false(timed->is_done);
 	assert_true(bytes < part->length);
-	assert_true(timed->told_count < TOLD_MAX);
-	assert_true(timed->told_count == 0 || bytes > timed->told[timed->told_count - 1]);
-	timed->told[timed->told_count] = bytes;
-	timed->told_ns[timed->told_count] = sim_now_ns();
-	timed->told_count++;
+	assert_true(timed->progress_count < REPORTED_MAX);
+	assert_true(
+		timed->progress_count == 0 || bytes > timed->reported[timed->progress_count - 1]);
+	timed->reported[timed->progress_count] = bytes;
+	timed->progress_ns[timed->progress_count] = sim_now_ns();
+	timed->progress_count++;
 }
 
 static void begin(struct paced *paced, struct timed_part *timed, enum store_op op, uint64_t offset,
@@ -115,7 +116,7 @@ static void begin(struct paced *paced, struct timed_part *timed, enum store_op o
 	timed->part.data = memory;
 	timed->part.buf_idx = -1;
 	timed->part.done = timed_done;
-	timed->part.told = op == STORE_READ ? timed_told : NULL;
+	timed->part.progressed = op == STORE_READ ? timed_progressed : NULL;
 	store_submit(paced->queue, &timed->part);
 	assert_false(timed->is_done);
 }
@@ -151,12 +152,12 @@ static void check_done(const struct paced *paced, const struct timed_part *timed
 	check_at(timed->done_ns, paced->begin_ns + after_ns);
 }
 
-static void check_told(const struct paced *paced, const struct timed_part *timed, uint32_t idx,
+static void check_progress(const struct paced *paced, const struct timed_part *timed, uint32_t idx,
 	uint64_t bytes, uint64_t after_ns)
 {
-	assert_true(idx < timed->told_count);
-	assert_int_equal(timed->told[idx], bytes);
-	check_at(timed->told_ns[idx], paced->begin_ns + after_ns);
+	assert_true(idx < timed->progress_count);
+	assert_int_equal(timed->reported[idx], bytes);
+	check_at(timed->progress_ns[idx], paced->begin_ns + after_ns);
 }
 
 /* --- time ---------------------------------------------------------------------------------- */
@@ -188,7 +189,7 @@ static void test_latency_comes_before_each_part(void **state)
 	finish(&timed[1]);
 	check_done(&paced, &timed[0], CHUNK_NS + 10000000);
 	check_done(&paced, &timed[1], 2 * CHUNK_NS + 20000000);
-	check_told(&paced, &timed[0], 0, 16 * KIB, CHUNK_NS / 4 + 10000000);
+	check_progress(&paced, &timed[0], 0, 16 * KIB, CHUNK_NS / 4 + 10000000);
 	paced_close(&paced);
 }
 
@@ -207,7 +208,7 @@ static void test_a_member_serves_in_order_of_arrival(void **state)
 	check_done(&paced, &timed[1], 5 * CHUNK_NS);
 	check_done(&paced, &timed[2], 7 * CHUNK_NS);
 	/* Nothing of a part comes before its turn. */
-	check_told(&paced, &timed[1], 0, 16 * KIB, 4 * CHUNK_NS + CHUNK_NS / 4);
+	check_progress(&paced, &timed[1], 0, 16 * KIB, 4 * CHUNK_NS + CHUNK_NS / 4);
 	paced_close(&paced);
 }
 
@@ -378,12 +379,12 @@ static void test_a_fast_disk_tells_in_larger_steps(void **state)
 	paced_open(&paced, "memory:16M", "1G");
 	read_whole(&paced, &timed, 0, 1 << 20);
 	check_done(&paced, &timed, SECOND_NS / 1024);
-	assert_int_equal(timed.told_count, 15);
-	check_told(&paced, &timed, 0, 64 * KIB, SECOND_NS / 16384);
+	assert_int_equal(timed.progress_count, 15);
+	check_progress(&paced, &timed, 0, 64 * KIB, SECOND_NS / 16384);
 	paced_close(&paced);
 	paced_open(&paced, "memory:16M", "1T");
 	read_whole(&paced, &timed, 0, 8 << 20);
-	assert_int_equal(timed.told_count, 0);
+	assert_int_equal(timed.progress_count, 0);
 	paced_close(&paced);
 }
 
@@ -397,16 +398,16 @@ static void test_progress_is_told_as_the_bytes_come(void **state)
 	GMB_UNUSED(state);
 	paced_open(&paced, "memory:16M", "1M");
 	read_whole(&paced, &timed, 100, 80 * KIB);
-	assert_int_equal(timed.told_count, 4); /* never the whole */
+	assert_int_equal(timed.progress_count, 4); /* never the whole */
 	for (uint32_t i = 0; i < 4; i++) {
-		check_told(&paced, &timed, i, (i + 1) * 16 * KIB, (i + 1) * CHUNK_NS / 4);
+		check_progress(&paced, &timed, i, (i + 1) * 16 * KIB, (i + 1) * CHUNK_NS / 4);
 	}
 	check_done(&paced, &timed, 5 * CHUNK_NS / 4);
 	paced.begin_ns = sim_now_ns();
 	read_whole(&paced, &timed, 0, 16 * KIB);
-	assert_int_equal(timed.told_count, 0);
+	assert_int_equal(timed.progress_count, 0);
 	read_whole(&paced, &timed, 0, 16 * KIB + 1);
-	assert_int_equal(timed.told_count, 1);
+	assert_int_equal(timed.progress_count, 1);
 	paced_close(&paced);
 }
 
@@ -419,12 +420,12 @@ static void test_progress_of_a_stripe_is_the_longest_prefix(void **state)
 	paced_open(&paced, "memory:16M", "1M:members=4");
 	read_whole(&paced, &timed, 0, 320 * KIB);
 	/* The other three members' chunks come together with the first, and count with its end. */
-	assert_int_equal(timed.told_count, 7);
-	check_told(&paced, &timed, 0, 16 * KIB, CHUNK_NS / 4);
-	check_told(&paced, &timed, 2, 48 * KIB, 3 * CHUNK_NS / 4);
-	check_told(&paced, &timed, 3, 256 * KIB, CHUNK_NS);
-	check_told(&paced, &timed, 4, 272 * KIB, CHUNK_NS + CHUNK_NS / 4);
-	check_told(&paced, &timed, 6, 304 * KIB, CHUNK_NS + 3 * CHUNK_NS / 4);
+	assert_int_equal(timed.progress_count, 7);
+	check_progress(&paced, &timed, 0, 16 * KIB, CHUNK_NS / 4);
+	check_progress(&paced, &timed, 2, 48 * KIB, 3 * CHUNK_NS / 4);
+	check_progress(&paced, &timed, 3, 256 * KIB, CHUNK_NS);
+	check_progress(&paced, &timed, 4, 272 * KIB, CHUNK_NS + CHUNK_NS / 4);
+	check_progress(&paced, &timed, 6, 304 * KIB, CHUNK_NS + 3 * CHUNK_NS / 4);
 	check_done(&paced, &timed, 2 * CHUNK_NS);
 	paced_close(&paced);
 }
@@ -441,12 +442,12 @@ static void test_progress_waits_for_a_busy_member(void **state)
 	begin(&paced, &timed, STORE_READ, 0, 256 * KIB);
 	finish(&timed);
 	check_done(&paced, &busy, 15 * CHUNK_NS / 16);
-	check_told(&paced, &timed, 3, 64 * KIB, CHUNK_NS);
-	check_told(&paced, &timed, 4, 80 * KIB, 19 * CHUNK_NS / 16);
+	check_progress(&paced, &timed, 3, 64 * KIB, CHUNK_NS);
+	check_progress(&paced, &timed, 4, 80 * KIB, 19 * CHUNK_NS / 16);
 	/* When member 1 brings the end of its first chunk, most of member 0's second is there. */
-	check_told(&paced, &timed, 7, 176 * KIB, 31 * CHUNK_NS / 16);
-	check_told(&paced, &timed, 8, 192 * KIB, 2 * CHUNK_NS);
-	assert_int_equal(timed.told_count, 12);
+	check_progress(&paced, &timed, 7, 176 * KIB, 31 * CHUNK_NS / 16);
+	check_progress(&paced, &timed, 8, 192 * KIB, 2 * CHUNK_NS);
+	assert_int_equal(timed.progress_count, 12);
 	check_done(&paced, &timed, 47 * CHUNK_NS / 16);
 	paced_close(&paced);
 }
@@ -467,7 +468,7 @@ static void test_who_does_not_want_progress_gets_none(void **state)
 	store_submit(paced.queue, &timed.part);
 	finish(&timed);
 	check_done(&paced, &timed, 4 * CHUNK_NS);
-	assert_int_equal(timed.told_count, 0);
+	assert_int_equal(timed.progress_count, 0);
 	paced_close(&paced);
 }
 
@@ -486,7 +487,7 @@ static void test_a_failed_part_fails_at_once_and_takes_no_turn(void **state)
 	finish(&failed);
 	assert_int_equal(failed.result, -EIO);
 	check_at(failed.done_ns, paced.begin_ns);
-	assert_int_equal(failed.told_count, 0);
+	assert_int_equal(failed.progress_count, 0);
 	finish(&timed);
 	check_done(&paced, &timed, SECOND_NS + CHUNK_NS);
 	paced_close(&paced);
@@ -543,7 +544,7 @@ static void test_the_store_tells_what_it_is(void **state)
 
 	GMB_UNUSED(state);
 	paced_open(&paced, "memory:16M", "1M");
-	assert_true(store_info(paced.store)->tells_progress);
+	assert_true(store_info(paced.store)->has_progress);
 	assert_int_equal(store_info(paced.store)->stripe_members, 0);
 	assert_int_equal(store_size(paced.store), 16 << 20);
 	assert_string_equal(store_info(paced.store)->kind, "memory");
@@ -560,7 +561,7 @@ static void test_the_store_tells_what_it_is(void **state)
 	assert_int_equal(store_open(&options, &paced.store, &error), 0);
 	assert_int_equal(store_info(paced.store)->stripe_chunk, 128 * KIB);
 	assert_int_equal(store_info(paced.store)->stripe_members, 5);
-	assert_false(store_info(paced.store)->tells_progress);
+	assert_false(store_info(paced.store)->has_progress);
 	store_close(paced.store);
 }
 
@@ -585,7 +586,7 @@ static void test_faults_and_delays_come_on_top(void **state)
 	begin(&paced, &timed, STORE_READ, 0, 64 * KIB);
 	finish(&timed);
 	check_done(&paced, &timed, CHUNK_NS + 5000000);
-	assert_int_equal(timed.told_count, 3);
+	assert_int_equal(timed.progress_count, 3);
 	paced.begin_ns = sim_now_ns();
 	begin(&paced, &timed, STORE_READ, 0, 64 * KIB);
 	finish(&timed);

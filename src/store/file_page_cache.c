@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Reads that are sent from the page cache itself: what a read would copy into memory of ours, for
- * the socket to copy it again, is copied once. Only what is in the cache already is lent, so that
- * nobody waits for the disk where all clients of a reactor would wait with him.
+ * Reads that are sent from the page cache: the data is copied once, into the socket, instead of
+ * twice. Only data that is in the cache already is sent so: a page fault would make all clients of
+ * the reactor wait for the disk.
  */
 #include "store/file.h"
 
@@ -42,7 +42,7 @@ static const char *map_create(struct file_store *store)
 	}
 }
 
-void file_lend_init(struct file_store *store)
+void file_page_cache_init(struct file_store *store)
 {
 	store->map_refusal = map_create(store);
 	if (store->map_refusal != NULL) {
@@ -50,7 +50,7 @@ void file_lend_init(struct file_store *store)
 	}
 }
 
-const char *file_lend_refusal(struct store *base)
+const char *file_page_cache_refusal(struct store *base)
 {
 	const struct file_store *store = container_of(base, struct file_store, base);
 
@@ -62,7 +62,7 @@ const char *file_lend_refusal(struct store *base)
 
 static bool may_be_zeroes(struct disk_map *map, uint64_t offset, uint64_t length)
 {
-	for (uint64_t at = 0; at < length; at += STORE_LEND_LOOK_BYTES) {
+	for (uint64_t at = 0; at < length; at += STORE_PAGE_CACHE_LOOK_BYTES) {
 		uint64_t word = 0;
 		size_t count = MIN(sizeof(word), (size_t)(length - at));
 
@@ -82,9 +82,9 @@ static bool touch_end(struct disk_map *map, uint64_t end)
 }
 
 /* Where somebody writes around the page cache, what was in it a moment ago may have to be read from
- * the disk again. The size is asked each time: once the reply has begun, that the file was cut
- * could not be told any more. */
-bool file_lend(struct store_queue *base, struct store_part *part)
+ * the disk again. The size is asked each time: once the reply has begun, an error could
+ * not be reported any more. */
+bool file_page_cache_ref(struct store_queue *base, struct store_part *part)
 {
 	struct file_queue *queue = container_of(base, struct file_queue, base);
 	struct file_store *store = container_of(base->store, struct file_store, base);
@@ -92,8 +92,8 @@ bool file_lend(struct store_queue *base, struct store_part *part)
 	if (store->map == NULL) {
 		return false;
 	}
-	if (queue->lend_pause > 0) {
-		queue->lend_pause--;
+	if (queue->page_cache_pause > 0) {
+		queue->page_cache_pause--;
 		return false;
 	}
 	if (file_gate_has_direct_writers(store->gate) ||
@@ -102,7 +102,7 @@ bool file_lend(struct store_queue *base, struct store_part *part)
 	}
 	part->data = (void *)(uintptr_t)disk_map_view(store->map, part->offset, part->length);
 	if (part->data == NULL) {
-		queue->lend_pause = PAUSE_READS;
+		queue->page_cache_pause = PAUSE_READS;
 		return false;
 	}
 	return !may_be_zeroes(store->map, part->offset, part->length) &&

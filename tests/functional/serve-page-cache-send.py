@@ -19,7 +19,7 @@ MIB = 1024 * KIB
 SIZE = 8 * MIB + 12345  # the last page is not whole
 
 
-class Mapped(support.Case):
+class PageCacheSend(support.Case):
     def setUp(self):
         super().setUp()
         self.enter()
@@ -54,8 +54,8 @@ class Mapped(support.Case):
         self.assertEqual((code, errors), (0, ""))
         return json.loads(output)["exports"][0]
 
-    def mapped_bytes(self):
-        return self.told()["mapped_bytes"]
+    def sent_bytes(self):
+        return self.told()["page_cache_send_bytes"]
 
     def shown(self):
         """The same, for people."""
@@ -84,7 +84,7 @@ class Mapped(support.Case):
                              self.content[offset:offset + length])
             expected += length
         self.assertEqual(self.read(client, SIZE - 140_000, 140_000), self.content[-140_000:])
-        self.assertEqual(self.mapped_bytes(), expected + 140_000)
+        self.assertEqual(self.sent_bytes(), expected + 140_000)
         code, output, errors = self.run_gmblock("stats", self.server.uri)
         self.assertEqual((code, errors), (0, ""))
         self.assertRegex(output, r"reads: 0\.\d{3} GB were sent without a copy")
@@ -92,17 +92,17 @@ class Mapped(support.Case):
     def test_simple_replies_too(self):
         client = self.open(structured=False)
         self.assertEqual(client.read(12_345, MIB), self.content[12_345:12_345 + MIB])
-        self.assertEqual(self.mapped_bytes(), MIB)
+        self.assertEqual(self.sent_bytes(), MIB)
 
     def test_small_and_very_large_reads_are_copied(self):
         client = self.open()
         self.assertEqual(self.read(client, 1, 128 * KIB - 1), self.content[1:128 * KIB])
         self.assertEqual(self.read(client, 0, 2 * MIB + 1), self.content[:2 * MIB + 1])
-        self.assertEqual(self.mapped_bytes(), 0)
+        self.assertEqual(self.sent_bytes(), 0)
 
     def test_off_and_other_modes_copy(self):
         for keys, refusal, sentence in (
-                (("mmap=off",), "mmap=off", "mmap=off"),
+                (("page-cache-send=off",), "page-cache-send=off", "page-cache-send=off"),
                 (("mode=direct",), "mode=direct", "mode=direct goes around the page cache"),
                 (("write-mode=direct",), "write-mode=direct", "write-mode=direct goes around"),
                 (("overlap=64K",), "overlap", "overlap= cuts them into parts"),
@@ -115,7 +115,8 @@ class Mapped(support.Case):
                 self.assertNotIn("reads:", self.shown())
                 self.assertEqual(self.read(client, 4096, MIB), self.content[4096:4096 + MIB])
                 told = self.told()
-                self.assertEqual((told["mapped_bytes"], told["mapped_refusal"]), (0, refusal))
+                self.assertEqual(told["page_cache_send_bytes"], 0)
+                self.assertEqual(told["page_cache_send_refusal"], refusal)
                 self.assertIn(f"  reads: all are copied by the server: {sentence}", self.shown())
                 self.assertEqual(self.server.stop(), (0, ""))
 
@@ -127,8 +128,9 @@ class Mapped(support.Case):
             with self.subTest(path):
                 self.server = self.start_unix("--export", f"={path}")
                 told = self.told()
-                self.assertEqual((told["mapped_bytes"], told["mapped_misses"]), (0, 0))
-                self.assertEqual(told["mapped_refusal"], refusal)
+                self.assertEqual(told["page_cache_send_bytes"], 0)
+                self.assertEqual(told["page_cache_send_misses"], 0)
+                self.assertEqual(told["page_cache_send_refusal"], refusal)
                 self.assertEqual(self.server.stop(), (0, ""))
 
     def test_a_file_of_somebody_else_is_not_told_of(self):
@@ -150,27 +152,27 @@ class Mapped(support.Case):
                             f"={self.image},readonly", **options)
         code, output, errors = self.run_gmblock("stats", "--json", server.uri, **options)
         self.assertEqual((code, errors), (0, ""))
-        self.assertEqual(json.loads(output)["exports"][0]["mapped_refusal"], "foreign")
+        self.assertEqual(json.loads(output)["exports"][0]["page_cache_send_refusal"], "foreign")
 
-    def test_memory_lends_what_it_has(self):
+    def test_memory_is_sent_without_a_copy(self):
         self.server = self.start_unix("--export", "=memory:8M")
         client = self.connect()
         writer = self.connect(structured=False)
         client.send_request(nbdmini.CMD_READ, 1, MIB, MIB)
         self.assertEqual({chunk.kind for chunk in client.chunks(1)}, {nbdmini.CHUNK_HOLE})
-        self.assertEqual(self.mapped_bytes(), 0)
+        self.assertEqual(self.sent_bytes(), 0)
         writer.write(0, bytes(self.content[:4 * MIB]))
         self.assertEqual(self.read(client, 77, 2 * MIB), self.content[77:2 * MIB + 77])
-        self.assertEqual(self.mapped_bytes(), 2 * MIB)
+        self.assertEqual(self.sent_bytes(), 2 * MIB)
         # The end of what was written, and holes.
         self.assertEqual(self.read(client, 3 * MIB, 2 * MIB),
                          self.content[3 * MIB:4 * MIB] + bytes(MIB))
-        self.assertEqual(self.mapped_bytes(), 2 * MIB)
+        self.assertEqual(self.sent_bytes(), 2 * MIB)
 
     def test_auto_is_the_default(self):
-        client = self.open("mmap=auto")
+        client = self.open("page-cache-send=auto")
         self.assertEqual(self.read(client, 0, MIB), self.content[:MIB])
-        self.assertEqual(self.mapped_bytes(), MIB)
+        self.assertEqual(self.sent_bytes(), MIB)
 
     def test_somebody_who_writes_around_the_cache_ends_it(self):
         other = self.path("other")
@@ -180,7 +182,8 @@ class Mapped(support.Case):
         client = self.connect()
         self.assertEqual(self.read(client, 0, MIB), self.content[:MIB])
         told = self.told()
-        self.assertEqual((told["mapped_bytes"], told["mapped_refusal"]), (0, "shared"))
+        self.assertEqual(told["page_cache_send_bytes"], 0)
+        self.assertEqual(told["page_cache_send_refusal"], "shared")
         self.assertIn("all are copied by the server: another export writes", self.shown())
 
     def test_what_is_written_is_read(self):
@@ -195,7 +198,7 @@ class Mapped(support.Case):
             self.content[offset:offset + length] = data
             start = max(0, min(offset - 1000, SIZE - MIB))
             self.assertEqual(self.read(client, start, MIB), self.content[start:start + MIB])
-        self.assertGreater(self.mapped_bytes(), 30 * MIB)
+        self.assertGreater(self.sent_bytes(), 30 * MIB)
 
     def test_zeroes_are_still_holes(self):
         zeroes = bytes(MIB)
@@ -210,7 +213,7 @@ class Mapped(support.Case):
         kinds = {(chunk.kind, chunk.offset) for chunk in client.chunks(2)}
         self.assertEqual(kinds, {(nbdmini.CHUNK_DATA, MIB + 512 * KIB),
                                  (nbdmini.CHUNK_HOLE, 2 * MIB)})
-        self.assertEqual(self.mapped_bytes(), 0)
+        self.assertEqual(self.sent_bytes(), 0)
 
     def test_a_shorter_file_is_an_error(self):
         client = self.open()
@@ -218,7 +221,7 @@ class Mapped(support.Case):
         client.send_request(nbdmini.CMD_READ, 1, 2 * MIB - 64 * KIB, 256 * KIB)
         self.assertEqual(client.chunks(1)[-1].kind, nbdmini.CHUNK_ERROR)
         self.assertEqual(self.read(client, 0, MIB), self.content[:MIB])
-        self.assertEqual(self.mapped_bytes(), MIB)
+        self.assertEqual(self.sent_bytes(), MIB)
 
     def test_a_file_cut_under_a_reply_ends_that_connection_only(self):
         client = self.open(structured=False)
@@ -228,7 +231,7 @@ class Mapped(support.Case):
         count = 6  # less than the memory that a connection may keep busy
         for cookie in range(count):
             client.send_request(nbdmini.CMD_READ, cookie, 4 * MIB, 4 * MIB)
-        while self.mapped_bytes() < count * 4 * MIB:
+        while self.sent_bytes() < count * 4 * MIB:
             pass  # until all are under way
         os.truncate(self.image, 4 * MIB)
         got = 0
@@ -251,16 +254,17 @@ class Mapped(support.Case):
         self.content[hole:] = bytes(SIZE - hole)
         client = self.open(arguments=("--threads", "1"))
         self.assertEqual(self.read(client, 0, MIB), self.content[:MIB])
-        self.assertEqual(self.mapped_bytes(), MIB)
+        self.assertEqual(self.sent_bytes(), MIB)
         self.assertEqual(self.read(client, hole - MIB, 2 * MIB), self.content[hole - MIB:hole + MIB])
         for _ in range(32):
             self.assertEqual(self.read(client, MIB, MIB), self.content[MIB:2 * MIB])
         told = self.told()
-        self.assertEqual((told["mapped_bytes"], told["mapped_misses"], told["mapped_refusal"]),
+        self.assertEqual(tuple(told["page_cache_send_" + what]
+                               for what in ("bytes", "misses", "refusal")),
                          (MIB, 33, None))
         self.assertIn("  reads: 33 large ones were copied: not all was in", self.shown())
         self.assertEqual(self.read(client, 2 * MIB, MIB), self.content[2 * MIB:3 * MIB])
-        self.assertEqual(self.mapped_bytes(), 2 * MIB)
+        self.assertEqual(self.sent_bytes(), 2 * MIB)
 
     def test_who_does_not_receive_is_lent_little(self):
         client = self.open(arguments=("--memory", "32M", "--threads", "1"))
@@ -270,12 +274,12 @@ class Mapped(support.Case):
         for _ in range(3):  # by now all that the server wants to take is taken
             self.assertEqual(self.read(other, 0, 4096), self.content[:4096])
         # A quarter of the memory, and what the socket has.
-        self.assertLess(self.mapped_bytes(), 30 * MIB)
+        self.assertLess(self.sent_bytes(), 30 * MIB)
 
     def test_values(self):
         for value in ("on", "", "OFF"):
-            self.check_refused(["serve", "--export", f"={self.image},mmap={value}"], 2,
-                               "mmap: ", "is neither auto nor off")
+            self.check_refused(["serve", "--export", f"={self.image},page-cache-send={value}"], 2,
+                               "page-cache-send: ", "is neither auto nor off")
 
     @unittest.skipUnless(os.geteuid() == 0, "an overlay is mounted, which only root may")
     def test_an_overlays_copy_is_seen(self):
@@ -289,7 +293,7 @@ class Mapped(support.Case):
                    f"lowerdir={lower},upperdir={upper},workdir={work}", "overlay")
         client = self.open("readonly")
         self.assertEqual(self.read(client, 0, MIB), self.content[:MIB])
-        self.assertEqual(self.told()["mapped_refusal"], "overlay")
+        self.assertEqual(self.told()["page_cache_send_refusal"], "overlay")
         self.assertIn("all are copied by the server: the file is only read in an overlay", self.shown())
         with open(self.image, "r+b") as image:  # which makes the copy
             image.seek(4096)
@@ -301,12 +305,12 @@ class Mapped(support.Case):
         # Who may write has the copy from the beginning.
         client = self.open()
         self.assertEqual(self.read(client, 0, MIB), self.content[:MIB])
-        self.assertEqual(self.mapped_bytes(), MIB)
+        self.assertEqual(self.sent_bytes(), MIB)
 
 
 @unittest.skipUnless(os.geteuid() == 0, "XFS is mounted, which only root may")
 @unittest.skipUnless(shutil.which("mkfs.xfs"), "xfsprogs is not installed")
-class MappedOnXfs(Mapped):
+class PageCacheSendOnXfs(PageCacheSend):
     def enter(self):
         image, mounted = self.path("xfs"), self.path("mounted")
         with open(image, "wb") as file:
