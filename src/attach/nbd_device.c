@@ -65,7 +65,7 @@ struct nbd_disk {
 	int stop_fd; /* readable: the watcher is to end */
 };
 
-_Static_assert(SOCKETS_MAX <= (int)NEGOTIATION_INSTEAD_MAX, "all may be dead at once");
+_Static_assert(SOCKETS_MAX <= (int)NBD_HANDSHAKE_REPLACES_MAX, "all may be dead at once");
 
 static const struct device_ops nbd_device_ops;
 
@@ -97,18 +97,18 @@ static int make_token(struct nbd_disk *disk, struct error *error)
 static int dial(struct nbd_disk *disk, const struct wait_limit *limit, int *fd, uint32_t *number,
 	struct nbd_facts *facts, struct error *error)
 {
-	char names[1 + SOCKETS_MAX][NEGOTIATION_TOKEN_BYTES_MAX];
-	const char *instead[SOCKETS_MAX];
-	struct nbd_introduction who = { .token = names[0], .instead = instead };
+	char names[1 + SOCKETS_MAX][NBD_HANDSHAKE_TOKEN_BYTES_MAX];
+	const char *replaces[SOCKETS_MAX];
+	struct nbd_introduction who = { .token = names[0], .replaces = replaces };
 
 	*number = disk->number_next++;
 	snprintf(names[0], sizeof(names[0]), "%s.%u", disk->token, *number);
 	for (uint32_t i = 0; i < disk->socket_count; i++) {
 		if (disk->sockets[i] < 0) {
-			char *name = names[1 + who.instead_count];
+			char *name = names[1 + who.replaces_count];
 
 			snprintf(name, sizeof(names[0]), "%s.%u", disk->token, disk->numbers[i]);
-			instead[who.instead_count++] = name;
+			replaces[who.replaces_count++] = name;
 		}
 	}
 	return nbd_dial(
@@ -295,7 +295,7 @@ static void *watch(void *argument)
 
 static int check_blocks(struct nbd_disk *disk, struct error *error)
 {
-	int rc = device_fit(&disk->device, disk->facts.bytes, disk->facts.sizes.minimum,
+	int rc = device_fit(&disk->device, disk->facts.size, disk->facts.sizes.minimum,
 		&disk->kernel.block_bytes, error);
 
 	if (rc != 0) {

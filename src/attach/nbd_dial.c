@@ -15,7 +15,7 @@
 /* A connection that is being made. */
 struct dial {
 	const struct wait_limit *limit;
-	struct negotiation *negotiation;
+	struct nbd_handshake *handshake;
 	char label[CONNECT_LABEL_BYTES];
 	int fd;
 };
@@ -23,10 +23,10 @@ struct dial {
 static int send_all(struct dial *dial, struct error *error)
 {
 	size_t bytes;
-	const uint8_t *output = negotiation_output(dial->negotiation, &bytes);
+	const uint8_t *output = nbd_handshake_output(dial->handshake, &bytes);
 	int rc = connect_send(dial->limit, dial->label, dial->fd, output, bytes, error);
 
-	negotiation_sent(dial->negotiation);
+	nbd_handshake_sent(dial->handshake);
 	return rc;
 }
 
@@ -35,8 +35,8 @@ static int take_input(struct dial *dial, const uint8_t *bytes, size_t len, struc
 {
 	int rc = 0;
 
-	while (rc == 0 && len > 0 && !negotiation_is_finished(dial->negotiation)) {
-		int taken = negotiation_input(dial->negotiation, bytes, len, error);
+	while (rc == 0 && len > 0 && !nbd_handshake_is_finished(dial->handshake)) {
+		int taken = nbd_handshake_input(dial->handshake, bytes, len, error);
 
 		if (taken < 0) {
 			error_prefix(error, "%s", dial->label);
@@ -58,7 +58,7 @@ static int receive(struct dial *dial, struct error *error)
 {
 	uint8_t bytes[4096];
 	ssize_t got = connect_receive(dial->limit, dial->label, dial->fd, bytes, sizeof(bytes),
-		negotiation_awaits(dial->negotiation), error);
+		nbd_handshake_awaits(dial->handshake), error);
 	int rc;
 
 	if (got < 0) {
@@ -67,7 +67,7 @@ static int receive(struct dial *dial, struct error *error)
 	if (got > 0) {
 		return take_input(dial, bytes, (size_t)got, error);
 	}
-	rc = negotiation_end_of_stream(dial->negotiation, error);
+	rc = nbd_handshake_end_of_stream(dial->handshake, error);
 	if (rc != 0) {
 		error_prefix(error, "%s", dial->label);
 	}
@@ -78,11 +78,11 @@ static int negotiate(struct dial *dial, struct error *error)
 {
 	int rc = send_all(dial, error);
 
-	while (rc == 0 && !negotiation_is_finished(dial->negotiation)) {
+	while (rc == 0 && !nbd_handshake_is_finished(dial->handshake)) {
 		rc = receive(dial, error);
 	}
 	if (rc == 0) {
-		rc = negotiation_outcome(dial->negotiation, error);
+		rc = nbd_handshake_outcome(dial->handshake, error);
 		if (rc != 0) {
 			error_prefix(error, "%s", dial->label);
 		}
@@ -105,29 +105,19 @@ static void prepare_socket(int fd, uint64_t silence_ns)
 	(void)fcntl(fd, F_SETFL, flags & ~O_NONBLOCK);
 }
 
-static void copy_facts(const struct negotiation_facts *from, struct nbd_facts *facts)
-{
-	facts->bytes = from->size;
-	facts->flags = from->flags;
-	facts->sizes = from->sizes;
-	facts->is_volatile = from->is_volatile;
-	facts->epoch = from->epoch;
-	memcpy(facts->name, from->name, sizeof(facts->name));
-}
-
 int nbd_dial(const struct nbd_uri *uri, const struct nbd_introduction *who,
 	const struct wait_limit *limit, uint64_t silence_ns, int *fd_out, struct nbd_facts *facts,
 	struct error *error)
 {
-	struct negotiation_options options = {
+	struct nbd_handshake_options options = {
 		.export_name = uri->export_name,
 		.style_max = NBD_REPLIES_SIMPLE,
 		.token = who->token,
-		.instead = who->instead,
-		.instead_count = who->instead_count,
+		.replaces = who->replaces,
+		.replaces_count = who->replaces_count,
 	};
 	struct dial dial = { .limit = limit, .fd = -1 };
-	int rc = negotiation_create(&options, &dial.negotiation, error);
+	int rc = nbd_handshake_create(&options, &dial.handshake, error);
 
 	if (rc != 0) {
 		return rc;
@@ -137,14 +127,14 @@ int nbd_dial(const struct nbd_uri *uri, const struct nbd_introduction *who,
 	if (rc == 0) {
 		rc = negotiate(&dial, error);
 		if (rc == 0) {
-			copy_facts(negotiation_facts(dial.negotiation), facts);
+			*facts = *nbd_handshake_facts(dial.handshake);
 			prepare_socket(dial.fd, silence_ns);
 			*fd_out = dial.fd;
 		} else {
 			close(dial.fd);
 		}
 	}
-	negotiation_destroy(dial.negotiation);
+	nbd_handshake_destroy(dial.handshake);
 	return rc;
 }
 
@@ -153,11 +143,11 @@ int nbd_facts_check(const struct nbd_facts *first, const struct nbd_facts *other
 {
 	char name[256];
 
-	if (other->bytes != first->bytes) {
+	if (other->size != first->size) {
 		return error_set(error, -ESTALE,
 			"the server has another disk now, of %llu bytes instead of %llu (rule "
 			"P137)",
-			(unsigned long long)other->bytes, (unsigned long long)first->bytes);
+			(unsigned long long)other->size, (unsigned long long)first->size);
 	}
 	if (other->epoch != first->epoch && (other->is_volatile || first->is_volatile)) {
 		return error_set(error, -ESTALE,

@@ -9,24 +9,14 @@
 #pragma once
 
 #include "client/connect.h"
-#include "nbd/negotiation.h"
-
-/* What all connections of a device must have in common (rule P137), and how to make them. */
-struct nbd_facts {
-	uint64_t bytes;
-	uint16_t flags;
-	struct nbd_block_sizes sizes;
-	char name[NBD_STRING_BYTES_MAX + 1];
-	bool is_volatile; /* a new epoch has lost everything */
-	uint64_t epoch;	  /* a new one has lost what was not flushed; 0: the server does not tell */
-};
+#include "nbd/client_handshake.h"
 
 /* Which connection this is, and which lost ones it comes instead of: a server of ours ends those,
  * and what they had asked for, before it answers (docs/design/0006-reconnect.md). */
 struct nbd_introduction {
 	const char *token;
-	const char *const *instead;
-	uint32_t instead_count;
+	const char *const *replaces;
+	uint32_t replaces_count;
 };
 
 GMB_MUST_CHECK int nbd_dial(const struct nbd_uri *uri, const struct nbd_introduction *who,

@@ -70,7 +70,7 @@ uint32_t client_ready_count(const struct gmb_client *client)
 
 void gmb_get_info(const struct gmb_client *client, struct gmb_info *info)
 {
-	const struct negotiation_facts *facts = client->facts;
+	const struct nbd_facts *facts = client->facts;
 	uint32_t connections = client_ready_count(client);
 	struct gmb_info full = {
 		.size = info->size,
@@ -213,7 +213,7 @@ static void give_up(struct gmb_client *client)
 }
 
 static int give_up_forgotten(
-	struct gmb_client *client, const struct negotiation_facts *facts, struct error *error)
+	struct gmb_client *client, const struct nbd_facts *facts, struct error *error)
 {
 	if (facts->is_volatile || client->facts->is_volatile) {
 		error_set(error, -ENOTCONN,
@@ -233,9 +233,9 @@ static int give_up_forgotten(
 
 /* Says whether another connection may join: it must lead to the same export (rule P137). */
 static int check_same(
-	const struct gmb_client *client, const struct negotiation_facts *facts, struct error *error)
+	const struct gmb_client *client, const struct nbd_facts *facts, struct error *error)
 {
-	const struct negotiation_facts *known = client->facts;
+	const struct nbd_facts *known = client->facts;
 
 	if (facts->size != known->size || facts->flags != known->flags ||
 		facts->style != known->style || facts->allocation != known->allocation ||
@@ -295,9 +295,9 @@ static void start_others(struct gmb_client *client, const struct connection *fir
 
 /* A server that comes back must be able to take the commands that the old one was sent. */
 static int check_able(
-	const struct gmb_client *client, const struct negotiation_facts *facts, struct error *error)
+	const struct gmb_client *client, const struct nbd_facts *facts, struct error *error)
 {
-	const struct negotiation_facts *known = client->facts;
+	const struct nbd_facts *known = client->facts;
 	const uint16_t needed = NBD_FLAG_SEND_FLUSH | NBD_FLAG_SEND_FUA | NBD_FLAG_SEND_TRIM |
 				NBD_FLAG_SEND_WRITE_ZEROES | NBD_FLAG_SEND_FAST_ZERO |
 				NBD_FLAG_SEND_CACHE | NBD_FLAG_SEND_DF;
@@ -316,9 +316,9 @@ static int check_able(
 }
 
 /* True when what the server has acknowledged may be gone although nobody was told. */
-static bool has_forgotten(const struct gmb_client *client, const struct negotiation_facts *facts)
+static bool has_forgotten(const struct gmb_client *client, const struct nbd_facts *facts)
 {
-	const struct negotiation_facts *known = client->facts;
+	const struct nbd_facts *known = client->facts;
 
 	return facts->epoch != known->epoch &&
 	       (client->changes != client->flushed || known->is_volatile || facts->is_volatile);
@@ -331,8 +331,8 @@ static void forget_lost(struct gmb_client *client, const struct connection *conn
 	for (uint32_t i = 0; i < client->lost_count; i++) {
 		bool taken_over = !client->facts->can_take_over;
 
-		for (uint32_t k = 0; k < connection->instead_count && !taken_over; k++) {
-			taken_over = connection->instead[k] == client->lost[i];
+		for (uint32_t k = 0; k < connection->replaces_count && !taken_over; k++) {
+			taken_over = connection->replaces[k] == client->lost[i];
 		}
 		if (!taken_over) {
 			client->lost[kept++] = client->lost[i];
@@ -388,7 +388,7 @@ static void leave_old_epoch(struct gmb_client *client, const struct connection *
 int client_connection_ready(
 	struct gmb_client *client, struct connection *connection, struct error *error)
 {
-	const struct negotiation_facts *facts = negotiation_facts(connection->negotiation);
+	const struct nbd_facts *facts = nbd_handshake_facts(connection->handshake);
 	bool first = client->state == CLIENT_OPENING;
 	uint64_t size_before = client->facts->size;
 

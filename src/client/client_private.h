@@ -31,7 +31,7 @@ enum {
 	CLIENT_PAYLOAD_MAX = 32 << 20, /* one command, also where the server has no limit */
 	CONNECTION_HELLO_BYTES = 4096,
 	CONNECTION_EXTRA_ATTEMPTS = 3, /* beside one that works: after these they are rare */
-	CLIENT_LOST_MAX = NEGOTIATION_INSTEAD_MAX,
+	CLIENT_LOST_MAX = NBD_HANDSHAKE_REPLACES_MAX,
 };
 
 struct gmb_queue {
@@ -91,8 +91,8 @@ struct connection {
 	uint32_t number;   /* which of the client's connections, ever */
 	uint32_t attempts; /* since the server last answered a command */
 	bool was_ready;
-	uint32_t instead[CLIENT_LOST_MAX]; /* what was in client.lost when it introduced itself */
-	uint32_t instead_count;
+	uint32_t replaces[CLIENT_LOST_MAX]; /* what was in client.lost when it introduced itself */
+	uint32_t replaces_count;
 	bool draining;	     /* the server is shutting down: no new commands (rule P127) */
 	bool leaving;	     /* closed on purpose: no reconnect */
 	struct error reason; /* why it was lost */
@@ -105,7 +105,7 @@ struct connection {
 	uint64_t heard_ns;	 /* when bytes came last, or requests began to wait */
 	uint64_t deadline_ns;	 /* of dialing and handshake together */
 
-	struct negotiation *negotiation; /* kept: nbd uses its facts */
+	struct nbd_handshake *handshake; /* kept: nbd uses its facts */
 	uint8_t hello[CONNECTION_HELLO_BYTES];
 	size_t hello_at;
 	size_t hello_sent; /* of the handshake's output */
@@ -133,7 +133,7 @@ struct gmb_client {
 	struct nbd_uri uri;
 	struct gmb_options options; /* defaults filled in */
 	struct error trouble;	    /* why it is dead, or what was lost last */
-	struct negotiation_facts *facts;
+	struct nbd_facts *facts;
 	uint32_t capabilities; /* GMB_CAN_, by the facts and the options */
 	uint64_t lost_ns; /* since when there is trouble: no connection, or no answer; 0 = none */
 

@@ -115,8 +115,8 @@ static void closing_step(struct connection *connection)
 	if (connection->nbd.handler != NULL) {
 		give_back_commands(connection);
 	}
-	negotiation_destroy(connection->negotiation);
-	connection->negotiation = NULL;
+	nbd_handshake_destroy(connection->handshake);
+	connection->handshake = NULL;
 	connection->draining = false;
 	connection->state = CONNECTION_IDLE;
 	if (!connection->leaving) {
@@ -426,7 +426,7 @@ static void become_ready(struct connection *connection)
 	int err;
 
 	nbd_client_init(&connection->nbd, &nbd_client_handler,
-		negotiation_facts(connection->negotiation), ring_random(ring_of(connection)) >> 16);
+		nbd_handshake_facts(connection->handshake), ring_random(ring_of(connection)) >> 16);
 	connection->state = CONNECTION_READY;
 	connection->was_ready = true;
 	ring_cancel(ring_of(connection), &connection->timer_op);
@@ -450,7 +450,7 @@ static void hello_received(struct ring_op *op, int result)
 		connection->hello_sent = 0;
 		connection->hello_bytes = (size_t)result;
 	} else if (result == 0) {
-		if (negotiation_end_of_stream(connection->negotiation, &error) != 0) {
+		if (nbd_handshake_end_of_stream(connection->handshake, &error) != 0) {
 			connection_lose(connection, &error);
 			return;
 		}
@@ -467,7 +467,7 @@ static void hello_sent(struct ring_op *op, int result);
 static bool send_hello(struct connection *connection)
 {
 	size_t bytes;
-	const uint8_t *output = negotiation_output(connection->negotiation, &bytes);
+	const uint8_t *output = nbd_handshake_output(connection->handshake, &bytes);
 
 	if (connection->hello_sent >= bytes) {
 		return false;
@@ -494,20 +494,20 @@ static void hello_sent(struct ring_op *op, int result)
 		return;
 	}
 	connection->hello_sent = 0;
-	negotiation_sent(connection->negotiation);
+	nbd_handshake_sent(connection->handshake);
 	negotiate(connection);
 }
 
 /* The next step: say, listen, or end. */
 static void negotiate(struct connection *connection)
 {
-	struct negotiation *negotiation = connection->negotiation;
+	struct nbd_handshake *handshake = connection->handshake;
 	struct error error = { 0 };
 	int took;
 
 	if (connection->hello_at < connection->hello_bytes &&
-		!negotiation_is_finished(negotiation)) {
-		took = negotiation_input(negotiation, connection->hello + connection->hello_at,
+		!nbd_handshake_is_finished(handshake)) {
+		took = nbd_handshake_input(handshake, connection->hello + connection->hello_at,
 			connection->hello_bytes - connection->hello_at, &error);
 		if (took < 0) {
 			connection_lose(connection, &error);
@@ -518,10 +518,10 @@ static void negotiate(struct connection *connection)
 	if (send_hello(connection)) {
 		return;
 	}
-	if (!negotiation_is_finished(negotiation)) {
+	if (!nbd_handshake_is_finished(handshake)) {
 		ring_recv(ring_of(connection), &connection->recv_op, connection->file,
 			connection->hello, sizeof(connection->hello), false, hello_received);
-	} else if (negotiation_outcome(negotiation, &error) != 0) {
+	} else if (nbd_handshake_outcome(handshake, &error) != 0) {
 		connection_lose(connection, &error);
 	} else if (connection->hello_at < connection->hello_bytes) {
 		lose(connection, -EPROTO,
@@ -543,28 +543,28 @@ static enum nbd_reply_style style_max(const struct gmb_client *client)
 }
 
 /* Introduces the connection: which one it is, and instead of which it comes. */
-static int create_negotiation(struct connection *connection, struct error *error)
+static int create_handshake(struct connection *connection, struct error *error)
 {
 	struct gmb_client *client = connection->client;
-	char names[1 + CLIENT_LOST_MAX][NEGOTIATION_TOKEN_BYTES_MAX];
-	const char *instead[CLIENT_LOST_MAX];
-	struct negotiation_options options = {
+	char names[1 + CLIENT_LOST_MAX][NBD_HANDSHAKE_TOKEN_BYTES_MAX];
+	const char *replaces[CLIENT_LOST_MAX];
+	struct nbd_handshake_options options = {
 		.export_name = client->uri.export_name,
 		.style_max = style_max(client),
 		.token = names[0],
-		.instead = instead,
-		.instead_count = client->lost_count,
+		.replaces = replaces,
+		.replaces_count = client->lost_count,
 	};
 
 	connection->number = client->number_next++;
 	snprintf(names[0], sizeof(names[0]), "%s.%u", client->token, connection->number);
-	connection->instead_count = client->lost_count;
+	connection->replaces_count = client->lost_count;
 	for (uint32_t i = 0; i < client->lost_count; i++) {
-		connection->instead[i] = client->lost[i];
+		connection->replaces[i] = client->lost[i];
 		snprintf(names[1 + i], sizeof(names[0]), "%s.%u", client->token, client->lost[i]);
-		instead[i] = names[1 + i];
+		replaces[i] = names[1 + i];
 	}
-	return negotiation_create(&options, &connection->negotiation, error);
+	return nbd_handshake_create(&options, &connection->handshake, error);
 }
 
 static void dialed(struct dial *dial, int err)
@@ -586,7 +586,7 @@ static void dialed(struct dial *dial, int err)
 		begin_closing(connection);
 		return;
 	}
-	err = create_negotiation(connection, &error);
+	err = create_handshake(connection, &error);
 	if (err != 0) {
 		connection_lose(connection, &error);
 		return;
@@ -633,7 +633,7 @@ void connection_leave(struct connection *connection)
 		struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1 };
 
 		/* 32 bytes fit in the buffer of an idle connection, or it is not worth waiting. */
-		iov.iov_len = nbd_client_farewell(&connection->nbd, bytes);
+		iov.iov_len = nbd_client_farewell(connection->nbd.facts->style, bytes);
 		(void)!ring_sendmsg_now(ring_of(connection), connection->file, &message);
 		ring_socket_shutdown_send(ring_of(connection), connection->file);
 	}

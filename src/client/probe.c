@@ -6,12 +6,12 @@
 #include <unistd.h>
 
 #include "client/connect.h"
-#include "nbd/inquiry.h"
+#include "nbd/client_handshake.h"
 
 enum { RECEIVE_BYTES = 16384 };
 
 struct probe {
-	struct inquiry *inquiry;
+	struct nbd_handshake *handshake;
 	int fd;
 	struct wait_limit limit;
 	char label[CONNECT_LABEL_BYTES];
@@ -27,24 +27,25 @@ static void probe_close(struct probe *probe)
 
 /* --- talking ------------------------------------------------------------------------------- */
 
-/* Sends what the inquiry has to say. */
+/* Sends what the handshake has to say. */
 static int send_all(struct probe *probe, struct error *error)
 {
 	size_t bytes;
-	const uint8_t *output = inquiry_output(probe->inquiry, &bytes);
+	const uint8_t *output = nbd_handshake_output(probe->handshake, &bytes);
 	int err = connect_send(&probe->limit, probe->label, probe->fd, output, bytes, error);
 
-	inquiry_sent(probe->inquiry);
+	nbd_handshake_sent(probe->handshake);
 	return err;
 }
 
-/* Hands received bytes over, answering whenever the inquiry has something to say. */
+/* Hands received bytes over, answering whenever the handshake has something to say. */
 static int take_input(struct probe *probe, const uint8_t *bytes, size_t len, struct error *error)
 {
 	size_t taken = 0;
 
-	while (taken < len && !inquiry_is_finished(probe->inquiry)) {
-		int count = inquiry_input(probe->inquiry, bytes + taken, len - taken, error);
+	while (taken < len && !nbd_handshake_is_finished(probe->handshake)) {
+		int count =
+			nbd_handshake_input(probe->handshake, bytes + taken, len - taken, error);
 		int err;
 
 		if (count < 0) {
@@ -64,12 +65,12 @@ static int converse(struct probe *probe, struct error *error)
 {
 	uint8_t bytes[RECEIVE_BYTES];
 
-	while (!inquiry_is_finished(probe->inquiry)) {
+	while (!nbd_handshake_is_finished(probe->handshake)) {
 		ssize_t got = connect_receive(&probe->limit, probe->label, probe->fd, bytes,
-			sizeof(bytes), inquiry_awaits(probe->inquiry), error);
+			sizeof(bytes), nbd_handshake_awaits(probe->handshake), error);
 		int err;
 
-		if (got == -ETIMEDOUT && inquiry_end_of_stream(probe->inquiry, NULL) == 0) {
+		if (got == -ETIMEDOUT && nbd_handshake_end_of_stream(probe->handshake, NULL) == 0) {
 			/* A server that does not answer our farewell has told everything before. */
 			return 0;
 		}
@@ -79,7 +80,7 @@ static int converse(struct probe *probe, struct error *error)
 		if (got > 0) {
 			err = take_input(probe, bytes, (size_t)got, error);
 		} else {
-			err = inquiry_end_of_stream(probe->inquiry, error);
+			err = nbd_handshake_end_of_stream(probe->handshake, error);
 			if (err != 0) {
 				error_prefix(error, "%s", probe->label);
 			}
@@ -96,13 +97,13 @@ static int converse(struct probe *probe, struct error *error)
 static int probe_run(struct probe *probe, const struct nbd_uri *uri,
 	const struct probe_options *options, struct error *error)
 {
-	struct inquiry_options inquiry_options = {
+	struct nbd_handshake_options handshake_options = {
 		.export_name = uri->export_name,
-		.list = options->list,
+		.goal = options->list ? NBD_GOAL_LIST : NBD_GOAL_INFO,
 	};
 	int err;
 
-	err = inquiry_create(&inquiry_options, &probe->inquiry, error);
+	err = nbd_handshake_create(&handshake_options, &probe->handshake, error);
 	if (err != 0) {
 		return err;
 	}
@@ -115,7 +116,7 @@ static int probe_run(struct probe *probe, const struct nbd_uri *uri,
 	if (err != 0) {
 		return err;
 	}
-	err = inquiry_outcome(probe->inquiry, error);
+	err = nbd_handshake_outcome(probe->handshake, error);
 	if (err != 0) {
 		error_prefix(error, "%s", probe->label);
 	}
@@ -136,7 +137,7 @@ int probe_server(const struct nbd_uri *uri, const struct probe_options *options,
 	probe->limit = wait_limit_start(options->timeout_ns, -1);
 	connect_label(probe->label, uri);
 	err = probe_run(probe, uri, options, error);
-	if (err != 0 && (probe->inquiry == NULL || !probe_offers(probe)->listed)) {
+	if (err != 0 && (probe->handshake == NULL || !probe_offers(probe)->listed)) {
 		probe_destroy(probe);
 		return err;
 	}
@@ -148,12 +149,12 @@ void probe_destroy(struct probe *probe)
 {
 	if (probe != NULL) {
 		probe_close(probe);
-		inquiry_destroy(probe->inquiry);
+		nbd_handshake_destroy(probe->handshake);
 		free(probe);
 	}
 }
 
 const struct nbd_offers *probe_offers(const struct probe *probe)
 {
-	return inquiry_offers(probe->inquiry);
+	return nbd_handshake_offers(probe->handshake);
 }

@@ -9,7 +9,7 @@
  */
 #pragma once
 
-#include "nbd/offer.h"
+#include "nbd/client_offers.h"
 #include "nbd/uri.h"
 
 struct probe;

@@ -114,8 +114,8 @@ static int check_operation(const struct gmb_client *client, const struct gmb_req
 
 static int check_range(const struct gmb_client *client, const struct gmb_request *request)
 {
-	const struct negotiation_facts *facts = client->facts;
-	uint64_t block = facts->sizes_told ? facts->sizes.minimum : 1;
+	const struct nbd_facts *facts = client->facts;
+	uint64_t block = facts->sizes_known ? facts->sizes.minimum : 1;
 	uint64_t sum = 0;
 
 	if (request->operation == GMB_FLUSH) {
@@ -197,7 +197,7 @@ void gmb_submit(struct gmb_client *client, struct gmb_request *request)
 /* The longest command for an operation. */
 static uint64_t part_max(const struct gmb_client *client, const struct gmb_request *request)
 {
-	const struct negotiation_facts *facts = client->facts;
+	const struct nbd_facts *facts = client->facts;
 	uint32_t payload_max = MIN(facts->sizes.payload_max, (uint32_t)CLIENT_PAYLOAD_MAX);
 	/* The preferred size is at most the server's limit, but may be above ours. */
 	uint32_t align = facts->sizes.preferred <= payload_max ? facts->sizes.preferred

@@ -11,7 +11,7 @@ enum { SPILL_BYTES = NBD_CLIENT_PREDICTED_BYTES_MAX + NBD_CLIENT_STAGE_BYTES, PR
 enum { ORDERED_RUN_TO_PREDICT = 16 };
 
 void nbd_client_init(struct nbd_client *client, const struct nbd_client_handler *handler,
-	const struct negotiation_facts *facts, uint64_t seed)
+	const struct nbd_facts *facts, uint64_t seed)
 {
 	memset(client, 0, sizeof(*client));
 	client->handler = handler;
@@ -129,11 +129,9 @@ void nbd_client_memory_zero(struct nbd_call *call, uint64_t place, uint64_t leng
 
 /* --- sending ------------------------------------------------------------------------------- */
 
-static void header_make(const struct nbd_client *client, struct nbd_call *call)
+static void header_make(enum nbd_reply_style style, struct nbd_call *call)
 {
-	bool extended = client->facts->style == NBD_REPLIES_EXTENDED;
-
-	if (extended) {
+	if (style == NBD_REPLIES_EXTENDED) {
 		uint16_t payload = call->type == NBD_CMD_WRITE ? NBD_CMD_FLAG_PAYLOAD_LEN : 0;
 
 		call->header.extended = (struct nbd_wire_extended_request){
@@ -179,7 +177,7 @@ void nbd_client_add(struct nbd_client *client, struct nbd_call *call)
 	call->iov_at = 0;
 	call->iov_into = 0;
 	call->iov_place = UINT64_MAX; /* the first seek starts from iov_skip */
-	header_make(client, call);
+	header_make(client->facts->style, call);
 	list_push_back(&client->unsent, &call->node);
 	client->call_count++;
 }
@@ -547,11 +545,11 @@ struct nbd_call *nbd_client_take_back(struct nbd_client *client, bool *was_sent)
 	return call;
 }
 
-size_t nbd_client_farewell(const struct nbd_client *client, uint8_t out[32])
+size_t nbd_client_farewell(enum nbd_reply_style style, uint8_t out[NBD_CLIENT_FAREWELL_BYTES_MAX])
 {
 	struct nbd_call disc = { .type = NBD_CMD_DISC };
 
-	header_make(client, &disc);
+	header_make(style, &disc);
 	memcpy(out, &disc.header, disc.header_bytes);
 	return disc.header_bytes;
 }

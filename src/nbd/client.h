@@ -28,7 +28,7 @@
 #include <sys/uio.h>
 
 #include "base/list.h"
-#include "nbd/negotiation.h"
+#include "nbd/client_handshake.h"
 
 enum {
 	NBD_CLIENT_SLOTS_MAX = 1024, /* commands in flight */
@@ -41,6 +41,7 @@ enum {
 	/* One receive or send at most: on a slow network an end must come now and then, so that its
 	 * progress is seen. */
 	NBD_CLIENT_STEP_BYTES_MAX = 1 << 20,
+	NBD_CLIENT_FAREWELL_BYTES_MAX = 32,
 	NBD_CLIENT_TEXT_BYTES = 256,
 	NBD_CLIENT_INTERVALS_MAX = 65536, /* separate pieces of one reply */
 	NBD_CLIENT_ERRORS_MAX = 65536,	  /* error chunks of one reply: a block each of 32 MiB */
@@ -111,7 +112,7 @@ enum nbd_client_state {
 
 struct nbd_client {
 	const struct nbd_client_handler *handler;
-	const struct negotiation_facts *facts;
+	const struct nbd_facts *facts;
 	enum nbd_client_state state;
 	uint64_t serial; /* of the next cookie */
 	struct list_node
@@ -159,7 +160,7 @@ struct nbd_client {
 /* facts must outlive the client. seed: any number, different for each client, so that a late reply
  * of an earlier connection cannot match (rule P70). */
 void nbd_client_init(struct nbd_client *client, const struct nbd_client_handler *handler,
-	const struct negotiation_facts *facts, uint64_t seed);
+	const struct nbd_facts *facts, uint64_t seed);
 /* No call may be left. */
 void nbd_client_fini(struct nbd_client *client);
 
@@ -190,5 +191,5 @@ void nbd_client_input_drop(struct nbd_client *client);
  * none left. *was_sent: the server may have carried it out. */
 struct nbd_call *nbd_client_take_back(struct nbd_client *client, bool *was_sent);
 
-/* The 28 or 32 bytes of DISC (rule P80). Returns how many. */
-size_t nbd_client_farewell(const struct nbd_client *client, uint8_t out[32]);
+/* The bytes of DISC (rule P80). Returns how many. */
+size_t nbd_client_farewell(enum nbd_reply_style style, uint8_t out[NBD_CLIENT_FAREWELL_BYTES_MAX]);

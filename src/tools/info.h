@@ -9,7 +9,7 @@
 #pragma once
 
 #include "base/error.h"
-#include "nbd/offer.h"
+#include "nbd/client_offers.h"
 
 /* What a server offers. refusal is NULL, or why the export in the URI is not there: then only the
  * names of the others are shown. */

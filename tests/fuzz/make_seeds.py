@@ -188,8 +188,9 @@ def record_session(folder, corpus):
                 recorded[label] = bytes(said)
                 if name.startswith("gmblock-info"):
                     is_list = name.endswith("list")
-                    corpus.write("inquiry", f"server-gmblock{name[12:]}",
-                                 bytes([is_list, 0]) + bytes(heard))
+                    suffix = "" if is_list else "-info"
+                    corpus.write("nbd_handshake", f"server-gmblock{name[12:]}{suffix}",
+                                 bytes([GOAL_LIST if is_list else GOAL_INFO, 0]) + bytes(heard))
     for number, (name, said) in enumerate(sorted(recorded.items())):
         # Every recording in calm weather and once in other circumstances.
         corpus.write("session", name, b"\0\0" + said)
@@ -212,7 +213,11 @@ def options_of(said):
         at += 16 + length
 
 
-# --- servers, for the inquiry, the negotiation and the client ---------------------------------------
+# --- servers, for the handshake and the transmission phase ----------------------------------------
+
+# In the first byte of a seed of fuzz_nbd_handshake.c.
+GOAL_INFO, GOAL_LIST = 8, 16
+
 
 def servers(folder, path):
     """(name, command) of servers at the socket, each with an export named disk if it can."""
@@ -255,13 +260,13 @@ def record_servers(folder, corpus):
             print(f"{tool} is not installed: no seed server-{name}")
             continue
         with serving(command):
-            record_inquiry(folder, corpus, path, name)
+            record_info(folder, corpus, path, name)
             record_client(folder, corpus, path, name)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
 
 
-def record_inquiry(folder, corpus, path, name):
+def record_info(folder, corpus, path, name):
     if name.startswith("gmblock"):
         return  # record_session() has them
     for is_list in (False, True):
@@ -269,8 +274,8 @@ def record_inquiry(folder, corpus, path, name):
             uri = f"nbd+unix:///disk?socket={recorder.path}"
             run(GMBLOCK, "info", *(["--list"] if is_list else []), uri)
         for _, heard in recorder.dialogues:
-            corpus.write("inquiry", f"server-{name}{'-list' if is_list else ''}",
-                         bytes([is_list, 0]) + bytes(heard))
+            corpus.write("nbd_handshake", f"server-{name}{'-list' if is_list else '-info'}",
+                         bytes([GOAL_LIST if is_list else GOAL_INFO, 0]) + bytes(heard))
 
 
 # What libgmblock is asked to do; the disk has DISK_BYTES.
@@ -308,7 +313,7 @@ def record_client(folder, corpus, path, name):
         said, heard = (bytes(side) for side in recorder.dialogues[0])
         best = ("simple", "structured", "extended").index(style)
         opening, facts = split_opening(heard)
-        corpus.write("negotiation", f"server-{name}-{style}",
+        corpus.write("nbd_handshake", f"server-{name}-{style}",
                      bytes([best | 4, 0]) + opening)
         if facts is not None and len(opening) < len(heard):
             if facts[0] != best:
@@ -458,48 +463,24 @@ def hand_session(corpus):
         corpus.write("options", f"hand-{len(data)}-bytes", data)
 
 
-def hand_inquiry(corpus):
+def hand_handshake(corpus):
     def reply(number, kind, data=b""):
         return struct.pack(">QIII", 0x3E889045565A9, number, kind, len(data)) + data
     error = 1 << 31
     greeting = b"NBDMAGICIHAVEOPT\0\3"
-    simple = greeting + reply(11, error + 1) + reply(8, error + 1, b"no")
-    size = struct.pack(">HQH", 0, 1 << 30, 0x0FFF)
-    corpus.write("inquiry", "hand-everything", b"\0\0" + greeting + reply(11, 1) +
-                 reply(9, 4, b"\0\0\0\7base:allocation") + reply(9, 1) + reply(7, 3, size) +
-                 reply(7, 3, struct.pack(">HIII", 3, 1, 4096, 1 << 25)) +
-                 reply(7, 3, b"\0\1canon") + reply(7, 3, b"\0\2words") + reply(7, 3, b"\0\x63?") +
-                 reply(7, 1))
-    corpus.write("inquiry", "hand-old-names", b"\0\0" + simple + reply(7, error + 1) +
-                 struct.pack(">QH", 1 << 20, 3))
-    corpus.write("inquiry", "hand-first-newstyle", b"\0\0NBDMAGICIHAVEOPT\0\0" +
-                 struct.pack(">QH", 1 << 20, 3) + bytes(124))
-    corpus.write("inquiry", "hand-missing", b"\0\0" + simple + reply(7, error + 6, b"none") +
-                 reply(3, 2, b"\0\0\0\3one") + reply(3, 2, b"\0\0\0\3twoabout") + reply(3, 1) +
-                 reply(2, 1))
-    corpus.write("inquiry", "hand-list", b"\1\5" + simple + reply(3, 2, b"\0\0\0\3one") +
-                 reply(3, 2, b"\0\0\0\3two") + reply(3, 1) + reply(6, error + 5) +
-                 reply(6, 3, size) + reply(6, 1) + reply(2, error + 2))
-    corpus.write("inquiry", "hand-shutdown", b"\1\2" + greeting + reply(11, error + 7) +
-                 reply(2, 1))
-
-
-def hand_negotiation(corpus):
-    def reply(number, kind, data=b""):
-        return struct.pack(">QIII", 0x3E889045565A9, number, kind, len(data)) + data
-    error = 1 << 31
-    greeting = b"NBDMAGICIHAVEOPT\0\3"
+    plain = greeting + reply(11, error + 1) + reply(8, error + 1, b"no")
     size = struct.pack(">HQH", 0, 1 << 30, 0x0FFF)
     selected = reply(10, 4, b"\0\0\0\7base:allocation") + reply(10, 1)
     accepted = reply(7, 3, size) + reply(7, 3, struct.pack(">HIII", 3, 1, 4096, 1 << 25)) + \
         reply(7, 3, b"\0\1canon") + reply(7, 3, b"\0\2words") + reply(7, 3, b"\0\x63?") + reply(7, 1)
+    newstyle = b"NBDMAGICIHAVEOPT\0\0" + struct.pack(">QH", 1 << 20, 3) + bytes(124)
     for name, data in {
             "extended": b"\2\0" + greeting + reply(11, 1) + selected + accepted,
             "structured": b"\2\5" + greeting + reply(11, error + 1) + reply(8, 1) + selected + accepted,
             "structured-asked": b"\1\1" + greeting + reply(8, 1) + selected + accepted,
             "simple": b"\0\2" + greeting + accepted,
             "export-name": b"\0\7" + greeting + reply(7, error + 1) + struct.pack(">QH", 9, 3),
-            "newstyle": b"\2\3NBDMAGICIHAVEOPT\0\0" + struct.pack(">QH", 1 << 20, 3) + bytes(124),
+            "newstyle": b"\2\3" + newstyle,
             "no-context": b"\1\4" + greeting + reply(8, 1) + reply(10, error + 3, b"no") + accepted,
             "missing": b"\0\0" + greeting + reply(7, error + 6, b"none") + reply(2, 1),
             "tls": b"\2\0" + greeting + reply(11, error + 5) + reply(2, error + 2),
@@ -510,8 +491,19 @@ def hand_negotiation(corpus):
                         reply(9, 4, b"\0\0\0\0x-gmblock:epoch=f,volatile") + reply(9, 1) + selected +
                         accepted,
             "speaks-first": b"\0\2" + greeting + accepted + b"gD\x66\x98",
+            "everything-info": b"\x08\0" + greeting + reply(11, 1) +
+                               reply(9, 4, b"\0\0\0\7base:allocation") + reply(9, 1) + accepted,
+            "old-names-info": b"\x08\0" + plain + reply(7, error + 1) + struct.pack(">QH", 1 << 20, 3),
+            "first-newstyle-info": b"\x08\0" + newstyle,
+            "missing-info": b"\x08\0" + plain + reply(7, error + 6, b"none") +
+                            reply(3, 2, b"\0\0\0\3one") + reply(3, 2, b"\0\0\0\3twoabout") +
+                            reply(3, 1) + reply(2, 1),
+            "list": b"\x10\5" + plain + reply(3, 2, b"\0\0\0\3one") +
+                    reply(3, 2, b"\0\0\0\3two") + reply(3, 1) + reply(6, error + 5) +
+                    reply(6, 3, size) + reply(6, 1) + reply(2, error + 2),
+            "shutdown-list": b"\x10\2" + greeting + reply(11, error + 7) + reply(2, 1),
     }.items():
-        corpus.write("negotiation", f"hand-{name}", data)
+        corpus.write("nbd_handshake", f"hand-{name}", data)
 
 
 TEXTS = {
@@ -621,8 +613,7 @@ def main():
         record_session(folder, corpus)
         record_servers(folder, corpus)
     hand_session(corpus)
-    hand_inquiry(corpus)
-    hand_negotiation(corpus)
+    hand_handshake(corpus)
     hand_nbd_client(corpus)
     hand_texts(corpus)
     for name, text in CONFIGS.items():

@@ -35,7 +35,7 @@ struct run {
 	struct model model;
 	struct model_call expected[TRIAL_CALLS_MAX];
 	struct subject subjects[TRIAL_CALLS_MAX];
-	struct negotiation_facts facts;
+	struct nbd_facts facts;
 	struct nbd_client client;
 	uint64_t random;
 	uint64_t sent_bytes;
@@ -254,7 +254,7 @@ static void run_begin(struct run *run)
 
 	memset(run->outcome, 0, sizeof(*run->outcome));
 	run->random = run->way->seed * 2 + 1;
-	run->facts = (struct negotiation_facts){
+	run->facts = (struct nbd_facts){
 		.style = trial->style,
 		.allocation = trial->allocation,
 		.allocation_id = TRIAL_ALLOCATION_ID,

@@ -687,7 +687,7 @@ static int give(struct nbd_client *client, const void *bytes, size_t len, struct
 static void test_a_late_reply_does_not_match_a_slot_that_is_used_again(void **state)
 {
 	static const struct nbd_client_handler handler = { .done = done_again };
-	static const struct negotiation_facts facts = { .style = NBD_REPLIES_STRUCTURED };
+	static const struct nbd_facts facts = { .style = NBD_REPLIES_STRUCTURED };
 	struct nbd_wire_structured_reply reply = { .magic = be32_make(NBD_STRUCTURED_REPLY_MAGIC),
 		.flags = be16_make(LAST) };
 	struct nbd_call first = { .type = NBD_CMD_TRIM, .length = 1 };

@@ -1,0 +1,472 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Opening an export: what the server may answer and what it must not, with the bytes in one piece,
+ * one by one, and cut by chance; and what the client says to it. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "nbd/client_handshake.h"
+
+enum { REPLIES_MAX = 20, STREAM_BYTES_MAX = 64 << 10, SAID_BYTES_MAX = 16 << 10, TAIL_BYTES = 5 };
+
+#define GREETING    "NBDMAGICIHAVEOPT\0\3"
+#define EXPORT_INFO "\0\0\0\0\0\0\x40\0\0\0\0\xff"
+#define ALLOCATION                                                                                 \
+	"\0\0\0\x2a"                                                                               \
+	"base:allocation"
+#define HUGE "\0\0\x80\0\0\0\0\0\0\0\0\0"
+
+/* One reply of the server; option 0: bytes as they are. */
+struct said {
+	uint32_t option;
+	uint32_t type;
+	const char *bytes;
+	uint32_t len;
+	uint32_t claimed; /* length in the header, if another */
+	uint32_t fill;	  /* this many "x" after the bytes */
+};
+
+#define RAW(text)                                                                                  \
+	{                                                                                          \
+		.bytes = (text), .len = sizeof(text) - 1                                           \
+	}
+#define REPLY(option, type, text)                                                                  \
+	{                                                                                          \
+		NBD_OPT_##option, type, (text), sizeof(text) - 1                                   \
+	}
+#define ACK(option)   REPLY(option, NBD_REP_ACK, "")
+#define EXTENDED_NO   REPLY(EXTENDED_HEADERS, NBD_REP_ERR_UNSUP, "")
+#define STRUCTURED_NO REPLY(STRUCTURED_REPLY, NBD_REP_ERR_UNSUP, "what?")
+#define SELECTED      REPLY(SET_META_CONTEXT, NBD_REP_META_CONTEXT, ALLOCATION)
+#define INFO(text)    REPLY(GO, NBD_REP_INFO, text)
+#define ANSWERED      INFO(EXPORT_INFO), ACK(GO)
+
+struct dialogue_case {
+	const char *name;
+	enum nbd_reply_style style_max;
+	int code; /* of the input, the end of the stream, or the outcome */
+	const char *rule;
+	const char *text;
+	struct said said[REPLIES_MAX];
+};
+
+static const struct dialogue_case refused[] = {
+	/* The greeting. */
+	{ "another protocol", 2, -EPROTO, "P4", "SSH-2.0-", { RAW("SSH-2.0-OpenSSH_9.2\r\n") } },
+	{ "half a magic", 2, -EPROTO, "P4", "IHAVE", { RAW("NBDMAGICIHAVEOPS\0\3") } },
+	{ "oldstyle", 2, -EPROTONOSUPPORT, "P8", "oldstyle",
+		{ RAW("NBDMAGIC\0\0\x42\x02\x81\x86\x12\x53") } },
+	{ "silence", 2, -EPROTO, "P4", "without a word", { RAW("") } },
+	{ "the end in the greeting", 2, -EPROTO, "", "greeting", { RAW("NBDMAGICIHAVEOPT\0") } },
+
+	/* Replies. */
+	{ "another magic", 2, -EPROTO, "P120", "0x0003e889045565aa",
+		{ RAW(GREETING), RAW("\0\3\xe8\x89\4\x55\x65\xaa\0\0\0\xb\0\0\0\1\0\0\0\0") } },
+	{ "a reply to another option", 2, -EPROTO, "P11", "option 7", { RAW(GREETING), ACK(GO) } },
+	{ "a second final reply", 2, -EPROTO, "P11", "option 11",
+		{ RAW(GREETING), ACK(EXTENDED_HEADERS), ACK(EXTENDED_HEADERS) } },
+	{ "a reply of 4 GiB", 2, -EPROTO, "P1", "4294967295 bytes",
+		{ RAW(GREETING),
+			{ NBD_OPT_EXTENDED_HEADERS, NBD_REP_ACK, .claimed = UINT32_MAX } } },
+	{ "a reply one byte too long", 2, -EPROTO, "P1", "8197 bytes",
+		{ RAW(GREETING),
+			{ NBD_OPT_EXTENDED_HEADERS, NBD_REP_ERR_UNSUP, .claimed = 8197 } } },
+	{ "a text of 4097 bytes", 2, -EPROTO, "P1", "4097 bytes",
+		{ RAW(GREETING), { NBD_OPT_EXTENDED_HEADERS, NBD_REP_ERR_UNSUP, .fill = 4097 } } },
+	{ "a text with a zero byte", 2, -EPROTO, "P1", "zero byte",
+		{ RAW(GREETING), REPLY(EXTENDED_HEADERS, NBD_REP_ERR_UNSUP, "a\0b") } },
+	{ "REP_SERVER to extended headers", 2, -EPROTO, "P11", "type 2",
+		{ RAW(GREETING), REPLY(EXTENDED_HEADERS, NBD_REP_SERVER, "\0\0\0\0") } },
+	{ "REP_INFO to structured replies", 1, -EPROTO, "P11", "type 3",
+		{ RAW(GREETING), REPLY(STRUCTURED_REPLY, NBD_REP_INFO, EXPORT_INFO) } },
+	{ "an unknown type that is no error", 0, -EPROTO, "P11", "type 99",
+		{ RAW(GREETING), REPLY(GO, 99, "") } },
+	{ "a context as an answer to GO", 0, -EPROTO, "P11", "type 4",
+		{ RAW(GREETING), REPLY(GO, NBD_REP_META_CONTEXT, ALLOCATION) } },
+
+	/* Contexts. */
+	{ "a context without a name", 1, -EPROTO, "P38", "4 bytes",
+		{ RAW(GREETING), ACK(STRUCTURED_REPLY),
+			REPLY(SET_META_CONTEXT, NBD_REP_META_CONTEXT, "\0\0\0\1") } },
+	{ "contexts without end", 1, -EPROTO, "P41", "more contexts",
+		{ RAW(GREETING), ACK(STRUCTURED_REPLY), SELECTED, SELECTED, SELECTED, SELECTED,
+			SELECTED, SELECTED, SELECTED, SELECTED, SELECTED, SELECTED, SELECTED,
+			SELECTED, SELECTED, SELECTED, SELECTED, SELECTED, SELECTED } },
+
+	/* GO. */
+	{ "GO without a size", 0, -EPROTO, "P23", "without telling", { RAW(GREETING), ACK(GO) } },
+	{ "a size of 2^63", 0, -EPROTO, "P68", "0x8000000000000000",
+		{ RAW(GREETING), INFO(HUGE) } },
+	{ "INFO_EXPORT too short", 0, -EPROTO, "P23", "11 bytes",
+		{ RAW(GREETING), INFO("\0\0\0\0\0\0\x40\0\0\0\0") } },
+	{ "INFO_EXPORT too long", 0, -EPROTO, "P23", "13 bytes",
+		{ RAW(GREETING), INFO(EXPORT_INFO "\0") } },
+	{ "information without a type", 0, -EPROTO, "P23", "1 bytes",
+		{ RAW(GREETING), INFO("\0") } },
+	{ "block sizes too short", 0, -EPROTO, "P29", "13 bytes",
+		{ RAW(GREETING), INFO("\0\3\0\0\0\1\0\0\x10\0\0\1\0") } },
+	{ "a minimum of zero", 0, -EPROTO, "P58", "size 0",
+		{ RAW(GREETING), INFO("\0\3\0\0\0\0\0\0\x10\0\0\1\0\0") } },
+	{ "a minimum of 65537", 0, -EPROTO, "P58", "65537",
+		{ RAW(GREETING), INFO("\0\3\0\1\0\1\0\2\0\0\0\4\0\0") } },
+	{ "a minimum of 131072", 0, -EPROTO, "P58", "131072",
+		{ RAW(GREETING), INFO("\0\3\0\2\0\0\0\2\0\0\0\4\0\0") } },
+	{ "a preferred size of 256", 0, -EPROTO, "P59", "256",
+		{ RAW(GREETING), INFO("\0\3\0\0\0\1\0\0\1\0\0\1\0\0") } },
+	{ "a preferred size below the minimum", 0, -EPROTO, "P59", "512",
+		{ RAW(GREETING), INFO("\0\3\0\0\x10\0\0\0\2\0\0\1\0\0") } },
+	{ "a maximum below the preferred size", 0, -EPROTO, "P60", "2048",
+		{ RAW(GREETING), INFO("\0\3\0\0\0\1\0\0\x10\0\0\0\x08\0") } },
+	{ "a name of 4097 bytes", 0, -EPROTO, "P1", "4097",
+		{ RAW(GREETING), { NBD_OPT_GO, NBD_REP_INFO, "\0\1", 2, .fill = 4097 } } },
+	{ "a description with a zero byte", 0, -EPROTO, "P1", "zero byte",
+		{ RAW(GREETING), INFO("\0\2a\0") } },
+	{ "GO unknown after extended headers", 2, -EPROTO, "P108", "does not know GO",
+		{ RAW(GREETING), ACK(EXTENDED_HEADERS), SELECTED, ACK(SET_META_CONTEXT),
+			REPLY(GO, NBD_REP_ERR_UNSUP, "") } },
+	{ "no such export", 0, -ENOENT, "", "no such export",
+		{ RAW(GREETING), REPLY(GO, NBD_REP_ERR_UNKNOWN, "gone"), ACK(ABORT) } },
+	{ "refused by policy, then a close", 0, -EACCES, "", "policy",
+		{ RAW(GREETING), REPLY(GO, NBD_REP_ERR_POLICY, "\x1b[2J") } },
+	{ "TLS wanted", 2, -EPROTONOSUPPORT, "", "TLS",
+		{ RAW(GREETING), REPLY(EXTENDED_HEADERS, NBD_REP_ERR_TLS_REQD, ""), ACK(ABORT) } },
+	{ "shutting down", 1, -ESHUTDOWN, "", "shutting down",
+		{ RAW(GREETING), REPLY(STRUCTURED_REPLY, NBD_REP_ERR_SHUTDOWN, "bye"),
+			REPLY(ABORT, NBD_REP_ERR_SHUTDOWN, "") } },
+	{ "an error type nobody knows", 0, -EPROTONOSUPPORT, "", "unknown error",
+		{ RAW(GREETING), REPLY(GO, 0xffffffff, ""), ACK(ABORT) } },
+	{ "a wrong reply to ABORT", 0, -EPROTO, "P11", "type 2",
+		{ RAW(GREETING), REPLY(GO, NBD_REP_ERR_UNKNOWN, ""),
+			REPLY(ABORT, NBD_REP_SERVER, "\0\0\0\0") } },
+
+	/* EXPORT_NAME. */
+	{ "a close after EXPORT_NAME", 0, -ENOENT, "P31", "EXPORT_NAME",
+		{ RAW("NBDMAGICIHAVEOPT\0\0") } },
+	{ "a negative size after EXPORT_NAME", 0, -EPROTO, "P68", "0xffffffffffffffff",
+		{ RAW("NBDMAGICIHAVEOPT\0\2\xff\xff\xff\xff\xff\xff\xff\xff\0\1") } },
+	{ "the end in the zeroes after EXPORT_NAME", 0, -EPROTO, "", "closed",
+		{ RAW("NBDMAGICIHAVEOPT\0\0\0\0\0\0\0\1\0\0\0\1"), { .bytes = "", .fill = 123 } } },
+};
+
+struct agreed {
+	struct dialogue_case dialogue;
+	enum nbd_reply_style style;
+	bool allocation;
+	uint32_t minimum;
+	uint32_t payload_max;
+	uint64_t size;
+};
+
+static const struct agreed agreed[] = {
+	{ { "everything", 2,
+		  .said = { RAW(GREETING), ACK(EXTENDED_HEADERS), SELECTED, ACK(SET_META_CONTEXT),
+			  INFO("\0\3\0\0\2\0\0\0\x10\0\0\x20\0\0"), INFO("\0\1disk"),
+			  INFO("\0\2words"), INFO("\x12\x34unknown"), ANSWERED } },
+		NBD_REPLIES_EXTENDED, true, 512, 2 << 20, UINT64_C(0x40000000) },
+	{ { "structured replies at most", 1,
+		  .said = { RAW(GREETING), ACK(STRUCTURED_REPLY), SELECTED, ACK(SET_META_CONTEXT),
+			  ANSWERED } },
+		NBD_REPLIES_STRUCTURED, true, 512, 32 << 20, UINT64_C(0x40000000) },
+	{ { "no extended headers", 2,
+		  .said = { RAW(GREETING), EXTENDED_NO, ACK(STRUCTURED_REPLY), SELECTED,
+			  ACK(SET_META_CONTEXT), ANSWERED } },
+		NBD_REPLIES_STRUCTURED, true, 512, 32 << 20, UINT64_C(0x40000000) },
+	{ { "nothing of all that", 2,
+		  .said = { RAW(GREETING), EXTENDED_NO, STRUCTURED_NO, ANSWERED } },
+		NBD_REPLIES_SIMPLE, false, 512, 32 << 20, UINT64_C(0x40000000) },
+	{ { "a selection that ends in an error does not count (P42)", 1,
+		  .said = { RAW(GREETING), ACK(STRUCTURED_REPLY), SELECTED,
+			  REPLY(SET_META_CONTEXT, NBD_REP_ERR_INVALID, "no"), ANSWERED } },
+		NBD_REPLIES_STRUCTURED, false, 512, 32 << 20, UINT64_C(0x40000000) },
+	{ { "another context than was asked for", 1,
+		  .said = { RAW(GREETING), ACK(STRUCTURED_REPLY),
+			  REPLY(SET_META_CONTEXT, NBD_REP_META_CONTEXT, "\0\0\0\1base:allocatio"),
+			  ACK(SET_META_CONTEXT), ANSWERED } },
+		NBD_REPLIES_STRUCTURED, false, 512, 32 << 20, UINT64_C(0x40000000) },
+	{ { "the size told twice: the last counts", 0,
+		  .said = { RAW(GREETING), INFO("\0\0\0\0\0\0\0\0\0\1\0\1"), ANSWERED } },
+		NBD_REPLIES_SIMPLE, false, 512, 32 << 20, UINT64_C(0x40000000) },
+	{ { "GO unknown: EXPORT_NAME, without zeroes", 2,
+		  .said = { RAW(GREETING), EXTENDED_NO, STRUCTURED_NO,
+			  REPLY(GO, NBD_REP_ERR_UNSUP, ""), RAW("\0\0\0\0\0\0\0\x09\0\xff") } },
+		NBD_REPLIES_SIMPLE, false, 512, 32 << 20, 9 },
+	{ { "first newstyle, with zeroes", 2,
+		  .said = { RAW("NBDMAGICIHAVEOPT\0\0\0\0\0\0\0\0\0\x09\0\xff"),
+			  { .bytes = "", .fill = 124 } } },
+		NBD_REPLIES_SIMPLE, false, 512, 32 << 20, 9 },
+	{ { "flags of the future are not echoed (P5)", 0,
+		  .said = { RAW("NBDMAGICIHAVEOPT\xff\xff"), ANSWERED } },
+		NBD_REPLIES_SIMPLE, false, 512, 32 << 20, UINT64_C(0x40000000) },
+	{ { "the largest size", 0,
+		  .said = { RAW(GREETING), INFO("\0\0\x7f\xff\xff\xff\xff\xff\xff\xff\0\1"),
+			  ACK(GO) } },
+		NBD_REPLIES_SIMPLE, false, 512, 32 << 20, INT64_MAX },
+};
+
+/* --- making it so ---------------------------------------------------------------------------- */
+
+struct text {
+	uint8_t bytes[STREAM_BYTES_MAX];
+	size_t len;
+};
+
+static void append(struct text *text, const void *bytes, size_t len)
+{
+	assert_true(len <= sizeof(text->bytes) - text->len);
+	memcpy(text->bytes + text->len, bytes, len);
+	text->len += len;
+}
+
+static void append_said(struct text *text, const struct said *said)
+{
+	if (said->option != 0) {
+		struct nbd_wire_option_reply head = {
+			.magic = be64_make(NBD_OPTION_REPLY_MAGIC),
+			.option = be32_make(said->option),
+			.type = be32_make(said->type),
+			.length = be32_make(
+				said->claimed != 0 ? said->claimed : said->len + said->fill),
+		};
+
+		append(text, &head, sizeof(head));
+	}
+	append(text, said->bytes != NULL ? said->bytes : "", said->len);
+	for (uint32_t i = 0; i < said->fill; i++) {
+		append(text, "x", 1);
+	}
+}
+
+static void make_stream(const struct dialogue_case *one, struct text *text)
+{
+	text->len = 0;
+	for (int i = 0; i < REPLIES_MAX; i++) {
+		append_said(text, &one->said[i]);
+	}
+}
+
+struct ending {
+	int code;
+	struct error error;
+	struct nbd_facts facts;
+	size_t taken;
+	uint8_t said[SAID_BYTES_MAX];
+	size_t said_bytes;
+};
+
+static void take_output(struct nbd_handshake *handshake, struct ending *ending)
+{
+	size_t bytes;
+	const uint8_t *output = nbd_handshake_output(handshake, &bytes);
+
+	assert_true(bytes <= sizeof(ending->said) - ending->said_bytes);
+	memcpy(ending->said + ending->said_bytes, output, bytes);
+	ending->said_bytes += bytes;
+	nbd_handshake_sent(handshake);
+}
+
+/* pieces: 0 all at once, 1 byte by byte, else by chance. */
+static void play(const struct dialogue_case *one, const struct text *text, unsigned pieces,
+	struct ending *ending)
+{
+	struct nbd_handshake_options options = { .export_name = "disk",
+		.style_max = one->style_max };
+	struct nbd_handshake *handshake;
+	uint32_t random = pieces;
+
+	memset(ending, 0, sizeof(*ending));
+	assert_int_equal(nbd_handshake_create(&options, &handshake, &ending->error), 0);
+	while (ending->taken < text->len && !nbd_handshake_is_finished(handshake)) {
+		size_t len = text->len - ending->taken;
+
+		random = random * 1664525 + 1013904223;
+		len = pieces == 0 ? len : MIN(len, pieces == 1 ? 1 : 1 + (random >> 16) % 50);
+		ending->code = nbd_handshake_input(
+			handshake, text->bytes + ending->taken, len, &ending->error);
+		if (ending->code < 0) {
+			break;
+		}
+		assert_true((size_t)ending->code <= len);
+		ending->taken += (size_t)ending->code;
+		take_output(handshake, ending);
+	}
+	if (ending->code >= 0 && !nbd_handshake_is_finished(handshake)) {
+		assert_non_null(strstr(nbd_handshake_awaits(handshake), "its "));
+		ending->code = nbd_handshake_end_of_stream(handshake, &ending->error);
+	}
+	if (ending->code >= 0) {
+		assert_true(nbd_handshake_is_finished(handshake));
+		ending->code = nbd_handshake_outcome(handshake, &ending->error);
+		ending->facts = *nbd_handshake_facts(handshake);
+	}
+	nbd_handshake_destroy(handshake);
+}
+
+static void test_what_a_server_must_not_answer(void **state)
+{
+	static struct text text;
+	static struct ending ending;
+
+	GMB_UNUSED(state);
+	for (size_t i = 0; i < ARRAY_COUNT(refused); i++) {
+		const struct dialogue_case *one = &refused[i];
+
+		make_stream(one, &text);
+		for (unsigned pieces = 0; pieces < 6; pieces++) {
+			play(one, &text, pieces, &ending);
+			if (ending.code != one->code || ending.error.code != one->code ||
+				strstr(ending.error.text, one->text) == NULL ||
+				strstr(ending.error.text, one->rule) == NULL) {
+				fail_msg(
+					"%s: %d \"%s\"", one->name, ending.code, ending.error.text);
+			}
+			/* What the server wrote is escaped. */
+			for (const char *at = ending.error.text; *at != '\0'; at++) {
+				assert_true(*at >= ' ' && *at < 0x7f);
+			}
+		}
+	}
+}
+
+static void check_agreed(const struct agreed *one, const struct ending *ending, size_t len)
+{
+	const struct nbd_facts *facts = &ending->facts;
+
+	if (ending->code != 0) {
+		fail_msg("%s: %d \"%s\"", one->dialogue.name, ending->code, ending->error.text);
+	}
+	assert_int_equal(facts->style, one->style);
+	assert_int_equal(facts->allocation, one->allocation);
+	assert_true(!facts->allocation || facts->allocation_id == 0x2a);
+	assert_int_equal(facts->sizes.minimum, one->minimum);
+	assert_int_equal(facts->sizes.payload_max, one->payload_max);
+	assert_true(facts->size == one->size);
+	/* What follows belongs to the transmission phase. */
+	assert_int_equal(ending->taken, len - TAIL_BYTES);
+	/* Only known flags are echoed, and EXPORT_NAME or GO ask for the right name. */
+	assert_int_equal(ending->said[3] & ~3, 0);
+	assert_int_equal(ending->said[0] | ending->said[1] | ending->said[2], 0);
+	assert_non_null(memmem(ending->said, ending->said_bytes, "disk", 4));
+}
+
+static void test_what_a_server_may_answer(void **state)
+{
+	static struct text text;
+	static struct ending ending;
+
+	GMB_UNUSED(state);
+	for (size_t i = 0; i < ARRAY_COUNT(agreed); i++) {
+		make_stream(&agreed[i].dialogue, &text);
+		append(&text, "later", TAIL_BYTES);
+		for (unsigned pieces = 0; pieces < 6; pieces++) {
+			play(&agreed[i].dialogue, &text, pieces, &ending);
+			check_agreed(&agreed[i], &ending, text.len);
+		}
+	}
+}
+
+/* A close at every byte of a good dialogue is an error, and none of them is the same as success. */
+static void test_a_close_at_every_byte(void **state)
+{
+	static struct text text;
+	static struct ending ending;
+
+	GMB_UNUSED(state);
+	for (size_t i = 0; i < ARRAY_COUNT(agreed); i++) {
+		size_t whole;
+
+		make_stream(&agreed[i].dialogue, &text);
+		whole = text.len;
+		for (text.len = 0; text.len < whole; text.len++) {
+			play(&agreed[i].dialogue, &text, 0, &ending);
+			assert_true(ending.code < 0);
+			assert_non_null(strstr(ending.error.text, "closed the connection"));
+		}
+	}
+}
+
+static void test_information_without_end(void **state)
+{
+	static const struct dialogue_case endless = { "", 0, .said = { RAW(GREETING) } };
+	static const struct said unknown = INFO("\x12\x34more");
+	static struct text text;
+	static struct ending ending;
+
+	GMB_UNUSED(state);
+	make_stream(&endless, &text);
+	while (text.len < sizeof(text.bytes) - 100) {
+		append_said(&text, &unknown);
+	}
+	play(&endless, &text, 0, &ending);
+	assert_int_equal(ending.code, -EPROTO);
+	assert_non_null(strstr(ending.error.text, "without end"));
+	assert_true(ending.taken < text.len);
+}
+
+static void test_a_name_beyond_the_protocol_is_refused(void **state)
+{
+	char name[NBD_STRING_BYTES_MAX + 2];
+	struct nbd_handshake_options options = { .export_name = name,
+		.style_max = NBD_REPLIES_EXTENDED };
+	struct nbd_handshake *handshake;
+	struct error error;
+
+	GMB_UNUSED(state);
+	memset(name, 'n', sizeof(name));
+	name[sizeof(name) - 1] = '\0';
+	assert_int_equal(nbd_handshake_create(&options, &handshake, &error), -EINVAL);
+	assert_non_null(strstr(error.text, "rule P1"));
+}
+
+/* The longest name in every option that carries it. */
+static void test_the_longest_name_is_sent(void **state)
+{
+	static char name[NBD_STRING_BYTES_MAX + 1];
+	static struct text text;
+	struct nbd_handshake_options options = { .export_name = name,
+		.style_max = NBD_REPLIES_EXTENDED };
+	struct nbd_handshake *handshake;
+	struct error error;
+	size_t taken = 0;
+	size_t longest = 0;
+	size_t bytes;
+
+	GMB_UNUSED(state);
+	memset(name, 'n', sizeof(name) - 1);
+	make_stream(&agreed[0].dialogue, &text);
+	assert_int_equal(nbd_handshake_create(&options, &handshake, &error), 0);
+	while (!nbd_handshake_is_finished(handshake)) {
+		int took = nbd_handshake_input(
+			handshake, text.bytes + taken, text.len - taken, &error);
+
+		assert_true(took >= 0);
+		taken += (size_t)took;
+		(void)nbd_handshake_output(handshake, &bytes);
+		longest = MAX(longest, bytes);
+		nbd_handshake_sent(handshake);
+	}
+	assert_true(longest > NBD_STRING_BYTES_MAX + 16);
+	assert_int_equal(nbd_handshake_outcome(handshake, &error), 0);
+	/* The server's own name replaces it. */
+	assert_string_equal(nbd_handshake_facts(handshake)->name, "disk");
+	assert_string_equal(nbd_handshake_facts(handshake)->description, "words");
+	nbd_handshake_destroy(handshake);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_what_a_server_must_not_answer),
+		cmocka_unit_test(test_what_a_server_may_answer),
+		cmocka_unit_test(test_a_close_at_every_byte),
+		cmocka_unit_test(test_information_without_end),
+		cmocka_unit_test(test_a_name_beyond_the_protocol_is_refused),
+		cmocka_unit_test(test_the_longest_name_is_sent),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
