@@ -9,9 +9,9 @@ BENCH_ARGS   ?=
 CLANG        ?= clang-14
 CLANG_FORMAT ?= clang-format-14
 
-MESON      = meson
-NINJA      = ninja -j$(JOBS)
-MESON_TEST = $(MESON) test --no-rebuild --print-errorlogs --num-processes $(JOBS) $(TEST_ARGS)
+MESON     = meson
+NINJA     = ninja -j$(JOBS)
+RUN_TESTS = scripts/run-tests -j $(JOBS)
 
 # The tests that run under the sanitizers. The lint suite does not run the program, and the
 # interop suite mostly exercises other people's: both run in the normal build.
@@ -20,8 +20,8 @@ SANITIZED = --suite unit --suite sim --suite fuzz --suite conformance --suite fu
 FORMATTED = $(shell find src include tests bench examples -name '*.[ch]' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test build deps deps-test asan tsan clang fuzz soak bench check-format format \
-	lint install clean
+.PHONY: help run test test-vm test-long build deps deps-test asan tsan clang fuzz bench \
+	check-format format lint install clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' \
@@ -34,9 +34,15 @@ run: deps ## build, serve a sample disk on loopback, show how to reach it; Ctrl-
 	@$(MAKE) --no-print-directory compile
 	@scripts/run-demo $(BUILD)/gmblock
 
-test: deps-test ## build and run the whole suite
-	@$(MAKE) --no-print-directory compile-tests
-	$(MESON_TEST) -C $(BUILD)
+test: deps-test $(BUILD)/.gmblock-tests ## build what the tests need and run all but test-vm, or those in TEST_ARGS
+	@$(RUN_TESTS) -C $(BUILD) $(TEST_ARGS)
+
+test-vm: deps-test $(BUILD)/.gmblock-tests ## run the tests that need kernels of their own, in QEMU guests
+	@$(RUN_TESTS) -C $(BUILD) --suite vm --logbase testlog-vm $(TEST_ARGS)
+
+test-long: deps-test $(BUILD)/.gmblock-tests ## simulation seeds for an hour, then fuzzing for an hour
+	@$(RUN_TESTS) -C $(BUILD) --setup soak --suite soak $(TEST_ARGS)
+	$(if $(TEST_ARGS),,CC=$(CLANG) FUZZ_SECONDS=$${FUZZ_SECONDS:-300} tests/fuzz/run.sh)
 
 build: deps compile ## build the program in build/
 
@@ -48,11 +54,8 @@ deps-test: ## install the missing Debian packages that the suite needs
 
 # `make run` must not need the test libraries, so a build directory it makes leaves tests/ out;
 # the first `make test` in the same directory turns them on and leaves a stamp.
-.PHONY: compile compile-tests
+.PHONY: compile
 compile: $(BUILD)/build.ninja
-	$(NINJA) -C $(BUILD)
-
-compile-tests: $(BUILD)/.gmblock-tests
 	$(NINJA) -C $(BUILD)
 
 $(BUILD)/build.ninja:
@@ -66,35 +69,27 @@ $(BUILD)/.gmblock-tests:
 asan: deps-test ## run the suite under AddressSanitizer and UndefinedBehaviorSanitizer (build-asan/)
 	[ -f build-asan/build.ninja ] || $(MESON) setup -Dtests=true -Db_sanitize=address,undefined \
 		-Dc_args='-fno-omit-frame-pointer -fno-sanitize-recover=all' $(MESON_ARGS) build-asan
-	$(NINJA) -C build-asan
-	$(MESON_TEST) -C build-asan --setup sanitize $(SANITIZED)
+	@$(RUN_TESTS) -C build-asan --setup sanitize $(SANITIZED) $(TEST_ARGS)
 
 tsan: deps-test ## run the suite under ThreadSanitizer (build-tsan/)
 	[ -f build-tsan/build.ninja ] || CC=$(CLANG) $(MESON) setup -Dtests=true -Db_sanitize=thread \
 		-Db_lundef=false -Dc_args=-fno-omit-frame-pointer $(MESON_ARGS) build-tsan
-	$(NINJA) -C build-tsan
-	$(MESON_TEST) -C build-tsan --setup sanitize $(SANITIZED)
+	@$(RUN_TESTS) -C build-tsan --setup sanitize $(SANITIZED) $(TEST_ARGS)
 
 clang: deps-test ## build with the second compiler, warnings as errors, and run the suite (build-clang/)
 	[ -f build-clang/build.ninja ] || CC=$(CLANG) $(MESON) setup -Dtests=true -Dwerror=true \
 		$(MESON_ARGS) build-clang
-	$(NINJA) -C build-clang
-	$(MESON_TEST) -C build-clang
+	@$(RUN_TESTS) -C build-clang $(TEST_ARGS)
 
 fuzz: deps-test ## run every fuzz target for FUZZ_SECONDS (60) of processor time (build-fuzz/)
 	CC=$(CLANG) tests/fuzz/run.sh
-
-soak: deps-test ## the long runs: many more simulation seeds
-	@$(MAKE) --no-print-directory compile-tests
-	$(MESON) test --no-rebuild --print-errorlogs -C $(BUILD) --setup soak --suite soak $(TEST_ARGS)
 
 bench: deps-test ## compare with nbdkit, qemu-nbd and nbd-server on this machine (as root)
 	@$(MAKE) --no-print-directory compile
 	bench/peers --gmblock $(BUILD)/gmblock $(BENCH_ARGS)
 
-lint: deps-test ## only the checks on the source itself
-	@$(MAKE) --no-print-directory compile-tests
-	$(MESON_TEST) -C $(BUILD) --suite lint
+lint: deps-test $(BUILD)/.gmblock-tests ## only the checks on the source itself
+	@$(RUN_TESTS) -C $(BUILD) --suite lint $(TEST_ARGS)
 
 check-format: ## tell which C files are not formatted as .clang-format says
 	$(CLANG_FORMAT) --dry-run --Werror $(FORMATTED)

@@ -87,6 +87,15 @@ class Demo(unittest.TestCase):
         self.assertIn("none.img", done.stderr)
         self.assertNotIn("is served", done.stdout)
 
+    def test_a_wrong_port_is_named(self):
+        for port in ("abc", "65536", "-1", "1 2"):
+            done = subprocess.run(
+                [f"{ROOT}/scripts/run-demo", GMBLOCK], capture_output=True, text=True, check=False,
+                env={**os.environ, "TMPDIR": self.folder, "PORT": port})
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(f"PORT={port} is not a port", done.stderr)
+            self.assertEqual(os.listdir(self.folder), [])
+
 
 if __name__ == "__main__":
     GMBLOCK = os.path.realpath(sys.argv.pop(2))

@@ -37,14 +37,13 @@ class Scratch(unittest.TestCase):
 class CountTests(Scratch):
     """count-tests adds up the runs and never calls a broken one a success."""
 
-    def log(self, name, results, log="testlog.json"):
-        logs = os.path.join(self.folder, name, "meson-logs")
-        os.makedirs(logs)
-        with open(os.path.join(logs, log), "w", encoding="utf-8") as file:
+    def log(self, name, results):
+        path = os.path.join(self.folder, name + ".json")
+        with open(path, "w", encoding="utf-8") as file:
             for number, result in enumerate(results):
                 json.dump({"name": f"test {number}", "result": result, "stdout": "why\n"}, file)
                 file.write("\n")
-        return os.path.join(self.folder, name)
+        return path
 
     def count(self, *arguments):
         done = run("/usr/bin/python3", f"{SCRIPTS}/count-tests", *arguments)
@@ -52,7 +51,7 @@ class CountTests(Scratch):
 
     def test_adds_up_the_runs(self):
         one = self.log("one", ["OK", "OK", "EXPECTEDFAIL"])
-        two = self.log("two", ["OK", "SKIP"], "testlog-sanitize.json")
+        two = self.log("two", ["OK", "SKIP"])
         status, lines = self.count(f"one:0:{one}", f"two:0:{two}", "--")
         self.assertEqual((status, lines[-1]), (0, "4 passed, 0 failed"))
         self.assertIn("skipped: two: test 1: why", lines)
@@ -74,14 +73,98 @@ class CountTests(Scratch):
 
     def test_a_run_without_tests_is_a_failure(self):
         for results in ([], ["SKIP"]):
-            build = self.log(f"empty{len(results)}", results)
-            status, lines = self.count(f"empty:0:{build}", "--")
+            log = self.log(f"empty{len(results)}", results)
+            status, lines = self.count(f"empty:0:{log}", "--")
             self.assertEqual((status, lines[-1]), (1, "0 passed, 1 failed"))
 
     def test_a_failed_step_is_a_failure(self):
         good = self.log("good", ["OK"])
         status, lines = self.count(f"good:0:{good}", "--", "processes left behind")
         self.assertEqual((status, lines[-1]), (1, "1 passed, 1 failed"))
+
+
+class RunTests(Scratch):
+    """run-tests builds what the selected tests need, and refuses to run none."""
+
+    PROJECT = """
+        project('sample')
+        add_test_setup('normal', is_default : true, exclude_suites : ['guests'])
+        foreach name : ['one', 'two', 'three', 'tool']
+          program = custom_target(name, input : 'program', output : name,
+            command : ['cp', '@INPUT@', '@OUTPUT@'], build_by_default : true)
+          if name != 'tool'
+            test(name, find_program('true'), depends : program, suite : 'fast')
+          endif
+        endforeach
+        test('alone', find_program('true'), suite : 'slow', is_parallel : false)
+        test('guest', find_program('false'), suite : 'guests')
+    """
+    TABLE = "# comment\none 300\ntwo 100\nthree 80\nalone 60\nguest 900\n"
+
+    def setUp(self):
+        super().setUp()
+        self.build = os.path.join(self.folder, "build")
+        shutil.copy(f"{SCRIPTS}/run-tests", self.folder)
+        self.program("program", "#!/bin/sh\n")
+        for name, text in (("meson.build", self.PROJECT), ("test-seconds.txt", self.TABLE)):
+            with open(os.path.join(self.folder, name), "w", encoding="utf-8") as file:
+                file.write(text)
+        done = run("meson", "setup", self.folder, self.build)
+        self.assertEqual(done.returncode, 0, done.stdout)
+
+    def run_tests(self, *arguments):
+        done = run(f"{self.folder}/run-tests", "-C", self.build, "-j", "2", *arguments)
+        built = {name for name in ("one", "two", "three", "tool")
+                 if os.path.exists(os.path.join(self.build, name))}
+        return done, built
+
+    def test_one_test_builds_only_what_it_needs(self):
+        done, built = self.run_tests("two", "--suite", "fast")
+        self.assertEqual((done.returncode, built), (0, {"two"}), done.stdout)
+        self.assertIn("1 test: about 2 minutes, after 1 build step\n", done.stdout)
+        self.assertRegex(done.stdout, r"(?m)^Ok: +1 *$")
+
+    def test_without_arguments_everything_is_built(self):
+        done, built = self.run_tests()
+        self.assertEqual((done.returncode, built), (0, {"one", "two", "three", "tool"}))
+        # The longest test, and the one that runs alone.
+        self.assertIn("4 tests: about 6 minutes, after 4 build steps\n", done.stdout)
+        self.assertRegex(done.stdout, r"(?m)^ *4/4 ")
+
+    def test_what_selects_no_test_is_an_error(self):
+        for arguments, said in (
+                (["four"], "there is no test 'four'"),
+                (["one", "four"], "there is no test 'four'"),
+                (["--suite", "quick"], "there is no suite 'quick'; the suites are fast, guests"),
+                (["guest"], "test 'guest' is in none of the selected suites; "
+                            "it belongs to suite 'guests'"),
+                (["alone", "--suite", "fast"], "it belongs to suite 'slow'"),
+                (["--suite", "fast", "--no-suite", "fast"], "these arguments select no test")):
+            done, built = self.run_tests(*arguments)
+            self.assertEqual((done.returncode, built), (2, set()), done.stdout)
+            self.assertIn(said, done.stderr)
+
+    def test_a_suite_that_is_left_out_can_be_asked_for(self):
+        done, built = self.run_tests("--suite", "guests")
+        self.assertEqual((done.returncode, built), (1, set()), done.stdout)
+        self.assertRegex(done.stdout, r"(?m)^Fail: +1 *$")
+
+    def test_a_broken_build_runs_nothing(self):
+        os.remove(os.path.join(self.folder, "program"))
+        done, built = self.run_tests("one")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertEqual(built, set())
+        self.assertNotIn("Fail:", done.stdout)
+
+    def test_durations_are_recorded(self):
+        log = os.path.join(self.folder, "log")
+        with open(log, "w", encoding="utf-8") as file:
+            for name, seconds in (("two", 1.4), ("sample:fast / one", 12.6)):
+                json.dump({"name": name, "duration": seconds}, file)
+                file.write("\n")
+        self.assertEqual(run(f"{self.folder}/run-tests", "--record", log).returncode, 0)
+        with open(os.path.join(self.folder, "test-seconds.txt"), encoding="utf-8") as file:
+            self.assertEqual(file.read(), "# comment\none 13\n")
 
 
 # A program that stays until it is ended.
