@@ -24,10 +24,16 @@ class Demo(unittest.TestCase):
         self.folder = tempfile.mkdtemp(prefix="gmblock-demo-test-")
         self.addCleanup(shutil.rmtree, self.folder)
 
+    @staticmethod
+    def heed_signals():
+        """A shell cannot trap what was ignored when it began, as under nohup."""
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+
     def start(self, **environment):
         process = subprocess.Popen(
             [f"{ROOT}/scripts/run-demo", GMBLOCK], stdout=subprocess.PIPE, text=True,
-            stdin=subprocess.DEVNULL, start_new_session=True,
+            stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=self.heed_signals,
             env={**os.environ, "TMPDIR": self.folder, "PORT": "0", **environment})
         self.addCleanup(process.stdout.close)
         self.addCleanup(self.end, process)

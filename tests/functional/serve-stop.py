@@ -9,15 +9,10 @@ import nbdmini
 import support
 
 
-def heed_hangup():
-    """Whoever runs the tests may ignore SIGHUP, and the server would inherit that."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
 class Stop(support.Case):
     def test_idle(self):
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            server = self.start_unix("null:1M", preexec_fn=heed_hangup)
+            server = self.start_unix("null:1M")
             server.signal(number)
             self.assertEqual(server.wait()[0], 0)
             self.assertEqual(os.listdir(self.folder), [])
@@ -38,8 +33,7 @@ class Stop(support.Case):
     def test_a_command_hears_of_the_end_of_the_terminal(self):
         status, _, errors = self.run_gmblock(
             "serve", "null:1M", "--listen", self.socket_uri(), "--run",
-            "trap 'kill $!; exit 33' HUP; tail --pid=$$ -f /dev/null & kill -HUP $PPID; wait",
-            preexec_fn=heed_hangup)
+            "trap 'kill $!; exit 33' HUP; tail --pid=$$ -f /dev/null & kill -HUP $PPID; wait")
         self.assertEqual(status, 33, errors)
 
     def test_idle_connections_are_closed(self):

@@ -19,6 +19,11 @@ def main():
     # The program's messages, without those of the harness around it.
     os.environ.pop("JOURNAL_STREAM", None)
     os.environ.pop("NOTIFY_SOCKET", None)
+    # The program heeds no signal that it finds ignored, and whoever starts the suite may ignore
+    # these (nohup).
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
     unittest.main(verbosity=2)
 
 

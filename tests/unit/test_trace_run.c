@@ -200,9 +200,7 @@ static int end_of_two_signals(int second, bool ignored)
 	int status = 0;
 
 	if (child == 0) {
-		if (ignored) {
-			(void)signal(second, SIG_IGN);
-		}
+		(void)signal(second, ignored ? SIG_IGN : SIG_DFL);
 		signal_at = 1;
 		signal_after = second;
 		_exit(trace(0, 0, NULL) == 0 ? 0 : 1);
