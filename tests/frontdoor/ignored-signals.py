@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import unittest
 
 ROOT = ""
@@ -24,16 +25,18 @@ class IgnoredSignals(unittest.TestCase):
     """Each ends well, and ends: what waits for a signal that never comes hangs."""
 
     def check(self, *command):
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                   stderr=subprocess.STDOUT, text=True, start_new_session=True,
-                                   preexec_fn=ignore_signals)
-        try:
-            output, _ = process.communicate(timeout=100)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            output, _ = process.communicate()
-            self.fail(f"{command} hangs: {output}")
-        self.assertEqual(process.returncode, 0, output)
+        with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output,
+                                       stderr=subprocess.STDOUT, start_new_session=True,
+                                       preexec_fn=ignore_signals)
+            try:
+                status = process.wait(timeout=100)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                status = "it hangs"
+                process.wait()
+            output.seek(0)
+            self.assertEqual(status, 0, output.read())
 
     def check_functional(self, name, *tests):
         self.check(sys.executable, f"{ROOT}/tests/functional/{name}.py", GMBLOCK, *tests)
