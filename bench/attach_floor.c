@@ -8,7 +8,7 @@
  *   attach_floor run PROGRAM... from its start to its end
  *
  * Prints one JSON object: the steps and their sum in microseconds, the removal apart from them. The
- * names of steps are those of `gmblock attach --timings`. A program's time is told on standard
+ * names of steps are those of `gmblock attach --timings`. A program's time is printed on standard
  * error, and its exit status is ours.
  *
  * Threading: the main thread, and one that serves. Ownership: everything ends with the process.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What a disk and a link give without a protocol between them, to compare bench/synchro's figures
+ * What a disk and a link give without a protocol between them, to compare bench/overlap's figures
  * with: the same sizes, one at a time.
  *
  *   raw_rate disk PATH BYTES SECONDS WARMUP SEED     reads of the disk, around the page cache

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What bench/synchro's programs share: samples of requests, and what is told of them.
+ * What bench/overlap's programs share: samples of requests, and what is reported of them.
  *
  * A sample is one request, from its start to its end. The rate is bytes over the time that the
  * program says it measured for, so that what lies between requests counts as well. Threading: one
  * thread. Ownership: the caller's struct, which keeps its samples until the program ends. Errors:
- * ends the program with status 1 when there is no memory or nothing to tell.
+ * ends the program with status 1 when there is no memory or nothing to report.
  */
 #pragma once
 

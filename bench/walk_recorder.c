@@ -3,11 +3,10 @@
  * Records which functions a program enters, for bench/walk: preloaded into a program that was
  * compiled with -finstrument-functions.
  *
- * What: writes into the file that WALK_FILE names, which whoever starts the program has made and
- * maps, too (struct walk). Nothing is recorded while mark is 0; otherwise every entry carries the
- * mark of that moment, so that the other side tells requests apart.
- * Threading: any thread may enter functions; mark belongs to the other process.
- * Errors: without such a file nothing is recorded.
+ * What: writes into the file that WALK_FILE names (struct walk). The process that starts the
+ * program has made the file and maps it, too. Nothing is recorded while mark is 0; otherwise each
+ * entry carries the current mark, which distinguishes the requests. Threading: any thread may enter
+ * functions; mark belongs to the other process. Errors: without such a file nothing is recorded.
  */
 #include <fcntl.h>
 #include <link.h>

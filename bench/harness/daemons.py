@@ -1,7 +1,7 @@
-"""Programs that run beside the benchmark and tell on standard output when they are ready.
+"""Programs that run during a benchmark and print a line when they are ready.
 
 What: Daemon(command, lines) starts a program and waits for that many lines; stop() ends it.
-Ownership: whoever made it stops it (context manager); it gets SIGTERM from the kernel when the
+Ownership: its creator stops it (context manager); it gets SIGTERM from the kernel when the
 benchmark dies, and its standard input, a pipe of ours, ends then.
 Errors: ServerFailed with what the program said if it ends or keeps silent instead.
 """

@@ -19,7 +19,7 @@ from .rig import Unavailable
 TIMEOUT_S = 30
 MTU_PAYLOAD, MTU_FRAME = 1448, 1514  # of a full TCP segment with timestamps, and what tc counts
 # Smaller bursts of the sender than the usual 64 KiB, so that the bucket can be small, too: what it
-# saves up while the link is idle is what a request gets for nothing.
+# saves up while the link is idle is sent without any delay.
 GSO_BYTES = 16 << 10
 BUCKET_BYTES_MIN = 32 << 10
 BUCKET_S = 60e-6  # what a late timer must not cost
@@ -47,7 +47,7 @@ class Loopback:
 
 
 class Shaped:
-    """rate: payload bytes a second, of TCP with segments of the usual size."""
+    """rate: payload bytes per second, of TCP with segments of the usual size."""
 
     def __init__(self, factor, rate):
         self.factor = factor

@@ -80,7 +80,7 @@ ROWS = [
 
 
 def fio_command(row, uri, seconds, state, size_bytes, seed):
-    """In the cold state no block is asked for twice: a run ends early when all were read."""
+    """In the cold state no block is read twice: a run ends early when all were read."""
     part = size_bytes // row.jobs // row.block_bytes * row.block_bytes
     command = ["fio", "--name=" + row.name, "--ioengine=nbd", "--uri=" + uri, "--thread=1",
                "--rw=" + row.rw, "--bs=%d" % row.block_bytes, "--iodepth=%d" % row.depth,
@@ -134,16 +134,16 @@ def run_bench(program, row, uri, seconds, seed):
                             check=False)
     if result.returncode != 0:
         raise ClientFailed("%s\n%s%s" % (" ".join(command), result.stdout, result.stderr))
-    told = json.loads(result.stdout)
+    document = json.loads(result.stdout)
     return {
-        "iops": told["iops"],
-        "bytes_per_s": told["bytes_per_second"],
-        "requests": told["requests"],
-        "bytes": told["requests"] * row.block_bytes,
-        "latency_mean_us": told["latency_us"]["mean"],
-        "latency_p50_us": told["latency_us"]["p50"],
-        "latency_p99_us": told["latency_us"]["p99"],
-        "client_cpu_percent": told["cpu_us_per_request"] * told["iops"] / 1e4,
+        "iops": document["iops"],
+        "bytes_per_s": document["bytes_per_second"],
+        "requests": document["requests"],
+        "bytes": document["requests"] * row.block_bytes,
+        "latency_mean_us": document["latency_us"]["mean"],
+        "latency_p50_us": document["latency_us"]["p50"],
+        "latency_p99_us": document["latency_us"]["p99"],
+        "client_cpu_percent": document["cpu_us_per_request"] * document["iops"] / 1e4,
     }
 
 
@@ -156,7 +156,7 @@ def run_client(client, row, uri, seconds, state, size_bytes, seed):
 
 def cpu_seconds(server):
     """Of the living tree, of its ended threads and of children it waited for. The process clock has
-    nanoseconds; only of reaped children the kernel tells no more than ticks."""
+    nanoseconds; for reaped children the kernel has ticks only."""
     total = 0.0
     for pid in server.pids():
         try:
@@ -170,7 +170,7 @@ def cpu_seconds(server):
 
 
 def measure(server, row, seconds, state, disk, seed, client=None):
-    """A timed run with the server's CPU and the device's reads beside it."""
+    """A timed run with the server's CPU and the device's reads."""
     read_before = disk.device_bytes_read()
     cpu_before = cpu_seconds(server)
     sample = run_client(client, row, server.uri, seconds, state, disk.size_bytes, seed)

@@ -1,4 +1,4 @@
-"""One part of bench/synchro: a disk behind a link, read in all ways and sizes, round by round.
+"""One part of bench/overlap: a disk behind a link, read in all ways and sizes, round by round.
 
 What: run_part() serves the disk once for each way, interleaves the ways within every round, with
 the local disk and the bare link beside them, and returns a record of plain data (what the JSON
@@ -23,10 +23,10 @@ STATES = ("init", "read", "send_init", "send")
 # How a way is called, the keys of its export, and what its client asks for.
 WAYS = {
     "off": ("overlap=off", "any"),
-    # With auto a client that wants one chunk is answered when all is there; a size overrules that.
+    # With auto a client that wants one chunk is answered when the whole read is done; a size overrides that.
     "single": ("overlap=64K", "df"),
     "multi": ("overlap=auto", "any"),
-    "again": ("overlap=off", "any"),  # off once more: what differs from it is the machine's noise
+    "again": ("overlap=off", "any"),  # off once more: any difference is the machine's noise
 }
 BASES = ("off", "single")  # what ratios are taken of
 DEPTH_WAYS = ("off", "multi", "again")
@@ -34,11 +34,11 @@ DEPTH_WAYS = ("off", "multi", "again")
 # so that no connection is idle for as long as TCP forgets what it can carry. With several requests
 # a turn is some times as long as all of them, since it begins and ends with none.
 SLICE_S, SLICE_DEEP_S, SLICE_DEEP_TIMES = 0.005, 0.02, 4
-GRAIN_GUESS = 64 << 10
+PART_SIZE_GUESS = 64 << 10
 
 
 class Tools:
-    """The programs: gmblock, and what the build puts beside it."""
+    """The programs: gmblock, and the small programs of the build."""
 
     def __init__(self, gmblock, client, raw):
         self.gmblock = gmblock
@@ -47,7 +47,7 @@ class Tools:
 
 
 def way_of(name):
-    """One of WAYS, or a grain such as 64K."""
+    """One of WAYS, or a part size such as 64K."""
     return WAYS.get(name) or ("overlap=" + name, "any")
 
 
@@ -81,7 +81,7 @@ def serve(program, store, link, ways):
 
 
 def run_client(tools, link, work, ways, compare=""):
-    """What synchro_client says of each (server, way), which take turns."""
+    """What overlap_client says of each (server, way), which take turns."""
     command = [*link.client_prefix, tools.client, *work, compare]
     for server, way in ways:
         base = server.said[0].rpartition("/")[0]
@@ -94,7 +94,7 @@ def run_client(tools, link, work, ways, compare=""):
 
 def work_of(size, depth, seed, slower, options):
     """The client's arguments for one run; slower: about what the slower of disk and link gives,
-    bytes a second."""
+    bytes per second."""
     slice_s = SLICE_S if depth == 1 else max(SLICE_DEEP_S, SLICE_DEEP_TIMES * depth * size / slower)
     return ["randread", str(size), str(depth), "%g" % max(options.seconds, 2 * slice_s),
             "%g" % slice_s, "%g" % options.warmup, str(seed)]
@@ -109,7 +109,7 @@ def check(tools, link, store, server, way, size, options):
 
 class Part:
     """A disk, a link, and the server between them while it runs; slower: about what the slower of
-    disk and link gives, bytes a second."""
+    disk and link gives, bytes per second."""
 
     def __init__(self, tools, store, link, ways, options, slower):
         self.slower = slower
@@ -166,8 +166,8 @@ class Part:
 
     def stats(self):
         """The server's own statistics, by export."""
-        told, = run_tool([self.tools.gmblock, "stats", "--json", str(self._server.pid)])
-        return {export["name"]: export for export in told["exports"]}
+        statistics_now, = run_tool([self.tools.gmblock, "stats", "--json", str(self._server.pid)])
+        return {export["name"]: export for export in statistics_now["exports"]}
 
 
 def run_local(tools, store, size, options, seed):
@@ -225,12 +225,12 @@ def _compare_cell(tools, store, link, running, way, work, found, turn):
 
 # --- one program, all ways -----------------------------------------------------------------------
 
-def _told(part, text):
+def _say(part, text):
     print("%s, %s: %s" % (part.store.name, part.link.name, text), file=sys.stderr, flush=True)
 
 
 def _round(part, cells, turn, keys):
-    """Every cell of keys once more: (size, depth) with its ways, the disk and the link beside."""
+    """Every cell of keys once more: (size, depth) with its ways, the disk and the link."""
     for size, depth in keys:
         cell = cells.setdefault((size, depth), {})
         ways = part.ways if depth == 1 else [way for way in part.ways if way in DEPTH_WAYS]
@@ -280,8 +280,8 @@ def _states(part, size_of_class):
     return found
 
 
-def _cuttings(part):
-    """By way: the grain that the server chose at last, the rates that it follows from, and how
+def _reads(part):
+    """By way: the part size that the server chose last, the rates that it follows from, and how
     early parts came: 0 all at the end, 0.5 evenly, None not measured."""
     return {way: export["reads"] for way, export in part.stats().items()
             if export["overlap"] != "off"}
@@ -309,30 +309,30 @@ def run_part(tools, store, link, ways, options, sizes, depths, slower):
         for turn in range(options.rounds):
             streams.append(part.raw("stream", 64 << 10))
             _round(part, cells, turn, [(size, 1) for size in sizes])
-            _told(part, "round %d of %d" % (turn + 1, options.rounds))
-        states, cuttings = _states(part, size_classes(sizes)), _cuttings(part)
+            _say(part, "round %d of %d" % (turn + 1, options.rounds))
+        states, reads = _states(part, size_classes(sizes)), _reads(part)
         for turn in range(options.rounds if depths else 0):
             _round(part, cells, turn, depths)
         # A row that looks slower than off is looked at again: two per cent is less than the
-        # machine's noise, and more rounds tell which of the two it was.
+        # machine's noise, and more rounds show which of the two it was.
         for turn in range(options.rounds, options.rounds * (1 + options.again)):
             again = [key for key, cell in cells.items() if _doubtful(cell, options.floor)]
             if again:
-                _told(part, "once more: %s" % ", ".join("%d KiB × %d" % (size >> 10, depth)
+                _say(part, "once more: %s" % ", ".join("%d KiB × %d" % (size >> 10, depth)
                                                          for size, depth in again))
                 _round(part, cells, turn, again)
         dropped = link.dropped()
-    return record_of(part, cells, streams, states, cuttings, dropped)
+    return record_of(part, cells, streams, states, reads, dropped)
 
 
-def record_of(part, cells, streams, states, cuttings, dropped):
+def record_of(part, cells, streams, states, reads, dropped):
     store, link = part.store, part.link
     return {
         "store": store.name, "store_title": store.title, "members": store.members,
         "link": link.name, "link_title": link.title, "factor": link.factor,
         "shaped_bytes_per_s": link.rate, "dropped": dropped,
         "ways": {way: way_of(way) for way in part.ways},
-        "cuttings": cuttings, "states_us": states, "stream": streams,
+        "reads": reads, "states_us": states, "stream": streams,
         "cells": [{"bytes": size, "depth": depth, "rate": store.rate(size), "samples": cell}
                   for (size, depth), cell in sorted(cells.items(), key=lambda item: (
                       item[0][1], item[0][0]))],
@@ -351,7 +351,7 @@ def disk_rate(cell):
 
 
 def net_rate(cell):
-    """Of the bare link, asked for one answer of that size at a time."""
+    """Of the bare link, one reply of that size at a time."""
     return median(cell["samples"].get("net"))
 
 
@@ -365,10 +365,10 @@ def serial(size, disk, net):
     return size / (size / disk + size / net)
 
 
-def overlapped(size, disk, net, grain):
-    """A first grain from the disk, then both at the rate of the slower, a last grain to send."""
-    grain = min(grain, size)
-    return size / (grain / disk + (size - grain) / min(disk, net) + grain / net)
+def overlapped(size, disk, net, part_size):
+    """A first part from the disk, then both at the rate of the slower, a last part to send."""
+    part_size = min(part_size, size)
+    return size / (part_size / disk + (size - part_size) / min(disk, net) + part_size / net)
 
 
 def striped_single(size, disk, net, members):
@@ -378,7 +378,7 @@ def striped_single(size, disk, net, members):
 
 
 def underway_us(record, way, size):
-    """What the client waits longer, on average, than the server has to do with a request."""
+    """The mean time that the client waits beyond the time in the server."""
     cell = find_cell(record, size)
     samples = cell["samples"].get(way) if cell else None
     if not samples:
@@ -387,8 +387,8 @@ def underway_us(record, way, size):
                - sum(record["states_us"][way][str(size)].values()))
 
 
-def grain_of(record):
-    return record["cuttings"]["multi"]["part_size"] or GRAIN_GUESS
+def part_size_of(record):
+    return record["reads"]["multi"]["part_size"] or PART_SIZE_GUESS
 
 
 def find_cell(record, size, depth=1):

@@ -1,8 +1,8 @@
-"""One large read at a time over loopback TCP: gmblock beside other NBD servers, same client.
+"""One large read at a time over loopback TCP: gmblock and other NBD servers, same client.
 
 What: run() gives every server a fresh start, a loop device of which no block is in the page cache,
-and the same client (bench/synchro_client.c); servers take turns within each round. gmblock runs
-with synchronized sends and without. Returns plain data.
+and the same client (bench/overlap_client.c); servers take turns within each round. gmblock runs
+with overlap and without. Returns plain data.
 Errors: those of harness/servers.py; a peer that is not installed is left out.
 """
 

@@ -1,8 +1,8 @@
-"""bench/synchro's plots: SVG, a panel for each disk and link, with the look of gmblock's own plots.
+"""bench/overlap's plots: SVG, a panel for each disk and network, in the style of gmblock's own plots.
 
-What: plots(parts) returns the documents by name: "rate" and "latency" by size of the request, on
-logarithmic axes, and "states", where the server's time went as stacked bars. They have a white
-ground of their own, so that they can be read on any page.
+What: plots(parts) returns the documents by name, for each group of disks: "rate-GROUP" and
+"latency-GROUP" by request size, on logarithmic axes, and "states-GROUP", shares of a request's time
+as stacked bars. They have a white background, so that they can be read on any page.
 Errors: none; what was not measured is not drawn.
 """
 
@@ -12,22 +12,29 @@ from xml.sax.saxutils import escape
 from . import overlap, overlap_report
 from .overlap import disk_rate, median, net_rate
 
-PANEL_W, PANEL_H = 430, 270
-LEFT, RIGHT, TOP, BOTTOM = 58, 418, 30, 218  # the frame, in a panel
-HEAD, FOOT, COLUMNS = 84, 16, 2
+PANEL_W, PANEL_H = 430, 290
+LEFT, RIGHT, TOP, BOTTOM = 72, 418, 30, 228  # the frame, in a panel
+HEAD, LEGEND_LINE, COLUMNS = 62, 20, 2
+# The documents, each with its disks: at most six panels.
+GROUPS = {
+    "fast": ("fast disks", ("loop", "file")),
+    "single": ("one paced disk", ("single",)),
+    "raid4": ("RAID of 4 paced disks", ("raid4",)),
+    "raid8": ("RAID of 8 paced disks", ("raid8",)),
+}
 LINES = [  # key, title, colour, dashes
     ("disk", "disk alone", "#666666", "6 3"),
-    ("net", "link alone", "#008b8b", "6 3"),
+    ("net", "network alone", "#008b8b", "6 3"),
     ("serial", "model: one after the other", "#b8860b", "2 3"),
     ("overlapped", "model: overlapped", "#8a3ab9", "2 3"),
-    ("off", "off", "#222222", ""),
-    ("single", "single stream", "#c2521a", ""),
-    ("multi", "many streams", "#1d5fa8", ""),
+    ("off", "overlap off", "#222222", ""),
+    ("single", "overlap, single stream", "#c2521a", ""),
+    ("multi", "overlap, many streams", "#1d5fa8", ""),
 ]
 STATE_LINES = [("read", "disk only (READ)", "#c2521a"),
                ("send_init", "disk and network (SEND_INIT)", "#2e8540"),
                ("send", "network only (SEND)", "#1d5fa8"),
-               ("underway", "in the socket's buffer, on the way", "#9fc0e4")]
+               ("underway", "in socket buffers and on the network", "#9fc0e4")]
 STYLE = """<style>
 text { font: 12px sans-serif; fill: #222 }
 .head { font-size: 16px; font-weight: bold }
@@ -62,28 +69,28 @@ class Axis:
         return self.start + (self.end - self.start) * part
 
 
-def nice_range(values):
-    """1-2-5 steps around the values; at least a decade."""
+def round_range(values):
+    """From a 1-2-5 step to another, around the values; about a decade at least."""
     low, high = min(values), max(values)
-    if high / low < 10:
-        low = high / 10
-    return down_125(low), down_125(high) * (1 if down_125(high) >= high else 2.5)
+    return round_125(min(low, high / 10), up=False), round_125(high, up=True)
 
 
-def down_125(value):
+def round_125(value, up):
+    """The nearest of 1, 2, 5 times a power of ten, upwards or downwards."""
     power = 10 ** math.floor(math.log10(value) + 1e-9)
-    return max(step * power for step in (1, 2, 5) if step * power <= value * (1 + 1e-9))
+    steps = [step * power for step in (1, 2, 5, 10)]
+    return min(step for step in steps if step >= value * (1 - 1e-9)) if up else \
+        max(step for step in steps if step <= value * (1 + 1e-9))
 
 
 def ticks_125(low, high):
-    found, value = [], down_125(low)
-    sparse = high / low > 300
+    """All 1-2-5 steps where there is room, else powers of ten."""
+    found, value = [], low
     while value <= high * 1.001:
-        lead = round(value / 10 ** math.floor(math.log10(value) + 1e-9))
-        if value >= low * 0.999 and (lead == 1 or not sparse):
-            found.append(value)
-        value *= 2.5 if lead == 2 else 2
-    return found
+        found.append(value)
+        value = round_125(value * 1.5, up=True)
+    return found if high / low <= 10000 else [
+        value for value in found if abs(math.log10(value) - round(math.log10(value))) < 1e-6]
 
 
 def curves(part, kind):
@@ -95,7 +102,7 @@ def curves(part, kind):
         size, samples = cell["bytes"], cell["samples"]
         disk, net = disk_rate(cell), net_rate(cell)
         rates = {"disk": disk, "net": net, "serial": overlap.serial(size, disk, net),
-                 "overlapped": overlap.overlapped(size, disk, net, overlap.grain_of(part))}
+                 "overlapped": overlap.overlapped(size, disk, net, overlap.part_size_of(part))}
         for key, rate in rates.items():
             value = rate / 1e6 if kind == "rate" else size / rate * 1e6
             found.setdefault(key, []).append((size, value, value, value))
@@ -108,8 +115,13 @@ def curves(part, kind):
     return found
 
 
-def panel_frame(x, y, title):
-    return text(x + LEFT, y + TOP - 8, "panel", title) + \
+def panel_frame(part, x, y, across, below, upward):
+    """The frame with the panel's title and what its axes show; below: the distance of the words."""
+    at_x, at_y = x + 14, y + (TOP + BOTTOM) / 2
+    return text(x + LEFT, y + TOP - 8, "panel", overlap_report.plain_name(part)) + \
+        text(x + (LEFT + RIGHT) / 2, y + BOTTOM + below, "middle small", across) + \
+        '<text x="%.1f" y="%.1f" class="middle small" transform="rotate(-90 %.1f %.1f)">%s</text>\n' \
+        % (at_x, at_y, at_x, at_y, upward) + \
         '<rect class="frame" x="%d" y="%d" width="%d" height="%d"/>\n' % (
             x + LEFT, y + TOP, RIGHT - LEFT, BOTTOM - TOP)
 
@@ -119,7 +131,7 @@ def line_panel(part, kind, x, y):
     points = [point for line in found.values() for point in line]
     sizes = sorted({point[0] for point in points})
     across = Axis(sizes[0] / 1.4, sizes[-1] * 1.4, x + LEFT, x + RIGHT)
-    low, high = nice_range([value for point in points for value in point[1:]])
+    low, high = round_range([value for point in points for value in point[1:]])
     upward = Axis(low, high, y + BOTTOM, y + TOP)
     out = []
     for size in sizes:
@@ -138,16 +150,16 @@ def line_panel(part, kind, x, y):
                    ["%.1f %.1f" % (across.at(p[0]), upward.at(p[2])) for p in reversed(line)]
             out.append(path("band", "M" + "L".join(edge) + "Z", ' fill="%s"' % colour))
         spots = ["%.1f %.1f" % (across.at(p[0]), upward.at(p[1])) for p in line]
-        out.append(path("curve", "M" + "L".join(spots), ' stroke="%s"%s' % (
-            colour, ' stroke-dasharray="%s"' % dashes if dashes else "")))
+        out.append(path("curve", "M" + "L".join(spots), stroke(colour, dashes)))
         if not dashes:
             out += ['<circle cx="%s" cy="%s" r="3" fill="%s"/>\n' % (*spot.split(), colour)
                     for spot in spots]
-    return "".join(out) + panel_frame(x, y, panel_title(part))
+    return "".join(out) + panel_frame(part, x, y, "request size", 34, {
+        "rate": "read rate, MB/s", "latency": "median latency, µs"}[kind])
 
 
-def panel_title(part):
-    return "%s, %s" % (part["store"], part["link"])
+def stroke(colour, dashes):
+    return ' stroke="%s"%s' % (colour, ' stroke-dasharray="%s"' % dashes if dashes else "")
 
 
 def bar(x, width, y, shares):
@@ -183,52 +195,63 @@ def state_panel(part, x, y):
                 out.append(bar(at - width / 2, width, y,
                                [state[key] / total for key, _, _ in STATE_LINES]))
         out.append(text(middle, y + BOTTOM + 28, "middle small", overlap_report.size_text(size)))
-    return "".join(out) + panel_frame(x, y, panel_title(part))
+    return "".join(out) + panel_frame(
+        part, x, y, "request size (o: overlap off, s: single stream, m: many streams)", 44,
+        "share of mean latency")
+
+
+def legend_of(entries):
+    """The legend's drawing, and how many lines it has; entries: (name, colour, dashes or None)."""
+    out, at, line = [], LEFT, 0
+    for name, colour, dashes in entries:
+        width = 34 + round(6.2 * len(name))
+        if at + width > COLUMNS * PANEL_W:
+            at, line = LEFT, line + 1
+        y = HEAD + LEGEND_LINE * line
+        out.append('<rect x="%d" y="%d" width="14" height="10" fill="%s"/>\n' % (at, y - 5, colour)
+                   if dashes is None else path("curve", "M%d %dh14" % (at, y),
+                                               stroke(colour, dashes)))
+        out.append(text(at + 19, y + 4, "small", name))
+        at += width
+    return "".join(out), line + 1
 
 
 def document(title, subtitle, legend, panels):
     """panels: functions that draw at a place."""
     rows = (len(panels) + COLUMNS - 1) // COLUMNS
-    width, height = COLUMNS * PANEL_W, HEAD + rows * PANEL_H + FOOT
+    drawn, lines = legend_of(legend)
+    top = HEAD + LEGEND_LINE * lines
+    width, height = COLUMNS * PANEL_W, top + rows * PANEL_H
     out = ['<?xml version="1.0" encoding="UTF-8"?>\n'
            '<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" '
            'role="img">\n<title>%s</title>\n' % (width, height, width, height, escape(title)),
            STYLE, '<rect width="%d" height="%d" fill="#fff"/>\n' % (width, height),
-           text(LEFT, 26, "head", title), text(LEFT, 44, "sub", subtitle)]
-    at = LEFT
-    for name, colour, dashes in legend:
-        if dashes is None:
-            out.append('<rect x="%d" y="57" width="14" height="10" fill="%s"/>\n' % (at, colour))
-        else:
-            out.append(path("curve", "M%d 62h14" % at, ' stroke="%s"%s' % (
-                colour, ' stroke-dasharray="%s"' % dashes if dashes else "")))
-        out.append(text(at + 19, 66, "small", name))
-        at += 30 + round(6.0 * len(name))
+           text(LEFT, 26, "head", title), text(LEFT, 44, "sub", subtitle), drawn]
     for i, draw in enumerate(panels):
-        out.append(draw(i % COLUMNS * PANEL_W, HEAD + i // COLUMNS * PANEL_H))
+        out.append(draw(i % COLUMNS * PANEL_W, top + i // COLUMNS * PANEL_H))
     return "".join(out) + "</svg>\n"
 
 
 def plots(parts):
     """By name; a plot without panels is left out."""
-    legend = [(title, colour, dashes) for _, title, colour, dashes in LINES]
-    wide = [part for part in parts
-            if len({cell["bytes"] for cell in part["cells"] if cell["depth"] == 1}) > 1]
-    stated = [part for part in parts if part["states_us"].get("multi")]
+    lines = [(title, colour, dashes) for _, title, colour, dashes in LINES]
+    bars = [(title, colour, None) for _, title, colour in STATE_LINES]
     found = {}
-    if wide:
-        found["rate"] = document(
-            "Remote read rate by size of the request", "MB/s, one request at a time; medians, "
-            "shaded from the slowest to the fastest round", legend,
-            [lambda x, y, part=part: line_panel(part, "rate", x, y) for part in wide])
-        found["latency"] = document(
-            "Latency of a remote read by its size", "µs, one request at a time; medians, shaded "
-            "from the fastest to the slowest round", legend,
-            [lambda x, y, part=part: line_panel(part, "latency", x, y) for part in wide])
-    if stated:
-        found["states"] = document(
-            "Where the time of a request goes", "shares of the mean latency; o: off, s: single "
-            "stream, m: many streams",
-            [(title, colour, None) for _, title, colour in STATE_LINES],
-            [lambda x, y, part=part: state_panel(part, x, y) for part in stated])
+    for group, (title, stores) in GROUPS.items():
+        here = [part for part in parts if part["store"] in stores]
+        wide = [part for part in here
+                if len({cell["bytes"] for cell in part["cells"] if cell["depth"] == 1}) > 1]
+        stated = [part for part in here if part["states_us"].get("multi")]
+        for kind, head, shade in (("rate", "Remote read rate", "slowest to the fastest"),
+                                  ("latency", "Latency of remote reads", "fastest to the slowest")):
+            if wide:
+                found["%s-%s" % (kind, group)] = document(
+                    "%s: %s" % (head, title), "One request at a time. Lines: medians of the rounds; "
+                    "shaded: from the %s round." % shade, lines,
+                    [lambda x, y, part=part, kind=kind: line_panel(part, kind, x, y)
+                     for part in wide])
+        if stated:
+            found["states-" + group] = document(
+                "Where the time of a request goes: " + title, "One request at a time.", bars,
+                [lambda x, y, part=part: state_panel(part, x, y) for part in stated])
     return found

@@ -1,8 +1,8 @@
-"""What bench/synchro found: tables, and the figures that were to be reached.
+"""What bench/overlap found: tables, and the figures that were to be reached.
 
 What: markdown(record) is the whole document; verdicts(record) the list of figures, each with what
-was measured, what was to be reached, and met: True, False, or None where the rounds are too far
-apart to tell. Works on the plain data that the JSON file holds.
+was measured, the target, and met: True, False, or None where the rounds are too far apart.
+Works on the plain data that the JSON file holds.
 Errors: none of its own; what was not measured shows as a dash.
 """
 
@@ -25,6 +25,18 @@ WAY_TITLES = {"off": "off", "single": "single stream", "multi": "many streams",
 
 def size_text(size):
     return "%d MiB" % (size // MIB) if size >= MIB else "%d KiB" % (size // KIB)
+
+
+STORE_NAMES = {"loop": "loop device in memory", "file": "file on a disk",
+               "single": "one disk", "raid4": "RAID of 4", "raid8": "RAID of 8"}
+NETWORK_NAMES = {None: "loopback network", 0.5: "network half as fast as the disk",
+                 1: "network as fast as the disk", 2: "network twice as fast as the disk"}
+
+
+def plain_name(record):
+    """Of a disk behind a network, for titles."""
+    words = "%s, %s" % (STORE_NAMES[record["store"]], NETWORK_NAMES[record["factor"]])
+    return words[0].upper() + words[1:]
 
 
 def rate_text(value):
@@ -58,7 +70,7 @@ def range_text(values, form="%.3f"):
 # --- verdicts ------------------------------------------------------------------------------------
 
 def _named(record, cell):
-    text = "%s, %s, %s" % (record["store"], record["link"], size_text(cell["bytes"]))
+    text = "%s, %s" % (plain_name(record), size_text(cell["bytes"]))
     return text if cell["depth"] == 1 else text + " × %d" % cell["depth"]
 
 
@@ -79,7 +91,7 @@ def _of_slower(record, cell):
 
 
 def _lateness(record):
-    early = record["cuttings"]["multi"]["early"]
+    early = record["reads"]["multi"]["early"]
     if early is None or early >= EARLY_MIN:  # None: not measured
         return ""
     return "this disk completes the parts of a request together (early %.2f): nothing to overlap" \
@@ -115,7 +127,7 @@ def _noise(samples):
 
 
 def _slower_judge(_record, cell):
-    """The ratio of a row, and the verdict: None where the rounds do not agree enough to tell."""
+    """The ratio of a row, and the verdict: None where the rounds do not agree enough."""
     ratio, error = typical(ratios(cell["samples"], "multi", "off"))
     return ratio, True if ratio >= FLOOR else None if ratio * error >= FLOOR else False
 
@@ -137,7 +149,7 @@ def _over_rows(figure, target, rows, judge, worst_of):
     judged = [(record, cell, *judge(record, cell)) for record, cell in rows]
     worst = worst_of(judged, key=lambda entry: entry[2])
     note, met = "%d rows" % len(rows), True
-    for verdict, word in ((None, "rounds too far apart to tell"), (False, "not met")):
+    for verdict, word in ((None, "rounds too far apart"), (False, "not met")):
         entries = [entry for entry in judged if entry[3] is verdict]
         if entries:
             met = verdict
@@ -209,11 +221,11 @@ def _fixed_ways(record):
 
 
 def rate_table(record):
-    grain = overlap.grain_of(record)
+    part_size = overlap.part_size_of(record)
     fixed = _fixed_ways(record)
-    head = ["request", "disk alone", "link alone", "model: one after the other",
-            "model: overlapped, grain %s" % size_text(grain), "off", "single stream",
-            "many streams", *("grain " + way for way in fixed), "many / off", "off again / off",
+    head = ["request", "disk alone", "network alone", "model: one after the other",
+            "model: overlapped, parts of %s" % size_text(part_size), "off", "single stream",
+            "many streams", *("parts of " + way for way in fixed), "many / off", "off again / off",
             "many / single", "many / min(disk, link)"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for cell in record["cells"]:
@@ -224,7 +236,7 @@ def rate_table(record):
         local = spread(samples.get("local"), "bytes_per_s", 1e6, "%.0f")
         line = [size_text(size), "%s (set)" % rate_text(disk) if cell["rate"] else local,
                 rate_text(net), rate_text(overlap.serial(size, disk, net)),
-                rate_text(overlap.overlapped(size, disk, net, grain))]
+                rate_text(overlap.overlapped(size, disk, net, part_size))]
         line += [spread(samples.get(way), "bytes_per_s", 1e6, "%.4g")
                  for way in ("off", "single", "multi", *fixed)]
         line += [range_text(ratios(samples, "multi", "off")), range_text(_noise(samples)),
@@ -291,20 +303,21 @@ def state_table(record):
 
 def part_text(record):
     facts = record["facts"]
-    lines = ["## %s, %s" % (record["store_title"], record["link_title"]), "",
-             "Storage `%s`, link `%s`; %d rounds of %g s, commit %s. Link streaming without a "
-             "pause: %s MB/s.%s" % (
+    lines = ["## " + plain_name(record), "",
+             "%s; %s (`--storage %s --link %s`); %d rounds of %g s, commit %s. Network streaming "
+             "without a pause: %s MB/s.%s" % (
+                 record["store_title"][0].upper() + record["store_title"][1:], record["link_title"],
                  record["store"], record["link"], facts["rounds"], facts["seconds"],
                  facts["commit"], spread(record["stream"], "bytes_per_s", 1e6, "%.4g"),
                  " **%d packets were lost in the shaper.**" % record["dropped"]
                  if record["dropped"] else ""), "", "MB/s, one request at a time:", ""]
     lines += rate_table(record) + [""] + cost_table(record) + [""] + depth_table(record)
-    return lines + ["Where the server's time went, µs a request:", ""] + state_table(record) + [""]
+    return lines + ["Mean time of a request in each state, µs:", ""] + state_table(record) + [""]
 
 
 def peers_text(peers):
-    lines = ["## Beside other servers: 1 MiB, one at a time, loopback TCP", "",
-             "Loop device over tmpfs, no block in the page cache; a fresh server for each run. %d "
+    lines = ["## Other servers: 1 MiB, one request at a time, loopback TCP", "",
+             "Loop device over a tmpfs, no block in the page cache, a fresh server for each run. %d "
              "rounds of %g s, commit %s." % (peers["facts"]["rounds"], peers["facts"]["seconds"],
                                              peers["facts"]["commit"]), ""]
     lines += ["- %s: %s" % item for item in sorted(peers["versions"].items())] + [""]
@@ -321,10 +334,10 @@ def peers_text(peers):
 
 def markdown(record):
     facts = record["facts"]
-    lines = ["# Synchronized sends", "",
-             "What it brings to begin a reply before the disk has finished. Medians of rounds "
-             "(min–max); ways, disk and link take turns within each round, and ratios are those of "
-             "neighbours. How it is measured: bench/README.md.", "",
+    lines = ["# Overlap of disk and network", "",
+             "The effect of starting a reply before the disk has finished. Medians of rounds "
+             "(min–max); ways, disk and network take turns within each round, and ratios are those of "
+             "neighbouring turns. Method: bench/README.md.", "",
              "Machine: %(cpu)s, %(cpu_count)d CPUs, Linux %(kernel)s. Commit: %(commit)s. Command: "
              "`%(command)s`." % facts, ""]
     if facts["quick"]:

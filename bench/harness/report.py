@@ -212,7 +212,7 @@ def commit_of(folder):
 
 
 def machine_facts(folder):
-    """Where the numbers come from; the load tells whether the machine was shared."""
+    """Where the numbers come from; the load shows whether the machine was shared."""
     return {
         "commit": commit_of(folder),
         "kernel": platform.release(),

@@ -1,7 +1,7 @@
 """The disk every server exports: a loop device over a file in a tmpfs of its own.
 
 What: Disk() makes the device and fills it with random bytes; cold() and hot() put the page
-cache of the device into a known state; device_bytes_read() tells what was really read from it.
+cache of the device into a known state; device_bytes_read() counts what was really read from it.
 Ownership: as soon as the device is attached, the backing file is unlinked, its tmpfs is
 detached and the device is marked for removal at its last close.  The kernel thus removes
 everything when this process ends, however it ends; close() only does it earlier.
@@ -83,7 +83,7 @@ class Disk:
                 raise Unavailable("losetup failed: %s" % result.stderr.strip())
             self.path = result.stdout.strip()
             self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-            # Asked for by a second opener, this only marks the device: it goes at the last close.
+            # From a second opener, this only marks the device: it is removed at the last close.
             second = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 fcntl.ioctl(second, LOOP_CLR_FD, 0)

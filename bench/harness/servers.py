@@ -39,7 +39,7 @@ def _prctl(option, value):
 
 
 def _free_port():
-    """A port that was free a moment ago; start() tries again if somebody else was faster."""
+    """A port that was free a moment ago; start() tries again if another program was faster."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -335,7 +335,7 @@ def _start_once(recipe, disk_path, transport):
         while time.monotonic() < deadline:
             ended = process.poll() is not None
             pid = recipe.daemon_pid(folder) if recipe.daemonises else process.pid
-            # A server that ended may have lost its port to a stranger, who would answer here.
+            # A server that ended may have lost its port to another program, which would answer here.
             serving = pid is not None and (recipe.daemonises or not ended)
             if serving and _answers(uri) and os.path.exists("/proc/%d" % pid):
                 return Server(recipe, uri, command, process, pid, folder, log_path)

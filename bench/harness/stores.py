@@ -1,4 +1,4 @@
-"""The disks of bench/synchro: what an export is made of, and what such a disk gives locally.
+"""The disks of bench/overlap: what an export is made of, and what such a disk gives locally.
 
 What: each store has a path (with the bytes that the export must show), keys for the export, and
 rate(bytes) where it is known beforehand, for disks made slow on purpose.  open() makes what it
@@ -146,7 +146,7 @@ def file_system_of(folder):
 
 
 def all_stores(disks, rate):
-    """rate: bytes a second of the paced ones, all members together."""
+    """rate: bytes per second of the paced ones, all members together."""
     return [
         LoopStore(disks),
         FileStore(disks),

@@ -24,9 +24,9 @@ class Scripts(support.Case):
                 ("client", ["--rounds", "--seconds", "--size"]),
                 ("copy", ["--rounds", "--size"]),
                 ("idle", ["--connections", "--seconds"]),
-                ("lent", ["--rounds", "--seconds", "--size"]),
+                ("page-cache-send", ["--rounds", "--seconds", "--size"]),
                 ("peers", ["--rounds", "--seconds", "--count-seconds", "--size"]),
-                ("synchro", ["--sizes", "--rounds", "--again", "--seconds", "--rate", "--size"])):
+                ("overlap", ["--sizes", "--rounds", "--again", "--seconds", "--rate", "--size"])):
             for option in options:
                 for value in ("x", "", "-1", "4,x", "nan", "a\x1bb"):
                     with self.subTest(script=script, option=option, value=value):
@@ -41,13 +41,13 @@ class Scripts(support.Case):
         self.refuse("idle", "--connections", "0", "at least 1")
         self.refuse("peers", "--seconds", "0", "not a time")
         self.refuse("peers", "--size", "K", "not a size")
-        self.refuse("synchro", "--sizes", "4,0", "'0' is not a whole number of at least 1")
-        self.refuse("synchro", "--sizes", "4,40000", "--size", "32", "40000 KiB are more than")
-        self.refuse("synchro", "--seconds", "inf", "not a time")
-        self.refuse("synchro", "--rate", "7", "at least 8")
+        self.refuse("overlap", "--sizes", "4,0", "'0' is not a whole number of at least 1")
+        self.refuse("overlap", "--sizes", "4,40000", "--size", "32", "40000 KiB are more than")
+        self.refuse("overlap", "--seconds", "inf", "not a time")
+        self.refuse("overlap", "--rate", "7", "at least 8")
 
     def test_options_that_are_none(self):
-        for script in ("attach", "client", "copy", "idle", "lent", "peers", "synchro"):
+        for script in ("attach", "client", "copy", "idle", "page-cache-send", "peers", "overlap"):
             self.refuse(script, "--colour", "--colour")
 
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * bench/synchro's client: keeps a number of reads in flight on one connection of libgmblock, for
+ * bench/overlap's client: keeps a number of reads in flight on one connection of libgmblock, for
  * each of several ways in turn. A way is an export, and whether its reads may come in fragments of
  * any order (many streams) or in one piece (the "don't fragment" flag: a single stream).
  *
- *   synchro_client read|randread|once BYTES DEPTH SECONDS SLICE WARMUP SEED COMPARE
+ *   overlap_client read|randread|once BYTES DEPTH SECONDS SLICE WARMUP SEED COMPARE
  *                  URI any|df PID [URI any|df PID ...]
  *
  * The ways take turns of SLICE seconds each, within one process and in turn on the same processors,
@@ -12,7 +12,7 @@
  * machine disturbs them all. read walks through the export and ends early at its end, once does so
  * in an order by chance, randread picks blocks by chance and never ends early. PID is that of a
  * way's server, whose processor time is then reported, or 0. COMPARE is a file that every read is
- * compared with (such a run tells nothing about time), or empty.
+ * compared with (such a run measures no time), or empty.
  *
  * Prints one JSON object for each way; turns are the rates of its turns. Threading: one thread.
  * Errors: exit status 1 and a sentence.
@@ -93,7 +93,7 @@ struct client {
 
 static _Noreturn void fail(const char *what, const char *why)
 {
-	fprintf(stderr, "synchro_client: %s: %s\n", what, why);
+	fprintf(stderr, "overlap_client: %s: %s\n", what, why);
 	exit(1);
 }
 
@@ -154,7 +154,7 @@ static void slot_check(struct slot *slot)
 		fail("cannot read what to compare with", strerror(errno));
 	}
 	if (memcmp(slot->buffer, client->compare, client->bytes) != 0) {
-		fprintf(stderr, "synchro_client: %" PRIu64 " bytes at %" PRIu64 " are wrong\n",
+		fprintf(stderr, "overlap_client: %" PRIu64 " bytes at %" PRIu64 " are wrong\n",
 			client->bytes, request->offset);
 		exit(1);
 	}
@@ -370,7 +370,7 @@ int main(int argc, char **argv)
 	client.way_count = (uint32_t)(argc - ARGUMENTS) / WAY_ARGUMENTS;
 	if (argc < ARGUMENTS + WAY_ARGUMENTS || (argc - ARGUMENTS) % WAY_ARGUMENTS != 0 ||
 		client.way_count > WAYS_MAX) {
-		fprintf(stderr, "Usage: synchro_client read|randread|once BYTES DEPTH SECONDS "
+		fprintf(stderr, "Usage: overlap_client read|randread|once BYTES DEPTH SECONDS "
 				"SLICE WARMUP SEED COMPARE URI any|df PID ...\n");
 		return 2;
 	}
