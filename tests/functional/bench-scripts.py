@@ -1,5 +1,9 @@
 #!/usr/bin/python3
 """The scripts in bench/ tell what is wrong with their command lines in one line, and run nothing."""
+import contextlib
+import importlib.machinery
+import importlib.util
+import io
 import os
 import subprocess
 import sys
@@ -9,14 +13,41 @@ import support
 BENCH = os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "..", "bench")
 
 
+SCRIPTS = ["attach", "client", "copy", "idle", "overlap", "page-cache-send", "peers", "walk"]
+
+
+def load(script):
+    """A script as a module, which does not run anything."""
+    path = os.path.join(BENCH, script)
+    loader = importlib.machinery.SourceFileLoader("bench_" + script.replace("-", "_"), path)
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    loader.exec_module(module)
+    return module
+
+
 class Scripts(support.Case):
+    @classmethod
+    def setUpClass(cls):
+        cls.modules = {script: load(script) for script in SCRIPTS}
+
     def refuse(self, script, *arguments):
+        """The script's parser must end the program with status 2 and one line that has the last
+        argument in it."""
         *options, fragment = arguments
-        done = subprocess.run([sys.executable, os.path.join(BENCH, script), *options],
-                              capture_output=True, text=True, check=False)
-        self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
-        self.assertRegex(done.stderr, rf"\A{script}: .*\n\Z")
-        self.assertIn(fragment, done.stderr)
+        output, errors = io.StringIO(), io.StringIO()
+        argv, sys.argv = sys.argv, [os.path.join(BENCH, script), *options]
+        try:
+            with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors), \
+                    self.assertRaises(SystemExit) as ended:
+                self.modules[script].arguments()
+        finally:
+            sys.argv = argv
+        self.check(script, ended.exception.code, output.getvalue(), errors.getvalue(), fragment)
+
+    def check(self, script, status, output, errors, fragment):
+        self.assertEqual((status, output), (2, ""), errors)
+        self.assertRegex(errors, rf"\A{script}: .*\n\Z")
+        self.assertIn(fragment, errors)
 
     def test_numbers_that_are_none(self):
         for script, options in (
@@ -26,7 +57,9 @@ class Scripts(support.Case):
                 ("idle", ["--connections", "--seconds"]),
                 ("page-cache-send", ["--rounds", "--seconds", "--size"]),
                 ("peers", ["--rounds", "--seconds", "--count-seconds", "--size"]),
-                ("overlap", ["--sizes", "--rounds", "--again", "--seconds", "--rate", "--size"])):
+                ("overlap", ["--sizes", "--rounds", "--again", "--seconds", "--rate", "--size",
+                             "--pairs"]),
+                ("walk", ["--warmup", "--reads"])):
             for option in options:
                 for value in ("x", "", "-1", "4,x", "nan", "a\x1bb"):
                     with self.subTest(script=script, option=option, value=value):
@@ -37,6 +70,7 @@ class Scripts(support.Case):
         self.refuse("attach", "--count", "0", "at least 1")
         self.refuse("client", "--size", "7", "at least 8")
         self.refuse("copy", "--rounds", "0", "at least 1")
+        self.refuse("copy", "--pairs", "0", "at least 1")
         self.refuse("copy", "--size", "15M", "at least 16M")
         self.refuse("idle", "--connections", "0", "at least 1")
         self.refuse("peers", "--seconds", "0", "not a time")
@@ -47,8 +81,10 @@ class Scripts(support.Case):
         self.refuse("overlap", "--rate", "7", "at least 8")
 
     def test_options_that_are_none(self):
-        for script in ("attach", "client", "copy", "idle", "page-cache-send", "peers", "overlap"):
-            self.refuse(script, "--colour", "--colour")
+        for script in SCRIPTS:
+            done = subprocess.run([sys.executable, os.path.join(BENCH, script), "--colour"],
+                                  capture_output=True, text=True, check=False)
+            self.check(script, done.returncode, done.stdout, done.stderr, "--colour")
 
 
 if __name__ == "__main__":
