@@ -98,16 +98,6 @@ void gmb_queue_wake(struct gmb_queue *queue);
  */
 int gmb_queue_fd(const struct gmb_queue *queue);
 
-/*
- * Registers memory that requests use again and again, so that the kernel need not look up its pages
- * each time where a carrier can profit from it. Never required. *id_out is for
- * gmb_memory_unregister(), which must be called before the memory is unmapped, with no request in
- * flight that uses it. Errors: -ENOMEM (the locked-memory limit), -ENOSPC (256 regions), -EINVAL,
- * -EOPNOTSUPP.
- */
-int gmb_memory_register(struct gmb_queue *queue, void *base, size_t bytes, int *id_out);
-void gmb_memory_unregister(struct gmb_queue *queue, int id);
-
 /* ---- clients: an export that is open ----------------------------------------------------------
  */
 

@@ -25,7 +25,6 @@
 #include "ring/ring.h"
 
 enum {
-	REGIONS_MAX = 256, /* of registered memory, on one queue */
 	CLIENT_CONNECTIONS_MAX = 16,
 	CLIENT_DEPTH_DEFAULT = 128,
 	CLIENT_PAYLOAD_MAX = 32 << 20, /* one command, also where the server has no limit */
@@ -43,7 +42,6 @@ struct gmb_queue {
 	struct ring_message wake;
 	atomic_bool wake_posted;
 	bool woken;
-	bool regions[REGIONS_MAX]; /* ids of registered memory that are in use */
 };
 
 /* In gmb_request.private_space. */

@@ -29,7 +29,7 @@ void error_export(struct gmb_error *out, const struct error *error)
 static int queue_create(
 	const struct gmb_queue_options *options, struct gmb_queue **queue_out, struct error *error)
 {
-	struct ring_options ring_options = { .files_max = 64, .buffers_max = REGIONS_MAX };
+	struct ring_options ring_options = { .files_max = 64, .buffers_max = 1 };
 	struct gmb_queue_options own = { 0 };
 	struct gmb_queue *queue;
 	int err;
@@ -220,31 +220,4 @@ int gmb_queue_wait(struct gmb_queue *queue, int timeout_ms)
 	}
 	queue->woken = false;
 	return (int)MIN(queue->completed - before, (uint64_t)INT32_MAX);
-}
-
-/* --- memory -------------------------------------------------------------------------------- */
-
-int gmb_memory_register(struct gmb_queue *queue, void *base, size_t bytes, int *id_out)
-{
-	int id;
-
-	if (base == NULL || bytes == 0) {
-		return -EINVAL;
-	}
-	id = ring_memory_add(queue->ring, base, bytes);
-	if (id < 0) {
-		return id;
-	}
-	GMB_ASSERT(id < REGIONS_MAX);
-	queue->regions[id] = true;
-	*id_out = id;
-	return 0;
-}
-
-void gmb_memory_unregister(struct gmb_queue *queue, int id)
-{
-	if (id >= 0 && id < REGIONS_MAX && queue->regions[id]) {
-		queue->regions[id] = false;
-		ring_memory_remove(queue->ring, id);
-	}
 }

@@ -82,9 +82,6 @@ class Api(support.Case):
     def test_what_must_not_be_called_inside_a_callback(self):
         self.case(self.serve(), "inside-callbacks")
 
-    def test_memory_registration(self):
-        self.case(self.serve(), "memory-rules")
-
     def test_sizes_of_structs(self):
         self.case(self.serve(), "struct-sizes")
 

@@ -3,7 +3,6 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "cases.h"
@@ -116,38 +115,6 @@ static void inside_callbacks(struct run *run)
 		CHECK_EQUAL(gmb_pread(run->client, &byte, 1, 1), 0);
 	}
 	CHECK_EQUAL(stats_of(run->client).connections_lost, 0);
-}
-
-static void memory_rules(struct run *run)
-{
-	enum { REGIONS = 256, PAGE = 4096 };
-	int ids[REGIONS];
-	int extra = -1;
-	uint8_t *memory = mmap(NULL, (size_t)(REGIONS + 1) * PAGE, PROT_READ | PROT_WRITE,
-		MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-	CHECK(memory != MAP_FAILED);
-	CHECK_EQUAL(gmb_memory_register(run->queue, NULL, PAGE, &extra), -EINVAL);
-	CHECK_EQUAL(gmb_memory_register(run->queue, memory, 0, &extra), -EINVAL);
-	for (int i = 0; i < REGIONS; i++) {
-		int err = gmb_memory_register(run->queue, memory + i * PAGE, PAGE, &ids[i]);
-
-		if (err == -ENOMEM) {
-			exit(77); /* the limit for locked memory is low */
-		}
-		CHECK_EQUAL(err, 0);
-	}
-	CHECK_EQUAL(
-		gmb_memory_register(run->queue, memory + REGIONS * PAGE, PAGE, &extra), -ENOSPC);
-	gmb_memory_unregister(run->queue, ids[100]);
-	CHECK_EQUAL(gmb_memory_register(run->queue, memory + REGIONS * PAGE, PAGE, &extra), 0);
-	CHECK_EQUAL(gmb_pwrite(run->client, memory, (size_t)REGIONS * PAGE, 0, 0), 0);
-	CHECK_EQUAL(gmb_pread(run->client, memory, (size_t)REGIONS * PAGE, 0), 0);
-	gmb_memory_unregister(run->queue, extra);
-	munmap(memory + REGIONS * PAGE, PAGE);
-	CHECK_EQUAL(
-		gmb_memory_register(run->queue, memory + REGIONS * PAGE, PAGE, &extra), -EFAULT);
-	/* The rest goes with the queue. */
 }
 
 /* A caller that knows less than the library, and one that knows more. */
@@ -627,7 +594,6 @@ static const struct test_case cases[] = {
 	{ "queue-rules", queue_rules },
 	{ "open-errors", open_errors },
 	{ "inside-callbacks", inside_callbacks },
-	{ "memory-rules", memory_rules },
 	{ "struct-sizes", struct_sizes },
 	{ "wake-from-thread", wake_from_thread },
 	{ "wake-from-signal-handler", wake_from_signal_handler },
