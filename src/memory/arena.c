@@ -38,11 +38,6 @@ struct unit_links {
 	uint32_t prev;
 };
 
-struct slab {
-	uint8_t *base;
-	int32_t buf_idx;
-};
-
 struct warm_stack {
 	uint32_t units[WARM_MAX];
 	uint32_t count;
@@ -50,7 +45,7 @@ struct warm_stack {
 
 struct arena {
 	struct ring *ring;
-	struct slab *slabs;
+	struct mem_region *slabs;
 	uint32_t slab_count;
 	uint32_t slab_count_max;
 	uint8_t *state;		  /* per unit */
@@ -101,9 +96,7 @@ void arena_destroy(struct arena *arena)
 	}
 	GMB_ASSERT(arena->info.used_bytes == 0);
 	for (uint32_t i = 0; i < arena->slab_count; i++) {
-		if (arena->slabs[i].buf_idx >= 0) {
-			ring_memory_remove(arena->ring, arena->slabs[i].buf_idx);
-		}
+		ring_memory_remove(arena->ring, &arena->slabs[i]);
 		munmap(arena->slabs[i].base, ARENA_SLAB_BYTES);
 	}
 	free(arena->slabs);
@@ -200,7 +193,7 @@ static bool warm_stacks_merge(struct arena *arena)
 /* Maps and registers one more slab. */
 static bool slab_add(struct arena *arena)
 {
-	struct slab *slab;
+	struct mem_region *slab;
 	uint8_t *base;
 
 	if (arena->slab_count == arena->slab_count_max) {
@@ -213,19 +206,17 @@ static bool slab_add(struct arena *arena)
 		return false;
 	}
 	slab = &arena->slabs[arena->slab_count];
+	slab->bytes = ARENA_SLAB_BYTES;
+	slab->rights = MEM_RAM;
 	slab->base = (uint8_t *)align_up((uintptr_t)base, ARENA_SLAB_BYTES);
 	if (slab->base > base) {
 		munmap(base, (size_t)(slab->base - base));
 	}
 	munmap(slab->base + ARENA_SLAB_BYTES, (size_t)(base + ARENA_SLAB_BYTES - slab->base));
 	(void)madvise(slab->base, ARENA_SLAB_BYTES, MADV_HUGEPAGE); /* a wish */
-	slab->buf_idx = -1;
 	if (arena->info.register_error == 0) {
-		slab->buf_idx = ring_memory_add(arena->ring, slab->base, ARENA_SLAB_BYTES);
-		if (slab->buf_idx < 0) {
-			arena->info.register_error = slab->buf_idx;
-			slab->buf_idx = -1;
-		} else {
+		arena->info.register_error = ring_memory_add(arena->ring, slab);
+		if (arena->info.register_error == 0) {
 			arena->info.registered_bytes += ARENA_SLAB_BYTES;
 		}
 	}
@@ -265,10 +256,9 @@ int arena_get(struct arena *arena, uint32_t bytes, struct arena_buf *buf)
 			return -EAGAIN;
 		}
 	}
-	buf->slab = unit / UNITS_PER_SLAB;
-	buf->data = arena->slabs[buf->slab].base + ((size_t)(unit % UNITS_PER_SLAB) << ORDER_MIN);
+	buf->memory = mem_at(&arena->slabs[unit / UNITS_PER_SLAB], (uint64_t)(unit % UNITS_PER_SLAB)
+									   << ORDER_MIN);
 	buf->bytes = UINT32_C(1) << (order_idx + ORDER_MIN);
-	buf->buf_idx = arena->slabs[buf->slab].buf_idx;
 	arena->info.used_bytes += buf->bytes;
 	arena->info.used_bytes_peak = MAX(arena->info.used_bytes_peak, arena->info.used_bytes);
 	return 0;
@@ -280,9 +270,10 @@ void arena_put(struct arena *arena, struct arena_buf *buf)
 	struct warm_stack *warm = &arena->warm[order_idx];
 	uint32_t unit;
 
-	GMB_ASSERT(buf->data != NULL && buf->slab < arena->slab_count);
-	unit = buf->slab * UNITS_PER_SLAB +
-	       (uint32_t)((size_t)(buf->data - arena->slabs[buf->slab].base) >> ORDER_MIN);
+	GMB_ASSERT(buf->memory.region >= arena->slabs &&
+		   buf->memory.region < arena->slabs + arena->slab_count);
+	unit = (uint32_t)(buf->memory.region - arena->slabs) * UNITS_PER_SLAB +
+	       (uint32_t)(mem_offset(buf->memory) >> ORDER_MIN);
 	GMB_ASSERT(arena->info.used_bytes >= buf->bytes);
 	arena->info.used_bytes -= buf->bytes;
 	if (likely(warm->count < WARM_MAX)) {
@@ -290,5 +281,5 @@ void arena_put(struct arena *arena, struct arena_buf *buf)
 	} else {
 		buddy_free(arena, unit, order_idx);
 	}
-	buf->data = NULL;
+	buf->memory = mem_none();
 }

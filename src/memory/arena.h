@@ -25,10 +25,8 @@ enum {
 struct arena;
 
 struct arena_buf {
-	uint8_t *data;	 /* NULL = none */
-	uint32_t bytes;	 /* the block's size, at least what was asked for */
-	int32_t buf_idx; /* registered memory index for the ring, or -1 */
-	uint32_t slab;	 /* private */
+	struct mem_ref memory; /* none = no buffer */
+	uint32_t bytes;	       /* the block's size, at least what was asked for */
 };
 
 struct arena_info {
@@ -50,5 +48,5 @@ void arena_info(const struct arena *arena, struct arena_info *info);
 
 /* bytes: 1 to ARENA_BLOCK_BYTES_MAX. 0 or -EAGAIN. */
 GMB_MUST_CHECK int arena_get(struct arena *arena, uint32_t bytes, struct arena_buf *buf);
-/* Sets buf->data to NULL. */
+/* Leaves no memory in buf. */
 void arena_put(struct arena *arena, struct arena_buf *buf);

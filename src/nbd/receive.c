@@ -26,7 +26,7 @@ static uint32_t available(const struct nbd_session *session)
 /* Moves what is not parsed yet to the front of another buffer, or of the same one. */
 static void rx_move(struct nbd_session *session, struct rx_buf *to)
 {
-	uint8_t *data = to != NULL ? to->buf.data : session->rx_small;
+	uint8_t *data = to != NULL ? mem_cpu_write(to->buf.memory) : session->rx_small;
 	uint32_t left = available(session);
 
 	memmove(data, session->rx_data + session->rx_start, left);
@@ -100,7 +100,7 @@ static void arm(struct nbd_session *session)
 			session->rx_into_stream = true;
 			session->progress_ns = ring_batch_ns(ring); /* the peer's turn begins */
 			stream_receive(&session->stream, &session->recv_op,
-				stream->data + session->rx_stream_got,
+				mem_socket_ptr(mem_add(stream->memory, session->rx_stream_got)),
 				stream->length - session->rx_stream_got, true, receive_done);
 		}
 		return;
@@ -196,8 +196,10 @@ static bool take_payload(struct nbd_session *session)
 			session->rx_stream_got = 0;
 		}
 		length = MIN(available(session), stream->length - session->rx_stream_got);
-		memcpy(stream->data + session->rx_stream_got, session->rx_data + session->rx_start,
-			length);
+		if (length > 0) {
+			memcpy(mem_cpu_write(stream->memory) + session->rx_stream_got,
+				session->rx_data + session->rx_start, length);
+		}
 		session->rx_start += length;
 		session->rx_stream_got += length;
 		session->rx_payload_left -= length;
@@ -213,23 +215,28 @@ static bool take_payload(struct nbd_session *session)
 	}
 }
 
-static bool may_lend(const struct nbd_session *session, const uint8_t *payload)
+/* Where the next bytes to be parsed are, when a write may be stored from there; or none. */
+static struct mem_ref lendable(const struct nbd_session *session)
 {
 	uint32_t memory_align = store_info(session->export->store)->memory_align;
+	struct mem_ref memory = mem_none();
 
-	return session->rx_large != NULL && is_aligned((uintptr_t)payload, memory_align);
+	if (session->rx_large != NULL) {
+		memory = mem_add(session->rx_large->buf.memory, session->rx_start);
+	}
+	return mem_is_aligned(memory, memory_align) ? memory : mem_none();
 }
 
 static void start_write(struct nbd_session *session, struct nbd_request *request)
 {
-	uint8_t *payload = session->rx_data + session->rx_start;
+	struct mem_ref payload = lendable(session);
 
 	path_start(session->service->path, &request->path);
-	if (request->length <= available(session) && may_lend(session, payload)) {
+	if (request->length <= available(session) && !mem_is_none(payload)) {
 		request->lent = session->rx_large;
 		request->lent->refs++;
 		session->rx_start += (uint32_t)request->length;
-		path_write_lent(&request->path, payload, session->rx_large->buf.buf_idx);
+		path_write_lent(&request->path, payload);
 		return;
 	}
 	session->rx_request = request;

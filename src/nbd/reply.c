@@ -18,6 +18,13 @@ static void put_iov(struct send_batch *send, const void *data, size_t length)
 	send->bytes += length;
 }
 
+/* Payload: nothing but the socket need be able to read it. */
+static void put_payload(struct send_batch *send, const struct path_fragment *fragment)
+{
+	send->iov[send->iov_count++] = mem_socket_iov(fragment->memory, fragment->length);
+	send->bytes += fragment->length;
+}
+
 static uint32_t put_simple_header(const struct nbd_request *request, uint8_t *out, uint32_t error)
 {
 	struct nbd_wire_simple_reply wire = {
@@ -135,14 +142,18 @@ static void emit_path_error(struct send_batch *send, struct send_slot *slot)
 	emit_error(send, slot, error, text);
 }
 
-/* A block that starts with data is rejected by its first word; only zeroes are read whole. */
-static bool is_all_zero(const uint8_t *data, uint32_t length)
+/* A block that starts with data is rejected by its first word; only zeroes are read whole. Memory
+ * that the CPU may not read is not looked at. */
+static bool is_all_zero(const struct path_fragment *fragment)
 {
+	const uint8_t *data;
+	uint32_t length = fragment->length;
 	uint64_t first;
 
-	if (length < 2 * sizeof(first)) {
+	if (length < 2 * sizeof(first) || !mem_may(fragment->memory, MEM_CPU_READ)) {
 		return false;
 	}
+	data = mem_cpu_read(fragment->memory);
 	memcpy(&first, data, sizeof(first));
 	return first == 0 && memcmp(data, data + sizeof(first), length - sizeof(first)) == 0;
 }
@@ -154,7 +165,7 @@ static void emit_structured_fragment(struct send_batch *send, struct send_slot *
 	struct be64 offset = be64_make(fragment->offset);
 	uint32_t length;
 
-	if (!fragment->page_cache && is_all_zero(fragment->data, fragment->length)) {
+	if (is_all_zero(fragment)) {
 		struct nbd_wire_offset_hole hole = {
 			.offset = offset,
 			.length = be32_make(fragment->length),
@@ -171,7 +182,7 @@ static void emit_structured_fragment(struct send_batch *send, struct send_slot *
 		sizeof(offset) + (uint64_t)fragment->length);
 	memcpy(slot->header + length, &offset, sizeof(offset));
 	put_iov(send, slot->header, length + sizeof(offset));
-	put_iov(send, fragment->data, fragment->length);
+	put_payload(send, fragment);
 }
 
 /* The next run of bytes of a reply that must be one piece: a simple reply, or one chunk for DF. */
@@ -193,7 +204,7 @@ static void emit_one_piece_fragment(struct send_batch *send, struct send_slot *s
 		}
 		put_iov(send, slot->header, length);
 	}
-	put_iov(send, slot->fragment.data, slot->fragment.length);
+	put_payload(send, &slot->fragment);
 	if (slot->fragment.last && request->done_owed) {
 		/* Not the first fragment, so the slot's header is still free. */
 		GMB_ASSERT(request->content_bytes > 0);

@@ -173,8 +173,7 @@ static struct path_stream *stream_get(struct path *path, struct path_request *re
 	stream->in_store = false;
 	stream->page_cache = false;
 	stream->traced = NULL;
-	stream->buf.data = NULL;
-	stream->buf.buf_idx = -1;
+	stream->buf.memory = mem_none();
 	request->streams_live++;
 	return stream;
 }
@@ -185,7 +184,7 @@ static void stream_put(struct path_stream *stream)
 	struct path *path = request->path;
 
 	GMB_ASSERT(request->streams_live > 0);
-	if (stream->buf.data != NULL) {
+	if (!mem_is_none(stream->buf.memory)) {
 		arena_put(path->arena, &stream->buf);
 	}
 	list_remove(&stream->node);
@@ -246,7 +245,7 @@ static struct path_stream *part_open(struct path *path, struct path_request *req
 	}
 	stream = stream_get(path, request);
 	stream->buf = buf;
-	stream->data = buf.data;
+	stream->memory = buf.memory;
 	stream->offset = range.offset;
 	stream->length = (uint32_t)bytes;
 	stream->room = (uint32_t)bytes;
@@ -342,7 +341,7 @@ static void part_done(struct store_part *part, int result)
 			set_state(request, PATH_STATE_SEND_INIT);
 		}
 	} else if (request->op == STORE_EXTENTS && request->error == 0) {
-		request->extents = (struct store_extent *)(void *)stream->data;
+		request->extents = (struct store_extent *)(void *)mem_cpu_write(stream->memory);
 		request->extent_count = part->extent_count;
 	} else {
 		stream_drop(stream);
@@ -401,12 +400,13 @@ static void part_describe(struct path_stream *stream, enum store_op op, uint64_t
 	part->flags = request->flags;
 	part->offset = stream->offset;
 	part->length = length;
-	part->data = stream->data;
-	part->buf_idx = stream->buf.buf_idx;
+	part->memory = stream->memory;
 	part->done = part_done;
 	part->progressed = request->progress_step > 0 ? part_progressed : NULL;
 	part->progress_step = request->progress_step;
-	part->extents = op == STORE_EXTENTS ? (struct store_extent *)(void *)stream->data : NULL;
+	part->extents = op == STORE_EXTENTS
+				? (struct store_extent *)(void *)mem_cpu_write(stream->memory)
+				: NULL;
 	part->extent_max = op == STORE_EXTENTS ? request->extent_max : 0;
 	part->extent_count = 0;
 }
@@ -457,7 +457,7 @@ static bool start_page_cache(struct path_request *request)
 		request->streams_live--;
 		return false;
 	}
-	stream->data = stream->part.data;
+	stream->memory = stream->part.memory;
 	stream->page_cache = true;
 	request->export->page_cache_send_bytes += request->length;
 	request->started_bytes = request->length;
@@ -507,7 +507,7 @@ static void start_extents(struct path_request *request)
 	list_remove(&request->stalled_node);
 	stream = stream_get(path, request); /* the first: always there */
 	stream->buf = buf;
-	stream->data = buf.data;
+	stream->memory = buf.memory;
 	stream->offset = request->offset;
 	stream->length = 0;
 	request->started_bytes = request->length;
@@ -519,7 +519,7 @@ static void start_plain(struct path_request *request)
 {
 	struct path_stream *stream = stream_get(request->path, request);
 
-	stream->data = NULL;
+	stream->memory = mem_none();
 	stream->offset = request->offset;
 	stream->length = 0;
 	request->started_bytes = request->length;
@@ -642,7 +642,7 @@ bool path_next_fragment(
 	length = MIN(stream->valid - stream->sent, max_bytes);
 	GMB_ASSERT(length > 0);
 	fragment->stream = stream;
-	fragment->data = stream->data + stream->sent;
+	fragment->memory = mem_add(stream->memory, stream->sent);
 	fragment->offset = stream->offset + stream->sent;
 	fragment->length = length;
 	fragment->page_cache = stream->page_cache;
@@ -717,18 +717,17 @@ void path_write_drop(struct path_stream *stream)
 	stream_put(stream);
 }
 
-void path_write_lent(struct path_request *request, void *data, int buf_idx)
+void path_write_lent(struct path_request *request, struct mem_ref memory)
 {
 	struct path_stream *stream;
 
 	GMB_ASSERT(request->op == STORE_WRITE && request->started_bytes == 0);
 	GMB_ASSERT(request->length <= UINT32_MAX);
 	stream = stream_get(request->path, request);
-	stream->data = data;
+	stream->memory = memory;
 	stream->offset = request->offset;
 	stream->length = (uint32_t)request->length;
 	request->started_bytes = request->length;
-	stream->buf.buf_idx = buf_idx;
 	part_submit(stream, STORE_WRITE, request->length);
 }
 

@@ -74,27 +74,26 @@ struct path_stream {
 		node; /* in request->ready while valid > sent, or in the path's free list */
 	struct path_request *request;
 	struct arena_buf buf;
-	uint8_t *data;	 /* buf.data, or memory that the session lent */
-	uint64_t offset; /* on the export */
+	struct mem_ref memory; /* the buffer's, or memory that the session or the store lent */
+	uint64_t offset;       /* on the export */
 	uint32_t length;
 	uint32_t room; /* counted in request->live_bytes */
 	uint32_t valid;
 	uint32_t sent;			/* handed to the session */
 	uint32_t done;			/* of sent, given back by it */
 	bool in_store;			/* its part is submitted and not done */
-	bool page_cache;		/* data belongs to the store */
+	bool page_cache;		/* the memory belongs to the store */
 	struct path_trace_part *traced; /* NULL until it is; only with request->record */
 	struct store_part part;
 };
 
 struct path_fragment {
 	struct path_stream *stream;
-	const uint8_t *data;
+	struct mem_ref memory;
 	uint64_t offset; /* on the export */
 	uint32_t length;
 	bool last;	 /* nothing else of this request will follow */
-	bool page_cache; /* data may be given to the kernel but must not be read, see
-			  * store_page_cache_ref() */
+	bool page_cache; /* sending it may fail with -EFAULT, see store_page_cache_ref() */
 };
 
 struct path_request {
@@ -196,8 +195,9 @@ bool path_next_fragment(
 /* The session needs the fragment's memory no longer (sent, or given up). */
 void path_fragment_sent(const struct path_fragment *fragment);
 
-/* Writes: room for the next piece: stream->data, stream->length bytes. NULL when there is none now:
- * progress will be called. Not to be called once request->error is set or all room was opened. */
+/* Writes: room for the next piece: stream->memory, stream->length bytes. NULL when there is none
+ * now: progress will be called. Not to be called once request->error is set or all room was opened.
+ */
 struct path_stream *path_write_open(struct path_request *request);
 /* The room is filled: off to the store. */
 void path_write_submit(struct path_stream *stream);
@@ -205,7 +205,7 @@ void path_write_submit(struct path_stream *stream);
 void path_write_drop(struct path_stream *stream);
 /* Instead of all that: the whole payload lies in the session's memory, which it keeps until the
  * request ends. */
-void path_write_lent(struct path_request *request, void *data, int buf_idx);
+void path_write_lent(struct path_request *request, struct mem_ref memory);
 
 /* The session's last word on a request that ended (its reply is out) or is idle after
  * path_abandon(). Extents are gone afterwards. */

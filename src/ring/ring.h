@@ -26,6 +26,7 @@
 
 #include "base/compiler.h"
 #include "base/error.h"
+#include "ring/memory.h"
 
 struct ring;
 struct ring_op;
@@ -175,11 +176,14 @@ struct ring_file ring_file_add(struct ring *ring, int fd);
 /* Nothing may be in flight on it. Does not close the fd. */
 void ring_file_remove(struct ring *ring, struct ring_file *file);
 
-/* Registers memory for I/O. Returns an index for the buf_idx arguments, or a negative errno
- * (-ENOMEM when the locked-memory limit is reached): then pass -1 instead. The memory must stay
- * mapped until the ring is destroyed or the index removed. */
-GMB_MUST_CHECK int ring_memory_add(struct ring *ring, void *base, size_t bytes);
-void ring_memory_remove(struct ring *ring, int buf_idx);
+/* Registers a region with an address as a fixed buffer, so that file operations need not map it
+ * each time: references taken from now on have MEM_FIXED, and are for this ring only. The region
+ * must stay mapped until it is removed. Returns 0 or a negative errno, and everything works
+ * without: -ENOMEM when the locked-memory limit is reached, -ENOSPC when the table is full,
+ * -EOPNOTSUPP when the kernel has none. */
+GMB_MUST_CHECK int ring_memory_add(struct ring *ring, struct mem_region *region);
+/* No operation on it is in flight. Does nothing when the region is not registered. */
+void ring_memory_remove(struct ring *ring, struct mem_region *region);
 
 /* Ends both directions of a connected socket now: pending operations on it complete. */
 void ring_socket_shutdown(struct ring *ring, struct ring_file file);
@@ -219,17 +223,17 @@ void ring_send(struct ring *ring, struct ring_op *op, struct ring_file file, con
 void ring_sendmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
 	const struct msghdr *message, ring_done_fn *done);
 
-/* buf_idx: index of the registered memory that holds buf, or -1. len <= 1 GiB. */
-void ring_read(struct ring *ring, struct ring_op *op, struct ring_file file, void *buf, size_t len,
-	uint64_t offset, int buf_idx, ring_done_fn *done);
+/* Memory with an address; len <= 1 GiB. */
+void ring_read(struct ring *ring, struct ring_op *op, struct ring_file file, struct mem_ref memory,
+	size_t len, uint64_t offset, ring_done_fn *done);
 /* dsync: complete only when the data is durable (RWF_DSYNC). */
-void ring_write(struct ring *ring, struct ring_op *op, struct ring_file file, const void *buf,
-	size_t len, uint64_t offset, int buf_idx, bool dsync, ring_done_fn *done);
+void ring_write(struct ring *ring, struct ring_op *op, struct ring_file file, struct mem_ref memory,
+	size_t len, uint64_t offset, bool dsync, ring_done_fn *done);
 /* The same without dsync, done at once by this thread: for the page cache, where kernels hand a
  * write to a worker thread and the hand-over costs more than the copy. It may block when the cache
  * is full of dirty pages: the caller measures, and turns to ring_write() while it does. */
 void ring_write_inline(struct ring *ring, struct ring_op *op, struct ring_file file,
-	const void *buf, size_t len, uint64_t offset, ring_done_fn *done);
+	struct mem_ref memory, size_t len, uint64_t offset, ring_done_fn *done);
 /* fdatasync. */
 void ring_fsync(struct ring *ring, struct ring_op *op, struct ring_file file, ring_done_fn *done);
 /* fallocate with the given FALLOC_FL_ mode. */

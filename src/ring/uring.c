@@ -190,8 +190,8 @@ static void wake_done(struct ring_op *op, int result);
 static void wake_arm(struct ring *ring)
 {
 	ring_read(ring, &ring->wake_op,
-		(struct ring_file){ .fd = ring->mailbox.wake_fd, .slot = -1 }, &ring->wake_value,
-		sizeof(ring->wake_value), 0, -1, wake_done);
+		(struct ring_file){ .fd = ring->mailbox.wake_fd, .slot = -1 },
+		mem_of(&ring->wake_value), sizeof(ring->wake_value), 0, wake_done);
 }
 
 static int ring_init(struct ring *ring, const struct ring_options *options, struct error *error)
@@ -682,9 +682,9 @@ void ring_file_remove(struct ring *ring, struct ring_file *file)
 	}
 }
 
-int ring_memory_add(struct ring *ring, void *base, size_t bytes)
+int ring_memory_add(struct ring *ring, struct mem_region *region)
 {
-	struct iovec iov = { .iov_base = base, .iov_len = bytes };
+	struct iovec iov = { .iov_base = region->base, .iov_len = region->bytes };
 	int slot;
 	int result;
 
@@ -697,17 +697,24 @@ int ring_memory_add(struct ring *ring, void *base, size_t bytes)
 		return result;
 	}
 	ring->buffer_slots_free_count--;
-	return slot;
+	region->fixed_idx = slot;
+	region->rights |= MEM_FIXED;
+	return 0;
 }
 
-void ring_memory_remove(struct ring *ring, int buf_idx)
+void ring_memory_remove(struct ring *ring, struct mem_region *region)
 {
 	struct iovec iov = { 0 };
-	int result = io_uring_register_buffers_update_tag(
-		&ring->uring, (unsigned)buf_idx, &iov, NULL, 1);
+	int result;
 
+	if ((region->rights & MEM_FIXED) == 0) {
+		return;
+	}
+	result = io_uring_register_buffers_update_tag(
+		&ring->uring, (unsigned)region->fixed_idx, &iov, NULL, 1);
 	GMB_ASSERT(result == 1);
-	ring->buffer_slots_free[ring->buffer_slots_free_count++] = buf_idx;
+	ring->buffer_slots_free[ring->buffer_slots_free_count++] = region->fixed_idx;
+	region->rights &= ~(uint32_t)MEM_FIXED;
 }
 
 void ring_socket_shutdown(struct ring *ring, struct ring_file file)
@@ -851,14 +858,16 @@ ssize_t ring_sendmsg_now(struct ring *ring, struct ring_file file, const struct 
 	return sent < 0 ? -errno : sent;
 }
 
-void ring_read(struct ring *ring, struct ring_op *op, struct ring_file file, void *buf, size_t len,
-	uint64_t offset, int buf_idx, ring_done_fn *done)
+void ring_read(struct ring *ring, struct ring_op *op, struct ring_file file, struct mem_ref memory,
+	size_t len, uint64_t offset, ring_done_fn *done)
 {
+	void *buf = mem_address(memory);
 	struct io_uring_sqe *sqe = sqe_get(ring);
 
 	op_start(op, RING_READ, done);
-	if (buf_idx >= 0) {
-		io_uring_prep_read_fixed(sqe, file.fd, buf, (unsigned)len, offset, buf_idx);
+	if (mem_may(memory, MEM_FIXED)) {
+		io_uring_prep_read_fixed(
+			sqe, file.fd, buf, (unsigned)len, offset, memory.region->fixed_idx);
 	} else {
 		io_uring_prep_read(sqe, file.fd, buf, (unsigned)len, offset);
 	}
@@ -866,14 +875,16 @@ void ring_read(struct ring *ring, struct ring_op *op, struct ring_file file, voi
 	io_uring_sqe_set_data(sqe, op);
 }
 
-void ring_write(struct ring *ring, struct ring_op *op, struct ring_file file, const void *buf,
-	size_t len, uint64_t offset, int buf_idx, bool dsync, ring_done_fn *done)
+void ring_write(struct ring *ring, struct ring_op *op, struct ring_file file, struct mem_ref memory,
+	size_t len, uint64_t offset, bool dsync, ring_done_fn *done)
 {
+	const void *buf = mem_address(memory);
 	struct io_uring_sqe *sqe = sqe_get(ring);
 
 	op_start(op, RING_WRITE, done);
-	if (buf_idx >= 0) {
-		io_uring_prep_write_fixed(sqe, file.fd, buf, (unsigned)len, offset, buf_idx);
+	if (mem_may(memory, MEM_FIXED)) {
+		io_uring_prep_write_fixed(
+			sqe, file.fd, buf, (unsigned)len, offset, memory.region->fixed_idx);
 	} else {
 		io_uring_prep_write(sqe, file.fd, buf, (unsigned)len, offset);
 	}
@@ -885,9 +896,9 @@ void ring_write(struct ring *ring, struct ring_op *op, struct ring_file file, co
 }
 
 void ring_write_inline(struct ring *ring, struct ring_op *op, struct ring_file file,
-	const void *buf, size_t len, uint64_t offset, ring_done_fn *done)
+	struct mem_ref memory, size_t len, uint64_t offset, ring_done_fn *done)
 {
-	ssize_t written = pwrite(file.fd, buf, len, (off_t)offset);
+	ssize_t written = pwrite(file.fd, mem_address(memory), len, (off_t)offset);
 
 	ring_defer(ring, op, written < 0 ? -errno : (int)written, done);
 }

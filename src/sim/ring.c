@@ -10,11 +10,6 @@
 
 enum { SIM_MEMORY_MAX = 1024, SIM_POISON_BYTES = 4096, SIM_BATCH_MAX = 64 };
 
-struct sim_memory {
-	uint8_t *base; /* NULL = free */
-	size_t bytes;
-};
-
 struct ring {
 	struct list_node node; /* world.rings */
 	struct list_node ready;
@@ -30,9 +25,9 @@ struct ring {
 	struct ring_features features;
 	struct ring_counters counters;
 	uint32_t files_max;
-	int *files; /* fd by slot, -1 = free */
-	struct sim_memory memory[SIM_MEMORY_MAX];
-	uint32_t memory_max;
+	int *files;				 /* fd by slot, -1 = free */
+	struct mem_region fixed[SIM_MEMORY_MAX]; /* registered memory; base NULL = free */
+	uint32_t fixed_max;
 	uint32_t inflight;
 };
 
@@ -48,8 +43,8 @@ int ring_create(const struct ring_options *options, struct ring **ring_out, stru
 	ring = calloc(1, sizeof(*ring));
 	GMB_ASSERT(ring != NULL);
 	ring->files_max = options->files_max != 0 ? options->files_max : 4096;
-	ring->memory_max = options->buffers_max != 0 ? options->buffers_max : 256;
-	ring->memory_max = MIN(ring->memory_max, (uint32_t)SIM_MEMORY_MAX);
+	ring->fixed_max = options->buffers_max != 0 ? options->buffers_max : 256;
+	ring->fixed_max = MIN(ring->fixed_max, (uint32_t)SIM_MEMORY_MAX);
 	ring->files = malloc(ring->files_max * sizeof(ring->files[0]));
 	GMB_ASSERT(ring->files != NULL);
 	for (uint32_t i = 0; i < ring->files_max; i++) {
@@ -477,41 +472,49 @@ static int ring_fd(const struct ring *ring, struct ring_file file)
 	return file.fd;
 }
 
-int ring_memory_add(struct ring *ring, void *base, size_t bytes)
+int ring_memory_add(struct ring *ring, struct mem_region *region)
 {
 	if (sim_chance(sim_world.options.faults.memory_error_ppm)) {
 		return -ENOMEM;
 	}
-	for (uint32_t i = 0; i < ring->memory_max; i++) {
-		if (ring->memory[i].base == NULL) {
-			ring->memory[i] = (struct sim_memory){ .base = base, .bytes = bytes };
-			return (int)i;
+	for (uint32_t i = 0; i < ring->fixed_max; i++) {
+		if (ring->fixed[i].base == NULL) {
+			ring->fixed[i] = *region;
+			region->fixed_idx = (int32_t)i;
+			region->rights |= MEM_FIXED;
+			return 0;
 		}
 	}
-	return -ENOMEM;
+	return -ENOSPC;
 }
 
-void ring_memory_remove(struct ring *ring, int buf_idx)
+void ring_memory_remove(struct ring *ring, struct mem_region *region)
 {
-	GMB_ASSERT(buf_idx >= 0);
-	GMB_ASSERT((uint32_t)buf_idx < ring->memory_max);
-	GMB_ASSERT(ring->memory[buf_idx].base != NULL);
-	ring->memory[buf_idx] = (struct sim_memory){ 0 };
-}
-
-static void check_buf_idx(const struct ring *ring, const void *buf, size_t len, int buf_idx)
-{
-	const struct sim_memory *memory;
-	const uint8_t *bytes = buf;
-
-	if (buf_idx < 0) {
+	if ((region->rights & MEM_FIXED) == 0) {
 		return;
 	}
-	GMB_ASSERT((uint32_t)buf_idx < ring->memory_max);
-	memory = &ring->memory[buf_idx];
-	GMB_ASSERT(memory->base != NULL);
-	GMB_ASSERT(bytes >= memory->base);
-	GMB_ASSERT(bytes + len <= memory->base + memory->bytes);
+	GMB_ASSERT((uint32_t)region->fixed_idx < ring->fixed_max);
+	GMB_ASSERT(ring->fixed[region->fixed_idx].base == region->base);
+	ring->fixed[region->fixed_idx] = (struct mem_region){ 0 };
+	region->rights &= ~(uint32_t)MEM_FIXED;
+}
+
+/* The memory of a file operation. What is said to be registered is, and with this ring. */
+static struct iovec file_memory(const struct ring *ring, struct mem_ref memory, size_t len)
+{
+	struct iovec iov = { .iov_base = mem_address(memory), .iov_len = len };
+	const struct mem_region *fixed;
+
+	GMB_ASSERT(
+		memory.region == NULL || (mem_offset(memory) <= memory.region->bytes &&
+						 len <= memory.region->bytes - mem_offset(memory)));
+	if (mem_may(memory, MEM_FIXED)) {
+		GMB_ASSERT((uint32_t)memory.region->fixed_idx < ring->fixed_max);
+		fixed = &ring->fixed[memory.region->fixed_idx];
+		GMB_ASSERT(fixed->base == memory.region->base);
+		GMB_ASSERT(fixed->bytes == memory.region->bytes);
+	}
+	return iov;
 }
 
 void ring_socket_shutdown(struct ring *ring, struct ring_file file)
@@ -822,31 +825,30 @@ void ring_poll(struct ring *ring, struct ring_op *op, int fd, uint32_t events, r
 
 /* --- operations on disks -------------------------------------------------------------------- */
 
-void ring_read(struct ring *ring, struct ring_op *op, struct ring_file file, void *buf, size_t len,
-	uint64_t offset, int buf_idx, ring_done_fn *done)
+void ring_read(struct ring *ring, struct ring_op *op, struct ring_file file, struct mem_ref memory,
+	size_t len, uint64_t offset, ring_done_fn *done)
 {
+	struct iovec iov = file_memory(ring, memory, len);
 	struct sim_op *sop;
 
 	GMB_ASSERT(len > 0);
 	GMB_ASSERT(len <= (size_t)1 << 30);
 	sim_fd_get(file.fd, SIM_FD_FILE);
-	check_buf_idx(ring, buf, len, buf_idx);
 	sop = sim_op_begin(ring, op, RING_READ, ring_fd(ring, file), done);
 	sop->offset = offset;
-	sim_op_memory(sop, &(struct iovec){ .iov_base = buf, .iov_len = len }, 1, true);
+	sim_op_memory(sop, &iov, 1, true);
 	sim_disk_submit(sop);
 }
 
-void ring_write(struct ring *ring, struct ring_op *op, struct ring_file file, const void *buf,
-	size_t len, uint64_t offset, int buf_idx, bool dsync, ring_done_fn *done)
+void ring_write(struct ring *ring, struct ring_op *op, struct ring_file file, struct mem_ref memory,
+	size_t len, uint64_t offset, bool dsync, ring_done_fn *done)
 {
-	struct iovec iov = { .iov_base = (void *)(uintptr_t)buf, .iov_len = len };
+	struct iovec iov = file_memory(ring, memory, len);
 	struct sim_op *sop;
 
 	GMB_ASSERT(len > 0);
 	GMB_ASSERT(len <= (size_t)1 << 30);
 	sim_fd_get(file.fd, SIM_FD_FILE);
-	check_buf_idx(ring, buf, len, buf_idx);
 	sop = sim_op_begin(ring, op, RING_WRITE, ring_fd(ring, file), done);
 	sop->offset = offset;
 	sop->direct_sync = dsync;
@@ -855,10 +857,10 @@ void ring_write(struct ring *ring, struct ring_op *op, struct ring_file file, co
 }
 
 void ring_write_inline(struct ring *ring, struct ring_op *op, struct ring_file file,
-	const void *buf, size_t len, uint64_t offset, ring_done_fn *done)
+	struct mem_ref memory, size_t len, uint64_t offset, ring_done_fn *done)
 {
 	/* Completing later than a real one would is the harder case for the caller. */
-	ring_write(ring, op, file, buf, len, offset, -1, false, done);
+	ring_write(ring, op, file, memory, len, offset, false, done);
 }
 
 void ring_fsync(struct ring *ring, struct ring_op *op, struct ring_file file, ring_done_fn *done)

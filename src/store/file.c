@@ -97,10 +97,10 @@ static bool inside(struct file_store *store, const struct store_part *part)
 /* --- reading ------------------------------------------------------------------------------- */
 
 bool file_fits_direct(
-	const struct file_store *store, uint64_t offset, const void *data, uint64_t length)
+	const struct file_store *store, uint64_t offset, struct mem_ref memory, uint64_t length)
 {
 	return is_aligned(offset | length, store->offset_align) &&
-	       is_aligned((uintptr_t)data, store->memory_align);
+	       mem_is_aligned(memory, store->memory_align);
 }
 
 static void read_done(struct ring_op *op, int result)
@@ -134,17 +134,17 @@ static void read_next(struct store_part *part)
 	struct file_queue *queue = file_queue_of(part);
 	uint64_t offset = part->offset + part->progress;
 	uint64_t left = part->length - part->progress;
-	uint8_t *data = (uint8_t *)part->data + part->progress;
+	struct mem_ref memory = mem_add(part->memory, part->progress);
 	struct ring_file file = queue->file;
 
-	if (store->base.info.read_direct && file_fits_direct(store, offset, data, left)) {
+	if (store->base.info.read_direct && file_fits_direct(store, offset, memory, left)) {
 		file = queue->direct;
 	} else if (store->disk.keeps_stale && part->gate == FILE_GATE_NONE &&
 		   file_gate_has_direct_writers(store->gate) &&
 		   !file_gate_enter(store->gate, part, FILE_GATE_BUFFERED)) {
 		return;
 	}
-	ring_read(queue->base.ring, &part->io, file, data, left, offset, part->buf_idx, read_done);
+	ring_read(queue->base.ring, &part->io, file, memory, left, offset, read_done);
 }
 
 /* --- writing ------------------------------------------------------------------------------- */
@@ -210,14 +210,14 @@ static void write_done(struct ring_op *op, int result)
  * long, writes go to worker threads for a while.
  */
 static void write_inline(
-	struct store_part *part, const uint8_t *data, uint64_t length, uint64_t offset)
+	struct store_part *part, struct mem_ref memory, uint64_t length, uint64_t offset)
 {
 	struct file_queue *queue = file_queue_of(part);
 	struct ring *ring = queue->base.ring;
 	uint64_t start_ns = ring_now_ns(ring);
 	uint64_t took_ns;
 
-	ring_write_inline(ring, &part->io, queue->file, data, length, offset, write_done);
+	ring_write_inline(ring, &part->io, queue->file, memory, length, offset, write_done);
 	took_ns = ring_now_ns(ring) - start_ns;
 	if (took_ns <= WRITE_INLINE_NS_MAX) {
 		queue->inline_slow_count = 0;
@@ -238,20 +238,20 @@ static void write_next(struct store_part *part)
 	struct file_queue *queue = file_queue_of(part);
 	uint64_t offset = part->offset + part->progress;
 	uint64_t left = part->length - part->progress;
-	const uint8_t *data = (const uint8_t *)part->data + part->progress;
+	struct mem_ref memory = mem_add(part->memory, part->progress);
 	bool writes_direct = store->base.info.write_direct;
-	bool direct = writes_direct && file_fits_direct(store, offset, data, left);
+	bool direct = writes_direct && file_fits_direct(store, offset, memory, left);
 	bool durable = (part->flags & STORE_FUA) != 0 || (writes_direct && !direct);
 
 	if (!file_write_enter(part, direct)) {
 		return;
 	}
 	if (!direct && !durable && ring_batch_ns(queue->base.ring) >= queue->inline_again_ns) {
-		write_inline(part, data, left, offset);
+		write_inline(part, memory, left, offset);
 		return;
 	}
-	ring_write(queue->base.ring, &part->io, direct ? queue->direct : queue->file, data, left,
-		offset, part->buf_idx, durable, write_done);
+	ring_write(queue->base.ring, &part->io, direct ? queue->direct : queue->file, memory, left,
+		offset, durable, write_done);
 }
 
 static void write_start(struct store_part *part)

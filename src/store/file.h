@@ -96,7 +96,7 @@ uint64_t file_refresh_size(struct file_store *store);
 bool file_retry(struct store_part *part, int result, ring_done_fn *again);
 /* True when the transfer can bypass the page cache. */
 bool file_fits_direct(
-	const struct file_store *store, uint64_t offset, const void *data, uint64_t length);
+	const struct file_store *store, uint64_t offset, struct mem_ref memory, uint64_t length);
 /* Enters the gate as a write of this kind must, leaving what is held. False: it waits, and
  * file_resume() is called when it is inside. */
 bool file_write_enter(struct store_part *part, bool direct);

@@ -88,6 +88,7 @@ bool file_page_cache_ref(struct store_queue *base, struct store_part *part)
 {
 	struct file_queue *queue = container_of(base, struct file_queue, base);
 	struct file_store *store = container_of(base->store, struct file_store, base);
+	const void *view;
 
 	if (store->map == NULL) {
 		return false;
@@ -100,11 +101,12 @@ bool file_page_cache_ref(struct store_queue *base, struct store_part *part)
 		part->offset + part->length > file_refresh_size(store)) {
 		return false;
 	}
-	part->data = (void *)(uintptr_t)disk_map_view(store->map, part->offset, part->length);
-	if (part->data == NULL) {
+	view = disk_map_view(store->map, part->offset, part->length);
+	if (view == NULL) {
 		queue->page_cache_pause = PAUSE_READS;
 		return false;
 	}
+	part->memory = mem_limit(mem_of_const(view), MEM_SOCKET | MEM_ADDRESS);
 	return !may_be_zeroes(store->map, part->offset, part->length) &&
 	       touch_end(store->map, part->offset + part->length);
 }

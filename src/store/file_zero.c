@@ -276,13 +276,14 @@ void file_zero_resume(struct store_part *part)
 	struct file_queue *queue = file_queue_of(part);
 	uint64_t start = stage_span(part, stage_of(part)).start + part->progress;
 	bool writes_direct = store->base.info.write_direct;
-	bool direct = writes_direct && file_fits_direct(store, start, zero_buffer, part->piece);
+	bool direct = writes_direct &&
+		      file_fits_direct(store, start, mem_of_const(zero_buffer), part->piece);
 
 	if (!file_write_enter(part, direct)) {
 		return;
 	}
-	ring_write(queue->base.ring, &part->io, direct ? queue->direct : queue->file, zero_buffer,
-		part->piece, start, -1, writes_direct && !direct, zero_done);
+	ring_write(queue->base.ring, &part->io, direct ? queue->direct : queue->file,
+		mem_of_const(zero_buffer), part->piece, start, writes_direct && !direct, zero_done);
 }
 
 static void zero_allocate(struct store_part *part, int mode, uint64_t start)

@@ -60,7 +60,7 @@ struct marker_slot {
 struct marker_queue {
 	struct filter_queue filter;
 	uint8_t *memory;
-	int buf_idx; /* of the memory, or -1 */
+	struct mem_region region; /* the same */
 	struct ring_op timer;
 	struct list_node free;
 	struct list_node busy;
@@ -119,7 +119,7 @@ static void tell(struct marker_slot *slot)
 	if (fresh == 0 || fresh < outer->progress_step) {
 		return;
 	}
-	memcpy((uint8_t *)outer->data + slot->reported, slot->data + slot->reported, fresh);
+	memcpy(mem_cpu_write(outer->memory) + slot->reported, slot->data + slot->reported, fresh);
 	slot->reported = valid;
 	store_progress(outer, valid);
 }
@@ -172,7 +172,7 @@ static void switch_off(struct marker_store *store, const struct store_part *part
 static int finalize(struct marker_store *store, const struct marker_slot *slot)
 {
 	struct store_part *outer = slot->outer;
-	uint8_t *data = outer->data;
+	uint8_t *data = mem_cpu_write(outer->memory);
 
 	atomic_fetch_add_explicit(&store->watched_count, 1, memory_order_relaxed);
 	atomic_fetch_add_explicit(&store->watched_bytes, outer->length, memory_order_relaxed);
@@ -228,8 +228,7 @@ static void marker_submit(struct store_queue *base, struct store_part *part)
 		.flags = part->flags,
 		.offset = part->offset,
 		.length = part->length,
-		.data = slot->data,
-		.buf_idx = queue->buf_idx,
+		.memory = mem_at(&queue->region, (uint64_t)(slot->data - queue->memory)),
 		.done = slot_done,
 	};
 	store_submit(queue->filter.inner, &slot->part);
@@ -283,8 +282,10 @@ static int marker_queue_create(
 		queue_free(queue);
 		return result;
 	}
-	queue->buf_idx =
-		MAX(-1, ring_memory_add(ring, queue->memory, (size_t)SLOT_COUNT * SLOT_BYTES));
+	queue->region = (struct mem_region){
+		.base = queue->memory, .bytes = (uint64_t)SLOT_COUNT * SLOT_BYTES, .rights = MEM_RAM
+	};
+	(void)!ring_memory_add(ring, &queue->region); /* only slower without */
 	*queue_out = &queue->filter.base;
 	return 0;
 }
@@ -298,9 +299,7 @@ static void marker_queue_destroy(struct store_queue *base)
 	while (queue->timer.in_flight) { /* comes back at once */
 		ring_turn(base->ring, true);
 	}
-	if (queue->buf_idx >= 0) {
-		ring_memory_remove(base->ring, queue->buf_idx);
-	}
+	ring_memory_remove(base->ring, &queue->region);
 	store_queue_destroy(queue->filter.inner);
 	queue_free(queue);
 }

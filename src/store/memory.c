@@ -240,7 +240,7 @@ static void read_step(struct memory_store *store, struct store_part *part)
 	uint64_t step = MAX(part->progress_step, (uint64_t)STEP_BYTES);
 	uint64_t bytes = MIN(part->length - part->progress, step);
 
-	copy_out(store, part->offset + part->progress, (uint8_t *)part->data + part->progress,
+	copy_out(store, part->offset + part->progress, mem_cpu_write(part->memory) + part->progress,
 		bytes);
 	part->progress += bytes;
 	ring_defer(part->queue->ring, &part->io, 0, read_more);
@@ -274,16 +274,16 @@ static bool memory_page_cache_ref(struct store_queue *queue, struct store_part *
 			return false;
 		}
 	}
-	part->data = store->bytes + part->offset;
 	for (uint64_t at = 0; at < part->length; at += STORE_PAGE_CACHE_LOOK_BYTES) {
 		uint64_t word = 0;
 
-		memcpy(&word, (const uint8_t *)part->data + at,
+		memcpy(&word, store->bytes + part->offset + at,
 			MIN(part->length - at, (uint64_t)sizeof(word)));
 		if (word == 0) {
 			return false;
 		}
 	}
+	part->memory = mem_limit(mem_of(store->bytes + part->offset), MEM_SOCKET | MEM_ADDRESS);
 	return true;
 }
 
@@ -301,10 +301,10 @@ static void memory_submit(struct store_queue *queue, struct store_part *part)
 			read_step(store, part);
 			return;
 		}
-		copy_out(store, part->offset, part->data, part->length);
+		copy_out(store, part->offset, mem_cpu_write(part->memory), part->length);
 		break;
 	case STORE_WRITE:
-		copy_in(store, part->offset, part->data, part->length);
+		copy_in(store, part->offset, mem_cpu_read(part->memory), part->length);
 		break;
 	case STORE_TRIM:
 	case STORE_ZERO:

@@ -34,7 +34,7 @@ static void null_submit(struct store_queue *queue, struct store_part *part)
 		return;
 	}
 	if (part->op == STORE_READ) {
-		memset(part->data, 0, part->length);
+		memset(mem_cpu_write(part->memory), 0, part->length);
 	} else if (part->op == STORE_EXTENTS) {
 		part->extents[0].length = part->length;
 		part->extents[0].flags = STORE_EXTENT_HOLE | STORE_EXTENT_ZERO;

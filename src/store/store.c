@@ -305,7 +305,8 @@ void store_submit(struct store_queue *queue, struct store_part *part)
 	int error;
 
 	check_part(queue, part);
-	GMB_ASSERT(part->data != NULL || (part->op != STORE_READ && part->op != STORE_WRITE));
+	GMB_ASSERT(
+		!mem_is_none(part->memory) || (part->op != STORE_READ && part->op != STORE_WRITE));
 	prepare(part);
 	error = refuse(queue->store, part);
 	if (error != 0) {
@@ -327,11 +328,12 @@ bool store_page_cache_ref(struct store_queue *queue, struct store_part *part)
 	GMB_ASSERT(part->op == STORE_READ);
 	prepare(part);
 	part->queue = queue;
-	part->data = NULL;
+	part->memory = mem_none();
 	if (!queue->store->ops->page_cache_ref(queue, part)) {
 		return false;
 	}
-	GMB_ASSERT(part->data != NULL);
+	GMB_ASSERT(!mem_is_none(part->memory));
+	GMB_ASSERT(!mem_may(part->memory, MEM_CPU_READ));
 	queue->inflight_count++;
 	store_finish_later(part, 0);
 	return true;

@@ -98,10 +98,9 @@ struct store_part {
 	/* Set by the submitter, unchanged until done. */
 	enum store_op op;
 	uint32_t flags;
-	uint64_t offset; /* bytes; flush: 0 */
-	uint64_t length; /* bytes, > 0 except for flush (0); read and write: <= 1 GiB */
-	void *data;	 /* read and write only; store_page_cache_ref() sets it */
-	int buf_idx;	 /* registered memory that holds data, or -1 */
+	uint64_t offset;       /* bytes; flush: 0 */
+	uint64_t length;       /* bytes, > 0 except for flush (0); read and write: <= 1 GiB */
+	struct mem_ref memory; /* read and write only; store_page_cache_ref() sets it */
 	store_done_fn *done;
 	/* Reads: called when more of the first bytes are in place, zero or more times before done
 	 * and never from inside submit; see store_progress(). NULL = not wanted. */
@@ -146,7 +145,7 @@ struct store_ops {
 		struct error *error);
 	void (*queue_destroy)(struct store_queue *queue); /* nothing in flight on it */
 	void (*submit)(struct store_queue *queue, struct store_part *part);
-	/* Sets part->data when it can; store_page_cache_ref() does the rest. NULL: it
+	/* Sets part->memory when it can; store_page_cache_ref() does the rest. NULL: it
 	 * never can. */
 	bool (*page_cache_ref)(struct store_queue *queue, struct store_part *part);
 	/* See store_page_cache_refusal(). Any thread. NULL: there is no reason. */
@@ -271,11 +270,11 @@ enum { STORE_PAGE_CACHE_BYTES_MIN = 128 << 10 };
 
 /*
  * Submits a read whose bytes will be sent from the page cache (or memory of the store) instead of
- * being copied to memory of the submitter. True: submitted; part->data points to the bytes until
+ * being copied to memory of the submitter. True: submitted; part->memory refers to the bytes until
  * the queue is destroyed. They may be given to the kernel but must not be read, and a system call
  * that reads them may fail with -EFAULT (see disk/disk.h). False: nothing has happened; submit the
- * part with memory. The part is as for store_submit(), without data. Ranges that may be all zeroes
- * are refused: a hole is cheaper to send.
+ * part with memory. The part is as for store_submit(), without memory. Ranges that may be all
+ * zeroes are refused: a hole is cheaper to send.
  */
 GMB_MUST_CHECK bool store_page_cache_ref(struct store_queue *queue, struct store_part *part);
 

@@ -55,15 +55,14 @@ static void transfer(struct copy_io *io)
 	struct file_end *file = file_of(io);
 	struct ring *ring = io->end->loop->ring;
 	struct ring_file target = is_direct(file, io, io->moved) ? file->direct_file : file->file;
-	uint8_t *buffer = io->buffer + io->moved;
+	struct mem_ref memory = mem_of(io->buffer + io->moved);
 	size_t left = (size_t)(io->length - io->moved);
 	uint64_t offset = io->offset + io->moved;
 
 	if (io->operation == COPY_READ) {
-		ring_read(ring, &io->ring_op, target, buffer, left, offset, -1, transfer_done);
+		ring_read(ring, &io->ring_op, target, memory, left, offset, transfer_done);
 	} else {
-		ring_write(
-			ring, &io->ring_op, target, buffer, left, offset, -1, false, transfer_done);
+		ring_write(ring, &io->ring_op, target, memory, left, offset, false, transfer_done);
 	}
 }
 

@@ -69,11 +69,11 @@ static void stream_ready(struct ring_op *op, int result)
 		return;
 	}
 	if (io->operation == COPY_READ) {
-		ring_read(ring, &io->ring_op, stream->file, io->buffer + io->moved, left,
-			OFFSET_CURRENT, -1, stream_moved);
+		ring_read(ring, &io->ring_op, stream->file, mem_of(io->buffer + io->moved), left,
+			OFFSET_CURRENT, stream_moved);
 	} else {
-		ring_write(ring, &io->ring_op, stream->file, io->buffer + io->moved, left,
-			OFFSET_CURRENT, -1, false, stream_moved);
+		ring_write(ring, &io->ring_op, stream->file, mem_of(io->buffer + io->moved), left,
+			OFFSET_CURRENT, false, stream_moved);
 	}
 }
 

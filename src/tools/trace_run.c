@@ -42,7 +42,7 @@ struct tracer {
 	struct ring *ring;
 	struct ring_file file;
 	int fd;
-	int buf_idx;
+	struct mem_region region; /* the buffer */
 	uint8_t *buffer;
 	size_t buffer_bytes;
 	bool single_cpu;
@@ -207,9 +207,8 @@ static void part_submit(struct tracer *tracer, uint32_t index)
 	uint32_t begin = part->offset + part_op->done_bytes;
 
 	tracer->in_flight++;
-	ring_read(tracer->ring, &part_op->op, tracer->file, tracer->buffer + begin,
-		part->bytes - part_op->done_bytes, tracer->read->offset + begin, tracer->buf_idx,
-		part_done);
+	ring_read(tracer->ring, &part_op->op, tracer->file, mem_at(&tracer->region, begin),
+		part->bytes - part_op->done_bytes, tracer->read->offset + begin, part_done);
 }
 
 static void read_all(struct tracer *tracer)
@@ -483,8 +482,10 @@ static int memory_acquire(struct tracer *tracer, struct error *error)
 	/* Advice: without huge pages it works as well. */
 	(void)madvise(tracer->buffer, tracer->buffer_bytes, MADV_HUGEPAGE);
 	memset(tracer->buffer, 0, tracer->buffer_bytes);
-	tracer->buf_idx =
-		MAX(-1, ring_memory_add(tracer->ring, tracer->buffer, tracer->buffer_bytes));
+	tracer->region = (struct mem_region){
+		.base = tracer->buffer, .bytes = tracer->buffer_bytes, .rights = MEM_RAM
+	};
+	(void)!ring_memory_add(tracer->ring, &tracer->region); /* only slower without */
 	return 0;
 }
 
@@ -525,7 +526,7 @@ static void tracer_fini(struct tracer *tracer)
 
 int trace_run(const struct trace_work *work, struct trace_result *result, struct error *error)
 {
-	struct tracer tracer = { .work = work, .disk = &result->disk, .fd = -1, .buf_idx = -1 };
+	struct tracer tracer = { .work = work, .disk = &result->disk, .fd = -1 };
 	struct sigaction before[ARRAY_COUNT(stop_signals)];
 	int err;
 

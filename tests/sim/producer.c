@@ -54,7 +54,7 @@ static void production_finish(struct production *production, int result)
 
 static void show(struct production *production, uint64_t bytes)
 {
-	uint8_t *data = production->outer->data;
+	uint8_t *data = mem_cpu_write(production->outer->memory);
 
 	memcpy(data + production->shown, production->bytes + production->shown,
 		bytes - production->shown);
@@ -160,8 +160,7 @@ static void producer_submit(struct store_queue *base, struct store_part *outer)
 	inner->flags = outer->flags;
 	inner->offset = outer->offset;
 	inner->length = outer->length;
-	inner->data = outer->data;
-	inner->buf_idx = outer->buf_idx;
+	inner->memory = outer->memory;
 	inner->extents = outer->extents;
 	inner->extent_max = outer->extent_max;
 	inner->done = inner_done;
@@ -170,9 +169,8 @@ static void producer_submit(struct store_queue *base, struct store_part *outer)
 
 		production->bytes = aligned_alloc(4096, room);
 		GMB_ASSERT(production->bytes != NULL);
-		memset(outer->data, STALE, outer->length);
-		inner->data = production->bytes;
-		inner->buf_idx = -1;
+		memset(mem_cpu_write(outer->memory), STALE, outer->length);
+		inner->memory = mem_of(production->bytes);
 		inner->progressed = sim_chance(500000) ? inner_progressed : NULL;
 		inner->progress_step = outer->progress_step;
 	}

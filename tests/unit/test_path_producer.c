@@ -79,7 +79,7 @@ static void producer_submit(struct store_queue *queue, struct store_part *part)
 	assert_true(producer->part_count < PARTS_MAX);
 	producer->parts[producer->part_count++] = part;
 	if (part->op == STORE_READ) {
-		memset(part->data, STALE, part->length);
+		memset(mem_cpu_write(part->memory), STALE, part->length);
 	}
 }
 
@@ -101,7 +101,7 @@ static const struct store_ops producer_ops = {
 static void produce(struct store_part *part, uint64_t bytes)
 {
 	const struct producer *producer = producer_of(part);
-	uint8_t *data = part->data;
+	uint8_t *data = mem_cpu_write(part->memory);
 
 	for (uint64_t i = part->progress; i < bytes; i++) {
 		data[i] = right_byte(producer, part->offset + i);
@@ -332,10 +332,11 @@ static void check_fragment(struct reader *reader, const struct path_fragment *fr
 	assert_int_equal(reader->error, 0);
 	for (uint32_t i = 0; i < fragment->length; i++) {
 		if (!reader->allowed[at + i] || reader->handed[at + i] ||
-			fragment->data[i] != right_byte(producer, fragment->offset + i)) {
+			mem_cpu_read(fragment->memory)[i] !=
+				right_byte(producer, fragment->offset + i)) {
 			fail_msg("byte %llu: allowed %d, handed %d, %02x",
 				(unsigned long long)(at + i), reader->allowed[at + i],
-				reader->handed[at + i], fragment->data[i]);
+				reader->handed[at + i], mem_cpu_read(fragment->memory)[i]);
 		}
 		reader->handed[at + i] = 1;
 	}
@@ -377,7 +378,7 @@ static void give_back(struct world *world, uint32_t idx)
 
 	/* The memory is the consumer's until now. */
 	for (uint32_t i = 0; i < fragment.length; i++) {
-		assert_int_equal(fragment.data[i],
+		assert_int_equal(mem_cpu_read(fragment.memory)[i],
 			right_byte(&world->producers[reader->export_idx], fragment.offset + i));
 	}
 	world->fragments[idx] = world->fragments[--world->fragment_count];
@@ -673,7 +674,7 @@ static void test_progress_of_a_write_is_a_lie(void **state)
 	reader->request.export = &world->exports[0];
 	reader->request.progress = reader_progress;
 	path_start(world->path, &reader->request);
-	path_write_lent(&reader->request, data, -1);
+	path_write_lent(&reader->request, mem_of_const(data));
 	store_progress(world->producers[0].parts[0], 100);
 	assert_int_equal(reader->progresses, 0);
 	world->producers[0].part_count = 0;

@@ -401,9 +401,9 @@ static int transfer(
 	struct waiter waiter = { 0 };
 
 	if (write) {
-		ring_write(ring, &waiter.op, file, buf, len, offset, -1, dsync, waiter_done);
+		ring_write(ring, &waiter.op, file, mem_of(buf), len, offset, dsync, waiter_done);
 	} else {
-		ring_read(ring, &waiter.op, file, buf, len, offset, -1, waiter_done);
+		ring_read(ring, &waiter.op, file, mem_of(buf), len, offset, waiter_done);
 	}
 	wait_for(ring, &waiter);
 	return waiter.result;
@@ -478,7 +478,8 @@ static void test_flush_does_not_cover_writes_in_flight(void **state)
 		uint8_t bytes[8 * 512];
 
 		memset(bytes, 0x44, sizeof(bytes));
-		ring_write(ring, &write.op, file, bytes, sizeof(bytes), 0, -1, false, waiter_done);
+		ring_write(
+			ring, &write.op, file, mem_of(bytes), sizeof(bytes), 0, false, waiter_done);
 		ring_fsync(ring, &fsync.op, file, waiter_done);
 		assert_true(sim_run_until_idle(1000));
 		assert_int_equal(fsync.result, 0);
@@ -644,11 +645,11 @@ static bool mixed_writes_lose(uint64_t seed, bool serial)
 
 	assert_int_equal(posix_memalign((void **)&bytes, 4096, 4096), 0);
 	memset(bytes, 0x77, 4096);
-	ring_write(ring, &first.op, buffered, bytes, 100, 0, -1, false, waiter_done);
+	ring_write(ring, &first.op, buffered, mem_of(bytes), 100, 0, false, waiter_done);
 	if (serial) {
 		wait_for(ring, &first);
 	}
-	ring_write(ring, &second.op, direct, bytes + 2048, 2048, 2048, -1, false, waiter_done);
+	ring_write(ring, &second.op, direct, mem_of(bytes + 2048), 2048, 2048, false, waiter_done);
 	assert_true(sim_run_until_idle(1000));
 	assert_int_equal(first.result, 100);
 	assert_int_equal(second.result, 2048);
@@ -683,8 +684,8 @@ static void misuse_shared_buffer(struct ring *ring, int fd)
 	struct waiter a = { 0 };
 	struct waiter b = { 0 };
 
-	ring_write(ring, &a.op, file, bytes, 4096, 0, -1, false, waiter_done);
-	ring_read(ring, &b.op, file, bytes + 4095, 1, 0, -1, waiter_done);
+	ring_write(ring, &a.op, file, mem_of(bytes), 4096, 0, false, waiter_done);
+	ring_read(ring, &b.op, file, mem_of(bytes + 4095), 1, 0, waiter_done);
 }
 
 static void misuse_submit_twice(struct ring *ring, int fd)
@@ -726,10 +727,11 @@ static void misuse_wrong_registered_memory(struct ring *ring, int fd)
 {
 	static uint8_t bytes[8192];
 	struct waiter a = { 0 };
-	int idx = ring_memory_add(ring, bytes, 4096);
+	struct mem_region region = { .base = bytes, .bytes = 4096, .rights = MEM_RAM };
 
-	ring_read(ring, &a.op, (struct ring_file){ .fd = fd, .slot = -1 }, bytes + 1, 4096, 0, idx,
-		waiter_done);
+	(void)!ring_memory_add(ring, &region);
+	ring_read(ring, &a.op, (struct ring_file){ .fd = fd, .slot = -1 }, mem_at(&region, 1), 4096,
+		0, waiter_done);
 }
 
 static int blocking_fd;

@@ -35,13 +35,13 @@ static uint32_t signal_at;
 /* Another one that comes with the part after it; 0: none. */
 static int signal_after;
 
-void __real_ring_read(struct ring *ring, struct ring_op *op, struct ring_file file, void *buf,
-	size_t len, uint64_t offset, int buf_idx, ring_done_fn *done);
-void __wrap_ring_read(struct ring *ring, struct ring_op *op, struct ring_file file, void *buf,
-	size_t len, uint64_t offset, int buf_idx, ring_done_fn *done);
+void __real_ring_read(struct ring *ring, struct ring_op *op, struct ring_file file,
+	struct mem_ref memory, size_t len, uint64_t offset, ring_done_fn *done);
+void __wrap_ring_read(struct ring *ring, struct ring_op *op, struct ring_file file,
+	struct mem_ref memory, size_t len, uint64_t offset, ring_done_fn *done);
 
-void __wrap_ring_read(struct ring *ring, struct ring_op *op, struct ring_file file, void *buf,
-	size_t len, uint64_t offset, int buf_idx, ring_done_fn *done)
+void __wrap_ring_read(struct ring *ring, struct ring_op *op, struct ring_file file,
+	struct mem_ref memory, size_t len, uint64_t offset, ring_done_fn *done)
 {
 	reads++;
 	if (reads == signal_at) {
@@ -53,7 +53,7 @@ void __wrap_ring_read(struct ring *ring, struct ring_op *op, struct ring_file fi
 		answers_left--;
 		ring_defer(ring, op, answer, done);
 	} else {
-		__real_ring_read(ring, op, file, buf, len, offset, buf_idx, done);
+		__real_ring_read(ring, op, file, memory, len, offset, done);
 	}
 }
 

@@ -77,8 +77,7 @@ void bench_start(struct bench *bench, struct waited_part *waited, enum store_op 
 	waited->part.flags = flags;
 	waited->part.offset = offset;
 	waited->part.length = length;
-	waited->part.data = data;
-	waited->part.buf_idx = -1;
+	waited->part.memory = mem_of(data);
 	waited->part.done = waited_done;
 	waited->part.extents = extents;
 	waited->part.extent_max = extent_max;

@@ -117,7 +117,7 @@ static uint8_t *memory_of(struct store_part *part, uint64_t from, uint64_t bytes
 {
 	assert_int_equal(part->op, STORE_READ);
 	assert_true(from + bytes <= part->length);
-	return (uint8_t *)part->data + from;
+	return mem_cpu_write(part->memory) + from;
 }
 
 void device_fill(struct store_part *part, uint32_t key, uint64_t from, uint64_t bytes)
@@ -181,8 +181,7 @@ static void submit(struct slow_device *device, struct reader *reader, uint64_t o
 		.op = STORE_READ,
 		.offset = offset,
 		.length = length,
-		.data = reader->memory,
-		.buf_idx = -1,
+		.memory = mem_of(reader->memory),
 		.done = reader_done,
 		.progressed = progressed,
 	};

@@ -76,7 +76,7 @@ static void counted_progressed(struct store_part *part, uint64_t bytes)
 	assert_true(bytes > counted->reported && bytes < part->length);
 	counted->progress_count++;
 	counted->reported = bytes;
-	assert_memory_equal(part->data, content + part->offset, bytes);
+	assert_memory_equal(mem_cpu_read(part->memory), content + part->offset, bytes);
 }
 
 /* Runs one part; returns after how many turns of the loop it was done. */
@@ -89,8 +89,7 @@ static uint32_t run(struct world *world, struct counted *counted, enum store_op 
 	counted->part.op = op;
 	counted->part.offset = offset;
 	counted->part.length = length;
-	counted->part.data = op == STORE_WRITE ? content + offset : memory;
-	counted->part.buf_idx = -1;
+	counted->part.memory = mem_of(op == STORE_WRITE ? content + offset : memory);
 	counted->part.done = counted_done;
 	counted->part.progressed = wants_progress ? counted_progressed : NULL;
 	counted->submitting = true;

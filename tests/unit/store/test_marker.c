@@ -39,7 +39,7 @@ static uint64_t marker_at(const struct store_part *part, uint32_t chunk)
 {
 	uint64_t word;
 
-	memcpy(&word, (const uint8_t *)part->data + (chunk + 1) * (size_t)CHUNK - sizeof(word),
+	memcpy(&word, mem_cpu_read(part->memory) + (chunk + 1) * (size_t)CHUNK - sizeof(word),
 		sizeof(word));
 	return word;
 }
@@ -73,7 +73,7 @@ static void complete(struct slow_device *device, struct reader *reader, struct s
 static bool passes_on(struct slow_device *device, struct reader *reader)
 {
 	struct store_part *part = device->parts[device->part_count - 1];
-	bool passes = part == &reader->part && part->data == reader->memory;
+	bool passes = part == &reader->part && mem_cpu_read(part->memory) == reader->memory;
 
 	if (passes) {
 		assert_true(reader_has(reader, KEY, 0)); /* no marker in it */
@@ -101,9 +101,9 @@ static void test_device_gets_zeroed_memory_with_markers(void **state)
 	for (int round = 0; round < 2; round++) { /* the second time in used memory */
 		struct store_part *part = start(device, &reader);
 		uint64_t marker = marker_at(part, 0);
-		const uint8_t *data = part->data;
+		const uint8_t *data = mem_cpu_read(part->memory);
 
-		assert_ptr_not_equal(part->data, reader.memory);
+		assert_ptr_not_equal(data, reader.memory);
 		for (uint32_t chunk = 0; chunk < PARTS; chunk++) {
 			assert_true(marker_at(part, chunk) == marker);
 			for (uint32_t i = 0; i < CHUNK - sizeof(marker); i++) {
@@ -217,7 +217,7 @@ static void test_data_that_equal_the_marker_only_wait(void **state)
 	struct reader reader;
 	struct store_part *part = start(device, &reader);
 	uint64_t marker = marker_at(part, 0);
-	uint8_t *end = (uint8_t *)part->data + 3 * CHUNK - sizeof(marker);
+	uint8_t *end = mem_cpu_write(part->memory) + 3 * CHUNK - sizeof(marker);
 
 	device_fill(part, KEY, 0, LENGTH);
 	memcpy(end, &marker, sizeof(marker));
@@ -317,7 +317,7 @@ static void test_one_changed_byte_is_enough(void **state)
 			setup(state);
 		}
 		part = start(device, &reader);
-		byte = (uint8_t *)part->data + places[i];
+		byte = mem_cpu_write(part->memory) + places[i];
 		device_fill(part, KEY, 0, LENGTH);
 		device_wait(device, SOME_LOOKS);
 		assert_int_equal(reader.reported, LENGTH - CHUNK);
@@ -464,7 +464,7 @@ static void write_done(struct store_part *part, int result)
 {
 	assert_int_equal(part->op, STORE_WRITE);
 	assert_int_equal(result, -ENOSPC);
-	part->data = NULL;
+	part->memory = mem_none();
 }
 
 static void test_writes_pass_on(void **state)
@@ -474,15 +474,14 @@ static void test_writes_pass_on(void **state)
 	struct store_part part = {
 		.op = STORE_WRITE,
 		.length = sizeof(data),
-		.data = data,
-		.buf_idx = -1,
+		.memory = mem_of(data),
 		.done = write_done,
 	};
 
 	store_submit(device->queue, &part);
 	assert_ptr_equal(device->parts[0], &part);
 	device_finish(device, &part, -ENOSPC);
-	assert_null(part.data);
+	assert_true(mem_is_none(part.memory));
 }
 
 /* --- the timer ----------------------------------------------------------------------------- */

@@ -57,7 +57,7 @@ static void begin(struct slow_device *device, struct watched *watched)
 	watched->reported = malloc(length);
 	assert_non_null(watched->shadow);
 	assert_non_null(watched->reported);
-	memcpy(watched->shadow, watched->part->data, length);
+	memcpy(watched->shadow, mem_cpu_read(watched->part->memory), length);
 	watched->progress_bytes = 0;
 }
 
@@ -77,7 +77,7 @@ static void scribble(struct watched *watched, bool bad)
 		bytes = MIN((bytes + CHUNK - 1) / CHUNK * CHUNK, part->length - from);
 	}
 	device_fill(part, bad && sim_chance(30000) ? 99 : 1, from, bytes);
-	memcpy(watched->shadow + from, (uint8_t *)part->data + from, bytes);
+	memcpy(watched->shadow + from, mem_cpu_read(part->memory) + from, bytes);
 }
 
 /* Nothing but the bytes that the device has put there may have come out. */
@@ -108,7 +108,7 @@ static void end(struct slow_device *device, struct watched *watched, bool bad)
 	/* A good device's last word: everything is there. A bad one's may be anything. */
 	if (result == 0 && (!bad || sim_chance(900000))) {
 		device_fill(part, 1, 0, part->length);
-		memcpy(watched->shadow, part->data, part->length);
+		memcpy(watched->shadow, mem_cpu_read(part->memory), part->length);
 	}
 	if (memcmp(watched->reported, watched->shadow, watched->progress_bytes) != 0) {
 		expected = -EIO;
@@ -204,7 +204,8 @@ static void early(struct store_part *part, uint64_t bytes)
 {
 	struct judged *judged = container_of(part, struct judged, part);
 
-	judged->was_reported_wrong = memcmp(part->data, disk_bytes + part->offset, bytes) != 0;
+	judged->was_reported_wrong =
+		memcmp(mem_cpu_read(part->memory), disk_bytes + part->offset, bytes) != 0;
 	progress_count++;
 }
 
@@ -214,7 +215,7 @@ static void ended(struct store_part *part, int result)
 
 	if (result == 0) {
 		assert_false(judged->was_reported_wrong);
-		check_same(part->data, disk_bytes + part->offset, part->length);
+		check_same(mem_cpu_read(part->memory), disk_bytes + part->offset, part->length);
 	} else {
 		assert_int_equal(result, -EIO);
 		fault_count += judged->was_reported_wrong;
@@ -255,8 +256,7 @@ static void read_disk(struct ring *ring, struct store_queue *queue)
 			.op = STORE_READ,
 			.offset = sim_between(0, (DISK_BYTES - length) / CHUNK) * CHUNK,
 			.length = length,
-			.data = memory[i],
-			.buf_idx = -1,
+			.memory = mem_of(memory[i]),
 			.done = ended,
 			.progressed = early,
 		};

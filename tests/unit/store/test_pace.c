@@ -113,8 +113,7 @@ static void begin(struct paced *paced, struct timed_part *timed, enum store_op o
 	timed->part.op = op;
 	timed->part.offset = offset;
 	timed->part.length = length;
-	timed->part.data = memory;
-	timed->part.buf_idx = -1;
+	timed->part.memory = mem_of(memory);
 	timed->part.done = timed_done;
 	timed->part.progressed = op == STORE_READ ? timed_progressed : NULL;
 	store_submit(paced->queue, &timed->part);
@@ -358,8 +357,7 @@ static void test_the_slowest_and_the_largest_do_not_overflow(void **state)
 		timed[i].part.op = STORE_WRITE; /* the null store does not look at it */
 		timed[i].part.offset = (UINT64_C(1) << 60) - (1 << 30);
 		timed[i].part.length = 1 << 30;
-		timed[i].part.data = data;
-		timed[i].part.buf_idx = -1;
+		timed[i].part.memory = mem_of(data);
 		timed[i].part.done = timed_done;
 		store_submit(paced.queue, &timed[i].part);
 	}
@@ -460,11 +458,9 @@ static void test_who_does_not_want_progress_gets_none(void **state)
 	GMB_UNUSED(state);
 	paced_open(&paced, "memory:16M", "1M");
 	memset(&timed, 0, sizeof(timed));
-	timed.part = (struct store_part){ .op = STORE_READ,
-		.length = 256 * KIB,
-		.data = memory,
-		.buf_idx = -1,
-		.done = timed_done };
+	timed.part = (struct store_part){
+		.op = STORE_READ, .length = 256 * KIB, .memory = mem_of(memory), .done = timed_done
+	};
 	store_submit(paced.queue, &timed.part);
 	finish(&timed);
 	check_done(&paced, &timed, 4 * CHUNK_NS);

@@ -106,7 +106,6 @@ static void job_init(
 	job->part = (struct store_part){ .op = op,
 		.offset = offset,
 		.length = length,
-		.buf_idx = -1,
 		.done = job_done,
 		.extents = job->extents,
 		.extent_max = ARRAY_COUNT(job->extents) };
@@ -118,7 +117,7 @@ static void observe(struct world *world, enum store_op op, uint64_t offset, uint
 	struct job job;
 
 	job_init(&job, world, op, offset, length);
-	job.part.data = content;
+	job.part.memory = mem_of(content);
 	store_submit(world->observer, &job.part);
 	while (!job.is_done) {
 		ring_turn(world->observer_ring, true);
