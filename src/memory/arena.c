@@ -43,7 +43,8 @@ struct warm_stack {
 	uint32_t count;
 };
 
-struct arena {
+struct ram_arena {
+	struct arena base;
 	struct ring *ring;
 	struct mem_region *slabs;
 	uint32_t slab_count;
@@ -52,67 +53,11 @@ struct arena {
 	struct unit_links *links; /* per unit */
 	uint32_t free_head[ORDER_COUNT];
 	struct warm_stack warm[ORDER_COUNT];
-	struct arena_info info;
 };
-
-int arena_create(
-	struct ring *ring, uint64_t limit_bytes, struct arena **arena_out, struct error *error)
-{
-	uint64_t slab_count_max = limit_bytes / ARENA_SLAB_BYTES;
-	struct arena *arena;
-
-	if (slab_count_max == 0 || slab_count_max > UNIT_NONE / UNITS_PER_SLAB) {
-		return error_set(error, -EINVAL,
-			"a payload memory limit of %llu bytes is out of range: it must be between "
-			"%u MiB "
-			"and 16 TiB for each reactor thread",
-			(unsigned long long)limit_bytes, ARENA_SLAB_BYTES >> 20);
-	}
-	arena = calloc(1, sizeof(*arena));
-	if (arena == NULL) {
-		return error_set(error, -ENOMEM, "out of memory for an arena");
-	}
-	arena->ring = ring;
-	arena->slab_count_max = (uint32_t)slab_count_max;
-	arena->info.limit_bytes = slab_count_max * ARENA_SLAB_BYTES;
-	for (uint32_t i = 0; i < ORDER_COUNT; i++) {
-		arena->free_head[i] = UNIT_NONE;
-	}
-	arena->slabs = calloc(slab_count_max, sizeof(*arena->slabs));
-	arena->state = calloc(slab_count_max * UNITS_PER_SLAB, sizeof(*arena->state));
-	arena->links = calloc(slab_count_max * UNITS_PER_SLAB, sizeof(*arena->links));
-	if (arena->slabs == NULL || arena->state == NULL || arena->links == NULL) {
-		arena_destroy(arena);
-		return error_set(error, -ENOMEM, "out of memory for an arena's tables");
-	}
-	*arena_out = arena;
-	return 0;
-}
-
-void arena_destroy(struct arena *arena)
-{
-	if (arena == NULL) {
-		return;
-	}
-	GMB_ASSERT(arena->info.used_bytes == 0);
-	for (uint32_t i = 0; i < arena->slab_count; i++) {
-		ring_memory_remove(arena->ring, &arena->slabs[i]);
-		munmap(arena->slabs[i].base, ARENA_SLAB_BYTES);
-	}
-	free(arena->slabs);
-	free(arena->state);
-	free(arena->links);
-	free(arena);
-}
-
-void arena_info(const struct arena *arena, struct arena_info *info)
-{
-	*info = arena->info;
-}
 
 /* --- buddy lists --------------------------------------------------------------------------- */
 
-static void free_list_push(struct arena *arena, uint32_t unit, uint32_t order_idx)
+static void free_list_push(struct ram_arena *arena, uint32_t unit, uint32_t order_idx)
 {
 	uint32_t head = arena->free_head[order_idx];
 
@@ -124,7 +69,7 @@ static void free_list_push(struct arena *arena, uint32_t unit, uint32_t order_id
 	arena->free_head[order_idx] = unit;
 }
 
-static void free_list_remove(struct arena *arena, uint32_t unit, uint32_t order_idx)
+static void free_list_remove(struct ram_arena *arena, uint32_t unit, uint32_t order_idx)
 {
 	struct unit_links links = arena->links[unit];
 
@@ -141,7 +86,7 @@ static void free_list_remove(struct arena *arena, uint32_t unit, uint32_t order_
 }
 
 /* Gives a block back to the buddy lists, joining it with its free neighbours. */
-static void buddy_free(struct arena *arena, uint32_t unit, uint32_t order_idx)
+static void buddy_free(struct ram_arena *arena, uint32_t unit, uint32_t order_idx)
 {
 	while (order_idx < ORDER_COUNT - 1) {
 		uint32_t buddy = unit ^ (UINT32_C(1) << order_idx);
@@ -157,7 +102,7 @@ static void buddy_free(struct arena *arena, uint32_t unit, uint32_t order_idx)
 }
 
 /* A block of exactly this order, or UNIT_NONE. */
-static uint32_t buddy_take(struct arena *arena, uint32_t order_idx)
+static uint32_t buddy_take(struct ram_arena *arena, uint32_t order_idx)
 {
 	uint32_t found = order_idx;
 	uint32_t unit;
@@ -177,7 +122,7 @@ static uint32_t buddy_take(struct arena *arena, uint32_t order_idx)
 	return unit;
 }
 
-static bool warm_stacks_merge(struct arena *arena)
+static bool warm_stacks_merge(struct ram_arena *arena)
 {
 	bool merged = false;
 
@@ -190,8 +135,31 @@ static bool warm_stacks_merge(struct arena *arena)
 	return merged;
 }
 
+/* A slab that could not be registered is tried again with every new one: the limit may have been
+ * raised, or others have given up theirs. References taken before go on without. */
+static void slabs_register(struct ram_arena *arena)
+{
+	struct arena_info *info = &arena->base.info;
+
+	for (uint32_t i = 0; i < arena->slab_count; i++) {
+		struct mem_region *slab = &arena->slabs[i];
+		int result = 0;
+
+		if ((slab->rights & MEM_FIXED) != 0) {
+			continue;
+		}
+		result = ring_memory_add(arena->ring, slab);
+		if (result < 0) {
+			info->register_error = result;
+			info->register_failures++;
+			return;
+		}
+		info->registered_bytes += ARENA_SLAB_BYTES;
+	}
+}
+
 /* Maps and registers one more slab. */
-static bool slab_add(struct arena *arena)
+static bool slab_add(struct ram_arena *arena)
 {
 	struct mem_region *slab;
 	uint8_t *base;
@@ -214,18 +182,13 @@ static bool slab_add(struct arena *arena)
 	}
 	munmap(slab->base + ARENA_SLAB_BYTES, (size_t)(base + ARENA_SLAB_BYTES - slab->base));
 	(void)madvise(slab->base, ARENA_SLAB_BYTES, MADV_HUGEPAGE); /* a wish */
-	if (arena->info.register_error == 0) {
-		arena->info.register_error = ring_memory_add(arena->ring, slab);
-		if (arena->info.register_error == 0) {
-			arena->info.registered_bytes += ARENA_SLAB_BYTES;
-		}
-	}
 	for (uint32_t i = 0; i < ARENA_SLAB_BYTES / ARENA_BLOCK_BYTES_MAX; i++) {
 		free_list_push(arena, arena->slab_count * UNITS_PER_SLAB + (i << (ORDER_COUNT - 1)),
 			ORDER_COUNT - 1);
 	}
 	arena->slab_count++;
-	arena->info.mapped_bytes += ARENA_SLAB_BYTES;
+	arena->base.info.mapped_bytes += ARENA_SLAB_BYTES;
+	slabs_register(arena);
 	return true;
 }
 
@@ -234,12 +197,13 @@ static uint32_t order_idx_for(uint32_t bytes)
 	uint32_t order = bytes <= ARENA_BLOCK_BYTES_MIN ? ORDER_MIN
 							: 32 - (uint32_t)__builtin_clz(bytes - 1);
 
-	GMB_ASSERT(bytes > 0 && order <= ORDER_MAX);
+	GMB_ASSERT(order <= ORDER_MAX);
 	return order - ORDER_MIN;
 }
 
-int arena_get(struct arena *arena, uint32_t bytes, struct arena_buf *buf)
+static int ram_get(struct arena *base, uint32_t bytes, struct arena_buf *buf)
 {
+	struct ram_arena *arena = container_of(base, struct ram_arena, base);
 	uint32_t order_idx = order_idx_for(bytes);
 	struct warm_stack *warm = &arena->warm[order_idx];
 	uint32_t unit;
@@ -252,20 +216,18 @@ int arena_get(struct arena *arena, uint32_t bytes, struct arena_buf *buf)
 			unit = buddy_take(arena, order_idx);
 		}
 		if (unit == UNIT_NONE) {
-			arena->info.refusals++;
 			return -EAGAIN;
 		}
 	}
 	buf->memory = mem_at(&arena->slabs[unit / UNITS_PER_SLAB], (uint64_t)(unit % UNITS_PER_SLAB)
 									   << ORDER_MIN);
 	buf->bytes = UINT32_C(1) << (order_idx + ORDER_MIN);
-	arena->info.used_bytes += buf->bytes;
-	arena->info.used_bytes_peak = MAX(arena->info.used_bytes_peak, arena->info.used_bytes);
 	return 0;
 }
 
-void arena_put(struct arena *arena, struct arena_buf *buf)
+static void ram_put(struct arena *base, const struct arena_buf *buf)
 {
+	struct ram_arena *arena = container_of(base, struct ram_arena, base);
 	uint32_t order_idx = order_idx_for(buf->bytes);
 	struct warm_stack *warm = &arena->warm[order_idx];
 	uint32_t unit;
@@ -274,12 +236,96 @@ void arena_put(struct arena *arena, struct arena_buf *buf)
 		   buf->memory.region < arena->slabs + arena->slab_count);
 	unit = (uint32_t)(buf->memory.region - arena->slabs) * UNITS_PER_SLAB +
 	       (uint32_t)(mem_offset(buf->memory) >> ORDER_MIN);
-	GMB_ASSERT(arena->info.used_bytes >= buf->bytes);
-	arena->info.used_bytes -= buf->bytes;
 	if (likely(warm->count < WARM_MAX)) {
 		warm->units[warm->count++] = unit;
 	} else {
 		buddy_free(arena, unit, order_idx);
 	}
+}
+
+/* --- life ---------------------------------------------------------------------------------- */
+
+static void ram_destroy(struct arena *base)
+{
+	struct ram_arena *arena = container_of(base, struct ram_arena, base);
+
+	for (uint32_t i = 0; i < arena->slab_count; i++) {
+		ring_memory_remove(arena->ring, &arena->slabs[i]);
+		munmap(arena->slabs[i].base, ARENA_SLAB_BYTES);
+	}
+	free(arena->slabs);
+	free(arena->state);
+	free(arena->links);
+	free(arena);
+}
+
+static const struct arena_ops ram_ops = { .get = ram_get, .put = ram_put, .destroy = ram_destroy };
+
+int arena_ram_create(
+	struct ring *ring, uint64_t limit_bytes, struct arena **arena_out, struct error *error)
+{
+	uint64_t slab_count_max = limit_bytes / ARENA_SLAB_BYTES;
+	struct ram_arena *arena;
+
+	if (slab_count_max == 0 || slab_count_max > UNIT_NONE / UNITS_PER_SLAB) {
+		return error_set(error, -EINVAL,
+			"a payload memory limit of %llu bytes is out of range: it must be between "
+			"%u MiB and 16 TiB for each reactor thread",
+			(unsigned long long)limit_bytes, ARENA_SLAB_BYTES >> 20);
+	}
+	arena = calloc(1, sizeof(*arena));
+	if (arena == NULL) {
+		return error_set(error, -ENOMEM, "out of memory for an arena");
+	}
+	arena->base.ops = &ram_ops;
+	arena->base.info.kind = "ram";
+	arena->base.info.rights = MEM_RAM;
+	arena->base.info.limit_bytes = slab_count_max * ARENA_SLAB_BYTES;
+	arena->ring = ring;
+	arena->slab_count_max = (uint32_t)slab_count_max;
+	for (uint32_t i = 0; i < ORDER_COUNT; i++) {
+		arena->free_head[i] = UNIT_NONE;
+	}
+	arena->slabs = calloc(slab_count_max, sizeof(*arena->slabs));
+	arena->state = calloc(slab_count_max * UNITS_PER_SLAB, sizeof(*arena->state));
+	arena->links = calloc(slab_count_max * UNITS_PER_SLAB, sizeof(*arena->links));
+	if (arena->slabs == NULL || arena->state == NULL || arena->links == NULL) {
+		ram_destroy(&arena->base);
+		return error_set(error, -ENOMEM, "out of memory for an arena's tables");
+	}
+	*arena_out = &arena->base;
+	return 0;
+}
+
+/* --- every kind ---------------------------------------------------------------------------- */
+
+void arena_destroy(struct arena *arena)
+{
+	if (arena != NULL) {
+		GMB_ASSERT(arena->info.used_bytes == 0);
+		arena->ops->destroy(arena);
+	}
+}
+
+int arena_get(struct arena *arena, uint32_t bytes, struct arena_buf *buf)
+{
+	int result;
+
+	GMB_ASSERT(bytes > 0 && bytes <= ARENA_BLOCK_BYTES_MAX);
+	result = arena->ops->get(arena, bytes, buf);
+	if (result < 0) {
+		arena->info.refusals++;
+		return result;
+	}
+	arena->info.used_bytes += buf->bytes;
+	arena->info.used_bytes_peak = MAX(arena->info.used_bytes_peak, arena->info.used_bytes);
+	return 0;
+}
+
+void arena_put(struct arena *arena, struct arena_buf *buf)
+{
+	GMB_ASSERT(arena->info.used_bytes >= buf->bytes);
+	arena->info.used_bytes -= buf->bytes;
+	arena->ops->put(arena, buf);
 	buf->memory = mem_none();
 }

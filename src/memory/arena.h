@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Where payload buffers live: RAM with a hard limit, cut by a buddy scheme into power-of-two blocks
- * of 4 KiB to 1 MiB, each naturally aligned up to 4 KiB at least.
+ * Where payload buffers live. An arena hands out buffers of one kind of memory, up to a hard limit;
+ * what may be done with them is said by each buffer's reference (ring/memory.h). RAM is the kind
+ * that exists: blocks of 4 KiB to 1 MiB, powers of two, naturally aligned up to 4 KiB at least.
  *
  *   arena ── slab 0 (4 MiB) ── slab 1 ── ...      slabs are mapped (huge pages when the kernel
  * gives └ blocks of 2^12 .. 2^20 bytes     them) and registered with the ring on first need
@@ -30,21 +31,44 @@ struct arena_buf {
 };
 
 struct arena_info {
+	const char *kind; /* "ram", ... */
+	uint32_t rights;  /* enum mem_right: what all its memory can be used for */
 	uint64_t limit_bytes;
 	uint64_t mapped_bytes; /* slabs that exist */
 	uint64_t used_bytes;   /* in buffers now */
 	uint64_t used_bytes_peak;
-	uint64_t registered_bytes; /* of mapped, registered with the ring */
-	uint64_t refusals;	   /* how often arena_get() had to say -EAGAIN */
-	int register_error;	   /* why registration was given up, 0 = it was not */
+	uint64_t registered_bytes;  /* of mapped, registered with the ring */
+	uint64_t register_failures; /* attempts to register a slab that failed */
+	int register_error;	    /* why the last one did; 0 = none did */
+	uint64_t refusals;	    /* how often arena_get() had to say -EAGAIN */
 };
 
-/* limit_bytes is rounded down to whole slabs and must be at least one slab. */
-GMB_MUST_CHECK int arena_create(
+/* A kind of arena. */
+struct arena_ops {
+	/* bytes: 1 to ARENA_BLOCK_BYTES_MAX. Gives a block of at least that, or -EAGAIN. */
+	int (*get)(struct arena *arena, uint32_t bytes, struct arena_buf *buf);
+	void (*put)(struct arena *arena, const struct arena_buf *buf);
+	/* Every buffer is back. */
+	void (*destroy)(struct arena *arena);
+};
+
+/* First member of every kind's own struct. The kind fills in info but for what arena_get() and
+ * arena_put() count. */
+struct arena {
+	const struct arena_ops *ops;
+	struct arena_info info;
+};
+
+/* Ordinary memory. limit_bytes is rounded down to whole slabs and must be at least one slab. */
+GMB_MUST_CHECK int arena_ram_create(
 	struct ring *ring, uint64_t limit_bytes, struct arena **arena_out, struct error *error);
 /* Every buffer must be back. NULL is a no-op. */
 void arena_destroy(struct arena *arena);
-void arena_info(const struct arena *arena, struct arena_info *info);
+
+static inline const struct arena_info *arena_info(const struct arena *arena)
+{
+	return &arena->info;
+}
 
 /* bytes: 1 to ARENA_BLOCK_BYTES_MAX. 0 or -EAGAIN. */
 GMB_MUST_CHECK int arena_get(struct arena *arena, uint32_t bytes, struct arena_buf *buf);

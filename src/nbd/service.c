@@ -307,8 +307,8 @@ static int create_memory(struct nbd_service *service, struct error *error)
 {
 	const struct nbd_limits *limits = &service->options.limits;
 	struct path_options path_options = { .ring = service->ring };
-	struct arena_info info;
-	int result = arena_create(service->ring, limits->memory_bytes_max, &service->arena, error);
+	int result =
+		arena_ram_create(service->ring, limits->memory_bytes_max, &service->arena, error);
 
 	if (result < 0) {
 		return result;
@@ -328,8 +328,8 @@ static int create_memory(struct nbd_service *service, struct error *error)
 	}
 	/* The other half is for requests: a session keeps its receive buffer while it waits for
 	 * requests to end, which may wait for memory. */
-	arena_info(service->arena, &info);
-	service->rx_count_max = (uint32_t)(info.limit_bytes / 2 / RX_LARGE_BYTES);
+	service->rx_count_max =
+		(uint32_t)(arena_info(service->arena)->limit_bytes / 2 / RX_LARGE_BYTES);
 	/* One session may keep a quarter of the memory busy, but always enough for one request. */
 	service->held_bytes_max = MAX(limits->memory_bytes_max / 4, (uint64_t)ARENA_SLAB_BYTES / 4);
 	return 0;

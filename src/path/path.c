@@ -29,7 +29,6 @@ struct path {
 int path_create(const struct path_options *options, struct path **path_out, struct error *error)
 {
 	struct path *path = calloc(1, sizeof(*path));
-	struct arena_info info;
 
 	if (path == NULL) {
 		return error_set(error, -ENOMEM, "out of memory for a data path");
@@ -38,8 +37,7 @@ int path_create(const struct path_options *options, struct path **path_out, stru
 	path->arena = options->arena;
 	list_init(&path->streams_free);
 	list_init(&path->stalled);
-	arena_info(options->arena, &info);
-	path->stream_max = info.limit_bytes / ARENA_BLOCK_BYTES_MIN;
+	path->stream_max = arena_info(options->arena)->limit_bytes / ARENA_BLOCK_BYTES_MIN;
 	/* Address space, like the arena's limit: nothing is reserved that is not used. */
 	path->streams = mmap(NULL, path->stream_max * sizeof(*path->streams),
 		PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -166,7 +166,7 @@ static struct world *world_open(uint64_t seed, uint32_t chunk)
 	world->random = seed;
 	sim_start(&(struct sim_options){ .seed = seed });
 	if (ring_create(&(struct ring_options){ 0 }, &world->ring, &error) != 0 ||
-		arena_create(world->ring, ARENA_BYTES, &world->arena, &error) != 0 ||
+		arena_ram_create(world->ring, ARENA_BYTES, &world->arena, &error) != 0 ||
 		path_create(&(struct path_options){ .ring = world->ring, .arena = world->arena },
 			&world->path, &error) != 0) {
 		fail_msg("%s", error.text);
@@ -198,11 +198,10 @@ static struct world *world_open(uint64_t seed, uint32_t chunk)
 
 static void world_close(struct world *world)
 {
-	struct arena_info info;
+	const struct arena_info *info = arena_info(world->arena);
 
-	arena_info(world->arena, &info);
-	assert_int_equal(info.used_bytes, 0);
-	assert_true(info.used_bytes_peak <= ARENA_BYTES);
+	assert_int_equal(info->used_bytes, 0);
+	assert_true(info->used_bytes_peak <= ARENA_BYTES);
 	for (uint32_t i = 0; i < EXPORTS; i++) {
 		assert_int_equal(world->producers[i].part_count, 0);
 		path_export_fini(&world->exports[i]);

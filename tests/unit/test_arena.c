@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The RAM arena on a simulated ring: blocks, the limit, and slabs that cannot be registered. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "memory/arena.h"
+#include "sim/sim.h"
+
+enum { SLABS = 4, BLOCKS_MAX = SLABS * ARENA_SLAB_BYTES / ARENA_BLOCK_BYTES_MIN };
+
+struct world {
+	struct ring *ring;
+	struct arena *arena;
+};
+
+static int world_open(void **state)
+{
+	static struct world world;
+	struct error error;
+
+	world.ring = sim_ring_create_for_fuzz(1);
+	assert_int_equal(
+		arena_ram_create(world.ring, SLABS * ARENA_SLAB_BYTES, &world.arena, &error), 0);
+	*state = &world;
+	return 0;
+}
+
+static int world_close(void **state)
+{
+	struct world *world = *state;
+
+	assert_int_equal(arena_info(world->arena)->used_bytes, 0);
+	arena_destroy(world->arena);
+	ring_destroy(world->ring);
+	sim_stop();
+	return 0;
+}
+
+static bool overlap(const struct arena_buf *a, const struct arena_buf *b)
+{
+	const uint8_t *a_bytes = mem_cpu_read(a->memory);
+	const uint8_t *b_bytes = mem_cpu_read(b->memory);
+
+	return a_bytes < b_bytes + b->bytes && b_bytes < a_bytes + a->bytes;
+}
+
+static void test_blocks_are_aligned_and_apart(void **state)
+{
+	struct world *world = *state;
+	struct arena_buf bufs[64];
+
+	for (uint32_t round = 0; round < 200; round++) {
+		uint32_t count = 0;
+
+		while (count < ARRAY_COUNT(bufs)) {
+			uint32_t bytes = (uint32_t)sim_between(1, sim_between(1, 1 << 18));
+
+			assert_int_equal(arena_get(world->arena, bytes, &bufs[count]), 0);
+			assert_true(bufs[count].bytes >= bytes);
+			assert_true(mem_is_aligned(bufs[count].memory, ARENA_BLOCK_BYTES_MIN));
+			assert_true(mem_may(bufs[count].memory, MEM_RAM));
+			for (uint32_t i = 0; i < count; i++) {
+				assert_false(overlap(&bufs[i], &bufs[count]));
+			}
+			count++;
+		}
+		while (count > 0) {
+			arena_put(world->arena, &bufs[--count]);
+			assert_true(mem_is_none(bufs[count].memory));
+		}
+	}
+}
+
+static void test_limit(void **state)
+{
+	struct world *world = *state;
+	static struct arena_buf bufs[BLOCKS_MAX];
+	struct arena_buf one;
+
+	for (uint32_t i = 0; i < BLOCKS_MAX; i++) {
+		assert_int_equal(arena_get(world->arena, 1, &bufs[i]), 0);
+	}
+	assert_int_equal(arena_get(world->arena, 1, &one), -EAGAIN);
+	assert_int_equal(arena_info(world->arena)->refusals, 1);
+	assert_int_equal(
+		arena_info(world->arena)->used_bytes, arena_info(world->arena)->limit_bytes);
+	for (uint32_t i = 0; i < BLOCKS_MAX; i++) {
+		arena_put(world->arena, &bufs[i]);
+	}
+	/* Small blocks come together again. */
+	for (uint32_t i = 0; i < SLABS * ARENA_SLAB_BYTES / ARENA_BLOCK_BYTES_MAX; i++) {
+		assert_int_equal(arena_get(world->arena, ARENA_BLOCK_BYTES_MAX, &bufs[i]), 0);
+	}
+	assert_int_equal(arena_get(world->arena, ARENA_BLOCK_BYTES_MAX, &one), -EAGAIN);
+	for (uint32_t i = 0; i < SLABS * ARENA_SLAB_BYTES / ARENA_BLOCK_BYTES_MAX; i++) {
+		arena_put(world->arena, &bufs[i]);
+	}
+}
+
+/* A slab that cannot be registered is used all the same, and tried again with the next. */
+static void test_registration_is_tried_again(void **state)
+{
+	struct world *world = *state;
+	const struct arena_info *info = arena_info(world->arena);
+	struct arena_buf bufs[12];
+
+	sim_set_faults(&(struct sim_faults){ .memory_error_ppm = 1000000 });
+	for (uint32_t i = 0; i < 8; i++) { /* two slabs */
+		assert_int_equal(arena_get(world->arena, ARENA_BLOCK_BYTES_MAX, &bufs[i]), 0);
+		assert_false(mem_may(bufs[i].memory, MEM_FIXED));
+	}
+	assert_int_equal(info->mapped_bytes, 2 * ARENA_SLAB_BYTES);
+	assert_int_equal(info->registered_bytes, 0);
+	assert_int_equal(info->register_failures, 2);
+	assert_int_equal(info->register_error, -ENOMEM);
+	sim_set_faults(&(struct sim_faults){ 0 });
+	for (uint32_t i = 8; i < 12; i++) {
+		assert_int_equal(arena_get(world->arena, ARENA_BLOCK_BYTES_MAX, &bufs[i]), 0);
+		assert_true(mem_may(bufs[i].memory, MEM_FIXED));
+	}
+	assert_int_equal(info->registered_bytes, 3 * ARENA_SLAB_BYTES);
+	assert_int_equal(info->register_failures, 2);
+	for (uint32_t i = 0; i < 12; i++) {
+		arena_put(world->arena, &bufs[i]);
+	}
+	/* What was not registered is now. */
+	assert_int_equal(arena_get(world->arena, ARENA_BLOCK_BYTES_MAX, &bufs[0]), 0);
+	assert_true(mem_may(bufs[0].memory, MEM_FIXED));
+	arena_put(world->arena, &bufs[0]);
+}
+
+static void test_sizes(void **state)
+{
+	struct world *world = *state;
+	struct arena *arena;
+	struct error error;
+
+	assert_int_equal(
+		arena_ram_create(world->ring, ARENA_SLAB_BYTES - 1, &arena, &error), -EINVAL);
+	assert_int_equal(arena_ram_create(world->ring, UINT64_MAX, &arena, &error), -EINVAL);
+	assert_int_equal(arena_ram_create(world->ring, ARENA_SLAB_BYTES, &arena, &error), 0);
+	arena_destroy(arena);
+	arena_destroy(NULL);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(
+			test_blocks_are_aligned_and_apart, world_open, world_close),
+		cmocka_unit_test_setup_teardown(test_limit, world_open, world_close),
+		cmocka_unit_test_setup_teardown(
+			test_registration_is_tried_again, world_open, world_close),
+		cmocka_unit_test_setup_teardown(test_sizes, world_open, world_close),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
