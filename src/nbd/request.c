@@ -109,7 +109,7 @@ static uint32_t check_block_status(const struct nbd_session *session,
 	const struct request_head *head, struct path_request *path, const char **text)
 {
 	path->op = STORE_EXTENTS;
-	path->extent_max = (head->flags & NBD_CMD_FLAG_REQ_ONE) != 0 ? 1 : EXTENTS_PER_REPLY;
+	path->extent_max = (head->flags & NBD_CMD_FLAG_REQ_ONE) != 0 ? 1 : PATH_EXTENTS_MAX;
 	if (!session->context_selected) {
 		*text = "no metadata context was selected";
 		return NBD_EINVAL;

@@ -57,7 +57,6 @@ enum {
 	/* A read whose reply cannot tell of a late error is held back until all of it is valid, up
 	 * to here. */
 	HELD_BYTES_MAX = 4 << 20,
-	EXTENTS_PER_REPLY = 1024,
 	STATUS_PAYLOAD_IDS_MAX = 16,
 	CONTEXT_ID_BASE_ALLOCATION = 1,
 	/* Longer options are refused by closing: draining them would only serve an attacker. */

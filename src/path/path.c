@@ -11,6 +11,11 @@
 /* With more in one call the kernel holds them back to merge neighbours. */
 enum { PARTS_PER_CALL = 2 };
 
+struct extent_list {
+	struct list_node node; /* in path->extent_lists_free */
+	struct store_extent extents[PATH_EXTENTS_MAX];
+};
+
 struct path {
 	struct ring *ring;
 	struct arena *arena;
@@ -21,9 +26,14 @@ struct path {
 	uint64_t stream_max;
 	struct list_node streams_free; /* of those used before */
 	struct list_node stalled;      /* requests that wait for memory, first come first served */
-	uint32_t slow_count;	       /* requests for which to wait awake is not worth while */
-	bool released;		       /* memory came back since the last path_serve() */
-	struct path_trace *trace;      /* NULL: nobody asks for single requests */
+	/* The same for extents; memory of a list is touched only when so many are in use. */
+	struct extent_list *extent_lists;
+	uint32_t extent_list_count;
+	struct list_node extent_lists_free;
+	struct list_node stalled_extents;
+	uint32_t slow_count;	  /* requests for which to wait awake is not worth while */
+	bool released;		  /* memory came back since the last path_serve() */
+	struct path_trace *trace; /* NULL: nobody asks for single requests */
 };
 
 int path_create(const struct path_options *options, struct path **path_out, struct error *error)
@@ -37,13 +47,20 @@ int path_create(const struct path_options *options, struct path **path_out, stru
 	path->arena = options->arena;
 	list_init(&path->streams_free);
 	list_init(&path->stalled);
+	list_init(&path->extent_lists_free);
+	list_init(&path->stalled_extents);
 	path->stream_max = arena_info(options->arena)->limit_bytes / ARENA_BLOCK_BYTES_MIN;
 	/* Address space, like the arena's limit: nothing is reserved that is not used. */
 	path->streams = mmap(NULL, path->stream_max * sizeof(*path->streams),
 		PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (path->streams == MAP_FAILED) {
+	path->extent_lists = calloc(PATH_EXTENT_LISTS_MAX, sizeof(*path->extent_lists));
+	if (path->streams == MAP_FAILED || path->extent_lists == NULL) {
+		if (path->streams != MAP_FAILED) {
+			(void)munmap(path->streams, path->stream_max * sizeof(*path->streams));
+		}
+		free(path->extent_lists);
 		free(path);
-		return error_set(error, -ENOMEM, "out of memory for a data path's streams");
+		return error_set(error, -ENOMEM, "out of memory for a data path's pools");
 	}
 	*path_out = path;
 	return 0;
@@ -54,14 +71,15 @@ void path_destroy(struct path *path)
 	if (path == NULL) {
 		return;
 	}
-	GMB_ASSERT(list_is_empty(&path->stalled));
+	GMB_ASSERT(!path_is_short(path));
+	free(path->extent_lists);
 	(void)munmap(path->streams, path->stream_max * sizeof(*path->streams));
 	free(path);
 }
 
 bool path_is_short(const struct path *path)
 {
-	return !list_is_empty(&path->stalled);
+	return !list_is_empty(&path->stalled) || !list_is_empty(&path->stalled_extents);
 }
 
 void path_set_trace(struct path *path, struct path_trace *trace)
@@ -136,8 +154,7 @@ enum path_status path_status(const struct path_request *request)
 
 bool path_is_idle(const struct path_request *request)
 {
-	return request->parts_inflight == 0 &&
-	       request->streams_live == (request->extents != NULL ? 1U : 0U);
+	return request->parts_inflight == 0 && request->streams_live == 0;
 }
 
 bool path_is_stalled(const struct path_request *request)
@@ -262,10 +279,10 @@ static bool window_is_full(const struct path_request *request)
 		       request->window_bytes;
 }
 
-static void stall(struct path *path, struct path_request *request)
+static void stall(struct list_node *queue, struct path_request *request)
 {
 	if (!list_is_linked(&request->stalled_node)) {
-		list_push_back(&path->stalled, &request->stalled_node);
+		list_push_back(queue, &request->stalled_node);
 	}
 }
 
@@ -338,10 +355,11 @@ static void part_done(struct store_part *part, int result)
 		if (request->state < PATH_STATE_SEND_INIT && !request->whole) {
 			set_state(request, PATH_STATE_SEND_INIT);
 		}
-	} else if (request->op == STORE_EXTENTS && request->error == 0) {
-		request->extents = (struct store_extent *)(void *)mem_cpu_write(stream->memory);
-		request->extent_count = part->extent_count;
 	} else {
+		if (request->op == STORE_EXTENTS && result == 0) {
+			request->extents = part->extents;
+			request->extent_count = part->extent_count;
+		}
 		stream_drop(stream);
 	}
 	if (path_status(request) != PATH_PENDING) {
@@ -402,10 +420,8 @@ static void part_describe(struct path_stream *stream, enum store_op op, uint64_t
 	part->done = part_done;
 	part->progressed = request->progress_step > 0 ? part_progressed : NULL;
 	part->progress_step = request->progress_step;
-	part->extents = op == STORE_EXTENTS
-				? (struct store_extent *)(void *)mem_cpu_write(stream->memory)
-				: NULL;
-	part->extent_max = op == STORE_EXTENTS ? request->extent_max : 0;
+	part->extents = request->extent_list != NULL ? request->extent_list->extents : NULL;
+	part->extent_max = request->extent_max;
 	part->extent_count = 0;
 }
 
@@ -478,7 +494,7 @@ static void pump_read(struct path_request *request)
 			must_queue(path, request) ? NULL : part_open(path, request);
 
 		if (stream == NULL) {
-			stall(path, request);
+			stall(&path->stalled, request);
 			return;
 		}
 		part_submit(stream, STORE_READ, stream->length);
@@ -489,30 +505,19 @@ static void pump_read(struct path_request *request)
 	list_remove(&request->stalled_node);
 }
 
-static void start_extents(struct path_request *request)
+static struct extent_list *extent_list_get(struct path *path)
 {
-	struct path *path = request->path;
-	struct path_stream *stream;
-	struct arena_buf buf;
+	struct list_node *node = list_pop_front(&path->extent_lists_free);
 
-	GMB_ASSERT(request->extent_max > 0 && request->extent_max <= PATH_EXTENTS_MAX);
-	if (must_queue(path, request) ||
-		arena_get(path->arena, request->extent_max * (uint32_t)sizeof(struct store_extent),
-			&buf) < 0) {
-		stall(path, request);
-		return;
+	if (node != NULL) {
+		return list_entry(node, struct extent_list, node);
 	}
-	list_remove(&request->stalled_node);
-	stream = stream_get(path, request); /* the first: always there */
-	stream->buf = buf;
-	stream->memory = buf.memory;
-	stream->offset = request->offset;
-	stream->length = 0;
-	request->started_bytes = request->length;
-	part_submit(stream, STORE_EXTENTS, request->length);
+	return path->extent_list_count < PATH_EXTENT_LISTS_MAX
+		       ? &path->extent_lists[path->extent_list_count++]
+		       : NULL;
 }
 
-/* One part without payload: flush, trim, zero, cache hint. */
+/* One part without payload: flush, trim, zero, cache hint, extents. */
 static void start_plain(struct path_request *request)
 {
 	struct path_stream *stream = stream_get(request->path, request);
@@ -522,6 +527,23 @@ static void start_plain(struct path_request *request)
 	stream->length = 0;
 	request->started_bytes = request->length;
 	part_submit(stream, request->op, request->length);
+}
+
+static void start_extents(struct path_request *request)
+{
+	struct path *path = request->path;
+
+	GMB_ASSERT(request->extent_max > 0 && request->extent_max <= PATH_EXTENTS_MAX);
+	/* Those who wait come first. */
+	if (list_is_empty(&path->stalled_extents) || list_is_linked(&request->stalled_node)) {
+		request->extent_list = extent_list_get(path);
+	}
+	if (request->extent_list == NULL) {
+		stall(&path->stalled_extents, request);
+		return;
+	}
+	list_remove(&request->stalled_node);
+	start_plain(request);
 }
 
 /* A read or write. */
@@ -540,6 +562,7 @@ void path_start(struct path *path, struct path_request *request)
 	request->error_offset = 0;
 	request->extents = NULL;
 	request->extent_count = 0;
+	request->extent_list = NULL;
 	request->started_bytes = 0;
 	request->stored_bytes = 0;
 	request->handed_bytes = 0;
@@ -604,13 +627,15 @@ void path_serve(struct path *path)
 		return;
 	}
 	path->released = false;
+	while (!list_is_empty(&path->extent_lists_free) &&
+		(node = list_first(&path->stalled_extents)) != NULL) {
+		start_extents(list_entry(node, struct path_request, stalled_node));
+	}
 	while ((node = list_first(&path->stalled)) != NULL) {
 		struct path_request *request = list_entry(node, struct path_request, stalled_node);
 
 		if (request->op == STORE_READ) {
 			pump_read(request);
-		} else if (request->op == STORE_EXTENTS) {
-			start_extents(request);
 		} else { /* a write: the session asks again, and is the first in the queue */
 			request->progress(request);
 		}
@@ -694,7 +719,7 @@ struct path_stream *path_write_open(struct path_request *request)
 	}
 	stream = must_queue(path, request) ? NULL : part_open(path, request);
 	if (stream == NULL) {
-		stall(path, request);
+		stall(&path->stalled, request);
 	} else {
 		list_remove(&request->stalled_node);
 		if (unlikely(request->record != NULL)) {
@@ -743,9 +768,9 @@ static void trace_finish(struct path_request *request)
 void path_finish(struct path_request *request)
 {
 	GMB_ASSERT(request->parts_inflight == 0);
-	if (request->extents != NULL) {
-		request->extents = NULL;
-		stream_put(&request->first);
+	if (request->extent_list != NULL) {
+		list_push_front(&request->path->extent_lists_free, &request->extent_list->node);
+		request->path->released = true;
 	}
 	GMB_ASSERT(request->streams_live == 0);
 	GMB_ASSERT(!list_is_linked(&request->stalled_node));

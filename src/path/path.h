@@ -27,6 +27,7 @@
  * path holds it from path_start() until path_finish(), or until it is idle after path_abandon().
  * Errors: request->error, a negative errno from the store, once the status is ABORTED.
  * When memory is short a request waits in a first-come queue; nothing fails for lack of memory.
+ * Extents are metadata and never in payload memory: they have a pool and a queue of their own.
  */
 #pragma once
 
@@ -39,6 +40,7 @@
 
 struct path;
 struct path_request;
+struct extent_list;
 
 enum path_status { PATH_PENDING, PATH_COMMITTED, PATH_ABORTED };
 
@@ -118,6 +120,7 @@ struct path_request {
 	uint32_t extent_count;
 
 	/* Private. */
+	struct extent_list *extent_list; /* holds extents; NULL = none */
 	struct path *path;
 	struct path_trace_request *record; /* NULL: nobody asked for it */
 	enum path_state state;
@@ -155,7 +158,9 @@ enum {
 	PATH_CACHED_PART_BYTES = 512 << 10,
 	/* With less memory than a part wants, it takes less, down to here. */
 	PATH_PART_BYTES_MIN = 64 << 10,
-	PATH_EXTENTS_MAX = 2048,
+	PATH_EXTENTS_MAX = 1024,
+	/* Requests that can have a list of extents at once; more wait for one. */
+	PATH_EXTENT_LISTS_MAX = 256,
 	PATH_SLOW_NS = 50000, /* see path_is_slow() */
 };
 
