@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * sim --seeds FROM-TO | --seed N [--verbose] | --soak SECONDS [--seeds FROM-TO]
- *     [--send-faults N]
+ *     [--send-faults N] [--unfinished-bytes N]
  *
  * Runs the real server code over the simulated machine, one scenario a seed. A seed that fails,
- * crashes or hangs is named together with the command that replays it exactly. With --send-faults,
- * so many sends at least must have met a page cache that was gone.
+ * crashes or hangs is named together with the command that replays it exactly. At least so many
+ * sends must have met a page cache that was gone, and so many bytes must have come for reads that
+ * failed or were cut later: without them, nothing of that kind was tested.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -40,6 +41,7 @@ struct progress {
 	uint64_t events;
 	uint64_t page_cache_send_bytes;
 	uint64_t send_faults;
+	uint64_t unfinished_bytes;
 };
 
 struct arguments {
@@ -47,6 +49,7 @@ struct arguments {
 	uint64_t to;
 	uint64_t soak_s;
 	uint64_t send_faults_min;
+	uint64_t unfinished_bytes_min;
 	bool single;
 	bool verbose;
 };
@@ -91,6 +94,7 @@ static void run_seed(uint64_t seed, bool verbose)
 	progress->events += result.events;
 	progress->page_cache_send_bytes += result.page_cache_send_bytes;
 	progress->send_faults += result.send_faults;
+	progress->unfinished_bytes += result.unfinished_bytes;
 }
 
 static void work(const struct arguments *arguments)
@@ -137,6 +141,10 @@ static bool parse(int argc, char **argv, struct arguments *arguments)
 		} else if (strcmp(argv[i], "--send-faults") == 0 &&
 			   parse_number(value, &arguments->send_faults_min, &end) && *end == '\0') {
 			arguments->single = false;
+		} else if (strcmp(argv[i], "--unfinished-bytes") == 0 &&
+			   parse_number(value, &arguments->unfinished_bytes_min, &end) &&
+			   *end == '\0') {
+			arguments->single = false;
 		} else {
 			return false;
 		}
@@ -167,7 +175,7 @@ int main(int argc, char **argv)
 	if (!parse(argc, argv, &arguments)) {
 		fprintf(stderr,
 			"usage: %s [--seeds FROM-TO] [--seed N] [--verbose] [--soak SECONDS] "
-			"[--send-faults N]\n",
+			"[--send-faults N] [--unfinished-bytes N]\n",
 			argv[0]);
 		return 2;
 	}
@@ -204,11 +212,15 @@ int main(int argc, char **argv)
 	}
 	printf("%" PRIu64 " seeds, %" PRIu64 " requests (%" PRIu64
 	       " answered with an error), %" PRIu64 " events, %" PRIu64
-	       " bytes out of the page cache (%" PRIu64 " sends found it gone)\n",
+	       " bytes out of the page cache (%" PRIu64 " sends found it gone), %" PRIu64
+	       " bytes of reads that did not finish\n",
 		progress->seeds, progress->requests, progress->errors, progress->events,
-		progress->page_cache_send_bytes, progress->send_faults);
-	if (progress->send_faults < arguments.send_faults_min) {
-		fprintf(stderr, "of these, %" PRIu64 " were expected\n", arguments.send_faults_min);
+		progress->page_cache_send_bytes, progress->send_faults, progress->unfinished_bytes);
+	if (progress->send_faults < arguments.send_faults_min ||
+		progress->unfinished_bytes < arguments.unfinished_bytes_min) {
+		fprintf(stderr,
+			"expected: %" PRIu64 " such sends, %" PRIu64 " such bytes of reads\n",
+			arguments.send_faults_min, arguments.unfinished_bytes_min);
 		return 1;
 	}
 	return 0;

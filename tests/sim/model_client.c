@@ -358,6 +358,23 @@ static size_t parse_structured(struct model_client *client, const uint8_t *p, si
 	return head + (size_t)len;
 }
 
+/* What came of a reply's data before the stream ended in the middle of it. */
+static void parse_cut_reply(struct model_client *client, const uint8_t *p, size_t n)
+{
+	size_t head = get32(p) == EXTENDED_MAGIC ? 32 : 20;
+
+	if (get32(p) == SIMPLE_MAGIC) {
+		if (n > 16) { /* a whole one was needed: it announced data */
+			struct model_request *request = find_request(client, get64(p + 8));
+
+			content(request, request->offset, p + 16, n - 16);
+		}
+	} else if (n > head + 8 && get16(p + 6) == CHUNK_DATA) {
+		content(find_request(client, get64(p + 8)), get64(p + head), p + head + 8,
+			n - head - 8);
+	}
+}
+
 static size_t parse_reply(struct model_client *client, const uint8_t *p, size_t n)
 {
 	if (n < 4) {
@@ -414,6 +431,9 @@ static void check_closed(struct model_client *client)
 		return;
 	}
 	client->closed_told = true;
+	if (client->state == MODEL_TRANSMISSION && client->in_len >= 4) {
+		parse_cut_reply(client, client->in, client->in_len);
+	}
 	client->state = MODEL_CLOSED;
 	lose_requests(client);
 	client->ops->closed(client);

@@ -20,6 +20,7 @@ struct scenario_result {
 	uint64_t errors;
 	uint64_t page_cache_send_bytes; /* sent from the page cache itself */
 	uint64_t send_faults;		/* sends from there that found it gone */
+	uint64_t unfinished_bytes;	/* came for reads that failed or were cut later */
 };
 
 /* Runs one seed to its end. */

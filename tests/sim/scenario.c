@@ -915,6 +915,7 @@ struct scenario_result scenario_run(uint64_t seed, bool verbose)
 		.errors = scenario->replies_with_error,
 		.page_cache_send_bytes = scenario->page_cache_send_bytes,
 		.send_faults = sim_send_faults(),
+		.unfinished_bytes = scenario->unfinished_bytes,
 	};
 	sim_stop();
 	free(scenario);

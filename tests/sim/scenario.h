@@ -127,6 +127,7 @@ struct scenario {
 	uint32_t note_max;
 	uint64_t requests; /* totals, for the summary */
 	uint64_t replies_with_error;
+	uint64_t unfinished_bytes; /* came for reads that failed or were cut later */
 };
 
 /* True while a session lives on the export whose client has gone: its requests may still be

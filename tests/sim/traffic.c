@@ -436,16 +436,37 @@ void traffic_pump(struct conn *conn)
 
 /* --- answers -------------------------------------------------------------------------------- */
 
+/* Every byte that came must be one of the export's, also where the read failed or was cut later:
+ * nothing of another request may leave. A chunk that cannot be split (DF) and whose disk fails is
+ * filled up with zeroes before the error follows (P91). */
 static void check_content(struct conn *conn, const struct model_request *request)
 {
 	struct oracle *oracle = conn->export->oracle;
+	bool unfinished = request->has_error || request->covered_bytes < request->length;
+	bool may_be_filled = unfinished && (request->flags & MODEL_DF) != 0;
+	uint64_t end;
 
-	if (!oracle_check_read(oracle, request->begin, request->offset, request->data,
-		    (size_t)request->length)) {
-		model_fail("client %u, export %u: %s (read of %" PRIu64 "+%" PRIu64 ")",
-			conn->client.id, conn->export_idx, oracle_message(oracle), request->offset,
-			request->length);
+	for (uint64_t at = 0; at < request->length && request->covered_bytes > 0; at = end) {
+		uint64_t known;
+
+		end = at + 1;
+		while (end < request->length && request->covered[end] == request->covered[at]) {
+			end++;
+		}
+		known = end;
+		while (may_be_filled && known > at && request->data[known - 1] == 0) {
+			known--;
+		}
+		if (request->covered[at] != 0 &&
+			!oracle_check_read(oracle, request->begin, request->offset + at,
+				request->data + at, (size_t)(known - at))) {
+			model_fail("client %u, export %u: %s (%" PRIu64 " bytes at %" PRIu64
+				   " of a read of %" PRIu64 "+%" PRIu64 ", error %u)",
+				conn->client.id, conn->export_idx, oracle_message(oracle), end - at,
+				at, request->offset, request->length, request->error);
+		}
 	}
+	conn->scenario->unfinished_bytes += unfinished ? request->covered_bytes : 0;
 }
 
 /* What is said to read as zeroes must be able to. */
@@ -507,6 +528,9 @@ static void check_invalid(struct conn *conn, const struct model_request *request
 	if (request->length == 0 && request->command != MODEL_FLUSH) {
 		return;
 	}
+	if (request->covered_bytes > 0) {
+		model_fail("P65: a read that has to be refused got data");
+	}
 	if (!request->has_error) {
 		model_fail("P65, P117: command %u flags 0x%x at %" PRIu64 "+%" PRIu64 " succeeded",
 			request->command, request->flags, request->offset, request->length);
@@ -552,10 +576,11 @@ static void on_replied(struct model_client *client, struct model_request *reques
 		if (request->command == MODEL_FLUSH) {
 			check_flush(conn, request);
 		}
+		if (request->command == MODEL_READ) {
+			check_content(conn, request);
+		}
 		if (request->has_error) {
 			check_error(conn, request);
-		} else if (request->command == MODEL_READ) {
-			check_content(conn, request);
 		} else if (request->command == MODEL_STATUS) {
 			check_status(conn, request);
 		}
@@ -569,6 +594,9 @@ static void on_lost(struct model_client *client, struct model_request *request)
 	say(conn, request, "loses");
 	if (!request->invalid) {
 		blame_lost(conn, request);
+		if (request->command == MODEL_READ) {
+			check_content(conn, request);
+		}
 		if (request->record != UINT32_MAX) {
 			oracle_orphan(conn->export->oracle, request->record, conn->client.id);
 		}
