@@ -14,7 +14,7 @@
  * says they are coherent; a lost connection is made again and what was in flight is sent again
  * (see gmb_options). It checks every byte a server sends and trusts none.
  *
- * Threads: those inside look up names and connect, and call nothing of yours. A queue and
+ * Threads: those inside resolve names, and call nothing of yours. A queue and
  * everything opened on it belong to one thread, the one that created the queue; only
  * gmb_queue_wake() may be called from others. Different queues are independent of each other. After
  * fork() only the parent may use a queue.

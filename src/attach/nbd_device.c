@@ -12,6 +12,8 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -23,13 +25,13 @@
 #include <unistd.h>
 
 #include "attach/device.h"
-#include "attach/nbd_dial.h"
 #include "attach/nbd_kernel.h"
 #include "attach/thread.h"
 #include "attach/timings.h"
 #include "attach/usage.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "nbd/client_dial.h"
 
 enum {
 	SOCKETS_MAX = 16,
@@ -93,26 +95,104 @@ static int make_token(struct nbd_disk *disk, struct error *error)
 	return 0;
 }
 
-/* One connection, instead of all that are dead now. */
-static int dial(struct nbd_disk *disk, const struct wait_limit *limit, int *fd, uint32_t *number,
-	struct nbd_facts *facts, struct error *error)
+/*
+ * For the kernel: a dead peer is noticed on an idle connection as well as on a busy one. Refusals
+ * only cost time.
+ */
+static void prepare_socket(int fd, uint64_t silence_ns)
+{
+	unsigned silence_ms = (unsigned)MIN(silence_ns / 1000000, (uint64_t)INT32_MAX);
+	const int interval_s = MAX((int)(silence_ms / 1000 / 4), 1);
+	const int probes = 3;
+	int flags = fcntl(fd, F_GETFL);
+
+	/* That it is asked at all was set when it was connected. */
+	(void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &silence_ms, sizeof(silence_ms));
+	(void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &interval_s, sizeof(interval_s));
+	(void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof(interval_s));
+	(void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
+	(void)fcntl(fd, F_SETFL, flags & ~O_NONBLOCK);
+}
+
+/* One connection with simple replies, which are all that the driver understands (rule P136). It
+ * replaces all that are dead now. Blocks until deadline_ns at most, or until cancel_fd is readable.
+ */
+static int dial(struct nbd_disk *disk, uint64_t deadline_ns, int cancel_fd, int *fd,
+	uint32_t *number, struct nbd_facts *facts, struct error *error)
 {
 	char names[1 + SOCKETS_MAX][NBD_HANDSHAKE_TOKEN_BYTES_MAX];
 	const char *replaces[SOCKETS_MAX];
-	struct nbd_introduction who = { .token = names[0], .replaces = replaces };
+	uint64_t now_ns = clock_now_ns();
+	struct nbd_dial_options options = {
+		.uri = &disk->uri,
+		.timeout_ns = now_ns < deadline_ns ? deadline_ns - now_ns : 1,
+		.handshake = {
+			.goal = NBD_GOAL_GO,
+			.style_max = NBD_REPLIES_SIMPLE,
+			.token = names[0],
+			.replaces = replaces,
+		},
+	};
+	struct nbd_handshake *answers;
+	int rc;
 
 	*number = disk->number_next++;
 	snprintf(names[0], sizeof(names[0]), "%s.%u", disk->token, *number);
 	for (uint32_t i = 0; i < disk->socket_count; i++) {
 		if (disk->sockets[i] < 0) {
-			char *name = names[1 + who.replaces_count];
+			char *name = names[1 + options.handshake.replaces_count];
 
 			snprintf(name, sizeof(names[0]), "%s.%u", disk->token, disk->numbers[i]);
-			replaces[who.replaces_count++] = name;
+			replaces[options.handshake.replaces_count++] = name;
 		}
 	}
-	return nbd_dial(
-		&disk->uri, &who, limit, disk->options->request_timeout_ns, fd, facts, error);
+	rc = nbd_dial_wait(&options, cancel_fd, fd, &answers, error);
+	if (rc == 0) {
+		*facts = *nbd_handshake_facts(answers);
+		prepare_socket(*fd, disk->options->request_timeout_ns);
+	}
+	nbd_handshake_destroy(answers);
+	return rc;
+}
+
+/* What all connections of a device must have in common (rule P137): -ESTALE with a sentence when
+ * one reached something else than the first did. promised: the flags that must still be there.
+ * Another epoch of a disk that is not volatile is the caller's to judge. */
+static int check_facts(const struct nbd_facts *first, const struct nbd_facts *other,
+	uint16_t promised, struct error *error)
+{
+	char name[256];
+
+	if (other->size != first->size) {
+		return error_set(error, -ESTALE,
+			"the server has another disk now, of %llu bytes instead of %llu (rule "
+			"P137)",
+			(unsigned long long)other->size, (unsigned long long)first->size);
+	}
+	if (other->epoch != first->epoch && (other->is_volatile || first->is_volatile)) {
+		return error_set(error, -ESTALE,
+			"the server has started anew and kept this export in memory only: what was "
+			"written is gone");
+	}
+	if (strcmp(other->name, first->name) != 0) {
+		return error_set(error, -ESTALE,
+			"the server calls the export \"%s\" now (rule P137)",
+			log_escape(name, sizeof(name), other->name, strlen(other->name)));
+	}
+	/* That the disk is read-only may be the user's wish; a server that allows more is fine. */
+	if ((promised & ~other->flags & ~NBD_FLAG_READ_ONLY) != 0 ||
+		((other->flags & ~first->flags) & NBD_FLAG_READ_ONLY) != 0) {
+		return error_set(error, -ESTALE,
+			"the server offers less than before: flags 0x%x instead of 0x%x (rule "
+			"P137)",
+			other->flags, first->flags);
+	}
+	if (other->sizes.minimum > first->sizes.minimum) {
+		return error_set(error, -ESTALE,
+			"the server takes blocks of %u bytes now instead of %u (rule P137)",
+			other->sizes.minimum, first->sizes.minimum);
+	}
+	return 0;
 }
 
 /* The driver does not say what was written and not flushed, so this is all that can be done. */
@@ -203,17 +283,16 @@ static int dead_place(const struct nbd_disk *disk)
 /* One try at one socket: 0, or why not. -ENODEV: the kernel has no device any more. */
 static int replace_socket(struct nbd_disk *disk, uint32_t idx, struct error *error)
 {
-	struct wait_limit limit =
-		wait_limit_start(disk->options->connect_timeout_ns, disk->stop_fd);
+	uint64_t deadline_ns = clock_now_ns() + disk->options->connect_timeout_ns;
 	struct nbd_facts facts;
 	uint32_t number;
 	int fd;
-	int rc = dial(disk, &limit, &fd, &number, &facts, error);
+	int rc = dial(disk, deadline_ns, disk->stop_fd, &fd, &number, &facts, error);
 
 	if (rc != 0) {
 		return rc;
 	}
-	rc = nbd_facts_check(&disk->facts, &facts, disk->kernel.server_flags, error);
+	rc = check_facts(&disk->facts, &facts, disk->kernel.server_flags, error);
 	/* The news may be on its way still; it never takes long. */
 	for (int i = 0; rc == 0 && disk->dead_links == 0 && i < 10; i++) {
 		rc = watch_once(disk, WAIT_MS / 10) ? 0 : -ECANCELED;
@@ -329,7 +408,7 @@ static uint32_t sockets_wanted(const struct nbd_disk *disk)
 
 static int dial_all(struct nbd_disk *disk, struct error *error)
 {
-	struct wait_limit limit = wait_limit_start(disk->options->connect_timeout_ns, -1);
+	uint64_t deadline_ns = clock_now_ns() + disk->options->connect_timeout_ns;
 	uint32_t wanted = 1;
 	int rc = 0;
 
@@ -337,7 +416,8 @@ static int dial_all(struct nbd_disk *disk, struct error *error)
 		struct nbd_facts facts;
 		uint32_t idx = disk->socket_count;
 
-		rc = dial(disk, &limit, &disk->sockets[idx], &disk->numbers[idx], &facts, error);
+		rc = dial(disk, deadline_ns, -1, &disk->sockets[idx], &disk->numbers[idx], &facts,
+			error);
 		if (rc != 0) {
 			break;
 		}
@@ -345,7 +425,7 @@ static int dial_all(struct nbd_disk *disk, struct error *error)
 			disk->facts = facts;
 			wanted = sockets_wanted(disk);
 		} else {
-			rc = nbd_facts_check(&disk->facts, &facts, disk->facts.flags, error);
+			rc = check_facts(&disk->facts, &facts, disk->facts.flags, error);
 		}
 	}
 	return rc;

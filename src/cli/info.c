@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "cli/cli.h"
 #include "cli/commands.h"
-#include "client/probe.h"
+#include "nbd/client_dial.h"
 
 #define TIMEOUT_DEFAULT_NS UINT64_C(10000000000)
 
@@ -113,19 +113,18 @@ static void others_log(const struct nbd_offers *offers)
 	}
 }
 
-static int refused(const struct info_arguments *arguments, const struct probe *probe,
+static int refused(const struct info_arguments *arguments, const struct nbd_offers *offers,
 	const struct error *refusal)
 {
 	struct error error;
 	int status = cli_failure("info", refusal);
 
-	if (probe == NULL || refusal->code != -ENOENT) {
+	if (offers == NULL || !offers->listed || refusal->code != -ENOENT) {
 		return status;
 	}
 	if (!arguments->json) {
-		others_log(probe_offers(probe));
-	} else if (info_show_json(arguments->uri, probe_offers(probe), false, refusal->text,
-			   &error) != 0) {
+		others_log(offers);
+	} else if (info_show_json(arguments->uri, offers, false, refusal->text, &error) != 0) {
 		return cli_failure("info", &error);
 	}
 	return status;
@@ -141,28 +140,27 @@ static int show_map(const struct info_arguments *arguments)
 
 static int show_server(const struct info_arguments *arguments, const struct nbd_uri *uri)
 {
-	struct probe_options options = {
+	struct nbd_dial_options options = {
+		.uri = uri,
 		.timeout_ns = arguments->timeout_ns,
-		.list = arguments->list,
+		.handshake.goal = arguments->list ? NBD_GOAL_LIST : NBD_GOAL_INFO,
 	};
-	struct probe *probe;
+	const struct nbd_offers *offers;
+	struct nbd_handshake *answers;
 	struct error error;
-	int err = probe_server(uri, &options, &probe, &error);
+	int status = CLI_OK;
+	int err = nbd_dial_wait(&options, -1, NULL, &answers, &error);
 
+	offers = answers != NULL ? nbd_handshake_offers(answers) : NULL;
 	if (err != 0) {
-		int status = refused(arguments, probe, &error);
-
-		probe_destroy(probe);
-		return status;
-	}
-	if (arguments->json) {
-		err = info_show_json(
-			arguments->uri, probe_offers(probe), arguments->list, NULL, &error);
+		status = refused(arguments, offers, &error);
+	} else if (arguments->json) {
+		err = info_show_json(arguments->uri, offers, arguments->list, NULL, &error);
 	} else {
-		err = info_show_text(arguments->uri, probe_offers(probe), arguments->list, &error);
+		err = info_show_text(arguments->uri, offers, arguments->list, &error);
 	}
-	probe_destroy(probe);
-	return err != 0 ? cli_failure("info", &error) : CLI_OK;
+	nbd_handshake_destroy(answers);
+	return status == CLI_OK && err != 0 ? cli_failure("info", &error) : status;
 }
 
 int cmd_info(int argc, char **argv)

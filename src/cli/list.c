@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "cli/cli.h"
 #include "cli/commands.h"
-#include "client/probe.h"
+#include "nbd/client_dial.h"
 #include "nbd/wire.h"
 #include "tools/print.h"
 
@@ -180,19 +180,23 @@ static int show_json(const char *text, const struct nbd_uri *uri, const struct n
 
 static int show(const struct list_arguments *arguments, const struct nbd_uri *uri)
 {
-	struct probe_options options = { .timeout_ns = arguments->timeout_ns, .list = true };
-	struct probe *probe;
+	struct nbd_dial_options options = {
+		.uri = uri,
+		.timeout_ns = arguments->timeout_ns,
+		.handshake.goal = NBD_GOAL_LIST,
+	};
+	struct nbd_handshake *answers;
 	struct error error;
-	int err = probe_server(uri, &options, &probe, &error);
+	int err = nbd_dial_wait(&options, -1, NULL, &answers, &error);
 
 	if (err != 0) {
 		/* In the middle of a list there is no saying what is missing from it. */
 	} else if (arguments->as_json) {
-		err = show_json(arguments->uri, uri, probe_offers(probe), &error);
+		err = show_json(arguments->uri, uri, nbd_handshake_offers(answers), &error);
 	} else {
-		err = show_text(arguments, uri, probe_offers(probe), &error);
+		err = show_text(arguments, uri, nbd_handshake_offers(answers), &error);
 	}
-	probe_destroy(probe);
+	nbd_handshake_destroy(answers);
 	return err != 0 ? cli_failure("list", &error) : CLI_OK;
 }
 

@@ -388,7 +388,7 @@ static void leave_old_epoch(struct gmb_client *client, const struct connection *
 int client_connection_ready(
 	struct gmb_client *client, struct connection *connection, struct error *error)
 {
-	const struct nbd_facts *facts = nbd_handshake_facts(connection->handshake);
+	const struct nbd_facts *facts = &connection->facts;
 	bool first = client->state == CLIENT_OPENING;
 	uint64_t size_before = client->facts->size;
 

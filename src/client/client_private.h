@@ -5,8 +5,7 @@
  *   queue.c       the loop: flush ─▶ turn ─▶ callbacks
  *   request.c     gmb_submit: checks, splits in commands, puts the results together
  *   client.c      an open export: which connection takes which command; life and death
- *   connection.c  one connection: dial, negotiate, send, receive, lose, dial again
- *   dial.c        connects on a worker thread, because resolving names blocks
+ *   connection.c  one connection: dial, send, receive, lose, dial again
  *
  * A request becomes commands, each at most as long as the server takes. A command is on the
  * client's replays list, or on one connection's nbd, or free. When a connection is lost its
@@ -20,15 +19,14 @@
 #include <gmblock/gmblock.h>
 #include <stdatomic.h>
 
-#include "client/connect.h"
 #include "nbd/client.h"
+#include "nbd/client_dial.h"
 #include "ring/ring.h"
 
 enum {
 	CLIENT_CONNECTIONS_MAX = 16,
 	CLIENT_DEPTH_DEFAULT = 128,
 	CLIENT_PAYLOAD_MAX = 32 << 20, /* one command, also where the server has no limit */
-	CONNECTION_HELLO_BYTES = 4096,
 	CONNECTION_EXTRA_ATTEMPTS = 3, /* beside one that works: after these they are rare */
 	CLIENT_LOST_MAX = NBD_HANDSHAKE_REPLACES_MAX,
 };
@@ -63,22 +61,10 @@ struct command {
 	uint64_t covers;       /* FLUSH: client.changes when it was first sent */
 };
 
-/* One attempt to connect. */
-struct dial {
-	struct ring_op op;
-	const struct nbd_uri *uri;
-	uint64_t timeout_ns;
-	int abort_fd;
-	int fd; /* the result */
-	struct error error;
-	void (*done)(struct dial *dial, int err);
-};
-
 enum connection_state {
 	CONNECTION_IDLE, /* nothing there and nothing planned */
 	CONNECTION_BACKOFF,
 	CONNECTION_DIALING,
-	CONNECTION_NEGOTIATING,
 	CONNECTION_READY,
 	CONNECTION_CLOSING, /* waits for what is in flight */
 };
@@ -95,20 +81,14 @@ struct connection {
 	bool leaving;	     /* closed on purpose: no reconnect */
 	struct error reason; /* why it was lost */
 
-	struct dial dial;
-	struct ring_file file;
+	struct nbd_dial dial;
+	struct stream stream;
 	struct ring_op recv_op; /* receive, or poll while nothing is awaited */
 	struct ring_op send_op;
-	struct ring_op timer_op; /* back-off, handshake limit, or silence limit */
+	struct ring_op timer_op; /* back-off, or silence limit */
 	uint64_t heard_ns;	 /* when bytes came last, or requests began to wait */
-	uint64_t deadline_ns;	 /* of dialing and handshake together */
 
-	struct nbd_handshake *handshake; /* kept: nbd uses its facts */
-	uint8_t hello[CONNECTION_HELLO_BYTES];
-	size_t hello_at;
-	size_t hello_sent; /* of the handshake's output */
-	size_t hello_bytes;
-
+	struct nbd_facts facts; /* once ready */
 	struct nbd_client nbd;
 	size_t in_bytes; /* laid out in the receive that is under way */
 	struct msghdr in;
@@ -216,15 +196,6 @@ void connection_leave(struct connection *connection);
 bool connection_has_room(const struct connection *connection);
 /* Gives it a command; there must be room. */
 void connection_add(struct connection *connection, struct command *command);
-
-/* --- dial.c ----------------------------------------------------------------------------------- */
-
-/* uri and what done needs must stay until done is called; then fd is the caller's, or error says
- * why there is none. */
-void dial_start(struct dial *dial, struct ring *ring, const struct nbd_uri *uri,
-	uint64_t timeout_ns, void (*done)(struct dial *dial, int err));
-/* Makes it end soon, with -ECANCELED or what happened first. */
-void dial_abort(struct dial *dial);
 
 /* Copies an error into the public form. */
 void error_export(struct gmb_error *out, const struct error *error);

@@ -2,7 +2,7 @@
 /*
  * One connection, from dialing to its end:
  *
- *   IDLE ─▶ (BACKOFF) ─▶ DIALING ─▶ NEGOTIATING ─▶ READY ─▶ CLOSING ─▶ IDLE, or BACKOFF again
+ *   IDLE ─▶ (BACKOFF) ─▶ DIALING ─▶ READY ─▶ CLOSING ─▶ IDLE, or BACKOFF again
  *
  * CLOSING waits until the kernel has given back every buffer: only then may commands go elsewhere.
  */
@@ -20,7 +20,20 @@
 enum { RECEIVES_MAX = 16 };
 
 static void receive_next(struct connection *connection);
-static void negotiate(struct connection *connection);
+
+static const uint32_t connection_edges[] = {
+	[CONNECTION_IDLE] = BIT(CONNECTION_BACKOFF) | BIT(CONNECTION_DIALING),
+	[CONNECTION_BACKOFF] = BIT(CONNECTION_DIALING) | BIT(CONNECTION_CLOSING),
+	[CONNECTION_DIALING] = BIT(CONNECTION_READY) | BIT(CONNECTION_CLOSING),
+	[CONNECTION_READY] = BIT(CONNECTION_CLOSING),
+	[CONNECTION_CLOSING] = BIT(CONNECTION_IDLE),
+};
+
+static void set_state(struct connection *connection, enum connection_state state)
+{
+	GMB_ASSERT((connection_edges[connection->state] & BIT(state)) != 0);
+	connection->state = state;
+}
 
 int connection_create(struct gmb_client *client, struct connection **connection_out)
 {
@@ -30,7 +43,6 @@ int connection_create(struct gmb_client *client, struct connection **connection_
 		return -ENOMEM;
 	}
 	connection->client = client;
-	connection->file = (struct ring_file){ .fd = -1, .slot = -1 };
 	*connection_out = connection;
 	return 0;
 }
@@ -93,32 +105,23 @@ static void give_back_commands(struct connection *connection)
 static bool anything_in_flight(const struct connection *connection)
 {
 	return connection->recv_op.in_flight || connection->send_op.in_flight ||
-	       connection->timer_op.in_flight || connection->dial.op.in_flight;
+	       connection->timer_op.in_flight || connection->dial.state != NBD_DIAL_IDLE ||
+	       !stream_is_idle(&connection->stream);
 }
 
 /* The last step of CLOSING. */
 static void closing_step(struct connection *connection)
 {
-	struct ring *ring = ring_of(connection);
-
 	GMB_ASSERT(connection->state == CONNECTION_CLOSING);
 	if (anything_in_flight(connection)) {
 		return;
 	}
-	if (connection->file.fd >= 0) {
-		int fd = connection->file.fd;
-
-		ring_file_remove(ring, &connection->file);
-		ring_socket_close(ring, fd);
-		connection->file = (struct ring_file){ .fd = -1, .slot = -1 };
-	}
+	stream_close(&connection->stream);
 	if (connection->nbd.handler != NULL) {
 		give_back_commands(connection);
 	}
-	nbd_handshake_destroy(connection->handshake);
-	connection->handshake = NULL;
 	connection->draining = false;
-	connection->state = CONNECTION_IDLE;
+	set_state(connection, CONNECTION_IDLE);
 	if (!connection->leaving) {
 		client_connection_lost(connection->client, connection);
 	}
@@ -133,30 +136,30 @@ static void begin_closing(struct connection *connection)
 	if (connection->state == CONNECTION_CLOSING || connection->state == CONNECTION_IDLE) {
 		return;
 	}
-	connection->state = CONNECTION_CLOSING;
-	if (connection->file.fd >= 0) {
+	if (connection->state == CONNECTION_READY) {
 		/* Commands that are not at the server yet must not get there any more. */
 		if (connection->nbd.call_count > 0) {
-			ring_socket_abort(ring, connection->file);
+			stream_abort(&connection->stream);
 		} else {
-			ring_socket_shutdown(ring, connection->file);
+			stream_shutdown(&connection->stream);
 		}
 	}
+	set_state(connection, CONNECTION_CLOSING);
 	ring_cancel(ring, &connection->timer_op);
 	if (connection->recv_op.in_flight && connection->recv_op.code == RING_POLL) {
 		ring_cancel(ring, &connection->recv_op);
 	}
-	dial_abort(&connection->dial);
+	nbd_dial_cancel(&connection->dial);
 	closing_step(connection);
 }
 
 static void lose(struct connection *connection, int err, const char *why)
 {
 	if (connection->state != CONNECTION_CLOSING) {
-		char label[CONNECT_LABEL_BYTES];
+		char label[NBD_URI_LABEL_BYTES];
 
 		error_set(&connection->reason, err, "%s: %s",
-			connect_label(label, &connection->client->uri), why);
+			nbd_uri_label(label, &connection->client->uri), why);
 		begin_closing(connection);
 	}
 }
@@ -203,11 +206,6 @@ static void timer_done(struct ring_op *op, int result)
 		break;
 	case CONNECTION_BACKOFF:
 		dial(connection);
-		break;
-	case CONNECTION_NEGOTIATING:
-		if (ring_now_ns(ring_of(connection)) >= connection->deadline_ns) {
-			lose(connection, -ETIMEDOUT, "the server does not finish the handshake");
-		}
 		break;
 	case CONNECTION_READY:
 		silence_check(connection);
@@ -277,8 +275,8 @@ static void receive_next(struct connection *connection)
 {
 	for (int i = 0; i < RECEIVES_MAX; i++) {
 		(void)lay_out(connection);
-		if (!received(connection, ring_recvmsg_now(ring_of(connection), connection->file,
-						  &connection->in))) {
+		if (!received(
+			    connection, stream_receive_now(&connection->stream, &connection->in))) {
 			break;
 		}
 	}
@@ -306,12 +304,13 @@ static void receive_arm(struct connection *connection)
 	}
 	if (connection->nbd.call_count == 0) {
 		/* Where the next payload goes is not known yet. */
-		ring_poll(ring, &connection->recv_op, connection->file.fd, POLLIN, poll_done);
+		ring_poll(
+			ring, &connection->recv_op, connection->stream.file.fd, POLLIN, poll_done);
 	} else {
 		bool whole = lay_out(connection);
 
-		ring_recvmsg(ring, &connection->recv_op, connection->file, &connection->in, whole,
-			recv_done);
+		stream_receive_message(&connection->stream, &connection->recv_op, &connection->in,
+			whole, recv_done);
 	}
 }
 
@@ -334,8 +333,6 @@ static void send_done(struct ring_op *op, int result)
 
 static void send_some(struct connection *connection)
 {
-	struct ring *ring = ring_of(connection);
-
 	while (connection->state == CONNECTION_READY && !connection->send_op.in_flight) {
 		uint32_t count = nbd_client_output(
 			&connection->nbd, connection->out_iov, NBD_CLIENT_IOV_MAX);
@@ -348,11 +345,11 @@ static void send_some(struct connection *connection)
 			.msg_iov = connection->out_iov,
 			.msg_iovlen = count,
 		};
-		sent = ring_sendmsg_now(ring, connection->file, &connection->out);
+		sent = stream_send_now(&connection->stream, &connection->out);
 		if (sent >= 0) {
 			nbd_client_sent(&connection->nbd, (size_t)sent);
 		} else if (sent == -EAGAIN) {
-			ring_sendmsg(ring, &connection->send_op, connection->file, &connection->out,
+			stream_send(&connection->stream, &connection->send_op, &connection->out,
 				send_done);
 		} else if (sent != -EINTR) {
 			lose(connection, (int)sent, strerror((int)-sent));
@@ -425,109 +422,13 @@ static void become_ready(struct connection *connection)
 	struct error error = { 0 };
 	int err;
 
-	nbd_client_init(&connection->nbd, &nbd_client_handler,
-		nbd_handshake_facts(connection->handshake), ring_random(ring_of(connection)) >> 16);
-	connection->state = CONNECTION_READY;
+	nbd_client_init(&connection->nbd, &nbd_client_handler, &connection->facts,
+		ring_random(ring_of(connection)) >> 16);
+	set_state(connection, CONNECTION_READY);
 	connection->was_ready = true;
-	ring_cancel(ring_of(connection), &connection->timer_op);
 	err = client_connection_ready(connection->client, connection, &error);
 	if (err != 0) {
 		connection_lose(connection, &error);
-	}
-}
-
-static void hello_received(struct ring_op *op, int result)
-{
-	struct connection *connection = container_of(op, struct connection, recv_op);
-	struct error error = { 0 };
-
-	if (connection->state == CONNECTION_CLOSING) {
-		closing_step(connection);
-		return;
-	}
-	if (result > 0) {
-		connection->hello_at = 0;
-		connection->hello_sent = 0;
-		connection->hello_bytes = (size_t)result;
-	} else if (result == 0) {
-		if (nbd_handshake_end_of_stream(connection->handshake, &error) != 0) {
-			connection_lose(connection, &error);
-			return;
-		}
-	} else if (result != -EINTR && result != -EAGAIN) {
-		lose(connection, result, strerror(-result));
-		return;
-	}
-	negotiate(connection);
-}
-
-static void hello_sent(struct ring_op *op, int result);
-
-/* Sends what the handshake has to say. False: it has nothing left. */
-static bool send_hello(struct connection *connection)
-{
-	size_t bytes;
-	const uint8_t *output = nbd_handshake_output(connection->handshake, &bytes);
-
-	if (connection->hello_sent >= bytes) {
-		return false;
-	}
-	ring_send(ring_of(connection), &connection->send_op, connection->file,
-		output + connection->hello_sent, bytes - connection->hello_sent, hello_sent);
-	return true;
-}
-
-static void hello_sent(struct ring_op *op, int result)
-{
-	struct connection *connection = container_of(op, struct connection, send_op);
-
-	if (connection->state == CONNECTION_CLOSING) {
-		closing_step(connection);
-		return;
-	}
-	if (result < 0 && result != -EINTR) {
-		lose(connection, result, strerror(-result));
-		return;
-	}
-	connection->hello_sent += result > 0 ? (size_t)result : 0;
-	if (send_hello(connection)) {
-		return;
-	}
-	connection->hello_sent = 0;
-	nbd_handshake_sent(connection->handshake);
-	negotiate(connection);
-}
-
-/* The next step: say, listen, or end. */
-static void negotiate(struct connection *connection)
-{
-	struct nbd_handshake *handshake = connection->handshake;
-	struct error error = { 0 };
-	int took;
-
-	if (connection->hello_at < connection->hello_bytes &&
-		!nbd_handshake_is_finished(handshake)) {
-		took = nbd_handshake_input(handshake, connection->hello + connection->hello_at,
-			connection->hello_bytes - connection->hello_at, &error);
-		if (took < 0) {
-			connection_lose(connection, &error);
-			return;
-		}
-		connection->hello_at += (size_t)took;
-	}
-	if (send_hello(connection)) {
-		return;
-	}
-	if (!nbd_handshake_is_finished(handshake)) {
-		ring_recv(ring_of(connection), &connection->recv_op, connection->file,
-			connection->hello, sizeof(connection->hello), false, hello_received);
-	} else if (nbd_handshake_outcome(handshake, &error) != 0) {
-		connection_lose(connection, &error);
-	} else if (connection->hello_at < connection->hello_bytes) {
-		lose(connection, -EPROTO,
-			"the server speaks after the handshake without being asked");
-	} else {
-		become_ready(connection);
 	}
 }
 
@@ -542,18 +443,41 @@ static enum nbd_reply_style style_max(const struct gmb_client *client)
 								   : NBD_REPLIES_EXTENDED;
 }
 
-/* Introduces the connection: which one it is, and instead of which it comes. */
-static int create_handshake(struct connection *connection, struct error *error)
+static void dialed(struct nbd_dial *dial, int err)
+{
+	struct connection *connection = container_of(dial, struct connection, dial);
+
+	if (err == 0) {
+		connection->facts = *nbd_handshake_facts(dial->handshake);
+	}
+	nbd_handshake_destroy(dial->handshake);
+	dial->handshake = NULL;
+	if (connection->state == CONNECTION_CLOSING) {
+		closing_step(connection);
+	} else if (err == 0) {
+		become_ready(connection);
+	} else {
+		connection->reason = dial->error; /* the sentence has the address already */
+		begin_closing(connection);
+	}
+}
+
+/* Introduces the connection: which one it is, and which it replaces. */
+static void dial(struct connection *connection)
 {
 	struct gmb_client *client = connection->client;
 	char names[1 + CLIENT_LOST_MAX][NBD_HANDSHAKE_TOKEN_BYTES_MAX];
 	const char *replaces[CLIENT_LOST_MAX];
-	struct nbd_handshake_options options = {
-		.export_name = client->uri.export_name,
-		.style_max = style_max(client),
-		.token = names[0],
-		.replaces = replaces,
-		.replaces_count = client->lost_count,
+	struct nbd_dial_options options = {
+		.uri = &client->uri,
+		.timeout_ns = client->options.connect_timeout_ms * NS_PER_MS,
+		.handshake = {
+			.goal = NBD_GOAL_GO,
+			.style_max = style_max(client),
+			.token = names[0],
+			.replaces = replaces,
+			.replaces_count = client->lost_count,
+		},
 	};
 
 	connection->number = client->number_next++;
@@ -564,48 +488,9 @@ static int create_handshake(struct connection *connection, struct error *error)
 		snprintf(names[1 + i], sizeof(names[0]), "%s.%u", client->token, client->lost[i]);
 		replaces[i] = names[1 + i];
 	}
-	return nbd_handshake_create(&options, &connection->handshake, error);
-}
-
-static void dialed(struct dial *dial, int err)
-{
-	struct connection *connection = container_of(dial, struct connection, dial);
-	uint64_t now_ns = ring_now_ns(ring_of(connection));
-	struct error error = { 0 };
-
-	if (err == 0) {
-		connection->file = ring_file_add(ring_of(connection), dial->fd);
-	}
-	if (connection->state == CONNECTION_CLOSING) {
-		closing_step(connection);
-		return;
-	}
-	if (err != 0) {
-		/* The sentence has the address already. */
-		connection->reason = dial->error;
-		begin_closing(connection);
-		return;
-	}
-	err = create_handshake(connection, &error);
-	if (err != 0) {
-		connection_lose(connection, &error);
-		return;
-	}
-	connection->state = CONNECTION_NEGOTIATING;
-	connection->hello_at = 0;
-	connection->hello_bytes = 0;
-	timer_set(connection,
-		now_ns < connection->deadline_ns ? connection->deadline_ns - now_ns : 1);
-	negotiate(connection);
-}
-
-static void dial(struct connection *connection)
-{
-	connection->state = CONNECTION_DIALING;
-	connection->deadline_ns = ring_now_ns(ring_of(connection)) +
-				  connection->client->options.connect_timeout_ms * NS_PER_MS;
-	dial_start(&connection->dial, ring_of(connection), &connection->client->uri,
-		connection->client->options.connect_timeout_ms * NS_PER_MS, dialed);
+	set_state(connection, CONNECTION_DIALING);
+	nbd_dial_start(
+		&connection->dial, ring_of(connection), &connection->stream, &options, dialed);
 }
 
 void connection_start(struct connection *connection, uint64_t delay_ns)
@@ -615,7 +500,7 @@ void connection_start(struct connection *connection, uint64_t delay_ns)
 	if (delay_ns == 0) {
 		dial(connection);
 	} else {
-		connection->state = CONNECTION_BACKOFF;
+		set_state(connection, CONNECTION_BACKOFF);
 		timer_set(connection, delay_ns);
 	}
 }
@@ -628,14 +513,14 @@ void connection_leave(struct connection *connection)
 	connection->leaving = true;
 	connection->was_ready = false;
 	if (connection->state == CONNECTION_READY && connection->nbd.call_count == 0) {
-		uint8_t bytes[32];
+		uint8_t bytes[NBD_CLIENT_FAREWELL_BYTES_MAX];
 		struct iovec iov = { .iov_base = bytes };
 		struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1 };
 
 		/* 32 bytes fit in the buffer of an idle connection, or it is not worth waiting. */
 		iov.iov_len = nbd_client_farewell(connection->nbd.facts->style, bytes);
-		(void)!ring_sendmsg_now(ring_of(connection), connection->file, &message);
-		ring_socket_shutdown_send(ring_of(connection), connection->file);
+		(void)!stream_send_now(&connection->stream, &message);
+		stream_shutdown_send(&connection->stream);
 	}
 	begin_closing(connection);
 }

@@ -516,3 +516,18 @@ int nbd_uri_format(const struct nbd_uri *uri, const char *export_name, uint32_t 
 	*w.out = '\0';
 	return w.full ? -ENOSPC : 0;
 }
+
+const char *nbd_uri_label(char out[NBD_URI_LABEL_BYTES], const struct nbd_uri *uri)
+{
+	char quoted[NBD_URI_LABEL_BYTES - 16];
+
+	if (uri->is_unix) {
+		log_escape(quoted, sizeof(quoted), uri->socket_path, uri->socket_path_bytes);
+		snprintf(out, NBD_URI_LABEL_BYTES, "%s", quoted);
+	} else {
+		log_escape(quoted, sizeof(quoted), uri->host, strlen(uri->host));
+		snprintf(out, NBD_URI_LABEL_BYTES,
+			strchr(uri->host, ':') != NULL ? "[%s]:%u" : "%s:%u", quoted, uri->port);
+	}
+	return out;
+}

@@ -12,7 +12,7 @@
 
 #include "base/error.h"
 
-enum { NBD_PORT_DEFAULT = 10809 };
+enum { NBD_PORT_DEFAULT = 10809, NBD_URI_LABEL_BYTES = 160 };
 
 struct nbd_uri {
 	bool tls;	   /* scheme nbds or nbds+unix */
@@ -36,3 +36,6 @@ void nbd_uri_fini(struct nbd_uri *uri);
  * export name is given apart, so that a listener can print one URI per export. */
 GMB_MUST_CHECK int nbd_uri_format(const struct nbd_uri *uri, const char *export_name,
 	uint32_t export_name_bytes, char *out, size_t out_bytes);
+
+/* The server's address as the user wrote it, escaped: "[::1]:10809". Returns out. */
+const char *nbd_uri_label(char out[NBD_URI_LABEL_BYTES], const struct nbd_uri *uri);

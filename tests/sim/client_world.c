@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "dial_sim.h"
+#include "connector_sim.h"
 #include "runner.h"
 #include "store/store.h"
 
@@ -608,14 +608,14 @@ static void choose_faults(struct world *world)
 
 void world_create(struct world *world, uint64_t scale_ns, bool verbose)
 {
-	static struct dial_network network;
+	static struct connector_network network;
 
-	network = (struct dial_network){
+	network = (struct connector_network){
 		.attempt = network_attempt,
 		.connect = network_connect,
 		.context = world,
 	};
-	dial_sim_use(&network);
+	connector_sim_use(&network);
 	world->verbose = verbose;
 	world->scale_ns = scale_ns;
 	world->service_count = world_percent(30) ? 2 : 1;
@@ -681,7 +681,7 @@ void world_restart(struct world *world)
 void world_destroy(struct world *world)
 {
 	world_calm(world);
-	dial_sim_use(NULL);
+	connector_sim_use(NULL);
 	wait_for_server(world, world->life + (world->server != SERVER_UP), SERVER_UP);
 	world->resting = true;
 	end_server(world, 100 * SECOND_NS);

@@ -3,7 +3,7 @@
  * The world around a client: the real server over a simulated disk, with a life of its own, and a
  * network. What happens to both is planned from the seed.
  *
- *   client ── dial_sim ──▶ connections ──▶ services (reactors) ──▶ store ──▶ disk
+ *   client ── connector_sim ──▶ connections ──▶ services (reactors) ──▶ store ──▶ disk
  *              ▲                ▲                ▲                           ▲
  *          refused,         reset, cut,      frozen, killed,             stalled, slow,
  *          link down        half-closed      stopped, restarted          errors, power failure

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The simulated twin of src/client/dial.c, chosen at link time: connections lead into the simulated
- * world, where the test decides what becomes of each attempt.
+ * The simulated twin of src/nbd/client_connect.c, chosen at link time: connections lead into the
+ * simulated world, where the test decides what becomes of each attempt.
  *
  * Threading: one. Ownership: the descriptor that connect() gives is the library's to close. Errors:
  * the answers of the test, as negative errnos.
@@ -10,7 +10,7 @@
 
 #include <stdint.h>
 
-struct dial_network {
+struct connector_network {
 	/* An attempt begins: how long it takes, and 0 or the error it will end with. */
 	int (*attempt)(void *context, uint64_t timeout_ns, uint64_t *delay_ns);
 	/* It has reached the server's machine: a connected descriptor, or -ECONNREFUSED. */
@@ -19,4 +19,4 @@ struct dial_network {
 };
 
 /* Borrowed until the next call. NULL: attempts abort the test. */
-void dial_sim_use(const struct dial_network *network);
+void connector_sim_use(const struct connector_network *network);
