@@ -17,7 +17,7 @@ enum {
 	BINS = 75,
 	NINES_MAX = 6,
 	TEXT_BYTES = 1024,
-	LABEL_BYTES = 32,
+	SHARE_TICKS_MAX = 5,
 };
 
 static const char *const colours[BENCH_PLOT_SERIES_MAX] = { "#1d5fa8", "#c2521a" };
@@ -30,24 +30,9 @@ struct canvas {
 	double log_high;
 	double nines; /* at the upper end of the lower panel: 3 is 99.9 % */
 	double bins[BENCH_PLOT_SERIES_MAX][BINS];
-	double share_max;
+	double share_max; /* at the upper end of the upper panel, a multiple of share_step */
+	double share_step;
 };
-
-/* --- text ---------------------------------------------------------------------------------- */
-
-/* A duration with its unit; up to three digits and no trailing zeroes. */
-static const char *duration_label(char out[LABEL_BYTES], double ns)
-{
-	static const char *const units[] = { "ns", "\xc2\xb5s", "ms", "s" };
-	size_t unit = 0;
-
-	while (ns >= 999.5 && unit + 1 < ARRAY_COUNT(units)) {
-		ns /= 1000;
-		unit++;
-	}
-	snprintf(out, LABEL_BYTES, "%.3g %s", ns, units[unit]);
-	return out;
-}
 
 /* --- places -------------------------------------------------------------------------------- */
 
@@ -146,6 +131,9 @@ static void canvas_bin(struct canvas *canvas)
 			}
 		}
 	}
+	canvas->share_step = svg_tick_step(canvas->share_max, SHARE_TICKS_MAX);
+	canvas->share_max =
+		ceil(canvas->share_max / canvas->share_step - 1e-9) * canvas->share_step;
 }
 
 /* --- drawing ------------------------------------------------------------------------------- */
@@ -156,9 +144,9 @@ static void draw_legend(const struct canvas *canvas)
 		const struct bench_plot_series *series = &canvas->plot->series[i];
 		const struct histogram *latency = series->latency_ns;
 		double y = 68 + 18 * (double)i;
-		char median[LABEL_BYTES];
-		char tail[LABEL_BYTES];
-		char most[LABEL_BYTES];
+		char median[SVG_DURATION_BYTES];
+		char tail[SVG_DURATION_BYTES];
+		char most[SVG_DURATION_BYTES];
 		char text[TEXT_BYTES];
 
 		fprintf(canvas->out,
@@ -166,9 +154,9 @@ static void draw_legend(const struct canvas *canvas)
 			LEFT, y - 9, colours[i]);
 		snprintf(text, sizeof(text), "%s: median %s, 99 %% within %s, longest %s",
 			series->name,
-			duration_label(median, (double)histogram_quantile(latency, 500000)),
-			duration_label(tail, (double)histogram_quantile(latency, 990000)),
-			duration_label(most, (double)latency->maximum));
+			svg_duration(median, (double)histogram_quantile(latency, 500000)),
+			svg_duration(tail, (double)histogram_quantile(latency, 990000)),
+			svg_duration(most, (double)latency->maximum));
 		svg_label(canvas->out, LEFT + 20, y, "key", text);
 	}
 }
@@ -195,13 +183,13 @@ static void draw_latency_axis(const struct canvas *canvas)
 
 	while (log_ns <= canvas->log_high + 1e-6) {
 		double x = x_of_log(canvas, log_ns);
-		char label[LABEL_BYTES];
+		char label[SVG_DURATION_BYTES];
 
 		if (all || fabs(log_ns - floor(log_ns + 0.5)) < 1e-6) {
 			draw_line(canvas->out, x, SHARES_TOP, x, SHARES_BOTTOM);
 			draw_line(canvas->out, x, CDF_TOP, x, CDF_BOTTOM);
 			svg_label(canvas->out, x, CDF_BOTTOM + 18, "middle",
-				duration_label(label, pow(10, log_ns)));
+				svg_duration(label, pow(10, log_ns)));
 			svg_label(canvas->out, x, SHARES_BOTTOM + 18, "middle", label);
 		}
 		log_ns = round_125(log_ns + 0.01, true);
@@ -212,14 +200,13 @@ static void draw_latency_axis(const struct canvas *canvas)
 
 static void draw_share_axis(const struct canvas *canvas)
 {
-	char label[LABEL_BYTES];
+	char label[SVG_DURATION_BYTES];
 
-	for (int i = 0; i <= 4; i++) {
-		double share = canvas->share_max * i / 4;
-		double y = y_of_share(canvas, share);
+	for (int i = 0; i * canvas->share_step <= canvas->share_max * (1 + 1e-9); i++) {
+		double y = y_of_share(canvas, i * canvas->share_step);
 
 		draw_line(canvas->out, LEFT, y, RIGHT, y);
-		snprintf(label, sizeof(label), "%.3g %%", 100 * share);
+		snprintf(label, sizeof(label), "%.3g %%", 100 * i * canvas->share_step);
 		svg_label(canvas->out, LEFT - 8, y + 4, "end", label);
 	}
 	svg_label(canvas->out, LEFT, SHARES_TOP - 4, "axis", "share of requests");
@@ -228,7 +215,7 @@ static void draw_share_axis(const struct canvas *canvas)
 static void draw_nines_axis(const struct canvas *canvas)
 {
 	double median = y_of_nines(canvas, log10(2));
-	char label[LABEL_BYTES];
+	char label[SVG_DURATION_BYTES];
 
 	if (canvas->nines <= 4) {
 		draw_line(canvas->out, LEFT, median, RIGHT, median);

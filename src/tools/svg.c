@@ -3,13 +3,14 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/log.h"
 
-enum { TEXT_BYTES = 1024, QUOTE_BYTES = 256 };
+enum { TEXT_BYTES = 1024, QUOTE_BYTES = 256, TICKS_MAX = 5 };
 
 void svg_text(FILE *out, const char *text)
 {
@@ -39,6 +40,65 @@ void svg_label(FILE *out, double x, double y, const char *class_name, const char
 	fprintf(out, "<text x=\"%.1f\" y=\"%.1f\" class=\"%s\">", x, y, class_name);
 	svg_text(out, text);
 	fputs("</text>\n", out);
+}
+
+const char *svg_duration(char out[SVG_DURATION_BYTES], double ns)
+{
+	static const char *const units[] = { "ns", "\xc2\xb5s", "ms", "s" };
+	size_t unit = 0;
+
+	while (ns >= 999.5 && unit + 1 < ARRAY_COUNT(units)) {
+		ns /= 1000;
+		unit++;
+	}
+	snprintf(out, SVG_DURATION_BYTES, "%.3g %s", ns, units[unit]);
+	return out;
+}
+
+double svg_tick_step(double span, int count_max)
+{
+	static const double steps[] = { 1, 2, 5 };
+	double power = pow(10, floor(log10(span / count_max) + 1e-9));
+
+	for (size_t i = 0; i < ARRAY_COUNT(steps); i++) {
+		if (steps[i] * power * count_max >= span * (1 - 1e-9)) {
+			return steps[i] * power;
+		}
+	}
+	return 10 * power;
+}
+
+void svg_panel_axes(FILE *out, const struct svg_panel *panel)
+{
+	double total_ns = fmax(panel->total_ns, 1);
+	double step_ns = svg_tick_step(total_ns, TICKS_MAX);
+	double step_bytes = 1024;
+	char label[SVG_DURATION_BYTES];
+
+	for (int i = 0; i * step_ns <= total_ns * (1 + 1e-9); i++) {
+		double x = panel->left + (panel->right - panel->left) * i * step_ns / total_ns;
+
+		fprintf(out, "<path class=\"grid\" d=\"M%.1f %.1fV%.1f\"/>\n", x, panel->top,
+			panel->bottom);
+		svg_label(out, x, panel->bottom + 18, "middle",
+			i == 0 ? "0" : svg_duration(label, i * step_ns));
+	}
+	/* Requests are powers of two more often than of ten. */
+	while (step_bytes * TICKS_MAX < (double)panel->bytes) {
+		step_bytes *= 2;
+	}
+	for (int i = 0; panel->bytes > 0 && i * step_bytes <= (double)panel->bytes; i++) {
+		double y = panel->bottom -
+			   (panel->bottom - panel->top) * i * step_bytes / (double)panel->bytes;
+
+		fprintf(out, "<path class=\"grid\" d=\"M%.1f %.1fH%.1f\"/>\n", panel->left, y,
+			panel->right);
+		snprintf(label, sizeof(label), "%.0f KiB", i * step_bytes / 1024);
+		svg_label(out, panel->left - 8, y + 4, "end", label);
+	}
+	fprintf(out,
+		"<rect class=\"frame\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\"/>\n",
+		panel->left, panel->top, panel->right - panel->left, panel->bottom - panel->top);
 }
 
 void svg_begin(FILE *out, const struct svg_head *head)

@@ -7,6 +7,7 @@
  */
 #pragma once
 
+#include <stdint.h>
 #include <stdio.h>
 
 #include "base/error.h"
@@ -15,6 +16,27 @@
 void svg_text(FILE *out, const char *text);
 /* A text element. */
 void svg_label(FILE *out, double x, double y, const char *class_name, const char *text);
+
+/* A duration with its unit; up to three digits and no trailing zeroes. Returns out. */
+enum { SVG_DURATION_BYTES = 32 };
+const char *svg_duration(char out[SVG_DURATION_BYTES], double ns);
+
+/* The smallest step of 1, 2 or 5 times a power of ten that divides a span above 0 into at most so
+ * many. */
+double svg_tick_step(double span, int count_max);
+
+/* A panel with time across, from 0, and bytes upwards (0: no such axis), in pixels. */
+struct svg_panel {
+	double left;
+	double right;
+	double top;
+	double bottom;
+	double total_ns;
+	uint64_t bytes;
+};
+
+/* Its frame, and grid lines and labels at round values. */
+void svg_panel_axes(FILE *out, const struct svg_panel *panel);
 
 /* The beginning of a document: its size, its title and a line below that, and rules of style beyond
  * those of grids, frames and labels that all have. Headings are at x. */
@@ -31,8 +53,8 @@ void svg_begin(FILE *out, const struct svg_head *head);
 /* The end of it. Flushes; the error's sentence does not name the file. */
 GMB_MUST_CHECK int svg_end(FILE *out, struct error *error);
 
-/* A file that is opened before the work, as a path that cannot be written to would be told too late
- * after it; what is there stays as it is until there is something to draw. */
+/* A file that is opened before the work, so that a path that cannot be written is reported at once;
+ * an existing file stays as it is until there is something to draw. */
 struct svg_file {
 	const char *path;
 	int fd; /* -1: none */
@@ -46,5 +68,5 @@ typedef int svg_draw_fn(FILE *out, const void *context, struct error *error);
 GMB_MUST_CHECK int svg_file_write(
 	struct svg_file *file, svg_draw_fn *draw, const void *context, struct error *error);
 
-/* Closes it, and takes it away again when it was made here and never written. */
+/* Closes it, and removes it if it was created here and never written. */
 void svg_file_close(struct svg_file *file);

@@ -15,8 +15,6 @@ enum {
 	PANEL_TOP = 24, /* of the frame, in the panel */
 	PANEL_BOTTOM = 270,
 	FOOT = 34,
-	TICKS = 5,
-	LABEL_BYTES = 48,
 };
 
 /* By stream; the streams beyond share the last one. */
@@ -47,25 +45,16 @@ static uint32_t colour_of(const struct trace_arrival *arrival)
 
 static void draw_axes(const struct panel *panel)
 {
-	const struct trace_read *read = panel->read;
-	char label[LABEL_BYTES];
+	const struct svg_panel axes = {
+		.left = LEFT,
+		.right = RIGHT,
+		.top = panel->top,
+		.bottom = panel->bottom,
+		.total_ns = (double)panel->read->total_ns,
+		.bytes = panel->read->bytes,
+	};
 
-	for (int i = 0; i < TICKS; i++) {
-		double part = (double)i / (TICKS - 1);
-		double x = LEFT + (RIGHT - LEFT) * part;
-		double y = y_of(panel, read->bytes * part);
-
-		fprintf(panel->out, "<path class=\"grid\" d=\"M%.1f %.1fV%.1fM%d %.1fH%d\"/>\n", x,
-			panel->top, panel->bottom, LEFT, y, RIGHT);
-		snprintf(label, sizeof(label), "%.4g \xc2\xb5s",
-			(double)read->total_ns / 1000 * part);
-		svg_label(panel->out, x, panel->bottom + 18, "middle", label);
-		snprintf(label, sizeof(label), "%.4g KiB", read->bytes * part / 1024);
-		svg_label(panel->out, LEFT - 8, y + 4, "end", label);
-	}
-	fprintf(panel->out,
-		"<rect class=\"frame\" x=\"%d\" y=\"%.1f\" width=\"%d\" height=\"%.1f\"/>\n", LEFT,
-		panel->top, RIGHT - LEFT, panel->bottom - panel->top);
+	svg_panel_axes(panel->out, &axes);
 }
 
 /* All dots of one colour in one path: a line of no length with round ends is a dot. Dots that
@@ -151,7 +140,8 @@ int trace_plot_write(FILE *out, const struct trace_plot *plot, struct error *err
 		}
 	}
 	svg_label(out, LEFT, height - 14, "sub",
-		"dots: chunks when they were seen in memory, a colour a stream; grey: parts from "
+		"dots: chunks when they were seen in memory, one colour per stream; grey: parts "
+		"from "
 		"submission to completion");
 	return svg_end(out, error);
 }

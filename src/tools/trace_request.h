@@ -23,7 +23,7 @@ struct trace_question {
 	json_t *operations; /* their names, or NULL: any */
 };
 
-enum { TRACE_REQUEST_COUNT_MAX = 1000, TRACE_REQUEST_PLOTS_MAX = 8 };
+enum { TRACE_REQUEST_COUNT_MAX = 1000, TRACE_REQUEST_PLOTS_MAX = 6 };
 
 /* Times in microseconds since the beginning of the request; negative: it did not happen. */
 struct trace_request_part {

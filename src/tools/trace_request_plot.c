@@ -14,7 +14,6 @@ enum {
 	PANEL_TOP = 42, /* of the frame, in the panel */
 	PANEL_BOTTOM = 290,
 	FOOT = 34,
-	TICKS = 5,
 	LABEL_BYTES = 400,
 };
 
@@ -42,27 +41,16 @@ static double y_of(const struct panel *panel, uint64_t offset)
 
 static void draw_axes(const struct panel *panel)
 {
-	const struct trace_request *request = panel->request;
-	char label[PRINT_US_BYTES];
+	const struct svg_panel axes = {
+		.left = LEFT,
+		.right = RIGHT,
+		.top = panel->top,
+		.bottom = panel->bottom,
+		.total_ns = panel->request->total_us * 1000,
+		.bytes = panel->request->length,
+	};
 
-	for (int i = 0; i < TICKS; i++) {
-		double share = (double)i / (TICKS - 1);
-		double x = LEFT + (RIGHT - LEFT) * share;
-		double y = panel->bottom - (panel->bottom - panel->top) * share;
-
-		fprintf(panel->out, "<path class=\"grid\" d=\"M%.1f %.1fV%.1fM%d %.1fH%d\"/>\n", x,
-			panel->top, panel->bottom, LEFT, y, RIGHT);
-		svg_label(panel->out, x, panel->bottom + 18, "middle",
-			print_us(label, request->total_us * share));
-		if (request->length > 0) {
-			snprintf(label, sizeof(label), "%.4g KiB",
-				(double)request->length * share / 1024);
-			svg_label(panel->out, LEFT - 8, y + 4, "end", label);
-		}
-	}
-	fprintf(panel->out,
-		"<rect class=\"frame\" x=\"%d\" y=\"%.1f\" width=\"%d\" height=\"%.1f\"/>\n", LEFT,
-		panel->top, RIGHT - LEFT, panel->bottom - panel->top);
+	svg_panel_axes(panel->out, &axes);
 }
 
 /* From a moment to another, over the bytes it is about; a request without bytes fills the height.

@@ -8,11 +8,13 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "tools/bench_plot.h"
+#include "tools/svg.h"
 
 enum { NESTING_MAX = 16, NAME_BYTES = 32 };
 
@@ -166,6 +168,9 @@ static void one_series_is_well_formed(void **state)
 	assert_non_null(strstr(text, "read: median 50"));
 	assert_non_null(strstr(text, "longest 1 ms"));
 	assert_non_null(strstr(text, ">99.9 %</text>"));
+	/* The largest bin has about 9 % of the requests. */
+	assert_non_null(strstr(text, ">2 %</text>"));
+	assert_non_null(strstr(text, ">10 %</text>"));
 	assert_null(strstr(text, "nan"));
 	assert_null(strstr(text, "inf"));
 	free(text);
@@ -316,6 +321,43 @@ static void the_curve_is_monotone(void **state)
 	free(latency);
 }
 
+static void ticks_are_round(void **state)
+{
+	(void)state;
+	assert_true(fabs(svg_tick_step(1, 5) / 0.2 - 1) < 1e-9);
+	assert_true(fabs(svg_tick_step(1.01, 5) / 0.5 - 1) < 1e-9);
+	assert_true(fabs(svg_tick_step(13, 5) / 5 - 1) < 1e-9);
+	assert_true(fabs(svg_tick_step(5, 5) / 1 - 1) < 1e-9);
+	assert_true(fabs(svg_tick_step(26, 5) / 10 - 1) < 1e-9);
+	assert_true(fabs(svg_tick_step(3e9, 5) / 1e9 - 1) < 1e-9);
+	assert_true(fabs(svg_tick_step(0.00042, 5) / 0.0001 - 1) < 1e-9);
+}
+
+static void axes_have_round_values_up_to_their_ends(void **state)
+{
+	const struct svg_panel panel = {
+		.left = 100, .right = 200, .bottom = 80, .total_ns = 1170000, .bytes = 300 << 10
+	};
+	char *text = NULL;
+	size_t bytes = 0;
+	FILE *out = open_memstream(&text, &bytes);
+
+	(void)state;
+	assert_non_null(out);
+	svg_panel_axes(out, &panel);
+	fclose(out);
+	assert_non_null(strstr(text, ">0</text>"));
+	assert_non_null(strstr(text, ">500 \xc2\xb5s</text>"));
+	assert_non_null(strstr(text, ">1 ms</text>"));
+	assert_null(strstr(text, ">1.5 ms</text>"));
+	/* 256 of 300 KiB: 80 - 80 * 256 / 300. */
+	assert_non_null(strstr(text, "d=\"M100.0 11.7H200.0\""));
+	assert_non_null(strstr(text, ">256 KiB</text>"));
+	assert_int_equal(count_of(text, " KiB</text>"), 5);
+	assert_int_equal(count_of(text, "class=\"grid\""), 8);
+	free(text);
+}
+
 static void a_full_disk_is_told(void **state)
 {
 	struct histogram *latency = fresh();
@@ -342,6 +384,8 @@ int main(void)
 		cmocka_unit_test(a_long_text_is_cut),
 		cmocka_unit_test(extremes_stay_on_the_canvas),
 		cmocka_unit_test(the_curve_is_monotone),
+		cmocka_unit_test(ticks_are_round),
+		cmocka_unit_test(axes_have_round_values_up_to_their_ends),
 		cmocka_unit_test(a_full_disk_is_told),
 	};
 
