@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "cli/cli.h"
 #include "cli/commands.h"
+#include "nbd/server.h"
 #include "server/server.h"
 
 enum { QUOTE_BYTES = 256 };
@@ -264,6 +265,9 @@ static int parse_arguments(struct server_config *config, int argc, char **argv)
 	return rc < 0 ? cli_usage_error(name, "%s", error.text) : CLI_GO_ON;
 }
 
+/* The protocols of this program: the one place where they are registered. */
+static const struct session_kind *const kinds[] = { &nbd_session_kind };
+
 int cmd_serve(int argc, char **argv)
 {
 	struct server_config config;
@@ -272,7 +276,8 @@ int cmd_serve(int argc, char **argv)
 
 	server_config_init(&config);
 	status = parse_arguments(&config, argc, argv);
-	if (status == CLI_GO_ON && server_run(&config, &status, &error) < 0) {
+	if (status == CLI_GO_ON &&
+		server_run(&config, kinds, ARRAY_COUNT(kinds), &status, &error) < 0) {
 		status = cli_failure(name, &error);
 	}
 	server_config_fini(&config);

@@ -123,27 +123,13 @@ static uint32_t rx_available(const struct nbd_session *session)
 
 /* --- exports ------------------------------------------------------------------------------- */
 
-static struct nbd_export *find_export(
-	const struct nbd_service *service, const uint8_t *name, uint32_t length)
-{
-	for (uint32_t i = 0; i < service->options.export_count; i++) {
-		struct nbd_export *export = &service->options.exports[i];
-
-		if (export->name_bytes == length && memcmp(export->name, name, length) == 0) {
-			return export;
-		}
-	}
-	return NULL;
-}
-
-static uint16_t transmission_flags(
-	const struct nbd_session *session, const struct nbd_export *export)
+static uint16_t transmission_flags(const struct nbd_session *session, const struct export *export)
 {
 	uint32_t caps = store_info(export->store)->caps;
 	uint32_t flags = NBD_FLAG_HAS_FLAGS | NBD_FLAG_SEND_FLUSH | NBD_FLAG_SEND_FUA |
 			 NBD_FLAG_SEND_CACHE | NBD_FLAG_CAN_MULTI_CONN;
 
-	if (export->read_only) {
+	if ((engine_rights(&session->base.peer, export) & ENGINE_RIGHT_WRITE) == 0) {
 		flags |= NBD_FLAG_READ_ONLY;
 	} else {
 		flags |= NBD_FLAG_SEND_TRIM | NBD_FLAG_SEND_WRITE_ZEROES | NBD_FLAG_SEND_FAST_ZERO;
@@ -161,23 +147,17 @@ static uint16_t transmission_flags(
 }
 
 /* Takes a place on the export; false when it has no more. */
-static bool claim_export(struct nbd_session *session, struct nbd_export *export)
+static bool claim_export(struct nbd_session *session, struct engine_export *entry)
 {
-	uint32_t before = atomic_fetch_add_explicit(&export->connections, 1, memory_order_relaxed);
-
-	if (export->connections_max != 0 && before >= export->connections_max) {
-		atomic_fetch_sub_explicit(&export->connections, 1, memory_order_relaxed);
+	if (session_choose(&session->base, entry) < 0) {
 		return false;
 	}
-	session->export = export;
-	session->path_export =
-		&session->service->path_exports[export - session->service->options.exports];
-	session->export_size = store_size(export->store);
+	session->export_size = store_size(entry->export->store);
 	return true;
 }
 
 /* A selection made for another export does not count (P43). */
-static void select_context(struct nbd_session *session, const struct nbd_export *export)
+static void select_context(struct nbd_session *session, const struct export *export)
 {
 	const struct handshake *handshake = session->handshake;
 
@@ -194,8 +174,8 @@ static void option_export_name(struct nbd_session *session)
 	struct handshake *handshake = session->handshake;
 	static const uint8_t zeroes[NBD_OLD_REPLY_ZEROES];
 	struct nbd_wire_old_reply reply;
-	struct nbd_export *export =
-		find_export(session->service, handshake->option_data, handshake->option_bytes);
+	struct engine_export *entry = engine_export_find(
+		session->base.engine, handshake->option_data, handshake->option_bytes);
 	char shown[NAME_SHOWN_MAX];
 
 	/* EXPORT_NAME has no way to say no but to close (P31); extended headers forbid it (P109).
@@ -204,23 +184,23 @@ static void option_export_name(struct nbd_session *session)
 		session_fail(session, "P109", "EXPORT_NAME after EXTENDED_HEADERS");
 		return;
 	}
-	if (export == NULL || session->service->draining || !claim_export(session, export)) {
+	if (entry == NULL || session->base.stopping || !claim_export(session, entry)) {
 		(void)log_escape(
 			shown, sizeof(shown), handshake->option_data, handshake->option_bytes);
-		log_debug("client %s asked for export \"%s\"", session->peer, shown);
-		session_terminate(session,
-			export == NULL		     ? "it asked for an export that does not exist"
-			: session->service->draining ? "the server is stopping"
-						     : "its export takes no more connections");
+		log_debug("client %s asked for export \"%s\"", session->base.peer.text, shown);
+		session_terminate(&session->base,
+			entry == NULL		 ? "it asked for an export that does not exist"
+			: session->base.stopping ? "the server is stopping"
+						 : "its export takes no more connections");
 		return;
 	}
 	reply.size = be64_make(session->export_size);
-	reply.flags = be16_make(transmission_flags(session, export));
+	reply.flags = be16_make(transmission_flags(session, entry->export));
 	tx_put(handshake, &reply, sizeof(reply));
 	if (!handshake->no_zeroes) {
 		tx_put(handshake, zeroes, sizeof(zeroes));
 	}
-	select_context(session, export);
+	select_context(session, entry->export);
 	handshake->next = HANDSHAKE_NEXT_TRANSMISSION;
 }
 
@@ -228,10 +208,10 @@ static void option_export_name(struct nbd_session *session)
 static void list_some(struct nbd_session *session)
 {
 	struct handshake *handshake = session->handshake;
-	const struct nbd_service_options *options = &session->service->options;
+	const struct engine_export *entry;
 
-	while (handshake->list_next_idx < options->export_count) {
-		const struct nbd_export *export = &options->exports[handshake->list_next_idx];
+	while ((entry = engine_export_from(session->base.engine, handshake->list_serial)) != NULL) {
+		const struct export *export = entry->export;
 		uint32_t description_bytes =
 			export->description != NULL ? (uint32_t)strlen(export->description) : 0;
 		uint32_t length =
@@ -246,7 +226,7 @@ static void list_some(struct nbd_session *session)
 		tx_put(handshake, &name_length, sizeof(name_length));
 		tx_put(handshake, export->name, export->name_bytes);
 		tx_put(handshake, export->description, description_bytes);
-		handshake->list_next_idx++;
+		handshake->list_serial = entry->serial + 1;
 	}
 	handshake->list_active = false;
 	reply_ack(session);
@@ -258,7 +238,7 @@ static void option_list(struct nbd_session *session)
 		reply_error(session, NBD_REP_ERR_INVALID, "LIST takes no data");
 		return;
 	}
-	session->handshake->list_next_idx = 0;
+	session->handshake->list_serial = 0;
 	session->handshake->list_active = true;
 	list_some(session);
 }
@@ -281,7 +261,7 @@ static void reply_info_string(
 	tx_put(session->handshake, string, length);
 }
 
-static void reply_infos(struct nbd_session *session, const struct nbd_export *export,
+static void reply_infos(struct nbd_session *session, const struct export *export,
 	const struct option_go *go, uint64_t size)
 {
 	struct handshake *handshake = session->handshake;
@@ -297,7 +277,7 @@ static void reply_infos(struct nbd_session *session, const struct nbd_export *ex
 		 * obeys a larger minimum could not reach the end of an odd-sized image (P58). */
 		.minimum = be32_make(1),
 		.preferred = be32_make(info->block_preferred),
-		.maximum = be32_make(session->service->options.limits.payload_bytes_max),
+		.maximum = be32_make(session->service->engine->limits.payload_bytes_max),
 	};
 
 	tx_reply_header(handshake, NBD_REP_INFO, sizeof(export_info));
@@ -319,24 +299,26 @@ static void option_info_or_go(struct nbd_session *session)
 {
 	struct handshake *handshake = session->handshake;
 	struct option_go go;
-	struct nbd_export *export;
+	struct engine_export *entry;
+	const struct export *export;
 	const char *reason;
 
 	if (!option_go_parse(handshake->option_data, handshake->option_bytes, &go, &reason)) {
 		reply_error(session, NBD_REP_ERR_INVALID, "%s", reason);
 		return;
 	}
-	export = find_export(session->service, go.name.bytes, go.name.length);
-	if (export == NULL) {
+	entry = engine_export_find(session->base.engine, go.name.bytes, go.name.length);
+	if (entry == NULL) {
 		reply_unknown_export(session, go.name);
 		return;
 	}
+	export = entry->export;
 	if (handshake->option == NBD_OPT_INFO) {
 		reply_infos(session, export, &go, store_size(export->store));
 		reply_ack(session);
 		return;
 	}
-	if (!claim_export(session, export)) {
+	if (!claim_export(session, entry)) {
 		reply_error(session, NBD_REP_ERR_POLICY,
 			"the export has reached its limit of %u connections",
 			export->connections_max);
@@ -384,8 +366,8 @@ static bool take_token(struct option_string query, const char *kind, struct opti
 
 /* Our own contexts tell nothing about blocks: they keep a client's connections apart. False: one of
  * them has not ended yet, and the option waits for it. */
-static bool take_over(struct nbd_session *session, struct nbd_export *export,
-	const struct option_context *context)
+static bool take_over(
+	struct nbd_session *session, struct export *export, const struct option_context *context)
 {
 	const uint8_t *queries = context->queries;
 
@@ -394,18 +376,17 @@ static bool take_over(struct nbd_session *session, struct nbd_export *export,
 		struct option_string token;
 
 		if (take_token(query, NBD_CONTEXT_CONNECTION, &token)) {
-			takeover_join(
-				&export->takeover, &session->member, token.bytes, token.length);
+			session_takeover_join(&session->base, export, token.bytes, token.length);
 		} else if (take_token(query, NBD_CONTEXT_REPLACES, &token) &&
-			   takeover_replace(&export->takeover, &session->member, token.bytes,
-				   token.length)) {
+			   session_takeover_replace(
+				   &session->base, export, token.bytes, token.length)) {
 			return false;
 		}
 	}
 	return true;
 }
 
-static void reply_epoch(struct nbd_session *session, const struct nbd_export *export)
+static void reply_epoch(struct nbd_session *session, const struct export *export)
 {
 	char name[64];
 
@@ -419,7 +400,8 @@ static void option_meta_context(struct nbd_session *session)
 	struct handshake *handshake = session->handshake;
 	bool set = handshake->option == NBD_OPT_SET_META_CONTEXT;
 	struct option_context context;
-	struct nbd_export *export;
+	struct engine_export *entry;
+	struct export *export;
 	const uint8_t *queries;
 	const char *reason;
 	bool asked_epoch = false;
@@ -443,11 +425,12 @@ static void option_meta_context(struct nbd_session *session)
 			NBD_CONTEXT_QUERIES_MAX);
 		return;
 	}
-	export = find_export(session->service, context.name.bytes, context.name.length);
-	if (export == NULL) {
+	entry = engine_export_find(session->base.engine, context.name.bytes, context.name.length);
+	if (entry == NULL) {
 		reply_unknown_export(session, context.name);
 		return;
 	}
+	export = entry->export;
 	handshake->taking_over = !set && !take_over(session, export, &context);
 	if (handshake->taking_over) {
 		return;
@@ -524,7 +507,7 @@ static void handle_option(struct nbd_session *session)
 		handshake->next = HANDSHAKE_NEXT_CLOSE;
 		return;
 	}
-	if (session->service->draining && handshake->option != NBD_OPT_EXPORT_NAME) {
+	if (session->base.stopping && handshake->option != NBD_OPT_EXPORT_NAME) {
 		reply_error(session, NBD_REP_ERR_SHUTDOWN, "the server is stopping");
 		return;
 	}
@@ -564,11 +547,11 @@ static void handle_option(struct nbd_session *session)
 static void begin_transmission(struct nbd_session *session)
 {
 	handshake_end(session);
-	session_set_state(session, SESSION_READY);
-	if (session->service->draining) {
+	session_set_state(&session->base, SESSION_READY);
+	if (session->base.stopping) {
 		session_drain_check(session);
 	}
-	if (session->state == SESSION_READY) {
+	if (session->base.state == SESSION_READY) {
 		receive_start(session);
 	}
 }
@@ -578,12 +561,12 @@ static void send_done(struct ring_op *op, int result)
 	struct nbd_session *session = container_of(op, struct nbd_session, send_op);
 	struct handshake *handshake = session->handshake;
 
-	if (session->state == SESSION_TERMINATING) {
+	if (session->base.state == SESSION_TERMINATING) {
 		return;
 	}
 	if (result <= 0 && result != -EINTR) {
 		/* A client that only wanted to look is no news. */
-		session_terminate(session, NULL);
+		session_terminate(&session->base, NULL);
 		return;
 	}
 	handshake->tx_sent += result > 0 ? (uint32_t)result : 0;
@@ -593,7 +576,7 @@ static void send_done(struct ring_op *op, int result)
 	}
 	handshake->tx_bytes = 0;
 	handshake->tx_sent = 0;
-	session->progress_ns = ring_batch_ns(session->service->ring);
+	session->base.progress_ns = ring_batch_ns(session->service->ring);
 	if (handshake->state == HANDSHAKE_GREETING) {
 		handshake->state = HANDSHAKE_CLIENT_FLAGS;
 		parse(session);
@@ -614,7 +597,7 @@ static void send_done(struct ring_op *op, int result)
 		begin_transmission(session);
 		break;
 	case HANDSHAKE_NEXT_CLOSE:
-		session_terminate(session, NULL);
+		session_terminate(&session->base, NULL);
 		break;
 	}
 }
@@ -684,7 +667,7 @@ static bool take_option_data(struct nbd_session *session, bool keep)
 
 static void answer(struct nbd_session *session)
 {
-	if (session->state == SESSION_TERMINATING || session->handshake->taking_over) {
+	if (session->base.state == SESSION_TERMINATING || session->handshake->taking_over) {
 		return;
 	}
 	session->handshake->state = HANDSHAKE_REPLYING;

@@ -91,14 +91,15 @@ static void arm(struct nbd_session *session)
 	struct ring *ring = session->service->ring;
 	struct path_stream *stream = session->rx_stream;
 
-	if (session->recv_op.in_flight || session->state != SESSION_READY ||
-		list_is_linked(&session->blocked_node)) {
+	if (session->recv_op.in_flight || session->base.state != SESSION_READY ||
+		list_is_linked(&session->base.blocked_node)) {
 		return;
 	}
 	if (session->rx_request != NULL) {
 		if (stream != NULL) { /* else progress comes when there is room */
 			session->rx_into_stream = true;
-			session->progress_ns = ring_batch_ns(ring); /* the peer's turn begins */
+			session->base.progress_ns =
+				ring_batch_ns(ring); /* the peer's turn begins */
 			stream_receive(&session->stream, &session->recv_op,
 				mem_socket_ptr(mem_add(stream->memory, session->rx_stream_got)),
 				stream->length - session->rx_stream_got, true, receive_done);
@@ -116,7 +117,7 @@ static void arm(struct nbd_session *session)
 		GMB_ASSERT(room); /* a header always fits; gather() asked before */
 	}
 	session->rx_into_stream = false;
-	session->progress_ns = ring_batch_ns(ring); /* it is the peer's turn from now on */
+	session->base.progress_ns = ring_batch_ns(ring); /* it is the peer's turn from now on */
 	stream_receive(&session->stream, &session->recv_op, session->rx_data + session->rx_end,
 		session->rx_bytes - session->rx_end, false, receive_done);
 }
@@ -218,7 +219,7 @@ static bool take_payload(struct nbd_session *session)
 /* Where the next bytes to be parsed are, when a write may be stored from there; or none. */
 static struct mem_ref lendable(const struct nbd_session *session)
 {
-	uint32_t memory_align = store_info(session->export->store)->memory_align;
+	uint32_t memory_align = store_info(session->base.export->store)->memory_align;
 	struct mem_ref memory = mem_none();
 
 	if (session->rx_large != NULL) {
@@ -245,26 +246,10 @@ static void start_write(struct nbd_session *session, struct nbd_request *request
 
 /* --- requests ------------------------------------------------------------------------------ */
 
-/* A limit is reached: parsing goes on when some request has ended. */
-static bool must_block(struct nbd_session *session, const struct request_head *head)
-{
-	struct nbd_service *service = session->service;
-
-	if (list_is_empty(&service->requests_free) ||
-		session->inflight_count >= service->options.limits.inflight_per_session_max ||
-		(session->inflight_count > 0 &&
-			session->held_bytes + request_memory(session, head) >
-				service->held_bytes_max)) {
-		list_push_back(&service->blocked, &session->blocked_node);
-		return true;
-	}
-	return false;
-}
-
 /* True when a short payload should be waited for in the receive buffer. */
 static bool gather(struct nbd_session *session, uint32_t head_bytes, uint64_t payload)
 {
-	uint32_t memory_align = store_info(session->export->store)->memory_align;
+	uint32_t memory_align = store_info(session->base.export->store)->memory_align;
 	uint64_t payload_max =
 		memory_align == 1 ? RX_GATHER_BYTES_MAX : RX_GATHER_ALIGNED_BYTES_MAX;
 
@@ -282,7 +267,7 @@ static void dispatch(struct nbd_session *session, struct request_head *head, uin
 	struct nbd_service *service = session->service;
 	struct nbd_request *request = request_begin(session, head);
 
-	if (error == NBD_SUCCESS && service->draining) {
+	if (error == NBD_SUCCESS && session->base.stopping) {
 		error = NBD_ESHUTDOWN;
 		text = "the server is stopping";
 	}
@@ -290,14 +275,14 @@ static void dispatch(struct nbd_session *session, struct request_head *head, uin
 		error = request_check(session, head, &request->path, &text);
 	}
 	if (error != NBD_SUCCESS || (head->length == 0 && head->type != NBD_CMD_FLUSH)) {
+		session->base.held_bytes -= request->held_bytes;
+		request->held_bytes = 0;
 		request->error = error;
 		request->error_text = text;
 		discard_payload(session, request, payload);
 		return;
 	}
 	request->started = true;
-	request->held_bytes = (uint32_t)request_memory(session, head);
-	session->held_bytes += request->held_bytes;
 	if (head->type == NBD_CMD_WRITE) {
 		start_write(session, request);
 		return;
@@ -333,12 +318,13 @@ static bool take_request(struct nbd_session *session)
 		return false;
 	}
 	payload = request_payload_bytes(&head, session->extended);
-	if (payload > session->service->options.limits.payload_bytes_max) {
+	if (payload > session->service->engine->limits.payload_bytes_max) {
 		session_fail(session, "P66, P112", "%s with a payload of %llu bytes",
 			nbd_command_name(head.type), (unsigned long long)payload);
 		return false;
 	}
-	if (must_block(session, &head) || (payload > 0 && gather(session, head_bytes, payload))) {
+	if (!engine_request_may(&session->base, request_memory(session, &head)) ||
+		(payload > 0 && gather(session, head_bytes, payload))) {
 		return false;
 	}
 	session->rx_start += head_bytes;
@@ -373,11 +359,11 @@ static void discard(struct nbd_session *session)
 
 void receive_continue(struct nbd_session *session)
 {
-	if (session->state != SESSION_READY || session->recv_op.in_flight) {
+	if (session->base.state != SESSION_READY || session->recv_op.in_flight) {
 		return; /* receive_done() goes on */
 	}
-	list_remove(&session->blocked_node);
-	while (session->state == SESSION_READY) {
+	list_remove(&session->base.blocked_node);
+	while (session->base.state == SESSION_READY) {
 		if (session->rx_discard_left > 0) {
 			discard(session);
 			if (session->rx_discard_left > 0) {
@@ -405,7 +391,7 @@ void receive_discard(struct nbd_session *session)
 
 bool receive_owes_nothing(const struct nbd_session *session)
 {
-	return session->state == SESSION_READY && !session->send_op.in_flight &&
+	return session->base.state == SESSION_READY && !session->send_op.in_flight &&
 	       session->rx_request == NULL && session->rx_discard_left == 0 &&
 	       available(session) == 0;
 }
@@ -422,10 +408,10 @@ void receive_start(struct nbd_session *session)
 
 static void received_end(struct nbd_session *session)
 {
-	if (session->state == SESSION_NEGOTIATING) {
-		session_terminate(session, NULL);
+	if (session->base.state == SESSION_NEGOTIATING) {
+		session_terminate(&session->base, NULL);
 	} else if (session->rx_request != NULL || session->rx_discard_left > 0) {
-		session_terminate(session, "it closed in the middle of a request's payload");
+		session_terminate(&session->base, "it closed in the middle of a request's payload");
 	} else {
 		/* Perhaps only half closed: what it asked for is still answered (P130). */
 		session->end_of_stream = true;
@@ -443,14 +429,14 @@ void receive_done(struct ring_op *op, int result)
 {
 	struct nbd_session *session = container_of(op, struct nbd_session, recv_op);
 
-	if (session->state == SESSION_TERMINATING || session->state == SESSION_DRAINING) {
+	if (session->base.state == SESSION_TERMINATING || session->base.state == SESSION_DRAINING) {
 		return;
 	}
-	if (session->state == SESSION_LINGERING) {
+	if (session->base.state == SESSION_LINGERING) {
 		if (result > 0 || is_passing(result)) {
 			receive_discard(session);
 		} else {
-			session_terminate(session, NULL);
+			session_terminate(&session->base, NULL);
 		}
 		return;
 	}
@@ -459,16 +445,16 @@ void receive_done(struct ring_op *op, int result)
 		return;
 	}
 	if (result < 0 && !is_passing(result)) {
-		session_terminate(session, NULL); /* reset by peer and the like: no news */
+		session_terminate(&session->base, NULL); /* reset by peer and the like: no news */
 		return;
 	}
 	if (result == -ECANCELED) {
 		session->rx_was_full = false;
 	}
 	if (result > 0) {
-		session->progress_ns = ring_batch_ns(session->service->ring);
+		session->base.progress_ns = ring_batch_ns(session->service->ring);
 	}
-	if (session->state == SESSION_NEGOTIATING) {
+	if (session->base.state == SESSION_NEGOTIATING) {
 		session->rx_end += result > 0 ? (uint32_t)result : 0;
 		handshake_received(session);
 		return;

@@ -92,7 +92,7 @@ static void emit_error(
 	struct nbd_request *request = slot->request;
 	uint32_t length;
 
-	request->session->service->counters.errors++;
+	request->session->service->engine->counters.errors++;
 	slot->ends_request = true;
 	if (!request->session->structured) {
 		length = put_simple_header(request, slot->header, error);
@@ -285,8 +285,8 @@ static enum emitted emit_failed_read(struct send_batch *send, struct send_slot *
 	if (request->one_piece && request->content_bytes > 0) {
 		if (!request->session->structured) {
 			/* The header said success already: the only honest way out (P78). */
-			session_terminate(
-				request->session, "the disk failed after a simple reply had begun");
+			session_terminate(&request->session->base,
+				"the disk failed after a simple reply had begun");
 			return EMITTED_NOTHING;
 		}
 		if (request->content_bytes < request->length) {
@@ -320,7 +320,7 @@ static enum emitted emit_read(struct send_batch *send, struct send_slot *slot)
 		emit_structured_fragment(send, slot);
 	}
 	request->content_bytes += slot->fragment.length;
-	request->session->service->counters.bytes_read += slot->fragment.length;
+	request->session->service->engine->counters.bytes_read += slot->fragment.length;
 	slot->ends_request = slot->fragment.last;
 	return slot->ends_request ? EMITTED_END : EMITTED_MORE;
 }
@@ -349,7 +349,8 @@ static enum emitted emit(struct send_batch *send, struct send_slot *slot)
 		emit_block_status(send, slot);
 	} else {
 		if (request->command == NBD_CMD_WRITE) {
-			request->session->service->counters.bytes_written += request->length;
+			request->session->service->engine->counters.bytes_written +=
+				request->length;
 		}
 		emit_success(send, slot);
 	}
@@ -376,7 +377,7 @@ static struct nbd_request *next_sendable(struct nbd_session *session)
 static void fill(struct nbd_session *session, struct send_batch *send)
 {
 	while (send->slot_count < SEND_SLOTS_MAX && send->bytes < SEND_BYTES_MAX &&
-		session->state != SESSION_TERMINATING) {
+		session->base.state != SESSION_TERMINATING) {
 		struct nbd_request *request = next_sendable(session);
 		struct send_slot *slot = &send->slots[send->slot_count];
 
@@ -446,18 +447,19 @@ static void send_now(struct nbd_session *session)
 	}
 }
 
-void reply_flush(struct nbd_session *session, bool alone)
+void reply_flush(struct session *base, bool alone)
 {
+	struct nbd_session *session = container_of(base, struct nbd_session, base);
 	struct nbd_service *service = session->service;
 	struct send_batch *send;
 
 	if (session->sending != NULL || list_is_empty(&session->sendable) ||
-		session->state == SESSION_TERMINATING) {
+		session->base.state == SESSION_TERMINATING) {
 		return;
 	}
 	send = service_send_get(service);
 	if (send == NULL) {
-		session_terminate(session, "out of memory for a reply");
+		session_terminate(&session->base, "out of memory for a reply");
 		return;
 	}
 	send->slot_count = 0;
@@ -470,14 +472,14 @@ void reply_flush(struct nbd_session *session, bool alone)
 		service_send_put(service, send);
 		return;
 	}
-	if (session->state == SESSION_TERMINATING) {
+	if (session->base.state == SESSION_TERMINATING) {
 		/* Nothing was sent of this batch: give it back as a failed send would. */
 		ring_defer(service->ring, &session->send_op, -ECANCELED, reply_done);
 		return;
 	}
 	send->message = (struct msghdr){ .msg_iov = send->iov, .msg_iovlen = send->iov_count };
-	session->progress_ns = ring_batch_ns(service->ring); /* the peer's turn begins */
-	if (alone && session->inflight_count == 1 && send->bytes <= SEND_NOW_BYTES_MAX) {
+	session->base.progress_ns = ring_batch_ns(service->ring); /* the peer's turn begins */
+	if (alone && session->base.inflight_count == 1 && send->bytes <= SEND_NOW_BYTES_MAX) {
 		send_now(session);
 	} else {
 		send_rest(session);
@@ -504,7 +506,7 @@ static void look_at_network(struct nbd_session *session)
 	}
 	/* Where mostly holes were sent, there was little to carry. */
 	if (session->hole_bytes <= session->traffic.acked_bytes - before.acked_bytes) {
-		overlap_learn_network(&session->path_export->reads,
+		overlap_learn_network(&session->base.path_export->reads,
 			session->traffic.acked_bytes - before.acked_bytes,
 			session->traffic.busy_ns - before.busy_ns);
 	}
@@ -522,7 +524,7 @@ static void send_end(struct nbd_session *session)
 		if (slot->fragment.stream != NULL) {
 			path_fragment_sent(&slot->fragment);
 		}
-		if (slot->ends_request && session->state != SESSION_TERMINATING) {
+		if (slot->ends_request && session->base.state != SESSION_TERMINATING) {
 			if (slot->fragment.stream != NULL && slot->request->path.measured) {
 				look_at_network(session);
 			}
@@ -539,25 +541,25 @@ void reply_done(struct ring_op *op, int result)
 	struct send_batch *send = session->sending;
 	bool whole = result >= 0 && (size_t)result == send->bytes;
 
-	session->progress_ns = ring_batch_ns(session->service->ring);
-	if (!whole && session->state != SESSION_TERMINATING) {
+	session->base.progress_ns = ring_batch_ns(session->service->ring);
+	if (!whole && session->base.state != SESSION_TERMINATING) {
 		if (result > 0 || result == -EINTR) { /* stopped early: go on from there */
 			send_advance(send, result > 0 ? (size_t)result : 0);
 			send_rest(session);
 			return;
 		}
 		/* Else the peer is gone. */
-		session_terminate(session, result == -EFAULT
-						   ? "the disk failed or became shorter after a "
-						     "reply had begun"
-						   : NULL);
+		session_terminate(&session->base,
+			result == -EFAULT ? "the disk failed or became shorter after a "
+					    "reply had begun"
+					  : NULL);
 	}
 	send_end(session);
-	if (session->state == SESSION_TERMINATING) {
+	if (session->base.state == SESSION_TERMINATING) {
 		return;
 	}
 	if (!list_is_empty(&session->sendable)) {
-		session_mark_dirty(session);
+		session_mark_dirty(&session->base);
 	}
 	session_drain_check(session);
 }

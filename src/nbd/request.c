@@ -73,7 +73,7 @@ static uint32_t check_range(const struct nbd_session *session, const struct requ
 static uint32_t check_read(const struct nbd_session *session, const struct request_head *head,
 	struct path_request *path, const char **text)
 {
-	uint32_t payload_max = session->service->options.limits.payload_bytes_max;
+	uint32_t payload_max = session->service->engine->limits.payload_bytes_max;
 
 	path->op = STORE_READ;
 	if (head->length > payload_max ||
@@ -89,7 +89,7 @@ static uint32_t check_modify(const struct nbd_session *session, const struct req
 	enum store_op op, struct path_request *path, const char **text)
 {
 	path->op = op;
-	if (session->export->read_only) {
+	if ((session->base.rights & ENGINE_RIGHT_WRITE) == 0) {
 		*text = "the export is read-only";
 		return NBD_EPERM;
 	}
@@ -204,7 +204,7 @@ static bool must_be_one_piece(const struct nbd_session *session, const struct re
  */
 static bool must_be_held(const struct nbd_session *session, const struct request_head *head)
 {
-	uint32_t overlap = session->path_export->overlap;
+	uint32_t overlap = session->base.path_export->overlap;
 
 	if (head->type != NBD_CMD_READ || head->length > HELD_BYTES_MAX) {
 		return false;
@@ -228,9 +228,7 @@ struct nbd_request *request_begin(struct nbd_session *session, const struct requ
 	struct list_node *node = list_pop_front(&service->requests_free);
 	struct nbd_request *request;
 
-	if (node == NULL) {
-		return NULL;
-	}
+	GMB_ASSERT(node != NULL); /* engine_request_may() was asked */
 	request = list_entry(node, struct nbd_request, session_node);
 	request->session = session;
 	request->cookie = head->cookie;
@@ -245,20 +243,18 @@ struct nbd_request *request_begin(struct nbd_session *session, const struct requ
 	request->done_owed = false;
 	request->content_bytes = 0;
 	request->lent = NULL;
-	request->held_bytes = 0;
+	request->held_bytes = (uint32_t)request_memory(session, head);
 	request->one_piece = must_be_one_piece(session, head);
 	list_init(&request->send_node);
 	request->path.offset = head->offset;
 	request->path.length = head->length;
-	request->path.export = session->path_export;
+	request->path.export = session->base.path_export;
 	request->path.progress = request_progress;
 	request->path.ascending = request->one_piece;
 	request->path.whole = must_be_held(session, head);
-	request->path.window_bytes = request_memory(session, head);
+	request->path.window_bytes = request->held_bytes;
 	list_push_back(&session->requests, &request->session_node);
-	session->inflight_count++;
-	service->counters.inflight++;
-	service->counters.requests++;
+	engine_request_begin(&session->base, request->held_bytes);
 	return request;
 }
 
@@ -278,10 +274,7 @@ void request_end(struct nbd_request *request)
 	if (session->exclusive == request) {
 		session->exclusive = NULL;
 	}
-	session->inflight_count--;
-	session->held_bytes -= request->held_bytes;
-	service->counters.inflight--;
-	service->limits_released = true;
+	engine_request_end(&session->base, request->held_bytes);
 	list_push_front(&service->requests_free, &request->session_node);
 }
 
@@ -291,7 +284,7 @@ void request_sendable(struct nbd_request *request)
 
 	if (!request->replying && !list_is_linked(&request->send_node)) {
 		list_push_back(&session->sendable, &request->send_node);
-		session_mark_dirty(session);
+		session_mark_dirty(&session->base);
 	}
 }
 
@@ -300,13 +293,13 @@ void request_progress(struct path_request *path)
 	struct nbd_request *request = container_of(path, struct nbd_request, path);
 	struct nbd_session *session = request->session;
 
-	if (session->state == SESSION_TERMINATING) {
+	if (session->base.state == SESSION_TERMINATING) {
 		return; /* session_join() looks at the end of the batch */
 	}
 	if (session->rx_request == request) {
 		/* Room for more payload, or a failure that makes the rest of it unwanted. */
 		receive_continue(session);
-		if (session->rx_request == request || session->state == SESSION_TERMINATING) {
+		if (session->rx_request == request || session->base.state == SESSION_TERMINATING) {
 			return;
 		}
 	}

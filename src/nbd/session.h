@@ -1,23 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Private to src/nbd: one client connection on the server, and the service that owns it.
+ * Private to src/nbd: one client connection on the server, and what all connections of an engine
+ * share. The states of a session are the engine's: engine/engine.h.
  *
- *            accept            GO / EXPORT_NAME          DISC, end of stream
- *   (new) ──▶ NEGOTIATING ──────▶ READY ──────────────────────▶ DRAINING
- *                 │                 │ │ soft stop                     │ nothing in flight
- *                 │                 │ └──────────▶ LINGERING ◀────────┘
- *                 │  peer violation, │                │ end of stream, deadline
- *                 │  socket error    ▼                ▼
- *                 └──────────────▶ TERMINATING ◀──────┘
- *                                                     │ session_join(): no operation in flight
- *                                                     ▼ (closed and freed)
+ * Files: service.c pools and the session kind; session.c life cycle; handshake.c options;
+ * receive.c the byte stream into requests; request.c what a request asks and may; reply.c answers.
  *
- * Files: service.c limits, timers, batch end; session.c life cycle; handshake.c options;
- * takeover.c who comes instead of whom; receive.c the byte stream into requests; request.c what a
- * request asks and may; reply.c answers.
- *
- * Threading: the ring's thread. Ownership: the service owns sessions and requests; a session owns
- * its socket; a request holds what it was lent until request_end(). Errors: session_fail() ends a
+ * Threading: the ring's thread. Ownership: the service owns requests and pools; a session owns its
+ * socket; a request holds what it was lent until request_end(). Errors: session_fail() ends a
  * session for a peer violation, naming the rule; it is safe to call anywhere, the session is freed
  * later, from the loop.
  */
@@ -26,14 +16,9 @@
 #include <sys/uio.h>
 
 #include "base/list.h"
-#include "base/log.h"
-#include "engine/takeover.h"
-#include "engine/wait_policy.h"
-#include "memory/arena.h"
+#include "engine/engine.h"
 #include "nbd/server.h"
 #include "nbd/wire.h"
-#include "path/path.h"
-#include "ring/ring.h"
 #include "stream/stream.h"
 
 enum {
@@ -51,7 +36,6 @@ enum {
 	SEND_BYTES_MAX = 2 << 20,
 	SEND_NOW_BYTES_MAX = 256 << 10,
 	HANDSHAKE_TX_BYTES = 32 << 10,
-	PEER_NAME_BYTES = 64,
 	/* Payload memory of one request. */
 	WINDOW_BYTES = 2 << 20,
 	/* A read whose reply cannot tell of a late error is held back until all of it is valid, up
@@ -61,15 +45,6 @@ enum {
 	CONTEXT_ID_BASE_ALLOCATION = 1,
 	/* Longer options are refused by closing: draining them would only serve an attacker. */
 	OPTION_DRAIN_BYTES_MAX = 1 << 20,
-};
-
-enum session_state {
-	SESSION_NEGOTIATING, /* waits for client flags or the next option */
-	SESSION_READY,	     /* waits for requests */
-	SESSION_DRAINING,    /* reads no more; waits for what is in flight to be answered */
-	SESSION_LINGERING, /* said goodbye; waits for the peer's, throwing away what still comes */
-	SESSION_TERMINATING, /* socket shut down; waits for operations to come back */
-	SESSION_STATE_COUNT
 };
 
 enum handshake_state {
@@ -92,7 +67,7 @@ struct handshake {
 	uint32_t option_bytes;
 	uint32_t option_got;
 	bool no_zeroes;
-	uint32_t list_next_idx; /* LIST: next export to tell; export_count when done */
+	uint64_t list_serial; /* LIST: of the next export to name */
 	bool list_active;
 	bool taking_over; /* an option waits until another connection has ended */
 	/* SET_META_CONTEXT's selection, valid for this export name only (P43). */
@@ -154,34 +129,22 @@ struct send_batch {
 };
 
 struct nbd_session {
+	struct session base;
 	struct nbd_service *service;
-	struct list_node service_node;	/* in service->sessions */
-	struct list_node deadline_node; /* in service->handshakes or ->lingering, oldest first */
-	struct list_node dirty_node;	/* in service->dirty: something to send */
-	struct list_node blocked_node;	/* in service->blocked: parsing waits for a limit */
-	struct list_node ending_node;	/* in service->ending: terminating */
-	enum session_state state;
 	struct stream stream;
 	struct ring_op recv_op;
 	struct ring_op send_op;
 	struct handshake *handshake;
-	struct takeover_member member;
-	uint64_t deadline_ns;	     /* of the handshake, or of lingering */
-	uint64_t progress_ns;	     /* last time the network moved, or was first asked to */
 	struct ring_traffic traffic; /* when it was last looked at */
 	uint64_t traffic_ns;	     /* that time */
 	uint64_t hole_bytes;	     /* since traffic, of which only the place was sent */
 
 	/* Transmission. */
-	struct nbd_export *export;
-	struct path_export *path_export;
 	uint64_t export_size;
 	bool structured;
 	bool extended;
 	bool context_selected;
-	bool end_of_stream; /* the peer will send nothing more */
-	uint32_t inflight_count;
-	uint64_t held_bytes;	   /* memory that requests in flight may hold */
+	bool end_of_stream;	   /* the peer will send nothing more */
 	struct list_node requests; /* all that are in flight */
 	struct list_node sendable; /* those with something to send, in turn */
 	/* A simple reply or a DF chunk that has begun: nothing else may go out before its end. */
@@ -204,67 +167,43 @@ struct nbd_session {
 	bool rx_was_full;    /* the last receive took all that its buffer could hold */
 	bool rx_into_stream; /* the receive in flight goes to rx_stream */
 	uint8_t rx_small[RX_SMALL_BYTES];
-	char peer[PEER_NAME_BYTES];
 };
 
+/* What the sessions of one engine share. */
 struct nbd_service {
-	struct nbd_service_options options;
-	struct ring *ring;
+	struct engine *engine;
+	struct ring *ring; /* the engine's, as are the next two */
 	struct arena *arena;
 	struct path *path;
-	struct path_export *path_exports; /* one per export, same index */
-	struct nbd_request *requests;
+	struct nbd_request *requests; /* as many as the engine allows in flight */
 	struct list_node requests_free;
 	struct list_node rx_free;
 	uint32_t rx_count; /* in use */
 	uint32_t rx_count_max;
 	struct list_node sends_free;
-	struct list_node sessions;
-	struct list_node handshakes;
-	struct list_node lingering;
-	struct list_node dirty;
-	struct list_node blocked;
-	struct list_node ending;
-	struct nbd_counters counters;
-	struct log_limit log_limit;
-	struct wait_policy wait_policy;
-	uint64_t turn_requests; /* counters.requests at the end of the last turn */
-	struct ring_op timer;
-	uint64_t timer_due_ns; /* of the timer in flight */
-	bool limits_released;  /* a request ended since the last look at blocked */
-	bool draining;
-	uint64_t drain_deadline_ns;
-	void (*drained)(void *context);
-	void *drained_context;
-	uint64_t held_bytes_max; /* per session */
 };
 
 /* service.c */
-void service_timer_arm(struct nbd_service *service);
 struct rx_buf *service_rx_get(struct nbd_service *service);
 void service_rx_put(struct nbd_service *service, struct rx_buf *rx);
 struct send_batch *service_send_get(struct nbd_service *service);
 void service_send_put(struct nbd_service *service, struct send_batch *send);
 
-/* session.c */
-void session_open(struct nbd_service *service, int fd, const char *peer);
-void session_set_state(struct nbd_session *session, enum session_state state);
+/* session.c: what the engine calls, see struct session_kind. */
+int nbd_session_accept(void *service, const struct endpoint *endpoint);
+void nbd_session_resume(struct session *base);
+void nbd_session_drain(struct session *base);
+bool nbd_session_stalled(struct session *base);
+void nbd_session_abort(struct session *base);
+bool nbd_session_join(struct session *base);
+void nbd_session_close(struct session *base);
 /* Ends the session for breaking a rule; the text names it. */
 void session_fail(struct nbd_session *session, const char *rule, const char *format, ...)
 	GMB_PRINTF(3, 4);
-/* Ends the session without blaming anybody (socket error, deadline, peer gone). */
-void session_terminate(struct nbd_session *session, const char *reason);
-/* Closes and frees a terminating session once nothing is in flight. Only the end of a batch calls
- * it, so a session never disappears under a callback. */
-bool session_join(struct nbd_session *session);
 /* The client will ask nothing more: stops reading, closes when everything is answered. */
 void session_drain(struct nbd_session *session);
-/* The server stops: closes when everything in flight is answered. */
-void session_stop(struct nbd_session *session);
-/* Closes a draining session that has nothing left to do. */
+/* Says goodbye when the session is to end and has nothing left to do. */
 void session_drain_check(struct nbd_session *session);
-/* Puts the session on the list that is flushed at the end of the batch. */
-void session_mark_dirty(struct nbd_session *session);
 
 /* handshake.c */
 int handshake_begin(struct nbd_session *session);
@@ -315,6 +254,6 @@ void request_sendable(struct nbd_request *request);
 void request_progress(struct path_request *path);
 
 /* reply.c */
-/* Sends what there is to send. alone: no other session has anything in this turn. */
-void reply_flush(struct nbd_session *session, bool alone);
+/* Sends what there is to send: the flush() of the session kind. */
+void reply_flush(struct session *base, bool alone);
 void reply_done(struct ring_op *op, int result);

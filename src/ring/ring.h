@@ -26,6 +26,7 @@
 
 #include "base/compiler.h"
 #include "base/error.h"
+#include "base/list.h"
 #include "ring/memory.h"
 
 struct ring;
@@ -146,9 +147,18 @@ void ring_set_spin(struct ring *ring, uint64_t spin_ns);
 /* Hands what is queued to the kernel now instead of with the next turn. Runs no completion. */
 void ring_flush(struct ring *ring);
 
-/* Called once after every batch of completions and messages, before the next submission. */
-typedef void ring_batch_end_fn(void *context);
-void ring_set_batch_end(struct ring *ring, ring_batch_end_fn *fn, void *context);
+/* Something to call once after every batch of completions and messages, before the next submission:
+ * in the order in which they were added. Held until it is removed, which call() itself must not do.
+ */
+struct ring_batch_end {
+	struct list_node node; /* private */
+	void (*call)(struct ring_batch_end *end);
+};
+void ring_batch_end_add(struct ring *ring, struct ring_batch_end *end);
+static inline void ring_batch_end_remove(struct ring_batch_end *end)
+{
+	list_remove(&end->node);
+}
 
 /* Monotonic time in nanoseconds: exact (no system call), and as of the current batch. */
 uint64_t ring_now_ns(const struct ring *ring);

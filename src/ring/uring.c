@@ -46,8 +46,7 @@ struct ring {
 	struct ring_features features;
 	struct ring_counters counters;
 	struct ring_op_queue deferred; /* complete in the next batch */
-	ring_batch_end_fn *batch_end;
-	void *batch_end_context;
+	struct list_node batch_ends;
 	uint64_t batch_ns;
 	uint64_t random_state;
 	uint64_t spin_ns;
@@ -233,6 +232,7 @@ int ring_create(const struct ring_options *options, struct ring **ring_out, stru
 	ring->uring.ring_fd = -1;
 	ring->poll_fd = -1;
 	ring_op_queue_init(&ring->deferred);
+	list_init(&ring->batch_ends);
 	result = ring_mailbox_init(&ring->mailbox);
 	if (result < 0) {
 		ring_destroy(ring);
@@ -331,10 +331,9 @@ void ring_set_spin(struct ring *ring, uint64_t spin_ns)
 	ring->spin_ns = spin_ns;
 }
 
-void ring_set_batch_end(struct ring *ring, ring_batch_end_fn *fn, void *context)
+void ring_batch_end_add(struct ring *ring, struct ring_batch_end *end)
 {
-	ring->batch_end = fn;
-	ring->batch_end_context = context;
+	list_push_back(&ring->batch_ends, &end->node);
 }
 
 /* --- messages and calls -------------------------------------------------------------------- */
@@ -589,8 +588,11 @@ static int turn(struct ring *ring, bool wait, uint64_t limit_ns)
 		count++;
 	}
 	ring->counters.completions += (uint64_t)count;
-	if (ring->batch_end != NULL) {
-		ring->batch_end(ring->batch_end_context);
+	list_for_each(node, &ring->batch_ends)
+	{
+		struct ring_batch_end *end = list_entry(node, struct ring_batch_end, node);
+
+		end->call(end);
 	}
 	return count;
 }

@@ -13,6 +13,7 @@
 /* One listening socket. Its op waits either for a connection or for a pause to end. */
 struct door {
 	struct acceptor *acceptor;
+	const struct session_kind *kind;
 	int fd; /* the listener's */
 	struct ring_file file;
 	struct ring_op op;
@@ -52,8 +53,9 @@ int acceptor_create(
 		const struct listener *listener = &options->listeners[i];
 
 		for (uint32_t k = 0; k < listener->fd_count; k++) {
-			acceptor->doors[acceptor->door_count++] =
-				(struct door){ .acceptor = acceptor, .fd = listener->fds[k] };
+			acceptor->doors[acceptor->door_count++] = (struct door){
+				.acceptor = acceptor, .kind = listener->kind, .fd = listener->fds[k]
+			};
 		}
 	}
 	*acceptor_out = acceptor;
@@ -110,13 +112,14 @@ static struct reactor *emptiest_reactor(const struct acceptor *acceptor)
 	return best;
 }
 
-static void place_connection(struct acceptor *acceptor, int fd)
+static void place_connection(const struct door *door, int fd)
 {
+	struct acceptor *acceptor = door->acceptor;
 	_Atomic uint32_t *total = acceptor->options.connection_total;
-	char peer[LISTENER_PEER_BYTES];
+	struct endpoint endpoint = { .kind = door->kind, .fd = fd };
 	uint32_t held_back;
 
-	listener_peer_name(fd, peer);
+	listener_peer(fd, &endpoint.peer);
 	/* Only this thread counts up, so the limit cannot be overrun. */
 	if (atomic_load_explicit(total, memory_order_relaxed) >=
 		acceptor->options.connections_max) {
@@ -125,12 +128,12 @@ static void place_connection(struct acceptor *acceptor, int fd)
 			    &acceptor->refusals, ring_batch_ns(acceptor->ring), &held_back)) {
 			log_warning("refused a connection from %s: the limit of %u connections is "
 				    "reached (%u refusals before were not logged)",
-				peer, acceptor->options.connections_max, held_back);
+				endpoint.peer.text, acceptor->options.connections_max, held_back);
 		}
 		return;
 	}
 	atomic_fetch_add_explicit(total, 1, memory_order_relaxed);
-	reactor_give(emptiest_reactor(acceptor), fd, peer);
+	reactor_hand_over(emptiest_reactor(acceptor), &endpoint);
 }
 
 static bool peer_went_away(int result)
@@ -174,7 +177,7 @@ static void accept_done(struct ring_op *op, int result)
 		return;
 	}
 	if (result >= 0) {
-		place_connection(acceptor, result);
+		place_connection(door, result);
 		open_door(door);
 	} else if (peer_went_away(result)) {
 		open_door(door);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Takes connections from all listeners on one ring and gives each to the reactor with the fewest
- * sessions. Holds the server's limit on connections.
+ * Accepts connections of all listeners on one ring and hands each over to the reactor with the
+ * fewest. Keeps the server's limit on connections.
  *
  * Threading: create and destroy on the main thread; start and stop on any (they post); everything
  * else runs on the first reactor's thread. Ownership: borrows the reactors, and the listeners

@@ -287,14 +287,14 @@ static int finish_limits(struct server_config *config, struct error *error)
 {
 	struct server_limits *limits = &config->limits;
 	struct server_limits defaults = { 0 };
-	struct nbd_limits reactor;
+	struct engine_limits reactor;
 	char memory[UNITS_TEXT_BYTES];
 	char least[UNITS_TEXT_BYTES];
 
 	if (limits->threads == 0) {
 		limits->threads = MIN(cpus_allowed(), (uint32_t)SERVER_THREADS_MAX);
 	}
-	nbd_limits_default(&reactor);
+	engine_limits_default(&reactor);
 	defaults.memory_bytes = reactor.memory_bytes_max * limits->threads;
 	defaults.handshake_timeout_ns = reactor.handshake_timeout_ns;
 	defaults.connections_max = reactor.sessions_max * limits->threads;

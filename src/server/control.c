@@ -176,7 +176,7 @@ struct page_cache_send {
 /* Sums over the reactors; made for what has traffic only. */
 struct summary {
 	const struct control_view *view;
-	struct nbd_counters counters;
+	struct engine_counters counters;
 	struct path_stats **stats; /* [export * STORE_OP_COUNT + op], or NULL */
 	struct overlap *overlaps;  /* [export * 2], of reads and writes: of the busiest reactor */
 	struct page_cache_send *page_cache; /* [export] */
@@ -184,10 +184,10 @@ struct summary {
 };
 
 static void add_stats(
-	struct summary *summary, const struct nbd_service *service, uint32_t export_index)
+	struct summary *summary, const struct path_export *measured, uint32_t export_index)
 {
 	for (int op = 0; op < STORE_OP_COUNT; op++) {
-		const struct path_stats *from = nbd_service_stats(service, export_index, op);
+		const struct path_stats *from = measured->stats[op];
 		struct path_stats **into =
 			&summary->stats[(size_t)export_index * STORE_OP_COUNT + (size_t)op];
 
@@ -208,14 +208,14 @@ static void add_stats(
 }
 
 static void add_overlaps(
-	struct summary *summary, const struct nbd_service *service, uint32_t export_index)
+	struct summary *summary, const struct path_export *measured, uint32_t export_index)
 {
-	static const enum store_op ops[] = { STORE_READ, STORE_WRITE };
+	const struct overlap *const both[] = { &measured->reads, &measured->writes };
 
-	for (size_t i = 0; i < ARRAY_COUNT(ops); i++) {
-		const struct overlap *from = nbd_service_overlap(service, export_index, ops[i]);
+	for (size_t i = 0; i < ARRAY_COUNT(both); i++) {
+		const struct overlap *from = both[i];
 		struct overlap *into =
-			&summary->overlaps[(size_t)export_index * ARRAY_COUNT(ops) + i];
+			&summary->overlaps[(size_t)export_index * ARRAY_COUNT(both) + i];
 
 		if (from->disk_rate >= into->disk_rate) {
 			*into = *from;
@@ -224,18 +224,21 @@ static void add_overlaps(
 }
 
 /* On a reactor's thread, while the main thread waits. */
-static void inspect(struct nbd_service *service, void *context)
+static void inspect(struct engine *engine, void *context)
 {
 	struct summary *summary = context;
-	struct nbd_counters counters;
 
-	nbd_service_counters(service, &counters);
-	nbd_counters_add(&summary->counters, &counters);
+	engine_counters_add(&summary->counters, &engine->counters);
 	for (uint32_t i = 0; i < summary->view->export_count; i++) {
-		add_stats(summary, service, i);
-		add_overlaps(summary, service, i);
-		summary->page_cache[i].bytes += nbd_service_page_cache_send_bytes(service, i);
-		summary->page_cache[i].misses += nbd_service_page_cache_send_misses(service, i);
+		const struct path_export *measured =
+			engine_export_measured(engine, summary->view->exports[i]);
+
+		if (measured != NULL) {
+			add_stats(summary, measured, i);
+			add_overlaps(summary, measured, i);
+			summary->page_cache[i].bytes += measured->page_cache_send_bytes;
+			summary->page_cache[i].misses += measured->page_cache_send_misses;
+		}
 	}
 }
 
@@ -250,7 +253,7 @@ static int collect(struct summary *summary)
 		return -ENOMEM;
 	}
 	for (uint32_t i = 0; i < summary->view->reactor_count; i++) {
-		int rc = reactor_visit(summary->view->reactors[i], inspect, summary);
+		int rc = reactor_call(summary->view->reactors[i], inspect, summary);
 
 		if (rc < 0) {
 			return rc;
@@ -332,7 +335,7 @@ static json_t *overlap_json(uint32_t overlap)
 
 /* Why no read of this export is sent from the page cache itself; null: nothing speaks against it.
  */
-static json_t *refusal_json(const struct nbd_export *entry)
+static json_t *refusal_json(const struct export *entry)
 {
 	const char *refusal = store_page_cache_refusal(entry->store);
 
@@ -345,7 +348,7 @@ static json_t *refusal_json(const struct nbd_export *entry)
 
 static json_t *export_json(const struct summary *summary, uint32_t export_index)
 {
-	const struct nbd_export *entry = &summary->view->exports[export_index];
+	const struct export *entry = summary->view->exports[export_index];
 	const char *path = summary->view->paths[export_index];
 	json_t *operations = json_array();
 	char shown[PATH_SHOWN_BYTES];
@@ -383,8 +386,8 @@ static json_t *uris_json(const struct control_view *view)
 
 	for (uint32_t i = 0; i < view->listener_count; i++) {
 		for (uint32_t k = 0; k < view->export_count; k++) {
-			if (nbd_uri_format(&view->listeners[i].uri, view->exports[k].name,
-				    view->exports[k].name_bytes, uri, sizeof(uri)) == 0) {
+			if (nbd_uri_format(&view->listeners[i].uri, view->exports[k]->name,
+				    view->exports[k]->name_bytes, uri, sizeof(uri)) == 0) {
 				json_array_append_new(uris, json_string(uri));
 			}
 		}
@@ -392,7 +395,7 @@ static json_t *uris_json(const struct control_view *view)
 	return uris;
 }
 
-static json_t *counters_json(const struct nbd_counters *counters)
+static json_t *counters_json(const struct engine_counters *counters)
 {
 	return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "connections",
 		(json_int_t)counters->sessions, "handshakes", (json_int_t)counters->handshakes,

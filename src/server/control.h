@@ -28,7 +28,7 @@ struct control;
 
 /* What is told about. Borrowed, and valid until control_close(). */
 struct control_view {
-	const struct nbd_export *exports;
+	struct export *const *exports;
 	const char *const *paths; /* of the exports, as the user wrote them */
 	uint32_t export_count;
 	const struct listener *listeners;

@@ -555,27 +555,30 @@ void listener_close(struct listener *listener)
 	*listener = (struct listener){ 0 };
 }
 
-const char *listener_peer_name(int fd, char out[LISTENER_PEER_BYTES])
+void listener_peer(int fd, struct peer *peer)
 {
 	union address address = { 0 };
 	socklen_t bytes = sizeof(address);
-	struct ucred credentials;
-	socklen_t credentials_bytes = sizeof(credentials);
+	struct ucred ids;
+	socklen_t ids_bytes = sizeof(ids);
 	char host[INET6_ADDRSTRLEN];
 
-	/* A peer that is gone again has no address any more. */
-	snprintf(out, LISTENER_PEER_BYTES, "unknown");
+	*peer = (struct peer){ .text = "unknown" };
 	if (getpeername(fd, &address.any, &bytes) < 0) {
-		return out;
+		return; /* a peer that has closed already has no address any more */
 	}
-	if (address.any.sa_family == AF_INET) {
+	peer->family = address.any.sa_family;
+	if (peer->family == AF_INET) {
 		inet_ntop(AF_INET, &address.ipv4.sin_addr, host, sizeof(host));
-		snprintf(out, LISTENER_PEER_BYTES, "%s:%u", host, get_port(&address));
-	} else if (address.any.sa_family == AF_INET6) {
+		snprintf(peer->text, sizeof(peer->text), "%s:%u", host, get_port(&address));
+	} else if (peer->family == AF_INET6) {
 		inet_ntop(AF_INET6, &address.ipv6.sin6_addr, host, sizeof(host));
-		snprintf(out, LISTENER_PEER_BYTES, "[%s]:%u", host, get_port(&address));
-	} else if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &credentials_bytes) == 0) {
-		snprintf(out, LISTENER_PEER_BYTES, "unix:pid %d", (int)credentials.pid);
+		snprintf(peer->text, sizeof(peer->text), "[%s]:%u", host, get_port(&address));
+	} else if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &ids, &ids_bytes) == 0) {
+		peer->has_ids = true;
+		peer->uid = ids.uid;
+		peer->gid = ids.gid;
+		peer->pid = ids.pid;
+		snprintf(peer->text, sizeof(peer->text), "unix:pid %d", (int)ids.pid);
 	}
-	return out;
 }

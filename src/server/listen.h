@@ -12,12 +12,14 @@
 
 #include <sys/types.h>
 
+#include "engine/engine.h"
 #include "server/config.h"
 
-enum { LISTENER_SOCKETS_MAX = 16, LISTENER_PEER_BYTES = 80 };
+enum { LISTENER_SOCKETS_MAX = 16 };
 
 struct listener {
 	struct nbd_uri uri; /* as a client on this machine can use it: real port, no wildcard */
+	const struct session_kind *kind; /* what is spoken there; set by the server */
 	int fds[LISTENER_SOCKETS_MAX];
 	uint32_t fd_count;
 	char *unlink_path; /* the socket file to remove, or NULL */
@@ -35,5 +37,5 @@ GMB_MUST_CHECK int listener_adopt(int fd, struct listener *listener, struct erro
 /* Closes the sockets and removes the socket file if it is still ours. Twice does no harm. */
 void listener_close(struct listener *listener);
 
-/* A short name for the other end of a connected socket: "127.0.0.1:4711", "unix:pid 4711". */
-const char *listener_peer_name(int fd, char out[LISTENER_PEER_BYTES]);
+/* Who is at the other end of a connected socket; text is "127.0.0.1:4711" or "unix:pid 4711". */
+void listener_peer(int fd, struct peer *peer);

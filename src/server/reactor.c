@@ -11,19 +11,16 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "server/listen.h"
 
 /* The main thread has signals to heed. */
-enum { VISIT_SECONDS_MAX = 2 };
+enum { CALL_SECONDS_MAX = 2 };
 
 struct reactor {
 	struct reactor_options options;
 	pthread_t thread;
 	struct ring *ring;
-	struct nbd_service *service;
+	struct engine *engine;
 	_Atomic uint32_t session_count;
-	uint64_t closed_count; /* session_closed calls, reactor's thread */
-	bool draining;	       /* reactor's thread */
 
 	/* Start: the thread fills code and error, then posts started. */
 	sem_t started;
@@ -37,45 +34,52 @@ struct reactor {
 };
 
 /* A connection on its way to its reactor. */
-struct gift {
+struct handover {
 	struct ring_message message;
 	struct reactor *reactor;
-	int fd;
-	char peer[LISTENER_PEER_BYTES];
+	struct endpoint endpoint;
 };
 
-static void count_gone(struct reactor *reactor)
+static void endpoint_gone(void *context)
 {
+	struct reactor *reactor = context;
+
 	/* Relaxed: they only steer placement and the limit, nothing is published with them. */
 	atomic_fetch_sub_explicit(&reactor->session_count, 1, memory_order_relaxed);
 	atomic_fetch_sub_explicit(reactor->options.connection_total, 1, memory_order_relaxed);
 }
 
-static void session_closed(void *context)
+static int create_engine(struct reactor *reactor, struct error *error)
 {
-	struct reactor *reactor = context;
+	const struct reactor_options *options = &reactor->options;
+	const struct engine_options engine_options = {
+		.ring = reactor->ring,
+		.kinds = options->kinds,
+		.kind_count = options->kind_count,
+		.limits = options->limits,
+		.endpoint_gone = endpoint_gone,
+		.context = reactor,
+	};
+	int rc = engine_create(&engine_options, &reactor->engine, error);
 
-	reactor->closed_count++;
-	count_gone(reactor);
+	for (uint32_t i = 0; rc == 0 && i < options->export_count; i++) {
+		rc = engine_export_add(reactor->engine, options->exports[i], error);
+	}
+	if (rc < 0) {
+		engine_destroy(reactor->engine);
+	}
+	return rc;
 }
 
 static int create_parts(struct reactor *reactor, struct error *error)
 {
 	const struct ring_options ring_options = { 0 };
-	struct nbd_service_options service_options = {
-		.exports = reactor->options.exports,
-		.export_count = reactor->options.export_count,
-		.limits = reactor->options.limits,
-		.session_closed = session_closed,
-		.context = reactor,
-	};
 	int rc = ring_create(&ring_options, &reactor->ring, error);
 
 	if (rc < 0) {
 		return rc;
 	}
-	service_options.ring = reactor->ring;
-	rc = nbd_service_create(&service_options, &reactor->service, error);
+	rc = create_engine(reactor, error);
 	if (rc < 0) {
 		ring_destroy(reactor->ring);
 	}
@@ -105,7 +109,7 @@ static void *reactor_main(void *context)
 	ring_run(reactor->ring);
 	/* The stop message can arrive while ring_post() still looks at the ring. */
 	wait_for(&reactor->stop_posted);
-	nbd_service_destroy(reactor->service);
+	engine_destroy(reactor->engine);
 	ring_destroy(reactor->ring);
 	return NULL;
 }
@@ -176,55 +180,32 @@ uint32_t reactor_session_count(const struct reactor *reactor)
 	return atomic_load_explicit(&reactor->session_count, memory_order_relaxed);
 }
 
-/* The service counts a refusal and need not call it a session that closed. */
-static void accept_gift(struct reactor *reactor, const struct gift *gift)
+static void deliver_handover(struct ring *ring, struct ring_message *message)
 {
-	struct nbd_counters before;
-	struct nbd_counters after;
-	uint64_t closed_before = reactor->closed_count;
-
-	nbd_service_counters(reactor->service, &before);
-	nbd_service_accept(reactor->service, gift->fd, gift->peer);
-	nbd_service_counters(reactor->service, &after);
-	if (after.sessions_refused != before.sessions_refused &&
-		reactor->closed_count == closed_before) {
-		count_gone(reactor);
-	}
-}
-
-static void deliver_gift(struct ring *ring, struct ring_message *message)
-{
-	struct gift *gift = container_of(message, struct gift, message);
-	struct reactor *reactor = gift->reactor;
+	struct handover *handover = container_of(message, struct handover, message);
 
 	GMB_UNUSED(ring);
-	if (reactor->draining) {
-		close(gift->fd);
-		count_gone(reactor);
-	} else {
-		accept_gift(reactor, gift);
-	}
-	free(gift);
+	engine_accept(handover->reactor->engine, &handover->endpoint);
+	free(handover);
 }
 
-void reactor_give(struct reactor *reactor, int fd, const char *peer)
+void reactor_hand_over(struct reactor *reactor, const struct endpoint *endpoint)
 {
-	struct gift *gift = malloc(sizeof(*gift));
+	struct handover *handover = malloc(sizeof(*handover));
 
 	atomic_fetch_add_explicit(&reactor->session_count, 1, memory_order_relaxed);
-	if (gift == NULL) {
-		log_error("no memory for the connection from %s: closed it", peer);
-		close(fd);
-		count_gone(reactor);
+	if (handover == NULL) {
+		log_error("no memory for the connection from %s: closed it", endpoint->peer.text);
+		close(endpoint->fd);
+		endpoint_gone(reactor);
 		return;
 	}
-	*gift = (struct gift){
-		.message.deliver = deliver_gift,
+	*handover = (struct handover){
+		.message.deliver = deliver_handover,
 		.reactor = reactor,
-		.fd = fd,
+		.endpoint = *endpoint,
 	};
-	snprintf(gift->peer, sizeof(gift->peer), "%s", peer);
-	ring_post(reactor->ring, &gift->message);
+	ring_post(reactor->ring, &handover->message);
 }
 
 static void deliver_drain(struct ring *ring, struct ring_message *message)
@@ -232,8 +213,7 @@ static void deliver_drain(struct ring *ring, struct ring_message *message)
 	struct reactor *reactor = container_of(message, struct reactor, drain_message);
 
 	GMB_UNUSED(ring);
-	reactor->draining = true;
-	nbd_service_drain(reactor->service, reactor->drain_deadline_ns, reactor->options.drained,
+	engine_drain(reactor->engine, reactor->drain_deadline_ns, reactor->options.drained,
 		reactor->options.context);
 }
 
@@ -244,35 +224,35 @@ void reactor_drain(struct reactor *reactor, uint64_t deadline_ns)
 	ring_post(reactor->ring, &reactor->drain_message);
 }
 
-/* A visit to the reactor's thread. Whoever comes second to `decided` finds it true: a reactor then
- * has nothing more to do than to free the visit, a visitor has to wait for the end of the call. */
-struct visit {
+/* A call on the reactor's thread. The second one to set `decided` finds it true: the reactor then
+ * only frees the call, the caller has to wait for its end. */
+struct reactor_call {
 	struct ring_message message;
 	struct reactor *reactor;
-	void (*call)(struct nbd_service *service, void *context);
+	void (*call)(struct engine *engine, void *context);
 	void *context;
 	_Atomic bool decided;
 	sem_t over;
 };
 
-static void visit_destroy(struct visit *visit)
+static void call_destroy(struct reactor_call *call)
 {
-	sem_destroy(&visit->over);
-	free(visit);
+	sem_destroy(&call->over);
+	free(call);
 }
 
-static void deliver_visit(struct ring *ring, struct ring_message *message)
+static void deliver_call(struct ring *ring, struct ring_message *message)
 {
-	struct visit *visit = container_of(message, struct visit, message);
+	struct reactor_call *call = container_of(message, struct reactor_call, message);
 
 	GMB_UNUSED(ring);
-	/* Acquire and release: what the visitor prepared is seen, and nothing after it gave up. */
-	if (atomic_exchange_explicit(&visit->decided, true, memory_order_acq_rel)) {
-		visit_destroy(visit);
+	/* Acquire and release: what the caller prepared is seen, and nothing after it gave up. */
+	if (atomic_exchange_explicit(&call->decided, true, memory_order_acq_rel)) {
+		call_destroy(call);
 		return;
 	}
-	visit->call(visit->reactor->service, visit->context);
-	sem_post(&visit->over);
+	call->call(call->reactor->engine, call->context);
+	sem_post(&call->over);
 }
 
 /* False: it did not come in time. */
@@ -281,7 +261,7 @@ static bool wait_a_moment(sem_t *semaphore)
 	struct timespec end;
 
 	clock_gettime(CLOCK_MONOTONIC, &end);
-	end.tv_sec += VISIT_SECONDS_MAX;
+	end.tv_sec += CALL_SECONDS_MAX;
 	while (sem_clockwait(semaphore, CLOCK_MONOTONIC, &end) < 0) {
 		if (errno != EINTR) {
 			return false;
@@ -290,26 +270,26 @@ static bool wait_a_moment(sem_t *semaphore)
 	return true;
 }
 
-int reactor_visit(struct reactor *reactor,
-	void (*visit)(struct nbd_service *service, void *context), void *context)
+int reactor_call(
+	struct reactor *reactor, void (*call)(struct engine *engine, void *context), void *context)
 {
-	struct visit *stay = calloc(1, sizeof(*stay));
+	struct reactor_call *posted = calloc(1, sizeof(*posted));
 
-	if (stay == NULL) {
+	if (posted == NULL) {
 		return -ENOMEM;
 	}
-	stay->message.deliver = deliver_visit;
-	stay->reactor = reactor;
-	stay->call = visit;
-	stay->context = context;
-	sem_init(&stay->over, 0, 0);
-	ring_post(reactor->ring, &stay->message);
-	if (!wait_a_moment(&stay->over)) {
-		if (!atomic_exchange_explicit(&stay->decided, true, memory_order_acq_rel)) {
+	posted->message.deliver = deliver_call;
+	posted->reactor = reactor;
+	posted->call = call;
+	posted->context = context;
+	sem_init(&posted->over, 0, 0);
+	ring_post(reactor->ring, &posted->message);
+	if (!wait_a_moment(&posted->over)) {
+		if (!atomic_exchange_explicit(&posted->decided, true, memory_order_acq_rel)) {
 			return -ETIMEDOUT; /* the reactor frees it */
 		}
-		wait_for(&stay->over);
+		wait_for(&posted->over);
 	}
-	visit_destroy(stay);
+	call_destroy(posted);
 	return 0;
 }

@@ -39,8 +39,10 @@ enum server_phase {
 struct server {
 	const struct server_config *config;
 	enum server_phase phase;
-	struct nbd_export *exports;
-	uint32_t export_count; /* whose store is open */
+	const struct session_kind *const *kinds;
+	uint32_t kind_count;
+	struct export **exports;
+	uint32_t export_count; /* that were created */
 	struct listener *listeners;
 	uint32_t listener_count;
 	struct reactor **reactors;
@@ -115,7 +117,7 @@ static uint64_t boot_epoch(void)
 
 /* What was answered and not flushed outlives the server, but not the machine; memory does not
  * outlive the server. */
-static void tell_epoch(struct nbd_export *out)
+static void choose_epoch(struct export_options *out)
 {
 	out->is_volatile = strcmp(store_info(out->store)->kind, "memory") == 0;
 	if (!out->is_volatile) {
@@ -125,8 +127,7 @@ static void tell_epoch(struct nbd_export *out)
 	}
 }
 
-static int open_export(
-	struct nbd_export *out, const struct server_export *entry, struct error *error)
+static int open_export(struct export **out, const struct server_export *entry, struct error *error)
 {
 	const struct store_options options = {
 		.path = entry->path,
@@ -143,9 +144,16 @@ static int open_export(
 		.progress = entry->progress,
 		.page_cache_send_off = entry->page_cache_send_off,
 	};
-	struct store *store;
+	struct export_options about = {
+		.name = entry->name,
+		.name_bytes = (uint32_t)strlen(entry->name),
+		.description = entry->description,
+		.read_only = entry->read_only,
+		.connections_max = entry->connections_max,
+		.overlap = entry->overlap,
+	};
 	char shown[120];
-	int rc = store_open(&options, &store, error);
+	int rc = store_open(&options, &about.store, error);
 
 	if (rc < 0) {
 		bool says_more = strcmp(entry->origin, entry->path) != 0;
@@ -157,22 +165,15 @@ static int open_export(
 		advise(entry, error);
 		return rc;
 	}
-	out->name = entry->name;
-	out->name_bytes = (uint32_t)strlen(entry->name);
-	out->description = entry->description;
-	out->store = store;
-	out->read_only = entry->read_only || (store_info(store)->caps & STORE_CAP_WRITE) == 0;
-	out->connections_max = entry->connections_max;
-	out->overlap = entry->overlap;
-	tell_epoch(out);
-	return 0;
+	choose_epoch(&about);
+	return export_create(&about, out, error);
 }
 
 static int open_exports(struct server *server, struct error *error)
 {
 	const struct server_config *config = server->config;
 
-	server->exports = calloc(config->export_count, sizeof(*server->exports));
+	server->exports = calloc(config->export_count, sizeof(struct export *));
 	if (server->exports == NULL) {
 		return error_set(error, -ENOMEM, "no memory for %u exports", config->export_count);
 	}
@@ -241,6 +242,23 @@ static int open_configured(struct server *server, struct error *error)
 	return 0;
 }
 
+/* The scheme of its URI says which protocol is spoken on a listener. */
+static int choose_kind(const struct server *server, struct listener *listener, struct error *error)
+{
+	const char *scheme = listener->uri.is_unix ? "nbd+unix" : "nbd";
+
+	for (uint32_t i = 0; i < server->kind_count; i++) {
+		for (const char *const *at = server->kinds[i]->schemes; *at != NULL; at++) {
+			if (strcmp(*at, scheme) == 0) {
+				listener->kind = server->kinds[i];
+				return 0;
+			}
+		}
+	}
+	return error_set(
+		error, -EPROTONOSUPPORT, "no protocol of this server serves %s://", scheme);
+}
+
 static int open_listeners(struct server *server, struct error *error)
 {
 	const struct server_config *config = server->config;
@@ -263,6 +281,9 @@ static int open_listeners(struct server *server, struct error *error)
 	}
 	if (rc == 0 && server->listener_count == 0) {
 		rc = open_default_listener(server, error);
+	}
+	for (uint32_t i = 0; rc == 0 && i < server->listener_count; i++) {
+		rc = choose_kind(server, &server->listeners[i], error);
 	}
 	return rc;
 }
@@ -301,11 +322,11 @@ static uint32_t share_of(uint32_t total, uint32_t count)
 
 /* One reactor's part of the server's limits. Connections are not split: the acceptor counts them,
  * and placement need not be even. */
-static struct nbd_limits reactor_limits(const struct server_limits *limits)
+static struct engine_limits reactor_limits(const struct server_limits *limits)
 {
-	struct nbd_limits out;
+	struct engine_limits out;
 
-	nbd_limits_default(&out);
+	engine_limits_default(&out);
 	out.sessions_max = limits->connections_max;
 	out.handshakes_max = share_of(limits->handshakes_max, limits->threads);
 	out.handshake_timeout_ns = limits->handshake_timeout_ns;
@@ -322,6 +343,8 @@ static int start_reactors(struct server *server, struct error *error)
 	struct reactor_options options = {
 		.exports = server->exports,
 		.export_count = server->export_count,
+		.kinds = server->kinds,
+		.kind_count = server->kind_count,
 		.limits = reactor_limits(limits),
 		.connection_total = &server->connection_total,
 		.drained = reactor_has_drained,
@@ -450,7 +473,7 @@ static int take_signals(struct server *server, struct error *error)
 enum { URI_BYTES_MAX = 3 * SERVER_NAME_BYTES_MAX + 1024 };
 
 static void format_uri(
-	const struct listener *listener, const struct nbd_export *entry, char out[URI_BYTES_MAX])
+	const struct listener *listener, const struct export *entry, char out[URI_BYTES_MAX])
 {
 	int rc = nbd_uri_format(&listener->uri, entry->name, entry->name_bytes, out, URI_BYTES_MAX);
 
@@ -463,7 +486,7 @@ static void print_uris(const struct server *server)
 
 	for (uint32_t i = 0; i < server->listener_count; i++) {
 		for (uint32_t k = 0; k < server->export_count; k++) {
-			format_uri(&server->listeners[i], &server->exports[k], uri);
+			format_uri(&server->listeners[i], server->exports[k], uri);
 			printf("%s\n", uri);
 		}
 	}
@@ -481,14 +504,14 @@ static void announce(const struct server *server)
 }
 
 /* The export that --run commands get: the default one, else the first. */
-static const struct nbd_export *run_export(const struct server *server)
+static const struct export *run_export(const struct server *server)
 {
 	for (uint32_t i = 0; i < server->export_count; i++) {
-		if (server->exports[i].name_bytes == 0) {
-			return &server->exports[i];
+		if (server->exports[i]->name_bytes == 0) {
+			return server->exports[i];
 		}
 	}
-	return &server->exports[0];
+	return server->exports[0];
 }
 
 static void begin_stop(struct server *server);
@@ -719,7 +742,7 @@ static void release(struct server *server)
 	acceptor_destroy(server->acceptor);
 	close_listeners(server);
 	for (uint32_t i = 0; i < server->export_count; i++) {
-		store_close(server->exports[i].store);
+		export_put(server->exports[i]);
 	}
 	free(server->reactors);
 	free(server->paths);
@@ -734,9 +757,16 @@ static void release(struct server *server)
 	/* The signals stay blocked: one that comes now must not turn a clean stop into a kill. */
 }
 
-int server_run(const struct server_config *config, int *exit_status, struct error *error)
+int server_run(const struct server_config *config, const struct session_kind *const *kinds,
+	uint32_t kind_count, int *exit_status, struct error *error)
 {
-	struct server server = { .config = config, .signal_fd = -1, .event_fd = -1 };
+	struct server server = {
+		.config = config,
+		.kinds = kinds,
+		.kind_count = kind_count,
+		.signal_fd = -1,
+		.event_fd = -1,
+	};
 	int rc = start(&server, error);
 
 	if (rc == 0) {

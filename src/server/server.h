@@ -8,14 +8,16 @@
  *
  * Threading: the main thread of a process without other threads; blocks until the server has
  * stopped, and handles SIGTERM, SIGINT, SIGHUP (unless it is ignored) and SIGCHLD meanwhile.
- * Ownership: borrows the configuration.
+ * Ownership: borrows the configuration and the kinds.
  * Errors: a failed start is a negative errno with a sentence, and nothing was served.
  */
 #pragma once
 
+#include "engine/engine.h"
 #include "server/config.h"
 
-/* Returns 0 after a clean stop; *exit_status is then 0, or that of the last --run command, or 1
- * when the stop was not clean. */
-GMB_MUST_CHECK int server_run(
-	const struct server_config *config, int *exit_status, struct error *error);
+/* kinds: the protocols it can speak. Returns 0 after a clean stop; *exit_status is then 0, or that
+ * of the last --run command, or 1 when the stop was not clean. */
+GMB_MUST_CHECK int server_run(const struct server_config *config,
+	const struct session_kind *const *kinds, uint32_t kind_count, int *exit_status,
+	struct error *error);

@@ -128,7 +128,7 @@ static int take_export(const struct tracing *tracing, const json_t *value,
 		return bad_question(error, "export");
 	}
 	for (uint32_t i = 0; i < tracing->options.export_count; i++) {
-		const struct nbd_export *entry = &tracing->options.exports[i];
+		const struct export *entry = tracing->options.exports[i];
 
 		if (entry->name_bytes == bytes && memcmp(entry->name, name, bytes) == 0) {
 			*store = entry->store;
@@ -205,9 +205,9 @@ static void count_ended(void *context)
 }
 
 /* On a reactor's thread, while the main thread waits. */
-static void arm(struct nbd_service *service, void *context)
+static void arm(struct engine *engine, void *context)
 {
-	nbd_service_trace(service, context);
+	path_set_trace(engine->path, context);
 }
 
 /* Of the first count reactors. */
@@ -217,7 +217,7 @@ static void disarm(struct tracing *tracing, uint32_t count)
 	ssize_t got;
 
 	for (uint32_t i = 0; i < count; i++) {
-		if (reactor_visit(tracing->options.reactors[i], arm, NULL) < 0) {
+		if (reactor_call(tracing->options.reactors[i], arm, NULL) < 0) {
 			tracing->recorders[i] = NULL; /* the reactor still uses it: it stays */
 		}
 	}
@@ -256,8 +256,7 @@ int tracing_begin(struct tracing *tracing, const char *question, struct error *e
 	tracing->wanted = options.request_max;
 	atomic_store_explicit(&tracing->ended_count, 0, memory_order_relaxed);
 	while (armed < tracing->options.reactor_count && rc == 0) {
-		rc = reactor_visit(
-			tracing->options.reactors[armed], arm, tracing->recorders[armed]);
+		rc = reactor_call(tracing->options.reactors[armed], arm, tracing->recorders[armed]);
 		armed += rc == 0;
 	}
 	if (rc < 0) {
@@ -319,7 +318,7 @@ static json_t *part_json(const struct path_trace_part *part, uint64_t begin_ns)
 static json_t *export_name(const struct tracing *tracing, const struct store *store)
 {
 	for (uint32_t i = 0; i < tracing->options.export_count; i++) {
-		const struct nbd_export *entry = &tracing->options.exports[i];
+		const struct export *entry = tracing->options.exports[i];
 
 		if (entry->store == store) {
 			return json_stringn(entry->name, entry->name_bytes);

@@ -18,7 +18,7 @@
 struct tracing;
 
 struct tracing_options {
-	const struct nbd_export *exports;
+	struct export *const *exports;
 	uint32_t export_count;
 	struct reactor *const *reactors;
 	uint32_t reactor_count;

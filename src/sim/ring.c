@@ -20,8 +20,7 @@ struct ring {
 	bool running;
 	bool frozen;
 	uint64_t batch_ns;
-	ring_batch_end_fn *batch_end;
-	void *batch_end_context;
+	struct list_node batch_ends;
 	struct ring_features features;
 	struct ring_counters counters;
 	uint32_t files_max;
@@ -51,6 +50,7 @@ int ring_create(const struct ring_options *options, struct ring **ring_out, stru
 		ring->files[i] = -1;
 	}
 	list_init(&ring->ready);
+	list_init(&ring->batch_ends);
 	ring->messages_tail = &ring->messages;
 	ring->batch_ns = sim_world.now_ns;
 	ring_probe(&ring->features);
@@ -116,10 +116,9 @@ void ring_set_spin(struct ring *ring, uint64_t spin_ns)
 	GMB_UNUSED(spin_ns);
 }
 
-void ring_set_batch_end(struct ring *ring, ring_batch_end_fn *fn, void *context)
+void ring_batch_end_add(struct ring *ring, struct ring_batch_end *end)
 {
-	ring->batch_end = fn;
-	ring->batch_end_context = context;
+	list_push_back(&ring->batch_ends, &end->node);
 }
 
 /* Time passes while code runs: two readings differ, as on a real machine. */
@@ -232,8 +231,13 @@ static int ring_batch(struct ring *ring)
 		done(op, result);
 	}
 	count += run_messages(ring);
-	if (count > 0 && ring->batch_end != NULL) {
-		ring->batch_end(ring->batch_end_context);
+	list_for_each(node, &ring->batch_ends)
+	{
+		struct ring_batch_end *end = list_entry(node, struct ring_batch_end, node);
+
+		if (count > 0) {
+			end->call(end);
+		}
 	}
 	sim_world.in_batch = false;
 	return count;

@@ -47,8 +47,8 @@ struct judge {
 struct world {
 	struct ring *ring;
 	struct store *stores[EXPORTS_COUNT];
-	struct nbd_export exports[EXPORTS_COUNT];
-	struct nbd_service *service;
+	struct export *exports[EXPORTS_COUNT];
+	struct engine *engine;
 	int client_fd;
 	struct ring_message stop;
 	bool drained;
@@ -157,11 +157,15 @@ static void open_exports(struct world *world)
 			.delays = &delay,
 			.delay_count = 1 });
 	for (uint32_t i = 0; i < EXPORTS_COUNT; i++) {
-		world->exports[i].name = about[i].name;
-		world->exports[i].name_bytes = (uint32_t)strlen(about[i].name);
-		world->exports[i].description = about[i].description;
-		world->exports[i].read_only = about[i].read_only;
-		world->exports[i].store = world->stores[i];
+		const struct export_options options = {
+			.name = about[i].name,
+			.name_bytes = (uint32_t)strlen(about[i].name),
+			.description = about[i].description,
+			.read_only = about[i].read_only,
+			.store = world->stores[i],
+		};
+
+		GMB_ASSERT(export_create(&options, &world->exports[i], &error) == 0);
 	}
 }
 
@@ -186,15 +190,15 @@ static void faults_set(uint8_t circumstances)
 
 static void world_begin(struct world *world, uint8_t circumstances, uint64_t seed)
 {
-	struct nbd_service_options options = { .exports = world->exports,
-		.export_count = EXPORTS_COUNT };
+	static const struct session_kind *const kinds[] = { &nbd_session_kind };
+	struct engine_options options = { .kinds = kinds, .kind_count = ARRAY_COUNT(kinds) };
 	struct error error;
 	int server_fd;
 
 	memset(world, 0, sizeof(*world));
 	world->ring = sim_ring_create_for_fuzz(seed);
 	open_exports(world);
-	nbd_limits_default(&options.limits);
+	engine_limits_default(&options.limits);
 	options.ring = world->ring;
 	options.limits.inflight_per_session_max = 8;
 	options.limits.inflight_max = 16;
@@ -205,9 +209,14 @@ static void world_begin(struct world *world, uint8_t circumstances, uint64_t see
 		options.limits.inflight_max = 2;
 		options.limits.memory_bytes_max = ARENA_SLAB_BYTES;
 	}
-	GMB_ASSERT(nbd_service_create(&options, &world->service, &error) == 0);
+	GMB_ASSERT(engine_create(&options, &world->engine, &error) == 0);
+	for (uint32_t i = 0; i < EXPORTS_COUNT; i++) {
+		GMB_ASSERT(engine_export_add(world->engine, world->exports[i], &error) == 0);
+	}
 	sim_socket_pair(&server_fd, &world->client_fd);
-	nbd_service_accept(world->service, server_fd, "fuzz");
+	engine_accept(world->engine,
+		&(struct endpoint){
+			.kind = &nbd_session_kind, .fd = server_fd, .peer = { .text = "fuzz" } });
 }
 
 /* Takes what the server has sent; false at the end of the stream. */
@@ -247,7 +256,7 @@ static void deliver_stop(struct ring *ring, struct ring_message *message)
 	struct world *world = container_of(message, struct world, stop);
 
 	GMB_UNUSED(ring);
-	nbd_service_drain(world->service, UINT64_C(1000000000), drained, world);
+	engine_drain(world->engine, UINT64_C(1000000000), drained, world);
 }
 
 /* As the daemon does it: with a message from another thread. */
@@ -259,21 +268,21 @@ static void stop_server(struct world *world)
 
 static void world_end(struct world *world)
 {
-	struct nbd_counters counters;
+	const struct engine_counters *counters = &world->engine->counters;
 
 	sim_set_faults(&(struct sim_faults){ 0 });
 	sim_socket_close(world->client_fd);
 	while (!world->drained) {
 		GMB_ASSERT(sim_step());
 	}
-	nbd_service_counters(world->service, &counters);
-	GMB_ASSERT(counters.sessions == 0 && counters.handshakes == 0 && counters.inflight == 0);
+	GMB_ASSERT(counters->sessions == 0 && counters->handshakes == 0);
+	GMB_ASSERT(counters->inflight == 0);
 	for (uint32_t i = 0; i < EXPORTS_COUNT; i++) {
-		GMB_ASSERT(world->exports[i].connections == 0);
+		GMB_ASSERT(world->exports[i]->connections == 0);
 	}
-	nbd_service_destroy(world->service);
+	engine_destroy(world->engine);
 	for (uint32_t i = 0; i < EXPORTS_COUNT; i++) {
-		store_close(world->stores[i]);
+		export_put(world->exports[i]);
 	}
 	ring_destroy(world->ring);
 	GMB_ASSERT(sim_open_count() == 0);

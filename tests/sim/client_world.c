@@ -155,6 +155,8 @@ static void open_store(struct world *world)
 
 static void start_server(struct world *world)
 {
+	static const struct session_kind *const kinds[] = { &nbd_session_kind };
+	struct export_options export_options = { .name = "disk", .name_bytes = 4 };
 	struct error error;
 
 	GMB_ASSERT(world->server == SERVER_DOWN);
@@ -164,19 +166,19 @@ static void start_server(struct world *world)
 	world->drained = 0;
 	world->frozen = false;
 	open_store(world);
-	world->export.name = "disk";
-	world->export.name_bytes = 4;
-	world->export.store = world->store;
-	world->export.epoch = world->plain ? 0 : UINT64_C(0xb007) << 32 | world->boot;
-	atomic_store(&world->export.connections, 0);
+	export_options.store = world->store;
+	export_options.epoch = world->plain ? 0 : UINT64_C(0xb007) << 32 | world->boot;
+	if (export_create(&export_options, &world->export, &error) != 0) {
+		model_fail("no export: %s", error.text);
+	}
 	for (uint32_t i = 0; i < world->service_count; i++) {
 		struct world_service *service = &world->services[i];
 		struct ring_options ring_options = { .files_max = 64, .buffers_max = 32 };
-		struct nbd_service_options options = {
-			.exports = &world->export,
-			.export_count = 1,
+		struct engine_options options = {
+			.kinds = kinds,
+			.kind_count = ARRAY_COUNT(kinds),
 			.limits = world->limits,
-			.session_closed = session_closed,
+			.endpoint_gone = session_closed,
 			.context = world,
 		};
 
@@ -185,8 +187,9 @@ static void start_server(struct world *world)
 			model_fail("no ring: %s", error.text);
 		}
 		options.ring = service->ring;
-		if (nbd_service_create(&options, &service->service, &error) != 0) {
-			model_fail("no service: %s", error.text);
+		if (engine_create(&options, &service->engine, &error) != 0 ||
+			engine_export_add(service->engine, world->export, &error) != 0) {
+			model_fail("no engine: %s", error.text);
 		}
 	}
 	world->server = SERVER_UP;
@@ -207,14 +210,13 @@ static void start_event(void *arg)
 static void bury_server(struct world *world)
 {
 	for (uint32_t i = 0; i < world->service_count; i++) {
-		struct nbd_counters counters;
+		const struct engine_counters counters = world->services[i].engine->counters;
 
-		nbd_service_counters(world->services[i].service, &counters);
 		if (counters.sessions != 0 || counters.inflight != 0) {
 			model_fail("the server left %u sessions and %u requests behind",
 				counters.sessions, counters.inflight);
 		}
-		nbd_service_destroy(world->services[i].service);
+		engine_destroy(world->services[i].engine);
 		ring_destroy(world->services[i].ring);
 	}
 	if (world->power_failed) {
@@ -225,7 +227,7 @@ static void bury_server(struct world *world)
 		world->crashes++;
 		world_check_durable(world);
 	}
-	store_close(world->store);
+	export_put(world->export);
 	world->server = SERVER_DOWN;
 	say(world, "server has ended, life", world->life);
 	if (!world->resting) {
@@ -256,8 +258,7 @@ static void drain_deliver(struct ring *ring, struct ring_message *message)
 	struct world_service *service = container_of(message, struct world_service, drain_message);
 
 	GMB_UNUSED(ring);
-	nbd_service_drain(
-		service->service, service->world->drain_deadline_ns, drained, service->world);
+	engine_drain(service->engine, service->world->drain_deadline_ns, drained, service->world);
 }
 
 static void unfreeze(struct world *world)
@@ -333,7 +334,9 @@ static void accept_deliver(struct ring *ring, struct ring_message *message)
 	struct accept_message *accept = container_of(message, struct accept_message, message);
 
 	GMB_UNUSED(ring);
-	nbd_service_accept(accept->service->service, accept->fd, "simulated");
+	engine_accept(accept->service->engine, &(struct endpoint){ .kind = &nbd_session_kind,
+						       .fd = accept->fd,
+						       .peer = { .text = "simulated" } });
 	free(accept);
 }
 
@@ -622,7 +625,7 @@ void world_create(struct world *world, uint64_t scale_ns, bool verbose)
 	world->incidents_left = (uint32_t)world_below(INCIDENTS_MAX + 1);
 	world->cut_percent = world_percent(30) ? 30 : 0;
 	world->refuse_percent = world_percent(30) ? 20 : 0;
-	nbd_limits_default(&world->limits);
+	engine_limits_default(&world->limits);
 	world->limits.memory_bytes_max = UINT64_C(1048576) * (4 + world_below(12));
 	if (world_percent(40)) {
 		world->limits.payload_bytes_max = 64 << 10; /* longer requests are split */

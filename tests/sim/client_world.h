@@ -33,7 +33,7 @@ struct world;
 struct world_service {
 	struct world *world;
 	struct ring *ring;
-	struct nbd_service *service;
+	struct engine *engine;
 	struct ring_message drain_message;
 };
 
@@ -57,9 +57,9 @@ struct world {
 	uint32_t drained;
 	struct world_service services[WORLD_SERVICES_MAX];
 	uint64_t drain_deadline_ns;
-	struct nbd_export export;
-	struct nbd_limits limits;
-	struct store *store;
+	struct export *export;
+	struct engine_limits limits;
+	struct store *store; /* the export's */
 	uint32_t sessions_open;
 
 	bool link_down;

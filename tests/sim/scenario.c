@@ -301,42 +301,49 @@ static void session_closed(void *context)
 	scenario_settle(scenario);
 }
 
+static const struct session_kind *const kinds[] = { &nbd_session_kind };
+
 static void create_service(struct scenario *scenario, struct scenario_service *service)
 {
 	struct ring_options ring_options = { .files_max = 64, .buffers_max = 32 };
-	struct nbd_service_options options = { 0 };
+	struct engine_options options = { .kinds = kinds, .kind_count = ARRAY_COUNT(kinds) };
 	struct error error;
 
 	if (ring_create(&ring_options, &service->ring, &error) != 0) {
 		model_fail("no ring: %s", error.text);
 	}
 	options.ring = service->ring;
-	options.exports = scenario->services[0].exports;
-	options.export_count = scenario->export_count;
 	options.limits = scenario->limits;
-	options.session_closed = session_closed;
+	options.endpoint_gone = session_closed;
 	options.context = scenario;
-	if (nbd_service_create(&options, &service->service, &error) != 0) {
-		model_fail("no service: %s", error.text);
+	if (engine_create(&options, &service->engine, &error) != 0) {
+		model_fail("no engine: %s", error.text);
+	}
+	for (uint32_t i = 0; i < scenario->export_count; i++) {
+		if (engine_export_add(service->engine, scenario->exports[i].export, &error) != 0) {
+			model_fail("no export: %s", error.text);
+		}
 	}
 }
 
 static void create_services(struct scenario *scenario)
 {
-	struct nbd_export *exports = calloc(scenario->export_count, sizeof(exports[0]));
-
-	GMB_ASSERT(exports != NULL);
 	for (uint32_t i = 0; i < scenario->export_count; i++) {
-		const struct scenario_export *export = &scenario->exports[i];
+		struct scenario_export *export = &scenario->exports[i];
+		const struct export_options options = {
+			.name = export->name,
+			.name_bytes = (uint32_t)strlen(export->name),
+			.description = i == 1 ? "the second one" : NULL,
+			.store = export->store,
+			.read_only = export->read_only,
+			.overlap = choose_part_size(),
+		};
+		struct error error;
 
-		exports[i].name = export->name;
-		exports[i].name_bytes = (uint32_t)strlen(export->name);
-		exports[i].description = i == 1 ? "the second one" : NULL;
-		exports[i].store = export->store;
-		exports[i].read_only = export->read_only;
-		exports[i].overlap = choose_part_size();
+		if (export_create(&options, &export->export, &error) != 0) {
+			model_fail("no export: %s", error.text);
+		}
 	}
-	scenario->services[0].exports = exports;
 	for (uint32_t i = 0; i < scenario->service_count; i++) {
 		create_service(scenario, &scenario->services[i]);
 	}
@@ -358,7 +365,7 @@ static void drain_deliver(struct ring *ring, struct ring_message *message)
 		container_of(message, struct scenario_service, drain_message);
 
 	GMB_UNUSED(ring);
-	nbd_service_drain(service->service, UINT64_C(2000) * SECOND_NS, drained, service);
+	engine_drain(service->engine, UINT64_C(2000) * SECOND_NS, drained, service);
 }
 
 static void drain_services(struct scenario *scenario)
@@ -391,7 +398,7 @@ static void drain_early(void *arg)
 
 struct accept_message {
 	struct ring_message message;
-	struct nbd_service *service;
+	struct engine *engine;
 	int fd;
 };
 
@@ -400,7 +407,9 @@ static void accept_deliver(struct ring *ring, struct ring_message *message)
 	struct accept_message *accept = container_of(message, struct accept_message, message);
 
 	GMB_UNUSED(ring);
-	nbd_service_accept(accept->service, accept->fd, "simulated");
+	engine_accept(accept->engine, &(struct endpoint){ .kind = &nbd_session_kind,
+					      .fd = accept->fd,
+					      .peer = { .text = "simulated" } });
 	free(accept);
 }
 
@@ -463,7 +472,7 @@ static void start_conn(void *arg)
 	conn->started = true;
 	sim_socket_pair(&conn->server_fd, &conn->fd);
 	accept->message.deliver = accept_deliver;
-	accept->service = scenario->services[service].service;
+	accept->engine = scenario->services[service].engine;
 	accept->fd = conn->server_fd;
 	ring_post(scenario->services[service].ring, &accept->message);
 	if (conn->fate == FATE_MUTE) {
@@ -557,11 +566,11 @@ static void shrink_now(void *arg)
 static uint64_t page_cache_bytes_so_far(const struct scenario_export *export)
 {
 	const struct scenario *scenario = export->scenario;
-	uint32_t idx = (uint32_t)(export - scenario->exports);
 	uint64_t bytes = 0;
 
 	for (uint32_t i = 0; i < scenario->service_count; i++) {
-		bytes += nbd_service_page_cache_send_bytes(scenario->services[i].service, idx);
+		bytes += engine_export_measured(scenario->services[i].engine, export->export)
+				 ->page_cache_send_bytes;
 	}
 	return bytes;
 }
@@ -665,9 +674,9 @@ static void choose_faults(struct scenario *scenario)
 
 static void choose_limits(struct scenario *scenario)
 {
-	struct nbd_limits *limits = &scenario->limits;
+	struct engine_limits *limits = &scenario->limits;
 
-	nbd_limits_default(limits);
+	engine_limits_default(limits);
 	limits->handshake_timeout_ns = HANDSHAKE_TIMEOUT_NS;
 	limits->stall_timeout_ns = 5 * SECOND_NS;
 	scenario->refusing = percent(5);
@@ -756,12 +765,12 @@ static void check_idle(struct scenario *scenario)
 	}
 	for (uint32_t i = 0; i < scenario->service_count; i++) {
 		struct scenario_service *service = &scenario->services[i];
-		struct nbd_counters counters;
+		const struct engine_counters counters = service->engine->counters;
 
-		nbd_service_counters(service->service, &counters);
 		for (uint32_t k = 0; k < scenario->export_count; k++) {
 			scenario->page_cache_send_bytes +=
-				nbd_service_page_cache_send_bytes(service->service, k);
+				engine_export_measured(service->engine, scenario->exports[k].export)
+					->page_cache_send_bytes;
 		}
 		if (!service->drained) {
 			model_fail("the drain of service %u did not finish", i);
@@ -772,9 +781,9 @@ static void check_idle(struct scenario *scenario)
 		}
 	}
 	for (uint32_t i = 0; i < scenario->export_count; i++) {
-		if (scenario->services[0].exports[i].connections != 0) {
+		if (scenario->exports[i].export->connections != 0) {
 			model_fail("export %u still counts %u connections", i,
-				scenario->services[0].exports[i].connections);
+				scenario->exports[i].export->connections);
 		}
 	}
 	if (scenario->sessions_gone != scenario->conn_count) {
@@ -792,15 +801,14 @@ static void destroy_all(struct scenario *scenario)
 	}
 	/* Freeing asserts that every buffer is back and nothing is in flight. */
 	for (uint32_t i = 0; i < scenario->service_count; i++) {
-		nbd_service_destroy(scenario->services[i].service);
+		engine_destroy(scenario->services[i].engine);
 		ring_destroy(scenario->services[i].ring);
 	}
 	ring_destroy(scenario->client_ring);
-	free(scenario->services[0].exports);
 	for (uint32_t i = 0; i < scenario->export_count; i++) {
 		struct scenario_export *export = &scenario->exports[i];
 
-		store_close(export->store);
+		export_put(export->export);
 		if (export->disk != NULL && !export->size_may_change) {
 			for_stretches(export, check_current, NULL);
 		}

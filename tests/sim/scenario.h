@@ -46,7 +46,8 @@ struct scenario_export {
 	char name[32];
 	char path[64];
 	struct sim_disk *disk; /* NULL: a memory store */
-	struct store *store;
+	struct store *store;   /* the next one owns it */
+	struct export *export;
 	struct oracle *oracle;
 	uint64_t size;
 	bool read_only;
@@ -91,8 +92,7 @@ struct fault_note {
 
 struct scenario_service {
 	struct ring *ring;
-	struct nbd_service *service;
-	struct nbd_export *exports;
+	struct engine *engine;
 	bool drained;
 	struct ring_message drain_message;
 	bool draining;
@@ -107,7 +107,7 @@ struct scenario {
 	struct scenario_export exports[EXPORTS_MAX];
 	uint32_t service_count;
 	struct scenario_service services[SERVICES_MAX];
-	struct nbd_limits limits;
+	struct engine_limits limits;
 	struct ring *client_ring;
 	uint32_t conn_count;
 	struct conn conns[CONNS_MAX];

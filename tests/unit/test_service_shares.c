@@ -33,8 +33,8 @@ enum {
 
 struct world {
 	struct ring *ring;
-	struct nbd_export export;
-	struct nbd_service *service;
+	struct export *export;
+	struct engine *engine;
 	bool drained;
 };
 
@@ -49,7 +49,9 @@ struct client {
 
 static void world_begin(struct world *world, uint32_t inflight_per_session, uint32_t inflight)
 {
-	struct nbd_service_options options = { .export_count = 1 };
+	static const struct session_kind *const kinds[] = { &nbd_session_kind };
+	struct engine_options options = { .kinds = kinds, .kind_count = ARRAY_COUNT(kinds) };
+	struct export_options export = { .name = "" };
 	struct store_options store = { .path = "memory:65536", .delay_count = 1 };
 	struct store_rule delay;
 	struct error error;
@@ -57,18 +59,18 @@ static void world_begin(struct world *world, uint32_t inflight_per_session, uint
 	log_set_level(LOG_LEVEL_ERROR);
 	memset(world, 0, sizeof(*world));
 	world->ring = sim_ring_create_for_fuzz(1);
-	world->export.name = "";
 	assert_int_equal(store_delay_parse("read:1000s:range=4096+512", &delay, &error), 0);
 	store.delays = &delay;
-	assert_int_equal(store_open(&store, &world->export.store, &error), 0);
+	assert_int_equal(store_open(&store, &export.store, &error), 0);
+	assert_int_equal(export_create(&export, &world->export, &error), 0);
 	options.ring = world->ring;
-	options.exports = &world->export;
-	nbd_limits_default(&options.limits);
+	engine_limits_default(&options.limits);
 	options.limits.inflight_per_session_max = inflight_per_session;
 	options.limits.inflight_max = inflight;
 	options.limits.stall_timeout_ns = 5 * SECOND_NS;
 	options.limits.memory_bytes_max = ARENA_SLAB_BYTES;
-	assert_int_equal(nbd_service_create(&options, &world->service, &error), 0);
+	assert_int_equal(engine_create(&options, &world->engine, &error), 0);
+	assert_int_equal(engine_export_add(world->engine, world->export, &error), 0);
 }
 
 static void world_drained(void *context)
@@ -80,16 +82,13 @@ static void world_drained(void *context)
 
 static void world_end(struct world *world)
 {
-	struct nbd_counters counters;
-
-	nbd_service_drain(world->service, SECOND_NS, world_drained, world);
+	engine_drain(world->engine, SECOND_NS, world_drained, world);
 	while (!world->drained) {
 		assert_true(sim_step());
 	}
-	nbd_service_counters(world->service, &counters);
-	assert_int_equal(counters.inflight, 0);
-	nbd_service_destroy(world->service);
-	store_close(world->export.store);
+	assert_int_equal(world->engine->counters.inflight, 0);
+	engine_destroy(world->engine);
+	export_put(world->export);
 	ring_destroy(world->ring);
 	assert_int_equal(sim_open_count(), 0);
 	sim_stop();
@@ -133,7 +132,9 @@ static void client_open(struct world *world, struct client *client)
 
 	*client = (struct client){ 0 };
 	sim_socket_pair(&server_fd, &client->fd);
-	nbd_service_accept(world->service, server_fd, "client");
+	engine_accept(world->engine,
+		&(struct endpoint){
+			.kind = &nbd_session_kind, .fd = server_fd, .peer = { .text = "client" } });
 	sim_socket_write(client->fd, &hello, sizeof(hello));
 	wait_for(client, HELLO_BYTES);
 	assert_int_equal(client->got, HELLO_BYTES);
@@ -143,14 +144,10 @@ static void client_open(struct world *world, struct client *client)
 /* Until the service works on so many requests. */
 static void wait_for_inflight(const struct world *world, uint32_t count)
 {
-	struct nbd_counters counters;
-
-	nbd_service_counters(world->service, &counters);
-	while (counters.inflight < count) {
+	while (world->engine->counters.inflight < count) {
 		assert_true(sim_step());
-		nbd_service_counters(world->service, &counters);
 	}
-	assert_int_equal(counters.inflight, count);
+	assert_int_equal(world->engine->counters.inflight, count);
 }
 
 static void client_ask(

@@ -1,0 +1,480 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/engine.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+void engine_limits_default(struct engine_limits *limits)
+{
+	*limits = (struct engine_limits){
+		.sessions_max = ENGINE_SESSIONS_MAX,
+		.handshakes_max = ENGINE_HANDSHAKES_MAX,
+		.handshake_timeout_ns = ENGINE_HANDSHAKE_TIMEOUT_NS,
+		.inflight_per_session_max = ENGINE_INFLIGHT_PER_SESSION_MAX,
+		.inflight_max = ENGINE_INFLIGHT_MAX,
+		.payload_bytes_max = ENGINE_PAYLOAD_BYTES_MAX,
+		.memory_bytes_max = ENGINE_MEMORY_BYTES_MAX,
+		.stall_timeout_ns = ENGINE_STALL_TIMEOUT_NS,
+		.may_spin = true,
+	};
+}
+
+void engine_counters_add(struct engine_counters *into, const struct engine_counters *from)
+{
+	into->sessions_accepted += from->sessions_accepted;
+	into->sessions_refused += from->sessions_refused;
+	into->sessions_failed += from->sessions_failed;
+	into->requests += from->requests;
+	into->errors += from->errors;
+	into->bytes_read += from->bytes_read;
+	into->bytes_written += from->bytes_written;
+	into->sessions += from->sessions;
+	into->handshakes += from->handshakes;
+	into->inflight += from->inflight;
+}
+
+/* --- the end of a batch: everything that was put off while callbacks ran ------------------- */
+
+/* Each waiting session gets one try. One that got something and wants more stands behind those that
+ * got nothing: otherwise a few that always want more would take every place before the others'
+ * turn. */
+static void resume_blocked(struct engine *engine)
+{
+	struct list_node waiting;
+	struct list_node served;
+	struct list_node *node;
+
+	if (!engine->limits_released || list_is_empty(&engine->blocked)) {
+		return;
+	}
+	engine->limits_released = false;
+	list_init(&served);
+	list_insert_before(engine->blocked.next, &waiting);
+	list_remove(&engine->blocked);
+	while ((node = list_pop_front(&waiting)) != NULL) {
+		struct session *session = list_entry(node, struct session, blocked_node);
+		uint64_t before = engine->counters.requests;
+
+		session->kind->resume(session);
+		if (list_is_linked(node) && engine->counters.requests != before) {
+			list_remove(node);
+			list_push_back(&served, node);
+		}
+	}
+	while ((node = list_pop_front(&served)) != NULL) {
+		list_push_back(&engine->blocked, node);
+	}
+}
+
+static void flush_dirty(struct engine *engine)
+{
+	bool alone = engine->dirty.next == engine->dirty.prev;
+	struct list_node *node;
+
+	while ((node = list_pop_front(&engine->dirty)) != NULL) {
+		struct session *session = list_entry(node, struct session, dirty_node);
+
+		session->kind->flush(session, alone);
+	}
+}
+
+static void finish_drain(struct engine *engine)
+{
+	if (engine->drained != NULL && engine->counters.sessions == 0) {
+		void (*drained)(void *context) = engine->drained;
+
+		engine->drained = NULL;
+		if (engine->timer.in_flight) {
+			ring_cancel(engine->ring, &engine->timer);
+		}
+		drained(engine->drained_context);
+	}
+}
+
+/* True when a session waits for memory, or for a place among the requests in flight. */
+static bool somebody_waits(const struct engine *engine)
+{
+	return path_is_short(engine->path) ||
+	       (engine->counters.inflight >= engine->limits.inflight_max &&
+		       !list_is_empty(&engine->blocked));
+}
+
+/* Closes and frees a session once nothing of it is in flight. Only the end of a batch calls it, so
+ * that a session never disappears under a callback. */
+static bool join(struct session *session)
+{
+	struct engine *engine = session->engine;
+	struct engine_export *chosen = session->chosen;
+	struct export *takeover_export = session->takeover_export;
+
+	GMB_ASSERT(session->state == SESSION_TERMINATING);
+	if (!session->kind->join(session)) {
+		return false;
+	}
+	GMB_ASSERT(session->inflight_count == 0 && session->held_bytes == 0);
+	takeover_leave(&session->member);
+	if (!takeover_may_go(&session->member)) {
+		return false;
+	}
+	list_remove(&session->ending_node);
+	list_remove(&session->node);
+	list_remove(&session->dirty_node);
+	session->kind->close(session);
+	if (chosen != NULL) {
+		atomic_fetch_sub_explicit(&chosen->export->connections, 1, memory_order_relaxed);
+		if (--chosen->session_count == 0 && chosen->removed) {
+			engine_export_unused(engine, chosen);
+		}
+	}
+	if (takeover_export != NULL) {
+		export_put_async(takeover_export, engine);
+	}
+	engine->counters.sessions--;
+	if (engine->options.endpoint_gone != NULL) {
+		engine->options.endpoint_gone(engine->options.context);
+	}
+	return true;
+}
+
+/* True when something was released that others may wait for. */
+static bool join_ending(struct engine *engine)
+{
+	bool joined = false;
+
+	list_for_each(node, &engine->ending)
+	{
+		joined |= join(list_entry(node, struct session, ending_node));
+	}
+	/* Requests may have ended whose session cannot go yet. */
+	return joined || (engine->limits_released && !list_is_empty(&engine->blocked));
+}
+
+static void choose_wait(struct engine *engine)
+{
+	uint64_t taken = engine->counters.requests - engine->turn_requests;
+	enum wait_way way = wait_policy_turn(
+		&engine->wait_policy, ring_batch_ns(engine->ring), (uint32_t)taken);
+
+	engine->turn_requests = engine->counters.requests;
+	ring_set_batch(engine->ring, WAIT_BATCH_MAX, way == WAIT_BATCH ? WAIT_BATCH_NS : 0);
+	ring_set_spin(
+		engine->ring, way == WAIT_SPIN && !path_is_slow(engine->path) ? WAIT_SPIN_NS : 0);
+}
+
+static void batch_end(struct ring_batch_end *end)
+{
+	struct engine *engine = container_of(end, struct engine, batch_end);
+
+	do {
+		path_serve(engine->path);
+		resume_blocked(engine);
+		flush_dirty(engine);
+		/* What a session releases as it goes may be what another waits for, and nothing
+		 * else may ever happen on this ring: look again. */
+	} while (join_ending(engine));
+	if (somebody_waits(engine)) {
+		engine_timer_arm(engine);
+	}
+	choose_wait(engine);
+	finish_drain(engine);
+}
+
+/* --- deadlines ----------------------------------------------------------------------------- */
+
+/* Ends the sessions of a list, oldest first, whose deadline has passed. reason NULL: no news. */
+static void expire(struct list_node *sessions, uint64_t now_ns, const char *reason)
+{
+	struct list_node *node;
+
+	while ((node = list_first(sessions)) != NULL) {
+		struct session *session = list_entry(node, struct session, deadline_node);
+
+		if (session->deadline_ns > now_ns) {
+			return;
+		}
+		session_terminate(session, reason);
+	}
+}
+
+/* When the first deadline of a list is due; UINT64_MAX for an empty one. */
+static uint64_t first_deadline_ns(const struct list_node *sessions)
+{
+	struct list_node *oldest = list_first(sessions);
+
+	return oldest == NULL ? UINT64_MAX
+			      : list_entry(oldest, struct session, deadline_node)->deadline_ns;
+}
+
+/* A peer that takes or gives nothing must not keep from the others what they wait for. */
+static void expire_stalls(struct engine *engine, uint64_t now_ns)
+{
+	if (!somebody_waits(engine)) {
+		return;
+	}
+	list_for_each(node, &engine->sessions)
+	{
+		struct session *session = list_entry(node, struct session, node);
+
+		if (session->state != SESSION_TERMINATING && session->kind->stalled != NULL &&
+			now_ns - session->progress_ns >= engine->limits.stall_timeout_ns &&
+			session->kind->stalled(session)) {
+			session_terminate(
+				session, "it held what others waited for and made no progress");
+		}
+	}
+}
+
+/* Ends the sessions that were to drain and have not finished in time. */
+static void expire_stopping(struct engine *engine, uint64_t now_ns)
+{
+	if (now_ns < engine->stop_due_ns) {
+		return;
+	}
+	engine->stop_due_ns = UINT64_MAX;
+	list_for_each(node, &engine->sessions)
+	{
+		struct session *session = list_entry(node, struct session, node);
+
+		if (!session->stopping) {
+			continue;
+		}
+		if (session->stop_deadline_ns <= now_ns) {
+			session_terminate(session,
+				engine->draining
+					? "it did not finish before the server stopped"
+					: "it did not finish before its export was removed");
+			/* Nothing but the kernel's own operations are waited for. */
+			session->stop_deadline_ns = now_ns + ENGINE_STOP_LOOK_NS;
+		}
+		engine->stop_due_ns = MIN(engine->stop_due_ns, session->stop_deadline_ns);
+	}
+}
+
+static void timer_done(struct ring_op *op, int result)
+{
+	struct engine *engine = container_of(op, struct engine, timer);
+	uint64_t now_ns = ring_now_ns(engine->ring);
+
+	GMB_UNUSED(result); /* passed or cancelled: look again either way */
+	expire(&engine->handshakes, now_ns, "no export was chosen within the handshake timeout");
+	expire(&engine->lingering, now_ns, NULL);
+	expire_stalls(engine, now_ns);
+	expire_stopping(engine, now_ns);
+	engine_timer_arm(engine);
+}
+
+void engine_timer_arm(struct engine *engine)
+{
+	uint64_t now_ns = ring_batch_ns(engine->ring);
+	uint64_t lingering_ns = first_deadline_ns(&engine->lingering);
+	uint64_t when_ns = first_deadline_ns(&engine->handshakes);
+
+	when_ns = MIN(when_ns, lingering_ns);
+	if (somebody_waits(engine)) {
+		when_ns = MIN(when_ns, now_ns + ENGINE_STALL_LOOK_NS);
+	}
+	if (engine->counters.sessions > 0) {
+		when_ns = MIN(when_ns, engine->stop_due_ns);
+	}
+	if (when_ns == UINT64_MAX) {
+		return; /* an idle server sleeps */
+	}
+	if (engine->timer.in_flight) {
+		if (when_ns < engine->timer_due_ns) {
+			engine->timer_due_ns = when_ns;
+			ring_cancel(engine->ring, &engine->timer); /* comes back and looks */
+		}
+		return;
+	}
+	engine->timer_due_ns = when_ns;
+	ring_timer(
+		engine->ring, &engine->timer, when_ns > now_ns ? when_ns - now_ns : 1, timer_done);
+}
+
+/* --- sessions ------------------------------------------------------------------------------ */
+
+static void refuse(struct engine *engine, const struct endpoint *endpoint)
+{
+	engine->counters.sessions_refused++;
+	ring_socket_close(engine->ring, endpoint->fd);
+	if (engine->options.endpoint_gone != NULL) {
+		engine->options.endpoint_gone(engine->options.context);
+	}
+}
+
+static void *service_of(const struct engine *engine, const struct session_kind *kind)
+{
+	uint32_t i = 0;
+
+	while (i < engine->service_count && engine->options.kinds[i] != kind) {
+		i++;
+	}
+	GMB_ASSERT(i < engine->service_count);
+	return engine->services[i];
+}
+
+void engine_accept(struct engine *engine, const struct endpoint *endpoint)
+{
+	int rc;
+
+	if (engine->draining || engine->counters.sessions >= engine->limits.sessions_max) {
+		refuse(engine, endpoint);
+		return;
+	}
+	/* A flood of connections that say nothing must not lock out those who do: the one that has
+	 * had the longest chance makes room. */
+	if (engine->counters.handshakes >= engine->limits.handshakes_max) {
+		session_terminate(
+			list_entry(list_first(&engine->handshakes), struct session, deadline_node),
+			"too many connections were in the handshake and it was the oldest");
+	}
+	rc = endpoint->kind->accept(service_of(engine, endpoint->kind), endpoint);
+	if (rc < 0) {
+		log_error("client %s: connection closed: %s", endpoint->peer.text, strerror(-rc));
+		refuse(engine, endpoint);
+		return;
+	}
+	engine_timer_arm(engine);
+}
+
+void engine_stop_session(struct session *session, uint64_t deadline_ns)
+{
+	struct engine *engine = session->engine;
+	uint64_t now_ns = ring_now_ns(engine->ring);
+
+	if (session->state == SESSION_TERMINATING) {
+		return;
+	}
+	session->stop_deadline_ns = session->stopping
+					    ? MIN(session->stop_deadline_ns, now_ns + deadline_ns)
+					    : now_ns + deadline_ns;
+	engine->stop_due_ns = MIN(engine->stop_due_ns, session->stop_deadline_ns);
+	if (!session->stopping) {
+		session->stopping = true;
+		/* Only where it concerns all of them: the list is in order of the deadlines. */
+		if (engine->draining && session->state == SESSION_NEGOTIATING) {
+			session->deadline_ns =
+				MIN(session->deadline_ns, now_ns + ENGINE_HANDSHAKE_STOPPING_NS);
+		}
+		session->kind->drain(session);
+	}
+	engine_timer_arm(engine);
+}
+
+void engine_drain(
+	struct engine *engine, uint64_t deadline_ns, void (*drained)(void *context), void *context)
+{
+	GMB_ASSERT(!engine->draining);
+	engine->draining = true;
+	engine->drained = drained;
+	engine->drained_context = context;
+	list_for_each(node, &engine->sessions)
+	{
+		engine_stop_session(list_entry(node, struct session, node), deadline_ns);
+	}
+	if (engine->timer.in_flight) {
+		ring_cancel(engine->ring, &engine->timer); /* comes back and looks */
+	}
+}
+
+/* --- life ---------------------------------------------------------------------------------- */
+
+static int create_memory(struct engine *engine, struct error *error)
+{
+	struct path_options path_options = { .ring = engine->ring };
+	int rc = arena_ram_create(
+		engine->ring, engine->limits.memory_bytes_max, &engine->arena, error);
+
+	if (rc < 0) {
+		return rc;
+	}
+	engine->held_bytes_max = MAX(engine->limits.memory_bytes_max / ENGINE_HELD_SHARE,
+		(uint64_t)ENGINE_HELD_BYTES_MIN);
+	path_options.arena = engine->arena;
+	return path_create(&path_options, &engine->path, error);
+}
+
+static int create_services(struct engine *engine, struct error *error)
+{
+	while (engine->service_count < engine->options.kind_count) {
+		const struct session_kind *kind = engine->options.kinds[engine->service_count];
+		int rc;
+
+		GMB_ASSERT(kind->create != NULL && kind->destroy != NULL && kind->accept != NULL);
+		GMB_ASSERT(kind->resume != NULL && kind->flush != NULL && kind->drain != NULL);
+		GMB_ASSERT(kind->abort != NULL && kind->join != NULL && kind->close != NULL);
+		rc = kind->create(engine, &engine->services[engine->service_count], error);
+		if (rc < 0) {
+			return rc;
+		}
+		engine->service_count++;
+	}
+	return 0;
+}
+
+int engine_create(
+	const struct engine_options *options, struct engine **engine_out, struct error *error)
+{
+	struct engine *engine = calloc(1, sizeof(*engine));
+	int rc;
+
+	if (engine == NULL) {
+		return error_set(error, -ENOMEM, "out of memory for an engine");
+	}
+	GMB_ASSERT(options->kind_count > 0 && options->kind_count <= ENGINE_KINDS_MAX);
+	GMB_ASSERT(options->limits.inflight_max > 0);
+	GMB_ASSERT(options->limits.inflight_per_session_max > 0);
+	engine->options = *options;
+	engine->ring = options->ring;
+	engine->limits = options->limits;
+	engine->stop_due_ns = UINT64_MAX;
+	wait_policy_init(&engine->wait_policy, options->limits.may_spin);
+	list_init(&engine->sessions);
+	list_init(&engine->handshakes);
+	list_init(&engine->lingering);
+	list_init(&engine->dirty);
+	list_init(&engine->blocked);
+	list_init(&engine->ending);
+	engine->batch_end.call = batch_end;
+	ring_batch_end_add(engine->ring, &engine->batch_end);
+	rc = create_memory(engine, error);
+	if (rc == 0) {
+		rc = create_services(engine, error);
+	}
+	if (rc < 0) {
+		engine_destroy(engine);
+		return rc;
+	}
+	*engine_out = engine;
+	return 0;
+}
+
+void engine_destroy(struct engine *engine)
+{
+	if (engine == NULL) {
+		return;
+	}
+	GMB_ASSERT(list_is_empty(&engine->sessions));
+	ring_batch_end_remove(&engine->batch_end);
+	ring_set_batch(engine->ring, 1, 0);
+	ring_set_spin(engine->ring, 0);
+	while (engine->export_count > 0) {
+		engine_export_remove(engine, engine->exports[engine->export_count - 1]->export, 0);
+	}
+	if (engine->timer.in_flight) {
+		ring_cancel(engine->ring, &engine->timer);
+	}
+	while (engine->timer.in_flight || engine->closing_count > 0) {
+		ring_turn(engine->ring, true);
+	}
+	while (engine->service_count > 0) {
+		engine->service_count--;
+		engine->options.kinds[engine->service_count]->destroy(
+			engine->services[engine->service_count]);
+	}
+	path_destroy(engine->path);
+	arena_destroy(engine->arena);
+	free(engine->exports);
+	free(engine);
+}

@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What one reactor has once and all its sessions share: ring, payload memory, data path, a store
+ * queue per export, the limits, the wait policy and the end of every batch.
+ *
+ *   endpoint ─▶ engine_accept() ─▶ kind->accept() ─▶ session_init()
+ *
+ *                accept              the export is chosen       the peer asks nothing more
+ *   (new) ──▶ NEGOTIATING ──────▶ READY ──────────────────────▶ DRAINING
+ *                 │                 │ │ told to drain                │ nothing in flight
+ *                 │                 │ └──────────▶ LINGERING ◀────────┘
+ *                 │  peer violation, │                │ end of stream, deadline
+ *                 │  socket error    ▼                ▼
+ *                 └──────────────▶ TERMINATING ◀──────┘ ──▶ kind->abort()
+ *                                                     │ kind->join(): nothing in flight
+ *                                                     ▼ kind->close(): closed and freed
+ *
+ * A session kind is one protocol: a table of functions, registered in engine_options. The engine
+ * knows who waits, in which order, for how long, and ends sessions; the kind knows the wire format.
+ *
+ * Threading: the ring's thread. Ownership: the engine owns its memory, queues and services of the
+ * kinds; a session belongs to its kind, which embeds struct session as its first member, and stays
+ * until kind->close(). Errors: a negative errno and a sentence.
+ */
+#pragma once
+
+#include <sys/types.h>
+
+#include "base/list.h"
+#include "base/log.h"
+#include "engine/export.h"
+#include "engine/limits.h"
+#include "engine/wait_policy.h"
+#include "path/path.h"
+#include "ring/ring.h"
+
+struct engine;
+struct session;
+
+/* --- what was accepted ----------------------------------------------------------------------- */
+
+enum { PEER_TEXT_BYTES = 80 };
+
+/* Who is at the other end. */
+struct peer {
+	char text[PEER_TEXT_BYTES]; /* for messages: "127.0.0.1:4711" */
+	int family;		    /* AF_INET, AF_INET6 or AF_UNIX; 0 = unknown */
+	bool has_ids;		    /* the kernel vouches for the next three (Unix sockets) */
+	uid_t uid;
+	gid_t gid;
+	pid_t pid;
+};
+
+struct session_kind;
+
+struct endpoint {
+	const struct session_kind *kind; /* which protocol is spoken there */
+	int fd;				 /* a connected stream socket */
+	struct peer peer;
+};
+
+enum engine_rights { ENGINE_RIGHT_READ = 1, ENGINE_RIGHT_WRITE = 2 };
+
+/* What a peer may do with an export: a set of enum engine_rights. The one place that decides. */
+uint32_t engine_rights(const struct peer *peer, const struct export *export);
+
+/* --- exports --------------------------------------------------------------------------------- */
+
+/* An export as one engine sees it. */
+struct engine_export {
+	struct path_export path;
+	struct export *export;
+	uint64_t serial; /* grows with every addition */
+
+	/* Private. */
+	uint32_t session_count;
+	bool removed;
+};
+
+enum export_change { EXPORT_REMOVED };
+
+/* Creates the engine's queue on the store and takes a reference. -EEXIST: the name is in use. */
+GMB_MUST_CHECK int engine_export_add(
+	struct engine *engine, struct export *export, struct error *error);
+/* New sessions cannot find it any more; its sessions learn it by kind->export_changed(), and are
+ * ended when they have not finished after deadline_ns. Queue and reference go with the last one. */
+void engine_export_remove(struct engine *engine, struct export *export, uint64_t deadline_ns);
+/* NULL: no export has that name. */
+struct engine_export *engine_export_find(struct engine *engine, const void *name, uint32_t bytes);
+/* The first export whose serial is not lower, or NULL: to list them across other events. */
+struct engine_export *engine_export_from(struct engine *engine, uint64_t serial);
+/* What this engine has measured on an export that was added; NULL: it was not. */
+const struct path_export *engine_export_measured(
+	const struct engine *engine, const struct export *export);
+
+/* --- session kinds --------------------------------------------------------------------------- */
+
+struct session_kind {
+	const char *name;
+	const char *const *schemes; /* of URIs; ends with NULL */
+
+	/* What the kind needs once per engine. */
+	int (*create)(struct engine *engine, void **service_out, struct error *error);
+	void (*destroy)(void *service); /* no session exists */
+
+	/* Begins a session, and calls session_init() for it. A negative errno: nothing was kept. */
+	int (*accept)(void *service, const struct endpoint *endpoint);
+	/* What the session waited for may be there: a place for a request (engine_request_may()),
+	 * or the end of a connection that it replaces. */
+	void (*resume)(struct session *session);
+	/* The end of a batch, after session_mark_dirty(). alone: no other session is dirty. */
+	void (*flush)(struct session *session, bool alone);
+	/* session->stopping was set: finish what is in flight, refuse what comes later, linger. */
+	void (*drain)(struct session *session);
+	/* Its export has changed. After EXPORT_REMOVED drain() is called, too. Optional. */
+	void (*export_changed)(struct session *session, enum export_change change);
+	/* Others wait for memory or places, and this session has made no progress for the stall
+	 * timeout. True: it holds some, and waits for its peer; it will be ended. False: it holds
+	 * none, or has just released what it need not keep. Optional: it never holds any. */
+	bool (*stalled)(struct session *session);
+
+	/* The session has become TERMINATING: make all operations of its come back soon. */
+	void (*abort)(struct session *session);
+	/* TERMINATING: true when nothing of it is in flight and no request is left. */
+	bool (*join)(struct session *session);
+	/* It has ended: closes the connection and frees the session. */
+	void (*close)(struct session *session);
+};
+
+/* --- sessions -------------------------------------------------------------------------------- */
+
+enum session_state {
+	SESSION_NEGOTIATING, /* waits for the choice of an export */
+	SESSION_READY,	     /* waits for requests */
+	SESSION_DRAINING,    /* reads no more; waits for what is in flight to be answered */
+	SESSION_LINGERING,   /* has said goodbye; waits for the peer's */
+	SESSION_TERMINATING, /* waits for operations to come back */
+	SESSION_STATE_COUNT
+};
+
+struct session {
+	const struct session_kind *kind;
+	struct engine *engine;
+	struct peer peer;
+	enum session_state state; /* session_set_state() */
+	bool stopping;		  /* drain() was called */
+	struct export *export;	  /* NULL until session_choose() */
+	struct path_export *path_export;
+	uint32_t rights;	 /* enum engine_rights */
+	uint32_t inflight_count; /* engine_request_begin() */
+	uint64_t held_bytes;	 /* memory that requests in flight may hold */
+	uint64_t progress_ns;	 /* last time the network moved, or was first asked to; the kind's
+				  * to set */
+	struct takeover_member member;
+
+	/* Private. */
+	struct engine_export *chosen;
+	struct export *takeover_export; /* whose group member belongs to */
+	uint64_t deadline_ns;		/* of the handshake, or of lingering */
+	uint64_t stop_deadline_ns;
+	struct list_node node;		/* in engine->sessions */
+	struct list_node deadline_node; /* in engine->handshakes or ->lingering, oldest first */
+	struct list_node dirty_node;	/* in engine->dirty */
+	struct list_node blocked_node;	/* in engine->blocked */
+	struct list_node ending_node;	/* in engine->ending */
+};
+
+/* From kind->accept(), for memory that is all zero. The state is NEGOTIATING. */
+void session_init(struct session *session, struct engine *engine, const struct endpoint *endpoint);
+/* Asserts the edge. TERMINATING and LINGERING have functions of their own. */
+void session_set_state(struct session *session, enum session_state state);
+/* The session works on this export from now on. -EBUSY: the export's limit on connections. */
+GMB_MUST_CHECK int session_choose(struct session *session, struct engine_export *entry);
+/* Ends the session. reason: for the log; NULL when it is no news. Safe anywhere, and more than
+ * once: the session is freed later, at the end of a batch. */
+void session_terminate(struct session *session, const char *reason);
+/* Everything is answered, and the sending side is shut down: waits for the peer for a while. */
+void session_linger(struct session *session);
+/* See takeover.h. The session holds the export until its end. */
+void session_takeover_join(
+	struct session *session, struct export *export, const uint8_t *token, uint32_t bytes);
+/* True: kind->resume() is called when the connection of that name has ended. */
+GMB_MUST_CHECK bool session_takeover_replace(
+	struct session *session, struct export *export, const uint8_t *token, uint32_t bytes);
+
+/* --- the engine ------------------------------------------------------------------------------ */
+
+enum { ENGINE_KINDS_MAX = 8 };
+
+struct engine_counters {
+	uint64_t sessions_accepted;
+	uint64_t sessions_refused;
+	uint64_t sessions_failed; /* ended by a peer violation or a socket error */
+	uint64_t requests;
+	uint64_t errors;	/* requests answered with an error; counted by the kind */
+	uint64_t bytes_read;	/* the same */
+	uint64_t bytes_written; /* the same */
+	uint32_t sessions;	/* now */
+	uint32_t handshakes;	/* now */
+	uint32_t inflight;	/* now */
+};
+
+/* Adds each of from's to into's. */
+void engine_counters_add(struct engine_counters *into, const struct engine_counters *from);
+
+struct engine_options {
+	struct ring *ring;
+	const struct session_kind *const *kinds; /* borrowed while the engine exists */
+	uint32_t kind_count;			 /* 1 to ENGINE_KINDS_MAX */
+	struct engine_limits limits;
+	/* Called exactly once per engine_accept(), when the endpoint is closed; may be NULL. */
+	void (*endpoint_gone)(void *context);
+	void *context;
+};
+
+struct engine {
+	/* Read by session kinds. */
+	struct ring *ring;
+	struct arena *arena;
+	struct path *path;
+	struct engine_limits limits;
+	struct engine_counters counters;
+
+	/* Private. */
+	struct engine_options options;
+	void *services[ENGINE_KINDS_MAX]; /* same index as options.kinds */
+	uint32_t service_count;
+	struct engine_export **exports; /* by ascending serial */
+	uint32_t export_count;
+	uint32_t export_room;
+	uint64_t export_serial;
+	uint32_t closing_count; /* exports whose store is being closed */
+	struct list_node sessions;
+	struct list_node handshakes;
+	struct list_node lingering;
+	struct list_node dirty;
+	struct list_node blocked; /* those who wait for a place, in order */
+	struct list_node ending;
+	uint64_t held_bytes_max; /* of a session */
+	bool limits_released;	 /* a request ended since the last look at blocked */
+	struct ring_batch_end batch_end;
+	struct wait_policy wait_policy;
+	uint64_t turn_requests; /* counters.requests at the end of the last turn */
+	struct ring_op timer;
+	uint64_t timer_due_ns; /* of the timer in flight */
+	uint64_t stop_due_ns;  /* the first deadline of a session that has to end */
+	struct log_limit log_limit;
+	bool draining;
+	void (*drained)(void *context);
+	void *drained_context;
+};
+
+GMB_MUST_CHECK int engine_create(
+	const struct engine_options *options, struct engine **engine_out, struct error *error);
+/* No session may exist any more (after drained()). Releases the exports. NULL is a no-op. */
+void engine_destroy(struct engine *engine);
+
+/* Takes the endpoint on every path. When a limit refuses it, it is closed and counted. */
+void engine_accept(struct engine *engine, const struct endpoint *endpoint);
+
+/* Drains every session. drained is called once, from the ring, when none is left; sessions that
+ * have not finished after deadline_ns are ended. Connections that come later are refused. */
+void engine_drain(
+	struct engine *engine, uint64_t deadline_ns, void (*drained)(void *context), void *context);
+
+/* Private to src/engine. */
+void engine_timer_arm(struct engine *engine);
+void engine_stop_session(struct session *session, uint64_t deadline_ns);
+void engine_export_unused(struct engine *engine, struct engine_export *entry);
+
+/* --- on the way of every request ------------------------------------------------------------- */
+
+static inline void session_mark_dirty(struct session *session)
+{
+	if (!list_is_linked(&session->dirty_node)) {
+		list_push_back(&session->engine->dirty, &session->dirty_node);
+	}
+}
+
+/* Whether the session may begin a request that will hold so much memory. False: a limit is
+ * reached, and kind->resume() is called when it is worth to ask again. */
+GMB_MUST_CHECK static inline bool engine_request_may(struct session *session, uint64_t bytes)
+{
+	struct engine *engine = session->engine;
+
+	if (engine->counters.inflight >= engine->limits.inflight_max ||
+		session->inflight_count >= engine->limits.inflight_per_session_max ||
+		(session->inflight_count > 0 &&
+			session->held_bytes + bytes > engine->held_bytes_max)) {
+		list_remove(&session->blocked_node);
+		list_push_back(&engine->blocked, &session->blocked_node);
+		return false;
+	}
+	return true;
+}
+
+/* After engine_request_may(). */
+static inline void engine_request_begin(struct session *session, uint64_t bytes)
+{
+	session->inflight_count++;
+	session->held_bytes += bytes;
+	session->engine->counters.inflight++;
+	session->engine->counters.requests++;
+}
+
+static inline void engine_request_end(struct session *session, uint64_t bytes)
+{
+	session->inflight_count--;
+	session->held_bytes -= bytes;
+	session->engine->counters.inflight--;
+	session->engine->limits_released = true;
+}

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/export.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/engine.h"
+
+/* --- the export ---------------------------------------------------------------------------- */
+
+static void export_free(struct export *export)
+{
+	free(export->name);
+	free(export->description);
+	free(export);
+}
+
+int export_create(
+	const struct export_options *options, struct export **export_out, struct error *error)
+{
+	struct export *export = calloc(1, sizeof(*export));
+
+	GMB_ASSERT(options->name_bytes <= EXPORT_NAME_BYTES_MAX);
+	GMB_ASSERT(options->description == NULL ||
+		   strlen(options->description) <= EXPORT_NAME_BYTES_MAX);
+	if (export != NULL) {
+		export->name = strndup(options->name, options->name_bytes);
+		export->description =
+			options->description != NULL ? strdup(options->description) : NULL;
+	}
+	if (export == NULL || export->name == NULL ||
+		(options->description != NULL && export->description == NULL)) {
+		store_close(options->store);
+		if (export != NULL) {
+			export_free(export);
+		}
+		return error_set(error, -ENOMEM, "no memory for an export");
+	}
+	export->name_bytes = options->name_bytes;
+	export->store = options->store;
+	export->overlap = options->overlap;
+	export->read_only =
+		options->read_only || (store_info(options->store)->caps & STORE_CAP_WRITE) == 0;
+	export->connections_max = options->connections_max;
+	export->epoch = options->epoch;
+	export->is_volatile = options->is_volatile;
+	export->references = 1;
+	*export_out = export;
+	return 0;
+}
+
+void export_get(struct export *export)
+{
+	/* Relaxed: the caller has a reference. */
+	atomic_fetch_add_explicit(&export->references, 1, memory_order_relaxed);
+}
+
+/* True: it was the last one. Acquire and release: all use by others has ended. */
+static bool drop_reference(struct export *export)
+{
+	uint32_t before = atomic_fetch_sub_explicit(&export->references, 1, memory_order_acq_rel);
+
+	GMB_ASSERT(before > 0);
+	return before == 1;
+}
+
+void export_put(struct export *export)
+{
+	if (export != NULL && drop_reference(export)) {
+		store_close(export->store);
+		export_free(export);
+	}
+}
+
+static int close_call(struct ring_op *op)
+{
+	store_close(container_of(op, struct export, close_op)->store);
+	return 0;
+}
+
+static void close_done(struct ring_op *op, int result)
+{
+	struct export *export = container_of(op, struct export, close_op);
+
+	GMB_UNUSED(result);
+	export->closing_engine->closing_count--;
+	export_free(export);
+}
+
+void export_put_async(struct export *export, struct engine *engine)
+{
+	if (drop_reference(export)) {
+		export->closing_engine = engine;
+		engine->closing_count++;
+		ring_call(engine->ring, &export->close_op, close_call, close_done);
+	}
+}
+
+/* --- the exports of an engine -------------------------------------------------------------- */
+
+static int make_room(struct engine *engine, struct error *error)
+{
+	uint32_t room = MAX(engine->export_room * 2, 8U);
+	struct engine_export **grown;
+
+	if (engine->export_count < engine->export_room) {
+		return 0;
+	}
+	grown = reallocarray(engine->exports, room, sizeof(struct engine_export *));
+	if (grown == NULL) {
+		return error_set(error, -ENOMEM, "out of memory for the table of exports");
+	}
+	engine->exports = grown;
+	engine->export_room = room;
+	return 0;
+}
+
+int engine_export_add(struct engine *engine, struct export *export, struct error *error)
+{
+	struct engine_export *entry;
+	int rc;
+
+	if (engine_export_find(engine, export->name, export->name_bytes) != NULL) {
+		return error_set(error, -EEXIST, "an export of that name exists");
+	}
+	rc = make_room(engine, error);
+	if (rc < 0) {
+		return rc;
+	}
+	entry = calloc(1, sizeof(*entry));
+	if (entry == NULL) {
+		return error_set(error, -ENOMEM, "out of memory for an export");
+	}
+	entry->path.store = export->store;
+	path_export_init(&entry->path, export->overlap);
+	rc = store_queue_create(export->store, engine->ring, &entry->path.queue, error);
+	if (rc < 0) {
+		free(entry);
+		return rc;
+	}
+	export_get(export);
+	entry->export = export;
+	entry->serial = engine->export_serial++;
+	engine->exports[engine->export_count++] = entry;
+	return 0;
+}
+
+/* It is not in the table, and no session has chosen it. */
+void engine_export_unused(struct engine *engine, struct engine_export *entry)
+{
+	store_queue_destroy(entry->path.queue);
+	path_export_fini(&entry->path);
+	export_put_async(entry->export, engine);
+	free(entry);
+}
+
+static uint32_t index_of(const struct engine *engine, const struct export *export)
+{
+	uint32_t index = 0;
+
+	while (index < engine->export_count && engine->exports[index]->export != export) {
+		index++;
+	}
+	return index;
+}
+
+void engine_export_remove(struct engine *engine, struct export *export, uint64_t deadline_ns)
+{
+	uint32_t index = index_of(engine, export);
+	struct engine_export *entry;
+
+	GMB_ASSERT(index < engine->export_count);
+	entry = engine->exports[index];
+	engine->export_count--;
+	memmove(&engine->exports[index], &engine->exports[index + 1],
+		(engine->export_count - index) * sizeof(struct engine_export *));
+	entry->removed = true;
+	if (entry->session_count == 0) {
+		engine_export_unused(engine, entry);
+		return;
+	}
+	list_for_each(node, &engine->sessions)
+	{
+		struct session *session = list_entry(node, struct session, node);
+
+		if (session->chosen == entry) {
+			if (session->kind->export_changed != NULL) {
+				session->kind->export_changed(session, EXPORT_REMOVED);
+			}
+			engine_stop_session(session, deadline_ns);
+		}
+	}
+}
+
+struct engine_export *engine_export_find(struct engine *engine, const void *name, uint32_t bytes)
+{
+	for (uint32_t i = 0; i < engine->export_count; i++) {
+		const struct export *export = engine->exports[i]->export;
+
+		if (export->name_bytes == bytes && memcmp(export->name, name, bytes) == 0) {
+			return engine->exports[i];
+		}
+	}
+	return NULL;
+}
+
+struct engine_export *engine_export_from(struct engine *engine, uint64_t serial)
+{
+	for (uint32_t i = 0; i < engine->export_count; i++) {
+		if (engine->exports[i]->serial >= serial) {
+			return engine->exports[i];
+		}
+	}
+	return NULL;
+}
+
+const struct path_export *engine_export_measured(
+	const struct engine *engine, const struct export *export)
+{
+	uint32_t index = index_of(engine, export);
+
+	return index < engine->export_count ? &engine->exports[index]->path : NULL;
+}

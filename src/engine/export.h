@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * An export: one disk as clients see it, whatever protocol they speak.
+ *
+ * What: name, store, limits and rights. One object per process; every engine that serves it has its
+ * own queue on the store (struct engine_export in engine.h).
+ * Threading: everything but the counters, the takeover group and the references is constant after
+ * export_create(). References may be taken and dropped on any thread. Ownership: references are
+ * counted; the last one closes the store. Errors: a negative errno and a sentence.
+ */
+#pragma once
+
+#include <stdatomic.h>
+
+#include "engine/takeover.h"
+#include "store/store.h"
+
+struct engine;
+
+struct export
+{
+	char *name;	     /* UTF-8 without a terminator; "" is the default export */
+	uint32_t name_bytes; /* 0 to EXPORT_NAME_BYTES_MAX */
+	char *description;   /* or NULL */
+	struct store *store;
+	uint32_t overlap;	      /* of split reads and writes: see struct path_export */
+	bool read_only;		      /* as configured, or because the store cannot be written */
+	uint32_t connections_max;     /* 0 = no limit of its own */
+	_Atomic uint32_t connections; /* sessions in transmission now, in all engines */
+	/* Changes whenever writes that were answered and not flushed may have been lost: for a disk
+	 * at each boot, for memory at each start of the server. 0 = unknown. */
+	uint64_t epoch;
+	bool is_volatile; /* a new epoch has lost what was flushed, too */
+	struct takeover takeover;
+
+	/* Private. */
+	_Atomic uint32_t references;
+	struct engine *closing_engine;
+	struct ring_op close_op;
+};
+
+enum { EXPORT_NAME_BYTES_MAX = 4096 };
+
+struct export_options {
+	const char *name; /* copied */
+	uint32_t name_bytes;
+	const char *description; /* copied; or NULL */
+	struct store *store;	 /* taken, also on failure */
+	uint32_t overlap;
+	bool read_only;
+	uint32_t connections_max;
+	uint64_t epoch;
+	bool is_volatile;
+};
+
+/* Gives the first reference. -ENOMEM. */
+GMB_MUST_CHECK int export_create(
+	const struct export_options *options, struct export **export_out, struct error *error);
+void export_get(struct export *export);
+/* The last call closes the store, which may block. No engine may use it then. NULL is a no-op. */
+void export_put(struct export *export);
+
+/* Private to src/engine: the same without blocking, on the thread of the engine's ring. */
+void export_put_async(struct export *export, struct engine *engine);

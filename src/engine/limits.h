@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The limits of one engine, whatever protocol its sessions speak. Each protocol adds the limits of
+ * its own wire format.
+ *
+ * Threading and ownership: plain data. Errors: none.
+ */
+#pragma once
+
+#include "memory/arena.h"
+
+enum {
+	ENGINE_SESSIONS_MAX = 1024,
+	ENGINE_HANDSHAKES_MAX = 128,
+	ENGINE_INFLIGHT_PER_SESSION_MAX = 128,
+	ENGINE_INFLIGHT_MAX = 1024,
+	ENGINE_PAYLOAD_BYTES_MAX = 64 << 20,
+	ENGINE_MEMORY_BYTES_MAX = 128 << 20,
+	/* A session may hold this share of the payload memory, but always enough for one request.
+	 */
+	ENGINE_HELD_SHARE = 4,
+	ENGINE_HELD_BYTES_MIN = ARENA_SLAB_BYTES / 4,
+};
+
+#define ENGINE_SECOND_NS	    UINT64_C(1000000000)
+#define ENGINE_HANDSHAKE_TIMEOUT_NS (10 * ENGINE_SECOND_NS)
+#define ENGINE_STALL_TIMEOUT_NS	    (30 * ENGINE_SECOND_NS)
+/* How long a peer may take to close after us; shorter once the session has to end. */
+#define ENGINE_LINGER_NS	  (2 * ENGINE_SECOND_NS)
+#define ENGINE_LINGER_STOPPING_NS (ENGINE_SECOND_NS / 5)
+/* What a handshake has left when its session has to end. */
+#define ENGINE_HANDSHAKE_STOPPING_NS ENGINE_SECOND_NS
+/* How often sessions that hold what others wait for are examined. */
+#define ENGINE_STALL_LOOK_NS ENGINE_SECOND_NS
+/* The same for sessions whose deadline to end has passed. */
+#define ENGINE_STOP_LOOK_NS (ENGINE_SECOND_NS / 10)
+
+_Static_assert(ENGINE_HANDSHAKES_MAX <= ENGINE_SESSIONS_MAX, "every handshake is a session");
+_Static_assert(ENGINE_INFLIGHT_PER_SESSION_MAX <= ENGINE_INFLIGHT_MAX,
+	"a session cannot have more in flight than its engine");
+_Static_assert((int)ENGINE_HELD_BYTES_MIN >= (int)ARENA_BLOCK_BYTES_MAX,
+	"a session can always hold one part");
+_Static_assert((int)ENGINE_MEMORY_BYTES_MAX / ENGINE_HELD_SHARE >= (int)ENGINE_HELD_BYTES_MIN,
+	"the default memory gives a session its share");
+_Static_assert(ENGINE_LINGER_STOPPING_NS < ENGINE_LINGER_NS &&
+		       ENGINE_HANDSHAKE_STOPPING_NS < ENGINE_HANDSHAKE_TIMEOUT_NS &&
+		       ENGINE_STALL_LOOK_NS < ENGINE_STALL_TIMEOUT_NS,
+	"stopping is faster, and a stall is seen in time");
+
+struct engine_limits {
+	uint32_t sessions_max;	 /* handshakes included */
+	uint32_t handshakes_max; /* sessions that have not chosen an export; the oldest goes */
+	uint64_t handshake_timeout_ns;
+	uint32_t inflight_per_session_max; /* > 0 */
+	uint32_t inflight_max;		   /* of all sessions; > 0 */
+	uint32_t payload_bytes_max;	   /* of one read or write */
+	uint64_t memory_bytes_max;	   /* payload memory; at least ARENA_SLAB_BYTES */
+	uint64_t stall_timeout_ns; /* a session that holds memory or requests others wait for is
+				    * ended after so long without network progress */
+	bool may_spin;		   /* look for requests before sleeping, where that pays */
+};
+
+/* Values for one reactor of a small server. */
+void engine_limits_default(struct engine_limits *limits);

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+
+#include "engine/engine.h"
+
+static const uint32_t session_edges[SESSION_STATE_COUNT] = {
+	[SESSION_NEGOTIATING] =
+		BIT(SESSION_READY) | BIT(SESSION_DRAINING) | BIT(SESSION_TERMINATING),
+	[SESSION_READY] = BIT(SESSION_DRAINING) | BIT(SESSION_LINGERING) | BIT(SESSION_TERMINATING),
+	[SESSION_DRAINING] = BIT(SESSION_LINGERING) | BIT(SESSION_TERMINATING),
+	[SESSION_LINGERING] = BIT(SESSION_TERMINATING),
+	[SESSION_TERMINATING] = 0, /* freed at the end of a batch */
+};
+
+void session_set_state(struct session *session, enum session_state state)
+{
+	GMB_ASSERT((session_edges[session->state] & BIT(state)) != 0);
+	list_remove(&session->deadline_node);
+	if (session->state == SESSION_NEGOTIATING) {
+		session->engine->counters.handshakes--;
+	}
+	session->state = state;
+}
+
+static void member_end(struct takeover_member *member)
+{
+	session_terminate(container_of(member, struct session, member), NULL);
+}
+
+static void member_wake(struct takeover_member *member)
+{
+	struct session *session = container_of(member, struct session, member);
+
+	if (session->state != SESSION_TERMINATING) {
+		session->kind->resume(session);
+	}
+}
+
+void session_init(struct session *session, struct engine *engine, const struct endpoint *endpoint)
+{
+	session->kind = endpoint->kind;
+	session->engine = engine;
+	session->peer = endpoint->peer;
+	session->member = (struct takeover_member){
+		.ring = engine->ring,
+		.end = member_end,
+		.wake = member_wake,
+	};
+	list_init(&session->dirty_node);
+	list_init(&session->blocked_node);
+	list_init(&session->ending_node);
+	session->progress_ns = ring_now_ns(engine->ring);
+	session->deadline_ns = session->progress_ns + engine->limits.handshake_timeout_ns;
+	session->state = SESSION_NEGOTIATING;
+	list_push_back(&engine->sessions, &session->node);
+	list_push_back(&engine->handshakes, &session->deadline_node);
+	engine->counters.sessions_accepted++;
+	engine->counters.sessions++;
+	engine->counters.handshakes++;
+}
+
+uint32_t engine_rights(const struct peer *peer, const struct export *export)
+{
+	GMB_UNUSED(peer); /* everybody who can connect has the rights of the export */
+	return ENGINE_RIGHT_READ | (export->read_only ? 0U : (uint32_t)ENGINE_RIGHT_WRITE);
+}
+
+int session_choose(struct session *session, struct engine_export *entry)
+{
+	struct export *export = entry->export;
+	/* Relaxed: a count, nothing is published with it. */
+	uint32_t before = atomic_fetch_add_explicit(&export->connections, 1, memory_order_relaxed);
+
+	GMB_ASSERT(session->chosen == NULL);
+	if (export->connections_max != 0 && before >= export->connections_max) {
+		atomic_fetch_sub_explicit(&export->connections, 1, memory_order_relaxed);
+		return -EBUSY;
+	}
+	entry->session_count++;
+	session->chosen = entry;
+	session->export = export;
+	session->path_export = &entry->path;
+	session->rights = engine_rights(&session->peer, export);
+	return 0;
+}
+
+/* --- takeover ------------------------------------------------------------------------------ */
+
+/* A member refers to its group, which must outlive it. */
+static void hold_group(struct session *session, struct export *export)
+{
+	if (session->takeover_export == NULL && session->member.takeover == &export->takeover) {
+		export_get(export);
+		session->takeover_export = export;
+	}
+}
+
+void session_takeover_join(
+	struct session *session, struct export *export, const uint8_t *token, uint32_t bytes)
+{
+	takeover_join(&export->takeover, &session->member, token, bytes);
+	hold_group(session, export);
+}
+
+bool session_takeover_replace(
+	struct session *session, struct export *export, const uint8_t *token, uint32_t bytes)
+{
+	bool waits = takeover_replace(&export->takeover, &session->member, token, bytes);
+
+	hold_group(session, export);
+	return waits;
+}
+
+/* --- the ways to end ----------------------------------------------------------------------- */
+
+static void log_end(struct session *session, const char *what)
+{
+	struct engine *engine = session->engine;
+	uint32_t suppressed = 0;
+
+	if (log_limit_pass(&engine->log_limit, ring_batch_ns(engine->ring), &suppressed)) {
+		if (suppressed > 0) {
+			log_warning("(%u similar lines about clients were left out)", suppressed);
+		}
+		log_warning("client %s: connection ended: %s", session->peer.text, what);
+	}
+}
+
+void session_terminate(struct session *session, const char *reason)
+{
+	if (session->state == SESSION_TERMINATING) {
+		return;
+	}
+	if (reason != NULL) {
+		session->engine->counters.sessions_failed++;
+		log_end(session, reason);
+	}
+	session_set_state(session, SESSION_TERMINATING);
+	takeover_give_up(&session->member);
+	list_remove(&session->blocked_node);
+	list_remove(&session->dirty_node);
+	list_push_back(&session->engine->ending, &session->ending_node);
+	session->kind->abort(session);
+}
+
+void session_linger(struct session *session)
+{
+	struct engine *engine = session->engine;
+
+	session_set_state(session, SESSION_LINGERING);
+	list_remove(&session->blocked_node);
+	session->deadline_ns = ring_now_ns(engine->ring) +
+			       (session->stopping ? ENGINE_LINGER_STOPPING_NS : ENGINE_LINGER_NS);
+	list_push_back(&engine->lingering, &session->deadline_node);
+	engine_timer_arm(engine);
+}
