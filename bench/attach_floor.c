@@ -27,7 +27,7 @@
 #include <unistd.h>
 
 #include "attach/nbd_kernel.h"
-#include "attach/ublk_control.h"
+#include "attach/ublk.h"
 #include "base/clock.h"
 #include "nbd/wire.h"
 

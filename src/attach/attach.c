@@ -16,10 +16,8 @@
 #include <unistd.h>
 
 #include "attach/control.h"
-#include "attach/device.h"
 #include "attach/process.h"
 #include "attach/state.h"
-#include "attach/thread.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/manager.h"

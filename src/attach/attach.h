@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Remote blocks as a local disk: a ublk or nbd device of the kernel, or a file through FUSE. A
- * process of its own (the daemon) stays with each attachment and keeps it alive when the server
- * goes away for a while; others find it through the state folder (state.h).
+ * Remote blocks as a local disk: a ublk or nbd device of the kernel, or a file through FUSE. Each
+ * attachment has a daemon, which keeps the disk alive while the server is away; other commands find
+ * it through the state folder (state.h).
  *
  * Threading: the main thread of a process that has no others; attach_run() may fork, and the
  * daemon starts threads. Ownership: borrows its arguments.
@@ -10,8 +10,10 @@
  */
 #pragma once
 
+#include <pthread.h>
 #include <stdio.h>
 
+#include "base/compiler.h"
 #include "base/error.h"
 
 struct timings;
@@ -36,7 +38,7 @@ struct attach_options {
 	uint64_t connect_timeout_ns;
 	uint64_t request_timeout_ns;   /* silence on a connection that counts as lost */
 	uint64_t reconnect_timeout_ns; /* how long a lost server is waited for */
-	struct timings *timings;       /* begun; gets the steps (timings.h). NULL: nobody asks */
+	struct timings *timings;       /* begun; receives the steps. NULL: not measured */
 };
 
 /* The defaults, for everything but uri and file. */
@@ -59,3 +61,134 @@ GMB_MUST_CHECK int attach_detach(const char *name, bool force, struct error *err
 
 /* Prints all attachments on standard output, as a table or as JSON. */
 GMB_MUST_CHECK int attach_list(bool json, struct error *error);
+
+/* --- health ---------------------------------------------------------------------------------- */
+
+/* The state of the connection to the server: written by the thread that owns the connection, read
+ * by the one that answers "gmblock attach --list". Any thread; the text is copied. */
+enum { HEALTH_TEXT_BYTES = 256 };
+
+struct health {
+	pthread_mutex_t lock;
+	bool connected;
+	char text[HEALTH_TEXT_BYTES]; /* why not */
+};
+
+void health_init(struct health *health);
+void health_set(struct health *health, bool connected, const char *text);
+
+/* "connected", or "not connected: " and the reason. Returns out. */
+const char *health_describe(struct health *health, char *out, size_t out_bytes);
+bool health_is_connected(struct health *health);
+
+/* --- devices --------------------------------------------------------------------------------- */
+
+/* What the daemon needs of each kind of attachment. One thread at a time, except hurry(); the kinds
+ * have threads of their own. start() gives, destroy() frees. */
+struct device;
+
+struct device_ops {
+	const char *kind; /* "ublk", "nbd", "fuse" */
+
+	/* Flushes what was written to the server and removes the disk. -EBUSY: it is in use, force
+	 * was not given, and nothing has changed. Any other result: the disk is gone; an error says
+	 * what was lost. */
+	int (*stop)(struct device *device, bool force, struct error *error);
+
+	/* Called while another thread is in stop() without force: stop() no longer waits for the
+	 * server, and what was not flushed is lost. It may still return -EBUSY; then the disk stays
+	 * and can be stopped by force only. */
+	void (*hurry)(struct device *device);
+
+	/* After stop(), or when ended_fd says that the disk is gone. */
+	void (*destroy)(struct device *device);
+};
+
+struct device {
+	const struct device_ops *ops;
+	char path[ATTACH_PATH_BYTES]; /* of the disk */
+	char name[64];		      /* a file name: "ublkb0", "nbd3", "fuse-1234" */
+	int32_t number;		      /* of the kernel's device, or -1 */
+	uint64_t bytes;		      /* size of the disk */
+	bool read_only;
+	bool made_file; /* the file at path was not there before */
+	int ended_fd;	/* polls readable when the disk has gone without stop() */
+	struct health health;
+};
+
+/* The three kinds. *device_out is set on success only: the disk can be used then. */
+GMB_MUST_CHECK int ublk_device_start(
+	const struct attach_options *options, struct device **device_out, struct error *error);
+GMB_MUST_CHECK int nbd_device_start(
+	const struct attach_options *options, struct device **device_out, struct error *error);
+GMB_MUST_CHECK int fuse_device_start(
+	const struct attach_options *options, struct device **device_out, struct error *error);
+
+/* For block devices, whose blocks must fit in a page. Sets device->bytes to the whole blocks of the
+ * export, and *block_bytes. -EINVAL: the export cannot be a disk. */
+GMB_MUST_CHECK int device_fit(struct device *device, uint64_t export_bytes, uint32_t block_minimum,
+	uint32_t *block_bytes, struct error *error);
+
+/* Removes what a dead daemon left behind: by number (ublk, nbd) or by path (fuse). 0 if it is gone
+ * already; -EBUSY as with stop(). */
+GMB_MUST_CHECK int ublk_device_remove(int32_t number, bool force, struct error *error);
+GMB_MUST_CHECK int nbd_device_remove(int32_t number, bool force, struct error *error);
+GMB_MUST_CHECK int fuse_device_remove(const char *path, bool force, struct error *error);
+
+/* --- threads --------------------------------------------------------------------------------- */
+
+/* Starts a thread of an attachment. Signals stay with the main thread; the stack is small, because
+ * all memory of the daemon is locked. The caller joins or detaches it. */
+GMB_MUST_CHECK int thread_start(
+	pthread_t *thread, void *(*run)(void *), void *argument, struct error *error);
+
+/* Waits for a thread to end, for at most five seconds: false when it did not. */
+GMB_MUST_CHECK bool thread_join_soon(pthread_t thread);
+
+/* --- timings --------------------------------------------------------------------------------- */
+
+/* Where the time of an attachment goes: consecutive steps, whose sum is the time from the start of
+ * the program until the disk can be used. One thread at a time. Plain data, which the daemon also
+ * sends to its parent through a pipe. */
+enum timings_step {
+	TIMINGS_START,	   /* the program's start, as processor time: its other time is not known */
+	TIMINGS_ARGUMENTS, /* the command line */
+	TIMINGS_FORK,	   /* the daemon is made */
+	TIMINGS_PROTECT,   /* signals, locked memory */
+	TIMINGS_DRIVER,	   /* the way to the kernel's driver is opened */
+	TIMINGS_FILE,	   /* fuse: the file to mount on */
+	TIMINGS_CONNECT,   /* to the server, with the handshake */
+	TIMINGS_LOOK,	   /* ublk: is there a device to take over? */
+	TIMINGS_ADD,	   /* ublk: ADD_DEV, or the begin of a recovery */
+	TIMINGS_PARAMS,	   /* ublk: SET_PARAMS */
+	TIMINGS_NODE,	   /* ublk: /dev/ublkcN can be opened */
+	TIMINGS_QUEUES,	   /* ublk: all queues wait for requests */
+	TIMINGS_DISK,	   /* START_DEV, CONNECT or mount: the kernel makes the disk */
+	TIMINGS_LIMITS,	   /* nbd: the length of requests */
+	TIMINGS_WATCH,	   /* nbd, fuse: what stays with the disk runs */
+	TIMINGS_STATE,	   /* the note about the attachment, and the daemon's socket */
+	TIMINGS_TELL,	   /* the service manager and the parent know */
+	TIMINGS_STEPS,
+};
+
+enum { TIMINGS_MAX = 24 }; /* more are not kept: a step comes once, or twice with a second kind */
+
+struct timings {
+	uint64_t last_ns; /* of CLOCK_MONOTONIC: until when everything is in a step */
+	uint32_t count;
+	struct {
+		uint32_t step; /* enum timings_step */
+		uint64_t ns;
+	} steps[TIMINGS_MAX];
+};
+
+/* Starts the clock; the processor time used so far is the first step. */
+void timings_begin(struct timings *timings);
+
+/* Ends a step, which lasted since the one before ended. timings may be NULL. */
+void timings_mark(struct timings *timings, enum timings_step step);
+
+/* Prints the steps and their sum as lines on standard error, or as one JSON object with the path of
+ * the disk on standard output. -ENOMEM, -EIO. */
+GMB_MUST_CHECK int timings_print(
+	const struct timings *timings, const char *path, bool json, struct error *error);

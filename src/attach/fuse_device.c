@@ -13,13 +13,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "attach/fuse_file.h"
+#include "attach/attach.h"
+#include "attach/fuse.h"
 #include "attach/process.h"
-#include "attach/thread.h"
-#include "attach/timings.h"
 #include "attach/usage.h"
 #include "base/bytes.h"
-#include "base/units.h"
+#include "base/text.h"
 
 static const struct device_ops fuse_device_ops;
 

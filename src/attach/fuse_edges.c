@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "attach/fuse_file.h"
+#include "attach/fuse.h"
 #include "base/bytes.h"
 
 static bool overlaps(const struct fuse_slot *a, const struct fuse_slot *b)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "attach/fuse_library.h"
+#include "attach/fuse.h"
 
 #include <dlfcn.h>
 #include <errno.h>

@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "attach/fuse_file.h"
+#include "attach/fuse.h"
 #include "base/bytes.h"
 
 /* How long the kernel may believe what it was told about the file. */

@@ -9,10 +9,9 @@
 
 #include "attach/attach.h"
 #include "attach/control.h"
-#include "attach/device.h"
 #include "attach/state.h"
 #include "base/log.h"
-#include "base/units.h"
+#include "base/text.h"
 
 enum { SHOWN_BYTES = 4 * ATTACH_PATH_BYTES + 8 };
 

@@ -24,10 +24,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "attach/device.h"
+#include "attach/attach.h"
 #include "attach/nbd_kernel.h"
-#include "attach/thread.h"
-#include "attach/timings.h"
 #include "attach/usage.h"
 #include "base/clock.h"
 #include "base/log.h"

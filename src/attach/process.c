@@ -17,7 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "attach/thread.h"
+#include "attach/attach.h"
 #include "base/log.h"
 
 #ifndef PR_SET_IO_FLUSHER

@@ -12,7 +12,6 @@
 #include <sys/types.h>
 
 #include "attach/attach.h"
-#include "attach/timings.h"
 
 /* What the daemon tells its parent, once. */
 struct process_report {

@@ -11,7 +11,6 @@
 #include <gmblock/gmblock.h>
 
 #include "attach/attach.h"
-#include "attach/health.h"
 #include "base/log.h"
 
 struct remote {

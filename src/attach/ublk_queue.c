@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "attach/ublk_queue.h"
+#include "attach/ublk.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "attach/thread.h"
+#include "attach/attach.h"
 #include "base/bytes.h"
 
 /* user_data of the poll for the library; tags are below. */

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The time that never goes back, for those who have no event loop to ask. Who has one asks that
- * (ring_now_ns()): in a simulation its time is another.
+ * Monotonic time and random numbers for code without an event loop. Code that has one uses
+ * ring_now_ns() and ring_random(), which the simulation controls.
  *
- * Threading: any. Ownership: none. Errors: none.
+ * Threading: any; each random state has one owner. Ownership: none. Errors: none.
  */
 #pragma once
 
+#include <stdint.h>
 #include <time.h>
 
 #include "base/compiler.h"
@@ -29,4 +30,15 @@ static inline uint64_t clock_now_ns(void)
 static inline uint32_t clock_milliseconds(uint64_t ns)
 {
 	return (uint32_t)MIN(ns / 1000000 + (ns % 1000000 != 0), (uint64_t)INT32_MAX);
+}
+
+/* The next number of a sequence that any state begins (SplitMix64): good for choices, not for
+ * secrets. */
+static inline uint64_t random_next(uint64_t *state)
+{
+	uint64_t mixed = *state += UINT64_C(0x9e3779b97f4a7c15);
+
+	mixed = (mixed ^ (mixed >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+	mixed = (mixed ^ (mixed >> 27)) * UINT64_C(0x94d049bb133111eb);
+	return mixed ^ (mixed >> 31);
 }

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/utf8.h"
+#include "base/text.h"
 
 static _Atomic int log_level_max = LOG_LEVEL_INFO;
 

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "base/units.h"
+#include "base/text.h"
 
 /* --- telling ------------------------------------------------------------------------------- */
 

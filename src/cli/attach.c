@@ -6,11 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "attach/timings.h"
 #include "base/log.h"
-#include "base/units.h"
+#include "base/text.h"
 #include "cli/cli.h"
-#include "cli/commands.h"
 
 static const char name[] = "attach";
 

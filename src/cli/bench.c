@@ -9,9 +9,8 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "base/units.h"
+#include "base/text.h"
 #include "cli/cli.h"
-#include "cli/commands.h"
 #include "tools/bench_plot.h"
 #include "tools/svg.h"
 

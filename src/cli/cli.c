@@ -10,8 +10,7 @@
 #include <sys/stat.h>
 
 #include "base/log.h"
-#include "base/near.h"
-#include "base/units.h"
+#include "base/text.h"
 
 enum {
 	SHOWN_BYTES = 120,

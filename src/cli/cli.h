@@ -41,7 +41,7 @@ struct cli_option {
 	uint32_t max;
 };
 
-/* What a command is called, and its options beside -h and --help, which print usage. */
+/* A command's name and its options, beside -h and --help, which print usage. */
 struct cli_command {
 	const char *name;
 	const char *usage;
@@ -50,15 +50,15 @@ struct cli_command {
 	void *arguments; /* for take */
 };
 
-/* Takes the options: CLI_GO_ON, and optind is where the operands begin; or an exit status, also
- * when there was a -h or --help. */
+/* Parses the options. CLI_GO_ON: optind is the index of the first operand. Otherwise an exit
+ * status, also after -h or --help. */
 GMB_MUST_CHECK int cli_parse(const struct cli_command *command, int argc, char **argv);
 
 /* The only operand, which is a noun ("URI"), or NULL for none; more are wrong usage. */
 GMB_MUST_CHECK int cli_operand(
 	const char *command, const char *noun, int argc, char **argv, const char **operand);
 
-/* A server's URI, to be freed with nbd_uri_fini(); warns of a parameter that means nothing. */
+/* A server's URI, to be freed with nbd_uri_fini(); warns about an unknown parameter. */
 GMB_MUST_CHECK int cli_uri(const char *command, const char *text, struct nbd_uri *uri);
 
 /* Prints "gmblock COMMAND: sentence" and where to find help; returns CLI_USAGE. */
@@ -69,3 +69,17 @@ int cli_failure(const char *command, const struct error *error);
 
 /* Prints text on standard output; returns CLI_OK, or CLI_FAILURE when it cannot be written. */
 int cli_print(const char *text);
+
+/* --- the subcommands ------------------------------------------------------------------------- */
+
+/* Each parses its arguments (argv[0] is its name), calls the floors below and prints. Returns the
+ * exit status: 0 success, 1 failure, 2 wrong usage; the message is on standard error already. */
+int cmd_serve(int argc, char **argv);
+int cmd_info(int argc, char **argv);
+int cmd_list(int argc, char **argv);
+int cmd_bench(int argc, char **argv);
+int cmd_copy(int argc, char **argv);
+int cmd_stats(int argc, char **argv);
+int cmd_trace(int argc, char **argv);
+int cmd_attach(int argc, char **argv);
+int cmd_detach(int argc, char **argv);

@@ -9,12 +9,9 @@
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/units.h"
+#include "base/text.h"
 #include "cli/cli.h"
-#include "cli/commands.h"
-#include "tools/copy_engine.h"
-#include "tools/copy_progress.h"
-#include "tools/copy_report.h"
+#include "tools/copy.h"
 
 enum {
 	REQUESTS_ADAPTIVE_MAX = 128,

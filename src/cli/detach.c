@@ -3,7 +3,6 @@
 
 #include "attach/attach.h"
 #include "cli/cli.h"
-#include "cli/commands.h"
 
 static const char name[] = "detach";
 

@@ -9,7 +9,6 @@
 
 #include "base/log.h"
 #include "cli/cli.h"
-#include "cli/commands.h"
 #include "nbd/client_dial.h"
 
 #define TIMEOUT_DEFAULT_NS UINT64_C(10000000000)

@@ -7,7 +7,6 @@
 
 #include "base/log.h"
 #include "cli/cli.h"
-#include "cli/commands.h"
 #include "nbd/client_dial.h"
 #include "nbd/wire.h"
 #include "tools/print.h"

@@ -8,9 +8,8 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "base/near.h"
+#include "base/text.h"
 #include "cli/cli.h"
-#include "cli/commands.h"
 
 static const struct command {
 	const char *name;

@@ -6,7 +6,6 @@
 
 #include "base/log.h"
 #include "cli/cli.h"
-#include "cli/commands.h"
 #include "nbd/server.h"
 #include "server/server.h"
 

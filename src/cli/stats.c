@@ -3,9 +3,8 @@
 #include <poll.h>
 #include <stdio.h>
 
-#include "base/units.h"
+#include "base/text.h"
 #include "cli/cli.h"
-#include "cli/commands.h"
 #include "tools/print.h"
 #include "tools/stats.h"
 

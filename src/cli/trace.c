@@ -8,9 +8,8 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "base/units.h"
+#include "base/text.h"
 #include "cli/cli.h"
-#include "cli/commands.h"
 #include "tools/print.h"
 #include "tools/stats.h"
 #include "tools/svg.h"

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "base/utf8.h"
+#include "base/text.h"
 
 enum { NOTE_BYTES = 320 };
 

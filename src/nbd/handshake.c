@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "nbd/options.h"
 #include "nbd/session.h"
+#include "nbd/wire.h"
 
 /* The longest text of an error reply, with room for an escaped and cut name (P125). */
 enum { ERROR_TEXT_MAX = 1024, NAME_SHOWN_MAX = 256 };

@@ -8,7 +8,7 @@
 #include <strings.h>
 
 #include "base/log.h"
-#include "base/utf8.h"
+#include "base/text.h"
 
 enum { EXPORT_NAME_BYTES_MAX = 4096, SHOWN_BYTES = 160 };
 

@@ -2,6 +2,7 @@
 #include "nbd/wire.h"
 
 #include <errno.h>
+#include <string.h>
 
 const char *nbd_option_name(uint32_t option)
 {
@@ -113,4 +114,133 @@ int nbd_error_to_errno(uint32_t error)
 	default:
 		return -EINVAL;
 	}
+}
+
+/* What is left to parse. */
+struct cursor {
+	const uint8_t *bytes;
+	uint32_t left;
+};
+
+static bool take_u32(struct cursor *cursor, uint32_t *value)
+{
+	struct be32 wire;
+
+	if (cursor->left < sizeof(wire)) {
+		return false;
+	}
+	memcpy(&wire, cursor->bytes, sizeof(wire));
+	*value = be32_get(wire);
+	cursor->bytes += sizeof(wire);
+	cursor->left -= (uint32_t)sizeof(wire);
+	return true;
+}
+
+static bool take_u16(struct cursor *cursor, uint16_t *value)
+{
+	struct be16 wire;
+
+	if (cursor->left < sizeof(wire)) {
+		return false;
+	}
+	memcpy(&wire, cursor->bytes, sizeof(wire));
+	*value = be16_get(wire);
+	cursor->bytes += sizeof(wire);
+	cursor->left -= (uint32_t)sizeof(wire);
+	return true;
+}
+
+/* 32-bit length, then that many bytes. */
+static bool take_string(struct cursor *cursor, struct option_string *string)
+{
+	if (!take_u32(cursor, &string->length) || cursor->left < string->length) {
+		return false;
+	}
+	string->bytes = cursor->bytes;
+	cursor->bytes += string->length;
+	cursor->left -= string->length;
+	return true;
+}
+
+bool option_go_parse(
+	const uint8_t *data, uint32_t length, struct option_go *go, const char **reason)
+{
+	struct cursor cursor = { .bytes = data, .left = length };
+	uint16_t count;
+
+	if (!take_string(&cursor, &go->name)) {
+		*reason = "the export name runs past the end of the option";
+		return false;
+	}
+	if (go->name.length > NBD_STRING_BYTES_MAX) {
+		*reason = "the export name is longer than 4096 bytes";
+		return false;
+	}
+	if (!take_u16(&cursor, &count) || cursor.left != (uint32_t)count * 2) {
+		*reason = "the number of information requests does not fit the option's length";
+		return false;
+	}
+	go->requests = cursor.bytes;
+	go->request_count = count;
+	return true;
+}
+
+bool option_go_asks(const struct option_go *go, enum nbd_info info)
+{
+	struct cursor cursor = { .bytes = go->requests, .left = go->request_count * 2 };
+	uint16_t asked;
+
+	while (take_u16(&cursor, &asked)) {
+		if (asked == (uint16_t)info) {
+			return true;
+		}
+	}
+	return false;
+}
+
+bool option_context_parse(
+	const uint8_t *data, uint32_t length, struct option_context *context, const char **reason)
+{
+	struct cursor cursor = { .bytes = data, .left = length };
+	struct option_string query;
+
+	if (!take_string(&cursor, &context->name)) {
+		*reason = "the export name runs past the end of the option";
+		return false;
+	}
+	if (context->name.length > NBD_STRING_BYTES_MAX) {
+		*reason = "the export name is longer than 4096 bytes";
+		return false;
+	}
+	if (!take_u32(&cursor, &context->query_count)) {
+		*reason = "the number of queries is missing";
+		return false;
+	}
+	context->queries = cursor.bytes;
+	for (uint32_t i = 0; i < context->query_count; i++) {
+		if (!take_string(&cursor, &query)) {
+			*reason = "a query runs past the end of the option";
+			return false;
+		}
+		if (query.length > NBD_STRING_BYTES_MAX) {
+			*reason = "a query is longer than 4096 bytes";
+			return false;
+		}
+	}
+	if (cursor.left != 0) {
+		*reason = "there are bytes after the last query";
+		return false;
+	}
+	return true;
+}
+
+struct option_string option_context_next(const uint8_t **queries)
+{
+	struct cursor cursor = { .bytes = *queries, .left = UINT32_MAX };
+	struct option_string query = { 0 };
+	bool taken = take_string(&cursor, &query);
+
+	GMB_ASSERT(taken); /* option_context_parse() has seen it */
+	*queries = cursor.bytes;
+	return query;
 }

@@ -15,7 +15,6 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/random.h"
 #include "ring/calls.h"
 
 /* Newer than Debian 12's headers; ABI. */

@@ -9,7 +9,7 @@
 #include <strings.h>
 
 #include "base/log.h"
-#include "base/units.h"
+#include "base/text.h"
 #include "memory/arena.h"
 #include "nbd/server.h"
 

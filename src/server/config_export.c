@@ -6,9 +6,7 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "base/near.h"
-#include "base/units.h"
-#include "base/utf8.h"
+#include "base/text.h"
 
 enum { SHOWN_BYTES = 120, STRIPE_CHUNK_BYTES_MAX = 1 << 30, STRIPE_MEMBERS_MAX = 1024 };
 

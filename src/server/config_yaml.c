@@ -12,7 +12,7 @@
 #include <yaml.h>
 
 #include "base/log.h"
-#include "base/near.h"
+#include "base/text.h"
 
 enum {
 	FILE_BYTES_MAX = 16 << 20,

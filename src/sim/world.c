@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/compiler.h"
-#include "base/random.h"
 #include "sim/sim_internal.h"
 
 #define SIM_START_NS UINT64_C(1000000000)

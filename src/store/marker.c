@@ -29,7 +29,7 @@
 
 #include "base/bytes.h"
 #include "base/log.h"
-#include "base/units.h"
+#include "base/text.h"
 #include "store/filter.h"
 #include "store/marker.h"
 

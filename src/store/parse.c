@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/bytes.h"
-#include "base/units.h"
+#include "base/text.h"
 
 enum { QUANTITY_BYTES = 32 }; /* longer ones do not fit 64 bits */
 
@@ -29,7 +29,7 @@ bool store_parse_count(const char *text, size_t len, uint64_t *value)
 	return true;
 }
 
-/* A terminated copy for the parsers of base/units.h. False when no quantity has such bytes. */
+/* A terminated copy for the parsers of base/text.h. False when no quantity has such bytes. */
 static bool copy_quantity(char out[QUANTITY_BYTES], const char *text, size_t len)
 {
 	if (len >= QUANTITY_BYTES || memchr(text, '\0', len) != NULL) {

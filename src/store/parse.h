@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Numbers with units as users write them: "64M", "10ms", as everywhere (base/units.h), in the
+ * Numbers with units as users write them: "64M", "10ms", as everywhere (base/text.h), in the
  * middle of a longer text. Strict: nothing before or after, no sign, no fraction, overflow refused.
  *
  * Threading: pure functions. Ownership: none. Errors: false, and nothing is stored; the spec's

@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/copy_end.h"
-
 #include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/bytes.h"
+#include "base/clock.h"
 #include "base/log.h"
+#include "tools/copy.h"
 
 enum { NAME_BYTES = 300 };
 
@@ -169,4 +175,494 @@ void copy_io_fail(struct copy_io *io, int code)
 			(unsigned long long)io->length, strerror(-code));
 	}
 	copy_io_end(io, code);
+}
+
+enum { RING_ENTRIES = 256 };
+#define TICK_NS (UINT64_C(1000000) * COPY_TICK_MS)
+
+int copy_loop_create(struct copy_loop *loop, bool remote, bool local, struct error *error)
+{
+	static const struct ring_options options = {
+		.entries = RING_ENTRIES,
+		.files_max = 16,
+		.buffers_max = 16,
+	};
+	struct gmb_error reason;
+	int err;
+
+	memset(loop, 0, sizeof(*loop));
+	loop->signal_fd = -1;
+	loop->local = local;
+	err = ring_create(&options, &loop->ring, error);
+	if (err < 0) {
+		return err;
+	}
+	if (!remote) {
+		return 0;
+	}
+	err = gmb_queue_create(NULL, &loop->queue, &reason);
+	if (err < 0) {
+		ring_destroy(loop->ring);
+		loop->ring = NULL;
+		return error_set(error, err, "%s", reason.text);
+	}
+	return 0;
+}
+
+/* What a signal handler may touch has to be here: handlers know nobody, and a signal may come in
+ * any of the process's threads. */
+static const int stop_signals[] = { SIGINT, SIGTERM, SIGHUP };
+static volatile sig_atomic_t caught_signal;
+static volatile sig_atomic_t caught_fd;
+static _Atomic uint64_t caught_ns;
+
+static void signal_caught(int number)
+{
+	static const uint64_t one = 1;
+	int saved_errno = errno;
+
+	if (caught_signal == 0) {
+		caught_ns = clock_now_ns();
+		caught_signal = number;
+		(void)!write(caught_fd, &one, sizeof(one));
+	} else if (clock_now_ns() - caught_ns >= CLOCK_SAME_SIGNAL_NS) {
+		/* Whoever asks again does not want to wait. It comes when this handler is left. */
+		(void)signal(number, SIG_DFL);
+		(void)raise(number);
+	}
+	errno = saved_errno;
+}
+
+static void signal_done(struct ring_op *op, int result)
+{
+	struct copy_loop *loop = container_of(op, struct copy_loop, signal_op);
+
+	GMB_UNUSED(result);
+	loop->stop_signal = caught_signal;
+}
+
+/* That the turn ends is all that is wanted: the tick is for the caller, and the next turn begins
+ * with the queue. */
+static void turn_ends(struct ring_op *op, int result)
+{
+	GMB_UNUSED(op);
+	GMB_UNUSED(result);
+}
+
+int copy_loop_watch_signals(struct copy_loop *loop, struct error *error)
+{
+	struct sigaction catch = { .sa_handler = signal_caught };
+
+	GMB_ASSERT(loop->signal_fd < 0);
+	loop->signal_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (loop->signal_fd < 0) {
+		return error_set(error, -errno, "cannot watch for signals: %s", strerror(errno));
+	}
+	caught_fd = loop->signal_fd;
+	for (size_t i = 0; i < ARRAY_COUNT(stop_signals); i++) {
+		struct sigaction before;
+
+		/* nohup: who was started to survive a signal does. */
+		if (sigaction(stop_signals[i], NULL, &before) == 0 &&
+			before.sa_handler != SIG_IGN) {
+			(void)sigaction(stop_signals[i], &catch, NULL);
+		}
+	}
+	return 0;
+}
+
+static void arm(struct copy_loop *loop)
+{
+	if (loop->queue != NULL && !loop->queue_op.in_flight) {
+		ring_poll(
+			loop->ring, &loop->queue_op, gmb_queue_fd(loop->queue), POLLIN, turn_ends);
+	}
+	if (loop->signal_fd >= 0 && loop->stop_signal == 0 && !loop->signal_op.in_flight) {
+		ring_poll(loop->ring, &loop->signal_op, loop->signal_fd, POLLIN, signal_done);
+	}
+	if (!loop->tick_op.in_flight) {
+		ring_timer(loop->ring, &loop->tick_op, TICK_NS, turn_ends);
+	}
+}
+
+void copy_loop_turn(struct copy_loop *loop)
+{
+	int finished = 0;
+
+	if (!loop->local) {
+		(void)gmb_queue_wait(loop->queue, COPY_TICK_MS);
+		loop->stop_signal = caught_signal;
+		return;
+	}
+	if (loop->queue != NULL) {
+		finished = gmb_queue_wait(loop->queue, 0);
+	}
+	arm(loop);
+	(void)ring_turn(loop->ring, finished <= 0);
+}
+
+int copy_loop_check(const struct copy_loop *loop, struct error *error)
+{
+	return loop->stop_signal == 0 ? 0
+				      : error_set(error, -EINTR, "stopped by SIG%s",
+						sigabbrev_np(loop->stop_signal));
+}
+
+uint64_t copy_loop_now_ns(const struct copy_loop *loop)
+{
+	return ring_now_ns(loop->ring);
+}
+
+void copy_loop_destroy(struct copy_loop *loop)
+{
+	if (loop->ring == NULL) {
+		return;
+	}
+	ring_cancel(loop->ring, &loop->queue_op);
+	ring_cancel(loop->ring, &loop->signal_op);
+	ring_cancel(loop->ring, &loop->tick_op);
+	while (loop->queue_op.in_flight || loop->signal_op.in_flight || loop->tick_op.in_flight) {
+		(void)ring_turn(loop->ring, true);
+	}
+	(void)gmb_queue_destroy(loop->queue);
+	ring_destroy(loop->ring);
+	loop->ring = NULL;
+}
+
+enum {
+	/* Several fill a long line and keep several threads of a server busy; Unix sockets need
+	 * them, since their buffers are small; and over loopback four cost each other less than
+	 * two. */
+	CONNECTIONS_DEFAULT = 4,
+	/* At the end a server flushes all that it has cached, which may be much more than its disk
+	 * writes in a minute, and says nothing meanwhile. That a machine is dead comes out sooner:
+	 * its system does not answer either (keep-alive). */
+	SILENCE_MS_MAX = 300000,
+	RECONNECT_MS_MAX = 600000,
+};
+
+struct remote_end {
+	struct copy_end end;
+	struct gmb_client *client;
+};
+
+static void request_done(struct gmb_request *request)
+{
+	struct copy_io *io = container_of(request, struct copy_io, request);
+	struct remote_end *remote = container_of(io->end, struct remote_end, end);
+	char text[ERROR_TEXT_BYTES];
+
+	if (request->result < 0) {
+		(void)gmb_explain(remote->client, request, text, sizeof(text));
+		error_set(&io->end->failure, request->result, "%s: %s", io->end->role, text);
+		copy_io_end(io, request->result);
+		return;
+	}
+	io->extent_count = request->extent_count;
+	io->moved = io->length;
+	copy_io_end(io, 0);
+}
+
+static void remote_submit(struct copy_end *end, struct copy_io *io)
+{
+	struct remote_end *remote = container_of(end, struct remote_end, end);
+	struct gmb_request *request = &io->request;
+
+	memset(request, 0, sizeof(*request));
+	switch (io->operation) {
+	case COPY_READ:
+		gmb_prepare_read(request, io->buffer, io->length, io->offset);
+		break;
+	case COPY_WRITE:
+		gmb_prepare_write(request, io->buffer, io->length, io->offset);
+		break;
+	case COPY_ZERO:
+		gmb_prepare(request, GMB_ZERO, io->offset, io->length);
+		request->flags = io->allocate ? GMB_NO_HOLE : 0;
+		break;
+	case COPY_FLUSH:
+		gmb_prepare(request, GMB_FLUSH, 0, 0);
+		break;
+	case COPY_MAP:
+		gmb_prepare_status(request, io->extents, io->extents_max, io->offset, io->length);
+		break;
+	}
+	request->done = request_done;
+	gmb_submit(remote->client, request);
+}
+
+static int remote_close(struct copy_end *end, struct error *error)
+{
+	struct remote_end *remote = container_of(end, struct remote_end, end);
+
+	GMB_UNUSED(error);
+	(void)gmb_close(remote->client);
+	copy_end_fini(end);
+	free(remote);
+	return 0;
+}
+
+static const struct copy_end_ops remote_ops = {
+	.submit = remote_submit,
+	.close = remote_close,
+};
+
+static void remote_event(void *context, enum gmb_event event, const char *text)
+{
+	struct copy_end *end = context;
+
+	if (event == GMB_EVENT_RECONNECTED) { /* the text is the URI alone */
+		log_warning("%s: %s: connected again", end->role, text);
+		return;
+	}
+	if (event == GMB_EVENT_RESIZED) {
+		end->resized = true;
+	}
+	log_warning("%s: %s", end->role, text);
+}
+
+/* -EROFS for a target that cannot be written. */
+static int remote_describe(struct remote_end *remote, struct error *error)
+{
+	struct copy_end *end = &remote->end;
+	struct gmb_info info = { .size = sizeof(info) };
+
+	gmb_get_info(remote->client, &info);
+	end->kind = COPY_REMOTE;
+	end->size_known = true;
+	end->bytes = info.bytes;
+	end->block_min = info.block_minimum;
+	end->can_map = (info.capabilities & GMB_CAN_STATUS) != 0;
+	end->can_zero = (info.capabilities & GMB_CAN_ZERO) != 0;
+	end->can_flush = (info.capabilities & GMB_CAN_FLUSH) != 0;
+	if (end->target && (info.capabilities & GMB_CAN_WRITE) == 0) {
+		return error_set(error, -EROFS,
+			"the target %s is read-only: its server allows no writing", end->name);
+	}
+	return 0;
+}
+
+int copy_remote_open(struct copy_loop *loop, const struct copy_end_options *options,
+	struct copy_end **end_out, struct error *error)
+{
+	struct remote_end *remote = calloc(1, sizeof(*remote));
+	struct gmb_options open = {
+		.size = sizeof(open),
+		.flags = options->target ? 0 : GMB_OPEN_READ_ONLY,
+		.connections =
+			options->connections != 0 ? options->connections : CONNECTIONS_DEFAULT,
+		.request_timeout_ms = SILENCE_MS_MAX,
+		.reconnect_timeout_ms = RECONNECT_MS_MAX,
+		.event = remote_event,
+		.context = remote != NULL ? &remote->end : NULL,
+	};
+	struct gmb_error reason;
+	int err;
+
+	if (remote == NULL) {
+		return error_set(error, -ENOMEM, "out of memory");
+	}
+	err = copy_end_init(&remote->end, &remote_ops, loop, options, error);
+	if (err == 0) {
+		err = gmb_open(loop->queue, options->text, &open, &remote->client, &reason);
+		if (err < 0) {
+			error_set(error, err, "%s: %s", remote->end.role, reason.text);
+		}
+	}
+	if (err == 0) {
+		err = remote_describe(remote, error);
+	}
+	if (err < 0) {
+		(void)remote_close(&remote->end, NULL);
+		return err;
+	}
+	*end_out = &remote->end;
+	return 0;
+}
+
+/*
+ * Pipes, terminals, sockets and whatever else has no offsets. One operation at a time. It is polled
+ * for before it is read or written, so that a wait for the other side can be ended, and so that a
+ * descriptor somebody made non-blocking works as well.
+ */
+
+enum { PIPE_BYTES = 1 << 20 };
+/* Where the descriptor stands: an offset for those that are regular files after all. */
+#define OFFSET_CURRENT UINT64_MAX
+
+struct stream_end {
+	struct copy_end end;
+	struct ring_file file;
+	struct copy_io *active; /* the operation in flight */
+	bool cancelled;
+	bool borrowed; /* standard input or output: not ours to close */
+};
+
+static void stream_wait(struct stream_end *stream);
+
+static void stream_moved(struct ring_op *op, int result)
+{
+	struct copy_io *io = container_of(op, struct copy_io, ring_op);
+	struct stream_end *stream = container_of(io->end, struct stream_end, end);
+
+	if (result == -EINTR || result == -EAGAIN) {
+		stream_wait(stream);
+		return;
+	}
+	if (result < 0 || (result == 0 && io->operation == COPY_WRITE)) {
+		stream->active = NULL;
+		copy_io_fail(io, result < 0 ? result : -EIO);
+		return;
+	}
+	io->moved += (uint64_t)result;
+	if (result == 0 || io->moved == io->length) {
+		stream->active = NULL;
+		copy_io_end(io, 0);
+		return;
+	}
+	stream_wait(stream);
+}
+
+static void stream_ready(struct ring_op *op, int result)
+{
+	struct copy_io *io = container_of(op, struct copy_io, ring_op);
+	struct stream_end *stream = container_of(io->end, struct stream_end, end);
+	struct ring *ring = stream->end.loop->ring;
+	size_t left = (size_t)(io->length - io->moved);
+
+	if (stream->cancelled) {
+		stream->active = NULL;
+		copy_io_fail(io, -ECANCELED);
+		return;
+	}
+	if (result < 0 && result != -EINTR) {
+		stream->active = NULL;
+		copy_io_fail(io, result);
+		return;
+	}
+	if (io->operation == COPY_READ) {
+		ring_read(ring, &io->ring_op, stream->file, mem_of(io->buffer + io->moved), left,
+			OFFSET_CURRENT, stream_moved);
+	} else {
+		ring_write(ring, &io->ring_op, stream->file, mem_of(io->buffer + io->moved), left,
+			OFFSET_CURRENT, false, stream_moved);
+	}
+}
+
+static void stream_wait(struct stream_end *stream)
+{
+	struct copy_io *io = stream->active;
+
+	ring_poll(stream->end.loop->ring, &io->ring_op, stream->file.fd,
+		io->operation == COPY_READ ? POLLIN : POLLOUT, stream_ready);
+}
+
+/* A regular file behind the stream can be made durable; a pipe has nothing of the kind. */
+static void stream_synced(struct ring_op *op, int result)
+{
+	struct copy_io *io = container_of(op, struct copy_io, ring_op);
+
+	if (result < 0 && result != -EINVAL && result != -EOPNOTSUPP) {
+		copy_io_fail(io, result);
+	} else {
+		copy_io_end(io, 0);
+	}
+}
+
+static void stream_submit(struct copy_end *end, struct copy_io *io)
+{
+	struct stream_end *stream = container_of(end, struct stream_end, end);
+
+	memset(&io->ring_op, 0, sizeof(io->ring_op));
+	if (io->operation == COPY_FLUSH) {
+		ring_fsync(end->loop->ring, &io->ring_op, stream->file, stream_synced);
+		return;
+	}
+	GMB_ASSERT(io->operation == COPY_READ || io->operation == COPY_WRITE);
+	GMB_ASSERT(stream->active == NULL);
+	stream->active = io;
+	stream_wait(stream);
+}
+
+static void stream_cancel(struct copy_end *end)
+{
+	struct stream_end *stream = container_of(end, struct stream_end, end);
+
+	stream->cancelled = true;
+	if (stream->active != NULL) {
+		ring_cancel(end->loop->ring, &stream->active->ring_op);
+	}
+}
+
+static int stream_close(struct copy_end *end, struct error *error)
+{
+	struct stream_end *stream = container_of(end, struct stream_end, end);
+	int result = 0;
+
+	ring_file_remove(end->loop->ring, &stream->file);
+	if (!stream->borrowed && close(stream->file.fd) != 0) {
+		result = error_set(error, -errno, "cannot close %s %s: %s", end->role, end->name,
+			strerror(errno));
+	}
+	copy_end_fini(end);
+	free(stream);
+	return result;
+}
+
+static const struct copy_end_ops stream_ops = {
+	.submit = stream_submit,
+	.cancel = stream_cancel,
+	.close = stream_close,
+};
+
+static int stream_descriptor(struct stream_end *stream, const struct copy_end_options *options)
+{
+	int flags = (options->target ? O_WRONLY : O_RDONLY) | O_CLOEXEC | O_NOCTTY;
+	int fd;
+
+	if (strcmp(options->text, "-") == 0) {
+		stream->borrowed = true;
+		return options->target ? STDOUT_FILENO : STDIN_FILENO;
+	}
+	do {
+		fd = open(options->text, flags);
+	} while (fd < 0 && errno == EINTR);
+	return fd < 0 ? -errno : fd;
+}
+
+int copy_stream_open(struct copy_loop *loop, const struct copy_end_options *options,
+	struct copy_end **end_out, struct error *error)
+{
+	struct stream_end *stream = calloc(1, sizeof(*stream));
+	struct stat status;
+	int err;
+	int fd = -1;
+
+	if (stream == NULL) {
+		return error_set(error, -ENOMEM, "out of memory");
+	}
+	err = copy_end_init(&stream->end, &stream_ops, loop, options, error);
+	if (err == 0) {
+		fd = stream_descriptor(stream, options);
+		if (fd < 0) {
+			err = error_set(error, fd, "cannot open %s %s: %s", stream->end.role,
+				stream->end.name, strerror(-fd));
+		}
+	}
+	if (err < 0) {
+		copy_end_fini(&stream->end);
+		free(stream);
+		return err;
+	}
+	/* Fewer turns a MiB; where it is not allowed the pipe stays as it is. */
+	(void)fcntl(fd, F_SETPIPE_SZ, PIPE_BYTES);
+	stream->end.kind = COPY_STREAM;
+	stream->end.can_flush = true;
+	if (fstat(fd, &status) == 0 && S_ISREG(status.st_mode)) {
+		stream->end.identity[0] = (uint64_t)status.st_dev;
+		stream->end.identity[1] = (uint64_t)status.st_ino;
+	}
+	stream->file = ring_file_add(loop->ring, fd);
+	*end_out = &stream->end;
+	return 0;
 }

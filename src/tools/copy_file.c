@@ -19,7 +19,7 @@
 #include "base/bytes.h"
 #include "base/log.h"
 #include "disk/disk.h"
-#include "tools/copy_end.h"
+#include "tools/copy.h"
 
 struct file_end {
 	struct copy_end end;

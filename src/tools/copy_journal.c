@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/copy_journal.h"
+#include "tools/copy.h"
 
 #include <errno.h>
 #include <fcntl.h>

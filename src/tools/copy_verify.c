@@ -9,8 +9,7 @@
 
 #include "base/bytes.h"
 #include "base/list.h"
-#include "tools/copy_engine.h"
-#include "tools/copy_map.h"
+#include "tools/copy.h"
 
 enum { SIDE_SOURCE, SIDE_TARGET, SIDE_COUNT };
 

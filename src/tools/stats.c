@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "base/units.h"
+#include "base/text.h"
 #include "nbd/uri.h"
 #include "server/control.h"
 #include "store/store.h"

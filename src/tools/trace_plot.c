@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "base/units.h"
+#include "base/text.h"
 #include "tools/svg.h"
 
 enum {

@@ -13,8 +13,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/units.h"
-#include "base/utf8.h"
+#include "base/text.h"
 #include "tools/stats.h"
 
 enum {

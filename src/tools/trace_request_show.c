@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "base/units.h"
+#include "base/text.h"
 #include "tools/print.h"
 #include "tools/trace_request.h"
 

@@ -12,7 +12,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/units.h"
+#include "base/text.h"
 #include "ring/ring.h"
 
 enum {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The value of --export. */
-#include "base/utf8.h"
+#include "base/text.h"
 #include "fuzz.h"
 #include "server/config.h"
 

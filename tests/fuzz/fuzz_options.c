@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Data of handshake options as the server parses it. The first byte chooses the parser. */
 #include "fuzz.h"
-#include "nbd/options.h"
+#include "nbd/wire.h"
 
 static const uint8_t *data_begin;
 static const uint8_t *data_end;

@@ -2,7 +2,7 @@
 /* Text of peers on its way to logs and terminals: printable, valid, inside its buffer. The first
  * byte chooses the size of the buffer. */
 #include "base/log.h"
-#include "base/utf8.h"
+#include "base/text.h"
 #include "fuzz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -2,8 +2,7 @@
 /* Sizes, times and counts that people write, and what is written back; words that are misspelt. */
 #include <string.h>
 
-#include "base/near.h"
-#include "base/units.h"
+#include "base/text.h"
 #include "fuzz.h"
 
 /* What it was meant to be does not depend on the direction, and is at most all of it away. */

@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "attach/fuse_library.h"
+#include "attach/fuse.h"
 
 #if FUSE_VERSION < FUSE_MAKE_VERSION(3, 17)
 #error "this is not what is tested"

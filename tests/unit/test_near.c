@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "base/compiler.h"
-#include "base/near.h"
+#include "base/text.h"
 
 static void check_distance(const char *a, const char *b, uint32_t wanted)
 {

@@ -9,7 +9,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/units.h"
+#include "base/text.h"
 
 static void check_bytes(const char *text, uint64_t wanted)
 {

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * ublk devices: the kernel's interface, its control device, and the hardware queues of a disk. A
+ * queue is one thread with its own connections to the server. The kernel
+ * copies the payload of writes into the buffer of the request's tag before it hands it over, and
+ * that of reads out of it afterwards; the library sends from and receives into the same buffer.
+ *
+ *   FETCH ─▶ descriptor[tag] ─▶ gmb_submit(buffer[tag]) ─▶ done ─▶ COMMIT_AND_FETCH ─▶ ...
+ *
+ * Threading: the functions below are for the thread that starts the device. Ownership: queues are
+ * members of the disk. Errors: negative errno with a sentence.
+ */
+#pragma once
+
+#include <liburing.h>
+#include <linux/ublk_cmd.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/ioctl.h>
+
+#include "attach/attach.h"
+#include "attach/remote.h"
+#include "base/compiler.h"
+#include "base/error.h"
+
+/* --- the kernel's interface ------------------------------------------------------------------ */
+
+/* What headers older than the running kernel lack; numbers as in linux/ublk_cmd.h of Linux 6.16. */
+
+/* Since 6.5 the driver tells its features; it knows the encoded numbers of commands then, which are
+ * the only ones that a kernel without CONFIG_BLKDEV_UBLK_LEGACY_OPCODES takes. */
+#ifndef UBLK_U_CMD_GET_FEATURES
+#define UBLK_U_CMD_GET_FEATURES _IOR('u', 0x13, struct ublksrv_ctrl_cmd)
+#define UBLK_FEATURES_LEN	8
+#endif
+#ifndef UBLK_U_CMD_ADD_DEV
+#define UBLK_U_CMD_GET_DEV_INFO _IOR('u', UBLK_CMD_GET_DEV_INFO, struct ublksrv_ctrl_cmd)
+#define UBLK_U_CMD_ADD_DEV	_IOWR('u', UBLK_CMD_ADD_DEV, struct ublksrv_ctrl_cmd)
+#define UBLK_U_CMD_DEL_DEV	_IOWR('u', UBLK_CMD_DEL_DEV, struct ublksrv_ctrl_cmd)
+#define UBLK_U_CMD_START_DEV	_IOWR('u', UBLK_CMD_START_DEV, struct ublksrv_ctrl_cmd)
+#define UBLK_U_CMD_STOP_DEV	_IOWR('u', UBLK_CMD_STOP_DEV, struct ublksrv_ctrl_cmd)
+#define UBLK_U_CMD_SET_PARAMS	_IOWR('u', UBLK_CMD_SET_PARAMS, struct ublksrv_ctrl_cmd)
+#define UBLK_U_CMD_START_USER_RECOVERY                                                             \
+	_IOWR('u', UBLK_CMD_START_USER_RECOVERY, struct ublksrv_ctrl_cmd)
+#define UBLK_U_CMD_END_USER_RECOVERY _IOWR('u', UBLK_CMD_END_USER_RECOVERY, struct ublksrv_ctrl_cmd)
+#endif
+#ifndef UBLK_U_CMD_TRY_STOP_DEV
+#define UBLK_U_CMD_TRY_STOP_DEV _IOWR('u', 0x17, struct ublksrv_ctrl_cmd)
+#endif
+#ifndef UBLK_F_SAFE_STOP_DEV
+#define UBLK_F_SAFE_STOP_DEV (1ULL << 17)
+#endif
+#ifndef UBLK_U_IO_FETCH_REQ
+#define UBLK_U_IO_FETCH_REQ _IOWR('u', UBLK_IO_FETCH_REQ, struct ublksrv_io_cmd)
+#define UBLK_U_IO_COMMIT_AND_FETCH_REQ                                                             \
+	_IOWR('u', UBLK_IO_COMMIT_AND_FETCH_REQ, struct ublksrv_io_cmd)
+#endif
+
+_Static_assert(sizeof(struct ublksrv_ctrl_cmd) == 32, "control command");
+_Static_assert(sizeof(struct ublksrv_ctrl_dev_info) == 64, "device info");
+_Static_assert(sizeof(struct ublksrv_io_desc) == 24, "request descriptor");
+_Static_assert(sizeof(struct ublksrv_io_cmd) == 16, "I/O command");
+
+/* --- /dev/ublk-control ----------------------------------------------------------------------- */
+
+/* Creates, starts and removes ublk devices. Commands use a small io_uring of their own and are
+ * waited for. One thread at a time. -ENOSYS: the kernel has no ublk driver; else -EPERM or the
+ * driver's answer, with a sentence. */
+enum ublk_command {
+	UBLK_ADD,
+	UBLK_SET_PARAMS,
+	UBLK_START,
+	UBLK_STOP,
+	UBLK_TRY_STOP, /* only with UBLK_F_SAFE_STOP_DEV */
+	UBLK_DELETE,
+	UBLK_GET_INFO,
+	UBLK_START_RECOVERY,
+	UBLK_END_RECOVERY,
+};
+
+struct ublk_control {
+	int fd;
+	struct io_uring ring;
+	bool encoded;	      /* commands by their encoded numbers, here and on the device */
+	uint64_t features;    /* UBLK_F_; 0 where the driver does not tell (before 6.5) */
+	uint32_t patience_ms; /* of the next commands; 0 = as long as it takes */
+};
+
+/* Loads the module if it is missing. */
+GMB_MUST_CHECK int ublk_control_open(struct ublk_control *control, struct error *error);
+void ublk_control_close(struct ublk_control *control);
+
+/* A command about a device (UINT32_MAX: a new one) with its argument; the driver's answer.
+ * -ETIMEDOUT: patience is over; wait for the answer later, or close the control, which abandons the
+ * command. */
+GMB_MUST_CHECK int ublk_control_command(struct ublk_control *control, enum ublk_command command,
+	uint32_t device, void *buffer, uint16_t buffer_bytes, uint64_t data);
+
+/* The answer to a command that patience was too short for, however long it takes. */
+GMB_MUST_CHECK int ublk_control_wait(struct ublk_control *control);
+
+/* --- queues ---------------------------------------------------------------------------------- */
+
+enum {
+	UBLK_DEPTH = 64,	       /* requests of a queue */
+	UBLK_IO_BYTES_MAX = 512 << 10, /* longest read or write */
+	UBLK_QUEUES_MAX = 16,
+};
+
+enum ublk_phase {
+	UBLK_PHASE_OPENING, /* the thread connects */
+	UBLK_PHASE_OPEN,    /* connected; waits for the device, or the order to end */
+	UBLK_PHASE_GO,	    /* ordered to serve */
+	UBLK_PHASE_SERVING, /* the kernel may send requests */
+	UBLK_PHASE_LEAVING, /* the device is stopped: the last flush */
+	UBLK_PHASE_CANCEL,  /* ordered to end before it served */
+	UBLK_PHASE_ENDED,   /* result and error say how */
+};
+
+struct ublk_queue;
+
+/* One request of the kernel. */
+struct ublk_slot {
+	struct gmb_request request;
+	struct ublk_queue *queue;
+	bool orphan; /* the kernel has its answer; the library still holds the buffer */
+};
+
+struct ublk_queue {
+	/* Given by the disk before the thread starts, or with ublk_queue_go(). */
+	const struct attach_options *options;
+	struct health *health;
+	int ended_fd; /* told when the device vanishes */
+	uint16_t number;
+	uint16_t depth;
+	bool encoded;
+	int char_fd;
+	uint32_t io_bytes;
+
+	/* The thread's. */
+	pthread_t thread;
+	struct remote remote;
+	struct io_uring ring;
+	const struct ublksrv_io_desc *descriptors;
+	size_t descriptors_bytes;
+	char *buffers;
+	uint32_t fetching; /* tags that the kernel has or will hand over */
+	bool poll_armed;
+	struct ublk_slot slots[UBLK_DEPTH];
+
+	/* Between the threads. */
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	enum ublk_phase phase;
+	_Atomic bool abandon; /* answer everything with an error, and do not wait for the server */
+	int result;
+	struct error error;
+};
+
+/* Starts the thread, which connects. */
+GMB_MUST_CHECK int ublk_queue_start(struct ublk_queue *queue, struct error *error);
+
+/* Waits until it has connected. The remote's info can be read then. A queue that could not is
+ * ended, and need not be stopped. */
+GMB_MUST_CHECK int ublk_queue_wait_open(struct ublk_queue *queue, struct error *error);
+
+/* Lets it serve, and waits until the kernel can send requests. */
+GMB_MUST_CHECK int ublk_queue_go(struct ublk_queue *queue, struct error *error);
+
+/* Makes it answer all requests with an error from now on; its last flush is not waited for any
+ * more. Also while another thread is in ublk_queue_end(). */
+void ublk_queue_abandon(struct ublk_queue *queue);
+
+/* Ends it: it never served, or its device was stopped. What its last flush said is returned.
+ * -ETIMEDOUT when it does not end: soon, and the server is away, or abandoned. Its thread goes on
+ * then.
+ */
+int ublk_queue_end(struct ublk_queue *queue, bool soon, struct error *error);
