@@ -1,9 +1,9 @@
 """The clients under test, one run of each, and what shows whether they copy payload.
 
 What: CLIENTS maps a name to a client; run() drives a work row against a server and returns a sample
-with iops, bytes_per_s, requests and cpu_us_per_request, the processor time of the client alone as
-it measures it itself over the timed part of its run. copies() and profile() look at one run
-from outside.
+with iops, bytes_per_s, requests and cpu_us_per_request, the client's own processor time as it measures
+it over the timed part of its run; fio and gmblock also have latencies. In the state "cold" no block is
+read twice, which only fio can do. copies() and profile() look at one run from outside.
 Errors: measure.ClientFailed if a client fails; profile() returns None where perf is missing.
 """
 
@@ -24,7 +24,7 @@ class Client:
         self.name = name
         self.title = title
 
-    def command(self, row, uri, seconds, size_bytes, seed):
+    def command(self, row, uri, seconds, size_bytes, seed, state):
         raise NotImplementedError
 
     def sample(self, _row, document):
@@ -36,8 +36,8 @@ class Client:
             "cpu_us_per_request": document["cpu_us_per_request"],
         }
 
-    def run(self, row, uri, seconds, size_bytes, seed, environment=None):
-        command = self.command(row, uri, seconds, size_bytes, seed)
+    def run(self, row, uri, seconds, size_bytes, seed, state="hot", environment=None):
+        command = self.command(row, uri, seconds, size_bytes, seed, state)
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True,
                               check=False, env={**os.environ, **(environment or {})})
         start = done.stdout.find("{")
@@ -54,33 +54,49 @@ class Client:
 
 
 class Gmblock(Client):
+    """connections: None for as many as the row has jobs."""
+
     program = None
 
     def __init__(self, name, title, connections):
         super().__init__(name, title)
         self.connections = connections
 
-    def command(self, row, uri, seconds, size_bytes, seed):
+    def command(self, row, uri, seconds, size_bytes, seed, state):
         return [self.program, "bench", "--json", "--rw", row.rw, "--bs", str(row.block_bytes),
-                "--depth", str(row.depth), "--connections", self.connections, "--seconds", "%g" % seconds, "--seed", str(seed), uri]
+                "--depth", str(row.depth), "--connections", self.connections or str(row.jobs),
+                "--seconds", "%g" % seconds, "--seed", str(seed), uri]
 
     def sample(self, row, document):
-        sample = super().sample(row, document)
-        sample["latency_p50_us"] = document["latency_us"]["p50"]
-        sample["latency_p99_us"] = document["latency_us"]["p99"]
-        sample["system_calls_per_request"] = document["process"]["system_calls_per_request"]
-        sample["payload_bytes"] = document["process"]["payload_bytes_received"]
-        sample["payload_bytes_copied"] = document["process"]["payload_bytes_copied"]
-        return sample
+        latency, process = document["latency_us"], document["process"]
+        return {
+            **super().sample(row, document),
+            "latency_mean_us": latency["mean"],
+            "latency_p50_us": latency["p50"],
+            "latency_p99_us": latency["p99"],
+            "system_calls_per_request": process["system_calls_per_request"],
+            "payload_bytes": process["payload_bytes_received"],
+            "payload_bytes_copied": process["payload_bytes_copied"],
+        }
 
 
 class Fio(Client):
-    def command(self, row, uri, seconds, size_bytes, seed):
-        return measure.fio_command(row, uri, seconds, "hot", size_bytes, seed)
+    def command(self, row, uri, seconds, size_bytes, seed, state):
+        part = size_bytes // row.jobs // row.block_bytes * row.block_bytes
+        command = ["fio", "--name=" + row.name, "--ioengine=nbd", "--uri=" + uri, "--thread=1",
+                   "--rw=" + row.rw, "--bs=%d" % row.block_bytes, "--iodepth=%d" % row.depth,
+                   "--numjobs=%d" % row.jobs, "--group_reporting=1",
+                   "--runtime=%dms" % round(seconds * 1000),
+                   "--size=%d" % part, "--randseed=%d" % seed, "--output-format=json"]
+        if row.jobs > 1:
+            command.append("--offset_increment=%d" % part)
+        if state == "hot" or row.writes:
+            command += ["--time_based=1", "--norandommap=1"]
+        return command
 
     def sample(self, row, document):
         job = document["jobs"][0]
-        side = job["read"]
+        side = job["write" if row.writes else "read"]
         if job["error"] != 0 or side["total_ios"] == 0:
             raise measure.ClientFailed("fio: no request was completed")
         percentile = side["clat_ns"]["percentile"]
@@ -89,7 +105,9 @@ class Fio(Client):
             "iops": side["iops"],
             "bytes_per_s": side["bw_bytes"],
             "requests": side["total_ios"],
+            # job_runtime is the sum of all jobs, and the shares are of that.
             "cpu_us_per_request": busy * job["job_runtime"] * 1000 / side["total_ios"],
+            "latency_mean_us": side["clat_ns"]["mean"] / 1000,
             "latency_p50_us": percentile["50.000000"] / 1000,
             "latency_p99_us": percentile["99.000000"] / 1000,
         }
@@ -102,7 +120,7 @@ class LibnbdLoop(Client):
         super().__init__(name, title)
         self.replies = replies
 
-    def command(self, row, uri, seconds, size_bytes, seed):
+    def command(self, row, uri, seconds, size_bytes, seed, state):
         return [self.program, uri, row.rw, str(row.block_bytes), str(row.depth), "%g" % seconds,
                 str(seed), self.replies]
 
@@ -113,13 +131,14 @@ class Discard(Client):
 
     program = None
 
-    def command(self, row, uri, seconds, size_bytes, seed):
+    def command(self, row, uri, seconds, size_bytes, seed, state):
         return [self.program, uri, row.rw, str(row.block_bytes), str(row.depth), "%g" % seconds,
                 str(seed)]
 
 
 CLIENTS = {client.name: client for client in [
     Gmblock("gmblock", "libgmblock, connections chosen by it", "auto"),
+    Gmblock("gmblock/jobs", "libgmblock, a connection for each job", None),
     Gmblock("gmblock/1", "libgmblock, one connection", "1"),
     Fio("fio", "fio (libnbd)"),
     LibnbdLoop("libnbd/simple", "libnbd loop, simple replies", "simple"),
@@ -133,8 +152,8 @@ def copies(client, counter, row, uri, seconds, size_bytes):
     bench/copy_counter.c; small copies (headers, texts) are apart from large ones."""
     with tempfile.TemporaryDirectory(prefix="gmblock-bench-") as folder:
         path = os.path.join(folder, "counts")
-        sample = client.run(row, uri, seconds, size_bytes, 1,
-                            {"LD_PRELOAD": counter, "COPY_COUNTER_FILE": path})
+        sample = client.run(row, uri, seconds, size_bytes, 1, environment={
+                            "LD_PRELOAD": counter, "COPY_COUNTER_FILE": path})
         try:
             with open(path, encoding="ascii") as counts:
                 found = json.load(counts)
@@ -156,7 +175,7 @@ def profile(client, row, uri, seconds, size_bytes):
         data = os.path.join(folder, "data")
         record = subprocess.run(
             ["perf", "record", "-q", "-e", "cpu-clock", "-F", "2000", "-o", data, "--",
-             *client.command(row, uri, seconds, size_bytes, 1)],
+             *client.command(row, uri, seconds, size_bytes, 1, "hot")],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         report = subprocess.run(
             ["perf", "report", "-i", data, "--stdio", "--sort", "dso,symbol", "-F",

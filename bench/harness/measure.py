@@ -1,14 +1,13 @@
-"""One run of the client against one server, and what it cost.
+"""One run of a client (clients.py) against one server, and what it cost.
 
-What: run_fio() drives a work row and returns rates and latencies; cpu_seconds() adds up the
+What: measure() drives a work row and returns rates, latencies and costs; cpu_seconds() adds up the
 processor time of a server's process tree, ended threads and reaped children included;
 count_events() runs the client once more while system calls and context switches are counted.
 Counting is a run of its own because it slows the server; perf counts in the kernel (cheap),
 strace is the fallback (its rates mean nothing, its counts per request do).
-Errors: ClientFailed if fio fails; counts that cannot be had are None.
+Errors: ClientFailed if the client fails; counts that cannot be had are None.
 """
 
-import json
 import os
 import re
 import shutil
@@ -28,7 +27,7 @@ EVENTS = {
 
 
 class ClientFailed(Exception):
-    """fio ended with an error; the text has what it said."""
+    """A client ended with an error; the text has its messages."""
 
 
 class Row:
@@ -79,81 +78,6 @@ ROWS = [
 ]
 
 
-def fio_command(row, uri, seconds, state, size_bytes, seed):
-    """In the cold state no block is read twice: a run ends early when all were read."""
-    part = size_bytes // row.jobs // row.block_bytes * row.block_bytes
-    command = ["fio", "--name=" + row.name, "--ioengine=nbd", "--uri=" + uri, "--thread=1",
-               "--rw=" + row.rw, "--bs=%d" % row.block_bytes, "--iodepth=%d" % row.depth,
-               "--numjobs=%d" % row.jobs, "--group_reporting=1",
-               "--runtime=%dms" % round(seconds * 1000),
-               "--size=%d" % part, "--randseed=%d" % seed, "--output-format=json"]
-    if row.jobs > 1:
-        command.append("--offset_increment=%d" % part)
-    if state == "hot" or row.writes:
-        command += ["--time_based=1", "--norandommap=1"]
-    return command
-
-
-def run_fio(row, uri, seconds, state, size_bytes, seed):
-    """Returns one sample: iops, bytes_per_s, requests, bytes, latencies and the client's CPU."""
-    command = fio_command(row, uri, seconds, state, size_bytes, seed)
-    result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                            check=False)
-    start = result.stdout.find("{")
-    try:
-        job = json.loads(result.stdout[start:])["jobs"][0]
-    except (ValueError, LookupError):
-        job = None
-    if result.returncode != 0 or job is None or job["error"] != 0:
-        raise ClientFailed("%s\n%s%s" % (" ".join(command), result.stdout, result.stderr))
-    side = job["write" if row.writes else "read"]
-    if side["total_ios"] == 0:
-        raise ClientFailed("%s\nno request was completed" % " ".join(command))
-    percentile = side["clat_ns"].get("percentile", {})
-    return {
-        "iops": side["iops"],
-        "bytes_per_s": side["bw_bytes"],
-        "requests": side["total_ios"],
-        "bytes": side["io_bytes"],
-        "latency_mean_us": side["clat_ns"]["mean"] / 1000,
-        "latency_p50_us": percentile.get("50.000000", 0) / 1000,
-        "latency_p99_us": percentile.get("99.000000", 0) / 1000,
-        # fio gives the mean of its jobs.
-        "client_cpu_percent": (job["usr_cpu"] + job["sys_cpu"]) * row.jobs,
-    }
-
-
-def run_bench(program, row, uri, seconds, seed):
-    """The same from "gmblock bench", which costs a fraction of fio's processor time, so that it is
-    the server that is measured where fio would be the limit. It asks for blocks again and again:
-    only for the hot state."""
-    command = [program, "bench", "--json", "--rw", row.rw, "--bs", str(row.block_bytes),
-               "--depth", str(row.depth), "--connections", str(row.jobs),
-               "--seconds", "%g" % seconds, "--seed", str(seed), uri]
-    result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                            check=False)
-    if result.returncode != 0:
-        raise ClientFailed("%s\n%s%s" % (" ".join(command), result.stdout, result.stderr))
-    document = json.loads(result.stdout)
-    return {
-        "iops": document["iops"],
-        "bytes_per_s": document["bytes_per_second"],
-        "requests": document["requests"],
-        "bytes": document["requests"] * row.block_bytes,
-        "latency_mean_us": document["latency_us"]["mean"],
-        "latency_p50_us": document["latency_us"]["p50"],
-        "latency_p99_us": document["latency_us"]["p99"],
-        "client_cpu_percent": document["cpu_us_per_request"] * document["iops"] / 1e4,
-    }
-
-
-def run_client(client, row, uri, seconds, state, size_bytes, seed):
-    """client is None for fio, or the gmblock program for "gmblock bench"."""
-    if client is None:
-        return run_fio(row, uri, seconds, state, size_bytes, seed)
-    return run_bench(client, row, uri, seconds, seed)
-
-
 def cpu_seconds(server):
     """Of the living tree, of its ended threads and of children it waited for. The process clock has
     nanoseconds; for reaped children the kernel has ticks only."""
@@ -169,17 +93,19 @@ def cpu_seconds(server):
     return total
 
 
-def measure(server, row, seconds, state, disk, seed, client=None):
+def measure(server, row, seconds, state, disk, seed, client):
     """A timed run with the server's CPU and the device's reads."""
     read_before = disk.device_bytes_read()
     cpu_before = cpu_seconds(server)
-    sample = run_client(client, row, server.uri, seconds, state, disk.size_bytes, seed)
+    sample = client.run(row, server.uri, seconds, disk.size_bytes, seed, state)
     cpu = cpu_seconds(server) - cpu_before
+    moved = sample["requests"] * row.block_bytes
     sample["server_cpu_s"] = cpu
-    sample["cpu_s_per_gb"] = cpu / (sample["bytes"] / 1e9)
+    sample["cpu_s_per_gb"] = cpu / (moved / 1e9)
     sample["cpu_s_per_million"] = cpu / (sample["requests"] / 1e6)
+    sample["client_cpu_percent"] = sample["cpu_us_per_request"] * sample["iops"] / 1e4
     if not row.writes:
-        sample["from_device"] = (disk.device_bytes_read() - read_before) / sample["bytes"]
+        sample["from_device"] = (disk.device_bytes_read() - read_before) / moved
     return sample
 
 
@@ -326,14 +252,14 @@ def choose_counter():
     return "strace" if shutil.which("strace") is not None else None
 
 
-def count_events(server, row, seconds, state, disk, seed, method, client=None):
+def count_events(server, row, seconds, state, disk, seed, method, client):
     """Events per request as a dict; method is what choose_counter() returned."""
     poller = _SwitchPoller(server) if method != "perf" else None
     counter = {"perf": _PerfCounter, "strace": _StraceCounter}[method](server.pids()) \
         if method else None
     counts = {}
     try:
-        sample = run_client(client, row, server.uri, seconds, state, disk.size_bytes, seed)
+        sample = client.run(row, server.uri, seconds, disk.size_bytes, seed, state)
     finally:
         if counter is not None:
             counts = counter.finish()
