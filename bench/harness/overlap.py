@@ -10,7 +10,6 @@ measure.ClientFailed and servers.ServerFailed for what went wrong.
 
 import contextlib
 import itertools
-import json
 import math
 import statistics
 import subprocess
@@ -60,12 +59,7 @@ def run_tool(command):
         raise measure.ClientFailed("%s hangs" % " ".join(command)) from error
     if done.returncode != 0:
         raise measure.ClientFailed("%s\n%s%s" % (" ".join(command), done.stdout, done.stderr))
-    found, text = [], done.stdout.strip()
-    while text:
-        document, end = json.JSONDecoder().raw_decode(text)
-        found.append(document)
-        text = text[end:].lstrip()
-    return found
+    return session.objects(done.stdout)
 
 
 def serve(program, store, link, ways):

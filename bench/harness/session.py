@@ -62,6 +62,16 @@ def facts(**more):
     }
 
 
+def objects(text):
+    """The JSON documents in a text, one after the other."""
+    found, text = [], text.strip()
+    while text:
+        document, end = json.JSONDecoder().raw_decode(text)
+        found.append(document)
+        text = text[end:].lstrip()
+    return found
+
+
 def write_text(path, text):
     """Whole or not at all: an interrupted session leaves an older file alone."""
     with open(path + ".new", "w", encoding="utf-8") as out:
