@@ -5,6 +5,7 @@
  *
  *   struct gmb_queue *queue;   gmb_queue_create(NULL, &queue, &error);
  *   struct gmb_client *client; gmb_open(queue, "nbd://host/export", NULL, &client, &error);
+ *                              or gmb_open_start(), which does not wait
  *   gmb_submit(client, &request);      any number; nothing is sent yet
  *   gmb_queue_wait(queue, -1);         sends, receives, calls request.done for what has finished
  *   gmb_close(client);                 gmb_queue_destroy(queue);
@@ -81,9 +82,9 @@ int gmb_queue_destroy(struct gmb_queue *queue);
 /*
  * Sends what was submitted, and waits until at least one request has completed, gmb_queue_wake()
  * was called, or timeout_ms have passed: 0 = does not wait, -1 = no limit. Calls done for
- * everything that has completed. Returns how many requests completed (0 after a timeout or a
- * wake-up). With no request in flight it still takes care of connections, so that a long wait in
- * an idle program costs nothing. -EDEADLK when called from inside a done callback.
+ * everything that has completed. Returns how many requests and openings completed (0 after a
+ * timeout or a wake-up). With no request in flight it still takes care of connections, so that a
+ * long wait in an idle program costs nothing. -EDEADLK when called from inside a done callback.
  */
 int gmb_queue_wait(struct gmb_queue *queue, int timeout_ms);
 
@@ -126,10 +127,15 @@ struct gmb_options {
 	uint32_t reconnect_timeout_ms; /* how long a lost connection is tried again before its
 					  requests fail; 0 = 120 s */
 	uint32_t depth; /* commands in flight per connection; 0 = 128; at most 1024 */
-	/* Told of trouble and its end, from inside gmb_queue_wait() and the blocking calls; must
-	 * not call the library. NULL: not wanted. */
+	/* Called when connections are lost or restored, from gmb_queue_wait() and the blocking
+	 * calls; must not call the library. NULL: not wanted. */
 	void (*event)(void *context, enum gmb_event event, const char *text);
-	void *context;
+	void *context; /* of event and opened */
+	/* gmb_open_start() only: called once, when the export is open or cannot be opened, from
+	 * gmb_queue_wait(), a blocking call or gmb_close(). error->code is 0 and error->text "", or
+	 * they say why; error is valid until the callback returns. It may do what a gmb_done may.
+	 * NULL: use gmb_open_result(). */
+	void (*opened)(void *context, struct gmb_client *client, const struct gmb_error *error);
 };
 
 /*
@@ -145,9 +151,28 @@ int gmb_open(struct gmb_queue *queue, const char *uri, const struct gmb_options 
 	struct gmb_client **client_out, struct gmb_error *error);
 
 /*
+ * Begins to open an export and returns at once with a client; never blocks, also not to resolve a
+ * name. The result is one completion of gmb_queue_wait(), reported by options->opened and
+ * gmb_open_result(). Until then requests can be submitted: they wait, and are checked once the
+ * export is known; blocking calls wait; gmb_get_info() says zeroes. When it fails, they and all
+ * later ones end with -ENOTCONN, and gmb_close() is still to be called. options->opened comes
+ * before the results of requests. May be called from a callback.
+ *
+ * Returns 0 and sets *client_out, or, when nothing was begun: -EINVAL the URI or the options,
+ * -ENOMEM.
+ */
+int gmb_open_start(struct gmb_queue *queue, const char *uri, const struct gmb_options *options,
+	struct gmb_client **client_out, struct gmb_error *error);
+
+/* How the opening of a client ended: 0, or a negative errno as gmb_open() returns it (with error
+ * filled in), -ECANCELED after gmb_close() in the middle of it; -EINPROGRESS until then. */
+int gmb_open_result(const struct gmb_client *client, struct gmb_error *error);
+
+/*
  * Closes: waits for what is in flight (bounded by the timeouts of gmb_options), takes leave of the
- * server, frees the client in any case. Does not flush. Returns 0, or -EDEADLK from inside a done
- * callback (then nothing happened). NULL is a no-op.
+ * server, frees the client in any case. Does not flush. An opening that is in progress is cancelled
+ * without waiting for the server or a name: options->opened gets -ECANCELED, requests -ENOTCONN.
+ * Returns 0, or -EDEADLK from inside a callback (then nothing happened). NULL is a no-op.
  */
 int gmb_close(struct gmb_client *client);
 
@@ -190,7 +215,7 @@ const char *gmb_export_description(const struct gmb_client *client);
 /* The URI it was opened with. Valid as long as the client. */
 const char *gmb_uri(const struct gmb_client *client);
 
-/* Counters since gmb_open(). stats->size must be set. */
+/* Counters since the client was opened. stats->size must be set. */
 struct gmb_stats {
 	size_t size;
 	uint64_t requests;	/* completed, of any result */

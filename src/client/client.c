@@ -205,9 +205,47 @@ static void fail_all(struct gmb_client *client, int err)
 	}
 }
 
+static const uint32_t client_edges[] = {
+	[CLIENT_OPENING] = BIT(CLIENT_OPEN) | BIT(CLIENT_DEAD) | BIT(CLIENT_CLOSING),
+	[CLIENT_OPEN] = BIT(CLIENT_DEAD) | BIT(CLIENT_CLOSING),
+	[CLIENT_DEAD] = BIT(CLIENT_CLOSING),
+	[CLIENT_CLOSING] = 0,
+};
+
+static void set_state(struct gmb_client *client, enum client_state state)
+{
+	GMB_ASSERT((client_edges[client->state] & BIT(state)) != 0);
+	client->state = state;
+}
+
+/* The first connection is ready: requests that waited for it can be checked now. */
+static void open_succeeded(struct gmb_client *client)
+{
+	struct list_node early;
+
+	client->open_error = (struct error){ 0 };
+	queue_tell_opened(client);
+	list_init(&early);
+	while (!list_is_empty(&client->waiting)) {
+		list_push_back(&early, list_pop_front(&client->waiting));
+	}
+	while (!list_is_empty(&early)) {
+		request_admit(client, request_of(list_pop_front(&early)));
+	}
+}
+
+/* The reason is in client->trouble. */
+static void open_failed(struct gmb_client *client)
+{
+	set_state(client, CLIENT_DEAD);
+	client->open_error = client->trouble;
+	queue_tell_opened(client);
+	fail_all(client, -ENOTCONN);
+}
+
 static void give_up(struct gmb_client *client)
 {
-	client->state = CLIENT_DEAD;
+	set_state(client, CLIENT_DEAD);
 	client_event(client, GMB_EVENT_GAVE_UP, client->trouble.text);
 	fail_all(client, -ENOTCONN);
 }
@@ -422,10 +460,13 @@ int client_connection_ready(
 	}
 	*client->facts = *facts;
 	client->capabilities = find_capabilities(client);
-	client->state = CLIENT_OPEN;
+	if (first) {
+		set_state(client, CLIENT_OPEN);
+	}
 	end_trouble(client, connection);
 	start_others(client, connection);
 	if (first) {
+		open_succeeded(client);
 		return 0;
 	}
 	client_event(client, GMB_EVENT_RECONNECTED, client->uri_text);
@@ -485,8 +526,11 @@ void client_connection_lost(struct gmb_client *client, struct connection *connec
 		return;
 	}
 	client->trouble = connection->reason;
+	if (client->state == CLIENT_OPENING) {
+		open_failed(client);
+	}
 	if (client->state != CLIENT_OPEN) {
-		return; /* gmb_open() looks at the trouble */
+		return;
 	}
 	if (was_ready) {
 		client->stats.connections_lost++;
@@ -618,6 +662,7 @@ static int client_create(struct gmb_queue *queue, const char *uri,
 	for (uint32_t i = 0; i < command_count; i++) {
 		list_push_back(&client->free_commands, &client->commands[i].node);
 	}
+	error_set(&client->open_error, -EINPROGRESS, "%s: not open yet", uri);
 	list_push_back(&queue->clients, &client->node);
 	*client_out = client;
 	return 0;
@@ -672,7 +717,7 @@ static void wait_for_others(struct gmb_client *client, uint64_t end_ns)
 
 static void close_connections(struct gmb_client *client)
 {
-	client->state = CLIENT_CLOSING;
+	set_state(client, CLIENT_CLOSING);
 	for (uint32_t i = 0; i < CLIENT_CONNECTIONS_MAX; i++) {
 		if (client->connections[i] != NULL) {
 			connection_leave(client->connections[i]);
@@ -683,48 +728,60 @@ static void close_connections(struct gmb_client *client)
 	}
 }
 
-static int open_client(struct gmb_queue *queue, const char *uri, const struct gmb_options *options,
-	struct gmb_client **client_out, struct error *error)
+int gmb_open_start(struct gmb_queue *queue, const char *uri, const struct gmb_options *options,
+	struct gmb_client **client_out, struct gmb_error *error)
 {
-	struct gmb_client *client = NULL;
-	uint64_t began_ns;
+	struct error reason = { 0 };
+	int err = client_create(queue, uri, options, client_out, &reason);
+
+	if (err != 0) {
+		error_export(error, &reason);
+		return err;
+	}
+	connection_start((*client_out)->connections[0], 0);
+	return 0;
+}
+
+int gmb_open_result(const struct gmb_client *client, struct gmb_error *error)
+{
+	if (client->open_error.code != 0) {
+		error_export(error, &client->open_error);
+	}
+	return client->open_error.code;
+}
+
+int gmb_open(struct gmb_queue *queue, const char *uri, const struct gmb_options *options,
+	struct gmb_client **client_out, struct gmb_error *error)
+{
+	uint64_t began_ns = ring_now_ns(queue->ring);
+	struct gmb_client *client;
+	struct error reason;
 	int err;
 
 	if (queue->inside) {
-		return error_set(error, -EDEADLK, "an export cannot be opened inside a callback");
+		err = error_set(&reason, -EDEADLK,
+			"an export cannot be opened like this inside a callback");
+		error_export(error, &reason);
+		return err;
 	}
-	err = client_create(queue, uri, options, &client, error);
+	err = gmb_open_start(queue, uri, options, &client, error);
 	if (err != 0) {
 		return err;
 	}
-	began_ns = ring_now_ns(queue->ring);
-	connection_start(client->connections[0], 0);
-	while (client->state == CLIENT_OPENING &&
-		client->connections[0]->state != CONNECTION_IDLE) {
+	client->options.opened = NULL;
+	while (client->state == CLIENT_OPENING) {
 		queue_round(queue, UINT64_MAX);
 	}
 	wait_for_others(client, settling_end_ns(client, began_ns));
 	if (client->state != CLIENT_OPEN) {
-		*error = client->trouble;
-		err = error->code;
+		err = client->trouble.code;
+		error_export(error, &client->trouble);
 		close_connections(client);
 		client_free(client);
 		return err;
 	}
 	*client_out = client;
 	return 0;
-}
-
-int gmb_open(struct gmb_queue *queue, const char *uri, const struct gmb_options *options,
-	struct gmb_client **client_out, struct gmb_error *error)
-{
-	struct error reason = { 0 };
-	int err = open_client(queue, uri, options, client_out, &reason);
-
-	if (err != 0) {
-		error_export(error, &reason);
-	}
-	return err;
 }
 
 int gmb_close(struct gmb_client *client)
@@ -734,6 +791,11 @@ int gmb_close(struct gmb_client *client)
 	}
 	if (client->queue->inside) {
 		return -EDEADLK;
+	}
+	if (client->state == CLIENT_OPENING) {
+		error_set(&client->trouble, -ECANCELED, "%s: closed before it was open",
+			client->uri_text);
+		open_failed(client);
 	}
 	/* Results that are known and not told may be of this client's requests, and what is called
 	 * for them may submit. */

@@ -111,6 +111,7 @@ struct gmb_client {
 	struct nbd_uri uri;
 	struct gmb_options options; /* defaults filled in */
 	struct error trouble;	    /* why it is dead, or what was lost last */
+	struct error open_error;    /* code: 0 open, -EINPROGRESS, or why it cannot be opened */
 	struct nbd_facts *facts;
 	uint32_t capabilities; /* GMB_CAN_, by the facts and the options */
 	uint64_t lost_ns; /* since when there is trouble: no connection, or no answer; 0 = none */
@@ -143,6 +144,9 @@ struct gmb_client {
  * For blocking calls. */
 void queue_round(struct gmb_queue *queue, uint64_t limit_ns);
 
+/* Calls opened; the result is in open_error. */
+void queue_tell_opened(struct gmb_client *client);
+
 /* Calls done of a request whose result is set. */
 void queue_tell(struct gmb_queue *queue, struct gmb_request *request);
 
@@ -159,6 +163,8 @@ void request_hole(struct command *command, uint64_t offset, uint64_t length);
 void request_extent(struct command *command, uint64_t length, uint32_t flags);
 /* What a command that will be sent again had collected does not count. */
 void request_command_again(struct command *command);
+/* Checks a request and lets it wait for a connection; a wrong one ends. */
+void request_admit(struct gmb_client *client, struct gmb_request *request);
 /* The request ends with err as soon as its commands are back. */
 void request_fail(struct gmb_client *client, struct gmb_request *request, int err);
 

@@ -124,6 +124,21 @@ void queue_tell(struct gmb_queue *queue, struct gmb_request *request)
 	}
 }
 
+void queue_tell_opened(struct gmb_client *client)
+{
+	struct gmb_queue *queue = client->queue;
+	struct gmb_error error = { 0 };
+	bool inside = queue->inside;
+
+	queue->completed++;
+	if (client->options.opened != NULL) {
+		error_export(&error, &client->open_error);
+		queue->inside = true;
+		client->options.opened(client->options.context, client, &error);
+		queue->inside = inside;
+	}
+}
+
 /* Requests that ended without a server: told from here, so that gmb_submit() never calls back. */
 static void tell_ended(struct gmb_queue *queue)
 {

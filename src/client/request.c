@@ -170,10 +170,20 @@ static void end_now(struct gmb_client *client, struct gmb_request *request, int 
 	list_push_back(&client->queue->ended, &state->node);
 }
 
+void request_admit(struct gmb_client *client, struct gmb_request *request)
+{
+	int err = check_request(client, request);
+
+	if (err != 0 || (request->length == 0 && request->operation != GMB_FLUSH)) {
+		end_now(client, request, err);
+	} else {
+		list_push_back(&client->waiting, &request_state(request)->node);
+	}
+}
+
 void gmb_submit(struct gmb_client *client, struct gmb_request *request)
 {
 	struct request_state *state = request_state(request);
-	int err;
 
 	GMB_ASSERT(request->in_flight == 0);
 	memset(state, 0, sizeof(*state));
@@ -186,12 +196,11 @@ void gmb_submit(struct gmb_client *client, struct gmb_request *request)
 		client->explained = NULL; /* that was about its last life */
 	}
 	client->requests_in_flight++;
-	err = check_request(client, request);
-	if (err != 0 || (request->length == 0 && request->operation != GMB_FLUSH)) {
-		end_now(client, request, err);
-		return;
+	if (client->state == CLIENT_OPENING) {
+		list_push_back(&client->waiting, &state->node); /* it is checked later */
+	} else {
+		request_admit(client, request);
 	}
-	list_push_back(&client->waiting, &state->node);
 }
 
 /* The longest command for an operation. */

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """The interface of libgmblock: cases in C, each against a server that suits it.
 
-    client-api.py GMBLOCK REQUESTS_PROGRAM QUEUE_PROGRAM
+    client-api.py GMBLOCK PROGRAM...
 """
 import os
 import subprocess
@@ -72,6 +72,27 @@ class Api(support.Case):
 
     def test_prepared_requests(self):
         self.case(self.serve(), "prepared")
+
+    def test_opening_without_waiting(self):
+        server = self.serve()
+        for name in ("success", "polled", "wrong-at-once", "queued-before", "blocking-before",
+                     "inside-a-callback", "many"):
+            with self.subTest(name):
+                self.case(server, f"open-{name}")
+
+    def test_openings_that_fail(self):
+        server = self.serve()
+        for name in ("failures", "unreachable", "resolved-by-name", "lookup-times-out",
+                     "hostile-servers"):
+            with self.subTest(name):
+                self.case(server, f"open-{name}")
+
+    def test_closing_in_the_middle_of_an_opening(self):
+        server = self.serve()
+        for name in ("close-while-resolving", "close-while-connecting",
+                     "close-while-negotiating", "close-at-once"):
+            with self.subTest(name):
+                self.case(server, f"open-{name}")
 
     def test_queue_rules(self):
         self.case(self.serve(), "queue-rules")
@@ -165,6 +186,6 @@ class Api(support.Case):
 
 
 if __name__ == "__main__":
-    PROGRAMS = [os.path.realpath(path) for path in sys.argv[2:4]]
-    del sys.argv[2:4]
+    PROGRAMS = [os.path.realpath(path) for path in sys.argv[2:]]
+    del sys.argv[2:]
     support.main()

@@ -23,11 +23,12 @@ def run(*command, **options):
     return done.stdout
 
 
-def manual_example():
-    with open(f"{SOURCE}/docs/man/gmblock.3", encoding="utf-8") as file:
+def manual_example(page="gmblock.3"):
+    """The program among the examples of a manual page."""
+    with open(f"{SOURCE}/docs/man/{page}", encoding="utf-8") as file:
         examples = file.read().split(".Sh EXAMPLES")[1]
-    text = re.search(r"\.Bd -literal[^\n]*\n(.*?)\.Ed", examples, re.S).group(1)
-    return text.replace("\\e", "\\")
+    texts = re.findall(r"\.Bd -literal[^\n]*\n(.*?)\.Ed", examples, re.S)
+    return next(text for text in texts if "int main(" in text).replace("\\e", "\\")
 
 
 class Install(unittest.TestCase):
@@ -88,6 +89,22 @@ class Install(unittest.TestCase):
         self.assertIn("-lgmblock", flags)
         flags[flags.index("-lgmblock")] = "-l:libgmblock.a"
         self.first_sector(self.build("static.c", manual_example(), "-std=c17", *flags))
+
+    def test_the_manuals_program_that_opens_several_disks(self):
+        program = self.build("several.c", manual_example("gmb_client.3"), "-std=c17",
+                             *self.flags("--cflags", "--libs"))
+        done = subprocess.run(
+            [GMBLOCK, "serve", "memory:3M", "--listen", f"nbd+unix:///?socket={self.folder}/s",
+             "--run", f'exec "{program}" "$uri" nbd+unix:///?socket=/nonexistent/s "$uri" '
+             f'> {self.folder}/out'],
+            capture_output=True, text=True, check=False,
+            env={**os.environ, "LD_LIBRARY_PATH": self.libdir})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with open(os.path.join(self.folder, "out"), encoding="utf-8") as file:
+            lines = sorted(file.read().splitlines())
+        self.assertEqual(len(lines), 3)
+        self.assertIn("/nonexistent/s: cannot connect: ", lines[0])
+        self.assertTrue(all(line.endswith(": 3145728 bytes") for line in lines[1:]), lines)
 
     def test_the_header_is_cpp(self):
         if shutil.which("g++") is None:

@@ -140,6 +140,6 @@ class Servers(support.Case):
 
 
 if __name__ == "__main__":
-    PROGRAMS = [os.path.realpath(path) for path in sys.argv[2:4]]
-    del sys.argv[2:4]
+    PROGRAMS = [os.path.realpath(path) for path in sys.argv[2:]]
+    del sys.argv[2:]
     support.main()
