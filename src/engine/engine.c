@@ -392,6 +392,7 @@ static int create_memory(struct engine *engine, struct error *error)
 	engine->held_bytes_max = MAX(engine->limits.memory_bytes_max / ENGINE_HELD_SHARE,
 		(uint64_t)ENGINE_HELD_BYTES_MIN);
 	path_options.arena = engine->arena;
+	path_options.ram = engine->arena;
 	return path_create(&path_options, &engine->path, error);
 }
 

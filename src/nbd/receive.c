@@ -189,6 +189,9 @@ static bool take_payload(struct nbd_session *session)
 			return true;
 		}
 		if (stream == NULL) {
+			/* What has been received already is copied. */
+			request->path.memory_rights =
+				PAYLOAD_RIGHTS | (available(session) > 0 ? MEM_CPU_WRITE : 0);
 			stream = path_write_open(&request->path);
 			if (stream == NULL) {
 				return false;
@@ -217,7 +220,7 @@ static bool take_payload(struct nbd_session *session)
 }
 
 /* Where the next bytes to be parsed are, when a write may be stored from there; or none. */
-static struct mem_ref lendable(const struct nbd_session *session)
+static struct mem_ref storable(const struct nbd_session *session)
 {
 	uint32_t memory_align = store_info(session->base.export->store)->memory_align;
 	struct mem_ref memory = mem_none();
@@ -230,14 +233,19 @@ static struct mem_ref lendable(const struct nbd_session *session)
 
 static void start_write(struct nbd_session *session, struct nbd_request *request)
 {
-	struct mem_ref payload = lendable(session);
-
+	request->received = (struct mem_segment){
+		.memory = storable(session),
+		.bytes = request->length,
+	};
+	if (request->length <= available(session) && !mem_is_none(request->received.memory)) {
+		request->path.placement = &request->received;
+		request->path.placement_count = 1;
+	}
 	path_start(session->service->path, &request->path);
-	if (request->length <= available(session) && !mem_is_none(payload)) {
-		request->lent = session->rx_large;
-		request->lent->refs++;
+	if (request->path.placement != NULL) {
+		request->rx = session->rx_large;
+		request->rx->refs++;
 		session->rx_start += (uint32_t)request->length;
-		path_write_lent(&request->path, payload);
 		return;
 	}
 	session->rx_request = request;

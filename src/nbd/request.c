@@ -242,12 +242,14 @@ struct nbd_request *request_begin(struct nbd_session *session, const struct requ
 	request->replying = false;
 	request->done_owed = false;
 	request->content_bytes = 0;
-	request->lent = NULL;
+	request->rx = NULL;
 	request->held_bytes = (uint32_t)request_memory(session, head);
 	request->one_piece = must_be_one_piece(session, head);
 	list_init(&request->send_node);
 	request->path.offset = head->offset;
 	request->path.length = head->length;
+	request->path.memory_rights = PAYLOAD_RIGHTS;
+	request->path.placement = NULL;
 	request->path.export = session->base.path_export;
 	request->path.progress = request_progress;
 	request->path.ascending = request->one_piece;
@@ -266,8 +268,8 @@ void request_end(struct nbd_request *request)
 	if (request->started) {
 		path_finish(&request->path);
 	}
-	if (request->lent != NULL) {
-		service_rx_put(service, request->lent);
+	if (request->rx != NULL) {
+		service_rx_put(service, request->rx);
 	}
 	list_remove(&request->session_node);
 	list_remove(&request->send_node);

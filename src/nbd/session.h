@@ -7,7 +7,7 @@
  * receive.c the byte stream into requests; request.c what a request asks and may; reply.c answers.
  *
  * Threading: the ring's thread. Ownership: the service owns requests and pools; a session owns its
- * socket; a request holds what it was lent until request_end(). Errors: session_fail() ends a
+ * socket; a request holds its memory until request_end(). Errors: session_fail() ends a
  * session for a peer violation, naming the rule; it is safe to call anywhere, the session is freed
  * later, from the loop.
  */
@@ -36,6 +36,8 @@ enum {
 	SEND_BYTES_MAX = 2 << 20,
 	SEND_NOW_BYTES_MAX = 256 << 10,
 	HANDSHAKE_TX_BYTES = 32 << 10,
+	/* What the session does with payload memory: send from it, receive into it. */
+	PAYLOAD_RIGHTS = MEM_SOCKET | MEM_ADDRESS,
 	/* Payload memory of one request. */
 	WINDOW_BYTES = 2 << 20,
 	/* A read whose reply cannot tell of a late error is held back until all of it is valid, up
@@ -86,7 +88,8 @@ struct handshake {
 struct rx_buf {
 	struct list_node node; /* in service->rx_free */
 	struct arena_buf buf;
-	uint32_t refs; /* the session while it receives into it, and each write lent from it */
+	uint32_t refs; /* the session while it receives into it, and each write that is stored from
+			  it */
 };
 
 struct nbd_request {
@@ -106,8 +109,9 @@ struct nbd_request {
 	bool replying;		/* its last chunk is in a send in flight */
 	bool done_owed;		/* its chunk began without DONE (P89): a last one must carry it */
 	uint64_t content_bytes; /* of a read, handed to the network */
-	struct rx_buf *lent;	/* holds the payload of a write */
-	uint32_t held_bytes;	/* counted in session->held_bytes */
+	struct rx_buf *rx;	/* holds the payload of a write that is stored from there */
+	struct mem_segment received; /* that payload */
+	uint32_t held_bytes;	     /* counted in session->held_bytes */
 };
 
 struct send_slot {

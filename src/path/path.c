@@ -3,10 +3,12 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #include "base/bytes.h"
 #include "path/overlap.h"
+#include "path/placement.h"
 
 /* With more in one call the kernel holds them back to merge neighbours. */
 enum { PARTS_PER_CALL = 2 };
@@ -19,11 +21,14 @@ struct extent_list {
 struct path {
 	struct ring *ring;
 	struct arena *arena;
-	/* Pool for all but each request's first: one for each block of the arena, so that there is
-	 * always one for whoever has memory. Touched only when so many are needed at once. */
+	struct arena *ram;
+	/* Pool for all but each request's first: one for each block of the arenas, so that there is
+	 * always one for whoever has memory, and some for memory of requesters. Touched only when
+	 * so many are needed at once. */
 	struct path_stream *streams;
 	uint64_t stream_count; /* ever used */
 	uint64_t stream_max;
+	uint32_t placed_count;	       /* of the pool, with memory of requesters */
 	struct list_node streams_free; /* of those used before */
 	struct list_node stalled;      /* requests that wait for memory, first come first served */
 	/* The same for extents; memory of a list is touched only when so many are in use. */
@@ -45,11 +50,17 @@ int path_create(const struct path_options *options, struct path **path_out, stru
 	}
 	path->ring = options->ring;
 	path->arena = options->arena;
+	path->ram = options->ram;
+	GMB_ASSERT((arena_info(path->ram)->rights & MEM_RAM) == MEM_RAM);
 	list_init(&path->streams_free);
 	list_init(&path->stalled);
 	list_init(&path->extent_lists_free);
 	list_init(&path->stalled_extents);
-	path->stream_max = arena_info(options->arena)->limit_bytes / ARENA_BLOCK_BYTES_MIN;
+	path->stream_max = arena_info(options->arena)->limit_bytes / ARENA_BLOCK_BYTES_MIN +
+			   PATH_PLACED_PARTS_MAX;
+	if (options->ram != options->arena) {
+		path->stream_max += arena_info(options->ram)->limit_bytes / ARENA_BLOCK_BYTES_MIN;
+	}
 	/* Address space, like the arena's limit: nothing is reserved that is not used. */
 	path->streams = mmap(NULL, path->stream_max * sizeof(*path->streams),
 		PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -127,6 +138,10 @@ void path_export_init(struct path_export *path_export, uint32_t overlap)
 	overlap_init(&path_export->writes);
 	path_export->page_cache_send_bytes = 0;
 	path_export->page_cache_send_misses = 0;
+	path_export->ram_for_store = 0;
+	path_export->ram_for_session = 0;
+	path_export->staged_parts = 0;
+	path_export->placements_refused = 0;
 	for (int op = 0; op < STORE_OP_COUNT; op++) {
 		path_export->stats[op] = NULL;
 	}
@@ -187,6 +202,9 @@ static struct path_stream *stream_get(struct path *path, struct path_request *re
 	stream->room = 0;
 	stream->in_store = false;
 	stream->page_cache = false;
+	stream->in_ram = false;
+	stream->in_place = false;
+	stream->copied = false;
 	stream->traced = NULL;
 	stream->buf.memory = mem_none();
 	request->streams_live++;
@@ -200,12 +218,13 @@ static void stream_put(struct path_stream *stream)
 
 	GMB_ASSERT(request->streams_live > 0);
 	if (!mem_is_none(stream->buf.memory)) {
-		arena_put(path->arena, &stream->buf);
+		arena_put(stream->in_ram ? path->ram : path->arena, &stream->buf);
 	}
 	list_remove(&stream->node);
 	request->streams_live--;
 	request->live_bytes -= stream->room;
 	if (stream != &request->first) {
+		path->placed_count -= stream->in_place;
 		list_push_front(&path->streams_free, &stream->node);
 	}
 	path->released = true;
@@ -235,32 +254,114 @@ static void drop_ready(struct path_request *request)
 	}
 }
 
-/* Memory for a part; where there is not enough in one piece, for a shorter one. */
-static int part_memory(struct arena *arena, uint64_t *bytes, struct arena_buf *buf)
+/* --- where payload lies ---------------------------------------------------------------------- */
+
+static bool arena_may(const struct arena *arena, uint32_t rights)
 {
-	while (arena_get(arena, (uint32_t)*bytes, buf) < 0) {
+	return (arena_info(arena)->rights & rights) == rights;
+}
+
+/* Chooses where the request's buffers come from. */
+static void choose_arena(struct path *path, struct path_request *request)
+{
+	request->arena = path->arena;
+	if (unlikely(!arena_may(path->arena, store_rights(request->export->store, request->op)))) {
+		request->arena = path->ram;
+		request->export->ram_for_store++;
+	}
+}
+
+/* A newcomer must not overtake those who wait. Who waits may take back what its own fragments gave
+ * up, wherever it is in the queue: replies that wait behind a long one that has begun would else
+ * take all its memory, and neither could go on. */
+static bool must_queue(const struct path *path, const struct path_request *request)
+{
+	return !list_is_empty(&path->stalled) && !list_is_linked(&request->stalled_node);
+}
+
+/* A stream with a buffer of at most so many bytes: less where there is not enough in one piece.
+ * NULL when memory is short. */
+static struct path_stream *stream_open(
+	struct path *path, struct path_request *request, struct arena *arena, uint64_t *bytes)
+{
+	struct path_stream *stream;
+	struct arena_buf buf;
+
+	if (must_queue(path, request)) {
+		return NULL;
+	}
+	while (arena_get(arena, (uint32_t)*bytes, &buf) < 0) {
 		if (*bytes <= PATH_PART_BYTES_MIN) {
-			return -EAGAIN;
+			return NULL;
 		}
 		*bytes = align_down(*bytes / 2, SPLIT_ALIGN);
 	}
-	return 0;
+	stream = stream_get(path, request);
+	stream->buf = buf;
+	stream->memory = buf.memory;
+	stream->in_ram = arena == path->ram;
+	return stream;
 }
 
-/* A new stream for the next part of the request, with memory; NULL when that is short. */
+/* A stream with memory that the store and the session can use. */
+static struct path_stream *stream_stage(
+	struct path *path, struct path_request *request, uint64_t *bytes)
+{
+	struct path_stream *stream;
+
+	if (likely(arena_may(request->arena, request->memory_rights))) {
+		return stream_open(path, request, request->arena, bytes);
+	}
+	stream = stream_open(path, request, path->ram, bytes);
+	request->export->ram_for_session += stream != NULL;
+	return stream;
+}
+
+/* A stream with the requester's memory, or with a buffer that is copied to or from it. */
+static struct path_stream *stream_place(struct path *path, struct path_request *request,
+	const struct cut_range *range, uint64_t *bytes)
+{
+	struct path_stream *stream;
+
+	if (!placement_run(request, range, bytes)) {
+		stream = stream_open(path, request, path->ram, bytes);
+		if (stream != NULL) {
+			stream->copied = true;
+			request->export->staged_parts++;
+		}
+		return stream;
+	}
+	if (request->first_used) {
+		if (path->placed_count == PATH_PLACED_PARTS_MAX) {
+			return NULL;
+		}
+		path->placed_count++;
+	}
+	stream = stream_get(path, request);
+	stream->memory = placement_at(request, range->offset).memory;
+	stream->in_place = true;
+	return stream;
+}
+
+/* A new stream for the next part of the request; NULL when memory is short. */
 static struct path_stream *part_open(struct path *path, struct path_request *request)
 {
 	struct cut_range range = cut_next(request);
 	uint64_t bytes = range.bytes;
 	struct path_stream *stream;
-	struct arena_buf buf;
 
-	if (part_memory(path->arena, &bytes, &buf) < 0) {
+	if (likely(request->placement == NULL)) {
+		stream = stream_stage(path, request, &bytes);
+	} else {
+		if (request->op == STORE_WRITE) { /* all of it is there: nothing to overlap with */
+			range.bytes = MIN(request->length - request->started_bytes,
+				(uint64_t)PATH_PLACED_BYTES_MAX);
+		}
+		stream = stream_place(path, request, &range, &bytes);
+	}
+	if (stream == NULL) {
 		return NULL;
 	}
-	stream = stream_get(path, request);
-	stream->buf = buf;
-	stream->memory = buf.memory;
 	stream->offset = range.offset;
 	stream->length = (uint32_t)bytes;
 	stream->room = (uint32_t)bytes;
@@ -286,17 +387,9 @@ static void stall(struct list_node *queue, struct path_request *request)
 	}
 }
 
-/* A newcomer must not overtake those who wait. Who waits may take back what its own fragments gave
- * up, wherever it is in the queue: replies that wait behind a long one that has begun would else
- * take all its memory, and neither could go on. */
-static bool must_queue(const struct path *path, const struct path_request *request)
-{
-	return !list_is_empty(&path->stalled) && !list_is_linked(&request->stalled_node);
-}
-
 /* --- parts --------------------------------------------------------------------------------- */
 
-static void pump_read(struct path_request *request);
+static void pump(struct path_request *request);
 
 /* For whoever stood behind it there may be memory enough. */
 static void leave_queue(struct path_request *request)
@@ -350,6 +443,9 @@ static void part_done(struct store_part *part, int result)
 	stream->in_store = false;
 	cut_part_end(request, part->length, ring_batch_ns(request->path->ring));
 	if (request->op == STORE_READ && request->error == 0 && !request->abandoned) {
+		if (unlikely(stream->copied)) {
+			placement_copy(stream);
+		}
 		stream->valid = stream->length;
 		ready_insert(request, stream);
 		if (request->state < PATH_STATE_SEND_INIT && !request->whole) {
@@ -364,8 +460,9 @@ static void part_done(struct store_part *part, int result)
 	}
 	if (path_status(request) != PATH_PENDING) {
 		set_state(request, PATH_STATE_SEND);
-	} else if (request->op == STORE_READ && request->error == 0 && !request->abandoned) {
-		pump_read(request);
+	} else if ((request->op == STORE_READ || request->placement != NULL) &&
+		   request->error == 0 && !request->abandoned) {
+		pump(request);
 	}
 	request->progress(request);
 }
@@ -418,7 +515,7 @@ static void part_describe(struct path_stream *stream, enum store_op op, uint64_t
 	part->length = length;
 	part->memory = stream->memory;
 	part->done = part_done;
-	part->progressed = request->progress_step > 0 ? part_progressed : NULL;
+	part->progressed = request->progress_step > 0 && !stream->copied ? part_progressed : NULL;
 	part->progress_step = request->progress_step;
 	part->extents = request->extent_list != NULL ? request->extent_list->extents : NULL;
 	part->extent_max = request->extent_max;
@@ -457,7 +554,8 @@ static bool start_page_cache(struct path_request *request)
 	struct path_stream *stream;
 
 	if (request->length < STORE_PAGE_CACHE_BYTES_MIN || request->cut ||
-		request->length > request->window_bytes) {
+		request->length > request->window_bytes || request->placement != NULL ||
+		(request->memory_rights & ~STORE_PAGE_CACHE_RIGHTS) != 0) {
 		return false;
 	}
 	stream = stream_get(request->path, request); /* the first */
@@ -481,23 +579,25 @@ static bool start_page_cache(struct path_request *request)
 }
 
 /* Starts as many parts as the window and the memory allow. */
-static void pump_read(struct path_request *request)
+static void pump(struct path_request *request)
 {
 	struct path *path = request->path;
 	/* Neighbours handed over together are merged by the block layer into one command that
 	 * completes as a whole: nothing could be sent before all of it is there. */
-	bool apart = request->length > request->part_size &&
+	bool apart = request->op == STORE_READ && request->length > request->part_size &&
 		     store_info(request->export->store)->read_direct;
 
 	while (request->started_bytes < request->length && !window_is_full(request)) {
-		struct path_stream *stream =
-			must_queue(path, request) ? NULL : part_open(path, request);
+		struct path_stream *stream = part_open(path, request);
 
 		if (stream == NULL) {
 			stall(&path->stalled, request);
 			return;
 		}
-		part_submit(stream, STORE_READ, stream->length);
+		if (unlikely(stream->copied) && request->op == STORE_WRITE) {
+			placement_copy(stream);
+		}
+		part_submit(stream, request->op, stream->length);
 		if (apart && request->parts_started % PARTS_PER_CALL == 0) {
 			ring_flush(path->ring);
 		}
@@ -549,6 +649,11 @@ static void start_extents(struct path_request *request)
 /* A read or write. */
 static void begin(struct path *path, struct path_request *request)
 {
+	GMB_ASSERT(request->length > 0);
+	choose_arena(path, request);
+	if (request->placement != NULL) {
+		placement_check(request);
+	}
 	cut_begin(request);
 	request->slow = cut_step_ns(request) > PATH_SLOW_NS;
 	path->slow_count += request->slow;
@@ -589,15 +694,16 @@ void path_start(struct path *path, struct path_request *request)
 	}
 	switch (request->op) {
 	case STORE_READ:
-		GMB_ASSERT(request->length > 0);
 		begin(path, request);
 		if (!start_page_cache(request)) {
-			pump_read(request);
+			pump(request);
 		}
 		break;
 	case STORE_WRITE:
-		GMB_ASSERT(request->length > 0);
 		begin(path, request);
+		if (request->placement != NULL) {
+			pump(request);
+		}
 		break;
 	case STORE_EXTENTS:
 		start_extents(request);
@@ -634,8 +740,8 @@ void path_serve(struct path *path)
 	while ((node = list_first(&path->stalled)) != NULL) {
 		struct path_request *request = list_entry(node, struct path_request, stalled_node);
 
-		if (request->op == STORE_READ) {
-			pump_read(request);
+		if (request->op == STORE_READ || request->placement != NULL) {
+			pump(request);
 		} else { /* a write: the session asks again, and is the first in the queue */
 			request->progress(request);
 		}
@@ -665,7 +771,8 @@ bool path_next_fragment(
 	length = MIN(stream->valid - stream->sent, max_bytes);
 	GMB_ASSERT(length > 0);
 	fragment->stream = stream;
-	fragment->memory = mem_add(stream->memory, stream->sent);
+	fragment->memory =
+		request->placement == NULL ? mem_add(stream->memory, stream->sent) : mem_none();
 	fragment->offset = stream->offset + stream->sent;
 	fragment->length = length;
 	fragment->page_cache = stream->page_cache;
@@ -701,7 +808,7 @@ void path_fragment_sent(const struct path_fragment *fragment)
 	stream_put(stream);
 	if (request->error == 0 && !request->abandoned &&
 		request->started_bytes < request->length) {
-		pump_read(request);
+		pump(request);
 	}
 }
 
@@ -712,12 +819,13 @@ struct path_stream *path_write_open(struct path_request *request)
 	struct path *path = request->path;
 	struct path_stream *stream;
 
-	GMB_ASSERT(request->op == STORE_WRITE && request->error == 0);
+	GMB_ASSERT(request->op == STORE_WRITE && request->placement == NULL);
+	GMB_ASSERT(request->error == 0);
 	GMB_ASSERT(request->started_bytes < request->length);
 	if (window_is_full(request)) {
 		return NULL; /* part_done() tells when a stream is free again */
 	}
-	stream = must_queue(path, request) ? NULL : part_open(path, request);
+	stream = part_open(path, request);
 	if (stream == NULL) {
 		stall(&path->stalled, request);
 	} else {
@@ -738,20 +846,6 @@ void path_write_submit(struct path_stream *stream)
 void path_write_drop(struct path_stream *stream)
 {
 	stream_put(stream);
-}
-
-void path_write_lent(struct path_request *request, struct mem_ref memory)
-{
-	struct path_stream *stream;
-
-	GMB_ASSERT(request->op == STORE_WRITE && request->started_bytes == 0);
-	GMB_ASSERT(request->length <= UINT32_MAX);
-	stream = stream_get(request->path, request);
-	stream->memory = memory;
-	stream->offset = request->offset;
-	stream->length = (uint32_t)request->length;
-	request->started_bytes = request->length;
-	part_submit(stream, STORE_WRITE, request->length);
 }
 
 /* --- the end ------------------------------------------------------------------------------- */

@@ -21,6 +21,13 @@
  * there, and no memory is needed. How a transfer is cut: overlap.h; on a striped disk no
  * part goes over the end of a chunk, and all members get work from the beginning.
  *
+ * Where payload lies. Most requests are staged: their parts have buffers of the arena. When the
+ * arena's memory does not allow what the store or the session does with it (the CPU shall copy, and
+ * it is memory of a device), they have buffers of RAM. A request may also bring a placement, a
+ * scatter list of its own: a read goes straight there and a write comes straight from there, part
+ * by part, but for blocks that direct I/O cannot do so because a segment's memory is not aligned or
+ * a segment ends within them: those are staged, and copied.
+ *
  * Exactly one end: COMMITTED or ABORTED. The requester treats nothing as read before COMMITTED.
  *
  * Threading: the ring's thread. Ownership: the session owns the request (embedded in its own); the
@@ -61,6 +68,12 @@ struct path_export {
 	uint64_t page_cache_send_bytes; /* of reads that were sent from memory of the store's own */
 	uint64_t page_cache_send_misses; /* reads of which the store was asked for that, and would
 					    not */
+	/* Where the arena is not RAM: requests placed in RAM because the store needs the CPU, and
+	 * parts because the session does. */
+	uint64_t ram_for_store;
+	uint64_t ram_for_session;
+	uint64_t staged_parts;	     /* of requests with a placement */
+	uint64_t placements_refused; /* not memory that the store can use */
 	/* By operation, PATH_SIZE_CLASS_COUNT each; made with the first request, NULL before. */
 	struct path_stats *stats[STORE_OP_COUNT];
 };
@@ -85,14 +98,17 @@ struct path_stream {
 	uint32_t done;			/* of sent, given back by it */
 	bool in_store;			/* its part is submitted and not done */
 	bool page_cache;		/* the memory belongs to the store */
+	bool in_ram;			/* its buffer is of path->ram */
+	bool in_place;			/* its memory is the requester's */
+	bool copied;			/* its buffer stands for memory of the requester's */
 	struct path_trace_part *traced; /* NULL until it is; only with request->record */
 	struct store_part part;
 };
 
 struct path_fragment {
 	struct path_stream *stream;
-	struct mem_ref memory;
-	uint64_t offset; /* on the export */
+	struct mem_ref memory; /* none: the bytes are in place, see path_request.placement */
+	uint64_t offset;       /* on the export */
 	uint32_t length;
 	bool last;	 /* nothing else of this request will follow */
 	bool page_cache; /* sending it may fail with -EFAULT, see store_page_cache_ref() */
@@ -104,10 +120,19 @@ struct path_request {
 	uint32_t flags; /* enum store_flag */
 	uint64_t offset;
 	uint64_t length;
-	uint32_t extent_max;   /* STORE_EXTENTS: at most so many, 1 to PATH_EXTENTS_MAX */
-	uint64_t window_bytes; /* payload memory it may hold at once; one part it always may */
-	bool ascending;	       /* fragments in order of their offset */
-	bool whole;	       /* no fragment is wanted before all bytes are valid */
+	uint32_t extent_max;	/* STORE_EXTENTS: at most so many, 1 to PATH_EXTENTS_MAX */
+	uint64_t window_bytes;	/* payload memory it may hold at once; one part it always may */
+	bool ascending;		/* fragments in order of their offset */
+	bool whole;		/* no fragment is wanted before all bytes are valid */
+	uint32_t memory_rights; /* enum mem_right: what the session needs of payload memory */
+	/*
+	 * The requester's memory, length bytes in all, or NULL. Held until the request ends or is
+	 * idle after path_abandon(). A read fills it, and fragments only say what has come; a write
+	 * begins with path_start(), and path_write_open() is not called. path_start() sets it to
+	 * NULL when the store cannot use that memory: then the request is like any other.
+	 */
+	const struct mem_segment *placement;
+	uint32_t placement_count;
 	struct path_export *export;
 	/* Something changed: a fragment is ready, room for a write was found, the request ended, or
 	 * an abandoned request became idle. Never called from inside a call of the session. */
@@ -122,6 +147,9 @@ struct path_request {
 	/* Private. */
 	struct extent_list *extent_list; /* holds extents; NULL = none */
 	struct path *path;
+	struct arena *arena; /* where its buffers come from */
+	uint32_t segment;    /* of the placement: the one looked at last, and where it begins */
+	uint64_t segment_begin;
 	struct path_trace_request *record; /* NULL: nobody asked for it */
 	enum path_state state;
 	uint64_t edge_ns[PATH_STATE_COUNT];
@@ -147,6 +175,7 @@ struct path_request {
 	bool counted;  /* in overlap->request_bytes */
 	bool alone;    /* no other was counted at the same time */
 	bool striped;  /* parts in an order that keeps all members busy */
+	bool stages;   /* blocks of a placement that are not aligned are copied */
 	struct list_node ready;
 	struct list_node stalled_node;
 	struct path_stream first; /* most requests need only one */
@@ -158,6 +187,9 @@ enum {
 	PATH_CACHED_PART_BYTES = 512 << 10,
 	/* With less memory than a part wants, it takes less, down to here. */
 	PATH_PART_BYTES_MIN = 64 << 10,
+	PATH_PLACED_BYTES_MAX = 1 << 30, /* of a write from a placement, in one part */
+	/* Parts under way that have memory of the requester's, of all requests. */
+	PATH_PLACED_PARTS_MAX = 1024,
 	PATH_EXTENTS_MAX = 1024,
 	/* Requests that can have a list of extents at once; more wait for one. */
 	PATH_EXTENT_LISTS_MAX = 256,
@@ -166,7 +198,8 @@ enum {
 
 struct path_options {
 	struct ring *ring;
-	struct arena *arena;
+	struct arena *arena; /* for payload */
+	struct arena *ram;   /* for payload that the CPU must touch; may be the same */
 };
 
 GMB_MUST_CHECK int path_create(
@@ -188,7 +221,8 @@ bool path_is_short(const struct path *path);
  * which it is worth while to wait awake. */
 bool path_is_slow(const struct path *path);
 
-/* Begins. Cannot fail; progress tells. A write does nothing before path_write_open(). */
+/* Begins. Cannot fail; progress tells. A write without a placement does nothing before
+ * path_write_open(). */
 void path_start(struct path *path, struct path_request *request);
 
 enum path_status path_status(const struct path_request *request);
@@ -201,16 +235,13 @@ bool path_next_fragment(
 void path_fragment_sent(const struct path_fragment *fragment);
 
 /* Writes: room for the next piece: stream->memory, stream->length bytes. NULL when there is none
- * now: progress will be called. Not to be called once request->error is set or all room was opened.
- */
+ * now: progress will be called. The memory has the request's memory_rights, which may change from
+ * piece to piece. Not to be called once request->error is set or all room was opened. */
 struct path_stream *path_write_open(struct path_request *request);
 /* The room is filled: off to the store. */
 void path_write_submit(struct path_stream *stream);
 /* The room will not be filled (the request failed or the peer is gone). */
 void path_write_drop(struct path_stream *stream);
-/* Instead of all that: the whole payload lies in the session's memory, which it keeps until the
- * request ends. */
-void path_write_lent(struct path_request *request, struct mem_ref memory);
 
 /* The session's last word on a request that ended (its reply is out) or is idle after
  * path_abandon(). Extents are gone afterwards. */

@@ -507,6 +507,8 @@ static void fill_info(struct file_store *store, const struct store_options *opti
 	info->write_direct = options->write_mode == STORE_MODE_DIRECT && !options->read_only;
 	info->block_min = info->write_direct ? store->offset_align : 1;
 	info->memory_align = store->memory_align;
+	info->offset_align = store->offset_align;
+	info->memory_rights = MEM_ADDRESS;
 	/* At least a sector already; direct I/O may want more. */
 	info->block_preferred = MAX(disk->block_preferred, info->block_min);
 	info->io_max = disk->io_max;

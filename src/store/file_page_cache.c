@@ -106,7 +106,7 @@ bool file_page_cache_ref(struct store_queue *base, struct store_part *part)
 		queue->page_cache_pause = PAUSE_READS;
 		return false;
 	}
-	part->memory = mem_limit(mem_of_const(view), MEM_SOCKET | MEM_ADDRESS);
+	part->memory = mem_limit(mem_of_const(view), STORE_PAGE_CACHE_RIGHTS);
 	return !may_be_zeroes(store->map, part->offset, part->length) &&
 	       touch_end(store->map, part->offset + part->length);
 }

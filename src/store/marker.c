@@ -373,6 +373,7 @@ int marker_store_open(
 	store->base.ops = &marker_ops;
 	store->base.info = inner->info;
 	store->base.info.has_progress = true;
+	store->base.info.memory_rights |= MEM_CPU;
 	store->base.info.progress_off = &store->is_off;
 	store->inner = inner;
 	*store_out = &store->base;

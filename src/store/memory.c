@@ -283,7 +283,7 @@ static bool memory_page_cache_ref(struct store_queue *queue, struct store_part *
 			return false;
 		}
 	}
-	part->memory = mem_limit(mem_of(store->bytes + part->offset), MEM_SOCKET | MEM_ADDRESS);
+	part->memory = mem_limit(mem_of(store->bytes + part->offset), STORE_PAGE_CACHE_RIGHTS);
 	return true;
 }
 
@@ -411,6 +411,8 @@ int memory_store_open(const struct store_options *options, const char *size_text
 		.block_min = 1,
 		.block_preferred = 4096,
 		.memory_align = 1,
+		.offset_align = 1,
+		.memory_rights = MEM_CPU | MEM_ADDRESS,
 		.read_direct = options->read_mode == STORE_MODE_DIRECT,
 		.write_direct = options->write_mode == STORE_MODE_DIRECT,
 		/* Not unasked: a copy is so quick that the steps cost more than they gain (reads of

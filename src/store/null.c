@@ -74,6 +74,8 @@ int null_store_open(const struct store_options *options, const char *size_text,
 		.block_min = 1,
 		.block_preferred = 4096,
 		.memory_align = 1,
+		.offset_align = 1,
+		.memory_rights = MEM_CPU | MEM_ADDRESS,
 		.read_direct = options->read_mode == STORE_MODE_DIRECT,
 		.write_direct = options->write_mode == STORE_MODE_DIRECT,
 	};

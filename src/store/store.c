@@ -91,6 +91,8 @@ static void check_info(const struct store_info *info)
 	GMB_ASSERT(is_power_of_two(info->block_preferred));
 	GMB_ASSERT(info->block_preferred >= MAX(info->block_min, UINT32_C(512)));
 	GMB_ASSERT(is_power_of_two(info->memory_align));
+	GMB_ASSERT(is_power_of_two(info->offset_align));
+	GMB_ASSERT(info->memory_rights != 0);
 	GMB_ASSERT((info->stripe_chunk == 0) == (info->stripe_members == 0));
 }
 
@@ -305,8 +307,9 @@ void store_submit(struct store_queue *queue, struct store_part *part)
 	int error;
 
 	check_part(queue, part);
-	GMB_ASSERT(
-		!mem_is_none(part->memory) || (part->op != STORE_READ && part->op != STORE_WRITE));
+	if (part->op == STORE_READ || part->op == STORE_WRITE) {
+		GMB_ASSERT(mem_may(part->memory, store_rights(queue->store, part->op)));
+	}
 	prepare(part);
 	error = refuse(queue->store, part);
 	if (error != 0) {

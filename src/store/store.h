@@ -75,7 +75,10 @@ struct store_info {
 			     * unit without read-modify-write, a power of two, 1 to 65536 */
 	uint32_t block_preferred; /* a power of two, >= max(512, block_min) */
 	uint32_t memory_align;	  /* part memory aligned to this avoids a bounce copy; 1 = any */
-	bool read_direct;	  /* reads bypass the page cache */
+	uint32_t offset_align;	  /* direct I/O is made of whole blocks of this; 1 = any */
+	/* enum mem_right: what it needs of part memory; see store_rights(). */
+	uint32_t memory_rights;
+	bool read_direct; /* reads bypass the page cache */
 	bool write_direct;
 	uint64_t io_max;       /* largest single device command, 0 = unknown */
 	uint32_t stripe_chunk; /* bytes per member, 0 = not striped */
@@ -246,6 +249,12 @@ static inline const struct store_info *store_info(const struct store *store)
 {
 	return &store->info;
 }
+/* What the memory of a part must allow: of a write it is only read. */
+static inline uint32_t store_rights(const struct store *store, enum store_op op)
+{
+	return store->info.memory_rights &
+	       (op == STORE_WRITE ? ~(uint32_t)MEM_CPU_WRITE : UINT32_MAX);
+}
 /* True while reads may report progress before they are done. Any thread, each time it matters. */
 static inline bool store_has_progress(const struct store *store)
 {
@@ -267,6 +276,8 @@ void store_submit(struct store_queue *queue, struct store_part *part);
 
 /* Shorter reads are never sent from the page cache: looking it up costs as much as the copy. */
 enum { STORE_PAGE_CACHE_BYTES_MIN = 128 << 10 };
+/* What may be done with the page cache: it must not be read by a program. */
+#define STORE_PAGE_CACHE_RIGHTS ((uint32_t)(MEM_SOCKET | MEM_ADDRESS))
 
 /*
  * Submits a read whose bytes will be sent from the page cache (or memory of the store) instead of

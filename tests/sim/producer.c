@@ -233,6 +233,7 @@ struct store *producer_open(
 	producer->base.ops = &producer_ops;
 	producer->base.info = inner->info;
 	producer->base.info.has_progress = true;
+	producer->base.info.memory_rights |= MEM_CPU;
 	producer->inner = inner;
 	producer->scenario = scenario;
 	producer->export = export;

@@ -167,7 +167,9 @@ static struct world *world_open(uint64_t seed, uint32_t chunk)
 	sim_start(&(struct sim_options){ .seed = seed });
 	if (ring_create(&(struct ring_options){ 0 }, &world->ring, &error) != 0 ||
 		arena_ram_create(world->ring, ARENA_BYTES, &world->arena, &error) != 0 ||
-		path_create(&(struct path_options){ .ring = world->ring, .arena = world->arena },
+		path_create(
+			&(struct path_options){
+				.ring = world->ring, .arena = world->arena, .ram = world->arena },
 			&world->path, &error) != 0) {
 		fail_msg("%s", error.text);
 	}
@@ -182,6 +184,8 @@ static struct world *world_open(uint64_t seed, uint32_t chunk)
 			.block_min = 1,
 			.block_preferred = 4096,
 			.memory_align = 1,
+			.offset_align = 1,
+			.memory_rights = MEM_CPU | MEM_ADDRESS,
 			.read_direct = true,
 			.stripe_chunk = chunk,
 			.stripe_members = chunk == 0 ? 0 : 4,
@@ -663,6 +667,7 @@ static void test_progress_of_a_write_is_a_lie(void **state)
 	struct world *world = world_open(1, 64 << 10);
 	struct reader *reader = &world->readers[0];
 	static uint8_t data[4096];
+	struct mem_segment segment = { .memory = mem_of(data), .bytes = sizeof(data) };
 
 	GMB_UNUSED(state);
 	reader->world = world;
@@ -672,8 +677,9 @@ static void test_progress_of_a_write_is_a_lie(void **state)
 	reader->request.window_bytes = ARENA_BYTES;
 	reader->request.export = &world->exports[0];
 	reader->request.progress = reader_progress;
+	reader->request.placement = &segment;
+	reader->request.placement_count = 1;
 	path_start(world->path, &reader->request);
-	path_write_lent(&reader->request, mem_of_const(data));
 	store_progress(world->producers[0].parts[0], 100);
 	assert_int_equal(reader->progresses, 0);
 	world->producers[0].part_count = 0;

@@ -79,6 +79,8 @@ void slow_device_start(struct slow_device *device, uint64_t seed, device_filter_
 		.block_min = 512,
 		.block_preferred = 4096,
 		.memory_align = 512,
+		.offset_align = 512,
+		.memory_rights = MEM_CPU | MEM_ADDRESS,
 		.read_direct = true,
 	};
 	assert_int_equal(filter(store, &device->store, &error), 0);

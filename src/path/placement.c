@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "path/placement.h"
+
+#include <string.h>
+
+#include "base/bytes.h"
+
+void placement_check(struct path_request *request)
+{
+	const struct store_info *info = store_info(request->export->store);
+	bool read = request->op == STORE_READ;
+	uint32_t needs = store_rights(request->export->store, request->op);
+	uint32_t rights = UINT32_MAX;
+	uint64_t bytes = 0;
+
+	for (uint32_t i = 0; i < request->placement_count; i++) {
+		rights &= request->placement[i].memory.rights;
+		bytes += request->placement[i].bytes;
+	}
+	GMB_ASSERT(bytes == request->length);
+	if ((rights & needs) != needs) {
+		request->export->placements_refused++;
+		request->placement = NULL;
+	}
+	request->stages = (read ? info->read_direct : info->write_direct) &&
+			  (rights & (read ? MEM_CPU_WRITE : MEM_CPU_READ)) != 0;
+	request->segment = 0;
+	request->segment_begin = 0;
+}
+
+struct mem_segment placement_at(struct path_request *request, uint64_t offset)
+{
+	const struct mem_segment *segment;
+	uint64_t at = offset - request->offset;
+
+	if (at < request->segment_begin) { /* parts of striped disks are not in order */
+		request->segment = 0;
+		request->segment_begin = 0;
+	}
+	segment = &request->placement[request->segment];
+	while (at - request->segment_begin >= segment->bytes) {
+		request->segment_begin += segment->bytes;
+		request->segment++;
+		GMB_ASSERT(request->segment < request->placement_count);
+		segment++;
+	}
+	at -= request->segment_begin;
+	return (struct mem_segment){ .memory = mem_add(segment->memory, at),
+		.bytes = segment->bytes - at };
+}
+
+bool placement_run(struct path_request *request, const struct cut_range *range, uint64_t *bytes_out)
+{
+	const struct store_info *info = store_info(request->export->store);
+	uint32_t align = MAX(info->offset_align, info->memory_align);
+	uint64_t step = MAX((uint64_t)align, align_down(request->part_size, align));
+	uint64_t end = range->offset + MIN(range->bytes, step);
+	uint64_t at = range->offset;
+	struct mem_segment here = placement_at(request, at);
+	bool direct = false;
+
+	*bytes_out = MIN(here.bytes, range->bytes);
+	/* What is not whole blocks goes through the page cache, wherever its memory is. */
+	if (!request->stages || !is_aligned(range->offset | range->bytes, align)) {
+		return true;
+	}
+	if (*bytes_out >= align && mem_is_aligned(here.memory, align)) {
+		*bytes_out = align_down(*bytes_out, align);
+		return true;
+	}
+	/* Up to the next block that can go straight. */
+	for (at += align; at < end && !direct; at += direct ? 0 : align) {
+		here = placement_at(request, at);
+		if (!mem_is_aligned(here.memory, align) && here.bytes > align) {
+			at += align_down(here.bytes - 1, align); /* nor is any other of it */
+		} else {
+			direct = here.bytes >= align && mem_is_aligned(here.memory, align);
+		}
+	}
+	*bytes_out = MIN(at, end) - range->offset;
+	return false;
+}
+
+void placement_copy(struct path_stream *stream)
+{
+	struct path_request *request = stream->request;
+	uint64_t done = 0;
+
+	while (done < stream->length) {
+		struct mem_segment place = placement_at(request, stream->offset + done);
+		struct mem_ref staged = mem_add(stream->buf.memory, done);
+		uint64_t bytes = MIN(place.bytes, stream->length - done);
+
+		if (request->op == STORE_READ) {
+			memcpy(mem_cpu_write(place.memory), mem_cpu_read(staged), bytes);
+		} else {
+			memcpy(mem_cpu_write(staged), mem_cpu_read(place.memory), bytes);
+		}
+		done += bytes;
+	}
+}
