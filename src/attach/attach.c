@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The daemon of an attachment: makes the disk, writes it down in the state folder, and waits for
- * somebody who wants it gone.
+ * a command or a signal to detach it.
  */
 #include "attach/attach.h"
 
@@ -13,43 +13,44 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/signalfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
-#include "attach/control.h"
 #include "attach/process.h"
 #include "attach/state.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/manager.h"
+#include "control/control.h"
 
 #define NS_PER_S UINT64_C(1000000000)
 
 /* A detach that lasts longer is explained to those who wait for it. */
 #define NOTE_AFTER_NS (NS_PER_S / 2)
 
-enum { VISITORS_MAX = 16 };
+enum { DETACHES_MAX = 16, HEALTH_SHOWN_BYTES = 512 };
 
-/* One who wants the disk gone, and waits for it. */
-struct visitor {
-	int fd;
+/* A control client that waits for the disk to be detached. */
+struct detach {
+	struct control_client *client;
 	bool force;
 };
 
-/* What the daemon has. */
-struct keeper {
+struct daemon {
 	const struct attach_options *options;
 	struct device *device;
+	struct control_server *control;
 	int signal_fd;
 	int listen_fd;
 	int state_fd;
 	int report_fd; /* to the parent, or -1 */
 
-	struct visitor visitors[VISITORS_MAX];
-	uint32_t visitor_count;
+	struct detach detaches[DETACHES_MAX];
+	uint32_t detach_count;
 	bool stopping;
-	bool force;   /* as stop() was told */
+	bool force;   /* as stop() was called */
 	bool hurried; /* force came later */
-	bool noted;   /* the visitors know why they wait */
+	bool noted;   /* the clients know why they wait */
 	uint64_t stop_since_ns;
 
 	/* The stopper's until stopped_fd is readable. */
@@ -107,10 +108,252 @@ static int start_device(
 	}
 }
 
-static int write_state(struct keeper *keeper, struct error *error)
+/* --- detaching ----------------------------------------------------------------------------- */
+
+static void *stop_device(void *argument)
 {
-	const struct device *device = keeper->device;
-	size_t shown_bytes = 4 * strlen(keeper->options->uri) + 8;
+	struct daemon *daemon = argument;
+
+	daemon->stop_result =
+		daemon->device->ops->stop(daemon->device, daemon->force, &daemon->stop_error);
+	eventfd_write(daemon->stopped_fd, 1);
+	return NULL;
+}
+
+/* In a thread of its own: the last flush may wait for the server, and others want answers. */
+static void stop_start(struct daemon *daemon, bool force)
+{
+	struct error error = { 0 };
+
+	manager_tell("STOPPING=1\nSTATUS=Detaching");
+	daemon->stopping = true;
+	daemon->force = force;
+	daemon->noted = false;
+	daemon->stop_since_ns = clock_now_ns();
+	daemon->stop_error = (struct error){ 0 };
+	daemon->has_thread = thread_start(&daemon->stopper, stop_device, daemon, &error) == 0;
+	if (!daemon->has_thread) {
+		stop_device(daemon);
+	}
+}
+
+static void note_wait(const struct daemon *daemon, struct control_client *client)
+{
+	const struct attach_options *options = daemon->options;
+	struct health *health = &daemon->device->health;
+	uint64_t limit_ns = options->reconnect_timeout_ns;
+	char state[HEALTH_SHOWN_BYTES];
+	char note[2 * HEALTH_SHOWN_BYTES];
+	char shown[4 * HEALTH_SHOWN_BYTES];
+
+	limit_ns += health_is_connected(health) ? options->request_timeout_ns : 0;
+	snprintf(note, sizeof(note),
+		"waiting for the server to flush what was written (%s), for at most %.6g s; "
+		"gmblock detach --force does not wait, and loses it",
+		health_describe(health, state, sizeof(state)), (double)limit_ns / 1e9);
+	control_note(client,
+		json_pack("{s:s}", "text", log_escape_sentence(shown, sizeof(shown), note)));
+}
+
+/* Once it lasts: says for how long it may. */
+static void note_all(struct daemon *daemon)
+{
+	daemon->noted = true;
+	for (uint32_t i = 0; i < daemon->detach_count; i++) {
+		note_wait(daemon, daemon->detaches[i].client);
+	}
+}
+
+/* Milliseconds until note_all(), for poll(). */
+static int note_due(const struct daemon *daemon)
+{
+	uint64_t past_ns = clock_now_ns() - daemon->stop_since_ns;
+
+	if (!daemon->stopping || daemon->force || daemon->hurried || daemon->noted) {
+		return -1;
+	}
+	return past_ns < NOTE_AFTER_NS ? (int)clock_milliseconds(NOTE_AFTER_NS - past_ns) : 0;
+}
+
+static void answer(const struct daemon *daemon, const struct detach *detach, int result)
+{
+	char text[ERROR_TEXT_BYTES];
+
+	if (result == 0 || (daemon->hurried && detach->force)) {
+		control_reply(detach->client, json_pack("{s:s}", "state", "detached"));
+	} else if (daemon->hurried) {
+		snprintf(text, sizeof(text),
+			"%.400s was removed by force meanwhile: what was written since the last "
+			"flush may be lost",
+			daemon->device->path);
+		control_fail(detach->client, -ECANCELED, text);
+	} else {
+		control_fail(detach->client, result, daemon->stop_error.text);
+	}
+}
+
+/* The disk stays: clients that asked for an unused disk get an error. True: another client wants it
+ * gone by force. */
+static bool refuse_gentle(struct daemon *daemon)
+{
+	uint32_t kept = 0;
+
+	for (uint32_t i = 0; i < daemon->detach_count; i++) {
+		struct detach detach = daemon->detaches[i];
+
+		if (detach.force && !daemon->force) {
+			daemon->detaches[kept++] = detach;
+		} else {
+			control_fail(detach.client, -EBUSY, daemon->stop_error.text);
+		}
+	}
+	daemon->detach_count = kept;
+	return kept > 0;
+}
+
+/* After stop_device(). Returns true when the disk is gone. */
+static bool stop_finish(struct daemon *daemon)
+{
+	struct device *device = daemon->device;
+	eventfd_t ignored;
+
+	eventfd_read(daemon->stopped_fd, &ignored);
+	if (daemon->has_thread) {
+		pthread_join(daemon->stopper, NULL);
+	}
+	daemon->stopping = false;
+	if (daemon->stop_result == -EBUSY) {
+		log_warning("not detached: %s", daemon->stop_error.text);
+		daemon->hurried = false;
+		if (refuse_gentle(daemon)) {
+			stop_start(daemon, true);
+		} else {
+			manager_tell("STATUS=%s is in use and stays", device->path);
+		}
+		return false;
+	}
+	if (daemon->stop_result != 0) {
+		log_error("%s", daemon->stop_error.text);
+	} else {
+		log_info("%s is detached", device->path);
+	}
+	for (uint32_t i = 0; i < daemon->detach_count; i++) {
+		answer(daemon, &daemon->detaches[i], daemon->stop_result);
+	}
+	daemon->detach_count = 0;
+	return true;
+}
+
+/* --- commands ------------------------------------------------------------------------------ */
+
+static void begin_status(void *context, struct control_client *client, const json_t *arguments)
+{
+	struct daemon *daemon = context;
+	char state[HEALTH_SHOWN_BYTES];
+	char shown[4 * HEALTH_SHOWN_BYTES];
+	char text[sizeof(shown) + 32];
+
+	GMB_UNUSED(arguments);
+	health_describe(&daemon->device->health, state, sizeof(state));
+	snprintf(text, sizeof(text), "%s%s", daemon->stopping ? "being detached, " : "",
+		log_escape_sentence(shown, sizeof(shown), state));
+	control_reply(client, json_pack("{s:s}", "state", text));
+}
+
+static void begin_detach(void *context, struct control_client *client, const json_t *arguments)
+{
+	struct daemon *daemon = context;
+	bool force = json_is_true(json_object_get(arguments, "force"));
+
+	if (daemon->detach_count == DETACHES_MAX) {
+		control_fail(client, -EAGAIN, "too many clients wait for the end of this disk");
+		return;
+	}
+	daemon->detaches[daemon->detach_count++] =
+		(struct detach){ .client = client, .force = force };
+	if (!daemon->stopping) {
+		stop_start(daemon, force);
+	} else if (force && !daemon->force && !daemon->hurried) {
+		daemon->hurried = true;
+		daemon->device->ops->hurry(daemon->device);
+	} else if (daemon->noted && !force && !daemon->hurried) {
+		note_wait(daemon, client);
+	}
+}
+
+/* Its program was ended while it waited. The disk is detached all the same. */
+static void end_detach(void *context, struct control_client *client)
+{
+	struct daemon *daemon = context;
+	uint32_t kept = 0;
+
+	for (uint32_t i = 0; i < daemon->detach_count; i++) {
+		if (daemon->detaches[i].client != client) {
+			daemon->detaches[kept++] = daemon->detaches[i];
+		}
+	}
+	daemon->detach_count = kept;
+	control_fail(client, -ECANCELED, "the client did not wait for the end of the disk");
+}
+
+static const struct control_command commands[] = {
+	{ .name = "status", .right = CONTROL_READ, .begin = begin_status },
+	/* The end of the connection says that nothing of the daemon is left. */
+	{ .name = "detach",
+		.right = CONTROL_CHANGE,
+		.stays_open = true,
+		.begin = begin_detach,
+		.end = end_detach },
+};
+
+/* --- starting the daemon ------------------------------------------------------------------- */
+
+static int listen_at(const char *path, struct error *error)
+{
+	struct sockaddr_un address;
+	int folder_fd;
+	int rc = control_address(path, &address, &folder_fd);
+	int fd = rc == 0 ? socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0) : rc;
+
+	/* A socket at this path was left by a daemon that died: a living one would have kept its
+	 * disk, and with it the name. */
+	if (rc == 0 && (fd < 0 || (unlink(path) != 0 && errno != ENOENT) ||
+			       bind(fd, (struct sockaddr *)&address, sizeof(address)) != 0 ||
+			       listen(fd, DETACHES_MAX) != 0)) {
+		rc = -errno;
+	}
+	if (folder_fd >= 0) {
+		close(folder_fd);
+	}
+	if (rc != 0 && fd >= 0) {
+		close(fd);
+	}
+	return rc == 0 ? fd : error_set(error, rc, "cannot listen at %s: %s", path, strerror(-rc));
+}
+
+static int start_control(struct daemon *daemon, struct error *error)
+{
+	char path[PATH_MAX];
+	int rc = state_path(path, daemon->device->name, "sock", error);
+
+	if (rc == 0) {
+		rc = daemon->listen_fd = listen_at(path, error);
+	}
+	if (rc >= 0) {
+		rc = control_server_create(daemon->listen_fd, &daemon->control, error);
+	}
+	if (rc == 0) {
+		for (size_t i = 0; i < ARRAY_COUNT(commands); i++) {
+			control_server_add(daemon->control, &commands[i], daemon);
+		}
+	}
+	return rc;
+}
+
+static int write_state(struct daemon *daemon, struct error *error)
+{
+	const struct device *device = daemon->device;
+	size_t shown_bytes = 4 * strlen(daemon->options->uri) + 8;
 	struct state_entry entry = {
 		.number = device->number,
 		.pid = getpid(),
@@ -123,21 +366,20 @@ static int write_state(struct keeper *keeper, struct error *error)
 	if (entry.uri == NULL) {
 		return error_set(error, -ENOMEM, "out of memory");
 	}
-	log_escape(entry.uri, shown_bytes, keeper->options->uri, strlen(keeper->options->uri));
+	log_escape(entry.uri, shown_bytes, daemon->options->uri, strlen(daemon->options->uri));
 	snprintf(entry.name, sizeof(entry.name), "%s", device->name);
 	snprintf(entry.kind, sizeof(entry.kind), "%s", device->ops->kind);
 	snprintf(entry.path, sizeof(entry.path), "%s", device->path);
-	keeper->state_fd = state_write(&entry, error);
+	daemon->state_fd = state_write(&entry, error);
 	free(entry.uri);
-	if (keeper->state_fd < 0) {
-		return keeper->state_fd;
+	if (daemon->state_fd < 0) {
+		return daemon->state_fd;
 	}
-	keeper->listen_fd = control_listen(device->name, error);
-	return MIN(keeper->listen_fd, 0);
+	return start_control(daemon, error);
 }
 
 /* Before there are threads: they inherit the mask. */
-static int take_signals(struct keeper *keeper, struct error *error)
+static int take_signals(struct daemon *daemon, struct error *error)
 {
 	sigset_t signals;
 
@@ -147,329 +389,126 @@ static int take_signals(struct keeper *keeper, struct error *error)
 	sigaddset(&signals, SIGINT);
 	sigaddset(&signals, SIGHUP);
 	sigprocmask(SIG_BLOCK, &signals, NULL);
-	keeper->signal_fd = signalfd(-1, &signals, SFD_CLOEXEC);
-	keeper->stopped_fd = eventfd(0, EFD_CLOEXEC);
-	return keeper->signal_fd >= 0 && keeper->stopped_fd >= 0
+	daemon->signal_fd = signalfd(-1, &signals, SFD_CLOEXEC);
+	daemon->stopped_fd = eventfd(0, EFD_CLOEXEC);
+	return daemon->signal_fd >= 0 && daemon->stopped_fd >= 0
 		       ? 0
 		       : error_set(error, -errno, "cannot wait for signals");
 }
 
-static int keeper_start(struct keeper *keeper, struct error *error)
+static int daemon_start(struct daemon *daemon, struct error *error)
 {
 	const char *refused = NULL;
-	int rc = take_signals(keeper, error);
+	int rc = take_signals(daemon, error);
 
 	if (rc == 0) {
 		refused = process_protect();
-		timings_mark(keeper->options->timings, TIMINGS_PROTECT);
-		rc = start_device(keeper->options, &keeper->device, error);
+		timings_mark(daemon->options->timings, TIMINGS_PROTECT);
+		rc = start_device(daemon->options, &daemon->device, error);
 	}
 	if (rc == 0) {
-		rc = write_state(keeper, error);
-		timings_mark(keeper->options->timings, TIMINGS_STATE);
-		if (rc != 0 && keeper->device->ops->stop(keeper->device, true, NULL) != 0) {
-			log_error("%s stays behind", keeper->device->path);
+		rc = write_state(daemon, error);
+		timings_mark(daemon->options->timings, TIMINGS_STATE);
+		if (rc != 0 && daemon->device->ops->stop(daemon->device, true, NULL) != 0) {
+			log_error("%s stays behind", daemon->device->path);
 		}
 	}
 	if (rc == 0 && refused != NULL) {
 		/* Nothing depends on a file as the system's memory does on a disk. */
-		log_line(keeper->options->kind == ATTACH_FUSE ? LOG_LEVEL_DEBUG : LOG_LEVEL_WARNING,
+		log_line(daemon->options->kind == ATTACH_FUSE ? LOG_LEVEL_DEBUG : LOG_LEVEL_WARNING,
 			"the system refuses %s: %s may stall when memory is short", refused,
-			keeper->device->path);
+			daemon->device->path);
 	}
 	return rc;
 }
 
-/* --- detaching ----------------------------------------------------------------------------- */
-
-static void *stop_device(void *argument)
-{
-	struct keeper *keeper = argument;
-
-	keeper->stop_result =
-		keeper->device->ops->stop(keeper->device, keeper->force, &keeper->stop_error);
-	eventfd_write(keeper->stopped_fd, 1);
-	return NULL;
-}
-
-/* In a thread of its own: the last flush may wait for the server, and others want answers. */
-static void stop_start(struct keeper *keeper, bool force)
-{
-	struct error error = { 0 };
-
-	manager_tell("STOPPING=1\nSTATUS=Detaching");
-	keeper->stopping = true;
-	keeper->force = force;
-	keeper->noted = false;
-	keeper->stop_since_ns = clock_now_ns();
-	keeper->stop_error = (struct error){ 0 };
-	keeper->has_thread = thread_start(&keeper->stopper, stop_device, keeper, &error) == 0;
-	if (!keeper->has_thread) {
-		stop_device(keeper);
-	}
-}
-
-static void note_wait(const struct keeper *keeper, const struct visitor *visitor)
-{
-	const struct attach_options *options = keeper->options;
-	struct health *health = &keeper->device->health;
-	uint64_t limit_ns = options->reconnect_timeout_ns;
-	char state[CONTROL_LINE_BYTES / 2];
-	char note[CONTROL_LINE_BYTES];
-
-	limit_ns += health_is_connected(health) ? options->request_timeout_ns : 0;
-	snprintf(note, sizeof(note),
-		"waiting for the server to flush what was written (%s), for at most %.6g s; "
-		"gmblock detach --force does not wait, and loses it",
-		health_describe(health, state, sizeof(state)), (double)limit_ns / 1e9);
-	control_note(visitor->fd, note);
-}
-
-/* Once it lasts: tells those who wait for how long it may. */
-static void note_all(struct keeper *keeper)
-{
-	keeper->noted = true;
-	for (uint32_t i = 0; i < keeper->visitor_count; i++) {
-		note_wait(keeper, &keeper->visitors[i]);
-	}
-}
-
-/* Milliseconds until note_all(), for poll(). */
-static int note_due(const struct keeper *keeper)
-{
-	uint64_t past_ns = clock_now_ns() - keeper->stop_since_ns;
-
-	if (!keeper->stopping || keeper->force || keeper->hurried || keeper->noted) {
-		return -1;
-	}
-	return past_ns < NOTE_AFTER_NS ? (int)clock_milliseconds(NOTE_AFTER_NS - past_ns) : 0;
-}
-
-static void answer_visitor(const struct keeper *keeper, const struct visitor *visitor, int result)
-{
-	char text[ATTACH_PATH_BYTES + CONTROL_LINE_BYTES];
-
-	if (keeper->hurried && result != 0) {
-		snprintf(text, sizeof(text),
-			"%s was removed by force meanwhile: what was written since the last flush "
-			"may be lost",
-			keeper->device->path);
-		control_answer(visitor->fd, visitor->force ? 0 : -ECANCELED,
-			visitor->force ? "detached" : text);
-		return;
-	}
-	control_answer(visitor->fd, result, result != 0 ? keeper->stop_error.text : "detached");
-}
-
-/* The disk stays: those who took it for unused are told. True: somebody wants it gone anyway. */
-static bool refuse_gentle(struct keeper *keeper)
-{
-	uint32_t kept = 0;
-
-	for (uint32_t i = 0; i < keeper->visitor_count; i++) {
-		struct visitor visitor = keeper->visitors[i];
-
-		if (visitor.force && !keeper->force) {
-			keeper->visitors[kept++] = visitor;
-			continue;
-		}
-		control_answer(visitor.fd, -EBUSY, keeper->stop_error.text);
-		close(visitor.fd);
-	}
-	keeper->visitor_count = kept;
-	return kept > 0;
-}
-
-/* After stop_device(). Returns true when the disk is gone. The visitors are held until the very end
- * then, see control.h. */
-static bool stop_finish(struct keeper *keeper)
-{
-	struct device *device = keeper->device;
-	eventfd_t ignored;
-
-	eventfd_read(keeper->stopped_fd, &ignored);
-	if (keeper->has_thread) {
-		pthread_join(keeper->stopper, NULL);
-	}
-	keeper->stopping = false;
-	if (keeper->stop_result == -EBUSY) {
-		log_warning("not detached: %s", keeper->stop_error.text);
-		keeper->hurried = false;
-		if (refuse_gentle(keeper)) {
-			stop_start(keeper, true);
-		} else {
-			manager_tell("STATUS=%s is in use and stays", device->path);
-		}
-		return false;
-	}
-	if (keeper->stop_result != 0) {
-		log_error("%s", keeper->stop_error.text);
-	} else {
-		log_info("%s is detached", device->path);
-	}
-	for (uint32_t i = 0; i < keeper->visitor_count; i++) {
-		answer_visitor(keeper, &keeper->visitors[i], keeper->stop_result);
-	}
-	return true;
-}
-
 /* --- watching ------------------------------------------------------------------------------ */
 
-static void serve_status(struct keeper *keeper, int fd)
-{
-	char state[CONTROL_LINE_BYTES / 2];
-	char line[CONTROL_LINE_BYTES];
-
-	health_describe(&keeper->device->health, state, sizeof(state));
-	snprintf(line, sizeof(line), "%s%s", keeper->stopping ? "being detached, " : "", state);
-	control_answer(fd, 0, line);
-	close(fd);
-}
-
-/* Those whose program was ended while it waited. */
-static void forget_gone(struct keeper *keeper)
-{
-	uint32_t kept = 0;
-
-	for (uint32_t i = 0; i < keeper->visitor_count; i++) {
-		struct pollfd entry = { .fd = keeper->visitors[i].fd, .events = POLLRDHUP };
-
-		if (poll(&entry, 1, 0) > 0) {
-			close(entry.fd);
-		} else {
-			keeper->visitors[kept++] = keeper->visitors[i];
-		}
-	}
-	keeper->visitor_count = kept;
-}
-
-/* Somebody wants the disk gone, as others may already. */
-static void serve_detach(struct keeper *keeper, int fd, bool force)
-{
-	struct visitor *visitor;
-
-	forget_gone(keeper);
-	if (keeper->visitor_count == VISITORS_MAX) {
-		control_answer(fd, -EAGAIN, "too many wait for the end of this disk already");
-		close(fd);
-		return;
-	}
-	visitor = &keeper->visitors[keeper->visitor_count];
-	*visitor = (struct visitor){ .fd = fd, .force = force };
-	keeper->visitor_count++;
-	if (!keeper->stopping) {
-		stop_start(keeper, force);
-	} else if (force && !keeper->force && !keeper->hurried) {
-		keeper->hurried = true;
-		keeper->device->ops->hurry(keeper->device);
-	} else if (keeper->noted && !force && !keeper->hurried) {
-		note_wait(keeper, visitor);
-	}
-}
-
-/* Serves one who has connected. */
-static void serve_control(struct keeper *keeper)
-{
-	char line[CONTROL_LINE_BYTES];
-	int fd = control_accept(keeper->listen_fd, line);
-
-	if (fd < 0) {
-		return;
-	}
-	if (strcmp(line, "status") == 0) {
-		serve_status(keeper, fd);
-	} else if (strcmp(line, "detach") == 0 || strcmp(line, "detach force") == 0) {
-		serve_detach(keeper, fd, strcmp(line, "detach force") == 0);
-	} else {
-		control_answer(fd, -EINVAL, "the daemon does not know this order");
-		close(fd);
-	}
-}
-
-static void serve_signal(struct keeper *keeper)
+static void serve_signal(struct daemon *daemon)
 {
 	struct signalfd_siginfo info;
 
-	if (read(keeper->signal_fd, &info, sizeof(info)) == sizeof(info)) {
-		stop_start(keeper, false);
+	if (read(daemon->signal_fd, &info, sizeof(info)) == sizeof(info)) {
+		stop_start(daemon, false);
 	}
 }
 
-static void keeper_watch(struct keeper *keeper)
+static void daemon_watch(struct daemon *daemon)
 {
 	struct pollfd entries[] = {
 		{ .events = POLLIN },
-		{ .fd = keeper->listen_fd, .events = POLLIN },
+		{ .fd = control_server_fd(daemon->control), .events = POLLIN },
 		{ .events = POLLIN },
-		{ .fd = keeper->stopped_fd, .events = POLLIN },
+		{ .fd = daemon->stopped_fd, .events = POLLIN },
 	};
 	bool gone = false;
 
 	while (!gone) {
 		/* The end of the disk is what is wanted then, and one signal is enough. */
-		entries[0].fd = keeper->stopping ? -1 : keeper->signal_fd;
-		entries[2].fd = keeper->stopping ? -1 : keeper->device->ended_fd;
-		if (poll(entries, ARRAY_COUNT(entries), note_due(keeper)) < 0) {
+		entries[0].fd = daemon->stopping ? -1 : daemon->signal_fd;
+		entries[2].fd = daemon->stopping ? -1 : daemon->device->ended_fd;
+		if (poll(entries, ARRAY_COUNT(entries), note_due(daemon)) < 0) {
 			GMB_ASSERT(errno == EINTR);
 			continue;
 		}
 		if (entries[3].revents != 0) {
-			gone = stop_finish(keeper);
+			gone = stop_finish(daemon);
 		} else if (entries[2].revents != 0) {
-			log_warning("%s was removed by somebody else", keeper->device->path);
+			log_warning("%s was removed by somebody else", daemon->device->path);
 			gone = true;
 		} else if (entries[0].revents != 0) {
-			serve_signal(keeper);
+			serve_signal(daemon);
 		} else if (entries[1].revents != 0) {
-			serve_control(keeper);
+			control_server_run(daemon->control);
 		}
-		if (!gone && note_due(keeper) == 0) {
-			note_all(keeper);
+		if (!gone && note_due(daemon) == 0) {
+			note_all(daemon);
 		}
 	}
 }
 
 /* Tells everybody who waits for it that the disk can be used. */
-static int tell_ready(const struct keeper *keeper, struct error *error)
+static int tell_ready(const struct daemon *daemon, struct error *error)
 {
-	const struct device *device = keeper->device;
+	const struct device *device = daemon->device;
 
 	manager_tell("READY=1\nMAINPID=%d\nSTATUS=%s is %s", (int)getpid(), device->path,
-		keeper->options->uri);
-	if (keeper->report_fd >= 0) {
-		process_report_send(keeper->report_fd, 0, device->path, keeper->options->timings);
+		daemon->options->uri);
+	if (daemon->report_fd >= 0) {
+		process_report_send(daemon->report_fd, 0, device->path, daemon->options->timings);
 	} else if (printf("%s\n", device->path) < 0 || fflush(stdout) != 0) {
 		return error_set(error, -EIO, "cannot write to standard output");
 	}
 	return 0;
 }
 
-static void keeper_end(struct keeper *keeper)
+static void daemon_end(struct daemon *daemon)
 {
-	if (keeper->device != NULL) {
-		if (keeper->state_fd >= 0) {
-			state_remove_own(keeper->device->name, keeper->state_fd);
+	if (daemon->device != NULL) {
+		if (daemon->state_fd >= 0) {
+			state_remove_own(daemon->device->name, daemon->state_fd);
 		}
-		keeper->device->ops->destroy(keeper->device);
+		daemon->device->ops->destroy(daemon->device);
 	}
-	if (keeper->listen_fd >= 0) {
-		close(keeper->listen_fd);
+	if (daemon->listen_fd >= 0) {
+		close(daemon->listen_fd);
 	}
-	if (keeper->state_fd >= 0) {
-		close(keeper->state_fd);
+	if (daemon->state_fd >= 0) {
+		close(daemon->state_fd);
 	}
-	if (keeper->signal_fd >= 0) {
-		close(keeper->signal_fd);
+	if (daemon->signal_fd >= 0) {
+		close(daemon->signal_fd);
 	}
-	if (keeper->stopped_fd >= 0) {
-		close(keeper->stopped_fd);
+	if (daemon->stopped_fd >= 0) {
+		close(daemon->stopped_fd);
 	}
+	control_server_destroy(daemon->control); /* last: clients wait for this */
 }
 
 /* The daemon's whole life. */
 static int keep(const struct attach_options *options, int report_fd, struct error *error)
 {
-	struct keeper keeper = {
+	struct daemon daemon = {
 		.options = options,
 		.signal_fd = -1,
 		.listen_fd = -1,
@@ -478,24 +517,21 @@ static int keep(const struct attach_options *options, int report_fd, struct erro
 		.report_fd = report_fd,
 	};
 	pid_t parent = report_fd >= 0 ? getppid() : 0;
-	int rc = keeper_start(&keeper, error);
+	int rc = daemon_start(&daemon, error);
 
 	if (rc != 0 && report_fd >= 0) {
 		process_report_send(report_fd, rc, error->text, NULL);
 	}
 	if (rc == 0) {
-		rc = tell_ready(&keeper, error);
+		rc = tell_ready(&daemon, error);
 		if (rc != 0) {
-			(void)!keeper.device->ops->stop(keeper.device, true, NULL);
+			(void)!daemon.device->ops->stop(daemon.device, true, NULL);
 		} else {
 			process_settle(parent);
-			keeper_watch(&keeper);
+			daemon_watch(&daemon);
 		}
 	}
-	keeper_end(&keeper);
-	for (uint32_t i = 0; i < keeper.visitor_count; i++) {
-		close(keeper.visitors[i].fd);
-	}
+	daemon_end(&daemon);
 	return rc;
 }
 

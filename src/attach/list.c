@@ -8,25 +8,32 @@
 #include <string.h>
 
 #include "attach/attach.h"
-#include "attach/control.h"
 #include "attach/state.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "control/control.h"
 
-enum { SHOWN_BYTES = 4 * ATTACH_PATH_BYTES + 8 };
+enum { SHOWN_BYTES = 4 * ATTACH_PATH_BYTES + 8, STATUS_TIMEOUT_MS = 5000 };
 
 /* --- listing ------------------------------------------------------------------------------- */
 
-/* "connected", or what is wrong. */
-static const char *describe(const struct state_entry *entry, struct error *answer)
+/* "connected", or what is wrong. Returns out. */
+static const char *describe(const struct state_entry *entry, char out[ERROR_TEXT_BYTES])
 {
+	char path[PATH_MAX];
+	const char *state = NULL;
+	json_t *answer = NULL;
+
 	if (!entry->alive) {
 		return "the daemon has died";
 	}
-	if (control_ask(entry->name, "status", false, answer) != 0) {
-		return "the daemon does not answer";
+	if (state_path(path, entry->name, "sock", NULL) == 0 &&
+		control_ask(path, "status", NULL, STATUS_TIMEOUT_MS, &answer, NULL) == 0) {
+		state = json_string_value(json_object_get(answer, "state"));
 	}
-	return answer->text;
+	snprintf(out, ERROR_TEXT_BYTES, "%s", state != NULL ? state : "the daemon does not answer");
+	json_decref(answer);
+	return out;
 }
 
 enum { COLUMN_SIZE = 2, COLUMN_COUNT = 7 };
@@ -81,8 +88,8 @@ static int add_row(const struct state_entry *entry, void *context)
 	char device[SHOWN_BYTES];
 	char state[SHOWN_BYTES];
 	char pid[16];
-	struct error answer;
-	const char *text = describe(entry, &answer);
+	char answer[ERROR_TEXT_BYTES];
+	const char *text = describe(entry, answer);
 	const char *const texts[COLUMN_COUNT] = {
 		log_escape(device, sizeof(device), entry->path, strlen(entry->path)),
 		entry->kind,
@@ -90,7 +97,7 @@ static int add_row(const struct state_entry *entry, void *context)
 		entry->read_only ? "yes" : "no",
 		pid,
 		entry->uri,
-		log_escape(state, sizeof(state), text, strlen(text)),
+		log_escape_sentence(state, sizeof(state), text),
 	};
 	int rc = table->row_count == 0 ? table_add(table, headings) : 0;
 
@@ -142,11 +149,11 @@ static json_t *json_bytes(const char *text)
 static int add_object(const struct state_entry *entry, void *context)
 {
 	json_t *list = context;
-	struct error answer;
+	char answer[ERROR_TEXT_BYTES];
 	json_t *object = json_pack("{s:o, s:s, s:s, s:I, s:b, s:i, s:b, s:o}", "device",
 		json_bytes(entry->path), "kind", entry->kind, "uri", entry->uri, "size",
 		(json_int_t)entry->bytes, "read_only", entry->read_only, "pid", entry->pid, "alive",
-		entry->alive, "state", json_bytes(describe(entry, &answer)));
+		entry->alive, "state", json_string(describe(entry, answer)));
 
 	return json_array_append_new(list, object) == 0 ? 0 : -ENOMEM;
 }
@@ -227,6 +234,37 @@ static int remove_stale(const struct state_entry *entry, const struct wish *wish
 	return rc;
 }
 
+/* Waits until nothing of the daemon is left; what it says meanwhile is shown. */
+static int detach_living(const struct state_entry *entry, const struct wish *wish)
+{
+	struct control_connection *connection;
+	char path[PATH_MAX];
+	char shown[4 * ERROR_TEXT_BYTES];
+	json_t *value = NULL;
+	int rc = state_path(path, entry->name, "sock", wish->error);
+
+	if (rc == 0) {
+		rc = control_connect(path, "detach", json_pack("{s:b}", "force", wish->force),
+			CONTROL_TIMEOUT_MS, &connection, wish->error);
+	}
+	if (rc != 0) {
+		return rc;
+	}
+	while ((rc = control_receive(connection, -1, &value, wish->error)) > 0) {
+		const char *text = json_string_value(json_object_get(value, "text"));
+
+		fprintf(stderr, "gmblock: %s\n",
+			log_escape_sentence(shown, sizeof(shown), text != NULL ? text : ""));
+		json_decref(value);
+	}
+	if (rc == 0) {
+		json_decref(value);
+		control_wait_closed(connection);
+	}
+	control_disconnect(connection);
+	return rc;
+}
+
 static int detach_entry(const struct state_entry *entry, void *context)
 {
 	struct wish *wish = context;
@@ -238,7 +276,7 @@ static int detach_entry(const struct state_entry *entry, void *context)
 	if (!entry->alive) {
 		return remove_stale(entry, wish);
 	}
-	return control_ask(entry->name, wish->force ? "detach force" : "detach", true, wish->error);
+	return detach_living(entry, wish);
 }
 
 /* Notes a disk of the URI. */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The state folder: one file for each attachment, by which the other commands find it, and beside
- * it the socket on which its daemon listens (control.h).
+ * it the control socket of its daemon (control/control.h): commands "status" and "detach".
  *
  *   /run/gmblock-attach/ublkb0.json    who, what, where; locked as long as the daemon lives
  *   /run/gmblock-attach/ublkb0.sock

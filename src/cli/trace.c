@@ -432,20 +432,19 @@ static int trace_requests(const struct trace_arguments *arguments, struct svg_fi
 {
 	const struct trace_question *question = &arguments->question;
 	char path[STATS_PATH_BYTES];
+	struct control_connection *connection;
 	json_t *document;
 	struct error error = { 0 };
 	int err = stats_find(arguments->operand, path, &error);
-	int fd;
 
+	if (err == 0) {
+		err = trace_request_arm(path, question, &connection, &error);
+	}
 	if (err != 0) {
 		return cli_failure("trace", &error);
 	}
-	fd = trace_request_arm(path, question, &error);
-	if (fd < 0) {
-		return cli_failure("trace", &error);
-	}
-	document = trace_request_wait(fd, path, question, arguments->timeout_ns, &error);
-	close(fd);
+	document = trace_request_wait(connection, question, arguments->timeout_ns, &error);
+	control_disconnect(connection);
 	err = document == NULL ? error.code : show_requests(arguments, document, svg, &error);
 	json_decref(document);
 	return err != 0 ? cli_failure("trace", &error) : CLI_OK;

@@ -48,7 +48,7 @@ struct server {
 	struct reactor **reactors;
 	uint32_t reactor_count;
 	struct acceptor *acceptor;
-	struct control *control;
+	struct server_control *control;
 	const char **paths; /* of the exports, for the control socket */
 	_Atomic uint32_t connection_total;
 
@@ -390,7 +390,7 @@ static int start_accepting(struct server *server, struct error *error)
 
 static int start_control(struct server *server, struct error *error)
 {
-	struct control_view view = {
+	struct server_view view = {
 		.exports = server->exports,
 		.export_count = server->export_count,
 		.listeners = server->listeners,
@@ -408,7 +408,7 @@ static int start_control(struct server *server, struct error *error)
 		server->paths[i] = server->config->exports[i].path;
 	}
 	view.paths = server->paths;
-	return control_open(server->config->control_path, &view, &server->control, error);
+	return server_control_open(server->config->control_path, &view, &server->control, error);
 }
 
 /* --- the process ----------------------------------------------------------------------------- */
@@ -539,7 +539,7 @@ static void begin_stop(struct server *server)
 	server->phase = SERVER_CLOSING;
 	server->stop_begin_ns = clock_now_ns();
 	server->stop_limit_ns = server->stop_begin_ns + DRAIN_DEADLINE_NS + DRAIN_GRACE_NS;
-	control_stop(server->control); /* a reactor may not answer any more */
+	server_control_stop(server->control); /* a reactor may not answer any more */
 	acceptor_stop(server->acceptor);
 }
 
@@ -566,7 +566,7 @@ GMB_NORETURN static void stop_hard(struct server *server, const char *reason)
 {
 	log_error("stopped at once, with requests in flight: %s", reason);
 	close_listeners(server);
-	control_stop(server->control);
+	server_control_stop(server->control);
 	fflush(stdout);
 	_exit(1);
 }
@@ -625,7 +625,7 @@ static void wait_for_stop(struct server *server)
 	struct pollfd fds[] = {
 		{ .fd = server->signal_fd, .events = POLLIN },
 		{ .fd = server->event_fd, .events = POLLIN },
-		{ .fd = control_fd(server->control), .events = POLLIN },
+		{ .fd = server_control_fd(server->control), .events = POLLIN },
 	};
 	struct signalfd_siginfo info;
 
@@ -645,7 +645,7 @@ static void wait_for_stop(struct server *server)
 		}
 		handle_events(server);
 		if (server->phase == SERVER_SERVING && (fds[2].revents & POLLIN) != 0) {
-			control_serve(server->control);
+			server_control_run(server->control);
 		}
 	}
 }
@@ -738,7 +738,7 @@ static void release(struct server *server)
 	for (uint32_t i = 0; i < server->reactor_count; i++) {
 		reactor_destroy(server->reactors[i]);
 	}
-	control_close(server->control); /* a recorder that was not disarmed goes with it */
+	server_control_close(server->control); /* a recorder that was not disarmed goes with it */
 	acceptor_destroy(server->acceptor);
 	close_listeners(server);
 	for (uint32_t i = 0; i < server->export_count; i++) {

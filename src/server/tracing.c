@@ -2,7 +2,6 @@
 #include "server/tracing.h"
 
 #include <errno.h>
-#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -13,42 +12,20 @@
 enum { QUOTE_BYTES = 120 };
 
 struct tracing {
-	struct tracing_options options;
+	const struct server_view *view;
+	struct control_client *client; /* waits for the records, or NULL */
 	int event_fd;
-	_Atomic uint32_t wanted; /* 0: nobody asks; the main thread's, and read by the reactors */
+	_Atomic uint32_t
+		wanted; /* 0: not recording; set by the main thread, read by the reactors */
 	/* Counted by the reactors, to know when to wake the main thread: acquire and release, so
-	 * that who wakes it has seen the ends that it counts on other reactors. */
+	 * that the one that wakes it has seen the records it counts on other reactors. */
 	_Atomic uint32_t ended_count;
-	struct path_trace **recorders; /* one a reactor, while wanted > 0 */
+	struct path_trace **recorders; /* one per reactor, while wanted > 0 */
 };
-
-int tracing_create(
-	const struct tracing_options *options, struct tracing **tracing_out, struct error *error)
-{
-	struct tracing *tracing = calloc(1, sizeof(*tracing));
-	int rc = -ENOMEM;
-
-	if (tracing != NULL) {
-		tracing->options = *options;
-		tracing->event_fd = -1;
-		tracing->recorders =
-			calloc(MAX(options->reactor_count, 1U), sizeof(struct path_trace *));
-	}
-	if (tracing != NULL && tracing->recorders != NULL) {
-		tracing->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-		rc = tracing->event_fd < 0 ? -errno : 0;
-	}
-	if (rc < 0) {
-		tracing_destroy(tracing);
-		return error_set(error, rc, "cannot prepare to trace requests: %s", strerror(-rc));
-	}
-	*tracing_out = tracing;
-	return 0;
-}
 
 static void free_recorders(struct tracing *tracing)
 {
-	for (uint32_t i = 0; i < tracing->options.reactor_count; i++) {
+	for (uint32_t i = 0; i < tracing->view->reactor_count; i++) {
 		path_trace_destroy(tracing->recorders[i]);
 		tracing->recorders[i] = NULL;
 	}
@@ -69,21 +46,11 @@ void tracing_destroy(struct tracing *tracing)
 	free(tracing);
 }
 
-int tracing_event_fd(const struct tracing *tracing)
-{
-	return tracing->event_fd;
-}
+/* --- arguments -------------------------------------------------------------------------- */
 
-bool tracing_is_short(const struct tracing *tracing)
+static int bad_argument(struct error *error, const char *key)
 {
-	return atomic_load_explicit(&tracing->ended_count, memory_order_acquire) < tracing->wanted;
-}
-
-/* --- the question -------------------------------------------------------------------------- */
-
-static int bad_question(struct error *error, const char *key)
-{
-	return error_set(error, -EINVAL, "\"%s\" is not what this server understands there", key);
+	return error_set(error, -EINVAL, "invalid value of \"%s\"", key);
 }
 
 static int take_count(const json_t *value, uint32_t *count, struct error *error)
@@ -110,11 +77,11 @@ static int take_operations(const json_t *value, uint32_t *ops, struct error *err
 			op++;
 		}
 		if (name == NULL || op == STORE_OP_COUNT) {
-			return bad_question(error, "operations");
+			return bad_argument(error, "operations");
 		}
 		*ops |= BIT(op);
 	}
-	return *ops == 0 ? bad_question(error, "operations") : 0;
+	return *ops == 0 ? bad_argument(error, "operations") : 0;
 }
 
 static int take_export(const struct tracing *tracing, const json_t *value,
@@ -125,10 +92,10 @@ static int take_export(const struct tracing *tracing, const json_t *value,
 	char shown[QUOTE_BYTES];
 
 	if (name == NULL) {
-		return bad_question(error, "export");
+		return bad_argument(error, "export");
 	}
-	for (uint32_t i = 0; i < tracing->options.export_count; i++) {
-		const struct export *entry = tracing->options.exports[i];
+	for (uint32_t i = 0; i < tracing->view->export_count; i++) {
+		const struct export *entry = tracing->view->exports[i];
 
 		if (entry->name_bytes == bytes && memcmp(entry->name, name, bytes) == 0) {
 			*store = entry->store;
@@ -139,7 +106,7 @@ static int take_export(const struct tracing *tracing, const json_t *value,
 		log_escape(shown, sizeof(shown), name, bytes));
 }
 
-static int take_question(const struct tracing *tracing, json_t *question,
+static int take_arguments(const struct tracing *tracing, const json_t *arguments,
 	struct path_trace_options *options, struct error *error)
 {
 	const char *key;
@@ -147,7 +114,7 @@ static int take_question(const struct tracing *tracing, json_t *question,
 	char shown[QUOTE_BYTES];
 	int rc = 0;
 
-	json_object_foreach(question, key, value)
+	json_object_foreach((json_t *)(uintptr_t)arguments, key, value)
 	{
 		if (strcmp(key, "count") == 0) {
 			rc = take_count(value, &options->request_max, error);
@@ -155,36 +122,20 @@ static int take_question(const struct tracing *tracing, json_t *question,
 			options->length_min = (uint64_t)json_integer_value(value);
 			rc = json_is_integer(value) && json_integer_value(value) >= 0
 				     ? 0
-				     : bad_question(error, key);
+				     : bad_argument(error, key);
 		} else if (strcmp(key, "operations") == 0) {
 			rc = take_operations(value, &options->ops, error);
 		} else if (strcmp(key, "export") == 0) {
 			rc = take_export(tracing, value, &options->store, error);
 		} else {
-			rc = error_set(error, -EINVAL, "this server does not know what \"%s\" is",
+			rc = error_set(error, -EINVAL, "unknown argument \"%s\"",
 				log_escape(shown, sizeof(shown), key, strlen(key)));
 		}
 		if (rc < 0) {
 			return rc;
 		}
 	}
-	return options->request_max == 0 ? bad_question(error, "count") : 0;
-}
-
-static int parse_question(const struct tracing *tracing, const char *text,
-	struct path_trace_options *options, struct error *error)
-{
-	json_error_t where;
-	json_t *question = json_loads(text, JSON_REJECT_DUPLICATES, &where);
-	int rc;
-
-	if (!json_is_object(question)) {
-		json_decref(question);
-		return error_set(error, -EINVAL, "the question is not a JSON object");
-	}
-	rc = take_question(tracing, question, options, error);
-	json_decref(question);
-	return rc;
+	return options->request_max == 0 ? bad_argument(error, "count") : 0;
 }
 
 /* --- recording ----------------------------------------------------------------------------- */
@@ -217,7 +168,7 @@ static void disarm(struct tracing *tracing, uint32_t count)
 	ssize_t got;
 
 	for (uint32_t i = 0; i < count; i++) {
-		if (reactor_call(tracing->options.reactors[i], arm, NULL) < 0) {
+		if (reactor_call(tracing->view->reactors[i], arm, NULL) < 0) {
 			tracing->recorders[i] = NULL; /* the reactor still uses it: it stays */
 		}
 	}
@@ -228,7 +179,8 @@ static void disarm(struct tracing *tracing, uint32_t count)
 	GMB_UNUSED(got);
 }
 
-int tracing_begin(struct tracing *tracing, const char *question, struct error *error)
+/* Arms the recorders. */
+static int begin(struct tracing *tracing, const json_t *arguments, struct error *error)
 {
 	struct path_trace_options options = {
 		.ops = BIT(STORE_OP_COUNT) - 1,
@@ -240,13 +192,13 @@ int tracing_begin(struct tracing *tracing, const char *question, struct error *e
 
 	if (tracing->wanted > 0) {
 		return error_set(error, -EBUSY,
-			"somebody else is tracing requests of this server: one at a time");
+			"another client is tracing requests of this server: one at a time");
 	}
-	rc = parse_question(tracing, question, &options, error);
-	for (uint32_t i = 0; rc == 0 && i < tracing->options.reactor_count; i++) {
+	rc = take_arguments(tracing, arguments, &options, error);
+	for (uint32_t i = 0; rc == 0 && i < tracing->view->reactor_count; i++) {
 		rc = path_trace_create(&options, &tracing->recorders[i]);
 		if (rc < 0) {
-			error_set(error, rc, "the server has no memory for a trace");
+			error_set(error, rc, "out of memory for a trace");
 		}
 	}
 	if (rc < 0) {
@@ -255,27 +207,18 @@ int tracing_begin(struct tracing *tracing, const char *question, struct error *e
 	}
 	tracing->wanted = options.request_max;
 	atomic_store_explicit(&tracing->ended_count, 0, memory_order_relaxed);
-	while (armed < tracing->options.reactor_count && rc == 0) {
-		rc = reactor_call(tracing->options.reactors[armed], arm, tracing->recorders[armed]);
+	while (armed < tracing->view->reactor_count && rc == 0) {
+		rc = reactor_call(tracing->view->reactors[armed], arm, tracing->recorders[armed]);
 		armed += rc == 0;
 	}
 	if (rc < 0) {
 		disarm(tracing, armed);
-		return error_set(error, rc, "a thread of this server cannot be asked: %s",
-			rc == -ETIMEDOUT ? "it does not answer, perhaps a disk hangs"
-					 : strerror(-rc));
+		return error_set(error, rc, "%s", server_call_error(rc));
 	}
 	return 0;
 }
 
-void tracing_disarm(struct tracing *tracing)
-{
-	if (tracing->wanted > 0) {
-		disarm(tracing, tracing->options.reactor_count);
-	}
-}
-
-/* --- telling ------------------------------------------------------------------------------- */
+/* --- the answer ---------------------------------------------------------------------------- */
 
 static json_t *us_since(uint64_t begin_ns, uint64_t at_ns)
 {
@@ -317,8 +260,8 @@ static json_t *part_json(const struct path_trace_part *part, uint64_t begin_ns)
 
 static json_t *export_name(const struct tracing *tracing, const struct store *store)
 {
-	for (uint32_t i = 0; i < tracing->options.export_count; i++) {
-		const struct export *entry = tracing->options.exports[i];
+	for (uint32_t i = 0; i < tracing->view->export_count; i++) {
+		const struct export *entry = tracing->view->exports[i];
 
 		if (entry->store == store) {
 			return json_stringn(entry->name, entry->name_bytes);
@@ -376,14 +319,14 @@ static int compare_begins(const void *a, const void *b)
  * began. NULL: no memory. */
 static const struct path_trace_request **collect(const struct tracing *tracing, size_t *count_out)
 {
-	size_t room = (size_t)tracing->wanted * tracing->options.reactor_count;
+	size_t room = (size_t)tracing->wanted * tracing->view->reactor_count;
 	const struct path_trace_request **records = calloc(MAX(room, (size_t)1), sizeof(*records));
 	size_t count = 0;
 
 	if (records == NULL) {
 		return NULL;
 	}
-	for (uint32_t i = 0; i < tracing->options.reactor_count; i++) {
+	for (uint32_t i = 0; i < tracing->view->reactor_count; i++) {
 		const struct path_trace *recorder = tracing->recorders[i];
 		uint32_t ended = path_trace_ended_count(recorder);
 
@@ -399,26 +342,99 @@ static const struct path_trace_request **collect(const struct tracing *tracing, 
 	return records;
 }
 
-char *tracing_tell(struct tracing *tracing, const char *ended)
+/* Answers with what was recorded. ended: why there is no more ("count", "left", "stop"). */
+static void reply(struct tracing *tracing, const char *ended)
 {
+	struct control_client *client = tracing->client;
 	size_t count = 0;
 	const struct path_trace_request **records = collect(tracing, &count);
-	json_t *requests = json_array();
-	json_t *whole;
-	char *text;
+	json_t *requests = records != NULL ? json_array() : NULL;
 
-	if (records == NULL) {
-		json_decref(requests);
-		return NULL;
-	}
 	for (size_t i = 0; i < count; i++) {
 		json_array_append_new(requests, request_json(tracing, records[i]));
 	}
 	free(records);
-	whole = json_pack("{s:s, s:I, s:I, s:s, s:o}", "version", GMBLOCK_VERSION, "pid",
-		(json_int_t)getpid(), "wanted", (json_int_t)tracing->wanted, "ended", ended,
-		"requests", requests);
-	text = whole != NULL ? json_dumps(whole, JSON_COMPACT) : NULL;
-	json_decref(whole);
-	return text;
+	tracing->client = NULL;
+	control_reply(
+		client, json_pack("{s:s, s:I, s:I, s:s, s:o}", "version", GMBLOCK_VERSION, "pid",
+				(json_int_t)getpid(), "wanted", (json_int_t)tracing->wanted,
+				"ended", ended, "requests", requests));
+}
+
+/* --- the command --------------------------------------------------------------------------- */
+
+static void begin_trace(void *context, struct control_client *client, const json_t *arguments)
+{
+	struct tracing *tracing = context;
+	struct error error;
+	int rc = begin(tracing, arguments, &error);
+
+	if (rc < 0) {
+		control_fail(client, rc, error.text);
+		return;
+	}
+	tracing->client = client;
+	control_note(client, json_pack("{s:b}", "armed", true));
+}
+
+static void end_trace(void *context, struct control_client *client)
+{
+	struct tracing *tracing = context;
+
+	GMB_ASSERT(client == tracing->client);
+	reply(tracing, "left");
+	disarm(tracing, tracing->view->reactor_count);
+}
+
+static const struct control_command trace_command = {
+	.name = "trace",
+	.right = CONTROL_READ,
+	.begin = begin_trace,
+	.end = end_trace,
+};
+
+static void enough_ended(void *context)
+{
+	struct tracing *tracing = context;
+
+	if (tracing->client != NULL && atomic_load_explicit(&tracing->ended_count,
+					       memory_order_acquire) >= tracing->wanted) {
+		reply(tracing, "count");
+		disarm(tracing, tracing->view->reactor_count);
+	}
+}
+
+void tracing_stop(struct tracing *tracing)
+{
+	if (tracing->client != NULL) {
+		reply(tracing, "stop");
+	}
+}
+
+int tracing_create(const struct server_view *view, struct control_server *server,
+	struct tracing **tracing_out, struct error *error)
+{
+	struct tracing *tracing = calloc(1, sizeof(*tracing));
+	int rc = -ENOMEM;
+
+	if (tracing != NULL) {
+		tracing->view = view;
+		tracing->event_fd = -1;
+		tracing->recorders =
+			calloc(MAX(view->reactor_count, 1U), sizeof(struct path_trace *));
+	}
+	if (tracing != NULL && tracing->recorders != NULL) {
+		tracing->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+		rc = tracing->event_fd < 0 ? -errno : 0;
+	}
+	if (rc == 0) {
+		rc = control_server_watch(server, tracing->event_fd, enough_ended, tracing);
+	}
+	if (rc < 0) {
+		tracing_destroy(tracing);
+		return error_set(error, rc, "cannot prepare to trace requests: %s", strerror(-rc));
+	}
+	control_server_add(server, &trace_command, tracing);
+	*tracing_out = tracing;
+	return 0;
 }

@@ -7,22 +7,19 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/time.h>
 #include <unistd.h>
 
 #include "base/log.h"
 #include "base/text.h"
+#include "control/control.h"
 #include "nbd/uri.h"
 #include "server/control.h"
 #include "store/store.h"
 #include "tools/print.h"
 
 enum {
-	ANSWER_BYTES_MAX = 256 << 20,
 	QUOTE_BYTES = 256,
-	WAIT_SECONDS = 10,
 	PIDS_BYTES = 200,
 	URIS_BYTES = 160,
 	URIS_TAIL_BYTES = 8, /* for a comma, and for what says that there are more */
@@ -31,151 +28,15 @@ enum {
 
 /* --- asking -------------------------------------------------------------------------------- */
 
-static int connect_to(const char *path)
-{
-	const struct timeval limit = { .tv_sec = WAIT_SECONDS };
-	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	int err;
-
-	if (fd < 0) {
-		return -errno;
-	}
-	(void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-	snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
-	if (connect(fd, (const struct sockaddr *)&address, sizeof(address)) < 0) {
-		err = -errno;
-		close(fd);
-		return err;
-	}
-	return fd;
-}
-
-/* Also of one that is gone. */
-static bool is_socket(const char *path)
-{
-	struct stat status;
-
-	return stat(path, &status) < 0 || S_ISSOCK(status.st_mode);
-}
-
-int stats_connect(const char *path, struct error *error)
-{
-	int fd;
-
-	if (strlen(path) >= STATS_PATH_BYTES) {
-		return error_set(error, -ENAMETOOLONG, "%s: too long for a socket's path", path);
-	}
-	if (path[0] == '\0') {
-		return error_set(error, -EINVAL,
-			"the server's name is empty; give a URI of it, its process id or the path "
-			"of its control socket");
-	}
-	fd = connect_to(path);
-	if (fd == -ECONNREFUSED && !is_socket(path)) {
-		return error_set(error, -ENOTSOCK,
-			"%s: this is not the control socket of a gmblock server, nor any other",
-			path);
-	}
-	if (fd < 0) {
-		return error_set(error, fd, "%s: cannot ask: %s%s", path, strerror(-fd),
-			fd == -ECONNREFUSED ? "; no server listens there any more"
-			: fd == -ENOENT	    ? "; no such server runs here"
-					    : "");
-	}
-	return fd;
-}
-
-/* Everything until the end of the stream, terminated, to be freed; or NULL and *err. */
-static char *read_all(int fd, int *err)
-{
-	size_t room = 64 << 10;
-	size_t bytes = 0;
-	char *text = malloc(room);
-
-	*err = -ENOMEM;
-	while (text != NULL) {
-		ssize_t got = read(fd, text + bytes, room - bytes - 1);
-
-		if (got < 0 && errno == EINTR) {
-			continue;
-		}
-		if (got <= 0) {
-			/* One that closed without having read all of a question resets. */
-			*err = got == 0 || (errno == ECONNRESET && bytes > 0) ? 0 : -errno;
-			break;
-		}
-		bytes += (size_t)got;
-		if (bytes + 1 == room) {
-			char *more = room < ANSWER_BYTES_MAX ? realloc(text, room * 2) : NULL;
-
-			if (more == NULL) {
-				break;
-			}
-			text = more;
-			room *= 2;
-		}
-	}
-	if (*err != 0) {
-		free(text);
-		return NULL;
-	}
-	text[bytes] = '\0';
-	return text;
-}
-
-json_t *stats_read(int fd, const char *path, struct error *error)
-{
-	json_error_t where;
-	json_t *document;
-	bool is_nbd;
-	int err = 0;
-	char *text = read_all(fd, &err);
-
-	if (text == NULL) {
-		if (err == -EAGAIN) {
-			error_set(error, -ETIMEDOUT, "%s: no answer for %d seconds", path,
-				WAIT_SECONDS);
-		} else {
-			error_set(error, err, "%s: no answer: %s", path, strerror(-err));
-		}
-		return NULL;
-	}
-	document = json_loads(text, 0, &where);
-	is_nbd = strncmp(text, "NBDMAGIC", strlen("NBDMAGIC")) == 0;
-	free(text);
-	if (is_nbd) {
-		error_set(error, -EPROTO,
-			"%s: this is not a control socket, but the socket on which an NBD server "
-			"listens; a gmblock server is found by its URI, written "
-			"nbd+unix:///?socket=%s",
-			path, path);
-		return NULL;
-	}
-	if (!json_is_object(document)) {
-		error_set(error, -EPROTO, "%s: this is not the control socket of a gmblock server",
-			path);
-		json_decref(document);
-		return NULL;
-	}
-	return document;
-}
-
 json_t *stats_ask(const char *path, struct error *error)
 {
-	json_t *document;
-	int fd = stats_connect(path, error);
+	json_t *document = NULL;
 
-	if (fd < 0) {
+	if (control_ask(path, "stats", NULL, CONTROL_TIMEOUT_MS, &document, error) < 0) {
 		return NULL;
 	}
-	/* That is the question: there is nothing more to come. */
-	(void)shutdown(fd, SHUT_WR);
-	document = stats_read(fd, path, error);
-	close(fd);
-	if (document != NULL && !json_is_array(json_object_get(document, "exports"))) {
-		error_set(error, -EPROTO, "%s: this is not the control socket of a gmblock server",
-			path);
+	if (!json_is_array(json_object_get(document, "exports"))) {
+		error_set(error, -EPROTO, "%s: this is not the control socket of a server", path);
 		json_decref(document);
 		return NULL;
 	}
@@ -406,7 +267,7 @@ static int find_server(const char *uri, char path[STATS_PATH_BYTES], struct erro
 	struct search search = { 0 };
 	char shown[URIS_BYTES];
 
-	if (control_folder(folder, sizeof(folder)) != 0) {
+	if (server_control_folder(folder, sizeof(folder)) != 0) {
 		return no_folder(error);
 	}
 	search_folder(&search, folder, uri);
@@ -445,7 +306,7 @@ static int find_process(const char *pid, char path[STATS_PATH_BYTES], struct err
 {
 	char folder[STATS_PATH_BYTES];
 
-	if (control_folder(folder, sizeof(folder)) != 0) {
+	if (server_control_folder(folder, sizeof(folder)) != 0) {
 		return no_folder(error);
 	}
 	if (snprintf(path, STATS_PATH_BYTES, "%s/%s.sock", folder, pid) >= STATS_PATH_BYTES) {

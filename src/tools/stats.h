@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Finds a server on this machine, asks it for its statistics over its control socket
- * (server/control.h), and shows them as text.
+ * (control/control.h), and shows them as text.
  *
  * Threading: the main thread; asking waits for the server, for at most some seconds. Ownership:
  * documents are the caller's (json_decref). Errors: a negative errno or NULL with a sentence.
@@ -22,11 +22,6 @@ GMB_MUST_CHECK int stats_find(const char *server, char path[STATS_PATH_BYTES], s
 
 /* The document of the server at a control socket; NULL with a sentence (error may be NULL). */
 json_t *stats_ask(const char *path, struct error *error);
-
-/* For other questions: a connection to a control socket, whose reads wait for some seconds; and the
- * one JSON object that comes until its end, NULL with a sentence. */
-GMB_MUST_CHECK int stats_connect(const char *path, struct error *error);
-json_t *stats_read(int fd, const char *path, struct error *error);
 
 /* Prints all there is since the server's start. */
 void stats_show(const json_t *document);

@@ -8,142 +8,55 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/signalfd.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/log.h"
 #include "base/text.h"
-#include "tools/stats.h"
-
-enum {
-	LINE_BYTES = 4096,
-	TRIES = 3, /* one who is late with its question gets the answer to another */
-};
 
 /* --- asking -------------------------------------------------------------------------------- */
 
-/* The question as one line, to be freed; NULL: no memory. */
-static char *question_line(const struct trace_question *question)
+/* The arguments of the command; NULL: no memory. */
+static json_t *arguments_json(const struct trace_question *question)
 {
-	json_t *object = json_pack("{s:I, s:I}", "count", (json_int_t)question->count, "min_size",
-		(json_int_t)question->min_size);
-	char *text = NULL;
-	char *line = NULL;
+	json_t *arguments = json_pack("{s:I, s:I}", "count", (json_int_t)question->count,
+		"min_size", (json_int_t)question->min_size);
 
 	if (question->export != NULL) {
-		json_object_set_new(object, "export", json_string(question->export));
+		json_object_set_new(arguments, "export", json_string(question->export));
 	}
 	if (question->operations != NULL) {
-		json_object_set(object, "operations", question->operations);
+		json_object_set(arguments, "operations", question->operations);
 	}
-	if (object != NULL) {
-		text = json_dumps(object, JSON_COMPACT);
-	}
-	json_decref(object);
-	if (text != NULL && asprintf(&line, "trace %s\n", text) < 0) {
-		line = NULL;
-	}
-	free(text);
-	return line;
+	return arguments;
 }
 
-/* One who does not listen is heard of by its answer. */
-static void send_line(int fd, const char *line)
+int trace_request_arm(const char *path, const struct trace_question *question,
+	struct control_connection **connection_out, struct error *error)
 {
-	size_t left = strlen(line);
-
-	while (left > 0) {
-		ssize_t sent = send(fd, line, left, MSG_NOSIGNAL);
-
-		if (sent < 0 && errno == EINTR) {
-			continue;
-		}
-		if (sent <= 0) {
-			return;
-		}
-		line += sent;
-		left -= (size_t)sent;
-	}
-}
-
-/* True when the first line says that the recorders are armed; it is read then, and nothing
- * otherwise. */
-static bool read_armed(int fd)
-{
-	char line[LINE_BYTES];
-	json_error_t where;
-	json_t *object;
-	bool armed;
-	char *end;
-	ssize_t got;
-
-	do {
-		got = recv(fd, line, sizeof(line), MSG_PEEK);
-	} while (got < 0 && errno == EINTR);
-	end = got > 0 ? memchr(line, '\n', (size_t)got) : NULL;
-	if (end == NULL) {
-		return false;
-	}
-	object = json_loadb(line, (size_t)(end - line), 0, &where);
-	armed = json_is_true(json_object_get(object, "armed"));
-	json_decref(object);
-	return armed && recv(fd, line, (size_t)(end + 1 - line), 0) == end + 1 - line;
-}
-
-/* Why the server did not do it; *again: it took us for somebody else. */
-static int explain_refusal(int fd, const char *path, bool *again, struct error *error)
-{
-	json_t *document = stats_read(fd, path, error);
-	const char *reason = json_string_value(json_object_get(document, "error"));
-	const char *version = json_string_value(json_object_get(document, "version"));
-	int code = -EPROTO;
-	char shown[ERROR_TEXT_BYTES];
-
-	*again = json_is_array(json_object_get(document, "exports"));
-	if (document == NULL) {
-		code = error->code;
-	} else if (*again) {
-		error_set(error, code, "%s: the server (gmblock %s) cannot trace requests", path,
-			version != NULL ? log_escape(shown, sizeof(shown), version, strlen(version))
-					: "?");
-	} else {
-		error_set(error, code, "%s",
-			reason != NULL ? log_escape_sentence(shown, sizeof(shown), reason)
-				       : "the server gave no reason");
-	}
-	json_decref(document);
-	return code;
-}
-
-int trace_request_arm(const char *path, const struct trace_question *question, struct error *error)
-{
-	bool again = true;
-	char *line;
-	int fd = -1;
+	struct control_connection *connection;
+	json_t *armed = NULL;
+	json_t *arguments;
+	int rc;
 
 	if (question->export != NULL && !utf8_valid(question->export, strlen(question->export))) {
 		return error_set(error, -EINVAL, "the name of an export is UTF-8");
 	}
-	line = question_line(question);
-	if (line == NULL) {
-		return error_set(error, -ENOMEM, "out of memory for a question");
+	arguments = arguments_json(question);
+	if (arguments == NULL) {
+		return error_set(error, -ENOMEM, "out of memory for a command");
 	}
-	for (int i = 0; i < TRIES && again; i++) {
-		fd = stats_connect(path, error);
-		if (fd < 0) {
-			break;
-		}
-		send_line(fd, line);
-		if (read_armed(fd)) {
-			break;
-		}
-		(void)explain_refusal(fd, path, &again, error);
-		close(fd);
-		fd = error->code;
+	rc = control_connect(path, "trace", arguments, CONTROL_TIMEOUT_MS, &connection, error);
+	if (rc < 0) {
+		return rc;
 	}
-	free(line);
-	return fd;
+	rc = control_receive(connection, CONTROL_TIMEOUT_MS, &armed, error);
+	json_decref(armed);
+	if (rc != 1) {
+		control_disconnect(connection);
+		return rc < 0 ? rc : error_set(error, -EPROTO, "%s: no recording began", path);
+	}
+	*connection_out = connection;
+	return 0;
 }
 
 /* --- waiting ------------------------------------------------------------------------------- */
@@ -179,11 +92,11 @@ static bool wait_for_answer(int fd, int signal_fd, uint64_t end_ns)
 	return false;
 }
 
-json_t *trace_request_wait(int fd, const char *path, const struct trace_question *question,
-	uint64_t timeout_ns, struct error *error)
+json_t *trace_request_wait(struct control_connection *connection,
+	const struct trace_question *question, uint64_t timeout_ns, struct error *error)
 {
 	uint64_t end_ns = timeout_ns > 0 ? clock_now_ns() + timeout_ns : UINT64_MAX;
-	json_t *document;
+	json_t *document = NULL;
 	sigset_t ours;
 	sigset_t before;
 	int signal_fd;
@@ -195,11 +108,10 @@ json_t *trace_request_wait(int fd, const char *path, const struct trace_question
 	signal_fd = signalfd(-1, &ours, SFD_CLOEXEC | SFD_NONBLOCK);
 	fprintf(stderr, "gmblock trace: waiting for %u request%s\n", question->count,
 		question->count == 1 ? "" : "s");
-	if (!wait_for_answer(fd, signal_fd, end_ns)) {
-		/* That is how to say: enough. */
-		(void)shutdown(fd, SHUT_WR);
+	if (!wait_for_answer(control_connection_fd(connection), signal_fd, end_ns)) {
+		control_finish(connection);
 	}
-	document = stats_read(fd, path, error);
+	(void)!control_receive(connection, CONTROL_TIMEOUT_MS, &document, error);
 	if (signal_fd >= 0) {
 		struct signalfd_siginfo info;
 		ssize_t got = read(signal_fd, &info, sizeof(info)); /* it has done its work */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * "gmblock trace --request": asks a running server over its control socket (server/control.h) to
+ * "gmblock trace --request": asks a running server over its control socket (control/control.h) to
  * record single requests, waits for them, and shows where the time of each went.
  *
  *   trace_request_arm() ─▶ trace_request_wait() ─▶ document ─▶ trace_request_parse() ─▶ show, plot
@@ -10,10 +10,9 @@
  */
 #pragma once
 
-#include <jansson.h>
 #include <stdio.h>
 
-#include "base/error.h"
+#include "control/control.h"
 
 /* Which requests. */
 struct trace_question {
@@ -69,13 +68,14 @@ struct trace_requests {
 	uint32_t count;
 };
 
-/* Asks the server at a control socket. Returns a connection on which it will answer. */
-GMB_MUST_CHECK int trace_request_arm(
-	const char *path, const struct trace_question *question, struct error *error);
-/* Says on standard error that it waits, and does so; after timeout_ns (0 = never) or an interrupt
- * (SIGINT, SIGTERM) makes do with what there is. */
-json_t *trace_request_wait(int fd, const char *path, const struct trace_question *question,
-	uint64_t timeout_ns, struct error *error);
+/* Has the server at a control socket record requests. The connection is the caller's, to be closed
+ * with control_disconnect(). */
+GMB_MUST_CHECK int trace_request_arm(const char *path, const struct trace_question *question,
+	struct control_connection **connection_out, struct error *error);
+/* Says on standard error that it waits, and waits; after timeout_ns (0: never) or an interrupt
+ * (SIGINT, SIGTERM) asks for what there is. NULL: failed, with a sentence. */
+json_t *trace_request_wait(struct control_connection *connection,
+	const struct trace_question *question, uint64_t timeout_ns, struct error *error);
 
 /* -EPROTO when it is no such document. To be freed in any case. */
 GMB_MUST_CHECK int trace_request_parse(

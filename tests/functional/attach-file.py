@@ -342,13 +342,13 @@ class File(attach_tool.Case):
         self.assertIn("was removed by force meanwhile", errors)
         self.assertFalse(os.path.exists(disk))
 
-    def test_who_waited_and_was_ended_does_not_count(self):
+    def test_a_client_that_was_ended_does_not_count(self):
         self.attach_and_write("--reconnect-timeout", "3600s", "--request-timeout", "3600s")
         name, = [name for name in os.listdir(self.path("state")) if name.endswith(".sock")]
         for _ in range(40):
-            with socket.socket(socket.AF_UNIX) as visitor:
-                visitor.connect(self.path(f"state/{name}"))
-                visitor.sendall(b"detach\n")
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(self.path(f"state/{name}"))
+                client.sendall(b'{"command": "detach"}\n')
         waits, _ = self.begin_detach()
         self.detach_by_force()
         _, errors = waits.communicate()

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""The control socket of a server, byte by byte: what it answers, and that nobody who asks keeps it
-from others or from stopping."""
+"""The control socket of a server, byte by byte: what it answers, and that no client keeps it from
+others or from stopping."""
 import json
 import os
 import socket
@@ -9,82 +9,111 @@ import threading
 import nbdmini
 import support
 
+STATS = b'{"command": "stats"}\n'
+TRACE = b'{"command": "trace", "arguments": %s}\n'
+
 
 class Control(support.Case):
     def serve(self, *arguments, **options):
         self.control = self.path("control")
         return self.start_unix("--control", self.control, *arguments, **options)
 
-    def connect(self, question=b""):
+    def connect(self, command=b""):
         sock = socket.socket(socket.AF_UNIX)
         self.addCleanup(sock.close)
         sock.settimeout(nbdmini.TIMEOUT_S)
         sock.connect(self.control)
-        sock.sendall(question)
+        sock.sendall(command)
         return sock
 
     def rest(self, sock):
-        """What it tells until it closes."""
+        """What the server sends until it closes, as lines."""
         parts = []
         try:
             while part := sock.recv(65536):
                 parts.append(part)
         except ConnectionResetError:
             pass  # it closed before it had read all of ours
-        return b"".join(parts)
+        return [json.loads(line) for line in b"".join(parts).splitlines()]
 
-    def ask(self, question):
-        return json.loads(self.rest(self.connect(question)))
+    def ask(self, command):
+        """The answer to a command: one line after the hello."""
+        hello, answer = self.rest(self.connect(command))
+        self.assertEqual((hello["service"], hello["protocol"]), ("gmblock control", 1))
+        return answer
 
-    def arm(self, question=b'{"count": 1}'):
-        sock = self.connect(b"trace " + question + b"\n")
+    def error(self, command):
+        """The code and the text of an error."""
+        answer = self.ask(command)
+        self.assertEqual(list(answer), ["error"], command)
+        return answer["error"]["code"], answer["error"]["text"]
+
+    def line(self, sock):
         line = b""
         while not line.endswith(b"\n"):
             byte = sock.recv(1)
             self.assertNotEqual(byte, b"", line)
             line += byte
-        self.assertEqual(json.loads(line), {"armed": True})
+        return json.loads(line)
+
+    def arm(self, arguments=b'{"count": 1}'):
+        sock = self.connect(TRACE % arguments)
+        self.line(sock)
+        self.assertEqual(self.line(sock), {"note": {"armed": True}})
         return sock
 
-    def test_the_ways_to_ask_for_statistics(self):
-        server = self.serve("memory:1M")
-        silent = self.connect()
-        ended = self.connect()
-        ended.shutdown(socket.SHUT_WR)
-        for sock in (silent, ended, self.connect(b"\n"), self.connect(b"stats\n"),
-                     self.connect(b"stats\nand more")):
-            self.assertEqual(json.loads(self.rest(sock))["pid"], server.process.pid)
-        unfinished = self.connect(b"stats")
-        unfinished.shutdown(socket.SHUT_WR)
-        self.assertEqual(json.loads(self.rest(unfinished))["pid"], server.process.pid)
+    def traced(self, sock):
+        """The answer to a trace that was armed."""
+        answer, = self.rest(sock)
+        return answer["result"]
 
-    def test_a_question_in_pieces(self):
+    def test_hello_and_statistics(self):
+        server = self.serve("memory:1M")
+        for command in (STATS, STATS + b"and more", b'{"command": "stats", "arguments": {}}\n'):
+            hello, answer = self.rest(self.connect(command))
+            self.assertEqual((hello["service"], hello["protocol"], hello["pid"]),
+                             ("gmblock control", 1, server.process.pid))
+            self.assertEqual(answer["result"]["pid"], server.process.pid)
+            self.assertEqual(answer["result"]["version"], hello["version"])
+
+    def test_a_client_that_sends_no_command_is_closed(self):
+        self.serve("memory:1M")
+        silent = self.connect()
+        ended = self.connect(b'{"command": "stats"}')
+        ended.shutdown(socket.SHUT_WR)
+        for sock in (silent, ended):
+            self.assertEqual(len(self.rest(sock)), 1)
+
+    def test_a_command_in_pieces(self):
         server = self.serve("memory:1M")
         sock = self.connect()
-        for byte in b"stats\n":
+        for byte in STATS:
             sock.sendall(bytes([byte]))
-        self.assertEqual(json.loads(self.rest(sock))["pid"], server.process.pid)
+        self.assertEqual(self.rest(sock)[1]["result"]["pid"], server.process.pid)
 
-    def test_wrong_questions(self):
+    def test_wrong_commands(self):
         self.serve("memory:1M")
-        for question in (b"traces\n", b"STATS\n", b"trace\n", b"\xff\xfe\n", b"trace\x00\n"):
-            self.assertIn("error", self.ask(question), question)
-        for question in (b"", b"{", b"[]", b"{}", b"null", b'{"count": 0}', b'{"count": 1001}',
-                         b'{"count": "1"}', b'{"count": 1.5}', b'{"count": 1, "count": 2}',
-                         b'{"count": 1, "speed": 2}', b'{"count": 1, "min_size": -1}',
-                         b'{"count": 1, "min_size": "x"}', b'{"count": 1, "operations": []}',
-                         b'{"count": 1, "operations": ["raed"]}',
-                         b'{"count": 1, "operations": [7]}',
-                         b'{"count": 1, "operations": "read"}', b'{"count": 1, "export": 7}',
-                         b'{"count": 1, "export": "other"}', b'{"min_size": 1}',
-                         b"[" * 5000):
-            answer = self.ask(b"trace " + question + b"\n")
-            self.assertEqual(list(answer), ["error"], question)
-        told = self.ask(b'trace {"count": 1, "a\\\\b\\u001b": 2}\n')
-        self.assertEqual(told["error"], 'this server does not know what "a\\x5cb\\x1b" is')
+        for command in (b"stats", b"{", b"[]", b"{}", b"null", b'{"command": 7}', b"\xff\xfe",
+                        b'{"command": "stats", "command": "stats"}', b"[" * 5000, b"{}\x00"):
+            self.assertEqual(self.error(command + b"\n")[0], "EINVAL", command)
+        self.assertEqual(self.error(b'{"command": "STATS"}\n'), ("EINVAL", "unknown command"))
+        self.assertIn("not a JSON object",
+                      self.error(b'{"command": "stats", "arguments": []}\n')[1])
+        for arguments in (b"{}", b'{"count": 0}', b'{"count": 1001}', b'{"count": "1"}',
+                          b'{"count": 1.5}', b'{"count": 1, "speed": 2}',
+                          b'{"count": 1, "min_size": -1}', b'{"count": 1, "min_size": "x"}',
+                          b'{"count": 1, "operations": []}',
+                          b'{"count": 1, "operations": ["raed"]}',
+                          b'{"count": 1, "operations": [7]}',
+                          b'{"count": 1, "operations": "read"}', b'{"count": 1, "export": 7}',
+                          b'{"min_size": 1}'):
+            self.assertEqual(self.error(TRACE % arguments)[0], "EINVAL", arguments)
+        self.assertEqual(self.error(TRACE % b'{"count": 1, "export": "other"}')[0], "ENOENT")
+        self.assertEqual(self.error(TRACE % b'{"count": 1, "a\\\\b\\u001b": 2}'),
+                         ("EINVAL", 'unknown argument "a\\x5cb\\x1b"'))
         self.arm()
 
-    def test_more_than_a_question(self):
+    def test_a_command_that_is_too_long(self):
         """A line that never ends is cut off; others are answered meanwhile and afterwards."""
         server = self.serve("memory:1M")
         endless = self.connect()
@@ -93,40 +122,57 @@ class Control(support.Case):
                 endless.sendall(b"x" * 4096)
         except (BrokenPipeError, ConnectionResetError):
             pass
-        self.assertEqual(self.rest(endless), b"")
-        self.assertEqual(self.ask(b"stats\n")["pid"], server.process.pid)
+        self.assertEqual(self.rest(endless)[1]["error"]["code"], "EMSGSIZE")
+        self.assertEqual(self.ask(STATS)["result"]["pid"], server.process.pid)
+
+    def test_another_user_may_not(self):
+        """Also when the mode of the socket would let that user in."""
+        if os.geteuid() != 0:
+            self.skipTest("only root can be another user")
+        self.serve("memory:1M")
+        os.chmod(self.control, 0o666)
+        os.chmod(self.folder, 0o755)
+        os.seteuid(65534)
+        try:
+            sock = self.connect(STATS)
+        finally:
+            os.seteuid(0)
+        self.assertEqual(self.rest(sock)[1]["error"]["code"], "EPERM")
+        self.assertIn("result", self.ask(STATS))
 
     def test_many_at_a_time(self):
-        """More than the server looks at together, one waiting, and all are answered."""
+        """More than the server looks at together, half of them silent, and all are answered."""
         server = self.serve("memory:1M")
         tracer = self.arm()
-        socks = [self.connect() for _ in range(50)]
-        socks += [self.connect(b"stats\n") for _ in range(50)]
-        for sock in socks:
-            self.assertEqual(json.loads(self.rest(sock))["pid"], server.process.pid)
+        silent = [self.connect() for _ in range(50)]
+        asking = [self.connect(STATS) for _ in range(50)]
+        for sock in asking:
+            self.assertEqual(self.rest(sock)[1]["result"]["pid"], server.process.pid)
+        for sock in silent:
+            self.assertEqual(len(self.rest(sock)), 1)
         with nbdmini.open_export(server.uri) as client:
             client.read(0, 512)
-        self.assertEqual(json.loads(self.rest(tracer))["ended"], "count")
+        self.assertEqual(self.traced(tracer)["ended"], "count")
 
     def test_a_second_trace_is_refused_while_one_waits(self):
         self.serve("memory:1M")
         first = self.arm()
-        self.assertIn("one at a time", self.ask(b'trace {"count": 1}\n')["error"])
+        self.assertIn("one at a time", self.error(TRACE % b'{"count": 1}')[1])
         first.close()
         second = self.arm()
         second.shutdown(socket.SHUT_WR)
-        self.assertEqual(json.loads(self.rest(second))["ended"], "left")
+        self.assertEqual(self.traced(second)["ended"], "left")
         self.arm()
 
-    def test_what_one_says_while_it_waits_is_nothing(self):
+    def test_input_after_the_command_is_ignored(self):
         server = self.serve("memory:1M")
         sock = self.arm()
-        sock.sendall(b"x" * 100000 + b"\nstats\n")
+        sock.sendall(b"x" * 100000 + b"\n" + STATS)
         with nbdmini.open_export(server.uri) as client:
             client.read(0, 512)
-        self.assertEqual(json.loads(self.rest(sock))["ended"], "count")
+        self.assertEqual(self.traced(sock)["ended"], "count")
 
-    def test_who_does_not_read_keeps_nobody_waiting(self):
+    def test_a_client_that_does_not_read(self):
         """The answer with a thousand requests does not fit into a socket: it waits there while
         others are served, and the server can be stopped."""
         server = self.serve("memory:16M")
@@ -137,17 +183,17 @@ class Control(support.Case):
                 client.read(0, 512)
             client.flush()  # and so the last read has ended for the server, too
             self.arm().close()
-            self.assertEqual(self.ask(b"stats\n")["pid"], server.process.pid)
-        self.assertEqual(len(json.loads(self.rest(sock))["requests"]), 1000)
+            self.assertEqual(self.ask(STATS)["result"]["pid"], server.process.pid)
+        self.assertEqual(len(self.traced(sock)["requests"]), 1000)
 
-    def test_who_reads_slowly_keeps_nobody_waiting(self):
-        """Statistics that do not fit into a socket, and one who takes a little of them now and
-        then, for ever: others get theirs, clients are served, and the server stops."""
+    def test_a_client_that_reads_slowly(self):
+        """Statistics that do not fit into a socket, read in small pieces for ever: others get
+        theirs, disks are served, and the server stops."""
         names = [f"{index:03}{'x' * 4000}" for index in range(100)]
         arguments = [f"--export={name}=memory:1M" for name in names]
         arguments += [f"--listen={self.socket_uri(str(index))}" for index in range(19)]
         server = self.serve(*arguments, uri_count=20 * len(names))
-        slow = self.connect(b"stats\n")
+        slow = self.connect(STATS)
         ended = threading.Event()
         taken = []
 
@@ -159,27 +205,28 @@ class Control(support.Case):
         reader.start()
         self.addCleanup(reader.join)
         self.addCleanup(ended.set)
-        whole = self.rest(self.connect(b"stats\n"))
-        self.assertEqual(json.loads(whole)["pid"], server.process.pid)
+        whole = self.ask(STATS)["result"]
+        self.assertEqual(whole["pid"], server.process.pid)
         with nbdmini.open_export(server.uri, names[0].encode()) as client:
             client.read(0, 512)
         self.assertEqual(server.stop(), (0, ""))
         ended.set()
         reader.join()
-        self.assertLess(sum(map(len, taken)), len(whole) / 2)
+        self.assertLess(sum(map(len, taken)), len(json.dumps(whole)) / 2)
 
-    def test_a_stop_tells_who_waits(self):
+    def test_a_stop_answers_clients_that_wait(self):
         server = self.serve("memory:1M")
         sock = self.arm(b'{"count": 7}')
-        asking = self.connect(b"sta")
+        asking = self.connect(STATS[:-1])
+        self.line(asking)
         with nbdmini.open_export(server.uri) as client:
             client.read(0, 512)
             client.flush()
         server.signal()
-        told = json.loads(self.rest(sock))
+        told = self.traced(sock)
         self.assertEqual((told["ended"], told["wanted"]), ("stop", 7))
         self.assertIn(len(told["requests"]), (1, 2))  # the flush may not have ended for it
-        self.assertEqual(self.rest(asking), b"")
+        self.assertEqual(self.rest(asking), [])
         self.assertEqual(server.wait(), (0, ""))
         self.assertFalse(os.path.exists(self.control))
 

@@ -14,15 +14,18 @@ import nbdmini
 import support
 
 
+HELLO = {"service": "gmblock control", "protocol": 1, "version": "0", "pid": 1}
+
+
 def read_socket(path):
-    """What the control socket tells, whole."""
+    """What the control socket answers to a request for statistics."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(60)
         sock.connect(path)
-        parts = []
-        while part := sock.recv(65536):
-            parts.append(part)
-    return json.loads(b"".join(parts))
+        sock.sendall(b'{"command": "stats"}\n')
+        with sock.makefile() as lines:
+            _, answer = lines
+    return json.loads(answer)["result"]
 
 
 class Stats(support.Case):
@@ -228,7 +231,7 @@ class Stats(support.Case):
             for server in ([], ["nbd://localhost"]):
                 code, _, errors = self.run_gmblock("stats", *server, **options)
                 self.assertEqual(code, 1)
-                self.assertIn(f"{path}: cannot ask: Permission denied", errors)
+                self.assertIn(f"{path}: cannot connect: Permission denied", errors)
         os.unlink(path)
         os.chmod(self.path("gmblock/serve"), 0)
         code, _, errors = self.run_gmblock("stats", **options)
@@ -243,7 +246,8 @@ class Stats(support.Case):
 
             def answer():
                 with sock.accept()[0] as other:
-                    other.sendall(json.dumps(document).encode())
+                    for line in (HELLO, {"result": document}):
+                        other.sendall(json.dumps(line).encode() + b"\n")
 
             thread = threading.Thread(target=answer)
             thread.start()
@@ -270,6 +274,22 @@ class Stats(support.Case):
         lines = self.tell({"exports": [{"operations": operations}]}).splitlines()[-5:]
         self.assertEqual({len(line) for line in lines}, {len(lines[0])}, lines)
         self.assertEqual(lines[0].index("GB ") + len("GB"), lines[1].index("0.000 ") + len("0.000"))
+
+    def test_another_version_of_the_protocol(self):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(self.path("later"))
+            sock.listen()
+
+            def answer():
+                with sock.accept()[0] as other:
+                    hello = dict(HELLO, protocol=2, version="9\x1b")
+                    other.sendall(json.dumps(hello).encode() + b"\n")
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            self.check_refused(["stats", self.path("later")], 1, r"gmblock 9\x1b there speaks "
+                               "version 2 of the control protocol, this program version 1")
+            thread.join()
 
     def test_other_spellings_of_a_uri(self):
         options = self.folder_of_somebody()
@@ -343,7 +363,7 @@ class Stats(support.Case):
         plain = self.make_file("plain", "")
         for path in (plain, self.folder):
             self.check_refused(["stats", path], 1, path, "not the control socket")
-        self.check_refused(["stats", ""], 1, "name is empty")
+        self.check_refused(["stats", ""], 1, "path of the control socket is empty")
 
     def test_watch_takes_plain_seconds(self):
         server = self.serve("memory:1M")

@@ -416,11 +416,11 @@ class Refused(Case):
                 [support.program(), "trace", "--request", self.path("stranger")],
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             self.addCleanup(self.end_tracer, tracer)
-            for answer in answers:
-                visitor, _ = listener.accept()
-                with visitor, visitor.makefile("rb") as questions:
-                    questions.readline()
-                    visitor.sendall(json.dumps(answer).encode())
+            client, _ = listener.accept()
+            with client, client.makefile("rb") as commands:
+                commands.readline()
+                for answer in answers:
+                    client.sendall(json.dumps(answer).encode() + b"\n")
             output, errors = tracer.communicate()
         os.unlink(self.path("stranger"))
         self.assertEqual((tracer.returncode, output), (1, ""))
@@ -428,13 +428,15 @@ class Refused(Case):
 
     def test_what_a_stranger_says_cannot_harm_a_terminal(self):
         """A sentence comes with its names escaped: that stays, and the rest is not trusted."""
-        self.check_stranger([{"error": 'not "\\x1b" \x1b[2J'}], 'not "\\x1b" \\x1b[2J')
-        for others, shown in (({"version": "\x1b[2J"}, r"\x1b[2J"), ({}, "?"),
-                              ({"version": 1}, "?")):
-            # It is asked again: it might have taken us for one who asks for statistics.
-            self.check_stranger(
-                [{"exports": [], **others}] * 3,
-                f"{self.path('stranger')}: the server (gmblock {shown}) cannot trace requests")
+        hello = {"service": "gmblock control", "protocol": 1}
+        self.check_stranger([hello, {"error": {"code": "EBUSY", "text": 'not "\\x1b" \x1b[2J'}}],
+                            'not "\\x1b" \\x1b[2J')
+        self.check_stranger([hello, {"error": 7}], "the server gave no reason")
+        path = self.path("stranger")
+        self.check_stranger([hello, {}], f"{path}: an answer that is not understood")
+        self.check_stranger([hello, {"result": {}}], f"{path}: no recording began")
+        for stranger in ({}, {"service": "\x1b"}, [1]):
+            self.check_stranger([stranger], f"{path}: this is not the control socket of gmblock")
 
     def test_a_plot_without_a_request_is_not_made(self):
         self.serve("memory:1M")

@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <fcntl.h>
+#include <libgen.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "control/control.h"
+
+enum { INPUT_BYTES_FIRST = 64 << 10, ERRNO_MAX = 4095 };
+
+struct control_connection {
+	int fd;
+	char *path;
+	char *input;
+	size_t input_bytes;
+	size_t input_room;
+	size_t line_bytes; /* of the line at the beginning of input that was taken already */
+};
+
+int control_address(const char *path, struct sockaddr_un *address, int *folder_fd)
+{
+	char copy[PATH_MAX];
+	const char *slash = strrchr(path, '/');
+	int len;
+
+	*address = (struct sockaddr_un){ .sun_family = AF_UNIX };
+	*folder_fd = -1;
+	if (strlen(path) < sizeof(address->sun_path)) {
+		memcpy(address->sun_path, path, strlen(path) + 1);
+		return 0;
+	}
+	if (slash == NULL || strlen(path) >= sizeof(copy)) {
+		return -ENAMETOOLONG;
+	}
+	memcpy(copy, path, strlen(path) + 1);
+	*folder_fd = open(dirname(copy), O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (*folder_fd < 0) {
+		return -errno;
+	}
+	len = snprintf(address->sun_path, sizeof(address->sun_path), "/proc/self/fd/%d%s",
+		*folder_fd, slash);
+	if (len >= (int)sizeof(address->sun_path)) {
+		close(*folder_fd);
+		*folder_fd = -1;
+		return -ENAMETOOLONG;
+	}
+	return 0;
+}
+
+/* --- connecting ---------------------------------------------------------------------------- */
+
+/* How long one call waits. Also connect(), while the server's queue is full. -1: for ever. */
+static void set_timeout(int fd, int timeout_ms)
+{
+	const struct timeval limit = {
+		.tv_sec = MAX(timeout_ms, 0) / 1000,
+		.tv_usec = MAX(timeout_ms, 0) % 1000 * 1000,
+	};
+
+	(void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+	(void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+}
+
+/* A descriptor, or a negative errno. */
+static int connect_to(const char *path, int timeout_ms)
+{
+	struct sockaddr_un address;
+	int folder_fd;
+	int rc = control_address(path, &address, &folder_fd);
+	int fd = rc == 0 ? socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0) : -1;
+
+	if (rc == 0 && fd < 0) {
+		rc = -errno;
+	}
+	if (rc == 0) {
+		set_timeout(fd, timeout_ms);
+		rc = connect(fd, (const struct sockaddr *)&address, sizeof(address)) < 0 ? -errno
+											 : 0;
+	}
+	if (folder_fd >= 0) {
+		close(folder_fd);
+	}
+	if (rc < 0 && fd >= 0) {
+		close(fd);
+	}
+	return rc < 0 ? rc : fd;
+}
+
+static int explain_connect(const char *path, int code, struct error *error)
+{
+	struct stat status;
+
+	if (path[0] == '\0') {
+		return error_set(error, -EINVAL, "the path of the control socket is empty");
+	}
+	if (code == -ECONNREFUSED && stat(path, &status) == 0 && !S_ISSOCK(status.st_mode)) {
+		return error_set(error, -ENOTSOCK,
+			"%s: this is not the control socket of gmblock: it is not a socket", path);
+	}
+	return error_set(error, code, "%s: cannot connect: %s%s", path, strerror(-code),
+		code == -ECONNREFUSED ? "; nothing listens there any more"
+		: code == -ENOENT     ? "; no such server runs here"
+				      : "");
+}
+
+/* Sends one line. An error shows when the answer is read. */
+static void send_line(int fd, const char *text)
+{
+	size_t left = strlen(text);
+
+	while (left > 0) {
+		ssize_t sent = send(fd, text, left, MSG_NOSIGNAL);
+
+		if (sent < 0 && errno == EINTR) {
+			continue;
+		}
+		if (sent <= 0) {
+			return;
+		}
+		text += sent;
+		left -= (size_t)sent;
+	}
+}
+
+/* Takes arguments. */
+static int send_command(
+	int fd, const char *command, json_t *arguments, const char *path, struct error *error)
+{
+	json_t *line = json_pack("{s:s, s:o*}", "command", command, "arguments", arguments);
+	char *text = line != NULL ? json_dumps(line, JSON_COMPACT) : NULL;
+
+	json_decref(line);
+	if (text == NULL) {
+		return error_set(error, -ENOMEM, "%s: out of memory for a command", path);
+	}
+	if (strlen(text) >= CONTROL_COMMAND_BYTES) {
+		free(text);
+		return error_set(error, -EMSGSIZE, "%s: the command is too long", path);
+	}
+	send_line(fd, text);
+	send_line(fd, "\n");
+	free(text);
+	return 0;
+}
+
+/* --- receiving ----------------------------------------------------------------------------- */
+
+/* Reads more input: how many bytes, 0 at the end, or a negative errno. */
+static ssize_t read_more(struct control_connection *connection)
+{
+	size_t room = MAX(connection->input_room * 2, (size_t)INPUT_BYTES_FIRST);
+	char *input;
+	ssize_t got;
+
+	if (connection->input_bytes == connection->input_room) {
+		input = room <= CONTROL_ANSWER_BYTES ? realloc(connection->input, room) : NULL;
+		if (input == NULL) {
+			return -ENOMEM;
+		}
+		connection->input = input;
+		connection->input_room = room;
+	}
+	do {
+		got = recv(connection->fd, connection->input + connection->input_bytes,
+			connection->input_room - connection->input_bytes, 0);
+	} while (got < 0 && errno == EINTR);
+	if (got <= 0) {
+		return got < 0 && errno != ECONNRESET ? -errno : 0;
+	}
+	connection->input_bytes += (size_t)got;
+	return got;
+}
+
+static int explain_read(
+	const struct control_connection *connection, int code, int timeout_ms, struct error *error)
+{
+	static const char nbd_magic[] = "NBDMAGIC";
+
+	if (connection->input_bytes >= strlen(nbd_magic) &&
+		memcmp(connection->input, nbd_magic, strlen(nbd_magic)) == 0) {
+		return error_set(error, -EPROTO,
+			"%s: this is not a control socket, but the socket on which an NBD server "
+			"listens; a gmblock server is found by its URI, written "
+			"nbd+unix:///?socket=%s",
+			connection->path, connection->path);
+	}
+	if (code == -EAGAIN) {
+		return error_set(error, -ETIMEDOUT, "%s: no answer for %d seconds",
+			connection->path, timeout_ms / 1000);
+	}
+	if (code == 0 && connection->input_bytes > 0) {
+		return error_set(error, -EPROTO,
+			"%s: this is not the control socket of gmblock, or it was closed in the "
+			"middle of an answer",
+			connection->path);
+	}
+	return error_set(error, code < 0 ? code : -ECONNRESET, "%s: no answer: %s",
+		connection->path, code < 0 ? strerror(-code) : "the connection was closed");
+}
+
+/* The next line as a JSON object. */
+static int receive_object(struct control_connection *connection, int timeout_ms, json_t **value_out,
+	struct error *error)
+{
+	json_error_t where;
+	size_t searched = 0;
+	char *end = NULL;
+	ssize_t got = 1;
+
+	/* The line before is gone. */
+	connection->input_bytes -= connection->line_bytes;
+	if (connection->input_bytes > 0) {
+		memmove(connection->input, connection->input + connection->line_bytes,
+			connection->input_bytes);
+	}
+	connection->line_bytes = 0;
+	set_timeout(connection->fd, timeout_ms);
+	while (got > 0) {
+		size_t fresh = connection->input_bytes - searched;
+
+		end = fresh > 0 ? memchr(connection->input + searched, '\n', fresh) : NULL;
+		if (end != NULL) {
+			break;
+		}
+		searched = connection->input_bytes;
+		got = read_more(connection);
+	}
+	if (end == NULL) {
+		return explain_read(connection, (int)got, timeout_ms, error);
+	}
+	connection->line_bytes = (size_t)(end - connection->input) + 1;
+	*value_out = json_loadb(connection->input, connection->line_bytes, 0, &where);
+	if (!json_is_object(*value_out)) {
+		json_decref(*value_out);
+		return error_set(error, -EPROTO, "%s: this is not the control socket of gmblock",
+			connection->path);
+	}
+	return 0;
+}
+
+static int check_hello(
+	const struct control_connection *connection, const json_t *hello, struct error *error)
+{
+	const char *service = json_string_value(json_object_get(hello, "service"));
+	const char *version = json_string_value(json_object_get(hello, "version"));
+	json_int_t protocol = json_integer_value(json_object_get(hello, "protocol"));
+	char shown[64];
+
+	if (service == NULL || strcmp(service, "gmblock control") != 0) {
+		return error_set(error, -EPROTO, "%s: this is not the control socket of gmblock",
+			connection->path);
+	}
+	if (protocol != CONTROL_PROTOCOL) {
+		return error_set(error, -EPROTONOSUPPORT,
+			"%s: gmblock %s there speaks version %lld of the control protocol, this "
+			"program version %d",
+			connection->path,
+			version != NULL ? log_escape(shown, sizeof(shown), version, strlen(version))
+					: "?",
+			(long long)protocol, CONTROL_PROTOCOL);
+	}
+	return 0;
+}
+
+int control_connect(const char *path, const char *command, json_t *arguments, int timeout_ms,
+	struct control_connection **connection_out, struct error *error)
+{
+	struct control_connection *connection = calloc(1, sizeof(*connection));
+	json_t *hello = NULL;
+	int fd = connect_to(path, timeout_ms);
+	int rc;
+
+	if (fd < 0) {
+		json_decref(arguments);
+		free(connection);
+		return explain_connect(path, fd, error);
+	}
+	if (connection != NULL) {
+		connection->path = strdup(path);
+	}
+	if (connection == NULL || connection->path == NULL) {
+		json_decref(arguments);
+		free(connection);
+		close(fd);
+		return error_set(error, -ENOMEM, "out of memory for a connection");
+	}
+	connection->fd = fd;
+	rc = send_command(fd, command, arguments, path, error);
+	if (rc == 0) {
+		rc = receive_object(connection, timeout_ms, &hello, error);
+	}
+	if (rc == 0) {
+		rc = check_hello(connection, hello, error);
+		json_decref(hello);
+	}
+	if (rc < 0) {
+		control_disconnect(connection);
+		return rc;
+	}
+	*connection_out = connection;
+	return 0;
+}
+
+void control_disconnect(struct control_connection *connection)
+{
+	if (connection == NULL) {
+		return;
+	}
+	close(connection->fd);
+	free(connection->path);
+	free(connection->input);
+	free(connection);
+}
+
+int control_connection_fd(const struct control_connection *connection)
+{
+	return connection->fd;
+}
+
+/* The errno of a name such as "EBUSY"; EIO for another. */
+static int errno_of(const char *name)
+{
+	for (int code = 1; name != NULL && code <= ERRNO_MAX; code++) {
+		const char *other = strerrorname_np(code);
+
+		if (other != NULL && strcmp(name, other) == 0) {
+			return code;
+		}
+	}
+	return EIO;
+}
+
+static int take_error(const json_t *object, struct error *error)
+{
+	const char *text = json_string_value(json_object_get(object, "text"));
+	char shown[ERROR_TEXT_BYTES];
+
+	return error_set(error, -errno_of(json_string_value(json_object_get(object, "code"))), "%s",
+		text != NULL ? log_escape_sentence(shown, sizeof(shown), text)
+			     : "the server gave no reason");
+}
+
+int control_receive(struct control_connection *connection, int timeout_ms, json_t **value_out,
+	struct error *error)
+{
+	json_t *line = NULL;
+	json_t *value;
+	int rc = receive_object(connection, timeout_ms, &line, error);
+
+	if (rc < 0) {
+		return rc;
+	}
+	if ((value = json_object_get(line, "note")) != NULL) {
+		*value_out = json_incref(value);
+		rc = 1;
+	} else if ((value = json_object_get(line, "result")) != NULL) {
+		*value_out = json_incref(value);
+	} else if ((value = json_object_get(line, "error")) != NULL) {
+		rc = take_error(value, error);
+	} else {
+		rc = error_set(
+			error, -EPROTO, "%s: an answer that is not understood", connection->path);
+	}
+	json_decref(line);
+	return rc;
+}
+
+void control_finish(struct control_connection *connection)
+{
+	(void)shutdown(connection->fd, SHUT_WR);
+}
+
+void control_wait_closed(struct control_connection *connection)
+{
+	char ignored[64];
+	ssize_t got;
+
+	do {
+		got = read(connection->fd, ignored, sizeof(ignored));
+	} while (got > 0 || (got < 0 && errno == EINTR));
+}
+
+int control_ask(const char *path, const char *command, json_t *arguments, int timeout_ms,
+	json_t **result_out, struct error *error)
+{
+	struct control_connection *connection;
+	json_t *value = NULL;
+	int rc = control_connect(path, command, arguments, timeout_ms, &connection, error);
+
+	if (rc < 0) {
+		return rc;
+	}
+	while ((rc = control_receive(connection, timeout_ms, &value, error)) > 0) {
+		json_decref(value);
+	}
+	if (rc == 0) {
+		*result_out = value;
+	}
+	control_disconnect(connection);
+	return rc;
+}

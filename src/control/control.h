@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The control plane: one protocol by which commands of gmblock talk to a server or to the daemon of
+ * an attachment, over a Unix socket. One connection is one command. docs/protocol/control.md has
+ * the format of the lines.
+ *
+ *   control client                         control server
+ *   control_connect()   ── command ──▶     control_command.begin()
+ *   control_receive()   ◀── note ─────     control_note()              any number
+ *                       ◀── result ───     control_reply()             exactly one of these
+ *                       ◀── error ────     control_fail()
+ *
+ * A module that answers a command registers it. The server never waits for a client, holds a
+ * bounded number of them, and closes those that send no command, or do not read their answer.
+ *
+ * Threading: a server and its clients belong to one thread, which polls control_server_fd(); a
+ * connection belongs to one thread. Ownership: a server owns its clients and borrows its listening
+ * socket, commands and contexts; JSON values are taken where stated. Errors: a negative errno with
+ * a sentence; what a client does wrong ends that client only.
+ */
+#pragma once
+
+#include <jansson.h>
+#include <sys/un.h>
+
+#include "base/error.h"
+
+enum {
+	CONTROL_PROTOCOL = 1, /* of the hello line; changes when old clients must fail */
+	CONTROL_COMMAND_BYTES = 32 << 10, /* longest line of a client */
+	CONTROL_ANSWER_BYTES = 256 << 20, /* longest line that a client accepts */
+	CONTROL_CLIENTS_MAX = 32, /* of a server; more wait in the listening socket's queue */
+	CONTROL_COMMANDS_MAX = 8,
+	CONTROL_WATCHES_MAX = 4,
+};
+
+/* --- the server's side --------------------------------------------------------------------- */
+
+struct control_server;
+struct control_client;
+
+/* What a command needs. Both are granted to root and to the user the server runs as. */
+enum control_right { CONTROL_READ, CONTROL_CHANGE };
+
+struct control_command {
+	const char *name;
+	enum control_right right;
+	/* After the answer the connection stays open until the client closes it or the server's
+	 * process ends, so that the client can wait for that. */
+	bool stays_open;
+	/* Answers now (control_reply(), control_fail()) or later. arguments is borrowed; an object,
+	 * empty if the client gave none. */
+	void (*begin)(void *context, struct control_client *client, const json_t *arguments);
+	/* The client wants no more, or has gone, before it was answered: must answer. Required of a
+	 * command that answers later. */
+	void (*end)(void *context, struct control_client *client);
+};
+
+/* listen_fd: a listening socket, made non-blocking. Reads permissions with SO_PEERCRED. */
+GMB_MUST_CHECK int control_server_create(
+	int listen_fd, struct control_server **server_out, struct error *error);
+/* Closes every connection. NULL is a no-op. */
+void control_server_destroy(struct control_server *server);
+
+/* Before the first control_server_run(). command and context outlive the server. */
+void control_server_add(
+	struct control_server *server, const struct control_command *command, void *context);
+/* Calls event from control_server_run() when the eventfd fd was written; it is read before. */
+GMB_MUST_CHECK int control_server_watch(
+	struct control_server *server, int fd, void (*event)(void *context), void *context);
+
+/* To poll for input. */
+int control_server_fd(const struct control_server *server);
+/* Handles what has happened. Bounded, and waits for nobody. */
+void control_server_run(struct control_server *server);
+/* Accepts no more connections, and closes all but those with an answer still to be sent. */
+void control_server_stop(struct control_server *server);
+/* After stop: sends those answers, to clients that read them, for at most two seconds. The only
+ * call that waits. */
+void control_server_flush(struct control_server *server);
+
+/* Sends what happened meanwhile; the command is not answered by it. Takes note. Dropped when memory
+ * is short or the client reads nothing. */
+void control_note(struct control_client *client, json_t *note);
+/* The answer. Takes result; NULL: out of memory, which becomes an error. client is invalid after
+ * the caller has returned. */
+void control_reply(struct control_client *client, json_t *result);
+/* The answer is an error; code is a negative errno. Names inside the sentence are escaped. */
+void control_fail(struct control_client *client, int code, const char *sentence);
+
+/* --- the client's side --------------------------------------------------------------------- */
+
+struct control_connection;
+
+enum { CONTROL_TIMEOUT_MS = 10000 };
+
+/*
+ * Connects to the socket at path, which may be longer than an address holds, and sends a command.
+ * Takes arguments (NULL: none). timeout_ms: for connecting and for the server's hello.
+ * -ENOENT, -ECONNREFUSED: no server listens there; -ETIMEDOUT; -EPROTO: something else answers;
+ * -EPROTONOSUPPORT: another version of the protocol.
+ */
+GMB_MUST_CHECK int control_connect(const char *path, const char *command, json_t *arguments,
+	int timeout_ms, struct control_connection **connection_out, struct error *error);
+/* NULL is a no-op. */
+void control_disconnect(struct control_connection *connection);
+/* To poll for the answer after a note: readable when it comes, and when the server closes. */
+int control_connection_fd(const struct control_connection *connection);
+
+/* Waits for the next line: 1 a note, 0 the result, in *value_out, to be freed with json_decref(); a
+ * negative errno: the server's error and sentence, or -ETIMEDOUT, -ECONNRESET, -EPROTO. timeout_ms:
+ * -1 never ends. */
+GMB_MUST_CHECK int control_receive(struct control_connection *connection, int timeout_ms,
+	json_t **value_out, struct error *error);
+/* Asks the server to answer with what it has. */
+void control_finish(struct control_connection *connection);
+/* Waits until the server closes the connection. */
+void control_wait_closed(struct control_connection *connection);
+
+/* All of it for a command that is answered at once; its notes are dropped. */
+GMB_MUST_CHECK int control_ask(const char *path, const char *command, json_t *arguments,
+	int timeout_ms, json_t **result_out, struct error *error);
+
+/* --- both ---------------------------------------------------------------------------------- */
+
+/* The address of the socket at path, reached through a descriptor of its folder if it is too long;
+ * *folder_fd is that descriptor, to be closed after bind or connect, or -1. */
+GMB_MUST_CHECK int control_address(const char *path, struct sockaddr_un *address, int *folder_fd);
