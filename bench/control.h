@@ -1,25 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What the clients share that "gmblock bench" is compared with. Nothing of it comes from the
- * program: a mistake there must not be in what it is measured against.
+ * What the clients share that "gmblock bench" is compared with. None of it comes from the program,
+ * so that a mistake in the program is not in its comparison, too.
  *
  * Threading: one thread. Ownership: none. Errors: none.
  */
 #pragma once
 
-#include <inttypes.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
 #include <sys/resource.h>
-#include <time.h>
+
+#include "samples.h"
 
 static inline double control_now_s(void)
 {
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+	return (double)samples_now_ns() / 1e9;
 }
 
 static inline double control_cpu_s(void)
@@ -39,22 +33,10 @@ struct control_blocks {
 	uint64_t random;
 };
 
-/* The same numbers as "gmblock bench" draws. */
-static inline uint64_t control_draw(uint64_t *state)
-{
-	uint64_t mixed = *state += UINT64_C(0x9e3779b97f4a7c15);
-
-	mixed = (mixed ^ (mixed >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-	mixed = (mixed ^ (mixed >> 27)) * UINT64_C(0x94d049bb133111eb);
-	return mixed ^ (mixed >> 31);
-}
-
 static inline uint64_t control_pick(struct control_blocks *blocks)
 {
 	if (blocks->is_random) {
-		return (uint64_t)(((unsigned __int128)control_draw(&blocks->random) *
-					  blocks->count) >>
-				  64);
+		return samples_draw(&blocks->random, blocks->count);
 	}
 	return blocks->next++ % blocks->count;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What bench/overlap's programs share: samples of requests, and what is reported of them.
+ * What the small programs share: clocks, random blocks, samples of requests and their report.
  *
  * A sample is one request, from its start to its end. The rate is bytes over the time that the
  * program says it measured for, so that what lies between requests counts as well. Threading: one
@@ -42,7 +42,7 @@ static inline uint64_t samples_now_ns(void)
 	return samples_clock_ns(CLOCK_MONOTONIC);
 }
 
-/* SplitMix64, scaled to 0 … below - 1. */
+/* SplitMix64, scaled to 0 … below - 1: the same numbers as "gmblock bench" draws. */
 static inline uint64_t samples_draw(uint64_t *state, uint64_t below)
 {
 	uint64_t mixed = *state += UINT64_C(0x9e3779b97f4a7c15);
