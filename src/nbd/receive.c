@@ -190,8 +190,8 @@ static bool take_payload(struct nbd_session *session)
 		}
 		if (stream == NULL) {
 			/* What has been received already is copied. */
-			request->path.memory_rights =
-				PAYLOAD_RIGHTS | (available(session) > 0 ? MEM_CPU_WRITE : 0);
+			request->path.memory_rights = stream_memory_rights(&session->stream) |
+						      (available(session) > 0 ? MEM_CPU_WRITE : 0);
 			stream = path_write_open(&request->path);
 			if (stream == NULL) {
 				return false;

@@ -248,7 +248,7 @@ struct nbd_request *request_begin(struct nbd_session *session, const struct requ
 	list_init(&request->send_node);
 	request->path.offset = head->offset;
 	request->path.length = head->length;
-	request->path.memory_rights = PAYLOAD_RIGHTS;
+	request->path.memory_rights = stream_memory_rights(&session->stream);
 	request->path.placement = NULL;
 	request->path.export = session->base.path_export;
 	request->path.progress = request_progress;

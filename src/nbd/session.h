@@ -36,8 +36,6 @@ enum {
 	SEND_BYTES_MAX = 2 << 20,
 	SEND_NOW_BYTES_MAX = 256 << 10,
 	HANDSHAKE_TX_BYTES = 32 << 10,
-	/* What the session does with payload memory: send from it, receive into it. */
-	PAYLOAD_RIGHTS = MEM_SOCKET | MEM_ADDRESS,
 	/* Payload memory of one request. */
 	WINDOW_BYTES = 2 << 20,
 	/* A read whose reply cannot tell of a late error is held back until all of it is valid, up

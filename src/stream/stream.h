@@ -29,6 +29,8 @@ struct stream;
  * ring_op_complete(), never from inside the call. */
 struct stream_ops {
 	const char *name;
+	uint32_t memory_rights; /* enum mem_right: what it needs of memory that it sends from and
+				 * receives into */
 	/* Makes the layer ready (a handshake); completes op with 0 or a negative errno. */
 	void (*start)(struct stream *stream, struct ring_op *op);
 	void (*receive)(
@@ -94,6 +96,13 @@ void stream_shutdown_send(struct stream *stream);
 bool stream_is_idle(const struct stream *stream);
 /* Closes an idle stream. A closed one: no-op. */
 void stream_close(struct stream *stream);
+
+/* enum mem_right: what payload memory must allow, to be known before it is chosen: a socket takes
+ * memory that the CPU may not use, a layer that encrypts does not. Changes with an upgrade only. */
+static inline uint32_t stream_memory_rights(const struct stream *stream)
+{
+	return stream->ops == NULL ? MEM_SOCKET | MEM_ADDRESS : stream->ops->memory_rights;
+}
 
 /* What the connection has carried since it was opened; see ring_socket_traffic(). */
 static inline bool stream_traffic(struct stream *stream, struct ring_traffic *traffic)
