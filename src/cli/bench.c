@@ -11,8 +11,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "cli/cli.h"
-#include "tools/bench_plot.h"
-#include "tools/svg.h"
+#include "tools/plot.h"
 
 enum { QUOTE_BYTES = 256, PERCENT_UNSET = UINT32_MAX };
 

@@ -74,6 +74,19 @@ int cli_print(const char *text);
 
 /* Each parses its arguments (argv[0] is its name), calls the floors below and prints. Returns the
  * exit status: 0 success, 1 failure, 2 wrong usage; the message is on standard error already. */
+/* The part of its usage that the lab's command of the same name shows as well. */
+#define CLI_TRACE_REQUEST_USAGE                                                                    \
+	"waits for requests to a server that runs on this machine, and shows where the\n"          \
+	"time of each went. SERVER is a URI that it serves, its control socket, or its process\n"  \
+	"id; not needed when there is only one.\n"                                                 \
+	"\n"                                                                                       \
+	"  --count N          how many (default 1)\n"                                              \
+	"  --min-size SIZE    only those of at least so many bytes\n"                              \
+	"  --operation OP     only these: read, write, flush, trim, zero, cache or extents;\n"     \
+	"                     repeat for more\n"                                                   \
+	"  --export NAME      only those for this export; \"\" is the default one\n"               \
+	"  --timeout TIME     wait no longer, and show what there is\n"
+
 int cmd_serve(int argc, char **argv);
 int cmd_info(int argc, char **argv);
 int cmd_list(int argc, char **argv);

@@ -1,156 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/trace.h"
+#include "tools/trace_request.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include "base/log.h"
-#include "base/text.h"
 #include "cli/cli.h"
+#include "tools/plot.h"
 #include "tools/print.h"
 #include "tools/stats.h"
-#include "tools/svg.h"
-#include "tools/trace_plot.h"
-#include "tools/trace_request.h"
 
-enum {
-	QUOTE_BYTES = 256,
-	MARKER_DIGITS_MAX = 16,
-	DISK_COUNT = 8,
-	DISK_CHUNK_BYTES = 4096,
-	REQUEST_COUNT = 1,
-};
+enum { QUOTE_BYTES = 256, COUNT_DEFAULT = 1 };
 
 struct trace_arguments {
-	struct trace_work work;		/* of a disk */
-	struct trace_question question; /* with --request */
-	const char *operand;		/* the disk or the server, or NULL */
-	uint64_t timeout_ns;		/* 0: none */
-	uint32_t count;			/* 0: not given */
+	struct trace_question question;
+	const char *operand; /* the server, or NULL */
+	uint64_t timeout_ns; /* 0: none */
+	uint32_t count;	     /* 0: not given */
 	const char *svg_path;
-	bool request;
-	bool marker_set;
+	bool request; /* must be given: other builds also trace disks */
 	bool json;
 };
 
-static const char usage_text[] =
-	"Usage: gmblock trace [OPTION]... DEVICE|FILE\n"
-	"       gmblock trace --request [OPTION]... [SERVER]\n"
-	"\n"
-	"Reads from a disk and shows when each piece of the data arrives in memory: how many\n"
-	"places fill at a time, in which order, and how early a sender could begin. Never writes\n"
-	"to the disk. Keeps one processor busy while it reads.\n"
-	"\n"
-	"  --size SIZE    bytes of a read, a multiple of 512 (default 1M); repeat for more sizes\n"
-	"  --count N      reads of each size (default 8)\n"
-	"  --offset SIZE  where to begin (default 0)\n"
-	"  --random       at random places from there on, instead of one after the other\n"
-	"  --chunk SIZE   bytes of a piece that is watched, a multiple of 512 (default 4K)\n"
-	"  --parts SIZE   split each read into parts, submitted one by one as the server does\n"
-	"  --together     submit the parts with one system call: the kernel may merge them\n"
-	"  --cached       read through the page cache instead of directly\n"
-	"  --marker HEX   what is put into the memory before (default: random)\n"
-	"\n"
-	"With --request: waits for requests to a server that runs on this machine, and shows "
-	"where\n"
-	"the time of each went. SERVER is a URI that it serves, its control socket, or its "
-	"process\n"
-	"id; not needed when there is only one.\n"
-	"\n"
-	"  --count N          how many (default 1)\n"
-	"  --min-size SIZE    only those of at least so many bytes\n"
-	"  --operation OP     only these: read, write, flush, trim, zero, cache or extents;\n"
-	"                     repeat for more\n"
-	"  --export NAME      only those for this export; \"\" is the default one\n"
-	"  --timeout TIME     wait no longer, and show what there is\n"
-	"\n"
-	"Both:\n"
-	"  --svg FILE     draw the typical read of each size, or the first requests\n"
-	"  --json         for programs\n"
-	"  -h, --help     this text\n";
-
-/* --- values -------------------------------------------------------------------------------- */
-
-static int take_bytes(const char *name, const char *text, uint64_t max, uint64_t *bytes)
-{
-	struct error error;
-	char most[UNITS_TEXT_BYTES];
-
-	if (units_parse_bytes(text, bytes, &error) != 0) {
-		return cli_usage_error("trace", "--%s: %s", name, error.text);
-	}
-	if (*bytes > max) {
-		return cli_usage_error(
-			"trace", "--%s: at most %s", name, units_format_bytes(most, max));
-	}
-	if (*bytes % TRACE_UNIT_BYTES != 0) {
-		return cli_usage_error("trace", "--%s: %s is not a multiple of %d", name,
-			units_format_bytes(most, *bytes), TRACE_UNIT_BYTES);
-	}
-	return CLI_GO_ON;
-}
-
-static int take_length(const char *name, const char *text, uint32_t *length)
-{
-	uint64_t bytes = 0;
-	int status = take_bytes(name, text, TRACE_BYTES_MAX, &bytes);
-
-	if (status == CLI_GO_ON && bytes == 0) {
-		return cli_usage_error("trace", "--%s: it must not be 0", name);
-	}
-	*length = (uint32_t)bytes;
-	return status;
-}
-
-static int take_size(void *context, const char *name, const char *text)
-{
-	struct trace_work *work = &((struct trace_arguments *)context)->work;
-
-	if (work->size_count == TRACE_SIZES_MAX) {
-		return cli_usage_error("trace", "--%s: at most %d of them", name, TRACE_SIZES_MAX);
-	}
-	return take_length(name, text, &work->sizes[work->size_count++]);
-}
-
-static int take_offset(void *context, const char *name, const char *text)
-{
-	struct trace_arguments *arguments = context;
-
-	return take_bytes(name, text, INT64_MAX, &arguments->work.offset);
-}
-
-static int take_chunk(void *context, const char *name, const char *text)
-{
-	struct trace_arguments *arguments = context;
-
-	return take_length(name, text, &arguments->work.chunk_bytes);
-}
-
-static int take_parts(void *context, const char *name, const char *text)
-{
-	struct trace_arguments *arguments = context;
-
-	return take_length(name, text, &arguments->work.part_bytes);
-}
-
-static int take_marker(void *context, const char *name, const char *text)
-{
-	struct trace_arguments *arguments = context;
-	char quoted[QUOTE_BYTES];
-	size_t length = strlen(text);
-
-	if (length == 0 || length > MARKER_DIGITS_MAX ||
-		strspn(text, "0123456789abcdefABCDEF") != length) {
-		return cli_usage_error("trace", "--%s: '%s' is not a number of 1 to %d hex digits",
-			name, log_escape(quoted, sizeof(quoted), text, length), MARKER_DIGITS_MAX);
-	}
-	arguments->work.marker = strtoull(text, NULL, 16);
-	arguments->marker_set = true;
-	return CLI_GO_ON;
-}
+static const char usage_text[] = "Usage: gmblock trace --request [OPTION]... [SERVER]\n"
+				 "\n"
+				 "  --request          " CLI_TRACE_REQUEST_USAGE
+				 "  --svg FILE         draw the first requests\n"
+				 "  --json             for programs\n"
+				 "  -h, --help         this text\n";
 
 static int take_operation(void *context, const char *name, const char *text)
 {
@@ -173,143 +51,12 @@ static int take_operation(void *context, const char *name, const char *text)
 		log_escape(quoted, sizeof(quoted), text, strlen(text)));
 }
 
-/* --- the command line ---------------------------------------------------------------------- */
-
-static int sizes_check(const struct trace_work *work)
-{
-	uint64_t chunks = 0;
-	char part_text[UNITS_TEXT_BYTES];
-	char size_text[UNITS_TEXT_BYTES];
-
-	for (uint32_t i = 0; i < work->size_count; i++) {
-		uint32_t size = work->sizes[i];
-
-		chunks += (uint64_t)work->count *
-			  ((size + work->chunk_bytes - 1) / work->chunk_bytes);
-		if (work->part_bytes > size) {
-			return cli_usage_error("trace",
-				"--parts: %s is more than a read of %s (--size)",
-				units_format_bytes(part_text, work->part_bytes),
-				units_format_bytes(size_text, size));
-		}
-		if (work->part_bytes > 0 && size > (uint64_t)work->part_bytes * TRACE_PARTS_MAX) {
-			return cli_usage_error("trace",
-				"--parts: they would be more than %d parts of one read",
-				TRACE_PARTS_MAX);
-		}
-	}
-	if (chunks > TRACE_CHUNKS_MAX) {
-		return cli_usage_error("trace",
-			"%llu chunks are too many to remember: a larger --chunk, or less --count "
-			"or --size",
-			(unsigned long long)chunks);
-	}
-	return CLI_GO_ON;
-}
-
-/* What only makes sense together. */
-static int disk_check(struct trace_arguments *arguments)
-{
-	struct trace_work *work = &arguments->work;
-	char quoted[QUOTE_BYTES];
-
-	work->path = arguments->operand;
-	if (work->path == NULL) {
-		return cli_usage_error("trace", "which disk? Give a block device or a file");
-	}
-	if (strstr(work->path, "://") != NULL && access(work->path, F_OK) != 0) {
-		log_escape(quoted, sizeof(quoted), work->path, strlen(work->path));
-		return cli_usage_error("trace",
-			"'%s' is a URI, and this is for disks of this machine; requests to a "
-			"server are traced with: gmblock trace --request %s",
-			quoted, quoted);
-	}
-	if (work->path[0] != '\0' && strspn(work->path, "0123456789") == strlen(work->path) &&
-		access(work->path, F_OK) != 0) {
-		return cli_usage_error("trace",
-			"there is no disk '%s'; requests to the server with this process id are "
-			"traced with: gmblock trace --request %s",
-			work->path, work->path);
-	}
-	if (work->together && work->part_bytes == 0) {
-		return cli_usage_error("trace", "--together needs --parts");
-	}
-	if (work->size_count == 0) {
-		work->sizes[work->size_count++] = 1 << 20;
-	}
-	for (uint32_t i = 0; i < work->size_count; i++) {
-		if (work->chunk_bytes > work->sizes[i]) {
-			return cli_usage_error("trace", "--chunk: it is more than a read (--size)");
-		}
-	}
-	if (work->chunk_bytes == 0) {
-		work->chunk_bytes = DISK_CHUNK_BYTES;
-	}
-	work->count = arguments->count > 0 ? arguments->count : DISK_COUNT;
-	return sizes_check(work);
-}
-
-static int request_check(struct trace_arguments *arguments)
-{
-	struct trace_question *question = &arguments->question;
-
-	if (question->min_size > INT64_MAX) {
-		return cli_usage_error("trace", "--min-size: no request is so long");
-	}
-	question->count = arguments->count > 0 ? arguments->count : REQUEST_COUNT;
-	return CLI_GO_ON;
-}
-
-/* Nothing that is for the other thing to look at. */
-static int mode_check(const struct trace_arguments *arguments)
-{
-	const struct trace_work *work = &arguments->work;
-	const struct trace_question *question = &arguments->question;
-	const struct {
-		const char *name;
-		bool for_request;
-		bool given;
-	} options[] = {
-		{ "size", false, work->size_count > 0 },
-		{ "offset", false, work->offset > 0 },
-		{ "random", false, work->random },
-		{ "chunk", false, work->chunk_bytes > 0 },
-		{ "parts", false, work->part_bytes > 0 },
-		{ "together", false, work->together },
-		{ "cached", false, work->cached },
-		{ "marker", false, arguments->marker_set },
-		{ "min-size", true, question->min_size > 0 },
-		{ "operation", true, question->operations != NULL },
-		{ "export", true, question->export != NULL },
-		{ "timeout", true, arguments->timeout_ns > 0 },
-	};
-
-	for (size_t i = 0; i < ARRAY_COUNT(options); i++) {
-		if (options[i].given && options[i].for_request != arguments->request) {
-			return cli_usage_error("trace",
-				options[i].for_request ? "--%s needs --request"
-						       : "--%s is for a disk, not for --request",
-				options[i].name);
-		}
-	}
-	return CLI_GO_ON;
-}
-
 static int arguments_parse(int argc, char **argv, struct trace_arguments *arguments)
 {
-	struct trace_work *work = &arguments->work;
 	struct trace_question *question = &arguments->question;
 	const struct cli_option options[] = {
-		{ "size", .take = take_size },
-		{ "count", .count = &arguments->count, .min = 1, .max = TRACE_COUNT_MAX },
-		{ "offset", .take = take_offset },
-		{ "random", .flag = &work->random },
-		{ "chunk", .take = take_chunk },
-		{ "parts", .take = take_parts },
-		{ "together", .flag = &work->together },
-		{ "cached", .flag = &work->cached },
-		{ "marker", .take = take_marker },
 		{ "request", .flag = &arguments->request },
+		{ "count", .count = &arguments->count, .min = 1, .max = TRACE_REQUEST_COUNT_MAX },
 		{ "min-size", .bytes = &question->min_size },
 		{ "operation", .take = take_operation },
 		{ "export", .text = &question->export },
@@ -321,79 +68,19 @@ static int arguments_parse(int argc, char **argv, struct trace_arguments *argume
 		arguments };
 	int status = cli_parse(&command, argc, argv);
 
-	_Static_assert((int)TRACE_COUNT_MAX == (int)TRACE_REQUEST_COUNT_MAX, "one limit");
-	if (status == CLI_GO_ON) {
-		status = mode_check(arguments);
+	if (status == CLI_GO_ON && !arguments->request) {
+		return cli_usage_error(
+			"trace", "--request is missing; this build cannot trace disks");
 	}
 	if (status == CLI_GO_ON) {
-		status = cli_operand("trace", arguments->request ? "server" : "disk", argc, argv,
-			&arguments->operand);
+		status = cli_operand("trace", "server", argc, argv, &arguments->operand);
 	}
-	if (status == CLI_GO_ON) {
-		status = arguments->request ? request_check(arguments) : disk_check(arguments);
+	if (status == CLI_GO_ON && question->min_size > INT64_MAX) {
+		status = cli_usage_error("trace", "--min-size: no request is so long");
 	}
+	question->count = arguments->count > 0 ? arguments->count : COUNT_DEFAULT;
 	return status;
 }
-
-/* --- a disk -------------------------------------------------------------------------------- */
-
-/* What disks hold must not be able to guess it. */
-static int choose_marker(struct trace_work *work, struct error *error)
-{
-	if (getrandom(&work->marker, sizeof(work->marker), 0) != sizeof(work->marker)) {
-		return error_set(error, -errno, "cannot get random bytes: %s", strerror(errno));
-	}
-	return 0;
-}
-
-static int draw_plot(FILE *out, const void *context, struct error *error)
-{
-	return trace_plot_write(out, context, error);
-}
-
-static int write_svg(struct svg_file *file, const struct trace_work *work,
-	const struct trace_result *result, struct error *error)
-{
-	char titles[TRACE_PLOT_PANELS_MAX][TRACE_TITLE_BYTES];
-	struct trace_plot plot = {
-		.title = "When the data of a read arrive in memory",
-		.subtitle = work->path,
-		.panel_count = result->group_count,
-	};
-
-	for (uint32_t i = 0; i < result->group_count; i++) {
-		const struct trace_group *group = &result->groups[i];
-
-		trace_title(titles[i], work, group->bytes);
-		plot.panels[i].title = titles[i];
-		plot.panels[i].read = &group->reads[group->typical];
-	}
-	return svg_file_write(file, draw_plot, &plot, error);
-}
-
-static int trace(const struct trace_arguments *arguments, struct svg_file *svg)
-{
-	const struct trace_work *work = &arguments->work;
-	struct trace_result result = { .group_count = 0 };
-	struct error error;
-	int err = trace_run(work, &result, &error);
-
-	if (err == 0) {
-		err = arguments->json ? trace_show_json(work, &result, &error)
-				      : trace_show_text(work, &result, &error);
-	}
-	if (err == 0 && svg->fd >= 0) {
-		err = write_svg(svg, work, &result, &error);
-	}
-	if (err == 0 && result.interrupted) {
-		err = error_set(&error, -EINTR, "interrupted after %u of %u reads",
-			result.read_count, work->size_count * work->count);
-	}
-	trace_result_fini(&result);
-	return err != 0 ? cli_failure("trace", &error) : CLI_OK;
-}
-
-/* --- requests ------------------------------------------------------------------------------ */
 
 /* Fewer than were asked for are a failure, whatever was shown of them. */
 static int count_check(const struct trace_requests *requests, struct error *error)
@@ -450,22 +137,16 @@ static int trace_requests(const struct trace_arguments *arguments, struct svg_fi
 	return err != 0 ? cli_failure("trace", &error) : CLI_OK;
 }
 
-/* --- the command --------------------------------------------------------------------------- */
-
 static int run(struct trace_arguments *arguments)
 {
 	struct svg_file svg = { .fd = -1 };
 	struct error error;
 	int status;
 
-	if (!arguments->request && !arguments->marker_set &&
-		choose_marker(&arguments->work, &error) != 0) {
-		return cli_failure("trace", &error);
-	}
 	if (arguments->svg_path != NULL && svg_file_open(&svg, arguments->svg_path, &error) != 0) {
 		return cli_failure("trace", &error);
 	}
-	status = arguments->request ? trace_requests(arguments, &svg) : trace(arguments, &svg);
+	status = trace_requests(arguments, &svg);
 	svg_file_close(&svg);
 	return status;
 }

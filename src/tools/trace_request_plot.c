@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <string.h>
 
+#include "tools/plot.h"
 #include "tools/print.h"
-#include "tools/svg.h"
 #include "tools/trace_request.h"
 
 enum {

@@ -78,7 +78,7 @@ class HelpAndVersion(support.Case):
 
     def test_empty_paths_are_wrong_usage(self):
         for arguments in (["serve", "--config", "", "null:1M"], ["bench", "--plot", "", "nbd://h"],
-                          ["trace", "--svg", "", "disk"], ["info", "--local", "--path", ""],
+                          ["trace", "--svg", "", "--request"], ["info", "--local", "--path", ""],
                           ["copy", "--resume", "", "a", "b"], ["attach", "--fuse=", "nbd://h"]):
             with self.subTest(arguments):
                 option = next(word for word in arguments if word.startswith("--")
@@ -87,7 +87,7 @@ class HelpAndVersion(support.Case):
 
     def test_names_of_any_bytes_do_not_reach_the_terminal(self):
         name = self.path("a\x1b[31m\udcff\u00e4/x")
-        for arguments in (["serve", name], ["info", "--local", "--path", name], ["trace", name],
+        for arguments in (["serve", name], ["info", "--local", "--path", name],
                           ["copy", name, "x"], ["trace", "--request", name], ["stats", name],
                           ["serve", "--config", name], ["bench", "--plot", name, "nbd://h"]):
             with self.subTest(arguments):

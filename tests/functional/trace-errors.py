@@ -30,6 +30,7 @@ class Usage(TraceCase):
         self.refuse("--marker", "", "--marker")
         self.refuse("--marker", "0x12", "'0x12'")
         self.refuse("--marker", "0" * 17, "--marker")
+        self.refuse("--svg", "", "--svg: the path is empty")
         self.refuse("--colour", "--colour")
 
     def test_what_does_not_go_together(self):
@@ -41,6 +42,17 @@ class Usage(TraceCase):
         self.refuse("--size", "64M", "--count", "1000", "too many to remember")
         self.refuse("--chunk", "2M", "--chunk: it is more than a read (--size)")
         self.refuse("--size", "1M", "--size", "8K", "--chunk", "16K", "--chunk: it is more")
+
+    def test_options_of_the_other_kind(self):
+        """Of a disk, or of --request."""
+        for option in ("--random", "--together", "--cached"):
+            self.refuse("--request", option, option + " is for a disk")
+        for option in ("--size", "--offset", "--chunk", "--parts", "--marker"):
+            self.refuse("--request", option, "4096", option + " is for a disk")
+        self.refuse("--operation", "read", "--operation needs --request")
+        self.refuse("--export", "x", "--export needs --request")
+        self.refuse("--min-size", "1", "--min-size needs --request")
+        self.refuse("--timeout", "1s", "--timeout needs --request")
 
     def test_disks(self):
         self.check_refused(["trace"], 2, "which disk?")
@@ -64,6 +76,7 @@ class Refused(TraceCase):
 
     def test_absent(self):
         self.refuse(self.path("nothing"), "does not exist")
+        self.refuse(self.path("a\x1b[31m\udcff\u00e4/x"), r"a\x1b[31m\xff" + "\u00e4/x")
 
     def test_unreadable(self):
         path = self.make_file("disk", bytes(MIB))

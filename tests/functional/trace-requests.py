@@ -386,14 +386,6 @@ class Refused(Case):
         refuse("--request", "--timeout", "0", "--timeout")
         refuse("--request", "--timeout", "soon", "--timeout")
         refuse("--request", "--operation", "re\x1bad", r"'re\x1bad' is none of read, write")
-        for option in ("--random", "--together", "--cached"):
-            refuse("--request", option, option + " is for a disk")
-        for option in ("--size", "--offset", "--chunk", "--parts", "--marker"):
-            refuse("--request", option, "4096", option + " is for a disk")
-        refuse("--operation", "read", "disk", "--operation needs --request")
-        refuse("--export", "x", "disk", "--export needs --request")
-        refuse("--min-size", "1", "disk", "--min-size needs --request")
-        refuse("--timeout", "1s", "disk", "--timeout needs --request")
 
     def test_no_such_server(self):
         self.check_refused(["trace", "--request", self.path("absent")], 1, "No such file")

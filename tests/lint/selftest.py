@@ -31,7 +31,7 @@ It serves.
 CLEAN = {
     "src/meson.build": "sources = files('base/bytes.c', 'store/file.c', 'cli/serve.c', "
                        "'tools/serve_parse.c', 'ring/linux.c')\n",
-    "meson.build": "executable('gmblock', 'src/cli/main.c')\n",
+    "meson.build": "executable('gmblock', 'src/main.c')\n",
     "src/base/bytes.h": "#pragma once\n#include <stdint.h>\n\nuint32_t bytes_get(void);\n",
     "src/base/bytes.c": "#include \"base/bytes.h\"\n\n/* strcpy(a, b) is only talk here. */\n"
                         "uint32_t bytes_get(void)\n{\n\tconst char *text = \"atoi(1)\";\n"
@@ -43,7 +43,7 @@ CLEAN = {
     "src/store/file.c": "#include <stdio.h>\n\n#include \"base/bytes.h\"\n",
     "src/memory/arena.h": "#pragma once\n",
     "src/nbd/wire.h": "#pragma once\n",
-    "src/cli/main.c": "#include \"nbd/wire.h\"\n",
+    "src/main.c": "#include \"nbd/wire.h\"\n",
     "src/cli/serve.c": "#include \"memory/arena.h\"\n#include \"nbd/wire.h\"\n",
     "tests/unit/meson.build": "foreach name : ['bytes']\n",
     "tests/unit/test_bytes.c": "\n",

@@ -13,8 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tools/bench_plot.h"
-#include "tools/svg.h"
+#include "tools/plot.h"
 
 enum { NESTING_MAX = 16, NAME_BYTES = 32 };
 

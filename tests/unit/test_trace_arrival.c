@@ -8,7 +8,7 @@
 
 #include <stdlib.h>
 
-#include "tools/trace_arrival.h"
+#include "lab/lab.h"
 
 enum { CHUNK = 4096, COUNT = 16, LOOK_NS = 100, MANY = 300 };
 

@@ -15,8 +15,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "lab/lab.h"
 #include "ring/ring.h"
-#include "tools/trace.h"
 
 enum {
 	FILE_BYTES = 1 << 20,

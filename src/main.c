@@ -10,6 +10,13 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "cli/cli.h"
+#include "lab/lab.h"
+
+#ifdef GMBLOCK_LAB
+#define TRACE lab_trace
+#else
+#define TRACE cmd_trace
+#endif
 
 static const struct command {
 	const char *name;
@@ -21,7 +28,7 @@ static const struct command {
 	{ "info", cmd_info, "show what a server offers, or what this machine can do" },
 	{ "bench", cmd_bench, "measure an export: rates, latencies, processor time" },
 	{ "stats", cmd_stats, "show what a running server does, and where the time goes" },
-	{ "trace", cmd_trace, "show where the time of a read, or of a request, goes" },
+	{ "trace", TRACE, "show where the time of a read, or of a request, goes" },
 	{ "copy", cmd_copy, "copy a disk between servers, files, devices and pipes" },
 	{ "attach", cmd_attach, "make a remote export a disk of this machine" },
 	{ "detach", cmd_detach, "remove such a disk" },

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What the commands that draw share: text in an SVG document, and the file that it goes to.
+ * Drawing as SVG: text in a document, panels, the file that it goes to, and the plot of latencies.
  *
  * Threading: the main thread. Ownership: borrows its arguments. Errors: a negative errno with a
  * sentence that names the file. Texts may hold any bytes: what XML cannot carry is escaped.
@@ -11,6 +11,7 @@
 #include <stdio.h>
 
 #include "base/error.h"
+#include "base/histogram.h"
 
 /* Text between tags or in an attribute. Control bytes and broken UTF-8 become \xNN. */
 void svg_text(FILE *out, const char *text);
@@ -70,3 +71,34 @@ GMB_MUST_CHECK int svg_file_write(
 
 /* Closes it, and removes it if it was created here and never written. */
 void svg_file_close(struct svg_file *file);
+
+/* --- latencies -------------------------------------------------------------------------------- */
+
+/*
+ * Draws latencies as SVG: above, the share of requests at each latency; below, the share that took
+ * no longer, on a scale that gives every nine of a percentile the same room. The latency axis is
+ * logarithmic and common to both.
+ *
+ *   title, subtitle, legend
+ *   ┌──────────────────────┐ share
+ *   │      ▁▃█▅▂▁          │
+ *   ├──────────────────────┤ 99.9 %
+ *   │         ___----------│ 90 %
+ *   └──────────────────────┘ 0 %
+ *    20 µs  50 µs  100 µs
+ */
+
+enum { BENCH_PLOT_SERIES_MAX = 2 };
+
+struct bench_plot {
+	const char *title;
+	const char *subtitle;
+	struct bench_plot_series {
+		const char *name;
+		const struct histogram *latency_ns; /* not empty */
+	} series[BENCH_PLOT_SERIES_MAX];
+	uint32_t series_count; /* at least 1 */
+};
+
+/* Writes the whole document and flushes out. */
+GMB_MUST_CHECK int bench_plot_write(FILE *out, const struct bench_plot *plot, struct error *error);
