@@ -20,40 +20,34 @@ enum {
 	OTHERS_PATIENCE_MS = 2000,
 };
 
-/* --- facts --------------------------------------------------------------------------------- */
+/* Who serves which URIs; the first one says what is wrong with a URI that nobody serves. */
+static const struct carrier_ops *const carriers[] = { &nbd_carrier };
 
-/* What the server's facts and the options allow. */
-static uint32_t find_capabilities(const struct gmb_client *client)
+static const struct carrier_ops *find_carrier(const char *uri)
 {
-	static const struct {
-		uint16_t wire;
-		uint32_t capability;
-		bool writes;
-	} table[] = {
-		{ NBD_FLAG_SEND_FLUSH, GMB_CAN_FLUSH, false },
-		{ NBD_FLAG_SEND_FUA, GMB_CAN_FUA, false },
-		{ NBD_FLAG_SEND_TRIM, GMB_CAN_TRIM, true },
-		{ NBD_FLAG_SEND_WRITE_ZEROES, GMB_CAN_ZERO, true },
-		{ NBD_FLAG_SEND_FAST_ZERO, GMB_CAN_FAST_ZERO, true },
-		{ NBD_FLAG_SEND_CACHE, GMB_CAN_CACHE, false },
-		{ NBD_FLAG_SEND_DF, GMB_CAN_DF, false },
-		{ NBD_FLAG_CAN_MULTI_CONN, GMB_CAN_MULTI_CONN, false },
-		{ NBD_FLAG_ROTATIONAL, GMB_IS_ROTATIONAL, false },
-	};
-	uint16_t flags = client->facts->flags;
-	bool writable = (flags & NBD_FLAG_READ_ONLY) == 0 &&
-			(client->options.flags & GMB_OPEN_READ_ONLY) == 0;
-	uint32_t can = writable ? GMB_CAN_WRITE : 0;
+	size_t bytes = strcspn(uri, ":");
 
-	for (size_t i = 0; i < ARRAY_COUNT(table); i++) {
-		if ((flags & table[i].wire) != 0 && (writable || !table[i].writes)) {
-			can |= table[i].capability;
+	for (size_t i = 0; i < ARRAY_COUNT(carriers); i++) {
+		for (const char *const *scheme = carriers[i]->schemes; *scheme != NULL; scheme++) {
+			if (strlen(*scheme) == bytes && strncmp(uri, *scheme, bytes) == 0) {
+				return carriers[i];
+			}
 		}
 	}
-	if (client->facts->style == NBD_REPLIES_SIMPLE) {
-		can &= ~(uint32_t)GMB_CAN_DF;
+	return carriers[0];
+}
+
+/* --- facts --------------------------------------------------------------------------------- */
+
+/* What the server and the options allow. */
+static uint32_t find_capabilities(const struct gmb_client *client)
+{
+	uint32_t can = client->facts.capabilities;
+
+	if ((can & GMB_CAN_WRITE) == 0 || (client->options.flags & GMB_OPEN_READ_ONLY) != 0) {
+		can &= ~(uint32_t)(GMB_CAN_WRITE | GMB_CAN_TRIM | GMB_CAN_ZERO | GMB_CAN_FAST_ZERO);
 	}
-	return can | (client->facts->allocation ? GMB_CAN_STATUS : 0);
+	return can;
 }
 
 uint32_t client_ready_count(const struct gmb_client *client)
@@ -70,18 +64,18 @@ uint32_t client_ready_count(const struct gmb_client *client)
 
 void gmb_get_info(const struct gmb_client *client, struct gmb_info *info)
 {
-	const struct nbd_facts *facts = client->facts;
+	const struct carrier_facts *facts = &client->facts;
 	uint32_t connections = client_ready_count(client);
 	struct gmb_info full = {
 		.size = info->size,
-		.bytes = facts->size,
+		.bytes = facts->bytes,
 		.capabilities = client->capabilities,
-		.block_minimum = facts->sizes.minimum,
-		.block_preferred = facts->sizes.preferred,
-		.payload_max = MIN(facts->sizes.payload_max, (uint32_t)CLIENT_PAYLOAD_MAX),
+		.block_minimum = facts->block_minimum,
+		.block_preferred = facts->block_preferred,
+		.payload_max = MIN(facts->payload_max, (uint32_t)CLIENT_PAYLOAD_MAX),
 		.connections = connections,
 		.depth = client->options.depth * client->connections_wanted,
-		.replies = (enum gmb_replies)facts->style,
+		.replies = facts->replies,
 	};
 
 	memcpy(info, &full, MIN(info->size, sizeof(full)));
@@ -96,7 +90,7 @@ void gmb_get_stats(const struct gmb_client *client, struct gmb_stats *stats)
 	full.system_calls = counters->enters + counters->direct;
 	for (uint32_t i = 0; i < CLIENT_CONNECTIONS_MAX; i++) {
 		if (client->connections[i] != NULL) {
-			full.bytes_moved += client->connections[i]->nbd.moved_bytes;
+			full.bytes_moved += client->connections[i]->carrier->moved_bytes;
 		}
 	}
 	memcpy(stats, &full, MIN(stats->size, sizeof(full)));
@@ -104,12 +98,12 @@ void gmb_get_stats(const struct gmb_client *client, struct gmb_stats *stats)
 
 const char *gmb_export_name(const struct gmb_client *client)
 {
-	return client->facts->name;
+	return client->facts.name;
 }
 
 const char *gmb_export_description(const struct gmb_client *client)
 {
-	return client->facts->description;
+	return client->facts.description;
 }
 
 const char *gmb_uri(const struct gmb_client *client)
@@ -138,7 +132,8 @@ static struct connection *connection_with_room(struct gmb_client *client)
 		struct connection *connection = client->connections[i];
 
 		if (connection != NULL && connection_has_room(connection) &&
-			(best == NULL || connection->nbd.call_count < best->nbd.call_count)) {
+			(best == NULL || connection->carrier->command_count <
+						 best->carrier->command_count)) {
 			best = connection;
 		}
 	}
@@ -191,7 +186,7 @@ static void fail_replays(struct gmb_client *client, int err)
 		struct command *command =
 			list_entry(list_pop_front(&client->replays), struct command, node);
 
-		command->call.result = err;
+		command->result = err;
 		request_command_done(client, command, "");
 	}
 }
@@ -251,9 +246,9 @@ static void give_up(struct gmb_client *client)
 }
 
 static int give_up_forgotten(
-	struct gmb_client *client, const struct nbd_facts *facts, struct error *error)
+	struct gmb_client *client, const struct carrier_facts *facts, struct error *error)
 {
-	if (facts->is_volatile || client->facts->is_volatile) {
+	if (facts->is_volatile || client->facts.is_volatile) {
 		error_set(error, -ENOTCONN,
 			"%s: the server has started anew and kept this export in memory only: what "
 			"was written is gone",
@@ -271,15 +266,15 @@ static int give_up_forgotten(
 
 /* Says whether another connection may join: it must lead to the same export (rule P137). */
 static int check_same(
-	const struct gmb_client *client, const struct nbd_facts *facts, struct error *error)
+	const struct gmb_client *client, const struct carrier_facts *facts, struct error *error)
 {
-	const struct nbd_facts *known = client->facts;
+	const struct carrier_facts *known = &client->facts;
 
-	if (facts->size != known->size || facts->flags != known->flags ||
-		facts->style != known->style || facts->allocation != known->allocation ||
-		facts->sizes.minimum != known->sizes.minimum ||
-		facts->sizes.payload_max < known->sizes.payload_max ||
-		facts->epoch != known->epoch || strcmp(facts->name, known->name) != 0) {
+	if (facts->bytes != known->bytes || facts->identity != known->identity ||
+		facts->replies != known->replies || facts->capabilities != known->capabilities ||
+		facts->block_minimum != known->block_minimum ||
+		facts->payload_max < known->payload_max || facts->epoch != known->epoch ||
+		strcmp(facts->name, known->name) != 0) {
 		return error_set(error, -EPROTO,
 			"another connection to %s reaches an export with other properties: is "
 			"there "
@@ -291,7 +286,7 @@ static int check_same(
 
 static bool may_be_several(const struct gmb_client *client)
 {
-	return (client->facts->flags & NBD_FLAG_CAN_MULTI_CONN) != 0;
+	return (client->facts.capabilities & GMB_CAN_MULTI_CONN) != 0;
 }
 
 /* A server may come back without the promise that several connections see the same data. Those that
@@ -333,18 +328,16 @@ static void start_others(struct gmb_client *client, const struct connection *fir
 
 /* A server that comes back must be able to take the commands that the old one was sent. */
 static int check_able(
-	const struct gmb_client *client, const struct nbd_facts *facts, struct error *error)
+	const struct gmb_client *client, const struct carrier_facts *facts, struct error *error)
 {
-	const struct nbd_facts *known = client->facts;
-	const uint16_t needed = NBD_FLAG_SEND_FLUSH | NBD_FLAG_SEND_FUA | NBD_FLAG_SEND_TRIM |
-				NBD_FLAG_SEND_WRITE_ZEROES | NBD_FLAG_SEND_FAST_ZERO |
-				NBD_FLAG_SEND_CACHE | NBD_FLAG_SEND_DF;
+	const struct carrier_facts *known = &client->facts;
+	const uint32_t needed = GMB_CAN_WRITE | GMB_CAN_FLUSH | GMB_CAN_FUA | GMB_CAN_TRIM |
+				GMB_CAN_ZERO | GMB_CAN_FAST_ZERO | GMB_CAN_CACHE | GMB_CAN_DF |
+				GMB_CAN_STATUS;
 
-	if ((known->flags & needed & ~facts->flags) != 0 ||
-		(facts->flags & ~known->flags & NBD_FLAG_READ_ONLY) != 0 ||
-		facts->style < known->style || (known->allocation && !facts->allocation) ||
-		facts->sizes.minimum > known->sizes.minimum ||
-		facts->sizes.payload_max < known->sizes.payload_max) {
+	if ((known->capabilities & needed & ~facts->capabilities) != 0 ||
+		facts->replies < known->replies || facts->block_minimum > known->block_minimum ||
+		facts->payload_max < known->payload_max) {
 		return error_set(error, -EPROTO,
 			"%s: the server came back with less than it offered before: is it another "
 			"one, or is its configuration another? (rule P137)",
@@ -354,9 +347,9 @@ static int check_able(
 }
 
 /* True when what the server has acknowledged may be gone although nobody was told. */
-static bool has_forgotten(const struct gmb_client *client, const struct nbd_facts *facts)
+static bool has_forgotten(const struct gmb_client *client, const struct carrier_facts *facts)
 {
-	const struct nbd_facts *known = client->facts;
+	const struct carrier_facts *known = &client->facts;
 
 	return facts->epoch != known->epoch &&
 	       (client->changes != client->flushed || known->is_volatile || facts->is_volatile);
@@ -367,7 +360,7 @@ static void forget_lost(struct gmb_client *client, const struct connection *conn
 	uint32_t kept = 0;
 
 	for (uint32_t i = 0; i < client->lost_count; i++) {
-		bool taken_over = !client->facts->can_take_over;
+		bool taken_over = !client->facts.can_take_over;
 
 		for (uint32_t k = 0; k < connection->replaces_count && !taken_over; k++) {
 			taken_over = connection->replaces[k] == client->lost[i];
@@ -381,7 +374,7 @@ static void forget_lost(struct gmb_client *client, const struct connection *conn
 
 void client_take_over(struct gmb_client *client, uint32_t number)
 {
-	if (client->facts->can_take_over && (client->options.flags & GMB_OPEN_NO_RECONNECT) == 0) {
+	if (client->facts.can_take_over && (client->options.flags & GMB_OPEN_NO_RECONNECT) == 0) {
 		/* A connection gets ready only instead of all that were lost when it began. */
 		GMB_ASSERT(client->lost_count < CLIENT_LOST_MAX);
 		client->lost[client->lost_count++] = number;
@@ -426,15 +419,14 @@ static void leave_old_epoch(struct gmb_client *client, const struct connection *
 int client_connection_ready(
 	struct gmb_client *client, struct connection *connection, struct error *error)
 {
-	const struct nbd_facts *facts = &connection->facts;
+	const struct carrier_facts *facts = &connection->carrier->facts;
 	bool first = client->state == CLIENT_OPENING;
-	uint64_t size_before = client->facts->size;
+	uint64_t size_before = client->facts.bytes;
 
 	if (client->state == CLIENT_DEAD || client->state == CLIENT_CLOSING) {
 		return error_set(error, -ECANCELED, "closed");
 	}
-	if (client->lost_count > 0 && facts->can_take_over &&
-		facts->epoch != client->facts->epoch) {
+	if (client->lost_count > 0 && facts->can_take_over && facts->epoch != client->facts.epoch) {
 		leave_old_epoch(client, connection);
 	}
 	if (client_ready_count(client) > 1) {
@@ -458,7 +450,7 @@ int client_connection_ready(
 			return give_up_forgotten(client, facts, error);
 		}
 	}
-	*client->facts = *facts;
+	client->facts = *facts;
 	client->capabilities = find_capabilities(client);
 	if (first) {
 		set_state(client, CLIENT_OPEN);
@@ -470,11 +462,11 @@ int client_connection_ready(
 		return 0;
 	}
 	client_event(client, GMB_EVENT_RECONNECTED, client->uri_text);
-	if (facts->size != size_before) {
+	if (facts->bytes != size_before) {
 		char text[128];
 
 		snprintf(text, sizeof(text), "the export has %llu bytes now, %llu before",
-			(unsigned long long)facts->size, (unsigned long long)size_before);
+			(unsigned long long)facts->bytes, (unsigned long long)size_before);
 		client_event(client, GMB_EVENT_RESIZED, text);
 	}
 	return 0;
@@ -572,9 +564,10 @@ static void client_free(struct gmb_client *client)
 	if (list_is_linked(&client->node)) {
 		list_remove(&client->node);
 	}
-	nbd_uri_fini(&client->uri);
+	if (client->ops != NULL) {
+		client->ops->target_destroy(client->target);
+	}
 	free(client->uri_text);
-	free(client->facts);
 	free(client->commands);
 	free(client);
 }
@@ -607,10 +600,10 @@ static int take_options(
 	if (options != NULL) {
 		memcpy(own, options, MIN(options->size, sizeof(*own)));
 	}
-	if (own->connections > CLIENT_CONNECTIONS_MAX || own->depth > NBD_CLIENT_SLOTS_MAX) {
+	if (own->connections > CLIENT_CONNECTIONS_MAX || own->depth > CARRIER_DEPTH_MAX) {
 		return error_set(error, -EINVAL,
 			"a client has at most %d connections of at most %d commands each",
-			CLIENT_CONNECTIONS_MAX, NBD_CLIENT_SLOTS_MAX);
+			CLIENT_CONNECTIONS_MAX, CARRIER_DEPTH_MAX);
 	}
 	if ((own->flags & ~(uint32_t)(GMB_OPEN_READ_ONLY | GMB_OPEN_NO_RECONNECT |
 				      GMB_OPEN_NO_EXTENDED | GMB_OPEN_SIMPLE)) != 0) {
@@ -629,6 +622,7 @@ static int client_create(struct gmb_queue *queue, const char *uri,
 {
 	struct gmb_client *client = calloc(1, sizeof(*client));
 	uint32_t command_count;
+	size_t command_bytes;
 	int err;
 
 	if (client == NULL) {
@@ -641,7 +635,8 @@ static int client_create(struct gmb_queue *queue, const char *uri,
 	list_init(&client->free_commands);
 	err = take_options(client, options, error);
 	if (err == 0) {
-		err = nbd_uri_parse(uri, &client->uri, error);
+		client->ops = find_carrier(uri);
+		err = client->ops->target_create(uri, client->label, &client->target, error);
 	}
 	if (err != 0) {
 		client_free(client);
@@ -652,15 +647,18 @@ static int client_create(struct gmb_queue *queue, const char *uri,
 	snprintf(client->token, sizeof(client->token), "%016llx%016llx",
 		(unsigned long long)ring_random(queue->ring),
 		(unsigned long long)ring_random(queue->ring));
-	client->facts = calloc(1, sizeof(*client->facts));
-	client->commands = calloc(command_count, sizeof(*client->commands));
-	if (client->uri_text == NULL || client->facts == NULL || client->commands == NULL ||
+	command_bytes = (sizeof(struct command) + client->ops->command_bytes + 15) & ~(size_t)15;
+	client->commands = calloc(command_count, command_bytes);
+	if (client->uri_text == NULL || client->commands == NULL ||
 		connection_create(client, &client->connections[0]) != 0) {
 		client_free(client);
 		return error_set(error, -ENOMEM, "out of memory");
 	}
 	for (uint32_t i = 0; i < command_count; i++) {
-		list_push_back(&client->free_commands, &client->commands[i].node);
+		struct command *command =
+			(struct command *)(void *)(client->commands + i * command_bytes);
+
+		list_push_back(&client->free_commands, &command->node);
 	}
 	error_set(&client->open_error, -EINPROGRESS, "%s: not open yet", uri);
 	list_push_back(&queue->clients, &client->node);

@@ -5,10 +5,11 @@
  *   queue.c       the loop: flush ─▶ turn ─▶ callbacks
  *   request.c     gmb_submit: checks, splits in commands, puts the results together
  *   client.c      an open export: which connection takes which command; life and death
- *   connection.c  one connection: dial, send, receive, lose, dial again
+ *   connection.c  one connection over a carrier: start, lose, start again
+ *   carrier.h     what a protocol does for a connection
  *
  * A request becomes commands, each at most as long as the server takes. A command is on the
- * client's replays list, or on one connection's nbd, or free. When a connection is lost its
+ * client's replays list, or on one connection's carrier, or free. When a connection is lost its
  * commands go back to replays, in their order, and out again on the next connection.
  *
  * Threading: the thread of the queue. Ownership: queue ⊃ clients ⊃ connections, commands. Errors:
@@ -19,16 +20,14 @@
 #include <gmblock/gmblock.h>
 #include <stdatomic.h>
 
-#include "nbd/client.h"
-#include "nbd/client_dial.h"
-#include "ring/ring.h"
+#include "client/carrier.h"
 
 enum {
 	CLIENT_CONNECTIONS_MAX = 16,
 	CLIENT_DEPTH_DEFAULT = 128,
 	CLIENT_PAYLOAD_MAX = 32 << 20, /* one command, also where the server has no limit */
 	CONNECTION_EXTRA_ATTEMPTS = 3, /* beside one that works: after these they are rare */
-	CLIENT_LOST_MAX = NBD_HANDSHAKE_REPLACES_MAX,
+	CLIENT_LOST_MAX = CARRIER_REPLACES_MAX,
 };
 
 struct gmb_queue {
@@ -54,17 +53,10 @@ struct request_state {
 	bool no_done;  /* a blocking call */
 };
 
-struct command {
-	struct nbd_call call;
-	struct gmb_request *request;
-	struct list_node node; /* client.replays or client.free_commands */
-	uint64_t covers;       /* FLUSH: client.changes when it was first sent */
-};
-
 enum connection_state {
 	CONNECTION_IDLE, /* nothing there and nothing planned */
 	CONNECTION_BACKOFF,
-	CONNECTION_DIALING,
+	CONNECTION_STARTING,
 	CONNECTION_READY,
 	CONNECTION_CLOSING, /* waits for what is in flight */
 };
@@ -81,19 +73,9 @@ struct connection {
 	bool leaving;	     /* closed on purpose: no reconnect */
 	struct error reason; /* why it was lost */
 
-	struct nbd_dial dial;
-	struct stream stream;
-	struct ring_op recv_op; /* receive, or poll while nothing is awaited */
-	struct ring_op send_op;
+	struct carrier *carrier;
+	bool is_stopped;	 /* CLOSING: the carrier has nothing in flight */
 	struct ring_op timer_op; /* back-off, or silence limit */
-	uint64_t heard_ns;	 /* when bytes came last, or requests began to wait */
-
-	struct nbd_facts facts; /* once ready */
-	struct nbd_client nbd;
-	size_t in_bytes; /* laid out in the receive that is under way */
-	struct msghdr in;
-	struct msghdr out;
-	struct iovec out_iov[NBD_CLIENT_IOV_MAX];
 };
 
 enum client_state {
@@ -108,11 +90,13 @@ struct gmb_client {
 	struct gmb_queue *queue;
 	enum client_state state;
 	char *uri_text;
-	struct nbd_uri uri;
-	struct gmb_options options; /* defaults filled in */
-	struct error trouble;	    /* why it is dead, or what was lost last */
-	struct error open_error;    /* code: 0 open, -EINPROGRESS, or why it cannot be opened */
-	struct nbd_facts *facts;
+	const struct carrier_ops *ops;
+	struct carrier_target *target;	     /* what the URI names */
+	char label[CARRIER_LABEL_BYTES_MAX]; /* the server's address */
+	struct gmb_options options;	     /* defaults filled in */
+	struct error trouble;		     /* why it is dead, or what was lost last */
+	struct error open_error; /* code: 0 open, -EINPROGRESS, or why it cannot be opened */
+	struct carrier_facts facts;
 	uint32_t capabilities; /* GMB_CAN_, by the facts and the options */
 	uint64_t lost_ns; /* since when there is trouble: no connection, or no answer; 0 = none */
 
@@ -130,12 +114,12 @@ struct gmb_client {
 	struct list_node waiting; /* requests that are not wholly split, in order */
 	struct list_node replays; /* commands without a connection, in order */
 	struct list_node free_commands;
-	struct command *commands;
+	uint8_t *commands; /* each with the carrier's space behind it */
 	uint32_t requests_in_flight;
 
 	struct gmb_stats stats;
 	const struct gmb_request *explained; /* whose failure the text is about */
-	char explanation[NBD_CLIENT_TEXT_BYTES];
+	char explanation[CARRIER_TEXT_BYTES_MAX];
 };
 
 /* --- queue.c ---------------------------------------------------------------------------------- */
@@ -159,8 +143,6 @@ struct gmb_request *request_of(struct list_node *node);
 bool request_split(struct gmb_client *client, struct gmb_request *request, struct command *command);
 /* A command has ended. text: what the server said, or "". */
 void request_command_done(struct gmb_client *client, struct command *command, const char *text);
-void request_hole(struct command *command, uint64_t offset, uint64_t length);
-void request_extent(struct command *command, uint64_t length, uint32_t flags);
 /* What a command that will be sent again had collected does not count. */
 void request_command_again(struct command *command);
 /* Checks a request and lets it wait for a connection; a wrong one ends. */
@@ -193,7 +175,7 @@ int connection_create(struct gmb_client *client, struct connection **connection_
 void connection_destroy(struct connection *connection);
 /* Connects now, or after a delay. */
 void connection_start(struct connection *connection, uint64_t delay_ns);
-/* Sends what its nbd_client holds, and sees to it that a receive is under way. */
+/* Sends what its carrier has, and watches over its silence. */
 void connection_flush(struct connection *connection);
 /* Ends it because of an error; it is dialed again as the client decides. */
 void connection_lose(struct connection *connection, const struct error *error);

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/log.h"
+#include "base/bytes.h"
 #include "client/client_private.h"
 
 _Static_assert(sizeof(struct request_state) <= sizeof(((struct gmb_request *)0)->private_space),
@@ -114,19 +114,19 @@ static int check_operation(const struct gmb_client *client, const struct gmb_req
 
 static int check_range(const struct gmb_client *client, const struct gmb_request *request)
 {
-	const struct nbd_facts *facts = client->facts;
-	uint64_t block = facts->sizes_known ? facts->sizes.minimum : 1;
+	const struct carrier_facts *facts = &client->facts;
+	uint64_t block = facts->request_block;
 	uint64_t sum = 0;
 
 	if (request->operation == GMB_FLUSH) {
 		return request->offset == 0 && request->length == 0 ? 0 : -EINVAL;
 	}
-	if (!range_inside(request->offset, request->length, facts->size) ||
+	if (!range_inside(request->offset, request->length, facts->bytes) ||
 		!is_aligned(request->offset, block)) {
 		return -EINVAL;
 	}
 	if (!is_aligned(request->length, block) &&
-		request->offset + request->length != facts->size) {
+		request->offset + request->length != facts->bytes) {
 		return -EINVAL;
 	}
 	if (request->operation == GMB_STATUS && request->extents_max == 0) {
@@ -206,53 +206,16 @@ void gmb_submit(struct gmb_client *client, struct gmb_request *request)
 /* The longest command for an operation. */
 static uint64_t part_max(const struct gmb_client *client, const struct gmb_request *request)
 {
-	const struct nbd_facts *facts = client->facts;
-	uint32_t payload_max = MIN(facts->sizes.payload_max, (uint32_t)CLIENT_PAYLOAD_MAX);
+	const struct carrier_facts *facts = &client->facts;
+	uint32_t payload_max = MIN(facts->payload_max, (uint32_t)CLIENT_PAYLOAD_MAX);
 	/* The preferred size is at most the server's limit, but may be above ours. */
-	uint32_t align = facts->sizes.preferred <= payload_max ? facts->sizes.preferred
-							       : facts->sizes.minimum;
+	uint32_t align = facts->block_preferred <= payload_max ? facts->block_preferred
+							       : facts->block_minimum;
 
-	switch ((enum gmb_operation)request->operation) {
-	case GMB_READ:
-	case GMB_WRITE:
+	if (request->operation == GMB_READ || request->operation == GMB_WRITE) {
 		return align_down(payload_max, align);
-	case GMB_FLUSH:
-	case GMB_TRIM:
-	case GMB_ZERO:
-	case GMB_CACHE:
-	case GMB_STATUS:
-		break;
 	}
-	return facts->style == NBD_REPLIES_EXTENDED ? UINT64_MAX : align_down(UINT32_MAX, align);
-}
-
-static uint16_t wire_type(const struct gmb_request *request)
-{
-	static const uint16_t types[] = {
-		[GMB_READ] = NBD_CMD_READ,
-		[GMB_WRITE] = NBD_CMD_WRITE,
-		[GMB_FLUSH] = NBD_CMD_FLUSH,
-		[GMB_TRIM] = NBD_CMD_TRIM,
-		[GMB_ZERO] = NBD_CMD_WRITE_ZEROES,
-		[GMB_CACHE] = NBD_CMD_CACHE,
-		[GMB_STATUS] = NBD_CMD_BLOCK_STATUS,
-	};
-
-	return types[request->operation];
-}
-
-static uint16_t wire_flags(const struct gmb_client *client, const struct gmb_request *request)
-{
-	uint32_t flags = 0;
-
-	if ((request->flags & GMB_FUA) != 0 && (client->capabilities & GMB_CAN_FUA) != 0) {
-		flags |= NBD_CMD_FLAG_FUA;
-	}
-	flags |= (request->flags & GMB_NO_HOLE) != 0 ? NBD_CMD_FLAG_NO_HOLE : 0;
-	flags |= (request->flags & GMB_DF) != 0 ? NBD_CMD_FLAG_DF : 0;
-	flags |= (request->flags & GMB_STATUS_ONE) != 0 ? NBD_CMD_FLAG_REQ_ONE : 0;
-	flags |= (request->flags & GMB_FAST_ZERO) != 0 ? NBD_CMD_FLAG_FAST_ZERO : 0;
-	return (uint16_t)flags;
+	return facts->range_max == UINT64_MAX ? UINT64_MAX : align_down(facts->range_max, align);
 }
 
 bool request_split(struct gmb_client *client, struct gmb_request *request, struct command *command)
@@ -260,26 +223,27 @@ bool request_split(struct gmb_client *client, struct gmb_request *request, struc
 	struct request_state *state = request_state(request);
 	uint64_t left = request->length - state->split;
 	uint64_t length = MIN(left, part_max(client, request));
+	bool has_fua = (client->capabilities & GMB_CAN_FUA) != 0;
 
 	GMB_ASSERT(!state->whole);
 	command->request = request;
+	command->covers = client->changes;
 	state->parts++;
 	if (state->flushing) {
-		command->call = (struct nbd_call){ .type = NBD_CMD_FLUSH };
-		command->covers = client->changes;
+		command->operation = GMB_FLUSH;
+		command->flags = 0;
+		command->offset = 0;
+		command->length = 0;
 		state->whole = true;
 		return false;
 	}
-	command->call = (struct nbd_call){
-		.type = wire_type(request),
-		.flags = wire_flags(client, request),
-		.offset = request->offset + state->split,
-		.length = length,
-		.iov = request->iov,
-		.iov_count = request->iov_count,
-		.iov_skip = state->split,
-	};
-	command->covers = client->changes;
+	command->operation = request->operation;
+	command->flags = has_fua ? request->flags : request->flags & ~(uint32_t)GMB_FUA;
+	command->offset = request->offset + state->split;
+	command->length = length;
+	command->iov = request->iov;
+	command->iov_count = request->iov_count;
+	command->iov_skip = state->split;
 	state->split += length;
 	/* Status of a part is an answer; the caller asks for the rest. */
 	state->whole = state->split == request->length || request->operation == GMB_STATUS;
@@ -334,16 +298,18 @@ void request_fail(struct gmb_client *client, struct gmb_request *request, int er
 /* Keeps count of what a crash of the server's machine could take. */
 static void note_durability(struct gmb_client *client, const struct command *command)
 {
-	switch (command->call.type) {
-	case NBD_CMD_WRITE:
-	case NBD_CMD_TRIM:
-	case NBD_CMD_WRITE_ZEROES:
-		client->changes += (command->call.flags & NBD_CMD_FLAG_FUA) == 0;
+	switch ((enum gmb_operation)command->operation) {
+	case GMB_WRITE:
+	case GMB_TRIM:
+	case GMB_ZERO:
+		client->changes += (command->flags & GMB_FUA) == 0;
 		break;
-	case NBD_CMD_FLUSH:
+	case GMB_FLUSH:
 		client->flushed = MAX(client->flushed, command->covers);
 		break;
-	default:
+	case GMB_READ:
+	case GMB_CACHE:
+	case GMB_STATUS:
 		break;
 	}
 }
@@ -352,7 +318,7 @@ void request_command_done(struct gmb_client *client, struct command *command, co
 {
 	struct gmb_request *request = command->request;
 	struct request_state *state = request_state(request);
-	int result = command->call.result;
+	int result = command->result;
 
 	list_push_back(&client->free_commands, &command->node);
 	state->parts--;
@@ -380,7 +346,7 @@ static void extent_add(struct command *command, uint64_t offset, uint64_t length
 		request->extent_count > 0 ? &request->extents[request->extent_count - 1] : NULL;
 
 	if (last != NULL && last->flags == flags && last->offset + last->bytes == offset &&
-		last->offset >= command->call.offset) {
+		last->offset >= command->offset) {
 		last->bytes += length;
 	} else if (request->extent_count < request->extents_max) {
 		request->extents[request->extent_count++] = (struct gmb_extent){
@@ -391,16 +357,15 @@ static void extent_add(struct command *command, uint64_t offset, uint64_t length
 	}
 }
 
-void request_hole(struct command *command, uint64_t offset, uint64_t length)
+void command_hole(struct command *command, uint64_t offset, uint64_t length)
 {
 	extent_add(command, offset, length, GMB_EXTENT_HOLE | GMB_EXTENT_ZERO);
 }
 
-void request_extent(struct command *command, uint64_t length, uint32_t flags)
+void command_extent(struct command *command, uint64_t described, uint64_t length, uint32_t flags)
 {
 	struct gmb_request *request = command->request;
-	uint64_t offset = command->call.offset + command->call.covered;
-	uint32_t known = flags & (GMB_EXTENT_HOLE | GMB_EXTENT_ZERO);
+	uint64_t offset = command->offset + described;
 
 	/* Once one did not fit, none after it may: there must be no gap. */
 	if (request->extent_count > 0) {
@@ -410,18 +375,18 @@ void request_extent(struct command *command, uint64_t length, uint32_t flags)
 			return;
 		}
 	}
-	extent_add(command, offset, length, known);
+	extent_add(command, offset, length, flags);
 }
 
 void request_command_again(struct command *command)
 {
 	struct gmb_request *request = command->request;
-	uint64_t start = command->call.offset;
+	uint64_t start = command->offset;
 	uint32_t kept = 0;
 
 	for (uint32_t i = 0; i < request->extent_count; i++) {
 		if (request->extents[i].offset < start ||
-			request->extents[i].offset - start >= command->call.length) {
+			request->extents[i].offset - start >= command->length) {
 			request->extents[kept++] = request->extents[i];
 		}
 	}
