@@ -400,12 +400,15 @@ static int create_services(struct engine *engine, struct error *error)
 {
 	while (engine->service_count < engine->options.kind_count) {
 		const struct session_kind *kind = engine->options.kinds[engine->service_count];
+		void **service = &engine->services[engine->service_count];
 		int rc;
 
-		GMB_ASSERT(kind->create != NULL && kind->destroy != NULL && kind->accept != NULL);
-		GMB_ASSERT(kind->resume != NULL && kind->flush != NULL && kind->drain != NULL);
+		GMB_ASSERT((kind->create == NULL) == (kind->destroy == NULL));
+		GMB_ASSERT(kind->accept != NULL && kind->resume != NULL);
+		GMB_ASSERT(kind->flush != NULL && kind->drain != NULL);
 		GMB_ASSERT(kind->abort != NULL && kind->join != NULL && kind->close != NULL);
-		rc = kind->create(engine, &engine->services[engine->service_count], error);
+		*service = engine;
+		rc = kind->create != NULL ? kind->create(engine, service, error) : 0;
 		if (rc < 0) {
 			return rc;
 		}
@@ -470,9 +473,11 @@ void engine_destroy(struct engine *engine)
 		ring_turn(engine->ring, true);
 	}
 	while (engine->service_count > 0) {
-		engine->service_count--;
-		engine->options.kinds[engine->service_count]->destroy(
-			engine->services[engine->service_count]);
+		const struct session_kind *kind = engine->options.kinds[--engine->service_count];
+
+		if (kind->destroy != NULL) {
+			kind->destroy(engine->services[engine->service_count]);
+		}
 	}
 	path_destroy(engine->path);
 	arena_destroy(engine->arena);

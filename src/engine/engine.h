@@ -24,8 +24,6 @@
  */
 #pragma once
 
-#include <sys/types.h>
-
 #include "base/list.h"
 #include "base/log.h"
 #include "engine/export.h"
@@ -33,6 +31,7 @@
 #include "engine/wait_policy.h"
 #include "path/path.h"
 #include "ring/ring.h"
+#include "stream/stream.h"
 
 struct engine;
 struct session;
@@ -45,10 +44,8 @@ enum { PEER_TEXT_BYTES = 80 };
 struct peer {
 	char text[PEER_TEXT_BYTES]; /* for messages: "127.0.0.1:4711" */
 	int family;		    /* AF_INET, AF_INET6 or AF_UNIX; 0 = unknown */
-	bool has_ids;		    /* the kernel vouches for the next three (Unix sockets) */
-	uid_t uid;
-	gid_t gid;
-	pid_t pid;
+	bool has_credentials;	    /* a Unix socket, whose other end the kernel vouches for */
+	struct stream_credentials credentials;
 };
 
 struct session_kind;
@@ -79,7 +76,8 @@ struct engine_export {
 
 enum export_change { EXPORT_REMOVED };
 
-/* Creates the engine's queue on the store and takes a reference. -EEXIST: the name is in use. */
+/* Creates the engine's queue on the store, which may open its files on this thread, and takes a
+ * reference. -EEXIST: the name is in use. */
 GMB_MUST_CHECK int engine_export_add(
 	struct engine *engine, struct export *export, struct error *error);
 /* New sessions cannot find it any more; its sessions learn it by kind->export_changed(), and are
@@ -99,7 +97,8 @@ struct session_kind {
 	const char *name;
 	const char *const *schemes; /* of URIs; ends with NULL */
 
-	/* What the kind needs once per engine. */
+	/* What the kind needs once per engine. Optional, both: the service is the engine itself.
+	 */
 	int (*create)(struct engine *engine, void **service_out, struct error *error);
 	void (*destroy)(void *service); /* no session exists */
 

@@ -559,8 +559,6 @@ void listener_peer(int fd, struct peer *peer)
 {
 	union address address = { 0 };
 	socklen_t bytes = sizeof(address);
-	struct ucred ids;
-	socklen_t ids_bytes = sizeof(ids);
 	char host[INET6_ADDRSTRLEN];
 
 	*peer = (struct peer){ .text = "unknown" };
@@ -574,11 +572,8 @@ void listener_peer(int fd, struct peer *peer)
 	} else if (peer->family == AF_INET6) {
 		inet_ntop(AF_INET6, &address.ipv6.sin6_addr, host, sizeof(host));
 		snprintf(peer->text, sizeof(peer->text), "[%s]:%u", host, get_port(&address));
-	} else if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &ids, &ids_bytes) == 0) {
-		peer->has_ids = true;
-		peer->uid = ids.uid;
-		peer->gid = ids.gid;
-		peer->pid = ids.pid;
-		snprintf(peer->text, sizeof(peer->text), "unix:pid %d", (int)ids.pid);
+	} else if (stream_peer_credentials(fd, &peer->credentials)) {
+		peer->has_credentials = true;
+		snprintf(peer->text, sizeof(peer->text), "unix:pid %d", peer->credentials.pid);
 	}
 }

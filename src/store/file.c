@@ -375,7 +375,7 @@ static int file_queue_create(
 static void file_queue_destroy(struct store_queue *base)
 {
 	struct file_queue *queue = container_of(base, struct file_queue, base);
-	int sync_fd = queue->sync.fd;
+	struct file_store *store = container_of(base->store, struct file_store, base);
 
 	GMB_ASSERT(!queue->sync_op.in_flight);
 	GMB_ASSERT(list_is_empty(&queue->port.granted));
@@ -383,15 +383,28 @@ static void file_queue_destroy(struct store_queue *base)
 	if (queue->direct.fd >= 0) {
 		ring_file_remove(base->ring, &queue->direct);
 	}
+	queue->retired_fd = queue->sync.fd;
 	ring_file_remove(base->ring, &queue->sync);
-	disk_close(sync_fd);
-	free(queue);
+	queue->next_retired = atomic_load_explicit(&store->retired, memory_order_relaxed);
+	/* Release: store_free(), which reads with acquire, sees the whole queue. */
+	while (!atomic_compare_exchange_weak_explicit(&store->retired, &queue->next_retired, queue,
+		memory_order_release, memory_order_relaxed)) {
+	}
 }
 
 /* --- opening and closing ------------------------------------------------------------------- */
 
 static void store_free(struct file_store *store)
 {
+	struct file_queue *queue = atomic_load_explicit(&store->retired, memory_order_acquire);
+
+	while (queue != NULL) {
+		struct file_queue *next = queue->next_retired;
+
+		disk_close(queue->retired_fd);
+		free(queue);
+		queue = next;
+	}
 	disk_map_destroy(store->map);
 	if (store->direct_fd >= 0) {
 		disk_close(store->direct_fd);

@@ -52,6 +52,9 @@ struct file_store {
 	struct file_gate_member member;
 	_Atomic uint64_t size;	      /* last seen */
 	_Atomic uint32_t unsupported; /* enum file_unsupported, found out by trying */
+	/* Destroyed queues, whose descriptors are closed together with the store: closing may
+	 * block, which a ring's thread must not. */
+	_Atomic(struct file_queue *) retired;
 };
 
 struct file_queue {
@@ -66,6 +69,8 @@ struct file_queue {
 	struct ring_op sync_op;
 	struct list_node sync_waiting; /* for the flush after the one in flight */
 	struct list_node sync_riding;  /* on the flush in flight */
+	struct file_queue *next_retired;
+	int retired_fd;
 };
 
 static inline struct file_store *file_store_of(const struct store_part *part)

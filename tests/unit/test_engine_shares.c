@@ -1,173 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Who gets the places for requests of a service when there are fewer than its clients want: all of
+ * Who gets the places for requests of an engine when there are fewer than its clients want: all of
  * them in turn, and none of them keeps one that it does nothing with.
- *
- * A service on a simulated machine; the clients write bytes and count what comes back.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
-#include "base/log.h"
-#include "memory/arena.h"
-#include "nbd/server.h"
-#include "nbd/wire.h"
-#include "sim/sim.h"
-
-enum {
-	DISK_BYTES = 65536,
-	DELAYED_OFFSET = 4096, /* reads from there take 1000 s */
-	READ_BYTES = 512,
-	/* What comes back on a simple read. */
-	ANSWER_BYTES = sizeof(struct nbd_wire_simple_reply) + READ_BYTES,
-	HELLO_BYTES = sizeof(struct nbd_wire_greeting) + sizeof(struct nbd_wire_old_reply),
-	STEPS_MAX = 1000000,
-};
-
-#define SECOND_NS UINT64_C(1000000000)
-
-struct world {
-	struct ring *ring;
-	struct export *export;
-	struct engine *engine;
-	bool drained;
-};
-
-struct client {
-	int fd;
-	uint64_t got;  /* bytes of answers */
-	uint32_t owed; /* bytes of a payload */
-	bool closed;   /* by the server */
-};
-
-/* --- the world ------------------------------------------------------------------------------ */
-
-static void world_begin(struct world *world, uint32_t inflight_per_session, uint32_t inflight)
-{
-	static const struct session_kind *const kinds[] = { &nbd_session_kind };
-	struct engine_options options = { .kinds = kinds, .kind_count = ARRAY_COUNT(kinds) };
-	struct export_options export = { .name = "" };
-	struct store_options store = { .path = "memory:65536", .delay_count = 1 };
-	struct store_rule delay;
-	struct error error;
-
-	log_set_level(LOG_LEVEL_ERROR);
-	memset(world, 0, sizeof(*world));
-	world->ring = sim_ring_create_for_fuzz(1);
-	assert_int_equal(store_delay_parse("read:1000s:range=4096+512", &delay, &error), 0);
-	store.delays = &delay;
-	assert_int_equal(store_open(&store, &export.store, &error), 0);
-	assert_int_equal(export_create(&export, &world->export, &error), 0);
-	options.ring = world->ring;
-	engine_limits_default(&options.limits);
-	options.limits.inflight_per_session_max = inflight_per_session;
-	options.limits.inflight_max = inflight;
-	options.limits.stall_timeout_ns = 5 * SECOND_NS;
-	options.limits.memory_bytes_max = ARENA_SLAB_BYTES;
-	assert_int_equal(engine_create(&options, &world->engine, &error), 0);
-	assert_int_equal(engine_export_add(world->engine, world->export, &error), 0);
-}
-
-static void world_drained(void *context)
-{
-	struct world *world = context;
-
-	world->drained = true;
-}
-
-static void world_end(struct world *world)
-{
-	engine_drain(world->engine, SECOND_NS, world_drained, world);
-	while (!world->drained) {
-		assert_true(sim_step());
-	}
-	assert_int_equal(world->engine->counters.inflight, 0);
-	engine_destroy(world->engine);
-	export_put(world->export);
-	ring_destroy(world->ring);
-	assert_int_equal(sim_open_count(), 0);
-	sim_stop();
-}
-
-/* --- clients -------------------------------------------------------------------------------- */
-
-static void look(struct client *client)
-{
-	uint8_t bytes[4096];
-	int got;
-
-	while ((got = sim_socket_read(client->fd, bytes, sizeof(bytes))) > 0) {
-		client->got += (uint64_t)got;
-	}
-	client->closed |= got < 0;
-}
-
-/* Until so many bytes of answers have come, or the server has closed. */
-static void wait_for(struct client *client, uint64_t bytes)
-{
-	look(client);
-	for (int steps = 0; client->got < bytes && !client->closed; steps++) {
-		assert_true(sim_step()); /* else nothing will ever come */
-		assert_true(steps < STEPS_MAX);
-		look(client);
-	}
-}
-
-static void client_open(struct world *world, struct client *client)
-{
-	struct {
-		struct be32 flags;
-		struct nbd_wire_option option;
-	} __attribute__((packed)) hello = {
-		.flags = be32_make(NBD_FLAG_FIXED_NEWSTYLE | NBD_FLAG_NO_ZEROES),
-		.option = { .magic = be64_make(NBD_OPTION_MAGIC),
-			.option = be32_make(NBD_OPT_EXPORT_NAME) },
-	};
-	int server_fd;
-
-	*client = (struct client){ 0 };
-	sim_socket_pair(&server_fd, &client->fd);
-	engine_accept(world->engine,
-		&(struct endpoint){
-			.kind = &nbd_session_kind, .fd = server_fd, .peer = { .text = "client" } });
-	sim_socket_write(client->fd, &hello, sizeof(hello));
-	wait_for(client, HELLO_BYTES);
-	assert_int_equal(client->got, HELLO_BYTES);
-	client->got = 0;
-}
-
-/* Until the service works on so many requests. */
-static void wait_for_inflight(const struct world *world, uint32_t count)
-{
-	while (world->engine->counters.inflight < count) {
-		assert_true(sim_step());
-	}
-	assert_int_equal(world->engine->counters.inflight, count);
-}
-
-static void client_ask(
-	const struct client *client, enum nbd_command command, uint64_t offset, uint32_t length)
-{
-	const struct nbd_wire_request request = {
-		.magic = be32_make(NBD_REQUEST_MAGIC),
-		.type = be16_make((uint16_t)command),
-		.offset = be64_make(offset),
-		.length = be32_make(length),
-	};
-
-	sim_socket_write(client->fd, &request, sizeof(request));
-}
-
-static uint64_t answers(struct client *client)
-{
-	look(client);
-	return client->got / ANSWER_BYTES;
-}
+#include "engine_world.h"
 
 /* --- tests ---------------------------------------------------------------------------------- */
 
@@ -185,9 +21,9 @@ static void test_a_modest_client_among_greedy_ones(void **state)
 	(void)state;
 	world_begin(&world, EACH, GREEDY * EACH);
 	for (int i = 0; i < GREEDY; i++) {
-		client_open(&world, &greedy[i]);
+		client_open(&world, &greedy[i], "");
 	}
-	client_open(&world, &modest);
+	client_open(&world, &modest, "");
 	for (int i = 0; i < GREEDY * WANTED; i++) {
 		client_ask(&greedy[i % GREEDY], NBD_CMD_READ, 0, READ_BYTES);
 	}
@@ -254,10 +90,10 @@ static void test_refused_writes_whose_payload_stays_away(void **state)
 	(void)state;
 	world_begin(&world, SILENT + 1, SILENT + 1);
 	for (int i = 0; i < SILENT; i++) {
-		client_open(&world, &silent[i]);
+		client_open(&world, &silent[i], "");
 	}
-	client_open(&world, &slow);
-	client_open(&world, &other);
+	client_open(&world, &slow, "");
+	client_open(&world, &other, "");
 	for (int i = 0; i < SILENT; i++) {
 		client_ask(&silent[i], NBD_CMD_WRITE, DISK_BYTES, PAYLOAD);
 		sim_socket_write(silent[i].fd, payload, AT_ONCE);
@@ -303,9 +139,9 @@ static void test_a_refused_write_that_had_to_wait(void **state)
 
 	(void)state;
 	world_begin(&world, 1, 1);
-	client_open(&world, &holder);
-	client_open(&world, &held);
-	client_open(&world, &other);
+	client_open(&world, &holder, "");
+	client_open(&world, &held, "");
+	client_open(&world, &other, "");
 	client_ask(&holder, NBD_CMD_READ, DELAYED_OFFSET, READ_BYTES);
 	wait_for_inflight(&world, 1);
 	client_ask(&held, NBD_CMD_WRITE, DISK_BYTES, PAYLOAD);
@@ -337,13 +173,13 @@ static void test_an_idle_client_when_memory_is_short(void **state)
 
 	(void)state;
 	world_begin(&world, 128, 1024);
-	client_open(&world, &idle);
-	client_open(&world, &other);
+	client_open(&world, &idle, "");
+	client_open(&world, &other, "");
 	client_ask(&idle, NBD_CMD_WRITE, 0, sizeof(payload));
 	sim_socket_write(idle.fd, payload, sizeof(payload));
 	wait_for(&idle, sizeof(struct nbd_wire_simple_reply));
 	for (int i = 0; i < HUNGRY; i++) {
-		client_open(&world, &hungry[i]);
+		client_open(&world, &hungry[i], "");
 		sim_socket_set_buffer(hungry[i].fd, 100);
 		for (int k = 0; k < 100; k++) { /* and take none of it */
 			client_ask(&hungry[i], NBD_CMD_READ, 0, DISK_BYTES);
@@ -375,8 +211,8 @@ static void test_places_of_a_client_that_is_going(void **state)
 
 	(void)state;
 	world_begin(&world, 2, 2);
-	client_open(&world, &going);
-	client_open(&world, &other);
+	client_open(&world, &going, "");
+	client_open(&world, &other, "");
 	client_ask(&going, NBD_CMD_READ, DELAYED_OFFSET, READ_BYTES);
 	client_ask(&going, NBD_CMD_WRITE, 0, DISK_BYTES + 1); /* its payload never comes */
 	wait_for_inflight(&world, 2);

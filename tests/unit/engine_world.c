@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine_world.h"
+
+static void endpoint_gone(void *context)
+{
+	struct world *world = context;
+
+	world->gone++;
+}
+
+void world_begin(struct world *world, uint32_t inflight_per_session, uint32_t inflight)
+{
+	static const struct session_kind *const kinds[] = { &nbd_session_kind };
+	struct engine_options options = {
+		.kinds = kinds,
+		.kind_count = ARRAY_COUNT(kinds),
+		.endpoint_gone = endpoint_gone,
+		.context = world,
+	};
+	struct export_options export = { .name = "" };
+	struct store_options store = { .path = "memory:65536", .delay_count = 1 };
+	struct store_rule delay;
+	struct error error;
+
+	log_set_level(LOG_LEVEL_ERROR);
+	memset(world, 0, sizeof(*world));
+	world->ring = sim_ring_create_for_fuzz(1);
+	assert_int_equal(store_delay_parse("read:1000s:range=4096+512", &delay, &error), 0);
+	store.delays = &delay;
+	assert_int_equal(store_open(&store, &export.store, &error), 0);
+	assert_int_equal(export_create(&export, &world->export, &error), 0);
+	options.ring = world->ring;
+	engine_limits_default(&options.limits);
+	options.limits.inflight_per_session_max = inflight_per_session;
+	options.limits.inflight_max = inflight;
+	options.limits.stall_timeout_ns = 5 * SECOND_NS;
+	options.limits.memory_bytes_max = ARENA_SLAB_BYTES;
+	assert_int_equal(engine_create(&options, &world->engine, &error), 0);
+	assert_int_equal(engine_export_add(world->engine, world->export, &error), 0);
+}
+
+static void world_drained(void *context)
+{
+	struct world *world = context;
+
+	world->drained = true;
+}
+
+void world_end(struct world *world)
+{
+	engine_drain(world->engine, SECOND_NS, world_drained, world);
+	while (!world->drained) {
+		assert_true(sim_step());
+	}
+	assert_int_equal(world->engine->counters.inflight, 0);
+	assert_int_equal(world->engine->counters.sessions, 0);
+	assert_int_equal(world->gone, world->accepted);
+	engine_destroy(world->engine);
+	export_put(world->export);
+	ring_destroy(world->ring);
+	assert_int_equal(sim_open_count(), 0);
+	sim_stop();
+}
+
+void look(struct client *client)
+{
+	uint8_t bytes[4096];
+	int got;
+
+	while ((got = sim_socket_read(client->fd, bytes, sizeof(bytes))) > 0) {
+		client->got += (uint64_t)got;
+	}
+	client->closed |= got < 0;
+}
+
+void wait_for(struct client *client, uint64_t bytes)
+{
+	look(client);
+	for (int steps = 0; client->got < bytes && !client->closed; steps++) {
+		assert_true(sim_step()); /* else nothing will ever come */
+		assert_true(steps < STEPS_MAX);
+		look(client);
+	}
+}
+
+void wait_for_inflight(const struct world *world, uint32_t count)
+{
+	while (world->engine->counters.inflight < count) {
+		assert_true(sim_step());
+	}
+	assert_int_equal(world->engine->counters.inflight, count);
+}
+
+uint64_t answers(struct client *client)
+{
+	look(client);
+	return client->got / ANSWER_BYTES;
+}
+
+void client_connect(struct world *world, struct client *client)
+{
+	struct endpoint endpoint = { .kind = &nbd_session_kind, .peer = { .text = "client" } };
+
+	*client = (struct client){ 0 };
+	sim_socket_pair(&endpoint.fd, &client->fd);
+	world->accepted++;
+	engine_accept(world->engine, &endpoint);
+}
+
+bool client_try(struct world *world, struct client *client, const char *name)
+{
+	struct {
+		struct be32 flags;
+		struct nbd_wire_option option;
+	} __attribute__((packed)) hello = {
+		.flags = be32_make(NBD_FLAG_FIXED_NEWSTYLE | NBD_FLAG_NO_ZEROES),
+		.option = { .magic = be64_make(NBD_OPTION_MAGIC),
+			.option = be32_make(NBD_OPT_EXPORT_NAME),
+			.length = be32_make((uint32_t)strlen(name)) },
+	};
+
+	client_connect(world, client);
+	sim_socket_write(client->fd, &hello, sizeof(hello));
+	sim_socket_write(client->fd, name, strlen(name));
+	wait_for(client, HELLO_BYTES);
+	if (client->closed) {
+		return false;
+	}
+	assert_int_equal(client->got, HELLO_BYTES);
+	client->got = 0;
+	return true;
+}
+
+void client_open(struct world *world, struct client *client, const char *name)
+{
+	assert_true(client_try(world, client, name));
+}
+
+void client_ask(
+	const struct client *client, enum nbd_command command, uint64_t offset, uint32_t length)
+{
+	const struct nbd_wire_request request = {
+		.magic = be32_make(NBD_REQUEST_MAGIC),
+		.type = be16_make((uint16_t)command),
+		.offset = be64_make(offset),
+		.length = be32_make(length),
+	};
+
+	sim_socket_write(client->fd, &request, sizeof(request));
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * An engine that speaks NBD, on a simulated machine; its clients write bytes and count what comes
+ * back. For tests of the engine.
+ *
+ * Threading: one. Ownership: world_end() frees what the world holds. Errors: a failed assertion of
+ * cmocka.
+ */
+#pragma once
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/log.h"
+#include "memory/arena.h"
+#include "nbd/server.h"
+#include "nbd/wire.h"
+#include "sim/sim.h"
+
+enum {
+	DISK_BYTES = 65536,
+	DELAYED_OFFSET = 4096, /* reads from there take 1000 s */
+	READ_BYTES = 512,
+	/* What comes back on a simple read. */
+	ANSWER_BYTES = sizeof(struct nbd_wire_simple_reply) + READ_BYTES,
+	HELLO_BYTES = sizeof(struct nbd_wire_greeting) + sizeof(struct nbd_wire_old_reply),
+	STEPS_MAX = 1000000,
+};
+
+#define SECOND_NS UINT64_C(1000000000)
+
+struct world {
+	struct ring *ring;
+	struct export *export; /* "", in memory */
+	struct engine *engine;
+	uint32_t accepted; /* endpoints */
+	uint32_t gone;	   /* of them */
+	bool drained;
+};
+
+struct client {
+	int fd;
+	uint64_t got;  /* bytes of answers */
+	uint32_t owed; /* bytes of a payload */
+	bool closed;   /* by the server */
+};
+
+void world_begin(struct world *world, uint32_t inflight_per_session, uint32_t inflight);
+/* Drains the engine, and checks that nothing is left. */
+void world_end(struct world *world);
+
+/* Takes what has come. */
+void look(struct client *client);
+/* Until so many bytes of answers have come, or the server has closed. */
+void wait_for(struct client *client, uint64_t bytes);
+/* Until the engine works on so many requests. */
+void wait_for_inflight(const struct world *world, uint32_t count);
+/* Whole answers of READ_BYTES so far. */
+uint64_t answers(struct client *client);
+
+/* Connects, without a word. */
+void client_connect(struct world *world, struct client *client);
+/* Connects and asks for an export. False: the server has closed instead of serving it. */
+bool client_try(struct world *world, struct client *client, const char *name);
+/* The same; it is served. */
+void client_open(struct world *world, struct client *client, const char *name);
+void client_ask(
+	const struct client *client, enum nbd_command command, uint64_t offset, uint32_t length);

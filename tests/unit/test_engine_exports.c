@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Exports come and go while an engine serves others: requests in flight are answered, later ones
+ * are refused, the sessions end, the store is closed with the last of them, and nobody else
+ * notices.
+ */
+#include <errno.h>
+
+#include "engine_world.h"
+
+enum { MANY = 1000, READS = 8 };
+
+#define DEADLINE_NS (10 * SECOND_NS)
+
+static struct export *add_file(struct world *world, const char *name)
+{
+	struct export_options about = { .name = name, .name_bytes = (uint32_t)strlen(name) };
+	struct export *export;
+	struct error error;
+
+	if (sim_disk_find("disk") == NULL) {
+		sim_disk_create("disk", &(struct sim_disk_options){ .size = DISK_BYTES });
+	}
+	assert_int_equal(
+		store_open(&(struct store_options){ .path = "disk" }, &about.store, &error), 0);
+	assert_int_equal(export_create(&about, &export, &error), 0);
+	assert_int_equal(engine_export_add(world->engine, export, &error), 0);
+	return export;
+}
+
+/* As an owner that does not need it itself. */
+static void remove_it(struct world *world, struct export *export)
+{
+	engine_export_remove(world->engine, export, DEADLINE_NS);
+	export_put(export);
+}
+
+static void ask(const struct client *client, uint32_t count)
+{
+	for (uint32_t i = 0; i < count; i++) {
+		client_ask(client, NBD_CMD_READ, 0, READ_BYTES);
+	}
+}
+
+static void run_until_closed(struct client *client)
+{
+	wait_for(client, UINT64_MAX);
+	assert_true(client->closed);
+	sim_socket_close(client->fd);
+}
+
+static void run_until_open_count(uint32_t count)
+{
+	for (int steps = 0; sim_open_count() != count; steps++) {
+		assert_true(steps < STEPS_MAX);
+		assert_true(sim_step());
+	}
+}
+
+/* Others read all the time; each of many exports is removed in the middle of its client's reads. */
+static void test_exports_come_and_go_under_load(void **state)
+{
+	struct client steady;
+	struct world world;
+	uint64_t asked = READS;
+	uint32_t refused = 0;
+	uint32_t open_before;
+
+	(void)state;
+	world_begin(&world, 16, 64);
+	client_open(&world, &steady, "");
+	ask(&steady, READS);
+	open_before = sim_open_count();
+	for (uint32_t i = 0; i < MANY; i++) {
+		struct export *export = add_file(&world, "comes");
+		struct client client;
+
+		client_open(&world, &client, "comes");
+		ask(&client, READS);
+		for (uint32_t step = 0; step < i % 40; step++) {
+			(void)sim_step();
+		}
+		remove_it(&world, export);
+		assert_null(engine_export_find(world.engine, "comes", 5));
+		run_until_closed(&client);
+		/* Every request was answered, by data or, behind the removal, by an error. */
+		assert_int_equal(
+			(client.got % ANSWER_BYTES) % sizeof(struct nbd_wire_simple_reply), 0);
+		refused += client.got < (uint64_t)READS * ANSWER_BYTES;
+		asked += READS;
+		ask(&steady, READS);
+		run_until_open_count(open_before);
+	}
+	assert_in_range(refused, 1, MANY - 1); /* it came at different times */
+	wait_for(&steady, asked * ANSWER_BYTES);
+	assert_int_equal(answers(&steady), asked);
+	assert_false(steady.closed);
+	sim_socket_close(steady.fd);
+	assert_int_equal(world.engine->counters.sessions_failed, 0);
+	world_end(&world);
+}
+
+static void test_a_removed_export_cannot_be_found(void **state)
+{
+	struct client old;
+	struct client fresh;
+	struct world world;
+	struct export *export;
+	struct error error;
+
+	(void)state;
+	world_begin(&world, 16, 64);
+	export = add_file(&world, "x");
+	assert_int_equal(engine_export_add(world.engine, export, &error), -EEXIST);
+	client_open(&world, &old, "x");
+	sim_disk_set_stalled(sim_disk_find("disk"), true);
+	ask(&old, 1);
+	wait_for_inflight(&world, 1);
+	remove_it(&world, export);
+	assert_false(client_try(&world, &fresh, "x"));
+	sim_socket_close(fresh.fd);
+	export = add_file(&world, "x"); /* while the old one of that name still ends */
+	sim_disk_set_stalled(sim_disk_find("disk"), false);
+	client_open(&world, &fresh, "x");
+	run_until_closed(&old);
+	assert_int_equal(old.got, ANSWER_BYTES); /* what was in flight is answered */
+	ask(&fresh, 1);
+	wait_for(&fresh, ANSWER_BYTES);
+	assert_int_equal(answers(&fresh), 1);
+	sim_socket_close(fresh.fd);
+	export_put(export);
+	world_end(&world);
+}
+
+/* Who takes no answers is ended after the deadline; the store is closed then. */
+static void test_a_session_that_does_not_finish(void **state)
+{
+	struct client idle;
+	struct client deaf;
+	struct world world;
+	struct export *export;
+	uint32_t open_before;
+	uint64_t begin_ns;
+
+	(void)state;
+	world_begin(&world, 16, 64);
+	open_before = sim_open_count();
+	export = add_file(&world, "x");
+	client_open(&world, &idle, "x");
+	client_open(&world, &deaf, "x");
+	sim_socket_set_buffer(deaf.fd, 100);
+	ask(&deaf, READS);
+	wait_for_inflight(&world, READS);
+	begin_ns = sim_now_ns();
+	remove_it(&world, export);
+	run_until_closed(&idle);
+	assert_in_range(sim_now_ns() - begin_ns, 0, SECOND_NS);
+	while (world.engine->counters.sessions > 0) {
+		assert_true(sim_step());
+	}
+	assert_in_range(sim_now_ns() - begin_ns, DEADLINE_NS, DEADLINE_NS + SECOND_NS);
+	sim_socket_close(deaf.fd);
+	run_until_open_count(open_before);
+	world_end(&world);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_exports_come_and_go_under_load),
+		cmocka_unit_test(test_a_removed_export_cannot_be_found),
+		cmocka_unit_test(test_a_session_that_does_not_finish),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
