@@ -391,7 +391,8 @@ static int create_memory(struct engine *engine, struct error *error)
 	}
 	engine->held_bytes_max = MAX(engine->limits.memory_bytes_max / ENGINE_HELD_SHARE,
 		(uint64_t)ENGINE_HELD_BYTES_MIN);
-	path_options.arena = engine->arena;
+	path_options.arena =
+		engine->options.payload != NULL ? engine->options.payload : engine->arena;
 	path_options.ram = engine->arena;
 	return path_create(&path_options, &engine->path, error);
 }

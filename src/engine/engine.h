@@ -207,6 +207,8 @@ struct engine_options {
 	const struct session_kind *const *kinds; /* borrowed while the engine exists */
 	uint32_t kind_count;			 /* 1 to ENGINE_KINDS_MAX */
 	struct engine_limits limits;
+	/* Where payload goes that the CPU need not touch; borrowed. NULL: RAM, like all else. */
+	struct arena *payload;
 	/* Called exactly once per engine_accept(), when the endpoint is closed; may be NULL. */
 	void (*endpoint_gone)(void *context);
 	void *context;
@@ -215,7 +217,7 @@ struct engine_options {
 struct engine {
 	/* Read by session kinds. */
 	struct ring *ring;
-	struct arena *arena;
+	struct arena *arena; /* RAM */
 	struct path *path;
 	struct engine_limits limits;
 	struct engine_counters counters;

@@ -470,7 +470,7 @@ ssize_t sim_net_recv_now(int fd, const struct msghdr *message)
 		return -EAGAIN;
 	}
 	for (size_t i = 0; i < message->msg_iovlen && pipe->visible > 0; i++) {
-		uint8_t *to = message->msg_iov[i].iov_base;
+		uint8_t *to = sim_memory(message->msg_iov[i].iov_base);
 		size_t left = message->msg_iov[i].iov_len;
 
 		while (left > 0 && pipe->visible > 0) {
@@ -523,7 +523,7 @@ ssize_t sim_net_send_now(int fd, const struct msghdr *message)
 			size_t part = MIN(left, pipe->capacity - pipe->used);
 			uint8_t *to = pipe_tail(pipe, &part);
 
-			memcpy(to, from, part);
+			memcpy(to, sim_memory(from), part);
 			pipe->used += part;
 			from += part;
 			left -= part;

@@ -631,8 +631,10 @@ void sim_op_memory(struct sim_op *sop, const struct iovec *iov, size_t count, bo
 		if (writes_memory) {
 			size_t bytes = MIN(iov[i].iov_len, (size_t)SIM_POISON_BYTES);
 
-			memset(iov[i].iov_base, 0xd5, bytes);
-			memset((uint8_t *)iov[i].iov_base + iov[i].iov_len - bytes, 0xd5, bytes);
+			uint8_t *memory = sim_memory(iov[i].iov_base);
+
+			memset(memory, 0xd5, bytes);
+			memset(memory + iov[i].iov_len - bytes, 0xd5, bytes);
 		}
 	}
 	sop->iov_count = (uint32_t)count;
@@ -699,7 +701,7 @@ static void op_copy(const struct sim_op *sop, size_t position, uint8_t *buf, siz
 			position -= sop->iov[i].iov_len;
 			continue;
 		}
-		memory = (uint8_t *)sop->iov[i].iov_base + position;
+		memory = (uint8_t *)sim_memory(sop->iov[i].iov_base) + position;
 		bytes = MIN(sop->iov[i].iov_len - position, len);
 		if (in) {
 			memcpy(memory, buf, bytes);

@@ -111,6 +111,11 @@ void sim_cancel(struct ring_op *op);
  * ring_destroy() and sim_stop(). */
 struct ring *sim_ring_create_for_fuzz(uint64_t seed);
 
+/* Memory that the program must not touch: what the simulated disks and sockets do with bytes from
+ * base on, they do with those from real on instead. */
+void sim_memory_alias(const void *base, size_t bytes, void *real);
+void sim_memory_unalias(const void *base);
+
 /* Descriptors the code under test still has open (disks, accepted and paired server sockets). */
 uint32_t sim_open_count(void);
 

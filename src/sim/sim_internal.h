@@ -16,7 +16,7 @@
 #include "base/list.h"
 #include "sim/sim.h"
 
-enum { SIM_FD_BASE = 1000000, SIM_FDS_MAX = 4096, SIM_IOV_MAX = 1024 };
+enum { SIM_FD_BASE = 1000000, SIM_FDS_MAX = 4096, SIM_ALIASES_MAX = 8, SIM_IOV_MAX = 1024 };
 
 struct sim_socket;
 struct sim_file;
@@ -80,6 +80,12 @@ struct sim_event {
 	uint64_t value;
 };
 
+struct sim_alias {
+	const uint8_t *base;
+	size_t bytes; /* 0 = free */
+	uint8_t *real;
+};
+
 struct sim_world {
 	bool running;
 	struct sim_options options;
@@ -103,6 +109,7 @@ struct sim_world {
 	struct list_node listeners;
 	struct list_node files;
 	struct sim_fd fds[SIM_FDS_MAX];
+	struct sim_alias aliases[SIM_ALIASES_MAX];
 };
 
 /* The one world: disk.h finds it here. */
@@ -135,6 +142,8 @@ void sim_op_complete(struct sim_op *sop, int result, uint64_t delay_ns);
 /* Copies between the operation's memory at `moved` and buf. */
 void sim_op_gather(const struct sim_op *sop, size_t position, void *buf, size_t len);
 void sim_op_scatter(const struct sim_op *sop, size_t position, const void *buf, size_t len);
+/* Where the bytes are for the simulated kernel. */
+void *sim_memory(const void *at);
 /* Asserts that the owner left the operation alone. */
 void sim_op_check(const struct sim_op *sop);
 

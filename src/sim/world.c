@@ -350,3 +350,39 @@ uint32_t sim_open_count(void)
 	}
 	return count;
 }
+
+/* --- memory that the program must not touch --------------------------------------------------- */
+
+void sim_memory_alias(const void *base, size_t bytes, void *real)
+{
+	for (int i = 0; i < SIM_ALIASES_MAX; i++) {
+		if (sim_world.aliases[i].bytes == 0) {
+			sim_world.aliases[i] =
+				(struct sim_alias){ .base = base, .bytes = bytes, .real = real };
+			return;
+		}
+	}
+	GMB_ASSERT(!"there are only so many aliases");
+}
+
+void sim_memory_unalias(const void *base)
+{
+	for (int i = 0; i < SIM_ALIASES_MAX; i++) {
+		if (sim_world.aliases[i].base == base) {
+			sim_world.aliases[i] = (struct sim_alias){ 0 };
+		}
+	}
+}
+
+void *sim_memory(const void *at)
+{
+	for (int i = 0; i < SIM_ALIASES_MAX; i++) {
+		const struct sim_alias *alias = &sim_world.aliases[i];
+		uintptr_t offset = (uintptr_t)at - (uintptr_t)alias->base;
+
+		if (offset < alias->bytes) { /* an address below wraps around */
+			return alias->real + offset;
+		}
+	}
+	return (void *)(uintptr_t)at;
+}

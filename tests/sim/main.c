@@ -41,6 +41,8 @@ struct progress {
 	uint64_t events;
 	uint64_t page_cache_send_bytes;
 	uint64_t send_faults;
+	uint64_t twin_gets;
+	uint64_t twin_ram;
 	uint64_t unfinished_bytes;
 };
 
@@ -49,6 +51,7 @@ struct arguments {
 	uint64_t to;
 	uint64_t soak_s;
 	uint64_t send_faults_min;
+	uint64_t twin_min;
 	uint64_t unfinished_bytes_min;
 	bool single;
 	bool verbose;
@@ -94,6 +97,8 @@ static void run_seed(uint64_t seed, bool verbose)
 	progress->events += result.events;
 	progress->page_cache_send_bytes += result.page_cache_send_bytes;
 	progress->send_faults += result.send_faults;
+	progress->twin_gets += result.twin_gets;
+	progress->twin_ram += result.twin_ram;
 	progress->unfinished_bytes += result.unfinished_bytes;
 }
 
@@ -141,6 +146,9 @@ static bool parse(int argc, char **argv, struct arguments *arguments)
 		} else if (strcmp(argv[i], "--send-faults") == 0 &&
 			   parse_number(value, &arguments->send_faults_min, &end) && *end == '\0') {
 			arguments->single = false;
+		} else if (strcmp(argv[i], "--twin-buffers") == 0 &&
+			   parse_number(value, &arguments->twin_min, &end) && *end == '\0') {
+			arguments->single = false;
 		} else if (strcmp(argv[i], "--unfinished-bytes") == 0 &&
 			   parse_number(value, &arguments->unfinished_bytes_min, &end) &&
 			   *end == '\0') {
@@ -175,7 +183,7 @@ int main(int argc, char **argv)
 	if (!parse(argc, argv, &arguments)) {
 		fprintf(stderr,
 			"usage: %s [--seeds FROM-TO] [--seed N] [--verbose] [--soak SECONDS] "
-			"[--send-faults N] [--unfinished-bytes N]\n",
+			"[--send-faults N] [--twin-buffers N] [--unfinished-bytes N]\n",
 			argv[0]);
 		return 2;
 	}
@@ -213,14 +221,20 @@ int main(int argc, char **argv)
 	printf("%" PRIu64 " seeds, %" PRIu64 " requests (%" PRIu64
 	       " answered with an error), %" PRIu64 " events, %" PRIu64
 	       " bytes out of the page cache (%" PRIu64 " sends found it gone), %" PRIu64
-	       " bytes of reads that did not finish\n",
+	       " bytes of reads that did not finish, %" PRIu64
+	       " buffers that the CPU must not touch (%" PRIu64 " requests had RAM instead)\n",
 		progress->seeds, progress->requests, progress->errors, progress->events,
-		progress->page_cache_send_bytes, progress->send_faults, progress->unfinished_bytes);
+		progress->page_cache_send_bytes, progress->send_faults, progress->unfinished_bytes,
+		progress->twin_gets, progress->twin_ram);
 	if (progress->send_faults < arguments.send_faults_min ||
+		progress->twin_gets < arguments.twin_min ||
+		progress->twin_ram < arguments.twin_min ||
 		progress->unfinished_bytes < arguments.unfinished_bytes_min) {
 		fprintf(stderr,
-			"expected: %" PRIu64 " such sends, %" PRIu64 " such bytes of reads\n",
-			arguments.send_faults_min, arguments.unfinished_bytes_min);
+			"expected: %" PRIu64 " such sends, %" PRIu64
+			" such bytes of reads, %" PRIu64 " such buffers and requests\n",
+			arguments.send_faults_min, arguments.unfinished_bytes_min,
+			arguments.twin_min);
 		return 1;
 	}
 	return 0;

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "producer.h"
+#include "twin_arena.h"
 
 enum {
 	DISK_BYTES_MAX = 6 << 20,
@@ -15,6 +16,7 @@ enum {
 	CRASHES_MAX = 4, /* in the first 10, 40, 160, 640 ms */
 	GIANT_WINDOW_BYTES = 1 << 20,
 	PAGE_CACHE_LOOKS_MAX = 1000,
+	TWIN_EVERY = 4,
 };
 
 #define SECOND_NS	     UINT64_C(1000000000)
@@ -314,6 +316,10 @@ static void create_service(struct scenario *scenario, struct scenario_service *s
 	}
 	options.ring = service->ring;
 	options.limits = scenario->limits;
+	if (scenario->twin) {
+		service->twin = twin_arena_create(service->ring, scenario->limits.memory_bytes_max);
+		options.payload = service->twin;
+	}
 	options.endpoint_gone = session_closed;
 	options.context = scenario;
 	if (engine_create(&options, &service->engine, &error) != 0) {
@@ -757,6 +763,31 @@ static void run_clients(struct scenario *scenario)
 	}
 }
 
+/* Only stores that need the CPU have their payload in RAM. (Memory of a session's own is in RAM
+ * anyway, and does not count.) */
+static void check_twin(struct scenario *scenario, struct scenario_service *service)
+{
+	uint64_t ram = 0;
+
+	for (uint32_t i = 0; i < scenario->export_count; i++) {
+		struct scenario_export *export = &scenario->exports[i];
+		const struct path_export *measured =
+			engine_export_measured(service->engine, export->export);
+		bool needs_cpu = (store_info(export->store)->memory_rights & MEM_CPU) != 0;
+		bool transferred =
+			measured->stats[STORE_READ] != NULL || measured->stats[STORE_WRITE] != NULL;
+
+		if (needs_cpu ? transferred && measured->ram_for_store == 0
+			      : measured->ram_for_store != 0) {
+			model_fail("%" PRIu64 " requests of export %u were placed in RAM",
+				measured->ram_for_store, i);
+		}
+		ram += measured->ram_for_store;
+	}
+	scenario->twin_ram += ram;
+	scenario->twin_gets += twin_arena_gets(service->twin);
+}
+
 static void check_idle(struct scenario *scenario)
 {
 	drain_services(scenario);
@@ -771,6 +802,9 @@ static void check_idle(struct scenario *scenario)
 			scenario->page_cache_send_bytes +=
 				engine_export_measured(service->engine, scenario->exports[k].export)
 					->page_cache_send_bytes;
+		}
+		if (service->twin != NULL) {
+			check_twin(scenario, service);
 		}
 		if (!service->drained) {
 			model_fail("the drain of service %u did not finish", i);
@@ -802,6 +836,7 @@ static void destroy_all(struct scenario *scenario)
 	/* Freeing asserts that every buffer is back and nothing is in flight. */
 	for (uint32_t i = 0; i < scenario->service_count; i++) {
 		engine_destroy(scenario->services[i].engine);
+		arena_destroy(scenario->services[i].twin);
 		ring_destroy(scenario->services[i].ring);
 	}
 	ring_destroy(scenario->client_ring);
@@ -904,6 +939,7 @@ struct scenario_result scenario_run(uint64_t seed, bool verbose)
 	});
 	scenario->seed = seed;
 	scenario->verbose = verbose;
+	scenario->twin = seed % TWIN_EVERY == 0;
 	choose_faults(scenario);
 	scenario->export_count = 1 + (uint32_t)below(EXPORTS_MAX);
 	for (uint32_t i = 0; i < scenario->export_count; i++) {
@@ -923,6 +959,8 @@ struct scenario_result scenario_run(uint64_t seed, bool verbose)
 		.errors = scenario->replies_with_error,
 		.page_cache_send_bytes = scenario->page_cache_send_bytes,
 		.send_faults = sim_send_faults(),
+		.twin_gets = scenario->twin_gets,
+		.twin_ram = scenario->twin_ram,
 		.unfinished_bytes = scenario->unfinished_bytes,
 	};
 	sim_stop();

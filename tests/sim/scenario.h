@@ -93,6 +93,7 @@ struct fault_note {
 struct scenario_service {
 	struct ring *ring;
 	struct engine *engine;
+	struct arena *twin; /* NULL: payload is in RAM */
 	bool drained;
 	struct ring_message drain_message;
 	bool draining;
@@ -122,10 +123,13 @@ struct scenario {
 	bool stalling; /* one disk is going to hang */
 	bool refusing; /* more clients come than are let in */
 	bool overlap;  /* writers may overlap each other */
+	bool twin;     /* payload is in memory that the CPU must not touch */
 	struct fault_note *notes;
 	uint32_t note_count;
 	uint32_t note_max;
 	uint64_t requests; /* totals, for the summary */
+	uint64_t twin_gets;
+	uint64_t twin_ram;
 	uint64_t replies_with_error;
 	uint64_t unfinished_bytes; /* came for reads that failed or were cut later */
 };
