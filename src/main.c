@@ -47,7 +47,9 @@ static void print_usage(FILE *out)
 		"  %-8s %s\n"
 		"\n"
 		"'gmblock COMMAND --help' explains a command; 'gmblock --version' prints the "
-		"version.\n",
+		"version.\n"
+		"Every command takes --log-level=error|warning|info|debug: which messages it "
+		"prints.\n",
 		"help", "explain a command");
 }
 
@@ -145,6 +147,7 @@ int main(int argc, char **argv)
 	const struct command *command;
 
 	occupy_standard_descriptors();
+	log_init();
 	if (argc < 2) {
 		print_usage(stderr);
 		return CLI_USAGE;

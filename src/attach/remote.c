@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/clock.h"
 
@@ -87,19 +86,7 @@ int remote_close(struct remote *remote, bool without_flush, struct error *error)
 void remote_log_failure(struct remote *remote, const struct gmb_request *request)
 {
 	char text[512];
-	struct timespec now;
-	uint32_t suppressed;
 
-	clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-	if (!log_limit_pass(&remote->failures,
-		    (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec,
-		    &suppressed)) {
-		return;
-	}
 	gmb_explain(remote->client, request, text, sizeof(text));
-	if (suppressed > 0) {
-		log_error("%s (and %u more failures that were not logged)", text, suppressed);
-	} else {
-		log_error("%s", text);
-	}
+	log_limited(&remote->failures, clock_now_ns(), LOG_LEVEL_ERROR, "%s", text);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/log.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -15,6 +16,32 @@ static _Atomic int log_level_max = LOG_LEVEL_INFO;
 void log_set_level(enum log_level level)
 {
 	atomic_store_explicit(&log_level_max, (int)level, memory_order_relaxed);
+}
+
+int log_set_level_name(const char *name)
+{
+	static const char *const names[] = { "error", "warning", "info", "debug" };
+
+	for (size_t i = 0; i < ARRAY_COUNT(names); i++) {
+		if (strcmp(name, names[i]) == 0) {
+			log_set_level((enum log_level)i);
+			return 0;
+		}
+	}
+	return -EINVAL;
+}
+
+void log_init(void)
+{
+	static atomic_flag done = ATOMIC_FLAG_INIT;
+	const char *name = getenv("GMBLOCK_LOG");
+	char shown[80];
+
+	if (!atomic_flag_test_and_set_explicit(&done, memory_order_relaxed) && name != NULL &&
+		name[0] != '\0' && log_set_level_name(name) < 0) {
+		log_warning("GMBLOCK_LOG: \"%s\" is not error, warning, info or debug: ignored",
+			log_escape(shown, sizeof(shown), name, strlen(name)));
+	}
 }
 
 bool log_enabled(enum log_level level)
@@ -32,23 +59,14 @@ static const char *level_prefix(enum log_level level)
 	return getenv("JOURNAL_STREAM") != NULL ? journal[level] : words[level];
 }
 
-void log_line(enum log_level level, const char *format, ...)
+static void write_line(enum log_level level, const char *format, va_list args)
 {
 	char line[2048];
-	va_list args;
-	int head;
-	int body;
-	size_t len;
+	int head = snprintf(line, sizeof(line), "%s", level_prefix(level));
+	int body = vsnprintf(line + head, sizeof(line) - (size_t)head - 1, format, args);
+	size_t len = strlen(line);
 	ssize_t ignored;
 
-	if (!log_enabled(level)) {
-		return;
-	}
-	head = snprintf(line, sizeof(line), "%s", level_prefix(level));
-	va_start(args, format);
-	body = vsnprintf(line + head, sizeof(line) - (size_t)head - 1, format, args);
-	va_end(args);
-	len = strlen(line);
 	if (body < 0) {
 		return;
 	}
@@ -57,20 +75,41 @@ void log_line(enum log_level level, const char *format, ...)
 	GMB_UNUSED(ignored);
 }
 
-bool log_limit_pass(struct log_limit *limit, uint64_t now_ns, uint32_t *suppressed)
+void log_line(enum log_level level, const char *format, ...)
 {
+	va_list args;
+
+	if (log_enabled(level)) {
+		va_start(args, format);
+		write_line(level, format, args);
+		va_end(args);
+	}
+}
+
+void log_limited(
+	struct log_limit *limit, uint64_t now_ns, enum log_level level, const char *format, ...)
+{
+	va_list args;
+
+	if (!log_enabled(level)) {
+		return;
+	}
 	if (limit->used == 0 || now_ns - limit->interval_start_ns >= LOG_LIMIT_INTERVAL_NS) {
 		limit->interval_start_ns = now_ns;
 		limit->used = 0;
 	}
 	if (limit->used >= LOG_LIMIT_BURST) {
 		limit->suppressed++;
-		return false;
+		return;
 	}
 	limit->used++;
-	*suppressed = limit->suppressed;
-	limit->suppressed = 0;
-	return true;
+	if (limit->suppressed > 0) {
+		log_line(level, "(%u similar lines were left out)", limit->suppressed);
+		limit->suppressed = 0;
+	}
+	va_start(args, format);
+	write_line(level, format, args);
+	va_end(args);
 }
 
 /* also: characters that are escaped although they can be printed. */

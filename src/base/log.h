@@ -14,6 +14,11 @@ enum log_level { LOG_LEVEL_ERROR, LOG_LEVEL_WARNING, LOG_LEVEL_INFO, LOG_LEVEL_D
 
 /* Lines above this level are dropped. The default is LOG_LEVEL_INFO. */
 void log_set_level(enum log_level level);
+/* Sets it to "error", "warning", "info" or "debug"; -EINVAL: another text, and nothing changes. */
+GMB_MUST_CHECK int log_set_level_name(const char *name);
+/* Sets it to what the environment variable GMBLOCK_LOG says, if it is set. Only the first call in a
+ * process does anything, so that a library may call it each time it is used. */
+void log_init(void);
 bool log_enabled(enum log_level level);
 
 void log_line(enum log_level level, const char *format, ...) GMB_PRINTF(2, 3);
@@ -24,8 +29,8 @@ void log_line(enum log_level level, const char *format, ...) GMB_PRINTF(2, 3);
 #define log_debug(...)	 log_line(LOG_LEVEL_DEBUG, __VA_ARGS__)
 
 /*
- * At most burst lines per interval; what was held back is told by the next line that passes.
- * One object belongs to one thread. Time comes from the caller (the ring's clock).
+ * At most LOG_LIMIT_BURST lines per interval; the next line that passes says how many were left
+ * out. One object belongs to one thread. Time comes from the caller (the ring's clock).
  */
 struct log_limit {
 	uint64_t interval_start_ns;
@@ -35,8 +40,9 @@ struct log_limit {
 enum { LOG_LIMIT_BURST = 10 };
 #define LOG_LIMIT_INTERVAL_NS UINT64_C(10000000000)
 
-/* True when a line may be written now; *suppressed gets how many were held back before it. */
-bool log_limit_pass(struct log_limit *limit, uint64_t now_ns, uint32_t *suppressed);
+/* Writes a line unless the limit holds it back. */
+void log_limited(struct log_limit *limit, uint64_t now_ns, enum log_level level, const char *format,
+	...) GMB_PRINTF(4, 5);
 
 /*
  * Copies len bytes that a peer wrote as printable text into out (always terminated): control

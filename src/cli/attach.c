@@ -36,6 +36,8 @@ static const char help[] =
 	"      --list                  show what is attached\n"
 	"      --timings               tell on standard error where the time went\n"
 	"      --json                  with --list or --timings: as JSON\n"
+	"      --log-level LEVEL       messages to print: error, warning, info (default) or\n"
+	"                              debug\n"
 	"  -h, --help                  print this\n"
 	"\n"
 	"Status 1: it could not be done; 2: wrong usage.\n";

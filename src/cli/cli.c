@@ -151,9 +151,21 @@ static int take(const struct cli_command *command, const struct cli_option *opti
 	return CLI_GO_ON;
 }
 
-/* The table as getopt_long() wants it, with --help after the last. Returns that one's code; -h is
- * itself. */
-static int table_make(const struct cli_command *command, struct option table[OPTIONS_MAX + 2],
+static int take_log_level(const struct cli_command *command, const char *level)
+{
+	char shown[SHOWN_BYTES];
+
+	if (log_set_level_name(level) == 0) {
+		return CLI_GO_ON;
+	}
+	return cli_usage_error(command->name,
+		"--log-level: '%s' is not error, warning, info or debug",
+		log_escape(shown, sizeof(shown), level, strlen(level)));
+}
+
+/* The table as getopt_long() wants it, with --help and --log-level after the last. Returns the code
+ * of --help, which the other's follows; -h is itself. */
+static int table_make(const struct cli_command *command, struct option table[OPTIONS_MAX + 3],
 	char letters[2 * OPTIONS_MAX + 3])
 {
 	static const int has_arguments[] = {
@@ -181,13 +193,15 @@ static int table_make(const struct cli_command *command, struct option table[OPT
 	*letters++ = 'h';
 	*letters = '\0';
 	table[count] = (struct option){ "help", no_argument, NULL, OPTION_FIRST + (int)count };
-	table[count + 1] = (struct option){ 0 };
+	table[count + 1] = (struct option){ "log-level", required_argument, NULL,
+		OPTION_FIRST + (int)count + 1 };
+	table[count + 2] = (struct option){ 0 };
 	return table[count].val;
 }
 
 int cli_parse(const struct cli_command *command, int argc, char **argv)
 {
-	struct option table[OPTIONS_MAX + 2];
+	struct option table[OPTIONS_MAX + 3];
 	char letters[2 * OPTIONS_MAX + 3];
 	int help = table_make(command, table, letters);
 	int status = CLI_GO_ON;
@@ -201,6 +215,8 @@ int cli_parse(const struct cli_command *command, int argc, char **argv)
 			status = option_error(command, code, argv, table);
 		} else if (code == help || code == 'h') {
 			status = cli_print(command->usage);
+		} else if (code == help + 1) {
+			status = take_log_level(command, optarg);
 		} else {
 			size_t i = 0;
 

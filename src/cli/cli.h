@@ -41,7 +41,8 @@ struct cli_option {
 	uint32_t max;
 };
 
-/* A command's name and its options, beside -h and --help, which print usage. */
+/* A command's name and its options, beside those of every command: -h and --help, which print
+ * usage, and --log-level. */
 struct cli_command {
 	const char *name;
 	const char *usage;

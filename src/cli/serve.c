@@ -68,6 +68,8 @@ static const char help[] =
 	"      --spin auto|off         look for requests for up to 50 us before sleeping, where\n"
 	"                              that pays (auto, the default), or never\n"
 	"\n"
+	"      --log-level LEVEL       messages to print: error, warning, info (default) or\n"
+	"                              debug\n"
 	"  -h, --help                  print this\n"
 	"\n"
 	"A SIZE or RATE is bytes, or 4K, 64M, 1G (powers of 1024); a TIME has its unit: 500us,\n"

@@ -20,6 +20,7 @@
 #include <gmblock/gmblock.h>
 #include <stdatomic.h>
 
+#include "base/log.h"
 #include "client/carrier.h"
 
 enum {
@@ -94,6 +95,7 @@ struct gmb_client {
 	struct carrier_target *target;	     /* what the URI names */
 	char label[CARRIER_LABEL_BYTES_MAX]; /* the server's address */
 	struct gmb_options options;	     /* defaults filled in */
+	struct log_limit refusals;	     /* of requests, by the server */
 	struct error trouble;		     /* why it is dead, or what was lost last */
 	struct error open_error; /* code: 0 open, -EINPROGRESS, or why it cannot be opened */
 	struct carrier_facts facts;

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "client/client_private.h"
 
 #define NS_PER_MS UINT64_C(1000000)
@@ -130,6 +131,10 @@ static void begin_closing(struct connection *connection)
 	if (connection->state == CONNECTION_CLOSING || connection->state == CONNECTION_IDLE) {
 		return;
 	}
+	if (!connection->leaving) {
+		log_debug("client: connection %u: lost: %s", connection->number,
+			connection->reason.text);
+	}
 	set_state(connection, CONNECTION_CLOSING);
 	connection->is_stopped = false;
 	ring_cancel(carrier->ring, &connection->timer_op);
@@ -245,10 +250,37 @@ void carrier_done(struct carrier *carrier, struct command *command, const char *
 		return;
 	}
 	client_progress(client, connection);
+	if (command->result != 0) {
+		log_limited(&client->refusals, ring_batch_ns(carrier->ring), LOG_LEVEL_DEBUG,
+			"client: connection %u: the server refused a request: operation %u, offset "
+			"%llu, length %llu: %s%s%s",
+			connection->number, command->operation, (unsigned long long)command->offset,
+			(unsigned long long)command->length, strerror(-command->result),
+			text[0] != '\0' ? ": " : "", text);
+	}
 	request_command_done(client, command, text);
 }
 
 /* --- the beginning ------------------------------------------------------------------------- */
+
+static void log_ready(const struct connection *connection, const struct carrier_facts *facts)
+{
+	static const char *const replies[] = { "simple", "structured", "extended" };
+	char name[128];
+
+	if (log_enabled(LOG_LEVEL_DEBUG)) {
+		log_debug("client: connection %u: %s, export \"%s\": %s replies, %s, %llu bytes, "
+			  "minimum block %u bytes, preferred %u, largest payload %u%s%s",
+			connection->number, connection->client->label,
+			log_escape(name, sizeof(name), facts->name, strlen(facts->name)),
+			replies[facts->replies],
+			(facts->capabilities & GMB_CAN_WRITE) != 0 ? "read and write" : "read only",
+			(unsigned long long)facts->bytes, facts->block_minimum,
+			facts->block_preferred, facts->payload_max,
+			(facts->capabilities & GMB_CAN_STATUS) != 0 ? ", allocation" : "",
+			facts->can_take_over ? ", takeover" : "");
+	}
+}
 
 void carrier_ready(struct carrier *carrier)
 {
@@ -257,6 +289,7 @@ void carrier_ready(struct carrier *carrier)
 
 	set_state(connection, CONNECTION_READY);
 	connection->was_ready = true;
+	log_ready(connection, &carrier->facts);
 	if (client_connection_ready(connection->client, connection, &error) != 0) {
 		connection_lose(connection, &error);
 	}

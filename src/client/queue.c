@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "client/client_private.h"
 
 enum {
@@ -61,7 +62,10 @@ int gmb_queue_create(const struct gmb_queue_options *options, struct gmb_queue *
 	struct gmb_error *error)
 {
 	struct error reason = { 0 };
-	int err = queue_create(options, queue_out, &reason);
+	int err;
+
+	log_init();
+	err = queue_create(options, queue_out, &reason);
 
 	if (err != 0) {
 		error_export(error, &reason);

@@ -222,3 +222,12 @@ const struct path_export *engine_export_measured(
 
 	return index < engine->export_count ? &engine->exports[index]->path : NULL;
 }
+
+const char *export_page_cache_refusal(const struct export *export)
+{
+	const char *refusal = store_page_cache_refusal(export->store);
+	bool cuts = export->overlap != PATH_OVERLAP_AUTO && export->overlap != PATH_OVERLAP_OFF &&
+		    export->overlap < PATH_PART_SIZE_MAX;
+
+	return refusal == NULL && cuts ? "overlap" : refusal;
+}

@@ -60,5 +60,9 @@ void export_get(struct export *export);
 /* The last call closes the store, which may block. No engine may use it then. NULL is a no-op. */
 void export_put(struct export *export);
 
+/* Why no read of the export is sent from the page cache; NULL: nothing prevents it. Static text:
+ * see store_page_cache_refusal(), and "overlap" (reads are cut into parts of a fixed size). */
+const char *export_page_cache_refusal(const struct export *export);
+
 /* Private to src/engine: the same without blocking, on the thread of the engine's ring. */
 void export_put_async(struct export *export, struct engine *engine);

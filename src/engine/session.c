@@ -113,19 +113,6 @@ bool session_takeover_replace(
 
 /* --- the ways to end ----------------------------------------------------------------------- */
 
-static void log_end(struct session *session, const char *what)
-{
-	struct engine *engine = session->engine;
-	uint32_t suppressed = 0;
-
-	if (log_limit_pass(&engine->log_limit, ring_batch_ns(engine->ring), &suppressed)) {
-		if (suppressed > 0) {
-			log_warning("(%u similar lines about clients were left out)", suppressed);
-		}
-		log_warning("client %s: connection ended: %s", session->peer.text, what);
-	}
-}
-
 void session_terminate(struct session *session, const char *reason)
 {
 	if (session->state == SESSION_TERMINATING) {
@@ -133,7 +120,9 @@ void session_terminate(struct session *session, const char *reason)
 	}
 	if (reason != NULL) {
 		session->engine->counters.sessions_failed++;
-		log_end(session, reason);
+		log_limited(&session->engine->log_limit, ring_batch_ns(session->engine->ring),
+			LOG_LEVEL_WARNING, "client %s: connection ended: %s", session->peer.text,
+			reason);
 	}
 	session_set_state(session, SESSION_TERMINATING);
 	takeover_give_up(&session->member);

@@ -12,6 +12,13 @@
 
 enum { NOTE_BYTES = 320 };
 
+const char *nbd_reply_style_name(enum nbd_reply_style style)
+{
+	static const char *const names[] = { "simple", "structured", "extended" };
+
+	return names[style];
+}
+
 static void offer_fini(struct nbd_offer *offer)
 {
 	free(offer->name);

@@ -26,6 +26,9 @@ enum {
 
 enum nbd_reply_style { NBD_REPLIES_SIMPLE, NBD_REPLIES_STRUCTURED, NBD_REPLIES_EXTENDED };
 
+/* "simple", "structured" or "extended". */
+const char *nbd_reply_style_name(enum nbd_reply_style style);
+
 /* Text as the server wrote it: no zero byte inside, at most 4096 bytes, not terminated. */
 struct nbd_text {
 	const char *bytes;

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
+#include "base/text.h"
 #include "nbd/session.h"
 #include "nbd/wire.h"
 
@@ -61,6 +63,9 @@ static void reply_error(struct nbd_session *session, uint32_t type, const char *
 	wanted = vsnprintf(text, sizeof(text), format, args);
 	va_end(args);
 	length = wanted < 0 ? 0 : MIN((uint32_t)wanted, (uint32_t)sizeof(text) - 1);
+	log_limited(&session->service->refusals, ring_batch_ns(session->service->ring),
+		LOG_LEVEL_DEBUG, "nbd: connection %llu: option %u refused: %s",
+		(unsigned long long)session->base.peer.id, session->handshake->option, text);
 	tx_reply_header(session->handshake, type, length);
 	tx_put(session->handshake, text, length);
 }
@@ -187,7 +192,8 @@ static void option_export_name(struct nbd_session *session)
 	if (entry == NULL || session->base.stopping || !claim_export(session, entry)) {
 		(void)log_escape(
 			shown, sizeof(shown), handshake->option_data, handshake->option_bytes);
-		log_debug("client %s asked for export \"%s\"", session->base.peer.text, shown);
+		log_debug("nbd: connection %llu: asked for export \"%s\"",
+			(unsigned long long)session->base.peer.id, shown);
 		session_terminate(&session->base,
 			entry == NULL		 ? "it asked for an export that does not exist"
 			: session->base.stopping ? "the server is stopping"
@@ -544,8 +550,39 @@ static void handle_option(struct nbd_session *session)
 
 /* --- the dialogue -------------------------------------------------------------------------- */
 
+static void log_ready(const struct nbd_session *session)
+{
+	const struct export *export = session->base.export;
+	const struct store_info *info = store_info(export->store);
+	const char *refusal = export_page_cache_refusal(export);
+	char name[128];
+	char overlap[UNITS_TEXT_BYTES] = "auto";
+
+	if (!log_enabled(LOG_LEVEL_DEBUG)) {
+		return;
+	}
+	if (export->overlap == PATH_OVERLAP_OFF) {
+		snprintf(overlap, sizeof(overlap), "off");
+	} else if (export->overlap != PATH_OVERLAP_AUTO) {
+		units_format_bytes(overlap, export->overlap);
+	}
+	log_debug(
+		"nbd: connection %llu from %s: export \"%s\": %s replies%s, %s, %llu bytes, blocks "
+		"of %u bytes, overlap %s, page-cache send %s%s",
+		(unsigned long long)session->base.peer.id, session->base.peer.text,
+		log_escape(name, sizeof(name), export->name, export->name_bytes),
+		session->extended     ? "extended"
+		: session->structured ? "structured"
+				      : "simple",
+		session->context_selected ? ", allocation" : "",
+		(session->base.rights & ENGINE_RIGHT_WRITE) != 0 ? "read and write" : "read only",
+		(unsigned long long)session->export_size, info->block_preferred, overlap,
+		refusal == NULL ? "on" : "off: ", refusal == NULL ? "" : refusal);
+}
+
 static void begin_transmission(struct nbd_session *session)
 {
+	log_ready(session);
 	handshake_end(session);
 	session_set_state(&session->base, SESSION_READY);
 	if (session->base.stopping) {

@@ -90,9 +90,15 @@ static void emit_error(
 	struct send_batch *send, struct send_slot *slot, uint32_t error, const char *text)
 {
 	struct nbd_request *request = slot->request;
+	struct nbd_service *service = request->session->service;
 	uint32_t length;
 
-	request->session->service->engine->counters.errors++;
+	service->engine->counters.errors++;
+	log_limited(&service->refusals, ring_batch_ns(service->ring), LOG_LEVEL_DEBUG,
+		"nbd: connection %llu: request refused with error %u: %s (command %u, offset %llu, "
+		"length %llu)",
+		(unsigned long long)request->session->base.peer.id, error, text, request->command,
+		(unsigned long long)request->offset, (unsigned long long)request->length);
 	slot->ends_request = true;
 	if (!request->session->structured) {
 		length = put_simple_header(request, slot->header, error);

@@ -174,7 +174,8 @@ struct nbd_session {
 /* What the sessions of one engine share. */
 struct nbd_service {
 	struct engine *engine;
-	struct ring *ring; /* the engine's, as are the next two */
+	struct log_limit refusals; /* of options and requests */
+	struct ring *ring;	   /* the engine's, as are the next two */
 	struct arena *arena;
 	struct path *path;
 	struct nbd_request *requests; /* as many as the engine allows in flight */

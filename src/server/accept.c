@@ -24,6 +24,7 @@ struct acceptor {
 	struct ring *ring;
 	struct log_limit failures;
 	struct log_limit refusals;
+	uint64_t accepted;
 	bool stopping;
 	uint32_t active_count; /* doors with an operation in flight */
 	uint32_t door_count;
@@ -117,19 +118,16 @@ static void place_connection(const struct door *door, int fd)
 	struct acceptor *acceptor = door->acceptor;
 	_Atomic uint32_t *total = acceptor->options.connection_total;
 	struct endpoint endpoint = { .kind = door->kind, .fd = fd };
-	uint32_t held_back;
 
 	listener_peer(fd, &endpoint.peer);
+	endpoint.peer.id = ++acceptor->accepted;
 	/* Only this thread counts up, so the limit cannot be overrun. */
 	if (atomic_load_explicit(total, memory_order_relaxed) >=
 		acceptor->options.connections_max) {
 		close(fd);
-		if (log_limit_pass(
-			    &acceptor->refusals, ring_batch_ns(acceptor->ring), &held_back)) {
-			log_warning("refused a connection from %s: the limit of %u connections is "
-				    "reached (%u refusals before were not logged)",
-				endpoint.peer.text, acceptor->options.connections_max, held_back);
-		}
+		log_limited(&acceptor->refusals, ring_batch_ns(acceptor->ring), LOG_LEVEL_WARNING,
+			"refused a connection from %s: the limit of %u connections is reached",
+			endpoint.peer.text, acceptor->options.connections_max);
 		return;
 	}
 	atomic_fetch_add_explicit(total, 1, memory_order_relaxed);
@@ -150,17 +148,12 @@ static bool peer_went_away(int result)
 static void pause_door(struct door *door, int result)
 {
 	struct acceptor *acceptor = door->acceptor;
-	uint32_t held_back;
 
-	if (log_limit_pass(&acceptor->failures, ring_batch_ns(acceptor->ring), &held_back)) {
-		log_error("cannot accept connections for a moment: %s%s (%u failures before were "
-			  "not logged)",
-			strerror(-result),
-			result == -EMFILE || result == -ENFILE
-				? "; raise the limit on open files (LimitNOFILE=, ulimit -n)"
-				: "",
-			held_back);
-	}
+	log_limited(&acceptor->failures, ring_batch_ns(acceptor->ring), LOG_LEVEL_ERROR,
+		"cannot accept connections for a moment: %s%s", strerror(-result),
+		result == -EMFILE || result == -ENFILE
+			? "; raise the limit on open files (LimitNOFILE=, ulimit -n)"
+			: "");
 	ring_timer(acceptor->ring, &door->op, ACCEPT_PAUSE_NS, pause_done);
 }
 

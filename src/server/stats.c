@@ -164,6 +164,11 @@ static json_t *known(uint64_t value)
 	return value > 0 ? json_integer((json_int_t)value) : json_null();
 }
 
+static json_t *text_or_null(const char *text)
+{
+	return text != NULL ? json_string(text) : json_null();
+}
+
 static json_t *overlap_stats_json(const struct overlap *overlap)
 {
 	json_t *early = overlap->early_measured
@@ -181,19 +186,6 @@ static json_t *overlap_json(uint32_t overlap)
 		return json_string("auto");
 	}
 	return overlap == PATH_OVERLAP_OFF ? json_string("off") : json_integer((json_int_t)overlap);
-}
-
-/* Why no read of this export is sent from the page cache itself; null: nothing speaks against it.
- */
-static json_t *refusal_json(const struct export *entry)
-{
-	const char *refusal = store_page_cache_refusal(entry->store);
-
-	if (refusal == NULL && entry->overlap != PATH_OVERLAP_AUTO &&
-		entry->overlap != PATH_OVERLAP_OFF && entry->overlap < PATH_PART_SIZE_MAX) {
-		refusal = "overlap"; /* parts of a fixed size */
-	}
-	return refusal != NULL ? json_string(refusal) : json_null();
 }
 
 static json_t *export_json(const struct summary *summary, uint32_t export_index)
@@ -226,7 +218,8 @@ static json_t *export_json(const struct summary *summary, uint32_t export_index)
 		overlap_stats_json(&summary->overlaps[(size_t)export_index * 2 + 1]),
 		"page_cache_send_bytes", (json_int_t)summary->page_cache[export_index].bytes,
 		"page_cache_send_misses", (json_int_t)summary->page_cache[export_index].misses,
-		"page_cache_send_refusal", refusal_json(entry), "operations", operations);
+		"page_cache_send_refusal", text_or_null(export_page_cache_refusal(entry)),
+		"operations", operations);
 }
 
 static json_t *uris_json(const struct server_view *view)

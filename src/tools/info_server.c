@@ -47,19 +47,6 @@ static bool offer_can(const struct nbd_offer *offer, const struct capability *ca
 	return (offer->flags & NBD_FLAG_HAS_FLAGS) != 0 && (offer->flags & capability->flag) != 0;
 }
 
-static const char *style_key(enum nbd_reply_style style)
-{
-	switch (style) {
-	case NBD_REPLIES_EXTENDED:
-		return "extended";
-	case NBD_REPLIES_STRUCTURED:
-		return "structured";
-	case NBD_REPLIES_SIMPLE:
-		break;
-	}
-	return "simple";
-}
-
 /* --- text ---------------------------------------------------------------------------------- */
 
 static void print_label(const char *label)
@@ -258,7 +245,7 @@ static json_t *json_protocol(const struct nbd_offers *offers)
 
 	json_object_set_new(
 		object, "handshake", json_string(offers->fixed ? "fixed-newstyle" : "newstyle"));
-	json_object_set_new(object, "replies", json_string(style_key(offers->style)));
+	json_object_set_new(object, "replies", json_string(nbd_reply_style_name(offers->style)));
 	json_object_set_new(object, "tls", json_false());
 	return object;
 }
