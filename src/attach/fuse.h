@@ -8,7 +8,7 @@
  * The payload of a write stays in its inlet; a read has the slot's own buffer.
  *
  * Writes that do not fit the server's blocks are completed with what is there already: the edges
- * (fuse_edges.c), which also keep other writes away from those blocks meanwhile.
+ * (fuse_device.c), which also keep other writes away from those blocks meanwhile.
  *
  * Threading: everything below belongs to the file's own thread unless it says otherwise.
  * Ownership: the file owns slots and inlets; no more than FUSE_SLOTS_MAX of each exist. Errors:
