@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/uri.h"
 #include "nbd/uri.h"
 
 static struct nbd_uri parse(const char *text)
@@ -225,6 +226,52 @@ static void formatting(void **state)
 	check_round_trip("nbd+unix:///x%3B?socket=%00n", "nbd+unix:///x%3B?socket=%00n");
 }
 
+static void check_parameter(const char **query, const char *name, const char *value)
+{
+	struct uri_parameter parameter;
+
+	assert_int_equal(uri_next_parameter(query, &parameter, NULL), 1);
+	assert_string_equal(parameter.name, name);
+	assert_string_equal(parameter.value, value);
+	uri_parameter_fini(&parameter);
+}
+
+/* What a scheme means is not for the generic parser to know. */
+static void any_scheme(void **state)
+{
+	struct uri_parameter parameter;
+	struct uri uri;
+
+	(void)state;
+	assert_int_equal(
+		uri_parse("gmb://u%40x@[::1]:7/a%2Fb//c?provider=tcp;;x&y=%26", &uri, NULL), 0);
+	assert_string_equal(uri.scheme, "gmb");
+	assert_false(uri.is_unix);
+	assert_string_equal(uri.user, "u@x");
+	assert_string_equal(uri.host, "::1");
+	assert_true(uri.has_port);
+	assert_int_equal(uri.port, 7);
+	assert_string_equal(uri.path, "a/b//c");
+	check_parameter(&uri.query, "provider", "tcp");
+	check_parameter(&uri.query, "x", "");
+	check_parameter(&uri.query, "y", "&");
+	assert_int_equal(uri_next_parameter(&uri.query, &parameter, NULL), 0);
+	uri_fini(&uri);
+
+	assert_int_equal(uri_parse("gmb+unix:///?socket=%00s", &uri, NULL), 0);
+	assert_true(uri.is_unix);
+	assert_false(uri.has_port);
+	assert_null(uri.host);
+	assert_memory_equal(uri.socket_path, "\0s", 3);
+	assert_int_equal(uri.socket_path_bytes, 2);
+	assert_int_equal(uri.path_bytes, 0);
+	uri_fini(&uri);
+
+	assert_int_equal(uri_parse("gmb", &uri, NULL), -EINVAL);
+	assert_int_equal(uri_parse("://h", &uri, NULL), -EINVAL);
+	assert_int_equal(uri_parse("gmb+unix:///a", &uri, NULL), -EINVAL);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -235,6 +282,7 @@ int main(void)
 		cmocka_unit_test(tls_and_users),
 		cmocka_unit_test(malformed),
 		cmocka_unit_test(formatting),
+		cmocka_unit_test(any_scheme),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/uri.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "base/log.h"
+
+enum { SHOWN_BYTES = 160 };
+
+/* A piece of the text being parsed. */
+struct span {
+	const char *at;
+	size_t len;
+};
+
+static struct span span_until(const char *from, const char *stops)
+{
+	return (struct span){ from, strcspn(from, stops) };
+}
+
+static int hex_digit(char c)
+{
+	if (c >= '0' && c <= '9') {
+		return c - '0';
+	}
+	if (c >= 'a' && c <= 'f') {
+		return c - 'a' + 10;
+	}
+	if (c >= 'A' && c <= 'F') {
+		return c - 'A' + 10;
+	}
+	return -1;
+}
+
+/*
+ * Percent-decodes in into a new terminated string. zero_at_start permits one zero byte and those
+ * after it when the very first decoded byte is zero (abstract socket names); else zero is an error.
+ */
+static int decode(struct span in, const char *what, bool zero_at_start, char **out,
+	uint32_t *out_bytes, struct error *error)
+{
+	char *text = malloc(in.len + 1);
+	uint32_t n = 0;
+
+	if (text == NULL) {
+		return error_set(error, -ENOMEM, "no memory for the URI's %s", what);
+	}
+	for (size_t i = 0; i < in.len; i++) {
+		int high;
+		int low;
+
+		if (in.at[i] != '%') {
+			text[n++] = in.at[i];
+			continue;
+		}
+		high = i + 1 < in.len ? hex_digit(in.at[i + 1]) : -1;
+		low = i + 2 < in.len ? hex_digit(in.at[i + 2]) : -1;
+		if (high < 0 || low < 0) {
+			free(text);
+			return error_set(error, -EINVAL,
+				"'%%' in the %s must be followed by two hexadecimal digits; "
+				"a percent sign itself is written %%25",
+				what);
+		}
+		text[n] = (char)(high << 4 | low);
+		if (text[n] == '\0' && !(zero_at_start && text[0] == '\0')) {
+			free(text);
+			return error_set(error, -EINVAL, "the %s contains a zero byte (%%00)%s",
+				what,
+				zero_at_start ? ", which only an abstract socket may have, "
+						"as its first byte"
+					      : "");
+		}
+		n++;
+		i += 2;
+	}
+	text[n] = '\0';
+	*out = text;
+	if (out_bytes != NULL) {
+		*out_bytes = n;
+	}
+	return 0;
+}
+
+static int parse_port(struct span text, struct uri *uri, struct error *error)
+{
+	char shown[SHOWN_BYTES];
+	uint32_t value = 0;
+
+	for (size_t i = 0; i < text.len; i++) {
+		if (text.at[i] < '0' || text.at[i] > '9') {
+			return error_set(error, -EINVAL, "the port '%s' is not a number",
+				log_escape(shown, sizeof(shown), text.at, text.len));
+		}
+		value = value * 10 + (uint32_t)(text.at[i] - '0');
+		if (value > UINT16_MAX) {
+			return error_set(error, -EINVAL, "the port '%s' is larger than 65535",
+				log_escape(shown, sizeof(shown), text.at, text.len));
+		}
+	}
+	/* "host:" is legal and means the default. */
+	uri->has_port = text.len > 0;
+	uri->port = (uint16_t)value;
+	return 0;
+}
+
+/* Splits host and port; the host comes without brackets. */
+static int parse_host_port(
+	struct span text, struct span *host, struct uri *uri, struct error *error)
+{
+	const char *end = text.at + text.len;
+	const char *after;
+
+	if (text.len > 0 && text.at[0] == '[') {
+		const char *close = memchr(text.at, ']', text.len);
+
+		if (close == NULL) {
+			return error_set(error, -EINVAL, "the IPv6 address has no closing ']'");
+		}
+		*host = (struct span){ text.at + 1, (size_t)(close - text.at - 1) };
+		if (host->len == 0 || memchr(host->at, ':', host->len) == NULL) {
+			return error_set(error, -EINVAL,
+				"only an IPv6 address may stand in brackets, such as [::1]");
+		}
+		after = close + 1;
+		if (after < end && *after != ':') {
+			return error_set(
+				error, -EINVAL, "only :PORT may follow the ']' of an IPv6 address");
+		}
+	} else {
+		after = memchr(text.at, ':', text.len);
+		if (after != NULL && memchr(after + 1, ':', (size_t)(end - after - 1)) != NULL) {
+			return error_set(error, -EINVAL,
+				"an IPv6 address must stand in brackets, such as [::1]");
+		}
+		after = after != NULL ? after : end;
+		*host = (struct span){ text.at, (size_t)(after - text.at) };
+	}
+	if (after < end) {
+		return parse_port(
+			(struct span){ after + 1, (size_t)(end - after - 1) }, uri, error);
+	}
+	return 0;
+}
+
+static int parse_scheme(const char **cursor, struct uri *uri, struct error *error)
+{
+	static const char unix_form[] = "+unix";
+	const char *end = strstr(*cursor, "://");
+	size_t len = end != NULL ? (size_t)(end - *cursor) : 0;
+
+	if (len == 0) {
+		return error_set(error, -EINVAL, "it has no scheme");
+	}
+	uri->scheme = strndup(*cursor, len);
+	if (uri->scheme == NULL) {
+		return error_set(error, -ENOMEM, "no memory for the URI's scheme");
+	}
+	uri->is_unix = len >= strlen(unix_form) &&
+		       strcasecmp(uri->scheme + len - strlen(unix_form), unix_form) == 0;
+	*cursor = end + 3;
+	return 0;
+}
+
+static int parse_authority(struct span text, struct uri *uri, struct error *error)
+{
+	const char *at = memchr(text.at, '@', text.len);
+	struct span host;
+	int rc;
+
+	if (at != NULL) {
+		struct span user = { text.at, (size_t)(at - text.at) };
+
+		if (user.len > 0) {
+			rc = decode(user, "user name", false, &uri->user, NULL, error);
+			if (rc < 0) {
+				return rc;
+			}
+		}
+		text.len -= user.len + 1;
+		text.at = at + 1;
+	}
+	if (uri->is_unix) {
+		if (text.len > 0) {
+			return error_set(error, -EINVAL,
+				"a Unix socket has no host: write three slashes, as in "
+				"%s:///NAME?socket=PATH",
+				uri->scheme);
+		}
+		return 0;
+	}
+	rc = parse_host_port(text, &host, uri, error);
+	if (rc < 0) {
+		return rc;
+	}
+	if (host.len == 0) {
+		host = (struct span){ "localhost", 9 };
+	}
+	return decode(host, "host", false, &uri->host, NULL, error);
+}
+
+int uri_next_parameter(const char **query, struct uri_parameter *parameter, struct error *error)
+{
+	struct span text;
+	struct span name;
+	struct span value;
+	int rc;
+
+	*parameter = (struct uri_parameter){ 0 };
+	*query += strspn(*query, "&;");
+	if (**query == '\0') {
+		return 0;
+	}
+	text = span_until(*query, "&;");
+	*query += text.len;
+	name = span_until(text.at, "=&;");
+	value = (struct span){ name.at + name.len, text.len - name.len };
+	if (value.len > 0) {
+		value.at++;
+		value.len--;
+	}
+	rc = decode(name, "parameter name", false, &parameter->name, NULL, error);
+	if (rc == 0) {
+		bool is_socket = strcmp(parameter->name, "socket") == 0;
+
+		rc = decode(value, is_socket ? "socket path" : parameter->name, is_socket,
+			&parameter->value, &parameter->value_bytes, error);
+	}
+	if (rc < 0) {
+		uri_parameter_fini(parameter);
+		return rc;
+	}
+	return 1;
+}
+
+void uri_parameter_fini(struct uri_parameter *parameter)
+{
+	free(parameter->name);
+	free(parameter->value);
+	*parameter = (struct uri_parameter){ 0 };
+}
+
+/* Finds the socket; all other parameters only have to be well formed. */
+static int parse_query(const char *query, struct uri *uri, struct error *error)
+{
+	struct uri_parameter parameter;
+	int rc;
+
+	while ((rc = uri_next_parameter(&query, &parameter, error)) > 0) {
+		rc = 0;
+		if (strcmp(parameter.name, "socket") == 0) {
+			if (!uri->is_unix) {
+				rc = error_set(error, -EINVAL,
+					"socket= goes with the scheme %s+unix only", uri->scheme);
+			} else if (uri->socket_path != NULL) {
+				rc = error_set(
+					error, -EINVAL, "the parameter 'socket' is given twice");
+			} else {
+				uri->socket_path = parameter.value;
+				uri->socket_path_bytes = parameter.value_bytes;
+				parameter.value = NULL;
+			}
+		}
+		uri_parameter_fini(&parameter);
+		if (rc < 0) {
+			return rc;
+		}
+	}
+	if (rc == 0 && uri->is_unix && uri->socket_path_bytes == 0) {
+		return error_set(
+			error, -EINVAL, "it does not name the Unix socket; add ?socket=PATH");
+	}
+	return rc;
+}
+
+static int parse_parts(const char *cursor, struct uri *uri, struct error *error)
+{
+	struct span part;
+	int rc;
+
+	for (const char *c = cursor; *c != '\0'; c++) {
+		if ((uint8_t)*c <= 0x20 || *c == 0x7f) {
+			return error_set(error, -EINVAL,
+				"it contains a space or control character; write it as %%%02X",
+				(unsigned int)(uint8_t)*c);
+		}
+	}
+	if (strchr(cursor, '#') != NULL) {
+		return error_set(error, -EINVAL,
+			"'#' has no meaning here; in a name or path it is written %%23");
+	}
+	rc = parse_scheme(&cursor, uri, error);
+	if (rc < 0) {
+		return rc;
+	}
+	part = span_until(cursor, "/?");
+	rc = parse_authority(part, uri, error);
+	if (rc < 0) {
+		return rc;
+	}
+	cursor += part.len;
+	part = span_until(cursor, "?");
+	cursor += part.len;
+	if (part.len > 0) {
+		part.at++; /* the first slash is the separator, all others belong to the path */
+		part.len--;
+	}
+	rc = decode(part, "path", false, &uri->path, &uri->path_bytes, error);
+	if (rc < 0) {
+		return rc;
+	}
+	uri->query = cursor + (*cursor == '?');
+	return parse_query(uri->query, uri, error);
+}
+
+int uri_parse(const char *text, struct uri *uri, struct error *error)
+{
+	struct uri parsed = { 0 };
+	int rc = parse_parts(text, &parsed, error);
+
+	if (rc < 0) {
+		uri_fini(&parsed);
+		return rc;
+	}
+	*uri = parsed;
+	return 0;
+}
+
+void uri_fini(struct uri *uri)
+{
+	free(uri->scheme);
+	free(uri->user);
+	free(uri->host);
+	free(uri->socket_path);
+	free(uri->path);
+	*uri = (struct uri){ 0 };
+}
+
+/* --- writing ------------------------------------------------------------------------------- */
+
+void uri_put_text(struct uri_writer *w, const char *text, size_t len)
+{
+	if (len >= w->room) {
+		w->full = true;
+		return;
+	}
+	memcpy(w->out, text, len);
+	w->out += len;
+	w->room -= len;
+}
+
+static bool is_plain(uint8_t c, const char *also)
+{
+	return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+	       (c != '\0' && (strchr("-._~", c) != NULL || strchr(also, c) != NULL));
+}
+
+void uri_put_encoded(struct uri_writer *w, const char *bytes, size_t len, const char *also)
+{
+	for (size_t i = 0; i < len; i++) {
+		uint8_t c = (uint8_t)bytes[i];
+		char code[4];
+
+		if (is_plain(c, also)) {
+			uri_put_text(w, &bytes[i], 1);
+		} else {
+			snprintf(code, sizeof(code), "%%%02X", c);
+			uri_put_text(w, code, 3);
+		}
+	}
+}
+
+void uri_put_parameter(struct uri_writer *w, const char *name, const char *value, char *separator)
+{
+	if (value != NULL) {
+		uri_put_text(w, separator, 1);
+		uri_put_text(w, name, strlen(name));
+		uri_put_text(w, "=", 1);
+		uri_put_encoded(w, value, strlen(value), "/:@");
+		*separator = '&';
+	}
+}
+
+void uri_put_host_port(struct uri_writer *w, const char *host, uint16_t port)
+{
+	bool is_ipv6 = strchr(host, ':') != NULL;
+	char text[8];
+
+	uri_put_text(w, "[", is_ipv6 ? 1 : 0);
+	uri_put_encoded(w, host, strlen(host), is_ipv6 ? ":" : "");
+	uri_put_text(w, "]", is_ipv6 ? 1 : 0);
+	uri_put_text(w, text, (size_t)snprintf(text, sizeof(text), ":%u", port));
+}
