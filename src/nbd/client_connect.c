@@ -124,14 +124,24 @@ static int lookup_start(const char *host, const char *port, struct lookup **look
 
 /* --- the end ------------------------------------------------------------------------------- */
 
+static void close_attempt(struct connector *connector)
+{
+	if (connector->fd >= 0) {
+		close(connector->fd);
+		connector->fd = -1;
+	}
+}
+
 static void ending_step(struct connector *connector)
 {
+	char label[NBD_URI_LABEL_BYTES];
+
 	if (connector->wait_op.in_flight || connector->timer_op.in_flight) {
 		return;
 	}
-	if (connector->result != 0 && connector->fd >= 0) {
-		close(connector->fd);
-		connector->fd = -1;
+	if (connector->result != 0) {
+		close_attempt(connector);
+		error_prefix(&connector->error, "%s", nbd_uri_label(label, connector->uri));
 	}
 	lookup_put(connector->lookup);
 	if (connector->addresses != NULL) {
@@ -154,12 +164,9 @@ static void end(struct connector *connector, int err)
 
 static void end_timed_out(struct connector *connector, const char *doing)
 {
-	char label[NBD_URI_LABEL_BYTES];
 
-	end(connector,
-		error_set(&connector->error, -ETIMEDOUT, "%s: no success within %.3g s while %s",
-			nbd_uri_label(label, connector->uri), (double)connector->timeout_ns / 1e9,
-			doing));
+	end(connector, error_set(&connector->error, -ETIMEDOUT, "no success within %.3g s while %s",
+			       (double)connector->timeout_ns / 1e9, doing));
 }
 
 /* What to look at when connecting to a path gave err; NULL when the error says it all. */
@@ -213,10 +220,8 @@ static void end_refused(struct connector *connector, int err)
 {
 	const char *advice =
 		connector->uri->is_unix ? unix_advice(connector->uri, err) : tcp_advice(err);
-	char label[NBD_URI_LABEL_BYTES];
 
-	end(connector, error_set(&connector->error, err, "%s: cannot connect: %s%s%s",
-			       nbd_uri_label(label, connector->uri), strerror(-err),
+	end(connector, error_set(&connector->error, err, "cannot connect: %s%s%s", strerror(-err),
 			       advice != NULL ? "; " : "", advice != NULL ? advice : ""));
 }
 
@@ -250,14 +255,6 @@ static int try_address(struct connector *connector, int family, const struct soc
 		return -errno;
 	}
 	return connect(connector->fd, address, address_bytes) == 0 ? 0 : -errno;
-}
-
-static void close_attempt(struct connector *connector)
-{
-	if (connector->fd >= 0) {
-		close(connector->fd);
-		connector->fd = -1;
-	}
 }
 
 /* Tries addresses until one connects or has to be waited for; each gets its share of the time that
@@ -321,16 +318,14 @@ static void connect_unix(struct connector *connector)
 	const struct nbd_uri *uri = connector->uri;
 	/* A path in the file system ends in a zero byte, an abstract name does not. */
 	size_t end_bytes = uri->socket_path[0] != '\0' ? 1 : 0;
-	char label[NBD_URI_LABEL_BYTES];
 	socklen_t address_bytes;
 	int err;
 
 	if (uri->socket_path_bytes + end_bytes > sizeof(address.sun_path)) {
 		end(connector,
 			error_set(&connector->error, -ENAMETOOLONG,
-				"%s: the socket path has %u bytes; the system allows at most %zu",
-				nbd_uri_label(label, uri), uri->socket_path_bytes,
-				sizeof(address.sun_path) - end_bytes));
+				"the socket path has %u bytes; the system allows at most %zu",
+				uri->socket_path_bytes, sizeof(address.sun_path) - end_bytes));
 		return;
 	}
 	memcpy(address.sun_path, uri->socket_path, uri->socket_path_bytes);
@@ -346,12 +341,10 @@ static void connect_unix(struct connector *connector)
 
 static void resolved(struct connector *connector, int err)
 {
-	char label[NBD_URI_LABEL_BYTES];
 
 	if (err != 0) {
-		end(connector,
-			error_set(&connector->error, -EHOSTUNREACH, "%s: cannot find the host: %s",
-				nbd_uri_label(label, connector->uri), gai_strerror(err)));
+		end(connector, error_set(&connector->error, -EHOSTUNREACH,
+				       "cannot find the host: %s", gai_strerror(err)));
 		return;
 	}
 	connector->next = connector->addresses;
@@ -375,14 +368,11 @@ static void lookup_done(struct connector *connector)
 static void connect_tcp(struct connector *connector)
 {
 	const struct nbd_uri *uri = connector->uri;
-	char label[NBD_URI_LABEL_BYTES];
 	char port[8];
 	int err;
 
 	if (uri->port == 0) {
-		end(connector,
-			error_set(&connector->error, -EINVAL, "%s: port 0 is for servers only",
-				nbd_uri_label(label, uri)));
+		end(connector, error_set(&connector->error, -EINVAL, "port 0 is for servers only"));
 		return;
 	}
 	snprintf(port, sizeof(port), "%u", uri->port);
@@ -393,9 +383,8 @@ static void connect_tcp(struct connector *connector)
 	connector->addresses = NULL;
 	err = lookup_start(uri->host, port, &connector->lookup);
 	if (err != 0) {
-		end(connector,
-			error_set(&connector->error, err, "%s: cannot look up the host name: %s",
-				nbd_uri_label(label, uri), strerror(-err)));
+		end(connector, error_set(&connector->error, err, "cannot look up the host name: %s",
+				       strerror(-err)));
 		return;
 	}
 	set_state(connector, CONNECTOR_LOOKUP);
@@ -406,14 +395,13 @@ static void connect_tcp(struct connector *connector)
 
 static void begin(struct connector *connector)
 {
-	char label[NBD_URI_LABEL_BYTES];
 
 	if (connector->uri->tls) {
 		end(connector,
 			error_set(&connector->error, -EPROTONOSUPPORT,
-				"%s: the URI asks for TLS, which this version of gmblock does not "
-				"speak (rule P132); for a server without TLS write nbd or nbd+unix",
-				nbd_uri_label(label, connector->uri)));
+				"the URI asks for TLS, which this version of gmblock does not "
+				"speak (rule P132); for a server without TLS write nbd or "
+				"nbd+unix"));
 	} else if (connector->uri->is_unix) {
 		connect_unix(connector);
 	} else {
@@ -478,10 +466,8 @@ void connector_start(struct connector *connector, struct ring *ring, const struc
 
 void connector_cancel(struct connector *connector)
 {
-	char label[NBD_URI_LABEL_BYTES];
 
 	if (connector->state != CONNECTOR_IDLE && connector->state != CONNECTOR_ENDING) {
-		end(connector, error_set(&connector->error, -ECANCELED, "%s: cancelled",
-				       nbd_uri_label(label, connector->uri)));
+		end(connector, error_set(&connector->error, -ECANCELED, "cancelled"));
 	}
 }

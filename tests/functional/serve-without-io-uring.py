@@ -35,10 +35,9 @@ def forbid(number):
 
 
 class WithoutIoUring(support.Case):
-    def message(self, number):
-        status, output, errors = self.run_gmblock(
-            "serve", "memory:1M", "--listen", self.socket_uri(),
-            preexec_fn=lambda: forbid(number))
+    def message(self, number, *command):
+        command = command or ("serve", "memory:1M", "--listen", self.socket_uri())
+        status, output, errors = self.run_gmblock(*command, preexec_fn=lambda: forbid(number))
         self.assertEqual((status, output), (1, ""), errors)
         self.assertIn("io_uring", errors)
         return errors
@@ -53,6 +52,11 @@ class WithoutIoUring(support.Case):
         errors = self.message(errno.ENOSYS)
         self.assertIn("Linux 6.1", errors)
         self.assertIn("seccomp", errors)
+
+    def test_commands_that_ask_a_server(self):
+        for command in ("info", "list"):
+            errors = self.message(errno.EPERM, command, self.socket_uri())
+            self.assertIn("kernel.io_uring_disabled", errors)
 
     def test_no_memory(self):
         self.assertIn("LimitMEMLOCK", self.message(errno.ENOMEM))
