@@ -36,6 +36,11 @@ void engine_counters_add(struct engine_counters *into, const struct engine_count
 
 /* --- the end of a batch: everything that was put off while callbacks ran ------------------- */
 
+static bool may_resume(const struct engine *engine)
+{
+	return engine->limits_released && !list_is_empty(&engine->blocked);
+}
+
 /* Each waiting session gets one try. One that got something and wants more stands behind those that
  * got nothing: otherwise a few that always want more would take every place before the others'
  * turn. */
@@ -45,9 +50,6 @@ static void resume_blocked(struct engine *engine)
 	struct list_node served;
 	struct list_node *node;
 
-	if (!engine->limits_released || list_is_empty(&engine->blocked)) {
-		return;
-	}
 	engine->limits_released = false;
 	list_init(&served);
 	list_insert_before(engine->blocked.next, &waiting);
@@ -81,15 +83,13 @@ static void flush_dirty(struct engine *engine)
 
 static void finish_drain(struct engine *engine)
 {
-	if (engine->drained != NULL && engine->counters.sessions == 0) {
-		void (*drained)(void *context) = engine->drained;
+	void (*drained)(void *context) = engine->drained;
 
-		engine->drained = NULL;
-		if (engine->timer.in_flight) {
-			ring_cancel(engine->ring, &engine->timer);
-		}
-		drained(engine->drained_context);
+	engine->drained = NULL;
+	if (engine->timer.in_flight) {
+		ring_cancel(engine->ring, &engine->timer);
 	}
+	drained(engine->drained_context);
 }
 
 /* True when a session waits for memory, or for a place among the requests in flight. */
@@ -137,7 +137,7 @@ static bool join(struct session *session)
 	return true;
 }
 
-/* True when something was released that others may wait for. */
+/* True when one is gone. */
 static bool join_ending(struct engine *engine)
 {
 	bool joined = false;
@@ -146,8 +146,7 @@ static bool join_ending(struct engine *engine)
 	{
 		joined |= join(list_entry(node, struct session, ending_node));
 	}
-	/* Requests may have ended whose session cannot go yet. */
-	return joined || (engine->limits_released && !list_is_empty(&engine->blocked));
+	return joined;
 }
 
 static void choose_wait(struct engine *engine)
@@ -165,19 +164,25 @@ static void choose_wait(struct engine *engine)
 static void batch_end(struct ring_batch_end *end)
 {
 	struct engine *engine = container_of(end, struct engine, batch_end);
+	bool joined;
 
 	do {
 		path_serve(engine->path);
-		resume_blocked(engine);
+		if (may_resume(engine)) {
+			resume_blocked(engine);
+		}
 		flush_dirty(engine);
-		/* What a session releases as it goes may be what another waits for, and nothing
-		 * else may ever happen on this ring: look again. */
-	} while (join_ending(engine));
+		joined = !list_is_empty(&engine->ending) && join_ending(engine);
+		/* What a session releases as it goes, or one of its requests, may be what another
+		 * waits for, and nothing else may ever happen on this ring: look again. */
+	} while (joined || may_resume(engine));
 	if (somebody_waits(engine)) {
 		engine_timer_arm(engine);
 	}
 	choose_wait(engine);
-	finish_drain(engine);
+	if (engine->drained != NULL && engine->counters.sessions == 0) {
+		finish_drain(engine);
+	}
 }
 
 /* --- deadlines ----------------------------------------------------------------------------- */

@@ -589,7 +589,8 @@ static void begin_transmission(struct nbd_session *session)
 		session_drain_check(session);
 	}
 	if (session->base.state == SESSION_READY) {
-		receive_start(session);
+		session->head_bytes = request_head_bytes(session->extended);
+		receive_continue(session);
 	}
 }
 

@@ -295,7 +295,9 @@ static void dispatch(struct nbd_session *session, struct request_head *head, uin
 		start_write(session, request);
 		return;
 	}
-	discard_payload(session, NULL, payload); /* of block status: it has been read */
+	if (payload > 0) { /* of block status: it has been read */
+		discard_payload(session, NULL, payload);
+	}
 	if (head->type == NBD_CMD_FLUSH) {
 		request->path.offset = 0;
 		request->path.length = 0;
@@ -303,19 +305,17 @@ static void dispatch(struct nbd_session *session, struct request_head *head, uin
 	path_start(service->path, &request->path);
 }
 
-/* Takes the next request; false when more bytes or a limit are waited for, or nothing follows. */
+/* Takes the next request, whose header is there. False: it waits for its payload or a limit, or
+ * nothing follows. */
 static bool take_request(struct nbd_session *session)
 {
-	uint32_t head_bytes = request_head_bytes(session->extended);
+	uint32_t head_bytes = session->head_bytes;
 	uint32_t error = NBD_SUCCESS;
 	const char *text = NULL;
 	struct request_head head;
 	uint64_t payload;
 
 	session->rx_want = head_bytes;
-	if (available(session) < head_bytes) {
-		return false;
-	}
 	if (!request_head_parse(session->rx_data + session->rx_start, session->extended, &head)) {
 		session_fail(session, "P120", "a request without the request magic");
 		return false;
@@ -331,7 +331,8 @@ static bool take_request(struct nbd_session *session)
 			nbd_command_name(head.type), (unsigned long long)payload);
 		return false;
 	}
-	if (!engine_request_may(&session->base, request_memory(session, &head)) ||
+	request_plan(session, &head);
+	if (!engine_request_may(&session->base, head.memory_bytes) ||
 		(payload > 0 && gather(session, head_bytes, payload))) {
 		return false;
 	}
@@ -382,6 +383,9 @@ void receive_continue(struct nbd_session *session)
 			if (!take_payload(session)) {
 				break;
 			}
+		} else if (available(session) < session->head_bytes) {
+			session->rx_want = session->head_bytes;
+			break;
 		} else if (!take_request(session)) {
 			break;
 		}
@@ -407,11 +411,6 @@ bool receive_owes_nothing(const struct nbd_session *session)
 void receive_shrink(struct nbd_session *session)
 {
 	stream_cancel(&session->stream, &session->recv_op);
-}
-
-void receive_start(struct nbd_session *session)
-{
-	receive_continue(session);
 }
 
 static void received_end(struct nbd_session *session)

@@ -42,48 +42,16 @@ uint64_t request_payload_bytes(const struct request_head *head, bool extended)
 }
 
 /* Flags that each command defines; FUA is accepted on all (P72). */
-static uint32_t flags_allowed(const struct nbd_session *session, uint16_t type)
-{
-	uint32_t payload = session->extended ? NBD_CMD_FLAG_PAYLOAD_LEN : 0;
-
-	switch (type) {
-	case NBD_CMD_READ:
-		return NBD_CMD_FLAG_FUA | (session->structured ? NBD_CMD_FLAG_DF : 0);
-	case NBD_CMD_WRITE:
-		return NBD_CMD_FLAG_FUA | payload;
-	case NBD_CMD_WRITE_ZEROES:
-		return NBD_CMD_FLAG_FUA | NBD_CMD_FLAG_NO_HOLE | NBD_CMD_FLAG_FAST_ZERO;
-	case NBD_CMD_BLOCK_STATUS:
-		return NBD_CMD_FLAG_FUA | NBD_CMD_FLAG_REQ_ONE | payload;
-	default:
-		return NBD_CMD_FLAG_FUA;
-	}
-}
-
-static uint32_t check_range(const struct nbd_session *session, const struct request_head *head,
-	uint32_t beyond, const char **text)
-{
-	if (!range_inside(head->offset, head->length, session->export_size)) {
-		*text = "the range runs past the end of the export";
-		return beyond;
-	}
-	return NBD_SUCCESS;
-}
-
-static uint32_t check_read(const struct nbd_session *session, const struct request_head *head,
-	struct path_request *path, const char **text)
-{
-	uint32_t payload_max = session->service->engine->limits.payload_bytes_max;
-
-	path->op = STORE_READ;
-	if (head->length > payload_max ||
-		((head->flags & NBD_CMD_FLAG_DF) != 0 && head->length > HELD_BYTES_MAX)) {
-		*text = "the read is longer than this server answers in one reply";
-		/* EOVERFLOW exists for structured replies only (P95, P118). */
-		return session->structured ? NBD_EOVERFLOW : NBD_EINVAL;
-	}
-	return check_range(session, head, NBD_EINVAL, text);
-}
+static const uint16_t flags_defined[] = {
+	[NBD_CMD_READ] = NBD_CMD_FLAG_FUA | NBD_CMD_FLAG_DF,
+	[NBD_CMD_WRITE] = NBD_CMD_FLAG_FUA | NBD_CMD_FLAG_PAYLOAD_LEN,
+	[NBD_CMD_DISC] = NBD_CMD_FLAG_FUA,
+	[NBD_CMD_FLUSH] = NBD_CMD_FLAG_FUA,
+	[NBD_CMD_TRIM] = NBD_CMD_FLAG_FUA,
+	[NBD_CMD_CACHE] = NBD_CMD_FLAG_FUA,
+	[NBD_CMD_WRITE_ZEROES] = NBD_CMD_FLAG_FUA | NBD_CMD_FLAG_NO_HOLE | NBD_CMD_FLAG_FAST_ZERO,
+	[NBD_CMD_BLOCK_STATUS] = NBD_CMD_FLAG_FUA | NBD_CMD_FLAG_REQ_ONE | NBD_CMD_FLAG_PAYLOAD_LEN,
+};
 
 static uint32_t check_modify(const struct nbd_session *session, const struct request_head *head,
 	enum store_op op, struct path_request *path, const char **text)
@@ -102,7 +70,7 @@ static uint32_t check_modify(const struct nbd_session *session, const struct req
 	if ((head->flags & NBD_CMD_FLAG_FAST_ZERO) != 0) {
 		path->flags |= STORE_FAST_ZERO;
 	}
-	return check_range(session, head, op == STORE_TRIM ? NBD_EINVAL : NBD_ENOSPC, text);
+	return NBD_SUCCESS;
 }
 
 static uint32_t check_block_status(const struct nbd_session *session,
@@ -118,19 +86,24 @@ static uint32_t check_block_status(const struct nbd_session *session,
 		*text = "block status of no bytes";
 		return NBD_EINVAL;
 	}
-	return check_range(session, head, NBD_EINVAL, text);
+	return NBD_SUCCESS;
 }
 
 uint32_t request_check(const struct nbd_session *session, const struct request_head *head,
 	struct path_request *path, const char **text)
 {
+	uint32_t undefined = (session->structured ? 0U : (uint32_t)NBD_CMD_FLAG_DF) |
+			     (session->extended ? 0U : (uint32_t)NBD_CMD_FLAG_PAYLOAD_LEN);
+	uint32_t beyond = NBD_EINVAL; /* the error of a range that runs past the end */
+	uint32_t error = NBD_SUCCESS;
+
 	path->flags = 0;
 	path->extent_max = 0;
-	if (head->type > NBD_CMD_BLOCK_STATUS) {
+	if (head->type > NBD_CMD_BLOCK_STATUS || head->type == NBD_CMD_DISC) {
 		*text = "the command is not known here";
 		return NBD_EINVAL;
 	}
-	if ((head->flags & ~flags_allowed(session, head->type)) != 0) {
+	if ((head->flags & ~(flags_defined[head->type] & ~undefined)) != 0) {
 		*text = "a flag is not defined for this command";
 		return NBD_EINVAL;
 	}
@@ -141,27 +114,46 @@ uint32_t request_check(const struct nbd_session *session, const struct request_h
 	}
 	switch ((enum nbd_command)head->type) {
 	case NBD_CMD_READ:
-		return check_read(session, head, path, text);
+		path->op = STORE_READ;
+		if (head->length > session->base.engine->limits.payload_bytes_max ||
+			((head->flags & NBD_CMD_FLAG_DF) != 0 && head->length > HELD_BYTES_MAX)) {
+			*text = "the read is longer than this server answers in one reply";
+			/* EOVERFLOW exists for structured replies only (P95, P118). */
+			return session->structured ? NBD_EOVERFLOW : NBD_EINVAL;
+		}
+		break;
 	case NBD_CMD_WRITE:
-		return check_modify(session, head, STORE_WRITE, path, text);
+		error = check_modify(session, head, STORE_WRITE, path, text);
+		beyond = NBD_ENOSPC;
+		break;
 	case NBD_CMD_TRIM:
-		return check_modify(session, head, STORE_TRIM, path, text);
+		error = check_modify(session, head, STORE_TRIM, path, text);
+		break;
 	case NBD_CMD_WRITE_ZEROES:
-		return check_modify(session, head, STORE_ZERO, path, text);
+		error = check_modify(session, head, STORE_ZERO, path, text);
+		beyond = NBD_ENOSPC;
+		break;
 	case NBD_CMD_FLUSH:
 		path->op = STORE_FLUSH;
 		return NBD_SUCCESS;
 	case NBD_CMD_CACHE:
 		path->op = STORE_CACHE;
-		return check_range(session, head, NBD_EINVAL, text);
+		break;
 	case NBD_CMD_BLOCK_STATUS:
-		return check_block_status(session, head, path, text);
+		error = check_block_status(session, head, path, text);
+		break;
 	case NBD_CMD_DISC:
 	case NBD_CMD_RESIZE:
 	default:
 		*text = "the command is not known here";
 		return NBD_EINVAL;
 	}
+	if (error == NBD_SUCCESS &&
+		!range_inside(head->offset, head->length, session->export_size)) {
+		*text = "the range runs past the end of the export";
+		error = beyond;
+	}
+	return error;
 }
 
 uint32_t request_check_status_payload(const struct nbd_session *session, const uint8_t *payload,
@@ -190,36 +182,28 @@ uint32_t request_check_status_payload(const struct nbd_session *session, const u
 
 /* --- life ---------------------------------------------------------------------------------- */
 
-static bool must_be_one_piece(const struct nbd_session *session, const struct request_head *head)
-{
-	return head->type == NBD_CMD_READ &&
-	       (!session->structured || (head->flags & NBD_CMD_FLAG_DF) != 0);
-}
-
 /*
- * A reply that begins only once all of it is there: because the export is asked to answer so;
- * because a simple reply has no way to tell of an error once it has begun; or because nothing else
- * can be sent while one chunk for DF is on its way, and it would wait for the disk with it, unless
- * somebody has chosen that by fixing the part size.
+ * Held back is a reply that begins only once all of it is there: because the export is asked to
+ * answer so; because a simple reply has no way to report an error once it has begun; or because
+ * nothing else can be sent while one chunk for DF is on its way, and it would wait for the disk
+ * with it, unless the part size is fixed on purpose.
  */
-static bool must_be_held(const struct nbd_session *session, const struct request_head *head)
+void request_plan(const struct nbd_session *session, struct request_head *head)
 {
+	bool reads = head->type == NBD_CMD_READ;
+	bool wants_df = (head->flags & NBD_CMD_FLAG_DF) != 0;
 	uint32_t overlap = session->base.path_export->overlap;
 
-	if (head->type != NBD_CMD_READ || head->length > HELD_BYTES_MAX) {
-		return false;
+	head->one_piece = reads && (!session->structured || wants_df);
+	head->whole = reads && head->length <= HELD_BYTES_MAX &&
+		      (overlap == PATH_OVERLAP_OFF || !session->structured ||
+			      (wants_df && overlap == PATH_OVERLAP_AUTO));
+	head->memory_bytes = 0;
+	if (reads || head->type == NBD_CMD_WRITE) {
+		head->memory_bytes =
+			(uint32_t)(head->whole ? head->length
+					       : MIN(head->length, (uint64_t)WINDOW_BYTES));
 	}
-	return overlap == PATH_OVERLAP_OFF || !session->structured ||
-	       ((head->flags & NBD_CMD_FLAG_DF) != 0 && overlap == PATH_OVERLAP_AUTO);
-}
-
-uint64_t request_memory(const struct nbd_session *session, const struct request_head *head)
-{
-	if (head->type != NBD_CMD_READ && head->type != NBD_CMD_WRITE) {
-		return 0;
-	}
-	return must_be_held(session, head) ? head->length
-					   : MIN(head->length, (uint64_t)WINDOW_BYTES);
 }
 
 struct nbd_request *request_begin(struct nbd_session *session, const struct request_head *head)
@@ -243,8 +227,8 @@ struct nbd_request *request_begin(struct nbd_session *session, const struct requ
 	request->done_owed = false;
 	request->content_bytes = 0;
 	request->rx = NULL;
-	request->held_bytes = (uint32_t)request_memory(session, head);
-	request->one_piece = must_be_one_piece(session, head);
+	request->held_bytes = head->memory_bytes;
+	request->one_piece = head->one_piece;
 	list_init(&request->send_node);
 	request->path.offset = head->offset;
 	request->path.length = head->length;
@@ -253,7 +237,7 @@ struct nbd_request *request_begin(struct nbd_session *session, const struct requ
 	request->path.export = session->base.path_export;
 	request->path.progress = request_progress;
 	request->path.ascending = request->one_piece;
-	request->path.whole = must_be_held(session, head);
+	request->path.whole = head->whole;
 	request->path.window_bytes = request->held_bytes;
 	list_push_back(&session->requests, &request->session_node);
 	engine_request_begin(&session->base, request->held_bytes);

@@ -146,6 +146,7 @@ struct nbd_session {
 	bool structured;
 	bool extended;
 	bool context_selected;
+	uint32_t head_bytes;	   /* of a request header */
 	bool end_of_stream;	   /* the peer will send nothing more */
 	struct list_node requests; /* all that are in flight */
 	struct list_node sendable; /* those with something to send, in turn */
@@ -216,7 +217,6 @@ void handshake_resume(struct nbd_session *session);
 void handshake_end(struct nbd_session *session);
 
 /* receive.c */
-void receive_start(struct nbd_session *session);
 /* Takes requests out of what was received and asks for more. */
 void receive_continue(struct nbd_session *session);
 void receive_done(struct ring_op *op, int result);
@@ -235,6 +235,10 @@ struct request_head {
 	uint64_t cookie;
 	uint64_t offset;
 	uint64_t length;
+	/* Set by request_plan(). */
+	uint32_t memory_bytes;
+	bool one_piece; /* see struct nbd_request */
+	bool whole;	/* see struct path_request */
 };
 /* Bytes of a request header in the negotiated format. */
 uint32_t request_head_bytes(bool extended);
@@ -248,8 +252,8 @@ uint32_t request_check(const struct nbd_session *session, const struct request_h
 /* BLOCK_STATUS with a payload (P115): the same for the payload's effect length and context ids. */
 uint32_t request_check_status_payload(const struct nbd_session *session, const uint8_t *payload,
 	uint64_t payload_bytes, struct request_head *head, const char **text);
-/* Payload memory that the request may hold at once. */
-uint64_t request_memory(const struct nbd_session *session, const struct request_head *head);
+/* How the request is answered, and the payload memory that it may hold at once. */
+void request_plan(const struct nbd_session *session, struct request_head *head);
 struct nbd_request *request_begin(struct nbd_session *session, const struct request_head *head);
 void request_end(struct nbd_request *request);
 /* Puts the request among those that have something to send. */
