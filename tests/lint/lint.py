@@ -59,6 +59,13 @@ BANNED = {
     "alloca": "stack use must have a bound",
 }
 
+# The engine serves every protocol alike, and the server knows none by name: it gets a table of
+# session kinds. (Whole text, comments included.)
+STRANGERS = [
+    ("engine", re.compile(r"nbd|NBD|\bgmb[_/ ]"), "the engine knows no protocol"),
+    ("server", re.compile(r"\bnbd_(?!uri)|\bgmb_"), "the server knows session kinds, no protocol"),
+]
+
 LINES_MAX = 1000
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 NOT_SOURCE = {".git", ".ci-cache", "__pycache__"}
@@ -191,6 +198,11 @@ def check_banned(options):
         for number, line in enumerate(text.splitlines(), 1):
             for match in calls.finditer(line):
                 yield path, number, f"{match.group(1)}: {BANNED[match.group(1)]}"
+    for floor, names, reason in STRANGERS:
+        for path in files(options.root, [os.path.join("src", floor)], (".c", ".h")):
+            for number, line in enumerate(read(options.root, path).splitlines(), 1):
+                if names.search(line):
+                    yield path, number, reason
 
 
 def check_braces(options):

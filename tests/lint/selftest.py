@@ -88,6 +88,9 @@ BAD = [
     ("listed", "src/base/dead.c", "\n", "no meson.build names it"),
     ("listed", "tests/unit/dead.c", "\n", "no meson.build names it"),
     ("listed", "tests/functional/dead-test.py", "\n", "no meson.build names it"),
+    ("banned", "src/engine/bad.c", "/* as NBD has it */\n", "knows no protocol"),
+    ("banned", "src/engine/bad.c", "int gmb_bad;\n", "knows no protocol"),
+    ("banned", "src/server/bad.c", "int nbd_bad;\n", "no protocol"),
     ("scripts", "scripts/oops", "#!/bin/bash\ncd nowhere\nrm -rf $x/*\n", "SC2115"),
 ]
 for call in ("strcpy", "strncpy", "strcat", "sprintf", "vsprintf", "strtok", "atoi", "atol",
