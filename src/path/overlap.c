@@ -183,23 +183,6 @@ static struct overlap *overlap_of(const struct path_request *request)
 	return request->op == STORE_READ ? &request->export->reads : &request->export->writes;
 }
 
-/* True when the disk takes time that something else can be done in. */
-static bool can_overlap(const struct path_request *request)
-{
-	const struct store *store = request->export->store;
-	const struct store_info *info = store_info(store);
-
-	return request->op == STORE_READ ? info->read_direct || store_has_progress(store)
-					 : info->write_direct;
-}
-
-/* Each part of it is a flush of its own: it is cut as little as possible, and its time says nothing
- * of others. */
-static bool is_durable(const struct path_request *request)
-{
-	return (request->flags & STORE_FUA) != 0;
-}
-
 /* --- how long the parts are ------------------------------------------------------------------ */
 
 /* Of an export without a size of its own, when the disk's time can be used. */
@@ -212,54 +195,42 @@ static uint32_t best_part_size(struct path_request *request)
 				 : PATH_PART_SIZE_MAX;
 }
 
-/* Also how often the store shall tell of progress in between. */
-static void choose_part_size(struct path_request *request)
+void cut_begin(struct path_request *request)
 {
-	const struct store_info *info = store_info(request->export->store);
+	const struct store *store = request->export->store;
+	const struct store_info *info = store_info(store);
 	uint32_t asked = request->export->overlap;
-	bool unsplit = asked == PATH_OVERLAP_OFF || request->whole || is_durable(request);
+	bool reads = request->op == STORE_READ;
+	bool has_progress = reads && store_has_progress(store);
+	/* The disk takes time in which something else can be done. */
+	bool can_overlap = reads ? info->read_direct || has_progress : info->write_direct;
+	/* Each part would be a flush of its own: split as little as possible, and not measured. */
+	bool durable = (request->flags & STORE_FUA) != 0;
 
+	request->measured = can_overlap && !durable && request->length >= MEASURED_BYTES_MIN;
+	request->counted = request->measured;
+	if (request->measured) {
+		request->alone = overlap_of(request)->request_bytes == 0;
+		overlap_of(request)->request_bytes += request->length;
+	}
 	request->progress_step = 0;
 	request->cut = false;
-	if (unsplit || (asked == PATH_OVERLAP_AUTO && !can_overlap(request))) {
-		request->part_size =
-			can_overlap(request) ? PATH_PART_SIZE_MAX : PATH_CACHED_PART_BYTES;
-		return;
+	if (asked == PATH_OVERLAP_OFF || request->whole || durable ||
+		(asked == PATH_OVERLAP_AUTO && !can_overlap)) {
+		request->part_size = can_overlap ? PATH_PART_SIZE_MAX : PATH_CACHED_PART_BYTES;
+	} else {
+		request->part_size = asked != PATH_OVERLAP_AUTO ? asked : best_part_size(request);
+		request->cut = request->part_size < PATH_PART_SIZE_MAX;
 	}
-	request->part_size = asked != PATH_OVERLAP_AUTO ? asked : best_part_size(request);
-	request->cut = request->part_size < PATH_PART_SIZE_MAX;
-	if (request->op == STORE_READ && store_has_progress(request->export->store) &&
-		request->cut) {
+	if (request->cut && has_progress) {
 		/* No need for parts but where another member begins. */
 		request->progress_step = request->part_size;
 		request->part_size = info->stripe_chunk >= OVERLAP_BYTES_MIN
 					     ? MIN(info->stripe_chunk, (uint32_t)PATH_PART_SIZE_MAX)
 					     : PATH_PART_SIZE_MAX;
 	}
-}
-
-static bool is_striped(const struct path_request *request)
-{
-	const struct store_info *info = store_info(request->export->store);
-
 	/* In order, a part must never wait for one behind it that has no memory yet. */
-	return request->op == STORE_READ && !request->ascending &&
-	       info->stripe_chunk >= request->part_size;
-}
-
-void cut_begin(struct path_request *request)
-{
-	const struct store_info *info = store_info(request->export->store);
-
-	request->measured = request->length >= MEASURED_BYTES_MIN && can_overlap(request) &&
-			    !is_durable(request);
-	request->counted = request->measured;
-	if (request->measured) {
-		request->alone = overlap_of(request)->request_bytes == 0;
-		overlap_of(request)->request_bytes += request->length;
-	}
-	choose_part_size(request);
-	request->striped = is_striped(request);
+	request->striped = reads && !request->ascending && info->stripe_chunk >= request->part_size;
 	request->row_step = 0;
 	request->row_offset = 0;
 	request->rest_bytes = 0;
@@ -272,7 +243,7 @@ void cut_begin(struct path_request *request)
 
 uint64_t cut_step_ns(const struct path_request *request)
 {
-	uint64_t rate = request->measured ? overlap_of(request)->disk_rate : 0;
+	uint64_t rate = overlap_of(request)->disk_rate;
 	uint64_t step = request->progress_step > 0 ? request->progress_step : request->part_size;
 
 	return rate > 0 ? MIN(step, request->length) * UINT64_C(1000000000) / rate : 0;
@@ -293,9 +264,6 @@ void cut_end(struct path_request *request, uint64_t now_ns)
 {
 	uint64_t took_ns = now_ns - request->edge_ns[PATH_STATE_INIT];
 
-	if (!request->measured) {
-		return;
-	}
 	cut_handed(request);
 	if (request->alone && request->error == 0 && !request->abandoned) {
 		overlap_learn_request(overlap_of(request), request->length, took_ns, request->cut);
@@ -306,9 +274,7 @@ void cut_end(struct path_request *request, uint64_t now_ns)
 
 void cut_part_begin(struct path_request *request, uint64_t now_ns)
 {
-	if (request->measured) {
-		overlap_disk_begin(overlap_of(request), now_ns);
-	}
+	overlap_disk_begin(overlap_of(request), now_ns);
 }
 
 static uint32_t parallel_parts(const struct path_request *request)
@@ -320,9 +286,6 @@ void cut_part_end(struct path_request *request, uint64_t bytes, uint64_t now_ns)
 {
 	uint64_t took_ns = now_ns - request->edge_ns[PATH_STATE_READ];
 
-	if (!request->measured) {
-		return;
-	}
 	overlap_disk_end(overlap_of(request), bytes, now_ns);
 	/* In units of 1 KiB and 1024 ns, so that the sum fits. */
 	request->parts_time += (bytes >> 10) * (took_ns >> 10);
@@ -392,7 +355,7 @@ struct cut_range cut_next(struct path_request *request)
 
 void cut_advance(struct path_request *request, const struct cut_range *range, uint64_t bytes)
 {
-	const struct store_info *info = store_info(request->export->store);
+	const struct store_info *info;
 	uint64_t row_end;
 
 	request->parts_started++;
@@ -400,6 +363,7 @@ void cut_advance(struct path_request *request, const struct cut_range *range, ui
 	if (!request->striped) {
 		return; /* the next part is where this one ends */
 	}
+	info = store_info(request->export->store);
 	request->row_step += request->rest_bytes == 0;
 	request->rest_offset = range->offset + bytes;
 	request->rest_bytes = range->bytes - bytes;

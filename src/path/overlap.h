@@ -107,18 +107,19 @@ struct cut_range {
 
 /* A read or write begins: decides how it is cut. */
 void cut_begin(struct path_request *request);
-/* The expected time from one part, or one report of progress, to the next; 0 = unknown. */
+/* The next five are for requests with request->measured.
+ *
+ * The expected time from one part, or one report of progress, to the next; 0 = unknown. */
 uint64_t cut_step_ns(const struct path_request *request);
 /* All its bytes were handed to the session: it no longer takes rate from other requests. */
 void cut_handed(struct path_request *request);
 /* It has ended. */
 void cut_end(struct path_request *request, uint64_t now_ns);
+/* A part was submitted to the store; the store has completed it. */
+void cut_part_begin(struct path_request *request, uint64_t now_ns);
+void cut_part_end(struct path_request *request, uint64_t bytes, uint64_t now_ns);
 
 /* Where the next part is. request->started_bytes < request->length. */
 struct cut_range cut_next(struct path_request *request);
 /* A part of these bytes of the range was started; the rest of the range comes next. */
 void cut_advance(struct path_request *request, const struct cut_range *range, uint64_t bytes);
-
-/* A part was submitted to the store; the store has completed it. */
-void cut_part_begin(struct path_request *request, uint64_t now_ns);
-void cut_part_end(struct path_request *request, uint64_t bytes, uint64_t now_ns);

@@ -441,7 +441,9 @@ static void part_done(struct store_part *part, int result)
 		fail(request, result, part->offset); /* leaves this stream alone: */
 	}
 	stream->in_store = false;
-	cut_part_end(request, part->length, ring_batch_ns(request->path->ring));
+	if (request->measured) {
+		cut_part_end(request, part->length, ring_batch_ns(request->path->ring));
+	}
 	if (request->op == STORE_READ && request->error == 0 && !request->abandoned) {
 		if (unlikely(stream->copied)) {
 			placement_copy(stream);
@@ -531,7 +533,9 @@ static void part_began(struct path_stream *stream)
 	if (begins) {
 		set_state(request, PATH_STATE_READ);
 	}
-	cut_part_begin(request, ring_batch_ns(request->path->ring));
+	if (request->measured) {
+		cut_part_begin(request, ring_batch_ns(request->path->ring));
+	}
 	if (unlikely(request->record != NULL)) {
 		trace_submitted(stream, stream->part.length, begins);
 	}
@@ -655,7 +659,7 @@ static void begin(struct path *path, struct path_request *request)
 		placement_check(request);
 	}
 	cut_begin(request);
-	request->slow = cut_step_ns(request) > PATH_SLOW_NS;
+	request->slow = request->measured && cut_step_ns(request) > PATH_SLOW_NS;
 	path->slow_count += request->slow;
 }
 
@@ -868,7 +872,9 @@ void path_finish(struct path_request *request)
 	}
 	GMB_ASSERT(request->streams_live == 0);
 	GMB_ASSERT(!list_is_linked(&request->stalled_node));
-	cut_end(request, ring_batch_ns(request->path->ring));
+	if (request->measured) {
+		cut_end(request, ring_batch_ns(request->path->ring));
+	}
 	request->path->slow_count -= request->slow;
 	if (!request->abandoned) {
 		set_state(request, PATH_STATE_FIN);
