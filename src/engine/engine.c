@@ -20,19 +20,33 @@ void engine_limits_default(struct engine_limits *limits)
 	};
 }
 
-void engine_counters_add(struct engine_counters *into, const struct engine_counters *from)
-{
-	into->sessions_accepted += from->sessions_accepted;
-	into->sessions_refused += from->sessions_refused;
-	into->sessions_failed += from->sessions_failed;
-	into->requests += from->requests;
-	into->errors += from->errors;
-	into->bytes_read += from->bytes_read;
-	into->bytes_written += from->bytes_written;
-	into->sessions += from->sessions;
-	into->handshakes += from->handshakes;
-	into->inflight += from->inflight;
-}
+#define ENGINE_COUNTER(field, kind, unit, name, help)                                              \
+	{                                                                                          \
+		name, help, kind, unit, offsetof(struct engine_counters, field)                    \
+	}
+
+static const struct counter engine_counter_list[] = {
+	ENGINE_COUNTER(sessions, COUNTER_NOW, COUNTER_ITEMS, "connections", "Connections now"),
+	ENGINE_COUNTER(handshakes, COUNTER_NOW, COUNTER_ITEMS, "handshakes",
+		"Connections that have not chosen an export yet"),
+	ENGINE_COUNTER(inflight, COUNTER_NOW, COUNTER_ITEMS, "inflight", "Requests in flight"),
+	ENGINE_COUNTER(sessions_accepted, COUNTER_TOTAL, COUNTER_ITEMS, "connections_accepted",
+		"Connections accepted"),
+	ENGINE_COUNTER(sessions_refused, COUNTER_TOTAL, COUNTER_ITEMS, "connections_refused",
+		"Connections closed at once because of a limit"),
+	ENGINE_COUNTER(sessions_failed, COUNTER_TOTAL, COUNTER_ITEMS, "connections_failed",
+		"Connections ended by an error of the network or of the client"),
+	ENGINE_COUNTER(requests, COUNTER_TOTAL, COUNTER_ITEMS, "requests", "Requests received"),
+	ENGINE_COUNTER(
+		errors, COUNTER_TOTAL, COUNTER_ITEMS, "errors", "Requests answered with an error"),
+	ENGINE_COUNTER(
+		bytes_read, COUNTER_TOTAL, COUNTER_BYTES, "bytes_read", "Data sent to clients"),
+	ENGINE_COUNTER(bytes_written, COUNTER_TOTAL, COUNTER_BYTES, "bytes_written",
+		"Data received from clients and written"),
+};
+
+const struct counter_table engine_counter_table = { "server", "", engine_counter_list,
+	ARRAY_COUNT(engine_counter_list) };
 
 /* --- the end of a batch: everything that was put off while callbacks ran ------------------- */
 

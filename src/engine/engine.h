@@ -24,6 +24,7 @@
  */
 #pragma once
 
+#include "base/counter.h"
 #include "base/list.h"
 #include "base/log.h"
 #include "engine/export.h"
@@ -195,13 +196,12 @@ struct engine_counters {
 	uint64_t errors;	/* requests answered with an error; counted by the kind */
 	uint64_t bytes_read;	/* the same */
 	uint64_t bytes_written; /* the same */
-	uint32_t sessions;	/* now */
-	uint32_t handshakes;	/* now */
-	uint32_t inflight;	/* now */
+	uint64_t sessions;	/* now */
+	uint64_t handshakes;	/* now */
+	uint64_t inflight;	/* now */
 };
 
-/* Adds each of from's to into's. */
-void engine_counters_add(struct engine_counters *into, const struct engine_counters *from);
+extern const struct counter_table engine_counter_table; /* of struct engine_counters */
 
 struct engine_options {
 	struct ring *ring;

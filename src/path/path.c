@@ -41,6 +41,16 @@ struct path {
 	struct path_trace *trace; /* NULL: nobody asks for single requests */
 };
 
+static const struct counter path_export_counter_list[] = {
+	{ "page_cache_send_bytes", "Bytes of reads sent from the page cache itself", COUNTER_TOTAL,
+		COUNTER_BYTES, offsetof(struct path_export, page_cache_send_bytes) },
+	{ "page_cache_send_misses", "Large reads that were copied instead", COUNTER_TOTAL,
+		COUNTER_ITEMS, offsetof(struct path_export, page_cache_send_misses) },
+};
+
+const struct counter_table path_export_counter_table = { "export", "export",
+	path_export_counter_list, ARRAY_COUNT(path_export_counter_list) };
+
 int path_create(const struct path_options *options, struct path **path_out, struct error *error)
 {
 	struct path *path = calloc(1, sizeof(*path));

@@ -78,6 +78,8 @@ struct path_export {
 	struct path_stats *stats[STORE_OP_COUNT];
 };
 
+extern const struct counter_table path_export_counter_table; /* of struct path_export */
+
 /* Sets all but the store and its queue. */
 void path_export_init(struct path_export *path_export, uint32_t overlap);
 /* Frees the statistics. */

@@ -72,15 +72,40 @@ void path_stats_add(struct path_stats *stats, const uint64_t edge_ns[PATH_STATE_
 	stats->latency[bucket_of(total_ns)]++;
 }
 
+#define PATH_COUNTER(field, unit, name, help)                                                      \
+	{                                                                                          \
+		name, help, COUNTER_TOTAL, unit, offsetof(struct path_stats, field)                \
+	}
+
+static const struct counter path_stats_counter_list[] = {
+	PATH_COUNTER(count, COUNTER_ITEMS, "count", "Requests that have ended"),
+	PATH_COUNTER(errors, COUNTER_ITEMS, "errors", "Requests of them that failed"),
+	PATH_COUNTER(bytes, COUNTER_BYTES, "bytes", "Bytes of those that did not fail"),
+	PATH_COUNTER(total_ns, COUNTER_NS, "total_ns", "Sum of the latencies"),
+	PATH_COUNTER(state_ns[PATH_STATE_INIT], COUNTER_NS, "init_ns",
+		"Waiting for memory, or for the first bytes of the payload of a write"),
+	PATH_COUNTER(state_ns[PATH_STATE_READ], COUNTER_NS, "read_ns",
+		"The disk works and nothing can be sent yet"),
+	PATH_COUNTER(state_ns[PATH_STATE_SEND_INIT], COUNTER_NS, "send_init_ns",
+		"Data is sent while the disk still works on the rest"),
+	PATH_COUNTER(state_ns[PATH_STATE_SEND], COUNTER_NS, "send_ns",
+		"The disk is done and data is still being sent"),
+};
+
+const struct counter_table path_stats_counter_table = { "operation", "export,operation,size",
+	path_stats_counter_list, ARRAY_COUNT(path_stats_counter_list) };
+
+const char *path_state_name(enum path_state state)
+{
+	static const char *const names[PATH_STATE_COUNT] = { "init", "read", "send_init", "send",
+		"fin" };
+
+	return names[state];
+}
+
 void path_stats_merge(struct path_stats *into, const struct path_stats *from)
 {
-	into->count += from->count;
-	into->errors += from->errors;
-	into->bytes += from->bytes;
-	for (int state = 0; state < PATH_STATE_COUNT; state++) {
-		into->state_ns[state] += from->state_ns[state];
-	}
-	into->total_ns += from->total_ns;
+	counter_table_add(&path_stats_counter_table, into, from);
 	into->max_ns = MAX(into->max_ns, from->max_ns);
 	for (int bucket = 0; bucket < PATH_LATENCY_BUCKETS; bucket++) {
 		into->latency[bucket] += from->latency[bucket];

@@ -11,7 +11,7 @@
  */
 #pragma once
 
-#include "base/compiler.h"
+#include "base/counter.h"
 #include "store/store.h"
 
 /* The five states of the thesis; one timestamp per edge. */
@@ -40,6 +40,11 @@ struct path_stats {
 	uint64_t max_ns;
 	uint64_t latency[PATH_LATENCY_BUCKETS];
 };
+
+extern const struct counter_table path_stats_counter_table; /* of struct path_stats */
+
+/* "init", "read", "send_init", "send", "fin". */
+const char *path_state_name(enum path_state state);
 
 /* The size class of a request. */
 uint32_t path_size_class(uint64_t length);

@@ -176,6 +176,19 @@ static void begin_stats(void *context, struct control_client *client, const json
 	}
 }
 
+static void begin_counters(void *context, struct control_client *client, const json_t *arguments)
+{
+	GMB_UNUSED(context);
+	GMB_UNUSED(arguments);
+	control_reply(client, stats_counters());
+}
+
+static const struct control_command counters_command = {
+	.name = "counters",
+	.right = CONTROL_READ,
+	.begin = begin_counters,
+};
+
 static const struct control_command stats_command = {
 	.name = "stats",
 	.right = CONTROL_READ,
@@ -217,6 +230,7 @@ int server_control_open(const char *path, const struct server_view *view,
 	rc = control_server_create(control->listener.fds[0], &control->server, error);
 	if (rc == 0) {
 		control_server_add(control->server, &stats_command, control);
+		control_server_add(control->server, &counters_command, NULL);
 		rc = tracing_create(&control->view, control->server, &control->tracing, error);
 	}
 	if (rc < 0) {

@@ -17,59 +17,41 @@ enum {
 
 /* --- collecting ---------------------------------------------------------------------------- */
 
-/* Large reads that were sent from the page cache, and those that were not. */
-struct page_cache_send {
-	uint64_t bytes;
-	uint64_t misses;
-};
-
-/* Sums over the reactors; made for what has traffic only. */
+/* Sums over the reactors. */
 struct summary {
 	const struct server_view *view;
 	struct engine_counters counters;
-	struct path_stats **stats; /* [export * STORE_OP_COUNT + op], or NULL */
-	struct overlap *overlaps;  /* [export * 2], of reads and writes: of the busiest reactor */
-	struct page_cache_send *page_cache; /* [export] */
+	/* One per export: its counters, statistics where there were requests, and overlaps of the
+	 * busiest reactor. */
+	struct path_export *exports;
 	bool short_of_memory;
 };
 
 static void add_stats(
-	struct summary *summary, const struct path_export *measured, uint32_t export_index)
+	struct summary *summary, struct path_export *sum, const struct path_export *measured)
 {
 	for (int op = 0; op < STORE_OP_COUNT; op++) {
-		const struct path_stats *from = measured->stats[op];
-		struct path_stats **into =
-			&summary->stats[(size_t)export_index * STORE_OP_COUNT + (size_t)op];
-
-		if (from == NULL) {
+		if (measured->stats[op] == NULL) {
 			continue;
 		}
-		if (*into == NULL) {
-			*into = calloc(PATH_SIZE_CLASS_COUNT, sizeof(**into));
+		if (sum->stats[op] == NULL) {
+			sum->stats[op] = calloc(PATH_SIZE_CLASS_COUNT, sizeof(*sum->stats[op]));
 		}
-		if (*into == NULL) {
+		if (sum->stats[op] == NULL) {
 			summary->short_of_memory = true;
 			return;
 		}
 		for (int size_class = 0; size_class < PATH_SIZE_CLASS_COUNT; size_class++) {
-			path_stats_merge(*into + size_class, from + size_class);
+			path_stats_merge(
+				sum->stats[op] + size_class, measured->stats[op] + size_class);
 		}
 	}
 }
 
-static void add_overlaps(
-	struct summary *summary, const struct path_export *measured, uint32_t export_index)
+static void keep_busiest(struct overlap *kept, const struct overlap *measured)
 {
-	const struct overlap *const both[] = { &measured->reads, &measured->writes };
-
-	for (size_t i = 0; i < ARRAY_COUNT(both); i++) {
-		const struct overlap *from = both[i];
-		struct overlap *into =
-			&summary->overlaps[(size_t)export_index * ARRAY_COUNT(both) + i];
-
-		if (from->disk_rate >= into->disk_rate) {
-			*into = *from;
-		}
+	if (measured->disk_rate >= kept->disk_rate) {
+		*kept = *measured;
 	}
 }
 
@@ -78,28 +60,25 @@ static void inspect(struct engine *engine, void *context)
 {
 	struct summary *summary = context;
 
-	engine_counters_add(&summary->counters, &engine->counters);
+	counter_table_add(&engine_counter_table, &summary->counters, &engine->counters);
 	for (uint32_t i = 0; i < summary->view->export_count; i++) {
+		struct path_export *sum = &summary->exports[i];
 		const struct path_export *measured =
 			engine_export_measured(engine, summary->view->exports[i]);
 
 		if (measured != NULL) {
-			add_stats(summary, measured, i);
-			add_overlaps(summary, measured, i);
-			summary->page_cache[i].bytes += measured->page_cache_send_bytes;
-			summary->page_cache[i].misses += measured->page_cache_send_misses;
+			counter_table_add(&path_export_counter_table, sum, measured);
+			add_stats(summary, sum, measured);
+			keep_busiest(&sum->reads, &measured->reads);
+			keep_busiest(&sum->writes, &measured->writes);
 		}
 	}
 }
 
 static int collect(struct summary *summary)
 {
-	size_t count = (size_t)summary->view->export_count * STORE_OP_COUNT;
-
-	summary->stats = calloc(MAX(count, (size_t)1), sizeof(struct path_stats *));
-	summary->overlaps = calloc(MAX(count, (size_t)1), sizeof(*summary->overlaps));
-	summary->page_cache = calloc(MAX(count, (size_t)1), sizeof(*summary->page_cache));
-	if (summary->stats == NULL || summary->overlaps == NULL || summary->page_cache == NULL) {
+	summary->exports = calloc(MAX(summary->view->export_count, 1U), sizeof(*summary->exports));
+	if (summary->exports == NULL) {
 		return -ENOMEM;
 	}
 	for (uint32_t i = 0; i < summary->view->reactor_count; i++) {
@@ -114,14 +93,12 @@ static int collect(struct summary *summary)
 
 static void summary_fini(struct summary *summary)
 {
-	size_t count = (size_t)summary->view->export_count * STORE_OP_COUNT;
-
-	for (size_t i = 0; summary->stats != NULL && i < count; i++) {
-		free(summary->stats[i]);
+	for (uint32_t i = 0; summary->exports != NULL && i < summary->view->export_count; i++) {
+		for (int op = 0; op < STORE_OP_COUNT; op++) {
+			free(summary->exports[i].stats[op]);
+		}
 	}
-	free(summary->stats);
-	free(summary->overlaps);
-	free(summary->page_cache);
+	free(summary->exports);
 }
 
 /* --- the document -------------------------------------------------------------------------- */
@@ -136,6 +113,17 @@ static json_t *per_request_us(uint64_t sum_ns, uint64_t count)
 	return json_real(count > 0 ? (double)sum_ns / (double)count / 1000 : 0);
 }
 
+static json_t *counters_json(const struct counter_table *table, const void *values)
+{
+	json_t *object = json_object();
+
+	for (size_t i = 0; i < table->count; i++) {
+		json_object_set_new(object, table->counters[i].name,
+			json_integer((json_int_t)counter_value(&table->counters[i], values)));
+	}
+	return object;
+}
+
 static json_t *class_json(const struct path_stats *stats, int op, uint32_t size_class)
 {
 	uint64_t limit = path_size_class_limit(size_class);
@@ -145,18 +133,21 @@ static json_t *class_json(const struct path_stats *stats, int op, uint32_t size_
 		us(path_stats_quantile_ns(stats, 900000)), "p99",
 		us(path_stats_quantile_ns(stats, 990000)), "p99_9",
 		us(path_stats_quantile_ns(stats, 999000)), "max", us(stats->max_ns));
-	json_t *states = json_pack("{s:o, s:o, s:o, s:o}", "init",
-		per_request_us(stats->state_ns[PATH_STATE_INIT], stats->count), "read",
-		per_request_us(stats->state_ns[PATH_STATE_READ], stats->count), "send_init",
-		per_request_us(stats->state_ns[PATH_STATE_SEND_INIT], stats->count), "send",
-		per_request_us(stats->state_ns[PATH_STATE_SEND], stats->count));
+	json_t *states = json_object();
+	json_t *whole = counters_json(&path_stats_counter_table, stats);
 
-	return json_pack("{s:s, s:I, s:o, s:I, s:I, s:I, s:o, s:o}", "operation",
-		store_op_name((enum store_op)op), "size_above",
-		(json_int_t)(size_class > 0 ? path_size_class_limit(size_class - 1) : 0),
-		"size_max", limit == UINT64_MAX ? json_null() : json_integer((json_int_t)limit),
-		"count", (json_int_t)stats->count, "errors", (json_int_t)stats->errors, "bytes",
-		(json_int_t)stats->bytes, "latency_us", latency, "state_us", states);
+	for (int state = 0; state < PATH_STATE_FIN; state++) {
+		json_object_set_new(states, path_state_name((enum path_state)state),
+			per_request_us(stats->state_ns[state], stats->count));
+	}
+	json_object_update_new(whole,
+		json_pack("{s:s, s:I, s:o, s:o, s:o}", "operation",
+			store_op_name((enum store_op)op), "size_above",
+			(json_int_t)(size_class > 0 ? path_size_class_limit(size_class - 1) : 0),
+			"size_max",
+			limit == UINT64_MAX ? json_null() : json_integer((json_int_t)limit),
+			"latency_us", latency, "state_us", states));
+	return whole;
 }
 
 static json_t *known(uint64_t value)
@@ -191,35 +182,33 @@ static json_t *overlap_json(uint32_t overlap)
 static json_t *export_json(const struct summary *summary, uint32_t export_index)
 {
 	const struct export *entry = summary->view->exports[export_index];
+	const struct path_export *sum = &summary->exports[export_index];
 	const char *path = summary->view->paths[export_index];
+	json_t *whole = counters_json(&path_export_counter_table, sum);
 	json_t *operations = json_array();
 	char shown[PATH_SHOWN_BYTES];
 
 	for (int op = 0; op < STORE_OP_COUNT; op++) {
-		const struct path_stats *stats =
-			summary->stats[(size_t)export_index * STORE_OP_COUNT + (size_t)op];
-
-		for (uint32_t size_class = 0; stats != NULL && size_class < PATH_SIZE_CLASS_COUNT;
-			size_class++) {
-			if (stats[size_class].count > 0) {
+		for (uint32_t i = 0; sum->stats[op] != NULL && i < PATH_SIZE_CLASS_COUNT; i++) {
+			if (sum->stats[op][i].count > 0) {
 				json_array_append_new(
-					operations, class_json(&stats[size_class], op, size_class));
+					operations, class_json(&sum->stats[op][i], op, i));
 			}
 		}
 	}
-	return json_pack("{s:s%, s:s, s:I, s:b, s:I, s:o, s:o, s:o, s:I, s:I, s:o, s:o}", "name",
-		entry->name, (size_t)entry->name_bytes, "path",
-		/* A path may be any bytes, JSON is UTF-8. */
-		log_escape(shown, sizeof(shown), path, strlen(path)), "bytes",
-		(json_int_t)store_size(entry->store), "read_only", entry->read_only, "connections",
-		(json_int_t)atomic_load_explicit(&entry->connections, memory_order_relaxed),
-		"overlap", overlap_json(entry->overlap), "reads",
-		overlap_stats_json(&summary->overlaps[(size_t)export_index * 2]), "writes",
-		overlap_stats_json(&summary->overlaps[(size_t)export_index * 2 + 1]),
-		"page_cache_send_bytes", (json_int_t)summary->page_cache[export_index].bytes,
-		"page_cache_send_misses", (json_int_t)summary->page_cache[export_index].misses,
-		"page_cache_send_refusal", text_or_null(export_page_cache_refusal(entry)),
-		"operations", operations);
+	json_object_update_new(whole,
+		json_pack("{s:s%, s:s, s:I, s:b, s:I, s:o, s:o, s:o, s:o, s:o}", "name",
+			entry->name, (size_t)entry->name_bytes, "path",
+			/* A path may be any bytes, JSON is UTF-8. */
+			log_escape(shown, sizeof(shown), path, strlen(path)), "size",
+			(json_int_t)store_size(entry->store), "read_only", entry->read_only,
+			"connections",
+			(json_int_t)atomic_load_explicit(&entry->connections, memory_order_relaxed),
+			"overlap", overlap_json(entry->overlap), "reads",
+			overlap_stats_json(&sum->reads), "writes", overlap_stats_json(&sum->writes),
+			"page_cache_send_refusal", text_or_null(export_page_cache_refusal(entry)),
+			"operations", operations));
+	return whole;
 }
 
 static json_t *uris_json(const struct server_view *view)
@@ -236,19 +225,6 @@ static json_t *uris_json(const struct server_view *view)
 		}
 	}
 	return uris;
-}
-
-static json_t *counters_json(const struct engine_counters *counters)
-{
-	return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "connections",
-		(json_int_t)counters->sessions, "handshakes", (json_int_t)counters->handshakes,
-		"inflight", (json_int_t)counters->inflight, "connections_accepted",
-		(json_int_t)counters->sessions_accepted, "connections_refused",
-		(json_int_t)counters->sessions_refused, "connections_failed",
-		(json_int_t)counters->sessions_failed, "requests", (json_int_t)counters->requests,
-		"errors", (json_int_t)counters->errors, "bytes_read",
-		(json_int_t)counters->bytes_read, "bytes_written",
-		(json_int_t)counters->bytes_written);
 }
 
 json_t *stats_document(const struct server_view *view, int *code)
@@ -268,8 +244,31 @@ json_t *stats_document(const struct server_view *view, int *code)
 			GMBLOCK_VERSION, "pid", (json_int_t)getpid(), "uptime_seconds",
 			(double)(at_ns - view->start_ns) / 1e9, "clock_seconds",
 			(double)at_ns / 1e9, "uris", uris_json(view), "counters",
-			counters_json(&summary.counters), "exports", exports);
+			counters_json(&engine_counter_table, &summary.counters), "exports",
+			exports);
 	}
 	summary_fini(&summary);
 	return document;
+}
+
+json_t *stats_counters(void)
+{
+	static const struct counter_table *const tables[] = { &engine_counter_table,
+		&path_export_counter_table, &path_stats_counter_table };
+	static const char *const units[] = { "", "bytes", "nanoseconds" };
+	static const char *const kinds[] = { "total", "now" };
+	json_t *all = json_array();
+
+	for (size_t i = 0; i < ARRAY_COUNT(tables); i++) {
+		for (size_t k = 0; k < tables[i]->count; k++) {
+			const struct counter *counter = &tables[i]->counters[k];
+
+			json_array_append_new(
+				all, json_pack("{s:s, s:s, s:s, s:s, s:s, s:s}", "of",
+					     tables[i]->name, "name", counter->name, "labels",
+					     tables[i]->labels, "unit", units[counter->unit],
+					     "kind", kinds[counter->kind], "help", counter->help));
+		}
+	}
+	return json_pack("{s:o}", "counters", all);
 }

@@ -14,3 +14,6 @@
 
 /* NULL and *code: -ETIMEDOUT when a reactor does not answer, -ENOMEM. */
 json_t *stats_document(const struct server_view *view, int *code);
+/* All counters of that document, described: an array "counters" of objects with the members of,
+ * name, labels, unit, kind and help. */
+json_t *stats_counters(void);

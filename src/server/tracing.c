@@ -278,11 +278,11 @@ static json_t *request_json(const struct tracing *tracing, const struct path_tra
 	json_t *states;
 
 	path_stats_add(&stats, record->edge_ns, record->length, record->error != 0);
-	states = json_pack("{s:f, s:f, s:f, s:f}", "init",
-		(double)stats.state_ns[PATH_STATE_INIT] / 1000, "read",
-		(double)stats.state_ns[PATH_STATE_READ] / 1000, "send_init",
-		(double)stats.state_ns[PATH_STATE_SEND_INIT] / 1000, "send",
-		(double)stats.state_ns[PATH_STATE_SEND] / 1000);
+	states = json_object();
+	for (int state = 0; state < PATH_STATE_FIN; state++) {
+		json_object_set_new(states, path_state_name((enum path_state)state),
+			json_real((double)stats.state_ns[state] / 1000));
+	}
 	for (const struct path_trace_part *part = record->parts; part != NULL; part = part->next) {
 		json_array_append_new(parts, part_json(part, begin_ns));
 	}

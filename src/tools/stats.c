@@ -534,7 +534,7 @@ void stats_show(const json_t *document)
 		printf("  %-8s %-8s %10s %7s %9s %10s %10s %10s %10s %10s %10s %10s %10s %10s "
 		       "%10s\n",
 			"", "size", "requests", "errors", "GB", "mean", "p50", "p90", "p99",
-			"p99.9", "max", "init", "disk", "overlap", "network");
+			"p99.9", "max", "init", "read", "send_init", "send");
 		for (size_t k = 0; k < json_array_size(operations); k++) {
 			show_operation(json_array_get(operations, k));
 		}
@@ -606,7 +606,7 @@ void stats_show_changes(const json_t *document, const json_t *before)
 
 	show_head(document);
 	printf("  %-8s %-8s %12s %7s %14s %10s %10s %10s %10s %10s\n", "", "size", "requests",
-		"errors", "rate", "mean", "init", "disk", "overlap", "network");
+		"errors", "rate", "mean", "init", "read", "send_init", "send");
 	for (size_t i = 0; i < json_array_size(exports); i++) {
 		const json_t *entry = json_array_get(exports, i);
 		const json_t *operations = json_object_get(entry, "operations");

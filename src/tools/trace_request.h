@@ -55,7 +55,7 @@ struct trace_request {
 	uint64_t length;
 	const char *error; /* or NULL */
 	double total_us;
-	double state_us[TRACE_REQUEST_STATES]; /* init, disk, overlap, network */
+	double state_us[TRACE_REQUEST_STATES]; /* init, read, send_init, send */
 	struct trace_request_part *parts;      /* by offset */
 	uint32_t part_count;
 	uint32_t parts_more; /* were not recorded */

@@ -231,8 +231,8 @@ static void show_table(const struct trace_request *request)
 
 static void show_request(const struct trace_request *request)
 {
-	static const char *const states[TRACE_REQUEST_STATES] = { "init", "disk", "overlap",
-		"network" };
+	static const char *const states[TRACE_REQUEST_STATES] = { "init", "read", "send_init",
+		"send" };
 	char title[TRACE_REQUEST_TITLE_BYTES];
 	char shown_title[TRACE_REQUEST_TITLE_BYTES];
 	char text[PRINT_US_BYTES];

@@ -76,6 +76,31 @@ class Control(support.Case):
             self.assertEqual(answer["result"]["pid"], server.process.pid)
             self.assertEqual(answer["result"]["version"], hello["version"])
 
+    def test_every_counter_is_described_and_documented(self):
+        """What "counters" lists is what "stats" shows, and gmblock-stats(1) names all of it."""
+        server = self.serve("memory:1M")
+        with nbdmini.open_export(server.uri) as client:
+            client.read(0, 512)
+        document = self.ask(STATS)["result"]
+        export = document["exports"][0]
+        shown = {"server": document["counters"], "export": export,
+                 "operation": export["operations"][0]}
+        described = self.ask(b'{"command": "counters"}\n')["result"]["counters"]
+        names = {of: {entry["name"] for entry in described if entry["of"] == of} for of in shown}
+        self.assertEqual(names["server"], set(shown["server"]))
+        numbers = {key for key, value in shown["operation"].items() if type(value) is int}
+        self.assertEqual(names["operation"], numbers - {"size_above", "size_max"})
+        manual = os.path.join(os.path.dirname(os.path.realpath(__file__)),
+                              "../../docs/man/gmblock-stats.1")
+        with open(manual, encoding="utf-8") as file:
+            words = set(file.read().replace(",", " ").split())
+        for entry in described:
+            self.assertIn(entry["name"], shown[entry["of"]])
+            self.assertIn(entry["name"], words)
+            self.assertIn(entry["kind"], ("total", "now"))
+            self.assertIn(entry["unit"], ("", "bytes", "nanoseconds"))
+            self.assertNotEqual(entry["help"], "")
+
     def test_a_client_that_sends_no_command_is_closed(self):
         self.serve("memory:1M")
         silent = self.connect()

@@ -277,7 +277,7 @@ class Requests(Case):
         self.assertIn("1. read of 256K at 4096, export a<b: done in", output)
         self.assertIn("2. write of 64K at 0, export a<b: done in", output)
         self.assertIn("3. flush, export a<b: done in", output)
-        for word in ("init", "disk", "overlap", "network", "to disk", "payload in"):
+        for word in ("init", "read", "send_init", "send", "to disk", "payload in"):
             self.assertIn(word, output)
         rows = [line for line in output.splitlines() if line.lstrip().startswith("+") and "|" in line]
         self.assertGreaterEqual(len(rows), 6)

@@ -213,8 +213,9 @@ static void bury_server(struct world *world)
 		const struct engine_counters counters = world->services[i].engine->counters;
 
 		if (counters.sessions != 0 || counters.inflight != 0) {
-			model_fail("the server left %u sessions and %u requests behind",
-				counters.sessions, counters.inflight);
+			model_fail("the server left %llu sessions and %llu requests behind",
+				(unsigned long long)counters.sessions,
+				(unsigned long long)counters.inflight);
 		}
 		engine_destroy(world->services[i].engine);
 		ring_destroy(world->services[i].ring);

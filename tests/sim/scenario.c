@@ -810,8 +810,10 @@ static void check_idle(struct scenario *scenario)
 			model_fail("the drain of service %u did not finish", i);
 		}
 		if (counters.sessions != 0 || counters.handshakes != 0 || counters.inflight != 0) {
-			model_fail("left behind: %u sessions, %u handshakes, %u requests",
-				counters.sessions, counters.handshakes, counters.inflight);
+			model_fail("left behind: %llu sessions, %llu handshakes, %llu requests",
+				(unsigned long long)counters.sessions,
+				(unsigned long long)counters.handshakes,
+				(unsigned long long)counters.inflight);
 		}
 	}
 	for (uint32_t i = 0; i < scenario->export_count; i++) {

@@ -262,7 +262,7 @@ static void test_echo_beside_nbd(void **state)
 
 static void sum(struct engine *engine, void *context)
 {
-	engine_counters_add(context, &engine->counters);
+	counter_table_add(&engine_counter_table, context, &engine->counters);
 }
 
 static void test_limits_and_counters_are_common(void **state)
