@@ -1,33 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libgmblock: remote blocks in a program. Opens an export of any NBD server and moves bytes between
- * it and the caller's own memory, asynchronously or blocking.
+ * libgmblock: remote blocks in a program. Opens an export of any NBD server and moves data between
+ * it and the memory of the caller, asynchronously or with blocking calls.
  *
  *   struct gmb_queue *queue;   gmb_queue_create(NULL, &queue, &error);
  *   struct gmb_client *client; gmb_open(queue, "nbd://host/export", NULL, &client, &error);
- *                              or gmb_open_start(), which does not wait
+ *                              or gmb_open_start(), which does not block
  *   gmb_submit(client, &request);      any number; nothing is sent yet
- *   gmb_queue_wait(queue, -1);         sends, receives, calls request.done for what has finished
+ *   gmb_queue_wait(queue, -1);         sends, receives, calls request.done of what completed
  *   gmb_close(client);                 gmb_queue_destroy(queue);
  *
- * What it does for you: payloads are received straight into the scatter list they belong to;
- * requests larger than the server takes are split; several connections are used where the server
- * says they are coherent; a lost connection is made again and what was in flight is sent again
- * (see gmb_options). It checks every byte a server sends and trusts none.
+ * The library receives payloads directly into their scatter list, splits requests that are larger
+ * than the server allows, uses several connections where the server says that they are coherent,
+ * restores lost connections, and replays what was in flight (see gmb_options). It checks every byte
+ * that a server sends.
  *
- * Threads: those inside resolve names, and call nothing of yours. A queue and
- * everything opened on it belong to one thread, the one that created the queue; only
- * gmb_queue_wake() may be called from others. Different queues are independent of each other. After
- * fork() only the parent may use a queue.
+ * Threads: the library's own threads only resolve names and never call the program. A queue and
+ * everything opened on it belong to the thread that created the queue; only gmb_queue_wake() may be
+ * called from other threads. Queues are independent of each other. After fork() only the parent may
+ * use a queue.
  *
  * Ownership: requests, scatter lists and buffers belong to the caller and must stay in place and
- * untouched from gmb_submit() until done is called. Structs that begin with a member "size" must
+ * unchanged from gmb_submit() until done is called. Structs that begin with a member "size" must
  * have it set to their sizeof, and every other member zero unless set on purpose: a later version
- * of the library knows from it what the caller knew.
+ * of the library uses it to determine which members the caller knows.
  *
  * Errors: functions that can fail return 0 or a negative errno; those that take a struct gmb_error
- * also fill it with a sentence: what failed, on which object, why, and what to do. NULL: not
- * wanted.
+ * also fill it with a message: what failed, on which object, why, and what to do. NULL: no message.
  *
  * The protocol is NBD as its proto.md describes it: fixed newstyle, simple, structured and extended
  * replies, base:allocation.
@@ -48,14 +47,14 @@ extern "C" {
 #define GMB_VERSION_MINOR 1
 #define GMB_VERSION_PATCH 0
 
-/* The version of the library that runs, as "0.1.0"; a constant. Any thread. */
+/* The version of the library in use, such as "0.1.0"; a constant. Any thread. */
 const char *gmb_version(void);
 
 struct gmb_queue;
 struct gmb_client;
 struct gmb_request;
 
-/* What went wrong, for a person to read. */
+/* An error with a message for people. */
 struct gmb_error {
 	int code;	/* the negative errno that was returned */
 	char text[508]; /* one sentence without a final full stop, terminated, UTF-8 or escaped */
@@ -71,69 +70,68 @@ struct gmb_queue_options {
 };
 
 /* Creates a completion queue. options may be NULL. Errors: -ENOSYS or -EPERM when the kernel has no
- * io_uring or forbids it (the sentence tells which setting), -ENOMEM, -EINVAL, -EMFILE. */
+ * io_uring or forbids it (the message names the setting), -ENOMEM, -EINVAL, -EMFILE. */
 int gmb_queue_create(const struct gmb_queue_options *options, struct gmb_queue **queue_out,
 	struct gmb_error *error);
 
-/* Frees the queue. Every client on it must have been closed (-EBUSY otherwise, and the queue
- * stays). NULL is a no-op. */
+/* Frees the queue. Every client on it must have been closed; otherwise returns -EBUSY and does
+ * nothing. NULL is a no-op. */
 int gmb_queue_destroy(struct gmb_queue *queue);
 
 /*
- * Sends what was submitted, and waits until at least one request has completed, gmb_queue_wake()
- * was called, or timeout_ms have passed: 0 = does not wait, -1 = no limit. Calls done for
- * everything that has completed. Returns how many requests and openings completed (0 after a
- * timeout or a wake-up). With no request in flight it still takes care of connections, so that a
- * long wait in an idle program costs nothing. -EDEADLK when called from inside a done callback.
+ * Sends what was submitted, and waits until at least one request or opening has completed,
+ * gmb_queue_wake() was called, or timeout_ms have passed: 0 = does not wait, -1 = no limit. Calls
+ * done for everything that completed. Returns the number of requests and openings that completed (0
+ * after a timeout or a wake-up). Without requests in flight it still maintains connections, and a
+ * long wait in an idle program costs nothing. -EDEADLK when called inside a callback.
  */
 int gmb_queue_wait(struct gmb_queue *queue, int timeout_ms);
 
-/* Makes the wait that is going on, or else the next one, return. Any thread, and signal handlers.
- */
+/* Makes the current wait return, or else the next one. Any thread, and signal handlers. */
 void gmb_queue_wake(struct gmb_queue *queue);
 
 /*
  * For programs with an event loop of their own: a descriptor that polls readable when
- * gmb_queue_wait(queue, 0) has something to do. Call that once after submitting, too: it is what
- * sends. The descriptor belongs to the queue.
+ * gmb_queue_wait(queue, 0) has work. Also call that once after submitting, to send the requests.
+ * The descriptor belongs to the queue.
  */
 int gmb_queue_fd(const struct gmb_queue *queue);
 
-/* ---- clients: an export that is open ----------------------------------------------------------
+/* ---- clients: open exports -------------------------------------------------------------------
  */
 
 enum gmb_open_flags {
 	GMB_OPEN_READ_ONLY = 1 << 0,	/* refuse to write, whatever the server allows */
-	GMB_OPEN_NO_RECONNECT = 1 << 1, /* a lost connection fails its requests at once */
+	GMB_OPEN_NO_RECONNECT = 1 << 1, /* requests fail when the last connection is lost */
 	GMB_OPEN_NO_EXTENDED = 1 << 2,	/* do not ask for 64-bit extended headers */
 	GMB_OPEN_SIMPLE = 1 << 3,	/* ask for simple replies only (implies NO_EXTENDED) */
 };
 
 enum gmb_event {
-	GMB_EVENT_LOST,	       /* a connection was lost; the text tells why. Trying again. */
-	GMB_EVENT_RECONNECTED, /* back; requests in flight were sent again */
-	GMB_EVENT_GAVE_UP,     /* the time is over: requests fail with -ENOTCONN from now on */
-	GMB_EVENT_RESIZED,     /* the export has another size than before the reconnect */
+	GMB_EVENT_LOST,	       /* a connection was lost; the text says why */
+	GMB_EVENT_RECONNECTED, /* restored; requests in flight were replayed */
+	GMB_EVENT_GAVE_UP,     /* requests fail with -ENOTCONN from now on */
+	GMB_EVENT_RESIZED,     /* the size of the export has changed */
 };
 
 struct gmb_options {
 	size_t size;
-	uint32_t flags;	      /* enum gmb_open_flags */
-	uint32_t connections; /* 0 = chosen by the library; else this many, 1 to 16; more than
-				 one only where the server offers multi-conn */
+	uint32_t flags;		     /* enum gmb_open_flags */
+	uint32_t connections;	     /* 1 to 16; more than one only where the server offers
+					multi-conn; 0 = chosen by the library */
 	uint32_t connect_timeout_ms; /* name, connection and handshake together; 0 = 10 s */
 	uint32_t request_timeout_ms; /* a connection on which requests wait and nothing arrives for
 					this long counts as lost; 0 = 30 s */
-	uint32_t reconnect_timeout_ms; /* how long a lost connection is tried again before its
-					  requests fail; 0 = 120 s */
+	uint32_t reconnect_timeout_ms; /* how long to try to reconnect before requests fail;
+					  0 = 120 s */
 	uint32_t depth; /* commands in flight per connection; 0 = 128; at most 1024 */
 	/* Called when connections are lost or restored, from gmb_queue_wait() and the blocking
-	 * calls; must not call the library. NULL: not wanted. */
+	 * calls; must not call the library. May be NULL. */
 	void (*event)(void *context, enum gmb_event event, const char *text);
-	void *context; /* of event and opened */
+	void *context; /* for event and opened */
 	/* gmb_open_start() only: called once, when the export is open or cannot be opened, from
-	 * gmb_queue_wait(), a blocking call or gmb_close(). error->code is 0 and error->text "", or
-	 * they say why; error is valid until the callback returns. It may do what a gmb_done may.
+	 * gmb_queue_wait(), a blocking call or gmb_close(). error->code is 0 and error->text "" on
+	 * success; error is valid until the callback returns. It may do what a gmb_done may.
 	 * NULL: use gmb_open_result(). */
 	void (*opened)(void *context, struct gmb_client *client, const struct gmb_error *error);
 };
@@ -141,38 +139,38 @@ struct gmb_options {
 /*
  * Opens the export that a URI names: nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH
  * (rows P132-P134 of docs/protocol/nbd.md). Blocks until it is usable; requests of other clients on
- * the queue go on meanwhile. options may be NULL.
+ * the queue continue meanwhile. options may be NULL.
  *
- * Errors: -EINVAL the URI, -ENOENT no such export, -EPROTO the server broke the protocol,
- * -ETIMEDOUT, -EPROTONOSUPPORT TLS, -EACCES the server's policy, -EDEADLK from inside a callback,
- * and those of name resolution and connecting.
+ * Errors: -EINVAL invalid URI, -ENOENT no such export, -EPROTO the server violated the protocol,
+ * -ETIMEDOUT, -EPROTONOSUPPORT TLS, -EACCES the server's policy, -EDEADLK inside a callback, and
+ * those of name resolution and connecting.
  */
 int gmb_open(struct gmb_queue *queue, const char *uri, const struct gmb_options *options,
 	struct gmb_client **client_out, struct gmb_error *error);
 
 /*
- * Begins to open an export and returns at once with a client; never blocks, also not to resolve a
+ * Starts to open an export and returns a client at once. It never blocks, not even to resolve a
  * name. The result is one completion of gmb_queue_wait(), reported by options->opened and
- * gmb_open_result(). Until then requests can be submitted: they wait, and are checked once the
- * export is known; blocking calls wait; gmb_get_info() says zeroes. When it fails, they and all
- * later ones end with -ENOTCONN, and gmb_close() is still to be called. options->opened comes
- * before the results of requests. May be called from a callback.
+ * gmb_open_result(). Requests can be submitted before that: they wait, and are checked once the
+ * export is known; blocking calls wait; gmb_get_info() returns zeroes. If it fails, these and all
+ * later requests fail with -ENOTCONN, and gmb_close() must still be called. options->opened is
+ * called before the done of any request. May be called inside a callback.
  *
- * Returns 0 and sets *client_out, or, when nothing was begun: -EINVAL the URI or the options,
+ * Returns 0 and sets *client_out, or, if nothing was started: -EINVAL invalid URI or options,
  * -ENOMEM.
  */
 int gmb_open_start(struct gmb_queue *queue, const char *uri, const struct gmb_options *options,
 	struct gmb_client **client_out, struct gmb_error *error);
 
-/* How the opening of a client ended: 0, or a negative errno as gmb_open() returns it (with error
- * filled in), -ECANCELED after gmb_close() in the middle of it; -EINPROGRESS until then. */
+/* The result of opening a client: 0, or a negative errno as gmb_open() returns it (with error
+ * filled in), -ECANCELED if gmb_close() cancelled it; -EINPROGRESS until then. */
 int gmb_open_result(const struct gmb_client *client, struct gmb_error *error);
 
 /*
- * Closes: waits for what is in flight (bounded by the timeouts of gmb_options), takes leave of the
- * server, frees the client in any case. Does not flush. An opening that is in progress is cancelled
+ * Waits for what is in flight (bounded by the timeouts of gmb_options), disconnects from the
+ * server, and frees the client in any case. Does not flush. An opening in progress is cancelled
  * without waiting for the server or a name: options->opened gets -ECANCELED, requests -ENOTCONN.
- * Returns 0, or -EDEADLK from inside a callback (then nothing happened). NULL is a no-op.
+ * Returns 0, or -EDEADLK inside a callback (nothing is closed then). NULL is a no-op.
  */
 int gmb_close(struct gmb_client *client);
 
@@ -200,11 +198,11 @@ struct gmb_info {
 	uint32_t block_preferred; /* a power of two, >= 512 */
 	uint32_t payload_max;	  /* longer reads and writes are split by the library */
 	uint32_t connections;	  /* open now */
-	uint32_t depth;		  /* commands in flight that all connections together allow */
+	uint32_t depth;		  /* the maximum of commands in flight on all connections */
 	enum gmb_replies replies;
 };
 
-/* Facts about the export. info->size must be set. */
+/* Information about the export. info->size must be set. */
 void gmb_get_info(const struct gmb_client *client, struct gmb_info *info);
 
 /* The export's name and description as the server told it; "" if none. Valid as long as the client.
@@ -218,10 +216,10 @@ const char *gmb_uri(const struct gmb_client *client);
 /* Counters since the client was opened. stats->size must be set. */
 struct gmb_stats {
 	size_t size;
-	uint64_t requests;	/* completed, of any result */
-	uint64_t commands;	/* handed to a connection, again after a reconnect included */
-	uint64_t bytes_read;	/* of reads that ended well */
-	uint64_t bytes_written; /* of writes that ended well */
+	uint64_t requests;	/* completed, with any result */
+	uint64_t commands;	/* sent, including replays */
+	uint64_t bytes_read;	/* of reads that succeeded */
+	uint64_t bytes_written; /* of writes that succeeded */
 	uint64_t bytes_moved;	/* payload that could not be received in place and was copied */
 	uint64_t system_calls;	/* of the whole queue */
 	uint64_t connections_lost;
@@ -244,11 +242,11 @@ enum gmb_operation {
 };
 
 enum gmb_request_flags {
-	GMB_FUA = 1 << 0, /* WRITE, TRIM, ZERO: durable before done; a flush where FUA is missing */
+	GMB_FUA = 1 << 0,	 /* WRITE, TRIM, ZERO: durable before done; flushes without FUA */
 	GMB_NO_HOLE = 1 << 1,	 /* ZERO: keep the range allocated */
 	GMB_DF = 1 << 2,	 /* READ: one piece, or -EOVERFLOW */
 	GMB_STATUS_ONE = 1 << 3, /* STATUS: only the first extent */
-	GMB_FAST_ZERO = 1 << 4,	 /* ZERO: only if faster than writing, else -EOPNOTSUPP at once */
+	GMB_FAST_ZERO = 1 << 4,	 /* ZERO: only if faster than writing; else -EOPNOTSUPP */
 };
 
 enum gmb_extent_flags {
@@ -263,14 +261,14 @@ struct gmb_extent {
 	uint32_t reserved;
 };
 
-/* Called once, from gmb_queue_wait() or a blocking call on the same queue. It may submit, also the
- * same request again, and free the request; it must not wait, open, close or call blocking calls.
- */
+/* Called once, from gmb_queue_wait() or a blocking call on the same queue. It may submit requests,
+ * also the same one again, and may free the request; it must not wait, open, close or make blocking
+ * calls. */
 typedef void gmb_done(struct gmb_request *request);
 
 /*
  * One operation. Zero it, fill the upper part (or use the gmb_prepare functions), submit. It can be
- * used again as soon as done has been called.
+ * reused as soon as done was called.
  */
 struct gmb_request {
 	uint8_t operation; /* enum gmb_operation */
@@ -278,16 +276,16 @@ struct gmb_request {
 	uint32_t flags;	 /* enum gmb_request_flags */
 	uint64_t offset; /* bytes; 0 for FLUSH */
 	uint64_t length; /* bytes; 0 for FLUSH; the sum of the scatter list for READ and WRITE */
-	const struct iovec *iov; /* READ: where to, WRITE: where from; any number of any size */
+	const struct iovec *iov; /* READ: destination, WRITE: source; any number of any size */
 	uint32_t iov_count;
 
-	/* STATUS: room for the answer; neighbours of equal flags are merged. READ: optional; the
+	/* STATUS: room for the answer; neighbours with equal flags are merged. READ: optional; the
 	 * ranges that the server sent as holes (they are zeroed in the buffers in any case). */
 	uint32_t extents_max;
 	struct gmb_extent *extents;
 
-	gmb_done *done; /* NULL: look at in_flight */
-	void *context;	/* the caller's */
+	gmb_done *done; /* NULL: check in_flight */
+	void *context;	/* for the caller */
 
 	/* Results. */
 	int32_t result;	       /* 0, or a negative errno: -EIO, -ENOSPC, -EPERM, -EINVAL, -ENOTCONN
@@ -303,7 +301,7 @@ struct gmb_request {
 	uint64_t private_space[12];
 };
 
-/* Fill a zeroed or completed request, leaving done and context alone. */
+/* Fill a zeroed or completed request; done and context stay unchanged. */
 void gmb_prepare_read(struct gmb_request *request, void *buffer, size_t bytes, uint64_t offset);
 void gmb_prepare_write(
 	struct gmb_request *request, const void *buffer, size_t bytes, uint64_t offset);
@@ -318,19 +316,19 @@ void gmb_prepare_status(struct gmb_request *request, struct gmb_extent *extents,
 	uint32_t extents_max, uint64_t offset, uint64_t bytes);
 
 /*
- * Takes a request. It never fails and never blocks: whatever is wrong comes as its result, later.
- * Nothing is sent before the next gmb_queue_wait(). There is no limit on how many are submitted:
- * what does not fit in the depth waits inside, in order.
+ * Submits a request. It never fails and never blocks: errors are reported later, as the result.
+ * Nothing is sent before the next gmb_queue_wait(). The number of submitted requests is unlimited;
+ * those beyond the depth wait in the library, in order.
  *
- * Order: requests in flight at the same time may be carried out in any order, as on a disk; who
- * needs one after the other waits for done. A request is done when every part of it is.
+ * Order: requests in flight at the same time may be executed in any order, as on a disk. A caller
+ * that needs an order waits for done. A request is done when every part of it is.
  */
 void gmb_submit(struct gmb_client *client, struct gmb_request *request);
 
 /*
- * A sentence about a request that failed: the operation, the range, the export, the reason, and
- * what the server said about it if it did. Only inside done, or before the next wait. Returns
- * text. For result 0: "...: success".
+ * Writes a message about a request: the operation, the range, the export, the reason, and the
+ * server's message if there is one. Only inside done, or before the next wait. Returns text. For
+ * result 0: "...: success".
  */
 const char *gmb_explain(const struct gmb_client *client, const struct gmb_request *request,
 	char *text, size_t text_bytes);
@@ -339,8 +337,8 @@ const char *gmb_explain(const struct gmb_client *client, const struct gmb_reques
  */
 
 /*
- * Submit one request and wait for it: 0 or a negative errno, -EDEADLK from inside a callback.
- * Requests of the same queue that complete meanwhile get their done called. flags: enum
+ * Submit one request and wait for it: 0 or a negative errno, -EDEADLK inside a callback. done is
+ * called for other requests of the same queue that complete meanwhile. flags: enum
  * gmb_request_flags.
  */
 int gmb_pread(struct gmb_client *client, void *buffer, size_t bytes, uint64_t offset);
@@ -350,7 +348,7 @@ int gmb_flush(struct gmb_client *client);
 int gmb_trim(struct gmb_client *client, uint64_t offset, uint64_t bytes, uint32_t flags);
 int gmb_zero(struct gmb_client *client, uint64_t offset, uint64_t bytes, uint32_t flags);
 int gmb_cache(struct gmb_client *client, uint64_t offset, uint64_t bytes);
-/* Fills at most *count extents from offset on and sets *count to how many there are; they may end
+/* Fills at most *count extents from offset on and sets *count to their number; they may end
  * before offset + bytes: ask again from there. */
 int gmb_status(struct gmb_client *client, uint64_t offset, uint64_t bytes,
 	struct gmb_extent *extents, uint32_t *count);
