@@ -25,13 +25,13 @@ static const struct command {
 } commands[] = {
 	{ "serve", cmd_serve, "serve disks and image files to NBD clients" },
 	{ "list", cmd_list, "list the exports of a server" },
-	{ "info", cmd_info, "show what a server offers, or what this machine can do" },
+	{ "info", cmd_info, "show what a server offers or this machine supports" },
 	{ "bench", cmd_bench, "measure an export: rates, latencies, processor time" },
-	{ "stats", cmd_stats, "show what a running server does, and where the time goes" },
-	{ "trace", TRACE, "show where the time of a read, or of a request, goes" },
+	{ "stats", cmd_stats, "show what a running server does and where time goes" },
+	{ "trace", TRACE, "show where the time of a read or request goes" },
 	{ "copy", cmd_copy, "copy a disk between servers, files, devices and pipes" },
-	{ "attach", cmd_attach, "make a remote export a disk of this machine" },
-	{ "detach", cmd_detach, "remove such a disk" },
+	{ "attach", cmd_attach, "attach a remote export as a local disk" },
+	{ "detach", cmd_detach, "remove an attached disk" },
 };
 
 static void print_usage(FILE *out)
@@ -46,11 +46,11 @@ static void print_usage(FILE *out)
 	fprintf(out,
 		"  %-8s %s\n"
 		"\n"
-		"'gmblock COMMAND --help' explains a command; 'gmblock --version' prints the "
+		"'gmblock COMMAND --help' describes a command; 'gmblock --version' prints the "
 		"version.\n"
-		"Every command takes --log-level=error|warning|info|debug: which messages it "
-		"prints.\n",
-		"help", "explain a command");
+		"Every command takes --log-level=error|warning|info|debug, the messages to "
+		"print.\n",
+		"help", "describe a command");
 }
 
 static const struct command *find_command(const char *name)
@@ -78,17 +78,17 @@ static int unknown_command(const char *name)
 	for (size_t i = 0; !is_option && i < ARRAY_COUNT(commands); i++) {
 		near_try(&near, commands[i].name);
 	}
-	fprintf(stderr, "gmblock: there is no %s '%s'%s\nTry 'gmblock --help'.\n",
+	fprintf(stderr, "gmblock: unknown %s '%s'%s\nTry 'gmblock --help'.\n",
 		is_option ? "option" : "command",
 		log_escape(shown, sizeof(shown), name, strlen(name)), near_text(&near, "", meant));
 	return CLI_USAGE;
 }
 
 static const char help_usage[] = "Usage: gmblock help [COMMAND]\n"
-				 "Explains a command, as 'gmblock COMMAND --help' does; lists the "
-				 "commands without one.\n"
+				 "Describes a command, as 'gmblock COMMAND --help' does. Without a "
+				 "command, lists them.\n"
 				 "\n"
-				 "  -h, --help  this text\n"
+				 "  -h, --help  print this help\n"
 				 "\n"
 				 "The manual pages say more: man gmblock-COMMAND.\n";
 

@@ -15,32 +15,32 @@ static const char name[] = "attach";
 static const char help[] =
 	"Usage: gmblock attach [OPTION]... URI\n"
 	"       gmblock attach --list [--json]\n"
-	"Makes an export of an NBD server a disk of this machine, and prints its path. A\n"
-	"daemon stays, which reconnects when the server was away. gmblock detach ends it.\n"
+	"Attaches an export of an NBD server as a local disk and prints its path. A daemon\n"
+	"serves the disk until gmblock detach, and reconnects when the server is lost.\n"
 	"\n"
 	"      --ublk                  a block device through the ublk driver (/dev/ublkbN)\n"
 	"      --nbd                   a block device through the nbd driver (/dev/nbdN)\n"
-	"      --fuse FILE             a file, through FUSE; losetup makes a disk of it\n"
+	"      --fuse FILE             a file, through FUSE, for losetup and others\n"
 	"                              (default: ublk, or nbd where the kernel has no ublk)\n"
-	"      --force                 with --fuse: also over a FILE that has contents, which\n"
-	"                              are hidden until gmblock detach\n"
-	"      --device N              take the device with this number, not any free one\n"
+	"      --force                 with --fuse: also use a FILE with contents, which are\n"
+	"                              hidden until gmblock detach\n"
+	"      --device N              use the device with this number (default: any free one)\n"
 	"      --read-only             refuse writes, whatever the server allows\n"
-	"      --connections N         connections to the server, 1 to 16 (default: chosen)\n"
-	"      --queues N              ublk: threads, each with connections, 1 to 16 (1)\n"
-	"      --connect-timeout TIME  for the first connection (10s)\n"
+	"      --connections N         connections to the server, 1 to 16 (default: automatic)\n"
+	"      --queues N              ublk: threads with their own connections, 1 to 16 (1)\n"
+	"      --connect-timeout TIME  limit for the first connection (10s)\n"
 	"      --request-timeout TIME  silence that counts as a lost connection (30s)\n"
-	"      --reconnect-timeout TIME  how long a lost server is waited for before\n"
-	"                              requests fail (10min)\n"
-	"      --foreground            stay, do not start a daemon; for service managers\n"
-	"      --list                  show what is attached\n"
-	"      --timings               tell on standard error where the time went\n"
+	"      --reconnect-timeout TIME  how long requests wait for a lost server\n"
+	"                              before they fail (10min)\n"
+	"      --foreground            do not start a daemon; for service managers\n"
+	"      --list                  list the attached disks\n"
+	"      --timings               report on standard error where the time went\n"
 	"      --json                  with --list or --timings: as JSON\n"
 	"      --log-level LEVEL       messages to print: error, warning, info (default) or\n"
 	"                              debug\n"
-	"  -h, --help                  print this\n"
+	"  -h, --help                  print this help\n"
 	"\n"
-	"Status 1: it could not be done; 2: wrong usage.\n";
+	"Exit status: 1 failure, 2 usage error.\n";
 
 enum { CONNECTIONS_MAX = 16, DEVICE_MAX = (1 << 20) - 1 };
 
@@ -128,16 +128,16 @@ static int check_arguments(const struct arguments *arguments, int argc)
 		return check_list(arguments, argc);
 	}
 	if (arguments->json && !arguments->measure) {
-		return cli_usage_error(name, "--json goes with --list or --timings");
+		return cli_usage_error(name, "--json needs --list or --timings");
 	}
 	if (arguments->measure && attach->foreground) {
-		return cli_usage_error(name, "--timings is not for --foreground");
+		return cli_usage_error(name, "--timings cannot be combined with --foreground");
 	}
 	if (argc - optind != 1) {
 		return cli_usage_error(name, "give one URI, such as nbd://host/export");
 	}
 	if (attach->kind != ATTACH_FUSE && attach->cover) {
-		return cli_usage_error(name, "--force goes with --fuse");
+		return cli_usage_error(name, "--force needs --fuse");
 	}
 	if (attach->kind == ATTACH_FUSE && attach->number >= 0) {
 		return cli_usage_error(name, "--device is for block devices; a file has its name");

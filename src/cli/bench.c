@@ -33,27 +33,27 @@ struct bench_arguments {
 static const char usage_text[] =
 	"Usage: gmblock bench [OPTION]... URI\n"
 	"\n"
-	"Measures an export: requests a second, bytes a second, latencies, processor time.\n"
-	"The patterns with write in their names, and rw, overwrite what is on the export.\n"
+	"Measures an export: requests and bytes per second, latencies, processor time.\n"
+	"The patterns write, randwrite, rw and randrw overwrite the export.\n"
 	"\n"
 	"  URI               nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH\n"
 	"  --rw PATTERN      read, write, randread, randwrite, rw or randrw (default randread)\n"
-	"  --read-percent N  of rw and randrw: how many requests read (default 50)\n"
-	"  --bs SIZE         bytes of a request (default 4K)\n"
+	"  --read-percent N  percentage of reads with rw and randrw (default 50)\n"
+	"  --bs SIZE         request size (default 4K)\n"
 	"  --depth N         requests in flight per connection (default 64)\n"
-	"  --connections N   connections (default 1), or auto: as the library chooses\n"
+	"  --connections N   connections (default 1); auto: chosen by the library\n"
 	"  --threads N       threads that share the connections (default 1)\n"
-	"  --seconds T       how long to measure, in seconds or with a unit (default 10)\n"
-	"  --warmup T        a time before that, which does not count (default 0)\n"
-	"  --requests N      end after so many requests\n"
-	"  --offset SIZE     where the range begins (default 0)\n"
-	"  --size SIZE       how long it is (default: up to the end)\n"
-	"  --seed N          of the random places and contents (default: another each time)\n"
-	"  --fua             each write is durable before it is done\n"
-	"  --timeout TIME    give up on a server that is silent for so long (default 30s)\n"
-	"  --plot FILE       draw the latencies, as SVG\n"
-	"  --json            for programs\n"
-	"  -h, --help        this text\n";
+	"  --seconds T       duration, in seconds or with a unit (default 10)\n"
+	"  --warmup T        time before that, which is not counted (default 0)\n"
+	"  --requests N      stop after N requests\n"
+	"  --offset SIZE     start of the range (default 0)\n"
+	"  --size SIZE       length of the range (default: up to the end)\n"
+	"  --seed N          seed of random offsets and contents (default: random)\n"
+	"  --fua             make each write durable before it completes\n"
+	"  --timeout TIME    give up on a server that is silent this long (default 30s)\n"
+	"  --plot FILE       draw the latencies as SVG\n"
+	"  --json            print JSON\n"
+	"  -h, --help        print this help\n";
 
 /* --- values -------------------------------------------------------------------------------- */
 
@@ -83,7 +83,7 @@ static int take_pattern(void *context, const char *name, const char *text)
 		}
 	}
 	return cli_usage_error("bench",
-		"--%s: there is no pattern '%s'; there are read, write, randread, randwrite, rw "
+		"--%s: unknown pattern '%s'; the patterns are read, write, randread, randwrite, rw "
 		"and randrw",
 		name, log_escape(quoted, sizeof(quoted), text, strlen(text)));
 }
@@ -193,7 +193,7 @@ static int arguments_check(struct bench_arguments *arguments)
 	}
 	work->block_bytes = (uint32_t)arguments->block_bytes;
 	if (work->uri == NULL) {
-		return cli_usage_error("bench", "which export? Give a URI");
+		return cli_usage_error("bench", "give the URI of an export");
 	}
 	if (arguments->read_percent != PERCENT_UNSET) {
 		if (strcmp(work->rw, "rw") != 0 && strcmp(work->rw, "randrw") != 0) {
@@ -202,8 +202,7 @@ static int arguments_check(struct bench_arguments *arguments)
 		work->read_percent = arguments->read_percent;
 	}
 	if (work->fua && !bench_writes(work)) {
-		return cli_usage_error(
-			"bench", "--fua is about writes: --rw %s has none", work->rw);
+		return cli_usage_error("bench", "--fua needs writes: --rw %s has none", work->rw);
 	}
 	if (!arguments->connections_set) {
 		work->connections = work->threads;

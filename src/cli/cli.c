@@ -104,7 +104,7 @@ static int option_error(
 	if (strncmp(word, "--", 2) == 0 && candidates(word + 2, table, names, sizeof(names)) > 1) {
 		return cli_usage_error(command, "the option %s could be %s", shown, names);
 	}
-	return cli_usage_error(command, "the option %s is not known%s", shown,
+	return cli_usage_error(command, "unknown option %s%s", shown,
 		meant(command_line, word, argv, table, near));
 }
 
@@ -132,7 +132,7 @@ static int take_value(const struct cli_option *option, const char *text, struct 
 		GMB_ASSERT(option->time_ns != NULL);
 		err = units_parse_time(text, option->time_ns, error);
 		if (err == 0 && *option->time_ns == 0) {
-			err = error_set(error, -ERANGE, "0 is no time at all");
+			err = error_set(error, -ERANGE, "it must not be 0");
 		}
 	}
 	return err;
@@ -236,7 +236,7 @@ int cli_operand(const char *command, const char *noun, int argc, char **argv, co
 	if (argc - optind > 1) {
 		const char *second = argv[optind + 1];
 
-		return cli_usage_error(command, "one %s at a time, and not also '%s'", noun,
+		return cli_usage_error(command, "only one %s can be given; unexpected '%s'", noun,
 			log_escape(quoted, sizeof(quoted), second, strlen(second)));
 	}
 	*operand = argv[optind]; /* NULL at the end */
@@ -253,8 +253,8 @@ static int not_a_uri(const char *command, const char *text, const struct stat *s
 	log_escape(quoted, sizeof(quoted), text, strlen(text));
 	if (!S_ISSOCK(status->st_mode)) {
 		return cli_usage_error(command,
-			"'%s' is a %s, and a URI is needed here; serve it first, with "
-			"'gmblock serve', which tells the URI",
+			"'%s' is a %s, but a URI is needed here; serve it first with "
+			"'gmblock serve', which prints the URI",
 			quoted, S_ISBLK(status->st_mode) ? "block device" : "file");
 	}
 	uri.socket_path = strdup(text);
@@ -265,7 +265,7 @@ static int not_a_uri(const char *command, const char *text, const struct stat *s
 	}
 	nbd_uri_fini(&uri);
 	return cli_usage_error(command,
-		"'%s' is a Unix socket, and a URI is needed here; a server that listens there is "
+		"'%s' is a Unix socket, but a URI is needed here; a server that listens there is "
 		"written %s",
 		quoted, uri_text);
 }
@@ -285,7 +285,7 @@ int cli_uri(const char *command, const char *text, struct nbd_uri *uri)
 		return cli_usage_error(command, "%s", error.text);
 	}
 	if (uri->unknown_parameter != NULL) {
-		log_warning("the URI's parameter \"%s\" means nothing here and is ignored",
+		log_warning("the unknown parameter \"%s\" of the URI is ignored",
 			log_escape(quoted, sizeof(quoted), uri->unknown_parameter,
 				strlen(uri->unknown_parameter)));
 	}

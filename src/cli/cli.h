@@ -77,16 +77,16 @@ int cli_print(const char *text);
  * exit status: 0 success, 1 failure, 2 wrong usage; the message is on standard error already. */
 /* The part of its usage that the lab's command of the same name shows as well. */
 #define CLI_TRACE_REQUEST_USAGE                                                                    \
-	"waits for requests to a server that runs on this machine, and shows where the\n"          \
-	"time of each went. SERVER is a URI that it serves, its control socket, or its process\n"  \
-	"id; not needed when there is only one.\n"                                                 \
+	"waits for requests to a server on this machine, and shows where the time of\n"            \
+	"each went. SERVER is one of its URIs, its control socket, or its process id; it is\n"     \
+	"optional if there is only one server.\n"                                                  \
 	"\n"                                                                                       \
-	"  --count N          how many (default 1)\n"                                              \
-	"  --min-size SIZE    only those of at least so many bytes\n"                              \
-	"  --operation OP     only these: read, write, flush, trim, zero, cache or extents;\n"     \
+	"  --count N          number of requests (default 1)\n"                                    \
+	"  --min-size SIZE    only requests of at least this size\n"                               \
+	"  --operation OP     only read, write, flush, trim, zero, cache or extents;\n"            \
 	"                     repeat for more\n"                                                   \
-	"  --export NAME      only those for this export; \"\" is the default one\n"               \
-	"  --timeout TIME     wait no longer, and show what there is\n"
+	"  --export NAME      only requests for this export; \"\" is the default\n"                \
+	"  --timeout TIME     stop waiting after this time\n"
 
 int cmd_serve(int argc, char **argv);
 int cmd_info(int argc, char **argv);

@@ -8,14 +8,14 @@ static const char name[] = "detach";
 
 static const char help[] =
 	"Usage: gmblock detach [--force] DEVICE|FILE|URI\n"
-	"Removes a disk that gmblock attach made: what was written is flushed to the server,\n"
-	"and the daemon ends. A disk in use is refused, and so is a URI of several disks.\n"
+	"Removes a disk that gmblock attach created: flushes it to the server and stops the\n"
+	"daemon. A disk in use is refused, and so is a URI of several disks.\n"
 	"\n"
-	"      --force                 also when it is in use, or the server does not answer:\n"
-	"                              what was not flushed is lost\n"
-	"  -h, --help                  print this\n"
+	"      --force                 even if it is in use or the server does not answer:\n"
+	"                              unflushed data is lost\n"
+	"  -h, --help                  print this help\n"
 	"\n"
-	"Status 1: it could not be done; 2: wrong usage.\n";
+	"Exit status: 1 failure, 2 usage error.\n";
 
 int cmd_detach(int argc, char **argv)
 {

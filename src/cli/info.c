@@ -29,36 +29,35 @@ static const char usage_text[] =
 	"Usage: gmblock info [--list | --map] [--json] [--timeout TIME] URI\n"
 	"       gmblock info --local [--path PATH] [--json]\n"
 	"\n"
-	"Shows what an NBD server offers, or what this machine offers gmblock.\n"
+	"Shows what an NBD server offers, or which features of this machine gmblock uses.\n"
 	"\n"
 	"  URI             nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH\n"
-	"  --list          every export of the server\n"
-	"  --map           which parts of the export are data, holes or zeroes\n"
-	"  --timeout TIME  give up after so long (default 10s)\n"
-	"  --local         which kernel features were probed and what is used\n"
-	"  --path PATH     with --local: also what a file or block device can do\n"
-	"  --json          for programs\n"
-	"  -h, --help      this text\n";
+	"  --list          show every export of the server\n"
+	"  --map           show which ranges of the export are data, holes or zeroes\n"
+	"  --timeout TIME  give up after this time (default 10s)\n"
+	"  --local         show which kernel features were found and which are used\n"
+	"  --path PATH     with --local: also show what a file or block device supports\n"
+	"  --json          print JSON\n"
+	"  -h, --help      print this help\n";
 
 /* What makes no sense together. */
 static int arguments_check(const struct info_arguments *arguments)
 {
 	if (arguments->local && (arguments->uri != NULL || arguments->list || arguments->map)) {
-		return cli_usage_error("info",
-			"--local is about this machine: it takes no URI, no --list and no --map");
+		return cli_usage_error(
+			"info", "--local cannot be combined with a URI, --list or --map");
 	}
 	if (arguments->local && arguments->timeout_ns > 0) {
-		return cli_usage_error("info", "--timeout is for a server: --local asks none");
+		return cli_usage_error("info", "--timeout cannot be combined with --local");
 	}
 	if (arguments->list && arguments->map) {
-		return cli_usage_error(
-			"info", "--map is about one export: it does not go with --list");
+		return cli_usage_error("info", "--map cannot be combined with --list");
 	}
 	if (!arguments->local && arguments->path != NULL) {
 		return cli_usage_error("info", "--path needs --local");
 	}
 	if (!arguments->local && arguments->uri == NULL) {
-		return cli_usage_error("info", "which server? Give a URI, or --local");
+		return cli_usage_error("info", "give the URI of a server, or --local");
 	}
 	return CLI_GO_ON;
 }

@@ -31,14 +31,14 @@ struct list_arguments {
 static const char usage_text[] =
 	"Usage: gmblock list [--long | --uri | --json] [--timeout TIME] URI\n"
 	"\n"
-	"Lists the exports of an NBD server, one name a line; \"\" is the default export.\n"
+	"Lists the exports of an NBD server, one name per line; \"\" is the default export.\n"
 	"\n"
 	"  URI             nbd://HOST[:PORT] or nbd+unix:///?socket=PATH\n"
-	"  --long          with size, access and description\n"
-	"  --uri           the URI of each export instead of its name\n"
-	"  --json          for programs\n"
-	"  --timeout TIME  give up after so long (default 10s)\n"
-	"  -h, --help      this text\n";
+	"  --long          also print size, access and description\n"
+	"  --uri           print the URI of each export instead of its name\n"
+	"  --json          print JSON\n"
+	"  --timeout TIME  give up after this time (default 10s)\n"
+	"  -h, --help      print this help\n";
 
 static int arguments_parse(int argc, char **argv, struct list_arguments *arguments)
 {
@@ -59,10 +59,10 @@ static int arguments_parse(int argc, char **argv, struct list_arguments *argumen
 		return status;
 	}
 	if (arguments->as_table + arguments->as_uris + arguments->as_json > 1) {
-		return cli_usage_error("list", "only one of --long, --uri and --json");
+		return cli_usage_error("list", "only one of --long, --uri and --json can be given");
 	}
 	if (arguments->uri == NULL) {
-		return cli_usage_error("list", "which server? Give a URI");
+		return cli_usage_error("list", "give the URI of a server");
 	}
 	return CLI_GO_ON;
 }
@@ -97,7 +97,7 @@ static void print_uri(const struct nbd_uri *server, const struct nbd_offer *offe
 	char uri[URI_BYTES];
 
 	if (export_uri(uri, server, offer) == NULL) {
-		log_warning("an export whose name is too long for a URI is left out");
+		log_warning("an export whose name is too long for a URI is omitted");
 	} else {
 		puts(uri);
 	}

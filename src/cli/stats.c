@@ -23,13 +23,13 @@ struct stats_arguments {
 static const char usage_text[] =
 	"Usage: gmblock stats [--json] [--watch[=TIME]] [SERVER]\n"
 	"\n"
-	"Shows what a server on this machine has done and where the time of its requests went.\n"
+	"Shows what a server on this machine has done, and where the time of its requests went.\n"
 	"\n"
-	"  SERVER         a URI that it serves, its control socket, or its process id;\n"
-	"                 not needed when there is only one\n"
-	"  --watch[=TIME] again and again, every second by default: what happened meanwhile\n"
-	"  --json         for programs; one document a line with --watch\n"
-	"  -h, --help     this text\n";
+	"  SERVER         one of its URIs, its control socket, or its process id;\n"
+	"                 optional if there is only one server\n"
+	"  --watch[=TIME] print repeatedly what happened meanwhile (default: every second)\n"
+	"  --json         print JSON; one document per line with --watch\n"
+	"  -h, --help     print this help\n";
 
 static int take_watch(void *context, const char *name, const char *text)
 {

@@ -27,8 +27,8 @@ static const char usage_text[] = "Usage: gmblock trace --request [OPTION]... [SE
 				 "\n"
 				 "  --request          " CLI_TRACE_REQUEST_USAGE
 				 "  --svg FILE         draw the first requests\n"
-				 "  --json             for programs\n"
-				 "  -h, --help         this text\n";
+				 "  --json             print JSON\n"
+				 "  -h, --help         print this help\n";
 
 static int take_operation(void *context, const char *name, const char *text)
 {
@@ -76,7 +76,7 @@ static int arguments_parse(int argc, char **argv, struct trace_arguments *argume
 		status = cli_operand("trace", "server", argc, argv, &arguments->operand);
 	}
 	if (status == CLI_GO_ON && question->min_size > INT64_MAX) {
-		status = cli_usage_error("trace", "--min-size: no request is so long");
+		status = cli_usage_error("trace", "--min-size: larger than any request");
 	}
 	question->count = arguments->count > 0 ? arguments->count : COUNT_DEFAULT;
 	return status;

@@ -20,7 +20,7 @@ class Usage(support.Case):
                                   "gmblock bench --help")
 
     def test_wrong_values(self):
-        self.refuse("--rw", "erase", "no pattern 'erase'")
+        self.refuse("--rw", "erase", "unknown pattern 'erase'")
         self.refuse("--rw", "rw\x1b[2J", r"rw\x1b[2J")
         self.refuse("--bs", "0", "--bs")
         self.refuse("--bs", "4X", "4X")
@@ -45,13 +45,13 @@ class Usage(support.Case):
     def test_options_that_do_not_go_together(self):
         self.refuse("--read-percent", "30", "--read-percent needs")
         self.refuse("--rw", "write", "--read-percent", "30", "--read-percent needs")
-        self.refuse("--fua", "--fua is about writes")
+        self.refuse("--fua", "--fua needs writes")
         self.refuse("--threads", "3", "--connections", "2", "only 2")
         self.refuse("--bs", "64M", "--depth", "1024", "more than 4G of buffers")
 
     def test_uris(self):
-        self.check_refused(["bench"], 2, "which export?")
-        self.check_refused(["bench", "nbd://a", "nbd://b"], 2, "one URI at a time")
+        self.check_refused(["bench"], 2, "give the URI of an export")
+        self.check_refused(["bench", "nbd://a", "nbd://b"], 2, "only one URI can be given")
         self.check_refused(["bench", "http://localhost/"], 2, "http")
         self.check_refused(["bench", "disk.img"], 2, "scheme")
 

@@ -12,7 +12,7 @@ class Options(CopyCase):
     def test_wrong_usage(self):
         for arguments, fragment in (
                 ([], "SOURCE"), (["a"], "TARGET"), (["a", "b", "c"], "no more"),
-                (["--nothing", "a", "b"], "not known"), (["--requests", "0", "a", "b"], "--requests"),
+                (["--nothing", "a", "b"], "unknown option --nothing"), (["--requests", "0", "a", "b"], "--requests"),
                 (["--requests", "1025", "a", "b"], "1024"),
                 (["--connections", "17", "a", "b"], "--connections"),
                 (["--request-size", "3000", "a", "b"], "power of two"),

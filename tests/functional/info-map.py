@@ -155,10 +155,10 @@ class Failures(MapCase):
 
     def test_wrong_usage(self):
         uri = self.socket_uri()
-        self.check_refused(["info", "--map", "--list", uri], 2, "--map is about one export")
-        self.check_refused(["info", "--map", "--local"], 2, "no --map")
-        self.check_refused(["info", "--local", "--timeout", "1s"], 2, "--timeout is for a server")
-        self.check_refused(["info", "--map"], 2, "which server?")
+        self.check_refused(["info", "--map", "--list", uri], 2, "--map cannot be combined with --list")
+        self.check_refused(["info", "--map", "--local"], 2, "--list or --map")
+        self.check_refused(["info", "--local", "--timeout", "1s"], 2, "--timeout cannot be combined with --local")
+        self.check_refused(["info", "--map"], 2, "give the URI of a server")
         self.check_refused(["info", "--map", "http://localhost"], 2, "http")
 
     def test_output_that_cannot_be_written_is_a_failure(self):

@@ -154,8 +154,8 @@ class Hostile(support.Case):
 class Usage(support.Case):
     def test_wrong_usage(self):
         uri = self.socket_uri()
-        self.check_refused(["list"], 2, "which server?")
-        self.check_refused(["list", uri, uri], 2, "one URI at a time")
+        self.check_refused(["list"], 2, "give the URI of a server")
+        self.check_refused(["list", uri, uri], 2, "only one URI can be given")
         self.check_refused(["list", "--long", "--json", uri], 2, "only one of")
         self.check_refused(["list", "--sizes", uri], 2, "--sizes")
         self.check_refused(["list", "--timeout", "0", uri], 2, "--timeout")

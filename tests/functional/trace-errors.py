@@ -56,7 +56,7 @@ class Usage(TraceCase):
 
     def test_disks(self):
         self.check_refused(["trace"], 2, "which disk?")
-        self.check_refused(["trace", "a", "b"], 2, "one disk at a time")
+        self.check_refused(["trace", "a", "b"], 2, "only one disk can be given")
         for uri in ("nbd://x", "nbds+unix:///disk?socket=/nowhere"):
             self.check_refused(["trace", uri], 2, f"'{uri}' is a URI", "disks of this machine",
                                f"gmblock trace --request {uri}\n", "gmblock trace --help")

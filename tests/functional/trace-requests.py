@@ -378,7 +378,7 @@ class Refused(Case):
             *options, fragment = arguments
             self.check_refused(["trace", *options], 2, fragment, "gmblock trace --help")
 
-        refuse("--request", "a", "b", "one server at a time")
+        refuse("--request", "a", "b", "only one server can be given")
         refuse("--request", "--count", "0", "--count")
         refuse("--request", "--count", "1001", "--count")
         refuse("--request", "--min-size", "x", "--min-size")
