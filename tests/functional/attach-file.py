@@ -404,7 +404,7 @@ class File(attach_tool.Case):
                 (["attach", "--fuse", self.path("no/d"), self.socket_uri()], 1,
                  f"'{self.path('no/d')}'"),
                 (["attach", "--ublk", "--nbd", "nbd://x"], 2, "only one of"),
-                (["attach", "--json", "nbd://x"], 2, "--json goes with"),
+                (["attach", "--json", "nbd://x"], 2, "--json needs"),
                 (["attach", "--timings", "--list"], 2, "not for --list"),
                 (["attach", "--timings", "--foreground", "nbd://x"], 2, "not for --foreground"),
                 (["attach", "--timings", "--fuse", self.path("d"), self.socket_uri("nobody")], 1,
@@ -437,7 +437,7 @@ class File(attach_tool.Case):
         self.assertEqual(self.attachments(), [])
         code, output, errors = self.gmblock("attach", "--force", self.socket_uri())
         self.assertEqual((code, output), (2, ""))
-        self.assertIn("--force goes with --fuse", errors)
+        self.assertIn("--force needs --fuse", errors)
 
         self.assertEqual(self.attach("--force"), path)
         self.assertEqual(os.path.getsize(path), attach_tool.SIZE)
