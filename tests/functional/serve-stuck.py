@@ -41,9 +41,11 @@ class Stuck(support.Case):
 
     def test_questions_are_answered_and_signals_heeded(self):
         server = self.start_stuck()
-        for question in (b"stats", b'trace {"count": 1}'):
+        for question in (b'{"command": "stats"}',
+                         b'{"command": "trace", "arguments": {"count": 1}}'):
             answer = self.ask(question)
-            self.assertIn("does not answer", answer["error"])
+            self.assertEqual(answer["error"]["code"], "ETIMEDOUT")
+            self.assertIn("does not answer", answer["error"]["text"])
         # Signals close to the first one are taken for the same wish: repeat it.
         while server.process.poll() is None:
             server.signal()
