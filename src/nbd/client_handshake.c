@@ -856,11 +856,11 @@ int nbd_handshake_end_of_stream(struct nbd_handshake *talk, struct error *error)
 {
 	char label[LABEL_BYTES];
 
-	if (talk->state == STATE_FINISHED) {
-		return 0;
-	}
 	if (talk->state == STATE_ABORT) {
 		finish(talk);
+	}
+	if (talk->state == STATE_FINISHED) {
+		talk->output_bytes = 0; /* a farewell that was not sent is not missed */
 		return 0;
 	}
 	if (talk->state == STATE_OLD_EXPORT && talk->input_bytes == 0) {

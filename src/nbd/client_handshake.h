@@ -91,7 +91,8 @@ void nbd_handshake_sent(struct nbd_handshake *handshake);
 GMB_MUST_CHECK int nbd_handshake_input(
 	struct nbd_handshake *handshake, const void *bytes, size_t len, struct error *error);
 
-/* The server closed the connection. 0 when it was free to (the handshake is finished then). */
+/* The server closed the connection, or is not waited for any more. 0 when it was free to close (the
+ * handshake is finished then, also when its last output was not sent). */
 GMB_MUST_CHECK int nbd_handshake_end_of_stream(
 	struct nbd_handshake *handshake, struct error *error);
 

@@ -389,6 +389,51 @@ static void test_a_close_at_every_byte(void **state)
 	}
 }
 
+/* The server goes while the client takes its leave: what was not sent is not missed. */
+static void test_a_farewell_that_is_not_sent(void **state)
+{
+	static const struct {
+		enum nbd_goal goal;
+		int code;
+		struct dialogue_case dialogue;
+	} leaving[] = {
+		{ NBD_GOAL_GO, -ENOENT,
+			{ .said = { RAW(GREETING), REPLY(GO, NBD_REP_ERR_UNKNOWN, "") } } },
+		{ NBD_GOAL_INFO, 0,
+			{ .said = { RAW(GREETING), EXTENDED_NO, STRUCTURED_NO, ANSWERED } } },
+	};
+	static struct text text;
+
+	GMB_UNUSED(state);
+	for (size_t i = 0; i < ARRAY_COUNT(leaving); i++) {
+		struct nbd_handshake_options options = { .goal = leaving[i].goal,
+			.export_name = "disk" };
+		struct nbd_handshake *handshake;
+		struct error error;
+		size_t taken = 0;
+		size_t bytes;
+
+		make_stream(&leaving[i].dialogue, &text);
+		assert_int_equal(nbd_handshake_create(&options, &handshake, &error), 0);
+		while (taken < text.len) {
+			int took;
+
+			nbd_handshake_sent(handshake);
+			took = nbd_handshake_input(
+				handshake, text.bytes + taken, text.len - taken, &error);
+			assert_true(took > 0);
+			taken += (size_t)took;
+		}
+		(void)nbd_handshake_output(handshake, &bytes);
+		assert_true(bytes > 0);
+		assert_false(nbd_handshake_is_finished(handshake));
+		assert_int_equal(nbd_handshake_end_of_stream(handshake, &error), 0);
+		assert_true(nbd_handshake_is_finished(handshake));
+		assert_int_equal(nbd_handshake_outcome(handshake, &error), leaving[i].code);
+		nbd_handshake_destroy(handshake);
+	}
+}
+
 static void test_information_without_end(void **state)
 {
 	static const struct dialogue_case endless = { "", 0, .said = { RAW(GREETING) } };
@@ -463,6 +508,7 @@ int main(void)
 		cmocka_unit_test(test_what_a_server_must_not_answer),
 		cmocka_unit_test(test_what_a_server_may_answer),
 		cmocka_unit_test(test_a_close_at_every_byte),
+		cmocka_unit_test(test_a_farewell_that_is_not_sent),
 		cmocka_unit_test(test_information_without_end),
 		cmocka_unit_test(test_a_name_beyond_the_protocol_is_refused),
 		cmocka_unit_test(test_the_longest_name_is_sent),
