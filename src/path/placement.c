@@ -52,6 +52,7 @@ struct mem_segment placement_at(struct path_request *request, uint64_t offset)
 bool placement_run(struct path_request *request, const struct cut_range *range, uint64_t *bytes_out)
 {
 	const struct store_info *info = store_info(request->export->store);
+	/* Whole blocks, each of which is aligned in memory when the one before it is. */
 	uint32_t align = MAX(info->offset_align, info->memory_align);
 	uint64_t step = MAX((uint64_t)align, align_down(request->part_size, align));
 	uint64_t end = range->offset + MIN(range->bytes, step);
@@ -64,17 +65,18 @@ bool placement_run(struct path_request *request, const struct cut_range *range, 
 	if (!request->stages || !is_aligned(range->offset | range->bytes, align)) {
 		return true;
 	}
-	if (*bytes_out >= align && mem_is_aligned(here.memory, align)) {
+	if (*bytes_out >= align && mem_is_aligned(here.memory, info->memory_align)) {
 		*bytes_out = align_down(*bytes_out, align);
 		return true;
 	}
 	/* Up to the next block that can go straight. */
 	for (at += align; at < end && !direct; at += direct ? 0 : align) {
 		here = placement_at(request, at);
-		if (!mem_is_aligned(here.memory, align) && here.bytes > align) {
+		if (!mem_is_aligned(here.memory, info->memory_align) && here.bytes > align) {
 			at += align_down(here.bytes - 1, align); /* nor is any other of it */
 		} else {
-			direct = here.bytes >= align && mem_is_aligned(here.memory, align);
+			direct = here.bytes >= align &&
+				 mem_is_aligned(here.memory, info->memory_align);
 		}
 	}
 	*bytes_out = MIN(at, end) - range->offset;

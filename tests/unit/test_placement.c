@@ -73,8 +73,9 @@ static void progress(struct path_request *request)
 	GMB_UNUSED(request); /* the test looks at all slots after each step */
 }
 
-static struct world *world_open(
-	uint64_t seed, const char *path, enum store_mode mode, uint32_t align)
+/* align and memory_align: of direct I/O. */
+static struct world *world_open(uint64_t seed, const char *path, enum store_mode mode,
+	uint32_t align, uint32_t memory_align)
 {
 	struct world *world = calloc(1, sizeof(*world));
 	struct store_options options = { .path = path, .read_mode = mode, .write_mode = mode };
@@ -91,6 +92,7 @@ static struct world *world_open(
 	if (strcmp(path, "disk") == 0) {
 		world->disk = sim_disk_create(path, &(struct sim_disk_options){ .size = DISK_BYTES,
 							    .direct_offset_align = align,
+							    .direct_memory_align = memory_align,
 							    .keeps_cache = true });
 	}
 	assert_int_equal(ring_create(&(struct ring_options){ 0 }, &world->ring, &error), 0);
@@ -400,7 +402,7 @@ static void test_cached(void **state)
 {
 	GMB_UNUSED(state);
 	for (uint64_t seed = 1; seed <= 10; seed++) {
-		struct world *world = world_open(seed, "disk", STORE_MODE_CACHED, 0);
+		struct world *world = world_open(seed, "disk", STORE_MODE_CACHED, 0, 0);
 
 		set_content(world);
 		run(world, 500000);
@@ -415,8 +417,8 @@ static void test_direct(void **state)
 {
 	GMB_UNUSED(state);
 	for (uint64_t seed = 1; seed <= 20; seed++) {
-		struct world *world =
-			world_open(seed, "disk", STORE_MODE_DIRECT, seed % 2 == 0 ? 512 : 4096);
+		struct world *world = world_open(seed, "disk", STORE_MODE_DIRECT,
+			seed % 2 == 0 ? 512 : 4096, seed % 4 < 2 ? 4 : 512);
 
 		set_content(world);
 		run(world, 800000);
@@ -427,10 +429,43 @@ static void test_direct(void **state)
 	}
 }
 
+/* Memory need not be aligned like blocks of the disk: whole blocks go straight from and to
+ * addresses that are good enough for the device. */
+static void test_direct_with_coarse_blocks(void **state)
+{
+	struct world *world = world_open(1, "disk", STORE_MODE_DIRECT, 4096, 4);
+	struct slot *slot = &world->slots[0];
+
+	GMB_UNUSED(state);
+	for (int op = STORE_READ; op <= STORE_WRITE; op++) {
+		struct mem_segment segment = { .memory = mem_of(slot->memory + 28),
+			.bytes = 16384 };
+		struct path_request request = { .op = (enum store_op)op,
+			.length = segment.bytes,
+			.window_bytes = segment.bytes,
+			.whole = true,
+			.memory_rights = MEM_CPU | MEM_ADDRESS,
+			.placement = &segment,
+			.placement_count = 1,
+			.export = &world->path_export,
+			.progress = progress };
+
+		path_start(world->path, &request);
+		while (path_status(&request) == PATH_PENDING) {
+			assert_true(sim_step());
+		}
+		assert_int_equal(request.error, 0);
+		(void)path_abandon(&request);
+		path_finish(&request);
+	}
+	assert_int_equal(world->path_export.staged_parts, 0);
+	world_close(world);
+}
+
 /* Memory that the CPU must not touch is never copied, also where nothing is aligned. */
 static void test_direct_without_the_cpu(void **state)
 {
-	struct world *world = world_open(1, "disk", STORE_MODE_DIRECT, 512);
+	struct world *world = world_open(1, "disk", STORE_MODE_DIRECT, 512, 512);
 
 	GMB_UNUSED(state);
 	set_content(world);
@@ -443,8 +478,8 @@ static void test_errors(void **state)
 {
 	GMB_UNUSED(state);
 	for (uint64_t seed = 1; seed <= 10; seed++) {
-		struct world *world = world_open(
-			seed, "disk", seed % 2 == 0 ? STORE_MODE_DIRECT : STORE_MODE_CACHED, 512);
+		struct world *world = world_open(seed, "disk",
+			seed % 2 == 0 ? STORE_MODE_DIRECT : STORE_MODE_CACHED, 512, 512);
 
 		set_content(world);
 		sim_disk_set_bad(world->disk, SLOT_BYTES / 2, SLOT_BYTES, true, true);
@@ -457,7 +492,7 @@ static void test_errors(void **state)
 /* The store copies by itself: such memory stays away from it, and the request is like any other. */
 static void test_memory_store(void **state)
 {
-	struct world *world = world_open(1, "memory:1M", STORE_MODE_CACHED, 0);
+	struct world *world = world_open(1, "memory:1M", STORE_MODE_CACHED, 0, 0);
 
 	GMB_UNUSED(state);
 	run(world, 500000);
@@ -471,6 +506,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_cached),
 		cmocka_unit_test(test_direct),
+		cmocka_unit_test(test_direct_with_coarse_blocks),
 		cmocka_unit_test(test_direct_without_the_cpu),
 		cmocka_unit_test(test_errors),
 		cmocka_unit_test(test_memory_store),
