@@ -15,10 +15,13 @@
  * send      While reads are in flight a timer looks at the markers in ascending order. A chunk
  *           whose marker is gone, like all before it, is copied to the part's memory and reported.
  *           What leaves this machine early is exactly that copy. The last chunk is not reported
- * before the end, nor is one whose data happen to be the marker, with all that follows it. finalize
- * The read is complete. What was reported is compared with what the device has left in the slot's
- * memory. Equal: the rest is copied, and the part is done. Different: the part fails, so that
- * nobody takes for read what was sent, and the source is off for this store from now on.
+ *           before the end, nor is one whose data happen to be the marker, with all that follows
+ *           it.
+ *
+ * finalize  The read is complete. What was reported is compared with what the device has left in
+ *           the slot's memory. Equal: the rest is copied, and the part is done. Different: the part
+ *           fails, so that nobody uses what was sent, and the source is off for this
+ *           store from now on.
  *
  * Passed on untouched are: what is no read, reads without progress, reads that are not
  * whole chunks, have only one or more than a slot can hold, and reads for which no slot is free.
