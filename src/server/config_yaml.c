@@ -118,7 +118,7 @@ static int syntax_error(struct config_yaml *yaml, const yaml_parser_t *parser, s
 		return error_set(error, -EINVAL, "%s: byte %zu: this is not YAML text: %s",
 			yaml->path, parser->problem_offset, problem);
 	}
-	return error_set(error, -EINVAL, "%s:%zu:%zu: this is not correct YAML: %s%s%s", yaml->path,
+	return error_set(error, -EINVAL, "%s:%zu:%zu: invalid YAML: %s%s%s", yaml->path,
 		parser->problem_mark.line + 1, parser->problem_mark.column + 1, problem,
 		parser->context != NULL ? ", " : "",
 		parser->context != NULL ? parser->context : "");

@@ -157,11 +157,13 @@ static int open_export(struct export **out, const struct server_export *entry, s
 
 	if (rc < 0) {
 		bool says_more = strcmp(entry->origin, entry->path) != 0;
+		bool is_default = entry->name[0] == '\0';
 
-		error_prefix(error, "cannot serve the export \"%s\"%s%s%s",
+		error_prefix(error, "cannot serve the %s%s%s%s%s%s",
+			is_default ? "default export" : "export \"",
 			log_escape(shown, sizeof(shown), entry->name, strlen(entry->name)),
-			says_more ? " (" : "", says_more ? entry->origin : "",
-			says_more ? ")" : "");
+			is_default ? "" : "\"", says_more ? " (" : "",
+			says_more ? entry->origin : "", says_more ? ")" : "");
 		advise(entry, error);
 		return rc;
 	}

@@ -44,8 +44,8 @@ class ConfigErrors(support.Case):
                                f"{path} was read and has no exports")
 
     def test_yaml(self):
-        self.check("exports: [a\n", "2:1", "not correct YAML")
-        self.check("exports:\n\t- name: a\n", "2:1", "not correct YAML")
+        self.check("exports: [a\n", "2:1", "invalid YAML")
+        self.check("exports:\n\t- name: a\n", "2:1", "invalid YAML")
         self.check("- a\n", "1:1", "consists of keys")
         self.check("just text\n", "1:1", "consists of keys")
         self.check("limits: {threads: 1}\n---\nlimits: {threads: 2}\n", "3:1", "second document")
