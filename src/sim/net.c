@@ -337,6 +337,7 @@ static bool send_ended(struct sim_socket *socket)
 			send_finish(socket, (int)sop->len);
 			return true;
 		}
+		socket->shut_send = true; /* heard once is known for ever */
 		error = -EPIPE;
 	} else {
 		return false;

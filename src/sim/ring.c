@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The ring interface over the simulated world. See sim.h for the fault model. */
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,11 +9,21 @@
 #include "ring/ring.h"
 #include "sim/sim_internal.h"
 
-enum { SIM_MEMORY_MAX = 1024, SIM_POISON_BYTES = 4096, SIM_BATCH_MAX = 64 };
+enum { SIM_MEMORY_MAX = 1024, SIM_BATCH_MAX = 64 };
 
 struct ring {
 	struct list_node node; /* world.rings */
 	struct list_node ready;
+	struct list_node polls; /* operations that wait for poll_fd */
+	uint32_t ready_count;
+	uint32_t urgent_count; /* of these, the ones that end a wait for a batch */
+	uint32_t batch_count;  /* ring_set_batch(): 1 = wakes for each */
+	uint64_t batch_wait_ns;
+	uint64_t spin_ns;
+	uint64_t idle_ns;	       /* when its thread began to wait */
+	bool limited;		       /* inside ring_turn_limited(), which waits for no batch */
+	bool woken;		       /* ring_poll_again() */
+	int poll_fd;		       /* -1 until it is asked for */
 	struct ring_message *messages; /* posted, oldest first */
 	struct ring_message **messages_tail;
 	bool messages_due;
@@ -51,6 +62,10 @@ int ring_create(const struct ring_options *options, struct ring **ring_out, stru
 	}
 	list_init(&ring->ready);
 	list_init(&ring->batch_ends);
+	list_init(&ring->polls);
+	ring_set_batch(ring, 1, 0);
+	ring->idle_ns = sim_world.now_ns;
+	ring->poll_fd = -1;
 	ring->messages_tail = &ring->messages;
 	ring->batch_ns = sim_world.now_ns;
 	ring_probe(&ring->features);
@@ -70,6 +85,10 @@ void ring_destroy(struct ring *ring)
 	for (uint32_t i = 0; i < ring->files_max; i++) {
 		GMB_ASSERT(ring->files[i] == -1); /* a file was not removed from the table */
 	}
+	GMB_ASSERT(list_is_empty(&ring->polls));
+	if (ring->poll_fd >= 0) {
+		sim_fd_remove(ring->poll_fd);
+	}
 	list_remove(&ring->node);
 	free(ring->files);
 	free(ring);
@@ -84,6 +103,7 @@ void ring_probe(struct ring_features *features)
 		.registered_ring = true,
 		.registered_files = true,
 		.registered_buffers = true,
+		.min_timeout = true,
 	};
 }
 
@@ -104,16 +124,17 @@ void ring_flush(struct ring *ring)
 
 void ring_set_batch(struct ring *ring, uint32_t count, uint64_t max_wait_ns)
 {
-	/* The simulated clock decides how much gathers before a turn. */
-	GMB_UNUSED(ring);
-	GMB_UNUSED(count);
-	GMB_UNUSED(max_wait_ns);
+	if (sim_world.options.batch_count > 0) {
+		count = sim_world.options.batch_count;
+		max_wait_ns = sim_world.options.batch_wait_ns;
+	}
+	ring->batch_count = max_wait_ns >= 1000 ? MAX(count, 1U) : 1;
+	ring->batch_wait_ns = max_wait_ns;
 }
 
 void ring_set_spin(struct ring *ring, uint64_t spin_ns)
 {
-	GMB_UNUSED(ring); /* nothing sleeps here */
-	GMB_UNUSED(spin_ns);
+	ring->spin_ns = spin_ns;
 }
 
 void ring_batch_end_add(struct ring *ring, struct ring_batch_end *end)
@@ -147,18 +168,6 @@ void ring_stop(struct ring *ring)
 
 /* --- running -------------------------------------------------------------------------------- */
 
-static void op_free(struct sim_op *sop)
-{
-	GMB_ASSERT(sop->released);
-	if (sop->events != 0) {
-		return;
-	}
-	if (sop->iov != sop->iov_inline) {
-		free(sop->iov);
-	}
-	free(sop);
-}
-
 static void op_release(struct sim_op *sop)
 {
 	struct ring_op *op = sop->op;
@@ -174,9 +183,78 @@ static void op_release(struct sim_op *sop)
 	op->result = sop->result;
 }
 
+static bool has_news(const struct ring *ring)
+{
+	return !list_is_empty(&ring->ready) || ring->messages_due;
+}
+
+/* Its thread looks for work instead of sleeping. */
+static bool is_spinning(const struct ring *ring)
+{
+	return !ring->limited && sim_world.now_ns - ring->idle_ns < ring->spin_ns;
+}
+
+/* Its thread is awake, or what is complete wakes it. */
 static bool ring_has_work(const struct ring *ring)
 {
-	return !ring->frozen && (!list_is_empty(&ring->ready) || ring->messages_due);
+	if (ring->frozen || !has_news(ring)) {
+		return false;
+	}
+	return ring->limited || ring->urgent_count > 0 || ring->spin_ns > 0 ||
+	       ring->ready_count + ring->messages_due >= ring->batch_count ||
+	       sim_world.now_ns - ring->idle_ns >= ring->batch_wait_ns;
+}
+
+/* Its thread waits in it, and not in a loop of its own that polls the ring's descriptor. */
+static bool ring_runs(const struct ring *ring)
+{
+	return ring->poll_fd < 0 && ring_has_work(ring);
+}
+
+static void time_passed(void *arg, uint64_t value)
+{
+	GMB_UNUSED(arg);
+	GMB_UNUSED(value);
+}
+
+static bool is_readable(const struct ring *ring)
+{
+	return ring->woken || has_news(ring);
+}
+
+/* Something has become ready: wakes who polls, and makes sure that a wait for a batch ends. */
+static void ring_kick(struct ring *ring)
+{
+	uint64_t waited_ns = sim_world.now_ns - ring->idle_ns;
+
+	if (ring->batch_count > 1 && waited_ns < ring->batch_wait_ns) {
+		sim_event_add(ring->batch_wait_ns - waited_ns, time_passed, NULL, 0);
+	}
+	list_for_each(node, &ring->polls)
+	{
+		struct sim_op *sop = list_entry(node, struct sim_op, poll);
+
+		if (sop->cancelled || is_readable(ring)) {
+			list_remove(&sop->poll);
+			sim_op_complete(
+				sop, sop->cancelled ? -ECANCELED : POLLIN, sim_delay_short());
+		}
+	}
+}
+
+/* Its thread begins to wait: what was left is there. */
+static void ring_idle(struct ring *ring)
+{
+	ring->idle_ns = sim_world.now_ns;
+	if (has_news(ring)) {
+		ring_kick(ring);
+	}
+}
+
+/* What was deferred does not need the kernel, which itself ends every wait with a timer's end. */
+static bool is_urgent(const struct sim_op *sop)
+{
+	return sop->code == RING_DEFER || (sop->code == RING_TIMER && sop->result == 0);
 }
 
 static int run_messages(struct ring *ring)
@@ -212,9 +290,14 @@ static int ring_batch(struct ring *ring)
 
 	GMB_ASSERT(!sim_world.in_batch);
 	sim_world.in_batch = true;
+	ring->woken = false;
 	list_init(&batch);
 	while (count < batch_max && !list_is_empty(&ring->ready)) {
-		list_push_back(&batch, list_pop_front(&ring->ready));
+		struct sim_op *sop = list_entry(list_pop_front(&ring->ready), struct sim_op, ready);
+
+		ring->ready_count--;
+		ring->urgent_count -= is_urgent(sop);
+		list_push_back(&batch, &sop->ready);
 		count++;
 	}
 	ring->batch_ns = sim_world.now_ns;
@@ -226,7 +309,7 @@ static int ring_batch(struct ring *ring)
 
 		sim_trace("done", sop->code, (uint64_t)sop->fd, result);
 		op_release(sop);
-		op_free(sop);
+		sim_op_free(sop);
 		ring->counters.completions++;
 		done(op, result);
 	}
@@ -240,7 +323,16 @@ static int ring_batch(struct ring *ring)
 		}
 	}
 	sim_world.in_batch = false;
+	ring_idle(ring);
 	return count;
+}
+
+/* A batch of a ring that was waiting. */
+static int ring_wake(struct ring *ring)
+{
+	ring->counters.enters++;
+	ring->counters.waits += !is_spinning(ring) && sim_world.now_ns > ring->idle_ns;
+	return ring_batch(ring);
 }
 
 /* While one ring waits, the others run: they stand for other threads and machines. */
@@ -252,9 +344,8 @@ static bool run_others(const struct ring *waiting)
 	{
 		struct ring *ring = list_entry(node, struct ring, node);
 
-		if (ring != waiting && ring_has_work(ring)) {
-			ring->counters.enters++;
-			worked = ring_batch(ring) > 0 || worked;
+		if (ring != waiting && ring_runs(ring)) {
+			worked = ring_wake(ring) > 0 || worked;
 		}
 	}
 	return worked;
@@ -272,7 +363,7 @@ static bool ring_advance(struct ring *ring, uint64_t until_ns)
 	return true;
 }
 
-/* Whatever happens within a few microseconds is reaped together. */
+/* Being woken takes a while: whatever happens within a few microseconds is reaped together. */
 static void ring_linger(void)
 {
 	uint64_t until = sim_world.now_ns;
@@ -286,49 +377,68 @@ static void ring_linger(void)
 
 int ring_turn(struct ring *ring, bool wait)
 {
-	ring->counters.enters++;
-	if (wait) {
-		ring->counters.waits++;
-		/* A ring that nothing can ever wake: the code under test has lost something. */
-		GMB_ASSERT(ring_advance(ring, UINT64_MAX));
-	} else {
+	ring_idle(ring);
+	if (!wait) {
 		sim_world.now_ns += 1000;
+		ring->counters.enters++;
+		ring_linger();
+		return ring_batch(ring);
 	}
-	ring_linger();
-	return ring_batch(ring);
-}
-
-static void limit_passed(void *arg, uint64_t value)
-{
-	GMB_UNUSED(arg);
-	GMB_UNUSED(value);
+	/* A ring that nothing can ever wake: the code under test has lost something. */
+	GMB_ASSERT(ring_advance(ring, UINT64_MAX));
+	if (!is_spinning(ring)) {
+		ring_linger();
+	}
+	return ring_wake(ring);
 }
 
 int ring_turn_limited(struct ring *ring, uint64_t limit_ns)
 {
-	uint64_t end_ns = sim_world.now_ns + limit_ns;
+	int count;
 
-	ring->counters.enters++;
 	if (limit_ns == 0) {
-		sim_world.now_ns += 1000;
-	} else {
-		ring->counters.waits++;
-		sim_event_add(limit_ns, limit_passed, NULL, 0); /* the clock gets there at least */
-		(void)ring_advance(ring, end_ns);
+		return ring_turn(ring, false);
 	}
+	ring->limited = true;
+	sim_event_add(limit_ns, time_passed, NULL, 0); /* the clock gets there at least */
+	(void)ring_advance(ring, sim_world.now_ns + limit_ns);
 	ring_linger();
-	return ring_batch(ring);
+	count = ring_wake(ring);
+	ring->limited = false;
+	return count;
 }
 
 int ring_poll_fd(struct ring *ring)
 {
-	GMB_UNUSED(ring);
-	return -1;
+	if (ring->poll_fd < 0) {
+		ring->poll_fd = sim_fd_add(SIM_FD_RING, ring, true);
+		ring->woken = true; /* what is there already counts */
+	}
+	return ring->poll_fd;
 }
 
 void ring_poll_again(struct ring *ring)
 {
-	GMB_UNUSED(ring);
+	if (ring->poll_fd >= 0) {
+		ring->woken = true;
+		ring_kick(ring);
+	}
+}
+
+bool sim_poll(int poll_fd, uint64_t limit_ns)
+{
+	struct ring *ring = sim_fd_get(poll_fd, SIM_FD_RING)->ring;
+	uint64_t end_ns =
+		limit_ns > UINT64_MAX - sim_world.now_ns ? UINT64_MAX : sim_world.now_ns + limit_ns;
+
+	GMB_ASSERT(!sim_world.in_batch);
+	while (!is_readable(ring)) {
+		if (!run_others(ring) && !sim_event_run(end_ns)) {
+			sim_world.now_ns = end_ns != UINT64_MAX ? end_ns : sim_world.now_ns;
+			return false;
+		}
+	}
+	return true;
 }
 
 void ring_run(struct ring *ring)
@@ -336,41 +446,45 @@ void ring_run(struct ring *ring)
 	GMB_ASSERT(!ring->running);
 	ring->running = true;
 	while (!ring->stop) {
-		ring->counters.enters++;
-		GMB_ASSERT(ring_advance(ring, UINT64_MAX)); /* as in ring_turn() */
-		ring_linger();
-		ring_batch(ring);
+		(void)ring_turn(ring, true);
 	}
 	ring->stop = false;
 	ring->running = false;
 }
 
+/* One batch of every ring that has work, or only of those whose threads are awake to see it. */
+static bool run_rings(bool spinning_only)
+{
+	bool worked = false;
+
+	list_for_each(node, &sim_world.rings)
+	{
+		struct ring *ring = list_entry(node, struct ring, node);
+
+		if (ring_runs(ring) && (!spinning_only || is_spinning(ring))) {
+			(void)ring_wake(ring);
+			worked = true;
+		}
+	}
+	return worked;
+}
+
 bool sim_step(void)
 {
 	bool worked = false;
-	bool more;
 
 	GMB_ASSERT(!sim_world.in_batch);
 	list_for_each(node, &sim_world.rings)
 	{
-		worked = worked || ring_has_work(list_entry(node, struct ring, node));
+		worked = worked || ring_runs(list_entry(node, struct ring, node));
 	}
 	if (!worked && !sim_event_run(UINT64_MAX)) {
 		return false;
 	}
+	(void)run_rings(true);
 	ring_linger();
-	do {
-		more = false;
-		list_for_each(node, &sim_world.rings)
-		{
-			struct ring *ring = list_entry(node, struct ring, node);
-
-			if (ring_has_work(ring)) {
-				ring->counters.enters++;
-				ring_batch(ring);
-			}
-		}
-	} while (more);
+	while (run_rings(false)) {
+	}
 	return true;
 }
 
@@ -413,6 +527,9 @@ static void messages_arrive(void *arg, uint64_t value)
 	{
 		if (node == &ring->node) {
 			ring->messages_due = ring->messages != NULL;
+			if (ring->messages_due) {
+				ring_kick(ring);
+			}
 		}
 	}
 }
@@ -585,90 +702,14 @@ struct sim_op *sim_op_begin(
 	return sop;
 }
 
-void sim_op_check(const struct sim_op *sop)
+static void ring_ready(struct sim_op *sop)
 {
-	/* Under AddressSanitizer these reads also find an owner that was freed. */
-	GMB_ASSERT(sop->op->in_flight);
-	GMB_ASSERT(sop->op->done == sop->done);
-	GMB_ASSERT(sop->op->code == sop->code);
-}
+	struct ring *ring = sop->ring;
 
-static bool memory_overlaps(const struct sim_op *a, const struct iovec *iov)
-{
-	const uint8_t *start = iov->iov_base;
-
-	for (uint32_t i = 0; i < a->iov_count; i++) {
-		const uint8_t *other = a->iov[i].iov_base;
-
-		if (start < other + a->iov[i].iov_len && other < start + iov->iov_len) {
-			return true;
-		}
-	}
-	return false;
-}
-
-void sim_op_memory(struct sim_op *sop, const struct iovec *iov, size_t count, bool writes_memory)
-{
-	sop->writes_memory = writes_memory;
-	if (count > ARRAY_COUNT(sop->iov_inline)) {
-		sop->iov = calloc(count, sizeof(sop->iov[0]));
-		GMB_ASSERT(sop->iov != NULL);
-	}
-	for (size_t i = 0; i < count; i++) {
-		list_for_each(node, &sim_world.operations)
-		{
-			const struct sim_op *other = list_entry(node, struct sim_op, node);
-
-			if (other != sop && (writes_memory || other->writes_memory)) {
-				/* Two operations use this memory and one of them writes it. */
-				GMB_ASSERT(!memory_overlaps(other, &iov[i]));
-			}
-		}
-	}
-	for (size_t i = 0; i < count; i++) {
-		sop->iov[i] = iov[i];
-		sop->len += iov[i].iov_len;
-		if (writes_memory) {
-			size_t bytes = MIN(iov[i].iov_len, (size_t)SIM_POISON_BYTES);
-
-			uint8_t *memory = sim_memory(iov[i].iov_base);
-
-			memset(memory, 0xd5, bytes);
-			memset(memory + iov[i].iov_len - bytes, 0xd5, bytes);
-		}
-	}
-	sop->iov_count = (uint32_t)count;
-}
-
-static void op_event_run(void *arg, uint64_t value)
-{
-	struct sim_op *sop = arg;
-	void (*run)(struct sim_op *) = (void (*)(struct sim_op *))(uintptr_t)value;
-
-	sop->events--;
-	if (sop->released) {
-		op_free(sop);
-		return;
-	}
-	if (!sop->complete) {
-		run(sop);
-	}
-}
-
-void sim_op_event(struct sim_op *sop, uint64_t delay_ns, void (*run)(struct sim_op *sop))
-{
-	sop->events++;
-	sim_event_add(delay_ns, op_event_run, sop, (uint64_t)(uintptr_t)run);
-}
-
-void sim_op_drop_event(const struct sim_event *event)
-{
-	if (event->run == op_event_run) {
-		struct sim_op *sop = event->arg;
-
-		sop->events--;
-		op_free(sop);
-	}
+	list_push_back(&ring->ready, &sop->ready);
+	ring->ready_count++;
+	ring->urgent_count += is_urgent(sop);
+	ring_kick(ring);
 }
 
 static void op_ready(void *arg, uint64_t value)
@@ -677,7 +718,7 @@ static void op_ready(void *arg, uint64_t value)
 
 	GMB_UNUSED(value);
 	sop->events--;
-	list_push_back(&sop->ring->ready, &sop->ready);
+	ring_ready(sop);
 }
 
 void sim_op_complete(struct sim_op *sop, int result, uint64_t delay_ns)
@@ -688,56 +729,6 @@ void sim_op_complete(struct sim_op *sop, int result, uint64_t delay_ns)
 	sop->result = result;
 	sop->events++;
 	sim_event_add(delay_ns, op_ready, sop, 0);
-}
-
-/* Walks the operation's memory from position and copies len bytes one way or the other. */
-static void op_copy(const struct sim_op *sop, size_t position, uint8_t *buf, size_t len, bool in)
-{
-	for (uint32_t i = 0; i < sop->iov_count && len > 0; i++) {
-		size_t bytes;
-		uint8_t *memory;
-
-		if (position >= sop->iov[i].iov_len) {
-			position -= sop->iov[i].iov_len;
-			continue;
-		}
-		memory = (uint8_t *)sim_memory(sop->iov[i].iov_base) + position;
-		bytes = MIN(sop->iov[i].iov_len - position, len);
-		if (in) {
-			memcpy(memory, buf, bytes);
-		} else {
-			memcpy(buf, memory, bytes);
-		}
-		buf += bytes;
-		len -= bytes;
-		position = 0;
-	}
-	GMB_ASSERT(len == 0);
-}
-
-/* The message header and its vector belong to the ring until done: they must not have changed. */
-static void op_check_message(const struct sim_op *sop)
-{
-	if (sop->message != NULL) {
-		GMB_ASSERT(sop->message->msg_iovlen == sop->iov_count);
-		for (uint32_t i = 0; i < sop->iov_count; i++) {
-			GMB_ASSERT(sop->message->msg_iov[i].iov_base == sop->iov[i].iov_base);
-			GMB_ASSERT(sop->message->msg_iov[i].iov_len == sop->iov[i].iov_len);
-		}
-	}
-}
-
-void sim_op_gather(const struct sim_op *sop, size_t position, void *buf, size_t len)
-{
-	sim_op_check(sop);
-	op_check_message(sop);
-	op_copy(sop, position, buf, len, false);
-}
-
-void sim_op_scatter(const struct sim_op *sop, size_t position, const void *buf, size_t len)
-{
-	sim_op_check(sop);
-	op_copy(sop, position, (uint8_t *)(uintptr_t)buf, len, true);
 }
 
 /* --- operations on sockets ------------------------------------------------------------------ */
@@ -821,12 +812,16 @@ ssize_t ring_sendmsg_now(struct ring *ring, struct ring_file file, const struct 
 
 void ring_poll(struct ring *ring, struct ring_op *op, int fd, uint32_t events, ring_done_fn *done)
 {
-	struct sim_op *sop;
+	struct sim_op *sop = sim_op_begin(ring, op, RING_POLL, fd, done);
+	struct sim_fd *polled = &sim_world.fds[fd - SIM_FD_BASE];
 
-	sim_fd_get(fd, SIM_FD_SOCKET);
-	sop = sim_op_begin(ring, op, RING_POLL, fd, done);
 	sop->mode = (int)events;
-	sim_net_poll(sop);
+	if (polled->kind == SIM_FD_RING) {
+		list_push_back(&polled->ring->polls, &sop->poll);
+		ring_kick(polled->ring);
+	} else {
+		sim_net_poll(sop);
+	}
 }
 
 /* --- operations on disks -------------------------------------------------------------------- */
@@ -960,7 +955,7 @@ void ring_defer(struct ring *ring, struct ring_op *op, int result, ring_done_fn 
 
 	sop->complete = true;
 	sop->result = result;
-	list_push_back(&ring->ready, &sop->ready);
+	ring_ready(sop);
 }
 
 void ring_cancel(struct ring *ring, struct ring_op *op)
@@ -982,13 +977,16 @@ void sim_cancel(struct ring_op *op)
 			continue;
 		}
 		GMB_ASSERT(sop->code == RING_ACCEPT || sop->code == RING_RECV ||
-			   sop->code == RING_POLL || sop->code == RING_TIMER);
+			   sop->code == RING_RECVMSG || sop->code == RING_POLL ||
+			   sop->code == RING_TIMER);
 		if (sop->complete || sop->cancelled) {
 			return;
 		}
 		sop->cancelled = true;
 		if (sop->code == RING_TIMER) {
 			sim_op_complete(sop, -ECANCELED, sim_delay_short());
+		} else if (sim_world.fds[sop->fd - SIM_FD_BASE].kind == SIM_FD_RING) {
+			ring_kick(sim_world.fds[sop->fd - SIM_FD_BASE].ring);
 		} else {
 			sim_net_cancel(sop);
 		}

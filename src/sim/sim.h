@@ -62,6 +62,10 @@ struct sim_options {
 	uint64_t seed;
 	struct sim_faults faults;
 	bool verbose; /* one line per event on standard error */
+	/* Every ring waits as if ring_set_batch() had asked for this, whatever it was told. 0 =
+	 * as it was told. */
+	uint32_t batch_count;
+	uint64_t batch_wait_ns;
 	/* Told about every disk error the world makes up (not about -EINTR and -EAGAIN). May be
 	 * NULL. */
 	void (*fault)(void *context, struct sim_disk *disk, enum sim_fault_kind kind,
@@ -100,6 +104,11 @@ bool sim_run_until_idle(uint64_t events_max);
 
 /* Calls fn(arg) once, delay_ns from now, outside any batch. */
 void sim_after(uint64_t delay_ns, void (*fn)(void *arg), void *arg);
+
+/* As poll(2) by the thread whose ring has this ring_poll_fd(): moves the clock, and runs the other
+ * rings, until it is readable. False when limit_ns have passed, or nothing is left to happen. A
+ * ring that was asked for its descriptor runs in its own turns only, not beside those of others. */
+bool sim_poll(int poll_fd, uint64_t limit_ns);
 
 /* While frozen, a ring runs nothing: its thread was stopped. */
 void sim_freeze(struct ring *ring, bool frozen);

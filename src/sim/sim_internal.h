@@ -22,7 +22,7 @@ struct sim_socket;
 struct sim_file;
 struct sim_listener;
 
-enum sim_fd_kind { SIM_FD_FREE, SIM_FD_SOCKET, SIM_FD_FILE, SIM_FD_LISTENER };
+enum sim_fd_kind { SIM_FD_FREE, SIM_FD_SOCKET, SIM_FD_FILE, SIM_FD_LISTENER, SIM_FD_RING };
 
 struct sim_fd {
 	enum sim_fd_kind kind;
@@ -32,6 +32,7 @@ struct sim_fd {
 		struct sim_socket *socket;
 		struct sim_file *file;
 		struct sim_listener *listener;
+		struct ring *ring; /* its ring_poll_fd() */
 		void *object;
 	};
 };
@@ -135,6 +136,8 @@ struct sim_op *sim_op_begin(
 void sim_op_memory(struct sim_op *sop, const struct iovec *iov, size_t count, bool writes_memory);
 /* Schedules run(sop) and keeps the record alive until then. */
 void sim_op_event(struct sim_op *sop, uint64_t delay_ns, void (*run)(struct sim_op *sop));
+/* Frees the record of one that was released, unless events still point to it. */
+void sim_op_free(struct sim_op *sop);
 /* The world ends: an event that will not run any more. */
 void sim_op_drop_event(const struct sim_event *event);
 /* The operation has ended: done is called by a later batch, delay_ns from now. */

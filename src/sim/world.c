@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The simulated world: clock, event heap, random numbers, descriptors. See sim.h. */
+/* The simulated world: clock, event heap, random numbers, operations' memory, descriptors. See
+ * sim.h. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -11,6 +12,8 @@
 #include "sim/sim_internal.h"
 
 #define SIM_START_NS UINT64_C(1000000000)
+
+enum { SIM_POISON_BYTES = 4096 };
 
 struct sim_world sim_world;
 
@@ -285,6 +288,155 @@ void sim_stop(void)
 	free(sim_world.heap);
 	sim_world.heap = NULL;
 	sim_world.running = false;
+}
+
+/* --- operations: their events and memory ---------------------------------------------------- */
+
+void sim_op_free(struct sim_op *sop)
+{
+	GMB_ASSERT(sop->released);
+	if (sop->events != 0) {
+		return;
+	}
+	if (sop->iov != sop->iov_inline) {
+		free(sop->iov);
+	}
+	free(sop);
+}
+
+void sim_op_check(const struct sim_op *sop)
+{
+	/* Under AddressSanitizer these reads also find an owner that was freed. */
+	GMB_ASSERT(sop->op->in_flight);
+	GMB_ASSERT(sop->op->done == sop->done);
+	GMB_ASSERT(sop->op->code == sop->code);
+}
+
+static bool memory_overlaps(const struct sim_op *a, const struct iovec *iov)
+{
+	const uint8_t *start = iov->iov_base;
+
+	for (uint32_t i = 0; i < a->iov_count; i++) {
+		const uint8_t *other = a->iov[i].iov_base;
+
+		if (start < other + a->iov[i].iov_len && other < start + iov->iov_len) {
+			return true;
+		}
+	}
+	return false;
+}
+
+void sim_op_memory(struct sim_op *sop, const struct iovec *iov, size_t count, bool writes_memory)
+{
+	sop->writes_memory = writes_memory;
+	if (count > ARRAY_COUNT(sop->iov_inline)) {
+		sop->iov = calloc(count, sizeof(sop->iov[0]));
+		GMB_ASSERT(sop->iov != NULL);
+	}
+	for (size_t i = 0; i < count; i++) {
+		list_for_each(node, &sim_world.operations)
+		{
+			const struct sim_op *other = list_entry(node, struct sim_op, node);
+
+			if (other != sop && (writes_memory || other->writes_memory)) {
+				/* Two operations use this memory and one of them writes it. */
+				GMB_ASSERT(!memory_overlaps(other, &iov[i]));
+			}
+		}
+	}
+	for (size_t i = 0; i < count; i++) {
+		sop->iov[i] = iov[i];
+		sop->len += iov[i].iov_len;
+		if (writes_memory) {
+			size_t bytes = MIN(iov[i].iov_len, (size_t)SIM_POISON_BYTES);
+			uint8_t *memory = sim_memory(iov[i].iov_base);
+
+			memset(memory, 0xd5, bytes);
+			memset(memory + iov[i].iov_len - bytes, 0xd5, bytes);
+		}
+	}
+	sop->iov_count = (uint32_t)count;
+}
+
+static void op_event_run(void *arg, uint64_t value)
+{
+	struct sim_op *sop = arg;
+	void (*run)(struct sim_op *) = (void (*)(struct sim_op *))(uintptr_t)value;
+
+	sop->events--;
+	if (sop->released) {
+		sim_op_free(sop);
+		return;
+	}
+	if (!sop->complete) {
+		run(sop);
+	}
+}
+
+void sim_op_event(struct sim_op *sop, uint64_t delay_ns, void (*run)(struct sim_op *sop))
+{
+	sop->events++;
+	sim_event_add(delay_ns, op_event_run, sop, (uint64_t)(uintptr_t)run);
+}
+
+void sim_op_drop_event(const struct sim_event *event)
+{
+	if (event->run == op_event_run) {
+		struct sim_op *sop = event->arg;
+
+		sop->events--;
+		sim_op_free(sop);
+	}
+}
+
+/* Walks the operation's memory from position and copies len bytes one way or the other. */
+static void op_copy(const struct sim_op *sop, size_t position, uint8_t *buf, size_t len, bool in)
+{
+	for (uint32_t i = 0; i < sop->iov_count && len > 0; i++) {
+		size_t bytes;
+		uint8_t *memory;
+
+		if (position >= sop->iov[i].iov_len) {
+			position -= sop->iov[i].iov_len;
+			continue;
+		}
+		memory = (uint8_t *)sim_memory(sop->iov[i].iov_base) + position;
+		bytes = MIN(sop->iov[i].iov_len - position, len);
+		if (in) {
+			memcpy(memory, buf, bytes);
+		} else {
+			memcpy(buf, memory, bytes);
+		}
+		buf += bytes;
+		len -= bytes;
+		position = 0;
+	}
+	GMB_ASSERT(len == 0);
+}
+
+/* The message header and its vector belong to the ring until done: they must not have changed. */
+static void op_check_message(const struct sim_op *sop)
+{
+	if (sop->message != NULL) {
+		GMB_ASSERT(sop->message->msg_iovlen == sop->iov_count);
+		for (uint32_t i = 0; i < sop->iov_count; i++) {
+			GMB_ASSERT(sop->message->msg_iov[i].iov_base == sop->iov[i].iov_base);
+			GMB_ASSERT(sop->message->msg_iov[i].iov_len == sop->iov[i].iov_len);
+		}
+	}
+}
+
+void sim_op_gather(const struct sim_op *sop, size_t position, void *buf, size_t len)
+{
+	sim_op_check(sop);
+	op_check_message(sop);
+	op_copy(sop, position, buf, len, false);
+}
+
+void sim_op_scatter(const struct sim_op *sop, size_t position, const void *buf, size_t len)
+{
+	sim_op_check(sop);
+	op_copy(sop, position, (uint8_t *)(uintptr_t)buf, len, true);
 }
 
 /* --- descriptors ---------------------------------------------------------------------------- */

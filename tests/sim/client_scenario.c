@@ -64,6 +64,7 @@ struct scenario {
 	uint32_t budget;
 	uint32_t busy;
 	bool overlap;
+	bool own_loop; /* polls the queue's descriptor instead of waiting inside the library */
 	bool gave_up;
 	uint64_t limit_ns;    /* what the time limits add up to */
 	uint64_t progress_ns; /* when a request was last completed */
@@ -490,7 +491,13 @@ static void run_requests(struct scenario *scenario)
 			continue;
 		}
 		watch(scenario, "a request");
-		if (world_percent(80)) {
+		if (scenario->own_loop) {
+			gmb_queue_wait(scenario->queue, 0);
+			if (scenario->busy > 0 &&
+				!sim_poll(gmb_queue_fd(scenario->queue), UINT64_MAX)) {
+				model_fail("the queue's descriptor never becomes readable");
+			}
+		} else if (world_percent(80)) {
 			gmb_queue_wait(scenario->queue, world_percent(50) ? -1 : 20);
 		} else {
 			gmb_queue_wait(scenario->queue, 0);
@@ -611,6 +618,7 @@ static void prepare(struct scenario *scenario)
 	scenario->depth = depths[world_below(ARRAY_COUNT(depths))];
 	scenario->budget = 50 + (uint32_t)world_below(200);
 	scenario->overlap = world_percent(30);
+	scenario->own_loop = world_percent(30);
 	for (uint32_t i = 0; i < REQUESTS_MAX; i++) {
 		scenario->requests[i].scenario = scenario;
 		scenario->requests[i].memory = malloc(REQUEST_BYTES_MAX);
@@ -635,6 +643,8 @@ struct scenario_result scenario_run(uint64_t seed, bool verbose)
 		.fault = flush_failed,
 		.context = scenario,
 		.faults = { .jitter = true },
+		.batch_count = seed % 4 == 0 ? 2 + (uint32_t)(seed / 4 % 63) : 0,
+		.batch_wait_ns = 1000 + seed * 7919 % 200000,
 	});
 	choose_options(scenario);
 	world_create(&scenario->world, scenario->options.request_timeout_ms * MS_NS, verbose);

@@ -938,6 +938,9 @@ struct scenario_result scenario_run(uint64_t seed, bool verbose)
 		.fault = blame_fault,
 		.context = scenario,
 		.faults = { .jitter = true },
+		/* The service seldom lets work gather by itself. */
+		.batch_count = seed % 4 == 0 ? 2 + (uint32_t)(seed / 4 % 63) : 0,
+		.batch_wait_ns = 1000 + seed * 7919 % 200000,
 	});
 	scenario->seed = seed;
 	scenario->verbose = verbose;
