@@ -125,8 +125,7 @@ int ring_turn_limited(struct ring *ring, uint64_t limit_ns);
 
 /* A descriptor that polls readable when a turn has something to run, for owners of a loop of their
  * own; what was submitted must have been flushed. It is the ring's. Once it was asked for, every
- * turn costs a system call more. A negative errno: no descriptor is to be had; -1 in the
- * simulation. */
+ * turn costs a system call more. A negative errno: no descriptor is to be had. */
 int ring_poll_fd(struct ring *ring);
 /* Makes it readable until the next turn: the owner has something to run of which the ring does not
  * know. Nothing happens when nobody asked for the descriptor. */
@@ -135,8 +134,8 @@ void ring_poll_again(struct ring *ring);
 /*
  * How patient a wait is: it wakes for count completions at once, for fewer only after max_wait_ns.
  * Under load this lets work gather while the thread sleeps, so that a peer's every send need not
- * wake us. count 1 (the initial state) or max_wait_ns 0: wakes for each. Kernels without the
- * feature (min_timeout) always do.
+ * wake us. The end of a timer always wakes it. count 1 (the initial state) or max_wait_ns below a
+ * microsecond: wakes for each. Kernels without the feature (min_timeout) always do.
  */
 void ring_set_batch(struct ring *ring, uint32_t count, uint64_t max_wait_ns);
 

@@ -454,7 +454,13 @@ void ring_flush(struct ring *ring)
  * one once batch_us have passed. Two system calls, where submitting leaves nothing to run. */
 static int enter_batch(struct ring *ring)
 {
-	struct io_uring_getevents_arg argument = { .pad = ring->batch_us };
+	/* Without a limit for the whole wait, the kernel ends it after batch_us also when nothing
+	 * is there at all. */
+	static const struct __kernel_timespec limit = { .tv_sec = 3600 };
+	struct io_uring_getevents_arg argument = {
+		.pad = ring->batch_us,
+		.ts = (uint64_t)(uintptr_t)&limit,
+	};
 	unsigned flags = IORING_ENTER_GETEVENTS | IORING_ENTER_EXT_ARG;
 	int result = 0;
 

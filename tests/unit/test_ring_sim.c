@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The simulated twin of the ring: that it keeps the ring's contract, that its faults happen, that
- * its disks forget what was not flushed, and that misuse is noticed. */
+/* The simulated twin of the ring, beside what test_ring_contract.c asks of both rings: that its
+ * faults happen, that its disks forget what was not flushed, and that misuse is noticed. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -78,28 +78,7 @@ static int disk_fd(const char *name, bool direct)
 	return fd;
 }
 
-/* --- the contract --------------------------------------------------------------------------- */
-
-static void test_done_is_never_called_from_submit(void **state)
-{
-	struct ring *ring = start(1, NULL);
-	struct waiter timer = { 0 };
-	struct waiter defer = { 0 };
-
-	ring_timer(ring, &timer.op, 0, waiter_done);
-	ring_defer(ring, &defer.op, 42, waiter_done);
-	assert_int_equal(timer.calls + defer.calls, 0);
-	assert_true(timer.op.in_flight);
-	assert_true(defer.op.in_flight);
-	wait_for(ring, &defer);
-	assert_int_equal(defer.result, 42);
-	assert_false(defer.op.in_flight);
-	while (timer.calls == 0) {
-		ring_turn(ring, true);
-	}
-	assert_int_equal(timer.result, 0);
-	stop(ring);
-}
+/* --- the clock ------------------------------------------------------------------------------ */
 
 static void test_timer_moves_the_clock_and_can_be_cancelled(void **state)
 {
@@ -138,56 +117,6 @@ static void test_same_seed_same_run(void **state)
 {
 	assert_true(noisy_run(7) == noisy_run(7));
 	assert_true(noisy_run(7) != noisy_run(8));
-}
-
-struct posted {
-	struct ring_message message;
-	int number;
-};
-static int posted_last;
-
-static void posted_deliver(struct ring *ring, struct ring_message *message)
-{
-	struct posted *posted = container_of(message, struct posted, message);
-
-	GMB_UNUSED(ring);
-	assert_int_equal(posted->number, posted_last + 1);
-	posted_last = posted->number;
-}
-
-static void test_messages_arrive_in_order(void **state)
-{
-	struct ring *ring = start(3, &rough);
-	struct posted posted[5] = { 0 };
-
-	posted_last = 0;
-	for (int i = 0; i < 5; i++) {
-		posted[i].number = i + 1;
-		posted[i].message.deliver = posted_deliver;
-		ring_post(ring, &posted[i].message);
-	}
-	assert_int_equal(posted_last, 0);
-	assert_true(sim_run_until_idle(100));
-	assert_int_equal(posted_last, 5);
-	stop(ring);
-}
-
-static int call_answer(struct ring_op *op)
-{
-	GMB_UNUSED(op);
-	return -EDOM;
-}
-
-static void test_call_runs_later_and_returns_its_result(void **state)
-{
-	struct ring *ring = start(4, &rough);
-	struct waiter call = { 0 };
-
-	ring_call(ring, &call.op, call_answer, waiter_done);
-	assert_int_equal(call.calls, 0);
-	wait_for(ring, &call);
-	assert_int_equal(call.result, -EDOM);
-	stop(ring);
 }
 
 /* --- sockets -------------------------------------------------------------------------------- */
@@ -801,11 +730,8 @@ static void test_misuse_aborts(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_done_is_never_called_from_submit),
 		cmocka_unit_test(test_timer_moves_the_clock_and_can_be_cancelled),
 		cmocka_unit_test(test_same_seed_same_run),
-		cmocka_unit_test(test_messages_arrive_in_order),
-		cmocka_unit_test(test_call_runs_later_and_returns_its_result),
 		cmocka_unit_test(test_stream_keeps_bytes_and_order),
 		cmocka_unit_test(test_buffer_reused_before_done_shows_as_corruption),
 		cmocka_unit_test(test_wait_all_fills_the_buffer_or_tells_the_end),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The real ring: what no simulation shows. */
-#include <poll.h>
+/* The real ring beside real threads and sockets; test_ring_contract.c has what both rings promise.
+ */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -150,56 +150,6 @@ static void spinning_sees_what_others_send(void **state)
 	}
 }
 
-static void received(struct ring_op *op, int result)
-{
-	(void)op;
-	assert_int_equal(result, 1);
-}
-
-static void polled(struct ring_op *op, int result)
-{
-	(void)op;
-	assert_true(result > 0);
-}
-
-/* Somebody waits in a loop of their own, another ring here, when something arrives for ours. */
-static void its_descriptor_wakes_another_loop(void **state)
-{
-	struct ring_options options = { 0 };
-	struct ring_op recv_op = { 0 };
-	struct ring_op poll_op = { 0 };
-	struct ring *ring;
-	struct ring *outer;
-	struct ring_file file;
-	struct error error;
-	char byte;
-	int fds[2];
-
-	(void)state;
-	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
-	assert_int_equal(ring_create(&options, &ring, &error), 0);
-	assert_int_equal(ring_create(&options, &outer, &error), 0);
-	file = ring_file_add(ring, fds[0]);
-	assert_true(ring_poll_fd(ring) >= 0);
-	for (int round = 0; round < 100; round++) {
-		ring_recv(ring, &recv_op, file, &byte, 1, false, received);
-		while (ring_turn_limited(ring, 0) > 0) {
-		}
-		ring_flush(ring);
-		ring_poll(outer, &poll_op, ring_poll_fd(ring), POLLIN, polled);
-		assert_int_equal(ring_turn_limited(outer, 0), 0); /* nothing to do yet */
-		assert_int_equal(write(fds[1], "x", 1), 1);
-		assert_int_equal(ring_turn(outer, true), 1); /* hangs if it is not woken */
-		assert_int_equal(ring_turn_limited(ring, 0), 1);
-		assert_false(recv_op.in_flight);
-	}
-	ring_file_remove(ring, &file);
-	ring_destroy(outer);
-	ring_destroy(ring);
-	close(fds[0]);
-	close(fds[1]);
-}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -207,7 +157,6 @@ int main(void)
 		cmocka_unit_test(nor_does_a_batch_wait),
 		cmocka_unit_test(nor_does_it_when_spinning),
 		cmocka_unit_test(spinning_sees_what_others_send),
-		cmocka_unit_test(its_descriptor_wakes_another_loop),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
