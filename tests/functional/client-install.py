@@ -15,6 +15,63 @@ GMBLOCK = BUILD = SOURCE = ""
 COMPILER = []
 STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
 
+# Loads the library, closes a client whose host name is being resolved, and unloads the library.
+PLUGIN_HOST = r"""
+#include <dlfcn.h>
+#include <gmblock/gmblock.h>
+#include <netdb.h>
+#include <semaphore.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#define LOAD(name) __typeof__(name) *name##_ = (__typeof__(name) *)find(library, #name)
+
+static sem_t begun, go_on;
+
+int getaddrinfo(const char *restrict host, const char *restrict port,
+                const struct addrinfo *restrict hints, struct addrinfo **restrict out)
+{
+    (void)host, (void)port, (void)out;
+    if ((hints->ai_flags & AI_NUMERICHOST) == 0) {
+        sem_post(&begun);
+        sem_wait(&go_on);
+    }
+    return EAI_NONAME;
+}
+
+static void (*find(void *library, const char *name))(void)
+{
+    union { void *object; void (*function)(void); } symbol = { dlsym(library, name) };
+
+    return symbol.function;
+}
+
+int main(int argc, char **argv)
+{
+    void *library = dlopen(argv[argc - 1], RTLD_NOW);
+    LOAD(gmb_queue_create);
+    LOAD(gmb_queue_destroy);
+    LOAD(gmb_queue_wait);
+    LOAD(gmb_open_start);
+    LOAD(gmb_close);
+    struct gmb_queue *queue;
+    struct gmb_client *client;
+
+    if (gmb_queue_create_(NULL, &queue, NULL) != 0 ||
+        gmb_open_start_(queue, "nbd://slow.example/", NULL, &client, NULL) != 0)
+        return 1;
+    while (sem_trywait(&begun) != 0)
+        gmb_queue_wait_(queue, 10);
+    gmb_close_(client);
+    gmb_queue_destroy_(queue);
+    dlclose(library);
+    sem_post(&go_on);
+    usleep(200000); /* the thread returns to the library and ends */
+    puts("resolved");
+    return 0;
+}
+"""
+
 
 def run(*command, **options):
     done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
@@ -105,6 +162,12 @@ class Install(unittest.TestCase):
         self.assertEqual(len(lines), 3)
         self.assertIn("/nonexistent/s: cannot connect: ", lines[0])
         self.assertTrue(all(line.endswith(": 3145728 bytes") for line in lines[1:]), lines)
+
+    def test_a_program_may_unload_it_while_a_name_is_resolved(self):
+        """The thread that resolves the name runs on after dlclose()."""
+        program = self.build("plugin.c", PLUGIN_HOST, "-std=gnu17", *self.flags("--cflags"),
+                             "-rdynamic", "-ldl", "-pthread")
+        self.assertEqual(run(program, self.find("libgmblock.so.0")), "resolved\n")
 
     def test_the_header_is_cpp(self):
         if shutil.which("g++") is None:
