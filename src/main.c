@@ -11,6 +11,8 @@
 #include "base/text.h"
 #include "cli/cli.h"
 #include "lab/lab.h"
+#include "lab/marker.h"
+#include "store/kind.h"
 
 #ifdef GMBLOCK_LAB
 #define TRACE lab_trace
@@ -32,6 +34,19 @@ static const struct command {
 	{ "copy", cmd_copy, "copy a disk between servers, files, devices and pipes" },
 	{ "attach", cmd_attach, "attach a remote export as a local disk" },
 	{ "detach", cmd_detach, "remove an attached disk" },
+};
+
+/* What disks can be and what can be put on top of them, the innermost first. */
+static const struct store_kind *const store_kinds[] = {
+	&file_store_kind,
+	&memory_store_kind,
+	&null_store_kind,
+#ifdef GMBLOCK_MARKER
+	&marker_store_kind,
+#endif
+	&pace_store_kind,
+	&delay_store_kind,
+	&fault_store_kind,
 };
 
 static void print_usage(FILE *out)
@@ -146,6 +161,9 @@ int main(int argc, char **argv)
 {
 	const struct command *command;
 
+	for (size_t i = 0; i < ARRAY_COUNT(store_kinds); i++) {
+		store_register(store_kinds[i]);
+	}
 	occupy_standard_descriptors();
 	log_init();
 	if (argc < 2) {

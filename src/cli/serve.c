@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <getopt.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
@@ -13,7 +14,7 @@ enum { QUOTE_BYTES = 256 };
 
 static const char name[] = "serve";
 
-static const char help[] =
+static const char help_head[] =
 	"Usage: gmblock serve [OPTION]... [PATH]\n"
 	"Serves disks to any NBD client until SIGTERM, SIGINT or SIGHUP.\n"
 	"\n"
@@ -22,28 +23,10 @@ static const char help[] =
 	"\n"
 	"  -e, --export NAME=PATH[,KEY=VALUE]...   serve PATH as NAME; =PATH is the\n"
 	"                              default export. Write \\= for = in NAME and \\, for a\n"
-	"                              comma in PATH or a value. Keys:\n"
-	"        mode=cached|direct       through the page cache (default) or direct I/O\n"
-	"        write-mode=cached|direct the same for writes (default: mode)\n"
-	"        readonly              refuse writes\n"
-	"        description=TEXT      shown to clients that list the exports\n"
-	"        max-connections=N     maximum clients of this export\n"
-	"        page-cache-send=auto|off  send large cached reads from the page cache "
-	"itself\n"
-	"        overlap=auto|off|SIZE reply to large reads before the disk has finished,\n"
-	"                              in parts of an automatic size (default), never, or\n"
-	"                              in parts of SIZE (4K to 1M)\n"
-	"        stripe=CHUNK:MEMBERS  the disk is striped like this, such as 64K:4\n"
-	"        progress=auto|completion|counter|marker\n"
-	"                              how the server learns which bytes have been read\n"
-	"        fault=OP:ERRNO[:nth=N|every=N|prob=P][:range=OFF+LEN]\n"
-	"        delay=OP:TIME[:range=OFF+LEN]\n"
-	"                              fail or delay requests, for tests; OP is read,\n"
-	"                              write, flush, trim, zero, cache, extents or any;\n"
-	"                              may be repeated\n"
-	"        pace=RATE[:latency=TIME][:members=N][:chunk=SIZE]\n"
-	"                              slow down to a disk of RATE bytes per second, or to\n"
-	"                              a stripe of N of them with chunks of SIZE\n"
+	"                              comma in PATH or a value. Keys:\n";
+
+/* Between them are the keys that kinds of stores have registered. */
+static const char help_tail[] =
 	"  -l, --listen URI            nbd://HOST[:PORT] or nbd+unix:///?socket=PATH; port 0\n"
 	"                              picks a free one; may be repeated\n"
 	"                              (default: nbd://127.0.0.1:10809)\n"
@@ -79,6 +62,53 @@ static const char help[] =
 	"what is in flight and exits with status 0; another one, a second later or more, exits\n"
 	"at once.\n"
 	"Exit status: 1 failure, 2 usage error.\n";
+
+enum { HELP_COLUMN = 30 };
+
+/* Prints a text of several lines from a column on; the first line begins at used. */
+static void print_column(FILE *out, int used, const char *text)
+{
+	if (used >= HELP_COLUMN) {
+		fputc('\n', out);
+		used = 0;
+	}
+	for (;;) {
+		size_t len = strcspn(text, "\n");
+
+		fprintf(out, "%*s%.*s\n", HELP_COLUMN - used, "", (int)len, text);
+		if (text[len] == '\0') {
+			return;
+		}
+		text += len + 1;
+		used = 0;
+	}
+}
+
+/* The whole help text, to be freed; NULL: no memory. */
+static char *make_help(void)
+{
+	const struct store_option *option;
+	char *text = NULL;
+	size_t bytes = 0;
+	FILE *out = open_memstream(&text, &bytes);
+
+	if (out == NULL) {
+		return NULL;
+	}
+	fputs(help_head, out);
+	for (uint32_t i = 0; (option = server_export_option(i)) != NULL; i++) {
+		int used = fprintf(out, "        %s%s%s", option->key,
+			option->form != NULL ? "=" : "", option->form != NULL ? option->form : "");
+
+		print_column(out, used, option->help);
+	}
+	fputs(help_tail, out);
+	if (fclose(out) != 0) {
+		free(text);
+		return NULL;
+	}
+	return text;
+}
 
 /* What the options are taken into. */
 struct arguments {
@@ -227,13 +257,20 @@ static int parse_arguments(struct server_config *config, int argc, char **argv)
 		{ "port", .letter = 'p', .hidden = true, .take = take_port },
 	};
 	struct arguments arguments = { .config = config };
+	char *help = make_help();
 	const struct cli_command command = { name, help, options, ARRAY_COUNT(options),
 		&arguments };
 	struct error error = { 0 };
 	char shown[QUOTE_BYTES];
-	int status = cli_parse(&command, argc, argv);
+	int status;
 	int rc = 0;
 
+	if (help == NULL) {
+		error_set(&error, -ENOMEM, "not enough memory");
+		return cli_failure(name, &error);
+	}
+	status = cli_parse(&command, argc, argv);
+	free(help);
 	if (status != CLI_GO_ON) {
 		return status;
 	}

@@ -29,23 +29,12 @@ enum {
 struct server_export {
 	char *name; /* UTF-8, "" is the default export */
 	char *path;
-	char *description; /* or NULL */
-	char *origin;	   /* where it was asked for, for messages */
-	enum store_mode read_mode;
-	enum store_mode write_mode;
-	bool read_only;
-	uint32_t connections_max; /* 0 = no limit of its own */
-	struct store_rule faults[STORE_RULES_MAX];
-	uint32_t fault_count;
-	struct store_rule delays[STORE_RULES_MAX];
-	uint32_t delay_count;
-	struct store_pace pace;
-	uint32_t overlap;      /* bytes, PATH_OVERLAP_AUTO or PATH_OVERLAP_OFF */
-	uint32_t stripe_chunk; /* 0 = as the disk says */
-	uint32_t stripe_members;
-	enum store_progress_source progress;
-	bool page_cache_send_off; /* nothing is sent from the page cache itself */
-	uint32_t keys_given;	  /* private: bit per key, finds repetitions */
+	char *description;	    /* or NULL */
+	char *origin;		    /* where it was asked for, for messages */
+	struct store_options store; /* without the path */
+	uint32_t connections_max;   /* 0 = no limit of its own */
+	uint32_t overlap;	    /* bytes, PATH_OVERLAP_AUTO or PATH_OVERLAP_OFF */
+	uint32_t keys_given;	    /* private: bit per key of its own, finds repetitions */
 };
 
 struct server_listen {
@@ -87,6 +76,10 @@ void server_config_fini(struct server_config *config);
 
 void server_export_init(struct server_export *entry);
 void server_export_fini(struct server_export *entry);
+
+/* The idx-th key that an export can have, in the order of the help text, from the store and from
+ * the server itself; NULL behind the last. */
+const struct store_option *server_export_option(uint32_t idx);
 
 /* Sets one key. value is NULL when none was written (only readonly may be without). The sentence
  * does not name the key: the caller says where it stands. */

@@ -2,13 +2,14 @@
 #include "server/config.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
 #include "base/text.h"
 
-enum { SHOWN_BYTES = 120, STRIPE_CHUNK_BYTES_MAX = 1 << 30, STRIPE_MEMBERS_MAX = 1024 };
+enum { SHOWN_BYTES = 120, KEYS_BYTES = 400 };
 
 void server_export_init(struct server_export *entry)
 {
@@ -21,6 +22,7 @@ void server_export_fini(struct server_export *entry)
 	free(entry->path);
 	free(entry->description);
 	free(entry->origin);
+	store_options_fini(&entry->store);
 	server_export_init(entry);
 }
 
@@ -70,103 +72,23 @@ int server_export_set_path(struct server_export *entry, const char *path, struct
 	return replace_text(&entry->path, path, error);
 }
 
-static int parse_mode(const char *value, enum store_mode *mode, struct error *error)
+static int set_description(void *config, const char *value, struct error *error)
 {
-	char shown[SHOWN_BYTES];
-
-	if (strcmp(value, "cached") == 0) {
-		*mode = STORE_MODE_CACHED;
-	} else if (strcmp(value, "direct") == 0) {
-		*mode = STORE_MODE_DIRECT;
-	} else {
-		return error_set(error, -EINVAL,
-			"'%s' is not a mode; it can be cached (through the page cache) or direct "
-			"(around it)",
-			log_escape(shown, sizeof(shown), value, strlen(value)));
-	}
-	return 0;
-}
-
-enum export_key {
-	KEY_MODE,
-	KEY_WRITE_MODE,
-	KEY_READONLY,
-	KEY_DESCRIPTION,
-	KEY_MAX_CONNECTIONS,
-	KEY_PAGE_CACHE_SEND,
-	KEY_OVERLAP,
-	KEY_STRIPE,
-	KEY_PROGRESS,
-	KEY_PACE,
-	KEY_FAULT,
-	KEY_DELAY,
-	KEY_COUNT
-};
-
-static int set_mode(struct server_export *entry, const char *value, struct error *error)
-{
-	int rc = parse_mode(value, &entry->read_mode, error);
-
-	if (rc == 0 && (entry->keys_given & BIT(KEY_WRITE_MODE)) == 0) {
-		entry->write_mode = entry->read_mode;
-	}
-	return rc;
-}
-
-static int set_write_mode(struct server_export *entry, const char *value, struct error *error)
-{
-	return parse_mode(value, &entry->write_mode, error);
-}
-
-static int set_readonly(struct server_export *entry, const char *value, struct error *error)
-{
-	static const struct {
-		const char *text;
-		bool value;
-	} words[] = { { "yes", true }, { "true", true }, { "on", true }, { "no", false },
-		{ "false", false }, { "off", false } };
-	char shown[SHOWN_BYTES];
-
-	if (value == NULL) {
-		entry->read_only = true;
-		return 0;
-	}
-	for (size_t i = 0; i < ARRAY_COUNT(words); i++) {
-		if (strcmp(value, words[i].text) == 0) {
-			entry->read_only = words[i].value;
-			return 0;
-		}
-	}
-	return error_set(error, -EINVAL, "'%s' is neither yes nor no",
-		log_escape(shown, sizeof(shown), value, strlen(value)));
-}
-
-static int set_description(struct server_export *entry, const char *value, struct error *error)
-{
+	struct server_export *entry = config;
 	int rc = check_wire_text(value, "text", error);
 
 	return rc < 0 ? rc : replace_text(&entry->description, value, error);
 }
 
-static int set_max_connections(struct server_export *entry, const char *value, struct error *error)
+static int set_max_connections(void *config, const char *value, struct error *error)
 {
+	struct server_export *entry = config;
 	return units_parse_count(value, 1, 1000000, &entry->connections_max, error);
 }
 
-static int set_page_cache_send(struct server_export *entry, const char *value, struct error *error)
+static int set_overlap(void *config, const char *value, struct error *error)
 {
-	char shown[SHOWN_BYTES];
-
-	entry->page_cache_send_off = strcmp(value, "off") == 0;
-	if (!entry->page_cache_send_off && strcmp(value, "auto") != 0) {
-		return error_set(error, -EINVAL, "'%s' is neither auto nor off",
-			log_escape(shown, sizeof(shown), value, strlen(value)));
-	}
-	return 0;
-}
-
-static int set_overlap(struct server_export *entry, const char *value, struct error *error)
-{
+	struct server_export *entry = config;
 	uint64_t bytes;
 
 	if (strcmp(value, "auto") == 0) {
@@ -189,125 +111,62 @@ static int set_overlap(struct server_export *entry, const char *value, struct er
 	return 0;
 }
 
-/* CHUNK:MEMBERS */
-static int set_stripe(struct server_export *entry, const char *value, struct error *error)
-{
-	const char *colon = strchr(value, ':');
-	char shown[SHOWN_BYTES];
-	char chunk_text[UNITS_TEXT_BYTES];
-	uint64_t chunk = 0;
-
-	if (colon != NULL && (size_t)(colon - value) < sizeof(chunk_text)) {
-		memcpy(chunk_text, value, (size_t)(colon - value));
-		chunk_text[colon - value] = '\0';
-		if (units_parse_bytes(chunk_text, &chunk, NULL) < 0) {
-			chunk = 0;
-		}
-	}
-	if (chunk < PATH_PART_SIZE_MIN || chunk > STRIPE_CHUNK_BYTES_MAX ||
-		chunk % PATH_PART_SIZE_MIN != 0 ||
-		units_parse_count(colon + 1, 2, STRIPE_MEMBERS_MAX, &entry->stripe_members, NULL) <
-			0) {
-		return error_set(error, -EINVAL,
-			"'%s' is not a stripe; it is written CHUNK:MEMBERS, such as 64K:4, with a "
-			"chunk of 4K to 1G in steps of 4K and 2 to %d members",
-			log_escape(shown, sizeof(shown), value, strlen(value)), STRIPE_MEMBERS_MAX);
-	}
-	entry->stripe_chunk = (uint32_t)chunk;
-	return 0;
-}
-
-static int set_progress(struct server_export *entry, const char *value, struct error *error)
-{
-	static const char *const names[] = {
-		[STORE_PROGRESS_AUTO] = "auto",
-		[STORE_PROGRESS_COMPLETION] = "completion",
-		[STORE_PROGRESS_COUNTER] = "counter",
-		[STORE_PROGRESS_MARKER] = "marker",
-	};
-	char shown[SHOWN_BYTES];
-
-	if (strcmp(value, names[STORE_PROGRESS_MARKER]) == 0 && !store_has_markers()) {
-		return error_set(
-			error, -EINVAL, "this build has no marker source; use auto or completion");
-	}
-	for (size_t i = 0; i < ARRAY_COUNT(names); i++) {
-		if (strcmp(value, names[i]) == 0) {
-			entry->progress = (enum store_progress_source)i;
-			return 0;
-		}
-	}
-	return error_set(error, -EINVAL,
-		"'%s' is not a source of progress; it can be auto, completion, counter or "
-		"marker",
-		log_escape(shown, sizeof(shown), value, strlen(value)));
-}
-
-static int set_pace(struct server_export *entry, const char *value, struct error *error)
-{
-	return store_pace_parse(value, &entry->pace, error);
-}
-
-static int set_fault(struct server_export *entry, const char *value, struct error *error)
-{
-	if (entry->fault_count == STORE_RULES_MAX) {
-		return error_set(
-			error, -EINVAL, "an export can have at most %d faults", STORE_RULES_MAX);
-	}
-	return store_fault_parse(value, &entry->faults[entry->fault_count], error);
-}
-
-static int set_delay(struct server_export *entry, const char *value, struct error *error)
-{
-	if (entry->delay_count == STORE_RULES_MAX) {
-		return error_set(
-			error, -EINVAL, "an export can have at most %d delays", STORE_RULES_MAX);
-	}
-	return store_delay_parse(value, &entry->delays[entry->delay_count], error);
-}
-
-static const struct {
-	const char *name;
-	const char *example;
-	int (*set)(struct server_export *entry, const char *value, struct error *error);
-} export_keys[KEY_COUNT] = {
-	[KEY_MODE] = { "mode", "cached", set_mode },
-	[KEY_WRITE_MODE] = { "write-mode", "direct", set_write_mode },
-	[KEY_READONLY] = { "readonly", "yes", set_readonly },
-	[KEY_DESCRIPTION] = { "description", "TEXT", set_description },
-	[KEY_MAX_CONNECTIONS] = { "max-connections", "4", set_max_connections },
-	[KEY_PAGE_CACHE_SEND] = { "page-cache-send", "off", set_page_cache_send },
-	[KEY_OVERLAP] = { "overlap", "64K", set_overlap },
-	[KEY_STRIPE] = { "stripe", "64K:4", set_stripe },
-	[KEY_PROGRESS] = { "progress", "completion", set_progress },
-	[KEY_PACE] = { "pace", "100M", set_pace },
-	[KEY_FAULT] = { "fault", "read:EIO", set_fault },
-	[KEY_DELAY] = { "delay", "read:10ms", set_delay },
+static const struct store_option own_options[] = {
+	{ "description", "TEXT", "shown to clients that list the exports", "TEXT",
+		.set = set_description },
+	{ "max-connections", "N", "maximum clients of this export", "4",
+		.set = set_max_connections },
+	{ "overlap", "auto|off|SIZE",
+		"reply to large reads before the disk has finished,\n"
+		"in parts of an automatic size (default), never, or\n"
+		"in parts of SIZE (4K to 1M)",
+		"64K", .set = set_overlap },
 };
+
+const struct store_option *server_export_option(uint32_t idx)
+{
+	uint32_t count = 0;
+
+	while (count < idx && store_option_at(count) != NULL) {
+		count++;
+	}
+	if (store_option_at(count) != NULL) {
+		return store_option_at(count);
+	}
+	return idx - count < ARRAY_COUNT(own_options) ? &own_options[idx - count] : NULL;
+}
 
 static int unknown_key(const char *key, struct error *error)
 {
+	const struct store_option *option;
 	char meant[NEAR_TEXT_BYTES];
+	char keys[KEYS_BYTES];
+	size_t used = 0;
 	struct near near;
 
 	near_begin(&near, key);
-	for (uint32_t i = 0; i < KEY_COUNT; i++) {
-		near_try(&near, export_keys[i].name);
+	for (uint32_t i = 0; (option = server_export_option(i)) != NULL; i++) {
+		const char *between = server_export_option(i + 1) == NULL ? " and " : ", ";
+
+		near_try(&near, option->key);
+		if (used < sizeof(keys)) {
+			used += (size_t)snprintf(keys + used, sizeof(keys) - used, "%s%s",
+				i == 0 ? "" : between, option->key);
+		}
 	}
 	if (near.name != NULL) {
 		return error_set(
 			error, -EINVAL, "this is not a known key%s", near_text(&near, "", meant));
 	}
 	return error_set(error, -EINVAL,
-		"this is not a known key; an export can have mode, write-mode, readonly, "
-		"description, max-connections, page-cache-send, overlap, stripe, progress, pace, "
-		"fault and delay (a comma inside a value or path is written \\,)");
+		"this is not a known key; an export can have %s (a comma inside a value or path is "
+		"written \\,)",
+		keys);
 }
 
 int server_export_set(
 	struct server_export *entry, const char *key, const char *value, struct error *error)
 {
-	uint32_t i;
 	int rc;
 
 	if (key[0] == '\0') {
@@ -315,26 +174,18 @@ int server_export_set(
 			"a key is missing behind a comma (a comma inside a value or path is "
 			"written \\,)");
 	}
-	for (i = 0; i < KEY_COUNT && strcmp(key, export_keys[i].name) != 0; i++) {
+	for (uint32_t i = 0; i < ARRAY_COUNT(own_options); i++) {
+		bool given = (entry->keys_given & BIT(i)) != 0;
+
+		if (strcmp(key, own_options[i].key) != 0) {
+			continue;
+		}
+		entry->keys_given |= BIT(i);
+		rc = store_option_check(&own_options[i], given, value, error);
+		return rc < 0 ? rc : own_options[i].set(entry, value, error);
 	}
-	if (i == KEY_COUNT) {
-		return unknown_key(key, error);
-	}
-	if (value == NULL && i != KEY_READONLY) {
-		return error_set(error, -EINVAL, "this key needs a value, such as %s=%s", key,
-			export_keys[i].example);
-	}
-	if (i != KEY_FAULT && i != KEY_DELAY && (entry->keys_given & BIT(i)) != 0) {
-		return error_set(error, -EINVAL, "this key is given twice");
-	}
-	entry->keys_given |= BIT(i);
-	rc = export_keys[i].set(entry, value, error);
-	if (rc < 0) {
-		return rc;
-	}
-	entry->fault_count += i == KEY_FAULT;
-	entry->delay_count += i == KEY_DELAY;
-	return 0;
+	rc = store_options_set(&entry->store, key, value, error);
+	return rc == -ENOENT ? unknown_key(key, error) : rc;
 }
 
 /*

@@ -8,23 +8,18 @@
 
 /* The file as libcyaml loads it: every value is text, checked by the same setters as the command
  * line's. NULL = not given. */
+struct file_value {
+	char *text;
+	char **list; /* of an option that can be repeated */
+	unsigned int list_count;
+};
+
+enum { FILE_OPTIONS_MAX = 64 };
+
 struct file_export {
 	char *name;
 	char *path;
-	char *mode;
-	char *write_mode;
-	char *readonly;
-	char *description;
-	char *max_connections;
-	char *overlap;
-	char *stripe;
-	char *page_cache_send;
-	char *progress;
-	char *pace;
-	char **fault;
-	unsigned int fault_count;
-	char **delay;
-	unsigned int delay_count;
+	struct file_value values[FILE_OPTIONS_MAX]; /* as server_export_option() */
 };
 
 struct file_limits {
@@ -58,26 +53,6 @@ struct file_top {
 static const cyaml_schema_value_t text_schema = { CYAML_VALUE_STRING(
 	CYAML_FLAG_POINTER, char, 0, CYAML_UNLIMITED) };
 
-static const cyaml_schema_field_t export_fields[] = {
-	NEEDED_TEXT_FIELD("name", struct file_export, name),
-	NEEDED_TEXT_FIELD("path", struct file_export, path),
-	TEXT_FIELD("mode", struct file_export, mode),
-	TEXT_FIELD("write-mode", struct file_export, write_mode),
-	TEXT_FIELD("readonly", struct file_export, readonly),
-	TEXT_FIELD("description", struct file_export, description),
-	TEXT_FIELD("max-connections", struct file_export, max_connections),
-	TEXT_FIELD("overlap", struct file_export, overlap),
-	TEXT_FIELD("stripe", struct file_export, stripe),
-	TEXT_FIELD("page-cache-send", struct file_export, page_cache_send),
-	TEXT_FIELD("progress", struct file_export, progress),
-	TEXT_FIELD("pace", struct file_export, pace),
-	LIST_FIELD("fault", struct file_export, fault, &text_schema, CYAML_UNLIMITED),
-	LIST_FIELD("delay", struct file_export, delay, &text_schema, CYAML_UNLIMITED),
-	CYAML_FIELD_END,
-};
-static const cyaml_schema_value_t export_schema = { CYAML_VALUE_MAPPING(
-	CYAML_FLAG_DEFAULT, struct file_export, export_fields) };
-
 static const cyaml_schema_field_t limit_fields[] = {
 	TEXT_FIELD("memory", struct file_limits, memory),
 	TEXT_FIELD("threads", struct file_limits, threads),
@@ -90,15 +65,55 @@ static const cyaml_schema_field_t limit_fields[] = {
 	CYAML_FIELD_END,
 };
 
-static const cyaml_schema_field_t top_fields[] = {
-	LIST_FIELD("listen", struct file_top, listen, &text_schema, CYAML_UNLIMITED),
-	CYAML_FIELD_MAPPING_PTR("limits", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, struct file_top,
-		limits, limit_fields),
-	LIST_FIELD("exports", struct file_top, exports, &export_schema, CYAML_UNLIMITED),
-	CYAML_FIELD_END,
+/* What a file can have, put together when one is read: which options there are depends on the kinds
+ * of stores. Must not be moved. */
+struct schema {
+	cyaml_schema_field_t export_fields[2 + FILE_OPTIONS_MAX + 1];
+	cyaml_schema_value_t export_entry;
+	cyaml_schema_field_t top_fields[4];
+	cyaml_schema_value_t top;
 };
-static const cyaml_schema_value_t top_schema = { CYAML_VALUE_MAPPING(
-	CYAML_FLAG_POINTER, struct file_top, top_fields) };
+
+static void schema_init(struct schema *schema)
+{
+	static const cyaml_schema_field_t end = CYAML_FIELD_END;
+	static const cyaml_schema_field_t text = TEXT_FIELD("", struct file_value, text);
+	static const cyaml_schema_field_t list =
+		LIST_FIELD("", struct file_value, list, &text_schema, CYAML_UNLIMITED);
+	const cyaml_schema_field_t name = NEEDED_TEXT_FIELD("name", struct file_export, name);
+	const cyaml_schema_field_t path = NEEDED_TEXT_FIELD("path", struct file_export, path);
+	const cyaml_schema_field_t listen =
+		LIST_FIELD("listen", struct file_top, listen, &text_schema, CYAML_UNLIMITED);
+	const cyaml_schema_field_t limits = CYAML_FIELD_MAPPING_PTR("limits",
+		CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, struct file_top, limits, limit_fields);
+	const cyaml_schema_field_t exports = LIST_FIELD(
+		"exports", struct file_top, exports, &schema->export_entry, CYAML_UNLIMITED);
+	const cyaml_schema_value_t export_entry = { CYAML_VALUE_MAPPING(
+		CYAML_FLAG_DEFAULT, struct file_export, schema->export_fields) };
+	const cyaml_schema_value_t top = { CYAML_VALUE_MAPPING(
+		CYAML_FLAG_POINTER, struct file_top, schema->top_fields) };
+	const cyaml_schema_field_t top_fields[] = { listen, limits, exports, end };
+	cyaml_schema_field_t *field = schema->export_fields;
+	const struct store_option *option;
+
+	*field++ = name;
+	*field++ = path;
+	for (uint32_t i = 0; (option = server_export_option(i)) != NULL; i++) {
+		size_t offset =
+			offsetof(struct file_export, values) + i * sizeof(struct file_value);
+
+		GMB_ASSERT(i < FILE_OPTIONS_MAX);
+		*field = (option->flags & STORE_OPTION_REPEATS) != 0 ? list : text;
+		field->key = option->key;
+		field->data_offset += (uint32_t)offset;
+		field->count_offset += (uint32_t)offset;
+		field++;
+	}
+	*field = end;
+	schema->export_entry = export_entry;
+	memcpy(schema->top_fields, top_fields, sizeof(top_fields));
+	schema->top = top;
+}
 
 /* A file being taken over into the configuration. */
 struct loader {
@@ -178,39 +193,19 @@ static int load_limits(struct loader *loader, const struct file_limits *file)
 	return 0;
 }
 
-static int load_rules(struct loader *loader, struct server_export *entry, int export_idx,
-	const char *key, char *const *values, unsigned int count)
+static int load_value(struct loader *loader, struct server_export *entry,
+	const struct config_place *place, const char *value)
 {
-	for (unsigned int i = 0; i < count; i++) {
-		struct config_place place = { "exports", export_idx, key, (int)i };
-		int rc = server_export_set(entry, key, values[i], loader->error);
+	int rc = server_export_set(entry, place->inner_key, value, loader->error);
 
-		if (judged(loader, rc, &place) < 0) {
-			return rc;
-		}
-	}
-	return 0;
+	return judged(loader, rc, place);
 }
 
 static int load_export_keys(struct loader *loader, struct server_export *entry, int export_idx,
 	const struct file_export *file)
 {
-	const struct {
-		const char *key;
-		const char *value;
-	} values[] = {
-		{ "mode", file->mode },
-		{ "write-mode", file->write_mode },
-		{ "readonly", file->readonly },
-		{ "description", file->description },
-		{ "max-connections", file->max_connections },
-		{ "page-cache-send", file->page_cache_send },
-		{ "overlap", file->overlap },
-		{ "stripe", file->stripe },
-		{ "progress", file->progress },
-		{ "pace", file->pace },
-	};
 	struct config_place place = { "exports", export_idx, "name", -1 };
+	const struct store_option *option;
 	int rc = server_export_set_name(entry, file->name, loader->error);
 
 	if (judged(loader, rc, &place) < 0) {
@@ -221,19 +216,18 @@ static int load_export_keys(struct loader *loader, struct server_export *entry, 
 	if (judged(loader, rc, &place) < 0) {
 		return rc;
 	}
-	for (size_t i = 0; i < ARRAY_COUNT(values); i++) {
-		if (values[i].value == NULL) {
-			continue;
+	for (uint32_t i = 0; rc == 0 && (option = server_export_option(i)) != NULL; i++) {
+		const struct file_value *value = &file->values[i];
+
+		place.inner_key = option->key;
+		place.inner_entry = -1;
+		if (value->text != NULL) {
+			rc = load_value(loader, entry, &place, value->text);
 		}
-		place.inner_key = values[i].key;
-		rc = server_export_set(entry, values[i].key, values[i].value, loader->error);
-		if (judged(loader, rc, &place) < 0) {
-			return rc;
+		for (unsigned int k = 0; k < value->list_count && rc == 0; k++) {
+			place.inner_entry = (int)k;
+			rc = load_value(loader, entry, &place, value->list[k]);
 		}
-	}
-	rc = load_rules(loader, entry, export_idx, "fault", file->fault, file->fault_count);
-	if (rc == 0) {
-		rc = load_rules(loader, entry, export_idx, "delay", file->delay, file->delay_count);
 	}
 	return rc;
 }
@@ -267,8 +261,11 @@ int server_config_load(struct server_config *config, const char *path, struct er
 	struct loader loader = { .config = config, .error = error };
 	void *data;
 	const struct file_top *top;
-	int rc = config_yaml_open(path, &top_schema, &loader.yaml, &data, error);
+	struct schema schema;
+	int rc;
 
+	schema_init(&schema);
+	rc = config_yaml_open(path, &schema.top, &loader.yaml, &data, error);
 	if (rc < 0) {
 		return rc;
 	}

@@ -81,7 +81,7 @@ static const char *advice_for_absent(const struct server_export *entry)
 		/* A bare PATH takes no keys. */
 		return "keys behind a comma need --export =PATH,KEY[=VALUE]";
 	}
-	if (entry->read_only || strncmp(entry->path, "/dev/", strlen("/dev/")) == 0) {
+	if (entry->store.read_only || strncmp(entry->path, "/dev/", strlen("/dev/")) == 0) {
 		return NULL;
 	}
 	return "create it first, for example with 'truncate -s SIZE FILE'";
@@ -119,7 +119,7 @@ static uint64_t boot_epoch(void)
  * outlive the server. */
 static void choose_epoch(struct export_options *out)
 {
-	out->is_volatile = strcmp(store_info(out->store)->kind, "memory") == 0;
+	out->is_volatile = store_info(out->store)->is_volatile;
 	if (!out->is_volatile) {
 		out->epoch = boot_epoch();
 	} else if (getrandom(&out->epoch, sizeof(out->epoch), 0) != sizeof(out->epoch)) {
@@ -129,32 +129,20 @@ static void choose_epoch(struct export_options *out)
 
 static int open_export(struct export **out, const struct server_export *entry, struct error *error)
 {
-	const struct store_options options = {
-		.path = entry->path,
-		.read_only = entry->read_only,
-		.read_mode = entry->read_mode,
-		.write_mode = entry->write_mode,
-		.faults = entry->faults,
-		.fault_count = entry->fault_count,
-		.delays = entry->delays,
-		.delay_count = entry->delay_count,
-		.pace = entry->pace,
-		.stripe_chunk = entry->stripe_chunk,
-		.stripe_members = entry->stripe_members,
-		.progress = entry->progress,
-		.page_cache_send_off = entry->page_cache_send_off,
-	};
+	struct store_options options = entry->store;
 	struct export_options about = {
 		.name = entry->name,
 		.name_bytes = (uint32_t)strlen(entry->name),
 		.description = entry->description,
-		.read_only = entry->read_only,
+		.read_only = entry->store.read_only,
 		.connections_max = entry->connections_max,
 		.overlap = entry->overlap,
 	};
 	char shown[120];
-	int rc = store_open(&options, &about.store, error);
+	int rc;
 
+	options.path = entry->path;
+	rc = store_open(&options, &about.store, error);
 	if (rc < 0) {
 		bool says_more = strcmp(entry->origin, entry->path) != 0;
 		bool is_default = entry->name[0] == '\0';

@@ -8,7 +8,7 @@
 
 #include "base/bytes.h"
 #include "base/log.h"
-#include "store/store_private.h"
+#include "store/kind.h"
 
 enum {
 	RETRIES_MAX = 1000, /* a second, at RETRY_NS each */
@@ -64,10 +64,10 @@ bool file_retry(struct store_part *part, int result, ring_done_fn *again)
 	if (result != -EINTR && result != -EAGAIN) {
 		return false;
 	}
-	if (part->retries == RETRIES_MAX) {
+	if (file_scratch_of(part)->retries == RETRIES_MAX) {
 		return false;
 	}
-	part->retries++;
+	file_scratch_of(part)->retries++;
 	ring_timer(part->queue->ring, &part->io, result == -EAGAIN ? RETRY_NS : 0, again);
 	return true;
 }
@@ -108,10 +108,10 @@ static void read_done(struct ring_op *op, int result)
 	struct store_part *part = file_part_of(op);
 
 	if (result > 0) {
-		part->progress += (uint64_t)result;
-		part->retries = 0;
-		GMB_ASSERT(part->progress <= part->length);
-		if (part->progress == part->length) {
+		file_scratch_of(part)->done_bytes += (uint64_t)result;
+		file_scratch_of(part)->retries = 0;
+		GMB_ASSERT(file_scratch_of(part)->done_bytes <= part->length);
+		if (file_scratch_of(part)->done_bytes == part->length) {
 			file_finish(part, 0);
 		} else {
 			read_next(part);
@@ -132,14 +132,14 @@ static void read_next(struct store_part *part)
 {
 	struct file_store *store = file_store_of(part);
 	struct file_queue *queue = file_queue_of(part);
-	uint64_t offset = part->offset + part->progress;
-	uint64_t left = part->length - part->progress;
-	struct mem_ref memory = mem_add(part->memory, part->progress);
+	uint64_t offset = part->offset + file_scratch_of(part)->done_bytes;
+	uint64_t left = part->length - file_scratch_of(part)->done_bytes;
+	struct mem_ref memory = mem_add(part->memory, file_scratch_of(part)->done_bytes);
 	struct ring_file file = queue->file;
 
 	if (store->base.info.read_direct && file_fits_direct(store, offset, memory, left)) {
 		file = queue->direct;
-	} else if (store->disk.keeps_stale && part->gate == FILE_GATE_NONE &&
+	} else if (store->disk.keeps_stale && file_scratch_of(part)->gate == FILE_GATE_NONE &&
 		   file_gate_has_direct_writers(store->gate) &&
 		   !file_gate_enter(store->gate, part, FILE_GATE_BUFFERED)) {
 		return;
@@ -159,7 +159,7 @@ bool file_write_enter(struct store_part *part, bool direct)
 	} else if (file_gate_has_direct_writers(store->gate)) {
 		want = FILE_GATE_BUFFERED;
 	}
-	if (part->gate == (uint32_t)want) {
+	if (file_scratch_of(part)->gate == (uint32_t)want) {
 		return true;
 	}
 	file_gate_leave(store->gate, part);
@@ -189,10 +189,10 @@ static void write_done(struct ring_op *op, int result)
 		}
 		return;
 	}
-	part->progress += (uint64_t)result;
-	part->retries = 0;
-	GMB_ASSERT(part->progress <= part->length);
-	if (part->progress < part->length) {
+	file_scratch_of(part)->done_bytes += (uint64_t)result;
+	file_scratch_of(part)->retries = 0;
+	GMB_ASSERT(file_scratch_of(part)->done_bytes <= part->length);
+	if (file_scratch_of(part)->done_bytes < part->length) {
 		write_next(part);
 	} else if ((part->flags & STORE_FUA) == 0) {
 		file_finish(part, 0);
@@ -236,9 +236,9 @@ static void write_next(struct store_part *part)
 {
 	struct file_store *store = file_store_of(part);
 	struct file_queue *queue = file_queue_of(part);
-	uint64_t offset = part->offset + part->progress;
-	uint64_t left = part->length - part->progress;
-	struct mem_ref memory = mem_add(part->memory, part->progress);
+	uint64_t offset = part->offset + file_scratch_of(part)->done_bytes;
+	uint64_t left = part->length - file_scratch_of(part)->done_bytes;
+	struct mem_ref memory = mem_add(part->memory, file_scratch_of(part)->done_bytes);
 	bool writes_direct = store->base.info.write_direct;
 	bool direct = writes_direct && file_fits_direct(store, offset, memory, left);
 	bool durable = (part->flags & STORE_FUA) != 0 || (writes_direct && !direct);
@@ -288,6 +288,7 @@ void file_resume(struct store_part *part)
 
 static void file_submit(struct store_queue *queue, struct store_part *part)
 {
+	*file_scratch_of(part) = (struct file_scratch){ 0 };
 	if (part->op != STORE_FLUSH &&
 		!inside(container_of(queue->store, struct file_store, base), part)) {
 		store_finish_later(part, -EIO);
@@ -344,19 +345,19 @@ static int open_sync(const struct file_store *store, int *fd_out, struct error *
 	return 0;
 }
 
-static int file_queue_create(
-	struct store *base, struct ring *ring, struct store_queue **queue_out, struct error *error)
+static int file_queue_init(struct store_queue *base, struct error *error)
 {
-	struct file_store *store = container_of(base, struct file_store, base);
-	struct file_queue *queue;
+	struct file_store *store = container_of(base->store, struct file_store, base);
+	struct file_queue *queue = container_of(base, struct file_queue, base);
+	struct ring *ring = base->ring;
 	int sync_fd = -1;
 	int result = open_sync(store, &sync_fd, error);
 
 	if (result < 0) {
 		return result;
 	}
-	queue = calloc(1, sizeof(*queue));
-	if (queue == NULL) {
+	queue->retired = calloc(1, sizeof(*queue->retired));
+	if (queue->retired == NULL) {
 		disk_close(sync_fd);
 		return error_set(error, -ENOMEM, "not enough memory for a queue");
 	}
@@ -368,14 +369,14 @@ static int file_queue_create(
 	queue->sync = ring_file_add(ring, sync_fd);
 	file_gate_port_init(&queue->port, store->gate, ring);
 	file_sync_init(queue);
-	*queue_out = &queue->base;
 	return 0;
 }
 
-static void file_queue_destroy(struct store_queue *base)
+static void file_queue_fini(struct store_queue *base)
 {
 	struct file_queue *queue = container_of(base, struct file_queue, base);
 	struct file_store *store = container_of(base->store, struct file_store, base);
+	int sync_fd = queue->sync.fd;
 
 	GMB_ASSERT(!queue->sync_op.in_flight);
 	GMB_ASSERT(list_is_empty(&queue->port.granted));
@@ -383,27 +384,28 @@ static void file_queue_destroy(struct store_queue *base)
 	if (queue->direct.fd >= 0) {
 		ring_file_remove(base->ring, &queue->direct);
 	}
-	queue->retired_fd = queue->sync.fd;
 	ring_file_remove(base->ring, &queue->sync);
-	queue->next_retired = atomic_load_explicit(&store->retired, memory_order_relaxed);
-	/* Release: store_free(), which reads with acquire, sees the whole queue. */
-	while (!atomic_compare_exchange_weak_explicit(&store->retired, &queue->next_retired, queue,
-		memory_order_release, memory_order_relaxed)) {
+	queue->retired->fd = sync_fd;
+	queue->retired->next = atomic_load_explicit(&store->retired, memory_order_relaxed);
+	/* Release: release(), which reads with acquire, sees the whole entry. */
+	while (!atomic_compare_exchange_weak_explicit(&store->retired, &queue->retired->next,
+		queue->retired, memory_order_release, memory_order_relaxed)) {
 	}
 }
 
 /* --- opening and closing ------------------------------------------------------------------- */
 
-static void store_free(struct file_store *store)
+/* Of what open has got so far. */
+static void release(struct file_store *store)
 {
-	struct file_queue *queue = atomic_load_explicit(&store->retired, memory_order_acquire);
+	struct file_retired *retired = atomic_load_explicit(&store->retired, memory_order_acquire);
 
-	while (queue != NULL) {
-		struct file_queue *next = queue->next_retired;
+	while (retired != NULL) {
+		struct file_retired *next = retired->next;
 
-		disk_close(queue->retired_fd);
-		free(queue);
-		queue = next;
+		disk_close(retired->fd);
+		free(retired);
+		retired = next;
 	}
 	disk_map_destroy(store->map);
 	if (store->direct_fd >= 0) {
@@ -423,7 +425,6 @@ static void store_free(struct file_store *store)
 		file_gate_put(store->gate);
 	}
 	free(store->path);
-	free(store);
 }
 
 static void file_close(struct store *base)
@@ -431,24 +432,13 @@ static void file_close(struct store *base)
 	struct file_store *store = container_of(base, struct file_store, base);
 
 	file_gate_leave_member(store->gate, &store->member);
-	store_free(store);
+	release(store);
 }
 
 static uint64_t file_size(struct store *base)
 {
 	return file_refresh_size(container_of(base, struct file_store, base));
 }
-
-static const struct store_ops file_ops = {
-	.name = "file",
-	.close = file_close,
-	.queue_create = file_queue_create,
-	.queue_destroy = file_queue_destroy,
-	.submit = file_submit,
-	.page_cache_ref = file_page_cache_ref,
-	.page_cache_refusal = file_page_cache_refusal,
-	.size = file_size,
-};
 
 static int open_buffered(
 	struct file_store *store, const struct store_options *options, struct error *error)
@@ -586,16 +576,13 @@ static int open_all(
 	return 0;
 }
 
-int file_store_open(
-	const struct store_options *options, struct store **store_out, struct error *error)
+static int file_open(struct store *base, const struct store_options *options, const void *config,
+	struct error *error)
 {
-	struct file_store *store = calloc(1, sizeof(*store));
+	struct file_store *store = container_of(base, struct file_store, base);
 	int result;
 
-	if (store == NULL) {
-		return error_set(error, -ENOMEM, "not enough memory to open '%s'", options->path);
-	}
-	store->base.ops = &file_ops;
+	GMB_UNUSED(config);
 	store->fd = -1;
 	store->direct_fd = -1;
 	store->read_claim_fd = -1;
@@ -603,33 +590,34 @@ int file_store_open(
 	store->memory_align = 1;
 	result = open_all(store, options, error);
 	if (result < 0) {
-		store_free(store);
-		return result;
+		release(store);
 	}
-	*store_out = &store->base;
-	return 0;
+	return result;
 }
 
-int file_store_check_marker(struct store *base, const char *path, struct error *error)
-{
-	const struct file_store *store = container_of(base, struct file_store, base);
-	const char *reason = "it is no disk";
+static const struct store_ops file_ops = {
+	.name = "file",
+	.queue_bytes = sizeof(struct file_queue),
+	.scratch_bytes = sizeof(struct file_scratch),
+	.close = file_close,
+	.queue_init = file_queue_init,
+	.queue_fini = file_queue_fini,
+	.submit = file_submit,
+	.page_cache_ref = file_page_cache_ref,
+	.page_cache_refusal = file_page_cache_refusal,
+	.size = file_size,
+};
 
-	if (base->ops == &file_ops && base->info.read_direct) {
-		reason = disk_marker_refusal(store->direct_fd);
-	} else if (base->ops == &file_ops) {
-		return error_set(error, -ENOTSUP,
-			"progress=marker does not work with '%s' in mode=cached: only around the "
-			"page cache a disk fills the memory that is watched; add mode=direct, or "
-			"use "
-			"progress=auto",
-			path);
-	}
-	if (reason == NULL) {
-		return 0;
-	}
-	return error_set(error, -ENOTSUP,
-		"progress=marker does not work with '%s': %s; give a raw NVMe or virtio disk or a "
-		"partition of one, or use progress=auto",
-		path, reason);
+const struct store_kind file_store_kind = {
+	.name = "file",
+	.store_bytes = sizeof(struct file_store),
+	.ops = &file_ops,
+	.open = file_open,
+};
+
+int file_store_direct_fd(struct store *base)
+{
+	struct file_store *store = container_of(base, struct file_store, base);
+
+	return base->ops == &file_ops && base->info.read_direct ? store->direct_fd : -1;
 }

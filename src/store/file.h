@@ -35,6 +35,12 @@ enum file_unsupported {
 	FILE_NO_DEVICE_ZERO = 1 << 3,
 };
 
+/* A descriptor to be closed; allocated with its queue, so that destroying cannot fail. */
+struct file_retired {
+	struct file_retired *next;
+	int fd;
+};
+
 struct file_store {
 	struct store base;
 	char *path;
@@ -52,9 +58,9 @@ struct file_store {
 	struct file_gate_member member;
 	_Atomic uint64_t size;	      /* last seen */
 	_Atomic uint32_t unsupported; /* enum file_unsupported, found out by trying */
-	/* Destroyed queues, whose descriptors are closed together with the store: closing may
+	/* Descriptors of destroyed queues. They are closed together with the store: closing may
 	 * block, which a ring's thread must not. */
-	_Atomic(struct file_queue *) retired;
+	_Atomic(struct file_retired *) retired;
 };
 
 struct file_queue {
@@ -69,9 +75,24 @@ struct file_queue {
 	struct ring_op sync_op;
 	struct list_node sync_waiting; /* for the flush after the one in flight */
 	struct list_node sync_riding;  /* on the flush in flight */
-	struct file_queue *next_retired;
-	int retired_fd;
+	struct file_retired *retired;
 };
+
+/* A part's scratch; the store is the innermost layer, so it is at the beginning. */
+struct file_scratch {
+	uint64_t done_bytes; /* by earlier transfers */
+	uint64_t piece;	     /* bytes of the transfer in flight */
+	uint32_t phase;	     /* of file_zero.c */
+	uint32_t retries;
+	uint64_t gate; /* enum file_gate_class: what the part holds */
+};
+
+_Static_assert(sizeof(struct file_scratch) <= STORE_SCRATCH_BYTES, "fits a part");
+
+static inline struct file_scratch *file_scratch_of(struct store_part *part)
+{
+	return (struct file_scratch *)(void *)part->scratch;
+}
 
 static inline struct file_store *file_store_of(const struct store_part *part)
 {

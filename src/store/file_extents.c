@@ -6,7 +6,7 @@
 
 #include "base/bytes.h"
 #include "store/file.h"
-#include "store/store_private.h"
+#include "store/kind.h"
 
 enum {
 	ADVISE_BYTES_MAX = 64 << 20, /* a hint must not fill the page cache */

@@ -226,7 +226,7 @@ static void grant(struct store_part *part, enum file_gate_class class)
 {
 	struct file_gate_port *port = &file_queue_of(part)->port;
 
-	part->gate = class;
+	file_scratch_of(part)->gate = class;
 	list_push_back(&port->granted, &part->node);
 	if (!port->posted) {
 		port->posted = true;
@@ -289,14 +289,14 @@ static bool enter_direct(struct file_gate *gate, struct store_part *part)
 	bool inside;
 
 	if (likely((before & GATE_CLOSED) == 0)) {
-		part->gate = FILE_GATE_DIRECT;
+		file_scratch_of(part)->gate = FILE_GATE_DIRECT;
 		return true;
 	}
 	pthread_mutex_lock(&gate->lock);
 	/* The bit changes only under the lock, so now the answer is certain. */
 	inside = (atomic_load_explicit(&gate->direct, memory_order_acquire) & GATE_CLOSED) == 0;
 	if (inside) {
-		part->gate = FILE_GATE_DIRECT;
+		file_scratch_of(part)->gate = FILE_GATE_DIRECT;
 	} else {
 		atomic_fetch_sub_explicit(&gate->direct, 1, memory_order_acq_rel);
 		list_push_back(&gate->waiting_direct, &part->node);
@@ -324,7 +324,7 @@ static bool enter_buffered(struct file_gate *gate, struct store_part *part)
 	}
 	if (inside) {
 		gate->buffered_count++;
-		part->gate = FILE_GATE_BUFFERED;
+		file_scratch_of(part)->gate = FILE_GATE_BUFFERED;
 	} else {
 		list_push_back(&gate->waiting_buffered, &part->node);
 		serve(gate);
@@ -335,7 +335,7 @@ static bool enter_buffered(struct file_gate *gate, struct store_part *part)
 
 bool file_gate_enter(struct file_gate *gate, struct store_part *part, enum file_gate_class class)
 {
-	GMB_ASSERT(part->gate == FILE_GATE_NONE);
+	GMB_ASSERT(file_scratch_of(part)->gate == FILE_GATE_NONE);
 	GMB_ASSERT(class != FILE_GATE_NONE);
 	return class == FILE_GATE_DIRECT ? enter_direct(gate, part) : enter_buffered(gate, part);
 }
@@ -366,9 +366,9 @@ static void leave_buffered(struct file_gate *gate)
 
 void file_gate_leave(struct file_gate *gate, struct store_part *part)
 {
-	uint32_t class = part->gate;
+	uint32_t class = file_scratch_of(part)->gate;
 
-	part->gate = FILE_GATE_NONE;
+	file_scratch_of(part)->gate = FILE_GATE_NONE;
 	if (class == FILE_GATE_DIRECT) {
 		leave_direct(gate);
 	} else if (class == FILE_GATE_BUFFERED) {

@@ -8,7 +8,7 @@
 
 #include <errno.h>
 
-#include "store/store_private.h"
+#include "store/kind.h"
 
 /*
  * When something was not in the page cache, the next reads are copied: it is the disk that they

@@ -7,7 +7,7 @@
 #include <errno.h>
 
 #include "store/file.h"
-#include "store/store_private.h"
+#include "store/kind.h"
 
 static void sync_start(struct file_queue *queue);
 

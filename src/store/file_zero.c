@@ -15,7 +15,7 @@
 
 #include "base/bytes.h"
 #include "store/file.h"
-#include "store/store_private.h"
+#include "store/kind.h"
 
 enum {
 	ZERO_BUFFER_BYTES = 256 << 10,
@@ -26,7 +26,8 @@ enum {
 
 static const alignas(4096) uint8_t zero_buffer[ZERO_BUFFER_BYTES];
 
-/* part->phase: the stage in the low byte, how the piece in flight is done above it. */
+/* file_scratch_of(part)->phase: the stage in the low byte, how the piece in flight is done above
+ * it. */
 enum zero_stage { ZERO_MIDDLE, ZERO_HEAD, ZERO_TAIL, ZERO_STAGE_COUNT };
 enum zero_way { ZERO_PUNCH, ZERO_RANGE, ZERO_DEVICE, ZERO_WRITE };
 
@@ -84,8 +85,8 @@ static void trim_done(struct ring_op *op, int result)
 		}
 		return;
 	}
-	part->progress += part->piece;
-	part->retries = 0;
+	file_scratch_of(part)->done_bytes += file_scratch_of(part)->piece;
+	file_scratch_of(part)->retries = 0;
 	trim_next(part);
 }
 
@@ -101,29 +102,30 @@ static int device_fd(const struct store_part *part)
 static int discard_call(struct ring_op *op)
 {
 	struct store_part *part = file_part_of(op);
-	uint64_t start = middle_of(part).start + part->progress;
+	uint64_t start = middle_of(part).start + file_scratch_of(part)->done_bytes;
 
-	return disk_discard(device_fd(part), true, start, part->piece);
+	return disk_discard(device_fd(part), true, start, file_scratch_of(part)->piece);
 }
 
 static void trim_next(struct store_part *part)
 {
 	struct file_store *store = file_store_of(part);
 	struct span middle = middle_of(part);
-	uint64_t start = middle.start + part->progress;
+	uint64_t start = middle.start + file_scratch_of(part)->done_bytes;
 
 	if (start >= middle.end) {
 		file_finish_durable(part);
 		return;
 	}
 	if (store->disk.is_block) {
-		part->piece = MIN(middle.end - start, PIECE_DEVICE_BYTES);
+		file_scratch_of(part)->piece = MIN(middle.end - start, PIECE_DEVICE_BYTES);
 		ring_call(part->queue->ring, &part->io, discard_call, trim_done);
 		return;
 	}
-	part->piece = MIN(middle.end - start, PIECE_FILE_BYTES);
+	file_scratch_of(part)->piece = MIN(middle.end - start, PIECE_FILE_BYTES);
 	ring_allocate(part->queue->ring, &part->io, file_queue_of(part)->file,
-		FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, start, part->piece, trim_done);
+		FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, start, file_scratch_of(part)->piece,
+		trim_done);
 }
 
 static void start_later(struct ring_op *op, int result)
@@ -216,14 +218,14 @@ static void remember_refusal(struct store_part *part, enum zero_way way)
 	}
 }
 
-static enum zero_stage stage_of(const struct store_part *part)
+static enum zero_stage stage_of(struct store_part *part)
 {
-	return (enum zero_stage)(part->phase & 0xff);
+	return (enum zero_stage)(file_scratch_of(part)->phase & 0xff);
 }
 
-static enum zero_way way_of(const struct store_part *part)
+static enum zero_way way_of(struct store_part *part)
 {
-	return (enum zero_way)(part->phase >> 8);
+	return (enum zero_way)(file_scratch_of(part)->phase >> 8);
 }
 
 /* --- zero: one piece after the other ------------------------------------------------------- */
@@ -242,7 +244,7 @@ static void zero_done(struct ring_op *op, int result)
 	/* Others get their turn between two pieces. */
 	file_gate_leave(file_store_of(part)->gate, part);
 	if (way == ZERO_WRITE && result >= 0) {
-		part->piece = (uint64_t)result;
+		file_scratch_of(part)->piece = (uint64_t)result;
 		result = result == 0 ? -EIO : 0;
 	} else if (way != ZERO_WRITE && (result == -EOPNOTSUPP || result == -ENOSYS)) {
 		remember_refusal(part, way);
@@ -255,17 +257,17 @@ static void zero_done(struct ring_op *op, int result)
 		}
 		return;
 	}
-	part->progress += part->piece;
-	part->retries = 0;
+	file_scratch_of(part)->done_bytes += file_scratch_of(part)->piece;
+	file_scratch_of(part)->retries = 0;
 	zero_next(part);
 }
 
 static int zero_device_call(struct ring_op *op)
 {
 	struct store_part *part = file_part_of(op);
-	uint64_t start = stage_span(part, stage_of(part)).start + part->progress;
+	uint64_t start = stage_span(part, stage_of(part)).start + file_scratch_of(part)->done_bytes;
 
-	return disk_zero(device_fd(part), true, start, part->piece,
+	return disk_zero(device_fd(part), true, start, file_scratch_of(part)->piece,
 		(part->flags & STORE_NO_HOLE) == 0, (part->flags & STORE_FAST_ZERO) != 0);
 }
 
@@ -274,44 +276,45 @@ void file_zero_resume(struct store_part *part)
 {
 	struct file_store *store = file_store_of(part);
 	struct file_queue *queue = file_queue_of(part);
-	uint64_t start = stage_span(part, stage_of(part)).start + part->progress;
+	uint64_t start = stage_span(part, stage_of(part)).start + file_scratch_of(part)->done_bytes;
 	bool writes_direct = store->base.info.write_direct;
-	bool direct = writes_direct &&
-		      file_fits_direct(store, start, mem_of_const(zero_buffer), part->piece);
+	bool direct = writes_direct && file_fits_direct(store, start, mem_of_const(zero_buffer),
+					       file_scratch_of(part)->piece);
 
 	if (!file_write_enter(part, direct)) {
 		return;
 	}
 	ring_write(queue->base.ring, &part->io, direct ? queue->direct : queue->file,
-		mem_of_const(zero_buffer), part->piece, start, writes_direct && !direct, zero_done);
+		mem_of_const(zero_buffer), file_scratch_of(part)->piece, start,
+		writes_direct && !direct, zero_done);
 }
 
 static void zero_allocate(struct store_part *part, int mode, uint64_t start)
 {
 	ring_allocate(part->queue->ring, &part->io, file_queue_of(part)->file,
-		mode | FALLOC_FL_KEEP_SIZE, start, part->piece, zero_done);
+		mode | FALLOC_FL_KEEP_SIZE, start, file_scratch_of(part)->piece, zero_done);
 }
 
 static void zero_piece(struct store_part *part, enum zero_way way, struct span left)
 {
 	uint64_t bytes = left.end - left.start;
 
-	part->phase = (uint32_t)stage_of(part) | (uint32_t)way << 8;
+	file_scratch_of(part)->phase = (uint32_t)stage_of(part) | (uint32_t)way << 8;
 	switch (way) {
 	case ZERO_PUNCH:
-		part->piece = MIN(bytes, PIECE_FILE_BYTES);
+		file_scratch_of(part)->piece = MIN(bytes, PIECE_FILE_BYTES);
 		zero_allocate(part, FALLOC_FL_PUNCH_HOLE, left.start);
 		break;
 	case ZERO_RANGE:
-		part->piece = MIN(bytes, PIECE_FILE_BYTES);
+		file_scratch_of(part)->piece = MIN(bytes, PIECE_FILE_BYTES);
 		zero_allocate(part, FALLOC_FL_ZERO_RANGE, left.start);
 		break;
 	case ZERO_DEVICE:
-		part->piece = MIN(bytes, PIECE_DEVICE_BYTES);
+		file_scratch_of(part)->piece = MIN(bytes, PIECE_DEVICE_BYTES);
 		ring_call(part->queue->ring, &part->io, zero_device_call, zero_done);
 		break;
 	case ZERO_WRITE:
-		part->piece = MIN(bytes, (uint64_t)ZERO_BUFFER_BYTES);
+		file_scratch_of(part)->piece = MIN(bytes, (uint64_t)ZERO_BUFFER_BYTES);
 		file_zero_resume(part);
 		break;
 	}
@@ -322,16 +325,16 @@ static void zero_next(struct store_part *part)
 	struct span left = stage_span(part, stage_of(part));
 	enum zero_way way = ZERO_WRITE;
 
-	while (left.start + part->progress >= left.end) {
+	while (left.start + file_scratch_of(part)->done_bytes >= left.end) {
 		if (stage_of(part) == ZERO_TAIL) {
 			file_finish_durable(part);
 			return;
 		}
-		part->phase = stage_of(part) + 1;
-		part->progress = 0;
+		file_scratch_of(part)->phase = stage_of(part) + 1;
+		file_scratch_of(part)->done_bytes = 0;
 		left = stage_span(part, stage_of(part));
 	}
-	left.start += part->progress;
+	left.start += file_scratch_of(part)->done_bytes;
 	if (stage_of(part) == ZERO_MIDDLE) {
 		way = middle_way(part);
 		if (way == ZERO_WRITE && (part->flags & STORE_FAST_ZERO) != 0) {

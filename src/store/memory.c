@@ -25,8 +25,8 @@
 #include <sys/mman.h>
 
 #include "base/bytes.h"
+#include "store/kind.h"
 #include "store/parse.h"
-#include "store/store_private.h"
 
 enum {
 	CHUNK_SHIFT = 16,
@@ -56,6 +56,17 @@ struct memory_queue {
 	struct list_node line; /* parts that do a step each in turn */
 	struct ring_op turn;   /* in flight while the line is not empty */
 };
+
+/* A part's scratch; the store is the innermost layer, so it is at the beginning. */
+struct memory_scratch {
+	uint64_t done_bytes; /* of the part */
+	uint64_t end_bytes;  /* where it ends: less than its length when there is no more room */
+};
+
+static struct memory_scratch *scratch_of(struct store_part *part)
+{
+	return (struct memory_scratch *)(void *)part->scratch;
+}
 
 /* --- the map ------------------------------------------------------------------------------- */
 
@@ -138,13 +149,13 @@ static void copy_in(
 static uint64_t clear_chunk(struct memory_store *store, struct store_part *part)
 {
 	bool provision = part->op == STORE_ZERO && (part->flags & STORE_NO_HOLE) != 0;
-	uint64_t offset = part->offset + part->progress;
-	uint64_t count = in_chunk(offset, part->length - part->progress);
+	uint64_t offset = part->offset + scratch_of(part)->done_bytes;
+	uint64_t count = in_chunk(offset, part->length - scratch_of(part)->done_bytes);
 	uint64_t chunk = offset >> CHUNK_SHIFT;
 	bool whole = offset % CHUNK_BYTES == 0 &&
 		     (count == CHUNK_BYTES || offset + count == store->size);
 
-	part->progress += count;
+	scratch_of(part)->done_bytes += count;
 	if (!provision && !chunk_used(store, chunk)) {
 		return LOOK_COST;
 	}
@@ -161,8 +172,9 @@ static uint64_t clear_chunk(struct memory_store *store, struct store_part *part)
 /* Tells of a chunk; without room to do so, of nothing more. */
 static uint64_t look_chunk(struct memory_store *store, struct store_part *part)
 {
-	uint64_t offset = part->offset + part->progress;
-	uint64_t count = in_chunk(offset, part->piece - part->progress);
+	uint64_t offset = part->offset + scratch_of(part)->done_bytes;
+	uint64_t count =
+		in_chunk(offset, scratch_of(part)->end_bytes - scratch_of(part)->done_bytes);
 	uint32_t flags = chunk_used(store, offset >> CHUNK_SHIFT)
 				 ? 0
 				 : STORE_EXTENT_HOLE | STORE_EXTENT_ZERO;
@@ -171,14 +183,14 @@ static uint64_t look_chunk(struct memory_store *store, struct store_part *part)
 	if (part->extent_count > 0 && part->extents[last].flags == flags) {
 		part->extents[last].length += count;
 	} else if (part->extent_count == part->extent_max) {
-		part->piece = part->progress;
+		scratch_of(part)->end_bytes = scratch_of(part)->done_bytes;
 		return LOOK_COST;
 	} else {
 		part->extents[part->extent_count].length = count;
 		part->extents[part->extent_count].flags = flags;
 		part->extent_count++;
 	}
-	part->progress += count;
+	scratch_of(part)->done_bytes += count;
 	return LOOK_COST;
 }
 
@@ -186,7 +198,7 @@ static uint64_t step(struct memory_store *store, struct store_part *part)
 {
 	uint64_t cost = 0;
 
-	while (cost < STEP_COST && part->progress < part->piece) {
+	while (cost < STEP_COST && scratch_of(part)->done_bytes < scratch_of(part)->end_bytes) {
 		cost += part->op == STORE_EXTENTS ? look_chunk(store, part)
 						  : clear_chunk(store, part);
 	}
@@ -206,7 +218,10 @@ static void take_turn(struct ring_op *op, int result)
 		struct store_part *part = list_entry(node, struct store_part, node);
 
 		cost += step(store, part);
-		list_push_back(part->progress < part->piece ? &queue->line : &finished, node);
+		list_push_back(scratch_of(part)->done_bytes < scratch_of(part)->end_bytes
+				       ? &queue->line
+				       : &finished,
+			node);
 	}
 	if (!list_is_empty(&queue->line)) {
 		ring_defer(queue->base.ring, &queue->turn, 0, take_turn);
@@ -221,9 +236,10 @@ static void stand_in_line(struct store_part *part)
 {
 	struct memory_queue *queue = container_of(part->queue, struct memory_queue, base);
 
-	part->piece = part->length;
+	scratch_of(part)->end_bytes = part->length;
 	if (part->op == STORE_EXTENTS) {
-		part->piece = MIN(part->length, (uint64_t)EXTENTS_CHUNKS_MAX * CHUNK_BYTES);
+		scratch_of(part)->end_bytes =
+			MIN(part->length, (uint64_t)EXTENTS_CHUNKS_MAX * CHUNK_BYTES);
 	}
 	list_push_back(&queue->line, &part->node);
 	if (!queue->turn.in_flight) {
@@ -238,11 +254,11 @@ static void read_more(struct ring_op *op, int result);
 static void read_step(struct memory_store *store, struct store_part *part)
 {
 	uint64_t step = MAX(part->progress_step, (uint64_t)STEP_BYTES);
-	uint64_t bytes = MIN(part->length - part->progress, step);
+	uint64_t bytes = MIN(part->length - scratch_of(part)->done_bytes, step);
 
-	copy_out(store, part->offset + part->progress, mem_cpu_write(part->memory) + part->progress,
-		bytes);
-	part->progress += bytes;
+	copy_out(store, part->offset + scratch_of(part)->done_bytes,
+		mem_cpu_write(part->memory) + scratch_of(part)->done_bytes, bytes);
+	scratch_of(part)->done_bytes += bytes;
 	ring_defer(part->queue->ring, &part->io, 0, read_more);
 }
 
@@ -251,11 +267,11 @@ static void read_more(struct ring_op *op, int result)
 {
 	struct store_part *part = container_of(op, struct store_part, io);
 
-	if (part->progress == part->length) {
+	if (scratch_of(part)->done_bytes == part->length) {
 		store_finish(part, result);
 		return;
 	}
-	store_progress(part, part->progress);
+	store_progress(part, scratch_of(part)->done_bytes);
 	read_step(container_of(part->queue->store, struct memory_store, base), part);
 }
 
@@ -291,6 +307,7 @@ static void memory_submit(struct store_queue *queue, struct store_part *part)
 {
 	struct memory_store *store = container_of(queue->store, struct memory_store, base);
 
+	scratch_of(part)->done_bytes = 0;
 	if (part->op != STORE_FLUSH && part->offset + part->length > store->size) {
 		store_finish_later(part, -EIO);
 		return;
@@ -321,24 +338,11 @@ static void memory_submit(struct store_queue *queue, struct store_part *part)
 
 /* --- opening ------------------------------------------------------------------------------- */
 
-static int memory_queue_create(
-	struct store *store, struct ring *ring, struct store_queue **queue_out, struct error *error)
+static int memory_queue_init(struct store_queue *queue, struct error *error)
 {
-	struct memory_queue *queue = calloc(1, sizeof(*queue));
-
-	GMB_UNUSED(store);
-	GMB_UNUSED(ring);
-	if (queue == NULL) {
-		return error_set(error, -ENOMEM, "not enough memory for a queue");
-	}
-	list_init(&queue->line);
-	*queue_out = &queue->base;
+	GMB_UNUSED(error);
+	list_init(&container_of(queue, struct memory_queue, base)->line);
 	return 0;
-}
-
-static void memory_queue_destroy(struct store_queue *queue)
-{
-	free(container_of(queue, struct memory_queue, base));
 }
 
 static void memory_close(struct store *base)
@@ -347,23 +351,12 @@ static void memory_close(struct store *base)
 
 	munmap(store->bytes, store->mapped_bytes);
 	free(store->map);
-	free(store);
 }
 
 static uint64_t memory_size(struct store *store)
 {
 	return container_of(store, struct memory_store, base)->size;
 }
-
-static const struct store_ops memory_ops = {
-	.name = "memory",
-	.close = memory_close,
-	.queue_create = memory_queue_create,
-	.queue_destroy = memory_queue_destroy,
-	.submit = memory_submit,
-	.page_cache_ref = memory_page_cache_ref,
-	.size = memory_size,
-};
 
 static int map_memory(struct memory_store *store, const char *spec, struct error *error)
 {
@@ -388,23 +381,18 @@ static int map_memory(struct memory_store *store, const char *spec, struct error
 	return 0;
 }
 
-int memory_store_open(const struct store_options *options, const char *size_text,
-	struct store **store_out, struct error *error)
+static int memory_open(struct store *base, const struct store_options *options, const void *config,
+	struct error *error)
 {
-	struct memory_store *store;
-	uint64_t size;
-	int result = store_parse_spec_size(options->path, size_text, &size, error);
+	struct memory_store *store = container_of(base, struct memory_store, base);
+	int result = parse_path_size(options->path, &store->size, error);
 
+	GMB_UNUSED(config);
 	if (result < 0) {
 		return result;
 	}
-	store = calloc(1, sizeof(*store));
-	if (store == NULL) {
-		return error_set(error, -ENOMEM, "not enough memory to open '%s'", options->path);
-	}
-	store->base.ops = &memory_ops;
 	/* There is no page cache below, so "direct" is true without any effort. */
-	store->base.info = (struct store_info){
+	base->info = (struct store_info){
 		.kind = "memory",
 		.caps = STORE_CAP_TRIM | STORE_CAP_FAST_ZERO | STORE_CAP_EXTENTS |
 			(options->read_only ? 0 : STORE_CAP_WRITE),
@@ -413,18 +401,31 @@ int memory_store_open(const struct store_options *options, const char *size_text
 		.memory_align = 1,
 		.offset_align = 1,
 		.memory_rights = MEM_CPU | MEM_ADDRESS,
+		.is_volatile = true,
 		.read_direct = options->read_mode == STORE_MODE_DIRECT,
 		.write_direct = options->write_mode == STORE_MODE_DIRECT,
 		/* Not unasked: a copy is so quick that the steps cost more than they gain (reads of
 		 * 512 KiB over loopback: 20 % fewer a second). */
 		.has_progress = options->progress == STORE_PROGRESS_COUNTER,
 	};
-	store->size = size;
-	result = map_memory(store, options->path, error);
-	if (result < 0) {
-		free(store);
-		return result;
-	}
-	*store_out = &store->base;
-	return 0;
+	return map_memory(store, options->path, error);
 }
+
+static const struct store_ops memory_ops = {
+	.name = "memory",
+	.queue_bytes = sizeof(struct memory_queue),
+	.scratch_bytes = sizeof(struct memory_scratch),
+	.close = memory_close,
+	.queue_init = memory_queue_init,
+	.submit = memory_submit,
+	.page_cache_ref = memory_page_cache_ref,
+	.size = memory_size,
+};
+
+const struct store_kind memory_store_kind = {
+	.name = "memory",
+	.prefix = "memory:",
+	.store_bytes = sizeof(struct memory_store),
+	.ops = &memory_ops,
+	.open = memory_open,
+};

@@ -4,21 +4,15 @@
  * everything above the store.
  */
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "store/kind.h"
 #include "store/parse.h"
-#include "store/store_private.h"
 
 struct null_store {
 	struct store base;
 	uint64_t size;
 };
-
-static void null_close(struct store *store)
-{
-	free(container_of(store, struct null_store, base));
-}
 
 static uint64_t null_size(struct store *store)
 {
@@ -43,31 +37,11 @@ static void null_submit(struct store_queue *queue, struct store_part *part)
 	store_finish_later(part, 0);
 }
 
-static const struct store_ops null_ops = {
-	.name = "null",
-	.close = null_close,
-	.queue_create = store_plain_queue_create,
-	.queue_destroy = store_plain_queue_destroy,
-	.submit = null_submit,
-	.size = null_size,
-};
-
-int null_store_open(const struct store_options *options, const char *size_text,
-	struct store **store_out, struct error *error)
+static int null_open(struct store *base, const struct store_options *options, const void *config,
+	struct error *error)
 {
-	struct null_store *store;
-	uint64_t size;
-	int result = store_parse_spec_size(options->path, size_text, &size, error);
-
-	if (result < 0) {
-		return result;
-	}
-	store = calloc(1, sizeof(*store));
-	if (store == NULL) {
-		return error_set(error, -ENOMEM, "not enough memory to open '%s'", options->path);
-	}
-	store->base.ops = &null_ops;
-	store->base.info = (struct store_info){
+	GMB_UNUSED(config);
+	base->info = (struct store_info){
 		.kind = "null",
 		.caps = STORE_CAP_TRIM | STORE_CAP_FAST_ZERO | STORE_CAP_EXTENTS |
 			(options->read_only ? 0 : STORE_CAP_WRITE),
@@ -79,7 +53,20 @@ int null_store_open(const struct store_options *options, const char *size_text,
 		.read_direct = options->read_mode == STORE_MODE_DIRECT,
 		.write_direct = options->write_mode == STORE_MODE_DIRECT,
 	};
-	store->size = size;
-	*store_out = &store->base;
-	return 0;
+	return parse_path_size(
+		options->path, &container_of(base, struct null_store, base)->size, error);
 }
+
+static const struct store_ops null_ops = {
+	.name = "null",
+	.submit = null_submit,
+	.size = null_size,
+};
+
+const struct store_kind null_store_kind = {
+	.name = "null",
+	.prefix = "null:",
+	.store_bytes = sizeof(struct null_store),
+	.ops = &null_ops,
+	.open = null_open,
+};

@@ -21,8 +21,10 @@
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
-#include "store/store_private.h"
+#include "store/kind.h"
+#include "store/parse.h"
 
 enum {
 	SLOT_COUNT = 1024, /* parts at work in a queue */
@@ -31,13 +33,17 @@ enum {
 	STEP_BYTES_MIN = 16 << 10,
 	STEP_BYTES_MAX = 1 << 30,
 	STEP_NS_MIN = 50000,
+	CHUNK_DEFAULT = 64 << 10,
+	CHUNK_STEP = 4096,
+	CHUNK_MAX = 1 << 30,
 };
 
 #define SECOND_NS UINT64_C(1000000000)
+#define RATE_MIN  (UINT64_C(1) << 10)
+#define RATE_MAX  (UINT64_C(1) << 40)
 
 struct pace_store {
 	struct store base;
-	struct store *inner;
 	struct store_pace pace;
 	uint64_t step_bytes;
 	_Atomic uint64_t free_ns[STORE_PACE_MEMBERS_MAX]; /* when the member has nothing to do */
@@ -54,7 +60,6 @@ struct slot {
 
 struct pace_queue {
 	struct store_queue base;
-	struct store_queue *inner;
 	struct slot *slots;
 	uint64_t *times; /* the slots' data_ns */
 	struct list_node slots_free;
@@ -62,6 +67,143 @@ struct pace_queue {
 	struct list_node waiting; /* parts without a slot */
 	struct ring_op timer;
 	uint64_t timer_ns; /* when it fires; 0: it was cancelled and comes at once */
+};
+
+enum pace_phase { PACE_STEP, PACE_END };
+
+/* A part's scratch. */
+struct pace_scratch {
+	store_progress_fn *progressed; /* the submitter's: progress is ours to report */
+	uint64_t arrived_ns;
+	uint64_t reported; /* bytes, when the phase is PACE_STEP */
+	uint64_t phase;	   /* enum pace_phase */
+};
+
+/* --- options ------------------------------------------------------------------------------- */
+
+static int parse_members(struct parse_field value, struct store_pace *pace, struct error *error)
+{
+	uint64_t count;
+
+	if (!parse_count(value.text, value.len, &count) || count == 0 ||
+		count > STORE_PACE_MEMBERS_MAX) {
+		return error_set(error, -EINVAL,
+			"'%.*s' is not a number of members: expected 1 to %d", (int)value.len,
+			value.text, STORE_PACE_MEMBERS_MAX);
+	}
+	pace->members = (uint32_t)count;
+	return 0;
+}
+
+static int parse_chunk(struct parse_field value, struct store_pace *pace, struct error *error)
+{
+	uint64_t bytes;
+
+	if (!parse_size(value.text, value.len, &bytes) || bytes == 0 || bytes > CHUNK_MAX ||
+		bytes % CHUNK_STEP != 0) {
+		return error_set(error, -EINVAL,
+			"'%.*s' is not a chunk: expected a size from 4K to 1G in steps of 4K",
+			(int)value.len, value.text);
+	}
+	pace->chunk = (uint32_t)bytes;
+	return 0;
+}
+
+static int parse_latency(struct parse_field value, struct store_pace *pace, struct error *error)
+{
+	if (!parse_time(value.text, value.len, &pace->latency_ns) ||
+		pace->latency_ns > PARSE_TIME_NS_MAX) {
+		return error_set(error, -EINVAL,
+			"'%.*s' is not a latency: expected a whole number with a unit of at most "
+			"one hour, for example 500us or 10ms",
+			(int)value.len, value.text);
+	}
+	return 0;
+}
+
+static int parse_option(
+	struct parse_field field, uint32_t *given, struct store_pace *pace, struct error *error)
+{
+	static const struct {
+		const char *name;
+		int (*parse)(
+			struct parse_field value, struct store_pace *pace, struct error *error);
+	} options[] = {
+		{ "latency", parse_latency },
+		{ "members", parse_members },
+		{ "chunk", parse_chunk },
+	};
+	struct parse_field key;
+	struct parse_field value;
+
+	for (uint32_t i = 0; i < ARRAY_COUNT(options); i++) {
+		if (!parse_field_split(field, &key, &value) ||
+			!parse_field_is(key, options[i].name)) {
+			continue;
+		}
+		if ((*given & BIT(i)) != 0) {
+			return error_set(error, -EINVAL, "%s= is given twice", options[i].name);
+		}
+		*given |= BIT(i);
+		return options[i].parse(value, pace, error);
+	}
+	return error_set(error, -EINVAL,
+		"'%.*s' is not understood: expected latency=TIME, members=N or chunk=SIZE",
+		(int)field.len, field.text);
+}
+
+static int parse_pace(const char *text, struct store_pace *pace, struct error *error)
+{
+	const char *rest = text;
+	struct parse_field field = parse_field_next(&rest);
+	uint32_t given = 0;
+
+	if (!parse_size(field.text, field.len, &pace->rate) || pace->rate < RATE_MIN ||
+		pace->rate > RATE_MAX) {
+		return error_set(error, -EINVAL,
+			"'%.*s' is not a rate: expected bytes a second, from 1K to 1T, for example "
+			"100M",
+			(int)field.len, field.text);
+	}
+	while (rest != NULL) {
+		int result = parse_option(parse_field_next(&rest), &given, pace, error);
+
+		if (result < 0) {
+			return result;
+		}
+	}
+	if (pace->members == 1 && pace->chunk != 0) {
+		return error_set(
+			error, -EINVAL, "chunk= means something only with members=2 or more");
+	}
+	if (pace->members > 1 && pace->chunk == 0) {
+		pace->chunk = CHUNK_DEFAULT;
+	}
+	return 0;
+}
+
+int store_pace_parse(const char *text, struct store_pace *pace, struct error *error)
+{
+	struct store_pace parsed = { .members = 1 };
+	int result = parse_pace(text, &parsed, error);
+
+	if (result < 0) {
+		return parse_refused(text, result, error);
+	}
+	*pace = parsed;
+	return 0;
+}
+
+static int set_pace(void *config, const char *value, struct error *error)
+{
+	return store_pace_parse(value, config, error);
+}
+
+static const struct store_option pace_options[] = {
+	{ "pace", "RATE[:latency=TIME][:members=N][:chunk=SIZE]",
+		"slow down to a disk of RATE bytes per second, or to\n"
+		"a stripe of N of them with chunks of SIZE",
+		"100M", .set = set_pace },
 };
 
 static struct pace_store *store_of(const struct pace_queue *queue)
@@ -180,7 +322,7 @@ static void set_next(const struct pace_store *store, struct slot *slot)
 static void admit(struct pace_queue *queue, struct store_part *part)
 {
 	struct pace_store *store = store_of(queue);
-	uint64_t arrived_ns = part->frames[part->frame_count].arrived_ns;
+	uint64_t arrived_ns = ((struct pace_scratch *)store_scratch(part))->arrived_ns;
 	struct slot *slot = list_entry(list_pop_front(&queue->slots_free), struct slot, node);
 
 	slot->part = part;
@@ -200,8 +342,6 @@ static void admit(struct pace_queue *queue, struct store_part *part)
 }
 
 /* --- time passes --------------------------------------------------------------------------- */
-
-enum pace_phase { PACE_STEP, PACE_END };
 
 static void timer_done(struct ring_op *op, int result);
 
@@ -235,12 +375,13 @@ static void slot_due(
 {
 	const struct pace_store *store = store_of(queue);
 	struct store_part *part = slot->part;
+	struct pace_scratch *scratch = store_scratch(part);
 	uint64_t next;
 
 	list_remove(&slot->node);
 	list_push_back(due, &part->node);
 	if (slot->end_ns <= now_ns) {
-		part->phase = PACE_END;
+		scratch->phase = PACE_END;
 		list_push_front(&queue->slots_free, &slot->node);
 		return;
 	}
@@ -248,8 +389,8 @@ static void slot_due(
 		came_ns(store, slot, next) <= now_ns) {
 		slot->reported = next;
 	}
-	part->phase = PACE_STEP;
-	part->progress = slot->reported;
+	scratch->phase = PACE_STEP;
+	scratch->reported = slot->reported;
 	set_next(store, slot);
 	slot_insert(queue, slot);
 }
@@ -278,24 +419,34 @@ static void timer_done(struct ring_op *op, int result)
 	/* The last part's owner may destroy the queue. */
 	while ((node = list_pop_front(&due)) != NULL) {
 		struct store_part *part = list_entry(node, struct store_part, node);
+		const struct pace_scratch *scratch = store_scratch(part);
 
-		if (part->phase == PACE_END) {
+		if (scratch->phase == PACE_END) {
 			store_finish(part, 0);
 		} else {
-			store_progress(part, part->progress);
+			store_progress(part, scratch->reported);
 		}
 	}
 }
 
 /* --- parts --------------------------------------------------------------------------------- */
 
+static bool is_paced(const struct store_part *part)
+{
+	return part->op == STORE_READ || part->op == STORE_WRITE;
+}
+
 /* The store has done its work; now the time passes. */
 static void worked_done(struct store_part *part, int result)
 {
 	struct pace_queue *queue = container_of(part->queue, struct pace_queue, base);
 
+	if (!is_paced(part)) {
+		store_finish(part, result);
+		return;
+	}
 	/* Progress of the store below is not reported: these bytes have not "come" yet. */
-	part->progressed = part->frames[part->frame_count].progressed;
+	part->progressed = ((struct pace_scratch *)store_scratch(part))->progressed;
 	part->progress_bytes = 0;
 	if (result < 0) {
 		store_finish(part, result);
@@ -309,67 +460,31 @@ static void worked_done(struct store_part *part, int result)
 	arm(queue);
 }
 
-static void passed_done(struct store_part *part, int result)
+static void pace_submit(struct store_queue *queue, struct store_part *part)
 {
-	store_finish(part, result);
-}
+	struct pace_scratch *scratch = store_scratch(part);
 
-static void pace_submit(struct store_queue *base, struct store_part *part)
-{
-	struct pace_queue *queue = container_of(base, struct pace_queue, base);
-
-	if (part->op != STORE_READ && part->op != STORE_WRITE) {
-		store_forward(base, queue->inner, part, passed_done);
-		return;
+	if (is_paced(part)) {
+		scratch->progressed = part->progressed;
+		scratch->arrived_ns = ring_now_ns(queue->ring);
+		part->progressed = NULL;
 	}
-	part->frames[part->frame_count].progressed = part->progressed;
-	part->frames[part->frame_count].arrived_ns = ring_now_ns(base->ring);
-	part->progressed = NULL;
-	store_forward(base, queue->inner, part, worked_done);
+	store_forward(part);
 }
 
 /* --- opening ------------------------------------------------------------------------------- */
 
-static void pace_close(struct store *base)
+static int pace_queue_init(struct store_queue *base, struct error *error)
 {
-	struct pace_store *store = container_of(base, struct pace_store, base);
+	struct pace_store *store = container_of(base->store, struct pace_store, base);
+	struct pace_queue *queue = container_of(base, struct pace_queue, base);
 
-	store_close(store->inner);
-	free(store);
-}
-
-static uint64_t pace_size(struct store *base)
-{
-	return store_size(container_of(base, struct pace_store, base)->inner);
-}
-
-static void queue_free(struct pace_queue *queue)
-{
-	free(queue->slots);
-	free(queue->times);
-	free(queue);
-}
-
-static int pace_queue_create(
-	struct store *base, struct ring *ring, struct store_queue **queue_out, struct error *error)
-{
-	struct pace_store *store = container_of(base, struct pace_store, base);
-	struct pace_queue *queue = calloc(1, sizeof(*queue));
-	int result;
-
-	if (queue == NULL) {
-		return error_set(error, -ENOMEM, "not enough memory for a queue");
-	}
 	queue->slots = calloc(SLOT_COUNT, sizeof(*queue->slots));
 	queue->times = calloc((size_t)SLOT_COUNT * store->pace.members, sizeof(*queue->times));
 	if (queue->slots == NULL || queue->times == NULL) {
-		queue_free(queue);
+		free(queue->slots);
+		free(queue->times);
 		return error_set(error, -ENOMEM, "not enough memory for a queue");
-	}
-	result = store_queue_create(store->inner, ring, &queue->inner, error);
-	if (result < 0) {
-		queue_free(queue);
-		return result;
 	}
 	list_init(&queue->slots_free);
 	list_init(&queue->busy);
@@ -378,56 +493,58 @@ static int pace_queue_create(
 		queue->slots[i].data_ns = queue->times + (size_t)i * store->pace.members;
 		list_push_back(&queue->slots_free, &queue->slots[i].node);
 	}
-	*queue_out = &queue->base;
 	return 0;
 }
 
-static void pace_queue_destroy(struct store_queue *base)
+static void pace_queue_fini(struct store_queue *base)
 {
 	struct pace_queue *queue = container_of(base, struct pace_queue, base);
 
 	GMB_ASSERT(!queue->timer.in_flight);
 	GMB_ASSERT(list_is_empty(&queue->busy) && list_is_empty(&queue->waiting));
-	store_queue_destroy(queue->inner);
-	queue_free(queue);
+	free(queue->slots);
+	free(queue->times);
 }
 
-static const struct store_ops pace_ops = {
-	.name = "pace",
-	.close = pace_close,
-	.queue_create = pace_queue_create,
-	.queue_destroy = pace_queue_destroy,
-	.submit = pace_submit,
-	.size = pace_size,
-};
-
-int pace_store_open(struct store *inner, const struct store_pace *pace, struct store **store_out,
+static int pace_open(struct store *base, const struct store_options *options, const void *config,
 	struct error *error)
 {
-	struct pace_store *store = calloc(1, sizeof(*store));
+	struct pace_store *store = container_of(base, struct pace_store, base);
 
-	GMB_ASSERT(pace->rate > 0);
-	GMB_ASSERT(pace->members > 0 && pace->members <= STORE_PACE_MEMBERS_MAX);
-	GMB_ASSERT(pace->members == 1 || pace->chunk > 0);
-	if (store == NULL) {
-		store_close(inner);
-		return error_set(error, -ENOMEM, "not enough memory for a pace");
+	GMB_UNUSED(options);
+	GMB_UNUSED(error);
+	memcpy(&store->pace, config, sizeof(store->pace));
+	base->info.has_progress = true;
+	base->info.progress_off = NULL; /* it counts by itself */
+	if (store->pace.members > 1) {
+		base->info.stripe_chunk = store->pace.chunk;
+		base->info.stripe_members = store->pace.members;
 	}
-	store->base.ops = &pace_ops;
-	store->base.info = inner->info;
-	store->base.info.has_progress = true;
-	store->base.info.progress_off = NULL; /* it counts by itself */
-	if (pace->members > 1) {
-		store->base.info.stripe_chunk = pace->chunk;
-		store->base.info.stripe_members = pace->members;
-	}
-	store->inner = inner;
-	store->pace = *pace;
 	store->step_bytes = STEP_BYTES_MIN;
 	while (store->step_bytes < STEP_BYTES_MAX &&
 		bytes_ns(store, store->step_bytes) < STEP_NS_MIN) {
 		store->step_bytes *= 2;
 	}
-	*store_out = &store->base;
 	return 0;
 }
+
+static const struct store_ops pace_ops = {
+	.name = "pace",
+	.queue_bytes = sizeof(struct pace_queue),
+	.scratch_bytes = sizeof(struct pace_scratch),
+	.queue_init = pace_queue_init,
+	.queue_fini = pace_queue_fini,
+	.submit = pace_submit,
+	.inner_done = worked_done,
+};
+
+const struct store_kind pace_store_kind = {
+	.name = "pace",
+	.is_filter = true,
+	.options = pace_options,
+	.option_count = ARRAY_COUNT(pace_options),
+	.config_bytes = sizeof(struct store_pace),
+	.store_bytes = sizeof(struct pace_store),
+	.ops = &pace_ops,
+	.open = pace_open,
+};

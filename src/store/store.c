@@ -6,8 +6,7 @@
 #include <string.h>
 
 #include "base/bytes.h"
-#include "store/marker.h"
-#include "store/store_private.h"
+#include "store/kind.h"
 
 enum { PART_BYTES_MAX = 1 << 30 };
 
@@ -32,55 +31,40 @@ const char *store_op_name(enum store_op op)
 
 /* --- opening ------------------------------------------------------------------------------- */
 
-static int base_open(
-	const struct store_options *options, struct store **store_out, struct error *error)
+static int layer_open(const struct store_kind *kind, const struct store_options *options,
+	const void *config, struct store *inner, struct store **store_out, struct error *error)
 {
-	static const char memory_prefix[] = "memory:";
-	static const char null_prefix[] = "null:";
-	const char *path = options->path;
+	struct store *store = calloc(1, kind->store_bytes);
+	int result;
 
-	if (strncmp(path, memory_prefix, sizeof(memory_prefix) - 1) == 0) {
-		return memory_store_open(
-			options, path + sizeof(memory_prefix) - 1, store_out, error);
+	if (store == NULL) {
+		return error_set(error, -ENOMEM, "not enough memory to open '%s'", options->path);
 	}
-	if (strncmp(path, null_prefix, sizeof(null_prefix) - 1) == 0) {
-		return null_store_open(options, path + sizeof(null_prefix) - 1, store_out, error);
+	store->ops = kind->ops;
+	if (inner != NULL) {
+		store->inner = inner;
+		store->info = inner->info;
+		store->scratch_offset = inner->scratch_offset + inner->ops->scratch_bytes;
 	}
-	return file_store_open(options, store_out, error);
-}
-
-/* Takes inner, also on failure. */
-static int marker_open(struct store *inner, const struct store_options *options,
-	struct store **store_out, struct error *error)
-{
-	int result = file_store_check_marker(inner, options->path, error);
-
-	if (result == 0 && options->pace.rate > 0) {
-		result = error_set(error, -ENOTSUP,
-			"'%s' cannot have progress=marker and a pace: a disk with a pace counts by "
-			"itself how far a read has come",
-			options->path);
-	}
+	GMB_ASSERT(store->scratch_offset + store->ops->scratch_bytes <= STORE_SCRATCH_BYTES);
+	result = kind->open(store, options, config, error);
 	if (result < 0) {
-		store_close(inner);
+		free(store);
 		return result;
 	}
-	return marker_store_open(inner, options->path, store_out, error);
+	*store_out = store;
+	return 0;
 }
 
-static int check_options(const struct store_options *options, struct error *error)
+int store_wrap(const struct store_kind *kind, const struct store_options *options,
+	const void *config, struct store *inner, struct store **store_out, struct error *error)
 {
-	GMB_ASSERT(options->path != NULL);
-	if (options->path[0] == '\0') {
-		return error_set(error, -EINVAL,
-			"no path given: expected a file, a block device, memory:SIZE or null:SIZE");
+	int result = layer_open(kind, options, config, inner, store_out, error);
+
+	if (result < 0) {
+		store_close(inner);
 	}
-	if (options->fault_count > STORE_RULES_MAX || options->delay_count > STORE_RULES_MAX) {
-		return error_set(error, -E2BIG,
-			"too many fault or delay rules for '%s': at most %d of each can be given",
-			options->path, STORE_RULES_MAX);
-	}
-	return 0;
+	return result;
 }
 
 static void check_info(const struct store_info *info)
@@ -108,30 +92,41 @@ static void override_info(struct store_info *info, const struct store_options *o
 	}
 }
 
+/* All filters that options ask for. Takes *store_inout on failure. */
+static int wrap_all(
+	const struct store_options *options, struct store **store_inout, struct error *error)
+{
+	int result = 0;
+
+	for (uint32_t i = 0; i < STORE_KINDS_MAX && result == 0; i++) {
+		const struct store_kind *kind = store_kind_at(i);
+
+		if (kind != NULL && kind->is_filter &&
+			(options->configs[i] != NULL || options->progress_filter == kind)) {
+			result = store_wrap(kind, options, options->configs[i], *store_inout,
+				store_inout, error);
+		}
+	}
+	return result;
+}
+
 int store_open(const struct store_options *options, struct store **store_out, struct error *error)
 {
-	struct store *store = NULL;
-	int result = check_options(options, error);
+	const struct store_kind *kind;
+	struct store *store;
+	uint32_t idx;
+	int result;
 
-	if (result < 0) {
-		return result;
+	GMB_ASSERT(options->path != NULL);
+	if (options->path[0] == '\0') {
+		return error_set(error, -EINVAL,
+			"no path given: expected a file, a block device, memory:SIZE or null:SIZE");
 	}
-	result = base_open(options, &store, error);
-	if (result == 0 && options->progress == STORE_PROGRESS_MARKER) {
-		result = marker_open(store, options, &store, error);
-	}
-	/* The pace is innermost: it stands for the disk, and what comes on top of it adds to it. */
-	if (result == 0 && options->pace.rate > 0) {
-		result = pace_store_open(store, &options->pace, &store, error);
-	}
-	if (result == 0 && options->delay_count > 0) {
-		result = delay_store_open(
-			store, options->delays, options->delay_count, &store, error);
-	}
-	/* Faults are outermost: a part that is to fail does not reach the disk, nor wait. */
-	if (result == 0 && options->fault_count > 0) {
-		result = fault_store_open(
-			store, options->faults, options->fault_count, &store, error);
+	idx = store_kind_of_path(options->path);
+	kind = store_kind_at(idx);
+	result = layer_open(kind, options, options->configs[idx], NULL, &store, error);
+	if (result == 0) {
+		result = wrap_all(options, &store, error);
 	}
 	if (result == 0 && options->progress == STORE_PROGRESS_COUNTER &&
 		!store->info.has_progress) {
@@ -153,58 +148,69 @@ int store_open(const struct store_options *options, struct store **store_out, st
 
 void store_close(struct store *store)
 {
-	if (store != NULL) {
-		store->ops->close(store);
+	while (store != NULL) {
+		struct store *inner = store->inner;
+
+		if (store->ops->close != NULL) {
+			store->ops->close(store);
+		}
+		free(store);
+		store = inner;
 	}
 }
 
 uint64_t store_size(struct store *store)
 {
+	while (store->ops->size == NULL) {
+		store = store->inner;
+	}
 	return store->ops->size(store);
 }
 
-int store_plain_queue_create(
-	struct store *store, struct ring *ring, struct store_queue **queue_out, struct error *error)
+static void queue_free(struct store_queue *queue)
 {
-	struct store_queue *queue = calloc(1, sizeof(*queue));
-
-	GMB_UNUSED(store);
-	GMB_UNUSED(ring);
-	if (queue == NULL) {
-		return error_set(error, -ENOMEM, "not enough memory for a queue");
-	}
-	*queue_out = queue;
-	return 0;
-}
-
-void store_plain_queue_destroy(struct store_queue *queue)
-{
+	store_queue_destroy(queue->inner);
 	free(queue);
 }
 
 int store_queue_create(
 	struct store *store, struct ring *ring, struct store_queue **queue_out, struct error *error)
 {
-	struct store_queue *queue = NULL;
-	int result = store->ops->queue_create(store, ring, &queue, error);
+	struct store_queue *queue = calloc(1, MAX(store->ops->queue_bytes, sizeof(*queue)));
+	int result = 0;
 
-	if (result < 0) {
-		return result;
+	if (queue == NULL) {
+		return error_set(error, -ENOMEM, "not enough memory for a queue");
 	}
 	queue->store = store;
 	queue->ring = ring;
-	queue->inflight_count = 0;
-	queue->submitting = NULL;
+	if (store->inner != NULL) {
+		result = store_queue_create(store->inner, ring, &queue->inner, error);
+	}
+	if (result == 0 && store->ops->queue_init != NULL) {
+		result = store->ops->queue_init(queue, error);
+	}
+	if (result < 0) {
+		queue_free(queue);
+		return result;
+	}
+	if (queue->inner != NULL) {
+		queue->inner->outer = queue;
+	}
 	*queue_out = queue;
 	return 0;
 }
 
 void store_queue_destroy(struct store_queue *queue)
 {
-	if (queue != NULL) {
-		GMB_ASSERT(queue->inflight_count == 0);
-		queue->store->ops->queue_destroy(queue);
+	if (queue == NULL) {
+		return;
 	}
+	GMB_ASSERT(queue->inflight_count == 0);
+	if (queue->store->ops->queue_fini != NULL) {
+		queue->store->ops->queue_fini(queue);
+	}
+	queue_free(queue);
 }
 
 /* --- parts --------------------------------------------------------------------------------- */
@@ -287,18 +293,13 @@ static int refuse(struct store *store, const struct store_part *part)
 	return promises(part) ? atomic_load_explicit(&store->broken, memory_order_acquire) : 0;
 }
 
-static void prepare(struct store_part *part)
+static void prepare(struct store_queue *queue, struct store_part *part)
 {
 	part->io.in_flight = false;
 	list_init(&part->node);
-	part->progress = 0;
-	part->piece = 0;
-	part->phase = 0;
-	part->retries = 0;
-	part->gate = 0;
+	part->top = queue;
 	part->progress_bytes = 0;
 	part->progress_broken = false;
-	part->frame_count = 0;
 	part->extent_count = 0;
 }
 
@@ -310,7 +311,7 @@ void store_submit(struct store_queue *queue, struct store_part *part)
 	if (part->op == STORE_READ || part->op == STORE_WRITE) {
 		GMB_ASSERT(mem_may(part->memory, store_rights(queue->store, part->op)));
 	}
-	prepare(part);
+	prepare(queue, part);
 	error = refuse(queue->store, part);
 	if (error != 0) {
 		part->queue = queue;
@@ -329,7 +330,7 @@ bool store_page_cache_ref(struct store_queue *queue, struct store_part *part)
 	}
 	check_part(queue, part);
 	GMB_ASSERT(part->op == STORE_READ);
-	prepare(part);
+	prepare(queue, part);
 	part->queue = queue;
 	part->memory = mem_none();
 	if (!queue->store->ops->page_cache_ref(queue, part)) {
@@ -354,15 +355,10 @@ const char *store_page_cache_refusal(struct store *store)
 						      : NULL;
 }
 
-void store_forward(struct store_queue *filter_queue, struct store_queue *inner_queue,
-	struct store_part *part, store_done_fn *done)
+void store_forward(struct store_part *part)
 {
-	GMB_ASSERT(part->queue == filter_queue);
-	GMB_ASSERT(part->frame_count < STORE_FILTERS_MAX);
-	part->frames[part->frame_count].done = done;
-	part->frames[part->frame_count].queue = filter_queue;
-	part->frame_count++;
-	queue_submit(inner_queue, part);
+	GMB_ASSERT(part->queue->inner != NULL);
+	queue_submit(part->queue->inner, part);
 }
 
 void store_finish(struct store_part *part, int result)
@@ -371,14 +367,16 @@ void store_finish(struct store_part *part, int result)
 
 	GMB_ASSERT(result <= 0);
 	GMB_ASSERT(!part->io.in_flight);
-	GMB_ASSERT(part->gate == 0);
 	GMB_ASSERT(queue->submitting != part);
 	GMB_ASSERT(queue->inflight_count > 0);
 	queue->inflight_count--;
-	if (part->frame_count > 0) {
-		part->frame_count--;
-		part->queue = part->frames[part->frame_count].queue;
-		part->frames[part->frame_count].done(part, result);
+	if (queue != part->top) {
+		part->queue = queue->outer;
+		if (part->queue->store->ops->inner_done != NULL) {
+			part->queue->store->ops->inner_done(part, result);
+		} else {
+			store_finish(part, result);
+		}
 		return;
 	}
 	if (part->op == STORE_EXTENTS && result == 0) {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Where blocks live. A store is opened once and shared by all reactors; each reactor creates a
- * queue on it and submits parts. Implementations: file (regular file or block device, through the
- * page cache or around it), memory, null; fault, delay and pace wrap another store.
+ * queue on it and submits parts. Kinds and filters are registered at start (kind.h): file (regular
+ * file or block device, through the page cache or around it), memory, null; the filters fault,
+ * delay and pace wrap a store.
  *
  *   session ─▶ path ─▶ store_submit(queue, part) ─▶ [fault] ─▶ [delay] ─▶ [pace] ─▶ file | memory
  *                            part->done(part, result) ◀──────────────────────┘      | null
@@ -26,6 +27,7 @@
  */
 #pragma once
 
+#include <stdalign.h>
 #include <stdatomic.h>
 
 #include "base/error.h"
@@ -83,19 +85,22 @@ struct store_info {
 	uint64_t io_max;       /* largest single device command, 0 = unknown */
 	uint32_t stripe_chunk; /* bytes per member, 0 = not striped */
 	uint32_t stripe_members;
+	bool is_volatile;		  /* what was written is lost with the process */
 	bool has_progress;		  /* reads can report progress, see store_has_progress() */
 	const _Atomic bool *progress_off; /* turns true when that source gives up; NULL: it never
 					   * does. Lives as long as the store */
 };
 
 struct store;
+struct store_kind;
+struct store_ops;
 struct store_queue;
 struct store_part;
 
 typedef void store_done_fn(struct store_part *part, int result);
 typedef void store_progress_fn(struct store_part *part, uint64_t bytes);
 
-enum { STORE_FILTERS_MAX = 4 };
+enum { STORE_SCRATCH_BYTES = 128 };
 
 struct store_part {
 	/* Set by the submitter, unchanged until done. */
@@ -123,44 +128,20 @@ struct store_part {
 	/* Private to the stores while submitted. */
 	struct ring_op io;
 	struct list_node node;
-	struct store_queue *queue;
-	uint64_t progress; /* bytes already done by earlier transfers */
-	uint64_t piece;	   /* bytes of the transfer in flight */
-	uint32_t phase;
-	uint32_t retries;
-	uint32_t gate; /* what the part holds of its file's gate */
+	struct store_queue *queue; /* of the layer that works on it */
+	struct store_queue *top;   /* it was submitted to */
 	uint64_t progress_bytes;
 	bool progress_broken; /* its producer reported the impossible */
-	struct {
-		store_done_fn *done;
-		struct store_queue *queue;
-		store_progress_fn
-			*progressed; /* the submitter's, of a filter that reports itself */
-		uint64_t arrived_ns; /* the filter's own use */
-	} frames[STORE_FILTERS_MAX]; /* what each filter must restore, innermost last */
-	uint32_t frame_count;
-};
-
-struct store_ops {
-	const char *name;
-	void (*close)(struct store *store);
-	int (*queue_create)(struct store *store, struct ring *ring, struct store_queue **queue_out,
-		struct error *error);
-	void (*queue_destroy)(struct store_queue *queue); /* nothing in flight on it */
-	void (*submit)(struct store_queue *queue, struct store_part *part);
-	/* Sets part->memory when it can; store_page_cache_ref() does the rest. NULL: it
-	 * never can. */
-	bool (*page_cache_ref)(struct store_queue *queue, struct store_part *part);
-	/* See store_page_cache_refusal(). Any thread. NULL: there is no reason. */
-	const char *(*page_cache_refusal)(struct store *store);
-	/* Current size in bytes; re-asks the operating system. Any thread. */
-	uint64_t (*size)(struct store *store);
+	/* A slice for each layer, see kind.h. */
+	alignas(8) uint8_t scratch[STORE_SCRATCH_BYTES];
 };
 
 /* First member of every implementation's own struct. */
 struct store {
 	const struct store_ops *ops;
+	struct store *inner; /* of a filter */
 	struct store_info info;
+	uint32_t scratch_offset;  /* private: of its slice */
 	bool page_cache_send_off; /* private: as asked for */
 	_Atomic int
 		broken; /* private: the error of the first failed flush or durable write, or 0 */
@@ -170,6 +151,8 @@ struct store {
 struct store_queue {
 	struct store *store;
 	struct ring *ring;
+	struct store_queue *inner; /* of a filter */
+	struct store_queue *outer; /* of the filter that wraps the store, or NULL */
 	uint32_t inflight_count;
 	const struct store_part *submitting; /* private: shows a done from inside submit */
 };
@@ -179,67 +162,70 @@ enum store_mode { STORE_MODE_CACHED, STORE_MODE_DIRECT };
 enum store_progress_source {
 	STORE_PROGRESS_AUTO,	   /* counters, where that pays */
 	STORE_PROGRESS_COMPLETION, /* done and nothing else */
-	STORE_PROGRESS_COUNTER,	   /* counters; who has none is refused */
-	STORE_PROGRESS_MARKER,	   /* markers; only on disks where that can be right */
+	STORE_PROGRESS_COUNTER,	   /* counters; a store without is refused */
+	STORE_PROGRESS_FILTER,	   /* a filter that was registered for it */
 };
 
-/* A fault or delay rule, see gmblock-serve(1). Parsed by store_fault_parse()
- * and store_delay_parse(). */
-struct store_rule {
-	uint32_t ops;	       /* bit set of BIT(enum store_op) */
-	int error;	       /* negative errno (fault) */
-	uint64_t delay_ns;     /* delay */
-	uint64_t nth;	       /* exactly the nth matching part (1-based), 0 = off */
-	uint64_t every;	       /* every n-th matching part, 0 = off */
-	double probability;    /* 0..1; used when nth and every are 0; default 1 */
-	uint64_t range_offset; /* only parts that touch the range; length 0 = all */
-	uint64_t range_length;
+enum store_option_flag {
+	STORE_OPTION_REPEATS = 1 << 0, /* can be given more than once */
+	STORE_OPTION_BARE = 1 << 1,    /* the value can be left out: then it is NULL */
 };
 
-enum { STORE_RULES_MAX = 16 };
+/* A key of an export: for --export, configuration files and the help text. Static. */
+struct store_option {
+	const char *key;
+	const char *form;    /* what values look like: "cached|direct" */
+	const char *help;    /* lines of at most 50 characters with '\n' between */
+	const char *example; /* a valid value */
+	uint32_t flags;	     /* enum store_option_flag */
+	/* Sets the value in the configuration of the kind the option belongs to. -EINVAL or -ERANGE
+	 * with a sentence that does not name the key. */
+	int (*set)(void *config, const char *value, struct error *error);
+};
 
-/* As slow as a disk, or as a stripe of several; see gmblock-serve(1). Parsed by store_pace_parse().
+enum { STORE_KINDS_MAX = 16 };
+
+/*
+ * What a store is opened with. The members are for all kinds; each kind and filter has a
+ * configuration of its own besides, made when one of its keys is set. Zeroes are the defaults.
+ * store_options_fini() frees what store_options_set() has made.
  */
-struct store_pace {
-	uint64_t rate;	     /* bytes a second of one member; 0 = as fast as the store is */
-	uint64_t latency_ns; /* of a member, before each part */
-	uint32_t members;    /* 1 to STORE_PACE_MEMBERS_MAX */
-	uint32_t chunk;	     /* bytes on one member before the next; more than one member only */
-};
-
-enum { STORE_PACE_MEMBERS_MAX = 64 };
-
 struct store_options {
-	const char *path; /* a path, "memory:SIZE" or "null:SIZE" */
+	const char *path; /* a path, or what the prefix of a kind begins; borrowed */
 	bool read_only;
+	bool page_cache_send_off; /* store_page_cache_ref() is always false */
 	enum store_mode read_mode;
 	enum store_mode write_mode;
-	const struct store_rule *faults; /* borrowed during open */
-	uint32_t fault_count;
-	const struct store_rule *delays;
-	uint32_t delay_count;
-	struct store_pace pace;
 	uint32_t stripe_chunk; /* overrides what the disk says; 0 = it does not */
 	uint32_t stripe_members;
 	enum store_progress_source progress;
-	bool page_cache_send_off; /* store_page_cache_ref() is always false */
+	const struct store_kind *progress_filter; /* with STORE_PROGRESS_FILTER */
+	uint64_t keys_given;			  /* private: a bit per option */
+	void *configs[STORE_KINDS_MAX];		  /* private: by kind; NULL = no key given */
 };
 
-/* "OP:ERRNO[:nth=N|every=N|prob=P][:range=OFF+LEN]"; -EINVAL with the reason in *error,
- * which can be shown as it is and leaves it to the caller to say that it is about a fault. */
-GMB_MUST_CHECK int store_fault_parse(
-	const char *text, struct store_rule *rule, struct error *error);
-/* "OP:TIME[:range=OFF+LEN]", the same. */
-GMB_MUST_CHECK int store_delay_parse(
-	const char *text, struct store_rule *rule, struct error *error);
-/* "RATE[:latency=TIME][:members=K][:chunk=SIZE]", the same. */
-GMB_MUST_CHECK int store_pace_parse(const char *text, struct store_pace *pace, struct error *error);
+/*
+ * Adds a kind of store, or a filter. Filters wrap a store in the order of their registration, the
+ * first innermost. At start, before any other thread; kind must stay. Keys and names are unique
+ * (asserted).
+ */
+void store_register(const struct store_kind *kind);
 
-/* True when this build has the marker source. */
-bool store_has_markers(void);
+/* The idx-th option, in the order of registration and those of all kinds first; NULL behind the
+ * last. */
+const struct store_option *store_option_at(uint32_t idx);
+/* -EINVAL with a sentence when the value is missing, or the option was given before and cannot be
+ * repeated. */
+GMB_MUST_CHECK int store_option_check(
+	const struct store_option *option, bool given, const char *value, struct error *error);
+/* Sets one key. value is copied or parsed; NULL: none was written. -EINVAL or -ERANGE with a
+ * sentence that does not name the key; -ENOENT when there is no such key; -ENOMEM. */
+GMB_MUST_CHECK int store_options_set(
+	struct store_options *options, const char *key, const char *value, struct error *error);
+void store_options_fini(struct store_options *options);
 
-/* Opens and wraps as asked. mode "direct" that the file cannot do is an error that says so, never a
- * silent fallback. */
+/* Opens and wraps as asked; options are not needed afterwards. mode "direct" that the file cannot
+ * do is an error that says so, never a silent fallback. */
 GMB_MUST_CHECK int store_open(
 	const struct store_options *options, struct store **store_out, struct error *error);
 /* All queues must be destroyed. NULL is a no-op. */

@@ -20,7 +20,7 @@ class Marker(support.Case):
             "serve", "--export", "=memory:1M,progress=marker", "--run", "true")
         self.assertIn(code, (1, 2), errors)
         self.assertEqual(output, "")
-        self.assertEqual(code == 2, "progress: this build has no marker source" in errors)
+        self.assertEqual(code == 2, "progress: 'marker' is not a source of progress" in errors)
         return code == 2
 
     def check(self, export, *fragments):

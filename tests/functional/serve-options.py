@@ -1,6 +1,11 @@
 #!/usr/bin/python3
 """Wrong options of `gmblock serve` end with status 2 and a message that says what to write."""
+import os
+import re
+
 import support
+
+MANUALS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../docs/man")
 
 
 class Options(support.Case):
@@ -48,6 +53,17 @@ class Options(support.Case):
         export("a=null:1M,delay=read:soon", "delay: ", "soon")
         export("a=null:1M," + ",".join(["fault=read:EIO"] * 17), "at most 16 faults")
         export("x" * 4097 + "=null:1M", "4097 bytes", "4096")
+
+    def test_keys_are_in_the_manuals(self):
+        code, output, _ = self.run_gmblock("serve", "--help")
+        self.assertEqual(code, 0)
+        keys = re.findall(r"^ {8}([a-z-]+)(?:[= ]|$)", output, re.M)
+        self.assertIn("delay", keys)
+        for page in ("gmblock-serve.1", "gmblock.conf.5"):
+            with open(os.path.join(MANUALS, page), encoding="utf-8") as file:
+                text = file.read()
+            for key in keys:
+                self.assertRegex(text, rf"(?m)^\.(It|Ic) .*\b{key}\b", page)
 
     def test_names_are_utf8(self):
         for name in (b"\xff", b"caf\xe9", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80"):

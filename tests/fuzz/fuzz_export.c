@@ -3,6 +3,7 @@
 #include "base/text.h"
 #include "fuzz.h"
 #include "server/config.h"
+#include "stores.h"
 
 static void check_export(const struct server_export *entry)
 {
@@ -11,10 +12,6 @@ static void check_export(const struct server_export *entry)
 	GMB_ASSERT(entry->path != NULL && entry->path[0] != '\0');
 	GMB_ASSERT(
 		entry->description == NULL || strlen(entry->description) <= SERVER_NAME_BYTES_MAX);
-	GMB_ASSERT(entry->fault_count <= STORE_RULES_MAX);
-	GMB_ASSERT(entry->delay_count <= STORE_RULES_MAX);
-	GMB_ASSERT(entry->pace.members <= STORE_PACE_MEMBERS_MAX);
-	GMB_ASSERT((entry->pace.rate == 0) == (entry->pace.members == 0));
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -23,6 +20,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	struct server_export entry;
 	struct error error = { 0 };
 
+	stores_register();
 	server_export_init(&entry);
 	if (server_export_parse(&entry, text, &error) == 0) {
 		check_export(&entry);

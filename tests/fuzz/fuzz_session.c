@@ -15,6 +15,7 @@
 #include "nbd/server.h"
 #include "nbd/wire.h"
 #include "sim/sim.h"
+#include "stores.h"
 
 enum circumstance {
 	WITH_JITTER = 1 << 0,	 /* delays, partial transfers and interruptions */
@@ -141,21 +142,17 @@ static void open_exports(struct world *world)
 		{ "ro", NULL, true },
 		{ "bad", "fails and is slow", false },
 	};
-	struct store_rule fault;
-	struct store_rule delay;
+	struct store_options bad = { .path = "memory:65536" };
 	struct error error;
 
+	stores_register();
 	sim_disk_create("disk", &(struct sim_disk_options){ .size = DISK_BYTES });
 	open_store(world, 0, &(struct store_options){ .path = "disk" });
 	open_store(world, 1, &(struct store_options){ .path = "memory:70001", .read_only = true });
-	GMB_ASSERT(store_fault_parse("any:EIO:every=3", &fault, &error) == 0);
-	GMB_ASSERT(store_delay_parse("any:1ms", &delay, &error) == 0);
-	open_store(world, 2,
-		&(struct store_options){ .path = "memory:65536",
-			.faults = &fault,
-			.fault_count = 1,
-			.delays = &delay,
-			.delay_count = 1 });
+	stores_set(&bad, "fault", "any:EIO:every=3");
+	stores_set(&bad, "delay", "any:1ms");
+	open_store(world, 2, &bad);
+	store_options_fini(&bad);
 	for (uint32_t i = 0; i < EXPORTS_COUNT; i++) {
 		const struct export_options options = {
 			.name = about[i].name,

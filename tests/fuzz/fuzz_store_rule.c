@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Fault and delay rules, and paces. */
 #include "fuzz.h"
-#include "store/store.h"
+#include "store/parse.h"
 
 static void check_rule(const struct store_rule *rule, bool fault)
 {

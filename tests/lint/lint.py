@@ -28,6 +28,7 @@ FLOORS = [
     ["nbd", "gmb"],
     ["attach"],
     ["server"],
+    ["lab"],
     ["tools"],
     ["cli"],
     ["lab"],

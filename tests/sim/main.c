@@ -22,6 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../unit/stores.h"
 #include "base/log.h"
 #include "runner.h"
 #include "sim/sim.h"
@@ -180,6 +181,7 @@ int main(int argc, char **argv)
 	pid_t pid;
 	int status;
 
+	stores_register();
 	if (!parse(argc, argv, &arguments)) {
 		fprintf(stderr,
 			"usage: %s [--seeds FROM-TO] [--seed N] [--verbose] [--soak SECONDS] "

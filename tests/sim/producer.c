@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "producer.h"
+#include "store/kind.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -17,15 +18,9 @@ enum {
 
 struct producer {
 	struct store base;
-	struct store *inner;
 	struct scenario *scenario;
 	struct scenario_export *export;
 	bool lies;
-};
-
-struct producer_queue {
-	struct store_queue base;
-	struct store_queue *inner;
 };
 
 /* One part on its way. */
@@ -149,7 +144,6 @@ static void inner_done(struct store_part *inner, int result)
 
 static void producer_submit(struct store_queue *base, struct store_part *outer)
 {
-	struct producer_queue *queue = container_of(base, struct producer_queue, base);
 	struct production *production = calloc(1, sizeof(*production));
 	struct store_part *inner;
 
@@ -174,54 +168,12 @@ static void producer_submit(struct store_queue *base, struct store_part *outer)
 		inner->progressed = sim_chance(500000) ? inner_progressed : NULL;
 		inner->progress_step = outer->progress_step;
 	}
-	store_submit(queue->inner, inner);
-}
-
-static int producer_queue_create(
-	struct store *base, struct ring *ring, struct store_queue **queue_out, struct error *error)
-{
-	struct producer *producer = container_of(base, struct producer, base);
-	struct producer_queue *queue = calloc(1, sizeof(*queue));
-	int result;
-
-	GMB_ASSERT(queue != NULL);
-	result = store_queue_create(producer->inner, ring, &queue->inner, error);
-	if (result < 0) {
-		free(queue);
-		return result;
-	}
-	*queue_out = &queue->base;
-	return 0;
-}
-
-static void producer_queue_destroy(struct store_queue *base)
-{
-	struct producer_queue *queue = container_of(base, struct producer_queue, base);
-
-	store_queue_destroy(queue->inner);
-	free(queue);
-}
-
-static uint64_t producer_size(struct store *base)
-{
-	return store_size(container_of(base, struct producer, base)->inner);
-}
-
-static void producer_close(struct store *base)
-{
-	struct producer *producer = container_of(base, struct producer, base);
-
-	store_close(producer->inner);
-	free(producer);
+	store_submit(base->inner, inner);
 }
 
 static const struct store_ops producer_ops = {
 	.name = "producer",
-	.close = producer_close,
-	.queue_create = producer_queue_create,
-	.queue_destroy = producer_queue_destroy,
 	.submit = producer_submit,
-	.size = producer_size,
 };
 
 struct store *producer_open(
@@ -231,10 +183,11 @@ struct store *producer_open(
 
 	GMB_ASSERT(producer != NULL);
 	producer->base.ops = &producer_ops;
+	producer->base.inner = inner;
 	producer->base.info = inner->info;
+	producer->base.scratch_offset = STORE_SCRATCH_BYTES; /* it uses none */
 	producer->base.info.has_progress = true;
 	producer->base.info.memory_rights |= MEM_CPU;
-	producer->inner = inner;
 	producer->scenario = scenario;
 	producer->export = export;
 	producer->lies = lies;

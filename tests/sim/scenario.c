@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../unit/stores.h"
 #include "producer.h"
 #include "twin_arena.h"
 
@@ -201,13 +202,18 @@ static void choose_synchro(const struct scenario_export *export, struct store_op
 	static const uint32_t chunks[] = { 4096, 16384, 65536, 65536, 1 << 20 };
 
 	if (percent(30)) {
-		options->pace = (struct store_pace){
-			.rate = UINT64_C(10000000) << below(8),
-			.latency_ns = percent(50) ? 0 : below(200000),
-			.members = percent(50) ? 1 : 2 + (uint32_t)below(7),
-		};
-		options->pace.chunk =
-			options->pace.members > 1 ? chunks[below(ARRAY_COUNT(chunks))] : 0;
+		uint64_t rate = UINT64_C(10000000) << below(8);
+		uint64_t latency_ns = percent(50) ? 0 : below(200000);
+		uint32_t members = percent(50) ? 1 : 2 + (uint32_t)below(7);
+		char pace[128];
+		int used = snprintf(pace, sizeof(pace), "%llu:latency=%lluns:members=%u",
+			(unsigned long long)rate, (unsigned long long)latency_ns, members);
+
+		if (members > 1) {
+			snprintf(pace + used, sizeof(pace) - (size_t)used, ":chunk=%u",
+				chunks[below(ARRAY_COUNT(chunks))]);
+		}
+		stores_set(options, "pace", pace);
 	}
 	if (percent(20)) {
 		options->stripe_chunk = chunks[below(ARRAY_COUNT(chunks))];
@@ -231,7 +237,6 @@ static uint32_t choose_part_size(void)
 static void open_export(struct scenario *scenario, struct scenario_export *export)
 {
 	struct store_options options = { .path = export->path, .read_only = export->read_only };
-	struct store_rule delay;
 	struct disk_info info;
 	struct error error;
 	int fd;
@@ -248,11 +253,7 @@ static void open_export(struct scenario *scenario, struct scenario_export *expor
 		}
 	}
 	if (!export->warm && percent(10)) {
-		if (store_delay_parse("any:3ms", &delay, &error) != 0) {
-			model_fail("a delay is not understood: %s", error.text);
-		}
-		options.delays = &delay;
-		options.delay_count = 1;
+		stores_set(&options, "delay", "any:3ms");
 	}
 	if (!export->warm) {
 		choose_synchro(export, &options);
@@ -260,6 +261,7 @@ static void open_export(struct scenario *scenario, struct scenario_export *expor
 	if (store_open(&options, &export->store, &error) != 0) {
 		model_fail("cannot open %s: %s", export->path, error.text);
 	}
+	store_options_fini(&options);
 	if (!export->warm && percent(25)) {
 		export->store = producer_open(scenario, export, export->store, percent(50));
 	}

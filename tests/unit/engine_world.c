@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine_world.h"
+#include "stores.h"
 
 static void endpoint_gone(void *context)
 {
@@ -18,16 +19,16 @@ void world_begin(struct world *world, uint32_t inflight_per_session, uint32_t in
 		.context = world,
 	};
 	struct export_options export = { .name = "" };
-	struct store_options store = { .path = "memory:65536", .delay_count = 1 };
-	struct store_rule delay;
+	struct store_options store = { .path = "memory:65536" };
 	struct error error;
 
 	log_set_level(LOG_LEVEL_ERROR);
 	memset(world, 0, sizeof(*world));
 	world->ring = sim_ring_create_for_fuzz(1);
-	assert_int_equal(store_delay_parse("read:1000s:range=4096+512", &delay, &error), 0);
-	store.delays = &delay;
+	stores_register();
+	stores_set(&store, "delay", "read:1000s:range=4096+512");
 	assert_int_equal(store_open(&store, &export.store, &error), 0);
+	store_options_fini(&store);
 	assert_int_equal(export_create(&export, &world->export, &error), 0);
 	options.ring = world->ring;
 	engine_limits_default(&options.limits);

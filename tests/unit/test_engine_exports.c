@@ -7,6 +7,7 @@
 #include <errno.h>
 
 #include "engine_world.h"
+#include "stores.h"
 
 enum { MANY = 1000, READS = 8 };
 
@@ -172,5 +173,6 @@ int main(void)
 		cmocka_unit_test(test_a_session_that_does_not_finish),
 	};
 
+	stores_register();
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

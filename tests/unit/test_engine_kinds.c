@@ -21,6 +21,7 @@
 #include "nbd/server.h"
 #include "nbd/wire.h"
 #include "server/accept.h"
+#include "stores.h"
 
 enum {
 	REACTORS = 2,
@@ -350,5 +351,6 @@ int main(void)
 		cmocka_unit_test(test_exports_on_running_reactors),
 	};
 
+	stores_register();
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

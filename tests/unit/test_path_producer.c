@@ -23,6 +23,7 @@
 
 #include "path/path.h"
 #include "sim/sim.h"
+#include "store/kind.h"
 
 enum {
 	STORE_BYTES = 8 << 20,
@@ -56,20 +57,10 @@ static struct producer *producer_of(const struct store_part *part)
 	return container_of(part->queue->store, struct producer, base);
 }
 
-static int producer_queue_create(
-	struct store *store, struct ring *ring, struct store_queue **queue_out, struct error *error)
+/* How many bytes of a part are there. */
+static uint64_t *produced_of(struct store_part *part)
 {
-	GMB_UNUSED(store);
-	GMB_UNUSED(ring);
-	GMB_UNUSED(error);
-	*queue_out = calloc(1, sizeof(**queue_out));
-	assert_non_null(*queue_out);
-	return 0;
-}
-
-static void producer_queue_destroy(struct store_queue *queue)
-{
-	free(queue);
+	return (uint64_t *)(void *)part->scratch;
 }
 
 static void producer_submit(struct store_queue *queue, struct store_part *part)
@@ -78,6 +69,7 @@ static void producer_submit(struct store_queue *queue, struct store_part *part)
 
 	assert_true(producer->part_count < PARTS_MAX);
 	producer->parts[producer->part_count++] = part;
+	*produced_of(part) = 0;
 	if (part->op == STORE_READ) {
 		memset(mem_cpu_write(part->memory), STALE, part->length);
 	}
@@ -91,8 +83,7 @@ static uint64_t producer_size(struct store *store)
 
 static const struct store_ops producer_ops = {
 	.name = "producer",
-	.queue_create = producer_queue_create,
-	.queue_destroy = producer_queue_destroy,
+	.scratch_bytes = sizeof(uint64_t),
 	.submit = producer_submit,
 	.size = producer_size,
 };
@@ -103,10 +94,10 @@ static void produce(struct store_part *part, uint64_t bytes)
 	const struct producer *producer = producer_of(part);
 	uint8_t *data = mem_cpu_write(part->memory);
 
-	for (uint64_t i = part->progress; i < bytes; i++) {
+	for (uint64_t i = *produced_of(part); i < bytes; i++) {
 		data[i] = right_byte(producer, part->offset + i);
 	}
-	part->progress = MAX(part->progress, bytes);
+	*produced_of(part) = MAX(*produced_of(part), bytes);
 }
 
 /* --- the world ----------------------------------------------------------------------------- */

@@ -19,6 +19,7 @@
 #include "memory/arena.h"
 #include "path/path.h"
 #include "sim/sim.h"
+#include "stores.h"
 
 enum {
 	SLOTS = 4,
@@ -512,5 +513,6 @@ int main(void)
 		cmocka_unit_test(test_memory_store),
 	};
 
+	stores_register();
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

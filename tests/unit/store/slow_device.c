@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "sim/sim.h"
-#include "store/store_private.h"
+#include "store/kind.h"
 
 enum { UNTOUCHED = 0x5a };
 #define DEVICE_BYTES (UINT64_C(1) << 30)
@@ -14,27 +14,6 @@ enum { UNTOUCHED = 0x5a };
 static struct slow_device *current;
 
 /* --- the store ----------------------------------------------------------------------------- */
-
-static void device_close(struct store *store)
-{
-	free(store);
-}
-
-static int device_queue_create(
-	struct store *store, struct ring *ring, struct store_queue **queue_out, struct error *error)
-{
-	GMB_UNUSED(store);
-	GMB_UNUSED(ring);
-	GMB_UNUSED(error);
-	*queue_out = calloc(1, sizeof(**queue_out));
-	assert_non_null(*queue_out);
-	return 0;
-}
-
-static void device_queue_destroy(struct store_queue *queue)
-{
-	free(queue);
-}
 
 static void device_submit(struct store_queue *queue, struct store_part *part)
 {
@@ -51,9 +30,6 @@ static uint64_t device_size(struct store *store)
 
 static const struct store_ops device_ops = {
 	.name = "slow device",
-	.close = device_close,
-	.queue_create = device_queue_create,
-	.queue_destroy = device_queue_destroy,
 	.submit = device_submit,
 	.size = device_size,
 };

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../stores.h"
 #include "base/bytes.h"
 #include "harness.h"
 
@@ -106,29 +107,21 @@ static void prepare(void)
 static int world_open(void **state)
 {
 	struct world *world = calloc(1, sizeof(*world));
-	/* Rules that match but never strike: parts must pass both filters unchanged. */
-	static const struct store_rule fault = {
-		.ops = BIT(STORE_OP_COUNT) - 1, .error = -EIO, .nth = UINT64_MAX
-	};
-	static const struct store_rule delay = { .ops = BIT(STORE_WRITE), .delay_ns = 1 };
 	struct store_options options = {
 		.path = store_path,
 		.read_mode = variant->read_mode,
 		.write_mode = variant->write_mode,
-		.faults = &fault,
-		.fault_count = variant->filtered,
-		.delays = &delay,
-		.delay_count = variant->filtered,
 	};
 
 	if (variant->filtered) {
-		options.pace = (struct store_pace){
-			.rate = UINT64_C(1) << 32, .latency_ns = 1000, .members = 3, .chunk = 4096
-		};
+		/* Rules that match but never strike: parts must pass all filters unchanged. */
+		stores_set(&options, "fault", "any:EIO:nth=18446744073709551615");
+		stores_set(&options, "delay", "write:1us");
+		stores_set(&options, "pace", "4G:latency=1us:members=3:chunk=4K");
 	}
-
 	assert_non_null(world);
 	bench_open(&world->bench, &options);
+	store_options_fini(&options);
 	assert_int_equal(store_size(world->bench.store), store_bytes);
 	world->oracle = calloc(1, store_bytes);
 	for (int i = 0; i < LANES; i++) {
@@ -509,6 +502,7 @@ int main(int argc, char **argv)
 	};
 	int failed;
 
+	stores_register();
 	for (unsigned i = 0; argc == 2 && i < ARRAY_COUNT(variants); i++) {
 		if (strcmp(argv[1], variants[i].name) == 0) {
 			variant = &variants[i];

@@ -15,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../stores.h"
 #include "disk/disk.h"
 #include "harness.h"
 
@@ -333,6 +334,7 @@ int main(void)
 	};
 	int failed;
 
+	stores_register();
 	scratch_create();
 	other_mode = scratch_has_direct() ? STORE_MODE_DIRECT : STORE_MODE_CACHED;
 	failed = cmocka_run_group_tests(tests, NULL, NULL);

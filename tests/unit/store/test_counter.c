@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+#include "../stores.h"
 #include "sim/sim.h"
 #include "store/store.h"
 
@@ -168,15 +169,15 @@ static void test_an_impossible_read_is_told_nothing_of(void **state)
 /* What is in memory already has not come from the disk that the pace stands for. */
 static void test_a_pace_hides_the_counter_below(void **state)
 {
-	struct store_options options = { .path = "memory:4M",
-		.progress = STORE_PROGRESS_COUNTER,
-		.pace = { .rate = 1 << 20, .members = 1 } };
+	struct store_options options = { .path = "memory:4M", .progress = STORE_PROGRESS_COUNTER };
 	struct world world;
 	struct counted counted;
 	uint64_t begin_ns;
 
 	GMB_UNUSED(state);
+	stores_set(&options, "pace", "1M");
 	world_open(&world, &options);
+	store_options_fini(&options);
 	begin_ns = sim_now_ns();
 	run(&world, &counted, STORE_READ, 0, 1 << 20, true);
 	assert_int_equal(counted.result, 0);
@@ -206,9 +207,10 @@ static void test_only_who_is_asked_counts(void **state)
 	assert_int_equal(store_open(&options, &store, &error), -EOPNOTSUPP);
 	assert_null(store);
 	assert_non_null(strstr(error.text, "'null:4M' cannot count"));
-	options.pace = (struct store_pace){ .rate = 1 << 20, .members = 1 };
+	stores_set(&options, "pace", "1M");
 	assert_int_equal(store_open(&options, &store, &error), 0);
 	assert_true(store_info(store)->has_progress);
+	store_options_fini(&options);
 	store_close(store);
 }
 
@@ -222,5 +224,6 @@ int main(void)
 		cmocka_unit_test(test_only_who_is_asked_counts),
 	};
 
+	stores_register();
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -13,6 +13,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include "../stores.h"
 #include "base/bytes.h"
 #include "disk/disk.h"
 #include "harness.h"
@@ -332,6 +333,7 @@ int main(void)
 	};
 	int failed;
 
+	stores_register();
 	scratch_create();
 	failed = cmocka_run_group_tests(tests, NULL, NULL);
 	scratch_remove();

@@ -7,24 +7,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../stores.h"
 #include "harness.h"
 
 static void open_with(struct bench *bench, const char *path, const char *fault, const char *delay)
 {
-	struct store_rule faults[1];
-	struct store_rule delays[1];
-	struct store_options options = { .path = path, .faults = faults, .delays = delays };
-	struct error error;
+	struct store_options options = { .path = path };
 
 	if (fault != NULL) {
-		options.fault_count = 1;
-		assert_int_equal(store_fault_parse(fault, &faults[0], &error), 0);
+		stores_set(&options, "fault", fault);
 	}
 	if (delay != NULL) {
-		options.delay_count = 1;
-		assert_int_equal(store_delay_parse(delay, &delays[0], &error), 0);
+		stores_set(&options, "delay", delay);
 	}
 	bench_open(bench, &options);
+	store_options_fini(&options);
 }
 
 static void test_nth_strikes_once(void **state)
@@ -193,17 +190,19 @@ static void test_fault_and_delay_together(void **state)
 
 static void test_too_many_rules_are_refused(void **state)
 {
-	static const struct store_rule rules[STORE_RULES_MAX + 1];
-	struct store_options options = {
-		.path = "null:1M", .faults = rules, .fault_count = STORE_RULES_MAX + 1
-	};
-	struct store *store = NULL;
+	struct store_options options = { .path = "null:1M" };
 	struct error error;
 
 	GMB_UNUSED(state);
-	assert_int_equal(store_open(&options, &store, &error), -E2BIG);
-	assert_null(store);
-	assert_non_null(strstr(error.text, "at most 16"));
+	for (uint32_t i = 0; i < 16; i++) {
+		stores_set(&options, "fault", "read:EIO");
+		stores_set(&options, "delay", "read:1us");
+	}
+	assert_int_equal(store_options_set(&options, "fault", "read:EIO", &error), -EINVAL);
+	assert_non_null(strstr(error.text, "at most 16 faults"));
+	assert_int_equal(store_options_set(&options, "delay", "read:1us", &error), -EINVAL);
+	assert_non_null(strstr(error.text, "at most 16 delays"));
+	store_options_fini(&options);
 }
 
 static void test_read_only_refuses_changes(void **state)
@@ -342,5 +341,6 @@ int main(void)
 		cmocka_unit_test(test_null_reads_zeroes_and_forgets),
 	};
 
+	stores_register();
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../stores.h"
 #include "harness.h"
 
 enum {
@@ -246,6 +247,7 @@ int main(int argc, char **argv)
 	int loop_fd = -1;
 	int failed;
 
+	stores_register();
 	scratch_create();
 	if (!scratch_has_direct()) {
 		return scratch_skip("no O_DIRECT in the temporary directory");

@@ -7,9 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../stores.h"
+#include "lab/marker.h"
 #include "sim/sim.h"
 #include "slow_device.h"
-#include "store/marker.h"
 
 enum { CHUNK = MARKER_CHUNK_BYTES, KEY = 17, PARTS = 8 };
 #define LENGTH	   ((uint64_t)PARTS * CHUNK)
@@ -17,7 +18,9 @@ enum { CHUNK = MARKER_CHUNK_BYTES, KEY = 17, PARTS = 8 };
 
 static int open_marker(struct store *inner, struct store **store_out, struct error *error)
 {
-	return marker_store_open(inner, "a slow device", store_out, error);
+	const struct store_options options = { .path = "a slow device" };
+
+	return store_wrap(&marker_unchecked_kind, &options, NULL, inner, store_out, error);
 }
 
 static int setup(void **state)
@@ -553,5 +556,6 @@ int main(void)
 			test_a_queue_can_go_right_after_its_last_read, setup, teardown),
 	};
 
+	stores_register();
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,8 +11,10 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include "../stores.h"
 #include "disk/disk.h"
 #include "harness.h"
+#include "lab/marker.h"
 
 static char root[512];
 
@@ -214,7 +216,8 @@ static void check_open_refused(
 		.path = path,
 		.read_mode = mode,
 		.write_mode = mode,
-		.progress = STORE_PROGRESS_MARKER,
+		.progress = STORE_PROGRESS_FILTER,
+		.progress_filter = &marker_store_kind,
 	};
 	struct store *store;
 	struct error error;
@@ -269,6 +272,8 @@ int main(void)
 	};
 	int result;
 
+	stores_register();
+	store_register(&marker_store_kind);
 	scratch_create();
 	snprintf(root, sizeof(root), "%s", scratch_path("sys"));
 	result = cmocka_run_group_tests(tests, NULL, NULL);

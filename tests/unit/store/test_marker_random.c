@@ -13,10 +13,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../stores.h"
 #include "base/log.h"
+#include "lab/marker.h"
 #include "sim/sim.h"
 #include "slow_device.h"
-#include "store/marker.h"
 
 enum { CHUNK = MARKER_CHUNK_BYTES, READS = 6, CHUNKS_MAX = 12, STEPS = 150, WORLDS = 200 };
 
@@ -43,7 +44,9 @@ static void check_same(const void *left, const void *right, size_t bytes)
 
 static int open_marker(struct store *inner, struct store **store_out, struct error *error)
 {
-	return marker_store_open(inner, "a wild device", store_out, error);
+	const struct store_options options = { .path = "a wild device" };
+
+	return store_wrap(&marker_unchecked_kind, &options, NULL, inner, store_out, error);
 }
 
 static void begin(struct slow_device *device, struct watched *watched)
@@ -229,7 +232,10 @@ static struct store *open_disk(void)
 		.size = DISK_BYTES, .direct_offset_align = 512, .is_block = true
 	};
 	const struct store_options options = {
-		.path = "disk", .read_mode = STORE_MODE_DIRECT, .progress = STORE_PROGRESS_MARKER
+		.path = "disk",
+		.read_mode = STORE_MODE_DIRECT,
+		.progress = STORE_PROGRESS_FILTER,
+		.progress_filter = &marker_store_kind,
 	};
 	struct sim_disk *disk = sim_disk_create("disk", &disk_options);
 	struct store *store;
@@ -334,6 +340,8 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_a_disk_that_scribbles_is_found_out),
 	};
 
+	stores_register();
+	store_register(&marker_store_kind);
 	memset(untouched, 0x5a, sizeof(untouched));
 	log_set_level(LOG_LEVEL_ERROR - 1);
 	seed_given = argc > 1 ? strtoull(argv[1], NULL, 10) : 0;

@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+#include "../stores.h"
 #include "sim/sim.h"
 #include "store/store.h"
 
@@ -65,10 +66,11 @@ static void paced_open(struct paced *paced, const char *path, const char *pace)
 	struct error error;
 
 	sim_start(&(struct sim_options){ .seed = 1 });
-	if (store_pace_parse(pace, &options.pace, &error) != 0 ||
-		store_open(&options, &paced->store, &error) != 0) {
+	stores_set(&options, "pace", pace);
+	if (store_open(&options, &paced->store, &error) != 0) {
 		fail_msg("%s", error.text);
 	}
+	store_options_fini(&options);
 	done_count = 0;
 	queue_open(paced);
 }
@@ -550,11 +552,12 @@ static void test_the_store_tells_what_it_is(void **state)
 	assert_int_equal(store_info(paced.store)->stripe_members, 3);
 	paced_close(&paced);
 	/* A stripe that is given explicitly goes over it, as does the wish for no progress. */
-	assert_int_equal(store_pace_parse("1M:members=3", &options.pace, &error), 0);
+	stores_set(&options, "pace", "1M:members=3");
 	options.stripe_chunk = 128 * KIB;
 	options.stripe_members = 5;
 	options.progress = STORE_PROGRESS_COMPLETION;
 	assert_int_equal(store_open(&options, &paced.store, &error), 0);
+	store_options_fini(&options);
 	assert_int_equal(store_info(paced.store)->stripe_chunk, 128 * KIB);
 	assert_int_equal(store_info(paced.store)->stripe_members, 5);
 	assert_false(store_info(paced.store)->has_progress);
@@ -563,21 +566,18 @@ static void test_the_store_tells_what_it_is(void **state)
 
 static void test_faults_and_delays_come_on_top(void **state)
 {
-	struct store_options options = { .path = "memory:16M", .fault_count = 1, .delay_count = 1 };
-	struct store_rule fault;
-	struct store_rule delay;
+	struct store_options options = { .path = "memory:16M" };
 	struct timed_part timed;
 	struct paced paced;
 	struct error error;
 
 	GMB_UNUSED(state);
 	sim_start(&(struct sim_options){ .seed = 1 });
-	assert_int_equal(store_pace_parse("1M", &options.pace, &error), 0);
-	assert_int_equal(store_fault_parse("read:EIO:nth=2", &fault, &error), 0);
-	assert_int_equal(store_delay_parse("read:5ms", &delay, &error), 0);
-	options.faults = &fault;
-	options.delays = &delay;
+	stores_set(&options, "pace", "1M");
+	stores_set(&options, "fault", "read:EIO:nth=2");
+	stores_set(&options, "delay", "read:5ms");
 	assert_int_equal(store_open(&options, &paced.store, &error), 0);
+	store_options_fini(&options);
 	queue_open(&paced);
 	begin(&paced, &timed, STORE_READ, 0, 64 * KIB);
 	finish(&timed);
@@ -616,5 +616,6 @@ int main(void)
 		cmocka_unit_test(test_faults_and_delays_come_on_top),
 	};
 
+	stores_register();
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

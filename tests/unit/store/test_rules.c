@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "../stores.h"
 #include "harness.h"
 #include "store/parse.h"
 
@@ -329,17 +330,17 @@ static void test_sizes(void **state)
 	for (size_t i = 0; i < ARRAY_COUNT(cases); i++) {
 		uint64_t bytes = 77;
 
-		assert_int_equal(store_parse_size(cases[i].text, strlen(cases[i].text), &bytes),
-			cases[i].good);
+		assert_int_equal(
+			parse_size(cases[i].text, strlen(cases[i].text), &bytes), cases[i].good);
 		assert_int_equal(bytes, cases[i].good ? cases[i].bytes : 77);
 	}
 	/* The length decides, not a terminator. */
 	{
 		uint64_t bytes = 0;
 
-		assert_true(store_parse_size("12345", 2, &bytes));
+		assert_true(parse_size("12345", 2, &bytes));
 		assert_int_equal(bytes, 12);
-		assert_false(store_parse_size("1\0", 2, &bytes));
+		assert_false(parse_size("1\0", 2, &bytes));
 	}
 }
 
@@ -356,5 +357,6 @@ int main(void)
 		cmocka_unit_test(test_sizes),
 	};
 
+	stores_register();
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "../stores.h"
 #include "harness.h"
 
 enum { SIZE = 1 << 20 };
@@ -475,6 +476,7 @@ int main(void)
 	};
 	int failed;
 
+	stores_register();
 	/* Mounts of the tests are this process's own, and end with it. Without the right to that,
 	 * the tests that mount skip themselves. */
 	if (unshare(CLONE_NEWNS) == 0 && mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0) {

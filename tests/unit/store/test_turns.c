@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+#include "../stores.h"
 #include "sim/sim.h"
 #include "store/store.h"
 
@@ -303,5 +304,6 @@ int main(void)
 		cmocka_unit_test(test_short_ones_share_a_turn),
 	};
 
+	stores_register();
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -33,14 +33,13 @@
 #include "base/bytes.h"
 #include "base/log.h"
 #include "base/text.h"
-#include "store/filter.h"
-#include "store/marker.h"
+#include "disk/disk.h"
+#include "lab/marker.h"
 
 enum { SLOT_COUNT = 4, SLOT_BYTES = 1 << 20, HUGE_BYTES = 2 << 20, PATH_SHOWN_BYTES = 256 };
 
 struct marker_store {
 	struct store base;
-	struct store *inner;
 	char *path;
 	_Atomic bool is_off; /* a reported byte has changed */
 	/* Relaxed all: numbers for the log, nothing hangs on them. */
@@ -61,7 +60,7 @@ struct marker_slot {
 };
 
 struct marker_queue {
-	struct filter_queue filter;
+	struct store_queue base;
 	uint8_t *memory;
 	struct mem_region region; /* the same */
 	struct ring_op timer;
@@ -77,7 +76,7 @@ static struct marker_store *marker_store_of(struct store *store)
 
 static struct marker_queue *marker_queue_of(struct store_queue *queue)
 {
-	return container_of(queue, struct marker_queue, filter.base);
+	return container_of(queue, struct marker_queue, base);
 }
 
 /* --- prepare ------------------------------------------------------------------------------- */
@@ -132,7 +131,7 @@ static void arm(struct marker_queue *queue);
 static void look_again(struct ring_op *op, int result)
 {
 	struct marker_queue *queue = container_of(op, struct marker_queue, timer);
-	struct marker_store *store = marker_store_of(queue->filter.base.store);
+	struct marker_store *store = marker_store_of(queue->base.store);
 
 	GMB_UNUSED(result); /* cancelled: then nothing is busy */
 	/* Relaxed: one look more or less does no harm, each read is judged at its end. */
@@ -151,7 +150,7 @@ static void look_again(struct ring_op *op, int result)
 static void arm(struct marker_queue *queue)
 {
 	if (!queue->timer.in_flight) {
-		ring_timer(queue->filter.base.ring, &queue->timer, MARKER_LOOK_NS, look_again);
+		ring_timer(queue->base.ring, &queue->timer, MARKER_LOOK_NS, look_again);
 	}
 }
 
@@ -219,7 +218,7 @@ static void marker_submit(struct store_queue *base, struct store_part *part)
 	struct marker_slot *slot;
 
 	if (list_is_empty(&queue->free) || !can_watch(marker_store_of(base->store), part)) {
-		filter_pass(base, part);
+		store_forward(part);
 		return;
 	}
 	slot = list_entry(list_pop_front(&queue->free), struct marker_slot, node);
@@ -234,17 +233,11 @@ static void marker_submit(struct store_queue *base, struct store_part *part)
 		.memory = mem_at(&queue->region, (uint64_t)(slot->data - queue->memory)),
 		.done = slot_done,
 	};
-	store_submit(queue->filter.inner, &slot->part);
+	store_submit(queue->base.inner, &slot->part);
 	arm(queue);
 }
 
 /* --- queues -------------------------------------------------------------------------------- */
-
-static void queue_free(struct marker_queue *queue)
-{
-	free(queue->memory);
-	free(queue);
-}
 
 static int memory_acquire(struct marker_queue *queue, const struct store_info *info)
 {
@@ -262,38 +255,25 @@ static int memory_acquire(struct marker_queue *queue, const struct store_info *i
 	return 0;
 }
 
-static int marker_queue_create(
-	struct store *base, struct ring *ring, struct store_queue **queue_out, struct error *error)
+static int marker_queue_init(struct store_queue *base, struct error *error)
 {
-	struct marker_store *store = marker_store_of(base);
-	struct marker_queue *queue = calloc(1, sizeof(*queue));
-	int result;
+	struct marker_queue *queue = marker_queue_of(base);
 
-	if (queue == NULL) {
-		return error_set(error, -ENOMEM, "not enough memory for a queue");
-	}
 	list_init(&queue->free);
 	list_init(&queue->busy);
-	if (memory_acquire(queue, &base->info) < 0) {
-		queue_free(queue);
+	if (memory_acquire(queue, &base->store->info) < 0) {
 		return error_set(error, -ENOMEM,
 			"not enough memory for progress=marker: %d MiB for each thread",
 			SLOT_COUNT * SLOT_BYTES >> 20);
 	}
-	result = store_queue_create(store->inner, ring, &queue->filter.inner, error);
-	if (result < 0) {
-		queue_free(queue);
-		return result;
-	}
 	queue->region = (struct mem_region){
 		.base = queue->memory, .bytes = (uint64_t)SLOT_COUNT * SLOT_BYTES, .rights = MEM_RAM
 	};
-	(void)!ring_memory_add(ring, &queue->region); /* only slower without */
-	*queue_out = &queue->filter.base;
+	(void)!ring_memory_add(base->ring, &queue->region); /* only slower without */
 	return 0;
 }
 
-static void marker_queue_destroy(struct store_queue *base)
+static void marker_queue_fini(struct store_queue *base)
 {
 	struct marker_queue *queue = marker_queue_of(base);
 
@@ -303,8 +283,7 @@ static void marker_queue_destroy(struct store_queue *base)
 		ring_turn(base->ring, true);
 	}
 	ring_memory_remove(base->ring, &queue->region);
-	store_queue_destroy(queue->filter.inner);
-	queue_free(queue);
+	free(queue->memory);
 }
 
 /* --- opening and closing ------------------------------------------------------------------- */
@@ -336,49 +315,86 @@ static void marker_close(struct store *base)
 	struct marker_store *store = marker_store_of(base);
 
 	log_life(store);
-	store_close(store->inner);
 	free(store->path);
-	free(store);
 }
 
-static uint64_t marker_size(struct store *base)
+/* For raw disks that are read around the page cache only. */
+static int check_disk(struct store *inner, const struct store_options *options, struct error *error)
 {
-	return store_size(marker_store_of(base)->inner);
+	const char *reason = "it is no disk";
+	int fd = file_store_direct_fd(inner);
+
+	if (strcmp(inner->ops->name, file_store_kind.name) == 0 && fd < 0) {
+		return error_set(error, -ENOTSUP,
+			"progress=marker does not work with '%s' in mode=cached: only around the "
+			"page cache a disk fills the memory that is watched; add mode=direct, or "
+			"use progress=auto",
+			options->path);
+	}
+	if (fd >= 0) {
+		reason = disk_marker_refusal(fd);
+	}
+	if (reason != NULL) {
+		return error_set(error, -ENOTSUP,
+			"progress=marker does not work with '%s': %s; give a raw NVMe or virtio "
+			"disk or a partition of one, or use progress=auto",
+			options->path, reason);
+	}
+	if (store_options_has(options, &pace_store_kind)) {
+		return error_set(error, -ENOTSUP,
+			"'%s' cannot have progress=marker and a pace: a disk with a pace counts by "
+			"itself how far a read has come",
+			options->path);
+	}
+	return 0;
+}
+
+static int watch_open(struct store *base, const struct store_options *options, const void *config,
+	struct error *error)
+{
+	struct marker_store *store = marker_store_of(base);
+
+	GMB_UNUSED(config);
+	store->path = strdup(options->path);
+	if (store->path == NULL) {
+		return error_set(error, -ENOMEM, "not enough memory to open '%s'", options->path);
+	}
+	base->info.has_progress = true;
+	base->info.memory_rights |= MEM_CPU;
+	base->info.progress_off = &store->is_off;
+	return 0;
+}
+
+static int marker_open(struct store *base, const struct store_options *options, const void *config,
+	struct error *error)
+{
+	int result = check_disk(base->inner, options, error);
+
+	return result < 0 ? result : watch_open(base, options, config, error);
 }
 
 static const struct store_ops marker_ops = {
 	.name = "marker",
+	.queue_bytes = sizeof(struct marker_queue),
 	.close = marker_close,
-	.queue_create = marker_queue_create,
-	.queue_destroy = marker_queue_destroy,
+	.queue_init = marker_queue_init,
+	.queue_fini = marker_queue_fini,
 	.submit = marker_submit,
-	.size = marker_size,
 };
 
-bool store_has_markers(void)
-{
-	return true;
-}
+const struct store_kind marker_store_kind = {
+	.name = "marker",
+	.is_filter = true,
+	.progress_word = "marker",
+	.store_bytes = sizeof(struct marker_store),
+	.ops = &marker_ops,
+	.open = marker_open,
+};
 
-int marker_store_open(
-	struct store *inner, const char *path, struct store **store_out, struct error *error)
-{
-	struct marker_store *store = calloc(1, sizeof(*store));
-
-	if (store != NULL) {
-		store->path = strdup(path);
-	}
-	if (store == NULL || store->path == NULL) {
-		free(store);
-		store_close(inner);
-		return error_set(error, -ENOMEM, "not enough memory to open '%s'", path);
-	}
-	store->base.ops = &marker_ops;
-	store->base.info = inner->info;
-	store->base.info.has_progress = true;
-	store->base.info.memory_rights |= MEM_CPU;
-	store->base.info.progress_off = &store->is_off;
-	store->inner = inner;
-	*store_out = &store->base;
-	return 0;
-}
+const struct store_kind marker_unchecked_kind = {
+	.name = "marker on any disk",
+	.is_filter = true,
+	.store_bytes = sizeof(struct marker_store),
+	.ops = &marker_ops,
+	.open = watch_open,
+};

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * For those who implement a kind of store, or a filter: one file each, which defines a struct
+ * store_kind. The table of a program's main() registers it (store_register()).
+ *
+ *   store_submit ─▶ filter.submit ─▶ store_forward ─▶ inner.submit
+ *   done ◀─ store_finish ◀─ filter.inner_done ◀─ store_finish ◀─┘
+ *
+ * A filter is a store whose inner is set: the size, closing and the inner queue are taken care of,
+ * and its info is that of the inner store unless its open changes it. The smallest is delay.c.
+ *
+ * A part has STORE_SCRATCH_BYTES for the layers that work on it. Each has the scratch_bytes of its
+ * table, not zeroed: store_scratch() in a filter; the kind itself is at the beginning.
+ *
+ * Threading: open and close as store_open(); the rest on the queue's ring unless stated otherwise.
+ * Ownership: stores and queues are allocated and freed by store.c. Errors: negative errno and a
+ * sentence.
+ */
+#pragma once
+
+#include "store/store.h"
+
+struct store_ops {
+	const char *name;
+	size_t queue_bytes;	/* of its own queue; 0: a struct store_queue */
+	uint32_t scratch_bytes; /* of each part, a multiple of 8 */
+	/* Optional: undoes open. The inner store is still there. */
+	void (*close)(struct store *store);
+	/* Optional. queue is zeroed but for its base, whose inner queue exists. */
+	int (*queue_init)(struct store_queue *queue, struct error *error);
+	/* Optional. Nothing is in flight. */
+	void (*queue_fini)(struct store_queue *queue);
+	void (*submit)(struct store_queue *queue, struct store_part *part);
+	/* Filters, optional: a part that was forwarded is done below. Must end in store_finish().
+	 */
+	store_done_fn *inner_done;
+	/* Optional. Sets part->memory when it can; store_page_cache_ref() does the rest. */
+	bool (*page_cache_ref)(struct store_queue *queue, struct store_part *part);
+	/* Optional, see store_page_cache_refusal(). Any thread. */
+	const char *(*page_cache_refusal)(struct store *store);
+	/* Current size in bytes; asks the operating system again. Any thread. Filters: optional. */
+	uint64_t (*size)(struct store *store);
+};
+
+struct store_kind {
+	const char *name;
+	/* Kinds: paths that begin so are its own. NULL: every path that no other kind has. */
+	const char *prefix;
+	bool is_filter; /* else a kind of store */
+	/* Filters, optional: progress=WORD puts it in place. Else one of its options does. */
+	const char *progress_word;
+	const struct store_option *options;
+	uint32_t option_count;
+	size_t config_bytes; /* of what the options set; zeroes are the defaults */
+	size_t store_bytes;
+	const struct store_ops *ops;
+	/* store is zeroed but for its base. config is NULL when no option was given. A kind sets
+	 * info. On failure it leaves nothing behind. */
+	int (*open)(struct store *store, const struct store_options *options, const void *config,
+		struct error *error);
+};
+
+extern const struct store_kind file_store_kind;
+extern const struct store_kind memory_store_kind;
+extern const struct store_kind null_store_kind;
+extern const struct store_kind pace_store_kind;
+extern const struct store_kind delay_store_kind;
+extern const struct store_kind fault_store_kind;
+
+enum {
+	/* Before data is sent from the page cache, a word in each piece of that size (as the path
+	 * would cut it) is checked: a piece that may be zeroes is read, to become a hole on the
+	 * wire. */
+	STORE_PAGE_CACHE_LOOK_BYTES = 512 << 10,
+};
+
+/* Puts a filter around inner, which it takes, also on failure. */
+GMB_MUST_CHECK int store_wrap(const struct store_kind *kind, const struct store_options *options,
+	const void *config, struct store *inner, struct store **store_out, struct error *error);
+
+/* The idx-th kind or filter that was registered; NULL behind the last. */
+const struct store_kind *store_kind_at(uint32_t idx);
+/* Which of them a path belongs to. */
+uint32_t store_kind_of_path(const char *path);
+/* True when one of the kind's options was given. */
+bool store_options_has(const struct store_options *options, const struct store_kind *kind);
+
+/* The descriptor of a file store that reads around the page cache; -1: it is not, or does not. */
+int file_store_direct_fd(struct store *store);
+
+/* The slice of the layer that works on the part. */
+static inline void *store_scratch(struct store_part *part)
+{
+	return part->scratch + part->queue->store->scratch_offset;
+}
+
+/* Gives the part of a filter to its inner queue. It comes back to inner_done. */
+void store_forward(struct store_part *part);
+
+/* Finishes the part in the ring's next batch, so never from inside submit. part->io must be free.
+ */
+void store_finish_later(struct store_part *part, int result);
+
+/* True when this result of a flush or durable part means that acknowledged bytes may be lost. */
+bool store_result_breaks(const struct store_part *part, int result);

@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The registry of kinds and filters, and their options. Options of all kinds are here, those of one
+ * kind in its file.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/text.h"
+#include "store/kind.h"
+
+enum {
+	SHOWN_BYTES = 120,
+	WORDS_BYTES = 200,
+	STRIPE_STEP = 4096,
+	STRIPE_CHUNK_MAX = 1 << 30,
+	STRIPE_MEMBERS_MAX = 1024,
+	OPTIONS_MAX = 64, /* bits of keys_given */
+};
+
+/* The one registry of the process, filled before there are threads. */
+static const struct store_kind *kinds[STORE_KINDS_MAX];
+static uint32_t kind_count;
+
+/* --- options of all kinds -------------------------------------------------------------------- */
+
+static int parse_mode(const char *value, enum store_mode *mode, struct error *error)
+{
+	char shown[SHOWN_BYTES];
+
+	if (strcmp(value, "cached") == 0) {
+		*mode = STORE_MODE_CACHED;
+	} else if (strcmp(value, "direct") == 0) {
+		*mode = STORE_MODE_DIRECT;
+	} else {
+		return error_set(error, -EINVAL,
+			"'%s' is not a mode; it can be cached (through the page cache) or direct "
+			"(around it)",
+			log_escape(shown, sizeof(shown), value, strlen(value)));
+	}
+	return 0;
+}
+
+enum { OPTION_MODE, OPTION_WRITE_MODE };
+
+static int set_mode(void *config, const char *value, struct error *error)
+{
+	struct store_options *options = config;
+	int result = parse_mode(value, &options->read_mode, error);
+
+	if (result == 0 && (options->keys_given & BIT(OPTION_WRITE_MODE)) == 0) {
+		options->write_mode = options->read_mode;
+	}
+	return result;
+}
+
+static int set_write_mode(void *config, const char *value, struct error *error)
+{
+	struct store_options *options = config;
+
+	return parse_mode(value, &options->write_mode, error);
+}
+
+static int set_readonly(void *config, const char *value, struct error *error)
+{
+	static const struct {
+		const char *text;
+		bool value;
+	} words[] = { { "yes", true }, { "true", true }, { "on", true }, { "no", false },
+		{ "false", false }, { "off", false } };
+	struct store_options *options = config;
+	char shown[SHOWN_BYTES];
+
+	if (value == NULL) {
+		options->read_only = true;
+		return 0;
+	}
+	for (size_t i = 0; i < ARRAY_COUNT(words); i++) {
+		if (strcmp(value, words[i].text) == 0) {
+			options->read_only = words[i].value;
+			return 0;
+		}
+	}
+	return error_set(error, -EINVAL, "'%s' is neither yes nor no",
+		log_escape(shown, sizeof(shown), value, strlen(value)));
+}
+
+static int set_page_cache_send(void *config, const char *value, struct error *error)
+{
+	struct store_options *options = config;
+	char shown[SHOWN_BYTES];
+
+	options->page_cache_send_off = strcmp(value, "off") == 0;
+	if (!options->page_cache_send_off && strcmp(value, "auto") != 0) {
+		return error_set(error, -EINVAL, "'%s' is neither auto nor off",
+			log_escape(shown, sizeof(shown), value, strlen(value)));
+	}
+	return 0;
+}
+
+/* CHUNK:MEMBERS */
+static int set_stripe(void *config, const char *value, struct error *error)
+{
+	struct store_options *options = config;
+	const char *colon = strchr(value, ':');
+	char shown[SHOWN_BYTES];
+	char chunk_text[UNITS_TEXT_BYTES];
+	uint64_t chunk = 0;
+
+	if (colon != NULL && (size_t)(colon - value) < sizeof(chunk_text)) {
+		memcpy(chunk_text, value, (size_t)(colon - value));
+		chunk_text[colon - value] = '\0';
+		if (units_parse_bytes(chunk_text, &chunk, NULL) < 0) {
+			chunk = 0;
+		}
+	}
+	if (chunk == 0 || chunk > STRIPE_CHUNK_MAX || chunk % STRIPE_STEP != 0 ||
+		units_parse_count(
+			colon + 1, 2, STRIPE_MEMBERS_MAX, &options->stripe_members, NULL) < 0) {
+		return error_set(error, -EINVAL,
+			"'%s' is not a stripe; it is written CHUNK:MEMBERS, such as 64K:4, with a "
+			"chunk of 4K to 1G in steps of 4K and 2 to %d members",
+			log_escape(shown, sizeof(shown), value, strlen(value)), STRIPE_MEMBERS_MAX);
+	}
+	options->stripe_chunk = (uint32_t)chunk;
+	return 0;
+}
+
+static const char *const progress_words[] = {
+	[STORE_PROGRESS_AUTO] = "auto",
+	[STORE_PROGRESS_COMPLETION] = "completion",
+	[STORE_PROGRESS_COUNTER] = "counter",
+};
+
+/* The words that progress= can have, as in "auto, completion or counter". */
+static void list_progress_words(char out[WORDS_BYTES])
+{
+	const char *words[ARRAY_COUNT(progress_words) + STORE_KINDS_MAX];
+	uint32_t count = 0;
+	size_t used = 0;
+
+	for (; count < ARRAY_COUNT(progress_words); count++) {
+		words[count] = progress_words[count];
+	}
+	for (uint32_t i = 0; i < kind_count; i++) {
+		if (kinds[i]->progress_word != NULL) {
+			words[count++] = kinds[i]->progress_word;
+		}
+	}
+	for (uint32_t i = 0; i < count && used < WORDS_BYTES; i++) {
+		used += (size_t)snprintf(out + used, WORDS_BYTES - used, "%s%s",
+			i == 0 ? "" : (i + 1 < count ? ", " : " or "), words[i]);
+	}
+}
+
+static int set_progress(void *config, const char *value, struct error *error)
+{
+	struct store_options *options = config;
+	char words[WORDS_BYTES];
+	char shown[SHOWN_BYTES];
+
+	for (size_t i = 0; i < ARRAY_COUNT(progress_words); i++) {
+		if (strcmp(value, progress_words[i]) == 0) {
+			options->progress = (enum store_progress_source)i;
+			return 0;
+		}
+	}
+	for (uint32_t i = 0; i < kind_count; i++) {
+		const char *word = kinds[i]->progress_word;
+
+		if (word != NULL && strcmp(value, word) == 0) {
+			options->progress = STORE_PROGRESS_FILTER;
+			options->progress_filter = kinds[i];
+			return 0;
+		}
+	}
+	list_progress_words(words);
+	return error_set(error, -EINVAL, "'%s' is not a source of progress; it can be %s",
+		log_escape(shown, sizeof(shown), value, strlen(value)), words);
+}
+
+static const struct store_option common_options[] = {
+	[OPTION_MODE] = { "mode", "cached|direct", "through the page cache (default) or direct I/O",
+		"cached", .set = set_mode },
+	[OPTION_WRITE_MODE] = { "write-mode", "cached|direct",
+		"the same for writes (default: mode)", "direct", .set = set_write_mode },
+	{ "readonly", NULL, "refuse writes", "yes", STORE_OPTION_BARE, set_readonly },
+	{ "page-cache-send", "auto|off", "send large cached reads from the page cache itself",
+		"off", .set = set_page_cache_send },
+	{ "stripe", "CHUNK:MEMBERS", "the disk is striped like this, such as 64K:4", "64K:4",
+		.set = set_stripe },
+	{ "progress", "auto|completion|counter|marker",
+		"how the server learns which bytes have been read", "completion",
+		.set = set_progress },
+};
+
+/* --- the registry ---------------------------------------------------------------------------- */
+
+const struct store_kind *store_kind_at(uint32_t idx)
+{
+	return idx < kind_count ? kinds[idx] : NULL;
+}
+
+uint32_t store_kind_of_path(const char *path)
+{
+	uint32_t found = STORE_KINDS_MAX;
+
+	for (uint32_t i = 0; i < kind_count; i++) {
+		const char *prefix = kinds[i]->prefix;
+
+		if (!kinds[i]->is_filter && prefix == NULL) {
+			found = i;
+		} else if (!kinds[i]->is_filter && strncmp(path, prefix, strlen(prefix)) == 0) {
+			return i;
+		}
+	}
+	GMB_ASSERT(found < STORE_KINDS_MAX);
+	return found;
+}
+
+/* The idx-th option and whose it is: a kind, or STORE_KINDS_MAX for those of all kinds. */
+static const struct store_option *option_find(uint32_t idx, uint32_t *kind_idx)
+{
+	*kind_idx = STORE_KINDS_MAX;
+	if (idx < ARRAY_COUNT(common_options)) {
+		return &common_options[idx];
+	}
+	idx -= ARRAY_COUNT(common_options);
+	for (uint32_t i = 0; i < kind_count; i++) {
+		if (idx < kinds[i]->option_count) {
+			*kind_idx = i;
+			return &kinds[i]->options[idx];
+		}
+		idx -= kinds[i]->option_count;
+	}
+	return NULL;
+}
+
+const struct store_option *store_option_at(uint32_t idx)
+{
+	uint32_t kind_idx;
+
+	return option_find(idx, &kind_idx);
+}
+
+void store_register(const struct store_kind *kind)
+{
+	const struct store_option *option;
+	uint32_t count = 0;
+
+	GMB_ASSERT(kind_count < STORE_KINDS_MAX);
+	GMB_ASSERT(kind->open != NULL && kind->ops->submit != NULL);
+	GMB_ASSERT(kind->is_filter || kind->ops->size != NULL);
+	GMB_ASSERT(kind->store_bytes >= sizeof(struct store));
+	GMB_ASSERT(kind->ops->scratch_bytes % 8 == 0);
+	for (uint32_t i = 0; i < kind_count; i++) {
+		GMB_ASSERT(strcmp(kinds[i]->name, kind->name) != 0);
+	}
+	for (; (option = store_option_at(count)) != NULL; count++) {
+		for (uint32_t i = 0; i < kind->option_count; i++) {
+			GMB_ASSERT(strcmp(option->key, kind->options[i].key) != 0);
+		}
+	}
+	GMB_ASSERT(count + kind->option_count <= OPTIONS_MAX);
+	kinds[kind_count++] = kind;
+}
+
+/* --- setting options ------------------------------------------------------------------------- */
+
+int store_option_check(
+	const struct store_option *option, bool given, const char *value, struct error *error)
+{
+	if (value == NULL && (option->flags & STORE_OPTION_BARE) == 0) {
+		return error_set(error, -EINVAL, "this key needs a value, such as %s=%s",
+			option->key, option->example);
+	}
+	if (given && (option->flags & STORE_OPTION_REPEATS) == 0) {
+		return error_set(error, -EINVAL, "this key is given twice");
+	}
+	return 0;
+}
+
+/* What the option's set gets: made on first need. NULL: no memory. */
+static void *config_of(struct store_options *options, uint32_t kind_idx)
+{
+	if (kind_idx == STORE_KINDS_MAX) {
+		return options;
+	}
+	if (options->configs[kind_idx] == NULL) {
+		options->configs[kind_idx] = calloc(1, kinds[kind_idx]->config_bytes);
+	}
+	return options->configs[kind_idx];
+}
+
+int store_options_set(
+	struct store_options *options, const char *key, const char *value, struct error *error)
+{
+	const struct store_option *option;
+	uint32_t kind_idx;
+	void *config;
+	int result;
+
+	for (uint32_t i = 0; (option = option_find(i, &kind_idx)) != NULL; i++) {
+		bool given = (options->keys_given & UINT64_C(1) << i) != 0;
+
+		if (strcmp(option->key, key) != 0) {
+			continue;
+		}
+		result = store_option_check(option, given, value, error);
+		if (result < 0) {
+			return result;
+		}
+		options->keys_given |= UINT64_C(1) << i;
+		config = config_of(options, kind_idx);
+		if (config == NULL) {
+			return error_set(error, -ENOMEM, "not enough memory for an option");
+		}
+		return option->set(config, value, error);
+	}
+	return error_set(error, -ENOENT, "this is not a known key");
+}
+
+bool store_options_has(const struct store_options *options, const struct store_kind *kind)
+{
+	for (uint32_t i = 0; i < kind_count; i++) {
+		if (kinds[i] == kind) {
+			return options->configs[i] != NULL;
+		}
+	}
+	return false;
+}
+
+void store_options_fini(struct store_options *options)
+{
+	for (uint32_t i = 0; i < STORE_KINDS_MAX; i++) {
+		free(options->configs[i]);
+		options->configs[i] = NULL;
+	}
+}

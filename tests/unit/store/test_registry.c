@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Kinds and filters that only this test has: their options, their order, and the parts that pass
+ * through them. Nothing below src knows them.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "../stores.h"
+#include "harness.h"
+
+enum { BLOCK_BYTES = 512, TRACE_BYTES = 16 };
+
+/* What has seen a part, from the outside to the inside and back. */
+static char trace[TRACE_BYTES];
+static uint32_t trace_count;
+static uint32_t closed_count;
+
+static void note(char who)
+{
+	assert_true(trace_count < TRACE_BYTES - 1);
+	trace[trace_count++] = who;
+	trace[trace_count] = '\0';
+}
+
+/* --- a kind: "ones:" reads as bytes of a value -------------------------------------------------
+ */
+
+struct ones_config {
+	uint8_t value;
+};
+
+struct ones_store {
+	struct store base;
+	uint8_t value;
+};
+
+struct ones_scratch {
+	uint64_t magic;
+};
+
+static int set_value(void *config, const char *value, struct error *error)
+{
+	if (strlen(value) != 1) {
+		return error_set(error, -EINVAL, "'%s' is not one character", value);
+	}
+	((struct ones_config *)config)->value = (uint8_t)value[0];
+	return 0;
+}
+
+static int set_colour(void *config, const char *value, struct error *error)
+{
+	GMB_UNUSED(config);
+	GMB_UNUSED(value);
+	GMB_UNUSED(error);
+	return 0;
+}
+
+static const struct store_option ones_options[] = {
+	{ "value", "CHARACTER", "what all bytes are", "x", .set = set_value },
+	{ "colour", "NAME", "nothing", "red", STORE_OPTION_BARE | STORE_OPTION_REPEATS,
+		set_colour },
+};
+
+static int ones_open(struct store *base, const struct store_options *options, const void *config,
+	struct error *error)
+{
+	GMB_UNUSED(options);
+	GMB_UNUSED(error);
+	container_of(base, struct ones_store, base)->value =
+		config != NULL ? ((const struct ones_config *)config)->value : '1';
+	base->info = (struct store_info){ .kind = "ones",
+		.block_min = 1,
+		.block_preferred = BLOCK_BYTES,
+		.memory_align = 1,
+		.offset_align = 1,
+		.memory_rights = MEM_CPU };
+	return 0;
+}
+
+static void ones_close(struct store *base)
+{
+	GMB_UNUSED(base);
+	closed_count++;
+}
+
+static void ones_submit(struct store_queue *queue, struct store_part *part)
+{
+	struct ones_store *store = container_of(queue->store, struct ones_store, base);
+
+	note('k');
+	((struct ones_scratch *)store_scratch(part))->magic = UINT64_MAX;
+	memset(mem_cpu_write(part->memory), store->value, part->length);
+	store_finish_later(part, 0);
+}
+
+static uint64_t ones_size(struct store *store)
+{
+	GMB_UNUSED(store);
+	return BLOCK_BYTES;
+}
+
+static const struct store_ops ones_ops = {
+	.name = "ones",
+	.scratch_bytes = sizeof(struct ones_scratch),
+	.close = ones_close,
+	.submit = ones_submit,
+	.size = ones_size,
+};
+
+static const struct store_kind ones_kind = {
+	.name = "ones",
+	.prefix = "ones:",
+	.options = ones_options,
+	.option_count = ARRAY_COUNT(ones_options),
+	.config_bytes = sizeof(struct ones_config),
+	.store_bytes = sizeof(struct ones_store),
+	.ops = &ones_ops,
+	.open = ones_open,
+};
+
+/* --- two filters: one by an option, one by a word of progress= ----------------------------------
+ */
+
+struct flip_scratch {
+	uint64_t length;
+};
+
+static int filter_open(struct store *store, const struct store_options *options, const void *config,
+	struct error *error)
+{
+	GMB_UNUSED(options);
+	GMB_UNUSED(config);
+	GMB_UNUSED(error);
+	store->info.has_progress = true;
+	return 0;
+}
+
+static void flip_submit(struct store_queue *queue, struct store_part *part)
+{
+	GMB_UNUSED(queue);
+	note('f');
+	((struct flip_scratch *)store_scratch(part))->length = part->length;
+	store_forward(part);
+}
+
+static void flip_done(struct store_part *part, int result)
+{
+	uint8_t *bytes = mem_cpu_write(part->memory);
+
+	note('F');
+	assert_int_equal(((struct flip_scratch *)store_scratch(part))->length, part->length);
+	for (uint64_t i = 0; i < part->length; i++) {
+		bytes[i] ^= 0xff;
+	}
+	store_finish(part, result);
+}
+
+static const struct store_option flip_options[] = {
+	{ "flip", "yes", "flips all bits", "yes", .set = set_colour },
+};
+
+static const struct store_ops flip_ops = {
+	.name = "flip",
+	.scratch_bytes = sizeof(struct flip_scratch),
+	.submit = flip_submit,
+	.inner_done = flip_done,
+};
+
+static const struct store_kind flip_kind = {
+	.name = "flip",
+	.is_filter = true,
+	.options = flip_options,
+	.option_count = ARRAY_COUNT(flip_options),
+	.config_bytes = 1,
+	.store_bytes = sizeof(struct store),
+	.ops = &flip_ops,
+	.open = filter_open,
+};
+
+static void guess_submit(struct store_queue *queue, struct store_part *part)
+{
+	GMB_UNUSED(queue);
+	note('g');
+	store_forward(part);
+}
+
+static int guess_open(struct store *store, const struct store_options *options, const void *config,
+	struct error *error)
+{
+	if (strcmp(store->inner->info.kind, "ones") != 0) {
+		return error_set(error, -ENOTSUP, "progress=guess is for ones");
+	}
+	return filter_open(store, options, config, error);
+}
+
+static const struct store_ops guess_ops = { .name = "guess", .submit = guess_submit };
+
+static const struct store_kind guess_kind = {
+	.name = "guess",
+	.is_filter = true,
+	.progress_word = "guess",
+	.store_bytes = sizeof(struct store),
+	.ops = &guess_ops,
+	.open = guess_open,
+};
+
+/* --- options ---------------------------------------------------------------------------------- */
+
+static void check_set(struct store_options *options, const char *key, const char *value, int code,
+	const char *sentence)
+{
+	struct error error = { 0 };
+
+	assert_int_equal(store_options_set(options, key, value, &error), code);
+	assert_string_equal(error.text, sentence);
+}
+
+static void test_wrong_options_say_why(void **state)
+{
+	struct store_options options = { .path = "ones:" };
+
+	GMB_UNUSED(state);
+	check_set(&options, "vlaue", "x", -ENOENT, "this is not a known key");
+	check_set(&options, "value", NULL, -EINVAL, "this key needs a value, such as value=x");
+	check_set(&options, "value", "xy", -EINVAL, "'xy' is not one character");
+	check_set(&options, "progress", "x", -EINVAL,
+		"'x' is not a source of progress; it can be auto, completion, counter or guess");
+	store_options_fini(&options);
+	options = (struct store_options){ .path = "ones:" };
+	stores_set(&options, "value", "x");
+	check_set(&options, "value", "x", -EINVAL, "this key is given twice");
+	assert_int_equal(store_options_set(&options, "colour", NULL, NULL), 0);
+	assert_int_equal(store_options_set(&options, "colour", "red", NULL), 0);
+	store_options_fini(&options);
+}
+
+static void test_every_option_is_listed_once_and_documented(void **state)
+{
+	const struct store_option *option;
+	uint32_t count = 0;
+	uint32_t found = 0;
+
+	GMB_UNUSED(state);
+	for (; (option = store_option_at(count)) != NULL; count++) {
+		assert_true(option->key[0] != '\0' && option->help[0] != '\0');
+		assert_true(option->example[0] != '\0' && option->set != NULL);
+		found += strcmp(option->key, "value") == 0 || strcmp(option->key, "flip") == 0;
+		for (uint32_t i = 0; i < count; i++) {
+			assert_string_not_equal(store_option_at(i)->key, option->key);
+		}
+	}
+	assert_int_equal(found, 2);
+}
+
+static void test_options_of_another_kind_do_nothing(void **state)
+{
+	struct store_options options = { .path = "memory:1M" };
+	struct bench bench;
+	char data[2] = "ab";
+
+	GMB_UNUSED(state);
+	stores_set(&options, "value", "x");
+	bench_open(&bench, &options);
+	store_options_fini(&options);
+	assert_int_equal(bench_read(&bench, 0, 2, data), 0);
+	assert_memory_equal(data, "\0\0", 2);
+	bench_close(&bench);
+}
+
+/* --- stores ------------------------------------------------------------------------------------
+ */
+
+static void test_filters_wrap_in_the_order_of_registration(void **state)
+{
+	struct store_options options = { .path = "ones:" };
+	struct bench bench;
+	char data[2] = "ab";
+
+	GMB_UNUSED(state);
+	stores_set(&options, "flip", "yes");
+	stores_set(&options, "progress", "guess");
+	stores_set(&options, "value", "\xf0");
+	bench_open(&bench, &options);
+	store_options_fini(&options);
+	trace_count = 0;
+	closed_count = 0;
+	assert_int_equal(bench_read(&bench, 0, 2, data), 0);
+	assert_string_equal(trace, "gfkF"); /* flip was registered first */
+	assert_memory_equal(data, "\x0f\x0f", 2);
+	assert_int_equal(store_size(bench.store), BLOCK_BYTES);
+	assert_string_equal(store_info(bench.store)->kind, "ones");
+	assert_true(store_has_progress(bench.store));
+	assert_string_equal(store_page_cache_refusal(bench.store), "guess");
+	bench_close(&bench);
+	assert_int_equal(closed_count, 1);
+}
+
+static void test_our_own_filters_keep_their_order(void **state)
+{
+	static const char *const names[] = { "fault", "delay", "pace", "memory" };
+	struct store_options options = { .path = "memory:1M" };
+	struct store *store;
+
+	GMB_UNUSED(state);
+	stores_set(&options, "fault", "read:EIO");
+	stores_set(&options, "pace", "1M");
+	stores_set(&options, "delay", "read:1us");
+	assert_int_equal(store_open(&options, &store, NULL), 0);
+	store_options_fini(&options);
+	for (uint32_t i = 0; i < ARRAY_COUNT(names); i++) {
+		const struct store *layer = store;
+
+		for (uint32_t k = 0; k < i; k++) {
+			layer = layer->inner;
+		}
+		assert_string_equal(layer->ops->name, names[i]);
+	}
+	store_close(store);
+}
+
+static void test_a_filter_that_cannot_be_opened_closes_what_is_below(void **state)
+{
+	struct store_options options = { .path = "memory:1M" };
+	struct store *store = NULL;
+	struct error error = { 0 };
+
+	GMB_UNUSED(state);
+	stores_set(&options, "progress", "guess");
+	assert_int_equal(store_open(&options, &store, &error), -ENOTSUP);
+	assert_string_equal(error.text, "progress=guess is for ones");
+	assert_null(store);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_wrong_options_say_why),
+		cmocka_unit_test(test_every_option_is_listed_once_and_documented),
+		cmocka_unit_test(test_options_of_another_kind_do_nothing),
+		cmocka_unit_test(test_filters_wrap_in_the_order_of_registration),
+		cmocka_unit_test(test_our_own_filters_keep_their_order),
+		cmocka_unit_test(test_a_filter_that_cannot_be_opened_closes_what_is_below),
+	};
+
+	stores_register();
+	store_register(&ones_kind);
+	store_register(&flip_kind);
+	store_register(&guess_kind);
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The table of main() for tests: which kinds of stores and filters there are. */
+#pragma once
+
+#include "base/compiler.h"
+#include "store/kind.h"
+
+/* Only the first call does. */
+static inline void stores_register(void)
+{
+	static const struct store_kind *const kinds[] = { &file_store_kind, &memory_store_kind,
+		&null_store_kind, &pace_store_kind, &delay_store_kind, &fault_store_kind };
+
+	for (size_t i = store_kind_at(0) == NULL ? 0 : ARRAY_COUNT(kinds); i < ARRAY_COUNT(kinds);
+		i++) {
+		store_register(kinds[i]);
+	}
+}
+
+/* Sets a key that must be right. */
+static inline void stores_set(struct store_options *options, const char *key, const char *value)
+{
+	struct error error = { 0 };
+
+	GMB_ASSERT(store_options_set(options, key, value, &error) == 0);
+}
