@@ -2,7 +2,7 @@
 #include "engine/wait_policy.h"
 
 /* What a request may take with the way, in percent of what it takes without, for the way to be
- * held. Rates are noisy: gathering, which costs nothing, has not lost if it seems to lose a little.
+ * held. Rates are noisy: batching, which costs nothing, has not lost if it seems to lose a little.
  */
 static const uint32_t trial_percent_max[WAIT_WAY_COUNT] = {
 	[WAIT_BATCH] = 106,
@@ -13,7 +13,7 @@ static const uint32_t trial_percent_max[WAIT_WAY_COUNT] = {
  */
 enum { LOST_PERCENT_MAX = 150 };
 
-/* Requests per turn, in tenths, from which on there is something to gather. */
+/* Requests per turn, in tenths, from which on batching is worth a trial. */
 enum { BATCHES_TENTHS_MIN = 11 };
 
 /* A window with enough requests may end after this. */
@@ -89,20 +89,20 @@ static void judge_trial(struct wait_policy *policy)
 	}
 }
 
-/* What to try next: where gathering was the last to lose, spinning gets its chance. Sleeping: there
- * is nothing to try. */
+/* What to try next. After a lost trial of batching, spinning has its turn. WAIT_BLOCK: there is
+ * nothing to try. */
 static enum wait_way candidate(const struct wait_policy *policy)
 {
-	bool gather_lost = policy->state == WAIT_POLICY_BLOCKING && policy->way == WAIT_BATCH;
+	bool batch_lost = policy->state == WAIT_POLICY_BLOCKING && policy->way == WAIT_BATCH;
 
 	if (!policy->may_spin) {
 		return fills_batches(policy) ? WAIT_BATCH : WAIT_BLOCK;
 	}
-	return fills_batches(policy) && !gather_lost ? WAIT_BATCH : WAIT_SPIN;
+	return fills_batches(policy) && !batch_lost ? WAIT_BATCH : WAIT_SPIN;
 }
 
-/* The traffic is not what the last trial was, or this one is, about. Where nothing comes together
- * although we gather, every request waits for company in vain. */
+/* The traffic is not what the last trial was, or this one is, about. Where batching
+ * brings no requests together, each of them waits for nothing. */
 static bool verdict_is_void(const struct wait_policy *policy, uint64_t request_ns)
 {
 	if (policy->state == WAIT_POLICY_BLOCKING) {

@@ -2,16 +2,16 @@
 /*
  * How a reactor should wait for the next requests. Three ways, none of which is the best for all:
  *
- *   SLEEP   until something happens. Costs nothing while nothing does.
- *   GATHER  asleep for a while longer, until several requests are there. For clients that keep many
- *           in flight and would else pay for waking us with every few they send.
- *   SPIN    look for a while before sleeping. For clients that send one request and wait for it:
- *           waking an idle CPU can take longer than everything else a request needs.
+ *   BLOCK  Sleep until something happens. Costs nothing while nothing does.
+ *   BATCH  Sleep a while longer, until several requests are there. For clients that keep many in
+ *          flight: each wake-up serves more of them.
+ *   SPIN   Poll for a while before sleeping. For clients that send one request and wait for it:
+ *          waking an idle CPU can take longer than everything else a request needs.
  *
  * How many requests a client keeps in flight, how long it thinks and what a wake-up costs on this
  * machine cannot be seen from here, so it is tried:
  *
- *   SLEEPING ── a window of requests ──▶ TRYING a way ── it pays ──▶ HOLDING it
+ *   BLOCKING ── a window of requests ──▶ TRYING a way ── it pays ──▶ HOLDING it
  *       ▲                                     │ it does not             │ some windows later, or
  *       │◀── longer before the next trial ◀───┘                         │ other traffic: try again
  *       └◀───────────────────────── a pause in the traffic ◀────────────┘
@@ -20,8 +20,8 @@
  * on a machine that does other things, too. A trial that was lost is void as soon as requests take
  * much longer than they did then: whether client and server share a CPU changes what a wake-up
  * costs by tens of microseconds, and the scheduler moves them. Spinning takes processor time from
- * others, so it must gain more to be held. Gathering makes every request wait for company: a window
- * in which it found none ends it, tried or held. docs/design/0005-waiting.md has the measurements.
+ * others, so it must gain more to be held. Batching makes every request wait for others: a window
+ * without any ends it, tried or held. docs/design/0005-waiting.md has the measurements.
  *
  * Threading: one object belongs to one reactor. Ownership: plain data. Errors: none.
  */
@@ -34,18 +34,18 @@ enum wait_way { WAIT_BLOCK, WAIT_BATCH, WAIT_SPIN, WAIT_WAY_COUNT };
 enum wait_policy_state { WAIT_POLICY_BLOCKING, WAIT_POLICY_TRYING, WAIT_POLICY_HOLDING };
 
 enum {
-	WAIT_BATCH_NS = 60000,	      /* the longest a request waits for company */
+	WAIT_BATCH_NS = 60000,	      /* the longest a request waits for others */
 	WAIT_BATCH_MAX = 64,	      /* completions that end that wait at once */
 	WAIT_SPIN_NS = 50000,	      /* the longest look before sleeping */
 	WAIT_WINDOW_REQUESTS = 64,    /* what one rate is measured over */
 	WAIT_WINDOW_REQUESTS_MIN = 8, /* ... or these, if they took long enough */
 	WAIT_TRIAL_WINDOWS = 12,      /* half of them with the way that is tried */
 	WAIT_HOLD_WINDOWS = 2048,     /* between two trials of a way that pays */
-	/* Gathering: its gain is smaller and so is what a wrong choice costs. */
+	/* Batching: its gain is smaller, and so is the cost of a wrong choice. */
 	WAIT_WINDOW_REQUESTS_BATCH = 256,
 	WAIT_TRIAL_WINDOWS_BATCH = 32,
 	WAIT_HOLD_WINDOWS_BATCH = 512,
-	WAIT_BACKOFF_WINDOWS_MIN = 32, /* sleeping, after the first trial that was lost */
+	WAIT_BACKOFF_WINDOWS_MIN = 32, /* blocking, after the first trial that was lost */
 	WAIT_BACKOFF_WINDOWS_MAX = 4096,
 };
 
@@ -60,7 +60,7 @@ struct wait_policy {
 	uint32_t backoff_windows;
 	uint64_t trial_ns[2]; /* time of the trial's windows, without and with the way */
 	uint64_t trial_requests[2];
-	uint64_t lost_ns; /* a request's time asleep when the last trial was lost, or 0 */
+	uint64_t lost_ns; /* a request's time without the way when the last trial was lost, or 0 */
 };
 
 /* may_spin false: spinning is never tried. */

@@ -220,7 +220,7 @@ static void emit_one_piece_fragment(struct send_batch *send, struct send_slot *s
 	request->session->exclusive = slot->fragment.last ? NULL : request;
 }
 
-/* The disk failed inside a DF chunk that has begun: pad it, then tell (P91). */
+/* The disk failed inside a DF chunk that has begun: pad it, then report the error (P91). */
 static void emit_padding(struct send_batch *send, struct send_slot *slot)
 {
 	struct nbd_request *request = slot->request;
@@ -311,7 +311,7 @@ static enum emitted emit_read(struct send_batch *send, struct send_slot *slot)
 	if (request->path.error != 0) {
 		return emit_failed_read(send, slot);
 	}
-	/* Hold it back while an error can still be told, unless it holds memory it waits for. */
+	/* Held while an error can still be reported, unless it holds memory it waits for. */
 	if (request->path.whole && request->content_bytes == 0 &&
 		path_status(&request->path) == PATH_PENDING && !path_is_stalled(&request->path)) {
 		return EMITTED_NOTHING;

@@ -38,7 +38,7 @@ enum {
 	HANDSHAKE_TX_BYTES = 32 << 10,
 	/* Payload memory of one request. */
 	WINDOW_BYTES = 2 << 20,
-	/* A read whose reply cannot tell of a late error is held back until all of it is valid, up
+	/* A read whose reply cannot report a late error is held back until all of it is valid, up
 	 * to here. */
 	HELD_BYTES_MAX = 4 << 20,
 	STATUS_PAYLOAD_IDS_MAX = 16,

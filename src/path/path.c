@@ -240,7 +240,7 @@ static void stream_put(struct path_stream *stream)
 	path->released = true;
 }
 
-/* Gives back a stream of a request that failed or was abandoned, or what of it nobody has. */
+/* Releases a stream of a request that failed or was abandoned, but for what the session holds. */
 static void stream_drop(struct path_stream *stream)
 {
 	if (stream->in_store) {
@@ -479,7 +479,7 @@ static void part_done(struct store_part *part, int result)
 	request->progress(request);
 }
 
-/* The store tells that the first bytes of a part are there. */
+/* The store reports that the first bytes of a part are there. */
 static void part_progressed(struct store_part *part, uint64_t bytes)
 {
 	struct path_stream *stream = container_of(part, struct path_stream, part);
@@ -837,7 +837,7 @@ struct path_stream *path_write_open(struct path_request *request)
 	GMB_ASSERT(request->error == 0);
 	GMB_ASSERT(request->started_bytes < request->length);
 	if (window_is_full(request)) {
-		return NULL; /* part_done() tells when a stream is free again */
+		return NULL; /* part_done() reports progress when a stream is free again */
 	}
 	stream = part_open(path, request);
 	if (stream == NULL) {

@@ -13,7 +13,7 @@
  *   path_finish(request) ─────▶ FIN
  *
  * A read is a transfer of several streams {offset, length, valid, sent}, each with its own buffer;
- * the store only ever raises valid (at the end of a part, or as it tells progress), the session
+ * the store only ever raises valid (at the end of a part, or as it reports progress), the session
  * asks for the next fragment and gets one from any stream that has bytes, or none: it never waits
  * inside. A write is the mirror image: the session asks for room (path_write_open), fills it from
  * the network, and submits it while later bytes are still arriving. Everything else is one part
@@ -223,8 +223,8 @@ bool path_is_short(const struct path *path);
  * which it is worth while to wait awake. */
 bool path_is_slow(const struct path *path);
 
-/* Begins. Cannot fail; progress tells. A write without a placement does nothing before
- * path_write_open(). */
+/* Begins the request. Cannot fail; progress is called for all that follows. A write without a
+ * placement does nothing before path_write_open(). */
 void path_start(struct path *path, struct path_request *request);
 
 enum path_status path_status(const struct path_request *request);

@@ -67,7 +67,7 @@ struct ring_mailbox {
 	_Atomic(struct ring_message *) messages;
 	_Atomic(struct ring_op *) returned; /* calls that have returned, op->result is set */
 	int wake_fd;			    /* becomes readable when either was empty and is not */
-	_Atomic int poll_fd;		    /* another eventfd that is told as well, or -1 */
+	_Atomic int poll_fd;		    /* another eventfd that is written as well, or -1 */
 
 	/* Worker threads: started on first need, joined by ring_mailbox_fini(). */
 	pthread_mutex_t lock;

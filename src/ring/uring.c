@@ -442,9 +442,8 @@ void ring_flush(struct ring *ring)
 
 	ring->counters.enters++;
 	GMB_ASSERT(result >= 0 || result == -EINTR || result == -EBUSY || result == -EAGAIN);
-	/* The kernel tells of what is new to it. Not new, or not known to it, and all the same
-	 * something for the next turn: what was deferred here, and work beyond what one call of
-	 * the kernel runs. */
+	/* The kernel signals what is new. The next turn may have other work, too: what was deferred
+	 * here, and task work beyond what one call of the kernel runs. */
 	if (ring->poll_fd >= 0 && (ring->deferred.head != NULL || has_news(ring))) {
 		ring_poll_again(ring);
 	}
@@ -612,7 +611,7 @@ int ring_turn_limited(struct ring *ring, uint64_t limit_ns)
 }
 
 /* With deferred task work the ring's own descriptor does not wake pollers: the kernel only marks
- * the work, and nobody is in io_uring_enter(2) to do it. An eventfd is told of the mark as well. */
+ * the work, and nobody is in io_uring_enter(2) to do it. The mark signals an eventfd, too. */
 int ring_poll_fd(struct ring *ring)
 {
 	int result;

@@ -12,7 +12,7 @@
 
 #include "base/log.h"
 
-/* The main thread has signals to heed. */
+/* The main thread must handle signals, too. */
 enum { CALL_SECONDS_MAX = 2 };
 
 struct reactor {

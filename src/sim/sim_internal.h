@@ -51,7 +51,7 @@ struct sim_op {
 	bool writes_memory;
 	bool wait_all;
 	bool direct_sync;
-	bool begun; /* direct I/O: the page cache was told */
+	bool begun; /* direct I/O: sim_cache_direct_begin() was called */
 	bool cancelled;
 	bool complete;
 	bool released;	   /* done was called */

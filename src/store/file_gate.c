@@ -250,7 +250,7 @@ static void admit_direct(struct file_gate *gate)
 {
 	struct list_node *node;
 
-	/* Counted before they are told, as they may leave at once. */
+	/* Counted before they are let in, as they may leave at once. */
 	while ((node = list_pop_front(&gate->waiting_direct)) != NULL) {
 		atomic_fetch_add_explicit(&gate->direct, 1, memory_order_acq_rel);
 		grant(list_entry(node, struct store_part, node), FILE_GATE_DIRECT);
