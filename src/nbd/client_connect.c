@@ -16,6 +16,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+enum { LOOKUP_STACK_BYTES = 256 << 10 };
+
 static const uint32_t connector_edges[] = {
 	[CONNECTOR_IDLE] = BIT(CONNECTOR_BEGIN),
 	[CONNECTOR_BEGIN] = BIT(CONNECTOR_LOOKUP) | BIT(CONNECTOR_ATTEMPT) | BIT(CONNECTOR_ENDING),
@@ -75,7 +77,8 @@ static void *lookup_run(void *argument)
 	return NULL;
 }
 
-/* A detached thread that takes no signals of the program. */
+/* A detached thread that takes no signals of the program. Its stack is small, because a program
+ * that locks its memory locks all of the stack. */
 static int thread_start(struct lookup *lookup)
 {
 	pthread_attr_t attributes;
@@ -88,6 +91,7 @@ static int thread_start(struct lookup *lookup)
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	pthread_attr_init(&attributes);
 	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+	pthread_attr_setstacksize(&attributes, LOOKUP_STACK_BYTES);
 	err = pthread_create(&thread, &attributes, lookup_run, lookup);
 	pthread_attr_destroy(&attributes);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);

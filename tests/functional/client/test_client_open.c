@@ -18,6 +18,7 @@ enum { PROMPT_MS = 2000, FILLERS = 8, CLIENTS = 48, QUEUED = 16 };
 
 static sem_t lookup_begun;
 static sem_t lookup_may_end;
+static size_t lookup_stack_bytes;
 
 /* The library finds this one before the C library's. */
 __attribute__((visibility("default"))) int getaddrinfo(
@@ -27,6 +28,11 @@ __attribute__((visibility("default"))) int getaddrinfo(
 
 	*(void **)&real = dlsym(RTLD_NEXT, "getaddrinfo");
 	if (strcmp(node, "slow.test") == 0 && (hints->ai_flags & AI_NUMERICHOST) == 0) {
+		pthread_attr_t attributes;
+
+		pthread_getattr_np(pthread_self(), &attributes);
+		pthread_attr_getstacksize(&attributes, &lookup_stack_bytes);
+		pthread_attr_destroy(&attributes);
 		sem_post(&lookup_begun);
 		sem_wait(&lookup_may_end);
 		return real("127.0.0.1", service, hints, out);
@@ -357,7 +363,8 @@ static void close_in_the_middle(struct run *run, const char *uri)
 static void close_while_resolving(struct run *run)
 {
 	close_in_the_middle(run, "nbd://slow.test/");
-	sem_wait(&lookup_begun); /* it had begun, and is going on */
+	sem_wait(&lookup_begun);	     /* it had begun, and is going on */
+	CHECK(lookup_stack_bytes < 1 << 20); /* programs that lock their memory lock all of it */
 	sem_post(&lookup_may_end);
 }
 
