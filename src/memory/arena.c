@@ -327,5 +327,5 @@ void arena_put(struct arena *arena, struct arena_buf *buf)
 	GMB_ASSERT(arena->info.used_bytes >= buf->bytes);
 	arena->info.used_bytes -= buf->bytes;
 	arena->ops->put(arena, buf);
-	buf->memory = mem_none();
+	buf->memory = MEM_NONE;
 }

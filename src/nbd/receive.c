@@ -223,12 +223,12 @@ static bool take_payload(struct nbd_session *session)
 static struct mem_ref storable(const struct nbd_session *session)
 {
 	uint32_t memory_align = store_info(session->base.export->store)->memory_align;
-	struct mem_ref memory = mem_none();
+	struct mem_ref memory = MEM_NONE;
 
 	if (session->rx_large != NULL) {
 		memory = mem_add(session->rx_large->buf.memory, session->rx_start);
 	}
-	return mem_is_aligned(memory, memory_align) ? memory : mem_none();
+	return mem_is_aligned(memory, memory_align) ? memory : MEM_NONE;
 }
 
 static void start_write(struct nbd_session *session, struct nbd_request *request)
@@ -237,7 +237,7 @@ static void start_write(struct nbd_session *session, struct nbd_request *request
 		.memory = storable(session),
 		.bytes = request->length,
 	};
-	if (request->length <= available(session) && !mem_is_none(request->received.memory)) {
+	if (request->length <= available(session) && request->received.memory.rights != 0) {
 		request->path.placement = &request->received;
 		request->path.placement_count = 1;
 	}

@@ -229,11 +229,14 @@ void cut_begin(struct path_request *request)
 					     ? MIN(info->stripe_chunk, (uint32_t)PATH_PART_SIZE_MAX)
 					     : PATH_PART_SIZE_MAX;
 	}
+	if (!reads && request->placement != NULL) {
+		request->part_size = PATH_PLACED_BYTES_MAX; /* all is there: nothing to wait for */
+	}
 	/* In order, a part must never wait for one behind it that has no memory yet. */
 	request->striped = reads && !request->ascending && info->stripe_chunk >= request->part_size;
 	request->row_step = 0;
 	request->row_offset = 0;
-	request->rest_bytes = 0;
+	request->rest.bytes = 0;
 	if (request->striped) {
 		uint64_t row_bytes = (uint64_t)info->stripe_chunk * info->stripe_members;
 
@@ -304,12 +307,18 @@ static struct cut_range striped_next(struct path_request *request)
 {
 	const struct store_info *info = store_info(request->export->store);
 	uint64_t chunk = info->stripe_chunk;
-	uint64_t row_begin = MAX(request->row_offset, request->offset);
-	uint64_t row_end = MIN(request->row_offset + chunk * info->stripe_members,
-		request->offset + request->length);
-	uint64_t lanes = (row_end - 1) / chunk - row_begin / chunk + 1;
-	bool first_row = row_begin == request->offset;
+	uint64_t row_bytes = chunk * info->stripe_members;
+	uint64_t row_begin;
+	uint64_t row_end;
+	uint64_t lanes;
 
+	if (request->offset + request->started_bytes == request->row_offset + row_bytes) {
+		request->row_offset += row_bytes; /* nothing is left of the last one */
+		request->row_step = 0;
+	}
+	row_begin = MAX(request->row_offset, request->offset);
+	row_end = MIN(request->row_offset + row_bytes, request->offset + request->length);
+	lanes = (row_end - 1) / chunk - row_begin / chunk + 1;
 	/* Lanes that have all they need are passed over; at least one has not. */
 	for (;; request->row_step++) {
 		uint64_t lane = request->row_step % lanes;
@@ -318,14 +327,16 @@ static struct cut_range striped_next(struct path_request *request)
 		uint64_t lane_end = MIN((row_begin / chunk + lane + 1) * chunk, row_end);
 		uint64_t step =
 			request->progress_step > 0 ? request->progress_step : request->part_size;
-		uint64_t share =
-			first_row ? align_up(step * (lane + 1) / lanes, SPLIT_ALIGN) : step;
+		uint64_t share = row_begin == request->offset
+					 ? align_up(step * (lane + 1) / lanes, SPLIT_ALIGN)
+					 : step;
 		uint64_t first = request->progress_step > 0 ? request->part_size : share;
 		uint64_t turn_end =
 			align_down(lane_begin, SPLIT_ALIGN) + first + turn * request->part_size;
 		uint64_t begin = turn == 0 ? lane_begin : turn_end - request->part_size;
 
 		if (begin < lane_end) {
+			request->row_step++;
 			return (struct cut_range){ .offset = begin,
 				.bytes = MIN(turn_end, lane_end) - begin,
 				.progress_first = share };
@@ -337,39 +348,34 @@ struct cut_range cut_next(struct path_request *request)
 {
 	uint64_t offset = request->offset + request->started_bytes;
 	uint64_t left = request->length - request->started_bytes;
+	struct cut_range range;
 
-	if (request->rest_bytes > 0) {
-		return (struct cut_range){ .offset = request->rest_offset,
-			.bytes = request->rest_bytes,
+	if (request->rest.bytes > 0) {
+		range = request->rest;
+		request->rest.bytes = 0;
+	} else if (request->striped) {
+		range = striped_next(request);
+	} else {
+		range = (struct cut_range){ .offset = offset,
+			.bytes = left > request->part_size
+					 ? align_down(offset + request->part_size, SPLIT_ALIGN) -
+						   offset
+					 : left,
 			.progress_first = request->progress_step };
 	}
-	if (request->striped) {
-		return striped_next(request);
-	}
-	return (struct cut_range){ .offset = offset,
-		.bytes = left > request->part_size
-				 ? align_down(offset + request->part_size, SPLIT_ALIGN) - offset
-				 : left,
-		.progress_first = request->progress_step };
+	request->parts_started++;
+	request->started_bytes += range.bytes;
+	return range;
 }
 
-void cut_advance(struct path_request *request, const struct cut_range *range, uint64_t bytes)
+void cut_return(struct path_request *request, const struct cut_range *range, uint64_t bytes)
 {
-	const struct store_info *info;
-	uint64_t row_end;
-
-	request->parts_started++;
-	request->started_bytes += bytes;
-	if (!request->striped) {
-		return; /* the next part is where this one ends */
-	}
-	info = store_info(request->export->store);
-	request->row_step += request->rest_bytes == 0;
-	request->rest_offset = range->offset + bytes;
-	request->rest_bytes = range->bytes - bytes;
-	row_end = request->row_offset + (uint64_t)info->stripe_chunk * info->stripe_members;
-	if (request->offset + request->started_bytes == row_end) {
-		request->row_offset = row_end;
-		request->row_step = 0;
+	request->parts_started -= bytes == 0;
+	request->started_bytes -= range->bytes - bytes;
+	if (request->striped) {
+		request->rest = (struct cut_range){ .offset = range->offset + bytes,
+			.bytes = range->bytes - bytes,
+			.progress_first =
+				bytes == 0 ? range->progress_first : request->progress_step };
 	}
 }

@@ -119,7 +119,7 @@ void cut_end(struct path_request *request, uint64_t now_ns);
 void cut_part_begin(struct path_request *request, uint64_t now_ns);
 void cut_part_end(struct path_request *request, uint64_t bytes, uint64_t now_ns);
 
-/* Where the next part is. request->started_bytes < request->length. */
+/* The next part, which counts as started. request->started_bytes < request->length. */
 struct cut_range cut_next(struct path_request *request);
-/* A part of these bytes of the range was started; the rest of the range comes next. */
-void cut_advance(struct path_request *request, const struct cut_range *range, uint64_t bytes);
+/* Only so many bytes of that range were started; the rest of it comes next. */
+void cut_return(struct path_request *request, const struct cut_range *range, uint64_t bytes);

@@ -22,6 +22,7 @@ struct path {
 	struct ring *ring;
 	struct arena *arena;
 	struct arena *ram;
+	uint32_t arena_rights;
 	/* Pool for all but each request's first: one for each block of the arenas, so that there is
 	 * always one for whoever has memory, and some for memory of requesters. Touched only when
 	 * so many are needed at once. */
@@ -61,6 +62,7 @@ int path_create(const struct path_options *options, struct path **path_out, stru
 	path->ring = options->ring;
 	path->arena = options->arena;
 	path->ram = options->ram;
+	path->arena_rights = arena_info(path->arena)->rights;
 	GMB_ASSERT((arena_info(path->ram)->rights & MEM_RAM) == MEM_RAM);
 	list_init(&path->streams_free);
 	list_init(&path->stalled);
@@ -216,7 +218,7 @@ static struct path_stream *stream_get(struct path *path, struct path_request *re
 	stream->in_place = false;
 	stream->copied = false;
 	stream->traced = NULL;
-	stream->buf.memory = mem_none();
+	stream->buf.memory = MEM_NONE;
 	request->streams_live++;
 	return stream;
 }
@@ -227,7 +229,7 @@ static void stream_put(struct path_stream *stream)
 	struct path *path = request->path;
 
 	GMB_ASSERT(request->streams_live > 0);
-	if (!mem_is_none(stream->buf.memory)) {
+	if (stream->buf.memory.rights != 0) {
 		arena_put(stream->in_ram ? path->ram : path->arena, &stream->buf);
 	}
 	list_remove(&stream->node);
@@ -266,21 +268,6 @@ static void drop_ready(struct path_request *request)
 
 /* --- where payload lies ---------------------------------------------------------------------- */
 
-static bool arena_may(const struct arena *arena, uint32_t rights)
-{
-	return (arena_info(arena)->rights & rights) == rights;
-}
-
-/* Chooses where the request's buffers come from. */
-static void choose_arena(struct path *path, struct path_request *request)
-{
-	request->arena = path->arena;
-	if (unlikely(!arena_may(path->arena, store_rights(request->export->store, request->op)))) {
-		request->arena = path->ram;
-		request->export->ram_for_store++;
-	}
-}
-
 /* A newcomer must not overtake those who wait. Who waits may take back what its own fragments gave
  * up, wherever it is in the queue: replies that wait behind a long one that has begun would else
  * take all its memory, and neither could go on. */
@@ -310,20 +297,6 @@ static struct path_stream *stream_open(
 	stream->buf = buf;
 	stream->memory = buf.memory;
 	stream->in_ram = arena == path->ram;
-	return stream;
-}
-
-/* A stream with memory that the store and the session can use. */
-static struct path_stream *stream_stage(
-	struct path *path, struct path_request *request, uint64_t *bytes)
-{
-	struct path_stream *stream;
-
-	if (likely(arena_may(request->arena, request->memory_rights))) {
-		return stream_open(path, request, request->arena, bytes);
-	}
-	stream = stream_open(path, request, path->ram, bytes);
-	request->export->ram_for_session += stream != NULL;
 	return stream;
 }
 
@@ -360,14 +333,16 @@ static struct path_stream *part_open(struct path *path, struct path_request *req
 	uint64_t bytes = range.bytes;
 	struct path_stream *stream;
 
-	if (likely(request->placement == NULL)) {
-		stream = stream_stage(path, request, &bytes);
-	} else {
-		if (request->op == STORE_WRITE) { /* all of it is there: nothing to overlap with */
-			range.bytes = MIN(request->length - request->started_bytes,
-				(uint64_t)PATH_PLACED_BYTES_MAX);
-		}
+	if (unlikely(request->placement != NULL)) {
 		stream = stream_place(path, request, &range, &bytes);
+	} else if (unlikely((request->memory_rights & ~path->arena_rights) != 0)) {
+		stream = stream_open(path, request, path->ram, &bytes);
+		request->export->ram_for_session += stream != NULL;
+	} else {
+		stream = stream_open(path, request, request->arena, &bytes);
+	}
+	if (unlikely(stream == NULL || bytes < range.bytes)) {
+		cut_return(request, &range, stream == NULL ? 0 : bytes);
 	}
 	if (stream == NULL) {
 		return NULL;
@@ -377,17 +352,16 @@ static struct path_stream *part_open(struct path *path, struct path_request *req
 	stream->room = (uint32_t)bytes;
 	stream->part.progress_first = range.progress_first;
 	request->live_bytes += bytes;
-	cut_advance(request, &range, bytes);
 	return stream;
 }
 
 static bool window_is_full(const struct path_request *request)
 {
 	uint64_t left = request->length - request->started_bytes;
+	uint64_t part = MIN(request->part_size, (uint32_t)PATH_PART_SIZE_MAX);
 
 	return request->live_bytes > 0 &&
-	       request->live_bytes + MIN((uint64_t)request->part_size, left) >
-		       request->window_bytes;
+	       request->live_bytes + MIN(part, left) > request->window_bytes;
 }
 
 static void stall(struct list_node *queue, struct path_request *request)
@@ -636,7 +610,7 @@ static void start_plain(struct path_request *request)
 {
 	struct path_stream *stream = stream_get(request->path, request);
 
-	stream->memory = mem_none();
+	stream->memory = MEM_NONE;
 	stream->offset = request->offset;
 	stream->length = 0;
 	request->started_bytes = request->length;
@@ -664,7 +638,12 @@ static void start_extents(struct path_request *request)
 static void begin(struct path *path, struct path_request *request)
 {
 	GMB_ASSERT(request->length > 0);
-	choose_arena(path, request);
+	request->arena = path->arena;
+	if (unlikely((store_info(request->export->store)->memory_rights & ~path->arena_rights) !=
+		     0)) {
+		request->arena = path->ram;
+		request->export->ram_for_store++;
+	}
 	if (request->placement != NULL) {
 		placement_check(request);
 	}
@@ -786,7 +765,7 @@ bool path_next_fragment(
 	GMB_ASSERT(length > 0);
 	fragment->stream = stream;
 	fragment->memory =
-		request->placement == NULL ? mem_add(stream->memory, stream->sent) : mem_none();
+		request->placement == NULL ? mem_add(stream->memory, stream->sent) : MEM_NONE;
 	fragment->offset = stream->offset + stream->sent;
 	fragment->length = length;
 	fragment->page_cache = stream->page_cache;

@@ -161,9 +161,8 @@ struct path_request {
 	uint64_t live_bytes;	/* in streams */
 	uint64_t row_offset;	/* striped reads: where the next part is, see overlap.h */
 	uint64_t row_step;
-	uint64_t rest_offset; /* of a range for whose part there was too little memory */
-	uint64_t rest_bytes;
-	uint64_t parts_time; /* sum over parts of bytes * time until they were there */
+	struct cut_range rest; /* of a range for whose part there was too little memory */
+	uint64_t parts_time;   /* sum over parts of bytes * time until they were there */
 	uint32_t part_size;
 	uint32_t progress_step; /* fragments may begin before a part is done; 0 = they may not */
 	uint32_t parts_started;

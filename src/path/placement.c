@@ -54,7 +54,8 @@ bool placement_run(struct path_request *request, const struct cut_range *range, 
 	const struct store_info *info = store_info(request->export->store);
 	/* Whole blocks, each of which is aligned in memory when the one before it is. */
 	uint32_t align = MAX(info->offset_align, info->memory_align);
-	uint64_t step = MAX((uint64_t)align, align_down(request->part_size, align));
+	uint32_t part_size = MIN(request->part_size, (uint32_t)PATH_PART_SIZE_MAX);
+	uint64_t step = MAX((uint64_t)align, align_down(part_size, align));
 	uint64_t end = range->offset + MIN(range->bytes, step);
 	uint64_t at = range->offset;
 	struct mem_segment here = placement_at(request, at);

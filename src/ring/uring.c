@@ -871,7 +871,7 @@ void ring_read(struct ring *ring, struct ring_op *op, struct ring_file file, str
 	struct io_uring_sqe *sqe = sqe_get(ring);
 
 	op_start(op, RING_READ, done);
-	if (mem_may(memory, MEM_FIXED)) {
+	if ((memory.rights & MEM_FIXED) != 0) {
 		io_uring_prep_read_fixed(
 			sqe, file.fd, buf, (unsigned)len, offset, memory.region->fixed_idx);
 	} else {
@@ -888,7 +888,7 @@ void ring_write(struct ring *ring, struct ring_op *op, struct ring_file file, st
 	struct io_uring_sqe *sqe = sqe_get(ring);
 
 	op_start(op, RING_WRITE, done);
-	if (mem_may(memory, MEM_FIXED)) {
+	if ((memory.rights & MEM_FIXED) != 0) {
 		io_uring_prep_write_fixed(
 			sqe, file.fd, buf, (unsigned)len, offset, memory.region->fixed_idx);
 	} else {

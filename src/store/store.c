@@ -309,7 +309,11 @@ void store_submit(struct store_queue *queue, struct store_part *part)
 
 	check_part(queue, part);
 	if (part->op == STORE_READ || part->op == STORE_WRITE) {
-		GMB_ASSERT(mem_may(part->memory, store_rights(queue->store, part->op)));
+		/* See store_rights(). */
+		uint32_t rights =
+			part->memory.rights | (part->op == STORE_WRITE ? MEM_CPU_WRITE : 0);
+
+		GMB_ASSERT((queue->store->info.memory_rights & ~rights) == 0);
 	}
 	prepare(queue, part);
 	error = refuse(queue->store, part);
@@ -332,11 +336,11 @@ bool store_page_cache_ref(struct store_queue *queue, struct store_part *part)
 	GMB_ASSERT(part->op == STORE_READ);
 	prepare(queue, part);
 	part->queue = queue;
-	part->memory = mem_none();
+	part->memory = MEM_NONE;
 	if (!queue->store->ops->page_cache_ref(queue, part)) {
 		return false;
 	}
-	GMB_ASSERT(!mem_is_none(part->memory));
+	GMB_ASSERT(part->memory.rights != 0);
 	GMB_ASSERT(!mem_may(part->memory, MEM_CPU_READ));
 	queue->inflight_count++;
 	store_finish_later(part, 0);

@@ -71,7 +71,7 @@ static void test_blocks_are_aligned_and_apart(void **state)
 		}
 		while (count > 0) {
 			arena_put(world->arena, &bufs[--count]);
-			assert_true(mem_is_none(bufs[count].memory));
+			assert_true(bufs[count].memory.rights == 0);
 		}
 	}
 }

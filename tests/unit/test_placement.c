@@ -267,7 +267,7 @@ static void take_fragments(struct slot *slot)
 		return;
 	}
 	if (slot->placed) {
-		assert_true(mem_is_none(fragment->memory));
+		assert_true(fragment->memory.rights == 0);
 		copy(slot, fragment->offset - slot->request.offset, bytes, fragment->length, true);
 		assert_memory_equal(bytes, world->shadow + fragment->offset, fragment->length);
 	} else {

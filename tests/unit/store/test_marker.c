@@ -467,7 +467,7 @@ static void write_done(struct store_part *part, int result)
 {
 	assert_int_equal(part->op, STORE_WRITE);
 	assert_int_equal(result, -ENOSPC);
-	part->memory = mem_none();
+	part->memory = MEM_NONE;
 }
 
 static void test_writes_pass_on(void **state)
@@ -484,7 +484,7 @@ static void test_writes_pass_on(void **state)
 	store_submit(device->queue, &part);
 	assert_ptr_equal(device->parts[0], &part);
 	device_finish(device, &part, -ENOSPC);
-	assert_true(mem_is_none(part.memory));
+	assert_true(part.memory.rights == 0);
 }
 
 /* --- the timer ----------------------------------------------------------------------------- */
