@@ -19,6 +19,7 @@
 #include "disk/disk.h"
 #include "nbd/wire.h"
 #include "ring/ring.h"
+#include "stream/stream.h"
 #include "tools/print.h"
 
 enum { LABEL_COLUMNS = 20, TEXT_BYTES = 256 };
@@ -197,8 +198,9 @@ static void judge(const struct ring_features *ring, struct local_feature out[FEA
 	feature_set(&out[6], "min_timeout", "minimum wait (6.12)", ring->min_timeout, true,
 		"the loop waits for several requests at once where that pays",
 		"the loop wakes up for each completion");
-	feature_set(&out[7], "send_zero_copy", "zero-copy send (6.0)", ring->send_zero_copy, false,
-		"payloads are copied to the socket", "nothing: payloads are copied to the socket");
+	feature_set(&out[7], "send_zero_copy", "zero-copy send (6.0)", ring->send_zero_copy,
+		stream_sends_zero_copy(), "payloads are copied to the socket",
+		"nothing: payloads are copied to the socket");
 }
 
 /* --- text ---------------------------------------------------------------------------------- */
