@@ -463,6 +463,42 @@ static void test_direct_with_coarse_blocks(void **state)
 	world_close(world);
 }
 
+/* One block of the middle has its bytes in two segments; all others go straight. */
+static void test_only_the_block_that_is_split_is_copied(void **state)
+{
+	struct world *world = world_open(1, "disk", STORE_MODE_DIRECT, 4096, 4096);
+	struct slot *slot = &world->slots[0];
+	uint8_t bytes[32768];
+
+	GMB_UNUSED(state);
+	set_content(world);
+	slot->segments[0] = (struct mem_segment){ .memory = mem_of(slot->memory), .bytes = 5000 };
+	slot->segments[1] =
+		(struct mem_segment){ .memory = mem_of(slot->memory + 16384 + 5000 - 8192),
+			.bytes = sizeof(bytes) - 5000 };
+	slot->segment_count = 2;
+	slot->request = (struct path_request){ .op = STORE_READ,
+		.length = sizeof(bytes),
+		.window_bytes = SLOT_BYTES,
+		.memory_rights = MEM_ADDRESS,
+		.placement = slot->segments,
+		.placement_count = 2,
+		.export = &world->path_export,
+		.progress = progress };
+	path_start(world->path, &slot->request);
+	assert_int_equal(slot->request.parts_started, 3);
+	assert_int_equal(world->path_export.staged_parts, 1);
+	assert_int_equal(arena_info(world->arena)->used_bytes_peak, 4096);
+	while (path_status(&slot->request) == PATH_PENDING) {
+		(void)sim_step();
+	}
+	copy(slot, 0, bytes, sizeof(bytes), true);
+	assert_memory_equal(bytes, world->shadow, sizeof(bytes));
+	(void)path_abandon(&slot->request); /* no fragment is wanted */
+	path_finish(&slot->request);
+	world_close(world);
+}
+
 /* Memory that the CPU must not touch is never copied, also where nothing is aligned. */
 static void test_direct_without_the_cpu(void **state)
 {
@@ -508,6 +544,7 @@ int main(void)
 		cmocka_unit_test(test_cached),
 		cmocka_unit_test(test_direct),
 		cmocka_unit_test(test_direct_with_coarse_blocks),
+		cmocka_unit_test(test_only_the_block_that_is_split_is_copied),
 		cmocka_unit_test(test_direct_without_the_cpu),
 		cmocka_unit_test(test_errors),
 		cmocka_unit_test(test_memory_store),
