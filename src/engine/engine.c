@@ -369,13 +369,13 @@ void engine_stop_session(struct session *session, uint64_t deadline_ns)
 					    ? MIN(session->stop_deadline_ns, now_ns + deadline_ns)
 					    : now_ns + deadline_ns;
 	engine->stop_due_ns = MIN(engine->stop_due_ns, session->stop_deadline_ns);
+	/* Only where it concerns all of them: the list is in order of the deadlines. */
+	if (engine->draining && session->state == SESSION_NEGOTIATING) {
+		session->deadline_ns =
+			MIN(session->deadline_ns, now_ns + ENGINE_HANDSHAKE_STOPPING_NS);
+	}
 	if (!session->stopping) {
 		session->stopping = true;
-		/* Only where it concerns all of them: the list is in order of the deadlines. */
-		if (engine->draining && session->state == SESSION_NEGOTIATING) {
-			session->deadline_ns =
-				MIN(session->deadline_ns, now_ns + ENGINE_HANDSHAKE_STOPPING_NS);
-		}
 		session->kind->drain(session);
 	}
 	engine_timer_arm(engine);

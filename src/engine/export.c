@@ -184,7 +184,7 @@ void engine_export_remove(struct engine *engine, struct export *export, uint64_t
 	{
 		struct session *session = list_entry(node, struct session, node);
 
-		if (session->chosen == entry) {
+		if (session->chosen == entry && session->state != SESSION_TERMINATING) {
 			if (session->kind->export_changed != NULL) {
 				session->kind->export_changed(session, EXPORT_REMOVED);
 			}

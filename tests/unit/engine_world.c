@@ -47,9 +47,13 @@ static void world_drained(void *context)
 	world->drained = true;
 }
 
-void world_end(struct world *world)
+void world_drain(struct world *world, uint64_t deadline_ns)
 {
-	engine_drain(world->engine, SECOND_NS, world_drained, world);
+	engine_drain(world->engine, deadline_ns, world_drained, world);
+}
+
+void world_finish(struct world *world)
+{
 	while (!world->drained) {
 		assert_true(sim_step());
 	}
@@ -61,6 +65,12 @@ void world_end(struct world *world)
 	ring_destroy(world->ring);
 	assert_int_equal(sim_open_count(), 0);
 	sim_stop();
+}
+
+void world_end(struct world *world)
+{
+	world_drain(world, SECOND_NS);
+	world_finish(world);
 }
 
 void look(struct client *client)
@@ -108,7 +118,7 @@ void client_connect(struct world *world, struct client *client)
 	engine_accept(world->engine, &endpoint);
 }
 
-bool client_try(struct world *world, struct client *client, const char *name)
+void client_choose(const struct client *client, const char *name)
 {
 	struct {
 		struct be32 flags;
@@ -120,9 +130,14 @@ bool client_try(struct world *world, struct client *client, const char *name)
 			.length = be32_make((uint32_t)strlen(name)) },
 	};
 
-	client_connect(world, client);
 	sim_socket_write(client->fd, &hello, sizeof(hello));
 	sim_socket_write(client->fd, name, strlen(name));
+}
+
+bool client_try(struct world *world, struct client *client, const char *name)
+{
+	client_connect(world, client);
+	client_choose(client, name);
 	wait_for(client, HELLO_BYTES);
 	if (client->closed) {
 		return false;

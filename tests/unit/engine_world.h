@@ -53,6 +53,9 @@ struct client {
 void world_begin(struct world *world, uint32_t inflight_per_session, uint32_t inflight);
 /* Drains the engine, and checks that nothing is left. */
 void world_end(struct world *world);
+/* The same in two steps. */
+void world_drain(struct world *world, uint64_t deadline_ns);
+void world_finish(struct world *world);
 
 /* Takes what has come. */
 void look(struct client *client);
@@ -65,6 +68,8 @@ uint64_t answers(struct client *client);
 
 /* Connects, without a word. */
 void client_connect(struct world *world, struct client *client);
+/* Asks for an export, and waits for nothing. */
+void client_choose(const struct client *client, const char *name);
 /* Connects and asks for an export. False: the server has closed instead of serving it. */
 bool client_try(struct world *world, struct client *client, const char *name);
 /* The same; it is served. */

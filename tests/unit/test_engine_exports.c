@@ -165,12 +165,43 @@ static void test_a_session_that_does_not_finish(void **state)
 	world_end(&world);
 }
 
+/* Sessions in the handshake end soon when the engine drains, also those behind one that takes no
+ * answers and was to end with its export already. */
+static void test_a_drain_after_a_removal(void **state)
+{
+	struct client stuck;
+	struct client silent;
+	struct world world;
+	struct export *export;
+	uint64_t begin_ns;
+
+	(void)state;
+	world_begin(&world, 16, 64);
+	export = add_file(&world, "x");
+	client_connect(&world, &stuck);
+	wait_for(&stuck, sizeof(struct nbd_wire_greeting));
+	sim_socket_set_buffer(stuck.fd, 1);
+	client_choose(&stuck, "x");
+	while (engine_export_find(world.engine, "x", 1)->session_count == 0) {
+		assert_true(sim_step());
+	}
+	remove_it(&world, export);
+	client_connect(&world, &silent);
+	begin_ns = sim_now_ns();
+	world_drain(&world, DEADLINE_NS);
+	run_until_closed(&silent);
+	assert_in_range(sim_now_ns() - begin_ns, 0, 2 * SECOND_NS);
+	sim_socket_close(stuck.fd);
+	world_finish(&world);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_exports_come_and_go_under_load),
 		cmocka_unit_test(test_a_removed_export_cannot_be_found),
 		cmocka_unit_test(test_a_session_that_does_not_finish),
+		cmocka_unit_test(test_a_drain_after_a_removal),
 	};
 
 	stores_register();
