@@ -84,6 +84,9 @@ static int connect_to(const char *path, int timeout_ms)
 		rc = connect(fd, (const struct sockaddr *)&address, sizeof(address)) < 0 ? -errno
 											 : 0;
 	}
+	if (rc == -EAGAIN) {
+		rc = -ETIMEDOUT; /* the server's queue was full all the time */
+	}
 	if (folder_fd >= 0) {
 		close(folder_fd);
 	}

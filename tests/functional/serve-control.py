@@ -116,6 +116,15 @@ class Control(support.Case):
             sock.sendall(bytes([byte]))
         self.assertEqual(self.rest(sock)[1]["result"]["pid"], server.process.pid)
 
+    def test_a_server_that_does_not_accept(self):
+        path = self.path("full")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen(0)
+            with socket.socket(socket.AF_UNIX) as first:
+                first.connect(path)
+                self.check_refused(["stats", path], 1, "cannot connect: Connection timed out")
+
     def test_wrong_commands(self):
         self.serve("memory:1M")
         for command in (b"stats", b"{", b"[]", b"{}", b"null", b'{"command": 7}', b"\xff\xfe",
