@@ -354,9 +354,11 @@ static void read_command(struct control_client *client)
 		client_close(client);
 		return;
 	}
+	if (client->input_bytes == 0) {
+		client->deadline_ns = clock_now_ns() + WAIT_NS; /* for all of it */
+	}
 	end = memchr(client->input + client->input_bytes, '\n', (size_t)got);
 	client->input_bytes += (size_t)got;
-	client->deadline_ns = clock_now_ns() + WAIT_NS;
 	if (end != NULL) {
 		take_line(client, (size_t)(end - client->input));
 	}

@@ -1,10 +1,13 @@
 #!/usr/bin/python3
 """The control socket of a server, byte by byte: what it answers, and that no client keeps it from
 others or from stopping."""
+import contextlib
 import json
 import os
+import select
 import socket
 import threading
+import time
 
 import nbdmini
 import support
@@ -115,6 +118,20 @@ class Control(support.Case):
         for byte in STATS:
             sock.sendall(bytes([byte]))
         self.assertEqual(self.rest(sock)[1]["result"]["pid"], server.process.pid)
+
+    def test_places_held_by_single_bytes(self):
+        """As many clients as the server holds never finish their commands: each may take ten
+        seconds altogether, and the others wait no longer."""
+        server = self.serve("memory:1M")
+        dripping = [self.connect(b" ") for _ in range(32)]
+        begin = time.monotonic()
+        asking = self.connect(STATS)
+        while not select.select([asking], [], [], 1)[0]:
+            self.assertLess(time.monotonic() - begin, 30)
+            for sock in dripping:
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    sock.sendall(b" ")
+        self.assertEqual(self.rest(asking)[1]["result"]["pid"], server.process.pid)
 
     def test_a_server_that_does_not_accept(self):
         path = self.path("full")
