@@ -542,8 +542,7 @@ static void handle_option(struct nbd_session *session)
 		option_extended_headers(session);
 		break;
 	default:
-		reply_error(session, NBD_REP_ERR_UNSUP, "option %u is not known here",
-			handshake->option);
+		reply_error(session, NBD_REP_ERR_UNSUP, "unknown option %u", handshake->option);
 		break;
 	}
 }

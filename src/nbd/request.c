@@ -100,7 +100,7 @@ uint32_t request_check(const struct nbd_session *session, const struct request_h
 	path->flags = 0;
 	path->extent_max = 0;
 	if (head->type > NBD_CMD_BLOCK_STATUS || head->type == NBD_CMD_DISC) {
-		*text = "the command is not known here";
+		*text = "unknown command";
 		return NBD_EINVAL;
 	}
 	if ((head->flags & ~(flags_defined[head->type] & ~undefined)) != 0) {
@@ -145,7 +145,7 @@ uint32_t request_check(const struct nbd_session *session, const struct request_h
 	case NBD_CMD_DISC:
 	case NBD_CMD_RESIZE:
 	default:
-		*text = "the command is not known here";
+		*text = "unknown command";
 		return NBD_EINVAL;
 	}
 	if (error == NBD_SUCCESS &&

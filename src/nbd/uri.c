@@ -73,7 +73,7 @@ static int check_scheme(const char *scheme, struct nbd_uri *uri, struct error *e
 		}
 	}
 	return error_set(error, -EINVAL,
-		"the scheme '%s' is not known; it can be nbd, nbds, nbd+unix or nbds+unix",
+		"unknown scheme '%s'; it can be nbd, nbds, nbd+unix or nbds+unix",
 		log_escape(shown, sizeof(shown), scheme, strlen(scheme)));
 }
 

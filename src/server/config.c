@@ -107,7 +107,7 @@ static int check_listen_uri(const struct nbd_uri *uri, const char *shown, struct
 	}
 	if (uri->unknown_parameter != NULL) {
 		return error_set(error, -EINVAL,
-			"cannot listen on '%s': the parameter '%s' is not known; socket=PATH is",
+			"cannot listen on '%s': unknown parameter '%s'; only socket=PATH is known",
 			shown, uri->unknown_parameter);
 	}
 	return 0;

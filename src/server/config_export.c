@@ -155,11 +155,10 @@ static int unknown_key(const char *key, struct error *error)
 		}
 	}
 	if (near.name != NULL) {
-		return error_set(
-			error, -EINVAL, "this is not a known key%s", near_text(&near, "", meant));
+		return error_set(error, -EINVAL, "unknown key%s", near_text(&near, "", meant));
 	}
 	return error_set(error, -EINVAL,
-		"this is not a known key; an export can have %s (a comma inside a value or path is "
+		"unknown key; an export can have %s (a comma inside a value or path is "
 		"written \\,)",
 		keys);
 }

@@ -453,12 +453,10 @@ static int unknown_key(struct config_yaml *yaml, const char *key, struct error *
 		near_try(&near, field->key);
 	}
 	if (near.name != NULL) {
-		error_set(error, -EINVAL, "the key '%s' is not known here%s", shown,
-			near_text(&near, "", meant));
+		error_set(error, -EINVAL, "unknown key '%s'%s", shown, near_text(&near, "", meant));
 	} else {
 		list_keys(known, names, sizeof(names));
-		error_set(error, -EINVAL, "the key '%s' is not known here; it can be one of %s",
-			shown, names);
+		error_set(error, -EINVAL, "unknown key '%s'; it can be one of %s", shown, names);
 	}
 	return blame_key(yaml, &place, key, 0, error);
 }

@@ -320,7 +320,7 @@ int store_options_set(
 		}
 		return option->set(config, value, error);
 	}
-	return error_set(error, -ENOENT, "this is not a known key");
+	return error_set(error, -ENOENT, "unknown key");
 }
 
 bool store_options_has(const struct store_options *options, const struct store_kind *kind)

@@ -8,7 +8,7 @@
  *
  *   STREAM_PLAIN ── stream_upgrade() ──▶ STREAM_UPGRADING ── start() succeeded ──▶ STREAM_LAYERED
  *        │                                     │ start() failed                         │
- *        └──────────────────────────▶ STREAM_CLOSED ◀─────────────────────────────────-─┘
+ *        └──────────────────────────▶ STREAM_CLOSED ◀───────────────────────────────────┘
  *
  * A stream is upgraded at most once, before its first request. While it is upgraded (a handshake,
  * partly on a worker thread) it is paused: nothing is sent or received. No edge leads back to

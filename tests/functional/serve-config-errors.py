@@ -57,20 +57,20 @@ class ConfigErrors(support.Case):
         self.check("[" * 1000000, "1:17", "nested deeper")
 
     def test_unknown_keys(self):
-        self.check("colour: red\n", "1:1", "'colour' is not known here",
+        self.check("colour: red\n", "1:1", "unknown key 'colour'",
                    "listen, limits, exports")
         self.check("limits:\n  threads: 1\n  colour: red\n", "3:3", "limits: ",
-                   "'colour' is not known here", "memory, threads")
+                   "unknown key 'colour'", "memory, threads")
         self.check("exports:\n  - name: a\n    path: null:1M\n  - name: b\n    path: null:1M\n"
                    "    colour: red\n", "6:5", "exports entry 2: ", "'colour'", "name, path, mode")
 
     def test_keys_that_are_nearly_known(self):
         self.check("exprots: []\n", "1:1",
-                   "the key 'exprots' is not known here; did you mean 'exports'?\n")
+                   "unknown key 'exprots'; did you mean 'exports'?\n")
         self.check("limits:\n  threads: 1\n  memroy: 1M\n", "3:3", "limits: ",
-                   "'memroy' is not known here; did you mean 'memory'?")
+                   "unknown key 'memroy'; did you mean 'memory'?")
         self.check("exports:\n  - name: a\n    path: null:1M\n    writemode: direct\n", "4:5",
-                   "exports entry 1: ", "'writemode' is not known here; did you mean 'write-mode'?")
+                   "exports entry 1: ", "unknown key 'writemode'; did you mean 'write-mode'?")
 
     def test_missing_and_repeated_keys(self):
         self.check("exports:\n  - path: null:1M\n", "2:5", "exports entry 1: ",

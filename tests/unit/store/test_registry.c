@@ -221,7 +221,7 @@ static void test_wrong_options_say_why(void **state)
 	struct store_options options = { .path = "ones:" };
 
 	GMB_UNUSED(state);
-	check_set(&options, "vlaue", "x", -ENOENT, "this is not a known key");
+	check_set(&options, "vlaue", "x", -ENOENT, "unknown key");
 	check_set(&options, "value", NULL, -EINVAL, "this key needs a value, such as value=x");
 	check_set(&options, "value", "xy", -EINVAL, "'xy' is not one character");
 	check_set(&options, "progress", "x", -EINVAL,
