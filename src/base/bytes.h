@@ -11,6 +11,7 @@
 #include <endian.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 
 struct be16 {
 	uint16_t raw;
@@ -29,6 +30,15 @@ static inline uint16_t be16_get(struct be16 v)
 static inline uint32_t be32_get(struct be32 v)
 {
 	return be32toh(v.raw);
+}
+
+/* The value of four bytes of a message, at any alignment. */
+static inline uint32_t be32_load(const uint8_t *bytes)
+{
+	struct be32 wire;
+
+	memcpy(&wire, bytes, sizeof(wire));
+	return be32_get(wire);
 }
 static inline uint64_t be64_get(struct be64 v)
 {

@@ -362,14 +362,6 @@ static const char *export_label(char out[LABEL_BYTES], const char *name)
 	return out;
 }
 
-static uint32_t get_u32(const uint8_t *bytes)
-{
-	struct be32 v;
-
-	memcpy(&v, bytes, sizeof(v));
-	return be32_get(v);
-}
-
 static uint64_t get_u64(const uint8_t *bytes)
 {
 	struct be64 v;
@@ -442,7 +434,7 @@ static int handle_context(struct nbd_handshake *talk)
 			talk->error, -EPROTO, "the server lists contexts without end (rule P11)");
 	}
 	if (talk->state == STATE_SELECT) {
-		take_selected(&talk->facts, get_u32(talk->input), name);
+		take_selected(&talk->facts, be32_load(talk->input), name);
 	} else {
 		take_epoch(&talk->facts, name);
 	}
@@ -659,11 +651,11 @@ static int take_refusal(struct nbd_handshake *talk)
 static int handle_reply_header(struct nbd_handshake *talk)
 {
 	uint64_t magic = get_u64(talk->input);
-	uint32_t option = get_u32(talk->input + 8);
+	uint32_t option = be32_load(talk->input + 8);
 	uint32_t asked = states[talk->state].option;
 
-	talk->reply_type = get_u32(talk->input + 12);
-	talk->reply_bytes = get_u32(talk->input + 16);
+	talk->reply_type = be32_load(talk->input + 12);
+	talk->reply_bytes = be32_load(talk->input + 16);
 	if (magic != NBD_OPTION_REPLY_MAGIC) {
 		return error_set(talk->error, -EPROTO,
 			"an option reply starts with 0x%016llx instead of 0x%016llx: the stream is "

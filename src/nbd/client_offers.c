@@ -174,14 +174,6 @@ void nbd_offers_drop_contexts(struct nbd_offers *offers, struct nbd_offer *offer
 
 /* --- what the server sends ----------------------------------------------------------------- */
 
-static uint32_t get_u32(const uint8_t *bytes)
-{
-	struct be32 v;
-
-	memcpy(&v, bytes, sizeof(v));
-	return be32_get(v);
-}
-
 int nbd_text_take(const char *what, const uint8_t *bytes, uint32_t length, struct nbd_text *text,
 	struct error *error)
 {
@@ -212,7 +204,7 @@ int nbd_offers_take_server(
 			"its name (rule P16)",
 			length);
 	}
-	name_bytes = get_u32(payload);
+	name_bytes = be32_load(payload);
 	if (name_bytes > length - 4) {
 		return error_set(error, -EPROTO,
 			"an export in the server's list has a name of %u bytes in a reply of %u "
@@ -245,7 +237,8 @@ int nbd_offer_take_size(struct nbd_offer *offer, const uint8_t *bytes, struct er
 
 static int take_block_sizes(struct nbd_offer *offer, const uint8_t *bytes, struct error *error)
 {
-	struct nbd_block_sizes sizes = { get_u32(bytes), get_u32(bytes + 4), get_u32(bytes + 8) };
+	struct nbd_block_sizes sizes = { be32_load(bytes), be32_load(bytes + 4),
+		be32_load(bytes + 8) };
 
 	if (!is_power_of_two(sizes.minimum) || sizes.minimum > 65536) {
 		return error_set(error, -EPROTO,
