@@ -20,9 +20,10 @@ PLUGIN_HOST = r"""
 #include <dlfcn.h>
 #include <gmblock/gmblock.h>
 #include <netdb.h>
+#include <sched.h>
 #include <semaphore.h>
 #include <stdio.h>
-#include <unistd.h>
+#include <sys/stat.h>
 
 #define LOAD(name) __typeof__(name) *name##_ = (__typeof__(name) *)find(library, #name)
 
@@ -56,6 +57,7 @@ int main(int argc, char **argv)
     LOAD(gmb_close);
     struct gmb_queue *queue;
     struct gmb_client *client;
+    struct stat threads;
 
     if (gmb_queue_create_(NULL, &queue, NULL) != 0 ||
         gmb_open_start_(queue, "nbd://slow.example/", NULL, &client, NULL) != 0)
@@ -66,7 +68,9 @@ int main(int argc, char **argv)
     gmb_queue_destroy_(queue);
     dlclose(library);
     sem_post(&go_on);
-    usleep(200000); /* the thread returns to the library and ends */
+    /* The thread returns to the library and ends: two links and one for each thread. */
+    while (stat("/proc/self/task", &threads) == 0 && threads.st_nlink > 3)
+        sched_yield();
     puts("resolved");
     return 0;
 }
