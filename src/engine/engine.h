@@ -76,7 +76,11 @@ struct engine_export {
 	bool removed;
 };
 
-enum export_change { EXPORT_REMOVED };
+enum export_change {
+	EXPORT_REMOVED,
+	EXPORT_RESIZED, /* store_size() has the new size */
+	EXPORT_RIGHTS,	/* session->rights have changed */
+};
 
 /* Creates the engine's queue on the store, which may open its files on this thread, and takes a
  * reference. -EEXIST: the name is in use. */
@@ -85,6 +89,12 @@ GMB_MUST_CHECK int engine_export_add(
 /* New sessions cannot find it any more; its sessions learn it by kind->export_changed(), and are
  * ended when they have not finished after deadline_ns. Queue and reference go with the last one. */
 void engine_export_remove(struct engine *engine, struct export *export, uint64_t deadline_ns);
+/* The size of its store has changed: tells its sessions, also when it was removed meanwhile. */
+void engine_export_resized(struct engine *engine, const struct export *export);
+/* engine_rights() may give another answer than before: asks again for each of its sessions, and
+ * tells those whose rights have changed. Requests that have begun are finished as they were taken.
+ */
+void engine_export_rights(struct engine *engine, const struct export *export);
 /* NULL: no export has that name. */
 struct engine_export *engine_export_find(struct engine *engine, const void *name, uint32_t bytes);
 /* The first export whose serial is not lower, or NULL: to list them across other events. */
@@ -147,7 +157,7 @@ struct session {
 	bool stopping;		  /* drain() was called */
 	struct export *export;	  /* NULL until session_choose() */
 	struct path_export *path_export;
-	uint32_t rights;	 /* enum engine_rights */
+	uint32_t rights;	 /* enum engine_rights; may change, see EXPORT_RIGHTS */
 	uint32_t inflight_count; /* engine_request_begin() */
 	uint64_t held_bytes;	 /* memory that requests in flight may hold */
 	uint64_t progress_ns;	 /* last time the network moved, or was first asked to; the kind's

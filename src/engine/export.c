@@ -40,14 +40,21 @@ int export_create(
 	export->name_bytes = options->name_bytes;
 	export->store = options->store;
 	export->overlap = options->overlap;
-	export->read_only =
-		options->read_only || (store_info(options->store)->caps & STORE_CAP_WRITE) == 0;
+	export_set_read_only(export, options->read_only);
 	export->connections_max = options->connections_max;
 	export->epoch = options->epoch;
 	export->is_volatile = options->is_volatile;
 	export->references = 1;
 	*export_out = export;
 	return 0;
+}
+
+void export_set_read_only(struct export *export, bool read_only)
+{
+	bool can_write = (store_info(export->store)->caps & STORE_CAP_WRITE) != 0;
+
+	/* Relaxed: each engine reads it after a message, see engine_export_rights(). */
+	atomic_store_explicit(&export->read_only, read_only || !can_write, memory_order_relaxed);
 }
 
 void export_get(struct export *export)
@@ -165,6 +172,13 @@ static uint32_t index_of(const struct engine *engine, const struct export *expor
 	return index;
 }
 
+static void tell(struct session *session, enum export_change change)
+{
+	if (session->kind->export_changed != NULL) {
+		session->kind->export_changed(session, change);
+	}
+}
+
 void engine_export_remove(struct engine *engine, struct export *export, uint64_t deadline_ns)
 {
 	uint32_t index = index_of(engine, export);
@@ -185,10 +199,42 @@ void engine_export_remove(struct engine *engine, struct export *export, uint64_t
 		struct session *session = list_entry(node, struct session, node);
 
 		if (session->chosen == entry && session->state != SESSION_TERMINATING) {
-			if (session->kind->export_changed != NULL) {
-				session->kind->export_changed(session, EXPORT_REMOVED);
-			}
+			tell(session, EXPORT_REMOVED);
 			engine_stop_session(session, deadline_ns);
+		}
+	}
+}
+
+/* Its session of a list node, unless it is another export's or ends. */
+static struct session *user_of(const struct export *export, struct list_node *node)
+{
+	struct session *session = list_entry(node, struct session, node);
+
+	return session->export == export && session->state != SESSION_TERMINATING ? session : NULL;
+}
+
+void engine_export_resized(struct engine *engine, const struct export *export)
+{
+	list_for_each(node, &engine->sessions)
+	{
+		struct session *session = user_of(export, node);
+
+		if (session != NULL) {
+			tell(session, EXPORT_RESIZED);
+		}
+	}
+}
+
+void engine_export_rights(struct engine *engine, const struct export *export)
+{
+	list_for_each(node, &engine->sessions)
+	{
+		struct session *session = user_of(export, node);
+		uint32_t rights = session != NULL ? engine_rights(&session->peer, export) : 0;
+
+		if (session != NULL && session->rights != rights) {
+			session->rights = rights;
+			tell(session, EXPORT_RIGHTS);
 		}
 	}
 }

@@ -4,9 +4,9 @@
  *
  * What: name, store, limits and rights. One object per process; every engine that serves it has its
  * own queue on the store (struct engine_export in engine.h).
- * Threading: everything but the counters, the takeover group and the references is constant after
- * export_create(). References may be taken and dropped on any thread. Ownership: references are
- * counted; the last one closes the store. Errors: a negative errno and a sentence.
+ * Threading: everything but read_only, the counters, the takeover group and the references is
+ * constant after export_create(). References may be taken and dropped on any thread. Ownership:
+ * references are counted; the last one closes the store. Errors: a negative errno and a sentence.
  */
 #pragma once
 
@@ -24,7 +24,7 @@ struct export
 	char *description;   /* or NULL */
 	struct store *store;
 	uint32_t overlap;	      /* of split reads and writes: see struct path_export */
-	bool read_only;		      /* as configured, or because the store cannot be written */
+	_Atomic bool read_only;	      /* as set, or because the store cannot be written */
 	uint32_t connections_max;     /* 0 = no limit of its own */
 	_Atomic uint32_t connections; /* sessions in transmission now, in all engines */
 	/* Changes whenever writes that were answered and not flushed may have been lost: for a disk
@@ -56,6 +56,9 @@ struct export_options {
 /* Gives the first reference. -ENOMEM. */
 GMB_MUST_CHECK int export_create(
 	const struct export_options *options, struct export **export_out, struct error *error);
+/* Any thread. False changes nothing where the store cannot be written. Sessions that have chosen
+ * the export keep their rights until each engine that serves it calls engine_export_rights(). */
+void export_set_read_only(struct export *export, bool read_only);
 void export_get(struct export *export);
 /* The last call closes the store, which may block. No engine may use it then. NULL is a no-op. */
 void export_put(struct export *export);

@@ -61,8 +61,10 @@ void session_init(struct session *session, struct engine *engine, const struct e
 
 uint32_t engine_rights(const struct peer *peer, const struct export *export)
 {
+	bool read_only = atomic_load_explicit(&export->read_only, memory_order_relaxed);
+
 	GMB_UNUSED(peer); /* everybody who can connect has the rights of the export */
-	return ENGINE_RIGHT_READ | (export->read_only ? 0U : (uint32_t)ENGINE_RIGHT_WRITE);
+	return ENGINE_RIGHT_READ | (read_only ? 0U : (uint32_t)ENGINE_RIGHT_WRITE);
 }
 
 int session_choose(struct session *session, struct engine_export *entry)

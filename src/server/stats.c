@@ -201,7 +201,8 @@ static json_t *export_json(const struct summary *summary, uint32_t export_index)
 			entry->name, (size_t)entry->name_bytes, "path",
 			/* A path may be any bytes, JSON is UTF-8. */
 			log_escape(shown, sizeof(shown), path, strlen(path)), "size",
-			(json_int_t)store_size(entry->store), "read_only", entry->read_only,
+			(json_int_t)store_size(entry->store), "read_only",
+			atomic_load_explicit(&entry->read_only, memory_order_relaxed),
 			"connections",
 			(json_int_t)atomic_load_explicit(&entry->connections, memory_order_relaxed),
 			"overlap", overlap_json(entry->overlap), "reads",

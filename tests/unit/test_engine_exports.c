@@ -2,7 +2,7 @@
 /*
  * Exports come and go while an engine serves others: requests in flight are answered, later ones
  * are refused, the sessions end, the store is closed with the last of them, and nobody else
- * notices.
+ * notices. Size and rights change under sessions that go on.
  */
 #include <errno.h>
 
@@ -195,6 +195,117 @@ static void test_a_drain_after_a_removal(void **state)
 	world_finish(&world);
 }
 
+/* --- changes -------------------------------------------------------------------------------- */
+
+/* The error that a request gets; its payload follows. */
+static uint32_t error_of(
+	struct client *client, enum nbd_command command, uint64_t offset, uint32_t length)
+{
+	static const uint8_t payload[READ_BYTES];
+	static uint8_t data[READ_BYTES];
+	struct nbd_wire_simple_reply reply;
+	uint32_t got = 0;
+
+	assert_in_range(length, 0, READ_BYTES);
+	client_ask(client, command, offset, length);
+	if (command == NBD_CMD_WRITE) {
+		sim_socket_write(client->fd, payload, length);
+	}
+	while (got < sizeof(reply)) {
+		int count =
+			sim_socket_read(client->fd, (uint8_t *)&reply + got, sizeof(reply) - got);
+
+		assert_true(count >= 0);
+		got += (uint32_t)count;
+		assert_true(count > 0 || sim_step());
+	}
+	got = command == NBD_CMD_READ && be32_get(reply.error) == NBD_SUCCESS ? 0 : length;
+	while (got < length) {
+		int count = sim_socket_read(client->fd, data, length - got);
+
+		assert_true(count >= 0);
+		got += (uint32_t)count;
+		assert_true(count > 0 || sim_step());
+	}
+	return be32_get(reply.error);
+}
+
+static void test_a_session_sees_its_export_resized(void **state)
+{
+	struct client client;
+	struct client other;
+	struct world world;
+	struct export *export;
+
+	(void)state;
+	world_begin(&world, 16, 64);
+	export = add_file(&world, "x");
+	client_open(&world, &client, "x");
+	client_open(&world, &other, "");
+	assert_int_equal(error_of(&client, NBD_CMD_WRITE, DISK_BYTES, READ_BYTES), NBD_ENOSPC);
+	sim_disk_resize(sim_disk_find("disk"), (uint64_t)2 * DISK_BYTES);
+	assert_int_equal(error_of(&client, NBD_CMD_READ, DISK_BYTES, READ_BYTES), NBD_EINVAL);
+	engine_export_resized(world.engine, export);
+	assert_int_equal(error_of(&client, NBD_CMD_WRITE, DISK_BYTES, READ_BYTES), NBD_SUCCESS);
+	assert_int_equal(error_of(&client, NBD_CMD_READ, DISK_BYTES, READ_BYTES), NBD_SUCCESS);
+	assert_int_equal(error_of(&other, NBD_CMD_READ, DISK_BYTES, READ_BYTES), NBD_EINVAL);
+	sim_disk_resize(sim_disk_find("disk"), READ_BYTES);
+	engine_export_resized(world.engine, export);
+	assert_int_equal(error_of(&client, NBD_CMD_READ, READ_BYTES, READ_BYTES), NBD_EINVAL);
+	assert_int_equal(error_of(&client, NBD_CMD_READ, 0, READ_BYTES), NBD_SUCCESS);
+	/* One that was removed can change while its last session ends. */
+	sim_disk_set_stalled(sim_disk_find("disk"), true);
+	ask(&client, 1);
+	wait_for_inflight(&world, 1);
+	engine_export_remove(world.engine, export, DEADLINE_NS);
+	engine_export_resized(world.engine, export);
+	engine_export_rights(world.engine, export);
+	sim_disk_set_stalled(sim_disk_find("disk"), false);
+	run_until_closed(&client);
+	assert_int_equal(client.got, ANSWER_BYTES);
+	export_put(export);
+	sim_socket_close(other.fd);
+	world_end(&world);
+}
+
+static void test_a_session_loses_the_right_to_write(void **state)
+{
+	struct client client;
+	struct client other;
+	struct world world;
+	struct export *export;
+
+	(void)state;
+	world_begin(&world, 16, 64);
+	export = add_file(&world, "x");
+	client_open(&world, &client, "x");
+	client_open(&world, &other, "");
+	assert_int_equal(error_of(&client, NBD_CMD_WRITE, 0, READ_BYTES), NBD_SUCCESS);
+	/* What has begun is finished. */
+	sim_disk_set_stalled(sim_disk_find("disk"), true);
+	client_ask(&client, NBD_CMD_TRIM, 0, DISK_BYTES);
+	wait_for_inflight(&world, 1);
+	export_set_read_only(export, true);
+	engine_export_rights(world.engine, export);
+	sim_disk_set_stalled(sim_disk_find("disk"), false);
+	wait_for(&client, sizeof(struct nbd_wire_simple_reply));
+	assert_int_equal(client.got, sizeof(struct nbd_wire_simple_reply));
+	assert_int_equal(error_of(&client, NBD_CMD_WRITE, 0, READ_BYTES), NBD_EPERM);
+	assert_int_equal(error_of(&client, NBD_CMD_TRIM, 0, READ_BYTES), NBD_EPERM);
+	assert_int_equal(error_of(&client, NBD_CMD_WRITE_ZEROES, 0, READ_BYTES), NBD_EPERM);
+	assert_int_equal(error_of(&client, NBD_CMD_READ, 0, READ_BYTES), NBD_SUCCESS);
+	assert_int_equal(error_of(&client, NBD_CMD_FLUSH, 0, 0), NBD_SUCCESS);
+	assert_int_equal(error_of(&other, NBD_CMD_WRITE, 0, READ_BYTES), NBD_SUCCESS);
+	export_set_read_only(export, false);
+	assert_int_equal(error_of(&client, NBD_CMD_WRITE, 0, READ_BYTES), NBD_EPERM);
+	engine_export_rights(world.engine, export);
+	assert_int_equal(error_of(&client, NBD_CMD_WRITE, 0, READ_BYTES), NBD_SUCCESS);
+	remove_it(&world, export);
+	run_until_closed(&client);
+	sim_socket_close(other.fd);
+	world_end(&world);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -202,6 +313,8 @@ int main(void)
 		cmocka_unit_test(test_a_removed_export_cannot_be_found),
 		cmocka_unit_test(test_a_session_that_does_not_finish),
 		cmocka_unit_test(test_a_drain_after_a_removal),
+		cmocka_unit_test(test_a_session_sees_its_export_resized),
+		cmocka_unit_test(test_a_session_loses_the_right_to_write),
 	};
 
 	stores_register();

@@ -343,12 +343,62 @@ static void test_exports_on_running_reactors(void **state)
 	server_end(&server);
 }
 
+static void rights(struct engine *engine, void *context)
+{
+	engine_export_rights(engine, context);
+}
+
+static uint32_t write_nbd(int fd)
+{
+	const struct nbd_wire_request request = {
+		.magic = be32_make(NBD_REQUEST_MAGIC),
+		.type = be16_make(NBD_CMD_WRITE),
+		.length = be32_make(READ_BYTES),
+	};
+	static const uint8_t payload[READ_BYTES];
+	struct nbd_wire_simple_reply reply;
+
+	put(fd, &request, sizeof(request));
+	put(fd, payload, sizeof(payload));
+	assert_true(take(fd, &reply, sizeof(reply)));
+	return be32_get(reply.error);
+}
+
+static void test_rights_change_on_running_reactors(void **state)
+{
+	struct server server;
+	int fds[SESSIONS];
+
+	(void)state;
+	server_begin(&server);
+	for (int i = 0; i < SESSIONS; i++) {
+		fds[i] = dial_nbd(&server, "");
+	}
+	for (int round = 0; round < ROUNDS; round++) {
+		bool read_only = round % 2 != 0;
+
+		export_set_read_only(server.export, read_only);
+		for (uint32_t i = 0; i < REACTORS; i++) {
+			assert_int_equal(
+				reactor_call(server.reactors[i], rights, server.export), 0);
+		}
+		for (int i = 0; i < SESSIONS; i++) {
+			assert_int_equal(write_nbd(fds[i]), read_only ? NBD_EPERM : NBD_SUCCESS);
+		}
+	}
+	for (int i = 0; i < SESSIONS; i++) {
+		close(fds[i]);
+	}
+	server_end(&server);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_echo_beside_nbd),
 		cmocka_unit_test(test_limits_and_counters_are_common),
 		cmocka_unit_test(test_exports_on_running_reactors),
+		cmocka_unit_test(test_rights_change_on_running_reactors),
 	};
 
 	stores_register();
