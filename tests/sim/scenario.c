@@ -24,7 +24,7 @@ enum {
 #define GIANT_BYTES	     (UINT64_C(9) << 30)
 #define VIRTUAL_NS_MAX	     (UINT64_C(3000) * SECOND_NS)
 #define STALL_NS	     (UINT64_C(300) * SECOND_NS)
-#define PAGE_CACHE_LOOK_NS   UINT64_C(100000)
+#define PAGE_CACHE_LOOK_NS   UINT64_C(60000)
 #define HANDSHAKE_TIMEOUT_NS (UINT64_C(60) * SECOND_NS)
 
 static uint64_t below(uint64_t limit)
@@ -185,7 +185,7 @@ static void choose_export(struct scenario *scenario, uint32_t idx)
 		if (percent(8)) {
 			export->sparse_giant = true;
 			export->size = GIANT_BYTES + (percent(50) ? 0 : below(10000));
-		} else if (percent(10)) {
+		} else if (percent(20)) {
 			export->warm = true;
 			export->size += STORE_PAGE_CACHE_BYTES_MIN;
 		}
@@ -558,7 +558,7 @@ static void shrink_now(void *arg)
 {
 	struct scenario_export *export = arg;
 	struct scenario *scenario = export->scenario;
-	uint64_t size = below(export->size);
+	uint64_t size = below(export->warm && percent(75) ? 4096 : export->size);
 
 	/* A reply that is on its way out of the page cache cannot be completed any more. */
 	for (uint32_t i = 0; i < scenario->conn_count; i++) {
