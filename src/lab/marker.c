@@ -227,7 +227,7 @@ static void marker_submit(struct store_queue *base, struct store_part *part)
 	slot->outer = part;
 	slot->part = (struct store_part){
 		.op = STORE_READ,
-		.flags = part->flags,
+		.hints = part->hints,
 		.offset = part->offset,
 		.length = part->length,
 		.memory = mem_at(&queue->region, (uint64_t)(slot->data - queue->memory)),

@@ -232,6 +232,7 @@ struct nbd_request *request_begin(struct nbd_session *session, const struct requ
 	list_init(&request->send_node);
 	request->path.offset = head->offset;
 	request->path.length = head->length;
+	request->path.hints.requester = session->base.peer.id;
 	request->path.memory_rights = stream_memory_rights(&session->stream);
 	request->path.placement = NULL;
 	request->path.export = session->base.path_export;

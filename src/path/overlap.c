@@ -8,12 +8,9 @@
  * See docs/design/0008. */
 #define PART_COST_NS UINT64_C(16000)
 #define SECOND_NS    UINT64_C(1000000000)
-/* The disk's rate is looked at after so long at the latest. */
-#define BUSY_NS_MAX UINT64_C(10000000)
 
 enum {
-	AVERAGE_SHIFT = 3,	   /* a new value counts an eighth */
-	BUSY_BYTES_MIN = 64 << 10, /* less says nothing about a rate */
+	AVERAGE_SHIFT = 3, /* a new value counts an eighth */
 	EARLY_MIN = OVERLAP_EARLY_ONE / 16,
 	GAIN_MIN = 2, /* times the cost */
 	TRY_EVERY = 64,
@@ -80,9 +77,10 @@ static bool is_control(const struct overlap *overlap)
 	       (suspicious && overlap->cuts % CONTROL_SUSPICIOUS_EVERY == 0);
 }
 
-uint32_t overlap_choose(struct overlap *overlap, uint64_t length, uint32_t chunk, uint32_t members)
+uint32_t overlap_choose(struct overlap *overlap, uint64_t disk_rate, uint64_t length,
+	uint32_t chunk, uint32_t members)
 {
-	uint64_t rate = MAX(overlap->disk_rate, overlap->network_rate);
+	uint64_t rate = MAX(disk_rate, overlap->network_rate);
 	uint32_t bytes = best(overlap->request_bytes, rate);
 
 	/* Members with less than a part each are busy with one part together. */
@@ -122,39 +120,6 @@ void overlap_learn_request(struct overlap *overlap, uint64_t bytes, uint64_t too
 	}
 }
 
-/* --- the disk ------------------------------------------------------------------------------ */
-
-static void busy_end(struct overlap *overlap, uint64_t now_ns)
-{
-	uint64_t busy_ns = now_ns - overlap->busy_since_ns;
-
-	if (overlap->busy_bytes >= BUSY_BYTES_MIN && busy_ns > 0) {
-		/* At most a few GiB in a hundredth of a second: in KiB it fits. */
-		uint64_t rate = (overlap->busy_bytes >> 10) * SECOND_NS / busy_ns << 10;
-
-		overlap->disk_rate = average(overlap->disk_rate, rate);
-	}
-	overlap->busy_since_ns = now_ns;
-	overlap->busy_bytes = 0;
-}
-
-void overlap_disk_begin(struct overlap *overlap, uint64_t now_ns)
-{
-	if (overlap->inflight++ == 0) {
-		overlap->busy_since_ns = now_ns;
-		overlap->busy_bytes = 0;
-	}
-}
-
-void overlap_disk_end(struct overlap *overlap, uint64_t bytes, uint64_t now_ns)
-{
-	GMB_ASSERT(overlap->inflight > 0);
-	overlap->busy_bytes += bytes;
-	if (--overlap->inflight == 0 || now_ns - overlap->busy_since_ns >= BUSY_NS_MAX) {
-		busy_end(overlap, now_ns);
-	}
-}
-
 void overlap_learn_early(struct overlap *overlap, uint64_t mean_ns, uint64_t whole_ns)
 {
 	uint64_t early = 0;
@@ -183,6 +148,11 @@ static struct overlap *overlap_of(const struct path_request *request)
 	return request->op == STORE_READ ? &request->export->reads : &request->export->writes;
 }
 
+static uint64_t disk_rate_of(const struct path_request *request)
+{
+	return store_rate(request->export->queue, request->op)->bytes_per_second;
+}
+
 /* --- how long the parts are ------------------------------------------------------------------ */
 
 /* Of an export without a size of its own, when the disk's time can be used. */
@@ -190,9 +160,10 @@ static uint32_t best_part_size(struct path_request *request)
 {
 	const struct store_info *info = store_info(request->export->store);
 
-	return request->measured ? overlap_choose(overlap_of(request), request->length,
-					   info->stripe_chunk, info->stripe_members)
-				 : PATH_PART_SIZE_MAX;
+	return request->measured
+		       ? overlap_choose(overlap_of(request), disk_rate_of(request), request->length,
+				 info->stripe_chunk, info->stripe_members)
+		       : PATH_PART_SIZE_MAX;
 }
 
 void cut_begin(struct path_request *request)
@@ -234,6 +205,10 @@ void cut_begin(struct path_request *request)
 	}
 	/* In order, a part must never wait for one behind it that has no memory yet. */
 	request->striped = reads && !request->ascending && info->stripe_chunk >= request->part_size;
+	request->part_flags = (request->measured ? (uint32_t)STORE_MEASURED : 0) |
+			      (reads && info->read_direct && request->length > request->part_size
+					      ? (uint32_t)STORE_APART
+					      : 0);
 	request->row_step = 0;
 	request->row_offset = 0;
 	request->rest.bytes = 0;
@@ -246,7 +221,7 @@ void cut_begin(struct path_request *request)
 
 uint64_t cut_step_ns(const struct path_request *request)
 {
-	uint64_t rate = overlap_of(request)->disk_rate;
+	uint64_t rate = disk_rate_of(request);
 	uint64_t step = request->progress_step > 0 ? request->progress_step : request->part_size;
 
 	return rate > 0 ? MIN(step, request->length) * UINT64_C(1000000000) / rate : 0;
@@ -275,11 +250,6 @@ void cut_end(struct path_request *request, uint64_t now_ns)
 
 /* --- what is measured ------------------------------------------------------------------------ */
 
-void cut_part_begin(struct path_request *request, uint64_t now_ns)
-{
-	overlap_disk_begin(overlap_of(request), now_ns);
-}
-
 static uint32_t parallel_parts(const struct path_request *request)
 {
 	return request->striped ? store_info(request->export->store)->stripe_members : 1;
@@ -289,7 +259,6 @@ void cut_part_end(struct path_request *request, uint64_t bytes, uint64_t now_ns)
 {
 	uint64_t took_ns = now_ns - request->edge_ns[PATH_STATE_READ];
 
-	overlap_disk_end(overlap_of(request), bytes, now_ns);
 	/* In units of 1 KiB and 1024 ns, so that the sum fits. */
 	request->parts_time += (bytes >> 10) * (took_ns >> 10);
 	/* One part on each member says nothing: they are there together. */

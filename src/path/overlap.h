@@ -10,7 +10,8 @@
  *   c = sqrt(l k max(d, n)),
  *
  * where l stands for all bytes in flight: with several requests there is always something to
- * overlap with, and larger parts are cheaper. Both rates are measured; while n is unknown d stands
+ * overlap with, and larger parts are cheaper. Both rates are measured, that of the disk where parts
+ * are dispatched (store/store.h); while n is unknown d stands
  * for it. The m members of a striped disk work on m parts at the same time, each with a share of d:
  * they get parts of c / m, so that together they have as much unfinished as one disk has.
  *
@@ -34,8 +35,7 @@ enum {
 };
 
 struct overlap {
-	uint64_t disk_rate;    /* bytes a second while it had something to do; 0 = unknown */
-	uint64_t network_rate; /* the same; 0 = unknown */
+	uint64_t network_rate; /* bytes a second while it had something to do; 0 = unknown */
 	/* How early parts come: 0 all at the end, OVERLAP_EARLY_ONE / 2 evenly, which is what is
 	 * assumed before it was measured. */
 	uint32_t early;
@@ -51,22 +51,16 @@ struct overlap {
 	/* Private. */
 	uint32_t since_try;
 	uint32_t cuts; /* how often it was said to cut */
-	uint32_t inflight;
-	uint64_t busy_since_ns;
-	uint64_t busy_bytes;
 };
 
 void overlap_init(struct overlap *overlap);
 
-/* The best part size for a request of length bytes that is already counted in request_bytes. chunk:
- * bytes on one of members before the next member follows, 0 = not striped. Returns
- * OVERLAP_BYTES_MIN to OVERLAP_BYTES_MAX, a power of two or chunk; OVERLAP_BYTES_MAX also means: do
- * not split. */
-uint32_t overlap_choose(struct overlap *overlap, uint64_t length, uint32_t chunk, uint32_t members);
-
-/* A disk transfer begins; a disk transfer has ended. */
-void overlap_disk_begin(struct overlap *overlap, uint64_t now_ns);
-void overlap_disk_end(struct overlap *overlap, uint64_t bytes, uint64_t now_ns);
+/* The best part size for a request of length bytes that is already counted in request_bytes, of a
+ * disk of disk_rate bytes a second (0 = unknown). chunk: bytes on one of members before the next
+ * member follows, 0 = not striped. Returns OVERLAP_BYTES_MIN to OVERLAP_BYTES_MAX, a power of two
+ * or chunk; OVERLAP_BYTES_MAX also means: do not split. */
+uint32_t overlap_choose(struct overlap *overlap, uint64_t disk_rate, uint64_t length,
+	uint32_t chunk, uint32_t members);
 
 /* A request in parts is complete. Its parts, weighted by size, completed mean_ns after its
  * beginning on average, the last one after whole_ns. */
@@ -107,7 +101,7 @@ struct cut_range {
 
 /* A read or write begins: decides how it is cut. */
 void cut_begin(struct path_request *request);
-/* The next five are for requests with request->measured.
+/* The next four are for requests with request->measured.
  *
  * The expected time from one part, or one report of progress, to the next; 0 = unknown. */
 uint64_t cut_step_ns(const struct path_request *request);
@@ -115,8 +109,7 @@ uint64_t cut_step_ns(const struct path_request *request);
 void cut_handed(struct path_request *request);
 /* It has ended. */
 void cut_end(struct path_request *request, uint64_t now_ns);
-/* A part was submitted to the store; the store has completed it. */
-void cut_part_begin(struct path_request *request, uint64_t now_ns);
+/* The store has completed a part. */
 void cut_part_end(struct path_request *request, uint64_t bytes, uint64_t now_ns);
 
 /* The next part, which counts as started. request->started_bytes < request->length. */

@@ -10,9 +10,6 @@
 #include "path/overlap.h"
 #include "path/placement.h"
 
-/* With more in one call the kernel holds them back to merge neighbours. */
-enum { PARTS_PER_CALL = 2 };
-
 struct extent_list {
 	struct list_node node; /* in path->extent_lists_free */
 	struct store_extent extents[PATH_EXTENTS_MAX];
@@ -496,10 +493,11 @@ static void part_describe(struct path_stream *stream, enum store_op op, uint64_t
 	struct store_part *part = &stream->part;
 
 	part->op = op;
-	part->flags = request->flags;
+	part->flags = request->flags | request->part_flags;
 	part->offset = stream->offset;
 	part->length = length;
 	part->memory = stream->memory;
+	part->hints = request->hints;
 	part->done = part_done;
 	part->progressed = request->progress_step > 0 && !stream->copied ? part_progressed : NULL;
 	part->progress_step = request->progress_step;
@@ -516,9 +514,6 @@ static void part_began(struct path_stream *stream)
 
 	if (begins) {
 		set_state(request, PATH_STATE_READ);
-	}
-	if (request->measured) {
-		cut_part_begin(request, ring_batch_ns(request->path->ring));
 	}
 	if (unlikely(request->record != NULL)) {
 		trace_submitted(stream, stream->part.length, begins);
@@ -551,6 +546,7 @@ static bool start_page_cache(struct path_request *request)
 	stream->length = (uint32_t)request->length;
 	stream->part.progress_first = 0;
 	part_describe(stream, STORE_READ, request->length);
+	stream->part.flags = request->flags; /* no work of the disk's */
 	if (!store_page_cache_ref(request->export->queue, &stream->part)) {
 		request->export->page_cache_send_misses++;
 		request->first_used = false;
@@ -570,10 +566,6 @@ static bool start_page_cache(struct path_request *request)
 static void pump(struct path_request *request)
 {
 	struct path *path = request->path;
-	/* Neighbours handed over together are merged by the block layer into one command that
-	 * completes as a whole: nothing could be sent before all of it is there. */
-	bool apart = request->op == STORE_READ && request->length > request->part_size &&
-		     store_info(request->export->store)->read_direct;
 
 	while (request->started_bytes < request->length && !window_is_full(request)) {
 		struct path_stream *stream = part_open(path, request);
@@ -586,9 +578,6 @@ static void pump(struct path_request *request)
 			placement_copy(stream);
 		}
 		part_submit(stream, request->op, stream->length);
-		if (apart && request->parts_started % PARTS_PER_CALL == 0) {
-			ring_flush(path->ring);
-		}
 	}
 	list_remove(&request->stalled_node);
 }
@@ -672,6 +661,7 @@ void path_start(struct path *path, struct path_request *request)
 	request->abandoned = false;
 	request->first_used = false;
 	request->measured = false;
+	request->part_flags = 0;
 	request->slow = false;
 	request->progress_step = 0;
 	for (int i = 0; i < PATH_STATE_COUNT; i++) {

@@ -122,6 +122,7 @@ struct path_request {
 	uint32_t flags; /* enum store_flag */
 	uint64_t offset;
 	uint64_t length;
+	struct store_hints hints;
 	uint32_t extent_max;	/* STORE_EXTENTS: at most so many, 1 to PATH_EXTENTS_MAX */
 	uint64_t window_bytes;	/* payload memory it may hold at once; one part it always may */
 	bool ascending;		/* fragments in order of their offset */
@@ -164,6 +165,7 @@ struct path_request {
 	struct cut_range rest; /* of a range for whose part there was too little memory */
 	uint64_t parts_time;   /* sum over parts of bytes * time until they were there */
 	uint32_t part_size;
+	uint32_t part_flags;	/* enum store_flag, added to flags */
 	uint32_t progress_step; /* fragments may begin before a part is done; 0 = they may not */
 	uint32_t parts_started;
 	uint32_t parts_inflight;

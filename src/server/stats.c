@@ -17,13 +17,20 @@ enum {
 
 /* --- collecting ---------------------------------------------------------------------------- */
 
+/* An export over all reactors. */
+struct export_summary {
+	/* Its counters, statistics where there were requests, and overlaps of the reactor on which
+	 * the disk was fastest. */
+	struct path_export path;
+	uint64_t read_rate; /* of the disk, there */
+	uint64_t write_rate;
+};
+
 /* Sums over the reactors. */
 struct summary {
 	const struct server_view *view;
 	struct engine_counters counters;
-	/* One per export: its counters, statistics where there were requests, and overlaps of the
-	 * busiest reactor. */
-	struct path_export *exports;
+	struct export_summary *exports; /* as many as in the view */
 	bool short_of_memory;
 };
 
@@ -48,10 +55,12 @@ static void add_stats(
 	}
 }
 
-static void keep_busiest(struct overlap *kept, const struct overlap *measured)
+static void keep_fastest(struct overlap *kept, uint64_t *kept_rate, const struct overlap *measured,
+	const struct store_rate *rate)
 {
-	if (measured->disk_rate >= kept->disk_rate) {
+	if (rate->bytes_per_second >= *kept_rate) {
 		*kept = *measured;
+		*kept_rate = rate->bytes_per_second;
 	}
 }
 
@@ -62,15 +71,17 @@ static void inspect(struct engine *engine, void *context)
 
 	counter_table_add(&engine_counter_table, &summary->counters, &engine->counters);
 	for (uint32_t i = 0; i < summary->view->export_count; i++) {
-		struct path_export *sum = &summary->exports[i];
+		struct export_summary *sum = &summary->exports[i];
 		const struct path_export *measured =
 			engine_export_measured(engine, summary->view->exports[i]);
 
 		if (measured != NULL) {
-			counter_table_add(&path_export_counter_table, sum, measured);
-			add_stats(summary, sum, measured);
-			keep_busiest(&sum->reads, &measured->reads);
-			keep_busiest(&sum->writes, &measured->writes);
+			counter_table_add(&path_export_counter_table, &sum->path, measured);
+			add_stats(summary, &sum->path, measured);
+			keep_fastest(&sum->path.reads, &sum->read_rate, &measured->reads,
+				store_rate(measured->queue, STORE_READ));
+			keep_fastest(&sum->path.writes, &sum->write_rate, &measured->writes,
+				store_rate(measured->queue, STORE_WRITE));
 		}
 	}
 }
@@ -95,7 +106,7 @@ static void summary_fini(struct summary *summary)
 {
 	for (uint32_t i = 0; summary->exports != NULL && i < summary->view->export_count; i++) {
 		for (int op = 0; op < STORE_OP_COUNT; op++) {
-			free(summary->exports[i].stats[op]);
+			free(summary->exports[i].path.stats[op]);
 		}
 	}
 	free(summary->exports);
@@ -160,14 +171,14 @@ static json_t *text_or_null(const char *text)
 	return text != NULL ? json_string(text) : json_null();
 }
 
-static json_t *overlap_stats_json(const struct overlap *overlap)
+static json_t *overlap_stats_json(const struct overlap *overlap, uint64_t disk_rate)
 {
 	json_t *early = overlap->early_measured
 				? json_real((double)overlap->early / OVERLAP_EARLY_ONE)
 				: json_null();
 
 	return json_pack("{s:o, s:o, s:o, s:o}", "part_size", known(overlap->chosen),
-		"disk_bytes_per_second", known(overlap->disk_rate), "network_bytes_per_second",
+		"disk_bytes_per_second", known(disk_rate), "network_bytes_per_second",
 		known(overlap->network_rate), "early", early);
 }
 
@@ -182,7 +193,8 @@ static json_t *overlap_json(uint32_t overlap)
 static json_t *export_json(const struct summary *summary, uint32_t export_index)
 {
 	const struct export *entry = summary->view->exports[export_index];
-	const struct path_export *sum = &summary->exports[export_index];
+	const struct export_summary *about = &summary->exports[export_index];
+	const struct path_export *sum = &about->path;
 	const char *path = summary->view->paths[export_index];
 	json_t *whole = counters_json(&path_export_counter_table, sum);
 	json_t *operations = json_array();
@@ -206,7 +218,8 @@ static json_t *export_json(const struct summary *summary, uint32_t export_index)
 			"connections",
 			(json_int_t)atomic_load_explicit(&entry->connections, memory_order_relaxed),
 			"overlap", overlap_json(entry->overlap), "reads",
-			overlap_stats_json(&sum->reads), "writes", overlap_stats_json(&sum->writes),
+			overlap_stats_json(&sum->reads, about->read_rate), "writes",
+			overlap_stats_json(&sum->writes, about->write_rate),
 			"page_cache_send_refusal", text_or_null(export_page_cache_refusal(entry)),
 			"operations", operations));
 	return whole;

@@ -52,6 +52,28 @@ enum store_flag {
 	STORE_FUA = 1 << 0,	  /* done only when durable; write, trim, zero */
 	STORE_NO_HOLE = 1 << 1,	  /* zero: the range stays provisioned */
 	STORE_FAST_ZERO = 1 << 2, /* zero: -EOPNOTSUPP at once unless faster than writing */
+	/* Read and write: one of those by which the rate of the disk is measured. */
+	STORE_MEASURED = 1 << 3,
+	/* Read: its neighbours follow, and each is to complete on its own. The block layer would
+	 * merge what it gets in one call (docs/design/0008). */
+	STORE_APART = 1 << 4,
+};
+
+/* How soon what is written will be overwritten or trimmed, as far as its writer knows. */
+enum store_lifetime {
+	STORE_LIFETIME_UNKNOWN,
+	STORE_LIFETIME_SHORT,
+	STORE_LIFETIME_MEDIUM,
+	STORE_LIFETIME_LONG,
+};
+
+/* What is known of a request beyond its bytes, for those who choose an order or a place. Nothing
+ * depends on it for its correctness. Zeroes: nothing is known. */
+struct store_hints {
+	uint64_t requester;   /* the connection that asks, as struct peer has it */
+	uint64_t deadline_ns; /* when it should be done, in time of the ring */
+	uint32_t stream;      /* of the requester; its requests with that number form a sequence */
+	enum store_lifetime lifetime; /* of what is written */
 };
 
 /* Extent flags have the values of NBD base:allocation, which every block protocol shares. */
@@ -109,6 +131,7 @@ struct store_part {
 	uint64_t offset;       /* bytes; flush: 0 */
 	uint64_t length;       /* bytes, > 0 except for flush (0); read and write: <= 1 GiB */
 	struct mem_ref memory; /* read and write only; store_page_cache_ref() sets it */
+	struct store_hints hints;
 	store_done_fn *done;
 	/* Reads: called when more of the first bytes are in place, zero or more times before done
 	 * and never from inside submit; see store_progress(). NULL = not wanted. */
@@ -147,6 +170,20 @@ struct store {
 		broken; /* private: the error of the first failed flush or durable write, or 0 */
 };
 
+/* How fast a disk is, measured while it has something to do. */
+struct store_rate {
+	uint64_t bytes_per_second; /* 0 = unknown */
+
+	/* Private. */
+	uint64_t busy_since_ns;
+	uint64_t busy_bytes;
+	uint32_t inflight;
+};
+
+/* A transfer begins; a transfer has ended. */
+void store_rate_begin(struct store_rate *rate, uint64_t now_ns);
+void store_rate_end(struct store_rate *rate, uint64_t bytes, uint64_t now_ns);
+
 /* First member of every implementation's own queue. */
 struct store_queue {
 	struct store *store;
@@ -155,6 +192,11 @@ struct store_queue {
 	struct store_queue *outer; /* of the filter that wraps the store, or NULL */
 	uint32_t inflight_count;
 	const struct store_part *submitting; /* private: shows a done from inside submit */
+
+	/* Private, of a queue that the submitter has: see store_rate(), and STORE_APART. */
+	struct store_rate rates[2]; /* reads, writes */
+	uint64_t apart_turn_ns;
+	uint32_t apart_count; /* in that turn */
 };
 
 enum store_mode { STORE_MODE_CACHED, STORE_MODE_DIRECT };
@@ -257,8 +299,17 @@ GMB_MUST_CHECK int store_queue_create(struct store *store, struct ring *ring,
 	struct store_queue **queue_out, struct error *error);
 void store_queue_destroy(struct store_queue *queue);
 
-/* The only way to submit: asserts the contract, counts, and calls the implementation. */
+/*
+ * The only way to submit, and the dispatch point: asserts the contract, measures the disk, decides
+ * what the kernel gets in one call, and calls the implementation. Requests are not reordered; who
+ * wants to do so does it here, with part->hints.
+ */
 void store_submit(struct store_queue *queue, struct store_part *part);
+/* What was measured on the parts with STORE_MEASURED of this queue. */
+static inline struct store_rate *store_rate(struct store_queue *queue, enum store_op op)
+{
+	return &queue->rates[op != STORE_READ];
+}
 
 /* Shorter reads are never sent from the page cache: looking it up costs as much as the copy. */
 enum { STORE_PAGE_CACHE_BYTES_MIN = 128 << 10 };

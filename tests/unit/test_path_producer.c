@@ -223,6 +223,12 @@ static void writer_progress(struct path_request *request)
 	GMB_UNUSED(request);
 }
 
+static void nothing_done(struct ring_op *op, int result)
+{
+	GMB_UNUSED(op);
+	GMB_UNUSED(result);
+}
+
 static struct reader *reader_start(
 	struct world *world, uint32_t idx, uint32_t export_idx, uint64_t offset, uint64_t length)
 {
@@ -513,7 +519,7 @@ static struct world *world_with_part_size(uint32_t overlap)
 	struct world *world = world_open(1, 0);
 
 	world->exports[0].overlap = overlap;
-	world->exports[0].reads.disk_rate = UINT64_C(1) << 30;
+	store_rate(world->exports[0].queue, STORE_READ)->bytes_per_second = UINT64_C(1) << 30;
 	world->exports[0].reads.early = OVERLAP_EARLY_ONE / 2;
 	world->exports[0].reads.cuts = 8; /* none of those left whole to compare with */
 	return world;
@@ -541,15 +547,20 @@ static void test_a_source_that_gives_up_is_asked_like_a_disk_without(void **stat
 	}
 }
 
-/* A durable write is a flush as well: it says nothing of how long others take. */
+/* A durable write is a flush as well: it says nothing of how long others take, or how fast the disk
+ * is. What the requester says of a request reaches the store. */
 static void test_durable_writes_are_not_compared_with_others(void **state)
 {
+	static const struct store_hints hints = { UINT64_C(7) << 40, 5000000, 3,
+		STORE_LIFETIME_LONG };
+
 	GMB_UNUSED(state);
 	for (uint32_t flags = 0; flags <= STORE_FUA; flags += STORE_FUA) {
 		struct world *world = world_open(1, 0);
 		struct path_export *path_export = &world->exports[0];
 		struct path_request request = { .op = STORE_WRITE,
 			.flags = flags,
+			.hints = hints,
 			.length = 128 << 10,
 			.window_bytes = ARENA_BYTES,
 			.export = path_export,
@@ -560,10 +571,17 @@ static void test_durable_writes_are_not_compared_with_others(void **state)
 		path_start(world->path, &request);
 		path_write_submit(path_write_open(&request));
 		assert_int_equal(world->producers[0].part_count--, 1);
+		assert_memory_equal(&world->producers[0].parts[0]->hints, &hints, sizeof(hints));
+		ring_timer(world->ring, &(struct ring_op){ 0 }, 1000000, nothing_done);
+		assert_int_equal(ring_turn(world->ring, true), 1);
 		store_finish(world->producers[0].parts[0], 0);
 		assert_int_equal(path_status(&request), PATH_COMMITTED);
 		path_finish(&request);
 		assert_int_equal(path_export->writes.whole_rate > 0, flags == 0);
+		/* 128 KiB in a millisecond. */
+		assert_int_equal(
+			store_rate(path_export->queue, STORE_WRITE)->bytes_per_second >> 20,
+			flags == 0 ? 125 : 0);
 		world_close(world);
 	}
 }

@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The dispatch point: every part passes here on its way to a store and back. */
+#include <errno.h>
+
+#include "base/bytes.h"
+#include "store/kind.h"
+
+enum {
+	PART_BYTES_MAX = 1 << 30,
+	/* With more in one call the kernel holds them back to merge neighbours. */
+	PARTS_PER_CALL = 2,
+};
+
+/* A flag that means nothing for an operation is ignored: protocols let FUA go with any command. */
+#define PART_FLAGS_KNOWN                                                                           \
+	((uint32_t)(STORE_FUA | STORE_NO_HOLE | STORE_FAST_ZERO | STORE_MEASURED | STORE_APART))
+
+/* --- the rate of the disk -------------------------------------------------------------------- */
+
+#define SECOND_NS UINT64_C(1000000000)
+/* A disk that is never idle is looked at after so long. */
+#define BUSY_NS_MAX UINT64_C(10000000)
+
+enum {
+	RATE_SHIFT = 3,		   /* a new value counts an eighth */
+	BUSY_BYTES_MIN = 64 << 10, /* less says nothing about a rate */
+};
+
+static void busy_end(struct store_rate *rate, uint64_t now_ns)
+{
+	uint64_t busy_ns = now_ns - rate->busy_since_ns;
+
+	if (rate->busy_bytes >= BUSY_BYTES_MIN && busy_ns > 0) {
+		/* At most a few GiB in a hundredth of a second: in KiB it fits. */
+		uint64_t now = (rate->busy_bytes >> 10) * SECOND_NS / busy_ns << 10;
+		uint64_t before = rate->bytes_per_second;
+
+		rate->bytes_per_second =
+			before == 0 ? now : before - (before >> RATE_SHIFT) + (now >> RATE_SHIFT);
+	}
+	rate->busy_since_ns = now_ns;
+	rate->busy_bytes = 0;
+}
+
+void store_rate_begin(struct store_rate *rate, uint64_t now_ns)
+{
+	if (rate->inflight++ == 0) {
+		rate->busy_since_ns = now_ns;
+		rate->busy_bytes = 0;
+	}
+}
+
+void store_rate_end(struct store_rate *rate, uint64_t bytes, uint64_t now_ns)
+{
+	GMB_ASSERT(rate->inflight > 0);
+	rate->busy_bytes += bytes;
+	if (--rate->inflight == 0 || now_ns - rate->busy_since_ns >= BUSY_NS_MAX) {
+		busy_end(rate, now_ns);
+	}
+}
+
+/* --- parts --------------------------------------------------------------------------------- */
+
+static void check_part(const struct store_queue *queue, const struct store_part *part)
+{
+	uint64_t end = 0;
+
+	GMB_ASSERT(part->op < STORE_OP_COUNT);
+	GMB_ASSERT(part->done != NULL);
+	GMB_ASSERT((part->flags & ~PART_FLAGS_KNOWN) == 0);
+	GMB_ASSERT(checked_add_u64(part->offset, part->length, &end));
+	GMB_ASSERT(end <= INT64_MAX);
+	GMB_ASSERT((part->length == 0) == (part->op == STORE_FLUSH));
+	if (part->op == STORE_READ || part->op == STORE_WRITE) {
+		GMB_ASSERT(part->length <= PART_BYTES_MAX);
+	}
+	if (part->op == STORE_EXTENTS) {
+		GMB_ASSERT(part->extents != NULL);
+		GMB_ASSERT(part->extent_max > 0);
+	}
+	GMB_ASSERT(queue->submitting == NULL);
+}
+
+static bool changes_data(enum store_op op)
+{
+	return op == STORE_WRITE || op == STORE_TRIM || op == STORE_ZERO;
+}
+
+/* True when success is a promise that something will survive a crash. */
+static bool promises(const struct store_part *part)
+{
+	return part->op == STORE_FLUSH ||
+	       ((part->flags & STORE_FUA) != 0 && changes_data(part->op));
+}
+
+bool store_result_breaks(const struct store_part *part, int result)
+{
+	if (result == 0 || !promises(part)) {
+		return false;
+	}
+	return part->op == STORE_FLUSH ||
+	       (result != -ENOSPC && result != -EDQUOT && result != -EFBIG && result != -EPERM &&
+		       result != -EOPNOTSUPP);
+}
+
+/* The result of a part that promises, in the light of all that happened to the store. */
+static int judge(struct store *store, const struct store_part *part, int result)
+{
+	int broken = 0;
+
+	if (!promises(part)) {
+		return result;
+	}
+	if (store_result_breaks(part, result)) {
+		/* Release pairs with the acquire loads here and in store_submit(). */
+		atomic_compare_exchange_strong_explicit(&store->broken, &broken, result,
+			memory_order_release, memory_order_relaxed);
+		return result;
+	}
+	broken = atomic_load_explicit(&store->broken, memory_order_acquire);
+	return result == 0 ? broken : result;
+}
+
+static void queue_submit(struct store_queue *queue, struct store_part *part)
+{
+	part->queue = queue;
+	queue->inflight_count++;
+	queue->submitting = part;
+	queue->store->ops->submit(queue, part);
+	queue->submitting = NULL;
+}
+
+/* The error of a part that need not be tried, or 0. */
+static int refuse(struct store *store, const struct store_part *part)
+{
+	if (changes_data(part->op) && (store->info.caps & STORE_CAP_WRITE) == 0) {
+		return -EPERM;
+	}
+	return promises(part) ? atomic_load_explicit(&store->broken, memory_order_acquire) : 0;
+}
+
+static void prepare(struct store_queue *queue, struct store_part *part)
+{
+	part->io.in_flight = false;
+	list_init(&part->node);
+	part->top = queue;
+	part->progress_bytes = 0;
+	part->progress_broken = false;
+	part->extent_count = 0;
+}
+
+/* Keeps the parts of this turn that are to complete one by one in calls of their own. */
+static void keep_apart(struct store_queue *queue)
+{
+	uint64_t turn_ns = ring_batch_ns(queue->ring);
+
+	if (turn_ns != queue->apart_turn_ns) {
+		queue->apart_turn_ns = turn_ns;
+		queue->apart_count = 0;
+	}
+	if (++queue->apart_count % PARTS_PER_CALL == 0) {
+		ring_flush(queue->ring);
+	}
+}
+
+void store_submit(struct store_queue *queue, struct store_part *part)
+{
+	int error;
+
+	check_part(queue, part);
+	if (part->op == STORE_READ || part->op == STORE_WRITE) {
+		/* See store_rights(). */
+		uint32_t rights =
+			part->memory.rights | (part->op == STORE_WRITE ? MEM_CPU_WRITE : 0);
+
+		GMB_ASSERT((queue->store->info.memory_rights & ~rights) == 0);
+	}
+	prepare(queue, part);
+	if ((part->flags & STORE_MEASURED) != 0) {
+		store_rate_begin(store_rate(queue, part->op), ring_batch_ns(queue->ring));
+	}
+	error = refuse(queue->store, part);
+	if (error != 0) {
+		part->queue = queue;
+		queue->inflight_count++;
+		store_finish_later(part, error);
+		return;
+	}
+	queue_submit(queue, part);
+	if ((part->flags & STORE_APART) != 0) {
+		keep_apart(queue);
+	}
+}
+
+bool store_page_cache_ref(struct store_queue *queue, struct store_part *part)
+{
+	if (queue->store->ops->page_cache_ref == NULL || queue->store->page_cache_send_off ||
+		part->length < STORE_PAGE_CACHE_BYTES_MIN) {
+		return false;
+	}
+	check_part(queue, part);
+	GMB_ASSERT(part->op == STORE_READ && (part->flags & STORE_MEASURED) == 0);
+	prepare(queue, part);
+	part->queue = queue;
+	part->memory = MEM_NONE;
+	if (!queue->store->ops->page_cache_ref(queue, part)) {
+		return false;
+	}
+	GMB_ASSERT(part->memory.rights != 0);
+	GMB_ASSERT(!mem_may(part->memory, MEM_CPU_READ));
+	queue->inflight_count++;
+	store_finish_later(part, 0);
+	return true;
+}
+
+const char *store_page_cache_refusal(struct store *store)
+{
+	if (store->page_cache_send_off) {
+		return "page-cache-send=off";
+	}
+	if (store->ops->page_cache_ref == NULL) {
+		return store->ops->name;
+	}
+	return store->ops->page_cache_refusal != NULL ? store->ops->page_cache_refusal(store)
+						      : NULL;
+}
+
+void store_forward(struct store_part *part)
+{
+	GMB_ASSERT(part->queue->inner != NULL);
+	queue_submit(part->queue->inner, part);
+}
+
+void store_finish(struct store_part *part, int result)
+{
+	struct store_queue *queue = part->queue;
+
+	GMB_ASSERT(result <= 0);
+	GMB_ASSERT(!part->io.in_flight);
+	GMB_ASSERT(queue->submitting != part);
+	GMB_ASSERT(queue->inflight_count > 0);
+	queue->inflight_count--;
+	if (queue != part->top) {
+		part->queue = queue->outer;
+		if (part->queue->store->ops->inner_done != NULL) {
+			part->queue->store->ops->inner_done(part, result);
+		} else {
+			store_finish(part, result);
+		}
+		return;
+	}
+	if (part->op == STORE_EXTENTS && result == 0) {
+		GMB_ASSERT(part->extent_count > 0);
+		GMB_ASSERT(part->extent_count <= part->extent_max);
+	}
+	if ((part->flags & STORE_MEASURED) != 0) {
+		store_rate_end(
+			store_rate(queue, part->op), part->length, ring_batch_ns(queue->ring));
+	}
+	part->queue = NULL;
+	if (part->progress_broken && result == 0) {
+		result = -EIO;
+	}
+	part->done(part, judge(queue->store, part, result));
+}
+
+void store_progress(struct store_part *part, uint64_t bytes)
+{
+	GMB_ASSERT(part->queue->submitting != part);
+	if (part->op != STORE_READ || bytes <= part->progress_bytes || bytes >= part->length) {
+		part->progress_broken = true;
+		return;
+	}
+	if (part->progress_broken) {
+		return;
+	}
+	part->progress_bytes = bytes;
+	if (part->progressed != NULL) {
+		part->progressed(part, bytes);
+	}
+}
+
+static void finish_later_done(struct ring_op *op, int result)
+{
+	store_finish(container_of(op, struct store_part, io), result);
+}
+
+void store_finish_later(struct store_part *part, int result)
+{
+	ring_defer(part->queue->ring, &part->io, result, finish_later_done);
+}
