@@ -140,9 +140,6 @@ void overlap_learn_network(struct overlap *overlap, uint64_t bytes, uint64_t bus
 		overlap->network_rate, ((bytes >> 10) * (SECOND_NS >> 10) / (busy_ns >> 10)) << 10);
 }
 
-/* The smallest request whose parts are worth measuring. */
-enum { MEASURED_BYTES_MIN = 2 * OVERLAP_BYTES_MIN };
-
 static struct overlap *overlap_of(const struct path_request *request)
 {
 	return request->op == STORE_READ ? &request->export->reads : &request->export->writes;
@@ -178,14 +175,12 @@ void cut_begin(struct path_request *request)
 	/* Each part would be a flush of its own: split as little as possible, and not measured. */
 	bool durable = (request->flags & STORE_FUA) != 0;
 
-	request->measured = can_overlap && !durable && request->length >= MEASURED_BYTES_MIN;
+	request->measured = can_overlap && !durable && request->length >= OVERLAP_REQUEST_BYTES_MIN;
 	request->counted = request->measured;
 	if (request->measured) {
 		request->alone = overlap_of(request)->request_bytes == 0;
 		overlap_of(request)->request_bytes += request->length;
 	}
-	request->progress_step = 0;
-	request->cut = false;
 	if (asked == PATH_OVERLAP_OFF || request->whole || durable ||
 		(asked == PATH_OVERLAP_AUTO && !can_overlap)) {
 		request->part_size = can_overlap ? PATH_PART_SIZE_MAX : PATH_CACHED_PART_BYTES;
@@ -316,25 +311,15 @@ static struct cut_range striped_next(struct path_request *request)
 struct cut_range cut_next(struct path_request *request)
 {
 	uint64_t offset = request->offset + request->started_bytes;
-	uint64_t left = request->length - request->started_bytes;
-	struct cut_range range;
+	struct cut_range rest = request->rest;
 
-	if (request->rest.bytes > 0) {
-		range = request->rest;
-		request->rest.bytes = 0;
-	} else if (request->striped) {
-		range = striped_next(request);
-	} else {
-		range = (struct cut_range){ .offset = offset,
-			.bytes = left > request->part_size
-					 ? align_down(offset + request->part_size, SPLIT_ALIGN) -
-						   offset
-					 : left,
+	if (!request->striped) {
+		return (struct cut_range){ .offset = offset,
+			.bytes = align_down(offset + request->part_size, SPLIT_ALIGN) - offset,
 			.progress_first = request->progress_step };
 	}
-	request->parts_started++;
-	request->started_bytes += range.bytes;
-	return range;
+	request->rest.bytes = 0;
+	return rest.bytes > 0 ? rest : striped_next(request);
 }
 
 void cut_return(struct path_request *request, const struct cut_range *range, uint64_t bytes)

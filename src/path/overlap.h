@@ -31,6 +31,8 @@ struct path_request;
 enum {
 	OVERLAP_BYTES_MIN = 16 << 10,
 	OVERLAP_BYTES_MAX = 1 << 20,
+	/* The smallest request whose parts are worth measuring. */
+	OVERLAP_REQUEST_BYTES_MIN = 2 * OVERLAP_BYTES_MIN,
 	OVERLAP_EARLY_ONE = 1024,
 };
 
@@ -99,7 +101,8 @@ struct cut_range {
 	uint64_t progress_first;
 };
 
-/* A read or write begins: decides how it is cut. */
+/* A read or write begins: decides how it is cut. Not needed for a request shorter than
+ * OVERLAP_REQUEST_BYTES_MIN on an export without a part size of its own: it is one part. */
 void cut_begin(struct path_request *request);
 /* The next four are for requests with request->measured.
  *
@@ -112,7 +115,7 @@ void cut_end(struct path_request *request, uint64_t now_ns);
 /* The store has completed a part. */
 void cut_part_end(struct path_request *request, uint64_t bytes, uint64_t now_ns);
 
-/* The next part, which counts as started. request->started_bytes < request->length. */
+/* The next part of a striped request, or of one with more bytes left than a part has. */
 struct cut_range cut_next(struct path_request *request);
 /* Only so many bytes of that range were started; the rest of it comes next. */
 void cut_return(struct path_request *request, const struct cut_range *range, uint64_t bytes);

@@ -265,14 +265,6 @@ static void drop_ready(struct path_request *request)
 
 /* --- where payload lies ---------------------------------------------------------------------- */
 
-/* A newcomer must not overtake those who wait. Who waits may take back what its own fragments gave
- * up, wherever it is in the queue: replies that wait behind a long one that has begun would else
- * take all its memory, and neither could go on. */
-static bool must_queue(const struct path *path, const struct path_request *request)
-{
-	return !list_is_empty(&path->stalled) && !list_is_linked(&request->stalled_node);
-}
-
 /* A stream with a buffer of at most so many bytes: less where there is not enough in one piece.
  * NULL when memory is short. */
 static struct path_stream *stream_open(
@@ -281,7 +273,10 @@ static struct path_stream *stream_open(
 	struct path_stream *stream;
 	struct arena_buf buf;
 
-	if (must_queue(path, request)) {
+	/* A newcomer must not overtake those who wait. Who waits may take back what its own
+	 * fragments gave up, wherever it is in the queue: replies that wait behind a long one that
+	 * has begun would else take all its memory, and neither could go on. */
+	if (!list_is_empty(&path->stalled) && !list_is_linked(&request->stalled_node)) {
 		return NULL;
 	}
 	while (arena_get(arena, (uint32_t)*bytes, &buf) < 0) {
@@ -326,9 +321,19 @@ static struct path_stream *stream_place(struct path *path, struct path_request *
 /* A new stream for the next part of the request; NULL when memory is short. */
 static struct path_stream *part_open(struct path *path, struct path_request *request)
 {
-	struct cut_range range = cut_next(request);
-	uint64_t bytes = range.bytes;
+	uint64_t left = request->length - request->started_bytes;
+	struct cut_range range = { .offset = request->offset + request->started_bytes,
+		.bytes = left,
+		.progress_first = request->progress_step };
 	struct path_stream *stream;
+	uint64_t bytes;
+
+	if (left > request->part_size || request->striped) {
+		range = cut_next(request);
+	}
+	request->parts_started++;
+	request->started_bytes += range.bytes;
+	bytes = range.bytes;
 
 	if (unlikely(request->placement != NULL)) {
 		stream = stream_place(path, request, &range, &bytes);
@@ -487,13 +492,16 @@ static void trace_submitted(struct path_stream *stream, uint64_t length, bool be
 	}
 }
 
-static void part_describe(struct path_stream *stream, enum store_op op, uint64_t length)
+/* Gives a part to the store. page_cache: it is to be sent from memory of the store's own, and
+ * nothing has happened when that is refused: false. */
+static bool part_submit(struct path_stream *stream, uint64_t length, bool page_cache)
 {
 	struct path_request *request = stream->request;
 	struct store_part *part = &stream->part;
+	bool begins = request->state == PATH_STATE_INIT;
 
-	part->op = op;
-	part->flags = request->flags | request->part_flags;
+	part->op = request->op;
+	part->flags = request->flags | (page_cache ? 0 : request->part_flags);
 	part->offset = stream->offset;
 	part->length = length;
 	part->memory = stream->memory;
@@ -504,29 +512,21 @@ static void part_describe(struct path_stream *stream, enum store_op op, uint64_t
 	part->extents = request->extent_list != NULL ? request->extent_list->extents : NULL;
 	part->extent_max = request->extent_max;
 	part->extent_count = 0;
-}
-
-/* The part that was described is on its way. */
-static void part_began(struct path_stream *stream)
-{
-	struct path_request *request = stream->request;
-	bool begins = request->state == PATH_STATE_INIT;
-
+	if (page_cache && !store_page_cache_ref(request->export->queue, part)) {
+		return false;
+	}
 	if (begins) {
 		set_state(request, PATH_STATE_READ);
 	}
 	if (unlikely(request->record != NULL)) {
-		trace_submitted(stream, stream->part.length, begins);
+		trace_submitted(stream, length, begins);
 	}
 	stream->in_store = true;
 	request->parts_inflight++;
-}
-
-static void part_submit(struct path_stream *stream, enum store_op op, uint64_t length)
-{
-	part_describe(stream, op, length);
-	part_began(stream);
-	store_submit(stream->request->export->queue, &stream->part);
+	if (!page_cache) {
+		store_submit(request->export->queue, part);
+	}
+	return true;
 }
 
 /* A read that need not be cut, and whose bytes the store has at hand, is sent from there. It counts
@@ -536,8 +536,7 @@ static bool start_page_cache(struct path_request *request)
 {
 	struct path_stream *stream;
 
-	if (request->length < STORE_PAGE_CACHE_BYTES_MIN || request->cut ||
-		request->length > request->window_bytes || request->placement != NULL ||
+	if (request->cut || request->length > request->window_bytes || request->placement != NULL ||
 		(request->memory_rights & ~STORE_PAGE_CACHE_RIGHTS) != 0) {
 		return false;
 	}
@@ -545,9 +544,7 @@ static bool start_page_cache(struct path_request *request)
 	stream->offset = request->offset;
 	stream->length = (uint32_t)request->length;
 	stream->part.progress_first = 0;
-	part_describe(stream, STORE_READ, request->length);
-	stream->part.flags = request->flags; /* no work of the disk's */
-	if (!store_page_cache_ref(request->export->queue, &stream->part)) {
+	if (!part_submit(stream, request->length, true)) {
 		request->export->page_cache_send_misses++;
 		request->first_used = false;
 		request->streams_live--;
@@ -558,7 +555,6 @@ static bool start_page_cache(struct path_request *request)
 	request->export->page_cache_send_bytes += request->length;
 	request->started_bytes = request->length;
 	request->parts_started = 1;
-	part_began(stream);
 	return true;
 }
 
@@ -577,7 +573,7 @@ static void pump(struct path_request *request)
 		if (unlikely(stream->copied) && request->op == STORE_WRITE) {
 			placement_copy(stream);
 		}
-		part_submit(stream, request->op, stream->length);
+		(void)part_submit(stream, stream->length, false);
 	}
 	list_remove(&request->stalled_node);
 }
@@ -603,7 +599,7 @@ static void start_plain(struct path_request *request)
 	stream->offset = request->offset;
 	stream->length = 0;
 	request->started_bytes = request->length;
-	part_submit(stream, request->op, request->length);
+	(void)part_submit(stream, request->length, false);
 }
 
 static void start_extents(struct path_request *request)
@@ -636,9 +632,12 @@ static void begin(struct path *path, struct path_request *request)
 	if (request->placement != NULL) {
 		placement_check(request);
 	}
-	cut_begin(request);
-	request->slow = request->measured && cut_step_ns(request) > PATH_SLOW_NS;
-	path->slow_count += request->slow;
+	if (request->length >= OVERLAP_REQUEST_BYTES_MIN ||
+		request->export->overlap > PATH_OVERLAP_OFF) {
+		cut_begin(request);
+		request->slow = request->measured && cut_step_ns(request) > PATH_SLOW_NS;
+		path->slow_count += request->slow;
+	}
 }
 
 void path_start(struct path *path, struct path_request *request)
@@ -662,7 +661,10 @@ void path_start(struct path *path, struct path_request *request)
 	request->first_used = false;
 	request->measured = false;
 	request->part_flags = 0;
+	request->cut = false;
+	request->striped = false;
 	request->slow = false;
+	request->part_size = PATH_PART_SIZE_MAX;
 	request->progress_step = 0;
 	for (int i = 0; i < PATH_STATE_COUNT; i++) {
 		request->edge_ns[i] = 0;
@@ -678,7 +680,7 @@ void path_start(struct path *path, struct path_request *request)
 	switch (request->op) {
 	case STORE_READ:
 		begin(path, request);
-		if (!start_page_cache(request)) {
+		if (request->length < STORE_PAGE_CACHE_BYTES_MIN || !start_page_cache(request)) {
 			pump(request);
 		}
 		break;
@@ -823,7 +825,7 @@ struct path_stream *path_write_open(struct path_request *request)
 
 void path_write_submit(struct path_stream *stream)
 {
-	part_submit(stream, STORE_WRITE, stream->length);
+	(void)part_submit(stream, stream->length, false);
 }
 
 void path_write_drop(struct path_stream *stream)

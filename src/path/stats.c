@@ -13,13 +13,10 @@ _Static_assert(PATH_LATENCY_PARTS == 1 << PART_BITS, "parts");
 
 uint32_t path_size_class(uint64_t length)
 {
-	uint32_t size_class = 0;
+	uint64_t blocks = length > 0 ? (length - 1) >> 12 : 0; /* 4 KiB each, but for the first */
+	uint32_t bits = blocks > 0 ? 64 - (uint32_t)__builtin_clzll(blocks) : 0;
 
-	while (size_class < PATH_SIZE_CLASS_COUNT - 1 &&
-		length > path_size_class_limit(size_class)) {
-		size_class++;
-	}
-	return size_class;
+	return MIN((bits + 1) / 2, (uint32_t)PATH_SIZE_CLASS_COUNT - 1);
 }
 
 uint64_t path_size_class_limit(uint32_t size_class)
