@@ -109,7 +109,11 @@ static void arm(struct nbd_session *session)
 	if (session->rx_was_full) {
 		rx_make_large(session);
 	} else if (available(session) == 0) {
-		rx_move(session, NULL);
+		if (session->rx_large != NULL) {
+			rx_move(session, NULL);
+		}
+		session->rx_start = 0;
+		session->rx_end = 0;
 	}
 	if (available(session) > 0) {
 		bool room = rx_make_room(session, session->rx_want);
@@ -190,7 +194,7 @@ static bool take_payload(struct nbd_session *session)
 		}
 		if (stream == NULL) {
 			/* What has been received already is copied. */
-			request->path.memory_rights = stream_memory_rights(&session->stream) |
+			request->path.memory_rights = session->stream.memory_rights |
 						      (available(session) > 0 ? MEM_CPU_WRITE : 0);
 			stream = path_write_open(&request->path);
 			if (stream == NULL) {
@@ -325,7 +329,7 @@ static bool take_request(struct nbd_session *session)
 		session_drain(session);
 		return false;
 	}
-	payload = request_payload_bytes(&head, session->extended);
+	payload = head.payload_bytes;
 	if (payload > session->service->engine->limits.payload_bytes_max) {
 		session_fail(session, "P66, P112", "%s with a payload of %llu bytes",
 			nbd_command_name(head.type), (unsigned long long)payload);

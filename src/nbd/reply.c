@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "nbd/session.h"
@@ -16,13 +17,6 @@ static void put_iov(struct send_batch *send, const void *data, size_t length)
 	send->iov[send->iov_count++] =
 		(struct iovec){ .iov_base = (void *)(uintptr_t)data, .iov_len = length };
 	send->bytes += length;
-}
-
-/* Payload: nothing but the socket need be able to read it. */
-static void put_payload(struct send_batch *send, const struct path_fragment *fragment)
-{
-	send->iov[send->iov_count++] = mem_socket_iov(fragment->memory, fragment->length);
-	send->bytes += fragment->length;
 }
 
 static uint32_t put_simple_header(const struct nbd_request *request, uint8_t *out, uint32_t error)
@@ -188,7 +182,7 @@ static void emit_structured_fragment(struct send_batch *send, struct send_slot *
 		sizeof(offset) + (uint64_t)fragment->length);
 	memcpy(slot->header + length, &offset, sizeof(offset));
 	put_iov(send, slot->header, length + sizeof(offset));
-	put_payload(send, fragment);
+	put_iov(send, mem_socket_ptr(fragment->memory), fragment->length);
 }
 
 /* The next run of bytes of a reply that must be one piece: a simple reply, or one chunk for DF. */
@@ -210,7 +204,7 @@ static void emit_one_piece_fragment(struct send_batch *send, struct send_slot *s
 		}
 		put_iov(send, slot->header, length);
 	}
-	put_payload(send, &slot->fragment);
+	put_iov(send, mem_socket_ptr(slot->fragment.memory), slot->fragment.length);
 	if (slot->fragment.last && request->done_owed) {
 		/* Not the first fragment, so the slot's header is still free. */
 		GMB_ASSERT(request->content_bytes > 0);
@@ -458,12 +452,14 @@ void reply_flush(struct session *base, bool alone)
 	struct nbd_session *session = container_of(base, struct nbd_session, base);
 	struct nbd_service *service = session->service;
 	struct send_batch *send;
+	struct list_node *node;
 
 	if (session->sending != NULL || list_is_empty(&session->sendable) ||
 		session->base.state == SESSION_TERMINATING) {
 		return;
 	}
-	send = service_send_get(service);
+	node = list_pop_front(&service->sends_free);
+	send = node != NULL ? list_entry(node, struct send_batch, node) : malloc(sizeof(*send));
 	if (send == NULL) {
 		session_terminate(&session->base, "out of memory for a reply");
 		return;
@@ -475,7 +471,7 @@ void reply_flush(struct session *base, bool alone)
 	fill(session, send);
 	if (send->slot_count == 0) {
 		session->sending = NULL;
-		service_send_put(service, send);
+		list_push_front(&service->sends_free, &send->node);
 		return;
 	}
 	if (session->base.state == SESSION_TERMINATING) {
@@ -538,7 +534,7 @@ static void send_end(struct nbd_session *session)
 		}
 	}
 	session->sending = NULL;
-	service_send_put(session->service, send);
+	list_push_front(&session->service->sends_free, &send->node);
 }
 
 void reply_done(struct ring_op *op, int result)
@@ -567,5 +563,7 @@ void reply_done(struct ring_op *op, int result)
 	if (!list_is_empty(&session->sendable)) {
 		session_mark_dirty(&session->base);
 	}
-	session_drain_check(session);
+	if (unlikely(session->base.stopping || session->base.state == SESSION_DRAINING)) {
+		session_drain_check(session);
+	}
 }

@@ -20,6 +20,9 @@ bool request_head_parse(const uint8_t *bytes, bool extended, struct request_head
 			.cookie = wire.cookie,
 			.offset = be64_get(wire.offset),
 			.length = be64_get(wire.length) };
+		if ((head->flags & NBD_CMD_FLAG_PAYLOAD_LEN) != 0) {
+			head->payload_bytes = head->length;
+		}
 		return be32_get(wire.magic) == NBD_EXTENDED_REQUEST_MAGIC;
 	}
 	struct nbd_wire_request wire;
@@ -30,15 +33,10 @@ bool request_head_parse(const uint8_t *bytes, bool extended, struct request_head
 		.cookie = wire.cookie,
 		.offset = be64_get(wire.offset),
 		.length = be32_get(wire.length) };
-	return be32_get(wire.magic) == NBD_REQUEST_MAGIC;
-}
-
-uint64_t request_payload_bytes(const struct request_head *head, bool extended)
-{
-	if (extended) {
-		return (head->flags & NBD_CMD_FLAG_PAYLOAD_LEN) != 0 ? head->length : 0;
+	if (head->type == NBD_CMD_WRITE) {
+		head->payload_bytes = head->length;
 	}
-	return head->type == NBD_CMD_WRITE ? head->length : 0;
+	return be32_get(wire.magic) == NBD_REQUEST_MAGIC;
 }
 
 /* Flags that each command defines; FUA is accepted on all (P72). */
@@ -233,7 +231,7 @@ struct nbd_request *request_begin(struct nbd_session *session, const struct requ
 	request->path.offset = head->offset;
 	request->path.length = head->length;
 	request->path.hints.requester = session->base.peer.id;
-	request->path.memory_rights = stream_memory_rights(&session->stream);
+	request->path.memory_rights = session->stream.memory_rights;
 	request->path.placement = NULL;
 	request->path.export = session->base.path_export;
 	request->path.progress = request_progress;

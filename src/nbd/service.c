@@ -46,23 +46,6 @@ void service_rx_put(struct nbd_service *service, struct rx_buf *rx)
 	}
 }
 
-struct send_batch *service_send_get(struct nbd_service *service)
-{
-	struct list_node *node = list_pop_front(&service->sends_free);
-	struct send_batch *send =
-		node != NULL ? list_entry(node, struct send_batch, node) : malloc(sizeof(*send));
-
-	if (send != NULL) {
-		list_init(&send->node);
-	}
-	return send;
-}
-
-void service_send_put(struct nbd_service *service, struct send_batch *send)
-{
-	list_push_front(&service->sends_free, &send->node);
-}
-
 /* --- the session kind ---------------------------------------------------------------------- */
 
 static void service_destroy(void *context)

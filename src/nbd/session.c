@@ -139,10 +139,8 @@ static void linger(struct nbd_session *session)
 
 void session_drain_check(struct nbd_session *session)
 {
-	bool ending = session->base.state == SESSION_DRAINING ||
-		      (session->base.state == SESSION_READY && session->base.stopping);
-
-	if (ending && list_is_empty(&session->requests) && !session->send_op.in_flight) {
+	if (session->base.state != SESSION_LINGERING && list_is_empty(&session->requests) &&
+		!session->send_op.in_flight) {
 		linger(session);
 	}
 }

@@ -190,8 +190,6 @@ struct nbd_service {
 /* service.c */
 struct rx_buf *service_rx_get(struct nbd_service *service);
 void service_rx_put(struct nbd_service *service, struct rx_buf *rx);
-struct send_batch *service_send_get(struct nbd_service *service);
-void service_send_put(struct nbd_service *service, struct send_batch *send);
 
 /* session.c: what the engine calls, see struct session_kind. */
 int nbd_session_accept(void *service, const struct endpoint *endpoint);
@@ -207,7 +205,7 @@ void session_fail(struct nbd_session *session, const char *rule, const char *for
 	GMB_PRINTF(3, 4);
 /* The client will ask nothing more: stops reading, closes when everything is answered. */
 void session_drain(struct nbd_session *session);
-/* Says goodbye when the session is to end and has nothing left to do. */
+/* The session is to end: says goodbye when it has nothing left to do. */
 void session_drain_check(struct nbd_session *session);
 
 /* handshake.c */
@@ -236,6 +234,7 @@ struct request_head {
 	uint64_t cookie;
 	uint64_t offset;
 	uint64_t length;
+	uint64_t payload_bytes; /* that follow the header (P79, P111, P121) */
 	/* Set by request_plan(). */
 	uint32_t memory_bytes;
 	bool one_piece; /* see struct nbd_request */
@@ -245,8 +244,6 @@ struct request_head {
 uint32_t request_head_bytes(bool extended);
 /* Pure: false when the magic is wrong (P120). */
 bool request_head_parse(const uint8_t *bytes, bool extended, struct request_head *head);
-/* Payload bytes that follow the header (P79, P111, P121). */
-uint64_t request_payload_bytes(const struct request_head *head, bool extended);
 /* Decides what the request asks and whether it may: the NBD error, or 0. Fills op and flags. */
 uint32_t request_check(const struct nbd_session *session, const struct request_head *head,
 	struct path_request *path, const char **text);

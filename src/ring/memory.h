@@ -10,16 +10,14 @@
  *   mem_ref      a place in it, and rights            a value; 16 bytes, passed in registers
  *
  * A pointer comes out of a reference in few places, each of which asserts the right it needs:
- * mem_cpu_read() and mem_cpu_write() for code that touches the bytes, mem_socket_ptr() and
- * mem_socket_iov() for the ring's socket operations, mem_address() for the ring itself.
+ * mem_cpu_read() and mem_cpu_write() for code that touches the bytes, mem_socket_ptr() for the
+ * ring's socket operations, mem_address() for the ring itself.
  *
  * Threading: values; a region changes only on the thread of the ring that it is registered with.
  * Ownership: a reference owns nothing. The region must outlive all references into it.
  * Errors: using memory without the right to is a mistake of the program, and asserted.
  */
 #pragma once
-
-#include <sys/uio.h>
 
 #include "base/compiler.h"
 
@@ -135,10 +133,4 @@ static inline void *mem_socket_ptr(struct mem_ref memory)
 {
 	GMB_ASSERT((memory.rights & MEM_SOCKET) != 0);
 	return (void *)(uintptr_t)memory.at;
-}
-
-static inline struct iovec mem_socket_iov(struct mem_ref memory, size_t bytes)
-{
-	GMB_ASSERT((memory.rights & MEM_SOCKET) != 0);
-	return (struct iovec){ .iov_base = (void *)(uintptr_t)memory.at, .iov_len = bytes };
 }

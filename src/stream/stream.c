@@ -50,7 +50,7 @@ void stream_open(struct stream *stream, struct ring *ring, int fd,
 	int domain = 0;
 	socklen_t bytes = sizeof(domain);
 
-	*stream = (struct stream){ .ring = ring };
+	*stream = (struct stream){ .ring = ring, .memory_rights = MEM_SOCKET | MEM_ADDRESS };
 	if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &bytes) == 0 && domain == AF_UNIX) {
 		widen_unix_socket(fd);
 	} else {
@@ -95,6 +95,7 @@ void stream_upgrade(struct stream *stream, const struct stream_ops *ops, void *l
 {
 	set_state(stream, STREAM_UPGRADING);
 	stream->ops = ops;
+	stream->memory_rights = ops->memory_rights;
 	stream->layer = layer;
 	stream->upgraded = upgraded;
 	ring_op_begin(&stream->upgrade_op, upgrade_done);

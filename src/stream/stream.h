@@ -48,7 +48,8 @@ struct stream_ops {
 	void (*close)(struct stream *stream);
 };
 
-enum stream_state { STREAM_CLOSED, STREAM_PLAIN, STREAM_UPGRADING, STREAM_LAYERED };
+/* The last two carry bytes. */
+enum stream_state { STREAM_CLOSED, STREAM_UPGRADING, STREAM_PLAIN, STREAM_LAYERED };
 
 /* All zero: closed. */
 struct stream {
@@ -57,6 +58,10 @@ struct stream {
 	void *layer;		      /* what ops keep */
 	struct ring_file file;
 	enum stream_state state;
+	/* enum mem_right: what payload memory must allow, to be known before it is chosen: a socket
+	 * takes memory that the CPU may not use, a layer that encrypts does not. Changes with an
+	 * upgrade only. Read only. */
+	uint32_t memory_rights;
 	struct msghdr message; /* of a contiguous receive by a layer */
 	struct iovec iov;
 	struct ring_op upgrade_op;
@@ -97,13 +102,6 @@ bool stream_is_idle(const struct stream *stream);
 /* Closes an idle stream. A closed one: no-op. */
 void stream_close(struct stream *stream);
 
-/* enum mem_right: what payload memory must allow, to be known before it is chosen: a socket takes
- * memory that the CPU may not use, a layer that encrypts does not. Changes with an upgrade only. */
-static inline uint32_t stream_memory_rights(const struct stream *stream)
-{
-	return stream->ops == NULL ? MEM_SOCKET | MEM_ADDRESS : stream->ops->memory_rights;
-}
-
 /* What the connection has carried since it was opened; see ring_socket_traffic(). */
 static inline bool stream_traffic(struct stream *stream, struct ring_traffic *traffic)
 {
@@ -118,17 +116,12 @@ struct stream_credentials {
 };
 bool stream_peer_credentials(int fd, struct stream_credentials *credentials);
 
-static inline void stream_assert_open(const struct stream *stream)
-{
-	GMB_ASSERT(stream->state == STREAM_PLAIN || stream->state == STREAM_LAYERED);
-}
-
 /* result: bytes, 0 at end of stream. whole: fewer than len only at end of stream or error. One
  * receive in flight per stream. */
 static inline void stream_receive(struct stream *stream, struct ring_op *op, void *buf, size_t len,
 	bool whole, ring_done_fn *done)
 {
-	stream_assert_open(stream);
+	GMB_ASSERT(stream->state >= STREAM_PLAIN);
 	if (stream->ops == NULL) {
 		ring_recv(stream->ring, op, stream->file, buf, len, whole, done);
 		return;
@@ -143,7 +136,7 @@ static inline void stream_receive(struct stream *stream, struct ring_op *op, voi
 static inline void stream_receive_message(struct stream *stream, struct ring_op *op,
 	struct msghdr *message, bool whole, ring_done_fn *done)
 {
-	stream_assert_open(stream);
+	GMB_ASSERT(stream->state >= STREAM_PLAIN);
 	if (stream->ops == NULL) {
 		ring_recvmsg(stream->ring, op, stream->file, message, whole, done);
 		return;
@@ -167,7 +160,7 @@ static inline bool stream_sends_zero_copy(void)
 static inline void stream_send(
 	struct stream *stream, struct ring_op *op, const struct msghdr *message, ring_done_fn *done)
 {
-	stream_assert_open(stream);
+	GMB_ASSERT(stream->state >= STREAM_PLAIN);
 	if (stream->ops == NULL) {
 		ring_sendmsg(stream->ring, op, stream->file, message, done);
 		return;
@@ -180,7 +173,7 @@ static inline void stream_send(
 GMB_MUST_CHECK static inline ssize_t stream_receive_now(
 	struct stream *stream, struct msghdr *message)
 {
-	stream_assert_open(stream);
+	GMB_ASSERT(stream->state >= STREAM_PLAIN);
 	return stream->ops == NULL ? ring_recvmsg_now(stream->ring, stream->file, message)
 				   : stream->ops->receive_now(stream, message);
 }
@@ -188,7 +181,7 @@ GMB_MUST_CHECK static inline ssize_t stream_receive_now(
 GMB_MUST_CHECK static inline ssize_t stream_send_now(
 	struct stream *stream, const struct msghdr *message)
 {
-	stream_assert_open(stream);
+	GMB_ASSERT(stream->state >= STREAM_PLAIN);
 	return stream->ops == NULL ? ring_sendmsg_now(stream->ring, stream->file, message)
 				   : stream->ops->send_now(stream, message);
 }

@@ -467,12 +467,11 @@ static void test_bytes_arrive_as_they_were_sent(void **state)
 			struct pair pair;
 
 			begin(&pair);
-			assert_int_equal(stream_memory_rights(&pair.ends[0].stream),
-				MEM_SOCKET | MEM_ADDRESS);
+			assert_int_equal(
+				pair.ends[0].stream.memory_rights, MEM_SOCKET | MEM_ADDRESS);
 			if (layered != 0) {
 				upgrade(&pair, false);
-				assert_int_equal(
-					stream_memory_rights(&pair.ends[0].stream), MEM_CPU);
+				assert_int_equal(pair.ends[0].stream.memory_rights, MEM_CPU);
 				assert_int_equal(pair.ends[0].upgraded, 0);
 				assert_int_equal(pair.ends[1].upgraded, 0);
 				assert_int_equal(pair.ends[1].stream.state, STREAM_LAYERED);
