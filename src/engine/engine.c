@@ -50,11 +50,6 @@ const struct counter_table engine_counter_table = { "server", "", engine_counter
 
 /* --- the end of a batch: everything that was put off while callbacks ran ------------------- */
 
-static bool may_resume(const struct engine *engine)
-{
-	return engine->limits_released && !list_is_empty(&engine->blocked);
-}
-
 /* Each waiting session gets one try. One that got something and wants more stands behind those that
  * got nothing: otherwise a few that always want more would take every place before the others'
  * turn. */
@@ -64,7 +59,6 @@ static void resume_blocked(struct engine *engine)
 	struct list_node served;
 	struct list_node *node;
 
-	engine->limits_released = false;
 	list_init(&served);
 	list_insert_before(engine->blocked.next, &waiting);
 	list_remove(&engine->blocked);
@@ -170,9 +164,14 @@ static void choose_wait(struct engine *engine)
 		&engine->wait_policy, ring_batch_ns(engine->ring), (uint32_t)taken);
 
 	engine->turn_requests = engine->counters.requests;
-	ring_set_batch(engine->ring, WAIT_BATCH_MAX, way == WAIT_BATCH ? WAIT_BATCH_NS : 0);
-	ring_set_spin(
-		engine->ring, way == WAIT_SPIN && !path_is_slow(engine->path) ? WAIT_SPIN_NS : 0);
+	if (way == WAIT_SPIN && path_is_slow(engine->path)) {
+		way = WAIT_BLOCK;
+	}
+	if (way != engine->wait_way) {
+		engine->wait_way = way;
+		ring_set_batch(engine->ring, WAIT_BATCH_MAX, way == WAIT_BATCH ? WAIT_BATCH_NS : 0);
+		ring_set_spin(engine->ring, way == WAIT_SPIN ? WAIT_SPIN_NS : 0);
+	}
 }
 
 static void batch_end(struct ring_batch_end *end)
@@ -181,15 +180,18 @@ static void batch_end(struct ring_batch_end *end)
 	bool joined;
 
 	do {
+		bool released = engine->limits_released;
+
+		engine->limits_released = false;
 		path_serve(engine->path);
-		if (may_resume(engine)) {
+		if (released && !list_is_empty(&engine->blocked)) {
 			resume_blocked(engine);
 		}
 		flush_dirty(engine);
 		joined = !list_is_empty(&engine->ending) && join_ending(engine);
 		/* What a session releases as it goes, or one of its requests, may be what another
 		 * waits for, and nothing else may ever happen on this ring: look again. */
-	} while (joined || may_resume(engine));
+	} while (joined || engine->limits_released);
 	if (somebody_waits(engine)) {
 		engine_timer_arm(engine);
 	}

@@ -252,6 +252,7 @@ struct engine {
 	bool limits_released;	 /* a request ended since the last look at blocked */
 	struct ring_batch_end batch_end;
 	struct wait_policy wait_policy;
+	enum wait_way wait_way; /* as the ring was told */
 	uint64_t turn_requests; /* counters.requests at the end of the last turn */
 	struct ring_op timer;
 	uint64_t timer_due_ns; /* of the timer in flight */

@@ -48,11 +48,6 @@ static bool uses_way(const struct wait_policy *policy)
 	       (policy->state == WAIT_POLICY_TRYING && policy->windows_left % 2 == 1);
 }
 
-static enum wait_way current_way(const struct wait_policy *policy)
-{
-	return uses_way(policy) ? policy->way : WAIT_BLOCK;
-}
-
 static void sleep_on(struct wait_policy *policy)
 {
 	policy->way = WAIT_BLOCK;
@@ -160,7 +155,7 @@ enum wait_way wait_policy_turn(struct wait_policy *policy, uint64_t now_ns, uint
 	uint64_t elapsed_ns = now_ns - policy->window_start_ns;
 
 	if (requests == 0) {
-		return elapsed_ns > window_ns_max ? WAIT_BLOCK : current_way(policy);
+		return elapsed_ns > window_ns_max ? WAIT_BLOCK : policy->way_now;
 	}
 	policy->window_requests += requests;
 	policy->window_turns++;
@@ -170,10 +165,11 @@ enum wait_way wait_policy_turn(struct wait_policy *policy, uint64_t now_ns, uint
 	} else if (window_is_full(policy, elapsed_ns)) {
 		window_done(policy, elapsed_ns);
 	} else {
-		return current_way(policy);
+		return policy->way_now;
 	}
 	policy->window_start_ns = now_ns;
 	policy->window_requests = 0;
 	policy->window_turns = 0;
-	return current_way(policy);
+	policy->way_now = uses_way(policy) ? policy->way : WAIT_BLOCK;
+	return policy->way_now;
 }

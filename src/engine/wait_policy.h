@@ -52,7 +52,8 @@ enum {
 struct wait_policy {
 	bool may_spin;
 	enum wait_policy_state state;
-	enum wait_way way; /* being tried or held */
+	enum wait_way way;     /* being tried or held */
+	enum wait_way way_now; /* until this window ends */
 	uint64_t window_start_ns;
 	uint32_t window_requests;
 	uint32_t window_turns; /* turns that brought requests */

@@ -53,16 +53,6 @@ static inline struct ring_op *ring_op_queue_pop(struct ring_op_queue *queue)
 	return op;
 }
 
-/* Moves everything from one queue to an uninitialised other. */
-static inline void ring_op_queue_take(struct ring_op_queue *from, struct ring_op_queue *to)
-{
-	ring_op_queue_init(to);
-	if (from->head != NULL) {
-		*to = *from;
-		ring_op_queue_init(from);
-	}
-}
-
 struct ring_mailbox {
 	_Atomic(struct ring_message *) messages;
 	_Atomic(struct ring_op *) returned; /* calls that have returned, op->result is set */

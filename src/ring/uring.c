@@ -400,14 +400,15 @@ void ring_op_complete(struct ring *ring, struct ring_op *op, int result)
 
 void ring_defer(struct ring *ring, struct ring_op *op, int result, ring_done_fn *done)
 {
-	ring_op_begin(op, done);
-	ring_op_complete(ring, op, result);
+	op_start(op, RING_DEFER, done);
+	op->result = result;
+	ring_op_queue_push(&ring->deferred, op);
 }
 
 /* --- the loop ------------------------------------------------------------------------------ */
 
 /* Moves what has completed from the kernel's queue into ours, so that callbacks may submit. */
-static void collect_completions(struct ring *ring, struct ring_op_queue *batch)
+static void collect_completions(struct ring *ring)
 {
 	struct io_uring_cqe *cqe;
 	unsigned head;
@@ -422,7 +423,7 @@ static void collect_completions(struct ring *ring, struct ring_op_queue *batch)
 			continue;
 		}
 		op->result = op->code == RING_TIMER && cqe->res == -ETIME ? 0 : cqe->res;
-		ring_op_queue_push(batch, op);
+		ring_op_queue_push(&ring->deferred, op);
 	}
 	io_uring_cq_advance(&ring->uring, count);
 }
@@ -570,7 +571,6 @@ static void enter(struct ring *ring, bool wait, uint64_t limit_ns)
 
 static int turn(struct ring *ring, bool wait, uint64_t limit_ns)
 {
-	struct ring_op_queue batch;
 	struct ring_op *op;
 	int count = 0;
 
@@ -582,13 +582,17 @@ static int turn(struct ring *ring, bool wait, uint64_t limit_ns)
 		ring->skipped = 0;
 		enter(ring, wait && ring->deferred.head == NULL, limit_ns);
 	}
-	ring_op_queue_take(&ring->deferred, &batch);
-	collect_completions(ring, &batch);
+	collect_completions(ring);
 	ring->batch_ns = ring_now_ns(ring);
-	while ((op = ring_op_queue_pop(&batch)) != NULL) {
+	op = ring->deferred.head;
+	ring_op_queue_init(&ring->deferred); /* what is deferred from here on runs next time */
+	while (op != NULL) {
+		struct ring_op *next = op->next;
+
 		GMB_ASSERT(op->in_flight);
 		op->in_flight = false;
 		op->done(op, op->result);
+		op = next;
 		count++;
 	}
 	ring->counters.completions += (uint64_t)count;
@@ -648,7 +652,7 @@ void ring_run(struct ring *ring)
 {
 	ring->stopping = false;
 	while (!ring->stopping) {
-		ring_turn(ring, true);
+		(void)turn(ring, true, UINT64_MAX);
 	}
 }
 

@@ -25,8 +25,8 @@ static void write_next(struct store_part *part);
 
 /* --- results ------------------------------------------------------------------------------- */
 
-/* What a submitter may see. The wrapper has checked the arguments, so the kernel's "invalid" only
- * says that the disk is not what it was when it was opened. */
+/* What a submitter may see of an error. The wrapper has checked the arguments, so the kernel's
+ * "invalid" only says that the disk is not what it was when it was opened. */
 static int legal_result(int result)
 {
 	switch (result) {
@@ -43,8 +43,10 @@ static int legal_result(int result)
 
 void file_finish(struct store_part *part, int result)
 {
-	file_gate_leave(file_store_of(part)->gate, part);
-	store_finish(part, legal_result(result));
+	if (file_scratch_of(part)->gate != FILE_GATE_NONE) {
+		file_gate_leave(file_store_of(part)->gate, part);
+	}
+	store_finish(part, result < 0 ? legal_result(result) : 0);
 }
 
 static void retry_done(struct ring_op *op, int result)
@@ -106,12 +108,13 @@ bool file_fits_direct(
 static void read_done(struct ring_op *op, int result)
 {
 	struct store_part *part = file_part_of(op);
+	struct file_scratch *scratch = file_scratch_of(part);
 
 	if (result > 0) {
-		file_scratch_of(part)->done_bytes += (uint64_t)result;
-		file_scratch_of(part)->retries = 0;
-		GMB_ASSERT(file_scratch_of(part)->done_bytes <= part->length);
-		if (file_scratch_of(part)->done_bytes == part->length) {
+		scratch->done_bytes += (uint64_t)result;
+		scratch->retries = 0;
+		GMB_ASSERT(scratch->done_bytes <= part->length);
+		if (scratch->done_bytes == part->length) {
 			file_finish(part, 0);
 		} else {
 			read_next(part);
@@ -132,14 +135,15 @@ static void read_next(struct store_part *part)
 {
 	struct file_store *store = file_store_of(part);
 	struct file_queue *queue = file_queue_of(part);
-	uint64_t offset = part->offset + file_scratch_of(part)->done_bytes;
-	uint64_t left = part->length - file_scratch_of(part)->done_bytes;
-	struct mem_ref memory = mem_add(part->memory, file_scratch_of(part)->done_bytes);
+	const struct file_scratch *scratch = file_scratch_of(part);
+	uint64_t offset = part->offset + scratch->done_bytes;
+	uint64_t left = part->length - scratch->done_bytes;
+	struct mem_ref memory = mem_add(part->memory, scratch->done_bytes);
 	struct ring_file file = queue->file;
 
 	if (store->base.info.read_direct && file_fits_direct(store, offset, memory, left)) {
 		file = queue->direct;
-	} else if (store->disk.keeps_stale && file_scratch_of(part)->gate == FILE_GATE_NONE &&
+	} else if (store->disk.keeps_stale && scratch->gate == FILE_GATE_NONE &&
 		   file_gate_has_direct_writers(store->gate) &&
 		   !file_gate_enter(store->gate, part, FILE_GATE_BUFFERED)) {
 		return;
