@@ -65,11 +65,12 @@ static inline struct list_node *list_first(const struct list_node *head)
 /* Removes and returns the first node, or NULL when the list is empty. */
 static inline struct list_node *list_pop_front(struct list_node *head)
 {
-	struct list_node *node = list_first(head);
+	struct list_node *node = head->next;
 
-	if (node != NULL) {
-		list_remove(node);
+	if (node == head) {
+		return NULL;
 	}
+	list_remove(node);
 	return node;
 }
 

@@ -357,33 +357,20 @@ static enum emitted emit(struct send_batch *send, struct send_slot *slot)
 	return EMITTED_END;
 }
 
-/* The request whose turn it is: the one that must not be interrupted, else the first in line. */
-static struct nbd_request *next_sendable(struct nbd_session *session)
-{
-	struct nbd_request *request = session->exclusive;
-	struct list_node *node;
-
-	if (request != NULL) {
-		if (!list_is_linked(&request->send_node)) {
-			return NULL;
-		}
-		list_remove(&request->send_node);
-		return request;
-	}
-	node = list_pop_front(&session->sendable);
-	return node != NULL ? list_entry(node, struct nbd_request, send_node) : NULL;
-}
-
 static void fill(struct nbd_session *session, struct send_batch *send)
 {
 	while (send->slot_count < SEND_SLOTS_MAX && send->bytes < SEND_BYTES_MAX &&
 		session->base.state != SESSION_TERMINATING) {
-		struct nbd_request *request = next_sendable(session);
+		/* Whose turn it is: the one that must not be interrupted, else the first. */
+		struct list_node *node = session->exclusive != NULL ? &session->exclusive->send_node
+								    : session->sendable.next;
+		struct nbd_request *request = list_entry(node, struct nbd_request, send_node);
 		struct send_slot *slot = &send->slots[send->slot_count];
 
-		if (request == NULL) {
+		if (!list_is_linked(node)) { /* or nobody is in line */
 			return;
 		}
+		list_remove(node);
 		slot->request = request;
 		slot->fragment.stream = NULL;
 		slot->ends_request = false;

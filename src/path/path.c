@@ -712,17 +712,16 @@ void path_memory_released(struct path *path)
 
 void path_serve(struct path *path)
 {
-	struct list_node *node;
-
 	if (!path->released) {
 		return;
 	}
 	path->released = false;
-	while (!list_is_empty(&path->extent_lists_free) &&
-		(node = list_first(&path->stalled_extents)) != NULL) {
-		start_extents(list_entry(node, struct path_request, stalled_node));
+	while (!list_is_empty(&path->extent_lists_free) && !list_is_empty(&path->stalled_extents)) {
+		start_extents(
+			list_entry(path->stalled_extents.next, struct path_request, stalled_node));
 	}
-	while ((node = list_first(&path->stalled)) != NULL) {
+	while (!list_is_empty(&path->stalled)) {
+		struct list_node *node = path->stalled.next;
 		struct path_request *request = list_entry(node, struct path_request, stalled_node);
 
 		if (request->op == STORE_READ || request->placement != NULL) {
@@ -730,7 +729,7 @@ void path_serve(struct path *path)
 		} else { /* a write: the session asks again, and is the first in the queue */
 			request->progress(request);
 		}
-		if (list_first(&path->stalled) == node) { /* still short */
+		if (path->stalled.next == node) { /* still short */
 			return;
 		}
 	}
@@ -741,14 +740,12 @@ void path_serve(struct path *path)
 bool path_next_fragment(
 	struct path_request *request, uint32_t max_bytes, struct path_fragment *fragment)
 {
-	struct list_node *node = list_first(&request->ready);
-	struct path_stream *stream;
+	struct path_stream *stream = list_entry(request->ready.next, struct path_stream, node);
 	uint32_t length;
 
-	if (node == NULL || request->error != 0) {
+	if (list_is_empty(&request->ready) || request->error != 0) {
 		return false;
 	}
-	stream = list_entry(node, struct path_stream, node);
 	if (request->ascending &&
 		stream->offset + stream->sent != request->offset + request->handed_bytes) {
 		return false;
@@ -772,7 +769,7 @@ bool path_next_fragment(
 		cut_handed(request);
 	}
 	if (stream->sent == stream->valid) {
-		list_remove(node);
+		list_remove(&stream->node);
 	}
 	return true;
 }

@@ -25,21 +25,6 @@ uint64_t path_size_class_limit(uint32_t size_class)
 						      : UINT64_MAX;
 }
 
-/* 0 to 7 exact, then 8 for each doubling. */
-static uint32_t bucket_of(uint64_t ns)
-{
-	uint64_t units = ns >> UNIT_SHIFT;
-	uint32_t bucket;
-
-	if (units < PATH_LATENCY_PARTS) {
-		return (uint32_t)units;
-	}
-	uint32_t shift = 63 - PART_BITS - (uint32_t)__builtin_clzll(units);
-
-	bucket = (shift << PART_BITS) + (uint32_t)(units >> shift);
-	return MIN(bucket, (uint32_t)PATH_LATENCY_BUCKETS - 1);
-}
-
 /* The first value that is above the bucket. */
 static uint64_t bucket_end_ns(uint32_t bucket)
 {
@@ -54,7 +39,14 @@ void path_stats_add(struct path_stats *stats, const uint64_t edge_ns[PATH_STATE_
 {
 	uint64_t end_ns = edge_ns[PATH_STATE_FIN];
 	uint64_t total_ns = end_ns - edge_ns[PATH_STATE_INIT];
+	uint64_t units = total_ns >> UNIT_SHIFT;
+	uint64_t bucket = units; /* 0 to 7 exact, then 8 for each doubling */
 
+	if (units >= PATH_LATENCY_PARTS) {
+		uint32_t shift = 63 - PART_BITS - (uint32_t)__builtin_clzll(units);
+
+		bucket = ((uint64_t)shift << PART_BITS) + (units >> shift);
+	}
 	for (int state = PATH_STATE_SEND; state >= PATH_STATE_INIT; state--) {
 		if (edge_ns[state] != 0) {
 			stats->state_ns[state] += end_ns - edge_ns[state];
@@ -66,7 +58,7 @@ void path_stats_add(struct path_stats *stats, const uint64_t edge_ns[PATH_STATE_
 	stats->errors += failed;
 	stats->total_ns += total_ns;
 	stats->max_ns = MAX(stats->max_ns, total_ns);
-	stats->latency[bucket_of(total_ns)]++;
+	stats->latency[MIN(bucket, (uint64_t)PATH_LATENCY_BUCKETS - 1)]++;
 }
 
 #define PATH_COUNTER(field, unit, name, help)                                                      \

@@ -63,13 +63,10 @@ void store_rate_end(struct store_rate *rate, uint64_t bytes, uint64_t now_ns)
 
 static void check_part(const struct store_queue *queue, const struct store_part *part)
 {
-	uint64_t end = 0;
-
 	GMB_ASSERT(part->op < STORE_OP_COUNT);
 	GMB_ASSERT(part->done != NULL);
 	GMB_ASSERT((part->flags & ~PART_FLAGS_KNOWN) == 0);
-	GMB_ASSERT(checked_add_u64(part->offset, part->length, &end));
-	GMB_ASSERT(end <= INT64_MAX);
+	GMB_ASSERT(part->offset <= INT64_MAX && part->length <= INT64_MAX - part->offset);
 	GMB_ASSERT((part->length == 0) == (part->op == STORE_FLUSH));
 	if (part->op == STORE_READ || part->op == STORE_WRITE) {
 		GMB_ASSERT(part->length <= PART_BYTES_MAX);
@@ -179,7 +176,7 @@ void store_submit(struct store_queue *queue, struct store_part *part)
 	if ((part->flags & STORE_MEASURED) != 0) {
 		store_rate_begin(store_rate(queue, part->op), ring_batch_ns(queue->ring));
 	}
-	error = refuse(queue->store, part);
+	error = part->op == STORE_READ ? 0 : refuse(queue->store, part);
 	if (error != 0) {
 		part->queue = queue;
 		queue->inflight_count++;
@@ -261,7 +258,7 @@ void store_finish(struct store_part *part, int result)
 	if (part->progress_broken && result == 0) {
 		result = -EIO;
 	}
-	part->done(part, judge(queue->store, part, result));
+	part->done(part, part->op == STORE_READ ? result : judge(queue->store, part, result));
 }
 
 void store_progress(struct store_part *part, uint64_t bytes)

@@ -88,14 +88,6 @@ uint64_t file_refresh_size(struct file_store *store)
 	return size;
 }
 
-static bool inside(struct file_store *store, const struct store_part *part)
-{
-	uint64_t end = part->offset + part->length;
-
-	return end <= atomic_load_explicit(&store->size, memory_order_relaxed) ||
-	       end <= file_refresh_size(store);
-}
-
 /* --- reading ------------------------------------------------------------------------------- */
 
 bool file_fits_direct(
@@ -292,9 +284,12 @@ void file_resume(struct store_part *part)
 
 static void file_submit(struct store_queue *queue, struct store_part *part)
 {
+	struct file_store *store = container_of(queue->store, struct file_store, base);
+	uint64_t end = part->offset + part->length; /* of a flush: 0 */
+
 	*file_scratch_of(part) = (struct file_scratch){ 0 };
-	if (part->op != STORE_FLUSH &&
-		!inside(container_of(queue->store, struct file_store, base), part)) {
+	if (end > atomic_load_explicit(&store->size, memory_order_relaxed) &&
+		end > file_refresh_size(store)) {
 		store_finish_later(part, -EIO);
 		return;
 	}
