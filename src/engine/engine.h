@@ -72,6 +72,8 @@ struct engine_export {
 	uint64_t serial; /* grows with every addition */
 
 	/* Private. */
+	struct engine *engine;
+	struct store_watch watch;
 	uint32_t session_count;
 	bool removed;
 };
@@ -89,7 +91,8 @@ GMB_MUST_CHECK int engine_export_add(
 /* New sessions cannot find it any more; its sessions learn it by kind->export_changed(), and are
  * ended when they have not finished after deadline_ns. Queue and reference go with the last one. */
 void engine_export_remove(struct engine *engine, struct export *export, uint64_t deadline_ns);
-/* The size of its store has changed: tells its sessions, also when it was removed meanwhile. */
+/* The size of its store has changed: tells its sessions, also when it was removed meanwhile. Called
+ * by itself when the store says so. */
 void engine_export_resized(struct engine *engine, const struct export *export);
 /* engine_rights() may give another answer than before: asks again for each of its sessions, and
  * tells those whose rights have changed. Requests that have begun are finished as they were taken.

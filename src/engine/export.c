@@ -123,6 +123,23 @@ static int make_room(struct engine *engine, struct error *error)
 	return 0;
 }
 
+static void store_has_resized(struct store_watch *watch)
+{
+	struct engine_export *entry = container_of(watch, struct engine_export, watch);
+
+	engine_export_resized(entry->engine, entry->export);
+}
+
+/* Nothing of the store will call any more. */
+static void watch_removed(struct store_watch *watch)
+{
+	struct engine_export *entry = container_of(watch, struct engine_export, watch);
+
+	entry->engine->closing_count--;
+	export_put_async(entry->export, entry->engine);
+	free(entry);
+}
+
 int engine_export_add(struct engine *engine, struct export *export, struct error *error)
 {
 	struct engine_export *entry;
@@ -147,7 +164,12 @@ int engine_export_add(struct engine *engine, struct export *export, struct error
 		return rc;
 	}
 	export_get(export);
+	entry->engine = engine;
 	entry->export = export;
+	entry->watch = (struct store_watch){
+		.ring = engine->ring, .resized = store_has_resized, .removed = watch_removed
+	};
+	store_watch_add(export->store, &entry->watch);
 	entry->serial = engine->export_serial++;
 	engine->exports[engine->export_count++] = entry;
 	return 0;
@@ -158,8 +180,8 @@ void engine_export_unused(struct engine *engine, struct engine_export *entry)
 {
 	store_queue_destroy(entry->path.queue);
 	path_export_fini(&entry->path);
-	export_put_async(entry->export, engine);
-	free(entry);
+	engine->closing_count++;
+	store_watch_remove(entry->export->store, &entry->watch);
 }
 
 static uint32_t index_of(const struct engine *engine, const struct export *export)

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "path/stats.h"
+#include "store/kind.h"
 
 enum {
 	PATH_SHOWN_BYTES = 4 * 4096,
@@ -24,6 +25,8 @@ struct export_summary {
 	struct path_export path;
 	uint64_t read_rate; /* of the disk, there */
 	uint64_t write_rate;
+	/* Of each layer of its store, from the outermost: as many as its table has counters. */
+	uint64_t *layers[STORE_KINDS_MAX];
 };
 
 /* Sums over the reactors. */
@@ -64,6 +67,29 @@ static void keep_fastest(struct overlap *kept, uint64_t *kept_rate, const struct
 	}
 }
 
+static void add_layers(
+	struct summary *summary, struct export_summary *sum, const struct store_queue *queue)
+{
+	for (uint32_t i = 0; queue != NULL; i++, queue = queue->inner) {
+		const struct counter_table *table;
+		const void *values = store_queue_counters(queue, &table);
+
+		if (values == NULL) {
+			continue;
+		}
+		if (sum->layers[i] == NULL) {
+			sum->layers[i] = calloc(table->count, sizeof(uint64_t));
+		}
+		if (sum->layers[i] == NULL) {
+			summary->short_of_memory = true;
+			return;
+		}
+		for (size_t k = 0; k < table->count; k++) {
+			sum->layers[i][k] += counter_value(&table->counters[k], values);
+		}
+	}
+}
+
 /* On a reactor's thread, while the main thread waits. */
 static void inspect(struct engine *engine, void *context)
 {
@@ -78,6 +104,7 @@ static void inspect(struct engine *engine, void *context)
 		if (measured != NULL) {
 			counter_table_add(&path_export_counter_table, &sum->path, measured);
 			add_stats(summary, &sum->path, measured);
+			add_layers(summary, sum, measured->queue);
 			keep_fastest(&sum->path.reads, &sum->read_rate, &measured->reads,
 				store_rate(measured->queue, STORE_READ));
 			keep_fastest(&sum->path.writes, &sum->write_rate, &measured->writes,
@@ -107,6 +134,9 @@ static void summary_fini(struct summary *summary)
 	for (uint32_t i = 0; summary->exports != NULL && i < summary->view->export_count; i++) {
 		for (int op = 0; op < STORE_OP_COUNT; op++) {
 			free(summary->exports[i].path.stats[op]);
+		}
+		for (int layer = 0; layer < STORE_KINDS_MAX; layer++) {
+			free(summary->exports[i].layers[layer]);
 		}
 	}
 	free(summary->exports);
@@ -190,6 +220,28 @@ static json_t *overlap_json(uint32_t overlap)
 	return overlap == PATH_OVERLAP_OFF ? json_string("off") : json_integer((json_int_t)overlap);
 }
 
+/* What the layers of a store have counted, by their names. */
+static json_t *layers_json(const struct export_summary *about, const struct store *store)
+{
+	json_t *all = json_object();
+
+	for (uint32_t i = 0; store != NULL; i++, store = store->inner) {
+		const struct counter_table *table = store->ops->counters;
+		json_t *layer;
+
+		if (about->layers[i] == NULL) {
+			continue;
+		}
+		layer = json_object();
+		for (size_t k = 0; k < table->count; k++) {
+			json_object_set_new(layer, table->counters[k].name,
+				json_integer((json_int_t)about->layers[i][k]));
+		}
+		json_object_set_new(all, table->name, layer);
+	}
+	return all;
+}
+
 static json_t *export_json(const struct summary *summary, uint32_t export_index)
 {
 	const struct export *entry = summary->view->exports[export_index];
@@ -209,7 +261,7 @@ static json_t *export_json(const struct summary *summary, uint32_t export_index)
 		}
 	}
 	json_object_update_new(whole,
-		json_pack("{s:s%, s:s, s:I, s:b, s:I, s:o, s:o, s:o, s:o, s:o}", "name",
+		json_pack("{s:s%, s:s, s:I, s:b, s:I, s:o, s:o, s:o, s:o, s:o, s:o}", "name",
 			entry->name, (size_t)entry->name_bytes, "path",
 			/* A path may be any bytes, JSON is UTF-8. */
 			log_escape(shown, sizeof(shown), path, strlen(path)), "size",
@@ -221,7 +273,7 @@ static json_t *export_json(const struct summary *summary, uint32_t export_index)
 			overlap_stats_json(&sum->reads, about->read_rate), "writes",
 			overlap_stats_json(&sum->writes, about->write_rate),
 			"page_cache_send_refusal", text_or_null(export_page_cache_refusal(entry)),
-			"operations", operations));
+			"store", layers_json(about, entry->store), "operations", operations));
 	return whole;
 }
 
@@ -265,23 +317,35 @@ json_t *stats_document(const struct server_view *view, int *code)
 	return document;
 }
 
+static void describe(json_t *all, const struct counter_table *table)
+{
+	static const char *const units[] = { "", "bytes", "nanoseconds" };
+	static const char *const kinds[] = { "total", "now" };
+
+	for (size_t k = 0; k < table->count; k++) {
+		const struct counter *counter = &table->counters[k];
+
+		json_array_append_new(
+			all, json_pack("{s:s, s:s, s:s, s:s, s:s, s:s}", "of", table->name, "name",
+				     counter->name, "labels", table->labels, "unit",
+				     units[counter->unit], "kind", kinds[counter->kind], "help",
+				     counter->help));
+	}
+}
+
 json_t *stats_counters(void)
 {
 	static const struct counter_table *const tables[] = { &engine_counter_table,
 		&path_export_counter_table, &path_stats_counter_table };
-	static const char *const units[] = { "", "bytes", "nanoseconds" };
-	static const char *const kinds[] = { "total", "now" };
+	const struct store_kind *kind;
 	json_t *all = json_array();
 
 	for (size_t i = 0; i < ARRAY_COUNT(tables); i++) {
-		for (size_t k = 0; k < tables[i]->count; k++) {
-			const struct counter *counter = &tables[i]->counters[k];
-
-			json_array_append_new(
-				all, json_pack("{s:s, s:s, s:s, s:s, s:s, s:s}", "of",
-					     tables[i]->name, "name", counter->name, "labels",
-					     tables[i]->labels, "unit", units[counter->unit],
-					     "kind", kinds[counter->kind], "help", counter->help));
+		describe(all, tables[i]);
+	}
+	for (uint32_t i = 0; (kind = store_kind_at(i)) != NULL; i++) {
+		if (kind->ops->counters != NULL) {
+			describe(all, kind->ops->counters);
 		}
 	}
 	return json_pack("{s:o}", "counters", all);

@@ -14,6 +14,11 @@ struct delay_store {
 	struct store_rules config;
 };
 
+struct delay_queue {
+	struct store_queue base;
+	uint64_t delayed; /* counter */
+};
+
 static int parse_delay(const char *text, struct store_rule *rule, struct error *error)
 {
 	const char *rest = text;
@@ -103,6 +108,7 @@ static void delay_submit(struct store_queue *queue, struct store_part *part)
 		store_forward(part);
 		return;
 	}
+	container_of(queue, struct delay_queue, base)->delayed++;
 	ring_timer(queue->ring, &part->io, delay_ns, waited_done);
 }
 
@@ -117,7 +123,19 @@ static int delay_open(struct store *base, const struct store_options *store_opti
 	return 0;
 }
 
-static const struct store_ops delay_ops = { .name = "delay", .submit = delay_submit };
+static const struct counter counter_list[] = {
+	STORE_COUNTER(struct delay_queue, delayed, COUNTER_ITEMS, "Requests that were delayed"),
+};
+
+static const struct counter_table counters = { "delay", "export", counter_list,
+	ARRAY_COUNT(counter_list) };
+
+static const struct store_ops delay_ops = {
+	.name = "delay",
+	.queue_bytes = sizeof(struct delay_queue),
+	.submit = delay_submit,
+	.counters = &counters,
+};
 
 const struct store_kind delay_store_kind = {
 	.name = "delay",

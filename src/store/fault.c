@@ -19,6 +19,11 @@ struct fault_store {
 	_Atomic uint64_t matches[STORE_RULES_MAX];
 };
 
+struct fault_queue {
+	struct store_queue base;
+	uint64_t failed; /* counter */
+};
+
 /* --- options ------------------------------------------------------------------------------- */
 
 static int parse_errno(struct parse_field field, int *code, struct error *error)
@@ -212,6 +217,7 @@ static void fault_submit(struct store_queue *queue, struct store_part *part)
 		}
 	}
 	if (error != 0) {
+		container_of(queue, struct fault_queue, base)->failed++;
 		store_finish_later(part, error);
 		return;
 	}
@@ -229,7 +235,19 @@ static int fault_open(struct store *base, const struct store_options *store_opti
 	return 0;
 }
 
-static const struct store_ops fault_ops = { .name = "fault", .submit = fault_submit };
+static const struct counter counter_list[] = {
+	STORE_COUNTER(struct fault_queue, failed, COUNTER_ITEMS, "Requests that failed on purpose"),
+};
+
+static const struct counter_table counters = { "fault", "export", counter_list,
+	ARRAY_COUNT(counter_list) };
+
+static const struct store_ops fault_ops = {
+	.name = "fault",
+	.queue_bytes = sizeof(struct fault_queue),
+	.submit = fault_submit,
+	.counters = &counters,
+};
 
 const struct store_kind fault_store_kind = {
 	.name = "fault",

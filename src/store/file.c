@@ -13,6 +13,7 @@
 enum {
 	RETRIES_MAX = 1000, /* a second, at RETRY_NS each */
 	OFFSET_ALIGN_MAX = 65536,
+	PATH_SHOWN_BYTES = 120,
 	WRITE_INLINE_SLOW_MAX = 2,
 };
 #define RETRY_NS UINT64_C(1000000)
@@ -78,13 +79,22 @@ bool file_retry(struct store_part *part, int result, ring_done_fn *again)
 
 uint64_t file_refresh_size(struct file_store *store)
 {
+	uint64_t before;
 	uint64_t size;
 
 	if (disk_size(store->fd, &size) < 0) {
 		return atomic_load_explicit(&store->size, memory_order_relaxed);
 	}
 	/* Relaxed: a number on its own, nothing else hangs on it. */
-	atomic_store_explicit(&store->size, size, memory_order_relaxed);
+	before = atomic_exchange_explicit(&store->size, size, memory_order_relaxed);
+	if (unlikely(size != before)) {
+		char shown[PATH_SHOWN_BYTES];
+
+		log_debug("'%s' had %llu bytes and has %llu now",
+			log_escape(shown, sizeof(shown), store->path, strlen(store->path)),
+			(unsigned long long)before, (unsigned long long)size);
+		store_resized(&store->base);
+	}
 	return size;
 }
 
@@ -135,6 +145,7 @@ static void read_next(struct store_part *part)
 
 	if (store->base.info.read_direct && file_fits_direct(store, offset, memory, left)) {
 		file = queue->direct;
+		queue->direct_transfers++;
 	} else if (store->disk.keeps_stale && scratch->gate == FILE_GATE_NONE &&
 		   file_gate_has_direct_writers(store->gate) &&
 		   !file_gate_enter(store->gate, part, FILE_GATE_BUFFERED)) {
@@ -217,7 +228,10 @@ static void write_inline(
 	took_ns = ring_now_ns(ring) - start_ns;
 	if (took_ns <= WRITE_INLINE_NS_MAX) {
 		queue->inline_slow_count = 0;
-	} else if (++queue->inline_slow_count >= WRITE_INLINE_SLOW_MAX) {
+		return;
+	}
+	queue->blocked_writes++;
+	if (++queue->inline_slow_count >= WRITE_INLINE_SLOW_MAX) {
 		queue->inline_slow_count = 0;
 		queue->inline_again_ns = start_ns + took_ns + WRITE_INLINE_PAUSE_NS;
 	}
@@ -242,6 +256,7 @@ static void write_next(struct store_part *part)
 	if (!file_write_enter(part, direct)) {
 		return;
 	}
+	queue->direct_transfers += direct;
 	if (!direct && !durable && ring_batch_ns(queue->base.ring) >= queue->inline_again_ns) {
 		write_inline(part, memory, left, offset);
 		return;
@@ -594,6 +609,16 @@ static int file_open(struct store *base, const struct store_options *options, co
 	return result;
 }
 
+static const struct counter file_counter_list[] = {
+	STORE_COUNTER(struct file_queue, direct_transfers, COUNTER_ITEMS,
+		"Reads and writes around the page cache"),
+	STORE_COUNTER(struct file_queue, blocked_writes, COUNTER_ITEMS,
+		"Writes to the page cache that blocked a thread for more than 1 ms"),
+};
+
+static const struct counter_table file_counters = { "file", "export", file_counter_list,
+	ARRAY_COUNT(file_counter_list) };
+
 static const struct store_ops file_ops = {
 	.name = "file",
 	.queue_bytes = sizeof(struct file_queue),
@@ -605,6 +630,7 @@ static const struct store_ops file_ops = {
 	.page_cache_ref = file_page_cache_ref,
 	.page_cache_refusal = file_page_cache_refusal,
 	.size = file_size,
+	.counters = &file_counters,
 };
 
 const struct store_kind file_store_kind = {

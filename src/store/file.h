@@ -76,6 +76,8 @@ struct file_queue {
 	struct list_node sync_waiting; /* for the flush after the one in flight */
 	struct list_node sync_riding;  /* on the flush in flight */
 	struct file_retired *retired;
+	uint64_t direct_transfers; /* counters */
+	uint64_t blocked_writes;
 };
 
 /* A part's scratch; the store is the innermost layer, so it is at the beginning. */

@@ -40,7 +40,15 @@ struct store_ops {
 	const char *(*page_cache_refusal)(struct store *store);
 	/* Current size in bytes; asks the operating system again. Any thread. Filters: optional. */
 	uint64_t (*size)(struct store *store);
+	/* Optional: describes what a queue counts, in its own struct. */
+	const struct counter_table *counters;
 };
+
+/* A member of that struct, for the table. */
+#define STORE_COUNTER(type, field, unit, help)                                                     \
+	{                                                                                          \
+#field, help, COUNTER_TOTAL, unit, offsetof(type, field)                           \
+	}
 
 struct store_kind {
 	const char *name;
@@ -87,6 +95,9 @@ bool store_options_has(const struct store_options *options, const struct store_k
 
 /* The descriptor of a file store that reads around the page cache; -1: it is not, or does not. */
 int file_store_direct_fd(struct store *store);
+
+/* Called by a kind that has found its size changed. Any thread; takes a lock. */
+void store_resized(struct store *store);
 
 /* The slice of the layer that works on the part. */
 static inline void *store_scratch(struct store_part *part)

@@ -36,6 +36,7 @@ static int layer_open(const struct store_kind *kind, const struct store_options 
 		return error_set(error, -ENOMEM, "not enough memory to open '%s'", options->path);
 	}
 	store->ops = kind->ops;
+	pthread_mutex_init(&store->watch_lock, NULL);
 	if (inner != NULL) {
 		store->inner = inner;
 		store->info = inner->info;
@@ -44,6 +45,7 @@ static int layer_open(const struct store_kind *kind, const struct store_options 
 	GMB_ASSERT(store->scratch_offset + store->ops->scratch_bytes <= STORE_SCRATCH_BYTES);
 	result = kind->open(store, options, config, error);
 	if (result < 0) {
+		pthread_mutex_destroy(&store->watch_lock);
 		free(store);
 		return result;
 	}
@@ -146,9 +148,11 @@ void store_close(struct store *store)
 	while (store != NULL) {
 		struct store *inner = store->inner;
 
+		GMB_ASSERT(store->watches == NULL);
 		if (store->ops->close != NULL) {
 			store->ops->close(store);
 		}
+		pthread_mutex_destroy(&store->watch_lock);
 		free(store);
 		store = inner;
 	}
@@ -161,6 +165,77 @@ uint64_t store_size(struct store *store)
 	}
 	return store->ops->size(store);
 }
+
+/* --- changes of size ----------------------------------------------------------------------- */
+
+static struct store *innermost(struct store *store)
+{
+	while (store->inner != NULL) {
+		store = store->inner;
+	}
+	return store;
+}
+
+static void watch_deliver(struct ring *ring, struct ring_message *message)
+{
+	struct store_watch *watch = container_of(message, struct store_watch, message);
+
+	GMB_ASSERT(ring == watch->ring);
+	pthread_mutex_lock(&watch->store->watch_lock);
+	watch->posted = false;
+	pthread_mutex_unlock(&watch->store->watch_lock);
+	if (watch->gone) {
+		watch->removed(watch);
+	} else {
+		watch->resized(watch);
+	}
+}
+
+void store_watch_add(struct store *store, struct store_watch *watch)
+{
+	store = innermost(store);
+	watch->store = store;
+	watch->message.deliver = watch_deliver;
+	watch->posted = false;
+	watch->gone = false;
+	pthread_mutex_lock(&store->watch_lock);
+	watch->next = store->watches;
+	store->watches = watch;
+	pthread_mutex_unlock(&store->watch_lock);
+}
+
+void store_watch_remove(struct store *store, struct store_watch *watch)
+{
+	struct store_watch **link = &innermost(store)->watches;
+	bool posted;
+
+	pthread_mutex_lock(&watch->store->watch_lock);
+	while (*link != watch) {
+		link = &(*link)->next;
+	}
+	*link = watch->next;
+	posted = watch->posted;
+	pthread_mutex_unlock(&watch->store->watch_lock);
+	watch->gone = true;
+	if (!posted) {
+		watch->removed(watch);
+	}
+}
+
+void store_resized(struct store *store)
+{
+	pthread_mutex_lock(&store->watch_lock);
+	/* Posted under the lock: a watch that was removed has a ring that may be gone. */
+	for (struct store_watch *watch = store->watches; watch != NULL; watch = watch->next) {
+		if (!watch->posted) {
+			watch->posted = true;
+			ring_post(watch->ring, &watch->message);
+		}
+	}
+	pthread_mutex_unlock(&store->watch_lock);
+}
+
+/* --- queues -------------------------------------------------------------------------------- */
 
 static void queue_free(struct store_queue *queue)
 {
@@ -206,4 +281,11 @@ void store_queue_destroy(struct store_queue *queue)
 		queue->store->ops->queue_fini(queue);
 	}
 	queue_free(queue);
+}
+
+const void *store_queue_counters(
+	const struct store_queue *queue, const struct counter_table **table_out)
+{
+	*table_out = queue->store->ops->counters;
+	return *table_out != NULL ? queue : NULL;
 }

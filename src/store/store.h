@@ -27,9 +27,11 @@
  */
 #pragma once
 
+#include <pthread.h>
 #include <stdalign.h>
 #include <stdatomic.h>
 
+#include "base/counter.h"
 #include "base/error.h"
 #include "base/list.h"
 #include "ring/ring.h"
@@ -159,6 +161,22 @@ struct store_part {
 	alignas(8) uint8_t scratch[STORE_SCRATCH_BYTES];
 };
 
+/* Somebody who wants to know that the size of a store has changed. */
+struct store_watch {
+	/* Set by its owner. Both are called on that ring. */
+	struct ring *ring;
+	void (*resized)(struct store_watch *watch);
+	/* After store_watch_remove(), once, when the watch may be freed; perhaps from inside it. */
+	void (*removed)(struct store_watch *watch);
+
+	/* Private. */
+	struct store *store;
+	struct store_watch *next; /* under the store's lock, as is posted */
+	struct ring_message message;
+	bool posted;
+	bool gone;
+};
+
 /* First member of every implementation's own struct. */
 struct store {
 	const struct store_ops *ops;
@@ -168,6 +186,10 @@ struct store {
 	bool page_cache_send_off; /* private: as asked for */
 	_Atomic int
 		broken; /* private: the error of the first failed flush or durable write, or 0 */
+
+	/* Private, of a kind. */
+	pthread_mutex_t watch_lock;
+	struct store_watch *watches;
 };
 
 /* How fast a disk is, measured while it has something to do. */
@@ -294,10 +316,18 @@ static inline bool store_has_progress(const struct store *store)
 }
 /* Bytes, exactly; grows and shrinks are seen. Cheap enough for a connection, not for a request. */
 uint64_t store_size(struct store *store);
+/* From now on watch->resized is called some time after each change that somebody has noticed. On
+ * watch->ring, to which the watch and its end belong. */
+void store_watch_add(struct store *store, struct store_watch *watch);
+void store_watch_remove(struct store *store, struct store_watch *watch);
 
 GMB_MUST_CHECK int store_queue_create(struct store *store, struct ring *ring,
 	struct store_queue **queue_out, struct error *error);
 void store_queue_destroy(struct store_queue *queue);
+/* What the layer of this queue counts here, and how it is described; NULL: nothing. On the queue's
+ * thread. The layer below has queue->inner. */
+const void *store_queue_counters(
+	const struct store_queue *queue, const struct counter_table **table_out);
 
 /*
  * The only way to submit, and the dispatch point: asserts the contract, measures the disk, decides

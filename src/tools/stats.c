@@ -514,6 +514,29 @@ static void show_page_cache_send(const json_t *entry)
 	}
 }
 
+/* What the layers of its store have counted, as far as there was something. */
+static void show_store(const json_t *entry)
+{
+	const char *layer;
+	const char *name;
+	json_t *counters;
+	json_t *value;
+	char shown[2][QUOTE_BYTES];
+
+	json_object_foreach(json_object_get(entry, "store"), layer, counters)
+	{
+		json_object_foreach(counters, name, value)
+		{
+			if (json_integer_value(value) != 0) {
+				printf("  %s: %s %lld\n",
+					log_escape_sentence(shown[0], sizeof(shown[0]), layer),
+					log_escape_sentence(shown[1], sizeof(shown[1]), name),
+					(long long)json_integer_value(value));
+			}
+		}
+	}
+}
+
 void stats_show(const json_t *document)
 {
 	const json_t *exports = json_object_get(document, "exports");
@@ -531,6 +554,7 @@ void stats_show(const json_t *document)
 		show_cutting(entry, "reads");
 		show_cutting(entry, "writes");
 		show_page_cache_send(entry);
+		show_store(entry);
 		printf("  %-8s %-8s %10s %7s %9s %10s %10s %10s %10s %10s %10s %10s %10s %10s "
 		       "%10s\n",
 			"", "size", "requests", "errors", "GB", "mean", "p50", "p90", "p99",

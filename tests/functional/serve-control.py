@@ -81,13 +81,14 @@ class Control(support.Case):
 
     def test_every_counter_is_described_and_documented(self):
         """What "counters" lists is what "stats" shows, and gmblock-stats(1) names all of it."""
-        server = self.serve("memory:1M")
+        disk = self.make_file("disk", bytes(4096))
+        server = self.serve("--export", f"={disk},delay=flush:1ms,fault=flush:EIO:nth=9")
         with nbdmini.open_export(server.uri) as client:
             client.read(0, 512)
         document = self.ask(STATS)["result"]
         export = document["exports"][0]
         shown = {"server": document["counters"], "export": export,
-                 "operation": export["operations"][0]}
+                 "operation": export["operations"][0], **export["store"]}
         described = self.ask(b'{"command": "counters"}\n')["result"]["counters"]
         names = {of: {entry["name"] for entry in described if entry["of"] == of} for of in shown}
         self.assertEqual(names["server"], set(shown["server"]))

@@ -101,6 +101,22 @@ class Stats(support.Case):
         entry = self.operations()["read", 4096]
         self.assertEqual((entry["count"], entry["errors"], entry["bytes"]), (1, 1, 0))
 
+    def test_each_layer_of_a_store_counts(self):
+        """Over all reactors, by the name of the filter; those that count nothing are not there."""
+        server = self.serve("--threads", "2", "--export",
+                            "=memory:1M,fault=read:EIO:every=2,delay=write:1ms")
+        for _ in range(4):
+            with nbdmini.open_export(server.uri, b"") as client:
+                client.write(0, b"x" * 512)
+                client.read(0, 512)
+                with self.assertRaises(OSError):
+                    client.read(0, 512)
+        self.assertEqual(self.stats()["exports"][0]["store"],
+                         {"delay": {"delayed": 4}, "fault": {"failed": 4}})
+        code, output, _ = self.run_gmblock("stats", self.control)
+        self.assertEqual(code, 0)
+        self.assertIn("\n  delay: delayed 4\n", output)
+
     def test_the_socket_is_its_owners_and_goes_with_the_server(self):
         server = self.serve("memory:1M")
         self.assertEqual(stat.S_IMODE(os.stat(self.control).st_mode), 0o600)

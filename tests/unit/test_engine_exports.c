@@ -268,6 +268,38 @@ static void test_a_session_sees_its_export_resized(void **state)
 	world_end(&world);
 }
 
+/* The store that finds its size changed says so, whoever found it. */
+static void test_the_store_tells_that_it_was_resized(void **state)
+{
+	struct client client;
+	struct client other;
+	struct world world;
+	struct export *export;
+
+	(void)state;
+	world_begin(&world, 16, 64);
+	export = add_file(&world, "x");
+	client_open(&world, &client, "x");
+	sim_disk_resize(sim_disk_find("disk"), (uint64_t)2 * DISK_BYTES);
+	/* Nobody has looked: NBD checks against the size that its session knows. */
+	assert_int_equal(error_of(&client, NBD_CMD_READ, DISK_BYTES, READ_BYTES), NBD_EINVAL);
+	client_open(&world, &other, "x");
+	assert_int_equal(error_of(&client, NBD_CMD_READ, DISK_BYTES, READ_BYTES), NBD_SUCCESS);
+	assert_int_equal(error_of(&other, NBD_CMD_READ, DISK_BYTES, READ_BYTES), NBD_SUCCESS);
+	/* Found just before the export goes: the news is on its way to an engine that forgets it.
+	 */
+	sim_disk_resize(sim_disk_find("disk"), DISK_BYTES);
+	sim_socket_close(other.fd);
+	sim_socket_close(client.fd);
+	while (world.engine->counters.sessions > 0) {
+		assert_true(sim_step());
+	}
+	assert_int_equal(store_size(export->store), DISK_BYTES);
+	remove_it(&world, export);
+	run_until_open_count(0);
+	world_end(&world);
+}
+
 static void test_a_session_loses_the_right_to_write(void **state)
 {
 	struct client client;
@@ -314,6 +346,7 @@ int main(void)
 		cmocka_unit_test(test_a_session_that_does_not_finish),
 		cmocka_unit_test(test_a_drain_after_a_removal),
 		cmocka_unit_test(test_a_session_sees_its_export_resized),
+		cmocka_unit_test(test_the_store_tells_that_it_was_resized),
 		cmocka_unit_test(test_a_session_loses_the_right_to_write),
 	};
 
