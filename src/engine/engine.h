@@ -80,7 +80,7 @@ struct engine_export {
 
 enum export_change {
 	EXPORT_REMOVED,
-	EXPORT_RESIZED, /* store_size() has the new size */
+	EXPORT_RESIZED, /* session->export_bytes has changed */
 	EXPORT_RIGHTS,	/* session->rights have changed */
 };
 
@@ -161,6 +161,7 @@ struct session {
 	struct export *export;	  /* NULL until session_choose() */
 	struct path_export *path_export;
 	uint32_t rights;	 /* enum engine_rights; may change, see EXPORT_RIGHTS */
+	uint64_t export_bytes;	 /* its size; may change, see EXPORT_RESIZED */
 	uint32_t inflight_count; /* engine_request_begin() */
 	uint64_t held_bytes;	 /* memory that requests in flight may hold */
 	uint64_t progress_ns;	 /* last time the network moved, or was first asked to; the kind's
@@ -185,6 +186,14 @@ void session_init(struct session *session, struct engine *engine, const struct e
 void session_set_state(struct session *session, enum session_state state);
 /* The session works on this export from now on. -EBUSY: the export's limit on connections. */
 GMB_MUST_CHECK int session_choose(struct session *session, struct engine_export *entry);
+/*
+ * Whether a request may begin that has its op, flags, offset and length: 0, or -EPERM read-only,
+ * -EOVERFLOW longer than one answer can be, -ENOSPC written or zeroed past the end, -EINVAL
+ * anything else past the end, or extents of no bytes. text: the same for people, a sentence without
+ * a final full stop. What has no length, but for a flush and extents, has succeeded by this alone.
+ */
+GMB_MUST_CHECK int session_admit(
+	const struct session *session, const struct path_request *request, const char **text);
 /* Ends the session. reason: for the log; NULL when it is no news. Safe anywhere, and more than
  * once: the session is freed later, at the end of a batch. */
 void session_terminate(struct session *session, const char *reason);

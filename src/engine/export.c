@@ -242,6 +242,7 @@ void engine_export_resized(struct engine *engine, const struct export *export)
 		struct session *session = user_of(export, node);
 
 		if (session != NULL) {
+			session->export_bytes = store_size(export->store);
 			tell(session, EXPORT_RESIZED);
 		}
 	}

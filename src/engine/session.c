@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <errno.h>
 
+#include "base/bytes.h"
 #include "engine/engine.h"
 
 static const uint32_t session_edges[SESSION_STATE_COUNT] = {
@@ -83,6 +84,39 @@ int session_choose(struct session *session, struct engine_export *entry)
 	session->export = export;
 	session->path_export = &entry->path;
 	session->rights = engine_rights(&session->peer, export);
+	session->export_bytes = store_size(export->store);
+	return 0;
+}
+
+static bool is_change(enum store_op op)
+{
+	return op == STORE_WRITE || op == STORE_TRIM || op == STORE_ZERO;
+}
+
+int session_admit(
+	const struct session *session, const struct path_request *request, const char **text)
+{
+	bool moves = request->op == STORE_READ || request->op == STORE_WRITE;
+
+	if (is_change(request->op) && (session->rights & ENGINE_RIGHT_WRITE) == 0) {
+		*text = "the export is read-only";
+		return -EPERM;
+	}
+	if (request->op == STORE_FLUSH) {
+		return 0;
+	}
+	if (moves && request->length > session->engine->limits.payload_bytes_max) {
+		*text = "it is longer than this server moves in one request";
+		return -EOVERFLOW;
+	}
+	if (request->op == STORE_EXTENTS && request->length == 0) {
+		*text = "block status of no bytes";
+		return -EINVAL;
+	}
+	if (!range_inside(request->offset, request->length, session->export_bytes)) {
+		*text = "the range runs past the end of the export";
+		return request->op == STORE_WRITE || request->op == STORE_ZERO ? -ENOSPC : -EINVAL;
+	}
 	return 0;
 }
 

@@ -151,16 +151,6 @@ static uint16_t transmission_flags(const struct nbd_session *session, const stru
 	return (uint16_t)flags;
 }
 
-/* Takes a place on the export; false when it has no more. */
-static bool claim_export(struct nbd_session *session, struct engine_export *entry)
-{
-	if (session_choose(&session->base, entry) < 0) {
-		return false;
-	}
-	session->export_size = store_size(entry->export->store);
-	return true;
-}
-
 /* A selection made for another export does not count (P43). */
 static void select_context(struct nbd_session *session, const struct export *export)
 {
@@ -189,7 +179,7 @@ static void option_export_name(struct nbd_session *session)
 		session_fail(session, "P109", "EXPORT_NAME after EXTENDED_HEADERS");
 		return;
 	}
-	if (entry == NULL || session->base.stopping || !claim_export(session, entry)) {
+	if (entry == NULL || session->base.stopping || session_choose(&session->base, entry) < 0) {
 		(void)log_escape(
 			shown, sizeof(shown), handshake->option_data, handshake->option_bytes);
 		log_debug("nbd: connection %llu: asked for export \"%s\"",
@@ -200,7 +190,7 @@ static void option_export_name(struct nbd_session *session)
 						 : "its export takes no more connections");
 		return;
 	}
-	reply.size = be64_make(session->export_size);
+	reply.size = be64_make(session->base.export_bytes);
 	reply.flags = be16_make(transmission_flags(session, entry->export));
 	tx_put(handshake, &reply, sizeof(reply));
 	if (!handshake->no_zeroes) {
@@ -324,14 +314,14 @@ static void option_info_or_go(struct nbd_session *session)
 		reply_ack(session);
 		return;
 	}
-	if (!claim_export(session, entry)) {
+	if (session_choose(&session->base, entry) < 0) {
 		reply_error(session, NBD_REP_ERR_POLICY,
 			"the export has reached its limit of %u connections",
 			export->connections_max);
 		return;
 	}
 	select_context(session, export);
-	reply_infos(session, export, &go, session->export_size);
+	reply_infos(session, export, &go, session->base.export_bytes);
 	reply_ack(session);
 	handshake->next = HANDSHAKE_NEXT_TRANSMISSION;
 }
@@ -575,7 +565,7 @@ static void log_ready(const struct nbd_session *session)
 				      : "simple",
 		session->context_selected ? ", allocation" : "",
 		(session->base.rights & ENGINE_RIGHT_WRITE) != 0 ? "read and write" : "read only",
-		(unsigned long long)session->export_size, info->block_preferred, overlap,
+		(unsigned long long)session->base.export_bytes, info->block_preferred, overlap,
 		refusal == NULL ? "on" : "off: ", refusal == NULL ? "" : refusal);
 }
 

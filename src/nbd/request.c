@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
 #include <string.h>
 
 #include "nbd/session.h"
@@ -51,52 +52,33 @@ static const uint16_t flags_defined[] = {
 	[NBD_CMD_BLOCK_STATUS] = NBD_CMD_FLAG_FUA | NBD_CMD_FLAG_REQ_ONE | NBD_CMD_FLAG_PAYLOAD_LEN,
 };
 
-static uint32_t check_modify(const struct nbd_session *session, const struct request_head *head,
-	enum store_op op, struct path_request *path, const char **text)
+/* FUA may come with every command, and says something about changes. */
+static uint32_t store_flags(enum store_op op, uint16_t flags)
 {
-	path->op = op;
-	if ((session->base.rights & ENGINE_RIGHT_WRITE) == 0) {
-		*text = "the export is read-only";
-		return NBD_EPERM;
+	if (op != STORE_WRITE && op != STORE_TRIM && op != STORE_ZERO) {
+		return 0;
 	}
-	if ((head->flags & NBD_CMD_FLAG_FUA) != 0) {
-		path->flags |= STORE_FUA;
-	}
-	if ((head->flags & NBD_CMD_FLAG_NO_HOLE) != 0) {
-		path->flags |= STORE_NO_HOLE;
-	}
-	if ((head->flags & NBD_CMD_FLAG_FAST_ZERO) != 0) {
-		path->flags |= STORE_FAST_ZERO;
-	}
-	return NBD_SUCCESS;
-}
-
-static uint32_t check_block_status(const struct nbd_session *session,
-	const struct request_head *head, struct path_request *path, const char **text)
-{
-	path->op = STORE_EXTENTS;
-	path->extent_max = (head->flags & NBD_CMD_FLAG_REQ_ONE) != 0 ? 1 : PATH_EXTENTS_MAX;
-	if (!session->context_selected) {
-		*text = "no metadata context was selected";
-		return NBD_EINVAL;
-	}
-	if (head->length == 0) {
-		*text = "block status of no bytes";
-		return NBD_EINVAL;
-	}
-	return NBD_SUCCESS;
+	return ((flags & NBD_CMD_FLAG_FUA) != 0 ? (uint32_t)STORE_FUA : 0) |
+	       ((flags & NBD_CMD_FLAG_NO_HOLE) != 0 ? (uint32_t)STORE_NO_HOLE : 0) |
+	       ((flags & NBD_CMD_FLAG_FAST_ZERO) != 0 ? (uint32_t)STORE_FAST_ZERO : 0);
 }
 
 uint32_t request_check(const struct nbd_session *session, const struct request_head *head,
 	struct path_request *path, const char **text)
 {
+	static const enum store_op ops[] = {
+		[NBD_CMD_READ] = STORE_READ,
+		[NBD_CMD_WRITE] = STORE_WRITE,
+		[NBD_CMD_FLUSH] = STORE_FLUSH,
+		[NBD_CMD_TRIM] = STORE_TRIM,
+		[NBD_CMD_CACHE] = STORE_CACHE,
+		[NBD_CMD_WRITE_ZEROES] = STORE_ZERO,
+		[NBD_CMD_BLOCK_STATUS] = STORE_EXTENTS,
+	};
 	uint32_t undefined = (session->structured ? 0U : (uint32_t)NBD_CMD_FLAG_DF) |
 			     (session->extended ? 0U : (uint32_t)NBD_CMD_FLAG_PAYLOAD_LEN);
-	uint32_t beyond = NBD_EINVAL; /* the error of a range that runs past the end */
-	uint32_t error = NBD_SUCCESS;
+	int code;
 
-	path->flags = 0;
-	path->extent_max = 0;
 	if (head->type > NBD_CMD_BLOCK_STATUS || head->type == NBD_CMD_DISC) {
 		*text = "unknown command";
 		return NBD_EINVAL;
@@ -110,48 +92,21 @@ uint32_t request_check(const struct nbd_session *session, const struct request_h
 		*text = "a write without the payload flag has nothing to write";
 		return NBD_EINVAL;
 	}
-	switch ((enum nbd_command)head->type) {
-	case NBD_CMD_READ:
-		path->op = STORE_READ;
-		if (head->length > session->base.engine->limits.payload_bytes_max ||
-			((head->flags & NBD_CMD_FLAG_DF) != 0 && head->length > HELD_BYTES_MAX)) {
-			*text = "the read is longer than this server answers in one reply";
-			/* EOVERFLOW exists for structured replies only (P95, P118). */
-			return session->structured ? NBD_EOVERFLOW : NBD_EINVAL;
-		}
-		break;
-	case NBD_CMD_WRITE:
-		error = check_modify(session, head, STORE_WRITE, path, text);
-		beyond = NBD_ENOSPC;
-		break;
-	case NBD_CMD_TRIM:
-		error = check_modify(session, head, STORE_TRIM, path, text);
-		break;
-	case NBD_CMD_WRITE_ZEROES:
-		error = check_modify(session, head, STORE_ZERO, path, text);
-		beyond = NBD_ENOSPC;
-		break;
-	case NBD_CMD_FLUSH:
-		path->op = STORE_FLUSH;
-		return NBD_SUCCESS;
-	case NBD_CMD_CACHE:
-		path->op = STORE_CACHE;
-		break;
-	case NBD_CMD_BLOCK_STATUS:
-		error = check_block_status(session, head, path, text);
-		break;
-	case NBD_CMD_DISC:
-	case NBD_CMD_RESIZE:
-	default:
-		*text = "unknown command";
+	if (head->type == NBD_CMD_BLOCK_STATUS && !session->context_selected) {
+		*text = "no metadata context was selected";
 		return NBD_EINVAL;
 	}
-	if (error == NBD_SUCCESS &&
-		!range_inside(head->offset, head->length, session->export_size)) {
-		*text = "the range runs past the end of the export";
-		error = beyond;
+	path->op = ops[head->type];
+	path->flags = store_flags(path->op, head->flags);
+	path->extent_max = (head->flags & NBD_CMD_FLAG_REQ_ONE) != 0 ? 1 : PATH_EXTENTS_MAX;
+	code = session_admit(&session->base, path, text);
+	if (code == 0 && (head->flags & NBD_CMD_FLAG_DF) != 0 && head->length > HELD_BYTES_MAX) {
+		*text = "the read is longer than this server answers in one chunk";
+		code = -EOVERFLOW;
 	}
-	return error;
+	/* EOVERFLOW exists for structured replies only (P95, P118). */
+	return code == -EOVERFLOW && !session->structured ? (uint32_t)NBD_EINVAL
+							  : nbd_error_from_errno(code);
 }
 
 uint32_t request_check_status_payload(const struct nbd_session *session, const uint8_t *payload,

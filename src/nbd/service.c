@@ -105,7 +105,6 @@ const struct session_kind nbd_session_kind = {
 	.resume = nbd_session_resume,
 	.flush = reply_flush,
 	.drain = nbd_session_drain,
-	.export_changed = nbd_session_export_changed,
 	.stalled = nbd_session_stalled,
 	.abort = nbd_session_abort,
 	.join = nbd_session_join,

@@ -112,15 +112,6 @@ void nbd_session_drain(struct session *base)
 	}
 }
 
-/* NBD has no message that says so (the client keeps the size and flags it was told): requests are
- * checked against what is true now. */
-void nbd_session_export_changed(struct session *base, enum export_change change)
-{
-	if (change == EXPORT_RESIZED) {
-		of(base)->export_size = store_size(base->export->store);
-	}
-}
-
 /*
  * Everything is answered. Closing now, with something of the peer's unread, would make the kernel
  * reset the connection, and a reset can overtake the last replies: so say that nothing more comes,

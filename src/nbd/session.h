@@ -142,7 +142,6 @@ struct nbd_session {
 	uint64_t hole_bytes;	     /* since traffic, of which only the place was sent */
 
 	/* Transmission. */
-	uint64_t export_size; /* see nbd_session_export_changed() */
 	bool structured;
 	bool extended;
 	bool context_selected;
@@ -195,7 +194,6 @@ void service_rx_put(struct nbd_service *service, struct rx_buf *rx);
 int nbd_session_accept(void *service, const struct endpoint *endpoint);
 void nbd_session_resume(struct session *base);
 void nbd_session_drain(struct session *base);
-void nbd_session_export_changed(struct session *base, enum export_change change);
 bool nbd_session_stalled(struct session *base);
 void nbd_session_abort(struct session *base);
 bool nbd_session_join(struct session *base);
