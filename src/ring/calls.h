@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Private to the io_uring ring: the part of it that other threads enter. Messages posted to the
- * ring, and worker threads for calls that block and have no ring operation.
+ * Private to the io_uring ring: how it is set up, and the part of it that other threads enter:
+ * messages posted to the ring, and worker threads for calls that block and have no ring operation.
  *
  *   any thread ── ring_mailbox_post ──▶ messages ─┐
  *                                                 ├─ eventfd ─▶ the ring takes both, empty again
@@ -83,3 +83,12 @@ struct ring_message *ring_mailbox_take(struct ring_mailbox *mailbox);
 GMB_MUST_CHECK bool ring_mailbox_call(struct ring_mailbox *mailbox, struct ring_op *op);
 /* Adds the calls that have returned to a queue. */
 void ring_mailbox_collect(struct ring_mailbox *mailbox, struct ring_op_queue *to);
+
+struct io_uring;
+
+/* Sets up an io_uring with its tables, and says what works (setup.c). A negative errno: nothing is
+ * left. */
+GMB_MUST_CHECK int ring_setup(struct io_uring *uring, uint32_t entries, uint32_t files,
+	uint32_t buffers, struct ring_features *features);
+/* The sentence for such an errno, which it returns. */
+int ring_setup_explain(int code, struct error *error);

@@ -97,6 +97,7 @@ struct ring_counters {
 	uint64_t completions;
 	uint64_t submissions;
 	uint64_t messages;
+	uint64_t events; /* of event sources */
 	uint64_t direct; /* system calls made without an operation */
 };
 
@@ -118,7 +119,8 @@ void ring_run(struct ring *ring);
 void ring_stop(struct ring *ring);
 
 /* One turn: submit what is queued, wait for at least one completion when wait is set, run the
- * batch. Returns how many completions ran. For tests and for owners of their own loop. */
+ * batch. Returns how many completions and events ran. For tests and for owners of their own loop.
+ */
 int ring_turn(struct ring *ring, bool wait);
 /* The same, waiting for at most limit_ns (0 = not at all); a turn without completions returns 0. */
 int ring_turn_limited(struct ring *ring, uint64_t limit_ns);
@@ -176,6 +178,42 @@ struct ring_message {
 /* Any thread. The message is held until deliver is called on the ring's thread, which gives it
  * back. Messages of one sender arrive in order. */
 void ring_post(struct ring *ring, struct ring_message *message);
+
+/* --- event sources ------------------------------------------------------------------------- */
+
+/*
+ * Events that do not come through the ring: a queue in shared memory, a completion queue of
+ * libfabric. The ring polls its sources in every turn and while it spins, and arms them before it
+ * blocks, so that no event is missed in between and none costs a system call while there is work:
+ *
+ *   awake: poll() ... poll() ─▶ arm() ─▶ true: blocks until fd is readable, or anything else comes
+ *                     ▲           └────▶ false: events are pending
+ *                     └──────────────────────┘
+ *
+ * A ring without sources does nothing for them.
+ */
+struct ring_source {
+	/* Set by the owner. */
+	/* Handles events that are there, a bounded number at a time, and returns how many. May do
+	 * what a completion may, and add and remove sources; must not turn the ring. */
+	int (*poll)(struct ring_source *source);
+	/* True: nothing is pending, and the next event will make fd readable; it stays so until
+	 * poll() or arm() is called. False: poll() has something to handle. Called before each
+	 * wait, armed or not; must not add or remove sources. */
+	bool (*arm)(struct ring_source *source);
+	int fd;
+
+	/* Private. */
+	void (*removed)(struct ring_source *source);
+	struct list_node node;
+	struct ring_op op;
+};
+
+/* Held, with fd open, until removed() is called. */
+void ring_source_add(struct ring *ring, struct ring_source *source);
+/* poll() and arm() are not called any more; removed() is, once, later. Anywhere, once. */
+void ring_source_remove(
+	struct ring *ring, struct ring_source *source, void (*removed)(struct ring_source *source));
 
 /* --- files and memory ---------------------------------------------------------------------- */
 

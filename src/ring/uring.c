@@ -10,23 +10,17 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/mman.h>
 #include <sys/random.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "ring/calls.h"
-
-/* Newer than Debian 12's headers; ABI. */
-#ifndef IORING_FEAT_MIN_TIMEOUT
-#define IORING_FEAT_MIN_TIMEOUT (1U << 15)
-#endif
+#include "ring/source.h"
 
 enum {
 	ENTRIES_DEFAULT = 1024,
 	FILES_DEFAULT = 4096,
 	BUFFERS_DEFAULT = 256,
-	CQ_FACTOR = 4,
 	/* Some microseconds of looking between two offers of the processor to others. */
 	SPIN_LOOKS = 128,
 	/* Turns in a row that may run deferred operations only. */
@@ -46,6 +40,8 @@ struct ring {
 	struct ring_counters counters;
 	struct ring_op_queue deferred; /* complete in the next batch */
 	struct list_node batch_ends;
+	struct ring_sources sources;
+	int source_events; /* handled while spinning */
 	uint64_t batch_ns;
 	uint64_t random_state;
 	uint64_t spin_ns;
@@ -67,84 +63,6 @@ struct ring {
 
 /* --- creation ------------------------------------------------------------------------------ */
 
-static unsigned setup_flags(const struct ring_features *features)
-{
-	unsigned flags = IORING_SETUP_CLAMP | IORING_SETUP_CQSIZE;
-
-	if (features->defer_taskrun) {
-		flags |= IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN |
-			 IORING_SETUP_TASKRUN_FLAG;
-	} else if (features->single_issuer) {
-		flags |= IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_COOP_TASKRUN;
-	}
-	return flags;
-}
-
-static int setup_uring(struct io_uring *uring, uint32_t entries, struct ring_features *features)
-{
-	/* From the best combination of flags down to none: the kernel answers -EINVAL for a flag
-	 * that it does not know. */
-	static const struct {
-		bool single_issuer;
-		bool defer_taskrun;
-	} attempts[] = { { true, true }, { true, false }, { false, false } };
-	int result = -EINVAL;
-
-	for (size_t i = 0; i < ARRAY_COUNT(attempts); i++) {
-		struct io_uring_params params;
-
-		features->single_issuer = attempts[i].single_issuer;
-		features->defer_taskrun = attempts[i].defer_taskrun;
-		memset(&params, 0, sizeof(params));
-		params.flags = setup_flags(features);
-		params.cq_entries = entries * CQ_FACTOR;
-		result = io_uring_queue_init_params(entries, uring, &params);
-		if (result == 0) {
-			features->min_timeout = (params.features & IORING_FEAT_MIN_TIMEOUT) != 0;
-			return 0;
-		}
-		if (result != -EINVAL) {
-			break;
-		}
-	}
-	return result;
-}
-
-static void probe_opcodes(struct io_uring *uring, struct ring_features *features)
-{
-	struct io_uring_probe *probe = io_uring_get_probe_ring(uring);
-
-	if (probe != NULL) {
-		features->send_zero_copy = io_uring_opcode_supported(probe, IORING_OP_SEND_ZC);
-		io_uring_free_probe(probe);
-	}
-}
-
-/* Registers and removes one page: the locked-memory limit and old kernels show only like this. */
-static void probe_buffers(struct io_uring *uring, struct ring_features *features, uint32_t count)
-{
-	void *page;
-	struct iovec iov;
-	int result = io_uring_register_buffers_sparse(uring, count);
-
-	if (result == 0) {
-		page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-		if (page == MAP_FAILED) {
-			features->buffer_error = ENOMEM;
-			return;
-		}
-		iov = (struct iovec){ .iov_base = page, .iov_len = 4096 };
-		result = io_uring_register_buffers_update_tag(uring, 0, &iov, NULL, 1);
-		if (result > 0) {
-			iov = (struct iovec){ 0 };
-			result = io_uring_register_buffers_update_tag(uring, 0, &iov, NULL, 1);
-		}
-		munmap(page, 4096);
-	}
-	features->registered_buffers = result >= 0;
-	features->buffer_error = result < 0 ? (uint32_t)-result : 0;
-}
-
 static int *slots_create(uint32_t count)
 {
 	int *slots = malloc(count * sizeof(*slots));
@@ -155,32 +73,6 @@ static int *slots_create(uint32_t count)
 		}
 	}
 	return slots;
-}
-
-static int explain_setup(int code, struct error *error)
-{
-	switch (code) {
-	case -ENOSYS:
-		return error_set(error, code,
-			"there is no io_uring here: gmblock needs Linux 6.1 or newer built with "
-			"CONFIG_IO_URING, and in a container a seccomp profile that allows it");
-	case -EPERM:
-	case -EACCES:
-		return error_set(error, code,
-			"io_uring is forbidden here: allow it with \"sysctl "
-			"kernel.io_uring_disabled=0\" "
-			"or in the container's seccomp profile");
-	case -ENOMEM:
-		return error_set(error, code,
-			"not enough memory for an io_uring: raise the locked-memory limit "
-			"(ulimit -l, LimitMEMLOCK=)");
-	case -EMFILE:
-	case -ENFILE:
-		return error_set(error, code,
-			"no file descriptor left for an io_uring: raise ulimit -n (LimitNOFILE=)");
-	default:
-		return error_set(error, code, "cannot set up an io_uring: %s", strerror(-code));
-	}
 }
 
 static void wake_done(struct ring_op *op, int result);
@@ -198,17 +90,13 @@ static int ring_init(struct ring *ring, const struct ring_options *options, stru
 	uint32_t buffers = options->buffers_max != 0 ? options->buffers_max : BUFFERS_DEFAULT;
 	int result;
 
-	result = setup_uring(&ring->uring,
-		options->entries != 0 ? options->entries : ENTRIES_DEFAULT, &ring->features);
+	result =
+		ring_setup(&ring->uring, options->entries != 0 ? options->entries : ENTRIES_DEFAULT,
+			files, buffers, &ring->features);
 	if (result < 0) {
 		ring->uring.ring_fd = -1;
-		return explain_setup(result, error);
+		return ring_setup_explain(result, error);
 	}
-	ring->features.available = true;
-	probe_opcodes(&ring->uring, &ring->features);
-	ring->features.registered_ring = io_uring_register_ring_fd(&ring->uring) == 1;
-	ring->features.registered_files = io_uring_register_files_sparse(&ring->uring, files) == 0;
-	probe_buffers(&ring->uring, &ring->features, buffers);
 	ring->file_slots_free = slots_create(files);
 	ring->buffer_slots_free = slots_create(buffers);
 	if (ring->file_slots_free == NULL || ring->buffer_slots_free == NULL) {
@@ -232,6 +120,7 @@ int ring_create(const struct ring_options *options, struct ring **ring_out, stru
 	ring->poll_fd = -1;
 	ring_op_queue_init(&ring->deferred);
 	list_init(&ring->batch_ends);
+	list_init(&ring->sources.list);
 	result = ring_mailbox_init(&ring->mailbox);
 	if (result < 0) {
 		ring_destroy(ring);
@@ -257,6 +146,7 @@ void ring_destroy(struct ring *ring)
 	if (ring == NULL) {
 		return;
 	}
+	GMB_ASSERT(list_is_empty(&ring->sources.list));
 	if (ring->uring.ring_fd >= 0) {
 		io_uring_queue_exit(&ring->uring); /* ends the read on wake_fd */
 	}
@@ -267,26 +157,6 @@ void ring_destroy(struct ring *ring)
 	free(ring->file_slots_free);
 	free(ring->buffer_slots_free);
 	free(ring);
-}
-
-void ring_probe(struct ring_features *features)
-{
-	struct io_uring uring;
-	int result;
-
-	memset(features, 0, sizeof(*features));
-	result = setup_uring(&uring, 8, features);
-	if (result < 0) {
-		memset(features, 0, sizeof(*features));
-		features->available_error = result;
-		return;
-	}
-	features->available = true;
-	probe_opcodes(&uring, features);
-	features->registered_ring = io_uring_register_ring_fd(&uring) == 1;
-	features->registered_files = io_uring_register_files_sparse(&uring, 8) == 0;
-	probe_buffers(&uring, features, 8);
-	io_uring_queue_exit(&uring);
 }
 
 const struct ring_features *ring_features(const struct ring *ring)
@@ -333,6 +203,18 @@ void ring_set_spin(struct ring *ring, uint64_t spin_ns)
 void ring_batch_end_add(struct ring *ring, struct ring_batch_end *end)
 {
 	list_push_back(&ring->batch_ends, &end->node);
+}
+
+void ring_source_add(struct ring *ring, struct ring_source *source)
+{
+	source->removed = NULL;
+	list_push_back(&ring->sources.list, &source->node);
+}
+
+void ring_source_remove(
+	struct ring *ring, struct ring_source *source, void (*removed)(struct ring_source *source))
+{
+	source_remove(ring, source, removed);
 }
 
 /* --- messages and calls -------------------------------------------------------------------- */
@@ -437,15 +319,22 @@ static bool has_news(const struct ring *ring)
 	       (flags & (IORING_SQ_TASKRUN | IORING_SQ_CQ_OVERFLOW)) != 0;
 }
 
+/* What is pending at a source needs a turn that does not block. */
+static bool may_block(struct ring *ring)
+{
+	return list_is_empty(&ring->sources.list) || sources_arm(ring, &ring->sources);
+}
+
 void ring_flush(struct ring *ring)
 {
+	bool pending = ring->poll_fd >= 0 && !may_block(ring);
 	int result = io_uring_submit(&ring->uring);
 
 	ring->counters.enters++;
 	GMB_ASSERT(result >= 0 || result == -EINTR || result == -EBUSY || result == -EAGAIN);
 	/* The kernel signals what is new. The next turn may have other work, too: what was deferred
 	 * here, and task work beyond what one call of the kernel runs. */
-	if (ring->poll_fd >= 0 && (ring->deferred.head != NULL || has_news(ring))) {
+	if (ring->poll_fd >= 0 && (pending || ring->deferred.head != NULL || has_news(ring))) {
 		ring_poll_again(ring);
 	}
 }
@@ -501,14 +390,28 @@ static inline void relax(void)
 #endif
 }
 
-/* Looks for completions for up to spin_ns, letting others run now and then. True when some came. */
+/* True: there were events, and they were handled. */
+static bool sources_had_news(struct ring *ring)
+{
+	if (!list_is_empty(&ring->sources.list)) {
+		ring->source_events += sources_poll(&ring->sources);
+	}
+	return ring->source_events > 0;
+}
+
+/* Looks for completions and events for up to spin_ns, letting others run now and then. True when
+ * some came. */
 static bool spin(struct ring *ring)
 {
 	uint64_t now_ns = ring_now_ns(ring);
 	uint64_t end_ns = now_ns + ring->spin_ns;
 
 	while (now_ns < end_ns) {
+		ring->batch_ns = now_ns; /* for events */
 		for (int looks = 0; looks < SPIN_LOOKS && !has_news(ring); looks++) {
+			if (sources_had_news(ring)) {
+				return true;
+			}
 			relax();
 		}
 		if (!has_news(ring)) {
@@ -536,6 +439,9 @@ static int enter_spinning(struct ring *ring)
 	if (result < 0 || io_uring_cq_ready(&ring->uring) > 0 || spin(ring)) {
 		return result;
 	}
+	if (!may_block(ring)) {
+		return 0;
+	}
 	ring->counters.enters++;
 	ring->counters.waits++;
 	return io_uring_submit_and_wait(&ring->uring, 1);
@@ -552,6 +458,9 @@ static void enter(struct ring *ring, bool wait, uint64_t limit_ns)
 		(void)!read(ring->poll_fd, &value, sizeof(value));
 	}
 	ring->counters.enters += !spins;
+	if (wait && !spins && !may_block(ring)) {
+		wait = false;
+	}
 	if (!wait) {
 		result = io_uring_submit_and_get_events(&ring->uring);
 	} else if (limit_ns != UINT64_MAX) {
@@ -567,6 +476,15 @@ static void enter(struct ring *ring, bool wait, uint64_t limit_ns)
 	/* -EINTR: a signal; -EBUSY and -EAGAIN: completions must be taken first. We come back. */
 	GMB_ASSERT(result >= 0 || result == -EINTR || result == -EBUSY || result == -EAGAIN ||
 		   result == -ETIME);
+}
+
+static int run_sources(struct ring *ring)
+{
+	int count = ring->source_events + sources_poll(&ring->sources);
+
+	ring->source_events = 0;
+	ring->counters.events += (uint64_t)count;
+	return count;
 }
 
 static int turn(struct ring *ring, bool wait, uint64_t limit_ns)
@@ -596,6 +514,9 @@ static int turn(struct ring *ring, bool wait, uint64_t limit_ns)
 		count++;
 	}
 	ring->counters.completions += (uint64_t)count;
+	if (ring->source_events > 0 || !list_is_empty(&ring->sources.list)) {
+		count += run_sources(ring);
+	}
 	list_for_each(node, &ring->batch_ends)
 	{
 		struct ring_batch_end *end = list_entry(node, struct ring_batch_end, node);

@@ -572,3 +572,74 @@ int disk_zero(int fd, bool is_block, uint64_t offset, uint64_t length, bool may_
 	}
 	return range_zero(disk, offset, length, may_unmap && !disk->options.no_discard);
 }
+
+/* --- operations on disks -------------------------------------------------------------------- */
+
+void ring_read(struct ring *ring, struct ring_op *op, struct ring_file file, struct mem_ref memory,
+	size_t len, uint64_t offset, ring_done_fn *done)
+{
+	struct iovec iov = sim_ring_memory(ring, memory, len);
+	struct sim_op *sop;
+
+	GMB_ASSERT(len > 0);
+	GMB_ASSERT(len <= (size_t)1 << 30);
+	sim_fd_get(file.fd, SIM_FD_FILE);
+	sop = sim_op_begin(ring, op, RING_READ, sim_ring_fd(ring, file), done);
+	sop->offset = offset;
+	sim_op_memory(sop, &iov, 1, true);
+	sim_disk_submit(sop);
+}
+
+void ring_write(struct ring *ring, struct ring_op *op, struct ring_file file, struct mem_ref memory,
+	size_t len, uint64_t offset, bool dsync, ring_done_fn *done)
+{
+	struct iovec iov = sim_ring_memory(ring, memory, len);
+	struct sim_op *sop;
+
+	GMB_ASSERT(len > 0);
+	GMB_ASSERT(len <= (size_t)1 << 30);
+	sim_fd_get(file.fd, SIM_FD_FILE);
+	sop = sim_op_begin(ring, op, RING_WRITE, sim_ring_fd(ring, file), done);
+	sop->offset = offset;
+	sop->direct_sync = dsync;
+	sim_op_memory(sop, &iov, 1, false);
+	sim_disk_submit(sop);
+}
+
+void ring_write_inline(struct ring *ring, struct ring_op *op, struct ring_file file,
+	struct mem_ref memory, size_t len, uint64_t offset, ring_done_fn *done)
+{
+	/* Completing later than a real one would is the harder case for the caller. */
+	ring_write(ring, op, file, memory, len, offset, false, done);
+}
+
+void ring_fsync(struct ring *ring, struct ring_op *op, struct ring_file file, ring_done_fn *done)
+{
+	sim_fd_get(file.fd, SIM_FD_FILE);
+	sim_disk_submit(sim_op_begin(ring, op, RING_FSYNC, sim_ring_fd(ring, file), done));
+}
+
+void ring_allocate(struct ring *ring, struct ring_op *op, struct ring_file file, int mode,
+	uint64_t offset, uint64_t length, ring_done_fn *done)
+{
+	struct sim_op *sop;
+
+	sim_fd_get(file.fd, SIM_FD_FILE);
+	sop = sim_op_begin(ring, op, RING_ALLOCATE, sim_ring_fd(ring, file), done);
+	sop->mode = mode;
+	sop->offset = offset;
+	sop->range = length;
+	sim_disk_submit(sop);
+}
+
+void ring_advise(struct ring *ring, struct ring_op *op, struct ring_file file, uint64_t offset,
+	uint64_t length, ring_done_fn *done)
+{
+	struct sim_op *sop;
+
+	sim_fd_get(file.fd, SIM_FD_FILE);
+	sop = sim_op_begin(ring, op, RING_ADVISE, sim_ring_fd(ring, file), done);
+	sop->offset = offset;
+	sop->range = length;
+	sim_disk_submit(sop);
+}

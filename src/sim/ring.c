@@ -7,6 +7,7 @@
 
 #include "base/compiler.h"
 #include "ring/ring.h"
+#include "ring/source.h"
 #include "sim/sim_internal.h"
 
 enum { SIM_MEMORY_MAX = 1024, SIM_BATCH_MAX = 64 };
@@ -32,6 +33,9 @@ struct ring {
 	bool frozen;
 	uint64_t batch_ns;
 	struct list_node batch_ends;
+	struct ring_sources sources;
+	bool armed;	   /* its sources are, and its thread sleeps */
+	int source_events; /* handled while spinning */
 	struct ring_features features;
 	struct ring_counters counters;
 	uint32_t files_max;
@@ -62,6 +66,7 @@ int ring_create(const struct ring_options *options, struct ring **ring_out, stru
 	}
 	list_init(&ring->ready);
 	list_init(&ring->batch_ends);
+	list_init(&ring->sources.list);
 	list_init(&ring->polls);
 	ring_set_batch(ring, 1, 0);
 	ring->idle_ns = sim_world.now_ns;
@@ -81,6 +86,7 @@ void ring_destroy(struct ring *ring)
 		return;
 	}
 	GMB_ASSERT(ring->inflight == 0);
+	GMB_ASSERT(list_is_empty(&ring->sources.list));
 	GMB_ASSERT(ring->messages == NULL);
 	for (uint32_t i = 0; i < ring->files_max; i++) {
 		GMB_ASSERT(ring->files[i] == -1); /* a file was not removed from the table */
@@ -117,9 +123,13 @@ const struct ring_counters *ring_counters(const struct ring *ring)
 	return &ring->counters;
 }
 
+/* Operations are handed over at once here. */
 void ring_flush(struct ring *ring)
 {
-	GMB_UNUSED(ring); /* everything is handed over at once here */
+	if (ring->poll_fd >= 0 && !list_is_empty(&ring->sources.list) &&
+		!sources_arm(ring, &ring->sources)) {
+		ring_poll_again(ring);
+	}
 }
 
 void ring_set_batch(struct ring *ring, uint32_t count, uint64_t max_wait_ns)
@@ -140,6 +150,18 @@ void ring_set_spin(struct ring *ring, uint64_t spin_ns)
 void ring_batch_end_add(struct ring *ring, struct ring_batch_end *end)
 {
 	list_push_back(&ring->batch_ends, &end->node);
+}
+
+void ring_source_add(struct ring *ring, struct ring_source *source)
+{
+	source->removed = NULL;
+	list_push_back(&ring->sources.list, &source->node);
+}
+
+void ring_source_remove(
+	struct ring *ring, struct ring_source *source, void (*removed)(struct ring_source *source))
+{
+	source_remove(ring, source, removed);
 }
 
 /* Time passes while code runs: two readings differ, as on a real machine. */
@@ -194,10 +216,32 @@ static bool is_spinning(const struct ring *ring)
 	return !ring->limited && sim_world.now_ns - ring->idle_ns < ring->spin_ns;
 }
 
-/* Its thread is awake, or what is complete wakes it. */
-static bool ring_has_work(const struct ring *ring)
+/* Its thread polls its sources for as long as it spins, and arms them before it sleeps. */
+static bool sources_have_work(struct ring *ring)
 {
-	if (ring->frozen || !has_news(ring)) {
+	if (list_is_empty(&ring->sources.list)) {
+		return false;
+	}
+	if (is_spinning(ring)) {
+		ring->batch_ns = sim_world.now_ns;
+		ring->source_events += sources_poll(&ring->sources);
+	} else if (!ring->armed) {
+		ring->armed = sources_arm(ring, &ring->sources);
+		return !ring->armed;
+	}
+	return ring->source_events > 0;
+}
+
+/* Its thread is awake, or what is complete wakes it. */
+static bool ring_has_work(struct ring *ring)
+{
+	if (ring->frozen) {
+		return false;
+	}
+	if (sources_have_work(ring)) {
+		return true;
+	}
+	if (!has_news(ring)) {
 		return false;
 	}
 	return ring->limited || ring->urgent_count > 0 || ring->spin_ns > 0 ||
@@ -206,7 +250,7 @@ static bool ring_has_work(const struct ring *ring)
 }
 
 /* Its thread waits in it, and not in a loop of its own that polls the ring's descriptor. */
-static bool ring_runs(const struct ring *ring)
+static bool ring_runs(struct ring *ring)
 {
 	return ring->poll_fd < 0 && ring_has_work(ring);
 }
@@ -246,6 +290,9 @@ static void ring_kick(struct ring *ring)
 static void ring_idle(struct ring *ring)
 {
 	ring->idle_ns = sim_world.now_ns;
+	if (ring->spin_ns > 0 && !list_is_empty(&ring->sources.list)) {
+		sim_event_add(ring->spin_ns, time_passed, NULL, 0); /* then it arms them */
+	}
 	if (has_news(ring)) {
 		ring_kick(ring);
 	}
@@ -279,6 +326,15 @@ static int run_messages(struct ring *ring)
 	return count;
 }
 
+static int run_sources(struct ring *ring)
+{
+	int count = ring->source_events + sources_poll(&ring->sources);
+
+	ring->source_events = 0;
+	ring->counters.events += (uint64_t)count;
+	return count;
+}
+
 /* Collects what is complete now, then runs it: what completes meanwhile waits for the next batch.
  */
 static int ring_batch(struct ring *ring)
@@ -291,6 +347,7 @@ static int ring_batch(struct ring *ring)
 	GMB_ASSERT(!sim_world.in_batch);
 	sim_world.in_batch = true;
 	ring->woken = false;
+	ring->armed = false;
 	list_init(&batch);
 	while (count < batch_max && !list_is_empty(&ring->ready)) {
 		struct sim_op *sop = list_entry(list_pop_front(&ring->ready), struct sim_op, ready);
@@ -314,6 +371,9 @@ static int ring_batch(struct ring *ring)
 		done(op, result);
 	}
 	count += run_messages(ring);
+	if (ring->source_events > 0 || !list_is_empty(&ring->sources.list)) {
+		count += run_sources(ring);
+	}
 	list_for_each(node, &ring->batch_ends)
 	{
 		struct ring_batch_end *end = list_entry(node, struct ring_batch_end, node);
@@ -584,7 +644,7 @@ void ring_file_remove(struct ring *ring, struct ring_file *file)
 	}
 }
 
-static int ring_fd(const struct ring *ring, struct ring_file file)
+int sim_ring_fd(const struct ring *ring, struct ring_file file)
 {
 	if (file.slot >= 0) {
 		GMB_ASSERT((uint32_t)file.slot < ring->files_max);
@@ -621,7 +681,7 @@ void ring_memory_remove(struct ring *ring, struct mem_region *region)
 }
 
 /* The memory of a file operation. What is said to be registered is, and with this ring. */
-static struct iovec file_memory(const struct ring *ring, struct mem_ref memory, size_t len)
+struct iovec sim_ring_memory(const struct ring *ring, struct mem_ref memory, size_t len)
 {
 	struct iovec iov = { .iov_base = mem_address(memory), .iov_len = len };
 	const struct mem_region *fixed;
@@ -640,12 +700,12 @@ static struct iovec file_memory(const struct ring *ring, struct mem_ref memory, 
 
 void ring_socket_shutdown(struct ring *ring, struct ring_file file)
 {
-	sim_net_shutdown(ring_fd(ring, file), true);
+	sim_net_shutdown(sim_ring_fd(ring, file), true);
 }
 
 void ring_socket_abort(struct ring *ring, struct ring_file file)
 {
-	sim_net_abort(ring_fd(ring, file));
+	sim_net_abort(sim_ring_fd(ring, file));
 }
 
 bool ring_socket_traffic(struct ring *ring, struct ring_file file, struct ring_traffic *traffic)
@@ -658,7 +718,7 @@ bool ring_socket_traffic(struct ring *ring, struct ring_file file, struct ring_t
 
 void ring_socket_shutdown_send(struct ring *ring, struct ring_file file)
 {
-	sim_net_shutdown(ring_fd(ring, file), false);
+	sim_net_shutdown(sim_ring_fd(ring, file), false);
 }
 
 void ring_socket_close(struct ring *ring, int fd)
@@ -736,7 +796,7 @@ void sim_op_complete(struct sim_op *sop, int result, uint64_t delay_ns)
 void ring_accept(struct ring *ring, struct ring_op *op, struct ring_file file, ring_done_fn *done)
 {
 	sim_fd_get(file.fd, SIM_FD_LISTENER);
-	sim_net_accept(sim_op_begin(ring, op, RING_ACCEPT, ring_fd(ring, file), done));
+	sim_net_accept(sim_op_begin(ring, op, RING_ACCEPT, sim_ring_fd(ring, file), done));
 }
 
 void ring_recv(struct ring *ring, struct ring_op *op, struct ring_file file, void *buf, size_t len,
@@ -746,7 +806,7 @@ void ring_recv(struct ring *ring, struct ring_op *op, struct ring_file file, voi
 
 	GMB_ASSERT(len > 0);
 	sim_fd_get(file.fd, SIM_FD_SOCKET);
-	sop = sim_op_begin(ring, op, RING_RECV, ring_fd(ring, file), done);
+	sop = sim_op_begin(ring, op, RING_RECV, sim_ring_fd(ring, file), done);
 	sop->wait_all = wait_all;
 	sim_op_memory(sop, &(struct iovec){ .iov_base = buf, .iov_len = len }, 1, true);
 	sim_net_recv(sop);
@@ -760,7 +820,7 @@ void ring_send(struct ring *ring, struct ring_op *op, struct ring_file file, con
 
 	GMB_ASSERT(len > 0);
 	sim_fd_get(file.fd, SIM_FD_SOCKET);
-	sop = sim_op_begin(ring, op, RING_SEND, ring_fd(ring, file), done);
+	sop = sim_op_begin(ring, op, RING_SEND, sim_ring_fd(ring, file), done);
 	sim_op_memory(sop, &iov, 1, false);
 	sim_net_send(sop);
 }
@@ -774,7 +834,7 @@ void ring_sendmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
 	GMB_ASSERT(message->msg_iovlen <= SIM_IOV_MAX);
 	GMB_ASSERT(message->msg_controllen == 0);
 	sim_fd_get(file.fd, SIM_FD_SOCKET);
-	sop = sim_op_begin(ring, op, RING_SENDMSG, ring_fd(ring, file), done);
+	sop = sim_op_begin(ring, op, RING_SENDMSG, sim_ring_fd(ring, file), done);
 	sop->message = message;
 	sim_op_memory(sop, message->msg_iov, message->msg_iovlen, false);
 	GMB_ASSERT(sop->len > 0);
@@ -790,7 +850,7 @@ void ring_recvmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
 	GMB_ASSERT(message->msg_iovlen <= SIM_IOV_MAX);
 	GMB_ASSERT(message->msg_controllen == 0);
 	sim_fd_get(file.fd, SIM_FD_SOCKET);
-	sop = sim_op_begin(ring, op, RING_RECVMSG, ring_fd(ring, file), done);
+	sop = sim_op_begin(ring, op, RING_RECVMSG, sim_ring_fd(ring, file), done);
 	sop->wait_all = wait_all;
 	sop->message = message;
 	sim_op_memory(sop, message->msg_iov, message->msg_iovlen, true);
@@ -801,13 +861,13 @@ void ring_recvmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
 ssize_t ring_recvmsg_now(struct ring *ring, struct ring_file file, struct msghdr *message)
 {
 	ring->counters.direct++;
-	return sim_net_recv_now(ring_fd(ring, file), message);
+	return sim_net_recv_now(sim_ring_fd(ring, file), message);
 }
 
 ssize_t ring_sendmsg_now(struct ring *ring, struct ring_file file, const struct msghdr *message)
 {
 	ring->counters.direct++;
-	return sim_net_send_now(ring_fd(ring, file), message);
+	return sim_net_send_now(sim_ring_fd(ring, file), message);
 }
 
 void ring_poll(struct ring *ring, struct ring_op *op, int fd, uint32_t events, ring_done_fn *done)
@@ -822,77 +882,6 @@ void ring_poll(struct ring *ring, struct ring_op *op, int fd, uint32_t events, r
 	} else {
 		sim_net_poll(sop);
 	}
-}
-
-/* --- operations on disks -------------------------------------------------------------------- */
-
-void ring_read(struct ring *ring, struct ring_op *op, struct ring_file file, struct mem_ref memory,
-	size_t len, uint64_t offset, ring_done_fn *done)
-{
-	struct iovec iov = file_memory(ring, memory, len);
-	struct sim_op *sop;
-
-	GMB_ASSERT(len > 0);
-	GMB_ASSERT(len <= (size_t)1 << 30);
-	sim_fd_get(file.fd, SIM_FD_FILE);
-	sop = sim_op_begin(ring, op, RING_READ, ring_fd(ring, file), done);
-	sop->offset = offset;
-	sim_op_memory(sop, &iov, 1, true);
-	sim_disk_submit(sop);
-}
-
-void ring_write(struct ring *ring, struct ring_op *op, struct ring_file file, struct mem_ref memory,
-	size_t len, uint64_t offset, bool dsync, ring_done_fn *done)
-{
-	struct iovec iov = file_memory(ring, memory, len);
-	struct sim_op *sop;
-
-	GMB_ASSERT(len > 0);
-	GMB_ASSERT(len <= (size_t)1 << 30);
-	sim_fd_get(file.fd, SIM_FD_FILE);
-	sop = sim_op_begin(ring, op, RING_WRITE, ring_fd(ring, file), done);
-	sop->offset = offset;
-	sop->direct_sync = dsync;
-	sim_op_memory(sop, &iov, 1, false);
-	sim_disk_submit(sop);
-}
-
-void ring_write_inline(struct ring *ring, struct ring_op *op, struct ring_file file,
-	struct mem_ref memory, size_t len, uint64_t offset, ring_done_fn *done)
-{
-	/* Completing later than a real one would is the harder case for the caller. */
-	ring_write(ring, op, file, memory, len, offset, false, done);
-}
-
-void ring_fsync(struct ring *ring, struct ring_op *op, struct ring_file file, ring_done_fn *done)
-{
-	sim_fd_get(file.fd, SIM_FD_FILE);
-	sim_disk_submit(sim_op_begin(ring, op, RING_FSYNC, ring_fd(ring, file), done));
-}
-
-void ring_allocate(struct ring *ring, struct ring_op *op, struct ring_file file, int mode,
-	uint64_t offset, uint64_t length, ring_done_fn *done)
-{
-	struct sim_op *sop;
-
-	sim_fd_get(file.fd, SIM_FD_FILE);
-	sop = sim_op_begin(ring, op, RING_ALLOCATE, ring_fd(ring, file), done);
-	sop->mode = mode;
-	sop->offset = offset;
-	sop->range = length;
-	sim_disk_submit(sop);
-}
-
-void ring_advise(struct ring *ring, struct ring_op *op, struct ring_file file, uint64_t offset,
-	uint64_t length, ring_done_fn *done)
-{
-	struct sim_op *sop;
-
-	sim_fd_get(file.fd, SIM_FD_FILE);
-	sop = sim_op_begin(ring, op, RING_ADVISE, ring_fd(ring, file), done);
-	sop->offset = offset;
-	sop->range = length;
-	sim_disk_submit(sop);
 }
 
 /* --- timers, worker threads, cancelling ----------------------------------------------------- */

@@ -244,6 +244,10 @@ struct sim_file *sim_disk_file(int fd);
 /* Makes up an error for an operation on the range: a bad range, or by chance; 0 = none. */
 int sim_disk_fault(struct sim_disk *disk, enum sim_fault_kind kind, uint64_t offset,
 	uint64_t length, uint32_t error_ppm, uint32_t no_space_ppm);
+/* The descriptor and the memory of a file operation, which the ring must know (sim/ring.c). */
+int sim_ring_fd(const struct ring *ring, struct ring_file file);
+struct iovec sim_ring_memory(const struct ring *ring, struct mem_ref memory, size_t len);
+
 /* The page cache (sim/cache.c). */
 void sim_cache_read(struct sim_disk *disk, uint64_t offset, void *buf, size_t len);
 void sim_cache_write(struct sim_disk *disk, uint64_t offset, const void *bytes, size_t len);

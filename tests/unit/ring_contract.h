@@ -27,6 +27,8 @@ extern const struct contract_case socket_cases[];
 extern const size_t socket_case_count;
 extern const struct contract_case file_cases[];
 extern const size_t file_case_count;
+extern const struct contract_case source_cases[];
+extern const size_t source_case_count;
 
 struct waiter {
 	struct ring_op op;

@@ -538,6 +538,7 @@ int main(void)
 		{ cases, ARRAY_COUNT(cases) },
 		{ socket_cases, socket_case_count },
 		{ file_cases, file_case_count },
+		{ source_cases, source_case_count },
 	};
 	struct CMUnitTest tests[CASES_MAX] = { 0 };
 	size_t count = 0;

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+/* How an io_uring is set up: the best combination of flags that the kernel takes, and what works.
+ */
+#include <errno.h>
+#include <liburing.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "ring/calls.h"
+
+/* Newer than Debian 12's headers; ABI. */
+#ifndef IORING_FEAT_MIN_TIMEOUT
+#define IORING_FEAT_MIN_TIMEOUT (1U << 15)
+#endif
+
+enum { CQ_FACTOR = 4 };
+
+static unsigned setup_flags(const struct ring_features *features)
+{
+	unsigned flags = IORING_SETUP_CLAMP | IORING_SETUP_CQSIZE;
+
+	if (features->defer_taskrun) {
+		flags |= IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN |
+			 IORING_SETUP_TASKRUN_FLAG;
+	} else if (features->single_issuer) {
+		flags |= IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_COOP_TASKRUN;
+	}
+	return flags;
+}
+
+static int setup_uring(struct io_uring *uring, uint32_t entries, struct ring_features *features)
+{
+	/* From the best combination of flags down to none: the kernel answers -EINVAL for a flag
+	 * that it does not know. */
+	static const struct {
+		bool single_issuer;
+		bool defer_taskrun;
+	} attempts[] = { { true, true }, { true, false }, { false, false } };
+	int result = -EINVAL;
+
+	for (size_t i = 0; i < ARRAY_COUNT(attempts); i++) {
+		struct io_uring_params params;
+
+		features->single_issuer = attempts[i].single_issuer;
+		features->defer_taskrun = attempts[i].defer_taskrun;
+		memset(&params, 0, sizeof(params));
+		params.flags = setup_flags(features);
+		params.cq_entries = entries * CQ_FACTOR;
+		result = io_uring_queue_init_params(entries, uring, &params);
+		if (result == 0) {
+			features->min_timeout = (params.features & IORING_FEAT_MIN_TIMEOUT) != 0;
+			return 0;
+		}
+		if (result != -EINVAL) {
+			break;
+		}
+	}
+	return result;
+}
+
+static void probe_opcodes(struct io_uring *uring, struct ring_features *features)
+{
+	struct io_uring_probe *probe = io_uring_get_probe_ring(uring);
+
+	if (probe != NULL) {
+		features->send_zero_copy = io_uring_opcode_supported(probe, IORING_OP_SEND_ZC);
+		io_uring_free_probe(probe);
+	}
+}
+
+/* Registers and removes one page: the locked-memory limit and old kernels show only like this. */
+static void probe_buffers(struct io_uring *uring, struct ring_features *features, uint32_t count)
+{
+	void *page;
+	struct iovec iov;
+	int result = io_uring_register_buffers_sparse(uring, count);
+
+	if (result == 0) {
+		page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		if (page == MAP_FAILED) {
+			features->buffer_error = ENOMEM;
+			return;
+		}
+		iov = (struct iovec){ .iov_base = page, .iov_len = 4096 };
+		result = io_uring_register_buffers_update_tag(uring, 0, &iov, NULL, 1);
+		if (result > 0) {
+			iov = (struct iovec){ 0 };
+			result = io_uring_register_buffers_update_tag(uring, 0, &iov, NULL, 1);
+		}
+		munmap(page, 4096);
+	}
+	features->registered_buffers = result >= 0;
+	features->buffer_error = result < 0 ? (uint32_t)-result : 0;
+}
+
+int ring_setup(struct io_uring *uring, uint32_t entries, uint32_t files, uint32_t buffers,
+	struct ring_features *features)
+{
+	int result;
+
+	*features = (struct ring_features){ 0 };
+	result = setup_uring(uring, entries, features);
+	if (result < 0) {
+		*features = (struct ring_features){ .available_error = result };
+		return result;
+	}
+	features->available = true;
+	probe_opcodes(uring, features);
+	features->registered_ring = io_uring_register_ring_fd(uring) == 1;
+	features->registered_files = io_uring_register_files_sparse(uring, files) == 0;
+	probe_buffers(uring, features, buffers);
+	return 0;
+}
+
+void ring_probe(struct ring_features *features)
+{
+	struct io_uring uring;
+
+	if (ring_setup(&uring, 8, 8, 8, features) == 0) {
+		io_uring_queue_exit(&uring);
+	}
+}
+
+int ring_setup_explain(int code, struct error *error)
+{
+	switch (code) {
+	case -ENOSYS:
+		return error_set(error, code,
+			"there is no io_uring here: gmblock needs Linux 6.1 or newer built with "
+			"CONFIG_IO_URING, and in a container a seccomp profile that allows it");
+	case -EPERM:
+	case -EACCES:
+		return error_set(error, code,
+			"io_uring is forbidden here: allow it with \"sysctl "
+			"kernel.io_uring_disabled=0\" "
+			"or in the container's seccomp profile");
+	case -ENOMEM:
+		return error_set(error, code,
+			"not enough memory for an io_uring: raise the locked-memory limit "
+			"(ulimit -l, LimitMEMLOCK=)");
+	case -EMFILE:
+	case -ENFILE:
+		return error_set(error, code,
+			"no file descriptor left for an io_uring: raise ulimit -n (LimitNOFILE=)");
+	default:
+		return error_set(error, code, "cannot set up an io_uring: %s", strerror(-code));
+	}
+}
