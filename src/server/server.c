@@ -22,10 +22,13 @@
 #include "server/reach.h"
 #include "server/run.h"
 
-#define DRAIN_DEADLINE_NS UINT64_C(10000000000)
-/* What the reactors get on top of their own deadline before the process ends without them: a
- * request that hangs inside the kernel cannot be taken back. */
-#define DRAIN_GRACE_NS UINT64_C(5000000000)
+/* A stop takes no longer, as the manual says: a request that hangs inside the kernel cannot be
+ * taken back, so then the process ends without its reactors. */
+#define STOP_NS UINT64_C(10000000000)
+/* The end of that time, in which the reactors end what has not finished. */
+#define STOP_GRACE_NS UINT64_C(500000000)
+/* What a command that did not end on its signal gets after it was killed. */
+#define REAP_NS UINT64_C(5000000000)
 
 static const char listen_default[] = "nbd://127.0.0.1:10809";
 
@@ -528,7 +531,7 @@ static void begin_stop(struct server *server)
 	manager_tell("STOPPING=1\nSTATUS=Finishing what is in flight");
 	server->phase = SERVER_CLOSING;
 	server->stop_begin_ns = clock_now_ns();
-	server->stop_limit_ns = server->stop_begin_ns + DRAIN_DEADLINE_NS + DRAIN_GRACE_NS;
+	server->stop_limit_ns = server->stop_begin_ns + STOP_NS;
 	server_control_stop(server->control); /* a reactor may not answer any more */
 	acceptor_stop(server->acceptor);
 }
@@ -543,10 +546,13 @@ static void close_listeners(struct server *server)
 
 static void begin_drain(struct server *server)
 {
+	uint64_t used_ns = clock_now_ns() - server->stop_begin_ns;
+
 	server->phase = SERVER_DRAINING;
 	close_listeners(server);
 	for (uint32_t i = 0; i < server->reactor_count; i++) {
-		reactor_drain(server->reactors[i], DRAIN_DEADLINE_NS);
+		reactor_drain(server->reactors[i],
+			used_ns < STOP_NS - STOP_GRACE_NS ? STOP_NS - STOP_GRACE_NS - used_ns : 0);
 	}
 }
 
@@ -653,7 +659,7 @@ static void wait_for_command(struct server *server)
 		}
 		if (poll(&fd, 1, stop_timeout_ms(server)) == 0) {
 			runner_signal(&server->runner, SIGKILL);
-			server->stop_limit_ns += DRAIN_GRACE_NS;
+			server->stop_limit_ns += REAP_NS;
 		}
 		while (read(server->signal_fd, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
 			if (info.ssi_signo != SIGCHLD) {

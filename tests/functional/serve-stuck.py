@@ -14,15 +14,15 @@ OFFSET = 8192
 
 
 class Stuck(support.Case):
-    def start_stuck(self):
+    def start_stuck(self, pass_fds=(), **variables):
         """A server of one thread, which hangs."""
         told, tells = os.pipe()
         self.addCleanup(os.close, told)
         environment = dict(os.environ, LD_PRELOAD=STUCK, STUCK_OFFSET=str(OFFSET),
-                           STUCK_FD=str(tells))
+                           STUCK_FD=str(tells), **variables)
         server = self.start_unix("--threads", "1", "--control", self.path("control"),
                                  self.make_file("disk.img", bytes(1 << 16)), env=environment,
-                                 pass_fds=[tells])
+                                 pass_fds=[tells, *pass_fds])
         os.close(tells)
         client = nbdmini.open_export(server.uri)
         self.addCleanup(client.close)
@@ -53,6 +53,23 @@ class Stuck(support.Case):
         code, errors = server.wait()
         self.assertEqual(code, 1)
         self.assertIn("stopped at once", errors)
+
+    def test_a_stop_takes_ten_seconds_at_most(self):
+        """The time that the manual gives. No wait is seen through: its limit is what counts."""
+        limits, limit = os.pipe()
+        self.addCleanup(os.close, limits)
+        server = self.start_stuck(pass_fds=[limit], STUCK_POLL_FD=str(limit))
+        os.close(limit)
+        server.signal()
+        code, errors = server.wait()
+        self.assertEqual(code, 1)
+        self.assertIn("they did not finish in time", errors)
+        with os.fdopen(os.dup(limits), encoding="ascii") as lines:
+            waits = [int(line) for line in lines]
+        self.assertNotEqual(waits, [])
+        # A millisecond is added against rounding.
+        self.assertLessEqual(max(waits), 10001)
+        self.assertGreater(max(waits), 9000)
 
 
 if __name__ == "__main__":
