@@ -22,10 +22,11 @@ struct disk_info {
 	bool is_block;	      /* block device, else regular file */
 	bool rotational;      /* known to rotate */
 	bool read_only;	      /* the device itself refuses writes */
-	const char *format;   /* a file that begins as "qcow2" images do, and the like; or NULL */
-	bool keeps_stale;     /* a page that is read in during a direct write may stay, outdated */
-	bool ignores_dsync;   /* a write with RWF_DSYNC may not be durable when it is done */
-	bool punches_holes;   /* fallocate PUNCH_HOLE (files) or unmap (devices) is worth trying */
+	bool zoned;	    /* a host-managed zoned device: writes only where a zone's pointer is */
+	const char *format; /* a file that begins as "qcow2" images do, and the like; or NULL */
+	bool keeps_stale;   /* a page that is read in during a direct write may stay, outdated */
+	bool ignores_dsync; /* a write with RWF_DSYNC may not be durable when it is done */
+	bool punches_holes; /* fallocate PUNCH_HOLE (files) or unmap (devices) is worth trying */
 	uint32_t direct_offset_align; /* O_DIRECT offset and length alignment; 0 = no O_DIRECT */
 	uint32_t direct_memory_align; /* O_DIRECT memory alignment */
 	uint32_t block_preferred;     /* st_blksize or physical block, >= 512, a power of two */
@@ -139,6 +140,7 @@ bool disk_is_remote(int fd);
  * its unknown value (0 or false). */
 struct disk_sysfs {
 	bool rotational;
+	bool zoned;		      /* host-managed */
 	bool discards;		      /* takes discard commands */
 	uint64_t io_max;	      /* bytes in one command, 0 = unknown */
 	uint64_t discard_granularity; /* bytes, 0 = unknown */

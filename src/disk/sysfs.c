@@ -140,6 +140,7 @@ static void read_stripes(const char *device, struct disk_sysfs *facts)
 void disk_sysfs_read(dev_t device, struct disk_sysfs *facts)
 {
 	char path[ATTRIBUTE_PATH_BYTES];
+	char text[ATTRIBUTE_TEXT_BYTES];
 
 	memset(facts, 0, sizeof(*facts));
 	if (major(device) == 0) { /* a filesystem without a device: tmpfs, btrfs, network */
@@ -147,6 +148,8 @@ void disk_sysfs_read(dev_t device, struct disk_sysfs *facts)
 	}
 	device_path(device, path, sizeof(path));
 	facts->rotational = read_number(path, "queue/rotational") != 0;
+	facts->zoned = read_text(path, "queue/zoned", text, sizeof(text)) &&
+		       strcmp(text, "host-managed") == 0;
 	facts->discards = read_number(path, "queue/discard_max_bytes") != 0;
 	facts->io_max = read_number(path, "queue/max_sectors_kb") * 1024;
 	facts->discard_granularity = read_number(path, "queue/discard_granularity");

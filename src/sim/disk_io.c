@@ -454,6 +454,7 @@ int disk_info(int fd, struct disk_info *info)
 		.identity = { options->is_block ? 0 : 1, file->disk->identity },
 		.is_block = options->is_block,
 		.read_only = options->read_only,
+		.zoned = options->zoned,
 		.keeps_stale = keeps_stale(file->disk),
 		.ignores_dsync = options->ignores_dsync,
 		.punches_holes = !options->no_discard,

@@ -178,6 +178,7 @@ struct sim_disk_options {
 	uint32_t direct_memory_align; /* 0 = as offset_align */
 	bool is_block;
 	bool read_only;
+	bool zoned;
 	bool no_discard; /* discard and unmap are not supported */
 	bool no_fast_zero;
 	bool ignores_dsync; /* of direct writes, and its cache keeps stale pages, as FUSE's */

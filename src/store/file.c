@@ -473,6 +473,13 @@ static int open_buffered(
 			"NAME=PATH,readonly)",
 			options->path);
 	}
+	if (store->disk.zoned && !options->read_only) {
+		return error_set(error, -ENOTSUP,
+			"'%s' is a host-managed zoned block device, which takes writes only in "
+			"order within each zone; put a filesystem or dm-zoned on it and export "
+			"that, or export it with readonly (--export NAME=PATH,readonly)",
+			options->path);
+	}
 	return 0;
 }
 
