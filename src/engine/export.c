@@ -11,6 +11,7 @@
 
 static void export_free(struct export *export)
 {
+	late_fini(&export->late);
 	free(export->name);
 	free(export->description);
 	free(export);
@@ -25,6 +26,7 @@ int export_create(
 	GMB_ASSERT(options->description == NULL ||
 		   strlen(options->description) <= EXPORT_NAME_BYTES_MAX);
 	if (export != NULL) {
+		late_init(&export->late);
 		export->name = strndup(options->name, options->name_bytes);
 		export->description =
 			options->description != NULL ? strdup(options->description) : NULL;
@@ -157,7 +159,7 @@ int engine_export_add(struct engine *engine, struct export *export, struct error
 		return error_set(error, -ENOMEM, "out of memory for an export");
 	}
 	entry->path.store = export->store;
-	path_export_init(&entry->path, export->overlap);
+	path_export_init(&entry->path, export->overlap, &export->late, engine->ring);
 	rc = store_queue_create(export->store, engine->ring, &entry->path.queue, error);
 	if (rc < 0) {
 		free(entry);

@@ -4,15 +4,17 @@
  *
  * What: name, store, limits and rights. One object per process; every engine that serves it has its
  * own queue on the store (struct engine_export in engine.h).
- * Threading: everything but read_only, the counters, the takeover group and the references is
- * constant after export_create(). References may be taken and dropped on any thread. Ownership:
- * references are counted; the last one closes the store. Errors: a negative errno and a sentence.
+ * Threading: everything but read_only, the counters, the takeover group, the late writes and the
+ * references is constant after export_create(). References may be taken and dropped on any thread.
+ * Ownership: references are counted; the last one closes the store. Errors: a negative errno and a
+ * sentence.
  */
 #pragma once
 
 #include <stdatomic.h>
 
 #include "engine/takeover.h"
+#include "path/late.h"
 #include "store/store.h"
 
 struct engine;
@@ -32,6 +34,7 @@ struct export
 	uint64_t epoch;
 	bool is_volatile; /* a new epoch has lost what was flushed, too */
 	struct takeover takeover;
+	struct late_writes late;
 
 	/* Private. */
 	_Atomic uint32_t references;

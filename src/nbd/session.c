@@ -69,7 +69,7 @@ void nbd_session_abort(struct session *base)
 {
 	struct nbd_session *session = of(base);
 
-	stream_shutdown(&session->stream);
+	/* Before the peer can see the end, and come again. */
 	list_for_each(node, &session->requests)
 	{
 		struct nbd_request *request = list_entry(node, struct nbd_request, session_node);
@@ -78,6 +78,7 @@ void nbd_session_abort(struct session *base)
 			(void)path_abandon(&request->path);
 		}
 	}
+	stream_shutdown(&session->stream);
 }
 
 void session_fail(struct nbd_session *session, const char *rule, const char *format, ...)
@@ -100,6 +101,14 @@ void session_drain(struct nbd_session *session)
 {
 	GMB_ASSERT(session->base.state == SESSION_READY);
 	session_set_state(&session->base, SESSION_DRAINING);
+	list_for_each(node, &session->requests)
+	{
+		struct nbd_request *request = list_entry(node, struct nbd_request, session_node);
+
+		if (request->started) {
+			path_orphan(&request->path);
+		}
+	}
 	session_drain_check(session);
 }
 

@@ -44,6 +44,9 @@ static const struct counter path_export_counter_list[] = {
 		COUNTER_BYTES, offsetof(struct path_export, page_cache_send_bytes) },
 	{ "page_cache_send_misses", "Large reads that were copied instead", COUNTER_TOTAL,
 		COUNTER_ITEMS, offsetof(struct path_export, page_cache_send_misses) },
+	{ "late_waits",
+		"Writes that waited for one of a connection that had ended before it was done",
+		COUNTER_TOTAL, COUNTER_ITEMS, offsetof(struct path_export, late_waits) },
 };
 
 const struct counter_table path_export_counter_table = { "export", "export",
@@ -140,9 +143,11 @@ static void account(struct path_request *request)
 		request->error != 0);
 }
 
-void path_export_init(struct path_export *path_export, uint32_t overlap)
+void path_export_init(struct path_export *path_export, uint32_t overlap, struct late_writes *late,
+	struct ring *ring)
 {
 	path_export->overlap = overlap;
+	late_port_init(&path_export->late_port, late, ring);
 	overlap_init(&path_export->reads);
 	overlap_init(&path_export->writes);
 	path_export->page_cache_send_bytes = 0;
@@ -151,6 +156,7 @@ void path_export_init(struct path_export *path_export, uint32_t overlap)
 	path_export->ram_for_session = 0;
 	path_export->staged_parts = 0;
 	path_export->placements_refused = 0;
+	path_export->late_waits = 0;
 	for (int op = 0; op < STORE_OP_COUNT; op++) {
 		path_export->stats[op] = NULL;
 	}
@@ -158,6 +164,7 @@ void path_export_init(struct path_export *path_export, uint32_t overlap)
 
 void path_export_fini(struct path_export *path_export)
 {
+	GMB_ASSERT(list_is_empty(&path_export->late_port.granted));
 	for (int op = 0; op < STORE_OP_COUNT; op++) {
 		free(path_export->stats[op]);
 		path_export->stats[op] = NULL;
@@ -384,6 +391,44 @@ static void leave_queue(struct path_request *request)
 	list_remove(&request->stalled_node);
 }
 
+/* --- changes of requesters that have gone ------------------------------------------------------
+ */
+
+static bool changes(const struct path_request *request)
+{
+	return request->op == STORE_WRITE || request->op == STORE_TRIM || request->op == STORE_ZERO;
+}
+
+/* True while the store may still change something for the request. */
+static bool may_change(const struct path_request *request)
+{
+	bool ends = request->abandoned || request->error != 0;
+
+	return request->parts_inflight > request->parts_waiting ||
+	       (!ends && path_status(request) == PATH_PENDING);
+}
+
+static void late_begin(struct path_request *request)
+{
+	if (request->late.serial == 0 && changes(request) && may_change(request)) {
+		request->late.offset = request->offset;
+		request->late.length = request->length;
+		late_publish(request->export->late_port.late, &request->late);
+	}
+}
+
+static void late_end(struct path_request *request)
+{
+	if (unlikely(request->late.serial != 0) && !may_change(request)) {
+		late_withdraw(request->export->late_port.late, &request->late);
+	}
+}
+
+void path_orphan(struct path_request *request)
+{
+	late_begin(request);
+}
+
 /* The first error decides the request; nothing more of it is started or sent. */
 static void fail(struct path_request *request, int error, uint64_t offset)
 {
@@ -427,6 +472,7 @@ static void part_done(struct store_part *part, int result)
 		fail(request, result, part->offset); /* leaves this stream alone: */
 	}
 	stream->in_store = false;
+	late_end(request);
 	if (request->measured) {
 		cut_part_end(request, part->length, ring_batch_ns(request->path->ring));
 	}
@@ -492,12 +538,13 @@ static void trace_submitted(struct path_stream *stream, uint64_t length, bool be
 	}
 }
 
-/* Gives a part to the store. page_cache: it is to be sent from memory of the store's own, and
- * nothing has happened when that is refused: false. */
+/* Gives a part to the store, or lets it wait for a late write. page_cache: it is to be sent from
+ * memory of the store's own, and nothing has happened when that is refused: false. */
 static bool part_submit(struct path_stream *stream, uint64_t length, bool page_cache)
 {
 	struct path_request *request = stream->request;
 	struct store_part *part = &stream->part;
+	struct late_writes *late = request->export->late_port.late;
 	bool begins = request->state == PATH_STATE_INIT;
 
 	part->op = request->op;
@@ -515,6 +562,12 @@ static bool part_submit(struct path_stream *stream, uint64_t length, bool page_c
 	if (page_cache && !store_page_cache_ref(request->export->queue, part)) {
 		return false;
 	}
+	if (changes(request) && unlikely(late_any(late)) && late_wait(late, stream)) {
+		request->parts_inflight++;
+		request->parts_waiting++;
+		request->export->late_waits++;
+		return true; /* path_resume() goes on */
+	}
 	if (begins) {
 		set_state(request, PATH_STATE_READ);
 	}
@@ -527,6 +580,24 @@ static bool part_submit(struct path_stream *stream, uint64_t length, bool page_c
 		store_submit(request->export->queue, part);
 	}
 	return true;
+}
+
+void path_resume(struct path_stream *stream)
+{
+	struct path_request *request = stream->request;
+
+	GMB_ASSERT(request->parts_waiting > 0);
+	request->parts_inflight--;
+	request->parts_waiting--;
+	if (request->error == 0 && !request->abandoned) {
+		(void)part_submit(stream, stream->part.length, false);
+		return;
+	}
+	stream_drop(stream);
+	if (path_status(request) != PATH_PENDING) {
+		set_state(request, PATH_STATE_SEND);
+	}
+	request->progress(request);
 }
 
 /* A read that need not be cut, and whose bytes the store has at hand, is sent from there. It counts
@@ -656,6 +727,8 @@ void path_start(struct path *path, struct path_request *request)
 	request->parts_time = 0;
 	request->parts_started = 0;
 	request->parts_inflight = 0;
+	request->parts_waiting = 0;
+	request->late.serial = 0;
 	request->streams_live = 0;
 	request->abandoned = false;
 	request->first_used = false;
@@ -849,6 +922,7 @@ void path_finish(struct path_request *request)
 		request->path->released = true;
 	}
 	GMB_ASSERT(request->streams_live == 0);
+	GMB_ASSERT(request->late.serial == 0);
 	GMB_ASSERT(!list_is_linked(&request->stalled_node));
 	if (request->measured) {
 		cut_end(request, ring_batch_ns(request->path->ring));
@@ -868,5 +942,7 @@ bool path_abandon(struct path_request *request)
 	request->abandoned = true;
 	leave_queue(request);
 	drop_ready(request);
+	late_begin(request);
+	late_end(request);
 	return path_is_idle(request);
 }

@@ -33,6 +33,7 @@
  * Threading: the ring's thread. Ownership: the session owns the request (embedded in its own); the
  * path holds it from path_start() until path_finish(), or until it is idle after path_abandon().
  * Errors: request->error, a negative errno from the store, once the status is ABORTED.
+ * Changes wait for those that an ended connection has left in the store: late.h.
  * When memory is short a request waits in a first-come queue; nothing fails for lack of memory.
  * Extents are metadata and never in payload memory: they have a pool and a queue of their own.
  */
@@ -40,6 +41,7 @@
 
 #include "base/list.h"
 #include "memory/arena.h"
+#include "path/late.h"
 #include "path/overlap.h"
 #include "path/stats.h"
 #include "ring/ring.h"
@@ -62,7 +64,8 @@ enum {
 struct path_export {
 	struct store *store;
 	struct store_queue *queue;
-	uint32_t overlap; /* PATH_OVERLAP_AUTO, PATH_OVERLAP_OFF, or bytes of a part */
+	struct late_port late_port; /* to what the export's reactors share; see late.h */
+	uint32_t overlap;	    /* PATH_OVERLAP_AUTO, PATH_OVERLAP_OFF, or bytes of a part */
 	struct overlap reads;
 	struct overlap writes;
 	uint64_t page_cache_send_bytes; /* of reads that were sent from memory of the store's own */
@@ -74,21 +77,23 @@ struct path_export {
 	uint64_t ram_for_session;
 	uint64_t staged_parts;	     /* of requests with a placement */
 	uint64_t placements_refused; /* not memory that the store can use */
+	uint64_t late_waits; /* parts that waited for a change of a requester that had gone */
 	/* By operation, PATH_SIZE_CLASS_COUNT each; made with the first request, NULL before. */
 	struct path_stats *stats[STORE_OP_COUNT];
 };
 
 extern const struct counter_table path_export_counter_table; /* of struct path_export */
 
-/* Sets all but the store and its queue. */
-void path_export_init(struct path_export *path_export, uint32_t overlap);
+/* Sets all but the store and its queue. late: shared with the other reactors, held until fini. */
+void path_export_init(struct path_export *path_export, uint32_t overlap, struct late_writes *late,
+	struct ring *ring);
 /* Frees the statistics. */
 void path_export_fini(struct path_export *path_export);
 
 /* One run of bytes on its way, with its own buffer. 0 <= sent <= valid <= length. */
 struct path_stream {
-	struct list_node
-		node; /* in request->ready while valid > sent, or in the path's free list */
+	struct list_node node; /* in request->ready while valid > sent, in the path's free list, or
+				* with a change that its part waits for */
 	struct path_request *request;
 	struct arena_buf buf;
 	struct mem_ref memory; /* the buffer's, or memory that the session or the store lent */
@@ -162,13 +167,15 @@ struct path_request {
 	uint64_t live_bytes;	/* in streams */
 	uint64_t row_offset;	/* striped reads: where the next part is, see overlap.h */
 	uint64_t row_step;
-	struct cut_range rest; /* of a range for whose part there was too little memory */
-	uint64_t parts_time;   /* sum over parts of bytes * time until they were there */
+	struct cut_range rest;	/* of a range for whose part there was too little memory */
+	struct late_range late; /* what it changes, once its requester has gone */
+	uint64_t parts_time;	/* sum over parts of bytes * time until they were there */
 	uint32_t part_size;
 	uint32_t part_flags;	/* enum store_flag, added to flags */
 	uint32_t progress_step; /* fragments may begin before a part is done; 0 = they may not */
 	uint32_t parts_started;
 	uint32_t parts_inflight;
+	uint32_t parts_waiting; /* of these, for changes of requesters that have gone */
 	uint32_t streams_live;
 	bool abandoned;
 	bool first_used;
@@ -250,10 +257,16 @@ void path_write_drop(struct path_stream *stream);
  * path_abandon(). Extents are gone afterwards. */
 void path_finish(struct path_request *request);
 
-/* The peer is gone: no more parts, unsent fragments are dropped. Returns true when the request is
- * idle now; false: progress will be called when it is. Fragments handed out must still be given
- * back first. */
+/* The peer asks nothing more, and may be gone already; what it has asked goes on. Changes to the
+ * same bytes that others ask for wait until this one is done, see late.h. */
+void path_orphan(struct path_request *request);
+/* The peer is gone, as above: no more parts, unsent fragments are dropped. Returns true when the
+ * request is idle now; false: progress will be called when it is. Fragments handed out must still
+ * be given back first. */
 bool path_abandon(struct path_request *request);
 bool path_is_idle(const struct path_request *request);
 /* True while the request waits for memory: it can make no room by itself but by being sent. */
 bool path_is_stalled(const struct path_request *request);
+
+/* Called by late.c on the request's ring: the part may be tried again. */
+void path_resume(struct path_stream *stream);

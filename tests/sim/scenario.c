@@ -291,8 +291,26 @@ void scenario_settle(struct scenario *scenario)
 	for (uint32_t i = 0; i < scenario->conn_count; i++) {
 		const struct conn *conn = &scenario->conns[i];
 
-		if (conn->gone && !is_orphaned(conn)) {
+		if (conn->gone && (conn->left || !is_orphaned(conn))) {
 			oracle_settle(conn->export->oracle, i);
+		}
+	}
+}
+
+/* From the end of a connection on, everybody's changes wait for those that it has left in the
+ * store: for who asks now, they are as good as done. */
+static void see_ends(struct scenario *scenario)
+{
+	for (uint32_t i = 0; i < scenario->service_count; i++) {
+		list_for_each(node, &scenario->services[i].engine->sessions)
+		{
+			const struct session *session = list_entry(node, struct session, node);
+			struct conn *conn = &scenario->conns[session->peer.id];
+
+			if (session->state >= SESSION_DRAINING && !conn->left) {
+				conn->left = true;
+				scenario_settle(scenario);
+			}
 		}
 	}
 }
@@ -407,6 +425,7 @@ static void drain_early(void *arg)
 struct accept_message {
 	struct ring_message message;
 	struct engine *engine;
+	uint64_t conn_idx;
 	int fd;
 };
 
@@ -415,9 +434,10 @@ static void accept_deliver(struct ring *ring, struct ring_message *message)
 	struct accept_message *accept = container_of(message, struct accept_message, message);
 
 	GMB_UNUSED(ring);
-	engine_accept(accept->engine, &(struct endpoint){ .kind = &nbd_session_kind,
-					      .fd = accept->fd,
-					      .peer = { .text = "simulated" } });
+	engine_accept(
+		accept->engine, &(struct endpoint){ .kind = &nbd_session_kind,
+					.fd = accept->fd,
+					.peer = { .id = accept->conn_idx, .text = "simulated" } });
 	free(accept);
 }
 
@@ -482,6 +502,7 @@ static void start_conn(void *arg)
 	accept->message.deliver = accept_deliver;
 	accept->engine = scenario->services[service].engine;
 	accept->fd = conn->server_fd;
+	accept->conn_idx = (uint64_t)(conn - scenario->conns);
 	ring_post(scenario->services[service].ring, &accept->message);
 	if (conn->fate == FATE_MUTE) {
 		start_mute(conn);
@@ -756,6 +777,7 @@ static void run_clients(struct scenario *scenario)
 		if (!sim_step()) {
 			describe_stuck(scenario, "nothing will ever happen again");
 		}
+		see_ends(scenario);
 		if (sim_event_count() > events_limit) {
 			describe_stuck(scenario, "the server is busy for ever");
 		}

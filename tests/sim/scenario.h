@@ -77,6 +77,7 @@ struct conn {
 	bool started;
 	bool said_bye;
 	bool gone;
+	bool left; /* the server knows that it asks nothing more */
 };
 
 struct fault_note {
@@ -137,7 +138,8 @@ struct scenario {
 /* True while a session lives on the export whose client has gone: its requests may still be
  * executed. */
 bool scenario_has_orphans(const struct scenario *scenario, const struct scenario_export *export);
-/* What a dead connection has left behind can no longer happen once its session is gone. */
+/* What a dead connection has left behind can no longer overtake what others ask for once the server
+ * knows that it is dead. */
 void scenario_settle(struct scenario *scenario);
 
 /* traffic.c */

@@ -125,6 +125,7 @@ struct world {
 	struct arena *arena;
 	struct path *path;
 	struct producer producers[EXPORTS];
+	struct late_writes late;
 	struct path_export exports[EXPORTS];
 	struct reader readers[REQUESTS];
 	uint32_t fragment_count;
@@ -164,6 +165,7 @@ static struct world *world_open(uint64_t seed, uint32_t chunk)
 			&world->path, &error) != 0) {
 		fail_msg("%s", error.text);
 	}
+	late_init(&world->late);
 	for (uint32_t i = 0; i < EXPORTS; i++) {
 		struct producer *producer = &world->producers[i];
 		struct path_export *path_export = &world->exports[i];
@@ -183,7 +185,7 @@ static struct world *world_open(uint64_t seed, uint32_t chunk)
 			.has_progress = true,
 			.progress_off = &producer->off };
 		path_export->store = &producer->base;
-		path_export_init(path_export, PATH_PART_SIZE_MIN);
+		path_export_init(path_export, PATH_PART_SIZE_MIN, &world->late, world->ring);
 		assert_int_equal(store_queue_create(
 					 &producer->base, world->ring, &path_export->queue, &error),
 			0);
@@ -202,6 +204,7 @@ static void world_close(struct world *world)
 		path_export_fini(&world->exports[i]);
 		store_queue_destroy(world->exports[i].queue);
 	}
+	late_fini(&world->late);
 	path_destroy(world->path);
 	arena_destroy(world->arena);
 	ring_destroy(world->ring);

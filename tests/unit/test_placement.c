@@ -52,6 +52,7 @@ struct world {
 	struct arena *arena;
 	struct path *path;
 	struct store *store;
+	struct late_writes late;
 	struct path_export path_export;
 	struct sim_disk *disk; /* NULL: a memory store */
 	struct slot slots[SLOTS];
@@ -105,7 +106,8 @@ static struct world *world_open(uint64_t seed, const char *path, enum store_mode
 		0);
 	assert_int_equal(store_open(&options, &world->store, &error), 0);
 	world->path_export.store = world->store;
-	path_export_init(&world->path_export, PATH_OVERLAP_AUTO);
+	late_init(&world->late);
+	path_export_init(&world->path_export, PATH_OVERLAP_AUTO, &world->late, world->ring);
 	assert_int_equal(
 		store_queue_create(world->store, world->ring, &world->path_export.queue, &error),
 		0);
@@ -129,6 +131,7 @@ static void world_close(struct world *world)
 	ring_batch_end_remove(&world->batch_end);
 	store_queue_destroy(world->path_export.queue);
 	path_export_fini(&world->path_export);
+	late_fini(&world->late);
 	store_close(world->store);
 	path_destroy(world->path);
 	arena_destroy(world->arena);

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "path/late.h"
+
+#include "path/path.h"
+
+void late_init(struct late_writes *late)
+{
+	pthread_mutex_init(&late->lock, NULL);
+	list_init(&late->ranges);
+}
+
+void late_fini(struct late_writes *late)
+{
+	GMB_ASSERT(list_is_empty(&late->ranges));
+	pthread_mutex_destroy(&late->lock);
+}
+
+static void deliver(struct ring *ring, struct ring_message *message)
+{
+	struct late_port *port = container_of(message, struct late_port, message);
+	struct list_node streams;
+	struct list_node *node;
+
+	GMB_ASSERT(ring == port->ring);
+	list_init(&streams);
+	pthread_mutex_lock(&port->late->lock);
+	while ((node = list_pop_front(&port->granted)) != NULL) {
+		list_push_back(&streams, node);
+	}
+	port->posted = false;
+	pthread_mutex_unlock(&port->late->lock);
+	while ((node = list_pop_front(&streams)) != NULL) {
+		path_resume(list_entry(node, struct path_stream, node));
+	}
+}
+
+void late_port_init(struct late_port *port, struct late_writes *late, struct ring *ring)
+{
+	port->late = late;
+	port->ring = ring;
+	port->message.deliver = deliver;
+	port->posted = false;
+	list_init(&port->granted);
+}
+
+void late_publish(struct late_writes *late, struct late_range *range)
+{
+	GMB_ASSERT(range->serial == 0);
+	list_init(&range->waiting);
+	pthread_mutex_lock(&late->lock);
+	range->serial = ++late->serial;
+	list_push_back(&late->ranges, &range->node);
+	atomic_fetch_add_explicit(&late->count, 1, memory_order_relaxed);
+	pthread_mutex_unlock(&late->lock);
+}
+
+/* Under the lock. The message finds its port alive: the part that it carries is not done. */
+static void grant(struct path_stream *stream)
+{
+	struct late_port *port = &stream->request->export->late_port;
+
+	list_push_back(&port->granted, &stream->node);
+	if (!port->posted) {
+		port->posted = true;
+		ring_post(port->ring, &port->message);
+	}
+}
+
+void late_withdraw(struct late_writes *late, struct late_range *range)
+{
+	struct list_node *node;
+
+	GMB_ASSERT(range->serial != 0);
+	pthread_mutex_lock(&late->lock);
+	list_remove(&range->node);
+	atomic_fetch_sub_explicit(&late->count, 1, memory_order_relaxed);
+	while ((node = list_pop_front(&range->waiting)) != NULL) {
+		grant(list_entry(node, struct path_stream, node));
+	}
+	pthread_mutex_unlock(&late->lock);
+	range->serial = 0;
+}
+
+/* The first range that the part must not overtake; those behind its own come later than itself. */
+static struct late_range *find(struct late_writes *late, const struct path_stream *stream)
+{
+	uint64_t offset = stream->part.offset;
+	uint64_t end = offset + stream->part.length;
+	uint64_t own = stream->request->late.serial;
+
+	list_for_each(node, &late->ranges)
+	{
+		struct late_range *range = list_entry(node, struct late_range, node);
+
+		if (range->serial == own) {
+			return NULL;
+		}
+		if (range->offset < end && offset < range->offset + range->length) {
+			return range;
+		}
+	}
+	return NULL;
+}
+
+bool late_wait(struct late_writes *late, struct path_stream *stream)
+{
+	struct late_range *range;
+
+	pthread_mutex_lock(&late->lock);
+	range = find(late, stream);
+	if (range != NULL) {
+		list_push_back(&range->waiting, &stream->node);
+	}
+	pthread_mutex_unlock(&late->lock);
+	return range != NULL;
+}
