@@ -71,7 +71,6 @@ struct file_queue {
 	struct file_gate_port port;
 	uint64_t inline_again_ns; /* until then, cached writes go to worker threads */
 	uint32_t inline_slow_count;
-	uint32_t page_cache_pause; /* copy so many reads before trying again */
 	struct ring_op sync_op;
 	struct list_node sync_waiting; /* for the flush after the one in flight */
 	struct list_node sync_riding;  /* on the flush in flight */

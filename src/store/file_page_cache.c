@@ -10,12 +10,6 @@
 
 #include "store/kind.h"
 
-/*
- * When something was not in the page cache, the next reads are copied: it is the disk that they
- * wait for, and asking each time what is there would only cost.
- */
-enum { PAUSE_READS = 32 };
-
 /* NULL, and there is a map; or why not. */
 static const char *map_create(struct file_store *store)
 {
@@ -86,15 +80,10 @@ static bool touch_end(struct disk_map *map, uint64_t end)
  * not be reported any more. */
 bool file_page_cache_ref(struct store_queue *base, struct store_part *part)
 {
-	struct file_queue *queue = container_of(base, struct file_queue, base);
 	struct file_store *store = container_of(base->store, struct file_store, base);
 	const void *view;
 
 	if (store->map == NULL) {
-		return false;
-	}
-	if (queue->page_cache_pause > 0) {
-		queue->page_cache_pause--;
 		return false;
 	}
 	if (file_gate_has_direct_writers(store->gate) ||
@@ -103,7 +92,6 @@ bool file_page_cache_ref(struct store_queue *base, struct store_part *part)
 	}
 	view = disk_map_view(store->map, part->offset, part->length);
 	if (view == NULL) {
-		queue->page_cache_pause = PAUSE_READS;
 		return false;
 	}
 	part->memory = mem_limit(mem_of_const(view), STORE_PAGE_CACHE_RIGHTS);

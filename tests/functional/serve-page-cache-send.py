@@ -246,25 +246,22 @@ class PageCacheSend(support.Case):
         self.assertEqual(code, 0)
         self.assertIn("became shorter", errors)
 
-    def test_a_miss_makes_the_next_reads_copies(self):
+    def test_a_miss_is_copied_and_counted(self):
         hole = 6 * MIB
         with open(self.image, "r+b") as image:
             image.truncate(hole)
             image.truncate(SIZE)
         self.content[hole:] = bytes(SIZE - hole)
         client = self.open(arguments=("--threads", "1"))
-        self.assertEqual(self.read(client, 0, MIB), self.content[:MIB])
-        self.assertEqual(self.sent_bytes(), MIB)
-        self.assertEqual(self.read(client, hole - MIB, 2 * MIB), self.content[hole - MIB:hole + MIB])
-        for _ in range(32):
-            self.assertEqual(self.read(client, MIB, MIB), self.content[MIB:2 * MIB])
+        for _ in range(2):
+            self.assertEqual(self.read(client, 0, MIB), self.content[:MIB])
+            self.assertEqual(self.read(client, hole - MIB, 2 * MIB),
+                             self.content[hole - MIB:hole + MIB])
         told = self.told()
         self.assertEqual(tuple(told["page_cache_send_" + what]
                                for what in ("bytes", "misses", "refusal")),
-                         (MIB, 33, None))
-        self.assertIn("  reads: 33 large ones were copied: not all was in", self.shown())
-        self.assertEqual(self.read(client, 2 * MIB, MIB), self.content[2 * MIB:3 * MIB])
-        self.assertEqual(self.sent_bytes(), 2 * MIB)
+                         (2 * MIB, 2, None))
+        self.assertIn("  reads: 2 large ones were copied: not all was in", self.shown())
 
     def test_who_does_not_receive_is_lent_little(self):
         client = self.open(arguments=("--memory", "32M", "--threads", "1"))
