@@ -128,6 +128,15 @@ static uint32_t rx_available(const struct nbd_session *session)
 
 /* --- exports ------------------------------------------------------------------------------- */
 
+/* A selection made for another export does not count (P43). */
+static bool is_context_selected(const struct nbd_session *session, const struct export *export)
+{
+	const struct handshake *handshake = session->handshake;
+
+	return handshake->context_selected && handshake->context_name_bytes == export->name_bytes &&
+	       memcmp(handshake->context_name, export->name, export->name_bytes) == 0;
+}
+
 static uint16_t transmission_flags(const struct nbd_session *session, const struct export *export)
 {
 	uint32_t caps = store_info(export->store)->caps;
@@ -145,21 +154,10 @@ static uint16_t transmission_flags(const struct nbd_session *session, const stru
 	if (session->structured || session->extended) {
 		flags |= NBD_FLAG_SEND_DF;
 	}
-	if (session->extended) {
-		flags |= NBD_FLAG_BLOCK_STATUS_PAYLOAD;
+	if (session->extended && is_context_selected(session, export)) {
+		flags |= NBD_FLAG_BLOCK_STATUS_PAYLOAD; /* (P115) */
 	}
 	return (uint16_t)flags;
-}
-
-/* A selection made for another export does not count (P43). */
-static void select_context(struct nbd_session *session, const struct export *export)
-{
-	const struct handshake *handshake = session->handshake;
-
-	session->context_selected =
-		handshake->context_selected &&
-		handshake->context_name_bytes == export->name_bytes &&
-		memcmp(handshake->context_name, export->name, export->name_bytes) == 0;
 }
 
 /* --- options ------------------------------------------------------------------------------- */
@@ -196,7 +194,6 @@ static void option_export_name(struct nbd_session *session)
 	if (!handshake->no_zeroes) {
 		tx_put(handshake, zeroes, sizeof(zeroes));
 	}
-	select_context(session, entry->export);
 	handshake->next = HANDSHAKE_NEXT_TRANSMISSION;
 }
 
@@ -320,7 +317,6 @@ static void option_info_or_go(struct nbd_session *session)
 			export->connections_max);
 		return;
 	}
-	select_context(session, export);
 	reply_infos(session, export, &go, session->base.export_bytes);
 	reply_ack(session);
 	handshake->next = HANDSHAKE_NEXT_TRANSMISSION;
@@ -571,6 +567,7 @@ static void log_ready(const struct nbd_session *session)
 
 static void begin_transmission(struct nbd_session *session)
 {
+	session->context_selected = is_context_selected(session, session->base.export);
 	log_ready(session);
 	handshake_end(session);
 	session_set_state(&session->base, SESSION_READY);

@@ -7,7 +7,7 @@ import struct
 import nbdraw
 from nbdraw import (CF_PAYLOAD_LEN, CF_REQ_ONE, CMD_BLOCK_STATUS, CMD_CACHE, CMD_DISC, CMD_FLUSH,
                     CMD_READ, CMD_TRIM, CMD_WRITE, CMD_WRITE_ZEROES, EINVAL, EOVERFLOW,
-                    ERR_EXT_HEADER_REQD, ERR_INVALID, EXTENDED, OPT_EXTENDED_HEADERS,
+                    ERR_EXT_HEADER_REQD, ERR_INVALID, ERR_UNSUP, EXTENDED, OPT_EXTENDED_HEADERS,
                     OPT_STRUCTURED_REPLY, REP_ACK, SIMPLE, STRUCTURED, TF_CACHE, TF_FLUSH,
                     TF_STATUS_PAYLOAD, TF_TRIM, TF_WRITE_ZEROES, pack_request)
 from servers import GIB, MIB, Export, Spec
@@ -250,6 +250,23 @@ def status_payload_flag(t):
             t.error(client.call(CMD_BLOCK_STATUS, 0, 512, CF_PAYLOAD_LEN), EINVAL, 'P115',
                     f'used in {mode} mode')
             t.requests_in_step(client, 'P115', 'PAYLOAD_LEN in a compact request')
+
+
+@case
+def status_payload_needs_contexts(t):
+    """P115, P26: BLOCK_STATUS_PAYLOAD is not offered without a context selected for the export"""
+    server = t.server(Spec(exports=(Export('alpha', MIB), Export('beta', MIB))))
+    for selected in (None, 'beta', 'alpha'):
+        client = t.greet(server)
+        t.need(client.use_mode(EXTENDED), 'extended headers')
+        if selected:
+            t.need(client.set_meta(export=selected).final != ERR_UNSUP, 'metadata contexts')
+        client.must_ack(client.info('alpha'), 'P26')
+        before = client.offers(TF_STATUS_PAYLOAD)
+        client.must_ack(client.go('alpha'), 'P115')
+        t.equal(client.offers(TF_STATUS_PAYLOAD), before, 'P26', 'the flag in INFO and GO')
+        if selected != 'alpha':
+            t.check(not before, 'P115', f'offered with contexts of {selected} selected')
 
 
 @case
