@@ -288,6 +288,17 @@ static void reply_infos(struct nbd_session *session, const struct export *export
 	}
 }
 
+/* Options whose data is read. False, and refused: it was too long to be kept (P123). */
+static bool has_option_data(struct nbd_session *session)
+{
+	if (session->handshake->option_bytes > NBD_OPTION_BYTES_MAX) {
+		reply_error(session, NBD_REP_ERR_TOO_BIG,
+			"options of more than %d bytes are not read", NBD_OPTION_BYTES_MAX);
+		return false;
+	}
+	return true;
+}
+
 static void option_info_or_go(struct nbd_session *session)
 {
 	struct handshake *handshake = session->handshake;
@@ -296,6 +307,9 @@ static void option_info_or_go(struct nbd_session *session)
 	const struct export *export;
 	const char *reason;
 
+	if (!has_option_data(session)) {
+		return;
+	}
 	if (!option_go_parse(handshake->option_data, handshake->option_bytes, &go, &reason)) {
 		reply_error(session, NBD_REP_ERR_INVALID, "%s", reason);
 		return;
@@ -405,6 +419,9 @@ static void option_meta_context(struct nbd_session *session)
 	if (set && !session->structured && !session->extended) {
 		reply_error(session, NBD_REP_ERR_INVALID,
 			"SET_META_CONTEXT needs STRUCTURED_REPLY or EXTENDED_HEADERS first");
+		return;
+	}
+	if (!has_option_data(session)) {
 		return;
 	}
 	if (!option_context_parse(
@@ -668,19 +685,19 @@ static bool take_option_header(struct nbd_session *session)
 			nbd_option_name(handshake->option), handshake->option_bytes);
 		return false;
 	}
-	handshake->state = handshake->option_bytes > NBD_OPTION_BYTES_MAX ? HANDSHAKE_OPTION_DRAIN
-									  : HANDSHAKE_OPTION_DATA;
+	handshake->state = HANDSHAKE_OPTION_DATA;
 	return true;
 }
 
-/* Moves what is there of the option's data; true when it is complete. */
-static bool take_option_data(struct nbd_session *session, bool keep)
+/* Takes what is there of the option's data, and keeps it unless it is too long; true when it is
+ * complete. */
+static bool take_option_data(struct nbd_session *session)
 {
 	struct handshake *handshake = session->handshake;
 	uint32_t length =
 		MIN(rx_available(session), handshake->option_bytes - handshake->option_got);
 
-	if (keep) {
+	if (handshake->option_bytes <= NBD_OPTION_BYTES_MAX) {
 		memcpy(handshake->option_data + handshake->option_got,
 			session->rx_small + session->rx_start, length);
 	}
@@ -723,21 +740,11 @@ static void parse(struct nbd_session *session)
 			}
 			break;
 		case HANDSHAKE_OPTION_DATA:
-			if (!take_option_data(session, true)) {
+			if (!take_option_data(session)) {
 				receive_more(session);
 				return;
 			}
 			handle_option(session);
-			answer(session);
-			return;
-		case HANDSHAKE_OPTION_DRAIN:
-			if (!take_option_data(session, false)) {
-				receive_more(session);
-				return;
-			}
-			handshake->next = HANDSHAKE_NEXT_OPTION;
-			reply_error(session, NBD_REP_ERR_TOO_BIG,
-				"options of more than %d bytes are not read", NBD_OPTION_BYTES_MAX);
 			answer(session);
 			return;
 		case HANDSHAKE_GREETING:

@@ -51,8 +51,7 @@ enum handshake_state {
 	HANDSHAKE_GREETING,	 /* ours goes out */
 	HANDSHAKE_CLIENT_FLAGS,	 /* waits for 4 bytes */
 	HANDSHAKE_OPTION_HEADER, /* waits for 16 bytes */
-	HANDSHAKE_OPTION_DATA,	 /* waits for the option's data */
-	HANDSHAKE_OPTION_DRAIN,	 /* throws away the data of an option that is too long */
+	HANDSHAKE_OPTION_DATA,	 /* waits for the option's data; what is too long is not kept */
 	HANDSHAKE_REPLYING,	 /* replies go out; nothing is read meanwhile */
 };
 

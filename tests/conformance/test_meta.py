@@ -126,11 +126,12 @@ def failed_set_replaces(t):
         'short data': b'\0\0',
         'query past the end': pack_meta('', (BASE,))[:-1],
         'count too large': pack_meta('', (BASE,), count=2),
+        'data of more than 16 KiB': b'\xff' * 16385,
     }
     for what, data in faults.items():
         client = ready(t)
         t.need(client.set_meta().final != ERR_UNSUP, 'metadata contexts')
-        t.final(client.option(OPT_SET_META, data), ERR_INVALID, 'P40', what)
+        t.final(client.option(OPT_SET_META, data), (ERR_INVALID, ERR_TOO_BIG), 'P40', what)
         client.contexts = {}
         client.must_ack(client.go(), 'P40')
         t.equal(status_of(client), EINVAL, 'P40', f'error of BLOCK_STATUS after SET with {what}')

@@ -29,6 +29,16 @@ def unknown_options(t):
 
 
 @case
+def long_unknown_options(t):
+    """P10, P122: an unknown option with more data than any known one gets ERR_UNSUP all the same"""
+    client = t.greet()
+    for size in (16384, 16385, 65536, 100000):
+        t.final(client.option(999, b'\xff' * size), ERR_UNSUP, 'P10', f'with {size} bytes')
+    client.must_ack(client.go(), 'P10')
+    t.requests_in_step(client, 'P122', 'after long unknown options')
+
+
+@case
 def one_final_reply_each(t):
     """P11: every option is answered by its own number and exactly one final reply"""
     client = t.greet()
@@ -53,10 +63,11 @@ def bad_option_magic(t):
 
 @case
 def abort(t):
-    """P15: ABORT gets ACK, and its data is ignored"""
-    for data in (b'', b'because', b'x' * 4000):
+    """P15: ABORT gets ACK and ends the session; its data is ignored, however long it is"""
+    for size in (0, 7, 4000, 16384, 16385, 100000):
         client = t.greet()
-        client.must_ack(client.option(OPT_ABORT, data), 'P15')
+        client.must_ack(client.option(OPT_ABORT, b'x' * size), 'P15')
+        client.expect_closed('P15', f'after ABORT with {size} bytes')
 
 
 @case
