@@ -21,7 +21,7 @@ enum {
 	REP_SERVER = 2,
 	REP_INFO = 3,
 	REP_META_CONTEXT = 4,
-	OPTION_DATA_MAX = 8192,
+	OPTION_DATA_MAX = 20000, /* the server keeps 16 KiB */
 };
 
 #define REP_FLAG_ERROR	   UINT32_C(0x80000000)
@@ -168,7 +168,7 @@ void model_handshake_next(struct model_client *client)
 	client->state = MODEL_OPTION;
 	switch (client->steps[client->step]) {
 	case STEP_UNKNOWN:
-		len = model_random() % 2000;
+		len = model_random() % (coin() ? 2000 : OPTION_DATA_MAX);
 		memset(data, 0x5a, len);
 		send_option(client, 0x1000 + (uint32_t)(model_random() % 1000), data, len);
 		break;
@@ -210,7 +210,9 @@ void model_handshake_next(struct model_client *client)
 		break;
 	case STEP_ABORT:
 		client->disconnecting = true;
-		send_option(client, OPT_ABORT, NULL, 0);
+		len = coin() ? 0 : model_random() % OPTION_DATA_MAX;
+		memset(data, 0x5a, len);
+		send_option(client, OPT_ABORT, data, len);
 		break;
 	case STEP_GO:
 		send_info(client, OPT_GO, client->plan.name);
@@ -236,6 +238,10 @@ static void enter_transmission(struct model_client *client, uint64_t size, uint1
 	}
 	if ((flags & ~(client->extended ? 0x1dff : 0x0dff)) != 0) {
 		model_fail("P33: unknown transmission flags 0x%x", flags);
+	}
+	if (((flags & 0x1000) != 0) != (client->extended && client->has_context)) {
+		model_fail("P115: flags 0x%x %s a context", flags,
+			client->has_context ? "with" : "without");
 	}
 	if (client->info_seen && !plan->size_may_change &&
 		(client->info_size != size || client->info_flags != flags)) {
