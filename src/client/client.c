@@ -621,6 +621,7 @@ static int client_create(struct gmb_queue *queue, const char *uri,
 	const struct gmb_options *options, struct gmb_client **client_out, struct error *error)
 {
 	struct gmb_client *client = calloc(1, sizeof(*client));
+	uint64_t secret[2];
 	uint32_t command_count;
 	size_t command_bytes;
 	int err;
@@ -638,6 +639,9 @@ static int client_create(struct gmb_queue *queue, const char *uri,
 		client->ops = find_carrier(uri);
 		err = client->ops->target_create(uri, client->label, &client->target, error);
 	}
+	if (err == 0 && !ring_secret(queue->ring, secret, sizeof(secret))) {
+		err = error_set(error, -EIO, "the system gives no random numbers");
+	}
 	if (err != 0) {
 		client_free(client);
 		return err;
@@ -645,8 +649,7 @@ static int client_create(struct gmb_queue *queue, const char *uri,
 	command_count = client->options.depth * client->connections_wanted;
 	client->uri_text = strdup(uri);
 	snprintf(client->token, sizeof(client->token), "%016llx%016llx",
-		(unsigned long long)ring_random(queue->ring),
-		(unsigned long long)ring_random(queue->ring));
+		(unsigned long long)secret[0], (unsigned long long)secret[1]);
 	command_bytes = (sizeof(struct command) + client->ops->command_bytes + 15) & ~(size_t)15;
 	client->commands = calloc(command_count, command_bytes);
 	if (client->uri_text == NULL || client->commands == NULL ||

@@ -103,7 +103,7 @@ struct gmb_client {
 	uint64_t lost_ns; /* since when there is trouble: no connection, or no answer; 0 = none */
 
 	/* docs/design/0006-reconnect.md */
-	char token[40];			/* no other client has it */
+	char token[40];			/* 128 random bits that nobody else knows */
 	uint32_t number_next;		/* of connections */
 	uint32_t lost[CLIENT_LOST_MAX]; /* lost connections that may still carry out commands */
 	uint32_t lost_count;

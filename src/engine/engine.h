@@ -46,7 +46,8 @@ struct peer {
 	uint64_t id;		    /* of the connection, for messages; counted by the acceptor */
 	char text[PEER_TEXT_BYTES]; /* for messages: "127.0.0.1:4711" */
 	int family;		    /* AF_INET, AF_INET6 or AF_UNIX; 0 = unknown */
-	bool has_credentials;	    /* a Unix socket, whose other end the kernel vouches for */
+	struct peer_identity identity;
+	bool has_credentials; /* a Unix socket, whose other end the kernel vouches for */
 	struct stream_credentials credentials;
 };
 

@@ -44,6 +44,7 @@ void session_init(struct session *session, struct engine *engine, const struct e
 	session->peer = endpoint->peer;
 	session->member = (struct takeover_member){
 		.ring = engine->ring,
+		.peer = endpoint->peer.identity,
 		.end = member_end,
 		.wake = member_wake,
 	};

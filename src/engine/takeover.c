@@ -26,13 +26,15 @@ static void wake_deliver(struct ring *ring, struct ring_message *message)
 	member->wake(member);
 }
 
-static struct takeover_member *find(
-	const struct takeover *takeover, const uint8_t *token, uint32_t bytes)
+/* The member of that name of the same peer, or NULL. */
+static struct takeover_member *find(const struct takeover *takeover,
+	const struct peer_identity *peer, const uint8_t *token, uint32_t bytes)
 {
 	struct takeover_member *member = takeover->members;
 
 	while (member != NULL &&
-		(member->token_bytes != bytes || memcmp(member->token, token, bytes) != 0)) {
+		(member->token_bytes != bytes || memcmp(member->token, token, bytes) != 0 ||
+			memcmp(&member->peer, peer, sizeof(*peer)) != 0)) {
 		member = member->next;
 	}
 	return member;
@@ -65,7 +67,7 @@ bool takeover_replace(struct takeover *takeover, struct takeover_member *member,
 		return false;
 	}
 	pthread_mutex_lock(&takeover->lock);
-	old = find(takeover, token, bytes);
+	old = find(takeover, &member->peer, token, bytes);
 	if (old == member) {
 		old = NULL;
 	}

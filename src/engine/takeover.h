@@ -5,7 +5,7 @@
  *
  * What: connections to an export that gave themselves a token are members of its takeover group. A
  * newcomer that comes instead of one ends it, wherever it lives, and is woken when its last request
- * has ended.
+ * has ended. A token counts together with the peer that gave it: from another peer it names nobody.
  *
  *   newcomer: takeover_replace(token) ──▶ end() on the old one's ring ... its requests end ...
  *                              wake() on the newcomer's ring ◀── takeover_leave() ◀──┘
@@ -22,7 +22,13 @@
 #include "base/compiler.h"
 #include "ring/ring.h"
 
-enum { TAKEOVER_TOKEN_BYTES_MAX = 64 };
+enum { TAKEOVER_TOKEN_BYTES_MAX = 64, PEER_IDENTITY_BYTES = 17 };
+
+/* What a peer is known by beyond one connection: a family, and the address of its host or its user.
+ * Peers with equal bytes are the same one. All zero: nothing is known of it. */
+struct peer_identity {
+	uint8_t bytes[PEER_IDENTITY_BYTES];
+};
 
 struct takeover_member;
 
@@ -36,6 +42,7 @@ struct takeover {
 struct takeover_member {
 	/* Set by the owner before the first call. */
 	struct ring *ring;
+	struct peer_identity peer;
 	void (*end)(struct takeover_member *member);  /* another one comes instead of this one */
 	void (*wake)(struct takeover_member *member); /* the one that was waited for is gone */
 

@@ -167,6 +167,9 @@ uint64_t ring_batch_ns(const struct ring *ring);
 
 /* A pseudo-random number from the ring's own generator (seeded in the simulation). */
 uint64_t ring_random(struct ring *ring);
+/* Bytes that nobody can guess, at most 256 (seeded in the simulation). False: the system has none.
+ */
+GMB_MUST_CHECK bool ring_secret(struct ring *ring, void *bytes, size_t len);
 
 /* --- messages ------------------------------------------------------------------------------ */
 

@@ -187,6 +187,12 @@ uint64_t ring_random(struct ring *ring)
 	return random_next(&ring->random_state);
 }
 
+bool ring_secret(struct ring *ring, void *bytes, size_t len)
+{
+	GMB_UNUSED(ring);
+	return getrandom(bytes, len, 0) == (ssize_t)len;
+}
+
 void ring_set_batch(struct ring *ring, uint32_t count, uint64_t max_wait_ns)
 {
 	bool patient = ring->features.min_timeout && count > 1 && max_wait_ns >= 1000;

@@ -555,6 +555,25 @@ void listener_close(struct listener *listener)
 	*listener = (struct listener){ 0 };
 }
 
+static void identify(struct peer_identity *identity, uint8_t family, const void *bytes, size_t len)
+{
+	GMB_ASSERT(len < sizeof(identity->bytes));
+	identity->bytes[0] = family;
+	memcpy(identity->bytes + 1, bytes, len);
+}
+
+/* An IPv6 host has as many addresses as it likes within its network of 64 bits, and changes them;
+ * link-local ones say nothing about the network. */
+static void identify_ipv6(struct peer_identity *identity, const struct in6_addr *address)
+{
+	if (IN6_IS_ADDR_V4MAPPED(address)) {
+		identify(identity, AF_INET, address->s6_addr + 12, 4);
+	} else {
+		identify(identity, AF_INET6, address->s6_addr,
+			IN6_IS_ADDR_LINKLOCAL(address) ? sizeof(address->s6_addr) : 8);
+	}
+}
+
 void listener_peer(int fd, struct peer *peer)
 {
 	union address address = { 0 };
@@ -567,13 +586,17 @@ void listener_peer(int fd, struct peer *peer)
 	}
 	peer->family = address.any.sa_family;
 	if (peer->family == AF_INET) {
+		identify(&peer->identity, AF_INET, &address.ipv4.sin_addr, 4);
 		inet_ntop(AF_INET, &address.ipv4.sin_addr, host, sizeof(host));
 		snprintf(peer->text, sizeof(peer->text), "%s:%u", host, get_port(&address));
 	} else if (peer->family == AF_INET6) {
+		identify_ipv6(&peer->identity, &address.ipv6.sin6_addr);
 		inet_ntop(AF_INET6, &address.ipv6.sin6_addr, host, sizeof(host));
 		snprintf(peer->text, sizeof(peer->text), "[%s]:%u", host, get_port(&address));
 	} else if (stream_peer_credentials(fd, &peer->credentials)) {
 		peer->has_credentials = true;
+		identify(&peer->identity, AF_UNIX, &peer->credentials.uid,
+			sizeof(peer->credentials.uid));
 		snprintf(peer->text, sizeof(peer->text), "unix:pid %d", peer->credentials.pid);
 	}
 }

@@ -177,12 +177,6 @@ uint64_t ring_batch_ns(const struct ring *ring)
 	return ring->batch_ns;
 }
 
-uint64_t ring_random(struct ring *ring)
-{
-	GMB_UNUSED(ring);
-	return sim_random();
-}
-
 void ring_stop(struct ring *ring)
 {
 	ring->stop = true;

@@ -50,6 +50,23 @@ bool sim_chance(uint32_t ppm)
 	return ppm != 0 && sim_random() % 1000000 < ppm;
 }
 
+uint64_t ring_random(struct ring *ring)
+{
+	GMB_UNUSED(ring);
+	return sim_random();
+}
+
+bool ring_secret(struct ring *ring, void *bytes, size_t len)
+{
+	uint8_t *out = bytes;
+
+	GMB_UNUSED(ring);
+	for (size_t i = 0; i < len; i++) {
+		out[i] = (uint8_t)sim_random();
+	}
+	return true;
+}
+
 /* --- start and stop ------------------------------------------------------------------------- */
 
 void sim_start(const struct sim_options *options)

@@ -9,6 +9,7 @@ rule named, requests end once, other clients of the same queue go on.
 import fcntl
 import itertools
 import os
+import re
 import select
 import socket
 import struct
@@ -497,6 +498,49 @@ class Closing(Case):
                              [NOTCONN, NOTCONN])
             # What it was in the end may also be that nothing came of a new connection in time.
             self.assertIn(text, self.of(answers, "event", "c")[0])
+
+
+class Tokens(Case):
+    """The name by which a client ends its lost connections."""
+
+    def test_one_half_does_not_tell_the_other(self):
+        """Two numbers of the generator for choices (SplitMix64) did: each gives away its state."""
+        mask = (1 << 64) - 1
+        tokens = []
+
+        def unshift(value, bits):
+            found = value
+            for _ in range(64 // bits):
+                found = value ^ found >> bits
+            return found
+
+        def mix(state):
+            state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & mask
+            state = (state ^ state >> 27) * 0x94D049BB133111EB & mask
+            return state ^ state >> 31
+
+        def unmix(value):
+            value = unshift(value, 31) * pow(0x94D049BB133111EB, -1, 1 << 64) & mask
+            value = unshift(value, 27) * pow(0xBF58476D1CE4E5B9, -1, 1 << 64) & mask
+            return unshift(value, 30)
+
+        def script(dialogue):
+            dialogue.greet()
+            for reply in opening(EXTENDED_STYLE):
+                _, data = dialogue.option()
+                tokens.extend(re.findall(rb"x-gmblock:connection=([0-9a-f]{32})\.", data))
+                dialogue.send(reply)
+            Export(dialogue, EXTENDED_STYLE).serve()
+
+        self.assertEqual(unmix(mix(0x1234567890ABCDEF)), 0x1234567890ABCDEF)
+        with FakeServer(script) as server:
+            self.drive(f"open a {server.uri()}", f"open b {server.uri()}")
+        self.assertEqual(server.failures, [])
+        self.assertEqual(len(set(tokens)), 2, tokens)
+        halves = [int(token[at:at + 16], 16) for token in tokens for at in (0, 16)]
+        for known in halves:
+            following = mix(unmix(known) + 0x9E3779B97F4A7C15 & mask)
+            self.assertNotIn(following, halves)
 
 
 class Silence(Case):
