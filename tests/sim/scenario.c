@@ -610,7 +610,7 @@ static void shrink_under_reply(void *arg)
 	struct scenario_export *export = arg;
 	uint64_t page_cache_send_bytes = page_cache_bytes_so_far(export);
 
-	if ((page_cache_send_bytes > export->page_cache_bytes_seen && percent(50)) ||
+	if ((page_cache_send_bytes > export->page_cache_bytes_seen && percent(80)) ||
 		++export->page_cache_looks == PAGE_CACHE_LOOKS_MAX) {
 		shrink_now(export);
 		return;
@@ -649,7 +649,7 @@ static void disturb_disk(struct scenario_export *export)
 {
 	uint64_t offset = below(export->size);
 
-	if (export->warm && percent(50)) {
+	if (export->warm && percent(90)) {
 		export->size_may_change = true;
 		sim_after(0, shrink_under_reply, export);
 		return;
