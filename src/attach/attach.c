@@ -25,7 +25,7 @@
 
 #define NS_PER_S UINT64_C(1000000000)
 
-/* A detach that lasts longer is explained to those who wait for it. */
+/* After so long the client is told why a detach takes time. */
 #define NOTE_AFTER_NS (NS_PER_S / 2)
 
 enum { DETACHES_MAX = 16, HEALTH_SHOWN_BYTES = 512 };
@@ -120,7 +120,7 @@ static void *stop_device(void *argument)
 	return NULL;
 }
 
-/* In a thread of its own: the last flush may wait for the server, and others want answers. */
+/* On its own thread: the last flush may wait for the server while other clients ask. */
 static void stop_start(struct daemon *daemon, bool force)
 {
 	struct error error = { 0 };
@@ -467,7 +467,7 @@ static void daemon_watch(struct daemon *daemon)
 	}
 }
 
-/* Tells everybody who waits for it that the disk can be used. */
+/* Reports to all waiting processes that the disk is ready. */
 static int tell_ready(const struct daemon *daemon, struct error *error)
 {
 	const struct device *device = daemon->device;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The life of a file through FUSE: mounted over a regular file, served by a thread, unmounted. The
- * unmount ends the thread; so does somebody else's umount(8).
+ * unmount ends the thread; so does umount(8) by another program.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -156,7 +156,7 @@ static void *file_thread(void *argument)
 	int rc =
 		remote_open(&file->remote, file->options, &file->device.health, &file->start_error);
 
-	/* The one who has started this thread waits for it until it is told. */
+	/* The thread that started this one waits for the result. */
 	timings_mark(file->options->timings, TIMINGS_CONNECT);
 	if (rc == 0) {
 		rc = check_size(file, &file->start_error);
@@ -372,7 +372,7 @@ static int unmount(const char *path, bool force, struct error *error)
 	return rc == 0 ? 0 : error_set(error, rc, "cannot unmount %s: %s", path, strerror(-rc));
 }
 
-/* Waits for the thread, which flushes and ends. False: somebody is in a hurry. */
+/* Waits for the thread, which flushes and ends. False: the detach was forced meanwhile. */
 static bool join_unless_hurried(struct fuse_file *file)
 {
 	struct pollfd entries[] = {
@@ -395,14 +395,14 @@ static int fuse_device_stop(struct device *device, bool force, struct error *err
 	struct fuse_file *file = file_of(device);
 	int rc;
 
-	/* With force nobody waits for a server that is not there. */
+	/* A forced detach does not wait for a server that does not answer. */
 	file->skip_flush = force && !health_is_connected(&device->health);
 	rc = unmount(device->path, force, error);
 	if (rc != 0) {
 		return rc;
 	}
 	if (force) {
-		/* Those who have the file open keep the session alive: it ends here. */
+		/* Processes that have the file open keep the session alive: it ends here. */
 		fuse.session_exit(file->session);
 		gmb_queue_wake(file->remote.queue);
 	}

@@ -13,7 +13,7 @@
 #include "attach/fuse.h"
 #include "base/bytes.h"
 
-/* How long the kernel may believe what it was told about the file. */
+/* How long the kernel may cache the attributes of the file. */
 static const double attribute_seconds = 1.0;
 
 enum { SLOT_ALIGNMENT = 4096, SHOWN_BLOCK_BYTES = 4096 };

@@ -38,7 +38,7 @@ static const char *describe(const struct state_entry *entry, char out[ERROR_TEXT
 
 enum { COLUMN_SIZE = 2, COLUMN_COUNT = 7 };
 
-/* All rows, the headings first: how wide a column is only the last of them tells. */
+/* All rows, the headings first: a column's width is known after the last row. */
 struct table {
 	char *(*rows)[COLUMN_COUNT];
 	size_t row_count;
@@ -295,7 +295,7 @@ static int note_uri(const struct state_entry *entry, void *context)
 	return 0;
 }
 
-/* The only disk of a URI: who has several must say which. */
+/* The only disk of a URI; with several the user must name one. */
 static int detach_uri(struct wish *wish, struct error *error)
 {
 	int rc;

@@ -644,7 +644,7 @@ static int disconnect(struct netlink *netlink, int32_t index, bool force, struct
 	return 0;
 }
 
-/* A flush that nobody waits for when it takes long. */
+/* A flush with a time limit. */
 struct last_flush {
 	pthread_t thread;
 	char path[ATTACH_PATH_BYTES];
@@ -660,7 +660,7 @@ static void *flush_last(void *argument)
 	return NULL;
 }
 
-/* With force nobody waits for a server that goes away just now. */
+/* A forced detach does not wait for a server that is going away. */
 static int flush_soon(const char *path, struct error *error)
 {
 	struct last_flush *flush = calloc(1, sizeof(*flush));

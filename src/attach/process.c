@@ -102,7 +102,7 @@ static void leave_terminal(void)
 	if (log_fd >= 0) {
 		close(log_fd);
 	}
-	unsetenv("JOURNAL_STREAM"); /* a line must say who wrote it */
+	unsetenv("JOURNAL_STREAM"); /* a line must name its program */
 }
 
 void process_report_send(int report_fd, int code, const char *text, const struct timings *timings)
@@ -122,7 +122,7 @@ void process_report_send(int report_fd, int code, const char *text, const struct
 			continue;
 		}
 		if (count <= 0) {
-			break; /* the parent was killed: nobody wants to know */
+			break; /* the parent was killed: there is nobody to report to */
 		}
 		at += count;
 		left -= (size_t)count;
@@ -187,7 +187,7 @@ static void let_go_first(pid_t parent)
 
 static void lock_all(void)
 {
-	/* A refusal was told already. */
+	/* A refusal was already reported. */
 	(void)!mlockall(MCL_CURRENT | MCL_FUTURE);
 }
 

@@ -13,11 +13,11 @@
 
 #include "attach/attach.h"
 
-/* What the daemon tells its parent, once. */
+/* The daemon's one report to its parent. */
 struct process_report {
 	int32_t code; /* 0: it is up; else a negative errno, with the reason in text */
 	char text[ATTACH_PATH_BYTES]; /* the path of the disk, or the sentence */
-	struct timings timings;	      /* 0: where the time went, if somebody asked */
+	struct timings timings;	      /* code 0: where the time went, if asked for */
 };
 
 /*
@@ -33,16 +33,15 @@ GMB_MUST_CHECK int process_split(
 void process_report_send(int report_fd, int code, const char *text, const struct timings *timings);
 
 /*
- * Locks memory, is not to be killed for lack of it, does not wait for the disk it carries when it
- * needs some (PR_SET_IO_FLUSHER), and has a name that begins with '@', which tells the init system
- * to let it live until the file systems are unmounted. Needs root for all but the last, and asks
- * for nothing else without; returns what the system refused to root, or NULL.
+ * Protects the process that carries a disk: its memory is locked, the OOM killer leaves it alone,
+ * it does not wait for its own disk when it allocates (PR_SET_IO_FLUSHER), and its name begins with
+ * '@', so that the init system does not kill it before the file systems are unmounted. All but the
+ * name needs root and is skipped without. Returns what the system refused to root, or NULL.
  */
 const char *process_protect(void);
 
-/* Has all memory in place that was only promised so far. It takes a while, so that a
- * thread does it, when the disk can be used already and the parent that was told so has ended (0 =
- * there is none). */
+/* Touches all memory that is reserved but not in place. This takes a while: a thread does it once
+ * the disk can be used and the parent, which was told so, has ended (0 = there is none). */
 void process_settle(pid_t parent);
 
 /* Runs a program without a shell and waits: its exit status, or a negative errno. Its output is

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The remote end of an attachment through libgmblock: one queue with one client, opened as the
- * attachment's options say, whose troubles are logged and noted in the device's health.
+ * attachment's options say, whose failures are logged and recorded in the device's health.
  *
  * Threading: opened, used and closed by one thread. Ownership: the caller's struct, emptied by
  * remote_close(). Errors: those of gmb_open(), with its sentence.
@@ -24,11 +24,11 @@ struct remote {
 GMB_MUST_CHECK int remote_open(struct remote *remote, const struct attach_options *options,
 	struct health *health, struct error *error);
 
-/* Flushes if the server can, and closes. A failed flush is the error. without_flush: for a server
- * that is not there and that nobody wants to wait for. */
+/* Flushes if the server can, and closes. A failed flush is the error. without_flush: does not wait
+ * for a server that does not answer. */
 int remote_close(struct remote *remote, bool without_flush, struct error *error);
 
-/* Logs a request that failed, a few a time. Call it from its done. */
+/* Logs a failed request, rate-limited. To be called from its done. */
 void remote_log_failure(struct remote *remote, const struct gmb_request *request);
 
 static inline bool remote_can(const struct remote *remote, uint32_t capability)

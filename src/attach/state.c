@@ -13,7 +13,7 @@
 
 #include "base/log.h"
 
-/* Of log_escape(), so that nothing is cut. */
+/* Enough for log_escape() of any path: nothing is truncated. */
 enum { ESCAPED_PATH_BYTES = 4 * ATTACH_PATH_BYTES + 8 };
 
 static const char root_folder[] = "/run/gmblock-attach";
@@ -62,7 +62,7 @@ int state_path(char out[PATH_MAX], const char *name, const char *ending, struct 
 	return 0;
 }
 
-/* The folder is private: who can write to its sockets can detach disks. */
+/* The folder is private: write access to its sockets allows detaching disks. */
 static int make_folder(struct error *error)
 {
 	char folder[PATH_MAX];
@@ -107,7 +107,7 @@ static int write_json(int fd, const struct state_entry *entry)
 	return rc;
 }
 
-/* Written beside and renamed, so that nobody sees half of it or a moment without the lock. */
+/* Written beside and renamed: readers never see half of it, or a moment without the lock. */
 int state_write(const struct state_entry *entry, struct error *error)
 {
 	char path[PATH_MAX];

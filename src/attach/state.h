@@ -3,7 +3,7 @@
  * The state folder: one file for each attachment, by which the other commands find it, and beside
  * it the control socket of its daemon (control/control.h): commands "status" and "detach".
  *
- *   /run/gmblock-attach/ublkb0.json    who, what, where; locked as long as the daemon lives
+ *   /run/gmblock-attach/ublkb0.json    owner, URI, device; locked while the daemon runs
  *   /run/gmblock-attach/ublkb0.sock
  *
  * The folder is GMBLOCK_ATTACH_DIR if that is set, below $XDG_RUNTIME_DIR for users other than

@@ -27,8 +27,8 @@
 
 /* What headers older than the running kernel lack; numbers as in linux/ublk_cmd.h of Linux 6.16. */
 
-/* Since 6.5 the driver tells its features; it knows the encoded numbers of commands then, which are
- * the only ones that a kernel without CONFIG_BLKDEV_UBLK_LEGACY_OPCODES takes. */
+/* Since 6.5 the driver reports its features; it knows the encoded numbers of commands then, which
+ * are the only ones that a kernel without CONFIG_BLKDEV_UBLK_LEGACY_OPCODES takes. */
 #ifndef UBLK_U_CMD_GET_FEATURES
 #define UBLK_U_CMD_GET_FEATURES _IOR('u', 0x13, struct ublksrv_ctrl_cmd)
 #define UBLK_FEATURES_LEN	8
@@ -82,7 +82,7 @@ struct ublk_control {
 	int fd;
 	struct io_uring ring;
 	bool encoded;	      /* commands by their encoded numbers, here and on the device */
-	uint64_t features;    /* UBLK_F_; 0 where the driver does not tell (before 6.5) */
+	uint64_t features;    /* UBLK_F_; 0 where the driver does not report them (before 6.5) */
 	uint32_t patience_ms; /* of the next commands; 0 = as long as it takes */
 };
 
@@ -130,7 +130,7 @@ struct ublk_queue {
 	/* Given by the disk before the thread starts, or with ublk_queue_go(). */
 	const struct attach_options *options;
 	struct health *health;
-	int ended_fd; /* told when the device vanishes */
+	int ended_fd; /* becomes readable when the device vanishes */
 	uint16_t number;
 	uint16_t depth;
 	bool encoded;

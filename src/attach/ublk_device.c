@@ -56,7 +56,7 @@ static uint32_t number_of(const struct ublk_disk *disk)
 	return disk->info.dev_id;
 }
 
-/* --- what the kernel is told about the disk ------------------------------------------------- */
+/* --- the parameters of the disk -------------------------------------------------------------- */
 
 static uint8_t shift_of(uint64_t power_of_two)
 {
@@ -330,7 +330,7 @@ static void delete_device(struct ublk_disk *disk)
 {
 	int rc;
 
-	/* The driver waits until nobody has the character device open. */
+	/* The driver waits until the character device is closed everywhere. */
 	if (disk->char_fd >= 0) {
 		close(disk->char_fd);
 		disk->char_fd = -1;
@@ -468,10 +468,10 @@ static int stop_answer(uint32_t number, int rc, struct error *error)
 				       : 0;
 }
 
-/* Stops a device that nobody uses. */
+/* Stops an unused device. */
 static int stop_gently(struct ublk_control *control, uint32_t number, struct error *error)
 {
-	/* Where the driver can, it looks itself: nobody can slip in between. */
+	/* Newer drivers check for users themselves, so that none can appear in between. */
 	enum ublk_command order =
 		(control->features & UBLK_F_SAFE_STOP_DEV) != 0 ? UBLK_TRY_STOP : UBLK_STOP;
 	char name[32];
@@ -493,7 +493,7 @@ static void abandon(struct ublk_disk *disk)
 	}
 }
 
-/* With force nobody waits for a server that is not there, or that goes away just now. */
+/* A forced detach does not wait for a server that does not answer or is going away. */
 static int stop_by_force(struct ublk_disk *disk, struct error *error)
 {
 	int rc;

@@ -175,7 +175,7 @@ static void take_request(struct ublk_queue *queue, uint32_t tag, bool abandon)
 	}
 }
 
-/* Everything in flight fails now; the library's answers will find nobody. */
+/* Everything in flight fails now; the library's completions are ignored. */
 static void orphan_all(struct ublk_queue *queue)
 {
 	for (uint32_t tag = 0; tag < queue->depth; tag++) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The instruments of the papers. Nothing else knows them: main() registers what it is built with.
+ * The instruments of the papers. No other part depends on them: main() registers what it is built
+ * with.
  *
  * lab_trace() is "gmblock trace" for disks: it reads from a disk while a second thread watches the
  * memory that is read into, and shows when each piece of the data got there.
@@ -45,7 +46,7 @@ int lab_trace(int argc, char **argv);
 enum trace_how {
 	TRACE_EARLY,	     /* seen before the read was complete */
 	TRACE_AT_COMPLETION, /* first seen when the read was complete already */
-	TRACE_UNSEEN,	     /* the data there are equal to the marker: only the completion tells */
+	TRACE_UNSEEN, /* the data equals the marker: only the completion shows that it came */
 };
 
 struct trace_arrival {
@@ -75,7 +76,7 @@ struct trace_read {
 	struct trace_part *parts; /* ascending and without gaps */
 };
 
-/* More streams than these are not told apart: what belongs to none of them is in the last. */
+/* More streams are not distinguished: the rest is counted in the last. */
 enum { TRACE_STREAMS_MAX = 64, TRACE_QUARTERS = 3 };
 
 struct trace_analysis {

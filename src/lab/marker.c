@@ -20,7 +20,7 @@
  *
  * finalize  The read is complete. What was reported is compared with what the device has left in
  *           the slot's memory. Equal: the rest is copied, and the part is done. Different: the part
- *           fails, so that nobody uses what was sent, and the source is off for this
+ *           fails, so that no client uses what was sent, and the source is off for this
  *           store from now on.
  *
  * Passed on untouched are: what is no read, reads without progress, reads that are not

@@ -24,7 +24,7 @@ enum {
 	RETRY_NS = 1000000,
 };
 
-/* A signal handler knows nobody. */
+/* A signal handler has no argument. */
 static volatile sig_atomic_t asked_to_stop;
 
 /* One part in flight. */

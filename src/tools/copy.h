@@ -53,7 +53,7 @@ enum copy_kind { COPY_REMOTE, COPY_FILE, COPY_DEVICE, COPY_STREAM };
 
 struct copy_end_ops {
 	/* Before the first write: creates a file and gives it its size. bytes: of the copy, or
-	 * UINT64_MAX when only the end of the stream will tell. resumed: what is there stays.
+	 * UINT64_MAX when only the end of the stream shows it. resumed: what is there stays.
 	 * Optional. */
 	int (*prepare)(struct copy_end *end, uint64_t bytes, bool resumed, struct error *error);
 	void (*submit)(struct copy_end *end, struct copy_io *io);
@@ -84,7 +84,7 @@ struct copy_end {
 	bool resized;	      /* it changed its size while it was copied */
 	uint64_t bytes;	      /* when size_known */
 	uint32_t block_min;   /* offsets and lengths are multiples of it; a power of two */
-	uint64_t identity[4]; /* what tells one file or device from another; 0: unknown */
+	uint64_t identity[4]; /* what distinguishes files and devices; 0: unknown */
 	uint64_t backing[2];  /* a loop device: the identity of the file it is made of */
 	uint64_t backing_at;  /* and where in it the device begins */
 	struct error failure;

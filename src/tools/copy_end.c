@@ -209,8 +209,8 @@ int copy_loop_create(struct copy_loop *loop, bool remote, bool local, struct err
 	return 0;
 }
 
-/* What a signal handler may touch has to be here: handlers know nobody, and a signal may come in
- * any of the process's threads. */
+/* What a signal handler may touch has to be static: handlers have no argument, and a signal may
+ * come in any of the process's threads. */
 static const int stop_signals[] = { SIGINT, SIGTERM, SIGHUP };
 static volatile sig_atomic_t caught_signal;
 static volatile sig_atomic_t caught_fd;
@@ -262,7 +262,7 @@ int copy_loop_watch_signals(struct copy_loop *loop, struct error *error)
 	for (size_t i = 0; i < ARRAY_COUNT(stop_signals); i++) {
 		struct sigaction before;
 
-		/* nohup: who was started to survive a signal does. */
+		/* Started with the signal ignored (nohup): it stays so. */
 		if (sigaction(stop_signals[i], NULL, &before) == 0 &&
 			before.sa_handler != SIG_IGN) {
 			(void)sigaction(stop_signals[i], &catch, NULL);

@@ -37,7 +37,7 @@ struct task {
 	struct list_node node; /* in engine->tasks_free, or engine->tasks in order of offset */
 	struct engine *engine;
 	enum task_state state;
-	bool zero; /* a run of zeroes as the map told it: there is no data */
+	bool zero; /* a run of zeroes according to the map: there is no data */
 	uint64_t offset;
 	uint64_t length;
 	uint64_t cursor;   /* bytes of it that the target has */
@@ -534,7 +534,7 @@ static void checkpoint(struct engine *engine)
 	const struct copy_journal *journal = engine->options->journal;
 	uint64_t mark = low_water(engine);
 
-	/* A failed flush is told once: the next one succeeds and means nothing. */
+	/* A failed flush is reported once: the next one succeeds and means nothing. */
 	if (journal->fd < 0 || engine->flush.in_flight || engine->flush_failed ||
 		mark <= journal->durable) {
 		return;

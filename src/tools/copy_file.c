@@ -190,7 +190,7 @@ static int file_close(struct copy_end *end, struct error *error)
 	}
 	if (file->fd >= 0) {
 		ring_file_remove(end->loop->ring, &file->file);
-		/* Network filesystems tell here what went wrong. */
+		/* Network filesystems report write errors here. */
 		if (close(file->fd) != 0 && end->target) {
 			result = error_set(error, -errno, "cannot close %s %s: %s", end->role,
 				end->name, strerror(errno));
@@ -283,7 +283,7 @@ static int file_examine(struct file_end *file, struct error *error)
 	return 0;
 }
 
-/* The target's bytes are nobody else's: also not those that the source of this copy is made of. */
+/* The target must not be in use elsewhere, nor be what the source of this copy is made of. */
 static int file_claim(struct file_end *file, struct error *error)
 {
 	int err = disk_claim(file->path, file->fd, &file->claim_fd, error);
@@ -331,7 +331,7 @@ static int file_open(struct file_end *file, struct error *error)
 		file->fd = open(file->path, flags);
 	} while (file->fd < 0 && errno == EINTR);
 	if (file->fd < 0 && errno == ENOENT && file->end.target) {
-		file->absent = true; /* created once everything else is known to be right */
+		file->absent = true; /* created once everything else has been checked */
 		file->end.kind = COPY_FILE;
 		file->end.can_zero = true;
 		file->end.can_flush = true;

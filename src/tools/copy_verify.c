@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Reads both ends of a copy and compares them. What both tell to be zeroes is not read; where only
+ * Reads both ends of a copy and compares them. What both report as zeroes is not read; where only
  * one does, the other has to hold zeroes.
  */
 #include <errno.h>
