@@ -11,7 +11,6 @@
 #include "base/text.h"
 #include "cli/cli.h"
 #include "lab/lab.h"
-#include "lab/marker.h"
 #include "store/kind.h"
 
 #ifdef GMBLOCK_LAB

@@ -192,3 +192,16 @@ void timings_mark(struct timings *timings, enum timings_step step);
  * the disk on standard output. -ENOMEM, -EIO. */
 GMB_MUST_CHECK int timings_print(
 	const struct timings *timings, const char *path, bool json, struct error *error);
+
+/*
+ * Who uses a disk: mounted, swap, part of another block device, or open in a process. Partitions
+ * count. Any thread. -EBUSY with a sentence that names the first user found; what cannot be looked
+ * at is not a user.
+ */
+
+/* name is the kernel's: "ublkb0". Our own process does not count. */
+GMB_MUST_CHECK int usage_check_disk(const char *name, struct error *error);
+
+/* Only processes that have the file at path open, and loop devices on it: for the message when an
+ * unmount was refused. Always -EBUSY. */
+GMB_MUST_CHECK int usage_explain_file(const char *path, struct error *error);

@@ -16,7 +16,6 @@
 #include "attach/attach.h"
 #include "attach/fuse.h"
 #include "attach/process.h"
-#include "attach/usage.h"
 #include "base/bytes.h"
 #include "base/text.h"
 

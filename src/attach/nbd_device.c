@@ -26,7 +26,6 @@
 
 #include "attach/attach.h"
 #include "attach/nbd_kernel.h"
-#include "attach/usage.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "nbd/client_dial.h"

@@ -21,7 +21,6 @@
 #include "attach/process.h"
 #include "attach/state.h"
 #include "attach/ublk.h"
-#include "attach/usage.h"
 
 enum { SECTOR_SHIFT = 9, DELETE_PATIENCE_MS = 2000, STOP_PATIENCE_MS = 5000 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "attach/usage.h"
+#include "attach/attach.h"
 
 #include <ctype.h>
 #include <dirent.h>

@@ -9,7 +9,7 @@
 #include "cli/cli.h"
 #include "nbd/client_dial.h"
 #include "nbd/wire.h"
-#include "tools/print.h"
+#include "tools/show.h"
 
 #define TIMEOUT_DEFAULT_NS UINT64_C(10000000000)
 

@@ -5,8 +5,7 @@
 
 #include "base/text.h"
 #include "cli/cli.h"
-#include "tools/print.h"
-#include "tools/stats.h"
+#include "tools/show.h"
 
 #define NS_PER_S     UINT64_C(1000000000)
 #define NS_PER_MS    UINT64_C(1000000)

@@ -8,8 +8,7 @@
 #include "base/log.h"
 #include "cli/cli.h"
 #include "tools/plot.h"
-#include "tools/print.h"
-#include "tools/stats.h"
+#include "tools/show.h"
 
 enum { QUOTE_BYTES = 256, COUNT_DEFAULT = 1 };
 

@@ -23,6 +23,7 @@
 #include "base/compiler.h"
 #include "base/error.h"
 #include "disk/disk.h"
+#include "store/kind.h"
 
 /* The command: reads disks, and leaves --request to cmd_trace(). */
 int lab_trace(int argc, char **argv);
@@ -207,3 +208,20 @@ struct trace_plot {
 
 /* Writes the whole document and flushes out. */
 GMB_MUST_CHECK int trace_plot_write(FILE *out, const struct trace_plot *plot, struct error *error);
+
+/* --- the marker source of progress ---------------------------------------------------------------
+ *
+ * A filter that is put in place by progress=marker. A program whose main() does not register it has
+ * no such source. Threading, ownership and errors: see store/kind.h; -ENOTSUP for all but raw
+ * disks.
+ */
+
+enum {
+	MARKER_CHUNK_BYTES = 4096, /* one marker at the end of each */
+};
+/* Between two looks while reads are in flight. */
+#define MARKER_LOOK_NS UINT64_C(50000)
+
+extern const struct store_kind marker_store_kind;
+/* For tests: does not look whether the store below is a disk it can work with. */
+extern const struct store_kind marker_unchecked_kind;

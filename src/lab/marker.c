@@ -34,7 +34,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "disk/disk.h"
-#include "lab/marker.h"
+#include "lab/lab.h"
 
 enum { SLOT_COUNT = 4, SLOT_BYTES = 1 << 20, HUGE_BYTES = 2 << 20, PATH_SHOWN_BYTES = 256 };
 

@@ -10,7 +10,7 @@
 #include "base/text.h"
 #include "lab/lab.h"
 #include "tools/plot.h"
-#include "tools/print.h"
+#include "tools/show.h"
 
 enum { LABEL_COLUMNS = 34, PATH_SHOWN_BYTES = 512 };
 enum { CHART_COLUMNS = 68, CHART_ROWS = 16, CHART_LINE_BYTES = CHART_COLUMNS + 1 };

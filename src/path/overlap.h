@@ -119,3 +119,21 @@ void cut_part_end(struct path_request *request, uint64_t bytes, uint64_t now_ns)
 struct cut_range cut_next(struct path_request *request);
 /* Only so many bytes of that range were started; the rest of it comes next. */
 void cut_return(struct path_request *request, const struct cut_range *range, uint64_t bytes);
+
+/* --- placement.c: the requester's own memory; private to src/path --------------------------- */
+
+struct mem_segment;
+struct path_stream;
+
+/* A request with a placement begins. Removes the placement when the store cannot use its memory. */
+void placement_check(struct path_request *request);
+/* Where the byte at this offset of the export belongs, and how many bytes from there on lie in the
+ * same segment. */
+struct mem_segment placement_at(struct path_request *request, uint64_t offset);
+/* How many bytes of the range, from its beginning, are the next part. True: they are in place;
+ * false: they are copied. */
+bool placement_run(
+	struct path_request *request, const struct cut_range *range, uint64_t *bytes_out);
+/* Copies between a part's buffer and the placement: a read that has come, or a write that begins.
+ */
+void placement_copy(struct path_stream *stream);

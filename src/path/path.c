@@ -8,7 +8,6 @@
 
 #include "base/bytes.h"
 #include "path/overlap.h"
-#include "path/placement.h"
 
 struct extent_list {
 	struct list_node node; /* in path->extent_lists_free */

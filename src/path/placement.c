@@ -1,9 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "path/placement.h"
-
+/*
+ * The placement of a request: memory of the requester's own into which a read goes and from which a
+ * write comes. Most parts use it directly; a part ends where a segment ends.
+ *
+ *   segments   |-------------------|-----------|-----------------------------|
+ *   parts      [ in place      ][ copied ][ in place ][ copied ][ in place   ]
+ *   blocks     |       |       |       |       |       |       |       |      |
+ *
+ * Direct I/O needs whole blocks at aligned addresses. A block that a segment has at an unaligned
+ * address, or in which a segment ends, has a buffer in RAM instead and is copied, where the CPU may
+ * touch all segments. Where it may not, the store gets the memory as it is and goes through the
+ * page cache.
+ */
 #include <string.h>
 
 #include "base/bytes.h"
+#include "path/path.h"
 
 void placement_check(struct path_request *request)
 {

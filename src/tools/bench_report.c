@@ -9,7 +9,7 @@
 
 #include "base/log.h"
 #include "base/text.h"
-#include "tools/print.h"
+#include "tools/show.h"
 
 enum {
 	LABEL_COLUMNS = 16,

@@ -8,7 +8,7 @@
 
 #include "base/log.h"
 #include "tools/copy.h"
-#include "tools/print.h"
+#include "tools/show.h"
 
 enum { SHOWN_BYTES = 300, PART_BYTES = 400 };
 

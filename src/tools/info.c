@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/info.h"
+#include "tools/show.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -20,7 +20,6 @@
 #include "nbd/wire.h"
 #include "ring/ring.h"
 #include "stream/stream.h"
-#include "tools/print.h"
 
 enum { LABEL_COLUMNS = 20, TEXT_BYTES = 256 };
 

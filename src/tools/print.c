@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/print.h"
+#include "tools/show.h"
 
 #include <errno.h>
 #include <jansson.h>

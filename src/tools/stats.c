@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/stats.h"
+#include "tools/show.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -16,7 +16,6 @@
 #include "nbd/uri.h"
 #include "server/control.h"
 #include "store/store.h"
-#include "tools/print.h"
 
 enum {
 	QUOTE_BYTES = 256,

@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "tools/plot.h"
-#include "tools/print.h"
+#include "tools/show.h"
 #include "tools/trace_request.h"
 
 enum {

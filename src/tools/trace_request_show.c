@@ -3,7 +3,7 @@
 
 #include "base/log.h"
 #include "base/text.h"
-#include "tools/print.h"
+#include "tools/show.h"
 #include "tools/trace_request.h"
 
 enum {

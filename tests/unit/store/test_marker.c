@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "../stores.h"
-#include "lab/marker.h"
+#include "lab/lab.h"
 #include "sim/sim.h"
 #include "slow_device.h"
 

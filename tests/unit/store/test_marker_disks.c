@@ -14,7 +14,7 @@
 #include "../stores.h"
 #include "disk/disk.h"
 #include "harness.h"
-#include "lab/marker.h"
+#include "lab/lab.h"
 
 static char root[512];
 

@@ -15,7 +15,7 @@
 
 #include "../stores.h"
 #include "base/log.h"
-#include "lab/marker.h"
+#include "lab/lab.h"
 #include "sim/sim.h"
 #include "slow_device.h"
 

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What commands print: the parts that all have in common, "gmblock info" and "gmblock stats", as
+ * text for people or as JSON with stable keys (documented in the manual pages).
+ *
+ * Threading: the main thread; asking a server waits for it, for at most some seconds. Ownership: as
+ * said below. Errors: 0, or a negative errno or NULL with a sentence; text of peers is escaped.
+ */
+#pragma once
+
+#include <jansson.h>
+#include <sys/un.h>
+
+#include "base/error.h"
+#include "nbd/client_offers.h"
+
+/* --- print.c: sizes for people, JSON for programs, and the end of the output, which may be a full
+ * disk or a closed pipe ------------------------------------------------------------------------ */
+
+/* "1.5 GiB": three digits that count, for people. Returns out. */
+enum { PRINT_SIZE_BYTES = 32 };
+const char *print_size(char out[PRINT_SIZE_BYTES], uint64_t bytes);
+
+/* "12.3 us", "1.20 ms", "2.00 s". Returns out. */
+enum { PRINT_US_BYTES = 48 };
+const char *print_us(char out[PRINT_US_BYTES], double us);
+
+/* Flushes standard output. */
+GMB_MUST_CHECK int print_end(struct error *error);
+
+/* The text as JSON, which holds UTF-8 only: other bytes are escaped as on the terminal. NULL
+ * becomes null. The caller's; NULL without memory. */
+json_t *print_json_text(const char *text);
+
+/* Prints what json_dumps() makes of root, which it takes, and flushes. NULL: out of memory. */
+GMB_MUST_CHECK int print_json(json_t *root, struct error *error);
+/* The same on one line, for documents that follow each other. */
+GMB_MUST_CHECK int print_json_line(json_t *root, struct error *error);
+/* The same with that many digits of each real number. */
+GMB_MUST_CHECK int print_json_digits(json_t *root, int digits, struct error *error);
+
+/* --- info.c ---------------------------------------------------------------------------------- */
+
+/* What a server offers. refusal is NULL, or why the export in the URI is not there: then only the
+ * names of the others are shown. */
+GMB_MUST_CHECK int info_show_text(
+	const char *uri, const struct nbd_offers *offers, bool list, struct error *error);
+GMB_MUST_CHECK int info_show_json(const char *uri, const struct nbd_offers *offers, bool list,
+	const char *refusal, struct error *error);
+
+/* The extents of an export: what is data, a hole, zeroes. -EOPNOTSUPP when the server does not
+ * tell. */
+GMB_MUST_CHECK int info_map(const char *uri, uint64_t timeout_ns, bool json, struct error *error);
+
+/* What this machine offers gmblock; path is a file or device to look at, or NULL. */
+GMB_MUST_CHECK int info_local(const char *path, bool json, struct error *error);
+
+/* --- stats.c: the statistics of a server on this machine, over its control socket; documents are
+ * the caller's (json_decref) ----------------------------------------------------------------- */
+
+enum { STATS_PATH_BYTES = sizeof(((struct sockaddr_un *)0)->sun_path) };
+
+/* The control socket of a server: server is a URI that it serves, its process id, a path, or NULL
+ * for the only one. Errors: -ENOENT none, -EINVAL several, -ENAMETOOLONG; what came of asking when
+ * one could not be asked and no other fits. */
+GMB_MUST_CHECK int stats_find(const char *server, char path[STATS_PATH_BYTES], struct error *error);
+
+/* The document of the server at a control socket; NULL with a sentence (error may be NULL). */
+json_t *stats_ask(const char *path, struct error *error);
+
+/* Prints all there is since the server's start. */
+void stats_show(const json_t *document);
+/* Prints what happened between two documents of one server. */
+void stats_show_changes(const json_t *document, const json_t *before);
