@@ -120,15 +120,7 @@ void client_connect(struct world *world, struct client *client)
 
 void client_choose(const struct client *client, const char *name)
 {
-	struct {
-		struct be32 flags;
-		struct nbd_wire_option option;
-	} __attribute__((packed)) hello = {
-		.flags = be32_make(NBD_FLAG_FIXED_NEWSTYLE | NBD_FLAG_NO_ZEROES),
-		.option = { .magic = be64_make(NBD_OPTION_MAGIC),
-			.option = be32_make(NBD_OPT_EXPORT_NAME),
-			.length = be32_make((uint32_t)strlen(name)) },
-	};
+	const struct talk_hello hello = talk_hello(name);
 
 	sim_socket_write(client->fd, &hello, sizeof(hello));
 	sim_socket_write(client->fd, name, strlen(name));
@@ -138,11 +130,11 @@ bool client_try(struct world *world, struct client *client, const char *name)
 {
 	client_connect(world, client);
 	client_choose(client, name);
-	wait_for(client, HELLO_BYTES);
+	wait_for(client, TALK_HELLO_BYTES);
 	if (client->closed) {
 		return false;
 	}
-	assert_int_equal(client->got, HELLO_BYTES);
+	assert_int_equal(client->got, TALK_HELLO_BYTES);
 	client->got = 0;
 	return true;
 }
@@ -155,12 +147,7 @@ void client_open(struct world *world, struct client *client, const char *name)
 void client_ask(
 	const struct client *client, enum nbd_command command, uint64_t offset, uint32_t length)
 {
-	const struct nbd_wire_request request = {
-		.magic = be32_make(NBD_REQUEST_MAGIC),
-		.type = be16_make((uint16_t)command),
-		.offset = be64_make(offset),
-		.length = be32_make(length),
-	};
+	const struct nbd_wire_request request = talk_request(command, offset, length);
 
 	sim_socket_write(client->fd, &request, sizeof(request));
 }

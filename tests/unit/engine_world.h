@@ -8,18 +8,10 @@
  */
 #pragma once
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/log.h"
+#include "engine_talk.h"
 #include "memory/arena.h"
 #include "nbd/server.h"
-#include "nbd/wire.h"
 #include "sim/sim.h"
 
 enum {
@@ -28,7 +20,6 @@ enum {
 	READ_BYTES = 512,
 	/* What comes back on a simple read. */
 	ANSWER_BYTES = sizeof(struct nbd_wire_simple_reply) + READ_BYTES,
-	HELLO_BYTES = sizeof(struct nbd_wire_greeting) + sizeof(struct nbd_wire_old_reply),
 	STEPS_MAX = 1000000,
 };
 

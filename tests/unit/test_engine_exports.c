@@ -15,16 +15,13 @@ enum { MANY = 1000, READS = 8 };
 
 static struct export *add_file(struct world *world, const char *name)
 {
-	struct export_options about = { .name = name, .name_bytes = (uint32_t)strlen(name) };
 	struct export *export;
 	struct error error;
 
 	if (sim_disk_find("disk") == NULL) {
 		sim_disk_create("disk", &(struct sim_disk_options){ .size = DISK_BYTES });
 	}
-	assert_int_equal(
-		store_open(&(struct store_options){ .path = "disk" }, &about.store, &error), 0);
-	assert_int_equal(export_create(&about, &export, &error), 0);
+	export = export_of_path(name, "disk");
 	assert_int_equal(engine_export_add(world->engine, export, &error), 0);
 	return export;
 }
