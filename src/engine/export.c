@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "engine/engine.h"
 
@@ -12,6 +13,9 @@
 static void export_free(struct export *export)
 {
 	late_fini(&export->late);
+	if (export->budget.base != NULL) {
+		(void)munmap(export->budget.base, export->budget.bytes);
+	}
 	free(export->name);
 	free(export->description);
 	free(export);
@@ -80,6 +84,29 @@ void export_put(struct export *export)
 		store_close(export->store);
 		export_free(export);
 	}
+}
+
+int export_start(struct export *export, struct engine *engine)
+{
+	uint64_t bytes = store_budget(export->store);
+	struct store_start *start = &export->start;
+
+	if (bytes > 0) {
+		void *base = mmap(
+			NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+		if (base == MAP_FAILED) {
+			return error_set(&start->error, -ENOMEM,
+				"out of memory: the disk needs %llu bytes to work with",
+				(unsigned long long)bytes);
+		}
+		export->budget =
+			(struct mem_region){ .base = base, .bytes = bytes, .rights = MEM_RAM };
+		start->memory = mem_at(&export->budget, 0);
+	}
+	start->ring = engine->ring;
+	store_start(export->store, start);
+	return 0;
 }
 
 static int close_call(struct ring_op *op)

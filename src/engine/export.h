@@ -30,13 +30,17 @@ struct export
 	uint32_t connections_max;     /* 0 = no limit of its own */
 	_Atomic uint32_t connections; /* sessions in transmission now, in all engines */
 	/* Changes whenever writes that were answered and not flushed may have been lost: for a disk
-	 * at each boot, for memory at each start of the server. 0 = unknown. */
+	 * at each boot, for memory at each start of the server, and when the store says so. 0 =
+	 * unknown. */
 	uint64_t epoch;
 	bool is_volatile; /* a new epoch has lost what was flushed, too */
 	struct takeover takeover;
 	struct late_writes late;
 
+	struct store_start start; /* see export_start() */
+
 	/* Private. */
+	struct mem_region budget; /* of the store; base NULL: none */
 	_Atomic uint32_t references;
 	struct engine *closing_engine;
 	struct ring_op close_op;
@@ -65,6 +69,12 @@ void export_set_read_only(struct export *export, bool read_only);
 void export_get(struct export *export);
 /* The last call closes the store, which may block. No engine may use it then. NULL is a no-op. */
 void export_put(struct export *export);
+
+/* Gives the store the memory that it wants and starts it on this engine's ring, on its thread,
+ * once: export->start.done (set before, like nothing else of it) is called on the ring when it has
+ * ended. Only for store_needs_start(). A negative errno with export->start.error: it is not called.
+ */
+GMB_MUST_CHECK int export_start(struct export *export, struct engine *engine);
 
 /* Why no read of the export is sent from the page cache; NULL: nothing prevents it. Static text:
  * see store_page_cache_refusal(), and "overlap" (reads are cut into parts of a fixed size). */

@@ -32,7 +32,14 @@
 
 static const char listen_default[] = "nbd://127.0.0.1:10809";
 
+enum {
+	START_REPORT_MS = 1000, /* how often it is said how far the stores have started */
+	/* What the service manager shall wait from each report on. */
+	START_PATIENCE_US = 30 * 1000000,
+};
+
 enum server_phase {
+	SERVER_STARTING, /* waits for stores that have to be started */
 	SERVER_SERVING,	 /* waits for a signal or the end of the commands */
 	SERVER_CLOSING,	 /* waits for the acceptor to stop */
 	SERVER_DRAINING, /* waits for every reactor to drain */
@@ -54,6 +61,8 @@ struct server {
 	struct server_control *control;
 	const char **paths; /* of the exports, for the control socket */
 	_Atomic uint32_t connection_total;
+	_Atomic bool start_failed;	/* of a store: the others need not go on */
+	_Atomic uint32_t started_count; /* stores whose start has ended; set before event_fd */
 
 	sigset_t mask_before;
 	char file_limit[24]; /* before it was raised; "" when it was not */
@@ -120,14 +129,29 @@ static uint64_t boot_epoch(void)
 
 /* What was answered and not flushed outlives the server, but not the machine; memory does not
  * outlive the server. */
-static void choose_epoch(struct export_options *out)
+static void choose_epoch(struct export *export)
 {
-	out->is_volatile = store_info(out->store)->is_volatile;
-	if (!out->is_volatile) {
-		out->epoch = boot_epoch();
-	} else if (getrandom(&out->epoch, sizeof(out->epoch), 0) != sizeof(out->epoch)) {
-		out->epoch = 0;
+	export->epoch = store_epoch(export->store);
+	if (export->epoch == 0 && !export->is_volatile) {
+		export->epoch = boot_epoch();
+	} else if (export->epoch == 0 &&
+		   getrandom(&export->epoch, sizeof(export->epoch), 0) != sizeof(export->epoch)) {
+		export->epoch = 0;
 	}
+}
+
+/* Completes the sentence about an export that cannot be served. */
+static void prefix_export(const struct server_export *entry, struct error *error)
+{
+	bool says_more = strcmp(entry->origin, entry->path) != 0;
+	bool is_default = entry->name[0] == '\0';
+	char shown[120];
+
+	error_prefix(error, "cannot serve the %s%s%s%s%s%s",
+		is_default ? "default export" : "export \"",
+		log_escape(shown, sizeof(shown), entry->name, strlen(entry->name)),
+		is_default ? "" : "\"", says_more ? " (" : "", says_more ? entry->origin : "",
+		says_more ? ")" : "");
 }
 
 static int open_export(struct export **out, const struct server_export *entry, struct error *error)
@@ -141,24 +165,16 @@ static int open_export(struct export **out, const struct server_export *entry, s
 		.connections_max = entry->connections_max,
 		.overlap = entry->overlap,
 	};
-	char shown[120];
 	int rc;
 
 	options.path = entry->path;
 	rc = store_open(&options, &about.store, error);
 	if (rc < 0) {
-		bool says_more = strcmp(entry->origin, entry->path) != 0;
-		bool is_default = entry->name[0] == '\0';
-
-		error_prefix(error, "cannot serve the %s%s%s%s%s%s",
-			is_default ? "default export" : "export \"",
-			log_escape(shown, sizeof(shown), entry->name, strlen(entry->name)),
-			is_default ? "" : "\"", says_more ? " (" : "",
-			says_more ? entry->origin : "", says_more ? ")" : "");
+		prefix_export(entry, error);
 		advise(entry, error);
 		return rc;
 	}
-	choose_epoch(&about);
+	about.is_volatile = store_info(about.store)->is_volatile;
 	return export_create(&about, out, error);
 }
 
@@ -526,12 +542,17 @@ static void run_next(struct server *server)
 
 /* --- stopping -------------------------------------------------------------------------------- */
 
-static void begin_stop(struct server *server)
+static void set_stop_limit(struct server *server)
 {
 	manager_tell("STOPPING=1\nSTATUS=Finishing what is in flight");
-	server->phase = SERVER_CLOSING;
 	server->stop_begin_ns = clock_now_ns();
 	server->stop_limit_ns = server->stop_begin_ns + STOP_NS;
+}
+
+static void begin_stop(struct server *server)
+{
+	set_stop_limit(server);
+	server->phase = SERVER_CLOSING;
 	server_control_stop(server->control); /* a reactor may not answer any more */
 	acceptor_stop(server->acceptor);
 }
@@ -560,11 +581,20 @@ static void begin_drain(struct server *server)
  * page cache. */
 GMB_NORETURN static void stop_hard(struct server *server, const char *reason)
 {
-	log_error("stopped at once, with requests in flight: %s", reason);
+	log_error("stopped at once, with work in flight: %s", reason);
 	close_listeners(server);
 	server_control_stop(server->control);
 	fflush(stdout);
 	_exit(1);
+}
+
+static void cancel_starts(struct server *server)
+{
+	for (uint32_t i = 0; i < server->export_count; i++) {
+		/* Relaxed: nothing is published with it. */
+		atomic_store_explicit(
+			&server->exports[i]->start.cancelled, true, memory_order_relaxed);
+	}
 }
 
 static void handle_signal(struct server *server, int signal_number)
@@ -579,7 +609,11 @@ static void handle_signal(struct server *server, int signal_number)
 		}
 		return;
 	}
-	if (server->phase == SERVER_SERVING) {
+	if (server->phase == SERVER_STARTING) {
+		server->phase = SERVER_STOPPED;
+		set_stop_limit(server);
+		cancel_starts(server);
+	} else if (server->phase == SERVER_SERVING) {
 		runner_signal(&server->runner, signal_number);
 		begin_stop(server);
 	} else if (clock_now_ns() - server->stop_begin_ns >= CLOCK_SAME_SIGNAL_NS) {
@@ -608,7 +642,7 @@ static int stop_timeout_ms(const struct server *server)
 {
 	uint64_t now;
 
-	if (server->phase == SERVER_SERVING) {
+	if (server->phase <= SERVER_SERVING) {
 		return -1;
 	}
 	now = clock_now_ns();
@@ -616,32 +650,35 @@ static int stop_timeout_ms(const struct server *server)
 					    : (int)((server->stop_limit_ns - now) / 1000000 + 1);
 }
 
-static void wait_for_stop(struct server *server)
+/* Waits for something to happen, and handles it. False: nothing has in time. */
+static bool handle_next(struct server *server, int timeout_ms)
 {
+	bool answers = server->phase <= SERVER_SERVING; /* else the control socket has stopped */
 	struct pollfd fds[] = {
 		{ .fd = server->signal_fd, .events = POLLIN },
 		{ .fd = server->event_fd, .events = POLLIN },
-		{ .fd = server_control_fd(server->control), .events = POLLIN },
+		{ .fd = answers ? server_control_fd(server->control) : -1, .events = POLLIN },
 	};
 	struct signalfd_siginfo info;
 
+	if (poll(fds, ARRAY_COUNT(fds), timeout_ms) == 0) {
+		return false;
+	}
+	while (read(server->signal_fd, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
+		handle_signal(server, (int)info.ssi_signo);
+	}
+	handle_events(server);
+	if (server->phase <= SERVER_SERVING && (fds[2].revents & POLLIN) != 0) {
+		server_control_run(server->control);
+	}
+	return true;
+}
+
+static void wait_for_stop(struct server *server)
+{
 	while (server->phase != SERVER_STOPPED) {
-		int ready;
-
-		if (server->phase != SERVER_SERVING) {
-			fds[2].fd = -1; /* it has stopped */
-		}
-		ready = poll(fds, ARRAY_COUNT(fds), stop_timeout_ms(server));
-
-		if (ready == 0) {
+		if (!handle_next(server, stop_timeout_ms(server))) {
 			stop_hard(server, "they did not finish in time");
-		}
-		while (read(server->signal_fd, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
-			handle_signal(server, (int)info.ssi_signo);
-		}
-		handle_events(server);
-		if (server->phase == SERVER_SERVING && (fds[2].revents & POLLIN) != 0) {
-			server_control_run(server->control);
 		}
 	}
 }
@@ -667,6 +704,115 @@ static void wait_for_command(struct server *server)
 			}
 		}
 	}
+}
+
+/* --- stores that have to be started ---------------------------------------------------------- */
+
+static void store_has_started(struct store_start *start)
+{
+	struct server *server = start->context;
+
+	if (start->result < 0) {
+		atomic_store_explicit(&server->start_failed, true, memory_order_relaxed);
+	}
+	/* Release, read with acquire by the main thread: the result is there. */
+	atomic_fetch_add_explicit(&server->started_count, 1, memory_order_release);
+	wake_main(server);
+}
+
+static void start_store(struct engine *engine, void *context)
+{
+	struct export *export = context;
+
+	export->start.result = export_start(export, engine);
+	if (export->start.result < 0) {
+		store_has_started(&export->start);
+	}
+}
+
+/* The reactors take turns. */
+static int begin_store(struct server *server, uint32_t index, struct error *error)
+{
+	struct export *export = server->exports[index];
+	int rc;
+
+	export->start.done = store_has_started;
+	export->start.context = server;
+	rc = reactor_call(server->reactors[index % server->reactor_count], start_store, export);
+	return rc < 0 ? error_set(error, rc, "%s", server_call_error(rc)) : 0;
+}
+
+/* The average of all exports. */
+static uint32_t started_percent(const struct server *server)
+{
+	uint64_t sum = 0;
+
+	for (uint32_t i = 0; i < server->export_count; i++) {
+		sum += store_start_permille(server->exports[i]->store);
+	}
+	return (uint32_t)(sum / 10 / server->export_count);
+}
+
+/* Waits until so many stores have ended their start, well or not. */
+static void wait_for_stores(struct server *server, uint32_t count)
+{
+	uint64_t said_ns = clock_now_ns();
+
+	while (atomic_load_explicit(&server->started_count, memory_order_acquire) < count) {
+		handle_next(server, START_REPORT_MS);
+		if (server->phase == SERVER_STOPPED && stop_timeout_ms(server) == 0) {
+			stop_hard(server, "a disk did not stop its start in time");
+		}
+		if (atomic_load_explicit(&server->start_failed, memory_order_relaxed)) {
+			cancel_starts(server);
+		}
+		if (clock_now_ns() - said_ns >= START_REPORT_MS * UINT64_C(1000000)) {
+			said_ns = clock_now_ns();
+			log_info("starting: %u %%", started_percent(server));
+			manager_tell("STATUS=Starting: %u %%\nEXTEND_TIMEOUT_USEC=%d",
+				started_percent(server), START_PATIENCE_US);
+		}
+	}
+}
+
+/* The error of the store that ended the start of the others, if one did. */
+static int start_result(const struct server *server, struct error *error)
+{
+	for (uint32_t i = 0; i < server->export_count; i++) {
+		const struct store_start *start = &server->exports[i]->start;
+
+		if (start->result < 0 && start->result != -ECANCELED) {
+			*error = start->error;
+			prefix_export(&server->config->exports[i], error);
+			return start->result;
+		}
+	}
+	return 0;
+}
+
+/* Meanwhile the control socket answers. A signal ends it: then the phase is SERVER_STOPPED. */
+static int start_stores(struct server *server, struct error *error)
+{
+	uint32_t count = 0;
+	int rc = 0;
+
+	for (uint32_t i = 0; rc == 0 && i < server->export_count; i++) {
+		if (store_needs_start(server->exports[i]->store)) {
+			rc = begin_store(server, i, error);
+			count += rc == 0;
+		}
+	}
+	if (rc < 0) {
+		cancel_starts(server);
+	}
+	wait_for_stores(server, count);
+	if (rc == 0) {
+		rc = start_result(server, error);
+	}
+	for (uint32_t i = 0; rc == 0 && i < server->export_count; i++) {
+		choose_epoch(server->exports[i]);
+	}
+	return rc;
 }
 
 /* --- the whole ------------------------------------------------------------------------------- */
@@ -724,7 +870,11 @@ static int start(struct server *server, struct error *error)
 		rc = start_control(server, error);
 	}
 	if (rc == 0) {
+		rc = start_stores(server, error);
+	}
+	if (rc == 0 && server->phase == SERVER_STARTING) {
 		rc = start_accepting(server, error);
+		server->phase = SERVER_SERVING;
 	}
 	return rc;
 }
@@ -765,10 +915,10 @@ int server_run(const struct server_config *config, const struct session_kind *co
 	};
 	int rc = start(&server, error);
 
-	if (rc == 0) {
+	if (rc == 0 && server.phase == SERVER_SERVING) {
 		serve(&server);
-		*exit_status = server.exit_status;
 	}
+	*exit_status = server.exit_status;
 	release(&server);
 	return rc;
 }

@@ -261,11 +261,12 @@ static json_t *export_json(const struct summary *summary, uint32_t export_index)
 		}
 	}
 	json_object_update_new(whole,
-		json_pack("{s:s%, s:s, s:I, s:b, s:I, s:o, s:o, s:o, s:o, s:o, s:o}", "name",
+		json_pack("{s:s%, s:s, s:I, s:f, s:b, s:I, s:o, s:o, s:o, s:o, s:o, s:o}", "name",
 			entry->name, (size_t)entry->name_bytes, "path",
 			/* A path may be any bytes, JSON is UTF-8. */
 			log_escape(shown, sizeof(shown), path, strlen(path)), "size",
-			(json_int_t)store_size(entry->store), "read_only",
+			(json_int_t)store_size(entry->store), "started",
+			store_start_permille(entry->store) / 1000.0, "read_only",
 			atomic_load_explicit(&entry->read_only, memory_order_relaxed),
 			"connections",
 			(json_int_t)atomic_load_explicit(&entry->connections, memory_order_relaxed),

@@ -59,7 +59,7 @@ void store_rate_end(struct store_rate *rate, uint64_t bytes, uint64_t now_ns)
 	}
 }
 
-/* --- parts --------------------------------------------------------------------------------- */
+static void queue_submit(struct store_queue *queue, struct store_part *part);
 
 static void check_part(const struct store_queue *queue, const struct store_part *part)
 {
@@ -77,6 +77,105 @@ static void check_part(const struct store_queue *queue, const struct store_part 
 	}
 	GMB_ASSERT(queue->submitting == NULL);
 }
+
+/* --- parts of other rings ------------------------------------------------------------------ */
+
+/*
+ * A queue's mailboxes outlive what is in them: a message is posted only by who has found its
+ * mailbox empty, and until it is delivered and the mailbox is emptied, the part that was pushed
+ * first is in flight, so that the queue must not be destroyed.
+ */
+
+static void mailbox_push(struct store_mailbox *mailbox, struct store_part *part, struct ring *ring,
+	void (*deliver)(struct ring *ring, struct ring_message *message))
+{
+	struct list_node *before = atomic_load_explicit(&mailbox->parts, memory_order_relaxed);
+
+	/* Release: who takes it sees the part. */
+	do {
+		part->node.next = before;
+	} while (!atomic_compare_exchange_weak_explicit(
+		&mailbox->parts, &before, &part->node, memory_order_release, memory_order_relaxed));
+	if (before == NULL) {
+		mailbox->message.deliver = deliver;
+		ring_post(ring, &mailbox->message);
+	}
+}
+
+/* All that is in it, in the order in which it was pushed. */
+static struct list_node *mailbox_take(struct store_mailbox *mailbox)
+{
+	struct list_node *node =
+		atomic_exchange_explicit(&mailbox->parts, NULL, memory_order_acquire);
+	struct list_node *first = NULL;
+
+	while (node != NULL) {
+		struct list_node *next = node->next;
+
+		node->next = first;
+		first = node;
+		node = next;
+	}
+	return first;
+}
+
+/* The next part of what was taken. */
+static struct store_part *taken_pop(struct list_node **taken)
+{
+	struct store_part *part = list_entry(*taken, struct store_part, node);
+
+	*taken = part->node.next;
+	list_init(&part->node);
+	return part;
+}
+
+static void deliver_to_owner(struct ring *ring, struct ring_message *message)
+{
+	struct store_queue *queue = container_of(message, struct store_queue, to_owner.message);
+	struct store_queue *owner = &queue->store->owner;
+	struct list_node *taken = mailbox_take(&queue->to_owner);
+
+	GMB_ASSERT(ring == owner->ring);
+	while (taken != NULL) {
+		queue_submit(owner, taken_pop(&taken));
+	}
+}
+
+static void send_to_owner(struct store_queue *queue, struct store_part *part)
+{
+	part->memory = mem_limit(part->memory, ~(uint32_t)MEM_FIXED);
+	mailbox_push(&queue->to_owner, part, queue->store->owner.ring, deliver_to_owner);
+}
+
+static void deliver_from_owner(struct ring *ring, struct ring_message *message)
+{
+	struct store_queue *queue = container_of(message, struct store_queue, from_owner.message);
+	struct list_node *taken = mailbox_take(&queue->from_owner);
+
+	GMB_UNUSED(ring);
+	/* The last part's owner may destroy the queue. */
+	while (taken != NULL) {
+		struct store_part *part = taken_pop(&taken);
+
+		store_finish(part, part->result);
+	}
+}
+
+/* Back to the queue that sent it. */
+static void send_from_owner(struct store_part *part, int result)
+{
+	const struct store *store = part->queue->store;
+	struct store_queue *queue = part->top;
+
+	while (queue->store != store) {
+		queue = queue->inner;
+	}
+	part->queue = queue;
+	part->result = result;
+	mailbox_push(&queue->from_owner, part, queue->ring, deliver_from_owner);
+}
+
+/* --- parts --------------------------------------------------------------------------------- */
 
 static bool changes_data(enum store_op op)
 {
@@ -120,8 +219,14 @@ static int judge(struct store *store, const struct store_part *part, int result)
 
 static void queue_submit(struct store_queue *queue, struct store_part *part)
 {
+	const struct ring *owner = queue->store->owner.ring;
+
 	part->queue = queue;
 	queue->inflight_count++;
+	if (unlikely(owner != NULL && owner != queue->ring)) {
+		send_to_owner(queue, part);
+		return;
+	}
 	queue->submitting = part;
 	queue->store->ops->submit(queue, part);
 	queue->submitting = NULL;
@@ -237,6 +342,10 @@ void store_finish(struct store_part *part, int result)
 	GMB_ASSERT(queue->submitting != part);
 	GMB_ASSERT(queue->inflight_count > 0);
 	queue->inflight_count--;
+	if (unlikely(queue == &queue->store->owner)) {
+		send_from_owner(part, result);
+		return;
+	}
 	if (queue != part->top) {
 		part->queue = queue->outer;
 		if (part->queue->store->ops->inner_done != NULL) {
@@ -272,7 +381,7 @@ void store_progress(struct store_part *part, uint64_t bytes)
 		return;
 	}
 	part->progress_bytes = bytes;
-	if (part->progressed != NULL) {
+	if (part->progressed != NULL && part->queue != &part->queue->store->owner) {
 		part->progressed(part, bytes);
 	}
 }

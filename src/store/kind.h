@@ -40,8 +40,17 @@ struct store_ops {
 	const char *(*page_cache_refusal)(struct store *store);
 	/* Current size in bytes; asks the operating system again. Any thread. Filters: optional. */
 	uint64_t (*size)(struct store *store);
-	/* Optional: describes what a queue counts, in its own struct. */
+	/* Optional: describes what a queue counts, in its own struct; with has_owner, what the
+	 * store counts. */
 	const struct counter_table *counters;
+	/* Kinds, optional: see store_start(). On start->ring; ends in store_started(), once, not
+	 * from inside start. Meanwhile store_start_progress() says how far it is, and it must look
+	 * at start->cancelled now and then. */
+	void (*start)(struct store *store, struct store_start *start);
+	/* With start: all parts come on the ring of start. Their queue says that ring, and has no
+	 * state of its own (queue_bytes is 0); part->memory has no MEM_FIXED when it is another's.
+	 */
+	bool has_owner;
 };
 
 /* A member of that struct, for the table. */
@@ -95,6 +104,11 @@ bool store_options_has(const struct store_options *options, const struct store_k
 
 /* The descriptor of a file store that reads around the page cache; -1: it is not, or does not. */
 int file_store_direct_fd(struct store *store);
+
+/* How much of the start is done, 0 to 999. */
+void store_start_progress(struct store *store, uint32_t permille);
+/* The start has ended: 0, or a negative errno with a sentence in start->error. */
+void store_started(struct store *store, int result);
 
 /* Called by a kind that has found its size changed. Any thread; takes a lock. */
 void store_resized(struct store *store);

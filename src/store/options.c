@@ -256,6 +256,10 @@ void store_register(const struct store_kind *kind)
 	GMB_ASSERT(kind->is_filter || kind->ops->size != NULL);
 	GMB_ASSERT(kind->store_bytes >= sizeof(struct store));
 	GMB_ASSERT(kind->ops->scratch_bytes % 8 == 0);
+	GMB_ASSERT(kind->ops->start == NULL || !kind->is_filter);
+	GMB_ASSERT(!kind->ops->has_owner ||
+		   (kind->ops->start != NULL && kind->ops->queue_bytes == 0 &&
+			   kind->ops->queue_init == NULL && kind->ops->page_cache_ref == NULL));
 	for (uint32_t i = 0; i < kind_count; i++) {
 		GMB_ASSERT(strcmp(kinds[i]->name, kind->name) != 0);
 	}

@@ -24,6 +24,17 @@ const char *store_op_name(enum store_op op)
 	return names[op];
 }
 
+enum { START_DONE = 1000 };
+
+/* The kind's own, below all filters. */
+static struct store *innermost(const struct store *store)
+{
+	while (store->inner != NULL) {
+		store = store->inner;
+	}
+	return (struct store *)(uintptr_t)store;
+}
+
 /* --- opening ------------------------------------------------------------------------------- */
 
 static int layer_open(const struct store_kind *kind, const struct store_options *options,
@@ -37,6 +48,8 @@ static int layer_open(const struct store_kind *kind, const struct store_options 
 	}
 	store->ops = kind->ops;
 	pthread_mutex_init(&store->watch_lock, NULL);
+	store->owner.store = store;
+	atomic_init(&store->start_permille, kind->ops->start == NULL ? START_DONE : 0);
 	if (inner != NULL) {
 		store->inner = inner;
 		store->info = inner->info;
@@ -166,15 +179,62 @@ uint64_t store_size(struct store *store)
 	return store->ops->size(store);
 }
 
-/* --- changes of size ----------------------------------------------------------------------- */
+/* --- starting ------------------------------------------------------------------------------ */
 
-static struct store *innermost(struct store *store)
+bool store_needs_start(const struct store *store)
 {
-	while (store->inner != NULL) {
-		store = store->inner;
-	}
-	return store;
+	return innermost(store)->ops->start != NULL;
 }
+
+uint32_t store_start_permille(const struct store *store)
+{
+	/* Relaxed: only a number. Who submits parts has learnt by start->done that it may. */
+	return atomic_load_explicit(&innermost(store)->start_permille, memory_order_relaxed);
+}
+
+uint64_t store_epoch(const struct store *store)
+{
+	return innermost(store)->info.epoch;
+}
+
+uint64_t store_budget(const struct store *store)
+{
+	return innermost(store)->info.budget_bytes;
+}
+
+void store_start(struct store *store, struct store_start *start)
+{
+	store = innermost(store);
+	GMB_ASSERT(store->ops->start != NULL && store->start == NULL);
+	GMB_ASSERT(start->memory.rights != 0 || store->info.budget_bytes == 0);
+	store->start = start;
+	if (store->ops->has_owner) {
+		store->owner.ring = start->ring;
+	}
+	store->ops->start(store, start);
+}
+
+void store_start_progress(struct store *store, uint32_t permille)
+{
+	GMB_ASSERT(permille < START_DONE);
+	atomic_store_explicit(&store->start_permille, permille, memory_order_relaxed);
+}
+
+void store_started(struct store *store, int result)
+{
+	struct store_start *start = store->start;
+
+	GMB_ASSERT(result <= 0);
+	GMB_ASSERT(result != -ECANCELED ||
+		   atomic_load_explicit(&start->cancelled, memory_order_relaxed));
+	if (result == 0) {
+		atomic_store_explicit(&store->start_permille, START_DONE, memory_order_relaxed);
+	}
+	start->result = result;
+	start->done(start);
+}
+
+/* --- changes of size ----------------------------------------------------------------------- */
 
 static void watch_deliver(struct ring *ring, struct ring_message *message)
 {
@@ -286,6 +346,11 @@ void store_queue_destroy(struct store_queue *queue)
 const void *store_queue_counters(
 	const struct store_queue *queue, const struct counter_table **table_out)
 {
-	*table_out = queue->store->ops->counters;
-	return *table_out != NULL ? queue : NULL;
+	const struct store *store = queue->store;
+
+	*table_out = store->ops->counters;
+	if (*table_out == NULL || (store->ops->has_owner && store->owner.ring != queue->ring)) {
+		return NULL;
+	}
+	return store->ops->has_owner ? (const void *)store : queue;
 }

@@ -9,7 +9,8 @@
  *                            part->done(part, result) ◀──────────────────────┘      | null
  *
  * Threading: open and close on any one thread while no queue exists; a queue and its parts belong
- * to the ring's thread. store_info() is constant after open but for size (store_size()). Ownership:
+ * to the ring's thread. store_info() is constant after open; what can change later has
+ * functions (store_size(), store_epoch()). Ownership:
  * the submitter owns the part and the memory it points to; the store holds both from submit until
  * done. Errors: done gets 0 for complete success (a short transfer never reaches the submitter) or
  * a negative errno: -EIO the disk failed or ended early, -ENOSPC, -EPERM read-only, -EOPNOTSUPP a
@@ -109,7 +110,9 @@ struct store_info {
 	uint64_t io_max;       /* largest single device command, 0 = unknown */
 	uint32_t stripe_chunk; /* bytes per member, 0 = not striped */
 	uint32_t stripe_members;
-	bool is_volatile;		  /* what was written is lost with the process */
+	bool is_volatile; /* what was written is lost with the process */
+	uint64_t epoch;	  /* of its own, see struct export: known once it has started. 0: none */
+	uint64_t budget_bytes;		  /* memory that it wants, see struct store_start */
 	bool has_progress;		  /* reads can report progress, see store_has_progress() */
 	const _Atomic bool *progress_off; /* turns true when that source gives up; NULL: it never
 					   * does. Lives as long as the store */
@@ -156,9 +159,63 @@ struct store_part {
 	struct store_queue *queue; /* of the layer that works on it */
 	struct store_queue *top;   /* it was submitted to */
 	uint64_t progress_bytes;
+	int result;	      /* on its way back from the owner */
 	bool progress_broken; /* its producer reported the impossible */
 	/* A slice for each layer, see kind.h. */
 	alignas(8) uint8_t scratch[STORE_SCRATCH_BYTES];
+};
+
+/* How fast a disk is, measured while it has something to do. */
+struct store_rate {
+	uint64_t bytes_per_second; /* 0 = unknown */
+
+	/* Private. */
+	uint64_t busy_since_ns;
+	uint64_t busy_bytes;
+	uint32_t inflight;
+};
+
+/* A transfer begins; a transfer has ended. */
+void store_rate_begin(struct store_rate *rate, uint64_t now_ns);
+void store_rate_end(struct store_rate *rate, uint64_t bytes, uint64_t now_ns);
+
+/* Parts on their way to another ring: pushed one by one, taken all at once. While there are any,
+ * the message is on its way, or about to be. */
+struct store_mailbox {
+	struct ring_message message;
+	_Atomic(struct list_node *) parts; /* the last one pushed; linked by next */
+};
+
+/* First member of every implementation's own queue. */
+struct store_queue {
+	struct store *store;
+	struct ring *ring;
+	struct store_queue *inner; /* of a filter */
+	struct store_queue *outer; /* of the filter that wraps the store, or NULL */
+	uint32_t inflight_count;
+	const struct store_part *submitting; /* private: shows a done from inside submit */
+	struct store_mailbox to_owner;	     /* private */
+	struct store_mailbox from_owner;     /* private */
+
+	/* Private, of a queue that the submitter has: see store_rate(), and STORE_APART. */
+	struct store_rate rates[2]; /* reads, writes */
+	uint64_t apart_turn_ns;
+	uint32_t apart_count; /* in that turn */
+};
+
+/* The start of a store that needs a ring for it, or memory: see store_start(). */
+struct store_start {
+	/* Set by the caller, and held until done. */
+	struct ring *ring;
+	struct mem_ref memory; /* budget_bytes of RAM, all zero; kept while the store is open */
+	void (*done)(struct store_start *start); /* on that ring, not from inside the call */
+	void *context;
+	/* Any thread sets it: the store gives up soon, with -ECANCELED. */
+	_Atomic bool cancelled;
+
+	/* Set by the store. */
+	int result;
+	struct error error; /* with a negative result */
 };
 
 /* Somebody who wants to know that the size of a store has changed. */
@@ -190,35 +247,10 @@ struct store {
 	/* Private, of a kind. */
 	pthread_mutex_t watch_lock;
 	struct store_watch *watches;
-};
-
-/* How fast a disk is, measured while it has something to do. */
-struct store_rate {
-	uint64_t bytes_per_second; /* 0 = unknown */
-
-	/* Private. */
-	uint64_t busy_since_ns;
-	uint64_t busy_bytes;
-	uint32_t inflight;
-};
-
-/* A transfer begins; a transfer has ended. */
-void store_rate_begin(struct store_rate *rate, uint64_t now_ns);
-void store_rate_end(struct store_rate *rate, uint64_t bytes, uint64_t now_ns);
-
-/* First member of every implementation's own queue. */
-struct store_queue {
-	struct store *store;
-	struct ring *ring;
-	struct store_queue *inner; /* of a filter */
-	struct store_queue *outer; /* of the filter that wraps the store, or NULL */
-	uint32_t inflight_count;
-	const struct store_part *submitting; /* private: shows a done from inside submit */
-
-	/* Private, of a queue that the submitter has: see store_rate(), and STORE_APART. */
-	struct store_rate rates[2]; /* reads, writes */
-	uint64_t apart_turn_ns;
-	uint32_t apart_count; /* in that turn */
+	struct store_start *start;
+	_Atomic uint32_t start_permille;
+	/* Of the parts of other rings. Its ring is NULL when the store has no owner. */
+	struct store_queue owner;
 };
 
 enum store_mode { STORE_MODE_CACHED, STORE_MODE_DIRECT };
@@ -316,6 +348,25 @@ static inline bool store_has_progress(const struct store *store)
 }
 /* Bytes, exactly; grows and shrinks are seen. Cheap enough for a connection, not for a request. */
 uint64_t store_size(struct store *store);
+
+/*
+ * Some stores must be started after store_open(), before the first part: a log is recovered, a map
+ * is read. They do so on a ring, without blocking it, and say how far they are. For some that ring
+ * becomes their owner: their parts are worked on there, whatever queue they were submitted to, so
+ * that the store needs no locks. Parts of other rings travel in both directions by messages, many
+ * in one; their progress is not reported. The owner's ring must not be destroyed before the last
+ * part of any queue is done.
+ */
+bool store_needs_start(const struct store *store);
+/* On start->ring, once; later queues exist or not. */
+void store_start(struct store *store, struct store_start *start);
+/* How much of the start is done, 0 to 1000; 1000: parts may be submitted. Any thread. */
+uint32_t store_start_permille(const struct store *store);
+/* See store_info.epoch. After the start. */
+uint64_t store_epoch(const struct store *store);
+/* See store_info.budget_bytes. */
+uint64_t store_budget(const struct store *store);
+
 /* From now on watch->resized is called some time after each change that somebody has noticed. On
  * watch->ring, to which the watch and its end belong. */
 void store_watch_add(struct store *store, struct store_watch *watch);

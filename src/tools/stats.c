@@ -544,8 +544,13 @@ void stats_show(const json_t *document)
 	for (size_t i = 0; i < json_array_size(exports); i++) {
 		const json_t *entry = json_array_get(exports, i);
 		const json_t *operations = json_object_get(entry, "operations");
+		const json_t *started = json_object_get(entry, "started");
 
 		show_export_name(entry);
+		if (json_is_real(started) && json_real_value(started) < 1) {
+			printf("  has started to %.0f %%\n", 100 * json_real_value(started));
+			continue;
+		}
 		if (json_array_size(operations) == 0) {
 			printf("  no requests yet\n");
 			continue;
