@@ -182,6 +182,31 @@ struct ring_message {
  * back. Messages of one sender arrive in order. */
 void ring_post(struct ring *ring, struct ring_message *message);
 
+/* --- threads ------------------------------------------------------------------------------- */
+
+/* A thread that runs a ring. */
+struct ring_thread;
+
+struct ring_thread_options {
+	const char *name; /* for debuggers, cut after 15 bytes; borrowed */
+	/* Both on the thread. begin: creates the ring and what works on it; a negative errno leaves
+	 * nothing behind. end: the ring was stopped; destroys them. */
+	int (*begin)(void *context, struct ring **ring_out, struct error *error);
+	void (*end)(void *context);
+	void *context;
+};
+
+/* Returns when begin() has. */
+GMB_MUST_CHECK int ring_thread_start(const struct ring_thread_options *options,
+	struct ring_thread **thread_out, struct error *error);
+/* Stops the ring, and waits until end() has returned. */
+void ring_thread_stop(struct ring_thread *thread);
+/* Calls call(context) on the thread, between two of its turns, and waits for it: from any thread
+ * that runs no ring. -ETIMEDOUT: a turn takes very long (a disk hangs), and call was not and will
+ * not be called; -ENOMEM. */
+GMB_MUST_CHECK int ring_thread_call(
+	struct ring_thread *thread, void (*call)(void *context), void *context);
+
 /* --- event sources ------------------------------------------------------------------------- */
 
 /*

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/log.h"
 
@@ -124,7 +123,7 @@ static void place_connection(const struct door *door, int fd)
 	/* Only this thread counts up, so the limit cannot be overrun. */
 	if (atomic_load_explicit(total, memory_order_relaxed) >=
 		acceptor->options.connections_max) {
-		close(fd);
+		ring_socket_close(acceptor->ring, fd);
 		log_limited(&acceptor->refusals, ring_batch_ns(acceptor->ring), LOG_LEVEL_WARNING,
 			"refused a connection from %s: the limit of %u connections is reached",
 			endpoint.peer.text, acceptor->options.connections_max);
@@ -164,7 +163,7 @@ static void accept_done(struct ring_op *op, int result)
 
 	if (acceptor->stopping) {
 		if (result >= 0) {
-			close(result);
+			ring_socket_close(acceptor->ring, result);
 		}
 		shut_door(door);
 		return;

@@ -307,6 +307,94 @@ void sim_stop(void)
 	sim_world.running = false;
 }
 
+/* --- threads: a ring of its own in the same world --------------------------------------------- */
+
+/* As long as a real one waits. */
+#define CALL_NS_MAX UINT64_C(2000000000)
+
+struct ring_thread {
+	struct ring_thread_options options;
+	struct ring *ring;
+	struct ring_message stop;
+	bool stopped;
+};
+
+int ring_thread_start(const struct ring_thread_options *options, struct ring_thread **thread_out,
+	struct error *error)
+{
+	struct ring_thread *thread = calloc(1, sizeof(*thread));
+	int rc;
+
+	GMB_ASSERT(thread != NULL);
+	thread->options = *options;
+	rc = options->begin(options->context, &thread->ring, error);
+	if (rc < 0) {
+		free(thread);
+		return rc;
+	}
+	*thread_out = thread;
+	return 0;
+}
+
+static void thread_stopped(struct ring *ring, struct ring_message *message)
+{
+	GMB_UNUSED(ring);
+	container_of(message, struct ring_thread, stop)->stopped = true;
+}
+
+void ring_thread_stop(struct ring_thread *thread)
+{
+	thread->stop.deliver = thread_stopped;
+	ring_post(thread->ring, &thread->stop);
+	while (!thread->stopped) {
+		GMB_ASSERT(sim_step());
+	}
+	thread->options.end(thread->options.context);
+	free(thread);
+}
+
+struct thread_call {
+	struct ring_message message;
+	void (*call)(void *context);
+	void *context;
+	bool decided; /* called, or given up */
+	bool over;
+};
+
+static void deliver_call(struct ring *ring, struct ring_message *message)
+{
+	struct thread_call *call = container_of(message, struct thread_call, message);
+
+	GMB_UNUSED(ring);
+	if (call->decided) {
+		free(call);
+		return;
+	}
+	call->decided = true;
+	call->call(call->context);
+	call->over = true;
+}
+
+int ring_thread_call(struct ring_thread *thread, void (*call)(void *context), void *context)
+{
+	struct thread_call *posted = calloc(1, sizeof(*posted));
+	uint64_t end_ns = sim_world.now_ns + CALL_NS_MAX;
+
+	GMB_ASSERT(posted != NULL);
+	*posted = (struct thread_call){
+		.message.deliver = deliver_call, .call = call, .context = context
+	};
+	ring_post(thread->ring, &posted->message);
+	while (!posted->over && sim_world.now_ns < end_ns && sim_step()) {
+	}
+	if (!posted->over) {
+		posted->decided = true; /* its delivery frees it */
+		return -ETIMEDOUT;
+	}
+	free(posted);
+	return 0;
+}
+
 /* --- operations: their events and memory ---------------------------------------------------- */
 
 void sim_op_free(struct sim_op *sop)

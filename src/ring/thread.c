@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Threads that run a ring, see ring.h. */
+#include <errno.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "ring/ring.h"
+
+/* The main thread must handle signals, too. */
+enum { CALL_SECONDS_MAX = 2, NAME_BYTES = 16 };
+
+struct ring_thread {
+	struct ring_thread_options options;
+	pthread_t thread;
+	struct ring *ring;
+	char name[NAME_BYTES];
+
+	/* Start: the thread fills code and error, then posts started. */
+	sem_t started;
+	int code;
+	struct error error;
+
+	sem_t stop_posted;
+	struct ring_message stop_message;
+};
+
+static void wait_for(sem_t *semaphore)
+{
+	while (sem_wait(semaphore) < 0) {
+		GMB_ASSERT(errno == EINTR);
+	}
+}
+
+static void *thread_main(void *context)
+{
+	struct ring_thread *thread = context;
+
+	pthread_setname_np(pthread_self(), thread->name);
+	thread->code =
+		thread->options.begin(thread->options.context, &thread->ring, &thread->error);
+	if (thread->code < 0) {
+		sem_post(&thread->started);
+		return NULL;
+	}
+	sem_post(&thread->started);
+	ring_run(thread->ring);
+	/* The stop message can arrive while ring_post() still looks at the ring. */
+	wait_for(&thread->stop_posted);
+	thread->options.end(thread->options.context);
+	return NULL;
+}
+
+static void release(struct ring_thread *thread)
+{
+	sem_destroy(&thread->started);
+	sem_destroy(&thread->stop_posted);
+	free(thread);
+}
+
+int ring_thread_start(const struct ring_thread_options *options, struct ring_thread **thread_out,
+	struct error *error)
+{
+	struct ring_thread *thread = calloc(1, sizeof(*thread));
+	int rc;
+
+	if (thread == NULL) {
+		return error_set(error, -ENOMEM, "no memory for a thread");
+	}
+	thread->options = *options;
+	memcpy(thread->name, options->name, strnlen(options->name, NAME_BYTES - 1));
+	sem_init(&thread->started, 0, 0);
+	sem_init(&thread->stop_posted, 0, 0);
+	rc = -pthread_create(&thread->thread, NULL, thread_main, thread);
+	if (rc < 0) {
+		error_set(error, rc, "cannot start the thread %s: %s", thread->name, strerror(-rc));
+	} else {
+		wait_for(&thread->started);
+		rc = thread->code;
+		if (rc < 0) {
+			*error = thread->error;
+			pthread_join(thread->thread, NULL);
+		}
+	}
+	if (rc < 0) {
+		release(thread);
+		return rc;
+	}
+	*thread_out = thread;
+	return 0;
+}
+
+static void deliver_stop(struct ring *ring, struct ring_message *message)
+{
+	GMB_UNUSED(message);
+	ring_stop(ring);
+}
+
+void ring_thread_stop(struct ring_thread *thread)
+{
+	thread->stop_message.deliver = deliver_stop;
+	ring_post(thread->ring, &thread->stop_message);
+	sem_post(&thread->stop_posted);
+	pthread_join(thread->thread, NULL);
+	release(thread);
+}
+
+/* A call on the thread. The second one to set `decided` finds it true: the thread then only frees
+ * the call, the caller has to wait for its end. */
+struct thread_call {
+	struct ring_message message;
+	void (*call)(void *context);
+	void *context;
+	_Atomic bool decided;
+	sem_t over;
+};
+
+static void call_destroy(struct thread_call *call)
+{
+	sem_destroy(&call->over);
+	free(call);
+}
+
+static void deliver_call(struct ring *ring, struct ring_message *message)
+{
+	struct thread_call *call = container_of(message, struct thread_call, message);
+
+	GMB_UNUSED(ring);
+	/* Acquire and release: what the caller prepared is seen, and nothing after it gave up. */
+	if (atomic_exchange_explicit(&call->decided, true, memory_order_acq_rel)) {
+		call_destroy(call);
+		return;
+	}
+	call->call(call->context);
+	sem_post(&call->over);
+}
+
+/* False: it did not come in time. */
+static bool wait_a_moment(sem_t *semaphore)
+{
+	struct timespec end;
+
+	clock_gettime(CLOCK_MONOTONIC, &end);
+	end.tv_sec += CALL_SECONDS_MAX;
+	while (sem_clockwait(semaphore, CLOCK_MONOTONIC, &end) < 0) {
+		if (errno != EINTR) {
+			return false;
+		}
+	}
+	return true;
+}
+
+int ring_thread_call(struct ring_thread *thread, void (*call)(void *context), void *context)
+{
+	struct thread_call *posted = calloc(1, sizeof(*posted));
+
+	if (posted == NULL) {
+		return -ENOMEM;
+	}
+	posted->message.deliver = deliver_call;
+	posted->call = call;
+	posted->context = context;
+	sem_init(&posted->over, 0, 0);
+	ring_post(thread->ring, &posted->message);
+	if (!wait_a_moment(&posted->over)) {
+		if (!atomic_exchange_explicit(&posted->decided, true, memory_order_acq_rel)) {
+			return -ETIMEDOUT; /* the thread frees it */
+		}
+		wait_for(&posted->over);
+	}
+	call_destroy(posted);
+	return 0;
+}
