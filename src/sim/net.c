@@ -61,7 +61,7 @@ struct sim_socket {
 struct sim_listener {
 	struct list_node node; /* world.listeners */
 	int fd;
-	int pending[64]; /* server descriptors not accepted yet */
+	int pending[SIM_LISTENER_QUEUE_MAX]; /* server descriptors not accepted yet */
 	uint32_t pending_count;
 	struct sim_op *accept;
 };
@@ -848,6 +848,11 @@ int sim_connect(int listener_fd)
 	listener->pending[listener->pending_count++] = server_fd;
 	accept_pump(listener);
 	return client_fd;
+}
+
+uint32_t sim_listener_queue(int listener_fd)
+{
+	return sim_fd_get(listener_fd, SIM_FD_LISTENER)->listener->pending_count;
 }
 
 /* --- the test's side ------------------------------------------------------------------------ */

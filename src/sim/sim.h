@@ -137,6 +137,9 @@ void sim_socket_pair(int *server_fd, int *client_fd);
 int sim_listener_create(void);
 void sim_listener_close(int listener_fd);
 int sim_connect(int listener_fd);
+/* Connections to it that nobody has accepted yet; it holds SIM_LISTENER_QUEUE_MAX. */
+uint32_t sim_listener_queue(int listener_fd);
+enum { SIM_LISTENER_QUEUE_MAX = 64 };
 
 /* Puts bytes into the stream at once, past any buffer limit. */
 void sim_socket_write(int client_fd, const void *bytes, size_t len);
