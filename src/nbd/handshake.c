@@ -392,6 +392,31 @@ static bool take_over(
 	return true;
 }
 
+/* "x-gmblock:alive=MS": how often the peer wants to hear that we live while its requests wait.
+ * Takes it, unless it is not a number or there are no chunks to say it with. */
+static bool take_alive(struct nbd_session *session, struct option_string query)
+{
+	static const char kind[] = NBD_CONTEXT_ALIVE "=";
+	uint32_t at = sizeof(kind) - 1;
+	uint64_t ms = 0;
+
+	if (!session->structured || !string_begins(query, kind) || query.length - at > 9) {
+		return false;
+	}
+	for (; at < query.length; at++) {
+		uint32_t digit = (uint32_t)query.bytes[at] - '0';
+
+		if (digit > 9) {
+			return false;
+		}
+		ms = 10 * ms + digit;
+	}
+	ms = MAX(ms, (uint64_t)ALIVE_MS_MIN);
+	ms = MIN(ms, (uint64_t)ALIVE_MS_MAX);
+	session->alive_ns = ms * UINT64_C(1000000);
+	return true;
+}
+
 static void reply_epoch(struct nbd_session *session, const struct export *export)
 {
 	char name[64];
@@ -411,6 +436,7 @@ static void option_meta_context(struct nbd_session *session)
 	const uint8_t *queries;
 	const char *reason;
 	bool asked_epoch = false;
+	bool asked_alive = false;
 	bool matched;
 
 	if (set) {
@@ -452,6 +478,7 @@ static void option_meta_context(struct nbd_session *session)
 		matched |= string_is(query, NBD_CONTEXT_ALLOCATION) ||
 			   (!set && string_is(query, CONTEXT_BASE));
 		asked_epoch |= !set && string_is(query, NBD_CONTEXT_EPOCH);
+		asked_alive |= !set && take_alive(session, query);
 	}
 	if (matched) {
 		reply_context(
@@ -459,6 +486,9 @@ static void option_meta_context(struct nbd_session *session)
 	}
 	if (asked_epoch && export->epoch != 0) {
 		reply_epoch(session, export);
+	}
+	if (asked_alive) {
+		reply_context(session, 0, NBD_CONTEXT_ALIVE);
 	}
 	if (matched && set) {
 		handshake->context_selected = true;

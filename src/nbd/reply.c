@@ -70,8 +70,10 @@ static void emit_success(struct send_batch *send, struct send_slot *slot)
 	struct nbd_session *session = request->session;
 	uint32_t length;
 
-	/* A simple reply is allowed to everything but READ (P88), and four bytes shorter. */
-	if (session->extended || (session->structured && request->command == NBD_CMD_READ)) {
+	/* A simple reply is allowed to everything but READ (P88), and four bytes shorter; but not
+	 * after a chunk, which a peer that asked for alive may have got. */
+	if (session->extended || (session->structured && (request->command == NBD_CMD_READ ||
+								 session->alive_ns != 0))) {
 		length = put_chunk_header(request, slot->header, NBD_REPLY_TYPE_NONE, true, 0);
 	} else {
 		length = put_simple_header(request, slot->header, NBD_SUCCESS);
@@ -267,6 +269,34 @@ static void emit_block_status(struct send_batch *send, struct send_slot *slot)
 	slot->ends_request = true;
 }
 
+/* Says only that we live: a chunk of the oldest request with the context of NBD_CONTEXT_ALIVE and
+ * one extent that means nothing. */
+static void emit_alive(struct send_batch *send, struct nbd_session *session)
+{
+	struct send_slot *slot = &send->slots[send->slot_count++];
+	struct be32 words[2] = { be32_make(NBD_CONTEXT_ID_ALIVE), be32_make(1) };
+	struct nbd_wire_extent extent = { .length = be32_make(1) };
+	struct nbd_wire_extent_ext extent_ext = { .length = be64_make(1) };
+	bool extended = session->extended;
+	uint32_t words_bytes = (uint32_t)(extended ? sizeof(words) : sizeof(words[0]));
+	uint32_t extent_bytes = (uint32_t)(extended ? sizeof(extent_ext) : sizeof(extent));
+	uint32_t length;
+
+	send->is_alive = true;
+	*slot = (struct send_slot){
+		.request = list_entry(
+			list_first(&session->requests), struct nbd_request, session_node),
+	};
+	length = put_chunk_header(slot->request, slot->header,
+		extended ? NBD_REPLY_TYPE_BLOCK_STATUS_EXT : NBD_REPLY_TYPE_BLOCK_STATUS, false,
+		(uint64_t)words_bytes + extent_bytes);
+	memcpy(slot->header + length, words, words_bytes);
+	length += words_bytes;
+	memcpy(slot->header + length, extended ? (void *)&extent_ext : (void *)&extent,
+		extent_bytes);
+	put_iov(send, slot->header, length + extent_bytes);
+}
+
 /* --- what comes next ----------------------------------------------------------------------- */
 
 enum emitted {
@@ -441,8 +471,8 @@ void reply_flush(struct session *base, bool alone)
 	struct send_batch *send;
 	struct list_node *node;
 
-	if (session->sending != NULL || list_is_empty(&session->sendable) ||
-		session->base.state == SESSION_TERMINATING) {
+	if (session->sending != NULL || session->base.state == SESSION_TERMINATING ||
+		(list_is_empty(&session->sendable) && !session->alive_due)) {
 		return;
 	}
 	node = list_pop_front(&service->sends_free);
@@ -453,9 +483,16 @@ void reply_flush(struct session *base, bool alone)
 	}
 	send->slot_count = 0;
 	send->iov_count = 0;
+	send->is_alive = false;
 	send->bytes = 0;
 	session->sending = send;
 	fill(session, send);
+	/* Not inside a reply that has begun and must be one piece. */
+	if (send->slot_count == 0 && session->alive_due && session->exclusive == NULL &&
+		!list_is_empty(&session->requests) && session->base.state != SESSION_TERMINATING) {
+		emit_alive(send, session);
+	}
+	session->alive_due = false;
 	if (send->slot_count == 0) {
 		session->sending = NULL;
 		list_push_front(&service->sends_free, &send->node);
@@ -467,11 +504,37 @@ void reply_flush(struct session *base, bool alone)
 		return;
 	}
 	send->message = (struct msghdr){ .msg_iov = send->iov, .msg_iovlen = send->iov_count };
-	session->base.progress_ns = ring_batch_ns(service->ring); /* the peer's turn begins */
+	if (!send->is_alive) {
+		session->base.progress_ns = ring_batch_ns(service->ring); /* its turn begins */
+	}
 	if (alone && session->base.inflight_count == 1 && send->bytes <= SEND_NOW_BYTES_MAX) {
 		send_now(session);
 	} else {
 		send_rest(session);
+	}
+}
+
+static void alive_done(struct ring_op *op, int result)
+{
+	struct nbd_session *session = container_of(op, struct nbd_session, alive_op);
+
+	GMB_UNUSED(result);
+	if (session->base.state == SESSION_TERMINATING || list_is_empty(&session->requests)) {
+		return; /* the next request sets it again */
+	}
+	if (!session->has_sent && session->sending == NULL) {
+		session->alive_due = true;
+		session_mark_dirty(&session->base);
+	}
+	reply_watch(session);
+}
+
+void reply_watch(struct nbd_session *session)
+{
+	if (!session->alive_op.in_flight) {
+		session->has_sent = false;
+		ring_timer(
+			session->service->ring, &session->alive_op, session->alive_ns, alive_done);
 	}
 }
 
@@ -530,7 +593,10 @@ void reply_done(struct ring_op *op, int result)
 	struct send_batch *send = session->sending;
 	bool whole = result >= 0 && (size_t)result == send->bytes;
 
-	session->base.progress_ns = ring_batch_ns(session->service->ring);
+	if (!send->is_alive) {
+		session->base.progress_ns = ring_batch_ns(session->service->ring);
+	}
+	session->has_sent = true;
 	if (!whole && session->base.state != SESSION_TERMINATING) {
 		if (result > 0 || result == -EINTR) { /* stopped early: go on from there */
 			send_advance(send, result > 0 ? (size_t)result : 0);

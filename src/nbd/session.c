@@ -50,8 +50,9 @@ bool nbd_session_stalled(struct session *base)
 	struct nbd_session *session = of(base);
 	bool holds_rx = session->rx_stream != NULL || session->rx_large != NULL ||
 			session->rx_discard_request != NULL;
-	bool waits_for_peer =
-		session->send_op.in_flight || (holds_rx && session->recv_op.in_flight);
+	bool sends = session->send_op.in_flight &&
+		     (session->sending == NULL || !session->sending->is_alive);
+	bool waits_for_peer = sends || (holds_rx && session->recv_op.in_flight);
 
 	if (!waits_for_peer) {
 		return false;
@@ -79,6 +80,7 @@ void nbd_session_abort(struct session *base)
 		}
 	}
 	stream_shutdown(&session->stream);
+	ring_cancel(session->service->ring, &session->alive_op);
 }
 
 void session_fail(struct nbd_session *session, const char *rule, const char *format, ...)
@@ -163,7 +165,7 @@ bool nbd_session_join(struct session *base)
 	struct nbd_session *session = of(base);
 
 	if (session->recv_op.in_flight || session->send_op.in_flight ||
-		!stream_is_idle(&session->stream)) {
+		session->alive_op.in_flight || !stream_is_idle(&session->stream)) {
 		return false;
 	}
 	GMB_ASSERT(session->sending == NULL);

@@ -6,6 +6,10 @@
  * Files: service.c pools and the session kind; session.c life cycle; handshake.c options;
  * receive.c the byte stream into requests; request.c what a request asks and may; reply.c answers.
  *
+ * x-gmblock:alive (docs/protocol/nbd.md): a timer runs while there are requests. It finds that
+ * nothing was sent since it was set, and the next flush then sends a chunk that says only that the
+ * server lives. This takes neither a place nor memory, nor must a request be read for it.
+ *
  * Threading: the ring's thread. Ownership: the service owns requests and pools; a session owns its
  * socket; a request holds its memory until request_end(). Errors: session_fail() ends a
  * session for a peer violation, naming the rule; it is safe to call anywhere, the session is freed
@@ -43,6 +47,8 @@ enum {
 	HELD_BYTES_MAX = 4 << 20,
 	STATUS_PAYLOAD_IDS_MAX = 16,
 	CONTEXT_ID_BASE_ALLOCATION = 1,
+	ALIVE_MS_MIN = 10,
+	ALIVE_MS_MAX = 3600000,
 	/* Longer options are refused by closing: draining them would only serve an attacker. */
 	OPTION_DRAIN_BYTES_MAX = 1 << 20,
 };
@@ -124,6 +130,7 @@ struct send_batch {
 	struct msghdr message;
 	uint32_t slot_count;
 	uint32_t iov_count;
+	bool is_alive; /* says nothing but that we live: no progress */
 	size_t bytes;
 	struct iovec iov[2 * SEND_SLOTS_MAX];
 	struct send_slot slots[SEND_SLOTS_MAX];
@@ -151,6 +158,11 @@ struct nbd_session {
 	/* A simple reply or a DF chunk that has begun: nothing else may go out before its end. */
 	struct nbd_request *exclusive;
 	struct send_batch *sending;
+
+	uint64_t alive_ns; /* how often the peer wants to hear that we live; 0 = never */
+	struct ring_op alive_op;
+	bool alive_due; /* nothing was sent since the timer was set, and requests wait */
+	bool has_sent;	/* since the timer was set */
 
 	/* Receiving: bytes [rx_start, rx_end) of rx_data wait to be parsed. */
 	uint8_t *rx_data;
@@ -259,3 +271,5 @@ void request_progress(struct path_request *path);
 /* Sends what there is to send: the flush() of the session kind. */
 void reply_flush(struct session *base, bool alone);
 void reply_done(struct ring_op *op, int result);
+/* A request begins on a session with alive_ns. */
+void reply_watch(struct nbd_session *session);

@@ -29,6 +29,9 @@
 #define NBD_CONTEXT_EPOCH      "x-gmblock:epoch"
 #define NBD_CONTEXT_CONNECTION "x-gmblock:connection="
 #define NBD_CONTEXT_REPLACES   "x-gmblock:replaces="
+#define NBD_CONTEXT_ALIVE      "x-gmblock:alive" /* "=" and milliseconds in the query */
+/* The context of the block status chunks that say only that the server lives. */
+#define NBD_CONTEXT_ID_ALIVE UINT32_MAX
 
 /* --- limits -------------------------------------------------------------------------------- */
 
