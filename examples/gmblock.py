@@ -48,7 +48,8 @@ class Options(Structure):
     _fields_ = [("size", c_size_t), ("flags", c_uint32), ("connections", c_uint32),
                 ("connect_timeout_ms", c_uint32), ("request_timeout_ms", c_uint32),
                 ("reconnect_timeout_ms", c_uint32), ("depth", c_uint32),
-                ("event", EVENT_FUNCTION), ("context", c_void_p)]
+                ("event", EVENT_FUNCTION), ("context", c_void_p), ("opened", c_void_p),
+                ("slow_timeout_ms", c_uint32), ("reserved", c_uint32)]
 
 
 class Info(Structure):

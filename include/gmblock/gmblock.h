@@ -121,7 +121,7 @@ struct gmb_options {
 					multi-conn; 0 = chosen by the library */
 	uint32_t connect_timeout_ms; /* name, connection and handshake together; 0 = 10 s */
 	uint32_t request_timeout_ms; /* a connection on which requests wait and nothing arrives for
-					this long counts as lost; 0 = 30 s */
+					this long counts as lost; 0 = 30 s; see slow_timeout_ms */
 	uint32_t reconnect_timeout_ms; /* how long to try to reconnect before requests fail;
 					  0 = 120 s */
 	uint32_t depth; /* commands in flight per connection; 0 = 128; at most 1024 */
@@ -134,6 +134,12 @@ struct gmb_options {
 	 * success; error is valid until the callback returns. It may do what a gmb_done may.
 	 * NULL: use gmb_open_result(). */
 	void (*opened)(void *context, struct gmb_client *client, const struct gmb_error *error);
+	/* The same for flushing, trimming, zeroing, caching and writes with GMB_FUA, which some
+	 * servers carry out without a word. gmblock serve says that it lives meanwhile: with it,
+	 * request_timeout_ms is the limit of its silence for all requests, and this the time
+	 * within which it must answer one of them. 0 = 600 s; at least request_timeout_ms. */
+	uint32_t slow_timeout_ms;
+	uint32_t reserved; /* 0 */
 };
 
 /*

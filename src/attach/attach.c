@@ -67,6 +67,7 @@ void attach_options_init(struct attach_options *options)
 		.number = -1,
 		.connect_timeout_ns = 10 * NS_PER_S,
 		.request_timeout_ns = 30 * NS_PER_S,
+		.slow_timeout_ns = 600 * NS_PER_S,
 		.reconnect_timeout_ns = 600 * NS_PER_S,
 	};
 }
@@ -146,7 +147,9 @@ static void note_wait(const struct daemon *daemon, struct control_client *client
 	char note[2 * HEALTH_SHOWN_BYTES];
 	char shown[4 * HEALTH_SHOWN_BYTES];
 
-	limit_ns += health_is_connected(health) ? options->request_timeout_ns : 0;
+	limit_ns += health_is_connected(health)
+			    ? MAX(options->slow_timeout_ns, options->request_timeout_ns)
+			    : 0;
 	snprintf(note, sizeof(note),
 		"waiting for the server to flush what was written (%s), for at most %.6g s; "
 		"gmblock detach --force does not wait, and loses it",

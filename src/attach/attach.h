@@ -37,6 +37,7 @@ struct attach_options {
 	uint32_t queues;      /* ublk: threads and hardware queues; 0 = one */
 	uint64_t connect_timeout_ns;
 	uint64_t request_timeout_ns;   /* silence on a connection that counts as lost */
+	uint64_t slow_timeout_ns;      /* the same for flushing and other slow commands */
 	uint64_t reconnect_timeout_ns; /* how long a lost server is waited for */
 	struct timings *timings;       /* begun; receives the steps. NULL: not measured */
 };

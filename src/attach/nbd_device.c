@@ -434,7 +434,9 @@ static int connect_device(struct nbd_disk *disk, struct error *error)
 	int rc;
 
 	disk->kernel.index = disk->options->number;
-	disk->kernel.timeout_s = seconds(disk->options->request_timeout_ns);
+	/* The driver has one limit for requests of all kinds, so it is that of the slow ones. */
+	disk->kernel.timeout_s =
+		seconds(MAX(disk->options->slow_timeout_ns, disk->options->request_timeout_ns));
 	disk->kernel.dead_timeout_s = seconds(disk->options->reconnect_timeout_ns);
 	disk->kernel.backend = disk->options->uri;
 	if (disk->kernel.index >= 0) {

@@ -39,6 +39,7 @@ int remote_open(struct remote *remote, const struct attach_options *options, str
 		.connections = options->connections,
 		.connect_timeout_ms = clock_milliseconds(options->connect_timeout_ns),
 		.request_timeout_ms = clock_milliseconds(options->request_timeout_ns),
+		.slow_timeout_ms = clock_milliseconds(options->slow_timeout_ns),
 		.reconnect_timeout_ms = clock_milliseconds(options->reconnect_timeout_ns),
 		.event = remote_event,
 		.context = remote,

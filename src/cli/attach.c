@@ -30,6 +30,7 @@ static const char help[] =
 	"      --queues N              ublk: threads with their own connections, 1 to 16 (1)\n"
 	"      --connect-timeout TIME  limit for the first connection (10s)\n"
 	"      --request-timeout TIME  silence that counts as a lost connection (30s)\n"
+	"      --slow-timeout TIME     the same for flushing, trimming and zeroing (10min)\n"
 	"      --reconnect-timeout TIME  how long requests wait for a lost server\n"
 	"                              before they fail (10min)\n"
 	"      --foreground            do not start a daemon; for service managers\n"
@@ -111,6 +112,7 @@ static int check_list(const struct arguments *arguments, int argc)
 	}
 	if (attach->connect_timeout_ns != defaults.connect_timeout_ns ||
 		attach->request_timeout_ns != defaults.request_timeout_ns ||
+		attach->slow_timeout_ns != defaults.slow_timeout_ns ||
 		attach->reconnect_timeout_ns != defaults.reconnect_timeout_ns) {
 		return cli_usage_error(name, "timeouts are for attaching, not for --list");
 	}
@@ -166,6 +168,7 @@ static int parse_arguments(struct arguments *arguments, int argc, char **argv)
 		{ "queues", .count = &attach->queues, .min = 1, .max = CONNECTIONS_MAX },
 		{ "connect-timeout", .time_ns = &attach->connect_timeout_ns },
 		{ "request-timeout", .time_ns = &attach->request_timeout_ns },
+		{ "slow-timeout", .time_ns = &attach->slow_timeout_ns },
 		{ "reconnect-timeout", .time_ns = &attach->reconnect_timeout_ns },
 		{ "foreground", .flag = &attach->foreground },
 		{ "list", .flag = &arguments->list },

@@ -52,6 +52,7 @@ struct carrier_facts {
 	bool can_take_over;
 	bool is_volatile;
 	uint64_t epoch;
+	bool says_alive; /* see struct carrier_start; of this connection */
 	char name[CARRIER_NAME_BYTES_MAX];
 	char description[CARRIER_NAME_BYTES_MAX];
 };
@@ -69,6 +70,7 @@ struct command {
 
 	/* The client's. */
 	struct gmb_request *request;
+	uint64_t begun_ns;     /* one of several of a long range: when it was first sent; else 0 */
 	struct list_node node; /* client.replays or client.free_commands */
 	uint64_t covers;       /* FLUSH: client.changes when it was first sent */
 
@@ -83,6 +85,9 @@ struct carrier_start {
 	const char *token;
 	const char *const *replaces;
 	uint32_t replaces_count; /* at most CARRIER_REPLACES_MAX */
+	/* While commands wait, the server should say this often that it lives. Not every one can:
+	 * facts.says_alive. 0: it need not. */
+	uint32_t alive_ms;
 };
 
 /* Every member is required. */
@@ -119,6 +124,7 @@ struct carrier {
 	struct ring *ring;
 	uint32_t command_count; /* kept by the carrier, as the rest */
 	uint64_t heard_ns;	/* when bytes of the server came, or it took some, last */
+	uint64_t answered_ns;	/* the same without those that only say that it lives */
 	uint64_t moved_bytes;	/* payload that was copied because it came to the wrong place */
 	struct carrier_facts facts;
 };

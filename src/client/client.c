@@ -12,6 +12,7 @@
 enum {
 	CONNECT_TIMEOUT_MS = 10000,
 	REQUEST_TIMEOUT_MS = 30000,
+	SLOW_TIMEOUT_MS = 600000,
 	RECONNECT_TIMEOUT_MS = 120000,
 	BACKOFF_MS_MIN = 20,
 	BACKOFF_MS_MAX = 1000,
@@ -140,21 +141,54 @@ static struct connection *connection_with_room(struct gmb_client *client)
 	return best;
 }
 
+/* The list whose first request is next, or NULL. Ranges and the others take turns, so that neither
+ * waits for the other's end. */
+static struct list_node *next_list(struct gmb_client *client)
+{
+	bool range = !list_is_empty(&client->ranges) &&
+		     client->ranges_in_flight < CLIENT_RANGES_IN_FLIGHT_MAX;
+
+	client->range_was_last =
+		range && (list_is_empty(&client->waiting) || !client->range_was_last);
+	return client->range_was_last		 ? &client->ranges
+	       : list_is_empty(&client->waiting) ? NULL
+						 : &client->waiting;
+}
+
+static void dispatch_next(
+	struct gmb_client *client, struct connection *connection, struct list_node *list)
+{
+	struct gmb_request *request = request_of(list_pop_front(list));
+	struct command *command;
+	bool more;
+
+	if (list == &client->waiting && request_is_range(client, request)) {
+		list_push_back(&client->ranges, &request_state(request)->node);
+		return;
+	}
+	command = list_entry(list_pop_front(&client->free_commands), struct command, node);
+	more = request_split(client, request, command);
+	command->begun_ns = list == &client->ranges ? ring_now_ns(client->queue->ring) : 0;
+	client->ranges_in_flight += list == &client->ranges;
+	if (more && list == &client->ranges) {
+		list_push_back(list, &request_state(request)->node);
+	} else if (more) {
+		list_push_front(list, &request_state(request)->node);
+	}
+	connection_add(connection, command);
+}
+
 static void dispatch_waiting(struct gmb_client *client)
 {
-	while (!list_is_empty(&client->waiting) && !list_is_empty(&client->free_commands)) {
+	while (!(list_is_empty(&client->waiting) && list_is_empty(&client->ranges)) &&
+		!list_is_empty(&client->free_commands)) {
 		struct connection *connection = connection_with_room(client);
-		struct gmb_request *request = request_of(list_first(&client->waiting));
-		struct command *command;
+		struct list_node *list = connection != NULL ? next_list(client) : NULL;
 
-		if (connection == NULL) {
+		if (list == NULL) {
 			return;
 		}
-		command = list_entry(list_pop_front(&client->free_commands), struct command, node);
-		if (!request_split(client, request, command)) {
-			list_pop_front(&client->waiting);
-		}
-		connection_add(connection, command);
+		dispatch_next(client, connection, list);
 	}
 }
 
@@ -197,6 +231,9 @@ static void fail_all(struct gmb_client *client, int err)
 	fail_replays(client, err);
 	while (!list_is_empty(&client->waiting)) {
 		request_fail(client, request_of(list_first(&client->waiting)), err);
+	}
+	while (!list_is_empty(&client->ranges)) {
+		request_fail(client, request_of(list_first(&client->ranges)), err);
 	}
 }
 
@@ -611,6 +648,8 @@ static int take_options(
 	}
 	own->connect_timeout_ms = or_default(own->connect_timeout_ms, CONNECT_TIMEOUT_MS);
 	own->request_timeout_ms = or_default(own->request_timeout_ms, REQUEST_TIMEOUT_MS);
+	own->slow_timeout_ms =
+		MAX(or_default(own->slow_timeout_ms, SLOW_TIMEOUT_MS), own->request_timeout_ms);
 	own->reconnect_timeout_ms = or_default(own->reconnect_timeout_ms, RECONNECT_TIMEOUT_MS);
 	own->depth = or_default(own->depth, CLIENT_DEPTH_DEFAULT);
 	client->connections_wanted = or_default(own->connections, connections_chosen());
@@ -632,7 +671,11 @@ static int client_create(struct gmb_queue *queue, const char *uri,
 	client->queue = queue;
 	list_init(&client->node);
 	list_init(&client->waiting);
+	list_init(&client->ranges);
 	list_init(&client->replays);
+	for (size_t i = 0; i < ARRAY_COUNT(client->range_bytes); i++) {
+		client->range_bytes[i] = CLIENT_RANGE_BYTES_FIRST;
+	}
 	list_init(&client->free_commands);
 	err = take_options(client, options, error);
 	if (err == 0) {

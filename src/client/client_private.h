@@ -23,7 +23,12 @@
 #include "base/log.h"
 #include "client/carrier.h"
 
+#define CLIENT_RANGE_BYTES_MAX (UINT64_C(2) << 30)
+
 enum {
+	CLIENT_RANGE_BYTES_FIRST = 64 << 20,
+	CLIENT_RANGE_BYTES_MIN = 1 << 20,
+	CLIENT_RANGES_IN_FLIGHT_MAX = 4,
 	CLIENT_CONNECTIONS_MAX = 16,
 	CLIENT_DEPTH_DEFAULT = 128,
 	CLIENT_PAYLOAD_MAX = 32 << 20, /* one command, also where the server has no limit */
@@ -75,6 +80,10 @@ struct connection {
 	struct error reason; /* why it was lost */
 
 	struct carrier *carrier;
+	/* Commands that wait for the server, by is_slow(): how many, and since when there are any.
+	 */
+	uint32_t waiting[2];
+	uint64_t waiting_since_ns[2];
 	bool is_stopped;	 /* CLOSING: the carrier has nothing in flight */
 	struct ring_op timer_op; /* back-off, or silence limit */
 };
@@ -114,7 +123,13 @@ struct gmb_client {
 	uint32_t connections_wanted;
 
 	struct list_node waiting; /* requests that are not wholly split, in order */
-	struct list_node replays; /* commands without a connection, in order */
+	/* Likewise, but of long ranges, in turn. How much one command takes of a range follows from
+	 * how long they took, for each operation. */
+	struct list_node ranges;
+	uint32_t ranges_in_flight; /* commands */
+	bool range_was_last;
+	uint64_t range_bytes[GMB_STATUS]; /* powers of two */
+	struct list_node replays;	  /* commands without a connection, in order */
 	struct list_node free_commands;
 	uint8_t *commands; /* each with the carrier's space behind it */
 	uint32_t requests_in_flight;
@@ -141,6 +156,8 @@ void queue_tell(struct gmb_queue *queue, struct gmb_request *request);
 struct request_state *request_state(struct gmb_request *request);
 /* The request whose request_state.node this is. */
 struct gmb_request *request_of(struct list_node *node);
+/* TRIM, ZERO or CACHE of more than one command should take: for client.ranges. */
+bool request_is_range(const struct gmb_client *client, struct gmb_request *request);
 /* The next command of a request, filled in a free one; false when it is wholly split. */
 bool request_split(struct gmb_client *client, struct gmb_request *request, struct command *command);
 /* A command has ended. text: what the server said, or "". */

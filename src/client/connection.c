@@ -14,6 +14,13 @@
 
 #define NS_PER_MS UINT64_C(1000000)
 
+enum {
+	/* Of request_timeout. The server says that it lives after one or two of these, so that one
+	 * may be late. */
+	ALIVE_SHARE = 5,
+	ALIVE_MS_MIN = 10, /* servers need not do it more often */
+};
+
 static const uint32_t connection_edges[] = {
 	[CONNECTION_IDLE] = BIT(CONNECTION_BACKOFF) | BIT(CONNECTION_STARTING),
 	[CONNECTION_BACKOFF] = BIT(CONNECTION_STARTING) | BIT(CONNECTION_CLOSING),
@@ -63,12 +70,31 @@ bool connection_has_room(const struct connection *connection)
 	       connection->carrier->command_count < connection->client->options.depth;
 }
 
+/* What a server may do as a whole and without a word: it may take longer than other commands. */
+static bool is_slow(const struct command *command)
+{
+	switch ((enum gmb_operation)command->operation) {
+	case GMB_READ:
+	case GMB_STATUS:
+		return false;
+	case GMB_WRITE:
+		return (command->flags & GMB_FUA) != 0;
+	case GMB_FLUSH:
+	case GMB_TRIM:
+	case GMB_ZERO:
+	case GMB_CACHE:
+		break;
+	}
+	return true;
+}
+
 void connection_add(struct connection *connection, struct command *command)
 {
 	struct carrier *carrier = connection->carrier;
+	bool slow = is_slow(command);
 
-	if (carrier->command_count == 0) {
-		carrier->heard_ns = ring_now_ns(carrier->ring); /* silence begins here */
+	if (connection->waiting[slow]++ == 0) {
+		connection->waiting_since_ns[slow] = ring_now_ns(carrier->ring);
 	}
 	carrier->ops->add(carrier, command);
 	connection->client->stats.commands++;
@@ -95,6 +121,8 @@ static void give_back_commands(struct connection *connection)
 	if (unanswered) {
 		client_take_over(client, connection->number);
 	}
+	connection->waiting[false] = 0;
+	connection->waiting[true] = 0;
 	client->stats.bytes_moved += carrier->moved_bytes;
 	carrier->moved_bytes = 0;
 }
@@ -178,19 +206,56 @@ static void timer_set(struct connection *connection, uint64_t delay_ns)
 	ring_timer(connection->carrier->ring, &connection->timer_op, delay_ns, timer_done);
 }
 
+/*
+ * When the server will have been silent for too long, and when it will have answered nothing for
+ * too long. One that says that it lives is lost when it does not; how long it takes is its disk's
+ * matter, within the limit for slow commands. Of others nobody knows what silence means.
+ */
+static void find_deadlines(
+	const struct connection *connection, uint64_t *silent_ns, uint64_t *unanswered_ns)
+{
+	const struct gmb_options *options = &connection->client->options;
+	const struct carrier *carrier = connection->carrier;
+	uint64_t request_ns = options->request_timeout_ms * NS_PER_MS;
+	uint64_t slow_ns = options->slow_timeout_ms * NS_PER_MS;
+
+	*silent_ns = UINT64_MAX;
+	*unanswered_ns = UINT64_MAX;
+	for (int slow = 0; slow < 2; slow++) {
+		uint64_t since_ns = connection->waiting_since_ns[slow];
+		uint64_t heard_ns = MAX(carrier->heard_ns, since_ns);
+		uint64_t answered_ns = MAX(carrier->answered_ns, since_ns);
+		bool patient = slow && !carrier->facts.says_alive;
+
+		if (connection->waiting[slow] > 0) {
+			*silent_ns = MIN(*silent_ns, heard_ns + (patient ? slow_ns : request_ns));
+			*unanswered_ns = MIN(*unanswered_ns, answered_ns + slow_ns);
+		}
+	}
+}
+
 static void silence_check(struct connection *connection)
 {
-	const struct carrier *carrier = connection->carrier;
-	uint64_t limit_ns = connection->client->options.request_timeout_ms * NS_PER_MS;
-	uint64_t silent_ns = ring_now_ns(carrier->ring) - carrier->heard_ns;
+	uint64_t now_ns = ring_now_ns(connection->carrier->ring);
+	uint64_t silent_ns;
+	uint64_t unanswered_ns;
+	uint64_t next_ns;
 
-	if (carrier->command_count == 0) {
+	if (connection->carrier->command_count == 0) {
 		return; /* set again when commands are sent */
 	}
-	if (silent_ns < limit_ns) {
-		timer_set(connection, limit_ns - silent_ns);
-	} else {
+	find_deadlines(connection, &silent_ns, &unanswered_ns);
+	next_ns = MIN(silent_ns, unanswered_ns);
+	if (now_ns >= silent_ns) {
 		lose(connection, -ETIMEDOUT, "the server has not answered for too long");
+	} else if (now_ns >= unanswered_ns) {
+		lose(connection, -ETIMEDOUT,
+			"the server says that it lives, but has answered nothing for too long");
+	} else {
+		/* What is sent meanwhile may be due earlier, but not before this. */
+		timer_set(connection,
+			MIN(next_ns - now_ns,
+				connection->client->options.request_timeout_ms * NS_PER_MS));
 	}
 }
 
@@ -241,6 +306,7 @@ void carrier_done(struct carrier *carrier, struct command *command, const char *
 	struct connection *connection = carrier->connection;
 	struct gmb_client *client = connection->client;
 
+	connection->waiting[is_slow(command)]--;
 	if (command->result == -ESHUTDOWN && client->state == CLIENT_OPEN &&
 		(client->options.flags & GMB_OPEN_NO_RECONNECT) == 0) {
 		/* Another server, or this one after its restart, will do it (rule P127). */
@@ -270,7 +336,7 @@ static void log_ready(const struct connection *connection, const struct carrier_
 
 	if (log_enabled(LOG_LEVEL_DEBUG)) {
 		log_debug("client: connection %u: %s, export \"%s\": %s replies, %s, %llu bytes, "
-			  "minimum block %u bytes, preferred %u, largest payload %u%s%s",
+			  "minimum block %u bytes, preferred %u, largest payload %u%s%s%s",
 			connection->number, connection->client->label,
 			log_escape(name, sizeof(name), facts->name, strlen(facts->name)),
 			replies[facts->replies],
@@ -278,7 +344,8 @@ static void log_ready(const struct connection *connection, const struct carrier_
 			(unsigned long long)facts->bytes, facts->block_minimum,
 			facts->block_preferred, facts->payload_max,
 			(facts->capabilities & GMB_CAN_STATUS) != 0 ? ", allocation" : "",
-			facts->can_take_over ? ", takeover" : "");
+			facts->can_take_over ? ", takeover" : "",
+			facts->says_alive ? ", alive" : "");
 	}
 }
 
@@ -307,8 +374,12 @@ static void start(struct connection *connection)
 		.token = names[0],
 		.replaces = replaces,
 		.replaces_count = client->lost_count,
+		.alive_ms = client->options.request_timeout_ms / ALIVE_SHARE,
 	};
 
+	if (options.alive_ms < ALIVE_MS_MIN) {
+		options.alive_ms = 0; /* it would come too late */
+	}
 	connection->number = client->number_next++;
 	snprintf(names[0], sizeof(names[0]), "%s.%u", client->token, connection->number);
 	connection->replaces_count = client->lost_count;

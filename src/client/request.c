@@ -6,6 +6,9 @@
 #include "base/bytes.h"
 #include "client/client_private.h"
 
+/* A command of a long range should take a sixteenth of request_timeout. */
+#define RANGE_LIMIT_NS_PER_MS (UINT64_C(1000000) / 16)
+
 _Static_assert(sizeof(struct request_state) <= sizeof(((struct gmb_request *)0)->private_space),
 	"request_state");
 
@@ -155,7 +158,7 @@ static int check_request(const struct gmb_client *client, const struct gmb_reque
 	return err != 0 ? err : check_range(client, request);
 }
 
-/* --- submitting and splitting -------------------------------------------------------------- */
+/* --- submitting ------------------------------------------------------------------------ */
 
 static void end_now(struct gmb_client *client, struct gmb_request *request, int err)
 {
@@ -203,8 +206,56 @@ void gmb_submit(struct gmb_client *client, struct gmb_request *request)
 	}
 }
 
-/* The longest command for an operation. */
-static uint64_t part_max(const struct gmb_client *client, const struct gmb_request *request)
+/* --- long ranges --------------------------------------------------------------------------- */
+
+/* A server that must do it fast does it as a whole. */
+static bool is_cut(const struct gmb_request *request)
+{
+	return (request->operation == GMB_TRIM || request->operation == GMB_ZERO ||
+		       request->operation == GMB_CACHE) &&
+	       (request->flags & GMB_FAST_ZERO) == 0;
+}
+
+static uint64_t range_bytes(const struct gmb_client *client, const struct gmb_request *request)
+{
+	return MAX(
+		client->range_bytes[request->operation], (uint64_t)client->facts.block_preferred);
+}
+
+bool request_is_range(const struct gmb_client *client, struct gmb_request *request)
+{
+	return is_cut(request) && !request_state(request)->flushing &&
+	       request->length > range_bytes(client, request);
+}
+
+/* Up to the next multiple of the size, so that no block of the server's is cut. */
+static uint64_t range_part(
+	const struct gmb_client *client, const struct gmb_request *request, uint64_t offset)
+{
+	uint64_t bytes = range_bytes(client, request);
+
+	return align_down(offset, bytes) + bytes - offset;
+}
+
+/* A command of a long range is done: how much should the next one take? */
+static void range_learn(struct gmb_client *client, const struct command *command)
+{
+	uint64_t *bytes = &client->range_bytes[command->operation];
+	uint64_t limit_ns = client->options.request_timeout_ms * RANGE_LIMIT_NS_PER_MS;
+	uint64_t took_ns = ring_now_ns(client->queue->ring) - command->begun_ns;
+
+	if (took_ns > limit_ns) {
+		*bytes = MAX(*bytes / 2, (uint64_t)CLIENT_RANGE_BYTES_MIN);
+	} else if (took_ns < limit_ns / 8 && command->length >= *bytes) {
+		*bytes = MIN(*bytes * 2, CLIENT_RANGE_BYTES_MAX);
+	}
+}
+
+/* --- splitting ----------------------------------------------------------------------------- */
+
+/* The longest command for an operation from this offset on. */
+static uint64_t part_max(
+	const struct gmb_client *client, const struct gmb_request *request, uint64_t offset)
 {
 	const struct carrier_facts *facts = &client->facts;
 	uint32_t payload_max = MIN(facts->payload_max, (uint32_t)CLIENT_PAYLOAD_MAX);
@@ -215,6 +266,9 @@ static uint64_t part_max(const struct gmb_client *client, const struct gmb_reque
 	if (request->operation == GMB_READ || request->operation == GMB_WRITE) {
 		return align_down(payload_max, align);
 	}
+	if (is_cut(request)) {
+		return MIN(facts->range_max, range_part(client, request, offset));
+	}
 	return facts->range_max == UINT64_MAX ? UINT64_MAX : align_down(facts->range_max, align);
 }
 
@@ -222,7 +276,8 @@ bool request_split(struct gmb_client *client, struct gmb_request *request, struc
 {
 	struct request_state *state = request_state(request);
 	uint64_t left = request->length - state->split;
-	uint64_t length = MIN(left, part_max(client, request));
+	uint64_t offset = request->offset + state->split;
+	uint64_t length = MIN(left, part_max(client, request, offset));
 	bool has_fua = (client->capabilities & GMB_CAN_FUA) != 0;
 
 	GMB_ASSERT(!state->whole);
@@ -239,7 +294,7 @@ bool request_split(struct gmb_client *client, struct gmb_request *request, struc
 	}
 	command->operation = request->operation;
 	command->flags = has_fua ? request->flags : request->flags & ~(uint32_t)GMB_FUA;
-	command->offset = request->offset + state->split;
+	command->offset = offset;
 	command->length = length;
 	command->iov = request->iov;
 	command->iov_count = request->iov_count;
@@ -288,7 +343,7 @@ void request_fail(struct gmb_client *client, struct gmb_request *request, int er
 	}
 	if (!state->whole) {
 		state->whole = true;
-		list_remove(&state->node); /* from waiting */
+		list_remove(&state->node); /* from waiting or ranges */
 	}
 	if (state->parts == 0) {
 		request_end(client, request);
@@ -322,6 +377,12 @@ void request_command_done(struct gmb_client *client, struct command *command, co
 
 	list_push_back(&client->free_commands, &command->node);
 	state->parts--;
+	if (command->begun_ns != 0) {
+		client->ranges_in_flight--;
+		if (result == 0) {
+			range_learn(client, command);
+		}
+	}
 	if (result != 0) {
 		if (state->failure == 0) {
 			client->explained = request;

@@ -155,6 +155,7 @@ struct nbd_client {
 	uint64_t received_payload_bytes;
 	uint64_t sent_payload_bytes;
 	uint64_t out_of_order; /* replies that came before an older one */
+	uint64_t steps; /* of replies: what a server that only says that it lives does not make */
 };
 
 /* facts must outlive the client. seed: any number, different for each client, so that a late reply

@@ -171,6 +171,7 @@ static void poll_done(struct ring_op *op, int result)
 /* Takes the result of a receive into the last layout. False when there is nothing more to do. */
 static bool received(struct nbd_carrier *carrier, ssize_t got)
 {
+	uint64_t steps = carrier->nbd.steps;
 	struct error error = { 0 };
 	int err;
 
@@ -188,6 +189,9 @@ static bool received(struct nbd_carrier *carrier, ssize_t got)
 	if (err != 0) {
 		fail(carrier, err, error.text);
 		return false;
+	}
+	if (carrier->nbd.steps != steps) {
+		carrier->base.answered_ns = carrier->base.heard_ns;
 	}
 	/* A full layout means that there may be more. */
 	return (size_t)got == carrier->in_bytes && carrier->base.command_count > 0;
@@ -265,6 +269,7 @@ static void send_done(struct ring_op *op, int result)
 	} else if (result >= 0) {
 		/* The socket was full and has taken bytes again: the server is not silent. */
 		carrier->base.heard_ns = ring_batch_ns(carrier->base.ring);
+		carrier->base.answered_ns = carrier->base.heard_ns;
 		sent(carrier, (size_t)result);
 	} else if (result != -EINTR && result != -EAGAIN) {
 		fail(carrier, result, strerror(-result));
@@ -419,6 +424,7 @@ static void fill_facts(struct carrier_facts *out, const struct nbd_facts *facts)
 	out->can_take_over = facts->can_take_over;
 	out->is_volatile = facts->is_volatile;
 	out->epoch = facts->epoch;
+	out->says_alive = facts->says_alive;
 	memcpy(out->name, facts->name, strlen(facts->name) + 1);
 	memcpy(out->description, facts->description, strlen(facts->description) + 1);
 }
@@ -462,6 +468,7 @@ static void nbd_start(struct carrier *base, const struct carrier_start *start)
 			.token = start->token,
 			.replaces = start->replaces,
 			.replaces_count = start->replaces_count,
+			.alive_ms = start->alive_ms,
 		},
 	};
 

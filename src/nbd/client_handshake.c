@@ -32,7 +32,7 @@ enum {
 	LABEL_BYTES = 256,
 	/* The longest lawful reply: REP_SERVER with a name and a description. */
 	REPLY_BYTES_MAX = 4 + NBD_STRING_BYTES_MAX + NBD_STRING_BYTES_MAX,
-	TAKEOVER_QUERIES_MAX = 2 + NBD_HANDSHAKE_REPLACES_MAX,
+	TAKEOVER_QUERIES_MAX = 3 + NBD_HANDSHAKE_REPLACES_MAX,
 };
 
 /* The queries of ask_takeover(), of which NBD_CONTEXT_CONNECTION begins the longest, must fit in an
@@ -82,6 +82,7 @@ struct nbd_handshake {
 	char token[NBD_HANDSHAKE_TOKEN_BYTES_MAX];
 	char replaces[NBD_HANDSHAKE_REPLACES_MAX][NBD_HANDSHAKE_TOKEN_BYTES_MAX];
 	uint32_t replaces_count;
+	uint32_t alive_ms;
 
 	bool is_missing; /* INFO: the rest is listed because the export is not there */
 	uint32_t current;
@@ -239,11 +240,18 @@ static void append_query(struct nbd_handshake *talk, const char *kind, const cha
 	append(talk, token, strlen(token));
 }
 
-/* Says who we are and whom we replace, and asks for the epoch. A server that does not know these
- * contexts has none of them to list. */
+/* Says who we are and whom we replace, and asks for the epoch and for signs of life, which are
+ * chunks. A server that does not know these contexts has none of them to list. */
 static int ask_takeover(struct nbd_handshake *talk)
 {
-	ask_contexts(talk, STATE_TAKEOVER, 2 + talk->replaces_count);
+	bool alive = talk->alive_ms > 0 && talk->offers.style != NBD_REPLIES_SIMPLE;
+	char ms[16];
+
+	ask_contexts(talk, STATE_TAKEOVER, 2 + alive + talk->replaces_count);
+	if (alive) {
+		snprintf(ms, sizeof(ms), "=%u", talk->alive_ms);
+		append_query(talk, NBD_CONTEXT_ALIVE, ms);
+	}
 	append_query(talk, NBD_CONTEXT_EPOCH, "");
 	append_query(talk, NBD_CONTEXT_CONNECTION, talk->token);
 	for (uint32_t i = 0; i < talk->replaces_count; i++) {
@@ -389,6 +397,17 @@ static void take_epoch(struct nbd_facts *facts, struct nbd_text name)
 	facts->can_take_over = facts->epoch != 0;
 }
 
+/* A context of the server's own. */
+static void take_extension(struct nbd_facts *facts, struct nbd_text name)
+{
+	if (name.length == strlen(NBD_CONTEXT_ALIVE) &&
+		memcmp(name.bytes, NBD_CONTEXT_ALIVE, name.length) == 0) {
+		facts->says_alive = true;
+	} else {
+		take_epoch(facts, name);
+	}
+}
+
 static void take_selected(struct nbd_facts *facts, uint32_t id, struct nbd_text name)
 {
 	if (name.length == strlen(NBD_CONTEXT_ALLOCATION) &&
@@ -436,7 +455,7 @@ static int handle_context(struct nbd_handshake *talk)
 	if (talk->state == STATE_SELECT) {
 		take_selected(&talk->facts, be32_load(talk->input), name);
 	} else {
-		take_epoch(&talk->facts, name);
+		take_extension(&talk->facts, name);
 	}
 	return 0;
 }
@@ -891,6 +910,7 @@ static int take_options(struct nbd_handshake *talk, const struct nbd_handshake_o
 		GMB_ASSERT(options->replaces_count <= NBD_HANDSHAKE_REPLACES_MAX);
 		copy_token(talk->token, options->token);
 		talk->replaces_count = options->replaces_count;
+		talk->alive_ms = options->alive_ms;
 		for (uint32_t i = 0; i < options->replaces_count; i++) {
 			copy_token(talk->replaces[i], options->replaces[i]);
 		}

@@ -54,6 +54,9 @@ struct nbd_handshake_options {
 	const char *token;
 	const char *const *replaces;
 	uint32_t replaces_count; /* at most NBD_HANDSHAKE_REPLACES_MAX */
+	/* With a token: asks the server to say this often that it lives, while commands wait and it
+	 * has nothing else to say. 0: does not ask. */
+	uint32_t alive_ms;
 };
 
 /* What was agreed for the transmission phase. */
@@ -71,7 +74,8 @@ struct nbd_facts {
 	bool can_take_over;
 	bool is_volatile;
 	uint64_t epoch;
-	char name[NBD_STRING_BYTES_MAX + 1];	    /* the server's own name, or as asked for */
+	bool says_alive;		     /* it agreed, see nbd_handshake_options.alive_ms */
+	char name[NBD_STRING_BYTES_MAX + 1]; /* the server's own name, or as asked for */
 	char description[NBD_STRING_BYTES_MAX + 1]; /* or "" */
 };
 

@@ -56,6 +56,7 @@ static void release(struct nbd_client *client, struct nbd_call *call)
 	client->slots[slot] = NULL;
 	client->free_slots[client->free_count++] = slot;
 	client->call_count--;
+	client->steps++;
 	free(call->intervals);
 	call->intervals = NULL;
 	call->interval_max = 0;
@@ -231,6 +232,7 @@ int nbd_client_data_arrived(struct nbd_client *client, uint64_t bytes, struct er
 	client->data_place += bytes;
 	client->left -= bytes;
 	client->received_payload_bytes += bytes;
+	client->steps++;
 	if (client->left > 0) {
 		return 0;
 	}
@@ -387,8 +389,29 @@ static int take_hole(struct nbd_client *client, struct nbd_call *call, const str
 	}
 	nbd_client_memory_zero(call, offset - call->offset, bytes);
 	client->handler->hole(client, call, offset, bytes);
+	client->steps++;
 	err = chunk_end(client, call, (reply->flags & NBD_REPLY_FLAG_DONE) != 0, error);
 	return err != 0 ? err : (int)sizeof(hole);
+}
+
+static int not_asked(struct error *error)
+{
+	return error_set(error, -EPROTO,
+		"the server sends block status where none was asked for (rule P97)");
+}
+
+/* A chunk of any reply that says only that the server lives (docs/protocol/nbd.md). */
+static int take_alive(struct nbd_client *client, struct nbd_call *call, const struct reply *reply,
+	size_t head, uint64_t count, struct error *error)
+{
+	if (count != 1 || (reply->flags & NBD_REPLY_FLAG_DONE) != 0) {
+		return error_set(error, -EPROTO,
+			"the server says that it lives with %llu extents, or at the end of a reply",
+			(unsigned long long)count);
+	}
+	begin_skip(client, call, reply);
+	client->left = reply->length - head;
+	return (int)head;
 }
 
 /* The header of a block status chunk; its extents are read one by one. */
@@ -402,10 +425,10 @@ static int take_status(struct nbd_client *client, struct nbd_call *call, const s
 	struct be32 wire[2];
 	uint64_t count;
 
-	if (call->type != NBD_CMD_BLOCK_STATUS || !client->facts->allocation ||
-		extended != (client->facts->style == NBD_REPLIES_EXTENDED)) {
-		return error_set(error, -EPROTO,
-			"the server sends block status where none was asked for (rule P97)");
+	if (extended != (client->facts->style == NBD_REPLIES_EXTENDED) ||
+		(!client->facts->says_alive &&
+			(call->type != NBD_CMD_BLOCK_STATUS || !client->facts->allocation))) {
+		return not_asked(error);
 	}
 	if (reply->length < head + entry || (reply->length - head) % entry != 0) {
 		return wrong_length("of block status", reply, error);
@@ -416,6 +439,12 @@ static int take_status(struct nbd_client *client, struct nbd_call *call, const s
 	}
 	memcpy(wire, body, head);
 	count = (reply->length - head) / entry;
+	if (client->facts->says_alive && be32_get(wire[0]) == NBD_CONTEXT_ID_ALIVE) {
+		return take_alive(client, call, reply, head, count, error);
+	}
+	if (call->type != NBD_CMD_BLOCK_STATUS || !client->facts->allocation) {
+		return not_asked(error);
+	}
 	if (be32_get(wire[0]) != client->facts->allocation_id || call->described) {
 		return error_set(error, -EPROTO,
 			"the server sends block status of a context that was not selected, or "
@@ -470,6 +499,7 @@ static int take_extent(
 	}
 	call->covered += MIN(length, call->length - call->covered);
 	client->left -= entry;
+	client->steps++;
 	return client->left > 0 ? 0 : chunk_end(client, call, client->current_ends, error);
 }
 

@@ -333,6 +333,7 @@ static int link_open(struct bench_worker *worker, struct bench_link *link, struc
 		.connections = work->connections == 0 ? 0 : 1,
 		.connect_timeout_ms = timeout_ms,
 		.request_timeout_ms = timeout_ms,
+		.slow_timeout_ms = timeout_ms,
 		.depth = work->depth,
 	};
 	struct gmb_info info = { .size = sizeof(info) };

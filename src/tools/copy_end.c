@@ -334,10 +334,6 @@ enum {
 	 * them, since their buffers are small; and over loopback four cost each other less than
 	 * two. */
 	CONNECTIONS_DEFAULT = 4,
-	/* At the end a server flushes all that it has cached, which may be much more than its disk
-	 * writes in a minute, and says nothing meanwhile. That a machine is dead comes out sooner:
-	 * its system does not answer either (keep-alive). */
-	SILENCE_MS_MAX = 300000,
 	RECONNECT_MS_MAX = 600000,
 };
 
@@ -451,7 +447,6 @@ int copy_remote_open(struct copy_loop *loop, const struct copy_end_options *opti
 		.flags = options->target ? 0 : GMB_OPEN_READ_ONLY,
 		.connections =
 			options->connections != 0 ? options->connections : CONNECTIONS_DEFAULT,
-		.request_timeout_ms = SILENCE_MS_MAX,
 		.reconnect_timeout_ms = RECONNECT_MS_MAX,
 		.event = remote_event,
 		.context = remote != NULL ? &remote->end : NULL,

@@ -324,6 +324,14 @@ class File(attach_tool.Case):
         self.assertEqual(self.attachments(), [])
         self.assertFalse(os.path.exists(disk))
 
+    def test_a_flush_slower_than_the_time_limit(self):
+        self.serve("--export", f"={self.image()},delay=flush:3s,delay=zero:3s")
+        disk = self.attach("--request-timeout", "1s", "--reconnect-timeout", "5s")
+        with open(disk, "r+b", buffering=0) as file:
+            file.write(b"x" * 4096)
+            os.fsync(file)
+        self.assertEqual([entry["state"] for entry in self.attachments()], ["connected"])
+
     def attach_and_write(self, *options):
         """A disk that was written, from a server that never ends a flush."""
         self.serve("--export", f"={self.image()},delay=flush:3600s")

@@ -20,9 +20,9 @@ import threading
 import unittest
 import zlib
 
-from fake_export import (BLOCK_STATUS, DATA, DONE, ERROR, ERROR_OFFSET, EXTENDED_STYLE, FLAGS, HOLE,
-                         MULTI_CONN, NONE, READ, SIMPLE_STYLE, STRUCTURED_STYLE, Export, ExportServer,
-                         content, greeting_bytes, open_export, opening)
+from fake_export import (ALIVE, BLOCK_STATUS, CACHE, DATA, DONE, ERROR, ERROR_OFFSET, EXTENDED_STYLE, FLAGS,
+                         HOLE, MULTI_CONN, NONE, READ, SIMPLE_STYLE, STRUCTURED_STYLE, TRIM, ZERO, Export,
+                         ExportServer, content, greeting_bytes, open_export, opening)
 from fake_server import GO, INFO_REPLY, ClientGone, FakeServer
 
 DRIVER = ""
@@ -30,6 +30,7 @@ DRIVER = ""
 PATIENCE_S = 100
 
 NO_RECONNECT = 2
+CAN_FAST_ZERO = 1 << 11
 STYLES = (SIMPLE_STYLE, STRUCTURED_STYLE, EXTENDED_STYLE)
 CHUNKS = (STRUCTURED_STYLE, EXTENDED_STYLE)
 
@@ -212,6 +213,25 @@ class Violations(Case):
                         ask=("status bad 0 65536 8",))
         self.break_rule(lambda e, r: e.extents(r, [(512, 0)]), "rule P97")
 
+    def test_signs_of_life(self):
+        def sign(extents, flags=0, context=ALIVE):
+            return lambda export, request: export.extents(request, extents, context, flags)
+
+        for style in CHUNKS:
+            for alive, answer, text in ((True, sign([(1, 0)], DONE), "says that it lives with"),
+                                        (True, sign([(1, 0)] * 2), "says that it lives with"),
+                                        (True, sign([(1, 0)], 0, ALIVE - 1), "(rule P97)"),
+                                        (False, sign([(1, 0)]), "(rule P97)")):
+                def script(export, answer=answer):
+                    export.send(answer(export, export.request(READ)))
+                    export.dialogue.wait_for_close()
+                with ExportServer(script, style=style, alive=alive) as server:
+                    answers = self.drive(f"open c {server.uri()} flags={NO_RECONNECT}",
+                                         "read c 0 4096 0", "wait")
+                self.assertEqual(server.failures, [])
+                self.assertEqual(self.results(answers, "c")[0][0], NOTCONN)
+                self.assertIn(text, self.of(answers, "event", "c")[0])
+
     def test_bytes_after_the_last_answer(self):
         """The first answer counts; the connection is gone."""
         def script(export):
@@ -296,6 +316,61 @@ class Lawful(Case):
                                  "read c 0 512 0", "wait")
         self.assertEqual(server.failures, [])
         self.assertEqual([result[0] for result in self.results(answers, "c")], [-28, 0])
+
+
+    def test_signs_of_life(self):
+        """Anywhere between the chunks of any reply; and silence is silence all the same."""
+        def script(export):
+            requests = [export.request() for _ in range(4)]
+            sign = [export.extents(request, [(1, 0)], ALIVE, flags=0) for request in requests]
+            for request in requests:
+                export.send(b"".join(sign))
+                if request.kind == READ:
+                    export.send(export.data(request, 0, 1000, flags=0) + b"".join(sign) +
+                                export.data(request, 1000))
+                else:
+                    export.send(export.honest(request))
+                sign.pop(0)
+            export.request()
+            export.dialogue.wait_for_close()
+        for style in CHUNKS:
+            with ExportServer(script, style=style, alive=True) as server:
+                answers = self.drive(
+                    f"open c {server.uri()} flags={NO_RECONNECT} request_timeout_ms=1000",
+                    "read c 0 4096 0", "flush c 0 0 0", "status c 0 4096 0", "read c 8192 4096 0",
+                    "wait", "flush c 0 0 0", "wait")
+            self.assertEqual(server.failures, [])
+            results = self.results(answers, "c")
+            self.assertEqual([result[0] for result in results], [0, 0, 0, 0, NOTCONN])
+            self.assertEqual([results[0][1], results[3][1]], [crc(0, 4096), crc(8192, 4096)])
+            self.assertIn("has not answered for too long", self.of(answers, "event", "c")[0])
+
+    def test_long_ranges_are_cut(self):
+        """At multiples of a power of two, each with the flags of the whole."""
+        begin, length = 3 << 20 | 4096, 700 << 20
+        kinds = {"zero": (ZERO, 3), "trim": (TRIM, 1), "cache": (CACHE, 0), "fast": (ZERO, 16)}
+        for name, (kind, flags) in kinds.items():
+            pieces = []
+
+            def script(export):
+                while True:
+                    request = export.request(kind)
+                    pieces.append(request)
+                    export.send(export.honest(request))
+            command = "zero" if name == "fast" else name
+            with ExportServer(script, size=1 << 40, flags=FLAGS | CAN_FAST_ZERO) as server:
+                answers = self.drive(f"open c {server.uri()}",
+                                     f"{command} c {begin} {length} {flags}", "wait")
+            self.assertEqual(server.failures, [])
+            self.assertEqual(self.results(answers, "c")[0][0], 0)
+            pieces.sort(key=lambda piece: piece.offset)
+            self.assertEqual({piece.flags for piece in pieces}, {flags})
+            self.assertEqual(pieces[0].offset, begin)
+            self.assertEqual(sum(piece.length for piece in pieces), length)
+            for piece, after in zip(pieces, pieces[1:]):
+                self.assertEqual(piece.offset + piece.length, after.offset)
+                self.assertEqual(after.offset % (1 << 20), 0)
+            self.assertTrue(len(pieces) == 1 if name == "fast" else 4 <= len(pieces) <= 12, pieces)
 
 
 class Fewer(Case):

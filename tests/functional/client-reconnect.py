@@ -280,6 +280,24 @@ class Reconnect(support.Case):
         # The others went on: it was never away.
         self.assertNotIn("reconnected", self.names())
 
+    # --- servers that take their time
+
+    def test_commands_slower_than_the_time_limit(self):
+        """The server says that it lives; with simple replies slow commands have longer."""
+        self.serve("delay=flush:3s", "delay=zero:3s", "delay=trim:3s", "delay=cache:3s")
+        clients = [self.open(flags=flags, request_timeout_ms=1000, reconnect_timeout_ms=5000)
+                   for flags in (0, gmblock.OPEN_NO_EXTENDED, gmblock.OPEN_SIMPLE)]
+        done = []
+        for client in clients:
+            done += [self.submit(client, [client.new(gmblock.FLUSH)])]
+            done += [self.submit(client, [client.new(kind, 4096, 8192)])
+                     for kind in (gmblock.ZERO, gmblock.TRIM, gmblock.CACHE)]
+        while not all(done):
+            self.queue.wait(-1)
+        self.assertEqual({one[0].result for one in done}, {0})
+        self.assertEqual(self.events, [])
+        self.assertEqual({client.stats().commands_replayed for client in clients}, {0})
+
     # --- servers that do not come back
 
     def test_without_reconnecting(self):

@@ -20,6 +20,7 @@ ERROR, ERROR_OFFSET = 0x8001, 0x8002
 DONE = 1
 
 CONTEXT = 0x2A
+ALIVE = 0xFFFFFFFF
 SIZE = 1 << 20
 # HAS_FLAGS, FLUSH, FUA, TRIM, ZERO, DF, CACHE
 FLAGS = 1 | 4 | 8 | 32 | 64 | 128 | 1 << 10
@@ -128,7 +129,7 @@ def option_reply(option, kind, data=b""):
     return struct.pack(">QIII", 0x3E889045565A9, option, kind, len(data)) + data
 
 
-def opening(style, size=SIZE, flags=FLAGS, sizes=None, epoch=None):
+def opening(style, size=SIZE, flags=FLAGS, sizes=None, epoch=None, alive=False):
     """What the server says to each of the client's options, in order."""
     replies = []
     if style == EXTENDED_STYLE:
@@ -139,6 +140,8 @@ def opening(style, size=SIZE, flags=FLAGS, sizes=None, epoch=None):
     # Asked for gmblock's own contexts, of which it has none, or one.
     listed = b"" if epoch is None else option_reply(
         LIST_META, META, bytes(4) + f"x-gmblock:epoch={epoch:016x}".encode())
+    if alive:
+        listed += option_reply(LIST_META, META, bytes(4) + b"x-gmblock:alive")
     replies.append(listed + option_reply(LIST_META, ACK))
     if style != SIMPLE_STYLE:
         replies.append(option_reply(SET_META, META, struct.pack(">I", CONTEXT) +

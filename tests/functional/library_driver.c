@@ -10,7 +10,8 @@
  *   stats KEY                         stats KEY LOST REPLAYED MOVED
  *   close KEY                         closed KEY
  *
- * Options: flags, connections, connect_timeout_ms, request_timeout_ms, reconnect_timeout_ms, depth.
+ * Options: flags, connections, connect_timeout_ms, request_timeout_ms, slow_timeout_ms,
+ * reconnect_timeout_ms, depth.
  * A done request prints "done KEY NUMBER OPERATION RESULT ANSWER TEXT": NUMBER counts submits from
  * 0, ANSWER is the CRC-32 of what was read, or extents as OFFSET+LENGTH:FLAGS, or "-". An event
  * prints "event KEY KIND TEXT". Payloads to write are bytes of OFFSET mod 251.
@@ -108,6 +109,8 @@ static void option_set(struct gmb_options *options, const char *option)
 		options->connect_timeout_ms = value;
 	} else if (strcmp(name, "request_timeout_ms") == 0) {
 		options->request_timeout_ms = value;
+	} else if (strcmp(name, "slow_timeout_ms") == 0) {
+		options->slow_timeout_ms = value;
 	} else if (strcmp(name, "reconnect_timeout_ms") == 0) {
 		options->reconnect_timeout_ms = value;
 	} else if (strcmp(name, "depth") == 0) {

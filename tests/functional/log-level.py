@@ -74,7 +74,8 @@ class LogLevel(support.Case):
             self.assertEqual(done.returncode, 1, done.stderr)
             self.assertRegex(done.stderr, r"gmblock: debug: client: connection \d+: \S+, export "
                              r'"disk": extended replies, read and write, 1048576 bytes, minimum '
-                             r"block 1 bytes, preferred \d+, largest payload \d+, allocation, takeover")
+                             r"block 1 bytes, preferred \d+, largest payload \d+, allocation, takeover, "
+                             r"alive")
             self.assertRegex(done.stderr, r"gmblock: debug: client: connection \d+: the server "
                              r"refused a request: operation \d+, offset \d+, length \d+: "
                              r"Input/output error: the server's disk failed")

@@ -153,6 +153,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		options.token = "0123456789abcdef.9";
 		options.replaces = replaces;
 		options.replaces_count = ARRAY_COUNT(replaces);
+		options.alive_ms = (data[0] & 32) != 0 ? 6000 : 0;
 	}
 	whole = talk(&options, data + 2, size - 2, size);
 	pieces = talk(&options, data + 2, size - 2, 1 + data[1] % 32);

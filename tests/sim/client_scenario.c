@@ -429,6 +429,7 @@ static void choose_options(struct scenario *scenario)
 	static const uint32_t styles[] = { 0, 0, GMB_OPEN_NO_EXTENDED, GMB_OPEN_SIMPLE };
 	static const uint32_t connects[] = { 300, 2000, 10000 };
 	static const uint32_t requests[] = { 600, 5000, 30000 };
+	static const uint32_t slow_factors[] = { 1, 3, 20 };
 	static const uint32_t reconnects[] = { 3000, 20000, 120000 };
 	static const uint32_t depths[] = { 1, 2, 4, 16, 0 };
 	struct gmb_options *options = &scenario->options;
@@ -445,8 +446,10 @@ static void choose_options(struct scenario *scenario)
 		.event = client_event,
 		.context = scenario,
 	};
+	options->slow_timeout_ms =
+		options->request_timeout_ms * slow_factors[world_below(ARRAY_COUNT(slow_factors))];
 	/* Each connection may turn out dead only when it gets the commands of another. */
-	limit_ms = options->request_timeout_ms * MAX(options->connections, 1u) +
+	limit_ms = options->slow_timeout_ms * MAX(options->connections, 1u) +
 		   options->reconnect_timeout_ms +
 		   MAX(options->connect_timeout_ms + 1000, options->request_timeout_ms);
 	scenario->limit_ns = (limit_ms + 2000) * MS_NS;

@@ -40,7 +40,7 @@ serve
 """
 
 FILE_SYSTEM = COMMON + r"""
-disk=$(gmblock attach --$kind --request-timeout 3s "$uri")
+disk=$(gmblock attach --$kind --request-timeout 3s --slow-timeout 3s "$uri")
 test "$(blockdev --getsize64 $disk)" = 201326592
 queue=/sys/block/${disk#/dev/}/queue
 test "$(cat $queue/write_cache)" = "write back"
