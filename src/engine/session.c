@@ -89,17 +89,13 @@ int session_choose(struct session *session, struct engine_export *entry)
 	return 0;
 }
 
-static bool is_change(enum store_op op)
-{
-	return op == STORE_WRITE || op == STORE_TRIM || op == STORE_ZERO;
-}
-
 int session_admit(
 	const struct session *session, const struct path_request *request, const char **text)
 {
 	bool moves = request->op == STORE_READ || request->op == STORE_WRITE;
 
-	if (is_change(request->op) && (session->rights & ENGINE_RIGHT_WRITE) == 0) {
+	if ((BIT(request->op) & STORE_CHANGES) != 0 &&
+		(session->rights & ENGINE_RIGHT_WRITE) == 0) {
 		*text = "the export is read-only";
 		return -EPERM;
 	}

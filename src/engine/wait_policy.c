@@ -21,18 +21,22 @@ static const uint64_t window_ns_min = 5000000;
 /* A pause in the traffic says nothing about the rate. */
 static const uint64_t window_ns_max = 200000000;
 
+static void become(struct wait_policy *policy, enum wait_policy_state state, uint32_t windows)
+{
+	bool batches = state != WAIT_POLICY_BLOCKING && policy->way == WAIT_BATCH;
+
+	policy->state = state;
+	policy->windows_left = windows;
+	policy->window_requests_full = batches ? WAIT_WINDOW_REQUESTS_BATCH : WAIT_WINDOW_REQUESTS;
+	policy->window_requests_min =
+		batches ? WAIT_WINDOW_REQUESTS_BATCH : WAIT_WINDOW_REQUESTS_MIN;
+}
+
 void wait_policy_init(struct wait_policy *policy, bool may_spin)
 {
 	*policy = (struct wait_policy){ .may_spin = may_spin,
-		.state = WAIT_POLICY_BLOCKING,
-		.way = WAIT_BLOCK,
 		.backoff_windows = WAIT_BACKOFF_WINDOWS_MIN };
-}
-
-static void become(struct wait_policy *policy, enum wait_policy_state state, uint32_t windows)
-{
-	policy->state = state;
-	policy->windows_left = windows;
+	become(policy, WAIT_POLICY_BLOCKING, 0);
 }
 
 static bool fills_batches(const struct wait_policy *policy)
@@ -139,17 +143,6 @@ static void window_done(struct wait_policy *policy, uint64_t elapsed_ns)
 	}
 }
 
-static bool window_is_full(const struct wait_policy *policy, uint64_t elapsed_ns)
-{
-	bool sleeps = policy->state == WAIT_POLICY_BLOCKING;
-	uint32_t full = !sleeps && policy->way == WAIT_BATCH ? (uint32_t)WAIT_WINDOW_REQUESTS_BATCH
-							     : (uint32_t)WAIT_WINDOW_REQUESTS;
-
-	return policy->window_requests >= full ||
-	       (full == WAIT_WINDOW_REQUESTS && elapsed_ns >= window_ns_min &&
-		       policy->window_requests >= WAIT_WINDOW_REQUESTS_MIN);
-}
-
 enum wait_way wait_policy_turn(struct wait_policy *policy, uint64_t now_ns, uint32_t requests)
 {
 	uint64_t elapsed_ns = now_ns - policy->window_start_ns;
@@ -162,7 +155,9 @@ enum wait_way wait_policy_turn(struct wait_policy *policy, uint64_t now_ns, uint
 	if (elapsed_ns > window_ns_max) {
 		policy->lost_ns = 0;
 		become(policy, WAIT_POLICY_BLOCKING, 1);
-	} else if (window_is_full(policy, elapsed_ns)) {
+	} else if (policy->window_requests >= policy->window_requests_full ||
+		   (elapsed_ns >= window_ns_min &&
+			   policy->window_requests >= policy->window_requests_min)) {
 		window_done(policy, elapsed_ns);
 	} else {
 		return policy->way_now;

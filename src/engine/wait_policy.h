@@ -56,8 +56,10 @@ struct wait_policy {
 	enum wait_way way_now; /* until this window ends */
 	uint64_t window_start_ns;
 	uint32_t window_requests;
-	uint32_t window_turns; /* turns that brought requests */
-	uint32_t windows_left; /* until the state is questioned */
+	uint32_t window_requests_full; /* end it, ... */
+	uint32_t window_requests_min;  /* or these once it took long enough */
+	uint32_t window_turns;	       /* turns that brought requests */
+	uint32_t windows_left;	       /* until the state is questioned */
 	uint32_t backoff_windows;
 	uint64_t trial_ns[2]; /* time of the trial's windows, without and with the way */
 	uint64_t trial_requests[2];

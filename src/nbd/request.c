@@ -52,17 +52,6 @@ static const uint16_t flags_defined[] = {
 	[NBD_CMD_BLOCK_STATUS] = NBD_CMD_FLAG_FUA | NBD_CMD_FLAG_REQ_ONE | NBD_CMD_FLAG_PAYLOAD_LEN,
 };
 
-/* FUA may come with every command, and says something about changes. */
-static uint32_t store_flags(enum store_op op, uint16_t flags)
-{
-	if (op != STORE_WRITE && op != STORE_TRIM && op != STORE_ZERO) {
-		return 0;
-	}
-	return ((flags & NBD_CMD_FLAG_FUA) != 0 ? (uint32_t)STORE_FUA : 0) |
-	       ((flags & NBD_CMD_FLAG_NO_HOLE) != 0 ? (uint32_t)STORE_NO_HOLE : 0) |
-	       ((flags & NBD_CMD_FLAG_FAST_ZERO) != 0 ? (uint32_t)STORE_FAST_ZERO : 0);
-}
-
 uint32_t request_check(const struct nbd_session *session, const struct request_head *head,
 	struct path_request *path, const char **text)
 {
@@ -97,12 +86,20 @@ uint32_t request_check(const struct nbd_session *session, const struct request_h
 		return NBD_EINVAL;
 	}
 	path->op = ops[head->type];
-	path->flags = store_flags(path->op, head->flags);
+	path->flags = 0;
+	if ((BIT(path->op) & STORE_CHANGES) != 0) { /* FUA may come with every command */
+		path->flags = ((head->flags & NBD_CMD_FLAG_FUA) != 0 ? STORE_FUA : 0U) |
+			      ((head->flags & NBD_CMD_FLAG_NO_HOLE) != 0 ? STORE_NO_HOLE : 0U) |
+			      ((head->flags & NBD_CMD_FLAG_FAST_ZERO) != 0 ? STORE_FAST_ZERO : 0U);
+	}
 	path->extent_max = (head->flags & NBD_CMD_FLAG_REQ_ONE) != 0 ? 1 : PATH_EXTENTS_MAX;
 	code = session_admit(&session->base, path, text);
 	if (code == 0 && (head->flags & NBD_CMD_FLAG_DF) != 0 && head->length > HELD_BYTES_MAX) {
 		*text = "the read is longer than this server answers in one chunk";
 		code = -EOVERFLOW;
+	}
+	if (code == 0) {
+		return NBD_SUCCESS;
 	}
 	/* EOVERFLOW exists for structured replies only (P95, P118). */
 	return code == -EOVERFLOW && !session->structured ? (uint32_t)NBD_EINVAL

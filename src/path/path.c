@@ -393,11 +393,6 @@ static void leave_queue(struct path_request *request)
 /* --- changes of requesters that have gone ------------------------------------------------------
  */
 
-static bool changes(const struct path_request *request)
-{
-	return request->op == STORE_WRITE || request->op == STORE_TRIM || request->op == STORE_ZERO;
-}
-
 /* True while the store may still change something for the request. */
 static bool may_change(const struct path_request *request)
 {
@@ -407,9 +402,10 @@ static bool may_change(const struct path_request *request)
 	       (!ends && path_status(request) == PATH_PENDING);
 }
 
-static void late_begin(struct path_request *request)
+void path_orphan(struct path_request *request)
 {
-	if (request->late.serial == 0 && changes(request) && may_change(request)) {
+	if (request->late.serial == 0 && (BIT(request->op) & STORE_CHANGES) != 0 &&
+		may_change(request)) {
 		request->late.offset = request->offset;
 		request->late.length = request->length;
 		late_publish(request->export->late_port.late, &request->late);
@@ -421,11 +417,6 @@ static void late_end(struct path_request *request)
 	if (unlikely(request->late.serial != 0) && !may_change(request)) {
 		late_withdraw(request->export->late_port.late, &request->late);
 	}
-}
-
-void path_orphan(struct path_request *request)
-{
-	late_begin(request);
 }
 
 /* The first error decides the request; nothing more of it is started or sent. */
@@ -557,11 +548,11 @@ static bool part_submit(struct path_stream *stream, uint64_t length, bool page_c
 	part->progress_step = request->progress_step;
 	part->extents = request->extent_list != NULL ? request->extent_list->extents : NULL;
 	part->extent_max = request->extent_max;
-	part->extent_count = 0;
 	if (page_cache && !store_page_cache_ref(request->export->queue, part)) {
 		return false;
 	}
-	if (changes(request) && unlikely(late_any(late)) && late_wait(late, stream)) {
+	if ((BIT(request->op) & STORE_CHANGES) != 0 && unlikely(late_any(late)) &&
+		late_wait(late, stream)) {
 		request->parts_inflight++;
 		request->parts_waiting++;
 		request->export->late_waits++;
@@ -941,7 +932,7 @@ bool path_abandon(struct path_request *request)
 	request->abandoned = true;
 	leave_queue(request);
 	drop_ready(request);
-	late_begin(request);
+	path_orphan(request);
 	late_end(request);
 	return path_is_idle(request);
 }

@@ -61,7 +61,8 @@ void store_rate_end(struct store_rate *rate, uint64_t bytes, uint64_t now_ns)
 
 static void queue_submit(struct store_queue *queue, struct store_part *part);
 
-static void check_part(const struct store_queue *queue, const struct store_part *part)
+/* Asserts the contract and sets what is private to the stores. */
+static void part_begin(struct store_queue *queue, struct store_part *part)
 {
 	GMB_ASSERT(part->op < STORE_OP_COUNT);
 	GMB_ASSERT(part->done != NULL);
@@ -76,6 +77,12 @@ static void check_part(const struct store_queue *queue, const struct store_part 
 		GMB_ASSERT(part->extent_max > 0);
 	}
 	GMB_ASSERT(queue->submitting == NULL);
+	part->io.in_flight = false;
+	list_init(&part->node);
+	part->top = queue;
+	part->progress_bytes = 0;
+	part->progress_broken = false;
+	part->extent_count = 0;
 }
 
 /* --- parts of other rings ------------------------------------------------------------------ */
@@ -177,16 +184,11 @@ static void send_from_owner(struct store_part *part, int result)
 
 /* --- parts --------------------------------------------------------------------------------- */
 
-static bool changes_data(enum store_op op)
-{
-	return op == STORE_WRITE || op == STORE_TRIM || op == STORE_ZERO;
-}
-
 /* True when success is a promise that something will survive a crash. */
 static bool promises(const struct store_part *part)
 {
 	return part->op == STORE_FLUSH ||
-	       ((part->flags & STORE_FUA) != 0 && changes_data(part->op));
+	       ((part->flags & STORE_FUA) != 0 && (BIT(part->op) & STORE_CHANGES) != 0);
 }
 
 bool store_result_breaks(const struct store_part *part, int result)
@@ -235,20 +237,10 @@ static void queue_submit(struct store_queue *queue, struct store_part *part)
 /* The error of a part that need not be tried, or 0. */
 static int refuse(struct store *store, const struct store_part *part)
 {
-	if (changes_data(part->op) && (store->info.caps & STORE_CAP_WRITE) == 0) {
+	if ((BIT(part->op) & STORE_CHANGES) != 0 && (store->info.caps & STORE_CAP_WRITE) == 0) {
 		return -EPERM;
 	}
 	return promises(part) ? atomic_load_explicit(&store->broken, memory_order_acquire) : 0;
-}
-
-static void prepare(struct store_queue *queue, struct store_part *part)
-{
-	part->io.in_flight = false;
-	list_init(&part->node);
-	part->top = queue;
-	part->progress_bytes = 0;
-	part->progress_broken = false;
-	part->extent_count = 0;
 }
 
 /* Keeps the parts of this turn that are to complete one by one in calls of their own. */
@@ -269,7 +261,7 @@ void store_submit(struct store_queue *queue, struct store_part *part)
 {
 	int error;
 
-	check_part(queue, part);
+	part_begin(queue, part);
 	if (part->op == STORE_READ || part->op == STORE_WRITE) {
 		/* See store_rights(). */
 		uint32_t rights =
@@ -277,7 +269,6 @@ void store_submit(struct store_queue *queue, struct store_part *part)
 
 		GMB_ASSERT((queue->store->info.memory_rights & ~rights) == 0);
 	}
-	prepare(queue, part);
 	if ((part->flags & STORE_MEASURED) != 0) {
 		store_rate_begin(store_rate(queue, part->op), ring_batch_ns(queue->ring));
 	}
@@ -300,9 +291,8 @@ bool store_page_cache_ref(struct store_queue *queue, struct store_part *part)
 		part->length < STORE_PAGE_CACHE_BYTES_MIN) {
 		return false;
 	}
-	check_part(queue, part);
+	part_begin(queue, part);
 	GMB_ASSERT(part->op == STORE_READ && (part->flags & STORE_MEASURED) == 0);
-	prepare(queue, part);
 	part->queue = queue;
 	part->memory = MEM_NONE;
 	if (!queue->store->ops->page_cache_ref(queue, part)) {

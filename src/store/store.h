@@ -48,6 +48,9 @@ enum store_op {
 	STORE_OP_COUNT
 };
 
+/* A set of BIT(enum store_op): those that change data. */
+#define STORE_CHANGES (BIT(STORE_WRITE) | BIT(STORE_TRIM) | BIT(STORE_ZERO))
+
 /* As users write it: "read", "write", "flush", "trim", "zero", "cache", "extents". */
 const char *store_op_name(enum store_op op);
 
