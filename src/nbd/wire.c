@@ -40,30 +40,40 @@ const char *nbd_command_name(uint32_t command)
 	return command < ARRAY_COUNT(names) ? names[command] : "unknown";
 }
 
+static const struct {
+	uint32_t error;
+	int code;
+	const char *name;
+} errors[] = {
+	{ NBD_SUCCESS, 0, "success" },
+	{ NBD_EPERM, -EPERM, "EPERM" },
+	{ NBD_EIO, -EIO, "EIO" },
+	{ NBD_ENOMEM, -ENOMEM, "ENOMEM" },
+	{ NBD_EINVAL, -EINVAL, "EINVAL" },
+	{ NBD_ENOSPC, -ENOSPC, "ENOSPC" },
+	{ NBD_EOVERFLOW, -EOVERFLOW, "EOVERFLOW" },
+	{ NBD_ENOTSUP, -EOPNOTSUPP, "ENOTSUP" },
+	{ NBD_ESHUTDOWN, -ESHUTDOWN, "ESHUTDOWN" },
+};
+
 const char *nbd_error_name(uint32_t error)
 {
-	switch (error) {
-	case NBD_SUCCESS:
-		return "success";
-	case NBD_EPERM:
-		return "EPERM";
-	case NBD_EIO:
-		return "EIO";
-	case NBD_ENOMEM:
-		return "ENOMEM";
-	case NBD_EINVAL:
-		return "EINVAL";
-	case NBD_ENOSPC:
-		return "ENOSPC";
-	case NBD_EOVERFLOW:
-		return "EOVERFLOW";
-	case NBD_ENOTSUP:
-		return "ENOTSUP";
-	case NBD_ESHUTDOWN:
-		return "ESHUTDOWN";
-	default:
-		return "unknown";
+	for (size_t i = 0; i < ARRAY_COUNT(errors); i++) {
+		if (errors[i].error == error) {
+			return errors[i].name;
+		}
 	}
+	return "unknown";
+}
+
+int nbd_error_to_errno(uint32_t error)
+{
+	for (size_t i = 0; i < ARRAY_COUNT(errors); i++) {
+		if (errors[i].error == error) {
+			return errors[i].code;
+		}
+	}
+	return -EINVAL; /* P119 */
 }
 
 uint32_t nbd_error_from_errno(int code)
@@ -89,30 +99,6 @@ uint32_t nbd_error_from_errno(int code)
 		return NBD_ESHUTDOWN;
 	default: /* ENOMEM too: it should not be sent, and says nothing that a client could use */
 		return NBD_EIO;
-	}
-}
-
-int nbd_error_to_errno(uint32_t error)
-{
-	switch (error) {
-	case NBD_SUCCESS:
-		return 0;
-	case NBD_EPERM:
-		return -EPERM;
-	case NBD_EIO:
-		return -EIO;
-	case NBD_ENOMEM:
-		return -ENOMEM;
-	case NBD_ENOSPC:
-		return -ENOSPC;
-	case NBD_EOVERFLOW:
-		return -EOVERFLOW;
-	case NBD_ENOTSUP:
-		return -EOPNOTSUPP;
-	case NBD_ESHUTDOWN:
-		return -ESHUTDOWN;
-	default:
-		return -EINVAL;
 	}
 }
 
