@@ -52,6 +52,22 @@ class Examples(unittest.TestCase):
         with open(os.path.join(self.folder, "copy"), "rb") as file:
             self.assertEqual(file.read(), self.content)
 
+    def test_clan_echo(self):
+        program = os.path.join(PROGRAMS, "clan-echo")
+        if not os.path.exists(program):
+            self.skipTest("libclan is not built for this processor")
+        address = "shm:" + os.path.join(self.folder, "clan")
+        with subprocess.Popen([program, address], stdout=subprocess.PIPE, text=True) as server:
+            try:
+                self.assertEqual(server.stdout.readline(), "ready\n")
+                for text in ("hello", "again"):
+                    done = subprocess.run([program, address, text], capture_output=True,
+                                          text=True, check=False, timeout=60)
+                    self.assertEqual((done.stdout, done.stderr, done.returncode),
+                                     (f"{text}\nput by the server\n", "", 0))
+            finally:
+                server.kill()
+
     def test_read_async(self):
         for depth in ("1", "7", "200", ""):
             with self.subTest(depth=depth):

@@ -20,8 +20,8 @@ import tempfile
 # other. attach builds on client, so it stands above it. docs/design/0001 has the reasons.
 FLOORS = [
     ["base"],
-    ["ring", "disk", "control"],
-    ["clan", "store", "memory"],
+    ["ring", "disk", "control", "clan"],
+    ["store", "memory"],
     ["push"],
     ["path", "stream"],
     ["engine", "client"],
@@ -40,12 +40,13 @@ HEIGHT = {floor: height for height, row in enumerate(FLOORS) for floor in row}
 # the event loop asks the event loop.
 SOCKET_HEADERS = re.compile(r"^(sys/socket\.h|sys/un\.h|netinet/|arpa/|netdb\.h|linux/tcp\.h)")
 SYSTEM_RULES = [
-    (re.compile(r"^liburing"), {"ring", "attach"}, "only the ring floor (and ublk) uses io_uring"),
+    (re.compile(r"^liburing"), {"ring", "attach", "clan"},
+     "only the ring floor (and ublk, and clan) uses io_uring"),
     (SOCKET_HEADERS, set(HEIGHT) - {"store", "memory", "path"}, "this floor never sees a socket"),
 ]
 
 # The installed headers are for those who use the library.
-PUBLIC_INCLUDERS = {"client", "attach", "tools"}
+PUBLIC_INCLUDERS = {"client", "attach", "tools", "clan", "gmb"}
 
 BANNED = {
     "strcpy": "copy with a length that was checked",
@@ -127,7 +128,7 @@ def check_includes(options):
 def include_problem(root, floor, bracket, name):
     if bracket == "<" or name.startswith("gmblock/"):
         if name.startswith("gmblock/") and floor not in PUBLIC_INCLUDERS:
-            return "installed headers are for client, attach, tools, tests and users"
+            return "installed headers are for client, attach, tools, clan, gmb, tests and users"
         for pattern, allowed, reason in SYSTEM_RULES:
             if pattern.match(name) and floor not in allowed:
                 return reason

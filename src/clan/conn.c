@@ -1,0 +1,503 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The calls of <gmblock/clan.h> on connections: they check arguments and the state, and ask the
+ * connection's provider.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "clan/clan.h"
+
+/* The table of providers; addresses begin with the name of one and a colon. */
+static const struct clan_provider *const providers[] = { &clan_provider_shm };
+
+static const struct clan_provider *find_provider(
+	const char *address, const char **place_out, struct error *error)
+{
+	for (size_t i = 0; i < ARRAY_COUNT(providers); i++) {
+		size_t length = strlen(providers[i]->scheme);
+
+		if (strncmp(address, providers[i]->scheme, length) == 0 && address[length] == ':') {
+			*place_out = address + length + 1;
+			return providers[i];
+		}
+	}
+	error_set(error, -EPROTONOSUPPORT, "\"%s\": addresses begin with shm:", address);
+	return NULL;
+}
+
+/* --- states ----------------------------------------------------------------------------------- */
+
+static const uint32_t conn_edges[CLAN_STATE_COUNT] = {
+	[CLAN_CONNECTING] = BIT(CLAN_OPEN) | BIT(CLAN_LOST) | BIT(CLAN_CLOSING),
+	[CLAN_OPENING] = BIT(CLAN_OFFERED) | BIT(CLAN_LOST) | BIT(CLAN_CLOSING),
+	[CLAN_OFFERED] = BIT(CLAN_OPEN) | BIT(CLAN_LOST) | BIT(CLAN_CLOSING),
+	[CLAN_OPEN] = BIT(CLAN_LOST) | BIT(CLAN_CLOSING),
+	[CLAN_LOST] = BIT(CLAN_CLOSING),
+	[CLAN_CLOSING] = BIT(CLAN_CLOSED),
+};
+
+void clan_conn_set_state(struct clan_conn *conn, enum clan_state state)
+{
+	GMB_ASSERT((conn_edges[conn->state] & BIT(state)) != 0);
+	conn->state = state;
+}
+
+static bool give_conn_event(struct clan_source *source, struct clan_event *event)
+{
+	struct clan_conn *conn = container_of(source, struct clan_conn, source);
+
+	event->conn = conn;
+	event->context = conn->context;
+	if (conn->state == CLAN_CLOSED) {
+		event->type = CLAN_EVENT_CLOSED;
+		conn->provider->destroy(conn);
+		return false;
+	}
+	if (conn->connect_pending) {
+		conn->connect_pending = false;
+		event->type = conn->connector ? CLAN_EVENT_CONNECTED : CLAN_EVENT_CONNECT;
+	} else if (conn->ready != 0) {
+		event->type = CLAN_EVENT_READY;
+		event->ready = conn->ready;
+		conn->ready = 0;
+	} else {
+		GMB_ASSERT(conn->lost_pending);
+		conn->lost_pending = false;
+		event->type = CLAN_EVENT_LOST;
+		event->status = conn->status;
+	}
+	return conn->ready != 0 || conn->lost_pending;
+}
+
+void clan_conn_init(struct clan_conn *conn, const struct clan_provider *provider,
+	struct clan_queue *queue, const struct clan_conn_options *options, enum clan_state state)
+{
+	conn->provider = provider;
+	conn->queue = queue;
+	conn->options = *options;
+	conn->state = state;
+	clan_source_init(&conn->source, give_conn_event);
+	list_init(&conn->shares);
+	list_init(&conn->deadline.node);
+	list_push_back(&queue->conns, &conn->node);
+	queue->conn_count++;
+}
+
+void clan_conn_fini(struct clan_conn *conn)
+{
+	GMB_ASSERT(conn->state == CLAN_CLOSED && list_is_empty(&conn->shares));
+	clan_deadline_clear(&conn->deadline);
+	list_remove(&conn->source.node);
+	list_remove(&conn->node);
+	conn->queue->conn_count--;
+	free(conn->hello);
+}
+
+void clan_conn_lose(struct clan_conn *conn, int status, const char *format, ...)
+{
+	va_list arguments;
+
+	va_start(arguments, format);
+	vsnprintf(conn->reason, sizeof(conn->reason), format, arguments);
+	va_end(arguments);
+	clan_conn_set_state(conn, CLAN_LOST);
+	conn->status = status;
+	conn->lost_pending = true;
+	clan_fire(conn->queue, &conn->source);
+}
+
+int clan_conn_set_hello(struct clan_conn *conn, const void *hello, size_t bytes)
+{
+	uint8_t *copy = malloc(bytes + 1);
+
+	if (copy == NULL) {
+		return -ENOMEM;
+	}
+	if (bytes > 0) {
+		memcpy(copy, hello, bytes);
+	}
+	copy[bytes] = '\0';
+	free(conn->hello);
+	conn->hello = copy;
+	conn->hello_bytes = bytes;
+	return 0;
+}
+
+void clan_conn_fire_ready(struct clan_conn *conn, uint32_t ready)
+{
+	ready &= conn->enabled;
+	if (ready != 0) {
+		conn->enabled &= ~ready;
+		conn->ready |= ready;
+		clan_fire(conn->queue, &conn->source);
+	}
+}
+
+/* --- set-up ----------------------------------------------------------------------------------- */
+
+static uint32_t or_default(uint32_t value, uint32_t standard)
+{
+	return value == 0 ? standard : value;
+}
+
+/* Fills in the defaults, and checks. */
+static int check_options(const struct clan_conn_options *given, struct clan_conn_options *options,
+	struct error *error)
+{
+	*options = (struct clan_conn_options){ .size = sizeof(*options) };
+	if (given != NULL) {
+		if (given->size != sizeof(*given)) {
+			return error_set(error, -EINVAL, "options.size is not their size");
+		}
+		*options = *given;
+	}
+	options->bulk_slots = or_default(options->bulk_slots, CLAN_BULK_SLOTS_MIN);
+	options->cookies = or_default(options->cookies, 64);
+	options->tripwires = or_default(options->tripwires, 32);
+	options->handshake_timeout_ms = or_default(options->handshake_timeout_ms, 10000);
+	options->peer_slots_max = or_default(options->peer_slots_max, CLAN_BULK_SLOTS_MAX);
+	options->peer_regions_max = or_default(options->peer_regions_max, 16);
+	options->conns_max = or_default(options->conns_max, CLAN_CONNS_DEFAULT);
+	options->handshakes_max = or_default(options->handshakes_max, 64);
+	if (options->peer_region_bytes_max == 0) {
+		options->peer_region_bytes_max = UINT64_C(64) << 20;
+	}
+	if (options->access > CLAN_ACCESS_ANY || !is_power_of_two(options->bulk_slots) ||
+		options->bulk_slots < CLAN_BULK_SLOTS_MIN ||
+		options->bulk_slots > CLAN_BULK_SLOTS_MAX || options->cookies > CLAN_TABLE_MAX ||
+		options->tripwires > CLAN_TABLE_MAX ||
+		options->peer_slots_max > CLAN_BULK_SLOTS_MAX ||
+		options->peer_regions_max > CLAN_TABLE_MAX) {
+		return error_set(error, -EINVAL, "invalid options of connections");
+	}
+	return 0;
+}
+
+int clan_listen(struct clan_queue *queue, const char *address,
+	const struct clan_conn_options *given, struct clan_listener **listener_out,
+	struct clan_error *error_out)
+{
+	struct clan_conn_options options;
+	const struct clan_provider *provider = NULL;
+	struct clan_listener *listener;
+	struct error error = { 0 };
+	const char *place;
+
+	if (check_options(given, &options, &error) == 0) {
+		provider = find_provider(address, &place, &error);
+	}
+	if (provider == NULL || provider->listen(queue, place, &options, &listener, &error) != 0) {
+		return clan_error_give(error_out, &error);
+	}
+	listener->provider = provider;
+	listener->queue = queue;
+	list_push_back(&queue->listeners, &listener->node);
+	queue->listener_count++;
+	*listener_out = listener;
+	return 0;
+}
+
+void clan_listener_close(struct clan_listener *listener)
+{
+	if (listener != NULL) {
+		list_remove(&listener->node);
+		listener->queue->listener_count--;
+		listener->provider->listener_close(listener);
+	}
+}
+
+int clan_adopt(struct clan_queue *queue, int fd, const struct clan_conn_options *given,
+	struct clan_conn **conn_out, struct clan_error *error_out)
+{
+	struct clan_conn_options options;
+	struct error error = { 0 };
+
+	if (check_options(given, &options, &error) != 0 ||
+		clan_provider_shm.adopt(queue, fd, &options, conn_out, &error) != 0) {
+		dispose_fd(fd, clan_queue_is_passive(queue));
+	} else {
+		(*conn_out)->known = true;
+	}
+	return clan_error_give(error_out, &error);
+}
+
+int clan_connect(struct clan_queue *queue, const char *address,
+	const struct clan_conn_options *given, const void *hello, size_t hello_bytes,
+	struct clan_conn **conn_out, struct clan_error *error_out)
+{
+	struct clan_conn_options options;
+	const struct clan_provider *provider = NULL;
+	struct error error = { 0 };
+	const char *place;
+
+	if (hello_bytes > CLAN_HELLO_BYTES_MAX) {
+		error_set(&error, -EINVAL, "a hello of more than %d bytes", CLAN_HELLO_BYTES_MAX);
+	} else if (check_options(given, &options, &error) == 0) {
+		provider = find_provider(address, &place, &error);
+	}
+	if (provider != NULL) {
+		provider->connect(queue, place, &options, hello, hello_bytes, conn_out, &error);
+	}
+	return clan_error_give(error_out, &error);
+}
+
+int clan_accept(struct clan_conn *conn, const void *hello, size_t hello_bytes)
+{
+	if (conn->state == CLAN_LOST) {
+		return -ECONNRESET;
+	}
+	if (conn->state != CLAN_OFFERED || hello_bytes > CLAN_HELLO_BYTES_MAX) {
+		return -EINVAL;
+	}
+	return conn->provider->accept(conn, hello, hello_bytes);
+}
+
+void clan_reject(struct clan_conn *conn, const char *text)
+{
+	if (conn->state == CLAN_OFFERED) {
+		conn->provider->reject(conn, text);
+	}
+	clan_close(conn);
+}
+
+void clan_close(struct clan_conn *conn)
+{
+	GMB_ASSERT(conn->state < CLAN_CLOSING);
+	clan_conn_set_state(conn, CLAN_CLOSING);
+	conn->ready = 0;
+	conn->connect_pending = false;
+	conn->lost_pending = false;
+	list_remove(&conn->source.node);
+	clan_shares_drop(conn);
+	conn->provider->close(conn);
+}
+
+/* --- facts ------------------------------------------------------------------------------------ */
+
+void clan_conn_set_context(struct clan_conn *conn, void *context)
+{
+	conn->context = context;
+}
+
+void *clan_conn_context(const struct clan_conn *conn)
+{
+	return conn->context;
+}
+
+void clan_conn_peer(const struct clan_conn *conn, struct clan_peer *peer)
+{
+	*peer = conn->peer;
+}
+
+const void *clan_conn_hello(const struct clan_conn *conn, size_t *bytes_out)
+{
+	*bytes_out = conn->hello_bytes;
+	return conn->hello;
+}
+
+const char *clan_conn_reason(const struct clan_conn *conn)
+{
+	return conn->reason;
+}
+
+void clan_conn_get_stats(const struct clan_conn *conn, struct clan_conn_stats *stats)
+{
+	size_t bytes = MIN(stats->size, sizeof(*stats));
+	struct clan_conn_stats copy = conn->stats;
+
+	conn->provider->get_stats(conn, &copy);
+	copy.size = stats->size;
+	memcpy(stats, &copy, bytes);
+}
+
+/* --- messages --------------------------------------------------------------------------------- */
+
+/* The sum of a vector; false when it is more than max. */
+static bool sum_iov(const struct iovec *iov, uint32_t iov_count, size_t max, size_t *bytes_out)
+{
+	size_t bytes = 0;
+
+	for (uint32_t i = 0; i < iov_count; i++) {
+		if (iov[i].iov_len > max - bytes) {
+			return false;
+		}
+		bytes += iov[i].iov_len;
+	}
+	*bytes_out = bytes;
+	return true;
+}
+
+int clan_sendv(struct clan_conn *conn, uint32_t cls, uint32_t type, const struct iovec *iov,
+	uint32_t iov_count)
+{
+	size_t bytes;
+
+	if ((cls != CLAN_CONTROL && cls != CLAN_BULK) || type == 0 || type >= CLAN_TYPE_STREAM ||
+		iov_count > CLAN_IOV_MAX) {
+		return -EINVAL;
+	}
+	if (!sum_iov(iov, iov_count,
+		    cls == CLAN_CONTROL ? CLAN_CONTROL_BYTES_MAX : CLAN_BULK_BYTES_MAX, &bytes)) {
+		return -EMSGSIZE;
+	}
+	if (conn->state != CLAN_OPEN) {
+		return -ENOTCONN;
+	}
+	return conn->provider->send(conn, cls, type, iov, iov_count, bytes);
+}
+
+int clan_send(struct clan_conn *conn, uint32_t cls, uint32_t type, const void *data, uint32_t bytes)
+{
+	struct iovec iov = { .iov_base = (void *)(uintptr_t)data, .iov_len = bytes };
+
+	return clan_sendv(conn, cls, type, &iov, 1);
+}
+
+ssize_t clan_writev(struct clan_conn *conn, const struct iovec *iov, uint32_t iov_count)
+{
+	size_t bytes;
+
+	if (iov_count > CLAN_STREAM_IOV_MAX || !sum_iov(iov, iov_count, INT32_MAX, &bytes) ||
+		bytes == 0) {
+		return -EINVAL;
+	}
+	if (conn->state != CLAN_OPEN) {
+		return -ENOTCONN;
+	}
+	return conn->provider->send(conn, CLAN_BULK, CLAN_TYPE_STREAM, iov, iov_count, bytes);
+}
+
+void clan_flush(struct clan_conn *conn)
+{
+	if (conn->state == CLAN_OPEN) {
+		conn->provider->flush(conn);
+	}
+}
+
+/* What a lost connection had published can still be received. */
+static bool can_receive(const struct clan_conn *conn)
+{
+	return conn->state == CLAN_OPEN ||
+	       (conn->state == CLAN_LOST && conn->status == -ECONNRESET);
+}
+
+int clan_recv(struct clan_conn *conn, uint32_t classes, struct clan_message *message, void *buffer,
+	uint32_t bytes)
+{
+	if (classes == 0 || (classes & ~(uint32_t)CLAN_ANY) != 0) {
+		return -EINVAL;
+	}
+	return can_receive(conn) ? conn->provider->recv(conn, classes, message, buffer, bytes)
+				 : -ENOTCONN;
+}
+
+ssize_t clan_readv(
+	struct clan_conn *conn, const struct iovec *iov, uint32_t iov_count, uint32_t flags)
+{
+	size_t bytes;
+
+	if (iov_count > CLAN_STREAM_IOV_MAX || (flags & ~(uint32_t)CLAN_READ_PEEK) != 0 ||
+		!sum_iov(iov, iov_count, INT32_MAX, &bytes) || bytes == 0) {
+		return -EINVAL;
+	}
+	return can_receive(conn) ? conn->provider->readv(conn, iov, iov_count, flags != 0)
+				 : -ENOTCONN;
+}
+
+/* --- the peer's regions, puts and gets, tripwires, cookie queues -------------------------------
+ */
+
+int clan_peer_region_info(
+	const struct clan_conn *conn, uint32_t number, struct clan_peer_region *region)
+{
+	struct clan_peer_region copy = { .size = region->size };
+	int result = conn->provider->peer_info(conn, number, &copy);
+
+	if (result == 0) {
+		memcpy(region, &copy, MIN(region->size, sizeof(copy)));
+	}
+	return result;
+}
+
+int clan_peer_region_get(struct clan_conn *conn, uint32_t number, uint32_t generation,
+	uint32_t rights, uint64_t offset, uint64_t bytes, void **address_out)
+{
+	if (conn->state != CLAN_OPEN) {
+		return -ENOENT;
+	}
+	return conn->provider->peer_get(
+		conn, number, generation, rights, offset, bytes, address_out);
+}
+
+void clan_peer_region_put(struct clan_conn *conn, uint32_t number)
+{
+	conn->provider->peer_put(conn, number);
+}
+
+static bool cookie_is_valid(const struct clan_cookie *cookie)
+{
+	return cookie->generation != 0 && cookie->bytes != 0 && cookie->reserved == 0;
+}
+
+int clan_put(struct clan_conn *conn, const struct iovec *from, uint32_t from_count,
+	const struct clan_cookie *cookie, uint64_t offset, uint32_t flags, uint32_t value, void *op)
+{
+	bool notify = (flags & CLAN_NOTIFY) != 0;
+
+	GMB_UNUSED(op); /* for a provider that ends later */
+	if ((flags & ~(uint32_t)CLAN_NOTIFY) != 0 || from_count > CLAN_IOV_MAX ||
+		value > (notify ? (uint32_t)CLAN_VALUE_MAX : 0) || !cookie_is_valid(cookie)) {
+		return -EINVAL;
+	}
+	if (conn->state != CLAN_OPEN) {
+		return -ENOTCONN;
+	}
+	return conn->provider->put(conn, from, from_count, cookie, offset, notify, value);
+}
+
+int clan_get(struct clan_conn *conn, const struct iovec *to, uint32_t to_count,
+	const struct clan_cookie *cookie, uint64_t offset, void *op)
+{
+	GMB_UNUSED(op);
+	if (to_count > CLAN_IOV_MAX || !cookie_is_valid(cookie)) {
+		return -EINVAL;
+	}
+	if (conn->state != CLAN_OPEN) {
+		return -ENOTCONN;
+	}
+	return conn->provider->get(conn, to, to_count, cookie, offset);
+}
+
+int clan_rearm(struct clan_conn *conn, uint32_t number)
+{
+	return conn->state == CLAN_OPEN ? conn->provider->rearm(conn, number) : -ENOTCONN;
+}
+
+int clan_tripwire_remove(struct clan_conn *conn, uint32_t number)
+{
+	return conn->provider->tripwire_remove(conn, number);
+}
+
+int clan_cookie_queue_push(
+	struct clan_conn *conn, uint32_t number, const struct clan_cookie *cookie)
+{
+	if (number >= CLAN_COOKIE_QUEUES || !cookie_is_valid(cookie)) {
+		return -EINVAL;
+	}
+	return conn->state == CLAN_OPEN ? conn->provider->cookie_push(conn, number, cookie)
+					: -ENOTCONN;
+}
+
+int clan_cookie_queue_pop(struct clan_conn *conn, uint32_t number, struct clan_cookie *cookie_out)
+{
+	if (number >= CLAN_COOKIE_QUEUES) {
+		return -EINVAL;
+	}
+	return conn->state == CLAN_OPEN ? conn->provider->cookie_pop(conn, number, cookie_out)
+					: -ENOTCONN;
+}

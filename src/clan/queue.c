@@ -1,0 +1,432 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "clan/clan.h"
+#include "clan/shm.h"
+
+#define NS_PER_MS UINT64_C(1000000)
+
+enum {
+	LOOKS_BETWEEN_DESCRIPTORS = 16, /* a look at them costs a system call, or may */
+};
+
+void clan_source_init(struct clan_source *source,
+	bool (*give)(struct clan_source *source, struct clan_event *event))
+{
+	list_init(&source->node);
+	source->give = give;
+}
+
+void clan_fire(struct clan_queue *queue, struct clan_source *source)
+{
+	if (!list_is_linked(&source->node)) {
+		list_push_back(&queue->events, &source->node);
+	}
+}
+
+int clan_error_give(struct clan_error *error_out, const struct error *error)
+{
+	if (error_out != NULL && error->code != 0) {
+		error_out->code = error->code;
+		snprintf(error_out->text, sizeof(error_out->text), "%.507s", error->text);
+	}
+	return error->code;
+}
+
+/* --- deadlines ------------------------------------------------------------------------------ */
+
+void clan_deadline_set(struct clan_queue *queue, struct clan_deadline *deadline, uint64_t after_ns)
+{
+	list_remove(&deadline->node);
+	deadline->due_ns = clock_now_ns() + after_ns;
+	list_push_back(&queue->deadlines, &deadline->node);
+}
+
+/* Sets the timer to the next deadline. Handshakes, strict revocations and muted peers have some, so
+ * that there are none most of the time. */
+static void set_timer(struct clan_queue *queue)
+{
+	struct itimerspec setting = { 0 };
+	uint64_t next_ns = 0;
+
+	list_for_each(node, &queue->deadlines)
+	{
+		uint64_t due_ns = list_entry(node, struct clan_deadline, node)->due_ns;
+
+		next_ns = next_ns == 0 ? due_ns : MIN(next_ns, due_ns);
+	}
+	if (next_ns == queue->timer_ns) {
+		return;
+	}
+	queue->timer_ns = next_ns;
+	setting.it_value.tv_sec = (time_t)(next_ns / 1000000000);
+	setting.it_value.tv_nsec = (long)(next_ns % 1000000000);
+	timerfd_settime(queue->timer_file.fd, TFD_TIMER_ABSTIME, &setting, NULL);
+}
+
+static void timer_happened(struct waiter_file *file, uint32_t events)
+{
+	struct clan_queue *queue = container_of(file, struct clan_queue, timer_file);
+	struct list_node passed;
+	uint64_t expirations;
+	ssize_t got = read(file->fd, &expirations, sizeof(expirations));
+	uint64_t now_ns = clock_now_ns();
+
+	GMB_UNUSED(events);
+	GMB_UNUSED(got);
+	queue->timer_ns = 0;
+	list_init(&passed);
+	list_for_each(node, &queue->deadlines)
+	{
+		if (list_entry(node, struct clan_deadline, node)->due_ns <= now_ns) {
+			list_remove(node);
+			list_push_back(&passed, node);
+		}
+	}
+	while (!list_is_empty(&passed)) {
+		struct clan_deadline *deadline =
+			list_entry(list_pop_front(&passed), struct clan_deadline, node);
+
+		deadline->passed(deadline);
+	}
+}
+
+/* --- life ----------------------------------------------------------------------------------- */
+
+static void wake_happened(struct waiter_file *file, uint32_t events)
+{
+	struct clan_queue *queue = container_of(file, struct clan_queue, wake_file);
+	uint64_t count;
+	ssize_t got = read(file->fd, &count, sizeof(count));
+
+	GMB_UNUSED(events);
+	GMB_UNUSED(got);
+	work_finish(&queue->results);
+}
+
+static int add_own_file(struct clan_queue *queue, struct waiter_file *file, int fd)
+{
+	int result;
+
+	if (fd < 0) {
+		return -errno;
+	}
+	result = waiter_file_add(queue->waiter, file, fd, EPOLLIN);
+	if (result != 0) {
+		close(fd);
+	}
+	return result;
+}
+
+static int make_waiter(struct clan_queue *queue, struct error *error)
+{
+	bool must = queue->options.bell == CLAN_BELL_FUTEX;
+	int result = -EOPNOTSUPP;
+
+	if (queue->options.bell != CLAN_BELL_SOCKET && !clan_queue_is_passive(queue)) {
+		result = waiter_create(WAITER_URING, &queue->waiter);
+		if (result != 0 && must) {
+			return error_set(error, result,
+				"cannot wait for futex words: that needs io_uring and Linux 6.7; "
+				"use CLAN_BELL_AUTO");
+		}
+	}
+	if (result == 0) {
+		queue->options.bell = CLAN_BELL_FUTEX;
+		return 0;
+	}
+	queue->options.bell = CLAN_BELL_SOCKET;
+	result = waiter_create(WAITER_EPOLL, &queue->waiter);
+	if (result != 0) {
+		return error_set(
+			error, result, "cannot create an epoll set: %s", strerror(-result));
+	}
+	return 0;
+}
+
+static int check_options(
+	struct clan_queue *queue, const struct clan_queue_options *options, struct error *error)
+{
+	struct clan_queue_options *own = &queue->options;
+
+	if (options != NULL) {
+		if (options->size != sizeof(*options)) {
+			return error_set(error, -EINVAL,
+				"cannot create a queue: options.size is not their size");
+		}
+		*own = *options;
+	}
+	own->conns_max = own->conns_max == 0 ? CLAN_CONNS_DEFAULT : own->conns_max;
+	if ((own->flags & ~(uint32_t)CLAN_QUEUE_PASSIVE) != 0 || own->bell > CLAN_BELL_SOCKET ||
+		own->conns_max > CLAN_CONNS_MAX) {
+		return error_set(error, -EINVAL, "cannot create a queue: invalid options");
+	}
+	if (clan_queue_is_passive(queue) && own->bell == CLAN_BELL_FUTEX) {
+		return error_set(error, -EINVAL,
+			"cannot create a queue: a passive queue waits for sockets only");
+	}
+	return 0;
+}
+
+static void queue_fini(struct clan_queue *queue)
+{
+	int fds[] = { queue->wake_file.fd, queue->timer_file.fd };
+
+	if (queue->waiter != NULL) {
+		waiter_file_remove(queue->waiter, &queue->wake_file);
+		waiter_file_remove(queue->waiter, &queue->timer_file);
+		waiter_destroy(queue->waiter);
+	}
+	for (size_t i = 0; i < ARRAY_COUNT(fds); i++) {
+		if (fds[i] >= 0) {
+			close(fds[i]);
+		}
+	}
+	pthread_mutex_destroy(&queue->results.lock);
+	free(queue);
+}
+
+int clan_queue_create(const struct clan_queue_options *options, struct clan_queue **queue_out,
+	struct clan_error *error_out)
+{
+	struct clan_queue *queue = calloc(1, sizeof(*queue));
+	struct error error = { 0 };
+	int result;
+
+	if (queue == NULL) {
+		error_set(&error, -ENOMEM, "cannot create a queue: not enough memory");
+		return clan_error_give(error_out, &error);
+	}
+	queue->wake_file = (struct waiter_file){ .fd = -1, .happened = wake_happened };
+	queue->timer_file = (struct waiter_file){ .fd = -1, .happened = timer_happened };
+	list_init(&queue->events);
+	list_init(&queue->deadlines);
+	list_init(&queue->conns);
+	list_init(&queue->listeners);
+	list_init(&queue->regions);
+	list_init(&queue->results.list);
+	pthread_mutex_init(&queue->results.lock, NULL);
+	result = check_options(queue, options, &error);
+	if (result == 0) {
+		result = make_waiter(queue, &error);
+	}
+	if (result == 0) {
+		result = add_own_file(
+			queue, &queue->wake_file, eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+		if (result == 0) {
+			result = add_own_file(queue, &queue->timer_file,
+				timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+		}
+		if (result != 0) {
+			error_set(&error, result, "cannot create a queue: %s", strerror(-result));
+		}
+	}
+	if (result != 0) {
+		queue_fini(queue);
+		return clan_error_give(error_out, &error);
+	}
+	queue->results.wake_fd = queue->wake_file.fd;
+	queue->results.in_caller = clan_queue_is_passive(queue);
+	*queue_out = queue;
+	return 0;
+}
+
+int clan_queue_destroy(struct clan_queue *queue)
+{
+	if (queue == NULL) {
+		return 0;
+	}
+	if (queue->conn_count != 0 || queue->listener_count != 0 || queue->region_count != 0) {
+		return -EBUSY;
+	}
+	if (queue->shm != NULL) {
+		clan_provider_shm.queue_destroy(queue);
+	}
+	queue_fini(queue);
+	return 0;
+}
+
+void clan_queue_after_fork(struct clan_queue *queue)
+{
+	list_for_each(node, &queue->conns)
+	{
+		struct clan_conn *conn = list_entry(node, struct clan_conn, node);
+
+		list_for_each(share_node, &conn->shares)
+		{
+			free(list_entry(share_node, struct clan_share, conn_node));
+		}
+		free(conn->hello);
+		conn->provider->after_fork(queue, conn, NULL);
+	}
+	list_for_each(node, &queue->listeners)
+	{
+		struct clan_listener *listener = list_entry(node, struct clan_listener, node);
+
+		listener->provider->after_fork(queue, NULL, listener);
+	}
+	list_for_each(node, &queue->regions)
+	{
+		struct clan_region *region = list_entry(node, struct clan_region, node);
+
+		close(region->fd);
+		free(region);
+	}
+	if (queue->shm != NULL) {
+		clan_provider_shm.queue_destroy(queue);
+	}
+	close(queue->wake_file.fd);
+	close(queue->timer_file.fd);
+	waiter_after_fork(queue->waiter);
+	free(queue);
+}
+
+/* --- waiting -------------------------------------------------------------------------------- */
+
+void clan_queue_wake(struct clan_queue *queue)
+{
+	uint64_t one = 1;
+	ssize_t written;
+
+	atomic_store_explicit(&queue->woken, true, memory_order_release);
+	written = write(queue->wake_file.fd, &one, sizeof(one));
+	GMB_UNUSED(written); /* full: readable already */
+}
+
+int clan_queue_fd(const struct clan_queue *queue)
+{
+	return waiter_fd(queue->waiter);
+}
+
+int clan_queue_arm(struct clan_queue *queue)
+{
+	bool found = false;
+
+	if (queue->shm != NULL) {
+		clan_provider_shm.publish(queue);
+		found = clan_provider_shm.arm(queue);
+	}
+	if (found || !list_is_empty(&queue->events) ||
+		atomic_load_explicit(&queue->woken, memory_order_acquire)) {
+		return 1;
+	}
+	set_timer(queue);
+	waiter_submit(queue->waiter);
+	queue->armed = true;
+	return 0;
+}
+
+static uint32_t give_events(struct clan_queue *queue, struct clan_event *events, uint32_t max)
+{
+	uint32_t count = 0;
+
+	while (count < max && !list_is_empty(&queue->events)) {
+		struct clan_source *source =
+			list_entry(list_pop_front(&queue->events), struct clan_source, node);
+
+		memset(&events[count], 0, sizeof(events[count]));
+		if (source->give(source, &events[count])) {
+			clan_fire(queue, source);
+		}
+		count++;
+	}
+	return count;
+}
+
+/* One look at everything, without sleeping. all: also at descriptors. */
+static void look(struct clan_queue *queue, bool all)
+{
+	if (queue->shm != NULL) {
+		clan_provider_shm.publish(queue);
+		clan_provider_shm.progress(queue);
+	}
+	if (!all && list_is_empty(&queue->events) &&
+		++queue->looks % LOOKS_BETWEEN_DESCRIPTORS == 0) {
+		all = true;
+	}
+	waiter_wait(queue->waiter, 0, all);
+	if (queue->shm != NULL) {
+		clan_provider_shm.progress(queue);
+	}
+}
+
+/* True: something to give or a wake-up. */
+static bool spin(struct clan_queue *queue, uint64_t until_ns)
+{
+	do {
+		look(queue, false);
+		if (!list_is_empty(&queue->events) ||
+			atomic_load_explicit(&queue->woken, memory_order_acquire)) {
+			return true;
+		}
+		__builtin_ia32_pause();
+	} while (clock_now_ns() < until_ns);
+	return false;
+}
+
+/* How long is left; 0 when the time has come. */
+static uint64_t time_left_ns(uint64_t until_ns)
+{
+	uint64_t now_ns;
+
+	if (until_ns == UINT64_MAX) {
+		return UINT64_MAX;
+	}
+	now_ns = clock_now_ns();
+	return now_ns < until_ns ? until_ns - now_ns : 0;
+}
+
+static void sleep_until(struct clan_queue *queue, uint64_t until_ns)
+{
+	uint64_t left_ns = time_left_ns(until_ns);
+
+	if (left_ns > 0 && clan_queue_arm(queue) == 0) {
+		waiter_wait(queue->waiter, left_ns, true);
+	}
+	if (queue->shm != NULL) {
+		clan_provider_shm.progress(queue);
+	}
+}
+
+int clan_queue_wait(
+	struct clan_queue *queue, struct clan_event *events, uint32_t max, int timeout_ms)
+{
+	uint64_t until_ns = UINT64_MAX;
+	uint32_t count;
+
+	if (max == 0 || timeout_ms < -1) {
+		return -EINVAL;
+	}
+	look(queue, queue->armed);
+	queue->armed = false;
+	count = give_events(queue, events, max);
+	if (count > 0 || timeout_ms == 0) {
+		atomic_store_explicit(&queue->woken, false, memory_order_relaxed);
+		return (int)count;
+	}
+	if (timeout_ms > 0) {
+		until_ns = clock_now_ns() + (uint64_t)timeout_ms * NS_PER_MS;
+	}
+	if (queue->options.spin_us > 0) {
+		spin(queue,
+			MIN(until_ns, clock_now_ns() + queue->options.spin_us * UINT64_C(1000)));
+	}
+	do {
+		count = give_events(queue, events, max);
+		if (count > 0 ||
+			atomic_exchange_explicit(&queue->woken, false, memory_order_acquire)) {
+			break;
+		}
+		sleep_until(queue, until_ns);
+	} while (time_left_ns(until_ns) > 0 || !list_is_empty(&queue->events));
+	queue->armed = false;
+	return (int)count;
+}

@@ -1,0 +1,606 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Groups and waking: docs/protocol/clan.md §2.1 and §6. The order of stores, fences and loads here
+ * is that of the document; each fence names its partner.
+ */
+#include <errno.h>
+#include <linux/futex.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "base/clock.h"
+#include "clan/shm.h"
+
+#define NS_PER_MS UINT64_C(1000000)
+
+enum {
+	GROUP_CONNS_FIRST = 4,
+	IDLE_BELLS_MAX = 1000, /* of a group, within IDLE_WINDOW_MS: then it is muted */
+	IDLE_WINDOW_MS = 100,
+	MUTED_MS = 1000,
+	MUTED_LOOK_MS = 1,
+};
+
+_Static_assert(SHM_READY_SLOTS <= (SHM_SEGMENT_ALIGN - SHM_HEADER_BYTES) / sizeof(uint32_t),
+	"our heads have one page");
+
+static size_t head_bytes(uint32_t ready_slots)
+{
+	return align_up(SHM_HEADER_BYTES + ready_slots * sizeof(uint32_t), SHM_SEGMENT_ALIGN);
+}
+
+static void futex_happened(struct waiter_futex *futex);
+static void unmute(struct clan_deadline *deadline);
+
+/* --- life ------------------------------------------------------------------------------------- */
+
+int shm_group_create(
+	struct clan_queue *queue, uint64_t id, struct shm_group **group_out, int *fd_out)
+{
+	struct shm_group *group = calloc(1, sizeof(*group));
+	uint8_t *base;
+	int result;
+
+	if (group == NULL) {
+		return -ENOMEM;
+	}
+	group->queue = queue;
+	group->id = id;
+	list_init(&group->mappings);
+	list_init(&group->active_node);
+	list_init(&group->publish_node);
+	list_init(&group->unmute.node);
+	group->unmute.passed = unmute;
+	group->own_bytes = head_bytes(SHM_READY_SLOTS);
+	result = segment_create("clan-group", group->own_bytes, &base, fd_out);
+	if (result != 0) {
+		free(group);
+		return result;
+	}
+	group->own = (struct shm_group_head *)(void *)base;
+	group->own->magic = SHM_MAGIC_GROUP;
+	group->own->version = SHM_VERSION;
+	group->own->ready_slots = SHM_READY_SLOTS;
+	group->own->bytes = group->own_bytes;
+	list_push_back(&queue->shm->groups, &group->node);
+	*group_out = group;
+	return 0;
+}
+
+void shm_group_free(struct shm_group *group)
+{
+	GMB_ASSERT(list_is_empty(&group->mappings));
+	list_remove(&group->node);
+	list_remove(&group->active_node);
+	list_remove(&group->publish_node);
+	clan_deadline_clear(&group->unmute);
+	waiter_futex_destroy(group->queue->waiter, group->futex);
+	munmap(group->own, group->own_bytes);
+	if (group->peer != NULL) {
+		munmap((void *)(uintptr_t)group->peer, group->peer_bytes);
+	}
+	free(group->place);
+	free(group->conns);
+	free(group);
+}
+
+int shm_group_map_peer(struct shm_group *group, int fd, uint32_t *rule_out)
+{
+	struct segment_identity identity;
+	struct shm_group_head head;
+	uint8_t *base;
+	int result;
+
+	*rule_out = 1;
+	if (segment_check(fd, SEGMENT_SEALED_SIZE | SEGMENT_SEALED_WRITER, &identity) != 0) {
+		return -EPROTO;
+	}
+	*rule_out = 3;
+	if (identity.bytes < SHM_SEGMENT_ALIGN ||
+		identity.bytes > head_bytes(SHM_READY_SLOTS_MAX) ||
+		!is_aligned(identity.bytes, SHM_SEGMENT_ALIGN)) {
+		return -EPROTO;
+	}
+	result = segment_map(fd, 0, identity.bytes, false, &base);
+	if (result != 0) {
+		return result;
+	}
+	group->peer = (const struct shm_group_head *)(const void *)base;
+	group->peer_bytes = identity.bytes;
+	memcpy(&head, base, offsetof(struct shm_group_head, bell));
+	*rule_out = 4;
+	if (head.magic != SHM_MAGIC_GROUP || head.version != SHM_VERSION ||
+		!is_power_of_two(head.ready_slots) || head.ready_slots < SHM_READY_SLOTS_MIN ||
+		head.ready_slots > SHM_READY_SLOTS_MAX || head.bytes != identity.bytes ||
+		head_bytes(head.ready_slots) != identity.bytes) {
+		return -EPROTO;
+	}
+	group->peer_ready_slots = head.ready_slots;
+	group->conns_max = MIN((uint32_t)SHM_READY_SLOTS, head.ready_slots) / 2;
+	group->bell_seen = atomic_load_explicit(&group->peer->bell, memory_order_acquire);
+	if (group->queue->options.bell == CLAN_BELL_FUTEX) {
+		group->futex = waiter_futex_create(futex_happened);
+		if (group->futex == NULL) {
+			return -ENOMEM;
+		}
+		group->futex->owner = group;
+	}
+	shm_group_activate(group);
+	return 0;
+}
+
+int shm_group_join(struct shm_group *group, struct shm_conn *conn)
+{
+	uint32_t number = 0;
+
+	if (group->conns_max != 0 && group->conn_count >= group->conns_max) {
+		return -EUSERS;
+	}
+	while (number < group->conns_slots && group->conns[number] != NULL) {
+		number++;
+	}
+	if (number == group->conns_slots) {
+		uint32_t slots = MAX(group->conns_slots * 2, (uint32_t)GROUP_CONNS_FIRST);
+		struct shm_conn **conns =
+			reallocarray(group->conns, slots, sizeof(struct shm_conn *));
+
+		if (conns == NULL) {
+			return -ENOMEM;
+		}
+		memset(conns + group->conns_slots, 0,
+			(slots - group->conns_slots) * sizeof(struct shm_conn *));
+		group->conns = conns;
+		group->conns_slots = slots;
+	}
+	group->conns[number] = conn;
+	group->conn_count++;
+	conn->group = group;
+	conn->number = number;
+	return 0;
+}
+
+void shm_group_leave(struct shm_conn *conn)
+{
+	struct shm_group *group = conn->group;
+
+	if (group == NULL) {
+		return;
+	}
+	GMB_ASSERT(group->conns[conn->number] == conn && group->conn_count > 0);
+	group->conns[conn->number] = NULL;
+	group->conn_count--;
+	conn->group = NULL;
+	if (group->conn_count == 0) {
+		shm_group_free(group);
+	}
+}
+
+struct shm_group *shm_group_find(struct clan_queue *queue, uint64_t id)
+{
+	list_for_each(node, &queue->shm->groups)
+	{
+		struct shm_group *group = list_entry(node, struct shm_group, node);
+
+		if (group->id == id && group->place == NULL) {
+			return group;
+		}
+	}
+	return NULL;
+}
+
+struct shm_group *shm_group_find_place(struct clan_queue *queue, const char *place)
+{
+	list_for_each(node, &queue->shm->groups)
+	{
+		struct shm_group *group = list_entry(node, struct shm_group, node);
+
+		/* Of one that is still being set up, the acceptor's name is not known. */
+		if (group->place != NULL && group->peer != NULL &&
+			group->conn_count < group->conns_max && strcmp(group->place, place) == 0) {
+			return group;
+		}
+	}
+	return NULL;
+}
+
+void shm_group_activate(struct shm_group *group)
+{
+	group->armed = false;
+	if (!list_is_linked(&group->active_node)) {
+		list_push_back(&group->queue->shm->active, &group->active_node);
+	}
+}
+
+/* --- telling the peer: §6.1 ------------------------------------------------------------------- */
+
+static void ring_bell(struct shm_group *group, struct shm_conn *conn)
+{
+	uint64_t arm = atomic_load_explicit(&group->peer->arm, memory_order_acquire);
+
+	if (arm == 0 || arm == group->rung) {
+		return;
+	}
+	group->rung = arm;
+	atomic_store_explicit(&group->own->bell, ++group->bell, memory_order_release);
+	conn->conn.stats.bells_rung++;
+	if (conn->bell == CLAN_BELL_FUTEX) {
+		syscall(SYS_futex, &group->own->bell, FUTEX_WAKE, 1, NULL, NULL, 0);
+	} else if (conn->file.fd >= 0) {
+		static const uint8_t byte = SHM_BELL;
+
+		/* Full: the peer has enough to wake for. */
+		send(conn->file.fd, &byte, sizeof(byte), MSG_DONTWAIT | MSG_NOSIGNAL);
+	}
+}
+
+/* Stores what was written since the last time. */
+static void publish_words(struct shm_conn *conn)
+{
+	static const uint32_t reasons[SHM_CLASS_COUNT] = {
+		[SHM_SYSTEM] = SHM_REASON_SYSTEM,
+		[SHM_CONTROL] = SHM_REASON_CONTROL,
+		[SHM_BULK] = SHM_REASON_BULK,
+	};
+
+	for (int class = 0; class < SHM_CLASS_COUNT; class ++) {
+		struct shm_out *out = &conn->out[class];
+
+		if (out->write != out->published) {
+			atomic_store_explicit(
+				&conn->own->write[class], out->write, memory_order_release);
+			out->published = out->write;
+			conn->changes |= reasons[class];
+		}
+	}
+	atomic_store_explicit(
+		&conn->own->cookies_popped, conn->cookies_popped, memory_order_release);
+}
+
+/* After the fence: puts the connection on the peer's ready ring if the peer wants to hear of what
+ * changed. True: it was put there. */
+static bool push_ready(struct shm_conn *conn)
+{
+	struct shm_group *group = conn->group;
+	uint64_t want = atomic_load_explicit(&conn->peer->want, memory_order_acquire);
+	uint64_t number = want >> SHM_WANT_NUMBER_SHIFT;
+	uint32_t changes = conn->changes;
+	uint32_t read;
+
+	conn->changes = 0;
+	if ((want & changes) == 0 || number == conn->answered) {
+		return false;
+	}
+	read = atomic_load_explicit(&group->peer->ready_read, memory_order_acquire);
+	if (group->pushed - read >= SHM_READY_SLOTS) {
+		return false; /* K17: it harms only itself */
+	}
+	conn->answered = number;
+	atomic_store_explicit(&group->own->ready[group->pushed & (SHM_READY_SLOTS - 1)],
+		conn->peer_number, memory_order_relaxed);
+	atomic_store_explicit(&group->own->ready_write, ++group->pushed, memory_order_release);
+	return true;
+}
+
+void shm_publish(struct clan_queue *queue)
+{
+	struct shm_queue *shm = queue->shm;
+	struct list_node told;
+
+	if (list_is_empty(&shm->dirty)) {
+		return;
+	}
+	list_init(&told);
+	list_for_each(node, &shm->dirty)
+	{
+		publish_words(list_entry(node, struct shm_conn, dirty_node));
+	}
+	/* Partner: the fence of shm_want() between want and the look. */
+	atomic_thread_fence(memory_order_seq_cst);
+	while (!list_is_empty(&shm->dirty)) {
+		struct list_node *node = list_pop_front(&shm->dirty);
+		struct shm_conn *conn = list_entry(node, struct shm_conn, dirty_node);
+
+		if (push_ready(conn) && !list_is_linked(&conn->group->publish_node)) {
+			conn->group->publish_conn = conn;
+			list_push_back(&told, &conn->group->publish_node);
+		}
+	}
+	if (list_is_empty(&told)) {
+		return;
+	}
+	/* Partner: the fence of shm_arm() between arm and the look. */
+	atomic_thread_fence(memory_order_seq_cst);
+	while (!list_is_empty(&told)) {
+		struct shm_group *group =
+			list_entry(list_pop_front(&told), struct shm_group, publish_node);
+
+		ring_bell(group, group->publish_conn);
+	}
+}
+
+void shm_publish_conn(struct shm_conn *conn)
+{
+	if (!list_is_linked(&conn->dirty_node)) {
+		return;
+	}
+	list_remove(&conn->dirty_node);
+	publish_words(conn);
+	atomic_thread_fence(memory_order_seq_cst); /* as in shm_publish() */
+	if (push_ready(conn)) {
+		atomic_thread_fence(memory_order_seq_cst);
+		ring_bell(conn->group, conn);
+	}
+}
+
+/* --- being told: §6.2 ------------------------------------------------------------------------- */
+
+static uint32_t wanted_reasons(const struct shm_conn *conn)
+{
+	static const uint32_t reasons[] = {
+		SHM_REASON_CONTROL,	 /* CLAN_READY_CONTROL */
+		SHM_REASON_BULK,	 /* CLAN_READY_BULK */
+		SHM_REASON_ROOM_CONTROL, /* CLAN_READY_SEND_CONTROL */
+		SHM_REASON_ROOM_BULK,	 /* CLAN_READY_SEND_BULK */
+		0,			 /* CLAN_READY_COOKIES: system records */
+		SHM_REASON_ROOM_SYSTEM,	 /* CLAN_READY_PUSH_COOKIE */
+	};
+	uint32_t wanted = SHM_REASON_SYSTEM;
+
+	for (uint32_t i = 0; i < ARRAY_COUNT(reasons); i++) {
+		if ((conn->conn.enabled & BIT(i)) != 0) {
+			wanted |= reasons[i];
+		}
+	}
+	if (conn->trips_owed > 0) {
+		wanted |= SHM_REASON_ROOM_SYSTEM;
+	}
+	if (shm_waits_for_quiet(conn)) {
+		wanted |= SHM_REASON_QUIET;
+	}
+	return wanted;
+}
+
+static bool look_now(struct shm_conn *conn)
+{
+	bool found = shm_take_system(conn);
+	uint32_t enabled = conn->conn.enabled;
+	uint32_t ready = 0;
+
+	if (conn->trips_owed > 0) {
+		shm_send_owed_trips(conn);
+	}
+	if ((enabled & CLAN_READY_CONTROL) != 0 && shm_has_message(conn, SHM_CONTROL)) {
+		ready |= CLAN_READY_CONTROL;
+	}
+	if ((enabled & CLAN_READY_BULK) != 0 && shm_has_message(conn, SHM_BULK)) {
+		ready |= CLAN_READY_BULK;
+	}
+	if ((enabled & CLAN_READY_SEND_CONTROL) != 0 &&
+		shm_room(conn, SHM_CONTROL, conn->room_bytes[SHM_CONTROL])) {
+		ready |= CLAN_READY_SEND_CONTROL;
+	}
+	if ((enabled & CLAN_READY_SEND_BULK) != 0 &&
+		shm_room(conn, SHM_BULK, conn->room_bytes[SHM_BULK])) {
+		ready |= CLAN_READY_SEND_BULK;
+	}
+	if ((enabled & CLAN_READY_PUSH_COOKIE) != 0 && shm_cookie_room(conn)) {
+		ready |= CLAN_READY_PUSH_COOKIE;
+	}
+	clan_conn_fire_ready(&conn->conn, ready);
+	found |= shm_look_quiet(conn);
+	return found || ready != 0;
+}
+
+void shm_want(struct shm_conn *conn)
+{
+	uint32_t reasons;
+
+	while (conn->conn.state == CLAN_OPEN &&
+		((reasons = wanted_reasons(conn), conn->want_answered) ||
+			(reasons & ~conn->want_reasons) != 0)) {
+		conn->want_answered = false;
+		conn->want_reasons = reasons;
+		atomic_store_explicit(&conn->own->want,
+			++conn->want << SHM_WANT_NUMBER_SHIFT | reasons, memory_order_release);
+		/* Partner: the first fence of shm_publish(). */
+		atomic_thread_fence(memory_order_seq_cst);
+		if (!look_now(conn)) {
+			break;
+		}
+	}
+}
+
+bool shm_look(struct shm_conn *conn)
+{
+	bool found = look_now(conn);
+
+	shm_want(conn);
+	return found;
+}
+
+/* A group head that breaks a rule ends all its connections. */
+static void group_broken(struct shm_group *group, uint32_t rule, const char *what)
+{
+	for (uint32_t i = 0; i < group->conns_slots; i++) {
+		if (group->conns[i] != NULL) {
+			shm_broken(group->conns[i], rule, what);
+		}
+	}
+}
+
+/* Takes the entries of the peer's ready ring. True: one had something. */
+static bool take_ready(struct shm_group *group)
+{
+	uint32_t write = atomic_load_explicit(&group->peer->ready_write, memory_order_acquire);
+	bool found = false;
+
+	if (write == group->taken) {
+		return false;
+	}
+	if (write - group->taken > group->peer_ready_slots) {
+		group_broken(group, 18, "its ready ring has more entries than room");
+		group->taken = write;
+		return true;
+	}
+	while (group->taken != write) {
+		uint32_t number = atomic_load_explicit(
+			&group->peer->ready[group->taken & (group->peer_ready_slots - 1)],
+			memory_order_relaxed);
+
+		group->taken++;
+		if (number >= SHM_NUMBERS_MAX) {
+			group_broken(group, 19, "its ready ring names an impossible connection");
+			found = true;
+		} else if (number < group->conns_slots && group->conns[number] != NULL) {
+			struct shm_conn *conn = group->conns[number];
+
+			if (conn->conn.state == CLAN_OPEN) {
+				conn->want_answered = true;
+				found |= shm_look(conn);
+			}
+		}
+	}
+	atomic_store_explicit(&group->own->ready_read, group->taken, memory_order_release);
+	return found;
+}
+
+/* A look that was caused by a bell, or not. */
+static bool look_at_group(struct shm_group *group)
+{
+	bool found = take_ready(group);
+
+	if (found) {
+		group->idle_in_row = 0;
+	}
+	return found;
+}
+
+bool shm_progress(struct clan_queue *queue)
+{
+	bool found = false;
+
+	list_for_each(node, &queue->shm->active)
+	{
+		struct shm_group *group = list_entry(node, struct shm_group, active_node);
+
+		found |= look_at_group(group);
+	}
+	while (!list_is_empty(&queue->shm->dead)) {
+		struct shm_conn *conn =
+			list_entry(list_pop_front(&queue->shm->dead), struct shm_conn, dead_node);
+
+		conn->conn.provider->destroy(&conn->conn);
+	}
+	return found;
+}
+
+/* --- sleeping --------------------------------------------------------------------------------- */
+
+static void watch_sockets(struct shm_group *group, uint32_t events)
+{
+	for (uint32_t i = 0; i < group->conns_slots; i++) {
+		if (group->conns[i] != NULL && group->conns[i]->file.fd >= 0) {
+			waiter_file_events(group->queue->waiter, &group->conns[i]->file, events);
+		}
+	}
+}
+
+static void unmute(struct clan_deadline *deadline)
+{
+	struct shm_group *group = container_of(deadline, struct shm_group, unmute);
+
+	shm_group_activate(group);
+	if (clock_now_ns() < group->muted_until_ns) {
+		look_at_group(group);
+		clan_deadline_set(group->queue, &group->unmute, MUTED_LOOK_MS * NS_PER_MS);
+		return;
+	}
+	group->muted_until_ns = 0;
+	group->idle_in_row = 0;
+	if (group->queue->options.bell == CLAN_BELL_SOCKET) {
+		watch_sockets(group, EPOLLIN | EPOLLRDHUP);
+	}
+}
+
+/* Too many bells that bring nothing: their rate is the peer's choice no longer. */
+static void mute(struct shm_group *group)
+{
+	group->muted_until_ns = clock_now_ns() + MUTED_MS * NS_PER_MS;
+	if (group->queue->options.bell == CLAN_BELL_SOCKET) {
+		watch_sockets(group, 0);
+	}
+	clan_deadline_set(group->queue, &group->unmute, MUTED_LOOK_MS * NS_PER_MS);
+}
+
+void shm_group_bell(struct shm_group *group)
+{
+	group->bells_heard++;
+	shm_group_activate(group);
+	if (take_ready(group)) {
+		group->idle_in_row = 0;
+		return;
+	}
+	group->bells_idle++;
+	if (group->idle_in_row++ == 0) {
+		group->idle_since_ns = clock_now_ns();
+	}
+	if (group->idle_in_row >= IDLE_BELLS_MAX) {
+		if (clock_now_ns() - group->idle_since_ns < IDLE_WINDOW_MS * NS_PER_MS) {
+			mute(group);
+		}
+		group->idle_in_row = 0;
+	}
+}
+
+static void futex_happened(struct waiter_futex *futex)
+{
+	shm_group_bell(futex->owner);
+}
+
+/* A new arming, if the last one was used up. */
+static void arm_group(struct shm_group *group)
+{
+	group->bell_seen = atomic_load_explicit(&group->peer->bell, memory_order_acquire);
+	atomic_store_explicit(&group->own->arm, ++group->arm, memory_order_release);
+	group->armed = true;
+}
+
+bool shm_arm(struct clan_queue *queue)
+{
+	struct shm_queue *shm = queue->shm;
+	bool found = false;
+
+	list_for_each(node, &shm->active)
+	{
+		arm_group(list_entry(node, struct shm_group, active_node));
+	}
+	/* Partner: the second fence of shm_publish(). */
+	atomic_thread_fence(memory_order_seq_cst);
+	list_for_each(node, &shm->active)
+	{
+		struct shm_group *group = list_entry(node, struct shm_group, active_node);
+
+		if (look_at_group(group)) {
+			atomic_store_explicit(&group->own->arm, 0, memory_order_release);
+			found = true;
+			continue;
+		}
+		if (group->muted_until_ns != 0) {
+			continue; /* looked at by its deadline */
+		}
+		if (group->futex != NULL && !group->futex->in_flight) {
+			waiter_futex_start(
+				queue->waiter, group->futex, &group->peer->bell, group->bell_seen);
+		}
+		list_remove(&group->active_node);
+	}
+	/* Looking can have written something: room that was given back. */
+	shm_publish(queue);
+	return found;
+}

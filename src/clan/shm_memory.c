@@ -1,0 +1,613 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Cookies, puts and gets, revocation, tripwires: docs/protocol/clan.md §8.2, §8.3 and §9.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "clan/shm.h"
+
+#define NS_PER_MS UINT64_C(1000000)
+
+/* --- granting --------------------------------------------------------------------------------- */
+
+static uint64_t pack_rest(const struct clan_cookie *cookie)
+{
+	return (uint64_t)cookie->region | (uint64_t)cookie->rights << 16 |
+	       (uint64_t)cookie->flags << 32;
+}
+
+int shm_grant(struct clan_conn *base, struct clan_share *share, struct clan_cookie *cookie)
+{
+	struct shm_conn *conn = shm_conn(base);
+	uint32_t count = base->options.cookies;
+	struct shm_cookie *entry;
+	uint32_t slot = conn->grant_next;
+	uint32_t tried = 0;
+
+	if (conn->grants == NULL) {
+		conn->grants = calloc(count, sizeof(*conn->grants));
+		if (conn->grants == NULL) {
+			return -ENOMEM;
+		}
+	}
+	while (conn->grants[slot].state != SHM_GRANT_FREE ||
+		conn->grants[slot].generation == UINT32_MAX) {
+		slot = slot + 1 < count ? slot + 1 : 0;
+		if (++tried == count) {
+			return -ENOSPC;
+		}
+	}
+	conn->grant_next = slot + 1 < count ? slot + 1 : 0;
+	conn->grants[slot].state = SHM_GRANT_GIVEN;
+	conn->grants[slot].region = (uint16_t)share->number;
+	cookie->slot = (uint16_t)slot;
+	cookie->generation = ++conn->grants[slot].generation;
+	entry = &conn->own_cookies[slot];
+	atomic_store_explicit(&entry->offset, cookie->offset, memory_order_relaxed);
+	atomic_store_explicit(&entry->bytes, cookie->bytes, memory_order_relaxed);
+	atomic_store_explicit(&entry->rest, pack_rest(cookie), memory_order_relaxed);
+	atomic_store_explicit(&entry->generation, cookie->generation, memory_order_release);
+	return 0;
+}
+
+bool shm_is_granted(const struct shm_conn *conn, const struct clan_cookie *cookie)
+{
+	return cookie->slot < conn->conn.options.cookies && conn->grants != NULL &&
+	       conn->grants[cookie->slot].state == SHM_GRANT_GIVEN &&
+	       conn->grants[cookie->slot].generation == cookie->generation;
+}
+
+/* --- revoking --------------------------------------------------------------------------------- */
+
+static bool give_revoked(struct clan_source *source, struct clan_event *event)
+{
+	struct shm_revocation *revocation = container_of(source, struct shm_revocation, source);
+
+	event->type = CLAN_EVENT_REVOKED;
+	event->conn = &revocation->conn->conn;
+	event->context = revocation->conn->conn.context;
+	event->op = revocation->op;
+	event->number = revocation->slot;
+	event->status = revocation->status;
+	list_remove(&revocation->node);
+	free(revocation);
+	return false;
+}
+
+static void revocation_end(struct shm_revocation *revocation, int status)
+{
+	struct shm_conn *conn = revocation->conn;
+
+	clan_deadline_clear(&revocation->deadline);
+	revocation->ended = true;
+	revocation->status = status;
+	conn->grants[revocation->slot].state = SHM_GRANT_FREE;
+	clan_fire(conn->conn.queue, &revocation->source);
+}
+
+static uint64_t peer_busy(const struct shm_conn *conn)
+{
+	return atomic_load_explicit(&conn->peer->busy, memory_order_acquire);
+}
+
+bool shm_look_quiet(struct shm_conn *conn)
+{
+	bool any = false;
+
+	list_for_each(node, &conn->revocations)
+	{
+		struct shm_revocation *revocation = list_entry(node, struct shm_revocation, node);
+
+		if (!revocation->ended && peer_busy(conn) != revocation->busy) {
+			revocation_end(revocation, 0);
+			any = true;
+		}
+	}
+	return any;
+}
+
+bool shm_waits_for_quiet(const struct shm_conn *conn)
+{
+	list_for_each(node, &conn->revocations)
+	{
+		if (!list_entry(node, struct shm_revocation, node)->ended) {
+			return true;
+		}
+	}
+	return false;
+}
+
+/* The peer has not become quiet in time. */
+static void strict_passed(struct clan_deadline *deadline)
+{
+	struct shm_revocation *revocation = container_of(deadline, struct shm_revocation, deadline);
+	struct shm_conn *conn = revocation->conn;
+
+	if (!shm_look_quiet(conn)) {
+		shm_conn_end(conn, -ETIMEDOUT, "the peer did not obey a strict revocation");
+	}
+}
+
+void shm_revocations_end(struct shm_conn *conn)
+{
+	list_for_each(node, &conn->revocations)
+	{
+		struct shm_revocation *revocation = list_entry(node, struct shm_revocation, node);
+
+		if (!revocation->ended) {
+			revocation_end(revocation, revocation->region == NULL
+							   ? -ENOTCONN
+							   : clan_region_replace(revocation->region,
+								     &revocation->range, 1));
+		}
+	}
+}
+
+static struct shm_revocation *revocation_create(
+	struct shm_conn *conn, const struct clan_cookie *cookie, bool strict, void *op)
+{
+	struct shm_revocation *revocation = calloc(1, sizeof(*revocation));
+
+	if (revocation != NULL) {
+		clan_source_init(&revocation->source, give_revoked);
+		list_init(&revocation->node);
+		list_init(&revocation->deadline.node);
+		revocation->deadline.passed = strict_passed;
+		revocation->conn = conn;
+		revocation->slot = cookie->slot;
+		revocation->op = op;
+		if (strict) {
+			revocation->region = clan_share_find(&conn->conn, cookie->region)->region;
+			revocation->range = (struct clan_range){ .offset = cookie->offset,
+				.bytes = cookie->bytes };
+		}
+	}
+	return revocation;
+}
+
+int shm_revoke(struct clan_conn *base, const struct clan_cookie *cookie, bool strict, void *op)
+{
+	struct shm_conn *conn = shm_conn(base);
+	struct shm_revocation *revocation;
+	uint64_t busy;
+
+	if (!shm_is_granted(conn, cookie)) {
+		bool leaving = cookie->slot < base->options.cookies && conn->grants != NULL &&
+			       conn->grants[cookie->slot].generation == cookie->generation &&
+			       conn->grants[cookie->slot].state == SHM_GRANT_LEAVING;
+
+		return leaving ? -EALREADY : -ESTALE;
+	}
+	atomic_store_explicit(&conn->own_cookies[cookie->slot].generation, 0, memory_order_release);
+	/* Partner: the fence of copy_begins(). */
+	atomic_thread_fence(memory_order_seq_cst);
+	busy = peer_busy(conn);
+	if ((busy & 1) == 0) {
+		conn->grants[cookie->slot].state = SHM_GRANT_FREE;
+		return 1;
+	}
+	revocation = revocation_create(conn, cookie, strict, op);
+	if (revocation == NULL) { /* as if it had not been asked for */
+		atomic_store_explicit(&conn->own_cookies[cookie->slot].generation,
+			cookie->generation, memory_order_release);
+		return -ENOMEM;
+	}
+	revocation->busy = busy;
+	conn->grants[cookie->slot].state = SHM_GRANT_LEAVING;
+	list_push_back(&conn->revocations, &revocation->node);
+	if (strict) {
+		clan_deadline_set(base->queue, &revocation->deadline, CLAN_STRICT_MS * NS_PER_MS);
+	}
+	shm_want(conn);
+	return 0;
+}
+
+void shm_void_cookies(struct clan_conn *base, const struct clan_share *share)
+{
+	struct shm_conn *conn = shm_conn(base);
+
+	for (uint32_t slot = 0; conn->grants != NULL && slot < base->options.cookies; slot++) {
+		struct shm_grant *grant = &conn->grants[slot];
+
+		if (grant->state == SHM_GRANT_GIVEN && grant->region == share->number) {
+			atomic_store_explicit(
+				&conn->own_cookies[slot].generation, 0, memory_order_release);
+			grant->state = SHM_GRANT_FREE;
+		}
+	}
+}
+
+/* --- putting and getting ---------------------------------------------------------------------- */
+
+/* Where a cookie allows its holder to copy, by the granter's table: every word of it is loaded
+ * once, and the range is checked against our own mapping. */
+static int cookie_place(struct shm_conn *conn, const struct clan_cookie *cookie, uint32_t right,
+	uint64_t offset, uint64_t bytes, uint8_t **address_out, bool *once_out)
+{
+	const struct shm_cookie *entry = &conn->peer_cookies[cookie->slot];
+	uint32_t generation = atomic_load_explicit(&entry->generation, memory_order_acquire);
+	uint64_t start = atomic_load_explicit(&entry->offset, memory_order_relaxed);
+	uint32_t length = atomic_load_explicit(&entry->bytes, memory_order_relaxed);
+	uint64_t rest = atomic_load_explicit(&entry->rest, memory_order_relaxed);
+	uint64_t place;
+
+	atomic_thread_fence(memory_order_acquire);
+	if (generation != cookie->generation ||
+		atomic_load_explicit(&entry->generation, memory_order_relaxed) != generation) {
+		return -ESTALE;
+	}
+	if ((rest >> 16 & right) == 0) {
+		return -EACCES;
+	}
+	if (!range_inside(offset, bytes, length) || !checked_add_u64(start, offset, &place)) {
+		return -ERANGE;
+	}
+	*once_out = (rest >> 32 & CLAN_COOKIE_ONCE) != 0;
+	return shm_region_place(conn, rest & 0xffff, right, place, bytes, address_out);
+}
+
+static bool used_already(struct shm_conn *conn, const struct clan_cookie *cookie)
+{
+	return conn->used_once != NULL && conn->used_once[cookie->slot] == cookie->generation;
+}
+
+static void copy_begins(struct shm_conn *conn)
+{
+	atomic_store_explicit(&conn->own->busy, ++conn->busy, memory_order_relaxed);
+	/* Partner: the fence of shm_revoke(): it sees us busy, or we see that it revoked. */
+	atomic_thread_fence(memory_order_seq_cst);
+}
+
+static void copy_ends(struct shm_conn *conn)
+{
+	atomic_store_explicit(&conn->own->busy, ++conn->busy, memory_order_release);
+	shm_changed(conn, SHM_REASON_QUIET);
+}
+
+struct copy {
+	const struct iovec *iov;
+	uint32_t iov_count;
+	size_t bytes;
+	uint64_t offset; /* in the cookie */
+	uint32_t right;
+};
+
+static int copy_by_cookie(
+	struct shm_conn *conn, const struct clan_cookie *cookie, const struct copy *copy)
+{
+	uint8_t *at = NULL;
+	bool once = false;
+	int result;
+
+	if (cookie->slot >= conn->peer_cookie_count || used_already(conn, cookie)) {
+		conn->conn.stats.refused++;
+		return -ESTALE;
+	}
+	if ((cookie->flags & CLAN_COOKIE_ONCE) != 0 && conn->used_once == NULL) {
+		conn->used_once = calloc(conn->peer_cookie_count, sizeof(*conn->used_once));
+		if (conn->used_once == NULL) {
+			return -ENOMEM;
+		}
+	}
+	copy_begins(conn);
+	result = cookie_place(conn, cookie, copy->right, copy->offset, copy->bytes, &at, &once);
+	for (uint32_t i = 0; result == 0 && i < copy->iov_count; i++) {
+		size_t length = copy->iov[i].iov_len;
+
+		if (length > 0 && copy->right == CLAN_WRITE) {
+			memcpy(at, copy->iov[i].iov_base, length);
+		} else if (length > 0) {
+			memcpy(copy->iov[i].iov_base, at, length);
+		}
+		at += length;
+	}
+	copy_ends(conn);
+	if (result != 0) {
+		conn->conn.stats.refused++;
+	} else if (once && conn->used_once != NULL) {
+		conn->used_once[cookie->slot] = cookie->generation;
+	}
+	return result;
+}
+
+static bool sum_bytes(const struct iovec *iov, uint32_t iov_count, size_t *bytes_out)
+{
+	size_t bytes = 0;
+
+	for (uint32_t i = 0; i < iov_count; i++) {
+		if (iov[i].iov_len > UINT32_MAX - bytes) {
+			return false;
+		}
+		bytes += iov[i].iov_len;
+	}
+	*bytes_out = bytes;
+	return true;
+}
+
+static void touch_tripwires(struct shm_conn *conn, uint32_t region, uint64_t offset, size_t bytes);
+
+/* Where the bytes went, for the tripwires: as the cookie says, which was true while we copied. */
+static void touched(
+	struct shm_conn *conn, const struct clan_cookie *cookie, uint64_t offset, size_t bytes)
+{
+	touch_tripwires(conn, cookie->region, cookie->offset + offset, bytes);
+}
+
+int shm_put(struct clan_conn *base, const struct iovec *from, uint32_t from_count,
+	const struct clan_cookie *cookie, uint64_t offset, bool notify, uint32_t value)
+{
+	struct shm_conn *conn = shm_conn(base);
+	struct copy copy = {
+		.iov = from, .iov_count = from_count, .offset = offset, .right = CLAN_WRITE
+	};
+	int result;
+
+	if (!sum_bytes(from, from_count, &copy.bytes)) {
+		return -ERANGE;
+	}
+	if (notify && !shm_room(conn, SHM_BULK, sizeof(value))) {
+		return shm_no_room(conn, SHM_BULK, sizeof(value), CLAN_READY_SEND_BULK);
+	}
+	result = copy_by_cookie(conn, cookie, &copy);
+	if (result != 0) {
+		return result;
+	}
+	base->stats.puts++;
+	base->stats.bytes_put += copy.bytes;
+	if (notify) {
+		struct iovec iov = { .iov_base = &value, .iov_len = sizeof(value) };
+
+		shm_put_message(conn, SHM_BULK, SHM_TYPE_NOTIFY, &iov, 1, sizeof(value));
+	}
+	touched(conn, cookie, offset, copy.bytes);
+	return 1;
+}
+
+int shm_get(struct clan_conn *base, const struct iovec *to, uint32_t to_count,
+	const struct clan_cookie *cookie, uint64_t offset)
+{
+	struct copy copy = {
+		.iov = to, .iov_count = to_count, .offset = offset, .right = CLAN_READ
+	};
+	int result;
+
+	if (!sum_bytes(to, to_count, &copy.bytes)) {
+		return -ERANGE;
+	}
+	result = copy_by_cookie(shm_conn(base), cookie, &copy);
+	if (result != 0) {
+		return result;
+	}
+	base->stats.gets++;
+	base->stats.bytes_got += copy.bytes;
+	return 1;
+}
+
+/* --- tripwires of ours ------------------------------------------------------------------------ */
+
+static bool give_tripped(struct clan_source *source, struct clan_event *event)
+{
+	struct shm_watch *watch = container_of(source, struct shm_watch, source);
+
+	event->type = CLAN_EVENT_TRIPPED;
+	event->conn = &watch->conn->conn;
+	event->context = watch->conn->conn.context;
+	event->number = (uint32_t)(watch - watch->conn->watches);
+	return false;
+}
+
+static void arm_watch(struct shm_conn *conn, uint32_t number)
+{
+	struct shm_watch *watch = &conn->watches[number];
+
+	watch->arm = ++watch->arm_last;
+	atomic_store_explicit(&conn->own_tripwires[number].arm, watch->arm, memory_order_release);
+	/* Partner: the fence of touch_tripwires(). */
+	atomic_thread_fence(memory_order_seq_cst);
+}
+
+static void disarm_watch(struct shm_conn *conn, uint32_t number)
+{
+	conn->watches[number].arm = 0;
+	atomic_store_explicit(&conn->own_tripwires[number].arm, 0, memory_order_release);
+}
+
+int shm_tripwire(struct clan_conn *base, const struct clan_share *share, uint64_t offset,
+	uint32_t bytes, uint32_t *number_out)
+{
+	struct shm_conn *conn = shm_conn(base);
+	struct shm_tripwire *entry;
+	uint32_t number = 0;
+
+	if (conn->watches == NULL) {
+		conn->watches = calloc(base->options.tripwires, sizeof(*conn->watches));
+		if (conn->watches == NULL) {
+			return -ENOMEM;
+		}
+	}
+	while (number < base->options.tripwires && conn->watches[number].used) {
+		number++;
+	}
+	if (number == base->options.tripwires) {
+		return -ENOSPC;
+	}
+	entry = &conn->own_tripwires[number];
+	atomic_store_explicit(&entry->offset, offset, memory_order_relaxed);
+	atomic_store_explicit(&entry->bytes, bytes, memory_order_relaxed);
+	atomic_store_explicit(&entry->region, share->number, memory_order_relaxed);
+	conn->watches[number].used = true;
+	conn->watches[number].conn = conn;
+	clan_source_init(&conn->watches[number].source, give_tripped);
+	arm_watch(conn, number);
+	*number_out = number;
+	return 0;
+}
+
+static bool watch_exists(const struct shm_conn *conn, uint32_t number)
+{
+	return conn->watches != NULL && number < conn->conn.options.tripwires &&
+	       conn->watches[number].used;
+}
+
+int shm_rearm(struct clan_conn *base, uint32_t number)
+{
+	struct shm_conn *conn = shm_conn(base);
+
+	if (!watch_exists(conn, number)) {
+		return -ENOENT;
+	}
+	if (conn->watches[number].arm == 0 && !list_is_linked(&conn->watches[number].source.node)) {
+		arm_watch(conn, number);
+	}
+	return 0;
+}
+
+int shm_tripwire_remove(struct clan_conn *base, uint32_t number)
+{
+	struct shm_conn *conn = shm_conn(base);
+
+	if (!watch_exists(conn, number)) {
+		return -ENOENT;
+	}
+	disarm_watch(conn, number);
+	list_remove(&conn->watches[number].source.node);
+	conn->watches[number].used = false;
+	return 0;
+}
+
+void shm_tripped(struct shm_conn *conn, const struct shm_tripped *record)
+{
+	if (watch_exists(conn, record->tripwire) && record->arm != 0 &&
+		conn->watches[record->tripwire].arm == record->arm) {
+		disarm_watch(conn, record->tripwire);
+		clan_fire(conn->conn.queue, &conn->watches[record->tripwire].source);
+	}
+}
+
+/* --- tripwires of the peer -------------------------------------------------------------------- */
+
+static bool send_trip(struct shm_conn *conn, uint32_t number)
+{
+	struct shm_tripped record = { .tripwire = number, .arm = conn->trips[number].answered };
+	struct iovec iov = { .iov_base = &record, .iov_len = sizeof(record) };
+
+	if (!shm_room(conn, SHM_SYSTEM, sizeof(record))) {
+		return false;
+	}
+	shm_put_message(conn, SHM_SYSTEM, SHM_TYPE_TRIPPED, &iov, 1, sizeof(record));
+	return true;
+}
+
+static void owe_trip(struct shm_conn *conn, uint32_t number)
+{
+	if (!conn->trips[number].owed) {
+		conn->trips[number].owed = true;
+		conn->trips_owed++;
+		shm_want(conn);
+	}
+}
+
+static void touch_tripwires(struct shm_conn *conn, uint32_t region, uint64_t offset, size_t bytes)
+{
+	/* Partner: the fence of arm_watch(): it sees the bytes, or we see it armed. */
+	atomic_thread_fence(memory_order_seq_cst);
+	for (uint32_t i = 0; i < conn->peer_tripwire_count; i++) {
+		const struct shm_tripwire *entry = &conn->peer_tripwires[i];
+		uint64_t arm = atomic_load_explicit(&entry->arm, memory_order_acquire);
+		uint64_t start;
+		uint64_t end;
+
+		if (likely(arm == 0) || arm == conn->trips[i].answered) {
+			continue;
+		}
+		start = atomic_load_explicit(&entry->offset, memory_order_relaxed);
+		if (!checked_add_u64(start,
+			    atomic_load_explicit(&entry->bytes, memory_order_relaxed), &end) ||
+			(atomic_load_explicit(&entry->region, memory_order_relaxed) & 0xffff) !=
+				region ||
+			end <= offset || start >= offset + bytes) {
+			continue;
+		}
+		conn->trips[i].answered = arm;
+		if (!send_trip(conn, i)) {
+			owe_trip(conn, i);
+		}
+	}
+}
+
+void shm_send_owed_trips(struct shm_conn *conn)
+{
+	for (uint32_t i = 0; i < conn->peer_tripwire_count && conn->trips_owed > 0; i++) {
+		if (conn->trips[i].owed) {
+			if (!send_trip(conn, i)) {
+				return;
+			}
+			conn->trips[i].owed = false;
+			conn->trips_owed--;
+		}
+	}
+}
+
+/* --- the end ---------------------------------------------------------------------------------- */
+
+static void drop_revocations(struct shm_conn *conn)
+{
+	list_for_each(node, &conn->revocations)
+	{
+		struct shm_revocation *revocation = list_entry(node, struct shm_revocation, node);
+
+		clan_deadline_clear(&revocation->deadline);
+		list_remove(&revocation->source.node);
+		list_remove(&revocation->node);
+		free(revocation);
+	}
+}
+
+void shm_memory_close(struct shm_conn *conn)
+{
+	drop_revocations(conn);
+	for (uint32_t i = 0; conn->watches != NULL && i < conn->conn.options.tripwires; i++) {
+		if (conn->watches[i].used) {
+			list_remove(&conn->watches[i].source.node);
+		}
+	}
+	shm_regions_leave(conn);
+}
+
+void shm_memory_free(struct shm_conn *conn)
+{
+	GMB_ASSERT(conn->regions_held == 0 && list_is_empty(&conn->region_list) &&
+		   list_is_empty(&conn->revocations));
+	free(conn->grants);
+	free(conn->used_once);
+	free(conn->watches);
+	free(conn->trips);
+	free(conn->fifo);
+	free(conn->regions);
+}
+
+void shm_memory_after_fork(struct shm_conn *conn)
+{
+	list_for_each(node, &conn->revocations)
+	{
+		free(list_entry(node, struct shm_revocation, node));
+	}
+	list_for_each(node, &conn->region_list)
+	{
+		struct shm_peer_region *region = list_entry(node, struct shm_peer_region, node);
+
+		if (region->state == SHM_REGION_MAPPING) {
+			dispose_fd(region->fd, true);
+		}
+		free(region);
+	}
+	free(conn->grants);
+	free(conn->used_once);
+	free(conn->watches);
+	free(conn->trips);
+	free(conn->fifo);
+	free(conn->regions);
+}

@@ -1,0 +1,402 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Regions of the peer, mapped here: docs/protocol/clan.md §3 (rules K8 and K9) and §8.1.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "clan/shm.h"
+
+static const uint32_t region_edges[SHM_REGION_STATE_COUNT] = {
+	[SHM_REGION_MAPPING] = BIT(SHM_REGION_LIVE) | BIT(SHM_REGION_GONE),
+	[SHM_REGION_LIVE] = BIT(SHM_REGION_LEAVING),
+	[SHM_REGION_LEAVING] = BIT(SHM_REGION_GONE),
+};
+
+static void set_region_state(struct shm_peer_region *region, enum shm_peer_region_state state)
+{
+	GMB_ASSERT((region_edges[region->state] & BIT(state)) != 0);
+	region->state = state;
+}
+
+/* --- mappings --------------------------------------------------------------------------------- */
+
+static struct shm_mapping *find_mapping(const struct shm_peer_region *region)
+{
+	list_for_each(node, &region->conn->group->mappings)
+	{
+		struct shm_mapping *mapping = list_entry(node, struct shm_mapping, node);
+
+		if (mapping->identity.device == region->identity.device &&
+			mapping->identity.inode == region->identity.inode &&
+			mapping->offset == region->offset && mapping->bytes == region->bytes &&
+			mapping->rights == region->rights) {
+			return mapping;
+		}
+	}
+	return NULL;
+}
+
+static void put_mapping(struct shm_mapping *mapping, bool in_caller)
+{
+	if (--mapping->references == 0) {
+		/* The last look at many pages takes its time. */
+		dispose(&(struct disposal){
+			.base = mapping->base,
+			.bytes = mapping->bytes,
+			.in_caller = in_caller,
+		});
+		list_remove(&mapping->node);
+		free(mapping);
+	}
+}
+
+/* --- life ------------------------------------------------------------------------------------- */
+
+static bool give_region_event(struct clan_source *source, struct clan_event *event)
+{
+	struct shm_peer_region *region = container_of(source, struct shm_peer_region, source);
+
+	event->type = region->give_live ? CLAN_EVENT_REGION : CLAN_EVENT_REGION_ENDING;
+	event->conn = &region->conn->conn;
+	event->context = region->conn->conn.context;
+	event->number = region->number;
+	event->generation = region->generation;
+	if (region->give_live) {
+		region->give_live = false;
+	} else {
+		region->give_leaving = false;
+	}
+	if (region->give_leaving) {
+		return true;
+	}
+	if (region->state == SHM_REGION_GONE) {
+		list_remove(&region->node);
+		free(region);
+	}
+	return false;
+}
+
+/* Nobody uses it any more. The region may be freed. */
+static void region_gone(struct shm_peer_region *region)
+{
+	struct shm_conn *conn = region->conn;
+	uint32_t number = region->number;
+	uint32_t generation = region->generation;
+	bool answer = region->asked_back && conn->conn.state == CLAN_OPEN;
+
+	set_region_state(region, SHM_REGION_GONE);
+	conn->regions[number] = NULL;
+	conn->region_bytes -= region->bytes;
+	conn->regions_held--;
+	if (region->mapping != NULL) {
+		put_mapping(region->mapping, clan_queue_is_passive(conn->conn.queue));
+		region->mapping = NULL;
+	}
+	if (!region->give_live && !region->give_leaving) {
+		list_remove(&region->source.node);
+		list_remove(&region->node);
+		free(region);
+	}
+	if (answer && shm_send_region_answer(conn, SHM_REGION_ENDED, number, generation, 0) != 0) {
+		shm_conn_end(conn, -ECONNRESET, "the peer does not read its socket");
+	}
+	shm_conn_join(conn);
+}
+
+/* No new holds. */
+static void region_leaves(struct shm_peer_region *region)
+{
+	set_region_state(region, SHM_REGION_LEAVING);
+	if (region->conn->conn.state != CLAN_CLOSING) {
+		region->give_leaving = true;
+		clan_fire(region->conn->conn.queue, &region->source);
+	}
+	if (region->holds == 0) {
+		region_gone(region);
+	}
+}
+
+static int answer(struct shm_conn *conn, const struct shm_region *message, int error)
+{
+	int result = shm_send_region_answer(
+		conn, SHM_REGION_OK, message->region, message->generation, error);
+
+	if (result != 0) {
+		shm_conn_end(conn, -ECONNRESET, "the peer does not read its socket");
+	}
+	return result;
+}
+
+static void region_live(struct shm_peer_region *region)
+{
+	struct shm_conn *conn = region->conn;
+
+	region->mapping->references++;
+	set_region_state(region, SHM_REGION_LIVE);
+	region->give_live = true;
+	clan_fire(conn->conn.queue, &region->source);
+	if (shm_send_region_answer(conn, SHM_REGION_OK, region->number, region->generation, 0) !=
+		0) {
+		shm_conn_end(conn, -ECONNRESET, "the peer does not read its socket");
+	}
+}
+
+/* On a worker. */
+static void map_region(struct work *work)
+{
+	struct shm_peer_region *region = container_of(work, struct shm_peer_region, work);
+
+	region->status = segment_map(region->fd, region->offset, region->bytes,
+		(region->rights & CLAN_WRITE) != 0, &region->base);
+	close(region->fd); /* a memfd, and the mapping keeps it */
+}
+
+static void region_mapped(struct work *work)
+{
+	struct shm_peer_region *region = container_of(work, struct shm_peer_region, work);
+	struct shm_conn *conn = region->conn;
+	struct shm_mapping *mapping = region->status == 0 ? calloc(1, sizeof(*mapping)) : NULL;
+
+	if (mapping != NULL) {
+		*mapping = (struct shm_mapping){
+			.identity = region->identity,
+			.offset = region->offset,
+			.bytes = region->bytes,
+			.rights = region->rights,
+			.base = region->base,
+		};
+		list_init(&mapping->node);
+		list_push_back(&conn->group->mappings, &mapping->node);
+		region->mapping = mapping;
+		if (conn->conn.state == CLAN_OPEN) {
+			region_live(region);
+			return;
+		}
+		mapping->references = 1;
+	} else if (region->status == 0) {
+		dispose(&(struct disposal){
+			.base = region->base, .bytes = region->bytes, .in_caller = true });
+	}
+	if (conn->conn.state == CLAN_OPEN) {
+		struct shm_region message = { .region = (uint16_t)region->number,
+			.generation = region->generation };
+
+		answer(conn, &message, -ENOMEM);
+	}
+	region_gone(region);
+}
+
+static bool message_is_valid(const struct shm_conn *conn, const struct shm_region *message)
+{
+	uint64_t end;
+
+	return message->generation != 0 && message->rights != 0 &&
+	       (message->rights & ~(CLAN_READ | CLAN_WRITE)) == 0 && message->bytes != 0 &&
+	       is_aligned(message->bytes, SHM_SEGMENT_ALIGN) &&
+	       is_aligned(message->offset, SHM_SEGMENT_ALIGN) &&
+	       checked_add_u64(message->offset, message->bytes, &end) && end <= INT64_MAX &&
+	       (message->region >= conn->conn.options.peer_regions_max || conn->regions == NULL ||
+		       conn->regions[message->region] == NULL);
+}
+
+static struct shm_peer_region *region_create(
+	struct shm_conn *conn, const struct shm_region *message)
+{
+	struct shm_peer_region *region;
+
+	if (conn->regions == NULL) {
+		conn->regions = calloc(
+			conn->conn.options.peer_regions_max, sizeof(struct shm_peer_region *));
+	}
+	region = conn->regions == NULL ? NULL : calloc(1, sizeof(*region));
+	if (region == NULL) {
+		return NULL;
+	}
+	clan_source_init(&region->source, give_region_event);
+	region->conn = conn;
+	region->number = message->region;
+	region->generation = message->generation;
+	region->rights = message->rights;
+	region->offset = message->offset;
+	region->bytes = message->bytes;
+	conn->regions[region->number] = region;
+	conn->region_bytes += region->bytes;
+	conn->regions_held++;
+	list_push_back(&conn->region_list, &region->node);
+	return region;
+}
+
+int shm_region_arrived(struct shm_conn *conn, const struct shm_region *message, int fd)
+{
+	bool passive = clan_queue_is_passive(conn->conn.queue);
+	struct segment_identity identity;
+	struct shm_peer_region *region;
+
+	if (!message_is_valid(conn, message)) {
+		dispose_fd(fd, passive);
+		return shm_broken(conn, 8, "it shares a region in an impossible way");
+	}
+	if (message->region >= conn->conn.options.peer_regions_max ||
+		message->bytes > conn->conn.options.peer_region_bytes_max - conn->region_bytes) {
+		dispose_fd(fd, passive);
+		return answer(conn, message, -EDQUOT);
+	}
+	if (segment_check(fd, SEGMENT_SEALED_SIZE, &identity) != 0) {
+		dispose_fd(fd, passive);
+		return answer(conn, message, -EPERM);
+	}
+	if (!range_inside(message->offset, message->bytes, identity.bytes)) {
+		dispose_fd(fd, passive);
+		return shm_broken(conn, 8, "a region is larger than its memory");
+	}
+	region = region_create(conn, message);
+	if (region == NULL) {
+		dispose_fd(fd, passive);
+		return answer(conn, message, -ENOMEM);
+	}
+	region->identity = identity;
+	region->fd = fd;
+	region->mapping = find_mapping(region);
+	if (region->mapping != NULL) {
+		dispose_fd(fd, passive);
+		region_live(region);
+		return conn->conn.state == CLAN_OPEN ? 0 : -ENOTCONN;
+	}
+	region->work.run = map_region;
+	region->work.done = region_mapped;
+	work_start(&region->work, &conn->conn.queue->results);
+	if (passive) {
+		work_finish(&conn->conn.queue->results);
+	}
+	return 0;
+}
+
+int shm_region_asked_back(struct shm_conn *conn, uint32_t number, uint32_t generation)
+{
+	struct shm_peer_region *region =
+		number < conn->conn.options.peer_regions_max && conn->regions != NULL
+			? conn->regions[number]
+			: NULL;
+
+	if (region == NULL || region->generation != generation ||
+		region->state != SHM_REGION_LIVE) {
+		return shm_broken(conn, 9, "it asks for a region that it does not share");
+	}
+	region->asked_back = true;
+	region_leaves(region);
+	return conn->conn.state == CLAN_OPEN ? 0 : -ENOTCONN;
+}
+
+void shm_regions_leave(struct shm_conn *conn)
+{
+	list_for_each(node, &conn->region_list)
+	{
+		struct shm_peer_region *region = list_entry(node, struct shm_peer_region, node);
+
+		if (conn->conn.state == CLAN_CLOSING) {
+			list_remove(&region->source.node);
+			region->give_live = false;
+			region->give_leaving = false;
+		}
+		if (region->state == SHM_REGION_LIVE) {
+			region_leaves(region);
+		} else if (region->state == SHM_REGION_GONE && !region->give_live &&
+			   !region->give_leaving) {
+			list_remove(&region->node);
+			free(region);
+		}
+	}
+}
+
+/* --- use -------------------------------------------------------------------------------------- */
+
+static struct shm_peer_region *find_region(const struct shm_conn *conn, uint32_t number)
+{
+	if (number >= conn->conn.options.peer_regions_max || conn->regions == NULL) {
+		return NULL;
+	}
+	return conn->regions[number];
+}
+
+int shm_peer_info(const struct clan_conn *base, uint32_t number, struct clan_peer_region *info)
+{
+	const struct shm_conn *conn = shm_conn_const(base);
+	const struct shm_peer_region *region = find_region(conn, number);
+
+	if (region == NULL || region->state == SHM_REGION_MAPPING) {
+		return -ENOENT;
+	}
+	info->base = region->mapping->base;
+	info->bytes = region->bytes;
+	info->rights = region->rights;
+	info->generation = region->generation;
+	info->holds = region->holds;
+	return 0;
+}
+
+int shm_peer_get(struct clan_conn *base, uint32_t number, uint32_t generation, uint32_t rights,
+	uint64_t offset, uint64_t bytes, void **address_out)
+{
+	struct shm_peer_region *region = find_region(shm_conn(base), number);
+
+	if (region == NULL || region->state == SHM_REGION_MAPPING) {
+		return -ENOENT;
+	}
+	if (region->generation != generation || region->state != SHM_REGION_LIVE) {
+		return -ESTALE;
+	}
+	if ((rights & ~region->rights) != 0) {
+		return -EACCES;
+	}
+	if (!range_inside(offset, bytes, region->bytes)) {
+		return -ERANGE;
+	}
+	region->holds++;
+	*address_out = region->mapping->base + offset;
+	return 0;
+}
+
+void shm_peer_put(struct clan_conn *base, uint32_t number)
+{
+	struct shm_peer_region *region = find_region(shm_conn(base), number);
+
+	GMB_ASSERT(region != NULL && region->holds > 0);
+	if (--region->holds == 0 && region->state == SHM_REGION_LEAVING) {
+		region_gone(region);
+	}
+}
+
+int shm_region_place(struct shm_conn *conn, uint32_t number, uint32_t right, uint64_t offset,
+	uint64_t bytes, uint8_t **address_out)
+{
+	struct shm_peer_region *region = find_region(conn, number);
+
+	if (region == NULL || region->state != SHM_REGION_LIVE) {
+		return -ENOENT;
+	}
+	if ((region->rights & right) == 0) {
+		return -EACCES;
+	}
+	if (!range_inside(offset, bytes, region->bytes)) {
+		return -ERANGE;
+	}
+	*address_out = region->mapping->base + offset;
+	return 0;
+}
+
+/* --- our regions ------------------------------------------------------------------------------ */
+
+int shm_share(struct clan_conn *base, struct clan_share *share)
+{
+	return shm_send_region(shm_conn(base), share);
+}
+
+int shm_unshare(struct clan_conn *base, struct clan_share *share)
+{
+	return shm_send_region_answer(
+		shm_conn(base), SHM_REGION_END, share->number, share->generation, 0);
+}

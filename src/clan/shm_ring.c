@@ -1,0 +1,586 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Message rings (docs/protocol/clan.md §4) and cookie queues (§8.4).
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "clan/shm.h"
+
+enum {
+	CONTROL_IN_ROW_MAX = 64,
+	FIFO_NONE = UINT32_MAX,
+};
+
+static const uint16_t message_max[SHM_CLASS_COUNT] = {
+	[SHM_SYSTEM] = SHM_SLOT_BYTES,
+	[SHM_CONTROL] = SHM_CONTROL_MESSAGE_MAX,
+	[SHM_BULK] = SHM_BULK_MESSAGE_MAX,
+};
+
+static uint32_t slots_of(size_t bytes)
+{
+	return (uint32_t)((bytes + SHM_SLOT_BYTES - 1) / SHM_SLOT_BYTES);
+}
+
+/* --- writing ---------------------------------------------------------------------------------- */
+
+/* Learns how far the peer has read. */
+static bool load_read(struct shm_conn *conn, enum shm_class class)
+{
+	struct shm_out *out = &conn->out[class];
+	uint32_t read = atomic_load_explicit(&conn->peer->read[class], memory_order_acquire);
+
+	if (read - out->read_seen > out->published - out->read_seen) {
+		shm_broken(conn, 12, "it took messages that were not there");
+		return false;
+	}
+	out->read_seen = read;
+	return true;
+}
+
+bool shm_room(struct shm_conn *conn, enum shm_class class, size_t bytes)
+{
+	struct shm_out *out = &conn->out[class];
+	uint32_t size = out->mask + 1;
+	uint32_t left = size - (out->write & out->mask);
+	uint32_t needed = slots_of(bytes + SHM_HEAD_BYTES);
+
+	needed += needed > left ? left : 0;
+	if (size - (out->write - out->read_seen) >= needed) {
+		return true;
+	}
+	return load_read(conn, class) && size - (out->write - out->read_seen) >= needed;
+}
+
+static void write_head(struct shm_out *out, uint32_t bytes, uint8_t type)
+{
+	struct shm_message_head head = {
+		.bytes = (uint16_t)bytes,
+		.type = type,
+		.sequence = out->sequence++,
+	};
+
+	memcpy(out->slots + (size_t)(out->write & out->mask) * SHM_SLOT_BYTES, &head, sizeof(head));
+}
+
+void shm_put_message(struct shm_conn *conn, enum shm_class class, uint8_t type,
+	const struct iovec *iov, uint32_t iov_count, size_t bytes)
+{
+	struct shm_out *out = &conn->out[class];
+	uint32_t left = out->mask + 1 - (out->write & out->mask);
+	uint32_t needed = slots_of(bytes + SHM_HEAD_BYTES);
+	uint8_t *at;
+
+	if (needed > left) {
+		write_head(out, left * SHM_SLOT_BYTES, SHM_TYPE_PAD);
+		out->write += left;
+	}
+	write_head(out, (uint32_t)bytes + SHM_HEAD_BYTES, type);
+	at = out->slots + (size_t)(out->write & out->mask) * SHM_SLOT_BYTES + SHM_HEAD_BYTES;
+	for (uint32_t i = 0; i < iov_count; i++) {
+		if (iov[i].iov_len > 0) {
+			memcpy(at, iov[i].iov_base, iov[i].iov_len);
+			at += iov[i].iov_len;
+		}
+	}
+	out->write += needed;
+	shm_changed(conn, 0);
+	conn->conn.stats.messages_sent++;
+	conn->conn.stats.bytes_sent += bytes;
+}
+
+int shm_no_room(struct shm_conn *conn, enum shm_class class, size_t bytes, uint32_t ready)
+{
+	conn->room_bytes[class] = (uint32_t)bytes;
+	conn->conn.enabled |= ready;
+	shm_want(conn);
+	return conn->conn.state == CLAN_OPEN ? -EAGAIN : -ENOTCONN;
+}
+
+/* The longest part of a vector, from a place in it, of at most bytes_max bytes. */
+struct stream_piece {
+	struct iovec iov[CLAN_IOV_MAX];
+	uint32_t count;
+	size_t bytes;
+};
+
+static void cut_piece(struct stream_piece *piece, const struct iovec *iov, uint32_t iov_count,
+	uint32_t *index, size_t *skip, size_t bytes_max)
+{
+	piece->count = 0;
+	piece->bytes = 0;
+	while (*index < iov_count && piece->count < CLAN_IOV_MAX && piece->bytes < bytes_max) {
+		size_t left = iov[*index].iov_len - *skip;
+		size_t part = MIN(left, bytes_max - piece->bytes);
+
+		if (part > 0) {
+			piece->iov[piece->count++] = (struct iovec){
+				.iov_base = (uint8_t *)iov[*index].iov_base + *skip,
+				.iov_len = part,
+			};
+			piece->bytes += part;
+		}
+		*skip += part;
+		if (part == left) {
+			(*index)++;
+			*skip = 0;
+		}
+	}
+}
+
+/* Payload of the longest message that fits without padding: pieces of a stream can have any length.
+ */
+static size_t stream_room(struct shm_conn *conn)
+{
+	struct shm_out *out = &conn->out[SHM_BULK];
+	uint32_t size = out->mask + 1;
+	uint32_t left = size - (out->write & out->mask);
+	uint32_t slots;
+
+	if (!shm_room(conn, SHM_BULK, 1)) {
+		return 0;
+	}
+	slots = MIN(size - (out->write - out->read_seen), left);
+	return MIN((size_t)slots * SHM_SLOT_BYTES, (size_t)SHM_BULK_MESSAGE_MAX) - SHM_HEAD_BYTES;
+}
+
+static int send_stream(
+	struct shm_conn *conn, const struct iovec *iov, uint32_t iov_count, size_t bytes)
+{
+	struct stream_piece piece;
+	uint32_t index = 0;
+	size_t skip = 0;
+	size_t taken = 0;
+
+	while (taken < bytes) {
+		size_t room = stream_room(conn);
+
+		if (room == 0) {
+			break;
+		}
+		cut_piece(&piece, iov, iov_count, &index, &skip, room);
+		shm_put_message(
+			conn, SHM_BULK, SHM_TYPE_STREAM, piece.iov, piece.count, piece.bytes);
+		taken += piece.bytes;
+	}
+	return taken > 0 ? (int)taken : shm_no_room(conn, SHM_BULK, 1, CLAN_READY_SEND_BULK);
+}
+
+int shm_send(struct clan_conn *base, uint32_t cls, uint32_t type, const struct iovec *iov,
+	uint32_t iov_count, size_t bytes)
+{
+	struct shm_conn *conn = shm_conn(base);
+	enum shm_class class = cls == CLAN_CONTROL ? SHM_CONTROL : SHM_BULK;
+
+	if (type == SHM_TYPE_STREAM) {
+		return send_stream(conn, iov, iov_count, bytes);
+	}
+	if (!shm_room(conn, class, bytes)) {
+		return shm_no_room(conn, class, bytes,
+			cls == CLAN_CONTROL ? CLAN_READY_SEND_CONTROL : CLAN_READY_SEND_BULK);
+	}
+	shm_put_message(conn, class, (uint8_t)type, iov, iov_count, bytes);
+	return 0;
+}
+
+/* --- reading ---------------------------------------------------------------------------------- */
+
+bool shm_has_message(struct shm_conn *conn, enum shm_class class)
+{
+	struct shm_in *in = &conn->in[class];
+	uint32_t write;
+
+	if (in->write_seen != in->read) {
+		return true;
+	}
+	write = atomic_load_explicit(&conn->peer->write[class], memory_order_acquire);
+	if (write - in->read > in->mask + 1) {
+		shm_broken(conn, 13, "it published more messages than fit its ring");
+		return false;
+	}
+	in->write_seen = write;
+	return write != in->read;
+}
+
+static bool type_allowed(enum shm_class class, const struct shm_message_head *head)
+{
+	switch (head->type) {
+	case SHM_TYPE_PAD:
+		return true;
+	case SHM_TYPE_STREAM:
+		return class == SHM_BULK && head->bytes > SHM_HEAD_BYTES;
+	case SHM_TYPE_NOTIFY:
+		return class == SHM_BULK && head->bytes == SHM_HEAD_BYTES + sizeof(uint32_t);
+	case SHM_TYPE_TRIPPED:
+		return class == SHM_SYSTEM &&
+		       head->bytes == SHM_HEAD_BYTES + sizeof(struct shm_tripped);
+	case SHM_TYPE_COOKIE:
+		return class == SHM_SYSTEM &&
+		       head->bytes == SHM_HEAD_BYTES + 8 + sizeof(struct clan_cookie);
+	default:
+		return class != SHM_SYSTEM && head->type < SHM_TYPE_STREAM;
+	}
+}
+
+/* Rules K14 to K16 on a copy of the head. */
+static int check_head(
+	struct shm_conn *conn, enum shm_class class, const struct shm_message_head *head)
+{
+	const struct shm_in *in = &conn->in[class];
+	uint32_t left = in->mask + 1 - (in->read & in->mask);
+	uint32_t slots = slots_of(head->bytes);
+	bool fits = head->type == SHM_TYPE_PAD ? head->bytes == left * SHM_SLOT_BYTES
+					       : head->bytes >= SHM_HEAD_BYTES && slots <= left;
+
+	if (!fits || head->bytes > message_max[class] || slots > in->write_seen - in->read) {
+		return shm_broken(conn, 14, "the length of a message is impossible");
+	}
+	if (head->sequence != in->sequence) {
+		return shm_broken(conn, 15, "a message is not the next one of its class");
+	}
+	if (head->reserved != 0 || head->reserved2 != 0 || !type_allowed(class, head)) {
+		return shm_broken(conn, 16, "a message is of a type that it may not send");
+	}
+	return 0;
+}
+
+static const uint8_t *slot_at(const struct shm_in *in)
+{
+	return in->slots + (size_t)(in->read & in->mask) * SHM_SLOT_BYTES;
+}
+
+/* The head of the next message that is not padding: 0, -EAGAIN, or -EPROTO. */
+static int next_head(struct shm_conn *conn, enum shm_class class, struct shm_message_head *head)
+{
+	struct shm_in *in = &conn->in[class];
+
+	for (;;) {
+		uint64_t word;
+		int result;
+
+		if (conn->conn.status == -EPROTO) {
+			return -EPROTO;
+		}
+		if (!shm_has_message(conn, class)) {
+			return conn->conn.status == -EPROTO ? -EPROTO : -EAGAIN;
+		}
+		word = atomic_load_explicit(
+			(const shm_u64 *)(const void *)slot_at(in), memory_order_relaxed);
+		memcpy(head, &word, sizeof(*head));
+		result = check_head(conn, class, head);
+		if (result != 0 || head->type != SHM_TYPE_PAD) {
+			return result;
+		}
+		in->read += slots_of(head->bytes);
+		in->sequence++;
+	}
+}
+
+void shm_publish_read(struct shm_conn *conn, enum shm_class class)
+{
+	static const uint32_t reasons[SHM_CLASS_COUNT] = {
+		[SHM_SYSTEM] = SHM_REASON_ROOM_SYSTEM,
+		[SHM_CONTROL] = SHM_REASON_ROOM_CONTROL,
+		[SHM_BULK] = SHM_REASON_ROOM_BULK,
+	};
+	struct shm_in *in = &conn->in[class];
+
+	if (in->read != in->read_published) {
+		atomic_store_explicit(&conn->own->read[class], in->read, memory_order_release);
+		in->read_published = in->read;
+		shm_changed(conn, reasons[class]);
+	}
+}
+
+/* The message at hand has been taken. */
+static void next_message(
+	struct shm_conn *conn, enum shm_class class, const struct shm_message_head *head)
+{
+	struct shm_in *in = &conn->in[class];
+
+	in->read += slots_of(head->bytes);
+	in->sequence++;
+	in->stream_at = 0;
+	if (in->read - in->read_published > in->mask / 2) {
+		shm_publish_read(conn, class);
+	}
+	conn->conn.stats.messages_received++;
+}
+
+static int take_message(struct shm_conn *conn, enum shm_class class, struct clan_message *message,
+	void *buffer, uint32_t bytes)
+{
+	struct shm_in *in = &conn->in[class];
+	struct shm_message_head head;
+	const uint8_t *payload;
+	int result = next_head(conn, class, &head);
+
+	if (result != 0) {
+		return result;
+	}
+	payload = slot_at(in) + SHM_HEAD_BYTES + in->stream_at;
+	*message = (struct clan_message){
+		.cls = class == SHM_CONTROL ? CLAN_CONTROL : CLAN_BULK,
+		.type = head.type,
+		.bytes = head.bytes - SHM_HEAD_BYTES - in->stream_at,
+	};
+	if (head.type == SHM_TYPE_NOTIFY) {
+		message->value = atomic_load_explicit((const shm_u32 *)(const void *)payload,
+					 memory_order_relaxed) &
+				 CLAN_VALUE_MAX;
+		message->bytes = 0;
+	}
+	if (message->bytes > bytes) {
+		return -EMSGSIZE;
+	}
+	if (message->bytes > 0) {
+		memcpy(buffer, payload, message->bytes);
+	}
+	conn->conn.stats.bytes_received += message->bytes;
+	next_message(conn, class, &head);
+	return 0;
+}
+
+/* Nothing is left: gives all room back, and asks the peer to tell when more comes. */
+static int nothing_left(struct shm_conn *conn, uint32_t classes)
+{
+	if (conn->conn.state != CLAN_OPEN) {
+		return -ENOTCONN;
+	}
+	if ((classes & CLAN_CONTROL) != 0) {
+		shm_publish_read(conn, SHM_CONTROL);
+		conn->conn.enabled |= CLAN_READY_CONTROL;
+	}
+	if ((classes & CLAN_BULK) != 0) {
+		shm_publish_read(conn, SHM_BULK);
+		conn->conn.enabled |= CLAN_READY_BULK;
+	}
+	shm_want(conn);
+	return conn->conn.state == CLAN_OPEN ? -EAGAIN : -ENOTCONN;
+}
+
+int shm_recv(struct clan_conn *base, uint32_t classes, struct clan_message *message, void *buffer,
+	uint32_t bytes)
+{
+	struct shm_conn *conn = shm_conn(base);
+	int result = -EAGAIN;
+
+	if ((classes & CLAN_CONTROL) != 0 &&
+		(conn->control_in_row < CONTROL_IN_ROW_MAX || (classes & CLAN_BULK) == 0 ||
+			!shm_has_message(conn, SHM_BULK))) {
+		result = take_message(conn, SHM_CONTROL, message, buffer, bytes);
+		conn->control_in_row += result == 0;
+	}
+	if (result == -EAGAIN && (classes & CLAN_BULK) != 0) {
+		result = take_message(conn, SHM_BULK, message, buffer, bytes);
+		conn->control_in_row = 0;
+	}
+	if (result == -EAGAIN) {
+		return nothing_left(conn, classes);
+	}
+	return result == -EPROTO ? -ENOTCONN : result;
+}
+
+/* Copies bytes to a vector from a place in it; returns how many went. */
+static size_t scatter(const struct iovec *iov, uint32_t iov_count, uint32_t *index, size_t *skip,
+	const uint8_t *from, size_t bytes)
+{
+	size_t copied = 0;
+
+	while (*index < iov_count && copied < bytes) {
+		size_t part = MIN(iov[*index].iov_len - *skip, bytes - copied);
+
+		if (part > 0) {
+			memcpy((uint8_t *)iov[*index].iov_base + *skip, from + copied, part);
+		}
+		copied += part;
+		*skip += part;
+		if (*skip == iov[*index].iov_len) {
+			(*index)++;
+			*skip = 0;
+		}
+	}
+	return copied;
+}
+
+ssize_t shm_readv(struct clan_conn *base, const struct iovec *iov, uint32_t iov_count, bool peek)
+{
+	struct shm_conn *conn = shm_conn(base);
+	struct shm_in *in = &conn->in[SHM_BULK];
+	struct shm_message_head head;
+	uint32_t index = 0;
+	size_t skip = 0;
+	size_t copied = 0;
+	int result;
+
+	while ((result = next_head(conn, SHM_BULK, &head)) == 0 && head.type == SHM_TYPE_STREAM) {
+		size_t left = (size_t)head.bytes - SHM_HEAD_BYTES - in->stream_at;
+		size_t part = scatter(iov, iov_count, &index, &skip,
+			slot_at(in) + SHM_HEAD_BYTES + in->stream_at, left);
+
+		copied += part;
+		if (peek) { /* of the message at hand */
+			return (ssize_t)copied;
+		}
+		in->stream_at += (uint32_t)part;
+		conn->conn.stats.bytes_received += part;
+		if (part < left) {
+			return (ssize_t)copied;
+		}
+		next_message(conn, SHM_BULK, &head);
+		if (index == iov_count) {
+			return (ssize_t)copied;
+		}
+	}
+	if (copied > 0) {
+		return (ssize_t)copied;
+	}
+	if (result == 0) {
+		return -EBADMSG;
+	}
+	return result == -EAGAIN ? nothing_left(conn, CLAN_BULK) : -ENOTCONN;
+}
+
+/* --- system records, cookie queues ------------------------------------------------------------ */
+
+static int make_fifo(struct shm_conn *conn)
+{
+	conn->fifo = calloc(conn->peer_cookie_count, sizeof(*conn->fifo));
+	if (conn->fifo == NULL) {
+		return -ENOMEM;
+	}
+	for (uint32_t i = 0; i < conn->peer_cookie_count; i++) {
+		conn->fifo[i].next = i + 1 < conn->peer_cookie_count ? i + 1 : FIFO_NONE;
+	}
+	for (uint32_t i = 0; i < CLAN_COOKIE_QUEUES; i++) {
+		conn->fifo_first[i] = FIFO_NONE;
+	}
+	return 0;
+}
+
+static int cookie_arrived(struct shm_conn *conn, uint32_t number, const struct clan_cookie *cookie)
+{
+	uint32_t entry;
+
+	if (number >= CLAN_COOKIE_QUEUES || conn->fifo_count == conn->peer_cookie_count) {
+		return shm_broken(conn, 21, "it sent more cookies than it has");
+	}
+	if (conn->fifo == NULL && make_fifo(conn) != 0) {
+		shm_conn_end(conn, -ENOMEM, "no memory for cookies that it sent");
+		return -EPROTO;
+	}
+	entry = conn->fifo_free;
+	conn->fifo_free = conn->fifo[entry].next;
+	conn->fifo[entry] = (struct shm_cookie_fifo){ .cookie = *cookie, .next = FIFO_NONE };
+	if (conn->fifo_first[number] == FIFO_NONE) {
+		conn->fifo_first[number] = entry;
+	} else {
+		conn->fifo[conn->fifo_last[number]].next = entry;
+	}
+	conn->fifo_last[number] = entry;
+	conn->fifo_count++;
+	clan_conn_fire_ready(&conn->conn, CLAN_READY_COOKIES);
+	return 0;
+}
+
+bool shm_take_system(struct shm_conn *conn)
+{
+	struct shm_message_head head;
+	bool any = false;
+
+	while (next_head(conn, SHM_SYSTEM, &head) == 0) {
+		uint8_t copy[SHM_SLOT_BYTES];
+
+		memcpy(copy, slot_at(&conn->in[SHM_SYSTEM]) + SHM_HEAD_BYTES,
+			SHM_SLOT_BYTES - SHM_HEAD_BYTES);
+		next_message(conn, SHM_SYSTEM, &head);
+		any = true;
+		if (head.type == SHM_TYPE_TRIPPED) {
+			struct shm_tripped record;
+
+			memcpy(&record, copy, sizeof(record));
+			shm_tripped(conn, &record);
+		} else {
+			struct clan_cookie cookie;
+			uint16_t number;
+
+			memcpy(&number, copy, sizeof(number));
+			memcpy(&cookie, copy + 8, sizeof(cookie));
+			if (cookie_arrived(conn, number, &cookie) != 0) {
+				break;
+			}
+		}
+	}
+	if (any) {
+		shm_publish_read(conn, SHM_SYSTEM);
+	}
+	return any;
+}
+
+bool shm_cookie_room(struct shm_conn *conn)
+{
+	uint32_t cookies = conn->conn.options.cookies;
+	uint32_t popped;
+
+	if (conn->cookies_pushed - conn->peer_popped_seen >= cookies) {
+		popped = atomic_load_explicit(&conn->peer->cookies_popped, memory_order_acquire);
+		if (popped - conn->peer_popped_seen >
+			conn->cookies_pushed - conn->peer_popped_seen) {
+			shm_broken(conn, 22, "it took cookies that were not there");
+			return false;
+		}
+		conn->peer_popped_seen = popped;
+	}
+	return conn->cookies_pushed - conn->peer_popped_seen < cookies &&
+	       shm_room(conn, SHM_SYSTEM, 8 + sizeof(struct clan_cookie));
+}
+
+int shm_cookie_push(struct clan_conn *base, uint32_t number, const struct clan_cookie *cookie)
+{
+	struct shm_conn *conn = shm_conn(base);
+	uint16_t head[4] = { (uint16_t)number };
+	struct clan_cookie copy = *cookie;
+	struct iovec iov[2] = {
+		{ .iov_base = head, .iov_len = sizeof(head) },
+		{ .iov_base = &copy, .iov_len = sizeof(copy) },
+	};
+
+	if (!shm_is_granted(conn, cookie)) {
+		return -ESTALE;
+	}
+	if (!shm_cookie_room(conn)) {
+		return shm_no_room(
+			conn, SHM_SYSTEM, sizeof(head) + sizeof(copy), CLAN_READY_PUSH_COOKIE);
+	}
+	shm_put_message(conn, SHM_SYSTEM, SHM_TYPE_COOKIE, iov, 2, sizeof(head) + sizeof(copy));
+	conn->cookies_pushed++;
+	return 0;
+}
+
+int shm_cookie_pop(struct clan_conn *base, uint32_t number, struct clan_cookie *cookie_out)
+{
+	struct shm_conn *conn = shm_conn(base);
+	uint32_t entry = conn->fifo == NULL ? FIFO_NONE : conn->fifo_first[number];
+
+	if (entry == FIFO_NONE) {
+		base->enabled |= CLAN_READY_COOKIES;
+		shm_look(conn); /* they may be in the ring */
+		if (base->state != CLAN_OPEN) {
+			return -ENOTCONN;
+		}
+		entry = conn->fifo == NULL ? FIFO_NONE : conn->fifo_first[number];
+		if (entry == FIFO_NONE) {
+			return -EAGAIN;
+		}
+	}
+	*cookie_out = conn->fifo[entry].cookie;
+	conn->fifo_first[number] = conn->fifo[entry].next;
+	conn->fifo[entry].next = conn->fifo_free;
+	conn->fifo_free = entry;
+	conn->fifo_count--;
+	conn->cookies_popped++;
+	shm_changed(conn, SHM_REASON_ROOM_SYSTEM);
+	return 0;
+}

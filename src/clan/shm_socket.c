@@ -1,0 +1,559 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Messages on the socket of a connection: docs/protocol/clan.md §3.
+ */
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "clan/shm.h"
+
+enum {
+	DESCRIPTORS_MAX = 253, /* the kernel's limit of one message */
+	DESCRIPTORS_SENT_MAX = 2,
+	MESSAGES_MAX = 64, /* taken in one turn */
+};
+
+_Static_assert((int)DESCRIPTORS_MAX <= (int)DISPOSE_FDS_MAX, "what came is disposed of together");
+_Static_assert(sizeof(struct shm_hello) + CLAN_HELLO_BYTES_MAX <= SHM_SOCKET_MESSAGE_MAX,
+	"the largest message");
+
+/* A message that came, in private memory. */
+struct arrival {
+	_Alignas(8) uint8_t bytes[SHM_SOCKET_MESSAGE_MAX + 1];
+	size_t length;
+	int fds[DESCRIPTORS_MAX];
+	uint32_t fd_count;
+};
+
+/* --- sending ---------------------------------------------------------------------------------- */
+
+/* Sends a message of up to two parts. 0, -EAGAIN, or another negative errno. */
+static int send_message(struct shm_conn *conn, enum shm_socket_type type, void *first,
+	size_t first_bytes, const void *second, size_t second_bytes, const int *fds,
+	uint32_t fd_count)
+{
+	struct shm_socket_head head = {
+		.bytes = (uint16_t)(first_bytes + second_bytes),
+		.type = (uint8_t)type,
+	};
+	struct iovec iov[2] = {
+		{ .iov_base = first, .iov_len = first_bytes },
+		{ .iov_base = (void *)(uintptr_t)second, .iov_len = second_bytes },
+	};
+	_Alignas(struct cmsghdr)
+		uint8_t control[CMSG_SPACE(DESCRIPTORS_SENT_MAX * sizeof(int))] = { 0 };
+	struct msghdr message = { .msg_iov = iov, .msg_iovlen = second_bytes > 0 ? 2 : 1 };
+
+	memcpy(first, &head, sizeof(head));
+	if (fd_count > 0) {
+		struct cmsghdr *part = (struct cmsghdr *)(void *)control;
+
+		GMB_ASSERT(fd_count <= DESCRIPTORS_SENT_MAX);
+		message.msg_control = control;
+		message.msg_controllen = CMSG_SPACE(fd_count * sizeof(int));
+		part->cmsg_level = SOL_SOCKET;
+		part->cmsg_type = SCM_RIGHTS;
+		part->cmsg_len = CMSG_LEN(fd_count * sizeof(int));
+		memcpy(CMSG_DATA(part), fds, fd_count * sizeof(int));
+	}
+	if (conn->file.fd < 0) {
+		return -ENOTCONN;
+	}
+	return sendmsg(conn->file.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 ? -errno : 0;
+}
+
+/* The segment, and the group head if the peer does not know it. */
+static uint32_t set_up_fds(const struct shm_conn *conn, int fds[DESCRIPTORS_SENT_MAX])
+{
+	fds[0] = conn->own_fd;
+	fds[1] = conn->group_fd;
+	return conn->group_fd >= 0 ? 2 : 1;
+}
+
+int shm_send_hello(struct shm_conn *conn)
+{
+	struct shm_hello hello = {
+		.magic = SHM_MAGIC_HELLO,
+		.version_min = SHM_VERSION,
+		.version_max = SHM_VERSION,
+		.bell = conn->conn.queue->options.bell,
+		.number = conn->number,
+		.hello_bytes = (uint32_t)conn->conn.hello_bytes,
+		.group = conn->group_fd >= 0 ? 0 : conn->group->id,
+	};
+	int fds[DESCRIPTORS_SENT_MAX];
+	uint32_t fd_count = set_up_fds(conn, fds);
+
+	return send_message(conn, SHM_HELLO, &hello, sizeof(hello), conn->conn.hello,
+		conn->conn.hello_bytes, fds, fd_count);
+}
+
+int shm_send_welcome(struct shm_conn *conn, const void *hello, size_t hello_bytes)
+{
+	struct shm_welcome welcome = {
+		.version = SHM_VERSION,
+		.bell = conn->conn.queue->options.bell,
+		.number = conn->number,
+		.hello_bytes = (uint32_t)hello_bytes,
+		.group = conn->group->id,
+	};
+	int fds[DESCRIPTORS_SENT_MAX];
+	uint32_t fd_count = set_up_fds(conn, fds);
+
+	return send_message(
+		conn, SHM_WELCOME, &welcome, sizeof(welcome), hello, hello_bytes, fds, fd_count);
+}
+
+void shm_send_refused(struct shm_conn *conn, int status, const char *text)
+{
+	size_t text_bytes = strnlen(text, CLAN_HELLO_BYTES_MAX);
+	struct shm_refused refused = {
+		.error = (uint32_t)-status,
+		.text_bytes = (uint32_t)text_bytes,
+	};
+
+	/* It goes, or the end of the socket says the same. */
+	(void)send_message(conn, SHM_REFUSED, &refused, sizeof(refused), text, text_bytes, NULL, 0);
+}
+
+int shm_send_region(struct shm_conn *conn, const struct clan_share *share)
+{
+	const struct clan_region *region = share->region;
+	struct shm_region message = {
+		.region = (uint16_t)share->number,
+		.rights = (uint16_t)share->rights,
+		.generation = share->generation,
+		.offset = region->offset,
+		.bytes = region->bytes,
+	};
+
+	return send_message(conn, SHM_REGION, &message, sizeof(message), NULL, 0, &region->fd, 1);
+}
+
+int shm_send_region_answer(struct shm_conn *conn, enum shm_socket_type type, uint32_t number,
+	uint32_t generation, int error)
+{
+	struct shm_region_answer answer = {
+		.region = (uint16_t)number,
+		.error = (uint16_t)-error,
+		.generation = generation,
+	};
+
+	return send_message(conn, type, &answer, sizeof(answer), NULL, 0, NULL, 0);
+}
+
+void shm_socket_close(struct shm_conn *conn)
+{
+	int fd = conn->file.fd;
+
+	if (fd >= 0) {
+		waiter_file_remove(conn->conn.queue->waiter, &conn->file);
+		shutdown(fd, SHUT_RDWR);
+		/* Messages in it can hold descriptors of anything. */
+		dispose_fd(fd, clan_queue_is_passive(conn->conn.queue));
+	}
+}
+
+/* --- receiving -------------------------------------------------------------------------------- */
+
+static void collect_fds(struct msghdr *message, struct arrival *arrival)
+{
+	for (struct cmsghdr *part = CMSG_FIRSTHDR(message); part != NULL;
+		part = CMSG_NXTHDR(message, part)) {
+		if (part->cmsg_level == SOL_SOCKET && part->cmsg_type == SCM_RIGHTS) {
+			size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+
+			count = MIN(count, (size_t)DESCRIPTORS_MAX - arrival->fd_count);
+			memcpy(arrival->fds + arrival->fd_count, CMSG_DATA(part),
+				count * sizeof(int));
+			arrival->fd_count += (uint32_t)count;
+		}
+	}
+}
+
+/* Gets rid of the descriptors that nobody took. */
+static void drop_fds(struct shm_conn *conn, struct arrival *arrival)
+{
+	if (arrival->fd_count > 0) {
+		dispose(&(struct disposal){
+			.fds = arrival->fds,
+			.fd_count = arrival->fd_count,
+			.in_caller = clan_queue_is_passive(conn->conn.queue),
+		});
+		arrival->fd_count = 0;
+	}
+}
+
+static int wrong_length(struct shm_conn *conn)
+{
+	return shm_broken(conn, 5, "a message of the socket has a wrong length or reserved bytes");
+}
+
+static int wrong_fds(struct shm_conn *conn)
+{
+	return shm_broken(conn, 6, "a message of the socket has too many or too few descriptors");
+}
+
+static int wrong_state(struct shm_conn *conn)
+{
+	return shm_broken(conn, 7, "a message of the socket came out of turn");
+}
+
+/* What HELLO and WELCOME have in common, once the connection is in its group. */
+static int meet_peer(struct shm_conn *conn, struct arrival *arrival, uint32_t bell, uint32_t number)
+{
+	int result = 0;
+
+	if (bell != CLAN_BELL_FUTEX && bell != CLAN_BELL_SOCKET) {
+		return shm_broken(conn, 11, "it wants to be woken in an unknown way");
+	}
+	if (number >= SHM_NUMBERS_MAX) {
+		return shm_broken(conn, 10, "its number of the connection is impossible");
+	}
+	if (conn->group->peer == NULL) {
+		uint32_t rule;
+
+		result = shm_group_map_peer(conn->group, arrival->fds[1], &rule);
+		if (result == -EPROTO) {
+			return shm_broken(conn, rule, "its group head is not what it must be");
+		}
+	}
+	if (result == 0) {
+		conn->bell = bell;
+		conn->peer_number = number;
+		result = shm_conn_map_peer(conn, arrival->fds[0]);
+	}
+	if (result != 0 && result != -EPROTO) {
+		shm_conn_end(conn, result, "not enough memory to map the memory of the peer");
+	}
+	return result;
+}
+
+/* The group that HELLO names, if this connection may join it. */
+static struct shm_group *known_group(const struct shm_conn *conn, const struct shm_hello *hello)
+{
+	struct shm_group *group = shm_group_find(conn->conn.queue, hello->group);
+
+	if (group == NULL || group->peer == NULL || group->conn_count >= group->conns_max ||
+		group->pid != conn->conn.peer.pid || group->uid != conn->conn.peer.uid) {
+		return NULL;
+	}
+	return group;
+}
+
+static int join_group(struct shm_conn *conn, const struct shm_hello *hello)
+{
+	struct shm_group *group;
+
+	if (hello->group == 0) {
+		uint64_t id;
+
+		do {
+			id = random_next(&conn->conn.queue->shm->random);
+		} while (id == 0);
+		return shm_conn_new_group(conn, id);
+	}
+	group = known_group(conn, hello);
+	return group == NULL ? -ENOENT : shm_group_join(group, conn);
+}
+
+static int hello_arrived(struct shm_conn *conn, struct arrival *arrival)
+{
+	struct shm_hello hello;
+	int result;
+
+	if (conn->conn.state != CLAN_OPENING) {
+		return wrong_state(conn);
+	}
+	if (arrival->length < sizeof(hello)) {
+		return wrong_length(conn);
+	}
+	memcpy(&hello, arrival->bytes, sizeof(hello));
+	if (hello.magic != SHM_MAGIC_HELLO || hello.hello_bytes > CLAN_HELLO_BYTES_MAX ||
+		arrival->length != sizeof(hello) + hello.hello_bytes) {
+		return wrong_length(conn);
+	}
+	if (arrival->fd_count != (hello.group == 0 ? 2 : 1)) {
+		return wrong_fds(conn);
+	}
+	if (hello.version_min > SHM_VERSION || hello.version_max < SHM_VERSION) {
+		shm_send_refused(conn, -EPROTONOSUPPORT, "only version 1 of clan is spoken here");
+		shm_conn_end(conn, -EPROTONOSUPPORT, "no version in common");
+		return -EPROTO;
+	}
+	if (hello.group != 0 && conn->regrouped) {
+		return wrong_state(conn);
+	}
+	result = join_group(conn, &hello);
+	if (result == -ENOENT) {
+		struct shm_socket_head regroup;
+
+		conn->regrouped = true;
+		result = send_message(
+			conn, SHM_REGROUP, &regroup, sizeof(regroup), NULL, 0, NULL, 0);
+		if (result != 0) {
+			shm_conn_end(conn, -ECONNRESET, "the peer has gone");
+		}
+		return result;
+	}
+	if (result == 0) {
+		result = meet_peer(conn, arrival, hello.bell, hello.number);
+		if (result != 0) {
+			return result;
+		}
+		result = clan_conn_set_hello(
+			&conn->conn, arrival->bytes + sizeof(hello), hello.hello_bytes);
+	}
+	if (result == 0) {
+		result = shm_conn_make_segment(conn);
+	}
+	if (result != 0) {
+		shm_send_refused(conn, result, "not enough memory or descriptors");
+		shm_conn_end(conn, result, "not enough memory or descriptors");
+		return result;
+	}
+	clan_conn_set_state(&conn->conn, CLAN_OFFERED);
+	conn->conn.known = true;
+	conn->conn.connect_pending = true;
+	clan_fire(conn->conn.queue, &conn->conn.source);
+	return 0;
+}
+
+static int welcome_arrived(struct shm_conn *conn, struct arrival *arrival)
+{
+	struct shm_welcome welcome;
+	bool new_group = conn->group_fd >= 0;
+	int result;
+
+	if (conn->conn.state != CLAN_CONNECTING) {
+		return wrong_state(conn);
+	}
+	if (arrival->length < sizeof(welcome)) {
+		return wrong_length(conn);
+	}
+	memcpy(&welcome, arrival->bytes, sizeof(welcome));
+	if (welcome.version != SHM_VERSION || welcome.reserved != 0 ||
+		welcome.hello_bytes > CLAN_HELLO_BYTES_MAX || welcome.group == 0 ||
+		arrival->length != sizeof(welcome) + welcome.hello_bytes) {
+		return wrong_length(conn);
+	}
+	if (arrival->fd_count != (new_group ? 2 : 1)) {
+		return wrong_fds(conn);
+	}
+	if (!new_group && welcome.group != conn->group->id) {
+		return wrong_state(conn);
+	}
+	conn->group->id = welcome.group;
+	result = meet_peer(conn, arrival, welcome.bell, welcome.number);
+	if (result != 0) {
+		return result;
+	}
+	if (clan_conn_set_hello(
+		    &conn->conn, arrival->bytes + sizeof(welcome), welcome.hello_bytes) != 0) {
+		shm_conn_end(conn, -ENOMEM, "not enough memory");
+		return -ENOMEM;
+	}
+	conn->conn.connect_pending = true;
+	clan_fire(conn->conn.queue, &conn->conn.source);
+	shm_conn_opened(conn);
+	return 0;
+}
+
+static int refused_arrived(struct shm_conn *conn, struct arrival *arrival)
+{
+	struct shm_refused refused;
+
+	if (conn->conn.state != CLAN_CONNECTING) {
+		return wrong_state(conn);
+	}
+	if (arrival->length < sizeof(refused)) {
+		return wrong_length(conn);
+	}
+	memcpy(&refused, arrival->bytes, sizeof(refused));
+	if (refused.text_bytes > CLAN_HELLO_BYTES_MAX ||
+		arrival->length != sizeof(refused) + refused.text_bytes) {
+		return wrong_length(conn);
+	}
+	/* Without memory for the text the refusal still stands. */
+	if (clan_conn_set_hello(
+		    &conn->conn, arrival->bytes + sizeof(refused), refused.text_bytes) != 0) {
+		conn->conn.hello_bytes = 0;
+	}
+	shm_conn_end(conn, refused.error == EPROTONOSUPPORT ? -EPROTONOSUPPORT : -ECONNREFUSED,
+		"the acceptor refused");
+	return -ECONNREFUSED;
+}
+
+/* The acceptor does not know the group: says HELLO again, with a new one. */
+static int regroup_arrived(struct shm_conn *conn, struct arrival *arrival)
+{
+	int result;
+
+	if (conn->conn.state != CLAN_CONNECTING || conn->regrouped || conn->group_fd >= 0) {
+		return wrong_state(conn);
+	}
+	if (arrival->length != sizeof(struct shm_socket_head)) {
+		return wrong_length(conn);
+	}
+	conn->regrouped = true;
+	result = shm_conn_new_group(conn, 0);
+	if (result == 0) {
+		result = shm_send_hello(conn);
+	}
+	if (result != 0) {
+		shm_conn_end(conn, result, "cannot introduce itself again");
+	}
+	return result;
+}
+
+static int answer_arrived(
+	struct shm_conn *conn, enum shm_socket_type type, const struct arrival *arrival)
+{
+	struct shm_region_answer answer;
+	struct clan_share *share;
+
+	if (conn->conn.state != CLAN_OPEN) {
+		return wrong_state(conn);
+	}
+	if (arrival->length != sizeof(answer)) {
+		return wrong_length(conn);
+	}
+	memcpy(&answer, arrival->bytes, sizeof(answer));
+	if (type != SHM_REGION_OK && answer.error != 0) {
+		return wrong_length(conn);
+	}
+	if (type == SHM_REGION_END) {
+		return shm_region_asked_back(conn, answer.region, answer.generation);
+	}
+	share = clan_share_find(&conn->conn, answer.region);
+	if (share == NULL || share->generation != answer.generation ||
+		share->state != (type == SHM_REGION_OK ? CLAN_SHARE_ASKED : CLAN_SHARE_ENDING)) {
+		return shm_broken(conn, 9, "it answers about a region that it was not asked about");
+	}
+	if (type == SHM_REGION_OK) {
+		clan_share_answered(share, -(int)answer.error);
+	} else {
+		clan_share_returned(share);
+	}
+	return 0;
+}
+
+static int region_arrived(struct shm_conn *conn, struct arrival *arrival)
+{
+	struct shm_region message;
+	int fd;
+
+	if (conn->conn.state != CLAN_OPEN) {
+		return wrong_state(conn);
+	}
+	if (arrival->length != sizeof(message)) {
+		return wrong_length(conn);
+	}
+	memcpy(&message, arrival->bytes, sizeof(message));
+	fd = arrival->fds[0];
+	arrival->fd_count = 0;
+	return shm_region_arrived(conn, &message, fd);
+}
+
+/* Nonzero: the connection takes no more messages. */
+static int message_arrived(struct shm_conn *conn, struct arrival *arrival)
+{
+	struct shm_socket_head head;
+
+	if (arrival->length == 1 && arrival->bytes[0] == SHM_BELL) {
+		if (arrival->fd_count != 0) {
+			return wrong_fds(conn);
+		}
+		if (conn->conn.state != CLAN_OPEN ||
+			conn->conn.queue->options.bell != CLAN_BELL_SOCKET) {
+			return wrong_state(conn);
+		}
+		shm_group_bell(conn->group);
+		return conn->conn.state == CLAN_OPEN ? 0 : -ENOTCONN;
+	}
+	if (arrival->length < sizeof(head)) {
+		return wrong_length(conn);
+	}
+	memcpy(&head, arrival->bytes, sizeof(head));
+	if (head.bytes != arrival->length || head.reserved != 0 || head.reserved2 != 0) {
+		return wrong_length(conn);
+	}
+	if (head.type != SHM_HELLO && head.type != SHM_WELCOME &&
+		arrival->fd_count != (head.type == SHM_REGION ? 1 : 0)) {
+		return wrong_fds(conn);
+	}
+	switch (head.type) {
+	case SHM_HELLO:
+		return hello_arrived(conn, arrival);
+	case SHM_WELCOME:
+		return welcome_arrived(conn, arrival);
+	case SHM_REFUSED:
+		return refused_arrived(conn, arrival);
+	case SHM_REGROUP:
+		return regroup_arrived(conn, arrival);
+	case SHM_REGION:
+		return region_arrived(conn, arrival);
+	case SHM_REGION_OK:
+	case SHM_REGION_END:
+	case SHM_REGION_ENDED:
+		return answer_arrived(conn, head.type, arrival);
+	default:
+		return wrong_length(conn);
+	}
+}
+
+/* One message: 0, -EAGAIN, or the connection has ended. */
+static int receive(struct shm_conn *conn, struct arrival *arrival)
+{
+	/* Room for every descriptor that a message can have: none is discarded by the kernel in our
+	 * name, which could block. */
+	_Alignas(struct cmsghdr) uint8_t control[CMSG_SPACE(DESCRIPTORS_MAX * sizeof(int)) + 64];
+	struct iovec iov = { .iov_base = arrival->bytes, .iov_len = sizeof(arrival->bytes) };
+	struct msghdr message = {
+		.msg_iov = &iov,
+		.msg_iovlen = 1,
+		.msg_control = control,
+		.msg_controllen = sizeof(control),
+	};
+	ssize_t length = recvmsg(conn->file.fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	int result;
+
+	if (length < 0) {
+		if (errno == EAGAIN || errno == EINTR) {
+			return -EAGAIN;
+		}
+		length = 0;
+	}
+	arrival->fd_count = 0;
+	arrival->length = (size_t)length;
+	collect_fds(&message, arrival);
+	if (length == 0) {
+		shm_conn_end(conn, -ECONNRESET, NULL);
+		result = -ECONNRESET;
+	} else if ((message.msg_flags & MSG_CTRUNC) != 0) {
+		result = wrong_fds(conn);
+	} else if ((message.msg_flags & MSG_TRUNC) != 0 ||
+		   arrival->length > SHM_SOCKET_MESSAGE_MAX) {
+		result = wrong_length(conn);
+	} else {
+		result = message_arrived(conn, arrival);
+	}
+	drop_fds(conn, arrival);
+	return result;
+}
+
+void shm_socket_happened(struct waiter_file *file, uint32_t events)
+{
+	struct shm_conn *conn = container_of(file, struct shm_conn, file);
+	struct arrival arrival;
+
+	GMB_UNUSED(events);
+	for (int i = 0; i < MESSAGES_MAX && file->fd >= 0; i++) {
+		if (receive(conn, &arrival) != 0) {
+			break;
+		}
+	}
+}

@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <liburing.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "clan/waiter.h"
+
+/* Newer than the headers of the oldest system that this is built on (io_uring.h, futex.h). */
+enum { OP_FUTEX_WAIT = 51, FUTEX_SIZE_U32 = 2 };
+#define FUTEX_MATCH_ANY UINT64_C(0xffffffff)
+
+enum {
+	RING_ENTRIES = 64,
+	EVENTS_MAX = 32, /* descriptors looked at in one turn */
+};
+
+struct waiter {
+	int epoll_fd;
+	bool uring;
+	bool poll_in_flight; /* the ring watches the epoll set */
+	bool poll_wanted;
+	bool set_ready;	  /* the epoll set has something, as the ring said */
+	uint32_t cancels; /* waits of orphans that have not ended */
+	struct io_uring ring;
+};
+
+/* What a completion is about, in user_data beside pointers. */
+enum { ABOUT_SET = 1, ABOUT_CANCEL = 2 };
+
+static struct io_uring_sqe *get_sqe(struct waiter *waiter)
+{
+	struct io_uring_sqe *sqe = io_uring_get_sqe(&waiter->ring);
+
+	if (sqe == NULL) {
+		waiter_submit(waiter);
+		sqe = io_uring_get_sqe(&waiter->ring);
+		GMB_ASSERT(sqe != NULL); /* submitting frees all entries */
+	}
+	memset(sqe, 0, sizeof(*sqe));
+	return sqe;
+}
+
+static void put_futex_wait(
+	struct io_uring_sqe *sqe, const _Atomic(uint32_t) *word, uint32_t expected, void *data)
+{
+	sqe->opcode = OP_FUTEX_WAIT;
+	sqe->fd = FUTEX_SIZE_U32;
+	sqe->addr = (uint64_t)(uintptr_t)word;
+	sqe->off = expected;
+	sqe->addr3 = FUTEX_MATCH_ANY;
+	sqe->user_data = (uint64_t)(uintptr_t)data;
+}
+
+/* A real wait, for a value that the word has not: EAGAIN where the operation exists. */
+static bool futex_works(struct waiter *waiter)
+{
+	static const _Atomic(uint32_t) word = 1;
+	struct io_uring_cqe *cqe;
+	int result;
+
+	put_futex_wait(get_sqe(waiter), &word, 2, NULL);
+	result = io_uring_submit_and_wait(&waiter->ring, 1);
+	if (result < 0 || io_uring_peek_cqe(&waiter->ring, &cqe) != 0) {
+		return false;
+	}
+	result = cqe->res;
+	io_uring_cqe_seen(&waiter->ring, cqe);
+	return result == -EAGAIN;
+}
+
+static int make_ring(struct waiter *waiter)
+{
+	struct io_uring_params parameters = {
+		.flags = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN |
+			 IORING_SETUP_TASKRUN_FLAG,
+	};
+	int result = io_uring_queue_init_params(RING_ENTRIES, &waiter->ring, &parameters);
+
+	if (result != 0) {
+		return -EOPNOTSUPP;
+	}
+	waiter->uring = true;
+	io_uring_ring_dontfork(&waiter->ring);
+	return futex_works(waiter) ? 0 : -EOPNOTSUPP;
+}
+
+int waiter_create(enum waiter_kind kind, struct waiter **waiter_out)
+{
+	struct waiter *waiter = calloc(1, sizeof(*waiter));
+	int result = 0;
+
+	if (waiter == NULL) {
+		return -ENOMEM;
+	}
+	waiter->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	if (waiter->epoll_fd < 0) {
+		result = -errno;
+	} else if (kind == WAITER_URING) {
+		result = make_ring(waiter);
+		waiter->poll_wanted = true;
+	}
+	if (result != 0) {
+		waiter_destroy(waiter);
+		return result;
+	}
+	*waiter_out = waiter;
+	return 0;
+}
+
+void waiter_destroy(struct waiter *waiter)
+{
+	if (waiter == NULL) {
+		return;
+	}
+	while (waiter->cancels > 0) {
+		waiter_wait(waiter, UINT64_MAX, true);
+	}
+	if (waiter->uring) {
+		io_uring_queue_exit(&waiter->ring);
+	}
+	if (waiter->epoll_fd >= 0) {
+		close(waiter->epoll_fd);
+	}
+	free(waiter);
+}
+
+void waiter_after_fork(struct waiter *waiter)
+{
+	/* The ring's memory is not mapped here, and its entries are the parent's. */
+	if (waiter->uring) {
+		close(waiter->ring.ring_fd);
+	}
+	close(waiter->epoll_fd);
+	free(waiter);
+}
+
+int waiter_fd(const struct waiter *waiter)
+{
+	return waiter->uring ? waiter->ring.ring_fd : waiter->epoll_fd;
+}
+
+/* --- descriptors --------------------------------------------------------------------------- */
+
+int waiter_file_add(struct waiter *waiter, struct waiter_file *file, int fd, uint32_t events)
+{
+	struct epoll_event event = { .events = events, .data.ptr = file };
+
+	if (epoll_ctl(waiter->epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0) {
+		return -errno;
+	}
+	file->fd = fd;
+	return 0;
+}
+
+void waiter_file_events(struct waiter *waiter, struct waiter_file *file, uint32_t events)
+{
+	struct epoll_event event = { .events = events, .data.ptr = file };
+
+	if (file->fd >= 0) {
+		int result = epoll_ctl(waiter->epoll_fd, EPOLL_CTL_MOD, file->fd, &event);
+
+		GMB_ASSERT(result == 0);
+	}
+}
+
+void waiter_file_remove(struct waiter *waiter, struct waiter_file *file)
+{
+	if (file->fd >= 0) {
+		int result = epoll_ctl(waiter->epoll_fd, EPOLL_CTL_DEL, file->fd, NULL);
+
+		GMB_ASSERT(result == 0);
+		file->fd = -1;
+	}
+}
+
+static void look_at_set(struct waiter *waiter, int timeout_ms)
+{
+	struct epoll_event events[EVENTS_MAX];
+	int count = epoll_wait(waiter->epoll_fd, events, EVENTS_MAX, timeout_ms);
+
+	waiter->set_ready = false;
+	for (int i = 0; i < count; i++) {
+		struct waiter_file *file = events[i].data.ptr;
+
+		if (file->fd >= 0) { /* not removed by one before */
+			file->happened(file, events[i].events);
+		}
+	}
+}
+
+/* --- futex words --------------------------------------------------------------------------- */
+
+struct waiter_futex *waiter_futex_create(void (*happened)(struct waiter_futex *futex))
+{
+	struct waiter_futex *futex = calloc(1, sizeof(*futex));
+
+	if (futex != NULL) {
+		futex->happened = happened;
+	}
+	return futex;
+}
+
+void waiter_futex_start(struct waiter *waiter, struct waiter_futex *futex,
+	const _Atomic(uint32_t) *word, uint32_t expected)
+{
+	GMB_ASSERT(waiter->uring && !futex->in_flight);
+	futex->word = word;
+	futex->expected = expected;
+	futex->in_flight = true;
+	put_futex_wait(get_sqe(waiter), word, expected, futex);
+}
+
+void waiter_futex_destroy(struct waiter *waiter, struct waiter_futex *futex)
+{
+	struct io_uring_sqe *sqe;
+
+	if (futex == NULL) {
+		return;
+	}
+	if (!futex->in_flight) {
+		free(futex);
+		return;
+	}
+	/* The kernel keeps a reference to the word's page itself: the word may be unmapped. */
+	futex->orphaned = true;
+	waiter->cancels++;
+	sqe = get_sqe(waiter);
+	sqe->opcode = IORING_OP_ASYNC_CANCEL;
+	sqe->fd = -1;
+	sqe->addr = (uint64_t)(uintptr_t)futex;
+	sqe->user_data = ABOUT_CANCEL;
+	waiter_submit(waiter);
+}
+
+/* --- the ring ------------------------------------------------------------------------------ */
+
+static void ask_for_set(struct waiter *waiter)
+{
+	struct io_uring_sqe *sqe;
+
+	if (waiter->poll_wanted && !waiter->poll_in_flight) {
+		sqe = io_uring_get_sqe(&waiter->ring);
+		if (sqe != NULL) { /* else with the next submission */
+			memset(sqe, 0, sizeof(*sqe));
+			sqe->opcode = IORING_OP_POLL_ADD;
+			sqe->fd = waiter->epoll_fd;
+			sqe->poll32_events = POLLIN;
+			sqe->user_data = ABOUT_SET;
+			waiter->poll_in_flight = true;
+			waiter->poll_wanted = false;
+		}
+	}
+}
+
+void waiter_submit(struct waiter *waiter)
+{
+	if (!waiter->uring) {
+		return;
+	}
+	ask_for_set(waiter);
+	while (io_uring_sq_ready(&waiter->ring) > 0) {
+		int result = io_uring_submit(&waiter->ring);
+
+		GMB_ASSERT(
+			result >= 0 || result == -EINTR || result == -EAGAIN || result == -EBUSY);
+	}
+}
+
+static void take_completion(struct waiter *waiter, const struct io_uring_cqe *cqe)
+{
+	if (cqe->user_data == ABOUT_SET) {
+		waiter->poll_in_flight = false;
+		waiter->set_ready = true;
+	} else if (cqe->user_data != ABOUT_CANCEL) {
+		struct waiter_futex *futex = (struct waiter_futex *)(uintptr_t)cqe->user_data;
+
+		futex->in_flight = false;
+		if (futex->orphaned) {
+			waiter->cancels--;
+			free(futex);
+		} else {
+			futex->happened(futex);
+		}
+	}
+}
+
+static bool take_completions(struct waiter *waiter)
+{
+	struct io_uring_cqe *cqe;
+	bool any = false;
+
+	while (io_uring_peek_cqe(&waiter->ring, &cqe) == 0) {
+		struct io_uring_cqe copy = { .user_data = cqe->user_data, .res = cqe->res };
+
+		io_uring_cqe_seen(&waiter->ring, cqe);
+		take_completion(waiter, &copy);
+		any = true;
+	}
+	return any;
+}
+
+static void wait_on_ring(struct waiter *waiter, uint64_t timeout_ns, bool all)
+{
+	struct __kernel_timespec limit = {
+		.tv_sec = (int64_t)(timeout_ns / 1000000000),
+		.tv_nsec = (int64_t)(timeout_ns % 1000000000),
+	};
+	struct io_uring_cqe *cqe;
+
+	if (take_completions(waiter)) {
+		return;
+	}
+	if (timeout_ns > 0) {
+		ask_for_set(waiter);
+		io_uring_submit_and_wait_timeout(
+			&waiter->ring, &cqe, 1, timeout_ns == UINT64_MAX ? NULL : &limit, NULL);
+	} else if (all) {
+		waiter_submit(waiter);
+	}
+	take_completions(waiter);
+}
+
+static int milliseconds_up(uint64_t ns)
+{
+	return ns == UINT64_MAX ? -1 : (int)MIN(ns / 1000000 + (ns % 1000000 != 0), 86400000u);
+}
+
+void waiter_wait(struct waiter *waiter, uint64_t timeout_ns, bool all)
+{
+	if (!waiter->uring) {
+		if (timeout_ns > 0 || all) {
+			look_at_set(waiter, milliseconds_up(timeout_ns));
+		}
+		return;
+	}
+	wait_on_ring(waiter, timeout_ns, all);
+	if (waiter->set_ready) {
+		look_at_set(waiter, 0);
+		waiter->poll_wanted = true;
+	}
+}

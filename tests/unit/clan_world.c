@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "clan_world.h"
+
+#define WORLD_TIMEOUT_NS UINT64_C(10000000000)
+
+static void take_events(struct world *world, int side, int timeout_ms)
+{
+	uint32_t room = 64 - world->kept_count[side];
+	int count;
+
+	assert_true(room > 0);
+	count = clan_queue_wait(
+		world->queues[side], world->kept[side] + world->kept_count[side], room, timeout_ms);
+	assert_true(count >= 0);
+	world->kept_count[side] += (uint32_t)count;
+}
+
+static int find_event(const struct world *world, int side, uint32_t type, uint32_t ready)
+{
+	for (uint32_t i = 0; i < world->kept_count[side]; i++) {
+		const struct clan_event *event = &world->kept[side][i];
+
+		if (event->type == type && (ready == 0 || (event->ready & ready) != 0)) {
+			return (int)i;
+		}
+	}
+	return -1;
+}
+
+static struct clan_event remove_event(struct world *world, int side, int at)
+{
+	struct clan_event event = world->kept[side][at];
+
+	world->kept_count[side]--;
+	memmove(&world->kept[side][at], &world->kept[side][at + 1],
+		(world->kept_count[side] - (uint32_t)at) * sizeof(event));
+	return event;
+}
+
+/* One side sleeps for a short time, so that its bell is used; the other only looks. */
+static struct clan_event wait_for(struct world *world, int side, uint32_t type, uint32_t ready)
+{
+	uint64_t until_ns = clock_now_ns() + WORLD_TIMEOUT_NS;
+	int at;
+
+	while ((at = find_event(world, side, type, ready)) < 0) {
+		if (clock_now_ns() > until_ns) {
+			fail_msg("no event %u (ready %u) on side %d", type, ready, side);
+		}
+		take_events(world, !side, 0);
+		take_events(world, side, 1);
+	}
+	return remove_event(world, side, at);
+}
+
+struct clan_event world_event(struct world *world, int side, uint32_t type)
+{
+	return wait_for(world, side, type, 0);
+}
+
+void world_ready(struct world *world, int side, struct clan_conn *conn, uint32_t ready)
+{
+	struct clan_event event = wait_for(world, side, CLAN_EVENT_READY, ready);
+
+	assert_ptr_equal(event.conn, conn);
+}
+
+void world_settle(struct world *world)
+{
+	for (int i = 0; i < 8; i++) {
+		take_events(world, i & 1, 1);
+	}
+}
+
+void world_no_event(struct world *world, int side, uint32_t type)
+{
+	world_settle(world);
+	assert_int_equal(find_event(world, side, type, 0), -1);
+}
+
+void world_listen(
+	struct world *world, const struct world_kind *kind, const struct clan_conn_options *options)
+{
+	struct clan_queue_options queue_options = {
+		.size = sizeof(queue_options), .flags = kind->flags, .bell = kind->bell
+	};
+	struct clan_error error = { 0 };
+
+	memset(world, 0, sizeof(*world));
+	world->kind = kind;
+	world_address(world);
+	for (int side = 0; side < WORLD_SIDES; side++) {
+		int result = clan_queue_create(&queue_options, &world->queues[side], &error);
+
+		if (result == -EOPNOTSUPP) {
+			skip(); /* the kernel has no such bell */
+		}
+		assert_int_equal(result, 0);
+	}
+	assert_int_equal(clan_listen(world->queues[WORLD_SERVER], world->address, options,
+				 &world->listener, &error),
+		0);
+}
+
+void world_connect(struct world *world, const struct clan_conn_options *options,
+	struct clan_conn *conns[WORLD_SIDES])
+{
+	struct clan_error error = { 0 };
+	struct clan_event event;
+
+	assert_int_equal(clan_connect(world->queues[WORLD_DIALER], world->address, options, "hi", 2,
+				 &conns[WORLD_DIALER], &error),
+		0);
+	event = world_event(world, WORLD_SERVER, CLAN_EVENT_CONNECT);
+	conns[WORLD_SERVER] = event.conn;
+	assert_int_equal(clan_accept(event.conn, "ho", 2), 0);
+	event = world_event(world, WORLD_DIALER, CLAN_EVENT_CONNECTED);
+	assert_ptr_equal(event.conn, conns[WORLD_DIALER]);
+}
+
+void world_open(
+	struct world *world, const struct world_kind *kind, const struct clan_conn_options *options)
+{
+	world_listen(world, kind, options);
+	world_connect(world, options, world->conns);
+}
+
+void world_close_conn(struct world *world, int side, struct clan_conn *conn)
+{
+	struct clan_event event;
+
+	clan_close(conn);
+	event = world_event(world, side, CLAN_EVENT_CLOSED);
+	assert_ptr_equal(event.conn, conn);
+}
+
+void world_close(struct world *world)
+{
+	for (int side = 0; side < WORLD_SIDES; side++) {
+		if (world->conns[side] != NULL) {
+			world_close_conn(world, side, world->conns[side]);
+		}
+	}
+	clan_listener_close(world->listener);
+	for (int side = 0; side < WORLD_SIDES; side++) {
+		assert_int_equal(clan_queue_destroy(world->queues[side]), 0);
+	}
+}
+
+struct clan_message world_recv(
+	struct world *world, int side, struct clan_conn *conn, void *buffer, uint32_t bytes)
+{
+	struct clan_message message;
+	int result;
+
+	while ((result = clan_recv(conn, CLAN_ANY, &message, buffer, bytes)) == -EAGAIN) {
+		world_ready(world, side, conn, CLAN_READY_CONTROL | CLAN_READY_BULK);
+	}
+	assert_int_equal(result, 0);
+	return message;
+}
+
+struct clan_region *world_region(struct world *world, int side, size_t bytes, uint32_t rights,
+	uint8_t **base_out, struct clan_event *event_out)
+{
+	struct clan_region *region;
+	void *base;
+
+	assert_int_equal(clan_region_create(world->queues[side], bytes, 0, &region, &base), 0);
+	assert_int_equal(clan_region_share(world->conns[side], region, rights), 0);
+	*event_out = world_event(world, side, CLAN_EVENT_SHARED);
+	assert_int_equal(event_out->status, 0);
+	assert_ptr_equal(event_out->region, region);
+	*base_out = base;
+	return region;
+}

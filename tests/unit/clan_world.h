@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Two queues of libclan in one process, and what the tests of it do with them again and again.
+ * A world has one listener and one connection: "dialer" connected, "server" accepted it.
+ *
+ * Threading: one thread. Ownership: world_open() to world_close(). Errors: a test fails.
+ */
+#pragma once
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <gmblock/clan.h>
+
+enum { WORLD_DIALER, WORLD_SERVER, WORLD_SIDES };
+
+/* How the queues of the tests wait; tests run for each. */
+struct world_kind {
+	const char *name;
+	uint32_t flags; /* enum clan_queue_flags */
+	uint32_t bell;
+};
+
+struct world {
+	const struct world_kind *kind;
+	struct clan_queue *queues[WORLD_SIDES];
+	struct clan_listener *listener;
+	struct clan_conn *conns[WORLD_SIDES];
+	char address[108];
+	/* Events that came and were not asked for yet. */
+	struct clan_event kept[WORLD_SIDES][64];
+	uint32_t kept_count[WORLD_SIDES];
+};
+
+/* The provider that is tested; tests/unit/test_clan.c says which. */
+void world_address(struct world *world);
+
+/* Queues and a listener, without a connection. */
+void world_listen(struct world *world, const struct world_kind *kind,
+	const struct clan_conn_options *options);
+/* Another connection between the two. */
+void world_connect(struct world *world, const struct clan_conn_options *options,
+	struct clan_conn *conns[WORLD_SIDES]);
+/* Both at once, with default options where NULL. */
+void world_open(struct world *world, const struct world_kind *kind,
+	const struct clan_conn_options *options);
+void world_close(struct world *world);
+/* Closes one side of a connection and waits for CLAN_EVENT_CLOSED. */
+void world_close_conn(struct world *world, int side, struct clan_conn *conn);
+
+/* Waits for the next event of that type on one side; both sides make progress. Others are kept for
+ * later. Fails after 10 s. */
+struct clan_event world_event(struct world *world, int side, uint32_t type);
+/* The same for READY with one of the bits. */
+void world_ready(struct world *world, int side, struct clan_conn *conn, uint32_t ready);
+/* Lets both sides make progress until neither has anything to do. */
+void world_settle(struct world *world);
+/* No event of that type is at hand after world_settle(). */
+void world_no_event(struct world *world, int side, uint32_t type);
+
+/* Receives one message, waiting for it. */
+struct clan_message world_recv(
+	struct world *world, int side, struct clan_conn *conn, void *buffer, uint32_t bytes);
+
+/* A region of one side that the other side knows; *event_out is CLAN_EVENT_SHARED. */
+struct clan_region *world_region(struct world *world, int side, size_t bytes, uint32_t rights,
+	uint8_t **base_out, struct clan_event *event_out);
