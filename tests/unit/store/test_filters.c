@@ -321,6 +321,34 @@ static void test_null_reads_zeroes_and_forgets(void **state)
 	bench_close(&bench);
 }
 
+/* What the kernel gets in one call it may complete as one. */
+static void test_parts_kept_apart_share_a_call_by_twos(void **state)
+{
+	enum { PARTS = 5 };
+	static const uint32_t flags[] = { STORE_APART, 0 };
+	static char data[PARTS][512];
+	struct waited_part parts[PARTS];
+	struct bench bench;
+
+	GMB_UNUSED(state);
+	open_with(&bench, "null:1M", NULL, NULL);
+	for (size_t k = 0; k < 2 * ARRAY_COUNT(flags); k++) {
+		uint32_t flag = flags[k % ARRAY_COUNT(flags)];
+		uint64_t before = ring_counters(bench.ring)->enters;
+
+		for (uint32_t i = 0; i < PARTS; i++) {
+			bench_start(&bench, &parts[i], STORE_READ, flag, i * sizeof(data[i]),
+				sizeof(data[i]), data[i]);
+		}
+		assert_int_equal(
+			ring_counters(bench.ring)->enters - before, flag != 0 ? PARTS / 2 : 0);
+		for (uint32_t i = 0; i < PARTS; i++) {
+			assert_int_equal(bench_wait(&bench, &parts[i]), 0);
+		}
+	}
+	bench_close(&bench);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -339,6 +367,7 @@ int main(void)
 		cmocka_unit_test(test_memory_extents_follow_what_was_written),
 		cmocka_unit_test(test_huge_memory_ranges_are_quick_enough_to_do),
 		cmocka_unit_test(test_null_reads_zeroes_and_forgets),
+		cmocka_unit_test(test_parts_kept_apart_share_a_call_by_twos),
 	};
 
 	stores_register();
