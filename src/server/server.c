@@ -879,8 +879,27 @@ static int start(struct server *server, struct error *error)
 	return rc;
 }
 
+static void nothing(struct engine *engine, void *context)
+{
+	GMB_UNUSED(engine);
+	GMB_UNUSED(context);
+}
+
+/* A reactor that owns a store may still be inside ring_post() to another one that has its message
+ * already, has drained, and is about to go. After a call it is not; one that hangs is waited for
+ * when it is destroyed. */
+static void settle_reactors(struct server *server)
+{
+	for (uint32_t i = 0; i < server->reactor_count; i++) {
+		int rc = reactor_call(server->reactors[i], nothing, NULL);
+
+		GMB_UNUSED(rc);
+	}
+}
+
 static void release(struct server *server)
 {
+	settle_reactors(server);
 	for (uint32_t i = 0; i < server->reactor_count; i++) {
 		reactor_destroy(server->reactors[i]);
 	}

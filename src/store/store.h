@@ -9,17 +9,16 @@
  *                            part->done(part, result) ◀──────────────────────┘      | null
  *
  * Threading: open and close on any one thread while no queue exists; a queue and its parts belong
- * to the ring's thread. store_info() is constant after open; what can change later has
- * functions (store_size(), store_epoch()). Ownership:
- * the submitter owns the part and the memory it points to; the store holds both from submit until
- * done. Errors: done gets 0 for complete success (a short transfer never reaches the submitter) or
- * a negative errno: -EIO the disk failed or ended early, -ENOSPC, -EPERM read-only, -EOPNOTSUPP a
- * fast zero that would be slow, -EINVAL never (the wrapper asserts the range). Submitting never
- * fails, and done is never called from inside it. Once a flush, or a part with STORE_FUA, has
- * failed, every later one gets the same error until the store is opened anew: the operating system
- * may have dropped what it could not write, so trying again would only hide the loss. Other parts
- * go on. (A durable part that failed for lack of space or support has lost nothing and does not
- * count.)
+ * to the ring's thread. store_info() is constant after open; what changes later has a function of
+ * its own: store_size(), store_epoch(). Ownership: the submitter owns the part and the memory it
+ * points to; the store holds both from submit until done. Errors: done gets 0 for complete success
+ * (a short transfer never reaches the submitter) or a negative errno: -EIO the disk failed or ended
+ * early, -ENOSPC, -EPERM read-only, -EOPNOTSUPP a fast zero that would be slow, -EINVAL never (the
+ * wrapper asserts the range). Submitting never fails, and done is never called from inside it. Once
+ * a flush, or a part with STORE_FUA, has failed, every later one gets the same error until the
+ * store is opened anew: the operating system may have dropped what it could not write, so trying
+ * again would only hide the loss. Other parts go on. (A durable part that failed for lack of space
+ * or support has lost nothing and does not count.)
  *
  * A store that knows how far a read has come before it is complete reports it by store_progress().
  * The sources: completion (the default: nothing but done), counter (a producer of ours, which

@@ -79,6 +79,13 @@ void reactor_world_accept(struct reactor_world *world)
 	acceptor_start(world->acceptor);
 }
 
+static void nothing(struct engine *engine, void *context)
+{
+	GMB_UNUSED(engine);
+	GMB_UNUSED(context);
+}
+
+/* As the server does it: all have drained, and are done with each other, before the first goes. */
 void reactor_world_end(struct reactor_world *world)
 {
 	acceptor_stop(world->acceptor);
@@ -88,6 +95,9 @@ void reactor_world_end(struct reactor_world *world)
 	}
 	for (uint32_t i = 0; i < REACTORS; i++) {
 		sem_wait(&world->stopped);
+	}
+	for (uint32_t i = 0; i < REACTORS; i++) {
+		assert_int_equal(reactor_call(world->reactors[i], nothing, NULL), 0);
 	}
 	for (uint32_t i = 0; i < REACTORS; i++) {
 		assert_int_equal(reactor_session_count(world->reactors[i]), 0);
