@@ -182,6 +182,19 @@ gmblock detach --force $disk || true
 test "$(gmblock attach --list --json)" = "[]"
 """
 
+# A flush that takes longer than silence may last is done once, on a connection that stays.
+SLOW = COMMON + r"""
+kill -9 $server
+wait $server || true
+what="--export =$what,delay=flush:8s"
+serve
+disk=$(gmblock attach --$kind --request-timeout 2s --reconnect-timeout 5s "$uri")
+dd if=/dev/zero of=$disk bs=64k count=1 conv=fsync
+! dmesg | grep -e "timed out" -e "was lost"
+gmblock attach --list --json | grep '"state": "connected"'
+gmblock detach $disk
+"""
+
 # Only ublk devices wait for another daemon.
 TAKE_OVER = COMMON + r"""
 disk=$(gmblock attach --ublk "$uri")
@@ -240,10 +253,14 @@ def test_a_server_that_is_away():
     run(AWAY)
 
 
+def test_a_flush_slower_than_the_time_limit():
+    run(SLOW)
+
+
 def test_another_daemon_takes_over():
     run(TAKE_OVER)
 
 
 testing.main(test_a_file_system_survives_a_killed_server, test_the_daemon_and_its_end,
-             test_a_server_that_is_away,
+             test_a_server_that_is_away, test_a_flush_slower_than_the_time_limit,
              *([test_another_daemon_takes_over] if KIND == "ublk" else []))
