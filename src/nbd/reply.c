@@ -531,11 +531,8 @@ static void alive_done(struct ring_op *op, int result)
 
 void reply_watch(struct nbd_session *session)
 {
-	if (!session->alive_op.in_flight) {
-		session->has_sent = false;
-		ring_timer(
-			session->service->ring, &session->alive_op, session->alive_ns, alive_done);
-	}
+	session->has_sent = false;
+	ring_timer(session->service->ring, &session->alive_op, session->alive_ns, alive_done);
 }
 
 /* How reads are cut depends on what the network can carry, too: looked at now and then. The kernel

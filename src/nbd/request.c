@@ -191,7 +191,7 @@ struct nbd_request *request_begin(struct nbd_session *session, const struct requ
 	request->path.whole = head->whole;
 	request->path.window_bytes = request->held_bytes;
 	list_push_back(&session->requests, &request->session_node);
-	if (session->alive_ns != 0) {
+	if (session->alive_ns != 0 && !session->alive_op.in_flight) {
 		reply_watch(session);
 	}
 	engine_request_begin(&session->base, request->held_bytes);

@@ -271,5 +271,5 @@ void request_progress(struct path_request *path);
 /* Sends what there is to send: the flush() of the session kind. */
 void reply_flush(struct session *base, bool alone);
 void reply_done(struct ring_op *op, int result);
-/* A request begins on a session with alive_ns. */
+/* Sets the timer of a session with alive_ns. */
 void reply_watch(struct nbd_session *session);
