@@ -274,6 +274,10 @@ struct ring_traffic {
 };
 /* False: it is not counted (all but TCP). A system call. */
 bool ring_socket_traffic(struct ring *ring, struct ring_file file, struct ring_traffic *traffic);
+/* Bytes that a connected socket was given and that have not been acknowledged (TCP) or received
+ * (Unix sockets, with what the kernel adds): they become fewer only as the peer takes some. False:
+ * not known. A system call. */
+bool ring_socket_unacked(struct ring *ring, struct ring_file file, uint64_t *bytes_out);
 /* Closes a socket that has nothing in flight and was removed from the table. */
 void ring_socket_close(struct ring *ring, int fd);
 

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <liburing.h>
+#include <linux/sockios.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -10,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -690,6 +692,18 @@ bool ring_socket_traffic(struct ring *ring, struct ring_file file, struct ring_t
 	}
 	traffic->acked_bytes = info.tcpi_bytes_acked;
 	traffic->busy_ns = info.tcpi_busy_time * UINT64_C(1000);
+	return true;
+}
+
+bool ring_socket_unacked(struct ring *ring, struct ring_file file, uint64_t *bytes_out)
+{
+	int bytes = 0;
+
+	ring->counters.direct++;
+	if (ioctl(file.fd, SIOCOUTQ, &bytes) < 0) {
+		return false;
+	}
+	*bytes_out = (uint64_t)bytes;
 	return true;
 }
 

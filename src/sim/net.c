@@ -68,6 +68,7 @@ struct sim_listener {
 
 static void recv_kick(struct sim_socket *socket);
 static void send_kick(struct sim_socket *socket);
+static void room_made(struct sim_socket *socket);
 static void polls_kick(struct sim_socket *socket);
 
 /* --- pipes ---------------------------------------------------------------------------------- */
@@ -280,7 +281,7 @@ static void recv_pump(void *arg, uint64_t value)
 		sop->moved += bytes;
 		left -= bytes;
 	}
-	send_kick(socket->peer);
+	room_made(socket->peer);
 	polls_kick(socket->peer);
 	if (sop->moved == sop->len || !sop->wait_all) {
 		recv_finish(socket, (int)sop->moved);
@@ -440,6 +441,16 @@ static void send_kick(struct sim_socket *socket)
 	}
 }
 
+/* Like Linux, wakes a sender that has found no room only when a third is free. */
+static void room_made(struct sim_socket *socket)
+{
+	const struct sim_pipe *pipe = &socket->peer->in;
+
+	if (pipe->used + (pipe->capacity + 2) / 3 <= pipe->capacity) {
+		send_kick(socket);
+	}
+}
+
 void sim_net_send(struct sim_op *sop)
 {
 	struct sim_socket *socket = sim_fd_get(sop->fd, SIM_FD_SOCKET)->socket;
@@ -486,7 +497,7 @@ ssize_t sim_net_recv_now(int fd, const struct msghdr *message)
 		}
 	}
 	if (moved > 0) {
-		send_kick(socket->peer);
+		room_made(socket->peer);
 		polls_kick(socket->peer);
 		return (ssize_t)moved;
 	}
@@ -674,6 +685,11 @@ void sim_net_abort(int fd)
 	recv_kick(socket);
 	send_kick(socket);
 	polls_kick(socket);
+}
+
+uint64_t sim_net_unacked(int fd)
+{
+	return sim_fd_get(fd, SIM_FD_SOCKET)->socket->peer->in.used;
 }
 
 static void side_hold(struct sim_socket *socket, bool held)
@@ -896,7 +912,7 @@ int sim_socket_read(int client_fd, void *buf, size_t len)
 		taken += part;
 	}
 	if (taken > 0) {
-		send_kick(socket->peer);
+		room_made(socket->peer);
 		return (int)taken;
 	}
 	if (socket->reset) {

@@ -710,6 +710,12 @@ bool ring_socket_traffic(struct ring *ring, struct ring_file file, struct ring_t
 	return false;
 }
 
+bool ring_socket_unacked(struct ring *ring, struct ring_file file, uint64_t *bytes_out)
+{
+	*bytes_out = sim_net_unacked(ring_fd(ring, file));
+	return true;
+}
+
 void ring_socket_shutdown_send(struct ring *ring, struct ring_file file)
 {
 	sim_net_shutdown(sim_ring_fd(ring, file), false);

@@ -167,6 +167,8 @@ void sim_net_cancel(struct sim_op *sop);
 void sim_net_shutdown(int fd, bool receive_too);
 /* As a shutdown whose bytes do not get there: a reset, if the network lets it through. */
 void sim_net_abort(int fd);
+/* What the peer has not received yet. */
+uint64_t sim_net_unacked(int fd);
 void sim_net_close(int fd);
 void sim_net_stop(void);
 

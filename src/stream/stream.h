@@ -108,6 +108,12 @@ static inline bool stream_traffic(struct stream *stream, struct ring_traffic *tr
 	return ring_socket_traffic(stream->ring, stream->file, traffic);
 }
 
+/* Bytes that were sent and that the peer has not taken yet; see ring_socket_unacked(). */
+static inline bool stream_unacked(struct stream *stream, uint64_t *bytes_out)
+{
+	return ring_socket_unacked(stream->ring, stream->file, bytes_out);
+}
+
 /* The process at the other end of a Unix socket. False: not known, or not a Unix socket. */
 struct stream_credentials {
 	int pid;

@@ -383,6 +383,28 @@ static void traffic_is_counted_for_tcp_only(struct ring *ring)
 	sockets_close(ring, &sockets);
 }
 
+static void what_a_peer_has_taken_is_known(struct ring *ring)
+{
+	struct sockets sockets = sockets_open(ring);
+	struct waiter waiter = { 0 };
+	uint64_t before = 0;
+	uint64_t after = 0;
+	char bytes[16];
+
+	assert_true(ring_socket_unacked(ring, sockets.b, &before));
+	assert_int_equal(before, 0);
+	send_text(ring, sockets.b, "0123456789");
+	assert_true(ring_socket_unacked(ring, sockets.b, &before));
+	assert_true(before >= 10);
+	ring_recv(ring, &waiter.op, sockets.a, bytes, 10, true, waiter_done);
+	while (waiter.calls == 0) {
+		(void)ring_turn(ring, true);
+	}
+	assert_true(ring_socket_unacked(ring, sockets.b, &after));
+	assert_int_equal(after, 0);
+	sockets_close(ring, &sockets);
+}
+
 /* Receives a byte on each of four connections, so that their completions are what a batch counts:
  * a timer ends every wait by itself. */
 struct group {
@@ -580,6 +602,7 @@ const struct contract_case socket_cases[] = {
 	CASE(what_is_tried_at_once_does_not_wait),
 	CASE(poll_tells_what_is_ready),
 	CASE(traffic_is_counted_for_tcp_only),
+	CASE(what_a_peer_has_taken_is_known),
 	CASE(its_descriptor_wakes_another_loop),
 };
 const size_t socket_case_count = ARRAY_COUNT(socket_cases);
