@@ -299,6 +299,12 @@ int arena_ram_create(
 
 /* --- every kind ---------------------------------------------------------------------------- */
 
+/* The largest block that is given for so many bytes. */
+static uint32_t block_bytes(uint32_t bytes)
+{
+	return UINT32_C(1) << (order_idx_for(bytes) + ORDER_MIN);
+}
+
 void arena_destroy(struct arena *arena)
 {
 	if (arena != NULL) {
@@ -307,25 +313,68 @@ void arena_destroy(struct arena *arena)
 	}
 }
 
+void arena_reserve(struct arena *arena, uint64_t bytes)
+{
+	struct arena_info *info = &arena->info;
+
+	GMB_ASSERT(info->used_bytes == 0 && bytes % ARENA_BLOCK_BYTES_MIN == 0);
+	GMB_ASSERT(bytes < info->limit_bytes);
+	info->reserve_bytes = bytes;
+}
+
+static int get(struct arena *arena, uint32_t bytes, struct arena_buf *buf)
+{
+	struct arena_info *info = &arena->info;
+	int result = arena->ops->get(arena, bytes, buf);
+
+	if (result < 0) {
+		info->refusals++;
+		return result;
+	}
+	buf->reserved = false;
+	info->used_bytes += buf->bytes;
+	info->used_bytes_peak = MAX(info->used_bytes_peak, info->used_bytes);
+	return 0;
+}
+
 int arena_get(struct arena *arena, uint32_t bytes, struct arena_buf *buf)
 {
 	int result;
 
 	GMB_ASSERT(bytes > 0 && bytes <= ARENA_BLOCK_BYTES_MAX);
-	result = arena->ops->get(arena, bytes, buf);
-	if (result < 0) {
+	if (unlikely(arena_free_bytes(arena) < block_bytes(bytes))) {
 		arena->info.refusals++;
-		return result;
+		return -EAGAIN;
 	}
-	arena->info.used_bytes += buf->bytes;
-	arena->info.used_bytes_peak = MAX(arena->info.used_bytes_peak, arena->info.used_bytes);
-	return 0;
+	result = get(arena, bytes, buf);
+	GMB_ASSERT(result < 0 || buf->bytes <= block_bytes(bytes));
+	return result;
+}
+
+/* Blocks are powers of two, naturally aligned: while less than everything is used, there is a
+ * smallest one, whatever the others look like. */
+int arena_get_reserved(struct arena *arena, struct arena_buf *buf)
+{
+	struct arena_info *info = &arena->info;
+	int result;
+
+	if (info->reserve_used_bytes == info->reserve_bytes) {
+		return -EAGAIN;
+	}
+	result = get(arena, ARENA_BLOCK_BYTES_MIN, buf);
+	if (result == 0) {
+		GMB_ASSERT(buf->bytes == ARENA_BLOCK_BYTES_MIN);
+		buf->reserved = true;
+		info->reserve_used_bytes += buf->bytes;
+	}
+	return result;
 }
 
 void arena_put(struct arena *arena, struct arena_buf *buf)
 {
 	GMB_ASSERT(arena->info.used_bytes >= buf->bytes);
 	arena->info.used_bytes -= buf->bytes;
+	arena->info.reserve_used_bytes -= buf->reserved ? buf->bytes : 0;
 	arena->ops->put(arena, buf);
 	buf->memory = MEM_NONE;
 }

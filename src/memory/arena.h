@@ -28,6 +28,7 @@ struct arena;
 struct arena_buf {
 	struct mem_ref memory; /* none = no buffer */
 	uint32_t bytes;	       /* the block's size, at least what was asked for */
+	bool reserved;	       /* of arena_get_reserved() */
 };
 
 struct arena_info {
@@ -37,10 +38,12 @@ struct arena_info {
 	uint64_t mapped_bytes; /* slabs that exist */
 	uint64_t used_bytes;   /* in buffers now */
 	uint64_t used_bytes_peak;
-	uint64_t registered_bytes;  /* of mapped, registered with the ring */
-	uint64_t register_failures; /* attempts to register a slab that failed */
-	int register_error;	    /* why the last one did; 0 = none did */
-	uint64_t refusals;	    /* how often arena_get() had to say -EAGAIN */
+	uint64_t reserve_bytes;	     /* kept back, see arena_reserve() */
+	uint64_t reserve_used_bytes; /* of used, taken from the reserve */
+	uint64_t registered_bytes;   /* of mapped, registered with the ring */
+	uint64_t register_failures;  /* attempts to register a slab that failed */
+	int register_error;	     /* why the last one did; 0 = none did */
+	uint64_t refusals;	     /* how often arena_get() had to say -EAGAIN */
 };
 
 /* A kind of arena. */
@@ -70,7 +73,20 @@ static inline const struct arena_info *arena_info(const struct arena *arena)
 	return &arena->info;
 }
 
+/* Keeps so many bytes, in smallest blocks, back from arena_get(). Before the first buffer. */
+void arena_reserve(struct arena *arena, uint64_t bytes);
+/* What arena_get() has left. */
+static inline uint64_t arena_free_bytes(const struct arena *arena)
+{
+	const struct arena_info *info = &arena->info;
+
+	return info->limit_bytes - info->reserve_bytes -
+	       (info->used_bytes - info->reserve_used_bytes);
+}
+
 /* bytes: 1 to ARENA_BLOCK_BYTES_MAX. 0 or -EAGAIN. */
 GMB_MUST_CHECK int arena_get(struct arena *arena, uint32_t bytes, struct arena_buf *buf);
+/* A smallest block of the reserve. -EAGAIN: the reserve is used up, or the system has no memory. */
+GMB_MUST_CHECK int arena_get_reserved(struct arena *arena, struct arena_buf *buf);
 /* Leaves no memory in buf. */
 void arena_put(struct arena *arena, struct arena_buf *buf);
