@@ -50,31 +50,42 @@ const struct counter_table engine_counter_table = { "server", "", engine_counter
 
 /* --- the end of a batch: everything that was put off while callbacks ran ------------------- */
 
-/* Each waiting session gets one try. One that got something and wants more stands behind those that
- * got nothing: otherwise a few that always want more would take every place before the others'
- * turn. */
-static void resume_blocked(struct engine *engine)
+static void wait_on(struct engine *engine, struct list_node *turns)
 {
-	struct list_node waiting;
-	struct list_node served;
 	struct list_node *node;
 
+	while ((node = list_pop_front(turns)) != NULL) {
+		turns_add(&engine->blocked, list_entry(node, struct turn, node));
+	}
+}
+
+/* Each waiting session gets one try, in turn. One that got something and wants more stands behind
+ * those that got nothing: otherwise a few that always want more would take every place before the
+ * others' turn. */
+static void resume_blocked(struct engine *engine)
+{
+	struct list_node in_vain;
+	struct list_node served;
+	struct turn *turn;
+
+	list_init(&in_vain);
 	list_init(&served);
-	list_insert_before(engine->blocked.next, &waiting);
-	list_remove(&engine->blocked);
-	while ((node = list_pop_front(&waiting)) != NULL) {
-		struct session *session = list_entry(node, struct session, blocked_node);
+	while ((turn = turns_next(&engine->blocked)) != NULL) {
+		struct session *session = container_of(turn, struct session, blocked_turn);
 		uint64_t before = engine->counters.requests;
 
-		session->kind->resume(session);
-		if (list_is_linked(node) && engine->counters.requests != before) {
-			list_remove(node);
-			list_push_back(&served, node);
+		if (engine_has_place(session)) {
+			session->kind->resume(session);
+			if (!turn_is_waiting(turn)) {
+				continue;
+			}
+			turns_remove(turn);
 		}
+		list_push_back(
+			engine->counters.requests == before ? &in_vain : &served, &turn->node);
 	}
-	while ((node = list_pop_front(&served)) != NULL) {
-		list_push_back(&engine->blocked, node);
-	}
+	wait_on(engine, &in_vain);
+	wait_on(engine, &served);
 }
 
 static void flush_dirty(struct engine *engine)
@@ -100,12 +111,36 @@ static void finish_drain(struct engine *engine)
 	drained(engine->drained_context);
 }
 
-/* True when a session waits for memory, or for a place among the requests in flight. */
-static bool somebody_waits(const struct engine *engine)
+/* Counts the caller as one of its sessions. NULL: no memory. */
+static struct engine_peer *peer_get(struct engine *engine, const struct peer_identity *identity)
 {
-	return path_is_short(engine->path) ||
-	       (engine->counters.inflight >= engine->limits.inflight_max &&
-		       !list_is_empty(&engine->blocked));
+	struct engine_peer *peer;
+
+	list_for_each(node, &engine->peers)
+	{
+		peer = list_entry(node, struct engine_peer, node);
+		if (memcmp(&peer->identity, identity, sizeof(*identity)) == 0) {
+			peer->session_count++;
+			return peer;
+		}
+	}
+	peer = calloc(1, sizeof(*peer));
+	if (peer != NULL) {
+		peer->identity = *identity;
+		peer->session_count = 1;
+		path_peer_init(&peer->path);
+		turn_group_init(&peer->blocked);
+		list_push_front(&engine->peers, &peer->node);
+	}
+	return peer;
+}
+
+static void peer_put(struct engine_peer *peer)
+{
+	if (--peer->session_count == 0) {
+		list_remove(&peer->node);
+		free(peer);
+	}
 }
 
 /* Closes and frees a session once nothing of it is in flight. Only the end of a batch calls it, so
@@ -120,7 +155,7 @@ static bool join(struct session *session)
 	if (!session->kind->join(session)) {
 		return false;
 	}
-	GMB_ASSERT(session->inflight_count == 0 && session->held_bytes == 0);
+	GMB_ASSERT(session->inflight_count == 0);
 	takeover_leave(&session->member);
 	if (!takeover_may_go(&session->member)) {
 		return false;
@@ -128,6 +163,8 @@ static bool join(struct session *session)
 	list_remove(&session->ending_node);
 	list_remove(&session->node);
 	list_remove(&session->dirty_node);
+	path_client_fini(&session->client);
+	peer_put(session->of_peer);
 	session->kind->close(session);
 	if (chosen != NULL) {
 		atomic_fetch_sub_explicit(&chosen->export->connections, 1, memory_order_relaxed);
@@ -184,15 +221,15 @@ static void batch_end(struct ring_batch_end *end)
 
 		engine->limits_released = false;
 		path_serve(engine->path);
-		if (released && !list_is_empty(&engine->blocked)) {
+		if (released && !turns_are_empty(&engine->blocked)) {
 			resume_blocked(engine);
 		}
 		flush_dirty(engine);
 		joined = !list_is_empty(&engine->ending) && join_ending(engine);
 		/* What a session releases as it goes, or one of its requests, may be what another
 		 * waits for, and nothing else may ever happen on this ring: look again. */
-	} while (joined || engine->limits_released);
-	if (somebody_waits(engine)) {
+	} while (joined || engine->limits_released || path_is_to_serve(engine->path));
+	if (path_is_short(engine->path)) {
 		engine_timer_arm(engine);
 	}
 	choose_wait(engine);
@@ -230,7 +267,7 @@ static uint64_t first_deadline_ns(const struct list_node *sessions)
 /* A peer that takes or gives nothing must not keep from the others what they wait for. */
 static void expire_stalls(struct engine *engine, uint64_t now_ns)
 {
-	if (!somebody_waits(engine)) {
+	if (!path_is_short(engine->path)) {
 		return;
 	}
 	list_for_each(node, &engine->sessions)
@@ -292,7 +329,7 @@ void engine_timer_arm(struct engine *engine)
 	uint64_t when_ns = first_deadline_ns(&engine->handshakes);
 
 	when_ns = MIN(when_ns, lingering_ns);
-	if (somebody_waits(engine)) {
+	if (path_is_short(engine->path)) {
 		when_ns = MIN(when_ns, now_ns + ENGINE_STALL_LOOK_NS);
 	}
 	if (engine->counters.sessions > 0) {
@@ -350,7 +387,13 @@ void engine_accept(struct engine *engine, const struct endpoint *endpoint)
 			list_entry(list_first(&engine->handshakes), struct session, deadline_node),
 			"too many connections were in the handshake and it was the oldest");
 	}
-	rc = endpoint->kind->accept(service_of(engine, endpoint->kind), endpoint);
+	engine->accepted_peer = peer_get(engine, &endpoint->peer.identity);
+	rc = engine->accepted_peer != NULL
+		     ? endpoint->kind->accept(service_of(engine, endpoint->kind), endpoint)
+		     : -ENOMEM;
+	if (engine->accepted_peer != NULL) {
+		peer_put(engine->accepted_peer);
+	}
 	if (rc < 0) {
 		log_error("client %s: connection closed: %s", endpoint->peer.text, strerror(-rc));
 		refuse(engine, endpoint);
@@ -410,8 +453,9 @@ static int create_memory(struct engine *engine, struct error *error)
 	if (rc < 0) {
 		return rc;
 	}
-	engine->held_bytes_max = MAX(engine->limits.memory_bytes_max / ENGINE_HELD_SHARE,
-		(uint64_t)ENGINE_HELD_BYTES_MIN);
+	engine->limits.sessions_max = MIN(
+		engine->limits.sessions_max, engine_sessions_max(engine->limits.memory_bytes_max));
+	arena_reserve(engine->arena, (uint64_t)engine->limits.sessions_max * PATH_RESERVE_BYTES);
 	path_options.arena =
 		engine->options.payload != NULL ? engine->options.payload : engine->arena;
 	path_options.ram = engine->arena;
@@ -460,7 +504,8 @@ int engine_create(
 	list_init(&engine->handshakes);
 	list_init(&engine->lingering);
 	list_init(&engine->dirty);
-	list_init(&engine->blocked);
+	list_init(&engine->peers);
+	turns_init(&engine->blocked);
 	list_init(&engine->ending);
 	engine->batch_end.call = batch_end;
 	ring_batch_end_add(engine->ring, &engine->batch_end);
@@ -481,7 +526,7 @@ void engine_destroy(struct engine *engine)
 	if (engine == NULL) {
 		return;
 	}
-	GMB_ASSERT(list_is_empty(&engine->sessions));
+	GMB_ASSERT(list_is_empty(&engine->sessions) && list_is_empty(&engine->peers));
 	ring_batch_end_remove(&engine->batch_end);
 	ring_set_batch(engine->ring, 1, 0);
 	ring_set_spin(engine->ring, 0);

@@ -76,6 +76,7 @@ struct engine_export {
 	struct engine *engine;
 	struct store_watch watch;
 	uint32_t session_count;
+	uint32_t inflight_count; /* places of its sessions */
 	bool removed;
 };
 
@@ -153,6 +154,15 @@ enum session_state {
 	SESSION_STATE_COUNT
 };
 
+/* The sessions of one peer. */
+struct engine_peer {
+	struct list_node node; /* in engine->peers */
+	struct peer_identity identity;
+	uint32_t session_count;
+	struct path_peer path;
+	struct turn_group blocked;
+};
+
 struct session {
 	const struct session_kind *kind;
 	struct engine *engine;
@@ -161,23 +171,25 @@ struct session {
 	bool stopping;		  /* drain() was called */
 	struct export *export;	  /* NULL until session_choose() */
 	struct path_export *path_export;
-	uint32_t rights;	 /* enum engine_rights; may change, see EXPORT_RIGHTS */
-	uint64_t export_bytes;	 /* its size; may change, see EXPORT_RESIZED */
-	uint32_t inflight_count; /* engine_request_begin() */
-	uint64_t held_bytes;	 /* memory that requests in flight may hold */
-	uint64_t progress_ns;	 /* last time the network moved, or was first asked to; the kind's
-				  * to set */
+	struct path_client client; /* of its requests */
+	uint32_t rights;	   /* enum engine_rights; may change, see EXPORT_RIGHTS */
+	uint64_t export_bytes;	   /* its size; may change, see EXPORT_RESIZED */
+	uint32_t inflight_count;   /* engine_request_begin() */
+	uint64_t progress_ns;	   /* last time the network moved, or was first asked to; the kind's
+				    * to set */
 	struct takeover_member member;
 
 	/* Private. */
+	struct engine_peer *of_peer;
 	struct engine_export *chosen;
-	struct export *takeover_export; /* whose group member belongs to */
-	uint64_t deadline_ns;		/* of the handshake, or of lingering */
+	uint32_t *export_inflight_count; /* of chosen, or of the sessions without */
+	struct export *takeover_export;	 /* whose group member belongs to */
+	uint64_t deadline_ns;		 /* of the handshake, or of lingering */
 	uint64_t stop_deadline_ns;
 	struct list_node node;		/* in engine->sessions */
 	struct list_node deadline_node; /* in engine->handshakes or ->lingering, oldest first */
 	struct list_node dirty_node;	/* in engine->dirty */
-	struct list_node blocked_node;	/* in engine->blocked */
+	struct turn blocked_turn;	/* in engine->blocked */
 	struct list_node ending_node;	/* in engine->ending */
 };
 
@@ -259,10 +271,12 @@ struct engine {
 	struct list_node handshakes;
 	struct list_node lingering;
 	struct list_node dirty;
-	struct list_node blocked; /* those who wait for a place, in order */
+	struct list_node peers;
+	struct engine_peer *accepted_peer; /* of the session that begins */
+	uint32_t inflight_without_export;
+	struct turns blocked; /* those who wait for a place */
 	struct list_node ending;
-	uint64_t held_bytes_max; /* of a session */
-	bool limits_released;	 /* a request ended since the last look at blocked */
+	bool limits_released; /* a request ended since the last look at blocked */
 	struct ring_batch_end batch_end;
 	struct wait_policy wait_policy;
 	enum wait_way wait_way; /* as the ring was told */
@@ -303,36 +317,46 @@ static inline void session_mark_dirty(struct session *session)
 	}
 }
 
-/* Whether the session may begin a request that will hold so much memory. False: a limit is
- * reached, and kind->resume() is called when it is worth to ask again. */
-GMB_MUST_CHECK static inline bool engine_request_may(struct session *session, uint64_t bytes)
+/* A session has one place that nobody else can have. Of the others it has at most as many as are
+ * free, its export ENGINE_EXPORT_FACTOR times as many: some are left for whoever comes next. */
+static inline bool engine_has_place(const struct session *session)
 {
-	struct engine *engine = session->engine;
+	const struct engine *engine = session->engine;
+	uint64_t inflight = engine->counters.inflight;
+	uint64_t left =
+		inflight < engine->limits.inflight_max ? engine->limits.inflight_max - inflight : 0;
 
-	if (engine->counters.inflight >= engine->limits.inflight_max ||
-		session->inflight_count >= engine->limits.inflight_per_session_max ||
-		(session->inflight_count > 0 &&
-			session->held_bytes + bytes > engine->held_bytes_max)) {
-		list_remove(&session->blocked_node);
-		list_push_back(&engine->blocked, &session->blocked_node);
+	return session->inflight_count == 0 ||
+	       (session->inflight_count < engine->limits.inflight_per_session_max &&
+		       session->inflight_count <= left &&
+		       *session->export_inflight_count < ENGINE_EXPORT_FACTOR * left);
+}
+
+/* Whether the session may begin a request. False: a limit is reached, and kind->resume() is called
+ * when it is worth to ask again. */
+GMB_MUST_CHECK static inline bool engine_request_may(struct session *session)
+{
+	if (unlikely(!engine_has_place(session))) {
+		turns_remove(&session->blocked_turn);
+		turns_add(&session->engine->blocked, &session->blocked_turn);
 		return false;
 	}
 	return true;
 }
 
 /* After engine_request_may(). */
-static inline void engine_request_begin(struct session *session, uint64_t bytes)
+static inline void engine_request_begin(struct session *session)
 {
 	session->inflight_count++;
-	session->held_bytes += bytes;
+	(*session->export_inflight_count)++;
 	session->engine->counters.inflight++;
 	session->engine->counters.requests++;
 }
 
-static inline void engine_request_end(struct session *session, uint64_t bytes)
+static inline void engine_request_end(struct session *session)
 {
 	session->inflight_count--;
-	session->held_bytes -= bytes;
+	(*session->export_inflight_count)--;
 	session->engine->counters.inflight--;
 	session->engine->limits_released = true;
 }

@@ -7,7 +7,7 @@
  */
 #pragma once
 
-#include "memory/arena.h"
+#include "path/share.h"
 
 enum {
 	ENGINE_SESSIONS_MAX = 1024,
@@ -16,10 +16,12 @@ enum {
 	ENGINE_INFLIGHT_MAX = 1024,
 	ENGINE_PAYLOAD_BYTES_MAX = 64 << 20,
 	ENGINE_MEMORY_BYTES_MAX = 128 << 20,
-	/* A session may hold this share of the payload memory, but always enough for one request.
-	 */
-	ENGINE_HELD_SHARE = 4,
-	ENGINE_HELD_BYTES_MIN = ARENA_SLAB_BYTES / 4,
+	/* At most this part of the memory is kept back, a block for each session. */
+	ENGINE_RESERVE_DIVISOR = 8,
+	ENGINE_SESSION_BYTES = ENGINE_RESERVE_DIVISOR * PATH_RESERVE_BYTES,
+	/* An export has at most so many times the places that are free: those of a disk that hangs
+	 * leave some to the others. */
+	ENGINE_EXPORT_FACTOR = 3,
 };
 
 #define ENGINE_SECOND_NS	    UINT64_C(1000000000)
@@ -38,27 +40,36 @@ enum {
 _Static_assert(ENGINE_HANDSHAKES_MAX <= ENGINE_SESSIONS_MAX, "every handshake is a session");
 _Static_assert(ENGINE_INFLIGHT_PER_SESSION_MAX <= ENGINE_INFLIGHT_MAX,
 	"a session cannot have more in flight than its engine");
-_Static_assert((int)ENGINE_HELD_BYTES_MIN >= (int)ARENA_BLOCK_BYTES_MAX,
-	"a session can always hold one part");
-_Static_assert((int)ENGINE_MEMORY_BYTES_MAX / ENGINE_HELD_SHARE >= (int)ENGINE_HELD_BYTES_MIN,
-	"the default memory gives a session its share");
+_Static_assert(ENGINE_MEMORY_BYTES_MAX / ENGINE_RESERVE_DIVISOR >=
+		       ENGINE_SESSIONS_MAX * PATH_RESERVE_BYTES,
+	"the default memory has a block for every session");
+_Static_assert(ARENA_SLAB_BYTES / ENGINE_RESERVE_DIVISOR >= PATH_RESERVE_BYTES,
+	"the least memory has one");
 _Static_assert(ENGINE_LINGER_STOPPING_NS < ENGINE_LINGER_NS &&
 		       ENGINE_HANDSHAKE_STOPPING_NS < ENGINE_HANDSHAKE_TIMEOUT_NS &&
 		       ENGINE_STALL_LOOK_NS < ENGINE_STALL_TIMEOUT_NS,
 	"stopping is faster, and a stall is seen in time");
 
 struct engine_limits {
-	uint32_t sessions_max;	 /* handshakes included */
+	/* Handshakes included; never more than engine_sessions_max(memory_bytes_max). */
+	uint32_t sessions_max;
 	uint32_t handshakes_max; /* sessions that have not chosen an export; the oldest goes */
 	uint64_t handshake_timeout_ns;
 	uint32_t inflight_per_session_max; /* > 0 */
-	uint32_t inflight_max;		   /* of all sessions; > 0 */
-	uint32_t payload_bytes_max;	   /* of one read or write */
-	uint64_t memory_bytes_max;	   /* payload memory; at least ARENA_SLAB_BYTES */
-	uint64_t stall_timeout_ns; /* a session that holds memory or requests others wait for is
-				    * ended after so long without network progress */
-	bool may_spin;		   /* look for requests before sleeping, where that pays */
+	/* Of all sessions; > 0. Each session can have one more, which is its own. */
+	uint32_t inflight_max;
+	uint32_t payload_bytes_max; /* of one read or write */
+	uint64_t memory_bytes_max;  /* payload memory; at least ARENA_SLAB_BYTES */
+	uint64_t stall_timeout_ns;  /* a session that holds memory or requests others wait for is
+				     * ended after so long without network progress */
+	bool may_spin;		    /* look for requests before sleeping, where that pays */
 };
+
+/* For how many sessions there is memory that nobody else can have. */
+static inline uint32_t engine_sessions_max(uint64_t memory_bytes)
+{
+	return (uint32_t)MIN(memory_bytes / ENGINE_SESSION_BYTES, (uint64_t)UINT32_MAX);
+}
 
 /* Values for one reactor of a small server. */
 void engine_limits_default(struct engine_limits *limits);

@@ -49,7 +49,11 @@ void session_init(struct session *session, struct engine *engine, const struct e
 		.wake = member_wake,
 	};
 	list_init(&session->dirty_node);
-	list_init(&session->blocked_node);
+	session->of_peer = engine->accepted_peer;
+	session->of_peer->session_count++;
+	session->export_inflight_count = &engine->inflight_without_export;
+	turn_init(&session->blocked_turn, &session->of_peer->blocked);
+	path_client_init(&session->client, engine->path, &session->of_peer->path);
 	list_init(&session->ending_node);
 	session->progress_ns = ring_now_ns(engine->ring);
 	session->deadline_ns = session->progress_ns + engine->limits.handshake_timeout_ns;
@@ -82,6 +86,7 @@ int session_choose(struct session *session, struct engine_export *entry)
 	}
 	entry->session_count++;
 	session->chosen = entry;
+	session->export_inflight_count = &entry->inflight_count;
 	session->export = export;
 	session->path_export = &entry->path;
 	session->rights = engine_rights(&session->peer, export);
@@ -159,7 +164,7 @@ void session_terminate(struct session *session, const char *reason)
 	}
 	session_set_state(session, SESSION_TERMINATING);
 	takeover_give_up(&session->member);
-	list_remove(&session->blocked_node);
+	turns_remove(&session->blocked_turn);
 	list_remove(&session->dirty_node);
 	list_push_back(&session->engine->ending, &session->ending_node);
 	session->kind->abort(session);
@@ -170,7 +175,7 @@ void session_linger(struct session *session)
 	struct engine *engine = session->engine;
 
 	session_set_state(session, SESSION_LINGERING);
-	list_remove(&session->blocked_node);
+	turns_remove(&session->blocked_turn);
 	session->deadline_ns = ring_now_ns(engine->ring) +
 			       (session->stopping ? ENGINE_LINGER_STOPPING_NS : ENGINE_LINGER_NS);
 	list_push_back(&engine->lingering, &session->deadline_node);

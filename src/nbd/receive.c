@@ -31,7 +31,7 @@ static void rx_move(struct nbd_session *session, struct rx_buf *to)
 
 	memmove(data, session->rx_data + session->rx_start, left);
 	if (session->rx_large != NULL && session->rx_large != to) {
-		service_rx_put(session->service, session->rx_large);
+		service_rx_put(session, session->rx_large);
 	}
 	session->rx_large = to;
 	session->rx_data = data;
@@ -58,7 +58,7 @@ static bool rx_make_room(struct nbd_session *session, uint32_t want)
 		rx_move(session, session->rx_large);
 		return true;
 	}
-	fresh = service_rx_get(session->service);
+	fresh = service_rx_get(session);
 	if (fresh == NULL && (fits || want > RX_SMALL_BYTES)) {
 		return fits;
 	}
@@ -73,7 +73,7 @@ static void rx_make_large(struct nbd_session *session)
 	struct rx_buf *fresh;
 
 	if (session->rx_large == NULL) {
-		fresh = service_rx_get(session->service);
+		fresh = service_rx_get(session);
 		if (fresh != NULL || available(session) == 0) {
 			rx_move(session, fresh); /* without memory: the small one from its start */
 		}
@@ -81,32 +81,47 @@ static void rx_make_large(struct nbd_session *session)
 		session->rx_start = 0;
 		session->rx_end = 0;
 	} else if (session->rx_end == session->rx_bytes && available(session) == 0) {
-		fresh = service_rx_get(session->service);
+		fresh = service_rx_get(session);
 		rx_move(session, fresh); /* or small again, when memory is short */
+	}
+}
+
+/* A header without a byte of its payload holds no memory. */
+static bool waits_for_first_byte(const struct nbd_session *session)
+{
+	return session->rx_request != NULL && session->rx_stream == NULL &&
+	       session->rx_payload_left == session->rx_request->length && available(session) == 0;
+}
+
+/* It is the peer's turn from now on, but when a receive was only interrupted to see what came. */
+static void begin_turn(struct nbd_session *session)
+{
+	if (!session->rx_probed) {
+		session->base.progress_ns = ring_batch_ns(session->service->ring);
 	}
 }
 
 static void arm(struct nbd_session *session)
 {
-	struct ring *ring = session->service->ring;
 	struct path_stream *stream = session->rx_stream;
 
 	if (session->recv_op.in_flight || session->base.state != SESSION_READY ||
-		list_is_linked(&session->base.blocked_node)) {
+		turn_is_waiting(&session->base.blocked_turn)) {
 		return;
 	}
-	if (session->rx_request != NULL) {
+	if (session->rx_request != NULL && !waits_for_first_byte(session)) {
 		if (stream != NULL) { /* else progress comes when there is room */
 			session->rx_into_stream = true;
-			session->base.progress_ns =
-				ring_batch_ns(ring); /* the peer's turn begins */
+			begin_turn(session);
 			stream_receive(&session->stream, &session->recv_op,
 				mem_socket_ptr(mem_add(stream->memory, session->rx_stream_got)),
 				stream->length - session->rx_stream_got, true, receive_done);
 		}
 		return;
 	}
-	if (session->rx_was_full) {
+	if (session->rx_request != NULL) {
+		rx_move(session, NULL);
+	} else if (session->rx_was_full) {
 		rx_make_large(session);
 	} else if (available(session) == 0) {
 		if (session->rx_large != NULL) {
@@ -121,7 +136,7 @@ static void arm(struct nbd_session *session)
 		GMB_ASSERT(room); /* a header always fits; gather() asked before */
 	}
 	session->rx_into_stream = false;
-	session->base.progress_ns = ring_batch_ns(ring); /* it is the peer's turn from now on */
+	begin_turn(session);
 	stream_receive(&session->stream, &session->recv_op, session->rx_data + session->rx_end,
 		session->rx_bytes - session->rx_end, false, receive_done);
 }
@@ -193,6 +208,9 @@ static bool take_payload(struct nbd_session *session)
 			return true;
 		}
 		if (stream == NULL) {
+			if (waits_for_first_byte(session)) {
+				return false;
+			}
 			/* What has been received already is copied. */
 			request->path.memory_rights = session->stream.memory_rights |
 						      (available(session) > 0 ? MEM_CPU_WRITE : 0);
@@ -287,8 +305,6 @@ static void dispatch(struct nbd_session *session, struct request_head *head, uin
 		error = request_check(session, head, &request->path, &text);
 	}
 	if (error != NBD_SUCCESS || (head->length == 0 && head->type != NBD_CMD_FLUSH)) {
-		session->base.held_bytes -= request->held_bytes;
-		request->held_bytes = 0;
 		request->error = error;
 		request->error_text = text;
 		discard_payload(session, request, payload);
@@ -336,7 +352,7 @@ static bool take_request(struct nbd_session *session)
 		return false;
 	}
 	request_plan(session, &head);
-	if (!engine_request_may(&session->base, head.memory_bytes) ||
+	if (!engine_request_may(&session->base) ||
 		(payload > 0 && gather(session, head_bytes, payload))) {
 		return false;
 	}
@@ -375,7 +391,7 @@ void receive_continue(struct nbd_session *session)
 	if (session->base.state != SESSION_READY || session->recv_op.in_flight) {
 		return; /* receive_done() goes on */
 	}
-	list_remove(&session->base.blocked_node);
+	turns_remove(&session->base.blocked_turn);
 	while (session->base.state == SESSION_READY) {
 		if (session->rx_discard_left > 0) {
 			discard(session);
@@ -412,7 +428,7 @@ bool receive_owes_nothing(const struct nbd_session *session)
 	       available(session) == 0;
 }
 
-void receive_shrink(struct nbd_session *session)
+void receive_interrupt(struct nbd_session *session)
 {
 	stream_cancel(&session->stream, &session->recv_op);
 }
@@ -464,6 +480,7 @@ void receive_done(struct ring_op *op, int result)
 	}
 	if (result > 0) {
 		session->base.progress_ns = ring_batch_ns(session->service->ring);
+		session->rx_probed = false;
 	}
 	if (session->base.state == SESSION_NEGOTIATING) {
 		session->rx_end += result > 0 ? (uint32_t)result : 0;

@@ -434,6 +434,7 @@ static void send_advance(struct send_batch *send, size_t sent)
 
 	GMB_ASSERT(sent < send->bytes);
 	send->bytes -= sent;
+	send->filled = true;
 	while (sent >= message->msg_iov->iov_len) {
 		sent -= message->msg_iov->iov_len;
 		message->msg_iov++;
@@ -485,6 +486,7 @@ void reply_flush(struct session *base, bool alone)
 	send->iov_count = 0;
 	send->is_alive = false;
 	send->bytes = 0;
+	send->filled = false;
 	session->sending = send;
 	fill(session, send);
 	/* Not inside a reply that has begun and must be one piece. */
@@ -594,6 +596,7 @@ void reply_done(struct ring_op *op, int result)
 		session->base.progress_ns = ring_batch_ns(session->service->ring);
 	}
 	session->has_sent = true;
+	session->unacked_bytes = UINT64_MAX;
 	if (!whole && session->base.state != SESSION_TERMINATING) {
 		if (result > 0 || result == -EINTR) { /* stopped early: go on from there */
 			send_advance(send, result > 0 ? (size_t)result : 0);
@@ -606,6 +609,7 @@ void reply_done(struct ring_op *op, int result)
 					    "reply had begun"
 					  : NULL);
 	}
+	path_client_sent(&session->base.client, send->bytes, send->filled);
 	send_end(session);
 	if (session->base.state == SESSION_TERMINATING) {
 		return;

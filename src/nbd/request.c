@@ -148,12 +148,7 @@ void request_plan(const struct nbd_session *session, struct request_head *head)
 	head->whole = reads && head->length <= HELD_BYTES_MAX &&
 		      (overlap == PATH_OVERLAP_OFF || !session->structured ||
 			      (wants_df && overlap == PATH_OVERLAP_AUTO));
-	head->memory_bytes = 0;
-	if (reads || head->type == NBD_CMD_WRITE) {
-		head->memory_bytes =
-			(uint32_t)(head->whole ? head->length
-					       : MIN(head->length, (uint64_t)WINDOW_BYTES));
-	}
+	head->window_bytes = head->whole ? head->length : (uint64_t)PATH_WINDOW_BYTES;
 }
 
 struct nbd_request *request_begin(struct nbd_session *session, const struct request_head *head)
@@ -177,7 +172,6 @@ struct nbd_request *request_begin(struct nbd_session *session, const struct requ
 	request->done_owed = false;
 	request->content_bytes = 0;
 	request->rx = NULL;
-	request->held_bytes = head->memory_bytes;
 	request->one_piece = head->one_piece;
 	list_init(&request->send_node);
 	request->path.offset = head->offset;
@@ -189,12 +183,13 @@ struct nbd_request *request_begin(struct nbd_session *session, const struct requ
 	request->path.progress = request_progress;
 	request->path.ascending = request->one_piece;
 	request->path.whole = head->whole;
-	request->path.window_bytes = request->held_bytes;
+	request->path.client = &session->base.client;
+	request->path.window_bytes = head->window_bytes;
 	list_push_back(&session->requests, &request->session_node);
 	if (session->alive_ns != 0 && !session->alive_op.in_flight) {
 		reply_watch(session);
 	}
-	engine_request_begin(&session->base, request->held_bytes);
+	engine_request_begin(&session->base);
 	return request;
 }
 
@@ -207,14 +202,14 @@ void request_end(struct nbd_request *request)
 		path_finish(&request->path);
 	}
 	if (request->rx != NULL) {
-		service_rx_put(service, request->rx);
+		service_rx_put(session, request->rx);
 	}
 	list_remove(&request->session_node);
 	list_remove(&request->send_node);
 	if (session->exclusive == request) {
 		session->exclusive = NULL;
 	}
-	engine_request_end(&session->base, request->held_bytes);
+	engine_request_end(&session->base);
 	list_push_front(&service->requests_free, &request->session_node);
 }
 

@@ -11,38 +11,32 @@ _Static_assert((int)EXPORT_NAME_BYTES_MAX <= (int)NBD_STRING_BYTES_MAX,
 
 /* --- pools --------------------------------------------------------------------------------- */
 
-struct rx_buf *service_rx_get(struct nbd_service *service)
+struct rx_buf *service_rx_get(struct nbd_session *session)
 {
-	struct list_node *node;
-	struct rx_buf *rx;
-
-	if (service->rx_count == service->rx_count_max) {
-		return NULL;
-	}
-	node = list_pop_front(&service->rx_free);
+	struct nbd_service *service = session->service;
+	struct list_node *node = list_pop_front(&service->rx_free);
 	/* New ones are made only while the number of busy connections still grows. */
-	rx = node != NULL ? list_entry(node, struct rx_buf, node) : malloc(sizeof(*rx));
+	struct rx_buf *rx =
+		node != NULL ? list_entry(node, struct rx_buf, node) : malloc(sizeof(*rx));
+
 	if (rx == NULL) {
 		return NULL;
 	}
 	list_init(&rx->node);
 	rx->refs = 1;
-	if (arena_get(service->arena, RX_LARGE_BYTES, &rx->buf) < 0) {
+	if (path_client_get(&session->base.client, RX_LARGE_BYTES, &rx->buf) < 0) {
 		list_push_front(&service->rx_free, &rx->node);
 		return NULL;
 	}
-	service->rx_count++;
 	return rx;
 }
 
-void service_rx_put(struct nbd_service *service, struct rx_buf *rx)
+void service_rx_put(struct nbd_session *session, struct rx_buf *rx)
 {
 	GMB_ASSERT(rx->refs > 0);
 	if (--rx->refs == 0) {
-		service->rx_count--;
-		arena_put(service->arena, &rx->buf);
-		list_push_front(&service->rx_free, &rx->node);
-		path_memory_released(service->path);
+		path_client_put(&session->base.client, &rx->buf);
+		list_push_front(&session->service->rx_free, &rx->node);
 	}
 }
 
@@ -66,7 +60,8 @@ static void service_destroy(void *context)
 static int service_create(struct engine *engine, void **service_out, struct error *error)
 {
 	struct nbd_service *service = calloc(1, sizeof(*service));
-	uint32_t request_count = engine->limits.inflight_max;
+	/* One place is each session's own. */
+	uint32_t request_count = engine->limits.inflight_max + engine->limits.sessions_max;
 
 	if (service != NULL) {
 		service->requests = calloc(request_count, sizeof(*service->requests));
@@ -78,7 +73,6 @@ static int service_create(struct engine *engine, void **service_out, struct erro
 	}
 	service->engine = engine;
 	service->ring = engine->ring;
-	service->arena = engine->arena;
 	service->path = engine->path;
 	list_init(&service->requests_free);
 	list_init(&service->rx_free);
@@ -86,10 +80,6 @@ static int service_create(struct engine *engine, void **service_out, struct erro
 	for (uint32_t i = 0; i < request_count; i++) {
 		list_push_back(&service->requests_free, &service->requests[i].session_node);
 	}
-	/* The other half is for requests: a session keeps its receive buffer while it waits for
-	 * requests to end, which may wait for memory. */
-	service->rx_count_max =
-		(uint32_t)(arena_info(service->arena)->limit_bytes / 2 / RX_LARGE_BYTES);
 	*service_out = service;
 	return 0;
 }

@@ -20,6 +20,7 @@ int nbd_session_accept(void *context, const struct endpoint *endpoint)
 	}
 	session->service = service;
 	stream_open(&session->stream, service->ring, endpoint->fd, &keep_alive);
+	session->unacked_bytes = UINT64_MAX;
 	session->rx_data = session->rx_small;
 	session->rx_bytes = RX_SMALL_BYTES;
 	list_init(&session->requests);
@@ -45,20 +46,38 @@ void nbd_session_resume(struct session *base)
 	}
 }
 
+/* A peer that receives slowly makes room for what is in flight only after a long time: what it has
+ * acknowledged counts. */
+static bool peer_has_received(struct nbd_session *session)
+{
+	uint64_t before = session->unacked_bytes;
+
+	return stream_unacked(&session->stream, &session->unacked_bytes) &&
+	       session->unacked_bytes != before;
+}
+
 bool nbd_session_stalled(struct session *base)
 {
 	struct nbd_session *session = of(base);
-	bool holds_rx = session->rx_stream != NULL || session->rx_large != NULL ||
-			session->rx_discard_request != NULL;
 	bool sends = session->send_op.in_flight &&
 		     (session->sending == NULL || !session->sending->is_alive);
-	bool waits_for_peer = sends || (holds_rx && session->recv_op.in_flight);
+	bool receives = session->recv_op.in_flight &&
+			(session->rx_stream != NULL || session->rx_large != NULL);
 
-	if (!waits_for_peer) {
+	if (!path_client_holds(&base->client) || !(sends || receives)) {
 		return false;
 	}
 	if (receive_owes_nothing(session)) {
-		receive_shrink(session);
+		receive_interrupt(session);
+		return false;
+	}
+	if (sends && peer_has_received(session)) {
+		base->progress_ns = ring_batch_ns(session->service->ring);
+		return false;
+	}
+	if (receives && !session->rx_probed) {
+		session->rx_probed = true;
+		receive_interrupt(session);
 		return false;
 	}
 	return true;

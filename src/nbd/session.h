@@ -40,8 +40,6 @@ enum {
 	SEND_BYTES_MAX = 2 << 20,
 	SEND_NOW_BYTES_MAX = 256 << 10,
 	HANDSHAKE_TX_BYTES = 32 << 10,
-	/* Payload memory of one request. */
-	WINDOW_BYTES = 2 << 20,
 	/* A read whose reply cannot report a late error is held back until all of it is valid, up
 	 * to here. */
 	HELD_BYTES_MAX = 4 << 20,
@@ -114,7 +112,6 @@ struct nbd_request {
 	uint64_t content_bytes; /* of a read, handed to the network */
 	struct rx_buf *rx;	/* holds the payload of a write that is stored from there */
 	struct mem_segment received; /* that payload */
-	uint32_t held_bytes;	     /* counted in session->held_bytes */
 };
 
 struct send_slot {
@@ -132,6 +129,7 @@ struct send_batch {
 	uint32_t iov_count;
 	bool is_alive; /* says nothing but that we live: no progress */
 	size_t bytes;
+	bool filled; /* the socket could not take all of it at once */
 	struct iovec iov[2 * SEND_SLOTS_MAX];
 	struct send_slot slots[SEND_SLOTS_MAX];
 };
@@ -146,6 +144,7 @@ struct nbd_session {
 	struct ring_traffic traffic; /* when it was last looked at */
 	uint64_t traffic_ns;	     /* that time */
 	uint64_t hole_bytes;	     /* since traffic, of which only the place was sent */
+	uint64_t unacked_bytes;	     /* when last looked at, of the send in flight; or UINT64_MAX */
 
 	/* Transmission. */
 	bool structured;
@@ -179,6 +178,7 @@ struct nbd_session {
 	struct nbd_request *rx_discard_request; /* is answered after them; or NULL */
 	bool rx_was_full;    /* the last receive took all that its buffer could hold */
 	bool rx_into_stream; /* the receive in flight goes to rx_stream */
+	bool rx_probed;	     /* it was interrupted to see what came, and nothing has since */
 	uint8_t rx_small[RX_SMALL_BYTES];
 };
 
@@ -186,20 +186,17 @@ struct nbd_session {
 struct nbd_service {
 	struct engine *engine;
 	struct log_limit refusals; /* of options and requests */
-	struct ring *ring;	   /* the engine's, as are the next two */
-	struct arena *arena;
+	struct ring *ring;	   /* the engine's, as is the next one */
 	struct path *path;
 	struct nbd_request *requests; /* as many as the engine allows in flight */
 	struct list_node requests_free;
 	struct list_node rx_free;
-	uint32_t rx_count; /* in use */
-	uint32_t rx_count_max;
 	struct list_node sends_free;
 };
 
 /* service.c */
-struct rx_buf *service_rx_get(struct nbd_service *service);
-void service_rx_put(struct nbd_service *service, struct rx_buf *rx);
+struct rx_buf *service_rx_get(struct nbd_session *session);
+void service_rx_put(struct nbd_session *session, struct rx_buf *rx);
 
 /* session.c: what the engine calls, see struct session_kind. */
 int nbd_session_accept(void *service, const struct endpoint *endpoint);
@@ -233,8 +230,9 @@ void receive_discard(struct nbd_session *session);
 void receive_release(struct nbd_session *session);
 /* True when its large receive buffer holds nothing, and its peer owes it nothing. */
 bool receive_owes_nothing(const struct nbd_session *session);
-/* Goes on receiving into the small buffer. */
-void receive_shrink(struct nbd_session *session);
+/* Ends the receive in flight early, and goes on: an empty large buffer is given back, and what has
+ * come of a payload counts. */
+void receive_interrupt(struct nbd_session *session);
 
 /* request.c */
 struct request_head {
@@ -245,9 +243,9 @@ struct request_head {
 	uint64_t length;
 	uint64_t payload_bytes; /* that follow the header (P79, P111, P121) */
 	/* Set by request_plan(). */
-	uint32_t memory_bytes;
-	bool one_piece; /* see struct nbd_request */
-	bool whole;	/* see struct path_request */
+	uint64_t window_bytes; /* of payload memory that it may hold at once */
+	bool one_piece;	       /* see struct nbd_request */
+	bool whole;	       /* see struct path_request */
 };
 /* Bytes of a request header in the negotiated format. */
 uint32_t request_head_bytes(bool extended);
@@ -259,7 +257,7 @@ uint32_t request_check(const struct nbd_session *session, const struct request_h
 /* BLOCK_STATUS with a payload (P115): the same for the payload's effect length and context ids. */
 uint32_t request_check_status_payload(const struct nbd_session *session, const uint8_t *payload,
 	uint64_t payload_bytes, struct request_head *head, const char **text);
-/* How the request is answered, and the payload memory that it may hold at once. */
+/* How the request is answered, and within which window. */
 void request_plan(const struct nbd_session *session, struct request_head *head);
 struct nbd_request *request_begin(struct nbd_session *session, const struct request_head *head);
 void request_end(struct nbd_request *request);

@@ -9,11 +9,6 @@
 #include "base/bytes.h"
 #include "path/overlap.h"
 
-struct extent_list {
-	struct list_node node; /* in path->extent_lists_free */
-	struct store_extent extents[PATH_EXTENTS_MAX];
-};
-
 struct path {
 	struct ring *ring;
 	struct arena *arena;
@@ -27,14 +22,9 @@ struct path {
 	uint64_t stream_max;
 	uint32_t placed_count;	       /* of the pool, with memory of requesters */
 	struct list_node streams_free; /* of those used before */
-	struct list_node stalled;      /* requests that wait for memory, first come first served */
-	/* The same for extents; memory of a list is touched only when so many are in use. */
-	struct extent_list *extent_lists;
-	uint32_t extent_list_count;
-	struct list_node extent_lists_free;
-	struct list_node stalled_extents;
+	struct path_share share;
+	uint64_t replaced_bytes;  /* given back by the request that pumps */
 	uint32_t slow_count;	  /* requests for which to wait awake is not worth while */
-	bool released;		  /* memory came back since the last path_serve() */
 	struct path_trace *trace; /* NULL: nobody asks for single requests */
 };
 
@@ -64,9 +54,8 @@ int path_create(const struct path_options *options, struct path **path_out, stru
 	path->arena_rights = arena_info(path->arena)->rights;
 	GMB_ASSERT((arena_info(path->ram)->rights & MEM_RAM) == MEM_RAM);
 	list_init(&path->streams_free);
-	list_init(&path->stalled);
-	list_init(&path->extent_lists_free);
-	list_init(&path->stalled_extents);
+	path->share.ram = path->ram;
+	turns_init(&path->share.waiting);
 	path->stream_max = arena_info(options->arena)->limit_bytes / ARENA_BLOCK_BYTES_MIN +
 			   PATH_PLACED_PARTS_MAX;
 	if (options->ram != options->arena) {
@@ -75,12 +64,7 @@ int path_create(const struct path_options *options, struct path **path_out, stru
 	/* Address space, like the arena's limit: nothing is reserved that is not used. */
 	path->streams = mmap(NULL, path->stream_max * sizeof(*path->streams),
 		PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	path->extent_lists = calloc(PATH_EXTENT_LISTS_MAX, sizeof(*path->extent_lists));
-	if (path->streams == MAP_FAILED || path->extent_lists == NULL) {
-		if (path->streams != MAP_FAILED) {
-			(void)munmap(path->streams, path->stream_max * sizeof(*path->streams));
-		}
-		free(path->extent_lists);
+	if (path->streams == MAP_FAILED) {
 		free(path);
 		return error_set(error, -ENOMEM, "out of memory for a data path's pools");
 	}
@@ -94,14 +78,18 @@ void path_destroy(struct path *path)
 		return;
 	}
 	GMB_ASSERT(!path_is_short(path));
-	free(path->extent_lists);
 	(void)munmap(path->streams, path->stream_max * sizeof(*path->streams));
 	free(path);
 }
 
 bool path_is_short(const struct path *path)
 {
-	return !list_is_empty(&path->stalled) || !list_is_empty(&path->stalled_extents);
+	return path->share.short_count > 0;
+}
+
+struct path_share *path_share(struct path *path)
+{
+	return &path->share;
 }
 
 void path_set_trace(struct path *path, struct path_trace *trace)
@@ -149,6 +137,7 @@ void path_export_init(struct path_export *path_export, uint32_t overlap, struct 
 	late_port_init(&path_export->late_port, late, ring);
 	overlap_init(&path_export->reads);
 	overlap_init(&path_export->writes);
+	path_export->held_bytes = 0;
 	path_export->page_cache_send_bytes = 0;
 	path_export->page_cache_send_misses = 0;
 	path_export->ram_for_store = 0;
@@ -184,12 +173,12 @@ enum path_status path_status(const struct path_request *request)
 
 bool path_is_idle(const struct path_request *request)
 {
-	return request->parts_inflight == 0 && request->streams_live == 0;
+	return request->parts_inflight == 0 && request->streams_live == (request->extents != NULL);
 }
 
 bool path_is_stalled(const struct path_request *request)
 {
-	return list_is_linked(&request->stalled_node);
+	return list_is_linked(&request->stalled_node) && request->client->is_short;
 }
 
 /* --- streams ------------------------------------------------------------------------------- */
@@ -215,6 +204,7 @@ static struct path_stream *stream_get(struct path *path, struct path_request *re
 	stream->done = 0;
 	stream->length = 0;
 	stream->room = 0;
+	stream->unsent = 0;
 	stream->in_store = false;
 	stream->page_cache = false;
 	stream->in_ram = false;
@@ -233,16 +223,19 @@ static void stream_put(struct path_stream *stream)
 
 	GMB_ASSERT(request->streams_live > 0);
 	if (stream->buf.memory.rights != 0) {
-		arena_put(stream->in_ram ? path->ram : path->arena, &stream->buf);
+		share_put(request, stream->in_ram ? path->ram : path->arena, &stream->buf);
 	}
 	list_remove(&stream->node);
 	request->streams_live--;
 	request->live_bytes -= stream->room;
+	if (stream->unsent > 0) { /* it failed */
+		share_end_unsent(request, stream->unsent);
+	}
 	if (stream != &request->first) {
 		path->placed_count -= stream->in_place;
 		list_push_front(&path->streams_free, &stream->node);
 	}
-	path->released = true;
+	path->share.released = true;
 }
 
 /* Releases a stream of a request that failed or was abandoned, but for what the session holds. */
@@ -271,25 +264,16 @@ static void drop_ready(struct path_request *request)
 
 /* --- where payload lies ---------------------------------------------------------------------- */
 
-/* A stream with a buffer of at most so many bytes: less where there is not enough in one piece.
- * NULL when memory is short. */
-static struct path_stream *stream_open(
-	struct path *path, struct path_request *request, struct arena *arena, uint64_t *bytes)
+/* A stream with a buffer of at most so many bytes, for what begins at offset: less where there is
+ * not as much. NULL when memory is short. */
+static struct path_stream *stream_open(struct path *path, struct path_request *request,
+	struct arena *arena, uint64_t offset, uint64_t *bytes)
 {
 	struct path_stream *stream;
 	struct arena_buf buf;
 
-	/* A newcomer must not overtake those who wait. Who waits may take back what its own
-	 * fragments gave up, wherever it is in the queue: replies that wait behind a long one that
-	 * has begun would else take all its memory, and neither could go on. */
-	if (!list_is_empty(&path->stalled) && !list_is_linked(&request->stalled_node)) {
+	if (!share_get(request, &arena, offset, path->replaced_bytes, bytes, &buf)) {
 		return NULL;
-	}
-	while (arena_get(arena, (uint32_t)*bytes, &buf) < 0) {
-		if (*bytes <= PATH_PART_BYTES_MIN) {
-			return NULL;
-		}
-		*bytes = align_down(*bytes / 2, SPLIT_ALIGN);
 	}
 	stream = stream_get(path, request);
 	stream->buf = buf;
@@ -305,7 +289,7 @@ static struct path_stream *stream_place(struct path *path, struct path_request *
 	struct path_stream *stream;
 
 	if (!placement_run(request, range, bytes)) {
-		stream = stream_open(path, request, path->ram, bytes);
+		stream = stream_open(path, request, path->ram, range->offset, bytes);
 		if (stream != NULL) {
 			stream->copied = true;
 			request->export->staged_parts++;
@@ -344,10 +328,10 @@ static struct path_stream *part_open(struct path *path, struct path_request *req
 	if (unlikely(request->placement != NULL)) {
 		stream = stream_place(path, request, &range, &bytes);
 	} else if (unlikely((request->memory_rights & ~path->arena_rights) != 0)) {
-		stream = stream_open(path, request, path->ram, &bytes);
+		stream = stream_open(path, request, path->ram, range.offset, &bytes);
 		request->export->ram_for_session += stream != NULL;
 	} else {
-		stream = stream_open(path, request, request->arena, &bytes);
+		stream = stream_open(path, request, request->arena, range.offset, &bytes);
 	}
 	if (unlikely(stream == NULL || bytes < range.bytes)) {
 		cut_return(request, &range, stream == NULL ? 0 : bytes);
@@ -360,38 +344,41 @@ static struct path_stream *part_open(struct path *path, struct path_request *req
 	stream->room = (uint32_t)bytes;
 	stream->part.progress_first = range.progress_first;
 	request->live_bytes += bytes;
+	if (request->op == STORE_READ && !stream->in_place) {
+		stream->unsent = (uint32_t)bytes;
+		share_begin_unsent(request, bytes);
+	}
 	return stream;
 }
 
-static bool window_is_full(const struct path_request *request)
+static uint64_t next_bytes(const struct path_request *request)
 {
 	uint64_t left = request->length - request->started_bytes;
 	uint64_t part = MIN(request->part_size, (uint32_t)PATH_PART_SIZE_MAX);
 
-	return request->live_bytes > 0 &&
-	       request->live_bytes + MIN(part, left) > request->window_bytes;
+	return MIN(part, left);
 }
 
-static void stall(struct list_node *queue, struct path_request *request)
+static bool window_is_full(const struct path_request *request)
 {
-	if (!list_is_linked(&request->stalled_node)) {
-		list_push_back(queue, &request->stalled_node);
-	}
+	return request->live_bytes > 0 &&
+	       request->live_bytes + next_bytes(request) > request->window_bytes;
+}
+
+/* True when a read has to wait because of those of its client that are under way or wait. Not who
+ * has just given back what it wants now. */
+static bool client_is_full(const struct path_request *request)
+{
+	return request->op == STORE_READ && request->placement == NULL &&
+	       request->path->replaced_bytes == 0 &&
+	       (share_must_wait(request) || !share_fits_window(request, next_bytes(request)));
 }
 
 /* --- parts --------------------------------------------------------------------------------- */
 
 static void pump(struct path_request *request);
 
-/* For whoever stood behind it there may be memory enough. */
-static void leave_queue(struct path_request *request)
-{
-	request->path->released |= list_is_linked(&request->stalled_node);
-	list_remove(&request->stalled_node);
-}
-
-/* --- changes of requesters that have gone ------------------------------------------------------
- */
+/* --- changes of requesters that have gone -------------------------------------------------- */
 
 /* True while the store may still change something for the request. */
 static bool may_change(const struct path_request *request)
@@ -426,7 +413,7 @@ static void fail(struct path_request *request, int error, uint64_t offset)
 		request->error = error;
 		request->error_offset = offset;
 	}
-	leave_queue(request);
+	share_wait_end(request);
 	drop_ready(request);
 }
 
@@ -475,11 +462,10 @@ static void part_done(struct store_part *part, int result)
 		if (request->state < PATH_STATE_SEND_INIT && !request->whole) {
 			set_state(request, PATH_STATE_SEND_INIT);
 		}
+	} else if (request->op == STORE_EXTENTS && result == 0 && !request->abandoned) {
+		request->extents = part->extents; /* until path_finish() */
+		request->extent_count = part->extent_count;
 	} else {
-		if (request->op == STORE_EXTENTS && result == 0) {
-			request->extents = part->extents;
-			request->extent_count = part->extent_count;
-		}
 		stream_drop(stream);
 	}
 	if (path_status(request) != PATH_PENDING) {
@@ -546,7 +532,7 @@ static bool part_submit(struct path_stream *stream, uint64_t length, bool page_c
 	part->done = part_done;
 	part->progressed = request->progress_step > 0 && !stream->copied ? part_progressed : NULL;
 	part->progress_step = request->progress_step;
-	part->extents = request->extent_list != NULL ? request->extent_list->extents : NULL;
+	part->extents = request->op == STORE_EXTENTS ? (void *)mem_cpu_write(stream->memory) : NULL;
 	part->extent_max = request->extent_max;
 	if (page_cache && !store_page_cache_ref(request->export->queue, part)) {
 		return false;
@@ -591,13 +577,14 @@ void path_resume(struct path_stream *stream)
 }
 
 /* A read that need not be cut, and whose bytes the store has at hand, is sent from there. It counts
- * as if it held them in memory of ours: a slow peer shall not keep more of the page cache waiting,
- * maybe for longer than it stays there. */
+ * in the window as if it held them in memory of ours: a slow peer shall not keep more of the page
+ * cache waiting, maybe for longer than it stays there. */
 static bool start_page_cache(struct path_request *request)
 {
 	struct path_stream *stream;
 
 	if (request->cut || request->length > request->window_bytes || request->placement != NULL ||
+		request->page_cache_missed ||
 		(request->memory_rights & ~STORE_PAGE_CACHE_RIGHTS) != 0) {
 		return false;
 	}
@@ -607,12 +594,15 @@ static bool start_page_cache(struct path_request *request)
 	stream->part.progress_first = 0;
 	if (!part_submit(stream, request->length, true)) {
 		request->export->page_cache_send_misses++;
+		request->page_cache_missed = true;
 		request->first_used = false;
 		request->streams_live--;
 		return false;
 	}
 	stream->memory = stream->part.memory;
 	stream->page_cache = true;
+	stream->unsent = stream->length;
+	share_begin_unsent(request, stream->unsent);
 	request->export->page_cache_send_bytes += request->length;
 	request->started_bytes = request->length;
 	request->parts_started = 1;
@@ -625,10 +615,20 @@ static void pump(struct path_request *request)
 	struct path *path = request->path;
 
 	while (request->started_bytes < request->length && !window_is_full(request)) {
-		struct path_stream *stream = part_open(path, request);
+		struct path_stream *stream;
 
+		if (client_is_full(request)) {
+			share_wait(request, false);
+			return;
+		}
+		if (request->op == STORE_READ && request->started_bytes == 0 &&
+			start_page_cache(request)) {
+			break;
+		}
+		stream = part_open(path, request);
+		path->replaced_bytes = 0;
 		if (stream == NULL) {
-			stall(&path->stalled, request);
+			share_wait(request, true);
 			return;
 		}
 		if (unlikely(stream->copied) && request->op == STORE_WRITE) {
@@ -636,19 +636,7 @@ static void pump(struct path_request *request)
 		}
 		(void)part_submit(stream, stream->length, false);
 	}
-	list_remove(&request->stalled_node);
-}
-
-static struct extent_list *extent_list_get(struct path *path)
-{
-	struct list_node *node = list_pop_front(&path->extent_lists_free);
-
-	if (node != NULL) {
-		return list_entry(node, struct extent_list, node);
-	}
-	return path->extent_list_count < PATH_EXTENT_LISTS_MAX
-		       ? &path->extent_lists[path->extent_list_count++]
-		       : NULL;
+	share_wait_end(request);
 }
 
 /* One part without payload: flush, trim, zero, cache hint, extents. */
@@ -663,21 +651,29 @@ static void start_plain(struct path_request *request)
 	(void)part_submit(stream, request->length, false);
 }
 
+/* Their list is in memory of ours: with less of it there are fewer. */
 static void start_extents(struct path_request *request)
 {
 	struct path *path = request->path;
+	uint64_t bytes = request->extent_max * sizeof(struct store_extent);
+	struct path_stream *stream = NULL;
 
-	GMB_ASSERT(request->extent_max > 0 && request->extent_max <= PATH_EXTENTS_MAX);
-	/* Those who wait come first. */
-	if (list_is_empty(&path->stalled_extents) || list_is_linked(&request->stalled_node)) {
-		request->extent_list = extent_list_get(path);
-	}
-	if (request->extent_list == NULL) {
-		stall(&path->stalled_extents, request);
+	if (share_must_wait(request) || !share_fits_window(request, bytes)) {
+		share_wait(request, false);
 		return;
 	}
-	list_remove(&request->stalled_node);
-	start_plain(request);
+	stream = stream_open(path, request, path->ram, 0, &bytes);
+	if (stream == NULL) {
+		share_wait(request, true);
+		return;
+	}
+	share_wait_end(request);
+	stream->unsent = (uint32_t)bytes;
+	share_begin_unsent(request, bytes);
+	request->extent_max = (uint32_t)(bytes / sizeof(struct store_extent));
+	stream->offset = request->offset;
+	request->started_bytes = request->length;
+	(void)part_submit(stream, request->length, false);
 }
 
 /* A read or write. */
@@ -709,7 +705,6 @@ void path_start(struct path *path, struct path_request *request)
 	request->error_offset = 0;
 	request->extents = NULL;
 	request->extent_count = 0;
-	request->extent_list = NULL;
 	request->started_bytes = 0;
 	request->stored_bytes = 0;
 	request->handed_bytes = 0;
@@ -726,6 +721,7 @@ void path_start(struct path *path, struct path_request *request)
 	request->part_flags = 0;
 	request->cut = false;
 	request->striped = false;
+	request->page_cache_missed = false;
 	request->slow = false;
 	request->part_size = PATH_PART_SIZE_MAX;
 	request->progress_step = 0;
@@ -743,9 +739,7 @@ void path_start(struct path *path, struct path_request *request)
 	switch (request->op) {
 	case STORE_READ:
 		begin(path, request);
-		if (request->length < STORE_PAGE_CACHE_BYTES_MIN || !start_page_cache(request)) {
-			pump(request);
-		}
+		pump(request);
 		break;
 	case STORE_WRITE:
 		begin(path, request);
@@ -768,33 +762,50 @@ void path_start(struct path *path, struct path_request *request)
 	}
 }
 
-void path_memory_released(struct path *path)
+bool path_is_to_serve(const struct path *path)
 {
-	path->released = true;
+	return path->share.released && !turns_are_empty(&path->share.waiting);
+}
+
+static void serve(struct path_request *request)
+{
+	if (request->op == STORE_EXTENTS) {
+		start_extents(request);
+	} else if (request->op == STORE_READ || request->placement != NULL) {
+		pump(request);
+		if (request->whole && path_is_stalled(request)) {
+			request->progress(request); /* it is not to be held back any more */
+		}
+	} else { /* a write: the session asks again */
+		request->progress(request);
+	}
 }
 
 void path_serve(struct path *path)
 {
-	if (!path->released) {
+	struct turns *waiting = &path->share.waiting;
+	struct list_node in_vain;
+	struct list_node *node;
+	struct turn *turn;
+
+	if (!path->share.released) {
 		return;
 	}
-	path->released = false;
-	while (!list_is_empty(&path->extent_lists_free) && !list_is_empty(&path->stalled_extents)) {
-		start_extents(
-			list_entry(path->stalled_extents.next, struct path_request, stalled_node));
-	}
-	while (!list_is_empty(&path->stalled)) {
-		struct list_node *node = path->stalled.next;
-		struct path_request *request = list_entry(node, struct path_request, stalled_node);
+	path->share.released = false;
+	list_init(&in_vain);
+	while ((turn = turns_next(waiting)) != NULL) {
+		struct path_client *client = container_of(turn, struct path_client, turn);
+		struct list_node *first = list_first(&client->stalled);
 
-		if (request->op == STORE_READ || request->placement != NULL) {
-			pump(request);
-		} else { /* a write: the session asks again, and is the first in the queue */
-			request->progress(request);
+		serve(list_entry(first, struct path_request, stalled_node));
+		if (list_first(&client->stalled) == first && client->is_short) {
+			turns_remove(turn);
+			list_push_back(&in_vain, &turn->node);
 		}
-		if (path->stalled.next == node) { /* still short */
-			return;
-		}
+	}
+	while ((node = list_first(&in_vain)) != NULL) {
+		list_remove(node);
+		turns_add(waiting, list_entry(node, struct turn, node));
 	}
 }
 
@@ -834,6 +845,10 @@ bool path_next_fragment(
 	if (stream->sent == stream->valid) {
 		list_remove(&stream->node);
 	}
+	if (stream->sent == stream->length && stream->unsent > 0) {
+		share_end_unsent(request, stream->unsent);
+		stream->unsent = 0;
+	}
 	return true;
 }
 
@@ -841,6 +856,7 @@ void path_fragment_sent(const struct path_fragment *fragment)
 {
 	struct path_stream *stream = fragment->stream;
 	struct path_request *request = stream->request;
+	uint64_t bytes;
 
 	if (unlikely(request->record != NULL)) {
 		path_trace_back(stream->traced, fragment->offset, ring_now_ns(request->path->ring));
@@ -850,10 +866,16 @@ void path_fragment_sent(const struct path_fragment *fragment)
 	if (stream->done < stream->length) {
 		return;
 	}
+	bytes = stream->buf.memory.rights != 0 ? stream->buf.bytes : 0;
 	stream_put(stream);
 	if (request->error == 0 && !request->abandoned &&
 		request->started_bytes < request->length) {
+		/* A reply that nothing may interrupt, and that holds nothing else, keeps that. */
+		if (request->ascending && request->streams_live == 0) {
+			request->path->replaced_bytes = bytes;
+		}
 		pump(request);
+		request->path->replaced_bytes = 0;
 	}
 }
 
@@ -872,9 +894,9 @@ struct path_stream *path_write_open(struct path_request *request)
 	}
 	stream = part_open(path, request);
 	if (stream == NULL) {
-		stall(&path->stalled, request);
+		share_wait(request, true);
 	} else {
-		list_remove(&request->stalled_node);
+		share_wait_end(request);
 		if (unlikely(request->record != NULL)) {
 			stream->traced = path_trace_opened(request->record, stream->offset,
 				stream->length, ring_now_ns(path->ring));
@@ -907,9 +929,8 @@ static void trace_finish(struct path_request *request)
 void path_finish(struct path_request *request)
 {
 	GMB_ASSERT(request->parts_inflight == 0);
-	if (request->extent_list != NULL) {
-		list_push_front(&request->path->extent_lists_free, &request->extent_list->node);
-		request->path->released = true;
+	if (request->extents != NULL) {
+		stream_put(&request->first);
 	}
 	GMB_ASSERT(request->streams_live == 0);
 	GMB_ASSERT(request->late.serial == 0);
@@ -930,7 +951,7 @@ void path_finish(struct path_request *request)
 bool path_abandon(struct path_request *request)
 {
 	request->abandoned = true;
-	leave_queue(request);
+	share_wait_end(request);
 	drop_ready(request);
 	path_orphan(request);
 	late_end(request);

@@ -34,8 +34,8 @@
  * path holds it from path_start() until path_finish(), or until it is idle after path_abandon().
  * Errors: request->error, a negative errno from the store, once the status is ABORTED.
  * Changes wait for those that an ended connection has left in the store: late.h.
- * When memory is short a request waits in a first-come queue; nothing fails for lack of memory.
- * Extents are metadata and never in payload memory: they have a pool and a queue of their own.
+ * When memory is short a request waits for its turn (share.h); nothing fails for lack of memory.
+ * Extents lie in RAM that is shared in the same way.
  */
 #pragma once
 
@@ -43,13 +43,13 @@
 #include "memory/arena.h"
 #include "path/late.h"
 #include "path/overlap.h"
+#include "path/share.h"
 #include "path/stats.h"
 #include "ring/ring.h"
 #include "store/store.h"
 
 struct path;
 struct path_request;
-struct extent_list;
 
 enum path_status { PATH_PENDING, PATH_COMMITTED, PATH_ABORTED };
 
@@ -68,6 +68,7 @@ struct path_export {
 	uint32_t overlap;	    /* PATH_OVERLAP_AUTO, PATH_OVERLAP_OFF, or bytes of a part */
 	struct overlap reads;
 	struct overlap writes;
+	uint64_t held_bytes;		/* buffers of all its requests, but for the reserve's */
 	uint64_t page_cache_send_bytes; /* of reads that were sent from memory of the store's own */
 	uint64_t page_cache_send_misses; /* reads of which the store was asked for that, and would
 					    not */
@@ -99,7 +100,8 @@ struct path_stream {
 	struct mem_ref memory; /* the buffer's, or memory that the session or the store lent */
 	uint64_t offset;       /* on the export */
 	uint32_t length;
-	uint32_t room; /* counted in request->live_bytes */
+	uint32_t room;	 /* counted in request->live_bytes */
+	uint32_t unsent; /* counted in client->unsent_bytes */
 	uint32_t valid;
 	uint32_t sent;			/* handed to the session */
 	uint32_t done;			/* of sent, given back by it */
@@ -123,6 +125,7 @@ struct path_fragment {
 
 struct path_request {
 	/* Set by the session before path_start(). */
+	struct path_client *client; /* whose request it is */
 	enum store_op op;
 	uint32_t flags; /* enum store_flag */
 	uint64_t offset;
@@ -153,7 +156,6 @@ struct path_request {
 	uint32_t extent_count;
 
 	/* Private. */
-	struct extent_list *extent_list; /* holds extents; NULL = none */
 	struct path *path;
 	struct arena *arena; /* where its buffers come from */
 	uint32_t segment;    /* of the placement: the one looked at last, and where it begins */
@@ -186,9 +188,10 @@ struct path_request {
 	bool alone;    /* no other was counted at the same time */
 	bool striped;  /* parts in an order that keeps all members busy */
 	bool stages;   /* blocks of a placement that are not aligned are copied */
+	bool page_cache_missed;
 	struct list_node ready;
-	struct list_node stalled_node;
-	struct path_stream first; /* most requests need only one */
+	struct list_node stalled_node; /* in client->stalled */
+	struct path_stream first;      /* most requests need only one */
 };
 
 enum {
@@ -200,10 +203,8 @@ enum {
 	PATH_PLACED_BYTES_MAX = 1 << 30, /* of a write from a placement, in one part */
 	/* Parts under way that have memory of the requester's, of all requests. */
 	PATH_PLACED_PARTS_MAX = 1024,
-	PATH_EXTENTS_MAX = 1024,
-	/* Requests that can have a list of extents at once; more wait for one. */
-	PATH_EXTENT_LISTS_MAX = 256,
-	PATH_SLOW_NS = 50000, /* see path_is_slow() */
+	PATH_EXTENTS_MAX = 1024, /* fewer, where memory is short */
+	PATH_SLOW_NS = 50000,	 /* see path_is_slow() */
 };
 
 struct path_options {
@@ -221,12 +222,14 @@ void path_destroy(struct path *path);
  * call. */
 void path_set_trace(struct path *path, struct path_trace *trace);
 
-/* Retries what waits for memory. Called once per batch. */
+/* Retries what waits for memory, in turn. Called once per batch, and again while
+ * path_is_to_serve(). */
 void path_serve(struct path *path);
-/* Tells that arena memory came back by another way than a stream. */
-void path_memory_released(struct path *path);
-/* True when somebody waits for memory. */
+bool path_is_to_serve(const struct path *path);
+/* True when somebody waits for memory that others hold. */
 bool path_is_short(const struct path *path);
+/* Private to src/path. */
+struct path_share *path_share(struct path *path);
 /* True while a request is under way whose next bytes the disk will not bring within the time for
  * which it is worth while to wait awake. */
 bool path_is_slow(const struct path *path);
@@ -265,7 +268,8 @@ void path_orphan(struct path_request *request);
  * be given back first. */
 bool path_abandon(struct path_request *request);
 bool path_is_idle(const struct path_request *request);
-/* True while the request waits for memory: it can make no room by itself but by being sent. */
+/* True while the request waits for memory that others hold: it can make no room by itself but by
+ * being sent. */
 bool path_is_stalled(const struct path_request *request);
 
 /* Called by late.c on the request's ring: the part may be tried again. */

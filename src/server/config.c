@@ -290,6 +290,7 @@ static int finish_limits(struct server_config *config, struct error *error)
 	struct engine_limits reactor;
 	char memory[UNITS_TEXT_BYTES];
 	char least[UNITS_TEXT_BYTES];
+	uint64_t sessions_max;
 
 	if (limits->threads == 0) {
 		limits->threads = MIN(cpus_allowed(), (uint32_t)SERVER_THREADS_MAX);
@@ -302,6 +303,10 @@ static int finish_limits(struct server_config *config, struct error *error)
 	defaults.inflight_max = reactor.inflight_per_session_max;
 	defaults.inflight_total_max = reactor.inflight_max * limits->threads;
 	defaults.spin = SERVER_SPIN_AUTO;
+	sessions_max = limits->memory_bytes != 0 ? limits->memory_bytes : defaults.memory_bytes;
+	sessions_max =
+		(uint64_t)engine_sessions_max(sessions_max / limits->threads) * limits->threads;
+	defaults.connections_max = (uint32_t)MIN(sessions_max, (uint64_t)defaults.connections_max);
 	server_limits_merge(limits, &defaults);
 	if (limits->memory_bytes / limits->threads > MEMORY_BYTES_MAX) {
 		return error_set(error, -EINVAL,
@@ -317,6 +322,13 @@ static int finish_limits(struct server_config *config, struct error *error)
 			config->memory_origin, memory_text(memory, limits->memory_bytes),
 			limits->threads, limits->threads == 1 ? "" : "s",
 			units_format_bytes(least, ARENA_SLAB_BYTES));
+	}
+	if (limits->connections_max > sessions_max) {
+		return error_set(error, -EINVAL,
+			"%u connections are too many for %s of memory: each needs a share of its "
+			"own, %s; raise the limit on memory or lower that on connections",
+			limits->connections_max, units_format_bytes(memory, limits->memory_bytes),
+			units_format_bytes(least, ENGINE_SESSION_BYTES));
 	}
 	return 0;
 }

@@ -712,7 +712,7 @@ bool ring_socket_traffic(struct ring *ring, struct ring_file file, struct ring_t
 
 bool ring_socket_unacked(struct ring *ring, struct ring_file file, uint64_t *bytes_out)
 {
-	*bytes_out = sim_net_unacked(ring_fd(ring, file));
+	*bytes_out = sim_net_unacked(sim_ring_fd(ring, file));
 	return true;
 }
 

@@ -126,6 +126,8 @@ class Options(support.Case):
         limit("--spin", "", "neither auto nor off")
         self.check(["null:1M", "--memory", "4M", "--threads", "2"],
                    "--memory: 4M of memory is too little for 2 threads")
+        self.check(["null:1M", "--memory", "4M", "--threads", "1", "--max-connections", "129"],
+                   "129 connections are too many for 4M of memory", "32K")
         self.check(["null:1M", "--memory", "1"], "--memory: 1 byte of memory is too little")
         self.check(["null:1M", "--memory", "20"], "--memory: 20 bytes of memory is too little")
 

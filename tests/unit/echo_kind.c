@@ -43,7 +43,7 @@ static void echo_drain(struct session *base)
 static void end_request(struct echo_session *session)
 {
 	session->has_request = false;
-	engine_request_end(&session->base, session->bytes);
+	engine_request_end(&session->base);
 	receive(session);
 	if (session->base.stopping) {
 		echo_drain(&session->base);
@@ -89,10 +89,10 @@ static void echo_resume(struct session *base)
 {
 	struct echo_session *session = of(base);
 
-	if (!engine_request_may(base, session->bytes)) {
+	if (!engine_request_may(base)) {
 		return;
 	}
-	engine_request_begin(base, session->bytes);
+	engine_request_begin(base);
 	session->has_request = true;
 	if (session->discards) {
 		base->engine->counters.bytes_written += session->bytes;
@@ -170,7 +170,7 @@ static bool echo_join(struct session *base)
 	}
 	if (session->has_request) {
 		session->has_request = false;
-		engine_request_end(base, session->bytes);
+		engine_request_end(base);
 	}
 	return true;
 }

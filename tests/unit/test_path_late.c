@@ -42,6 +42,8 @@ struct reactor {
 	struct ring *ring;
 	struct arena *arena;
 	struct path *path;
+	struct path_peer peer;
+	struct path_client client;
 	struct path_export export;
 };
 
@@ -150,6 +152,8 @@ static struct world *world_open(uint64_t seed)
 				&error) != 0) {
 			fail_msg("%s", error.text);
 		}
+		path_peer_init(&reactor->peer);
+		path_client_init(&reactor->client, reactor->path, &reactor->peer);
 		reactor->export.store = &world->store;
 		path_export_init(&reactor->export, 16 * KIB, &world->late, reactor->ring);
 	}
@@ -166,6 +170,7 @@ static void world_close(struct world *world)
 		assert_int_equal(arena_info(reactor->arena)->used_bytes, 0);
 		path_export_fini(&reactor->export);
 		store_queue_destroy(reactor->export.queue);
+		path_client_fini(&reactor->client);
 		path_destroy(reactor->path);
 		arena_destroy(reactor->arena);
 		ring_destroy(reactor->ring);
@@ -215,6 +220,7 @@ static struct job *start(
 		assert_true(job < world->jobs + REQUESTS);
 	}
 	*job = (struct job){ .world = world, .live = true };
+	job->request.client = &world->reactors[reactor].client;
 	job->request.op = op;
 	job->request.offset = offset;
 	job->request.length = length;

@@ -127,6 +127,9 @@ struct world {
 	struct producer producers[EXPORTS];
 	struct late_writes late;
 	struct path_export exports[EXPORTS];
+	struct path_peer peer;
+	struct path_client clients[REQUESTS]; /* a reader each, or the first has all */
+	bool one_client;
 	struct reader readers[REQUESTS];
 	uint32_t fragment_count;
 	struct path_fragment fragments[FRAGMENTS_MAX]; /* with the consumer */
@@ -166,6 +169,10 @@ static struct world *world_open(uint64_t seed, uint32_t chunk)
 		fail_msg("%s", error.text);
 	}
 	late_init(&world->late);
+	path_peer_init(&world->peer);
+	for (uint32_t i = 0; i < REQUESTS; i++) {
+		path_client_init(&world->clients[i], world->path, &world->peer);
+	}
 	for (uint32_t i = 0; i < EXPORTS; i++) {
 		struct producer *producer = &world->producers[i];
 		struct path_export *path_export = &world->exports[i];
@@ -205,6 +212,9 @@ static void world_close(struct world *world)
 		store_queue_destroy(world->exports[i].queue);
 	}
 	late_fini(&world->late);
+	for (uint32_t i = 0; i < REQUESTS; i++) {
+		path_client_fini(&world->clients[i]);
+	}
 	path_destroy(world->path);
 	arena_destroy(world->arena);
 	ring_destroy(world->ring);
@@ -246,6 +256,7 @@ static struct reader *reader_start(
 	reader->live = true;
 	reader->export_idx = export_idx;
 	reader->next = offset;
+	reader->request.client = &world->clients[world->one_client ? 0 : idx];
 	reader->request.op = STORE_READ;
 	reader->request.offset = offset;
 	reader->request.length = length;
@@ -561,7 +572,8 @@ static void test_durable_writes_are_not_compared_with_others(void **state)
 	for (uint32_t flags = 0; flags <= STORE_FUA; flags += STORE_FUA) {
 		struct world *world = world_open(1, 0);
 		struct path_export *path_export = &world->exports[0];
-		struct path_request request = { .op = STORE_WRITE,
+		struct path_request request = { .client = &world->clients[0],
+			.op = STORE_WRITE,
 			.flags = flags,
 			.hints = hints,
 			.length = 128 << 10,
@@ -684,6 +696,7 @@ static void test_progress_of_a_write_is_a_lie(void **state)
 	GMB_UNUSED(state);
 	reader->world = world;
 	reader->live = true;
+	reader->request.client = &world->clients[0];
 	reader->request.op = STORE_WRITE;
 	reader->request.length = sizeof(data);
 	reader->request.window_bytes = ARENA_BYTES;
@@ -802,6 +815,7 @@ static void test_who_leaves_the_queue_lets_the_next_one_go(void **state)
 		}
 	}
 	first = reader_start(world, 0, 0, 0, PATH_PART_BYTES_MIN);
+	world->one_client = true;
 	second = reader_start(world, 1, 1, 0, 4096);
 	path_serve(world->path);
 	assert_int_equal(world->producers[0].part_count + world->producers[1].part_count, 0);

@@ -51,6 +51,8 @@ struct world {
 	struct ring_batch_end batch_end;
 	struct arena *arena;
 	struct path *path;
+	struct path_peer peer;
+	struct path_client client;
 	struct store *store;
 	struct late_writes late;
 	struct path_export path_export;
@@ -104,6 +106,8 @@ static struct world *world_open(uint64_t seed, const char *path, enum store_mode
 					     .ram = world->arena },
 				 &world->path, &error),
 		0);
+	path_peer_init(&world->peer);
+	path_client_init(&world->client, world->path, &world->peer);
 	assert_int_equal(store_open(&options, &world->store, &error), 0);
 	world->path_export.store = world->store;
 	late_init(&world->late);
@@ -133,6 +137,7 @@ static void world_close(struct world *world)
 	path_export_fini(&world->path_export);
 	late_fini(&world->late);
 	store_close(world->store);
+	path_client_fini(&world->client);
 	path_destroy(world->path);
 	arena_destroy(world->arena);
 	ring_destroy(world->ring);
@@ -235,7 +240,8 @@ static void request_start(struct slot *slot, bool cpu)
 	length = MIN(some_length() * sim_between(1, 6), SLOT_BYTES - begin);
 	memset(slot->memory, 0xee, MEMORY_BYTES);
 	make_segments(slot, length, cpu);
-	*request = (struct path_request){ .op = sim_chance(500000) ? STORE_READ : STORE_WRITE,
+	*request = (struct path_request){ .client = &world->client,
+		.op = sim_chance(500000) ? STORE_READ : STORE_WRITE,
 		.offset = slot->range + begin,
 		.length = length,
 		.window_bytes = 4096 * sim_between(1, 64),
@@ -444,7 +450,8 @@ static void test_direct_with_coarse_blocks(void **state)
 	for (int op = STORE_READ; op <= STORE_WRITE; op++) {
 		struct mem_segment segment = { .memory = mem_of(slot->memory + 28),
 			.bytes = 16384 };
-		struct path_request request = { .op = (enum store_op)op,
+		struct path_request request = { .client = &world->client,
+			.op = (enum store_op)op,
 			.length = segment.bytes,
 			.window_bytes = segment.bytes,
 			.whole = true,
@@ -480,7 +487,8 @@ static void test_only_the_block_that_is_split_is_copied(void **state)
 		(struct mem_segment){ .memory = mem_of(slot->memory + 16384 + 5000 - 8192),
 			.bytes = sizeof(bytes) - 5000 };
 	slot->segment_count = 2;
-	slot->request = (struct path_request){ .op = STORE_READ,
+	slot->request = (struct path_request){ .client = &world->client,
+		.op = STORE_READ,
 		.length = sizeof(bytes),
 		.window_bytes = SLOT_BYTES,
 		.memory_rights = MEM_ADDRESS,

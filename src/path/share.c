@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "path/share.h"
+
+#include <errno.h>
+
+#include "base/bytes.h"
+#include "path/path.h"
+
+/* --- what a client may hold ---------------------------------------------------------------- */
+
+static bool is_below_thresholds(const struct path_client *client, uint64_t export_bytes,
+	const struct arena *arena, uint64_t bytes)
+{
+	uint64_t left = arena_free_bytes(arena);
+
+	return client->held_bytes + bytes <= left / PATH_CLIENT_DIVISOR &&
+	       export_bytes + bytes <= left * PATH_EXPORT_FACTOR;
+}
+
+/* Reads get the reserve when their client holds nothing: what it holds will be sent, and makes room
+ * for them. A write may come from a peer that receives nothing before it was sent. */
+static bool get_reserve(struct path_request *request, struct arena **arena_inout, uint64_t offset,
+	uint64_t replaced_bytes, uint64_t *bytes_inout, struct arena_buf *buf)
+{
+	struct path_client *client = request->client;
+	bool may = request->op == STORE_WRITE || client->buffer_count == 0 || replaced_bytes > 0;
+
+	if (!may || client->reserve_used || arena_get_reserved(client->share->ram, buf) < 0) {
+		return false;
+	}
+	*arena_inout = client->share->ram;
+	*bytes_inout = MIN(*bytes_inout,
+		PATH_RESERVE_BYTES - offset % PATH_RESERVE_BYTES); /* the next one is aligned */
+	client->reserve_used = true;
+	client->buffer_count++;
+	return true;
+}
+
+bool share_get(struct path_request *request, struct arena **arena_inout, uint64_t offset,
+	uint64_t replaced_bytes, uint64_t *bytes_inout, struct arena_buf *buf)
+{
+	struct path_client *client = request->client;
+	struct path_export *export = request->export;
+	uint64_t bytes = *bytes_inout;
+
+	if (unlikely(replaced_bytes > 0)) {
+		bytes = MIN(bytes, replaced_bytes);
+	}
+	while ((replaced_bytes == 0 &&
+		       !is_below_thresholds(client, export->held_bytes, *arena_inout, bytes)) ||
+		arena_get(*arena_inout, (uint32_t)bytes, buf) < 0) {
+		if (bytes <= PATH_PART_BYTES_MIN) {
+			return get_reserve(
+				request, arena_inout, offset, replaced_bytes, bytes_inout, buf);
+		}
+		bytes = align_down(bytes / 2, PATH_RESERVE_BYTES);
+	}
+	*bytes_inout = bytes;
+	client->held_bytes += buf->bytes;
+	client->buffer_count++;
+	export->held_bytes += buf->bytes;
+	return true;
+}
+
+void share_put(const struct path_request *request, struct arena *arena, struct arena_buf *buf)
+{
+	struct path_client *client = request->client;
+
+	GMB_ASSERT(client->buffer_count > 0);
+	client->buffer_count--;
+	if (unlikely(buf->reserved)) {
+		client->reserve_used = false;
+	} else {
+		client->held_bytes -= buf->bytes;
+		request->export->held_bytes -= buf->bytes;
+	}
+	arena_put(arena, buf);
+	client->share->released = true;
+}
+
+int path_client_get(struct path_client *client, uint32_t bytes, struct arena_buf *buf)
+{
+	int result = -EAGAIN;
+
+	if (is_below_thresholds(client, 0, client->share->ram, bytes)) {
+		result = arena_get(client->share->ram, bytes, buf);
+	}
+	client->held_bytes += result == 0 ? buf->bytes : 0;
+	return result;
+}
+
+void path_client_put(struct path_client *client, struct arena_buf *buf)
+{
+	client->held_bytes -= buf->bytes;
+	arena_put(client->share->ram, buf);
+	client->share->released = true;
+}
+
+/* --- the window ---------------------------------------------------------------------------- */
+
+/* A read that is held back until all of it is there may be longer than the window: alone. */
+bool share_fits_window(const struct path_request *request, uint64_t bytes)
+{
+	const struct path_client *client = request->client;
+
+	return client->unsent_bytes == 0 || client->unsent_bytes + bytes <= client->window_bytes ||
+	       (request->whole && client->unsent_bytes == request->live_bytes);
+}
+
+/* One of the client's own that waits may be able to go on. */
+static void look_again(struct path_client *client)
+{
+	if (!list_is_empty(&client->stalled)) {
+		turns_add(&client->share->waiting, &client->turn);
+		client->share->released = true;
+	}
+}
+
+void share_begin_unsent(struct path_request *request, uint64_t bytes)
+{
+	request->client->unsent_bytes += bytes;
+}
+
+void share_end_unsent(struct path_request *request, uint64_t bytes)
+{
+	GMB_ASSERT(request->client->unsent_bytes >= bytes);
+	request->client->unsent_bytes -= bytes;
+	look_again(request->client);
+}
+
+void path_client_sent(struct path_client *client, uint64_t bytes, bool filled)
+{
+	client->window_bytes =
+		filled ? (uint64_t)PATH_WINDOW_BYTES
+		       : MIN(client->window_bytes + bytes, (uint64_t)PATH_WINDOW_BYTES_MAX);
+}
+
+/* --- waiting ------------------------------------------------------------------------------- */
+
+static void set_short(struct path_client *client, bool is_short)
+{
+	client->share->short_count += is_short;
+	client->share->short_count -= client->is_short;
+	client->is_short = is_short;
+}
+
+void share_wait(struct path_request *request, bool is_short)
+{
+	struct path_client *client = request->client;
+
+	if (!list_is_linked(&request->stalled_node)) {
+		if (request->op == STORE_WRITE) {
+			list_push_front(&client->stalled, &request->stalled_node);
+		} else {
+			list_push_back(&client->stalled, &request->stalled_node);
+		}
+	}
+	if (list_first(&client->stalled) == &request->stalled_node) {
+		set_short(client, is_short);
+		if (is_short) {
+			turns_add(&client->share->waiting, &client->turn);
+		}
+	}
+}
+
+void share_wait_end(struct path_request *request)
+{
+	struct path_client *client = request->client;
+
+	if (!list_is_linked(&request->stalled_node)) {
+		return;
+	}
+	list_remove(&request->stalled_node);
+	set_short(client, false);
+	if (list_is_empty(&client->stalled)) {
+		turns_remove(&client->turn);
+	}
+	look_again(client);
+}
+
+bool share_must_wait(const struct path_request *request)
+{
+	return request->op != STORE_WRITE && !list_is_empty(&request->client->stalled) &&
+	       list_first(&request->client->stalled) != &request->stalled_node;
+}
+
+/* --- life ---------------------------------------------------------------------------------- */
+
+void path_peer_init(struct path_peer *peer)
+{
+	turn_group_init(&peer->waiting);
+}
+
+void path_client_init(struct path_client *client, struct path *path, struct path_peer *peer)
+{
+	*client = (struct path_client){
+		.share = path_share(path),
+		.window_bytes = PATH_WINDOW_BYTES,
+	};
+	turn_init(&client->turn, &peer->waiting);
+	list_init(&client->stalled);
+}
+
+void path_client_fini(struct path_client *client)
+{
+	GMB_ASSERT(client->held_bytes == 0 && client->buffer_count == 0);
+	GMB_ASSERT(client->unsent_bytes == 0 && list_is_empty(&client->stalled));
+	turns_remove(&client->turn);
+}

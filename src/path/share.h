@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * How the requests of many clients share the memory of one path.
+ *
+ *   peer (address, user) ─┬─ client (session) ── requests that wait, in order
+ *                         └─ client ...
+ *
+ * What a client may hold, in the order in which it is asked:
+ *
+ * - Of its reads, at most a window that its peer has not begun to take: PATH_WINDOW_BYTES, and more
+ *   while the network takes everything at once (path_client_sent()). What is handed to the session
+ *   does not count any more. A peer that takes nothing soon gets nothing.
+ * - A quarter of what is free, and its export three times what is free: the thresholds fall as
+ *   memory becomes scarce, so that something is left for whoever comes next [Choudhury and Hahne,
+ *   "Dynamic queue length thresholds for shared-memory packet switches", 1998].
+ * - One block of PATH_RESERVE_BYTES that nobody else can have, when it holds nothing else, or for a
+ *   write: every client makes progress, whatever the others hold.
+ *
+ * Who has to wait gets its turn by peer first, then by client. A client's requests wait in their
+ * order; a write waits in front of its reads, which may wait for the peer that sends it. A reply
+ * that nothing may interrupt keeps what it has until its end: the others of its client would else
+ * take the memory and wait for it.
+ *
+ * Threading: the path's thread. Ownership: a client and its peer belong to who has the requests,
+ * and stay until path_client_fini(). Errors: none.
+ */
+#pragma once
+
+#include "base/turns.h"
+#include "memory/arena.h"
+
+struct path;
+struct path_request;
+
+enum {
+	PATH_WINDOW_BYTES = 2 << 20,
+	PATH_WINDOW_BYTES_MAX = 8 << 20,
+	PATH_RESERVE_BYTES = ARENA_BLOCK_BYTES_MIN,
+	PATH_CLIENT_DIVISOR = 4, /* of the free memory */
+	PATH_EXPORT_FACTOR = 3,	 /* the same */
+};
+
+_Static_assert((int)PATH_WINDOW_BYTES >= (int)ARENA_BLOCK_BYTES_MAX, "a part fits into a window");
+
+/* Private to src/path: what the clients share. */
+struct path_share {
+	struct arena *ram;    /* has the reserve */
+	struct turns waiting; /* clients with a request that may be able to go on */
+	uint32_t short_count; /* clients that wait for what others hold */
+	bool released;	      /* something changed since the last path_serve() */
+};
+
+struct path_peer {
+	struct turn_group waiting;
+};
+
+struct path_client {
+	/* Private. */
+	struct path_share *share;
+	struct turn turn;
+	struct list_node stalled; /* requests that wait for memory, in order */
+	uint64_t held_bytes;	  /* buffers of the arenas, but for the reserve's */
+	uint64_t unsent_bytes;	  /* of reads: begun, and not handed to the session yet */
+	uint64_t window_bytes;	  /* for unsent_bytes */
+	uint32_t buffer_count;	  /* of requests, the reserve's included */
+	bool reserve_used;
+	bool is_short; /* the first that waits, waits for what others hold */
+};
+
+void path_peer_init(struct path_peer *peer);
+void path_client_init(struct path_client *client, struct path *path, struct path_peer *peer);
+/* No request and no buffer of its exists. */
+void path_client_fini(struct path_client *client);
+
+/* A message with fragments was sent. filled: the network could not take all of it at once. */
+void path_client_sent(struct path_client *client, uint64_t bytes, bool filled);
+
+/* Memory for something else than payload of requests, from the path's RAM: -EAGAIN when a request
+ * could not have it either. */
+GMB_MUST_CHECK int path_client_get(
+	struct path_client *client, uint32_t bytes, struct arena_buf *buf);
+void path_client_put(struct path_client *client, struct arena_buf *buf);
+
+/* True when it holds memory that others may wait for. */
+static inline bool path_client_holds(const struct path_client *client)
+{
+	return client->held_bytes > 0;
+}
+
+/* --- private to src/path --------------------------------------------------------------------- */
+
+/* A buffer of at most *bytes_inout for a part that begins at offset: less where there is not as
+ * much. replaced: so much the request has just given back, and nobody else may have it. False:
+ * memory is short, share_wait() is to be called. */
+bool share_get(struct path_request *request, struct arena **arena_inout, uint64_t offset,
+	uint64_t replaced_bytes, uint64_t *bytes_inout, struct arena_buf *buf);
+void share_put(const struct path_request *request, struct arena *arena, struct arena_buf *buf);
+
+/* Whether bytes more of a read fit into the window of its client. */
+bool share_fits_window(const struct path_request *request, uint64_t bytes);
+/* They begin, or they are handed to the session or will never be. */
+void share_begin_unsent(struct path_request *request, uint64_t bytes);
+void share_end_unsent(struct path_request *request, uint64_t bytes);
+
+/* The request waits until it is its turn. is_short: for what others hold, else for its client's own
+ * window. It waits already: it stays where it is. */
+void share_wait(struct path_request *request, bool is_short);
+/* It waits no more. It did not: nothing happens. */
+void share_wait_end(struct path_request *request);
+/* Reads queue up behind those of their client that wait. */
+bool share_must_wait(const struct path_request *request);
