@@ -327,15 +327,10 @@ static bool has_news(const struct ring *ring)
 	       (flags & (IORING_SQ_TASKRUN | IORING_SQ_CQ_OVERFLOW)) != 0;
 }
 
-/* What is pending at a source needs a turn that does not block. */
-static bool may_block(struct ring *ring)
-{
-	return list_is_empty(&ring->sources.list) || sources_arm(ring, &ring->sources);
-}
-
 void ring_flush(struct ring *ring)
 {
-	bool pending = ring->poll_fd >= 0 && !may_block(ring);
+	bool pending = ring->poll_fd >= 0 && !list_is_empty(&ring->sources.list) &&
+		       !sources_arm(ring, &ring->sources);
 	int result = io_uring_submit(&ring->uring);
 
 	ring->counters.enters++;
@@ -447,7 +442,7 @@ static int enter_spinning(struct ring *ring)
 	if (result < 0 || io_uring_cq_ready(&ring->uring) > 0 || spin(ring)) {
 		return result;
 	}
-	if (!may_block(ring)) {
+	if (!list_is_empty(&ring->sources.list) && !sources_arm(ring, &ring->sources)) {
 		return 0;
 	}
 	ring->counters.enters++;
@@ -466,8 +461,8 @@ static void enter(struct ring *ring, bool wait, uint64_t limit_ns)
 		(void)!read(ring->poll_fd, &value, sizeof(value));
 	}
 	ring->counters.enters += !spins;
-	if (wait && !spins && !may_block(ring)) {
-		wait = false;
+	if (wait && !spins && !list_is_empty(&ring->sources.list)) {
+		wait = sources_arm(ring, &ring->sources);
 	}
 	if (!wait) {
 		result = io_uring_submit_and_get_events(&ring->uring);
