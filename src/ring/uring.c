@@ -393,13 +393,13 @@ static inline void relax(void)
 #endif
 }
 
-/* True: there were events, and they were handled. */
+/* True: there were events, and they were handled, or a source has deferred something. */
 static bool sources_had_news(struct ring *ring)
 {
 	if (!list_is_empty(&ring->sources.list)) {
 		ring->source_events += sources_poll(&ring->sources);
 	}
-	return ring->source_events > 0;
+	return ring->source_events > 0 || ring->deferred.head != NULL;
 }
 
 /* Looks for completions and events for up to spin_ns, letting others run now and then. True when

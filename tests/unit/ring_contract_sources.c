@@ -349,6 +349,26 @@ static void a_source_is_removed_in_its_own_callback(struct ring *ring)
 	bell_close(&other);
 }
 
+static int leave(struct ring_source *source)
+{
+	ring_source_remove(container_of(source, struct bell, source)->ring, source, bell_removed);
+	return 0;
+}
+
+/* No event is handled, and nothing else would ever wake the ring. */
+static void a_source_that_spins_is_removed_without_an_event(struct ring *ring)
+{
+	struct bell bell;
+
+	bell_open(&bell, ring);
+	bell.source.poll = leave;
+	ring_set_spin(ring, MS_NS);
+	(void)ring_turn(ring, true);
+	assert_int_equal(bell.removed, 1);
+	ring_set_spin(ring, 0);
+	bell_close(&bell);
+}
+
 static void sources_are_removed_while_they_are_armed(struct ring *ring)
 {
 	struct waiter waiter = { .ring = ring };
@@ -417,6 +437,7 @@ const struct contract_case source_cases[] = {
 	CASE(what_is_left_is_handled_without_a_wake_up),
 	CASE(many_sources_are_all_served),
 	CASE(a_source_is_removed_in_its_own_callback),
+	CASE(a_source_that_spins_is_removed_without_an_event),
 	CASE(sources_are_removed_while_they_are_armed),
 	CASE(an_event_wakes_another_loop),
 };
