@@ -32,7 +32,8 @@ static void after_fork_in_parent(void)
 	pthread_mutex_unlock(&workers.lock);
 }
 
-/* The threads are the parent's, and so is the work. */
+/* The threads are the parent's, and so is the work: a descriptor that one of them was about to
+ * close stays open in the child until it executes a program. */
 static void after_fork_in_child(void)
 {
 	list_init(&workers.waiting);

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "clan_victim.h"
+
+static const struct world_kind kinds[] = {
+	{ "futex", 0, CLAN_BELL_FUTEX },
+	{ "socket", 0, CLAN_BELL_SOCKET },
+	{ "passive", CLAN_QUEUE_PASSIVE, CLAN_BELL_AUTO },
+};
+
+void world_address(struct world *world)
+{
+	static unsigned count;
+
+	snprintf(world->address, sizeof(world->address), "shm:@clan-hostile-%d-%u", getpid(),
+		count++);
+}
+
+/* --- what must not grow ----------------------------------------------------------------------- */
+
+static unsigned count_fds(void)
+{
+	DIR *folder = opendir("/proc/self/fd");
+	unsigned count = 0;
+
+	assert_non_null(folder);
+	while (readdir(folder) != NULL) {
+		count++;
+	}
+	closedir(folder);
+	return count;
+}
+
+static unsigned count_maps(void)
+{
+	FILE *maps = fopen("/proc/self/maps", "re");
+	unsigned count = 0;
+	char line[512];
+
+	assert_non_null(maps);
+	while (fgets(line, sizeof(line), maps) != NULL) {
+		count += strstr(line, "/memfd:clan-") != NULL ||
+			 strstr(line, "/memfd:hostile") != NULL;
+	}
+	fclose(maps);
+	return count;
+}
+
+void victim_open(struct victim *victim, const struct world_kind *kind,
+	const struct clan_conn_options *options)
+{
+	world_listen(&victim->world, kind, options);
+	world_connect(&victim->world, NULL, victim->honest);
+	world_settle(&victim->world);
+	victim->fds = count_fds();
+	victim->maps = count_maps();
+}
+
+void honest_still_talk(struct victim *victim)
+{
+	uint32_t sent = 4711;
+	uint32_t got = 0;
+
+	for (int side = 0; side < WORLD_SIDES; side++) {
+		assert_int_equal(
+			clan_send(victim->honest[side], CLAN_BULK, 1, &sent, sizeof(sent)), 0);
+		world_recv(&victim->world, !side, victim->honest[!side], &got, sizeof(got));
+		assert_int_equal(got, sent);
+	}
+}
+
+void nothing_is_left(struct victim *victim)
+{
+	uint64_t until_ns = clock_now_ns() + UINT64_C(10000000000);
+
+	while (count_fds() > victim->fds || count_maps() > victim->maps) {
+		assert_true(clock_now_ns() < until_ns);
+		world_settle(&victim->world);
+	}
+}
+
+void victim_close(struct victim *victim)
+{
+	for (int side = 0; side < WORLD_SIDES; side++) {
+		world_close_conn(&victim->world, side, victim->honest[side]);
+	}
+	world_close(&victim->world);
+}
+
+void wait_for_end(struct victim *victim, struct hostile *hostile)
+{
+	uint64_t until_ns = clock_now_ns() + UINT64_C(10000000000);
+	uint8_t bytes[4200];
+
+	while (hostile_receive(hostile, bytes, sizeof(bytes)) != 0) {
+		assert_true(clock_now_ns() < until_ns);
+		world_settle(&victim->world);
+	}
+}
+
+/* --- memfds -------------------------------------------------------------------------------------
+ */
+
+int unsealed_memfd(size_t bytes)
+{
+	int fd = memfd_create("hostile-other", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	assert_int_equal(ftruncate(fd, (off_t)bytes), 0);
+	return fd;
+}
+
+int sealed_memfd(size_t bytes)
+{
+	int fd = unsealed_memfd(bytes);
+
+	assert_int_equal(fcntl(fd, F_ADD_SEALS,
+				 F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL),
+		0);
+	return fd;
+}
+
+enum { KINDS = 3, TESTS_MAX = 32 };
+
+int victim_run(const char *name, const struct victim_test *tests, size_t count)
+{
+	static struct CMUnitTest list[KINDS * TESTS_MAX];
+	static char names[KINDS * TESTS_MAX][80];
+
+	assert_true(count <= TESTS_MAX);
+	for (size_t i = 0; i < KINDS * count; i++) {
+		const struct world_kind *kind = &kinds[i / count];
+
+		snprintf(names[i], sizeof(names[i]), "%s: %s", kind->name, tests[i % count].name);
+		list[i] = (struct CMUnitTest){
+			.name = names[i],
+			.test_func = tests[i % count].function,
+			.initial_state = (void *)(uintptr_t)kind,
+		};
+	}
+	return _cmocka_run_group_tests(name, list, KINDS * count, NULL, NULL);
+}

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A victim of hostile peers: a listener, and two connections of its own that must go on to talk
+ * whatever a stranger does. Counts what must not grow.
+ *
+ * Threading: one thread. Ownership: victim_open() to victim_close(). Errors: a test fails.
+ */
+#pragma once
+
+#include "clan_hostile.h"
+#include "clan_world.h"
+
+struct victim {
+	struct world world;
+	struct clan_conn *honest[WORLD_SIDES];
+	unsigned fds;
+	unsigned maps;
+};
+
+void victim_open(struct victim *victim, const struct world_kind *kind,
+	const struct clan_conn_options *options);
+void victim_close(struct victim *victim);
+void honest_still_talk(struct victim *victim);
+/* Workers close what a stranger sent: waits for them. */
+void nothing_is_left(struct victim *victim);
+/* Waits until the victim has ended the hostile connection. */
+void wait_for_end(struct victim *victim, struct hostile *hostile);
+
+/* Memfds of the hostile peer's. */
+int unsealed_memfd(size_t bytes);
+int sealed_memfd(size_t bytes);
+
+/* Runs the tests for each way to wait. */
+struct victim_test {
+	const char *name;
+	CMUnitTestFunction function;
+};
+int victim_run(const char *name, const struct victim_test *tests, size_t count);

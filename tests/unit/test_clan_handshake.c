@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Peers of libclan that break the rules of docs/protocol/clan.md before they are connected.
+ */
+#include <fcntl.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/compiler.h"
+#include "clan_victim.h"
+
+/* --- before HELLO ----------------------------------------------------------------------------- */
+
+static void replace_fd(struct hostile *hostile, int at, int fd)
+{
+	assert_true(fd >= 0);
+	hostile->fds[at] = fd;
+}
+
+static void not_a_memfd(struct hostile *h)
+{
+	replace_fd(h, 0, open("/dev/null", O_RDWR | O_CLOEXEC));
+}
+static void a_socket(struct hostile *h)
+{
+	replace_fd(h, 1, socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+}
+static void no_seals(struct hostile *h)
+{
+	replace_fd(h, 0, unsealed_memfd(h->segment_bytes));
+}
+static void size_only_sealed(struct hostile *h)
+{
+	fcntl(h->segment_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+}
+static void group_without_seals(struct hostile *h)
+{
+	replace_fd(h, 1, unsealed_memfd(4096));
+}
+static void empty_memfd(struct hostile *h)
+{
+	replace_fd(h, 0, sealed_memfd(0));
+}
+static void huge_memfd(struct hostile *h)
+{
+	replace_fd(h, 0, sealed_memfd((size_t)1 << 40));
+}
+static void odd_memfd(struct hostile *h)
+{
+	replace_fd(h, 0, sealed_memfd(h->segment_bytes + 1));
+}
+static void short_group(struct hostile *h)
+{
+	replace_fd(h, 1, sealed_memfd(64));
+}
+static void zeroes(struct hostile *h)
+{
+	replace_fd(h, 0, sealed_memfd(h->segment_bytes));
+}
+static void wrong_magic(struct hostile *h)
+{
+	h->head->magic++;
+}
+static void wrong_version(struct hostile *h)
+{
+	h->head->version = 2;
+}
+static void odd_slots(struct hostile *h)
+{
+	h->head->slots[SHM_BULK] = 255;
+}
+static void many_slots(struct hostile *h)
+{
+	h->head->slots[SHM_BULK] = 1u << 31;
+}
+static void few_control_slots(struct hostile *h)
+{
+	h->head->slots[SHM_CONTROL] = 1;
+}
+static void more_slots_than_memory(struct hostile *h)
+{
+	h->head->slots[SHM_BULK] = 512;
+}
+static void many_cookies(struct hostile *h)
+{
+	h->head->cookies = UINT32_MAX;
+}
+static void no_tripwires(struct hostile *h)
+{
+	h->head->tripwires = 0;
+}
+static void wrong_bytes(struct hostile *h)
+{
+	h->head->bytes += 4096;
+}
+static void group_ready_slots(struct hostile *h)
+{
+	h->group->ready_slots = 1u << 20;
+}
+static void group_odd_slots(struct hostile *h)
+{
+	h->group->ready_slots = 500;
+}
+static void group_magic(struct hostile *h)
+{
+	h->group->magic = 0;
+}
+static void no_fds(struct hostile *h)
+{
+	h->fd_count = 0;
+}
+static void one_fd(struct hostile *h)
+{
+	h->fd_count = 1;
+}
+static void all_fds(struct hostile *h)
+{
+	for (h->fd_count = 2; h->fd_count < HOSTILE_FDS_MAX; h->fd_count++) {
+		h->fds[h->fd_count] = h->segment_fd;
+	}
+}
+static void short_hello(struct hostile *h)
+{
+	h->hello_bytes = 20;
+	h->hello.head.bytes = 20;
+}
+static void lying_length(struct hostile *h)
+{
+	h->hello.head.bytes = 100;
+}
+static void long_text(struct hostile *h)
+{
+	h->hello.hello_bytes = 60000;
+}
+static void more_text_than_sent(struct hostile *h)
+{
+	h->hello.hello_bytes = 10;
+}
+static void too_long(struct hostile *h)
+{
+	h->hello_bytes = 8000;
+	h->hello.head.bytes = 8000;
+}
+static void wrong_hello_magic(struct hostile *h)
+{
+	h->hello.magic = 1;
+}
+static void reserved_byte(struct hostile *h)
+{
+	h->hello.head.reserved = 1;
+}
+static void unknown_type(struct hostile *h)
+{
+	h->hello.head.type = 99;
+}
+static void region_first(struct hostile *h)
+{
+	h->hello.head.type = SHM_REGION;
+}
+static void unknown_version(struct hostile *h)
+{
+	h->hello.version_min = 7;
+	h->hello.version_max = 9;
+}
+static void unknown_bell(struct hostile *h)
+{
+	h->hello.bell = 3;
+}
+static void large_number(struct hostile *h)
+{
+	h->hello.number = SHM_NUMBERS_MAX;
+}
+static void one_byte(struct hostile *h)
+{
+	h->hello_bytes = 1;
+}
+
+static void hello_is_refused(void **state)
+{
+	static const struct {
+		const char *name;
+		void (*spoil)(struct hostile *hostile);
+	} cases[] = {
+#define CASE(function) { #function, function }
+		CASE(not_a_memfd),
+		CASE(a_socket),
+		CASE(no_seals),
+		CASE(size_only_sealed),
+		CASE(group_without_seals),
+		CASE(empty_memfd),
+		CASE(huge_memfd),
+		CASE(odd_memfd),
+		CASE(short_group),
+		CASE(zeroes),
+		CASE(wrong_magic),
+		CASE(wrong_version),
+		CASE(odd_slots),
+		CASE(many_slots),
+		CASE(few_control_slots),
+		CASE(more_slots_than_memory),
+		CASE(many_cookies),
+		CASE(no_tripwires),
+		CASE(wrong_bytes),
+		CASE(group_ready_slots),
+		CASE(group_odd_slots),
+		CASE(group_magic),
+		CASE(no_fds),
+		CASE(one_fd),
+		CASE(all_fds),
+		CASE(short_hello),
+		CASE(lying_length),
+		CASE(long_text),
+		CASE(more_text_than_sent),
+		CASE(too_long),
+		CASE(wrong_hello_magic),
+		CASE(reserved_byte),
+		CASE(unknown_type),
+		CASE(region_first),
+		CASE(unknown_version),
+		CASE(unknown_bell),
+		CASE(large_number),
+		CASE(one_byte),
+#undef CASE
+	};
+	struct victim victim;
+
+	victim_open(&victim, *state, NULL);
+	for (size_t i = 0; i < ARRAY_COUNT(cases); i++) {
+		struct hostile hostile;
+
+		hostile_open(&hostile, victim.world.address);
+		cases[i].spoil(&hostile);
+		hostile_seal(&hostile);
+		hostile_send_hello(&hostile);
+		wait_for_end(&victim, &hostile);
+		world_no_event(&victim.world, WORLD_SERVER, CLAN_EVENT_CONNECT);
+		for (uint32_t fd = 0; fd < 2; fd++) {
+			if (hostile.fds[fd] != hostile.segment_fd &&
+				hostile.fds[fd] != hostile.group_fd) {
+				close(hostile.fds[fd]);
+			}
+		}
+		hostile_close(&hostile);
+		honest_still_talk(&victim);
+		nothing_is_left(&victim);
+	}
+	victim_close(&victim);
+}
+
+static void an_unspoilt_hello_is_welcome(void **state)
+{
+	struct hostile hostile;
+	struct victim victim;
+	struct clan_event event;
+
+	victim_open(&victim, *state, NULL);
+	hostile_open(&hostile, victim.world.address);
+	hostile_seal(&hostile);
+	hostile_send_hello(&hostile);
+	event = world_event(&victim.world, WORLD_SERVER, CLAN_EVENT_CONNECT);
+	assert_int_equal(clan_accept(event.conn, NULL, 0), 0);
+	assert_true(hostile_welcomed(&hostile));
+	hostile_close(&hostile);
+	world_event(&victim.world, WORLD_SERVER, CLAN_EVENT_LOST);
+	world_close_conn(&victim.world, WORLD_SERVER, event.conn);
+	nothing_is_left(&victim);
+	victim_close(&victim);
+}
+
+static void a_guessed_group_is_not_joined(void **state)
+{
+	uint8_t bytes[64];
+	struct shm_socket_head head;
+	struct hostile hostile;
+	struct victim victim;
+
+	victim_open(&victim, *state, NULL);
+	hostile_open(&hostile, victim.world.address);
+	hostile_seal(&hostile);
+	hostile.hello.group = 12345;
+	hostile.fd_count = 1;
+	hostile_send_hello(&hostile);
+	world_settle(&victim.world);
+	assert_int_equal(hostile_receive(&hostile, bytes, sizeof(bytes)), sizeof(head));
+	memcpy(&head, bytes, sizeof(head));
+	assert_int_equal(head.type, SHM_REGROUP);
+	hostile_send_hello(&hostile); /* once more: too often */
+	wait_for_end(&victim, &hostile);
+	hostile_close(&hostile);
+	nothing_is_left(&victim);
+	victim_close(&victim);
+}
+
+static void descriptors_flood_before_hello(void **state)
+{
+	enum { PEERS = 40 };
+	struct hostile hostiles[PEERS];
+	struct victim victim;
+
+	victim_open(&victim, *state, NULL);
+	for (int round = 0; round < 5; round++) {
+		for (int i = 0; i < PEERS; i++) {
+			hostile_open(&hostiles[i], victim.world.address);
+			all_fds(&hostiles[i]);
+			for (int message = 0; message < 10; message++) {
+				hostiles[i].hello.head.type = SHM_HELLO + (message & 1) * 90;
+				hostile_send_hello(&hostiles[i]);
+			}
+		}
+		honest_still_talk(&victim);
+		for (int i = 0; i < PEERS; i++) {
+			wait_for_end(&victim, &hostiles[i]);
+			hostile_close(&hostiles[i]);
+		}
+		nothing_is_left(&victim);
+	}
+	victim_close(&victim);
+}
+
+static void silent_handshakes_are_limited(void **state)
+{
+	enum { PEERS = 6 };
+	struct clan_conn_options options = { .size = sizeof(options), .handshakes_max = 4 };
+	struct hostile hostiles[PEERS];
+	struct victim victim;
+	uint8_t bytes[8];
+	unsigned open = 0;
+
+	victim_open(&victim, *state, &options);
+	for (int i = 0; i < PEERS; i++) {
+		hostile_open(&hostiles[i], victim.world.address);
+	}
+	world_settle(&victim.world);
+	for (int i = 0; i < PEERS; i++) {
+		open += hostile_receive(&hostiles[i], bytes, sizeof(bytes)) != 0;
+	}
+	assert_int_equal(open, 4);
+	for (int i = 0; i < PEERS; i++) {
+		hostile_close(&hostiles[i]);
+	}
+	honest_still_talk(&victim);
+	nothing_is_left(&victim);
+	victim_close(&victim);
+}
+
+int main(void)
+{
+	static const struct victim_test tests[] = {
+#define CASE(function) { #function, function }
+		CASE(an_unspoilt_hello_is_welcome),
+		CASE(hello_is_refused),
+		CASE(a_guessed_group_is_not_joined),
+		CASE(descriptors_flood_before_hello),
+		CASE(silent_handshakes_are_limited),
+#undef CASE
+	};
+
+	return victim_run("clan_handshake", tests, ARRAY_COUNT(tests));
+}

@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * libclan between processes: sleeping on both sides, peers that are killed at any instruction, and
+ * fork().
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "clan_world.h"
+
+enum {
+	ROUND_TRIPS = 3000,
+	KILLS = 60,
+	REGION_BYTES = 1 << 16,
+	MESSAGE_COOKIE = 7,
+};
+
+static const struct world_kind kinds[] = {
+	{ "futex", 0, CLAN_BELL_FUTEX },
+	{ "socket", 0, CLAN_BELL_SOCKET },
+	{ "passive", CLAN_QUEUE_PASSIVE, CLAN_BELL_AUTO },
+};
+
+void world_address(struct world *world)
+{
+	static unsigned count;
+
+	snprintf(world->address, sizeof(world->address), "shm:@clan-processes-%d-%u", getpid(),
+		count++);
+}
+
+static unsigned count_entries(const char *path)
+{
+	DIR *folder = opendir(path);
+	unsigned count = 0;
+
+	assert_non_null(folder);
+	while (readdir(folder) != NULL) {
+		count++;
+	}
+	closedir(folder);
+	return count;
+}
+
+static unsigned count_fds(void)
+{
+	return count_entries("/proc/self/fd");
+}
+
+static unsigned count_maps(void)
+{
+	FILE *maps = fopen("/proc/self/maps", "re");
+	unsigned count = 0;
+	char line[512];
+
+	assert_non_null(maps);
+	while (fgets(line, sizeof(line), maps) != NULL) {
+		count += strstr(line, "/memfd:clan-") != NULL;
+	}
+	fclose(maps);
+	return count;
+}
+
+/* --- both sides sleep ---------------------------------------------------------------------------
+ */
+
+static struct clan_event next_event(struct clan_queue *queue)
+{
+	struct clan_event event;
+
+	while (clan_queue_wait(queue, &event, 1, -1) == 0) {
+	}
+	return event;
+}
+
+/* Receives one message, sleeping for it. */
+static int receive(struct clan_queue *queue, struct clan_conn *conn, uint32_t *value)
+{
+	struct clan_message message;
+	int result;
+
+	while ((result = clan_recv(conn, CLAN_ANY, &message, value, sizeof(*value))) == -EAGAIN) {
+		if (next_event(queue).type == CLAN_EVENT_LOST) {
+			return -ENOTCONN;
+		}
+	}
+	return result;
+}
+
+static void echo_in_child(const struct world *world)
+{
+	struct clan_queue_options options = {
+		.size = sizeof(options), .flags = world->kind->flags, .bell = world->kind->bell
+	};
+	struct clan_queue *queue;
+	struct clan_conn *conn;
+	uint32_t value;
+
+	clan_queue_after_fork(world->queues[WORLD_DIALER]);
+	clan_queue_after_fork(world->queues[WORLD_SERVER]);
+	if (clan_queue_create(&options, &queue, NULL) != 0 ||
+		clan_connect(queue, world->address, NULL, NULL, 0, &conn, NULL) != 0 ||
+		next_event(queue).type != CLAN_EVENT_CONNECTED) {
+		_exit(1);
+	}
+	while (receive(queue, conn, &value) == 0) {
+		value++;
+		if (clan_send(conn, CLAN_BULK, 1, &value, sizeof(value)) != 0) {
+			_exit(2);
+		}
+	}
+	_exit(0);
+}
+
+static void no_wake_up_is_lost(void **state)
+{
+	struct clan_event event;
+	struct world world;
+	uint32_t value = 0;
+	pid_t child;
+	int status;
+
+	world_listen(&world, *state, NULL);
+	child = fork();
+	assert_true(child >= 0);
+	if (child == 0) {
+		echo_in_child(&world);
+	}
+	event = next_event(world.queues[WORLD_SERVER]);
+	assert_int_equal(event.type, CLAN_EVENT_CONNECT);
+	assert_int_equal(clan_accept(event.conn, NULL, 0), 0);
+	for (uint32_t round = 0; round < ROUND_TRIPS; round++) {
+		assert_int_equal(clan_send(event.conn, CLAN_BULK, 1, &round, sizeof(round)), 0);
+		assert_int_equal(receive(world.queues[WORLD_SERVER], event.conn, &value), 0);
+		assert_int_equal(value, round + 1);
+	}
+	clan_close(event.conn);
+	assert_int_equal(next_event(world.queues[WORLD_SERVER]).type, CLAN_EVENT_CLOSED);
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
+	world_close(&world);
+}
+
+/* --- kill -9 ------------------------------------------------------------------------------------
+ */
+
+/* Everything that a client can do, for ever. */
+static void busy_client(const struct world *world, unsigned seed)
+{
+	struct clan_queue_options options = {
+		.size = sizeof(options), .flags = world->kind->flags, .bell = world->kind->bell
+	};
+	uint8_t bytes[4096] = { 0 };
+	struct iovec iov = { .iov_base = bytes, .iov_len = sizeof(bytes) };
+	struct clan_region *region = NULL;
+	struct clan_queue *queue;
+	struct clan_conn *conn;
+	bool shared = false;
+	void *base;
+
+	clan_queue_after_fork(world->queues[WORLD_DIALER]);
+	clan_queue_after_fork(world->queues[WORLD_SERVER]);
+	if (clan_queue_create(&options, &queue, NULL) != 0 ||
+		clan_connect(queue, world->address, NULL, NULL, 0, &conn, NULL) != 0) {
+		_exit(1);
+	}
+	for (;;) {
+		struct clan_message message;
+		struct clan_cookie cookie;
+		struct clan_event event;
+
+		switch (rand_r(&seed) % 8) {
+		case 0:
+			clan_send(conn, CLAN_BULK, 1, bytes, (uint32_t)rand_r(&seed) % 4096);
+			break;
+		case 1:
+			clan_send(conn, CLAN_CONTROL, 2, bytes, (uint32_t)rand_r(&seed) % 1000);
+			break;
+		case 2:
+			clan_flush(conn);
+			break;
+		case 3:
+			clan_recv(conn, CLAN_ANY, &message, bytes, sizeof(bytes));
+			break;
+		case 4:
+			if (clan_cookie_queue_pop(conn, 0, &cookie) == 0) {
+				clan_put(conn, &iov, 1, &cookie, 0, CLAN_NOTIFY, 5, NULL);
+			}
+			break;
+		case 5:
+			if (region == NULL) {
+				GMB_ASSERT(clan_region_create(
+						   queue, REGION_BYTES, 0, &region, &base) == 0);
+			} else if (!shared) {
+				shared = clan_region_share(conn, region, CLAN_WRITE) == 0;
+			} else {
+				shared = clan_region_unshare(conn, region) != 0;
+			}
+			break;
+		default:
+			clan_queue_wait(queue, &event, 1, 0);
+			break;
+		}
+	}
+}
+
+/* What a server does with it. */
+struct server {
+	struct clan_queue *queue;
+	struct clan_region *region;
+	unsigned open;
+	unsigned connected;
+};
+
+static void serve_event(struct server *server, const struct clan_event *event)
+{
+	uint8_t bytes[CLAN_BULK_BYTES_MAX];
+	struct clan_message message;
+	struct clan_cookie cookie;
+	void *at;
+
+	switch (event->type) {
+	case CLAN_EVENT_CONNECT:
+		server->open++;
+		server->connected++;
+		if (clan_accept(event->conn, NULL, 0) == 0) {
+			clan_region_share(event->conn, server->region, CLAN_WRITE);
+		}
+		break;
+	case CLAN_EVENT_SHARED:
+		for (int i = 0; i < 8 && event->status == 0; i++) {
+			if (clan_cookie_grant(event->conn, server->region, (uint64_t)i * 4096, 4096,
+				    CLAN_WRITE, 0, &cookie) == 0) {
+				clan_cookie_queue_push(event->conn, 0, &cookie);
+			}
+		}
+		break;
+	case CLAN_EVENT_READY:
+		while (clan_recv(event->conn, CLAN_ANY, &message, bytes, sizeof(bytes)) == 0) {
+			clan_send(event->conn, CLAN_BULK, 1, bytes, message.bytes);
+		}
+		break;
+	case CLAN_EVENT_REGION:
+		/* Held as if a disk wrote to it. */
+		if (clan_peer_region_get(event->conn, event->number, event->generation, CLAN_WRITE,
+			    0, REGION_BYTES, &at) == 0) {
+			memset(at, 'd', REGION_BYTES);
+			clan_peer_region_put(event->conn, event->number);
+		}
+		break;
+	case CLAN_EVENT_LOST:
+		clan_close(event->conn);
+		break;
+	case CLAN_EVENT_CLOSED:
+		server->open--;
+		break;
+	default:
+		break;
+	}
+}
+
+static void killed_peers_leave_nothing(void **state)
+{
+	struct server server = { 0 };
+	struct clan_event event;
+	struct world world;
+	unsigned seed = 1;
+	unsigned fds;
+	unsigned maps;
+	void *base;
+
+	world_open(&world, *state, NULL);
+	server.queue = world.queues[WORLD_SERVER];
+	assert_int_equal(
+		clan_region_create(server.queue, REGION_BYTES, 0, &server.region, &base), 0);
+	world_settle(&world);
+	fds = count_fds();
+	maps = count_maps();
+	for (int round = 0; round < KILLS; round++) {
+		uint64_t until_ns = clock_now_ns() + (uint64_t)rand_r(&seed) % 8000000;
+		unsigned connected = server.connected;
+		pid_t child = fork();
+
+		assert_true(child >= 0);
+		if (child == 0) {
+			busy_client(&world, (unsigned)round);
+		}
+		/* Some die before they are accepted. */
+		while (clock_now_ns() < until_ns ||
+			(round % 4 != 0 && server.connected == connected)) {
+			if (clan_queue_wait(server.queue, &event, 1, 1) == 1) {
+				serve_event(&server, &event);
+			}
+		}
+		assert_int_equal(kill(child, SIGKILL), 0);
+		assert_int_equal(waitpid(child, NULL, 0), child);
+		world_settle(&world);
+		while (world.kept_count[WORLD_SERVER] > 0) {
+			event = world.kept[WORLD_SERVER][--world.kept_count[WORLD_SERVER]];
+			serve_event(&server, &event);
+		}
+	}
+	while (server.open > 0 || count_fds() > fds || count_maps() > maps) {
+		if (clan_queue_wait(server.queue, &event, 1, 1) == 1) {
+			serve_event(&server, &event);
+		}
+	}
+	assert_true(server.connected >= KILLS / 2);
+	/* The connection that stood by works. */
+	uint32_t value = 7;
+
+	assert_int_equal(clan_send(world.conns[WORLD_DIALER], CLAN_BULK, 1, &value, 4), 0);
+	value = 0;
+	world_recv(&world, WORLD_SERVER, world.conns[WORLD_SERVER], &value, sizeof(value));
+	assert_int_equal(value, 7);
+	assert_int_equal(clan_region_destroy(server.region), 0);
+	world_close(&world);
+}
+
+/* --- fork() -------------------------------------------------------------------------------------
+ */
+
+static void a_child_gives_up_without_effect(void **state)
+{
+	struct clan_event shared;
+	struct clan_region *region;
+	struct world world;
+	uint32_t value = 1;
+	uint8_t *base;
+	unsigned before;
+	pid_t child;
+	int status;
+
+	while (count_entries("/proc/self/task") > 3) { /* workers of the test before */
+		usleep(1000);
+	}
+	before = count_fds();
+	world_open(&world, *state, NULL);
+	region = world_region(
+		&world, WORLD_DIALER, REGION_BYTES, CLAN_READ | CLAN_WRITE, &base, &shared);
+	world_event(&world, WORLD_SERVER, CLAN_EVENT_REGION);
+	base[0] = 'p';
+	while (count_entries("/proc/self/task") > 3) { /* workers still close descriptors */
+		world_settle(&world);
+	}
+	child = fork();
+	assert_true(child >= 0);
+	if (child == 0) {
+		clan_queue_after_fork(world.queues[WORLD_DIALER]);
+		clan_queue_after_fork(world.queues[WORLD_SERVER]);
+		/* Descriptors are closed; the region is shared memory. */
+		if (count_fds() != before || count_maps() != 1 || base[0] != 'p') {
+			_exit(1);
+		}
+		base[0] = 'c';
+		_exit(0);
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
+	assert_int_equal(base[0], 'c');
+	for (int round = 0; round < 100; round++) {
+		int side = round & 1;
+
+		assert_int_equal(
+			clan_send(world.conns[side], CLAN_BULK, 1, &value, sizeof(value)), 0);
+		world_recv(&world, !side, world.conns[!side], &value, sizeof(value));
+	}
+	assert_int_equal(clan_region_unshare(world.conns[WORLD_DIALER], region), 0);
+	world_event(&world, WORLD_DIALER, CLAN_EVENT_UNSHARED);
+	assert_int_equal(clan_region_destroy(region), 0);
+	world_close(&world);
+}
+
+int main(void)
+{
+	static const struct {
+		const char *name;
+		CMUnitTestFunction function;
+	} tests[] = {
+#define CASE(function) { #function, function }
+		CASE(no_wake_up_is_lost),
+		CASE(killed_peers_leave_nothing),
+		CASE(a_child_gives_up_without_effect),
+#undef CASE
+	};
+	static struct CMUnitTest list[ARRAY_COUNT(tests) * ARRAY_COUNT(kinds)];
+	static char names[ARRAY_COUNT(list)][80];
+
+	for (size_t i = 0; i < ARRAY_COUNT(list); i++) {
+		const struct world_kind *kind = &kinds[i / ARRAY_COUNT(tests)];
+
+		snprintf(names[i], sizeof(names[i]), "%s: %s", kind->name,
+			tests[i % ARRAY_COUNT(tests)].name);
+		list[i] = (struct CMUnitTest){
+			.name = names[i],
+			.test_func = tests[i % ARRAY_COUNT(tests)].function,
+			.initial_state = (void *)(uintptr_t)kind,
+		};
+	}
+	return cmocka_run_group_tests_name("clan_processes", list, NULL, NULL);
+}
