@@ -526,6 +526,7 @@ static int receive(struct shm_conn *conn, struct arrival *arrival)
 			return -EAGAIN;
 		}
 		length = 0;
+		message.msg_controllen = 0; /* the kernel has not touched it */
 	}
 	arrival->fd_count = 0;
 	arrival->length = (size_t)length;
