@@ -98,22 +98,24 @@ static void mailbox_push(struct store_mailbox *mailbox, struct store_part *part,
 {
 	struct list_node *before = atomic_load_explicit(&mailbox->parts, memory_order_relaxed);
 
-	/* Release: who takes it sees the part. */
+	/* Release: who takes it sees the part. Acquire: who has emptied the mailbox is done with
+	 * its message. */
 	do {
 		part->node.next = before;
 	} while (!atomic_compare_exchange_weak_explicit(
-		&mailbox->parts, &before, &part->node, memory_order_release, memory_order_relaxed));
+		&mailbox->parts, &before, &part->node, memory_order_acq_rel, memory_order_relaxed));
 	if (before == NULL) {
 		mailbox->message.deliver = deliver;
 		ring_post(ring, &mailbox->message);
 	}
 }
 
-/* All that is in it, in the order in which it was pushed. */
+/* All that is in it, in the order in which it was pushed. Its message is not touched any more: from
+ * here on it may be posted again. */
 static struct list_node *mailbox_take(struct store_mailbox *mailbox)
 {
 	struct list_node *node =
-		atomic_exchange_explicit(&mailbox->parts, NULL, memory_order_acquire);
+		atomic_exchange_explicit(&mailbox->parts, NULL, memory_order_acq_rel);
 	struct list_node *first = NULL;
 
 	while (node != NULL) {
