@@ -56,6 +56,24 @@ static void put_mapping(struct shm_mapping *mapping, bool in_caller)
 
 /* --- life ------------------------------------------------------------------------------------- */
 
+/* Its number is free, and the peer is told. Not before the program knows: a peer could share and
+ * ask back faster than the program takes events. */
+static void region_finish(struct shm_peer_region *region)
+{
+	struct shm_conn *conn = region->conn;
+	uint32_t number = region->number;
+	uint32_t generation = region->generation;
+	bool answer = region->asked_back && conn->conn.state == CLAN_OPEN;
+
+	conn->regions[number] = NULL;
+	list_remove(&region->source.node);
+	list_remove(&region->node);
+	free(region);
+	if (answer && shm_send_region_answer(conn, SHM_REGION_ENDED, number, generation, 0) != 0) {
+		shm_conn_end(conn, -ECONNRESET, "the peer does not read its socket");
+	}
+}
+
 static bool give_region_event(struct clan_source *source, struct clan_event *event)
 {
 	struct shm_peer_region *region = container_of(source, struct shm_peer_region, source);
@@ -74,8 +92,7 @@ static bool give_region_event(struct clan_source *source, struct clan_event *eve
 		return true;
 	}
 	if (region->state == SHM_REGION_GONE) {
-		list_remove(&region->node);
-		free(region);
+		region_finish(region);
 	}
 	return false;
 }
@@ -84,12 +101,8 @@ static bool give_region_event(struct clan_source *source, struct clan_event *eve
 static void region_gone(struct shm_peer_region *region)
 {
 	struct shm_conn *conn = region->conn;
-	uint32_t number = region->number;
-	uint32_t generation = region->generation;
-	bool answer = region->asked_back && conn->conn.state == CLAN_OPEN;
 
 	set_region_state(region, SHM_REGION_GONE);
-	conn->regions[number] = NULL;
 	conn->region_bytes -= region->bytes;
 	conn->regions_held--;
 	if (region->mapping != NULL) {
@@ -97,12 +110,7 @@ static void region_gone(struct shm_peer_region *region)
 		region->mapping = NULL;
 	}
 	if (!region->give_live && !region->give_leaving) {
-		list_remove(&region->source.node);
-		list_remove(&region->node);
-		free(region);
-	}
-	if (answer && shm_send_region_answer(conn, SHM_REGION_ENDED, number, generation, 0) != 0) {
-		shm_conn_end(conn, -ECONNRESET, "the peer does not read its socket");
+		region_finish(region);
 	}
 	shm_conn_join(conn);
 }
@@ -306,8 +314,7 @@ void shm_regions_leave(struct shm_conn *conn)
 			region_leaves(region);
 		} else if (region->state == SHM_REGION_GONE && !region->give_live &&
 			   !region->give_leaving) {
-			list_remove(&region->node);
-			free(region);
+			region_finish(region);
 		}
 	}
 }
@@ -327,7 +334,7 @@ int shm_peer_info(const struct clan_conn *base, uint32_t number, struct clan_pee
 	const struct shm_conn *conn = shm_conn_const(base);
 	const struct shm_peer_region *region = find_region(conn, number);
 
-	if (region == NULL || region->state == SHM_REGION_MAPPING) {
+	if (region == NULL || region->mapping == NULL || region->state == SHM_REGION_MAPPING) {
 		return -ENOENT;
 	}
 	info->base = region->mapping->base;

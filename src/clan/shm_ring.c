@@ -488,15 +488,16 @@ static int cookie_arrived(struct shm_conn *conn, uint32_t number, const struct c
 bool shm_take_system(struct shm_conn *conn)
 {
 	struct shm_message_head head;
-	bool any = false;
+	uint32_t taken = 0;
 
-	while (next_head(conn, SHM_SYSTEM, &head) == 0) {
+	/* More than a ring holds; a peer that goes on and on must not keep us here. */
+	while (taken < 2 * SHM_SYSTEM_SLOTS && next_head(conn, SHM_SYSTEM, &head) == 0) {
 		uint8_t copy[SHM_SLOT_BYTES];
 
 		memcpy(copy, slot_at(&conn->in[SHM_SYSTEM]) + SHM_HEAD_BYTES,
 			SHM_SLOT_BYTES - SHM_HEAD_BYTES);
 		next_message(conn, SHM_SYSTEM, &head);
-		any = true;
+		taken++;
 		if (head.type == SHM_TYPE_TRIPPED) {
 			struct shm_tripped record;
 
@@ -513,10 +514,10 @@ bool shm_take_system(struct shm_conn *conn)
 			}
 		}
 	}
-	if (any) {
+	if (taken > 0) {
 		shm_publish_read(conn, SHM_SYSTEM);
 	}
-	return any;
+	return taken > 0;
 }
 
 bool shm_cookie_room(struct shm_conn *conn)
