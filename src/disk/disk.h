@@ -67,6 +67,18 @@ GMB_MUST_CHECK int disk_claim_reading(
  * second, by any process including this one; else 0. */
 GMB_MUST_CHECK int disk_check_readers(int fd);
 
+/*
+ * Marks the open file of fd as one through which a server writes. The mark is a lock that ends with
+ * the last operation on that open file: direct writes of an io_uring go on after their process was
+ * killed, and so does the mark, while every claim of that process is free. Any number of open files
+ * can be marked. Of a block device the marks are on the node it was opened by. -EOPNOTSUPP: there
+ * are no such locks here; or another errno.
+ */
+GMB_MUST_CHECK int disk_mark_writer(int fd);
+/* -EBUSY: an open file of the disk is marked, of whatever process, this one included; 0: none is;
+ * another errno: this cannot be known here. */
+GMB_MUST_CHECK int disk_check_writers(int fd);
+
 /* Direct alignments are exact on a descriptor opened with direct, else what the system says or a
  * guess. */
 GMB_MUST_CHECK int disk_info(int fd, struct disk_info *info);

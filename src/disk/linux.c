@@ -30,6 +30,8 @@ enum {
 /* The one before it says, when it is locked for reading: "a gmblock server reads this file". Of a
  * block device these locks are on the node it was opened by. */
 #define READER_OFFSET (INT64_MAX - 2)
+/* And the one before that: "through this open file a gmblock server writes". */
+#define WRITER_OFFSET (INT64_MAX - 3)
 
 /* --- opening ------------------------------------------------------------------------------- */
 
@@ -168,21 +170,17 @@ static bool is_same_file(const struct stat *a, const struct stat *b)
 				   : a->st_dev == b->st_dev && a->st_ino == b->st_ino;
 }
 
-/* fcntl() with a lock of one byte: what it returns, and how it leaves the type. */
-static int lock_ask(int fd, int order, off_t offset, short *type)
+/* fcntl() with a lock of one byte: what it returns, and what it makes of the lock. */
+static int lock_ask(int fd, int order, off_t offset, struct flock *lock)
 {
-	struct flock lock = {
-		.l_type = *type,
-		.l_whence = SEEK_SET,
-		.l_start = offset,
-		.l_len = 1,
-	};
 	int result;
 
+	lock->l_whence = SEEK_SET;
+	lock->l_start = offset;
+	lock->l_len = 1;
 	do {
-		result = fcntl(fd, order, &lock);
+		result = fcntl(fd, order, lock);
 	} while (result != 0 && errno == EINTR);
-	*type = lock.l_type;
 	return result;
 }
 
@@ -190,7 +188,8 @@ static int lock_ask(int fd, int order, off_t offset, short *type)
  * descriptor's open file, not to the process, so no other close() can lose it. */
 static int lock_byte(int fd, short type, off_t offset)
 {
-	int result = lock_ask(fd, F_OFD_SETLK, offset, &type);
+	struct flock lock = { .l_type = type };
+	int result = lock_ask(fd, F_OFD_SETLK, offset, &lock);
 
 	if (result == 0) {
 		return 0;
@@ -302,9 +301,9 @@ int disk_claim_reading(const char *path, int fd, int *claim_out, struct error *e
 /* Asks and takes nothing, so that no server that starts now finds the byte locked. */
 static bool has_readers(int fd)
 {
-	short type = F_WRLCK;
+	struct flock lock = { .l_type = F_WRLCK };
 
-	return lock_ask(fd, F_OFD_GETLK, READER_OFFSET, &type) == 0 && type == F_RDLCK;
+	return lock_ask(fd, F_OFD_GETLK, READER_OFFSET, &lock) == 0 && lock.l_type == F_RDLCK;
 }
 
 int disk_check_readers(int fd)
@@ -317,6 +316,31 @@ int disk_check_readers(int fd)
 		found = has_readers(fd);
 	}
 	return found ? -EBUSY : 0;
+}
+
+/* Another machine's locks, or a user's program's, do not follow our kernel's operations. */
+int disk_mark_writer(int fd)
+{
+	return disk_is_remote(fd) ? -EOPNOTSUPP : lock_byte(fd, F_RDLCK, WRITER_OFFSET);
+}
+
+int disk_check_writers(int fd)
+{
+	struct flock lock = { .l_type = F_WRLCK };
+
+	if (disk_is_remote(fd)) {
+		return -EOPNOTSUPP;
+	}
+	if (lock_ask(fd, F_OFD_GETLK, WRITER_OFFSET, &lock) != 0) {
+		return -errno;
+	}
+	if (lock.l_type == F_UNLCK) {
+		return 0;
+	}
+	/* Somebody's lock on more than the byte is no mark, and hides whether there is one. */
+	return lock.l_type == F_RDLCK && lock.l_start == WRITER_OFFSET && lock.l_len == 1
+		       ? -EBUSY
+		       : -EOPNOTSUPP;
 }
 
 /* --- size ---------------------------------------------------------------------------------- */

@@ -168,9 +168,7 @@ static bool join(struct session *session)
 	session->kind->close(session);
 	if (chosen != NULL) {
 		atomic_fetch_sub_explicit(&chosen->export->connections, 1, memory_order_relaxed);
-		if (--chosen->session_count == 0 && chosen->removed) {
-			engine_export_unused(engine, chosen);
-		}
+		engine_export_leave(engine, chosen);
 	}
 	if (takeover_export != NULL) {
 		export_put_async(takeover_export, engine);

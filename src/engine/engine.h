@@ -75,9 +75,14 @@ struct engine_export {
 	/* Private. */
 	struct engine *engine;
 	struct store_watch watch;
-	uint32_t session_count;
+	uint32_t session_count;	 /* and one while the store is asked for its barrier */
 	uint32_t inflight_count; /* places of its sessions */
 	bool removed;
+	struct list_node barred; /* sessions that wait for that barrier */
+	bool asking;
+	struct ring_op barrier_op; /* the next look at it, or the pause before */
+	enum store_barrier barrier_found;
+	uint64_t barrier_pause_ns;
 };
 
 enum export_change {
@@ -122,7 +127,7 @@ struct session_kind {
 	/* Begins a session, and calls session_init() for it. A negative errno: nothing was kept. */
 	int (*accept)(void *service, const struct endpoint *endpoint);
 	/* What the session waited for may be there: a place for a request (engine_request_may()),
-	 * or the end of a connection that it replaces. */
+	 * the end of a connection that it replaces, or an export whose barrier has opened. */
 	void (*resume)(struct session *session);
 	/* The end of a batch, after session_mark_dirty(). alone: no other session is dirty. */
 	void (*flush)(struct session *session, bool alone);
@@ -191,13 +196,20 @@ struct session {
 	struct list_node dirty_node;	/* in engine->dirty */
 	struct turn blocked_turn;	/* in engine->blocked */
 	struct list_node ending_node;	/* in engine->ending */
+	struct list_node barred_node;	/* in engine_export.barred */
 };
 
 /* From kind->accept(), for memory that is all zero. The state is NEGOTIATING. */
 void session_init(struct session *session, struct engine *engine, const struct endpoint *endpoint);
 /* Asserts the edge. TERMINATING and LINGERING have functions of their own. */
 void session_set_state(struct session *session, enum session_state state);
-/* The session works on this export from now on. -EBUSY: the export's limit on connections. */
+/*
+ * The session works on this export from now on. -EBUSY: the export's limit on connections. While
+ * operations of a server that was killed may still land in its disk (store_barrier()): -EAGAIN, and
+ * kind->resume() is called when it is worth to try again; or -ETIMEDOUT when the session has waited
+ * for nearly as long as the handshake may take.
+ */
+#define ENGINE_BARRIER_TEXT "operations of a server that has ended are still under way on the disk"
 GMB_MUST_CHECK int session_choose(struct session *session, struct engine_export *entry);
 /*
  * Whether a request may begin that has its op, flags, offset and length: 0, or -EPERM read-only,
@@ -266,7 +278,7 @@ struct engine {
 	uint32_t export_count;
 	uint32_t export_room;
 	uint64_t export_serial;
-	uint32_t closing_count; /* exports whose store is being closed */
+	uint32_t closing_count; /* exports whose store is being closed, or asked for its barrier */
 	struct list_node sessions;
 	struct list_node handshakes;
 	struct list_node lingering;
@@ -306,7 +318,10 @@ void engine_drain(
 /* Private to src/engine. */
 void engine_timer_arm(struct engine *engine);
 void engine_stop_session(struct session *session, uint64_t deadline_ns);
-void engine_export_unused(struct engine *engine, struct engine_export *entry);
+/* 0: the barrier of the store does not hinder the session; else see session_choose(). */
+int engine_export_barrier(struct engine_export *entry, struct session *session);
+/* One of those who use the entry does not any more: it goes with the last, if it was removed. */
+void engine_export_leave(struct engine *engine, struct engine_export *entry);
 
 /* --- on the way of every request ------------------------------------------------------------- */
 

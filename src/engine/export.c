@@ -185,6 +185,7 @@ int engine_export_add(struct engine *engine, struct export *export, struct error
 	if (entry == NULL) {
 		return error_set(error, -ENOMEM, "out of memory for an export");
 	}
+	list_init(&entry->barred);
 	entry->path.store = export->store;
 	path_export_init(&entry->path, export->overlap, &export->late, engine->ring);
 	rc = store_queue_create(export->store, engine->ring, &entry->path.queue, error);
@@ -204,13 +205,100 @@ int engine_export_add(struct engine *engine, struct export *export, struct error
 	return 0;
 }
 
-/* It is not in the table, and no session has chosen it. */
-void engine_export_unused(struct engine *engine, struct engine_export *entry)
+/* It is not in the table, and nobody uses it. */
+static void entry_free(struct engine *engine, struct engine_export *entry)
 {
 	store_queue_destroy(entry->path.queue);
 	path_export_fini(&entry->path);
 	engine->closing_count++;
 	store_watch_remove(entry->export->store, &entry->watch);
+}
+
+void engine_export_leave(struct engine *engine, struct engine_export *entry)
+{
+	GMB_ASSERT(entry->session_count > 0);
+	if (--entry->session_count == 0 && entry->removed) {
+		entry_free(engine, entry);
+	}
+}
+
+/* --- the barrier of a store ------------------------------------------------------------------ */
+
+static bool has_waited_enough(const struct session *session, uint64_t now_ns)
+{
+	uint64_t reply_ns = session->engine->limits.handshake_timeout_ns / ENGINE_BARRIER_SHARE;
+
+	return now_ns + reply_ns >= session->deadline_ns;
+}
+
+static int barrier_call(struct ring_op *op)
+{
+	struct engine_export *entry = container_of(op, struct engine_export, barrier_op);
+
+	entry->barrier_found = store_barrier(entry->path.store, true);
+	return 0;
+}
+
+/* Asks again after a while, as long as somebody waits for the answer. */
+static void barrier_again(struct ring_op *op, int result);
+
+static void barrier_done(struct ring_op *op, int result)
+{
+	struct engine_export *entry = container_of(op, struct engine_export, barrier_op);
+	struct engine *engine = entry->engine;
+	bool over = entry->barrier_found != STORE_BARRIER_CLOSED || entry->removed;
+	uint64_t pause_ns = MAX(ENGINE_BARRIER_PAUSE_NS,
+		engine->limits.handshake_timeout_ns / ENGINE_BARRIER_PAUSE_SHARE);
+
+	GMB_UNUSED(result);
+	list_for_each(node, &entry->barred)
+	{
+		struct session *session = list_entry(node, struct session, barred_node);
+
+		if (over || has_waited_enough(session, ring_now_ns(engine->ring))) {
+			list_remove(node);
+			session->kind->resume(session);
+		}
+	}
+	if (!list_is_empty(&entry->barred)) {
+		ring_timer(engine->ring, op, entry->barrier_pause_ns, barrier_again);
+		entry->barrier_pause_ns = MIN(2 * entry->barrier_pause_ns, pause_ns);
+		return;
+	}
+	entry->asking = false;
+	engine->closing_count--;
+	engine_export_leave(engine, entry);
+}
+
+static void barrier_again(struct ring_op *op, int result)
+{
+	struct engine_export *entry = container_of(op, struct engine_export, barrier_op);
+
+	GMB_UNUSED(result);
+	ring_call(entry->engine->ring, op, barrier_call, barrier_done);
+}
+
+int engine_export_barrier(struct engine_export *entry, struct session *session)
+{
+	struct engine *engine = session->engine;
+
+	if (likely(store_barrier(entry->path.store, false) != STORE_BARRIER_CLOSED)) {
+		return 0;
+	}
+	if (has_waited_enough(session, ring_now_ns(engine->ring))) {
+		log_limited(&engine->log_limit, ring_batch_ns(engine->ring), LOG_LEVEL_WARNING,
+			"client %s: gave up: " ENGINE_BARRIER_TEXT, session->peer.text);
+		return -ETIMEDOUT;
+	}
+	list_push_back(&entry->barred, &session->barred_node);
+	if (!entry->asking) {
+		entry->asking = true;
+		entry->barrier_pause_ns = ENGINE_BARRIER_PAUSE_NS;
+		entry->session_count++;
+		engine->closing_count++;
+		ring_call(engine->ring, &entry->barrier_op, barrier_call, barrier_done);
+	}
+	return -EAGAIN;
 }
 
 static uint32_t index_of(const struct engine *engine, const struct export *export)
@@ -242,7 +330,7 @@ void engine_export_remove(struct engine *engine, struct export *export, uint64_t
 		(engine->export_count - index) * sizeof(struct engine_export *));
 	entry->removed = true;
 	if (entry->session_count == 0) {
-		engine_export_unused(engine, entry);
+		entry_free(engine, entry);
 		return;
 	}
 	list_for_each(node, &engine->sessions)

@@ -32,6 +32,12 @@ enum {
 #define ENGINE_LINGER_STOPPING_NS (ENGINE_SECOND_NS / 5)
 /* What a handshake has left when its session has to end. */
 #define ENGINE_HANDSHAKE_STOPPING_NS ENGINE_SECOND_NS
+/* Sessions that wait for the barrier of a store keep this share of the handshake timeout for
+ * telling their peers that they have waited in vain. */
+#define ENGINE_BARRIER_SHARE 10
+/* Between two looks at the barrier: grows, up to a share of that timeout. */
+#define ENGINE_BARRIER_PAUSE_NS	   (ENGINE_SECOND_NS / 1000)
+#define ENGINE_BARRIER_PAUSE_SHARE 64
 /* How often sessions that hold what others wait for are examined. */
 #define ENGINE_STALL_LOOK_NS ENGINE_SECOND_NS
 /* The same for sessions whose deadline to end has passed. */
@@ -47,6 +53,7 @@ _Static_assert(ARENA_SLAB_BYTES / ENGINE_RESERVE_DIVISOR >= PATH_RESERVE_BYTES,
 	"the least memory has one");
 _Static_assert(ENGINE_LINGER_STOPPING_NS < ENGINE_LINGER_NS &&
 		       ENGINE_HANDSHAKE_STOPPING_NS < ENGINE_HANDSHAKE_TIMEOUT_NS &&
+		       ENGINE_BARRIER_PAUSE_SHARE > ENGINE_BARRIER_SHARE &&
 		       ENGINE_STALL_LOOK_NS < ENGINE_STALL_TIMEOUT_NS,
 	"stopping is faster, and a stall is seen in time");
 

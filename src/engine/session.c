@@ -55,6 +55,7 @@ void session_init(struct session *session, struct engine *engine, const struct e
 	turn_init(&session->blocked_turn, &session->of_peer->blocked);
 	path_client_init(&session->client, engine->path, &session->of_peer->path);
 	list_init(&session->ending_node);
+	list_init(&session->barred_node);
 	session->progress_ns = ring_now_ns(engine->ring);
 	session->deadline_ns = session->progress_ns + engine->limits.handshake_timeout_ns;
 	session->state = SESSION_NEGOTIATING;
@@ -76,10 +77,15 @@ uint32_t engine_rights(const struct peer *peer, const struct export *export)
 int session_choose(struct session *session, struct engine_export *entry)
 {
 	struct export *export = entry->export;
-	/* Relaxed: a count, nothing is published with it. */
-	uint32_t before = atomic_fetch_add_explicit(&export->connections, 1, memory_order_relaxed);
+	int rc = engine_export_barrier(entry, session);
+	uint32_t before;
 
 	GMB_ASSERT(session->chosen == NULL);
+	if (rc < 0) {
+		return rc;
+	}
+	/* Relaxed: a count, nothing is published with it. */
+	before = atomic_fetch_add_explicit(&export->connections, 1, memory_order_relaxed);
 	if (export->connections_max != 0 && before >= export->connections_max) {
 		atomic_fetch_sub_explicit(&export->connections, 1, memory_order_relaxed);
 		return -EBUSY;
@@ -165,6 +171,7 @@ void session_terminate(struct session *session, const char *reason)
 	session_set_state(session, SESSION_TERMINATING);
 	takeover_give_up(&session->member);
 	turns_remove(&session->blocked_turn);
+	list_remove(&session->barred_node);
 	list_remove(&session->dirty_node);
 	list_push_back(&session->engine->ending, &session->ending_node);
 	session->kind->abort(session);

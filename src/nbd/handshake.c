@@ -169,6 +169,7 @@ static void option_export_name(struct nbd_session *session)
 	struct nbd_wire_old_reply reply;
 	struct engine_export *entry = engine_export_find(
 		session->base.engine, handshake->option_data, handshake->option_bytes);
+	int rc;
 	char shown[NAME_SHOWN_MAX];
 
 	/* EXPORT_NAME has no way to say no but to close (P31); extended headers forbid it (P109).
@@ -177,15 +178,23 @@ static void option_export_name(struct nbd_session *session)
 		session_fail(session, "P109", "EXPORT_NAME after EXTENDED_HEADERS");
 		return;
 	}
-	if (entry == NULL || session->base.stopping || session_choose(&session->base, entry) < 0) {
+	rc = entry == NULL	      ? -ENOENT
+	     : session->base.stopping ? -ESHUTDOWN
+				      : session_choose(&session->base, entry);
+	handshake->waiting = rc == -EAGAIN;
+	if (rc == -EAGAIN) {
+		return;
+	}
+	if (rc < 0) {
 		(void)log_escape(
 			shown, sizeof(shown), handshake->option_data, handshake->option_bytes);
 		log_debug("nbd: connection %llu: asked for export \"%s\"",
 			(unsigned long long)session->base.peer.id, shown);
 		session_terminate(&session->base,
-			entry == NULL		 ? "it asked for an export that does not exist"
-			: session->base.stopping ? "the server is stopping"
-						 : "its export takes no more connections");
+			rc == -ENOENT	   ? "it asked for an export that does not exist"
+			: rc == -ESHUTDOWN ? "the server is stopping"
+			: rc == -ETIMEDOUT ? ENGINE_BARRIER_TEXT
+					   : "its export takes no more connections");
 		return;
 	}
 	reply.size = be64_make(session->base.export_bytes);
@@ -306,6 +315,7 @@ static void option_info_or_go(struct nbd_session *session)
 	struct engine_export *entry;
 	const struct export *export;
 	const char *reason;
+	int rc;
 
 	if (!has_option_data(session)) {
 		return;
@@ -325,10 +335,17 @@ static void option_info_or_go(struct nbd_session *session)
 		reply_ack(session);
 		return;
 	}
-	if (session_choose(&session->base, entry) < 0) {
+	rc = session_choose(&session->base, entry);
+	handshake->waiting = rc == -EAGAIN;
+	if (rc == -ETIMEDOUT) {
+		reply_error(
+			session, NBD_REP_ERR_POLICY, "%s; try again later", ENGINE_BARRIER_TEXT);
+	} else if (rc == -EBUSY) {
 		reply_error(session, NBD_REP_ERR_POLICY,
 			"the export has reached its limit of %u connections",
 			export->connections_max);
+	}
+	if (rc < 0) {
 		return;
 	}
 	reply_infos(session, export, &go, session->base.export_bytes);
@@ -466,8 +483,8 @@ static void option_meta_context(struct nbd_session *session)
 		return;
 	}
 	export = entry->export;
-	handshake->taking_over = !set && !take_over(session, export, &context);
-	if (handshake->taking_over) {
+	handshake->waiting = !set && !take_over(session, export, &context);
+	if (handshake->waiting) {
 		return;
 	}
 	matched = !set && context.query_count == 0;
@@ -738,7 +755,7 @@ static bool take_option_data(struct nbd_session *session)
 
 static void answer(struct nbd_session *session)
 {
-	if (session->base.state == SESSION_TERMINATING || session->handshake->taking_over) {
+	if (session->base.state == SESSION_TERMINATING || session->handshake->waiting) {
 		return;
 	}
 	session->handshake->state = HANDSHAKE_REPLYING;
@@ -786,8 +803,8 @@ static void parse(struct nbd_session *session)
 
 void handshake_resume(struct nbd_session *session)
 {
-	GMB_ASSERT(session->handshake->taking_over);
-	session->handshake->taking_over = false;
+	GMB_ASSERT(session->handshake->waiting);
+	session->handshake->waiting = false;
 	handle_option(session);
 	answer(session);
 }

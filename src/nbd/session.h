@@ -72,7 +72,7 @@ struct handshake {
 	bool no_zeroes;
 	uint64_t list_serial; /* LIST: of the next export to name */
 	bool list_active;
-	bool taking_over; /* an option waits until another connection has ended */
+	bool waiting; /* an option waits: until another connection has ended, or for a barrier */
 	/* SET_META_CONTEXT's selection, valid for this export name only (P43). */
 	bool context_selected;
 	uint32_t context_name_bytes;
@@ -217,7 +217,7 @@ void session_drain_check(struct nbd_session *session);
 /* handshake.c */
 int handshake_begin(struct nbd_session *session);
 void handshake_received(struct nbd_session *session);
-/* The connection that an option waited for has ended. */
+/* What an option waited for may be there. */
 void handshake_resume(struct nbd_session *session);
 void handshake_end(struct nbd_session *session);
 

@@ -261,8 +261,8 @@ static json_t *export_json(const struct summary *summary, uint32_t export_index)
 		}
 	}
 	json_object_update_new(whole,
-		json_pack("{s:s%, s:s, s:I, s:f, s:b, s:I, s:o, s:o, s:o, s:o, s:o, s:o}", "name",
-			entry->name, (size_t)entry->name_bytes, "path",
+		json_pack("{s:s%, s:s, s:I, s:f, s:b, s:I, s:o, s:o, s:o, s:o, s:s, s:o, s:o}",
+			"name", entry->name, (size_t)entry->name_bytes, "path",
 			/* A path may be any bytes, JSON is UTF-8. */
 			log_escape(shown, sizeof(shown), path, strlen(path)), "size",
 			(json_int_t)store_size(entry->store), "started",
@@ -274,7 +274,8 @@ static json_t *export_json(const struct summary *summary, uint32_t export_index)
 			overlap_stats_json(&sum->reads, about->read_rate), "writes",
 			overlap_stats_json(&sum->writes, about->write_rate),
 			"page_cache_send_refusal", text_or_null(export_page_cache_refusal(entry)),
-			"store", layers_json(about, entry->store), "operations", operations));
+			"barrier", store_barrier_name(store_barrier(entry->store, false)), "store",
+			layers_json(about, entry->store), "operations", operations));
 	return whole;
 }
 

@@ -325,6 +325,10 @@ void sim_disk_submit(struct sim_op *sop)
 	struct sim_file *file = sim_disk_file(sop->fd);
 	void (*step)(struct sim_op *) = transfer_step;
 
+	if (sim_ring_is_killed(sop->ring)) {
+		sim_op_complete(sop, -EIO, sim_delay_short());
+		return;
+	}
 	sop->ticket = sim_world.ticket;
 	sop->pieces = faults->jitter ? (uint32_t)sim_between(1, PIECES_MAX) : 1;
 	switch (sop->code) {
@@ -436,6 +440,70 @@ int disk_check_readers(int fd)
 	return 0;
 }
 
+/* Those that the disk has still to do: nobody need have heard of the others. */
+static bool has_operations(const struct sim_file *file)
+{
+	list_for_each(node, &sim_world.operations)
+	{
+		const struct sim_op *sop = list_entry(node, struct sim_op, node);
+
+		if (sop->fd == file->fd && !sop->complete) {
+			return true;
+		}
+	}
+	return false;
+}
+
+int disk_mark_writer(int fd)
+{
+	struct sim_file *file = sim_disk_file(fd);
+
+	check_may_block();
+	GMB_ASSERT(!file->read_only);
+	file->marked = true;
+	return 0;
+}
+
+int disk_check_writers(int fd)
+{
+	const struct sim_disk *disk = sim_disk_file(fd)->disk;
+
+	check_may_block();
+	list_for_each(node, &sim_world.files)
+	{
+		const struct sim_file *file = list_entry(node, struct sim_file, node);
+
+		if (file->disk == disk && file->marked && (!file->killed || has_operations(file))) {
+			return -EBUSY;
+		}
+	}
+	return 0;
+}
+
+bool sim_disk_has_late_operations(const struct sim_disk *disk)
+{
+	list_for_each(node, &sim_world.files)
+	{
+		const struct sim_file *file = list_entry(node, struct sim_file, node);
+
+		if (file->disk == disk && file->killed && has_operations(file)) {
+			return true;
+		}
+	}
+	return false;
+}
+
+void sim_disk_kill_users(struct sim_disk *disk)
+{
+	disk->process++;
+	list_for_each(node, &sim_world.files)
+	{
+		struct sim_file *file = list_entry(node, struct sim_file, node);
+
+		file->killed |= file->disk == disk;
+	}
+}
+
 const char *disk_marker_refusal(int fd)
 {
 	return sim_disk_file(fd)->disk->options.is_block
@@ -451,7 +519,9 @@ int disk_info(int fd, struct disk_info *info)
 	check_may_block();
 	*info = (struct disk_info){
 		.size = file->disk->size,
-		.identity = { options->is_block ? 0 : 1, file->disk->identity },
+		/* Processes share nothing that is found by it. */
+		.identity = { options->is_block ? 0 : 1,
+			file->disk->identity | (uint64_t)file->disk->process << 32 },
 		.is_block = options->is_block,
 		.read_only = options->read_only,
 		.zoned = options->zoned,

@@ -31,6 +31,7 @@ struct ring {
 	bool stop;
 	bool running;
 	bool frozen;
+	bool killed;
 	uint64_t batch_ns;
 	struct list_node batch_ends;
 	struct ring_sources sources;
@@ -547,6 +548,17 @@ void sim_freeze(struct ring *ring, bool frozen)
 	ring->frozen = frozen;
 }
 
+void sim_ring_kill(struct ring *ring)
+{
+	ring->frozen = true;
+	ring->killed = true;
+}
+
+bool sim_ring_is_killed(const struct ring *ring)
+{
+	return ring->killed;
+}
+
 bool sim_run_until_idle(uint64_t events_max)
 {
 	uint64_t limit = sim_world.event_count + events_max;
@@ -907,7 +919,7 @@ static void call_run(struct sim_op *sop)
 	GMB_ASSERT(!sim_world.in_batch);
 	sim_op_check(sop);
 	sim_world.in_call = true;
-	result = sop->call(sop->op);
+	result = sop->ring->killed ? -EIO : sop->call(sop->op);
 	sim_world.in_call = false;
 	sim_op_complete(sop, result, sim_delay_short());
 }

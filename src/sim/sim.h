@@ -113,6 +113,11 @@ bool sim_poll(int poll_fd, uint64_t limit_ns);
 /* While frozen, a ring runs nothing: its thread was stopped. */
 void sim_freeze(struct ring *ring, bool frozen);
 
+/* The process of the ring is killed: its operations on disks go on, but the ring runs nothing.
+ * After sim_freeze(ring, false) it can be wound up, and whatever it then asks of a disk or a worker
+ * thread fails without effect. */
+void sim_ring_kill(struct ring *ring);
+
 /* ring_cancel() for a twin that was not told which ring it is. */
 void sim_cancel(struct ring_op *op);
 
@@ -217,5 +222,11 @@ uint64_t sim_disk_unflushed_bytes(const struct sim_disk *disk);
 /* From now on reads and/or writes that touch the range fail with -EIO. length 0 clears. */
 void sim_disk_set_bad(
 	struct sim_disk *disk, uint64_t offset, uint64_t length, bool reads, bool writes);
+/* The process that has the disk open is killed: what its open files hold against others ends with
+ * the last operation that is in flight on each. Who opens the disk from now on is another process.
+ */
+void sim_disk_kill_users(struct sim_disk *disk);
+/* True while such operations are in flight. */
+bool sim_disk_has_late_operations(const struct sim_disk *disk);
 /* While set, operations on the disk are kept and complete only after it was cleared. */
 void sim_disk_set_stalled(struct sim_disk *disk, bool stalled);

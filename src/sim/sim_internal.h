@@ -199,6 +199,7 @@ struct sim_disk {
 	char *name;
 	struct sim_disk_options options;
 	uint64_t identity;
+	uint32_t process; /* who has it open now; counted */
 	uint64_t size;
 	uint64_t leaf_count;
 	struct sim_leaf **leaves;
@@ -219,9 +220,12 @@ struct sim_file {
 	int fd;
 	bool direct;
 	bool read_only;
+	bool marked; /* disk_mark_writer() */
+	bool killed; /* its process */
 	uint64_t flush_errors_seen;
 };
 
+bool sim_ring_is_killed(const struct ring *ring);
 void sim_disk_submit(struct sim_op *sop);
 void sim_disk_stop(void);
 

@@ -582,7 +582,10 @@ static int open_all(
 	store->unit = MAX((uint64_t)store->disk.block_preferred, (uint64_t)store->offset_align);
 	store->unit = MAX(store->unit, (uint64_t)sysconf(_SC_PAGESIZE));
 	atomic_init(&store->size, store->disk.size);
+	store->member.path = store->path;
 	store->member.fd = store->fd;
+	store->member.direct_fd = store->direct_fd;
+	store->member.writes = store->is_claimed;
 	store->member.keeps_stale = store->disk.keeps_stale;
 	store->member.writes_direct = store->base.info.write_direct;
 	file_gate_join(store->gate, &store->member);
@@ -626,6 +629,11 @@ static const struct counter file_counter_list[] = {
 static const struct counter_table file_counters = { "file", "export", file_counter_list,
 	ARRAY_COUNT(file_counter_list) };
 
+static enum store_barrier file_barrier(struct store *base, bool look)
+{
+	return file_gate_barrier(container_of(base, struct file_store, base)->gate, look);
+}
+
 static const struct store_ops file_ops = {
 	.name = "file",
 	.queue_bytes = sizeof(struct file_queue),
@@ -638,6 +646,7 @@ static const struct store_ops file_ops = {
 	.page_cache_refusal = file_page_cache_refusal,
 	.size = file_size,
 	.counters = &file_counters,
+	.barrier = file_barrier,
 };
 
 const struct store_kind file_store_kind = {

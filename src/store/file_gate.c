@@ -6,6 +6,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "base/clock.h"
+#include "base/log.h"
 #include "disk/disk.h"
 #include "store/file.h"
 
@@ -21,9 +23,11 @@ struct file_gate {
 	_Atomic uint32_t direct_writers;
 	_Atomic int error;
 
-	pthread_mutex_t claim_lock; /* for the next two; held while claiming blocks */
+	pthread_mutex_t claim_lock; /* for the next four; held while claiming blocks */
 	uint32_t claim_count;
-	int claim_fd; /* -1 = none, or nothing to hold */
+	int claim_fd;		/* -1 = none, or nothing to hold */
+	_Atomic int barrier;	/* enum store_barrier; read by anyone */
+	uint64_t barrier_since; /* when it was found closed */
 
 	pthread_mutex_t lock; /* for all below */
 	uint32_t buffered_count;
@@ -114,6 +118,86 @@ void file_gate_put(struct file_gate *gate)
 	free(gate);
 }
 
+/* --- the barrier --------------------------------------------------------------------------- */
+
+static void barrier_set(struct file_gate *gate, enum store_barrier barrier)
+{
+	atomic_store_explicit(&gate->barrier, (int)barrier, memory_order_relaxed);
+}
+
+static enum store_barrier barrier_of(const struct file_gate *gate)
+{
+	/* Relaxed: who finds it open has nothing else to see. */
+	return (enum store_barrier)atomic_load_explicit(&gate->barrier, memory_order_relaxed);
+}
+
+/* Under the claim lock, for the first claim: nobody of this process has marked a descriptor yet. */
+static void barrier_begin(struct file_gate *gate, const char *path, int fd)
+{
+	int result = disk_check_writers(fd);
+
+	if (result == -EBUSY) {
+		barrier_set(gate, STORE_BARRIER_CLOSED);
+		gate->barrier_since = clock_now_ns();
+		log_warning("'%s': operations of a server that has ended are still under way; "
+			    "clients wait until they are over",
+			path);
+	} else {
+		barrier_set(gate, result == 0 ? STORE_BARRIER_OPEN : STORE_BARRIER_UNKNOWN);
+	}
+}
+
+/* Under the claim lock, with an open barrier. */
+static void mark_member(struct file_gate *gate, const struct file_gate_member *member)
+{
+	int result = member->writes ? disk_mark_writer(member->fd) : 0;
+
+	if (result == 0 && member->writes && member->direct_fd >= 0) {
+		result = disk_mark_writer(member->direct_fd);
+	}
+	if (result < 0) {
+		barrier_set(gate, STORE_BARRIER_UNKNOWN); /* the next server cannot know */
+	}
+}
+
+/* Under the claim lock. */
+static void barrier_look(struct file_gate *gate)
+{
+	const struct file_gate_member *any = NULL;
+	int result;
+
+	pthread_mutex_lock(&gate->lock);
+	list_for_each(node, &gate->members)
+	{
+		any = list_entry(node, struct file_gate_member, node);
+	}
+	result = disk_check_writers(any->fd);
+	if (result != -EBUSY) {
+		barrier_set(gate, result == 0 ? STORE_BARRIER_OPEN : STORE_BARRIER_UNKNOWN);
+		log_info("'%s': the operations of a server that has ended are over, after %.3f s",
+			any->path, (double)(clock_now_ns() - gate->barrier_since) / 1e9);
+	}
+	list_for_each(node, &gate->members)
+	{
+		if (result == 0) {
+			mark_member(gate, list_entry(node, struct file_gate_member, node));
+		}
+	}
+	pthread_mutex_unlock(&gate->lock);
+}
+
+enum store_barrier file_gate_barrier(struct file_gate *gate, bool look)
+{
+	if (look && barrier_of(gate) == STORE_BARRIER_CLOSED) {
+		pthread_mutex_lock(&gate->claim_lock);
+		if (barrier_of(gate) == STORE_BARRIER_CLOSED) {
+			barrier_look(gate);
+		}
+		pthread_mutex_unlock(&gate->claim_lock);
+	}
+	return barrier_of(gate);
+}
+
 /* --- the claim ----------------------------------------------------------------------------- */
 
 int file_gate_claim(struct file_gate *gate, const char *path, int fd, struct error *error)
@@ -123,6 +207,9 @@ int file_gate_claim(struct file_gate *gate, const char *path, int fd, struct err
 	pthread_mutex_lock(&gate->claim_lock);
 	if (gate->claim_count == 0) {
 		result = disk_claim(path, fd, &gate->claim_fd, error);
+		if (result == 0) {
+			barrier_begin(gate, path, fd);
+		}
 	}
 	if (result == 0) {
 		gate->claim_count++;
@@ -165,6 +252,10 @@ static void stop_readahead(struct file_gate *gate)
 
 void file_gate_join(struct file_gate *gate, struct file_gate_member *member)
 {
+	pthread_mutex_lock(&gate->claim_lock);
+	if (barrier_of(gate) == STORE_BARRIER_OPEN) {
+		mark_member(gate, member);
+	}
 	pthread_mutex_lock(&gate->lock);
 	list_push_back(&gate->members, &member->node);
 	if (member->writes_direct) {
@@ -174,6 +265,7 @@ void file_gate_join(struct file_gate *gate, struct file_gate_member *member)
 		stop_readahead(gate);
 	}
 	pthread_mutex_unlock(&gate->lock);
+	pthread_mutex_unlock(&gate->claim_lock);
 }
 
 void file_gate_leave_member(struct file_gate *gate, struct file_gate_member *member)

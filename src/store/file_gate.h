@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * What all stores of a process that are open on one file share: a gate that keeps writes through
- * the page cache and writes around it apart, the claim against other processes, and the verdict of
- * failed flushes.
+ * the page cache and writes around it apart, the claim against other processes, the barrier against
+ * operations of a server that has ended, and the verdict of failed flushes.
  *
  * Why a gate: a buffered write of half a page reads the page, changes it and writes all of it back
  * later. A direct write to the other half in between would be undone. And on a block device and in
@@ -23,6 +23,11 @@
  * stores write it, and lets go when the last of them closes. What stays out of reach: a program
  * that claims nothing, and reading a partition beside its whole disk.
  *
+ * The claim of a server that was killed is free at once, its direct writes go on. So each store
+ * that writes marks its descriptors (disk_mark_writer()), and who claims the disk next finds the
+ * marks for as long as an operation is under way: until then the barrier is closed, and no store of
+ * the file may be given a part. Stores mark theirs when it is open.
+ *
  * Threading: any reactor; get, put, join and leave where stores are opened and closed. All stores
  * of one file should be open before the first part is submitted: what is in flight while the first
  * direct writer joins is not covered.
@@ -33,7 +38,7 @@
 
 #include "base/error.h"
 #include "base/list.h"
-#include "ring/ring.h"
+#include "store/store.h"
 
 struct store_part;
 struct file_gate;
@@ -43,7 +48,10 @@ enum file_gate_class { FILE_GATE_NONE, FILE_GATE_DIRECT, FILE_GATE_BUFFERED };
 /* A store's entry. */
 struct file_gate_member {
 	struct list_node node;
+	const char *path; /* for messages */
 	int fd;		  /* the buffered descriptor */
+	int direct_fd;	  /* or -1 */
+	bool writes;	  /* and has claimed */
 	bool keeps_stale; /* as in struct disk_info */
 	bool writes_direct;
 };
@@ -70,6 +78,10 @@ void file_gate_unclaim(struct file_gate *gate);
  * this one discard or zero: both throw pages of the device's cache away. Any thread, between claim
  * and unclaim of its own. */
 int file_gate_claim_fd(const struct file_gate *gate);
+
+/* See store_barrier(). look: asks again whether a closed barrier is open, which may block. Any
+ * thread. */
+enum store_barrier file_gate_barrier(struct file_gate *gate, bool look);
 
 void file_gate_join(struct file_gate *gate, struct file_gate_member *member);
 void file_gate_leave_member(struct file_gate *gate, struct file_gate_member *member);

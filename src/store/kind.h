@@ -51,6 +51,9 @@ struct store_ops {
 	 * state of its own (queue_bytes is 0); part->memory has no MEM_FIXED when it is another's.
 	 */
 	bool has_owner;
+	/* Optional: see store_barrier(). A filter has none: its inner store is asked. Any thread.
+	 */
+	enum store_barrier (*barrier)(struct store *store, bool look);
 };
 
 /* A member of that struct, for the table. */

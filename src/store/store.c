@@ -234,6 +234,21 @@ void store_started(struct store *store, int result)
 	start->done(start);
 }
 
+/* --- the barrier --------------------------------------------------------------------------- */
+
+enum store_barrier store_barrier(struct store *store, bool look)
+{
+	store = innermost(store);
+	return store->ops->barrier != NULL ? store->ops->barrier(store, look) : STORE_BARRIER_OPEN;
+}
+
+const char *store_barrier_name(enum store_barrier barrier)
+{
+	static const char *const names[] = { "open", "closed", "unknown" };
+
+	return names[barrier];
+}
+
 /* --- changes of size ----------------------------------------------------------------------- */
 
 static void watch_deliver(struct ring *ring, struct ring_message *message)

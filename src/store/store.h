@@ -374,6 +374,21 @@ uint64_t store_budget(const struct store *store);
 void store_watch_add(struct store *store, struct store_watch *watch);
 void store_watch_remove(struct store *store, struct store_watch *watch);
 
+enum store_barrier {
+	STORE_BARRIER_OPEN,
+	STORE_BARRIER_CLOSED,  /* operations of a process that has ended are still under way */
+	STORE_BARRIER_UNKNOWN, /* this cannot be known here (a network file system, FUSE) */
+};
+/*
+ * Whether writes of a server that was killed may still land in the disk: while they may, no part is
+ * to be submitted. A barrier that is closed opens, or becomes unknown, and never closes again.
+ * look: asks the operating system again while it is closed, which may block; else it says what was
+ * found last. Any thread.
+ */
+enum store_barrier store_barrier(struct store *store, bool look);
+/* "open", "closed", "unknown". */
+const char *store_barrier_name(enum store_barrier barrier);
+
 GMB_MUST_CHECK int store_queue_create(struct store *store, struct ring *ring,
 	struct store_queue **queue_out, struct error *error);
 void store_queue_destroy(struct store_queue *queue);

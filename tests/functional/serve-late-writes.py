@@ -1,15 +1,27 @@
 #!/usr/bin/python3
-"""What a connection has left in the store when it ended is not overtaken by what comes later."""
+"""What a connection has left in the store when it ended, or a server that was killed, is not overtaken
+by what comes later."""
+import fcntl
 import json
+import os
+import struct
 
 import nbdmini
 import support
 
 BLOCK = 4096
+WRITER_OFFSET = 2**63 - 4
+F_OFD_GETLK, F_OFD_SETLK = 36, 37
+
+
+def ask_lock(fd, order, kind):
+    """fcntl() with a lock on the byte of the writers' marks; the kind that it gives back."""
+    lock = struct.pack("hhqqi4x", kind, os.SEEK_SET, WRITER_OFFSET, 1, 0)
+    return struct.unpack("hhqqi4x", fcntl.fcntl(fd, order, lock))[0]
 
 
 class LateWrites(support.Case):
-    def connections(self):
+    def export(self):
         code, output, errors = self.run_gmblock("stats", "--json", self.path("control"))
         self.assertEqual(code, 0, errors)
         return json.loads(output)["exports"][0]
@@ -29,10 +41,76 @@ class LateWrites(support.Case):
             stays.flush()
             stays.send_request(nbdmini.CMD_WRITE_ZEROES, 3, 0, 2 * BLOCK)
             self.assertEqual(stays.reply(), (3, 0))
-            while self.connections()["connections"] > 1:
+            while self.export()["connections"] > 1:
                 pass
             self.assertEqual(stays.read(0, 3 * BLOCK), bytes(2 * BLOCK) + b"old!" * (BLOCK // 4))
-            self.assertEqual(self.connections()["late_waits"], 1)
+            self.assertEqual(self.export()["late_waits"], 1)
+
+    def start_behind_a_killed_server(self, patience="60s"):
+        """A server of a disk on which operations of an earlier one are still under way: what is left
+        of that is the lock on its descriptor. Gives the descriptor, too."""
+        disk = self.make_file("disk.img", b"old!" * BLOCK)
+        operations = os.open(disk, os.O_RDWR)
+        ask_lock(operations, F_OFD_SETLK, fcntl.F_RDLCK)
+        server = self.start_unix("--control", self.path("control"), "--handshake-timeout",
+                                 patience, "--threads", "1", disk)
+        return server, operations
+
+    def test_an_export_waits_for_operations_of_a_killed_server(self):
+        server, operations = self.start_behind_a_killed_server()
+        with nbdmini.Client(server.uri) as goes, nbdmini.Client(server.uri) as names, \
+                nbdmini.Client(server.uri) as looks:
+            for client in (goes, names, looks):
+                client.hello()
+            goes.send_option(nbdmini.OPT_GO, bytes(6))
+            names.send_option(nbdmini.OPT_EXPORT_NAME)
+            # The server answers, and has seen the other two when it does.
+            self.assertEqual(list(looks.list()), [b""])
+            for client in (goes, names):
+                client.sock.setblocking(False)
+                self.assertRaises(BlockingIOError, client.sock.recv, 1)
+                client.sock.settimeout(nbdmini.TIMEOUT_S)
+            self.assertEqual(self.export()["barrier"], "closed")
+            os.close(operations)
+            self.assertNotEqual(goes.option_replies(nbdmini.OPT_GO), [])
+            names.receive(10)
+            self.assertEqual(self.export()["barrier"], "open")
+            for client in (goes, names):
+                client.write(0, b"new!")
+        code, errors = server.stop()
+        self.assertEqual(code, 0)
+        self.assertIn("operations of a server that has ended are still under way", errors)
+        self.assertIn("are over, after", errors)
+
+    def test_a_client_is_told_in_time_that_it_waits_in_vain(self):
+        server, operations = self.start_behind_a_killed_server("1s")
+        self.addCleanup(os.close, operations)
+        with nbdmini.Client(server.uri) as client:
+            client.hello()
+            with self.assertRaises(nbdmini.OptionRefused) as refusal:
+                client.go()
+        self.assertIn("still under way", str(refusal.exception))
+        server.stop()
+
+    def test_a_server_marks_what_it_writes_through(self):
+        disk = self.make_file("disk.img", bytes(BLOCK))
+        with open(disk, "rb+") as file:
+            for mode, kind in (("mode=direct", fcntl.F_RDLCK), ("mode=cached", fcntl.F_RDLCK),
+                               ("readonly", fcntl.F_UNLCK)):
+                server = self.start_unix("--export", f"={disk},{mode}")
+                self.assertEqual(ask_lock(file, F_OFD_GETLK, fcntl.F_WRLCK), kind)
+                server.stop()
+                self.assertEqual(ask_lock(file, F_OFD_GETLK, fcntl.F_WRLCK), fcntl.F_UNLCK)
+
+    def test_several_exports_of_one_disk_do_not_wait_for_each_other(self):
+        disk = self.make_file("disk.img", bytes(BLOCK))
+        server = self.start_unix("--control", self.path("control"), "--export", f"a={disk}",
+                                 "--export", f"b={disk}", uri_count=2)
+        for name in (b"a", b"b"):
+            with nbdmini.open_export(server.uri, name) as client:
+                client.write(0, b"new!")
+        self.assertEqual(self.export()["barrier"], "open")
+        server.stop()
 
 
 if __name__ == "__main__":

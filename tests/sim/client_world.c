@@ -240,7 +240,7 @@ static void bury_event(void *arg)
 {
 	struct world *world = arg;
 
-	if (world->drained == world->service_count) {
+	if (world->drained == world->service_count && world->corpse_count == 0) {
 		bury_server(world);
 	} else {
 		sim_after(MS_NS, bury_event, world);
@@ -285,7 +285,93 @@ static void end_server(struct world *world, uint64_t deadline_ns)
 	sim_after(MS_NS, bury_event, world);
 }
 
-/* Its sockets are gone at once; what it has asked of the disk is done, or not, or in part. */
+/* --- killed servers -------------------------------------------------------------------------- */
+
+/* What is left of a server that was killed: its operations on the disk go on. */
+struct world_corpse {
+	struct world *world;
+	struct export *export;
+	uint32_t service_count;
+	uint32_t drained;
+	struct world_service services[WORLD_SERVICES_MAX];
+};
+
+static void corpse_drained(void *context)
+{
+	struct world_corpse *corpse = context;
+
+	corpse->drained++;
+}
+
+static void corpse_drain_deliver(struct ring *ring, struct ring_message *message)
+{
+	struct world_service *service = container_of(message, struct world_service, drain_message);
+
+	GMB_UNUSED(ring);
+	engine_drain(service->engine, 1, corpse_drained, service->corpse);
+}
+
+static void corpse_bury(void *arg)
+{
+	struct world_corpse *corpse = arg;
+
+	if (corpse->drained < corpse->service_count) {
+		sim_after(MS_NS, corpse_bury, corpse);
+		return;
+	}
+	for (uint32_t i = 0; i < corpse->service_count; i++) {
+		engine_destroy(corpse->services[i].engine);
+		ring_destroy(corpse->services[i].ring);
+	}
+	export_put(corpse->export);
+	corpse->world->corpse_count--;
+	say(corpse->world, "a killed server is gone, left", corpse->world->corpse_count);
+	free(corpse);
+}
+
+/* Nothing of the simulated process runs any more: its memory is given back by its own code, which
+ * can do nothing but that. */
+static void corpse_wind_up(void *arg)
+{
+	struct world_corpse *corpse = arg;
+
+	if (sim_disk_has_late_operations(corpse->world->disk)) {
+		sim_after(MS_NS / 10, corpse_wind_up, corpse);
+		return;
+	}
+	for (uint32_t i = 0; i < corpse->service_count; i++) {
+		struct world_service *service = &corpse->services[i];
+
+		sim_freeze(service->ring, false);
+		service->corpse = corpse;
+		service->drain_message.deliver = corpse_drain_deliver;
+		ring_post(service->ring, &service->drain_message);
+	}
+	corpse_bury(corpse);
+}
+
+static void leave_corpse(struct world *world)
+{
+	struct world_corpse *corpse = calloc(1, sizeof(*corpse));
+
+	GMB_ASSERT(corpse != NULL);
+	corpse->world = world;
+	corpse->export = world->export;
+	corpse->service_count = world->service_count;
+	memcpy(corpse->services, world->services, sizeof(corpse->services));
+	for (uint32_t i = 0; i < world->service_count; i++) {
+		sim_ring_kill(world->services[i].ring);
+	}
+	sim_disk_kill_users(world->disk);
+	world->corpse_count++;
+	world->frozen = false;
+	world->server = SERVER_DOWN;
+	sim_after(MS_NS / 10, corpse_wind_up, corpse);
+	sim_after(world->downtime_ns, start_event, world);
+}
+
+/* Its sockets are gone at once; what it has asked of the disk is done, or not, or in part; now or,
+ * while the machine lives, later. */
 static void kill_server(struct world *world, uint64_t downtime_ns, bool power_too)
 {
 	struct sim_faults dying = {
@@ -305,6 +391,10 @@ static void kill_server(struct world *world, uint64_t downtime_ns, bool power_to
 		if (connection->life == world->life && sim_is_open(connection->server_fd)) {
 			sim_socket_kill(connection->server_fd);
 		}
+	}
+	if (!power_too) {
+		leave_corpse(world);
+		return;
 	}
 	sim_disk_set_stalled(world->disk, false);
 	sim_set_faults(&dying);
@@ -326,7 +416,7 @@ static void stop_server(struct world *world, uint64_t downtime_ns, bool power_to
 
 struct accept_message {
 	struct ring_message message;
-	struct world_service *service;
+	struct engine *engine;
 	int fd;
 };
 
@@ -335,9 +425,9 @@ static void accept_deliver(struct ring *ring, struct ring_message *message)
 	struct accept_message *accept = container_of(message, struct accept_message, message);
 
 	GMB_UNUSED(ring);
-	engine_accept(accept->service->engine, &(struct endpoint){ .kind = &nbd_session_kind,
-						       .fd = accept->fd,
-						       .peer = { .text = "simulated" } });
+	engine_accept(accept->engine, &(struct endpoint){ .kind = &nbd_session_kind,
+					      .fd = accept->fd,
+					      .peer = { .text = "simulated" } });
 	free(accept);
 }
 
@@ -374,7 +464,7 @@ static int network_connect(void *context)
 	accept = calloc(1, sizeof(*accept));
 	GMB_ASSERT(accept != NULL);
 	accept->message.deliver = accept_deliver;
-	accept->service = service;
+	accept->engine = service->engine;
 	accept->fd = connection->server_fd;
 	world->sessions_open++;
 	ring_post(service->ring, &accept->message);
@@ -664,7 +754,7 @@ void world_calm(struct world *world)
 
 static void wait_for_server(struct world *world, uint32_t life, enum world_server_state state)
 {
-	while (world->life != life || world->server != state) {
+	while (world->life < life || world->server != state || world->corpse_count > 0) {
 		if (!sim_step()) {
 			model_fail("the server will never be in state %d of life %u", (int)state,
 				life);

@@ -28,6 +28,7 @@ struct world_connection {
 enum world_server_state { SERVER_DOWN, SERVER_UP, SERVER_DYING };
 
 struct world;
+struct world_corpse;
 
 /* One reactor. */
 struct world_service {
@@ -35,6 +36,7 @@ struct world_service {
 	struct ring *ring;
 	struct engine *engine;
 	struct ring_message drain_message;
+	struct world_corpse *corpse; /* NULL: its server lives */
 };
 
 struct world {
@@ -61,6 +63,7 @@ struct world {
 	struct engine_limits limits;
 	struct store *store; /* the export's */
 	uint32_t sessions_open;
+	uint32_t corpse_count; /* servers that were killed, of which something is left */
 
 	bool link_down;
 	bool frozen;
