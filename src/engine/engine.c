@@ -163,6 +163,7 @@ static bool join(struct session *session)
 	list_remove(&session->ending_node);
 	list_remove(&session->node);
 	list_remove(&session->dirty_node);
+	session_log(session, "has left");
 	path_client_fini(&session->client);
 	peer_put(session->of_peer);
 	session->kind->close(session);

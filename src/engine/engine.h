@@ -297,6 +297,7 @@ struct engine {
 	uint64_t timer_due_ns; /* of the timer in flight */
 	uint64_t stop_due_ns;  /* the first deadline of a session that has to end */
 	struct log_limit log_limit;
+	struct log_limit connect_limit; /* lines about connections that come and go */
 	bool draining;
 	void (*drained)(void *context);
 	void *drained_context;
@@ -317,6 +318,8 @@ void engine_drain(
 
 /* Private to src/engine. */
 void engine_timer_arm(struct engine *engine);
+/* A line about a session that has chosen an export: "client ... WHAT export ...". */
+void session_log(struct session *session, const char *what);
 void engine_stop_session(struct session *session, uint64_t deadline_ns);
 /* 0: the barrier of the store does not hinder the session; else see session_choose(). */
 int engine_export_barrier(struct engine_export *entry, struct session *session);

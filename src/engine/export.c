@@ -188,6 +188,8 @@ int engine_export_add(struct engine *engine, struct export *export, struct error
 	list_init(&entry->barred);
 	entry->path.store = export->store;
 	path_export_init(&entry->path, export->overlap, &export->late, engine->ring);
+	entry->path.name = export->name;
+	entry->path.name_bytes = export->name_bytes;
 	rc = store_queue_create(export->store, engine->ring, &entry->path.queue, error);
 	if (rc < 0) {
 		free(entry);

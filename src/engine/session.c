@@ -13,9 +13,26 @@ static const uint32_t session_edges[SESSION_STATE_COUNT] = {
 	[SESSION_TERMINATING] = 0, /* freed at the end of a batch */
 };
 
+void session_log(struct session *session, const char *what)
+{
+	const struct export *export = session->export;
+	char name[128];
+
+	if (export == NULL || !log_enabled(LOG_LEVEL_INFO)) {
+		return;
+	}
+	log_limited(&session->engine->connect_limit, ring_batch_ns(session->engine->ring),
+		LOG_LEVEL_INFO, "client %s %s export \"%s\"%s", session->peer.text, what,
+		log_escape(name, sizeof(name), export->name, export->name_bytes),
+		(session->rights & ENGINE_RIGHT_WRITE) != 0 ? "" : ", read only");
+}
+
 void session_set_state(struct session *session, enum session_state state)
 {
 	GMB_ASSERT((session_edges[session->state] & BIT(state)) != 0);
+	if (state == SESSION_READY) {
+		session_log(session, "uses");
+	}
 	list_remove(&session->deadline_node);
 	if (session->state == SESSION_NEGOTIATING) {
 		session->engine->counters.handshakes--;

@@ -9,6 +9,8 @@
 #include "base/bytes.h"
 #include "path/overlap.h"
 
+enum { LOGGED_NAME_BYTES = 128 };
+
 struct path {
 	struct ring *ring;
 	struct arena *arena;
@@ -145,6 +147,9 @@ void path_export_init(struct path_export *path_export, uint32_t overlap, struct 
 	path_export->staged_parts = 0;
 	path_export->placements_refused = 0;
 	path_export->late_waits = 0;
+	path_export->name = NULL;
+	path_export->name_bytes = 0;
+	path_export->errors = (struct log_limit){ 0 };
 	for (int op = 0; op < STORE_OP_COUNT; op++) {
 		path_export->stats[op] = NULL;
 	}
@@ -434,6 +439,29 @@ static void ready_insert(struct path_request *request, struct path_stream *strea
 	list_insert_before(position, &stream->node);
 }
 
+/* What the operator should know of. That a fast zero would not be fast, or that the export was made
+ * read-only meanwhile, is no failure. */
+static void log_failure(struct path_request *request, const struct store_part *part, int result)
+{
+	struct path_export *export = request->export;
+	char name[LOGGED_NAME_BYTES];
+
+	if (result == -EOPNOTSUPP || result == -EPERM) {
+		return;
+	}
+	(void)log_escape(name, sizeof(name), export->name, export->name_bytes);
+	if (part->length == 0) {
+		log_limited(&export->errors, ring_batch_ns(request->path->ring), LOG_LEVEL_ERROR,
+			"export \"%s\": %s failed: %s", name, store_op_name(part->op),
+			strerror(-result));
+		return;
+	}
+	log_limited(&export->errors, ring_batch_ns(request->path->ring), LOG_LEVEL_ERROR,
+		"export \"%s\": %s of %llu bytes at offset %llu failed: %s", name,
+		store_op_name(part->op), (unsigned long long)part->length,
+		(unsigned long long)part->offset, strerror(-result));
+}
+
 static void part_done(struct store_part *part, int result)
 {
 	struct path_stream *stream = container_of(part, struct path_stream, part);
@@ -446,6 +474,7 @@ static void part_done(struct store_part *part, int result)
 		path_trace_done(stream->traced, result, ring_batch_ns(request->path->ring));
 	}
 	if (result < 0) {
+		log_failure(request, part, result);
 		fail(request, result, part->offset); /* leaves this stream alone: */
 	}
 	stream->in_store = false;

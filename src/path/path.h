@@ -40,6 +40,7 @@
 #pragma once
 
 #include "base/list.h"
+#include "base/log.h"
 #include "memory/arena.h"
 #include "path/late.h"
 #include "path/overlap.h"
@@ -64,6 +65,9 @@ enum {
 struct path_export {
 	struct store *store;
 	struct store_queue *queue;
+	const char *name; /* for messages, or NULL; without a terminator, held until fini */
+	uint32_t name_bytes;
+	struct log_limit errors;    /* of the disk */
 	struct late_port late_port; /* to what the export's reactors share; see late.h */
 	uint32_t overlap;	    /* PATH_OVERLAP_AUTO, PATH_OVERLAP_OFF, or bytes of a part */
 	struct overlap reads;
@@ -85,7 +89,8 @@ struct path_export {
 
 extern const struct counter_table path_export_counter_table; /* of struct path_export */
 
-/* Sets all but the store and its queue. late: shared with the other reactors, held until fini. */
+/* Sets all but the store, its queue and its name. late: shared with the other reactors, held until
+ * fini. */
 void path_export_init(struct path_export *path_export, uint32_t overlap, struct late_writes *late,
 	struct ring *ring);
 /* Frees the statistics. */

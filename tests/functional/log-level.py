@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""What --log-level and GMBLOCK_LOG let through: what a connection negotiated, and why a request was
-refused, on the server and in the client library."""
+"""What --log-level and GMBLOCK_LOG let through: errors of disks, who comes and goes, what a connection
+negotiated, and why a request was refused, on the server and in the client library."""
 import os
 import re
 import subprocess
@@ -9,6 +9,8 @@ import nbdmini
 import support
 
 DEBUG = dict(os.environ, GMBLOCK_LOG="debug")
+NOT_SET = dict(os.environ)
+NOT_SET.pop("GMBLOCK_LOG", None)
 
 
 class LogLevel(support.Case):
@@ -45,10 +47,46 @@ class LogLevel(support.Case):
 
     def test_an_option_wins_over_the_environment(self):
         self.check_lines(self.logged("--log-level=debug", env=dict(DEBUG, GMBLOCK_LOG="error")))
-        self.assertEqual(self.logged("--log-level=info", env=DEBUG), [])
+        self.check_comes_and_goes(self.logged("--log-level=info", env=DEBUG))
 
-    def test_nothing_by_default(self):
-        self.assertEqual(self.logged(), [])
+    def check_comes_and_goes(self, lines):
+        self.assertEqual(len(lines), 2, lines)
+        for line, what in zip(lines, ("uses", "has left")):
+            self.assertRegex(line, rf'^gmblock: client unix:pid \d+ {what} export "disk"$')
+
+    def test_who_comes_and_goes_by_default(self):
+        self.check_comes_and_goes(self.logged(env=NOT_SET))
+        self.assertEqual(self.logged("--log-level=warning"), [])
+
+    def test_a_client_that_only_looks_is_not_told_of(self):
+        server = self.start_unix("memory:1M", "--log-level", "info")
+        with nbdmini.Client(server.uri) as client:
+            client.hello()
+            client.list()
+        self.assertEqual(server.stop(), (0, ""))
+
+    def test_disk_errors_are_told_with_their_place(self):
+        """Nobody has to ask for these, and a disk that always fails does not fill the log."""
+        image = self.make_file("image", bytes(1 << 20))
+        server = self.start_unix("--log-level=error", "--export",
+                                 f"disk={image},fault=write:EIO")
+        with nbdmini.open_export(server.uri, b"disk") as client:
+            for _ in range(100):
+                with self.assertRaises(OSError):
+                    client.write(8192, bytes(4096))
+        lines = server.stop()[1].splitlines()
+        self.assertEqual(lines[0], 'gmblock: error: export "disk": write of 4096 bytes at offset '
+                         "8192 failed: Input/output error")
+        self.assertLess(len(lines), 30)
+
+    def test_a_flush_that_failed_is_told(self):
+        image = self.make_file("image", bytes(1 << 20))
+        server = self.start_unix("--log-level=error", "--export", f"disk={image},fault=flush:EIO")
+        with nbdmini.open_export(server.uri, b"disk") as client:
+            client.send_request(nbdmini.CMD_FLUSH, 1)
+            self.assertNotEqual(client.reply(), (1, 0))
+        self.assertEqual(server.stop()[1], 'gmblock: error: export "disk": flush failed: '
+                         "Input/output error\n")
 
     def test_refusals_are_limited(self):
         lines = self.logged("--log-level=debug", reads=500)

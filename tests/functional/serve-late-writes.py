@@ -53,7 +53,7 @@ class LateWrites(support.Case):
         operations = os.open(disk, os.O_RDWR)
         ask_lock(operations, F_OFD_SETLK, fcntl.F_RDLCK)
         server = self.start_unix("--control", self.path("control"), "--handshake-timeout",
-                                 patience, "--threads", "1", disk)
+                                 patience, "--threads", "1", "--log-level", "info", disk)
         return server, operations
 
     def test_an_export_waits_for_operations_of_a_killed_server(self):

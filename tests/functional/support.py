@@ -19,6 +19,8 @@ def main():
     # The program's messages, without those of the harness around it.
     os.environ.pop("JOURNAL_STREAM", None)
     os.environ.pop("NOTIFY_SOCKET", None)
+    # Clients that come and go are no news here; what goes wrong is.
+    os.environ["GMBLOCK_LOG"] = "warning"
     # The program heeds no signal that it finds ignored, and whoever starts the suite may ignore
     # these (nohup).
     signal.signal(signal.SIGINT, signal.default_int_handler)
