@@ -75,7 +75,7 @@ static bool futex_works(struct waiter *waiter)
 static int make_ring(struct waiter *waiter)
 {
 	struct io_uring_params parameters = {
-		.flags = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN |
+		.flags = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_COOP_TASKRUN |
 			 IORING_SETUP_TASKRUN_FLAG,
 	};
 	int result = io_uring_queue_init_params(RING_ENTRIES, &waiter->ring, &parameters);
