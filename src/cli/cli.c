@@ -246,7 +246,7 @@ int cli_operand(const char *command, const char *noun, int argc, char **argv, co
 /* The name of something that is there, where a URI belongs: what was probably meant. */
 static int not_a_uri(const char *command, const char *text, const struct stat *status)
 {
-	struct nbd_uri uri = { .is_unix = true };
+	struct nbd_uri uri = { .protocol = "nbd", .is_unix = true };
 	char uri_text[QUOTE_BYTES];
 	char quoted[QUOTE_BYTES];
 

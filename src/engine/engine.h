@@ -118,6 +118,7 @@ const struct path_export *engine_export_measured(
 struct session_kind {
 	const char *name;
 	const char *const *schemes; /* of URIs; ends with NULL */
+	bool keeps_messages;	    /* its sockets are SOCK_SEQPACKET, not SOCK_STREAM */
 
 	/* What the kind needs once per engine. Optional, both: the service is the engine itself.
 	 */

@@ -57,23 +57,26 @@ static int check_scheme(const char *scheme, struct nbd_uri *uri, struct error *e
 {
 	static const struct {
 		const char *name;
+		const char *protocol;
 		bool tls;
 	} schemes[] = {
-		{ "nbd", false },
-		{ "nbds", true },
-		{ "nbd+unix", false },
-		{ "nbds+unix", true },
+		{ "nbd", "nbd", false },
+		{ "nbds", "nbd", true },
+		{ "nbd+unix", "nbd", false },
+		{ "nbds+unix", "nbd", true },
+		{ "gmb+unix", "gmb", false },
 	};
 	char shown[SHOWN_BYTES];
 
 	for (size_t i = 0; i < ARRAY_COUNT(schemes); i++) {
 		if (strcasecmp(scheme, schemes[i].name) == 0) {
+			uri->protocol = schemes[i].protocol;
 			uri->tls = schemes[i].tls;
 			return 0;
 		}
 	}
 	return error_set(error, -EINVAL,
-		"unknown scheme '%s'; it can be nbd, nbds, nbd+unix or nbds+unix",
+		"unknown scheme '%s'; it can be nbd, nbds, nbd+unix, nbds+unix or gmb+unix",
 		log_escape(shown, sizeof(shown), scheme, strlen(scheme)));
 }
 
@@ -194,7 +197,8 @@ int nbd_uri_format(const struct nbd_uri *uri, const char *export_name, uint32_t 
 	char separator = '?';
 
 	GMB_ASSERT(out_bytes > 0);
-	uri_put_text(&w, uri->tls ? "nbds" : "nbd", uri->tls ? 4 : 3);
+	uri_put_text(&w, uri->protocol, strlen(uri->protocol));
+	uri_put_text(&w, "s", uri->tls ? 1 : 0);
 	uri_put_text(&w, uri->is_unix ? "+unix://" : "://", uri->is_unix ? 8 : 3);
 	if (uri->user != NULL) {
 		uri_put_encoded(&w, uri->user, strlen(uri->user), "");

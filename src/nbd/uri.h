@@ -4,6 +4,7 @@
  *
  *   nbd://[user@]HOST[:PORT]/EXPORT          nbd+unix:///EXPORT?socket=PATH
  *   nbds://..., nbds+unix://...              the same over TLS
+ *   gmb+unix:///EXPORT?socket=PATH           docs/protocol/gmb.md
  *
  * Threading: pure functions. Ownership: nbd_uri_parse() gives, nbd_uri_fini() frees.
  * Errors: -EINVAL with a sentence that names what is wrong with which part; nothing to free then.
@@ -15,11 +16,12 @@
 enum { NBD_PORT_DEFAULT = 10809, NBD_URI_LABEL_BYTES = 160 };
 
 struct nbd_uri {
-	bool tls;	   /* scheme nbds or nbds+unix */
-	bool is_unix;	   /* scheme nbd+unix or nbds+unix */
-	char *host;	   /* TCP: name or address without brackets, not empty; else NULL */
-	uint16_t port;	   /* TCP: 0 only when the URI says ":0" (listening) */
-	char *socket_path; /* Unix: path; an abstract name starts with a zero byte */
+	const char *protocol; /* static: "nbd", also with TLS, or "gmb" */
+	bool tls;	      /* scheme nbds or nbds+unix */
+	bool is_unix;	      /* scheme nbd+unix, nbds+unix or gmb+unix */
+	char *host;	      /* TCP: name or address without brackets, not empty; else NULL */
+	uint16_t port;	      /* TCP: 0 only when the URI says ":0" (listening) */
+	char *socket_path;    /* Unix: path; an abstract name starts with a zero byte */
 	uint32_t socket_path_bytes; /* without terminator */
 	char *export_name; /* percent-decoded, may be empty, never NULL, no zero byte inside */
 	char *user;	   /* or NULL */

@@ -63,7 +63,7 @@ static int make_folder(const char *folder)
 static int listen_at(struct server_control *control, const char *path, struct error *error)
 {
 	char socket_path[PATH_BYTES];
-	struct nbd_uri uri = { .is_unix = true, .socket_path = socket_path };
+	struct nbd_uri uri = { .protocol = "nbd", .is_unix = true, .socket_path = socket_path };
 	mode_t before;
 	int rc;
 
@@ -73,7 +73,7 @@ static int listen_at(struct server_control *control, const char *path, struct er
 	snprintf(socket_path, sizeof(socket_path), "%s", path);
 	uri.socket_path_bytes = (uint32_t)strlen(path);
 	before = umask(0177);
-	rc = listener_open(&uri, &control->listener, error);
+	rc = listener_open(&uri, NULL, &control->listener, error);
 	umask(before);
 	return rc;
 }

@@ -182,7 +182,7 @@ static bool is_wildcard(const struct addrinfo *entry)
 static int set_tcp_uri(
 	struct listener *listener, const char *host, uint16_t port, struct error *error)
 {
-	listener->uri = (struct nbd_uri){ .port = port };
+	listener->uri = (struct nbd_uri){ .protocol = "nbd", .port = port };
 	listener->uri.host = strdup(host);
 	return listener->uri.host != NULL ? 0 : out_of_memory(error);
 }
@@ -364,14 +364,14 @@ static char *copy_bytes(const char *bytes, uint32_t len)
 
 /* The path from the root, so that a client with another working directory finds it; as it is when
  * that would be too long for a socket address. */
-static int set_unix_uri(
-	struct listener *listener, const char *path, uint32_t path_bytes, struct error *error)
+static int set_unix_uri(struct listener *listener, const char *protocol, const char *path,
+	uint32_t path_bytes, struct error *error)
 {
 	char directory[PATH_MAX];
 	char absolute[sizeof(((struct sockaddr_un *)0)->sun_path)];
 	int len;
 
-	listener->uri = (struct nbd_uri){ .is_unix = true };
+	listener->uri = (struct nbd_uri){ .protocol = protocol, .is_unix = true };
 	if (path_bytes > 0 && path[0] != '\0' && path[0] != '/' &&
 		getcwd(directory, sizeof(directory)) != NULL) {
 		len = snprintf(absolute, sizeof(absolute), "%s/%s", directory, path);
@@ -388,7 +388,9 @@ static int set_unix_uri(
 static int unix_open_locked(
 	const struct nbd_uri *uri, struct listener *listener, struct error *error)
 {
-	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	bool keeps_messages = listener->kind != NULL && listener->kind->keeps_messages;
+	int type = keeps_messages ? SOCK_SEQPACKET : SOCK_STREAM;
+	int fd = socket(AF_UNIX, type | SOCK_CLOEXEC, 0);
 	char shown[URI_SHOWN_BYTES];
 	struct stat st;
 	int rc;
@@ -403,7 +405,7 @@ static int unix_open_locked(
 		return rc;
 	}
 	listener->fds[listener->fd_count++] = fd;
-	rc = set_unix_uri(listener, uri->socket_path, uri->socket_path_bytes, error);
+	rc = set_unix_uri(listener, uri->protocol, uri->socket_path, uri->socket_path_bytes, error);
 	if (rc == 0 && uri->socket_path[0] != '\0' && lstat(uri->socket_path, &st) == 0) {
 		listener->unlink_path = strdup(uri->socket_path);
 		listener->unlink_device = st.st_dev;
@@ -427,11 +429,12 @@ static int unix_open(const struct nbd_uri *uri, struct listener *listener, struc
 
 /* --- all ------------------------------------------------------------------------------------- */
 
-static int open_once(const struct nbd_uri *uri, struct listener *listener, struct error *error)
+static int open_once(const struct nbd_uri *uri, const struct session_kind *kind,
+	struct listener *listener, struct error *error)
 {
 	int rc;
 
-	*listener = (struct listener){ 0 };
+	*listener = (struct listener){ .kind = kind };
 	rc = uri->is_unix ? unix_open(uri, listener, error) : tcp_open(uri, listener, error);
 	if (rc < 0) {
 		listener_close(listener);
@@ -443,19 +446,21 @@ static int open_once(const struct nbd_uri *uri, struct listener *listener, struc
  * The kernel takes a killed server's ring apart after the process is gone, and the ring holds the
  * listening sockets until then: a restart must not fail over that moment.
  */
-int listener_open(const struct nbd_uri *uri, struct listener *listener, struct error *error)
+int listener_open(const struct nbd_uri *uri, const struct session_kind *kind,
+	struct listener *listener, struct error *error)
 {
 	const struct timespec pause = { .tv_nsec = BUSY_PAUSE_NS };
-	int rc = open_once(uri, listener, error);
+	int rc = open_once(uri, kind, listener, error);
 
 	for (int tries = 1; rc == -EADDRINUSE && tries < BUSY_TRIES_MAX; tries++) {
 		nanosleep(&pause, NULL);
-		rc = open_once(uri, listener, error);
+		rc = open_once(uri, kind, listener, error);
 	}
 	return rc;
 }
 
-static int adopt_address(struct listener *listener, int fd, struct error *error)
+static int adopt_address(
+	struct listener *listener, int fd, const char *protocol, struct error *error)
 {
 	union address address = { 0 };
 	socklen_t bytes = sizeof(address);
@@ -472,7 +477,7 @@ static int adopt_address(struct listener *listener, int fd, struct error *error)
 		if (len > 0 && path[0] != '\0') {
 			len = (uint32_t)strnlen(path, len);
 		}
-		return set_unix_uri(listener, path, len, error);
+		return set_unix_uri(listener, protocol, path, len, error);
 	}
 	if (address.any.sa_family != AF_INET && address.any.sa_family != AF_INET6) {
 		return error_set(error, -EAFNOSUPPORT, "it is neither TCP nor Unix");
@@ -488,35 +493,40 @@ static int adopt_address(struct listener *listener, int fd, struct error *error)
 	return set_tcp_uri(listener, host, get_port(&address), error);
 }
 
-/* 1 or 0, or a negative errno. */
-static int is_listening_stream(int fd)
+/* The protocol of a listening socket by its type, or NULL; a negative errno. */
+static int protocol_of(int fd, const char **protocol_out)
 {
 	int type = 0;
 	int listening = 0;
 	socklen_t bytes = sizeof(int);
 
+	*protocol_out = NULL;
 	if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &bytes) < 0 ||
 		getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &bytes) < 0) {
 		return errno == ENOTSOCK ? 0 : -errno;
 	}
-	return type == SOCK_STREAM && listening;
+	if (listening && (type == SOCK_STREAM || type == SOCK_SEQPACKET)) {
+		*protocol_out = type == SOCK_STREAM ? "nbd" : "gmb";
+	}
+	return 0;
 }
 
 int listener_adopt(int fd, struct listener *listener, struct error *error)
 {
+	const char *protocol;
 	int flags;
 	int rc;
 
 	*listener = (struct listener){ .fds = { fd }, .fd_count = 1 };
-	rc = is_listening_stream(fd);
+	rc = protocol_of(fd, &protocol);
 	if (rc < 0) {
 		error_set(error, rc, "%s", strerror(-rc));
-	} else if (rc == 0) {
+	} else if (protocol == NULL) {
 		rc = error_set(error, -EINVAL,
 			"it is not a listening stream socket; use ListenStream= and Accept=no in "
 			"the socket unit");
 	} else {
-		rc = adopt_address(listener, fd, error);
+		rc = adopt_address(listener, fd, protocol, error);
 	}
 	/* A non-blocking listener would make the ring's accept fail instead of wait. */
 	flags = rc == 0 ? fcntl(fd, F_GETFL) : 0;

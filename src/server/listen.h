@@ -19,7 +19,7 @@ enum { LISTENER_SOCKETS_MAX = 16 };
 
 struct listener {
 	struct nbd_uri uri; /* as a client on this machine can use it: real port, no wildcard */
-	const struct session_kind *kind; /* what is spoken there; set by the server */
+	const struct session_kind *kind; /* what is spoken there */
 	int fds[LISTENER_SOCKETS_MAX];
 	uint32_t fd_count;
 	char *unlink_path; /* the socket file to remove, or NULL */
@@ -27,11 +27,13 @@ struct listener {
 	ino_t unlink_inode;
 };
 
-/* An address in use is tried again for a second before that is an error. */
-GMB_MUST_CHECK int listener_open(
-	const struct nbd_uri *uri, struct listener *listener, struct error *error);
+/* An address in use is tried again for a second before that is an error. kind: what is spoken
+ * there; NULL: something else, over streams. */
+GMB_MUST_CHECK int listener_open(const struct nbd_uri *uri, const struct session_kind *kind,
+	struct listener *listener, struct error *error);
 
-/* Takes over a listening stream socket of the service manager; fd becomes the listener's. */
+/* Takes over a listening socket of the service manager, for gmb+unix when it is SOCK_SEQPACKET; fd
+ * becomes the listener's. The caller sets the kind. */
 GMB_MUST_CHECK int listener_adopt(int fd, struct listener *listener, struct error *error);
 
 /* Closes the sockets and removes the socket file if it is still ours. Twice does no harm. */

@@ -199,16 +199,52 @@ static int open_exports(struct server *server, struct error *error)
 
 /* --- listeners ------------------------------------------------------------------------------- */
 
+/* The scheme of a URI says which protocol is spoken on its listener. */
+static int find_kind(const struct server *server, const struct nbd_uri *uri,
+	const struct session_kind **kind_out, struct error *error)
+{
+	char scheme[16];
+
+	snprintf(scheme, sizeof(scheme), "%s%s", uri->protocol, uri->is_unix ? "+unix" : "");
+	for (uint32_t i = 0; i < server->kind_count; i++) {
+		for (const char *const *at = server->kinds[i]->schemes; *at != NULL; at++) {
+			if (strcmp(*at, scheme) == 0) {
+				*kind_out = server->kinds[i];
+				return 0;
+			}
+		}
+	}
+	return error_set(
+		error, -EPROTONOSUPPORT, "no protocol of this server serves %s://", scheme);
+}
+
+/* Opens the next listener. */
+static int open_listener(struct server *server, const struct nbd_uri *uri, struct error *error)
+{
+	const struct session_kind *kind;
+	int rc = find_kind(server, uri, &kind, error);
+
+	if (rc == 0) {
+		rc = listener_open(uri, kind, &server->listeners[server->listener_count], error);
+	}
+	server->listener_count += rc == 0;
+	return rc;
+}
+
 static int adopt_sockets(struct server *server, int count, struct error *error)
 {
 	for (int i = 0; i < count; i++) {
-		int rc = listener_adopt(
-			MANAGER_FD_FIRST + i, &server->listeners[server->listener_count], error);
+		struct listener *listener = &server->listeners[server->listener_count];
+		int rc = listener_adopt(MANAGER_FD_FIRST + i, listener, error);
 
 		if (rc < 0) {
 			return rc;
 		}
 		server->listener_count++;
+		rc = find_kind(server, &listener->uri, &listener->kind, error);
+		if (rc < 0) {
+			return rc;
+		}
 	}
 	return 0;
 }
@@ -221,9 +257,8 @@ static int open_default_listener(struct server *server, struct error *error)
 	if (rc < 0) {
 		return rc;
 	}
-	rc = listener_open(&uri, &server->listeners[0], error);
+	rc = open_listener(server, &uri, error);
 	nbd_uri_fini(&uri);
-	server->listener_count = rc == 0;
 	return rc;
 }
 
@@ -241,31 +276,13 @@ static int open_configured(struct server *server, struct error *error)
 		if (reach_covers(server->listeners, adopted_count, &entry->uri)) {
 			continue;
 		}
-		rc = listener_open(&entry->uri, &server->listeners[server->listener_count], error);
+		rc = open_listener(server, &entry->uri, error);
 		if (rc < 0) {
 			error_prefix(error, "%s", entry->origin);
 			return rc;
 		}
-		server->listener_count++;
 	}
 	return 0;
-}
-
-/* The scheme of its URI says which protocol is spoken on a listener. */
-static int choose_kind(const struct server *server, struct listener *listener, struct error *error)
-{
-	const char *scheme = listener->uri.is_unix ? "nbd+unix" : "nbd";
-
-	for (uint32_t i = 0; i < server->kind_count; i++) {
-		for (const char *const *at = server->kinds[i]->schemes; *at != NULL; at++) {
-			if (strcmp(*at, scheme) == 0) {
-				listener->kind = server->kinds[i];
-				return 0;
-			}
-		}
-	}
-	return error_set(
-		error, -EPROTONOSUPPORT, "no protocol of this server serves %s://", scheme);
 }
 
 static int open_listeners(struct server *server, struct error *error)
@@ -290,9 +307,6 @@ static int open_listeners(struct server *server, struct error *error)
 	}
 	if (rc == 0 && server->listener_count == 0) {
 		rc = open_default_listener(server, error);
-	}
-	for (uint32_t i = 0; rc == 0 && i < server->listener_count; i++) {
-		rc = choose_kind(server, &server->listeners[i], error);
 	}
 	return rc;
 }
