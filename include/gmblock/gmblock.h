@@ -29,7 +29,7 @@
  * also fill it with a message: what failed, on which object, why, and what to do. NULL: no message.
  *
  * The protocol is NBD as its proto.md describes it: fixed newstyle, simple, structured and extended
- * replies, base:allocation.
+ * replies, base:allocation; or gmb (docs/protocol/gmb.md), between processes of one machine.
  */
 #ifndef GMBLOCK_GMBLOCK_H
 #define GMBLOCK_GMBLOCK_H
@@ -97,6 +97,33 @@ void gmb_queue_wake(struct gmb_queue *queue);
  */
 int gmb_queue_fd(const struct gmb_queue *queue);
 
+/* ---- buffers: memory that servers of this machine reach ----------------------------------------
+ *
+ * Over gmb+unix a server reads and writes the memory of a request itself. It can reach what was
+ * allocated here; other memory is copied by the library (gmb_stats.bytes_moved). Over NBD it is
+ * memory like any other. A server that a client of the queue is connected to can see and change all
+ * of a buffer that it was asked to use, so keep nothing else there.
+ */
+
+enum gmb_buffer_flags {
+	GMB_BUFFER_HUGE = 1 << 0, /* ask for transparent huge pages */
+};
+
+enum { GMB_BUFFERS_MAX = 15 }; /* of a queue: take few and large ones */
+
+/*
+ * Allocates zeroed memory for the requests of all clients on the queue; it begins at a page.
+ * flags: enum gmb_buffer_flags. Direct I/O needs places and lengths that are multiples of the
+ * export's block_preferred, or the server copies. The program that forks must not let the child use
+ * it. Freed with gmb_buffer_free(), or with the queue.
+ * Errors: -EINVAL, -ENOMEM, -EMFILE, -ENOSPC (GMB_BUFFERS_MAX).
+ */
+int gmb_buffer_alloc(struct gmb_queue *queue, size_t bytes, uint32_t flags, void **base_out,
+	struct gmb_error *error);
+
+/* Frees what gmb_buffer_alloc() gave; no request that uses it may be in flight. NULL is a no-op. */
+void gmb_buffer_free(struct gmb_queue *queue, void *base);
+
 /* ---- clients: open exports -------------------------------------------------------------------
  */
 
@@ -143,9 +170,9 @@ struct gmb_options {
 };
 
 /*
- * Opens the export that a URI names: nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH
- * (rows P132-P134 of docs/protocol/nbd.md). Blocks until it is usable; requests of other clients on
- * the queue continue meanwhile. options may be NULL.
+ * Opens the export that a URI names: nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH
+ * (rows P132-P134 of docs/protocol/nbd.md) or gmb+unix:///EXPORT?socket=PATH. Blocks until it is
+ * usable; requests of other clients on the queue continue meanwhile. options may be NULL.
  *
  * Errors: -EINVAL invalid URI, -ENOENT no such export, -EPROTO the server violated the protocol,
  * -ETIMEDOUT, -EPROTONOSUPPORT TLS, -EACCES the server's policy, -EDEADLK inside a callback, and
@@ -194,7 +221,12 @@ enum gmb_capabilities {
 	GMB_IS_ROTATIONAL = 1 << 10,
 };
 
-enum gmb_replies { GMB_REPLIES_SIMPLE, GMB_REPLIES_STRUCTURED, GMB_REPLIES_EXTENDED };
+enum gmb_replies {
+	GMB_REPLIES_SIMPLE, /* NBD's three formats */
+	GMB_REPLIES_STRUCTURED,
+	GMB_REPLIES_EXTENDED,
+	GMB_REPLIES_PLACED, /* gmb: payload goes straight to and from the request's memory */
+};
 
 struct gmb_info {
 	size_t size;
@@ -226,7 +258,8 @@ struct gmb_stats {
 	uint64_t commands;	/* sent, including replays */
 	uint64_t bytes_read;	/* of reads that succeeded */
 	uint64_t bytes_written; /* of writes that succeeded */
-	uint64_t bytes_moved;	/* payload that could not be received in place and was copied */
+	uint64_t bytes_moved;	/* payload that was copied: it could not be received in place, or
+				   its memory is out of the server's reach (gmb) */
 	uint64_t system_calls;	/* of the whole queue */
 	uint64_t connections_lost;
 	uint64_t commands_replayed;

@@ -148,6 +148,11 @@ static int check_arguments(const struct arguments *arguments, int argc)
 		return cli_usage_error(name, "--queues is for ublk");
 	}
 	status = cli_uri(name, attach->uri, &uri);
+	if (status == CLI_GO_ON && strcmp(uri.protocol, "nbd") != 0) {
+		nbd_uri_fini(&uri);
+		return cli_usage_error(name,
+			"a disk cannot be attached over gmb; use an nbd+unix URI of the server");
+	}
 	if (status == CLI_GO_ON) {
 		nbd_uri_fini(&uri);
 	}

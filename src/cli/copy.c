@@ -488,7 +488,8 @@ static int job_run(struct job *job, struct error *error)
 	job->counters.total = job->source->size_known ? job->source->bytes : UINT64_MAX;
 	job->counters.start = start_find(job);
 	job->counters.done = job->counters.start;
-	err = copy_pool_create(&job->pool, buffers, arguments->request_bytes, error);
+	err = copy_pool_create(
+		&job->pool, job->loop.queue, buffers, arguments->request_bytes, error);
 	if (err == 0) {
 		err = copy_loop_watch_signals(&job->loop, error);
 	}

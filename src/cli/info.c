@@ -29,9 +29,10 @@ static const char usage_text[] =
 	"Usage: gmblock info [--list | --map] [--json] [--timeout TIME] URI\n"
 	"       gmblock info --local [--path PATH] [--json]\n"
 	"\n"
-	"Shows what an NBD server offers, or which features of this machine gmblock uses.\n"
+	"Shows what a server offers, or which features of this machine gmblock uses.\n"
 	"\n"
-	"  URI             nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH\n"
+	"  URI             nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH\n"
+	"                  or gmb+unix:///EXPORT?socket=PATH\n"
 	"  --list          show every export of the server\n"
 	"  --map           show which ranges of the export are data, holes or zeroes\n"
 	"  --timeout TIME  give up after this time (default 10s)\n"
@@ -161,6 +162,23 @@ static int show_server(const struct info_arguments *arguments, const struct nbd_
 	return status == CLI_OK && err != 0 ? cli_failure("info", &error) : status;
 }
 
+static int show_gmb(const struct info_arguments *arguments)
+{
+	struct nbd_offers offers;
+	struct error error;
+	int err = info_probe_gmb(
+		arguments->uri, arguments->list, arguments->timeout_ns, &offers, &error);
+
+	if (err == 0) {
+		err = arguments->json
+			      ? info_show_json(
+					arguments->uri, &offers, arguments->list, NULL, &error)
+			      : info_show_text(arguments->uri, &offers, arguments->list, &error);
+	}
+	nbd_offers_fini(&offers);
+	return err != 0 ? cli_failure("info", &error) : CLI_OK;
+}
+
 int cmd_info(int argc, char **argv)
 {
 	struct info_arguments arguments = { .uri = NULL };
@@ -178,7 +196,9 @@ int cmd_info(int argc, char **argv)
 	}
 	status = cli_uri("info", arguments.uri, &uri);
 	if (status == CLI_GO_ON) {
-		status = arguments.map ? show_map(&arguments) : show_server(&arguments, &uri);
+		status = arguments.map			    ? show_map(&arguments)
+			 : strcmp(uri.protocol, "gmb") == 0 ? show_gmb(&arguments)
+							    : show_server(&arguments, &uri);
 		nbd_uri_fini(&uri);
 	}
 	return status;

@@ -33,7 +33,8 @@ static const char usage_text[] =
 	"\n"
 	"Lists the exports of an NBD server, one name per line; \"\" is the default export.\n"
 	"\n"
-	"  URI             nbd://HOST[:PORT] or nbd+unix:///?socket=PATH\n"
+	"  URI             nbd://HOST[:PORT], nbd+unix:///?socket=PATH\n"
+	"                  or gmb+unix:///?socket=PATH\n"
 	"  --long          also print size, access and description\n"
 	"  --uri           print the URI of each export instead of its name\n"
 	"  --json          print JSON\n"
@@ -177,7 +178,27 @@ static int show_json(const char *text, const struct nbd_uri *uri, const struct n
 
 /* --- the command --------------------------------------------------------------------------- */
 
-static int show(const struct list_arguments *arguments, const struct nbd_uri *uri)
+static int print(const struct list_arguments *arguments, const struct nbd_uri *uri,
+	const struct nbd_offers *offers, struct error *error)
+{
+	return arguments->as_json ? show_json(arguments->uri, uri, offers, error)
+				  : show_text(arguments, uri, offers, error);
+}
+
+static int show_gmb(const struct list_arguments *arguments, const struct nbd_uri *uri)
+{
+	struct nbd_offers offers;
+	struct error error;
+	int err = info_probe_gmb(arguments->uri, true, arguments->timeout_ns, &offers, &error);
+
+	if (err == 0) {
+		err = print(arguments, uri, &offers, &error);
+	}
+	nbd_offers_fini(&offers);
+	return err != 0 ? cli_failure("list", &error) : CLI_OK;
+}
+
+static int show_nbd(const struct list_arguments *arguments, const struct nbd_uri *uri)
 {
 	struct nbd_dial_options options = {
 		.uri = uri,
@@ -188,12 +209,9 @@ static int show(const struct list_arguments *arguments, const struct nbd_uri *ur
 	struct error error;
 	int err = nbd_dial_wait(&options, -1, NULL, &answers, &error);
 
-	if (err != 0) {
-		/* In the middle of a list there is no saying what is missing from it. */
-	} else if (arguments->as_json) {
-		err = show_json(arguments->uri, uri, nbd_handshake_offers(answers), &error);
-	} else {
-		err = show_text(arguments, uri, nbd_handshake_offers(answers), &error);
+	/* In the middle of a list there is no saying what is missing from it. */
+	if (err == 0) {
+		err = print(arguments, uri, nbd_handshake_offers(answers), &error);
 	}
 	nbd_handshake_destroy(answers);
 	return err != 0 ? cli_failure("list", &error) : CLI_OK;
@@ -209,7 +227,8 @@ int cmd_list(int argc, char **argv)
 		status = cli_uri("list", arguments.uri, &uri);
 	}
 	if (status == CLI_GO_ON) {
-		status = show(&arguments, &uri);
+		status = strcmp(uri.protocol, "gmb") == 0 ? show_gmb(&arguments, &uri)
+							  : show_nbd(&arguments, &uri);
 		nbd_uri_fini(&uri);
 	}
 	return status;

@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "cli/cli.h"
+#include "gmb/server.h"
 #include "nbd/server.h"
 #include "server/server.h"
 
@@ -27,7 +28,8 @@ static const char help_head[] =
 
 /* Between them are the keys that kinds of stores have registered. */
 static const char help_tail[] =
-	"  -l, --listen URI            nbd://HOST[:PORT] or nbd+unix:///?socket=PATH; port 0\n"
+	"  -l, --listen URI            nbd://HOST[:PORT], nbd+unix:///?socket=PATH or\n"
+	"                              gmb+unix:///?socket=PATH; port 0\n"
 	"                              picks a free one; may be repeated\n"
 	"                              (default: nbd://127.0.0.1:10809)\n"
 	"  -c, --config FILE           read exports, addresses and limits from a YAML file\n"
@@ -303,7 +305,12 @@ static int parse_arguments(struct server_config *config, int argc, char **argv)
 }
 
 /* The protocols of this program: the one place where they are registered. */
-static const struct session_kind *const kinds[] = { &nbd_session_kind };
+static const struct session_kind *const kinds[] = {
+	&nbd_session_kind,
+#ifdef GMBLOCK_CLAN
+	&native_session_kind,
+#endif
+};
 
 int cmd_serve(int argc, char **argv)
 {

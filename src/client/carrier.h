@@ -95,6 +95,7 @@ struct carrier_ops {
 	const char *name;
 	const char *const *schemes; /* of URIs, ends with NULL */
 	size_t command_bytes;	    /* in command.space */
+	uint32_t connections;	    /* so many if nobody says; 0: by the number of processors */
 	/* What a URI names, shared by the connections of a client. label: the server's address. */
 	int (*target_create)(const char *uri, char label[CARRIER_LABEL_BYTES_MAX],
 		struct carrier_target **target_out, struct error *error);
@@ -121,7 +122,8 @@ struct carrier_ops {
 struct carrier {
 	const struct carrier_ops *ops;
 	struct connection *connection;
-	struct ring *ring;
+	struct gmb_queue *queue;
+	struct ring *ring;	/* the queue's */
 	uint32_t command_count; /* kept by the carrier, as the rest */
 	uint64_t heard_ns;	/* when bytes of the server came, or it took some, last */
 	uint64_t answered_ns;	/* the same without those that only say that it lives */
@@ -139,11 +141,26 @@ void carrier_failed(struct carrier *carrier, const struct error *error);
 void carrier_stopped(struct carrier *carrier);
 /* A command has ended, command->result is set. text: what the server said about it, or "". */
 void carrier_done(struct carrier *carrier, struct command *command, const char *text);
+/* facts.bytes has changed while it is ready. */
+void carrier_resized(struct carrier *carrier);
 /* READ: [offset, offset + length) of the export came as a hole; its memory is zeroed. */
 void command_hole(struct command *command, uint64_t offset, uint64_t length);
 /* STATUS: the next extent, described bytes after the command's offset. flags: GMB_EXTENT_. */
 void command_extent(struct command *command, uint64_t described, uint64_t length, uint32_t flags);
 
+/* --- what a protocol keeps once per queue ---------------------------------------------------- */
+
+struct queue_part {
+	void (*destroy)(struct queue_part *part); /* with the queue, after its last client */
+};
+
+/* Where the queue keeps it; NULL until the protocol puts it there. */
+struct queue_part **queue_part(struct gmb_queue *queue);
+struct ring *queue_ring(struct gmb_queue *queue);
+/* Copies an error into the public form. */
+void error_export(struct gmb_error *out, const struct error *error);
+
 /* --- the protocols -------------------------------------------------------------------------- */
 
-extern const struct carrier_ops nbd_carrier; /* nbd/client_carrier.c */
+extern const struct carrier_ops nbd_carrier;	/* nbd/client_carrier.c */
+extern const struct carrier_ops native_carrier; /* gmb/client_carrier.c */

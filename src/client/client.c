@@ -22,7 +22,12 @@ enum {
 };
 
 /* Who serves which URIs; the first one says what is wrong with a URI that nobody serves. */
-static const struct carrier_ops *const carriers[] = { &nbd_carrier };
+static const struct carrier_ops *const carriers[] = {
+	&nbd_carrier,
+#ifdef GMBLOCK_CLAN
+	&native_carrier,
+#endif
+};
 
 static const struct carrier_ops *find_carrier(const char *uri)
 {
@@ -453,6 +458,17 @@ static void leave_old_epoch(struct gmb_client *client, const struct connection *
 	}
 }
 
+static void tell_size(struct gmb_client *client, uint64_t before)
+{
+	char text[128];
+
+	if (client->facts.bytes != before) {
+		snprintf(text, sizeof(text), "the export has %llu bytes now, %llu before",
+			(unsigned long long)client->facts.bytes, (unsigned long long)before);
+		client_event(client, GMB_EVENT_RESIZED, text);
+	}
+}
+
 int client_connection_ready(
 	struct gmb_client *client, struct connection *connection, struct error *error)
 {
@@ -499,14 +515,18 @@ int client_connection_ready(
 		return 0;
 	}
 	client_event(client, GMB_EVENT_RECONNECTED, client->uri_text);
-	if (facts->bytes != size_before) {
-		char text[128];
-
-		snprintf(text, sizeof(text), "the export has %llu bytes now, %llu before",
-			(unsigned long long)facts->bytes, (unsigned long long)size_before);
-		client_event(client, GMB_EVENT_RESIZED, text);
-	}
+	tell_size(client, size_before);
 	return 0;
+}
+
+void client_resized(struct gmb_client *client, uint64_t bytes)
+{
+	uint64_t before = client->facts.bytes;
+
+	if (client->state == CLIENT_OPEN) {
+		client->facts.bytes = bytes;
+		tell_size(client, before);
+	}
 }
 
 /* Doubles from attempt to attempt, with a quarter of chance, so that many clients of one server do
@@ -652,7 +672,6 @@ static int take_options(
 		MAX(or_default(own->slow_timeout_ms, SLOW_TIMEOUT_MS), own->request_timeout_ms);
 	own->reconnect_timeout_ms = or_default(own->reconnect_timeout_ms, RECONNECT_TIMEOUT_MS);
 	own->depth = or_default(own->depth, CLIENT_DEPTH_DEFAULT);
-	client->connections_wanted = or_default(own->connections, connections_chosen());
 	return 0;
 }
 
@@ -680,6 +699,8 @@ static int client_create(struct gmb_queue *queue, const char *uri,
 	err = take_options(client, options, error);
 	if (err == 0) {
 		client->ops = find_carrier(uri);
+		client->connections_wanted = or_default(client->options.connections,
+			or_default(client->ops->connections, connections_chosen()));
 		err = client->ops->target_create(uri, client->label, &client->target, error);
 	}
 	if (err == 0 && !ring_secret(queue->ring, secret, sizeof(secret))) {

@@ -39,9 +39,10 @@ enum {
 struct gmb_queue {
 	struct ring *ring;
 	struct list_node clients;
-	struct list_node ended; /* requests whose result is known and not told */
-	uint64_t completed;	/* done was called */
-	bool inside;		/* a callback is running */
+	struct queue_part *part; /* carrier.h */
+	struct list_node ended;	 /* requests whose result is known and not told */
+	uint64_t completed;	 /* done was called */
+	bool inside;		 /* a callback is running */
 	struct ring_message wake;
 	atomic_bool wake_posted;
 	bool woken;
@@ -176,6 +177,8 @@ void client_dispatch(struct gmb_client *client);
 /* A connection is usable; returns 0, or why it must not be used. */
 int client_connection_ready(
 	struct gmb_client *client, struct connection *connection, struct error *error);
+/* The export has another size while a connection is usable. */
+void client_resized(struct gmb_client *client, uint64_t bytes);
 /* A command was answered: the server works. */
 void client_progress(struct gmb_client *client, struct connection *connection);
 /* Commands of the connection were sent and not answered. */
@@ -203,6 +206,3 @@ void connection_leave(struct connection *connection);
 bool connection_has_room(const struct connection *connection);
 /* Gives it a command; there must be room. */
 void connection_add(struct connection *connection, struct command *command);
-
-/* Copies an error into the public form. */
-void error_export(struct gmb_error *out, const struct error *error);

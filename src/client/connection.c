@@ -50,6 +50,7 @@ int connection_create(struct gmb_client *client, struct connection **connection_
 	}
 	connection->carrier->ops = client->ops;
 	connection->carrier->connection = connection;
+	connection->carrier->queue = client->queue;
 	connection->carrier->ring = client->queue->ring;
 	*connection_out = connection;
 	return 0;
@@ -327,11 +328,16 @@ void carrier_done(struct carrier *carrier, struct command *command, const char *
 	request_command_done(client, command, text);
 }
 
+void carrier_resized(struct carrier *carrier)
+{
+	client_resized(carrier->connection->client, carrier->facts.bytes);
+}
+
 /* --- the beginning ------------------------------------------------------------------------- */
 
 static void log_ready(const struct connection *connection, const struct carrier_facts *facts)
 {
-	static const char *const replies[] = { "simple", "structured", "extended" };
+	static const char *const replies[] = { "simple", "structured", "extended", "placed" };
 	char name[128];
 
 	if (log_enabled(LOG_LEVEL_DEBUG)) {

@@ -84,9 +84,22 @@ int gmb_queue_destroy(struct gmb_queue *queue)
 	while (atomic_load(&queue->wake_posted)) {
 		(void)ring_turn(queue->ring, true); /* its message is still on the way */
 	}
+	if (queue->part != NULL) {
+		queue->part->destroy(queue->part);
+	}
 	ring_destroy(queue->ring);
 	free(queue);
 	return 0;
+}
+
+struct queue_part **queue_part(struct gmb_queue *queue)
+{
+	return &queue->part;
+}
+
+struct ring *queue_ring(struct gmb_queue *queue)
+{
+	return queue->ring;
 }
 
 /* --- the loop ------------------------------------------------------------------------------ */

@@ -58,7 +58,8 @@ struct nbd_offer {
 };
 
 struct nbd_offers {
-	bool fixed; /* fixed newstyle, else the first newstyle */
+	const char *protocol; /* static, when it is another one than NBD; else NULL */
+	bool fixed;	      /* fixed newstyle, else the first newstyle */
 	bool no_zeroes;
 	bool listed; /* the server sent its complete list */
 	enum nbd_reply_style style;

@@ -394,6 +394,7 @@ static json_t *json_server(const struct bench_result *result)
 		[GMB_REPLIES_SIMPLE] = "simple",
 		[GMB_REPLIES_STRUCTURED] = "structured",
 		[GMB_REPLIES_EXTENDED] = "extended",
+		[GMB_REPLIES_PLACED] = "placed",
 	};
 	json_t *object = json_object();
 

@@ -16,7 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -62,8 +61,6 @@ struct bench_worker {
 	pthread_mutex_t queue_lock; /* held while the queue is woken, or appears or goes */
 	struct gmb_queue *queue;
 	struct bench_link *links;
-	uint8_t *buffers;
-	size_t buffers_bytes;
 
 	enum bench_phase phase;
 	uint64_t phase_end_ns;
@@ -290,20 +287,18 @@ static int buffers_make(struct bench_worker *worker, struct error *error)
 	const struct bench_work *work = worker->shared->work;
 	size_t stride = ((size_t)work->block_bytes + BUFFER_ALIGNMENT - 1) &
 			~(size_t)(BUFFER_ALIGNMENT - 1);
+	size_t bytes = stride * work->depth * worker->link_count;
+	struct gmb_error theirs;
 	uint8_t *next;
+	void *base;
+	int err = gmb_buffer_alloc(worker->queue, bytes, 0, &base, &theirs);
 
-	worker->buffers_bytes = stride * work->depth * worker->link_count;
-	next = mmap(NULL, worker->buffers_bytes, PROT_READ | PROT_WRITE,
-		MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (next == MAP_FAILED) {
-		int err = -errno;
-
-		return error_set(error, err, "no memory for %zu bytes of buffers: %s",
-			worker->buffers_bytes, strerror(-err));
+	if (err != 0) {
+		return error_set(error, err, "%s", theirs.text);
 	}
-	worker->buffers = next;
-	/* Every page is there before the clock runs, and no store can compress or elide it. */
-	for (size_t i = 0; i < worker->buffers_bytes; i += sizeof(uint64_t)) {
+	next = base;
+	/* No store can compress or elide it. */
+	for (size_t i = 0; i < bytes; i += sizeof(uint64_t)) {
 		uint64_t value = random_next(&worker->random);
 
 		memcpy(next + i, &value, sizeof(value));
@@ -435,11 +430,7 @@ static void worker_fini(struct bench_worker *worker)
 	free(worker->links);
 	worker->links = NULL;
 	queue_set(worker, NULL);
-	GMB_ASSERT(gmb_queue_destroy(queue) == 0);
-	if (worker->buffers != NULL) {
-		munmap(worker->buffers, worker->buffers_bytes);
-		worker->buffers = NULL;
-	}
+	GMB_ASSERT(gmb_queue_destroy(queue) == 0); /* and the buffers with it */
 }
 
 /* --- the thread ---------------------------------------------------------------------------- */

@@ -177,9 +177,10 @@ uint64_t copy_loop_now_ns(const struct copy_loop *loop);
 /* --- buffers -----------------------------------------------------------------------------------
  */
 
-/* A fixed number of equal buffers in one mapping. The buffer that was returned last is taken next,
- * because the processor's caches still hold it. */
+/* A fixed number of equal buffers, in memory that the queue's servers reach (gmb_buffer_alloc()).
+ * The buffer that was returned last is taken next, because the processor's caches still hold it. */
 struct copy_pool {
+	struct gmb_queue *queue;
 	uint8_t *memory;
 	uint8_t **free;
 	uint32_t free_count;
@@ -187,9 +188,9 @@ struct copy_pool {
 	size_t buffer_bytes;
 };
 
-/* buffer_bytes: a multiple of the page size. */
-GMB_MUST_CHECK int copy_pool_create(
-	struct copy_pool *pool, uint32_t count, size_t buffer_bytes, struct error *error);
+/* queue: NULL when nothing is remote. buffer_bytes: a multiple of the page size. */
+GMB_MUST_CHECK int copy_pool_create(struct copy_pool *pool, struct gmb_queue *queue, uint32_t count,
+	size_t buffer_bytes, struct error *error);
 /* Every buffer must have been returned. */
 void copy_pool_destroy(struct copy_pool *pool);
 

@@ -818,30 +818,54 @@ bool copy_map_is_idle(const struct copy_map *map)
 	return !map->io.in_flight;
 }
 
-int copy_pool_create(
-	struct copy_pool *pool, uint32_t count, size_t buffer_bytes, struct error *error)
+/* NULL: there is no memory. */
+static void *pool_memory(struct gmb_queue *queue, size_t bytes)
 {
-	size_t bytes = count * buffer_bytes;
+	void *memory;
 
+	if (queue != NULL) {
+		return gmb_buffer_alloc(queue, bytes, GMB_BUFFER_HUGE, &memory, NULL) == 0 ? memory
+											   : NULL;
+	}
+	memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (memory == MAP_FAILED) {
+		return NULL;
+	}
+	(void)madvise(memory, bytes, MADV_HUGEPAGE); /* fewer page faults where it can */
+	return memory;
+}
+
+static void pool_memory_free(struct copy_pool *pool)
+{
+	if (pool->memory == NULL) {
+		return;
+	}
+	if (pool->queue != NULL) {
+		gmb_buffer_free(pool->queue, pool->memory);
+	} else {
+		munmap(pool->memory, pool->count * pool->buffer_bytes);
+	}
+	pool->memory = NULL;
+}
+
+int copy_pool_create(struct copy_pool *pool, struct gmb_queue *queue, uint32_t count,
+	size_t buffer_bytes, struct error *error)
+{
 	memset(pool, 0, sizeof(*pool));
+	pool->queue = queue;
+	pool->count = count;
+	pool->buffer_bytes = buffer_bytes;
 	pool->free = calloc(count, sizeof(*pool->free));
-	pool->memory =
-		mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (pool->free == NULL || pool->memory == MAP_FAILED) {
-		if (pool->memory != MAP_FAILED) {
-			munmap(pool->memory, bytes);
-		}
+	pool->memory = pool_memory(queue, count * buffer_bytes);
+	if (pool->free == NULL || pool->memory == NULL) {
+		pool_memory_free(pool);
 		free(pool->free);
-		pool->memory = NULL;
 		pool->free = NULL;
 		return error_set(error, -ENOMEM,
 			"out of memory for %u buffers of %zu bytes; use smaller --requests or "
 			"--request-size",
 			count, buffer_bytes);
 	}
-	(void)madvise(pool->memory, bytes, MADV_HUGEPAGE); /* fewer page faults where it can */
-	pool->count = count;
-	pool->buffer_bytes = buffer_bytes;
 	for (uint32_t i = 0; i < count; i++) {
 		copy_pool_put(pool, pool->memory + (count - 1 - i) * buffer_bytes);
 	}
@@ -854,9 +878,8 @@ void copy_pool_destroy(struct copy_pool *pool)
 		return;
 	}
 	GMB_ASSERT(pool->free_count == pool->count);
-	munmap(pool->memory, pool->count * pool->buffer_bytes);
+	pool_memory_free(pool);
 	free(pool->free);
-	pool->memory = NULL;
 	pool->free = NULL;
 }
 

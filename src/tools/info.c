@@ -17,6 +17,9 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "disk/disk.h"
+#ifdef GMBLOCK_CLAN
+#include "gmb/probe.h"
+#endif
 #include "nbd/wire.h"
 #include "ring/ring.h"
 #include "stream/stream.h"
@@ -751,7 +754,7 @@ static void print_offer(const struct nbd_offers *offers, const struct nbd_offer 
 	}
 }
 
-int info_show_text(const char *uri, const struct nbd_offers *offers, bool list, struct error *error)
+static void print_negotiated(const struct nbd_offers *offers)
 {
 	static const char *const styles[] = {
 		[NBD_REPLIES_SIMPLE] = "simple replies",
@@ -759,10 +762,19 @@ int info_show_text(const char *uri, const struct nbd_offers *offers, bool list, 
 		[NBD_REPLIES_EXTENDED] = "extended headers (64-bit lengths)",
 	};
 
-	print_quoted("Server", uri);
-	print_label("Protocol");
 	printf("%s, %s, no TLS\n", offers->fixed ? "fixed newstyle" : "first newstyle (not fixed)",
 		styles[offers->style]);
+}
+
+int info_show_text(const char *uri, const struct nbd_offers *offers, bool list, struct error *error)
+{
+	print_quoted("Server", uri);
+	print_label("Protocol");
+	if (offers->protocol != NULL) {
+		puts(offers->protocol);
+	} else {
+		print_negotiated(offers);
+	}
 	if (list) {
 		print_label("Exports");
 		printf("%u\n", offers->count);
@@ -847,9 +859,15 @@ static json_t *json_protocol(const struct nbd_offers *offers)
 {
 	json_t *object = json_object();
 
-	json_object_set_new(
-		object, "handshake", json_string(offers->fixed ? "fixed-newstyle" : "newstyle"));
-	json_object_set_new(object, "replies", json_string(nbd_reply_style_name(offers->style)));
+	if (offers->protocol != NULL) {
+		json_object_set_new(object, "handshake", json_string(offers->protocol));
+		json_object_set_new(object, "replies", json_string("placed"));
+	} else {
+		json_object_set_new(object, "handshake",
+			json_string(offers->fixed ? "fixed-newstyle" : "newstyle"));
+		json_object_set_new(
+			object, "replies", json_string(nbd_reply_style_name(offers->style)));
+	}
 	json_object_set_new(object, "tls", json_false());
 	return object;
 }
@@ -872,3 +890,59 @@ int info_show_json(const char *uri, const struct nbd_offers *offers, bool list, 
 		root, "notes", json_texts((char *const *)offers->notes, offers->note_count));
 	return print_json(root, error);
 }
+
+/* --- over gmb ------------------------------------------------------------------------------ */
+
+#ifdef GMBLOCK_CLAN
+static struct nbd_text text_of(struct native_text text)
+{
+	return (struct nbd_text){ .bytes = (const char *)text.bytes, .length = text.length };
+}
+
+/* In NBD's words: it can do what NBD can. */
+static int take_export(void *context, const struct native_export *export, struct error *error)
+{
+	static const char allocation[] = "base:allocation";
+	const struct nbd_text base = { .bytes = allocation, .length = sizeof(allocation) - 1 };
+	const uint32_t always = NBD_FLAG_HAS_FLAGS | NBD_FLAG_SEND_FLUSH | NBD_FLAG_SEND_FUA |
+				NBD_FLAG_SEND_CACHE | NBD_FLAG_CAN_MULTI_CONN | NBD_FLAG_SEND_DF;
+	const uint32_t changes =
+		NBD_FLAG_SEND_TRIM | NBD_FLAG_SEND_WRITE_ZEROES | NBD_FLAG_SEND_FAST_ZERO;
+	bool writable = (export->head.flags & NATIVE_EXPORT_WRITABLE) != 0;
+	bool rotates = (export->head.flags & NATIVE_EXPORT_ROTATIONAL) != 0;
+	struct nbd_offers *offers = context;
+	struct nbd_offer *offer;
+	int err = nbd_offers_add(offers, text_of(export->name), text_of(export->text), error);
+
+	if (err != 0) {
+		return err;
+	}
+	offer = &offers->list[offers->count - 1];
+	offer->known = true;
+	offer->size = export->head.bytes;
+	offer->flags = (uint16_t)(always | (writable ? changes : (uint32_t)NBD_FLAG_READ_ONLY) |
+				  (rotates ? (uint32_t)NBD_FLAG_ROTATIONAL : 0));
+	offer->sizes_known = true;
+	offer->sizes = (struct nbd_block_sizes){ .minimum = 1,
+		.preferred = export->head.block_preferred,
+		.payload_max = export->head.payload_max };
+	offer->contexts_known = true;
+	return nbd_offers_add_context(offers, offer, base, error);
+}
+
+int info_probe_gmb(const char *uri, bool list, uint64_t timeout_ns, struct nbd_offers *offers,
+	struct error *error)
+{
+	*offers = (struct nbd_offers){ .protocol = "gmb, version 1", .listed = list };
+	return native_probe(uri, list, timeout_ns, take_export, offers, error);
+}
+#else
+int info_probe_gmb(const char *uri, bool list, uint64_t timeout_ns, struct nbd_offers *offers,
+	struct error *error)
+{
+	GMB_UNUSED(list);
+	GMB_UNUSED(timeout_ns);
+	*offers = (struct nbd_offers){ 0 };
+	return error_set(error, -EPROTONOSUPPORT, "%s: gmb needs an x86-64 processor", uri);
+}
+#endif

@@ -45,6 +45,9 @@ GMB_MUST_CHECK int print_json_digits(json_t *root, int digits, struct error *err
  * names of the others are shown. */
 GMB_MUST_CHECK int info_show_text(
 	const char *uri, const struct nbd_offers *offers, bool list, struct error *error);
+/* Asks a server over gmb for the same; to be freed with nbd_offers_fini(), also after an error. */
+GMB_MUST_CHECK int info_probe_gmb(const char *uri, bool list, uint64_t timeout_ns,
+	struct nbd_offers *offers, struct error *error);
 GMB_MUST_CHECK int info_show_json(const char *uri, const struct nbd_offers *offers, bool list,
 	const char *refusal, struct error *error);
 

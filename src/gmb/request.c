@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "gmb/session.h"
+
+/* What the operations are to the store, and the flags that they take (G8). */
+static const struct {
+	enum store_op op;
+	uint16_t flags;
+} operations[NATIVE_OPERATION_COUNT] = {
+	[NATIVE_READ] = { STORE_READ, 0 },
+	[NATIVE_WRITE] = { STORE_WRITE, NATIVE_FUA },
+	[NATIVE_FLUSH] = { STORE_FLUSH, 0 },
+	[NATIVE_TRIM] = { STORE_TRIM, NATIVE_FUA },
+	[NATIVE_ZERO] = { STORE_ZERO, NATIVE_FUA | NATIVE_NO_HOLE | NATIVE_FAST_ZERO },
+	[NATIVE_CACHE] = { STORE_CACHE, 0 },
+	[NATIVE_STATUS] = { STORE_EXTENTS, 0 },
+};
+
+_Static_assert((int)NATIVE_EXTENTS_MAX <= (int)PATH_EXTENTS_MAX, "extents");
+
+/* --- life ---------------------------------------------------------------------------------- */
+
+static void done(struct native_request *request)
+{
+	list_push_back(&request->session->done, &request->done_node);
+	session_mark_dirty(&request->session->base);
+}
+
+static void progress(struct path_request *path)
+{
+	struct native_request *request = container_of(path, struct native_request, path);
+	struct path_fragment fragment;
+
+	if (request->session->base.state == SESSION_TERMINATING) {
+		return; /* native_session_join() looks at the end of the batch */
+	}
+	/* The bytes are in place; the client hears of them when all are. */
+	while (path->op == STORE_READ && path_next_fragment(path, UINT32_MAX, &fragment)) {
+		path_fragment_sent(&fragment);
+	}
+	if (path_status(path) != PATH_PENDING) {
+		done(request);
+	}
+}
+
+static struct native_request *begin(
+	struct native_session *session, const struct native_wire_request *head)
+{
+	struct native_service *service = session->service;
+	struct list_node *node = list_pop_front(&service->requests_free);
+	struct native_request *request;
+
+	GMB_ASSERT(node != NULL); /* engine_request_may() was asked */
+	request = list_entry(node, struct native_request, node);
+	request->session = session;
+	request->tag = head->tag;
+	request->regions = 0;
+	request->error = 0;
+	request->error_text = NULL;
+	request->started = false;
+	list_init(&request->done_node);
+	list_push_back(&session->requests, &request->node);
+	return request;
+}
+
+void native_request_end(struct native_request *request)
+{
+	struct native_session *session = request->session;
+
+	if (request->started) {
+		path_finish(&request->path);
+	}
+	while (request->regions != 0) {
+		uint32_t number = (uint32_t)__builtin_ctz(request->regions);
+
+		request->regions &= request->regions - 1;
+		session->regions[number].users--;
+		native_region_unused(session, number);
+	}
+	list_remove(&request->node);
+	list_remove(&request->done_node);
+	engine_request_end(&session->base);
+	list_push_front(&session->service->requests_free, &request->node);
+}
+
+/* --- taking one ---------------------------------------------------------------------------- */
+
+/* Turns a segment into memory of ours; false: G7 forbids it. */
+static bool resolve(struct native_request *request, const struct native_wire_segment *segment,
+	uint32_t right, struct mem_segment *out)
+{
+	struct native_region *region;
+
+	if (segment->region >= NATIVE_REGIONS_MAX) {
+		return false;
+	}
+	region = &request->session->regions[segment->region];
+	if (region->memory.base == NULL || region->ending ||
+		region->generation != segment->generation || (region->rights & right) == 0 ||
+		!range_inside(segment->offset, segment->bytes, region->memory.bytes)) {
+		return false;
+	}
+	if ((request->regions & BIT(segment->region)) == 0) {
+		request->regions |= BIT(segment->region);
+		region->users++;
+	}
+	out->memory = mem_at(&region->memory, segment->offset);
+	out->bytes = segment->bytes;
+	return true;
+}
+
+static bool resolve_all(
+	struct native_request *request, const struct native_request_message *message)
+{
+	uint32_t right = message->head.operation == NATIVE_READ ? CLAN_WRITE : CLAN_READ;
+
+	for (uint32_t i = 0; i < message->head.segment_count; i++) {
+		struct native_wire_segment segment = native_segment_at(message, i);
+
+		if (!resolve(request, &segment, right, &request->segments[i])) {
+			return false;
+		}
+	}
+	request->path.placement_count = message->head.segment_count;
+	if (message->head.inline_bytes > 0) {
+		memcpy(request->inlined, message->inlined, message->head.inline_bytes);
+		request->segments[0] = (struct mem_segment){
+			.memory = mem_of(request->inlined),
+			.bytes = message->head.inline_bytes,
+		};
+		request->path.placement_count = 1;
+	}
+	return true;
+}
+
+static int check(struct native_request *request, const struct native_wire_request *head)
+{
+	struct native_session *session = request->session;
+	struct path_request *path = &request->path;
+
+	if (head->operation >= NATIVE_OPERATION_COUNT ||
+		(head->flags & ~operations[head->operation].flags) != 0) {
+		request->error_text = "unknown operation, or a flag that it does not take";
+		return -EINVAL;
+	}
+	path->op = operations[head->operation].op;
+	path->flags = ((head->flags & NATIVE_FUA) != 0 ? (uint32_t)STORE_FUA : 0) |
+		      ((head->flags & NATIVE_NO_HOLE) != 0 ? (uint32_t)STORE_NO_HOLE : 0) |
+		      ((head->flags & NATIVE_FAST_ZERO) != 0 ? (uint32_t)STORE_FAST_ZERO : 0);
+	path->offset = head->offset;
+	path->length = head->length;
+	path->extent_max = MIN(head->extents_max, (uint32_t)NATIVE_EXTENTS_MAX);
+	if (session->base.stopping) {
+		request->error_text = "the server is stopping";
+		return -ESHUTDOWN;
+	}
+	if (path->op == STORE_EXTENTS && path->extent_max == 0) {
+		request->error_text = "there is no room for extents";
+		return -EINVAL;
+	}
+	return session_admit(&session->base, path, &request->error_text);
+}
+
+static void start(struct native_request *request)
+{
+	struct native_session *session = request->session;
+	struct path_request *path = &request->path;
+
+	if (path->op == STORE_FLUSH) {
+		path->offset = 0;
+		path->length = 0;
+	}
+	path->hints.requester = session->base.peer.id;
+	path->client = &session->base.client;
+	path->window_bytes = PATH_WINDOW_BYTES;
+	path->ascending = false;
+	path->whole = true;
+	path->memory_rights = 0;
+	path->placement = path->placement_count > 0 ? request->segments : NULL;
+	path->progress = progress;
+	request->started = true;
+	path_start(session->service->engine->path, path);
+	GMB_ASSERT(path->placement_count == 0 || path->placement != NULL); /* it is RAM */
+}
+
+void native_request_take(struct native_session *session, const uint8_t *bytes, uint32_t len)
+{
+	struct native_request_message message;
+	struct native_request *request;
+	const char *rule = native_request_parse(bytes, len, &message);
+
+	if (rule != NULL) {
+		native_session_fail(session, rule);
+		return;
+	}
+	request = begin(session, &message.head);
+	engine_request_begin(&session->base);
+	if (!resolve_all(request, &message)) {
+		native_session_fail(session, "G7: a segment is not in memory that it may use");
+		return; /* it ends with the session */
+	}
+	request->path.export = session->base.path_export;
+	request->error = check(request, &message.head);
+	if (request->error != 0 || (request->path.length == 0 && request->path.op != STORE_FLUSH)) {
+		done(request);
+		return;
+	}
+	start(request);
+}
+
+/* --- answering ----------------------------------------------------------------------------- */
+
+static uint32_t put_extents(const struct path_request *path, uint8_t *out)
+{
+	for (uint32_t i = 0; i < path->extent_count; i++) {
+		const struct native_wire_extent extent = {
+			.bytes = path->extents[i].length,
+			.flags = path->extents[i].flags,
+		};
+
+		memcpy(out + i * sizeof(extent), &extent, sizeof(extent));
+	}
+	return path->extent_count * (uint32_t)sizeof(struct native_wire_extent);
+}
+
+static const char *text_of(const struct native_request *request, int error)
+{
+	if (request->error_text != NULL) {
+		return request->error_text;
+	}
+	switch (-error) {
+	case ENOSPC:
+		return "no space left on the server's disk";
+	case EPERM:
+		return "the server's disk refused the operation";
+	case EOPNOTSUPP:
+		return "zeroing this range would not be faster than writing it";
+	default:
+		return "the server's disk failed";
+	}
+}
+
+/* Fills in the message; returns its length. */
+static uint32_t answer(const struct native_request *request, uint8_t *out)
+{
+	const struct path_request *path = &request->path;
+	int error = request->error != 0 ? request->error : request->started ? path->error : 0;
+	struct native_wire_reply head = { .tag = request->tag,
+		.status = native_status_from_errno(error) };
+	uint32_t bytes = sizeof(head);
+
+	if (error != 0) {
+		const char *text = text_of(request, error);
+		size_t text_bytes = strlen(text);
+
+		head.value = request->started ? path->error_offset : path->offset;
+		memcpy(out + bytes, text, text_bytes);
+		bytes += (uint32_t)text_bytes;
+	} else if (request->started && path->op == STORE_EXTENTS) {
+		head.value = path->extent_count;
+		bytes += put_extents(path, out + bytes);
+	}
+	memcpy(out, &head, sizeof(head));
+	return bytes;
+}
+
+static void count(const struct native_request *request)
+{
+	struct engine_counters *counters = &request->session->service->engine->counters;
+	const struct path_request *path = &request->path;
+
+	if (request->error != 0 || (request->started && path->error != 0)) {
+		counters->errors++;
+	} else if (path->op == STORE_READ) {
+		counters->bytes_read += path->length;
+	} else if (path->op == STORE_WRITE) {
+		counters->bytes_written += path->length;
+	}
+}
+
+bool native_requests_answer(struct native_session *session)
+{
+	struct list_node *node;
+
+	while ((node = list_first(&session->done)) != NULL) {
+		struct native_request *request = list_entry(node, struct native_request, done_node);
+		uint8_t *message = session->service->message;
+
+		if (clan_send(session->conn, CLAN_BULK, NATIVE_REPLY, message,
+			    answer(request, message)) != 0) {
+			return false; /* no room; or the connection is lost, as an event will say */
+		}
+		session->base.progress_ns = ring_batch_ns(session->service->engine->ring);
+		count(request);
+		native_request_end(request);
+	}
+	return true;
+}

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * gmb on the server: a session kind of the engine (docs/protocol/gmb.md). Its endpoints are
+ * connected Unix sockets of the type SOCK_SEQPACKET.
+ */
+#pragma once
+
+#include "engine/engine.h"
+
+extern const struct session_kind native_session_kind;

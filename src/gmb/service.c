@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <stdlib.h>
+
+#include "gmb/session.h"
+
+_Static_assert((int)EXPORT_NAME_BYTES_MAX <= (int)NATIVE_NAME_BYTES_MAX,
+	"every name of an export can be sent");
+_Static_assert((int)TAKEOVER_TOKEN_BYTES_MAX >= (int)NATIVE_TOKEN_BYTES_MAX, "tokens");
+
+/* Taken in one turn. */
+enum { EVENTS_MAX = 64 };
+
+/* --- the clan queue on the engine's ring ----------------------------------------------------- */
+
+static int source_poll(struct ring_source *source)
+{
+	struct native_service *service = container_of(source, struct native_service, source);
+	struct clan_event events[EVENTS_MAX];
+	struct list_node hungry;
+	struct list_node *node;
+	int count = clan_queue_wait(service->clan, events, EVENTS_MAX, 0);
+
+	GMB_ASSERT(count >= 0);
+	for (int i = 0; i < count; i++) {
+		native_session_event(events[i].context, &events[i]);
+	}
+	list_init(&hungry);
+	while ((node = list_pop_front(&service->hungry)) != NULL) {
+		list_push_back(&hungry, node); /* what gets hungry again waits for the next turn */
+	}
+	while ((node = list_pop_front(&hungry)) != NULL) {
+		native_session_take(list_entry(node, struct native_session, hungry_node));
+		count++;
+	}
+	return count;
+}
+
+static bool source_arm(struct ring_source *source)
+{
+	struct native_service *service = container_of(source, struct native_service, source);
+
+	return list_is_empty(&service->hungry) && clan_queue_arm(service->clan) == 0;
+}
+
+static void source_removed(struct ring_source *source)
+{
+	container_of(source, struct native_service, source)->is_removed = true;
+}
+
+/* A server without gmb connections has nothing of this. */
+int native_service_start(struct native_service *service, struct error *error)
+{
+	const struct engine_limits *limits = &service->engine->limits;
+	/* One place is each session's own. */
+	uint32_t request_count = limits->inflight_max + limits->sessions_max;
+	struct clan_error reason;
+	int result;
+
+	if (service->clan != NULL) {
+		return 0;
+	}
+	service->requests = calloc(request_count, sizeof(*service->requests));
+	if (service->requests == NULL) {
+		return error_set(
+			error, -ENOMEM, "out of memory for %u requests in flight", request_count);
+	}
+	result = clan_queue_create(NULL, &service->clan, &reason);
+	if (result != 0) {
+		free(service->requests);
+		return error_set(error, result, "%s", reason.text);
+	}
+	for (uint32_t i = 0; i < request_count; i++) {
+		list_push_back(&service->requests_free, &service->requests[i].node);
+	}
+	service->source = (struct ring_source){
+		.poll = source_poll,
+		.arm = source_arm,
+		.fd = clan_queue_fd(service->clan),
+	};
+	ring_source_add(service->engine->ring, &service->source);
+	return 0;
+}
+
+/* --- the session kind ------------------------------------------------------------------------ */
+
+static int service_create(struct engine *engine, void **service_out, struct error *error)
+{
+	struct native_service *service = calloc(1, sizeof(*service));
+
+	if (service == NULL) {
+		return error_set(error, -ENOMEM, "out of memory for gmb");
+	}
+	service->engine = engine;
+	list_init(&service->requests_free);
+	list_init(&service->hungry);
+	*service_out = service;
+	return 0;
+}
+
+static void service_destroy(void *context)
+{
+	struct native_service *service = context;
+
+	if (service->clan != NULL) {
+		int result;
+
+		ring_source_remove(service->engine->ring, &service->source, source_removed);
+		while (!service->is_removed) {
+			ring_turn(service->engine->ring, true);
+		}
+		result = clan_queue_destroy(service->clan);
+		GMB_ASSERT(result == 0);
+		free(service->requests);
+	}
+	free(service);
+}
+
+static const char *const schemes[] = { "gmb+unix", NULL };
+
+const struct session_kind native_session_kind = {
+	.name = "gmb",
+	.schemes = schemes,
+	.keeps_messages = true,
+	.create = service_create,
+	.destroy = service_destroy,
+	.accept = native_session_accept,
+	.resume = native_session_resume,
+	.flush = native_session_flush,
+	.drain = native_session_drain,
+	.export_changed = native_session_export_changed,
+	.stalled = native_session_stalled,
+	.abort = native_session_abort,
+	.join = native_session_join,
+	.close = native_session_close,
+};

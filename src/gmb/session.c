@@ -1,0 +1,500 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gmb/session.h"
+
+/* Messages of a client in a row before others have their turn. */
+enum { MESSAGES_MAX = 256 };
+
+static struct native_session *of(struct session *base)
+{
+	return container_of(base, struct native_session, base);
+}
+
+void native_session_fail(struct native_session *session, const char *rule)
+{
+	char reason[160];
+
+	if (session->base.state != SESSION_TERMINATING) {
+		snprintf(reason, sizeof(reason), "it broke a rule of gmb: %s", rule);
+		session_terminate(&session->base, reason);
+	}
+}
+
+/* --- the client's regions -------------------------------------------------------------------- */
+
+static void region_add(struct native_session *session, uint32_t number, uint32_t generation)
+{
+	struct native_service *service = session->service;
+	struct clan_peer_region info = { .size = sizeof(info) };
+	struct native_region *region = &session->regions[number];
+	void *base;
+
+	GMB_ASSERT(number < NATIVE_REGIONS_MAX); /* peer_regions_max */
+	if (region->memory.base != NULL ||
+		clan_peer_region_get(session->conn, number, generation, 0, 0, 0, &base) != 0) {
+		return; /* it has gone already */
+	}
+	(void)clan_peer_region_info(session->conn, number, &info);
+	*region = (struct native_region){
+		.memory = {
+			.base = base,
+			.bytes = info.bytes,
+			.rights = MEM_RAM & ~((info.rights & CLAN_WRITE) != 0 ? 0 : MEM_CPU_WRITE),
+		},
+		.generation = generation,
+		.rights = info.rights,
+	};
+	service->region_bytes += info.bytes;
+	/* Faster with it, and not worse without: the limit on locked memory may forbid it. */
+	if (info.bytes <= NATIVE_FIXED_BYTES_MAX) {
+		(void)!ring_memory_add(service->engine->ring, &region->memory);
+	}
+	if (service->region_bytes > NATIVE_SERVICE_REGION_BYTES_MAX) {
+		session_terminate(&session->base,
+			"the clients' regions together are larger than the server maps (G12)");
+	}
+}
+
+void native_region_unused(struct native_session *session, uint32_t number)
+{
+	struct native_region *region = &session->regions[number];
+	bool wanted = session->base.state != SESSION_TERMINATING && !region->ending;
+
+	if (region->memory.base == NULL || region->users > 0 || wanted) {
+		return;
+	}
+	ring_memory_remove(session->service->engine->ring, &region->memory);
+	session->service->region_bytes -= region->memory.bytes;
+	region->memory.base = NULL;
+	clan_peer_region_put(session->conn, number);
+}
+
+static void region_ending(struct native_session *session, uint32_t number)
+{
+	session->regions[number].ending = true;
+	native_region_unused(session, number);
+}
+
+/* --- LIST and OPEN --------------------------------------------------------------------------- */
+
+/* Until the last answer is out. */
+static bool answer_send(struct native_session *session)
+{
+	struct native_handshake *handshake = session->handshake;
+
+	if (handshake->answer_bytes > 0) {
+		int result = clan_send(session->conn, CLAN_BULK, NATIVE_EXPORT, handshake->answer,
+			handshake->answer_bytes);
+
+		if (result != 0) {
+			return false; /* no room; or the connection is lost, as an event will say */
+		}
+		handshake->answer_bytes = 0;
+	}
+	if (session->base.state == SESSION_READY) {
+		free(handshake);
+		session->handshake = NULL;
+	}
+	return true;
+}
+
+static void answer_text(
+	struct native_session *session, struct native_wire_export *head, const char *text)
+{
+	struct native_handshake *handshake = session->handshake;
+	size_t used = sizeof(*head) + head->name_bytes;
+	size_t bytes = text != NULL ? strlen(text) : 0;
+
+	if (bytes <= sizeof(handshake->answer) - used) { /* else it goes without */
+		head->text_bytes = (uint16_t)bytes;
+		memcpy(handshake->answer + used, text != NULL ? text : "", bytes);
+		used += bytes;
+	}
+	memcpy(handshake->answer, head, sizeof(*head));
+	handshake->answer_bytes = (uint32_t)used;
+	(void)answer_send(session);
+}
+
+static void answer_error(struct native_session *session, int code, const char *text)
+{
+	struct native_wire_export head = { .status = native_status_from_errno(code) };
+
+	answer_text(session, &head, text);
+}
+
+static uint32_t export_flags(const struct session *session, const struct export *export)
+{
+	bool writes = (engine_rights(&session->peer, export) & ENGINE_RIGHT_WRITE) != 0;
+	bool rotates = (store_info(export->store)->caps & STORE_CAP_ROTATIONAL) != 0;
+
+	return (writes ? (uint32_t)NATIVE_EXPORT_WRITABLE : 0) |
+	       (rotates ? (uint32_t)NATIVE_EXPORT_ROTATIONAL : 0) |
+	       (export->is_volatile ? (uint32_t)NATIVE_EXPORT_VOLATILE : 0);
+}
+
+static void answer_export(struct native_session *session, const struct engine_export *entry)
+{
+	const struct export *export = entry->export;
+	struct native_wire_export head = {
+		.flags = export_flags(&session->base, export),
+		.bytes = session->base.export != NULL ? session->base.export_bytes
+						      : store_size(export->store),
+		.epoch = export->epoch,
+		.cursor = entry->serial + 1,
+		.payload_max = session->service->engine->limits.payload_bytes_max,
+		.block_preferred = store_info(export->store)->block_preferred,
+		.name_bytes = (uint16_t) export->name_bytes,
+	};
+
+	memcpy(session->handshake->answer + sizeof(head), export->name, export->name_bytes);
+	answer_text(session, &head, export->description);
+}
+
+static void take_list(struct native_session *session, const uint8_t *bytes, uint32_t len)
+{
+	const struct engine_export *entry;
+	uint64_t cursor;
+	const char *rule = native_list_parse(bytes, len, &cursor);
+
+	if (rule != NULL) {
+		native_session_fail(session, rule);
+		return;
+	}
+	entry = engine_export_from(session->base.engine, cursor);
+	if (entry == NULL) {
+		answer_error(session, -ENOENT, NULL);
+	} else {
+		answer_export(session, entry);
+	}
+}
+
+/* False: a connection that this one replaces has not ended yet. */
+static bool take_over(
+	struct native_session *session, struct export *export, const struct native_open *open)
+{
+	const uint8_t *replaces = open->replaces;
+
+	if (open->token.length > 0) {
+		session_takeover_join(
+			&session->base, export, open->token.bytes, open->token.length);
+	}
+	for (uint32_t i = 0; i < open->replaces_count; i++) {
+		struct native_text token = native_open_next(&replaces);
+
+		if (session_takeover_replace(&session->base, export, token.bytes, token.length)) {
+			return false;
+		}
+	}
+	return true;
+}
+
+static void choose(struct native_session *session, struct engine_export *entry)
+{
+	if (session_choose(&session->base, entry) != 0) {
+		answer_error(session, -EBUSY, "the export has reached its limit of connections");
+		return;
+	}
+	session_set_state(&session->base, SESSION_READY);
+	log_debug("gmb: connection %llu: %s opened", (unsigned long long)session->base.peer.id,
+		session->base.peer.text);
+	answer_export(session, entry);
+}
+
+static void take_open(struct native_session *session, const uint8_t *bytes, uint32_t len)
+{
+	struct native_handshake *handshake = session->handshake;
+	struct engine_export *entry;
+	struct native_open open;
+	const char *rule = native_open_parse(bytes, len, &open);
+
+	if (rule != NULL) {
+		native_session_fail(session, rule);
+		return;
+	}
+	entry = engine_export_find(session->base.engine, open.name.bytes, open.name.length);
+	if (session->base.stopping) {
+		answer_error(session, -ESHUTDOWN, "the server is stopping");
+	} else if (entry == NULL) {
+		answer_error(session, -ENOENT, "there is no such export");
+	} else if (open.look) {
+		answer_export(session, entry);
+	} else if (take_over(session, entry->export, &open)) {
+		choose(session, entry);
+	} else {
+		memmove(handshake->open, bytes, len);
+		handshake->open_bytes = len;
+	}
+}
+
+/* --- messages -------------------------------------------------------------------------------- */
+
+static void take_message(
+	struct native_session *session, const struct clan_message *message, const uint8_t *bytes)
+{
+	bool ready = session->base.state == SESSION_READY;
+
+	if (message->cls != CLAN_BULK) {
+		native_session_fail(session, "G2: a message of the wrong class");
+	} else if (ready && message->type == NATIVE_REQUEST) {
+		native_request_take(session, bytes, message->bytes);
+	} else if (!ready && message->type == NATIVE_LIST) {
+		take_list(session, bytes, message->bytes);
+	} else if (!ready && message->type == NATIVE_OPEN) {
+		take_open(session, bytes, message->bytes);
+	} else {
+		native_session_fail(session, "G2: a message that does not belong here");
+	}
+}
+
+static bool may_take(struct native_session *session)
+{
+	switch (session->base.state) {
+	case SESSION_NEGOTIATING:
+		return session->handshake->answer_bytes == 0 && session->handshake->open_bytes == 0;
+	case SESSION_READY:
+		return engine_request_may(&session->base);
+	case SESSION_DRAINING:
+	case SESSION_LINGERING:
+	case SESSION_TERMINATING:
+	case SESSION_STATE_COUNT:
+	default:
+		return false;
+	}
+}
+
+void native_session_take(struct native_session *session)
+{
+	struct native_service *service = session->service;
+	struct clan_message message;
+
+	turns_remove(&session->base.blocked_turn);
+	list_remove(&session->hungry_node);
+	for (int i = 0; i < MESSAGES_MAX; i++) {
+		if (!may_take(session) ||
+			clan_recv(session->conn, CLAN_ANY, &message, service->message,
+				sizeof(service->message)) != 0) {
+			return; /* an event tells of more, or of the end */
+		}
+		session->base.progress_ns = ring_batch_ns(service->engine->ring);
+		take_message(session, &message, service->message);
+	}
+	list_push_back(&service->hungry, &session->hungry_node);
+}
+
+void native_session_resume(struct session *base)
+{
+	struct native_session *session = of(base);
+
+	if (base->state == SESSION_NEGOTIATING && session->handshake->open_bytes > 0) {
+		uint32_t len = session->handshake->open_bytes;
+
+		session->handshake->open_bytes = 0;
+		take_open(session, session->handshake->open, len);
+	}
+	native_session_take(session);
+}
+
+static void event_send(struct native_session *session)
+{
+	struct native_wire_event event = {
+		.flags = export_flags(&session->base, session->base.export),
+		.bytes = session->base.export_bytes,
+	};
+
+	session->event_due = clan_send(session->conn, CLAN_CONTROL, NATIVE_EVENT, &event,
+				     sizeof(event)) == -EAGAIN;
+}
+
+void native_session_export_changed(struct session *base, enum export_change change)
+{
+	if (change != EXPORT_REMOVED) {
+		of(base)->event_due = true;
+		session_mark_dirty(base);
+	}
+}
+
+/* What is sent is published when the service's queue is armed or waited for, one wake-up for all.
+ */
+void native_session_flush(struct session *base, bool alone)
+{
+	struct native_session *session = of(base);
+
+	GMB_UNUSED(alone);
+	if (session->handshake != NULL && !answer_send(session)) {
+		return;
+	}
+	if (session->event_due) {
+		event_send(session);
+	}
+	if (native_requests_answer(session) && base->stopping && base->state == SESSION_READY &&
+		list_is_empty(&session->requests)) {
+		session_terminate(base, NULL); /* closing publishes what was sent before */
+	}
+}
+
+/* --- life ------------------------------------------------------------------------------------ */
+
+int native_session_accept(void *context, const struct endpoint *endpoint)
+{
+	/* Who may connect was decided when the connection was accepted. */
+	static const struct clan_conn_options options = {
+		.size = sizeof(options),
+		.access = CLAN_ACCESS_ANY,
+		.cookies = 1,
+		.tripwires = 1,
+		.peer_regions_max = NATIVE_REGIONS_MAX,
+		.peer_region_bytes_max = NATIVE_REGION_BYTES_MAX,
+	};
+	struct native_service *service = context;
+	struct native_session *session;
+	struct clan_error reason;
+	struct error error;
+	int result = native_service_start(service, &error);
+
+	if (result < 0) {
+		return result;
+	}
+	session = calloc(1, sizeof(*session));
+	if (session != NULL) {
+		session->handshake = malloc(sizeof(*session->handshake));
+	}
+	if (session == NULL || session->handshake == NULL) {
+		free(session);
+		return -ENOMEM;
+	}
+	session->handshake->open_bytes = 0;
+	session->handshake->answer_bytes = 0;
+	session->service = service;
+	list_init(&session->hungry_node);
+	list_init(&session->requests);
+	list_init(&session->done);
+	session_init(&session->base, service->engine, endpoint);
+	result = clan_adopt(service->clan, endpoint->fd, &options, &session->conn, &reason);
+	if (result < 0) {
+		session->is_closed = true;
+		session_terminate(&session->base, reason.text);
+	} else {
+		clan_conn_set_context(session->conn, session);
+	}
+	return 0;
+}
+
+static void take_hello(struct native_session *session)
+{
+	const struct native_wire_welcome welcome = { .magic = NATIVE_MAGIC,
+		.version = NATIVE_VERSION };
+	uint16_t version;
+	size_t bytes;
+	const void *hello = clan_conn_hello(session->conn, &bytes);
+	const char *rule = native_hello_parse(hello, bytes, &version);
+
+	if (rule == NULL && version == 0) {
+		rule = "this server speaks version 1 of gmb";
+	}
+	if (rule != NULL) {
+		session->is_closing = true;
+		clan_reject(session->conn, rule);
+		session_terminate(&session->base, rule);
+	} else if (clan_accept(session->conn, &welcome, sizeof(welcome)) != 0) {
+		session_terminate(&session->base, NULL);
+	} else {
+		native_session_take(session);
+	}
+}
+
+void native_session_event(struct native_session *session, const struct clan_event *event)
+{
+	if (event->type == CLAN_EVENT_CLOSED) {
+		session->is_closed = true; /* native_session_join() follows */
+		session->conn = NULL;
+		return;
+	}
+	if (session->base.state == SESSION_TERMINATING) {
+		return; /* it came in the same batch */
+	}
+	switch ((enum clan_event_type)event->type) {
+	case CLAN_EVENT_CONNECT:
+		take_hello(session);
+		break;
+	case CLAN_EVENT_READY:
+		session_mark_dirty(&session->base);
+		native_session_take(session);
+		break;
+	case CLAN_EVENT_LOST:
+		session_terminate(&session->base,
+			event->status == -EPROTO ? clan_conn_reason(session->conn) : NULL);
+		break;
+	case CLAN_EVENT_REGION:
+		region_add(session, event->number, event->generation);
+		break;
+	case CLAN_EVENT_REGION_ENDING:
+		region_ending(session, event->number);
+		break;
+	case CLAN_EVENT_CONNECTED:
+	case CLAN_EVENT_CLOSED:
+	case CLAN_EVENT_SHARED:
+	case CLAN_EVENT_UNSHARED:
+	case CLAN_EVENT_REVOKED:
+	case CLAN_EVENT_TRIPPED:
+	case CLAN_EVENT_DONE:
+	default:
+		break; /* of what a server does not do */
+	}
+}
+
+void native_session_drain(struct session *base)
+{
+	session_mark_dirty(base); /* requests, and OPEN, that still come are answered ESHUTDOWN */
+}
+
+bool native_session_stalled(struct session *base)
+{
+	return !list_is_empty(&of(base)->done);
+}
+
+void native_session_abort(struct session *base)
+{
+	struct native_session *session = of(base);
+
+	list_remove(&session->hungry_node);
+	list_for_each(node, &session->requests)
+	{
+		struct native_request *request = list_entry(node, struct native_request, node);
+
+		if (request->started) {
+			(void)path_abandon(&request->path);
+		}
+	}
+	if (session->conn != NULL && !session->is_closing) {
+		session->is_closing = true;
+		clan_close(session->conn);
+	}
+	for (uint32_t i = 0; i < NATIVE_REGIONS_MAX; i++) {
+		native_region_unused(session, i);
+	}
+}
+
+bool native_session_join(struct session *base)
+{
+	struct native_session *session = of(base);
+
+	list_for_each(node, &session->requests)
+	{
+		struct native_request *request = list_entry(node, struct native_request, node);
+
+		if (!request->started || path_is_idle(&request->path)) {
+			native_request_end(request);
+		}
+	}
+	return list_is_empty(&session->requests) && session->is_closed;
+}
+
+void native_session_close(struct session *base)
+{
+	free(of(base)->handshake);
+	free(of(base));
+}

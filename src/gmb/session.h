@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Private to the server's side of src/gmb: one connection of a client, and what the connections of
+ * an engine share. The states of a session are the engine's: engine/engine.h.
+ *
+ *   clan queue ─▶ service.c: events ─▶ session.c: hello, LIST, OPEN, regions, the end
+ *                                   └▶ request.c: REQUEST ─▶ path ─▶ REPLY, at the end of a batch
+ *
+ * A request's segments become the placement of its path request: the disk reads and writes the
+ * client's memory itself. Replies and events wait in the session while the client's ring is full.
+ *
+ * Threading: the ring's thread. Ownership: the service owns requests and the clan queue; a session
+ * owns its connection, and a hold on each region of its client from REGION until the last request
+ * that uses it has ended. Errors: native_session_fail() ends a session that broke a rule.
+ */
+#pragma once
+
+#include <gmblock/clan.h>
+
+#include "engine/engine.h"
+#include "gmb/server.h"
+#include "gmb/wire.h"
+
+enum {
+	/* Registering a longer region would keep the others waiting for too long. */
+	NATIVE_FIXED_BYTES_MAX = 64 << 20,
+};
+
+#define NATIVE_REGION_BYTES_MAX		(UINT64_C(256) << 20) /* of a client */
+#define NATIVE_SERVICE_REGION_BYTES_MAX (UINT64_C(2) << 30)   /* of all */
+
+struct native_region {
+	struct mem_region memory; /* base NULL: there is none of that number */
+	uint32_t generation;
+	uint32_t users;	 /* requests */
+	uint32_t rights; /* enum clan_rights */
+	bool ending;	 /* the client wants it back */
+};
+
+/* Until its last answer is out. */
+struct native_handshake {
+	uint32_t open_bytes;   /* an OPEN waits for the end of a connection that it replaces */
+	uint32_t answer_bytes; /* an EXPORT waits for room */
+	uint8_t open[NATIVE_OPEN_BYTES_MAX];
+	uint8_t answer[NATIVE_MESSAGE_BYTES_MAX];
+};
+
+struct native_request {
+	struct path_request path; /* first: progress finds us by it */
+	struct native_session *session;
+	struct list_node node;	    /* in session->requests */
+	struct list_node done_node; /* in session->done */
+	uint32_t tag;
+	uint32_t regions;	/* a bit for each that it uses */
+	int error;		/* decided without the path */
+	const char *error_text; /* static, or NULL */
+	bool started;		/* the path knows it */
+	struct mem_segment segments[NATIVE_SEGMENTS_MAX];
+	uint8_t inlined[NATIVE_INLINE_BYTES_MAX];
+};
+
+struct native_session {
+	struct session base;
+	struct native_service *service;
+	struct clan_conn *conn; /* NULL: never had, or is_closed */
+	bool is_closing;	/* clan_close() was called */
+	bool is_closed;		/* nothing of the connection runs any more */
+	bool event_due;		/* EVENT is to be sent */
+	struct native_handshake *handshake;
+	struct list_node hungry_node; /* in service->hungry */
+	struct list_node requests;    /* all that are in flight */
+	struct list_node done;	      /* those to be answered, in order */
+	struct native_region regions[NATIVE_REGIONS_MAX];
+};
+
+struct native_service {
+	struct engine *engine;
+	struct clan_queue *clan; /* NULL before the first connection */
+	struct ring_source source;
+	bool is_removed; /* the source, from the ring */
+	struct native_request *requests;
+	struct list_node requests_free;
+	struct list_node hungry;   /* sessions that have not taken all that is there */
+	uint64_t region_bytes;	   /* of all sessions */
+	struct log_limit refusals; /* of requests */
+	uint8_t message[NATIVE_MESSAGE_BYTES_MAX];
+};
+
+/* service.c */
+GMB_MUST_CHECK int native_service_start(struct native_service *service, struct error *error);
+
+/* session.c */
+int native_session_accept(void *service, const struct endpoint *endpoint);
+void native_session_event(struct native_session *session, const struct clan_event *event);
+/* Takes what its client has sent, as far as it may. */
+void native_session_take(struct native_session *session);
+void native_session_resume(struct session *base);
+void native_session_flush(struct session *base, bool alone);
+void native_session_drain(struct session *base);
+void native_session_export_changed(struct session *base, enum export_change change);
+bool native_session_stalled(struct session *base);
+void native_session_abort(struct session *base);
+bool native_session_join(struct session *base);
+void native_session_close(struct session *base);
+/* rule: see wire.h. */
+void native_session_fail(struct native_session *session, const char *rule);
+/* A request that used it has ended. */
+void native_region_unused(struct native_session *session, uint32_t number);
+
+/* request.c */
+void native_request_take(struct native_session *session, const uint8_t *bytes, uint32_t len);
+void native_request_end(struct native_request *request);
+/* Answers what is done; false: the client's ring is full. */
+GMB_MUST_CHECK bool native_requests_answer(struct native_session *session);

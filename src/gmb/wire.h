@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The wire format of gmb, the native protocol: docs/protocol/gmb.md, whose rules G1 to G17 are
+ * named here. Names inside the library begin with native_, since gmb_ is the public prefix.
+ *
+ * What: the layouts, and parsers of what a peer sent, in private memory. A parser copies heads, and
+ * leaves pointers into the message for what is long.
+ * Threading: pure functions. Ownership: parsed messages borrow from the bytes they were parsed
+ * from. Errors: parsers return NULL, or the broken rule and what is wrong, static text.
+ */
+#pragma once
+
+#include <endian.h>
+
+#include "base/compiler.h"
+
+_Static_assert(__BYTE_ORDER == __LITTLE_ENDIAN, "layouts are used as they are");
+
+#define NATIVE_MAGIC UINT64_C(0x316b636f6c626d67) /* "gmblock1" */
+
+enum {
+	NATIVE_VERSION = 1,
+	NATIVE_NAME_BYTES_MAX = 4096,
+	NATIVE_TOKEN_BYTES_MAX = 64,
+	NATIVE_REPLACES_MAX = 32,
+	NATIVE_SEGMENTS_MAX = 64,
+	NATIVE_INLINE_BYTES_MAX = 512,
+	NATIVE_REGIONS_MAX = 16,
+	NATIVE_MESSAGE_BYTES_MAX = 8184, /* clan's bulk class */
+	NATIVE_TEXT_BYTES_MAX = 256,	 /* of an error of a request */
+};
+
+enum native_message {
+	NATIVE_LIST = 1,
+	NATIVE_OPEN,
+	NATIVE_EXPORT,
+	NATIVE_REQUEST,
+	NATIVE_REPLY,
+	NATIVE_EVENT,
+};
+
+enum native_operation {
+	NATIVE_READ,
+	NATIVE_WRITE,
+	NATIVE_FLUSH,
+	NATIVE_TRIM,
+	NATIVE_ZERO,
+	NATIVE_CACHE,
+	NATIVE_STATUS,
+	NATIVE_OPERATION_COUNT
+};
+
+enum native_request_flag { NATIVE_FUA = 1, NATIVE_NO_HOLE = 2, NATIVE_FAST_ZERO = 4 };
+enum native_open_flag { NATIVE_OPEN_LOOK = 1 };
+enum native_export_flag {
+	NATIVE_EXPORT_WRITABLE = 1,
+	NATIVE_EXPORT_ROTATIONAL = 2,
+	NATIVE_EXPORT_VOLATILE = 4,
+};
+
+/* --- layouts --------------------------------------------------------------------------------- */
+
+struct native_wire_hello {
+	uint64_t magic;
+	uint16_t version_min;
+	uint16_t version_max;
+	uint32_t zero;
+};
+
+struct native_wire_welcome {
+	uint64_t magic;
+	uint16_t version;
+	uint16_t zero16;
+	uint32_t zero32;
+};
+
+struct native_wire_list {
+	uint64_t cursor;
+};
+
+struct native_wire_open {
+	uint16_t flags;
+	uint16_t name_bytes;
+	uint8_t token_bytes;
+	uint8_t replaces_count;
+	uint16_t zero;
+};
+
+struct native_wire_export {
+	uint32_t status;
+	uint32_t flags;
+	uint64_t bytes;
+	uint64_t epoch;
+	uint64_t cursor;
+	uint32_t payload_max;
+	uint32_t block_preferred;
+	uint16_t name_bytes;
+	uint16_t text_bytes;
+	uint32_t zero;
+};
+
+struct native_wire_request {
+	uint32_t tag;
+	uint8_t operation;
+	uint8_t zero;
+	uint16_t flags;
+	uint64_t offset;
+	uint64_t length;
+	uint16_t segment_count;
+	uint16_t inline_bytes;
+	uint32_t extents_max;
+};
+
+struct native_wire_segment {
+	uint16_t region;
+	uint16_t zero;
+	uint32_t generation;
+	uint64_t offset;
+	uint64_t bytes;
+};
+
+struct native_wire_reply {
+	uint32_t tag;
+	uint32_t status;
+	uint64_t value;
+};
+
+struct native_wire_extent {
+	uint64_t bytes;
+	uint32_t flags;
+	uint32_t zero;
+};
+
+struct native_wire_event {
+	uint32_t flags;
+	uint32_t zero;
+	uint64_t bytes;
+};
+
+_Static_assert(sizeof(struct native_wire_hello) == 16, "layout");
+_Static_assert(sizeof(struct native_wire_welcome) == 16, "layout");
+_Static_assert(sizeof(struct native_wire_open) == 8, "layout");
+_Static_assert(sizeof(struct native_wire_export) == 48, "layout");
+_Static_assert(sizeof(struct native_wire_request) == 32, "layout");
+_Static_assert(sizeof(struct native_wire_segment) == 24, "layout");
+_Static_assert(sizeof(struct native_wire_reply) == 16, "layout");
+_Static_assert(sizeof(struct native_wire_extent) == 16, "layout");
+_Static_assert(sizeof(struct native_wire_event) == 16, "layout");
+
+enum {
+	NATIVE_REQUEST_BYTES_MAX = sizeof(struct native_wire_request) +
+				   NATIVE_SEGMENTS_MAX * sizeof(struct native_wire_segment),
+	NATIVE_EXTENTS_MAX = (NATIVE_MESSAGE_BYTES_MAX - sizeof(struct native_wire_reply)) /
+			     sizeof(struct native_wire_extent),
+	NATIVE_OPEN_BYTES_MAX = sizeof(struct native_wire_open) + NATIVE_NAME_BYTES_MAX +
+				NATIVE_TOKEN_BYTES_MAX +
+				NATIVE_REPLACES_MAX * (1 + NATIVE_TOKEN_BYTES_MAX),
+};
+_Static_assert((int)NATIVE_OPEN_BYTES_MAX <= (int)NATIVE_MESSAGE_BYTES_MAX,
+	"every OPEN fits in a message");
+_Static_assert(
+	(int)sizeof(struct native_wire_segment) * NATIVE_SEGMENTS_MAX >= NATIVE_INLINE_BYTES_MAX,
+	"segments or inline bytes: NATIVE_REQUEST_BYTES_MAX holds either");
+_Static_assert(
+	sizeof(struct native_wire_export) + NATIVE_NAME_BYTES_MAX <= NATIVE_MESSAGE_BYTES_MAX,
+	"every name fits in an EXPORT");
+
+/* --- what the server parses ------------------------------------------------------------------ */
+
+struct native_text {
+	const uint8_t *bytes;
+	uint32_t length;
+};
+
+struct native_open {
+	bool look;
+	struct native_text name;
+	struct native_text token; /* length 0: none */
+	uint32_t replaces_count;
+	const uint8_t *replaces; /* for native_open_next() */
+};
+
+struct native_request_message {
+	struct native_wire_request head;
+	const uint8_t *segments; /* head.segment_count, for native_segment_at() */
+	const uint8_t *inlined;	 /* head.inline_bytes */
+};
+
+/* G1: the version to speak, or NULL and 0 when there is none. */
+const char *native_hello_parse(const void *bytes, size_t len, uint16_t *version_out);
+const char *native_list_parse(const void *bytes, size_t len, uint64_t *cursor_out);
+/* G3, G4. */
+const char *native_open_parse(const void *bytes, size_t len, struct native_open *open);
+struct native_text native_open_next(const uint8_t **replaces);
+/* G3, G5, G6, G7 as far as the message alone tells. */
+const char *native_request_parse(
+	const void *bytes, size_t len, struct native_request_message *message);
+struct native_wire_segment native_segment_at(
+	const struct native_request_message *message, uint32_t idx);
+
+/* --- what the client parses ------------------------------------------------------------------ */
+
+struct native_export {
+	struct native_wire_export head;
+	struct native_text name;
+	struct native_text text; /* the description; or why status is not 0 */
+};
+
+struct native_reply {
+	struct native_wire_reply head;
+	const uint8_t *extents;	 /* head.value of them, for native_extent_at(); of a STATUS only */
+	struct native_text text; /* with an error */
+};
+
+const char *native_welcome_parse(const void *bytes, size_t len);
+/* G15; of another status than 0 only that and the text count. */
+const char *native_export_parse(const void *bytes, size_t len, struct native_export *export);
+/* extents_max: of the request with its tag, 0 unless it was a STATUS; length: its length (G14). */
+const char *native_reply_parse(const void *bytes, size_t len, uint32_t extents_max, uint64_t length,
+	struct native_reply *reply);
+/* The tag, before anything else is known; false: too short. */
+bool native_reply_tag(const void *bytes, size_t len, uint32_t *tag_out);
+struct native_wire_extent native_extent_at(const struct native_reply *reply, uint32_t idx);
+const char *native_event_parse(const void *bytes, size_t len, struct native_wire_event *event);
+
+/* Status numbers; both ways what is not in the list is EIO. */
+uint32_t native_status_from_errno(int code);
+int native_status_to_errno(uint32_t status);

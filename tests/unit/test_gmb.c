@@ -1,0 +1,691 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * gmb on the server against clients that break its rules, spoken over clan as such a client would
+ * (docs/protocol/gmb.md; rules in the names). Real rings, sockets and shared memory.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <gmblock/clan.h>
+#include <semaphore.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "gmb/server.h"
+#include "gmb/wire.h"
+#include "server/accept.h"
+#include "stores.h"
+
+enum { REGION_BYTES = 64 << 10, EXPORT_BYTES = 1 << 20, WAIT_MS = 20000 };
+
+#define SECOND_NS UINT64_C(1000000000)
+
+static const struct session_kind *const kinds[] = { &native_session_kind };
+
+struct server {
+	struct reactor *reactor;
+	struct acceptor *acceptor;
+	struct listener listener;
+	struct export *export;
+	_Atomic uint32_t connection_total;
+	sem_t stopped;
+	char address[64]; /* as clan_connect() takes it */
+};
+
+static void has_stopped(void *context)
+{
+	sem_post(&((struct server *)context)->stopped);
+}
+
+/* An abstract address that the kernel chooses. */
+static int listen_anywhere(char address[64])
+{
+	struct sockaddr_un at = { .sun_family = AF_UNIX };
+	socklen_t bytes = sizeof(at);
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+	assert_true(fd >= 0);
+	assert_int_equal(bind(fd, (const struct sockaddr *)&at, sizeof(sa_family_t)), 0);
+	assert_int_equal(listen(fd, 64), 0);
+	assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &bytes), 0);
+	snprintf(address, 64, "shm:@%.*s",
+		(int)(bytes - offsetof(struct sockaddr_un, sun_path) - 1), at.sun_path + 1);
+	return fd;
+}
+
+static int server_begin(void **state)
+{
+	struct server *server = calloc(1, sizeof(*server));
+	struct export_options about = { .name = "disk", .name_bytes = 4, .epoch = 7 };
+	struct reactor_options reactor_options = {
+		.exports = &server->export,
+		.export_count = 1,
+		.kinds = kinds,
+		.kind_count = 1,
+		.connection_total = &server->connection_total,
+		.drained = has_stopped,
+		.context = server,
+	};
+	struct acceptor_options acceptor_options = {
+		.listeners = &server->listener,
+		.listener_count = 1,
+		.reactors = &server->reactor,
+		.reactor_count = 1,
+		.connections_max = 100,
+		.connection_total = &server->connection_total,
+		.stopped = has_stopped,
+		.context = server,
+	};
+	struct error error;
+
+	log_set_level(LOG_LEVEL_ERROR);
+	sem_init(&server->stopped, 0, 0);
+	assert_int_equal(
+		store_open(&(struct store_options){ .path = "memory:1M" }, &about.store, &error),
+		0);
+	assert_int_equal(export_create(&about, &server->export, &error), 0);
+	engine_limits_default(&reactor_options.limits);
+	server->listener.kind = kinds[0];
+	server->listener.fds[0] = listen_anywhere(server->address);
+	server->listener.fd_count = 1;
+	assert_int_equal(reactor_create(&reactor_options, &server->reactor, &error), 0);
+	assert_int_equal(acceptor_create(&acceptor_options, &server->acceptor, &error), 0);
+	acceptor_start(server->acceptor);
+	*state = server;
+	return 0;
+}
+
+static int server_end(void **state)
+{
+	struct server *server = *state;
+
+	acceptor_stop(server->acceptor);
+	sem_wait(&server->stopped);
+	reactor_drain(server->reactor, 10 * SECOND_NS);
+	sem_wait(&server->stopped);
+	assert_int_equal(reactor_session_count(server->reactor), 0);
+	reactor_destroy(server->reactor);
+	assert_int_equal(server->connection_total, 0);
+	acceptor_destroy(server->acceptor);
+	close(server->listener.fds[0]);
+	assert_int_equal(server->export->references, 1);
+	export_put(server->export);
+	sem_destroy(&server->stopped);
+	free(server);
+	return 0;
+}
+
+/* --- a client that says what it likes -------------------------------------------------------- */
+
+struct client {
+	struct clan_queue *queue;
+	struct clan_conn *conn;
+	struct clan_region *region;
+	uint8_t *memory;
+	bool connected;
+	bool lost;
+	bool closed;
+	uint32_t number; /* of the region */
+	uint32_t generation;
+	uint8_t message[NATIVE_MESSAGE_BYTES_MAX];
+	struct clan_message head;
+};
+
+/* One turn of its queue. */
+static void turn(struct client *client)
+{
+	struct clan_event events[16];
+	int count = clan_queue_wait(client->queue, events, 16, WAIT_MS);
+
+	assert_true(count > 0);
+	for (int i = 0; i < count; i++) {
+		client->connected |= events[i].type == CLAN_EVENT_CONNECTED;
+		client->lost |= events[i].type == CLAN_EVENT_LOST;
+		client->closed |= events[i].type == CLAN_EVENT_CLOSED;
+		if (events[i].type == CLAN_EVENT_SHARED && events[i].status == 0) {
+			client->number = events[i].number;
+			client->generation = events[i].generation;
+		}
+	}
+}
+
+static struct client *dial(const struct server *server, const void *hello, size_t bytes)
+{
+	struct client *client = calloc(1, sizeof(*client));
+	struct clan_error error;
+
+	assert_int_equal(clan_queue_create(NULL, &client->queue, &error), 0);
+	assert_int_equal(clan_connect(client->queue, server->address, NULL, hello, bytes,
+				 &client->conn, &error),
+		0);
+	while (!client->connected && !client->lost) {
+		turn(client);
+	}
+	return client;
+}
+
+static struct client *dial_well(const struct server *server)
+{
+	const struct native_wire_hello hello = {
+		.magic = NATIVE_MAGIC, .version_min = NATIVE_VERSION, .version_max = NATIVE_VERSION
+	};
+	struct client *client = dial(server, &hello, sizeof(hello));
+
+	assert_true(client->connected);
+	return client;
+}
+
+static void hang_up(struct client *client)
+{
+	clan_close(client->conn);
+	while (!client->closed) {
+		turn(client);
+	}
+	assert_int_equal(clan_region_destroy(client->region), 0);
+	assert_int_equal(clan_queue_destroy(client->queue), 0);
+	free(client);
+}
+
+/* The next message; false: the server has ended the connection. */
+static bool hear(struct client *client)
+{
+	for (;;) {
+		int result = clan_recv(client->conn, CLAN_ANY, &client->head, client->message,
+			sizeof(client->message));
+
+		if (result == 0) {
+			return true;
+		}
+		if (client->lost) {
+			return false;
+		}
+		assert_int_equal(result, -EAGAIN);
+		turn(client);
+	}
+}
+
+static void say(struct client *client, uint32_t type, const void *bytes, size_t len)
+{
+	assert_int_equal(clan_send(client->conn, CLAN_BULK, type, bytes, (uint32_t)len), 0);
+}
+
+static void open_disk(struct client *client)
+{
+	static const uint8_t message[] = { 0, 0, 4, 0, 0, 0, 0, 0, 'd', 'i', 's', 'k' };
+	struct native_export export;
+
+	say(client, NATIVE_OPEN, message, sizeof(message));
+	assert_true(hear(client));
+	assert_int_equal(client->head.type, NATIVE_EXPORT);
+	assert_null(native_export_parse(client->message, client->head.bytes, &export));
+	assert_int_equal(export.head.status, 0);
+	assert_int_equal(export.head.bytes, EXPORT_BYTES);
+	assert_int_equal(export.head.epoch, 7);
+	assert_int_equal(export.name.length, 4);
+	assert_memory_equal(export.name.bytes, "disk", 4);
+}
+
+static void share_region(struct client *client, uint32_t rights)
+{
+	void *base;
+
+	assert_int_equal(
+		clan_region_create(client->queue, REGION_BYTES, 0, &client->region, &base), 0);
+	client->memory = base;
+	assert_int_equal(clan_region_share(client->conn, client->region, rights), 0);
+	while (client->generation == 0) {
+		turn(client);
+	}
+}
+
+static struct client *dial_ready(const struct server *server)
+{
+	struct client *client = dial_well(server);
+
+	open_disk(client);
+	share_region(client, CLAN_READ | CLAN_WRITE);
+	return client;
+}
+
+/* The status of the reply to a request. */
+static uint32_t ask(struct client *client, const void *request, size_t len)
+{
+	struct native_wire_reply reply;
+
+	say(client, NATIVE_REQUEST, request, len);
+	assert_true(hear(client));
+	assert_int_equal(client->head.type, NATIVE_REPLY);
+	assert_true(client->head.bytes >= sizeof(reply));
+	memcpy(&reply, client->message, sizeof(reply));
+	assert_int_equal(reply.tag, 0x1234);
+	return reply.status;
+}
+
+/* --- good and bad requests ------------------------------------------------------------------- */
+
+struct good {
+	struct native_wire_request head;
+	struct native_wire_segment segments[2];
+};
+
+static struct good good_read(const struct client *client)
+{
+	struct good request = {
+		.head = { .tag = 0x1234,
+			.operation = NATIVE_READ,
+			.offset = 512,
+			.length = 8192,
+			.segment_count = 2 },
+	};
+
+	for (uint32_t i = 0; i < 2; i++) {
+		request.segments[i] = (struct native_wire_segment){
+			.region = (uint16_t)client->number,
+			.generation = client->generation,
+			.offset = 4096 + i * 8192,
+			.bytes = 4096,
+		};
+	}
+	return request;
+}
+
+/* The server still serves, and another client's connection is untouched by what was said. */
+static void check_good(struct client *client)
+{
+	struct good request = good_read(client);
+
+	memset(client->memory, 0xee, REGION_BYTES);
+	request.head.operation = NATIVE_WRITE;
+	assert_int_equal(ask(client, &request, sizeof(request)), 0);
+	memset(client->memory, 0, REGION_BYTES);
+	request.head.operation = NATIVE_READ;
+	assert_int_equal(ask(client, &request, sizeof(request)), 0);
+	for (uint32_t i = 0; i < REGION_BYTES; i++) {
+		bool inside = (i >= 4096 && i < 8192) || (i >= 12288 && i < 16384);
+
+		assert_int_equal(client->memory[i], inside ? 0xee : 0);
+	}
+}
+
+static void test_segments_are_filled_and_nothing_else(void **state)
+{
+	struct client *client = dial_ready(*state);
+
+	check_good(client);
+	hang_up(client);
+}
+
+static void test_G1_hellos(void **state)
+{
+	const struct native_wire_hello good = {
+		.magic = NATIVE_MAGIC, .version_min = NATIVE_VERSION, .version_max = NATIVE_VERSION
+	};
+	struct native_wire_hello bad[] = { good, good, good, good };
+
+	bad[0].magic++;
+	bad[1].version_min = 2;
+	bad[1].version_max = 3;
+	bad[2].version_min = 2;
+	bad[3].zero = 1;
+	for (uint32_t i = 0; i < ARRAY_COUNT(bad); i++) {
+		struct client *client = dial(*state, &bad[i], sizeof(bad[i]));
+
+		assert_true(client->lost);
+		hang_up(client);
+	}
+	for (size_t len = 0; len < sizeof(good); len++) {
+		struct client *client = dial(*state, &good, len);
+
+		assert_true(client->lost);
+		hang_up(client);
+	}
+}
+
+static void check_breaks(struct server *server, bool ready, uint32_t class, uint32_t type,
+	const void *bytes, size_t len)
+{
+	struct client *client = ready ? dial_ready(server) : dial_well(server);
+
+	assert_int_equal(clan_send(client->conn, class, type, bytes, (uint32_t)len), 0);
+	assert_false(hear(client));
+	hang_up(client);
+}
+
+static void test_G2_messages_that_do_not_belong_there(void **state)
+{
+	static const uint8_t zeroes[64];
+
+	for (uint32_t type = 1; type < 10; type++) {
+		bool early = type == NATIVE_LIST || type == NATIVE_OPEN;
+
+		if (!early) {
+			check_breaks(*state, false, CLAN_BULK, type, zeroes, sizeof(zeroes));
+		}
+		if (type != NATIVE_REQUEST) {
+			check_breaks(*state, true, CLAN_BULK, type, zeroes, sizeof(zeroes));
+		}
+		check_breaks(*state, early, CLAN_CONTROL, type, zeroes, sizeof(zeroes));
+	}
+}
+
+static void test_G3_lengths(void **state)
+{
+	static const uint8_t open_message[] = { 0, 0, 4, 0, 0, 0, 0, 0, 'd', 'i', 's', 'k', 0 };
+	static const uint8_t list[9];
+
+	for (size_t len = 0; len <= sizeof(open_message); len++) {
+		if (len != sizeof(open_message) - 1) {
+			check_breaks(*state, false, CLAN_BULK, NATIVE_OPEN, open_message, len);
+		}
+	}
+	check_breaks(*state, false, CLAN_BULK, NATIVE_LIST, list, 7);
+	check_breaks(*state, false, CLAN_BULK, NATIVE_LIST, list, 9);
+}
+
+static void test_G4_openings(void **state)
+{
+	static const struct {
+		uint8_t bytes[24];
+		size_t len;
+	} bad[] = {
+		{ { 2 }, 8 },			/* flags */
+		{ { 0, 0, 0, 0, 0, 0, 1 }, 8 }, /* reserved */
+		{ { 0, 0, 1, 0x10 }, 8 },	/* a name of 4097 bytes */
+		{ { 0, 0, 1, 0, 0, 0, 0, 0, 0 }, 9 },
+		{ { 0, 0, 1, 0, 0, 0, 0, 0, 0xff }, 9 },
+		{ { 0, 0, 0, 0, 65 }, 8 },
+		{ { 0, 0, 0, 0, 0, 33 }, 8 },
+		{ { 0, 0, 0, 0, 0, 1, 0, 0 }, 8 },
+		{ { 0, 0, 0, 0, 0, 1, 0, 0, 0 }, 9 },
+		{ { 0, 0, 0, 0, 0, 1, 0, 0, 2, 'a' }, 10 },
+		{ { 0, 0, 0, 0, 0, 1, 0, 0, 1, 'a', 'b' }, 11 },
+	};
+
+	for (uint32_t i = 0; i < ARRAY_COUNT(bad); i++) {
+		check_breaks(*state, false, CLAN_BULK, NATIVE_OPEN, bad[i].bytes, bad[i].len);
+	}
+}
+
+static void change_operation(struct good *request)
+{
+	request->head.operation = NATIVE_FLUSH;
+}
+static void change_zero(struct good *request)
+{
+	request->head.zero = 1;
+}
+static void change_count(struct good *request)
+{
+	request->head.segment_count = 65;
+}
+static void change_count_down(struct good *request)
+{
+	request->head.segment_count = 1;
+}
+static void change_inline(struct good *request)
+{
+	request->head.inline_bytes = 513;
+}
+static void change_sum(struct good *request)
+{
+	request->head.length = 8191;
+}
+static void change_empty(struct good *request)
+{
+	request->segments[0].bytes = 0;
+	request->segments[1].bytes = 8192;
+}
+static void change_overflow(struct good *request)
+{
+	request->segments[0].bytes = UINT64_MAX;
+	request->segments[1].bytes = 8193;
+}
+static void change_region(struct good *request)
+{
+	request->segments[1].region++;
+}
+static void change_region_wildly(struct good *request)
+{
+	request->segments[1].region = 0xffff;
+}
+static void change_generation(struct good *request)
+{
+	request->segments[0].generation++;
+}
+static void change_offset(struct good *request)
+{
+	request->segments[1].offset = REGION_BYTES - 4095;
+}
+static void change_offset_wildly(struct good *request)
+{
+	request->segments[1].offset = UINT64_MAX - 4095;
+}
+static void change_reserved(struct good *request)
+{
+	request->segments[1].zero = 1;
+}
+
+static void test_G5_to_G7_requests(void **state)
+{
+	static void (*const changes[])(struct good * request) = {
+		change_operation,
+		change_zero,
+		change_count,
+		change_count_down,
+		change_inline,
+		change_sum,
+		change_empty,
+		change_overflow,
+		change_region,
+		change_region_wildly,
+		change_generation,
+		change_offset,
+		change_offset_wildly,
+		change_reserved,
+	};
+	struct client *witness = dial_ready(*state);
+
+	for (uint32_t i = 0; i < ARRAY_COUNT(changes); i++) {
+		struct client *client = dial_ready(*state);
+		struct good request = good_read(client);
+
+		changes[i](&request);
+		say(client, NATIVE_REQUEST, &request, sizeof(request));
+		assert_false(hear(client));
+		hang_up(client);
+		check_good(witness);
+	}
+	hang_up(witness);
+}
+
+static void test_G7_rights(void **state)
+{
+	static const struct {
+		uint32_t rights;
+		uint8_t allowed;
+		uint8_t forbidden;
+	} cases[] = {
+		{ CLAN_READ, NATIVE_WRITE, NATIVE_READ },
+		{ CLAN_WRITE, NATIVE_READ, NATIVE_WRITE },
+	};
+
+	for (uint32_t i = 0; i < ARRAY_COUNT(cases); i++) {
+		struct client *client = dial_well(*state);
+		struct good request;
+
+		open_disk(client);
+		share_region(client, cases[i].rights);
+		request = good_read(client);
+		request.head.operation = cases[i].allowed;
+		assert_int_equal(ask(client, &request, sizeof(request)), 0);
+		request.head.operation = cases[i].forbidden;
+		say(client, NATIVE_REQUEST, &request, sizeof(request));
+		assert_false(hear(client));
+		hang_up(client);
+	}
+}
+
+static void test_G8_and_G9_refusals_keep_the_connection(void **state)
+{
+	static const struct {
+		struct native_wire_request head;
+		uint32_t status;
+	} cases[] = {
+		{ { .operation = NATIVE_OPERATION_COUNT }, 22 },
+		{ { .operation = NATIVE_FLUSH, .flags = NATIVE_FUA }, 22 },
+		{ { .operation = NATIVE_TRIM, .flags = 0x8000, .length = 1 }, 22 },
+		{ { .operation = NATIVE_TRIM, .offset = EXPORT_BYTES, .length = 1 }, 22 },
+		{ { .operation = NATIVE_ZERO, .offset = UINT64_MAX, .length = 2 }, 28 },
+		{ { .operation = NATIVE_STATUS, .length = 4096 }, 22 },
+		{ { .operation = NATIVE_STATUS, .extents_max = 1 }, 22 },
+		{ { .operation = NATIVE_READ }, 0 },
+		{ { .operation = NATIVE_WRITE }, 0 },
+		{ { .operation = NATIVE_CACHE }, 0 },
+		{ { .operation = NATIVE_FLUSH }, 0 },
+		{ { .operation = NATIVE_STATUS, .length = 4096, .extents_max = 1 }, 0 },
+		{ { .operation = NATIVE_STATUS, .length = 4096, .extents_max = UINT32_MAX }, 0 },
+	};
+	struct client *client = dial_ready(*state);
+
+	for (uint32_t i = 0; i < ARRAY_COUNT(cases); i++) {
+		struct native_wire_request head = cases[i].head;
+
+		head.tag = 0x1234;
+		assert_int_equal(ask(client, &head, sizeof(head)), cases[i].status);
+	}
+	check_good(client);
+	hang_up(client);
+}
+
+static void test_lists_and_looks(void **state)
+{
+	static const uint8_t unknown[] = { 0, 0, 4, 0, 0, 0, 0, 0, 'd', 'i', 's', 'c' };
+	static const uint8_t look[] = { 1, 0, 4, 0, 0, 0, 0, 0, 'd', 'i', 's', 'k' };
+	struct client *client = dial_well(*state);
+	struct native_wire_list list = { .cursor = 0 };
+	struct native_export export;
+
+	say(client, NATIVE_LIST, &list, sizeof(list));
+	assert_true(hear(client));
+	assert_null(native_export_parse(client->message, client->head.bytes, &export));
+	assert_int_equal(export.head.status, 0);
+	list.cursor = export.head.cursor;
+	say(client, NATIVE_LIST, &list, sizeof(list));
+	assert_true(hear(client));
+	assert_null(native_export_parse(client->message, client->head.bytes, &export));
+	assert_int_equal(export.head.status, 2);
+	say(client, NATIVE_OPEN, unknown, sizeof(unknown));
+	assert_true(hear(client));
+	assert_null(native_export_parse(client->message, client->head.bytes, &export));
+	assert_int_equal(export.head.status, 2);
+	say(client, NATIVE_OPEN, look, sizeof(look));
+	assert_true(hear(client));
+	assert_null(native_export_parse(client->message, client->head.bytes, &export));
+	assert_int_equal(export.head.bytes, EXPORT_BYTES);
+	open_disk(client); /* looking has not chosen it */
+	hang_up(client);
+}
+
+/* Asks and asks, and never takes an answer: its requests wait, and others are served. */
+static void test_a_client_that_takes_no_answers(void **state)
+{
+	struct native_wire_request head = { .tag = 1, .operation = NATIVE_FLUSH };
+	struct client *client = dial_ready(*state);
+	struct client *witness = dial_ready(*state);
+	uint32_t sent = 0;
+
+	while (sent < 100000 &&
+		clan_send(client->conn, CLAN_BULK, NATIVE_REQUEST, &head, sizeof(head)) == 0) {
+		clan_flush(client->conn);
+		sent++;
+	}
+	for (int i = 0; i < 100; i++) {
+		check_good(witness);
+	}
+	hang_up(client);
+	hang_up(witness);
+}
+
+/* Regions come and go while requests are in flight. */
+static void test_G13_regions_that_are_wanted_back(void **state)
+{
+	for (int round = 0; round < 50; round++) {
+		struct client *client = dial_ready(*state);
+		struct good request = good_read(client);
+		struct clan_event events[16];
+		bool back = false;
+
+		for (int i = 0; i < 20; i++) {
+			say(client, NATIVE_REQUEST, &request, sizeof(request));
+		}
+		if (round % 2 == 0) {
+			clan_flush(client->conn);
+			for (int i = 0; i < 20; i++) {
+				assert_true(hear(client));
+			}
+			assert_int_equal(clan_region_unshare(client->conn, client->region), 0);
+			while (!back) {
+				int count = clan_queue_wait(client->queue, events, 16, WAIT_MS);
+
+				assert_true(count > 0);
+				for (int i = 0; i < count; i++) {
+					back |= events[i].type == CLAN_EVENT_UNSHARED;
+				}
+			}
+		}
+		hang_up(client);
+	}
+}
+
+static void resize(struct engine *engine, void *context)
+{
+	engine_export_resized(engine, context);
+}
+
+static void test_events(void **state)
+{
+	struct server *server = *state;
+	struct client *client = dial_ready(server);
+	struct native_wire_event event;
+
+	assert_int_equal(reactor_call(server->reactor, resize, server->export), 0);
+	assert_true(hear(client));
+	assert_int_equal(client->head.cls, CLAN_CONTROL);
+	assert_int_equal(client->head.type, NATIVE_EVENT);
+	assert_null(native_event_parse(client->message, client->head.bytes, &event));
+	assert_int_equal(event.bytes, EXPORT_BYTES);
+	assert_int_equal(event.flags & NATIVE_EXPORT_WRITABLE, NATIVE_EXPORT_WRITABLE);
+	check_good(client);
+	hang_up(client);
+}
+
+int main(void)
+{
+#define WITH_SERVER(test) cmocka_unit_test_setup_teardown(test, server_begin, server_end)
+	const struct CMUnitTest tests[] = {
+		WITH_SERVER(test_segments_are_filled_and_nothing_else),
+		WITH_SERVER(test_G1_hellos),
+		WITH_SERVER(test_G2_messages_that_do_not_belong_there),
+		WITH_SERVER(test_G3_lengths),
+		WITH_SERVER(test_G4_openings),
+		WITH_SERVER(test_G5_to_G7_requests),
+		WITH_SERVER(test_G7_rights),
+		WITH_SERVER(test_G8_and_G9_refusals_keep_the_connection),
+		WITH_SERVER(test_lists_and_looks),
+		WITH_SERVER(test_a_client_that_takes_no_answers),
+		WITH_SERVER(test_G13_regions_that_are_wanted_back),
+		WITH_SERVER(test_events),
+	};
+
+	stores_register();
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
