@@ -90,7 +90,8 @@ struct shm_in {
 	uint32_t read_published;
 	uint32_t write_seen;
 	uint16_t sequence;
-	uint32_t stream_at; /* bytes taken of the stream message at read */
+	uint32_t stream_at;		     /* bytes taken of the stream message at read */
+	struct shm_message_head stream_head; /* its head, as it was checked; if stream_at > 0 */
 };
 
 enum shm_peer_region_state {

@@ -251,7 +251,8 @@ static const uint8_t *slot_at(const struct shm_in *in)
 	return in->slots + (size_t)(in->read & in->mask) * SHM_SLOT_BYTES;
 }
 
-/* The head of the next message that is not padding: 0, -EAGAIN, or -EPROTO. */
+/* The head of the next message that is not padding: 0, -EAGAIN, or -EPROTO. The peer may have
+ * changed the head of a message that was taken in part: it is not looked at again. */
 static int next_head(struct shm_conn *conn, enum shm_class class, struct shm_message_head *head)
 {
 	struct shm_in *in = &conn->in[class];
@@ -262,6 +263,10 @@ static int next_head(struct shm_conn *conn, enum shm_class class, struct shm_mes
 
 		if (conn->conn.status == -EPROTO) {
 			return -EPROTO;
+		}
+		if (in->stream_at > 0) {
+			*head = in->stream_head;
+			return 0;
 		}
 		if (!shm_has_message(conn, class)) {
 			return conn->conn.status == -EPROTO ? -EPROTO : -EAGAIN;
@@ -425,6 +430,7 @@ ssize_t shm_readv(struct clan_conn *base, const struct iovec *iov, uint32_t iov_
 			return (ssize_t)copied;
 		}
 		in->stream_at += (uint32_t)part;
+		in->stream_head = head;
 		conn->conn.stats.bytes_received += part;
 		if (part < left) {
 			return (ssize_t)copied;
