@@ -305,15 +305,16 @@ void shm_conn_end(struct shm_conn *conn, int status, const char *reason)
 {
 	struct clan_conn *base = &conn->conn;
 
+	/* One that has ended already stays in its group until it is freed. */
+	if (base->state >= CLAN_LOST) {
+		return;
+	}
 	if (!base->known) {
 		shm_conn_handshake_ended(conn);
 		shm_socket_close(conn);
 		clan_conn_set_state(base, CLAN_CLOSING);
 		clan_conn_set_state(base, CLAN_CLOSED);
 		list_push_back(&base->queue->shm->dead, &conn->dead_node);
-		return;
-	}
-	if (base->state >= CLAN_LOST) {
 		return;
 	}
 	if (base->state == CLAN_OPEN && status != -EPROTO) {
