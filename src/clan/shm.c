@@ -647,9 +647,15 @@ static void listen_again(struct clan_deadline *deadline)
 /* Nobody listens at the socket file any more: it is left over. */
 static bool is_left_over(const struct sockaddr_un *address, socklen_t length)
 {
-	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	struct stat status;
 	bool dead;
+	int fd;
 
+	/* connect() refuses files of other kinds in the same way. */
+	if (lstat(address->sun_path, &status) != 0 || !S_ISSOCK(status.st_mode)) {
+		return false;
+	}
+	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0) {
 		return false;
 	}
