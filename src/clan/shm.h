@@ -332,6 +332,10 @@ bool shm_arm(struct clan_queue *queue);
 /* Something was written that the peer may want to hear of: enum shm_reason. */
 static inline void shm_changed(struct shm_conn *conn, uint32_t reasons)
 {
+	/* Nobody reads what a lost connection publishes, and its bell would be rung in vain. */
+	if (conn->conn.state != CLAN_OPEN) {
+		return;
+	}
 	conn->changes |= reasons;
 	if (!list_is_linked(&conn->dirty_node)) {
 		list_push_back(&conn->conn.queue->shm->dirty, &conn->dirty_node);

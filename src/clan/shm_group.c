@@ -219,6 +219,17 @@ void shm_group_activate(struct shm_group *group)
 
 /* --- telling the peer: §6.1 ------------------------------------------------------------------- */
 
+/* A byte on the socket of a connection. False: it ends, so that the peer may not hear it. */
+static bool ring_socket(const struct shm_conn *conn)
+{
+	static const uint8_t byte = SHM_BELL;
+
+	/* Full: the peer has enough to wake for. */
+	return conn->conn.state == CLAN_OPEN &&
+	       (send(conn->file.fd, &byte, sizeof(byte), MSG_DONTWAIT | MSG_NOSIGNAL) >= 0 ||
+		       errno == EAGAIN);
+}
+
 static void ring_bell(struct shm_group *group, struct shm_conn *conn)
 {
 	uint64_t arm = atomic_load_explicit(&group->peer->arm, memory_order_acquire);
@@ -231,11 +242,14 @@ static void ring_bell(struct shm_group *group, struct shm_conn *conn)
 	conn->conn.stats.bells_rung++;
 	if (conn->bell == CLAN_BELL_FUTEX) {
 		syscall(SYS_futex, &group->own->bell, FUTEX_WAKE, 1, NULL, NULL, 0);
-	} else if (conn->file.fd >= 0) {
-		static const uint8_t byte = SHM_BELL;
-
-		/* Full: the peer has enough to wake for. */
-		send(conn->file.fd, &byte, sizeof(byte), MSG_DONTWAIT | MSG_NOSIGNAL);
+		return;
+	}
+	/* The bell is the group's, and it is rung once: when the peer has closed this connection,
+	 * another one must carry it. */
+	for (uint32_t i = 0; !ring_socket(conn) && i < group->conns_slots; i++) {
+		if (group->conns[i] != NULL) {
+			conn = group->conns[i];
+		}
 	}
 }
 

@@ -151,6 +151,10 @@ void shm_socket_close(struct shm_conn *conn)
 
 	if (fd >= 0) {
 		waiter_file_remove(conn->conn.queue->waiter, &conn->file);
+		/* A bell of the group may be lost in it. */
+		if (conn->group != NULL && conn->group->peer_ready_slots != 0) {
+			shm_group_activate(conn->group);
+		}
 		shutdown(fd, SHUT_RDWR);
 		/* Messages in it can hold descriptors of anything. */
 		dispose_fd(fd, clan_queue_is_passive(conn->conn.queue));
