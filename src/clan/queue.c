@@ -348,9 +348,12 @@ static void look(struct clan_queue *queue, bool all)
 		clan_provider_shm.publish(queue);
 		clan_provider_shm.progress(queue);
 	}
-	if (!all && list_is_empty(&queue->events) &&
-		++queue->looks % LOOKS_BETWEEN_DESCRIPTORS == 0) {
+	/* Also while a peer keeps the queue busy: others must be accepted, and deadlines hold. */
+	if (!all && ++queue->looks % LOOKS_BETWEEN_DESCRIPTORS == 0) {
 		all = true;
+	}
+	if (all) {
+		set_timer(queue);
 	}
 	waiter_wait(queue->waiter, 0, all);
 	if (queue->shm != NULL) {
