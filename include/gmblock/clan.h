@@ -408,7 +408,8 @@ int clan_region_share(struct clan_conn *conn, struct clan_region *region, uint32
 
 /* Asks for it back; cookies on it are void at once. CLAN_EVENT_UNSHARED follows when the peer's
  * holds are put, or the connection is closed. Errors: -ENOENT not shared, -EALREADY, -EBUSY
- * CLAN_EVENT_SHARED is still to come, -EAGAIN (no event comes). */
+ * CLAN_EVENT_SHARED is still to come, or a strict revocation on it is under way, -EAGAIN (no event
+ * comes). */
 int clan_region_unshare(struct clan_conn *conn, struct clan_region *region);
 
 struct clan_range {

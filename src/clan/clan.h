@@ -229,6 +229,7 @@ struct clan_region {
 	uint64_t bytes;
 	uint64_t offset; /* in the memfd */
 	int fd;
+	uint32_t strict_count; /* strict revocations under way, which will replace its pages */
 	bool imported;
 	bool read_only; /* sealed, so that nobody else can map it for writing */
 	bool huge;

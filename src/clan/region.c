@@ -279,7 +279,8 @@ int clan_region_unshare(struct clan_conn *conn, struct clan_region *region)
 	if (share->state == CLAN_SHARE_ENDING) {
 		return -EALREADY;
 	}
-	if (share->state == CLAN_SHARE_ASKED || list_is_linked(&share->source.node)) {
+	if (share->state == CLAN_SHARE_ASKED || list_is_linked(&share->source.node) ||
+		region->strict_count > 0) {
 		return -EBUSY;
 	}
 	conn->provider->void_cookies(conn, share);

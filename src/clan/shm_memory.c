@@ -77,6 +77,14 @@ static bool give_revoked(struct clan_source *source, struct clan_event *event)
 	return false;
 }
 
+static void strict_ended(struct shm_revocation *revocation)
+{
+	if (revocation->region != NULL) {
+		revocation->region->strict_count--;
+		revocation->region = NULL;
+	}
+}
+
 static void revocation_end(struct shm_revocation *revocation, int status)
 {
 	struct shm_conn *conn = revocation->conn;
@@ -85,6 +93,7 @@ static void revocation_end(struct shm_revocation *revocation, int status)
 	revocation->ended = true;
 	revocation->status = status;
 	conn->grants[revocation->slot].state = SHM_GRANT_FREE;
+	strict_ended(revocation);
 	clan_fire(conn->conn.queue, &revocation->source);
 }
 
@@ -126,7 +135,8 @@ static void strict_passed(struct clan_deadline *deadline)
 	struct shm_revocation *revocation = container_of(deadline, struct shm_revocation, deadline);
 	struct shm_conn *conn = revocation->conn;
 
-	if (!shm_look_quiet(conn)) {
+	shm_look_quiet(conn);
+	if (!revocation->ended) {
 		shm_conn_end(conn, -ETIMEDOUT, "the peer did not obey a strict revocation");
 	}
 }
@@ -160,7 +170,11 @@ static struct shm_revocation *revocation_create(
 		revocation->slot = cookie->slot;
 		revocation->op = op;
 		if (strict) {
-			revocation->region = clan_share_find(&conn->conn, cookie->region)->region;
+			/* By our own record: the cookie can have been at the peer's. */
+			revocation->region =
+				clan_share_find(&conn->conn, conn->grants[cookie->slot].region)
+					->region;
+			revocation->region->strict_count++;
 			revocation->range = (struct clan_range){ .offset = cookie->offset,
 				.bytes = cookie->bytes };
 		}
@@ -559,6 +573,7 @@ static void drop_revocations(struct shm_conn *conn)
 	{
 		struct shm_revocation *revocation = list_entry(node, struct shm_revocation, node);
 
+		strict_ended(revocation);
 		clan_deadline_clear(&revocation->deadline);
 		list_remove(&revocation->source.node);
 		list_remove(&revocation->node);
