@@ -157,10 +157,13 @@ static void region_live(struct shm_peer_region *region)
 static void map_region(struct work *work)
 {
 	struct shm_peer_region *region = container_of(work, struct shm_peer_region, work);
+	int fd;
 
 	region->status = segment_map(region->fd, region->offset, region->bytes,
 		(region->rights & CLAN_WRITE) != 0, &region->base);
-	close(region->fd); /* a memfd, and the mapping keeps it */
+	fd = region->fd;
+	region->fd = -1; /* before its number can be another's in a child */
+	close(fd);	 /* a memfd, and the mapping keeps it */
 }
 
 static void region_mapped(struct work *work)
