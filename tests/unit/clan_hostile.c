@@ -154,6 +154,7 @@ bool hostile_welcomed(struct hostile *hostile)
 	}
 	hostile->victim_number = welcome.number;
 	hostile->victim_bell = welcome.bell;
+	hostile->victim_group_id = welcome.group;
 	hostile->victim_bytes = (size_t)lseek(fds[0], 0, SEEK_END);
 	hostile->victim = mmap(NULL, hostile->victim_bytes, PROT_READ, MAP_SHARED, fds[0], 0);
 	hostile->victim_group = mmap(NULL, SHM_SEGMENT_ALIGN, PROT_READ, MAP_SHARED, fds[1], 0);

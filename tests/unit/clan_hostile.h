@@ -33,6 +33,7 @@ struct hostile {
 	/* The victim's, once it has accepted. */
 	uint32_t victim_number;
 	uint32_t victim_bell; /* enum clan_bell */
+	uint64_t victim_group_id;
 	const struct shm_conn_head *victim;
 	size_t victim_bytes;
 	const struct shm_group_head *victim_group;

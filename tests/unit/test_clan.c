@@ -858,6 +858,47 @@ static void the_descriptor_tells_a_foreign_loop(void **state)
 	world_close(&world);
 }
 
+/* The bell of a group goes by the socket of one connection, which its waiter closes: before it was
+ * rung, or before it was heard. The other connection must be heard all the same. */
+static void a_bell_outlives_its_connection(void **state)
+{
+	for (int closed_first = 0; closed_first < 2; closed_first++) {
+		struct clan_conn *other[WORLD_SIDES];
+		struct clan_event event = { 0 };
+		struct world world;
+
+		world_open(&world, kind_of(state), NULL);
+		world_connect(&world, NULL, other);
+		if (closed_first != 0) {
+			clan_close(world.conns[WORLD_SERVER]);
+		}
+		while (clan_queue_arm(world.queues[WORLD_SERVER]) != 0) {
+			assert_true(clan_queue_wait(world.queues[WORLD_SERVER], &event, 1, 0) >= 0);
+		}
+		for (int i = 0; i < 2; i++) {
+			struct clan_conn *conn =
+				i == 0 ? world.conns[WORLD_DIALER] : other[WORLD_DIALER];
+
+			assert_int_equal(clan_send(conn, CLAN_BULK, 1, "x", 1), 0);
+			clan_flush(conn);
+		}
+		if (closed_first == 0) {
+			clan_close(world.conns[WORLD_SERVER]);
+		}
+		do {
+			assert_int_equal(
+				clan_queue_wait(world.queues[WORLD_SERVER], &event, 1, 10000), 1);
+		} while (event.type == CLAN_EVENT_CLOSED);
+		assert_int_equal(event.type, CLAN_EVENT_READY);
+		assert_ptr_equal(event.conn, other[WORLD_SERVER]);
+		world.conns[WORLD_SERVER] = NULL;
+		for (int side = 0; side < WORLD_SIDES; side++) {
+			world_close_conn(&world, side, other[side]);
+		}
+		world_close(&world);
+	}
+}
+
 static void events_are_given_one_at_a_time(void **state)
 {
 	struct clan_event event;
@@ -908,6 +949,7 @@ int main(void)
 		CASE(many_trips_wait_for_room),
 		CASE(cookie_queues_are_first_in_first_out),
 		CASE(the_descriptor_tells_a_foreign_loop),
+		CASE(a_bell_outlives_its_connection),
 		CASE(events_are_given_one_at_a_time),
 #undef CASE
 	};

@@ -2,7 +2,9 @@
 /*
  * Peers of libclan that break the rules of docs/protocol/clan.md before they are connected.
  */
+#include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -344,6 +346,55 @@ static void silent_handshakes_are_limited(void **state)
 	victim_close(&victim);
 }
 
+/* A peer that always has something does not keep others out. */
+static void a_busy_peer_does_not_keep_others_out(void **state)
+{
+	struct clan_conn *other[WORLD_SIDES] = { NULL };
+	struct clan_message message;
+	struct clan_event event = { 0 };
+	struct world world;
+	uint8_t byte;
+
+	world_open(&world, *state, NULL);
+	for (int round = 0; event.type != CLAN_EVENT_CONNECT; round++) {
+		assert_true(round < 1000);
+		assert_int_equal(clan_send(world.conns[WORLD_DIALER], CLAN_BULK, 1, "x", 1), 0);
+		clan_flush(world.conns[WORLD_DIALER]);
+		if (clan_queue_wait(world.queues[WORLD_SERVER], &event, 1, 0) == 0) {
+			continue;
+		}
+		while (clan_recv(world.conns[WORLD_SERVER], CLAN_ANY, &message, &byte, 1) == 0) {
+		}
+		if (other[WORLD_DIALER] == NULL) {
+			assert_int_equal(clan_connect(world.queues[WORLD_DIALER], world.address,
+						 NULL, NULL, 0, &other[WORLD_DIALER], NULL),
+				0);
+		}
+	}
+	other[WORLD_SERVER] = event.conn;
+	for (int side = 0; side < WORLD_SIDES; side++) {
+		world_close_conn(&world, side, other[side]);
+	}
+	world_close(&world);
+}
+
+/* Only a socket that nobody listens at is replaced. */
+static void files_are_not_replaced(void **state)
+{
+	char address[] = "shm:/tmp/gmblock-clan-XXXXXX";
+	struct clan_listener *listener;
+	struct world world;
+	int fd = mkstemp(address + 4);
+
+	assert_true(fd >= 0);
+	world_listen(&world, *state, NULL);
+	assert_int_equal(clan_listen(world.queues[WORLD_SERVER], address, NULL, &listener, NULL),
+		-EADDRINUSE);
+	assert_int_equal(unlink(address + 4), 0);
+	close(fd);
+	world_close(&world);
+}
+
 int main(void)
 {
 	static const struct victim_test tests[] = {
@@ -353,6 +404,8 @@ int main(void)
 		CASE(a_guessed_group_is_not_joined),
 		CASE(descriptors_flood_before_hello),
 		CASE(silent_handshakes_are_limited),
+		CASE(a_busy_peer_does_not_keep_others_out),
+		CASE(files_are_not_replaced),
 #undef CASE
 	};
 

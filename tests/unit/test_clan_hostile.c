@@ -536,6 +536,91 @@ static void a_strict_revocation_replaces_the_pages(void **state)
 	victim_close(&victim);
 }
 
+/* Another revocation has ended when the time of a strict one is up: it is enforced all the same. */
+static void a_strict_revocation_is_not_appeased(void **state)
+{
+	struct clan_cookie cookies[2];
+	struct clan_region *region;
+	struct hostile hostile;
+	struct victim victim;
+	struct clan_conn *conn;
+	struct clan_event event;
+	uint8_t *base;
+
+	victim_open(&victim, *state, NULL);
+	conn = connect_hostile(&victim, &hostile);
+	region = share_with_busy(&victim, &hostile, conn, &cookies[0], &base);
+	assert_int_equal(clan_cookie_grant(conn, region, 0, 4096, CLAN_WRITE, 0, &cookies[1]), 0);
+	assert_int_equal(clan_cookie_revoke(conn, &cookies[0], 0, NULL), 0);
+	atomic_store(&hostile.head->busy, 3);
+	cookies[1].region = 77; /* as it may come back from the peer */
+	assert_int_equal(clan_cookie_revoke(conn, &cookies[1], CLAN_REVOKE_STRICT, NULL), 0);
+	assert_int_equal(clan_region_unshare(conn, region), -EBUSY);
+	event = world_event(&victim.world, WORLD_SERVER, CLAN_EVENT_LOST);
+	assert_int_equal(event.status, -ETIMEDOUT);
+	world_close_conn(&victim.world, WORLD_SERVER, conn);
+	assert_int_equal(clan_region_destroy(region), 0);
+	hostile_close(&hostile);
+	victim_close(&victim);
+}
+
+/* The head of a piece of a stream is changed while the piece is half read. */
+static void a_stream_does_not_shrink(void **state)
+{
+	struct shm_message_head head = { .bytes = 8 + 1000, .type = SHM_TYPE_STREAM };
+	struct hostile hostile;
+	struct victim victim;
+	struct clan_conn *conn;
+	uint8_t buffer[4096];
+	struct iovec iov = { .iov_base = buffer, .iov_len = 500 };
+	uint8_t payload[1000] = { 0 };
+
+	victim_open(&victim, *state, NULL);
+	conn = connect_hostile(&victim, &hostile);
+	hostile_put(&hostile, SHM_BULK, head, payload, sizeof(payload));
+	hostile_publish(&hostile);
+	world_ready(&victim.world, WORLD_SERVER, conn, CLAN_READY_BULK);
+	assert_int_equal(clan_readv(conn, &iov, 1, 0), 500);
+	head.bytes = 8 + 100;
+	hostile.write[SHM_BULK] = 0;
+	hostile_put(&hostile, SHM_BULK, head, payload, 100);
+	iov.iov_len = sizeof(buffer);
+	assert_int_equal(clan_readv(conn, &iov, 1, 0), 500);
+	world_close_conn(&victim.world, WORLD_SERVER, conn);
+	hostile_close(&hostile);
+	nothing_is_left(&victim);
+	victim_close(&victim);
+}
+
+/* A group is ended while one of its connections, which nobody knew, is about to be freed. */
+static void a_group_ends_with_one_that_has_ended(void **state)
+{
+	struct hostile hostile;
+	struct hostile second;
+	struct victim victim;
+	struct clan_conn *conn;
+	int fd = sealed_memfd(SHM_SEGMENT_ALIGN);
+
+	victim_open(&victim, *state, NULL);
+	conn = connect_hostile(&victim, &hostile);
+	hostile_open(&second, victim.world.address);
+	world_settle(&victim.world);
+	second.hello.group = hostile.victim_group_id;
+	second.fds[0] = fd;
+	second.fd_count = 1;
+	hostile_send_hello(&second);
+	atomic_store(&hostile.group->ready_write, 100000);
+	hostile_ring(&hostile);
+	world_event(&victim.world, WORLD_SERVER, CLAN_EVENT_LOST);
+	wait_for_end(&victim, &second);
+	world_close_conn(&victim.world, WORLD_SERVER, conn);
+	hostile_close(&hostile);
+	hostile_close(&second);
+	close(fd);
+	nothing_is_left(&victim);
+	victim_close(&victim);
+}
+
 /* At the limit of mappings a replacement changes nothing. */
 static void replacement_without_mappings_changes_nothing(void **state)
 {
@@ -586,6 +671,9 @@ int main(void)
 		CASE(idle_bells_are_muted),
 		CASE(a_quiet_peer_ends_a_revocation),
 		CASE(a_strict_revocation_replaces_the_pages),
+		CASE(a_strict_revocation_is_not_appeased),
+		CASE(a_stream_does_not_shrink),
+		CASE(a_group_ends_with_one_that_has_ended),
 		CASE(replacement_without_mappings_changes_nothing),
 #undef CASE
 	};
