@@ -44,6 +44,8 @@ static const char help_tail[] =
 	"      --memory SIZE           memory for payload (default: 128M per thread)\n"
 	"      --threads N             threads (default: one per available CPU)\n"
 	"      --max-connections N     maximum connections (1024 per thread)\n"
+	"      --max-connections-per-peer N  the same for each address or Unix user (half\n"
+	"                              of that)\n"
 	"      --max-handshakes N      maximum connections that have not chosen an export\n"
 	"                              yet (128 per thread)\n"
 	"      --handshake-timeout TIME  time limit for choosing an export (10s)\n"
@@ -250,6 +252,7 @@ static int parse_arguments(struct server_config *config, int argc, char **argv)
 		{ "memory", .take = take_limit },
 		{ "threads", .take = take_limit },
 		{ "max-connections", .take = take_limit },
+		{ "max-connections-per-peer", .take = take_limit },
 		{ "max-handshakes", .take = take_limit },
 		{ "handshake-timeout", .take = take_limit },
 		{ "max-inflight", .take = take_limit },

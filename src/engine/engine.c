@@ -150,6 +150,7 @@ static bool join(struct session *session)
 	struct engine *engine = session->engine;
 	struct engine_export *chosen = session->chosen;
 	struct export *takeover_export = session->takeover_export;
+	struct peer peer = session->peer;
 
 	GMB_ASSERT(session->state == SESSION_TERMINATING);
 	if (!session->kind->join(session)) {
@@ -176,7 +177,7 @@ static bool join(struct session *session)
 	}
 	engine->counters.sessions--;
 	if (engine->options.endpoint_gone != NULL) {
-		engine->options.endpoint_gone(engine->options.context);
+		engine->options.endpoint_gone(engine->options.context, &peer);
 	}
 	return true;
 }
@@ -356,7 +357,7 @@ static void refuse(struct engine *engine, const struct endpoint *endpoint)
 	engine->counters.sessions_refused++;
 	ring_socket_close(engine->ring, endpoint->fd);
 	if (engine->options.endpoint_gone != NULL) {
-		engine->options.endpoint_gone(engine->options.context);
+		engine->options.endpoint_gone(engine->options.context, &endpoint->peer);
 	}
 }
 

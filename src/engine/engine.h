@@ -47,6 +47,8 @@ struct peer {
 	char text[PEER_TEXT_BYTES]; /* for messages: "127.0.0.1:4711" */
 	int family;		    /* AF_INET, AF_INET6 or AF_UNIX; 0 = unknown */
 	struct peer_identity identity;
+	/* How many connections that identity has; who accepts counts. NULL: nobody does. */
+	_Atomic uint32_t *connections;
 	bool has_credentials; /* a Unix socket, whose other end the kernel vouches for */
 	struct stream_credentials credentials;
 };
@@ -259,7 +261,7 @@ struct engine_options {
 	/* Where payload goes that the CPU need not touch; borrowed. NULL: RAM, like all else. */
 	struct arena *payload;
 	/* Called exactly once per engine_accept(), when the endpoint is closed; may be NULL. */
-	void (*endpoint_gone)(void *context);
+	void (*endpoint_gone)(void *context, const struct peer *peer);
 	void *context;
 };
 

@@ -9,6 +9,13 @@
 
 #define ACCEPT_PAUSE_NS UINT64_C(100000000)
 
+/* The connections of one peer. */
+struct peer_count {
+	struct list_node node;
+	struct peer_identity identity;
+	_Atomic uint32_t connections; /* reactors count down */
+};
+
 /* One listening socket. Its op waits either for a connection or for a pause to end. */
 struct door {
 	struct acceptor *acceptor;
@@ -24,6 +31,7 @@ struct acceptor {
 	struct log_limit failures;
 	struct log_limit refusals;
 	uint64_t accepted;
+	struct list_node peers; /* those without connections are freed at the next look */
 	bool stopping;
 	uint32_t active_count; /* doors with an operation in flight */
 	uint32_t door_count;
@@ -48,6 +56,7 @@ int acceptor_create(
 		return error_set(error, -ENOMEM, "no memory to accept connections");
 	}
 	acceptor->options = *options;
+	list_init(&acceptor->peers);
 	acceptor->ring = reactor_ring(options->reactors[0]);
 	for (uint32_t i = 0; i < options->listener_count; i++) {
 		const struct listener *listener = &options->listeners[i];
@@ -64,6 +73,14 @@ int acceptor_create(
 
 void acceptor_destroy(struct acceptor *acceptor)
 {
+	struct list_node *node;
+
+	if (acceptor == NULL) {
+		return;
+	}
+	while ((node = list_pop_front(&acceptor->peers)) != NULL) {
+		free(list_entry(node, struct peer_count, node));
+	}
 	free(acceptor);
 }
 
@@ -112,24 +129,71 @@ static struct reactor *emptiest_reactor(const struct acceptor *acceptor)
 	return best;
 }
 
+/* Forgets the peers that have no connection any more on the way. NULL: no memory. */
+static struct peer_count *count_of(struct acceptor *acceptor, const struct peer_identity *identity)
+{
+	struct peer_count *found = NULL;
+
+	list_for_each(node, &acceptor->peers)
+	{
+		struct peer_count *peer = list_entry(node, struct peer_count, node);
+
+		if (memcmp(&peer->identity, identity, sizeof(*identity)) == 0) {
+			found = peer;
+		} else if (atomic_load_explicit(&peer->connections, memory_order_acquire) == 0) {
+			list_remove(&peer->node);
+			free(peer);
+		}
+	}
+	if (found == NULL) {
+		found = calloc(1, sizeof(*found));
+		if (found != NULL) {
+			found->identity = *identity;
+			list_push_front(&acceptor->peers, &found->node);
+		}
+	}
+	return found;
+}
+
+static void refuse(struct acceptor *acceptor, const struct endpoint *endpoint, uint32_t limit,
+	const char *of_what)
+{
+	ring_socket_close(acceptor->ring, endpoint->fd);
+	log_limited(&acceptor->refusals, ring_batch_ns(acceptor->ring), LOG_LEVEL_WARNING,
+		"refused a connection from %s: the limit of %u connections%s is reached",
+		endpoint->peer.text, limit, of_what);
+}
+
 static void place_connection(const struct door *door, int fd)
 {
 	struct acceptor *acceptor = door->acceptor;
-	_Atomic uint32_t *total = acceptor->options.connection_total;
+	const struct acceptor_options *options = &acceptor->options;
 	struct endpoint endpoint = { .kind = door->kind, .fd = fd };
+	struct peer_count *peer;
 
 	listener_peer(fd, &endpoint.peer);
 	endpoint.peer.id = ++acceptor->accepted;
-	/* Only this thread counts up, so the limit cannot be overrun. */
-	if (atomic_load_explicit(total, memory_order_relaxed) >=
-		acceptor->options.connections_max) {
-		ring_socket_close(acceptor->ring, fd);
-		log_limited(&acceptor->refusals, ring_batch_ns(acceptor->ring), LOG_LEVEL_WARNING,
-			"refused a connection from %s: the limit of %u connections is reached",
-			endpoint.peer.text, acceptor->options.connections_max);
+	/* Only this thread counts up, so the limits cannot be overrun. */
+	if (atomic_load_explicit(options->connection_total, memory_order_relaxed) >=
+		options->connections_max) {
+		refuse(acceptor, &endpoint, options->connections_max, "");
 		return;
 	}
-	atomic_fetch_add_explicit(total, 1, memory_order_relaxed);
+	peer = count_of(acceptor, &endpoint.peer.identity);
+	if (peer == NULL) {
+		log_error("no memory for the connection from %s: closed it", endpoint.peer.text);
+		ring_socket_close(acceptor->ring, fd);
+		return;
+	}
+	if (atomic_load_explicit(&peer->connections, memory_order_relaxed) >=
+		options->connections_per_peer_max) {
+		refuse(acceptor, &endpoint, options->connections_per_peer_max,
+			" for each address or user");
+		return;
+	}
+	atomic_fetch_add_explicit(options->connection_total, 1, memory_order_relaxed);
+	atomic_fetch_add_explicit(&peer->connections, 1, memory_order_relaxed);
+	endpoint.peer.connections = &peer->connections;
 	reactor_hand_over(emptiest_reactor(acceptor), &endpoint);
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Accepts connections of all listeners on one ring and hands each over to the reactor with the
- * fewest. Keeps the server's limit on connections.
+ * fewest. Keeps the server's limits on connections: of all, and of each peer.
  *
  * Threading: create and destroy on the main thread; start and stop on any (they post); everything
  * else runs on the first reactor's thread. Ownership: borrows the reactors, and the listeners
@@ -22,6 +22,7 @@ struct acceptor_options {
 	struct reactor *const *reactors; /* the first one runs the acceptor */
 	uint32_t reactor_count;
 	uint32_t connections_max;
+	uint32_t connections_per_peer_max;
 	_Atomic uint32_t *connection_total;
 	/* Called once on the first reactor's thread, after acceptor_stop(). */
 	void (*stopped)(void *context);
@@ -30,7 +31,7 @@ struct acceptor_options {
 
 GMB_MUST_CHECK int acceptor_create(const struct acceptor_options *options,
 	struct acceptor **acceptor_out, struct error *error);
-/* Never started, or stopped. NULL is a no-op. */
+/* Never started, or stopped; and no connection of its is left. NULL is a no-op. */
 void acceptor_destroy(struct acceptor *acceptor);
 
 void acceptor_start(struct acceptor *acceptor);

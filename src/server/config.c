@@ -216,6 +216,7 @@ int server_limits_set(
 	} counts[] = {
 		{ "threads", &limits->threads, SERVER_THREADS_MAX },
 		{ "connections", &limits->connections_max, 1000000 },
+		{ "connections-per-peer", &limits->connections_per_peer_max, 1000000 },
 		{ "handshakes", &limits->handshakes_max, 1000000 },
 		{ "inflight", &limits->inflight_max, 65536 },
 		{ "inflight-total", &limits->inflight_total_max, 16777216 },
@@ -254,6 +255,7 @@ void server_limits_merge(struct server_limits *limits, const struct server_limit
 	FILL(handshake_timeout_ns);
 	FILL(threads);
 	FILL(connections_max);
+	FILL(connections_per_peer_max);
 	FILL(handshakes_max);
 	FILL(inflight_max);
 	FILL(inflight_total_max);
@@ -308,6 +310,10 @@ static int finish_limits(struct server_config *config, struct error *error)
 		(uint64_t)engine_sessions_max(sessions_max / limits->threads) * limits->threads;
 	defaults.connections_max = (uint32_t)MIN(sessions_max, (uint64_t)defaults.connections_max);
 	server_limits_merge(limits, &defaults);
+	if (limits->connections_per_peer_max == 0) {
+		limits->connections_per_peer_max =
+			MAX(limits->connections_max / SERVER_PEER_DIVISOR, 1U);
+	}
 	if (limits->memory_bytes / limits->threads > MEMORY_BYTES_MAX) {
 		return error_set(error, -EINVAL,
 			"%s: %s of memory is too much for %u thread%s: each can use at most 8T",

@@ -24,6 +24,7 @@ enum {
 	SERVER_EXPORTS_MAX = 65536,
 	SERVER_LISTENS_MAX = 64,
 	SERVER_THREADS_MAX = 64,
+	SERVER_PEER_DIVISOR = 2, /* a peer may have that part of the connections */
 };
 
 struct server_export {
@@ -51,6 +52,7 @@ struct server_limits {
 	uint64_t handshake_timeout_ns;
 	uint32_t threads;
 	uint32_t connections_max;
+	uint32_t connections_per_peer_max;
 	uint32_t handshakes_max;
 	uint32_t inflight_max; /* per connection */
 	uint32_t inflight_total_max;
@@ -111,8 +113,8 @@ GMB_MUST_CHECK int server_config_add_command(
 GMB_MUST_CHECK int server_config_set_control(
 	struct server_config *config, const char *path, struct error *error);
 
-/* key: memory, threads, connections, handshakes, handshake-timeout, inflight, inflight-total,
- * spin. */
+/* key: memory, threads, connections, connections-per-peer, handshakes, handshake-timeout, inflight,
+ * inflight-total, spin. */
 GMB_MUST_CHECK int server_limits_set(
 	struct server_limits *limits, const char *key, const char *value, struct error *error);
 /* Remembers where the memory limit came from, for messages. origin is copied. */

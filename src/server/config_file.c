@@ -26,6 +26,7 @@ struct file_limits {
 	char *memory;
 	char *threads;
 	char *connections;
+	char *connections_per_peer;
 	char *handshakes;
 	char *handshake_timeout;
 	char *inflight;
@@ -57,6 +58,7 @@ static const cyaml_schema_field_t limit_fields[] = {
 	TEXT_FIELD("memory", struct file_limits, memory),
 	TEXT_FIELD("threads", struct file_limits, threads),
 	TEXT_FIELD("connections", struct file_limits, connections),
+	TEXT_FIELD("connections-per-peer", struct file_limits, connections_per_peer),
 	TEXT_FIELD("handshakes", struct file_limits, handshakes),
 	TEXT_FIELD("handshake-timeout", struct file_limits, handshake_timeout),
 	TEXT_FIELD("inflight", struct file_limits, inflight),
@@ -156,6 +158,7 @@ static int load_limits(struct loader *loader, const struct file_limits *file)
 		{ "memory", file->memory },
 		{ "threads", file->threads },
 		{ "connections", file->connections },
+		{ "connections-per-peer", file->connections_per_peer },
 		{ "handshakes", file->handshakes },
 		{ "handshake-timeout", file->handshake_timeout },
 		{ "inflight", file->inflight },

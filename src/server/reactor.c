@@ -26,13 +26,15 @@ struct handover {
 	struct endpoint endpoint;
 };
 
-static void endpoint_gone(void *context)
+static void endpoint_gone(void *context, const struct peer *peer)
 {
 	struct reactor *reactor = context;
 
 	/* Relaxed: they only steer placement and the limit, nothing is published with them. */
 	atomic_fetch_sub_explicit(&reactor->session_count, 1, memory_order_relaxed);
 	atomic_fetch_sub_explicit(reactor->options.connection_total, 1, memory_order_relaxed);
+	/* Release: whoever finds that none is left frees the count. */
+	atomic_fetch_sub_explicit(peer->connections, 1, memory_order_release);
 }
 
 static int create_engine(struct reactor *reactor, struct error *error)
@@ -143,7 +145,7 @@ void reactor_hand_over(struct reactor *reactor, const struct endpoint *endpoint)
 	if (handover == NULL) {
 		log_error("no memory for the connection from %s: closed it", endpoint->peer.text);
 		ring_socket_close(reactor->ring, endpoint->fd);
-		endpoint_gone(reactor);
+		endpoint_gone(reactor, &endpoint->peer);
 		return;
 	}
 	*handover = (struct handover){

@@ -399,6 +399,7 @@ static int start_accepting(struct server *server, struct error *error)
 		.reactors = server->reactors,
 		.reactor_count = server->reactor_count,
 		.connections_max = server->config->limits.connections_max,
+		.connections_per_peer_max = server->config->limits.connections_per_peer_max,
 		.connection_total = &server->connection_total,
 		.stopped = acceptor_has_stopped,
 		.context = server,

@@ -948,6 +948,11 @@ void sim_socket_set_buffer(int fd, size_t bytes)
 	sim_fd_get(fd, SIM_FD_SOCKET)->socket->in.capacity = bytes;
 }
 
+int sim_socket_peer(int fd)
+{
+	return sim_fd_get(fd, SIM_FD_SOCKET)->socket->peer->fd;
+}
+
 bool sim_socket_peer_closed(int client_fd)
 {
 	return !sim_fd_get(client_fd, SIM_FD_SOCKET)->socket->peer->open;

@@ -174,6 +174,8 @@ void sim_socket_give(int client_fd);
 void sim_socket_set_buffer(int fd, size_t bytes);
 /* True while the descriptor is open. */
 bool sim_is_open(int fd);
+/* The descriptor of the other side, which may be closed. */
+int sim_socket_peer(int fd);
 /* True when the other side has closed its descriptor. */
 bool sim_socket_peer_closed(int client_fd);
 

@@ -39,8 +39,8 @@ class OptionRefused(Exception):
         self.code = code
 
 
-def connect_socket(uri):
-    """A connected socket to the server of an NBD URI."""
+def connect_socket(uri, source=None):
+    """A connected socket to the server of an NBD URI, from that address."""
     parts = urllib.parse.urlsplit(uri)
     if parts.scheme == "nbd+unix":
         query = urllib.parse.parse_qs(parts.query, encoding="utf-8")
@@ -49,14 +49,15 @@ def connect_socket(uri):
         sock.settimeout(TIMEOUT_S)
         sock.connect(path)
         return sock
-    return socket.create_connection((parts.hostname, parts.port), timeout=TIMEOUT_S)
+    return socket.create_connection((parts.hostname, parts.port), timeout=TIMEOUT_S,
+                                    source_address=(source, 0) if source else None)
 
 
 class Client:
     """One connection. Makes the greeting; negotiation is the caller's, export by export."""
 
-    def __init__(self, uri):
-        self.sock = connect_socket(uri)
+    def __init__(self, uri, source=None):
+        self.sock = connect_socket(uri, source)
         self.size = None
         self.flags = None
 
@@ -189,9 +190,9 @@ class Client:
         assert self.reply() == (3, 0)
 
 
-def open_export(uri, name=b"", structured=False):
+def open_export(uri, name=b"", structured=False, source=None):
     """A client in transmission on one export."""
-    client = Client(uri)
+    client = Client(uri, source)
     client.hello()
     if structured:
         client.send_option(OPT_STRUCTURED_REPLY)

@@ -70,6 +70,7 @@ class ConfigServes(support.Case):
 
     def test_the_command_line_overrides_limits(self):
         server = self.start("--config", self.config(connections=1), "--max-connections", "2",
+                            "--max-connections-per-peer", "2",
                             "--threads", "1", uri_count=6)
         with nbdmini.open_export(server.uri), nbdmini.open_export(server.uri):
             with nbdmini.Client(server.uri) as third:

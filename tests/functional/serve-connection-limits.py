@@ -14,7 +14,8 @@ class ConnectionLimits(support.Case):
     def test_of_the_server(self):
         for threads in ("1", "2"):
             disk = self.make_file("disk.img", bytes(1 << 20))
-            server = self.start_unix(disk, "--max-connections", "2", "--threads", threads)
+            server = self.start_unix(disk, "--max-connections", "2",
+                                     "--max-connections-per-peer", "2", "--threads", threads)
             with nbdmini.open_export(server.uri) as first, nbdmini.open_export(server.uri) as second:
                 with nbdmini.Client(server.uri) as third:
                     self.assertTrue(third.at_end())
@@ -27,6 +28,65 @@ class ConnectionLimits(support.Case):
             code, errors = server.stop()
             self.assertEqual(code, 0)
             self.assertIn("limit of 2 connections", errors)
+
+    def connections_from(self, address, server, count):
+        """That many connections with a greeting each, and none that is refused."""
+        clients = []
+        for _ in range(count):
+            client = nbdmini.Client(server.uri, source=address)
+            self.addCleanup(client.close)
+            clients.append(client)
+            client.greeting()
+        return clients
+
+    def is_refused(self, uri, source=None):
+        with nbdmini.Client(uri, source=source) as client:
+            return client.at_end()
+
+    def test_of_one_peer(self):
+        for threads in ("1", "2"):
+            server = self.start("memory:1M", "--listen", "nbd://127.0.0.1:0", "--threads", threads,
+                                "--max-connections", "8", "--max-connections-per-peer", "3")
+            first, *_ = self.connections_from("127.0.0.1", server, 3)
+            self.assertTrue(self.is_refused(server.uri, "127.0.0.1"))
+            self.connections_from("127.0.0.2", server, 3)
+            self.assertTrue(self.is_refused(server.uri, "127.0.0.2"))
+            # The established ones go on, and their places come back.
+            first.sock.sendall((3).to_bytes(4, "big"))
+            self.assertEqual(first.go().size, 1 << 20)
+            first.send_request(nbdmini.CMD_DISC, 0)
+            self.assertTrue(first.at_end())
+            self.assertEqual(self.open_when_free(server.uri).size, 1 << 20)
+            code, errors = server.stop()
+            self.assertEqual(code, 0)
+            self.assertIn("limit of 3 connections for each address or user", errors)
+
+    def test_of_one_user(self):
+        server = self.start_unix("memory:1M", "--max-connections", "4")
+        self.connections_from(None, server, 2)  # half, by default
+        self.assertTrue(self.is_refused(server.uri))
+
+    def test_nobody_locks_the_others_out(self):
+        """By default: 1,000 connections of one peer are served, 2,048 do not take every place."""
+        for listen in ("nbd://127.0.0.1:0", self.socket_uri()):
+            server = self.start("memory:1M", "--listen", listen, "--threads", "2")
+            idle = [nbdmini.open_export(server.uri) for _ in range(1000)]
+            for client in idle:
+                self.addCleanup(client.close)
+            self.assertEqual([client.read(0, 1) for client in idle], [b"\0"] * 1000)
+            if listen == self.socket_uri():
+                continue  # another user is needed for more
+            refused = 0
+            for _ in range(1048):  # as many as the server has places
+                try:
+                    idle.append(nbdmini.open_export(server.uri))
+                    self.addCleanup(idle[-1].close)
+                except ConnectionError:
+                    refused += 1
+            self.assertEqual(refused, 1024)
+            with nbdmini.open_export(server.uri, source="127.0.0.2") as newcomer:
+                self.assertEqual(newcomer.read(0, 3), bytes(3))
+            self.assertEqual(idle[0].read(0, 3), bytes(3))
 
     def open_when_free(self, uri, name=b""):
         while True:

@@ -5,10 +5,10 @@
  * goes and threads stand still. Then everybody leaves, as many as the limit allows must find a
  * place again, and the server drains while more arrive.
  *
- * The rules: every connection is answered by exactly one reactor, or refused because the limit was
+ * The rules: every connection is answered by exactly one reactor, or refused because a limit was
  * reached while it waited; the counts of the reactors add up to the server's, which stays within
- * the limit; places are given to the reactor with the fewest; none is lost; after the drain nothing
- * is open, referenced or counted.
+ * the limit, and so does what each peer has; places are given to the reactor with the fewest; none
+ * is lost; after the drain nothing is open, referenced or counted.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -28,6 +28,7 @@ enum {
 	CLIENTS_MAX = 400,
 	ALIVE_MAX = 30, /* at once */
 	LIMIT_MAX = 12,
+	PEERS = 3,
 	REMOVED_MAX = 32,
 	READ_BYTES = 512,
 	SILENT_READS = 5, /* of those who will never choose an export */
@@ -53,6 +54,7 @@ enum phase {
 struct client {
 	int fd;
 	enum phase phase;
+	uint32_t peer; /* less than PEERS */
 	bool greeted;
 	bool may_be_ended; /* the server has a reason */
 	bool on_comes;	   /* it was served that export */
@@ -76,8 +78,12 @@ struct scenario {
 	struct export *removed[REMOVED_MAX];
 	uint32_t removed_count;
 	uint32_t limit;
+	uint32_t peer_limit;
 	_Atomic uint32_t connection_total;
-	uint64_t full_ns; /* when the limit was last reached */
+	uint64_t full_ns;	      /* when the limit was last reached */
+	uint64_t peer_full_ns[PEERS]; /* when a peer may have reached its own */
+	struct engine *engines[REACTORS_MAX];
+	uint32_t engine_count;
 	bool acceptor_stopped;
 	bool stopping;
 	uint32_t drained_count;
@@ -116,6 +122,24 @@ static int accept_or_fail(void *service, const struct endpoint *endpoint)
 	return nbd_session_kind.accept(service, endpoint);
 }
 
+/* --- who is who ----------------------------------------------------------------------------- */
+
+void __wrap_listener_peer(int fd, struct peer *peer);
+void __wrap_listener_peer(int fd, struct peer *peer)
+{
+	int client_fd = sim_socket_peer(fd);
+
+	*peer = (struct peer){ .text = "simulated" };
+	for (uint32_t i = 0; i < kind_scenario->client_count; i++) {
+		const struct client *client = &kind_scenario->clients[i];
+
+		if (client->fd == client_fd) {
+			/* Descriptors are used again: the last one is it. */
+			peer->identity.bytes[0] = (uint8_t)(1 + client->peer);
+		}
+	}
+}
+
 /* --- the server ----------------------------------------------------------------------------- */
 
 static struct export *create_export(const char *name)
@@ -148,6 +172,23 @@ static void reactor_has_drained(void *context)
 	scenario->drained_count++;
 }
 
+static void note_engine(struct engine *engine, void *context)
+{
+	struct scenario *scenario = context;
+
+	scenario->engines[scenario->engine_count++] = engine;
+}
+
+static void call_all(
+	struct scenario *scenario, void (*call)(struct engine *, void *), void *context)
+{
+	for (uint32_t i = 0; i < scenario->reactor_count; i++) {
+		if (reactor_call(scenario->reactors[i], call, context) != 0) {
+			model_fail("reactor %u does not answer", i);
+		}
+	}
+}
+
 static void server_begin(struct scenario *scenario)
 {
 	static const struct session_kind *const kinds[] = { &kind };
@@ -164,6 +205,7 @@ static void server_begin(struct scenario *scenario)
 		.listeners = scenario->listeners,
 		.reactors = scenario->reactors,
 		.connections_max = scenario->limit,
+		.connections_per_peer_max = scenario->peer_limit,
 		.connection_total = &scenario->connection_total,
 		.stopped = acceptor_has_stopped,
 		.context = scenario,
@@ -196,16 +238,7 @@ static void server_begin(struct scenario *scenario)
 		model_fail("no acceptor: %s", error.text);
 	}
 	acceptor_start(scenario->acceptor);
-}
-
-static void call_all(
-	struct scenario *scenario, void (*call)(struct engine *, void *), void *context)
-{
-	for (uint32_t i = 0; i < scenario->reactor_count; i++) {
-		if (reactor_call(scenario->reactors[i], call, context) != 0) {
-			model_fail("reactor %u does not answer", i);
-		}
-	}
+	call_all(scenario, note_engine, scenario);
 }
 
 static void add_export(struct engine *engine, void *context)
@@ -284,6 +317,7 @@ static struct client *client_connect(struct scenario *scenario)
 		.reads_left = (uint32_t)below(SILENT_READS + 1),
 		.cookie = (uint64_t)scenario->client_count << 32,
 		.connected_ns = sim_now_ns(),
+		.peer = scenario->client_count % PEERS,
 	};
 	client_wait(client, PHASE_GREETING);
 	return client;
@@ -380,9 +414,10 @@ static void client_ended(struct scenario *scenario, struct client *client)
 	if (!client->greeted && client->got == 0) {
 		scenario->refused_count++;
 		if (!scenario->stopping && scenario->full_ns < client->connected_ns &&
+			scenario->peer_full_ns[client->peer] < client->connected_ns &&
 			scenario->failure_count-- == 0) {
-			model_fail(
-				"a connection was refused below the limit of %u", scenario->limit);
+			model_fail("a connection was refused below the limits of %u and %u",
+				scenario->limit, scenario->peer_limit);
 		}
 	} else if (!client->may_be_ended && !scenario->stopping) {
 		model_fail(
@@ -466,6 +501,40 @@ static void check_counts(struct scenario *scenario)
 	}
 }
 
+/* How many connections each peer has in the engines. */
+static void count_peers(const struct scenario *scenario, uint32_t counts[PEERS])
+{
+	memset(counts, 0, PEERS * sizeof(counts[0]));
+	for (uint32_t i = 0; i < scenario->engine_count; i++) {
+		list_for_each(node, &scenario->engines[i]->peers)
+		{
+			const struct engine_peer *peer = list_entry(node, struct engine_peer, node);
+
+			counts[peer->identity.bytes[0] - 1] += peer->session_count;
+		}
+	}
+}
+
+/* most: connections, with those that no engine has yet. */
+static void check_peers(struct scenario *scenario, uint32_t most)
+{
+	uint32_t counts[PEERS];
+
+	count_peers(scenario, counts);
+	for (uint32_t i = 0; i < PEERS; i++) {
+		most -= counts[i];
+	}
+	for (uint32_t i = 0; i < PEERS; i++) {
+		if (counts[i] > scenario->peer_limit) {
+			model_fail("a peer has %u connections, its limit is %u", counts[i],
+				scenario->peer_limit);
+		}
+		if (counts[i] + most >= scenario->peer_limit) {
+			scenario->peer_full_ns[i] = sim_now_ns();
+		}
+	}
+}
+
 /* False: nothing is left to happen. */
 static bool step(struct scenario *scenario)
 {
@@ -476,6 +545,7 @@ static bool step(struct scenario *scenario)
 	for (uint32_t i = 0; i < scenario->listener_count; i++) {
 		most += sim_listener_queue(scenario->listeners[i].fds[0]);
 	}
+	check_peers(scenario, most);
 	happens = sim_step();
 	/* The limit may be reached and left again within the step. */
 	if (most >= scenario->limit) {
@@ -529,7 +599,7 @@ static bool has_room(const struct scenario *scenario)
 	}
 	/* Some are kept for the end. */
 	return alive_count(scenario) < ALIVE_MAX &&
-	       scenario->client_count < CLIENTS_MAX - 2 * LIMIT_MAX;
+	       scenario->client_count < CLIENTS_MAX - 3 * LIMIT_MAX;
 }
 
 static void traffic(struct scenario *scenario)
@@ -604,6 +674,31 @@ static void all_places_are_there(struct scenario *scenario)
 	}
 	if (most - least > 1) {
 		model_fail("one reactor has %u connections, another %u", most, least);
+	}
+}
+
+/* One peer alone gets its share, and not one more. */
+static void all_places_of_a_peer_are_there(struct scenario *scenario)
+{
+	uint32_t served = scenario->greeted_count;
+	uint32_t refused = scenario->refused_count;
+
+	for (uint32_t i = 0; i <= scenario->peer_limit; i++) {
+		struct client *client = client_connect(scenario);
+
+		client->peer = 0;
+		client->reads_left = (uint32_t)below(3);
+		while (!client->greeted && client->phase != PHASE_CLOSED) {
+			if (!step(scenario)) {
+				model_fail("a connection is forgotten");
+			}
+		}
+	}
+	if (scenario->greeted_count - served != scenario->peer_limit ||
+		scenario->refused_count - refused != 1) {
+		model_fail("of %u connections of a peer %u were served, %u refused",
+			scenario->peer_limit + 1, scenario->greeted_count - served,
+			scenario->refused_count - refused);
 	}
 }
 
@@ -692,6 +787,8 @@ struct scenario_result scenario_run(uint64_t seed, bool verbose)
 	scenario->reactor_count = (uint32_t)sim_between(1, REACTORS_MAX);
 	scenario->listener_count = (uint32_t)sim_between(1, LISTENERS_MAX);
 	scenario->limit = (uint32_t)sim_between(1, LIMIT_MAX);
+	scenario->peer_limit =
+		(uint32_t)sim_between((scenario->limit + PEERS - 1) / PEERS, scenario->limit);
 	scenario->frozen = scenario->reactor_count;
 	sim_set_faults(&(struct sim_faults){ .jitter = true });
 	server_begin(scenario);
@@ -708,6 +805,8 @@ struct scenario_result scenario_run(uint64_t seed, bool verbose)
 		pass(scenario, SECOND_NS); /* nobody is frozen */
 		everybody_leaves(scenario);
 		all_places_are_there(scenario);
+		everybody_leaves(scenario);
+		all_places_of_a_peer_are_there(scenario);
 	}
 	pass(scenario, SECOND_NS);
 	server_end(scenario);

@@ -125,10 +125,11 @@ void world_check_current(struct world *world)
 
 /* --- the server's lives --------------------------------------------------------------------- */
 
-static void session_closed(void *context)
+static void session_closed(void *context, const struct peer *peer)
 {
 	struct world *world = context;
 
+	GMB_UNUSED(peer);
 	GMB_ASSERT(world->sessions_open > 0);
 	world->sessions_open--;
 }

@@ -315,10 +315,11 @@ static void see_ends(struct scenario *scenario)
 	}
 }
 
-static void session_closed(void *context)
+static void session_closed(void *context, const struct peer *peer)
 {
 	struct scenario *scenario = context;
 
+	GMB_UNUSED(peer);
 	scenario->sessions_gone++;
 	scenario_settle(scenario);
 }

@@ -2,10 +2,11 @@
 #include "engine_world.h"
 #include "stores.h"
 
-static void endpoint_gone(void *context)
+static void endpoint_gone(void *context, const struct peer *peer)
 {
 	struct world *world = context;
 
+	GMB_UNUSED(peer);
 	world->gone++;
 }
 

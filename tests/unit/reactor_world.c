@@ -69,6 +69,7 @@ void reactor_world_accept(struct reactor_world *world)
 		.reactors = world->reactors,
 		.reactor_count = REACTORS,
 		.connections_max = 100,
+		.connections_per_peer_max = 100,
 		.connection_total = &world->connection_total,
 		.stopped = has_stopped,
 		.context = world,

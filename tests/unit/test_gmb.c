@@ -81,6 +81,7 @@ static int server_begin(void **state)
 		.reactors = &server->reactor,
 		.reactor_count = 1,
 		.connections_max = 100,
+		.connections_per_peer_max = 100,
 		.connection_total = &server->connection_total,
 		.stopped = has_stopped,
 		.context = server,
