@@ -650,8 +650,8 @@ static void pump(struct path_request *request)
 			share_wait(request, false);
 			return;
 		}
-		if (request->op == STORE_READ && request->started_bytes == 0 &&
-			start_page_cache(request)) {
+		if (request->op == STORE_READ && request->length >= STORE_PAGE_CACHE_BYTES_MIN &&
+			request->started_bytes == 0 && start_page_cache(request)) {
 			break;
 		}
 		stream = part_open(path, request);
