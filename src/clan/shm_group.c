@@ -418,10 +418,13 @@ void shm_want(struct shm_conn *conn)
 	while (conn->conn.state == CLAN_OPEN &&
 		((reasons = wanted_reasons(conn), conn->want_answered) ||
 			(reasons & ~conn->want_reasons) != 0)) {
+		/* A number that has no answer yet is kept when reasons are added: its answer will
+		 * be on the ready ring once, so that the ring cannot overflow. */
+		conn->want += conn->want_answered;
 		conn->want_answered = false;
 		conn->want_reasons = reasons;
 		atomic_store_explicit(&conn->own->want,
-			++conn->want << SHM_WANT_NUMBER_SHIFT | reasons, memory_order_release);
+			conn->want << SHM_WANT_NUMBER_SHIFT | reasons, memory_order_release);
 		/* Partner: the first fence of shm_publish(). */
 		atomic_thread_fence(memory_order_seq_cst);
 		if (!look_now(conn)) {

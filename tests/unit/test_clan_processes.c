@@ -378,6 +378,70 @@ static void a_child_gives_up_without_effect(void **state)
 	world_close(&world);
 }
 
+/* Takes the events of a queue that are at hand. True: one of them is about the connection. */
+static bool hears_of(struct clan_queue *queue, const struct clan_conn *conn)
+{
+	struct clan_event events[64];
+	bool found = false;
+	int count;
+
+	while ((count = clan_queue_wait(queue, events, ARRAY_COUNT(events), 1)) > 0) {
+		for (int i = 0; i < count; i++) {
+			found |= events[i].conn == conn;
+		}
+	}
+	return found;
+}
+
+static void send_all(struct clan_conn *from, struct clan_conn *to, uint32_t cls, uint32_t bytes)
+{
+	static uint8_t buffer[CLAN_BULK_BYTES_MAX];
+	struct clan_message message;
+
+	while (clan_send(from, cls, 1, buffer, bytes) == 0) {
+	}
+	clan_flush(from);
+	while (clan_recv(to, cls, &message, buffer, sizeof(buffer)) == 0) {
+	}
+	clan_flush(to);
+}
+
+/* One side asks for more and more without taking the answers: each connection still has one entry
+ * on the ready ring, and the last connection is heard of. */
+static void asking_for_more_does_not_fill_the_ready_ring(void **state)
+{
+	enum { CONNS = 200 };
+	struct clan_conn *conns[CONNS][WORLD_SIDES];
+	struct world world;
+
+	world_listen(&world, *state, NULL);
+	for (int i = 0; i < CONNS; i++) {
+		world_connect(&world, NULL, conns[i]);
+	}
+	world_settle(&world);
+	for (int i = 0; i < CONNS; i++) {
+		struct clan_conn *dialer = conns[i][WORLD_DIALER];
+		struct clan_conn *server = conns[i][WORLD_SERVER];
+
+		assert_int_equal(clan_send(dialer, CLAN_BULK, 1, "x", 1), 0);
+		clan_flush(dialer);
+		if (i == CONNS - 1) { /* the server does not look at this one by itself */
+			break;
+		}
+		send_all(server, dialer, CLAN_BULK, 8000);
+		send_all(server, dialer, CLAN_CONTROL, 1000);
+	}
+	assert_true(hears_of(world.queues[WORLD_SERVER], conns[CONNS - 1][WORLD_SERVER]));
+	for (int side = 0; side < WORLD_SIDES; side++) {
+		for (int i = 0; i < CONNS; i++) {
+			clan_close(conns[i][side]);
+		}
+		while (hears_of(world.queues[side], conns[0][side])) {
+		}
+	}
+	world_close(&world);
+}
+
 int main(void)
 {
 	static const struct {
@@ -386,6 +450,7 @@ int main(void)
 	} tests[] = {
 #define CASE(function) { #function, function }
 		CASE(no_wake_up_is_lost),
+		CASE(asking_for_more_does_not_fill_the_ready_ring),
 		CASE(killed_peers_leave_nothing),
 		CASE(a_child_gives_up_without_effect),
 #undef CASE
