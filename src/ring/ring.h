@@ -202,8 +202,8 @@ GMB_MUST_CHECK int ring_thread_start(const struct ring_thread_options *options,
 /* Stops the ring, and waits until end() has returned. */
 void ring_thread_stop(struct ring_thread *thread);
 /* Calls call(context) on the thread, between two of its turns, and waits for it: from any thread
- * that runs no ring. -ETIMEDOUT: a turn takes very long (a disk hangs), and call was not and will
- * not be called; -ENOMEM. */
+ * that is not called like this itself. -ETIMEDOUT: a turn takes very long (a disk hangs), and call
+ * was not and will not be called; -ENOMEM. */
 GMB_MUST_CHECK int ring_thread_call(
 	struct ring_thread *thread, void (*call)(void *context), void *context);
 
@@ -278,6 +278,8 @@ bool ring_socket_traffic(struct ring *ring, struct ring_file file, struct ring_t
  * (Unix sockets, with what the kernel adds): they become fewer only as the peer takes some. False:
  * not known. A system call. */
 bool ring_socket_unacked(struct ring *ring, struct ring_file file, uint64_t *bytes_out);
+/* The process at the other end of a Unix socket when it connected. False: it is another socket. */
+bool ring_socket_credentials(int fd, struct ucred *credentials);
 /* Closes a socket that has nothing in flight and was removed from the table. */
 void ring_socket_close(struct ring *ring, int fd);
 

@@ -702,6 +702,17 @@ bool ring_socket_unacked(struct ring *ring, struct ring_file file, uint64_t *byt
 	return true;
 }
 
+bool ring_socket_credentials(int fd, struct ucred *credentials)
+{
+	int domain = 0;
+	socklen_t domain_bytes = sizeof(domain);
+	socklen_t bytes = sizeof(*credentials);
+
+	return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &domain_bytes) == 0 &&
+	       domain == AF_UNIX &&
+	       getsockopt(fd, SOL_SOCKET, SO_PEERCRED, credentials, &bytes) == 0;
+}
+
 void ring_socket_close(struct ring *ring, int fd)
 {
 	GMB_UNUSED(ring);

@@ -50,6 +50,8 @@ struct sim_socket {
 	bool shut_receive;
 	bool shut_send;
 	bool reset; /* to be reported to the next operation */
+	bool has_credentials;
+	struct ucred credentials;
 	bool recv_queued;
 	bool send_queued;
 	struct sim_pipe in; /* from the peer to here */
@@ -555,10 +557,12 @@ static void polls_kick(struct sim_socket *socket)
 {
 	uint32_t ready = 0;
 
-	if (socket->in.visible > 0 || socket->in.finished || socket->reset) {
+	if (socket->in.visible > 0 || socket->in.finished || socket->shut_receive ||
+		socket->reset) {
 		ready |= POLLIN;
 	}
-	if (socket->reset || socket->peer->in.used < socket->peer->in.capacity) {
+	if (socket->reset || socket->shut_send || !socket->peer->open || socket->peer->in.dead ||
+		socket->peer->in.used < socket->peer->in.capacity) {
 		ready |= POLLOUT;
 	}
 	list_for_each(node, &socket->polls)
@@ -774,6 +778,7 @@ void sim_net_close(int fd)
 			queue_end(socket->peer);
 		}
 		send_kick(socket->peer);
+		polls_kick(socket->peer);
 	}
 }
 
@@ -913,6 +918,7 @@ int sim_socket_read(int client_fd, void *buf, size_t len)
 	}
 	if (taken > 0) {
 		room_made(socket->peer);
+		polls_kick(socket->peer);
 		return (int)taken;
 	}
 	if (socket->reset) {
@@ -940,6 +946,22 @@ void sim_socket_cut(int client_fd, bool to_server, uint64_t bytes, enum sim_cut 
 	pipe->cut_planned = true;
 	pipe->cut_left = bytes;
 	pipe->cut = cut;
+}
+
+void sim_socket_set_credentials(int client_fd, const struct ucred *credentials)
+{
+	struct sim_socket *socket = sim_fd_get(client_fd, SIM_FD_SOCKET)->socket;
+
+	socket->has_credentials = true;
+	socket->credentials = *credentials;
+}
+
+bool ring_socket_credentials(int fd, struct ucred *credentials)
+{
+	const struct sim_socket *peer = sim_fd_get(fd, SIM_FD_SOCKET)->socket->peer;
+
+	*credentials = peer->credentials;
+	return peer->has_credentials;
 }
 
 void sim_socket_set_buffer(int fd, size_t bytes)

@@ -170,6 +170,8 @@ void sim_socket_hold(int fd, bool held);
 void sim_socket_kill(int fd);
 /* From now on the code under test must close it (it counts in sim_open_count()). */
 void sim_socket_give(int client_fd);
+/* Who ring_socket_credentials() of the server's socket says has connected; nobody until then. */
+void sim_socket_set_credentials(int client_fd, const struct ucred *credentials);
 /* Limits how many bytes the direction towards fd can hold (socket buffers). */
 void sim_socket_set_buffer(int fd, size_t bytes);
 /* True while the descriptor is open. */

@@ -63,12 +63,8 @@ void stream_open(struct stream *stream, struct ring *ring, int fd,
 bool stream_peer_credentials(int fd, struct stream_credentials *credentials)
 {
 	struct ucred found = { 0 };
-	socklen_t bytes = sizeof(found);
-	int domain = 0;
-	socklen_t domain_bytes = sizeof(domain);
 
-	if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &domain_bytes) != 0 ||
-		domain != AF_UNIX || getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &found, &bytes) != 0) {
+	if (!ring_socket_credentials(fd, &found)) {
 		return false;
 	}
 	*credentials = (struct stream_credentials){
