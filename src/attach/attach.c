@@ -493,9 +493,6 @@ static void daemon_end(struct daemon *daemon)
 		}
 		daemon->device->ops->destroy(daemon->device);
 	}
-	if (daemon->listen_fd >= 0) {
-		close(daemon->listen_fd);
-	}
 	if (daemon->state_fd >= 0) {
 		close(daemon->state_fd);
 	}
@@ -506,6 +503,9 @@ static void daemon_end(struct daemon *daemon)
 		close(daemon->stopped_fd);
 	}
 	control_server_destroy(daemon->control); /* last: clients wait for this */
+	if (daemon->listen_fd >= 0) {
+		close(daemon->listen_fd);
+	}
 }
 
 /* The daemon's whole life. */

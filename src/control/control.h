@@ -13,10 +13,10 @@
  * A module that answers a command registers it. The server never waits for a client, holds a
  * bounded number of them, and closes those that send no command, or do not read their answer.
  *
- * Threading: a server and its clients belong to one thread, which polls control_server_fd(); a
- * connection belongs to one thread. Ownership: a server owns its clients and borrows its listening
- * socket, commands and contexts; JSON values are taken where stated. Errors: a negative errno with
- * a sentence; what a client does wrong ends that client only.
+ * Threading: a server, its ring and its clients belong to one thread, which polls
+ * control_server_fd(); a connection belongs to one thread. Ownership: a server owns its clients and
+ * borrows its listening socket, commands and contexts; JSON values are taken where stated. Errors:
+ * a negative errno with a sentence; what a client does wrong ends that client only.
  */
 #pragma once
 
@@ -24,6 +24,7 @@
 #include <sys/un.h>
 
 #include "base/error.h"
+#include "ring/ring.h"
 
 enum {
 	CONTROL_PROTOCOL = 1, /* of the hello line; changes when old clients must fail */
@@ -31,7 +32,6 @@ enum {
 	CONTROL_ANSWER_BYTES = 256 << 20, /* longest line that a client accepts */
 	CONTROL_CLIENTS_MAX = 32, /* of a server; more wait in the listening socket's queue */
 	CONTROL_COMMANDS_MAX = 8,
-	CONTROL_WATCHES_MAX = 4,
 };
 
 /* --- the server's side --------------------------------------------------------------------- */
@@ -56,28 +56,27 @@ struct control_command {
 	void (*end)(void *context, struct control_client *client);
 };
 
-/* listen_fd: a listening socket, made non-blocking. Reads permissions with SO_PEERCRED. */
+/* listen_fd: a listening socket, to be closed after control_server_stop(). Permissions are those of
+ * the peer's credentials. */
 GMB_MUST_CHECK int control_server_create(
 	int listen_fd, struct control_server **server_out, struct error *error);
-/* Closes every connection. NULL is a no-op. */
+/* Stops, sends the answers that are left to clients that read them, for at most two seconds, and
+ * closes every connection. The only call that waits for a client. NULL is a no-op. */
 void control_server_destroy(struct control_server *server);
 
 /* Before the first control_server_run(). command and context outlive the server. */
 void control_server_add(
 	struct control_server *server, const struct control_command *command, void *context);
-/* Calls event from control_server_run() when the eventfd fd was written; it is read before. */
-GMB_MUST_CHECK int control_server_watch(
-	struct control_server *server, int fd, void (*event)(void *context), void *context);
 
+/* For ring_post() from any thread, until it is destroyed. */
+struct ring *control_server_ring(const struct control_server *server);
 /* To poll for input. */
 int control_server_fd(const struct control_server *server);
 /* Handles what has happened. Bounded, and waits for nobody. */
 void control_server_run(struct control_server *server);
-/* Accepts no more connections, and closes all but those with an answer still to be sent. */
+/* Accepts no more connections, and closes all but those with an answer still to be sent. Not below
+ * a handler. */
 void control_server_stop(struct control_server *server);
-/* After stop: sends those answers, to clients that read them, for at most two seconds. The only
- * call that waits. */
-void control_server_flush(struct control_server *server);
 
 /* Sends what happened meanwhile; the command is not answered by it. Takes note. Dropped when memory
  * is short or the client reads nothing. */

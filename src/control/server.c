@@ -1,18 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "control/control.h"
+
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <sys/socket.h>
-#include <sys/timerfd.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "base/log.h"
-#include "control/control.h"
 
 #define SECOND_NS UINT64_C(1000000000)
 /* How long a client may send nothing before it is closed. */
@@ -21,13 +16,13 @@
 #define WAIT_NS (10 * SECOND_NS)
 /* How long the end of the server waits for that. */
 #define FLUSH_NS (2 * SECOND_NS)
-/* How long no connection is accepted after descriptors ran out. */
+/* How long no connection is accepted after that failed, mostly for want of descriptors. */
 #define SHORTAGE_NS SECOND_NS
 
 enum {
 	INPUT_BYTES_FIRST = 1 << 10,
 	NOTES_BYTES_MAX = 64 << 10, /* that a client has not read, before notes are dropped */
-	EVENTS_MAX = CONTROL_CLIENTS_MAX + CONTROL_WATCHES_MAX + 2,
+	RING_ENTRIES = 2 * CONTROL_CLIENTS_MAX,
 };
 
 _Static_assert(
@@ -39,25 +34,22 @@ enum client_state {
 	CLIENT_RUNNING,	 /* waits for the command's answer */
 	CLIENT_ANSWERED, /* waits for the client to read the answer */
 	CLIENT_HELD,	 /* has read it; waits for the client to close */
+	CLIENT_CLOSING,	 /* waits for the ring to release it */
 	CLIENT_STATE_COUNT
 };
 
 static const uint32_t client_edges[CLIENT_STATE_COUNT] = {
 	[CLIENT_FREE] = BIT(CLIENT_READING),
-	[CLIENT_READING] = BIT(CLIENT_RUNNING) | BIT(CLIENT_ANSWERED) | BIT(CLIENT_FREE),
-	[CLIENT_RUNNING] = BIT(CLIENT_ANSWERED) | BIT(CLIENT_FREE), /* free: the server ends */
-	[CLIENT_ANSWERED] = BIT(CLIENT_HELD) | BIT(CLIENT_FREE),
-	[CLIENT_HELD] = BIT(CLIENT_FREE),
+	[CLIENT_READING] = BIT(CLIENT_RUNNING) | BIT(CLIENT_ANSWERED) | BIT(CLIENT_CLOSING),
+	/* Closing: the server ends. */
+	[CLIENT_RUNNING] = BIT(CLIENT_ANSWERED) | BIT(CLIENT_CLOSING),
+	[CLIENT_ANSWERED] = BIT(CLIENT_HELD) | BIT(CLIENT_CLOSING),
+	[CLIENT_HELD] = BIT(CLIENT_CLOSING),
+	[CLIENT_CLOSING] = BIT(CLIENT_FREE),
 };
 
 struct registration {
 	const struct control_command *command;
-	void *context;
-};
-
-struct watch {
-	int fd;
-	void (*event)(void *context);
 	void *context;
 };
 
@@ -67,30 +59,40 @@ struct control_client {
 	int fd;
 	uint64_t id;
 	struct ucred peer;
-	uint64_t deadline_ns; /* UINT64_MAX: none */
+	struct ring_op input;  /* polls for it */
+	struct ring_op output; /* polls for room */
+	uint64_t deadline_ns;  /* UINT64_MAX: none */
 	const struct registration *running;
-	char *input; /* while reading */
-	size_t input_bytes;
-	size_t input_room;
-	char *output; /* lines not sent yet */
-	size_t output_bytes;
-	size_t output_sent;
+	char *command; /* while reading */
+	size_t command_bytes;
+	size_t command_room;
+	char *lines; /* not sent yet */
+	size_t lines_bytes;
+	size_t lines_sent;
 };
 
 struct control_server {
-	int listen_fd;
-	int epoll_fd;
-	int timer_fd;
+	struct ring *ring;
+	struct ring_file listener;
+	struct ring_op accept;
+	struct ring_op timer;
 	bool stopped;
+	uint64_t timer_ns;  /* when it ends, in flight */
 	uint64_t resume_ns; /* accept nothing before; UINT64_MAX: no such time */
 	uint64_t next_id;
 	uint32_t client_count;
 	uint32_t command_count;
-	uint32_t watch_count;
 	struct registration commands[CONTROL_COMMANDS_MAX];
-	struct watch watches[CONTROL_WATCHES_MAX];
 	struct control_client clients[CONTROL_CLIENTS_MAX];
 };
+
+static void accept_done(struct ring_op *op, int result);
+static void timer_done(struct ring_op *op, int result);
+static void input_done(struct ring_op *op, int result);
+static void output_done(struct ring_op *op, int result);
+
+/* In which input matters, at least its end. */
+static const uint32_t INPUT_STATES = BIT(CLIENT_READING) | BIT(CLIENT_RUNNING) | BIT(CLIENT_HELD);
 
 static void client_set_state(struct control_client *client, enum client_state state)
 {
@@ -100,96 +102,120 @@ static void client_set_state(struct control_client *client, enum client_state st
 
 /* --- what is waited for -------------------------------------------------------------------- */
 
-static int set_interest(
-	struct control_server *server, int operation, int fd, uint32_t events, void *what)
-{
-	struct epoll_event event = { .events = events, .data.ptr = what };
-
-	return epoll_ctl(server->epoll_fd, operation, fd, &event) < 0 ? -errno : 0;
-}
-
 /* With all places taken, new connections wait in the socket's queue. */
-static void update_listener(struct control_server *server)
+static void watch_listener(struct control_server *server)
 {
-	bool room = server->client_count < CONTROL_CLIENTS_MAX && server->resume_ns == UINT64_MAX &&
-		    !server->stopped;
-
-	(void)set_interest(
-		server, EPOLL_CTL_MOD, server->listen_fd, room ? EPOLLIN : 0, &server->listen_fd);
+	if (!server->accept.in_flight && !server->stopped && server->resume_ns == UINT64_MAX &&
+		server->client_count < CONTROL_CLIENTS_MAX) {
+		ring_accept(server->ring, &server->accept, server->listener, accept_done);
+	}
 }
 
-static void update_client(struct control_client *client)
+static void watch_input(struct control_client *client)
 {
-	uint32_t events = client->state == CLIENT_ANSWERED ? 0 : EPOLLIN;
-
-	if (client->state == CLIENT_ANSWERED || client->output_sent < client->output_bytes) {
-		events |= EPOLLOUT;
+	if (!client->input.in_flight && (BIT(client->state) & INPUT_STATES) != 0) {
+		ring_poll(client->server->ring, &client->input, client->fd, POLLIN, input_done);
 	}
-	(void)set_interest(client->server, EPOLL_CTL_MOD, client->fd, events, client);
 }
 
-static void set_timer(struct control_server *server)
+static void watch_output(struct control_client *client)
 {
-	struct itimerspec when = { 0 };
-	uint64_t first_ns = server->resume_ns;
+	bool has_lines = client->lines_sent < client->lines_bytes;
 
-	for (int i = 0; i < CONTROL_CLIENTS_MAX; i++) {
-		if (server->clients[i].state != CLIENT_FREE) {
-			first_ns = MIN(first_ns, server->clients[i].deadline_ns);
-		}
+	if (!client->output.in_flight && (has_lines || client->state == CLIENT_ANSWERED)) {
+		ring_poll(client->server->ring, &client->output, client->fd, POLLOUT, output_done);
 	}
-	if (first_ns != UINT64_MAX) {
-		when.it_value.tv_sec = (time_t)(first_ns / SECOND_NS);
-		when.it_value.tv_nsec = (long)(first_ns % SECOND_NS);
+}
+
+/* The timer may end too early, never too late. */
+static void wake_at(struct control_server *server, uint64_t when_ns)
+{
+	uint64_t now_ns = ring_now_ns(server->ring);
+
+	if (!server->timer.in_flight) {
+		server->timer_ns = when_ns;
+		ring_timer(
+			server->ring, &server->timer, when_ns - MIN(now_ns, when_ns), timer_done);
+	} else if (when_ns < server->timer_ns) {
+		server->timer_ns = when_ns;
+		ring_cancel(server->ring, &server->timer);
 	}
-	(void)timerfd_settime(server->timer_fd, TFD_TIMER_ABSTIME, &when, NULL);
+}
+
+static void set_deadline(struct control_client *client, uint64_t delay_ns)
+{
+	client->deadline_ns = ring_now_ns(client->server->ring) + delay_ns;
+	wake_at(client->server, client->deadline_ns);
 }
 
 /* --- output -------------------------------------------------------------------------------- */
 
-static void client_close(struct control_client *client)
+/* Its place is free once nothing is in flight. */
+static void client_free(struct control_client *client)
 {
 	struct control_server *server = client->server;
 
+	if (client->input.in_flight || client->output.in_flight) {
+		return;
+	}
 	client_set_state(client, CLIENT_FREE);
-	close(client->fd); /* epoll forgets it */
-	free(client->input);
-	free(client->output);
+	ring_socket_close(server->ring, client->fd);
+	free(client->command);
+	free(client->lines);
 	*client = (struct control_client){ .server = server, .fd = -1 };
 	server->client_count--;
-	update_listener(server);
+	watch_listener(server);
+}
+
+static void client_close(struct control_client *client)
+{
+	client_set_state(client, CLIENT_CLOSING);
+	client->deadline_ns = UINT64_MAX;
+	ring_cancel(client->server->ring, &client->input);
+	ring_cancel(client->server->ring, &client->output);
+	client_free(client);
 }
 
 /* Sends what can be sent. Closes nothing: the caller may be below a handler. */
 static void push(struct control_client *client)
 {
-	while (client->output_sent < client->output_bytes) {
-		ssize_t sent = send(client->fd, client->output + client->output_sent,
-			client->output_bytes - client->output_sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+	while (client->lines_sent < client->lines_bytes) {
+		struct iovec iov = { .iov_base = client->lines + client->lines_sent,
+			.iov_len = client->lines_bytes - client->lines_sent };
+		const struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1 };
+		ssize_t sent = ring_sendmsg_now(client->server->ring,
+			(struct ring_file){ .fd = client->fd, .slot = -1 }, &message);
 
-		if (sent < 0 && errno == EINTR) {
+		if (sent == -EINTR) {
 			continue;
 		}
-		if (sent < 0 && errno == EAGAIN) {
+		if (sent == -EAGAIN) {
 			break;
 		}
 		if (sent < 0) {
-			client->output_sent = client->output_bytes; /* it has gone */
+			client->lines_sent = client->lines_bytes; /* it has gone */
 			break;
 		}
-		client->output_sent += (size_t)sent;
+		client->lines_sent += (size_t)sent;
 		if (client->state == CLIENT_ANSWERED) {
-			client->deadline_ns = clock_now_ns() + WAIT_NS;
+			set_deadline(client, WAIT_NS);
 		}
 	}
-	update_client(client);
+}
+
+/* The caller may be outside a turn. */
+static void push_now(struct control_client *client)
+{
+	push(client);
+	watch_output(client);
+	ring_flush(client->server->ring);
 }
 
 /* Adds one line; takes value. False: out of memory. */
 static bool add_line(struct control_client *client, json_t *value)
 {
 	size_t bytes = value != NULL ? json_dumpb(value, NULL, 0, JSON_COMPACT) : 0;
-	size_t left = client->output_bytes - client->output_sent;
+	size_t left = client->lines_bytes - client->lines_sent;
 	char *output = bytes > 0 ? malloc(left + bytes + 1) : NULL;
 
 	if (output == NULL) {
@@ -197,14 +223,14 @@ static bool add_line(struct control_client *client, json_t *value)
 		return false;
 	}
 	if (left > 0) {
-		memcpy(output, client->output + client->output_sent, left);
+		memcpy(output, client->lines + client->lines_sent, left);
 	}
 	(void)json_dumpb(value, output + left, bytes, JSON_COMPACT);
 	output[left + bytes] = '\n';
-	free(client->output);
-	client->output = output;
-	client->output_bytes = left + bytes + 1;
-	client->output_sent = 0;
+	free(client->lines);
+	client->lines = output;
+	client->lines_bytes = left + bytes + 1;
+	client->lines_sent = 0;
 	json_decref(value);
 	return true;
 }
@@ -212,10 +238,10 @@ static bool add_line(struct control_client *client, json_t *value)
 void control_note(struct control_client *client, json_t *note)
 {
 	GMB_ASSERT(client->state == CLIENT_RUNNING);
-	if (client->output_bytes - client->output_sent > NOTES_BYTES_MAX) {
+	if (client->lines_bytes - client->lines_sent > NOTES_BYTES_MAX) {
 		json_decref(note);
 	} else if (add_line(client, json_pack("{s:o}", "note", note))) {
-		push(client);
+		push_now(client);
 	}
 }
 
@@ -225,8 +251,8 @@ static void answer(struct control_client *client, json_t *line)
 {
 	(void)add_line(client, line);
 	client_set_state(client, CLIENT_ANSWERED);
-	client->deadline_ns = clock_now_ns() + WAIT_NS;
-	push(client);
+	set_deadline(client, WAIT_NS);
+	push_now(client);
 }
 
 void control_fail(struct control_client *client, int code, const char *sentence)
@@ -307,29 +333,38 @@ static void run_command(struct control_client *client, const json_t *line)
 static void take_line(struct control_client *client, size_t bytes)
 {
 	json_error_t where;
-	json_t *line = json_loadb(client->input, bytes, JSON_REJECT_DUPLICATES, &where);
+	json_t *line = json_loadb(client->command, bytes, JSON_REJECT_DUPLICATES, &where);
 
-	free(client->input);
-	client->input = NULL;
+	free(client->command);
+	client->command = NULL;
 	run_command(client, line);
 	json_decref(line);
 }
 
 static bool has_room(struct control_client *client)
 {
-	size_t room = MAX(client->input_room * 2, (size_t)INPUT_BYTES_FIRST);
+	size_t room = MAX(client->command_room * 2, (size_t)INPUT_BYTES_FIRST);
 	char *input;
 
-	if (client->input_bytes < client->input_room) {
+	if (client->command_bytes < client->command_room) {
 		return true;
 	}
-	input = realloc(client->input, room);
+	input = realloc(client->command, room);
 	if (input == NULL) {
 		return false;
 	}
-	client->input = input;
-	client->input_room = room;
+	client->command = input;
+	client->command_room = room;
 	return true;
+}
+
+static ssize_t receive(const struct control_client *client, char *buffer, size_t bytes)
+{
+	struct iovec iov = { .iov_base = buffer, .iov_len = bytes };
+	struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1 };
+
+	return ring_recvmsg_now(
+		client->server->ring, (struct ring_file){ .fd = client->fd, .slot = -1 }, &message);
 }
 
 static void read_command(struct control_client *client)
@@ -337,7 +372,7 @@ static void read_command(struct control_client *client)
 	ssize_t got;
 	char *end;
 
-	if (client->input_bytes == CONTROL_COMMAND_BYTES) {
+	if (client->command_bytes == CONTROL_COMMAND_BYTES) {
 		control_fail(client, -EMSGSIZE, "the command is too long");
 		return;
 	}
@@ -345,22 +380,22 @@ static void read_command(struct control_client *client)
 		client_close(client);
 		return;
 	}
-	got = recv(client->fd, client->input + client->input_bytes,
-		client->input_room - client->input_bytes, MSG_DONTWAIT);
-	if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
+	got = receive(client, client->command + client->command_bytes,
+		client->command_room - client->command_bytes);
+	if (got == -EAGAIN || got == -EINTR) {
 		return;
 	}
 	if (got <= 0) {
 		client_close(client);
 		return;
 	}
-	if (client->input_bytes == 0) {
-		client->deadline_ns = clock_now_ns() + WAIT_NS; /* for all of it */
+	if (client->command_bytes == 0) {
+		set_deadline(client, WAIT_NS); /* for all of it */
 	}
-	end = memchr(client->input + client->input_bytes, '\n', (size_t)got);
-	client->input_bytes += (size_t)got;
+	end = memchr(client->command + client->command_bytes, '\n', (size_t)got);
+	client->command_bytes += (size_t)got;
 	if (end != NULL) {
-		take_line(client, (size_t)(end - client->input));
+		take_line(client, (size_t)(end - client->command));
 	}
 }
 
@@ -368,9 +403,9 @@ static void read_command(struct control_client *client)
 static bool has_ended(const struct control_client *client)
 {
 	char ignored[4096];
-	ssize_t got = recv(client->fd, ignored, sizeof(ignored), MSG_DONTWAIT);
+	ssize_t got = receive(client, ignored, sizeof(ignored));
 
-	return got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
+	return got <= 0 && got != -EAGAIN && got != -EINTR;
 }
 
 static void end_command(struct control_client *client)
@@ -382,43 +417,47 @@ static void end_command(struct control_client *client)
 
 static void finish_answer(struct control_client *client)
 {
-	push(client);
-	if (client->output_sent < client->output_bytes) {
-		return;
-	}
-	if (client->running == NULL || !client->running->command->stays_open) {
+	if (client->running == NULL || !client->running->command->stays_open ||
+		client->server->stopped) {
 		client_close(client);
 		return;
 	}
 	client_set_state(client, CLIENT_HELD);
 	client->deadline_ns = UINT64_MAX;
-	update_client(client);
+	watch_input(client);
 }
 
-static void client_run(struct control_client *client, uint32_t events)
+static void input_done(struct ring_op *op, int result)
 {
-	switch (client->state) {
-	case CLIENT_READING:
+	struct control_client *client = container_of(op, struct control_client, input);
+
+	GMB_UNUSED(result);
+	if (client->state == CLIENT_CLOSING) {
+		client_free(client);
+	} else if (client->state == CLIENT_READING) {
 		read_command(client);
-		break;
-	case CLIENT_RUNNING:
-		push(client);
-		if ((events & ~(uint32_t)EPOLLOUT) != 0 && has_ended(client)) {
-			end_command(client);
-		}
-		break;
-	case CLIENT_ANSWERED:
+	} else if (client->state == CLIENT_RUNNING && has_ended(client)) {
+		end_command(client);
+	} else if (client->state == CLIENT_HELD && has_ended(client)) {
+		client_close(client);
+	}
+	watch_input(client);
+}
+
+static void output_done(struct ring_op *op, int result)
+{
+	struct control_client *client = container_of(op, struct control_client, output);
+
+	GMB_UNUSED(result);
+	if (client->state == CLIENT_CLOSING) {
+		client_free(client);
+		return;
+	}
+	push(client);
+	if (client->state == CLIENT_ANSWERED && client->lines_sent == client->lines_bytes) {
 		finish_answer(client);
-		break;
-	case CLIENT_HELD:
-		if (has_ended(client)) {
-			client_close(client);
-		}
-		break;
-	case CLIENT_FREE: /* it went in this turn */
-	case CLIENT_STATE_COUNT:
-	default:
-		break;
+	} else {
+		watch_output(client);
 	}
 }
 
@@ -427,94 +466,96 @@ static void client_run(struct control_client *client, uint32_t events)
 static void client_open(struct control_server *server, int fd)
 {
 	struct control_client *client = server->clients;
-	socklen_t bytes = sizeof(client->peer);
+	struct ucred peer;
 
+	if (!ring_socket_credentials(fd, &peer)) {
+		ring_socket_close(server->ring, fd);
+		return;
+	}
 	while (client->state != CLIENT_FREE) {
 		client++;
 		GMB_ASSERT(client < server->clients + CONTROL_CLIENTS_MAX);
 	}
-	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &client->peer, &bytes) < 0 ||
-		set_interest(server, EPOLL_CTL_ADD, fd, EPOLLIN, client) < 0) {
-		close(fd);
-		return;
-	}
 	client_set_state(client, CLIENT_READING);
 	client->fd = fd;
+	client->peer = peer;
 	client->id = ++server->next_id;
-	client->deadline_ns = clock_now_ns() + SILENCE_NS;
 	server->client_count++;
+	set_deadline(client, SILENCE_NS);
 	if (add_line(client,
 		    json_pack("{s:s, s:i, s:s, s:i}", "service", "gmblock control", "protocol",
 			    CONTROL_PROTOCOL, "version", GMBLOCK_VERSION, "pid", (int)getpid()))) {
 		push(client);
 	}
+	watch_output(client);
+	watch_input(client);
 }
 
-static void accept_one(struct control_server *server)
+static void accept_done(struct ring_op *op, int result)
 {
-	int fd = accept4(server->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	struct control_server *server = container_of(op, struct control_server, accept);
 
-	if (fd >= 0) {
-		client_open(server, fd);
-	} else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-		server->resume_ns = clock_now_ns() + SHORTAGE_NS;
+	if (result >= 0 && server->stopped) {
+		ring_socket_close(server->ring, result);
+	} else if (result >= 0) {
+		client_open(server, result);
+	} else if (!server->stopped) {
+		server->resume_ns = ring_now_ns(server->ring) + SHORTAGE_NS;
+		wake_at(server, server->resume_ns);
 	}
-	update_listener(server);
+	watch_listener(server);
 }
 
-static void expire(struct control_server *server)
+static void timer_done(struct ring_op *op, int result)
 {
-	uint64_t now = clock_now_ns();
-	eventfd_t ignored;
+	struct control_server *server = container_of(op, struct control_server, timer);
+	uint64_t now_ns = ring_now_ns(server->ring);
+	uint64_t next_ns;
 
-	(void)eventfd_read(server->timer_fd, &ignored);
-	if (server->resume_ns <= now) {
+	GMB_UNUSED(result);
+	if (server->resume_ns <= now_ns) {
 		server->resume_ns = UINT64_MAX;
-		update_listener(server);
+		watch_listener(server);
 	}
+	next_ns = server->resume_ns;
 	for (int i = 0; i < CONTROL_CLIENTS_MAX; i++) {
 		struct control_client *client = &server->clients[i];
 
-		if (client->state != CLIENT_FREE && client->deadline_ns <= now) {
+		if (client->state == CLIENT_FREE) {
+			continue;
+		}
+		if (client->deadline_ns <= now_ns) {
+			client_close(client);
+		} else {
+			next_ns = MIN(next_ns, client->deadline_ns);
+		}
+	}
+	if (next_ns != UINT64_MAX) {
+		wake_at(server, next_ns);
+	}
+}
+
+/* Closes the clients that are in none of the states kept, and waits for what that cancels. */
+static void close_clients(struct control_server *server, uint32_t kept)
+{
+	bool closing = true;
+
+	for (int i = 0; i < CONTROL_CLIENTS_MAX; i++) {
+		struct control_client *client = &server->clients[i];
+
+		if ((BIT(client->state) & (kept | BIT(CLIENT_FREE) | BIT(CLIENT_CLOSING))) == 0) {
 			client_close(client);
 		}
 	}
-}
-
-static bool run_watch(struct control_server *server, const void *what)
-{
-	eventfd_t ignored;
-
-	for (uint32_t i = 0; i < server->watch_count; i++) {
-		struct watch *watch = &server->watches[i];
-
-		if (what == watch) {
-			if (eventfd_read(watch->fd, &ignored) == 0) {
-				watch->event(watch->context);
-			}
-			return true;
+	while (closing) {
+		closing = server->accept.in_flight;
+		for (int i = 0; i < CONTROL_CLIENTS_MAX; i++) {
+			closing = closing || server->clients[i].state == CLIENT_CLOSING;
+		}
+		if (closing) {
+			(void)ring_turn(server->ring, true);
 		}
 	}
-	return false;
-}
-
-void control_server_run(struct control_server *server)
-{
-	struct epoll_event events[EVENTS_MAX];
-	int count = epoll_wait(server->epoll_fd, events, EVENTS_MAX, 0);
-
-	for (int i = 0; i < count; i++) {
-		void *what = events[i].data.ptr;
-
-		if (what == &server->listen_fd) {
-			accept_one(server);
-		} else if (what == &server->timer_fd) {
-			expire(server);
-		} else if (!run_watch(server, what)) {
-			client_run(what, events[i].events);
-		}
-	}
-	set_timer(server);
 }
 
 /* --- the server ---------------------------------------------------------------------------- */
@@ -528,98 +569,81 @@ void control_server_add(
 		(struct registration){ .command = command, .context = context };
 }
 
-int control_server_watch(
-	struct control_server *server, int fd, void (*event)(void *context), void *context)
+struct ring *control_server_ring(const struct control_server *server)
 {
-	struct watch *watch = &server->watches[server->watch_count];
-
-	GMB_ASSERT(server->watch_count < CONTROL_WATCHES_MAX);
-	*watch = (struct watch){ .fd = fd, .event = event, .context = context };
-	server->watch_count++;
-	return set_interest(server, EPOLL_CTL_ADD, fd, EPOLLIN, watch);
+	return server->ring;
 }
 
 int control_server_fd(const struct control_server *server)
 {
-	return server->epoll_fd;
+	return ring_poll_fd(server->ring);
+}
+
+void control_server_run(struct control_server *server)
+{
+	(void)ring_turn(server->ring, false);
+	ring_flush(server->ring);
 }
 
 void control_server_stop(struct control_server *server)
 {
 	server->stopped = true;
-	for (int i = 0; i < CONTROL_CLIENTS_MAX; i++) {
-		enum client_state state = server->clients[i].state;
-
-		if (state != CLIENT_FREE && state != CLIENT_ANSWERED) {
-			client_close(&server->clients[i]);
-		}
-	}
-	update_listener(server);
-	control_server_run(server);
-}
-
-void control_server_flush(struct control_server *server)
-{
-	uint64_t end_ns = clock_now_ns() + FLUSH_NS;
-	struct pollfd fd = { .fd = server->epoll_fd, .events = POLLIN };
-	uint64_t now;
-
-	while (server->client_count > 0 && (now = clock_now_ns()) < end_ns) {
-		(void)poll(&fd, 1, (int)clock_milliseconds(end_ns - now));
-		control_server_run(server);
-	}
+	server->resume_ns = UINT64_MAX;
+	ring_cancel(server->ring, &server->accept);
+	close_clients(server, BIT(CLIENT_ANSWERED));
 }
 
 int control_server_create(int listen_fd, struct control_server **server_out, struct error *error)
 {
+	const struct ring_options options = {
+		.entries = RING_ENTRIES, .files_max = 1, .buffers_max = 1
+	};
 	struct control_server *server = calloc(1, sizeof(*server));
-	int rc = 0;
+	int rc;
 
 	if (server == NULL) {
 		return error_set(error, -ENOMEM, "out of memory for a control socket");
 	}
-	server->listen_fd = listen_fd;
+	rc = ring_create(&options, &server->ring, error);
+	if (rc == 0 && (rc = ring_poll_fd(server->ring)) < 0) {
+		error_set(error, rc, "cannot watch the control socket: %s", strerror(-rc));
+	}
+	if (rc < 0) {
+		ring_destroy(server->ring);
+		free(server);
+		return rc;
+	}
+	server->listener = (struct ring_file){ .fd = listen_fd, .slot = -1 };
 	server->resume_ns = UINT64_MAX;
 	for (int i = 0; i < CONTROL_CLIENTS_MAX; i++) {
 		server->clients[i] = (struct control_client){ .server = server, .fd = -1 };
 	}
-	server->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-	server->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-	if (server->epoll_fd < 0 || server->timer_fd < 0 ||
-		fcntl(listen_fd, F_SETFL, O_NONBLOCK) < 0) {
-		rc = -errno;
-	}
-	if (rc == 0) {
-		rc = set_interest(
-			server, EPOLL_CTL_ADD, server->timer_fd, EPOLLIN, &server->timer_fd);
-	}
-	if (rc == 0) {
-		rc = set_interest(server, EPOLL_CTL_ADD, listen_fd, EPOLLIN, &server->listen_fd);
-	}
-	if (rc < 0) {
-		control_server_destroy(server);
-		return error_set(error, rc, "cannot watch the control socket: %s", strerror(-rc));
-	}
+	watch_listener(server);
+	ring_flush(server->ring);
 	*server_out = server;
 	return 0;
 }
 
 void control_server_destroy(struct control_server *server)
 {
+	uint64_t now_ns;
+	uint64_t end_ns;
+
 	if (server == NULL) {
 		return;
 	}
-	server->stopped = true;
-	for (int i = 0; i < CONTROL_CLIENTS_MAX; i++) {
-		if (server->clients[i].state != CLIENT_FREE) {
-			client_close(&server->clients[i]);
-		}
+	control_server_stop(server);
+	now_ns = ring_now_ns(server->ring);
+	end_ns = now_ns + FLUSH_NS;
+	while (server->client_count > 0 && now_ns < end_ns) {
+		(void)ring_turn_limited(server->ring, end_ns - now_ns);
+		now_ns = ring_now_ns(server->ring);
 	}
-	if (server->epoll_fd >= 0) {
-		close(server->epoll_fd);
+	close_clients(server, 0);
+	ring_cancel(server->ring, &server->timer);
+	while (server->timer.in_flight) {
+		(void)ring_turn(server->ring, true);
 	}
-	if (server->timer_fd >= 0) {
-		close(server->timer_fd);
-	}
+	ring_destroy(server->ring);
 	free(server);
 }

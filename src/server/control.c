@@ -262,9 +262,6 @@ void server_control_close(struct server_control *control)
 		return;
 	}
 	server_control_stop(control);
-	if (control->server != NULL) {
-		control_server_flush(control->server);
-	}
 	control_server_destroy(control->server);
 	tracing_destroy(control->tracing);
 	free(control);

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -14,7 +13,9 @@ enum { QUOTE_BYTES = 120 };
 struct tracing {
 	const struct server_view *view;
 	struct control_client *client; /* waits for the records, or NULL */
-	int event_fd;
+	struct ring *ring;	       /* the main thread's */
+	struct ring_message enough;    /* enough have ended */
+	_Atomic bool enough_is_posted;
 	_Atomic uint32_t
 		wanted; /* 0: not recording; set by the main thread, read by the reactors */
 	/* Counted by the reactors, to know when to wake the main thread: acquire and release, so
@@ -38,9 +39,6 @@ void tracing_destroy(struct tracing *tracing)
 	}
 	if (tracing->recorders != NULL) {
 		free_recorders(tracing);
-	}
-	if (tracing->event_fd >= 0) {
-		close(tracing->event_fd);
 	}
 	free(tracing->recorders);
 	free(tracing);
@@ -145,13 +143,12 @@ static void count_ended(void *context)
 {
 	struct tracing *tracing = context;
 	uint32_t before = atomic_fetch_add_explicit(&tracing->ended_count, 1, memory_order_acq_rel);
-	uint64_t one = 1;
 
-	/* Relaxed: it was set before the recorder was handed over. */
-	if (before + 1 == atomic_load_explicit(&tracing->wanted, memory_order_relaxed)) {
-		ssize_t written = write(tracing->event_fd, &one, sizeof(one));
-
-		GMB_ASSERT(written == (ssize_t)sizeof(one));
+	/* Relaxed: it was set before the recorder was handed over. Acquire and release: a message
+	 * of the recording before that is still on its way will find the count. */
+	if (before + 1 == atomic_load_explicit(&tracing->wanted, memory_order_relaxed) &&
+		!atomic_exchange_explicit(&tracing->enough_is_posted, true, memory_order_acq_rel)) {
+		ring_post(tracing->ring, &tracing->enough);
 	}
 }
 
@@ -164,9 +161,6 @@ static void arm(struct engine *engine, void *context)
 /* Of the first count reactors. */
 static void disarm(struct tracing *tracing, uint32_t count)
 {
-	uint64_t event;
-	ssize_t got;
-
 	for (uint32_t i = 0; i < count; i++) {
 		if (reactor_call(tracing->view->reactors[i], arm, NULL) < 0) {
 			tracing->recorders[i] = NULL; /* the reactor still uses it: it stays */
@@ -174,9 +168,6 @@ static void disarm(struct tracing *tracing, uint32_t count)
 	}
 	free_recorders(tracing);
 	tracing->wanted = 0;
-	/* Enough may have ended just now: not the next recording's news. */
-	got = read(tracing->event_fd, &event, sizeof(event));
-	GMB_UNUSED(got);
 }
 
 /* Arms the recorders. */
@@ -393,10 +384,13 @@ static const struct control_command trace_command = {
 	.end = end_trace,
 };
 
-static void enough_ended(void *context)
+/* Or the message is of a recording before, which has ended otherwise. */
+static void deliver_enough(struct ring *ring, struct ring_message *message)
 {
-	struct tracing *tracing = context;
+	struct tracing *tracing = container_of(message, struct tracing, enough);
 
+	GMB_UNUSED(ring);
+	(void)atomic_exchange_explicit(&tracing->enough_is_posted, false, memory_order_acq_rel);
 	if (tracing->client != NULL && atomic_load_explicit(&tracing->ended_count,
 					       memory_order_acquire) >= tracing->wanted) {
 		reply(tracing, "count");
@@ -415,24 +409,17 @@ int tracing_create(const struct server_view *view, struct control_server *server
 	struct tracing **tracing_out, struct error *error)
 {
 	struct tracing *tracing = calloc(1, sizeof(*tracing));
-	int rc = -ENOMEM;
 
 	if (tracing != NULL) {
 		tracing->view = view;
-		tracing->event_fd = -1;
+		tracing->ring = control_server_ring(server);
+		tracing->enough.deliver = deliver_enough;
 		tracing->recorders =
 			calloc(MAX(view->reactor_count, 1U), sizeof(struct path_trace *));
 	}
-	if (tracing != NULL && tracing->recorders != NULL) {
-		tracing->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-		rc = tracing->event_fd < 0 ? -errno : 0;
-	}
-	if (rc == 0) {
-		rc = control_server_watch(server, tracing->event_fd, enough_ended, tracing);
-	}
-	if (rc < 0) {
+	if (tracing == NULL || tracing->recorders == NULL) {
 		tracing_destroy(tracing);
-		return error_set(error, rc, "cannot prepare to trace requests: %s", strerror(-rc));
+		return error_set(error, -ENOMEM, "out of memory for traces of requests");
 	}
 	control_server_add(server, &trace_command, tracing);
 	*tracing_out = tracing;

@@ -20,8 +20,8 @@ import tempfile
 # other. attach builds on client, so it stands above it. docs/design/0001 has the reasons.
 FLOORS = [
     ["base"],
-    ["ring", "disk", "control", "clan"],
-    ["store", "memory"],
+    ["ring", "disk", "clan"],
+    ["store", "memory", "control"],
     ["push"],
     ["path", "stream"],
     ["engine", "client"],
