@@ -1,13 +1,10 @@
 #!/usr/bin/python3
 """The control socket of a server, byte by byte: what it answers, and that no client keeps it from
 others or from stopping."""
-import contextlib
 import json
 import os
-import select
 import socket
 import threading
-import time
 
 import nbdmini
 import support
@@ -120,20 +117,6 @@ class Control(support.Case):
             sock.sendall(bytes([byte]))
         self.assertEqual(self.rest(sock)[1]["result"]["pid"], server.process.pid)
 
-    def test_places_held_by_single_bytes(self):
-        """As many clients as the server holds never finish their commands: each may take ten
-        seconds altogether, and the others wait no longer."""
-        server = self.serve("memory:1M")
-        dripping = [self.connect(b" ") for _ in range(32)]
-        begin = time.monotonic()
-        asking = self.connect(STATS)
-        while not select.select([asking], [], [], 1)[0]:
-            self.assertLess(time.monotonic() - begin, 30)
-            for sock in dripping:
-                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                    sock.sendall(b" ")
-        self.assertEqual(self.rest(asking)[1]["result"]["pid"], server.process.pid)
-
     def test_a_server_that_does_not_accept(self):
         path = self.path("full")
         with socket.socket(socket.AF_UNIX) as listener:
@@ -193,15 +176,15 @@ class Control(support.Case):
         self.assertIn("result", self.ask(STATS))
 
     def test_many_at_a_time(self):
-        """More than the server looks at together, half of them silent, and all are answered."""
+        """More than there are places, beside some that stay silent, and all are answered."""
         server = self.serve("memory:1M")
         tracer = self.arm()
-        silent = [self.connect() for _ in range(50)]
+        silent = [self.connect() for _ in range(20)]
         asking = [self.connect(STATS) for _ in range(50)]
         for sock in asking:
             self.assertEqual(self.rest(sock)[1]["result"]["pid"], server.process.pid)
         for sock in silent:
-            self.assertEqual(len(self.rest(sock)), 1)
+            self.assertEqual(self.line(sock)["service"], "gmblock control")
         with nbdmini.open_export(server.uri) as client:
             client.read(0, 512)
         self.assertEqual(self.traced(tracer)["ended"], "count")
