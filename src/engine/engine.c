@@ -128,6 +128,8 @@ static struct engine_peer *peer_get(struct engine *engine, const struct peer_ide
 	if (peer != NULL) {
 		peer->identity = *identity;
 		peer->session_count = 1;
+		list_init(&peer->silent);
+		list_init(&peer->spoken);
 		path_peer_init(&peer->path);
 		turn_group_init(&peer->blocked);
 		list_push_front(&engine->peers, &peer->node);
@@ -372,6 +374,36 @@ static void *service_of(const struct engine *engine, const struct session_kind *
 	return engine->services[i];
 }
 
+/* Whose handshake ends for another one: that of the peer with the most, the newcomer counted; the
+ * oldest that has said nothing, else the oldest. Of equal peers, first those with a silent one. */
+static struct session *handshake_to_end(const struct engine *engine)
+{
+	struct session *found = NULL;
+	uint32_t most = 0;
+
+	list_for_each(node, &engine->peers)
+	{
+		const struct engine_peer *peer = list_entry(node, struct engine_peer, node);
+		uint32_t count = peer->handshake_count + (peer == engine->accepted_peer);
+		struct list_node *oldest = list_first(&peer->silent);
+		struct session *session;
+
+		if (peer->handshake_count == 0 || count < most) {
+			continue;
+		}
+		session = list_entry(oldest != NULL ? oldest : list_first(&peer->spoken),
+			struct session, handshake_node);
+		if (found == NULL || count > most ||
+			(session->has_spoken == found->has_spoken
+					? session->deadline_ns < found->deadline_ns
+					: found->has_spoken)) {
+			found = session;
+			most = count;
+		}
+	}
+	return found;
+}
+
 void engine_accept(struct engine *engine, const struct endpoint *endpoint)
 {
 	int rc;
@@ -380,14 +412,12 @@ void engine_accept(struct engine *engine, const struct endpoint *endpoint)
 		refuse(engine, endpoint);
 		return;
 	}
-	/* A flood of connections that say nothing must not lock out those who do: the one that has
-	 * had the longest chance makes room. */
+	engine->accepted_peer = peer_get(engine, &endpoint->peer.identity);
+	/* A flood of connections that say nothing must not lock out those who do. */
 	if (engine->counters.handshakes >= engine->limits.handshakes_max) {
 		session_terminate(
-			list_entry(list_first(&engine->handshakes), struct session, deadline_node),
-			"too many connections were in the handshake and it was the oldest");
+			handshake_to_end(engine), "too many connections were in the handshake");
 	}
-	engine->accepted_peer = peer_get(engine, &endpoint->peer.identity);
 	rc = engine->accepted_peer != NULL
 		     ? endpoint->kind->accept(service_of(engine, endpoint->kind), endpoint)
 		     : -ENOMEM;

@@ -167,6 +167,9 @@ struct engine_peer {
 	struct list_node node; /* in engine->peers */
 	struct peer_identity identity;
 	uint32_t session_count;
+	uint32_t handshake_count;
+	struct list_node silent; /* handshakes without a byte from the peer, oldest first */
+	struct list_node spoken; /* the others, by their first byte */
 	struct path_peer path;
 	struct turn_group blocked;
 };
@@ -194,16 +197,21 @@ struct session {
 	struct export *takeover_export;	 /* whose group member belongs to */
 	uint64_t deadline_ns;		 /* of the handshake, or of lingering */
 	uint64_t stop_deadline_ns;
-	struct list_node node;		/* in engine->sessions */
-	struct list_node deadline_node; /* in engine->handshakes or ->lingering, oldest first */
-	struct list_node dirty_node;	/* in engine->dirty */
-	struct turn blocked_turn;	/* in engine->blocked */
-	struct list_node ending_node;	/* in engine->ending */
-	struct list_node barred_node;	/* in engine_export.barred */
+	struct list_node node;		 /* in engine->sessions */
+	struct list_node deadline_node;	 /* in engine->handshakes or ->lingering, oldest first */
+	struct list_node handshake_node; /* in of_peer->silent or ->spoken */
+	bool has_spoken;
+	struct list_node dirty_node;  /* in engine->dirty */
+	struct turn blocked_turn;     /* in engine->blocked */
+	struct list_node ending_node; /* in engine->ending */
+	struct list_node barred_node; /* in engine_export.barred */
 };
 
 /* From kind->accept(), for memory that is all zero. The state is NEGOTIATING. */
 void session_init(struct session *session, struct engine *engine, const struct endpoint *endpoint);
+/* NEGOTIATING: something has come from the peer. When places for handshakes are scarce, sessions
+ * that have said nothing go first. More than once does no harm. */
+void session_has_spoken(struct session *session);
 /* Asserts the edge. TERMINATING and LINGERING have functions of their own. */
 void session_set_state(struct session *session, enum session_state state);
 /*

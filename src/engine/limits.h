@@ -60,7 +60,7 @@ _Static_assert(ENGINE_LINGER_STOPPING_NS < ENGINE_LINGER_NS &&
 struct engine_limits {
 	/* Handshakes included; never more than engine_sessions_max(memory_bytes_max). */
 	uint32_t sessions_max;
-	uint32_t handshakes_max; /* sessions that have not chosen an export; the oldest goes */
+	uint32_t handshakes_max; /* sessions that have not chosen an export */
 	uint64_t handshake_timeout_ns;
 	uint32_t inflight_per_session_max; /* > 0 */
 	/* Of all sessions; > 0. Each session can have one more, which is its own. */

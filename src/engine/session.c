@@ -36,8 +36,20 @@ void session_set_state(struct session *session, enum session_state state)
 	list_remove(&session->deadline_node);
 	if (session->state == SESSION_NEGOTIATING) {
 		session->engine->counters.handshakes--;
+		session->of_peer->handshake_count--;
+		list_remove(&session->handshake_node);
 	}
 	session->state = state;
+}
+
+void session_has_spoken(struct session *session)
+{
+	GMB_ASSERT(session->state == SESSION_NEGOTIATING);
+	if (!session->has_spoken) {
+		session->has_spoken = true;
+		list_remove(&session->handshake_node);
+		list_push_back(&session->of_peer->spoken, &session->handshake_node);
+	}
 }
 
 static void member_end(struct takeover_member *member)
@@ -78,6 +90,8 @@ void session_init(struct session *session, struct engine *engine, const struct e
 	session->state = SESSION_NEGOTIATING;
 	list_push_back(&engine->sessions, &session->node);
 	list_push_back(&engine->handshakes, &session->deadline_node);
+	session->of_peer->handshake_count++;
+	list_push_back(&session->of_peer->silent, &session->handshake_node);
 	engine->counters.sessions_accepted++;
 	engine->counters.sessions++;
 	engine->counters.handshakes++;

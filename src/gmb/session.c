@@ -280,6 +280,9 @@ void native_session_take(struct native_session *session)
 			return; /* an event tells of more, or of the end */
 		}
 		session->base.progress_ns = ring_batch_ns(service->engine->ring);
+		if (session->base.state == SESSION_NEGOTIATING) {
+			session_has_spoken(&session->base);
+		}
 		take_message(session, &message, service->message);
 	}
 	list_push_back(&service->hungry, &session->hungry_node);

@@ -483,7 +483,10 @@ void receive_done(struct ring_op *op, int result)
 		session->rx_probed = false;
 	}
 	if (session->base.state == SESSION_NEGOTIATING) {
-		session->rx_end += result > 0 ? (uint32_t)result : 0;
+		if (result > 0) {
+			session->rx_end += (uint32_t)result;
+			session_has_spoken(&session->base);
+		}
 		handshake_received(session);
 		return;
 	}

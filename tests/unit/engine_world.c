@@ -111,7 +111,13 @@ uint64_t answers(struct client *client)
 
 void client_connect(struct world *world, struct client *client)
 {
-	struct endpoint endpoint = { .kind = &nbd_session_kind, .peer = { .text = "client" } };
+	client_connect_from(world, client, 0);
+}
+
+void client_connect_from(struct world *world, struct client *client, uint8_t host)
+{
+	struct endpoint endpoint = { .kind = &nbd_session_kind,
+		.peer = { .text = "client", .identity = { { host } } } };
 
 	*client = (struct client){ 0 };
 	sim_socket_pair(&endpoint.fd, &client->fd);

@@ -57,7 +57,9 @@ void wait_for_inflight(const struct world *world, uint32_t count);
 /* Whole answers of READ_BYTES so far. */
 uint64_t answers(struct client *client);
 
-/* Connects, without a word. */
+/* Connects, without a word; from the host of that number. */
+void client_connect_from(struct world *world, struct client *client, uint8_t host);
+/* The same, from host 0. */
 void client_connect(struct world *world, struct client *client);
 /* Asks for an export, and waits for nothing. */
 void client_choose(const struct client *client, const char *name);

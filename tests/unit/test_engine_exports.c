@@ -2,14 +2,15 @@
 /*
  * Exports come and go while an engine serves others: requests in flight are answered, later ones
  * are refused, the sessions end, the store is closed with the last of them, and nobody else
- * notices. Size and rights change under sessions that go on.
+ * notices. Size and rights change under sessions that go on. And how sessions that have chosen none
+ * make room.
  */
 #include <errno.h>
 
 #include "engine_world.h"
 #include "stores.h"
 
-enum { MANY = 1000, READS = 8 };
+enum { MANY = 1000, READS = 8, FLOOD = 200, HANDSHAKES = 8 };
 
 #define DEADLINE_NS (10 * SECOND_NS)
 
@@ -335,6 +336,56 @@ static void test_a_session_loses_the_right_to_write(void **state)
 	world_end(&world);
 }
 
+/* Silent connections, of which the last ones stay; each is closed once it was seen. */
+static void flood(struct world *world, uint8_t host)
+{
+	static struct client silent[FLOOD];
+
+	for (int i = 0; i < FLOOD; i++) {
+		client_connect_from(world, &silent[i], host);
+		wait_for(&silent[i], sizeof(struct nbd_wire_greeting));
+	}
+	for (int i = 0; i < FLOOD - HANDSHAKES; i++) {
+		run_until_closed(&silent[i]);
+	}
+	for (int i = FLOOD - HANDSHAKES; i < FLOOD; i++) {
+		sim_socket_close(silent[i].fd);
+	}
+}
+
+static void finish_handshake(struct client *client, uint32_t said)
+{
+	const struct talk_hello hello = talk_hello("");
+
+	sim_socket_write(client->fd, (const uint8_t *)&hello + said, sizeof(hello) - said);
+	wait_for(client, TALK_HELLO_BYTES);
+	assert_false(client->closed);
+	sim_socket_close(client->fd);
+}
+
+/* The places for handshakes are full many times over, and slow handshakes succeed: of another host
+ * without a word, of the same one after a byte. */
+static void test_slow_handshakes_survive_a_flood(void **state)
+{
+	struct client other;
+	struct client same;
+	struct world world;
+
+	(void)state;
+	world_begin(&world, 16, 64);
+	log_set_level(LOG_LEVEL_ERROR);
+	world.engine->limits.handshakes_max = HANDSHAKES + 2;
+	client_connect_from(&world, &other, 1);
+	client_connect_from(&world, &same, 2);
+	sim_socket_write(same.fd, "", 1); /* of the flags, which begin with zeroes */
+	wait_for(&other, sizeof(struct nbd_wire_greeting));
+	wait_for(&same, sizeof(struct nbd_wire_greeting));
+	flood(&world, 2);
+	finish_handshake(&other, 0);
+	finish_handshake(&same, 1);
+	world_end(&world);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -345,6 +396,7 @@ int main(void)
 		cmocka_unit_test(test_a_session_sees_its_export_resized),
 		cmocka_unit_test(test_the_store_tells_that_it_was_resized),
 		cmocka_unit_test(test_a_session_loses_the_right_to_write),
+		cmocka_unit_test(test_slow_handshakes_survive_a_flood),
 	};
 
 	stores_register();
