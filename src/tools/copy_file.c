@@ -14,12 +14,18 @@
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/bytes.h"
 #include "base/log.h"
 #include "disk/disk.h"
 #include "tools/copy.h"
+
+enum {
+	WRITERS_TRIES_MAX = 500, /* five seconds in all */
+	WRITERS_PAUSE_NS = 10000000,
+};
 
 struct file_end {
 	struct copy_end end;
@@ -283,6 +289,42 @@ static int file_examine(struct file_end *file, struct error *error)
 	return 0;
 }
 
+/* The writes of a server that was killed may still be under way, and land over the copy. Waits for
+ * them. What cannot be known here is no reason to refuse. */
+static int await_writers(struct file_end *file, struct error *error)
+{
+	const struct timespec pause = { .tv_nsec = WRITERS_PAUSE_NS };
+	int result = disk_check_writers(file->fd);
+
+	if (result == -EBUSY) {
+		log_warning("operations of a server that has ended are still under way on the "
+			    "target %s; waiting until they are over",
+			file->end.name);
+	}
+	for (int tries = 1; result == -EBUSY && tries < WRITERS_TRIES_MAX; tries++) {
+		nanosleep(&pause, NULL);
+		result = disk_check_writers(file->fd);
+	}
+	if (result != -EBUSY) {
+		return 0;
+	}
+	return error_set(error, result,
+		"operations of a server that has ended are still under way on the target %s, and "
+		"would land over the copy; try again when its disk has finished them",
+		file->end.name);
+}
+
+/* The next server of the target waits for what a killed copy leaves behind. */
+static void mark_writer(const struct file_end *file, int fd)
+{
+	int err = disk_mark_writer(fd);
+
+	if (err < 0) {
+		log_debug("the target %s: no locks that tell of operations under way: %s",
+			file->end.name, strerror(-err));
+	}
+}
+
 /* The target must not be in use elsewhere, nor be what the source of this copy is made of. */
 static int file_claim(struct file_end *file, struct error *error)
 {
@@ -295,13 +337,21 @@ static int file_claim(struct file_end *file, struct error *error)
 			"stop that one first",
 			file->end.name);
 	}
-	if (err < 0 || disk_check_readers(file->fd) == 0) {
+	if (err < 0) {
 		return err;
 	}
-	return error_set(error, -EBUSY,
-		"the target %s is served read-only by a gmblock server, whose clients would lose "
-		"what it holds; stop that server, or copy to another %s",
-		file->end.name, file->is_block ? "device" : "file");
+	if (disk_check_readers(file->fd) != 0) {
+		return error_set(error, -EBUSY,
+			"the target %s is served read-only by a gmblock server, whose clients "
+			"would lose "
+			"what it holds; stop that server, or copy to another %s",
+			file->end.name, file->is_block ? "device" : "file");
+	}
+	err = await_writers(file, error);
+	if (err == 0) {
+		mark_writer(file, file->fd);
+	}
+	return err;
 }
 
 static int file_go_direct(struct file_end *file, struct error *error)
@@ -316,6 +366,9 @@ static int file_go_direct(struct file_end *file, struct error *error)
 		return error_set(error, err < 0 ? err : -EINVAL,
 			"%s %s cannot be used with --direct: its filesystem knows no direct I/O",
 			file->end.role, file->end.name);
+	}
+	if (file->end.target) {
+		mark_writer(file, file->direct_fd);
 	}
 	file->direct_align = MAX(info.direct_offset_align, info.direct_memory_align);
 	file->direct_file = ring_file_add(file->end.loop->ring, file->direct_fd);

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 """Whatever goes wrong ends `gmblock copy` with the side, the range, the reason and the target's
 state."""
+import fcntl
 import os
 import subprocess
 
@@ -167,6 +168,45 @@ class Refusals(CopyCase):
             self.assertEqual(file.read(), before)
         self.assertEqual(server.stop()[0], 0)
         self.copy_fails(begin, "Input/output error")
+
+    def mark(self, disk):
+        """What operations of a killed server leave on a disk for as long as they are under way."""
+        operations = os.open(disk, os.O_RDWR)
+        support.ask_writer_mark(operations, support.F_OFD_SETLK, fcntl.F_RDLCK)
+        return operations
+
+    def test_a_killed_server_still_writes_the_target(self):
+        disk = self.image("disk", MIB, seed=2)
+        for target in (disk, self.loop(disk)):
+            self.addCleanup(os.close, self.mark(target))
+            self.refused(self.image("source", MIB), target, "would land over the copy",
+                         "try again")
+        self.same(disk, self.image("before", MIB, seed=2))
+
+    def test_the_last_write_of_a_killed_server_is_waited_for(self):
+        disk = self.image("disk", MIB, seed=2)
+        operations = self.mark(disk)
+        process = self.spawn(self.image("source", MIB), disk)
+        self.assertIn("waiting until they are over", process.stderr.readline())
+        self.same(disk, self.image("before", MIB, seed=2))
+        os.close(operations)
+        self.assertEqual(process.communicate()[1], "")
+        self.assertEqual(process.returncode, 0)
+        self.same(self.path("source"), disk)
+
+    def test_the_target_is_marked_as_written(self):
+        """So the server that is started when a copy was killed waits, too."""
+        disk, source = self.image("disk", MIB, seed=2), self.path("source")
+        os.mkfifo(source)
+        for options in ([], ["--direct"]):
+            process = self.spawn(*options, source, disk)
+            with open(source, "wb") as pipe, open(disk, "rb+") as file:
+                pipe.write(bytes(4 * MIB))  # more than a pipe holds: the copy is under way
+                pipe.flush()
+                mark = support.ask_writer_mark(file, support.F_OFD_GETLK, fcntl.F_WRLCK)
+                self.assertEqual(mark, fcntl.F_RDLCK)
+            self.assertEqual(process.communicate()[1], "")
+            self.assertEqual(process.returncode, 0)
 
     def test_absent_export(self):
         server = self.start("--export", f"a={self.image('disk')}", "--listen", self.socket_uri())

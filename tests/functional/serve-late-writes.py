@@ -4,21 +4,11 @@ by what comes later."""
 import fcntl
 import json
 import os
-import struct
 
 import nbdmini
 import support
 
 BLOCK = 4096
-WRITER_OFFSET = 2**63 - 4
-F_OFD_GETLK, F_OFD_SETLK = 36, 37
-
-
-def ask_lock(fd, order, kind):
-    """fcntl() with a lock on the byte of the writers' marks; the kind that it gives back."""
-    lock = struct.pack("hhqqi4x", kind, os.SEEK_SET, WRITER_OFFSET, 1, 0)
-    return struct.unpack("hhqqi4x", fcntl.fcntl(fd, order, lock))[0]
-
 
 class LateWrites(support.Case):
     def export(self):
@@ -51,7 +41,7 @@ class LateWrites(support.Case):
         of that is the lock on its descriptor. Gives the descriptor, too."""
         disk = self.make_file("disk.img", b"old!" * BLOCK)
         operations = os.open(disk, os.O_RDWR)
-        ask_lock(operations, F_OFD_SETLK, fcntl.F_RDLCK)
+        support.ask_writer_mark(operations, support.F_OFD_SETLK, fcntl.F_RDLCK)
         server = self.start_unix("--control", self.path("control"), "--handshake-timeout",
                                  patience, "--threads", "1", "--log-level", "info", disk)
         return server, operations
@@ -98,9 +88,9 @@ class LateWrites(support.Case):
             for mode, kind in (("mode=direct", fcntl.F_RDLCK), ("mode=cached", fcntl.F_RDLCK),
                                ("readonly", fcntl.F_UNLCK)):
                 server = self.start_unix("--export", f"={disk},{mode}")
-                self.assertEqual(ask_lock(file, F_OFD_GETLK, fcntl.F_WRLCK), kind)
+                self.assertEqual(support.ask_writer_mark(file, support.F_OFD_GETLK, fcntl.F_WRLCK), kind)
                 server.stop()
-                self.assertEqual(ask_lock(file, F_OFD_GETLK, fcntl.F_WRLCK), fcntl.F_UNLCK)
+                self.assertEqual(support.ask_writer_mark(file, support.F_OFD_GETLK, fcntl.F_WRLCK), fcntl.F_UNLCK)
 
     def test_several_exports_of_one_disk_do_not_wait_for_each_other(self):
         disk = self.make_file("disk.img", bytes(BLOCK))

@@ -1,15 +1,25 @@
 """What the functional tests share: the program under test, a folder of their own, and a server that
 is surely gone at the end."""
+import fcntl
 import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
 import unittest
 
 GMBLOCK = ""
+WRITER_OFFSET = 2**63 - 4
+F_OFD_GETLK, F_OFD_SETLK = 36, 37
+
+
+def ask_writer_mark(fd, order, kind):
+    """fcntl() with a lock on the byte that marks who writes a disk; the kind that it gives back."""
+    lock = struct.pack("hhqqi4x", kind, os.SEEK_SET, WRITER_OFFSET, 1, 0)
+    return struct.unpack("hhqqi4x", fcntl.fcntl(fd, order, lock))[0]
 
 
 def main():
