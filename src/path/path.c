@@ -58,6 +58,7 @@ int path_create(const struct path_options *options, struct path **path_out, stru
 	list_init(&path->streams_free);
 	path->share.ram = path->ram;
 	turns_init(&path->share.waiting);
+	turns_init(&path->share.costly);
 	path->stream_max = arena_info(options->arena)->limit_bytes / ARENA_BLOCK_BYTES_MIN +
 			   PATH_PLACED_PARTS_MAX;
 	if (options->ram != options->arena) {
@@ -140,6 +141,7 @@ void path_export_init(struct path_export *path_export, uint32_t overlap, struct 
 	overlap_init(&path_export->reads);
 	overlap_init(&path_export->writes);
 	path_export->held_bytes = 0;
+	path_export->costly_count = 0;
 	path_export->page_cache_send_bytes = 0;
 	path_export->page_cache_send_misses = 0;
 	path_export->ram_for_store = 0;
@@ -183,7 +185,8 @@ bool path_is_idle(const struct path_request *request)
 
 bool path_is_stalled(const struct path_request *request)
 {
-	return list_is_linked(&request->stalled_node) && request->client->is_short;
+	return list_is_linked(&request->stalled_node) && request->costly != PATH_COSTLY_WAITS &&
+	       request->client->is_short;
 }
 
 /* --- streams ------------------------------------------------------------------------------- */
@@ -382,6 +385,7 @@ static bool client_is_full(const struct path_request *request)
 /* --- parts --------------------------------------------------------------------------------- */
 
 static void pump(struct path_request *request);
+static void start_plain(struct path_request *request);
 
 /* --- changes of requesters that have gone -------------------------------------------------- */
 
@@ -478,6 +482,9 @@ static void part_done(struct store_part *part, int result)
 		fail(request, result, part->offset); /* leaves this stream alone: */
 	}
 	stream->in_store = false;
+	if (unlikely(request->costly == PATH_COSTLY_BUSY)) {
+		share_costly_end(request);
+	}
 	late_end(request);
 	if (request->measured) {
 		cut_part_end(request, part->length, ring_batch_ns(request->path->ring));
@@ -568,6 +575,10 @@ static bool part_submit(struct path_stream *stream, uint64_t length, bool page_c
 	}
 	if ((BIT(request->op) & STORE_CHANGES) != 0 && unlikely(late_any(late)) &&
 		late_wait(late, stream)) {
+		if (request->costly ==
+			PATH_COSTLY_BUSY) { /* what it waits for may need the place */
+			share_costly_end(request);
+		}
 		request->parts_inflight++;
 		request->parts_waiting++;
 		request->export->late_waits++;
@@ -595,7 +606,13 @@ void path_resume(struct path_stream *stream)
 	request->parts_inflight--;
 	request->parts_waiting--;
 	if (request->error == 0 && !request->abandoned) {
-		(void)part_submit(stream, stream->part.length, false);
+		if (request->op == STORE_WRITE) {
+			(void)part_submit(stream, stream->part.length, false);
+		} else { /* from the beginning: it may have to wait for a place */
+			stream_put(stream);
+			request->first_used = false;
+			start_plain(request);
+		}
 		return;
 	}
 	stream_drop(stream);
@@ -668,27 +685,18 @@ static void pump(struct path_request *request)
 	share_wait_end(request);
 }
 
-/* One part without payload: flush, trim, zero, cache hint, extents. */
-static void start_plain(struct path_request *request)
-{
-	struct path_stream *stream = stream_get(request->path, request);
-
-	stream->memory = MEM_NONE;
-	stream->offset = request->offset;
-	stream->length = 0;
-	request->started_bytes = request->length;
-	(void)part_submit(stream, request->length, false);
-}
-
 /* Their list is in memory of ours: with less of it there are fewer. */
 static void start_extents(struct path_request *request)
 {
 	struct path *path = request->path;
 	uint64_t bytes = request->extent_max * sizeof(struct store_extent);
-	struct path_stream *stream = NULL;
+	struct path_stream *stream;
 
 	if (share_must_wait(request) || !share_fits_window(request, bytes)) {
 		share_wait(request, false);
+		return;
+	}
+	if (share_costly_waits(request)) {
 		return;
 	}
 	stream = stream_open(path, request, path->ram, 0, &bytes);
@@ -697,10 +705,34 @@ static void start_extents(struct path_request *request)
 		return;
 	}
 	share_wait_end(request);
+	share_costly_begin(request);
 	stream->unsent = (uint32_t)bytes;
 	share_begin_unsent(request, bytes);
 	request->extent_max = (uint32_t)(bytes / sizeof(struct store_extent));
 	stream->offset = request->offset;
+	request->started_bytes = request->length;
+	(void)part_submit(stream, request->length, false);
+}
+
+/* All but reads and writes. */
+static void start_plain(struct path_request *request)
+{
+	struct path_stream *stream;
+
+	if (request->op == STORE_EXTENTS) {
+		start_extents(request);
+		return;
+	}
+	if (share_is_costly(request)) {
+		if (share_costly_waits(request)) {
+			return;
+		}
+		share_costly_begin(request);
+	}
+	stream = stream_get(request->path, request);
+	stream->memory = MEM_NONE;
+	stream->offset = request->offset;
+	stream->length = 0;
 	request->started_bytes = request->length;
 	(void)part_submit(stream, request->length, false);
 }
@@ -751,6 +783,7 @@ void path_start(struct path *path, struct path_request *request)
 	request->cut = false;
 	request->striped = false;
 	request->page_cache_missed = false;
+	request->costly = PATH_COSTLY_NOT;
 	request->slow = false;
 	request->part_size = PATH_PART_SIZE_MAX;
 	request->progress_step = 0;
@@ -777,8 +810,6 @@ void path_start(struct path *path, struct path_request *request)
 		}
 		break;
 	case STORE_EXTENTS:
-		start_extents(request);
-		break;
 	case STORE_FLUSH:
 	case STORE_TRIM:
 	case STORE_ZERO:
@@ -793,7 +824,8 @@ void path_start(struct path *path, struct path_request *request)
 
 bool path_is_to_serve(const struct path *path)
 {
-	return path->share.released && !turns_are_empty(&path->share.waiting);
+	return path->share.released &&
+	       (path->share.costly_waiting_count > 0 || !turns_are_empty(&path->share.waiting));
 }
 
 static void serve(struct path_request *request)
@@ -812,29 +844,8 @@ static void serve(struct path_request *request)
 
 void path_serve(struct path *path)
 {
-	struct turns *waiting = &path->share.waiting;
-	struct list_node in_vain;
-	struct list_node *node;
-	struct turn *turn;
-
-	if (!path->share.released) {
-		return;
-	}
-	path->share.released = false;
-	list_init(&in_vain);
-	while ((turn = turns_next(waiting)) != NULL) {
-		struct path_client *client = container_of(turn, struct path_client, turn);
-		struct list_node *first = list_first(&client->stalled);
-
-		serve(list_entry(first, struct path_request, stalled_node));
-		if (list_first(&client->stalled) == first && client->is_short) {
-			turns_remove(turn);
-			list_push_back(&in_vain, &turn->node);
-		}
-	}
-	while ((node = list_first(&in_vain)) != NULL) {
-		list_remove(node);
-		turns_add(waiting, list_entry(node, struct turn, node));
+	if (path->share.released) {
+		share_serve(&path->share, serve, start_plain);
 	}
 }
 

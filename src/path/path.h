@@ -73,6 +73,7 @@ struct path_export {
 	struct overlap reads;
 	struct overlap writes;
 	uint64_t held_bytes;		/* buffers of all its requests, but for the reserve's */
+	uint32_t costly_count;		/* costly requests in the store */
 	uint64_t page_cache_send_bytes; /* of reads that were sent from memory of the store's own */
 	uint64_t page_cache_send_misses; /* reads of which the store was asked for that, and would
 					    not */
@@ -127,6 +128,9 @@ struct path_fragment {
 	bool last;	 /* nothing else of this request will follow */
 	bool page_cache; /* sending it may fail with -EFAULT, see store_page_cache_ref() */
 };
+
+/* Where a costly request is; see share.h. */
+enum path_costly { PATH_COSTLY_NOT, PATH_COSTLY_WAITS, PATH_COSTLY_BUSY };
 
 struct path_request {
 	/* Set by the session before path_start(). */
@@ -194,8 +198,9 @@ struct path_request {
 	bool striped;  /* parts in an order that keeps all members busy */
 	bool stages;   /* blocks of a placement that are not aligned are copied */
 	bool page_cache_missed;
+	enum path_costly costly;
 	struct list_node ready;
-	struct list_node stalled_node; /* in client->stalled */
+	struct list_node stalled_node; /* in client->stalled, or client->costly_waiting */
 	struct path_stream first;      /* most requests need only one */
 };
 

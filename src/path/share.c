@@ -171,6 +171,11 @@ void share_wait_end(struct path_request *request)
 		return;
 	}
 	list_remove(&request->stalled_node);
+	if (request->costly == PATH_COSTLY_WAITS) {
+		request->costly = PATH_COSTLY_NOT;
+		client->share->costly_waiting_count--;
+		return;
+	}
 	set_short(client, false);
 	if (list_is_empty(&client->stalled)) {
 		turns_remove(&client->turn);
@@ -184,11 +189,138 @@ bool share_must_wait(const struct path_request *request)
 	       list_first(&request->client->stalled) != &request->stalled_node;
 }
 
+/* --- costly requests ----------------------------------------------------------------------- */
+
+bool share_is_costly(const struct path_request *request)
+{
+	if (request->op == STORE_FLUSH) {
+		return false;
+	}
+	return request->op == STORE_EXTENTS || request->length > PATH_CHEAP_BYTES ||
+	       (store_info(request->export->store)->caps & STORE_CAP_CALLS) != 0;
+}
+
+/* An export always has a place for one. */
+static bool costly_may(const struct path_request *request)
+{
+	uint32_t count = request->export->costly_count;
+
+	return !request->client->costly_busy &&
+	       (count == 0 || count + request->client->share->costly_count < PATH_COSTLY_MAX);
+}
+
+/* The client's next one may be able to begin. */
+static void look_for_costly(struct path_client *client)
+{
+	if (!client->costly_busy && !list_is_empty(&client->costly_waiting)) {
+		turns_add(&client->share->costly, &client->costly_turn);
+	}
+}
+
+bool share_costly_waits(struct path_request *request)
+{
+	struct path_client *client = request->client;
+	struct path_share *share = client->share;
+
+	/* A place that has become free is for those who wait already. */
+	if (costly_may(request) && (share->costly_serving || turns_are_empty(&share->costly))) {
+		return false;
+	}
+	share->released = true;
+	share_wait_end(request); /* for memory */
+	request->costly = PATH_COSTLY_WAITS;
+	share->costly_waiting_count++;
+	list_push_back(&client->costly_waiting, &request->stalled_node);
+	look_for_costly(client);
+	return true;
+}
+
+void share_costly_begin(struct path_request *request)
+{
+	GMB_ASSERT(request->costly == PATH_COSTLY_NOT && costly_may(request));
+	request->costly = PATH_COSTLY_BUSY;
+	request->client->costly_busy = true;
+	request->client->share->costly_count++;
+	request->export->costly_count++;
+}
+
+void share_costly_end(struct path_request *request)
+{
+	struct path_client *client = request->client;
+
+	GMB_ASSERT(request->costly == PATH_COSTLY_BUSY);
+	request->costly = PATH_COSTLY_NOT;
+	client->costly_busy = false;
+	client->share->costly_count--;
+	request->export->costly_count--;
+	client->share->released = true;
+	look_for_costly(client);
+}
+
+static void serve_costly(struct path_share *share, void (*start)(struct path_request *request))
+{
+	struct list_node in_vain;
+	struct list_node *node;
+	struct turn *turn;
+
+	share->costly_serving = true;
+	list_init(&in_vain);
+	while ((turn = turns_next(&share->costly)) != NULL) {
+		struct path_client *client = container_of(turn, struct path_client, costly_turn);
+		struct path_request *request;
+
+		node = list_first(&client->costly_waiting);
+		if (node == NULL) {
+			continue; /* it was abandoned */
+		}
+		request = list_entry(node, struct path_request, stalled_node);
+		if (!costly_may(request)) {
+			list_push_back(&in_vain, &turn->node);
+			continue;
+		}
+		share_wait_end(request);
+		start(request);
+		look_for_costly(client);
+	}
+	while ((node = list_pop_front(&in_vain)) != NULL) {
+		turns_add(&share->costly, list_entry(node, struct turn, node));
+	}
+	share->costly_serving = false;
+}
+
+void share_serve(struct path_share *share, void (*again)(struct path_request *request),
+	void (*start)(struct path_request *request))
+{
+	struct list_node in_vain;
+	struct list_node *node;
+	struct turn *turn;
+
+	share->released = false;
+	list_init(&in_vain);
+	while ((turn = turns_next(&share->waiting)) != NULL) {
+		struct path_client *client = container_of(turn, struct path_client, turn);
+		struct list_node *first = list_first(&client->stalled);
+
+		again(list_entry(first, struct path_request, stalled_node));
+		if (list_first(&client->stalled) == first && client->is_short) {
+			turns_remove(turn);
+			list_push_back(&in_vain, &turn->node);
+		}
+	}
+	while ((node = list_pop_front(&in_vain)) != NULL) {
+		turns_add(&share->waiting, list_entry(node, struct turn, node));
+	}
+	if (unlikely(share->costly_waiting_count > 0)) {
+		serve_costly(share, start);
+	}
+}
+
 /* --- life ---------------------------------------------------------------------------------- */
 
 void path_peer_init(struct path_peer *peer)
 {
 	turn_group_init(&peer->waiting);
+	turn_group_init(&peer->costly);
 }
 
 void path_client_init(struct path_client *client, struct path *path, struct path_peer *peer)
@@ -198,12 +330,16 @@ void path_client_init(struct path_client *client, struct path *path, struct path
 		.window_bytes = PATH_WINDOW_BYTES,
 	};
 	turn_init(&client->turn, &peer->waiting);
+	turn_init(&client->costly_turn, &peer->costly);
 	list_init(&client->stalled);
+	list_init(&client->costly_waiting);
 }
 
 void path_client_fini(struct path_client *client)
 {
 	GMB_ASSERT(client->held_bytes == 0 && client->buffer_count == 0);
 	GMB_ASSERT(client->unsent_bytes == 0 && list_is_empty(&client->stalled));
+	GMB_ASSERT(!client->costly_busy && list_is_empty(&client->costly_waiting));
 	turns_remove(&client->turn);
+	turns_remove(&client->costly_turn);
 }

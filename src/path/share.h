@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * How the requests of many clients share the memory of one path.
+ * How the requests of many clients share the memory of one path, and what carries out costly ones.
  *
  *   peer (address, user) ─┬─ client (session) ── requests that wait, in order
  *                         └─ client ...
@@ -21,6 +21,12 @@
  * that nothing may interrupt keeps what it has until its end: the others of its client would else
  * take the memory and wait for it.
  *
+ * Block status, trim, zero and cache keep a worker thread, or the lock of a file, for long. A
+ * client has one of them in the store at a time, an export one, and more while it has fewer than
+ * are left of PATH_COSTLY_MAX; they take turns in the same way. Who waits for the change of a
+ * requester that has gone (late.h) has no place: that change may need it. Reads and writes of the
+ * same client pass them.
+ *
  * Threading: the path's thread. Ownership: a client and its peer belong to who has the requests,
  * and stay until path_client_fini(). Errors: none.
  */
@@ -36,8 +42,10 @@ enum {
 	PATH_WINDOW_BYTES = 2 << 20,
 	PATH_WINDOW_BYTES_MAX = 8 << 20,
 	PATH_RESERVE_BYTES = ARENA_BLOCK_BYTES_MIN,
-	PATH_CLIENT_DIVISOR = 4, /* of the free memory */
-	PATH_EXPORT_FACTOR = 3,	 /* the same */
+	PATH_CLIENT_DIVISOR = 4,     /* of the free memory */
+	PATH_EXPORT_FACTOR = 3,	     /* the same */
+	PATH_COSTLY_MAX = 8,	     /* costly requests in the stores, more exports apart */
+	PATH_CHEAP_BYTES = 64 << 10, /* see share_is_costly() */
 };
 
 _Static_assert((int)PATH_WINDOW_BYTES >= (int)ARENA_BLOCK_BYTES_MAX, "a part fits into a window");
@@ -47,11 +55,16 @@ struct path_share {
 	struct arena *ram;    /* has the reserve */
 	struct turns waiting; /* clients with a request that may be able to go on */
 	uint32_t short_count; /* clients that wait for what others hold */
-	bool released;	      /* something changed since the last path_serve() */
+	struct turns costly;  /* clients with a costly request that may be able to begin */
+	uint32_t costly_count;
+	uint32_t costly_waiting_count;
+	bool costly_serving; /* in share_serve() */
+	bool released;	     /* something changed since the last path_serve() */
 };
 
 struct path_peer {
 	struct turn_group waiting;
+	struct turn_group costly;
 };
 
 struct path_client {
@@ -64,7 +77,10 @@ struct path_client {
 	uint64_t window_bytes;	  /* for unsent_bytes */
 	uint32_t buffer_count;	  /* of requests, the reserve's included */
 	bool reserve_used;
-	bool is_short; /* the first that waits, waits for what others hold */
+	bool is_short;			 /* the first that waits, waits for what others hold */
+	struct list_node costly_waiting; /* costly requests that have not begun */
+	struct turn costly_turn;
+	bool costly_busy; /* one is in the store */
 };
 
 void path_peer_init(struct path_peer *peer);
@@ -109,3 +125,16 @@ void share_wait(struct path_request *request, bool is_short);
 void share_wait_end(struct path_request *request);
 /* Reads queue up behind those of their client that wait. */
 bool share_must_wait(const struct path_request *request);
+
+/* Block status, and trims, zeroes and cache hints that are long or occupy a worker thread. */
+bool share_is_costly(const struct path_request *request);
+/* True: there is no place for a costly request now, and it waits until it is its turn. */
+GMB_MUST_CHECK bool share_costly_waits(struct path_request *request);
+/* It takes the place that there is, or gives it back. */
+void share_costly_begin(struct path_request *request);
+void share_costly_end(struct path_request *request);
+
+/* Gives everybody who may be able to go on a turn: again is called for requests that wait for
+ * memory, and start for costly ones, which wait no more. */
+void share_serve(struct path_share *share, void (*again)(struct path_request *request),
+	void (*start)(struct path_request *request));

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 /* A memory-locked process pays for all of it. Calls are a few system calls each: names are looked
@@ -122,6 +123,7 @@ static void *call_thread(void *argument)
 {
 	struct ring_mailbox *mailbox = argument;
 
+	(void)setpriority(PRIO_PROCESS, 0, RING_CALL_NICE); /* of this thread; a wish */
 	pthread_mutex_lock(&mailbox->lock);
 	for (;;) {
 		struct ring_op *op = ring_op_queue_pop(&mailbox->waiting);

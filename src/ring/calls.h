@@ -19,7 +19,11 @@
 
 #include "ring/ring.h"
 
-enum { RING_CALL_THREADS_MAX = 4 };
+enum {
+	RING_CALL_THREADS_MAX = 8,
+	/* Calls take long, and what the ring's own thread does is waited for by more. */
+	RING_CALL_NICE = 10,
+};
 
 /* Operations in first-in first-out order, linked through op->next. */
 struct ring_op_queue {

@@ -525,7 +525,7 @@ static void fill_info(struct file_store *store, const struct store_options *opti
 	if (!options->read_only && disk->punches_holes) {
 		info->caps |= STORE_CAP_TRIM;
 	}
-	info->caps |= disk->is_block ? 0 : STORE_CAP_EXTENTS;
+	info->caps |= disk->is_block ? STORE_CAP_CALLS : STORE_CAP_EXTENTS;
 	info->caps |= disk->rotational ? STORE_CAP_ROTATIONAL : 0;
 	info->read_direct = options->read_mode == STORE_MODE_DIRECT;
 	info->write_direct = options->write_mode == STORE_MODE_DIRECT && !options->read_only;

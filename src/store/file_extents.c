@@ -9,16 +9,39 @@
 #include "store/kind.h"
 
 enum {
-	ADVISE_BYTES_MAX = 64 << 20, /* a hint must not fill the page cache */
-	LOOKUPS_MAX = 1024,	     /* of one part: a worker thread is not kept for ever */
+	ADVISE_BYTES_MAX = 64 << 20,  /* a hint must not fill the page cache */
+	ADVISE_PIECE_BYTES = 2 << 20, /* others get their turn between two pieces */
+	LOOKUPS_MAX = 256,	      /* of one part: a worker thread is not kept for long */
 };
 
 /* --- cache hint ---------------------------------------------------------------------------- */
 
+static void cache_next(struct store_part *part);
+
 static void advise_done(struct ring_op *op, int result)
 {
-	GMB_UNUSED(result); /* a hint that is not taken is no error */
-	file_finish(file_part_of(op), 0);
+	struct store_part *part = file_part_of(op);
+
+	file_scratch_of(part)->done_bytes += file_scratch_of(part)->piece;
+	if (result < 0) {
+		file_finish(part, 0); /* a hint that is not taken is no error */
+	} else {
+		cache_next(part);
+	}
+}
+
+static void cache_next(struct store_part *part)
+{
+	uint64_t done = file_scratch_of(part)->done_bytes;
+	uint64_t left = MIN(part->length, (uint64_t)ADVISE_BYTES_MAX) - done;
+
+	if (left == 0) {
+		file_finish(part, 0);
+		return;
+	}
+	file_scratch_of(part)->piece = MIN(left, (uint64_t)ADVISE_PIECE_BYTES);
+	ring_advise(part->queue->ring, &part->io, file_queue_of(part)->file, part->offset + done,
+		file_scratch_of(part)->piece, advise_done);
 }
 
 void file_cache(struct store_part *part)
@@ -31,8 +54,7 @@ void file_cache(struct store_part *part)
 		store_finish_later(part, 0);
 		return;
 	}
-	ring_advise(part->queue->ring, &part->io, file_queue_of(part)->file, part->offset,
-		MIN(part->length, (uint64_t)ADVISE_BYTES_MAX), advise_done);
+	cache_next(part);
 }
 
 /* --- extents ------------------------------------------------------------------------------- */

@@ -21,8 +21,8 @@ enum {
 	ZERO_BUFFER_BYTES = 256 << 10,
 };
 /* What one system call is given: it cannot be interrupted, and others wait for its worker. */
-#define PIECE_FILE_BYTES   (UINT64_C(64) << 30)
-#define PIECE_DEVICE_BYTES (UINT64_C(1) << 30)
+#define PIECE_FILE_BYTES   (UINT64_C(16) << 20)
+#define PIECE_DEVICE_BYTES (UINT64_C(64) << 20)
 
 static const alignas(4096) uint8_t zero_buffer[ZERO_BUFFER_BYTES];
 

@@ -95,6 +95,7 @@ enum store_cap {
 	STORE_CAP_FAST_ZERO = 1 << 2, /* some ranges can be zeroed faster than written */
 	STORE_CAP_EXTENTS = 1 << 3,   /* can tell holes; else everything is one data extent */
 	STORE_CAP_ROTATIONAL = 1 << 4,
+	STORE_CAP_CALLS = 1 << 5, /* trim and zero occupy a worker thread of the ring */
 };
 
 struct store_info {

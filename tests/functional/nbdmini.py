@@ -13,16 +13,18 @@ SIMPLE_REPLY_MAGIC = 0x67446698
 STRUCTURED_REPLY_MAGIC = 0x668E33EF
 
 OPT_EXPORT_NAME, OPT_ABORT, OPT_LIST, OPT_INFO, OPT_GO, OPT_STRUCTURED_REPLY = 1, 2, 3, 6, 7, 8
+OPT_SET_META_CONTEXT = 10
 REP_ACK, REP_SERVER, REP_INFO = 1, 2, 3
 INFO_EXPORT = 0
 CMD_READ, CMD_WRITE, CMD_DISC, CMD_FLUSH = 0, 1, 2, 3
-CMD_WRITE_ZEROES = 6
+CMD_CACHE, CMD_WRITE_ZEROES, CMD_BLOCK_STATUS = 5, 6, 7
 
 FLAG_READ_ONLY = 1 << 1
 
 CMD_FLAG_DF = 1 << 2
 CHUNK_FLAG_DONE = 1
 CHUNK_NONE, CHUNK_DATA, CHUNK_HOLE, CHUNK_ERROR = 0, 1, 2, 1 << 15 | 1
+CHUNK_BLOCK_STATUS = 5
 
 # A piece of a structured reply; offset, data and error where its kind has them, else None.
 Chunk = collections.namedtuple("Chunk", "cookie kind done offset data error")
@@ -156,6 +158,8 @@ class Client:
             data = payload[8:]
             if kind == CHUNK_HOLE:
                 data = bytes(struct.unpack(">I", data)[0])
+        elif kind == CHUNK_BLOCK_STATUS:
+            data = payload
         elif kind & 1 << 15:
             (error,) = struct.unpack(">I", payload[:4])
         else:

@@ -13,6 +13,7 @@ HANG_S = 5
 READS = 200
 READ_BYTES = 4096
 LARGE = 64 << 20
+COSTLY_IN_FLIGHT = 128
 OPT_EXPORT_NAME = 1
 
 
@@ -38,6 +39,64 @@ def connect(uri, name=b"", receive_bytes=None):
             raise ConnectionError("the server has closed")
         got += piece
     return sock
+
+
+class Flood(threading.Thread):
+    """A connection that always has so many requests of one kind in flight, and takes the replies."""
+
+    def __init__(self, uri, command, length):
+        super().__init__()
+        self.command = command
+        self.length = length
+        self.client = open_with_status(uri)
+        self.answers = 0
+        self.error = None
+        self.stopping = False
+        for _ in range(COSTLY_IN_FLIGHT):
+            self.send()
+        self.start()
+
+    def send(self):
+        self.client.send_request(self.command, 1, 0, self.length)
+
+    def run(self):
+        try:
+            while not self.stopping:
+                take_answer(self.client, self.command)
+                self.answers += 1
+                self.send()
+        except Exception as error:  # pylint: disable=broad-except
+            self.error = error
+
+    def end(self):
+        self.stopping = True
+        self.join()
+        self.client.close()
+
+
+def take_answer(client, command):
+    """Waits for the answer to the next request: chunks, or a simple reply where that is all."""
+    if command != nbdmini.CMD_BLOCK_STATUS:
+        assert client.reply() == (1, 0)
+        return
+    done = False
+    while not done:
+        chunk = client.chunk()
+        assert not chunk.error, chunk
+        done = chunk.done
+
+
+def open_with_status(uri):
+    """A client with structured replies that may ask for block status."""
+    client = nbdmini.Client(uri)
+    client.hello()
+    client.send_option(nbdmini.OPT_STRUCTURED_REPLY)
+    client.option_replies(nbdmini.OPT_STRUCTURED_REPLY)
+    query = b"base:allocation"
+    client.send_option(nbdmini.OPT_SET_META_CONTEXT,
+                       struct.pack(">III", 0, 1, len(query)) + query)
+    client.option_replies(nbdmini.OPT_SET_META_CONTEXT)
+    return client.go()
 
 
 class Isolation(support.Case):
@@ -119,6 +178,53 @@ class Isolation(support.Case):
         self.attack(server.uri, 900,
                     read_request(1, LARGE, command=nbdmini.CMD_WRITE) + bytes(100 << 10))
         self.check_served(server.uri, good)
+
+    def make_fragmented(self):
+        path = self.path("fragmented")
+        with open(path, "wb") as file:
+            for offset in range(0, 32 << 20, 8192):
+                file.seek(offset)
+                file.write(bytes(4096))
+            file.truncate(256 << 20)
+        return path
+
+    def check_flood(self, command, length):
+        """Floods of four connections; also one request of their kind is answered in its turn."""
+        server = self.serve(self.make_fragmented())
+        good = self.good_client(server.uri)
+        floods = []
+        try:
+            for _ in range(4):
+                floods.append(Flood(server.uri, command, length))
+            self.check_served(server.uri, good)
+            asker = open_with_status(server.uri)
+            self.addCleanup(asker.close)
+            for _ in range(4):
+                asker.send_request(command, 1, 0, length)
+                take_answer(asker, command)
+            # A connection that breaks with all it has asked for leaves nothing in the way.
+            for _ in range(20):
+                leaver = open_with_status(server.uri)
+                for _ in range(COSTLY_IN_FLIGHT):
+                    leaver.send_request(command, 1, 0, length)
+                leaver.close()
+            self.check_served(server.uri, good)
+        finally:
+            for flood in floods:
+                flood.end()
+        for flood in floods:
+            self.assertIsNone(flood.error)
+            self.assertGreater(flood.answers, 0)
+        self.assertEqual(server.stop()[0], 0)
+
+    def test_floods_of_block_status(self):
+        self.check_flood(nbdmini.CMD_BLOCK_STATUS, 256 << 20)
+
+    def test_floods_of_cache_hints(self):
+        self.check_flood(nbdmini.CMD_CACHE, 64 << 20)
+
+    def test_floods_of_zeroes(self):
+        self.check_flood(nbdmini.CMD_WRITE_ZEROES, 256 << 20)
 
     def test_a_disk_that_hangs(self):
         server = self.serve("--export", "bad=memory:16M,delay=read:1000s", "--export",
