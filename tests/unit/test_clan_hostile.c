@@ -420,7 +420,7 @@ static void idle_bells_are_muted(void **state)
 	struct clan_event event;
 	pthread_t thread;
 	uint64_t begin_ns;
-	uint64_t seconds;
+	uint64_t windows;
 	uint32_t value = 0;
 	struct clan_message message;
 
@@ -433,10 +433,10 @@ static void idle_bells_are_muted(void **state)
 		assert_int_equal(
 			clan_queue_wait(victim.world.queues[WORLD_SERVER], &event, 1, 1), 0);
 	}
-	/* A thousand of them mute it for a second. */
+	/* A thousand of them within 100 ms mute it; on a slow machine that never happens. */
 	clan_conn_get_stats(conn, &stats);
-	seconds = (clock_now_ns() - begin_ns) / UINT64_C(1000000000);
-	assert_true(stats.bells_heard <= (seconds + 1) * 1100);
+	windows = (clock_now_ns() - begin_ns) / UINT64_C(100000000) + 1;
+	assert_true(stats.bells_heard <= windows * 1001);
 	/* A message is found all the same. */
 	hostile_put(&hostile, SHM_BULK, good_head(12), "abcd", 4);
 	hostile_publish(&hostile);
