@@ -575,8 +575,7 @@ static bool part_submit(struct path_stream *stream, uint64_t length, bool page_c
 	}
 	if ((BIT(request->op) & STORE_CHANGES) != 0 && unlikely(late_any(late)) &&
 		late_wait(late, stream)) {
-		if (request->costly ==
-			PATH_COSTLY_BUSY) { /* what it waits for may need the place */
+		if (request->costly == PATH_COSTLY_BUSY) { /* the late one may need it */
 			share_costly_end(request);
 		}
 		request->parts_inflight++;

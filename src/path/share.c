@@ -221,12 +221,15 @@ bool share_costly_waits(struct path_request *request)
 {
 	struct path_client *client = request->client;
 	struct path_share *share = client->share;
+	bool may = costly_may(request);
+	bool had_turn = client->is_short && list_first(&client->stalled) == &request->stalled_node;
 
-	/* A place that has become free is for those who wait already. */
-	if (costly_may(request) && (share->costly_serving || turns_are_empty(&share->costly))) {
+	/* A place that has become free is for those who wait already. Who waits for memory has had
+	 * its turn. */
+	if (may && (share->costly_serving || had_turn || turns_are_empty(&share->costly))) {
 		return false;
 	}
-	share->released = true;
+	share->released |= may;
 	share_wait_end(request); /* for memory */
 	request->costly = PATH_COSTLY_WAITS;
 	share->costly_waiting_count++;

@@ -380,6 +380,42 @@ static void test_who_waits_for_a_late_change_holds_no_place(void **state)
 	world_close(world);
 }
 
+/* One that has had its turn, and waits for memory, does not wait awake for it, nor for a new turn.
+ */
+static void test_memory_is_short_when_its_turn_comes(void **state)
+{
+	enum { PASSES_MAX = 10, BLOCKS_MAX = 2048 };
+	static struct arena_buf bufs[BLOCKS_MAX];
+	struct world *world = world_open();
+	uint32_t count = 0;
+	uint32_t passes = 0;
+
+	GMB_UNUSED(state);
+	while (arena_get(world->arena, ARENA_BLOCK_BYTES_MIN, &bufs[count]) == 0) {
+		count++;
+		assert_true(count < BLOCKS_MAX);
+	}
+	for (uint32_t i = 1; i <= 2 + PATH_COSTLY_MAX / 2; i++) { /* two wait for places */
+		(void)start(world, i, 0, STORE_ZERO, LONG_BYTES);
+	}
+	(void)start(world, 0, 1, STORE_EXTENTS, LONG_BYTES);
+	(void)start(world, 0, 1, STORE_EXTENTS, LONG_BYTES);
+	serve(world);
+	assert_true(path_is_short(world->path));
+	finish_part(world, 0);
+	do {
+		assert_true(passes++ < PASSES_MAX);
+		path_serve(world->path);
+	} while (path_is_to_serve(world->path));
+	assert_true(path_is_short(world->path));
+	assert_int_equal(world->part_count, PATH_COSTLY_MAX / 2);
+	while (count > 0) {
+		arena_put(world->arena, &bufs[--count]);
+	}
+	finish_all(world); /* what ends tells that there may be memory */
+	world_close(world);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -389,6 +425,7 @@ int main(void)
 		cmocka_unit_test(test_turns_go_by_peer),
 		cmocka_unit_test(test_a_newcomer_does_not_overtake),
 		cmocka_unit_test(test_a_connection_breaks_while_its_requests_wait),
+		cmocka_unit_test(test_memory_is_short_when_its_turn_comes),
 		cmocka_unit_test(test_who_waits_for_a_late_change_holds_no_place),
 	};
 
