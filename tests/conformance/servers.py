@@ -308,6 +308,8 @@ class Gmblock(Peer):
         # Unless the deadline is what is tested, a machine with no time to spare shall not run
         # into it.
         limits = {'handshake-timeout': '10min', **dict(spec.limits)}
+        if 'max-connections' in limits:  # all of them come from one peer here
+            limits['max-connections-per-peer'] = limits['max-connections']
         for option, value in limits.items():
             argv += [f'--{option}', value]
         server.spawn(argv, stdout=subprocess.PIPE)

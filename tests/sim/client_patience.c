@@ -362,9 +362,9 @@ static void test_long_ranges(void **state)
 		uint64_t commands_min;
 		uint64_t commands_max;
 	} cases[] = {
-		{ "", 16, 64 },		   /* as long as they may be, after a few */
-		{ "zero:1s", 257, 257 },   /* just right from the beginning */
-		{ "zero:20s", 512, 65536 } /* the shorter the better */
+		{ "", 16, 64 },		    /* as long as they may be, after a few */
+		{ "zero:200ms", 257, 257 }, /* just right from the beginning */
+		{ "zero:20s", 512, 65536 }  /* the shorter the better */
 	};
 
 	GMB_UNUSED(state);
