@@ -1,6 +1,7 @@
 #!/bin/sh
 # static-library.sh OUTPUT COMPILER... -- ARCHIVES...: makes one static library of the first archive
-# and what it needs of the others, as one object in which hidden names are local.
+# and what it needs of the others, as one object in which hidden names are local, and libclan's too:
+# a program may link the libclan of another version.
 set -eu
 output=$1
 shift
@@ -17,6 +18,6 @@ trap 'rm -f "$object"' EXIT
 # shellcheck disable=SC2086
 $compiler -r -nostdlib -o "$object" -Wl,--whole-archive "$first" -Wl,--no-whole-archive \
 	-Wl,--start-group "$@" -Wl,--end-group
-objcopy --localize-hidden "$object"
+objcopy --localize-hidden --wildcard --localize-symbol='clan_*' "$object"
 rm -f "$output"
 ar rcs "$output" "$object"

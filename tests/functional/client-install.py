@@ -216,7 +216,8 @@ class Install(unittest.TestCase):
         with open(self.find("gmblock.h"), encoding="utf-8") as file:
             header = file.read()
         manual = ""
-        for page in ("gmblock", "gmb_queue", "gmb_client", "gmb_request", "gmb_blocking"):
+        for page in ("gmblock", "gmb_queue", "gmb_client", "gmb_request", "gmb_blocking",
+                     "gmb_buffer"):
             with open(self.find(page + ".3"), encoding="utf-8") as file:
                 manual += file.read()
         constants = set(re.findall(r"\bGMB_[A-Z_]+\b", header)) - {"GMB_"}
