@@ -89,7 +89,7 @@ struct engine_export {
 
 enum export_change {
 	EXPORT_REMOVED,
-	EXPORT_RESIZED, /* session->export_bytes has changed */
+	EXPORT_RESIZED, /* see store_size(); session->export_bytes has grown, or stays */
 	EXPORT_RIGHTS,	/* session->rights have changed */
 };
 

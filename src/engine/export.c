@@ -361,7 +361,10 @@ void engine_export_resized(struct engine *engine, const struct export *export)
 		struct session *session = user_of(export, node);
 
 		if (session != NULL) {
-			session->export_bytes = store_size(export->store);
+			/* What was there when the session began is not out of range when it is cut
+			 * off: the store answers EIO. */
+			session->export_bytes =
+				MAX(session->export_bytes, store_size(export->store));
 			tell(session, EXPORT_RESIZED);
 		}
 	}

@@ -305,7 +305,7 @@ static void event_send(struct native_session *session)
 {
 	struct native_wire_event event = {
 		.flags = export_flags(&session->base, session->base.export),
-		.bytes = session->base.export_bytes,
+		.bytes = store_size(session->base.export->store),
 	};
 
 	session->event_due = clan_send(session->conn, CLAN_CONTROL, NATIVE_EVENT, &event,
