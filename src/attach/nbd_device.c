@@ -43,7 +43,7 @@ enum {
 struct nbd_disk {
 	struct device device;
 	const struct attach_options *options;
-	struct nbd_uri uri;
+	struct export_uri uri;
 	struct netlink orders;
 	struct nbd_kernel_device kernel;
 	struct nbd_facts facts;
@@ -497,7 +497,7 @@ static int start_watching(struct nbd_disk *disk, struct error *error)
 /* Before the device exists: news of its first second count as well. */
 static int prepare(struct nbd_disk *disk, struct error *error)
 {
-	int rc = nbd_uri_parse(disk->options->uri, &disk->uri, error);
+	int rc = export_uri_parse(disk->options->uri, &disk->uri, error);
 
 	if (rc != 0) {
 		return rc;
@@ -527,7 +527,7 @@ static void disk_free(struct nbd_disk *disk)
 	}
 	netlink_close(&disk->orders);
 	netlink_close(&disk->news);
-	nbd_uri_fini(&disk->uri);
+	export_uri_fini(&disk->uri);
 	if (disk->stop_fd >= 0) {
 		close(disk->stop_fd);
 	}

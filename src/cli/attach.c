@@ -123,7 +123,7 @@ static int check_list(const struct arguments *arguments, int argc)
 static int check_arguments(const struct arguments *arguments, int argc)
 {
 	const struct attach_options *attach = &arguments->attach;
-	struct nbd_uri uri;
+	struct export_uri uri;
 	int status;
 
 	if (arguments->list) {
@@ -149,12 +149,12 @@ static int check_arguments(const struct arguments *arguments, int argc)
 	}
 	status = cli_uri(name, attach->uri, &uri);
 	if (status == CLI_GO_ON && strcmp(uri.protocol, "nbd") != 0) {
-		nbd_uri_fini(&uri);
+		export_uri_fini(&uri);
 		return cli_usage_error(name,
 			"a disk cannot be attached over gmb; use an nbd+unix URI of the server");
 	}
 	if (status == CLI_GO_ON) {
-		nbd_uri_fini(&uri);
+		export_uri_fini(&uri);
 	}
 	return status;
 }

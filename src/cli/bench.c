@@ -324,7 +324,7 @@ int cmd_bench(int argc, char **argv)
 		.plot = { .fd = -1 },
 	};
 	struct bench_result *result;
-	struct nbd_uri uri;
+	struct export_uri uri;
 	struct error error;
 	int status = arguments_parse(argc, argv, &arguments);
 
@@ -334,7 +334,7 @@ int cmd_bench(int argc, char **argv)
 	if (status != CLI_GO_ON) {
 		return status;
 	}
-	nbd_uri_fini(&uri);
+	export_uri_fini(&uri);
 	if (arguments.plot_path != NULL &&
 		svg_file_open(&arguments.plot, arguments.plot_path, &error) != 0) {
 		return cli_failure("bench", &error);

@@ -246,7 +246,7 @@ int cli_operand(const char *command, const char *noun, int argc, char **argv, co
 /* The name of something that is there, where a URI belongs: what was probably meant. */
 static int not_a_uri(const char *command, const char *text, const struct stat *status)
 {
-	struct nbd_uri uri = { .protocol = "nbd", .is_unix = true };
+	struct export_uri uri = { .protocol = "nbd", .is_unix = true };
 	char uri_text[QUOTE_BYTES];
 	char quoted[QUOTE_BYTES];
 
@@ -260,23 +260,23 @@ static int not_a_uri(const char *command, const char *text, const struct stat *s
 	uri.socket_path = strdup(text);
 	uri.socket_path_bytes = (uint32_t)strlen(text);
 	if (uri.socket_path == NULL ||
-		nbd_uri_format(&uri, "", 0, uri_text, sizeof(uri_text)) != 0) {
+		export_uri_format(&uri, "", 0, uri_text, sizeof(uri_text)) != 0) {
 		snprintf(uri_text, sizeof(uri_text), "%s", "nbd+unix:///?socket=PATH");
 	}
-	nbd_uri_fini(&uri);
+	export_uri_fini(&uri);
 	return cli_usage_error(command,
 		"'%s' is a Unix socket, but a URI is needed here; a server that listens there is "
 		"written %s",
 		quoted, uri_text);
 }
 
-int cli_uri(const char *command, const char *text, struct nbd_uri *uri)
+int cli_uri(const char *command, const char *text, struct export_uri *uri)
 {
 	char quoted[QUOTE_BYTES];
 	struct stat status;
 	struct error error;
 
-	if (nbd_uri_parse(text, uri, &error) != 0) {
+	if (export_uri_parse(text, uri, &error) != 0) {
 		if (strstr(text, "://") == NULL && stat(text, &status) == 0 &&
 			(S_ISREG(status.st_mode) || S_ISBLK(status.st_mode) ||
 				S_ISSOCK(status.st_mode))) {

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "base/error.h"
-#include "nbd/uri.h"
+#include "base/export_uri.h"
 
 enum {
 	CLI_GO_ON = -1, /* no exit status: nothing is wrong so far */
@@ -59,8 +59,8 @@ GMB_MUST_CHECK int cli_parse(const struct cli_command *command, int argc, char *
 GMB_MUST_CHECK int cli_operand(
 	const char *command, const char *noun, int argc, char **argv, const char **operand);
 
-/* A server's URI, to be freed with nbd_uri_fini(); warns about an unknown parameter. */
-GMB_MUST_CHECK int cli_uri(const char *command, const char *text, struct nbd_uri *uri);
+/* A server's URI, to be freed with export_uri_fini(); warns about an unknown parameter. */
+GMB_MUST_CHECK int cli_uri(const char *command, const char *text, struct export_uri *uri);
 
 /* Prints "gmblock COMMAND: sentence" and where to find help; returns CLI_USAGE. */
 int cli_usage_error(const char *command, const char *format, ...) GMB_PRINTF(2, 3);

@@ -179,7 +179,7 @@ static bool is_host_port(const char *text)
 static int server_without_scheme(const char *text)
 {
 	struct stat status;
-	struct nbd_uri uri;
+	struct export_uri uri;
 	struct error error;
 	char quoted[QUOTE_BYTES];
 
@@ -187,8 +187,8 @@ static int server_without_scheme(const char *text)
 		(!is_host_port(text) && strncmp(text, "nbd:", strlen("nbd:")) != 0)) {
 		return CLI_GO_ON;
 	}
-	if (nbd_uri_parse(text, &uri, &error) == 0) { /* for what it says: it is none */
-		nbd_uri_fini(&uri);
+	if (export_uri_parse(text, &uri, &error) == 0) { /* for what it says: it is none */
+		export_uri_fini(&uri);
 		return CLI_GO_ON;
 	}
 	return cli_usage_error("copy", "%s; a file of that name is written ./%s", error.text,

@@ -137,7 +137,7 @@ static int show_map(const struct info_arguments *arguments)
 	return err != 0 ? cli_failure("info", &error) : CLI_OK;
 }
 
-static int show_server(const struct info_arguments *arguments, const struct nbd_uri *uri)
+static int show_server(const struct info_arguments *arguments, const struct export_uri *uri)
 {
 	struct nbd_dial_options options = {
 		.uri = uri,
@@ -182,7 +182,7 @@ static int show_gmb(const struct info_arguments *arguments)
 int cmd_info(int argc, char **argv)
 {
 	struct info_arguments arguments = { .uri = NULL };
-	struct nbd_uri uri;
+	struct export_uri uri;
 	struct error error;
 	int status = arguments_parse(argc, argv, &arguments);
 
@@ -199,7 +199,7 @@ int cmd_info(int argc, char **argv)
 		status = arguments.map			    ? show_map(&arguments)
 			 : strcmp(uri.protocol, "gmb") == 0 ? show_gmb(&arguments)
 							    : show_server(&arguments, &uri);
-		nbd_uri_fini(&uri);
+		export_uri_fini(&uri);
 	}
 	return status;
 }

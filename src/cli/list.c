@@ -70,9 +70,9 @@ static int arguments_parse(int argc, char **argv, struct list_arguments *argumen
 
 /* The URI of one export, or NULL for a name that no URI can hold. Returns out. */
 static const char *export_uri(
-	char out[URI_BYTES], const struct nbd_uri *server, const struct nbd_offer *offer)
+	char out[URI_BYTES], const struct export_uri *server, const struct nbd_offer *offer)
 {
-	if (nbd_uri_format(server, offer->name, (uint32_t)strlen(offer->name), out, URI_BYTES) !=
+	if (export_uri_format(server, offer->name, (uint32_t)strlen(offer->name), out, URI_BYTES) !=
 		0) {
 		return NULL;
 	}
@@ -93,7 +93,7 @@ static void print_name(const struct nbd_offer *offer)
 	}
 }
 
-static void print_uri(const struct nbd_uri *server, const struct nbd_offer *offer)
+static void print_uri(const struct export_uri *server, const struct nbd_offer *offer)
 {
 	char uri[URI_BYTES];
 
@@ -126,7 +126,7 @@ static void print_long(const struct nbd_offer *offer)
 	putchar('\n');
 }
 
-static int show_text(const struct list_arguments *arguments, const struct nbd_uri *uri,
+static int show_text(const struct list_arguments *arguments, const struct export_uri *uri,
 	const struct nbd_offers *offers, struct error *error)
 {
 	for (uint32_t i = 0; i < offers->count; i++) {
@@ -145,7 +145,7 @@ static int show_text(const struct list_arguments *arguments, const struct nbd_ur
 
 /* --- JSON ---------------------------------------------------------------------------------- */
 
-static json_t *json_export(const struct nbd_uri *server, const struct nbd_offer *offer)
+static json_t *json_export(const struct export_uri *server, const struct nbd_offer *offer)
 {
 	json_t *object = json_object();
 	char uri[URI_BYTES];
@@ -162,8 +162,8 @@ static json_t *json_export(const struct nbd_uri *server, const struct nbd_offer 
 	return object;
 }
 
-static int show_json(const char *text, const struct nbd_uri *uri, const struct nbd_offers *offers,
-	struct error *error)
+static int show_json(const char *text, const struct export_uri *uri,
+	const struct nbd_offers *offers, struct error *error)
 {
 	json_t *root = json_object();
 	json_t *exports = json_array();
@@ -178,14 +178,14 @@ static int show_json(const char *text, const struct nbd_uri *uri, const struct n
 
 /* --- the command --------------------------------------------------------------------------- */
 
-static int print(const struct list_arguments *arguments, const struct nbd_uri *uri,
+static int print(const struct list_arguments *arguments, const struct export_uri *uri,
 	const struct nbd_offers *offers, struct error *error)
 {
 	return arguments->as_json ? show_json(arguments->uri, uri, offers, error)
 				  : show_text(arguments, uri, offers, error);
 }
 
-static int show_gmb(const struct list_arguments *arguments, const struct nbd_uri *uri)
+static int show_gmb(const struct list_arguments *arguments, const struct export_uri *uri)
 {
 	struct nbd_offers offers;
 	struct error error;
@@ -198,7 +198,7 @@ static int show_gmb(const struct list_arguments *arguments, const struct nbd_uri
 	return err != 0 ? cli_failure("list", &error) : CLI_OK;
 }
 
-static int show_nbd(const struct list_arguments *arguments, const struct nbd_uri *uri)
+static int show_nbd(const struct list_arguments *arguments, const struct export_uri *uri)
 {
 	struct nbd_dial_options options = {
 		.uri = uri,
@@ -220,7 +220,7 @@ static int show_nbd(const struct list_arguments *arguments, const struct nbd_uri
 int cmd_list(int argc, char **argv)
 {
 	struct list_arguments arguments = { .timeout_ns = TIMEOUT_DEFAULT_NS };
-	struct nbd_uri uri;
+	struct export_uri uri;
 	int status = arguments_parse(argc, argv, &arguments);
 
 	if (status == CLI_GO_ON) {
@@ -229,7 +229,7 @@ int cmd_list(int argc, char **argv)
 	if (status == CLI_GO_ON) {
 		status = strcmp(uri.protocol, "gmb") == 0 ? show_gmb(&arguments, &uri)
 							  : show_nbd(&arguments, &uri);
-		nbd_uri_fini(&uri);
+		export_uri_fini(&uri);
 	}
 	return status;
 }

@@ -23,14 +23,14 @@ _Static_assert(CARRIER_REPLACES_MAX <= (int)NBD_HANDSHAKE_REPLACES_MAX, "replace
 _Static_assert(CARRIER_TOKEN_BYTES_MAX <= (int)NBD_HANDSHAKE_TOKEN_BYTES_MAX, "token");
 _Static_assert(CARRIER_TEXT_BYTES_MAX >= (int)NBD_CLIENT_TEXT_BYTES, "text");
 _Static_assert(CARRIER_NAME_BYTES_MAX > (int)NBD_STRING_BYTES_MAX, "name");
-_Static_assert(CARRIER_LABEL_BYTES_MAX >= (int)NBD_URI_LABEL_BYTES, "label");
+_Static_assert(CARRIER_LABEL_BYTES_MAX >= (int)EXPORT_URI_LABEL_BYTES, "label");
 
 enum carrier_state { CARRIER_IDLE, CARRIER_DIALING, CARRIER_READY, CARRIER_CLOSING };
 
 struct nbd_carrier {
 	struct carrier base;
 	enum carrier_state state;
-	const struct nbd_uri *uri;
+	const struct export_uri *uri;
 	struct nbd_dial dial;
 	struct stream stream;
 	struct ring_op recv_op; /* receive, or poll while nothing is awaited */
@@ -131,10 +131,10 @@ static void nbd_leave(struct carrier *base)
 
 static void fail(struct nbd_carrier *carrier, int err, const char *why)
 {
-	char label[NBD_URI_LABEL_BYTES];
+	char label[EXPORT_URI_LABEL_BYTES];
 	struct error error;
 
-	error_set(&error, err, "%s: %s", nbd_uri_label(label, carrier->uri), why);
+	error_set(&error, err, "%s: %s", export_uri_label(label, carrier->uri), why);
 	carrier_failed(&carrier->base, &error);
 }
 
@@ -479,28 +479,28 @@ static void nbd_start(struct carrier *base, const struct carrier_start *start)
 static int nbd_target_create(const char *text, char label[CARRIER_LABEL_BYTES_MAX],
 	struct carrier_target **target_out, struct error *error)
 {
-	struct nbd_uri *uri = calloc(1, sizeof(*uri));
+	struct export_uri *uri = calloc(1, sizeof(*uri));
 	int err;
 
 	if (uri == NULL) {
 		return error_set(error, -ENOMEM, "out of memory");
 	}
-	err = nbd_uri_parse(text, uri, error);
+	err = export_uri_parse(text, uri, error);
 	if (err != 0) {
 		free(uri);
 		return err;
 	}
-	nbd_uri_label(label, uri);
+	export_uri_label(label, uri);
 	*target_out = (struct carrier_target *)(void *)uri;
 	return 0;
 }
 
 static void nbd_target_destroy(struct carrier_target *target)
 {
-	struct nbd_uri *uri = (struct nbd_uri *)(void *)target;
+	struct export_uri *uri = (struct export_uri *)(void *)target;
 
 	if (uri != NULL) {
-		nbd_uri_fini(uri);
+		export_uri_fini(uri);
 		free(uri);
 	}
 }
@@ -512,7 +512,7 @@ static struct carrier *nbd_create(const struct carrier_target *target)
 	if (carrier == NULL) {
 		return NULL;
 	}
-	carrier->uri = (const struct nbd_uri *)(const void *)target;
+	carrier->uri = (const struct export_uri *)(const void *)target;
 	return &carrier->base;
 }
 

@@ -138,14 +138,14 @@ static void close_attempt(struct connector *connector)
 
 static void ending_step(struct connector *connector)
 {
-	char label[NBD_URI_LABEL_BYTES];
+	char label[EXPORT_URI_LABEL_BYTES];
 
 	if (connector->wait_op.in_flight || connector->timer_op.in_flight) {
 		return;
 	}
 	if (connector->result != 0) {
 		close_attempt(connector);
-		error_prefix(&connector->error, "%s", nbd_uri_label(label, connector->uri));
+		error_prefix(&connector->error, "%s", export_uri_label(label, connector->uri));
 	}
 	lookup_put(connector->lookup);
 	if (connector->addresses != NULL) {
@@ -174,7 +174,7 @@ static void end_timed_out(struct connector *connector, const char *doing)
 }
 
 /* What to look at when connecting to a path gave err; NULL when the error says it all. */
-static const char *unix_advice(const struct nbd_uri *uri, int err)
+static const char *unix_advice(const struct export_uri *uri, int err)
 {
 	bool is_path = uri->socket_path[0] != '\0';
 	struct stat status;
@@ -319,7 +319,7 @@ static void attempt_done(struct connector *connector)
 static void connect_unix(struct connector *connector)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	const struct nbd_uri *uri = connector->uri;
+	const struct export_uri *uri = connector->uri;
 	/* A path in the file system ends in a zero byte, an abstract name does not. */
 	size_t end_bytes = uri->socket_path[0] != '\0' ? 1 : 0;
 	socklen_t address_bytes;
@@ -371,7 +371,7 @@ static void lookup_done(struct connector *connector)
 /* Addresses in digits need no thread. */
 static void connect_tcp(struct connector *connector)
 {
-	const struct nbd_uri *uri = connector->uri;
+	const struct export_uri *uri = connector->uri;
 	char port[8];
 	int err;
 
@@ -452,7 +452,7 @@ static void wait_done(struct ring_op *op, int result)
 	}
 }
 
-void connector_start(struct connector *connector, struct ring *ring, const struct nbd_uri *uri,
+void connector_start(struct connector *connector, struct ring *ring, const struct export_uri *uri,
 	uint64_t timeout_ns, void (*done)(struct connector *connector, int err))
 {
 	GMB_ASSERT(connector->state == CONNECTOR_IDLE);

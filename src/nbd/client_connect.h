@@ -17,7 +17,7 @@
  */
 #pragma once
 
-#include "nbd/uri.h"
+#include "base/export_uri.h"
 #include "ring/ring.h"
 
 enum connector_state {
@@ -38,7 +38,7 @@ struct connector {
 
 	/* Private. */
 	struct ring *ring;
-	const struct nbd_uri *uri;
+	const struct export_uri *uri;
 	void (*done)(struct connector *connector, int err);
 	enum connector_state state;
 	int result;
@@ -54,7 +54,7 @@ struct connector {
 };
 
 /* done is called once, later, with 0 or a negative errno. */
-void connector_start(struct connector *connector, struct ring *ring, const struct nbd_uri *uri,
+void connector_start(struct connector *connector, struct ring *ring, const struct export_uri *uri,
 	uint64_t timeout_ns, void (*done)(struct connector *connector, int err));
 
 /* Makes it end soon, with -ECANCELED or what happened first. Idle: no-op. */

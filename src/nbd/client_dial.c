@@ -52,9 +52,9 @@ static void end(struct nbd_dial *dial, int err)
 
 static void fail(struct nbd_dial *dial, int err)
 {
-	char label[NBD_URI_LABEL_BYTES];
+	char label[EXPORT_URI_LABEL_BYTES];
 
-	error_prefix(&dial->error, "%s", nbd_uri_label(label, dial->uri));
+	error_prefix(&dial->error, "%s", export_uri_label(label, dial->uri));
 	end(dial, err);
 }
 

@@ -22,7 +22,7 @@ enum { NBD_DIAL_RECEIVE_BYTES = 4096 };
 enum nbd_dial_state { NBD_DIAL_IDLE, NBD_DIAL_CONNECTING, NBD_DIAL_SHAKING, NBD_DIAL_ENDING };
 
 struct nbd_dial_options {
-	const struct nbd_uri *uri;
+	const struct export_uri *uri;
 	uint64_t timeout_ns; /* for all of it: name resolution, connecting and the handshake */
 	/* Its export name is the URI's. Tokens are copied. */
 	struct nbd_handshake_options handshake;
@@ -40,7 +40,7 @@ struct nbd_dial {
 	enum nbd_dial_state state;
 	enum nbd_goal goal;
 	int result;
-	const struct nbd_uri *uri;
+	const struct export_uri *uri;
 	uint64_t timeout_ns;
 	uint64_t end_ns;
 	struct connector connector;

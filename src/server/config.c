@@ -23,7 +23,7 @@ void server_config_init(struct server_config *config)
 
 static void listen_fini(struct server_listen *entry)
 {
-	nbd_uri_fini(&entry->uri);
+	export_uri_fini(&entry->uri);
 	free(entry->text);
 	free(entry->origin);
 }
@@ -85,7 +85,7 @@ int server_config_add_export(struct server_config *config, struct server_export 
 	return 0;
 }
 
-static int check_listen_uri(const struct nbd_uri *uri, const char *shown, struct error *error)
+static int check_listen_uri(const struct export_uri *uri, const char *shown, struct error *error)
 {
 	if (uri->tls) {
 		return error_set(error, -EINVAL,
@@ -118,7 +118,7 @@ int server_config_add_listen(
 {
 	struct server_listen entry = { 0 };
 	char shown[SHOWN_BYTES];
-	int rc = nbd_uri_parse(text, &entry.uri, error);
+	int rc = export_uri_parse(text, &entry.uri, error);
 
 	if (rc < 0) {
 		return rc;
@@ -379,7 +379,7 @@ static int check_export_names(const struct server_config *config, struct error *
 	return rc;
 }
 
-static bool same_address(const struct nbd_uri *a, const struct nbd_uri *b)
+static bool same_address(const struct export_uri *a, const struct export_uri *b)
 {
 	if (a->is_unix != b->is_unix) {
 		return false;

@@ -15,7 +15,7 @@
 #pragma once
 
 #include "base/error.h"
-#include "nbd/uri.h"
+#include "base/export_uri.h"
 #include "path/path.h"
 #include "store/store.h"
 
@@ -39,7 +39,7 @@ struct server_export {
 };
 
 struct server_listen {
-	struct nbd_uri uri;
+	struct export_uri uri;
 	char *text; /* as it was written */
 	char *origin;
 };

@@ -63,7 +63,7 @@ static int make_folder(const char *folder)
 static int listen_at(struct server_control *control, const char *path, struct error *error)
 {
 	char socket_path[PATH_BYTES];
-	struct nbd_uri uri = { .protocol = "nbd", .is_unix = true, .socket_path = socket_path };
+	struct export_uri uri = { .protocol = "nbd", .is_unix = true, .socket_path = socket_path };
 	mode_t before;
 	int rc;
 

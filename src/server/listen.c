@@ -35,9 +35,9 @@ union address {
 	struct sockaddr_storage storage;
 };
 
-static const char *show_uri(const struct nbd_uri *uri, char out[URI_SHOWN_BYTES])
+static const char *show_uri(const struct export_uri *uri, char out[URI_SHOWN_BYTES])
 {
-	if (nbd_uri_format(uri, "", 0, out, URI_SHOWN_BYTES) < 0) {
+	if (export_uri_format(uri, "", 0, out, URI_SHOWN_BYTES) < 0) {
 		memcpy(out + URI_SHOWN_BYTES - 4, "...", 4);
 	}
 	return out;
@@ -65,7 +65,7 @@ static void set_port(union address *address, uint16_t port)
 	}
 }
 
-static int tcp_error(const struct nbd_uri *uri, int code, struct error *error)
+static int tcp_error(const struct export_uri *uri, int code, struct error *error)
 {
 	char shown[URI_SHOWN_BYTES];
 
@@ -182,12 +182,12 @@ static bool is_wildcard(const struct addrinfo *entry)
 static int set_tcp_uri(
 	struct listener *listener, const char *host, uint16_t port, struct error *error)
 {
-	listener->uri = (struct nbd_uri){ .protocol = "nbd", .port = port };
+	listener->uri = (struct export_uri){ .protocol = "nbd", .port = port };
 	listener->uri.host = strdup(host);
 	return listener->uri.host != NULL ? 0 : out_of_memory(error);
 }
 
-static int tcp_open(const struct nbd_uri *uri, struct listener *listener, struct error *error)
+static int tcp_open(const struct export_uri *uri, struct listener *listener, struct error *error)
 {
 	const struct addrinfo hints = { .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM };
 	char shown[URI_SHOWN_BYTES];
@@ -221,8 +221,8 @@ static int tcp_open(const struct nbd_uri *uri, struct listener *listener, struct
 
 /* --- Unix sockets ---------------------------------------------------------------------------- */
 
-static int unix_address(const struct nbd_uri *uri, union address *address, socklen_t *address_bytes,
-	struct error *error)
+static int unix_address(const struct export_uri *uri, union address *address,
+	socklen_t *address_bytes, struct error *error)
 {
 	bool is_abstract = uri->socket_path[0] == '\0';
 	size_t room = sizeof(address->local.sun_path) - (is_abstract ? 0 : 1);
@@ -250,7 +250,7 @@ static int unix_address(const struct nbd_uri *uri, union address *address, sockl
  * Something has the name already. A socket file that nobody listens on is what a killed server
  * leaves behind: it is removed. 0 = try again.
  */
-static int remove_stale(const struct nbd_uri *uri, const union address *address,
+static int remove_stale(const struct export_uri *uri, const union address *address,
 	socklen_t address_bytes, struct error *error)
 {
 	const char *path = uri->socket_path;
@@ -329,7 +329,7 @@ static void unlock_folder(int fd)
 }
 
 /* Binds, removing a stale socket file once. */
-static int unix_bind(int fd, const struct nbd_uri *uri, struct error *error)
+static int unix_bind(int fd, const struct export_uri *uri, struct error *error)
 {
 	char shown[URI_SHOWN_BYTES];
 	union address address;
@@ -371,7 +371,7 @@ static int set_unix_uri(struct listener *listener, const char *protocol, const c
 	char absolute[sizeof(((struct sockaddr_un *)0)->sun_path)];
 	int len;
 
-	listener->uri = (struct nbd_uri){ .protocol = protocol, .is_unix = true };
+	listener->uri = (struct export_uri){ .protocol = protocol, .is_unix = true };
 	if (path_bytes > 0 && path[0] != '\0' && path[0] != '/' &&
 		getcwd(directory, sizeof(directory)) != NULL) {
 		len = snprintf(absolute, sizeof(absolute), "%s/%s", directory, path);
@@ -386,7 +386,7 @@ static int set_unix_uri(struct listener *listener, const char *protocol, const c
 }
 
 static int unix_open_locked(
-	const struct nbd_uri *uri, struct listener *listener, struct error *error)
+	const struct export_uri *uri, struct listener *listener, struct error *error)
 {
 	bool keeps_messages = listener->kind != NULL && listener->kind->keeps_messages;
 	int type = keeps_messages ? SOCK_SEQPACKET : SOCK_STREAM;
@@ -418,7 +418,7 @@ static int unix_open_locked(
 	return rc;
 }
 
-static int unix_open(const struct nbd_uri *uri, struct listener *listener, struct error *error)
+static int unix_open(const struct export_uri *uri, struct listener *listener, struct error *error)
 {
 	int lock_fd = lock_folder(uri->socket_path);
 	int rc = unix_open_locked(uri, listener, error);
@@ -429,7 +429,7 @@ static int unix_open(const struct nbd_uri *uri, struct listener *listener, struc
 
 /* --- all ------------------------------------------------------------------------------------- */
 
-static int open_once(const struct nbd_uri *uri, const struct session_kind *kind,
+static int open_once(const struct export_uri *uri, const struct session_kind *kind,
 	struct listener *listener, struct error *error)
 {
 	int rc;
@@ -446,7 +446,7 @@ static int open_once(const struct nbd_uri *uri, const struct session_kind *kind,
  * The kernel takes a killed server's ring apart after the process is gone, and the ring holds the
  * listening sockets until then: a restart must not fail over that moment.
  */
-int listener_open(const struct nbd_uri *uri, const struct session_kind *kind,
+int listener_open(const struct export_uri *uri, const struct session_kind *kind,
 	struct listener *listener, struct error *error)
 {
 	const struct timespec pause = { .tv_nsec = BUSY_PAUSE_NS };
@@ -561,7 +561,7 @@ void listener_close(struct listener *listener)
 	}
 	close_sockets(listener);
 	free(listener->unlink_path);
-	nbd_uri_fini(&listener->uri);
+	export_uri_fini(&listener->uri);
 	*listener = (struct listener){ 0 };
 }
 

@@ -18,7 +18,7 @@
 enum { LISTENER_SOCKETS_MAX = 16 };
 
 struct listener {
-	struct nbd_uri uri; /* as a client on this machine can use it: real port, no wildcard */
+	struct export_uri uri; /* as a client on this machine can use it: real port, no wildcard */
 	const struct session_kind *kind; /* what is spoken there */
 	int fds[LISTENER_SOCKETS_MAX];
 	uint32_t fd_count;
@@ -29,7 +29,7 @@ struct listener {
 
 /* An address in use is tried again for a second before that is an error. kind: what is spoken
  * there; NULL: something else, over streams. */
-GMB_MUST_CHECK int listener_open(const struct nbd_uri *uri, const struct session_kind *kind,
+GMB_MUST_CHECK int listener_open(const struct export_uri *uri, const struct session_kind *kind,
 	struct listener *listener, struct error *error);
 
 /* Takes over a listening socket of the service manager, for gmb+unix when it is SOCK_SEQPACKET; fd

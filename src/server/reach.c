@@ -100,7 +100,7 @@ static bool any_covers(
 }
 
 static bool covers_tcp(
-	const struct listener *listeners, uint32_t listener_count, const struct nbd_uri *uri)
+	const struct listener *listeners, uint32_t listener_count, const struct export_uri *uri)
 {
 	const struct addrinfo hints = { .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM };
 	struct addrinfo *list;
@@ -121,7 +121,7 @@ static bool covers_tcp(
 }
 
 /* A path by the file it leads to, as it can be written in several ways. */
-static bool is_same_socket(const struct nbd_uri *a, const struct nbd_uri *b)
+static bool is_same_socket(const struct export_uri *a, const struct export_uri *b)
 {
 	struct stat a_status;
 	struct stat b_status;
@@ -135,7 +135,7 @@ static bool is_same_socket(const struct nbd_uri *a, const struct nbd_uri *b)
 }
 
 bool reach_covers(
-	const struct listener *listeners, uint32_t listener_count, const struct nbd_uri *uri)
+	const struct listener *listeners, uint32_t listener_count, const struct export_uri *uri)
 {
 	if (!uri->is_unix) {
 		return covers_tcp(listeners, listener_count, uri);

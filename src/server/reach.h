@@ -15,7 +15,7 @@
  * only find it in use. A wildcard serves each address of its kind. Looks up host names.
  */
 bool reach_covers(
-	const struct listener *listeners, uint32_t listener_count, const struct nbd_uri *uri);
+	const struct listener *listeners, uint32_t listener_count, const struct export_uri *uri);
 
 /* Warns of each port on which a listener takes connections from every network, once. */
 void reach_warn(const struct listener *listeners, uint32_t listener_count);

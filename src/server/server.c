@@ -200,7 +200,7 @@ static int open_exports(struct server *server, struct error *error)
 /* --- listeners ------------------------------------------------------------------------------- */
 
 /* The scheme of a URI says which protocol is spoken on its listener. */
-static int find_kind(const struct server *server, const struct nbd_uri *uri,
+static int find_kind(const struct server *server, const struct export_uri *uri,
 	const struct session_kind **kind_out, struct error *error)
 {
 	char scheme[16];
@@ -219,7 +219,7 @@ static int find_kind(const struct server *server, const struct nbd_uri *uri,
 }
 
 /* Opens the next listener. */
-static int open_listener(struct server *server, const struct nbd_uri *uri, struct error *error)
+static int open_listener(struct server *server, const struct export_uri *uri, struct error *error)
 {
 	const struct session_kind *kind;
 	int rc = find_kind(server, uri, &kind, error);
@@ -251,14 +251,14 @@ static int adopt_sockets(struct server *server, int count, struct error *error)
 
 static int open_default_listener(struct server *server, struct error *error)
 {
-	struct nbd_uri uri;
-	int rc = nbd_uri_parse(listen_default, &uri, error);
+	struct export_uri uri;
+	int rc = export_uri_parse(listen_default, &uri, error);
 
 	if (rc < 0) {
 		return rc;
 	}
 	rc = open_listener(server, &uri, error);
-	nbd_uri_fini(&uri);
+	export_uri_fini(&uri);
 	return rc;
 }
 
@@ -499,7 +499,8 @@ enum { URI_BYTES_MAX = 3 * SERVER_NAME_BYTES_MAX + 1024 };
 static void format_uri(
 	const struct listener *listener, const struct export *entry, char out[URI_BYTES_MAX])
 {
-	int rc = nbd_uri_format(&listener->uri, entry->name, entry->name_bytes, out, URI_BYTES_MAX);
+	int rc = export_uri_format(
+		&listener->uri, entry->name, entry->name_bytes, out, URI_BYTES_MAX);
 
 	GMB_ASSERT(rc == 0);
 }

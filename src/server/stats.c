@@ -286,7 +286,7 @@ static json_t *uris_json(const struct server_view *view)
 
 	for (uint32_t i = 0; i < view->listener_count; i++) {
 		for (uint32_t k = 0; k < view->export_count; k++) {
-			if (nbd_uri_format(&view->listeners[i].uri, view->exports[k]->name,
+			if (export_uri_format(&view->listeners[i].uri, view->exports[k]->name,
 				    view->exports[k]->name_bytes, uri, sizeof(uri)) == 0) {
 				json_array_append_new(uris, json_string(uri));
 			}

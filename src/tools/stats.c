@@ -10,10 +10,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/export_uri.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "control/control.h"
-#include "nbd/uri.h"
 #include "server/control.h"
 #include "store/store.h"
 
@@ -76,7 +76,8 @@ static bool is_here(const char *host)
 }
 
 /* Two paths of a socket, the first of which the process pid has, in whose folder it may begin. */
-static bool same_socket(const struct nbd_uri *served, long long pid, const struct nbd_uri *asked)
+static bool same_socket(
+	const struct export_uri *served, long long pid, const struct export_uri *asked)
 {
 	char path[STATS_PATH_BYTES];
 	struct stat one;
@@ -98,7 +99,8 @@ static bool same_socket(const struct nbd_uri *served, long long pid, const struc
 	       one.st_ino == other.st_ino;
 }
 
-static bool same_place(const struct nbd_uri *served, long long pid, const struct nbd_uri *asked)
+static bool same_place(
+	const struct export_uri *served, long long pid, const struct export_uri *asked)
 {
 	if (served->is_unix != asked->is_unix || served->tls != asked->tls ||
 		strcmp(served->export_name, asked->export_name) != 0) {
@@ -114,21 +116,21 @@ static bool same_place(const struct nbd_uri *served, long long pid, const struct
 
 static enum fit fit_uri(const char *served_text, long long pid, const char *asked_text)
 {
-	struct nbd_uri served = { 0 };
-	struct nbd_uri asked = { 0 };
+	struct export_uri served = { 0 };
+	struct export_uri asked = { 0 };
 	struct error error;
 	enum fit fit = FIT_NOT;
 
 	if (same_text(served_text, asked_text)) {
 		return FIT_EXACT;
 	}
-	if (nbd_uri_parse(served_text, &served, &error) == 0 &&
-		nbd_uri_parse(asked_text, &asked, &error) == 0 &&
+	if (export_uri_parse(served_text, &served, &error) == 0 &&
+		export_uri_parse(asked_text, &asked, &error) == 0 &&
 		same_place(&served, pid, &asked)) {
 		fit = FIT_OTHER_SPELLING;
 	}
-	nbd_uri_fini(&served);
-	nbd_uri_fini(&asked);
+	export_uri_fini(&served);
+	export_uri_fini(&asked);
 	return fit;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* NBD URIs: what was read can be written, and reading that gives the same. */
+#include "base/export_uri.h"
 #include "fuzz.h"
-#include "nbd/uri.h"
 
 enum { URI_BYTES_MAX = 16384 };
 
@@ -10,17 +10,17 @@ static bool same(const char *a, const char *b)
 	return (a == NULL) == (b == NULL) && (a == NULL || strcmp(a, b) == 0);
 }
 
-static void check_round_trip(const struct nbd_uri *uri)
+static void check_round_trip(const struct export_uri *uri)
 {
 	static char text[URI_BYTES_MAX];
-	struct nbd_uri again;
+	struct export_uri again;
 	struct error error;
 
-	if (nbd_uri_format(uri, uri->export_name, (uint32_t)strlen(uri->export_name), text,
+	if (export_uri_format(uri, uri->export_name, (uint32_t)strlen(uri->export_name), text,
 		    sizeof(text)) < 0) {
 		return; /* longer than the buffer */
 	}
-	GMB_ASSERT(nbd_uri_parse(text, &again, &error) == 0);
+	GMB_ASSERT(export_uri_parse(text, &again, &error) == 0);
 	GMB_ASSERT(again.tls == uri->tls);
 	GMB_ASSERT(again.is_unix == uri->is_unix);
 	GMB_ASSERT(again.port == uri->port);
@@ -29,21 +29,21 @@ static void check_round_trip(const struct nbd_uri *uri)
 	GMB_ASSERT(again.socket_path_bytes == uri->socket_path_bytes);
 	GMB_ASSERT(!uri->is_unix ||
 		   memcmp(again.socket_path, uri->socket_path, uri->socket_path_bytes) == 0);
-	nbd_uri_fini(&again);
+	export_uri_fini(&again);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	char *text = fuzz_text(data, size);
-	struct nbd_uri uri;
+	struct export_uri uri;
 	struct error error = { 0 };
-	int code = nbd_uri_parse(text, &uri, &error);
+	int code = export_uri_parse(text, &uri, &error);
 
 	if (code == 0) {
 		GMB_ASSERT(uri.export_name != NULL);
 		GMB_ASSERT(uri.is_unix ? uri.socket_path_bytes > 0 : uri.host[0] != '\0');
 		check_round_trip(&uri);
-		nbd_uri_fini(&uri);
+		export_uri_fini(&uri);
 	} else {
 		GMB_ASSERT(code < 0 && error.code == code && error.text[0] != '\0');
 	}

@@ -31,7 +31,7 @@ static void attempt_done(struct ring_op *op, int result)
 	connector->done(connector, err);
 }
 
-void connector_start(struct connector *connector, struct ring *ring, const struct nbd_uri *uri,
+void connector_start(struct connector *connector, struct ring *ring, const struct export_uri *uri,
 	uint64_t timeout_ns, void (*done)(struct connector *connector, int err))
 {
 	uint64_t delay_ns = 0;

@@ -10,15 +10,15 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/export_uri.h"
 #include "base/uri.h"
-#include "nbd/uri.h"
 
-static struct nbd_uri parse(const char *text)
+static struct export_uri parse(const char *text)
 {
-	struct nbd_uri uri;
+	struct export_uri uri;
 	struct error error = { 0 };
 
-	if (nbd_uri_parse(text, &uri, &error) != 0) {
+	if (export_uri_parse(text, &uri, &error) != 0) {
 		fail_msg("%s was refused: %s", text, error.text);
 	}
 	return uri;
@@ -26,10 +26,10 @@ static struct nbd_uri parse(const char *text)
 
 static void refused(const char *text, const char *reason)
 {
-	struct nbd_uri uri;
+	struct export_uri uri;
 	struct error error = { 0 };
 
-	if (nbd_uri_parse(text, &uri, &error) != -EINVAL) {
+	if (export_uri_parse(text, &uri, &error) != -EINVAL) {
 		fail_msg("%s was not refused with EINVAL", text);
 	}
 	assert_int_equal(error.code, -EINVAL);
@@ -40,14 +40,14 @@ static void refused(const char *text, const char *reason)
 
 static void check_tcp(const char *text, const char *host, uint16_t port, const char *export_name)
 {
-	struct nbd_uri uri = parse(text);
+	struct export_uri uri = parse(text);
 
 	assert_false(uri.is_unix);
 	assert_string_equal(uri.host, host);
 	assert_int_equal(uri.port, port);
 	assert_string_equal(uri.export_name, export_name);
 	assert_null(uri.socket_path);
-	nbd_uri_fini(&uri);
+	export_uri_fini(&uri);
 }
 
 static void tcp_addresses(void **state)
@@ -88,7 +88,7 @@ static void export_names_are_decoded(void **state)
 static void export_name_length_is_limited(void **state)
 {
 	char text[4096 + 16];
-	struct nbd_uri uri;
+	struct export_uri uri;
 	int head = snprintf(text, sizeof(text), "nbd://h/");
 
 	(void)state;
@@ -96,7 +96,7 @@ static void export_name_length_is_limited(void **state)
 	text[head + 4096] = '\0';
 	uri = parse(text);
 	assert_int_equal(strlen(uri.export_name), 4096);
-	nbd_uri_fini(&uri);
+	export_uri_fini(&uri);
 	text[head + 4096] = 'x';
 	text[head + 4097] = '\0';
 	refused(text, "4097 bytes");
@@ -104,7 +104,7 @@ static void export_name_length_is_limited(void **state)
 
 static void unix_sockets(void **state)
 {
-	struct nbd_uri uri = parse("nbd+unix:///disk?socket=/run/a%20b.sock");
+	struct export_uri uri = parse("nbd+unix:///disk?socket=/run/a%20b.sock");
 
 	(void)state;
 	assert_true(uri.is_unix);
@@ -113,17 +113,17 @@ static void unix_sockets(void **state)
 	assert_string_equal(uri.socket_path, "/run/a b.sock");
 	assert_int_equal(uri.socket_path_bytes, strlen("/run/a b.sock"));
 	assert_string_equal(uri.export_name, "disk");
-	nbd_uri_fini(&uri);
+	export_uri_fini(&uri);
 
 	uri = parse("nbd+unix://?socket=rel");
 	assert_string_equal(uri.export_name, "");
 	assert_string_equal(uri.socket_path, "rel");
-	nbd_uri_fini(&uri);
+	export_uri_fini(&uri);
 
 	uri = parse("nbd+unix:///?socket=%00gmb%00x");
 	assert_int_equal(uri.socket_path_bytes, 6);
 	assert_memory_equal(uri.socket_path, "\0gmb\0x", 7);
-	nbd_uri_fini(&uri);
+	export_uri_fini(&uri);
 
 	refused("nbd+unix:///disk", "socket=PATH");
 	refused("nbd+unix:///disk?socket=", "socket=PATH");
@@ -135,8 +135,8 @@ static void unix_sockets(void **state)
 
 static void tls_and_users(void **state)
 {
-	struct nbd_uri uri = parse("nbds://al%40ice@host/x?tls-type=psk&tls-hostname=h;"
-				   "tls-verify-peer=0");
+	struct export_uri uri = parse("nbds://al%40ice@host/x?tls-type=psk&tls-hostname=h;"
+				      "tls-verify-peer=0");
 
 	(void)state;
 	assert_true(uri.tls);
@@ -146,14 +146,14 @@ static void tls_and_users(void **state)
 	assert_string_equal(uri.tls_hostname, "h");
 	assert_string_equal(uri.tls_verify_peer, "0");
 	assert_null(uri.unknown_parameter);
-	nbd_uri_fini(&uri);
+	export_uri_fini(&uri);
 
 	uri = parse("nbds+unix://bob@/x?socket=/s&colour=red&shape=round");
 	assert_true(uri.tls);
 	assert_true(uri.is_unix);
 	assert_string_equal(uri.user, "bob");
 	assert_string_equal(uri.unknown_parameter, "colour");
-	nbd_uri_fini(&uri);
+	export_uri_fini(&uri);
 
 	refused("nbds://h?tls-type=psk&tls-type=x509", "'tls-type' is given twice");
 }
@@ -191,26 +191,26 @@ static void malformed(void **state)
 
 static void check_round_trip(const char *text, const char *wanted)
 {
-	struct nbd_uri uri = parse(text);
-	struct nbd_uri again;
+	struct export_uri uri = parse(text);
+	struct export_uri again;
 	char out[512];
 	uint32_t name_bytes = (uint32_t)strlen(uri.export_name);
 
-	assert_int_equal(nbd_uri_format(&uri, uri.export_name, name_bytes, out, sizeof(out)), 0);
+	assert_int_equal(export_uri_format(&uri, uri.export_name, name_bytes, out, sizeof(out)), 0);
 	assert_string_equal(out, wanted);
 	again = parse(out);
 	assert_string_equal(again.export_name, uri.export_name);
 	assert_int_equal(again.socket_path_bytes, uri.socket_path_bytes);
-	nbd_uri_fini(&again);
+	export_uri_fini(&again);
 	/* Every shorter room is refused, and what is written stays terminated. */
 	for (size_t room = 1; room <= strlen(wanted); room++) {
 		memset(out, 'X', sizeof(out));
 		assert_int_equal(
-			nbd_uri_format(&uri, uri.export_name, name_bytes, out, room), -ENOSPC);
+			export_uri_format(&uri, uri.export_name, name_bytes, out, room), -ENOSPC);
 		assert_true(memchr(out, '\0', room) != NULL);
 		assert_int_equal(out[room], 'X');
 	}
-	nbd_uri_fini(&uri);
+	export_uri_fini(&uri);
 }
 
 static void formatting(void **state)

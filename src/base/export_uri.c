@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "nbd/uri.h"
+#include "base/export_uri.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -53,7 +53,7 @@ static int no_scheme(const char *text, struct error *error)
 		"nbd+unix:///EXPORT?socket=PATH");
 }
 
-static int check_scheme(const char *scheme, struct nbd_uri *uri, struct error *error)
+static int check_scheme(const char *scheme, struct export_uri *uri, struct error *error)
 {
 	static const struct {
 		const char *name;
@@ -99,7 +99,8 @@ static void take(char **field, char **text)
 	*text = NULL;
 }
 
-static int take_parameter(struct nbd_uri *uri, struct uri_parameter *parameter, struct error *error)
+static int take_parameter(
+	struct export_uri *uri, struct uri_parameter *parameter, struct error *error)
 {
 	const struct {
 		const char *name;
@@ -130,7 +131,7 @@ static int take_parameter(struct nbd_uri *uri, struct uri_parameter *parameter, 
 	return 0;
 }
 
-static int take_parts(struct nbd_uri *uri, struct uri *parts, struct error *error)
+static int take_parts(struct export_uri *uri, struct uri *parts, struct error *error)
 {
 	struct uri_parameter parameter;
 	int rc = check_scheme(parts->scheme, uri, error);
@@ -155,9 +156,9 @@ static int take_parts(struct nbd_uri *uri, struct uri *parts, struct error *erro
 	return 0;
 }
 
-int nbd_uri_parse(const char *text, struct nbd_uri *uri, struct error *error)
+int export_uri_parse(const char *text, struct export_uri *uri, struct error *error)
 {
-	struct nbd_uri parsed = { 0 };
+	struct export_uri parsed = { 0 };
 	struct uri parts = { 0 };
 	char shown[SHOWN_BYTES];
 	int rc = strstr(text, "://") == NULL ? no_scheme(text, error)
@@ -168,7 +169,7 @@ int nbd_uri_parse(const char *text, struct nbd_uri *uri, struct error *error)
 	}
 	uri_fini(&parts);
 	if (rc < 0) {
-		nbd_uri_fini(&parsed);
+		export_uri_fini(&parsed);
 		error_prefix(error, "the URI '%s' cannot be used",
 			log_escape(shown, sizeof(shown), text, strlen(text)));
 		return rc;
@@ -177,7 +178,7 @@ int nbd_uri_parse(const char *text, struct nbd_uri *uri, struct error *error)
 	return 0;
 }
 
-void nbd_uri_fini(struct nbd_uri *uri)
+void export_uri_fini(struct export_uri *uri)
 {
 	free(uri->host);
 	free(uri->socket_path);
@@ -187,11 +188,11 @@ void nbd_uri_fini(struct nbd_uri *uri)
 	free(uri->tls_hostname);
 	free(uri->tls_verify_peer);
 	free(uri->unknown_parameter);
-	*uri = (struct nbd_uri){ 0 };
+	*uri = (struct export_uri){ 0 };
 }
 
-int nbd_uri_format(const struct nbd_uri *uri, const char *export_name, uint32_t export_name_bytes,
-	char *out, size_t out_bytes)
+int export_uri_format(const struct export_uri *uri, const char *export_name,
+	uint32_t export_name_bytes, char *out, size_t out_bytes)
 {
 	struct uri_writer w = { .out = out, .room = out_bytes };
 	char separator = '?';
@@ -223,16 +224,16 @@ int nbd_uri_format(const struct nbd_uri *uri, const char *export_name, uint32_t 
 	return w.full ? -ENOSPC : 0;
 }
 
-const char *nbd_uri_label(char out[NBD_URI_LABEL_BYTES], const struct nbd_uri *uri)
+const char *export_uri_label(char out[EXPORT_URI_LABEL_BYTES], const struct export_uri *uri)
 {
-	char quoted[NBD_URI_LABEL_BYTES - 16];
+	char quoted[EXPORT_URI_LABEL_BYTES - 16];
 
 	if (uri->is_unix) {
 		log_escape(quoted, sizeof(quoted), uri->socket_path, uri->socket_path_bytes);
-		snprintf(out, NBD_URI_LABEL_BYTES, "%s", quoted);
+		snprintf(out, EXPORT_URI_LABEL_BYTES, "%s", quoted);
 	} else {
 		log_escape(quoted, sizeof(quoted), uri->host, strlen(uri->host));
-		snprintf(out, NBD_URI_LABEL_BYTES,
+		snprintf(out, EXPORT_URI_LABEL_BYTES,
 			strchr(uri->host, ':') != NULL ? "[%s]:%u" : "%s:%u", quoted, uri->port);
 	}
 	return out;

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * NBD URIs (doc/uri.md of the NBD project; rows P132-P134), for listening as for connecting:
+ * URIs of exports, for listening as for connecting: those of NBD (doc/uri.md of the NBD project;
+ * rows P132-P134), and gmb's in the same form:
  *
  *   nbd://[user@]HOST[:PORT]/EXPORT          nbd+unix:///EXPORT?socket=PATH
  *   nbds://..., nbds+unix://...              the same over TLS
  *   gmb+unix:///EXPORT?socket=PATH           docs/protocol/gmb.md
  *
- * Threading: pure functions. Ownership: nbd_uri_parse() gives, nbd_uri_fini() frees.
+ * Threading: pure functions. Ownership: export_uri_parse() gives, export_uri_fini() frees.
  * Errors: -EINVAL with a sentence that names what is wrong with which part; nothing to free then.
  */
 #pragma once
 
 #include "base/error.h"
 
-enum { NBD_PORT_DEFAULT = 10809, NBD_URI_LABEL_BYTES = 160 };
+enum { NBD_PORT_DEFAULT = 10809, EXPORT_URI_LABEL_BYTES = 160 };
 
-struct nbd_uri {
+struct export_uri {
 	const char *protocol; /* static: "nbd", also with TLS, or "gmb" */
 	bool tls;	      /* scheme nbds or nbds+unix */
 	bool is_unix;	      /* scheme nbd+unix, nbds+unix or gmb+unix */
@@ -31,13 +32,13 @@ struct nbd_uri {
 	char *unknown_parameter; /* name of the first parameter nobody knows, or NULL: say so */
 };
 
-GMB_MUST_CHECK int nbd_uri_parse(const char *text, struct nbd_uri *uri, struct error *error);
-void nbd_uri_fini(struct nbd_uri *uri);
+GMB_MUST_CHECK int export_uri_parse(const char *text, struct export_uri *uri, struct error *error);
+void export_uri_fini(struct export_uri *uri);
 
 /* Writes the URI, percent-encoded where needed, terminated; -ENOSPC when it does not fit. The
  * export name is given apart, so that a listener can print one URI per export. */
-GMB_MUST_CHECK int nbd_uri_format(const struct nbd_uri *uri, const char *export_name,
+GMB_MUST_CHECK int export_uri_format(const struct export_uri *uri, const char *export_name,
 	uint32_t export_name_bytes, char *out, size_t out_bytes);
 
 /* The server's address as the user wrote it, escaped: "[::1]:10809". Returns out. */
-const char *nbd_uri_label(char out[NBD_URI_LABEL_BYTES], const struct nbd_uri *uri);
+const char *export_uri_label(char out[EXPORT_URI_LABEL_BYTES], const struct export_uri *uri);
