@@ -7,6 +7,8 @@
  *   clan-echo ADDRESS MESSAGE     sends a message and a cookie, prints the answer and the text
  *
  * ADDRESS is shm:PATH or shm:@NAME.
+ *
+ *   cc clan-echo.c $(pkg-config --cflags --libs clan) -o clan-echo
  */
 #include <errno.h>
 #include <stdio.h>
