@@ -17,24 +17,6 @@
 
 /* --- life ------------------------------------------------------------------------------------- */
 
-static int region_enter(struct clan_queue *queue, const struct clan_region *values,
-	struct clan_region **region_out, void **base_out)
-{
-	struct clan_region *region = malloc(sizeof(*region));
-
-	if (region == NULL) {
-		return -ENOMEM;
-	}
-	*region = *values;
-	region->queue = queue;
-	list_init(&region->shares);
-	list_push_back(&queue->regions, &region->node);
-	queue->region_count++;
-	*region_out = region;
-	*base_out = region->base;
-	return 0;
-}
-
 /* Pages for a region of our own: populated, and inherited by fork() as other memory is. */
 static int map_own(int fd, uint64_t offset, size_t bytes, bool huge, uint8_t **base_out)
 {
@@ -47,6 +29,32 @@ static int map_own(int fd, uint64_t offset, size_t bytes, bool huge, uint8_t **b
 		madvise(*base_out, bytes, MADV_DOFORK);
 	}
 	return result;
+}
+
+/* Maps the region and enters it. The descriptor is the region's; without one it is closed. */
+static int region_enter(struct clan_queue *queue, const struct clan_region *values,
+	struct clan_region **region_out, void **base_out)
+{
+	struct clan_region *region = malloc(sizeof(*region));
+	int result = -ENOMEM;
+
+	if (region != NULL) {
+		*region = *values;
+		result = map_own(
+			region->fd, region->offset, region->bytes, region->huge, &region->base);
+	}
+	if (result != 0) {
+		free(region);
+		close(values->fd);
+		return result;
+	}
+	region->queue = queue;
+	list_init(&region->shares);
+	list_push_back(&queue->regions, &region->node);
+	queue->region_count++;
+	*region_out = region;
+	*base_out = region->base;
+	return 0;
 }
 
 int clan_region_create(struct clan_queue *queue, size_t bytes, uint32_t flags,
@@ -63,20 +71,12 @@ int clan_region_create(struct clan_queue *queue, size_t bytes, uint32_t flags,
 	if (values.fd < 0) {
 		return values.fd;
 	}
-	result = fcntl(values.fd, F_ADD_SEALS, SEGMENT_SEALED_SIZE) != 0 ? -errno : 0;
-	if (result == 0) {
-		result = map_own(values.fd, 0, bytes, values.huge, &values.base);
-	}
-	if (result == 0) {
-		result = region_enter(queue, &values, region_out, base_out);
-		if (result != 0) {
-			munmap(values.base, bytes);
-		}
-	}
-	if (result != 0) {
+	if (fcntl(values.fd, F_ADD_SEALS, SEGMENT_SEALED_SIZE) != 0) {
+		result = -errno;
 		close(values.fd);
+		return result;
 	}
-	return result;
+	return region_enter(queue, &values, region_out, base_out);
 }
 
 int clan_region_import(struct clan_queue *queue, int memfd, uint64_t offset, size_t bytes,
@@ -101,17 +101,7 @@ int clan_region_import(struct clan_queue *queue, int memfd, uint64_t offset, siz
 	if (values.fd < 0) {
 		return -errno;
 	}
-	result = map_own(values.fd, offset, bytes, false, &values.base);
-	if (result == 0) {
-		result = region_enter(queue, &values, region_out, base_out);
-		if (result != 0) {
-			munmap(values.base, bytes);
-		}
-	}
-	if (result != 0) {
-		close(values.fd);
-	}
-	return result;
+	return region_enter(queue, &values, region_out, base_out);
 }
 
 int clan_region_destroy(struct clan_region *region)

@@ -60,9 +60,8 @@ struct shm_group {
 	uint32_t bell;
 	/* As the side that sleeps. */
 	uint32_t taken;
-	uint64_t arm;	    /* the last number */
-	uint32_t bell_seen; /* of the peer, when it was armed */
-	bool armed;
+	uint64_t arm;		    /* the last number */
+	uint32_t bell_seen;	    /* of the peer, when it was armed */
 	struct waiter_futex *futex; /* CLAN_BELL_FUTEX */
 	uint64_t bells_heard;
 	uint64_t bells_idle;

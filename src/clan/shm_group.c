@@ -211,7 +211,6 @@ struct shm_group *shm_group_find_place(struct clan_queue *queue, const char *pla
 
 void shm_group_activate(struct shm_group *group)
 {
-	group->armed = false;
 	if (!list_is_linked(&group->active_node)) {
 		list_push_back(&group->queue->shm->active, &group->active_node);
 	}
@@ -585,7 +584,6 @@ static void arm_group(struct shm_group *group)
 {
 	group->bell_seen = atomic_load_explicit(&group->peer->bell, memory_order_acquire);
 	atomic_store_explicit(&group->own->arm, ++group->arm, memory_order_release);
-	group->armed = true;
 }
 
 bool shm_arm(struct clan_queue *queue)
