@@ -49,6 +49,7 @@ static const char help_tail[] =
 	"      --max-handshakes N      maximum connections that have not chosen an export\n"
 	"                              yet (128 per thread)\n"
 	"      --handshake-timeout TIME  time limit for choosing an export (10s)\n"
+	"      --idle-timeout TIME|off  end connections that ask nothing for so long (off)\n"
 	"      --max-inflight N        maximum requests in flight per connection (128)\n"
 	"      --max-inflight-total N  maximum requests in flight in all (1024 per thread)\n"
 	"      --spin auto|off         poll for requests for up to 50 us before sleeping,\n"
@@ -255,6 +256,7 @@ static int parse_arguments(struct server_config *config, int argc, char **argv)
 		{ "max-connections-per-peer", .take = take_limit },
 		{ "max-handshakes", .take = take_limit },
 		{ "handshake-timeout", .take = take_limit },
+		{ "idle-timeout", .take = take_limit },
 		{ "max-inflight", .take = take_limit },
 		{ "max-inflight-total", .take = take_limit },
 		{ "spin", .take = take_limit },

@@ -36,6 +36,8 @@ static const struct counter engine_counter_list[] = {
 		"Connections closed at once because of a limit"),
 	ENGINE_COUNTER(sessions_failed, COUNTER_TOTAL, COUNTER_ITEMS, "connections_failed",
 		"Connections ended by an error of the network or of the client"),
+	ENGINE_COUNTER(sessions_idle, COUNTER_TOTAL, COUNTER_ITEMS, "connections_idle",
+		"Connections ended by the idle timeout"),
 	ENGINE_COUNTER(requests, COUNTER_TOTAL, COUNTER_ITEMS, "requests", "Requests received"),
 	ENGINE_COUNTER(
 		errors, COUNTER_TOTAL, COUNTER_ITEMS, "errors", "Requests answered with an error"),
@@ -311,6 +313,45 @@ static void expire_stopping(struct engine *engine, uint64_t now_ns)
 	}
 }
 
+/* Ends the session if it was idle for the whole timeout; else *due_ns is lowered to when it may
+ * have been. */
+static void expire_if_idle(struct session *session, uint64_t now_ns, uint64_t *due_ns)
+{
+	struct engine *engine = session->engine;
+	uint64_t idle_ns = session->progress_ns + engine->limits.idle_timeout_ns;
+
+	if (session->state != SESSION_READY || session->inflight_count > 0) {
+		return; /* it moves after now */
+	}
+	if (idle_ns > now_ns) {
+		*due_ns = MIN(*due_ns, idle_ns);
+		return;
+	}
+	if (session->kind->peer_receives != NULL && session->kind->peer_receives(session)) {
+		session->progress_ns = now_ns;
+		return;
+	}
+	engine->counters.sessions_idle++;
+	session_log(session, "is disconnected by the idle timeout from");
+	session_terminate(session, NULL);
+}
+
+/* A session that becomes idle from now on is due a whole timeout later. */
+static void expire_idle(struct engine *engine, uint64_t now_ns)
+{
+	uint64_t timeout_ns = engine->limits.idle_timeout_ns;
+	uint64_t due_ns = now_ns + timeout_ns;
+
+	if (timeout_ns == 0 || now_ns < engine->idle_due_ns) {
+		return;
+	}
+	list_for_each(node, &engine->sessions)
+	{
+		expire_if_idle(list_entry(node, struct session, node), now_ns, &due_ns);
+	}
+	engine->idle_due_ns = MAX(due_ns, now_ns + timeout_ns / ENGINE_IDLE_LOOKS);
+}
+
 static void timer_done(struct ring_op *op, int result)
 {
 	struct engine *engine = container_of(op, struct engine, timer);
@@ -321,6 +362,7 @@ static void timer_done(struct ring_op *op, int result)
 	expire(&engine->lingering, now_ns, NULL);
 	expire_stalls(engine, now_ns);
 	expire_stopping(engine, now_ns);
+	expire_idle(engine, now_ns);
 	engine_timer_arm(engine);
 }
 
@@ -336,6 +378,9 @@ void engine_timer_arm(struct engine *engine)
 	}
 	if (engine->counters.sessions > 0) {
 		when_ns = MIN(when_ns, engine->stop_due_ns);
+		if (engine->limits.idle_timeout_ns > 0) {
+			when_ns = MIN(when_ns, engine->idle_due_ns);
+		}
 	}
 	if (when_ns == UINT64_MAX) {
 		return; /* an idle server sleeps */
@@ -525,6 +570,8 @@ int engine_create(
 	GMB_ASSERT(options->kind_count > 0 && options->kind_count <= ENGINE_KINDS_MAX);
 	GMB_ASSERT(options->limits.inflight_max > 0);
 	GMB_ASSERT(options->limits.inflight_per_session_max > 0);
+	GMB_ASSERT(options->limits.idle_timeout_ns == 0 ||
+		   options->limits.idle_timeout_ns >= ENGINE_IDLE_TIMEOUT_NS_MIN);
 	engine->options = *options;
 	engine->ring = options->ring;
 	engine->limits = options->limits;

@@ -143,6 +143,10 @@ struct session_kind {
 	 * none, or has just released what it need not keep. Optional: it never holds any. */
 	bool (*stalled)(struct session *session);
 
+	/* The engine has seen nothing move for a while: whether the peer has acknowledged more of
+	 * what was sent since the last call. Optional: what was sent has arrived. */
+	bool (*peer_receives)(struct session *session);
+
 	/* The session has become TERMINATING: make all operations of its come back soon. */
 	void (*abort)(struct session *session);
 	/* TERMINATING: true when nothing of it is in flight and no request is left. */
@@ -250,6 +254,7 @@ struct engine_counters {
 	uint64_t sessions_accepted;
 	uint64_t sessions_refused;
 	uint64_t sessions_failed; /* ended by a peer violation or a socket error */
+	uint64_t sessions_idle;	  /* ended by the idle timeout */
 	uint64_t requests;
 	uint64_t errors;	/* requests answered with an error; counted by the kind */
 	uint64_t bytes_read;	/* the same */
@@ -307,6 +312,7 @@ struct engine {
 	struct ring_op timer;
 	uint64_t timer_due_ns; /* of the timer in flight */
 	uint64_t stop_due_ns;  /* the first deadline of a session that has to end */
+	uint64_t idle_due_ns;  /* the next look for idle sessions */
 	struct log_limit log_limit;
 	struct log_limit connect_limit; /* lines about connections that come and go */
 	bool draining;

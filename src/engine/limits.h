@@ -22,6 +22,9 @@ enum {
 	/* An export has at most so many times the places that are free: those of a disk that hangs
 	 * leave some to the others. */
 	ENGINE_EXPORT_FACTOR = 3,
+	/* At most so many looks for idle sessions within the idle timeout: they end late by no more
+	 * than that part of it. */
+	ENGINE_IDLE_LOOKS = 8,
 };
 
 #define ENGINE_SECOND_NS	    UINT64_C(1000000000)
@@ -42,6 +45,8 @@ enum {
 #define ENGINE_STALL_LOOK_NS ENGINE_SECOND_NS
 /* The same for sessions whose deadline to end has passed. */
 #define ENGINE_STOP_LOOK_NS (ENGINE_SECOND_NS / 10)
+/* Shorter, and the looks would cost more than the connections. */
+#define ENGINE_IDLE_TIMEOUT_NS_MIN (ENGINE_SECOND_NS / 10)
 
 _Static_assert(ENGINE_HANDSHAKES_MAX <= ENGINE_SESSIONS_MAX, "every handshake is a session");
 _Static_assert(ENGINE_INFLIGHT_PER_SESSION_MAX <= ENGINE_INFLIGHT_MAX,
@@ -69,7 +74,10 @@ struct engine_limits {
 	uint64_t memory_bytes_max;  /* payload memory; at least ARENA_SLAB_BYTES */
 	uint64_t stall_timeout_ns;  /* a session that holds memory or requests others wait for is
 				     * ended after so long without network progress */
-	bool may_spin;		    /* look for requests before sleeping, where that pays */
+	/* A session that has chosen an export is ended when it had no request in flight, and the
+	 * network did not move, for so long; at least ENGINE_IDLE_TIMEOUT_NS_MIN, or 0: never. */
+	uint64_t idle_timeout_ns;
+	bool may_spin; /* look for requests before sleeping, where that pays */
 };
 
 /* For how many sessions there is memory that nobody else can have. */

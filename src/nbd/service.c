@@ -96,6 +96,7 @@ const struct session_kind nbd_session_kind = {
 	.flush = reply_flush,
 	.drain = nbd_session_drain,
 	.stalled = nbd_session_stalled,
+	.peer_receives = nbd_session_peer_receives,
 	.abort = nbd_session_abort,
 	.join = nbd_session_join,
 	.close = nbd_session_close,

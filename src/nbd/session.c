@@ -56,6 +56,12 @@ static bool peer_has_received(struct nbd_session *session)
 	       session->unacked_bytes != before;
 }
 
+bool nbd_session_peer_receives(struct session *base)
+{
+	/* The first look after a send has nothing to compare with. */
+	return peer_has_received(of(base)) && of(base)->unacked_bytes > 0;
+}
+
 bool nbd_session_stalled(struct session *base)
 {
 	struct nbd_session *session = of(base);

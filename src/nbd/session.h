@@ -203,6 +203,7 @@ int nbd_session_accept(void *service, const struct endpoint *endpoint);
 void nbd_session_resume(struct session *base);
 void nbd_session_drain(struct session *base);
 bool nbd_session_stalled(struct session *base);
+bool nbd_session_peer_receives(struct session *base);
 void nbd_session_abort(struct session *base);
 bool nbd_session_join(struct session *base);
 void nbd_session_close(struct session *base);

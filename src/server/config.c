@@ -206,6 +206,22 @@ static int set_spin(struct server_limits *limits, const char *value, struct erro
 	return 0;
 }
 
+static int set_idle_timeout(struct server_limits *limits, const char *value, struct error *error)
+{
+	int rc;
+
+	if (strcmp(value, "off") == 0) {
+		limits->idle_timeout_ns = SERVER_IDLE_OFF;
+		return 0;
+	}
+	rc = units_parse_time(value, &limits->idle_timeout_ns, error);
+	if (rc == 0 && limits->idle_timeout_ns < ENGINE_IDLE_TIMEOUT_NS_MIN) {
+		rc = error_set(error, -ERANGE,
+			"a connection needs 100ms at least; \"off\" is for no limit");
+	}
+	return rc;
+}
+
 int server_limits_set(
 	struct server_limits *limits, const char *key, const char *value, struct error *error)
 {
@@ -238,6 +254,9 @@ int server_limits_set(
 		}
 		return rc;
 	}
+	if (strcmp(key, "idle-timeout") == 0) {
+		return set_idle_timeout(limits, value, error);
+	}
 	GMB_ASSERT(strcmp(key, "handshake-timeout") == 0);
 	rc = units_parse_time(value, &limits->handshake_timeout_ns, error);
 	if (rc == 0 && limits->handshake_timeout_ns == 0) {
@@ -253,6 +272,7 @@ void server_limits_merge(struct server_limits *limits, const struct server_limit
 #define FILL(field) limits->field = limits->field != 0 ? limits->field : fallback->field
 	FILL(memory_bytes);
 	FILL(handshake_timeout_ns);
+	FILL(idle_timeout_ns);
 	FILL(threads);
 	FILL(connections_max);
 	FILL(connections_per_peer_max);
@@ -300,6 +320,7 @@ static int finish_limits(struct server_config *config, struct error *error)
 	engine_limits_default(&reactor);
 	defaults.memory_bytes = reactor.memory_bytes_max * limits->threads;
 	defaults.handshake_timeout_ns = reactor.handshake_timeout_ns;
+	defaults.idle_timeout_ns = SERVER_IDLE_OFF;
 	defaults.connections_max = reactor.sessions_max * limits->threads;
 	defaults.handshakes_max = reactor.handshakes_max * limits->threads;
 	defaults.inflight_max = reactor.inflight_per_session_max;

@@ -44,12 +44,15 @@ struct server_listen {
 	char *origin;
 };
 
+#define SERVER_IDLE_OFF UINT64_MAX
+
 enum server_spin { SERVER_SPIN_UNSET, SERVER_SPIN_AUTO, SERVER_SPIN_OFF };
 
 /* Of the whole server; 0 = not given. server_config_finish() fills in the defaults. */
 struct server_limits {
 	uint64_t memory_bytes;
 	uint64_t handshake_timeout_ns;
+	uint64_t idle_timeout_ns; /* or SERVER_IDLE_OFF */
 	uint32_t threads;
 	uint32_t connections_max;
 	uint32_t connections_per_peer_max;
@@ -114,7 +117,7 @@ GMB_MUST_CHECK int server_config_set_control(
 	struct server_config *config, const char *path, struct error *error);
 
 /* key: memory, threads, connections, connections-per-peer, handshakes, handshake-timeout, inflight,
- * inflight-total, spin. */
+ * idle-timeout, inflight-total, spin. */
 GMB_MUST_CHECK int server_limits_set(
 	struct server_limits *limits, const char *key, const char *value, struct error *error);
 /* Remembers where the memory limit came from, for messages. origin is copied. */

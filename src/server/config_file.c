@@ -29,6 +29,7 @@ struct file_limits {
 	char *connections_per_peer;
 	char *handshakes;
 	char *handshake_timeout;
+	char *idle_timeout;
 	char *inflight;
 	char *inflight_total;
 	char *spin;
@@ -61,6 +62,7 @@ static const cyaml_schema_field_t limit_fields[] = {
 	TEXT_FIELD("connections-per-peer", struct file_limits, connections_per_peer),
 	TEXT_FIELD("handshakes", struct file_limits, handshakes),
 	TEXT_FIELD("handshake-timeout", struct file_limits, handshake_timeout),
+	TEXT_FIELD("idle-timeout", struct file_limits, idle_timeout),
 	TEXT_FIELD("inflight", struct file_limits, inflight),
 	TEXT_FIELD("inflight-total", struct file_limits, inflight_total),
 	TEXT_FIELD("spin", struct file_limits, spin),
@@ -161,6 +163,7 @@ static int load_limits(struct loader *loader, const struct file_limits *file)
 		{ "connections-per-peer", file->connections_per_peer },
 		{ "handshakes", file->handshakes },
 		{ "handshake-timeout", file->handshake_timeout },
+		{ "idle-timeout", file->idle_timeout },
 		{ "inflight", file->inflight },
 		{ "inflight-total", file->inflight_total },
 		{ "spin", file->spin },

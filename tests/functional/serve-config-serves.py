@@ -14,6 +14,7 @@ limits:
   connections: {connections}
   handshakes: 50
   handshake-timeout: 20s
+  idle-timeout: off
   inflight: 16
   inflight-total: 64
   spin: off

@@ -1,7 +1,9 @@
 #!/usr/bin/python3
 """Limits on connections: of the server, of one export, of those that only negotiate, and the time
 they have for it. The others are never disturbed."""
+import json
 import shutil
+import struct
 import subprocess
 import unittest
 from urllib.parse import urlsplit
@@ -133,6 +135,32 @@ class ConnectionLimits(support.Case):
             self.assertTrue(haggling.at_end())
             # Who has chosen an export may be silent as long as it likes.
             self.assertEqual(chosen.read(0, 1), b"\0")
+
+    def test_idle_timeout(self):
+        server = self.start_unix("--export", "slow=memory:1M,delay=read:3s",
+                                 "--export", "any=memory:1M", "--idle-timeout", "1s",
+                                 "--log-level", "info",
+                                 "--control", self.path("control"), uri_count=2)
+        with nbdmini.Client(server.uri) as waiting, nbdmini.Client(server.uri) as haggling, \
+                nbdmini.open_export(server.uri, b"any") as silent:
+            waiting.hello()
+            # With the choice of the export, so that this one is never idle.
+            waiting.send_option(nbdmini.OPT_GO, struct.pack(">I4sH", 4, b"slow", 0))
+            waiting.send_request(nbdmini.CMD_READ, 7, 0, 512)
+            haggling.hello()
+            self.assertTrue(silent.at_end())
+            list(waiting.option_replies(nbdmini.OPT_GO))
+            self.assertEqual(waiting.reply(), (7, 0))
+            self.assertEqual(waiting.receive(512), bytes(512))
+            self.assertTrue(waiting.at_end())
+            # Who has not chosen an export yet has the time limit of the handshake.
+            self.assertEqual(haggling.go(b"any").size, 1 << 20)
+            _, stats, _ = self.run_gmblock("stats", "--json", self.path("control"))
+            counters = json.loads(stats)["counters"]
+            self.assertEqual((counters["connections_idle"], counters["connections_failed"]), (2, 0))
+        code, errors = server.stop()
+        self.assertEqual(code, 0)
+        self.assertIn('is disconnected by the idle timeout from export "any"', errors)
 
     @unittest.skipUnless(shutil.which("ss"), "ss is not installed")
     def test_the_place_of_a_machine_that_died(self):

@@ -118,6 +118,8 @@ class Options(support.Case):
         limit("--max-handshakes", "0", "out of range")
         limit("--handshake-timeout", "10", "'10' is not a time", "10ms")
         limit("--handshake-timeout", "0", "cannot be turned off")
+        limit("--idle-timeout", "0", "100ms at least", '"off"')
+        limit("--idle-timeout", "never", "'never' is not a time")
         limit("--max-inflight", "1000000", "from 1 to 65536")
         limit("--max-inflight-total", "1.5", "'1.5'")
         limit("--memory", "1E", "1E of memory is too much", "at most 8T")

@@ -266,6 +266,77 @@ static void test_a_slow_reader_when_memory_is_short(void **state)
 	world_end(&world);
 }
 
+static void ask_now_and_then(void *arg)
+{
+	struct client *client = arg;
+
+	ask_small(client);
+	if (--client->owed > 0) {
+		sim_after(8 * SECOND_NS, ask_now_and_then, client);
+	}
+}
+
+/* Only who asks nothing and has taken what it was sent is ended, within an eighth of the timeout.
+ */
+static void test_the_idle_timeout(void **state)
+{
+	enum { TIMES = 10, BUFFER_BYTES = 8192, REPLY_BYTES = 4000, SIPS = 20 };
+	struct client silent;
+	struct client modest;
+	struct client waiting;
+	struct client slow;
+	struct world world;
+	uint64_t began_ns;
+
+	(void)state;
+	world_begin(&world, 128, 1024);
+	world.engine->limits.idle_timeout_ns = 10 * SECOND_NS;
+	client_open(&world, &silent, "");
+	client_open(&world, &modest, "");
+	client_open(&world, &waiting, "");
+	client_open(&world, &slow, "");
+	client_ask(&waiting, NBD_CMD_READ, DELAYED_OFFSET, READ_BYTES);
+	sim_socket_set_buffer(slow.fd, BUFFER_BYTES);
+	client_ask(&slow, NBD_CMD_READ, 0, REPLY_BYTES);
+	slow.owed = SIPS;
+	sip(&slow);
+	modest.owed = TIMES;
+	ask_now_and_then(&modest);
+	began_ns = sim_now_ns();
+	wait_for(&silent, UINT64_MAX);
+	assert_true(silent.closed);
+	assert_in_range(sim_now_ns() - began_ns, 9 * SECOND_NS, 12 * SECOND_NS);
+	while (slow.owed > 0) {
+		assert_true(sim_step());
+	}
+	assert_int_equal(world.engine->counters.inflight, 1); /* its reply is all in the socket */
+	assert_false(slow.closed);
+	while (modest.owed > 0) {
+		assert_true(sim_step());
+	}
+	began_ns = sim_now_ns();
+	wait_for(&modest, TIMES * ANSWER_BYTES);
+	assert_int_equal(answers(&modest), TIMES);
+	assert_int_equal(world.engine->counters.sessions_idle, 2);
+	wait_for(&modest, UINT64_MAX);
+	assert_in_range(sim_now_ns() - began_ns, 10 * SECOND_NS, 12 * SECOND_NS);
+	wait_for(&waiting, ANSWER_BYTES);
+	assert_int_equal(answers(&waiting), 1);
+	assert_false(waiting.closed);
+	wait_for(&waiting, UINT64_MAX);
+	assert_true(waiting.closed);
+	assert_int_equal(world.engine->counters.sessions_idle, 4);
+	assert_int_equal(world.engine->counters.sessions_failed, 0);
+	assert_true(sim_run_until_idle(100)); /* an engine without sessions sleeps */
+	sim_socket_close(silent.fd);
+	sim_socket_close(modest.fd);
+	sim_socket_close(waiting.fd);
+	sim_socket_close(slow.fd);
+	client_open(&world, &silent, ""); /* and wakes for the next */
+	sim_socket_close(silent.fd);
+	world_end(&world);
+}
+
 /* The places of a client that went are free one by one, however long its last request takes, and
  * at once. */
 static void test_places_of_a_client_that_is_going(void **state)
@@ -302,6 +373,7 @@ int main(void)
 		cmocka_unit_test(test_a_place_for_everybody),
 		cmocka_unit_test(test_an_idle_client_when_memory_is_short),
 		cmocka_unit_test(test_a_slow_reader_when_memory_is_short),
+		cmocka_unit_test(test_the_idle_timeout),
 		cmocka_unit_test(test_places_of_a_client_that_is_going),
 	};
 

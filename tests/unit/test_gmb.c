@@ -62,7 +62,7 @@ static int listen_anywhere(char address[64])
 	return fd;
 }
 
-static int server_begin(void **state)
+static int server_begin_with(void **state, uint64_t idle_timeout_ns)
 {
 	struct server *server = calloc(1, sizeof(*server));
 	struct export_options about = { .name = "disk", .name_bytes = 4, .epoch = 7 };
@@ -95,6 +95,7 @@ static int server_begin(void **state)
 		0);
 	assert_int_equal(export_create(&about, &server->export, &error), 0);
 	engine_limits_default(&reactor_options.limits);
+	reactor_options.limits.idle_timeout_ns = idle_timeout_ns;
 	server->listener.kind = kinds[0];
 	server->listener.fds[0] = listen_anywhere(server->address);
 	server->listener.fd_count = 1;
@@ -103,6 +104,16 @@ static int server_begin(void **state)
 	acceptor_start(server->acceptor);
 	*state = server;
 	return 0;
+}
+
+static int server_begin(void **state)
+{
+	return server_begin_with(state, 0);
+}
+
+static int server_begin_impatient(void **state)
+{
+	return server_begin_with(state, ENGINE_IDLE_TIMEOUT_NS_MIN);
 }
 
 static int server_end(void **state)
@@ -669,6 +680,19 @@ static void test_events(void **state)
 	hang_up(client);
 }
 
+/* It is told by the end of its connection; who comes next is served. */
+static void test_the_idle_timeout(void **state)
+{
+	struct client *client = dial_well(*state);
+
+	open_disk(client);
+	assert_false(hear(client));
+	hang_up(client);
+	client = dial_well(*state);
+	open_disk(client);
+	hang_up(client);
+}
+
 int main(void)
 {
 #define WITH_SERVER(test) cmocka_unit_test_setup_teardown(test, server_begin, server_end)
@@ -685,6 +709,8 @@ int main(void)
 		WITH_SERVER(test_a_client_that_takes_no_answers),
 		WITH_SERVER(test_G13_regions_that_are_wanted_back),
 		WITH_SERVER(test_events),
+		cmocka_unit_test_setup_teardown(
+			test_the_idle_timeout, server_begin_impatient, server_end),
 	};
 
 	stores_register();
