@@ -275,6 +275,17 @@ const void *clan_conn_hello(const struct clan_conn *conn, size_t *bytes_out);
 /* Why the connection was lost, for people; "" while it is not. Valid until it is closed. */
 const char *clan_conn_reason(const struct clan_conn *conn);
 
+enum clan_conn_caps {
+	/* Who is told of a region maps it: clan_peer_region_get() works, and what a lost peer has
+	 * under way in ours goes on until clan_region_replace(). Without it regions are reached by
+	 * put and get only, and nothing arrives after CLAN_EVENT_CLOSED. */
+	CLAN_CAN_MAP = 1 << 0,
+};
+
+/* What kind of network carries the connection: a set of enum clan_conn_caps, the same at both ends
+ * and from the beginning. */
+uint32_t clan_conn_caps(const struct clan_conn *conn);
+
 /* Counters since the connection was made. stats->size must be set. */
 struct clan_conn_stats {
 	size_t size;

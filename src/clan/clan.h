@@ -139,6 +139,7 @@ struct clan_listener {
  * works on a connection is called only while it is OPEN unless it says otherwise. */
 struct clan_provider {
 	const char *scheme; /* of addresses, without the colon */
+	uint32_t caps;	    /* enum clan_conn_caps */
 
 	int (*listen)(struct clan_queue *queue, const char *place,
 		const struct clan_conn_options *options, struct clan_listener **listener_out,

@@ -305,6 +305,11 @@ const char *clan_conn_reason(const struct clan_conn *conn)
 	return conn->reason;
 }
 
+uint32_t clan_conn_caps(const struct clan_conn *conn)
+{
+	return conn->provider->caps;
+}
+
 void clan_conn_get_stats(const struct clan_conn *conn, struct clan_conn_stats *stats)
 {
 	size_t bytes = MIN(stats->size, sizeof(*stats));

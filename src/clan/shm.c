@@ -806,6 +806,7 @@ static void after_fork(
 
 const struct clan_provider clan_provider_shm = {
 	.scheme = "shm",
+	.caps = CLAN_CAN_MAP,
 	.listen = shm_listen,
 	.listener_close = listener_close,
 	.adopt = shm_adopt,

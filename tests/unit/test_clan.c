@@ -129,6 +129,7 @@ static void close_is_seen_after_the_messages(void **state)
 	event = world_event(&world, WORLD_SERVER, CLAN_EVENT_LOST);
 	assert_int_equal(event.status, -ECONNRESET);
 	assert_string_equal(clan_conn_reason(event.conn), "the peer closed the connection");
+	assert_int_equal(clan_conn_caps(event.conn), CLAN_CAN_MAP);
 	assert_int_equal(clan_recv(event.conn, CLAN_ANY, &message, text, sizeof(text)), 0);
 	assert_string_equal(text, "last");
 	assert_int_equal(clan_recv(event.conn, CLAN_ANY, &message, text, sizeof(text)), -ENOTCONN);
