@@ -51,6 +51,9 @@ struct clan_deadline {
 	void (*passed)(struct clan_deadline *deadline); /* it is unlinked before */
 };
 
+/* Places in the table of providers, in conn.c. */
+enum { CLAN_SHM, CLAN_PROVIDER_COUNT };
+
 struct clan_queue {
 	struct waiter *waiter;
 	struct clan_queue_options options;
@@ -69,7 +72,7 @@ struct clan_queue {
 	struct list_node conns;
 	struct list_node listeners;
 	struct list_node regions;
-	struct shm_queue *shm; /* NULL until it is needed */
+	void *carriers[CLAN_PROVIDER_COUNT]; /* what each provider keeps; NULL until it is used */
 };
 
 void clan_source_init(struct clan_source *source,
@@ -195,16 +198,18 @@ struct clan_provider {
 		struct clan_conn *conn, uint32_t number, const struct clan_cookie *cookie);
 	int (*cookie_pop)(struct clan_conn *conn, uint32_t number, struct clan_cookie *cookie_out);
 
-	/* Of a queue that uses the provider. progress: looks for what peers have done; looks at
-	 * everything, or only where that is cheap. True: something was found. */
+	/* Of a queue that uses the provider: its place in carriers is not NULL. progress: looks for
+	 * what peers have done; looks at everything, or only where that is cheap. True: something
+	 * was found. */
 	bool (*progress)(struct clan_queue *queue);
 	void (*publish)(struct clan_queue *queue);
 	/* Asks all peers for a wake-up; true: there is something already. */
 	bool (*arm)(struct clan_queue *queue);
-	void (*queue_destroy)(struct clan_queue *queue);
+	void (*queue_destroy)(struct clan_queue *queue); /* frees what is in carriers */
 };
 
 extern const struct clan_provider clan_provider_shm;
+extern const struct clan_provider *const clan_providers[CLAN_PROVIDER_COUNT];
 
 /* A provider's new connection: enters it in the queue. */
 void clan_conn_init(struct clan_conn *conn, const struct clan_provider *provider,

@@ -13,17 +13,20 @@
 #include "clan/clan.h"
 
 /* The table of providers; addresses begin with the name of one and a colon. */
-static const struct clan_provider *const providers[] = { &clan_provider_shm };
+const struct clan_provider *const clan_providers[CLAN_PROVIDER_COUNT] = {
+	[CLAN_SHM] = &clan_provider_shm,
+};
 
 static const struct clan_provider *find_provider(
 	const char *address, const char **place_out, struct error *error)
 {
-	for (size_t i = 0; i < ARRAY_COUNT(providers); i++) {
-		size_t length = strlen(providers[i]->scheme);
+	for (size_t i = 0; i < CLAN_PROVIDER_COUNT; i++) {
+		size_t length = strlen(clan_providers[i]->scheme);
 
-		if (strncmp(address, providers[i]->scheme, length) == 0 && address[length] == ':') {
+		if (strncmp(address, clan_providers[i]->scheme, length) == 0 &&
+			address[length] == ':') {
 			*place_out = address + length + 1;
-			return providers[i];
+			return clan_providers[i];
 		}
 	}
 	error_set(error, -EPROTONOSUPPORT, "\"%s\": addresses begin with shm:", address);
@@ -218,7 +221,7 @@ int clan_adopt(struct clan_queue *queue, int fd, const struct clan_conn_options 
 	struct error error = { 0 };
 
 	if (check_options(given, &options, &error) != 0 ||
-		clan_provider_shm.adopt(queue, fd, &options, conn_out, &error) != 0) {
+		clan_providers[CLAN_SHM]->adopt(queue, fd, &options, conn_out, &error) != 0) {
 		dispose_fd(fd, clan_queue_is_passive(queue));
 	} else {
 		(*conn_out)->known = true;

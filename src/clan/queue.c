@@ -10,7 +10,6 @@
 
 #include "base/clock.h"
 #include "clan/clan.h"
-#include "clan/shm.h"
 
 #define NS_PER_MS UINT64_C(1000000)
 
@@ -39,6 +38,50 @@ int clan_error_give(struct clan_error *error_out, const struct error *error)
 		snprintf(error_out->text, sizeof(error_out->text), "%.507s", error->text);
 	}
 	return error->code;
+}
+
+/* --- providers ------------------------------------------------------------------------------ */
+
+static bool uses(const struct clan_queue *queue, size_t provider)
+{
+	return queue->carriers[provider] != NULL;
+}
+
+static void publish(struct clan_queue *queue)
+{
+	for (size_t i = 0; i < CLAN_PROVIDER_COUNT; i++) {
+		if (uses(queue, i)) {
+			clan_providers[i]->publish(queue);
+		}
+	}
+}
+
+static void progress(struct clan_queue *queue)
+{
+	for (size_t i = 0; i < CLAN_PROVIDER_COUNT; i++) {
+		if (uses(queue, i)) {
+			clan_providers[i]->progress(queue);
+		}
+	}
+}
+
+static bool arm(struct clan_queue *queue)
+{
+	bool found = false;
+
+	for (size_t i = 0; i < CLAN_PROVIDER_COUNT; i++) {
+		found = (uses(queue, i) && clan_providers[i]->arm(queue)) || found;
+	}
+	return found;
+}
+
+static void carriers_destroy(struct clan_queue *queue)
+{
+	for (size_t i = 0; i < CLAN_PROVIDER_COUNT; i++) {
+		if (uses(queue, i)) {
+			clan_providers[i]->queue_destroy(queue);
+		}
+	}
 }
 
 /* --- deadlines ------------------------------------------------------------------------------ */
@@ -247,9 +290,7 @@ int clan_queue_destroy(struct clan_queue *queue)
 	if (queue->conn_count != 0 || queue->listener_count != 0 || queue->region_count != 0) {
 		return -EBUSY;
 	}
-	if (queue->shm != NULL) {
-		clan_provider_shm.queue_destroy(queue);
-	}
+	carriers_destroy(queue);
 	queue_fini(queue);
 	return 0;
 }
@@ -280,9 +321,7 @@ void clan_queue_after_fork(struct clan_queue *queue)
 		close(region->fd);
 		free(region);
 	}
-	if (queue->shm != NULL) {
-		clan_provider_shm.queue_destroy(queue);
-	}
+	carriers_destroy(queue);
 	close(queue->wake_file.fd);
 	close(queue->timer_file.fd);
 	waiter_after_fork(queue->waiter);
@@ -308,13 +347,8 @@ int clan_queue_fd(const struct clan_queue *queue)
 
 int clan_queue_arm(struct clan_queue *queue)
 {
-	bool found = false;
-
-	if (queue->shm != NULL) {
-		clan_provider_shm.publish(queue);
-		found = clan_provider_shm.arm(queue);
-	}
-	if (found || !list_is_empty(&queue->events) ||
+	publish(queue);
+	if (arm(queue) || !list_is_empty(&queue->events) ||
 		atomic_load_explicit(&queue->woken, memory_order_acquire)) {
 		return 1;
 	}
@@ -344,10 +378,8 @@ static uint32_t give_events(struct clan_queue *queue, struct clan_event *events,
 /* One look at everything, without sleeping. all: also at descriptors. */
 static void look(struct clan_queue *queue, bool all)
 {
-	if (queue->shm != NULL) {
-		clan_provider_shm.publish(queue);
-		clan_provider_shm.progress(queue);
-	}
+	publish(queue);
+	progress(queue);
 	/* Also while a peer keeps the queue busy: others must be accepted, and deadlines hold. */
 	if (!all && ++queue->looks % LOOKS_BETWEEN_DESCRIPTORS == 0) {
 		all = true;
@@ -356,9 +388,7 @@ static void look(struct clan_queue *queue, bool all)
 		set_timer(queue);
 	}
 	waiter_wait(queue->waiter, 0, all);
-	if (queue->shm != NULL) {
-		clan_provider_shm.progress(queue);
-	}
+	progress(queue);
 }
 
 /* True: something to give or a wake-up. */
@@ -394,9 +424,7 @@ static void sleep_until(struct clan_queue *queue, uint64_t until_ns)
 	if (left_ns > 0 && clan_queue_arm(queue) == 0) {
 		waiter_wait(queue->waiter, left_ns, true);
 	}
-	if (queue->shm != NULL) {
-		clan_provider_shm.progress(queue);
-	}
+	progress(queue);
 }
 
 int clan_queue_wait(

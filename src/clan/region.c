@@ -203,22 +203,6 @@ static uint32_t free_number(const struct clan_conn *conn)
 	return number;
 }
 
-/* Memory that is shared for reading only must not be mapped for writing by anybody new. */
-static int seal_for(struct clan_region *region, uint32_t rights)
-{
-	if ((rights & CLAN_WRITE) != 0) {
-		return region->read_only ? -EPERM : 0;
-	}
-	if (region->imported) {
-		return -EPERM;
-	}
-	if (!region->read_only && fcntl(region->fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE) != 0) {
-		return -errno;
-	}
-	region->read_only = true;
-	return 0;
-}
-
 int clan_region_share(struct clan_conn *conn, struct clan_region *region, uint32_t rights)
 {
 	struct clan_share *share;
@@ -245,10 +229,7 @@ int clan_region_share(struct clan_conn *conn, struct clan_region *region, uint32
 	share->rights = rights;
 	share->state = CLAN_SHARE_ASKED;
 	clan_source_init(&share->source, give_share_event);
-	result = share->number >= CLAN_TABLE_MAX ? -EUSERS : seal_for(region, rights);
-	if (result == 0) {
-		result = conn->provider->share(conn, share);
-	}
+	result = share->number >= CLAN_TABLE_MAX ? -EUSERS : conn->provider->share(conn, share);
 	if (result != 0) {
 		free(share);
 		return result;

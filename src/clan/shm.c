@@ -34,7 +34,7 @@ int shm_queue_use(struct clan_queue *queue)
 {
 	struct shm_queue *shm;
 
-	if (queue->shm != NULL) {
+	if (shm_queue(queue) != NULL) {
 		return 0;
 	}
 	shm = calloc(1, sizeof(*shm));
@@ -49,14 +49,14 @@ int shm_queue_use(struct clan_queue *queue)
 		free(shm);
 		return -EIO;
 	}
-	queue->shm = shm;
+	queue->carriers[CLAN_SHM] = shm;
 	return 0;
 }
 
 static void queue_destroy(struct clan_queue *queue)
 {
-	free(queue->shm);
-	queue->shm = NULL;
+	free(queue->carriers[CLAN_SHM]);
+	queue->carriers[CLAN_SHM] = NULL;
 }
 
 /* --- segments --------------------------------------------------------------------------------- */
@@ -314,7 +314,7 @@ void shm_conn_end(struct shm_conn *conn, int status, const char *reason)
 		shm_socket_close(conn);
 		clan_conn_set_state(base, CLAN_CLOSING);
 		clan_conn_set_state(base, CLAN_CLOSED);
-		list_push_back(&base->queue->shm->dead, &conn->dead_node);
+		list_push_back(&shm_queue(base->queue)->dead, &conn->dead_node);
 		return;
 	}
 	if (base->state == CLAN_OPEN && status != -EPROTO) {

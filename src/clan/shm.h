@@ -32,6 +32,11 @@ struct shm_queue {
 	uint64_t random;
 };
 
+static inline struct shm_queue *shm_queue(const struct clan_queue *queue)
+{
+	return queue->carriers[CLAN_SHM];
+}
+
 struct shm_group {
 	struct list_node node; /* in groups */
 	struct list_node active_node;
@@ -337,7 +342,7 @@ static inline void shm_changed(struct shm_conn *conn, uint32_t reasons)
 	}
 	conn->changes |= reasons;
 	if (!list_is_linked(&conn->dirty_node)) {
-		list_push_back(&conn->conn.queue->shm->dirty, &conn->dirty_node);
+		list_push_back(&shm_queue(conn->conn.queue)->dirty, &conn->dirty_node);
 	}
 }
 /* Publishes what changed on one connection. */

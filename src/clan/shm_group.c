@@ -68,7 +68,7 @@ int shm_group_create(
 	group->own->version = SHM_VERSION;
 	group->own->ready_slots = SHM_READY_SLOTS;
 	group->own->bytes = group->own_bytes;
-	list_push_back(&queue->shm->groups, &group->node);
+	list_push_back(&shm_queue(queue)->groups, &group->node);
 	*group_out = group;
 	return 0;
 }
@@ -183,7 +183,7 @@ void shm_group_leave(struct shm_conn *conn)
 
 struct shm_group *shm_group_find(struct clan_queue *queue, uint64_t id)
 {
-	list_for_each(node, &queue->shm->groups)
+	list_for_each(node, &shm_queue(queue)->groups)
 	{
 		struct shm_group *group = list_entry(node, struct shm_group, node);
 
@@ -196,7 +196,7 @@ struct shm_group *shm_group_find(struct clan_queue *queue, uint64_t id)
 
 struct shm_group *shm_group_find_place(struct clan_queue *queue, const char *place)
 {
-	list_for_each(node, &queue->shm->groups)
+	list_for_each(node, &shm_queue(queue)->groups)
 	{
 		struct shm_group *group = list_entry(node, struct shm_group, node);
 
@@ -212,7 +212,7 @@ struct shm_group *shm_group_find_place(struct clan_queue *queue, const char *pla
 void shm_group_activate(struct shm_group *group)
 {
 	if (!list_is_linked(&group->active_node)) {
-		list_push_back(&group->queue->shm->active, &group->active_node);
+		list_push_back(&shm_queue(group->queue)->active, &group->active_node);
 	}
 }
 
@@ -302,7 +302,7 @@ static bool push_ready(struct shm_conn *conn)
 
 void shm_publish(struct clan_queue *queue)
 {
-	struct shm_queue *shm = queue->shm;
+	struct shm_queue *shm = shm_queue(queue);
 	struct list_node told;
 
 	if (list_is_empty(&shm->dirty)) {
@@ -501,15 +501,15 @@ bool shm_progress(struct clan_queue *queue)
 {
 	bool found = false;
 
-	list_for_each(node, &queue->shm->active)
+	list_for_each(node, &shm_queue(queue)->active)
 	{
 		struct shm_group *group = list_entry(node, struct shm_group, active_node);
 
 		found |= look_at_group(group);
 	}
-	while (!list_is_empty(&queue->shm->dead)) {
-		struct shm_conn *conn =
-			list_entry(list_pop_front(&queue->shm->dead), struct shm_conn, dead_node);
+	while (!list_is_empty(&shm_queue(queue)->dead)) {
+		struct shm_conn *conn = list_entry(
+			list_pop_front(&shm_queue(queue)->dead), struct shm_conn, dead_node);
 
 		conn->conn.provider->destroy(&conn->conn);
 	}
@@ -588,7 +588,7 @@ static void arm_group(struct shm_group *group)
 
 bool shm_arm(struct clan_queue *queue)
 {
-	struct shm_queue *shm = queue->shm;
+	struct shm_queue *shm = shm_queue(queue);
 	bool found = false;
 
 	list_for_each(node, &shm->active)

@@ -3,6 +3,7 @@
  * Regions of the peer, mapped here: docs/protocol/clan.md §3 (rules K8 and K9) and §8.1.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -400,9 +401,27 @@ int shm_region_place(struct shm_conn *conn, uint32_t number, uint32_t right, uin
 
 /* --- our regions ------------------------------------------------------------------------------ */
 
+/* Memory that is shared for reading only must not be mapped for writing by anybody new. */
+static int seal_for(struct clan_region *region, uint32_t rights)
+{
+	if ((rights & CLAN_WRITE) != 0) {
+		return region->read_only ? -EPERM : 0;
+	}
+	if (region->imported) {
+		return -EPERM;
+	}
+	if (!region->read_only && fcntl(region->fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE) != 0) {
+		return -errno;
+	}
+	region->read_only = true;
+	return 0;
+}
+
 int shm_share(struct clan_conn *base, struct clan_share *share)
 {
-	return shm_send_region(shm_conn(base), share);
+	int result = seal_for(share->region, share->rights);
+
+	return result != 0 ? result : shm_send_region(shm_conn(base), share);
 }
 
 int shm_unshare(struct clan_conn *base, struct clan_share *share)

@@ -256,7 +256,7 @@ static int join_group(struct shm_conn *conn, const struct shm_hello *hello)
 		uint64_t id;
 
 		do {
-			id = random_next(&conn->conn.queue->shm->random);
+			id = random_next(&shm_queue(conn->conn.queue)->random);
 		} while (id == 0);
 		return shm_conn_new_group(conn, id);
 	}
