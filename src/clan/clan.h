@@ -110,6 +110,7 @@ struct clan_conn {
 	struct list_node node; /* in queue->conns */
 	struct clan_source source;
 	enum clan_state state;
+	bool was_open;	      /* it has been OPEN */
 	int status;	      /* why it was lost */
 	uint32_t ready;	      /* enum clan_ready: to be given */
 	uint32_t enabled;     /* enum clan_ready: what returned -EAGAIN since it was given */

@@ -47,6 +47,7 @@ static const uint32_t conn_edges[CLAN_STATE_COUNT] = {
 void clan_conn_set_state(struct clan_conn *conn, enum clan_state state)
 {
 	GMB_ASSERT((conn_edges[conn->state] & BIT(state)) != 0);
+	conn->was_open |= state == CLAN_OPEN;
 	conn->state = state;
 }
 
@@ -391,7 +392,7 @@ void clan_flush(struct clan_conn *conn)
 static bool can_receive(const struct clan_conn *conn)
 {
 	return conn->state == CLAN_OPEN ||
-	       (conn->state == CLAN_LOST && conn->status == -ECONNRESET);
+	       (conn->state == CLAN_LOST && conn->was_open && conn->status == -ECONNRESET);
 }
 
 int clan_recv(struct clan_conn *conn, uint32_t classes, struct clan_message *message, void *buffer,

@@ -289,10 +289,12 @@ void shm_conn_opened(struct shm_conn *conn)
 /* What the peer said about its end, when it did. */
 static const char *peer_reason(const struct shm_conn *conn)
 {
-	uint64_t end = conn->peer == NULL
-			       ? 0
-			       : atomic_load_explicit(&conn->peer->end, memory_order_acquire);
+	uint64_t end;
 
+	if (conn->peer == NULL) {
+		return "the peer ended the connection before it was accepted";
+	}
+	end = atomic_load_explicit(&conn->peer->end, memory_order_acquire);
 	if (end == 0) {
 		return "the peer's process has ended";
 	}

@@ -3,11 +3,13 @@
  * Messages on the socket of a connection: docs/protocol/clan.md §3.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "clan/shm.h"
 
 enum {
@@ -369,6 +371,8 @@ static int welcome_arrived(struct shm_conn *conn, struct arrival *arrival)
 static int refused_arrived(struct shm_conn *conn, struct arrival *arrival)
 {
 	struct shm_refused refused;
+	char shown[CLAN_REASON_BYTES];
+	char reason[CLAN_REASON_BYTES];
 
 	if (conn->conn.state != CLAN_CONNECTING) {
 		return wrong_state(conn);
@@ -386,8 +390,12 @@ static int refused_arrived(struct shm_conn *conn, struct arrival *arrival)
 		    &conn->conn, arrival->bytes + sizeof(refused), refused.text_bytes) != 0) {
 		conn->conn.hello_bytes = 0;
 	}
-	shm_conn_end(conn, refused.error == EPROTONOSUPPORT ? -EPROTONOSUPPORT : -ECONNREFUSED,
-		"the acceptor refused");
+	snprintf(reason, sizeof(reason), "the peer refused the connection%s%.*s",
+		refused.text_bytes > 0 ? ": " : "", (int)sizeof(reason) - 40,
+		log_escape(shown, sizeof(shown), arrival->bytes + sizeof(refused),
+			refused.text_bytes));
+	shm_conn_end(
+		conn, refused.error == EPROTONOSUPPORT ? -EPROTONOSUPPORT : -ECONNREFUSED, reason);
 	return -ECONNREFUSED;
 }
 

@@ -71,7 +71,32 @@ static void rejected(void **state)
 	event = world_event(&world, WORLD_DIALER, CLAN_EVENT_LOST);
 	assert_int_equal(event.status, -ECONNREFUSED);
 	assert_string_equal(clan_conn_hello(conn, &bytes), "not today");
+	assert_string_equal(clan_conn_reason(conn), "the peer refused the connection: not today");
 	world_close_conn(&world, WORLD_DIALER, conn);
+	world_close(&world);
+}
+
+/* Either side goes while the other waits for it: there is nothing to receive. */
+static void ended_before_it_was_accepted(void **state)
+{
+	struct world world;
+	struct clan_message message;
+	char bytes[8];
+
+	world_listen(&world, kind_of(state), NULL);
+	for (int leaving = 0; leaving < WORLD_SIDES; leaving++) {
+		int other = 1 - leaving;
+		struct clan_conn *sides[WORLD_SIDES];
+
+		assert_int_equal(clan_connect(world.queues[WORLD_DIALER], world.address, NULL, NULL,
+					 0, &sides[WORLD_DIALER], NULL),
+			0);
+		sides[WORLD_SERVER] = world_event(&world, WORLD_SERVER, CLAN_EVENT_CONNECT).conn;
+		world_close_conn(&world, leaving, sides[leaving]);
+		assert_int_equal(world_event(&world, other, CLAN_EVENT_LOST).status, -ECONNRESET);
+		assert_int_equal(clan_recv(sides[other], CLAN_ANY, &message, bytes, 8), -ENOTCONN);
+		world_close_conn(&world, other, sides[other]);
+	}
 	world_close(&world);
 }
 
@@ -928,6 +953,7 @@ int main(void)
 #define CASE(function) { #function, function }
 		CASE(hello_and_credentials),
 		CASE(rejected),
+		CASE(ended_before_it_was_accepted),
 		CASE(no_answer_in_time),
 		CASE(nobody_listens),
 		CASE(close_is_seen_after_the_messages),
