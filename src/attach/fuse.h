@@ -5,7 +5,9 @@
  *
  *   /dev/fuse ─▶ inlet ─▶ slot ─▶ gmb_submit() ─▶ done ─▶ reply
  *
- * The payload of a write stays in its inlet; a read has the slot's own buffer.
+ * The payload of a write stays in its inlet, behind the kernel's header, where direct I/O could not
+ * use it: a server that reaches our memory is given a copy by the library. A read has the slot's
+ * own buffer, which such a server fills itself.
  *
  * Writes that do not fit the server's blocks are completed with what is there already: the edges
  * (fuse_device.c), which also keep other writes away from those blocks meanwhile.
@@ -28,9 +30,13 @@
 enum {
 	FUSE_IO_BYTES_MAX = 1 << 20, /* longest read and write; what the kernel allows at most */
 	FUSE_SLOTS_MAX = 64,
+	FUSE_GROUP_SLOTS = 5, /* whose buffers are allocated together */
+	FUSE_GROUPS_MAX = (FUSE_SLOTS_MAX + FUSE_GROUP_SLOTS - 1) / FUSE_GROUP_SLOTS,
 	FUSE_BACKGROUND_MAX = 48, /* asynchronous requests that the kernel sends at once */
 	FUSE_EXTENTS = 32,	  /* asked for at a time when looking for data or holes */
 };
+
+_Static_assert((int)FUSE_GROUPS_MAX <= (int)GMB_BUFFERS_MAX, "each group is a buffer of the queue");
 
 /* A buffer for what comes from the kernel. libfuse allocates its memory with malloc(). */
 struct fuse_inlet {
@@ -56,7 +62,7 @@ struct fuse_slot {
 	uint64_t length;
 	struct fuse_inlet *inlet; /* write: holds the payload */
 	const char *payload;
-	char *buffer; /* FUSE_IO_BYTES_MAX and two blocks, allocated when first needed */
+	char *buffer; /* FUSE_IO_BYTES_MAX and two blocks, of its group; NULL until needed */
 	enum fuse_step step;
 	uint64_t begin; /* what it covers in whole blocks */
 	uint64_t end;
@@ -75,7 +81,8 @@ struct fuse_file {
 	struct timespec born;
 
 	struct fuse_slot *slots;
-	uint32_t slot_count; /* that are initialised; the others were never needed */
+	char *groups[FUSE_GROUPS_MAX]; /* buffers; NULL until needed */
+	uint32_t slot_count;	       /* that are initialised; the others were never needed */
 	uint32_t busy_count;
 	struct list_node free_slots;
 	struct list_node free_inlets;
@@ -112,6 +119,9 @@ void fuse_slot_fail(struct fuse_slot *slot, int result);
 
 /* The slot's buffer, or NULL without memory. */
 char *fuse_slot_buffer(struct fuse_slot *slot);
+
+/* Frees the buffers, before the remote is closed. */
+void fuse_buffers_free(struct fuse_file *file);
 
 /* A write whose payload, offset and length are set: answered when it is done. */
 void fuse_write_start(struct fuse_slot *slot);

@@ -172,6 +172,7 @@ static void *file_thread(void *argument)
 		return NULL;
 	}
 	serve(file);
+	fuse_buffers_free(file);
 	file->close_result = remote_close(&file->remote, false, &file->close_error);
 	eventfd_write(file->device.ended_fd, 1);
 	return NULL;
@@ -254,9 +255,6 @@ static int prepare_mount_point(struct fuse_file *file, const char *wanted, struc
 
 static void file_free(struct fuse_file *file)
 {
-	for (uint32_t i = 0; i < file->slot_count; i++) {
-		free(file->slots[i].buffer);
-	}
 	list_for_each(node, &file->free_inlets)
 	{
 		struct fuse_inlet *inlet = list_entry(node, struct fuse_inlet, node);

@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/falloc.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -74,13 +73,32 @@ void fuse_slot_fail(struct fuse_slot *slot, int result)
 	fuse_slot_put(slot);
 }
 
+static size_t buffer_bytes(const struct fuse_file *file)
+{
+	return align_up(FUSE_IO_BYTES_MAX + 2 * file->block, SLOT_ALIGNMENT);
+}
+
 char *fuse_slot_buffer(struct fuse_slot *slot)
 {
-	if (slot->buffer == NULL) {
-		slot->buffer = aligned_alloc(SLOT_ALIGNMENT,
-			align_up(FUSE_IO_BYTES_MAX + 2 * slot->file->block, SLOT_ALIGNMENT));
+	struct fuse_file *file = slot->file;
+	uint32_t number = (uint32_t)(slot - file->slots);
+	char **group = &file->groups[number / FUSE_GROUP_SLOTS];
+
+	if (*group == NULL) {
+		*group = remote_memory(&file->remote, FUSE_GROUP_SLOTS * buffer_bytes(file));
+	}
+	if (*group != NULL) {
+		slot->buffer = *group + number % FUSE_GROUP_SLOTS * buffer_bytes(file);
 	}
 	return slot->buffer;
+}
+
+void fuse_buffers_free(struct fuse_file *file)
+{
+	for (uint32_t i = 0; i < FUSE_GROUPS_MAX; i++) {
+		remote_memory_free(
+			&file->remote, file->groups[i], FUSE_GROUP_SLOTS * buffer_bytes(file));
+	}
 }
 
 /* --- the node ------------------------------------------------------------------------------ */

@@ -172,8 +172,7 @@ static int check_facts(const struct nbd_facts *first, const struct nbd_facts *ot
 			"written is gone");
 	}
 	if (strcmp(other->name, first->name) != 0) {
-		return error_set(error, -ESTALE,
-			"the server calls the export \"%s\" now (rule P137)",
+		return error_set(error, -ESTALE, "the server calls the export \"%s\" now",
 			log_escape(name, sizeof(name), other->name, strlen(other->name)));
 	}
 	/* That the disk is read-only may be the user's wish; a server that allows more is fine. */
@@ -186,7 +185,7 @@ static int check_facts(const struct nbd_facts *first, const struct nbd_facts *ot
 	}
 	if (other->sizes.minimum > first->sizes.minimum) {
 		return error_set(error, -ESTALE,
-			"the server takes blocks of %u bytes now instead of %u (rule P137)",
+			"the server takes blocks of %u bytes now instead of %u",
 			other->sizes.minimum, first->sizes.minimum);
 	}
 	return 0;
@@ -499,6 +498,12 @@ static int prepare(struct nbd_disk *disk, struct error *error)
 {
 	int rc = export_uri_parse(disk->options->uri, &disk->uri, error);
 
+	if (rc == 0 && strcmp(disk->uri.protocol, "nbd") != 0) {
+		rc = error_set(error, -EPROTONOSUPPORT,
+			"the kernel's nbd driver cannot be used for a %s URI; ublk (module "
+			"ublk_drv) and --fuse FILE can",
+			disk->uri.protocol);
+	}
 	if (rc != 0) {
 		return rc;
 	}

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/clock.h"
 
@@ -82,6 +83,37 @@ int remote_close(struct remote *remote, bool without_flush, struct error *error)
 	remote->client = NULL;
 	remote->queue = NULL;
 	return err;
+}
+
+/* Sockets do not profit from buffers of the library, and all of them would be made before the disk
+ * can be used. */
+static bool is_reached(const struct remote *remote)
+{
+	return remote->info.replies == GMB_REPLIES_PLACED;
+}
+
+void *remote_memory(struct remote *remote, size_t bytes)
+{
+	void *memory;
+
+	if (is_reached(remote)) {
+		return gmb_buffer_alloc(remote->queue, bytes, 0, &memory, NULL) == 0 ? memory
+										     : NULL;
+	}
+	memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	return memory != MAP_FAILED ? memory : NULL;
+}
+
+void remote_memory_free(struct remote *remote, void *memory, size_t bytes)
+{
+	if (memory == NULL) {
+		return;
+	}
+	if (is_reached(remote)) {
+		gmb_buffer_free(remote->queue, memory);
+	} else {
+		munmap(memory, bytes);
+	}
 }
 
 void remote_log_failure(struct remote *remote, const struct gmb_request *request)

@@ -28,6 +28,12 @@ GMB_MUST_CHECK int remote_open(struct remote *remote, const struct attach_option
  * for a server that does not answer. */
 int remote_close(struct remote *remote, bool without_flush, struct error *error);
 
+/* Page-aligned zeroed memory for requests, where the server reaches it if it reaches any of this
+ * machine (gmb_buffer_alloc()). NULL: there is none. */
+void *remote_memory(struct remote *remote, size_t bytes);
+/* No request that uses it is in flight, and remote_close() comes later. NULL is a no-op. */
+void remote_memory_free(struct remote *remote, void *memory, size_t bytes);
+
 /* Logs a failed request, rate-limited. To be called from its done. */
 void remote_log_failure(struct remote *remote, const struct gmb_request *request);
 

@@ -251,16 +251,8 @@ static int map_memory(struct ublk_queue *queue, struct error *error)
 		return error_set(error, rc, "cannot map the ublk queue: %s", strerror(-rc));
 	}
 	queue->descriptors = map;
-	map = mmap(NULL, (size_t)queue->depth * queue->io_bytes, PROT_READ | PROT_WRITE,
-		MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (map == MAP_FAILED) {
-		rc = -errno;
-		return error_set(error, rc, "no memory for requests: %s", strerror(-rc));
-	}
-	queue->buffers = map;
-	/* Not registered with the library: that would have all of it in place before the disk can
-	 * be used, and sockets do not profit from it. */
-	return 0;
+	queue->buffers = remote_memory(&queue->remote, (size_t)queue->depth * queue->io_bytes);
+	return queue->buffers != NULL ? 0 : error_set(error, -ENOMEM, "no memory for requests");
 }
 
 static int make_ring(struct ublk_queue *queue, struct error *error)
@@ -286,9 +278,7 @@ static int make_ring(struct ublk_queue *queue, struct error *error)
 
 static void unmap_memory(struct ublk_queue *queue)
 {
-	if (queue->buffers != NULL) {
-		munmap(queue->buffers, (size_t)queue->depth * queue->io_bytes);
-	}
+	remote_memory_free(&queue->remote, queue->buffers, (size_t)queue->depth * queue->io_bytes);
 	if (queue->descriptors != NULL) {
 		munmap((void *)(uintptr_t)queue->descriptors, queue->descriptors_bytes);
 	}

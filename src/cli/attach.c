@@ -15,7 +15,7 @@ static const char name[] = "attach";
 static const char help[] =
 	"Usage: gmblock attach [OPTION]... URI\n"
 	"       gmblock attach --list [--json]\n"
-	"Attaches an export of an NBD server as a local disk and prints its path. A daemon\n"
+	"Attaches an export of a server as a local disk and prints its path. A daemon\n"
 	"serves the disk until gmblock detach, and reconnects when the server is lost.\n"
 	"\n"
 	"      --ublk                  a block device through the ublk driver (/dev/ublkbN)\n"
@@ -148,11 +148,6 @@ static int check_arguments(const struct arguments *arguments, int argc)
 		return cli_usage_error(name, "--queues is for ublk");
 	}
 	status = cli_uri(name, attach->uri, &uri);
-	if (status == CLI_GO_ON && strcmp(uri.protocol, "nbd") != 0) {
-		export_uri_fini(&uri);
-		return cli_usage_error(name,
-			"a disk cannot be attached over gmb; use an nbd+unix URI of the server");
-	}
 	if (status == CLI_GO_ON) {
 		export_uri_fini(&uri);
 	}

@@ -41,45 +41,6 @@ class File(attach_tool.Case):
             self.assertEqual(file.read(len(model)), model)
         self.assertFalse(os.path.exists(disk), "the file was made by attach")
 
-    def test_blocks_of_a_strict_server_are_completed(self):
-        """A server that takes whole blocks of 4096 bytes only, and writers of 512 bytes at once
-        in the same blocks: nobody undoes another's bytes."""
-        try:
-            server = subprocess.Popen(
-                ["nbdkit", "--exit-with-parent", "--foreground", "--unix", self.path("strict"),
-                 "--filter=blocksize-policy", "memory", "1M", "blocksize-minimum=4096",
-                 "blocksize-preferred=4096", "blocksize-maximum=1M",
-                 "blocksize-error-policy=error"], stderr=subprocess.PIPE)
-        except OSError:
-            self.skipTest("there is no nbdkit")
-        self.addCleanup(server.communicate)
-        self.addCleanup(server.kill)
-        while not os.path.exists(self.path("strict")):
-            if server.poll() is not None:
-                self.skipTest(f"nbdkit does not start: {server.stderr.read()}")
-        disk = self.attach(uri=f"nbd+unix:///?socket={self.path('strict')}")
-
-        def write(number):
-            fd = os.open(disk, os.O_RDWR | os.O_DIRECT)
-            page = mmap.mmap(-1, 4096)
-            page.write(bytes([number + 1]) * 4096)
-            for block in range(64):
-                os.pwritev(fd, [memoryview(page)[:512]], block * 4096 + number * 512)
-            os.close(fd)
-
-        writers = [threading.Thread(target=write, args=(number,)) for number in range(8)]
-        for writer in writers:
-            writer.start()
-        for writer in writers:
-            writer.join()
-        with open(disk, "rb") as file:
-            block = b"".join(bytes([number + 1]) * 512 for number in range(8))
-            self.assertEqual(file.read(64 * 4096), block * 64)
-        fd = os.open(disk, os.O_RDWR)
-        os.pwrite(fd, b"end", MIB - 3)
-        self.assertEqual(os.pread(fd, 9, MIB - 5), b"\0\0end")
-        os.close(fd)
-
     def test_a_path_of_any_bytes(self):
         """What is no UTF-8, and what looks as if it were escaped already: shown, found and
         removed, also when the daemon was killed."""
@@ -126,24 +87,6 @@ class File(attach_tool.Case):
         self.call("fallocate", "--zero-range", "--offset", str(MIB), "--length", str(MIB), disk)
         self.assertEqual(os.pread(fd, MIB, MIB), bytes(MIB))
         os.close(fd)
-
-    def test_extents_shorter_than_a_block(self):
-        """A server that does not keep to its own blocks is not asked for ever."""
-        def server(export):
-            while True:
-                request = export.request()
-                flags = 3 if request.offset < 8192 else 0
-                export.send(export.extents(request, [(512, flags)]) if request.kind == STATUS
-                            else export.honest(request))
-
-        with ExportServer(server, size=1 << 16, sizes=(4096, 4096, 1 << 16)) as export:
-            path = self.attach(uri=export.uri())
-            with open(path, "rb") as file:
-                # The rest of a block of which a hole was told may be data.
-                self.assertEqual(os.lseek(file.fileno(), 0, os.SEEK_DATA), 512)
-                self.assertEqual(os.lseek(file.fileno(), 8192, os.SEEK_HOLE), 1 << 16)
-            self.detach(path)
-        self.assertEqual(export.failures, [])
 
     def test_the_size_stays(self):
         self.serve(self.image())
@@ -209,71 +152,6 @@ class File(attach_tool.Case):
         self.detach(disks[0])
         self.detach(self.socket_uri())
         self.assertEqual(self.attachments(), [])
-
-    def test_columns_of_the_list_fit_their_contents(self):
-        """One line is much longer than another, and not all of it is ASCII."""
-        self.addCleanup(self.detach_all)
-        self.start_unix("--export", "=memory:1M", "--export", f"{'n' * 60}=memory:123456789",
-                        uri_count=2)
-        names = ["d", "\u00fcml\u00e4ut-" + "x" * 60]
-        for index, name in enumerate(names):
-            uri = f"nbd+unix:///{'n' * 60 * index}?socket={self.path('s')}"
-            code, _, errors = self.gmblock("attach", "--fuse", self.path(name), uri)
-            self.assertEqual(code, 0, errors)
-        code, output, errors = self.gmblock("attach", "--list")
-        self.assertEqual((code, errors), (0, ""))
-        lines = output.splitlines()
-        self.assertEqual(len(lines), 3)
-        self.assertEqual(lines[0].split(), ["DEVICE", "KIND", "SIZE", "RO", "PID", "URI", "STATE"])
-        for heading in ("KIND", "RO", "PID", "URI", "STATE"):
-            at = lines[0].index(heading)
-            for line in lines[1:]:
-                self.assertEqual(line[at - 1], " ", output)
-                self.assertNotEqual(line[at], " ", output)
-        end = lines[0].index("SIZE") + len("SIZE")
-        self.assertEqual(sorted(line[:end].split()[-1] for line in lines[1:]), ["123456789", "1M"])
-        for line in lines[1:]:
-            self.assertTrue(line.endswith(" connected"), output)
-
-    def test_a_daemon_that_does_not_answer_does_not_hold_up_the_list(self):
-        self.serve(self.image())
-        disk = self.attach()
-        daemon = self.attachments()[0]["pid"]
-        os.kill(daemon, signal.SIGSTOP)
-        try:
-            code, output, errors = self.gmblock("attach", "--list")
-        finally:
-            os.kill(daemon, signal.SIGCONT)
-        self.assertEqual((code, errors), (0, ""))
-        self.assertIn(disk, output)
-        self.assertTrue(output.endswith(" the daemon does not answer\n"), output)
-        self.detach(disk)
-
-    def test_timings_are_told_step_by_step(self):
-        self.serve(self.image())
-        self.addCleanup(self.detach_all)
-        steps = ["start", "arguments", "fork", "protect", "file", "connect", "disk", "watch",
-                 "state", "tell"]
-        command = ("attach", "--timings", "--fuse", self.path("disk"), self.socket_uri())
-        code, output, errors = self.gmblock(*command)
-        self.assertEqual((code, output), (0, self.path("disk") + "\n"), errors)
-        lines = [line.split() for line in errors.splitlines()]
-        self.assertEqual([line[0] for line in lines], [*steps, "all"])
-        self.assertEqual({line[2] for line in lines}, {"us"})
-        shares = [float(line[1]) for line in lines]
-        self.assertAlmostEqual(sum(shares[:-1]), shares[-1], delta=1)
-        self.detach()
-        code, output, errors = self.gmblock(*command, "--json")
-        self.assertEqual((code, errors), (0, ""))
-        told = json.loads(output)
-        self.assertEqual(set(told), {"device", "us", "steps"})
-        self.assertEqual(told["device"], self.path("disk"))
-        self.assertEqual([step["step"] for step in told["steps"]], steps)
-        for step in told["steps"]:
-            self.assertEqual(set(step), {"step", "us"})
-            self.assertGreater(step["us"], 0, step)
-        self.assertAlmostEqual(sum(step["us"] for step in told["steps"]), told["us"], delta=0.1)
-        self.detach()
 
     def test_sigterm_detaches(self):
         self.serve(self.image())
@@ -399,43 +277,6 @@ class File(attach_tool.Case):
         self.assertEqual(self.attachments(), [])
         self.attach()
 
-    def test_refusals(self):
-        self.serve(self.image())
-        folder = self.path("folder")
-        os.mkdir(folder)
-        for arguments, status, words in [
-                (["attach"], 2, "give one URI"),
-                (["attach", "--list", "x"], 2, "takes no URI"),
-                (["attach", "--list", "--fuse", "x"], 2, "--fuse is for attaching"),
-                (["attach", "--list", "--read-only"], 2, "--read-only is for attaching"),
-                (["attach", "--list", "--connect-timeout", "1s"], 2, "timeouts are for attaching"),
-                (["attach", "--fuse", self.path("no/d"), self.socket_uri()], 1,
-                 f"'{self.path('no/d')}'"),
-                (["attach", "--ublk", "--nbd", "nbd://x"], 2, "only one of"),
-                (["attach", "--json", "nbd://x"], 2, "--json needs"),
-                (["attach", "--timings", "--list"], 2, "not for --list"),
-                (["attach", "--timings", "--foreground", "nbd://x"], 2,
-                 "cannot be combined with --foreground"),
-                (["attach", "--timings", "--fuse", self.path("d"), self.socket_uri("nobody")], 1,
-                 "cannot connect"),
-                (["attach", "--reconnect-timeout", "0", "nbd://x"], 2, "it must not be 0"),
-                (["attach", "--device", "3", "--fuse", "x", "nbd://x"], 2, "has its name"),
-                (["attach", "--fuse", folder, self.socket_uri()], 1, "regular file"),
-                (["attach", "--fuse", self.path("d"), "bad"], 2, "the URI 'bad' cannot be used"),
-                (["attach", "--fuse", self.path("d"), self.socket_uri("nobody")], 1,
-                 "cannot connect"),
-                (["attach", "--fuse", self.path("d"),
-                  f"nbd+unix:///nothing?socket={self.path('s')}"], 1, "nothing"),
-                (["detach", "/dev/nothing"], 1, "is not attached"),
-                (["detach"], 2, "give one device"),
-                (["detach", "\x1b"], 1, r"\x1b is not attached"),
-                (["attach", "--fuse", self.path("\x1b/d"), self.socket_uri()], 1, r"\x1b/d"),
-        ]:
-            code, output, errors = self.gmblock(*arguments)
-            self.assertEqual((code, output), (status, ""), errors)
-            self.assertIn(words, errors)
-        self.assertFalse(os.path.exists(self.path("d")), "nothing is left of a failure")
-
     def test_a_file_with_contents_is_not_hidden_silently(self):
         self.serve(self.image())
         path = self.make_file("disk", b"precious")
@@ -487,6 +328,177 @@ class File(attach_tool.Case):
         self.assertIn(folder, errors)
         self.assertFalse(os.path.exists(self.path("d")))
         self.assertEqual(self.attachments(), [])
+
+
+class FileOverGmb(File):
+    """The same, from a server that reads and writes the daemon's memory."""
+
+    SCHEME = "gmb+unix"
+
+
+class NbdFile(attach_tool.Case):
+    """What only other servers do, and what does not depend on the server."""
+
+    def test_blocks_of_a_strict_server_are_completed(self):
+        """A server that takes whole blocks of 4096 bytes only, and writers of 512 bytes at once
+        in the same blocks: nobody undoes another's bytes."""
+        try:
+            server = subprocess.Popen(
+                ["nbdkit", "--exit-with-parent", "--foreground", "--unix", self.path("strict"),
+                 "--filter=blocksize-policy", "memory", "1M", "blocksize-minimum=4096",
+                 "blocksize-preferred=4096", "blocksize-maximum=1M",
+                 "blocksize-error-policy=error"], stderr=subprocess.PIPE)
+        except OSError:
+            self.skipTest("there is no nbdkit")
+        self.addCleanup(server.communicate)
+        self.addCleanup(server.kill)
+        while not os.path.exists(self.path("strict")):
+            if server.poll() is not None:
+                self.skipTest(f"nbdkit does not start: {server.stderr.read()}")
+        disk = self.attach(uri=f"nbd+unix:///?socket={self.path('strict')}")
+
+        def write(number):
+            fd = os.open(disk, os.O_RDWR | os.O_DIRECT)
+            page = mmap.mmap(-1, 4096)
+            page.write(bytes([number + 1]) * 4096)
+            for block in range(64):
+                os.pwritev(fd, [memoryview(page)[:512]], block * 4096 + number * 512)
+            os.close(fd)
+
+        writers = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+        with open(disk, "rb") as file:
+            block = b"".join(bytes([number + 1]) * 512 for number in range(8))
+            self.assertEqual(file.read(64 * 4096), block * 64)
+        fd = os.open(disk, os.O_RDWR)
+        os.pwrite(fd, b"end", MIB - 3)
+        self.assertEqual(os.pread(fd, 9, MIB - 5), b"\0\0end")
+        os.close(fd)
+
+    def test_extents_shorter_than_a_block(self):
+        """A server that does not keep to its own blocks is not asked for ever."""
+        def server(export):
+            while True:
+                request = export.request()
+                flags = 3 if request.offset < 8192 else 0
+                export.send(export.extents(request, [(512, flags)]) if request.kind == STATUS
+                            else export.honest(request))
+
+        with ExportServer(server, size=1 << 16, sizes=(4096, 4096, 1 << 16)) as export:
+            path = self.attach(uri=export.uri())
+            with open(path, "rb") as file:
+                # The rest of a block of which a hole was told may be data.
+                self.assertEqual(os.lseek(file.fileno(), 0, os.SEEK_DATA), 512)
+                self.assertEqual(os.lseek(file.fileno(), 8192, os.SEEK_HOLE), 1 << 16)
+            self.detach(path)
+        self.assertEqual(export.failures, [])
+
+    def test_columns_of_the_list_fit_their_contents(self):
+        """One line is much longer than another, and not all of it is ASCII."""
+        self.addCleanup(self.detach_all)
+        self.start_unix("--export", "=memory:1M", "--export", f"{'n' * 60}=memory:123456789",
+                        uri_count=2)
+        names = ["d", "\u00fcml\u00e4ut-" + "x" * 60]
+        for index, name in enumerate(names):
+            uri = f"nbd+unix:///{'n' * 60 * index}?socket={self.path('s')}"
+            code, _, errors = self.gmblock("attach", "--fuse", self.path(name), uri)
+            self.assertEqual(code, 0, errors)
+        code, output, errors = self.gmblock("attach", "--list")
+        self.assertEqual((code, errors), (0, ""))
+        lines = output.splitlines()
+        self.assertEqual(len(lines), 3)
+        self.assertEqual(lines[0].split(), ["DEVICE", "KIND", "SIZE", "RO", "PID", "URI", "STATE"])
+        for heading in ("KIND", "RO", "PID", "URI", "STATE"):
+            at = lines[0].index(heading)
+            for line in lines[1:]:
+                self.assertEqual(line[at - 1], " ", output)
+                self.assertNotEqual(line[at], " ", output)
+        end = lines[0].index("SIZE") + len("SIZE")
+        self.assertEqual(sorted(line[:end].split()[-1] for line in lines[1:]), ["123456789", "1M"])
+        for line in lines[1:]:
+            self.assertTrue(line.endswith(" connected"), output)
+
+    def test_a_daemon_that_does_not_answer_does_not_hold_up_the_list(self):
+        self.serve(self.image())
+        disk = self.attach()
+        daemon = self.attachments()[0]["pid"]
+        os.kill(daemon, signal.SIGSTOP)
+        try:
+            code, output, errors = self.gmblock("attach", "--list")
+        finally:
+            os.kill(daemon, signal.SIGCONT)
+        self.assertEqual((code, errors), (0, ""))
+        self.assertIn(disk, output)
+        self.assertTrue(output.endswith(" the daemon does not answer\n"), output)
+        self.detach(disk)
+
+    def test_timings_are_told_step_by_step(self):
+        self.serve(self.image())
+        self.addCleanup(self.detach_all)
+        steps = ["start", "arguments", "fork", "protect", "file", "connect", "disk", "watch",
+                 "state", "tell"]
+        command = ("attach", "--timings", "--fuse", self.path("disk"), self.socket_uri())
+        code, output, errors = self.gmblock(*command)
+        self.assertEqual((code, output), (0, self.path("disk") + "\n"), errors)
+        lines = [line.split() for line in errors.splitlines()]
+        self.assertEqual([line[0] for line in lines], [*steps, "all"])
+        self.assertEqual({line[2] for line in lines}, {"us"})
+        shares = [float(line[1]) for line in lines]
+        self.assertAlmostEqual(sum(shares[:-1]), shares[-1], delta=1)
+        self.detach()
+        code, output, errors = self.gmblock(*command, "--json")
+        self.assertEqual((code, errors), (0, ""))
+        told = json.loads(output)
+        self.assertEqual(set(told), {"device", "us", "steps"})
+        self.assertEqual(told["device"], self.path("disk"))
+        self.assertEqual([step["step"] for step in told["steps"]], steps)
+        for step in told["steps"]:
+            self.assertEqual(set(step), {"step", "us"})
+            self.assertGreater(step["us"], 0, step)
+        self.assertAlmostEqual(sum(step["us"] for step in told["steps"]), told["us"], delta=0.1)
+        self.detach()
+
+    def test_refusals(self):
+        self.serve(self.image())
+        folder = self.path("folder")
+        os.mkdir(folder)
+        for arguments, status, words in [
+                (["attach"], 2, "give one URI"),
+                (["attach", "--list", "x"], 2, "takes no URI"),
+                (["attach", "--list", "--fuse", "x"], 2, "--fuse is for attaching"),
+                (["attach", "--list", "--read-only"], 2, "--read-only is for attaching"),
+                (["attach", "--list", "--connect-timeout", "1s"], 2, "timeouts are for attaching"),
+                (["attach", "--fuse", self.path("no/d"), self.socket_uri()], 1,
+                 f"'{self.path('no/d')}'"),
+                (["attach", "--ublk", "--nbd", "nbd://x"], 2, "only one of"),
+                (["attach", "--nbd", f"gmb+unix:///?socket={self.path('s')}"], 1,
+                 "the kernel's nbd driver cannot be used for a gmb URI"),
+                (["attach", "--json", "nbd://x"], 2, "--json needs"),
+                (["attach", "--timings", "--list"], 2, "not for --list"),
+                (["attach", "--timings", "--foreground", "nbd://x"], 2,
+                 "cannot be combined with --foreground"),
+                (["attach", "--timings", "--fuse", self.path("d"), self.socket_uri("nobody")], 1,
+                 "cannot connect"),
+                (["attach", "--reconnect-timeout", "0", "nbd://x"], 2, "it must not be 0"),
+                (["attach", "--device", "3", "--fuse", "x", "nbd://x"], 2, "has its name"),
+                (["attach", "--fuse", folder, self.socket_uri()], 1, "regular file"),
+                (["attach", "--fuse", self.path("d"), "bad"], 2, "the URI 'bad' cannot be used"),
+                (["attach", "--fuse", self.path("d"), self.socket_uri("nobody")], 1,
+                 "cannot connect"),
+                (["attach", "--fuse", self.path("d"),
+                  f"nbd+unix:///nothing?socket={self.path('s')}"], 1, "nothing"),
+                (["detach", "/dev/nothing"], 1, "is not attached"),
+                (["detach"], 2, "give one device"),
+                (["detach", "\x1b"], 1, r"\x1b is not attached"),
+                (["attach", "--fuse", self.path("\x1b/d"), self.socket_uri()], 1, r"\x1b/d"),
+        ]:
+            code, output, errors = self.gmblock(*arguments)
+            self.assertEqual((code, output), (status, ""), errors)
+            self.assertIn(words, errors)
+        self.assertFalse(os.path.exists(self.path("d")), "nothing is left of a failure")
 
 
 if __name__ == "__main__":

@@ -33,6 +33,11 @@ def missing():
 class Case(support.Case):
     """Attachments have a state folder of the test's own."""
 
+    SCHEME = "nbd+unix"
+
+    def socket_uri(self, name="s"):
+        return f"{self.SCHEME}:///?socket={self.path(name)}"
+
     def setUp(self):
         super().setUp()
         self.environment = {**os.environ, "GMBLOCK_ATTACH_DIR": self.path("state")}

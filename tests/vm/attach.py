@@ -1,17 +1,19 @@
 #!/usr/bin/python3
 """attach.py GMBLOCK KERNEL KIND: gmblock attach makes a disk in the guest's kernel (KIND is ublk or
-nbd). A file system on it survives a server that is killed and started again, with no error in the
-guest, and is whole after another attachment."""
+nbd, or ublk-gmb: ublk over gmb). A file system on it survives a server that is killed and started
+again, with no error in the guest, and is whole after another attachment."""
 import sys
 
 import testing
 
-GMBLOCK, KERNEL, KIND = sys.argv[1:4]
+GMBLOCK, KERNEL = sys.argv[1:3]
+KIND, _, GMB = sys.argv[3].partition("-")
+SCHEME = "gmb+unix" if GMB else "nbd+unix"
 MODULE = {"ublk": "ublk_drv", "nbd": "nbd"}[KIND]
 
 COMMON = r"""
 kind=KIND
-uri='nbd+unix:///?socket=/tmp/s'
+uri='SCHEME:///?socket=/tmp/s'
 serve()
 {
 	rm -f /tmp/s /tmp/uri
@@ -88,8 +90,8 @@ dmesg >/results/dmesg
 DAEMON = COMMON + r"""
 disk=$(gmblock attach --$kind --device 9 "$uri")
 refused "9" gmblock attach --$kind --device 9 "$uri"
-refused "nothing" gmblock attach --$kind "nbd+unix:///nothing?socket=/tmp/s"
-refused "cannot connect" gmblock attach --$kind "nbd+unix:///?socket=/tmp/nobody"
+refused "nothing" gmblock attach --$kind "SCHEME:///nothing?socket=/tmp/s"
+refused "cannot connect" gmblock attach --$kind "SCHEME:///?socket=/tmp/nobody"
 sleep 1000 <$disk &
 reader=$!
 refused "is open in process" gmblock detach $disk
@@ -220,7 +222,8 @@ gmblock detach $disk
 def run(script):
     lab = testing.laboratory()
     with lab:
-        guest = lab.guest("guest", KERNEL, script.replace("KIND", KIND),
+        script = script.replace("KIND", KIND).replace("SCHEME", SCHEME)
+        guest = lab.guest("guest", KERNEL, script,
                           files=[(GMBLOCK, "/lab/gmblock")], load=[MODULE], modules=["ext4"],
                           programs=["mkfs.ext4", "e2fsck"])
         lab.start()
