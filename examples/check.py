@@ -65,6 +65,9 @@ class Examples(unittest.TestCase):
                                           text=True, check=False, timeout=60)
                     self.assertEqual((done.stdout, done.stderr, done.returncode),
                                      (f"{text}\nput by the server\n", "", 0))
+                server.terminate()
+                self.assertEqual(server.wait(timeout=60), 0)
+                self.assertFalse(os.path.exists(os.path.join(self.folder, "clan")))
             finally:
                 server.kill()
 

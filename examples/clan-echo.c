@@ -11,6 +11,7 @@
  *   cc clan-echo.c $(pkg-config --cflags --libs clan) -o clan-echo
  */
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +28,16 @@ static void die(const char *what, int result)
 
 /* --- the server ---------------------------------------------------------------------------------
  */
+
+static struct clan_queue *served;
+static volatile sig_atomic_t stopping;
+
+static void stop(int signal)
+{
+	(void)signal;
+	stopping = 1;
+	clan_queue_wake(served); /* clan_queue_wait() returns 0 */
+}
 
 static void answer(struct clan_conn *conn, const struct clan_message *message, const void *bytes)
 {
@@ -60,9 +71,15 @@ static void serve(struct clan_queue *queue, const char *address)
 		fprintf(stderr, "clan-echo: %s\n", error.text);
 		exit(EXIT_FAILURE);
 	}
+	served = queue;
+	signal(SIGINT, stop);
+	signal(SIGTERM, stop);
 	printf("ready\n");
 	fflush(stdout);
-	while (clan_queue_wait(queue, &event, 1, -1) >= 0) {
+	while (!stopping) {
+		if (clan_queue_wait(queue, &event, 1, -1) != 1) {
+			continue;
+		}
 		switch (event.type) {
 		case CLAN_EVENT_CONNECT:
 			clan_accept(event.conn, NULL, 0);
@@ -82,6 +99,8 @@ static void serve(struct clan_queue *queue, const char *address)
 			break;
 		}
 	}
+	clan_listener_close(listener); /* removes the socket file */
+	exit(EXIT_SUCCESS);	       /* the kernel ends the connections */
 }
 
 /* --- the client ---------------------------------------------------------------------------------

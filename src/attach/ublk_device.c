@@ -245,8 +245,8 @@ static int start_queues(struct ublk_disk *disk, struct error *error)
 		rc = start_queue(disk, i, error);
 		if (rc == 0 &&
 			disk->queues[i].remote.info.bytes != disk->queues[0].remote.info.bytes) {
-			rc = error_set(error, -EIO,
-				"two connections see different sizes of the export (rule P137)");
+			rc = error_set(
+				error, -EIO, "two connections see different sizes of the export");
 		}
 	}
 	for (uint32_t i = 0; rc == 0 && i < disk->queue_count; i++) {

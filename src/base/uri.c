@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/stat.h>
 
 #include "base/log.h"
 
@@ -201,6 +202,37 @@ static int parse_authority(struct span text, struct uri *uri, struct error *erro
 		host = (struct span){ "localhost", 9 };
 	}
 	return decode(host, "host", false, &uri->host, NULL, error);
+}
+
+const char *uri_unix_advice(const char *socket_path, int err)
+{
+	bool is_path = socket_path[0] != '\0';
+	struct stat status;
+
+	switch (-err) {
+	case EAGAIN:
+		/* The listener's queue is full. There is no way to wait for room. */
+		return "the server does not accept connections fast enough";
+	case ENOENT:
+		return "is the server running, and is this the path of its socket?";
+	case ECONNREFUSED:
+		if (is_path && stat(socket_path, &status) == 0 && !S_ISSOCK(status.st_mode)) {
+			return "this is not a socket; give the path of the one that the server "
+			       "listens on";
+		}
+		return is_path ? "is a server listening there? The socket file may be left over "
+				 "from one that has ended"
+			       : "is a server listening there?";
+	case EACCES:
+	case EPERM:
+		return "connecting needs write permission for the socket file and access to its "
+		       "folder";
+	case EPROTOTYPE:
+		return "is this the path of another URI? A server has one socket for nbd+unix and "
+		       "another for gmb+unix";
+	default:
+		return NULL;
+	}
 }
 
 int uri_next_parameter(const char **query, struct uri_parameter *parameter, struct error *error)

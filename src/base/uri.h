@@ -32,6 +32,10 @@ struct uri {
 GMB_MUST_CHECK int uri_parse(const char *text, struct uri *uri, struct error *error);
 void uri_fini(struct uri *uri);
 
+/* What to look at when connecting to the socket of a URI gave err, a negative errno; NULL when that
+ * says it all. socket_path: as in struct uri. */
+const char *uri_unix_advice(const char *socket_path, int err);
+
 struct uri_parameter {
 	char *name;
 	char *value; /* of "socket" it may hold zero bytes */

@@ -320,7 +320,7 @@ static int check_same(
 		return error_set(error, -EPROTO,
 			"another connection to %s reaches an export with other properties: is "
 			"there "
-			"more than one server at this address? (rule P137)",
+			"more than one server at this address?",
 			client->uri_text);
 	}
 	return 0;
@@ -382,7 +382,7 @@ static int check_able(
 		facts->payload_max < known->payload_max) {
 		return error_set(error, -EPROTO,
 			"%s: the server came back with less than it offered before: is it another "
-			"one, or is its configuration another? (rule P137)",
+			"one, or is its configuration another?",
 			client->uri_text);
 	}
 	return 0;

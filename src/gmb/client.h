@@ -90,7 +90,6 @@ struct native_carrier {
 	enum native_carrier_state state;
 	struct list_node node;	/* in hub->carriers while there is a connection */
 	struct clan_conn *conn; /* NULL: CLOSED was given, or there was none */
-	bool is_connected;	/* it came as far as CONNECTED */
 	struct ring_op timer_op;
 	struct ring_op fail_op;
 	struct error failure; /* for fail_op */
@@ -107,8 +106,10 @@ struct native_carrier {
 };
 
 struct native_target {
-	char *address; /* as clan_connect() takes it */
-	char *name;    /* of the export */
+	char *address;	   /* as clan_connect() takes it */
+	char *socket_path; /* as in struct uri, for messages */
+	char *name;	   /* of the export */
+	char label[CARRIER_LABEL_BYTES_MAX];
 };
 
 /* client_hub.c */
@@ -127,6 +128,9 @@ void hub_pool_put(struct hub *hub, struct hub_run *run);
 void hub_settle(struct hub *hub);
 
 /* client_carrier.c */
+/* Says hello to the server. error: without the target's label. */
+GMB_MUST_CHECK int native_connect(struct clan_queue *queue, const struct native_target *target,
+	const struct clan_conn_options *options, struct clan_conn **conn_out, struct error *error);
 void native_carrier_event(struct native_carrier *carrier, const struct clan_event *event);
 /* Ends the connection when it shares that buffer; true: it still does. */
 bool native_carrier_shares(struct native_carrier *carrier, uint32_t buffer, bool end);

@@ -103,7 +103,7 @@ static void fail(struct native_carrier *carrier, int code, const char *text)
 {
 	struct error error;
 
-	error_set(&error, code, "%s: %s", carrier->target->address, text);
+	error_set(&error, code, "%s: %s", carrier->target->label, text);
 	carrier_failed(&carrier->base, &error);
 }
 
@@ -597,7 +597,6 @@ static void connected(struct native_carrier *carrier)
 		fail(carrier, -EPROTO, rule);
 		return;
 	}
-	carrier->is_connected = true;
 	/* A ring that was never used has room. */
 	if (clan_send(carrier->conn, CLAN_BULK, NATIVE_OPEN, carrier->open, carrier->open_bytes) ==
 		0) {
@@ -607,21 +606,8 @@ static void connected(struct native_carrier *carrier)
 
 static void lost(struct native_carrier *carrier, const struct clan_event *event)
 {
-	char text[CARRIER_TEXT_BYTES_MAX];
-	size_t bytes;
-	const void *refusal;
-
-	if (carrier->is_connected) {
-		receive(carrier); /* what was published before */
-	}
-	if (carrier->state == NATIVE_CLOSING) {
-		return;
-	}
-	if (event->status == -ECONNREFUSED) {
-		refusal = clan_conn_hello(carrier->conn, &bytes);
-		log_escape(text, sizeof(text), refusal, bytes);
-		fail(carrier, event->status, text);
-	} else {
+	receive(carrier); /* what was published before */
+	if (carrier->state != NATIVE_CLOSING) {
 		fail(carrier, event->status, clan_conn_reason(carrier->conn));
 	}
 }
@@ -716,13 +702,28 @@ static void make_open(struct native_carrier *carrier, const struct carrier_start
 	}
 }
 
-static int dial(struct native_carrier *carrier, const struct carrier_start *start)
+int native_connect(struct clan_queue *queue, const struct native_target *target,
+	const struct clan_conn_options *options, struct clan_conn **conn_out, struct error *error)
 {
 	static const struct native_wire_hello hello = {
 		.magic = NATIVE_MAGIC,
 		.version_min = NATIVE_VERSION,
 		.version_max = NATIVE_VERSION,
 	};
+	int result = clan_connect(
+		queue, target->address, options, &hello, sizeof(hello), conn_out, NULL);
+	const char *advice = uri_unix_advice(target->socket_path, result);
+
+	if (result != 0) {
+		*conn_out = NULL;
+		error_set(error, result, "cannot connect: %s%s%s", strerror(-result),
+			advice != NULL ? "; " : "", advice != NULL ? advice : "");
+	}
+	return result;
+}
+
+static int dial(struct native_carrier *carrier, const struct carrier_start *start)
+{
 	struct clan_conn_options options = {
 		.size = sizeof(options),
 		.cookies = 1,
@@ -730,18 +731,16 @@ static int dial(struct native_carrier *carrier, const struct carrier_start *star
 		.handshake_timeout_ms = (uint32_t)(start->timeout_ns / 1000000 + 1),
 		.peer_regions_max = 1, /* servers share nothing */
 	};
-	struct clan_error reason;
 	int result = hub_get(carrier->base.queue, &carrier->hub, &carrier->failure);
 
-	if (result != 0) {
-		return result;
+	if (result == 0) {
+		hub_start(carrier->hub);
+		result = native_connect(carrier->hub->clan, carrier->target, &options,
+			&carrier->conn, &carrier->failure);
 	}
-	hub_start(carrier->hub);
-	result = clan_connect(carrier->hub->clan, carrier->target->address, &options, &hello,
-		sizeof(hello), &carrier->conn, &reason);
 	if (result != 0) {
-		carrier->conn = NULL;
-		return error_set(&carrier->failure, result, "%s", reason.text);
+		error_prefix(&carrier->failure, "%s", carrier->target->label);
+		return result;
 	}
 	clan_conn_set_context(carrier->conn, carrier);
 	list_push_back(&carrier->hub->carriers, &carrier->node);
@@ -753,7 +752,6 @@ static void native_start(struct carrier *base, const struct carrier_start *start
 	struct native_carrier *carrier = of(base);
 
 	set_state(carrier, NATIVE_DIALING);
-	carrier->is_connected = false;
 	base->moved_bytes = 0;
 	carrier->free_count = CARRIER_DEPTH_MAX;
 	for (uint32_t i = 0; i < CARRIER_DEPTH_MAX; i++) {
@@ -777,6 +775,7 @@ static void native_target_destroy(struct carrier_target *base)
 
 	if (target != NULL) {
 		free(target->address);
+		free(target->socket_path);
 		free(target->name);
 		free(target);
 	}
@@ -845,8 +844,11 @@ static int native_target_create(const char *text, char label[CARRIER_LABEL_BYTES
 			log_escape(shown, sizeof(shown), text, strlen(text)));
 	} else if (target != NULL) {
 		log_escape(label, CARRIER_LABEL_BYTES_MAX, uri.socket_path, uri.socket_path_bytes);
+		memcpy(target->label, label, CARRIER_LABEL_BYTES_MAX);
 		target->address = address_of(&uri);
+		target->socket_path = uri.socket_path;
 		target->name = uri.path;
+		uri.socket_path = NULL;
 		uri.path = NULL;
 	}
 	if (result == 0 && (target == NULL || target->address == NULL)) {

@@ -72,22 +72,11 @@ static int hear(struct probe *probe, struct native_export *export, struct error 
 
 static int connect_to(struct probe *probe, const struct native_target *target, struct error *error)
 {
-	static const struct native_wire_hello hello = {
-		.magic = NATIVE_MAGIC,
-		.version_min = NATIVE_VERSION,
-		.version_max = NATIVE_VERSION,
-	};
-	struct clan_error reason;
 	const void *welcome;
 	const char *rule;
 	size_t bytes;
-	int result = clan_connect(
-		probe->queue, target->address, NULL, &hello, sizeof(hello), &probe->conn, &reason);
+	int result = native_connect(probe->queue, target, NULL, &probe->conn, error);
 
-	if (result != 0) {
-		probe->conn = NULL;
-		return error_set(error, result, "%s", reason.text);
-	}
 	while (result == 0 && !probe->connected) {
 		result = turn(probe, error);
 	}

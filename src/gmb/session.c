@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "gmb/session.h"
 
 /* Messages of a client in a row before others have their turn. */
@@ -126,6 +127,16 @@ static void answer_error(struct native_session *session, int code, const char *t
 	answer_text(session, &head, text);
 }
 
+static void answer_unknown(struct native_session *session, struct native_text name)
+{
+	char shown[NATIVE_TEXT_BYTES_MAX - 32];
+	char text[NATIVE_TEXT_BYTES_MAX];
+
+	snprintf(text, sizeof(text), "there is no export named '%s'",
+		log_escape(shown, sizeof(shown), name.bytes, name.length));
+	answer_error(session, -ENOENT, text);
+}
+
 static uint32_t export_flags(const struct session *session, const struct export *export)
 {
 	bool writes = (engine_rights(&session->peer, export) & ENGINE_RIGHT_WRITE) != 0;
@@ -219,7 +230,7 @@ static void take_open(struct native_session *session, const uint8_t *bytes, uint
 	if (session->base.stopping) {
 		answer_error(session, -ESHUTDOWN, "the server is stopping");
 	} else if (entry == NULL) {
-		answer_error(session, -ENOENT, "there is no such export");
+		answer_unknown(session, open.name);
 	} else if (open.look) {
 		answer_export(session, entry);
 	} else if (take_over(session, entry->export, &open)) {

@@ -12,9 +12,10 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
+
+#include "base/uri.h"
 
 enum { LOOKUP_STACK_BYTES = 256 << 10 };
 
@@ -173,38 +174,6 @@ static void end_timed_out(struct connector *connector, const char *doing)
 			       (double)connector->timeout_ns / 1e9, doing));
 }
 
-/* What to look at when connecting to a path gave err; NULL when the error says it all. */
-static const char *unix_advice(const struct export_uri *uri, int err)
-{
-	bool is_path = uri->socket_path[0] != '\0';
-	struct stat status;
-
-	switch (-err) {
-	case EAGAIN:
-		/* The listener's queue is full. There is no way to wait for room. */
-		return "the server does not accept connections fast enough";
-	case ENOENT:
-		return "is the server running, and is this the path of its socket?";
-	case ECONNREFUSED:
-		if (is_path && stat(uri->socket_path, &status) == 0 && !S_ISSOCK(status.st_mode)) {
-			return "this is not a socket; give the path of the one that the server "
-			       "listens on";
-		}
-		return is_path ? "is a server listening there? The socket file may be left over "
-				 "from one that has ended"
-			       : "is a server listening there?";
-	case EACCES:
-	case EPERM:
-		return "connecting needs write permission for the socket file and access to its "
-		       "folder";
-	case EPROTOTYPE:
-		return "this socket is not for connections; give the path of the one that the "
-		       "server listens on";
-	default:
-		return NULL;
-	}
-}
-
 static const char *tcp_advice(int err)
 {
 	switch (-err) {
@@ -222,8 +191,9 @@ static const char *tcp_advice(int err)
 
 static void end_refused(struct connector *connector, int err)
 {
-	const char *advice =
-		connector->uri->is_unix ? unix_advice(connector->uri, err) : tcp_advice(err);
+	const char *advice = connector->uri->is_unix
+				     ? uri_unix_advice(connector->uri->socket_path, err)
+				     : tcp_advice(err);
 
 	end(connector, error_set(&connector->error, err, "cannot connect: %s%s%s", strerror(-err),
 			       advice != NULL ? "; " : "", advice != NULL ? advice : ""));
@@ -404,7 +374,7 @@ static void begin(struct connector *connector)
 		end(connector,
 			error_set(&connector->error, -EPROTONOSUPPORT,
 				"the URI asks for TLS, which this version of gmblock does not "
-				"speak (rule P132); for a server without TLS write nbd or "
+				"speak; for a server without TLS write nbd or "
 				"nbd+unix"));
 	} else if (connector->uri->is_unix) {
 		connect_unix(connector);

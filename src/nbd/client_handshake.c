@@ -731,8 +731,7 @@ static int handle_magic(struct nbd_handshake *talk)
 
 	if (get_u64(talk->input) != NBD_MAGIC) {
 		return error_set(talk->error, -EPROTO,
-			"this is not an NBD server: it greets with \"%s\" instead of \"NBDMAGIC\" "
-			"(rule P4)",
+			"this is not an NBD server: it greets with \"%s\" instead of \"NBDMAGIC\"",
 			log_escape(quoted, sizeof(quoted), talk->input, 8));
 	}
 	set_state(talk, STATE_STYLE, 8);
@@ -745,7 +744,7 @@ static int handle_style(struct nbd_handshake *talk)
 
 	if (style == NBD_OLDSTYLE_MAGIC) {
 		return error_set(talk->error, -EPROTONOSUPPORT,
-			"this is an oldstyle NBD server (rule P8), a protocol from before 2011 "
+			"this is an oldstyle NBD server, a protocol from before 2011 "
 			"that gmblock does not speak: update it, or give it the newstyle protocol");
 	}
 	if (style != NBD_OPTION_MAGIC) {
@@ -775,7 +774,7 @@ static int handle_flags(struct nbd_handshake *talk)
 	if (talk->goal == NBD_GOAL_LIST) {
 		return error_set(talk->error, -EPROTONOSUPPORT,
 			"the server speaks the first newstyle protocol, not the fixed one: it has "
-			"no list of exports (rule P3)");
+			"no list of exports");
 	}
 	return ask_old_export(talk);
 }
@@ -877,13 +876,13 @@ int nbd_handshake_end_of_stream(struct nbd_handshake *talk, struct error *error)
 	if (talk->state == STATE_OLD_EXPORT && talk->input_bytes == 0) {
 		return error_set(error, -ENOENT,
 			"%s: the server closed the connection, the only way the option EXPORT_NAME "
-			"has to refuse an export (rule P31)",
+			"has to refuse an export",
 			export_label(label, current_offer(talk)->name));
 	}
 	if (talk->state == STATE_MAGIC && talk->input_bytes == 0) {
 		return error_set(error, -EPROTO,
 			"the server closed the connection without a word: it may be at its limit "
-			"of clients, or refuse this address (rule P4)");
+			"of clients, or refuse this address");
 	}
 	return error_set(error, -EPROTO,
 		"the server closed the connection in the middle of %s (rule P129)",
@@ -921,7 +920,7 @@ static int take_options(struct nbd_handshake *talk, const struct nbd_handshake_o
 	bytes = strlen(options->export_name);
 	if (bytes > NBD_STRING_BYTES_MAX) {
 		return error_set(error, -EINVAL,
-			"the export name has %zu bytes; NBD allows at most %d (rule P1)", bytes,
+			"the export name has %zu bytes; NBD allows at most %d", bytes,
 			NBD_STRING_BYTES_MAX);
 	}
 	name.length = (uint32_t)bytes;

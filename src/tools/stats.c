@@ -299,7 +299,9 @@ static int find_server(const char *uri, char path[STATS_PATH_BYTES], struct erro
 			search.uris[0] != '\0' ? "; what is served here is " : "", search.uris);
 	}
 	return error_set(error, -ENOENT,
-		"no server of this user runs on this machine (looked in %s)", folder);
+		"no server of this user runs on this machine (looked in %s); one that was started "
+		"with --control PATH is named by that path",
+		folder);
 }
 
 /* The usual control socket of a process, which has to be there. */

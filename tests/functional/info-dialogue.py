@@ -244,7 +244,7 @@ class Age(InfoCase):
         def script(d):
             d.send(NBDMAGIC + IHAVEOPT + b"\0\0")
             d.wait_for_close()
-        self.assert_refused(script, "no list of exports", "P3", args=("--list",))
+        self.assert_refused(script, "no list of exports", args=("--list",))
 
 
 class Refusals(InfoCase):
@@ -563,7 +563,7 @@ class Addresses(InfoCase):
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
                 sock.bind(datagram)
                 for path, wanted in ((file, "not a socket"), (left, "left over from one"),
-                                     (datagram, "not for connections"),
+                                     (datagram, "is this the path of another URI?"),
                                      ("%00gmblock-nobody", "is a server listening there?\n")):
                     with self.subTest(path=path):
                         self.refused_without_server(f"nbd+unix:///?socket={path}",
@@ -591,7 +591,7 @@ class Addresses(InfoCase):
     def test_tls_is_not_silently_dropped(self):
         for uri in ("nbds://127.0.0.1", "nbds+unix:///?socket=/nonexistent"):
             with self.subTest(uri=uri):
-                self.refused_without_server(uri, "TLS", "P132")
+                self.refused_without_server(uri, "TLS", "nbd or nbd+unix")
 
     def test_not_a_uri(self):
         self.refused_without_server("http://127.0.0.1/", "http", status=2)

@@ -56,24 +56,23 @@ def at_contexts(misbehave):
 
 class Greeting(InfoCase):
     def test_other_protocol_is_no_nbd_server(self):
-        self.assert_refused(raw(b"SSH-2.0-OpenSSH_9.2\r\n"), "not an NBD server", "SSH-2.0-",
-                            "rule P4")
+        self.assert_refused(raw(b"SSH-2.0-OpenSSH_9.2\r\n"), "not an NBD server", "SSH-2.0-")
 
     def test_banner_shorter_than_a_greeting(self):
-        self.assert_refused(raw(b"\x1b[2J\x07\r\n!"), "\\x1b[2J\\x07\\x0d\\x0a!", "rule P4")
+        self.assert_refused(raw(b"\x1b[2J\x07\r\n!"), "\\x1b[2J\\x07\\x0d\\x0a!")
 
     def test_second_magic_is_wrong(self):
         self.assert_refused(raw(NBDMAGIC + b"IHAVEOPS" + b"\0\3"), "0x49484156454f5053", "rule P4")
 
     def test_oldstyle_server_is_named(self):
         oldstyle = NBDMAGIC + OLDSTYLE + struct.pack(">QI", 1 << 20, 1) + bytes(124)
-        self.assert_refused(raw(oldstyle), "oldstyle", "rule P8")
+        self.assert_refused(raw(oldstyle), "oldstyle")
 
     def test_oldstyle_server_that_stops_after_its_magic(self):
-        self.assert_refused(raw(NBDMAGIC + OLDSTYLE), "oldstyle", "rule P8")
+        self.assert_refused(raw(NBDMAGIC + OLDSTYLE), "oldstyle")
 
     def test_close_without_a_word(self):
-        self.assert_refused(raw(b"", then_wait=False), "without a word", "rule P4")
+        self.assert_refused(raw(b"", then_wait=False), "without a word")
 
     def test_close_at_every_byte_of_the_greeting(self):
         greeting = NBDMAGIC + IHAVEOPT + b"\0\3"
@@ -306,7 +305,7 @@ class OldNames(InfoCase):
         self.assert_refused(script, *wanted, args=args, export="old")
 
     def test_refusal_by_closing(self):
-        self.ask_old(lambda d: None, 'export "old"', "rule P31")
+        self.ask_old(lambda d: None, 'export "old"', "the only way")
 
     def test_close_in_the_zeroes(self):
         self.ask_old(lambda d: d.old_reply(zeroes=123), "EXPORT_NAME", "rule P129")

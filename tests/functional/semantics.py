@@ -108,7 +108,6 @@ class Semantics(support.Case):
                     self.assertEqual(file.read(), content, (writer, reader))
                 os.unlink(target)
 
-
     def test_info_and_list_say_the_same(self):
         _, uris = self.serve(("disk", "memory:8M,description=some words"),
                              ("other", "memory:1M,readonly"))
@@ -123,9 +122,22 @@ class Semantics(support.Case):
                 told.add((command, json.dumps(exports)))
         self.assertEqual(len(told), 3, told)
         uri = uris["gmb+unix", "disk"].replace("/disk?", "/none?")
-        status, _, errors = self.run_gmblock("info", uri)
-        self.assertEqual(status, 1)
-        self.assertIn("no such export", errors)
+        for command in (("info", uri), ("copy", uri, self.path("target"))):
+            status, _, errors = self.run_gmblock(*command)
+            self.assertEqual(status, 1)
+            self.assertIn("gmb+unix: there is no export named 'none'\n", errors)
+
+    def test_a_socket_of_the_other_protocol_is_told(self):
+        _, uris = self.serve(("disk", "memory:1M"))
+        for one, other in (("nbd+unix", "gmb+unix"), ("gmb+unix", "nbd+unix")):
+            wrong = uris[one, "disk"].replace(one, other)
+            for command in (("info", wrong), ("copy", wrong, self.path("target"))):
+                status, _, errors = self.run_gmblock(*command)
+                self.assertEqual(status, 1)
+                self.assertRegex(errors, ": cannot connect: [^;]*; is this the path of another URI?")
+                self.assertNotIn("shm:", errors)
+        _, _, errors = self.run_gmblock("info", uris["gmb+unix", "disk"] + "-none")
+        self.assertIn(": cannot connect: No such file or directory; is the server running", errors)
 
 
 def add_tests():
