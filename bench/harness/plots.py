@@ -1,0 +1,146 @@
+"""SVG plots in the style of gmblock's own: panels side by side, a legend above.
+
+What: document() puts panels into one drawing; line_panel() draws lines of medians with their spread
+on logarithmic axes. A line is a list of points (x, median, low, high). They have a white background,
+so that they can be read on any page.
+Errors: none; a line without points is not drawn.
+"""
+
+import math
+from xml.sax.saxutils import escape
+
+PANEL_W, PANEL_H = 430, 290
+LEFT, RIGHT, TOP, BOTTOM = 72, 418, 30, 228  # the frame, in a panel
+HEAD, LEGEND_LINE, COLUMNS = 62, 20, 2
+STYLE = """<style>
+text { font: 12px sans-serif; fill: #222 }
+.head { font-size: 16px; font-weight: bold }
+.panel { font-weight: bold }
+.small { font-size: 11px }
+.end { text-anchor: end }
+.middle { text-anchor: middle }
+.grid { stroke: #ddd; fill: none }
+.frame { stroke: #888; fill: none }
+.curve { fill: none; stroke-width: 2; stroke-linejoin: round }
+.band { fill-opacity: 0.15; stroke: none }
+</style>
+"""
+
+
+def text(x, y, kind, words):
+    return '<text x="%.1f" y="%.1f" class="%s">%s</text>\n' % (x, y, kind, escape(words))
+
+
+def path(kind, data, more=""):
+    return '<path class="%s" d="%s"%s/>\n' % (kind, data, more)
+
+
+class Axis:
+    """A logarithmic axis from one value to another, on pixels."""
+
+    def __init__(self, low, high, start, end):
+        self.low, self.high, self.start, self.end = math.log(low), math.log(high), start, end
+
+    def at(self, value):
+        part = (math.log(value) - self.low) / (self.high - self.low)
+        return self.start + (self.end - self.start) * part
+
+
+def round_range(values):
+    """From a 1-2-5 step to another, around the values; about a decade at least."""
+    low, high = min(values), max(values)
+    return round_125(min(low, high / 10), up=False), round_125(high, up=True)
+
+
+def round_125(value, up):
+    """The nearest of 1, 2, 5 times a power of ten, upwards or downwards."""
+    power = 10 ** math.floor(math.log10(value) + 1e-9)
+    steps = [step * power for step in (1, 2, 5, 10)]
+    return min(step for step in steps if step >= value * (1 - 1e-9)) if up else \
+        max(step for step in steps if step <= value * (1 + 1e-9))
+
+
+def ticks_125(low, high):
+    """All 1-2-5 steps where there is room, else powers of ten."""
+    found, value = [], low
+    while value <= high * 1.001:
+        found.append(value)
+        value = round_125(value * 1.5, up=True)
+    return found if high / low <= 10000 else [
+        value for value in found if abs(math.log10(value) - round(math.log10(value))) < 1e-6]
+
+
+def stroke(colour, dashes):
+    return ' stroke="%s"%s' % (colour, ' stroke-dasharray="%s"' % dashes if dashes else "")
+
+
+def panel_frame(title, x, y, across, below, upward):
+    """The frame with the panel's title and what its axes show; below: the distance of the words."""
+    at_x, at_y = x + 14, y + (TOP + BOTTOM) / 2
+    return text(x + LEFT, y + TOP - 8, "panel", title) + \
+        text(x + (LEFT + RIGHT) / 2, y + BOTTOM + below, "middle small", across) + \
+        '<text x="%.1f" y="%.1f" class="middle small" transform="rotate(-90 %.1f %.1f)">%s</text>\n' \
+        % (at_x, at_y, at_x, at_y, upward) + \
+        '<rect class="frame" x="%d" y="%d" width="%d" height="%d"/>\n' % (
+            x + LEFT, y + TOP, RIGHT - LEFT, BOTTOM - TOP)
+
+
+def line_panel(title, lines, x, y, across_words, across_text, upward_words):
+    """lines: (points, colour, dashes), the last drawn on top; across_text: what a tick is called."""
+    points = [point for line, _, _ in lines for point in line]
+    places = sorted({point[0] for point in points})
+    across = Axis(places[0] / 1.4, places[-1] * 1.4, x + LEFT, x + RIGHT)
+    low, high = round_range([value for point in points for value in point[1:]])
+    upward = Axis(low, high, y + BOTTOM, y + TOP)
+    out = []
+    for place in places:
+        out.append(path("grid", "M%.1f %dV%d" % (across.at(place), y + TOP, y + BOTTOM)))
+        out.append(text(across.at(place), y + BOTTOM + 16, "middle small", across_text(place)))
+    for value in ticks_125(low, high):
+        out.append(path("grid", "M%d %.1fH%d" % (x + LEFT, upward.at(value), x + RIGHT)))
+        out.append(text(x + LEFT - 6, upward.at(value) + 4, "end small", "%.12g" % value))
+    for line, colour, dashes in lines:
+        if not line:
+            continue
+        if any(point[2] < point[3] for point in line) and len(line) > 1:
+            edge = ["%.1f %.1f" % (across.at(p[0]), upward.at(p[3])) for p in line] + \
+                   ["%.1f %.1f" % (across.at(p[0]), upward.at(p[2])) for p in reversed(line)]
+            out.append(path("band", "M" + "L".join(edge) + "Z", ' fill="%s"' % colour))
+        spots = ["%.1f %.1f" % (across.at(p[0]), upward.at(p[1])) for p in line]
+        out.append(path("curve", "M" + "L".join(spots), stroke(colour, dashes)))
+        if not dashes:
+            out += ['<circle cx="%s" cy="%s" r="3" fill="%s"/>\n' % (*spot.split(), colour)
+                    for spot in spots]
+    return "".join(out) + panel_frame(title, x, y, across_words, 34, upward_words)
+
+
+def legend_of(entries):
+    """The legend's drawing, and how many lines it has; entries: (name, colour, dashes or None)."""
+    out, at, line = [], LEFT, 0
+    for name, colour, dashes in entries:
+        width = 34 + round(6.2 * len(name))
+        if at + width > COLUMNS * PANEL_W:
+            at, line = LEFT, line + 1
+        y = HEAD + LEGEND_LINE * line
+        out.append('<rect x="%d" y="%d" width="14" height="10" fill="%s"/>\n' % (at, y - 5, colour)
+                   if dashes is None else path("curve", "M%d %dh14" % (at, y),
+                                               stroke(colour, dashes)))
+        out.append(text(at + 19, y + 4, "small", name))
+        at += width
+    return "".join(out), line + 1
+
+
+def document(title, subtitle, legend, panels):
+    """panels: functions that draw at a place."""
+    rows = (len(panels) + COLUMNS - 1) // COLUMNS
+    drawn, lines = legend_of(legend)
+    top = HEAD + LEGEND_LINE * lines
+    width, height = COLUMNS * PANEL_W, top + rows * PANEL_H
+    out = ['<?xml version="1.0" encoding="UTF-8"?>\n'
+           '<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" '
+           'role="img">\n<title>%s</title>\n' % (width, height, width, height, escape(title)),
+           STYLE, '<rect width="%d" height="%d" fill="#fff"/>\n' % (width, height),
+           text(LEFT, 26, "head", title), text(LEFT, 44, "sub", subtitle), drawn]
+    for i, draw in enumerate(panels):
+        out.append(draw(i % COLUMNS * PANEL_W, top + i // COLUMNS * PANEL_H))
+    return "".join(out) + "</svg>\n"
