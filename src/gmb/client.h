@@ -7,9 +7,9 @@
  *   client_carrier.c  one connection: carrier.h
  *
  * A buffer is a clan region. A connection shares it with its server when the first command needs
- * it. When a connection is lost, what its commands used is tainted: the server's disk may still be
- * at work on it. It gets fresh pages (clan_region_replace()) when no live connection shares it, and
- * only then do the commands go back to the client (rule G16).
+ * it. When a connection is lost over which servers map regions, what its commands used is tainted:
+ * the server's disk may still be at work on it. It gets fresh pages (clan_region_replace()) when no
+ * live connection shares it, and only then do the commands go back to the client (rule G16).
  *
  * Threading: the ring's thread. Ownership: the queue owns the hub, the hub its buffers. Errors:
  * negative errno; a pool or buffer that is busy is waited for.
@@ -58,13 +58,20 @@ struct hub_run {
 	uint32_t pages; /* 0: none */
 };
 
-enum share_state { SHARE_NONE, SHARE_ASKED, SHARE_LIVE, SHARE_REFUSED };
+enum share_state {
+	SHARE_NONE,
+	SHARE_ASKED,   /* CLAN_EVENT_SHARED */
+	SHARE_GRANTED, /* room for REGION */
+	SHARE_LIVE,
+	SHARE_REFUSED,
+};
 
 /* What a connection has shared of a buffer. */
 struct share {
 	enum share_state state;
 	uint32_t number;
 	uint32_t generation;
+	struct clan_cookie cookie; /* SHARE_GRANTED */
 };
 
 /* In command.space. */
@@ -90,6 +97,7 @@ struct native_carrier {
 	enum native_carrier_state state;
 	struct list_node node;	/* in hub->carriers while there is a connection */
 	struct clan_conn *conn; /* NULL: CLOSED was given, or there was none */
+	bool needs_cookies;	/* the server said so */
 	struct ring_op timer_op;
 	struct ring_op fail_op;
 	struct error failure; /* for fail_op */

@@ -78,6 +78,8 @@ static void native_lose(struct carrier *base)
 {
 	struct native_carrier *carrier = of(base);
 
+	bool maps = carrier->conn != NULL && (clan_conn_caps(carrier->conn) & CLAN_CAN_MAP) != 0;
+
 	if (carrier->state == NATIVE_IDLE) {
 		carrier_stopped(base);
 		return;
@@ -86,7 +88,7 @@ static void native_lose(struct carrier *base)
 	{
 		uint32_t used = list_entry(node, struct native_call, node)->buffers;
 
-		for (; used != 0; used &= used - 1) {
+		for (; maps && used != 0; used &= used - 1) {
 			carrier->hub->buffers[__builtin_ctz(used)].tainted = true;
 			carrier->hub->unsettled = true;
 		}
@@ -134,7 +136,7 @@ bool native_carrier_shares(struct native_carrier *carrier, uint32_t buffer, bool
 {
 	enum share_state state = carrier->shares[buffer].state;
 
-	if (carrier->conn == NULL || (state != SHARE_ASKED && state != SHARE_LIVE)) {
+	if (carrier->conn == NULL || state == SHARE_NONE || state == SHARE_REFUSED) {
 		return false;
 	}
 	if (end && carrier->state != NATIVE_CLOSING) {
@@ -146,9 +148,21 @@ bool native_carrier_shares(struct native_carrier *carrier, uint32_t buffer, bool
 
 void native_carrier_unshare(struct native_carrier *carrier, uint32_t buffer)
 {
-	if (carrier->state == NATIVE_READY && carrier->shares[buffer].state == SHARE_LIVE) {
+	enum share_state state = carrier->shares[buffer].state;
+
+	if (carrier->state == NATIVE_READY && (state == SHARE_LIVE || state == SHARE_GRANTED)) {
 		/* UNSHARED follows; asked again before, it says so. */
 		(void)!clan_region_unshare(carrier->conn, carrier->hub->buffers[buffer].region);
+	}
+}
+
+/* Tells the server how to reach a region. */
+static void tell(struct native_carrier *carrier, struct share *share)
+{
+	/* Else there is no room now, or an event tells of the end. */
+	if (clan_send(carrier->conn, CLAN_BULK, NATIVE_REGION, &share->cookie,
+		    sizeof(share->cookie)) == 0) {
+		share->state = SHARE_LIVE;
 	}
 }
 
@@ -167,7 +181,28 @@ static bool share(struct native_carrier *carrier, uint32_t number)
 		result = clan_region_share(carrier->conn, buffer->region, CLAN_READ | CLAN_WRITE);
 		share->state = result == 0 ? SHARE_ASKED : SHARE_REFUSED;
 	}
+	if (share->state == SHARE_GRANTED) {
+		tell(carrier, share);
+	}
 	return share->state == SHARE_LIVE;
+}
+
+/* The server does not map regions: it gets a cookie for all of this one. */
+static void grant(struct native_carrier *carrier, uint32_t number)
+{
+	const struct hub_buffer *buffer = &carrier->hub->buffers[number];
+	struct share *share = &carrier->shares[number];
+	int result = -EFBIG;
+
+	if (buffer->bytes <= UINT32_MAX) {
+		result = clan_cookie_grant(carrier->conn, buffer->region, 0,
+			(uint32_t)buffer->bytes, CLAN_READ | CLAN_WRITE, 0, &share->cookie);
+	}
+	share->state = result == 0 ? SHARE_GRANTED : SHARE_REFUSED;
+	if (result == 0) {
+		share->generation = share->cookie.generation;
+		tell(carrier, share);
+	}
 }
 
 static void shared(struct native_carrier *carrier, const struct clan_event *event)
@@ -180,6 +215,9 @@ static void shared(struct native_carrier *carrier, const struct clan_event *even
 			share->state = event->status == 0 ? SHARE_LIVE : SHARE_REFUSED;
 			share->number = event->number;
 			share->generation = event->generation;
+			if (event->status == 0 && carrier->needs_cookies) {
+				grant(carrier, i);
+			}
 		}
 	}
 }
@@ -591,12 +629,14 @@ static void connected(struct native_carrier *carrier)
 {
 	size_t bytes;
 	const void *welcome = clan_conn_hello(carrier->conn, &bytes);
-	const char *rule = native_welcome_parse(welcome, bytes);
+	uint32_t flags;
+	const char *rule = native_welcome_parse(welcome, bytes, &flags);
 
 	if (rule != NULL) {
 		fail(carrier, -EPROTO, rule);
 		return;
 	}
+	carrier->needs_cookies = (flags & NATIVE_WELCOME_MOVES) != 0;
 	/* A ring that was never used has room. */
 	if (clan_send(carrier->conn, CLAN_BULK, NATIVE_OPEN, carrier->open, carrier->open_bytes) ==
 		0) {
@@ -726,7 +766,7 @@ static int dial(struct native_carrier *carrier, const struct carrier_start *star
 {
 	struct clan_conn_options options = {
 		.size = sizeof(options),
-		.cookies = 1,
+		.cookies = HUB_BUFFERS_MAX,
 		.tripwires = 1,
 		.handshake_timeout_ms = (uint32_t)(start->timeout_ns / 1000000 + 1),
 		.peer_regions_max = 1, /* servers share nothing */

@@ -74,6 +74,7 @@ static int connect_to(struct probe *probe, const struct native_target *target, s
 {
 	const void *welcome;
 	const char *rule;
+	uint32_t flags;
 	size_t bytes;
 	int result = native_connect(probe->queue, target, NULL, &probe->conn, error);
 
@@ -84,7 +85,7 @@ static int connect_to(struct probe *probe, const struct native_target *target, s
 		return result;
 	}
 	welcome = clan_conn_hello(probe->conn, &bytes);
-	rule = native_welcome_parse(welcome, bytes);
+	rule = native_welcome_parse(welcome, bytes, &flags);
 	return rule != NULL ? broken(rule, error) : 0;
 }
 

@@ -19,31 +19,45 @@ static const struct {
 	[NATIVE_STATUS] = { STORE_EXTENTS, 0 },
 };
 
+/* More of an export with overlap=off moves before all of it is there: memory is short then. */
+enum { WHOLE_BYTES_MAX = 4 << 20 };
+
 _Static_assert((int)NATIVE_EXTENTS_MAX <= (int)PATH_EXTENTS_MAX, "extents");
 
 /* --- life ---------------------------------------------------------------------------------- */
 
 static void done(struct native_request *request)
 {
+	list_remove(&request->waiting_node);
 	list_push_back(&request->session->done, &request->done_node);
 	session_mark_dirty(&request->session->base);
 }
 
-static void progress(struct path_request *path)
+void native_request_look(struct native_request *request)
 {
-	struct native_request *request = container_of(path, struct native_request, path);
+	struct path_request *path = &request->path;
 	struct path_fragment fragment;
 
 	if (request->session->base.state == SESSION_TERMINATING) {
 		return; /* native_session_join() looks at the end of the batch */
 	}
+	if (request->moved) {
+		native_request_move(request);
+	}
 	/* The bytes are in place; the client hears of them when all are. */
-	while (path->op == STORE_READ && path_next_fragment(path, UINT32_MAX, &fragment)) {
+	while (!request->moved && path->op == STORE_READ &&
+		path_next_fragment(path, UINT32_MAX, &fragment)) {
 		path_fragment_sent(&fragment);
 	}
-	if (path_status(path) != PATH_PENDING) {
+	if (path_status(path) != PATH_PENDING &&
+		(!request->moved || native_request_is_moved(request))) {
 		done(request);
 	}
+}
+
+static void progress(struct path_request *path)
+{
+	native_request_look(container_of(path, struct native_request, path));
 }
 
 static struct native_request *begin(
@@ -61,6 +75,10 @@ static struct native_request *begin(
 	request->error = 0;
 	request->error_text = NULL;
 	request->started = false;
+	request->moved = false;
+	request->move_count = 0;
+	request->moved_bytes = 0;
+	list_init(&request->waiting_node);
 	list_init(&request->done_node);
 	list_push_back(&session->requests, &request->node);
 	return request;
@@ -82,34 +100,33 @@ void native_request_end(struct native_request *request)
 	}
 	list_remove(&request->node);
 	list_remove(&request->done_node);
+	list_remove(&request->waiting_node);
 	engine_request_end(&session->base);
 	list_push_front(&session->service->requests_free, &request->node);
 }
 
 /* --- taking one ---------------------------------------------------------------------------- */
 
-/* Turns a segment into memory of ours; false: G7 forbids it. */
-static bool resolve(struct native_request *request, const struct native_wire_segment *segment,
-	uint32_t right, struct mem_segment *out)
+/* The region that a segment is in, which the request uses now; NULL: G7 forbids it. */
+static struct native_region *resolve(
+	struct native_request *request, const struct native_wire_segment *segment, uint32_t right)
 {
 	struct native_region *region;
 
 	if (segment->region >= NATIVE_REGIONS_MAX) {
-		return false;
+		return NULL;
 	}
 	region = &request->session->regions[segment->region];
-	if (region->memory.base == NULL || region->ending ||
+	if (region->generation == 0 || region->ending ||
 		region->generation != segment->generation || (region->rights & right) == 0 ||
-		!range_inside(segment->offset, segment->bytes, region->memory.bytes)) {
-		return false;
+		!range_inside(segment->offset, segment->bytes, region->bytes)) {
+		return NULL;
 	}
 	if ((request->regions & BIT(segment->region)) == 0) {
 		request->regions |= BIT(segment->region);
 		region->users++;
 	}
-	out->memory = mem_at(&region->memory, segment->offset);
-	out->bytes = segment->bytes;
-	return true;
+	return region;
 }
 
 static bool resolve_all(
@@ -117,14 +134,24 @@ static bool resolve_all(
 {
 	uint32_t right = message->head.operation == NATIVE_READ ? CLAN_WRITE : CLAN_READ;
 
+	request->moved = request->session->mover != NULL && message->head.segment_count > 0;
 	for (uint32_t i = 0; i < message->head.segment_count; i++) {
 		struct native_wire_segment segment = native_segment_at(message, i);
+		struct native_region *region = resolve(request, &segment, right);
 
-		if (!resolve(request, &segment, right, &request->segments[i])) {
+		if (region == NULL) {
 			return false;
 		}
+		if (request->moved) {
+			request->far_segments[i] = segment;
+		} else {
+			request->segments[i] = (struct mem_segment){
+				.memory = mem_at(&region->memory, segment.offset),
+				.bytes = segment.bytes,
+			};
+		}
 	}
-	request->path.placement_count = message->head.segment_count;
+	request->path.placement_count = request->moved ? 0 : message->head.segment_count;
 	if (message->head.inline_bytes > 0) {
 		memcpy(request->inlined, message->inlined, message->head.inline_bytes);
 		request->segments[0] = (struct mem_segment){
@@ -164,6 +191,16 @@ static int check(struct native_request *request, const struct native_wire_reques
 	return session_admit(&session->base, path, &request->error_text);
 }
 
+/* Whether the reply has to wait for all bytes before the first one moves. Where memory is mapped,
+ * nothing moves: what the disk brings is in place. */
+static bool is_whole(const struct native_request *request)
+{
+	const struct path_request *path = &request->path;
+
+	return !request->moved || (path->op == STORE_READ && path->length <= WHOLE_BYTES_MAX &&
+					  path->export->overlap == PATH_OVERLAP_OFF);
+}
+
 static void start(struct native_request *request)
 {
 	struct native_session *session = request->session;
@@ -175,15 +212,20 @@ static void start(struct native_request *request)
 	}
 	path->hints.requester = session->base.peer.id;
 	path->client = &session->base.client;
-	path->window_bytes = PATH_WINDOW_BYTES;
 	path->ascending = false;
-	path->whole = true;
-	path->memory_rights = 0;
+	path->whole = is_whole(request);
+	path->window_bytes = request->moved && path->whole ? path->length : PATH_WINDOW_BYTES;
+	path->memory_rights = !request->moved	       ? 0
+			      : path->op == STORE_READ ? (uint32_t)MEM_CPU_READ
+						       : (uint32_t)MEM_CPU_WRITE;
 	path->placement = path->placement_count > 0 ? request->segments : NULL;
 	path->progress = progress;
 	request->started = true;
 	path_start(session->service->engine->path, path);
 	GMB_ASSERT(path->placement_count == 0 || path->placement != NULL); /* it is RAM */
+	if (request->moved && path->op == STORE_WRITE) {
+		native_request_move(request); /* a read waits for the disk */
+	}
 }
 
 void native_request_take(struct native_session *session, const uint8_t *bytes, uint32_t len)

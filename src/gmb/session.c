@@ -41,13 +41,14 @@ static void region_add(struct native_session *session, uint32_t number, uint32_t
 	}
 	(void)clan_peer_region_info(session->conn, number, &info);
 	*region = (struct native_region){
+		.generation = generation,
+		.rights = info.rights,
+		.bytes = info.bytes,
 		.memory = {
 			.base = base,
 			.bytes = info.bytes,
 			.rights = MEM_RAM & ~((info.rights & CLAN_WRITE) != 0 ? 0 : MEM_CPU_WRITE),
 		},
-		.generation = generation,
-		.rights = info.rights,
 	};
 	service->region_bytes += info.bytes;
 	/* Faster with it, and not worse without: the limit on locked memory may forbid it. */
@@ -70,7 +71,7 @@ void native_region_unused(struct native_session *session, uint32_t number)
 	}
 	ring_memory_remove(session->service->engine->ring, &region->memory);
 	session->service->region_bytes -= region->memory.bytes;
-	region->memory.base = NULL;
+	*region = (struct native_region){ 0 };
 	clan_peer_region_put(session->conn, number);
 }
 
@@ -78,6 +79,27 @@ static void region_ending(struct native_session *session, uint32_t number)
 {
 	session->regions[number].ending = true;
 	native_region_unused(session, number);
+}
+
+/* Of a client whose memory is not mapped: what it has told is what there is. */
+static void take_region(struct native_session *session, const uint8_t *bytes, uint32_t len)
+{
+	struct clan_cookie cookie;
+	const char *rule = native_region_parse(bytes, len, &cookie);
+
+	if (rule == NULL && session->regions[cookie.region].users > 0) {
+		rule = "G18: REGION for a region that requests use";
+	}
+	if (rule != NULL) {
+		native_session_fail(session, rule);
+		return;
+	}
+	session->regions[cookie.region] = (struct native_region){
+		.generation = cookie.generation,
+		.rights = cookie.rights,
+		.bytes = cookie.bytes,
+		.cookie = cookie,
+	};
 }
 
 /* --- LIST and OPEN --------------------------------------------------------------------------- */
@@ -252,6 +274,8 @@ static void take_message(
 		native_session_fail(session, "G2: a message of the wrong class");
 	} else if (ready && message->type == NATIVE_REQUEST) {
 		native_request_take(session, bytes, message->bytes);
+	} else if (ready && message->type == NATIVE_REGION && session->mover != NULL) {
+		take_region(session, bytes, message->bytes);
 	} else if (!ready && message->type == NATIVE_LIST) {
 		take_list(session, bytes, message->bytes);
 	} else if (!ready && message->type == NATIVE_OPEN) {
@@ -399,8 +423,7 @@ int native_session_accept(void *context, const struct endpoint *endpoint)
 
 static void take_hello(struct native_session *session)
 {
-	const struct native_wire_welcome welcome = { .magic = NATIVE_MAGIC,
-		.version = NATIVE_VERSION };
+	struct native_wire_welcome welcome = { .magic = NATIVE_MAGIC, .version = NATIVE_VERSION };
 	uint16_t version;
 	size_t bytes;
 	const void *hello = clan_conn_hello(session->conn, &bytes);
@@ -408,6 +431,10 @@ static void take_hello(struct native_session *session)
 
 	if (rule == NULL && version == 0) {
 		rule = "this server speaks version 1 of gmb";
+	}
+	if (rule == NULL && (clan_conn_caps(session->conn) & CLAN_CAN_MAP) == 0) {
+		welcome.flags = NATIVE_WELCOME_MOVES;
+		rule = native_mover_create(session) != 0 ? "the server has no memory" : NULL;
 	}
 	if (rule != NULL) {
 		session->is_closing = true;
@@ -443,10 +470,17 @@ void native_session_event(struct native_session *session, const struct clan_even
 			event->status == -EPROTO ? clan_conn_reason(session->conn) : NULL);
 		break;
 	case CLAN_EVENT_REGION:
-		region_add(session, event->number, event->generation);
+		if (session->mover == NULL) {
+			region_add(session, event->number, event->generation);
+		}
 		break;
 	case CLAN_EVENT_REGION_ENDING:
-		region_ending(session, event->number);
+		if (session->mover == NULL) {
+			region_ending(session, event->number);
+		}
+		break;
+	case CLAN_EVENT_DONE:
+		native_move_done(session, event->op, event->status);
 		break;
 	case CLAN_EVENT_CONNECTED:
 	case CLAN_EVENT_CLOSED:
@@ -454,7 +488,6 @@ void native_session_event(struct native_session *session, const struct clan_even
 	case CLAN_EVENT_UNSHARED:
 	case CLAN_EVENT_REVOKED:
 	case CLAN_EVENT_TRIPPED:
-	case CLAN_EVENT_DONE:
 	default:
 		break; /* of what a server does not do */
 	}
@@ -467,7 +500,10 @@ void native_session_drain(struct session *base)
 
 bool native_session_stalled(struct session *base)
 {
-	return !list_is_empty(&of(base)->done);
+	const struct native_session *session = of(base);
+
+	return !list_is_empty(&session->done) ||
+	       (session->mover != NULL && session->mover->busy_bytes > 0);
 }
 
 void native_session_abort(struct session *base)
@@ -496,6 +532,9 @@ bool native_session_join(struct session *base)
 {
 	struct native_session *session = of(base);
 
+	if (session->is_closed && session->mover != NULL) {
+		native_moves_drop(session);
+	}
 	list_for_each(node, &session->requests)
 	{
 		struct native_request *request = list_entry(node, struct native_request, node);
@@ -510,5 +549,6 @@ bool native_session_join(struct session *base)
 void native_session_close(struct session *base)
 {
 	free(of(base)->handshake);
+	free(of(base)->mover);
 	free(of(base));
 }

@@ -6,8 +6,10 @@
  *   clan queue ─▶ service.c: events ─▶ session.c: hello, LIST, OPEN, regions, the end
  *                                   └▶ request.c: REQUEST ─▶ path ─▶ REPLY, at the end of a batch
  *
- * A request's segments become the placement of its path request: the disk reads and writes the
- * client's memory itself. Replies and events wait in the session while the client's ring is full.
+ * Where regions are mapped, a request's segments become the placement of its path request: the disk
+ * reads and writes the client's memory itself. Where they are reached by put and get, it has memory
+ * of ours, and move.c carries the bytes; see native_session.mover, the seam between the two.
+ * Replies and events wait in the session while the client's ring is full.
  *
  * Threading: the ring's thread. Ownership: the service owns requests and the clan queue; a session
  * owns its connection, and a hold on each region of its client from REGION until the last request
@@ -24,17 +26,23 @@
 enum {
 	/* Registering a longer region would keep the others waiting for too long. */
 	NATIVE_FIXED_BYTES_MAX = 64 << 20,
+	/* Of a session, with its network: it holds no more payload of ours while its client does
+	 * not take it, or give it. */
+	NATIVE_MOVES_MAX = 32,
+	NATIVE_MOVE_BYTES_MAX = 2 << 20,
 };
 
 #define NATIVE_REGION_BYTES_MAX		(UINT64_C(256) << 20) /* of a client */
 #define NATIVE_SERVICE_REGION_BYTES_MAX (UINT64_C(2) << 30)   /* of all */
 
 struct native_region {
-	struct mem_region memory; /* base NULL: there is none of that number */
-	uint32_t generation;
-	uint32_t users;	 /* requests */
-	uint32_t rights; /* enum clan_rights */
-	bool ending;	 /* the client wants it back */
+	uint32_t generation; /* 0: there is none of that number */
+	uint32_t users;	     /* requests */
+	uint32_t rights;     /* enum clan_rights */
+	bool ending;	     /* the client wants it back */
+	uint64_t bytes;
+	struct mem_region memory;  /* where it is mapped; else base is NULL */
+	struct clan_cookie cookie; /* without a mapping */
 };
 
 /* Until its last answer is out. */
@@ -51,12 +59,38 @@ struct native_request {
 	struct list_node node;	    /* in session->requests */
 	struct list_node done_node; /* in session->done */
 	uint32_t tag;
-	uint32_t regions;	/* a bit for each that it uses */
-	int error;		/* decided without the path */
-	const char *error_text; /* static, or NULL */
-	bool started;		/* the path knows it */
-	struct mem_segment segments[NATIVE_SEGMENTS_MAX];
+	uint32_t regions;	       /* a bit for each that it uses */
+	int error;		       /* decided without the path */
+	const char *error_text;	       /* static, or NULL */
+	bool started;		       /* the path knows it */
+	bool moved;		       /* by put or get, not by placement */
+	uint32_t move_count;	       /* moves under way */
+	uint64_t moved_bytes;	       /* that moves have begun with */
+	struct list_node waiting_node; /* in mover->waiting */
+	union {
+		struct mem_segment segments[NATIVE_SEGMENTS_MAX];
+		struct native_wire_segment far_segments[NATIVE_SEGMENTS_MAX]; /* moved */
+	};
 	uint8_t inlined[NATIVE_INLINE_BYTES_MAX];
+};
+
+/* A run of bytes between memory of ours and the client's. */
+struct native_move {
+	struct list_node node; /* in mover->idle or ->busy */
+	struct native_request *request;
+	struct path_stream *stream;    /* of a write: it is filled; NULL: a read */
+	struct path_fragment fragment; /* of a read */
+	uint32_t bytes;
+	uint32_t pending; /* puts or gets that have not ended */
+};
+
+/* What a session has whose client's memory is not mapped. */
+struct native_mover {
+	struct list_node idle;
+	struct list_node busy;
+	struct list_node waiting; /* requests that could begin a move, in order */
+	uint64_t busy_bytes;
+	struct native_move moves[NATIVE_MOVES_MAX];
 };
 
 struct native_session {
@@ -67,6 +101,7 @@ struct native_session {
 	bool is_closed;		/* nothing of the connection runs any more */
 	bool event_due;		/* EVENT is to be sent */
 	struct native_handshake *handshake;
+	struct native_mover *mover;   /* NULL: regions are mapped */
 	struct list_node hungry_node; /* in service->hungry */
 	struct list_node requests;    /* all that are in flight */
 	struct list_node done;	      /* those to be answered, in order */
@@ -107,7 +142,22 @@ void native_session_fail(struct native_session *session, const char *rule);
 /* A request that used it has ended. */
 void native_region_unused(struct native_session *session, uint32_t number);
 
+/* move.c */
+/* The session's client is reached by put and get. */
+GMB_MUST_CHECK int native_mover_create(struct native_session *session);
+/* Moves what can be moved of a request with request->moved. Its session may end. */
+void native_request_move(struct native_request *request);
+/* True when nothing of it is left to be moved, or ever will be. */
+bool native_request_is_moved(const struct native_request *request);
+/* A put or get has ended. */
+void native_move_done(struct native_session *session, struct native_move *move, int status);
+/* The connection is closed, so nothing is under way any more: all moves end. */
+void native_moves_drop(struct native_session *session);
+
 /* request.c */
+/* Something may be left to do for it: moves what can be moved, and has it answered when it is over.
+ */
+void native_request_look(struct native_request *request);
 void native_request_take(struct native_session *session, const uint8_t *bytes, uint32_t len);
 void native_request_end(struct native_request *request);
 /* Answers what is done; false: the client's ring is full. */

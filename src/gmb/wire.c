@@ -97,6 +97,23 @@ struct native_text native_open_next(const uint8_t **replaces)
 	return token;
 }
 
+const char *native_region_parse(const void *bytes, size_t len, struct clan_cookie *cookie_out)
+{
+	if (len != sizeof(*cookie_out)) {
+		return "G3: the length of REGION";
+	}
+	memcpy(cookie_out, bytes, sizeof(*cookie_out));
+	if (cookie_out->reserved != 0 || cookie_out->flags != 0) {
+		return "G3: a reserved field or a flag of the cookie in REGION";
+	}
+	if (cookie_out->region >= NATIVE_REGIONS_MAX || cookie_out->generation == 0 ||
+		cookie_out->bytes == 0 || cookie_out->rights == 0 ||
+		(cookie_out->rights & ~(uint32_t)(CLAN_READ | CLAN_WRITE)) != 0) {
+		return "G18: the cookie in REGION";
+	}
+	return NULL;
+}
+
 static const char *check_carried(const struct native_request_message *request)
 {
 	const struct native_wire_request *head = &request->head;
@@ -159,7 +176,7 @@ struct native_wire_segment native_segment_at(
 
 /* --- the client's --------------------------------------------------------------------------- */
 
-const char *native_welcome_parse(const void *bytes, size_t len)
+const char *native_welcome_parse(const void *bytes, size_t len, uint32_t *flags_out)
 {
 	struct native_wire_welcome welcome;
 
@@ -168,9 +185,10 @@ const char *native_welcome_parse(const void *bytes, size_t len)
 	}
 	memcpy(&welcome, bytes, sizeof(welcome));
 	if (welcome.magic != NATIVE_MAGIC || welcome.version != NATIVE_VERSION ||
-		welcome.zero16 != 0 || welcome.zero32 != 0) {
+		(welcome.flags & ~NATIVE_WELCOME_MOVES) != 0 || welcome.zero != 0) {
 		return "G1: it is not a welcome of gmb, version 1";
 	}
+	*flags_out = welcome.flags;
 	return NULL;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The wire format of gmb, the native protocol: docs/protocol/gmb.md, whose rules G1 to G17 are
+ * The wire format of gmb, the native protocol: docs/protocol/gmb.md, whose rules G1 to G18 are
  * named here. Names inside the library begin with native_, since gmb_ is the public prefix.
  *
  * What: the layouts, and parsers of what a peer sent, in private memory. A parser copies heads, and
@@ -11,6 +11,7 @@
 #pragma once
 
 #include <endian.h>
+#include <gmblock/clan.h>
 
 #include "base/compiler.h"
 
@@ -37,6 +38,7 @@ enum native_message {
 	NATIVE_REQUEST,
 	NATIVE_REPLY,
 	NATIVE_EVENT,
+	NATIVE_REGION,
 };
 
 enum native_operation {
@@ -50,6 +52,7 @@ enum native_operation {
 	NATIVE_OPERATION_COUNT
 };
 
+enum native_welcome_flag { NATIVE_WELCOME_MOVES = 1 };
 enum native_request_flag { NATIVE_FUA = 1, NATIVE_NO_HOLE = 2, NATIVE_FAST_ZERO = 4 };
 enum native_open_flag { NATIVE_OPEN_LOOK = 1 };
 enum native_export_flag {
@@ -70,8 +73,8 @@ struct native_wire_hello {
 struct native_wire_welcome {
 	uint64_t magic;
 	uint16_t version;
-	uint16_t zero16;
-	uint32_t zero32;
+	uint16_t flags;
+	uint32_t zero;
 };
 
 struct native_wire_list {
@@ -146,6 +149,7 @@ _Static_assert(sizeof(struct native_wire_segment) == 24, "layout");
 _Static_assert(sizeof(struct native_wire_reply) == 16, "layout");
 _Static_assert(sizeof(struct native_wire_extent) == 16, "layout");
 _Static_assert(sizeof(struct native_wire_event) == 16, "layout");
+_Static_assert(sizeof(struct clan_cookie) == 32, "layout"); /* all of REGION */
 
 enum {
 	NATIVE_REQUEST_BYTES_MAX = sizeof(struct native_wire_request) +
@@ -192,6 +196,8 @@ const char *native_list_parse(const void *bytes, size_t len, uint64_t *cursor_ou
 /* G3, G4. */
 const char *native_open_parse(const void *bytes, size_t len, struct native_open *open);
 struct native_text native_open_next(const uint8_t **replaces);
+/* G3, G18 as far as the message alone tells. */
+const char *native_region_parse(const void *bytes, size_t len, struct clan_cookie *cookie_out);
 /* G3, G5, G6, G7 as far as the message alone tells. */
 const char *native_request_parse(
 	const void *bytes, size_t len, struct native_request_message *message);
@@ -212,7 +218,8 @@ struct native_reply {
 	struct native_text text; /* with an error */
 };
 
-const char *native_welcome_parse(const void *bytes, size_t len);
+/* flags: enum native_welcome_flag. */
+const char *native_welcome_parse(const void *bytes, size_t len, uint32_t *flags_out);
 /* G15; of another status than 0 only that and the text count. */
 const char *native_export_parse(const void *bytes, size_t len, struct native_export *export);
 /* extents_max: of the request with its tag, 0 unless it was a STATUS; length: its length (G14). */

@@ -2,6 +2,8 @@
 /*
  * gmb on the server against clients that break its rules, spoken over clan as such a client would
  * (docs/protocol/gmb.md; rules in the names). Real rings, sockets and shared memory.
+ *
+ * With TEST_MOVES over a network that cannot map the client's memory: moving_clan.c.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -30,6 +32,12 @@ enum { REGION_BYTES = 64 << 10, EXPORT_BYTES = 1 << 20, WAIT_MS = 20000 };
 #define SECOND_NS UINT64_C(1000000000)
 
 static const struct session_kind *const kinds[] = { &native_session_kind };
+
+#ifdef TEST_MOVES
+static const bool moves = true;
+#else
+static const bool moves = false;
+#endif
 
 struct server {
 	struct reactor *reactor;
@@ -148,6 +156,7 @@ struct client {
 	bool closed;
 	uint32_t number; /* of the region */
 	uint32_t generation;
+	struct clan_cookie cookie; /* moves */
 	uint8_t message[NATIVE_MESSAGE_BYTES_MAX];
 	struct clan_message head;
 };
@@ -257,6 +266,13 @@ static void share_region(struct client *client, uint32_t rights)
 	while (client->generation == 0) {
 		turn(client);
 	}
+	if (moves) {
+		assert_int_equal(clan_cookie_grant(client->conn, client->region, 0, REGION_BYTES,
+					 rights, 0, &client->cookie),
+			0);
+		client->generation = client->cookie.generation;
+		say(client, NATIVE_REGION, &client->cookie, sizeof(client->cookie));
+	}
 }
 
 static struct client *dial_ready(const struct server *server)
@@ -333,6 +349,18 @@ static void test_segments_are_filled_and_nothing_else(void **state)
 	struct client *client = dial_ready(*state);
 
 	check_good(client);
+	hang_up(client);
+}
+
+static void test_the_welcome(void **state)
+{
+	struct client *client = dial_well(*state);
+	uint32_t flags;
+	size_t bytes;
+	const void *welcome = clan_conn_hello(client->conn, &bytes);
+
+	assert_null(native_welcome_parse(welcome, bytes, &flags));
+	assert_int_equal(flags, moves ? NATIVE_WELCOME_MOVES : 0);
 	hang_up(client);
 }
 
@@ -658,6 +686,97 @@ static void test_G13_regions_that_are_wanted_back(void **state)
 	}
 }
 
+/* Cookies that grant nothing, or not enough. Puts and gets find that, the server does not. */
+static void check_cookie(struct server *server, struct clan_cookie cookie, uint8_t operation)
+{
+	struct client *client = dial_ready(server);
+	struct good request = good_read(client);
+
+	request.head.operation = operation;
+	say(client, NATIVE_REGION, &cookie, sizeof(cookie));
+	request.segments[0].generation = cookie.generation;
+	request.segments[1].generation = cookie.generation;
+	say(client, NATIVE_REQUEST, &request, sizeof(request));
+	assert_false(hear(client));
+	hang_up(client);
+}
+
+static void test_G18_cookies(void **state)
+{
+	struct client *witness = dial_ready(*state);
+	const struct clan_cookie good = witness->cookie;
+	struct clan_cookie bad[] = { good, good, good, good, good, good, good };
+
+	bad[0].region = NATIVE_REGIONS_MAX;
+	bad[1].generation = 0;
+	bad[2].bytes = 0;
+	bad[3].rights = 4;
+	bad[4].reserved = 1;
+	bad[5].flags = CLAN_COOKIE_ONCE;
+	bad[6].region = 0xffff;
+	for (uint32_t i = 0; i < ARRAY_COUNT(bad); i++) {
+		check_breaks(*state, true, CLAN_BULK, NATIVE_REGION, &bad[i], sizeof(bad[i]));
+	}
+	bad[6] = good;
+	bad[6].rights = 0;
+	check_breaks(*state, true, CLAN_BULK, NATIVE_REGION, &bad[6], sizeof(bad[6]));
+	check_breaks(*state, true, CLAN_BULK, NATIVE_REGION, &good, sizeof(good) - 1);
+	check_breaks(*state, false, CLAN_BULK, NATIVE_REGION, &good, sizeof(good));
+	for (uint8_t operation = NATIVE_READ; operation <= NATIVE_WRITE; operation++) {
+		struct clan_cookie wrong[] = { good, good, good, good };
+
+		wrong[0].generation += 1000; /* never granted */
+		wrong[1].slot = 1;
+		wrong[2].slot = 0xffff;
+		wrong[3].bytes = 4096; /* less than the request needs */
+		for (uint32_t i = 0; i < ARRAY_COUNT(wrong); i++) {
+			check_cookie(*state, wrong[i], operation);
+			check_good(witness);
+		}
+	}
+	hang_up(witness);
+}
+
+/* Both messages are there when the server looks. */
+static void test_G18_a_region_that_is_in_use(void **state)
+{
+	struct client *client = dial_ready(*state);
+	struct good request = good_read(client);
+
+	say(client, NATIVE_REQUEST, &request, sizeof(request));
+	say(client, NATIVE_REGION, &client->cookie, sizeof(client->cookie));
+	assert_false(hear(client));
+	hang_up(client);
+}
+
+/* A cookie is revoked while requests use it: they end with the connection, and no other does. */
+static void test_G18_a_cookie_that_is_taken_back(void **state)
+{
+	struct client *witness = dial_ready(*state);
+
+	for (int round = 0; round < 50; round++) {
+		struct client *client = dial_ready(*state);
+		struct good request = good_read(client);
+
+		for (int i = 0; i < 20; i++) {
+			request.head.operation = i % 2 == 0 ? NATIVE_READ : NATIVE_WRITE;
+			say(client, NATIVE_REQUEST, &request, sizeof(request));
+		}
+		clan_flush(client->conn);
+		if (round % 2 == 0) {
+			assert_true(hear(client));
+		}
+		assert_true(clan_cookie_revoke(client->conn, &client->cookie, 0, NULL) >= 0);
+		say(client, NATIVE_REQUEST, &request, sizeof(request));
+		while (hear(client)) {
+			continue;
+		}
+		hang_up(client);
+		check_good(witness);
+	}
+	hang_up(witness);
+}
+
 static void resize(struct engine *engine, void *context)
 {
 	engine_export_resized(engine, context);
@@ -698,6 +817,7 @@ int main(void)
 #define WITH_SERVER(test) cmocka_unit_test_setup_teardown(test, server_begin, server_end)
 	const struct CMUnitTest tests[] = {
 		WITH_SERVER(test_segments_are_filled_and_nothing_else),
+		WITH_SERVER(test_the_welcome),
 		WITH_SERVER(test_G1_hellos),
 		WITH_SERVER(test_G2_messages_that_do_not_belong_there),
 		WITH_SERVER(test_G3_lengths),
@@ -713,6 +833,14 @@ int main(void)
 			test_the_idle_timeout, server_begin_impatient, server_end),
 	};
 
+	const struct CMUnitTest with_cookies[] = {
+		WITH_SERVER(test_G18_cookies),
+		WITH_SERVER(test_G18_a_region_that_is_in_use),
+		WITH_SERVER(test_G18_a_cookie_that_is_taken_back),
+	};
+	int failed;
+
 	stores_register();
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	failed = cmocka_run_group_tests(tests, NULL, NULL);
+	return moves ? failed + cmocka_run_group_tests(with_cookies, NULL, NULL) : failed;
 }
