@@ -345,14 +345,24 @@ int clan_queue_fd(const struct clan_queue *queue)
 	return waiter_fd(queue->waiter);
 }
 
-int clan_queue_arm(struct clan_queue *queue)
+/* Asks every peer for a wake-up; false: there is something already. What the ring is to wait for
+ * is not yet submitted. */
+static bool ask_for_wake_ups(struct clan_queue *queue)
 {
 	publish(queue);
 	if (arm(queue) || !list_is_empty(&queue->events) ||
 		atomic_load_explicit(&queue->woken, memory_order_acquire)) {
-		return 1;
+		return false;
 	}
 	set_timer(queue);
+	return true;
+}
+
+int clan_queue_arm(struct clan_queue *queue)
+{
+	if (!ask_for_wake_ups(queue)) {
+		return 1;
+	}
 	waiter_submit(queue->waiter);
 	queue->armed = true;
 	return 0;
@@ -421,7 +431,7 @@ static void sleep_until(struct clan_queue *queue, uint64_t until_ns)
 {
 	uint64_t left_ns = time_left_ns(until_ns);
 
-	if (left_ns > 0 && clan_queue_arm(queue) == 0) {
+	if (left_ns > 0 && ask_for_wake_ups(queue)) {
 		waiter_wait(queue->waiter, left_ns, true);
 	}
 	progress(queue);
