@@ -114,7 +114,9 @@ enum clan_event_type {
 	CLAN_EVENT_SHARED,
 	/* clan_region_unshare() has ended: the peer's library uses the region no more. */
 	CLAN_EVENT_UNSHARED,
-	/* The peer has shared a region: .number, .generation; see clan_peer_region_info(). */
+	/* The peer has shared a region: .number, .generation; see clan_peer_region_info(). The peer
+	 * knows that it is taken, so a message that names it can be received before this event; the
+	 * region can be used then. */
 	CLAN_EVENT_REGION,
 	/* The peer wants its region .number back: no new holds are granted, and it is returned when
 	 * the last one is put. Also when the connection is lost. */
@@ -463,7 +465,7 @@ int clan_peer_region_info(
  * and with the rights needed, and holds the region: it stays mapped, and is not returned to the
  * peer, until clan_peer_region_put(). *address_out is where the range begins. Errors: -ENOENT no
  * such region, -ESTALE its generation, or the peer wants it back, -EACCES rights, -ERANGE the
- * range.
+ * range, -ENOTCONN lost.
  */
 int clan_peer_region_get(struct clan_conn *conn, uint32_t number, uint32_t generation,
 	uint32_t rights, uint64_t offset, uint64_t bytes, void **address_out);

@@ -437,7 +437,7 @@ int clan_peer_region_get(struct clan_conn *conn, uint32_t number, uint32_t gener
 	uint32_t rights, uint64_t offset, uint64_t bytes, void **address_out)
 {
 	if (conn->state != CLAN_OPEN) {
-		return -ENOENT;
+		return -ENOTCONN;
 	}
 	return conn->provider->peer_get(
 		conn, number, generation, rights, offset, bytes, address_out);

@@ -117,6 +117,10 @@ static struct native_region *resolve(
 		return NULL;
 	}
 	region = &request->session->regions[segment->region];
+	if (region->generation == 0 && request->session->mover == NULL) {
+		/* Its event may still wait behind this message's. */
+		native_region_add(request->session, segment->region, segment->generation);
+	}
 	if (region->generation == 0 || region->ending ||
 		region->generation != segment->generation || (region->rights & right) == 0 ||
 		!range_inside(segment->offset, segment->bytes, region->bytes)) {

@@ -27,16 +27,23 @@ void native_session_fail(struct native_session *session, const char *rule)
 
 /* --- the client's regions -------------------------------------------------------------------- */
 
-static void region_add(struct native_session *session, uint32_t number, uint32_t generation)
+void native_region_add(struct native_session *session, uint32_t number, uint32_t generation)
 {
 	struct native_service *service = session->service;
 	struct clan_peer_region info = { .size = sizeof(info) };
 	struct native_region *region = &session->regions[number];
 	void *base;
+	int result;
 
 	GMB_ASSERT(number < NATIVE_REGIONS_MAX); /* peer_regions_max */
-	if (region->memory.base != NULL ||
-		clan_peer_region_get(session->conn, number, generation, 0, 0, 0, &base) != 0) {
+	if (region->memory.base != NULL) {
+		return;
+	}
+	result = clan_peer_region_get(session->conn, number, generation, 0, 0, 0, &base);
+	if (result == -ENOTCONN) {
+		session_terminate(&session->base, NULL); /* nobody's fault */
+	}
+	if (result != 0) {
 		return; /* it has gone already */
 	}
 	(void)clan_peer_region_info(session->conn, number, &info);
@@ -471,7 +478,7 @@ void native_session_event(struct native_session *session, const struct clan_even
 		break;
 	case CLAN_EVENT_REGION:
 		if (session->mover == NULL) {
-			region_add(session, event->number, event->generation);
+			native_region_add(session, event->number, event->generation);
 		}
 		break;
 	case CLAN_EVENT_REGION_ENDING:

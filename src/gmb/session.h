@@ -139,6 +139,8 @@ bool native_session_join(struct session *base);
 void native_session_close(struct session *base);
 /* rule: see wire.h. */
 void native_session_fail(struct native_session *session, const char *rule);
+/* The client shares a region: once for each, by its event or by the first request that names it. */
+void native_region_add(struct native_session *session, uint32_t number, uint32_t generation);
 /* A request that used it has ended. */
 void native_region_unused(struct native_session *session, uint32_t number);
 
