@@ -232,16 +232,25 @@ static bool take_over(
 	return true;
 }
 
-static void choose(struct native_session *session, struct engine_export *entry)
+/* False: it has to wait for the store. */
+static bool choose(struct native_session *session, struct engine_export *entry)
 {
-	if (session_choose(&session->base, entry) != 0) {
-		answer_error(session, -EBUSY, "the export has reached its limit of connections");
-		return;
+	int result = session_choose(&session->base, entry);
+
+	if (result == -EAGAIN) {
+		return false;
+	}
+	if (result != 0) {
+		answer_error(session, -EBUSY,
+			result == -ETIMEDOUT ? ENGINE_BARRIER_TEXT
+					     : "the export has reached its limit of connections");
+		return true;
 	}
 	session_set_state(&session->base, SESSION_READY);
 	log_debug("gmb: connection %llu: %s opened", (unsigned long long)session->base.peer.id,
 		session->base.peer.text);
 	answer_export(session, entry);
+	return true;
 }
 
 static void take_open(struct native_session *session, const uint8_t *bytes, uint32_t len)
@@ -262,9 +271,7 @@ static void take_open(struct native_session *session, const uint8_t *bytes, uint
 		answer_unknown(session, open.name);
 	} else if (open.look) {
 		answer_export(session, entry);
-	} else if (take_over(session, entry->export, &open)) {
-		choose(session, entry);
-	} else {
+	} else if (!take_over(session, entry->export, &open) || !choose(session, entry)) {
 		memmove(handshake->open, bytes, len);
 		handshake->open_bytes = len;
 	}

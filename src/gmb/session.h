@@ -47,7 +47,7 @@ struct native_region {
 
 /* Until its last answer is out. */
 struct native_handshake {
-	uint32_t open_bytes;   /* an OPEN waits for the end of a connection that it replaces */
+	uint32_t open_bytes;   /* an OPEN waits for who it replaces, or for the store */
 	uint32_t answer_bytes; /* an EXPORT waits for room */
 	uint8_t open[NATIVE_OPEN_BYTES_MAX];
 	uint8_t answer[NATIVE_MESSAGE_BYTES_MAX];
