@@ -58,6 +58,8 @@ struct sim_socket {
 	struct sim_op *recv;
 	struct sim_op *send;
 	struct list_node polls;
+	void (*watch)(void *arg); /* or NULL */
+	void *watch_arg;
 };
 
 struct sim_listener {
@@ -240,11 +242,7 @@ static bool recv_ended(struct sim_socket *socket)
 		return true;
 	}
 	if (socket->reset) {
-		if (sop->moved > 0) {
-			recv_finish(socket, (int)sop->moved);
-		} else {
-			recv_finish(socket, take_reset(socket));
-		}
+		recv_finish(socket, sop->moved > 0 ? (int)sop->moved : take_reset(socket));
 		return true;
 	}
 	if (socket->in.finished || socket->shut_receive) {
@@ -565,6 +563,9 @@ static void polls_kick(struct sim_socket *socket)
 		socket->peer->in.used < socket->peer->in.capacity) {
 		ready |= POLLOUT;
 	}
+	if (socket->watch != NULL && socket->open) {
+		socket->watch(socket->watch_arg);
+	}
 	list_for_each(node, &socket->polls)
 	{
 		struct sim_op *sop = list_entry(node, struct sim_op, poll);
@@ -785,6 +786,23 @@ void sim_net_close(int fd)
 void sim_socket_close(int client_fd)
 {
 	sim_net_close(client_fd);
+}
+
+void sim_socket_leave(int fd)
+{
+	struct sim_socket *socket = sim_fd_get(fd, SIM_FD_SOCKET)->socket;
+
+	sim_net_shutdown(fd, true);
+	socket->in.used = socket->in.visible = 0;
+	sim_net_close(fd);
+}
+
+void sim_socket_watch(int fd, void (*watch)(void *arg), void *arg)
+{
+	struct sim_socket *socket = sim_fd_get(fd, SIM_FD_SOCKET)->socket;
+
+	socket->watch = watch;
+	socket->watch_arg = arg;
 }
 
 void sim_net_stop(void)

@@ -157,6 +157,12 @@ void sim_socket_finish(int client_fd);
 void sim_socket_reset(int client_fd);
 /* The test's own descriptor. Server sockets are closed by ring_socket_close(). */
 void sim_socket_close(int client_fd);
+/* As closing a socket that keeps the boundaries of messages: what was written still arrives, and
+ * what was not read is forgotten. */
+void sim_socket_leave(int fd);
+/* Calls watch(arg) whenever something may have changed for who reads fd or writes to it, until it
+ * is closed: for a kernel's or a library's twin, not for code under test. */
+void sim_socket_watch(int fd, void (*watch)(void *arg), void *arg);
 
 enum sim_cut { SIM_CUT_RESET, SIM_CUT_CLOSE, SIM_CUT_HALF_CLOSE };
 /* Breaks the connection when `bytes` more bytes have arrived in the given direction: reset; both

@@ -35,6 +35,7 @@ enum {
 	REQUEST_BYTES_MAX = 200000,
 	CANARY = 0xa7,
 	REOPENS_MAX = 4,
+	BUFFERS = 2,
 };
 
 struct scenario;
@@ -60,6 +61,10 @@ struct scenario {
 	struct gmb_options options;
 	struct gmb_info info;
 	struct test_request requests[REQUESTS_MAX];
+	uint8_t *buffers[BUFFERS]; /* gmb: memory that the server reaches; else NULL */
+	uint64_t placed_bytes;
+	uint64_t staged_bytes;
+	uint64_t replays;
 	uint32_t depth;
 	uint32_t budget;
 	uint32_t busy;
@@ -419,6 +424,10 @@ static void client_event(void *context, enum gmb_event event, const char *text)
 	case GMB_EVENT_RESIZED:
 		model_fail("the size has not changed: %s", text);
 	case GMB_EVENT_LOST:
+		if (strstr(text, "broke a rule") != NULL) {
+			model_fail("for the client, the server is at fault: %s", text);
+		}
+		break;
 	case GMB_EVENT_RECONNECTED:
 		break;
 	}
@@ -462,8 +471,9 @@ static bool open_client(struct scenario *scenario)
 	int err;
 
 	watch(scenario, "opening");
-	err = gmb_open(scenario->queue, "nbd://simulated/disk", &scenario->options,
-		&scenario->client, &error);
+	err = gmb_open(scenario->queue,
+		runner_native ? "gmb+unix:///disk?socket=/simulated" : "nbd://simulated/disk",
+		&scenario->options, &scenario->client, &error);
 	watch(scenario, NULL);
 	if (err == 0) {
 		scenario->info.size = sizeof(scenario->info);
@@ -554,6 +564,20 @@ static void wait_for_connections(struct scenario *scenario)
 	}
 }
 
+static void count(struct scenario *scenario)
+{
+	struct gmb_stats stats = { .size = sizeof(stats) };
+
+	gmb_get_stats(scenario->client, &stats);
+	scenario->replays += stats.commands_replayed;
+	if (runner_native) {
+		uint64_t bytes = stats.bytes_read + stats.bytes_written;
+
+		scenario->staged_bytes += stats.bytes_moved;
+		scenario->placed_bytes += bytes - MIN(bytes, stats.bytes_moved);
+	}
+}
+
 static void close_client(struct scenario *scenario)
 {
 	if (scenario->client != NULL && !scenario->gave_up) {
@@ -561,6 +585,7 @@ static void close_client(struct scenario *scenario)
 		wait_for_connections(scenario);
 	}
 	if (scenario->client != NULL) {
+		count(scenario);
 		watch(scenario, "closing");
 		if (gmb_close(scenario->client) != 0) {
 			model_fail("a client cannot be closed");
@@ -579,6 +604,46 @@ static void close_client(struct scenario *scenario)
 	}
 }
 
+/* Every other request is in memory of the library's. */
+static void make_buffers(struct scenario *scenario)
+{
+	struct gmb_error error;
+	void *base;
+
+	for (uint32_t i = 0; i < BUFFERS; i++) {
+		if (gmb_buffer_alloc(scenario->queue, (size_t)REQUESTS_MAX / 4 * REQUEST_BYTES_MAX,
+			    0, &base, &error) != 0) {
+			model_fail("no buffer: %s", error.text);
+		}
+		scenario->buffers[i] = base;
+	}
+}
+
+static uint8_t *memory_of(const struct scenario *scenario, uint32_t idx)
+{
+	uint8_t *memory;
+
+	if (runner_native && idx % 2 == 1) {
+		return scenario->buffers[idx / 2 % BUFFERS] + (size_t)(idx / 4) * REQUEST_BYTES_MAX;
+	}
+	memory = malloc(REQUEST_BYTES_MAX);
+	GMB_ASSERT(memory != NULL);
+	return memory;
+}
+
+/* Others, while a server has the old ones. */
+static void renew_buffers(struct scenario *scenario)
+{
+	for (uint32_t i = 0; i < BUFFERS; i++) {
+		gmb_buffer_free(scenario->queue, scenario->buffers[i]);
+	}
+	make_buffers(scenario);
+	for (uint32_t i = 1; i < REQUESTS_MAX; i += 2) {
+		scenario->requests[i].memory = memory_of(scenario, i);
+		memset(scenario->requests[i].memory, CANARY, REQUEST_BYTES_MAX);
+	}
+}
+
 static void live(struct scenario *scenario)
 {
 	for (uint32_t life = 0; life < REOPENS_MAX && scenario->budget > 0; life++) {
@@ -591,6 +656,11 @@ static void live(struct scenario *scenario)
 		}
 		if (open_client(scenario)) {
 			run_requests(scenario);
+			if (runner_native && !scenario->gave_up) {
+				renew_buffers(scenario);
+				scenario->budget += world_below(20);
+				run_requests(scenario);
+			}
 			if (!scenario->gave_up) {
 				world_calm(&scenario->world);
 			}
@@ -622,14 +692,32 @@ static void prepare(struct scenario *scenario)
 	scenario->budget = 50 + (uint32_t)world_below(200);
 	scenario->overlap = world_percent(30);
 	scenario->own_loop = world_percent(30);
-	for (uint32_t i = 0; i < REQUESTS_MAX; i++) {
-		scenario->requests[i].scenario = scenario;
-		scenario->requests[i].memory = malloc(REQUEST_BYTES_MAX);
-		GMB_ASSERT(scenario->requests[i].memory != NULL);
-		memset(scenario->requests[i].memory, CANARY, REQUEST_BYTES_MAX);
-	}
 	if (gmb_queue_create(NULL, &scenario->queue, &error) != 0) {
 		model_fail("no queue: %s", error.text);
+	}
+	if (runner_native) {
+		make_buffers(scenario);
+	}
+	for (uint32_t i = 0; i < REQUESTS_MAX; i++) {
+		scenario->requests[i].scenario = scenario;
+		scenario->requests[i].memory = memory_of(scenario, i);
+		memset(scenario->requests[i].memory, CANARY, REQUEST_BYTES_MAX);
+	}
+}
+
+static void finish(struct scenario *scenario)
+{
+	for (uint32_t i = 0; i < REQUESTS_MAX; i++) {
+		check_canary(&scenario->requests[i]);
+		if (!runner_native || i % 2 == 0) {
+			free(scenario->requests[i].memory);
+		}
+	}
+	for (uint32_t i = 0; i < BUFFERS; i++) {
+		gmb_buffer_free(scenario->queue, scenario->buffers[i]);
+	}
+	if (gmb_queue_destroy(scenario->queue) != 0) {
+		model_fail("the queue cannot be destroyed");
 	}
 }
 
@@ -650,22 +738,20 @@ struct scenario_result scenario_run(uint64_t seed, bool verbose)
 		.batch_wait_ns = 1000 + seed * 7919 % 200000,
 	});
 	choose_options(scenario);
-	world_create(&scenario->world, scenario->options.request_timeout_ms * MS_NS, verbose);
+	world_create(&scenario->world, runner_native, scenario->options.request_timeout_ms * MS_NS,
+		verbose);
 	prepare(scenario);
 	live(scenario);
-	if (gmb_queue_destroy(scenario->queue) != 0) {
-		model_fail("the queue cannot be destroyed");
-	}
+	finish(scenario);
 	world_destroy(&scenario->world);
-	for (uint32_t i = 0; i < REQUESTS_MAX; i++) {
-		check_canary(&scenario->requests[i]);
-		free(scenario->requests[i].memory);
-	}
 	result = (struct scenario_result){
 		.trace = sim_trace_hash(),
 		.events = sim_event_count(),
 		.requests = scenario->done_count,
 		.errors = scenario->error_count,
+		.placed_bytes = scenario->placed_bytes,
+		.staged_bytes = scenario->staged_bytes,
+		.replays = scenario->replays,
 	};
 	sim_stop();
 	free(scenario);

@@ -9,8 +9,13 @@
 #include <string.h>
 
 #include "connector_sim.h"
+#include "nbd/server.h"
 #include "runner.h"
 #include "store/store.h"
+#ifdef GMBLOCK_CLAN
+#include "clan_sim.h"
+#include "gmb/server.h"
+#endif
 
 #define MS_NS	  UINT64_C(1000000)
 #define SECOND_NS UINT64_C(1000000000)
@@ -125,6 +130,19 @@ void world_check_current(struct world *world)
 
 /* --- the server's lives --------------------------------------------------------------------- */
 
+/* Nothing is changed on the way, so that nobody breaks a rule. The linker puts it in between
+ * (tests/sim/meson.build). */
+void __real_session_terminate(struct session *session, const char *reason);
+void __wrap_session_terminate(struct session *session, const char *reason);
+
+void __wrap_session_terminate(struct session *session, const char *reason)
+{
+	if (reason != NULL && strstr(reason, "broke a rule") != NULL) {
+		model_fail("for the server, the client is at fault: %s", reason);
+	}
+	__real_session_terminate(session, reason);
+}
+
 static void session_closed(void *context, const struct peer *peer)
 {
 	struct world *world = context;
@@ -156,7 +174,6 @@ static void open_store(struct world *world)
 
 static void start_server(struct world *world)
 {
-	static const struct session_kind *const kinds[] = { &nbd_session_kind };
 	struct export_options export_options = { .name = "disk", .name_bytes = 4 };
 	struct error error;
 
@@ -176,8 +193,8 @@ static void start_server(struct world *world)
 		struct world_service *service = &world->services[i];
 		struct ring_options ring_options = { .files_max = 64, .buffers_max = 32 };
 		struct engine_options options = {
-			.kinds = kinds,
-			.kind_count = ARRAY_COUNT(kinds),
+			.kinds = &world->kind,
+			.kind_count = 1,
 			.limits = world->limits,
 			.endpoint_gone = session_closed,
 			.context = world,
@@ -418,6 +435,7 @@ static void stop_server(struct world *world, uint64_t downtime_ns, bool power_to
 struct accept_message {
 	struct ring_message message;
 	struct engine *engine;
+	const struct session_kind *kind;
 	int fd;
 };
 
@@ -426,9 +444,9 @@ static void accept_deliver(struct ring *ring, struct ring_message *message)
 	struct accept_message *accept = container_of(message, struct accept_message, message);
 
 	GMB_UNUSED(ring);
-	engine_accept(accept->engine, &(struct endpoint){ .kind = &nbd_session_kind,
-					      .fd = accept->fd,
-					      .peer = { .text = "simulated" } });
+	engine_accept(accept->engine,
+		&(struct endpoint){
+			.kind = accept->kind, .fd = accept->fd, .peer = { .text = "simulated" } });
 	free(accept);
 }
 
@@ -466,6 +484,7 @@ static int network_connect(void *context)
 	GMB_ASSERT(accept != NULL);
 	accept->message.deliver = accept_deliver;
 	accept->engine = service->engine;
+	accept->kind = world->kind;
 	accept->fd = connection->server_fd;
 	world->sessions_open++;
 	ring_post(service->ring, &accept->message);
@@ -701,7 +720,7 @@ static void choose_faults(struct world *world)
 	faults->flush_error_ppm = world_percent(40) ? some : 0;
 }
 
-void world_create(struct world *world, uint64_t scale_ns, bool verbose)
+void world_create(struct world *world, bool native, uint64_t scale_ns, bool verbose)
 {
 	static struct connector_network network;
 
@@ -711,6 +730,13 @@ void world_create(struct world *world, uint64_t scale_ns, bool verbose)
 		.context = world,
 	};
 	connector_sim_use(&network);
+	world->kind = &nbd_session_kind;
+#ifdef GMBLOCK_CLAN
+	clan_sim_use(&network);
+	world->kind = native ? &native_session_kind : world->kind;
+#else
+	GMB_ASSERT(!native);
+#endif
 	world->verbose = verbose;
 	world->scale_ns = scale_ns;
 	world->service_count = world_percent(30) ? 2 : 1;
@@ -787,5 +813,8 @@ void world_destroy(struct world *world)
 	if (sim_open_count() != 0) {
 		model_fail("%u descriptors were left open", sim_open_count());
 	}
+#ifdef GMBLOCK_CLAN
+	clan_sim_use(NULL);
+#endif
 	oracle_destroy(world->oracle);
 }

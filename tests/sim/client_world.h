@@ -13,7 +13,7 @@
  */
 #pragma once
 
-#include "nbd/server.h"
+#include "engine/engine.h"
 #include "oracle.h"
 #include "sim/sim.h"
 
@@ -80,16 +80,17 @@ struct world {
 	/* A server without our extension: then a connection that the network has swallowed must not
 	 * come back to life, and more is not promised. */
 	bool plain;
-	bool calm; /* nothing may go wrong any more */
+	bool calm;			 /* nothing may go wrong any more */
+	const struct session_kind *kind; /* what the client speaks */
 	bool verbose;
 };
 
 uint64_t world_below(uint64_t limit);
 bool world_percent(uint32_t chance);
 
-/* Makes the disk and starts the server. scale_ns: troubles last about as long, or much shorter or
- * longer. */
-void world_create(struct world *world, uint64_t scale_ns, bool verbose);
+/* Makes the disk and starts the server. native: the client speaks gmb, else NBD. scale_ns: troubles
+ * last about as long, or much shorter or longer. */
+void world_create(struct world *world, bool native, uint64_t scale_ns, bool verbose);
 /* A request was completed: perhaps something goes wrong. */
 void world_tick(struct world *world);
 /* From now on everything works: the link comes up, the server runs. */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * sim --seeds FROM-TO | --seed N [--verbose] | --soak SECONDS [--seeds FROM-TO]
- *     [--FIGURE LEAST]...
+ *     [--gmb] [--FIGURE LEAST]...
  *
  * Runs the real server code over the simulated machine, one scenario a seed. A seed that fails,
  * crashes or hangs is named together with the command that replays it exactly. What a figure below
@@ -51,6 +51,9 @@ static const struct figure {
 	FIGURE("--unfinished-bytes", "bytes of reads that did not finish", unfinished_bytes),
 	FIGURE("--twin-buffers", "buffers that the CPU must not touch", twin_gets),
 	FIGURE("--twin-ram", "requests that had RAM instead", twin_ram),
+	FIGURE("--placed", "bytes that gmb placed", placed_bytes),
+	FIGURE("--staged", "bytes that it staged", staged_bytes),
+	FIGURE("--replays", "commands sent again", replays),
 #undef FIGURE
 };
 
@@ -70,6 +73,8 @@ struct arguments {
 };
 
 static struct progress *progress;
+
+bool runner_native;
 
 void model_fail(const char *format, ...)
 {
@@ -175,6 +180,8 @@ static bool parse(int argc, char **argv, struct arguments *arguments)
 	for (int i = 1; i < argc; i++) {
 		if (strcmp(argv[i], "--verbose") == 0) {
 			arguments->verbose = true;
+		} else if (strcmp(argv[i], "--gmb") == 0) {
+			runner_native = true;
 		} else if (i + 1 == argc || !parse_value(arguments, argv[i], argv[i + 1])) {
 			return false;
 		} else {
@@ -227,7 +234,7 @@ int main(int argc, char **argv)
 	if (!parse(argc, argv, &arguments)) {
 		fprintf(stderr,
 			"usage: %s [--seeds FROM-TO] [--seed N] [--verbose] [--soak SECONDS] "
-			"[--FIGURE LEAST]...\n",
+			"[--gmb] [--FIGURE LEAST]...\n",
 			argv[0]);
 		return 2;
 	}
@@ -255,11 +262,11 @@ int main(int argc, char **argv)
 	}
 	if (status != 0) {
 		fprintf(stderr,
-			"seed %" PRIu64 " failed (%s %d); replay it with\n  %s --seed %" PRIu64
+			"seed %" PRIu64 " failed (%s %d); replay it with\n  %s%s --seed %" PRIu64
 			"\n",
 			progress->seed, WIFSIGNALED(status) ? "signal" : "exit status",
 			WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status), argv[0],
-			progress->seed);
+			runner_native ? " --gmb" : "", progress->seed);
 		return 1;
 	}
 	return tell(&arguments) ? 0 : 1;

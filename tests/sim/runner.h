@@ -23,7 +23,13 @@ struct scenario_result {
 	uint64_t twin_gets;		/* buffers in memory that the CPU must not touch */
 	uint64_t twin_ram;		/* requests that could not have them */
 	uint64_t unfinished_bytes;	/* came for reads that failed or were cut later */
+	uint64_t placed_bytes;		/* by gmb, to or from the program's own memory */
+	uint64_t staged_bytes;		/* not so: they were copied */
+	uint64_t replays;		/* of the client's commands */
 };
+
+/* --gmb: the client speaks it instead of NBD. */
+extern bool runner_native;
 
 /* Runs one seed to its end. */
 struct scenario_result scenario_run(uint64_t seed, bool verbose);
