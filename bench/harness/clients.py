@@ -81,9 +81,12 @@ class Gmblock(Client):
 
 
 class Fio(Client):
+    def engine(self, uri):
+        return ["--ioengine=nbd", "--uri=" + uri]
+
     def command(self, row, uri, seconds, size_bytes, seed, state):
         part = size_bytes // row.jobs // row.block_bytes * row.block_bytes
-        command = ["fio", "--name=" + row.name, "--ioengine=nbd", "--uri=" + uri, "--thread=1",
+        command = ["fio", "--name=" + row.name, *self.engine(uri), "--thread=1",
                    "--rw=" + row.rw, "--bs=%d" % row.block_bytes, "--iodepth=%d" % row.depth,
                    "--numjobs=%d" % row.jobs, "--group_reporting=1",
                    "--runtime=%dms" % round(seconds * 1000),
@@ -111,6 +114,13 @@ class Fio(Client):
             "latency_p50_us": percentile["50.000000"] / 1000,
             "latency_p99_us": percentile["99.000000"] / 1000,
         }
+
+
+class LocalFio(Fio):
+    """The disk itself, without a server: the URI is its path."""
+
+    def engine(self, uri):
+        return ["--ioengine=io_uring", "--direct=1", "--filename=" + uri]
 
 
 class LibnbdLoop(Client):
@@ -141,6 +151,7 @@ CLIENTS = {client.name: client for client in [
     Gmblock("gmblock/jobs", "libgmblock, a connection for each job", None),
     Gmblock("gmblock/1", "libgmblock, one connection", "1"),
     Fio("fio", "fio (libnbd)"),
+    LocalFio("fio/local", "fio (io_uring, O_DIRECT), no server"),
     LibnbdLoop("libnbd/simple", "libnbd loop, simple replies", "simple"),
     LibnbdLoop("libnbd/structured", "libnbd loop, structured replies", "structured"),
     Discard("discard", "control: payload thrown away, one connection"),

@@ -96,10 +96,10 @@ class Recipe:
         """argv; address is a port number or the path of a Unix socket."""
         raise NotImplementedError
 
-    def uri(self, address):
+    def uri(self, address, export=EXPORT):
         if isinstance(address, int):
-            return "nbd://127.0.0.1:%d/%s" % (address, EXPORT)
-        return "nbd+unix:///%s?socket=%s" % (EXPORT, address)
+            return "nbd://127.0.0.1:%d/%s" % (address, export)
+        return "%s+unix:///%s?socket=%s" % (self.settings.get("protocol", "nbd"), export, address)
 
     def prepare(self, uri, disk_path):
         """Called once the server answers, before anything is measured."""
@@ -112,7 +112,8 @@ class Recipe:
 
 
 class Gmblock(Recipe):
-    """keys: what the export gets, as spellings.py has them; path: the program."""
+    """keys: what the export gets, as spellings.py has them; path: the program; protocol: gmb where it
+    is not nbd, which is for Unix sockets only."""
 
     path = None
 
@@ -128,9 +129,7 @@ class Gmblock(Recipe):
         return self.path
 
     def command(self, disk_path, address, folder):
-        listen = ("nbd://127.0.0.1:%d" % address if isinstance(address, int)
-                  else "nbd+unix:///?socket=%s" % address)
-        return [self.program_path(), "serve", "--listen", listen,
+        return [self.program_path(), "serve", "--listen", self.uri(address, export=""),
                 "--export", "%s=%s,%s" % (EXPORT, disk_path, spellings.spelled(
                     self.program_path(), self.settings["keys"]))] + self.settings.get("extra", [])
 
@@ -298,18 +297,20 @@ def _signal(pid, number):
 
 
 def _answers(uri):
-    """True once something accepts connections at the URI and greets as an NBD server."""
+    """True once something accepts connections at the URI and, if it is one, greets as an NBD server."""
     parts = urlsplit(uri)
+    native = parts.scheme.startswith("gmb")
     if parts.scheme == "nbd":
         probe, target = socket.socket(), (parts.hostname, parts.port)
     else:
-        probe = socket.socket(socket.AF_UNIX)
+        probe = socket.socket(socket.AF_UNIX,
+                              socket.SOCK_SEQPACKET if native else socket.SOCK_STREAM)
         target = parts.query.partition("socket=")[2]
     with probe:
         probe.settimeout(START_TIMEOUT_S)
         try:
             probe.connect(target)
-            return probe.recv(8) == b"NBDMAGIC"
+            return native or probe.recv(8) == b"NBDMAGIC"
         except OSError:
             return False
 
