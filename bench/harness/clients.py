@@ -151,11 +151,11 @@ CLIENTS = {client.name: client for client in [
     Gmblock("gmblock/jobs", "libgmblock, a connection for each job", None),
     Gmblock("gmblock/1", "libgmblock, one connection", "1"),
     Fio("fio", "fio (libnbd)"),
-    LocalFio("fio/local", "fio (io_uring, O_DIRECT), no server"),
     LibnbdLoop("libnbd/simple", "libnbd loop, simple replies", "simple"),
     LibnbdLoop("libnbd/structured", "libnbd loop, structured replies", "structured"),
     Discard("discard", "control: payload thrown away, one connection"),
 ]}
+LOCAL = LocalFio("fio/local", "fio (io_uring, O_DIRECT), no server")
 
 
 def copies(client, counter, row, uri, seconds, size_bytes):
