@@ -103,6 +103,7 @@ struct native_carrier {
 	struct error failure; /* for fail_op */
 	struct list_node unsent;
 	struct list_node sent;
+	bool asks_alive;
 	struct native_call *calls[CARRIER_DEPTH_MAX]; /* by tag % CARRIER_DEPTH_MAX */
 	uint16_t free_slots[CARRIER_DEPTH_MAX];
 	uint32_t free_count;

@@ -515,6 +515,7 @@ static const char *take_reply(struct native_carrier *carrier, uint32_t len)
 	rule = native_reply_parse(
 		carrier->message, len, call->extents_max, command_of(call)->length, &reply);
 	if (rule == NULL) {
+		carrier->base.answered_ns = carrier->base.heard_ns;
 		call_done(carrier, call, &reply);
 	}
 	return rule;
@@ -573,7 +574,7 @@ static const char *take_export(struct native_carrier *carrier, uint32_t len)
 	facts->range_max = UINT64_MAX;
 	facts->replies = GMB_REPLIES_PLACED;
 	facts->can_take_over = true;
-	facts->says_alive = false;
+	facts->says_alive = carrier->asks_alive;
 	facts->is_volatile = (export.head.flags & NATIVE_EXPORT_VOLATILE) != 0;
 	facts->epoch = export.head.epoch;
 	put_text(facts->name, export.name);
@@ -591,8 +592,11 @@ static const char *take_message(struct native_carrier *carrier, const struct cla
 	if (message->cls == CLAN_BULK && message->type == NATIVE_REPLY && ready) {
 		return take_reply(carrier, message->bytes);
 	}
-	if (message->cls == CLAN_CONTROL && message->type == NATIVE_EVENT && ready) {
+	if (message->cls == CLAN_BULK && message->type == NATIVE_EVENT && ready) {
 		return take_event(carrier, message->bytes);
+	}
+	if (message->cls == CLAN_BULK && message->type == NATIVE_ALIVE && ready) {
+		return message->bytes == 0 ? NULL : "G3: the length of ALIVE";
 	}
 	if (message->cls == CLAN_BULK && message->type == NATIVE_EXPORT && !ready) {
 		return take_export(carrier, message->bytes);
@@ -730,8 +734,11 @@ static void make_open(struct native_carrier *carrier, const struct carrier_start
 		.name_bytes = (uint16_t)strlen(carrier->target->name),
 		.token_bytes = (uint8_t)strlen(start->token),
 		.replaces_count = (uint8_t)start->replaces_count,
+		.alive_units =
+			(uint16_t)MIN(start->alive_ms / NATIVE_ALIVE_UNIT_MS, (uint32_t)UINT16_MAX),
 	};
 
+	carrier->asks_alive = head.alive_units != 0;
 	memcpy(carrier->open, &head, sizeof(head));
 	carrier->open_bytes = sizeof(head);
 	put_token(carrier, carrier->target->name);

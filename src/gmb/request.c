@@ -244,6 +244,7 @@ void native_request_take(struct native_session *session, const uint8_t *bytes, u
 	}
 	request = begin(session, &message.head);
 	engine_request_begin(&session->base);
+	native_session_watch(session);
 	if (!resolve_all(request, &message)) {
 		native_session_fail(session, "G7: a segment is not in memory that it may use");
 		return; /* it ends with the session */
@@ -340,6 +341,7 @@ bool native_requests_answer(struct native_session *session)
 			return false; /* no room; or the connection is lost, as an event will say */
 		}
 		session->base.progress_ns = ring_batch_ns(session->service->engine->ring);
+		session->has_sent = true;
 		count(request);
 		native_request_end(request);
 	}

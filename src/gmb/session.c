@@ -233,7 +233,8 @@ static bool take_over(
 }
 
 /* False: it has to wait for the store. */
-static bool choose(struct native_session *session, struct engine_export *entry)
+static bool choose(
+	struct native_session *session, struct engine_export *entry, const struct native_open *open)
 {
 	int result = session_choose(&session->base, entry);
 
@@ -242,10 +243,11 @@ static bool choose(struct native_session *session, struct engine_export *entry)
 	}
 	if (result != 0) {
 		answer_error(session, -EBUSY,
-			result == -ETIMEDOUT ? ENGINE_BARRIER_TEXT
+			result == -ETIMEDOUT ? ENGINE_BARRIER_TEXT "; try again later"
 					     : "the export has reached its limit of connections");
 		return true;
 	}
+	session->alive_ns = open->alive_ms * UINT64_C(1000000);
 	session_set_state(&session->base, SESSION_READY);
 	log_debug("gmb: connection %llu: %s opened", (unsigned long long)session->base.peer.id,
 		session->base.peer.text);
@@ -271,7 +273,7 @@ static void take_open(struct native_session *session, const uint8_t *bytes, uint
 		answer_unknown(session, open.name);
 	} else if (open.look) {
 		answer_export(session, entry);
-	} else if (!take_over(session, entry->export, &open) || !choose(session, entry)) {
+	} else if (!take_over(session, entry->export, &open) || !choose(session, entry, &open)) {
 		memmove(handshake->open, bytes, len);
 		handshake->open_bytes = len;
 	}
@@ -357,8 +359,35 @@ static void event_send(struct native_session *session)
 		.bytes = store_size(session->base.export->store),
 	};
 
-	session->event_due = clan_send(session->conn, CLAN_CONTROL, NATIVE_EVENT, &event,
-				     sizeof(event)) == -EAGAIN;
+	session->event_due =
+		clan_send(session->conn, CLAN_BULK, NATIVE_EVENT, &event, sizeof(event)) == -EAGAIN;
+}
+
+/* --- signs of life --------------------------------------------------------------------------- */
+
+static void alive_done(struct ring_op *op, int result)
+{
+	struct native_session *session = container_of(op, struct native_session, alive_op);
+
+	GMB_UNUSED(result);
+	if (session->base.state == SESSION_TERMINATING || list_is_empty(&session->requests)) {
+		return; /* the next request sets it again */
+	}
+	if (!session->has_sent) {
+		/* Without room there is something that the client has not taken. */
+		(void)!clan_send(session->conn, CLAN_BULK, NATIVE_ALIVE, NULL, 0);
+	}
+	session->has_sent = false;
+	ring_timer(session->service->engine->ring, op, session->alive_ns, alive_done);
+}
+
+void native_session_watch(struct native_session *session)
+{
+	if (session->alive_ns != 0 && !session->alive_op.in_flight) {
+		session->has_sent = false;
+		ring_timer(session->service->engine->ring, &session->alive_op, session->alive_ns,
+			alive_done);
+	}
 }
 
 void native_session_export_changed(struct session *base, enum export_change change)
@@ -533,6 +562,7 @@ void native_session_abort(struct session *base)
 			(void)path_abandon(&request->path);
 		}
 	}
+	ring_cancel(session->service->engine->ring, &session->alive_op);
 	if (session->conn != NULL && !session->is_closing) {
 		session->is_closing = true;
 		clan_close(session->conn);
@@ -557,7 +587,8 @@ bool native_session_join(struct session *base)
 			native_request_end(request);
 		}
 	}
-	return list_is_empty(&session->requests) && session->is_closed;
+	return list_is_empty(&session->requests) && session->is_closed &&
+	       !session->alive_op.in_flight;
 }
 
 void native_session_close(struct session *base)

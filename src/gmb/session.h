@@ -100,6 +100,9 @@ struct native_session {
 	bool is_closing;	/* clan_close() was called */
 	bool is_closed;		/* nothing of the connection runs any more */
 	bool event_due;		/* EVENT is to be sent */
+	bool has_sent;		/* since the timer was set */
+	uint64_t alive_ns;	/* see ALIVE in docs/protocol/gmb.md; 0: never */
+	struct ring_op alive_op;
 	struct native_handshake *handshake;
 	struct native_mover *mover;   /* NULL: regions are mapped */
 	struct list_node hungry_node; /* in service->hungry */
@@ -141,6 +144,8 @@ void native_session_close(struct session *base);
 void native_session_fail(struct native_session *session, const char *rule);
 /* The client shares a region: once for each, by its event or by the first request that names it. */
 void native_region_add(struct native_session *session, uint32_t number, uint32_t generation);
+/* A request begins: there are signs of life from now on, if the client wants them. */
+void native_session_watch(struct native_session *session);
 /* A request that used it has ended. */
 void native_region_unused(struct native_session *session, uint32_t number);
 

@@ -56,7 +56,7 @@ const char *native_open_parse(const void *bytes, size_t len, struct native_open 
 	}
 	memcpy(&head, bytes, sizeof(head));
 	left = len - sizeof(head);
-	if (head.zero != 0 || (head.flags & ~NATIVE_OPEN_LOOK) != 0) {
+	if ((head.flags & ~NATIVE_OPEN_LOOK) != 0) {
 		return "G4: unknown flags in OPEN";
 	}
 	if (head.name_bytes > NATIVE_NAME_BYTES_MAX || head.token_bytes > NATIVE_TOKEN_BYTES_MAX ||
@@ -71,6 +71,7 @@ const char *native_open_parse(const void *bytes, size_t len, struct native_open 
 	}
 	*open = (struct native_open){
 		.look = (head.flags & NATIVE_OPEN_LOOK) != 0,
+		.alive_ms = (uint32_t)head.alive_units * NATIVE_ALIVE_UNIT_MS,
 		.name = { .bytes = at, .length = head.name_bytes },
 		.token = { .bytes = at + head.name_bytes, .length = head.token_bytes },
 		.replaces_count = head.replaces_count,

@@ -29,6 +29,7 @@ enum {
 	NATIVE_REGIONS_MAX = 16,
 	NATIVE_MESSAGE_BYTES_MAX = 8184, /* clan's bulk class */
 	NATIVE_TEXT_BYTES_MAX = 256,	 /* of an error of a request */
+	NATIVE_ALIVE_UNIT_MS = 10,
 };
 
 enum native_message {
@@ -39,6 +40,7 @@ enum native_message {
 	NATIVE_REPLY,
 	NATIVE_EVENT,
 	NATIVE_REGION,
+	NATIVE_ALIVE,
 };
 
 enum native_operation {
@@ -86,7 +88,7 @@ struct native_wire_open {
 	uint16_t name_bytes;
 	uint8_t token_bytes;
 	uint8_t replaces_count;
-	uint16_t zero;
+	uint16_t alive_units; /* of NATIVE_ALIVE_UNIT_MS; 0: no signs of life */
 };
 
 struct native_wire_export {
@@ -178,6 +180,7 @@ struct native_text {
 
 struct native_open {
 	bool look;
+	uint32_t alive_ms; /* 0: no signs of life are wanted */
 	struct native_text name;
 	struct native_text token; /* length 0: none */
 	uint32_t replaces_count;

@@ -2,7 +2,7 @@
 """gmb+unix when either side goes: requests in flight are done all the same, once each, and what a
 dead peer's operations still write is not found in memory that was given back (rules G16, G17).
 
-    gmb-reconnect.py GMBLOCK PROGRAM
+    gmb-reconnect.py GMBLOCK PROGRAM DRIVER
 """
 import os
 import signal
@@ -11,7 +11,8 @@ import sys
 
 import support
 
-PROGRAM = ""
+PROGRAM = DRIVER = ""
+NO_RECONNECT = 2
 IMAGE_BYTES = 64 << 20
 
 
@@ -90,6 +91,52 @@ class Reconnect(support.Case):
         frozen.process.communicate()
         self.assertEqual(server.stop()[0], 0)
 
+    def drive(self, server, options, *lines, meanwhile=lambda: None):
+        """What the driver prints for these lines with a client that was opened so."""
+        with subprocess.Popen([DRIVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                              text=True) as driver:
+            driver.stdin.write(f"open c {server.uri} {options}\n")
+            driver.stdin.flush()
+            self.assertRegex(driver.stdout.readline(), "^opened c ")
+            meanwhile()
+            output, _ = driver.communicate("\n".join([*lines, "wait", "stats c", "close c", ""]))
+            self.assertEqual(driver.returncode, 0)
+            return output
+
+    def test_a_frozen_server_is_noticed(self):
+        """In the middle of a flush, too, which may take long."""
+        server = self.serve()
+        for operation in ("read c 0 4096 0", "flush c 0 0 0"):
+            output = self.drive(server, f"flags={NO_RECONNECT} request_timeout_ms=300", operation,
+                                meanwhile=lambda: server.signal(signal.SIGSTOP))
+            self.assertIn("the server has not answered for too long", output)
+            self.assertIn("\nstats c 1 ", output)
+            server.signal(signal.SIGCONT)
+
+    def test_what_takes_long_is_not_silence(self):
+        server = self.serve("delay=read:2s", "delay=flush:2s", "delay=zero:2s")
+        output = self.drive(server, f"flags={NO_RECONNECT} request_timeout_ms=500",
+                            "read c 0 4096 0", "flush c 0 0 0", "zero c 0 1048576 0")
+        self.assertEqual(output.count("done c "), 3, output)
+        self.assertIn("\nstats c 0 0 ", output)
+
+    def test_a_server_that_never_answers(self):
+        server = self.serve("delay=read:3600s")
+        output = self.drive(server, f"flags={NO_RECONNECT} request_timeout_ms=300 "
+                            "slow_timeout_ms=1000", "read c 0 4096 0")
+        self.assertIn("says that it lives, but has answered nothing for too long", output)
+        server.kill()  # it would wait for its disk
+
+    def test_answers_count_while_others_wait(self):
+        """A request waits all the time, for longer than a server may answer nothing."""
+        server = self.serve("delay=read:1200ms:range=1M+4K", "delay=read:2400ms:range=2M+4K",
+                            "delay=read:3s:range=0+4K")
+        output = self.drive(server, f"flags={NO_RECONNECT} request_timeout_ms=1000 "
+                            "slow_timeout_ms=2000",
+                            *[f"read c {at << 20} 4096 0" for at in range(3)])
+        self.assertEqual(output.count("done c "), 3, output)
+        self.assertIn("\nstats c 0 0 ", output)
+
     def test_memory_is_given_back(self):
         """The server's descriptors and mappings do not grow with clients that came and went."""
         server = self.serve()
@@ -114,5 +161,6 @@ class Reconnect(support.Case):
 
 
 if __name__ == "__main__":
-    PROGRAM = os.path.realpath(sys.argv.pop(2))
+    PROGRAM, DRIVER = (os.path.realpath(path) for path in sys.argv[2:4])
+    del sys.argv[2:4]
     support.main()

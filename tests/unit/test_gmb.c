@@ -27,7 +27,12 @@
 #include "server/accept.h"
 #include "stores.h"
 
-enum { REGION_BYTES = 64 << 10, EXPORT_BYTES = 1 << 20, WAIT_MS = 20000 };
+enum {
+	REGION_BYTES = 64 << 10,
+	EXPORT_BYTES = 1 << 20,
+	WAIT_MS = 20000,
+	SLOW_AT = 512 << 10, /* reads there take a while */
+};
 
 #define SECOND_NS UINT64_C(1000000000)
 
@@ -73,6 +78,7 @@ static int listen_anywhere(char address[64])
 static int server_begin_with(void **state, uint64_t idle_timeout_ns)
 {
 	struct server *server = calloc(1, sizeof(*server));
+	struct store_options store = { .path = "memory:1M" };
 	struct export_options about = { .name = "disk", .name_bytes = 4, .epoch = 7 };
 	struct reactor_options reactor_options = {
 		.exports = &server->export,
@@ -98,9 +104,9 @@ static int server_begin_with(void **state, uint64_t idle_timeout_ns)
 
 	log_set_level(LOG_LEVEL_ERROR);
 	sem_init(&server->stopped, 0, 0);
-	assert_int_equal(
-		store_open(&(struct store_options){ .path = "memory:1M" }, &about.store, &error),
-		0);
+	stores_set(&store, "delay", "read:200ms:range=512K+8K");
+	assert_int_equal(store_open(&store, &about.store, &error), 0);
+	store_options_fini(&store);
 	assert_int_equal(export_create(&about, &server->export, &error), 0);
 	engine_limits_default(&reactor_options.limits);
 	reactor_options.limits.idle_timeout_ns = idle_timeout_ns;
@@ -239,9 +245,10 @@ static void say(struct client *client, uint32_t type, const void *bytes, size_t 
 	assert_int_equal(clan_send(client->conn, CLAN_BULK, type, bytes, (uint32_t)len), 0);
 }
 
-static void open_disk(struct client *client)
+/* alive_units: see struct native_wire_open. */
+static void open_disk(struct client *client, uint8_t alive_units)
 {
-	static const uint8_t message[] = { 0, 0, 4, 0, 0, 0, 0, 0, 'd', 'i', 's', 'k' };
+	const uint8_t message[] = { 0, 0, 4, 0, 0, 0, alive_units, 0, 'd', 'i', 's', 'k' };
 	struct native_export export;
 
 	say(client, NATIVE_OPEN, message, sizeof(message));
@@ -279,7 +286,7 @@ static struct client *dial_ready(const struct server *server)
 {
 	struct client *client = dial_well(server);
 
-	open_disk(client);
+	open_disk(client, 0);
 	share_region(client, CLAN_READ | CLAN_WRITE);
 	return client;
 }
@@ -437,9 +444,8 @@ static void test_G4_openings(void **state)
 		uint8_t bytes[24];
 		size_t len;
 	} bad[] = {
-		{ { 2 }, 8 },			/* flags */
-		{ { 0, 0, 0, 0, 0, 0, 1 }, 8 }, /* reserved */
-		{ { 0, 0, 1, 0x10 }, 8 },	/* a name of 4097 bytes */
+		{ { 2 }, 8 },		  /* flags */
+		{ { 0, 0, 1, 0x10 }, 8 }, /* a name of 4097 bytes */
 		{ { 0, 0, 1, 0, 0, 0, 0, 0, 0 }, 9 },
 		{ { 0, 0, 1, 0, 0, 0, 0, 0, 0xff }, 9 },
 		{ { 0, 0, 0, 0, 65 }, 8 },
@@ -562,7 +568,7 @@ static void test_G7_rights(void **state)
 		struct client *client = dial_well(*state);
 		struct good request;
 
-		open_disk(client);
+		open_disk(client, 0);
 		share_region(client, cases[i].rights);
 		request = good_read(client);
 		request.head.operation = cases[i].allowed;
@@ -631,7 +637,7 @@ static void test_lists_and_looks(void **state)
 	assert_true(hear(client));
 	assert_null(native_export_parse(client->message, client->head.bytes, &export));
 	assert_int_equal(export.head.bytes, EXPORT_BYTES);
-	open_disk(client); /* looking has not chosen it */
+	open_disk(client, 0); /* looking has not chosen it */
 	hang_up(client);
 }
 
@@ -790,11 +796,36 @@ static void test_events(void **state)
 
 	assert_int_equal(reactor_call(server->reactor, resize, server->export), 0);
 	assert_true(hear(client));
-	assert_int_equal(client->head.cls, CLAN_CONTROL);
+	/* Behind EXPORT, also where nobody has received that yet. */
+	assert_int_equal(client->head.cls, CLAN_BULK);
 	assert_int_equal(client->head.type, NATIVE_EVENT);
 	assert_null(native_event_parse(client->message, client->head.bytes, &event));
 	assert_int_equal(event.bytes, EXPORT_BYTES);
 	assert_int_equal(event.flags & NATIVE_EXPORT_WRITABLE, NATIVE_EXPORT_WRITABLE);
+	check_good(client);
+	hang_up(client);
+}
+
+/* While requests wait and nothing else comes, as often as the client wishes. */
+static void test_signs_of_life(void **state)
+{
+	struct client *client = dial_well(*state);
+	struct good request;
+	uint32_t signs = 0;
+
+	open_disk(client, 1);
+	share_region(client, CLAN_READ | CLAN_WRITE);
+	check_good(client);
+	request = good_read(client);
+	request.head.offset = SLOW_AT;
+	say(client, NATIVE_REQUEST, &request, sizeof(request));
+	while (hear(client) && client->head.type == NATIVE_ALIVE) {
+		assert_int_equal(client->head.cls, CLAN_BULK);
+		assert_int_equal(client->head.bytes, 0);
+		signs++;
+	}
+	assert_int_equal(client->head.type, NATIVE_REPLY);
+	assert_true(signs > 0);
 	check_good(client);
 	hang_up(client);
 }
@@ -804,11 +835,11 @@ static void test_the_idle_timeout(void **state)
 {
 	struct client *client = dial_well(*state);
 
-	open_disk(client);
+	open_disk(client, 0);
 	assert_false(hear(client));
 	hang_up(client);
 	client = dial_well(*state);
-	open_disk(client);
+	open_disk(client, 0);
 	hang_up(client);
 }
 
@@ -829,6 +860,7 @@ int main(void)
 		WITH_SERVER(test_a_client_that_takes_no_answers),
 		WITH_SERVER(test_G13_regions_that_are_wanted_back),
 		WITH_SERVER(test_events),
+		WITH_SERVER(test_signs_of_life),
 		cmocka_unit_test_setup_teardown(
 			test_the_idle_timeout, server_begin_impatient, server_end),
 	};
