@@ -21,9 +21,10 @@
  * fork() only the parent may use a queue; the child calls clan_queue_after_fork().
  *
  * Calls: nothing here calls the program back, and nothing but clan_queue_wait() blocks (queues with
- * CLAN_QUEUE_PASSIVE: see there). Calls that start something return 0 when an event will report its
- * end, 1 when it has ended already, and a negative errno when nothing was started. -EAGAIN always
- * means "not now": an event comes when it can be tried again.
+ * CLAN_QUEUE_PASSIVE: see there; clan_listen() may look up a name). Calls that start something
+ * return 0 when an event will report its end, 1 when it has ended already, and a negative errno
+ * when nothing was started. -EAGAIN always means "not now": an event comes when it can be tried
+ * again.
  *
  * Ownership: structs, vectors and buffers passed to a call are borrowed until it returns, unless
  * its comment says otherwise. Structs that begin with a member "size" must have it set to their
@@ -199,7 +200,8 @@ struct clan_conn_options {
 	size_t size;
 	uint32_t access;     /* enum clan_access; listeners and clan_adopt() */
 	uint32_t bulk_slots; /* our bulk ring in slots of 64 bytes: a power of two, 256 to 65536;
-				0 = 256. The memory we use per connection is 8 KiB + 64 times it */
+				0 = 256. The memory we use per connection is 8 KiB + 64 times it;
+				on ofi: 115 KiB + 64 times it, and it is what we receive in */
 	uint32_t cookies;    /* cookies that can be granted at once; 0 = 64; at most 4096 */
 	uint32_t tripwires;  /* 0 = 32; at most 4096 */
 	uint32_t handshake_timeout_ms;	/* from the connection's start to its end; 0 = 10 s */
@@ -212,13 +214,22 @@ struct clan_conn_options {
 
 /*
  * Listens at an address: "shm:PATH" (a Unix socket, replaced when nobody listens there; mode
- * 0600, or 0666 with CLAN_ACCESS_ANY)
- * or "shm:@NAME" (abstract). Peers come as CLAN_EVENT_CONNECT. Errors: -EINVAL, -EADDRINUSE,
- * -EACCES, -EMFILE, -ENOMEM, -EPROTONOSUPPORT (the scheme of the address), and those of bind(2).
+ * 0600, or 0666 with CLAN_ACCESS_ANY), "shm:@NAME" (abstract), or "ofi:HOST:PORT" (a network;
+ * IPv6 addresses in brackets; port 0: one that is free). ofi: uses libfabric, with "?provider=tcp"
+ * (default) or "?provider=verbs" (RDMA) behind the port. It knows no users, so it demands
+ * CLAN_ACCESS_ANY, and encrypts nothing. Peers come as CLAN_EVENT_CONNECT. Errors: -EINVAL,
+ * -EADDRINUSE, -EACCES, -EMFILE, -ENOMEM, -EPROTONOSUPPORT (the scheme of the address, or libfabric
+ * is not installed), and those of bind(2).
  */
 int clan_listen(struct clan_queue *queue, const char *address,
 	const struct clan_conn_options *options, struct clan_listener **listener_out,
 	struct clan_error *error);
+
+enum { CLAN_ADDRESS_BYTES = 160 };
+
+/* Where it listens, as clan_connect() takes it: with the port that was found for port 0. Valid
+ * until the listener is closed. */
+const char *clan_listener_address(const struct clan_listener *listener);
 
 /* Stops listening; its connections stay. Removes the socket file. NULL is a no-op. */
 void clan_listener_close(struct clan_listener *listener);
@@ -236,7 +247,8 @@ enum { CLAN_HELLO_BYTES_MAX = 4096 };
 /*
  * Starts to connect. hello (at most CLAN_HELLO_BYTES_MAX bytes) is given to the acceptor. The
  * result is CLAN_EVENT_CONNECTED or CLAN_EVENT_LOST; clan_close() must be called in either case.
- * Messages can be sent after CONNECTED only. Errors, when nothing was started: -EINVAL,
+ * Messages can be sent after CONNECTED only. On ofi that nobody listens comes as LOST, since the
+ * answer takes its time. Errors, when nothing was started: -EINVAL,
  * -EPROTONOSUPPORT, -ENOENT, -ECONNREFUSED (nobody listens), -EACCES, -EAGAIN (the listener's
  * backlog is full; no event comes), -ENOMEM, -EMFILE, -EUSERS.
  */
@@ -254,7 +266,8 @@ int clan_accept(struct clan_conn *conn, const void *hello, size_t hello_bytes);
 void clan_reject(struct clan_conn *conn, const char *text);
 
 /* Publishes what was sent, tells the peer, and gives the connection up. CLAN_EVENT_CLOSED follows
- * when nothing of it runs any more: after the last clan_peer_region_put(). In between only
+ * when nothing of it runs any more: after the last clan_peer_region_put(), and on ofi when the peer
+ * has got everything or has not taken it for 2 s; until then regions stay shared. In between only
  * clan_peer_region_put() may be called on it. Events that were not yet given are dropped. */
 void clan_close(struct clan_conn *conn);
 
@@ -262,11 +275,13 @@ void clan_close(struct clan_conn *conn);
 void clan_conn_set_context(struct clan_conn *conn, void *context);
 void *clan_conn_context(const struct clan_conn *conn);
 
-/* The process at the other end as the kernel knows it, from the time it connected (or listened). */
+/* The process at the other end as the kernel knows it, from the time it connected (or listened). On
+ * ofi only its address is known: pid is 0, and uid and gid are -1. */
 struct clan_peer {
 	pid_t pid;
 	uid_t uid;
 	gid_t gid;
+	char address[64]; /* ofi: "HOST:PORT", numeric; else "" */
 };
 void clan_conn_peer(const struct clan_conn *conn, struct clan_peer *peer);
 
@@ -401,7 +416,14 @@ int clan_region_create(struct clan_queue *queue, size_t bytes, uint32_t flags,
 int clan_region_import(struct clan_queue *queue, int memfd, uint64_t offset, size_t bytes,
 	struct clan_region **region_out, void **base_out);
 
-/* Unmaps and frees it. -EBUSY while it is shared. NULL is a no-op. */
+/* The same over memory of the program's, of any kind, place and size. It can be shared on ofi only
+ * (elsewhere sharing it fails with -EOPNOTSUPP), and its pages cannot be replaced. Puts from such
+ * memory and gets to it cost no registration of their own. The memory must stay mapped until the
+ * region is destroyed. Errors: -EINVAL, -ENOMEM. */
+int clan_region_register(
+	struct clan_queue *queue, void *base, size_t bytes, struct clan_region **region_out);
+
+/* Frees it, and unmaps it unless it is registered. -EBUSY while it is shared. NULL is a no-op. */
 int clan_region_destroy(struct clan_region *region);
 
 enum clan_rights {
@@ -413,9 +435,11 @@ enum clan_rights {
  * Offers the region to the peer; CLAN_EVENT_SHARED follows. On shm the peer's process can from then
  * on see and change all of it (with CLAN_READ only: see all of it), whatever cookies say: a region
  * is the boundary of trust, and cookies order peers that keep the rules (docs/protocol/clan.md,
- * "What each side trusts"). Regions shared read-only must be created by clan_region_create().
+ * "What each side trusts"). On shm, regions shared read-only must be created by
+ * clan_region_create(). On ofi the peer's machine can do so until it has returned the region or the
+ * connection has ended.
  * Errors: -EINVAL, -EALREADY, -ENOTCONN, -EUSERS (regions of the connection), -EAGAIN (the socket
- * is full; no event comes), -EPERM.
+ * is full; no event comes), -EPERM, -EOPNOTSUPP (registered memory), -ENOMEM.
  */
 int clan_region_share(struct clan_conn *conn, struct clan_region *region, uint32_t rights);
 
@@ -436,8 +460,10 @@ struct clan_range {
  * scratch ranges (undefined afterwards; unaligned ends are kept to the page). The region is no
  * longer shared with connections that are lost. Pointers stay valid; mappings made by fork() and
  * registrations with the kernel (io_uring buffers) keep the old pages and must be renewed.
+ * On ofi there is no need: nothing arrives any more once the connection is lost.
  * Errors, when nothing was changed: -EBUSY it is shared with a connection that is not lost,
- * -EOPNOTSUPP imported, -ENOMEM (memory, or the limit of mappings), -EINVAL, -EMFILE.
+ * -EOPNOTSUPP imported or registered, or a network adapter knows its pages, -ENOMEM (memory, or the
+ * limit of mappings), -EINVAL, -EMFILE.
  */
 int clan_region_replace(
 	struct clan_region *region, const struct clan_range *scratch, uint32_t scratch_count);
@@ -449,7 +475,7 @@ int clan_region_replace(
 struct clan_peer_region {
 	size_t size;
 	void *base; /* where it is mapped here, until it is returned; hostile memory: bytes may
-		       change between two looks */
+		       change between two looks. NULL without CLAN_CAN_MAP */
 	uint64_t bytes;
 	uint32_t rights; /* enum clan_rights: what we may do */
 	uint32_t generation;
@@ -463,9 +489,9 @@ int clan_peer_region_info(
 /*
  * Checks that a range which the peer named lies in a region that it shares, with that generation
  * and with the rights needed, and holds the region: it stays mapped, and is not returned to the
- * peer, until clan_peer_region_put(). *address_out is where the range begins. Errors: -ENOENT no
- * such region, -ESTALE its generation, or the peer wants it back, -EACCES rights, -ERANGE the
- * range, -ENOTCONN lost.
+ * peer, until clan_peer_region_put(). *address_out is where the range begins. Errors: -EOPNOTSUPP
+ * without CLAN_CAN_MAP, -ENOENT no such region, -ESTALE its generation, or the peer wants it
+ * back, -EACCES rights, -ERANGE the range, -ENOTCONN lost.
  */
 int clan_peer_region_get(struct clan_conn *conn, uint32_t number, uint32_t generation,
 	uint32_t rights, uint64_t offset, uint64_t bytes, void **address_out);
@@ -500,7 +526,8 @@ int clan_cookie_grant(struct clan_conn *conn, struct clan_region *region, uint64
 enum clan_revoke_flags {
 	/* Do not rely on the peer: when it has not answered after 10 ms, the connection is lost
 	 * (-ETIMEDOUT) and the region's pages are replaced as by clan_region_replace(), with the
-	 * cookie's range as scratch. .status of the event is that call's result. */
+	 * cookie's range as scratch. .status of the event is that call's result. On ofi it is 1 s,
+	 * and the end of the connection is enough: .status is 0. */
 	CLAN_REVOKE_STRICT = 1 << 0,
 };
 
@@ -525,7 +552,8 @@ enum clan_put_flags {
  * after a put arrive after its bytes. Returns 1 when it has ended, 0 when CLAN_EVENT_DONE with op
  * will tell; from and to are held until then. value: at most CLAN_VALUE_MAX; 0 without CLAN_NOTIFY.
  * Errors: -ESTALE revoked, or used with ONCE, -EACCES, -ERANGE, -ENOENT the region is gone, -EAGAIN
- * (with CLAN_NOTIFY: no room, as clan_send()), -ENOTCONN, -EINVAL. After an error nothing arrived.
+ * (with CLAN_NOTIFY: no room, as clan_send()), -ENOTCONN, -EINVAL, -ENOMEM. After an error nothing
+ * arrived. shm ends every one at once; ofi ends later.
  */
 int clan_put(struct clan_conn *conn, const struct iovec *from, uint32_t from_count,
 	const struct clan_cookie *cookie, uint64_t offset, uint32_t flags, uint32_t value,

@@ -52,7 +52,7 @@ struct clan_deadline {
 };
 
 /* Places in the table of providers, in conn.c. */
-enum { CLAN_SHM, CLAN_PROVIDER_COUNT };
+enum { CLAN_SHM, CLAN_OFI, CLAN_PROVIDER_COUNT };
 
 struct clan_queue {
 	struct waiter *waiter;
@@ -137,6 +137,7 @@ struct clan_listener {
 	struct clan_queue *queue;
 	struct list_node node;
 	struct clan_conn_options options;
+	char address[CLAN_ADDRESS_BYTES]; /* by the provider, when it found a part of it */
 };
 
 /* A provider: how connections are carried. All members are required. Arguments were checked; what
@@ -157,12 +158,13 @@ struct clan_provider {
 		struct clan_conn **conn_out, struct error *error);
 	int (*accept)(struct clan_conn *conn, const void *hello, size_t hello_bytes); /* OFFERED */
 	void (*reject)(struct clan_conn *conn, const char *text);		      /* OFFERED */
-	/* Any state before CLOSING, which it has now: gives up what it has, and sets CLOSED when
-	 * nothing is in use any more. */
+	/* Any state before CLOSING, which it has now: gives up what it has, drops the shares as
+	 * soon as the peer cannot reach them, and sets CLOSED when nothing is in use any more. */
 	void (*close)(struct clan_conn *conn);
 	void (*destroy)(struct clan_conn *conn); /* CLOSED */
-	void (*after_fork)(struct clan_queue *queue, struct clan_conn *conn,
-		struct clan_listener *listener); /* one of the two is not NULL, and is freed */
+	/* Frees the connection or the listener, or what is in carriers when both are NULL. */
+	void (*after_fork)(
+		struct clan_queue *queue, struct clan_conn *conn, struct clan_listener *listener);
 
 	int (*send)(struct clan_conn *conn, uint32_t cls, uint32_t type, const struct iovec *iov,
 		uint32_t iov_count, size_t bytes);
@@ -188,9 +190,10 @@ struct clan_provider {
 	/* Cookies of a share, all at once. */
 	void (*void_cookies)(struct clan_conn *conn, const struct clan_share *share);
 	int (*put)(struct clan_conn *conn, const struct iovec *from, uint32_t from_count,
-		const struct clan_cookie *cookie, uint64_t offset, bool notify, uint32_t value);
+		const struct clan_cookie *cookie, uint64_t offset, bool notify, uint32_t value,
+		void *op);
 	int (*get)(struct clan_conn *conn, const struct iovec *to, uint32_t to_count,
-		const struct clan_cookie *cookie, uint64_t offset);
+		const struct clan_cookie *cookie, uint64_t offset, void *op);
 	int (*tripwire)(struct clan_conn *conn, const struct clan_share *share, uint64_t offset,
 		uint32_t bytes, uint32_t *number_out);
 	int (*rearm)(struct clan_conn *conn, uint32_t number);
@@ -210,6 +213,7 @@ struct clan_provider {
 };
 
 extern const struct clan_provider clan_provider_shm;
+extern const struct clan_provider clan_provider_ofi;
 extern const struct clan_provider *const clan_providers[CLAN_PROVIDER_COUNT];
 
 /* A provider's new connection: enters it in the queue. */
@@ -223,19 +227,29 @@ void clan_conn_lose(struct clan_conn *conn, int status, const char *format, ...)
 /* Removes the connection from the queue; nothing of it is left but its own memory. */
 void clan_conn_fini(struct clan_conn *conn);
 GMB_MUST_CHECK int clan_conn_set_hello(struct clan_conn *conn, const void *hello, size_t bytes);
+/* The peer has refused the connection, with a text for people: keeps it as its hello, and says so
+ * in a reason of CLAN_REASON_BYTES. */
+void clan_conn_refused(struct clan_conn *conn, const void *text, size_t bytes, char *reason);
 /* Raises CLAN_EVENT_READY for those of the bits that are enabled. */
 void clan_conn_fire_ready(struct clan_conn *conn, uint32_t ready);
 
 /* --- regions ---------------------------------------------------------------------------------- */
 
+/* What a provider keeps of a region until it is destroyed. */
+struct clan_registration {
+	struct list_node node; /* in region->registrations */
+	void (*drop)(struct clan_registration *registration);
+};
+
 struct clan_region {
 	struct clan_queue *queue;
 	struct list_node node; /* in queue->regions */
 	struct list_node shares;
+	struct list_node registrations; /* struct clan_registration */
 	uint8_t *base;
 	uint64_t bytes;
-	uint64_t offset; /* in the memfd */
-	int fd;
+	uint64_t offset;       /* in the memfd */
+	int fd;		       /* -1: memory of the program's, which is not a memfd */
 	uint32_t strict_count; /* strict revocations under way, which will replace its pages */
 	bool imported;
 	bool read_only; /* sealed, so that nobody else can map it for writing */
@@ -262,6 +276,7 @@ struct clan_share {
 	uint32_t number;
 	uint32_t generation;
 	uint32_t rights;
+	void *carrier; /* what the provider keeps; NULL when the peer cannot reach it any more */
 };
 
 /* What the peer said about a share: taken (0) or refused, or returned. */

@@ -10,11 +10,13 @@
 #include <unistd.h>
 
 #include "base/bytes.h"
+#include "base/log.h"
 #include "clan/clan.h"
 
 /* The table of providers; addresses begin with the name of one and a colon. */
 const struct clan_provider *const clan_providers[CLAN_PROVIDER_COUNT] = {
 	[CLAN_SHM] = &clan_provider_shm,
+	[CLAN_OFI] = &clan_provider_ofi,
 };
 
 static const struct clan_provider *find_provider(
@@ -29,7 +31,7 @@ static const struct clan_provider *find_provider(
 			return clan_providers[i];
 		}
 	}
-	error_set(error, -EPROTONOSUPPORT, "\"%s\": addresses begin with shm:", address);
+	error_set(error, -EPROTONOSUPPORT, "\"%s\": addresses begin with shm: or ofi:", address);
 	return NULL;
 }
 
@@ -132,6 +134,19 @@ int clan_conn_set_hello(struct clan_conn *conn, const void *hello, size_t bytes)
 	return 0;
 }
 
+void clan_conn_refused(struct clan_conn *conn, const void *text, size_t bytes, char *reason)
+{
+	char shown[CLAN_REASON_BYTES];
+
+	/* Without memory for the text the refusal still stands. */
+	if (clan_conn_set_hello(conn, text, bytes) != 0) {
+		conn->hello_bytes = 0;
+	}
+	snprintf(reason, CLAN_REASON_BYTES, "the peer refused the connection%s%.*s",
+		bytes > 0 ? ": " : "", CLAN_REASON_BYTES - 40,
+		log_escape(shown, sizeof(shown), text, bytes));
+}
+
 void clan_conn_fire_ready(struct clan_conn *conn, uint32_t ready)
 {
 	ready &= conn->enabled;
@@ -200,10 +215,18 @@ int clan_listen(struct clan_queue *queue, const char *address,
 	}
 	listener->provider = provider;
 	listener->queue = queue;
+	if (listener->address[0] == '\0') {
+		snprintf(listener->address, sizeof(listener->address), "%s", address);
+	}
 	list_push_back(&queue->listeners, &listener->node);
 	queue->listener_count++;
 	*listener_out = listener;
 	return 0;
+}
+
+const char *clan_listener_address(const struct clan_listener *listener)
+{
+	return listener->address;
 }
 
 void clan_listener_close(struct clan_listener *listener)
@@ -277,7 +300,10 @@ void clan_close(struct clan_conn *conn)
 	conn->connect_pending = false;
 	conn->lost_pending = false;
 	list_remove(&conn->source.node);
-	clan_shares_drop(conn);
+	list_for_each(node, &conn->shares)
+	{
+		list_remove(&list_entry(node, struct clan_share, conn_node)->source.node);
+	}
 	conn->provider->close(conn);
 }
 
@@ -458,7 +484,6 @@ int clan_put(struct clan_conn *conn, const struct iovec *from, uint32_t from_cou
 {
 	bool notify = (flags & CLAN_NOTIFY) != 0;
 
-	GMB_UNUSED(op); /* for a provider that ends later */
 	if ((flags & ~(uint32_t)CLAN_NOTIFY) != 0 || from_count > CLAN_IOV_MAX ||
 		value > (notify ? (uint32_t)CLAN_VALUE_MAX : 0) || !cookie_is_valid(cookie)) {
 		return -EINVAL;
@@ -466,20 +491,19 @@ int clan_put(struct clan_conn *conn, const struct iovec *from, uint32_t from_cou
 	if (conn->state != CLAN_OPEN) {
 		return -ENOTCONN;
 	}
-	return conn->provider->put(conn, from, from_count, cookie, offset, notify, value);
+	return conn->provider->put(conn, from, from_count, cookie, offset, notify, value, op);
 }
 
 int clan_get(struct clan_conn *conn, const struct iovec *to, uint32_t to_count,
 	const struct clan_cookie *cookie, uint64_t offset, void *op)
 {
-	GMB_UNUSED(op);
 	if (to_count > CLAN_IOV_MAX || !cookie_is_valid(cookie)) {
 		return -EINVAL;
 	}
 	if (conn->state != CLAN_OPEN) {
 		return -ENOTCONN;
 	}
-	return conn->provider->get(conn, to, to_count, cookie, offset);
+	return conn->provider->get(conn, to, to_count, cookie, offset, op);
 }
 
 int clan_rearm(struct clan_conn *conn, uint32_t number)

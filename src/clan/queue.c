@@ -75,15 +75,6 @@ static bool arm(struct clan_queue *queue)
 	return found;
 }
 
-static void carriers_destroy(struct clan_queue *queue)
-{
-	for (size_t i = 0; i < CLAN_PROVIDER_COUNT; i++) {
-		if (uses(queue, i)) {
-			clan_providers[i]->queue_destroy(queue);
-		}
-	}
-}
-
 /* --- deadlines ------------------------------------------------------------------------------ */
 
 void clan_deadline_set(struct clan_queue *queue, struct clan_deadline *deadline, uint64_t after_ns)
@@ -290,7 +281,11 @@ int clan_queue_destroy(struct clan_queue *queue)
 	if (queue->conn_count != 0 || queue->listener_count != 0 || queue->region_count != 0) {
 		return -EBUSY;
 	}
-	carriers_destroy(queue);
+	for (size_t i = 0; i < CLAN_PROVIDER_COUNT; i++) {
+		if (uses(queue, i)) {
+			clan_providers[i]->queue_destroy(queue);
+		}
+	}
 	queue_fini(queue);
 	return 0;
 }
@@ -318,10 +313,16 @@ void clan_queue_after_fork(struct clan_queue *queue)
 	{
 		struct clan_region *region = list_entry(node, struct clan_region, node);
 
-		close(region->fd);
+		if (region->fd >= 0) {
+			close(region->fd);
+		}
 		free(region);
 	}
-	carriers_destroy(queue);
+	for (size_t i = 0; i < CLAN_PROVIDER_COUNT; i++) {
+		if (uses(queue, i)) {
+			clan_providers[i]->after_fork(queue, NULL, NULL);
+		}
+	}
 	close(queue->wake_file.fd);
 	close(queue->timer_file.fd);
 	waiter_after_fork(queue->waiter);

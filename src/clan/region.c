@@ -31,6 +31,15 @@ static int map_own(int fd, uint64_t offset, size_t bytes, bool huge, uint8_t **b
 	return result;
 }
 
+static void region_link(struct clan_queue *queue, struct clan_region *region)
+{
+	region->queue = queue;
+	list_init(&region->shares);
+	list_init(&region->registrations);
+	list_push_back(&queue->regions, &region->node);
+	queue->region_count++;
+}
+
 /* Maps the region and enters it. The descriptor is the region's; without one it is closed. */
 static int region_enter(struct clan_queue *queue, const struct clan_region *values,
 	struct clan_region **region_out, void **base_out)
@@ -48,10 +57,7 @@ static int region_enter(struct clan_queue *queue, const struct clan_region *valu
 		close(values->fd);
 		return result;
 	}
-	region->queue = queue;
-	list_init(&region->shares);
-	list_push_back(&queue->regions, &region->node);
-	queue->region_count++;
+	region_link(queue, region);
 	*region_out = region;
 	*base_out = region->base;
 	return 0;
@@ -104,6 +110,26 @@ int clan_region_import(struct clan_queue *queue, int memfd, uint64_t offset, siz
 	return region_enter(queue, &values, region_out, base_out);
 }
 
+int clan_region_register(
+	struct clan_queue *queue, void *base, size_t bytes, struct clan_region **region_out)
+{
+	struct clan_region *region;
+
+	if (bytes == 0 || bytes > REGION_BYTES_MAX) {
+		return -EINVAL;
+	}
+	region = calloc(1, sizeof(*region));
+	if (region == NULL) {
+		return -ENOMEM;
+	}
+	region->base = base;
+	region->bytes = bytes;
+	region->fd = -1;
+	region_link(queue, region);
+	*region_out = region;
+	return 0;
+}
+
 int clan_region_destroy(struct clan_region *region)
 {
 	if (region == NULL) {
@@ -112,13 +138,22 @@ int clan_region_destroy(struct clan_region *region)
 	if (!list_is_empty(&region->shares)) {
 		return -EBUSY;
 	}
-	dispose(&(struct disposal){
-		.base = region->base,
-		.bytes = region->bytes,
-		.fds = &region->fd,
-		.fd_count = 1,
-		.in_caller = true, /* its addresses are free when this returns */
-	});
+	list_for_each(node, &region->registrations)
+	{
+		struct clan_registration *registration =
+			list_entry(node, struct clan_registration, node);
+
+		registration->drop(registration);
+	}
+	if (region->fd >= 0) {
+		dispose(&(struct disposal){
+			.base = region->base,
+			.bytes = region->bytes,
+			.fds = &region->fd,
+			.fd_count = 1,
+			.in_caller = true, /* its addresses are free when this returns */
+		});
+	}
 	list_remove(&region->node);
 	region->queue->region_count--;
 	free(region);
@@ -419,12 +454,14 @@ int clan_region_replace(
 			return -EINVAL;
 		}
 	}
-	if (region->imported) {
+	if (region->imported || region->fd < 0 || !list_is_empty(&region->registrations)) {
 		return -EOPNOTSUPP;
 	}
 	list_for_each(node, &region->shares)
 	{
-		if (list_entry(node, struct clan_share, region_node)->conn->state == CLAN_OPEN) {
+		const struct clan_share *share = list_entry(node, struct clan_share, region_node);
+
+		if (share->conn->state == CLAN_OPEN || share->carrier != NULL) {
 			return -EBUSY;
 		}
 	}

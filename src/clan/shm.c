@@ -350,6 +350,7 @@ static void conn_close(struct clan_conn *base)
 {
 	struct shm_conn *conn = shm_conn(base);
 
+	clan_shares_drop(base);
 	shm_conn_handshake_ended(conn);
 	if (conn->file.fd >= 0 && conn->peer != NULL) {
 		shm_publish_conn(conn);
@@ -771,6 +772,10 @@ static void listener_close(struct clan_listener *base)
 static void after_fork(
 	struct clan_queue *queue, struct clan_conn *base, struct clan_listener *base_listener)
 {
+	if (base == NULL && base_listener == NULL) {
+		queue_destroy(queue);
+		return;
+	}
 	if (base_listener != NULL) {
 		struct shm_listener *listener =
 			container_of(base_listener, struct shm_listener, listener);
@@ -803,7 +808,6 @@ static void after_fork(
 		free(group->conns);
 		free(group);
 	}
-	GMB_UNUSED(queue);
 }
 
 const struct clan_provider clan_provider_shm = {

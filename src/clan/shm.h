@@ -413,9 +413,9 @@ bool shm_look_quiet(struct shm_conn *conn);
 /* The connection is lost: what is under way has ended as well as it can. */
 void shm_revocations_end(struct shm_conn *conn);
 int shm_put(struct clan_conn *conn, const struct iovec *from, uint32_t from_count,
-	const struct clan_cookie *cookie, uint64_t offset, bool notify, uint32_t value);
+	const struct clan_cookie *cookie, uint64_t offset, bool notify, uint32_t value, void *op);
 int shm_get(struct clan_conn *conn, const struct iovec *to, uint32_t to_count,
-	const struct clan_cookie *cookie, uint64_t offset);
+	const struct clan_cookie *cookie, uint64_t offset, void *op);
 
 int shm_tripwire(struct clan_conn *conn, const struct clan_share *share, uint64_t offset,
 	uint32_t bytes, uint32_t *number_out);

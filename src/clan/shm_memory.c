@@ -351,7 +351,7 @@ static void touched(
 }
 
 int shm_put(struct clan_conn *base, const struct iovec *from, uint32_t from_count,
-	const struct clan_cookie *cookie, uint64_t offset, bool notify, uint32_t value)
+	const struct clan_cookie *cookie, uint64_t offset, bool notify, uint32_t value, void *op)
 {
 	struct shm_conn *conn = shm_conn(base);
 	struct copy copy = {
@@ -359,6 +359,7 @@ int shm_put(struct clan_conn *base, const struct iovec *from, uint32_t from_coun
 	};
 	int result;
 
+	GMB_UNUSED(op); /* it has ended when this returns */
 	if (!sum_bytes(from, from_count, &copy.bytes)) {
 		return -ERANGE;
 	}
@@ -381,13 +382,14 @@ int shm_put(struct clan_conn *base, const struct iovec *from, uint32_t from_coun
 }
 
 int shm_get(struct clan_conn *base, const struct iovec *to, uint32_t to_count,
-	const struct clan_cookie *cookie, uint64_t offset)
+	const struct clan_cookie *cookie, uint64_t offset, void *op)
 {
 	struct copy copy = {
 		.iov = to, .iov_count = to_count, .offset = offset, .right = CLAN_READ
 	};
 	int result;
 
+	GMB_UNUSED(op);
 	if (!sum_bytes(to, to_count, &copy.bytes)) {
 		return -ERANGE;
 	}

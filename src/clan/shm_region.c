@@ -404,6 +404,9 @@ int shm_region_place(struct shm_conn *conn, uint32_t number, uint32_t right, uin
 /* Memory that is shared for reading only must not be mapped for writing by anybody new. */
 static int seal_for(struct clan_region *region, uint32_t rights)
 {
+	if (region->fd < 0) {
+		return -EOPNOTSUPP;
+	}
 	if ((rights & CLAN_WRITE) != 0) {
 		return region->read_only ? -EPERM : 0;
 	}

@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/log.h"
 #include "clan/shm.h"
 
 enum {
@@ -371,7 +370,6 @@ static int welcome_arrived(struct shm_conn *conn, struct arrival *arrival)
 static int refused_arrived(struct shm_conn *conn, struct arrival *arrival)
 {
 	struct shm_refused refused;
-	char shown[CLAN_REASON_BYTES];
 	char reason[CLAN_REASON_BYTES];
 
 	if (conn->conn.state != CLAN_CONNECTING) {
@@ -385,15 +383,8 @@ static int refused_arrived(struct shm_conn *conn, struct arrival *arrival)
 		arrival->length != sizeof(refused) + refused.text_bytes) {
 		return wrong_length(conn);
 	}
-	/* Without memory for the text the refusal still stands. */
-	if (clan_conn_set_hello(
-		    &conn->conn, arrival->bytes + sizeof(refused), refused.text_bytes) != 0) {
-		conn->conn.hello_bytes = 0;
-	}
-	snprintf(reason, sizeof(reason), "the peer refused the connection%s%.*s",
-		refused.text_bytes > 0 ? ": " : "", (int)sizeof(reason) - 40,
-		log_escape(shown, sizeof(shown), arrival->bytes + sizeof(refused),
-			refused.text_bytes));
+	clan_conn_refused(
+		&conn->conn, arrival->bytes + sizeof(refused), refused.text_bytes, reason);
 	shm_conn_end(
 		conn, refused.error == EPROTONOSUPPORT ? -EPROTONOSUPPORT : -ECONNREFUSED, reason);
 	return -ECONNREFUSED;

@@ -9,6 +9,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -23,6 +24,7 @@ struct world_kind {
 	const char *name;
 	uint32_t flags; /* enum clan_queue_flags */
 	uint32_t bell;
+	bool network; /* ofi on the loopback interface, else shm */
 };
 
 struct world {
@@ -30,13 +32,13 @@ struct world {
 	struct clan_queue *queues[WORLD_SIDES];
 	struct clan_listener *listener;
 	struct clan_conn *conns[WORLD_SIDES];
-	char address[108];
+	char address[CLAN_ADDRESS_BYTES];
 	/* Events that came and were not asked for yet. */
 	struct clan_event kept[WORLD_SIDES][64];
 	uint32_t kept_count[WORLD_SIDES];
 };
 
-/* The provider that is tested; tests/unit/test_clan.c says which. */
+/* An address of shm that nobody has; every program has names of its own. */
 void world_address(struct world *world);
 
 /* Queues and a listener, without a connection. */
@@ -62,6 +64,14 @@ void world_settle(struct world *world);
 /* No event of that type is at hand after world_settle(). */
 void world_no_event(struct world *world, int side, uint32_t type);
 
+/* Puts, gets and revokes, and waits until that has ended: what the call returned, but 0 is the
+ * status of the event, and 1 is 0. */
+int world_put(struct world *world, int side, const struct iovec *from, uint32_t from_count,
+	const struct clan_cookie *cookie, uint64_t offset, uint32_t flags, uint32_t value);
+int world_get(struct world *world, int side, const struct iovec *to, uint32_t to_count,
+	const struct clan_cookie *cookie, uint64_t offset);
+int world_revoke(struct world *world, int side, const struct clan_cookie *cookie, uint32_t flags);
+
 /* Receives one message, waiting for it. */
 struct clan_message world_recv(
 	struct world *world, int side, struct clan_conn *conn, void *buffer, uint32_t bytes);
@@ -69,3 +79,7 @@ struct clan_message world_recv(
 /* A region of one side that the other side knows; *event_out is CLAN_EVENT_SHARED. */
 struct clan_region *world_region(struct world *world, int side, size_t bytes, uint32_t rights,
 	uint8_t **base_out, struct clan_event *event_out);
+
+/* Grants a cookie, and sends it to the other side in a message. */
+void world_grant(struct world *world, int side, struct clan_region *region, uint64_t offset,
+	uint32_t bytes, uint32_t rights, uint32_t flags, struct clan_cookie *cookie_out);

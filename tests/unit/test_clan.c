@@ -20,6 +20,8 @@ static const struct world_kind kinds[] = {
 	{ "futex", 0, CLAN_BELL_FUTEX },
 	{ "socket", 0, CLAN_BELL_SOCKET },
 	{ "passive", CLAN_QUEUE_PASSIVE, CLAN_BELL_AUTO },
+	{ "ofi", .network = true },
+	{ "ofi-passive", CLAN_QUEUE_PASSIVE, .network = true },
 };
 
 void world_address(struct world *world)
@@ -48,8 +50,15 @@ static void hello_and_credentials(void **state)
 	assert_memory_equal(clan_conn_hello(world.conns[WORLD_DIALER], &bytes), "ho", 2);
 	for (int side = 0; side < WORLD_SIDES; side++) {
 		clan_conn_peer(world.conns[side], &peer);
-		assert_int_equal(peer.pid, getpid());
-		assert_int_equal(peer.uid, getuid());
+		if (world.kind->network) {
+			assert_int_equal(peer.pid, 0);
+			assert_int_equal(peer.uid, (uid_t)-1);
+			assert_memory_equal(peer.address, "127.0.0.1:", strlen("127.0.0.1:"));
+		} else {
+			assert_int_equal(peer.pid, getpid());
+			assert_int_equal(peer.uid, getuid());
+			assert_string_equal(peer.address, "");
+		}
 	}
 	world_close(&world);
 }
@@ -154,7 +163,7 @@ static void close_is_seen_after_the_messages(void **state)
 	event = world_event(&world, WORLD_SERVER, CLAN_EVENT_LOST);
 	assert_int_equal(event.status, -ECONNRESET);
 	assert_string_equal(clan_conn_reason(event.conn), "the peer closed the connection");
-	assert_int_equal(clan_conn_caps(event.conn), CLAN_CAN_MAP);
+	assert_int_equal(clan_conn_caps(event.conn), world.kind->network ? 0 : CLAN_CAN_MAP);
 	assert_int_equal(clan_recv(event.conn, CLAN_ANY, &message, text, sizeof(text)), 0);
 	assert_string_equal(text, "last");
 	assert_int_equal(clan_recv(event.conn, CLAN_ANY, &message, text, sizeof(text)), -ENOTCONN);
@@ -453,26 +462,22 @@ static void put_get_and_notification(void **state)
 
 	world_open(&world, kind_of(state), NULL);
 	region = world_region(&world, WORLD_SERVER, 65536, CLAN_READ | CLAN_WRITE, &base, &shared);
-	assert_int_equal(clan_cookie_grant(world.conns[WORLD_SERVER], region, 100, 1000,
-				 CLAN_READ | CLAN_WRITE, 0, &cookie),
-		0);
+	world_grant(&world, WORLD_SERVER, region, 100, 1000, CLAN_READ | CLAN_WRITE, 0, &cookie);
 	struct iovec from[2] = { { "hello ", 6 }, { "world", 6 } };
 	struct iovec to = { text, 12 };
-	struct clan_conn *dialer = world.conns[WORLD_DIALER];
-
-	assert_int_equal(clan_put(dialer, from, 2, &cookie, 10, CLAN_NOTIFY, 77, NULL), 1);
+	assert_int_equal(world_put(&world, WORLD_DIALER, from, 2, &cookie, 10, CLAN_NOTIFY, 77), 0);
 	message = world_recv(&world, WORLD_SERVER, world.conns[WORLD_SERVER], text, sizeof(text));
 	assert_int_equal(message.type, CLAN_TYPE_NOTIFY);
 	assert_int_equal(message.value, 77);
 	assert_string_equal((char *)base + 110, "hello world");
-	assert_int_equal(clan_get(dialer, &to, 1, &cookie, 10, NULL), 1);
+	assert_int_equal(world_get(&world, WORLD_DIALER, &to, 1, &cookie, 10), 0);
 	assert_string_equal(text, "hello world");
 	/* The last byte of the cookie, and one more. */
-	assert_int_equal(clan_put(dialer, &to, 1, &cookie, 988, 0, 0, NULL), 1);
-	assert_int_equal(clan_put(dialer, &to, 1, &cookie, 989, 0, 0, NULL), -ERANGE);
-	assert_int_equal(clan_get(dialer, &to, 1, &cookie, UINT64_MAX - 3, NULL), -ERANGE);
-	assert_int_equal(
-		clan_put(dialer, &to, 1, &cookie, 0, CLAN_NOTIFY, CLAN_VALUE_MAX + 1u, NULL),
+	assert_int_equal(world_put(&world, WORLD_DIALER, &to, 1, &cookie, 988, 0, 0), 0);
+	assert_int_equal(world_put(&world, WORLD_DIALER, &to, 1, &cookie, 989, 0, 0), -ERANGE);
+	assert_int_equal(world_get(&world, WORLD_DIALER, &to, 1, &cookie, UINT64_MAX - 3), -ERANGE);
+	assert_int_equal(world_put(&world, WORLD_DIALER, &to, 1, &cookie, 0, CLAN_NOTIFY,
+				 CLAN_VALUE_MAX + 1u),
 		-EINVAL);
 	close_with_region(&world, WORLD_SERVER, region);
 }
@@ -490,22 +495,18 @@ static void rights_are_kept(void **state)
 
 	world_open(&world, kind_of(state), NULL);
 	region = world_region(&world, WORLD_DIALER, 4096, CLAN_READ, &base, &shared);
-	assert_int_equal(clan_cookie_grant(world.conns[WORLD_DIALER], region, 0, 4096, CLAN_READ, 0,
-				 &read_cookie),
-		0);
+	world_grant(&world, WORLD_DIALER, region, 0, 4096, CLAN_READ, 0, &read_cookie);
 	assert_int_equal(clan_cookie_grant(world.conns[WORLD_DIALER], region, 0, 4096, CLAN_WRITE,
 				 0, &write_cookie),
 		-EACCES);
 	assert_int_equal(clan_cookie_grant(world.conns[WORLD_DIALER], region, 1, 4096, CLAN_READ, 0,
 				 &write_cookie),
 		-ERANGE);
-	assert_int_equal(
-		clan_put(world.conns[WORLD_SERVER], &iov, 1, &read_cookie, 0, 0, 0, NULL), -EACCES);
-	assert_int_equal(clan_get(world.conns[WORLD_SERVER], &iov, 1, &read_cookie, 0, NULL), 1);
+	assert_int_equal(world_put(&world, WORLD_SERVER, &iov, 1, &read_cookie, 0, 0, 0), -EACCES);
+	assert_int_equal(world_get(&world, WORLD_SERVER, &iov, 1, &read_cookie, 0), 0);
 	/* A lie about the cookie's own rights changes nothing. */
 	read_cookie.rights = CLAN_READ | CLAN_WRITE;
-	assert_int_equal(
-		clan_put(world.conns[WORLD_SERVER], &iov, 1, &read_cookie, 0, 0, 0, NULL), -EACCES);
+	assert_int_equal(world_put(&world, WORLD_SERVER, &iov, 1, &read_cookie, 0, 0, 0), -EACCES);
 	assert_int_equal(clan_region_destroy(region), -EBUSY);
 	close_with_region(&world, WORLD_DIALER, region);
 }
@@ -521,33 +522,30 @@ static void revoked_cookies_are_void(void **state)
 	struct iovec iov = { text, 4 };
 	uint8_t *base;
 	struct clan_conn *owner;
-	struct clan_conn *user;
 
 	world_open(&world, kind_of(state), NULL);
 	owner = world.conns[WORLD_DIALER];
-	user = world.conns[WORLD_SERVER];
 	region = world_region(&world, WORLD_DIALER, 4096, CLAN_WRITE, &base, &shared);
 	for (uint32_t round = 0; round < 200; round++) { /* more than there are slots */
+		world_grant(&world, WORLD_DIALER, region, 0, 100, CLAN_WRITE, 0, &cookie);
+		assert_int_equal(world_put(&world, WORLD_SERVER, &iov, 1, &cookie, 0, 0, 0), 0);
+		assert_int_equal(world_revoke(&world, WORLD_DIALER, &cookie, 0), 0);
 		assert_int_equal(
-			clan_cookie_grant(owner, region, 0, 100, CLAN_WRITE, 0, &cookie), 0);
-		assert_int_equal(clan_put(user, &iov, 1, &cookie, 0, 0, 0, NULL), 1);
-		assert_int_equal(clan_cookie_revoke(owner, &cookie, 0, NULL), 1);
-		assert_int_equal(clan_put(user, &iov, 1, &cookie, 0, 0, 0, NULL), -ESTALE);
-		assert_int_equal(clan_cookie_revoke(owner, &cookie, 0, NULL), -ESTALE);
+			world_put(&world, WORLD_SERVER, &iov, 1, &cookie, 0, 0, 0), -ESTALE);
+		assert_int_equal(world_revoke(&world, WORLD_DIALER, &cookie, 0), -ESTALE);
 	}
-	assert_int_equal(
-		clan_cookie_grant(owner, region, 0, 100, CLAN_WRITE, CLAN_COOKIE_ONCE, &cookie), 0);
-	assert_int_equal(clan_put(user, &iov, 1, &cookie, 0, 0, 0, NULL), 1);
-	assert_int_equal(clan_put(user, &iov, 1, &cookie, 0, 0, 0, NULL), -ESTALE);
+	world_grant(&world, WORLD_DIALER, region, 0, 100, CLAN_WRITE, CLAN_COOKIE_ONCE, &cookie);
+	assert_int_equal(world_put(&world, WORLD_SERVER, &iov, 1, &cookie, 0, 0, 0), 0);
+	assert_int_equal(world_put(&world, WORLD_SERVER, &iov, 1, &cookie, 0, 0, 0), -ESTALE);
 	for (uint32_t i = 0; i < 63; i++) {
-		assert_int_equal(
-			clan_cookie_grant(owner, region, 0, 100, CLAN_WRITE, 0, &again), 0);
+		world_grant(&world, WORLD_DIALER, region, 0, 100, CLAN_WRITE, 0, &again);
 	}
 	assert_int_equal(clan_cookie_grant(owner, region, 0, 100, CLAN_WRITE, 0, &cookie), -ENOSPC);
-	assert_int_equal(clan_put(user, &iov, 1, &again, 0, 0, 0, NULL), 1);
+	assert_int_equal(world_put(&world, WORLD_SERVER, &iov, 1, &again, 0, 0, 0), 0);
 	/* Taking the region back voids what is left. */
 	assert_int_equal(clan_region_unshare(owner, region), 0);
-	assert_int_equal(clan_put(user, &iov, 1, &again, 0, 0, 0, NULL), -ESTALE);
+	world_settle(&world);
+	assert_int_equal(world_put(&world, WORLD_SERVER, &iov, 1, &again, 0, 0, 0), -ESTALE);
 	world_event(&world, WORLD_DIALER, CLAN_EVENT_UNSHARED);
 	assert_int_equal(clan_region_destroy(region), 0);
 	world_close(&world);
@@ -731,7 +729,6 @@ static void tripwires_trip_once(void **state)
 	struct clan_event shared;
 	struct clan_event event;
 	struct clan_region *region;
-	struct clan_conn *user;
 	struct clan_conn *owner;
 	struct world world;
 	char text[4] = "abc";
@@ -742,27 +739,26 @@ static void tripwires_trip_once(void **state)
 
 	world_open(&world, kind_of(state), NULL);
 	owner = world.conns[WORLD_DIALER];
-	user = world.conns[WORLD_SERVER];
 	region = world_region(&world, WORLD_DIALER, 8192, CLAN_WRITE, &base, &shared);
-	assert_int_equal(clan_cookie_grant(owner, region, 4096, 4096, CLAN_WRITE, 0, &cookie), 0);
+	world_grant(&world, WORLD_DIALER, region, 4096, 4096, CLAN_WRITE, 0, &cookie);
 	assert_int_equal(clan_tripwire(owner, region, 4096 + 100, 8, &first), 0);
 	assert_int_equal(clan_tripwire(owner, region, 4096 + 104, 8, &second), 0);
 	assert_int_equal(clan_tripwire(owner, region, 8190, 8, &second), -ERANGE);
-	assert_int_equal(clan_put(user, &iov, 1, &cookie, 96, 0, 0, NULL), 1);
-	assert_int_equal(clan_put(user, &iov, 1, &cookie, 112, 0, 0, NULL), 1);
+	assert_int_equal(world_put(&world, WORLD_SERVER, &iov, 1, &cookie, 96, 0, 0), 0);
+	assert_int_equal(world_put(&world, WORLD_SERVER, &iov, 1, &cookie, 112, 0, 0), 0);
 	world_no_event(&world, WORLD_DIALER, CLAN_EVENT_TRIPPED);
-	assert_int_equal(clan_put(user, &iov, 1, &cookie, 98, 0, 0, NULL), 1);
+	assert_int_equal(world_put(&world, WORLD_SERVER, &iov, 1, &cookie, 98, 0, 0), 0);
 	event = world_event(&world, WORLD_DIALER, CLAN_EVENT_TRIPPED);
 	assert_int_equal(event.number, first);
-	assert_int_equal(clan_put(user, &iov, 1, &cookie, 98, 0, 0, NULL), 1);
+	assert_int_equal(world_put(&world, WORLD_SERVER, &iov, 1, &cookie, 98, 0, 0), 0);
 	world_no_event(&world, WORLD_DIALER, CLAN_EVENT_TRIPPED);
 	assert_int_equal(clan_rearm(owner, first), 0);
-	assert_int_equal(clan_put(user, &iov, 1, &cookie, 104, 0, 0, NULL), 1);
+	assert_int_equal(world_put(&world, WORLD_SERVER, &iov, 1, &cookie, 104, 0, 0), 0);
 	world_event(&world, WORLD_DIALER, CLAN_EVENT_TRIPPED);
 	world_event(&world, WORLD_DIALER, CLAN_EVENT_TRIPPED);
 	assert_int_equal(clan_rearm(owner, second), 0);
 	assert_int_equal(clan_tripwire_remove(owner, second), 0);
-	assert_int_equal(clan_put(user, &iov, 1, &cookie, 104, 0, 0, NULL), 1);
+	assert_int_equal(world_put(&world, WORLD_SERVER, &iov, 1, &cookie, 104, 0, 0), 0);
 	world_no_event(&world, WORLD_DIALER, CLAN_EVENT_TRIPPED);
 	assert_int_equal(clan_rearm(owner, second), -ENOENT);
 	close_with_region(&world, WORLD_DIALER, region);
@@ -783,15 +779,13 @@ static void many_trips_wait_for_room(void **state)
 
 	world_open(&world, kind_of(state), &options);
 	region = world_region(&world, WORLD_DIALER, 4096, CLAN_WRITE, &base, &shared);
-	assert_int_equal(clan_cookie_grant(world.conns[WORLD_DIALER], region, 0, 4096, CLAN_WRITE,
-				 0, &cookie),
-		0);
+	world_grant(&world, WORLD_DIALER, region, 0, 4096, CLAN_WRITE, 0, &cookie);
 	for (uint32_t i = 0; i < COUNT; i++) {
 		assert_int_equal(
 			clan_tripwire(world.conns[WORLD_DIALER], region, i, 1, &number), 0);
 	}
 	assert_int_equal(clan_tripwire(world.conns[WORLD_DIALER], region, 0, 1, &number), -ENOSPC);
-	assert_int_equal(clan_put(world.conns[WORLD_SERVER], &iov, 1, &cookie, 0, 0, 0, NULL), 1);
+	assert_int_equal(world_put(&world, WORLD_SERVER, &iov, 1, &cookie, 0, 0, 0), 0);
 	for (uint32_t i = 0; i < COUNT; i++) {
 		world_event(&world, WORLD_DIALER, CLAN_EVENT_TRIPPED);
 	}
@@ -847,7 +841,7 @@ static void cookie_queues_are_first_in_first_out(void **state)
 		assert_memory_equal(&popped, &cookies[count], sizeof(popped));
 	}
 	assert_int_equal(count, 101);
-	assert_int_equal(clan_cookie_revoke(owner, &cookies[0], 0, NULL), 1);
+	assert_int_equal(world_revoke(&world, WORLD_DIALER, &cookies[0], 0), 0);
 	assert_int_equal(clan_cookie_queue_push(owner, 3, &cookies[0]), -ESTALE);
 	assert_int_equal(clan_cookie_queue_push(owner, CLAN_COOKIE_QUEUES, &cookies[1]), -EINVAL);
 	close_with_region(&world, WORLD_DIALER, region);
@@ -949,50 +943,56 @@ int main(void)
 	static const struct {
 		const char *name;
 		CMUnitTestFunction function;
+		bool shm; /* what only shm can do, or does so */
 	} tests[] = {
-#define CASE(function) { #function, function }
-		CASE(hello_and_credentials),
-		CASE(rejected),
-		CASE(ended_before_it_was_accepted),
-		CASE(no_answer_in_time),
-		CASE(nobody_listens),
-		CASE(close_is_seen_after_the_messages),
-		CASE(many_connections_share_a_group),
-		CASE(adopted_sockets_connect_or_are_lost),
-		CASE(wake_ends_a_wait),
-		CASE(messages_of_all_lengths),
-		CASE(too_small_a_buffer_keeps_the_message),
-		CASE(control_is_never_behind_bulk),
-		CASE(room_is_told_once),
-		CASE(streams_have_no_boundaries),
-		CASE(put_get_and_notification),
-		CASE(rights_are_kept),
-		CASE(revoked_cookies_are_void),
-		CASE(held_regions_are_not_returned),
-		CASE(memfds_can_be_imported),
-		CASE(regions_beyond_the_limit_are_refused),
-		CASE(replaced_pages_take_no_late_bytes),
-		CASE(tripwires_trip_once),
-		CASE(many_trips_wait_for_room),
-		CASE(cookie_queues_are_first_in_first_out),
-		CASE(the_descriptor_tells_a_foreign_loop),
-		CASE(a_bell_outlives_its_connection),
-		CASE(events_are_given_one_at_a_time),
+#define CASE(function, shm) { #function, function, shm }
+		CASE(hello_and_credentials, false),
+		CASE(rejected, false),
+		CASE(ended_before_it_was_accepted, false),
+		CASE(no_answer_in_time, false),
+		CASE(nobody_listens, true),
+		CASE(close_is_seen_after_the_messages, false),
+		CASE(many_connections_share_a_group, false),
+		CASE(adopted_sockets_connect_or_are_lost, true),
+		CASE(wake_ends_a_wait, false),
+		CASE(messages_of_all_lengths, false),
+		CASE(too_small_a_buffer_keeps_the_message, false),
+		CASE(control_is_never_behind_bulk, false),
+		CASE(room_is_told_once, false),
+		CASE(streams_have_no_boundaries, false),
+		CASE(put_get_and_notification, false),
+		CASE(rights_are_kept, false),
+		CASE(revoked_cookies_are_void, false),
+		CASE(held_regions_are_not_returned, true),
+		CASE(memfds_can_be_imported, true),
+		CASE(regions_beyond_the_limit_are_refused, false),
+		CASE(replaced_pages_take_no_late_bytes, true),
+		CASE(tripwires_trip_once, false),
+		CASE(many_trips_wait_for_room, false),
+		CASE(cookie_queues_are_first_in_first_out, false),
+		CASE(the_descriptor_tells_a_foreign_loop, false),
+		CASE(a_bell_outlives_its_connection, false),
+		CASE(events_are_given_one_at_a_time, false),
 #undef CASE
 	};
 	static struct CMUnitTest list[ARRAY_COUNT(tests) * ARRAY_COUNT(kinds)];
 	static char names[ARRAY_COUNT(list)][80];
+	size_t count = 0;
 
 	for (size_t i = 0; i < ARRAY_COUNT(list); i++) {
 		const struct world_kind *kind = &kinds[i / ARRAY_COUNT(tests)];
 
-		snprintf(names[i], sizeof(names[i]), "%s: %s", kind->name,
+		if (kind->network && tests[i % ARRAY_COUNT(tests)].shm) {
+			continue;
+		}
+		snprintf(names[count], sizeof(names[count]), "%s: %s", kind->name,
 			tests[i % ARRAY_COUNT(tests)].name);
-		list[i] = (struct CMUnitTest){
-			.name = names[i],
+		list[count] = (struct CMUnitTest){
+			.name = names[count],
 			.test_func = tests[i % ARRAY_COUNT(tests)].function,
 			.initial_state = (void *)(uintptr_t)kind,
 		};
+		count++;
 	}
-	return cmocka_run_group_tests_name("clan", list, NULL, NULL);
+	return _cmocka_run_group_tests("clan", list, count, NULL, NULL);
 }

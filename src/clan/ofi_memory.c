@@ -1,0 +1,959 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Regions, cookies, revocation, tripwires, cookie queues: docs/protocol/clan.md §12.4 to §12.6.
+ * A share is a registration of its own, so that its key is worth nothing once it is closed.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "base/bytes.h"
+#include "clan/ofi.h"
+
+#define NS_PER_MS UINT64_C(1000000)
+#define FIFO_NONE UINT32_MAX
+
+enum {
+	STRICT_MS = 1000, /* a program that is busy must have had a turn */
+	KEY_TRIES = 8,
+};
+
+enum ofi_grant_state {
+	GRANT_FREE,
+	GRANT_GIVEN,
+	GRANT_LEAVING,	   /* REVOKED */
+	GRANT_WITH_REGION, /* REGION_ENDED */
+};
+
+struct ofi_revocation {
+	struct list_node node; /* in conn->revocations */
+	struct clan_source source;
+	struct clan_deadline deadline;
+	struct ofi_conn *conn;
+	struct clan_region *region; /* strict; else NULL */
+	uint32_t slot;
+	bool ended; /* its event is to be given */
+	int status;
+	void *op;
+};
+
+struct ofi_watch { /* a tripwire of ours */
+	struct clan_source source;
+	struct ofi_conn *conn;
+	uint64_t offset;
+	uint32_t bytes;
+	uint32_t region;
+	bool used;
+	bool armed;
+};
+
+struct ofi_fifo { /* cookies that wait to be popped: lists in one array */
+	struct clan_cookie cookie;
+	uint32_t next;
+};
+
+/* A region of ours that the peer knows; share->carrier. */
+struct ofi_key {
+	struct ofi_owed owed; /* REGION, then REGION_END */
+	struct clan_share *share;
+	struct fid_mr *mr;
+};
+
+/* --- regions of ours -------------------------------------------------------------------------- */
+
+/* Closes the registration: its key is worth nothing any more. */
+static void key_free(struct clan_share *share)
+{
+	struct ofi_key *key = share->carrier;
+
+	if (key != NULL) {
+		list_remove(&key->owed.node);
+		fi_close(&key->mr->fid);
+		free(key);
+		share->carrier = NULL;
+	}
+}
+
+/* Registers the region for one peer. Where keys are ours to choose nobody can guess them: a key may
+ * be good for every connection of the domain. */
+static int key_register(struct ofi_conn *conn, struct ofi_key *key)
+{
+	const struct fi_domain_attr *attr = conn->net->info->domain_attr;
+	const struct clan_share *share = key->share;
+	uint64_t access = ((share->rights & CLAN_READ) != 0 ? FI_REMOTE_READ : 0) |
+			  ((share->rights & CLAN_WRITE) != 0 ? FI_REMOTE_WRITE : 0);
+	bool chosen = (attr->mr_mode & FI_MR_PROV_KEY) == 0;
+	int result = -ENOKEY;
+
+	for (int i = 0; i < KEY_TRIES && result == -ENOKEY; i++) {
+		uint64_t number = 0;
+
+		if (chosen && getrandom(&number, MIN(sizeof(number), attr->mr_key_size), 0) < 0) {
+			return -EIO;
+		}
+		result = ofi_errno(fi_mr_reg(conn->net->domain, share->region->base,
+			share->region->bytes, access, 0, number, 0, &key->mr, NULL));
+	}
+	return result;
+}
+
+static void write_region(struct ofi_conn *conn, struct ofi_owed *owed)
+{
+	const struct ofi_key *key = container_of(owed, struct ofi_key, owed);
+	const struct clan_share *share = key->share;
+	bool by_address = (conn->net->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR) != 0;
+	struct ofi_region record = {
+		.region = (uint16_t)share->number,
+		.rights = (uint16_t)share->rights,
+		.generation = share->generation,
+		.bytes = share->region->bytes,
+		.key = fi_mr_key(key->mr),
+		.base = by_address ? (uintptr_t)share->region->base : 0,
+	};
+
+	ofi_append_system(conn, OFI_REGION, &record, sizeof(record));
+}
+
+int ofi_share(struct clan_conn *base, struct clan_share *share)
+{
+	struct ofi_conn *conn = ofi_conn(base);
+	struct ofi_key *key = calloc(1, sizeof(*key));
+	int result;
+
+	if (key == NULL) {
+		return -ENOMEM;
+	}
+	list_init(&key->owed.node);
+	key->share = share;
+	result = key_register(conn, key);
+	if (result != 0) {
+		free(key);
+		return result;
+	}
+	share->carrier = key;
+	ofi_owe(conn, &key->owed, write_region);
+	return 0;
+}
+
+static void write_region_end(struct ofi_conn *conn, struct ofi_owed *owed)
+{
+	const struct clan_share *share = container_of(owed, struct ofi_key, owed)->share;
+	struct ofi_region_answer record = { .region = (uint16_t)share->number,
+		.generation = share->generation };
+
+	ofi_append_system(conn, OFI_REGION_END, &record, sizeof(record));
+}
+
+int ofi_unshare(struct clan_conn *base, struct clan_share *share)
+{
+	struct ofi_key *key = share->carrier;
+
+	ofi_owe(ofi_conn(base), &key->owed, write_region_end);
+	return 0;
+}
+
+/* The peer has given the region back: its cookies can be granted anew. */
+static void free_grants(struct ofi_conn *conn, uint32_t region)
+{
+	for (uint32_t i = 0; conn->grants != NULL && i < conn->conn.options.cookies; i++) {
+		struct ofi_grant *grant = &conn->grants[i];
+
+		if (grant->state == GRANT_WITH_REGION && grant->cookie.region == region) {
+			grant->state = GRANT_FREE;
+		}
+	}
+}
+
+static int region_answered(struct ofi_conn *conn, const struct ofi_region_answer *answer)
+{
+	struct clan_share *share = clan_share_find(&conn->conn, answer->region);
+
+	if (share == NULL || share->generation != answer->generation ||
+		share->state != CLAN_SHARE_ASKED ||
+		list_is_linked(&((struct ofi_key *)share->carrier)->owed.node)) {
+		return ofi_broken(conn, 10, "it answers for a region that was not offered");
+	}
+	if (answer->error != 0) {
+		key_free(share);
+	}
+	clan_share_answered(share, -(int)answer->error);
+	return 0;
+}
+
+static int region_returned(struct ofi_conn *conn, const struct ofi_region_answer *answer)
+{
+	struct clan_share *share = clan_share_find(&conn->conn, answer->region);
+
+	if (share == NULL || share->generation != answer->generation ||
+		share->state != CLAN_SHARE_ENDING ||
+		list_is_linked(&((struct ofi_key *)share->carrier)->owed.node)) {
+		return ofi_broken(conn, 10, "it returns a region that was not asked for");
+	}
+	key_free(share);
+	free_grants(conn, answer->region);
+	clan_share_returned(share);
+	return 0;
+}
+
+/* --- regions of the peer ---------------------------------------------------------------------- */
+
+static const uint32_t region_edges[OFI_REGION_STATE_COUNT] = {
+	[OFI_REGION_LIVE] = BIT(OFI_REGION_LEAVING),
+};
+
+static void set_region_state(struct ofi_peer_region *region, enum ofi_peer_region_state state)
+{
+	GMB_ASSERT((region_edges[region->state] & BIT(state)) != 0);
+	region->state = state;
+}
+
+static void region_free(struct ofi_peer_region *region)
+{
+	list_remove(&region->source.node);
+	list_remove(&region->owed.node);
+	list_remove(&region->node);
+	free(region);
+}
+
+static void write_region_ok(struct ofi_conn *conn, struct ofi_owed *owed)
+{
+	struct ofi_peer_region *region = container_of(owed, struct ofi_peer_region, owed);
+	struct ofi_region_answer record = {
+		.region = region->number, .error = region->error, .generation = region->generation
+	};
+
+	ofi_append_system(conn, OFI_REGION_OK, &record, sizeof(record));
+	if (region->state == OFI_REGION_REFUSED) {
+		conn->region_count--;
+		region_free(region);
+	}
+}
+
+static void write_region_ended(struct ofi_conn *conn, struct ofi_owed *owed)
+{
+	struct ofi_peer_region *region = container_of(owed, struct ofi_peer_region, owed);
+	struct ofi_region_answer record = { .region = region->number,
+		.generation = region->generation };
+
+	ofi_append_system(conn, OFI_REGION_ENDED, &record, sizeof(record));
+	conn->region_count--;
+	region_free(region);
+}
+
+/* LEAVING: nothing uses it, and the program knows. */
+static void region_look(struct ofi_peer_region *region)
+{
+	struct ofi_conn *conn = region->conn;
+
+	if (region->state != OFI_REGION_LEAVING || region->running > 0 || region->give_live ||
+		region->give_leaving) {
+		return;
+	}
+	conn->region_bytes -= region->bytes;
+	if (region->asked_back && conn->conn.state == CLAN_OPEN) {
+		ofi_owe(conn, &region->owed, write_region_ended);
+	} else {
+		conn->region_count--;
+		region_free(region);
+	}
+}
+
+static bool give_region_event(struct clan_source *source, struct clan_event *event)
+{
+	struct ofi_peer_region *region = container_of(source, struct ofi_peer_region, source);
+
+	event->type = region->give_live ? CLAN_EVENT_REGION : CLAN_EVENT_REGION_ENDING;
+	event->conn = &region->conn->conn;
+	event->context = region->conn->conn.context;
+	event->number = region->number;
+	event->generation = region->generation;
+	if (region->give_live) {
+		region->give_live = false;
+	} else {
+		region->give_leaving = false;
+	}
+	if (region->give_leaving) {
+		return true;
+	}
+	region_look(region);
+	return false;
+}
+
+static struct ofi_peer_region *find_region(const struct ofi_conn *conn, uint32_t number)
+{
+	list_for_each(node, &conn->regions)
+	{
+		struct ofi_peer_region *region = list_entry(node, struct ofi_peer_region, node);
+
+		if (region->number == number) {
+			return region;
+		}
+	}
+	return NULL;
+}
+
+static uint16_t refuse_region(const struct ofi_conn *conn, const struct ofi_region *record)
+{
+	const struct clan_conn_options *options = &conn->conn.options;
+
+	return record->region >= options->peer_regions_max ||
+			       record->bytes > options->peer_region_bytes_max - conn->region_bytes
+		       ? EDQUOT
+		       : 0;
+}
+
+static int region_offered(struct ofi_conn *conn, const struct ofi_region *record)
+{
+	struct ofi_peer_region *region;
+
+	/* More than there are numbers: answers that it does not take. */
+	if (record->region >= CLAN_TABLE_MAX || record->generation == 0 || record->rights == 0 ||
+		record->rights > (CLAN_READ | CLAN_WRITE) || record->bytes == 0 ||
+		record->base > UINT64_MAX - record->bytes || conn->region_count >= CLAN_TABLE_MAX ||
+		find_region(conn, record->region) != NULL) {
+		return ofi_broken(conn, 9, "the region that it offers is impossible");
+	}
+	region = calloc(1, sizeof(*region));
+	if (region == NULL) {
+		ofi_conn_end(conn, -ENOMEM, "no memory for a region that the peer offers");
+		return -EPROTO;
+	}
+	region->conn = conn;
+	list_init(&region->owed.node);
+	clan_source_init(&region->source, give_region_event);
+	region->number = record->region;
+	region->generation = record->generation;
+	region->rights = record->rights;
+	region->bytes = record->bytes;
+	region->key = record->key;
+	region->base = record->base;
+	region->error = refuse_region(conn, record);
+	region->state = region->error != 0 ? OFI_REGION_REFUSED : OFI_REGION_LIVE;
+	list_push_back(&conn->regions, &region->node);
+	conn->region_count++;
+	if (region->error == 0) {
+		conn->region_bytes += region->bytes;
+		region->give_live = true;
+		clan_fire(conn->conn.queue, &region->source);
+	}
+	ofi_owe(conn, &region->owed, write_region_ok);
+	return 0;
+}
+
+static void region_leaves(struct ofi_peer_region *region)
+{
+	set_region_state(region, OFI_REGION_LEAVING);
+	region->give_leaving = true;
+	clan_fire(region->conn->conn.queue, &region->source);
+}
+
+static int region_asked_back(struct ofi_conn *conn, const struct ofi_region_answer *record)
+{
+	struct ofi_peer_region *region = find_region(conn, record->region);
+
+	if (region == NULL || region->generation != record->generation ||
+		region->state != OFI_REGION_LIVE || list_is_linked(&region->owed.node)) {
+		return ofi_broken(conn, 10, "it wants a region back that it did not share");
+	}
+	for (uint32_t i = 0; conn->tickets != NULL && i < conn->ticket_count; i++) {
+		if (conn->tickets[i].region == region) {
+			conn->tickets[i].cookie.generation = 0;
+			conn->tickets[i].region = NULL;
+		}
+	}
+	region->asked_back = true;
+	region_leaves(region);
+	return 0;
+}
+
+int ofi_peer_info(const struct clan_conn *base, uint32_t number, struct clan_peer_region *info)
+{
+	const struct ofi_conn *conn = (const struct ofi_conn *)base;
+	const struct ofi_peer_region *region = find_region(conn, number);
+
+	if (region == NULL || region->state == OFI_REGION_REFUSED) {
+		return -ENOENT;
+	}
+	info->bytes = region->bytes;
+	info->rights = region->rights;
+	info->generation = region->generation;
+	return 0;
+}
+
+/* --- granting --------------------------------------------------------------------------------- */
+
+static void write_grant(struct ofi_conn *conn, struct ofi_owed *owed)
+{
+	const struct ofi_grant *grant = container_of(owed, struct ofi_grant, owed);
+	struct ofi_cookie_record record = { .cookie = grant->cookie };
+
+	ofi_append_system(conn, OFI_GRANT, &record, sizeof(record));
+}
+
+static void write_revoke(struct ofi_conn *conn, struct ofi_owed *owed)
+{
+	const struct ofi_grant *grant = container_of(owed, struct ofi_grant, owed);
+	struct ofi_revoke record = { .slot = grant->cookie.slot,
+		.generation = grant->cookie.generation };
+
+	ofi_append_system(conn, OFI_REVOKE, &record, sizeof(record));
+}
+
+int ofi_grant(struct clan_conn *base, struct clan_share *share, struct clan_cookie *cookie)
+{
+	struct ofi_conn *conn = ofi_conn(base);
+	uint32_t count = base->options.cookies;
+	uint32_t slot = conn->grant_next;
+	struct ofi_grant *grant;
+	uint32_t tried = 0;
+
+	if (conn->grants == NULL) {
+		conn->grants = calloc(count, sizeof(*conn->grants));
+		if (conn->grants == NULL) {
+			return -ENOMEM;
+		}
+		for (uint32_t i = 0; i < count; i++) {
+			list_init(&conn->grants[i].owed.node);
+		}
+	}
+	while (conn->grants[slot].state != GRANT_FREE ||
+		conn->grants[slot].generation == UINT32_MAX) {
+		slot = slot + 1 < count ? slot + 1 : 0;
+		if (++tried == count) {
+			return -ENOSPC;
+		}
+	}
+	GMB_UNUSED(share); /* the cookie has its number */
+	conn->grant_next = slot + 1 < count ? slot + 1 : 0;
+	grant = &conn->grants[slot];
+	grant->state = GRANT_GIVEN;
+	cookie->slot = (uint16_t)slot;
+	cookie->generation = ++grant->generation;
+	grant->cookie = *cookie;
+	ofi_owe(conn, &grant->owed, write_grant);
+	return 0;
+}
+
+static struct ofi_grant *find_grant(struct ofi_conn *conn, uint32_t slot, uint32_t generation)
+{
+	return slot < conn->conn.options.cookies && conn->grants != NULL &&
+			       conn->grants[slot].generation == generation
+		       ? &conn->grants[slot]
+		       : NULL;
+}
+
+void ofi_void_cookies(struct clan_conn *base, const struct clan_share *share)
+{
+	struct ofi_conn *conn = ofi_conn(base);
+
+	for (uint32_t i = 0; conn->grants != NULL && i < base->options.cookies; i++) {
+		struct ofi_grant *grant = &conn->grants[i];
+
+		if (grant->state == GRANT_GIVEN && grant->cookie.region == share->number) {
+			list_remove(&grant->owed.node);
+			grant->state = GRANT_WITH_REGION;
+		}
+	}
+}
+
+/* --- revoking --------------------------------------------------------------------------------- */
+
+static void strict_ended(struct ofi_revocation *revocation)
+{
+	if (revocation->region != NULL) {
+		revocation->region->strict_count--;
+		revocation->region = NULL;
+	}
+}
+
+static void revocation_free(struct ofi_revocation *revocation)
+{
+	strict_ended(revocation);
+	clan_deadline_clear(&revocation->deadline);
+	list_remove(&revocation->source.node);
+	list_remove(&revocation->node);
+	free(revocation);
+}
+
+static bool give_revoked(struct clan_source *source, struct clan_event *event)
+{
+	struct ofi_revocation *revocation = container_of(source, struct ofi_revocation, source);
+
+	event->type = CLAN_EVENT_REVOKED;
+	event->conn = &revocation->conn->conn;
+	event->context = revocation->conn->conn.context;
+	event->op = revocation->op;
+	event->number = revocation->slot;
+	event->status = revocation->status;
+	revocation_free(revocation);
+	return false;
+}
+
+static void revocation_end(struct ofi_revocation *revocation, int status)
+{
+	struct ofi_conn *conn = revocation->conn;
+
+	clan_deadline_clear(&revocation->deadline);
+	revocation->ended = true;
+	revocation->status = status;
+	conn->grants[revocation->slot].state = GRANT_FREE;
+	strict_ended(revocation);
+	clan_fire(conn->conn.queue, &revocation->source);
+}
+
+/* The end of the connection is the end of everything that it could write. */
+static void strict_passed(struct clan_deadline *deadline)
+{
+	struct ofi_revocation *revocation = container_of(deadline, struct ofi_revocation, deadline);
+
+	ofi_conn_end(revocation->conn, -ETIMEDOUT, "the peer did not obey a strict revocation");
+}
+
+int ofi_revoke(struct clan_conn *base, const struct clan_cookie *cookie, bool strict, void *op)
+{
+	struct ofi_conn *conn = ofi_conn(base);
+	struct ofi_grant *grant = find_grant(conn, cookie->slot, cookie->generation);
+	struct ofi_revocation *revocation;
+
+	if (grant == NULL || grant->state != GRANT_GIVEN) {
+		return grant != NULL && grant->state == GRANT_LEAVING ? -EALREADY : -ESTALE;
+	}
+	revocation = calloc(1, sizeof(*revocation));
+	if (revocation == NULL) {
+		return -ENOMEM;
+	}
+	clan_source_init(&revocation->source, give_revoked);
+	list_init(&revocation->deadline.node);
+	revocation->deadline.passed = strict_passed;
+	revocation->conn = conn;
+	revocation->slot = cookie->slot;
+	revocation->op = op;
+	list_push_back(&conn->revocations, &revocation->node);
+	grant->state = GRANT_LEAVING;
+	if (strict) {
+		/* By our own record: the cookie can have been at the peer's. */
+		revocation->region = clan_share_find(base, grant->cookie.region)->region;
+		revocation->region->strict_count++;
+		clan_deadline_set(base->queue, &revocation->deadline, STRICT_MS * NS_PER_MS);
+	}
+	ofi_owe(conn, &grant->owed, write_revoke);
+	return 0;
+}
+
+static int revoked_arrived(struct ofi_conn *conn, const struct ofi_revoke *record)
+{
+	struct ofi_grant *grant = find_grant(conn, record->slot, record->generation);
+
+	if (grant == NULL || grant->state != GRANT_LEAVING || list_is_linked(&grant->owed.node)) {
+		return ofi_broken(conn, 12, "it answers for a cookie that was not revoked");
+	}
+	list_for_each(node, &conn->revocations)
+	{
+		struct ofi_revocation *revocation = list_entry(node, struct ofi_revocation, node);
+
+		if (revocation->slot == record->slot && !revocation->ended) {
+			revocation_end(revocation, 0);
+			break;
+		}
+	}
+	return 0;
+}
+
+/* --- cookies of the peer ---------------------------------------------------------------------- */
+
+static int make_tickets(struct ofi_conn *conn)
+{
+	if (conn->tickets != NULL) {
+		return 0;
+	}
+	conn->tickets = calloc(conn->ticket_count, sizeof(*conn->tickets));
+	if (conn->tickets == NULL) {
+		ofi_conn_end(conn, -ENOMEM, "no memory for the peer's cookies");
+		return -EPROTO;
+	}
+	for (uint32_t i = 0; i < conn->ticket_count; i++) {
+		list_init(&conn->tickets[i].owed.node);
+	}
+	return 0;
+}
+
+static int granted(struct ofi_conn *conn, const struct clan_cookie *cookie)
+{
+	struct ofi_peer_region *region = find_region(conn, cookie->region);
+	struct ofi_ticket *ticket;
+
+	if (make_tickets(conn) != 0) {
+		return -EPROTO;
+	}
+	if (cookie->slot >= conn->ticket_count ||
+		cookie->generation <= conn->tickets[cookie->slot].generation ||
+		conn->tickets[cookie->slot].revoked || region == NULL ||
+		region->state != OFI_REGION_LIVE || cookie->rights == 0 ||
+		(cookie->rights & ~region->rights) != 0 ||
+		(cookie->flags & ~CLAN_COOKIE_ONCE) != 0 || cookie->bytes == 0 ||
+		cookie->reserved != 0 ||
+		!range_inside(cookie->offset, cookie->bytes, region->bytes)) {
+		return ofi_broken(conn, 11, "the cookie that it grants is impossible");
+	}
+	ticket = &conn->tickets[cookie->slot];
+	ticket->generation = cookie->generation;
+	ticket->cookie = *cookie;
+	ticket->region = region;
+	return 0;
+}
+
+static void write_revoked(struct ofi_conn *conn, struct ofi_owed *owed)
+{
+	struct ofi_ticket *ticket = container_of(owed, struct ofi_ticket, owed);
+	struct ofi_revoke record = { .slot = (uint16_t)(ticket - conn->tickets),
+		.generation = ticket->generation };
+
+	ticket->revoked = false;
+	ofi_append_system(conn, OFI_REVOKED, &record, sizeof(record));
+}
+
+static int revoke_arrived(struct ofi_conn *conn, const struct ofi_revoke *record)
+{
+	struct ofi_ticket *ticket;
+
+	if (make_tickets(conn) != 0) {
+		return -EPROTO;
+	}
+	/* It may have been revoked before it was granted to us. */
+	if (record->slot >= conn->ticket_count || record->reserved != 0 ||
+		record->generation == 0 ||
+		record->generation < conn->tickets[record->slot].generation ||
+		conn->tickets[record->slot].revoked) {
+		return ofi_broken(conn, 11, "the cookie that it revokes was not granted");
+	}
+	ticket = &conn->tickets[record->slot];
+	ticket->generation = record->generation;
+	ticket->cookie.generation = 0;
+	ticket->revoked = true;
+	if (ticket->running == 0) {
+		ofi_owe(conn, &ticket->owed, write_revoked);
+	}
+	return 0;
+}
+
+void ofi_ticket_released(
+	struct ofi_conn *conn, struct ofi_ticket *ticket, struct ofi_peer_region *region)
+{
+	region->running--;
+	if (--ticket->running == 0 && ticket->revoked && conn->conn.state == CLAN_OPEN) {
+		ofi_owe(conn, &ticket->owed, write_revoked);
+	}
+	region_look(region);
+}
+
+int ofi_ticket_find(struct ofi_conn *conn, const struct clan_cookie *cookie, uint32_t right,
+	uint64_t offset, uint64_t bytes, struct ofi_ticket **ticket_out)
+{
+	struct ofi_ticket *ticket;
+
+	if (conn->tickets == NULL || cookie->slot >= conn->ticket_count ||
+		conn->tickets[cookie->slot].cookie.generation != cookie->generation) {
+		return -ESTALE;
+	}
+	ticket = &conn->tickets[cookie->slot];
+	if ((ticket->cookie.rights & right) == 0) {
+		return -EACCES;
+	}
+	if (!range_inside(offset, bytes, ticket->cookie.bytes)) {
+		return -ERANGE;
+	}
+	*ticket_out = ticket;
+	return 0;
+}
+
+/* --- tripwires -------------------------------------------------------------------------------- */
+
+static bool give_tripped(struct clan_source *source, struct clan_event *event)
+{
+	struct ofi_watch *watch = container_of(source, struct ofi_watch, source);
+
+	event->type = CLAN_EVENT_TRIPPED;
+	event->conn = &watch->conn->conn;
+	event->context = watch->conn->conn.context;
+	event->number = (uint32_t)(watch - watch->conn->watches);
+	return false;
+}
+
+/* The peer's library says where the peer has put something. */
+static int put_arrived(struct ofi_conn *conn, const struct ofi_put *record)
+{
+	uint64_t end;
+
+	if (record->reserved != 0 || record->reserved2 != 0 ||
+		!checked_add_u64(record->offset, record->bytes, &end)) {
+		return ofi_broken(conn, 8, "it put something where nothing is");
+	}
+	for (uint32_t i = 0; conn->watches != NULL && i < conn->conn.options.tripwires; i++) {
+		struct ofi_watch *watch = &conn->watches[i];
+
+		if (watch->armed && watch->region == record->region && watch->offset < end &&
+			watch->offset + watch->bytes > record->offset) {
+			watch->armed = false;
+			clan_fire(conn->conn.queue, &watch->source);
+		}
+	}
+	return 0;
+}
+
+int ofi_tripwire(struct clan_conn *base, const struct clan_share *share, uint64_t offset,
+	uint32_t bytes, uint32_t *number_out)
+{
+	struct ofi_conn *conn = ofi_conn(base);
+	struct ofi_watch *watch;
+	uint32_t number = 0;
+
+	if (conn->watches == NULL) {
+		conn->watches = calloc(base->options.tripwires, sizeof(*conn->watches));
+		if (conn->watches == NULL) {
+			return -ENOMEM;
+		}
+	}
+	while (number < base->options.tripwires && conn->watches[number].used) {
+		number++;
+	}
+	if (number == base->options.tripwires) {
+		return -ENOSPC;
+	}
+	watch = &conn->watches[number];
+	*watch = (struct ofi_watch){ .conn = conn,
+		.offset = offset,
+		.bytes = bytes,
+		.region = share->number,
+		.used = true,
+		.armed = true };
+	clan_source_init(&watch->source, give_tripped);
+	*number_out = number;
+	return 0;
+}
+
+static struct ofi_watch *find_watch(const struct ofi_conn *conn, uint32_t number)
+{
+	return conn->watches != NULL && number < conn->conn.options.tripwires &&
+			       conn->watches[number].used
+		       ? &conn->watches[number]
+		       : NULL;
+}
+
+int ofi_rearm(struct clan_conn *base, uint32_t number)
+{
+	struct ofi_watch *watch = find_watch(ofi_conn(base), number);
+
+	if (watch == NULL) {
+		return -ENOENT;
+	}
+	if (!list_is_linked(&watch->source.node)) {
+		watch->armed = true;
+	}
+	return 0;
+}
+
+int ofi_tripwire_remove(struct clan_conn *base, uint32_t number)
+{
+	struct ofi_watch *watch = find_watch(ofi_conn(base), number);
+
+	if (watch == NULL) {
+		return -ENOENT;
+	}
+	list_remove(&watch->source.node);
+	watch->armed = false;
+	watch->used = false;
+	return 0;
+}
+
+/* --- cookie queues ---------------------------------------------------------------------------- */
+
+static int make_fifo(struct ofi_conn *conn)
+{
+	conn->fifo = calloc(conn->ticket_count, sizeof(*conn->fifo));
+	if (conn->fifo == NULL) {
+		return -ENOMEM;
+	}
+	for (uint32_t i = 0; i < conn->ticket_count; i++) {
+		conn->fifo[i].next = i + 1 < conn->ticket_count ? i + 1 : FIFO_NONE;
+	}
+	for (uint32_t i = 0; i < CLAN_COOKIE_QUEUES; i++) {
+		conn->fifo_first[i] = FIFO_NONE;
+	}
+	return 0;
+}
+
+static int cookie_arrived(struct ofi_conn *conn, const struct ofi_cookie_record *record)
+{
+	uint32_t entry;
+
+	if (record->queue >= CLAN_COOKIE_QUEUES || conn->fifo_count == conn->ticket_count) {
+		return ofi_broken(conn, 13, "it sent more cookies than it has");
+	}
+	if (conn->fifo == NULL && make_fifo(conn) != 0) {
+		ofi_conn_end(conn, -ENOMEM, "no memory for cookies that the peer sent");
+		return -EPROTO;
+	}
+	entry = conn->fifo_free;
+	conn->fifo_free = conn->fifo[entry].next;
+	conn->fifo[entry] = (struct ofi_fifo){ .cookie = record->cookie, .next = FIFO_NONE };
+	if (conn->fifo_first[record->queue] == FIFO_NONE) {
+		conn->fifo_first[record->queue] = entry;
+	} else {
+		conn->fifo[conn->fifo_last[record->queue]].next = entry;
+	}
+	conn->fifo_last[record->queue] = entry;
+	conn->fifo_count++;
+	clan_conn_fire_ready(&conn->conn, CLAN_READY_COOKIES);
+	return 0;
+}
+
+bool ofi_cookie_room(struct ofi_conn *conn)
+{
+	return conn->pushed - conn->peer_popped < conn->conn.options.cookies &&
+	       !list_is_empty(&conn->free_sends);
+}
+
+int ofi_cookie_push(struct clan_conn *base, uint32_t number, const struct clan_cookie *cookie)
+{
+	struct ofi_conn *conn = ofi_conn(base);
+	const struct ofi_grant *grant = find_grant(conn, cookie->slot, cookie->generation);
+	struct ofi_cookie_record record = { .queue = (uint16_t)number, .cookie = *cookie };
+	struct iovec iov = { .iov_base = &record, .iov_len = sizeof(record) };
+
+	if (grant == NULL || grant->state != GRANT_GIVEN) {
+		return -ESTALE;
+	}
+	if (conn->pushed - conn->peer_popped >= base->options.cookies || !ofi_write_owed(conn) ||
+		!ofi_append(conn, OFI_SYSTEM, OFI_COOKIE, &iov, sizeof(record))) {
+		base->enabled |= CLAN_READY_PUSH_COOKIE;
+		ofi_changed(conn);
+		return -EAGAIN;
+	}
+	conn->pushed++;
+	return 0;
+}
+
+int ofi_cookie_pop(struct clan_conn *base, uint32_t number, struct clan_cookie *cookie_out)
+{
+	struct ofi_conn *conn = ofi_conn(base);
+	uint32_t entry = conn->fifo == NULL ? FIFO_NONE : conn->fifo_first[number];
+
+	if (entry == FIFO_NONE) {
+		base->enabled |= CLAN_READY_COOKIES;
+		return -EAGAIN;
+	}
+	*cookie_out = conn->fifo[entry].cookie;
+	conn->fifo_first[number] = conn->fifo[entry].next;
+	conn->fifo[entry].next = conn->fifo_free;
+	conn->fifo_free = entry;
+	conn->fifo_count--;
+	conn->popped++;
+	conn->must_tell = true;
+	ofi_changed(conn);
+	return 0;
+}
+
+/* --- what the peer sends ---------------------------------------------------------------------- */
+
+int ofi_memory_record(struct ofi_conn *conn, enum ofi_system_type type, const uint8_t *data)
+{
+	union {
+		struct ofi_region region;
+		struct ofi_region_answer answer;
+		struct ofi_revoke revoke;
+		struct ofi_cookie_record cookie;
+		struct ofi_put put;
+	} record;
+
+	/* They lie in the frame's buffer one behind the other, so all of it is there. */
+	memcpy(&record, data, ofi_system_bytes(type));
+	switch (type) {
+	case OFI_REGION:
+		return region_offered(conn, &record.region);
+	case OFI_REGION_OK:
+		return region_answered(conn, &record.answer);
+	case OFI_REGION_END:
+		return region_asked_back(conn, &record.answer);
+	case OFI_REGION_ENDED:
+		return region_returned(conn, &record.answer);
+	case OFI_GRANT:
+		return granted(conn, &record.cookie.cookie);
+	case OFI_REVOKE:
+		return revoke_arrived(conn, &record.revoke);
+	case OFI_REVOKED:
+		return revoked_arrived(conn, &record.revoke);
+	case OFI_COOKIE:
+		return cookie_arrived(conn, &record.cookie);
+	case OFI_PUT:
+		return put_arrived(conn, &record.put);
+	case OFI_HELLO:
+	case OFI_WELCOME:
+	case OFI_REFUSED:
+	case OFI_END:
+	case OFI_SYSTEM_TYPE_COUNT:
+		break;
+	}
+	return ofi_broken(conn, 6, "a record is of a type that it may not send");
+}
+
+/* --- the end ---------------------------------------------------------------------------------- */
+
+void ofi_memory_end(struct ofi_conn *conn)
+{
+	list_for_each(node, &conn->conn.shares)
+	{
+		key_free(list_entry(node, struct clan_share, conn_node));
+	}
+	list_for_each(node, &conn->revocations)
+	{
+		struct ofi_revocation *revocation = list_entry(node, struct ofi_revocation, node);
+
+		if (!revocation->ended) {
+			revocation_end(revocation, revocation->region == NULL ? -ENOTCONN : 0);
+		}
+	}
+	list_for_each(node, &conn->regions)
+	{
+		struct ofi_peer_region *region = list_entry(node, struct ofi_peer_region, node);
+
+		list_remove(&region->owed.node);
+		if (region->state == OFI_REGION_LIVE && conn->conn.state == CLAN_LOST) {
+			region_leaves(region);
+		}
+	}
+}
+
+void ofi_memory_close(struct ofi_conn *conn)
+{
+	list_for_each(node, &conn->revocations)
+	{
+		revocation_free(list_entry(node, struct ofi_revocation, node));
+	}
+	for (uint32_t i = 0; conn->watches != NULL && i < conn->conn.options.tripwires; i++) {
+		if (conn->watches[i].used) {
+			list_remove(&conn->watches[i].source.node);
+			conn->watches[i].armed = false;
+		}
+	}
+	list_for_each(node, &conn->regions)
+	{
+		list_remove(&list_entry(node, struct ofi_peer_region, node)->source.node);
+	}
+}
+
+void ofi_memory_free(struct ofi_conn *conn)
+{
+	list_for_each(node, &conn->regions)
+	{
+		region_free(list_entry(node, struct ofi_peer_region, node));
+	}
+	list_for_each(node, &conn->revocations)
+	{
+		revocation_free(list_entry(node, struct ofi_revocation, node));
+	}
+	free(conn->grants);
+	free(conn->tickets);
+	free(conn->watches);
+	free(conn->fifo);
+}
