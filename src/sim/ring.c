@@ -23,6 +23,7 @@ struct ring {
 	uint64_t spin_ns;
 	uint64_t idle_ns;	       /* when its thread began to wait */
 	bool limited;		       /* inside ring_turn_limited(), which waits for no batch */
+	bool in_turn;		       /* waits in ring_turn() itself, which sees what there is */
 	bool woken;		       /* ring_poll_again() */
 	int poll_fd;		       /* -1 until it is asked for */
 	struct ring_message *messages; /* posted, oldest first */
@@ -399,7 +400,7 @@ static bool run_others(const struct ring *waiting)
 	{
 		struct ring *ring = list_entry(node, struct ring, node);
 
-		if (ring != waiting && ring_runs(ring)) {
+		if (ring != waiting && !ring->in_turn && ring_runs(ring)) {
 			worked = ring_wake(ring) > 0 || worked;
 		}
 	}
@@ -410,12 +411,14 @@ static bool run_others(const struct ring *waiting)
  * then. */
 static bool ring_advance(struct ring *ring, uint64_t until_ns)
 {
-	while (!ring_has_work(ring)) {
-		if (!run_others(ring) && !sim_event_run(until_ns)) {
-			return false;
-		}
+	bool more = true;
+
+	ring->in_turn = true;
+	while (more && !ring_has_work(ring)) {
+		more = run_others(ring) || sim_event_run(until_ns);
 	}
-	return true;
+	ring->in_turn = false;
+	return more;
 }
 
 /* Being woken takes a while: whatever happens within a few microseconds is reaped together. */
