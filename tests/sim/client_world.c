@@ -732,7 +732,7 @@ void world_create(struct world *world, bool native, uint64_t scale_ns, bool verb
 	connector_sim_use(&network);
 	world->kind = &nbd_session_kind;
 #ifdef GMBLOCK_CLAN
-	clan_sim_use(&network);
+	clan_sim_use(&network, native && world_percent(50));
 	world->kind = native ? &native_session_kind : world->kind;
 #else
 	GMB_ASSERT(!native);
@@ -814,7 +814,7 @@ void world_destroy(struct world *world)
 		model_fail("%u descriptors were left open", sim_open_count());
 	}
 #ifdef GMBLOCK_CLAN
-	clan_sim_use(NULL);
+	clan_sim_use(NULL, false);
 #endif
 	oracle_destroy(world->oracle);
 }
