@@ -593,6 +593,46 @@ def hand_nbd_client(corpus):
                 corpus.write("nbd_client", f"hand-{name}", seed.read())
 
 
+def hand_gmb(corpus):
+    """Each message once as it should be, and at the borders of what is allowed."""
+    hello, lists, opens, region, requests, welcome, export, reply, event = range(9)
+    magic = b"gmblock1"
+    segment = lambda offset, length: struct.pack("<HHIQQ", 1, 0, 7, offset, length)
+    head = lambda operation, length, segments=0, inlined=0, extents=0: struct.pack(
+        "<IBBHQQHHI", 5, operation, 0, 0, 4096, length, segments, inlined, extents)
+    asked = lambda extents, length: struct.pack("<IQ", extents, length)
+    answer = lambda status, value: struct.pack("<IIQ", 5, status, value)
+    extent = lambda length, flags: struct.pack("<QII", length, flags, 0)
+    described = struct.pack("<IIQQQIIHHI", 0, 5, 1 << 30, 1, 2, 1 << 20, 4096, 4, 6, 0)
+    seeds = {
+        "hello": (hello, magic + struct.pack("<HHI", 1, 3, 0)),
+        "hello-later": (hello, magic + struct.pack("<HHI", 2, 3, 0)),
+        "list": (lists, bytes(8)),
+        "open": (opens, struct.pack("<HHBBH", 0, 4, 3, 2, 0) + b"disk" + b"t.3" + b"\x03t.1\x03t.2"),
+        "open-look": (opens, struct.pack("<HHBBH", 1, 0, 0, 0, 0)),
+        "region": (region, struct.pack("<QIIHHHHQ", 0, 1 << 20, 1, 0, 15, 3, 0, 0)),
+        "read": (requests, head(0, 5000, 2) + segment(0, 4096) + segment(8192, 904)),
+        "read-longest": (requests, head(0, 64 * 512, 64) + segment(0, 512) * 64),
+        "read-wraps": (requests, head(0, 1, 2) + segment(0, 1 << 63) + segment(0, (1 << 63) + 1)),
+        "write-inline": (requests, head(1, 512, 0, 512) + bytes(512)),
+        "write-both": (requests, head(1, 1024, 1, 512) + segment(0, 512) + bytes(512)),
+        "flush": (requests, head(2, 0)),
+        "status": (requests, head(6, 1 << 40, 0, 0, 16)),
+        "unknown": (requests, head(200, 7)),
+        "welcome": (welcome, magic + struct.pack("<HHI", 1, 0, 0)),
+        "welcome-moves": (welcome, magic + struct.pack("<HHI", 1, 1, 0)),
+        "export": (export, described + b"disk" + b"a disk"),
+        "export-none": (export, struct.pack("<II", 2, 0) + bytes(40)),
+        "reply": (reply, asked(0, 4096) + answer(0, 0)),
+        "reply-error": (reply, asked(0, 4096) + answer(28, 4096) + b"no space"),
+        "reply-extents": (reply, asked(4, 8192) + answer(0, 2) + extent(4096, 0) + extent(4096, 3)),
+        "reply-too-much": (reply, asked(4, 8192) + answer(0, 2) + extent(4096, 0) + extent(4097, 3)),
+        "event": (event, struct.pack("<IIQ", 1, 0, 1 << 30)),
+    }
+    for name, (parser, message) in seeds.items():
+        corpus.write("gmb", f"hand-{name}", bytes([parser]) + message)
+
+
 class Corpus:
     def __init__(self, folder):
         self.folder = folder
@@ -616,6 +656,7 @@ def main():
     hand_handshake(corpus)
     hand_nbd_client(corpus)
     hand_texts(corpus)
+    hand_gmb(corpus)
     for name, text in CONFIGS.items():
         corpus.write("config", f"hand-{name}", text.encode())
 
