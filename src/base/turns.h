@@ -3,25 +3,43 @@
  * Taking turns on two levels: first the groups, then the members of each group. However many
  * members one group has, the next group waits for one of them only.
  *
- *   turns ──▶ group A ──▶ group B ──▶ ...        turns_next(): a1, b1, a2, b2, a3, a4 ...
+ *   turns ──▶ group A ──▶ group B ──▶ ...        a1, b1, a2, b2, a3, a4 ...
  *              a1 a2 a3 a4  b1 b2
  *
- * A group belongs to one struct turns. All operations are O(1) and allocate nothing.
+ * Whoever has something to give goes through all that wait:
+ *
+ *   while ((turn = turns_next(turns)) != NULL) {
+ *           it gets something, and may wait again ──▶ turns_had(turns, turn)
+ *           there is too little for it            ──▶ turns_in_vain(turn, &in_vain)
+ *   }
+ *   turns_end(turns, &in_vain)
+ *
+ * A try in vain is no turn: the next of the group is tried at once, and both keep their places.
+ * Otherwise a member that wants more than there is would cost the others of its group their turns,
+ * one each time. Who gets something waits behind all others of its group, and its group behind all
+ * other groups. So it gets nothing more before those who could have been given it.
+ *
+ * A group belongs to one struct turns. All operations but turns_end() are O(1) and allocate
+ * nothing.
  *
  * Threading: the owner's thread. Ownership: nothing is owned; groups and members must stay while
  * they are linked.
  */
 #pragma once
 
+#include <stdint.h>
+
 #include "base/list.h"
 
 struct turns {
 	struct list_node groups; /* those that have members waiting */
+	uint64_t round;		 /* counts calls of turns_end(), from 1 */
 };
 
 struct turn_group {
 	struct list_node node;
 	struct list_node members;
+	uint64_t had_round; /* in which one of them got something last */
 };
 
 struct turn {
@@ -32,12 +50,14 @@ struct turn {
 static inline void turns_init(struct turns *turns)
 {
 	list_init(&turns->groups);
+	turns->round = 1;
 }
 
 static inline void turn_group_init(struct turn_group *group)
 {
 	list_init(&group->node);
 	list_init(&group->members);
+	group->had_round = 0;
 }
 
 static inline void turn_init(struct turn *turn, struct turn_group *group)
@@ -77,7 +97,7 @@ static inline void turns_remove(struct turn *turn)
 	}
 }
 
-/* Removes and returns whose turn it is; NULL: nobody waits. */
+/* Removes and returns who is to be tried; NULL: nobody waits. */
 static inline struct turn *turns_next(struct turns *turns)
 {
 	struct list_node *first = list_first(&turns->groups);
@@ -88,10 +108,48 @@ static inline struct turn *turns_next(struct turns *turns)
 		return NULL;
 	}
 	group = list_entry(first, struct turn_group, node);
-	turn = list_entry(list_pop_front(&group->members), struct turn, node);
-	list_remove(&group->node);
-	if (!list_is_empty(&group->members)) {
+	turn = list_entry(list_first(&group->members), struct turn, node);
+	turns_remove(turn);
+	return turn;
+}
+
+/* It has got something. */
+static inline void turns_had(struct turns *turns, const struct turn *turn)
+{
+	struct turn_group *group = turn->group;
+
+	group->had_round = turns->round;
+	if (list_is_linked(&group->node)) {
+		list_remove(&group->node);
 		list_push_back(&turns->groups, &group->node);
 	}
-	return turn;
+}
+
+/* It waits, and is not tried again before turns_end(). */
+static inline void turns_in_vain(struct turn *turn, struct list_node *in_vain)
+{
+	turns_remove(turn);
+	list_push_back(in_vain, &turn->node);
+}
+
+/* Everybody was tried. Those whose group has got something stand behind the others. */
+static inline void turns_end(struct turns *turns, struct list_node *in_vain)
+{
+	struct list_node had;
+	struct list_node *node;
+
+	list_init(&had);
+	while ((node = list_pop_front(in_vain)) != NULL) {
+		struct turn *turn = list_entry(node, struct turn, node);
+
+		if (turn->group->had_round == turns->round) {
+			list_push_back(&had, node);
+		} else {
+			turns_add(turns, turn);
+		}
+	}
+	while ((node = list_pop_front(&had)) != NULL) {
+		turns_add(turns, list_entry(node, struct turn, node));
+	}
+	turns->round++;
 }

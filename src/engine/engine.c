@@ -52,42 +52,29 @@ const struct counter_table engine_counter_table = { "server", "", engine_counter
 
 /* --- the end of a batch: everything that was put off while callbacks ran ------------------- */
 
-static void wait_on(struct engine *engine, struct list_node *turns)
-{
-	struct list_node *node;
-
-	while ((node = list_pop_front(turns)) != NULL) {
-		turns_add(&engine->blocked, list_entry(node, struct turn, node));
-	}
-}
-
-/* Each waiting session gets one try, in turn. One that got something and wants more stands behind
- * those that got nothing: otherwise a few that always want more would take every place before the
- * others' turn. */
 static void resume_blocked(struct engine *engine)
 {
 	struct list_node in_vain;
-	struct list_node served;
 	struct turn *turn;
 
 	list_init(&in_vain);
-	list_init(&served);
 	while ((turn = turns_next(&engine->blocked)) != NULL) {
 		struct session *session = container_of(turn, struct session, blocked_turn);
-		uint64_t before = engine->counters.requests;
+
+		uint32_t before = MAX(session->inflight_count, 1U); /* its own place is no turn */
+		bool waits = true;
 
 		if (engine_has_place(session)) {
 			session->kind->resume(session);
-			if (!turn_is_waiting(turn)) {
-				continue;
-			}
-			turns_remove(turn);
+			waits = turn_is_waiting(turn);
 		}
-		list_push_back(
-			engine->counters.requests == before ? &in_vain : &served, &turn->node);
+		if (session->inflight_count > before) {
+			turns_had(&engine->blocked, turn);
+		} else if (waits) {
+			turns_in_vain(turn, &in_vain);
+		}
 	}
-	wait_on(engine, &in_vain);
-	wait_on(engine, &served);
+	turns_end(&engine->blocked, &in_vain);
 }
 
 static void flush_dirty(struct engine *engine)

@@ -278,16 +278,15 @@ static void serve_costly(struct path_share *share, void (*start)(struct path_req
 		}
 		request = list_entry(node, struct path_request, stalled_node);
 		if (!costly_may(request)) {
-			list_push_back(&in_vain, &turn->node);
+			turns_in_vain(turn, &in_vain);
 			continue;
 		}
 		share_wait_end(request);
 		start(request);
 		look_for_costly(client);
+		turns_had(&share->costly, turn);
 	}
-	while ((node = list_pop_front(&in_vain)) != NULL) {
-		turns_add(&share->costly, list_entry(node, struct turn, node));
-	}
+	turns_end(&share->costly, &in_vain);
 	share->costly_serving = false;
 }
 
@@ -295,24 +294,22 @@ void share_serve(struct path_share *share, void (*again)(struct path_request *re
 	void (*start)(struct path_request *request))
 {
 	struct list_node in_vain;
-	struct list_node *node;
 	struct turn *turn;
 
 	share->released = false;
 	list_init(&in_vain);
 	while ((turn = turns_next(&share->waiting)) != NULL) {
 		struct path_client *client = container_of(turn, struct path_client, turn);
-		struct list_node *first = list_first(&client->stalled);
+		uint64_t held = client->held_bytes;
 
-		again(list_entry(first, struct path_request, stalled_node));
-		if (list_first(&client->stalled) == first && client->is_short) {
-			turns_remove(turn);
-			list_push_back(&in_vain, &turn->node);
+		again(list_entry(list_first(&client->stalled), struct path_request, stalled_node));
+		if (client->held_bytes > held) { /* the reserve is no turn */
+			turns_had(&share->waiting, turn);
+		} else if (turn_is_waiting(turn)) {
+			turns_in_vain(turn, &in_vain);
 		}
 	}
-	while ((node = list_pop_front(&in_vain)) != NULL) {
-		turns_add(&share->waiting, list_entry(node, struct turn, node));
-	}
+	turns_end(&share->waiting, &in_vain);
 	if (unlikely(share->costly_waiting_count > 0)) {
 		serve_costly(share, start);
 	}
