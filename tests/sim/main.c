@@ -54,6 +54,11 @@ static const struct figure {
 	FIGURE("--placed", "bytes that gmb placed", placed_bytes),
 	FIGURE("--staged", "bytes that it staged", staged_bytes),
 	FIGURE("--replays", "commands sent again", replays),
+	FIGURE("--dripped-bytes", "bytes moved one by one", dripped_bytes),
+	FIGURE("--renewals", "connections renewed at once", renewals),
+	FIGURE("--hangs", "disks that hung", hangs),
+	FIGURE("--place-turns", "turns of clients that waited for a place", place_turns),
+	FIGURE("--memory-turns", "turns of clients that waited for memory", memory_turns),
 #undef FIGURE
 };
 

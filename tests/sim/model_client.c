@@ -488,11 +488,43 @@ static void recv_done(struct ring_op *op, int result)
 	recv_start(client);
 }
 
+/* How much to move now: a byte of those that drip, or all. */
+static size_t drip(struct model_client *client, size_t bytes)
+{
+	if (client->drip_bytes == 0) {
+		return bytes;
+	}
+	client->drip_bytes--;
+	return MIN(bytes, (size_t)1);
+}
+
+static void recv_now(struct model_client *client)
+{
+	ring_recv(client->ring, &client->recv, client->file, client->chunk,
+		drip(client, sizeof(client->chunk)), false, recv_done);
+}
+
+static void recv_pause_over(struct ring_op *op, int result)
+{
+	struct model_client *client = container_of(op, struct model_client, recv);
+
+	GMB_UNUSED(result);
+	if (client->ended) {
+		check_closed(client);
+	} else {
+		recv_now(client);
+	}
+}
+
 static void recv_start(struct model_client *client)
 {
-	if (!client->stalled && !client->ended && !client->recv.in_flight) {
-		ring_recv(client->ring, &client->recv, client->file, client->chunk,
-			sizeof(client->chunk), false, recv_done);
+	if (client->stalled || client->ended || client->recv.in_flight) {
+		return;
+	}
+	if (client->drip_bytes > 0) {
+		ring_timer(client->ring, &client->recv, client->drip_ns, recv_pause_over);
+	} else {
+		recv_now(client);
 	}
 }
 
@@ -513,6 +545,24 @@ static void send_done(struct ring_op *op, int result)
 	check_closed(client);
 }
 
+static void send_now(struct model_client *client)
+{
+	ring_send(client->ring, &client->send, client->file, client->sending + client->sending_at,
+		drip(client, client->sending_len - client->sending_at), send_done);
+}
+
+static void send_pause_over(struct ring_op *op, int result)
+{
+	struct model_client *client = container_of(op, struct model_client, send);
+
+	GMB_UNUSED(result);
+	if (client->ended) {
+		check_closed(client);
+	} else {
+		send_now(client);
+	}
+}
+
 static void send_start(struct model_client *client)
 {
 	if (client->send.in_flight || client->ended || client->send_ended) {
@@ -527,10 +577,10 @@ static void send_start(struct model_client *client)
 		client->out_len = 0;
 		client->out_max = 0;
 	}
-	if (client->sending_at < client->sending_len) {
-		ring_send(client->ring, &client->send, client->file,
-			client->sending + client->sending_at,
-			client->sending_len - client->sending_at, send_done);
+	if (client->sending_at < client->sending_len && client->drip_bytes > 0) {
+		ring_timer(client->ring, &client->send, client->drip_ns, send_pause_over);
+	} else if (client->sending_at < client->sending_len) {
+		send_now(client);
 	} else if (client->half_closing) {
 		client->half_closing = false;
 		ring_socket_shutdown_send(client->ring, client->file);
@@ -564,6 +614,12 @@ void model_stall(struct model_client *client, bool stalled)
 	} else if (!stalled) {
 		recv_start(client);
 	}
+}
+
+void model_drip(struct model_client *client, uint32_t bytes, uint64_t pause_ns)
+{
+	client->drip_bytes = bytes;
+	client->drip_ns = pause_ns;
 }
 
 void model_disconnect(struct model_client *client)

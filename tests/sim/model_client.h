@@ -168,7 +168,9 @@ struct model_client {
 
 	struct ring_op recv;
 	struct ring_op send;
-	bool stalled; /* do not receive for now */
+	bool stalled;	     /* do not receive for now */
+	uint32_t drip_bytes; /* so many more are received and sent one by one */
+	uint64_t drip_ns;    /* before each of them */
 	uint8_t chunk[65536];
 	uint8_t *in; /* received, not parsed */
 	size_t in_len;
@@ -207,5 +209,7 @@ void model_half_close(struct model_client *client);
 void model_send(struct model_client *client, const void *bytes, size_t len);
 /* Stops or resumes reading from the socket. */
 void model_stall(struct model_client *client, bool stalled);
+/* Receives and sends the next bytes one by one, with a pause before each. */
+void model_drip(struct model_client *client, uint32_t bytes, uint64_t pause_ns);
 /* Releases memory; after closed. */
 void model_finish(struct model_client *client);

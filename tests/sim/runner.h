@@ -26,6 +26,11 @@ struct scenario_result {
 	uint64_t placed_bytes;		/* by gmb, to or from the program's own memory */
 	uint64_t staged_bytes;		/* not so: they were copied */
 	uint64_t replays;		/* of the client's commands */
+	uint64_t dripped_bytes;		/* that clients asked for, took or gave one by one */
+	uint64_t renewals;		/* of connections that were reset */
+	uint64_t hangs;			/* of disks */
+	uint64_t place_turns;		/* of clients that waited for a place */
+	uint64_t memory_turns;		/* for memory */
 };
 
 /* --gmb: the client speaks it instead of NBD. */

@@ -16,15 +16,12 @@ enum {
 	EVENTS_MAX = 3000000,
 	CRASHES_MAX = 4, /* in the first 10, 40, 160, 640 ms */
 	GIANT_WINDOW_BYTES = 1 << 20,
-	PAGE_CACHE_LOOKS_MAX = 1000,
 	TWIN_EVERY = 4,
 };
 
 #define SECOND_NS	     UINT64_C(1000000000)
 #define GIANT_BYTES	     (UINT64_C(9) << 30)
 #define VIRTUAL_NS_MAX	     (UINT64_C(3000) * SECOND_NS)
-#define STALL_NS	     (UINT64_C(300) * SECOND_NS)
-#define PAGE_CACHE_LOOK_NS   UINT64_C(60000)
 #define HANDSHAKE_TIMEOUT_NS (UINT64_C(60) * SECOND_NS)
 
 static uint64_t below(uint64_t limit)
@@ -324,7 +321,7 @@ static void session_closed(void *context, const struct peer *peer)
 	scenario_settle(scenario);
 }
 
-static const struct session_kind *const kinds[] = { &nbd_session_kind };
+static const struct session_kind *const kinds[] = { &fairness_kind };
 
 static void create_service(struct scenario *scenario, struct scenario_service *service)
 {
@@ -427,6 +424,7 @@ struct accept_message {
 	struct ring_message message;
 	struct engine *engine;
 	uint64_t conn_idx;
+	uint8_t host;
 	int fd;
 };
 
@@ -435,10 +433,11 @@ static void accept_deliver(struct ring *ring, struct ring_message *message)
 	struct accept_message *accept = container_of(message, struct accept_message, message);
 
 	GMB_UNUSED(ring);
-	engine_accept(
-		accept->engine, &(struct endpoint){ .kind = &nbd_session_kind,
-					.fd = accept->fd,
-					.peer = { .id = accept->conn_idx, .text = "simulated" } });
+	engine_accept(accept->engine, &(struct endpoint){ .kind = &fairness_kind,
+					      .fd = accept->fd,
+					      .peer = { .id = accept->conn_idx,
+						      .text = "simulated",
+						      .identity = { { accept->host } } } });
 	free(accept);
 }
 
@@ -504,6 +503,7 @@ static void start_conn(void *arg)
 	accept->engine = scenario->services[service].engine;
 	accept->fd = conn->server_fd;
 	accept->conn_idx = (uint64_t)(conn - scenario->conns);
+	accept->host = conn->host;
 	ring_post(scenario->services[service].ring, &accept->message);
 	if (conn->fate == FATE_MUTE) {
 		start_mute(conn);
@@ -520,17 +520,40 @@ static void start_conn(void *arg)
 			       (plan.size_may_change && plan.style == MODEL_SIMPLE);
 }
 
+void scenario_renew(const struct conn *conn)
+{
+	struct scenario *scenario = conn->scenario;
+	struct conn *next = &scenario->conns[scenario->conn_count];
+
+	if (scenario->conn_count == CONNS_MAX) {
+		return;
+	}
+	scenario->conn_count++;
+	scenario->renewals++;
+	*next = (struct conn){
+		.scenario = scenario,
+		.export_idx = conn->export_idx,
+		.export = conn->export,
+		.host = conn->host,
+		.fate = conn->renewals > 1 ? FATE_RENEW : FATE_POLITE,
+		.renewals = conn->renewals - 1,
+		.budget = 1 + conn->depth + (uint32_t)below(conn->depth),
+		.depth = conn->depth,
+	};
+	sim_after(0, start_conn, next);
+}
+
 static void create_conns(struct scenario *scenario)
 {
 	static const enum fate fates[] = { FATE_POLITE, FATE_POLITE, FATE_POLITE, FATE_HASTY,
 		FATE_HASTY, FATE_HALF_CLOSE, FATE_CUT, FATE_CUT, FATE_GARBAGE, FATE_STALL,
-		FATE_MUTE, FATE_ABORT };
+		FATE_DRIP, FATE_RENEW, FATE_MUTE, FATE_ABORT };
 	static const uint32_t depths[] = { 1, 2, 8, 16, 64 };
 	uint32_t requests = scenario->life == 0 ? 250 : 100;
 
-	scenario->conn_count = 1 + (uint32_t)below(CONNS_MAX);
+	scenario->conn_count = 1 + (uint32_t)below(CONNS_AT_FIRST_MAX);
 	if (scenario->hungry) {
-		scenario->conn_count = CONNS_MAX;
+		scenario->conn_count = CONNS_HUNGRY; /* all together: more than an export may */
 		requests = 120;
 	}
 	for (uint32_t i = 0; i < scenario->conn_count; i++) {
@@ -545,6 +568,8 @@ static void create_conns(struct scenario *scenario)
 		conn->depth = scenario->hungry ? 64 : depths[below(ARRAY_COUNT(depths))];
 		conn->garbage_at = (uint32_t)below(conn->budget);
 		conn->stall_for_ever = percent(50);
+		conn->renewals = 1 + (uint32_t)below(4);
+		conn->host = (uint8_t)below(HOSTS_MAX);
 		sim_after(below(20000000), start_conn, conn);
 	}
 }
@@ -573,107 +598,6 @@ static void crash_now(void *arg)
 		}
 		copy = sim_disk_crash_copy(export->disk, name);
 		for_stretches(export, check_durable, copy);
-	}
-}
-
-static void shrink_now(void *arg)
-{
-	struct scenario_export *export = arg;
-	struct scenario *scenario = export->scenario;
-	uint64_t size = below(export->warm && percent(75) ? 4096 : export->size);
-
-	/* A reply that is on its way out of the page cache cannot be completed any more. */
-	for (uint32_t i = 0; i < scenario->conn_count; i++) {
-		if (scenario->conns[i].export == export) {
-			scenario->conns[i].client.forgive = true;
-		}
-	}
-	/* From here on anything may be read there, if it can be read at all. */
-	oracle_begin(export->oracle, ORACLE_UNDEFINED, size, export->size - size, 0, 0);
-	sim_disk_resize(export->disk, size);
-}
-
-static uint64_t page_cache_bytes_so_far(const struct scenario_export *export)
-{
-	const struct scenario *scenario = export->scenario;
-	uint64_t bytes = 0;
-
-	for (uint32_t i = 0; i < scenario->service_count; i++) {
-		bytes += engine_export_measured(scenario->services[i].engine, export->export)
-				 ->page_cache_send_bytes;
-	}
-	return bytes;
-}
-
-/* Cuts the disk as soon as a reply is on its way out of the page cache, or at last without. */
-static void shrink_under_reply(void *arg)
-{
-	struct scenario_export *export = arg;
-	uint64_t page_cache_send_bytes = page_cache_bytes_so_far(export);
-
-	if ((page_cache_send_bytes > export->page_cache_bytes_seen && percent(80)) ||
-		++export->page_cache_looks == PAGE_CACHE_LOOKS_MAX) {
-		shrink_now(export);
-		return;
-	}
-	export->page_cache_bytes_seen = page_cache_send_bytes;
-	sim_after(1 + below(PAGE_CACHE_LOOK_NS), shrink_under_reply, export);
-}
-
-/* A disk that hangs must not stop the clients of the others. */
-static void stall_ends(void *arg)
-{
-	struct scenario_export *export = arg;
-	const struct scenario *scenario = export->scenario;
-
-	sim_disk_set_stalled(export->disk, false);
-	for (uint32_t i = 0; i < scenario->conn_count; i++) {
-		const struct conn *conn = &scenario->conns[i];
-
-		if (!conn->gone && !conn->export->stalled && conn->fate != FATE_STALL) {
-			model_fail("client %u waits for a disk that is not its own", i);
-		}
-	}
-	export->stalled = false;
-}
-
-static void stall_begins(void *arg)
-{
-	struct scenario_export *export = arg;
-
-	export->stalled = true;
-	sim_disk_set_stalled(export->disk, true);
-	sim_after(STALL_NS, stall_ends, export);
-}
-
-static void disturb_disk(struct scenario_export *export)
-{
-	uint64_t offset = below(export->size);
-
-	if (export->warm && percent(90)) {
-		export->size_may_change = true;
-		sim_after(0, shrink_under_reply, export);
-		return;
-	}
-	switch (export->sparse_giant ? 1 : below(12)) {
-	case 0:
-		export->size_may_change = true;
-		sim_after(below(50000000), shrink_now, export);
-		break;
-	case 1:
-	case 2:
-		sim_disk_set_bad(export->disk, offset - offset % 512, 512 * (1 + below(128)),
-			percent(80), percent(60));
-		break;
-	case 3:
-		/* However little there is, the clients of other disks are served meanwhile. */
-		if (!export->scenario->stalling) {
-			export->scenario->stalling = true;
-			sim_after(below(10000000), stall_begins, export);
-		}
-		break;
-	default:
-		break;
 	}
 }
 
@@ -778,6 +702,7 @@ static void run_clients(struct scenario *scenario)
 			describe_stuck(scenario, "nothing will ever happen again");
 		}
 		see_ends(scenario);
+		fairness_check(scenario);
 		if (sim_event_count() > events_limit) {
 			describe_stuck(scenario, "the server is busy for ever");
 		}
@@ -904,6 +829,7 @@ static void live(struct scenario *scenario)
 		    &error) != 0) {
 		model_fail("no ring for the clients: %s", error.text);
 	}
+	fairness_begin(scenario);
 	create_services(scenario);
 	sim_set_faults(&scenario->faults);
 	for (uint32_t i = 0; i < scenario->export_count; i++) {
@@ -991,6 +917,11 @@ struct scenario_result scenario_run(uint64_t seed, bool verbose)
 		.twin_gets = scenario->twin_gets,
 		.twin_ram = scenario->twin_ram,
 		.unfinished_bytes = scenario->unfinished_bytes,
+		.dripped_bytes = scenario->dripped_bytes,
+		.renewals = scenario->renewals,
+		.hangs = scenario->hangs,
+		.place_turns = scenario->fairness.places.count,
+		.memory_turns = scenario->fairness.memory.count,
 	};
 	sim_stop();
 	free(scenario);

@@ -4,7 +4,9 @@
  * fates, and the rules that tie them together.
  *
  *   seed ─▶ scenario.c  builds the world, runs it until every client is done, checks what is left
+ *           fairness.c  what everybody is given while others want it, too
  *           traffic.c   decides what clients ask, and checks what they are answered
+ *           disturb.c   lets disks fail, hang and shrink
  *           blame.c     which disk fault belongs to which request
  *           producer.c  lets reads arrive piece by piece, and lies about them
  *
@@ -22,7 +24,10 @@
 enum {
 	EXPORTS_MAX = 3,
 	SERVICES_MAX = 2,
-	CONNS_MAX = 10,
+	CONNS_MAX = 24,
+	CONNS_AT_FIRST_MAX = 10, /* the others are renewals */
+	CONNS_HUNGRY = 18,
+	HOSTS_MAX = 4,
 	BLAME_CANDIDATES_MAX = 128,
 };
 
@@ -34,6 +39,8 @@ enum fate {
 	FATE_CUT,	 /* the network breaks it at some byte */
 	FATE_GARBAGE,	 /* bytes that are no request */
 	FATE_STALL,	 /* stops reading for a while, or until all others are done */
+	FATE_DRIP,	 /* takes and gives one byte at a time for a while */
+	FATE_RENEW,	 /* resets the connection and is back at once */
 	FATE_MUTE,	 /* connects and says little or nothing */
 	FATE_ABORT,	 /* negotiates and leaves */
 	FATE_COUNT
@@ -56,7 +63,7 @@ struct scenario_export {
 	bool size_may_change;
 	uint64_t page_cache_bytes_seen; /* out of the page cache when last looked at */
 	uint32_t page_cache_looks;
-	bool stalled; /* its disk answers nothing for a long time */
+	bool stalled; /* its disk answers nothing for a long time, or did so */
 	bool flush_may_fail;
 	uint64_t flush_failed; /* oracle time of the first failed flush: P77, it stays an error */
 };
@@ -73,6 +80,8 @@ struct conn {
 	uint32_t budget; /* requests still to be sent */
 	uint32_t depth;
 	uint32_t garbage_at; /* budget at which to misbehave or stall */
+	uint32_t renewals;   /* still to come */
+	uint8_t host;	     /* which peer it is to the server */
 	bool stall_for_ever;
 	bool started;
 	bool said_bye;
@@ -89,6 +98,19 @@ struct fault_note {
 	bool reported;
 	uint32_t candidate_count;
 	uint64_t candidates[BLAME_CANDIDATES_MAX];
+};
+
+/* While connection a waits, others get what it waits for: passed[a][b] times b, which is on the
+ * same export and has no less; peer_turns[a] times those of its own peer. */
+struct fairness_turns {
+	uint64_t count; /* given to somebody who had to wait */
+	uint32_t passed[CONNS_MAX][CONNS_MAX];
+	uint32_t peer_turns[CONNS_MAX];
+};
+
+struct fairness {
+	struct fairness_turns places;
+	struct fairness_turns memory;
 };
 
 struct scenario_service {
@@ -119,12 +141,12 @@ struct scenario {
 	uint64_t page_cache_send_bytes; /* what the services sent out of the page cache */
 	bool crashed;
 	bool draining;
-	bool crowded;  /* everybody works on the same few pages */
-	bool hungry;   /* requests want far more memory than there is */
-	bool stalling; /* one disk is going to hang */
-	bool refusing; /* more clients come than are let in */
-	bool overlap;  /* writers may overlap each other */
-	bool twin;     /* payload is in memory that the CPU must not touch */
+	bool crowded;		/* everybody works on the same few pages */
+	bool hungry;		/* requests want far more memory than there is */
+	uint32_t hanging_count; /* disks that are going to hang */
+	bool refusing;		/* more clients come than are let in */
+	bool overlap;		/* writers may overlap each other */
+	bool twin;		/* payload is in memory that the CPU must not touch */
 	struct fault_note *notes;
 	uint32_t note_count;
 	uint32_t note_max;
@@ -133,6 +155,10 @@ struct scenario {
 	uint64_t twin_ram;
 	uint64_t replies_with_error;
 	uint64_t unfinished_bytes; /* came for reads that failed or were cut later */
+	uint64_t dripped_bytes;
+	uint64_t renewals;
+	uint64_t hangs;
+	struct fairness fairness;
 };
 
 /* True while a session lives on the export whose client has gone: its requests may still be
@@ -142,10 +168,23 @@ bool scenario_has_orphans(const struct scenario *scenario, const struct scenario
  * knows that it is dead. */
 void scenario_settle(struct scenario *scenario);
 
+/* Another connection of the same client, which has just lost this one. */
+void scenario_renew(const struct conn *conn);
+
+/* fairness.c */
+/* NBD, under observation. */
+extern struct session_kind fairness_kind;
+void fairness_begin(struct scenario *scenario);
+/* After every step: nobody waits for what is his, or could have, and no export has too much. */
+void fairness_check(const struct scenario *scenario);
+
 /* traffic.c */
 extern const struct model_ops traffic_ops;
 /* Sends what the connection may send now. */
 void traffic_pump(struct conn *conn);
+
+/* disturb.c: whether and how is drawn. */
+void disturb_disk(struct scenario_export *export);
 
 /* blame.c */
 void blame_fault(void *context, struct sim_disk *disk, enum sim_fault_kind kind, uint64_t offset,

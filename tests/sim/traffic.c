@@ -12,6 +12,7 @@ enum {
 	WINDOW_BYTES = 1 << 20,
 	CROWD_BYTES = 24 << 10,
 	PAYLOAD_BYTES_MAX = 4 << 20,
+	DRIP_BYTES = 600,
 	PAGE_CACHE_BYTES_MAX =
 		1
 		<< 20, /* of a read that may be sent from the page cache; longer ones are copied */
@@ -403,6 +404,15 @@ static void misbehave(struct conn *conn)
 		if (!conn->stall_for_ever) {
 			sim_after(below(UINT64_C(100000000000)), resume_reading, conn);
 		}
+	} else if (conn->fate == FATE_DRIP) {
+		/* Always faster than the stall timeout: it must not be ended. */
+		model_drip(&conn->client, DRIP_BYTES, UINT64_C(1000000) << below(10));
+		conn->scenario->dripped_bytes += DRIP_BYTES;
+	} else if (conn->fate == FATE_RENEW && conn->renewals > 0) {
+		conn->client.forgive = true;
+		conn->budget = 0;
+		conn->said_bye = true;
+		sim_socket_reset(conn->fd);
 	}
 }
 
@@ -619,6 +629,10 @@ static void on_closed(struct model_client *client)
 
 	sim_socket_close(conn->fd);
 	conn->gone = true;
+	conn->scenario->dripped_bytes -= client->drip_bytes; /* not taken */
+	if (conn->fate == FATE_RENEW && conn->renewals > 0) {
+		scenario_renew(conn);
+	}
 	conn->scenario->conns_gone++;
 	scenario_settle(conn->scenario);
 }

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What docs/design/0011 promises while many want the same, whatever the others do:
+ *
+ * - who holds nothing waits for nothing;
+ * - nobody waits for what he could have;
+ * - an export has at most three quarters of the places, but for what is reserved for its sessions,
+ *   and is given no more memory when it has three times what is free;
+ * - who waits is passed over by another one on the same export that holds no less at most once, and
+ *   once more for each turn that others of his own peer have meanwhile.
+ */
+#include <inttypes.h>
+#include <string.h>
+
+#include "path/share.h"
+#include "scenario.h"
+
+struct session_kind fairness_kind;
+
+static struct session *session_of(struct list_node *node)
+{
+	return list_entry(node, struct session, node);
+}
+
+/* --- turns --------------------------------------------------------------------------------- */
+
+enum resource { PLACES, MEMORY };
+
+static bool waits(const struct session *session, enum resource resource)
+{
+	return session->state == SESSION_READY &&
+	       (resource == PLACES ? turn_is_waiting(&session->blocked_turn)
+				   : session->client.is_short);
+}
+
+static uint64_t holds(const struct session *session, enum resource resource)
+{
+	return resource == PLACES ? session->inflight_count : session->client.held_bytes;
+}
+
+static struct fairness_turns *turns_of(const struct session *session, enum resource resource)
+{
+	struct scenario *scenario = session->engine->options.context;
+
+	return resource == PLACES ? &scenario->fairness.places : &scenario->fairness.memory;
+}
+
+static void forget(const struct session *session, enum resource resource)
+{
+	struct fairness_turns *turns = turns_of(session, resource);
+
+	memset(turns->passed[session->peer.id], 0, sizeof(turns->passed[0]));
+	turns->peer_turns[session->peer.id] = 0;
+}
+
+/* The session has waited, held so much, and gets more. */
+static void take_turn(const struct session *taker, enum resource resource, uint64_t held)
+{
+	struct fairness_turns *turns = turns_of(taker, resource);
+
+	turns->count++;
+	forget(taker, resource);
+	list_for_each(node, &taker->engine->sessions)
+	{
+		const struct session *other = session_of(node);
+		uint32_t *passed = &turns->passed[other->peer.id][taker->peer.id];
+
+		if (other == taker || !waits(other, resource)) {
+			continue;
+		}
+		if (other->chosen == taker->chosen && holds(other, resource) <= held &&
+			++*passed > 1 + turns->peer_turns[other->peer.id]) {
+			model_fail("client %" PRIu64 " waits for %s and holds %" PRIu64
+				   ": client %" PRIu64 ", which held %" PRIu64
+				   ", has passed it %u times",
+				other->peer.id, resource == PLACES ? "a place" : "memory",
+				holds(other, resource), taker->peer.id, held, *passed);
+		}
+		turns->peer_turns[other->peer.id] += other->of_peer == taker->of_peer;
+	}
+}
+
+static void resume(struct session *session)
+{
+	uint32_t held = session->inflight_count;
+
+	forget(session, PLACES); /* it is his turn */
+	nbd_session_kind.resume(session);
+	if (session->inflight_count > MAX(held, 1U)) { /* more than his own */
+		take_turn(session, PLACES, held);
+	}
+}
+
+void __real_share_serve(struct path_share *share, void (*again)(struct path_request *request),
+	void (*start)(struct path_request *request));
+void __wrap_share_serve(struct path_share *share, void (*again)(struct path_request *request),
+	void (*start)(struct path_request *request));
+
+/* The real one; again() of the path is watched. */
+static void (*path_again)(struct path_request *request);
+
+static void watch_again(struct path_request *request)
+{
+	struct path_client *client = request->client; /* it may be done, and the request gone */
+	struct session *session = container_of(client, struct session, client);
+	const struct scenario *scenario = session->engine->options.context;
+	uint64_t held = client->held_bytes;
+	uint64_t left = arena_free_bytes(session->engine->arena);
+	const struct path_export *export = session->path_export;
+	uint64_t export_held = export->held_bytes;
+
+	forget(session, MEMORY);
+	path_again(request);
+	if (!scenario->twin && export->held_bytes > export_held && export_held >= 3 * left) {
+		model_fail("an export had %" PRIu64 " bytes while %" PRIu64
+			   " were free, and got more",
+			export_held, left);
+	}
+	/* Less than the smallest piece may fit where that does not; and parts of one request may
+	 * be short of another arena than those of the next. */
+	if (!scenario->twin && client->held_bytes >= held + PATH_PART_BYTES_MIN) {
+		take_turn(session, MEMORY, held);
+	}
+}
+
+void __wrap_share_serve(struct path_share *share, void (*again)(struct path_request *request),
+	void (*start)(struct path_request *request))
+{
+	path_again = again;
+	__real_share_serve(share, watch_again, start);
+}
+
+void fairness_begin(struct scenario *scenario)
+{
+	fairness_kind = nbd_session_kind;
+	fairness_kind.resume = resume;
+	/* The figures go on, the clients do not. */
+	scenario->fairness.places = (struct fairness_turns){ scenario->fairness.places.count };
+	scenario->fairness.memory = (struct fairness_turns){ scenario->fairness.memory.count };
+}
+
+/* --- shares -------------------------------------------------------------------------------- */
+
+static void check_session(const struct session *session)
+{
+	const struct engine *engine = session->engine;
+	const struct path_client *client = &session->client;
+
+	for (enum resource resource = PLACES; resource <= MEMORY; resource++) {
+		if (!waits(session, resource)) {
+			forget(session, resource);
+		}
+	}
+	if (waits(session, PLACES)) {
+		if (session->inflight_count == 0) {
+			model_fail("client %" PRIu64 " has no request and waits for a place",
+				session->peer.id);
+		}
+		if (!engine->limits_released && engine_has_place(session)) {
+			model_fail("client %" PRIu64 " waits for a place that it could have",
+				session->peer.id);
+		}
+	}
+	if (waits(session, MEMORY) && !turn_is_waiting(&client->turn)) {
+		model_fail(
+			"client %" PRIu64 " waits for memory and gets no turn", session->peer.id);
+	}
+	if (waits(session, MEMORY) && !path_is_to_serve(engine->path) &&
+		client->buffer_count == 0 && client->held_bytes == 0) {
+		model_fail("client %" PRIu64 " has no memory and waits for some", session->peer.id);
+	}
+}
+
+static void check_places(const struct engine_export *entry)
+{
+	const struct engine_limits *limits = &entry->engine->limits;
+
+	if (entry->inflight_count > limits->inflight_max * 3 / 4 + 1 + entry->session_count) {
+		model_fail("an export has %u of %u places, and %u sessions", entry->inflight_count,
+			limits->inflight_max, entry->session_count);
+	}
+}
+
+void fairness_check(const struct scenario *scenario)
+{
+	for (uint32_t i = 0; i < scenario->service_count; i++) {
+		const struct engine *engine = scenario->services[i].engine;
+
+		list_for_each(node, &engine->sessions)
+		{
+			check_session(session_of(node));
+		}
+		for (uint32_t k = 0; k < engine->export_count; k++) {
+			check_places(engine->exports[k]);
+		}
+	}
+}
