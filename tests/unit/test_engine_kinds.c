@@ -3,7 +3,10 @@
  * Two session kinds on the same engines, over real rings and sockets: NBD, and an echo protocol
  * that lives in the tests. Exports are added and removed on running reactors meanwhile.
  */
+#include <arpa/inet.h>
+#include <poll.h>
 #include <stdio.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "echo_kind.h"
@@ -207,6 +210,103 @@ static void test_rights_change_on_running_reactors(void **state)
 	reactor_world_end(&server);
 }
 
+/* --- slow readers --------------------------------------------------------------------------- */
+
+/* From now on the first kind is reached by TCP. */
+static void listen_by_tcp(struct reactor_world *world)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET,
+		.sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	assert_true(fd >= 0);
+	assert_int_equal(bind(fd, (const struct sockaddr *)&address, sizeof(address)), 0);
+	assert_int_equal(listen(fd, SESSIONS), 0);
+	close(world->listeners[0].fds[0]);
+	world->listeners[0].fds[0] = fd;
+}
+
+/* Asks for far more than there is memory, and for more than fits into its receive buffer. */
+static int dial_reader(const struct reactor_world *world)
+{
+	enum { RECEIVE_BYTES = 4096, READS = 64, LENGTH = 1 << 20 };
+	const struct nbd_wire_request request = talk_request(NBD_CMD_READ, 0, LENGTH);
+	const struct talk_hello hello = talk_hello("");
+	struct sockaddr_in address;
+	socklen_t bytes = sizeof(address);
+	const int buffer = RECEIVE_BYTES;
+	uint8_t answer[TALK_HELLO_BYTES];
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	assert_int_equal(
+		getsockname(world->listeners[0].fds[0], (struct sockaddr *)&address, &bytes), 0);
+	assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &buffer, sizeof(buffer)), 0);
+	assert_int_equal(connect(fd, (const struct sockaddr *)&address, bytes), 0);
+	put(fd, &hello, sizeof(hello));
+	assert_true(take(fd, answer, sizeof(answer)));
+	for (int i = 0; i < READS; i++) {
+		put(fd, &request, sizeof(request));
+	}
+	return fd;
+}
+
+static void set_stall_timeout(struct engine *engine, void *context)
+{
+	GMB_UNUSED(context);
+	engine->limits.stall_timeout_ns = 3 * SECOND_NS;
+}
+
+/* A peer that receives nothing does not see the end of its connection either. */
+static uint32_t sessions(const struct reactor_world *world)
+{
+	uint32_t count = 0;
+
+	for (int i = 0; i < REACTORS; i++) {
+		count += reactor_session_count(world->reactors[i]);
+	}
+	return count;
+}
+
+/* Memory is short all the time. Who receives 30 KB a second is not ended, although a message to it
+ * takes a minute; who receives nothing is. */
+static void test_slow_readers(void **state)
+{
+	enum { SLOW = 3 * REACTORS, PIECE_BYTES = 1000, PIECE_MS = 33, TOTAL_BYTES = 200000 };
+	uint8_t piece[PIECE_BYTES];
+	struct reactor_world server;
+	int slow[SLOW];
+	int mute[REACTORS];
+	uint32_t received = 0; /* the least of any */
+
+	(void)state;
+	reactor_world_begin(&server, export_of_path("", "memory:1M"), kinds, ARRAY_COUNT(kinds));
+	listen_by_tcp(&server);
+	for (int i = 0; i < REACTORS; i++) {
+		assert_int_equal(reactor_call(server.reactors[i], set_stall_timeout, NULL), 0);
+	}
+	reactor_world_accept(&server);
+	for (int i = 0; i < SLOW; i++) {
+		slow[i] = dial_reader(&server);
+	}
+	for (int i = 0; i < REACTORS; i++) {
+		mute[i] = dial_reader(&server);
+	}
+	while (received < TOTAL_BYTES || sessions(&server) > SLOW) {
+		for (int i = 0; i < SLOW; i++) {
+			assert_true(take(slow[i], piece, sizeof(piece)));
+		}
+		received += PIECE_BYTES;
+		poll(NULL, 0, PIECE_MS);
+	}
+	for (int i = 0; i < SLOW; i++) {
+		close(slow[i]);
+	}
+	for (int i = 0; i < REACTORS; i++) {
+		close(mute[i]);
+	}
+	reactor_world_end(&server);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -214,6 +314,7 @@ int main(void)
 		cmocka_unit_test(test_limits_and_counters_are_common),
 		cmocka_unit_test(test_exports_on_running_reactors),
 		cmocka_unit_test(test_rights_change_on_running_reactors),
+		cmocka_unit_test(test_slow_readers),
 	};
 
 	stores_register();
