@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 """No client holds up another. Each attack stands while a good client reads and a new one comes; none
 of their reads may take as long as a hang."""
+import contextlib
 import resource
 import socket
 import struct
@@ -15,6 +16,7 @@ READ_BYTES = 4096
 LARGE = 64 << 20
 COSTLY_IN_FLIGHT = 128
 OPT_EXPORT_NAME = 1
+HANDSHAKES = 64  # places
 
 
 def read_request(cookie, length, offset=0, command=nbdmini.CMD_READ):
@@ -225,6 +227,37 @@ class Isolation(support.Case):
 
     def test_floods_of_zeroes(self):
         self.check_flood(nbdmini.CMD_WRITE_ZEROES, 256 << 20)
+
+    def flood(self, uri):
+        """Silent connections, several times as many as there are places for handshakes. The server
+        has accepted each: it greets it, or closes it."""
+        for _ in range(4 * HANDSHAKES):
+            sock = nbdmini.connect_socket(uri, "127.0.0.1")
+            self.attackers.append(sock)
+            with contextlib.suppress(ConnectionError):
+                sock.recv(1)
+
+    def test_slow_handshakes_in_a_flood(self):
+        """All succeed: of another address without a word, of the same one after the first word."""
+        server = self.serve("memory:16M", "--max-handshakes", str(HANDSHAKES), "--threads", "2",
+                            "--handshake-timeout", "10min")
+        with contextlib.ExitStack() as stack:
+            slow = [stack.enter_context(nbdmini.Client(server.uri, source="127.0.0.2"))
+                    for _ in range(HANDSHAKES // 8)]
+            wordy = [stack.enter_context(nbdmini.Client(server.uri, source="127.0.0.1"))
+                     for _ in range(HANDSHAKES // 8)]
+            for client in wordy:
+                client.hello()
+            self.flood(server.uri)
+            for client in slow:
+                client.hello()
+            self.flood(server.uri)
+            for client in slow + wordy:
+                client.list()
+            self.flood(server.uri)
+            for client in slow + wordy:
+                self.assertEqual(client.go().size, 16 << 20)
+                self.assertEqual(client.read(0, 512), bytes(512))
 
     def test_a_disk_that_hangs(self):
         server = self.serve("--export", "bad=memory:16M,delay=read:1000s", "--export",
