@@ -6,7 +6,7 @@
  *                                 sends a cookie
  *   clan-echo ADDRESS MESSAGE     sends a message and a cookie, prints the answer and the text
  *
- * ADDRESS is shm:PATH or shm:@NAME.
+ * ADDRESS is shm:PATH, shm:@NAME or ofi:HOST:PORT, which everybody on the network can reach.
  *
  *   cc clan-echo.c $(pkg-config --cflags --libs clan) -o clan-echo
  */
@@ -61,13 +61,17 @@ static void answer(struct clan_conn *conn, const struct clan_message *message, c
 
 static void serve(struct clan_queue *queue, const char *address)
 {
+	struct clan_conn_options options = { .size = sizeof(options) };
 	struct clan_listener *listener;
 	struct clan_message message;
 	struct clan_error error;
 	struct clan_event event;
 	char bytes[CLAN_BULK_BYTES_MAX];
 
-	if (clan_listen(queue, address, NULL, &listener, &error) != 0) {
+	if (strncmp(address, "ofi:", 4) == 0) {
+		options.access = CLAN_ACCESS_ANY; /* a network knows no users */
+	}
+	if (clan_listen(queue, address, &options, &listener, &error) != 0) {
 		fprintf(stderr, "clan-echo: %s\n", error.text);
 		exit(EXIT_FAILURE);
 	}

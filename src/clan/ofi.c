@@ -528,6 +528,12 @@ int ofi_setup_arrived(
 		return 0; /* too late */
 	}
 	if (type == OFI_END) {
+		struct ofi_refused end;
+
+		memcpy(&end, data, sizeof(end));
+		if (end.error != 0 || end.text_bytes != 0) {
+			return ofi_broken(conn, 5, "reserved bytes of a record are not 0");
+		}
 		conn->peer_ended = true;
 		if (conn->conn.state == CLAN_CLOSING) {
 			ofi_conn_drained(conn);

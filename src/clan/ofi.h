@@ -120,7 +120,8 @@ struct ofi_revoke { /* and REVOKED */
 
 struct ofi_cookie_record { /* and GRANT, whose queue is 0 */
 	uint16_t queue;
-	uint16_t reserved[3];
+	uint16_t reserved;
+	uint32_t reserved2;
 	struct clan_cookie cookie;
 };
 

@@ -621,8 +621,7 @@ static int revoke_arrived(struct ofi_conn *conn, const struct ofi_revoke *record
 		return -EPROTO;
 	}
 	/* It may have been revoked before it was granted to us. */
-	if (record->slot >= conn->ticket_count || record->reserved != 0 ||
-		record->generation == 0 ||
+	if (record->slot >= conn->ticket_count || record->generation == 0 ||
 		record->generation < conn->tickets[record->slot].generation ||
 		conn->tickets[record->slot].revoked) {
 		return ofi_broken(conn, 11, "the cookie that it revokes was not granted");
@@ -685,8 +684,7 @@ static int put_arrived(struct ofi_conn *conn, const struct ofi_put *record)
 {
 	uint64_t end;
 
-	if (record->reserved != 0 || record->reserved2 != 0 ||
-		!checked_add_u64(record->offset, record->bytes, &end)) {
+	if (!checked_add_u64(record->offset, record->bytes, &end)) {
 		return ofi_broken(conn, 8, "it put something where nothing is");
 	}
 	for (uint32_t i = 0; conn->watches != NULL && i < conn->conn.options.tripwires; i++) {
@@ -856,18 +854,44 @@ int ofi_cookie_pop(struct clan_conn *base, uint32_t number, struct clan_cookie *
 
 /* --- what the peer sends ---------------------------------------------------------------------- */
 
+union memory_record {
+	struct ofi_region region;
+	struct ofi_region_answer answer;
+	struct ofi_revoke revoke;
+	struct ofi_cookie_record cookie;
+	struct ofi_put put;
+};
+
+static bool reserved_is_zero(enum ofi_system_type type, const union memory_record *record)
+{
+	switch ((int)type) {
+	case OFI_REGION_END:
+	case OFI_REGION_ENDED:
+		return record->answer.error == 0;
+	case OFI_GRANT:
+		return (record->cookie.queue | record->cookie.reserved |
+			       record->cookie.reserved2) == 0;
+	case OFI_COOKIE:
+		return (record->cookie.reserved | record->cookie.reserved2) == 0;
+	case OFI_REVOKE:
+	case OFI_REVOKED:
+		return record->revoke.reserved == 0;
+	case OFI_PUT:
+		return (record->put.reserved | record->put.reserved2) == 0;
+	default:
+		return true;
+	}
+}
+
 int ofi_memory_record(struct ofi_conn *conn, enum ofi_system_type type, const uint8_t *data)
 {
-	union {
-		struct ofi_region region;
-		struct ofi_region_answer answer;
-		struct ofi_revoke revoke;
-		struct ofi_cookie_record cookie;
-		struct ofi_put put;
-	} record;
+	union memory_record record;
 
 	/* They lie in the frame's buffer one behind the other, so all of it is there. */
 	memcpy(&record, data, ofi_system_bytes(type));
+	if (!reserved_is_zero(type, &record)) {
+		return ofi_broken(conn, 5, "reserved bytes of a record are not 0");
+	}
 	switch (type) {
 	case OFI_REGION:
 		return region_offered(conn, &record.region);

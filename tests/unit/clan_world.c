@@ -72,6 +72,11 @@ void world_ready(struct world *world, int side, struct clan_conn *conn, uint32_t
 	assert_ptr_equal(event.conn, conn);
 }
 
+void world_turn(struct world *world, int side)
+{
+	take_events(world, side, 1);
+}
+
 void world_settle(struct world *world)
 {
 	/* What goes through the kernel takes some turns more. */

@@ -61,6 +61,8 @@ struct clan_event world_event(struct world *world, int side, uint32_t type);
 void world_ready(struct world *world, int side, struct clan_conn *conn, uint32_t ready);
 /* Lets both sides make progress until neither has anything to do. */
 void world_settle(struct world *world);
+/* One side takes its events, and waits for 1 ms when there is none. */
+void world_turn(struct world *world, int side);
 /* No event of that type is at hand after world_settle(). */
 void world_no_event(struct world *world, int side, uint32_t type);
 
