@@ -99,7 +99,8 @@ int gmb_queue_fd(const struct gmb_queue *queue);
 
 /* ---- buffers: memory that servers of this machine reach ----------------------------------------
  *
- * Over gmb+unix a server reads and writes the memory of a request itself. It can reach what was
+ * Over gmb+unix a server reads and writes the memory of a request itself, over gmb it puts and gets
+ * there. It can reach what was
  * allocated here; other memory is copied by the library (gmb_stats.bytes_moved). Over NBD it is
  * memory like any other. A server that a client of the queue is connected to can see and change all
  * of a buffer that it was asked to use, so keep nothing else there.
@@ -171,8 +172,9 @@ struct gmb_options {
 
 /*
  * Opens the export that a URI names: nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH
- * (rows P132-P134 of docs/protocol/nbd.md) or gmb+unix:///EXPORT?socket=PATH. Blocks until it is
- * usable; requests of other clients on the queue continue meanwhile. options may be NULL.
+ * (rows P132-P134 of docs/protocol/nbd.md), gmb+unix:///EXPORT?socket=PATH or
+ * gmb://HOST[:PORT]/EXPORT[?provider=tcp|verbs]. Blocks until it is usable; requests of other
+ * clients on the queue continue meanwhile. options may be NULL.
  *
  * Errors: -EINVAL invalid URI, -ENOENT no such export, -EPROTO the server violated the protocol,
  * -ETIMEDOUT, -EPROTONOSUPPORT TLS, -EACCES the server's policy, -EDEADLK inside a callback, and

@@ -64,6 +64,7 @@ static int check_scheme(const char *scheme, struct export_uri *uri, struct error
 		{ "nbds", "nbd", true },
 		{ "nbd+unix", "nbd", false },
 		{ "nbds+unix", "nbd", true },
+		{ "gmb", "gmb", false },
 		{ "gmb+unix", "gmb", false },
 	};
 	char shown[SHOWN_BYTES];
@@ -76,7 +77,7 @@ static int check_scheme(const char *scheme, struct export_uri *uri, struct error
 		}
 	}
 	return error_set(error, -EINVAL,
-		"unknown scheme '%s'; it can be nbd, nbds, nbd+unix, nbds+unix or gmb+unix",
+		"unknown scheme '%s'; it can be nbd, nbds, nbd+unix, nbds+unix, gmb or gmb+unix",
 		log_escape(shown, sizeof(shown), scheme, strlen(scheme)));
 }
 
@@ -99,31 +100,54 @@ static void take(char **field, char **text)
 	*text = NULL;
 }
 
+/* values: the two that it may have, or NULL for any. */
+static int check_value(
+	const struct uri_parameter *parameter, const char *const values[2], struct error *error)
+{
+	if (values[0] == NULL || strcmp(parameter->value, values[0]) == 0 ||
+		strcmp(parameter->value, values[1]) == 0) {
+		return 0;
+	}
+	return error_set(error, -EINVAL, "the parameter '%s' can be %s or %s", parameter->name,
+		values[0], values[1]);
+}
+
 static int take_parameter(
 	struct export_uri *uri, struct uri_parameter *parameter, struct error *error)
 {
 	const struct {
 		const char *name;
 		char **field;
+		const char *protocol;
+		bool of_network; /* not of Unix sockets */
+		const char *values[2];
 	} known[] = {
-		{ "tls-type", &uri->tls_type },
-		{ "tls-hostname", &uri->tls_hostname },
-		{ "tls-verify-peer", &uri->tls_verify_peer },
+		{ "tls-type", &uri->tls_type, "nbd", false, { NULL } },
+		{ "tls-hostname", &uri->tls_hostname, "nbd", false, { NULL } },
+		{ "tls-verify-peer", &uri->tls_verify_peer, "nbd", false, { NULL } },
+		{ "provider", &uri->provider, "gmb", true, { "tcp", "verbs" } },
+		{ "insecure-network", &uri->insecure_network, "gmb", true, { "yes", "no" } },
 	};
+	int rc;
 
 	if (strcmp(parameter->name, "socket") == 0) {
 		return 0;
 	}
 	for (size_t i = 0; i < ARRAY_COUNT(known); i++) {
-		if (strcmp(parameter->name, known[i].name) != 0) {
+		if (strcmp(parameter->name, known[i].name) != 0 ||
+			strcmp(uri->protocol, known[i].protocol) != 0 ||
+			(known[i].of_network && uri->is_unix)) {
 			continue;
 		}
 		if (*known[i].field != NULL) {
 			return error_set(error, -EINVAL, "the parameter '%s' is given twice",
 				parameter->name);
 		}
-		take(known[i].field, &parameter->value);
-		return 0;
+		rc = check_value(parameter, known[i].values, error);
+		if (rc == 0) {
+			take(known[i].field, &parameter->value);
+		}
+		return rc;
 	}
 	if (uri->unknown_parameter == NULL) {
 		take(&uri->unknown_parameter, &parameter->name);
@@ -136,6 +160,7 @@ static int take_parts(struct export_uri *uri, struct uri *parts, struct error *e
 	struct uri_parameter parameter;
 	int rc = check_scheme(parts->scheme, uri, error);
 
+	uri->is_unix = parts->is_unix;
 	if (rc == 0) {
 		rc = check_export_name(parts, error);
 	}
@@ -146,8 +171,9 @@ static int take_parts(struct export_uri *uri, struct uri *parts, struct error *e
 	if (rc < 0) {
 		return rc;
 	}
-	uri->is_unix = parts->is_unix;
-	uri->port = parts->has_port ? parts->port : NBD_PORT_DEFAULT;
+	uri->port = parts->has_port			? parts->port
+		    : strcmp(uri->protocol, "gmb") == 0 ? GMB_PORT_DEFAULT
+							: NBD_PORT_DEFAULT;
 	uri->socket_path_bytes = parts->socket_path_bytes;
 	take(&uri->user, &parts->user);
 	take(&uri->host, &parts->host);
@@ -187,6 +213,8 @@ void export_uri_fini(struct export_uri *uri)
 	free(uri->tls_type);
 	free(uri->tls_hostname);
 	free(uri->tls_verify_peer);
+	free(uri->provider);
+	free(uri->insecure_network);
 	free(uri->unknown_parameter);
 	*uri = (struct export_uri){ 0 };
 }
@@ -220,6 +248,7 @@ int export_uri_format(const struct export_uri *uri, const char *export_name,
 	uri_put_parameter(&w, "tls-type", uri->tls_type, &separator);
 	uri_put_parameter(&w, "tls-hostname", uri->tls_hostname, &separator);
 	uri_put_parameter(&w, "tls-verify-peer", uri->tls_verify_peer, &separator);
+	uri_put_parameter(&w, "provider", uri->provider, &separator);
 	*w.out = '\0';
 	return w.full ? -ENOSPC : 0;
 }

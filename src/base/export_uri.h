@@ -5,6 +5,7 @@
  *
  *   nbd://[user@]HOST[:PORT]/EXPORT          nbd+unix:///EXPORT?socket=PATH
  *   nbds://..., nbds+unix://...              the same over TLS
+ *   gmb://HOST[:PORT]/EXPORT[?provider=tcp|verbs]
  *   gmb+unix:///EXPORT?socket=PATH           docs/protocol/gmb.md
  *
  * Threading: pure functions. Ownership: export_uri_parse() gives, export_uri_fini() frees.
@@ -14,7 +15,7 @@
 
 #include "base/error.h"
 
-enum { NBD_PORT_DEFAULT = 10809, EXPORT_URI_LABEL_BYTES = 160 };
+enum { NBD_PORT_DEFAULT = 10809, GMB_PORT_DEFAULT = 10810, EXPORT_URI_LABEL_BYTES = 160 };
 
 struct export_uri {
 	const char *protocol; /* static: "nbd", also with TLS, or "gmb" */
@@ -29,6 +30,8 @@ struct export_uri {
 	char *tls_type;	   /* query parameters, or NULL */
 	char *tls_hostname;
 	char *tls_verify_peer;
+	char *provider;		 /* gmb://: "tcp" or "verbs"; NULL: tcp */
+	char *insecure_network;	 /* gmb://, for a listener: "yes" or "no"; it is not printed */
 	char *unknown_parameter; /* name of the first parameter nobody knows, or NULL: say so */
 };
 

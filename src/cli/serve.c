@@ -28,9 +28,9 @@ static const char help_head[] =
 
 /* Between them are the keys that kinds of stores have registered. */
 static const char help_tail[] =
-	"  -l, --listen URI            nbd://HOST[:PORT], nbd+unix:///?socket=PATH or\n"
-	"                              gmb+unix:///?socket=PATH; port 0\n"
-	"                              picks a free one; may be repeated\n"
+	"  -l, --listen URI            nbd://HOST[:PORT], nbd+unix:///?socket=PATH,\n"
+	"                              gmb+unix:///?socket=PATH or gmb://HOST[:PORT];\n"
+	"                              port 0 picks a free one; may be repeated\n"
 	"                              (default: nbd://127.0.0.1:10809)\n"
 	"  -c, --config FILE           read exports, addresses and limits from a YAML file\n"
 	"      --control PATH          control socket for \"gmblock stats\" and \"trace\", or "

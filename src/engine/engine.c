@@ -389,7 +389,9 @@ void engine_timer_arm(struct engine *engine)
 static void refuse(struct engine *engine, const struct endpoint *endpoint)
 {
 	engine->counters.sessions_refused++;
-	ring_socket_close(engine->ring, endpoint->fd);
+	if (endpoint->fd >= 0) {
+		ring_socket_close(engine->ring, endpoint->fd);
+	}
 	if (engine->options.endpoint_gone != NULL) {
 		engine->options.endpoint_gone(engine->options.context, &endpoint->peer);
 	}
@@ -462,6 +464,17 @@ void engine_accept(struct engine *engine, const struct endpoint *endpoint)
 		return;
 	}
 	engine_timer_arm(engine);
+}
+
+int engine_listen(struct engine *engine, const struct session_kind *kind, struct export_uri *uri,
+	const struct engine_door *door, void **listener_out, struct error *error)
+{
+	return kind->listen(service_of(engine, kind), uri, door, listener_out, error);
+}
+
+void engine_listen_end(struct engine *engine, const struct session_kind *kind, void *listener)
+{
+	kind->listen_end(service_of(engine, kind), listener);
 }
 
 void engine_stop_session(struct session *session, uint64_t deadline_ns)

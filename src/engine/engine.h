@@ -25,6 +25,7 @@
 #pragma once
 
 #include "base/counter.h"
+#include "base/export_uri.h"
 #include "base/list.h"
 #include "base/log.h"
 #include "engine/export.h"
@@ -57,7 +58,7 @@ struct session_kind;
 
 struct endpoint {
 	const struct session_kind *kind; /* which protocol is spoken there */
-	int fd;				 /* a connected stream socket */
+	int fd; /* a connected socket; -1: the kind has accepted it by itself */
 	struct peer peer;
 };
 
@@ -115,6 +116,14 @@ struct engine_export *engine_export_from(struct engine *engine, uint64_t serial)
 const struct path_export *engine_export_measured(
 	const struct engine *engine, const struct export *export);
 
+/* Where the connections go that a kind accepts by itself. take() counts and refuses them like all
+ * others and gives them to the engine: false when it did not. address: of the peer, "HOST:PORT",
+ * numeric, IPv6 in brackets. On the engine's thread. */
+struct engine_door {
+	bool (*take)(void *context, const struct session_kind *kind, const char *address);
+	void *context;
+};
+
 /* --- session kinds --------------------------------------------------------------------------- */
 
 struct session_kind {
@@ -126,6 +135,13 @@ struct session_kind {
 	 */
 	int (*create)(struct engine *engine, void **service_out, struct error *error);
 	void (*destroy)(void *service); /* no session exists */
+
+	/* For addresses of the network that the kind listens on by itself, since they are no
+	 * sockets of ours. Sets uri->port to the port that was chosen where it was 0. Optional,
+	 * both. */
+	int (*listen)(void *service, struct export_uri *uri, const struct engine_door *door,
+		void **listener_out, struct error *error);
+	void (*listen_end)(void *service, void *listener);
 
 	/* Begins a session, and calls session_init() for it. A negative errno: nothing was kept. */
 	int (*accept)(void *service, const struct endpoint *endpoint);
@@ -327,6 +343,13 @@ void engine_destroy(struct engine *engine);
 
 /* Takes the endpoint on every path. When a limit refuses it, it is closed and counted. */
 void engine_accept(struct engine *engine, const struct endpoint *endpoint);
+
+/* kind->listen() and kind->listen_end(), for a kind that has them. The door is borrowed until the
+ * end of the listener. */
+GMB_MUST_CHECK int engine_listen(struct engine *engine, const struct session_kind *kind,
+	struct export_uri *uri, const struct engine_door *door, void **listener_out,
+	struct error *error);
+void engine_listen_end(struct engine *engine, const struct session_kind *kind, void *listener);
 
 /* Drains every session. drained is called once, from the ring, when none is left; sessions that
  * have not finished after deadline_ns are ended. Connections that come later are refused. */

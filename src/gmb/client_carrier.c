@@ -12,8 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/export_uri.h"
 #include "base/log.h"
-#include "base/text.h"
 #include "base/uri.h"
 #include "gmb/client.h"
 
@@ -21,6 +21,7 @@ _Static_assert(CARRIER_REPLACES_MAX <= (int)NATIVE_REPLACES_MAX, "replaced conne
 _Static_assert(CARRIER_TOKEN_BYTES_MAX <= (int)NATIVE_TOKEN_BYTES_MAX, "tokens");
 _Static_assert(CARRIER_TEXT_BYTES_MAX >= (int)NATIVE_TEXT_BYTES_MAX, "texts");
 _Static_assert(CARRIER_NAME_BYTES_MAX > (int)NATIVE_NAME_BYTES_MAX, "names");
+_Static_assert((int)CARRIER_LABEL_BYTES_MAX >= (int)EXPORT_URI_LABEL_BYTES, "labels");
 
 static const uint32_t carrier_edges[] = {
 	[NATIVE_IDLE] = BIT(NATIVE_DIALING),
@@ -759,7 +760,8 @@ int native_connect(struct clan_queue *queue, const struct native_target *target,
 	};
 	int result = clan_connect(
 		queue, target->address, options, &hello, sizeof(hello), conn_out, NULL);
-	const char *advice = uri_unix_advice(target->socket_path, result);
+	const char *advice =
+		target->socket_path != NULL ? uri_unix_advice(target->socket_path, result) : NULL;
 
 	if (result != 0) {
 		*conn_out = NULL;
@@ -828,80 +830,42 @@ static void native_target_destroy(struct carrier_target *base)
 	}
 }
 
-/* The name and the parameters. */
-static int check_uri(const struct uri *uri, struct error *error)
+static int check_uri(const struct export_uri *uri, const char *text, struct error *error)
 {
-	const char *query = uri->query;
-	struct uri_parameter parameter;
-	int result;
+	char shown[CARRIER_LABEL_BYTES_MAX];
 
-	if (uri->path_bytes > NATIVE_NAME_BYTES_MAX) {
-		return error_set(error, -EINVAL, "the export name is longer than %d bytes",
-			NATIVE_NAME_BYTES_MAX);
+	if (uri->user == NULL && uri->unknown_parameter == NULL) {
+		return 0;
 	}
-	if (!utf8_valid(uri->path, uri->path_bytes)) {
-		return error_set(error, -EINVAL, "the export name is not valid UTF-8");
-	}
-	while ((result = uri_next_parameter(&query, &parameter, error)) > 0) {
-		bool known = strcmp(parameter.name, "socket") == 0;
-
-		uri_parameter_fini(&parameter);
-		if (!known) {
-			return error_set(error, -EINVAL, "socket is its only parameter");
-		}
-	}
-	return result;
-}
-
-/* clan writes abstract names with '@' in front; a path that begins so gets "./". */
-static char *address_of(const struct uri *uri)
-{
-	const char *path = uri->socket_path;
-	uint32_t bytes = uri->socket_path_bytes;
-	const char *start = "shm:";
-	size_t room = strlen("shm:./") + bytes + 1;
-	char *address = malloc(room);
-
-	if (path[0] == '\0') {
-		start = "shm:@";
-		path++;
-		bytes--;
-	} else if (path[0] == '@') {
-		start = "shm:./";
-	}
-	if (address != NULL) {
-		snprintf(address, room, "%s%.*s", start, (int)bytes, path);
-	}
-	return address;
+	return error_set(error, -EINVAL, "the URI '%s' cannot be used: gmb has no %s%s",
+		log_escape(shown, sizeof(shown), text, strlen(text)),
+		uri->user != NULL ? "users" : "parameter ",
+		uri->user != NULL ? "" : uri->unknown_parameter);
 }
 
 static int native_target_create(const char *text, char label[CARRIER_LABEL_BYTES_MAX],
 	struct carrier_target **target_out, struct error *error)
 {
 	struct native_target *target = calloc(1, sizeof(*target));
-	char shown[CARRIER_LABEL_BYTES_MAX];
-	struct uri uri = { 0 };
-	int result = uri_parse(text, &uri, error);
+	struct export_uri uri = { 0 };
+	int result = export_uri_parse(text, &uri, error);
 
 	if (result == 0) {
-		result = check_uri(&uri, error);
+		result = check_uri(&uri, text, error);
 	}
-	if (result != 0) {
-		error_prefix(error, "the URI '%s' cannot be used",
-			log_escape(shown, sizeof(shown), text, strlen(text)));
-	} else if (target != NULL) {
-		log_escape(label, CARRIER_LABEL_BYTES_MAX, uri.socket_path, uri.socket_path_bytes);
+	if (result == 0 && target != NULL) {
+		export_uri_label(label, &uri);
 		memcpy(target->label, label, CARRIER_LABEL_BYTES_MAX);
-		target->address = address_of(&uri);
+		target->address = native_address_of(&uri);
 		target->socket_path = uri.socket_path;
-		target->name = uri.path;
+		target->name = uri.export_name;
 		uri.socket_path = NULL;
-		uri.path = NULL;
+		uri.export_name = NULL;
 	}
 	if (result == 0 && (target == NULL || target->address == NULL)) {
 		result = error_set(error, -ENOMEM, "out of memory");
 	}
-	uri_fini(&uri);
+	export_uri_fini(&uri);
 	if (result != 0) {
 		native_target_destroy((struct carrier_target *)(void *)target);
 		return result;
@@ -930,7 +894,7 @@ static void native_destroy(struct carrier *base)
 	free(of(base));
 }
 
-static const char *const schemes[] = { "gmb+unix", NULL };
+static const char *const schemes[] = { "gmb", "gmb+unix", NULL };
 
 const struct carrier_ops native_carrier = {
 	.name = "gmb",

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "gmb/session.h"
 
@@ -13,6 +14,25 @@ enum { EVENTS_MAX = 64 };
 
 /* --- the clan queue on the engine's ring ----------------------------------------------------- */
 
+/* A connection that came to a listener of ours. */
+static void take_offered(struct native_service *service, const struct clan_event *event)
+{
+	struct clan_peer peer;
+
+	if (event->type != CLAN_EVENT_CONNECT) {
+		return; /* the end of one that was refused */
+	}
+	clan_conn_peer(event->conn, &peer);
+	service->offered = event->conn;
+	if (!service->door->take(service->door->context, &native_session_kind, peer.address) ||
+		service->offered != NULL) {
+		service->offered = NULL;
+		clan_reject(event->conn, "the server takes no more connections of this client");
+	} else {
+		native_session_event(clan_conn_context(event->conn), event);
+	}
+}
+
 static int source_poll(struct ring_source *source)
 {
 	struct native_service *service = container_of(source, struct native_service, source);
@@ -23,7 +43,11 @@ static int source_poll(struct ring_source *source)
 
 	GMB_ASSERT(count >= 0);
 	for (int i = 0; i < count; i++) {
-		native_session_event(events[i].context, &events[i]);
+		if (events[i].context != NULL) {
+			native_session_event(events[i].context, &events[i]);
+		} else {
+			take_offered(service, &events[i]);
+		}
 	}
 	list_init(&hungry);
 	while ((node = list_pop_front(&service->hungry)) != NULL) {
@@ -109,14 +133,61 @@ static void service_destroy(void *context)
 		while (!service->is_removed) {
 			ring_turn(service->engine->ring, true);
 		}
-		result = clan_queue_destroy(service->clan);
+		/* Connections that were refused may still be on their way out. */
+		while ((result = clan_queue_destroy(service->clan)) == -EBUSY) {
+			struct clan_event events[EVENTS_MAX];
+
+			(void)clan_queue_wait(service->clan, events, EVENTS_MAX, 10);
+		}
 		GMB_ASSERT(result == 0);
 		free(service->requests);
 	}
 	free(service);
 }
 
-static const char *const schemes[] = { "gmb+unix", NULL };
+/* Of "ofi:HOST:PORT?...". */
+static uint16_t port_of(const char *address)
+{
+	const char *port = memrchr(address, ':', strcspn(address, "?"));
+
+	return port != NULL ? (uint16_t)strtoul(port + 1, NULL, 10) : 0;
+}
+
+static int service_listen(void *context, struct export_uri *uri, const struct engine_door *door,
+	void **listener_out, struct error *error)
+{
+	struct native_service *service = context;
+	struct clan_listener *listener;
+	struct clan_error reason;
+	char *address;
+	int result = native_service_start(service, error);
+
+	if (result < 0) {
+		return result;
+	}
+	address = native_address_of(uri);
+	if (address == NULL) {
+		return error_set(error, -ENOMEM, "out of memory for a listening address");
+	}
+	service->door = door;
+	result = clan_listen(service->clan, address, &native_conn_options, &listener, &reason);
+	free(address);
+	if (result < 0) {
+		return error_set(error, result, "cannot listen on gmb://%s:%u: %s", uri->host,
+			uri->port, reason.text);
+	}
+	uri->port = port_of(clan_listener_address(listener));
+	*listener_out = listener;
+	return 0;
+}
+
+static void service_listen_end(void *context, void *listener)
+{
+	GMB_UNUSED(context);
+	clan_listener_close(listener);
+}
+
+static const char *const schemes[] = { "gmb", "gmb+unix", NULL };
 
 const struct session_kind native_session_kind = {
 	.name = "gmb",
@@ -124,6 +195,8 @@ const struct session_kind native_session_kind = {
 	.keeps_messages = true,
 	.create = service_create,
 	.destroy = service_destroy,
+	.listen = service_listen,
+	.listen_end = service_listen_end,
 	.accept = native_session_accept,
 	.resume = native_session_resume,
 	.flush = native_session_flush,

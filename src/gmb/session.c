@@ -419,17 +419,18 @@ void native_session_flush(struct session *base, bool alone)
 
 /* --- life ------------------------------------------------------------------------------------ */
 
+/* Who may connect is decided where the connection is accepted. */
+const struct clan_conn_options native_conn_options = {
+	.size = sizeof(native_conn_options),
+	.access = CLAN_ACCESS_ANY,
+	.cookies = 1,
+	.tripwires = 1,
+	.peer_regions_max = NATIVE_REGIONS_MAX,
+	.peer_region_bytes_max = NATIVE_REGION_BYTES_MAX,
+};
+
 int native_session_accept(void *context, const struct endpoint *endpoint)
 {
-	/* Who may connect was decided when the connection was accepted. */
-	static const struct clan_conn_options options = {
-		.size = sizeof(options),
-		.access = CLAN_ACCESS_ANY,
-		.cookies = 1,
-		.tripwires = 1,
-		.peer_regions_max = NATIVE_REGIONS_MAX,
-		.peer_region_bytes_max = NATIVE_REGION_BYTES_MAX,
-	};
 	struct native_service *service = context;
 	struct native_session *session;
 	struct clan_error reason;
@@ -454,7 +455,14 @@ int native_session_accept(void *context, const struct endpoint *endpoint)
 	list_init(&session->requests);
 	list_init(&session->done);
 	session_init(&session->base, service->engine, endpoint);
-	result = clan_adopt(service->clan, endpoint->fd, &options, &session->conn, &reason);
+	if (endpoint->fd < 0) {
+		session->conn = service->offered;
+		service->offered = NULL;
+		result = 0;
+	} else {
+		result = clan_adopt(
+			service->clan, endpoint->fd, &native_conn_options, &session->conn, &reason);
+	}
 	if (result < 0) {
 		session->is_closed = true;
 		session_terminate(&session->base, reason.text);

@@ -113,7 +113,9 @@ struct native_session {
 
 struct native_service {
 	struct engine *engine;
-	struct clan_queue *clan; /* NULL before the first connection */
+	const struct engine_door *door; /* of connections that we accept by ourselves */
+	struct clan_conn *offered;	/* one of them, until a session has it */
+	struct clan_queue *clan;	/* NULL before the first connection */
 	struct ring_source source;
 	bool is_removed; /* the source, from the ring */
 	struct native_request *requests;
@@ -128,6 +130,7 @@ struct native_service {
 GMB_MUST_CHECK int native_service_start(struct native_service *service, struct error *error);
 
 /* session.c */
+extern const struct clan_conn_options native_conn_options; /* of what is accepted */
 int native_session_accept(void *service, const struct endpoint *endpoint);
 void native_session_event(struct native_session *session, const struct clan_event *event);
 /* Takes what its client has sent, as far as it may. */

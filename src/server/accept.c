@@ -25,8 +25,18 @@ struct door {
 	struct ring_op op;
 };
 
+/* A listener of a session kind's own, on the first reactor. */
+struct inner_listener {
+	const struct session_kind *kind;
+	void *listener;
+};
+
 struct acceptor {
 	struct acceptor_options options;
+	struct engine *engine; /* the first reactor's, once there are inner listeners */
+	struct engine_door inner_door;
+	struct inner_listener inner[SERVER_LISTENS_MAX];
+	uint32_t inner_count;
 	struct ring *ring;
 	struct log_limit failures;
 	struct log_limit refusals;
@@ -41,35 +51,6 @@ struct acceptor {
 };
 
 static void accept_done(struct ring_op *op, int result);
-
-int acceptor_create(
-	const struct acceptor_options *options, struct acceptor **acceptor_out, struct error *error)
-{
-	uint32_t door_count = 0;
-	struct acceptor *acceptor;
-
-	for (uint32_t i = 0; i < options->listener_count; i++) {
-		door_count += options->listeners[i].fd_count;
-	}
-	acceptor = calloc(1, sizeof(*acceptor) + door_count * sizeof(acceptor->doors[0]));
-	if (acceptor == NULL) {
-		return error_set(error, -ENOMEM, "no memory to accept connections");
-	}
-	acceptor->options = *options;
-	list_init(&acceptor->peers);
-	acceptor->ring = reactor_ring(options->reactors[0]);
-	for (uint32_t i = 0; i < options->listener_count; i++) {
-		const struct listener *listener = &options->listeners[i];
-
-		for (uint32_t k = 0; k < listener->fd_count; k++) {
-			acceptor->doors[acceptor->door_count++] = (struct door){
-				.acceptor = acceptor, .kind = listener->kind, .fd = listener->fds[k]
-			};
-		}
-	}
-	*acceptor_out = acceptor;
-	return 0;
-}
 
 void acceptor_destroy(struct acceptor *acceptor)
 {
@@ -155,46 +136,68 @@ static struct peer_count *count_of(struct acceptor *acceptor, const struct peer_
 	return found;
 }
 
-static void refuse(struct acceptor *acceptor, const struct endpoint *endpoint, uint32_t limit,
-	const char *of_what)
+static bool refuse(
+	struct acceptor *acceptor, const struct peer *peer, uint32_t limit, const char *of_what)
 {
-	ring_socket_close(acceptor->ring, endpoint->fd);
 	log_limited(&acceptor->refusals, ring_batch_ns(acceptor->ring), LOG_LEVEL_WARNING,
 		"refused a connection from %s: the limit of %u connections%s is reached",
-		endpoint->peer.text, limit, of_what);
+		peer->text, limit, of_what);
+	return false;
+}
+
+/* Counts a connection, if there may be one more. */
+static bool admit(struct acceptor *acceptor, struct peer *peer)
+{
+	const struct acceptor_options *options = &acceptor->options;
+	struct peer_count *count;
+
+	peer->id = ++acceptor->accepted;
+	/* Only this thread counts up, so the limits cannot be overrun. */
+	if (atomic_load_explicit(options->connection_total, memory_order_relaxed) >=
+		options->connections_max) {
+		return refuse(acceptor, peer, options->connections_max, "");
+	}
+	count = count_of(acceptor, &peer->identity);
+	if (count == NULL) {
+		log_error("no memory for the connection from %s: closed it", peer->text);
+		return false;
+	}
+	if (atomic_load_explicit(&count->connections, memory_order_relaxed) >=
+		options->connections_per_peer_max) {
+		return refuse(acceptor, peer, options->connections_per_peer_max,
+			" for each address or user");
+	}
+	atomic_fetch_add_explicit(options->connection_total, 1, memory_order_relaxed);
+	atomic_fetch_add_explicit(&count->connections, 1, memory_order_relaxed);
+	peer->connections = &count->connections;
+	return true;
 }
 
 static void place_connection(const struct door *door, int fd)
 {
 	struct acceptor *acceptor = door->acceptor;
-	const struct acceptor_options *options = &acceptor->options;
 	struct endpoint endpoint = { .kind = door->kind, .fd = fd };
-	struct peer_count *peer;
 
 	listener_peer(fd, &endpoint.peer);
-	endpoint.peer.id = ++acceptor->accepted;
-	/* Only this thread counts up, so the limits cannot be overrun. */
-	if (atomic_load_explicit(options->connection_total, memory_order_relaxed) >=
-		options->connections_max) {
-		refuse(acceptor, &endpoint, options->connections_max, "");
-		return;
-	}
-	peer = count_of(acceptor, &endpoint.peer.identity);
-	if (peer == NULL) {
-		log_error("no memory for the connection from %s: closed it", endpoint.peer.text);
+	if (admit(acceptor, &endpoint.peer)) {
+		reactor_hand_over(emptiest_reactor(acceptor), &endpoint);
+	} else {
 		ring_socket_close(acceptor->ring, fd);
-		return;
 	}
-	if (atomic_load_explicit(&peer->connections, memory_order_relaxed) >=
-		options->connections_per_peer_max) {
-		refuse(acceptor, &endpoint, options->connections_per_peer_max,
-			" for each address or user");
-		return;
+}
+
+/* Of an inner listener. */
+static bool take(void *context, const struct session_kind *kind, const char *address)
+{
+	struct acceptor *acceptor = context;
+	struct endpoint endpoint = { .kind = kind, .fd = -1 };
+
+	listener_peer_at(address, &endpoint.peer);
+	if (acceptor->stopping || !admit(acceptor, &endpoint.peer)) {
+		return false;
 	}
-	atomic_fetch_add_explicit(options->connection_total, 1, memory_order_relaxed);
-	atomic_fetch_add_explicit(&peer->connections, 1, memory_order_relaxed);
-	endpoint.peer.connections = &peer->connections;
-	reactor_hand_over(emptiest_reactor(acceptor), &endpoint);
+	reactor_accept(acceptor->options.reactors[0], &endpoint);
+	return true;
 }
 
 static bool peer_went_away(int result)
@@ -242,6 +245,101 @@ static void accept_done(struct ring_op *op, int result)
 	}
 }
 
+struct opening {
+	struct acceptor *acceptor;
+	struct listener *listener;
+	int result;
+	struct error *error;
+};
+
+/* On the first reactor's thread. */
+static void open_inner(struct engine *engine, void *context)
+{
+	struct opening *opening = context;
+	struct acceptor *acceptor = opening->acceptor;
+	struct inner_listener *inner = &acceptor->inner[acceptor->inner_count];
+
+	acceptor->engine = engine;
+	inner->kind = opening->listener->kind;
+	opening->result = engine_listen(engine, inner->kind, &opening->listener->uri,
+		&acceptor->inner_door, &inner->listener, opening->error);
+	acceptor->inner_count += opening->result == 0;
+}
+
+static void close_inner(struct engine *engine, void *context)
+{
+	struct acceptor *acceptor = context;
+
+	while (acceptor->inner_count > 0) {
+		struct inner_listener *inner = &acceptor->inner[--acceptor->inner_count];
+
+		engine_listen_end(engine, inner->kind, inner->listener);
+	}
+}
+
+static int open_all_inner(
+	struct acceptor *acceptor, const struct acceptor_options *options, struct error *error)
+{
+	int rc = 0;
+
+	for (uint32_t i = 0; rc == 0 && i < options->listener_count; i++) {
+		struct opening opening = { acceptor, &options->listeners[i], 0, error };
+
+		if (options->listeners[i].fd_count > 0) {
+			continue;
+		}
+		rc = reactor_call(options->reactors[0], open_inner, &opening);
+		if (rc != 0) {
+			error_set(error, rc, "the first reactor does not answer");
+		} else if (opening.result != 0) {
+			rc = opening.result;
+		} else {
+			listener_is_bound(&options->listeners[i]);
+		}
+	}
+	if (rc != 0 && acceptor->inner_count > 0 &&
+		reactor_call(options->reactors[0], close_inner, acceptor) != 0) {
+		log_error("%s", "listeners stay open: the first reactor does not answer");
+	}
+	return rc;
+}
+
+int acceptor_create(
+	const struct acceptor_options *options, struct acceptor **acceptor_out, struct error *error)
+{
+	uint32_t door_count = 0;
+	struct acceptor *acceptor;
+	int rc;
+
+	for (uint32_t i = 0; i < options->listener_count; i++) {
+		door_count += options->listeners[i].fd_count;
+	}
+	acceptor = calloc(1, sizeof(*acceptor) + door_count * sizeof(acceptor->doors[0]));
+	if (acceptor == NULL) {
+		return error_set(error, -ENOMEM, "no memory to accept connections");
+	}
+	acceptor->options = *options;
+	acceptor->inner_door = (struct engine_door){ .take = take, .context = acceptor };
+	list_init(&acceptor->peers);
+	acceptor->ring = reactor_ring(options->reactors[0]);
+	for (uint32_t i = 0; i < options->listener_count; i++) {
+		const struct listener *listener = &options->listeners[i];
+
+		for (uint32_t k = 0; k < listener->fd_count; k++) {
+			acceptor->doors[acceptor->door_count++] = (struct door){
+				.acceptor = acceptor, .kind = listener->kind, .fd = listener->fds[k]
+			};
+		}
+	}
+	rc = open_all_inner(acceptor, options, error);
+	if (rc != 0) {
+		free(acceptor);
+		return rc;
+	}
+	*acceptor_out = acceptor;
+	return 0;
+}
+
 static void deliver_start(struct ring *ring, struct ring_message *message)
 {
 	struct acceptor *acceptor = container_of(message, struct acceptor, start_message);
@@ -266,6 +364,12 @@ static void deliver_stop(struct ring *ring, struct ring_message *message)
 	struct acceptor *acceptor = container_of(message, struct acceptor, stop_message);
 
 	acceptor->stopping = true;
+	if (acceptor->inner_count > 0) {
+		close_inner(acceptor->engine, acceptor);
+	}
+	if (acceptor->active_count == 0) {
+		acceptor->options.stopped(acceptor->options.context);
+	}
 	for (uint32_t i = 0; i < acceptor->door_count; i++) {
 		if (acceptor->doors[i].op.in_flight) {
 			ring_cancel(ring, &acceptor->doors[i].op);

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Accepts connections of all listeners on one ring and hands each over to the reactor with the
- * fewest. Keeps the server's limits on connections: of all, and of each peer.
+ * fewest; those that a session kind accepts by itself stay with the first reactor, whose kind
+ * listens. Keeps the server's limits on connections: of all, and of each peer.
  *
  * Threading: create and destroy on the main thread; start and stop on any (they post); everything
  * else runs on the first reactor's thread. Ownership: borrows the reactors, and the listeners
- * inside acceptor_create(); their descriptors must stay open until stopped() was called. Errors: a
- * failed accept is logged, limited in rate; lack of descriptors or memory pauses that socket for a
- * moment.
+ * inside acceptor_create(), which fills in ports; their descriptors must stay open until stopped()
+ * was called. Errors: a failed accept is logged, limited in rate; lack of descriptors or memory
+ * pauses that socket for a moment.
  */
 #pragma once
 
@@ -17,7 +18,7 @@
 struct acceptor;
 
 struct acceptor_options {
-	const struct listener *listeners;
+	struct listener *listeners;
 	uint32_t listener_count;
 	struct reactor *const *reactors; /* the first one runs the acceptor */
 	uint32_t reactor_count;

@@ -107,7 +107,9 @@ static int check_listen_uri(const struct export_uri *uri, const char *shown, str
 	}
 	if (uri->unknown_parameter != NULL) {
 		return error_set(error, -EINVAL,
-			"cannot listen on '%s': unknown parameter '%s'; only socket=PATH is known",
+			"cannot listen on '%s': unknown parameter '%s'; socket=PATH is known, and "
+			"with "
+			"gmb:// provider=tcp|verbs and insecure-network=yes",
 			shown, uri->unknown_parameter);
 	}
 	return 0;

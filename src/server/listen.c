@@ -179,28 +179,37 @@ static bool is_wildcard(const struct addrinfo *entry)
 }
 
 /* The address a client on this machine can use. */
-static int set_tcp_uri(
-	struct listener *listener, const char *host, uint16_t port, struct error *error)
+static int set_tcp_uri(struct listener *listener, const char *protocol, const char *host,
+	uint16_t port, struct error *error)
 {
-	listener->uri = (struct export_uri){ .protocol = "nbd", .port = port };
+	listener->uri = (struct export_uri){ .protocol = protocol, .port = port };
 	listener->uri.host = strdup(host);
 	return listener->uri.host != NULL ? 0 : out_of_memory(error);
 }
 
-static int tcp_open(const struct export_uri *uri, struct listener *listener, struct error *error)
+/* The addresses of the host, to be freed with freeaddrinfo(). */
+static int resolve(const struct export_uri *uri, struct addrinfo **list_out, struct error *error)
 {
 	const struct addrinfo hints = { .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM };
 	char shown[URI_SHOWN_BYTES];
+	int rc = getaddrinfo(uri->host, NULL, &hints, list_out);
+
+	return rc == 0 ? 0
+		       : error_set(error, rc == EAI_SYSTEM ? -errno : -EADDRNOTAVAIL,
+				 "cannot listen on %s: the host '%s' has no address here: %s",
+				 show_uri(uri, shown), uri->host,
+				 rc == EAI_SYSTEM ? strerror(errno) : gai_strerror(rc));
+}
+
+static int tcp_open(const struct export_uri *uri, struct listener *listener, struct error *error)
+{
 	struct addrinfo *list;
 	const char *host = uri->host;
 	uint16_t port = uri->port;
-	int rc = getaddrinfo(uri->host, NULL, &hints, &list);
+	int rc = resolve(uri, &list, error);
 
-	if (rc != 0) {
-		return error_set(error, rc == EAI_SYSTEM ? -errno : -EADDRNOTAVAIL,
-			"cannot listen on %s: the host '%s' has no address here: %s",
-			show_uri(uri, shown), uri->host,
-			rc == EAI_SYSTEM ? strerror(errno) : gai_strerror(rc));
+	if (rc < 0) {
+		return rc;
 	}
 	for (int tries = 0; tries < PORT_TRIES_MAX; tries++) {
 		port = uri->port;
@@ -216,7 +225,65 @@ static int tcp_open(const struct export_uri *uri, struct listener *listener, str
 	if (rc < 0) {
 		return tcp_error(uri, rc, error);
 	}
-	return set_tcp_uri(listener, host, port, error);
+	return set_tcp_uri(listener, uri->protocol, host, port, error);
+}
+
+/* --- addresses on which a kind listens by itself -------------------------------------------- */
+
+static bool is_loopback(const struct addrinfo *entry)
+{
+	union address address = { 0 };
+
+	memcpy(&address, entry->ai_addr, entry->ai_addrlen);
+	return entry->ai_family == AF_INET6
+		       ? IN6_IS_ADDR_LOOPBACK(&address.ipv6.sin6_addr)
+		       : ntohl(address.ipv4.sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+}
+
+/* Nothing is opened yet; only whether it may be is decided. */
+static int kind_open(const struct export_uri *uri, struct listener *listener, struct error *error)
+{
+	bool may_be_seen =
+		uri->insecure_network != NULL && strcmp(uri->insecure_network, "yes") == 0;
+	bool is_here = true;
+	char shown[URI_SHOWN_BYTES];
+	struct addrinfo *list;
+	int rc = resolve(uri, &list, error);
+
+	if (rc < 0) {
+		return rc;
+	}
+	for (const struct addrinfo *entry = list; entry != NULL; entry = entry->ai_next) {
+		is_here &= is_loopback(entry);
+	}
+	freeaddrinfo(list);
+	if (!is_here && !may_be_seen) {
+		return error_set(error, -EACCES,
+			"cannot listen on %s: gmb has no encryption yet, and whoever reaches that "
+			"address could use the disks; listen on 127.0.0.1, or add "
+			"insecure-network=yes to the URI where the network is trusted",
+			show_uri(uri, shown));
+	}
+	rc = set_tcp_uri(listener, uri->protocol, uri->host, uri->port, error);
+	if (rc == 0 && uri->provider != NULL) {
+		listener->uri.provider = strdup(uri->provider);
+		rc = listener->uri.provider != NULL ? 0 : out_of_memory(error);
+	}
+	return rc;
+}
+
+void listener_is_bound(struct listener *listener)
+{
+	const char *host = listener->uri.host;
+	bool is_any = strcmp(host, "0.0.0.0") == 0;
+
+	if (is_any || strcmp(host, "::") == 0) {
+		log_warning("port %u is open to the whole network, and gmb has no encryption: "
+			    "whoever reaches this machine can use the disks",
+			listener->uri.port);
+		/* Neither is longer than what it stands for. */
+		memcpy(listener->uri.host, is_any ? "127.0.0.1" : "::1", is_any ? 10 : 4);
+	}
 }
 
 /* --- Unix sockets ---------------------------------------------------------------------------- */
@@ -435,7 +502,9 @@ static int open_once(const struct export_uri *uri, const struct session_kind *ki
 	int rc;
 
 	*listener = (struct listener){ .kind = kind };
-	rc = uri->is_unix ? unix_open(uri, listener, error) : tcp_open(uri, listener, error);
+	rc = uri->is_unix			    ? unix_open(uri, listener, error)
+	     : kind != NULL && kind->listen != NULL ? kind_open(uri, listener, error)
+						    : tcp_open(uri, listener, error);
 	if (rc < 0) {
 		listener_close(listener);
 	}
@@ -490,7 +559,7 @@ static int adopt_address(
 	} else if (strcmp(host, "::") == 0) {
 		snprintf(host, sizeof(host), "::1");
 	}
-	return set_tcp_uri(listener, host, get_port(&address), error);
+	return set_tcp_uri(listener, protocol, host, get_port(&address), error);
 }
 
 /* The protocol of a listening socket by its type, or NULL; a negative errno. */
@@ -584,26 +653,51 @@ static void identify_ipv6(struct peer_identity *identity, const struct in6_addr 
 	}
 }
 
+static void name_peer(struct peer *peer, const union address *address)
+{
+	char host[INET6_ADDRSTRLEN];
+
+	peer->family = address->any.sa_family;
+	if (peer->family == AF_INET) {
+		identify(&peer->identity, AF_INET, &address->ipv4.sin_addr, 4);
+		inet_ntop(AF_INET, &address->ipv4.sin_addr, host, sizeof(host));
+		snprintf(peer->text, sizeof(peer->text), "%s:%u", host, get_port(address));
+	} else if (peer->family == AF_INET6) {
+		identify_ipv6(&peer->identity, &address->ipv6.sin6_addr);
+		inet_ntop(AF_INET6, &address->ipv6.sin6_addr, host, sizeof(host));
+		snprintf(peer->text, sizeof(peer->text), "[%s]:%u", host, get_port(address));
+	}
+}
+
+void listener_peer_at(const char *text, struct peer *peer)
+{
+	union address address = { 0 };
+	const char *port = strrchr(text, ':');
+	const char *host = text + (text[0] == '[');
+	char copy[INET6_ADDRSTRLEN];
+
+	*peer = (struct peer){ .text = "unknown" };
+	snprintf(copy, sizeof(copy), "%.*s", (int)strcspn(host, text[0] == '[' ? "]%" : ":"), host);
+	if (inet_pton(AF_INET, copy, &address.ipv4.sin_addr) == 1) {
+		address.any.sa_family = AF_INET;
+	} else if (inet_pton(AF_INET6, copy, &address.ipv6.sin6_addr) == 1) {
+		address.any.sa_family = AF_INET6;
+	}
+	set_port(&address, port != NULL ? (uint16_t)strtoul(port + 1, NULL, 10) : 0);
+	name_peer(peer, &address);
+}
+
 void listener_peer(int fd, struct peer *peer)
 {
 	union address address = { 0 };
 	socklen_t bytes = sizeof(address);
-	char host[INET6_ADDRSTRLEN];
 
 	*peer = (struct peer){ .text = "unknown" };
 	if (getpeername(fd, &address.any, &bytes) < 0) {
 		return; /* a peer that has closed already has no address any more */
 	}
-	peer->family = address.any.sa_family;
-	if (peer->family == AF_INET) {
-		identify(&peer->identity, AF_INET, &address.ipv4.sin_addr, 4);
-		inet_ntop(AF_INET, &address.ipv4.sin_addr, host, sizeof(host));
-		snprintf(peer->text, sizeof(peer->text), "%s:%u", host, get_port(&address));
-	} else if (peer->family == AF_INET6) {
-		identify_ipv6(&peer->identity, &address.ipv6.sin6_addr);
-		inet_ntop(AF_INET6, &address.ipv6.sin6_addr, host, sizeof(host));
-		snprintf(peer->text, sizeof(peer->text), "[%s]:%u", host, get_port(&address));
-	} else if (stream_peer_credentials(fd, &peer->credentials)) {
+	name_peer(peer, &address);
+	if (peer->family == AF_UNIX && stream_peer_credentials(fd, &peer->credentials)) {
 		peer->has_credentials = true;
 		identify(&peer->identity, AF_UNIX, &peer->credentials.uid,
 			sizeof(peer->credentials.uid));

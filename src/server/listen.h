@@ -18,9 +18,11 @@
 enum { LISTENER_SOCKETS_MAX = 16 };
 
 struct listener {
-	struct export_uri uri; /* as a client on this machine can use it: real port, no wildcard */
+	/* As a client on this machine can use it: real port, no wildcard. Without sockets, before
+	 * listener_is_bound(): where to listen. */
+	struct export_uri uri;
 	const struct session_kind *kind; /* what is spoken there */
-	int fds[LISTENER_SOCKETS_MAX];
+	int fds[LISTENER_SOCKETS_MAX];	 /* none where the kind listens by itself */
 	uint32_t fd_count;
 	char *unlink_path; /* the socket file to remove, or NULL */
 	dev_t unlink_device;
@@ -32,6 +34,9 @@ struct listener {
 GMB_MUST_CHECK int listener_open(const struct export_uri *uri, const struct session_kind *kind,
 	struct listener *listener, struct error *error);
 
+/* The kind listens at listener->uri now. */
+void listener_is_bound(struct listener *listener);
+
 /* Takes over a listening socket of the service manager, for gmb+unix when it is SOCK_SEQPACKET; fd
  * becomes the listener's. The caller sets the kind. */
 GMB_MUST_CHECK int listener_adopt(int fd, struct listener *listener, struct error *error);
@@ -41,3 +46,5 @@ void listener_close(struct listener *listener);
 
 /* Who is at the other end of a connected socket; text is "127.0.0.1:4711" or "unix:pid 4711". */
 void listener_peer(int fd, struct peer *peer);
+/* The same from the peer's address as text: "127.0.0.1:4711" or "[::1]:4711". */
+void listener_peer_at(const char *address, struct peer *peer);

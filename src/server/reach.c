@@ -83,14 +83,15 @@ static bool place_covers(const struct place *open, const struct place *wanted)
 						 open->scope == wanted->scope;
 }
 
-static bool any_covers(
-	const struct listener *listeners, uint32_t listener_count, const struct place *wanted)
+static bool any_covers(const struct listener *listeners, uint32_t listener_count,
+	const char *protocol, const struct place *wanted)
 {
 	struct place open;
 
 	for (uint32_t i = 0; i < listener_count; i++) {
 		for (uint32_t k = 0; k < listeners[i].fd_count; k++) {
-			if (place_of_socket(listeners[i].fds[k], &open) &&
+			if (strcmp(listeners[i].uri.protocol, protocol) == 0 &&
+				place_of_socket(listeners[i].fds[k], &open) &&
 				place_covers(&open, wanted)) {
 				return true;
 			}
@@ -114,7 +115,7 @@ static bool covers_tcp(
 		entry = entry->ai_next) {
 		covered = place_from(entry->ai_addr, entry->ai_addrlen, &wanted);
 		wanted.port = uri->port;
-		covered = covered && any_covers(listeners, listener_count, &wanted);
+		covered = covered && any_covers(listeners, listener_count, uri->protocol, &wanted);
 	}
 	freeaddrinfo(list);
 	return covered;

@@ -156,6 +156,12 @@ void reactor_hand_over(struct reactor *reactor, const struct endpoint *endpoint)
 	ring_post(reactor->ring, &handover->message);
 }
 
+void reactor_accept(struct reactor *reactor, const struct endpoint *endpoint)
+{
+	atomic_fetch_add_explicit(&reactor->session_count, 1, memory_order_relaxed);
+	engine_accept(reactor->engine, endpoint);
+}
+
 static void deliver_drain(struct ring *ring, struct ring_message *message)
 {
 	struct reactor *reactor = container_of(message, struct reactor, drain_message);

@@ -46,6 +46,9 @@ uint32_t reactor_session_count(const struct reactor *reactor);
 /* Takes the endpoint. *connection_total already counts it. */
 void reactor_hand_over(struct reactor *reactor, const struct endpoint *endpoint);
 
+/* The same for a connection that its kind has accepted on this reactor's thread, where it stays. */
+void reactor_accept(struct reactor *reactor, const struct endpoint *endpoint);
+
 /* Finishes what is in flight and ends all sessions, after deadline_ns by force. Once. */
 void reactor_drain(struct reactor *reactor, uint64_t deadline_ns);
 

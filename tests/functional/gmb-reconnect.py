@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""gmb+unix when either side goes: requests in flight are done all the same, once each, and what a
+"""gmb when either side goes: requests in flight are done all the same, once each, and what a
 dead peer's operations still write is not found in memory that was given back (rules G16, G17).
 
     gmb-reconnect.py GMBLOCK PROGRAM DRIVER
@@ -35,16 +35,16 @@ class Storm:
         return int(output.split()[0])
 
 
-class Reconnect(support.Case):
+class UnixReconnect(support.Case):
     def setUp(self):
         super().setUp()
+        self.listen = "gmb+unix:///?socket=" + self.path("s")
         self.image = self.path("image")
         with open(self.image, "wb") as file:
             file.truncate(IMAGE_BYTES)
 
     def serve(self, *keys):
-        return self.start("--listen", "gmb+unix:///?socket=" + self.path("s"),
-                          "--export", "=" + ",".join([self.image, *keys]),
+        return self.start("--listen", self.listen, "--export", "=" + ",".join([self.image, *keys]),
                           "--export", "other=memory:64M", uri_count=2)
 
     def check_deaths(self, count, kill, *keys):
@@ -160,7 +160,22 @@ class Reconnect(support.Case):
         self.assertLessEqual(mappings, before[1] + 8)
 
 
+class NetworkReconnect(UnixReconnect):
+    """The same over gmb://; a server takes the port of the one before."""
+
+    def setUp(self):
+        super().setUp()
+        self.listen = "gmb://127.0.0.1:0"
+
+    def serve(self, *keys):
+        server = super().serve(*keys)
+        self.listen = server.uri
+        return server
+
+
 if __name__ == "__main__":
+    if not support.has_libfabric():
+        del NetworkReconnect
     PROGRAM, DRIVER = (os.path.realpath(path) for path in sys.argv[2:4])
     del sys.argv[2:4]
     support.main()

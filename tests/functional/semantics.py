@@ -15,7 +15,7 @@ PROGRAMS = []
 IMAGE_BYTES = 64 << 20
 CASE_SECONDS = 200  # far more than any takes
 
-TRANSPORTS = ("nbd", "nbd+unix", "gmb+unix")
+TRANSPORTS = ["nbd", "nbd+unix", "gmb+unix"]
 
 # What is exported: the path, and the keys behind it.
 STORES = {
@@ -45,8 +45,8 @@ class Semantics(support.Case):
         raise AssertionError(f"no such case: {name}")
 
     def listen_uri(self, transport):
-        return "nbd://127.0.0.1:0" if transport == "nbd" else f"{transport}:///?socket=" + \
-            self.path(transport)
+        return f"{transport}:///?socket=" + self.path(transport) if transport.endswith("+unix") \
+            else f"{transport}://127.0.0.1:0"
 
     def serve(self, *exports):
         """A server for all transports; the URIs by transport and export name."""
@@ -151,6 +151,8 @@ def add_tests():
 
 if __name__ == "__main__":
     add_tests()
+    if support.has_libfabric():
+        TRANSPORTS.append("gmb")
     PROGRAMS = [os.path.realpath(path) for path in sys.argv[2:]]
     del sys.argv[2:]
     support.main()

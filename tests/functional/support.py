@@ -1,5 +1,6 @@
 """What the functional tests share: the program under test, a folder of their own, and a server that
 is surely gone at the end."""
+import ctypes
 import fcntl
 import os
 import shutil
@@ -81,6 +82,16 @@ class Server:
 
 def program():
     return GMBLOCK
+
+
+def has_libfabric():
+    """Whether gmb:// can be tested; says so when it cannot."""
+    try:
+        ctypes.CDLL("libfabric.so.1")
+    except OSError as error:
+        print("without gmb://:", error, file=sys.stderr)
+        return False
+    return True
 
 
 class Case(unittest.TestCase):

@@ -2,7 +2,7 @@
 /*
  * Linked into a server (--wrap), it makes a network out of libclan's shared memory that cannot map
  * a peer's regions, and whose puts and gets end later, in any order, and never when the connection
- * is closed before.
+ * is closed before. Networks that are so by themselves are left alone.
  */
 #include <gmblock/clan.h>
 #include <stdbool.h>
@@ -67,14 +67,19 @@ static int postpone(const struct late *late, uint32_t iov_count)
 }
 
 /* One in four ends at once. */
+static bool is_postponed(const struct clan_conn *conn)
+{
+	return (__real_clan_conn_caps(conn) & CLAN_CAN_MAP) != 0 && random_below(4) != 0;
+}
+
 int __wrap_clan_put(struct clan_conn *conn, const struct iovec *from, uint32_t from_count,
 	const struct clan_cookie *cookie, uint64_t offset, uint32_t flags, uint32_t value, void *op)
 {
 	const struct late late = { conn, true, from[0], *cookie, offset, op };
 
-	return random_below(4) == 0
-		       ? __real_clan_put(conn, from, from_count, cookie, offset, flags, value, op)
-		       : postpone(&late, from_count);
+	return is_postponed(conn)
+		       ? postpone(&late, from_count)
+		       : __real_clan_put(conn, from, from_count, cookie, offset, flags, value, op);
 }
 
 int __wrap_clan_get(struct clan_conn *conn, const struct iovec *to, uint32_t to_count,
@@ -82,8 +87,8 @@ int __wrap_clan_get(struct clan_conn *conn, const struct iovec *to, uint32_t to_
 {
 	const struct late late = { conn, false, to[0], *cookie, offset, op };
 
-	return random_below(4) == 0 ? __real_clan_get(conn, to, to_count, cookie, offset, op)
-				    : postpone(&late, to_count);
+	return is_postponed(conn) ? postpone(&late, to_count)
+				  : __real_clan_get(conn, to, to_count, cookie, offset, op);
 }
 
 static void end_one(struct clan_event *event)

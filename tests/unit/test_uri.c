@@ -133,6 +133,47 @@ static void unix_sockets(void **state)
 	refused("nbd://host/?socket=/a", "nbd+unix");
 }
 
+static void gmb_has_parameters_of_its_own(void **state)
+{
+	struct export_uri uri = parse("gmb://host/a");
+	char text[80];
+
+	(void)state;
+	assert_string_equal(uri.protocol, "gmb");
+	assert_false(uri.is_unix);
+	assert_int_equal(uri.port, GMB_PORT_DEFAULT);
+	assert_null(uri.provider);
+	assert_null(uri.insecure_network);
+	export_uri_fini(&uri);
+
+	uri = parse("GMB://[::1]:7/a?provider=verbs&insecure-network=yes");
+	assert_string_equal(uri.host, "::1");
+	assert_int_equal(uri.port, 7);
+	assert_string_equal(uri.provider, "verbs");
+	assert_string_equal(uri.insecure_network, "yes");
+	assert_null(uri.unknown_parameter);
+	assert_int_equal(export_uri_format(&uri, "b", 1, text, sizeof(text)), 0);
+	assert_string_equal(text, "gmb://[::1]:7/b?provider=verbs");
+	export_uri_fini(&uri);
+
+	refused("gmb://host?provider=udp", "can be tcp or verbs");
+	refused("gmb://host?provider=", "can be tcp or verbs");
+	refused("gmb://host?provider=tcp&provider=tcp", "given twice");
+	refused("gmb://host?insecure-network", "can be yes or no");
+	refused("gmb://host?socket=/a", "gmb+unix");
+	/* They belong to the other scheme. */
+	uri = parse("nbd://host?provider=udp");
+	assert_string_equal(uri.unknown_parameter, "provider");
+	export_uri_fini(&uri);
+	uri = parse("gmb+unix:///?socket=/a&provider=tcp");
+	assert_string_equal(uri.unknown_parameter, "provider");
+	export_uri_fini(&uri);
+	uri = parse("gmb://host?tls-type=psk");
+	assert_string_equal(uri.unknown_parameter, "tls-type");
+	assert_null(uri.tls_type);
+	export_uri_fini(&uri);
+}
+
 static void tls_and_users(void **state)
 {
 	struct export_uri uri = parse("nbds://al%40ice@host/x?tls-type=psk&tls-hostname=h;"
@@ -279,6 +320,7 @@ int main(void)
 		cmocka_unit_test(export_names_are_decoded),
 		cmocka_unit_test(export_name_length_is_limited),
 		cmocka_unit_test(unix_sockets),
+		cmocka_unit_test(gmb_has_parameters_of_its_own),
 		cmocka_unit_test(tls_and_users),
 		cmocka_unit_test(malformed),
 		cmocka_unit_test(formatting),

@@ -1,0 +1,126 @@
+#!/usr/bin/python3
+"""gmb:// over TCP: what listens where, the tools, and limits on connections.
+
+    gmb-network.py GMBLOCK
+"""
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+
+import support
+
+CONTENT_BYTES = 32 << 20
+WAIT_SECONDS = 60  # far more than anything takes
+
+
+class Network(support.Case):
+    def serve(self, *arguments, listen="gmb://127.0.0.1:0", **options):
+        return self.start("--listen", listen, *arguments, **options)
+
+    def wait_for(self, condition):
+        end = time.monotonic() + WAIT_SECONDS
+        while not condition():
+            self.assertLess(time.monotonic(), end)
+
+    def test_the_tools_and_a_stop(self):
+        content = os.urandom(CONTENT_BYTES)
+        image = self.make_file("image", content)
+        server = self.serve("--export", "disk=" + image, "--export", "other=memory:1M",
+                            uri_count=2)
+        self.assertTrue(re.fullmatch(r"gmb://127\.0\.0\.1:[1-9][0-9]*/disk", server.uri))
+        status, output, _ = self.run_gmblock("info", "--json", server.uri)
+        self.assertEqual(status, 0)
+        self.assertEqual(json.loads(output)["exports"][0]["size"], CONTENT_BYTES)
+        status, output, _ = self.run_gmblock("list", "--uri", server.uri.replace("/disk", ""))
+        self.assertEqual((status, output.split()), (0, server.uris))
+        target = self.path("target")
+        self.assertEqual(self.run_gmblock("copy", "--verify", server.uri, target)[0], 0)
+        with open(target, "rb") as file:
+            self.assertEqual(file.read(), content)
+        changed = self.make_file("changed", content[::-1])
+        self.assertEqual(self.run_gmblock("copy", "--verify", changed, server.uri)[0], 0)
+        with open(image, "rb") as file:
+            self.assertEqual(file.read(), content[::-1])
+        for pattern in ("randread", "randwrite"):
+            status, output, _ = self.run_gmblock(
+                "bench", "--rw", pattern, "--seconds", "0.5", "--json", server.uri)
+            self.assertEqual(status, 0)
+        self.assertEqual(server.stop(), (0, ""))
+        status, _, errors = self.run_gmblock("info", server.uri)
+        self.assertEqual(status, 1)
+        self.assertIn("Connection refused", errors)
+
+    def test_it_listens_beside_others(self):
+        server = self.serve("--listen", "nbd://127.0.0.1:0", "--listen", "gmb://[::1]:0",
+                            "--listen", "gmb://localhost:0?provider=tcp", "--threads", "3",
+                            "memory:1M", uri_count=4)
+        schemes = [re.match("[a-z]+://[^:]*:", uri.replace("[::1]", "6"))[0]
+                   for uri in server.uris]
+        self.assertEqual(schemes, ["gmb://127.0.0.1:", "nbd://127.0.0.1:", "gmb://6:",
+                                   "gmb://localhost:"])
+        for uri in server.uris:
+            self.assertEqual(self.run_gmblock("info", uri)[0], 0, uri)
+        self.assertEqual(server.stop(), (0, ""))
+
+    def test_a_network_has_to_be_trusted(self):
+        for listen in ("gmb://0.0.0.0:0", "gmb://[::]:0",
+                       "gmb://0.0.0.0:0?insecure-network=no"):
+            self.check_refused(["serve", "--listen", listen, "memory:1M"], 1,
+                               "no encryption", "insecure-network=yes")
+        server = self.serve("memory:1M", listen="gmb://0.0.0.0:0?insecure-network=yes")
+        self.assertTrue(server.uri.startswith("gmb://127.0.0.1:"), server.uri)
+        self.assertEqual(self.run_gmblock("info", server.uri)[0], 0)
+        status, errors = server.stop()
+        self.assertEqual(status, 0)
+        self.assertIn("open to the whole network", errors)
+
+    def test_addresses_that_cannot_be_used(self):
+        self.check_refused(["serve", "--listen", "gmb://127.0.0.1:0?colour=red", "memory:1M"], 2,
+                           "unknown parameter 'colour'")
+        self.check_refused(["serve", "--listen", "gmb://127.0.0.1?provider=udp", "memory:1M"], 2,
+                           "'provider' can be tcp or verbs")
+        self.check_refused(["info", "gmb://127.0.0.1/?provider=udp"], 2,
+                           "'provider' can be tcp or verbs")
+        server = self.serve("memory:1M")
+        self.check_refused(["serve", "--listen", server.uri, "memory:1M"], 1, "cannot listen on")
+        self.assertEqual(server.stop(), (0, ""))
+
+    def test_connections_are_counted(self):
+        server = self.serve("--max-connections", "4", "--max-connections-per-peer", "2",
+                            "memory:1M")
+        held = []
+
+        def hold():
+            """Two clients; one that was refused because of info() is replaced."""
+            held[:] = [client for client in held if client.poll() is None]
+            while len(held) < 2:
+                held.append(subprocess.Popen(
+                    [support.program(), "bench", "--seconds", "3600", server.uri],
+                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+                self.addCleanup(held[-1].wait)
+                self.addCleanup(held[-1].kill)
+
+        def info():
+            return self.run_gmblock("info", "--timeout", "5s", server.uri)
+
+        def is_full():
+            hold()
+            status, _, errors = info()
+            return status == 1 and "no more connections" in errors
+
+        self.wait_for(is_full)
+        for client in held:
+            client.kill()
+        self.wait_for(lambda: info()[0] == 0)
+        status, errors = server.stop()
+        self.assertEqual(status, 0)
+        self.assertIn("limit of 2 connections for each address", errors)
+
+
+if __name__ == "__main__":
+    if not support.has_libfabric():
+        sys.exit(77)
+    support.main()
