@@ -53,6 +53,42 @@ static void fail(struct native_session *session, int status)
 	}
 }
 
+/* Once it knows the slab of a move's memory, a network card moves the bytes without asking the
+ * kernel. Where that cannot be had, libclan registers each move for itself. */
+static void slab_use(struct native_service *service, struct mem_region *memory)
+{
+	struct native_slab *slabs;
+
+	if (memory == NULL || (memory->rights & MEM_NIC) != 0 || service->slabs_refused) {
+		return;
+	}
+	slabs = realloc(service->slabs, (service->slab_count + 1) * sizeof(*slabs));
+	if (slabs != NULL) {
+		struct native_slab *slab = &slabs[service->slab_count];
+
+		service->slabs = slabs;
+		slab->memory = memory;
+		if (clan_region_register(
+			    service->clan, memory->base, memory->bytes, &slab->region) == 0) {
+			memory->rights |= MEM_NIC;
+			service->slab_count++;
+			return;
+		}
+	}
+	service->slabs_refused = true;
+}
+
+void native_slabs_forget(struct native_service *service)
+{
+	for (uint32_t i = 0; i < service->slab_count; i++) {
+		int result = clan_region_destroy(service->slabs[i].region);
+
+		GMB_ASSERT(result == 0);
+		service->slabs[i].memory->rights &= ~(uint32_t)MEM_NIC;
+	}
+	free(service->slabs);
+}
+
 /* Where in the request's segments a byte of its range is. */
 static uint32_t find_segment(
 	const struct native_request *request, uint64_t offset, uint64_t *within_out)
@@ -88,6 +124,7 @@ static int carry(struct native_move *move, struct mem_ref memory, uint64_t offse
 	uint64_t within;
 	uint32_t segment = find_segment(request, offset, &within);
 
+	slab_use(request->session->service, memory.region);
 	for (uint32_t begun = 0; begun < move->bytes; segment++, within = 0) {
 		const struct native_wire_segment *to = &request->far_segments[segment];
 		uint64_t length = MIN(to->bytes - within, (uint64_t)(move->bytes - begun));

@@ -133,6 +133,7 @@ static void service_destroy(void *context)
 		while (!service->is_removed) {
 			ring_turn(service->engine->ring, true);
 		}
+		native_slabs_forget(service);
 		/* Connections that were refused may still be on their way out. */
 		while ((result = clan_queue_destroy(service->clan)) == -EBUSY) {
 			struct clan_event events[EVENTS_MAX];

@@ -111,6 +111,12 @@ struct native_session {
 	struct native_region regions[NATIVE_REGIONS_MAX];
 };
 
+/* Memory of ours that the network knows. */
+struct native_slab {
+	struct mem_region *memory; /* has MEM_NIC */
+	struct clan_region *region;
+};
+
 struct native_service {
 	struct engine *engine;
 	const struct engine_door *door; /* of connections that we accept by ourselves */
@@ -122,6 +128,9 @@ struct native_service {
 	struct list_node requests_free;
 	struct list_node hungry;   /* sessions that have not taken all that is there */
 	uint64_t region_bytes;	   /* of all sessions */
+	struct native_slab *slabs; /* that moves have used */
+	uint32_t slab_count;
+	bool slabs_refused;
 	struct log_limit refusals; /* of requests */
 	uint8_t message[NATIVE_MESSAGE_BYTES_MAX];
 };
@@ -163,6 +172,8 @@ bool native_request_is_moved(const struct native_request *request);
 void native_move_done(struct native_session *session, struct native_move *move, int status);
 /* The connection is closed, so nothing is under way any more: all moves end. */
 void native_moves_drop(struct native_session *session);
+/* No session is left. */
+void native_slabs_forget(struct native_service *service);
 
 /* request.c */
 /* Something may be left to do for it: moves what can be moved, and has it answered when it is over.
