@@ -27,7 +27,7 @@ static void take_offered(struct native_service *service, const struct clan_event
 	if (!service->door->take(service->door->context, &native_session_kind, peer.address) ||
 		service->offered != NULL) {
 		service->offered = NULL;
-		clan_reject(event->conn, "the server takes no more connections of this client");
+		clan_reject(event->conn, "the server takes no more connections");
 	} else {
 		native_session_event(clan_conn_context(event->conn), event);
 	}
@@ -158,6 +158,7 @@ static int service_listen(void *context, struct export_uri *uri, const struct en
 	void **listener_out, struct error *error)
 {
 	struct native_service *service = context;
+	struct clan_conn_options options = native_conn_options(service);
 	struct clan_listener *listener;
 	struct clan_error reason;
 	char *address;
@@ -171,7 +172,7 @@ static int service_listen(void *context, struct export_uri *uri, const struct en
 		return error_set(error, -ENOMEM, "out of memory for a listening address");
 	}
 	service->door = door;
-	result = clan_listen(service->clan, address, &native_conn_options, &listener, &reason);
+	result = clan_listen(service->clan, address, &options, &listener, &reason);
 	free(address);
 	if (result < 0) {
 		return error_set(error, result, "cannot listen on gmb://%s:%u: %s", uri->host,

@@ -8,7 +8,7 @@
 #include "gmb/session.h"
 
 /* Messages of a client in a row before others have their turn. */
-enum { MESSAGES_MAX = 256 };
+enum { MESSAGES_MAX = 256, NS_PER_MS = 1000000 };
 
 static struct native_session *of(struct session *base)
 {
@@ -419,19 +419,26 @@ void native_session_flush(struct session *base, bool alone)
 
 /* --- life ------------------------------------------------------------------------------------ */
 
-/* Who may connect is decided where the connection is accepted. */
-const struct clan_conn_options native_conn_options = {
-	.size = sizeof(native_conn_options),
-	.access = CLAN_ACCESS_ANY,
-	.cookies = 1,
-	.tripwires = 1,
-	.peer_regions_max = NATIVE_REGIONS_MAX,
-	.peer_region_bytes_max = NATIVE_REGION_BYTES_MAX,
-};
+/* Of what is accepted. Who may connect is decided there. */
+struct clan_conn_options native_conn_options(const struct native_service *service)
+{
+	uint64_t handshake_ms = service->engine->limits.handshake_timeout_ns / NS_PER_MS;
+
+	return (struct clan_conn_options){
+		.size = sizeof(struct clan_conn_options),
+		.access = CLAN_ACCESS_ANY,
+		.cookies = 1,
+		.tripwires = 1,
+		.handshake_timeout_ms = (uint32_t)MIN(handshake_ms + 1, (uint64_t)UINT32_MAX),
+		.peer_regions_max = NATIVE_REGIONS_MAX,
+		.peer_region_bytes_max = NATIVE_REGION_BYTES_MAX,
+	};
+}
 
 int native_session_accept(void *context, const struct endpoint *endpoint)
 {
 	struct native_service *service = context;
+	struct clan_conn_options options = native_conn_options(service);
 	struct native_session *session;
 	struct clan_error reason;
 	struct error error;
@@ -460,8 +467,7 @@ int native_session_accept(void *context, const struct endpoint *endpoint)
 		service->offered = NULL;
 		result = 0;
 	} else {
-		result = clan_adopt(
-			service->clan, endpoint->fd, &native_conn_options, &session->conn, &reason);
+		result = clan_adopt(service->clan, endpoint->fd, &options, &session->conn, &reason);
 	}
 	if (result < 0) {
 		session->is_closed = true;

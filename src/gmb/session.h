@@ -139,7 +139,7 @@ struct native_service {
 GMB_MUST_CHECK int native_service_start(struct native_service *service, struct error *error);
 
 /* session.c */
-extern const struct clan_conn_options native_conn_options; /* of what is accepted */
+struct clan_conn_options native_conn_options(const struct native_service *service);
 int native_session_accept(void *service, const struct endpoint *endpoint);
 void native_session_event(struct native_session *session, const struct clan_event *event);
 /* Takes what its client has sent, as far as it may. */
