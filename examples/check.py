@@ -71,6 +71,15 @@ class Examples(unittest.TestCase):
             finally:
                 server.kill()
 
+    def test_guest_memory(self):
+        for scheme in ("nbd+unix", "gmb+unix"):
+            uri = f"{scheme}:///?socket={self.folder}/guest-{scheme}"
+            done = self.serve(f'exec "$PROGRAMS/guest-memory" "{uri}" >"$FOLDER/copy"', self.image,
+                              "--listen", uri)
+            with open(os.path.join(self.folder, "copy"), "rb") as file:
+                self.assertEqual(file.read(), self.content[:65536])
+        self.assertRegex(done.stderr, "(?m)^0 bytes were copied on the way$")
+
     def test_read_async(self):
         for depth in ("1", "7", "200", ""):
             with self.subTest(depth=depth):
@@ -156,7 +165,7 @@ class Examples(unittest.TestCase):
         self.assertIn("none", done.stderr)
 
     def test_usage(self):
-        for name in ("read-async", "event-loop", "copy-extents"):
+        for name in ("read-async", "event-loop", "copy-extents", "guest-memory"):
             done = subprocess.run([os.path.join(PROGRAMS, name)], capture_output=True, text=True,
                                   check=False, stdin=subprocess.DEVNULL)
             self.assertEqual(done.returncode, 2)

@@ -122,7 +122,24 @@ enum { GMB_BUFFERS_MAX = 15 }; /* of a queue: take few and large ones */
 int gmb_buffer_alloc(struct gmb_queue *queue, size_t bytes, uint32_t flags, void **base_out,
 	struct gmb_error *error);
 
-/* Frees what gmb_buffer_alloc() gave; no request that uses it may be in flight. NULL is a no-op. */
+/*
+ * The same with memory that exists: bytes of a memfd from offset on, both multiples of the page
+ * size, are mapped at *base_out, and requests name places there. For hosts of virtual machines and
+ * containers, whose guests have the memory mapped. memfd must be sealed with F_SEAL_SHRINK and
+ * F_SEAL_GROW, and be open for reading and writing; the library duplicates it.
+ *
+ * After the loss of a connection such memory cannot get fresh pages. A server writes into it only
+ * where it sees to the end of what a lost connection had asked for (exports that can be written and
+ * whose disk the server's machine knows; not with GMB_OPEN_NO_RECONNECT); elsewhere what is read is
+ * copied. A request waits for that end. One that ends with -ENOTCONN has not waited: its memory may
+ * still change until the server's process is gone and its disk has done what was asked of it.
+ * Errors: -EINVAL, -EPERM no such memfd, -ENOMEM, -EMFILE, -ENOSPC, -EOPNOTSUPP.
+ */
+int gmb_buffer_import(struct gmb_queue *queue, int memfd, uint64_t offset, size_t bytes,
+	void **base_out, struct gmb_error *error);
+
+/* Frees what gmb_buffer_alloc() or gmb_buffer_import() gave; no request that uses it may be in
+ * flight. The memory of a memfd stays. NULL is a no-op. */
 void gmb_buffer_free(struct gmb_queue *queue, void *base);
 
 /* ---- clients: open exports -------------------------------------------------------------------

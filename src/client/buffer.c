@@ -1,27 +1,66 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Buffers where no server can reach them, since there is no clan on this processor. */
+/* Buffers where no server can reach them, since there is no clan on this processor. A page before
+ * each knows its length. */
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/bytes.h"
 #include "client/client_private.h"
 
+static size_t page_bytes(void)
+{
+	return (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* Zeroed memory behind a page that knows the length of both, or NULL. */
+static void *buffer_map(size_t bytes)
+{
+	size_t all = page_bytes() + bytes;
+	uint8_t *base = mmap(NULL, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	if (base == MAP_FAILED) {
+		return NULL;
+	}
+	memcpy(base, &all, sizeof(all));
+	return base + page_bytes();
+}
+
 int gmb_buffer_alloc(struct gmb_queue *queue, size_t bytes, uint32_t flags, void **base_out,
 	struct gmb_error *error_out)
 {
-	size_t page_bytes = (size_t)sysconf(_SC_PAGESIZE);
 	struct error error = { 0 };
 
 	GMB_UNUSED(queue);
-	if (bytes == 0 || bytes > SIZE_MAX - page_bytes ||
-		(flags & ~(uint32_t)GMB_BUFFER_HUGE) != 0) {
+	if (bytes == 0 || bytes > SIZE_MAX / 2 || (flags & ~(uint32_t)GMB_BUFFER_HUGE) != 0) {
 		error_set(&error, -EINVAL, "a buffer of no bytes, or with unknown flags");
-	} else if (posix_memalign(base_out, page_bytes, align_up(bytes, page_bytes)) != 0) {
-		error_set(&error, -ENOMEM, "no memory for a buffer of %zu bytes", bytes);
 	} else {
-		memset(*base_out, 0, bytes);
+		*base_out = buffer_map(align_up(bytes, page_bytes()));
+		if (*base_out != NULL) {
+			return 0;
+		}
+		error_set(&error, -ENOMEM, "no memory for a buffer of %zu bytes", bytes);
+	}
+	error_export(error_out, &error);
+	return error.code;
+}
+
+int gmb_buffer_import(struct gmb_queue *queue, int memfd, uint64_t offset, size_t bytes,
+	void **base_out, struct gmb_error *error_out)
+{
+	struct error error = { 0 };
+	void *base = bytes <= SIZE_MAX / 2 ? buffer_map(bytes) : NULL;
+
+	GMB_UNUSED(queue);
+	if (base == NULL) {
+		error_set(&error, -ENOMEM, "no memory for a buffer of %zu bytes", bytes);
+	} else if (mmap(base, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, memfd,
+			   (off_t)offset) == MAP_FAILED) {
+		error_set(&error, -errno, "the memory cannot be mapped: %s", strerror(errno));
+		gmb_buffer_free(queue, base);
+	} else {
+		*base_out = base;
 		return 0;
 	}
 	error_export(error_out, &error);
@@ -30,6 +69,11 @@ int gmb_buffer_alloc(struct gmb_queue *queue, size_t bytes, uint32_t flags, void
 
 void gmb_buffer_free(struct gmb_queue *queue, void *base)
 {
+	size_t all;
+
 	GMB_UNUSED(queue);
-	free(base);
+	if (base != NULL) {
+		memcpy(&all, (uint8_t *)base - page_bytes(), sizeof(all));
+		munmap((uint8_t *)base - page_bytes(), all);
+	}
 }

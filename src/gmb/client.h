@@ -11,6 +11,11 @@
  * the server's disk may still be at work on it. It gets fresh pages (clan_region_replace()) when no
  * live connection shares it, and only then do the commands go back to the client (rule G16).
  *
+ * Imported memory cannot get fresh pages: only its owner knows who else maps it. So servers write
+ * into it only where a connection that replaces a lost one is answered after the end of all that
+ * the lost one had asked for (EXPORT_ENDS): the client does not send a command again, and does not
+ * end it, before that. Elsewhere what is read goes through the pool.
+ *
  * Threading: the ring's thread. Ownership: the queue owns the hub, the hub its buffers. Errors:
  * negative errno; a pool or buffer that is busy is waited for.
  */
@@ -33,6 +38,7 @@ struct hub_buffer {
 	struct clan_region *region; /* NULL: there is none of that number */
 	uint8_t *base;
 	size_t bytes;
+	bool imported;
 	bool tainted;
 	bool freeing; /* gmb_buffer_free() was called */
 };
@@ -104,6 +110,8 @@ struct native_carrier {
 	struct list_node unsent;
 	struct list_node sent;
 	bool asks_alive;
+	bool waits_for_ends; /* lost commands are held back until they are over */
+	bool fills_imported; /* and the server sees to it that they are: it may write there */
 	struct native_call *calls[CARRIER_DEPTH_MAX]; /* by tag % CARRIER_DEPTH_MAX */
 	uint16_t free_slots[CARRIER_DEPTH_MAX];
 	uint32_t free_count;

@@ -90,7 +90,9 @@ static void native_lose(struct carrier *base)
 		uint32_t used = list_entry(node, struct native_call, node)->buffers;
 
 		for (; maps && used != 0; used &= used - 1) {
-			carrier->hub->buffers[__builtin_ctz(used)].tainted = true;
+			struct hub_buffer *buffer = &carrier->hub->buffers[__builtin_ctz(used)];
+
+			buffer->tainted = !buffer->imported;
 			carrier->hub->unsettled = true;
 		}
 	}
@@ -318,7 +320,9 @@ static enum placing place(
 		struct hub_buffer *buffer = hub_find(carrier->hub, piece.iov_base, piece.iov_len);
 		uint32_t number;
 
-		if (buffer == NULL || draft->head.segment_count == NATIVE_SEGMENTS_MAX) {
+		if (buffer == NULL || draft->head.segment_count == NATIVE_SEGMENTS_MAX ||
+			(buffer->imported && command->operation == GMB_READ &&
+				!carrier->fills_imported)) {
 			return ELSEWHERE;
 		}
 		number = (uint32_t)(buffer - carrier->hub->buffers);
@@ -578,6 +582,8 @@ static const char *take_export(struct native_carrier *carrier, uint32_t len)
 	facts->says_alive = carrier->asks_alive;
 	facts->is_volatile = (export.head.flags & NATIVE_EXPORT_VOLATILE) != 0;
 	facts->epoch = export.head.epoch;
+	carrier->fills_imported = carrier->waits_for_ends && facts->can_take_over &&
+				  (export.head.flags & NATIVE_EXPORT_ENDS) != 0;
 	put_text(facts->name, export.name);
 	put_text(facts->description, export.text);
 	ring_cancel(carrier->base.ring, &carrier->timer_op);
@@ -740,6 +746,7 @@ static void make_open(struct native_carrier *carrier, const struct carrier_start
 	};
 
 	carrier->asks_alive = head.alive_units != 0;
+	carrier->waits_for_ends = (start->open_flags & GMB_OPEN_NO_RECONNECT) == 0;
 	memcpy(carrier->open, &head, sizeof(head));
 	carrier->open_bytes = sizeof(head);
 	put_token(carrier, carrier->target->name);

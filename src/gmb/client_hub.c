@@ -115,19 +115,30 @@ int hub_get(struct gmb_queue *queue, struct hub **hub_out, struct error *error)
 
 static int buffer_make(struct hub *hub, uint32_t number, size_t bytes, uint32_t flags)
 {
-	struct hub_buffer *buffer = &hub->buffers[number];
+	struct clan_region *region;
 	void *base;
-	int result = clan_region_create(hub->clan, bytes, flags, &buffer->region, &base);
+	int result = clan_region_create(hub->clan, bytes, flags, &region, &base);
 
-	if (result != 0) {
-		buffer->region = NULL;
-		return result;
+	if (result == 0) {
+		hub->buffers[number] =
+			(struct hub_buffer){ .region = region, .base = base, .bytes = bytes };
 	}
-	buffer->base = base;
-	buffer->bytes = bytes;
-	buffer->tainted = false;
-	buffer->freeing = false;
-	return 0;
+	return result;
+}
+
+/* The same with memory that is there already. */
+static int buffer_import(struct hub *hub, uint32_t number, int memfd, uint64_t offset, size_t bytes)
+{
+	struct clan_region *region;
+	void *base;
+	int result = clan_region_import(hub->clan, memfd, offset, bytes, &region, &base);
+
+	if (result == 0) {
+		hub->buffers[number] = (struct hub_buffer){
+			.region = region, .base = base, .bytes = bytes, .imported = true
+		};
+	}
+	return result;
 }
 
 static bool holds(const struct hub_buffer *buffer, const void *address, size_t bytes)
@@ -155,13 +166,32 @@ struct hub_buffer *hub_find(struct hub *hub, const void *address, size_t bytes)
 	return NULL;
 }
 
+/* The queue's hub, and the number of a buffer that is to be made. */
+static int buffer_slot(
+	struct gmb_queue *queue, struct hub **hub_out, uint32_t *number_out, struct error *error)
+{
+	uint32_t number = HUB_POOL + 1;
+	int result = hub_get(queue, hub_out, error);
+
+	while (result == 0 && number < HUB_BUFFERS_MAX &&
+		(*hub_out)->buffers[number].region != NULL) {
+		number++;
+	}
+	if (number == HUB_BUFFERS_MAX) {
+		return error_set(
+			error, -ENOSPC, "a queue has at most %d buffers", HUB_BUFFERS_MAX - 1);
+	}
+	*number_out = number;
+	return result;
+}
+
 int gmb_buffer_alloc(struct gmb_queue *queue, size_t bytes, uint32_t flags, void **base_out,
 	struct gmb_error *error_out)
 {
 	size_t page_bytes = (size_t)sysconf(_SC_PAGESIZE);
 	struct error error = { 0 };
 	struct hub *hub;
-	uint32_t number = HUB_POOL + 1;
+	uint32_t number;
 	int result;
 
 	if (bytes == 0 || bytes > SIZE_MAX - page_bytes ||
@@ -169,16 +199,8 @@ int gmb_buffer_alloc(struct gmb_queue *queue, size_t bytes, uint32_t flags, void
 		result = error_set(&error, -EINVAL, "a buffer of no bytes, or with unknown flags");
 		goto out;
 	}
-	result = hub_get(queue, &hub, &error);
+	result = buffer_slot(queue, &hub, &number, &error);
 	if (result != 0) {
-		goto out;
-	}
-	while (number < HUB_BUFFERS_MAX && hub->buffers[number].region != NULL) {
-		number++;
-	}
-	if (number == HUB_BUFFERS_MAX) {
-		result = error_set(
-			&error, -ENOSPC, "a queue has at most %d buffers", HUB_BUFFERS_MAX - 1);
 		goto out;
 	}
 	result = buffer_make(hub, number, align_up(bytes, page_bytes),
@@ -193,6 +215,30 @@ out:
 	if (result != 0) {
 		error_export(error_out, &error);
 	}
+	return result;
+}
+
+int gmb_buffer_import(struct gmb_queue *queue, int memfd, uint64_t offset, size_t bytes,
+	void **base_out, struct gmb_error *error_out)
+{
+	struct error error = { 0 };
+	struct hub *hub;
+	uint32_t number;
+	int result = buffer_slot(queue, &hub, &number, &error);
+
+	if (result == 0) {
+		result = buffer_import(hub, number, memfd, offset, bytes);
+		if (result == 0) {
+			*base_out = hub->buffers[number].base;
+			return 0;
+		}
+		error_set(&error, result, "%s",
+			result == -EPERM ? "memory is imported from a memfd that is sealed against "
+					   "shrinking and growing"
+			: result == -EINVAL ? "what is imported is whole pages inside the memfd"
+					    : strerror(-result));
+	}
+	error_export(error_out, &error);
 	return result;
 }
 

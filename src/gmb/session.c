@@ -170,8 +170,11 @@ static uint32_t export_flags(const struct session *session, const struct export 
 {
 	bool writes = (engine_rights(&session->peer, export) & ENGINE_RIGHT_WRITE) != 0;
 	bool rotates = (store_info(export->store)->caps & STORE_CAP_ROTATIONAL) != 0;
+	/* A store that writes marks what it does, for the barrier of the server after this one. */
+	bool ends = writes && store_barrier(export->store, false) == STORE_BARRIER_OPEN;
 
-	return (writes ? (uint32_t)NATIVE_EXPORT_WRITABLE : 0) |
+	return (ends ? (uint32_t)NATIVE_EXPORT_ENDS : 0) |
+	       (writes ? (uint32_t)NATIVE_EXPORT_WRITABLE : 0) |
 	       (rotates ? (uint32_t)NATIVE_EXPORT_ROTATIONAL : 0) |
 	       (export->is_volatile ? (uint32_t)NATIVE_EXPORT_VOLATILE : 0);
 }

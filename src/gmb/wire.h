@@ -62,6 +62,7 @@ enum native_export_flag {
 	NATIVE_EXPORT_WRITABLE = 1,
 	NATIVE_EXPORT_ROTATIONAL = 2,
 	NATIVE_EXPORT_VOLATILE = 4,
+	NATIVE_EXPORT_ENDS = 8,
 };
 
 /* --- layouts --------------------------------------------------------------------------------- */

@@ -20,8 +20,8 @@ class Storm:
     """The case of that name in the background: it ends with status 0 if everything it has written
     can be read."""
 
-    def __init__(self, uri, steps):
-        self.process = subprocess.Popen([PROGRAM, "storm", uri, str(steps)], text=True,
+    def __init__(self, uri, steps, case="storm"):
+        self.process = subprocess.Popen([PROGRAM, case, uri, str(steps)], text=True,
                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         begun = self.process.stdout.readline()
         if begun != "begun\n":
@@ -47,10 +47,10 @@ class UnixReconnect(support.Case):
         return self.start("--listen", self.listen, "--export", "=" + ",".join([self.image, *keys]),
                           "--export", "other=memory:64M", uri_count=2)
 
-    def check_deaths(self, count, kill, *keys):
+    def check_deaths(self, count, kill, *keys, case="storm"):
         """The server goes count times under load."""
         server = self.serve(*keys)
-        storm = Storm(server.uri, 400)
+        storm = Storm(server.uri, 400, case)
         kills = 0
         while kills < count:
             # Not before it works again: something must be in flight.
@@ -68,6 +68,9 @@ class UnixReconnect(support.Case):
 
     def test_servers_that_are_killed_with_slow_disks(self):
         self.check_deaths(3, support.Server.kill, "delay=any:5ms")
+
+    def test_imported_memory_of_killed_servers(self):
+        self.check_deaths(4, support.Server.kill, "mode=direct", case="storm-imported")
 
     def test_servers_that_stop(self):
         self.check_deaths(4, support.Server.stop)

@@ -70,6 +70,13 @@ class Semantics(support.Case):
                     self.case(uris[transport, "disk"], name, argument)
         self.assertEqual(server.stop(), (0, ""))
 
+    def test_imported_memory(self):
+        image = self.make_file("image", bytes(1 << 20))
+        _, uris = self.serve(("disk", image + ",mode=direct"), ("ram", "memory:1M"))
+        for export in ("disk", "ram"):
+            for argument in ("placed", "moved"):
+                self.case(uris["gmb+unix", export], "imported", argument)
+
     def test_read_only(self):
         _, uris = self.serve(("disk", "memory:64M,readonly"))
         for transport in TRANSPORTS:

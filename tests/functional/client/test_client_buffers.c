@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Buffers that servers reach, and what survives when connections break. */
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include "cases.h"
 
 enum {
@@ -61,6 +65,71 @@ static void buffer_rules(struct run *run)
 		}
 	}
 	gmb_buffer_free(run->queue, NULL);
+}
+
+/* A memfd as it must be, or without seals. */
+static int memfd_or_die(size_t bytes, int seals)
+{
+	int memfd = memfd_create("import", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	CHECK(memfd >= 0);
+	CHECK_EQUAL(ftruncate(memfd, (off_t)bytes), 0);
+	CHECK_EQUAL(fcntl(memfd, F_ADD_SEALS, seals), 0);
+	return memfd;
+}
+
+static uint8_t *import_or_die(struct run *run, int memfd, uint64_t offset, size_t bytes)
+{
+	struct gmb_error error = { 0 };
+	void *base = NULL;
+
+	if (gmb_buffer_import(run->queue, memfd, offset, bytes, &base, &error) != 0) {
+		fprintf(stderr, "%s\n", error.text);
+		exit(1);
+	}
+	return base;
+}
+
+/* argument "placed": the server reaches it; "moved": it only takes writes from there, because
+ * nobody waits for the end of what a lost connection had asked for. */
+static void imported(struct run *run)
+{
+	const int seals = F_SEAL_SHRINK | F_SEAL_GROW;
+	int unsealed = memfd_or_die(BUFFER_BYTES, F_SEAL_SHRINK);
+	int memfd = memfd_or_die(BUFFER_BYTES + BLOCK_BYTES, seals);
+	bool placed = strcmp(run->argument, "placed") == 0;
+	struct gmb_error error = { 0 };
+	uint8_t expected[BLOCK_BYTES];
+	uint8_t found[BLOCK_BYTES];
+	uint64_t moved;
+	void *base;
+	uint8_t *memory;
+
+	if (!placed) {
+		reopen(run, (struct gmb_options){ .flags = GMB_OPEN_NO_RECONNECT });
+	}
+	CHECK_EQUAL(
+		gmb_buffer_import(run->queue, unsealed, 0, BUFFER_BYTES, &base, &error), -EPERM);
+	CHECK_EQUAL(error.code, -EPERM);
+	CHECK_EQUAL(gmb_buffer_import(run->queue, 0, 0, BUFFER_BYTES, &base, NULL), -EPERM);
+	CHECK_EQUAL(gmb_buffer_import(run->queue, memfd, 0, 0, &base, NULL), -EINVAL);
+	CHECK_EQUAL(gmb_buffer_import(run->queue, memfd, 7, BLOCK_BYTES, &base, NULL), -EINVAL);
+	CHECK_EQUAL(
+		gmb_buffer_import(run->queue, memfd, BLOCK_BYTES * 2, BUFFER_BYTES, &base, NULL),
+		-EINVAL);
+	memory = import_or_die(run, memfd, BLOCK_BYTES, BUFFER_BYTES);
+	fill(expected, BLOCK_BYTES, 3);
+	moved = stats_of(run->client).bytes_moved;
+	CHECK_EQUAL(pwrite(memfd, expected, BLOCK_BYTES, 3 * BLOCK_BYTES), BLOCK_BYTES);
+	CHECK_EQUAL(gmb_pwrite(run->client, memory + 2 * BLOCK_BYTES, BLOCK_BYTES, 0, 0), 0);
+	CHECK_EQUAL(stats_of(run->client).bytes_moved, moved);
+	CHECK_EQUAL(gmb_pread(run->client, memory, BLOCK_BYTES, 0), 0);
+	CHECK_EQUAL(stats_of(run->client).bytes_moved, moved + (placed ? 0 : BLOCK_BYTES));
+	gmb_buffer_free(run->queue, memory);
+	CHECK_EQUAL(pread(memfd, found, BLOCK_BYTES, BLOCK_BYTES), BLOCK_BYTES);
+	CHECK(memcmp(found, expected, BLOCK_BYTES) == 0);
+	close(memfd);
+	close(unsealed);
 }
 
 /* A scatter list of pieces of different sizes, in turn from two runs of memory. */
@@ -210,10 +279,9 @@ static void slot_done(struct gmb_request *request)
 
 /* Writes and reads back until each slot has done so as often as the argument says. Prints how many
  * connections were lost meanwhile. */
-static void storm(struct run *run)
+static void storm_in(struct run *run, uint8_t *memory)
 {
 	static struct slot slots[STORM_DEPTH];
-	uint8_t *memory = buffer_or_die(run, (size_t)STORM_DEPTH * STORM_AREA_BYTES);
 	uint32_t steps = (uint32_t)strtoul(run->argument, NULL, 10);
 	bool busy = true;
 
@@ -251,10 +319,26 @@ static void storm(struct run *run)
 	}
 }
 
+static void storm(struct run *run)
+{
+	storm_in(run, buffer_or_die(run, (size_t)STORM_DEPTH * STORM_AREA_BYTES));
+}
+
+static void storm_imported(struct run *run)
+{
+	size_t bytes = (size_t)STORM_DEPTH * STORM_AREA_BYTES;
+	int memfd = memfd_or_die(bytes, F_SEAL_SHRINK | F_SEAL_GROW);
+
+	storm_in(run, import_or_die(run, memfd, 0, bytes));
+	close(memfd);
+}
+
 static const struct test_case cases[] = {
 	{ "buffer-rules", buffer_rules },
 	{ "placed", placed },
+	{ "imported", imported },
 	{ "storm", storm },
+	{ "storm-imported", storm_imported },
 	{ NULL, NULL },
 };
 
