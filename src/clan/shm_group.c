@@ -111,26 +111,29 @@ int shm_group_map_peer(struct shm_group *group, int fd, uint32_t *rule_out)
 	if (result != 0) {
 		return result;
 	}
-	group->peer = (const struct shm_group_head *)(const void *)base;
-	group->peer_bytes = identity.bytes;
 	memcpy(&head, base, offsetof(struct shm_group_head, bell));
 	*rule_out = 4;
 	if (head.magic != SHM_MAGIC_GROUP || head.version != SHM_VERSION ||
 		!is_power_of_two(head.ready_slots) || head.ready_slots < SHM_READY_SLOTS_MIN ||
 		head.ready_slots > SHM_READY_SLOTS_MAX || head.bytes != identity.bytes ||
 		head_bytes(head.ready_slots) != identity.bytes) {
+		munmap(base, identity.bytes);
 		return -EPROTO;
 	}
-	group->peer_ready_slots = head.ready_slots;
-	group->conns_max = MIN((uint32_t)SHM_READY_SLOTS, head.ready_slots) / 2;
-	group->bell_seen = atomic_load_explicit(&group->peer->bell, memory_order_acquire);
 	if (group->queue->options.bell == CLAN_BELL_FUTEX) {
 		group->futex = waiter_futex_create(futex_happened);
 		if (group->futex == NULL) {
+			munmap(base, identity.bytes);
 			return -ENOMEM;
 		}
 		group->futex->owner = group;
 	}
+	/* Others may join from here on. */
+	group->peer = (const struct shm_group_head *)(const void *)base;
+	group->peer_bytes = identity.bytes;
+	group->peer_ready_slots = head.ready_slots;
+	group->conns_max = MIN((uint32_t)SHM_READY_SLOTS, head.ready_slots) / 2;
+	group->bell_seen = atomic_load_explicit(&group->peer->bell, memory_order_acquire);
 	shm_group_activate(group);
 	return 0;
 }
