@@ -8,7 +8,6 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -45,10 +44,6 @@ int shm_queue_use(struct clan_queue *queue)
 	list_init(&shm->active);
 	list_init(&shm->dirty);
 	list_init(&shm->dead);
-	if (getrandom(&shm->random, sizeof(shm->random), 0) != sizeof(shm->random)) {
-		free(shm);
-		return -EIO;
-	}
 	queue->carriers[CLAN_SHM] = shm;
 	return 0;
 }

@@ -29,7 +29,6 @@ struct shm_queue {
 	struct list_node active; /* groups to look at: rung, not armed yet, or muted */
 	struct list_node dirty;	 /* connections with something to publish */
 	struct list_node dead;	 /* connections to free that the program never knew */
-	uint64_t random;
 };
 
 static inline struct shm_queue *shm_queue(const struct clan_queue *queue)

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -256,8 +257,11 @@ static int join_group(struct shm_conn *conn, const struct shm_hello *hello)
 	if (hello->group == 0) {
 		uint64_t id;
 
+		/* From the kernel: who knows one must not be able to tell the next. */
 		do {
-			id = random_next(&shm_queue(conn->conn.queue)->random);
+			if (getrandom(&id, sizeof(id), 0) != sizeof(id)) {
+				return -EIO;
+			}
 		} while (id == 0);
 		return shm_conn_new_group(conn, id);
 	}

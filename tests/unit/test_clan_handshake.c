@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/compiler.h"
 #include "clan_victim.h"
 
@@ -294,6 +295,65 @@ static void a_guessed_group_is_not_joined(void **state)
 	victim_close(&victim);
 }
 
+/* The state of random_next() after it gave this number. */
+static uint64_t state_after(uint64_t number)
+{
+	static const struct {
+		uint64_t factor;
+		int shift;
+	} steps[] = { { 1, 31 }, { UINT64_C(0x94d049bb133111eb), 27 },
+		{ UINT64_C(0xbf58476d1ce4e5b9), 30 } };
+
+	for (size_t i = 0; i < ARRAY_COUNT(steps); i++) {
+		uint64_t inverse = steps[i].factor;
+		uint64_t whole;
+
+		for (int bits = 0; bits < 6; bits++) {
+			inverse *= 2 - steps[i].factor * inverse;
+		}
+		number *= inverse;
+		whole = number;
+		for (int at = steps[i].shift; at < 64; at += steps[i].shift) {
+			whole = number ^ (whole >> steps[i].shift);
+		}
+		number = whole;
+	}
+	return number;
+}
+
+static uint64_t group_of_a_connection(struct victim *victim)
+{
+	struct hostile hostile;
+	struct clan_event event;
+
+	hostile_open(&hostile, victim->world.address);
+	hostile_seal(&hostile);
+	hostile_send_hello(&hostile);
+	event = world_event(&victim->world, WORLD_SERVER, CLAN_EVENT_CONNECT);
+	assert_int_equal(clan_accept(event.conn, NULL, 0), 0);
+	assert_true(hostile_welcomed(&hostile));
+	hostile_close(&hostile);
+	world_event(&victim->world, WORLD_SERVER, CLAN_EVENT_LOST);
+	world_close_conn(&victim->world, WORLD_SERVER, event.conn);
+	return hostile.victim_group_id;
+}
+
+/* Who knows the number of one group cannot tell the next. */
+static void numbers_of_groups_do_not_follow(void **state)
+{
+	struct victim victim;
+	uint64_t random = 1;
+	uint64_t number;
+
+	number = random_next(&random);
+	assert_int_equal(state_after(number), random);
+	victim_open(&victim, *state, NULL);
+	random = state_after(group_of_a_connection(&victim));
+	number = random_next(&random);
+	assert_int_not_equal(group_of_a_connection(&victim), number);
+	victim_close(&victim);
+}
+
 static void descriptors_flood_before_hello(void **state)
 {
 	enum { PEERS = 40 };
@@ -402,6 +462,7 @@ int main(void)
 		CASE(an_unspoilt_hello_is_welcome),
 		CASE(hello_is_refused),
 		CASE(a_guessed_group_is_not_joined),
+		CASE(numbers_of_groups_do_not_follow),
 		CASE(descriptors_flood_before_hello),
 		CASE(silent_handshakes_are_limited),
 		CASE(a_busy_peer_does_not_keep_others_out),
