@@ -436,10 +436,11 @@ enum clan_rights {
  * on see and change all of it (with CLAN_READ only: see all of it), whatever cookies say: a region
  * is the boundary of trust, and cookies order peers that keep the rules (docs/protocol/clan.md,
  * "What each side trusts"). On shm, regions shared read-only must be created by
- * clan_region_create(). On ofi the peer's machine can do so until it has returned the region or the
- * connection has ended.
- * Errors: -EINVAL, -EALREADY, -ENOTCONN, -EUSERS (regions of the connection), -EAGAIN (the socket
- * is full; no event comes), -EPERM, -EOPNOTSUPP (registered memory), -ENOMEM.
+ * clan_region_create(), and the first share decides whether all are read-only, until
+ * clan_region_replace(). On ofi the peer's machine can do so until it has returned the region or
+ * the connection has ended. Errors: -EINVAL, -EALREADY, -ENOTCONN, -EUSERS (regions of the
+ * connection), -EAGAIN (the socket is full; no event comes), -EPERM, -EOPNOTSUPP (registered
+ * memory), -ENOMEM.
  */
 int clan_region_share(struct clan_conn *conn, struct clan_region *region, uint32_t rights);
 

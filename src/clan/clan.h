@@ -253,6 +253,7 @@ struct clan_region {
 	uint32_t strict_count; /* strict revocations under way, which will replace its pages */
 	bool imported;
 	bool read_only; /* sealed, so that nobody else can map it for writing */
+	bool sealed;	/* what else it is shared for must be the same */
 	bool huge;
 };
 

@@ -489,6 +489,7 @@ int clan_region_replace(
 	close(region->fd);
 	region->fd = fd;
 	region->read_only = false;
+	region->sealed = false;
 	list_for_each(node, &region->shares)
 	{
 		share_free(list_entry(node, struct clan_share, region_node));

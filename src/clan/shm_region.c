@@ -401,22 +401,24 @@ int shm_region_place(struct shm_conn *conn, uint32_t number, uint32_t right, uin
 
 /* --- our regions ------------------------------------------------------------------------------ */
 
-/* Memory that is shared for reading only must not be mapped for writing by anybody new. */
+/* Memory that is shared for reading only must not be mapped for writing by anybody new, and a peer
+ * that may write must not seal it against the others. Imported memory is the program's to seal. */
 static int seal_for(struct clan_region *region, uint32_t rights)
 {
+	bool read_only = (rights & CLAN_WRITE) == 0;
+
 	if (region->fd < 0) {
 		return -EOPNOTSUPP;
 	}
-	if ((rights & CLAN_WRITE) != 0) {
-		return region->read_only ? -EPERM : 0;
+	if (region->imported || region->sealed) {
+		return read_only == region->read_only ? 0 : -EPERM;
 	}
-	if (region->imported) {
-		return -EPERM;
-	}
-	if (!region->read_only && fcntl(region->fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE) != 0) {
+	if (fcntl(region->fd, F_ADD_SEALS, F_SEAL_SEAL | (read_only ? F_SEAL_FUTURE_WRITE : 0)) !=
+		0) {
 		return -errno;
 	}
-	region->read_only = true;
+	region->sealed = true;
+	region->read_only = read_only;
 	return 0;
 }
 

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -369,6 +370,45 @@ static void an_unsealed_region_is_refused(void **state)
 	victim_close(&victim);
 }
 
+/* A descriptor of the only region that there is. */
+static int find_region_fd(void)
+{
+	char path[32];
+	char target[64];
+
+	for (int fd = 0; fd < 1024; fd++) {
+		ssize_t length;
+
+		snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+		length = readlink(path, target, sizeof(target));
+		if (length >= 18 && memcmp(target, "/memfd:clan-region", 18) == 0) {
+			return fd;
+		}
+	}
+	return -1;
+}
+
+/* A peer has the descriptor. What it could seal, others could not map. */
+static void peers_cannot_seal_a_region(void **state)
+{
+	struct clan_region *region;
+	struct victim victim;
+	void *base;
+
+	victim_open(&victim, *state, NULL);
+	assert_int_equal(
+		clan_region_create(victim.world.queues[WORLD_DIALER], 8192, 0, &region, &base), 0);
+	assert_int_equal(
+		clan_region_share(victim.honest[WORLD_DIALER], region, CLAN_READ | CLAN_WRITE), 0);
+	assert_int_equal(world_event(&victim.world, WORLD_DIALER, CLAN_EVENT_SHARED).status, 0);
+	assert_int_equal(fcntl(find_region_fd(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE), -1);
+	assert_int_equal(errno, EPERM);
+	assert_int_equal(clan_region_unshare(victim.honest[WORLD_DIALER], region), 0);
+	world_event(&victim.world, WORLD_DIALER, CLAN_EVENT_UNSHARED);
+	assert_int_equal(clan_region_destroy(region), 0);
+	victim_close(&victim);
+}
+
 static void nothing_is_ever_taken(void **state)
 {
 	struct hostile hostile;
@@ -667,6 +707,7 @@ int main(void)
 		CASE(broken_rules_are_named),
 		CASE(popping_cookies_that_were_not_pushed),
 		CASE(an_unsealed_region_is_refused),
+		CASE(peers_cannot_seal_a_region),
 		CASE(nothing_is_ever_taken),
 		CASE(idle_bells_are_muted),
 		CASE(a_quiet_peer_ends_a_revocation),
