@@ -31,7 +31,7 @@ FUA, NO_HOLE, DF, STATUS_ONE, FAST_ZERO = (1 << bit for bit in range(5))
 EXTENT_HOLE, EXTENT_ZERO = 1, 2
 OPEN_READ_ONLY, OPEN_NO_RECONNECT, OPEN_NO_EXTENDED, OPEN_SIMPLE = (1 << bit for bit in range(4))
 EVENTS = ("lost", "reconnected", "gave-up", "resized")
-REPLIES = ("simple", "structured", "extended")
+REPLIES = ("simple", "structured", "extended", "placed")
 CAPABILITIES = ("write", "flush", "fua", "trim", "zero", "fast-zero", "cache", "status", "df",
                 "multi-conn", "rotational")
 

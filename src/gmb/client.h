@@ -51,6 +51,7 @@ struct hub {
 	bool is_polled;	 /* the source is the ring's */
 	bool is_removed; /* it was */
 	bool unsettled;	 /* a buffer is tainted or being freed */
+	bool settling;	 /* hub_settle() is under way */
 	struct ring_op retry_op;
 	struct list_node carriers; /* struct native_carrier */
 	struct hub_buffer buffers[HUB_BUFFERS_MAX];

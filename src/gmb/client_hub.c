@@ -368,11 +368,10 @@ static bool settle(struct hub *hub, uint32_t number)
 	return true;
 }
 
-void hub_settle(struct hub *hub)
+static void settle_all(struct hub *hub)
 {
 	bool settled = true;
 
-	hub->unsettled = true;
 	for (uint32_t i = 0; i < HUB_BUFFERS_MAX; i++) {
 		settled &= settle(hub, i);
 	}
@@ -381,4 +380,15 @@ void hub_settle(struct hub *hub)
 	{
 		native_carrier_step(list_entry(node, struct native_carrier, node));
 	}
+}
+
+void hub_settle(struct hub *hub)
+{
+	hub->unsettled = true;
+	if (hub->settling) {
+		return; /* from a callback of a step: the next poll goes on */
+	}
+	hub->settling = true;
+	settle_all(hub);
+	hub->settling = false;
 }

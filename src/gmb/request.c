@@ -172,6 +172,9 @@ static int check(struct native_request *request, const struct native_wire_reques
 	struct native_session *session = request->session;
 	struct path_request *path = &request->path;
 
+	/* First: an error tells the offset. */
+	path->offset = head->offset;
+	path->length = head->length;
 	if (head->operation >= NATIVE_OPERATION_COUNT ||
 		(head->flags & ~operations[head->operation].flags) != 0) {
 		request->error_text = "unknown operation, or a flag that it does not take";
@@ -181,8 +184,6 @@ static int check(struct native_request *request, const struct native_wire_reques
 	path->flags = ((head->flags & NATIVE_FUA) != 0 ? (uint32_t)STORE_FUA : 0) |
 		      ((head->flags & NATIVE_NO_HOLE) != 0 ? (uint32_t)STORE_NO_HOLE : 0) |
 		      ((head->flags & NATIVE_FAST_ZERO) != 0 ? (uint32_t)STORE_FAST_ZERO : 0);
-	path->offset = head->offset;
-	path->length = head->length;
 	path->extent_max = MIN(head->extents_max, (uint32_t)NATIVE_EXTENTS_MAX);
 	if (session->base.stopping) {
 		request->error_text = "the server is stopping";

@@ -72,6 +72,12 @@ class UnixReconnect(support.Case):
     def test_imported_memory_of_killed_servers(self):
         self.check_deaths(4, support.Server.kill, "mode=direct", case="storm-imported")
 
+    def test_a_buffer_is_freed_when_the_loss_is_told(self):
+        server = self.serve("delay=read:3600s")
+        lost = Storm(server.uri, 0, "free-in-done")
+        server.kill()
+        self.assertEqual(lost.end(), 0)
+
     def test_servers_that_stop(self):
         self.check_deaths(4, support.Server.stop)
 

@@ -586,7 +586,7 @@ static void test_G8_and_G9_refusals_keep_the_connection(void **state)
 		struct native_wire_request head;
 		uint32_t status;
 	} cases[] = {
-		{ { .operation = NATIVE_OPERATION_COUNT }, 22 },
+		{ { .operation = NATIVE_OPERATION_COUNT, .offset = 4096 }, 22 },
 		{ { .operation = NATIVE_FLUSH, .flags = NATIVE_FUA }, 22 },
 		{ { .operation = NATIVE_TRIM, .flags = 0x8000, .length = 1 }, 22 },
 		{ { .operation = NATIVE_TRIM, .offset = EXPORT_BYTES, .length = 1 }, 22 },
@@ -604,9 +604,12 @@ static void test_G8_and_G9_refusals_keep_the_connection(void **state)
 
 	for (uint32_t i = 0; i < ARRAY_COUNT(cases); i++) {
 		struct native_wire_request head = cases[i].head;
+		struct native_wire_reply reply;
 
 		head.tag = 0x1234;
 		assert_int_equal(ask(client, &head, sizeof(head)), cases[i].status);
+		memcpy(&reply, client->message, sizeof(reply));
+		assert_true(reply.status == 0 || reply.value == head.offset);
 	}
 	check_good(client);
 	hang_up(client);

@@ -333,10 +333,53 @@ static void storm_imported(struct run *run)
 	close(memfd);
 }
 
+/* --- freeing where a loss is told of -----------------------------------------------------------
+ */
+
+static void *spare;
+
+static void free_spare(struct gmb_request *request)
+{
+	struct run *run = request->context;
+
+	CHECK_EQUAL(request->result, -ENOTCONN);
+	gmb_buffer_free(run->queue, spare);
+	spare = NULL;
+}
+
+/* Two clients whose requests use one buffer are lost together. */
+static void free_in_done(struct run *run)
+{
+	struct gmb_options options = { .size = sizeof(options), .flags = GMB_OPEN_NO_RECONNECT };
+	struct gmb_client *clients[2];
+	struct gmb_request requests[2] = { 0 };
+	uint8_t *memory = buffer_or_die(run, sizeof(requests) / sizeof(*requests) * BLOCK_BYTES);
+
+	spare = buffer_or_die(run, BLOCK_BYTES);
+	for (uint32_t i = 0; i < 2; i++) {
+		clients[i] = open_or_die(run->queue, run->uri, &options);
+		gmb_prepare_read(&requests[i], memory + i * BLOCK_BYTES, BLOCK_BYTES, 0);
+		requests[i].done = free_spare;
+		requests[i].context = run;
+		gmb_submit(clients[i], &requests[i]);
+	}
+	/* Until the requests have been sent: the memory is shared first. */
+	CHECK(gmb_queue_wait(run->queue, 100) >= 0);
+	puts("begun");
+	fflush(stdout);
+	while (requests[0].in_flight != 0 || requests[1].in_flight != 0) {
+		CHECK(gmb_queue_wait(run->queue, -1) >= 0);
+	}
+	CHECK_EQUAL(gmb_close(clients[0]), 0);
+	CHECK_EQUAL(gmb_close(clients[1]), 0);
+	puts("0 lost");
+}
+
 static const struct test_case cases[] = {
 	{ "buffer-rules", buffer_rules },
 	{ "placed", placed },
 	{ "imported", imported },
+	{ "free-in-done", free_in_done },
 	{ "storm", storm },
 	{ "storm-imported", storm_imported },
 	{ NULL, NULL },
