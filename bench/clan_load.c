@@ -12,7 +12,8 @@
  *          get       the client reads memory of the server, which sleeps
  * CARRIER  futex socket poll (clan over shared memory, by the way to wake), ofi, tcp, unix
  * BYTES    of a message; those of clan include their head of 8 bytes
- * BATCH    what is sent one way is published, or given to the kernel, when there are so many
+ * BATCH    what is sent one way is published, or given to the kernel, when there are so many; in an
+ *          echo over sockets: 1 = a system call for each message, else one for all that there are
  * IDLE     connections of another process that say nothing
  * CPU      a number, or -1 for any
  *
@@ -37,7 +38,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <gmblock/clan.h>
+#include <gmblock/clan_rpc.h>
 
 #include "samples.h"
 
@@ -54,8 +55,9 @@ enum {
 	STATUS_UNAVAILABLE = 77,
 };
 
-enum work { WORK_ECHO, WORK_MESSAGES, WORK_PUT, WORK_GET, WORK_STREAM, WORK_COUNT };
-static const char *const work_names[WORK_COUNT] = { "echo", "messages", "put", "get", "stream" };
+enum work { WORK_ECHO, WORK_RPC, WORK_MESSAGES, WORK_PUT, WORK_GET, WORK_STREAM, WORK_COUNT };
+static const char *const work_names[WORK_COUNT] = { "echo", "rpc", "messages", "put", "get",
+	"stream" };
 
 /* What one client found; in memory that all processes share. */
 struct result {
@@ -428,6 +430,92 @@ static void clan_server(void)
 	}
 }
 
+/* --- calls --------------------------------------------------------------------------------------
+ */
+
+static struct clan_rpc *make_rpc(void)
+{
+	struct clan_rpc_options options = { .size = sizeof(options),
+		.node = CLAN_RPC_NO_NODE,
+		.calls = load.window,
+		.bytes_max = load.bytes };
+	struct clan_error error;
+	struct clan_rpc *rpc;
+
+	if (clan_rpc_create(&load.queue_options, &options, &rpc, &error) != 0) {
+		die("%s", error.text);
+	}
+	return rpc;
+}
+
+static struct clan_rpc_event next_rpc_event(struct clan_rpc *rpc)
+{
+	struct clan_rpc_event event;
+
+	while (clan_rpc_next(rpc, &event, buffer, BUFFER_BYTES, -1) == 0) {
+	}
+	return event;
+}
+
+static void call(struct clan_rpc *rpc)
+{
+	int result = clan_rpc_call(rpc, 0, MESSAGE_DATA, buffer, load.bytes, NULL);
+
+	if (result != 0) {
+		die("clan_rpc_call: %s", strerror(-result));
+	}
+}
+
+static void rpc_client(uint32_t client)
+{
+	struct clan_rpc *rpc = make_rpc();
+	struct clan_error error;
+	uint64_t count = 0;
+
+	if (clan_rpc_dial(rpc, 0, load.address, &error) != 0) {
+		die("%s", error.text);
+	}
+	if (next_rpc_event(rpc).type != CLAN_RPC_UP) {
+		die("the server is not there");
+	}
+	start_clock();
+	for (uint32_t i = 1; i < load.window; i++) {
+		call(rpc);
+	}
+	for (uint64_t now_ns = started_ns; now_ns - started_ns < load.duration_ns; count++) {
+		uint64_t before_ns = now_ns;
+
+		call(rpc);
+		if (next_rpc_event(rpc).type != CLAN_RPC_REPLY) {
+			die("the server has ended");
+		}
+		now_ns = samples_now_ns();
+		if (load.window == 1) {
+			samples_add(&samples, now_ns - before_ns);
+		}
+	}
+	stop_clock(client, count, 0);
+}
+
+static void rpc_server(void)
+{
+	struct clan_rpc *rpc = make_rpc();
+	struct clan_error error;
+
+	if (clan_rpc_listen(rpc, load.address, &error) != 0) {
+		die("%s", error.text);
+	}
+	say_ready();
+	for (;;) {
+		struct clan_rpc_event event = next_rpc_event(rpc);
+
+		if (event.type == CLAN_RPC_REQUEST &&
+			clan_rpc_reply(rpc, &event.request, event.kind, buffer, event.bytes) != 0) {
+			die("cannot reply");
+		}
+	}
+}
+
 /* --- sockets ------------------------------------------------------------------------------------
  */
 
@@ -477,6 +565,17 @@ static void send_all(int fd, size_t bytes)
 	}
 }
 
+/* Messages of an echo: a system call for each, or one for all. */
+static void send_messages(int fd, size_t bytes)
+{
+	size_t piece = load.batch == 1 ? load.bytes : bytes;
+
+	for (; bytes > piece; bytes -= piece) {
+		send_all(fd, piece);
+	}
+	send_all(fd, bytes);
+}
+
 static size_t receive_some(int fd)
 {
 	return (size_t)checked((int)recv(fd, buffer, BUFFER_BYTES, 0), "recv");
@@ -503,11 +602,11 @@ static uint64_t socket_echo(int fd)
 	size_t part = 0;
 	size_t answered = 1;
 
-	send_all(fd, (size_t)(load.window - 1) * load.bytes);
+	send_messages(fd, (size_t)(load.window - 1) * load.bytes);
 	for (uint64_t now_ns = started_ns; now_ns - started_ns < load.duration_ns;) {
 		uint64_t before_ns = now_ns;
 
-		send_all(fd, answered * load.bytes);
+		send_messages(fd, answered * load.bytes);
 		do {
 			part += receive_some(fd);
 		} while (part < load.bytes);
@@ -528,8 +627,13 @@ static void socket_client(uint32_t client)
 	uint64_t count;
 
 	start_clock();
-	count = load.work == WORK_ECHO ? socket_echo(fd) : socket_one_way(fd);
+	count = load.work <= WORK_RPC ? socket_echo(fd) : socket_one_way(fd);
 	stop_clock(client, count, 0);
+	if (load.work <= WORK_RPC) { /* what is under way, so that the server can send it */
+		checked(shutdown(fd, SHUT_WR), "shutdown");
+		while (receive_some(fd) > 0) {
+		}
+	}
 }
 
 static void socket_idle(void)
@@ -545,14 +649,14 @@ static bool socket_serve_conn(int fd)
 	ssize_t bytes = recv(fd, buffer, BUFFER_BYTES, 0);
 
 	if (bytes <= 0) {
-		if (bytes == 0 && load.work != WORK_ECHO) {
+		if (bytes == 0 && load.work > WORK_RPC) {
 			send_all(fd, 1);
 		}
 		close(fd);
 		return false;
 	}
-	if (load.work == WORK_ECHO) {
-		send_all(fd, (size_t)bytes);
+	if (load.work <= WORK_RPC) {
+		send_messages(fd, (size_t)bytes);
 	}
 	return true;
 }
@@ -606,7 +710,7 @@ static void socket_server(void)
 static void run_server(uint32_t number)
 {
 	(void)number;
-	load.clan ? clan_server() : socket_server();
+	load.clan ? (load.work == WORK_RPC ? rpc_server() : clan_server()) : socket_server();
 }
 
 static void run_idle(uint32_t number)
@@ -622,7 +726,8 @@ static void run_idle(uint32_t number)
 static void run_client(uint32_t number)
 {
 	samples_init(&samples);
-	load.clan ? clan_client(number) : socket_client(number);
+	load.clan ? (load.work == WORK_RPC ? rpc_client(number) : clan_client(number))
+		  : socket_client(number);
 }
 
 static pid_t start(void (*run)(uint32_t number), uint32_t number, int cpu)

@@ -80,6 +80,25 @@ class Examples(unittest.TestCase):
                 self.assertEqual(file.read(), self.content[:65536])
         self.assertRegex(done.stderr, "(?m)^0 bytes were copied on the way$")
 
+    def test_clan_mesh(self):
+        program = os.path.join(PROGRAMS, "clan-mesh")
+        if not os.path.exists(program):
+            self.skipTest("libclan is not built for this processor")
+        count = 4
+        addresses = ["shm:" + os.path.join(self.folder, "mesh%d" % i) for i in range(count)]
+        nodes = [subprocess.Popen([program, str(i), *addresses], stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, text=True) for i in range(count)]
+        try:
+            for i, node in enumerate(nodes):
+                out, err = node.communicate(timeout=60)
+                self.assertEqual((err, node.returncode), ("", 0))
+                self.assertEqual(sorted(out.splitlines()), [
+                    "hello node %d, from %d" % (i, j) for j in range(count) if j != i])
+        finally:
+            for node in nodes:
+                node.kill()
+                node.wait()
+
     def test_read_async(self):
         for depth in ("1", "7", "200", ""):
             with self.subTest(depth=depth):
