@@ -6,9 +6,11 @@ is lost, and nothing that the next server has answered is overtaken by what the 
 The disk is a loop device over a file that another server makes slow (FUSE). Several connections
 write whole blocks, some with FUA, and flush in between. A block ends with a slow page, so when the
 next server lets them in, they can write another page of it that would be done before a write that
-the killed server has left. When the disk has no write under way, every block is read.
+the killed server has left. When the disk has no write under way, every block is read. Who opens the
+export over gmb is let in when there is none, too.
 """
 import os
+import platform
 import random
 import selectors
 import struct
@@ -30,6 +32,7 @@ DEPTH = 3
 REPLIES_MAX = 2 * CONNECTIONS * DEPTH
 COOKIE_FLUSH = BLOCKS
 CMD_FLAG_FUA = 1
+HAVE_GMB = platform.machine() == "x86_64"
 
 
 def content(block, version):
@@ -135,15 +138,24 @@ class Killed(attach_tool.Case):
 
     def start_next(self):
         self.start_count += 1
+        gmb = ["--listen", f"gmb+unix:///?socket={self.path('gmb')}{self.start_count}"]
         return subprocess.Popen(
             [support.program(), "serve", "--export", f"={self.disk},mode=direct",
              "--handshake-timeout", "60s", "--log-level", "error", "--listen",
-             self.socket_uri(f"s{self.start_count}")], stdout=subprocess.PIPE, text=True)
+             self.socket_uri(f"s{self.start_count}"), *(gmb if HAVE_GMB else [])],
+            stdout=subprocess.PIPE, text=True)
 
     def end(self, server):
         server.kill()
         server.wait()
         server.stdout.close()
+
+    def check_gmb_waits(self):
+        """Who opens the export over gmb has to wait, too."""
+        uri = self.killed.stdout.readline().rstrip("\n")
+        status, _, errors = self.run_gmblock("info", "--map", uri)
+        left = self.writes_under_way()
+        self.assertEqual((status, left), (0, 0), errors)
 
     def connect(self):
         uri = self.killed.stdout.readline().rstrip("\n")
@@ -151,6 +163,8 @@ class Killed(attach_tool.Case):
             self.end(self.killed)
             self.killed = self.start_next()
             uri = self.killed.stdout.readline().rstrip("\n")
+        if HAVE_GMB:
+            self.check_gmb_waits()
         self.clients = [nbdmini.open_export(uri) for _ in range(CONNECTIONS)]
 
     def kill(self):
