@@ -444,6 +444,11 @@ static bool head_is_valid(struct ofi_conn *conn, const struct ofi_frame_head *he
 		ofi_broken(conn, 1, "a frame has not the length that it says");
 		return false;
 	}
+	/* Every frame is counted until a frame of ours has given its receive back. */
+	if (conn->owed_credits == OFI_RECEIVES) {
+		ofi_broken(conn, 2, "it sends more frames than there are receives for");
+		return false;
+	}
 	if (head->credits > OFI_RECEIVES - conn->credits) {
 		ofi_broken(conn, 2, "it takes more frames than it can");
 		return false;

@@ -896,6 +896,34 @@ static void guessed_keys_reach_nothing(void **state)
 	world_close(&world);
 }
 
+/* Receives are taken again before anything is given back, so a peer that counts no credits could
+ * keep the queue at its frames for ever. */
+static void floods_of_frames_end(void **state)
+{
+	struct hostile *hostile = malloc(sizeof(*hostile));
+	struct clan_conn *conn;
+	struct world world;
+
+	(void)state;
+	assert_non_null(hostile);
+	world_open(&world, &network, NULL);
+	conn = hostile_accepted(hostile, &world);
+	frame_begin(hostile);
+	hostile->head.bytes = sizeof(hostile->head);
+	memcpy(hostile->frame, &hostile->head, sizeof(hostile->head));
+	for (int i = 0; i < 3 * OFI_RECEIVES; i++) {
+		assert_int_equal(
+			fi_send(hostile->ep, hostile->frame, sizeof(hostile->head), NULL, 0, NULL),
+			0);
+	}
+	assert_int_equal(world_event(&world, WORLD_SERVER, CLAN_EVENT_LOST).status, -EPROTO);
+	world_close_conn(&world, WORLD_SERVER, conn);
+	hostile_close(hostile);
+	free(hostile);
+	honest_works(&world);
+	world_close(&world);
+}
+
 /* Connections that say nothing take their places for the time of the handshake only. */
 static void silent_peers_are_limited(void **state)
 {
@@ -944,6 +972,7 @@ int main(void)
 		cmocka_unit_test(broken_rules_end_one_connection),
 		cmocka_unit_test(bad_hellos_are_not_heard_of),
 		cmocka_unit_test(guessed_keys_reach_nothing),
+		cmocka_unit_test(floods_of_frames_end),
 		cmocka_unit_test(silent_peers_are_limited),
 	};
 
