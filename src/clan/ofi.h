@@ -340,7 +340,7 @@ _Static_assert(offsetof(struct ofi_conn, conn) == 0, "ofi_conn()");
 
 /* A request to connect came to a listener. Takes info. */
 void ofi_connection_requested(struct ofi_listener *listener, struct fi_info *info);
-/* The endpoint of a connection is connected. */
+/* The endpoint of a connection is connected. Nothing, once that is known. */
 void ofi_connected(struct ofi_conn *conn);
 /* A record of set-up, of the least length of its type, came in any state: 0, or -EPROTO when the
  * connection has ended by it. */

@@ -313,7 +313,8 @@ void ofi_frame_sent(struct ofi_conn *conn, struct ofi_buffer *buffer)
 	if (conn->phase != OFI_TALKING) {
 		return;
 	}
-	if (!list_is_empty(&conn->owed) || conn->must_tell) {
+	if (!list_is_empty(&conn->owed) || conn->must_tell ||
+		conn->owed_credits >= OFI_RECEIVES / 2) {
 		ofi_changed(conn);
 	}
 	ofi_look_room(conn);
@@ -485,9 +486,11 @@ static int message_arrived(
 		(head->type == CLAN_TYPE_NOTIFY && head->bytes != sizeof(*head) + sizeof(value))) {
 		return ofi_broken(conn, 6, "a message is of a type or length that it may not send");
 	}
-	memcpy(&value, record + sizeof(*head), sizeof(value));
-	if (head->type == CLAN_TYPE_NOTIFY && value > CLAN_VALUE_MAX) {
-		return ofi_broken(conn, 6, "a notification has no such values");
+	if (head->type == CLAN_TYPE_NOTIFY) {
+		memcpy(&value, record + sizeof(*head), sizeof(value));
+		if (value > CLAN_VALUE_MAX) {
+			return ofi_broken(conn, 6, "a notification has no such values");
+		}
 	}
 	if (conn->conn.state != CLAN_OPEN) {
 		return 0; /* nobody will take it */
@@ -570,6 +573,10 @@ void ofi_frame_received(struct ofi_conn *conn, struct ofi_buffer *buffer, size_t
 	struct ofi_frame_head head;
 	int result;
 
+	/* Adapters can deliver the first frame before the event that the endpoint is connected. */
+	if (conn->phase == OFI_DIALING) {
+		ofi_connected(conn);
+	}
 	if (conn->phase != OFI_TALKING || conn->conn.state == CLAN_LOST ||
 		conn->conn.state == CLAN_CLOSED) {
 		return;

@@ -371,6 +371,7 @@ static int begin(
 	rma->iov_count = 0;
 	for (uint32_t i = 0; i < transfer->iov_count; i++) {
 		if (transfer->iov[i].iov_len > 0) {
+			rma->descs[rma->iov_count] = NULL; /* another net may have set it */
 			rma->iov[rma->iov_count++] = transfer->iov[i];
 		}
 	}
