@@ -201,11 +201,13 @@ struct clan_conn_options {
 	uint32_t access;     /* enum clan_access; listeners and clan_adopt() */
 	uint32_t bulk_slots; /* our bulk ring in slots of 64 bytes: a power of two, 256 to 65536;
 				0 = 256. The memory we use per connection is 8 KiB + 64 times it;
-				on ofi: 115 KiB + 64 times it, and it is what we receive in */
+				on ofi: 115 KiB + 64 times it, and it is what we receive in;
+				what the peer shares and grants takes up to 1.1 MiB more */
 	uint32_t cookies;    /* cookies that can be granted at once; 0 = 64; at most 4096 */
 	uint32_t tripwires;  /* 0 = 32; at most 4096 */
 	uint32_t handshake_timeout_ms;	/* from the connection's start to its end; 0 = 10 s */
-	uint32_t peer_slots_max;	/* bulk slots that a peer may have; 0 = 65536 */
+	uint32_t peer_slots_max;	/* bulk slots that a peer may have; 0 = 65536. Not on ofi,
+					   where they take none of our memory */
 	uint32_t peer_regions_max;	/* regions that a peer may share; 0 = 16; at most 4096 */
 	uint64_t peer_region_bytes_max; /* and their sizes altogether; 0 = 64 MiB */
 	uint32_t conns_max;		/* listeners: connections at once; 0 = 4096 */
@@ -295,7 +297,7 @@ const char *clan_conn_reason(const struct clan_conn *conn);
 enum clan_conn_caps {
 	/* Who is told of a region maps it: clan_peer_region_get() works, and what a lost peer has
 	 * under way in ours goes on until clan_region_replace(). Without it regions are reached by
-	 * put and get only, and nothing arrives after CLAN_EVENT_CLOSED. */
+	 * put and get only, and nothing of the connection arrives after CLAN_EVENT_CLOSED. */
 	CLAN_CAN_MAP = 1 << 0,
 };
 
@@ -438,9 +440,9 @@ enum clan_rights {
  * "What each side trusts"). On shm, regions shared read-only must be created by
  * clan_region_create(), and the first share decides whether all are read-only, until
  * clan_region_replace(). On ofi the peer's machine can do so until it has returned the region or
- * the connection has ended. Errors: -EINVAL, -EALREADY, -ENOTCONN, -EUSERS (regions of the
- * connection), -EAGAIN (the socket is full; no event comes), -EPERM, -EOPNOTSUPP (registered
- * memory), -ENOMEM.
+ * the connection has ended, and, if it breaks the rules, by other connections that it has to the
+ * queue. Errors: -EINVAL, -EALREADY, -ENOTCONN, -EUSERS (regions of the connection), -EAGAIN (the
+ * socket is full; no event comes), -EPERM, -EOPNOTSUPP (registered memory), -ENOMEM.
  */
 int clan_region_share(struct clan_conn *conn, struct clan_region *region, uint32_t rights);
 
@@ -461,7 +463,7 @@ struct clan_range {
  * scratch ranges (undefined afterwards; unaligned ends are kept to the page). The region is no
  * longer shared with connections that are lost. Pointers stay valid; mappings made by fork() and
  * registrations with the kernel (io_uring buffers) keep the old pages and must be renewed.
- * On ofi there is no need: nothing arrives any more once the connection is lost.
+ * On ofi there is no need: nothing of a connection arrives any more once it is lost.
  * Errors, when nothing was changed: -EBUSY it is shared with a connection that is not lost,
  * -EOPNOTSUPP imported or registered, or a network adapter knows its pages, -ENOMEM (memory, or the
  * limit of mappings), -EINVAL, -EMFILE.
