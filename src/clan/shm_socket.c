@@ -187,6 +187,7 @@ static void drop_fds(struct shm_conn *conn, struct arrival *arrival)
 		dispose(&(struct disposal){
 			.fds = arrival->fds,
 			.fd_count = arrival->fd_count,
+			.of_peer = true,
 			.in_caller = clan_queue_is_passive(conn->conn.queue),
 		});
 		arrival->fd_count = 0;

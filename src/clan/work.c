@@ -15,11 +15,14 @@ enum { WORKER_STACK_BYTES = 128 << 10 };
 static struct {
 	pthread_mutex_t lock;
 	struct list_node waiting;
+	struct list_node doubtful; /* waits, too: it may never end */
 	uint32_t running;
+	uint32_t in_doubt; /* of these */
 	bool fork_watched;
 } workers = {
 	.lock = PTHREAD_MUTEX_INITIALIZER,
 	.waiting = { &workers.waiting, &workers.waiting },
+	.doubtful = { &workers.doubtful, &workers.doubtful },
 };
 
 static void before_fork(void)
@@ -37,7 +40,9 @@ static void after_fork_in_parent(void)
 static void after_fork_in_child(void)
 {
 	list_init(&workers.waiting);
+	list_init(&workers.doubtful);
 	workers.running = 0;
+	workers.in_doubt = 0;
 	pthread_mutex_unlock(&workers.lock);
 }
 
@@ -67,13 +72,19 @@ static void *worker(void *unused)
 	pthread_mutex_lock(&workers.lock);
 	for (;;) {
 		struct list_node *node = list_pop_front(&workers.waiting);
+		bool in_doubt = node == NULL && workers.in_doubt < WORKERS_IN_DOUBT_MAX;
 
+		if (in_doubt) {
+			node = list_pop_front(&workers.doubtful);
+		}
 		if (node == NULL) {
 			break;
 		}
+		workers.in_doubt += in_doubt;
 		pthread_mutex_unlock(&workers.lock);
 		run_one(list_entry(node, struct work, node));
 		pthread_mutex_lock(&workers.lock);
+		workers.in_doubt -= in_doubt;
 	}
 	workers.running--;
 	pthread_mutex_unlock(&workers.lock);
@@ -117,7 +128,8 @@ void work_start(struct work *work, struct work_results *results)
 			workers.running++;
 		}
 		if (workers.running > 0) {
-			list_push_back(&workers.waiting, &work->node);
+			list_push_back(
+				work->in_doubt ? &workers.doubtful : &workers.waiting, &work->node);
 			taken = true;
 		}
 		pthread_mutex_unlock(&workers.lock);
@@ -187,12 +199,14 @@ void dispose(const struct disposal *disposal)
 	job->disposal = *disposal;
 	job->disposal.fds = job->fds;
 	job->work.run = run_disposal;
+	job->work.in_doubt = disposal->of_peer;
 	work_start(&job->work, NULL);
 }
 
 void dispose_fd(int fd, bool in_caller)
 {
 	if (fd >= 0) {
-		dispose(&(struct disposal){ .fds = &fd, .fd_count = 1, .in_caller = in_caller });
+		dispose(&(struct disposal){
+			.fds = &fd, .fd_count = 1, .of_peer = true, .in_caller = in_caller });
 	}
 }

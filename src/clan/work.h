@@ -5,9 +5,10 @@
  *
  * Threading: work_start() and dispose() from any thread. run() is called on a worker thread, and
  * touches only what is in the work; done() is called by work_finish() on the thread that calls it.
- * At most WORKERS_MAX threads run in a process; more work waits.
- * Ownership: a work is held until done(). Descriptors and memory given to dispose() are taken.
- * Errors: without memory or threads, everything is done at once by the caller.
+ * At most WORKERS_MAX threads run in a process; more work waits. What strangers can make last for
+ * ever, which is closing what they sent, has a part of them, so that it delays nothing but its
+ * like. Ownership: a work is held until done(). Descriptors and memory given to dispose() are
+ * taken. Errors: without memory or threads, everything is done at once by the caller.
  */
 #pragma once
 
@@ -15,7 +16,10 @@
 
 #include "base/list.h"
 
-enum { WORKERS_MAX = 16 };
+enum {
+	WORKERS_MAX = 16,
+	WORKERS_IN_DOUBT_MAX = 8, /* of them, for what may never end */
+};
 
 /* Work that has ended and waits for its owner's thread. */
 struct work_results {
@@ -30,6 +34,7 @@ struct work {
 	void (*run)(struct work *work);
 	void (*done)(struct work *work);
 	struct work_results *results;
+	bool in_doubt; /* it may never end */
 };
 
 void work_start(struct work *work, struct work_results *results);
@@ -43,7 +48,9 @@ struct disposal {
 	size_t bytes;
 	const int *fds;
 	uint32_t fd_count; /* at most DISPOSE_FDS_MAX */
+	bool of_peer;	   /* the descriptors are what a peer sent */
 	bool in_caller;	   /* no threads */
 };
 void dispose(const struct disposal *disposal);
+/* A descriptor that a peer sent, or that may hold such. */
 void dispose_fd(int fd, bool in_caller);

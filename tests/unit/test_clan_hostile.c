@@ -6,11 +6,13 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -370,6 +372,73 @@ static void an_unsealed_region_is_refused(void **state)
 	victim_close(&victim);
 }
 
+/* A socket that takes a minute to close, unless its peer goes: closing it sends what is left. */
+static int lingering_socket(int *peer_out)
+{
+	static const struct linger linger = { .l_onoff = 1, .l_linger = 60 };
+	struct sockaddr_in address = { .sin_family = AF_INET };
+	socklen_t length = sizeof(address);
+	int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	uint8_t bytes[4096] = { 0 };
+
+	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	assert_int_equal(bind(listener, (struct sockaddr *)&address, length), 0);
+	assert_int_equal(listen(listener, 1), 0);
+	assert_int_equal(getsockname(listener, (struct sockaddr *)&address, &length), 0);
+	assert_int_equal(connect(fd, (struct sockaddr *)&address, length), 0);
+	*peer_out = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+	assert_true(*peer_out >= 0);
+	close(listener);
+	while (send(fd, bytes, sizeof(bytes), MSG_DONTWAIT) > 0) {
+	}
+	assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger)), 0);
+	return fd;
+}
+
+/* What a stranger sends may never close. Others must still be able to share regions. */
+static void descriptors_that_do_not_close_delay_nobody(void **state)
+{
+	enum { SOCKETS = 20 }; /* more than there are workers */
+	const struct world_kind *kind = *state;
+	struct shm_region region = { .rights = 3, .generation = 1, .bytes = 4096 };
+	struct clan_region *honest;
+	struct hostile hostile;
+	struct victim victim;
+	struct clan_conn *conn;
+	int peers[SOCKETS];
+	void *base;
+
+	if ((kind->flags & CLAN_QUEUE_PASSIVE) != 0) {
+		skip(); /* it has no workers */
+	}
+	victim_open(&victim, kind, NULL);
+	conn = connect_hostile(&victim, &hostile);
+	for (int i = 0; i < SOCKETS; i++) {
+		struct shm_region_answer answer;
+
+		region_message(&hostile, &region, lingering_socket(&peers[i]));
+		world_settle(&victim.world);
+		assert_int_equal(
+			hostile_receive(&hostile, &answer, sizeof(answer)), sizeof(answer));
+		assert_int_equal(answer.error, EPERM);
+	}
+	assert_int_equal(
+		clan_region_create(victim.world.queues[WORLD_DIALER], 8192, 0, &honest, &base), 0);
+	assert_int_equal(clan_region_share(victim.honest[WORLD_DIALER], honest, CLAN_WRITE), 0);
+	assert_int_equal(world_event(&victim.world, WORLD_DIALER, CLAN_EVENT_SHARED).status, 0);
+	assert_int_equal(clan_region_unshare(victim.honest[WORLD_DIALER], honest), 0);
+	world_event(&victim.world, WORLD_DIALER, CLAN_EVENT_UNSHARED);
+	assert_int_equal(clan_region_destroy(honest), 0);
+	for (int i = 0; i < SOCKETS; i++) {
+		close(peers[i]);
+	}
+	world_close_conn(&victim.world, WORLD_SERVER, conn);
+	hostile_close(&hostile);
+	nothing_is_left(&victim);
+	victim_close(&victim);
+}
+
 /* A descriptor of the only region that there is. */
 static int find_region_fd(void)
 {
@@ -707,6 +776,7 @@ int main(void)
 		CASE(broken_rules_are_named),
 		CASE(popping_cookies_that_were_not_pushed),
 		CASE(an_unsealed_region_is_refused),
+		CASE(descriptors_that_do_not_close_delay_nobody),
 		CASE(peers_cannot_seal_a_region),
 		CASE(nothing_is_ever_taken),
 		CASE(idle_bells_are_muted),
