@@ -107,8 +107,8 @@ enum clan_event_type {
 	 * not obeyed), or another errno of connecting. What the peer had published can still be
 	 * received. Call clan_close(). */
 	CLAN_EVENT_LOST,
-	/* After clan_close(): nothing of the connection runs any more, its memory is unmapped, and
-	 * the handle in .conn is invalid from here on (compare it only). */
+	/* After clan_close(): nothing of the connection runs any more, the peer's memory cannot be
+	 * reached through it, and the handle in .conn is invalid from here on (compare it only). */
 	CLAN_EVENT_CLOSED,
 	/* clan_region_share() has ended. .status 0: .number and .generation name the region to the
 	 * peer. Otherwise the peer refused it with that errno. */
@@ -593,7 +593,7 @@ enum { CLAN_COOKIE_QUEUES = 16 };
  * Sends cookies ahead of need: what is pushed here, the peer pops, first in, first out. number: 0
  * to CLAN_COOKIE_QUEUES - 1. Published as by clan_send(). An empty queue is flow control. Popping
  * does not validate a cookie; put and get do. Errors: -EAGAIN no room, or empty (CLAN_EVENT_READY
- * follows), -EINVAL, -ESTALE (push) it is not granted, or is in a queue already, -ENOTCONN.
+ * follows), -EINVAL, -ESTALE (push) it is not granted, -ENOTCONN.
  */
 int clan_cookie_queue_push(
 	struct clan_conn *conn, uint32_t number, const struct clan_cookie *cookie);
