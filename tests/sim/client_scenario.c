@@ -36,6 +36,7 @@ enum {
 	CANARY = 0xa7,
 	REOPENS_MAX = 4,
 	BUFFERS = 2,
+	RENEWALS = 20, /* too many, unless they are given back */
 };
 
 struct scenario;
@@ -607,13 +608,18 @@ static void close_client(struct scenario *scenario)
 /* Every other request is in memory of the library's. */
 static void make_buffers(struct scenario *scenario)
 {
+	uint64_t end_ns = sim_now_ns() + scenario->limit_ns;
 	struct gmb_error error;
 	void *base;
 
 	for (uint32_t i = 0; i < BUFFERS; i++) {
-		if (gmb_buffer_alloc(scenario->queue, (size_t)REQUESTS_MAX / 4 * REQUEST_BYTES_MAX,
-			    0, &base, &error) != 0) {
-			model_fail("no buffer: %s", error.text);
+		while (gmb_buffer_alloc(scenario->queue,
+			       (size_t)REQUESTS_MAX / 4 * REQUEST_BYTES_MAX, 0, &base,
+			       &error) != 0) {
+			if (error.code != -ENOSPC || sim_now_ns() >= end_ns) {
+				model_fail("no buffer: %s", error.text);
+			}
+			gmb_queue_wait(scenario->queue, 100); /* for those that were freed */
 		}
 		scenario->buffers[i] = base;
 	}
@@ -644,6 +650,18 @@ static void renew_buffers(struct scenario *scenario)
 	}
 }
 
+/* Nothing goes wrong any more: what is freed has to come back. */
+static void renew_often(struct scenario *scenario)
+{
+	uint32_t count = world_percent(25) ? RENEWALS : 2;
+
+	for (uint32_t i = 0; i < count && !scenario->gave_up; i++) {
+		renew_buffers(scenario);
+		scenario->budget += (uint32_t)world_below(8);
+		run_requests(scenario);
+	}
+}
+
 static void live(struct scenario *scenario)
 {
 	for (uint32_t life = 0; life < REOPENS_MAX && scenario->budget > 0; life++) {
@@ -656,13 +674,11 @@ static void live(struct scenario *scenario)
 		}
 		if (open_client(scenario)) {
 			run_requests(scenario);
-			if (runner_native && !scenario->gave_up) {
-				renew_buffers(scenario);
-				scenario->budget += world_below(20);
-				run_requests(scenario);
-			}
 			if (!scenario->gave_up) {
 				world_calm(&scenario->world);
+			}
+			if (runner_native) {
+				renew_often(scenario);
 			}
 			close_client(scenario);
 		}
