@@ -76,7 +76,12 @@ static int connect_to(struct probe *probe, const struct native_target *target, s
 	const char *rule;
 	uint32_t flags;
 	size_t bytes;
-	int result = native_connect(probe->queue, target, NULL, &probe->conn, error);
+	uint64_t left_ms = (probe->until_ns - clock_now_ns()) / NS_PER_MS;
+	const struct clan_conn_options options = {
+		.size = sizeof(options),
+		.handshake_timeout_ms = (uint32_t)MIN(left_ms + 1, (uint64_t)UINT32_MAX),
+	};
+	int result = native_connect(probe->queue, target, &options, &probe->conn, error);
 
 	while (result == 0 && !probe->connected) {
 		result = turn(probe, error);
