@@ -274,15 +274,18 @@ static int kind_open(const struct export_uri *uri, struct listener *listener, st
 
 void listener_is_bound(struct listener *listener)
 {
-	const char *host = listener->uri.host;
-	bool is_any = strcmp(host, "0.0.0.0") == 0;
+	bool is_ipv4 = strcmp(listener->uri.host, "0.0.0.0") == 0;
 
-	if (is_any || strcmp(host, "::") == 0) {
+	if (is_ipv4 || strcmp(listener->uri.host, "::") == 0) {
+		char *host = strdup(is_ipv4 ? "127.0.0.1" : "::1");
+
 		log_warning("port %u is open to the whole network, and gmb has no encryption: "
 			    "whoever reaches this machine can use the disks",
 			listener->uri.port);
-		/* Neither is longer than what it stands for. */
-		memcpy(listener->uri.host, is_any ? "127.0.0.1" : "::1", is_any ? 10 : 4);
+		if (host != NULL) { /* else it is printed as it was written */
+			free(listener->uri.host);
+			listener->uri.host = host;
+		}
 	}
 }
 
