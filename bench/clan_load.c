@@ -10,12 +10,11 @@
  *          messages, put, stream   the client sends for SECONDS, the server takes and forgets; put
  *                    is with a notification for each
  *          get       the client reads memory of the server, which sleeps
- * CARRIER  futex socket poll (clan over shared memory, by the way to wake), ofi, tcp, unix
- * BYTES    of a message; those of clan include their head of 8 bytes
- * BATCH    what is sent one way is published, or given to the kernel, when there are so many; in an
- *          echo over sockets: 1 = a system call for each message, else one for all that there are
- * IDLE     connections of another process that say nothing
- * CPU      a number, or -1 for any
+ * CARRIER  futex socket poll (clan over shared memory, by the way to wake), ofi (over TCP), tcp,
+ * unix BYTES    of a message; those of clan include their head of 8 bytes BATCH    what is sent one
+ * way is published, or given to the kernel, when there are so many; in an echo over sockets: 1 = a
+ * system call for each message, else one for all that there are IDLE     connections of another
+ * process that say nothing CPU      a number, or -1 for any
  *
  * Servers of one connection over sockets wait in recv(2), those of several in epoll_wait(2).
  * Threading: one thread per process. Errors: ends with status 1 and a message; 77 where the carrier
@@ -73,6 +72,7 @@ static struct {
 	enum work work;
 	const char *carrier;
 	bool clan;
+	bool network; /* clan over libfabric */
 	struct clan_queue_options queue_options;
 	uint64_t duration_ns;
 	uint32_t bytes;
@@ -80,9 +80,9 @@ static struct {
 	uint32_t window;
 	uint32_t clients;
 	uint32_t idle;
-	int cpus[2]; /* server, clients */
-	char address[64];
-	int listener; /* sockets */
+	int cpus[2];   /* server, clients */
+	char *address; /* shared: the server says where it listens */
+	int listener;  /* sockets */
 	int ready_r, ready_w, go_r, go_w;
 	struct result *results;
 } load;
@@ -176,6 +176,7 @@ static struct clan_conn_options conn_options(void)
 {
 	return (struct clan_conn_options){
 		.size = sizeof(struct clan_conn_options),
+		.access = load.network ? CLAN_ACCESS_ANY : CLAN_ACCESS_OWNER,
 		.bulk_slots = load.work == WORK_ECHO ? 0 : ONE_WAY_SLOTS,
 	};
 }
@@ -194,6 +195,15 @@ static struct clan_queue *make_queue(void)
 		die("%s", error.text);
 	}
 	return queue;
+}
+
+static void __attribute__((noreturn)) cannot_listen(const struct clan_error *error)
+{
+	if (error->code == -EPROTONOSUPPORT) { /* libfabric is not installed */
+		fprintf(stderr, "%s\n", error->text);
+		_exit(STATUS_UNAVAILABLE);
+	}
+	die("%s", error->text);
 }
 
 static struct clan_event next_event(struct clan_queue *queue)
@@ -393,8 +403,9 @@ static void clan_server(void)
 	void *base;
 
 	if (clan_listen(queue, load.address, &options, &listener, &error) != 0) {
-		die("%s", error.text);
+		cannot_listen(&error);
 	}
+	snprintf(load.address, CLAN_ADDRESS_BYTES, "%s", clan_listener_address(listener));
 	if ((load.work == WORK_PUT || load.work == WORK_GET) &&
 		clan_region_create(queue, REGION_BYTES, 0, &region, &base) != 0) {
 		die("cannot make a region");
@@ -438,7 +449,8 @@ static struct clan_rpc *make_rpc(void)
 	struct clan_rpc_options options = { .size = sizeof(options),
 		.node = CLAN_RPC_NO_NODE,
 		.calls = load.window,
-		.bytes_max = load.bytes };
+		.bytes_max = load.bytes,
+		.access = load.network ? CLAN_ACCESS_ANY : CLAN_ACCESS_OWNER };
 	struct clan_error error;
 	struct clan_rpc *rpc;
 
@@ -503,8 +515,9 @@ static void rpc_server(void)
 	struct clan_error error;
 
 	if (clan_rpc_listen(rpc, load.address, &error) != 0) {
-		die("%s", error.text);
+		cannot_listen(&error);
 	}
+	snprintf(load.address, CLAN_ADDRESS_BYTES, "%s", clan_rpc_address(rpc));
 	say_ready();
 	for (;;) {
 		struct clan_rpc_event event = next_rpc_event(rpc);
@@ -884,22 +897,29 @@ static int cpu_number(const char *text)
 
 static void set_carrier(const char *name)
 {
-	static const char *const names[] = { "futex", "socket", "poll", "tcp", "unix" };
+	static const char *const names[] = { "futex", "socket", "poll", "ofi", "tcp", "unix" };
 	size_t kind = 0;
 
-	while (kind < 5 && strcmp(name, names[kind]) != 0) {
+	while (kind < 6 && strcmp(name, names[kind]) != 0) {
 		kind++;
 	}
-	if (kind == 5) {
+	if (kind == 6) {
 		fprintf(stderr, "clan_load: no carrier is called %s\n", name);
 		exit(2);
 	}
 	load.carrier = names[kind];
-	load.clan = kind < 3;
+	load.clan = kind < 4;
+	load.network = kind == 3;
 	load.queue_options = (struct clan_queue_options){ .size = sizeof(load.queue_options),
-		.bell = kind == 1 ? CLAN_BELL_SOCKET : CLAN_BELL_FUTEX,
+		.bell = kind == 1   ? CLAN_BELL_SOCKET
+			: kind == 3 ? CLAN_BELL_AUTO
+				    : CLAN_BELL_FUTEX,
 		.spin_us = kind == 2 ? 1000000 : 0 };
-	snprintf(load.address, sizeof(load.address), "shm:@gmblock-bench-%d", (int)getpid());
+	if (load.network) {
+		snprintf(load.address, CLAN_ADDRESS_BYTES, "ofi:127.0.0.1:0");
+	} else {
+		snprintf(load.address, CLAN_ADDRESS_BYTES, "shm:@gmblock-bench-%d", (int)getpid());
+	}
 }
 
 static void raise_limits(void)
@@ -924,6 +944,12 @@ int main(int argc, char **argv)
 	while (load.work < WORK_COUNT && strcmp(argv[1], work_names[load.work]) != 0) {
 		load.work++;
 	}
+	load.results = mmap(NULL, CLIENTS_MAX * sizeof(struct result) + CLAN_ADDRESS_BYTES,
+		PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	if (load.results == MAP_FAILED) {
+		die("no memory");
+	}
+	load.address = (char *)(load.results + CLIENTS_MAX);
 	set_carrier(argv[2]);
 	load.duration_ns = samples_time_of(argv[3]);
 	load.bytes = number_of(argv[4], BUFFER_BYTES);
@@ -939,11 +965,6 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	raise_limits();
-	load.results = mmap(NULL, CLIENTS_MAX * sizeof(struct result), PROT_READ | PROT_WRITE,
-		MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	if (load.results == MAP_FAILED) {
-		die("no memory");
-	}
 	checked(pipe(ends), "pipe");
 	load.ready_r = ends[0];
 	load.ready_w = ends[1];
