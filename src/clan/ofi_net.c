@@ -14,6 +14,7 @@
 
 enum {
 	REAP_BATCH = 32,
+	EQ_SILENT_MAX = 16,    /* events that were libfabric's own */
 	EQ_ENTRY_BYTES = 1024, /* with what a peer sends along when it connects: nothing, of ours */
 	/* Frames both ways, their heads, and puts and gets. */
 	CQ_ENTRIES = OFI_NET_CONNS * (OFI_RECEIVES + OFI_SENDS + 1 + OFI_RMA_PIECES),
@@ -333,6 +334,7 @@ static bool reap_events(struct ofi_net *net)
 {
 	/* As large as the largest, and aligned. */
 	uint64_t space[EQ_ENTRY_BYTES / sizeof(uint64_t)];
+	uint32_t silent = 0;
 	bool any = false;
 
 	for (;;) {
@@ -347,6 +349,9 @@ static bool reap_events(struct ofi_net *net)
 				entry.fid->fclass == FI_CLASS_EP) {
 				ofi_conn_cut(entry.fid->context, entry.err);
 			}
+			continue;
+		}
+		if (count == 0 && silent++ < EQ_SILENT_MAX) {
 			continue;
 		}
 		if (count < (ssize_t)sizeof(struct fi_eq_cm_entry)) {
