@@ -35,6 +35,7 @@ struct ofi_rma {
 	struct iovec iov[CLAN_IOV_MAX];
 	void *descs[CLAN_IOV_MAX];
 	struct fid_mr *mrs[CLAN_IOV_MAX]; /* made for this one only */
+	void *copies[CLAN_IOV_MAX];	  /* of memory that cannot be registered */
 };
 
 /* A registration of a region in a domain, for bytes that go from it or to it. */
@@ -80,6 +81,13 @@ static struct ofi_local *region_local(struct clan_region *region, struct ofi_net
 	return local;
 }
 
+static int register_memory(struct ofi_conn *conn, struct ofi_rma *rma, uint32_t part)
+{
+	return ofi_errno(
+		fi_mr_reg(conn->net->domain, rma->iov[part].iov_base, rma->iov[part].iov_len,
+			rma->put ? FI_WRITE : FI_READ, 0, 0, 0, &rma->mrs[part], NULL));
+}
+
 /* The registration of one part: 0 or a negative errno. */
 static int register_part(struct ofi_conn *conn, struct ofi_rma *rma, uint32_t part)
 {
@@ -95,15 +103,23 @@ static int register_part(struct ofi_conn *conn, struct ofi_rma *rma, uint32_t pa
 		if (begin >= base && range_inside(begin - base, bytes, region->bytes)) {
 			struct ofi_local *local = region_local(region, conn->net);
 
-			if (local == NULL) {
-				return -ENOMEM;
+			if (local != NULL) {
+				rma->descs[part] = fi_mr_desc(local->mr);
+				return 0;
 			}
-			rma->descs[part] = fi_mr_desc(local->mr);
-			return 0;
+			break; /* it may be more than can be registered, or read-only */
 		}
 	}
-	result = ofi_errno(fi_mr_reg(conn->net->domain, rma->iov[part].iov_base, bytes,
-		FI_READ | FI_WRITE, 0, 0, 0, &rma->mrs[part], NULL));
+	result = register_memory(conn, rma, part);
+	if (result == -EFAULT && rma->put) { /* read-only memory, which verbs does not take */
+		rma->copies[part] = malloc(bytes);
+		if (rma->copies[part] == NULL) {
+			return -ENOMEM;
+		}
+		memcpy(rma->copies[part], rma->iov[part].iov_base, bytes);
+		rma->iov[part].iov_base = rma->copies[part];
+		result = register_memory(conn, rma, part);
+	}
 	if (result == 0) {
 		rma->descs[part] = fi_mr_desc(rma->mrs[part]);
 	}
@@ -117,6 +133,8 @@ static void unregister_parts(struct ofi_rma *rma)
 			fi_close(&rma->mrs[i]->fid);
 			rma->mrs[i] = NULL;
 		}
+		free(rma->copies[i]);
+		rma->copies[i] = NULL;
 	}
 }
 
@@ -368,6 +386,7 @@ static int begin(
 	if (rma == NULL) {
 		return -ENOMEM;
 	}
+	rma->put = transfer->put;
 	rma->iov_count = 0;
 	for (uint32_t i = 0; i < transfer->iov_count; i++) {
 		if (transfer->iov[i].iov_len > 0) {
@@ -383,7 +402,6 @@ static int begin(
 		list_push_back(&queue_of(rma)->rmas, &rma->node);
 		return result;
 	}
-	rma->put = transfer->put;
 	rma->op = transfer->op;
 	rma->ticket = ticket;
 	rma->region = ticket->region;
