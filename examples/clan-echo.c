@@ -18,7 +18,7 @@
 
 #include <gmblock/clan.h>
 
-enum { MESSAGE_TEXT = 1, MESSAGE_COOKIE = 2, TEXT_BYTES = 4096 };
+enum { MESSAGE_TEXT = 1, MESSAGE_COOKIE = 2, TEXT_BYTES = 4096, PATIENCE_MS = 30000 };
 
 static void die(const char *what, int result)
 {
@@ -61,7 +61,8 @@ static void answer(struct clan_conn *conn, const struct clan_message *message, c
 
 static void serve(struct clan_queue *queue, const char *address)
 {
-	struct clan_conn_options options = { .size = sizeof(options) };
+	struct clan_conn_options options = { .size = sizeof(options),
+		.handshake_timeout_ms = PATIENCE_MS };
 	struct clan_listener *listener;
 	struct clan_message message;
 	struct clan_error error;
@@ -117,7 +118,7 @@ static struct clan_event wait_for(struct clan_queue *queue, unsigned type)
 	int result;
 
 	do {
-		result = clan_queue_wait(queue, &event, 1, 5000);
+		result = clan_queue_wait(queue, &event, 1, PATIENCE_MS);
 		if (result <= 0) {
 			die("no event", result == 0 ? -ETIMEDOUT : result);
 		}
@@ -144,6 +145,8 @@ static struct clan_message receive(struct clan_queue *queue, struct clan_conn *c
 
 static void ask(struct clan_queue *queue, const char *address, const char *text)
 {
+	struct clan_conn_options options = { .size = sizeof(options),
+		.handshake_timeout_ms = PATIENCE_MS };
 	struct clan_cookie cookie;
 	struct clan_message message;
 	struct clan_region *region;
@@ -153,7 +156,7 @@ static void ask(struct clan_queue *queue, const char *address, const char *text)
 	void *memory;
 	int result;
 
-	if (clan_connect(queue, address, NULL, NULL, 0, &conn, &error) != 0) {
+	if (clan_connect(queue, address, &options, NULL, 0, &conn, &error) != 0) {
 		fprintf(stderr, "clan-echo: %s\n", error.text);
 		exit(EXIT_FAILURE);
 	}

@@ -10,6 +10,8 @@
 
 #define WORLD_TIMEOUT_NS UINT64_C(10000000000)
 
+const char *world_network_address = "ofi:127.0.0.1:0?provider=tcp";
+
 static void take_events(struct world *world, int side, int timeout_ms)
 {
 	uint32_t room = 64 - world->kept_count[side];
@@ -109,7 +111,7 @@ void world_listen(
 		own_options = options != NULL ? *options : own_options;
 		own_options.access = CLAN_ACCESS_ANY;
 		options = &own_options;
-		snprintf(world->address, sizeof(world->address), "ofi:127.0.0.1:0");
+		snprintf(world->address, sizeof(world->address), "%s", world_network_address);
 	} else {
 		world_address(world);
 	}
@@ -248,4 +250,18 @@ void world_grant(struct world *world, int side, struct clan_region *region, uint
 	assert_int_equal(clan_send(conn, CLAN_CONTROL, 1, cookie_out, sizeof(*cookie_out)), 0);
 	message = world_recv(world, !side, world->conns[!side], cookie_out, sizeof(*cookie_out));
 	assert_int_equal(message.bytes, sizeof(*cookie_out));
+}
+
+uint32_t world_fill(struct clan_conn *conn, uint32_t cls, uint32_t bytes)
+{
+	uint8_t payload[CLAN_BULK_BYTES_MAX] = { 0 };
+	uint32_t count = 0;
+	int result;
+
+	while ((result = clan_send(conn, cls, 1, payload, bytes)) == 0) {
+		count++;
+		assert_true(count < 100000);
+	}
+	assert_int_equal(result, -EAGAIN);
+	return count;
 }

@@ -24,8 +24,11 @@ struct world_kind {
 	const char *name;
 	uint32_t flags; /* enum clan_queue_flags */
 	uint32_t bell;
-	bool network; /* ofi on the loopback interface, else shm */
+	bool network; /* ofi, else shm */
 };
+
+/* Where worlds listen on a network: on the loopback interface, unless the test says otherwise. */
+extern const char *world_network_address;
 
 struct world {
 	const struct world_kind *kind;
@@ -85,3 +88,6 @@ struct clan_region *world_region(struct world *world, int side, size_t bytes, ui
 /* Grants a cookie, and sends it to the other side in a message. */
 void world_grant(struct world *world, int side, struct clan_region *region, uint64_t offset,
 	uint32_t bytes, uint32_t rights, uint32_t flags, struct clan_cookie *cookie_out);
+
+/* Sends messages of that length until there is no room; returns how many went. */
+uint32_t world_fill(struct clan_conn *conn, uint32_t cls, uint32_t bytes);
