@@ -131,8 +131,10 @@ void clan_sim_add(struct buffer *buffer, const void *bytes, size_t count)
 
 static void buffer_drop(struct buffer *buffer, size_t count)
 {
-	buffer->used -= count;
-	memmove(buffer->bytes, buffer->bytes + count, buffer->used);
+	if (count > 0) {
+		buffer->used -= count;
+		memmove(buffer->bytes, buffer->bytes + count, buffer->used);
+	}
 }
 
 /* --- connections ---------------------------------------------------------------------------- */
