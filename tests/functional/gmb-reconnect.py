@@ -2,7 +2,9 @@
 """gmb when either side goes: requests in flight are done all the same, once each, and what a
 dead peer's operations still write is not found in memory that was given back (rules G16, G17).
 
-    gmb-reconnect.py GMBLOCK PROGRAM DRIVER
+    gmb-reconnect.py GMBLOCK PROGRAM DRIVER [unix]
+
+unix: not over gmb://.
 """
 import os
 import signal
@@ -183,8 +185,8 @@ class NetworkReconnect(UnixReconnect):
 
 
 if __name__ == "__main__":
-    if not support.has_libfabric():
+    if sys.argv[4:] == ["unix"] or not support.has_libfabric():
         del NetworkReconnect
     PROGRAM, DRIVER = (os.path.realpath(path) for path in sys.argv[2:4])
-    del sys.argv[2:4]
+    del sys.argv[2:]
     support.main()

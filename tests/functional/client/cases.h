@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What the programs share that test libgmblock through its interface, each case a process of its
- * own: PROGRAM CASE URI [ARGUMENT]. A case ends with status 0, or with the line that was not true.
+ * What the programs share that test libgmblock through its interface: PROGRAM CASE[,CASE...] URI
+ * [ARGUMENT]. The process ends with status 0, or with the line that was not true.
  *
  * Threading: as the library. Ownership: plain. Errors: the process ends with status 1.
  */
@@ -139,20 +139,13 @@ static inline void fill(uint8_t *bytes, size_t len, uint64_t seed)
 	}
 }
 
-static inline int run_cases(const struct test_case *cases, int argc, char **argv)
+static inline int run_case(
+	const struct test_case *cases, const char *name, const char *uri, const char *argument)
 {
-	struct run run = { .info = { .size = sizeof(run.info) } };
+	struct run run = { .info = { .size = sizeof(run.info) }, .uri = uri, .argument = argument };
 
-	if (argc < 3) {
-		for (const struct test_case *at = cases; at->name != NULL; at++) {
-			puts(at->name);
-		}
-		return 0;
-	}
-	run.uri = argv[2];
-	run.argument = argc > 3 ? argv[3] : NULL;
 	for (const struct test_case *at = cases; at->name != NULL; at++) {
-		if (strcmp(at->name, argv[1]) == 0) {
+		if (strcmp(at->name, name) == 0) {
 			run.queue = queue_or_die();
 			run.client = open_or_die(run.queue, run.uri, NULL);
 			gmb_get_info(run.client, &run.info);
@@ -162,6 +155,22 @@ static inline int run_cases(const struct test_case *cases, int argc, char **argv
 			return 0;
 		}
 	}
-	fprintf(stderr, "no such case: %s\n", argv[1]);
+	fprintf(stderr, "no such case: %s\n", name);
 	return 2;
+}
+
+static inline int run_cases(const struct test_case *cases, int argc, char **argv)
+{
+	int status = 0;
+
+	if (argc < 3) {
+		for (const struct test_case *at = cases; at->name != NULL; at++) {
+			puts(at->name);
+		}
+		return 0;
+	}
+	for (char *rest = argv[1], *name; status == 0 && (name = strsep(&rest, ",")) != NULL;) {
+		status = run_case(cases, name, argv[2], argc > 3 ? argv[3] : NULL);
+	}
+	return status;
 }

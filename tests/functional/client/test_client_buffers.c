@@ -53,11 +53,11 @@ static void buffer_rules(struct run *run)
 		}
 		/* Servers give memory back in their own time. */
 		while (gmb_buffer_alloc(run->queue, 1, 0, &base, &error) == -ENOSPC) {
-			CHECK(gmb_queue_wait(run->queue, 1000) >= 0);
+			CHECK(gmb_queue_wait(run->queue, 10) >= 0);
 		}
 		gmb_buffer_free(run->queue, base);
 		while (gmb_buffer_alloc(run->queue, 1, 0, &bases[0], &error) == -ENOSPC) {
-			CHECK(gmb_queue_wait(run->queue, 1000) >= 0);
+			CHECK(gmb_queue_wait(run->queue, 10) >= 0);
 		}
 		gmb_buffer_free(run->queue, bases[0]);
 		for (int i = 0; i < 100; i++) {
