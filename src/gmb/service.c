@@ -24,7 +24,8 @@ static void take_offered(struct native_service *service, const struct clan_event
 	}
 	clan_conn_peer(event->conn, &peer);
 	service->offered = event->conn;
-	if (!service->door->take(service->door->context, &native_session_kind, peer.address) ||
+	if (service->door == NULL ||
+		!service->door->take(service->door->context, &native_session_kind, peer.address) ||
 		service->offered != NULL) {
 		service->offered = NULL;
 		clan_reject(event->conn, "the server takes no more connections");
@@ -134,11 +135,16 @@ static void service_destroy(void *context)
 			ring_turn(service->engine->ring, true);
 		}
 		native_slabs_forget(service);
-		/* Connections that were refused may still be on their way out. */
+		service->door = NULL;
+		/* Connections that were refused may still be on their way out, and those that came
+		 * before the listener was closed may still say hello. */
 		while ((result = clan_queue_destroy(service->clan)) == -EBUSY) {
 			struct clan_event events[EVENTS_MAX];
+			int count = clan_queue_wait(service->clan, events, EVENTS_MAX, 10);
 
-			(void)clan_queue_wait(service->clan, events, EVENTS_MAX, 10);
+			for (int i = 0; i < count; i++) {
+				take_offered(service, &events[i]);
+			}
 		}
 		GMB_ASSERT(result == 0);
 		free(service->requests);

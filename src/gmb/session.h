@@ -119,7 +119,8 @@ struct native_slab {
 
 struct native_service {
 	struct engine *engine;
-	const struct engine_door *door; /* of connections that we accept by ourselves */
+	/* Of connections that we accept by ourselves; NULL: of none, or of none any more. */
+	const struct engine_door *door;
 	struct clan_conn *offered;	/* one of them, until a session has it */
 	struct clan_queue *clan;	/* NULL before the first connection */
 	struct ring_source source;

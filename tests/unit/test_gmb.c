@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "clan_hostile.h"
 #include "gmb/server.h"
 #include "gmb/wire.h"
 #include "server/accept.h"
@@ -846,6 +847,54 @@ static void test_the_idle_timeout(void **state)
 	hang_up(client);
 }
 
+static bool take_nobody(void *context, const struct session_kind *kind, const char *address)
+{
+	GMB_UNUSED(context);
+	GMB_UNUSED(kind);
+	GMB_UNUSED(address);
+	return false;
+}
+
+/* It has connected before the listener was closed, and says who it is when the engine ends. */
+static void test_a_hello_after_the_end(void **state)
+{
+	static const struct engine_door door = { .take = take_nobody };
+	struct engine_options options = { .kinds = kinds, .kind_count = 1 };
+	struct export_uri uri = { .is_unix = true };
+	char name[32];
+	char address[64];
+	struct hostile hostile;
+	struct engine *engine;
+	struct error error;
+	struct ring *ring;
+	void *listener;
+
+	GMB_UNUSED(state);
+	snprintf(name, sizeof(name), "gmb-end-%d", getpid());
+	snprintf(address, sizeof(address), "shm:@%s", name);
+	uri.socket_path_bytes = strlen(name) + 1;
+	uri.socket_path = calloc(1, uri.socket_path_bytes + 1);
+	assert_non_null(uri.socket_path);
+	memcpy(uri.socket_path + 1, name, strlen(name));
+	assert_int_equal(ring_create(&(struct ring_options){ 0 }, &ring, &error), 0);
+	options.ring = ring;
+	engine_limits_default(&options.limits);
+	assert_int_equal(engine_create(&options, &engine, &error), 0);
+	assert_int_equal(engine_listen(engine, kinds[0], &uri, &door, &listener, &error), 0);
+	hostile_open(&hostile, address);
+	for (int i = 0; i < 100; i++) {
+		(void)ring_turn(ring, false);
+	}
+	engine_listen_end(engine, kinds[0], listener);
+	hostile_seal(&hostile);
+	hostile_send_hello(&hostile);
+	engine_destroy(engine);
+	assert_false(hostile_welcomed(&hostile));
+	hostile_close(&hostile);
+	ring_destroy(ring);
+	free(uri.socket_path);
+}
+
 int main(void)
 {
 #define WITH_SERVER(test) cmocka_unit_test_setup_teardown(test, server_begin, server_end)
@@ -866,6 +915,7 @@ int main(void)
 		WITH_SERVER(test_signs_of_life),
 		cmocka_unit_test_setup_teardown(
 			test_the_idle_timeout, server_begin_impatient, server_end),
+		cmocka_unit_test(test_a_hello_after_the_end),
 	};
 
 	const struct CMUnitTest with_cookies[] = {
