@@ -233,7 +233,8 @@ enum { CLAN_ADDRESS_BYTES = 160 };
  * until the listener is closed. */
 const char *clan_listener_address(const struct clan_listener *listener);
 
-/* Stops listening; its connections stay. Removes the socket file. NULL is a no-op. */
+/* Stops listening. Its connections stay, but for those without CLAN_EVENT_CONNECT; of some that
+ * event may still be given. Removes the socket file. NULL is a no-op. */
 void clan_listener_close(struct clan_listener *listener);
 
 /* Takes a connected Unix SOCK_SEQPACKET socket that the program accepted by itself, for programs

@@ -778,6 +778,15 @@ static void listener_close(struct clan_listener *base)
 	struct ofi_listener *listener = container_of(base, struct ofi_listener, listener);
 
 	fi_close(&listener->pep->fid);
+	list_for_each(node, &base->queue->conns)
+	{
+		struct clan_conn *conn = list_entry(node, struct clan_conn, node);
+
+		if (conn->provider == &clan_provider_ofi && !conn->known &&
+			ofi_conn(conn)->listener == listener) {
+			ofi_conn_end(ofi_conn(conn), -ECONNRESET, "");
+		}
+	}
 	listener->closed = true;
 	if (listener->conn_count == 0) {
 		free(listener);

@@ -13,7 +13,8 @@ enum {
 	RPC_CALLS_DEFAULT = 32,
 	RPC_BYTES_DEFAULT = 4096,
 	RPC_CONNS_DEFAULT = 256,
-	RPC_EVENTS = 32, /* taken at once */
+	RPC_EVENTS = 32,  /* taken at once */
+	RPC_LOOK_MS = 10, /* for connections that end without an event */
 };
 
 #define RPC_NS_PER_MS UINT64_C(1000000)
@@ -199,6 +200,10 @@ static void handle(struct clan_rpc *rpc, const struct clan_event *event)
 {
 	struct rpc_link *link = event->context;
 
+	if (event->type == CLAN_EVENT_CONNECT && rpc->ending) {
+		clan_reject(event->conn, "this node ends");
+		return;
+	}
 	if (event->type == CLAN_EVENT_CONNECT) {
 		rpc_node_offered(rpc, event->conn);
 		return;
@@ -502,14 +507,16 @@ void clan_rpc_destroy(struct clan_rpc *rpc)
 	if (rpc == NULL) {
 		return;
 	}
+	rpc->ending = true; /* hellos of those who came before may still arrive */
 	clan_listener_close(rpc->listener);
 	for_each_node(rpc, end_node);
 	while (has_open_nodes(rpc)) {
 		take_events(rpc, -1, &count);
 	}
 	for_each_node(rpc, rpc_node_free);
-	while (clan_queue_destroy(rpc->queue) == -EBUSY) { /* those that were rejected */
-		take_events(rpc, -1, &count);
+	/* Those that were rejected, and those that never said hello. */
+	while (clan_queue_destroy(rpc->queue) == -EBUSY) {
+		take_events(rpc, RPC_LOOK_MS, &count);
 	}
 	free(rpc);
 }

@@ -756,6 +756,15 @@ static void listener_close(struct clan_listener *base)
 	}
 	free(listener->path);
 	listener->path = NULL;
+	list_for_each(node, &base->queue->conns)
+	{
+		struct clan_conn *conn = list_entry(node, struct clan_conn, node);
+
+		if (conn->provider == &clan_provider_shm && !conn->known &&
+			shm_conn(conn)->listener == listener) {
+			shm_conn_end(shm_conn(conn), -ECONNRESET, "");
+		}
+	}
 	listener->closed = true;
 	if (listener->conn_count == 0) {
 		free(listener);

@@ -687,6 +687,36 @@ static void serve_until_killed(void **state, int ready)
 }
 
 /* Every call gets one reply, however the server ends. */
+/* Some have connected, some say hello meanwhile: the end waits for nobody's good will. */
+static void ends_while_others_connect(void **state)
+{
+	const struct clan_rpc_options many = {
+		.size = sizeof(many), .node = CLAN_RPC_NO_NODE, .conns = CLAN_RPC_CONNS_MAX
+	};
+
+	for (int turns = 0; turns < 4; turns++) {
+		char address[CLAN_ADDRESS_BYTES];
+		struct clan_rpc_event event;
+		struct side server, client;
+
+		make(state, &server, NULL);
+		listen_anywhere(state, &server, address);
+		make(state, &client, &many);
+		for (uint32_t node = 0; node < 3; node++) {
+			assert_int_equal(clan_rpc_dial(client.rpc, node, address, NULL), 0);
+		}
+		for (int i = 0; i < turns; i++) {
+			look(&client);
+			(void)clan_rpc_next(server.rpc, &event, buffer, sizeof(buffer), 0);
+		}
+		clan_rpc_destroy(server.rpc);
+		for (uint32_t node = 0; node < 3; node++) {
+			wait_for(&client, &client, CLAN_RPC_DOWN);
+		}
+		clan_rpc_destroy(client.rpc);
+	}
+}
+
 static void a_killed_server(void **state)
 {
 	enum { KILLS = 20, CALLS = 32 };
@@ -755,6 +785,7 @@ int main(void)
 		CASE(a_number_has_one_owner),
 		CASE(broken_rules_end_the_node),
 		CASE(a_peer_that_takes_no_replies),
+		CASE(ends_while_others_connect),
 		CASE(a_killed_server),
 #undef CASE
 	};
