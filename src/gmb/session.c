@@ -408,8 +408,11 @@ void native_session_flush(struct session *base, bool alone)
 	struct native_session *session = of(base);
 
 	GMB_UNUSED(alone);
-	if (session->handshake != NULL && !answer_send(session)) {
-		return;
+	if (session->handshake != NULL && session->handshake->answer_bytes > 0) {
+		if (!answer_send(session)) {
+			return;
+		}
+		native_session_take(session); /* nothing was taken while the answer waited */
 	}
 	if (session->event_due) {
 		event_send(session);

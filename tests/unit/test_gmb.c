@@ -645,6 +645,39 @@ static void test_lists_and_looks(void **state)
 	hang_up(client);
 }
 
+static void do_nothing(struct engine *engine, void *context)
+{
+	GMB_UNUSED(engine);
+	GMB_UNUSED(context);
+}
+
+/* More than a ring holds: the server stops when there is no room for an answer, and goes on. */
+static void test_lists_before_answers_are_taken(void **state)
+{
+	/* More answers than fit into a ring, which stop the server; and so few that there is room
+	 * for all questions when it has told of half a ring that it has taken. */
+	enum { LISTS = 256 + 128 };
+	const struct native_wire_list list = { .cursor = 0 };
+	struct server *server = *state;
+	struct client *client = dial_well(server);
+
+	for (uint32_t i = 0; i < LISTS; i++) {
+		while (clan_send(client->conn, CLAN_BULK, NATIVE_LIST, &list, sizeof(list)) != 0) {
+			turn(client);
+		}
+		clan_flush(client->conn);
+	}
+	for (int i = 0; i < 3; i++) { /* turns of the server, which finds no room */
+		assert_int_equal(reactor_call(server->reactor, do_nothing, NULL), 0);
+	}
+	for (uint32_t i = 0; i < LISTS; i++) {
+		assert_true(hear(client));
+		assert_int_equal(client->head.type, NATIVE_EXPORT);
+	}
+	open_disk(client, 0);
+	hang_up(client);
+}
+
 /* Asks and asks, and never takes an answer: its requests wait, and others are served. */
 static void test_a_client_that_takes_no_answers(void **state)
 {
@@ -909,6 +942,7 @@ int main(void)
 		WITH_SERVER(test_G7_rights),
 		WITH_SERVER(test_G8_and_G9_refusals_keep_the_connection),
 		WITH_SERVER(test_lists_and_looks),
+		WITH_SERVER(test_lists_before_answers_are_taken),
 		WITH_SERVER(test_a_client_that_takes_no_answers),
 		WITH_SERVER(test_G13_regions_that_are_wanted_back),
 		WITH_SERVER(test_events),
