@@ -54,6 +54,7 @@ struct hub {
 	bool settling;	 /* hub_settle() is under way */
 	struct ring_op retry_op;
 	struct list_node carriers; /* struct native_carrier */
+	struct list_node hungry;   /* those that have not taken all that is there */
 	struct hub_buffer buffers[HUB_BUFFERS_MAX];
 	uint32_t last_found;
 	uint64_t pool_used[HUB_POOL_BYTES / HUB_PAGE_BYTES / 64]; /* a bit per page */
@@ -102,9 +103,10 @@ struct native_carrier {
 	struct hub *hub; /* from the first start on */
 	const struct native_target *target;
 	enum native_carrier_state state;
-	struct list_node node;	/* in hub->carriers while there is a connection */
-	struct clan_conn *conn; /* NULL: CLOSED was given, or there was none */
-	bool needs_cookies;	/* the server said so */
+	struct list_node node;	      /* in hub->carriers while there is a connection */
+	struct list_node hungry_node; /* in hub->hungry */
+	struct clan_conn *conn;	      /* NULL: CLOSED was given, or there was none */
+	bool needs_cookies;	      /* the server said so */
 	struct ring_op timer_op;
 	struct ring_op fail_op;
 	struct error failure; /* for fail_op */
@@ -150,6 +152,8 @@ void hub_settle(struct hub *hub);
 GMB_MUST_CHECK int native_connect(struct clan_queue *queue, const struct native_target *target,
 	const struct clan_conn_options *options, struct clan_conn **conn_out, struct error *error);
 void native_carrier_event(struct native_carrier *carrier, const struct clan_event *event);
+/* Takes what the server has sent, as far as others need not wait. */
+void native_carrier_take(struct native_carrier *carrier);
 /* Ends the connection when it shares that buffer; true: it still does. */
 bool native_carrier_shares(struct native_carrier *carrier, uint32_t buffer, bool end);
 /* Asks for a buffer back that is to be freed. */

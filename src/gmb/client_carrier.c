@@ -23,6 +23,10 @@ _Static_assert(CARRIER_TEXT_BYTES_MAX >= (int)NATIVE_TEXT_BYTES_MAX, "texts");
 _Static_assert(CARRIER_NAME_BYTES_MAX > (int)NATIVE_NAME_BYTES_MAX, "names");
 _Static_assert((int)CARRIER_LABEL_BYTES_MAX >= (int)EXPORT_URI_LABEL_BYTES, "labels");
 
+/* Messages of a server in a row before others have their turn; more than its rings hold, so that
+ * what it had published before its end is taken at once. */
+enum { MESSAGES_MAX = 512 };
+
 static const uint32_t carrier_edges[] = {
 	[NATIVE_IDLE] = BIT(NATIVE_DIALING),
 	[NATIVE_DIALING] = BIT(NATIVE_READY) | BIT(NATIVE_CLOSING),
@@ -97,6 +101,7 @@ static void native_lose(struct carrier *base)
 		}
 	}
 	set_state(carrier, NATIVE_CLOSING);
+	list_remove(&carrier->hungry_node);
 	if (carrier->conn != NULL) {
 		clan_close(carrier->conn);
 	}
@@ -611,14 +616,17 @@ static const char *take_message(struct native_carrier *carrier, const struct cla
 	return "G2: a message that does not belong here";
 }
 
-/* Replies are bounded by what was asked, so this ends. */
-static void receive(struct native_carrier *carrier)
+void native_carrier_take(struct native_carrier *carrier)
 {
 	struct clan_message message;
 
-	while (carrier->state == NATIVE_READY || carrier->state == NATIVE_DIALING) {
+	list_remove(&carrier->hungry_node);
+	for (int i = 0; i < MESSAGES_MAX; i++) {
 		const char *rule;
 
+		if (carrier->state != NATIVE_READY && carrier->state != NATIVE_DIALING) {
+			return;
+		}
 		if (clan_recv(carrier->conn, CLAN_ANY, &message, carrier->message,
 			    sizeof(carrier->message)) != 0) {
 			return; /* an event tells of more, or of the end */
@@ -630,7 +638,11 @@ static void receive(struct native_carrier *carrier)
 
 			snprintf(text, sizeof(text), "the server broke a rule of gmb: %s", rule);
 			fail(carrier, -EPROTO, text);
+			return;
 		}
+	}
+	if (carrier->state != NATIVE_CLOSING) {
+		list_push_back(&carrier->hub->hungry, &carrier->hungry_node);
 	}
 }
 
@@ -651,13 +663,13 @@ static void connected(struct native_carrier *carrier)
 	/* A ring that was never used has room. */
 	if (clan_send(carrier->conn, CLAN_BULK, NATIVE_OPEN, carrier->open, carrier->open_bytes) ==
 		0) {
-		receive(carrier);
+		native_carrier_take(carrier);
 	}
 }
 
 static void lost(struct native_carrier *carrier, const struct clan_event *event)
 {
-	receive(carrier); /* what was published before */
+	native_carrier_take(carrier); /* what was published before */
 	if (carrier->state != NATIVE_CLOSING) {
 		fail(carrier, event->status, clan_conn_reason(carrier->conn));
 	}
@@ -678,7 +690,7 @@ void native_carrier_event(struct native_carrier *carrier, const struct clan_even
 		connected(carrier);
 		break;
 	case CLAN_EVENT_READY:
-		receive(carrier);
+		native_carrier_take(carrier);
 		break;
 	case CLAN_EVENT_LOST:
 		lost(carrier, event);
@@ -890,6 +902,7 @@ static struct carrier *native_create(const struct carrier_target *target)
 	}
 	carrier->target = (const struct native_target *)(const void *)target;
 	list_init(&carrier->node);
+	list_init(&carrier->hungry_node);
 	list_init(&carrier->unsent);
 	list_init(&carrier->sent);
 	return &carrier->base;

@@ -28,11 +28,21 @@ static int source_poll(struct ring_source *source)
 {
 	struct hub *hub = container_of(source, struct hub, source);
 	struct clan_event events[EVENTS_MAX];
+	struct list_node hungry;
+	struct list_node *node;
 	int count = clan_queue_wait(hub->clan, events, EVENTS_MAX, 0);
 
 	GMB_ASSERT(count >= 0);
+	list_init(&hungry);
+	while ((node = list_pop_front(&hub->hungry)) != NULL) {
+		list_push_back(&hungry, node); /* what gets hungry again waits for the next turn */
+	}
 	for (int i = 0; i < count; i++) {
 		native_carrier_event(events[i].context, &events[i]);
+	}
+	while ((node = list_pop_front(&hungry)) != NULL) {
+		native_carrier_take(list_entry(node, struct native_carrier, hungry_node));
+		count++;
 	}
 	if (hub->unsettled) {
 		hub_settle(hub);
@@ -42,7 +52,9 @@ static int source_poll(struct ring_source *source)
 
 static bool source_arm(struct ring_source *source)
 {
-	return clan_queue_arm(container_of(source, struct hub, source)->clan) == 0;
+	struct hub *hub = container_of(source, struct hub, source);
+
+	return list_is_empty(&hub->hungry) && clan_queue_arm(hub->clan) == 0;
 }
 
 static void source_removed(struct ring_source *source)
@@ -106,6 +118,7 @@ int hub_get(struct gmb_queue *queue, struct hub **hub_out, struct error *error)
 	hub->part.destroy = hub_destroy;
 	hub->ring = queue_ring(queue);
 	list_init(&hub->carriers);
+	list_init(&hub->hungry);
 	*part = &hub->part;
 	*hub_out = hub;
 	return 0;

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The client's side of gmb against a server that breaks no rule and still does harm, spoken over
+ * clan as such a server would. Both are in one thread, so that nothing depends on time.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <gmblock/clan.h>
+#include <gmblock/gmblock.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/compiler.h"
+#include "gmb/wire.h"
+
+enum {
+	EXPORT_BYTES = 1 << 20,
+	EVENTS_ENOUGH = 100000, /* many times what one turn should take */
+	TURNS_MAX = 10000,
+};
+
+struct server {
+	struct clan_queue *queue;
+	struct clan_listener *listener;
+	struct clan_conn *conn;
+	char uri[96];
+	uint32_t sent; /* EVENTs */
+	bool closed;
+};
+
+static void server_open(struct server *server)
+{
+	struct clan_error error;
+	char address[64];
+
+	memset(server, 0, sizeof(*server));
+	snprintf(address, sizeof(address), "shm:@gmb-client-%d", getpid());
+	snprintf(server->uri, sizeof(server->uri), "gmb+unix:///disk?socket=%%00gmb-client-%d",
+		getpid());
+	assert_int_equal(clan_queue_create(NULL, &server->queue, &error), 0);
+	assert_int_equal(clan_listen(server->queue, address, NULL, &server->listener, &error), 0);
+}
+
+static void welcome(struct server *server, struct clan_conn *conn)
+{
+	const struct native_wire_welcome hello = { .magic = NATIVE_MAGIC,
+		.version = NATIVE_VERSION };
+
+	server->conn = conn;
+	assert_int_equal(clan_accept(conn, &hello, sizeof(hello)), 0);
+}
+
+/* Answers OPEN, whatever it says. */
+static void receive(struct server *server)
+{
+	const struct native_wire_export export = {
+		.flags = NATIVE_EXPORT_WRITABLE,
+		.bytes = EXPORT_BYTES,
+		.payload_max = 1 << 20,
+		.block_preferred = 4096,
+	};
+	uint8_t bytes[NATIVE_MESSAGE_BYTES_MAX];
+	struct clan_message message;
+
+	while (clan_recv(server->conn, CLAN_ANY, &message, bytes, sizeof(bytes)) == 0) {
+		assert_int_equal(message.type, NATIVE_OPEN);
+		assert_int_equal(
+			clan_send(server->conn, CLAN_BULK, NATIVE_EXPORT, &export, sizeof(export)),
+			0);
+	}
+}
+
+static void server_turn(struct server *server)
+{
+	struct clan_event events[16];
+	int count = clan_queue_wait(server->queue, events, 16, 0);
+
+	for (int i = 0; i < count; i++) {
+		if (events[i].type == CLAN_EVENT_CONNECT) {
+			welcome(server, events[i].conn);
+		} else if (events[i].type == CLAN_EVENT_READY) {
+			receive(server);
+		} else if (events[i].type == CLAN_EVENT_CLOSED) {
+			server->closed = true;
+		}
+	}
+}
+
+static void server_close(struct server *server)
+{
+	clan_listener_close(server->listener);
+	clan_close(server->conn);
+	while (!server->closed) {
+		server_turn(server);
+	}
+	assert_int_equal(clan_queue_destroy(server->queue), 0);
+}
+
+/* For each size that the client hears of, it is told another one. */
+static void resize(struct server *server)
+{
+	const struct native_wire_event event = { .bytes =
+							 EXPORT_BYTES + ++server->sent % 2 * 4096 };
+
+	assert_int_equal(
+		clan_send(server->conn, CLAN_BULK, NATIVE_EVENT, &event, sizeof(event)), 0);
+	clan_flush(server->conn);
+}
+
+static void heard(void *context, enum gmb_event event, const char *text)
+{
+	struct server *server = context;
+
+	GMB_UNUSED(text);
+	if (event == GMB_EVENT_RESIZED && server->sent < EVENTS_ENOUGH) {
+		resize(server);
+	}
+}
+
+static void test_a_server_that_never_stops_talking(void **state)
+{
+	struct gmb_options options = { .size = sizeof(options), .event = heard };
+	struct gmb_client *client;
+	struct gmb_queue *queue;
+	struct gmb_error error;
+	struct server server;
+	uint32_t before;
+
+	GMB_UNUSED(state);
+	server_open(&server);
+	options.context = &server;
+	assert_int_equal(gmb_queue_create(NULL, &queue, &error), 0);
+	assert_int_equal(gmb_open_start(queue, server.uri, &options, &client, &error), 0);
+	for (int i = 0; gmb_open_result(client, &error) != 0; i++) {
+		assert_true(i < TURNS_MAX);
+		assert_true(gmb_queue_wait(queue, 1) >= 0);
+		server_turn(&server);
+	}
+	resize(&server);
+	/* Every turn ends, and the next one goes on where it ended. */
+	for (int i = 0; i < 10; i++) {
+		before = server.sent;
+		assert_true(gmb_queue_wait(queue, 0) >= 0);
+		assert_true(server.sent > before);
+		assert_true(server.sent < EVENTS_ENOUGH);
+	}
+	server.sent = EVENTS_ENOUGH;
+	assert_int_equal(gmb_close(client), 0);
+	assert_int_equal(gmb_queue_destroy(queue), 0);
+	server_close(&server);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_a_server_that_never_stops_talking),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
