@@ -123,7 +123,8 @@ static struct clan_event wait_for(struct clan_queue *queue, unsigned type)
 			die("no event", result == 0 ? -ETIMEDOUT : result);
 		}
 		if (event.type == CLAN_EVENT_LOST) {
-			die(clan_conn_reason(event.conn), event.status);
+			fprintf(stderr, "clan-echo: %s\n", clan_conn_reason(event.conn));
+			exit(EXIT_FAILURE);
 		}
 	} while (event.type != type);
 	return event;

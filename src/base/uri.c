@@ -227,9 +227,28 @@ const char *uri_unix_advice(const char *socket_path, int err)
 	case EPERM:
 		return "connecting needs write permission for the socket file and access to its "
 		       "folder";
+	case EPIPE:
+	case ECONNRESET:
+		return "the server closed the connection at once: it may be at its limit of "
+		       "connections";
 	case EPROTOTYPE:
 		return "is this the path of another URI? A server has one socket for nbd+unix and "
 		       "another for gmb+unix";
+	default:
+		return NULL;
+	}
+}
+
+const char *uri_tcp_advice(int err)
+{
+	switch (-err) {
+	case ECONNREFUSED:
+		return "is a server listening there, at this port and for this address?";
+	case EHOSTUNREACH:
+	case ENETUNREACH:
+		return "is the address right, and the host up and in reach?";
+	case ETIMEDOUT:
+		return "is the host up, and does a firewall let the port through?";
 	default:
 		return NULL;
 	}

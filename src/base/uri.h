@@ -35,6 +35,8 @@ void uri_fini(struct uri *uri);
 /* What to look at when connecting to the socket of a URI gave err, a negative errno; NULL when that
  * says it all. socket_path: as in struct uri. */
 const char *uri_unix_advice(const char *socket_path, int err);
+/* The same for a host and its port. */
+const char *uri_tcp_advice(int err);
 
 struct uri_parameter {
 	char *name;

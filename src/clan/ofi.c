@@ -337,15 +337,29 @@ void ofi_conn_end(struct ofi_conn *conn, int status, const char *reason)
 	die(conn);
 }
 
+/* What the provider tcp reports when its first message was answered by something else, or not. */
+static bool is_no_answer(int code)
+{
+	return code == -ECANCELED || code == -EINPROGRESS || code == -ECONNRESET ||
+	       code == -EPIPE || code == -EPROTO;
+}
+
 void ofi_conn_cut(struct ofi_conn *conn, int error)
 {
 	char reason[CLAN_REASON_BYTES];
 	bool dialing = conn->phase == OFI_DIALING;
+	int code = ofi_errno(error);
+	const char *advice = uri_tcp_advice(code);
 
 	conn->ending = false;
-	if (dialing && error != 0) {
-		snprintf(reason, sizeof(reason), "cannot connect: %s", strerror(-ofi_errno(error)));
-		ofi_conn_end(conn, ofi_errno(error), reason);
+	if (dialing && is_no_answer(code)) {
+		ofi_conn_end(conn, code,
+			"cannot connect: what listens there closed the connection; is this the "
+			"port of another protocol?");
+	} else if (dialing && error != 0) {
+		snprintf(reason, sizeof(reason), "cannot connect: %s%s%s", strerror(-code),
+			advice != NULL ? "; " : "", advice != NULL ? advice : "");
+		ofi_conn_end(conn, code, reason);
 	} else {
 		ofi_conn_end(conn, -ECONNRESET,
 			"the peer has gone: its process has ended, or it cannot be reached");
@@ -586,7 +600,7 @@ static void looked_up(struct work *work)
 			}
 		}
 		if (result != 0) {
-			snprintf(reason, sizeof(reason), "cannot connect: %.140s",
+			snprintf(reason, sizeof(reason), "cannot connect: %.143s",
 				resolve->error.text);
 			ofi_conn_end(conn, result, reason);
 		}

@@ -29,6 +29,7 @@
 #include <rdma/fi_rma.h>
 #undef container_of /* ours checks the type */
 
+#include "base/uri.h"
 #include "clan/clan.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__

@@ -80,9 +80,7 @@ int ofi_look_up(const char *provider, const char *host, const char *port, bool l
 	pthread_once(&api.once, load);
 	if (!api.loaded) {
 		return error_set(error, -EPROTONOSUPPORT,
-			"libfabric cannot be loaded: %s; install "
-			"the package that has libfabric.so.1",
-			api.problem);
+			"libfabric cannot be loaded: %s; install it (libfabric1)", api.problem);
 	}
 	hints = api.dupinfo(NULL);
 	if (hints != NULL) {
@@ -105,11 +103,17 @@ int ofi_look_up(const char *provider, const char *host, const char *port, bool l
 		FI_VERSION(1, 17), host, port, listen ? FI_SOURCE : 0, hints, info_out));
 	api.freeinfo(hints);
 	if (result != 0) {
-		error_set(error, result == -ENODATA ? -EADDRNOTAVAIL : result,
-			"libfabric finds no way to it by \"%s\": the name is unknown, or no such "
-			"device is there",
-			provider);
-		return error->code;
+		bool by_device = strcmp(provider, "verbs") == 0;
+
+		return error_set(error,
+			result != -ENODATA ? result
+			: by_device	   ? -ENODEV
+					   : -EADDRNOTAVAIL,
+			"libfabric finds no way by %s: %s", provider,
+			by_device ? "no RDMA device here reaches the host, or libfabric has no "
+				    "verbs"
+			: listen  ? "this machine does not have that address"
+				  : "the host is unknown, or cannot be reached");
 	}
 	return 0;
 }

@@ -181,8 +181,9 @@ static int service_listen(void *context, struct export_uri *uri, const struct en
 	result = clan_listen(service->clan, address, &options, &listener, &reason);
 	free(address);
 	if (result < 0) {
-		return error_set(error, result, "cannot listen on gmb://%s:%u: %s", uri->host,
-			uri->port, reason.text);
+		return error_set(error, result, "cannot listen on gmb://%s:%u%s%s: %s", uri->host,
+			uri->port, uri->provider != NULL ? "?provider=" : "",
+			uri->provider != NULL ? uri->provider : "", reason.text);
 	}
 	uri->port = port_of(clan_listener_address(listener));
 	*listener_out = listener;

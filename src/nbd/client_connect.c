@@ -174,26 +174,11 @@ static void end_timed_out(struct connector *connector, const char *doing)
 			       (double)connector->timeout_ns / 1e9, doing));
 }
 
-static const char *tcp_advice(int err)
-{
-	switch (-err) {
-	case ECONNREFUSED:
-		return "is a server listening there, at this port and for this address?";
-	case EHOSTUNREACH:
-	case ENETUNREACH:
-		return "is the address right, and the host up and in reach?";
-	case ETIMEDOUT:
-		return "is the host up, and does a firewall let the port through?";
-	default:
-		return NULL;
-	}
-}
-
 static void end_refused(struct connector *connector, int err)
 {
 	const char *advice = connector->uri->is_unix
 				     ? uri_unix_advice(connector->uri->socket_path, err)
-				     : tcp_advice(err);
+				     : uri_tcp_advice(err);
 
 	end(connector, error_set(&connector->error, err, "cannot connect: %s%s%s", strerror(-err),
 			       advice != NULL ? "; " : "", advice != NULL ? advice : ""));

@@ -264,6 +264,10 @@ static void open_inner(struct engine *engine, void *context)
 	opening->result = engine_listen(engine, inner->kind, &opening->listener->uri,
 		&acceptor->inner_door, &inner->listener, opening->error);
 	acceptor->inner_count += opening->result == 0;
+	if (opening->result == -EADDRINUSE || opening->result == -EADDRNOTAVAIL ||
+		opening->result == -EACCES) {
+		(void)listener_tcp_error(&opening->listener->uri, opening->result, opening->error);
+	}
 }
 
 static void close_inner(struct engine *engine, void *context)

@@ -65,7 +65,7 @@ static void set_port(union address *address, uint16_t port)
 	}
 }
 
-static int tcp_error(const struct export_uri *uri, int code, struct error *error)
+int listener_tcp_error(const struct export_uri *uri, int code, struct error *error)
 {
 	char shown[URI_SHOWN_BYTES];
 
@@ -223,7 +223,7 @@ static int tcp_open(const struct export_uri *uri, struct listener *listener, str
 	}
 	freeaddrinfo(list);
 	if (rc < 0) {
-		return tcp_error(uri, rc, error);
+		return listener_tcp_error(uri, rc, error);
 	}
 	return set_tcp_uri(listener, uri->protocol, host, port, error);
 }

@@ -34,6 +34,9 @@ struct listener {
 GMB_MUST_CHECK int listener_open(const struct export_uri *uri, const struct session_kind *kind,
 	struct listener *listener, struct error *error);
 
+/* code: why it cannot be listened on that address, a negative errno; it is returned. */
+int listener_tcp_error(const struct export_uri *uri, int code, struct error *error);
+
 /* The kind listens at listener->uri now. */
 void listener_is_bound(struct listener *listener);
 

@@ -51,7 +51,13 @@ class Network(support.Case):
         self.assertEqual(server.stop(), (0, ""))
         status, _, errors = self.run_gmblock("info", server.uri)
         self.assertEqual(status, 1)
-        self.assertIn("Connection refused", errors)
+        self.assertIn("Connection refused; is a server listening there", errors)
+
+    def test_the_port_of_nbd(self):
+        server = self.serve("memory:1M", listen="nbd://127.0.0.1:0")
+        self.check_refused(["info", server.uri.replace("nbd:", "gmb:")], 1,
+                           "is this the port of another protocol?")
+        self.assertEqual(server.stop()[0], 0)
 
     def test_it_listens_beside_others(self):
         server = self.serve("--listen", "nbd://127.0.0.1:0", "--listen", "gmb://[::1]:0",
@@ -85,7 +91,11 @@ class Network(support.Case):
         self.check_refused(["info", "gmb://127.0.0.1/?provider=udp"], 2,
                            "'provider' can be tcp or verbs")
         server = self.serve("memory:1M")
-        self.check_refused(["serve", "--listen", server.uri, "memory:1M"], 1, "cannot listen on")
+        self.check_refused(["serve", "--listen", server.uri, "memory:1M"], 1,
+                           "cannot listen on " + server.uri, "port is in use")
+        self.check_refused(["serve", "--listen", "gmb://192.0.2.1:0?insecure-network=yes",
+                            "memory:1M"], 1, "does not have that address")
+        self.check_refused(["info", "gmb://no-such-host.invalid"], 1, "the host is unknown")
         self.assertEqual(server.stop(), (0, ""))
 
     def test_connections_are_counted(self):

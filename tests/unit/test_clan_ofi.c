@@ -72,7 +72,9 @@ static void nobody_listens(void **state)
 		clan_connect(world.queues[WORLD_DIALER], address, NULL, NULL, 0, &conn, NULL), 0);
 	event = world_event(&world, WORLD_DIALER, CLAN_EVENT_LOST);
 	assert_int_equal(event.status, -ECONNREFUSED);
-	assert_string_equal(clan_conn_reason(conn), "cannot connect: Connection refused");
+	assert_string_equal(clan_conn_reason(conn),
+		"cannot connect: Connection refused; is a server "
+		"listening there, at this port and for this address?");
 	world_close_conn(&world, WORLD_DIALER, conn);
 	/* Closed while the name is looked up. */
 	assert_int_equal(clan_connect(world.queues[WORLD_DIALER], "ofi:localhost:1", NULL, NULL, 0,

@@ -313,6 +313,17 @@ static void any_scheme(void **state)
 	assert_int_equal(uri_parse("gmb+unix:///a", &uri, NULL), -EINVAL);
 }
 
+static void advice(void **state)
+{
+	(void)state;
+	assert_non_null(strstr(uri_unix_advice("/s", -EPIPE), "limit of connections"));
+	assert_non_null(strstr(uri_unix_advice("/s", -ECONNRESET), "limit of connections"));
+	assert_non_null(strstr(uri_unix_advice("/s", -EPROTOTYPE), "nbd+unix"));
+	assert_null(uri_unix_advice("/s", -ENOMEM));
+	assert_non_null(strstr(uri_tcp_advice(-ECONNREFUSED), "at this port"));
+	assert_null(uri_tcp_advice(-ENOMEM));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -325,6 +336,7 @@ int main(void)
 		cmocka_unit_test(malformed),
 		cmocka_unit_test(formatting),
 		cmocka_unit_test(any_scheme),
+		cmocka_unit_test(advice),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
