@@ -325,6 +325,7 @@ static int remove_stale(const struct export_uri *uri, const union address *addre
 {
 	const char *path = uri->socket_path;
 	char shown[URI_SHOWN_BYTES];
+	char label[EXPORT_URI_LABEL_BYTES];
 	struct stat st;
 	int probe;
 	int code;
@@ -354,7 +355,8 @@ static int remove_stale(const struct export_uri *uri, const union address *addre
 			"and cannot be removed: %s",
 			shown, strerror(errno));
 	}
-	log_info("removed the socket file %s that an earlier server left behind", shown);
+	log_info("removed the socket file %s that an earlier server left behind",
+		export_uri_label(label, uri));
 	return 0;
 }
 
