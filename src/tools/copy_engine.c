@@ -6,6 +6,7 @@
 
 #include "base/bytes.h"
 #include "base/list.h"
+#include "base/log.h"
 #include "tools/copy.h"
 
 /* Holes of the source below this are read, and found again as zeroes if that is asked for: a
@@ -570,6 +571,8 @@ static void look_around(struct engine *engine)
 
 	engine->options->tick(engine->options->tick_context);
 	if (copy_loop_check(engine->options->loop, &error) < 0 && !engine->stopping) {
+		log_info("stopping: what is in flight is waited for; a second signal ends the copy "
+			 "at once");
 		engine_fail(engine, &error);
 	}
 	for (size_t i = 0; i < ARRAY_COUNT(ends); i++) {

@@ -80,11 +80,12 @@ class Kills(CopyCase):
         self.serve(disk, "up")
         relay = self.relay("up")
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            process = self.spawn(*self.one_by_one(source, relay.uri))
+            process = self.spawn("--log-level", "info", *self.one_by_one(source, relay.uri))
             relay.at("up", 2 * MIB, lambda _chunk, _index, process=process, number=number:
                      process.send_signal(number))
             _, errors = process.communicate()
             self.assertEqual(process.returncode, 128 + number, errors)
+            self.assertIn("a second signal ends the copy at once", errors)
             self.assertIn(f"stopped by {number.name}", errors)
             self.assertIn("holds a partial copy", errors)
             self.assertIn(f"go on from byte {self.durable()}", errors)
