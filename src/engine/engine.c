@@ -319,7 +319,7 @@ static void expire_if_idle(struct session *session, uint64_t now_ns, uint64_t *d
 		return;
 	}
 	engine->counters.sessions_idle++;
-	session_log(session, "is disconnected by the idle timeout from");
+	session_log(session, "was idle too long and is disconnected from");
 	session_terminate(session, NULL);
 }
 

@@ -160,7 +160,7 @@ class ConnectionLimits(support.Case):
             self.assertEqual((counters["connections_idle"], counters["connections_failed"]), (2, 0))
         code, errors = server.stop()
         self.assertEqual(code, 0)
-        self.assertIn('is disconnected by the idle timeout from export "any"', errors)
+        self.assertIn('was idle too long and is disconnected from export "any"', errors)
 
     @unittest.skipUnless(shutil.which("ss"), "ss is not installed")
     def test_the_place_of_a_machine_that_died(self):
