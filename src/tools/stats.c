@@ -366,17 +366,24 @@ static const char *class_text(char out[48], const json_t *operation)
 	return out;
 }
 
+static const char *plural(double count)
+{
+	return count == 1 ? "" : "s";
+}
+
 static void show_head(const json_t *document)
 {
 	const char *version = text_of(document, "version");
 	char shown[QUOTE_BYTES];
 
-	printf("Server %.0f, gmblock %s, up %.0f s: %.0f connections, %.0f requests in flight\n",
+	printf("Server %.0f, gmblock %s, up %.0f s: %.0f connection%s, %.0f request%s in flight\n",
 		number(document, NULL, "pid"),
 		log_escape(shown, sizeof(shown), version, strlen(version)),
 		number(document, NULL, "uptime_seconds"),
 		number(document, "counters", "connections"),
-		number(document, "counters", "inflight"));
+		plural(number(document, "counters", "connections")),
+		number(document, "counters", "inflight"),
+		plural(number(document, "counters", "inflight")));
 }
 
 enum { GB_BYTES = 48 };
@@ -416,10 +423,10 @@ static void show_export_name(const json_t *entry)
 	char shown[QUOTE_BYTES];
 	char shown_path[QUOTE_BYTES];
 
-	printf("\nExport \"%s\" (%s), %.0f connections\n",
+	printf("\nExport \"%s\" (%s), %.0f connection%s\n",
 		log_escape(shown, sizeof(shown), name, strlen(name)),
 		log_escape(shown_path, sizeof(shown_path), path, strlen(path)),
-		number(entry, NULL, "connections"));
+		number(entry, NULL, "connections"), plural(number(entry, NULL, "connections")));
 }
 
 /* How the parts of large requests were chosen; nothing before there were any. */
