@@ -500,8 +500,8 @@ static int prepare(struct nbd_disk *disk, struct error *error)
 
 	if (rc == 0 && strcmp(disk->uri.protocol, "nbd") != 0) {
 		rc = error_set(error, -EPROTONOSUPPORT,
-			"the kernel's nbd driver cannot be used for a %s URI; ublk (module "
-			"ublk_drv) and --fuse FILE can",
+			"the kernel's nbd driver cannot be used for a %s URI; use ublk (it needs "
+			"the kernel's module ublk_drv) or --fuse FILE",
 			disk->uri.protocol);
 	}
 	if (rc != 0) {
