@@ -5,7 +5,8 @@
  *   clan-mesh NUMBER ADDRESS ADDRESS...
  *
  * NUMBER says which of the addresses, from 0, is that of this process; the addresses are the same
- * for all. Prints a line for each answer, and ends when it has called and was called by all.
+ * for all, shm:PATH or shm:@NAME. Prints a line for each answer, and ends when it has called and
+ * was called by all.
  *
  *   cc clan-mesh.c $(pkg-config --cflags --libs clan) -o clan-mesh
  */

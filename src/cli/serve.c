@@ -29,7 +29,9 @@ static const char help_head[] =
 /* Between them are the keys that kinds of stores have registered. */
 static const char help_tail[] =
 	"  -l, --listen URI            nbd://HOST[:PORT], nbd+unix:///?socket=PATH,\n"
-	"                              gmb+unix:///?socket=PATH or gmb://HOST[:PORT];\n"
+	"                              gmb+unix:///?socket=PATH or\n"
+	"                              gmb://HOST[:PORT][?provider=tcp|verbs], with\n"
+	"                              insecure-network=yes beyond loopback;\n"
 	"                              port 0 picks a free one; may be repeated\n"
 	"                              (default: nbd://127.0.0.1:10809)\n"
 	"  -c, --config FILE           read exports, addresses and limits from a YAML file\n"
