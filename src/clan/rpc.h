@@ -98,7 +98,7 @@ struct clan_rpc {
 	struct list_node ready;	  /* struct rpc_link */
 	struct list_node changed; /* struct rpc_node */
 	uint64_t request_number;
-	bool ending; /* in clan_rpc_destroy() */
+	bool ending;			       /* in clan_rpc_destroy() */
 	struct list_node buckets[RPC_BUCKETS]; /* struct rpc_node, by number */
 };
 
