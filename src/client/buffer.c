@@ -34,7 +34,8 @@ int gmb_buffer_alloc(struct gmb_queue *queue, size_t bytes, uint32_t flags, void
 
 	GMB_UNUSED(queue);
 	if (bytes == 0 || bytes > SIZE_MAX / 2 || (flags & ~(uint32_t)GMB_BUFFER_HUGE) != 0) {
-		error_set(&error, -EINVAL, "a buffer of no bytes, or with unknown flags");
+		error_set(&error, -EINVAL,
+			"a buffer needs at least one byte, and flags of 0 or GMB_BUFFER_HUGE");
 	} else {
 		*base_out = buffer_map(align_up(bytes, page_bytes()));
 		if (*base_out != NULL) {

@@ -209,7 +209,8 @@ int gmb_buffer_alloc(struct gmb_queue *queue, size_t bytes, uint32_t flags, void
 
 	if (bytes == 0 || bytes > SIZE_MAX - page_bytes ||
 		(flags & ~(uint32_t)GMB_BUFFER_HUGE) != 0) {
-		result = error_set(&error, -EINVAL, "a buffer of no bytes, or with unknown flags");
+		result = error_set(&error, -EINVAL,
+			"a buffer needs at least one byte, and flags of 0 or GMB_BUFFER_HUGE");
 		goto out;
 	}
 	result = buffer_slot(queue, &hub, &number, &error);
@@ -246,10 +247,12 @@ int gmb_buffer_import(struct gmb_queue *queue, int memfd, uint64_t offset, size_
 			return 0;
 		}
 		error_set(&error, result, "%s",
-			result == -EPERM ? "memory is imported from a memfd that is sealed against "
-					   "shrinking and growing"
-			: result == -EINVAL ? "what is imported is whole pages inside the memfd"
-					    : strerror(-result));
+			result == -EPERM
+				? "the descriptor cannot be imported: it has to be a memfd that "
+				  "is sealed with F_SEAL_SHRINK and F_SEAL_GROW"
+			: result == -EINVAL
+				? "offset and bytes have to be whole pages inside the memfd"
+				: strerror(-result));
 	}
 	error_export(error_out, &error);
 	return result;
