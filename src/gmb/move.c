@@ -132,6 +132,7 @@ static int carry(struct native_move *move, struct mem_ref memory, uint64_t offse
 			(struct iovec){ .iov_base = data + begun, .iov_len = length });
 
 		if (result < 0) {
+			move->pending++; /* a hold: what has begun does not end a move with holes */
 			return result;
 		}
 		move->pending += result == 0;
