@@ -36,10 +36,10 @@ CLIENT = PREPARE + f"""
 uri='gmb://server?provider={PROVIDER}'
 sum=$(lab-wait ready)
 gmblock info --timeout 200s "$uri" >/results/info
-gmblock copy --verify "$uri" /dev/shm/copy
+gmblock copy --connections 1 --verify "$uri" /dev/shm/copy
 test "$(sha256sum </dev/shm/copy)" = "$sum"
 head -c 16777216 /dev/urandom >/dev/shm/copy
-gmblock copy --verify /dev/shm/copy "$uri"
+gmblock copy --connections 1 --verify /dev/shm/copy "$uri"
 lab-signal written "$(sha256sum </dev/shm/copy)"
 for work in '--bs 4k --depth 16' '--bs 1M --depth 4'; do
 	gmblock bench --timeout 200s --seconds 2 $work "$uri" >>/results/bench
