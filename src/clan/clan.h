@@ -230,6 +230,10 @@ GMB_MUST_CHECK int clan_conn_set_hello(struct clan_conn *conn, const void *hello
 /* The peer has refused the connection, with a text for people: keeps it as its hello, and says so
  * in a reason of CLAN_REASON_BYTES. */
 void clan_conn_refused(struct clan_conn *conn, const void *text, size_t bytes, char *reason);
+/* Copies bytes to a vector, from byte *skip of its part *index on, both of which go on; returns how
+ * many there was room for. */
+size_t clan_scatter(const struct iovec *iov, uint32_t iov_count, uint32_t *index, size_t *skip,
+	const uint8_t *from, size_t bytes);
 /* Raises CLAN_EVENT_READY for those of the bits that are enabled. */
 void clan_conn_fire_ready(struct clan_conn *conn, uint32_t ready);
 

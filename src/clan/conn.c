@@ -147,6 +147,27 @@ void clan_conn_refused(struct clan_conn *conn, const void *text, size_t bytes, c
 		log_escape(shown, sizeof(shown), text, bytes));
 }
 
+size_t clan_scatter(const struct iovec *iov, uint32_t iov_count, uint32_t *index, size_t *skip,
+	const uint8_t *from, size_t bytes)
+{
+	size_t copied = 0;
+
+	while (*index < iov_count && copied < bytes) {
+		size_t part = MIN(iov[*index].iov_len - *skip, bytes - copied);
+
+		if (part > 0) {
+			memcpy((uint8_t *)iov[*index].iov_base + *skip, from + copied, part);
+		}
+		copied += part;
+		*skip += part;
+		if (*skip == iov[*index].iov_len) {
+			(*index)++;
+			*skip = 0;
+		}
+	}
+	return copied;
+}
+
 void clan_conn_fire_ready(struct clan_conn *conn, uint32_t ready)
 {
 	ready &= conn->enabled;

@@ -687,28 +687,6 @@ int ofi_recv(struct clan_conn *base, uint32_t classes, struct clan_message *mess
 	return result == -EAGAIN ? nothing_left(conn, classes) : result;
 }
 
-/* Copies bytes to a vector from a place in it; returns how many went. */
-static size_t scatter(const struct iovec *iov, uint32_t iov_count, uint32_t *index, size_t *skip,
-	const uint8_t *from, size_t bytes)
-{
-	size_t copied = 0;
-
-	while (*index < iov_count && copied < bytes) {
-		size_t part = MIN(iov[*index].iov_len - *skip, bytes - copied);
-
-		if (part > 0) {
-			memcpy((uint8_t *)iov[*index].iov_base + *skip, from + copied, part);
-		}
-		copied += part;
-		*skip += part;
-		if (*skip == iov[*index].iov_len) {
-			(*index)++;
-			*skip = 0;
-		}
-	}
-	return copied;
-}
-
 ssize_t ofi_readv(struct clan_conn *base, const struct iovec *iov, uint32_t iov_count, bool peek)
 {
 	struct ofi_conn *conn = ofi_conn(base);
@@ -721,7 +699,7 @@ ssize_t ofi_readv(struct clan_conn *base, const struct iovec *iov, uint32_t iov_
 	while (index < iov_count && (head = next_message(ring)) != NULL &&
 		head->type == CLAN_TYPE_STREAM) {
 		size_t left = (size_t)head->bytes - sizeof(*head) - ring->stream_at;
-		size_t part = scatter(iov, iov_count, &index, &skip,
+		size_t part = clan_scatter(iov, iov_count, &index, &skip,
 			(const uint8_t *)(head + 1) + ring->stream_at, left);
 
 		copied += part;

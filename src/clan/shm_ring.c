@@ -388,28 +388,6 @@ int shm_recv(struct clan_conn *base, uint32_t classes, struct clan_message *mess
 	return result == -EPROTO ? -ENOTCONN : result;
 }
 
-/* Copies bytes to a vector from a place in it; returns how many went. */
-static size_t scatter(const struct iovec *iov, uint32_t iov_count, uint32_t *index, size_t *skip,
-	const uint8_t *from, size_t bytes)
-{
-	size_t copied = 0;
-
-	while (*index < iov_count && copied < bytes) {
-		size_t part = MIN(iov[*index].iov_len - *skip, bytes - copied);
-
-		if (part > 0) {
-			memcpy((uint8_t *)iov[*index].iov_base + *skip, from + copied, part);
-		}
-		copied += part;
-		*skip += part;
-		if (*skip == iov[*index].iov_len) {
-			(*index)++;
-			*skip = 0;
-		}
-	}
-	return copied;
-}
-
 ssize_t shm_readv(struct clan_conn *base, const struct iovec *iov, uint32_t iov_count, bool peek)
 {
 	struct shm_conn *conn = shm_conn(base);
@@ -422,7 +400,7 @@ ssize_t shm_readv(struct clan_conn *base, const struct iovec *iov, uint32_t iov_
 
 	while ((result = next_head(conn, SHM_BULK, &head)) == 0 && head.type == SHM_TYPE_STREAM) {
 		size_t left = (size_t)head.bytes - SHM_HEAD_BYTES - in->stream_at;
-		size_t part = scatter(iov, iov_count, &index, &skip,
+		size_t part = clan_scatter(iov, iov_count, &index, &skip,
 			slot_at(in) + SHM_HEAD_BYTES + in->stream_at, left);
 
 		copied += part;
