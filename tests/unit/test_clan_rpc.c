@@ -686,7 +686,6 @@ static void serve_until_killed(void **state, int ready)
 	_exit(3);
 }
 
-/* Every call gets one reply, however the server ends. */
 /* Some have connected, some say hello meanwhile: the end waits for nobody's good will. */
 static void ends_while_others_connect(void **state)
 {
@@ -717,6 +716,22 @@ static void ends_while_others_connect(void **state)
 	}
 }
 
+#ifdef __SANITIZE_ADDRESS__
+/* AddressSanitizer's allocator has locks of its own, which a worker of ours may hold at fork();
+ * passive queues have no workers. */
+static bool can_fork(void **state)
+{
+	return (((const struct kind *)*state)->queue.flags & CLAN_QUEUE_PASSIVE) != 0;
+}
+#else
+static bool can_fork(void **state)
+{
+	GMB_UNUSED(state);
+	return true;
+}
+#endif
+
+/* Every call gets one reply, however the server ends. */
 static void a_killed_server(void **state)
 {
 	enum { KILLS = 20, CALLS = 32 };
@@ -724,7 +739,7 @@ static void a_killed_server(void **state)
 	struct side side;
 	int ready[2];
 
-	if (is_network(state)) {
+	if (is_network(state) || !can_fork(state)) {
 		skip(); /* libfabric cannot be used after fork(); test_clan_ofi.c kills such peers
 			 */
 	}
