@@ -8,22 +8,15 @@ import os
 import re
 import subprocess
 import sys
-import time
 
 import support
 
 CONTENT_BYTES = 32 << 20
-WAIT_SECONDS = 60  # far more than anything takes
 
 
 class Network(support.Case):
     def serve(self, *arguments, listen="gmb://127.0.0.1:0", **options):
         return self.start("--listen", listen, *arguments, **options)
-
-    def wait_for(self, condition):
-        end = time.monotonic() + WAIT_SECONDS
-        while not condition():
-            self.assertLess(time.monotonic(), end)
 
     def test_the_tools_and_a_stop(self):
         content = os.urandom(CONTENT_BYTES)

@@ -119,7 +119,7 @@ class UnixReconnect(support.Case):
         server = self.serve()
         for operation in ("read c 0 4096 0", "flush c 0 0 0"):
             output = self.drive(server, f"flags={NO_RECONNECT} request_timeout_ms=300", operation,
-                                meanwhile=lambda: server.signal(signal.SIGSTOP))
+                                meanwhile=server.freeze)
             self.assertIn("the server has not answered for too long", output)
             self.assertIn("\nstats c 1 ", output)
             server.signal(signal.SIGCONT)
@@ -165,10 +165,8 @@ class UnixReconnect(support.Case):
         before = held()
         for _ in range(10):
             client()
-        fds, mappings = held()
-        # The last client's end may still be on its way.
-        self.assertLessEqual(fds, before[0] + 4)
-        self.assertLessEqual(mappings, before[1] + 8)
+        # The ends of some clients may still be on their way. What leaks never comes back.
+        self.wait_for(lambda: all(now <= limit for now, limit in zip(held(), before)))
 
 
 class NetworkReconnect(UnixReconnect):

@@ -3,6 +3,7 @@ is surely gone at the end."""
 import ctypes
 import fcntl
 import os
+import select
 import shutil
 import signal
 import socket
@@ -10,9 +11,11 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 GMBLOCK = ""
+WAIT_SECONDS = 60
 WRITER_OFFSET = 2**63 - 4
 F_OFD_GETLK, F_OFD_SETLK = 36, 37
 
@@ -65,6 +68,11 @@ class Server:
     def signal(self, number=signal.SIGTERM):
         self.process.send_signal(number)
 
+    def freeze(self):
+        """Returns when every thread has stopped; SIGCONT ends it."""
+        self.signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+
     def wait(self):
         """The exit status and what was written to standard error."""
         _, errors = self.process.communicate()
@@ -112,6 +120,13 @@ class Case(unittest.TestCase):
         with open(path, "wb") as file:
             file.write(content if isinstance(content, bytes) else content.encode())
         return path
+
+    def wait_for(self, condition):
+        """Until it holds. The limit is far more than anything takes."""
+        end = time.monotonic() + WAIT_SECONDS
+        while not condition():
+            self.assertLess(time.monotonic(), end)
+            select.select([], [], [], 0.01)
 
     def start(self, *arguments, **options):
         server = Server(*arguments, **options)
