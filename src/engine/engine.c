@@ -170,6 +170,7 @@ static bool join(struct session *session)
 	if (engine->options.endpoint_gone != NULL) {
 		engine->options.endpoint_gone(engine->options.context, &peer);
 	}
+	identity_put(peer.proved);
 	return true;
 }
 

@@ -26,6 +26,7 @@
 
 #include "base/counter.h"
 #include "base/export_uri.h"
+#include "base/identity.h"
 #include "base/list.h"
 #include "base/log.h"
 #include "engine/export.h"
@@ -52,14 +53,18 @@ struct peer {
 	_Atomic uint32_t *connections;
 	bool has_credentials; /* a Unix socket, whose other end the kernel vouches for */
 	struct stream_credentials credentials;
+	/* NULL: no TLS. Set by session_identify(). */
+	struct identity *proved;
 };
 
 struct session_kind;
+struct tls_policy;
 
 struct endpoint {
 	const struct session_kind *kind; /* which protocol is spoken there */
 	int fd; /* a connected socket; -1: the kind has accepted it by itself */
 	struct peer peer;
+	struct tls_policy *tls; /* of the listener, which outlives its connections; NULL: off */
 };
 
 enum engine_rights { ENGINE_RIGHT_READ = 1, ENGINE_RIGHT_WRITE = 2 };
@@ -229,6 +234,8 @@ struct session {
 
 /* From kind->accept(), for memory that is all zero. The state is NEGOTIATING. */
 void session_init(struct session *session, struct engine *engine, const struct endpoint *endpoint);
+/* NEGOTIATING: TLS has told who the peer is; rights are asked for afterwards. Takes a reference. */
+void session_identify(struct session *session, struct identity *identity);
 /* NEGOTIATING: something has come from the peer. When places for handshakes are scarce, sessions
  * that have said nothing go first. More than once does no harm. */
 void session_has_spoken(struct session *session);

@@ -42,6 +42,13 @@ void session_set_state(struct session *session, enum session_state state)
 	session->state = state;
 }
 
+void session_identify(struct session *session, struct identity *identity)
+{
+	GMB_ASSERT(session->state == SESSION_NEGOTIATING && session->peer.proved == NULL);
+	identity_get(identity);
+	session->peer.proved = identity;
+}
+
 void session_has_spoken(struct session *session)
 {
 	GMB_ASSERT(session->state == SESSION_NEGOTIATING);

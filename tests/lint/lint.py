@@ -24,6 +24,7 @@ FLOORS = [
     ["store", "memory", "control"],
     ["push"],
     ["path", "stream"],
+    ["tls"],
     ["engine", "client"],
     ["nbd", "gmb"],
     ["attach"],
@@ -42,6 +43,7 @@ SOCKET_HEADERS = re.compile(r"^(sys/socket\.h|sys/un\.h|netinet/|arpa/|netdb\.h|
 SYSTEM_RULES = [
     (re.compile(r"^liburing"), {"ring", "attach", "clan"},
      "only the ring floor (and ublk, and clan) uses io_uring"),
+    (re.compile(r"^gnutls/"), {"tls"}, "only the tls floor uses GnuTLS"),
     (SOCKET_HEADERS, set(HEIGHT) - {"store", "memory", "path"}, "this floor never sees a socket"),
 ]
 

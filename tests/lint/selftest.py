@@ -62,6 +62,7 @@ BAD = [
     ("includes", "src/base/near.c", '#include "bytes.h"\n', 'written "floor/file.h"'),
     ("includes", "src/base/far.c", '#include "../base/bytes.h"\n', 'written "floor/file.h"'),
     ("includes", "src/base/none.c", '  #  include "base/none.h"\n', "no such file"),
+    ("includes", "src/nbd/gnutls.c", "#include <gnutls/gnutls.h>\n", "only the tls floor"),
     ("includes", "src/path/uring.c", "#include <liburing.h>\n", "only the ring floor"),
     ("includes", "src/store/net.c", "#include <netinet/tcp.h>\n", "never sees a socket"),
     ("includes", "src/path/net.h", "#include <sys/socket.h>\n", "never sees a socket"),
