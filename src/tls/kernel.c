@@ -1,0 +1,566 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tls/kernel.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifndef SOL_TLS
+#define SOL_TLS 282
+#endif
+
+enum {
+	PARTS = 8, /* of what is left of a receive, at a time */
+	CONTROL_BYTES = 128,
+	RECORD_BYTES = 16384,
+	BLOCK_BYTES = 16,
+	RECORD_BLOCKS = 2, /* that a record costs beside its data */
+	KEY_UPDATE_BYTES = 5,
+};
+
+/* AES blocks under one key: 256 GiB (RFC 8446, 5.5, sets the limit at 2^24.5 full records, which
+ * are 2^34.5 blocks). ChaCha20 has none that could be reached, and TLS 1.2 no way to go on. */
+#define KEY_BLOCKS_MAX (UINT64_C(1) << 34)
+
+/* A message of another type than data. The kernel takes and tells the type beside it. */
+struct control_message {
+	struct msghdr message;
+	struct iovec iov;
+	union {
+		struct cmsghdr header;
+		char room[CMSG_SPACE(1)];
+	} ancillary;
+};
+
+struct tls_kernel {
+	struct stream *stream;
+	struct error *error;
+	bool can_rekey;
+	bool is_closed;	 /* close_notify was received */
+	bool is_cut;	 /* the end came without */
+	bool is_leaving; /* our close_notify follows what is being sent */
+	int failed;	 /* a negative errno: why nothing more is received */
+
+	/* Receiving. */
+	struct ring_op receive_op;
+	struct ring_op *receiver; /* of the stream's user */
+	struct msghdr *into;
+	bool whole;
+	bool is_control; /* the next record is not data */
+	size_t got;
+	struct msghdr rest;
+	struct iovec parts[PARTS];
+	struct tls_control control;
+	struct control_message heard;
+	uint8_t heard_bytes[CONTROL_BYTES];
+
+	/* Sending. */
+	struct ring_op send_op;
+	struct ring_op *sender;
+	const struct msghdr *from; /* waits for a KeyUpdate to be sent, or is being sent */
+	bool is_update_due;
+	uint64_t blocks_left;
+	struct control_message said;
+	uint8_t said_bytes[KEY_UPDATE_BYTES];
+
+	struct tls_keys keys; /* the secrets of which the next are made; the keys are wiped */
+};
+
+/* --- control messages, out -------------------------------------------------------------------- */
+
+static const struct msghdr *control_make(
+	struct control_message *control, enum tls_content content, uint8_t *bytes, size_t count)
+{
+	control->iov = (struct iovec){ .iov_base = bytes, .iov_len = count };
+	control->message = (struct msghdr){
+		.msg_iov = &control->iov,
+		.msg_iovlen = 1,
+		.msg_control = &control->ancillary,
+		.msg_controllen = sizeof(control->ancillary),
+	};
+	memset(&control->ancillary, 0, sizeof(control->ancillary));
+	control->ancillary.header = (struct cmsghdr){
+		.cmsg_len = CMSG_LEN(1),
+		.cmsg_level = SOL_TLS,
+		.cmsg_type = TLS_SET_RECORD_TYPE,
+	};
+	*CMSG_DATA(&control->ancillary.header) = (uint8_t)content;
+	return &control->message;
+}
+
+/* Only when no send is in flight. If the socket is full the peer is not told. */
+static void say_alert(struct tls_kernel *kernel, bool is_fatal, enum tls_alert alert)
+{
+	struct stream *stream = kernel->stream;
+	uint8_t bytes[2] = { is_fatal ? 2 : 1, (uint8_t)alert };
+	struct control_message control;
+
+	(void)!ring_sendmsg_now(stream->ring, stream->file,
+		control_make(&control, TLS_ALERT, bytes, sizeof(bytes)));
+}
+
+/* --- failing ---------------------------------------------------------------------------------- */
+
+/* Ends both directions: what is in flight completes. */
+static void lose(struct tls_kernel *kernel, int err)
+{
+	if (kernel->failed == 0) {
+		kernel->failed = err;
+		ring_socket_shutdown(kernel->stream->ring, kernel->stream->file);
+	}
+}
+
+static void refuse(struct tls_kernel *kernel, int err, enum tls_alert alert)
+{
+	if (!kernel->send_op.in_flight && kernel->failed == 0) {
+		say_alert(kernel, true, alert);
+	}
+	lose(kernel, err);
+}
+
+/* What a receive has met, for the one who asked; errors of records in a sentence. */
+static int failure(struct tls_kernel *kernel, int err)
+{
+	switch (err) {
+	case -EBADMSG:
+	case -EMSGSIZE: /* the header of a record is wrong */
+	case -EINVAL:
+		lose(kernel, error_set(kernel->error, -EBADMSG,
+				     "a record cannot be authenticated: bytes were changed on "
+				     "their way"));
+		return kernel->failed;
+	default:
+		return err;
+	}
+}
+
+/* --- changing keys ---------------------------------------------------------------------------- */
+
+/* What the kernel has now is not needed here. */
+static void forget(struct tls_key *key)
+{
+	explicit_bzero(key->key, sizeof(key->key));
+	explicit_bzero(key->iv, sizeof(key->iv));
+}
+
+static int next_key(struct tls_kernel *kernel, struct tls_key *key, int direction)
+{
+	int rc = tls_key_next(key);
+
+	if (rc == 0) {
+		rc = tls_key_install(key, kernel->stream->file.fd, direction);
+		forget(key);
+	}
+	if (rc == -EBUSY) {
+		return error_set(kernel->error, -EOPNOTSUPP,
+			"the peer changes its key, and this kernel's TLS cannot: choose records in "
+			"user space (--tls-records=user)");
+	}
+	return rc == 0 ? 0
+		       : error_set(kernel->error, rc, "the kernel refuses the next key: %s",
+				 strerror(-rc));
+}
+
+static void send_step(struct tls_kernel *kernel);
+
+static uint64_t blocks_max(const struct tls_kernel *kernel)
+{
+	bool can = kernel->can_rekey && kernel->keys.send.version == TLS_1_3 &&
+		   kernel->keys.send.cipher != TLS_CHACHA20;
+
+	return can ? KEY_BLOCKS_MAX : UINT64_MAX;
+}
+
+static void update_sent(struct ring_op *op, int result)
+{
+	struct tls_kernel *kernel = container_of(op, struct tls_kernel, send_op);
+	int rc = 0;
+
+	if (result == KEY_UPDATE_BYTES) {
+		rc = next_key(kernel, &kernel->keys.send, TLS_TX);
+		kernel->is_update_due = false;
+		kernel->blocks_left = blocks_max(kernel);
+	} else if (result != -EINTR && result != -EAGAIN) {
+		rc = result < 0 ? result : -EIO;
+	}
+	if (rc != 0) {
+		/* No byte more under the old key, which the peer has dropped. */
+		lose(kernel, rc);
+	}
+	send_step(kernel);
+}
+
+static void say_update(struct tls_kernel *kernel)
+{
+	struct stream *stream = kernel->stream;
+
+	/* update_not_requested: the peer looks after its own key. */
+	memcpy(kernel->said_bytes, (const uint8_t[]){ 24, 0, 0, 1, 0 }, KEY_UPDATE_BYTES);
+	ring_sendmsg(stream->ring, &kernel->send_op, stream->file,
+		control_make(&kernel->said, TLS_HANDSHAKE, kernel->said_bytes, KEY_UPDATE_BYTES),
+		update_sent);
+}
+
+/* --- sending ---------------------------------------------------------------------------------- */
+
+static void count_sent(struct tls_kernel *kernel, ssize_t sent)
+{
+	uint64_t bytes = sent > 0 ? (uint64_t)sent : 0;
+	uint64_t blocks = bytes / BLOCK_BYTES + (bytes / RECORD_BYTES + 1) * RECORD_BLOCKS;
+
+	kernel->blocks_left -= MIN(blocks, kernel->blocks_left);
+	if (kernel->blocks_left == 0) {
+		kernel->is_update_due = true;
+	}
+}
+
+static void say_goodbye(struct tls_kernel *kernel)
+{
+	if (kernel->failed == 0) {
+		say_alert(kernel, false, TLS_ALERT_CLOSE_NOTIFY);
+	}
+	ring_socket_shutdown_send(kernel->stream->ring, kernel->stream->file);
+}
+
+static void sent(struct ring_op *op, int result)
+{
+	struct tls_kernel *kernel = container_of(op, struct tls_kernel, send_op);
+	struct ring_op *sender = kernel->sender;
+
+	count_sent(kernel, result);
+	kernel->sender = NULL;
+	ring_op_complete(kernel->stream->ring, sender, result);
+	send_step(kernel);
+}
+
+/* Nothing of ours is in flight: what is next? */
+static void send_step(struct tls_kernel *kernel)
+{
+	struct stream *stream = kernel->stream;
+	struct ring_op *sender = kernel->sender;
+
+	if (kernel->failed != 0) {
+		if (sender != NULL) {
+			kernel->sender = NULL;
+			ring_op_complete(stream->ring, sender, kernel->failed);
+		}
+	} else if (kernel->is_update_due) {
+		say_update(kernel);
+	} else if (sender != NULL) {
+		ring_sendmsg(stream->ring, &kernel->send_op, stream->file, kernel->from, sent);
+	} else if (kernel->is_leaving) {
+		say_goodbye(kernel);
+	}
+}
+
+void tls_kernel_send(struct tls_kernel *kernel, struct ring_op *op, const struct msghdr *message)
+{
+	GMB_ASSERT(kernel->sender == NULL && !kernel->is_leaving);
+	kernel->sender = op;
+	kernel->from = message;
+	if (!kernel->send_op.in_flight) {
+		send_step(kernel);
+	}
+}
+
+ssize_t tls_kernel_send_now(struct tls_kernel *kernel, const struct msghdr *message)
+{
+	struct stream *stream = kernel->stream;
+	ssize_t result;
+
+	if (kernel->failed != 0) {
+		return kernel->failed;
+	}
+	if (kernel->send_op.in_flight || kernel->is_update_due) {
+		return -EAGAIN; /* a send waits for the new key, and starts it */
+	}
+	result = ring_sendmsg_now(stream->ring, stream->file, message);
+	count_sent(kernel, result);
+	return result;
+}
+
+void tls_kernel_shutdown_send(struct tls_kernel *kernel)
+{
+	kernel->is_leaving = true;
+	if (!kernel->send_op.in_flight) {
+		send_step(kernel);
+	}
+}
+
+/* --- control messages, in --------------------------------------------------------------------- */
+
+static struct msghdr *control_room(struct tls_kernel *kernel)
+{
+	control_make(&kernel->heard, TLS_DATA, kernel->heard_bytes, sizeof(kernel->heard_bytes));
+	return &kernel->heard.message;
+}
+
+static void on_event(struct tls_kernel *kernel, enum tls_event event)
+{
+	int rc;
+
+	if (event == TLS_EVENT_CLOSED) {
+		kernel->is_closed = true;
+		return;
+	}
+	rc = next_key(kernel, &kernel->keys.receive, TLS_RX);
+	if (rc != 0) {
+		refuse(kernel, rc, TLS_ALERT_INTERNAL_ERROR);
+		return;
+	}
+	if (event == TLS_EVENT_UPDATE_BOTH && !kernel->is_leaving) {
+		kernel->is_update_due = true;
+		if (!kernel->send_op.in_flight) {
+			send_step(kernel);
+		}
+	}
+}
+
+/* What control_room() has received. */
+static void take_control(struct tls_kernel *kernel, size_t count)
+{
+	const struct cmsghdr *header = CMSG_FIRSTHDR(&kernel->heard.message);
+	uint8_t content = TLS_DATA;
+	enum tls_alert alert = TLS_ALERT_INTERNAL_ERROR;
+	enum tls_event event;
+	int rc;
+
+	if (header != NULL && header->cmsg_level == SOL_TLS &&
+		header->cmsg_type == TLS_GET_RECORD_TYPE && header->cmsg_len >= CMSG_LEN(1)) {
+		content = *CMSG_DATA(header);
+	}
+	rc = tls_control_input(&kernel->control, content, kernel->heard_bytes, count,
+		ring_now_ns(kernel->stream->ring), &event, &alert, kernel->error);
+	explicit_bzero(kernel->heard_bytes, count); /* a ticket */
+	if (rc == -EPROTO) {
+		refuse(kernel, rc, alert);
+	} else if (rc != 0) {
+		lose(kernel, rc);
+	} else if (event != TLS_EVENT_NONE) {
+		on_event(kernel, event);
+	}
+}
+
+/* --- receiving -------------------------------------------------------------------------------- */
+
+static void receive_end(struct tls_kernel *kernel, int result)
+{
+	struct ring_op *receiver = kernel->receiver;
+
+	kernel->receiver = NULL;
+	ring_op_complete(
+		kernel->stream->ring, receiver, kernel->got > 0 ? (int)kernel->got : result);
+}
+
+/* The room behind what was received, in at most PARTS pieces; NULL: there is none. */
+static struct msghdr *room_left(struct tls_kernel *kernel)
+{
+	const struct msghdr *into = kernel->into;
+	size_t skip = kernel->got;
+	size_t count = 0;
+
+	for (size_t i = 0; i < into->msg_iovlen && count < PARTS; i++) {
+		const struct iovec *iov = &into->msg_iov[i];
+		size_t part = MIN(skip, iov->iov_len);
+
+		skip -= part;
+		if (part < iov->iov_len) {
+			kernel->parts[count++] = (struct iovec){
+				.iov_base = (uint8_t *)iov->iov_base + part,
+				.iov_len = iov->iov_len - part,
+			};
+		}
+	}
+	kernel->rest = (struct msghdr){ .msg_iov = kernel->parts, .msg_iovlen = count };
+	return count > 0 ? &kernel->rest : NULL;
+}
+
+static void receive_step(struct tls_kernel *kernel);
+
+static void control_received(struct ring_op *op, int result)
+{
+	struct tls_kernel *kernel = container_of(op, struct tls_kernel, receive_op);
+
+	kernel->is_control = false;
+	if (result > 0) {
+		take_control(kernel, (size_t)result);
+		receive_step(kernel);
+	} else if (result == 0) {
+		kernel->is_cut = true;
+		receive_end(kernel, 0);
+	} else {
+		kernel->is_control = true;
+		receive_end(kernel, failure(kernel, result));
+	}
+}
+
+static void received(struct ring_op *op, int result)
+{
+	struct tls_kernel *kernel = container_of(op, struct tls_kernel, receive_op);
+
+	if (result == -EIO) {
+		/* The record in front is not data. */
+		kernel->is_control = true;
+		receive_step(kernel);
+	} else if (result > 0) {
+		kernel->got += (size_t)result;
+		if (kernel->whole && room_left(kernel) != NULL) {
+			receive_step(kernel);
+		} else {
+			receive_end(kernel, 0);
+		}
+	} else {
+		kernel->is_cut = result == 0;
+		receive_end(kernel, failure(kernel, result));
+	}
+}
+
+static void receive_step(struct tls_kernel *kernel)
+{
+	struct stream *stream = kernel->stream;
+	struct msghdr *room;
+
+	if (kernel->failed != 0) {
+		receive_end(kernel, kernel->failed);
+	} else if (kernel->is_closed) {
+		receive_end(kernel, 0);
+	} else if (kernel->is_control) {
+		ring_recvmsg(stream->ring, &kernel->receive_op, stream->file, control_room(kernel),
+			false, control_received);
+	} else {
+		room = room_left(kernel);
+		GMB_ASSERT(room != NULL);
+		ring_recvmsg(
+			stream->ring, &kernel->receive_op, stream->file, room, false, received);
+	}
+}
+
+void tls_kernel_receive(
+	struct tls_kernel *kernel, struct ring_op *op, struct msghdr *message, bool whole)
+{
+	GMB_ASSERT(kernel->receiver == NULL);
+	kernel->receiver = op;
+	kernel->into = message;
+	kernel->whole = whole;
+	kernel->got = 0;
+	receive_step(kernel);
+}
+
+ssize_t tls_kernel_receive_now(struct tls_kernel *kernel, struct msghdr *message)
+{
+	struct stream *stream = kernel->stream;
+	ssize_t result = 0;
+
+	GMB_ASSERT(kernel->receiver == NULL);
+	while (kernel->failed == 0 && !kernel->is_closed) {
+		result = kernel->is_control ? ring_recvmsg_now(stream->ring, stream->file,
+						      control_room(kernel))
+					    : ring_recvmsg_now(stream->ring, stream->file, message);
+		if (result == 0) {
+			kernel->is_cut = true;
+			return 0;
+		}
+		if (result == -EIO && !kernel->is_control) {
+			kernel->is_control = true;
+		} else if (result < 0) {
+			return failure(kernel, (int)result);
+		} else if (!kernel->is_control) {
+			return result;
+		} else {
+			kernel->is_control = false;
+			take_control(kernel, (size_t)result);
+		}
+	}
+	return kernel->failed;
+}
+
+void tls_kernel_cancel(struct tls_kernel *kernel, struct ring_op *op)
+{
+	if (kernel->receiver == op) {
+		ring_cancel(kernel->stream->ring, &kernel->receive_op);
+	}
+}
+
+/* --- beginning and end ------------------------------------------------------------------------ */
+
+static bool is_suitable(enum tls_records records, const struct tls_key *key)
+{
+	const struct tls_kernel_features *features = tls_kernel_features();
+
+	return (features->ciphers[key->version] & BIT(key->cipher)) != 0 &&
+	       (records == TLS_RECORDS_KERNEL || key->version == TLS_1_2 || features->has_rekeying);
+}
+
+/* Until TLS_TX is taken nothing has changed but that the socket knows of TLS: it carries bytes as
+ * they are. */
+static int install(int fd, const struct tls_keys *keys, struct error *error)
+{
+	const int on = 1;
+	int rc;
+
+	if (setsockopt(fd, IPPROTO_TCP, TCP_ULP, "tls", sizeof("tls")) != 0 ||
+		tls_key_install(&keys->send, fd, TLS_TX) != 0) {
+		return -EOPNOTSUPP;
+	}
+	rc = tls_key_install(&keys->receive, fd, TLS_RX);
+	if (rc != 0) {
+		return error_set(error, -EIO,
+			"the kernel takes the key for sending and not the one for receiving: %s",
+			strerror(-rc));
+	}
+	if (keys->receive.version == TLS_1_3) {
+		/* Records are opened in place; one with padding costs a copy. */
+		(void)setsockopt(fd, SOL_TLS, TLS_RX_EXPECT_NO_PAD, &on, sizeof(on));
+	}
+	return 0;
+}
+
+int tls_kernel_take(struct stream *stream, enum tls_role role, enum tls_records records,
+	struct gnutls_session_int *session, struct tls_keys *keys, struct error *error,
+	struct tls_kernel **kernel_out)
+{
+	struct tls_kernel *kernel = calloc(1, sizeof(*kernel));
+	int rc = kernel == NULL ? -EOPNOTSUPP : tls_keys_of_session(keys, session);
+
+	if (rc == 0) {
+		rc = is_suitable(records, &keys->send) ? install(stream->file.fd, keys, error)
+						       : -EOPNOTSUPP;
+	}
+	if (rc == 0) {
+		kernel->stream = stream;
+		kernel->error = error;
+		kernel->can_rekey = tls_kernel_features()->has_rekeying;
+		kernel->control.role = role;
+		kernel->control.version = keys->send.version;
+		kernel->keys = *keys;
+		forget(&kernel->keys.receive);
+		forget(&kernel->keys.send);
+		kernel->blocks_left = blocks_max(kernel);
+		*kernel_out = kernel;
+	} else {
+		free(kernel);
+	}
+	tls_keys_wipe(keys);
+	return rc;
+}
+
+void tls_kernel_free(struct tls_kernel *kernel)
+{
+	if (kernel != NULL) {
+		GMB_ASSERT(tls_kernel_is_idle(kernel));
+		tls_keys_wipe(&kernel->keys);
+		free(kernel);
+	}
+}
+
+bool tls_kernel_is_idle(const struct tls_kernel *kernel)
+{
+	return !kernel->receive_op.in_flight && !kernel->send_op.in_flight;
+}
+
+bool tls_kernel_was_cut(const struct tls_kernel *kernel)
+{
+	return kernel->is_cut;
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Kernel TLS: a layer whose records are made and opened by the kernel, once GnuTLS has shaken
+ * hands. What is left to this process are control messages: new keys, tickets, alerts.
+ *
+ *   handshake done, its last byte sent ── tls_kernel_take() ──▶ TCP_ULP, TLS_TX, TLS_RX
+ *        -EOPNOTSUPP: nothing has changed, the GnuTLS session goes on
+ *        0: the session is freed, all bytes go through tls_kernel_send() and _receive()
+ *
+ *   receive ─▶ data
+ *          └─▶ EIO: a control message is next ─▶ read it ─▶ new key for receiving, or the end
+ *   send ─▶ [our key is due to change: KeyUpdate, new key for sending] ─▶ data
+ *
+ * Between TCP_ULP and TLS_TX the socket would send plain bytes, so nothing is sent until both keys
+ * are taken. A receive is never asked to be complete (MSG_WAITALL): Linux 7.2 does not return from
+ * it when a control message comes in between. RFC 8446 (TLS 1.3), RFC 5288 and 7905 (TLS 1.2);
+ * Documentation/networking/tls.rst of Linux.
+ *
+ * Private to the room, except tls_kernel_features(). Threading: the ring's thread; features, keys
+ * and control messages on any. Ownership: stated at each. Errors: negative errno, with a sentence.
+ */
+#pragma once
+
+#include <linux/tls.h>
+
+#include "stream/stream.h"
+#include "tls/context.h"
+
+struct gnutls_session_int;
+
+/* --- what the kernel can ---------------------------------------------------------------------- */
+
+enum tls_cipher { TLS_AES_128_GCM, TLS_AES_256_GCM, TLS_CHACHA20, TLS_CIPHER_COUNT };
+
+enum tls_version { TLS_1_2, TLS_1_3, TLS_VERSION_COUNT };
+
+struct tls_kernel_features {
+	/* Ciphers that worked, BIT(enum tls_cipher); none: see why_not. */
+	uint32_t ciphers[TLS_VERSION_COUNT];
+	/* Keys can be changed in both directions. Without, a peer that uses TLS 1.3 breaks the
+	 * connection when it changes its own: GnuTLS does after 2^24 records. */
+	bool has_rekeying;
+	struct error why_not; /* code 0: all of it is there */
+};
+
+/* Found out with real connections on the loopback interface, by the first caller; the others wait
+ * for it. Blocks for milliseconds. Any thread. */
+const struct tls_kernel_features *tls_kernel_features(void);
+
+/* What "kernel" as the choice of records needs: 0, or -EOPNOTSUPP with the reason. */
+GMB_MUST_CHECK int tls_kernel_demand(struct error *error);
+
+/* --- keys ------------------------------------------------------------------------------------- */
+
+enum { TLS_SECRET_BYTES_MAX = 48, TLS_KEY_BYTES_MAX = 32, TLS_IV_BYTES_MAX = 12 };
+
+/* Of one direction of a session. Wiped by its owner. */
+struct tls_key {
+	enum tls_version version;
+	enum tls_cipher cipher;
+	uint8_t key[TLS_KEY_BYTES_MAX];
+	uint8_t iv[TLS_IV_BYTES_MAX]; /* TLS 1.2 with GCM: 4 bytes, the rest is in each record */
+	uint64_t sequence;
+	/* TLS 1.3: the traffic secret that the next key is made of. */
+	uint8_t secret_bytes;
+	uint8_t secret[TLS_SECRET_BYTES_MAX];
+};
+
+struct tls_keys {
+	struct tls_key receive;
+	struct tls_key send;
+};
+
+/* For gnutls_handshake_set_secret_function(): keeps the traffic secrets of TLS 1.3. What is NULL is
+ * not kept. */
+void tls_keys_keep_secrets(
+	struct tls_keys *keys, const void *receive, const void *send, size_t secret_bytes);
+/* What a session uses from now on, of which the secrets are kept already. -EOPNOTSUPP: the kernel
+ * has no such cipher or version. */
+GMB_MUST_CHECK int tls_keys_of_session(struct tls_keys *keys, struct gnutls_session_int *session);
+void tls_keys_wipe(struct tls_keys *keys);
+
+/* The key after this one (RFC 8446, 7.2 and 7.3). -EIO: the library refuses. */
+GMB_MUST_CHECK int tls_key_next(struct tls_key *key);
+
+union tls_crypto {
+	struct tls_crypto_info info;
+	struct tls12_crypto_info_aes_gcm_128 aes_128;
+	struct tls12_crypto_info_aes_gcm_256 aes_256;
+	struct tls12_crypto_info_chacha20_poly1305 chacha20;
+};
+
+/* As setsockopt() takes it; returns the bytes of it. The caller wipes it. */
+size_t tls_key_crypto(const struct tls_key *key, union tls_crypto *crypto_out);
+/* direction: TLS_TX or TLS_RX. A negative errno of setsockopt(). */
+GMB_MUST_CHECK int tls_key_install(const struct tls_key *key, int fd, int direction);
+
+/* --- control messages --------------------------------------------------------------------------
+ * Records that are not data, in pieces as the kernel hands them out. */
+
+enum tls_content { TLS_CHANGE_CIPHER = 20, TLS_ALERT = 21, TLS_HANDSHAKE = 22, TLS_DATA = 23 };
+
+enum tls_alert {
+	TLS_ALERT_CLOSE_NOTIFY = 0,
+	TLS_ALERT_UNEXPECTED_MESSAGE = 10,
+	TLS_ALERT_DECODE_ERROR = 50,
+	TLS_ALERT_INTERNAL_ERROR = 80,
+	TLS_ALERT_USER_CANCELED = 90,
+};
+
+enum {
+	TLS_TICKETS_MAX = 16,
+	TLS_TICKET_BYTES_MAX = 65536,
+	TLS_WARNINGS_MAX = 4,
+	TLS_UPDATES_PER_S_MAX = 8,
+};
+
+enum tls_event {
+	TLS_EVENT_NONE,
+	TLS_EVENT_CLOSED,     /* close_notify */
+	TLS_EVENT_UPDATE,     /* the next record has the next key */
+	TLS_EVENT_UPDATE_BOTH /* and the peer asks for one of ours */
+};
+
+/* All zero but role and version: nothing was received. */
+struct tls_control {
+	enum tls_role role; /* ours */
+	enum tls_version version;
+	uint8_t header[4]; /* of a handshake message */
+	uint32_t header_bytes;
+	uint32_t skip_bytes; /* that are left of a ticket */
+	uint32_t tickets;
+	uint32_t warnings;
+	uint32_t updates; /* in the second that began at updates_since_ns */
+	uint64_t updates_since_ns;
+};
+
+/* A piece of a control message, and what it means. -EPROTO: the peer broke the protocol, and *alert
+ * is what to tell it; -ECONNABORTED: the peer ended the connection with an alert of its own. */
+GMB_MUST_CHECK int tls_control_input(struct tls_control *control, uint8_t content,
+	const uint8_t *bytes, size_t count, uint64_t now_ns, enum tls_event *event_out,
+	enum tls_alert *alert_out, struct error *error);
+
+/* --- the layer -------------------------------------------------------------------------------- */
+
+struct tls_kernel;
+
+/* Whether a connection that is about to shake hands may end up here: a TCP socket, and a kernel
+ * that suits the choice. Secrets are to be kept then. */
+bool tls_kernel_is_wanted(enum tls_records records, int fd);
+
+/*
+ * Hands the session's records to the kernel: the handshake is complete, its last byte was sent, and
+ * nothing was received beyond it. keys: with the secrets kept; wiped in any case. error: where
+ * failures of the layer are described, held as long as it. Afterwards the session is of no use and
+ * is the caller's to free.
+ *
+ * -EOPNOTSUPP: the kernel does not take these keys; the session can go on, and nothing has been
+ * sent. Any other error: the connection is lost.
+ */
+GMB_MUST_CHECK int tls_kernel_take(struct stream *stream, enum tls_role role,
+	enum tls_records records, struct gnutls_session_int *session, struct tls_keys *keys,
+	struct error *error, struct tls_kernel **kernel_out);
+/* Idle. Wipes what was secret. NULL is a no-op. */
+void tls_kernel_free(struct tls_kernel *kernel);
+
+/* As the members of struct stream_ops. */
+void tls_kernel_receive(
+	struct tls_kernel *kernel, struct ring_op *op, struct msghdr *message, bool whole);
+void tls_kernel_send(struct tls_kernel *kernel, struct ring_op *op, const struct msghdr *message);
+GMB_MUST_CHECK ssize_t tls_kernel_receive_now(struct tls_kernel *kernel, struct msghdr *message);
+GMB_MUST_CHECK ssize_t tls_kernel_send_now(struct tls_kernel *kernel, const struct msghdr *message);
+void tls_kernel_cancel(struct tls_kernel *kernel, struct ring_op *op);
+void tls_kernel_shutdown_send(struct tls_kernel *kernel);
+bool tls_kernel_is_idle(const struct tls_kernel *kernel);
+
+/* See tls_layer_was_cut(). */
+bool tls_kernel_was_cut(const struct tls_kernel *kernel);
