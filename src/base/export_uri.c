@@ -100,12 +100,17 @@ static void take(char **field, char **text)
 	*text = NULL;
 }
 
-/* values: the two that it may have, or NULL for any. */
+/* values: the two that it may have, or NULL for any that is not empty. */
 static int check_value(
 	const struct uri_parameter *parameter, const char *const values[2], struct error *error)
 {
-	if (values[0] == NULL || strcmp(parameter->value, values[0]) == 0 ||
-		strcmp(parameter->value, values[1]) == 0) {
+	if (values[0] == NULL) {
+		return parameter->value[0] != '\0'
+			       ? 0
+			       : error_set(error, -EINVAL, "the parameter '%s' has no value",
+					 parameter->name);
+	}
+	if (strcmp(parameter->value, values[0]) == 0 || strcmp(parameter->value, values[1]) == 0) {
 		return 0;
 	}
 	return error_set(error, -EINVAL, "the parameter '%s' can be %s or %s", parameter->name,
@@ -122,9 +127,11 @@ static int take_parameter(
 		bool of_network; /* not of Unix sockets */
 		const char *values[2];
 	} known[] = {
-		{ "tls-type", &uri->tls_type, "nbd", false, { NULL } },
+		{ "tls-certificates", &uri->tls_certificates, "nbd", false, { NULL } },
+		{ "tls-psk-file", &uri->tls_psk_file, "nbd", false, { NULL } },
+		{ "tls-type", &uri->tls_type, "nbd", false, { "psk", "x509" } },
 		{ "tls-hostname", &uri->tls_hostname, "nbd", false, { NULL } },
-		{ "tls-verify-peer", &uri->tls_verify_peer, "nbd", false, { NULL } },
+		{ "tls-verify-peer", &uri->tls_verify_peer, "nbd", false, { "0", "1" } },
 		{ "provider", &uri->provider, "gmb", true, { "tcp", "verbs" } },
 		{ "insecure-network", &uri->insecure_network, "gmb", true, { "yes", "no" } },
 	};
@@ -132,6 +139,12 @@ static int take_parameter(
 
 	if (strcmp(parameter->name, "socket") == 0) {
 		return 0;
+	}
+	if (begins_with(parameter->name, "tls-") && !uri->tls) {
+		/* Ignored, it would leave somebody in the belief that there is TLS. */
+		return error_set(error, -EINVAL,
+			"the parameter '%.40s' is for TLS, which only nbds and nbds+unix have",
+			parameter->name);
 	}
 	for (size_t i = 0; i < ARRAY_COUNT(known); i++) {
 		if (strcmp(parameter->name, known[i].name) != 0 ||
@@ -148,6 +161,13 @@ static int take_parameter(
 			take(known[i].field, &parameter->value);
 		}
 		return rc;
+	}
+	if (begins_with(parameter->name, "tls-")) {
+		/* A misspelt one must not be without effect. */
+		return error_set(error, -EINVAL,
+			"the parameter '%.40s' is not known; there are tls-type, tls-certificates, "
+			"tls-psk-file, tls-hostname and tls-verify-peer",
+			parameter->name);
 	}
 	if (uri->unknown_parameter == NULL) {
 		take(&uri->unknown_parameter, &parameter->name);
@@ -182,14 +202,35 @@ static int take_parts(struct export_uri *uri, struct uri *parts, struct error *e
 	return 0;
 }
 
+/* "USER:PASSWORD@" behind the scheme. An encoded colon is part of a name. */
+static bool has_password(const char *text)
+{
+	const char *user = strstr(text, "://");
+	const char *end = NULL;
+
+	for (const char *at = user; at != NULL && at[0] != '\0'; at++) {
+		if (at >= user + 3 && strchr("/?#", at[0]) != NULL) {
+			break;
+		}
+		end = at[0] == '@' ? at : end;
+	}
+	return end != NULL && memchr(user + 3, ':', (size_t)(end - user - 3)) != NULL;
+}
+
 int export_uri_parse(const char *text, struct export_uri *uri, struct error *error)
 {
 	struct export_uri parsed = { 0 };
 	struct uri parts = { 0 };
 	char shown[SHOWN_BYTES];
-	int rc = strstr(text, "://") == NULL ? no_scheme(text, error)
-					     : uri_parse(text, &parts, error);
+	int rc;
 
+	if (has_password(text)) {
+		return error_set(error, -EINVAL,
+			"the URI cannot be used: it holds a password, which everybody could read "
+			"in the list of processes; put a pre-shared key into a file, and name that "
+			"with tls-psk-file=FILE");
+	}
+	rc = strstr(text, "://") == NULL ? no_scheme(text, error) : uri_parse(text, &parts, error);
 	if (rc == 0) {
 		rc = take_parts(&parsed, &parts, error);
 	}
@@ -210,6 +251,8 @@ void export_uri_fini(struct export_uri *uri)
 	free(uri->socket_path);
 	free(uri->export_name);
 	free(uri->user);
+	free(uri->tls_certificates);
+	free(uri->tls_psk_file);
 	free(uri->tls_type);
 	free(uri->tls_hostname);
 	free(uri->tls_verify_peer);
@@ -245,6 +288,8 @@ int export_uri_format(const struct export_uri *uri, const char *export_name,
 		uri_put_encoded(&w, uri->socket_path, uri->socket_path_bytes, "/:@");
 		separator = '&';
 	}
+	uri_put_parameter(&w, "tls-certificates", uri->tls_certificates, &separator);
+	uri_put_parameter(&w, "tls-psk-file", uri->tls_psk_file, &separator);
 	uri_put_parameter(&w, "tls-type", uri->tls_type, &separator);
 	uri_put_parameter(&w, "tls-hostname", uri->tls_hostname, &separator);
 	uri_put_parameter(&w, "tls-verify-peer", uri->tls_verify_peer, &separator);

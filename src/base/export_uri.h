@@ -3,8 +3,10 @@
  * URIs of exports, for listening as for connecting: those of NBD (doc/uri.md of the NBD project;
  * rows P132-P134), and gmb's in the same form:
  *
- *   nbd://[user@]HOST[:PORT]/EXPORT          nbd+unix:///EXPORT?socket=PATH
- *   nbds://..., nbds+unix://...              the same over TLS
+ *   nbd://[USER@]HOST[:PORT]/EXPORT          nbd+unix:///EXPORT?socket=PATH
+ *   nbds://..., nbds+unix://...              the same over TLS, with parameters:
+ *     tls-type=x509|psk, tls-certificates=FOLDER, tls-psk-file=FILE, tls-hostname=NAME,
+ *     tls-verify-peer=0|1
  *   gmb://HOST[:PORT]/EXPORT[?provider=tcp|verbs]
  *   gmb+unix:///EXPORT?socket=PATH           docs/protocol/gmb.md
  *
@@ -27,14 +29,19 @@ struct export_uri {
 	uint32_t socket_path_bytes; /* without terminator */
 	char *export_name; /* percent-decoded, may be empty, never NULL, no zero byte inside */
 	char *user;	   /* or NULL */
-	char *tls_type;	   /* query parameters, or NULL */
+	/* With tls, or NULL. The first two are files of this machine, which only a user of it may
+	 * name: export_uri_has_files(). */
+	char *tls_certificates;
+	char *tls_psk_file;
+	char *tls_type; /* "psk" or "x509" */
 	char *tls_hostname;
-	char *tls_verify_peer;
+	char *tls_verify_peer;	 /* "0" or "1" */
 	char *provider;		 /* gmb://: "tcp" or "verbs"; NULL: tcp */
 	char *insecure_network;	 /* gmb://, for a listener: "yes" or "no"; it is not printed */
 	char *unknown_parameter; /* name of the first parameter nobody knows, or NULL: say so */
 };
 
+/* A URI that holds a password is refused, and the sentence does not repeat it. */
 GMB_MUST_CHECK int export_uri_parse(const char *text, struct export_uri *uri, struct error *error);
 void export_uri_fini(struct export_uri *uri);
 
@@ -42,6 +49,12 @@ void export_uri_fini(struct export_uri *uri);
  * export name is given apart, so that a listener can print one URI per export. */
 GMB_MUST_CHECK int export_uri_format(const struct export_uri *uri, const char *export_name,
 	uint32_t export_name_bytes, char *out, size_t out_bytes);
+
+/* Whether it names files of this machine, which a URI from elsewhere must not. */
+static inline bool export_uri_has_files(const struct export_uri *uri)
+{
+	return uri->tls_certificates != NULL || uri->tls_psk_file != NULL;
+}
 
 /* The server's address as the user wrote it, escaped: "[::1]:10809". Returns out. */
 const char *export_uri_label(char out[EXPORT_URI_LABEL_BYTES], const struct export_uri *uri);

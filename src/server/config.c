@@ -98,12 +98,9 @@ static int check_listen_uri(const struct export_uri *uri, const char *shown, str
 			"exports are served there; name them with --export",
 			shown);
 	}
-	if (uri->user != NULL || uri->tls_type != NULL || uri->tls_hostname != NULL ||
-		uri->tls_verify_peer != NULL) {
+	if (uri->user != NULL) {
 		return error_set(error, -EINVAL,
-			"cannot listen on '%s': a user or tls- parameters belong to TLS, which is "
-			"not built yet",
-			shown);
+			"cannot listen on '%s': a user belongs to a client's URI", shown);
 	}
 	if (uri->unknown_parameter != NULL) {
 		return error_set(error, -EINVAL,

@@ -26,6 +26,12 @@ static void check_round_trip(const struct export_uri *uri)
 	GMB_ASSERT(again.port == uri->port);
 	GMB_ASSERT(same(again.host, uri->host));
 	GMB_ASSERT(same(again.export_name, uri->export_name));
+	GMB_ASSERT(same(again.user, uri->user));
+	GMB_ASSERT(same(again.tls_certificates, uri->tls_certificates));
+	GMB_ASSERT(same(again.tls_psk_file, uri->tls_psk_file));
+	GMB_ASSERT(same(again.tls_type, uri->tls_type));
+	GMB_ASSERT(same(again.tls_hostname, uri->tls_hostname));
+	GMB_ASSERT(same(again.tls_verify_peer, uri->tls_verify_peer));
 	GMB_ASSERT(again.socket_path_bytes == uri->socket_path_bytes);
 	GMB_ASSERT(!uri->is_unix ||
 		   memcmp(again.socket_path, uri->socket_path, uri->socket_path_bytes) == 0);

@@ -168,10 +168,7 @@ static void gmb_has_parameters_of_its_own(void **state)
 	uri = parse("gmb+unix:///?socket=/a&provider=tcp");
 	assert_string_equal(uri.unknown_parameter, "provider");
 	export_uri_fini(&uri);
-	uri = parse("gmb://host?tls-type=psk");
-	assert_string_equal(uri.unknown_parameter, "tls-type");
-	assert_null(uri.tls_type);
-	export_uri_fini(&uri);
+	refused("gmb://host?tls-type=psk", "only nbds and nbds+unix have");
 }
 
 static void tls_and_users(void **state)
@@ -197,6 +194,57 @@ static void tls_and_users(void **state)
 	export_uri_fini(&uri);
 
 	refused("nbds://h?tls-type=psk&tls-type=x509", "'tls-type' is given twice");
+	refused("nbds://h?tls-type=ssl", "can be psk or x509");
+	refused("nbds://h?tls-verify-peer=no", "can be 0 or 1");
+	refused("nbds://h?tls-hostname=", "has no value");
+	refused("nbds://h?tls-certificates", "has no value");
+	/* A misspelt parameter, or TLS without its scheme, must not be without effect. */
+	refused("nbds://h?tls-certificate=/pki", "'tls-certificate' is not known; there are");
+	refused("nbd://h?tls-certificates=/pki", "only nbds and nbds+unix have");
+	refused("nbd+unix:///?socket=/s&tls-verify-peer=1", "only nbds and nbds+unix have");
+}
+
+static void files_are_told_apart(void **state)
+{
+	struct export_uri uri = parse("nbds://h?tls-certificates=/p%20ki&tls-type=x509");
+
+	(void)state;
+	assert_string_equal(uri.tls_certificates, "/p ki");
+	assert_string_equal(uri.tls_type, "x509");
+	assert_true(export_uri_has_files(&uri));
+	export_uri_fini(&uri);
+	uri = parse("nbds://h?tls-psk-file=keys.psk");
+	assert_string_equal(uri.tls_psk_file, "keys.psk");
+	assert_true(export_uri_has_files(&uri));
+	export_uri_fini(&uri);
+	uri = parse("nbds://h?tls-hostname=x&tls-verify-peer=1");
+	assert_false(export_uri_has_files(&uri));
+	export_uri_fini(&uri);
+}
+
+static void passwords_are_refused_and_not_repeated(void **state)
+{
+	static const char *const texts[] = {
+		"nbds://al:secret@host/x",
+		"nbds://:secret@host",
+		"nbd://al:secret@host",
+		"nbds+unix://al:secret@/x?socket=/s",
+		"nbds://al:sec@secret@host",
+		"nbds://al:secret@host:wrong",
+	};
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_COUNT(texts); i++) {
+		struct export_uri uri;
+		struct error error = { 0 };
+
+		assert_int_equal(export_uri_parse(texts[i], &uri, &error), -EINVAL);
+		assert_non_null(strstr(error.text, "it holds a password"));
+		assert_null(strstr(error.text, "secret"));
+	}
+	/* Neither is one: a port, and a name with a colon. */
+	check_tcp("nbd://al@host:7", "host", 7, "");
+	check_tcp("nbd://al%3Aice@host/a@b:c", "host", 10809, "a@b:c");
 }
 
 static void malformed(void **state)
@@ -260,8 +308,10 @@ static void formatting(void **state)
 	check_round_trip("nbd://127.0.0.1", "nbd://127.0.0.1:10809");
 	check_round_trip("nbd://[::1]:5/a", "nbd://[::1]:5/a");
 	check_round_trip("nbd://[fe80::1%25lo]:5", "nbd://[fe80::1%25lo]:5");
-	check_round_trip("nbds://u%3Av@h:1/x?tls-type=p&tls-hostname=a%26b",
-		"nbds://u%3Av@h:1/x?tls-type=p&tls-hostname=a%26b");
+	check_round_trip("nbds://u%3Av@h:1/x?tls-verify-peer=0&tls-type=psk&tls-hostname=a%26b",
+		"nbds://u%3Av@h:1/x?tls-type=psk&tls-hostname=a%26b&tls-verify-peer=0");
+	check_round_trip("nbds+unix:///x?socket=s&tls-psk-file=/a%20b&tls-certificates=../pki",
+		"nbds+unix:///x?socket=s&tls-certificates=../pki&tls-psk-file=/a%20b");
 	check_round_trip("nbd://h:1//%2e./%C3%A9%2520%3F", "nbd://h:1//../%C3%A9%2520%3F");
 	check_round_trip("nbd+unix://?socket=/a%26b", "nbd+unix:///?socket=/a%26b");
 	check_round_trip("nbd+unix:///x%3B?socket=%00n", "nbd+unix:///x%3B?socket=%00n");
@@ -333,6 +383,8 @@ int main(void)
 		cmocka_unit_test(unix_sockets),
 		cmocka_unit_test(gmb_has_parameters_of_its_own),
 		cmocka_unit_test(tls_and_users),
+		cmocka_unit_test(files_are_told_apart),
+		cmocka_unit_test(passwords_are_refused_and_not_repeated),
 		cmocka_unit_test(malformed),
 		cmocka_unit_test(formatting),
 		cmocka_unit_test(any_scheme),
