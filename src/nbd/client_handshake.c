@@ -3,11 +3,13 @@
  * States are named for what the server is expected to send. Every answer to an option is a number
  * of replies, each a header and a payload; the last one is an acknowledgement or an error.
  *
- *   MAGIC ─▶ STYLE ─▶ FLAGS ─▶ EXTENDED ─▶ STRUCTURED ─┬▶ TAKEOVER ─▶ SELECT ─▶ GO ─▶ OLD_EXPORT
- *                                                      ├▶ CONTEXTS ─▶ GO
- *                                                      └▶ LIST ─▶ INFO ⇄ CONTEXTS
+ *   MAGIC ─▶ STYLE ─▶ FLAGS ─▶ (TLS ─▶ ENCRYPT) ─▶ EXTENDED ...
  *
- * with ABORT from everywhere after FLAGS, and FINISHED from GO, OLD_EXPORT and ABORT.
+ *   EXTENDED ─▶ STRUCTURED ─┬▶ TAKEOVER ─▶ SELECT ─▶ GO ─▶ OLD_EXPORT
+ *                           ├▶ CONTEXTS ─▶ GO
+ *                           └▶ LIST ─▶ INFO ⇄ CONTEXTS
+ *
+ * with ABORT from everywhere after FLAGS but ENCRYPT, and FINISHED from GO, OLD_EXPORT and ABORT.
  */
 #include "nbd/client_handshake.h"
 
@@ -51,6 +53,8 @@ enum handshake_state {
 	STATE_MAGIC,	  /* the first 8 bytes of the greeting */
 	STATE_STYLE,	  /* the next 8: newstyle or oldstyle */
 	STATE_FLAGS,	  /* the rest of the greeting */
+	STATE_TLS,	  /* the answer to STARTTLS */
+	STATE_ENCRYPT,	  /* nothing: it is the owner's turn */
 	STATE_EXTENDED,	  /* the answer to EXTENDED_HEADERS */
 	STATE_STRUCTURED, /* to STRUCTURED_REPLY */
 	STATE_TAKEOVER,	  /* to LIST_META_CONTEXT for the server's own contexts */
@@ -77,6 +81,7 @@ struct nbd_handshake {
 	size_t input_wanted;
 	size_t output_bytes;
 	size_t option_at; /* in the output: data of the option that is being made, or 0 */
+	bool tls;
 
 	enum nbd_reply_style style_max;
 	char token[NBD_HANDSHAKE_TOKEN_BYTES_MAX];
@@ -475,6 +480,12 @@ static int handle_info(struct nbd_handshake *talk)
 
 /* --- acceptance ---------------------------------------------------------------------------- */
 
+static int tls_accepted(struct nbd_handshake *talk)
+{
+	set_state(talk, STATE_ENCRYPT, 0);
+	return 0;
+}
+
 static int style_accepted(struct nbd_handshake *talk)
 {
 	return after_style(talk,
@@ -531,11 +542,21 @@ static bool refusal_is_final(struct nbd_handshake *talk)
 		return true;
 	}
 	if (talk->reply_type == NBD_REP_ERR_TLS_REQD && !about_export) {
-		error_set(&talk->outcome, -EPROTONOSUPPORT,
-			"%s, and this version of gmblock does not speak TLS", talk->refusal);
+		error_set(&talk->outcome, -EPROTONOSUPPORT, "%s%s", talk->refusal,
+			talk->offers.protection.version != NULL ? ", and it has TLS already" : "");
 		return true;
 	}
 	return false;
+}
+
+/* There is no way on in clear (rules P53, P57). */
+static int tls_refused(struct nbd_handshake *talk)
+{
+	error_set(&talk->outcome, -EPROTONOSUPPORT,
+		"no TLS, which the URI asks for: %s; turn it on at the server, or write nbd or "
+		"nbd+unix if the network is trusted",
+		talk->refusal);
+	return leave(talk);
 }
 
 static int style_refused(struct nbd_handshake *talk)
@@ -639,7 +660,7 @@ static int take_refusal(struct nbd_handshake *talk)
 		[2] = { "refused by the server's policy", -EACCES },
 		[3] = { "called invalid by the server", -EPROTONOSUPPORT },
 		[4] = { "not possible on the server's platform", -EPROTONOSUPPORT },
-		[5] = { "the server demands TLS first", -EPROTONOSUPPORT },
+		[5] = { "the server demands TLS (nbds:// or nbds+unix://)", -EPROTONOSUPPORT },
 		[6] = { "no such export", -ENOENT },
 		[7] = { "the server is shutting down", -ESHUTDOWN },
 		[8] = { "the server wants block sizes to be negotiated", -EPROTONOSUPPORT },
@@ -769,7 +790,12 @@ static int handle_flags(struct nbd_handshake *talk)
 	talk->offers.fixed = (flags & NBD_FLAG_FIXED_NEWSTYLE) != 0;
 	talk->offers.no_zeroes = (flags & NBD_FLAG_NO_ZEROES) != 0;
 	if (talk->offers.fixed) {
-		return ask_style(talk, talk->style_max);
+		return talk->tls ? ask(talk, STATE_TLS) : ask_style(talk, talk->style_max);
+	}
+	if (talk->tls) {
+		return error_set(talk->error, -EPROTONOSUPPORT,
+			"no TLS, which the URI asks for: the server speaks the first newstyle "
+			"protocol, not the fixed one, and that has none");
 	}
 	if (talk->goal == NBD_GOAL_LIST) {
 		return error_set(talk->error, -EPROTONOSUPPORT,
@@ -790,8 +816,13 @@ static const struct state_rule states[STATE_COUNT] = {
 	[STATE_MAGIC] = { 0, "its greeting", EDGE(STYLE), .message = handle_magic },
 	[STATE_STYLE] = { 0, "its greeting", EDGE(FLAGS), .message = handle_style },
 	[STATE_FLAGS] = { 0, "its greeting",
-		EDGE(EXTENDED) | EDGE(STRUCTURED) | EDGE(TAKEOVER) | EDGE(GO) | EDGE(OLD_EXPORT),
+		EDGE(TLS) | EDGE(EXTENDED) | EDGE(STRUCTURED) | EDGE(TAKEOVER) | EDGE(GO) |
+			EDGE(OLD_EXPORT),
 		.message = handle_flags },
+	[STATE_TLS] = { NBD_OPT_STARTTLS, "its answer to STARTTLS", EDGE(ENCRYPT) | EDGE(ABORT),
+		.accepted = tls_accepted, .refused = tls_refused },
+	[STATE_ENCRYPT] = { 0, "its part of the TLS handshake",
+		EDGE(EXTENDED) | EDGE(STRUCTURED) | EDGE(TAKEOVER) | EDGE(GO) },
 	[STATE_EXTENDED] = { NBD_OPT_EXTENDED_HEADERS, "its answer to EXTENDED_HEADERS",
 		EDGE(STRUCTURED) | EDGE(TAKEOVER) | EDGE(SELECT) | EDGE(LIST) | EDGE(CONTEXTS) |
 			EDGE(ABORT),
@@ -841,7 +872,8 @@ int nbd_handshake_input(
 	size_t taken = 0;
 
 	talk->error = error;
-	while (talk->output_bytes == 0 && talk->state != STATE_FINISHED) {
+	while (talk->output_bytes == 0 && talk->state != STATE_FINISHED &&
+		talk->state != STATE_ENCRYPT) {
 		size_t step = MIN(talk->input_wanted - talk->input_bytes, len - taken);
 		int err;
 
@@ -860,6 +892,19 @@ int nbd_handshake_input(
 		seal_option(talk);
 	}
 	return (int)taken;
+}
+
+bool nbd_handshake_wants_tls(const struct nbd_handshake *talk)
+{
+	return talk->state == STATE_ENCRYPT;
+}
+
+void nbd_handshake_encrypted(struct nbd_handshake *talk, const struct nbd_protection *protection)
+{
+	GMB_ASSERT(talk->state == STATE_ENCRYPT && protection->version != NULL);
+	talk->offers.protection = *protection;
+	(void)ask_style(talk, talk->style_max); /* it only asks, without which nothing fails */
+	seal_option(talk);
 }
 
 int nbd_handshake_end_of_stream(struct nbd_handshake *talk, struct error *error)
@@ -904,6 +949,7 @@ static int take_options(struct nbd_handshake *talk, const struct nbd_handshake_o
 	size_t bytes;
 
 	talk->goal = options->goal;
+	talk->tls = options->tls;
 	talk->style_max = options->goal == NBD_GOAL_GO ? options->style_max : NBD_REPLIES_EXTENDED;
 	if (options->token != NULL) {
 		GMB_ASSERT(options->replaces_count <= NBD_HANDSHAKE_REPLACES_MAX);

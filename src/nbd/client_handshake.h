@@ -3,7 +3,8 @@
  * The client's side of the NBD handshake, without a socket: bytes in, bytes out. The owner moves
  * the bytes; the handshake decides what to say next and collects the answers.
  *
- *   greeting ─▶ EXTENDED_HEADERS ─▶ STRUCTURED_REPLY (if refused)
+ *   greeting ─▶ (STARTTLS, and the owner encrypts) ─▶ EXTENDED_HEADERS ─▶ STRUCTURED_REPLY
+ *                                                                          (if refused)
  *     GO:   ─▶ (LIST_META_CONTEXT: takeover) ─▶ SET_META_CONTEXT ─▶ GO ─▶ (EXPORT_NAME)
  *     INFO: ─▶ LIST_META_CONTEXT ─▶ GO ─▶ (EXPORT_NAME) ─▶ DISC
  *     LIST: ─▶ LIST ─▶ INFO, LIST_META_CONTEXT for each ─▶ ABORT
@@ -11,6 +12,9 @@
  * From most to least capable (rules P32, P36, P109), one option at a time (P12), left politely
  * (P14, P19, P21). INFO of a missing export continues with LIST, so that the user sees what there
  * is. The states and their edges are a table in client_handshake.c.
+ *
+ * With TLS nothing that names an export is said before the stream is encrypted, and a server that
+ * refuses ends the dialogue: it never goes on in clear (rules P52, P53).
  *
  * Threading: the caller's object. Ownership: the handshake owns its answers; options are copied.
  * Errors: nbd_handshake_input() returns -EPROTO, -EPROTONOSUPPORT, -E2BIG or -ENOMEM when the
@@ -46,6 +50,7 @@ struct nbd_handshake;
 struct nbd_handshake_options {
 	enum nbd_goal goal;
 	const char *export_name; /* "" is the default export; at most 4096 bytes; unused by LIST */
+	bool tls;
 	/* GO only, as all that follows: do not ask for more than this. */
 	enum nbd_reply_style style_max;
 	/* A name for this connection that no other has, and the names of those it replaces: a
@@ -94,6 +99,13 @@ void nbd_handshake_sent(struct nbd_handshake *handshake);
  * to the transmission phase, where a server must not speak first. */
 GMB_MUST_CHECK int nbd_handshake_input(
 	struct nbd_handshake *handshake, const void *bytes, size_t len, struct error *error);
+
+/* With options.tls: the server has agreed to TLS. Nothing is taken or said until the owner has
+ * encrypted the stream and says so; what it has received beyond is an error (rule P56). The
+ * protection's texts are static. */
+bool nbd_handshake_wants_tls(const struct nbd_handshake *handshake);
+void nbd_handshake_encrypted(
+	struct nbd_handshake *handshake, const struct nbd_protection *protection);
 
 /* The server closed the connection, or is not waited for any more. 0 when it was free to close (the
  * handshake is finished then, also when its last output was not sent). */

@@ -57,9 +57,17 @@ struct nbd_offer {
 	uint32_t context_count;
 };
 
+/* How a connection is protected; static texts. */
+struct nbd_protection {
+	const char *version; /* "TLS 1.3"; NULL: it is not */
+	const char *cipher;  /* "AES-128-GCM" */
+	bool verified;	     /* the server has proved who it is */
+};
+
 struct nbd_offers {
 	const char *protocol; /* static, when it is another one than NBD; else NULL */
-	bool fixed;	      /* fixed newstyle, else the first newstyle */
+	struct nbd_protection protection;
+	bool fixed; /* fixed newstyle, else the first newstyle */
 	bool no_zeroes;
 	bool listed; /* the server sent its complete list */
 	enum nbd_reply_style style;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * What servers say during the handshake. The first byte chooses the best reply style that is asked
- * for (bits 0 and 1, modulo 3), whether the client introduces itself with a token (bit 2) and the
- * goal (bits 3 and 4, modulo 3), the second how the rest, the server's bytes, is cut into pieces.
- * The pieces must make no difference, and answers that came through must be possible ones.
+ * for (bits 0 and 1, modulo 3), whether the client introduces itself with a token (bit 2), the
+ * goal (bits 3 and 4, modulo 3) and whether it wants TLS (bit 6), the second how the rest, the
+ * server's bytes, is cut into pieces. The pieces must make no difference, and answers that came
+ * through must be possible ones.
  */
 #include "fuzz.h"
 #include "nbd/client_handshake.h"
@@ -13,6 +14,7 @@ struct result {
 	bool finished;
 	struct error error;
 	size_t sent;
+	size_t clear; /* of sent, before TLS */
 	size_t taken;
 	uint64_t digest; /* of everything that was sent and answered */
 };
@@ -98,6 +100,35 @@ static void take_offers(const struct nbd_offers *offers, struct result *result)
 	}
 }
 
+/* What follows is what the server says under TLS. */
+static void encrypt(struct nbd_handshake *handshake, struct result *result)
+{
+	static const struct nbd_protection protection = { "TLS 1.3", "AES-128-GCM", true };
+
+	if (nbd_handshake_wants_tls(handshake)) {
+		GMB_ASSERT(result->clear == 0);
+		result->clear = result->sent;
+		nbd_handshake_encrypted(handshake, &protection);
+		take_output(handshake, result);
+	}
+}
+
+/* With TLS, flags and two options without data, STARTTLS and ABORT, are all that is said in clear.
+ */
+static void check_clear(const struct result *result)
+{
+	const size_t flags = 4;
+	const size_t option = sizeof(struct nbd_wire_option);
+
+	if (result->clear > 0) {
+		GMB_ASSERT(result->clear == flags + option);
+	} else {
+		GMB_ASSERT(result->sent == 0 || result->sent == flags + option ||
+			   result->sent == flags + 2 * option);
+		GMB_ASSERT(result->code < 0);
+	}
+}
+
 static struct result talk(
 	const struct nbd_handshake_options *options, const uint8_t *data, size_t size, size_t piece)
 {
@@ -116,6 +147,7 @@ static struct result talk(
 		GMB_ASSERT((size_t)result.code <= len);
 		result.taken += (size_t)result.code;
 		take_output(handshake, &result);
+		encrypt(handshake, &result);
 	}
 	if (result.code >= 0 && !nbd_handshake_is_finished(handshake)) {
 		GMB_ASSERT(nbd_handshake_awaits(handshake)[0] != '\0');
@@ -131,6 +163,9 @@ static struct result talk(
 	} else if (result.code < 0) {
 		result.taken = 0; /* where it stopped is known only with the pieces */
 		GMB_ASSERT(result.error.code == result.code && result.error.text[0] != '\0');
+	}
+	if (options->tls) {
+		check_clear(&result);
 	}
 	take_offers(nbd_handshake_offers(handshake), &result);
 	nbd_handshake_destroy(handshake);
@@ -155,6 +190,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		options.replaces_count = ARRAY_COUNT(replaces);
 		options.alive_ms = (data[0] & 32) != 0 ? 6000 : 0;
 	}
+	options.tls = (data[0] & 64) != 0;
 	whole = talk(&options, data + 2, size - 2, size);
 	pieces = talk(&options, data + 2, size - 2, 1 + data[1] % 32);
 	GMB_ASSERT(whole.code == pieces.code);

@@ -484,6 +484,14 @@ def hand_handshake(corpus):
             "no-context": b"\1\4" + greeting + reply(8, 1) + reply(10, error + 3, b"no") + accepted,
             "missing": b"\0\0" + greeting + reply(7, error + 6, b"none") + reply(2, 1),
             "tls": b"\2\0" + greeting + reply(11, error + 5) + reply(2, error + 2),
+            "starttls": b"\x42\3" + greeting + reply(5, 1) + reply(11, 1) + selected + accepted,
+            "starttls-simple": b"\x40\2" + greeting + reply(5, 1) + accepted,
+            "starttls-refused": b"\x42\0" + greeting + reply(5, error + 2, b"no") + reply(2, 1),
+            "starttls-twice": b"\x42\1" + greeting + reply(5, 1) + reply(5, 1),
+            "starttls-newstyle": b"\x42\3" + newstyle,
+            "starttls-list": b"\x50\5" + greeting + reply(5, 1) + plain[18:] +
+                             reply(3, 2, b"\0\0\0\3one") + reply(3, 1) + reply(6, error + 5) +
+                             reply(2, 1),
             "shutdown": b"\1\2" + greeting + reply(8, error + 7) + reply(2, 1),
             "epoch": b"\4\1" + greeting + reply(9, 4, b"\0\0\0\0x-gmblock:epoch=0123456789abcdef") +
                      reply(9, 1) + accepted,
@@ -509,7 +517,9 @@ def hand_handshake(corpus):
 TEXTS = {
     "uri": ["nbd://localhost", "nbd://127.0.0.1:10809/disk", "nbd://[::1]:0/a%20b", "nbds://h/x",
             "nbd+unix:///?socket=/tmp/s", "nbd+unix:///e%2Ff?socket=/a/b&x=y",
-            "nbds+unix:///n?socket=%00abstract&tls-type=psk&tls-hostname=h&tls-verify-peer=false",
+            "nbds+unix:///n?socket=%00abstract&tls-type=psk&tls-hostname=h&tls-verify-peer=0",
+            "nbds://u@h/?tls-certificates=/etc/pki&tls-psk-file=a%20b&tls-verify-peer=1",
+            "nbds://u:password@h/", "nbd://h/?tls-type=psk",
             "nbd://user@host:99/%C3%A9", "nbd://h:65536/", "nbd://h/%00", "nbd+unix:///x",
             "nbd://[fe80::1%25eth0]/", "http://x/", "nbd://h/%zz", "nbd:", ""],
     "units": ["0", "1", "4096", "64M", "1g", "16EiB", "15E", "18446744073709551615", "1KiB", "2kb",

@@ -12,7 +12,13 @@
 
 #include "nbd/client_handshake.h"
 
-enum { REPLIES_MAX = 20, STREAM_BYTES_MAX = 64 << 10, SAID_BYTES_MAX = 16 << 10, TAIL_BYTES = 5 };
+enum {
+	REPLIES_MAX = 20,
+	STREAM_BYTES_MAX = 64 << 10,
+	SAID_BYTES_MAX = 16 << 10,
+	TAIL_BYTES = 5,
+	CLEAR_BYTES = 20
+};
 
 #define GREETING    "NBDMAGICIHAVEOPT\0\3"
 #define EXPORT_INFO "\0\0\0\0\0\0\x40\0\0\0\0\xff"
@@ -42,6 +48,7 @@ struct said {
 #define ACK(option)   REPLY(option, NBD_REP_ACK, "")
 #define EXTENDED_NO   REPLY(EXTENDED_HEADERS, NBD_REP_ERR_UNSUP, "")
 #define STRUCTURED_NO REPLY(STRUCTURED_REPLY, NBD_REP_ERR_UNSUP, "what?")
+#define TLS_NO(type)  REPLY(STARTTLS, type, "no")
 #define SELECTED      REPLY(SET_META_CONTEXT, NBD_REP_META_CONTEXT, ALLOCATION)
 #define INFO(text)    REPLY(GO, NBD_REP_INFO, text)
 #define ANSWERED      INFO(EXPORT_INFO), ACK(GO)
@@ -53,6 +60,7 @@ struct dialogue_case {
 	const char *rule;
 	const char *text;
 	struct said said[REPLIES_MAX];
+	bool tls; /* the URI asks for it */
 };
 
 static const struct dialogue_case refused[] = {
@@ -135,6 +143,35 @@ static const struct dialogue_case refused[] = {
 		{ RAW(GREETING), REPLY(GO, NBD_REP_ERR_POLICY, "\x1b[2J") } },
 	{ "TLS wanted", 2, -EPROTONOSUPPORT, "", "TLS",
 		{ RAW(GREETING), REPLY(EXTENDED_HEADERS, NBD_REP_ERR_TLS_REQD, ""), ACK(ABORT) } },
+
+	/* TLS: what was asked for is had, or nothing is (P52, P53). */
+	{ "STARTTLS unknown", 2, -EPROTONOSUPPORT, "", "no TLS, which the URI asks for",
+		{ RAW(GREETING), TLS_NO(NBD_REP_ERR_UNSUP), ACK(ABORT) }, .tls = true },
+	{ "STARTTLS unknown, and gone", 2, -EPROTONOSUPPORT, "", "nbd or nbd+unix",
+		{ RAW(GREETING), TLS_NO(NBD_REP_ERR_UNSUP) }, .tls = true },
+	{ "STARTTLS against the policy", 1, -EPROTONOSUPPORT, "", "the server's policy",
+		{ RAW(GREETING), TLS_NO(NBD_REP_ERR_POLICY), ACK(ABORT) }, .tls = true },
+	{ "STARTTLS called invalid", 0, -EPROTONOSUPPORT, "", "called invalid",
+		{ RAW(GREETING), TLS_NO(NBD_REP_ERR_INVALID), ACK(ABORT) }, .tls = true },
+	{ "TLS demanded for STARTTLS", 0, -EPROTONOSUPPORT, "", "demands TLS",
+		{ RAW(GREETING), TLS_NO(NBD_REP_ERR_TLS_REQD), ACK(ABORT) }, .tls = true },
+	{ "shutting down before TLS", 0, -ESHUTDOWN, "", "shutting down",
+		{ RAW(GREETING), TLS_NO(NBD_REP_ERR_SHUTDOWN), ACK(ABORT) }, .tls = true },
+	{ "information instead of TLS", 2, -EPROTO, "P11", "type 3",
+		{ RAW(GREETING), REPLY(STARTTLS, NBD_REP_INFO, EXPORT_INFO) }, .tls = true },
+	{ "the answer to another option than STARTTLS", 2, -EPROTO, "P11", "option 11",
+		{ RAW(GREETING), ACK(EXTENDED_HEADERS) }, .tls = true },
+	{ "no fixed newstyle, no TLS", 2, -EPROTONOSUPPORT, "", "no TLS, which the URI asks for",
+		{ RAW("NBDMAGICIHAVEOPT\0\2") }, .tls = true },
+	{ "oldstyle, no TLS", 2, -EPROTONOSUPPORT, "", "oldstyle",
+		{ RAW("NBDMAGIC\0\0\x42\x02\x81\x86\x12\x53") }, .tls = true },
+	{ "STARTTLS acknowledged twice", 2, -EPROTO, "P11", "option 5",
+		{ RAW(GREETING), ACK(STARTTLS), ACK(STARTTLS) }, .tls = true },
+	{ "TLS demanded under TLS", 2, -EPROTONOSUPPORT, "", "it has TLS already",
+		{ RAW(GREETING), ACK(STARTTLS), REPLY(EXTENDED_HEADERS, NBD_REP_ERR_TLS_REQD, ""),
+			ACK(ABORT) },
+		.tls = true },
+
 	{ "shutting down", 1, -ESHUTDOWN, "", "shutting down",
 		{ RAW(GREETING), REPLY(STRUCTURED_REPLY, NBD_REP_ERR_SHUTDOWN, "bye"),
 			REPLY(ABORT, NBD_REP_ERR_SHUTDOWN, "") } },
@@ -202,6 +239,14 @@ static const struct agreed agreed[] = {
 	{ { "flags of the future are not echoed (P5)", 0,
 		  .said = { RAW("NBDMAGICIHAVEOPT\xff\xff"), ANSWERED } },
 		NBD_REPLIES_SIMPLE, false, 512, 32 << 20, UINT64_C(0x40000000) },
+	{ { "under TLS", 2,
+		  .said = { RAW(GREETING), ACK(STARTTLS), EXTENDED_NO, ACK(STRUCTURED_REPLY),
+			  SELECTED, ACK(SET_META_CONTEXT), ANSWERED },
+		  .tls = true },
+		NBD_REPLIES_STRUCTURED, true, 512, 32 << 20, UINT64_C(0x40000000) },
+	{ { "under TLS, with the least", 0, .said = { RAW(GREETING), ACK(STARTTLS), ANSWERED },
+		  .tls = true },
+		NBD_REPLIES_SIMPLE, false, 512, 32 << 20, UINT64_C(0x40000000) },
 	{ { "the largest size", 0,
 		  .said = { RAW(GREETING), INFO("\0\0\x7f\xff\xff\xff\xff\xff\xff\xff\0\1"),
 			  ACK(GO) } },
@@ -256,6 +301,7 @@ struct ending {
 	size_t taken;
 	uint8_t said[SAID_BYTES_MAX];
 	size_t said_bytes;
+	bool wanted_tls;
 };
 
 static void take_output(struct nbd_handshake *handshake, struct ending *ending)
@@ -269,12 +315,44 @@ static void take_output(struct nbd_handshake *handshake, struct ending *ending)
 	nbd_handshake_sent(handshake);
 }
 
+/* The client's flags and STARTTLS are all that was said in clear. */
+static void encrypt(struct nbd_handshake *handshake, struct ending *ending)
+{
+	static const struct nbd_protection protection = { "TLS 1.3", "AES-128-GCM", true };
+
+	if (nbd_handshake_wants_tls(handshake)) {
+		assert_int_equal(ending->said_bytes, CLEAR_BYTES);
+		ending->wanted_tls = true;
+		nbd_handshake_encrypted(handshake, &protection);
+		take_output(handshake, ending);
+	}
+}
+
+/* With TLS nothing but STARTTLS and ABORT is said in clear. */
+static void check_clear(const struct dialogue_case *one, const struct ending *ending)
+{
+	static const uint8_t starttls[] = "IHAVEOPT\0\0\0\5\0\0\0";
+	static const uint8_t abort[] = "IHAVEOPT\0\0\0\2\0\0\0";
+	const uint8_t *rest = ending->said + CLEAR_BYTES;
+
+	if (!one->tls || ending->said_bytes <= 4) {
+		return;
+	}
+	assert_true(ending->said_bytes >= CLEAR_BYTES);
+	assert_memory_equal(ending->said + 4, starttls, 16);
+	if (!ending->wanted_tls && ending->said_bytes > CLEAR_BYTES) {
+		assert_int_equal(ending->said_bytes, CLEAR_BYTES + 16);
+		assert_memory_equal(rest, abort, 16);
+	}
+}
+
 /* pieces: 0 all at once, 1 byte by byte, else by chance. */
 static void play(const struct dialogue_case *one, const struct text *text, unsigned pieces,
 	struct ending *ending)
 {
-	struct nbd_handshake_options options = { .export_name = "disk",
-		.style_max = one->style_max };
+	struct nbd_handshake_options options = {
+		.export_name = "disk", .tls = one->tls, .style_max = one->style_max
+	};
 	struct nbd_handshake *handshake;
 	uint32_t random = pieces;
 
@@ -293,7 +371,9 @@ static void play(const struct dialogue_case *one, const struct text *text, unsig
 		assert_true((size_t)ending->code <= len);
 		ending->taken += (size_t)ending->code;
 		take_output(handshake, ending);
+		encrypt(handshake, ending);
 	}
+	check_clear(one, ending);
 	if (ending->code >= 0 && !nbd_handshake_is_finished(handshake)) {
 		assert_non_null(strstr(nbd_handshake_awaits(handshake), "its "));
 		ending->code = nbd_handshake_end_of_stream(handshake, &ending->error);
@@ -434,6 +514,41 @@ static void test_a_farewell_that_is_not_sent(void **state)
 	}
 }
 
+/* Between the server's consent and the encrypted stream nothing is taken: what comes then is for
+ * the owner to refuse (P56). */
+static void test_nothing_is_taken_before_the_stream_is_encrypted(void **state)
+{
+	static const struct dialogue_case consent = { "", 2,
+		.said = { RAW(GREETING), ACK(STARTTLS), ACK(EXTENDED_HEADERS) }, .tls = true };
+	struct nbd_handshake_options options = { .export_name = "disk", .tls = true };
+	struct nbd_handshake *handshake;
+	static struct ending ending;
+	static struct text text;
+	struct error error;
+	size_t bytes;
+
+	GMB_UNUSED(state);
+	make_stream(&consent, &text);
+	memset(&ending, 0, sizeof(ending));
+	assert_int_equal(nbd_handshake_create(&options, &handshake, &error), 0);
+	for (int i = 0; i < 4; i++) {
+		int took = nbd_handshake_input(
+			handshake, text.bytes + ending.taken, text.len - ending.taken, &error);
+
+		assert_true(took >= 0);
+		ending.taken += (size_t)took;
+		take_output(handshake, &ending);
+	}
+	assert_true(nbd_handshake_wants_tls(handshake));
+	assert_int_equal(ending.taken, text.len - sizeof(struct nbd_wire_option_reply));
+	(void)nbd_handshake_output(handshake, &bytes);
+	assert_int_equal(bytes, 0);
+	assert_false(nbd_handshake_is_finished(handshake));
+	assert_int_equal(nbd_handshake_end_of_stream(handshake, &error), -EPROTO);
+	assert_non_null(strstr(error.text, "its part of the TLS handshake"));
+	nbd_handshake_destroy(handshake);
+}
+
 static void test_information_without_end(void **state)
 {
 	static const struct dialogue_case endless = { "", 0, .said = { RAW(GREETING) } };
@@ -509,6 +624,7 @@ int main(void)
 		cmocka_unit_test(test_what_a_server_may_answer),
 		cmocka_unit_test(test_a_close_at_every_byte),
 		cmocka_unit_test(test_a_farewell_that_is_not_sent),
+		cmocka_unit_test(test_nothing_is_taken_before_the_stream_is_encrypted),
 		cmocka_unit_test(test_information_without_end),
 		cmocka_unit_test(test_a_name_beyond_the_protocol_is_refused),
 		cmocka_unit_test(test_the_longest_name_is_sent),
