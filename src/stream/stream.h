@@ -42,7 +42,8 @@ struct stream_ops {
 	void (*cancel)(struct stream *stream, struct ring_op *op);
 	/* Nothing more will be sent: the layer says so to its peer before the socket does. */
 	void (*shutdown_send)(struct stream *stream);
-	/* True when no operation of the layer's own is in flight. The socket was shut down. */
+	/* True when no operation of the layer's own is in flight. The socket was shut down. When it
+	 * has become true and the caller may not know, the layer calls stream_became_idle(). */
 	bool (*is_idle)(const struct stream *stream);
 	/* Frees the layer; it is idle. The socket is closed afterwards. */
 	void (*close)(struct stream *stream);
@@ -66,6 +67,9 @@ struct stream {
 	struct iovec iov;
 	struct ring_op upgrade_op;
 	void (*upgraded)(struct stream *stream, int result);
+	/* The owner's, set after stream_open(), or NULL: a layer's own operations have ended, so
+	 * that an owner that waits to close the stream may look again. It may close it. */
+	void (*idle)(struct stream *stream);
 };
 
 /* How long a peer that says nothing may be gone before the system ends the connection. A peer that
@@ -99,6 +103,14 @@ void stream_shutdown_send(struct stream *stream);
 /* True when the stream may be closed, as far as the stream itself goes: the caller's operations are
  * the caller's to wait for. After stream_shutdown() or stream_abort() it becomes true by itself. */
 bool stream_is_idle(const struct stream *stream);
+/* For layers, as the last thing in the completion of an operation of their own that is not followed
+ * by the caller's: the stream, and the layer, may be gone afterwards. */
+static inline void stream_became_idle(struct stream *stream)
+{
+	if (stream->idle != NULL && stream_is_idle(stream)) {
+		stream->idle(stream);
+	}
+}
 /* Closes an idle stream. A closed one: no-op. */
 void stream_close(struct stream *stream);
 

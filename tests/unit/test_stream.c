@@ -43,6 +43,7 @@ struct toy {
 	size_t in_bytes; /* of the record, header included */
 	size_t plain_at; /* in a whole record: what was handed out, header included */
 	bool refuses;
+	bool says_farewell;
 	int *freed;
 	uint8_t in[HEADER_BYTES + RECORD_BYTES_MAX];
 	uint8_t out[HEADER_BYTES + RECORD_BYTES_MAX];
@@ -76,6 +77,16 @@ static void pull_in(struct toy *toy)
 
 	ring_recv(toy->stream->ring, &toy->in_op, toy->stream->file, toy->in + toy->in_bytes,
 		want - toy->in_bytes, false, in_done);
+}
+
+/* An empty record, which nobody waits for. */
+static void farewell_done(struct ring_op *op, int result)
+{
+	struct toy *toy = container_of(op, struct toy, out_op);
+
+	GMB_UNUSED(result);
+	ring_socket_shutdown_send(toy->stream->ring, toy->stream->file);
+	stream_became_idle(toy->stream);
 }
 
 static void out_done(struct ring_op *op, int result)
@@ -255,7 +266,14 @@ static void toy_cancel(struct stream *stream, struct ring_op *op)
 
 static void toy_shutdown_send(struct stream *stream)
 {
-	ring_socket_shutdown_send(stream->ring, stream->file);
+	struct toy *toy = stream->layer;
+
+	if (toy->says_farewell) {
+		ring_send(stream->ring, &toy->out_op, stream->file, "\0\0", HEADER_BYTES,
+			farewell_done);
+	} else {
+		ring_socket_shutdown_send(stream->ring, stream->file);
+	}
 }
 
 static bool toy_is_idle(const struct stream *stream)
@@ -342,6 +360,17 @@ static void begin(struct pair *pair)
 	}
 }
 
+static void finish_closed(struct pair *pair)
+{
+	for (int i = 0; i < 2; i++) {
+		free(pair->ends[i].data);
+	}
+	ring_destroy(pair->ring);
+#ifdef TEST_ON_SIM
+	sim_stop();
+#endif
+}
+
 static void finish(struct pair *pair)
 {
 	for (int i = 0; i < 2; i++) {
@@ -355,12 +384,8 @@ static void finish(struct pair *pair)
 		stream_close(&end->stream);
 		assert_int_equal(end->stream.state, STREAM_CLOSED);
 		stream_close(&end->stream); /* a closed one: no-op */
-		free(end->data);
 	}
-	ring_destroy(pair->ring);
-#ifdef TEST_ON_SIM
-	sim_stop();
-#endif
+	finish_closed(pair);
 }
 
 static void upgraded(struct stream *stream, int result)
@@ -535,6 +560,34 @@ static void test_a_stream_may_close_while_it_is_upgraded(void **state)
 	assert_true(pair.ends[0].upgraded <= 0);
 }
 
+static void close_when_idle(struct stream *stream)
+{
+	stream_close(stream);
+}
+
+/* A layer may still have to say something when the owner has nothing in flight any more. */
+static void test_the_owner_hears_when_a_layer_becomes_idle(void **state)
+{
+	struct pair pair;
+	struct stream *stream = &pair.ends[0].stream;
+
+	GMB_UNUSED(state);
+	begin(&pair);
+	upgrade(&pair, false);
+	((struct toy *)stream->layer)->says_farewell = true;
+	stream->idle = close_when_idle;
+	stream_shutdown_send(stream);
+	assert_false(stream_is_idle(stream));
+	while (stream->state != STREAM_CLOSED) {
+		ring_turn(pair.ring, true);
+	}
+	assert_int_equal(pair.freed, 1);
+	stream_shutdown(&pair.ends[1].stream);
+	stream_close(&pair.ends[1].stream);
+	assert_int_equal(pair.freed, 2);
+	finish_closed(&pair);
+}
+
 static void test_a_receive_can_be_cancelled_and_ends_with_the_stream(void **state)
 {
 	GMB_UNUSED(state);
@@ -589,6 +642,7 @@ int main(void)
 		cmocka_unit_test(test_a_whole_receive_waits_for_every_byte),
 		cmocka_unit_test(test_a_refused_upgrade_is_the_end),
 		cmocka_unit_test(test_a_stream_may_close_while_it_is_upgraded),
+		cmocka_unit_test(test_the_owner_hears_when_a_layer_becomes_idle),
 		cmocka_unit_test(test_a_receive_can_be_cancelled_and_ends_with_the_stream),
 #ifndef TEST_ON_SIM
 		cmocka_unit_test(test_the_peer_of_a_unix_socket_is_known),
