@@ -23,10 +23,6 @@
 #include "nbd/client.h"
 
 enum {
-	/* Rule P62: what a client assumes when the server sends no block sizes. */
-	BLOCK_MINIMUM_DEFAULT = 512,
-	BLOCK_PREFERRED_DEFAULT = 4096,
-	PAYLOAD_MAX_DEFAULT = 32 << 20,
 	CONTEXT_REPLIES_MAX = 16,    /* one context is selected */
 	TAKEOVER_REPLIES_MAX = 1024, /* contexts that nobody asked for */
 	INFO_REPLIES_MAX = 64,
@@ -327,21 +323,6 @@ static int after_contexts(struct nbd_handshake *talk)
 	return talk->goal == NBD_GOAL_LIST ? next_export(talk) : ask_go(talk);
 }
 
-static void fill_facts(struct nbd_facts *facts, const struct nbd_offer *offer)
-{
-	static const struct nbd_block_sizes sizes_default = { BLOCK_MINIMUM_DEFAULT,
-		BLOCK_PREFERRED_DEFAULT, PAYLOAD_MAX_DEFAULT };
-	const char *name = offer->canonical_name != NULL ? offer->canonical_name : offer->name;
-
-	facts->size = offer->size;
-	facts->flags = offer->flags;
-	facts->sizes_known = offer->sizes_known;
-	facts->sizes = offer->sizes_known ? offer->sizes : sizes_default;
-	snprintf(facts->name, sizeof(facts->name), "%s", name);
-	snprintf(facts->description, sizeof(facts->description), "%s",
-		offer->description != NULL ? offer->description : "");
-}
-
 /* The server has opened the export: GO and INFO end here. */
 static int export_opened(struct nbd_handshake *talk)
 {
@@ -351,7 +332,7 @@ static int export_opened(struct nbd_handshake *talk)
 	nbd_offers_review(&talk->offers, offer);
 	if (talk->goal == NBD_GOAL_GO) {
 		talk->facts.style = talk->offers.style;
-		fill_facts(&talk->facts, offer);
+		nbd_facts_take_offer(&talk->facts, offer);
 	} else {
 		/* Leaves the transmission phase: DISC has no reply (rule P80). */
 		append(talk, farewell, nbd_client_farewell(talk->offers.style, farewell));
@@ -384,43 +365,6 @@ static uint64_t get_u64(const uint8_t *bytes)
 }
 
 /* --- replies with content ------------------------------------------------------------------ */
-
-/* "x-gmblock:epoch=0123456789abcdef", perhaps with ",volatile" after it. */
-static void take_epoch(struct nbd_facts *facts, struct nbd_text name)
-{
-	char text[64];
-	char *end;
-
-	if (name.length >= sizeof(text) || name.length <= strlen(NBD_CONTEXT_EPOCH "=") ||
-		memcmp(name.bytes, NBD_CONTEXT_EPOCH "=", strlen(NBD_CONTEXT_EPOCH "=")) != 0) {
-		return;
-	}
-	memcpy(text, name.bytes, name.length);
-	text[name.length] = '\0';
-	facts->epoch = strtoull(text + strlen(NBD_CONTEXT_EPOCH "="), &end, 16);
-	facts->is_volatile = strcmp(end, ",volatile") == 0;
-	facts->can_take_over = facts->epoch != 0;
-}
-
-/* A context of the server's own. */
-static void take_extension(struct nbd_facts *facts, struct nbd_text name)
-{
-	if (name.length == strlen(NBD_CONTEXT_ALIVE) &&
-		memcmp(name.bytes, NBD_CONTEXT_ALIVE, name.length) == 0) {
-		facts->says_alive = true;
-	} else {
-		take_epoch(facts, name);
-	}
-}
-
-static void take_selected(struct nbd_facts *facts, uint32_t id, struct nbd_text name)
-{
-	if (name.length == strlen(NBD_CONTEXT_ALLOCATION) &&
-		memcmp(name.bytes, NBD_CONTEXT_ALLOCATION, name.length) == 0) {
-		facts->allocation = true;
-		facts->allocation_id = id;
-	}
-}
 
 /* REP_SERVER. */
 static int handle_server(struct nbd_handshake *talk)
@@ -458,9 +402,9 @@ static int handle_context(struct nbd_handshake *talk)
 			talk->error, -EPROTO, "the server lists contexts without end (rule P11)");
 	}
 	if (talk->state == STATE_SELECT) {
-		take_selected(&talk->facts, be32_load(talk->input), name);
+		nbd_facts_take_selected(&talk->facts, be32_load(talk->input), name);
 	} else {
-		take_extension(&talk->facts, name);
+		nbd_facts_take_extension(&talk->facts, name);
 	}
 	return 0;
 }

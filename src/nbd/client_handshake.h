@@ -64,26 +64,6 @@ struct nbd_handshake_options {
 	uint32_t alive_ms;
 };
 
-/* What was agreed for the transmission phase. */
-struct nbd_facts {
-	enum nbd_reply_style style;
-	uint64_t size;	  /* < 2^63 */
-	uint16_t flags;	  /* NBD_FLAG_ of the transmission phase */
-	bool sizes_known; /* else sizes holds the defaults of rule P62 */
-	struct nbd_block_sizes sizes;
-	bool allocation;	/* base:allocation was selected */
-	uint32_t allocation_id; /* its id in block status replies */
-	/* The server's own extension; can_take_over is false and epoch 0 where it is not known.
-	 * With a new epoch, what was acknowledged and not flushed may be lost, and when is_volatile
-	 * everything. */
-	bool can_take_over;
-	bool is_volatile;
-	uint64_t epoch;
-	bool says_alive;		     /* it agreed, see nbd_handshake_options.alive_ms */
-	char name[NBD_STRING_BYTES_MAX + 1]; /* the server's own name, or as asked for */
-	char description[NBD_STRING_BYTES_MAX + 1]; /* or "" */
-};
-
 GMB_MUST_CHECK int nbd_handshake_create(const struct nbd_handshake_options *options,
 	struct nbd_handshake **handshake_out, struct error *error);
 /* NULL is a no-op. */

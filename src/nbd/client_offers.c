@@ -10,7 +10,13 @@
 #include "base/log.h"
 #include "base/text.h"
 
-enum { NOTE_BYTES = 320 };
+enum {
+	NOTE_BYTES = 320,
+	/* Rule P62: what a client assumes when the server sends no block sizes. */
+	BLOCK_MINIMUM_DEFAULT = 512,
+	BLOCK_PREFERRED_DEFAULT = 4096,
+	PAYLOAD_MAX_DEFAULT = 32 << 20,
+};
 
 const char *nbd_reply_style_name(enum nbd_reply_style style)
 {
@@ -392,4 +398,57 @@ void nbd_offers_review(struct nbd_offers *offers, const struct nbd_offer *offer)
 			name);
 	}
 	review_sizes(offers, offer, name);
+}
+
+/* --- facts --------------------------------------------------------------------------------- */
+
+void nbd_facts_take_offer(struct nbd_facts *facts, const struct nbd_offer *offer)
+{
+	static const struct nbd_block_sizes sizes_default = { BLOCK_MINIMUM_DEFAULT,
+		BLOCK_PREFERRED_DEFAULT, PAYLOAD_MAX_DEFAULT };
+	const char *name = offer->canonical_name != NULL ? offer->canonical_name : offer->name;
+
+	facts->size = offer->size;
+	facts->flags = offer->flags;
+	facts->sizes_known = offer->sizes_known;
+	facts->sizes = offer->sizes_known ? offer->sizes : sizes_default;
+	snprintf(facts->name, sizeof(facts->name), "%s", name);
+	snprintf(facts->description, sizeof(facts->description), "%s",
+		offer->description != NULL ? offer->description : "");
+}
+
+/* "x-gmblock:epoch=0123456789abcdef", perhaps with ",volatile" after it. */
+static void take_epoch(struct nbd_facts *facts, struct nbd_text name)
+{
+	char text[64];
+	char *end;
+
+	if (name.length >= sizeof(text) || name.length <= strlen(NBD_CONTEXT_EPOCH "=") ||
+		memcmp(name.bytes, NBD_CONTEXT_EPOCH "=", strlen(NBD_CONTEXT_EPOCH "=")) != 0) {
+		return;
+	}
+	memcpy(text, name.bytes, name.length);
+	text[name.length] = '\0';
+	facts->epoch = strtoull(text + strlen(NBD_CONTEXT_EPOCH "="), &end, 16);
+	facts->is_volatile = strcmp(end, ",volatile") == 0;
+	facts->can_take_over = facts->epoch != 0;
+}
+
+void nbd_facts_take_extension(struct nbd_facts *facts, struct nbd_text name)
+{
+	if (name.length == strlen(NBD_CONTEXT_ALIVE) &&
+		memcmp(name.bytes, NBD_CONTEXT_ALIVE, name.length) == 0) {
+		facts->says_alive = true;
+	} else {
+		take_epoch(facts, name);
+	}
+}
+
+void nbd_facts_take_selected(struct nbd_facts *facts, uint32_t id, struct nbd_text name)
+{
+	if (name.length == strlen(NBD_CONTEXT_ALLOCATION) &&
+		memcmp(name.bytes, NBD_CONTEXT_ALLOCATION, name.length) == 0) {
+		facts->allocation = true;
+		facts->allocation_id = id;
+	}
 }

@@ -3,6 +3,7 @@
  * What an NBD server says about itself and its exports, as a handshake collects it and "gmblock
  * info" shows it.
  *
+ *   facts: what was agreed for the transmission phase of one export
  *   offers ── list[] ── offer: name, description, size, flags, block sizes
  *     │                   └── contexts[]
  *     └── notes[]         what the server should do differently, one sentence each
@@ -115,3 +116,32 @@ void nbd_offers_note(struct nbd_offers *offers, const char *format, ...) GMB_PRI
 
 /* Adds the notes on one export: what its server should (not) have said. */
 void nbd_offers_review(struct nbd_offers *offers, const struct nbd_offer *offer);
+
+/* --- facts --------------------------------------------------------------------------------- */
+
+/* What was agreed for the transmission phase. */
+struct nbd_facts {
+	enum nbd_reply_style style;
+	uint64_t size;	  /* < 2^63 */
+	uint16_t flags;	  /* NBD_FLAG_ of the transmission phase */
+	bool sizes_known; /* else sizes holds the defaults of rule P62 */
+	struct nbd_block_sizes sizes;
+	bool allocation;	/* base:allocation was selected */
+	uint32_t allocation_id; /* its id in block status replies */
+	/* The server's own extension; can_take_over is false and epoch 0 where it is not known.
+	 * With a new epoch, what was acknowledged and not flushed may be lost, and when is_volatile
+	 * everything. */
+	bool can_take_over;
+	bool is_volatile;
+	uint64_t epoch;
+	bool says_alive;		     /* it agreed, see nbd_handshake_options.alive_ms */
+	char name[NBD_STRING_BYTES_MAX + 1]; /* the server's own name, or as asked for */
+	char description[NBD_STRING_BYTES_MAX + 1]; /* or "" */
+};
+
+/* What the server said about the export that it has opened. */
+void nbd_facts_take_offer(struct nbd_facts *facts, const struct nbd_offer *offer);
+/* A context that it has selected, and its id. */
+void nbd_facts_take_selected(struct nbd_facts *facts, uint32_t id, struct nbd_text name);
+/* A context of its own: the epoch, signs of life. Others are none of our business. */
+void nbd_facts_take_extension(struct nbd_facts *facts, struct nbd_text name);
