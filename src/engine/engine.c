@@ -291,8 +291,9 @@ static void expire_stopping(struct engine *engine, uint64_t now_ns)
 		}
 		if (session->stop_deadline_ns <= now_ns) {
 			session_terminate(session,
-				engine->draining
-					? "it did not finish before the server stopped"
+				engine->draining ? "it did not finish before the server stopped"
+				: session->rights == 0
+					? "it did not finish after it lost its rights"
 					: "it did not finish before its export was removed");
 			/* Nothing but the kernel's own operations are waited for. */
 			session->stop_deadline_ns = now_ns + ENGINE_STOP_LOOK_NS;

@@ -51,6 +51,8 @@ struct peer {
 	struct peer_identity identity;
 	/* How many connections that identity has; who accepts counts. NULL: nobody does. */
 	_Atomic uint32_t *connections;
+	bool has_address;		       /* of a network */
+	uint8_t address[ACCESS_ADDRESS_BYTES]; /* IPv6; IPv4 is mapped */
 	bool has_credentials; /* a Unix socket, whose other end the kernel vouches for */
 	struct stream_credentials credentials;
 	/* NULL: no TLS. Set by session_identify(). */
@@ -67,10 +69,13 @@ struct endpoint {
 	struct tls_policy *tls; /* of the listener, which outlives its connections; NULL: off */
 };
 
-enum engine_rights { ENGINE_RIGHT_READ = 1, ENGINE_RIGHT_WRITE = 2 };
-
-/* What a peer may do with an export: a set of enum engine_rights. The one place that decides. */
-uint32_t engine_rights(const struct peer *peer, const struct export *export);
+/*
+ * What a session of that kind may do with an export: a set of enum engine_rights. The one place
+ * that decides. 0: the export is hidden from it, see session_export_find(). Without rules,
+ * everybody who gets here may do what the export allows; but kinds that map the memory of their
+ * peers serve only root and our own user on Unix sockets.
+ */
+uint32_t engine_rights(const struct session *session, const struct export *export);
 
 /* --- exports --------------------------------------------------------------------------------- */
 
@@ -111,7 +116,7 @@ void engine_export_remove(struct engine *engine, struct export *export, uint64_t
 void engine_export_resized(struct engine *engine, const struct export *export);
 /* engine_rights() may give another answer than before: asks again for each of its sessions, and
  * tells those whose rights have changed. Requests that have begun are finished as they were taken.
- */
+ * Sessions without any right are drained, and ended after ENGINE_RIGHTS_STOP_NS. */
 void engine_export_rights(struct engine *engine, const struct export *export);
 /* NULL: no export has that name. */
 struct engine_export *engine_export_find(struct engine *engine, const void *name, uint32_t bytes);
@@ -135,6 +140,7 @@ struct session_kind {
 	const char *name;
 	const char *const *schemes; /* of URIs; ends with NULL */
 	bool keeps_messages;	    /* its sockets are SOCK_SEQPACKET, not SOCK_STREAM */
+	bool maps_memory;	    /* of peers on Unix sockets, see engine_rights() */
 
 	/* What the kind needs once per engine. Optional, both: the service is the engine itself.
 	 */
@@ -236,13 +242,24 @@ struct session {
 void session_init(struct session *session, struct engine *engine, const struct endpoint *endpoint);
 /* NEGOTIATING: TLS has told who the peer is; rights are asked for afterwards. Takes a reference. */
 void session_identify(struct session *session, struct identity *identity);
+/*
+ * The exports as this session sees them: one on which it has no right does not exist for it, and
+ * kinds must give it no other answer, so they ask here and not the engine. NULL: there is none.
+ * The first logs for the operator what it hides.
+ */
+struct engine_export *session_export_find(
+	struct session *session, const void *name, uint32_t bytes);
+/* The first export whose serial is not lower, to list them across other events. Serials tell of
+ * hidden exports: they are not for the peer. */
+struct engine_export *session_export_from(struct session *session, uint64_t serial);
 /* NEGOTIATING: something has come from the peer. When places for handshakes are scarce, sessions
  * that have said nothing go first. More than once does no harm. */
 void session_has_spoken(struct session *session);
 /* Asserts the edge. TERMINATING and LINGERING have functions of their own. */
 void session_set_state(struct session *session, enum session_state state);
 /*
- * The session works on this export from now on. -EBUSY: the export's limit on connections. While
+ * The session works on this export from now on. -ENOENT: it is hidden from it since it was found.
+ * -EBUSY: the export's limit on connections. While
  * operations of a server that was killed may still land in its disk (store_barrier()): -EAGAIN, and
  * kind->resume() is called when it is worth to try again; or -ETIMEDOUT when the session has waited
  * for nearly as long as the handshake may take.

@@ -16,6 +16,7 @@ static void export_free(struct export *export)
 	if (export->budget.base != NULL) {
 		(void)munmap(export->budget.base, export->budget.bytes);
 	}
+	access_slot_destroy(export->access);
 	free(export->name);
 	free(export->description);
 	free(export);
@@ -29,13 +30,16 @@ int export_create(
 	GMB_ASSERT(options->name_bytes <= EXPORT_NAME_BYTES_MAX);
 	GMB_ASSERT(options->description == NULL ||
 		   strlen(options->description) <= EXPORT_NAME_BYTES_MAX);
-	if (export != NULL) {
+	if (export == NULL) {
+		access_put(options->access);
+	} else {
 		late_init(&export->late);
+		export->access = access_slot_create(options->access);
 		export->name = strndup(options->name, options->name_bytes);
 		export->description =
 			options->description != NULL ? strdup(options->description) : NULL;
 	}
-	if (export == NULL || export->name == NULL ||
+	if (export == NULL || export->name == NULL || export->access == NULL ||
 		(options->description != NULL && export->description == NULL)) {
 		store_close(options->store);
 		if (export != NULL) {
@@ -61,6 +65,11 @@ void export_set_read_only(struct export *export, bool read_only)
 
 	/* Relaxed: each engine reads it after a message, see engine_export_rights(). */
 	atomic_store_explicit(&export->read_only, read_only || !can_write, memory_order_relaxed);
+}
+
+void export_set_access(struct export *export, struct access *access)
+{
+	access_slot_replace(export->access, access);
 }
 
 void export_get(struct export *export)
@@ -375,10 +384,17 @@ void engine_export_rights(struct engine *engine, const struct export *export)
 	list_for_each(node, &engine->sessions)
 	{
 		struct session *session = user_of(export, node);
-		uint32_t rights = session != NULL ? engine_rights(&session->peer, export) : 0;
+		uint32_t rights = session != NULL ? engine_rights(session, export) : 0;
 
-		if (session != NULL && session->rights != rights) {
-			session->rights = rights;
+		if (session == NULL || session->rights == rights) {
+			continue;
+		}
+		session->rights = rights;
+		if (rights == 0) {
+			session_log(session, "has lost its rights on");
+			engine_stop_session(session, ENGINE_RIGHTS_STOP_NS);
+		} else {
+			session_log(session, "has other rights on");
 			tell(session, EXPORT_RIGHTS);
 		}
 	}
@@ -398,12 +414,19 @@ struct engine_export *engine_export_find(struct engine *engine, const void *name
 
 struct engine_export *engine_export_from(struct engine *engine, uint64_t serial)
 {
-	for (uint32_t i = 0; i < engine->export_count; i++) {
-		if (engine->exports[i]->serial >= serial) {
-			return engine->exports[i];
+	uint32_t from = 0;
+	uint32_t to = engine->export_count;
+
+	while (from < to) {
+		uint32_t middle = from + (to - from) / 2;
+
+		if (engine->exports[middle]->serial < serial) {
+			from = middle + 1;
+		} else {
+			to = middle;
 		}
 	}
-	return NULL;
+	return from < engine->export_count ? engine->exports[from] : NULL;
 }
 
 const struct path_export *engine_export_measured(

@@ -4,15 +4,16 @@
  *
  * What: name, store, limits and rights. One object per process; every engine that serves it has its
  * own queue on the store (struct engine_export in engine.h).
- * Threading: everything but read_only, the counters, the takeover group, the late writes and the
- * references is constant after export_create(). References may be taken and dropped on any thread.
- * Ownership: references are counted; the last one closes the store. Errors: a negative errno and a
- * sentence.
+ * Threading: everything but read_only, the rules, the counters, the takeover group, the late writes
+ * and the references is constant after export_create(). References may be taken and dropped on any
+ * thread. Ownership: references are counted; the last one closes the store. Errors: a negative
+ * errno and a sentence.
  */
 #pragma once
 
 #include <stdatomic.h>
 
+#include "engine/access.h"
 #include "engine/takeover.h"
 #include "path/late.h"
 #include "store/store.h"
@@ -27,6 +28,7 @@ struct export
 	struct store *store;
 	uint32_t overlap;	      /* of split reads and writes: see struct path_export */
 	_Atomic bool read_only;	      /* as set, or because the store cannot be written */
+	struct access_slot *access;   /* holds its rules, or NULL; see engine_rights() */
 	uint32_t connections_max;     /* 0 = no limit of its own */
 	_Atomic uint32_t connections; /* sessions in transmission now, in all engines */
 	/* Changes whenever writes that were answered and not flushed may have been lost: for a disk
@@ -55,6 +57,7 @@ struct export_options {
 	struct store *store;	 /* taken, also on failure */
 	uint32_t overlap;
 	bool read_only;
+	struct access *access; /* taken, also on failure; NULL: no rules */
 	uint32_t connections_max;
 	uint64_t epoch;
 	bool is_volatile;
@@ -66,6 +69,8 @@ GMB_MUST_CHECK int export_create(
 /* Any thread. False changes nothing where the store cannot be written. Sessions that have chosen
  * the export keep their rights until each engine that serves it calls engine_export_rights(). */
 void export_set_read_only(struct export *export, bool read_only);
+/* Takes the rules; NULL: there are none any more. Any thread; otherwise the same. */
+void export_set_access(struct export *export, struct access *access);
 void export_get(struct export *export);
 /* The last call closes the store, which may block. No engine may use it then. NULL is a no-op. */
 void export_put(struct export *export);

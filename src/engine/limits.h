@@ -35,6 +35,8 @@ enum {
 #define ENGINE_LINGER_STOPPING_NS (ENGINE_SECOND_NS / 5)
 /* What a handshake has left when its session has to end. */
 #define ENGINE_HANDSHAKE_STOPPING_NS ENGINE_SECOND_NS
+/* What a session has to finish that has lost its rights. */
+#define ENGINE_RIGHTS_STOP_NS (5 * ENGINE_SECOND_NS)
 /* Sessions that wait for the barrier of a store keep this share of the handshake timeout for
  * telling their peers that they have waited in vain. */
 #define ENGINE_BARRIER_SHARE 10

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
 
 #include "base/bytes.h"
 #include "engine/engine.h"
@@ -13,18 +16,41 @@ static const uint32_t session_edges[SESSION_STATE_COUNT] = {
 	[SESSION_TERMINATING] = 0, /* freed at the end of a batch */
 };
 
+enum {
+	WHO_BYTES = PEER_TEXT_BYTES + IDENTITY_TEXT_BYTES + 8,
+	SHOWN_BYTES = 128,
+	ORIGIN_BYTES = 192
+};
+
+/* Of whom a connection is, see struct takeover_principal. */
+enum { PRINCIPAL_CLEAR = 1, PRINCIPAL_ENCRYPTED, PRINCIPAL_PROVED };
+
+/* "127.0.0.1:4711 (psk alice)", "unix:pid 4711 (uid 1000)". Returns out. */
+static const char *who(char out[WHO_BYTES], const struct peer *peer)
+{
+	if (peer->proved != NULL) {
+		snprintf(out, WHO_BYTES, "%s (%s)", peer->text, peer->proved->text);
+	} else if (peer->has_credentials) {
+		snprintf(out, WHO_BYTES, "%s (uid %u)", peer->text, peer->credentials.uid);
+	} else {
+		snprintf(out, WHO_BYTES, "%s", peer->text);
+	}
+	return out;
+}
+
 void session_log(struct session *session, const char *what)
 {
 	const struct export *export = session->export;
-	char name[128];
+	char name[SHOWN_BYTES];
+	char peer[WHO_BYTES];
 
 	if (export == NULL || !log_enabled(LOG_LEVEL_INFO)) {
 		return;
 	}
 	log_limited(&session->engine->connect_limit, ring_batch_ns(session->engine->ring),
-		LOG_LEVEL_INFO, "client %s %s export \"%s\"%s", session->peer.text, what,
+		LOG_LEVEL_INFO, "client %s %s export \"%s\"%s", who(peer, &session->peer), what,
 		log_escape(name, sizeof(name), export->name, export->name_bytes),
-		(session->rights & ENGINE_RIGHT_WRITE) != 0 ? "" : ", read only");
+		session->rights == ENGINE_RIGHT_READ ? ", read only" : "");
 }
 
 void session_set_state(struct session *session, enum session_state state)
@@ -42,11 +68,42 @@ void session_set_state(struct session *session, enum session_state state)
 	session->state = state;
 }
 
+/* --- who the peer is ---------------------------------------------------------------------------
+ */
+
+/* A connection is replaced by its own peer only: the same identity, or in clear the same user or
+ * host. */
+static struct takeover_principal principal_of(const struct peer *peer)
+{
+	struct takeover_principal principal = { 0 };
+
+	if (peer->proved != NULL && peer->proved->is_proved) {
+		principal.bytes[0] = PRINCIPAL_PROVED;
+		memcpy(principal.bytes + 1, peer->proved->principal,
+			sizeof(peer->proved->principal));
+	} else {
+		principal.bytes[0] = peer->proved != NULL ? PRINCIPAL_ENCRYPTED : PRINCIPAL_CLEAR;
+		memcpy(principal.bytes + 1, peer->identity.bytes, sizeof(peer->identity.bytes));
+	}
+	return principal;
+}
+
 void session_identify(struct session *session, struct identity *identity)
 {
 	GMB_ASSERT(session->state == SESSION_NEGOTIATING && session->peer.proved == NULL);
 	identity_get(identity);
 	session->peer.proved = identity;
+	/* The name that it gave itself in clear counts no more. */
+	takeover_give_up(&session->member);
+	takeover_leave(&session->member);
+	if (takeover_may_go(&session->member)) {
+		session->member.takeover = NULL;
+		if (session->takeover_export != NULL) {
+			export_put_async(session->takeover_export, session->engine);
+		}
+		session->takeover_export = NULL;
+	}
+	session->member.principal = principal_of(&session->peer);
 }
 
 void session_has_spoken(struct session *session)
@@ -80,7 +137,7 @@ void session_init(struct session *session, struct engine *engine, const struct e
 	session->peer = endpoint->peer;
 	session->member = (struct takeover_member){
 		.ring = engine->ring,
-		.peer = endpoint->peer.identity,
+		.principal = principal_of(&endpoint->peer),
 		.end = member_end,
 		.wake = member_wake,
 	};
@@ -104,18 +161,79 @@ void session_init(struct session *session, struct engine *engine, const struct e
 	engine->counters.handshakes++;
 }
 
-uint32_t engine_rights(const struct peer *peer, const struct export *export)
-{
-	bool read_only = atomic_load_explicit(&export->read_only, memory_order_relaxed);
+/* --- rights ------------------------------------------------------------------------------------
+ */
 
-	GMB_UNUSED(peer); /* everybody who can connect has the rights of the export */
-	return ENGINE_RIGHT_READ | (read_only ? 0U : (uint32_t)ENGINE_RIGHT_WRITE);
+static bool is_own_user(const struct peer *peer)
+{
+	return peer->credentials.uid == 0 || peer->credentials.uid == geteuid();
+}
+
+/* The rights, and in origin (of ORIGIN_BYTES, or NULL) what has decided. */
+static uint32_t decide(const struct session *session, const struct export *export, char *origin)
+{
+	const struct peer *peer = &session->peer;
+	struct access *access = access_slot_get(export->access);
+	struct access_verdict verdict = { .rights = ENGINE_RIGHT_READ | ENGINE_RIGHT_WRITE };
+	struct access_subject subject = {
+		.proved = peer->proved,
+		.uid = peer->has_credentials ? &peer->credentials.uid : NULL,
+		.address = peer->has_address ? peer->address : NULL,
+	};
+
+	if (access != NULL) {
+		verdict = access_look(access, &subject);
+	} else if (session->kind->maps_memory && peer->has_credentials && !is_own_user(peer)) {
+		verdict.rights = 0;
+		verdict.origin = "no rules of access, and another user";
+	}
+	if (origin != NULL) {
+		snprintf(origin, ORIGIN_BYTES, "%s",
+			verdict.origin != NULL ? verdict.origin : "no rule of access matches");
+	}
+	access_put(access);
+	if (atomic_load_explicit(&export->read_only, memory_order_relaxed)) {
+		verdict.rights &= ~(uint32_t)ENGINE_RIGHT_WRITE;
+	}
+	return verdict.rights;
+}
+
+uint32_t engine_rights(const struct session *session, const struct export *export)
+{
+	return decide(session, export, NULL);
+}
+
+struct engine_export *session_export_find(struct session *session, const void *name, uint32_t bytes)
+{
+	struct engine_export *entry = engine_export_find(session->engine, name, bytes);
+	char origin[ORIGIN_BYTES];
+	char shown[SHOWN_BYTES];
+	char peer[WHO_BYTES];
+
+	if (entry == NULL || decide(session, entry->export, origin) != 0) {
+		return entry;
+	}
+	log_limited(&session->engine->log_limit, ring_batch_ns(session->engine->ring),
+		LOG_LEVEL_WARNING, "client %s: export \"%s\" is hidden from it (%s)",
+		who(peer, &session->peer), log_escape(shown, sizeof(shown), name, bytes), origin);
+	return NULL;
+}
+
+struct engine_export *session_export_from(struct session *session, uint64_t serial)
+{
+	struct engine_export *entry = engine_export_from(session->engine, serial);
+
+	while (entry != NULL && engine_rights(session, entry->export) == 0) {
+		entry = engine_export_from(session->engine, entry->serial + 1);
+	}
+	return entry;
 }
 
 int session_choose(struct session *session, struct engine_export *entry)
 {
 	struct export *export = entry->export;
-	int rc = engine_export_barrier(entry, session);
+	uint32_t rights = engine_rights(session, export);
+	int rc = rights == 0 ? -ENOENT : engine_export_barrier(entry, session);
 	uint32_t before;
 
 	GMB_ASSERT(session->chosen == NULL);
@@ -133,7 +251,7 @@ int session_choose(struct session *session, struct engine_export *entry)
 	session->export_inflight_count = &entry->inflight_count;
 	session->export = export;
 	session->path_export = &entry->path;
-	session->rights = engine_rights(&session->peer, export);
+	session->rights = rights;
 	session->export_bytes = store_size(export->store);
 	return 0;
 }
@@ -187,10 +305,18 @@ void session_takeover_join(
 bool session_takeover_replace(
 	struct session *session, struct export *export, const uint8_t *token, uint32_t bytes)
 {
-	bool waits = takeover_replace(&export->takeover, &session->member, token, bytes);
+	enum takeover_found found =
+		takeover_replace(&export->takeover, &session->member, token, bytes);
+	char peer[WHO_BYTES];
 
 	hold_group(session, export);
-	return waits;
+	if (found == TAKEOVER_OTHERS) {
+		log_limited(&session->engine->log_limit, ring_batch_ns(session->engine->ring),
+			LOG_LEVEL_WARNING,
+			"client %s: asked to replace a connection of somebody else: nothing done",
+			who(peer, &session->peer));
+	}
+	return found == TAKEOVER_OWN;
 }
 
 /* --- the ways to end ----------------------------------------------------------------------- */

@@ -26,16 +26,24 @@ static void wake_deliver(struct ring *ring, struct ring_message *message)
 	member->wake(member);
 }
 
-/* The member of that name of the same peer, or NULL. */
+/* Another member of that name and the same principal, or NULL. */
 static struct takeover_member *find(const struct takeover *takeover,
-	const struct peer_identity *peer, const uint8_t *token, uint32_t bytes)
+	const struct takeover_member *self, const uint8_t *token, uint32_t bytes,
+	enum takeover_found *found_out)
 {
 	struct takeover_member *member = takeover->members;
 
-	while (member != NULL &&
-		(member->token_bytes != bytes || memcmp(member->token, token, bytes) != 0 ||
-			memcmp(&member->peer, peer, sizeof(*peer)) != 0)) {
-		member = member->next;
+	*found_out = TAKEOVER_NOBODY;
+	for (; member != NULL; member = member->next) {
+		if (member == self || member->token_bytes != bytes ||
+			memcmp(member->token, token, bytes) != 0) {
+			continue;
+		}
+		if (memcmp(&member->principal, &self->principal, sizeof(self->principal)) == 0) {
+			*found_out = TAKEOVER_OWN;
+			break;
+		}
+		*found_out = TAKEOVER_OTHERS;
 	}
 	return member;
 }
@@ -57,20 +65,18 @@ void takeover_join(struct takeover *takeover, struct takeover_member *member, co
 	pthread_mutex_unlock(&takeover->lock);
 }
 
-bool takeover_replace(struct takeover *takeover, struct takeover_member *member,
+enum takeover_found takeover_replace(struct takeover *takeover, struct takeover_member *member,
 	const uint8_t *token, uint32_t bytes)
 {
+	enum takeover_found found;
 	struct takeover_member *old;
 
 	GMB_ASSERT(member->waits_for == NULL);
 	if (member->takeover != NULL && member->takeover != takeover) {
-		return false;
+		return TAKEOVER_NOBODY;
 	}
 	pthread_mutex_lock(&takeover->lock);
-	old = find(takeover, &member->peer, token, bytes);
-	if (old == member) {
-		old = NULL;
-	}
+	old = find(takeover, member, token, bytes, &found);
 	if (old != NULL) {
 		member->takeover = takeover;
 		member->waits_for = old;
@@ -83,7 +89,7 @@ bool takeover_replace(struct takeover *takeover, struct takeover_member *member,
 		}
 	}
 	pthread_mutex_unlock(&takeover->lock);
-	return old != NULL;
+	return found;
 }
 
 void takeover_give_up(struct takeover_member *member)

@@ -202,6 +202,7 @@ const struct session_kind native_session_kind = {
 	.name = "gmb",
 	.schemes = schemes,
 	.keeps_messages = true,
+	.maps_memory = true,
 	.create = service_create,
 	.destroy = service_destroy,
 	.listen = service_listen,

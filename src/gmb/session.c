@@ -168,7 +168,7 @@ static void answer_unknown(struct native_session *session, struct native_text na
 
 static uint32_t export_flags(const struct session *session, const struct export *export)
 {
-	bool writes = (engine_rights(&session->peer, export) & ENGINE_RIGHT_WRITE) != 0;
+	bool writes = (engine_rights(session, export) & ENGINE_RIGHT_WRITE) != 0;
 	bool rotates = (store_info(export->store)->caps & STORE_CAP_ROTATIONAL) != 0;
 	/* A store that writes marks what it does, for the barrier of the server after this one. */
 	bool ends = writes && store_barrier(export->store, false) == STORE_BARRIER_OPEN;
@@ -187,7 +187,7 @@ static void answer_export(struct native_session *session, const struct engine_ex
 		.bytes = session->base.export != NULL ? session->base.export_bytes
 						      : store_size(export->store),
 		.epoch = export->epoch,
-		.cursor = entry->serial + 1,
+		.cursor = session->handshake->cursor,
 		.payload_max = session->service->engine->limits.payload_bytes_max,
 		.block_preferred = store_info(export->store)->block_preferred,
 		.name_bytes = (uint16_t) export->name_bytes,
@@ -207,10 +207,20 @@ static void take_list(struct native_session *session, const uint8_t *bytes, uint
 		native_session_fail(session, rule);
 		return;
 	}
-	entry = engine_export_from(session->base.engine, cursor);
+	if (cursor != 0 && cursor != session->handshake->cursor) {
+		native_session_fail(session, "G4: the cursor of LIST");
+		return;
+	}
+	if (cursor == 0) {
+		session->handshake->cursor = 0;
+		session->handshake->serial = 0;
+	}
+	entry = session_export_from(&session->base, session->handshake->serial);
 	if (entry == NULL) {
 		answer_error(session, -ENOENT, NULL);
 	} else {
+		session->handshake->cursor++;
+		session->handshake->serial = entry->serial + 1;
 		answer_export(session, entry);
 	}
 }
@@ -244,6 +254,10 @@ static bool choose(
 	if (result == -EAGAIN) {
 		return false;
 	}
+	if (result == -ENOENT) {
+		answer_unknown(session, open->name);
+		return true;
+	}
 	if (result != 0) {
 		answer_error(session, -EBUSY,
 			result == -ETIMEDOUT ? ENGINE_BARRIER_TEXT "; try again later"
@@ -269,7 +283,7 @@ static void take_open(struct native_session *session, const uint8_t *bytes, uint
 		native_session_fail(session, rule);
 		return;
 	}
-	entry = engine_export_find(session->base.engine, open.name.bytes, open.name.length);
+	entry = session_export_find(&session->base, open.name.bytes, open.name.length);
 	if (session->base.stopping) {
 		answer_error(session, -ESHUTDOWN, "the server is stopping");
 	} else if (entry == NULL) {
@@ -463,6 +477,8 @@ int native_session_accept(void *context, const struct endpoint *endpoint)
 	}
 	session->handshake->open_bytes = 0;
 	session->handshake->answer_bytes = 0;
+	session->handshake->cursor = 0;
+	session->handshake->serial = 0;
 	session->service = service;
 	list_init(&session->hungry_node);
 	list_init(&session->requests);

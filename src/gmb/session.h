@@ -49,6 +49,8 @@ struct native_region {
 struct native_handshake {
 	uint32_t open_bytes;   /* an OPEN waits for who it replaces, or for the store */
 	uint32_t answer_bytes; /* an EXPORT waits for room */
+	uint64_t cursor;       /* exports that were listed */
+	uint64_t serial;       /* the next one to be listed has no lower one */
 	uint8_t open[NATIVE_OPEN_BYTES_MAX];
 	uint8_t answer[NATIVE_MESSAGE_BYTES_MAX];
 };

@@ -143,7 +143,7 @@ static uint16_t transmission_flags(const struct nbd_session *session, const stru
 	uint32_t flags = NBD_FLAG_HAS_FLAGS | NBD_FLAG_SEND_FLUSH | NBD_FLAG_SEND_FUA |
 			 NBD_FLAG_SEND_CACHE | NBD_FLAG_CAN_MULTI_CONN;
 
-	if ((engine_rights(&session->base.peer, export) & ENGINE_RIGHT_WRITE) == 0) {
+	if ((engine_rights(&session->base, export) & ENGINE_RIGHT_WRITE) == 0) {
 		flags |= NBD_FLAG_READ_ONLY;
 	} else {
 		flags |= NBD_FLAG_SEND_TRIM | NBD_FLAG_SEND_WRITE_ZEROES | NBD_FLAG_SEND_FAST_ZERO;
@@ -167,8 +167,8 @@ static void option_export_name(struct nbd_session *session)
 	struct handshake *handshake = session->handshake;
 	static const uint8_t zeroes[NBD_OLD_REPLY_ZEROES];
 	struct nbd_wire_old_reply reply;
-	struct engine_export *entry = engine_export_find(
-		session->base.engine, handshake->option_data, handshake->option_bytes);
+	struct engine_export *entry = session_export_find(
+		&session->base, handshake->option_data, handshake->option_bytes);
 	int rc;
 	char shown[NAME_SHOWN_MAX];
 
@@ -212,7 +212,7 @@ static void list_some(struct nbd_session *session)
 	struct handshake *handshake = session->handshake;
 	const struct engine_export *entry;
 
-	while ((entry = engine_export_from(session->base.engine, handshake->list_serial)) != NULL) {
+	while ((entry = session_export_from(&session->base, handshake->list_serial)) != NULL) {
 		const struct export *export = entry->export;
 		uint32_t description_bytes =
 			export->description != NULL ? (uint32_t)strlen(export->description) : 0;
@@ -324,7 +324,7 @@ static void option_info_or_go(struct nbd_session *session)
 		reply_error(session, NBD_REP_ERR_INVALID, "%s", reason);
 		return;
 	}
-	entry = engine_export_find(session->base.engine, go.name.bytes, go.name.length);
+	entry = session_export_find(&session->base, go.name.bytes, go.name.length);
 	if (entry == NULL) {
 		reply_unknown_export(session, go.name);
 		return;
@@ -337,7 +337,9 @@ static void option_info_or_go(struct nbd_session *session)
 	}
 	rc = session_choose(&session->base, entry);
 	handshake->waiting = rc == -EAGAIN;
-	if (rc == -ETIMEDOUT) {
+	if (rc == -ENOENT) {
+		reply_unknown_export(session, go.name);
+	} else if (rc == -ETIMEDOUT) {
 		reply_error(
 			session, NBD_REP_ERR_POLICY, "%s; try again later", ENGINE_BARRIER_TEXT);
 	} else if (rc == -EBUSY) {
@@ -477,7 +479,7 @@ static void option_meta_context(struct nbd_session *session)
 			NBD_CONTEXT_QUERIES_MAX);
 		return;
 	}
-	entry = engine_export_find(session->base.engine, context.name.bytes, context.name.length);
+	entry = session_export_find(&session->base, context.name.bytes, context.name.length);
 	if (entry == NULL) {
 		reply_unknown_export(session, context.name);
 		return;

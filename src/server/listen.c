@@ -658,16 +658,30 @@ static void identify_ipv6(struct peer_identity *identity, const struct in6_addr 
 	}
 }
 
+/* As rules of access compare it. */
+static void set_address(struct peer *peer, const union address *address)
+{
+	if (address->any.sa_family == AF_INET) {
+		memset(peer->address + 10, 0xff, 2);
+		memcpy(peer->address + 12, &address->ipv4.sin_addr, 4);
+	} else {
+		memcpy(peer->address, &address->ipv6.sin6_addr, sizeof(peer->address));
+	}
+	peer->has_address = true;
+}
+
 static void name_peer(struct peer *peer, const union address *address)
 {
 	char host[INET6_ADDRSTRLEN];
 
 	peer->family = address->any.sa_family;
 	if (peer->family == AF_INET) {
+		set_address(peer, address);
 		identify(&peer->identity, AF_INET, &address->ipv4.sin_addr, 4);
 		inet_ntop(AF_INET, &address->ipv4.sin_addr, host, sizeof(host));
 		snprintf(peer->text, sizeof(peer->text), "%s:%u", host, get_port(address));
 	} else if (peer->family == AF_INET6) {
+		set_address(peer, address);
 		identify_ipv6(&peer->identity, &address->ipv6.sin6_addr);
 		inet_ntop(AF_INET6, &address->ipv6.sin6_addr, host, sizeof(host));
 		snprintf(peer->text, sizeof(peer->text), "[%s]:%u", host, get_port(address));

@@ -117,7 +117,10 @@ void client_connect(struct world *world, struct client *client)
 void client_connect_from(struct world *world, struct client *client, uint8_t host)
 {
 	struct endpoint endpoint = { .kind = &nbd_session_kind,
-		.peer = { .text = "client", .identity = { { host } } } };
+		.peer = { .text = "client",
+			.has_address = true,
+			.address = { [ACCESS_ADDRESS_BYTES - 1] = host },
+			.identity = { { host } } } };
 
 	*client = (struct client){ 0 };
 	sim_socket_pair(&endpoint.fd, &client->fd);
@@ -135,7 +138,12 @@ void client_choose(const struct client *client, const char *name)
 
 bool client_try(struct world *world, struct client *client, const char *name)
 {
-	client_connect(world, client);
+	return client_try_from(world, client, 0, name);
+}
+
+bool client_try_from(struct world *world, struct client *client, uint8_t host, const char *name)
+{
+	client_connect_from(world, client, host);
 	client_choose(client, name);
 	wait_for(client, TALK_HELLO_BYTES);
 	if (client->closed) {

@@ -57,7 +57,7 @@ void wait_for_inflight(const struct world *world, uint32_t count);
 /* Whole answers of READ_BYTES so far. */
 uint64_t answers(struct client *client);
 
-/* Connects, without a word; from the host of that number. */
+/* Connects, without a word; from the host of that number, whose address is ::NUMBER. */
 void client_connect_from(struct world *world, struct client *client, uint8_t host);
 /* The same, from host 0. */
 void client_connect(struct world *world, struct client *client);
@@ -65,6 +65,8 @@ void client_connect(struct world *world, struct client *client);
 void client_choose(const struct client *client, const char *name);
 /* Connects and asks for an export. False: the server has closed instead of serving it. */
 bool client_try(struct world *world, struct client *client, const char *name);
+/* The same, from that host. */
+bool client_try_from(struct world *world, struct client *client, uint8_t host, const char *name);
 /* The same; it is served. */
 void client_open(struct world *world, struct client *client, const char *name);
 void client_ask(

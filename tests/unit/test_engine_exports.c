@@ -6,6 +6,7 @@
  * make room.
  */
 #include <errno.h>
+#include <stdlib.h>
 
 #include "engine_world.h"
 #include "stores.h"
@@ -337,6 +338,208 @@ static void test_a_session_loses_the_right_to_write(void **state)
 	world_end(&world);
 }
 
+/* One rule that gives host 1 some rights. */
+static struct access *rights_of_host_1(uint32_t rights)
+{
+	const uint8_t host[ACCESS_NETWORK_BYTES] = { [ACCESS_ADDRESS_BYTES - 1] = 1, 128 };
+	struct access_rule rule = { .rights = rights, .origin = strdup("test") };
+	struct access *access;
+
+	assert_int_equal(access_rule_add(&rule, ACCESS_NETWORK, host, sizeof(host)), 0);
+	assert_int_equal(access_create(&rule, 1, &access), 0);
+	access_rule_fini(&rule);
+	return access;
+}
+
+static void set_rights_of_host_1(struct world *world, struct export *export, uint32_t rights)
+{
+	export_set_access(export, rights_of_host_1(rights));
+	engine_export_rights(world->engine, export);
+}
+
+static void test_rules_decide_and_are_replaced(void **state)
+{
+	const uint32_t rw = ENGINE_RIGHT_READ | ENGINE_RIGHT_WRITE;
+	struct client client;
+	struct client stranger;
+	struct world world;
+	struct export *export;
+
+	(void)state;
+	world_begin(&world, 16, 64);
+	export = add_file(&world, "x");
+	/* Without rules, everybody. */
+	assert_true(client_try_from(&world, &stranger, 2, "x"));
+	set_rights_of_host_1(&world, export, rw);
+	run_until_closed(&stranger);
+	assert_false(client_try_from(&world, &stranger, 2, "x"));
+	sim_socket_close(stranger.fd);
+	assert_true(client_try_from(&world, &client, 1, "x"));
+	assert_int_equal(error_of(&client, NBD_CMD_WRITE, 0, READ_BYTES), NBD_SUCCESS);
+	set_rights_of_host_1(&world, export, ENGINE_RIGHT_READ);
+	assert_int_equal(error_of(&client, NBD_CMD_WRITE, 0, READ_BYTES), NBD_EPERM);
+	assert_int_equal(error_of(&client, NBD_CMD_READ, 0, READ_BYTES), NBD_SUCCESS);
+	set_rights_of_host_1(&world, export, rw);
+	assert_int_equal(error_of(&client, NBD_CMD_WRITE, 0, READ_BYTES), NBD_SUCCESS);
+	/* A rule gives no more than the export allows. */
+	export_set_read_only(export, true);
+	engine_export_rights(world.engine, export);
+	assert_int_equal(error_of(&client, NBD_CMD_WRITE, 0, READ_BYTES), NBD_EPERM);
+	export_set_read_only(export, false);
+	/* What has begun is finished; what comes later is refused, and the session ends. */
+	sim_disk_set_stalled(sim_disk_find("disk"), true);
+	ask(&client, 1);
+	wait_for_inflight(&world, 1);
+	set_rights_of_host_1(&world, export, 0);
+	ask(&client, 1);
+	wait_for(&client, sizeof(struct nbd_wire_simple_reply));
+	assert_int_equal(client.got, sizeof(struct nbd_wire_simple_reply));
+	sim_disk_set_stalled(sim_disk_find("disk"), false);
+	run_until_closed(&client);
+	assert_int_equal(client.got, ANSWER_BYTES + sizeof(struct nbd_wire_simple_reply));
+	assert_int_equal(world.engine->counters.sessions_failed, 1); /* who asked for it in vain */
+	remove_it(&world, export);
+	world_end(&world);
+}
+
+/* Other exports are listed and chosen, whatever is hidden between them. */
+static void test_hidden_exports_are_passed_over(void **state)
+{
+	struct session seen = { 0 };
+	struct export *exports[4];
+	struct client client;
+	struct world world;
+
+	(void)state;
+	world_begin(&world, 16, 64);
+	for (uint32_t i = 0; i < ARRAY_COUNT(exports); i++) {
+		exports[i] = add_file(&world, (const char *const[]){ "a", "b", "c", "d" }[i]);
+	}
+	client_open(&world, &client, "");
+	seen.kind = &nbd_session_kind;
+	seen.engine = world.engine;
+	export_set_access(exports[0], rights_of_host_1(0));
+	export_set_access(exports[1], rights_of_host_1(ENGINE_RIGHT_READ));
+	export_set_access(exports[3], rights_of_host_1(ENGINE_RIGHT_READ));
+	assert_ptr_equal(session_export_from(&seen, 0)->export, world.export);
+	assert_ptr_equal(session_export_from(&seen, 1)->export, exports[2]);
+	assert_null(session_export_from(&seen, 4));
+	assert_null(session_export_find(&seen, "b", 1));
+	assert_ptr_equal(session_export_find(&seen, "c", 1)->export, exports[2]);
+	seen.peer.has_address = true;
+	seen.peer.address[ACCESS_ADDRESS_BYTES - 1] = 1;
+	assert_ptr_equal(session_export_from(&seen, 1)->export, exports[1]);
+	assert_ptr_equal(session_export_from(&seen, 4)->export, exports[3]);
+	assert_null(session_export_find(&seen, "a", 1));
+	assert_ptr_equal(session_export_find(&seen, "b", 1)->export, exports[1]);
+	for (uint32_t i = 0; i < ARRAY_COUNT(exports); i++) {
+		remove_it(&world, exports[i]);
+	}
+	world_end(&world);
+}
+
+/* --- takeover -------------------------------------------------------------------------------- */
+
+static const uint8_t token[] = "a name";
+static uint32_t ended;
+
+static void count_end(struct takeover_member *member)
+{
+	(void)member;
+	ended++;
+}
+
+static void begin_person(struct session *session, struct world *world)
+{
+	*session = (struct session){
+		.kind = &nbd_session_kind,
+		.engine = world->engine,
+		.peer = { .text = "person" },
+		.member = { .ring = world->ring, .end = count_end, .wake = count_end },
+	};
+}
+
+/* Of whom TLS has told that it is number; 0: somebody. */
+static struct identity *identity_of(uint8_t number)
+{
+	struct identity *identity = calloc(1, sizeof(*identity));
+
+	assert_non_null(identity);
+	identity->references = 1;
+	identity->is_proved = number != 0;
+	identity->principal[0] = number;
+	return identity;
+}
+
+static void encrypt(struct session *session, uint8_t number)
+{
+	struct identity *identity = identity_of(number);
+
+	session_identify(session, identity);
+	identity_put(identity);
+}
+
+static bool replaces(struct session *session, struct export *export)
+{
+	return session_takeover_replace(session, export, token, sizeof(token));
+}
+
+static void end_person(struct session *session)
+{
+	takeover_give_up(&session->member);
+	takeover_leave(&session->member);
+	while (!takeover_may_go(&session->member)) {
+		assert_true(sim_step());
+	}
+	if (session->takeover_export != NULL) {
+		export_put(session->takeover_export);
+	}
+	identity_put(session->peer.proved);
+}
+
+/* All have the same address, and ask to replace the connection of the first one. */
+static void test_a_connection_is_replaced_by_its_own_peer(void **state)
+{
+	struct session persons[5];
+	struct client client;
+	struct world world;
+	struct export *other;
+
+	(void)state;
+	world_begin(&world, 16, 64);
+	client_open(&world, &client, "");
+	other = add_file(&world, "other");
+	for (uint32_t i = 0; i < ARRAY_COUNT(persons); i++) {
+		begin_person(&persons[i], &world);
+	}
+	/* What it was called in clear is forgotten with STARTTLS. */
+	session_takeover_join(&persons[0], other, token, sizeof(token));
+	encrypt(&persons[0], 1);
+	assert_false(replaces(&persons[1], other));
+	session_takeover_join(&persons[0], world.export, token, sizeof(token));
+	assert_false(replaces(&persons[1], world.export)); /* in clear */
+	encrypt(&persons[2], 2);
+	assert_false(replaces(&persons[2], world.export));
+	encrypt(&persons[3], 0);
+	assert_false(replaces(&persons[3], world.export));
+	assert_int_equal(ended, 0);
+	encrypt(&persons[4], 1); /* another certificate of the same principal */
+	assert_true(replaces(&persons[4], world.export));
+	while (ended == 0) {
+		assert_true(sim_step());
+	}
+	takeover_leave(&persons[0].member);
+	while (ended == 1) {
+		assert_true(sim_step());
+	}
+	assert_false(replaces(&persons[4], world.export));
+	for (uint32_t i = 0; i < ARRAY_COUNT(persons); i++) {
+		end_person(&persons[i]);
+	}
+	remove_it(&world, other);
+	world_end(&world);
+}
+
 /* Silent connections, of which the last ones stay; each is closed once it was seen. */
 static void flood(struct world *world, uint8_t host)
 {
@@ -397,6 +600,9 @@ int main(void)
 		cmocka_unit_test(test_a_session_sees_its_export_resized),
 		cmocka_unit_test(test_the_store_tells_that_it_was_resized),
 		cmocka_unit_test(test_a_session_loses_the_right_to_write),
+		cmocka_unit_test(test_rules_decide_and_are_replaced),
+		cmocka_unit_test(test_hidden_exports_are_passed_over),
+		cmocka_unit_test(test_a_connection_is_replaced_by_its_own_peer),
 		cmocka_unit_test(test_slow_handshakes_survive_a_flood),
 	};
 

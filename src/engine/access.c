@@ -1,0 +1,432 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/access.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+
+enum {
+	PREFIX_BITS_MAX = 8 * ACCESS_ADDRESS_BYTES,
+	/* A peer has so many values at most: its identity's, uid, TLS, and a network of each
+	 * length. */
+	FOUND_MAX = IDENTITY_VALUES_MAX + 2 + PREFIX_BITS_MAX + 1,
+};
+
+#define NO_RULE UINT32_MAX
+
+_Static_assert(FOUND_MAX <= 300, "what a look-up keeps is small enough for the stack");
+_Static_assert((uint64_t)ACCESS_RULES_MAX *ACCESS_KIND_COUNT * 4 <= UINT32_MAX,
+	"slots of the table are counted in 32 bits");
+
+/* Once for all conditions that compare with it. */
+struct value {
+	uint32_t kind;
+	uint32_t bytes;
+	uint8_t *data;
+	uint32_t use_count;
+	uint32_t first_rule; /* of those indexed by it, in order; NO_RULE: none */
+	uint32_t last_rule;
+};
+
+struct rule {
+	uint32_t rights;
+	uint32_t next; /* indexed by the same value */
+	uint32_t value_count;
+	uint32_t *values;
+	char *origin;
+};
+
+struct access {
+	_Atomic uint32_t references;
+	struct rule *rules;
+	uint32_t rule_count;
+	uint32_t any_rule; /* the first one without conditions, or NO_RULE */
+	struct value *values;
+	uint32_t value_count;
+	uint32_t *table; /* 1 + index of a value, 0: free; linear probing */
+	uint32_t table_mask;
+	uint8_t prefixes[PREFIX_BITS_MAX + 1]; /* the lengths that occur, longest first */
+	uint32_t prefix_count;
+};
+
+/* --- rules that are being read -----------------------------------------------------------------
+ */
+
+int access_rule_add(struct access_rule *rule, uint32_t kind, const void *data, uint32_t bytes)
+{
+	struct access_condition *condition = &rule->conditions[rule->condition_count];
+
+	GMB_ASSERT(kind < ACCESS_KIND_COUNT);
+	for (uint32_t i = 0; i < rule->condition_count; i++) {
+		if (rule->conditions[i].kind == kind) {
+			return -EEXIST;
+		}
+	}
+	condition->data = malloc(MAX(bytes, 1U));
+	if (condition->data == NULL) {
+		return -ENOMEM;
+	}
+	if (bytes > 0) {
+		memcpy(condition->data, data, bytes);
+	}
+	condition->kind = kind;
+	condition->bytes = bytes;
+	rule->condition_count++;
+	return 0;
+}
+
+void access_rule_fini(struct access_rule *rule)
+{
+	for (uint32_t i = 0; i < rule->condition_count; i++) {
+		free(rule->conditions[i].data);
+	}
+	free(rule->origin);
+	*rule = (struct access_rule){ 0 };
+}
+
+/* --- the table ---------------------------------------------------------------------------------
+ */
+
+/* FNV-1a. The keys are the operator's own, so nobody else can make them collide. */
+static uint64_t hash_of(uint32_t kind, const uint8_t *data, uint32_t bytes)
+{
+	uint64_t hash = (UINT64_C(0xcbf29ce484222325) ^ kind) * UINT64_C(0x100000001b3);
+
+	for (uint32_t i = 0; i < bytes; i++) {
+		hash = (hash ^ data[i]) * UINT64_C(0x100000001b3);
+	}
+	return hash ^ hash >> 32;
+}
+
+/* The slot of that value, or the free one where it belongs. */
+static uint32_t *slot_of(
+	const struct access *access, uint32_t kind, const uint8_t *data, uint32_t bytes)
+{
+	uint32_t at = (uint32_t)hash_of(kind, data, bytes) & access->table_mask;
+
+	while (access->table[at] != 0) {
+		const struct value *value = &access->values[access->table[at] - 1];
+
+		if (value->kind == kind && value->bytes == bytes &&
+			memcmp(value->data, data, bytes) == 0) {
+			break;
+		}
+		at = (at + 1) & access->table_mask;
+	}
+	return &access->table[at];
+}
+
+/* The index of the value, which is new or has occurred before. -ENOMEM. */
+static int intern(
+	struct access *access, const struct access_condition *condition, uint32_t *index_out)
+{
+	uint32_t *slot = slot_of(access, condition->kind, condition->data, condition->bytes);
+	struct value *value = &access->values[access->value_count];
+
+	if (*slot == 0) {
+		value->data = malloc(MAX(condition->bytes, 1U));
+		if (value->data == NULL) {
+			return -ENOMEM;
+		}
+		memcpy(value->data, condition->data, condition->bytes);
+		value->kind = condition->kind;
+		value->bytes = condition->bytes;
+		value->first_rule = NO_RULE;
+		*slot = ++access->value_count;
+	}
+	*index_out = *slot - 1;
+	access->values[*index_out].use_count++;
+	return 0;
+}
+
+static int copy_rule(struct access *access, const struct access_rule *from)
+{
+	struct rule *rule = &access->rules[access->rule_count++];
+
+	rule->rights = from->rights;
+	rule->next = NO_RULE;
+	rule->origin = strdup(from->origin);
+	rule->values = calloc(from->condition_count + 1, sizeof(*rule->values));
+	if (rule->origin == NULL || rule->values == NULL) {
+		return -ENOMEM;
+	}
+	while (rule->value_count < from->condition_count) {
+		int rc = intern(access, &from->conditions[rule->value_count],
+			&rule->values[rule->value_count]);
+
+		if (rc < 0) {
+			return rc;
+		}
+		rule->value_count++;
+	}
+	return 0;
+}
+
+/* Behind a rule that asks for this value alone, no other one that asks for it ever decides. */
+static void index_rule(struct access *access, uint32_t index)
+{
+	struct rule *rule = &access->rules[index];
+	struct value *rarest = NULL;
+
+	for (uint32_t i = 0; i < rule->value_count; i++) {
+		struct value *value = &access->values[rule->values[i]];
+
+		if (rarest == NULL || value->use_count < rarest->use_count) {
+			rarest = value;
+		}
+	}
+	if (rarest == NULL) {
+		access->any_rule = MIN(access->any_rule, index);
+	} else if (rarest->first_rule == NO_RULE) {
+		rarest->first_rule = index;
+		rarest->last_rule = index;
+	} else if (access->rules[rarest->last_rule].value_count > 1) {
+		access->rules[rarest->last_rule].next = index;
+		rarest->last_rule = index;
+	}
+}
+
+static void find_prefixes(struct access *access)
+{
+	bool occurs[PREFIX_BITS_MAX + 1] = { false };
+
+	for (uint32_t i = 0; i < access->value_count; i++) {
+		if (access->values[i].kind == ACCESS_NETWORK) {
+			occurs[access->values[i].data[ACCESS_ADDRESS_BYTES]] = true;
+		}
+	}
+	for (uint32_t bits = PREFIX_BITS_MAX + 1; bits-- > 0;) {
+		if (occurs[bits]) {
+			access->prefixes[access->prefix_count++] = (uint8_t)bits;
+		}
+	}
+}
+
+/* --- life --------------------------------------------------------------------------------------
+ */
+
+static void access_free(struct access *access)
+{
+	for (uint32_t i = 0; i < access->rule_count; i++) {
+		free(access->rules[i].values);
+		free(access->rules[i].origin);
+	}
+	for (uint32_t i = 0; i < access->value_count; i++) {
+		free(access->values[i].data);
+	}
+	free(access->rules);
+	free(access->values);
+	free(access->table);
+	free(access);
+}
+
+/* Room for all conditions, were they all different; the table is at most half full. */
+static int make_room(struct access *access, const struct access_rule *rules, uint32_t count)
+{
+	uint32_t condition_count = 0;
+	uint32_t slots = 2;
+
+	for (uint32_t i = 0; i < count; i++) {
+		condition_count += rules[i].condition_count;
+	}
+	while (slots < 2 * condition_count) {
+		slots *= 2;
+	}
+	access->rules = calloc(MAX(count, 1U), sizeof(*access->rules));
+	access->values = calloc(condition_count + 1, sizeof(*access->values));
+	access->table = calloc(slots, sizeof(*access->table));
+	access->table_mask = slots - 1;
+	return access->rules == NULL || access->values == NULL || access->table == NULL ? -ENOMEM
+											: 0;
+}
+
+int access_create(const struct access_rule *rules, uint32_t count, struct access **access_out)
+{
+	struct access *access = calloc(1, sizeof(*access));
+	int rc;
+
+	GMB_ASSERT(count <= ACCESS_RULES_MAX);
+	if (access == NULL) {
+		return -ENOMEM;
+	}
+	access->references = 1;
+	access->any_rule = NO_RULE;
+	rc = make_room(access, rules, count);
+	for (uint32_t i = 0; i < count && rc == 0; i++) {
+		rc = copy_rule(access, &rules[i]);
+	}
+	if (rc < 0) {
+		access_free(access);
+		return rc;
+	}
+	for (uint32_t i = 0; i < count; i++) {
+		index_rule(access, i); /* once it is known how rare each value is */
+	}
+	find_prefixes(access);
+	*access_out = access;
+	return 0;
+}
+
+void access_get(struct access *access)
+{
+	/* Relaxed: the caller has a reference. */
+	atomic_fetch_add_explicit(&access->references, 1, memory_order_relaxed);
+}
+
+void access_put(struct access *access)
+{
+	/* Acquire and release: all use by others has ended. */
+	if (access != NULL &&
+		atomic_fetch_sub_explicit(&access->references, 1, memory_order_acq_rel) == 1) {
+		access_free(access);
+	}
+}
+
+/* --- a look-up ---------------------------------------------------------------------------------
+ */
+
+/* The values of a peer that rules ask for. */
+struct found {
+	uint32_t values[FOUND_MAX];
+	uint32_t count;
+};
+
+static void find(const struct access *access, struct found *found, uint32_t kind, const void *data,
+	uint32_t bytes)
+{
+	uint32_t index = *slot_of(access, kind, data, bytes);
+
+	if (index != 0) {
+		GMB_ASSERT(found->count < FOUND_MAX);
+		found->values[found->count++] = index - 1;
+	}
+}
+
+/* A network of IPv6 contains no IPv4 address, whatever the length of its prefix. */
+static void find_networks(const struct access *access, struct found *found, const uint8_t *address)
+{
+	static const uint8_t mapped[ACCESS_MAPPED_BITS / 8] = { [10] = 0xff, [11] = 0xff };
+	bool is_mapped = memcmp(address, mapped, sizeof(mapped)) == 0;
+	uint8_t network[ACCESS_NETWORK_BYTES];
+
+	memcpy(network, address, ACCESS_ADDRESS_BYTES);
+	for (uint32_t i = 0; i < access->prefix_count; i++) {
+		uint32_t bits = access->prefixes[i]; /* shorter each time */
+		uint32_t whole = bits / 8;
+
+		if (is_mapped && bits < ACCESS_MAPPED_BITS) {
+			return;
+		}
+		memset(network + whole, 0, ACCESS_ADDRESS_BYTES - whole);
+		if (bits % 8 != 0) {
+			network[whole] = (uint8_t)(address[whole] & (0xff00U >> bits % 8));
+		}
+		network[ACCESS_ADDRESS_BYTES] = (uint8_t)bits;
+		find(access, found, ACCESS_NETWORK, network, sizeof(network));
+	}
+}
+
+static bool holds(const struct rule *rule, const struct found *found)
+{
+	for (uint32_t i = 0; i < rule->value_count; i++) {
+		uint32_t at = 0;
+
+		while (at < found->count && found->values[at] != rule->values[i]) {
+			at++;
+		}
+		if (at == found->count) {
+			return false;
+		}
+	}
+	return true;
+}
+
+struct access_verdict access_look(const struct access *access, const struct access_subject *subject)
+{
+	uint8_t tls = subject->proved != NULL;
+	uint32_t best = access->any_rule;
+	struct found found;
+
+	found.count = 0;
+	find(access, &found, ACCESS_TLS, &tls, sizeof(tls));
+	for (uint32_t i = 0; tls && i < subject->proved->value_count; i++) {
+		const struct identity_value *value = &subject->proved->values[i];
+
+		find(access, &found, value->kind, value->data, value->bytes);
+	}
+	if (subject->uid != NULL) {
+		find(access, &found, ACCESS_UID, subject->uid, sizeof(*subject->uid));
+	}
+	if (subject->address != NULL) {
+		find_networks(access, &found, subject->address);
+	}
+	for (uint32_t i = 0; i < found.count; i++) {
+		uint32_t rule = access->values[found.values[i]].first_rule;
+
+		while (rule < best && !holds(&access->rules[rule], &found)) {
+			rule = access->rules[rule].next;
+		}
+		best = MIN(best, rule);
+	}
+	return best == NO_RULE ? (struct access_verdict){ 0 }
+			       : (struct access_verdict){ access->rules[best].rights,
+					 access->rules[best].origin };
+}
+
+/* --- a set that is replaced --------------------------------------------------------------------
+ */
+
+struct access_slot {
+	pthread_mutex_t lock;
+	struct access *access;
+};
+
+struct access_slot *access_slot_create(struct access *access)
+{
+	struct access_slot *slot = calloc(1, sizeof(*slot));
+
+	if (slot == NULL) {
+		access_put(access);
+		return NULL;
+	}
+	pthread_mutex_init(&slot->lock, NULL);
+	slot->access = access;
+	return slot;
+}
+
+void access_slot_destroy(struct access_slot *slot)
+{
+	if (slot != NULL) {
+		access_put(slot->access);
+		pthread_mutex_destroy(&slot->lock);
+		free(slot);
+	}
+}
+
+struct access *access_slot_get(struct access_slot *slot)
+{
+	struct access *access;
+
+	pthread_mutex_lock(&slot->lock);
+	access = slot->access;
+	if (access != NULL) {
+		access_get(access);
+	}
+	pthread_mutex_unlock(&slot->lock);
+	return access;
+}
+
+void access_slot_replace(struct access_slot *slot, struct access *access)
+{
+	struct access *before;
+
+	pthread_mutex_lock(&slot->lock);
+	before = slot->access;
+	slot->access = access;
+	pthread_mutex_unlock(&slot->lock);
+	access_put(before);
+}
