@@ -41,6 +41,10 @@ static const char help_tail[] =
 	"      --run COMMAND           serve while a shell command runs, with $uri (and\n"
 	"                              $unixsocket) set; may be repeated, until one fails;\n"
 	"                              the exit status is that of the command\n"
+	"      --user USER[:GROUP]     listen as root, then become this user, who opens the\n"
+	"                              disks\n"
+	"      --sandbox auto|on|off   after the start, give up other files and system calls\n"
+	"                              (auto: as far as the kernel can, and not with --run)\n"
 	"\n"
 	"Limits:\n"
 	"      --memory SIZE           memory for payload (default: 128M per thread)\n"
@@ -225,6 +229,24 @@ static int take_limit(void *context, const char *option, const char *text)
 	return value_taken(rc, option, &error);
 }
 
+static int take_sandbox(void *context, const char *option, const char *text)
+{
+	struct arguments *arguments = context;
+	struct error error = { 0 };
+	int rc = server_config_set_sandbox(arguments->config, text, &error);
+
+	return value_taken(rc, option, &error);
+}
+
+static int take_user(void *context, const char *option, const char *text)
+{
+	struct arguments *arguments = context;
+	struct error error = { 0 };
+	int rc = server_config_set_user(arguments->config, text, &error);
+
+	return value_taken(rc, option, &error);
+}
+
 static int add_path(struct server_config *config, const char *path, struct error *error)
 {
 	struct server_export entry;
@@ -263,6 +285,8 @@ static int parse_arguments(struct server_config *config, int argc, char **argv)
 		{ "max-inflight-total", .take = take_limit },
 		{ "spin", .take = take_limit },
 		{ "control", .take = take_control },
+		{ "user", .take = take_user },
+		{ "sandbox", .take = take_sandbox },
 		{ "port", .letter = 'p', .hidden = true, .take = take_port },
 	};
 	struct arguments arguments = { .config = config };

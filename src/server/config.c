@@ -41,6 +41,7 @@ void server_config_fini(struct server_config *config)
 	}
 	free(config->memory_origin);
 	free(config->control_path);
+	free(config->user);
 	free(config->exports);
 	free(config->listens);
 	free(config->commands);
@@ -175,6 +176,32 @@ int server_config_set_control(struct server_config *config, const char *path, st
 		return error_set(error, -ENOMEM, "no memory for a path");
 	}
 	return 0;
+}
+
+int server_config_set_sandbox(struct server_config *config, const char *value, struct error *error)
+{
+	static const char *const names[] = {
+		[SANDBOX_AUTO] = "auto", [SANDBOX_ON] = "on", [SANDBOX_OFF] = "off"
+	};
+	char shown[SHOWN_BYTES];
+
+	for (size_t i = 0; i < ARRAY_COUNT(names); i++) {
+		if (strcmp(value, names[i]) == 0) {
+			config->sandbox = (enum sandbox_mode)i;
+			return 0;
+		}
+	}
+	return error_set(error, -EINVAL, "'%s' is none of auto, on and off",
+		log_escape(shown, sizeof(shown), value, strlen(value)));
+}
+
+int server_config_set_user(struct server_config *config, const char *user, struct error *error)
+{
+	if (config->user != NULL) {
+		return error_set(error, -EINVAL, "a server runs as one user");
+	}
+	config->user = strdup(user);
+	return config->user != NULL ? 0 : error_set(error, -ENOMEM, "no memory for a name");
 }
 
 int server_config_set_memory_origin(
@@ -436,6 +463,11 @@ int server_config_finish(struct server_config *config, struct error *error)
 		return error_set(error, -EINVAL,
 			"nothing to serve: no export is named; give a PATH or --export NAME=PATH, "
 			"or list exports in the file of --config FILE");
+	}
+	if (config->sandbox == SANDBOX_ON && config->command_count > 0) {
+		return error_set(error, -EINVAL,
+			"--sandbox=on would bind the commands of --run, too; leave one of them "
+			"out");
 	}
 	rc = check_export_names(config, error);
 	if (rc == 0) {

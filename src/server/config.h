@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/export_uri.h"
 #include "path/path.h"
+#include "sandbox/sandbox.h"
 #include "store/store.h"
 
 enum {
@@ -70,7 +71,9 @@ struct server_config {
 	struct server_limits limits;
 	char *memory_origin; /* where limits.memory_bytes was asked for, or NULL */
 	char *control_path;  /* of the control socket, "none", or NULL: the usual place */
-	char **commands;     /* --run, in order */
+	enum sandbox_mode sandbox;
+	char *user;	 /* to become after the listeners are open, or NULL */
+	char **commands; /* --run, in order */
 	uint32_t command_count;
 };
 
@@ -115,6 +118,13 @@ GMB_MUST_CHECK int server_config_add_command(
 /* Copied; given twice is an error. */
 GMB_MUST_CHECK int server_config_set_control(
 	struct server_config *config, const char *path, struct error *error);
+
+/* auto, on or off. */
+GMB_MUST_CHECK int server_config_set_sandbox(
+	struct server_config *config, const char *value, struct error *error);
+/* USER[:GROUP], copied; given twice is an error. */
+GMB_MUST_CHECK int server_config_set_user(
+	struct server_config *config, const char *user, struct error *error);
 
 /* key: memory, threads, connections, connections-per-peer, handshakes, handshake-timeout, inflight,
  * idle-timeout, inflight-total, spin. */

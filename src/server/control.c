@@ -60,7 +60,7 @@ static int make_folder(const char *folder)
 	return mkdir(folder, 0755) < 0 && errno != EEXIST ? -errno : 0;
 }
 
-static int listen_at(struct server_control *control, const char *path, struct error *error)
+static int listen_at(struct listener *listener, const char *path, struct error *error)
 {
 	char socket_path[PATH_BYTES];
 	struct export_uri uri = { .protocol = "nbd", .is_unix = true, .socket_path = socket_path };
@@ -73,7 +73,7 @@ static int listen_at(struct server_control *control, const char *path, struct er
 	snprintf(socket_path, sizeof(socket_path), "%s", path);
 	uri.socket_path_bytes = (uint32_t)strlen(path);
 	before = umask(0177);
-	rc = listener_open(&uri, NULL, &control->listener, error);
+	rc = listener_open(&uri, NULL, listener, error);
 	umask(before);
 	return rc;
 }
@@ -120,10 +120,13 @@ static bool owner_lives(const char *socket_name)
 	return pid > 0 && pid != (long)getpid() && (kill((pid_t)pid, 0) == 0 || errno != ESRCH);
 }
 
-/* Servers that were killed have left their sockets: not worth a word. */
-static void sweep(const char *folder)
+/* Servers that were killed have left their sockets: not worth a word. As late as possible: the
+ * kernel holds a killed server's socket for a moment. */
+static void sweep(void)
 {
-	DIR *directory = opendir(folder);
+	char folder[PATH_BYTES];
+	DIR *directory =
+		server_control_folder(folder, sizeof(folder)) == 0 ? opendir(folder) : NULL;
 	struct dirent *entry;
 
 	while (directory != NULL && (entry = readdir(directory)) != NULL) {
@@ -142,7 +145,7 @@ static void sweep(const char *folder)
 	}
 }
 
-static int open_usual(struct server_control *control, struct error *error)
+static int listen_as_usual(struct listener *listener, struct error *error)
 {
 	char folder[PATH_BYTES];
 	char path[PATH_BYTES + 32];
@@ -154,9 +157,24 @@ static int open_usual(struct server_control *control, struct error *error)
 	if (rc != 0) {
 		return rc;
 	}
-	sweep(folder);
 	snprintf(path, sizeof(path), "%s/%ld.sock", folder, (long)getpid());
-	return listen_at(control, path, error);
+	return listen_at(listener, path, error);
+}
+
+int server_control_listen(const char *path, struct listener *listener, struct error *error)
+{
+	int rc;
+
+	*listener = (struct listener){ 0 };
+	if (path == NULL) {
+		(void)listen_as_usual(listener, error);
+		return 0;
+	}
+	rc = strcmp(path, "none") != 0 ? listen_at(listener, path, error) : 0;
+	if (rc < 0) {
+		error_prefix(error, "--control");
+	}
+	return rc;
 }
 
 /* --- commands ------------------------------------------------------------------------------ */
@@ -203,30 +221,25 @@ const char *server_call_error(int code)
 
 /* --- life ---------------------------------------------------------------------------------- */
 
-int server_control_open(const char *path, const struct server_view *view,
+int server_control_open(struct listener *listener, const struct server_view *view,
 	struct server_control **control_out, struct error *error)
 {
 	struct server_control *control;
 	int rc;
 
 	*control_out = NULL;
-	if (path != NULL && strcmp(path, "none") == 0) {
+	if (listener->fd_count == 0) {
 		return 0;
 	}
+	sweep();
 	control = calloc(1, sizeof(*control));
 	if (control == NULL) {
+		listener_close(listener);
 		return error_set(error, -ENOMEM, "out of memory for a control socket");
 	}
 	control->view = *view;
-	rc = path != NULL ? listen_at(control, path, error) : open_usual(control, error);
-	if (rc < 0) {
-		free(control);
-		if (path == NULL) {
-			return 0;
-		}
-		error_prefix(error, "--control");
-		return rc;
-	}
+	control->listener = *listener;
+	*listener = (struct listener){ 0 };
 	rc = control_server_create(control->listener.fds[0], &control->server, error);
 	if (rc == 0) {
 		control_server_add(control->server, &stats_command, control);

@@ -29,9 +29,12 @@ struct server_view {
 	uint64_t start_ns; /* CLOCK_MONOTONIC */
 };
 
-/* path: of the socket; NULL: the usual one; "none": no socket. *control_out is NULL when there is
- * none, or when the usual path cannot be used. */
-GMB_MUST_CHECK int server_control_open(const char *path, const struct server_view *view,
+/* Listens, before the server gives up its privileges. path: of the socket; NULL: the usual one;
+ * "none": no socket. The listener has no socket then, nor when the usual path cannot be used. */
+GMB_MUST_CHECK int server_control_listen(
+	const char *path, struct listener *listener, struct error *error);
+/* Takes the listener, also on failure. *control_out is NULL when it has no socket. */
+GMB_MUST_CHECK int server_control_open(struct listener *listener, const struct server_view *view,
 	struct server_control **control_out, struct error *error);
 /* The server stops: commands under way are answered with what there is, nothing is accepted any
  * more, and the socket's path is removed. Calls no reactor and waits for nobody. NULL is a no-op.

@@ -22,6 +22,7 @@
 #endif
 #include "nbd/wire.h"
 #include "ring/ring.h"
+#include "sandbox/sandbox.h"
 #include "stream/stream.h"
 
 enum { LABEL_COLUMNS = 20, TEXT_BYTES = 256 };
@@ -55,7 +56,7 @@ struct local_feature {
 	char consequence[TEXT_BYTES];
 };
 
-enum { FEATURES_COUNT = 8 };
+enum { FEATURES_COUNT = 10 };
 
 /* --- looking ------------------------------------------------------------------------------- */
 
@@ -173,6 +174,7 @@ static void feature_set(struct local_feature *feature, const char *key, const ch
 static void judge(const struct ring_features *ring, struct local_feature out[FEATURES_COUNT])
 {
 	char without_buffers[TEXT_BYTES];
+	struct sandbox_support sandbox;
 
 	snprintf(without_buffers, sizeof(without_buffers),
 		"each transfer maps its memory anew%s%s%s",
@@ -203,6 +205,13 @@ static void judge(const struct ring_features *ring, struct local_feature out[FEA
 	feature_set(&out[7], "send_zero_copy", "zero-copy send (6.0)", ring->send_zero_copy,
 		stream_sends_zero_copy(), "payloads are copied to the socket",
 		"nothing: payloads are copied to the socket");
+	sandbox_probe(&sandbox);
+	feature_set(&out[8], "landlock", "Landlock (5.13)", sandbox.landlock > 0, true,
+		"a server gives up all files but those that it serves",
+		"a server that is broken into can open what its user can");
+	feature_set(&out[9], "seccomp", "system call filter", sandbox.seccomp, true,
+		"a server gives up the system calls that serving does not need",
+		"a server that is broken into can make every system call");
 }
 
 /* --- text ---------------------------------------------------------------------------------- */

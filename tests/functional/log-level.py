@@ -50,8 +50,9 @@ class LogLevel(support.Case):
         self.check_comes_and_goes(self.logged("--log-level=info", env=DEBUG))
 
     def check_comes_and_goes(self, lines):
-        self.assertEqual(len(lines), 2, lines)
-        for line, what in zip(lines, ("uses", "has left")):
+        self.assertEqual(len(lines), 3, lines)
+        self.assertRegex(lines[0], r"^gmblock: sandbox: \w")
+        for line, what in zip(lines[1:], ("uses", "has left")):
             self.assertRegex(line, rf'^gmblock: client unix:pid \d+ {what} export "disk"$')
 
     def test_who_comes_and_goes_by_default(self):
@@ -59,11 +60,11 @@ class LogLevel(support.Case):
         self.assertEqual(self.logged("--log-level=warning"), [])
 
     def test_a_client_that_only_looks_is_not_told_of(self):
-        server = self.start_unix("memory:1M", "--log-level", "info")
+        server = self.start_unix("memory:1M", "--log-level", "info", "--sandbox", "off")
         with nbdmini.Client(server.uri) as client:
             client.hello()
             client.list()
-        self.assertEqual(server.stop(), (0, ""))
+        self.assertEqual(server.stop(), (0, "gmblock: sandbox: off\n"))
 
     def test_disk_errors_are_told_with_their_place(self):
         """Nobody has to ask for these, and a disk that always fails does not fill the log."""

@@ -20,7 +20,7 @@ import tempfile
 # other. attach builds on client, so it stands above it. docs/design/0001 has the reasons.
 FLOORS = [
     ["base"],
-    ["ring", "disk", "clan"],
+    ["ring", "disk", "clan", "sandbox"],
     ["store", "memory", "control"],
     ["push"],
     ["path", "stream"],

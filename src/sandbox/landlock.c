@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Landlock, as the kernel's Documentation/userspace-api/landlock.rst describes it. The C library
+ * has no wrappers, and its headers may be older than the kernel. */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/landlock.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "sandbox/layers.h"
+
+/* Rights by the version that brought them. */
+#define FILE_RIGHTS_1 ((LANDLOCK_ACCESS_FS_MAKE_SYM << 1) - 1)
+#define RIGHT_REFER   (UINT64_C(1) << 13) /* 2 */
+#define RIGHT_RESIZE  (UINT64_C(1) << 14) /* 3 */
+#define RIGHT_IOCTL   (UINT64_C(1) << 15) /* 5 */
+#define NET_CONNECT   (UINT64_C(1) << 1)  /* 4 */
+#define SCOPE_SOCKETS (UINT64_C(1) << 0)  /* 6: abstract Unix sockets of others */
+#define SCOPE_SIGNALS (UINT64_C(1) << 1)  /* 6 */
+
+/* What a rule about a file that is not a folder may name. */
+#define RIGHTS_OF_FILE                                                                             \
+	(LANDLOCK_ACCESS_FS_READ_FILE | LANDLOCK_ACCESS_FS_WRITE_FILE | RIGHT_RESIZE | RIGHT_IOCTL)
+
+/* struct landlock_ruleset_attr of version 6; an older kernel is given the part that it knows. */
+struct ruleset_attributes {
+	uint64_t files;
+	uint64_t net;
+	uint64_t scoped;
+};
+
+static size_t attribute_bytes(uint32_t version)
+{
+	return version >= 6   ? sizeof(struct ruleset_attributes)
+	       : version >= 4 ? offsetof(struct ruleset_attributes, scoped)
+			      : offsetof(struct ruleset_attributes, net);
+}
+
+uint32_t landlock_version(void)
+{
+	long version = syscall(
+		SYS_landlock_create_ruleset, NULL, (size_t)0, LANDLOCK_CREATE_RULESET_VERSION);
+
+	return version > 0 ? (uint32_t)version : 0;
+}
+
+/* Whether the service manager is told things through an abstract socket. */
+static bool manager_is_abstract(void)
+{
+	const char *path = getenv("NOTIFY_SOCKET");
+
+	return path != NULL && path[0] == '@';
+}
+
+/* Everything that this kernel can refuse, less what we need everywhere. */
+static struct ruleset_attributes handled(const struct sandbox *sandbox, uint32_t version)
+{
+	struct ruleset_attributes out = { .files = FILE_RIGHTS_1 };
+
+	out.files |= version >= 2 ? RIGHT_REFER : 0;
+	out.files |= version >= 3 ? RIGHT_RESIZE : 0;
+	out.files |= version >= 5 ? RIGHT_IOCTL : 0;
+	out.net = version >= 4 && !sandbox->loads_code ? NET_CONNECT : 0;
+	out.scoped = version >= 6 ? SCOPE_SIGNALS : 0;
+	out.scoped |= version >= 6 && !manager_is_abstract() ? SCOPE_SOCKETS : 0;
+	return out;
+}
+
+static uint64_t rights_of(uint32_t access)
+{
+	const uint64_t read = LANDLOCK_ACCESS_FS_READ_FILE | LANDLOCK_ACCESS_FS_READ_DIR;
+	const uint64_t sockets =
+		LANDLOCK_ACCESS_FS_MAKE_SOCK | LANDLOCK_ACCESS_FS_REMOVE_FILE | read;
+	const uint64_t shared = LANDLOCK_ACCESS_FS_MAKE_REG | LANDLOCK_ACCESS_FS_REMOVE_FILE |
+				LANDLOCK_ACCESS_FS_WRITE_FILE | RIGHT_RESIZE | read;
+
+	return ((access & SANDBOX_READ) != 0 ? read : 0) |
+	       ((access & SANDBOX_WRITE) != 0 ? LANDLOCK_ACCESS_FS_WRITE_FILE : 0) |
+	       ((access & SANDBOX_DEVICES) != 0 ? RIGHT_IOCTL : 0) |
+	       ((access & SANDBOX_SOCKETS) != 0 ? sockets : 0) |
+	       ((access & SANDBOX_SHARED_MEMORY) != 0 ? shared : 0);
+}
+
+/* What cannot be opened any more needs no rule. */
+static int add_rule(int ruleset, const struct sandbox_rule *rule, uint64_t files)
+{
+	struct landlock_path_beneath_attr attributes = { .parent_fd = -1 };
+	struct stat status;
+	int rc = 0;
+
+	attributes.parent_fd = open(rule->path, O_PATH | O_CLOEXEC);
+	if (attributes.parent_fd < 0) {
+		return errno == EMFILE || errno == ENFILE ? -errno : 0;
+	}
+	if (fstat(attributes.parent_fd, &status) < 0) {
+		rc = -errno;
+	} else {
+		attributes.allowed_access = rights_of(rule->access) & files;
+		if (!S_ISDIR(status.st_mode)) {
+			attributes.allowed_access &= RIGHTS_OF_FILE;
+		}
+	}
+	if (rc == 0 && attributes.allowed_access != 0 &&
+		syscall(SYS_landlock_add_rule, ruleset, LANDLOCK_RULE_PATH_BENEATH, &attributes,
+			0) < 0) {
+		rc = -errno;
+	}
+	close(attributes.parent_fd);
+	return rc;
+}
+
+int landlock_enter(const struct sandbox *sandbox)
+{
+	uint32_t version = landlock_version();
+	struct ruleset_attributes attributes = handled(sandbox, version);
+	int ruleset;
+	int rc = 0;
+
+	if (version == 0) {
+		return -EOPNOTSUPP;
+	}
+	ruleset = (int)syscall(
+		SYS_landlock_create_ruleset, &attributes, attribute_bytes(version), 0U);
+	if (ruleset < 0) {
+		return -errno;
+	}
+	for (uint32_t i = 0; rc == 0 && i < sandbox->rule_count; i++) {
+		rc = add_rule(ruleset, &sandbox->rules[i], attributes.files);
+	}
+	if (rc == 0 && syscall(SYS_landlock_restrict_self, ruleset, 0U) < 0) {
+		rc = -errno;
+	}
+	close(ruleset);
+	return rc;
+}

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <grp.h>
+#include <limits.h>
+#include <linux/capability.h>
+#include <pwd.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/text.h"
+#include "sandbox/layers.h"
+
+enum { SHOWN_BYTES = 120 };
+
+static int unknown(const char *kind, const char *name, struct error *error)
+{
+	char shown[SHOWN_BYTES];
+
+	return error_set(error, -ENOENT, "--user: there is no %s '%s' on this machine", kind,
+		log_escape(shown, sizeof(shown), name, strlen(name)));
+}
+
+static bool is_number(const char *text, uint32_t *number_out)
+{
+	return units_parse_count(text, 0, UINT32_MAX - 1, number_out, NULL) == 0;
+}
+
+static int find_user(const char *name, struct sandbox_user *out, struct error *error)
+{
+	uint32_t number;
+	const struct passwd *entry = getpwnam(name);
+
+	if (entry == NULL && is_number(name, &number)) {
+		entry = getpwuid(number);
+		if (entry == NULL) {
+			out->uid = number;
+			out->gid = (gid_t)-1;
+			return 0;
+		}
+	}
+	if (entry == NULL) {
+		return unknown("user", name, error);
+	}
+	snprintf(out->name, sizeof(out->name), "%s", entry->pw_name);
+	out->uid = entry->pw_uid;
+	out->gid = entry->pw_gid;
+	return 0;
+}
+
+static int find_group(const char *name, struct sandbox_user *out, struct error *error)
+{
+	uint32_t number;
+	const struct group *entry = getgrnam(name);
+
+	if (entry != NULL) {
+		out->gid = entry->gr_gid;
+		return 0;
+	}
+	if (!is_number(name, &number)) {
+		return unknown("group", name, error);
+	}
+	out->gid = number;
+	return 0;
+}
+
+int sandbox_find_user(const char *text, struct sandbox_user *out, struct error *error)
+{
+	char name[SANDBOX_NAME_BYTES];
+	char *colon;
+	int rc;
+
+	if (strlen(text) >= sizeof(name)) {
+		return error_set(error, -EINVAL, "--user: the name is too long");
+	}
+	snprintf(name, sizeof(name), "%s", text);
+	colon = strchr(name, ':');
+	if (colon != NULL) {
+		*colon = '\0';
+	}
+	*out = (struct sandbox_user){ .name = "" };
+	rc = find_user(name, out, error);
+	if (rc == 0 && colon != NULL) {
+		rc = find_group(colon + 1, out, error);
+	}
+	if (rc == 0 && out->gid == (gid_t)-1) {
+		rc = error_set(error, -EINVAL,
+			"--user: the user %u is not known here, so its group has to be given, as "
+			"in %u:%u",
+			out->uid, out->uid, out->uid);
+	}
+	if (rc == 0 && out->uid == 0) {
+		rc = error_set(error, -EINVAL,
+			"--user: this is root, who gives nothing up; name another user");
+	}
+	return rc;
+}
+
+/* Memory that is registered with the kernel counts as locked, which root may do without limit. */
+static void keep_memory_limit(void)
+{
+	const struct rlimit none = { RLIM_INFINITY, RLIM_INFINITY };
+
+	if (setrlimit(RLIMIT_MEMLOCK, &none) < 0) {
+		log_warning("cannot raise the limit on locked memory: %s", strerror(errno));
+	}
+}
+
+/* The capabilities go with the last identity of root. */
+static int become(const struct sandbox_user *who)
+{
+	if ((who->name[0] != '\0' ? initgroups(who->name, who->gid) : setgroups(0, NULL)) < 0 ||
+		setresgid(who->gid, who->gid, who->gid) < 0 ||
+		setresuid(who->uid, who->uid, who->uid) < 0) {
+		return -errno;
+	}
+	/* Cannot be: but nothing after this would notice. */
+	return setuid(0) == 0 ? -EPERM : 0;
+}
+
+int sandbox_become(const struct sandbox_user *user, struct error *error)
+{
+	int rc;
+
+	if (geteuid() != 0 && geteuid() == user->uid && getegid() == user->gid) {
+		return 0;
+	}
+	if (geteuid() != 0) {
+		return error_set(error, -EPERM,
+			"--user: only root can become another user; start the server as root, or "
+			"as that user without the option");
+	}
+	keep_memory_limit();
+	rc = become(user);
+	return rc < 0 ? error_set(error, rc, "--user: cannot become user %u: %s", user->uid,
+				strerror(-rc))
+		      : 0;
+}
+
+/* What serving as root can need: disks of others, memory beyond the limit, ports below 1024 after a
+ * reload, the kernel's TLS module, and the priority of threads. */
+static const uint32_t kept_capabilities[] = { CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_IPC_LOCK,
+	CAP_NET_ADMIN, CAP_NET_BIND_SERVICE, CAP_SYS_NICE, CAP_SYS_RESOURCE };
+
+int capabilities_drop(void)
+{
+	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
+	struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3];
+	struct __user_cap_data_struct kept[_LINUX_CAPABILITY_U32S_3] = { 0 };
+
+	if (syscall(SYS_capget, &header, data) < 0) {
+		return -errno;
+	}
+	for (size_t i = 0; i < ARRAY_COUNT(kept_capabilities); i++) {
+		uint32_t word = CAP_TO_INDEX(kept_capabilities[i]);
+
+		kept[word].permitted |= data[word].permitted & CAP_TO_MASK(kept_capabilities[i]);
+		kept[word].effective = kept[word].permitted & data[word].effective;
+	}
+	if (memcmp(kept, data, sizeof(kept)) == 0) {
+		return 0;
+	}
+	return syscall(SYS_capset, &header, kept) < 0 ? -errno : 0;
+}

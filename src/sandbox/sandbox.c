@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sandbox/sandbox.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+
+#include "base/log.h"
+#include "sandbox/layers.h"
+
+/* What sandbox_enter() has put in force, for sandbox_explain(); never changed afterwards. */
+static struct sandbox in_force;
+static bool files_are_confined;
+
+void sandbox_fini(struct sandbox *sandbox)
+{
+	for (uint32_t i = 0; i < sandbox->rule_count; i++) {
+		free(sandbox->rules[i].path);
+	}
+	free(sandbox->rules);
+	*sandbox = (struct sandbox){ 0 };
+}
+
+/* Takes the path. */
+static int add_rule(struct sandbox *sandbox, char *path, uint32_t access, struct error *error)
+{
+	struct sandbox_rule *rules = sandbox->rules;
+
+	for (uint32_t i = 0; path != NULL && i < sandbox->rule_count; i++) {
+		if (strcmp(rules[i].path, path) == 0) {
+			rules[i].access |= access;
+			free(path);
+			return 0;
+		}
+	}
+	if (path != NULL) {
+		rules = reallocarray(rules, sandbox->rule_count + 1, sizeof(*rules));
+	}
+	if (path == NULL || rules == NULL) {
+		free(path);
+		return error_set(error, -ENOMEM, "no memory for the rules of the sandbox");
+	}
+	sandbox->rules = rules;
+	rules[sandbox->rule_count++] = (struct sandbox_rule){ path, access };
+	return 0;
+}
+
+/* 0 and NULL: there is nothing of that name. */
+static int resolve(const char *path, char **real_out, struct error *error)
+{
+	*real_out = realpath(path, NULL);
+	return *real_out == NULL && errno == ENOMEM
+		       ? error_set(error, -ENOMEM, "no memory for the rules of the sandbox")
+		       : 0;
+}
+
+int sandbox_allow(struct sandbox *sandbox, const char *path, uint32_t access, struct error *error)
+{
+	char *real;
+	int rc = resolve(path, &real, error);
+
+	return rc < 0 || real == NULL ? rc : add_rule(sandbox, real, access, error);
+}
+
+int sandbox_allow_beside(
+	struct sandbox *sandbox, const char *path, uint32_t access, struct error *error)
+{
+	struct stat status;
+	char *real;
+	char *slash;
+	int rc = resolve(path, &real, error);
+
+	if (rc < 0 || real == NULL) {
+		return rc;
+	}
+	slash = strrchr(real, '/');
+	if (stat(real, &status) == 0 && (S_ISREG(status.st_mode) || S_ISSOCK(status.st_mode)) &&
+		slash != real) {
+		*slash = '\0';
+	}
+	return add_rule(sandbox, real, access, error);
+}
+
+void sandbox_probe(struct sandbox_support *support)
+{
+	*support = (struct sandbox_support){
+		.landlock = landlock_version(),
+		.seccomp = seccomp_works(),
+	};
+}
+
+/* One of the two is missing, or failed with rc < 0. */
+static int judge(enum sandbox_mode mode, const char *what, int rc, struct error *error)
+{
+	if (rc == 0) {
+		return 0;
+	}
+	if (mode == SANDBOX_ON) {
+		return error_set(error, rc,
+			"--sandbox=on: %s is not available: %s; use --sandbox=auto to go on "
+			"without "
+			"it",
+			what, strerror(-rc));
+	}
+	log_info("sandbox: without %s: %s", what, strerror(-rc));
+	return 0;
+}
+
+int sandbox_enter(struct sandbox *sandbox, enum sandbox_mode mode, struct error *error)
+{
+	int files;
+	int calls;
+	int rc;
+
+	if (mode == SANDBOX_OFF) {
+		log_info("sandbox: off");
+		return 0;
+	}
+	/* Both layers ask for it, and no program that could gain something is started any more. */
+	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0) {
+		return judge(mode, "no_new_privs", -errno, error);
+	}
+	rc = judge(mode, "giving up capabilities", capabilities_drop(), error);
+	if (rc < 0) {
+		return rc;
+	}
+	files = landlock_enter(sandbox);
+	rc = judge(mode, "Landlock", files, error);
+	calls = rc == 0 ? seccomp_enter(sandbox) : 0;
+	if (rc == 0) {
+		rc = judge(mode, "seccomp", calls, error);
+	}
+	if (rc == 0 && files == 0) {
+		in_force = *sandbox;
+		files_are_confined = true;
+		*sandbox = (struct sandbox){ 0 };
+	}
+	if (rc == 0 && (files == 0 || calls == 0)) {
+		log_info("sandbox: %s%s%s", files == 0 ? "Landlock" : "",
+			files == 0 && calls == 0 ? " and " : "", calls == 0 ? "seccomp" : "");
+	}
+	return rc;
+}
+
+static bool is_below(const char *path, const char *folder)
+{
+	size_t bytes = strlen(folder);
+
+	return strncmp(path, folder, bytes) == 0 && (path[bytes] == '/' || path[bytes] == '\0');
+}
+
+void sandbox_explain(const char *path, struct error *error)
+{
+	char text[ERROR_TEXT_BYTES];
+	char *real;
+	bool allowed = false;
+
+	if (!files_are_confined || error->code != -EACCES) {
+		return;
+	}
+	real = realpath(path, NULL);
+	for (uint32_t i = 0; i < in_force.rule_count && real != NULL && !allowed; i++) {
+		allowed = is_below(real, in_force.rules[i].path);
+	}
+	if (real != NULL && !allowed) {
+		snprintf(text, sizeof(text), "%s", error->text);
+		error_set(error, error->code,
+			"%s (its folder was not in use when the server started, so the sandbox "
+			"refuses it: restart the server, or start it with --sandbox=off)",
+			text);
+	}
+	free(real);
+}

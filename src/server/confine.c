@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/confine.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+
+/* --- the user -------------------------------------------------------------------------------- */
+
+static int give_socket(
+	const struct listener *listener, const struct sandbox_user *user, struct error *error)
+{
+	const char *path = listener->unlink_path;
+
+	if (path != NULL && lchown(path, user->uid, user->gid) < 0) {
+		return error_set(error, -errno, "--user: cannot give the socket %s to user %u: %s",
+			path, user->uid, strerror(errno));
+	}
+	return 0;
+}
+
+int confine_user(const struct server_config *config, const struct listener *listeners,
+	uint32_t listener_count, const struct listener *control, struct error *error)
+{
+	struct sandbox_user user;
+	int rc = 0;
+
+	if (config->user == NULL) {
+		return 0;
+	}
+	rc = sandbox_find_user(config->user, &user, error);
+	if (geteuid() == 0) { /* else there is nothing to give */
+		for (uint32_t i = 0; rc == 0 && i < listener_count; i++) {
+			rc = give_socket(&listeners[i], &user, error);
+		}
+		rc = rc == 0 ? give_socket(control, &user, error) : rc;
+	}
+	return rc == 0 ? sandbox_become(&user, error) : rc;
+}
+
+/* --- files and system calls ------------------------------------------------------------------ */
+
+/* What the C library and the statistics read, whatever is served. */
+static const char *const system_files[] = {
+	"/proc",
+	"/sys",
+	"/usr",
+	"/lib",
+	"/lib64",
+	"/etc/gai.conf",
+	"/etc/host.conf",
+	"/etc/hosts",
+	"/etc/ld.so.cache",
+	"/etc/localtime",
+	"/etc/nsswitch.conf",
+	"/etc/resolv.conf",
+	"/etc/gnutls",
+	"/etc/crypto-policies",
+	"/dev/null",
+	"/dev/random",
+	"/dev/urandom",
+};
+
+static int allow_system(struct sandbox *sandbox, struct error *error)
+{
+	int rc = 0;
+
+	for (size_t i = 0; rc == 0 && i < ARRAY_COUNT(system_files); i++) {
+		rc = sandbox_allow(sandbox, system_files[i], SANDBOX_READ, error);
+	}
+	return rc;
+}
+
+/* Each thread opens the disk once more. */
+static int allow_exports(
+	struct sandbox *sandbox, const struct server_config *config, struct error *error)
+{
+	int rc = 0;
+
+	for (uint32_t i = 0; rc == 0 && i < config->export_count; i++) {
+		const struct server_export *entry = &config->exports[i];
+
+		rc = sandbox_allow_beside(sandbox, entry->path,
+			SANDBOX_READ | SANDBOX_DEVICES |
+				(entry->store.read_only ? 0 : SANDBOX_WRITE),
+			error);
+	}
+	return rc;
+}
+
+/* A kind that listens by itself does so later, with the drivers of a network library. */
+static int allow_network(struct sandbox *sandbox, struct error *error)
+{
+	int rc = sandbox_allow(
+		sandbox, "/dev/infiniband", SANDBOX_READ | SANDBOX_WRITE | SANDBOX_DEVICES, error);
+
+	sandbox->loads_code = true;
+	if (rc == 0) {
+		rc = sandbox_allow(sandbox, "/dev/shm", SANDBOX_SHARED_MEMORY, error);
+	}
+	if (rc == 0) {
+		rc = sandbox_allow(sandbox, "/etc/libibverbs.d", SANDBOX_READ, error);
+	}
+	return rc;
+}
+
+/* Sockets are removed at the end. */
+static int allow_listener(
+	struct sandbox *sandbox, const struct listener *listener, struct error *error)
+{
+	int rc = 0;
+
+	if (listener->unlink_path != NULL) {
+		rc = sandbox_allow_beside(sandbox, listener->unlink_path, SANDBOX_SOCKETS, error);
+	}
+	if (rc == 0 && listener->kind != NULL && listener->kind->listen != NULL &&
+		!listener->uri.is_unix) {
+		rc = allow_network(sandbox, error);
+	}
+	return rc;
+}
+
+int confine(const struct server_config *config, const struct listener *listeners,
+	uint32_t listener_count, const struct listener *control, struct error *error)
+{
+	const enum sandbox_mode mode = config->command_count > 0 ? SANDBOX_OFF : config->sandbox;
+	struct sandbox sandbox = { 0 };
+	int rc = allow_system(&sandbox, error);
+
+	if (rc == 0) {
+		rc = allow_exports(&sandbox, config, error);
+	}
+	for (uint32_t i = 0; rc == 0 && i < listener_count; i++) {
+		rc = allow_listener(&sandbox, &listeners[i], error);
+	}
+	if (rc == 0) {
+		rc = allow_listener(&sandbox, control, error);
+	}
+	if (rc == 0) {
+		rc = sandbox_enter(&sandbox, mode, error);
+	}
+	sandbox_fini(&sandbox);
+	return rc;
+}

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What the server gives up while it starts: root (--user), then everything that serving does not
+ * need (--sandbox). Commands of --run are programs of the operator's, started later by the server
+ * and bound by all that binds it: with them the sandbox is off.
+ *
+ * Threading: the main thread, before any other. Errors: a sentence for the user.
+ */
+#pragma once
+
+#include "server/config.h"
+#include "server/listen.h"
+
+/* Becomes the user of the configuration, if it names one, to whom the sockets of the listeners are
+ * given. */
+GMB_MUST_CHECK int confine_user(const struct server_config *config,
+	const struct listener *listeners, uint32_t listener_count, const struct listener *control,
+	struct error *error);
+
+/* Enters the sandbox: what stays is what the configuration names. The exports are open. */
+GMB_MUST_CHECK int confine(const struct server_config *config, const struct listener *listeners,
+	uint32_t listener_count, const struct listener *control, struct error *error);

@@ -1,0 +1,157 @@
+#!/usr/bin/python3
+"""What a server gives up when it starts: root (--user), other files and system calls (--sandbox)."""
+import json
+import os
+import pwd
+import shutil
+import stat
+import tempfile
+
+import nbdmini
+import support
+
+SIZE = 1 << 20
+# CAP_DAC_OVERRIDE, _DAC_READ_SEARCH, _NET_BIND_SERVICE, _NET_ADMIN, _IPC_LOCK, _SYS_NICE, _SYS_RESOURCE
+CAPABILITIES = (1, 2, 10, 12, 14, 23, 24)
+NOBODY = pwd.getpwnam("nobody")
+
+
+def status_lines(pid, *names):
+    """The values of these lines of every thread, as a set of tuples."""
+    found = set()
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{thread}/status", encoding="ascii") as file:
+            lines = dict(line.rstrip("\n").split(":", 1) for line in file)
+        found.add(tuple(lines[name].split()[0] if lines[name].split() else "" for name in names))
+    return found
+
+
+class Sandbox(support.Case):
+    def setUp(self):
+        super().setUp()
+        features = json.loads(self.run_gmblock("info", "--local", "--json")[1])["features"]
+        self.has_landlock = features["landlock"]["available"]
+        self.has_seccomp = features["seccomp"]["available"]
+
+    def image(self, name="disk.img", folder=None):
+        path = os.path.join(folder or self.folder, name)
+        with open(path, "wb") as file:
+            file.truncate(SIZE)
+        return path
+
+    def log(self):
+        return dict(os.environ, GMBLOCK_LOG="info")
+
+    def test_every_thread_is_bound_and_the_disk_works(self):
+        server = self.start_unix(self.image(), "--threads", "2", env=self.log())
+        expected = ("1", "2") if self.has_seccomp else ("1", "0")
+        self.assertEqual(
+            status_lines(server.process.pid, "NoNewPrivs", "Seccomp"), {expected})
+        ((capabilities,),) = status_lines(server.process.pid, "CapPrm")
+        self.assertEqual(int(capabilities, 16) & ~sum(1 << bit for bit in CAPABILITIES), 0)
+        with nbdmini.open_export(server.uri) as client:
+            client.write(4096, b"x" * 4096)
+            self.assertEqual(client.read(4096, 4096), b"x" * 4096)
+        code, errors = server.stop()
+        self.assertEqual(code, 0, errors)
+        words = [word for word, there in (("Landlock", self.has_landlock),
+                                          ("seccomp", self.has_seccomp)) if there]
+        self.assertIn("sandbox: " + " and ".join(words), errors)
+        self.assertEqual(os.listdir(self.folder), ["disk.img"])
+
+    def test_off(self):
+        server = self.start_unix(self.image(), "--sandbox", "off", env=self.log())
+        self.assertEqual(status_lines(server.process.pid, "NoNewPrivs", "Seccomp"), {("0", "0")})
+        self.assertIn("sandbox: off", server.stop()[1])
+
+    def test_commands_are_not_bound(self):
+        script = "grep Seccomp: /proc/self/status; nbdinfo --size \"$uri\""
+        done = self.run_gmblock("serve", "--listen", self.socket_uri(), "--run", script, "null:1M")
+        self.assertEqual((done[0], done[1].split()), (0, ["Seccomp:", "0", str(SIZE)]), done[2])
+        self.check_refused(
+            ["serve", "--sandbox", "on", "--run", "true", "null:1M"], 2, "--sandbox=on", "--run")
+
+    def test_wrong_values(self):
+        self.check_refused(
+            ["serve", "--sandbox", "maybe", "null:1M"], 2, "--sandbox", "'maybe'", "auto")
+        self.check_refused(["serve", "--user", "a", "--user", "b", "null:1M"], 2, "--user")
+        for user, words in (("no-such-user", "no user"), ("nobody:no-such-group", "no group"),
+                            ("root", "another user"), ("", "no user")):
+            self.check_refused(
+                ["serve", "--listen", self.socket_uri(), "--user", user, "null:1M"], 1, words)
+
+
+class User(support.Case):
+    def setUp(self):
+        if os.geteuid() != 0:
+            self.skipTest("only root can become another user")
+        super().setUp()
+        os.chmod(self.folder, 0o755)
+
+    def image(self, owner, mode=0o600):
+        path = self.make_file("disk.img", bytes(SIZE))
+        os.chown(path, owner.pw_uid, owner.pw_gid)
+        os.chmod(path, mode)
+        return path
+
+    def test_nothing_of_root_is_left(self):
+        server = self.start_unix(self.image(NOBODY), "--user", "nobody")
+        pid = server.process.pid
+        self.assertEqual(
+            status_lines(pid, "Uid", "Gid", "CapEff", "CapPrm", "CapAmb"),
+            {(str(NOBODY.pw_uid), str(NOBODY.pw_gid)) + ("0" * 16,) * 3})
+        with open(f"/proc/{pid}/status", encoding="ascii") as file:
+            lines = dict(line.rstrip("\n").split(":", 1) for line in file)
+        self.assertEqual(lines["Uid"].split(), [str(NOBODY.pw_uid)] * 4)
+        self.assertEqual(
+            sorted(map(int, lines["Groups"].split())),
+            sorted(os.getgrouplist("nobody", NOBODY.pw_gid)))
+        with nbdmini.open_export(server.uri) as client:
+            client.write(0, b"y" * 4096)
+            self.assertEqual(client.read(0, 4096), b"y" * 4096)
+        self.assertEqual(os.stat(self.path("s")).st_uid, NOBODY.pw_uid)
+        self.assertTrue(stat.S_ISSOCK(os.stat(self.path("s")).st_mode))
+        server.signal()
+        self.assertEqual(server.wait()[0], 0)
+
+    def test_the_disk_is_opened_by_the_user(self):
+        image = self.image(pwd.getpwuid(0))
+        self.check_refused(
+            ["serve", "--listen", self.socket_uri(), "--user", "nobody", image], 1,
+            image, "Permission denied")
+
+    def test_a_port_of_root(self):
+        """Listened on before root is given up."""
+        server = self.start(
+            "null:1M", "--user", "nobody", "--listen", "nbd://127.0.0.1:0", "--control",
+            self.path("control"))
+        self.assertEqual(os.stat(self.path("control")).st_uid, NOBODY.pw_uid)
+        with nbdmini.open_export(server.uri) as client:
+            self.assertEqual(client.size, SIZE)
+        self.assertEqual(self.run_gmblock("stats", self.path("control"))[0], 0)
+
+    def test_somebody_else_cannot(self):
+        program = self.program_for_all()
+        uri = "nbd+unix:///?socket=" + os.path.join(os.path.dirname(program), "s")
+        user = {"user": NOBODY.pw_uid, "group": NOBODY.pw_gid, "extra_groups": []}
+        done = self.run_program(program, "daemon", uri, user)
+        self.assertEqual(done[0], 1)
+        self.assertIn("only root", done[2])
+
+    def program_for_all(self):
+        """A copy that everybody can run."""
+        folder = tempfile.mkdtemp(prefix="gmblock-sandbox-")
+        self.addCleanup(shutil.rmtree, folder, ignore_errors=True)
+        os.chmod(folder, 0o777)
+        return shutil.copy(support.program(), folder)
+
+    def run_program(self, program, name, uri, user):
+        saved, support.GMBLOCK = support.GMBLOCK, program
+        try:
+            return self.run_gmblock("serve", "--listen", uri, "--user", name, "null:1M", **user)
+        finally:
+            support.GMBLOCK = saved
+
+
+if __name__ == "__main__":
+    support.main()
