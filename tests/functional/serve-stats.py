@@ -158,6 +158,16 @@ class Stats(support.Case):
         self.serve(path)
         self.assertIn("disk-\\xff.img", self.stats()["exports"][0]["path"])
 
+    @staticmethod
+    def is_refused(path):
+        """The kernel holds a killed server's sockets for a moment."""
+        with socket.socket(socket.AF_UNIX) as client:
+            try:
+                client.connect(path)
+            except ConnectionRefusedError:
+                return True
+        return False
+
     def test_what_a_killed_server_left_is_swept_away(self):
         if os.geteuid() != 0:
             self.skipTest("only root has /run")
@@ -165,6 +175,7 @@ class Stats(support.Case):
         left = f"/run/gmblock/serve/{killed.process.pid}.sock"
         self.assertTrue(os.path.exists(left))
         killed.kill()
+        self.wait_for(lambda: self.is_refused(left))
         os.utime(left, (0, 0))
         server = self.start("memory:1M", "--listen", self.socket_uri("other"))
         self.assertEqual(self.stats(server.uri)["pid"], server.process.pid)
