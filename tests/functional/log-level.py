@@ -53,7 +53,7 @@ class LogLevel(support.Case):
         self.assertEqual(len(lines), 3, lines)
         self.assertRegex(lines[0], r"^gmblock: sandbox: \w")
         for line, what in zip(lines[1:], ("uses", "has left")):
-            self.assertRegex(line, rf'^gmblock: client unix:pid \d+ {what} export "disk"$')
+            self.assertRegex(line, rf'^gmblock: client unix:pid \d+ \(uid \d+\) {what} export "disk"$')
 
     def test_who_comes_and_goes_by_default(self):
         self.check_comes_and_goes(self.logged(env=NOT_SET))
