@@ -27,9 +27,11 @@ enum tls_records { TLS_RECORDS_AUTO, TLS_RECORDS_KERNEL, TLS_RECORDS_USER };
 
 struct tls_options {
 	enum tls_role role;
-	const char *certificates; /* folder; NULL: those of tls_default_certificates(), a client
-				   * without any trusts the system's authorities */
-	const char *psk_file;	  /* or NULL */
+	/* Folder. NULL: the first that exists of /etc/pki/gmblock for root, ~/.pki/gmblock and
+	 * ~/.config/pki/gmblock for others; a client without any trusts the system's authorities,
+	 * a server does with psk_file alone. */
+	const char *certificates;
+	const char *psk_file; /* or NULL */
 	/* Server: demand a certificate of the client and verify it. Client: verify the server's
 	 * chain, purpose and name. */
 	bool verify_peer;
@@ -48,7 +50,8 @@ void tls_context_get(struct tls_context *context);
 /* NULL is a no-op. */
 void tls_context_put(struct tls_context *context);
 
-/* Whether the files differ from what was loaded (their content, not their time). Blocks. */
+/* Whether loading again would give something else: the files differ from what was loaded (their
+ * content, not their time), or something that expires is due for a warning. Blocks. */
 bool tls_context_is_stale(const struct tls_context *context);
 /* Whether a peer that was let in earlier would still be: 0, or -EACCES and the reason (revoked,
  * expired, the pre-shared key is gone or another one). */

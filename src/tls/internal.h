@@ -33,7 +33,10 @@ struct tls_check {
 	/* Out, while the handshake runs: why it will fail. */
 	struct error error; /* code 0: nothing yet */
 	int alert;	    /* what the peer is told about it: a gnutls_alert_description_t, or 0 */
-	char psk_name[IDENTITY_TEXT_BYTES]; /* server: the name that the client gave, escaped */
+	/* Private. */
+	bool is_verified;		    /* a certificate of the peer was */
+	bool is_psk_known;		    /* server: the name that the client gave, and: */
+	char psk_name[IDENTITY_TEXT_BYTES]; /* escaped; empty: none so far */
 };
 
 enum tls_role tls_context_role(const struct tls_context *context);

@@ -1,0 +1,404 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "tls/context_private.h"
+
+/* --- chains ----------------------------------------------------------------------------------- */
+
+int tls_chain_init(
+	struct tls_chain *chain, const gnutls_datum_t *ders, uint32_t count, struct error *error)
+{
+	chain->count = 0;
+	if (count == 0 || count > TLS_CHAIN_COUNT_MAX) {
+		return error_set(error, -EACCES,
+			"the peer shows %u certificates, and 1 to %d are possible", count,
+			TLS_CHAIN_COUNT_MAX);
+	}
+	for (uint32_t i = 0; i < count; i++) {
+		int result = gnutls_x509_crt_init(&chain->certs[i]);
+
+		if (result < 0) {
+			return error_set(error, -ENOMEM, "no memory");
+		}
+		chain->count++;
+		result = gnutls_x509_crt_import(chain->certs[i], &ders[i], GNUTLS_X509_FMT_DER);
+		if (result < 0) {
+			return error_set(error, -EACCES, "the peer's certificate is malformed: %s",
+				gnutls_strerror(result));
+		}
+	}
+	return 0;
+}
+
+void tls_chain_fini(struct tls_chain *chain)
+{
+	for (uint32_t i = 0; i < chain->count; i++) {
+		gnutls_x509_crt_deinit(chain->certs[i]);
+	}
+	chain->count = 0;
+}
+
+static const char *chain_text(const struct tls_chain *chain, char out[IDENTITY_TEXT_BYTES])
+{
+	gnutls_datum_t text = { NULL, 0 };
+
+	if (gnutls_x509_crt_get_dn3(chain->certs[0], &text, 0) < 0 || text.size == 0) {
+		log_escape(out, IDENTITY_TEXT_BYTES, "a certificate without a subject", 31);
+	} else {
+		log_escape(out, IDENTITY_TEXT_BYTES, text.data, text.size);
+	}
+	gnutls_free(text.data);
+	return out;
+}
+
+/* What is wrong, the most telling first. */
+static const struct {
+	unsigned status;
+	int alert;
+	const char *text;
+} checks[] = {
+	{ GNUTLS_CERT_REVOKED, GNUTLS_A_CERTIFICATE_REVOKED, "it is revoked" },
+	{ GNUTLS_CERT_SIGNER_NOT_FOUND, GNUTLS_A_UNKNOWN_CA, "no trusted authority has signed it" },
+	{ GNUTLS_CERT_SIGNER_NOT_CA, GNUTLS_A_UNKNOWN_CA, "its signer is not an authority" },
+	{ GNUTLS_CERT_EXPIRED, GNUTLS_A_CERTIFICATE_EXPIRED, "it or its authority has expired" },
+	{ GNUTLS_CERT_NOT_ACTIVATED, GNUTLS_A_CERTIFICATE_EXPIRED,
+		"it or its authority is not valid yet" },
+	{ GNUTLS_CERT_PURPOSE_MISMATCH, GNUTLS_A_BAD_CERTIFICATE,
+		"it is not for this purpose (extended key usage)" },
+	{ GNUTLS_CERT_SIGNER_CONSTRAINTS_FAILURE, GNUTLS_A_BAD_CERTIFICATE,
+		"its authority's constraints do not allow it" },
+	{ GNUTLS_CERT_INSECURE_ALGORITHM, GNUTLS_A_BAD_CERTIFICATE,
+		"a key or signature of its chain is too weak" },
+	{ GNUTLS_CERT_SIGNATURE_FAILURE, GNUTLS_A_BAD_CERTIFICATE, "its signature is wrong" },
+};
+
+static int refuse(const struct tls_chain *chain, int alert, const char *why, int *alert_out,
+	struct error *error)
+{
+	char text[IDENTITY_TEXT_BYTES];
+
+	*alert_out = alert;
+	return error_set(error, -EACCES, "the certificate '%s' is refused: %s",
+		chain_text(chain, text), why);
+}
+
+static bool is_same_name(const gnutls_datum_t *a, const gnutls_datum_t *b)
+{
+	return a->size == b->size && memcmp(a->data, b->data, a->size) == 0;
+}
+
+/* Whether there are revocation lists of this authority, and none is current. GnuTLS does not look
+ * at their times. */
+static bool is_crl_expired(const struct tls_context *context, gnutls_x509_crt_t cert)
+{
+	time_t now = time(NULL);
+	gnutls_datum_t issuer = { NULL, 0 }, other = { NULL, 0 };
+	bool has_any = false, has_current = false;
+
+	if (context->crl_count == 0) {
+		return false;
+	}
+	if (gnutls_x509_crt_get_raw_issuer_dn(cert, &issuer) < 0) {
+		return true;
+	}
+	for (uint32_t i = 0; i < context->crl_count; i++) {
+		time_t expires = gnutls_x509_crl_get_next_update(context->crls[i]);
+
+		if (gnutls_x509_crl_get_raw_issuer_dn(context->crls[i], &other) < 0) {
+			continue;
+		}
+		if (is_same_name(&issuer, &other)) {
+			has_any = true;
+			has_current = has_current || expires == (time_t)-1 || now <= expires;
+		}
+		gnutls_free(other.data);
+	}
+	gnutls_free(issuer.data);
+	return has_any && !has_current;
+}
+
+/* Chain, validity, purpose, revocation: 0, or -EACCES and the alert. */
+static int verify_chain(const struct tls_context *context, const struct tls_chain *chain,
+	int *alert, struct error *error)
+{
+	/* Of the peer. */
+	const char *purpose =
+		context->role == TLS_SERVER ? GNUTLS_KP_TLS_WWW_CLIENT : GNUTLS_KP_TLS_WWW_SERVER;
+	gnutls_x509_crt_t certs[TLS_CHAIN_COUNT_MAX];
+	char purpose_text[32];
+	gnutls_typed_vdata_st data = { GNUTLS_DT_KEY_PURPOSE_OID, (uint8_t *)purpose_text, 0 };
+	unsigned status = 0;
+	int result;
+
+	snprintf(purpose_text, sizeof(purpose_text), "%s", purpose);
+	memcpy(certs, chain->certs, sizeof(certs[0]) * chain->count);
+	result = gnutls_x509_trust_list_verify_crt2(context->trust, certs, chain->count, &data, 1,
+		GNUTLS_PROFILE_TO_VFLAGS(GNUTLS_PROFILE_MEDIUM), &status, NULL);
+	if (result < 0) {
+		return refuse(
+			chain, GNUTLS_A_BAD_CERTIFICATE, gnutls_strerror(result), alert, error);
+	}
+	for (size_t i = 0; i < ARRAY_COUNT(checks); i++) {
+		if ((status & checks[i].status) != 0) {
+			return refuse(chain, checks[i].alert, checks[i].text, alert, error);
+		}
+	}
+	if (status != 0) {
+		return refuse(
+			chain, GNUTLS_A_BAD_CERTIFICATE, "its chain is not valid", alert, error);
+	}
+	for (uint32_t i = 0; i < chain->count; i++) {
+		if (is_crl_expired(context, chain->certs[i])) {
+			return refuse(chain, GNUTLS_A_BAD_CERTIFICATE,
+				"the revocation list of its authority has expired; get a new "
+				"ca-crl.pem",
+				alert, error);
+		}
+	}
+	return 0;
+}
+
+bool tls_name_is_address(const char *name, uint8_t out[16], uint32_t *bytes_out)
+{
+	char text[64];
+	size_t length = strcspn(name, "%"); /* the zone of a link-local address is no part of it */
+
+	if (length >= sizeof(text)) {
+		return false;
+	}
+	memcpy(text, name, length);
+	text[length] = '\0';
+	if (inet_pton(AF_INET, text, out) == 1) {
+		*bytes_out = 4;
+		return true;
+	}
+	*bytes_out = 16;
+	return inet_pton(AF_INET6, text, out) == 1;
+}
+
+/* An address only matches an address of the certificate, a name its DNS names; the common name
+ * counts only where there are no alternative names. */
+static int verify_name(
+	const struct tls_chain *chain, const char *name, int *alert, struct error *error)
+{
+	char text[IDENTITY_TEXT_BYTES];
+	uint8_t address[16];
+	uint32_t bytes;
+	bool is_good = tls_name_is_address(name, address, &bytes)
+			       ? gnutls_x509_crt_check_ip(chain->certs[0], address, bytes, 0) != 0
+			       : gnutls_x509_crt_check_hostname2(chain->certs[0], name,
+					 GNUTLS_VERIFY_DO_NOT_ALLOW_IP_MATCHES) != 0;
+
+	if (is_good) {
+		return 0;
+	}
+	*alert = GNUTLS_A_BAD_CERTIFICATE;
+	return error_set(error, -EACCES,
+		"the certificate '%s' is refused: it is not that of '%.100s'; if the server is "
+		"meant, "
+		"name it as its certificate does with tls-hostname",
+		chain_text(chain, text), name);
+}
+
+int tls_verify_function(gnutls_session_t session)
+{
+	struct tls_check *check = gnutls_session_get_ptr(session);
+	const struct tls_context *context = check->context;
+	unsigned count = 0;
+	const gnutls_datum_t *ders = gnutls_certificate_get_peers(session, &count);
+	struct tls_chain chain = { .count = 0 };
+	int rc;
+
+	check->alert = GNUTLS_A_BAD_CERTIFICATE;
+	rc = gnutls_certificate_type_get(session) == GNUTLS_CRT_X509 && ders != NULL
+		     ? tls_chain_init(&chain, ders, count, &check->error)
+		     : error_set(&check->error, -EACCES, "the peer has no X.509 certificate");
+	if (rc == 0) {
+		rc = verify_chain(context, &chain, &check->alert, &check->error);
+	}
+	if (rc == 0 && context->role == TLS_CLIENT) {
+		rc = verify_name(&chain, check->server_name, &check->alert, &check->error);
+	}
+	tls_chain_fini(&chain);
+	if (rc == 0) {
+		check->is_verified = true;
+		check->alert = 0;
+	}
+	return rc == 0 ? 0 : GNUTLS_E_CERTIFICATE_VERIFICATION_ERROR;
+}
+
+/* --- results ---------------------------------------------------------------------------------- */
+
+/* Alerts of a peer that does not believe us, and what to look at. */
+static const char *alert_hint(int alert)
+{
+	switch (alert) {
+	case GNUTLS_A_BAD_CERTIFICATE:
+	case GNUTLS_A_UNSUPPORTED_CERTIFICATE:
+	case GNUTLS_A_CERTIFICATE_UNKNOWN:
+	case GNUTLS_A_ACCESS_DENIED:
+		return "it does not accept our certificate";
+	case GNUTLS_A_CERTIFICATE_REVOKED:
+		return "our certificate is revoked";
+	case GNUTLS_A_CERTIFICATE_EXPIRED:
+		return "our certificate, or an authority's, has expired";
+	case GNUTLS_A_UNKNOWN_CA:
+		return "it does not know the authority of our certificate";
+	case GNUTLS_A_CERTIFICATE_REQUIRED:
+		return "it wants a certificate of ours";
+	case GNUTLS_A_UNKNOWN_PSK_IDENTITY:
+	case GNUTLS_A_DECRYPT_ERROR:
+		return "it has no such pre-shared key, or another one";
+	default:
+		return NULL;
+	}
+}
+
+static int alert_received(
+	const struct tls_check *check, gnutls_session_t session, struct error *error)
+{
+	int alert = (int)gnutls_alert_get(session);
+	const char *name = gnutls_alert_get_name((gnutls_alert_description_t)alert);
+	const char *hint = alert_hint(alert);
+
+	/* What GnuTLS says to a wrong key or name. */
+	if (alert == GNUTLS_A_ILLEGAL_PARAMETER && check->context->psk_client != NULL) {
+		hint = alert_hint(GNUTLS_A_UNKNOWN_PSK_IDENTITY);
+	}
+	name = name == NULL ? "unknown" : name;
+	if (hint == NULL) {
+		return error_set(
+			error, -EPROTO, "the peer ended TLS with the alert '%s' (%d)", name, alert);
+	}
+	return error_set(
+		error, -EKEYREJECTED, "the peer refused us with the alert '%s': %s", name, hint);
+}
+
+int tls_check_failed(
+	const struct tls_check *check, gnutls_session_t session, int result, struct error *error)
+{
+	if (check->error.code != 0) {
+		if (error != NULL) {
+			*error = check->error;
+		}
+		return check->error.code;
+	}
+	switch (result) {
+	case GNUTLS_E_MEMORY_ERROR:
+		return error_set(error, -ENOMEM, "no memory for TLS");
+	case GNUTLS_E_FATAL_ALERT_RECEIVED:
+	case GNUTLS_E_WARNING_ALERT_RECEIVED:
+		return alert_received(check, session, error);
+	case GNUTLS_E_NO_CERTIFICATE_FOUND:
+	case GNUTLS_E_CERTIFICATE_REQUIRED:
+		return error_set(error, -EACCES, "the peer showed no certificate");
+	case GNUTLS_E_NO_CIPHER_SUITES:
+	case GNUTLS_E_UNSUPPORTED_VERSION_PACKET:
+	case GNUTLS_E_NO_COMMON_KEY_SHARE:
+	case GNUTLS_E_INSUFFICIENT_CREDENTIALS:
+		return error_set(error, -EPROTO,
+			"TLS has nothing in common with the peer (%s): versions, ciphers, and "
+			"whether "
+			"it uses certificates or pre-shared keys",
+			gnutls_strerror(result));
+	default:
+		break;
+	}
+	if (check->psk_name[0] != '\0') {
+		return error_set(error, -EACCES,
+			check->is_psk_known
+				? "the peer has another key than ours for the name '%s' (%s)"
+				: "there is no pre-shared key with the name '%s' (%s)",
+			check->psk_name, gnutls_strerror(result));
+	}
+	return error_set(error, -EPROTO, "TLS: %s", gnutls_strerror(result));
+}
+
+int tls_check_identity(struct tls_check *check, gnutls_session_t session,
+	struct identity **identity_out, struct error *error)
+{
+	const struct tls_context *context = check->context;
+	static const uint8_t no_principal[IDENTITY_DIGEST_BYTES];
+	int rc;
+
+	check->alert = GNUTLS_A_BAD_CERTIFICATE;
+	if (gnutls_auth_get_type(session) == GNUTLS_CRD_PSK) {
+		gnutls_datum_t name = { NULL, 0 };
+		const struct tls_psk *psk = context->psk_own;
+
+		if (context->role == TLS_SERVER) {
+			psk = gnutls_psk_server_get_username2(session, &name) < 0
+				      ? NULL
+				      : tls_psk_find(context, name.data, name.size);
+		}
+		rc = psk == NULL ? error_set(error, -EACCES, "the peer has no known pre-shared key")
+				 : tls_identity_of_psk(psk, identity_out, error);
+	} else if (context->verify_peer) {
+		unsigned count = 0;
+		const gnutls_datum_t *ders = gnutls_certificate_get_peers(session, &count);
+
+		rc = check->is_verified && ders != NULL
+			     ? tls_identity_of_chain(ders, count, identity_out, error)
+			     : error_set(error, -EACCES, "the peer's certificate was not verified");
+	} else {
+		const struct identity_facts nobody = { .text = "nobody",
+			.principal = no_principal };
+
+		*identity_out = identity_create(&nobody);
+		rc = *identity_out == NULL ? error_set(error, -ENOMEM, "no memory") : 0;
+	}
+	check->alert = rc == 0 ? 0 : check->alert;
+	return rc;
+}
+
+/* --- later ------------------------------------------------------------------------------------ */
+
+static int recheck_psk(const struct tls_context *context, const struct identity *identity,
+	const struct identity_value *name, struct error *error)
+{
+	const struct tls_psk *psk = tls_psk_find(context, name->data, name->bytes);
+	uint8_t digest[IDENTITY_DIGEST_BYTES];
+
+	if (psk == NULL) {
+		return error_set(error, -EACCES, "the pre-shared key is gone");
+	}
+	if (tls_psk_digest(psk, digest) != 0 || identity->proof_bytes != sizeof(digest) ||
+		memcmp(digest, identity->proof, sizeof(digest)) != 0) {
+		return error_set(error, -EACCES, "the pre-shared key is another one");
+	}
+	return 0;
+}
+
+int tls_context_recheck(
+	struct tls_context *context, const struct identity *identity, struct error *error)
+{
+	gnutls_datum_t ders[TLS_CHAIN_COUNT_MAX];
+	struct tls_chain chain;
+	int alert = 0;
+	int rc;
+
+	if (!identity->is_proved) {
+		return context->role == TLS_SERVER && context->verify_peer
+			       ? error_set(error, -EACCES, "certificates are required now")
+			       : 0;
+	}
+	for (uint32_t i = 0; i < identity->value_count; i++) {
+		if (identity->values[i].kind == IDENTITY_PSK) {
+			return recheck_psk(context, identity, &identity->values[i], error);
+		}
+	}
+	if (context->trust == NULL) {
+		return error_set(error, -EACCES, "certificates are not verified any more");
+	}
+	rc = tls_chain_init(&chain, ders, tls_identity_chain(identity, ders), error);
+	if (rc == 0) {
+		rc = verify_chain(context, &chain, &alert, error);
+	}
+	tls_chain_fini(&chain);
+	return rc;
+}
