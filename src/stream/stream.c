@@ -98,14 +98,23 @@ void stream_upgrade(struct stream *stream, const struct stream_ops *ops, void *l
 	ops->start(stream, &stream->upgrade_op);
 }
 
+static void shut_layer(struct stream *stream)
+{
+	if (stream->ops != NULL) {
+		stream->ops->shutdown(stream);
+	}
+}
+
 void stream_shutdown(struct stream *stream)
 {
 	ring_socket_shutdown(stream->ring, stream->file);
+	shut_layer(stream);
 }
 
 void stream_abort(struct stream *stream)
 {
 	ring_socket_abort(stream->ring, stream->file);
+	shut_layer(stream);
 }
 
 void stream_shutdown_send(struct stream *stream)

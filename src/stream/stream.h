@@ -40,6 +40,10 @@ struct stream_ops {
 	ssize_t (*send_now)(struct stream *stream, const struct msghdr *message);
 	/* A receive should end soon, with -ECANCELED or what happened first. */
 	void (*cancel)(struct stream *stream, struct ring_op *op);
+	/* The socket is being shut down. What the layer waits for besides the socket ends soon,
+	 * too.
+	 */
+	void (*shutdown)(struct stream *stream);
 	/* Nothing more will be sent: the layer says so to its peer before the socket does. */
 	void (*shutdown_send)(struct stream *stream);
 	/* True when no operation of the layer's own is in flight. The socket was shut down. When it

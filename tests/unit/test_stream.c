@@ -264,6 +264,11 @@ static void toy_cancel(struct stream *stream, struct ring_op *op)
 	ring_cancel(stream->ring, &toy->in_op);
 }
 
+static void toy_shutdown(struct stream *stream)
+{
+	GMB_UNUSED(stream); /* it waits for the socket and for workers only */
+}
+
 static void toy_shutdown_send(struct stream *stream)
 {
 	struct toy *toy = stream->layer;
@@ -300,6 +305,7 @@ static const struct stream_ops toy_ops = {
 	.receive_now = toy_receive_now,
 	.send_now = toy_send_now,
 	.cancel = toy_cancel,
+	.shutdown = toy_shutdown,
 	.shutdown_send = toy_shutdown_send,
 	.is_idle = toy_is_idle,
 	.close = toy_close,
