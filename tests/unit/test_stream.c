@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The byte stream, plain and with a layer on top: a toy record layer (length, then bytes that are
- * not those of the caller) with a handshake, part of it on a worker thread. Runs on the real ring
- * with socket pairs and, as another program, on the simulated one with partial transfers and
- * interruptions.
+ * not those of the caller) with a handshake, part of it on a worker thread; and TLS. Runs on the
+ * real ring with socket pairs and, as another program, on the simulated one with partial transfers
+ * and interruptions.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -18,6 +18,7 @@
 
 #include "base/bytes.h"
 #include "stream/stream.h"
+#include "tls_world.h"
 #ifdef TEST_ON_SIM
 #include "sim/sim.h"
 #endif
@@ -327,10 +328,15 @@ struct end {
 	uint8_t *data;
 };
 
+/* What is on top of the stream: nothing, the toy, TLS that proves by key or by certificate. */
+enum layers { PLAIN, TOY, TLS_KEY, TLS_CERTIFICATE, LAYERS_COUNT };
+
 struct pair {
 	struct ring *ring;
 	struct end ends[2];
 	int freed;
+	struct tls_world tls;
+	bool has_tls;
 };
 
 static void begin(struct pair *pair)
@@ -371,6 +377,9 @@ static void finish_closed(struct pair *pair)
 	for (int i = 0; i < 2; i++) {
 		free(pair->ends[i].data);
 	}
+	if (pair->has_tls) {
+		tls_world_end(&pair->tls);
+	}
 	ring_destroy(pair->ring);
 #ifdef TEST_ON_SIM
 	sim_stop();
@@ -399,22 +408,57 @@ static void upgraded(struct stream *stream, int result)
 	container_of(stream, struct end, stream)->upgraded = result;
 }
 
-static void upgrade(struct pair *pair, bool refuses)
+static void put_on_toy(struct pair *pair, int i, bool refuses)
 {
-	for (int i = 0; i < 2; i++) {
-		struct toy *toy = calloc(1, sizeof(*toy));
+	struct toy *toy = calloc(1, sizeof(*toy));
 
-		assert_non_null(toy);
-		toy->stream = &pair->ends[i].stream;
-		toy->freed = &pair->freed;
-		toy->refuses = refuses && i == 1;
-		pair->ends[i].upgraded = 1;
-		stream_upgrade(&pair->ends[i].stream, &toy_ops, toy, upgraded);
+	assert_non_null(toy);
+	toy->stream = &pair->ends[i].stream;
+	toy->freed = &pair->freed;
+	toy->refuses = refuses && i == 1;
+	stream_upgrade(&pair->ends[i].stream, &toy_ops, toy, upgraded);
+}
+
+static void put_on(struct pair *pair, int i, enum layers layers)
+{
+	enum tls_proof proof = layers == TLS_KEY ? TLS_BY_KEY : TLS_BY_CERTIFICATE;
+
+	pair->ends[i].upgraded = 1;
+	if (layers == TOY) {
+		put_on_toy(pair, i, false);
+		return;
+	}
+	if (!pair->has_tls) {
+		tls_world_begin(&pair->tls, 0);
+		pair->has_tls = true;
+	}
+	tls_world_upgrade(&pair->tls, &pair->ends[i].stream,
+		tls_world_context(&pair->tls, i == 0 ? TLS_SERVER : TLS_CLIENT, proof, NULL),
+		upgraded);
+}
+
+static void await_upgrades(struct pair *pair)
+{
+	while (pair->ends[0].upgraded == 1 || pair->ends[1].upgraded == 1) {
+		ring_turn(pair->ring, true);
+	}
+}
+
+static void upgrade(struct pair *pair, enum layers layers)
+{
+	if (layers == PLAIN) {
+		return;
+	}
+	for (int i = 0; i < 2; i++) {
+		put_on(pair, i, layers);
 		assert_int_equal(pair->ends[i].stream.state, STREAM_UPGRADING);
 		assert_int_equal(pair->ends[i].upgraded, 1); /* never from inside the call */
 	}
-	while (pair->ends[0].upgraded == 1 || pair->ends[1].upgraded == 1) {
-		ring_turn(pair->ring, true);
+	await_upgrades(pair);
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(pair->ends[i].upgraded, 0);
+		assert_int_equal(pair->ends[i].stream.state, STREAM_LAYERED);
+		assert_int_equal(pair->ends[i].stream.memory_rights, MEM_CPU);
 	}
 }
 
@@ -494,22 +538,16 @@ static void test_bytes_arrive_as_they_were_sent(void **state)
 {
 	GMB_UNUSED(state);
 	for (int way = 0; way < 3; way++) {
-		for (int layered = 0; layered < 2; layered++) {
+		for (enum layers layers = PLAIN; layers < LAYERS_COUNT; layers++) {
 			struct pair pair;
 
 			begin(&pair);
 			assert_int_equal(
 				pair.ends[0].stream.memory_rights, MEM_SOCKET | MEM_ADDRESS);
-			if (layered != 0) {
-				upgrade(&pair, false);
-				assert_int_equal(pair.ends[0].stream.memory_rights, MEM_CPU);
-				assert_int_equal(pair.ends[0].upgraded, 0);
-				assert_int_equal(pair.ends[1].upgraded, 0);
-				assert_int_equal(pair.ends[1].stream.state, STREAM_LAYERED);
-			}
+			upgrade(&pair, layers);
 			carry(&pair, way);
 			finish(&pair);
-			assert_int_equal(pair.freed, layered * 2);
+			assert_int_equal(pair.freed, layers == TOY ? 2 : 0);
 		}
 	}
 }
@@ -517,14 +555,12 @@ static void test_bytes_arrive_as_they_were_sent(void **state)
 static void test_a_whole_receive_waits_for_every_byte(void **state)
 {
 	GMB_UNUSED(state);
-	for (int layered = 0; layered < 2; layered++) {
+	for (enum layers layers = PLAIN; layers < LAYERS_COUNT; layers++) {
 		struct pair pair;
 		struct end *to = &pair.ends[1];
 
 		begin(&pair);
-		if (layered != 0) {
-			upgrade(&pair, false);
-		}
+		upgrade(&pair, layers);
 		stream_receive(&to->stream, &to->recv_op, to->data, 3000, true, recv_done);
 		while (to->recv_op.in_flight) {
 			send_next(&pair.ends[0]);
@@ -541,7 +577,11 @@ static void test_a_refused_upgrade_is_the_end(void **state)
 
 	GMB_UNUSED(state);
 	begin(&pair);
-	upgrade(&pair, true);
+	for (int i = 0; i < 2; i++) {
+		pair.ends[i].upgraded = 1;
+		put_on_toy(&pair, i, true);
+	}
+	await_upgrades(&pair);
 	assert_int_equal(pair.ends[0].upgraded, -EPROTO);
 	assert_int_equal(pair.ends[0].stream.state, STREAM_UPGRADING);
 	finish(&pair);
@@ -550,20 +590,17 @@ static void test_a_refused_upgrade_is_the_end(void **state)
 
 static void test_a_stream_may_close_while_it_is_upgraded(void **state)
 {
-	struct pair pair;
-	struct toy *toy;
-
 	GMB_UNUSED(state);
-	begin(&pair);
-	toy = calloc(1, sizeof(*toy));
-	assert_non_null(toy);
-	toy->stream = &pair.ends[0].stream;
-	toy->freed = &pair.freed;
-	stream_upgrade(&pair.ends[0].stream, &toy_ops, toy, upgraded);
-	assert_false(stream_is_idle(&pair.ends[0].stream));
-	finish(&pair); /* the other end never answers */
-	assert_int_equal(pair.freed, 1);
-	assert_true(pair.ends[0].upgraded <= 0);
+	for (enum layers layers = TOY; layers < LAYERS_COUNT; layers++) {
+		struct pair pair;
+
+		begin(&pair);
+		put_on(&pair, 0, layers);
+		assert_false(stream_is_idle(&pair.ends[0].stream));
+		finish(&pair); /* the other end never answers */
+		assert_int_equal(pair.freed, layers == TOY ? 1 : 0);
+		assert_true(pair.ends[0].upgraded <= 0);
+	}
 }
 
 static void close_when_idle(struct stream *stream)
@@ -579,7 +616,7 @@ static void test_the_owner_hears_when_a_layer_becomes_idle(void **state)
 
 	GMB_UNUSED(state);
 	begin(&pair);
-	upgrade(&pair, false);
+	upgrade(&pair, TOY);
 	((struct toy *)stream->layer)->says_farewell = true;
 	stream->idle = close_when_idle;
 	stream_shutdown_send(stream);
@@ -597,14 +634,12 @@ static void test_the_owner_hears_when_a_layer_becomes_idle(void **state)
 static void test_a_receive_can_be_cancelled_and_ends_with_the_stream(void **state)
 {
 	GMB_UNUSED(state);
-	for (int layered = 0; layered < 2; layered++) {
+	for (enum layers layers = PLAIN; layers < LAYERS_COUNT; layers++) {
 		struct pair pair;
 		struct end *to = &pair.ends[1];
 
 		begin(&pair);
-		if (layered != 0) {
-			upgrade(&pair, false);
-		}
+		upgrade(&pair, layers);
 		stream_cancel(&to->stream, &to->recv_op); /* not in flight: nothing happens */
 		stream_receive(&to->stream, &to->recv_op, to->data, 10, false, recv_done);
 		stream_cancel(&to->stream, &to->recv_op);

@@ -1,0 +1,666 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tls/layer_private.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+	LOOK_MS = 250, /* how often somebody who waits for a place asks for one back */
+};
+
+#define NS_PER_MS UINT64_C(1000000)
+
+static const uint32_t layer_edges[TLS_LAYER_STATE_COUNT] = {
+	[TLS_LAYER_NEW] = BIT(TLS_LAYER_HEADER) | BIT(TLS_LAYER_PLACE),
+	[TLS_LAYER_HEADER] = BIT(TLS_LAYER_PLACE) | BIT(TLS_LAYER_BODY) | BIT(TLS_LAYER_ENDED),
+	[TLS_LAYER_PLACE] = BIT(TLS_LAYER_BODY) | BIT(TLS_LAYER_WORKER) | BIT(TLS_LAYER_ENDED),
+	[TLS_LAYER_BODY] = BIT(TLS_LAYER_WORKER) | BIT(TLS_LAYER_ENDED),
+	[TLS_LAYER_WORKER] = BIT(TLS_LAYER_HEADER) | BIT(TLS_LAYER_SENDING) |
+			     BIT(TLS_LAYER_REFUSING) | BIT(TLS_LAYER_OPEN) | BIT(TLS_LAYER_ENDED),
+	[TLS_LAYER_SENDING] = BIT(TLS_LAYER_HEADER) | BIT(TLS_LAYER_OPEN) | BIT(TLS_LAYER_ENDED),
+	[TLS_LAYER_REFUSING] = BIT(TLS_LAYER_ENDED),
+};
+
+static void set_state(struct tls_layer *layer, enum tls_layer_state state)
+{
+	GMB_ASSERT((layer_edges[layer->state] & BIT(state)) != 0);
+	layer->state = state;
+}
+
+/* --- the end of a handshake ------------------------------------------------------------------- */
+
+static void handshake_free(struct tls_layer *layer)
+{
+	free(layer->handshake);
+	layer->handshake = NULL;
+	if (layer->stock == NULL) { /* else they are of the records */
+		free(layer->out.data);
+		layer->out = (struct tls_bytes){ 0 };
+		layer->in = (struct tls_bytes){ 0 };
+	}
+}
+
+/* Completes the start when nothing of it is in flight any more. */
+static void start_step(struct tls_layer *layer)
+{
+	struct ring_op *op = layer->starting;
+
+	if (op == NULL || layer->state < TLS_LAYER_OPEN || layer->timer_op.in_flight ||
+		!tls_place_is_idle(&layer->place)) {
+		return;
+	}
+	layer->starting = NULL;
+	ring_op_complete(layer->stream->ring, op, layer->start_result);
+}
+
+static void end(struct tls_layer *layer, int err)
+{
+	set_state(layer, err == 0 ? TLS_LAYER_OPEN : TLS_LAYER_ENDED);
+	layer->start_result = err;
+	tls_place_give(&layer->place, err != 0 && layer->was_at_work);
+	ring_cancel(layer->stream->ring, &layer->timer_op);
+	handshake_free(layer);
+	start_step(layer);
+}
+
+static void fail(struct tls_layer *layer, int err, const char *why)
+{
+	if (layer->error.code == 0) {
+		error_set(&layer->error, err, "the TLS handshake failed: %s", why);
+	}
+	end(layer, err);
+}
+
+static void socket_failed(struct tls_layer *layer, int result)
+{
+	if (atomic_load_explicit(&layer->is_stopped, memory_order_relaxed)) {
+		fail(layer, -ECANCELED, "the connection is closed");
+	} else if (layer->gives_way) {
+		fail(layer, -EAGAIN, "the peer was silent, and others waited");
+	} else if (result == 0) {
+		fail(layer, -ECONNRESET, "the peer closed the connection");
+	} else {
+		fail(layer, result, strerror(-result));
+	}
+}
+
+/* The last byte of the handshake was sent. (Whoever does the records from now on is chosen here.)
+ */
+static void open_layer(struct tls_layer *layer)
+{
+	int err;
+
+	handshake_free(layer);
+	err = tls_records_open(layer);
+	if (err != 0) {
+		fail(layer, err, strerror(-err));
+	} else {
+		end(layer, 0);
+	}
+}
+
+/* --- the worker ------------------------------------------------------------------------------- */
+
+static int count_ticket(gnutls_session_t session, unsigned type, unsigned when, unsigned incoming,
+	const gnutls_datum_t *message)
+{
+	struct tls_layer *layer = container_of(
+		(struct tls_check *)gnutls_session_get_ptr(session), struct tls_layer, check);
+
+	GMB_UNUSED(type);
+	GMB_UNUSED(when);
+	GMB_UNUSED(message);
+	if (incoming != 0 && ++layer->tickets > TLS_TICKETS_MAX) {
+		return GNUTLS_E_TOO_MANY_HANDSHAKE_PACKETS;
+	}
+	return 0;
+}
+
+static int session_create(struct tls_layer *layer)
+{
+	unsigned flags = GNUTLS_NONBLOCK | GNUTLS_NO_SIGNAL | GNUTLS_NO_TICKETS |
+			 (layer->is_server ? GNUTLS_SERVER : GNUTLS_CLIENT);
+	int err;
+
+	if (gnutls_init(&layer->session, flags) < 0) {
+		layer->session = NULL;
+		return error_set(&layer->error, -ENOMEM, "out of memory for TLS");
+	}
+	layer->check.context = layer->context;
+	layer->check.server_name = layer->server_name;
+	err = tls_context_prepare(&layer->check, layer->session, &layer->error);
+	if (err == 0) {
+		tls_records_attach(layer);
+		gnutls_handshake_set_timeout(layer->session, 0); /* the owner has a deadline */
+		gnutls_handshake_set_hook_function(layer->session,
+			GNUTLS_HANDSHAKE_NEW_SESSION_TICKET, GNUTLS_HOOK_PRE, count_ticket);
+	}
+	return err;
+}
+
+/* Keys of TLS 1.2 are bound to the handshake that made them only with this (RFC 7627). */
+static bool is_bound(gnutls_session_t session)
+{
+	return gnutls_protocol_get_version(session) != GNUTLS_TLS1_2 ||
+	       gnutls_session_ext_master_secret_status(session) != 0;
+}
+
+static int alert_for(const struct tls_layer *layer, int result)
+{
+	int level;
+
+	if (layer->check.alert != 0) {
+		return layer->check.alert;
+	}
+	return result == GNUTLS_E_FATAL_ALERT_RECEIVED || result == GNUTLS_E_PULL_ERROR ||
+			       result == GNUTLS_E_PUSH_ERROR
+		       ? -1
+		       : gnutls_error_to_alert(result, &level);
+}
+
+/* One call of GnuTLS with everything that has arrived. */
+static int shake_hands(struct tls_layer *layer)
+{
+	struct tls_handshake *handshake = layer->handshake;
+	int result;
+
+	do {
+		result = gnutls_handshake(layer->session);
+		if (result == GNUTLS_E_WARNING_ALERT_RECEIVED &&
+			++handshake->warnings > TLS_WARNINGS_MAX) {
+			result = GNUTLS_E_TOO_MANY_HANDSHAKE_PACKETS;
+		}
+	} while (result < 0 && result != GNUTLS_E_AGAIN && gnutls_error_is_fatal(result) == 0);
+	if (result == 0 && !is_bound(layer->session)) {
+		result = GNUTLS_E_INSUFFICIENT_SECURITY;
+	}
+	return result;
+}
+
+static enum tls_outcome work_out(struct tls_layer *layer)
+{
+	struct tls_handshake *handshake = layer->handshake;
+	int result;
+	int alert;
+
+	if (layer->session == NULL) {
+		handshake->result = session_create(layer);
+		if (handshake->result != 0) {
+			return TLS_OUTCOME_FAILED;
+		}
+	}
+	result = shake_hands(layer);
+	if (result == GNUTLS_E_AGAIN) {
+		return TLS_OUTCOME_MORE;
+	}
+	if (result == 0) {
+		handshake->result = tls_check_identity(
+			&layer->check, layer->session, &layer->identity, &layer->error);
+		if (handshake->result == 0) {
+			return TLS_OUTCOME_DONE;
+		}
+		result = GNUTLS_E_INTERNAL_ERROR;
+	} else {
+		handshake->result =
+			tls_check_failed(&layer->check, layer->session, result, &layer->error);
+	}
+	alert = alert_for(layer, result);
+	if (alert >= 0) {
+		(void)gnutls_alert_send(
+			layer->session, GNUTLS_AL_FATAL, (gnutls_alert_description_t)alert);
+	}
+	return TLS_OUTCOME_FAILED;
+}
+
+static void work(struct tls_job *job)
+{
+	struct tls_layer *layer = container_of(job, struct tls_layer, job);
+
+	/* Nothing is waiting for the answer when the stream was shut down. */
+	if (!atomic_load_explicit(&layer->is_stopped, memory_order_relaxed)) {
+		layer->handshake->outcome = work_out(layer);
+	}
+}
+
+/* --- the ring --------------------------------------------------------------------------------- */
+
+static void receive_header(struct tls_layer *layer);
+static void receive_body(struct tls_layer *layer);
+
+static void sent(struct ring_op *op, int result);
+
+static void send_out(struct tls_layer *layer)
+{
+	tls_place_is_silent(&layer->place, true);
+	ring_send(layer->stream->ring, &layer->out_op, layer->stream->file,
+		layer->out.data + layer->out.at, layer->out.end - layer->out.at, sent);
+}
+
+static void sent_all(struct tls_layer *layer)
+{
+	layer->out.at = 0;
+	layer->out.end = 0;
+	if (layer->state == TLS_LAYER_REFUSING) {
+		end(layer, layer->handshake->result);
+	} else if (layer->handshake->outcome == TLS_OUTCOME_DONE) {
+		open_layer(layer);
+	} else {
+		receive_header(layer);
+	}
+}
+
+static void sent(struct ring_op *op, int result)
+{
+	struct tls_layer *layer = container_of(op, struct tls_layer, out_op);
+
+	tls_place_is_silent(&layer->place, false);
+	if (layer->state == TLS_LAYER_REFUSING && result <= 0 && result != -EINTR) {
+		end(layer, layer->handshake->result); /* what happened before says more */
+		return;
+	}
+	if (result <= 0 && result != -EINTR) {
+		socket_failed(layer, result);
+		return;
+	}
+	layer->out.at += result > 0 ? (uint32_t)result : 0;
+	if (layer->out.at < layer->out.end) {
+		send_out(layer);
+	} else {
+		sent_all(layer);
+	}
+}
+
+static void worked(struct tls_job *job)
+{
+	struct tls_layer *layer = container_of(job, struct tls_layer, job);
+	struct tls_handshake *handshake = layer->handshake;
+	bool has_output = layer->out.end > layer->out.at;
+
+	if (atomic_load_explicit(&layer->is_stopped, memory_order_relaxed)) {
+		socket_failed(layer, -ECANCELED);
+	} else if (handshake->outcome == TLS_OUTCOME_FAILED && !has_output) {
+		end(layer, handshake->result);
+	} else if (has_output) {
+		set_state(layer, handshake->outcome == TLS_OUTCOME_FAILED ? TLS_LAYER_REFUSING
+									  : TLS_LAYER_SENDING);
+		send_out(layer);
+	} else if (handshake->outcome == TLS_OUTCOME_DONE) {
+		open_layer(layer);
+	} else {
+		receive_header(layer);
+	}
+}
+
+static void go_to_work(struct tls_layer *layer)
+{
+	int err;
+
+	set_state(layer, TLS_LAYER_WORKER);
+	layer->was_at_work = true;
+	layer->job.ring = layer->stream->ring;
+	layer->job.is_urgent = !layer->is_server;
+	layer->job.run = work;
+	layer->job.done = worked;
+	err = tls_workers_submit(tls_pool_workers(layer->pool), &layer->job);
+	if (err != 0) {
+		fail(layer, err, "no thread is to be had");
+	}
+}
+
+/* Records of a handshake in a form that GnuTLS need not see: 0, or what is wrong. */
+static const char *check_header(const struct tls_layer *layer, const uint8_t *header)
+{
+	const struct tls_handshake *handshake = layer->handshake;
+	uint32_t bytes = (uint32_t)header[3] << 8 | header[4];
+	bool is_first = handshake == NULL;
+
+	/* TLS 1.3 disguises its encrypted handshake as data. */
+	if (is_first ? header[0] != TLS_HANDSHAKE
+		     : header[0] < TLS_CHANGE_CIPHER || header[0] > TLS_DATA) {
+		return is_first ? "the peer does not speak TLS" : "an unknown kind of record";
+	}
+	if (header[1] != 3) {
+		return "the peer does not speak TLS";
+	}
+	if (bytes == 0 || bytes > TLS_RECEIVED_BYTES_MAX) {
+		return "a record of a length that no record has";
+	}
+	if (!is_first && (handshake->records == TLS_HANDSHAKE_RECORDS_MAX ||
+				 handshake->bytes + bytes > TLS_HANDSHAKE_IN_BYTES_MAX)) {
+		return "the peer's messages are too long";
+	}
+	return NULL;
+}
+
+/* The kernel is asked for no byte beyond the record: what follows the handshake belongs to whoever
+ * does the records then. */
+static void received(struct ring_op *op, int result)
+{
+	struct tls_layer *layer = container_of(op, struct tls_layer, in_op);
+
+	if (layer->handshake != NULL) {
+		tls_place_is_silent(&layer->place, false);
+	}
+	if (result <= 0 && result != -EINTR) {
+		socket_failed(layer, result);
+		return;
+	}
+	layer->gives_way = false; /* it has just spoken */
+	layer->in.end += result > 0 ? (uint32_t)result : 0;
+	if (layer->state == TLS_LAYER_HEADER) {
+		receive_header(layer);
+	} else {
+		receive_body(layer);
+	}
+}
+
+static void receive_rest(struct tls_layer *layer, uint32_t want)
+{
+	if (layer->handshake != NULL) {
+		tls_place_is_silent(&layer->place, true);
+	}
+	ring_recv(layer->stream->ring, &layer->in_op, layer->stream->file,
+		layer->in.data + layer->in.end, want - layer->in.end, false, received);
+}
+
+static void receive_body(struct tls_layer *layer)
+{
+	struct tls_handshake *handshake = layer->handshake;
+	uint32_t bytes = (uint32_t)layer->in.data[3] << 8 | layer->in.data[4];
+
+	if (layer->state == TLS_LAYER_BODY && layer->in.end == TLS_HEADER_BYTES + bytes) {
+		handshake->records++;
+		handshake->bytes += bytes;
+		go_to_work(layer);
+		return;
+	}
+	if (layer->state != TLS_LAYER_BODY) {
+		set_state(layer, TLS_LAYER_BODY);
+	}
+	receive_rest(layer, TLS_HEADER_BYTES + bytes);
+}
+
+/* --- a place ---------------------------------------------------------------------------------- */
+
+static void take_place(struct tls_layer *layer);
+
+static void look(struct ring_op *op, int result);
+
+static void have_place(struct tls_layer *layer)
+{
+	layer->handshake = calloc(1, sizeof(*layer->handshake));
+	layer->out.data = malloc(TLS_HANDSHAKE_OUT_BYTES);
+	layer->out.capacity = TLS_HANDSHAKE_OUT_BYTES;
+	if (layer->handshake == NULL || layer->out.data == NULL) {
+		fail(layer, -ENOMEM, "out of memory");
+		return;
+	}
+	layer->in = (struct tls_bytes){ .data = layer->handshake->in,
+		.capacity = sizeof(layer->handshake->in) };
+	if (layer->is_server) {
+		memcpy(layer->in.data, layer->header, TLS_HEADER_BYTES);
+		layer->in.end = TLS_HEADER_BYTES;
+		receive_body(layer);
+	} else {
+		go_to_work(layer);
+	}
+}
+
+static void place_done(struct tls_place *place, int result)
+{
+	struct tls_layer *layer = container_of(place, struct tls_layer, place);
+
+	if (layer->state >= TLS_LAYER_OPEN) {
+		start_step(layer); /* it came too late */
+	} else if (layer->state != TLS_LAYER_PLACE) {
+		GMB_ASSERT(result == -EAGAIN);
+		layer->gives_way = layer->in_op.in_flight || layer->out_op.in_flight;
+		ring_cancel(layer->stream->ring, &layer->in_op);
+		if (layer->out_op.in_flight) {
+			ring_socket_abort(layer->stream->ring, layer->stream->file);
+		}
+	} else if (result != 0) {
+		fail(layer, result, "too many others wait");
+	} else {
+		ring_cancel(layer->stream->ring, &layer->timer_op);
+		have_place(layer);
+	}
+}
+
+static void wait_a_while(struct tls_layer *layer, uint64_t wait_ns)
+{
+	ring_timer(layer->stream->ring, &layer->timer_op, wait_ns, look);
+}
+
+/* After a while: one that must wait for its source's sake asks again, the others see to it that
+ * nobody sits on a place. */
+static void look(struct ring_op *op, int result)
+{
+	struct tls_layer *layer = container_of(op, struct tls_layer, timer_op);
+
+	GMB_UNUSED(result);
+	if (layer->state >= TLS_LAYER_OPEN) {
+		start_step(layer);
+	} else if (layer->state == TLS_LAYER_PLACE) {
+		if (tls_place_is_idle(&layer->place)) {
+			take_place(layer);
+		} else {
+			tls_pool_make_room(layer->pool, ring_now_ns(layer->stream->ring));
+			wait_a_while(layer, LOOK_MS * NS_PER_MS);
+		}
+	}
+}
+
+static void take_place(struct tls_layer *layer)
+{
+	uint64_t wait_ns = LOOK_MS * NS_PER_MS;
+	int err = tls_place_take(layer->pool, &layer->place, &wait_ns);
+
+	if (err == 0) {
+		have_place(layer);
+	} else if (err == -EINPROGRESS || err == -EBUSY) {
+		wait_a_while(layer, wait_ns);
+	} else {
+		fail(layer, err, err == -EAGAIN ? "too many others wait" : strerror(-err));
+	}
+}
+
+static void receive_header(struct tls_layer *layer)
+{
+	const char *problem;
+
+	if (layer->state != TLS_LAYER_HEADER) {
+		layer->in.at = 0;
+		layer->in.end = 0;
+		set_state(layer, TLS_LAYER_HEADER);
+	}
+	if (layer->in.end < TLS_HEADER_BYTES) {
+		receive_rest(layer, TLS_HEADER_BYTES);
+		return;
+	}
+	problem = check_header(layer, layer->in.data);
+	if (problem != NULL) {
+		fail(layer, -EPROTO, problem);
+	} else if (layer->handshake == NULL) {
+		set_state(layer, TLS_LAYER_PLACE);
+		take_place(layer);
+	} else {
+		receive_body(layer);
+	}
+}
+
+static void layer_start(struct stream *stream, struct ring_op *op)
+{
+	struct tls_layer *layer = stream->layer;
+
+	layer->stream = stream;
+	layer->starting = op;
+	layer->place.ring = stream->ring;
+	layer->place.source = layer->is_server ? layer->source : NULL;
+	layer->place.done = place_done;
+	if (layer->is_server) {
+		layer->in = (struct tls_bytes){ .data = layer->header,
+			.capacity = sizeof(layer->header) };
+		receive_header(layer);
+	} else {
+		set_state(layer, TLS_LAYER_PLACE);
+		take_place(layer);
+	}
+}
+
+/* --- the stream's ----------------------------------------------------------------------------- */
+
+static void layer_shutdown(struct stream *stream)
+{
+	struct tls_layer *layer = stream->layer;
+
+	atomic_store_explicit(&layer->is_stopped, true, memory_order_relaxed);
+	/* Everywhere else the socket's end or the worker's answer is what comes next. */
+	if (layer->state == TLS_LAYER_PLACE) {
+		fail(layer, -ECANCELED, "the connection is closed");
+	}
+}
+
+static void layer_receive(
+	struct stream *stream, struct ring_op *op, struct msghdr *message, bool whole)
+{
+	tls_records_receive(stream->layer, op, message, whole);
+}
+
+static void layer_send(struct stream *stream, struct ring_op *op, const struct msghdr *message)
+{
+	tls_records_send(stream->layer, op, message);
+}
+
+static ssize_t layer_receive_now(struct stream *stream, struct msghdr *message)
+{
+	return tls_records_receive_now(stream->layer, message);
+}
+
+static ssize_t layer_send_now(struct stream *stream, const struct msghdr *message)
+{
+	return tls_records_send_now(stream->layer, message);
+}
+
+static void layer_cancel(struct stream *stream, struct ring_op *op)
+{
+	const struct tls_layer *layer = stream->layer;
+
+	if (op == layer->receiving) {
+		tls_records_cancel(stream->layer);
+	}
+}
+
+static void layer_shutdown_send(struct stream *stream)
+{
+	const struct tls_layer *layer = stream->layer;
+
+	if (layer->state == TLS_LAYER_OPEN) {
+		tls_records_shutdown_send(stream->layer);
+	}
+}
+
+static bool layer_is_idle(const struct stream *stream)
+{
+	const struct tls_layer *layer = stream->layer;
+
+	return layer->starting == NULL && !layer->in_op.in_flight && !layer->out_op.in_flight;
+}
+
+static void layer_close(struct stream *stream)
+{
+	tls_layer_destroy(stream->layer);
+	stream->layer = NULL;
+}
+
+const struct stream_ops tls_stream_ops = {
+	.name = "tls",
+	.memory_rights = MEM_CPU,
+	.start = layer_start,
+	.receive = layer_receive,
+	.send = layer_send,
+	.receive_now = layer_receive_now,
+	.send_now = layer_send_now,
+	.cancel = layer_cancel,
+	.shutdown = layer_shutdown,
+	.shutdown_send = layer_shutdown_send,
+	.is_idle = layer_is_idle,
+	.close = layer_close,
+};
+
+/* --- life and facts --------------------------------------------------------------------------- */
+
+int tls_layer_create(const struct tls_layer_options *options, struct tls_layer **layer_out)
+{
+	struct tls_layer *layer = calloc(1, sizeof(*layer));
+
+	if (layer == NULL) {
+		return -ENOMEM;
+	}
+	if (options->server_name != NULL) {
+		layer->server_name = strdup(options->server_name);
+		if (layer->server_name == NULL) {
+			free(layer);
+			return -ENOMEM;
+		}
+	}
+	layer->context = options->context;
+	tls_context_get(layer->context);
+	layer->pool = options->pool;
+	layer->is_server = tls_context_role(layer->context) == TLS_SERVER;
+	memcpy(layer->source, options->source, sizeof(layer->source));
+	*layer_out = layer;
+	return 0;
+}
+
+void tls_layer_destroy(struct tls_layer *layer)
+{
+	if (layer == NULL) {
+		return;
+	}
+	GMB_ASSERT(layer->starting == NULL && !layer->in_op.in_flight && !layer->out_op.in_flight);
+	GMB_ASSERT(tls_place_is_idle(&layer->place) && layer->handshake == NULL);
+	tls_records_close(layer);
+	if (layer->session != NULL) {
+		gnutls_deinit(layer->session);
+	}
+	identity_put(layer->identity);
+	tls_context_put(layer->context);
+	free(layer->server_name);
+	free(layer);
+}
+
+struct identity *tls_layer_identity(const struct stream *stream)
+{
+	const struct tls_layer *layer = stream->layer;
+
+	GMB_ASSERT(layer->identity != NULL);
+	return layer->identity;
+}
+
+const struct error *tls_layer_error(const struct stream *stream)
+{
+	const struct tls_layer *layer = stream->layer;
+
+	return &layer->error;
+}
+
+struct tls_facts tls_layer_facts(const struct stream *stream)
+{
+	const struct tls_layer *layer = stream->layer;
+
+	return (struct tls_facts){
+		.version = gnutls_protocol_get_version(layer->session) == GNUTLS_TLS1_3 ? "TLS 1.3"
+											: "TLS 1.2",
+		.cipher = gnutls_cipher_get_name(gnutls_cipher_get(layer->session)),
+		.records = "user",
+	};
+}
+
+bool tls_layer_was_cut(const struct stream *stream)
+{
+	const struct tls_layer *layer = stream->layer;
+
+	return layer->was_cut;
+}

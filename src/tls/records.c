@@ -1,0 +1,650 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Records in user space: GnuTLS's record layer, which finds ciphertext in memory and leaves it
+ * there. A send becomes one batch of records, filled across the pieces of its message: what is
+ * contiguous and fills a record is encrypted where it is, the rest is gathered first. Nothing waits
+ * for a record to be full. A receive takes what the socket has, and GnuTLS writes the plain bytes
+ * to where they belong; it hands none out that it has not authenticated.
+ *
+ *   bytes moved for each byte: encrypted, copied to the batch, copied to the socket
+ *                              copied from the socket, copied to GnuTLS, decrypted, copied in place
+ *
+ * A batch belongs to the ring's stock and is taken when there is something in it. An idle
+ * connection waits in its own TLS_IN_BYTES.
+ */
+#include "tls/layer_private.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* --- GnuTLS's ends ---------------------------------------------------------------------------- */
+
+static ssize_t pull(gnutls_transport_ptr_t context, void *buf, size_t len)
+{
+	struct tls_layer *layer = context;
+	uint32_t bytes = (uint32_t)MIN(len, (size_t)(layer->in.end - layer->in.at));
+
+	if (bytes == 0) {
+		gnutls_transport_set_errno(layer->session, EAGAIN);
+		return -1;
+	}
+	memcpy(buf, layer->in.data + layer->in.at, bytes);
+	layer->in.at += bytes;
+	return (ssize_t)bytes;
+}
+
+/* It never waits: what is not here yet is received by the ring. */
+static int pull_timeout(gnutls_transport_ptr_t context, unsigned ms)
+{
+	GMB_UNUSED(context);
+	GMB_UNUSED(ms);
+	return 1;
+}
+
+/* Only a handshake's output may grow, for a long chain of certificates; records have the room that
+ * they need. */
+static bool make_room(struct tls_layer *layer, size_t bytes)
+{
+	struct tls_bytes *out = &layer->out;
+	uint8_t *data;
+
+	if (bytes <= out->capacity - out->end) {
+		return true;
+	}
+	if (layer->handshake == NULL || bytes > TLS_HANDSHAKE_OUT_BYTES_MAX - out->end) {
+		return false;
+	}
+	data = realloc(out->data, TLS_HANDSHAKE_OUT_BYTES_MAX);
+	if (data == NULL) {
+		return false;
+	}
+	out->data = data;
+	out->capacity = TLS_HANDSHAKE_OUT_BYTES_MAX;
+	return true;
+}
+
+static ssize_t push(gnutls_transport_ptr_t context, const giovec_t *pieces, int count)
+{
+	struct tls_layer *layer = context;
+	size_t bytes = 0;
+
+	for (int i = 0; i < count; i++) {
+		bytes += pieces[i].iov_len;
+	}
+	if (!make_room(layer, bytes)) {
+		gnutls_transport_set_errno(layer->session, ENOBUFS);
+		return -1;
+	}
+	for (int i = 0; i < count; i++) {
+		memcpy(layer->out.data + layer->out.end, pieces[i].iov_base, pieces[i].iov_len);
+		layer->out.end += (uint32_t)pieces[i].iov_len;
+	}
+	return (ssize_t)bytes;
+}
+
+void tls_records_attach(struct tls_layer *layer)
+{
+	gnutls_transport_set_ptr(layer->session, layer);
+	gnutls_transport_set_pull_function(layer->session, pull);
+	gnutls_transport_set_pull_timeout_function(layer->session, pull_timeout);
+	gnutls_transport_set_vec_push_function(layer->session, push);
+}
+
+/* --- memory ----------------------------------------------------------------------------------- */
+
+int tls_records_open(struct tls_layer *layer)
+{
+	layer->in_small = malloc(TLS_IN_BYTES);
+	if (layer->in_small == NULL) {
+		return -ENOMEM;
+	}
+	layer->stock = tls_stock_get(layer->pool, layer->stream->ring);
+	if (layer->stock == NULL) {
+		return -ENOMEM;
+	}
+	layer->in = (struct tls_bytes){ .data = layer->in_small, .capacity = TLS_IN_BYTES };
+	return 0;
+}
+
+/* What has been used up is free for others. */
+static void in_release(struct tls_layer *layer)
+{
+	if (layer->in.at == layer->in.end && layer->in.data != layer->in_small) {
+		tls_stock_give(layer->stock, layer->in.data);
+		layer->in.data = layer->in_small;
+		layer->in.capacity = TLS_IN_BYTES;
+	}
+	if (layer->in.at == layer->in.end) {
+		layer->in.at = 0;
+		layer->in.end = 0;
+	}
+}
+
+static void in_enlarge(struct tls_layer *layer)
+{
+	uint8_t *batch;
+
+	if (layer->in.data == layer->in_small) {
+		batch = tls_stock_take(layer->stock);
+		if (batch != NULL) {
+			layer->in.data = batch;
+			layer->in.capacity = TLS_BATCH_BYTES;
+		}
+	}
+}
+
+static bool out_take(struct tls_layer *layer)
+{
+	struct tls_bytes *out = &layer->out;
+
+	GMB_ASSERT(out->data == NULL);
+	*out = (struct tls_bytes){ .data = tls_stock_take(layer->stock),
+		.capacity = TLS_BATCH_BYTES };
+	if (out->data == NULL) {
+		out->data = malloc(TLS_SINGLE_BYTES);
+		out->capacity = TLS_SINGLE_BYTES;
+	}
+	return out->data != NULL;
+}
+
+static void out_release(struct tls_layer *layer)
+{
+	if (layer->out.capacity == TLS_BATCH_BYTES) {
+		tls_stock_give(layer->stock, layer->out.data);
+	} else {
+		free(layer->out.data);
+	}
+	layer->out = (struct tls_bytes){ 0 };
+}
+
+void tls_records_close(struct tls_layer *layer)
+{
+	if (layer->stock != NULL) {
+		layer->in.at = layer->in.end;
+		in_release(layer);
+		if (layer->out.data != NULL) {
+			out_release(layer);
+		}
+		tls_stock_put(layer->pool, layer->stock);
+	}
+	free(layer->in_small);
+}
+
+/* --- the end ---------------------------------------------------------------------------------- */
+
+static int describe(struct tls_layer *layer, int result)
+{
+	struct error *error = &layer->error;
+
+	switch (result) {
+	case GNUTLS_E_DECRYPTION_FAILED:
+		return error_set(error, -EBADMSG,
+			"a TLS record could not be authenticated: it was forged or damaged");
+	case GNUTLS_E_FATAL_ALERT_RECEIVED:
+		return tls_check_failed(&layer->check, layer->session, result, error);
+	case GNUTLS_E_MEMORY_ERROR:
+		return error_set(error, -ENOMEM, "out of memory for TLS");
+	case GNUTLS_E_REHANDSHAKE:
+		return error_set(error, -EPROTO, "the peer wants to renegotiate TLS");
+	default:
+		return error_set(error, -EPROTO, "TLS: %s", gnutls_strerror(result));
+	}
+}
+
+/* Both directions are over. The peer is told why if its socket has room. */
+static void break_off(struct tls_layer *layer, int result)
+{
+	struct ring *ring = layer->stream->ring;
+
+	layer->broken = describe(layer, result);
+	if (!layer->out_op.in_flight && result != GNUTLS_E_FATAL_ALERT_RECEIVED &&
+		(layer->out.data != NULL || out_take(layer))) {
+		struct iovec iov;
+		struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1 };
+
+		layer->out.at = 0;
+		layer->out.end = 0;
+		(void)gnutls_alert_send_appropriate(layer->session, result);
+		iov = (struct iovec){ .iov_base = layer->out.data, .iov_len = layer->out.end };
+		if (iov.iov_len > 0) {
+			(void)!ring_sendmsg_now(ring, layer->stream->file, &message);
+		}
+		out_release(layer);
+	}
+	ring_socket_shutdown(ring, layer->stream->file);
+}
+
+/* --- receiving -------------------------------------------------------------------------------- */
+
+enum opened {
+	OPENED_ALL,  /* the message is full */
+	OPENED_DRY,  /* nothing more has arrived */
+	OPENED_LAST, /* nothing more will arrive */
+};
+
+static void into_begin(struct tls_layer *layer, struct msghdr *message, bool whole)
+{
+	layer->into = message;
+	layer->into_idx = 0;
+	layer->into_at = 0;
+	layer->got = 0;
+	layer->whole = whole;
+}
+
+/* The next memory to receive into; empty: the message is full. */
+static struct iovec into_next(struct tls_layer *layer)
+{
+	const struct msghdr *into = layer->into;
+
+	while (layer->into_idx < into->msg_iovlen) {
+		const struct iovec *iov = &into->msg_iov[layer->into_idx];
+
+		if (layer->into_at < iov->iov_len) {
+			return (struct iovec){ .iov_base =
+						       (uint8_t *)iov->iov_base + layer->into_at,
+				.iov_len = iov->iov_len - layer->into_at };
+		}
+		layer->into_idx++;
+		layer->into_at = 0;
+	}
+	return (struct iovec){ 0 };
+}
+
+/* Alerts that are only warnings, records without content: TLS_WARNINGS_MAX in all. */
+static bool is_tolerable(struct tls_layer *layer, int result)
+{
+	return result == GNUTLS_E_WARNING_ALERT_RECEIVED && ++layer->warnings <= TLS_WARNINGS_MAX;
+}
+
+/* Opens what has arrived. */
+static enum opened open_records(struct tls_layer *layer)
+{
+	for (;;) {
+		struct iovec iov = into_next(layer);
+		ssize_t result;
+
+		if (iov.iov_len == 0) {
+			return OPENED_ALL;
+		}
+		if (layer->broken != 0 || layer->ended) {
+			return OPENED_LAST;
+		}
+		result = gnutls_record_recv(layer->session, iov.iov_base, iov.iov_len);
+		if (result > 0) {
+			layer->into_at += (size_t)result;
+			layer->got += (size_t)result;
+		} else if (result == 0) {
+			layer->ended = true;
+		} else if (result == GNUTLS_E_AGAIN || result == GNUTLS_E_INTERRUPTED) {
+			if (layer->in.at == layer->in.end) {
+				return OPENED_DRY;
+			}
+		} else if (!is_tolerable(layer, (int)result)) {
+			break_off(layer, (int)result);
+		}
+	}
+}
+
+/* What a receive that has ended gives: bytes first, their end later. */
+static ssize_t received_bytes(struct tls_layer *layer)
+{
+	in_release(layer);
+	return layer->got > 0 ? (ssize_t)layer->got : layer->broken;
+}
+
+static void receive_complete(struct tls_layer *layer, int result)
+{
+	struct ring_op *op = layer->receiving;
+
+	layer->receiving = NULL;
+	ring_op_complete(layer->stream->ring, op, result);
+}
+
+/* How much room is left in the message; more than the limit is not counted. */
+static bool into_is_large(const struct tls_layer *layer)
+{
+	const struct msghdr *into = layer->into;
+	size_t room = 0;
+
+	for (size_t i = layer->into_idx; i < into->msg_iovlen; i++) {
+		room += into->msg_iov[i].iov_len - (i == layer->into_idx ? layer->into_at : 0);
+		if (room > TLS_IN_LARGE_BYTES) {
+			return true;
+		}
+	}
+	return false;
+}
+
+/* The socket has nothing more to give. */
+static void in_ended(struct tls_layer *layer)
+{
+	layer->ended = true;
+	layer->was_cut = !atomic_load_explicit(&layer->is_stopped, memory_order_relaxed);
+}
+
+/* Takes what the socket has. -EAGAIN: nothing. */
+static ssize_t fill_now(struct tls_layer *layer)
+{
+	struct iovec iov;
+	struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1 };
+	ssize_t result;
+
+	in_release(layer);
+	in_enlarge(layer);
+	iov = (struct iovec){ .iov_base = layer->in.data, .iov_len = layer->in.capacity };
+	result = ring_recvmsg_now(layer->stream->ring, layer->stream->file, &message);
+	if (result > 0) {
+		layer->in.end = (uint32_t)result;
+	} else if (result == 0) {
+		in_ended(layer);
+	}
+	return result;
+}
+
+static void filled(struct ring_op *op, int result);
+
+static void fill(struct tls_layer *layer)
+{
+	in_release(layer);
+	if (into_is_large(layer)) {
+		in_enlarge(layer);
+	}
+	ring_recv(layer->stream->ring, &layer->in_op, layer->stream->file, layer->in.data,
+		layer->in.capacity, false, filled);
+}
+
+static void receive_step(struct tls_layer *layer, enum opened opened)
+{
+	if (opened == OPENED_DRY && (layer->got == 0 || layer->whole)) {
+		fill(layer);
+	} else {
+		receive_complete(layer, (int)received_bytes(layer));
+	}
+}
+
+static void filled(struct ring_op *op, int result)
+{
+	struct tls_layer *layer = container_of(op, struct tls_layer, in_op);
+	enum opened opened;
+
+	if (result < 0 && result != -EINTR) {
+		in_release(layer);
+		receive_complete(layer, layer->got > 0	     ? (int)layer->got
+					: layer->broken != 0 ? layer->broken
+							     : result);
+		return;
+	}
+	if (result == 0) {
+		in_ended(layer);
+	}
+	layer->in.end = result > 0 ? (uint32_t)result : 0;
+	opened = open_records(layer);
+	/* There is more than fits where an idle connection waits. */
+	if (opened == OPENED_DRY && result == TLS_IN_BYTES && fill_now(layer) > 0) {
+		opened = open_records(layer);
+	}
+	receive_step(layer, opened);
+}
+
+void tls_records_receive(
+	struct tls_layer *layer, struct ring_op *op, struct msghdr *message, bool whole)
+{
+	GMB_ASSERT(layer->receiving == NULL);
+	layer->receiving = op;
+	into_begin(layer, message, whole);
+	receive_step(layer, open_records(layer));
+}
+
+ssize_t tls_records_receive_now(struct tls_layer *layer, struct msghdr *message)
+{
+	ssize_t result = TLS_BATCH_BYTES;
+
+	GMB_ASSERT(layer->receiving == NULL);
+	into_begin(layer, message, false);
+	/* A batch that is not full was all that there is. */
+	while (open_records(layer) == OPENED_DRY &&
+		(layer->got == 0 || result == TLS_BATCH_BYTES)) {
+		result = fill_now(layer);
+		if (result < 0) {
+			in_release(layer);
+			return layer->got > 0 ? (ssize_t)layer->got : result;
+		}
+	}
+	return received_bytes(layer);
+}
+
+void tls_records_cancel(struct tls_layer *layer)
+{
+	ring_cancel(layer->stream->ring, &layer->in_op);
+}
+
+/* --- sending ---------------------------------------------------------------------------------- */
+
+/* A place in a message. */
+struct cursor {
+	const struct msghdr *message;
+	size_t idx;
+	size_t at;
+};
+
+/* What is contiguous at the cursor. */
+static struct iovec cursor_run(struct cursor *cursor)
+{
+	while (cursor->idx < cursor->message->msg_iovlen) {
+		const struct iovec *iov = &cursor->message->msg_iov[cursor->idx];
+
+		if (cursor->at < iov->iov_len) {
+			return (struct iovec){ .iov_base = (uint8_t *)iov->iov_base + cursor->at,
+				.iov_len = iov->iov_len - cursor->at };
+		}
+		cursor->idx++;
+		cursor->at = 0;
+	}
+	return (struct iovec){ 0 };
+}
+
+/* The content of the next record: in place if what is contiguous fills it, or else gathered. */
+static struct iovec next_content(struct tls_layer *layer, struct cursor *cursor)
+{
+	struct iovec run = cursor_run(cursor);
+	size_t gathered = 0;
+
+	if (run.iov_len >= TLS_CONTENT_BYTES_MAX) {
+		cursor->at += TLS_CONTENT_BYTES_MAX;
+		run.iov_len = TLS_CONTENT_BYTES_MAX;
+		return run;
+	}
+	while (run.iov_len > 0 && gathered < TLS_CONTENT_BYTES_MAX) {
+		size_t bytes = MIN(run.iov_len, TLS_CONTENT_BYTES_MAX - gathered);
+
+		memcpy(layer->stock->scratch + gathered, run.iov_base, bytes);
+		gathered += bytes;
+		cursor->at += bytes;
+		run = cursor_run(cursor);
+	}
+	return (struct iovec){ .iov_base = layer->stock->scratch, .iov_len = gathered };
+}
+
+/* Fills out with records of as much of the message as fits. A peer may have asked for short records
+ * (RFC 8449), so one content may become several. */
+static ssize_t seal_all(struct tls_layer *layer, const struct msghdr *message)
+{
+	const struct tls_bytes *out = &layer->out;
+	struct cursor cursor = { .message = message };
+	ssize_t taken = 0;
+
+	while (out->end == 0 ||
+		out->capacity - out->end >= TLS_CONTENT_BYTES_MAX + TLS_SEALED_EXTRA_BYTES) {
+		struct iovec content = next_content(layer, &cursor);
+		const uint8_t *at = content.iov_base;
+		size_t left = content.iov_len;
+
+		if (left == 0) {
+			break;
+		}
+		while (left > 0) {
+			ssize_t result;
+
+			if (out->capacity - out->end < left + TLS_SEALED_EXTRA_BYTES) {
+				return taken;
+			}
+			result = gnutls_record_send(layer->session, at, left);
+			if (result < 0) {
+				return result;
+			}
+			at += result;
+			left -= (size_t)result;
+			taken += result;
+		}
+	}
+	return taken;
+}
+
+/* A count, or a negative errno and nothing in out. */
+static ssize_t seal(struct tls_layer *layer, const struct msghdr *message)
+{
+	ssize_t taken;
+
+	if (layer->broken != 0 || layer->send_error != 0) {
+		return layer->broken != 0 ? layer->broken : layer->send_error;
+	}
+	if (!out_take(layer)) {
+		return -ENOMEM;
+	}
+	taken = seal_all(layer, message);
+	if (taken < 0) {
+		break_off(layer, (int)taken);
+		taken = layer->broken;
+	}
+	return taken;
+}
+
+static void send_complete(struct tls_layer *layer, int result)
+{
+	struct ring_op *op = layer->sending;
+
+	layer->sending = NULL;
+	ring_op_complete(layer->stream->ring, op, result);
+}
+
+static void pushed(struct ring_op *op, int result);
+
+static void push_out(struct tls_layer *layer)
+{
+	ring_send(layer->stream->ring, &layer->out_op, layer->stream->file,
+		layer->out.data + layer->out.at, layer->out.end - layer->out.at, pushed);
+}
+
+/* Tries without the ring. True: all is sent, or never will be. */
+static bool push_out_now(struct tls_layer *layer)
+{
+	struct iovec iov = { .iov_base = layer->out.data + layer->out.at,
+		.iov_len = layer->out.end - layer->out.at };
+	struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1 };
+	ssize_t result = ring_sendmsg_now(layer->stream->ring, layer->stream->file, &message);
+
+	if (result < 0 && result != -EAGAIN && result != -EINTR) {
+		layer->send_error = (int)result;
+		out_release(layer);
+		return true;
+	}
+	layer->out.at += result > 0 ? (uint32_t)result : 0;
+	if (layer->out.at == layer->out.end) {
+		out_release(layer);
+		return true;
+	}
+	return false;
+}
+
+static void finish(struct tls_layer *layer)
+{
+	layer->is_finishing = false;
+	if (layer->broken == 0 && layer->send_error == 0 && out_take(layer)) {
+		(void)gnutls_bye(layer->session, GNUTLS_SHUT_WR);
+		if (!push_out_now(layer)) {
+			layer->is_closing = true;
+			push_out(layer);
+			return;
+		}
+	}
+	ring_socket_shutdown_send(layer->stream->ring, layer->stream->file);
+}
+
+static void send_step(struct tls_layer *layer)
+{
+	ssize_t taken = seal(layer, layer->message);
+
+	if (taken < 0) {
+		send_complete(layer, (int)taken);
+		return;
+	}
+	layer->taken = (size_t)taken;
+	push_out(layer);
+}
+
+static void pushed(struct ring_op *op, int result)
+{
+	struct tls_layer *layer = container_of(op, struct tls_layer, out_op);
+	size_t taken = layer->taken;
+
+	layer->out.at += result > 0 ? (uint32_t)result : 0;
+	if (layer->out.at < layer->out.end && (result > 0 || result == -EINTR)) {
+		push_out(layer);
+		return;
+	}
+	if (layer->out.at < layer->out.end) {
+		layer->send_error = result;
+	}
+	out_release(layer);
+	layer->taken = 0;
+	if (layer->sending != NULL && layer->send_error != 0) {
+		send_complete(layer, layer->broken != 0 ? layer->broken : layer->send_error);
+	} else if (layer->sending != NULL && taken > 0) {
+		send_complete(layer, (int)taken);
+	} else if (layer->sending != NULL) {
+		send_step(layer); /* it waited for what was taken before */
+	} else if (layer->is_finishing) {
+		finish(layer);
+	} else if (layer->is_closing) {
+		ring_socket_shutdown_send(layer->stream->ring, layer->stream->file);
+	}
+	stream_became_idle(layer->stream);
+}
+
+void tls_records_send(struct tls_layer *layer, struct ring_op *op, const struct msghdr *message)
+{
+	GMB_ASSERT(layer->sending == NULL);
+	layer->sending = op;
+	layer->message = message;
+	if (!layer->out_op.in_flight) {
+		send_step(layer);
+	}
+}
+
+ssize_t tls_records_send_now(struct tls_layer *layer, const struct msghdr *message)
+{
+	ssize_t taken;
+
+	GMB_ASSERT(layer->sending == NULL);
+	if (layer->out_op.in_flight) {
+		return -EAGAIN;
+	}
+	taken = seal(layer, message);
+	if (taken < 0) {
+		return taken;
+	}
+	if (!push_out_now(layer)) {
+		push_out(layer); /* it was taken, and follows without an operation of the caller's
+				  */
+	}
+	return layer->send_error != 0 ? layer->send_error : taken;
+}
+
+void tls_records_shutdown_send(struct tls_layer *layer)
+{
+	layer->is_finishing = true;
+	if (!layer->out_op.in_flight) {
+		finish(layer);
+	}
+}
