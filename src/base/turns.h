@@ -97,19 +97,26 @@ static inline void turns_remove(struct turn *turn)
 	}
 }
 
+/* Who is to be tried, and stays where it is; NULL: nobody waits. */
+static inline struct turn *turns_first(const struct turns *turns)
+{
+	struct list_node *first = list_first(&turns->groups);
+
+	return first == NULL
+		       ? NULL
+		       : list_entry(
+				 list_first(&list_entry(first, struct turn_group, node)->members),
+				 struct turn, node);
+}
+
 /* Removes and returns who is to be tried; NULL: nobody waits. */
 static inline struct turn *turns_next(struct turns *turns)
 {
-	struct list_node *first = list_first(&turns->groups);
-	struct turn_group *group;
-	struct turn *turn;
+	struct turn *turn = turns_first(turns);
 
-	if (first == NULL) {
-		return NULL;
+	if (turn != NULL) {
+		turns_remove(turn);
 	}
-	group = list_entry(first, struct turn_group, node);
-	turn = list_entry(list_first(&group->members), struct turn, node);
-	turns_remove(turn);
 	return turn;
 }
 

@@ -97,6 +97,7 @@ static void finish_drain(struct engine *engine)
 	if (engine->timer.in_flight) {
 		ring_cancel(engine->ring, &engine->timer);
 	}
+	rate_room_stop(&engine->rates);
 	drained(engine->drained_context);
 }
 
@@ -309,7 +310,8 @@ static void expire_if_idle(struct session *session, uint64_t now_ns, uint64_t *d
 	struct engine *engine = session->engine;
 	uint64_t idle_ns = session->progress_ns + engine->limits.idle_timeout_ns;
 
-	if (session->state != SESSION_READY || session->inflight_count > 0) {
+	if (session->state != SESSION_READY || session->inflight_count > 0 ||
+		rate_waits(&session->rate)) {
 		return; /* it moves after now */
 	}
 	if (idle_ns > now_ns) {
@@ -498,6 +500,10 @@ void engine_stop_session(struct session *session, uint64_t deadline_ns)
 	}
 	if (!session->stopping) {
 		session->stopping = true;
+		if (rate_waits(&session->rate)) { /* what it asks for is refused, not delayed */
+			rate_give_up(&session->rate);
+			session->kind->resume(session);
+		}
 		session->kind->drain(session);
 	}
 	engine_timer_arm(engine);
@@ -585,6 +591,7 @@ int engine_create(
 	list_init(&engine->dirty);
 	list_init(&engine->peers);
 	turns_init(&engine->blocked);
+	rate_room_init(&engine->rates, engine->ring);
 	list_init(&engine->ending);
 	engine->batch_end.call = batch_end;
 	ring_batch_end_add(engine->ring, &engine->batch_end);
@@ -615,7 +622,9 @@ void engine_destroy(struct engine *engine)
 	if (engine->timer.in_flight) {
 		ring_cancel(engine->ring, &engine->timer);
 	}
-	while (engine->timer.in_flight || engine->closing_count > 0) {
+	rate_room_stop(&engine->rates);
+	while (engine->timer.in_flight || engine->rates.timer.in_flight ||
+		engine->closing_count > 0) {
 		ring_turn(engine->ring, true);
 	}
 	while (engine->service_count > 0) {

@@ -83,6 +83,7 @@ uint32_t engine_rights(const struct session *session, const struct export *expor
 struct engine_export {
 	struct path_export path;
 	struct export *export;
+	struct rate_queue rate;
 	uint64_t serial; /* grows with every addition */
 
 	/* Private. */
@@ -118,12 +119,17 @@ void engine_export_resized(struct engine *engine, const struct export *export);
  * tells those whose rights have changed. Requests that have begun are finished as they were taken.
  * Sessions without any right are drained, and ended after ENGINE_RIGHTS_STOP_NS. */
 void engine_export_rights(struct engine *engine, const struct export *export);
+/* rate_set() was called for export->rate: its sessions go by it, those that wait included. */
+void engine_export_rate_changed(struct engine *engine, const struct export *export);
 /* NULL: no export has that name. */
 struct engine_export *engine_export_find(struct engine *engine, const void *name, uint32_t bytes);
 /* The first export whose serial is not lower, or NULL: to list them across other events. */
 struct engine_export *engine_export_from(struct engine *engine, uint64_t serial);
 /* What this engine has measured on an export that was added; NULL: it was not. */
 const struct path_export *engine_export_measured(
+	const struct engine *engine, const struct export *export);
+/* The same for its rate. */
+const struct rate_counters *engine_export_delays(
 	const struct engine *engine, const struct export *export);
 
 /* Where the connections go that a kind accepts by itself. take() counts and refuses them like all
@@ -157,7 +163,8 @@ struct session_kind {
 	/* Begins a session, and calls session_init() for it. A negative errno: nothing was kept. */
 	int (*accept)(void *service, const struct endpoint *endpoint);
 	/* What the session waited for may be there: a place for a request (engine_request_may()),
-	 * the end of a connection that it replaces, or an export whose barrier has opened. */
+	 * its turn by a rate (engine_request_may_move()), the end of a connection that it replaces,
+	 * or an export whose barrier has opened. */
 	void (*resume)(struct session *session);
 	/* The end of a batch, after session_mark_dirty(). alone: no other session is dirty. */
 	void (*flush)(struct session *session, bool alone);
@@ -220,6 +227,7 @@ struct session {
 	uint64_t progress_ns;	   /* last time the network moved, or was first asked to; the kind's
 				    * to set */
 	struct takeover_member member;
+	struct rate_member rate;
 
 	/* Private. */
 	struct engine_peer *of_peer;
@@ -259,10 +267,10 @@ void session_has_spoken(struct session *session);
 void session_set_state(struct session *session, enum session_state state);
 /*
  * The session works on this export from now on. -ENOENT: it is hidden from it since it was found.
- * -EBUSY: the export's limit on connections. While
- * operations of a server that was killed may still land in its disk (store_barrier()): -EAGAIN, and
- * kind->resume() is called when it is worth to try again; or -ETIMEDOUT when the session has waited
- * for nearly as long as the handshake may take.
+ * -EBUSY: the export's limit on connections; -ENOMEM. While operations of a server that was killed
+ * may still land in its disk (store_barrier()): -EAGAIN, and kind->resume() is called when it is
+ * worth to try again; or -ETIMEDOUT when the session has waited for nearly as long as the handshake
+ * may take.
  */
 #define ENGINE_BARRIER_TEXT "operations of a server that has ended are still under way on the disk"
 GMB_MUST_CHECK int session_choose(struct session *session, struct engine_export *entry);
@@ -343,6 +351,7 @@ struct engine {
 	struct engine_peer *accepted_peer; /* of the session that begins */
 	uint32_t inflight_without_export;
 	struct turns blocked; /* those who wait for a place */
+	struct rate_room rates;
 	struct list_node ending;
 	bool limits_released; /* a request ended since the last look at blocked */
 	struct ring_batch_end batch_end;
@@ -426,13 +435,35 @@ GMB_MUST_CHECK static inline bool engine_request_may(struct session *session)
 	return true;
 }
 
-/* After engine_request_may(). */
+/* How much of a request counts by the rates: what moves between the client, the server and the
+ * disk. A refused read, a trim and a zero that leaves a hole move nothing; where the disk has to
+ * write zeroes, they count. */
+uint64_t engine_request_bytes(const struct session *session, enum store_op op, uint32_t flags,
+	uint64_t offset, uint64_t length);
+
+/* Whether a request that moves so many bytes may begin, by the rates of the session's identity and
+ * of its export. False: it waits without a place and without memory, and kind->resume() is called
+ * when it is its turn; the same request is asked for until engine_request_begin(). */
+GMB_MUST_CHECK static inline bool engine_request_may_move(struct session *session, uint64_t bytes)
+{
+	return likely(!rate_is_limited(&session->rate)) || session->stopping ||
+	       rate_ask(&session->rate, bytes);
+}
+
+/* A request that was received waits for a place or for its turn by a rate. */
+static inline bool session_waits(const struct session *session)
+{
+	return turn_is_waiting(&session->blocked_turn) || rate_waits(&session->rate);
+}
+
+/* After engine_request_may() and engine_request_may_move(). */
 static inline void engine_request_begin(struct session *session)
 {
 	session->inflight_count++;
 	(*session->export_inflight_count)++;
 	session->engine->counters.inflight++;
 	session->engine->counters.requests++;
+	rate_begun(&session->rate);
 }
 
 static inline void engine_request_end(struct session *session)

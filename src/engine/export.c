@@ -52,6 +52,7 @@ int export_create(
 	export->overlap = options->overlap;
 	export_set_read_only(export, options->read_only);
 	export->connections_max = options->connections_max;
+	rate_set(&export->rate, &options->rate, 0); /* with its whole burst */
 	export->epoch = options->epoch;
 	export->is_volatile = options->is_volatile;
 	export->references = 1;
@@ -207,6 +208,7 @@ int engine_export_add(struct engine *engine, struct export *export, struct error
 	export_get(export);
 	entry->engine = engine;
 	entry->export = export;
+	rate_queue_init(&entry->rate, &engine->rates, &export->rate);
 	entry->watch = (struct store_watch){
 		.ring = engine->ring, .resized = store_has_resized, .removed = watch_removed
 	};
@@ -221,6 +223,7 @@ static void entry_free(struct engine *engine, struct engine_export *entry)
 {
 	store_queue_destroy(entry->path.queue);
 	path_export_fini(&entry->path);
+	rate_queue_fini(&entry->rate);
 	engine->closing_count++;
 	store_watch_remove(entry->export->store, &entry->watch);
 }
@@ -379,6 +382,15 @@ void engine_export_resized(struct engine *engine, const struct export *export)
 	}
 }
 
+void engine_export_rate_changed(struct engine *engine, const struct export *export)
+{
+	uint32_t index = index_of(engine, export);
+
+	if (index < engine->export_count) {
+		rate_queue_changed(&engine->exports[index]->rate);
+	}
+}
+
 void engine_export_rights(struct engine *engine, const struct export *export)
 {
 	list_for_each(node, &engine->sessions)
@@ -435,6 +447,14 @@ const struct path_export *engine_export_measured(
 	uint32_t index = index_of(engine, export);
 
 	return index < engine->export_count ? &engine->exports[index]->path : NULL;
+}
+
+const struct rate_counters *engine_export_delays(
+	const struct engine *engine, const struct export *export)
+{
+	uint32_t index = index_of(engine, export);
+
+	return index < engine->export_count ? &engine->exports[index]->rate.counters : NULL;
 }
 
 const char *export_page_cache_refusal(const struct export *export)

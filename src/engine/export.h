@@ -4,16 +4,17 @@
  *
  * What: name, store, limits and rights. One object per process; every engine that serves it has its
  * own queue on the store (struct engine_export in engine.h).
- * Threading: everything but read_only, the rules, the counters, the takeover group, the late writes
- * and the references is constant after export_create(). References may be taken and dropped on any
- * thread. Ownership: references are counted; the last one closes the store. Errors: a negative
- * errno and a sentence.
+ * Threading: everything but read_only, the rules, the rate, the counters, the takeover group, the
+ * late writes and the references is constant after export_create(). References may be taken and
+ * dropped on any thread. Ownership: references are counted; the last one closes the store. Errors:
+ * a negative errno and a sentence.
  */
 #pragma once
 
 #include <stdatomic.h>
 
 #include "engine/access.h"
+#include "engine/rate.h"
 #include "engine/takeover.h"
 #include "path/late.h"
 #include "store/store.h"
@@ -38,6 +39,7 @@ struct export
 	bool is_volatile; /* a new epoch has lost what was flushed, too */
 	struct takeover takeover;
 	struct late_writes late;
+	struct rate rate; /* after rate_set(), each engine needs engine_export_rate_changed() */
 
 	struct store_start start; /* see export_start() */
 
@@ -59,6 +61,7 @@ struct export_options {
 	bool read_only;
 	struct access *access; /* taken, also on failure; NULL: no rules */
 	uint32_t connections_max;
+	struct rate_limits rate;
 	uint64_t epoch;
 	bool is_volatile;
 };

@@ -130,6 +130,15 @@ static void member_wake(struct takeover_member *member)
 	}
 }
 
+static void rate_ready(struct rate_member *member)
+{
+	struct session *session = container_of(member, struct session, rate);
+
+	if (session->state != SESSION_TERMINATING) {
+		session->kind->resume(session);
+	}
+}
+
 void session_init(struct session *session, struct engine *engine, const struct endpoint *endpoint)
 {
 	session->kind = endpoint->kind;
@@ -146,6 +155,7 @@ void session_init(struct session *session, struct engine *engine, const struct e
 	session->of_peer->session_count++;
 	session->export_inflight_count = &engine->inflight_without_export;
 	turn_init(&session->blocked_turn, &session->of_peer->blocked);
+	rate_member_init(&session->rate, rate_ready);
 	path_client_init(&session->client, engine->path, &session->of_peer->path);
 	list_init(&session->ending_node);
 	list_init(&session->barred_node);
@@ -246,6 +256,10 @@ int session_choose(struct session *session, struct engine_export *entry)
 		atomic_fetch_sub_explicit(&export->connections, 1, memory_order_relaxed);
 		return -EBUSY;
 	}
+	if (rate_join(&session->rate, RATE_EXPORT, &entry->rate, session->of_peer) < 0) {
+		atomic_fetch_sub_explicit(&export->connections, 1, memory_order_relaxed);
+		return -ENOMEM;
+	}
 	entry->session_count++;
 	session->chosen = entry;
 	session->export_inflight_count = &entry->inflight_count;
@@ -282,6 +296,32 @@ int session_admit(
 		return request->op == STORE_WRITE || request->op == STORE_ZERO ? -ENOSPC : -EINVAL;
 	}
 	return 0;
+}
+
+uint64_t engine_request_bytes(const struct session *session, enum store_op op, uint32_t flags,
+	uint64_t offset, uint64_t length)
+{
+	uint32_t caps = store_info(session->export->store)->caps;
+	bool leaves_hole = (flags & STORE_FAST_ZERO) != 0 ||
+			   ((flags & STORE_NO_HOLE) == 0 && (caps & STORE_CAP_FAST_ZERO) != 0);
+
+	switch (op) {
+	case STORE_READ:
+	case STORE_WRITE:
+		return length <= session->engine->limits.payload_bytes_max ? length : 0;
+	case STORE_ZERO:
+	case STORE_CACHE:
+		return (op == STORE_ZERO && leaves_hole) ||
+				       !range_inside(offset, length, session->export_bytes)
+			       ? 0
+			       : length;
+	case STORE_FLUSH:
+	case STORE_TRIM:
+	case STORE_EXTENTS:
+	case STORE_OP_COUNT:
+	default:
+		return 0;
+	}
 }
 
 /* --- takeover ------------------------------------------------------------------------------ */
@@ -335,6 +375,7 @@ void session_terminate(struct session *session, const char *reason)
 	session_set_state(session, SESSION_TERMINATING);
 	takeover_give_up(&session->member);
 	turns_remove(&session->blocked_turn);
+	rate_leave(&session->rate);
 	list_remove(&session->barred_node);
 	list_remove(&session->dirty_node);
 	list_push_back(&session->engine->ending, &session->ending_node);
@@ -347,6 +388,7 @@ void session_linger(struct session *session)
 
 	session_set_state(session, SESSION_LINGERING);
 	turns_remove(&session->blocked_turn);
+	rate_give_up(&session->rate);
 	session->deadline_ns = ring_now_ns(engine->ring) +
 			       (session->stopping ? ENGINE_LINGER_STOPPING_NS : ENGINE_LINGER_NS);
 	list_push_back(&engine->lingering, &session->deadline_node);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/bytes.h"
@@ -167,6 +168,13 @@ static bool resolve_all(
 	return true;
 }
 
+static uint32_t store_flags(const struct native_wire_request *head)
+{
+	return ((head->flags & NATIVE_FUA) != 0 ? (uint32_t)STORE_FUA : 0) |
+	       ((head->flags & NATIVE_NO_HOLE) != 0 ? (uint32_t)STORE_NO_HOLE : 0) |
+	       ((head->flags & NATIVE_FAST_ZERO) != 0 ? (uint32_t)STORE_FAST_ZERO : 0);
+}
+
 static int check(struct native_request *request, const struct native_wire_request *head)
 {
 	struct native_session *session = request->session;
@@ -181,9 +189,7 @@ static int check(struct native_request *request, const struct native_wire_reques
 		return -EINVAL;
 	}
 	path->op = operations[head->operation].op;
-	path->flags = ((head->flags & NATIVE_FUA) != 0 ? (uint32_t)STORE_FUA : 0) |
-		      ((head->flags & NATIVE_NO_HOLE) != 0 ? (uint32_t)STORE_NO_HOLE : 0) |
-		      ((head->flags & NATIVE_FAST_ZERO) != 0 ? (uint32_t)STORE_FAST_ZERO : 0);
+	path->flags = store_flags(head);
 	path->extent_max = MIN(head->extents_max, (uint32_t)NATIVE_EXTENTS_MAX);
 	if (session->base.stopping) {
 		request->error_text = "the server is stopping";
@@ -233,6 +239,33 @@ static void start(struct native_request *request)
 	}
 }
 
+/* See engine_request_bytes(). */
+static uint64_t bytes_of(
+	const struct native_session *session, const struct native_wire_request *head)
+{
+	bool known = head->operation < NATIVE_OPERATION_COUNT;
+
+	return known ? engine_request_bytes(&session->base, operations[head->operation].op,
+			       store_flags(head), head->offset, head->length)
+		     : 0;
+}
+
+/* The request waits for its turn; native_session_take() goes on with it. */
+static void hold(struct native_session *session, const uint8_t *bytes, uint32_t len)
+{
+	struct native_held *held = malloc(sizeof(*held));
+
+	GMB_ASSERT(session->held == NULL && len <= sizeof(held->message));
+	if (held == NULL) {
+		session_terminate(&session->base, "out of memory for a request that waits");
+		return;
+	}
+	held->bytes = len;
+	memcpy(held->message, bytes, len);
+	session->held = held;
+	native_session_watch(session);
+}
+
 void native_request_take(struct native_session *session, const uint8_t *bytes, uint32_t len)
 {
 	struct native_request_message message;
@@ -241,6 +274,10 @@ void native_request_take(struct native_session *session, const uint8_t *bytes, u
 
 	if (rule != NULL) {
 		native_session_fail(session, rule);
+		return;
+	}
+	if (!engine_request_may_move(&session->base, bytes_of(session, &message.head))) {
+		hold(session, bytes, len);
 		return;
 	}
 	request = begin(session, &message.head);

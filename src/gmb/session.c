@@ -334,6 +334,23 @@ static bool may_take(struct native_session *session)
 	}
 }
 
+/* Takes the request that has waited. False: it still waits. */
+static bool take_held(struct native_session *session)
+{
+	struct native_held *held = session->held;
+
+	if (held == NULL) {
+		return true;
+	}
+	if (rate_waits(&session->base.rate) || !may_take(session)) {
+		return false;
+	}
+	session->held = NULL;
+	native_request_take(session, held->message, held->bytes);
+	free(held);
+	return true;
+}
+
 void native_session_take(struct native_session *session)
 {
 	struct native_service *service = session->service;
@@ -341,8 +358,11 @@ void native_session_take(struct native_session *session)
 
 	turns_remove(&session->base.blocked_turn);
 	list_remove(&session->hungry_node);
+	if (!take_held(session)) {
+		return;
+	}
 	for (int i = 0; i < MESSAGES_MAX; i++) {
-		if (!may_take(session) ||
+		if (session->held != NULL || !may_take(session) ||
 			clan_recv(session->conn, CLAN_ANY, &message, service->message,
 				sizeof(service->message)) != 0) {
 			return; /* an event tells of more, or of the end */
@@ -387,7 +407,8 @@ static void alive_done(struct ring_op *op, int result)
 	struct native_session *session = container_of(op, struct native_session, alive_op);
 
 	GMB_UNUSED(result);
-	if (session->base.state == SESSION_TERMINATING || list_is_empty(&session->requests)) {
+	if (session->base.state == SESSION_TERMINATING ||
+		(list_is_empty(&session->requests) && session->held == NULL)) {
 		return; /* the next request sets it again */
 	}
 	if (!session->has_sent) {
@@ -631,5 +652,6 @@ void native_session_close(struct session *base)
 {
 	free(of(base)->handshake);
 	free(of(base)->mover);
+	free(of(base)->held);
 	free(of(base));
 }

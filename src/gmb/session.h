@@ -95,6 +95,12 @@ struct native_mover {
 	struct native_move moves[NATIVE_MOVES_MAX];
 };
 
+/* A request that waits for its turn by a rate. */
+struct native_held {
+	uint32_t bytes;
+	uint8_t message[NATIVE_REQUEST_BYTES_MAX];
+};
+
 struct native_session {
 	struct session base;
 	struct native_service *service;
@@ -106,6 +112,7 @@ struct native_session {
 	uint64_t alive_ns;	/* see ALIVE in docs/protocol/gmb.md; 0: never */
 	struct ring_op alive_op;
 	struct native_handshake *handshake;
+	struct native_held *held;     /* or NULL */
 	struct native_mover *mover;   /* NULL: regions are mapped */
 	struct list_node hungry_node; /* in service->hungry */
 	struct list_node requests;    /* all that are in flight */
@@ -159,7 +166,7 @@ void native_session_close(struct session *base);
 void native_session_fail(struct native_session *session, const char *rule);
 /* The client shares a region: once for each, by its event or by the first request that names it. */
 void native_region_add(struct native_session *session, uint32_t number, uint32_t generation);
-/* A request begins: there are signs of life from now on, if the client wants them. */
+/* A request is to be answered: there are signs of life from now on, if the client wants them. */
 void native_session_watch(struct native_session *session);
 /* A request that used it has ended. */
 void native_region_unused(struct native_session *session, uint32_t number);

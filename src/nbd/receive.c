@@ -106,7 +106,7 @@ static void arm(struct nbd_session *session)
 	struct path_stream *stream = session->rx_stream;
 
 	if (session->recv_op.in_flight || session->base.state != SESSION_READY ||
-		turn_is_waiting(&session->base.blocked_turn)) {
+		session_waits(&session->base)) {
 		return;
 	}
 	if (session->rx_request != NULL && !waits_for_first_byte(session)) {
@@ -352,8 +352,14 @@ static bool take_request(struct nbd_session *session)
 		return false;
 	}
 	request_plan(session, &head);
-	if (!engine_request_may(&session->base) ||
-		(payload > 0 && gather(session, head_bytes, payload))) {
+	if (!engine_request_may(&session->base)) {
+		return false;
+	}
+	if (!engine_request_may_move(&session->base, request_bytes(session, &head))) {
+		reply_watch(session);
+		return false;
+	}
+	if (payload > 0 && gather(session, head_bytes, payload)) {
 		return false;
 	}
 	session->rx_start += head_bytes;

@@ -32,18 +32,18 @@ static uint32_t put_simple_header(const struct nbd_request *request, uint8_t *ou
 }
 
 /* The header of a structured or extended chunk whose variable part has payload bytes. */
-static uint32_t put_chunk_header(const struct nbd_request *request, uint8_t *out,
-	enum nbd_reply_type type, bool done, uint64_t payload)
+static uint32_t put_chunk_header_of(const struct nbd_session *session, uint64_t cookie,
+	uint64_t offset, uint8_t *out, enum nbd_reply_type type, bool done, uint64_t payload)
 {
 	uint16_t flags = done ? NBD_REPLY_FLAG_DONE : 0;
 
-	if (request->session->extended) {
+	if (session->extended) {
 		struct nbd_wire_extended_reply wire = {
 			.magic = be32_make(NBD_EXTENDED_REPLY_MAGIC),
 			.flags = be16_make(flags),
 			.type = be16_make((uint16_t)type),
-			.cookie = request->cookie,
-			.offset = be64_make(request->offset),
+			.cookie = cookie,
+			.offset = be64_make(offset),
 			.length = be64_make(payload),
 		};
 
@@ -54,12 +54,19 @@ static uint32_t put_chunk_header(const struct nbd_request *request, uint8_t *out
 		.magic = be32_make(NBD_STRUCTURED_REPLY_MAGIC),
 		.flags = be16_make(flags),
 		.type = be16_make((uint16_t)type),
-		.cookie = request->cookie,
+		.cookie = cookie,
 		.length = be32_make((uint32_t)payload),
 	};
 
 	memcpy(out, &wire, sizeof(wire));
 	return (uint32_t)sizeof(wire);
+}
+
+static uint32_t put_chunk_header(const struct nbd_request *request, uint8_t *out,
+	enum nbd_reply_type type, bool done, uint64_t payload)
+{
+	return put_chunk_header_of(
+		request->session, request->cookie, request->offset, out, type, done, payload);
 }
 
 /* --- one answer each ----------------------------------------------------------------------- */
@@ -269,8 +276,14 @@ static void emit_block_status(struct send_batch *send, struct send_slot *slot)
 	slot->ends_request = true;
 }
 
-/* Says only that we live: a chunk of the oldest request with the context of NBD_CONTEXT_ALIVE and
- * one extent that means nothing. */
+/* What was read and is not answered. */
+static bool owes_answers(const struct nbd_session *session)
+{
+	return !list_is_empty(&session->requests) || rate_waits(&session->base.rate);
+}
+
+/* Says only that we live: a chunk of the oldest request, or of the one that waits, with the context
+ * of NBD_CONTEXT_ALIVE and one extent that means nothing. */
 static void emit_alive(struct send_batch *send, struct nbd_session *session)
 {
 	struct send_slot *slot = &send->slots[send->slot_count++];
@@ -280,14 +293,24 @@ static void emit_alive(struct send_batch *send, struct nbd_session *session)
 	bool extended = session->extended;
 	uint32_t words_bytes = (uint32_t)(extended ? sizeof(words) : sizeof(words[0]));
 	uint32_t extent_bytes = (uint32_t)(extended ? sizeof(extent_ext) : sizeof(extent));
+	struct request_head waiting;
 	uint32_t length;
 
 	send->is_alive = true;
-	*slot = (struct send_slot){
-		.request = list_entry(
-			list_first(&session->requests), struct nbd_request, session_node),
-	};
-	length = put_chunk_header(slot->request, slot->header,
+	*slot = (struct send_slot){ 0 };
+	if (list_is_empty(&session->requests)) {
+		bool parsed = request_head_parse(
+			session->rx_data + session->rx_start, extended, &waiting);
+
+		GMB_ASSERT(parsed); /* as it was when it began to wait */
+	} else {
+		const struct nbd_request *oldest = list_entry(
+			list_first(&session->requests), struct nbd_request, session_node);
+
+		waiting.cookie = oldest->cookie;
+		waiting.offset = oldest->offset;
+	}
+	length = put_chunk_header_of(session, waiting.cookie, waiting.offset, slot->header,
 		extended ? NBD_REPLY_TYPE_BLOCK_STATUS_EXT : NBD_REPLY_TYPE_BLOCK_STATUS, false,
 		(uint64_t)words_bytes + extent_bytes);
 	memcpy(slot->header + length, words, words_bytes);
@@ -491,7 +514,7 @@ void reply_flush(struct session *base, bool alone)
 	fill(session, send);
 	/* Not inside a reply that has begun and must be one piece. */
 	if (send->slot_count == 0 && session->alive_due && session->exclusive == NULL &&
-		!list_is_empty(&session->requests) && session->base.state != SESSION_TERMINATING) {
+		owes_answers(session) && session->base.state != SESSION_TERMINATING) {
 		emit_alive(send, session);
 	}
 	session->alive_due = false;
@@ -521,7 +544,7 @@ static void alive_done(struct ring_op *op, int result)
 	struct nbd_session *session = container_of(op, struct nbd_session, alive_op);
 
 	GMB_UNUSED(result);
-	if (session->base.state == SESSION_TERMINATING || list_is_empty(&session->requests)) {
+	if (session->base.state == SESSION_TERMINATING || !owes_answers(session)) {
 		return; /* the next request sets it again */
 	}
 	if (!session->has_sent && session->sending == NULL) {
@@ -533,8 +556,11 @@ static void alive_done(struct ring_op *op, int result)
 
 void reply_watch(struct nbd_session *session)
 {
-	session->has_sent = false;
-	ring_timer(session->service->ring, &session->alive_op, session->alive_ns, alive_done);
+	if (session->alive_ns != 0 && !session->alive_op.in_flight) {
+		session->has_sent = false;
+		ring_timer(
+			session->service->ring, &session->alive_op, session->alive_ns, alive_done);
+	}
 }
 
 /* How reads are cut depends on what the network can carry, too: looked at now and then. The kernel

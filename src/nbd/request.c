@@ -52,23 +52,47 @@ static const uint16_t flags_defined[] = {
 	[NBD_CMD_BLOCK_STATUS] = NBD_CMD_FLAG_FUA | NBD_CMD_FLAG_REQ_ONE | NBD_CMD_FLAG_PAYLOAD_LEN,
 };
 
-uint32_t request_check(const struct nbd_session *session, const struct request_head *head,
-	struct path_request *path, const char **text)
+/* What the commands are to the store; STORE_OP_COUNT for those that are unknown. */
+static enum store_op store_op(const struct request_head *head)
 {
 	static const enum store_op ops[] = {
 		[NBD_CMD_READ] = STORE_READ,
 		[NBD_CMD_WRITE] = STORE_WRITE,
+		[NBD_CMD_DISC] = STORE_OP_COUNT,
 		[NBD_CMD_FLUSH] = STORE_FLUSH,
 		[NBD_CMD_TRIM] = STORE_TRIM,
 		[NBD_CMD_CACHE] = STORE_CACHE,
 		[NBD_CMD_WRITE_ZEROES] = STORE_ZERO,
 		[NBD_CMD_BLOCK_STATUS] = STORE_EXTENTS,
 	};
+
+	return head->type < ARRAY_COUNT(ops) ? ops[head->type] : STORE_OP_COUNT;
+}
+
+static uint32_t store_flags(const struct request_head *head)
+{
+	if ((BIT(store_op(head)) & STORE_CHANGES) == 0) {
+		return 0; /* FUA may come with every command */
+	}
+	return ((head->flags & NBD_CMD_FLAG_FUA) != 0 ? STORE_FUA : 0U) |
+	       ((head->flags & NBD_CMD_FLAG_NO_HOLE) != 0 ? STORE_NO_HOLE : 0U) |
+	       ((head->flags & NBD_CMD_FLAG_FAST_ZERO) != 0 ? STORE_FAST_ZERO : 0U);
+}
+
+uint64_t request_bytes(const struct nbd_session *session, const struct request_head *head)
+{
+	return engine_request_bytes(
+		&session->base, store_op(head), store_flags(head), head->offset, head->length);
+}
+
+uint32_t request_check(const struct nbd_session *session, const struct request_head *head,
+	struct path_request *path, const char **text)
+{
 	uint32_t undefined = (session->structured ? 0U : (uint32_t)NBD_CMD_FLAG_DF) |
 			     (session->extended ? 0U : (uint32_t)NBD_CMD_FLAG_PAYLOAD_LEN);
 	int code;
 
-	if (head->type > NBD_CMD_BLOCK_STATUS || head->type == NBD_CMD_DISC) {
+	if (store_op(head) == STORE_OP_COUNT) {
 		*text = "unknown command";
 		return NBD_EINVAL;
 	}
@@ -85,13 +109,8 @@ uint32_t request_check(const struct nbd_session *session, const struct request_h
 		*text = "no metadata context was selected";
 		return NBD_EINVAL;
 	}
-	path->op = ops[head->type];
-	path->flags = 0;
-	if ((BIT(path->op) & STORE_CHANGES) != 0) { /* FUA may come with every command */
-		path->flags = ((head->flags & NBD_CMD_FLAG_FUA) != 0 ? STORE_FUA : 0U) |
-			      ((head->flags & NBD_CMD_FLAG_NO_HOLE) != 0 ? STORE_NO_HOLE : 0U) |
-			      ((head->flags & NBD_CMD_FLAG_FAST_ZERO) != 0 ? STORE_FAST_ZERO : 0U);
-	}
+	path->op = store_op(head);
+	path->flags = store_flags(head);
 	path->extent_max = (head->flags & NBD_CMD_FLAG_REQ_ONE) != 0 ? 1 : PATH_EXTENTS_MAX;
 	code = session_admit(&session->base, path, text);
 	if (code == 0 && (head->flags & NBD_CMD_FLAG_DF) != 0 && head->length > HELD_BYTES_MAX) {
@@ -186,9 +205,7 @@ struct nbd_request *request_begin(struct nbd_session *session, const struct requ
 	request->path.client = &session->base.client;
 	request->path.window_bytes = head->window_bytes;
 	list_push_back(&session->requests, &request->session_node);
-	if (session->alive_ns != 0 && !session->alive_op.in_flight) {
-		reply_watch(session);
-	}
+	reply_watch(session);
 	engine_request_begin(&session->base);
 	return request;
 }

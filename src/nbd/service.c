@@ -14,11 +14,15 @@ _Static_assert((int)EXPORT_NAME_BYTES_MAX <= (int)NBD_STRING_BYTES_MAX,
 struct rx_buf *service_rx_get(struct nbd_session *session)
 {
 	struct nbd_service *service = session->service;
-	struct list_node *node = list_pop_front(&service->rx_free);
-	/* New ones are made only while the number of busy connections still grows. */
-	struct rx_buf *rx =
-		node != NULL ? list_entry(node, struct rx_buf, node) : malloc(sizeof(*rx));
+	struct list_node *node;
+	struct rx_buf *rx;
 
+	if (rate_is_limited(&session->base.rate)) {
+		return NULL; /* its requests would wait in it */
+	}
+	node = list_pop_front(&service->rx_free);
+	/* New ones are made only while the number of busy connections still grows. */
+	rx = node != NULL ? list_entry(node, struct rx_buf, node) : malloc(sizeof(*rx));
 	if (rx == NULL) {
 		return NULL;
 	}

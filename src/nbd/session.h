@@ -6,7 +6,8 @@
  * Files: service.c pools and the session kind; session.c life cycle; handshake.c options;
  * receive.c the byte stream into requests; request.c what a request asks and may; reply.c answers.
  *
- * x-gmblock:alive (docs/protocol/nbd.md): a timer runs while there are requests. It finds that
+ * x-gmblock:alive (docs/protocol/nbd.md): a timer runs while there are requests, or one waits for
+ * its turn by a rate. It finds that
  * nothing was sent since it was set, and the next flush then sends a chunk that says only that the
  * server lives. This takes neither a place nor memory, nor must a request be read for it.
  *
@@ -258,6 +259,8 @@ uint32_t request_check(const struct nbd_session *session, const struct request_h
 /* BLOCK_STATUS with a payload (P115): the same for the payload's effect length and context ids. */
 uint32_t request_check_status_payload(const struct nbd_session *session, const uint8_t *payload,
 	uint64_t payload_bytes, struct request_head *head, const char **text);
+/* See engine_request_bytes(). */
+uint64_t request_bytes(const struct nbd_session *session, const struct request_head *head);
 /* How the request is answered, and within which window. */
 void request_plan(const struct nbd_session *session, struct request_head *head);
 struct nbd_request *request_begin(struct nbd_session *session, const struct request_head *head);
@@ -270,5 +273,5 @@ void request_progress(struct path_request *path);
 /* Sends what there is to send: the flush() of the session kind. */
 void reply_flush(struct session *base, bool alone);
 void reply_done(struct ring_op *op, int result);
-/* Sets the timer of a session with alive_ns. */
+/* There is a request to be answered: sets the timer of a session with alive_ns, if it is not. */
 void reply_watch(struct nbd_session *session);

@@ -1,0 +1,430 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/rate.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SECOND_NS UINT64_C(1000000000)
+/* No booking is longer, so that times cannot overflow. */
+#define BOOKING_NS_MAX (UINT64_C(86400) * 366 * SECOND_NS)
+
+/* The members of one peer in a queue. */
+struct rate_group {
+	struct list_node node;
+	struct turn_group turns;
+	const void *peer;
+	uint32_t member_count;
+};
+
+#define RATE_COUNTER(field, unit, name, help)                                                      \
+	{                                                                                          \
+		name, help, COUNTER_TOTAL, unit, offsetof(struct rate_counters, field)             \
+	}
+
+static const struct counter rate_counter_list[] = {
+	RATE_COUNTER(delayed, COUNTER_ITEMS, "requests_delayed",
+		"Requests that began later because of the rate"),
+	RATE_COUNTER(delayed_ns, COUNTER_NS, "delay_ns", "By how much, all of them together"),
+};
+
+const struct counter_table rate_counter_table = { "rate", "export", rate_counter_list,
+	ARRAY_COUNT(rate_counter_list) };
+
+/* --- time lines ------------------------------------------------------------------------------ */
+
+void rate_set(struct rate *rate, const struct rate_limits *limits, uint64_t now_ns)
+{
+	/* Release, read with acquire: who finds a line that has begun anew finds the limits, too.
+	 */
+	for (int unit = 0; unit < RATE_UNIT_COUNT; unit++) {
+		atomic_store_explicit(
+			&rate->per_second[unit], limits->per_second[unit], memory_order_relaxed);
+	}
+	atomic_store_explicit(&rate->burst_ns, limits->burst_ns, memory_order_relaxed);
+	atomic_fetch_add_explicit(&rate->serial, 1, memory_order_release);
+	for (int unit = 0; unit < RATE_UNIT_COUNT; unit++) {
+		atomic_store_explicit(&rate->booked_ns[unit], now_ns, memory_order_release);
+	}
+}
+
+void rate_get(const struct rate *rate, struct rate_limits *limits)
+{
+	for (int unit = 0; unit < RATE_UNIT_COUNT; unit++) {
+		limits->per_second[unit] =
+			atomic_load_explicit(&rate->per_second[unit], memory_order_relaxed);
+	}
+	limits->burst_ns = atomic_load_explicit(&rate->burst_ns, memory_order_relaxed);
+}
+
+/* How long that takes at the rate. Floating point: the product has more than 64 bits, and what is
+ * lost is less than a nanosecond in days. */
+static uint64_t cost_ns(const struct rate_limits *limits, enum rate_unit unit, uint64_t amount)
+{
+	double ns = (double)amount * (double)SECOND_NS / (double)limits->per_second[unit];
+
+	return ns < (double)BOOKING_NS_MAX ? (uint64_t)ns : BOOKING_NS_MAX;
+}
+
+static uint64_t amount_in(const struct rate_limits *limits, enum rate_unit unit, uint64_t ns)
+{
+	return (uint64_t)((double)ns * (double)limits->per_second[unit] / (double)SECOND_NS);
+}
+
+/* How far a line may lag; the rest of the burst is what engines hold. */
+static uint64_t lag_max_ns(const struct rate_limits *limits)
+{
+	return limits->burst_ns - limits->burst_ns / RATE_HOLD_PART;
+}
+
+/* What was booked on lines that have begun anew since is nothing any more. True: they have. */
+static bool renew(struct rate_queue *queue)
+{
+	uint32_t serial = atomic_load_explicit(&queue->rate->serial, memory_order_acquire);
+
+	if (serial == queue->serial) {
+		return false;
+	}
+	queue->serial = serial;
+	rate_get(queue->rate, &queue->limits);
+	memset(queue->left, 0, sizeof(queue->left));
+	queue->ready_ns = 0;
+	return true;
+}
+
+/* Books what is needed. More, up to a chunk, where there is room for it now; else what a pause
+ * brings, so that engines that wait for the same line take equal turns. False: the line has begun
+ * anew. */
+static bool book(struct rate_queue *queue, enum rate_unit unit, uint64_t needed, uint64_t now_ns)
+{
+	const struct rate_limits *limits = &queue->limits;
+	_Atomic uint64_t *line = &queue->rate->booked_ns[unit];
+	uint64_t lag_ns = lag_max_ns(limits);
+	uint64_t oldest_ns = now_ns - MIN(now_ns, lag_ns);
+	uint64_t needed_ns = cost_ns(limits, unit, needed) + 1;
+	uint64_t booked_ns = atomic_load_explicit(line, memory_order_acquire);
+	uint64_t start_ns;
+	uint64_t room_ns;
+	uint64_t length_ns;
+
+	do {
+		if (unlikely(renew(queue))) {
+			return false;
+		}
+		start_ns = MAX(booked_ns, oldest_ns);
+		room_ns = now_ns - MIN(now_ns, start_ns);
+		length_ns = room_ns >= needed_ns ? MIN(room_ns, limits->burst_ns / RATE_CHUNK_PART)
+						 : RATE_PAUSE_NS;
+		length_ns = MAX(length_ns, needed_ns);
+	} while (!atomic_compare_exchange_weak_explicit(line, &booked_ns, start_ns + length_ns,
+		memory_order_acquire, memory_order_acquire));
+	queue->left[unit] += MAX(needed, amount_in(limits, unit, length_ns));
+	start_ns += MIN(length_ns, lag_ns);
+	queue->ready_ns = MAX(queue->ready_ns, start_ns);
+	return true;
+}
+
+static void give_back(struct rate_queue *queue)
+{
+	if (renew(queue)) {
+		return;
+	}
+	for (enum rate_unit unit = 0; unit < RATE_UNIT_COUNT; unit++) {
+		_Atomic uint64_t *line = &queue->rate->booked_ns[unit];
+		uint64_t booked_ns = atomic_load_explicit(line, memory_order_relaxed);
+		uint64_t length_ns;
+
+		if (queue->left[unit] == 0) {
+			continue;
+		}
+		length_ns = cost_ns(&queue->limits, unit, queue->left[unit]);
+		while (!atomic_compare_exchange_weak_explicit(line, &booked_ns,
+			booked_ns - MIN(booked_ns, length_ns), memory_order_relaxed,
+			memory_order_relaxed)) {
+		}
+		queue->left[unit] = 0;
+	}
+	queue->ready_ns = 0;
+}
+
+/* --- queues ---------------------------------------------------------------------------------- */
+
+static uint64_t needed_of(const struct rate_queue *queue, enum rate_unit unit, uint64_t bytes)
+{
+	if (queue->limits.per_second[unit] == 0) {
+		return 0;
+	}
+	return unit == RATE_BYTES ? bytes : 1;
+}
+
+/* Takes what a request needs, or books it: then queue->ready_ns says when to come again. */
+static bool take(struct rate_queue *queue, uint64_t bytes, uint64_t now_ns)
+{
+	enum rate_unit unit = 0;
+
+	while (unit < RATE_UNIT_COUNT) {
+		uint64_t needed = needed_of(queue, unit, bytes);
+
+		if (needed <= queue->left[unit] ||
+			book(queue, unit, needed - queue->left[unit], now_ns)) {
+			unit++;
+		} else {
+			unit = 0; /* by other limits */
+		}
+	}
+	if (queue->ready_ns > now_ns) {
+		return false;
+	}
+	for (unit = 0; unit < RATE_UNIT_COUNT; unit++) {
+		queue->left[unit] -= needed_of(queue, unit, bytes);
+	}
+	return true;
+}
+
+static void timer_done(struct ring_op *op, int result);
+
+/* One look for all queues, and not before what has come meanwhile is worth it. */
+static void arm(struct rate_room *room)
+{
+	uint64_t now_ns = ring_batch_ns(room->ring);
+	uint64_t due_ns = UINT64_MAX;
+
+	list_for_each(node, &room->waited_for)
+	{
+		due_ns = MIN(due_ns, list_entry(node, struct rate_queue, node)->ready_ns);
+	}
+	if (due_ns == UINT64_MAX) {
+		return;
+	}
+	due_ns = MAX(due_ns, now_ns + RATE_PAUSE_NS);
+	if (!room->timer.in_flight) {
+		room->due_ns = due_ns;
+		ring_timer(room->ring, &room->timer, due_ns - now_ns, timer_done);
+	} else if (due_ns < room->due_ns) {
+		room->due_ns = due_ns;
+		ring_cancel(room->ring, &room->timer); /* comes back and looks */
+	}
+}
+
+/* The member has what it needs of the queues before: goes on as far as it can. True: the request
+ * may begin. */
+static bool advance(struct rate_member *member, uint64_t now_ns)
+{
+	for (; member->stage < RATE_QUEUES; member->stage++) {
+		struct rate_queue *queue = member->queues[member->stage];
+
+		if (queue == NULL || rate_limits_are_off(&queue->limits)) {
+			continue;
+		}
+		if (turns_are_empty(&queue->waiting)) {
+			/* What was booked for nobody who waits, and not used soon. */
+			if (now_ns - MIN(now_ns, queue->ready_ns) >
+				queue->limits.burst_ns / RATE_HOLD_PART) {
+				give_back(queue);
+			}
+			if (take(queue, member->bytes, now_ns)) {
+				continue;
+			}
+			list_push_back(&queue->room->waited_for, &queue->node);
+		}
+		member->turn.group = &member->groups[member->stage]->turns;
+		turns_add(&queue->waiting, &member->turn);
+		return false;
+	}
+	return true;
+}
+
+static void pass(struct rate_member *member, struct rate_queue *queue, uint64_t now_ns)
+{
+	turns_remove(&member->turn);
+	if (turns_are_empty(&queue->waiting)) {
+		list_remove(&queue->node);
+	}
+	turns_had(&queue->waiting, &member->turn);
+	queue->counters.delayed++;
+	queue->counters.delayed_ns += now_ns - MIN(now_ns, member->since_ns);
+	member->since_ns = now_ns;
+	member->stage++;
+	if (advance(member, now_ns)) {
+		member->ready(member);
+	}
+}
+
+/* Lets those begin whose time has come. Who begins may wait again, behind the others. */
+static void serve(struct rate_queue *queue, uint64_t now_ns)
+{
+	struct turn *turn;
+
+	while ((turn = turns_first(&queue->waiting)) != NULL) {
+		struct rate_member *member = container_of(turn, struct rate_member, turn);
+
+		if (!rate_limits_are_off(&queue->limits) && !take(queue, member->bytes, now_ns)) {
+			return;
+		}
+		pass(member, queue, now_ns);
+	}
+}
+
+static void timer_done(struct ring_op *op, int result)
+{
+	struct rate_room *room = container_of(op, struct rate_room, timer);
+	uint64_t now_ns = ring_now_ns(room->ring);
+	struct list_node queues;
+	struct list_node *node;
+
+	GMB_UNUSED(result); /* passed or cancelled: look either way */
+	/* Each once: those that are waited for afterwards are in the room's list again. */
+	list_init(&queues);
+	while ((node = list_pop_front(&room->waited_for)) != NULL) {
+		list_push_back(&queues, node);
+	}
+	while ((node = list_pop_front(&queues)) != NULL) {
+		list_push_back(&room->waited_for, node);
+		serve(list_entry(node, struct rate_queue, node), now_ns);
+	}
+	arm(room);
+}
+
+void rate_room_init(struct rate_room *room, struct ring *ring)
+{
+	*room = (struct rate_room){ .ring = ring };
+	list_init(&room->waited_for);
+}
+
+void rate_room_stop(struct rate_room *room)
+{
+	GMB_ASSERT(list_is_empty(&room->waited_for));
+	if (room->timer.in_flight) {
+		ring_cancel(room->ring, &room->timer);
+	}
+}
+
+void rate_queue_init(struct rate_queue *queue, struct rate_room *room, struct rate *rate)
+{
+	*queue = (struct rate_queue){ .room = room, .rate = rate };
+	(void)renew(queue);
+	turns_init(&queue->waiting);
+	list_init(&queue->groups);
+	list_init(&queue->node);
+}
+
+void rate_queue_fini(struct rate_queue *queue)
+{
+	GMB_ASSERT(list_is_empty(&queue->groups));
+	give_back(queue);
+}
+
+void rate_queue_changed(struct rate_queue *queue)
+{
+	(void)renew(queue); /* it may have found out by itself */
+	arm(queue->room);
+}
+
+/* --- members --------------------------------------------------------------------------------- */
+
+void rate_member_init(struct rate_member *member, void (*ready)(struct rate_member *member))
+{
+	*member = (struct rate_member){ .ready = ready };
+	list_init(&member->turn.node);
+}
+
+int rate_join(struct rate_member *member, enum rate_stage stage, struct rate_queue *queue,
+	const void *peer)
+{
+	struct rate_group *group = NULL;
+
+	GMB_ASSERT(member->queues[stage] == NULL && !member->asks);
+	list_for_each(node, &queue->groups)
+	{
+		struct rate_group *other = list_entry(node, struct rate_group, node);
+
+		group = other->peer == peer ? other : group;
+	}
+	if (group == NULL) {
+		group = calloc(1, sizeof(*group));
+		if (group == NULL) {
+			return -ENOMEM;
+		}
+		group->peer = peer;
+		turn_group_init(&group->turns);
+		list_push_back(&queue->groups, &group->node);
+	}
+	group->member_count++;
+	member->queues[stage] = queue;
+	member->groups[stage] = group;
+	return 0;
+}
+
+/* What the queue has given to a request that will not begin. */
+static void refund(struct rate_queue *queue, uint64_t bytes)
+{
+	for (int unit = 0; unit < RATE_UNIT_COUNT; unit++) {
+		if (queue->limits.per_second[unit] > 0) {
+			queue->left[unit] += unit == RATE_BYTES ? bytes : 1;
+		}
+	}
+	if (turns_are_empty(&queue->waiting)) {
+		give_back(queue);
+	}
+}
+
+void rate_give_up(struct rate_member *member)
+{
+	struct rate_queue *waits_in = rate_waits(member) ? member->queues[member->stage] : NULL;
+
+	if (!member->asks) {
+		return;
+	}
+	member->asks = false;
+	for (uint32_t i = 0; i < member->stage; i++) {
+		if (member->queues[i] != NULL) {
+			refund(member->queues[i], member->bytes);
+		}
+	}
+	if (waits_in == NULL) {
+		return;
+	}
+	/* What is booked is for the first one: the next may need much less. */
+	if (turns_first(&waits_in->waiting) == &member->turn) {
+		give_back(waits_in);
+	}
+	turns_remove(&member->turn);
+	if (turns_are_empty(&waits_in->waiting)) {
+		list_remove(&waits_in->node);
+	}
+	arm(waits_in->room);
+}
+
+void rate_leave(struct rate_member *member)
+{
+	rate_give_up(member);
+	for (int i = 0; i < RATE_QUEUES; i++) {
+		struct rate_group *group = member->groups[i];
+
+		if (group != NULL && --group->member_count == 0) {
+			list_remove(&group->node);
+			free(group);
+		}
+		member->groups[i] = NULL;
+		member->queues[i] = NULL;
+	}
+}
+
+bool rate_ask(struct rate_member *member, uint64_t bytes)
+{
+	const struct rate_queue *queue;
+
+	if (member->asks) {
+		return member->stage == RATE_QUEUES;
+	}
+	queue = member->queues[0] != NULL ? member->queues[0] : member->queues[1];
+	member->asks = true;
+	member->bytes = bytes;
+	member->stage = 0;
+	member->since_ns = ring_batch_ns(queue->room->ring);
+	if (advance(member, member->since_ns)) {
+		return true;
+	}
+	arm(queue->room);
+	return false;
+}
