@@ -29,6 +29,7 @@ static const struct command {
 	{ "info", cmd_info, "show what a server offers or this machine supports" },
 	{ "bench", cmd_bench, "measure an export: rates, latencies, processor time" },
 	{ "stats", cmd_stats, "show what a running server does and where time goes" },
+	{ "rate", cmd_rate, "change the rate of an export of a running server" },
 	{ "trace", TRACE, "show where the time of a read or request goes" },
 	{ "copy", cmd_copy, "copy a disk between servers, files, devices and pipes" },
 	{ "attach", cmd_attach, "attach a remote export as a local disk" },

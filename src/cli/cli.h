@@ -94,6 +94,7 @@ int cmd_list(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_copy(int argc, char **argv);
 int cmd_stats(int argc, char **argv);
+int cmd_rate(int argc, char **argv);
 int cmd_trace(int argc, char **argv);
 int cmd_attach(int argc, char **argv);
 int cmd_detach(int argc, char **argv);

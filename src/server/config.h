@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "base/export_uri.h"
+#include "engine/rate.h"
 #include "path/path.h"
 #include "sandbox/sandbox.h"
 #include "store/store.h"
@@ -36,7 +37,8 @@ struct server_export {
 	struct store_options store; /* without the path */
 	uint32_t connections_max;   /* 0 = no limit of its own */
 	uint32_t overlap;	    /* bytes, PATH_OVERLAP_AUTO or PATH_OVERLAP_OFF */
-	uint32_t keys_given;	    /* private: bit per key of its own, finds repetitions */
+	struct rate_limits rate;
+	uint32_t keys_given; /* private: bit per key of its own, finds repetitions */
 };
 
 struct server_listen {

@@ -111,6 +111,13 @@ static int set_overlap(void *config, const char *value, struct error *error)
 	return 0;
 }
 
+static int set_rate(void *config, const char *value, struct error *error)
+{
+	struct server_export *entry = config;
+
+	return rate_parse(value, &entry->rate, error);
+}
+
 static const struct store_option own_options[] = {
 	{ "description", "TEXT", "shown to clients that list the exports", "TEXT",
 		.set = set_description },
@@ -121,6 +128,11 @@ static const struct store_option own_options[] = {
 		"in parts of an automatic size (default), never, or\n"
 		"in parts of SIZE (4K to 1M)",
 		"64K", .set = set_overlap },
+	{ "rate", "RATE[:requests=N][:burst=TIME]",
+		"serve at most RATE bytes and N requests a second to\n"
+		"all clients together, and at once what a pause of\n"
+		"TIME (default: 100ms) has left",
+		"100M:requests=5000", .set = set_rate },
 };
 
 const struct store_option *server_export_option(uint32_t idx)

@@ -13,12 +13,15 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
+#include "base/log.h"
 #include "control/control.h"
 #include "server/stats.h"
 #include "server/tracing.h"
 
 enum {
 	PATH_BYTES = 256,
+	EXPORT_SHOWN_BYTES = 120,
 	NEW_SECONDS = 10, /* much longer than from bind to listen */
 };
 
@@ -213,6 +216,85 @@ static const struct control_command stats_command = {
 	.begin = begin_stats,
 };
 
+/* --- rates --------------------------------------------------------------------------------- */
+
+static struct export *find_export(const struct server_view *view, const char *name, size_t bytes)
+{
+	for (uint32_t i = 0; i < view->export_count; i++) {
+		struct export *export = view->exports[i];
+
+		if (export->name_bytes == bytes && memcmp(export->name, name, bytes) == 0) {
+			return export;
+		}
+	}
+	return NULL;
+}
+
+static void tell_rate(struct engine *engine, void *context)
+{
+	engine_export_rate_changed(engine, context);
+}
+
+/* Every reactor hears of it, also when another one does not answer. */
+static int change_rate(
+	const struct server_view *view, struct export *export, const struct rate_limits *limits)
+{
+	int rc = 0;
+
+	rate_set(&export->rate, limits, clock_now_ns());
+	for (uint32_t i = 0; i < view->reactor_count; i++) {
+		int told = reactor_call(view->reactors[i], tell_rate, export);
+
+		rc = told < 0 ? told : rc;
+	}
+	return rc;
+}
+
+static void begin_rate(void *context, struct control_client *client, const json_t *arguments)
+{
+	const struct server_control *control = context;
+	const char *text = json_string_value(json_object_get(arguments, "rate"));
+	const json_t *name = json_object_get(arguments, "export");
+	char shown[EXPORT_SHOWN_BYTES];
+	char taken[RATE_TEXT_BYTES];
+	struct rate_limits limits;
+	struct export *export;
+	struct error error;
+	int code;
+
+	if (!json_is_string(name) || text == NULL) {
+		control_fail(client, -EINVAL, "\"export\" and \"rate\" are needed, both text");
+		return;
+	}
+	export = find_export(&control->view, json_string_value(name), json_string_length(name));
+	if (export == NULL) {
+		error_set(&error, -ENOENT, "there is no export \"%s\"",
+			log_escape(shown, sizeof(shown), json_string_value(name),
+				json_string_length(name)));
+		control_fail(client, error.code, error.text);
+		return;
+	}
+	if (rate_parse(text, &limits, &error) < 0) {
+		control_fail(client, error.code, error.text);
+		return;
+	}
+	code = change_rate(&control->view, export, &limits);
+	if (code < 0) {
+		control_fail(client, code, server_call_error(code));
+		return;
+	}
+	log_info("the rate of export \"%s\" is now %s",
+		log_escape(shown, sizeof(shown), export->name, export->name_bytes),
+		rate_format(&limits, taken));
+	control_reply(client, json_pack("{s:s}", "rate", rate_format(&limits, taken)));
+}
+
+static const struct control_command rate_command = {
+	.name = "rate",
+	.right = CONTROL_CHANGE,
+	.begin = begin_rate,
+};
+
 const char *server_call_error(int code)
 {
 	return code == -ETIMEDOUT ? "a thread of this server does not answer; perhaps a disk hangs"
@@ -244,6 +326,7 @@ int server_control_open(struct listener *listener, const struct server_view *vie
 	if (rc == 0) {
 		control_server_add(control->server, &stats_command, control);
 		control_server_add(control->server, &counters_command, NULL);
+		control_server_add(control->server, &rate_command, control);
 		rc = tracing_create(&control->view, control->server, &control->tracing, error);
 	}
 	if (rc < 0) {

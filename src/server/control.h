@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The control socket of a server (control/control.h) and the commands that it answers: "stats"
- * and "counters" (stats.h), "trace" (tracing.h).
+ * and "counters" (stats.h), "rate", "trace" (tracing.h).
  *
  *   RUNTIME/gmblock/serve/PID.sock    RUNTIME: /run for root, else $XDG_RUNTIME_DIR
  *

@@ -168,6 +168,7 @@ static int open_export(struct export **out, const struct server_export *entry, s
 		.read_only = entry->store.read_only,
 		.connections_max = entry->connections_max,
 		.overlap = entry->overlap,
+		.rate = entry->rate,
 	};
 	int rc;
 

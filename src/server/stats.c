@@ -25,6 +25,7 @@ struct export_summary {
 	struct path_export path;
 	uint64_t read_rate; /* of the disk, there */
 	uint64_t write_rate;
+	struct rate_counters rate;
 	/* Of each layer of its store, from the outermost: as many as its table has counters. */
 	uint64_t *layers[STORE_KINDS_MAX];
 };
@@ -97,11 +98,13 @@ static void inspect(struct engine *engine, void *context)
 
 	counter_table_add(&engine_counter_table, &summary->counters, &engine->counters);
 	for (uint32_t i = 0; i < summary->view->export_count; i++) {
+		const struct export *export = summary->view->exports[i];
 		struct export_summary *sum = &summary->exports[i];
-		const struct path_export *measured =
-			engine_export_measured(engine, summary->view->exports[i]);
+		const struct path_export *measured = engine_export_measured(engine, export);
 
 		if (measured != NULL) {
+			counter_table_add(&rate_counter_table, &sum->rate,
+				engine_export_delays(engine, export));
 			counter_table_add(&path_export_counter_table, &sum->path, measured);
 			add_stats(summary, &sum->path, measured);
 			add_layers(summary, sum, measured->queue);
@@ -220,6 +223,20 @@ static json_t *overlap_json(uint32_t overlap)
 	return overlap == PATH_OVERLAP_OFF ? json_string("off") : json_integer((json_int_t)overlap);
 }
 
+static json_t *rate_json(const struct export *entry, const struct rate_counters *counters)
+{
+	json_t *whole = counters_json(&rate_counter_table, counters);
+	struct rate_limits limits;
+
+	rate_get(&entry->rate, &limits);
+	json_object_update_new(
+		whole, json_pack("{s:o, s:o, s:f}", "bytes_per_second",
+			       known(limits.per_second[RATE_BYTES]), "requests_per_second",
+			       known(limits.per_second[RATE_REQUESTS]), "burst_seconds",
+			       (double)limits.burst_ns / 1e9));
+	return whole;
+}
+
 /* What the layers of a store have counted, by their names. */
 static json_t *layers_json(const struct export_summary *about, const struct store *store)
 {
@@ -261,7 +278,7 @@ static json_t *export_json(const struct summary *summary, uint32_t export_index)
 		}
 	}
 	json_object_update_new(whole,
-		json_pack("{s:s%, s:s, s:I, s:f, s:b, s:I, s:o, s:o, s:o, s:o, s:s, s:o, s:o}",
+		json_pack("{s:s%, s:s, s:I, s:f, s:b, s:I, s:o, s:o, s:o, s:o, s:o, s:s, s:o, s:o}",
 			"name", entry->name, (size_t)entry->name_bytes, "path",
 			/* A path may be any bytes, JSON is UTF-8. */
 			log_escape(shown, sizeof(shown), path, strlen(path)), "size",
@@ -270,7 +287,8 @@ static json_t *export_json(const struct summary *summary, uint32_t export_index)
 			atomic_load_explicit(&entry->read_only, memory_order_relaxed),
 			"connections",
 			(json_int_t)atomic_load_explicit(&entry->connections, memory_order_relaxed),
-			"overlap", overlap_json(entry->overlap), "reads",
+			"rate", rate_json(entry, &about->rate), "overlap",
+			overlap_json(entry->overlap), "reads",
 			overlap_stats_json(&sum->reads, about->read_rate), "writes",
 			overlap_stats_json(&sum->writes, about->write_rate),
 			"page_cache_send_refusal", text_or_null(export_page_cache_refusal(entry)),
@@ -338,7 +356,7 @@ static void describe(json_t *all, const struct counter_table *table)
 json_t *stats_counters(void)
 {
 	static const struct counter_table *const tables[] = { &engine_counter_table,
-		&path_export_counter_table, &path_stats_counter_table };
+		&path_export_counter_table, &path_stats_counter_table, &rate_counter_table };
 	const struct store_kind *kind;
 	json_t *all = json_array();
 

@@ -524,6 +524,26 @@ static void show_page_cache_send(const json_t *entry)
 	}
 }
 
+/* Its rate, if it has one, and how many have waited for it. */
+static void show_rate(const json_t *entry)
+{
+	const json_t *rate = json_object_get(entry, "rate");
+	double bytes = number(rate, NULL, "bytes_per_second");
+	double requests = number(rate, NULL, "requests_per_second");
+	double delayed = number(rate, NULL, "requests_delayed");
+
+	if (bytes > 0) {
+		printf("  rate: at most %.3f MB/s\n", bytes / 1e6);
+	}
+	if (requests > 0) {
+		printf("  rate: at most %.0f requests/s\n", requests);
+	}
+	if (delayed > 0) {
+		printf("  rate: %.0f requests were delayed, by %.3f ms on average\n", delayed,
+			number(rate, NULL, "delay_ns") / delayed / 1e6);
+	}
+}
+
 /* What the layers of its store have counted, as far as there was something. */
 static void show_store(const json_t *entry)
 {
@@ -562,6 +582,7 @@ void stats_show(const json_t *document)
 			printf("  has started to %.0f %%\n", 100 * json_real_value(started));
 			continue;
 		}
+		show_rate(entry);
 		if (json_array_size(operations) == 0) {
 			printf("  no requests yet\n");
 			continue;

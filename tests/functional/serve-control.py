@@ -85,7 +85,8 @@ class Control(support.Case):
         document = self.ask(STATS)["result"]
         export = document["exports"][0]
         shown = {"server": document["counters"], "export": export,
-                 "operation": export["operations"][0], **export["store"]}
+                 "operation": export["operations"][0], "rate": export["rate"],
+                 **export["store"]}
         described = self.ask(b'{"command": "counters"}\n')["result"]["counters"]
         names = {of: {entry["name"] for entry in described if entry["of"] == of} for of in shown}
         self.assertEqual(names["server"], set(shown["server"]))

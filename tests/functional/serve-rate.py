@@ -1,0 +1,151 @@
+#!/usr/bin/python3
+"""Rates of a real server: nothing begins earlier than they allow, on any thread and by any
+protocol; they change while clients wait; and who waits hears that the server lives."""
+import json
+import struct
+
+import nbdmini
+import support
+
+KIB, MIB = 1 << 10, 1 << 20
+OPT_LIST_META = 9
+BLOCK_STATUS = 5
+ALIVE = 0xFFFFFFFF
+ESHUTDOWN = 108
+SECONDS = "1.5"
+NEVER = "1K:burst=10ms"  # a read of MIB is waited for a quarter of an hour
+
+
+class Rate(support.Case):
+    def serve(self, *arguments, **options):
+        self.control = self.path("control")
+        return self.start_unix("--control", self.control, *arguments, **options)
+
+    def stats(self):
+        code, output, errors = self.run_gmblock("stats", "--json", self.control)
+        self.assertEqual((code, errors), (0, ""))
+        return json.loads(output)
+
+    def change(self, rate, export=""):
+        code, output, errors = self.run_gmblock("rate", "--export", export, rate, self.control)
+        self.assertEqual((code, errors), (0, ""))
+        return output
+
+    def moved(self, before, after, export=0):
+        """Requests and bytes of an export between two documents."""
+        def count(document):
+            operations = document["exports"][export]["operations"]
+            return [sum(entry[what] for entry in operations) for what in ("count", "bytes")]
+        return [late - early for early, late in zip(count(before), count(after))]
+
+    def check_work(self, uri, **limits):
+        """Works as fast as it may, and compares with the server's own clock."""
+        before = self.stats()
+        code, _, errors = self.run_gmblock(
+            "bench", "--rw", "randrw", "--connections", "4", "--threads", "2", "--depth", "16",
+            "--seconds", SECONDS, uri)
+        self.assertEqual(code, 0, errors)
+        after = self.stats()
+        requests, moved = self.moved(before, after)
+        seconds = after["clock_seconds"] - before["clock_seconds"]
+        rate = after["exports"][0]["rate"]
+        self.assertEqual((rate["requests_per_second"], rate["bytes_per_second"]),
+                         (limits.get("requests"), limits.get("moved")))
+        # The burst, and of each thread a request.
+        whole = seconds + rate["burst_seconds"]
+        if "requests" in limits:
+            self.assertLessEqual(requests, limits["requests"] * whole + 2)
+        if "moved" in limits:
+            self.assertLessEqual(moved, limits["moved"] * whole + 2 * 4 * KIB)
+        self.assertGreater(requests, 0)
+        self.assertGreater(rate["requests_delayed"], 0)
+        self.assertGreater(rate["delay_ns"], 0)
+
+    def test_what_two_threads_serve(self):
+        server = self.serve("--threads", "2", "--export", "=memory:64M,rate=requests=2000")
+        self.check_work(server.uri, requests=2000)
+        self.assertEqual(self.change("4M:burst=50ms"), "4M:burst=50ms\n")
+        self.check_work(server.uri, moved=4 * MIB)
+        _, output, _ = self.run_gmblock("stats", self.control)
+        self.assertRegex(output, r"rate: at most 4\.194 MB/s\n  rate: [0-9]+ requests were delayed")
+        self.assertEqual(server.stop()[0], 0)
+
+    def test_gmb(self):
+        uri = "gmb+unix:///?socket=" + self.path("g")
+        self.serve("--listen", uri, "--threads", "2", "--export",
+                   "=memory:64M,rate=8M:requests=1000", uri_count=2)
+        self.check_work(uri, requests=1000, moved=8 * MIB)
+
+    def test_a_file_configures_it(self):
+        config = self.make_file("config", "exports:\n  - name: disk\n    path: memory:1M\n"
+                                          "    rate: 100M:requests=5000:burst=1s\n")
+        self.serve("--config", config)
+        rate = self.stats()["exports"][0]["rate"]
+        self.assertEqual(rate, {"bytes_per_second": 100 * MIB, "requests_per_second": 5000,
+                                "burst_seconds": 1.0, "requests_delayed": 0, "delay_ns": 0})
+
+    def waiting(self, server, name=b""):
+        """A client one of whose reads has its turn in a quarter of an hour."""
+        client = nbdmini.open_export(server.uri, name)
+        self.addCleanup(client.close)
+        client.read(0, MIB)
+        client.send_request(nbdmini.CMD_READ, 7, 0, MIB)
+        return client
+
+    def test_a_change_while_a_client_waits(self):
+        server = self.serve("--threads", "2", "--export", f"slow=memory:1M,rate={NEVER}",
+                            "--export", "other=memory:1M")
+        client = self.waiting(server, b"slow")
+        with nbdmini.open_export(server.uri, b"other") as other:
+            for _ in range(100):
+                other.read(0, 64 * KIB)  # does not wait
+        self.assertEqual(self.stats()["counters"]["inflight"], 0)
+        self.change("off", "slow")
+        self.assertEqual(client.reply(), (7, 0))
+        client.receive(MIB)
+        self.assertEqual(self.stats()["exports"][0]["rate"]["requests_delayed"], 1)
+
+    def test_signs_of_life(self):
+        server = self.serve("--export", f"=memory:1M,rate={NEVER}")
+        client = nbdmini.Client(server.uri)
+        self.addCleanup(client.close)
+        client.hello()
+        client.send_option(nbdmini.OPT_STRUCTURED_REPLY)
+        client.option_replies(nbdmini.OPT_STRUCTURED_REPLY)
+        query = b"x-gmblock:alive=10"
+        client.send_option(OPT_LIST_META, struct.pack(">III", 0, 1, len(query)) + query)
+        client.option_replies(OPT_LIST_META)
+        client.go()
+        client.send_request(nbdmini.CMD_READ, 6, 0, MIB)
+        list(client.chunks(6))
+        client.send_request(nbdmini.CMD_READ, 7, 0, MIB)
+        for _ in range(3):
+            magic, flags, kind, cookie, length = struct.unpack(">IHHQI", client.receive(20))
+            self.assertEqual((magic, flags, kind, cookie),
+                             (nbdmini.STRUCTURED_REPLY_MAGIC, 0, BLOCK_STATUS, 7))
+            self.assertEqual(client.receive(length), struct.pack(">III", ALIVE, 1, 0))
+
+    def test_a_stop_does_not_wait(self):
+        server = self.serve("--export", f"=memory:1M,rate={NEVER}")
+        client = self.waiting(server)
+        self.wait_for(lambda: self.stats()["counters"]["inflight"] == 0)
+        server.signal()
+        self.assertEqual(client.reply(), (7, ESHUTDOWN))
+        self.assertEqual(server.wait()[0], 0)
+
+    def test_what_is_refused(self):
+        self.serve("--export", "disk=memory:1M")
+        control = self.control
+        self.check_refused(["rate", "1M", control], 1, 'there is no export ""')
+        self.check_refused(["rate", "--export", "none", "1M", control], 1,
+                           'there is no export "none"')
+        self.check_refused(["rate", "--export=disk", "fast", control], 2, "'fast' is not a rate")
+        self.check_refused(["rate", "--export=disk", "1M:burst=1ms", control], 2, "10ms to 60s")
+        self.check_refused(["rate"], 2, "give a rate")
+        self.check_refused(["rate", "1M", control, control], 2, "give a rate")
+        self.check_refused(["serve", "--export", "=memory:1M,rate=burst=1s"], 2,
+                           "rate: a burst alone limits nothing")
+
+
+if __name__ == "__main__":
+    support.main()
