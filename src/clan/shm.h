@@ -225,7 +225,7 @@ struct shm_conn {
 	uint32_t grant_next;	   /* where the search for a free one begins */
 	uint32_t *used_once;	   /* by the peer's slot: generation used; NULL until the first */
 	struct shm_watch *watches; /* by number; NULL until the first */
-	struct shm_trip *trips;	   /* by the peer's number */
+	struct shm_trip *trips;	   /* by the peer's number; NULL until the first is armed */
 	uint32_t trips_owed;
 
 	struct shm_cookie_fifo *fifo; /* NULL until the first cookie */

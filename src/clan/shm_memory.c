@@ -526,6 +526,18 @@ static void owe_trip(struct shm_conn *conn, uint32_t number)
 	}
 }
 
+/* Not before one is armed: a stranger could ask for a large table. */
+static bool make_trips(struct shm_conn *conn)
+{
+	if (conn->trips == NULL) {
+		conn->trips = calloc(conn->peer_tripwire_count, sizeof(*conn->trips));
+	}
+	if (conn->trips == NULL) {
+		shm_conn_end(conn, -ENOMEM, "no memory for tripwires of the peer");
+	}
+	return conn->trips != NULL;
+}
+
 static void touch_tripwires(struct shm_conn *conn, uint32_t region, uint64_t offset, size_t bytes)
 {
 	/* Partner: the fence of arm_watch(): it sees the bytes, or we see it armed. */
@@ -536,7 +548,13 @@ static void touch_tripwires(struct shm_conn *conn, uint32_t region, uint64_t off
 		uint64_t start;
 		uint64_t end;
 
-		if (likely(arm == 0) || arm == conn->trips[i].answered) {
+		if (likely(arm == 0)) {
+			continue;
+		}
+		if (!make_trips(conn)) {
+			return;
+		}
+		if (arm == conn->trips[i].answered) {
 			continue;
 		}
 		start = atomic_load_explicit(&entry->offset, memory_order_relaxed);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Preloaded into a program under test (LD_PRELOAD): counts the calls of the C library that a
- * request must not make, in a file that the test maps (CALL_COUNTER_FILE; two 64-bit counters:
- * allocations and frees, mutex locks). Allocation itself is left to the library's own functions.
+ * request must not make, in a file that the test maps (CALL_COUNTER_FILE; three 64-bit counters:
+ * allocations and frees, mutex locks, bytes asked for). Allocation itself is left to the library's
+ * own functions.
  *
  * Threading: any. Errors: without the file nothing is counted, and the test notices.
  */
@@ -17,7 +18,7 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 
-enum { COUNT_ALLOCATIONS, COUNT_LOCKS, COUNT_COUNT };
+enum { COUNT_ALLOCATIONS, COUNT_LOCKS, COUNT_BYTES, COUNT_COUNT };
 
 /* glibc's own names for what is replaced here. */
 void *__libc_malloc(size_t bytes);
@@ -44,32 +45,38 @@ __attribute__((constructor)) static void open_counters(void)
 	}
 }
 
-static void count(int which)
+static void count(int which, uint64_t number)
 {
-	atomic_fetch_add_explicit(&counters[which], 1, memory_order_relaxed);
+	atomic_fetch_add_explicit(&counters[which], number, memory_order_relaxed);
+}
+
+static void count_allocation(size_t bytes)
+{
+	count(COUNT_ALLOCATIONS, 1);
+	count(COUNT_BYTES, bytes);
 }
 
 EXPORTED void *malloc(size_t bytes)
 {
-	count(COUNT_ALLOCATIONS);
+	count_allocation(bytes);
 	return __libc_malloc(bytes);
 }
 
 EXPORTED void *calloc(size_t number, size_t bytes)
 {
-	count(COUNT_ALLOCATIONS);
+	count_allocation(number * bytes);
 	return __libc_calloc(number, bytes);
 }
 
 EXPORTED void *realloc(void *memory, size_t bytes)
 {
-	count(COUNT_ALLOCATIONS);
+	count_allocation(bytes);
 	return __libc_realloc(memory, bytes);
 }
 
 EXPORTED void free(void *memory)
 {
-	count(COUNT_ALLOCATIONS);
+	count(COUNT_ALLOCATIONS, 1);
 	__libc_free(memory);
 }
 
@@ -82,6 +89,6 @@ EXPORTED int pthread_mutex_lock(pthread_mutex_t *mutex)
 		lock = (int (*)(pthread_mutex_t *))dlsym(RTLD_NEXT, "pthread_mutex_lock");
 		atomic_store_explicit(&next, lock, memory_order_relaxed);
 	}
-	count(COUNT_LOCKS);
+	count(COUNT_LOCKS, 1);
 	return lock(mutex);
 }

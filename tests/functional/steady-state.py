@@ -39,20 +39,20 @@ class SteadyState(support.Case):
         return ["--export", f"cached={disk}", "--export", f"memory=memory:{DEPTH * 4096}"]
 
     def test_no_allocation_and_no_lock(self):
-        path = self.make_file("counters", bytes(16))
+        path = self.make_file("counters", bytes(24))
         environment = dict(os.environ, LD_PRELOAD=COUNTER, CALL_COUNTER_FILE=path)
         server = self.start("--threads", "1", *self.exports(), "--listen",
                             f"nbd+unix:///?socket={self.path('sock')}", uri_count=2,
                             env=environment)
-        with open(path, "r+b") as file, mmap.mmap(file.fileno(), 16) as counters:
-            started = struct.unpack("=QQ", counters[:])
+        with open(path, "r+b") as file, mmap.mmap(file.fileno(), 24) as counters:
+            started = struct.unpack("=QQQ", counters[:])
             self.assertGreater(started[0], 0, "the counter is not in the program")
             for name in (b"cached", b"memory"):
                 with nbdmini.open_export(server.uri, name) as client:
                     traffic(client, ROUNDS_WARM)
-                    before = struct.unpack("=QQ", counters[:])
+                    before = struct.unpack("=QQQ", counters[:])
                     traffic(client, ROUNDS)
-                    after = struct.unpack("=QQ", counters[:])
+                    after = struct.unpack("=QQQ", counters[:])
                     self.assertEqual(after, before, f"allocations and locks: {name}")
 
     @unittest.skipUnless(shutil.which("strace"), "strace is not installed")
