@@ -16,7 +16,7 @@
  * it when a control message comes in between. RFC 8446 (TLS 1.3), RFC 5288 and 7905 (TLS 1.2);
  * Documentation/networking/tls.rst of Linux.
  *
- * Private to the room, except tls_kernel_features(). Threading: the ring's thread; features, keys
+ * Private to the room, except the first part. Threading: the ring's thread; features, keys
  * and control messages on any. Ownership: stated at each. Errors: negative errno, with a sentence.
  */
 #pragma once

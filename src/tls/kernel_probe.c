@@ -186,7 +186,7 @@ static void look(void)
 
 	if (rc == -ENOSYS) {
 		error_set(&features.why_not, -EOPNOTSUPP,
-			"the kernel's module tls is not loaded (modprobe tls), or it has none");
+			"the kernel's module tls is not loaded (modprobe tls) or is missing");
 		return;
 	}
 	if (rc != 0) {

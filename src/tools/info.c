@@ -24,6 +24,7 @@
 #include "ring/ring.h"
 #include "sandbox/sandbox.h"
 #include "stream/stream.h"
+#include "tls/kernel.h"
 
 enum { LABEL_COLUMNS = 20, TEXT_BYTES = 256 };
 
@@ -56,7 +57,7 @@ struct local_feature {
 	char consequence[TEXT_BYTES];
 };
 
-enum { FEATURES_COUNT = 10 };
+enum { FEATURES_COUNT = 11 };
 
 /* --- looking ------------------------------------------------------------------------------- */
 
@@ -173,8 +174,10 @@ static void feature_set(struct local_feature *feature, const char *key, const ch
 
 static void judge(const struct ring_features *ring, struct local_feature out[FEATURES_COUNT])
 {
+	const struct tls_kernel_features *tls = tls_kernel_features();
 	char without_buffers[TEXT_BYTES];
 	struct sandbox_support sandbox;
+	char without_tls[TEXT_BYTES];
 
 	snprintf(without_buffers, sizeof(without_buffers),
 		"each transfer maps its memory anew%s%s%s",
@@ -212,6 +215,10 @@ static void judge(const struct ring_features *ring, struct local_feature out[FEA
 	feature_set(&out[9], "seccomp", "system call filter", sandbox.seccomp, true,
 		"a server gives up the system calls that serving does not need",
 		"a server that is broken into can make every system call");
+	snprintf(without_tls, sizeof(without_tls), "TLS is done in user space: %.200s",
+		tls->why_not.text);
+	feature_set(&out[10], "kernel_tls", "TLS with new keys (6.14)", tls->why_not.code == 0,
+		true, "the kernel encrypts what TLS connections over TCP carry", without_tls);
 }
 
 /* --- text ---------------------------------------------------------------------------------- */

@@ -14,7 +14,8 @@ import unittest
 from info_tool import GMBLOCK, InfoCase, row
 
 FEATURES = ["io_uring", "single_issuer", "defer_taskrun", "registered_ring", "registered_files",
-            "registered_buffers", "min_timeout", "send_zero_copy", "landlock", "seccomp"]
+            "registered_buffers", "min_timeout", "send_zero_copy", "landlock", "seccomp",
+            "kernel_tls"]
 
 
 def forbid_io_uring():
