@@ -13,6 +13,7 @@
 
 #include "base/log.h"
 #include "tls/context_private.h"
+#include "tls/kernel.h"
 
 /* Our order of ciphers, not the peer's: with NORMAL on both sides certificates get AES-256-GCM, and
  * pre-shared keys ChaCha20-Poly1305, which is five times as slow. CBC and CCM are left out, because
@@ -311,6 +312,9 @@ int tls_context_load(
 	context->records = options->records;
 	context->verify_peer = options->verify_peer;
 	rc = load(context, options, error);
+	if (rc == 0) {
+		rc = tls_kernel_look(options->records, error);
+	}
 	if (rc != 0) {
 		tls_context_put(context);
 		return rc;

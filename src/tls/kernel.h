@@ -47,8 +47,9 @@ struct tls_kernel_features {
  * for it. Blocks for milliseconds. Any thread. */
 const struct tls_kernel_features *tls_kernel_features(void);
 
-/* What "kernel" as the choice of records needs: 0, or -EOPNOTSUPP with the reason. */
-GMB_MUST_CHECK int tls_kernel_demand(struct error *error);
+/* For whoever will encrypt with this choice: looks now, before the process gives up what it needs
+ * for that. 0, or -EOPNOTSUPP with the reason: the kernel was chosen, and has no TLS. */
+GMB_MUST_CHECK int tls_kernel_look(enum tls_records records, struct error *error);
 
 /* --- keys ------------------------------------------------------------------------------------- */
 
@@ -111,7 +112,7 @@ enum tls_alert {
 enum {
 	TLS_TICKETS_MAX = 16,
 	TLS_TICKET_BYTES_MAX = 65536,
-	TLS_WARNINGS_MAX = 4,
+	TLS_WARNING_ALERTS_MAX = 4,
 	TLS_UPDATES_PER_S_MAX = 8,
 };
 

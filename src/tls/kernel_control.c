@@ -36,7 +36,7 @@ static int take_alert(struct tls_control *control, const uint8_t *bytes, size_t 
 	}
 	if (bytes[1] == TLS_ALERT_USER_CANCELED ||
 		(control->version == TLS_1_2 && bytes[0] == ALERT_WARNING)) {
-		return ++control->warnings <= TLS_WARNINGS_MAX
+		return ++control->warnings <= TLS_WARNING_ALERTS_MAX
 			       ? 0
 			       : refuse(alert_out, TLS_ALERT_UNEXPECTED_MESSAGE, error,
 					 "it warns without end");

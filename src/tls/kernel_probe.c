@@ -214,14 +214,14 @@ const struct tls_kernel_features *tls_kernel_features(void)
 	return &features;
 }
 
-int tls_kernel_demand(struct error *error)
+int tls_kernel_look(enum tls_records records, struct error *error)
 {
-	const struct tls_kernel_features *found = tls_kernel_features();
-
-	if (found->ciphers[TLS_1_3] == 0) {
-		return error_set(error, -EOPNOTSUPP, "%s", found->why_not.text);
+	if (records == TLS_RECORDS_USER || tls_kernel_features()->ciphers[TLS_1_3] != 0 ||
+		records == TLS_RECORDS_AUTO) {
+		return 0;
 	}
-	return 0;
+	return error_set(error, -EOPNOTSUPP, "TLS records cannot be left to the kernel: %.400s",
+		features.why_not.text);
 }
 
 bool tls_kernel_is_wanted(enum tls_records records, int fd)

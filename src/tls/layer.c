@@ -85,14 +85,42 @@ static void socket_failed(struct tls_layer *layer, int result)
 	}
 }
 
-/* The last byte of the handshake was sent. (Whoever does the records from now on is chosen here.)
- */
+/* Who does the records: the kernel, or else GnuTLS. */
+static int choose_records(struct tls_layer *layer)
+{
+	enum tls_records records = tls_context_records(layer->context);
+	struct stream *stream = layer->stream;
+	int err = -EOPNOTSUPP;
+
+	layer->facts = (struct tls_facts){
+		.version = gnutls_protocol_get_version(layer->session) == GNUTLS_TLS1_3 ? "TLS 1.3"
+											: "TLS 1.2",
+		.cipher = gnutls_cipher_get_name(gnutls_cipher_get(layer->session)),
+		.records = "user",
+	};
+	if (tls_kernel_is_wanted(records, stream->file.fd)) {
+		err = tls_kernel_take(stream, tls_context_role(layer->context), records,
+			layer->session, &layer->keys, &layer->error, &layer->kernel);
+	}
+	if (err == -EOPNOTSUPP) {
+		return tls_records_open(layer);
+	}
+	if (err == 0) {
+		layer->facts.records = "kernel";
+		stream->memory_rights = MEM_SOCKET | MEM_ADDRESS; /* as of a plain socket */
+		gnutls_deinit(layer->session);
+		layer->session = NULL;
+	}
+	return err;
+}
+
+/* The last byte of the handshake was sent. */
 static void open_layer(struct tls_layer *layer)
 {
 	int err;
 
 	handshake_free(layer);
-	err = tls_records_open(layer);
+	err = choose_records(layer);
 	if (err != 0) {
 		fail(layer, err, strerror(-err));
 	} else {
@@ -117,6 +145,18 @@ static int count_ticket(gnutls_session_t session, unsigned type, unsigned when, 
 	return 0;
 }
 
+static int keep_secrets(gnutls_session_t session, gnutls_record_encryption_level_t level,
+	const void *receive, const void *send, size_t bytes)
+{
+	struct tls_layer *layer = container_of(
+		(struct tls_check *)gnutls_session_get_ptr(session), struct tls_layer, check);
+
+	if (level == GNUTLS_ENCRYPTION_LEVEL_APPLICATION) {
+		tls_keys_keep_secrets(&layer->keys, receive, send, bytes);
+	}
+	return 0;
+}
+
 static int session_create(struct tls_layer *layer)
 {
 	unsigned flags = GNUTLS_NONBLOCK | GNUTLS_NO_SIGNAL | GNUTLS_NO_TICKETS |
@@ -135,6 +175,10 @@ static int session_create(struct tls_layer *layer)
 		gnutls_handshake_set_timeout(layer->session, 0); /* the owner has a deadline */
 		gnutls_handshake_set_hook_function(layer->session,
 			GNUTLS_HANDSHAKE_NEW_SESSION_TICKET, GNUTLS_HOOK_PRE, count_ticket);
+		if (tls_kernel_is_wanted(
+			    tls_context_records(layer->context), layer->stream->file.fd)) {
+			gnutls_handshake_set_secret_function(layer->session, keep_secrets);
+		}
 	}
 	return err;
 }
@@ -168,7 +212,7 @@ static int shake_hands(struct tls_layer *layer)
 	do {
 		result = gnutls_handshake(layer->session);
 		if (result == GNUTLS_E_WARNING_ALERT_RECEIVED &&
-			++handshake->warnings > TLS_WARNINGS_MAX) {
+			++handshake->warnings > TLS_WARNING_ALERTS_MAX) {
 			result = GNUTLS_E_TOO_MANY_HANDSHAKE_PACKETS;
 		}
 	} while (result < 0 && result != GNUTLS_E_AGAIN && gnutls_error_is_fatal(result) == 0);
@@ -525,39 +569,61 @@ static void layer_shutdown(struct stream *stream)
 static void layer_receive(
 	struct stream *stream, struct ring_op *op, struct msghdr *message, bool whole)
 {
-	tls_records_receive(stream->layer, op, message, whole);
+	struct tls_layer *layer = stream->layer;
+
+	if (layer->kernel != NULL) {
+		tls_kernel_receive(layer->kernel, op, message, whole);
+	} else {
+		tls_records_receive(layer, op, message, whole);
+	}
 }
 
 static void layer_send(struct stream *stream, struct ring_op *op, const struct msghdr *message)
 {
-	tls_records_send(stream->layer, op, message);
+	struct tls_layer *layer = stream->layer;
+
+	if (layer->kernel != NULL) {
+		tls_kernel_send(layer->kernel, op, message);
+	} else {
+		tls_records_send(layer, op, message);
+	}
 }
 
 static ssize_t layer_receive_now(struct stream *stream, struct msghdr *message)
 {
-	return tls_records_receive_now(stream->layer, message);
+	struct tls_layer *layer = stream->layer;
+
+	return layer->kernel != NULL ? tls_kernel_receive_now(layer->kernel, message)
+				     : tls_records_receive_now(layer, message);
 }
 
 static ssize_t layer_send_now(struct stream *stream, const struct msghdr *message)
 {
-	return tls_records_send_now(stream->layer, message);
+	struct tls_layer *layer = stream->layer;
+
+	return layer->kernel != NULL ? tls_kernel_send_now(layer->kernel, message)
+				     : tls_records_send_now(layer, message);
 }
 
 static void layer_cancel(struct stream *stream, struct ring_op *op)
 {
-	const struct tls_layer *layer = stream->layer;
+	struct tls_layer *layer = stream->layer;
 
-	if (op == layer->receiving) {
-		tls_records_cancel(stream->layer);
+	if (layer->kernel != NULL) {
+		tls_kernel_cancel(layer->kernel, op);
+	} else if (op == layer->receiving) {
+		tls_records_cancel(layer);
 	}
 }
 
 static void layer_shutdown_send(struct stream *stream)
 {
-	const struct tls_layer *layer = stream->layer;
+	struct tls_layer *layer = stream->layer;
 
-	if (layer->state == TLS_LAYER_OPEN) {
-		tls_records_shutdown_send(stream->layer);
+	if (layer->kernel != NULL) {
+		tls_kernel_shutdown_send(layer->kernel);
+	} else if (layer->state == TLS_LAYER_OPEN) {
+		tls_records_shutdown_send(layer);
 	}
 }
 
@@ -565,7 +631,8 @@ static bool layer_is_idle(const struct stream *stream)
 {
 	const struct tls_layer *layer = stream->layer;
 
-	return layer->starting == NULL && !layer->in_op.in_flight && !layer->out_op.in_flight;
+	return layer->starting == NULL && !layer->in_op.in_flight && !layer->out_op.in_flight &&
+	       (layer->kernel == NULL || tls_kernel_is_idle(layer->kernel));
 }
 
 static void layer_close(struct stream *stream)
@@ -622,6 +689,8 @@ void tls_layer_destroy(struct tls_layer *layer)
 	GMB_ASSERT(layer->starting == NULL && !layer->in_op.in_flight && !layer->out_op.in_flight);
 	GMB_ASSERT(tls_place_is_idle(&layer->place) && layer->handshake == NULL);
 	tls_records_close(layer);
+	tls_kernel_free(layer->kernel);
+	tls_keys_wipe(&layer->keys);
 	if (layer->session != NULL) {
 		gnutls_deinit(layer->session);
 	}
@@ -650,17 +719,12 @@ struct tls_facts tls_layer_facts(const struct stream *stream)
 {
 	const struct tls_layer *layer = stream->layer;
 
-	return (struct tls_facts){
-		.version = gnutls_protocol_get_version(layer->session) == GNUTLS_TLS1_3 ? "TLS 1.3"
-											: "TLS 1.2",
-		.cipher = gnutls_cipher_get_name(gnutls_cipher_get(layer->session)),
-		.records = "user",
-	};
+	return layer->facts;
 }
 
 bool tls_layer_was_cut(const struct stream *stream)
 {
 	const struct tls_layer *layer = stream->layer;
 
-	return layer->was_cut;
+	return layer->kernel != NULL ? tls_kernel_was_cut(layer->kernel) : layer->was_cut;
 }

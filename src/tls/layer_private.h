@@ -71,7 +71,10 @@ struct tls_layer {
 	struct tls_context *context;
 	struct tls_pool *pool;
 	struct tls_check check;
-	gnutls_session_t session; /* NULL until a worker has made it */
+	gnutls_session_t session;  /* NULL until a worker has made it, and with kernel */
+	struct tls_keys keys;	   /* secrets, until it is open */
+	struct tls_kernel *kernel; /* open: who does the records; NULL: GnuTLS, in records.c */
+	struct tls_facts facts;
 	struct identity *identity;
 	struct error error;
 	enum tls_layer_state state;

@@ -343,7 +343,7 @@ static void test_what_the_kernel_can(void **state)
 	assert_int_equal(features->ciphers[TLS_1_3], BIT(TLS_CIPHER_COUNT) - 1);
 	assert_int_equal(features->has_rekeying, can_rekey);
 	assert_int_equal(features->why_not.code == 0, can_rekey);
-	assert_int_equal(tls_kernel_demand(NULL), 0);
+	assert_int_equal(tls_kernel_look(TLS_RECORDS_KERNEL, NULL), 0);
 }
 
 static void test_only_tcp_is_taken(void **state)

@@ -353,7 +353,7 @@ static void test_floods_end(void **state)
 	now_ns -= 1000;
 	assert_int_equal(input(&control, TLS_HANDSHAKE, update, 5, now_ns), -EPROTO);
 
-	for (int i = 0; i < TLS_WARNINGS_MAX; i++) {
+	for (int i = 0; i < TLS_WARNING_ALERTS_MAX; i++) {
 		assert_int_equal(input(&control, TLS_ALERT, (uint8_t[]){ 1, 90 }, 2, 1), 0);
 	}
 	assert_int_equal(input(&control, TLS_ALERT, (uint8_t[]){ 1, 90 }, 2, 1), -EPROTO);
@@ -394,6 +394,24 @@ static void test_arbitrary_control_messages(void **state)
 	}
 }
 
+/* --- without a kernel ------------------------------------------------------------------------- */
+
+/* Whatever this machine has: what is said fits together, and a demand is not met in silence. */
+static void test_what_this_machine_says(void **state)
+{
+	const struct tls_kernel_features *features = tls_kernel_features();
+	bool is_there = features->ciphers[TLS_1_3] != 0;
+	struct error error = { 0 };
+
+	GMB_UNUSED(state);
+	assert_int_equal(tls_kernel_look(TLS_RECORDS_AUTO, NULL), 0);
+	assert_int_equal(tls_kernel_look(TLS_RECORDS_USER, NULL), 0);
+	assert_int_equal(tls_kernel_look(TLS_RECORDS_KERNEL, &error), is_there ? 0 : -EOPNOTSUPP);
+	assert_true(is_there || strstr(error.text, features->why_not.text) != NULL);
+	assert_true(is_there || !features->has_rekeying);
+	assert_int_equal(features->why_not.code != 0, !features->has_rekeying);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -403,6 +421,7 @@ int main(void)
 		cmocka_unit_test(test_tickets_in_pieces),
 		cmocka_unit_test(test_floods_end),
 		cmocka_unit_test(test_arbitrary_control_messages),
+		cmocka_unit_test(test_what_this_machine_says),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
