@@ -6,8 +6,8 @@
  *   test_tls_kernel rekeying | no-rekeying     what the kernel must be found to be able to do
  *
  * The layer is built with a small limit of blocks under one key, and setsockopt() is wrapped, so
- * that keys can be refused. There are no threads: what the ends say fits into their sockets, or the
- * two take turns.
+ * that keys can be refused. What GnuTLS does is done in turn with
+ * the ring, without a thread.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -26,6 +26,7 @@
 #include <cmocka.h>
 
 #include "tls_sessions.h"
+#include "tls_world.h"
 
 #ifndef SOL_TLS
 #define SOL_TLS 282
@@ -640,6 +641,124 @@ static void test_tickets_are_dropped(void **state)
 	world_end(&world);
 }
 
+/* --- layers ----------------------------------------------------------------------------------- */
+
+/* Two ends of ours on one connection. */
+struct talk {
+	struct stream streams[2];
+	int upgraded;
+	struct ring_op send_op;
+	struct ring_op receive_op;
+	int sent;
+	int received;
+};
+
+static struct talk talk;
+
+static void on_upgraded(struct stream *stream, int result)
+{
+	if (result != 0) {
+		fail_msg("%s", tls_layer_error(stream)->text);
+	}
+	talk.upgraded++;
+}
+
+static void talk_sent(struct ring_op *op, int result)
+{
+	GMB_UNUSED(op);
+	talk.sent = result;
+}
+
+static void talk_received(struct ring_op *op, int result)
+{
+	GMB_UNUSED(op);
+	talk.received = result;
+}
+
+/* One end says it all, and the other hears it. */
+static void carry(struct ring *ring, struct stream *from, struct stream *to, uint8_t *data)
+{
+	uint8_t *heard = malloc(DATA_BYTES);
+	struct iovec iov = { .iov_base = data, .iov_len = DATA_BYTES };
+	struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1 };
+
+	stream_receive(to, &talk.receive_op, heard, DATA_BYTES, true, talk_received);
+	while (iov.iov_len > 0) {
+		stream_send(from, &talk.send_op, &message, talk_sent);
+		while (talk.send_op.in_flight) {
+			(void)ring_turn(ring, true);
+		}
+		assert_true(talk.sent > 0);
+		iov.iov_base = (uint8_t *)iov.iov_base + talk.sent;
+		iov.iov_len -= (size_t)talk.sent;
+	}
+	while (talk.receive_op.in_flight) {
+		(void)ring_turn(ring, true);
+	}
+	assert_int_equal(talk.received, DATA_BYTES);
+	assert_memory_equal(heard, data, DATA_BYTES);
+	free(heard);
+}
+
+static void with_layers(
+	struct tls_world *creds, enum tls_proof proof, const char *priority, const char *records)
+{
+	static const struct stream_keep_alive keep_alive = { 30, 10, 3 };
+	const struct ring_options options = { .entries = 16, .files_max = 4, .buffers_max = 1 };
+	uint8_t *data = make_data(11);
+	struct ring *ring;
+	int fds[2];
+
+	talk = (struct talk){ 0 };
+	assert_int_equal(ring_create(&options, &ring, NULL), 0);
+	connect_pair(fds);
+	for (int role = TLS_SERVER; role <= TLS_CLIENT; role++) {
+		stream_open(&talk.streams[role], ring, fds[role], &keep_alive);
+		tls_world_upgrade(creds, &talk.streams[role],
+			tls_world_context(creds, (enum tls_role)role, proof, priority),
+			on_upgraded);
+	}
+	while (talk.upgraded < 2) {
+		(void)ring_turn(ring, true);
+	}
+	for (int role = TLS_SERVER; role <= TLS_CLIENT; role++) {
+		assert_string_equal(tls_layer_facts(&talk.streams[role]).records, records);
+		carry(ring, &talk.streams[role], &talk.streams[!role], data);
+	}
+	stream_shutdown_send(&talk.streams[TLS_CLIENT]);
+	stream_receive(&talk.streams[TLS_SERVER], &talk.receive_op, data, 1, true, talk_received);
+	while (talk.receive_op.in_flight) {
+		(void)ring_turn(ring, true);
+	}
+	assert_int_equal(talk.received, 0);
+	assert_false(tls_layer_was_cut(&talk.streams[TLS_SERVER]));
+	for (int role = TLS_SERVER; role <= TLS_CLIENT; role++) {
+		stream_shutdown(&talk.streams[role]);
+		while (!stream_is_idle(&talk.streams[role])) {
+			(void)ring_turn(ring, true);
+		}
+		stream_close(&talk.streams[role]);
+	}
+	ring_destroy(ring);
+	free(data);
+}
+
+static void test_layers_choose_the_kernel(void **state)
+{
+	const char *by_itself = can_rekey ? "kernel" : "user";
+	struct tls_world creds;
+
+	GMB_UNUSED(state);
+	tls_world_begin(&creds, 0);
+	with_layers(&creds, TLS_BY_CERTIFICATE, NULL, by_itself);
+	with_layers(&creds, TLS_BY_KEY, NULL, by_itself);
+	with_layers(&creds, TLS_BY_CERTIFICATE, "NORMAL:-VERS-ALL:+VERS-TLS1.2", "kernel");
+	refused_option = TLS_TX;
+	with_layers(&creds, TLS_BY_CERTIFICATE, NULL, "user");
+	refused_option = 0;
+	tls_world_end(&creds);
+}
+
 /* Keys that are refused after the socket was told of TLS (TCP_ULP): it would send plain bytes. */
 static void test_refused_keys(void **state)
 {
@@ -690,6 +809,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_alerts_and_floods),
 		cmocka_unit_test(test_tickets_are_dropped),
 		cmocka_unit_test(test_refused_keys),
+		cmocka_unit_test(test_layers_choose_the_kernel),
 	};
 
 	if (argc != 2) {

@@ -150,7 +150,6 @@ struct tls_context *tls_world_context(
 			.user = TLS_WORLD_USER,
 			.use_psk = proof != TLS_BY_CERTIFICATE,
 			.priority = priority,
-			.records = TLS_RECORDS_USER,
 		},
 		&context, &error);
 	if (err != 0) {
