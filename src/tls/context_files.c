@@ -277,9 +277,13 @@ static int parse_psks(struct tls_context *context, const char *path, struct erro
 		struct tls_psk *psk = &context->psks[context->psk_count];
 		const char *problem;
 
-		end = end == NULL ? limit : end;
-		next = end + 1;
 		line++;
+		if (end == NULL) {
+			return error_set(error, -EINVAL,
+				"%s:%u: the file ends within a line; is it being written?", path,
+				line);
+		}
+		next = end + 1;
 		while (end > begin && strchr(" \t\r", end[-1]) != NULL && end[-1] != '\0') {
 			end--;
 		}

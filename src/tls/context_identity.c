@@ -378,9 +378,12 @@ static int create_of_chain(struct collection *all, const struct tls_chain *chain
 	}
 	gnutls_hash_output(all->principal, principal);
 	proof = pack_chain(ders, chain->count, &facts.proof_bytes);
-	if (proof != NULL && gnutls_x509_crt_get_dn3(chain->certs[0], &text, 0) >= 0) {
-		facts.text = text.size == 0 ? "a certificate without a subject"
-					    : (const char *)text.data;
+	if (all->subject.len == 0) {
+		facts.text = "a certificate without a subject";
+	} else if (gnutls_x509_crt_get_dn3(chain->certs[0], &text, 0) >= 0) {
+		facts.text = (const char *)text.data;
+	}
+	if (proof != NULL && facts.text != NULL) {
 		facts.value_count = all->count;
 		facts.proof = proof;
 		*identity_out = identity_create(&facts);

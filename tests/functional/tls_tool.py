@@ -14,13 +14,14 @@ Below FOLDER, each a folder of certificates as gmblock, QEMU, nbdkit and libnbd 
     expired, not-yet, wrong-purpose, rsa-1024, rsa
     revoked         its client is in the list of crl; that of crl-old and crl-soon, too
     crl             good with ca-crl.pem; crl-old: which has expired; crl-soon: in 3 days
+    crl-good        its list has the client of good, too
     ip-only         server: only the address 127.0.0.1; cn-only: only CN=localhost
     wrong-host      server: other.example
     chain           server and client of an authority below that of good, with its certificate
     mismatch        keys of other certificates
 
-and keys.psk with alice and bob, other.psk with another key of alice and one of mallory; their keys
-are in PSK.
+and keys.psk with alice and bob, other.psk with another key of alice and one of mallory, bob.psk
+with bob alone; see PSK and OTHER_PSK.
 """
 import os
 import shutil
@@ -87,8 +88,8 @@ class Authority:
                  "--template", template(self.folder, lines), "--no-text",
                  "--outfile", os.path.join(folder, f"{role}-cert.pem"))
 
-    def revoke(self, cert, path, *lines):
-        certtool("--generate-crl", *self.signer(), "--load-certificate", cert,
+    def revoke(self, certs, path, *lines):
+        certtool("--generate-crl", *self.signer(), "--load-certificate", certs,
                  "--template", template(self.folder, ["crl_number = 1", *lines]), "--no-text",
                  "--outfile", path)
 
@@ -146,6 +147,11 @@ def make(top):
                         'crl_next_update_date = "2024-02-01 00:00:00 UTC"']}.items():
         shutil.copytree(path("good"), path(name))
         ours.revoke(path("revoked", "client-cert.pem"), path(name, "ca-crl.pem"), *lines)
+    shutil.copytree(path("good"), path("crl-good"))
+    both_clients = path("authority", "revoked.pem")
+    for name in ("good", "revoked"):
+        append(both_clients, path(name, "client-cert.pem"))
+    ours.revoke(both_clients, path("crl-good", "ca-crl.pem"), f"crl_next_update = {YEARS}")
     both(ours, path("ip-only"), server_names=['ip_address = "127.0.0.1"'])
     both(ours, path("cn-only"), server_names=['cn = "localhost"'])
     both(ours, path("wrong-host"), server_names=['dns_name = "other.example"'])
@@ -158,6 +164,7 @@ def make(top):
         shutil.copy(path("rsa", f"{role}-key.pem"), path("mismatch", f"{role}-key.pem"))
     write_psk(path("keys.psk"), PSK)
     write_psk(path("other.psk"), OTHER_PSK)
+    write_psk(path("bob.psk"), {"bob": PSK["bob"]})
 
 
 if __name__ == "__main__":

@@ -14,13 +14,19 @@ alone.
 import argparse
 import contextlib
 import os
+import re
 import shutil
 import socket
+import ssl
 import struct
 import subprocess
+import sys
 import tempfile
 import threading
 import urllib.parse
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "functional"))
+import tls_tool  # noqa: E402
 
 GMBLOCK = os.path.abspath(os.environ.get("GMBLOCK", "build/gmblock"))
 LIBRARY_DRIVER = os.path.abspath(os.environ.get("LIBRARY_DRIVER",
@@ -603,6 +609,32 @@ def hand_nbd_client(corpus):
                 corpus.write("nbd_client", f"hand-{name}", seed.read())
 
 
+def hand_identity(corpus):
+    """Texts of rules by kind, files of keys, and the certificates of tests/functional/tls_tool.py."""
+    psk, dn, cn, dns, email, uri, ip, cert_hash, key_hash, psk_file, certificate = range(11)
+    digits = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+    texts = {
+        psk: ["alice", "a:b"], cn: ["host-a"], email: ["a@b"], uri: ["urn:x"],
+        dn: ["CN=backup,O=Example", "cn = a , 2.5.4.10=b", r"CN=\ a\2C\,\#+UID=b,DC=org",
+             "CN=#0c0441424344", "CN=#0c81", "O=\xc3\xbc", "OID.1.2=x", "CN=", "CN=a,"],
+        dns: ["Host-A.example", "*.example", "a."],
+        ip: ["192.0.2.7", "2001:db8::1", "1.2.3"],
+        cert_hash: ["sha256:" + digits], key_hash: ["SHA256:" + ":".join(re.findall("..", digits))],
+        psk_file: [f"# keys\nalice:{digits}\n\nbob:{digits[:32]}\r\n", f"a:{digits}\na:{digits}\n",
+                   "a:00\n", f"#cafe:{digits}\n", f"a:{digits}"],
+    }
+    for kind, seeds in texts.items():
+        for number, text in enumerate(seeds):
+            corpus.write("identity", f"hand-{kind:02}-{number}", bytes([kind]) + text.encode("latin-1"))
+    with tempfile.TemporaryDirectory(prefix="gmblock-seeds-") as folder:
+        tls_tool.make(folder)
+        for name in ("good/server", "good/client", "chain/client", "rsa/server"):
+            with open(os.path.join(folder, name + "-cert.pem"), encoding="ascii") as pem:
+                der = ssl.PEM_cert_to_DER_cert(pem.read().split("-----END")[0] +
+                                               "-----END CERTIFICATE-----\n")
+            corpus.write("identity", "hand-cert-" + name.replace("/", "-"), bytes([certificate]) + der)
+
+
 def hand_gmb(corpus):
     """Each message once as it should be, and at the borders of what is allowed."""
     hello, lists, opens, region, requests, welcome, export, reply, event = range(9)
@@ -667,6 +699,7 @@ def main():
     hand_nbd_client(corpus)
     hand_texts(corpus)
     hand_gmb(corpus)
+    hand_identity(corpus)
     for name, text in CONFIGS.items():
         corpus.write("config", f"hand-{name}", text.encode())
 
