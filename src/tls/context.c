@@ -40,33 +40,49 @@ void tls_context_warn(struct tls_context *context, const char *format, ...)
 	va_end(args);
 }
 
+static void warn_again_at(struct tls_context *context, time_t at)
+{
+	if (context->warn_at == 0 || at < context->warn_at) {
+		context->warn_at = at;
+	}
+}
+
 void tls_context_warn_expiry(struct tls_context *context, const char *what, time_t expires)
 {
 	const time_t day = 24 * 3600;
-	time_t now = time(NULL);
-	time_t warn_at = expires - TLS_WARN_AHEAD_DAYS * day;
+	const time_t ahead = TLS_WARN_AHEAD_DAYS * day;
+	time_t left = expires - time(NULL);
 	char text[TLS_TIME_TEXT_BYTES];
 
 	if (expires == (time_t)-1) {
 		return;
 	}
-	if (now >= expires) {
-		tls_context_warn(context,
-			"%s has expired on %s; its authority's certificates are refused", what,
-			tls_time_text(expires, text));
-		return;
-	}
-	if (now >= warn_at) {
-		long days = (long)((expires - now) / day);
+	if (left > ahead) {
+		warn_again_at(context, expires - ahead);
+	} else if (left > 0) {
+		long days = (long)(left / day);
 
 		tls_context_warn(context,
 			days == 1 ? "%s expires in %ld day, on %s"
 				  : "%s expires in %ld days, on %s",
 			what, days, tls_time_text(expires, text));
-		warn_at = expires;
 	}
-	if (context->warn_at == 0 || warn_at < context->warn_at) {
-		context->warn_at = warn_at;
+}
+
+void tls_context_warn_crl_expiry(struct tls_context *context, const char *what, time_t expires)
+{
+	char text[TLS_TIME_TEXT_BYTES];
+
+	tls_context_warn_expiry(context, what, expires);
+	if (expires == (time_t)-1) {
+		return;
+	}
+	if (time(NULL) < expires) {
+		warn_again_at(context, expires);
+	} else {
+		tls_context_warn(context,
+			"%s has expired on %s; the certificates of its authority are refused", what,
+			tls_time_text(expires, text));
 	}
 }
 

@@ -321,7 +321,6 @@ static int check_crl(struct tls_context *context, gnutls_x509_crl_t crl,
 	const gnutls_x509_crt_t *certs, unsigned count, const char *path, struct error *error)
 {
 	time_t now = time(NULL);
-	time_t expires = gnutls_x509_crl_get_next_update(crl);
 	unsigned status = 0;
 	char text[TLS_TIME_TEXT_BYTES];
 	int result = gnutls_x509_crl_verify(crl, certs, count, 0, &status);
@@ -340,7 +339,7 @@ static int check_crl(struct tls_context *context, gnutls_x509_crl_t crl,
 			"lists",
 			path);
 	}
-	tls_context_warn_expiry(context, path, expires);
+	tls_context_warn_crl_expiry(context, path, gnutls_x509_crl_get_next_update(crl));
 	return 0;
 }
 

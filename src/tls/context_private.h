@@ -84,9 +84,12 @@ struct tls_context {
 
 /* One sentence; what is too much is dropped. */
 void tls_context_warn(struct tls_context *context, const char *format, ...) GMB_PRINTF(2, 3);
-/* Warns if what expires at that time does so within TLS_WARN_AHEAD_DAYS, and else sees to it that
- * the context is stale by then. */
+/* Warns if a certificate that expires then does so within TLS_WARN_AHEAD_DAYS, and else sees to it
+ * that the context is stale by then. -1: it never does. */
 void tls_context_warn_expiry(struct tls_context *context, const char *what, time_t expires);
+/* The same of a revocation list, and again when it has expired. A certificate of ours that has
+ * expired is not loaded, so that the context would be stale for ever. */
+void tls_context_warn_crl_expiry(struct tls_context *context, const char *what, time_t expires);
 
 /* --- context_files.c -------------------------------------------------------------------------- */
 

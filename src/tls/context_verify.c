@@ -297,6 +297,9 @@ int tls_check_failed(
 	case GNUTLS_E_NO_CERTIFICATE_FOUND:
 	case GNUTLS_E_CERTIFICATE_REQUIRED:
 		return error_set(error, -EACCES, "the peer showed no certificate");
+	case GNUTLS_E_PK_SIG_VERIFY_FAILED:
+		return error_set(error, -EACCES,
+			"the peer does not have the key of the certificate that it showed");
 	case GNUTLS_E_NO_CIPHER_SUITES:
 	case GNUTLS_E_UNSUPPORTED_VERSION_PACKET:
 	case GNUTLS_E_NO_COMMON_KEY_SHARE:

@@ -159,8 +159,11 @@ static int keep_secrets(gnutls_session_t session, gnutls_record_encryption_level
 
 static int session_create(struct tls_layer *layer)
 {
-	unsigned flags = GNUTLS_NONBLOCK | GNUTLS_NO_SIGNAL | GNUTLS_NO_TICKETS |
-			 (layer->is_server ? GNUTLS_SERVER : GNUTLS_CLIENT);
+	/* A client has one certificate; a server that does not know its authority should say that,
+	 * and not that there was none. */
+	unsigned flags =
+		GNUTLS_NONBLOCK | GNUTLS_NO_SIGNAL | GNUTLS_NO_TICKETS |
+		(layer->is_server ? GNUTLS_SERVER : GNUTLS_CLIENT | GNUTLS_FORCE_CLIENT_CERT);
 	int err;
 
 	if (gnutls_init(&layer->session, flags) < 0) {

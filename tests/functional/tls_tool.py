@@ -161,7 +161,7 @@ def make(top):
     shutil.copy(ours.cert, path("chain", "ca-cert.pem"))
     shutil.copytree(path("good"), path("mismatch"))
     for role in PURPOSE:
-        shutil.copy(path("rsa", f"{role}-key.pem"), path("mismatch", f"{role}-key.pem"))
+        shutil.copy(path("revoked", f"{role}-key.pem"), path("mismatch", f"{role}-key.pem"))
     write_psk(path("keys.psk"), PSK)
     write_psk(path("other.psk"), OTHER_PSK)
     write_psk(path("bob.psk"), {"bob": PSK["bob"]})

@@ -492,6 +492,7 @@ static void test_warnings_come_when_they_are_due(void **state)
 	assert_true(warns(context, "ca-crl.pem expires in 6 days"));
 	assert_true(warns(context, "server-cert.pem expires in 6 days"));
 	assert_true(warns(context, "ca-cert.pem expires in 6 days"));
+	assert_false(tls_context_is_stale(context));
 	tls_context_put(context);
 }
 
