@@ -34,7 +34,15 @@ static const char help_tail[] =
 	"                              insecure-network=yes beyond loopback;\n"
 	"                              port 0 picks a free one; may be repeated\n"
 	"                              (default: nbd://127.0.0.1:10809)\n"
-	"  -c, --config FILE           read exports, addresses and limits from a YAML file\n"
+	"      --access RULE           who may use which export: [NAME:] [CONDITION]...\n"
+	"                              rights=rw|ro|none, of which the first that holds\n"
+	"                              decides; conditions are psk=NAME, cert-cn=NAME,\n"
+	"                              cert-dn=DN, cert-san=TYPE:VALUE, cert-fingerprint=HASH,\n"
+	"                              key-fingerprint=HASH, uid=N, address=NETWORK and\n"
+	"                              tls=true|false; may be repeated (default: everybody who\n"
+	"                              can connect)\n"
+	"  -c, --config FILE           read exports, addresses, rules of access and limits from\n"
+	"                              a YAML file\n"
 	"      --control PATH          control socket for \"gmblock stats\" and \"trace\", or "
 	"none\n"
 	"                              (default: in /run/gmblock/serve or $XDG_RUNTIME_DIR)\n"
@@ -170,6 +178,15 @@ static int take_listen(void *context, const char *option, const char *text)
 	return value_taken(rc, option, &error);
 }
 
+static int take_access(void *context, const char *option, const char *text)
+{
+	struct arguments *arguments = context;
+	struct error error = { 0 };
+	int rc = server_config_add_access(arguments->config, text, &error);
+
+	return value_taken(rc, option, &error);
+}
+
 static int take_config(void *context, const char *option, const char *text)
 {
 	struct arguments *arguments = context;
@@ -272,6 +289,7 @@ static int parse_arguments(struct server_config *config, int argc, char **argv)
 	static const struct cli_option options[] = {
 		{ "export", .letter = 'e', .take = take_export },
 		{ "listen", .letter = 'l', .take = take_listen },
+		{ "access", .take = take_access },
 		{ "config", .letter = 'c', .take = take_config },
 		{ "run", .take = take_run },
 		{ "memory", .take = take_limit },

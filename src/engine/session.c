@@ -198,7 +198,8 @@ static uint32_t decide(const struct session *session, const struct export *expor
 		verdict.origin = "no rules of access, and another user";
 	}
 	if (origin != NULL) {
-		snprintf(origin, ORIGIN_BYTES, "%s",
+		snprintf(origin, ORIGIN_BYTES, "%s%s",
+			access != NULL && verdict.origin != NULL ? "rule " : "",
 			verdict.origin != NULL ? verdict.origin : "no rule of access matches");
 	}
 	access_put(access);

@@ -39,9 +39,12 @@ void server_config_fini(struct server_config *config)
 	for (uint32_t i = 0; i < config->command_count; i++) {
 		free(config->commands[i]);
 	}
+	server_access_fini(&config->access);
+	server_access_options_fini(config);
 	free(config->memory_origin);
 	free(config->control_path);
 	free(config->user);
+	free(config->file_path);
 	free(config->exports);
 	free(config->listens);
 	free(config->commands);
@@ -472,6 +475,9 @@ int server_config_finish(struct server_config *config, struct error *error)
 	rc = check_export_names(config, error);
 	if (rc == 0) {
 		rc = check_listens(config, error);
+	}
+	if (rc == 0) {
+		rc = server_access_finish(config, error);
 	}
 	if (rc == 0) {
 		rc = finish_limits(config, error);

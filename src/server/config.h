@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "base/export_uri.h"
+#include "engine/access.h"
 #include "engine/rate.h"
 #include "path/path.h"
 #include "sandbox/sandbox.h"
@@ -27,6 +28,19 @@ enum {
 	SERVER_LISTENS_MAX = 64,
 	SERVER_THREADS_MAX = 64,
 	SERVER_PEER_DIVISOR = 2, /* a peer may have that part of the connections */
+	SERVER_ACCESS_KEYS = 10, /* of a rule */
+};
+
+/* Rules of access, in order. */
+struct server_access {
+	struct access_rule *rules;
+	uint32_t rule_count;
+};
+
+/* Those that the command line has for one export. */
+struct server_access_option {
+	char *export_name; /* NULL: for exports without rules of their own */
+	struct server_access access;
 };
 
 struct server_export {
@@ -38,7 +52,8 @@ struct server_export {
 	uint32_t connections_max;   /* 0 = no limit of its own */
 	uint32_t overlap;	    /* bytes, PATH_OVERLAP_AUTO or PATH_OVERLAP_OFF */
 	struct rate_limits rate;
-	uint32_t keys_given; /* private: bit per key of its own, finds repetitions */
+	struct server_access access; /* of the file */
+	uint32_t keys_given;	     /* private: bit per key of its own, finds repetitions */
 };
 
 struct server_listen {
@@ -77,6 +92,11 @@ struct server_config {
 	char *user;	 /* to become after the listeners are open, or NULL */
 	char **commands; /* --run, in order */
 	uint32_t command_count;
+	struct server_access access; /* of the file, for exports without rules of their own */
+	struct server_access_option *access_options; /* of the command line; they come first */
+	uint32_t access_option_count;
+	char *file_path;	    /* that was loaded, or NULL */
+	uint32_t file_export_first; /* of the exports from there */
 };
 
 void server_config_init(struct server_config *config);
@@ -106,6 +126,36 @@ GMB_MUST_CHECK int server_export_set_path(
  * character itself; any other backslash is an ordinary one. */
 GMB_MUST_CHECK int server_export_parse(
 	struct server_export *entry, const char *text, struct error *error);
+
+/* --- rules of access (config_access.c) -------------------------------------------------------- */
+
+/* The idx-th key of a rule; the first one, rights, is needed. NULL behind the last. */
+const char *server_access_key(uint32_t idx);
+/* Adds a rule by the values of its keys, NULL for those it has not. origin is copied. When that
+ * fails, *failed_out is the key to blame, or SERVER_ACCESS_KEYS: the rule as a whole. */
+GMB_MUST_CHECK int server_access_add(struct server_access *access,
+	const char *const values[SERVER_ACCESS_KEYS], const char *origin, uint32_t *failed_out,
+	struct error *error);
+void server_access_fini(struct server_access *access);
+
+/* Reads "[NAME:] KEY=VALUE ... rights=RIGHTS". In NAME "\:", "\=" and "\\", in a value "\ " and
+ * "\\" stand for the character itself; any other backslash is an ordinary one. */
+GMB_MUST_CHECK int server_config_add_access(
+	struct server_config *config, const char *text, struct error *error);
+/* Frees what the options hold. */
+void server_access_options_fini(struct server_config *config);
+/* Checks the rules against exports and addresses. */
+GMB_MUST_CHECK int server_access_finish(const struct server_config *config, struct error *error);
+
+/* Fills sets, one for each export of config, NULL for those without rules: for each the rules of
+ * the command line, then those that file has for it, which is config itself or read later. */
+GMB_MUST_CHECK int server_access_build(const struct server_config *config,
+	const struct server_config *file, struct access **sets, struct error *error);
+/* Reads the file again, and builds the sets; NULL in config->file_path: there is nothing to read.
+ * Everything else in it is checked, and does not change. Any thread; config is only read. */
+GMB_MUST_CHECK int server_access_read(
+	const struct server_config *config, struct access **sets, struct error *error);
+void server_access_drop(struct access **sets, uint32_t count);
 
 /* --- the whole ------------------------------------------------------------------------------- */
 

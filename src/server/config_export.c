@@ -23,6 +23,7 @@ void server_export_fini(struct server_export *entry)
 	free(entry->description);
 	free(entry->origin);
 	store_options_fini(&entry->store);
+	server_access_fini(&entry->access);
 	server_export_init(entry);
 }
 

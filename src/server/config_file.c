@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/config.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -72,15 +73,17 @@ static const cyaml_schema_field_t limit_fields[] = {
 /* What a file can have, put together when one is read: which options there are depends on the kinds
  * of stores. Must not be moved. */
 struct schema {
-	cyaml_schema_field_t export_fields[2 + FILE_OPTIONS_MAX + 1];
+	cyaml_schema_field_t export_fields[3 + FILE_OPTIONS_MAX + 1];
 	cyaml_schema_value_t export_entry;
-	cyaml_schema_field_t top_fields[4];
+	cyaml_schema_field_t top_fields[5];
 	cyaml_schema_value_t top;
 };
 
 static void schema_init(struct schema *schema)
 {
 	static const cyaml_schema_field_t end = CYAML_FIELD_END;
+	static const cyaml_schema_field_t access =
+		CYAML_FIELD_IGNORE("access", CYAML_FLAG_OPTIONAL);
 	static const cyaml_schema_field_t text = TEXT_FIELD("", struct file_value, text);
 	static const cyaml_schema_field_t list =
 		LIST_FIELD("", struct file_value, list, &text_schema, CYAML_UNLIMITED);
@@ -96,7 +99,7 @@ static void schema_init(struct schema *schema)
 		CYAML_FLAG_DEFAULT, struct file_export, schema->export_fields) };
 	const cyaml_schema_value_t top = { CYAML_VALUE_MAPPING(
 		CYAML_FLAG_POINTER, struct file_top, schema->top_fields) };
-	const cyaml_schema_field_t top_fields[] = { listen, limits, exports, end };
+	const cyaml_schema_field_t top_fields[] = { listen, limits, exports, access, end };
 	cyaml_schema_field_t *field = schema->export_fields;
 	const struct store_option *option;
 
@@ -113,6 +116,7 @@ static void schema_init(struct schema *schema)
 		field->count_offset += (uint32_t)offset;
 		field++;
 	}
+	*field++ = access;
 	*field = end;
 	schema->export_entry = export_entry;
 	memcpy(schema->top_fields, top_fields, sizeof(top_fields));
@@ -207,6 +211,51 @@ static int load_value(struct loader *loader, struct server_export *entry,
 	return judged(loader, rc, place);
 }
 
+/* A list of rules of access. */
+struct access_loader {
+	struct loader *loader;
+	const struct config_place *list;
+	struct server_access *access;
+};
+
+static int load_rule(void *context, int entry, const char *const *values)
+{
+	struct access_loader *access = context;
+	struct loader *loader = access->loader;
+	struct config_place place = *access->list;
+	bool is_inner = place.inner_key != NULL;
+	char origin[CONFIG_ORIGIN_BYTES];
+	uint32_t failed;
+	int rc;
+
+	*(is_inner ? &place.inner_entry : &place.entry) = entry;
+	rc = server_access_add(access->access, values,
+		config_yaml_origin(loader->yaml, &place, origin), &failed, loader->error);
+	*(is_inner ? &place.leaf_key : &place.inner_key) = server_access_key(failed);
+	return judged(loader, rc, &place);
+}
+
+/* Nobody would read an empty list as what it means: that nobody is let in. */
+static int load_access(
+	struct loader *loader, const struct config_place *list, struct server_access *access)
+{
+	struct access_loader context = { loader, list, access };
+	cyaml_schema_field_t keys[SERVER_ACCESS_KEYS + 1] = { { 0 } };
+	int rc;
+
+	_Static_assert((int)SERVER_ACCESS_KEYS < (int)CONFIG_KEYS_MAX, "a rule is such a group");
+	for (uint32_t i = 0; i < SERVER_ACCESS_KEYS; i++) {
+		keys[i].key = server_access_key(i);
+	}
+	rc = config_yaml_groups(loader->yaml, list, keys, load_rule, &context, loader->error);
+	if (rc == 1 && access->rule_count == 0) {
+		rc = error_set(loader->error, -EINVAL,
+			"the list is empty; leave it out, or let nobody in by [{rights: none}]");
+		return judged(loader, rc, list);
+	}
+	return MIN(rc, 0);
+}
+
 static int load_export_keys(struct loader *loader, struct server_export *entry, int export_idx,
 	const struct file_export *file)
 {
@@ -222,6 +271,8 @@ static int load_export_keys(struct loader *loader, struct server_export *entry, 
 	if (judged(loader, rc, &place) < 0) {
 		return rc;
 	}
+	place.inner_key = "access";
+	rc = load_access(loader, &place, &entry->access);
 	for (uint32_t i = 0; rc == 0 && (option = server_export_option(i)) != NULL; i++) {
 		const struct file_value *value = &file->values[i];
 
@@ -262,8 +313,16 @@ static int load_exports(struct loader *loader, const struct file_top *top)
 	return 0;
 }
 
+static int note_file(struct server_config *config, const char *path, struct error *error)
+{
+	config->file_path = strdup(path);
+	config->file_export_first = config->export_count;
+	return config->file_path != NULL ? 0 : error_set(error, -ENOMEM, "no memory for a path");
+}
+
 int server_config_load(struct server_config *config, const char *path, struct error *error)
 {
+	const struct config_place access = { "access", -1, NULL, -1, NULL };
 	struct loader loader = { .config = config, .error = error };
 	void *data;
 	const struct file_top *top;
@@ -271,6 +330,10 @@ int server_config_load(struct server_config *config, const char *path, struct er
 	int rc;
 
 	schema_init(&schema);
+	rc = note_file(config, path, error);
+	if (rc < 0) {
+		return rc;
+	}
 	rc = config_yaml_open(path, &schema.top, &loader.yaml, &data, error);
 	if (rc < 0) {
 		return rc;
@@ -280,6 +343,9 @@ int server_config_load(struct server_config *config, const char *path, struct er
 		rc = load_listens(&loader, top);
 		if (rc == 0 && top->limits != NULL) {
 			rc = load_limits(&loader, top->limits);
+		}
+		if (rc == 0) {
+			rc = load_access(&loader, &access, &config->access);
 		}
 		if (rc == 0) {
 			rc = load_exports(&loader, top);

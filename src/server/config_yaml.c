@@ -266,12 +266,12 @@ static const yaml_node_t *find_entry(
 /* Where the place is: the key itself for a missing or grouped value, else the value. */
 static yaml_mark_t find_mark(const struct config_yaml *yaml, const struct config_place *place)
 {
-	const char *keys[] = { place->key, place->inner_key };
-	const int entries[] = { place->entry, place->inner_entry };
+	const char *keys[] = { place->key, place->inner_key, place->leaf_key };
+	const int entries[] = { place->entry, place->inner_entry, -1 };
 	const yaml_node_t *node = node_at(yaml, 1);
 	yaml_mark_t mark = { 0 };
 
-	for (int i = 0; i < 2 && keys[i] != NULL; i++) {
+	for (int i = 0; i < 3 && keys[i] != NULL; i++) {
 		const yaml_node_pair_t *pair = find_pair(yaml, node, keys[i], 0);
 
 		if (pair == NULL) {
@@ -292,7 +292,7 @@ static yaml_mark_t find_mark(const struct config_yaml *yaml, const struct config
 	return mark;
 }
 
-/* "exports entry 2, fault entry 1". */
+/* "exports entry 2, access entry 1, psk". */
 static void name_place(const struct config_place *place, char *out, size_t out_bytes)
 {
 	char entry[32] = "";
@@ -305,8 +305,9 @@ static void name_place(const struct config_place *place, char *out, size_t out_b
 	if (has_inner && place->inner_entry >= 0) {
 		snprintf(inner_entry, sizeof(inner_entry), " entry %d", place->inner_entry + 1);
 	}
-	snprintf(out, out_bytes, "%s%s%s%s%s", place->key, entry, has_inner ? ", " : "",
-		has_inner ? place->inner_key : "", inner_entry);
+	snprintf(out, out_bytes, "%s%s%s%s%s%s%s", place->key, entry, has_inner ? ", " : "",
+		has_inner ? place->inner_key : "", inner_entry, place->leaf_key != NULL ? ", " : "",
+		place->leaf_key != NULL ? place->leaf_key : "");
 }
 
 void config_yaml_blame(
@@ -378,7 +379,8 @@ static struct config_place steps_to_place(const struct config_yaml *yaml, int dr
 	return place;
 }
 
-/* The mapping that the place leads to: the root, a group, or an entry of a list of groups. */
+/* The mapping that the place leads to: the root, a group, or an entry of a list of groups, which
+ * may lie inside of one. */
 static const yaml_node_t *find_mapping(
 	const struct config_yaml *yaml, const struct config_place *place)
 {
@@ -390,7 +392,14 @@ static const yaml_node_t *find_mapping(
 	}
 	pair = find_pair(yaml, node, place->key, 0);
 	node = pair != NULL ? node_at(yaml, pair->value) : NULL;
-	return place->entry >= 0 ? find_entry(yaml, node, place->entry) : node;
+	node = place->entry >= 0 ? find_entry(yaml, node, place->entry) : node;
+	if (place->inner_key != NULL && place->inner_entry >= 0) {
+		pair = find_pair(yaml, node, place->inner_key, 0);
+		node = pair != NULL
+			       ? find_entry(yaml, node_at(yaml, pair->value), place->inner_entry)
+			       : NULL;
+	}
+	return node;
 }
 
 /* The keys that the schema knows at the place. */
@@ -438,10 +447,9 @@ static int blame_key(struct config_yaml *yaml, const struct config_place *place,
 	return -EINVAL;
 }
 
-static int unknown_key(struct config_yaml *yaml, const char *key, struct error *error)
+/* known: the keys are what counts of it. */
+static void set_unknown_key(const char *key, const cyaml_schema_field_t *known, struct error *error)
 {
-	struct config_place place = steps_to_place(yaml, 0);
-	const cyaml_schema_field_t *known = known_keys(yaml, &place);
 	char meant[NEAR_TEXT_BYTES];
 	char names[256];
 	char shown[NAME_BYTES];
@@ -458,6 +466,14 @@ static int unknown_key(struct config_yaml *yaml, const char *key, struct error *
 		list_keys(known, names, sizeof(names));
 		error_set(error, -EINVAL, "unknown key '%s'; it can be one of %s", shown, names);
 	}
+}
+
+static int unknown_key(struct config_yaml *yaml, const char *key, struct error *error)
+{
+	struct config_place place = steps_to_place(yaml, 0);
+	const cyaml_schema_field_t *known = known_keys(yaml, &place);
+
+	set_unknown_key(key, known, error);
 	return blame_key(yaml, &place, key, 0, error);
 }
 
@@ -538,6 +554,106 @@ static int schema_error(struct config_yaml *yaml, cyaml_err_t code, struct error
 		return repeated_key(yaml, error);
 	}
 	return wrong_value(yaml, code, error);
+}
+
+/* --- lists that have no schema --------------------------------------------------------------- */
+
+static int take_value(struct config_yaml *yaml, const struct config_place *place,
+	const yaml_node_t *node, const char **value_out, struct error *error)
+{
+	if (node->type != YAML_SCALAR_NODE) {
+		error_set(error, -EINVAL, "this must be a single value, not a list or a group");
+		config_yaml_blame(yaml, place, error);
+		return -EINVAL;
+	}
+	*value_out = (const char *)node->data.scalar.value;
+	return 0;
+}
+
+static int take_pair(struct config_yaml *yaml, struct config_place *place,
+	const yaml_node_pair_t *pair, const cyaml_schema_field_t *keys, const char **values,
+	struct error *error)
+{
+	const yaml_node_t *name = node_at(yaml, pair->key);
+	const char *key =
+		name->type == YAML_SCALAR_NODE ? (const char *)name->data.scalar.value : "";
+	uint32_t idx = 0;
+
+	while (keys[idx].key != NULL && strcmp(keys[idx].key, key) != 0) {
+		idx++;
+	}
+	if (keys[idx].key == NULL) {
+		set_unknown_key(key, keys, error);
+		return blame_key(yaml, place, key, 0, error);
+	}
+	if (values[idx] != NULL) {
+		error_set(error, -EINVAL, "the key '%s' is given twice", key);
+		return blame_key(yaml, place, key, 1, error);
+	}
+	*(place->inner_key == NULL ? &place->inner_key : &place->leaf_key) = keys[idx].key;
+	return take_value(yaml, place, node_at(yaml, pair->value), &values[idx], error);
+}
+
+static int take_group(struct config_yaml *yaml, const struct config_place *group_place,
+	const yaml_node_t *group, const cyaml_schema_field_t *keys, const char **values,
+	struct error *error)
+{
+	const yaml_node_pair_t *end = group->data.mapping.pairs.top;
+
+	for (const yaml_node_pair_t *pair = group->data.mapping.pairs.start; pair < end; pair++) {
+		struct config_place place = *group_place;
+		int rc = take_pair(yaml, &place, pair, keys, values, error);
+
+		if (rc < 0) {
+			return rc;
+		}
+	}
+	if (values[0] == NULL) {
+		error_set(error, -EINVAL, "the key '%s' is missing", keys->key);
+		config_yaml_blame(yaml, group_place, error);
+		return -EINVAL;
+	}
+	return 0;
+}
+
+int config_yaml_groups(struct config_yaml *yaml, const struct config_place *list,
+	const struct cyaml_schema_field *keys,
+	int (*take)(void *context, int entry, const char *const *values), void *context,
+	struct error *error)
+{
+	bool is_inner = list->inner_key != NULL;
+	const struct config_place outer = { is_inner ? list->key : NULL,
+		is_inner ? list->entry : -1, NULL, -1, NULL };
+	const char *key = is_inner ? list->inner_key : list->key;
+	const yaml_node_t *mapping = find_mapping(yaml, &outer);
+	const yaml_node_pair_t *pair = find_pair(yaml, mapping, key, 0);
+	const yaml_node_t *entries = pair != NULL ? node_at(yaml, pair->value) : NULL;
+	const yaml_node_t *entry;
+	int rc = 0;
+
+	if (find_pair(yaml, mapping, key, 1) != NULL) {
+		error_set(error, -EINVAL, "the key '%s' is given twice", key);
+		return blame_key(yaml, &outer, key, 1, error);
+	}
+	if (entries != NULL && entries->type != YAML_SEQUENCE_NODE) {
+		error_set(error, -EINVAL,
+			"this must be a list: [ONE, TWO], or one line each after '- '");
+		config_yaml_blame(yaml, list, error);
+		return -EINVAL;
+	}
+	for (int i = 0; rc >= 0 && (entry = find_entry(yaml, entries, i)) != NULL; i++) {
+		const char *values[CONFIG_KEYS_MAX] = { NULL };
+		struct config_place place = *list;
+
+		*(is_inner ? &place.inner_entry : &place.entry) = i;
+		rc = entry->type == YAML_MAPPING_NODE
+			     ? take_group(yaml, &place, entry, keys, values, error)
+			     : take_value(yaml, &place, entry, &values[0], error);
+		if (rc == 0) {
+			rc = take(context, i, values);
+		}
+	}
+	return rc < 0 ? rc : entries != NULL;
 }
 
 static cyaml_config_t loader_config(struct config_yaml *yaml)

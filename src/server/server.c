@@ -158,7 +158,9 @@ static void prefix_export(const struct server_export *entry, struct error *error
 		says_more ? ")" : "");
 }
 
-static int open_export(struct export **out, const struct server_export *entry, struct error *error)
+/* Takes the rules of access, also on failure. */
+static int open_export(struct export **out, const struct server_export *entry,
+	struct access *access, struct error *error)
 {
 	struct store_options options = entry->store;
 	struct export_options about = {
@@ -166,6 +168,7 @@ static int open_export(struct export **out, const struct server_export *entry, s
 		.name_bytes = (uint32_t)strlen(entry->name),
 		.description = entry->description,
 		.read_only = entry->store.read_only,
+		.access = access,
 		.connections_max = entry->connections_max,
 		.overlap = entry->overlap,
 		.rate = entry->rate,
@@ -175,6 +178,7 @@ static int open_export(struct export **out, const struct server_export *entry, s
 	options.path = entry->path;
 	rc = store_open(&options, &about.store, error);
 	if (rc < 0) {
+		access_put(access);
 		prefix_export(entry, error);
 		advise(entry, error);
 		return rc;
@@ -186,20 +190,26 @@ static int open_export(struct export **out, const struct server_export *entry, s
 static int open_exports(struct server *server, struct error *error)
 {
 	const struct server_config *config = server->config;
+	uint32_t count = config->export_count;
+	struct access **sets = calloc(count, sizeof(*sets));
+	int rc;
 
-	server->exports = calloc(config->export_count, sizeof(struct export *));
-	if (server->exports == NULL) {
-		return error_set(error, -ENOMEM, "no memory for %u exports", config->export_count);
+	server->exports = calloc(count, sizeof(struct export *));
+	if (server->exports == NULL || sets == NULL) {
+		free(sets);
+		return error_set(error, -ENOMEM, "no memory for %u exports", count);
 	}
-	for (uint32_t i = 0; i < config->export_count; i++) {
-		int rc = open_export(&server->exports[i], &config->exports[i], error);
+	rc = server_access_build(config, config, sets, error);
+	while (rc == 0 && server->export_count < count) {
+		uint32_t idx = server->export_count;
 
-		if (rc < 0) {
-			return rc;
-		}
-		server->export_count++;
+		rc = open_export(&server->exports[idx], &config->exports[idx], sets[idx], error);
+		sets[idx] = NULL;
+		server->export_count += rc == 0;
 	}
-	return 0;
+	server_access_drop(sets, count);
+	free(sets);
+	return rc;
 }
 
 /* --- listeners ------------------------------------------------------------------------------- */
