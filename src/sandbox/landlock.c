@@ -71,8 +71,8 @@ static struct ruleset_attributes handled(const struct sandbox *sandbox, uint32_t
 static uint64_t rights_of(uint32_t access)
 {
 	const uint64_t read = LANDLOCK_ACCESS_FS_READ_FILE | LANDLOCK_ACCESS_FS_READ_DIR;
-	const uint64_t sockets =
-		LANDLOCK_ACCESS_FS_MAKE_SOCK | LANDLOCK_ACCESS_FS_REMOVE_FILE | read;
+	const uint64_t sockets = LANDLOCK_ACCESS_FS_MAKE_SOCK | LANDLOCK_ACCESS_FS_REMOVE_FILE |
+				 LANDLOCK_ACCESS_FS_READ_DIR;
 	const uint64_t shared = LANDLOCK_ACCESS_FS_MAKE_REG | LANDLOCK_ACCESS_FS_REMOVE_FILE |
 				LANDLOCK_ACCESS_FS_WRITE_FILE | RIGHT_RESIZE | read;
 

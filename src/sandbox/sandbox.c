@@ -2,6 +2,7 @@
 #include "sandbox/sandbox.h"
 
 #include <errno.h>
+#include <pwd.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -65,6 +66,24 @@ int sandbox_allow(struct sandbox *sandbox, const char *path, uint32_t access, st
 	return rc < 0 || real == NULL ? rc : add_rule(sandbox, real, access, error);
 }
 
+/* Whether the folder holds more than what somebody put there for the server. */
+static bool is_broad(const char *folder)
+{
+	const struct passwd *owner;
+	struct stat status;
+	char *home;
+	bool broad;
+
+	if (folder[0] == '\0' || stat(folder, &status) < 0 || (status.st_mode & S_ISVTX) != 0) {
+		return true;
+	}
+	owner = getpwuid(status.st_uid);
+	home = owner != NULL ? realpath(owner->pw_dir, NULL) : NULL;
+	broad = home != NULL && strcmp(home, folder) == 0;
+	free(home);
+	return broad;
+}
+
 int sandbox_allow_beside(
 	struct sandbox *sandbox, const char *path, uint32_t access, struct error *error)
 {
@@ -77,9 +96,11 @@ int sandbox_allow_beside(
 		return rc;
 	}
 	slash = strrchr(real, '/');
-	if (stat(real, &status) == 0 && (S_ISREG(status.st_mode) || S_ISSOCK(status.st_mode)) &&
-		slash != real) {
+	if (stat(real, &status) == 0 && S_ISREG(status.st_mode)) {
 		*slash = '\0';
+		if (is_broad(real)) {
+			*slash = '/';
+		}
 	}
 	return add_rule(sandbox, real, access, error);
 }

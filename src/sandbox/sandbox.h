@@ -72,8 +72,9 @@ GMB_MUST_CHECK int sandbox_become(const struct sandbox_user *user, struct error 
  * enum sandbox_access. -ENOMEM. */
 GMB_MUST_CHECK int sandbox_allow(
 	struct sandbox *sandbox, const char *path, uint32_t access, struct error *error);
-/* The same for the folder of a file, where the file may be replaced by another one; for the file
- * alone if it is a device or its folder the root. */
+/* The same for the folder of a file, where the file may be replaced by another one, or get a
+ * neighbour; for the file alone if it is a device, or if its folder has much more: the root, a
+ * home, or one that everybody writes to, such as /tmp. */
 GMB_MUST_CHECK int sandbox_allow_beside(
 	struct sandbox *sandbox, const char *path, uint32_t access, struct error *error);
 

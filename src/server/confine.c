@@ -2,6 +2,8 @@
 #include "server/confine.h"
 
 #include <errno.h>
+#include <libgen.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -106,6 +108,17 @@ static int allow_network(struct sandbox *sandbox, struct error *error)
 	return rc;
 }
 
+static int allow_folder(
+	struct sandbox *sandbox, const char *path, uint32_t access, struct error *error)
+{
+	char *copy = strdup(path);
+	int rc = copy != NULL ? sandbox_allow(sandbox, dirname(copy), access, error)
+			      : error_set(error, -ENOMEM, "no memory for a path");
+
+	free(copy);
+	return rc;
+}
+
 /* Sockets are removed at the end. */
 static int allow_listener(
 	struct sandbox *sandbox, const struct listener *listener, struct error *error)
@@ -113,7 +126,7 @@ static int allow_listener(
 	int rc = 0;
 
 	if (listener->unlink_path != NULL) {
-		rc = sandbox_allow_beside(sandbox, listener->unlink_path, SANDBOX_SOCKETS, error);
+		rc = allow_folder(sandbox, listener->unlink_path, SANDBOX_SOCKETS, error);
 	}
 	if (rc == 0 && listener->kind != NULL && listener->kind->listen != NULL &&
 		!listener->uri.is_unix) {
@@ -125,10 +138,14 @@ static int allow_listener(
 int confine(const struct server_config *config, const struct listener *listeners,
 	uint32_t listener_count, const struct listener *control, struct error *error)
 {
-	const enum sandbox_mode mode = config->command_count > 0 ? SANDBOX_OFF : config->sandbox;
 	struct sandbox sandbox = { 0 };
-	int rc = allow_system(&sandbox, error);
+	int rc;
 
+	if (config->command_count > 0) {
+		log_info("sandbox: off, as it would bind the commands of --run, too");
+		return 0;
+	}
+	rc = allow_system(&sandbox, error);
 	if (rc == 0) {
 		rc = allow_exports(&sandbox, config, error);
 	}
@@ -139,7 +156,7 @@ int confine(const struct server_config *config, const struct listener *listeners
 		rc = allow_listener(&sandbox, control, error);
 	}
 	if (rc == 0) {
-		rc = sandbox_enter(&sandbox, mode, error);
+		rc = sandbox_enter(&sandbox, config->sandbox, error);
 	}
 	sandbox_fini(&sandbox);
 	return rc;

@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <libgen.h>
 #include <liburing.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -262,6 +263,32 @@ static void test_calls(void **state)
 	in_child(run_calls);
 }
 
+/* --- folders --------------------------------------------------------------------------------- */
+
+/* A file in a folder for everybody, such as /tmp, is allowed without the folder. */
+static void run_broad(void)
+{
+	CHECK(chmod(dirname(strdupa(inside)), 01777) == 0);
+	enter(SANDBOX_READ);
+	CHECK(try_open(inside, O_RDONLY) == 0);
+	CHECK(try_open(dirname(strdupa(inside)), O_RDONLY) == -EACCES);
+}
+
+static void run_narrow(void)
+{
+	CHECK(chmod(dirname(strdupa(inside)), 0700) == 0);
+	enter(SANDBOX_READ);
+	CHECK(try_open(dirname(strdupa(inside)), O_RDONLY) == 0);
+}
+
+static void test_broad(void **state)
+{
+	(void)state;
+	need(true, false);
+	in_child(run_broad);
+	in_child(run_narrow);
+}
+
 /* --- modes ----------------------------------------------------------------------------------- */
 
 static void run_off(void)
@@ -323,6 +350,7 @@ int main(void)
 		cmocka_unit_test(test_threads),
 		cmocka_unit_test(test_uring),
 		cmocka_unit_test(test_calls),
+		cmocka_unit_test(test_broad),
 		cmocka_unit_test(test_off),
 		cmocka_unit_test(test_users),
 	};
