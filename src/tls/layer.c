@@ -15,7 +15,7 @@ static const uint32_t layer_edges[TLS_LAYER_STATE_COUNT] = {
 	[TLS_LAYER_NEW] = BIT(TLS_LAYER_HEADER) | BIT(TLS_LAYER_PLACE),
 	[TLS_LAYER_HEADER] = BIT(TLS_LAYER_PLACE) | BIT(TLS_LAYER_BODY) | BIT(TLS_LAYER_ENDED),
 	[TLS_LAYER_PLACE] = BIT(TLS_LAYER_BODY) | BIT(TLS_LAYER_WORKER) | BIT(TLS_LAYER_ENDED),
-	[TLS_LAYER_BODY] = BIT(TLS_LAYER_WORKER) | BIT(TLS_LAYER_ENDED),
+	[TLS_LAYER_BODY] = BIT(TLS_LAYER_PLACE) | BIT(TLS_LAYER_WORKER) | BIT(TLS_LAYER_ENDED),
 	[TLS_LAYER_WORKER] = BIT(TLS_LAYER_HEADER) | BIT(TLS_LAYER_SENDING) |
 			     BIT(TLS_LAYER_REFUSING) | BIT(TLS_LAYER_OPEN) | BIT(TLS_LAYER_ENDED),
 	[TLS_LAYER_SENDING] = BIT(TLS_LAYER_HEADER) | BIT(TLS_LAYER_OPEN) | BIT(TLS_LAYER_ENDED),
@@ -274,7 +274,7 @@ static void work(struct tls_job *job)
 
 static void receive_header(struct tls_layer *layer);
 static void receive_body(struct tls_layer *layer);
-
+static void take_place(struct tls_layer *layer);
 static void sent(struct ring_op *op, int result);
 
 static void send_out(struct tls_layer *layer)
@@ -411,26 +411,54 @@ static void receive_rest(struct tls_layer *layer, uint32_t want)
 		layer->in.data + layer->in.end, want - layer->in.end, false, received);
 }
 
+static uint32_t record_bytes(const uint8_t *header)
+{
+	return TLS_HEADER_BYTES + ((uint32_t)header[3] << 8 | header[4]);
+}
+
 static void receive_body(struct tls_layer *layer)
 {
 	struct tls_handshake *handshake = layer->handshake;
-	uint32_t bytes = (uint32_t)layer->in.data[3] << 8 | layer->in.data[4];
+	uint32_t bytes = record_bytes(layer->in.data);
 
-	if (layer->state == TLS_LAYER_BODY && layer->in.end == TLS_HEADER_BYTES + bytes) {
+	if (layer->in.end < bytes) {
+		if (layer->state != TLS_LAYER_BODY) {
+			set_state(layer, TLS_LAYER_BODY);
+		}
+		receive_rest(layer, bytes);
+	} else if (handshake == NULL) {
+		set_state(layer, TLS_LAYER_PLACE);
+		take_place(layer);
+	} else {
 		handshake->records++;
-		handshake->bytes += bytes;
+		handshake->bytes += bytes - TLS_HEADER_BYTES;
 		go_to_work(layer);
+	}
+}
+
+/* The header of the first record is there. A peer that never says the rest of an ordinary hello
+ * takes no place from others; a long one is received when there is a place for it. */
+static void begin_hello(struct tls_layer *layer)
+{
+	if (record_bytes(layer->head) > TLS_IN_BYTES) {
+		layer->place.is_slow = true;
+		set_state(layer, TLS_LAYER_PLACE);
+		take_place(layer);
 		return;
 	}
-	if (layer->state != TLS_LAYER_BODY) {
-		set_state(layer, TLS_LAYER_BODY);
+	layer->in_small = malloc(TLS_IN_BYTES);
+	if (layer->in_small == NULL) {
+		fail(layer, -ENOMEM, "out of memory");
+		return;
 	}
-	receive_rest(layer, TLS_HEADER_BYTES + bytes);
+	memcpy(layer->in_small, layer->head, TLS_HEADER_BYTES);
+	layer->in = (struct tls_bytes){
+		.data = layer->in_small, .end = TLS_HEADER_BYTES, .capacity = TLS_IN_BYTES
+	};
+	receive_body(layer);
 }
 
 /* --- a place ---------------------------------------------------------------------------------- */
-
-static void take_place(struct tls_layer *layer);
 
 static void look(struct ring_op *op, int result);
 
@@ -443,11 +471,12 @@ static void have_place(struct tls_layer *layer)
 		fail(layer, -ENOMEM, "out of memory");
 		return;
 	}
-	layer->in = (struct tls_bytes){ .data = layer->handshake->in,
-		.capacity = sizeof(layer->handshake->in) };
 	if (layer->is_server) {
-		memcpy(layer->in.data, layer->header, TLS_HEADER_BYTES);
-		layer->in.end = TLS_HEADER_BYTES;
+		memcpy(layer->handshake->in, layer->in.data, layer->in.end);
+	}
+	layer->in.data = layer->handshake->in;
+	layer->in.capacity = sizeof(layer->handshake->in);
+	if (layer->is_server) {
 		receive_body(layer);
 	} else {
 		go_to_work(layer);
@@ -530,8 +559,7 @@ static void receive_header(struct tls_layer *layer)
 	if (problem != NULL) {
 		fail(layer, -EPROTO, problem);
 	} else if (layer->handshake == NULL) {
-		set_state(layer, TLS_LAYER_PLACE);
-		take_place(layer);
+		begin_hello(layer);
 	} else {
 		receive_body(layer);
 	}
@@ -547,8 +575,8 @@ static void layer_start(struct stream *stream, struct ring_op *op)
 	layer->place.source = layer->is_server ? layer->source : NULL;
 	layer->place.done = place_done;
 	if (layer->is_server) {
-		layer->in = (struct tls_bytes){ .data = layer->header,
-			.capacity = sizeof(layer->header) };
+		layer->in =
+			(struct tls_bytes){ .data = layer->head, .capacity = sizeof(layer->head) };
 		receive_header(layer);
 	} else {
 		set_state(layer, TLS_LAYER_PLACE);

@@ -27,7 +27,7 @@ enum {
 	TLS_HANDSHAKE_IN_BYTES_MAX = 64 << 10,
 	TLS_HANDSHAKE_OUT_BYTES = 16 << 10, /* more is allocated when it is needed */
 	TLS_HANDSHAKE_OUT_BYTES_MAX = 64 << 10,
-	/* Where an idle connection waits for bytes. */
+	/* Where an idle connection waits for bytes, and an ordinary hello is received. */
 	TLS_IN_BYTES = 4096,
 	/* A receive that has room for more than this may wait in a batch. */
 	TLS_IN_LARGE_BYTES = 16 << 10,
@@ -35,9 +35,9 @@ enum {
 
 enum tls_layer_state {
 	TLS_LAYER_NEW,
-	TLS_LAYER_HEADER,   /* for the header of a record; the first needs no place */
+	TLS_LAYER_HEADER,   /* for the header of a record */
+	TLS_LAYER_BODY,	    /* for the rest of the record; an ordinary hello needs no place */
 	TLS_LAYER_PLACE,    /* for a place among the handshakes */
-	TLS_LAYER_BODY,	    /* for the rest of the record */
 	TLS_LAYER_WORKER,   /* for a worker, who has the session */
 	TLS_LAYER_SENDING,  /* until the socket has taken our messages */
 	TLS_LAYER_REFUSING, /* the same with our alert */
@@ -96,13 +96,17 @@ struct tls_layer {
 	struct tls_place place;
 	struct tls_job job;
 	struct tls_handshake *handshake;
-	uint8_t header[TLS_HEADER_BYTES]; /* the first */
 	uint8_t source[TLS_SOURCE_BYTES];
 	char *server_name;
 
 	/* Records. */
 	struct tls_stock *stock;
-	uint8_t *in_small; /* TLS_IN_BYTES */
+	uint8_t *in_small;		/* TLS_IN_BYTES */
+	bool is_disguised;		/* TLS 1.3: every record says that it is data */
+	uint8_t head[TLS_HEADER_BYTES]; /* of the first record, and later of the one that GnuTLS
+					 * is taking */
+	uint32_t head_bytes;
+	uint32_t body_left;
 	struct ring_op *receiving;
 	struct msghdr *into;
 	size_t into_idx; /* of the vector of into, and the place in it */

@@ -229,8 +229,7 @@ static void place_leave(struct tls_pool *pool, struct tls_place *place)
 	}
 }
 
-/* Whoever may hold a place by now gets it, longest waiting first. */
-static void places_grant(struct tls_pool *pool)
+static void grant_some(struct tls_pool *pool, bool slow)
 {
 	list_for_each(node, &pool->waiting)
 	{
@@ -239,12 +238,19 @@ static void places_grant(struct tls_pool *pool)
 		if (pool->held_count == pool->held_max) {
 			return;
 		}
-		if (place_may_be_held(pool, place)) {
+		if (place->is_slow == slow && place_may_be_held(pool, place)) {
 			place_leave(pool, place);
 			place_hold(pool, place);
 			place_tell(place, 0);
 		}
 	}
+}
+
+/* Whoever may hold a place by now gets it: first those who will not keep it long. */
+static void places_grant(struct tls_pool *pool)
+{
+	grant_some(pool, false);
+	grant_some(pool, true);
 }
 
 /* The queue is full: the source that fills it most loses the one that has waited longest. */

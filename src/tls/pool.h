@@ -8,9 +8,10 @@
  *                     │                     └─▶ done(-EAGAIN): refused │
  *                     └─▶ -EBUSY: too many failed from there; again in wait_ns
  *
- * Whoever is next is the one that has waited longest and whose source holds less than its share. A
- * failed handshake costs its source a token; without tokens a source is served as slowly as tokens
- * come back. A holder whose peer says nothing for a while loses its place when others wait.
+ * Whoever is next is the one that has waited longest and whose source holds less than its share,
+ * those whose first message is complete before the others. A failed handshake costs its source a
+ * token; without tokens a source is served as slowly as tokens come back. A holder whose peer says
+ * nothing for a while loses its place when others wait.
  *
  * Threading: places belong to a ring's thread, jobs run on workers, the rest is locked. Ownership:
  * places and jobs are their callers' and are held while they wait or run. Errors: at each.
@@ -29,8 +30,9 @@ enum {
 	/* Failed handshakes that a source may have at once, and how soon it may have another. */
 	TLS_FAILURES_BURST = 20,
 	TLS_FAILURE_INTERVAL_MS = 500,
-	/* A peer that is silent for so long gives way to those who wait. */
-	TLS_SILENCE_MS = 1000,
+	/* A peer that is silent for so long gives way to those who wait: longer than the way to
+	 * the other side of the earth and back takes. */
+	TLS_SILENCE_MS = 400,
 	/* Sources that are remembered. */
 	TLS_SOURCES_MAX = 2048,
 };
@@ -43,6 +45,8 @@ struct tls_place {
 	/* Set by the owner. */
 	struct ring *ring;
 	const uint8_t *source; /* TLS_SOURCE_BYTES, or NULL: of our own accord, without a share */
+	bool is_slow; /* most of its peer's first message is still to come: those of whom all is
+		       * there are served first */
 	/* 0: the place is held now. -EAGAIN: it is not waited for any more, or the one that is held
 	 * is to be given back soon. */
 	void (*done)(struct tls_place *place, int result);

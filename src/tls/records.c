@@ -20,6 +20,43 @@
 
 /* --- GnuTLS's ends ---------------------------------------------------------------------------- */
 
+/* The headers of records are not looked at by GnuTLS where encryption does not cover their meaning:
+ * all of TLS 1.3 is disguised as data, and TLS 1.2 has no change of cipher once it is open. */
+static bool is_possible(const struct tls_layer *layer)
+{
+	const uint8_t *header = layer->head;
+	uint32_t bytes = (uint32_t)header[3] << 8 | header[4];
+
+	return header[0] >= (layer->is_disguised ? TLS_DATA : TLS_ALERT) && header[0] <= TLS_DATA &&
+	       header[1] == 3 && header[2] == 3 && bytes > 0 && bytes <= TLS_RECEIVED_BYTES_MAX;
+}
+
+/* Follows the records that GnuTLS takes. False: one that cannot be. */
+static bool follow(struct tls_layer *layer, const uint8_t *bytes, size_t count)
+{
+	while (count > 0) {
+		size_t passed = MIN(count, (size_t)layer->body_left);
+
+		if (passed > 0) {
+			layer->body_left -= (uint32_t)passed;
+		} else {
+			passed = MIN(count, (size_t)(TLS_HEADER_BYTES - layer->head_bytes));
+			memcpy(layer->head + layer->head_bytes, bytes, passed);
+			layer->head_bytes += (uint32_t)passed;
+			if (layer->head_bytes == TLS_HEADER_BYTES) {
+				if (!is_possible(layer)) {
+					return false;
+				}
+				layer->head_bytes = 0;
+				layer->body_left = (uint32_t)layer->head[3] << 8 | layer->head[4];
+			}
+		}
+		bytes += passed;
+		count -= passed;
+	}
+	return true;
+}
+
 static ssize_t pull(gnutls_transport_ptr_t context, void *buf, size_t len)
 {
 	struct tls_layer *layer = context;
@@ -27,6 +64,10 @@ static ssize_t pull(gnutls_transport_ptr_t context, void *buf, size_t len)
 
 	if (bytes == 0) {
 		gnutls_transport_set_errno(layer->session, EAGAIN);
+		return -1;
+	}
+	if (layer->handshake == NULL && !follow(layer, layer->in.data + layer->in.at, bytes)) {
+		gnutls_transport_set_errno(layer->session, EPROTO);
 		return -1;
 	}
 	memcpy(buf, layer->in.data + layer->in.at, bytes);
@@ -95,7 +136,9 @@ void tls_records_attach(struct tls_layer *layer)
 
 int tls_records_open(struct tls_layer *layer)
 {
-	layer->in_small = malloc(TLS_IN_BYTES);
+	if (layer->in_small == NULL) {
+		layer->in_small = malloc(TLS_IN_BYTES);
+	}
 	if (layer->in_small == NULL) {
 		return -ENOMEM;
 	}
@@ -104,6 +147,7 @@ int tls_records_open(struct tls_layer *layer)
 		return -ENOMEM;
 	}
 	layer->in = (struct tls_bytes){ .data = layer->in_small, .capacity = TLS_IN_BYTES };
+	layer->is_disguised = gnutls_protocol_get_version(layer->session) == GNUTLS_TLS1_3;
 	return 0;
 }
 
@@ -185,6 +229,8 @@ static int describe(struct tls_layer *layer, int result)
 		return tls_check_failed(&layer->check, layer->session, result, error);
 	case GNUTLS_E_MEMORY_ERROR:
 		return error_set(error, -ENOMEM, "out of memory for TLS");
+	case GNUTLS_E_PULL_ERROR:
+		return error_set(error, -EPROTO, "the peer sent a record that TLS does not have");
 	case GNUTLS_E_REHANDSHAKE:
 		return error_set(error, -EPROTO, "the peer wants to renegotiate TLS");
 	default:
@@ -205,7 +251,8 @@ static void break_off(struct tls_layer *layer, int result)
 
 		layer->out.at = 0;
 		layer->out.end = 0;
-		(void)gnutls_alert_send_appropriate(layer->session, result);
+		(void)gnutls_alert_send_appropriate(layer->session,
+			result == GNUTLS_E_PULL_ERROR ? GNUTLS_E_UNEXPECTED_PACKET : result);
 		iov = (struct iovec){ .iov_base = layer->out.data, .iov_len = layer->out.end };
 		if (iov.iov_len > 0) {
 			(void)!ring_sendmsg_now(ring, layer->stream->file, &message);
