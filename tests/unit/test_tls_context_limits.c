@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Credentials at the limits: memory runs out while they are loaded, and many handshakes share a
+ * context while it is replaced. */
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tls_pair.h"
+
+/* Allocations of this thread until one fails; the linker sends those of the product here. */
+static _Thread_local int allocations_left = -1;
+
+static bool allocation_fails(void)
+{
+	return allocations_left >= 0 && allocations_left-- == 0;
+}
+
+void *__real_malloc(size_t bytes);
+void *__wrap_malloc(size_t bytes);
+void *__real_calloc(size_t count, size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes);
+char *__real_strdup(const char *text);
+char *__wrap_strdup(const char *text);
+int __real_vasprintf(char **out, const char *format, va_list args);
+int __wrap_vasprintf(char **out, const char *format, va_list args);
+int __wrap_asprintf(char **out, const char *format, ...);
+
+void *__wrap_malloc(size_t bytes)
+{
+	return allocation_fails() ? NULL : __real_malloc(bytes);
+}
+
+void *__wrap_calloc(size_t count, size_t bytes)
+{
+	return allocation_fails() ? NULL : __real_calloc(count, bytes);
+}
+
+char *__wrap_strdup(const char *text)
+{
+	return allocation_fails() ? NULL : __real_strdup(text);
+}
+
+int __wrap_vasprintf(char **out, const char *format, va_list args)
+{
+	return allocation_fails() ? -1 : __real_vasprintf(out, format, args);
+}
+
+int __wrap_asprintf(char **out, const char *format, ...)
+{
+	va_list args;
+	int rc;
+
+	va_start(args, format);
+	rc = __wrap_vasprintf(out, format, args);
+	va_end(args);
+	return rc;
+}
+
+static void test_loading_without_memory(void **state)
+{
+	struct tls_options options = pair_options(TLS_SERVER, "crl-old");
+	struct tls_context *context = NULL;
+	int failures = 0;
+
+	options.psk_file = pair_path("keys.psk");
+	for (int n = 0;; n++) {
+		struct error error = { 0 };
+		bool was_reached;
+		int rc;
+
+		allocations_left = n;
+		rc = tls_context_load(&options, &context, &error);
+		was_reached = allocations_left < 0;
+		allocations_left = -1;
+		if (rc == 0) {
+			tls_context_put(context);
+			if (!was_reached) {
+				break;
+			}
+			/* Only a warning may be lost. */
+			continue;
+		}
+		assert_int_equal(rc, -ENOMEM);
+		assert_int_equal(error.code, -ENOMEM);
+		assert_non_null(strstr(error.text, "memory"));
+		failures++;
+	}
+	assert_true(failures >= 10);
+}
+
+static void test_identity_without_memory(void **state)
+{
+	struct tls_options server = pair_options(TLS_SERVER, "good");
+	struct tls_options client = pair_options(TLS_CLIENT, "good");
+	struct identity *identity;
+	struct pair pair;
+	int n = 0, rc;
+
+	pair_end_init(&pair.server, TLS_SERVER, pair_load(&server), NULL, NULL);
+	pair_end_init(&pair.client, TLS_CLIENT, pair_load(&client), "localhost", NULL);
+	pair_run(&pair);
+	do {
+		struct error error = { 0 };
+
+		allocations_left = n++;
+		rc = tls_check_identity(&pair.server.check, pair.server.session, &identity, &error);
+		allocations_left = -1;
+		assert_true(rc == 0 || (rc == -ENOMEM && error.code == -ENOMEM));
+	} while (rc != 0);
+	assert_true(n > 3);
+	identity_put(identity);
+	pair_fini(&pair);
+}
+
+/* --- sharing ---------------------------------------------------------------------------------- */
+
+enum { THREADS = 4, ROUNDS = 25 };
+
+struct sharing {
+	struct tls_policy *policy;
+	struct tls_context *client, *client_psk;
+	_Atomic int done, failed;
+	struct identity *last; /* under lock */
+	pthread_mutex_t lock;
+};
+
+static void share_one(struct sharing *sharing, bool uses_psk)
+{
+	struct tls_context *client = uses_psk ? sharing->client_psk : sharing->client;
+	struct identity *identity = NULL, *before;
+	struct pair pair;
+
+	tls_context_get(client);
+	pair_end_init(&pair.server, TLS_SERVER, tls_policy_context(sharing->policy), NULL, NULL);
+	pair_end_init(&pair.client, TLS_CLIENT, client, "localhost", NULL);
+	pair_run(&pair);
+	if (pair.server.result != 0 ||
+		tls_check_identity(&pair.server.check, pair.server.session, &identity, NULL) != 0) {
+		atomic_fetch_add(&sharing->failed, 1);
+	}
+	pthread_mutex_lock(&sharing->lock);
+	before = sharing->last;
+	sharing->last = identity;
+	pthread_mutex_unlock(&sharing->lock);
+	identity_put(before);
+	pair_fini(&pair);
+}
+
+static void *shake_hands(void *user)
+{
+	struct sharing *sharing = user;
+
+	for (int i = 0; i < ROUNDS; i++) {
+		share_one(sharing, i % 2 == 0);
+	}
+	atomic_fetch_add(&sharing->done, 1);
+	return NULL;
+}
+
+static void test_replacing_while_hands_are_shaken(void **state)
+{
+	struct tls_options server = pair_options(TLS_SERVER, "crl");
+	struct tls_options client = pair_options(TLS_CLIENT, "good");
+	struct sharing sharing = { .policy = NULL };
+	pthread_t threads[THREADS];
+	int rechecks = 0;
+
+	server.psk_file = client.psk_file = pair_path("keys.psk");
+	client.user = "bob";
+	sharing.client = pair_load(&client);
+	client.use_psk = true;
+	sharing.client_psk = pair_load(&client);
+	pthread_mutex_init(&sharing.lock, NULL);
+	assert_int_equal(
+		tls_policy_create(TLS_REQUIRE, pair_load(&server), NULL, &sharing.policy), 0);
+	for (int i = 0; i < THREADS; i++) {
+		assert_int_equal(pthread_create(&threads[i], NULL, shake_hands, &sharing), 0);
+	}
+	do {
+		struct tls_context *context = pair_load(&server);
+		struct identity *last;
+
+		assert_false(tls_context_is_stale(context));
+		tls_context_get(context);
+		tls_policy_replace(sharing.policy, context);
+		pthread_mutex_lock(&sharing.lock);
+		last = sharing.last;
+		if (last != NULL) {
+			identity_get(last);
+		}
+		pthread_mutex_unlock(&sharing.lock);
+		if (last != NULL) {
+			assert_int_equal(tls_context_recheck(context, last, NULL), 0);
+			identity_put(last);
+			rechecks++;
+		}
+		tls_context_put(context);
+	} while (atomic_load(&sharing.done) < THREADS);
+	for (int i = 0; i < THREADS; i++) {
+		pthread_join(threads[i], NULL);
+	}
+	assert_int_equal(atomic_load(&sharing.failed), 0);
+	assert_true(rechecks > 0);
+	identity_put(sharing.last);
+	tls_policy_destroy(sharing.policy);
+	tls_context_put(sharing.client);
+	tls_context_put(sharing.client_psk);
+	pthread_mutex_destroy(&sharing.lock);
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_loading_without_memory),
+		cmocka_unit_test(test_identity_without_memory),
+		cmocka_unit_test(test_replacing_while_hands_are_shaken),
+	};
+
+	pair_folder = argv[1];
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
