@@ -142,6 +142,8 @@ void stream_close(struct stream *stream)
 	GMB_ASSERT(stream_is_idle(stream));
 	if (stream->ops != NULL) {
 		stream->ops->close(stream);
+		stream->ops = NULL;
+		stream->layer = NULL;
 	}
 	ring_file_remove(stream->ring, &stream->file);
 	ring_socket_close(stream->ring, fd);

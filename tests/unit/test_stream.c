@@ -398,7 +398,8 @@ static void finish(struct pair *pair)
 		}
 		stream_close(&end->stream);
 		assert_int_equal(end->stream.state, STREAM_CLOSED);
-		stream_close(&end->stream); /* a closed one: no-op */
+		assert_true(stream_is_idle(&end->stream)); /* its layer is gone */
+		stream_close(&end->stream);		   /* a closed one: no-op */
 	}
 	finish_closed(pair);
 }
