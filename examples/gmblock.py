@@ -29,7 +29,8 @@ from ctypes import (CFUNCTYPE, POINTER, Structure, byref, c_char, c_char_p, c_in
 READ, WRITE, FLUSH, TRIM, ZERO, CACHE, STATUS = range(7)
 FUA, NO_HOLE, DF, STATUS_ONE, FAST_ZERO = (1 << bit for bit in range(5))
 EXTENT_HOLE, EXTENT_ZERO = 1, 2
-OPEN_READ_ONLY, OPEN_NO_RECONNECT, OPEN_NO_EXTENDED, OPEN_SIMPLE = (1 << bit for bit in range(4))
+OPEN_READ_ONLY, OPEN_NO_RECONNECT, OPEN_NO_EXTENDED, OPEN_SIMPLE, OPEN_URI_FILES = (
+    1 << bit for bit in range(5))
 EVENTS = ("lost", "reconnected", "gave-up", "resized")
 REPLIES = ("simple", "structured", "extended", "placed")
 CAPABILITIES = ("write", "flush", "fua", "trim", "zero", "fast-zero", "cache", "status", "df",

@@ -15,7 +15,8 @@
  * restores lost connections, and replays what was in flight (see gmb_options). It checks every byte
  * that a server sends.
  *
- * Threads: the library's own threads only resolve names and never call the program. A queue and
+ * Threads: the library's own threads only resolve names, read credentials and calculate handshakes,
+ * and never call the program. A queue and
  * everything opened on it belong to the thread that created the queue; only gmb_queue_wake() may be
  * called from other threads. Queues are independent of each other. After fork() only the parent may
  * use a queue.
@@ -150,6 +151,9 @@ enum gmb_open_flags {
 	GMB_OPEN_NO_RECONNECT = 1 << 1, /* requests fail when the last connection is lost */
 	GMB_OPEN_NO_EXTENDED = 1 << 2,	/* do not ask for 64-bit extended headers */
 	GMB_OPEN_SIMPLE = 1 << 3,	/* ask for simple replies only (implies NO_EXTENDED) */
+	/* The URI may name files of this machine (tls-certificates, tls-psk-file): set it only for
+	 * one that comes from the user. */
+	GMB_OPEN_URI_FILES = 1 << 4,
 };
 
 enum gmb_event {
@@ -189,13 +193,18 @@ struct gmb_options {
 
 /*
  * Opens the export that a URI names: nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH
- * (rows P132-P134 of docs/protocol/nbd.md), gmb+unix:///EXPORT?socket=PATH or
- * gmb://HOST[:PORT]/EXPORT[?provider=tcp|verbs]. Blocks until it is usable; requests of other
+ * (rows P132-P134 of docs/protocol/nbd.md), the same over TLS as nbds://[USER@]HOST[:PORT]/EXPORT
+ * and nbds+unix:///EXPORT?socket=PATH with tls-certificates=FOLDER, tls-psk-file=FILE,
+ * tls-hostname=NAME and tls-verify-peer=0 (gmblock(1)), gmb+unix:///EXPORT?socket=PATH or
+ * gmb://HOST[:PORT]/EXPORT[?provider=tcp|verbs]. Credentials are read before each connection when
+ * their files have changed. Blocks until it is usable; requests of other
  * clients on the queue continue meanwhile. options may be NULL.
  *
- * Errors: -EINVAL invalid URI, -ENOENT no such export, -EPROTO the server violated the protocol,
- * -ETIMEDOUT, -EPROTONOSUPPORT TLS, -EACCES the server's policy, -EDEADLK inside a callback, and
- * those of name resolution and connecting.
+ * Errors: -EINVAL invalid URI, -EPERM it names files (GMB_OPEN_URI_FILES), -ENOENT no such export,
+ * or a file of TLS is missing, -EPROTO the server violated the protocol, -ETIMEDOUT,
+ * -EPROTONOSUPPORT TLS is asked for by one side only, -EACCES the server's policy, or its
+ * certificate is not believed, -EKEYREJECTED the server does not believe ours, -EDEADLK inside a
+ * callback, and those of name resolution and connecting.
  */
 int gmb_open(struct gmb_queue *queue, const char *uri, const struct gmb_options *options,
 	struct gmb_client **client_out, struct gmb_error *error);
@@ -209,7 +218,7 @@ int gmb_open(struct gmb_queue *queue, const char *uri, const struct gmb_options 
  * called before the done of any request. May be called inside a callback.
  *
  * Returns 0 and sets *client_out, or, if nothing was started: -EINVAL invalid URI or options,
- * -ENOMEM.
+ * -EPERM it names files, -ENOMEM.
  */
 int gmb_open_start(struct gmb_queue *queue, const char *uri, const struct gmb_options *options,
 	struct gmb_client **client_out, struct gmb_error *error);
@@ -266,6 +275,10 @@ void gmb_get_info(const struct gmb_client *client, struct gmb_info *info);
  */
 const char *gmb_export_name(const struct gmb_client *client);
 const char *gmb_export_description(const struct gmb_client *client);
+
+/* How the connection is protected, for people: "TLS 1.3, AES-128-GCM, server verified"; "" without
+ * TLS. Whether there is TLS follows from the URI alone. Valid as long as the client. */
+const char *gmb_tls(const struct gmb_client *client);
 
 /* The URI it was opened with. Valid as long as the client. */
 const char *gmb_uri(const struct gmb_client *client);

@@ -504,6 +504,12 @@ static int prepare(struct nbd_disk *disk, struct error *error)
 			"the kernel's module ublk_drv) or --fuse FILE",
 			disk->uri.protocol);
 	}
+	if (rc == 0 && disk->uri.tls) {
+		rc = error_set(error, -EPROTONOSUPPORT,
+			"the kernel's nbd driver does not speak TLS; use ublk (it needs the "
+			"kernel's "
+			"module ublk_drv) or --fuse FILE");
+	}
 	if (rc != 0) {
 		return rc;
 	}

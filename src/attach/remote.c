@@ -36,7 +36,7 @@ int remote_open(struct remote *remote, const struct attach_options *options, str
 {
 	struct gmb_options client_options = {
 		.size = sizeof(client_options),
-		.flags = options->read_only ? GMB_OPEN_READ_ONLY : 0,
+		.flags = GMB_OPEN_URI_FILES | (options->read_only ? GMB_OPEN_READ_ONLY : 0),
 		.connections = options->connections,
 		.connect_timeout_ms = clock_milliseconds(options->connect_timeout_ns),
 		.request_timeout_ms = clock_milliseconds(options->request_timeout_ns),

@@ -34,7 +34,8 @@ static const char usage_text[] =
 	"Lists the exports of an NBD server, one name per line; \"\" is the default export.\n"
 	"\n"
 	"  URI             nbd://HOST[:PORT], nbd+unix:///?socket=PATH,\n"
-	"                  gmb+unix:///?socket=PATH or gmb://HOST[:PORT]\n"
+	"                  gmb+unix:///?socket=PATH or gmb://HOST[:PORT];\n"
+	"                  with TLS nbds or nbds+unix (see gmblock(1))\n"
 	"  --long          also print size, access and description\n"
 	"  --uri           print the URI of each export instead of its name\n"
 	"  --json          print JSON\n"
@@ -172,6 +173,7 @@ static int show_json(const char *text, const struct export_uri *uri,
 		json_array_append_new(exports, json_export(uri, &offers->list[i]));
 	}
 	json_object_set_new(root, "uri", print_json_text(text));
+	json_object_set_new(root, "tls", info_json_tls(&offers->protection));
 	json_object_set_new(root, "exports", exports);
 	return print_json(root, error);
 }

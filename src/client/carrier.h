@@ -31,6 +31,7 @@ enum {
 	CARRIER_TEXT_BYTES_MAX = 256, /* what a server says about a failure, escaped */
 	CARRIER_NAME_BYTES_MAX = 4097,
 	CARRIER_LABEL_BYTES_MAX = 160,
+	CARRIER_TLS_BYTES_MAX = 96,
 };
 
 struct carrier;
@@ -52,7 +53,8 @@ struct carrier_facts {
 	bool can_take_over;
 	bool is_volatile;
 	uint64_t epoch;
-	bool says_alive; /* see struct carrier_start; of this connection */
+	bool says_alive;		 /* see struct carrier_start; of this connection */
+	char tls[CARRIER_TLS_BYTES_MAX]; /* how it is protected, or "" */
 	char name[CARRIER_NAME_BYTES_MAX];
 	char description[CARRIER_NAME_BYTES_MAX];
 };
@@ -96,9 +98,11 @@ struct carrier_ops {
 	const char *const *schemes; /* of URIs, ends with NULL */
 	size_t command_bytes;	    /* in command.space */
 	uint32_t connections;	    /* so many if nobody says; 0: by the number of processors */
-	/* What a URI names, shared by the connections of a client. label: the server's address. */
-	int (*target_create)(const char *uri, char label[CARRIER_LABEL_BYTES_MAX],
-		struct carrier_target **target_out, struct error *error);
+	/* What a URI names, shared by the connections of a client; reads no file. open_flags:
+	 * enum gmb_open_flags. label: the server's address. */
+	int (*target_create)(const char *uri, uint32_t open_flags,
+		char label[CARRIER_LABEL_BYTES_MAX], struct carrier_target **target_out,
+		struct error *error);
 	void (*target_destroy)(struct carrier_target *target); /* NULL: no-op */
 	/* A carrier at rest, or NULL: out of memory. */
 	struct carrier *(*create)(const struct carrier_target *target);

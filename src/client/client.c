@@ -112,6 +112,11 @@ const char *gmb_export_description(const struct gmb_client *client)
 	return client->facts.description;
 }
 
+const char *gmb_tls(const struct gmb_client *client)
+{
+	return client->facts.tls;
+}
+
 const char *gmb_uri(const struct gmb_client *client)
 {
 	return client->uri_text;
@@ -662,8 +667,9 @@ static int take_options(
 			"a client has at most %d connections of at most %d commands each",
 			CLIENT_CONNECTIONS_MAX, CARRIER_DEPTH_MAX);
 	}
-	if ((own->flags & ~(uint32_t)(GMB_OPEN_READ_ONLY | GMB_OPEN_NO_RECONNECT |
-				      GMB_OPEN_NO_EXTENDED | GMB_OPEN_SIMPLE)) != 0) {
+	if ((own->flags &
+		    ~(uint32_t)(GMB_OPEN_READ_ONLY | GMB_OPEN_NO_RECONNECT | GMB_OPEN_NO_EXTENDED |
+				GMB_OPEN_SIMPLE | GMB_OPEN_URI_FILES)) != 0) {
 		return error_set(error, -EINVAL, "unknown flags to open with: 0x%x", own->flags);
 	}
 	own->connect_timeout_ms = or_default(own->connect_timeout_ms, CONNECT_TIMEOUT_MS);
@@ -701,7 +707,8 @@ static int client_create(struct gmb_queue *queue, const char *uri,
 		client->ops = find_carrier(uri);
 		client->connections_wanted = or_default(client->options.connections,
 			or_default(client->ops->connections, connections_chosen()));
-		err = client->ops->target_create(uri, client->label, &client->target, error);
+		err = client->ops->target_create(
+			uri, client->options.flags, client->label, &client->target, error);
 	}
 	if (err == 0 && !ring_secret(queue->ring, secret, sizeof(secret))) {
 		err = error_set(error, -EIO, "the system gives no random numbers");

@@ -862,13 +862,15 @@ static int check_uri(const struct export_uri *uri, const char *text, struct erro
 		uri->user != NULL ? "" : uri->unknown_parameter);
 }
 
-static int native_target_create(const char *text, char label[CARRIER_LABEL_BYTES_MAX],
-	struct carrier_target **target_out, struct error *error)
+static int native_target_create(const char *text, uint32_t open_flags,
+	char label[CARRIER_LABEL_BYTES_MAX], struct carrier_target **target_out,
+	struct error *error)
 {
 	struct native_target *target = calloc(1, sizeof(*target));
 	struct export_uri uri = { 0 };
 	int result = export_uri_parse(text, &uri, error);
 
+	GMB_UNUSED(open_flags);
 	if (result == 0) {
 		result = check_uri(&uri, text, error);
 	}

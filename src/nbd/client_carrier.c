@@ -8,6 +8,7 @@
  */
 #include <errno.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -27,12 +28,16 @@ _Static_assert(CARRIER_LABEL_BYTES_MAX >= (int)EXPORT_URI_LABEL_BYTES, "label");
 
 enum carrier_state { CARRIER_IDLE, CARRIER_DIALING, CARRIER_READY, CARRIER_CLOSING };
 
+struct nbd_target {
+	struct export_uri uri;
+	struct nbd_tls *tls; /* or NULL */
+};
+
 struct nbd_carrier {
 	struct carrier base;
 	enum carrier_state state;
-	const struct export_uri *uri;
-	struct nbd_dial dial;
-	struct stream stream;
+	const struct nbd_target *target;
+	struct nbd_dial dial;	/* and its stream */
 	struct ring_op recv_op; /* receive, or poll while nothing is awaited */
 	struct ring_op send_op;
 	struct nbd_facts facts; /* once ready */
@@ -78,12 +83,21 @@ static void set_state(struct nbd_carrier *carrier, enum carrier_state state)
 static void closing_step(struct nbd_carrier *carrier)
 {
 	if (carrier->recv_op.in_flight || carrier->send_op.in_flight ||
-		carrier->dial.state != NBD_DIAL_IDLE || !stream_is_idle(&carrier->stream)) {
+		carrier->dial.state != NBD_DIAL_IDLE || !stream_is_idle(&carrier->dial.stream)) {
 		return;
 	}
-	stream_close(&carrier->stream);
+	stream_close(&carrier->dial.stream);
 	set_state(carrier, CARRIER_IDLE);
 	carrier_stopped(&carrier->base);
+}
+
+static void stream_idle(struct stream *stream)
+{
+	struct nbd_carrier *carrier = container_of(stream, struct nbd_carrier, dial.stream);
+
+	if (carrier->state == CARRIER_CLOSING) {
+		closing_step(carrier);
+	}
 }
 
 static void nbd_lose(struct carrier *base)
@@ -93,9 +107,9 @@ static void nbd_lose(struct carrier *base)
 	if (carrier->state == CARRIER_READY) {
 		/* Commands that are not at the server yet must not get there any more. */
 		if (base->command_count > 0) {
-			stream_abort(&carrier->stream);
+			stream_abort(&carrier->dial.stream);
 		} else {
-			stream_shutdown(&carrier->stream);
+			stream_shutdown(&carrier->dial.stream);
 		}
 	}
 	if (carrier->state != CARRIER_IDLE) {
@@ -123,18 +137,25 @@ static void nbd_leave(struct carrier *base)
 
 		/* 32 bytes fit in the buffer of an idle connection, or it is not worth waiting. */
 		iov.iov_len = nbd_client_farewell(carrier->facts.style, bytes);
-		(void)!stream_send_now(&carrier->stream, &message);
-		stream_shutdown_send(&carrier->stream);
+		(void)!stream_send_now(&carrier->dial.stream, &message);
+		stream_shutdown_send(&carrier->dial.stream);
 	}
 	nbd_lose(base);
 }
 
+/* why: NULL for what the layer, or else the system, says about err. */
 static void fail(struct nbd_carrier *carrier, int err, const char *why)
 {
+	const struct stream *stream = &carrier->dial.stream;
 	char label[EXPORT_URI_LABEL_BYTES];
 	struct error error;
 
-	error_set(&error, err, "%s: %s", export_uri_label(label, carrier->uri), why);
+	if (why == NULL && stream->state == STREAM_LAYERED && tls_layer_error(stream)->code != 0) {
+		why = tls_layer_error(stream)->text;
+	} else if (why == NULL) {
+		why = strerror(-err);
+	}
+	error_set(&error, err, "%s: %s", export_uri_label(label, &carrier->target->uri), why);
 	carrier_failed(&carrier->base, &error);
 }
 
@@ -179,8 +200,7 @@ static bool received(struct nbd_carrier *carrier, ssize_t got)
 		nbd_client_input_drop(&carrier->nbd);
 		if (got != -EINTR && got != -EAGAIN) {
 			fail(carrier, got == 0 ? -ECONNRESET : (int)got,
-				got == 0 ? "the server closed the connection"
-					 : strerror((int)-got));
+				got == 0 ? "the server closed the connection" : NULL);
 		}
 		return false;
 	}
@@ -216,7 +236,7 @@ static void receive_next(struct nbd_carrier *carrier)
 {
 	for (int i = 0; i < RECEIVES_MAX; i++) {
 		(void)lay_out(carrier);
-		if (!received(carrier, stream_receive_now(&carrier->stream, &carrier->in))) {
+		if (!received(carrier, stream_receive_now(&carrier->dial.stream, &carrier->in))) {
 			break;
 		}
 	}
@@ -242,13 +262,13 @@ static void receive_arm(struct nbd_carrier *carrier)
 	}
 	if (carrier->base.command_count == 0) {
 		/* Where the next payload goes is not known yet. */
-		ring_poll(carrier->base.ring, &carrier->recv_op, carrier->stream.file.fd, POLLIN,
-			poll_done);
+		ring_poll(carrier->base.ring, &carrier->recv_op, carrier->dial.stream.file.fd,
+			POLLIN, poll_done);
 	} else {
 		bool whole = lay_out(carrier);
 
 		stream_receive_message(
-			&carrier->stream, &carrier->recv_op, &carrier->in, whole, recv_done);
+			&carrier->dial.stream, &carrier->recv_op, &carrier->in, whole, recv_done);
 	}
 }
 
@@ -272,7 +292,7 @@ static void send_done(struct ring_op *op, int result)
 		carrier->base.answered_ns = carrier->base.heard_ns;
 		sent(carrier, (size_t)result);
 	} else if (result != -EINTR && result != -EAGAIN) {
-		fail(carrier, result, strerror(-result));
+		fail(carrier, result, NULL);
 	}
 }
 
@@ -292,13 +312,14 @@ static void nbd_flush(struct carrier *base)
 			.msg_iov = carrier->out_iov,
 			.msg_iovlen = count,
 		};
-		done = stream_send_now(&carrier->stream, &carrier->out);
+		done = stream_send_now(&carrier->dial.stream, &carrier->out);
 		if (done >= 0) {
 			sent(carrier, (size_t)done);
 		} else if (done == -EAGAIN) {
-			stream_send(&carrier->stream, &carrier->send_op, &carrier->out, send_done);
+			stream_send(
+				&carrier->dial.stream, &carrier->send_op, &carrier->out, send_done);
 		} else if (done != -EINTR) {
-			fail(carrier, (int)done, strerror((int)-done));
+			fail(carrier, (int)done, NULL);
 		}
 	}
 	if (carrier->state == CARRIER_READY) {
@@ -408,7 +429,8 @@ static uint32_t capabilities_of(const struct nbd_facts *facts)
 	return can | (facts->allocation ? GMB_CAN_STATUS : 0);
 }
 
-static void fill_facts(struct carrier_facts *out, const struct nbd_facts *facts)
+static void fill_facts(struct carrier_facts *out, const struct nbd_facts *facts,
+	const struct nbd_protection *protection)
 {
 	bool is_extended = facts->style == NBD_REPLIES_EXTENDED;
 
@@ -425,6 +447,13 @@ static void fill_facts(struct carrier_facts *out, const struct nbd_facts *facts)
 	out->is_volatile = facts->is_volatile;
 	out->epoch = facts->epoch;
 	out->says_alive = facts->says_alive;
+	if (protection->version != NULL) {
+		snprintf(out->tls, sizeof(out->tls), "%s, %s, %s", protection->version,
+			protection->cipher,
+			protection->verified ? "server verified" : "server not verified");
+	} else {
+		out->tls[0] = '\0';
+	}
 	memcpy(out->name, facts->name, strlen(facts->name) + 1);
 	memcpy(out->description, facts->description, strlen(facts->description) + 1);
 }
@@ -435,6 +464,9 @@ static void dialed(struct nbd_dial *dial, int err)
 
 	if (err == 0) {
 		carrier->facts = *nbd_handshake_facts(dial->handshake);
+		fill_facts(&carrier->base.facts, &carrier->facts,
+			&nbd_handshake_offers(dial->handshake)->protection);
+		dial->stream.idle = stream_idle;
 	}
 	nbd_handshake_destroy(dial->handshake);
 	dial->handshake = NULL;
@@ -446,7 +478,6 @@ static void dialed(struct nbd_dial *dial, int err)
 		nbd_client_init(&carrier->nbd, &call_handler, &carrier->facts,
 			ring_random(carrier->base.ring) >> 16);
 		carrier->base.moved_bytes = 0;
-		fill_facts(&carrier->base.facts, &carrier->facts);
 		set_state(carrier, CARRIER_READY);
 		carrier_ready(&carrier->base);
 	}
@@ -458,7 +489,8 @@ static void nbd_start(struct carrier *base, const struct carrier_start *start)
 	bool simple = (start->open_flags & GMB_OPEN_SIMPLE) != 0;
 	bool no_extended = (start->open_flags & GMB_OPEN_NO_EXTENDED) != 0;
 	struct nbd_dial_options options = {
-		.uri = carrier->uri,
+		.uri = &carrier->target->uri,
+		.tls = carrier->target->tls,
 		.timeout_ns = start->timeout_ns,
 		.handshake = {
 			.goal = NBD_GOAL_GO,
@@ -473,36 +505,57 @@ static void nbd_start(struct carrier *base, const struct carrier_start *start)
 	};
 
 	set_state(carrier, CARRIER_DIALING);
-	nbd_dial_start(&carrier->dial, base->ring, &carrier->stream, &options, dialed);
+	nbd_dial_start(&carrier->dial, base->ring, &options, dialed);
 }
 
-static int nbd_target_create(const char *text, char label[CARRIER_LABEL_BYTES_MAX],
-	struct carrier_target **target_out, struct error *error)
+static void nbd_target_destroy(struct carrier_target *base)
 {
-	struct export_uri *uri = calloc(1, sizeof(*uri));
+	struct nbd_target *target = (struct nbd_target *)(void *)base;
+
+	if (target != NULL) {
+		nbd_tls_destroy(target->tls);
+		export_uri_fini(&target->uri);
+		free(target);
+	}
+}
+
+/* Files of this machine are the user's to name: a URI that came from elsewhere could make a program
+ * open any. */
+static int check_files(const struct export_uri *uri, uint32_t open_flags, struct error *error)
+{
+	if (!export_uri_has_files(uri) || (open_flags & GMB_OPEN_URI_FILES) != 0) {
+		return 0;
+	}
+	return error_set(error, -EPERM,
+		"the URI names files of this machine (%s), which the program does not allow "
+		"(GMB_OPEN_URI_FILES)",
+		uri->tls_certificates != NULL ? "tls-certificates" : "tls-psk-file");
+}
+
+static int nbd_target_create(const char *text, uint32_t open_flags,
+	char label[CARRIER_LABEL_BYTES_MAX], struct carrier_target **target_out,
+	struct error *error)
+{
+	struct nbd_target *target = calloc(1, sizeof(*target));
 	int err;
 
-	if (uri == NULL) {
+	if (target == NULL) {
 		return error_set(error, -ENOMEM, "out of memory");
 	}
-	err = export_uri_parse(text, uri, error);
+	err = export_uri_parse(text, &target->uri, error);
+	if (err == 0) {
+		export_uri_label(label, &target->uri);
+		err = check_files(&target->uri, open_flags, error);
+	}
+	if (err == 0 && target->uri.tls) {
+		err = nbd_tls_create(&target->uri, &target->tls, error);
+	}
 	if (err != 0) {
-		free(uri);
+		nbd_target_destroy((struct carrier_target *)(void *)target);
 		return err;
 	}
-	export_uri_label(label, uri);
-	*target_out = (struct carrier_target *)(void *)uri;
+	*target_out = (struct carrier_target *)(void *)target;
 	return 0;
-}
-
-static void nbd_target_destroy(struct carrier_target *target)
-{
-	struct export_uri *uri = (struct export_uri *)(void *)target;
-
-	if (uri != NULL) {
-		export_uri_fini(uri);
-		free(uri);
-	}
 }
 
 static struct carrier *nbd_create(const struct carrier_target *target)
@@ -512,7 +565,7 @@ static struct carrier *nbd_create(const struct carrier_target *target)
 	if (carrier == NULL) {
 		return NULL;
 	}
-	carrier->uri = (const struct export_uri *)(const void *)target;
+	carrier->target = (const struct nbd_target *)(const void *)target;
 	return &carrier->base;
 }
 

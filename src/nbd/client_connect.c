@@ -354,14 +354,7 @@ static void connect_tcp(struct connector *connector)
 
 static void begin(struct connector *connector)
 {
-
-	if (connector->uri->tls) {
-		end(connector,
-			error_set(&connector->error, -EPROTONOSUPPORT,
-				"the URI asks for TLS, which this version of gmblock does not "
-				"speak; for a server without TLS write nbd or "
-				"nbd+unix"));
-	} else if (connector->uri->is_unix) {
+	if (connector->uri->is_unix) {
 		connect_unix(connector);
 	} else {
 		connect_tcp(connector);

@@ -10,7 +10,7 @@
  *
  * Threading: the ring's thread. Ownership: the URI and the struct are held until done; the socket
  * is the caller's then. Errors: a negative errno, with a sentence that begins with the server's
- * address in error: -EPROTONOSUPPORT TLS, -EHOSTUNREACH name, -ETIMEDOUT, -ECANCELED, those of
+ * address in error: -EHOSTUNREACH name, -ETIMEDOUT, -ECANCELED, those of
  * connect(2).
  *
  * tests/sim/connector_sim.c is the simulated twin, chosen when a test is linked.

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,9 +12,11 @@
 static const struct stream_keep_alive keep_alive = { .idle_s = 30, .interval_s = 10, .probes = 3 };
 
 static const uint32_t dial_edges[] = {
-	[NBD_DIAL_IDLE] = BIT(NBD_DIAL_CONNECTING),
+	[NBD_DIAL_IDLE] = BIT(NBD_DIAL_LOADING) | BIT(NBD_DIAL_CONNECTING),
+	[NBD_DIAL_LOADING] = BIT(NBD_DIAL_CONNECTING) | BIT(NBD_DIAL_ENDING),
 	[NBD_DIAL_CONNECTING] = BIT(NBD_DIAL_SHAKING) | BIT(NBD_DIAL_ENDING),
-	[NBD_DIAL_SHAKING] = BIT(NBD_DIAL_ENDING),
+	[NBD_DIAL_SHAKING] = BIT(NBD_DIAL_ENCRYPTING) | BIT(NBD_DIAL_ENDING),
+	[NBD_DIAL_ENCRYPTING] = BIT(NBD_DIAL_SHAKING) | BIT(NBD_DIAL_ENDING),
 	[NBD_DIAL_ENDING] = BIT(NBD_DIAL_IDLE),
 };
 
@@ -28,14 +31,29 @@ static void set_state(struct nbd_dial *dial, enum nbd_dial_state state)
 static void ending_step(struct nbd_dial *dial)
 {
 	if (dial->io_op.in_flight || dial->timer_op.in_flight ||
-		dial->connector.state != CONNECTOR_IDLE || !stream_is_idle(dial->stream)) {
+		dial->connector.state != CONNECTOR_IDLE) {
 		return;
 	}
 	if (dial->result != 0 || dial->goal != NBD_GOAL_GO) {
-		stream_close(dial->stream);
+		if (!stream_is_idle(&dial->stream)) {
+			return;
+		}
+		stream_close(&dial->stream);
 	}
+	dial->stream.idle = NULL;
+	tls_context_put(dial->tls_context);
+	dial->tls_context = NULL;
 	set_state(dial, NBD_DIAL_IDLE);
 	dial->done(dial, dial->result);
+}
+
+static void stream_idle(struct stream *stream)
+{
+	struct nbd_dial *dial = container_of(stream, struct nbd_dial, stream);
+
+	if (dial->state == NBD_DIAL_ENDING) {
+		ending_step(dial);
+	}
 }
 
 /* From inside a completion, which leaves the last step to its caller. */
@@ -45,9 +63,13 @@ static void end(struct nbd_dial *dial, int err)
 	dial->result = err;
 	ring_cancel(dial->ring, &dial->timer_op);
 	connector_cancel(&dial->connector);
-	if (err != 0 && dial->stream->state != STREAM_CLOSED) {
-		stream_shutdown(dial->stream);
+	if (dial->stream.state == STREAM_CLOSED || (err == 0 && dial->goal == NBD_GOAL_GO)) {
+		return;
 	}
+	if (dial->stream.state == STREAM_LAYERED) {
+		stream_shutdown_send(&dial->stream); /* TLS ends before the connection (P55) */
+	}
+	stream_shutdown(&dial->stream);
 }
 
 static void fail(struct nbd_dial *dial, int err)
@@ -60,6 +82,11 @@ static void fail(struct nbd_dial *dial, int err)
 
 static void fail_at(struct nbd_dial *dial, int err, const char *doing)
 {
+	if (dial->stream.state == STREAM_LAYERED && tls_layer_error(&dial->stream)->code != 0) {
+		dial->error = *tls_layer_error(&dial->stream);
+		fail(dial, err);
+		return;
+	}
 	fail(dial, error_set(&dial->error, err, "%s failed: %s", doing, strerror(-err)));
 }
 
@@ -67,11 +94,77 @@ static void fail_at(struct nbd_dial *dial, int err, const char *doing)
 
 static void sent(struct ring_op *op, int result);
 static void received(struct ring_op *op, int result);
+static void go_on(struct nbd_dial *dial);
+
+/* The server did not say why it does not go on. What happened is in dial->error. */
+static void advise(struct nbd_dial *dial)
+{
+	char happened[ERROR_TEXT_BYTES];
+
+	snprintf(happened, sizeof(happened), "%s", dial->error.text);
+	error_set(&dial->error, dial->error.code, "%s; %s", happened, nbd_tls_advice(dial->tls));
+}
+
+static void encrypted(struct stream *stream, int result)
+{
+	struct nbd_dial *dial = container_of(stream, struct nbd_dial, stream);
+
+	if (dial->state == NBD_DIAL_ENDING) {
+		/* It was cancelled, or took too long. */
+	} else if (result != 0) {
+		dial->error = *tls_layer_error(stream);
+		if (result == -ECONNRESET) {
+			advise(dial);
+		}
+		fail(dial, result);
+	} else {
+		struct tls_facts facts = tls_layer_facts(stream);
+		struct nbd_protection protection = {
+			.version = facts.version,
+			.cipher = facts.cipher,
+			.verified = nbd_tls_verifies(dial->tls),
+		};
+
+		set_state(dial, NBD_DIAL_SHAKING);
+		nbd_handshake_encrypted(dial->handshake, &protection);
+		go_on(dial);
+	}
+	if (dial->state == NBD_DIAL_ENDING) {
+		ending_step(dial);
+	}
+}
+
+/* The server has agreed. From here on nothing is said or believed in clear. */
+static void encrypt(struct nbd_dial *dial)
+{
+	struct tls_layer_options options = {
+		.context = dial->tls_context,
+		.pool = nbd_tls_pool(dial->tls),
+		.server_name = nbd_tls_server_name(dial->tls),
+	};
+	struct tls_layer *layer;
+	int err;
+
+	if (dial->received_at < dial->received_bytes) {
+		fail(dial, error_set(&dial->error, -EPROTO,
+				   "the server goes on in clear after it has agreed to TLS, or "
+				   "somebody "
+				   "between it and us does (rule P56)"));
+		return;
+	}
+	err = tls_layer_create(&options, &layer);
+	if (err != 0) {
+		fail_at(dial, err, "TLS");
+		return;
+	}
+	set_state(dial, NBD_DIAL_ENCRYPTING);
+	stream_upgrade(&dial->stream, &tls_stream_ops, layer, encrypted);
+}
 
 static void send_rest(struct nbd_dial *dial)
 {
 	dial->message = (struct msghdr){ .msg_iov = &dial->iov, .msg_iovlen = 1 };
-	stream_send(dial->stream, &dial->io_op, &dial->message, sent);
+	stream_send(&dial->stream, &dial->io_op, &dial->message, sent);
 }
 
 /* The next step: say, listen, or end. */
@@ -97,8 +190,12 @@ static void go_on(struct nbd_dial *dial)
 		send_rest(dial);
 		return;
 	}
+	if (nbd_handshake_wants_tls(handshake)) {
+		encrypt(dial);
+		return;
+	}
 	if (!nbd_handshake_is_finished(handshake)) {
-		stream_receive(dial->stream, &dial->io_op, dial->received, sizeof(dial->received),
+		stream_receive(&dial->stream, &dial->io_op, dial->received, sizeof(dial->received),
 			false, received);
 		return;
 	}
@@ -156,6 +253,13 @@ static void received(struct ring_op *op, int result)
 	if (is_end) {
 		err = nbd_handshake_end_of_stream(dial->handshake, &dial->error);
 	}
+	/* With TLS 1.3 our side of the handshake ends before the server has seen who we are. */
+	if (err != 0 && dial->stream.state == STREAM_LAYERED && !dial->is_trusted) {
+		error_set(&dial->error, err,
+			"the server closed the connection after the TLS handshake");
+		advise(dial);
+	}
+	dial->is_trusted |= result > 0 && dial->stream.state == STREAM_LAYERED;
 	dial->received_at = 0;
 	dial->received_bytes = result > 0 ? (size_t)result : 0;
 	if (err != 0) {
@@ -177,7 +281,7 @@ static void timer_done(struct ring_op *op, int result)
 	struct nbd_dial *dial = container_of(op, struct nbd_dial, timer_op);
 
 	GMB_UNUSED(result);
-	if (dial->state == NBD_DIAL_SHAKING) {
+	if (dial->state == NBD_DIAL_SHAKING || dial->state == NBD_DIAL_ENCRYPTING) {
 		/* A server that does not answer our farewell has told everything before. */
 		bool is_leaving = nbd_handshake_end_of_stream(dial->handshake, NULL) == 0;
 		int err = is_leaving ? nbd_handshake_outcome(dial->handshake, &dial->error)
@@ -191,7 +295,6 @@ static void timer_done(struct ring_op *op, int result)
 		} else {
 			end(dial, 0);
 		}
-		stream_shutdown(dial->stream); /* ends the operation in flight */
 	}
 	if (dial->state == NBD_DIAL_ENDING) {
 		ending_step(dial);
@@ -204,11 +307,12 @@ static void connected(struct connector *connector, int err)
 	uint64_t now_ns = ring_now_ns(dial->ring);
 
 	if (err == 0) {
-		stream_open(dial->stream, dial->ring, connector->fd, &keep_alive);
+		stream_open(&dial->stream, dial->ring, connector->fd, &keep_alive);
+		dial->stream.idle = stream_idle;
 	}
 	if (dial->state == NBD_DIAL_ENDING) {
 		if (err == 0) {
-			stream_shutdown(dial->stream);
+			stream_shutdown(&dial->stream);
 		}
 	} else if (err != 0) {
 		dial->error = connector->error; /* the sentence has the address already */
@@ -224,16 +328,51 @@ static void connected(struct connector *connector, int err)
 	}
 }
 
-void nbd_dial_start(struct nbd_dial *dial, struct ring *ring, struct stream *stream,
+/* --- credentials ---------------------------------------------------------------------------- */
+
+/* On a thread of the ring. */
+static int load(struct ring_op *op)
+{
+	struct nbd_dial *dial = container_of(op, struct nbd_dial, io_op);
+
+	return nbd_tls_context(dial->tls, &dial->tls_context, &dial->load_error);
+}
+
+static void loaded(struct ring_op *op, int result)
+{
+	struct nbd_dial *dial = container_of(op, struct nbd_dial, io_op);
+
+	if (dial->state == NBD_DIAL_ENDING) {
+		/* It was cancelled. */
+	} else if (result != 0) {
+		dial->error = dial->load_error;
+		end(dial, result);
+	} else {
+		set_state(dial, NBD_DIAL_CONNECTING);
+		connector_start(
+			&dial->connector, dial->ring, dial->uri, dial->timeout_ns, connected);
+	}
+	if (dial->state == NBD_DIAL_ENDING) {
+		ending_step(dial);
+	}
+}
+
+/* --- begin ---------------------------------------------------------------------------------- */
+
+void nbd_dial_start(struct nbd_dial *dial, struct ring *ring,
 	const struct nbd_dial_options *options, void (*done)(struct nbd_dial *dial, int err))
 {
 	struct nbd_handshake_options handshake = options->handshake;
 	int err;
 
-	GMB_ASSERT(dial->state == NBD_DIAL_IDLE && stream->state == STREAM_CLOSED);
+	GMB_ASSERT(dial->state == NBD_DIAL_IDLE && dial->stream.state == STREAM_CLOSED);
+	GMB_ASSERT(!options->uri->tls || options->tls != NULL);
 	handshake.export_name = options->uri->export_name;
+	handshake.tls = options->uri->tls;
 	dial->ring = ring;
-	dial->stream = stream;
+	dial->tls = options->tls;
+	dial->tls_context = NULL;
+	dial->is_trusted = false;
 	dial->done = done;
 	dial->goal = handshake.goal;
 	dial->uri = options->uri;
@@ -243,7 +382,7 @@ void nbd_dial_start(struct nbd_dial *dial, struct ring *ring, struct stream *str
 	dial->received_bytes = 0;
 	dial->handshake = NULL;
 	dial->error = (struct error){ 0 };
-	set_state(dial, NBD_DIAL_CONNECTING);
+	set_state(dial, handshake.tls ? NBD_DIAL_LOADING : NBD_DIAL_CONNECTING);
 	err = nbd_handshake_create(&handshake, &dial->handshake, &dial->error);
 	if (err != 0) {
 		set_state(dial, NBD_DIAL_ENDING);
@@ -251,12 +390,16 @@ void nbd_dial_start(struct nbd_dial *dial, struct ring *ring, struct stream *str
 		ring_defer(ring, &dial->timer_op, 0, timer_done); /* done is called later */
 		return;
 	}
+	if (handshake.tls) {
+		ring_call(ring, &dial->io_op, load, loaded);
+		return;
+	}
 	connector_start(&dial->connector, ring, options->uri, options->timeout_ns, connected);
 }
 
 void nbd_dial_cancel(struct nbd_dial *dial)
 {
-	if (dial->state == NBD_DIAL_CONNECTING || dial->state == NBD_DIAL_SHAKING) {
+	if (dial->state != NBD_DIAL_IDLE && dial->state != NBD_DIAL_ENDING) {
 		fail(dial, error_set(&dial->error, -ECANCELED, "cancelled"));
 	}
 }
@@ -299,10 +442,10 @@ static int take_socket(struct stream *stream, int *fd_out, struct error *error)
 	return err;
 }
 
-static int wait_on(struct ring *ring, struct waiter *waiter, struct stream *stream,
-	const struct nbd_dial_options *options, int cancel_fd, struct error *error)
+static int wait_on(struct ring *ring, struct waiter *waiter, const struct nbd_dial_options *options,
+	int cancel_fd, struct error *error)
 {
-	nbd_dial_start(&waiter->dial, ring, stream, options, waiter_done);
+	nbd_dial_start(&waiter->dial, ring, options, waiter_done);
 	if (cancel_fd >= 0) {
 		ring_poll(ring, &waiter->cancel_op, cancel_fd, POLLIN, cancel_done);
 	}
@@ -319,24 +462,35 @@ int nbd_dial_wait(const struct nbd_dial_options *options, int cancel_fd, int *fd
 	struct nbd_handshake **handshake_out, struct error *error)
 {
 	struct ring_options ring_options = { .entries = 8, .files_max = 1, .buffers_max = 1 };
+	struct nbd_dial_options own = *options;
 	struct waiter *waiter = calloc(1, sizeof(*waiter));
-	struct stream stream = { 0 };
-	struct ring *ring;
-	int err;
+	struct ring *ring = NULL;
+	int err = 0;
 
+	/* A descriptor would be no way to what is encrypted in user space. */
+	GMB_ASSERT(!own.uri->tls || own.handshake.goal != NBD_GOAL_GO);
 	*handshake_out = NULL;
+	own.tls = NULL;
 	if (waiter == NULL) {
 		return error_set(error, -ENOMEM, "out of memory");
 	}
-	err = ring_create(&ring_options, &ring, error);
+	if (own.uri->tls) {
+		err = nbd_tls_create(own.uri, &own.tls, error);
+	}
 	if (err == 0) {
-		err = wait_on(ring, waiter, &stream, options, cancel_fd, error);
-		if (err == 0 && options->handshake.goal == NBD_GOAL_GO) {
-			err = take_socket(&stream, fd_out, error);
+		err = ring_create(&ring_options, &ring, error);
+	}
+	if (err == 0) {
+		err = wait_on(ring, waiter, &own, cancel_fd, error);
+		if (err == 0 && own.handshake.goal == NBD_GOAL_GO) {
+			err = take_socket(&waiter->dial.stream, fd_out, error);
 		}
 		*handshake_out = waiter->dial.handshake;
+	}
+	if (ring != NULL) {
 		ring_destroy(ring);
 	}
+	nbd_tls_destroy(own.tls);
 	free(waiter);
 	return err;
 }

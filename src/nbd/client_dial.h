@@ -3,28 +3,41 @@
  * Makes a connection to an NBD server: connects and shakes hands until a goal is reached. The one
  * way in which the library, "gmblock info" and the kernel's nbd connections reach a server.
  *
- *   CONNECTING ─▶ SHAKING ─▶ ENDING ─▶ done
+ *   (LOADING) ─▶ CONNECTING ─▶ SHAKING ─▶ (ENCRYPTING ─▶ SHAKING) ─▶ ENDING ─▶ done
  *
- * Threading: the ring's thread; nbd_dial_wait() any thread. Ownership: the struct, the URI and the
- * stream are held until done; afterwards the stream is open only if the goal was GO and reached it,
- * and the handshake with its answers is the caller's to destroy. Errors: a negative errno, with a
- * sentence that begins with the server's address: those of client_connect.h and client_handshake.h,
- * -ETIMEDOUT, -ECANCELED.
+ * With TLS the credentials are read first, on a thread, and the stream is encrypted as soon as the
+ * server agrees. Only the URI decides whether there is TLS: no way leads around it (rule P57).
+ *
+ * Threading: the ring's thread; nbd_dial_wait() any thread. Ownership: the struct, the URI and
+ * its struct nbd_tls are held until the stream is closed; afterwards the stream is open only if the
+ * goal was GO and reached it, and it and the handshake with its answers are the caller's to close
+ * and destroy. Errors: a negative errno, with a sentence that begins with the server's address, or
+ * is about a file of this machine: those of client_connect.h, client_handshake.h, client_tls.h and
+ * tls/layer.h, -ETIMEDOUT, -ECANCELED.
  */
 #pragma once
 
 #include "nbd/client_connect.h"
 #include "nbd/client_handshake.h"
+#include "nbd/client_tls.h"
 #include "stream/stream.h"
 
 enum { NBD_DIAL_RECEIVE_BYTES = 4096 };
 
-enum nbd_dial_state { NBD_DIAL_IDLE, NBD_DIAL_CONNECTING, NBD_DIAL_SHAKING, NBD_DIAL_ENDING };
+enum nbd_dial_state {
+	NBD_DIAL_IDLE,
+	NBD_DIAL_LOADING,
+	NBD_DIAL_CONNECTING,
+	NBD_DIAL_SHAKING,
+	NBD_DIAL_ENCRYPTING,
+	NBD_DIAL_ENDING,
+};
 
 struct nbd_dial_options {
 	const struct export_uri *uri;
-	uint64_t timeout_ns; /* for all of it: name resolution, connecting and the handshake */
-	/* Its export name is the URI's. Tokens are copied. */
+	struct nbd_tls *tls; /* of a URI with tls, else unused; nbd_dial_wait() makes its own */
+	uint64_t timeout_ns; /* for all of it: name resolution, connecting and the handshakes */
+	/* Its export name is the URI's, and so is whether it wants TLS. Tokens are copied. */
 	struct nbd_handshake_options handshake;
 };
 
@@ -32,10 +45,12 @@ struct nbd_dial_options {
 struct nbd_dial {
 	struct nbd_handshake *handshake; /* after done: the caller's, or NULL */
 	struct error error;		 /* after a failure: why */
+	struct stream stream;		 /* after done: the caller's, where the goal was GO */
 
 	/* Private. */
 	struct ring *ring;
-	struct stream *stream;
+	struct nbd_tls *tls;
+	struct tls_context *tls_context; /* for the layer */
 	void (*done)(struct nbd_dial *dial, int err);
 	enum nbd_dial_state state;
 	enum nbd_goal goal;
@@ -44,17 +59,19 @@ struct nbd_dial {
 	uint64_t timeout_ns;
 	uint64_t end_ns;
 	struct connector connector;
-	struct ring_op io_op; /* send or receive */
+	struct ring_op io_op; /* load, send or receive */
 	struct ring_op timer_op;
 	struct iovec iov;
 	struct msghdr message;
 	size_t received_at;
 	size_t received_bytes;
+	bool is_trusted;	 /* the server has spoken under TLS: it has accepted us */
+	struct error load_error; /* the thread's */
 	uint8_t received[NBD_DIAL_RECEIVE_BYTES];
 };
 
-/* stream must be closed. done is called once, later, with 0 or a negative errno. */
-void nbd_dial_start(struct nbd_dial *dial, struct ring *ring, struct stream *stream,
+/* The stream must be closed. done is called once, later, with 0 or a negative errno. */
+void nbd_dial_start(struct nbd_dial *dial, struct ring *ring,
 	const struct nbd_dial_options *options, void (*done)(struct nbd_dial *dial, int err));
 
 /* Makes it end soon, with -ECANCELED or what happened first. Idle: no-op. */

@@ -324,7 +324,8 @@ static int link_open(struct bench_worker *worker, struct bench_link *link, struc
 	struct gmb_options options = {
 		.size = sizeof(options),
 		/* A connection that is lost in the middle would only falsify the figures. */
-		.flags = GMB_OPEN_NO_RECONNECT | (bench_writes(work) ? 0 : GMB_OPEN_READ_ONLY),
+		.flags = GMB_OPEN_NO_RECONNECT | GMB_OPEN_URI_FILES |
+			 (bench_writes(work) ? 0 : GMB_OPEN_READ_ONLY),
 		.connections = work->connections == 0 ? 0 : 1,
 		.connect_timeout_ms = timeout_ms,
 		.request_timeout_ms = timeout_ms,

@@ -444,7 +444,7 @@ int copy_remote_open(struct copy_loop *loop, const struct copy_end_options *opti
 	struct remote_end *remote = calloc(1, sizeof(*remote));
 	struct gmb_options open = {
 		.size = sizeof(open),
-		.flags = options->target ? 0 : GMB_OPEN_READ_ONLY,
+		.flags = GMB_OPEN_URI_FILES | (options->target ? 0 : GMB_OPEN_READ_ONLY),
 		.connections =
 			options->connections != 0 ? options->connections : CONNECTIONS_DEFAULT,
 		.reconnect_timeout_ms = RECONNECT_MS_MAX,

@@ -603,7 +603,7 @@ int info_map(const char *uri, uint64_t timeout_ns, bool json, struct error *erro
 {
 	struct gmb_options options = {
 		.size = sizeof(options),
-		.flags = GMB_OPEN_READ_ONLY,
+		.flags = GMB_OPEN_READ_ONLY | GMB_OPEN_URI_FILES,
 		.connections = 1,
 		.connect_timeout_ms = clock_milliseconds(timeout_ns),
 	};
@@ -778,8 +778,14 @@ static void print_negotiated(const struct nbd_offers *offers)
 		[NBD_REPLIES_EXTENDED] = "extended headers (64-bit lengths)",
 	};
 
-	printf("%s, %s, no TLS\n", offers->fixed ? "fixed newstyle" : "first newstyle (not fixed)",
-		styles[offers->style]);
+	printf("%s, %s, %s\n", offers->fixed ? "fixed newstyle" : "first newstyle (not fixed)",
+		styles[offers->style], offers->protection.version != NULL ? "under TLS" : "no TLS");
+	if (offers->protection.version != NULL) {
+		print_label("TLS");
+		printf("%s, %s, %s\n", offers->protection.version, offers->protection.cipher,
+			offers->protection.verified ? "the server is verified"
+						    : "the server is not verified");
+	}
 }
 
 int info_show_text(const char *uri, const struct nbd_offers *offers, bool list, struct error *error)
@@ -871,6 +877,20 @@ static json_t *json_offer(const struct nbd_offer *offer)
 	return object;
 }
 
+json_t *info_json_tls(const struct nbd_protection *protection)
+{
+	json_t *object;
+
+	if (protection->version == NULL) {
+		return json_false();
+	}
+	object = json_object();
+	json_object_set_new(object, "version", json_string(protection->version));
+	json_object_set_new(object, "cipher", json_string(protection->cipher));
+	json_object_set_new(object, "verified", json_boolean(protection->verified));
+	return object;
+}
+
 static json_t *json_protocol(const struct nbd_offers *offers)
 {
 	json_t *object = json_object();
@@ -884,7 +904,7 @@ static json_t *json_protocol(const struct nbd_offers *offers)
 		json_object_set_new(
 			object, "replies", json_string(nbd_reply_style_name(offers->style)));
 	}
-	json_object_set_new(object, "tls", json_false());
+	json_object_set_new(object, "tls", info_json_tls(&offers->protection));
 	return object;
 }
 

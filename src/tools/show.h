@@ -48,6 +48,8 @@ GMB_MUST_CHECK int info_show_text(
 /* Asks a server over gmb for the same; to be freed with nbd_offers_fini(), also after an error. */
 GMB_MUST_CHECK int info_probe_gmb(const char *uri, bool list, uint64_t timeout_ns,
 	struct nbd_offers *offers, struct error *error);
+/* How a connection is protected, for other documents; false: it is not. */
+json_t *info_json_tls(const struct nbd_protection *protection);
 GMB_MUST_CHECK int info_show_json(const char *uri, const struct nbd_offers *offers, bool list,
 	const char *refusal, struct error *error);
 

@@ -588,11 +588,6 @@ class Addresses(InfoCase):
     def test_port_zero(self):
         self.refused_without_server("nbd://127.0.0.1:0", "port 0")
 
-    def test_tls_is_not_silently_dropped(self):
-        for uri in ("nbds://127.0.0.1", "nbds+unix:///?socket=/nonexistent"):
-            with self.subTest(uri=uri):
-                self.refused_without_server(uri, "TLS", "nbd or nbd+unix")
-
     def test_not_a_uri(self):
         self.refused_without_server("http://127.0.0.1/", "http", status=2)
 

@@ -308,7 +308,8 @@ static void failures(struct run *run)
 	close(listen_local(uri, 1));
 	failure_of(run, uri, 0, -ECONNREFUSED, "cannot connect");
 	failure_of(run, "nbd+unix:///?socket=/nonexistent/socket", 0, -ENOENT, "cannot connect");
-	failure_of(run, "nbds://localhost/", 0, -EPROTONOSUPPORT, "TLS");
+	snprintf(missing, sizeof(missing), "nbds%s&tls-hostname=x", run->uri + strlen("nbd"));
+	failure_of(run, missing, 0, -EPROTONOSUPPORT, "TLS");
 	snprintf(missing, sizeof(missing), "nbd+unix:///none%s", strchr(run->uri, '?'));
 	failure_of(run, missing, 0, -ENOENT, "none");
 }

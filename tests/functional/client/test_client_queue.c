@@ -43,7 +43,8 @@ static void open_errors(struct run *run)
 		{ "nbd+unix:///", -EINVAL },
 		{ "nbd://localhost:0/", -EINVAL },
 		{ "nbd+unix:///?socket=/nonexistent/socket", -ENOENT },
-		{ "nbds://localhost/", -EPROTONOSUPPORT },
+		{ "nbds+unix:///?socket=/s", -EINVAL },
+		{ "nbds://localhost/?tls-certificates=/", -EPERM },
 	};
 	struct gmb_options options = { .size = sizeof(options), .connections = 17 };
 	struct gmb_client *client = NULL;

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "nbd/client_tls.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+
+struct nbd_tls {
+	struct tls_options options; /* the texts are ours */
+	char *certificates;
+	char *psk_file;
+	char *user;
+	char *server_name;
+	char label[EXPORT_URI_LABEL_BYTES];
+	struct tls_pool *pool;
+
+	pthread_mutex_t lock;
+	struct tls_context *context; /* the latest that could be used, or NULL */
+	bool is_behind;		     /* it is older than its files, which is said already */
+};
+
+/* A pre-shared key, or else certificates. */
+static int choose_type(const struct export_uri *uri, bool *use_psk, struct error *error)
+{
+	bool has_type = uri->tls_type != NULL;
+
+	*use_psk = has_type ? strcmp(uri->tls_type, "psk") == 0 : uri->tls_psk_file != NULL;
+	if (uri->tls_psk_file != NULL && uri->tls_certificates != NULL) {
+		return error_set(error, -EINVAL,
+			"a connection uses a pre-shared key or certificates: give only one of "
+			"tls-psk-file and tls-certificates");
+	}
+	if (*use_psk && uri->tls_psk_file == NULL) {
+		return error_set(error, -EINVAL,
+			"tls-type=psk needs the file of the key: tls-psk-file=FILE%s",
+			uri->tls_certificates != NULL ? ", and no tls-certificates" : "");
+	}
+	if (!*use_psk && uri->tls_psk_file != NULL) {
+		return error_set(error, -EINVAL,
+			"tls-type=x509 uses certificates: tls-certificates=FOLDER instead of "
+			"tls-psk-file");
+	}
+	return 0;
+}
+
+/* The name that is asked for in a certificate: as the user wrote it. */
+static int choose_name(
+	const struct export_uri *uri, bool use_psk, bool verify, char **name, struct error *error)
+{
+	const char *text = uri->tls_hostname != NULL ? uri->tls_hostname : uri->host;
+
+	if (use_psk || !verify) {
+		return 0;
+	}
+	if (text == NULL) {
+		return error_set(error, -EINVAL,
+			"a Unix socket has no host name that the server's certificate could be "
+			"checked for: give it with tls-hostname=NAME");
+	}
+	*name = strdup(text);
+	return *name != NULL ? 0 : error_set(error, -ENOMEM, "out of memory");
+}
+
+/* The process may be in another folder when the file is read again. Links are not followed, because
+ * renewed files may come with a new link. NULL: no path, or -ENOMEM in *err. */
+static char *absolute(const char *path, int *err)
+{
+	char folder[PATH_MAX];
+	char *out = NULL;
+
+	if (path == NULL) {
+		return NULL;
+	}
+	if (path[0] == '/' || getcwd(folder, sizeof(folder)) == NULL) {
+		out = strdup(path);
+	} else if (asprintf(&out, "%s/%s", folder, path) < 0) {
+		out = NULL;
+	}
+	if (out == NULL) {
+		*err = -ENOMEM;
+	}
+	return out;
+}
+
+int nbd_tls_create(const struct export_uri *uri, struct nbd_tls **tls_out, struct error *error)
+{
+	const struct tls_pool_options pool_options = { .threads = 1 };
+	struct nbd_tls *tls = calloc(1, sizeof(*tls));
+	bool verify = uri->tls_verify_peer == NULL || strcmp(uri->tls_verify_peer, "1") == 0;
+	bool use_psk;
+	int err;
+
+	GMB_ASSERT(uri->tls);
+	if (tls == NULL) {
+		return error_set(error, -ENOMEM, "out of memory");
+	}
+	pthread_mutex_init(&tls->lock, NULL);
+	export_uri_label(tls->label, uri);
+	err = choose_type(uri, &use_psk, error);
+	if (err == 0) {
+		err = choose_name(uri, use_psk, verify, &tls->server_name, error);
+	}
+	if (err == 0) {
+		tls->certificates = absolute(uri->tls_certificates, &err);
+		tls->psk_file = absolute(uri->tls_psk_file, &err);
+		tls->user = uri->user != NULL ? strdup(uri->user) : NULL;
+		if (err != 0 || (tls->user == NULL) != (uri->user == NULL)) {
+			err = error_set(error, -ENOMEM, "out of memory");
+		}
+	}
+	if (err == 0) {
+		err = tls_pool_create(&pool_options, &tls->pool, error);
+	}
+	if (err != 0) {
+		nbd_tls_destroy(tls);
+		return err;
+	}
+	tls->options = (struct tls_options){
+		.role = TLS_CLIENT,
+		.certificates = tls->certificates,
+		.psk_file = tls->psk_file,
+		.verify_peer = verify,
+		.user = tls->user,
+		.use_psk = use_psk,
+	};
+	*tls_out = tls;
+	return 0;
+}
+
+void nbd_tls_destroy(struct nbd_tls *tls)
+{
+	if (tls != NULL) {
+		tls_pool_destroy(tls->pool);
+		tls_context_put(tls->context);
+		pthread_mutex_destroy(&tls->lock);
+		free(tls->certificates);
+		free(tls->psk_file);
+		free(tls->user);
+		free(tls->server_name);
+		free(tls);
+	}
+}
+
+static void warn_of(const struct nbd_tls *tls)
+{
+	const char *text;
+
+	for (uint32_t i = 0; (text = tls_context_warning(tls->context, i)) != NULL; i++) {
+		log_warning("%s: %s", tls->label, text);
+	}
+	if (!nbd_tls_verifies(tls)) {
+		log_warning(
+			"%s: the server is not verified (tls-verify-peer=0): whoever is between "
+			"it and us can read and change everything",
+			tls->label);
+	}
+}
+
+/* With the lock. */
+static int load(struct nbd_tls *tls, struct error *error)
+{
+	struct tls_context *fresh;
+	int err = tls_context_load(&tls->options, &fresh, error);
+
+	if (err == 0) {
+		tls_context_put(tls->context);
+		tls->context = fresh;
+		tls->is_behind = false;
+		warn_of(tls);
+		return 0;
+	}
+	if (tls->context == NULL) {
+		return err;
+	}
+	if (!tls->is_behind) {
+		log_warning("%s; what was read before is used until it is mended", error->text);
+		tls->is_behind = true;
+	}
+	*error = (struct error){ 0 };
+	return 0;
+}
+
+int nbd_tls_context(struct nbd_tls *tls, struct tls_context **context_out, struct error *error)
+{
+	int err = 0;
+
+	pthread_mutex_lock(&tls->lock);
+	if (tls->context == NULL || tls_context_is_stale(tls->context)) {
+		err = load(tls, error);
+	}
+	if (err == 0) {
+		tls_context_get(tls->context);
+		*context_out = tls->context;
+	}
+	pthread_mutex_unlock(&tls->lock);
+	return err;
+}
+
+struct tls_pool *nbd_tls_pool(const struct nbd_tls *tls)
+{
+	return tls->pool;
+}
+
+const char *nbd_tls_server_name(const struct nbd_tls *tls)
+{
+	return tls->server_name;
+}
+
+const char *nbd_tls_advice(const struct nbd_tls *tls)
+{
+	return tls->options.use_psk
+		       ? "it may have another pre-shared key for this user, or none: look at the "
+			 "user's name and tls-psk-file"
+		       : "it may demand a certificate that it trusts: look at client-cert.pem in "
+			 "the folder of tls-certificates";
+}
+
+bool nbd_tls_verifies(const struct nbd_tls *tls)
+{
+	return tls->options.use_psk || tls->options.verify_peer;
+}

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What a client needs for TLS with one server: the credentials that its URI names, read anew when
+ * their files have changed, so that a certificate that is renewed needs no restart.
+ *
+ *   URI ── nbd_tls_create() ──▶ struct nbd_tls ── nbd_tls_context(), before each connection ──▶
+ *                                    context, for the layer of that connection
+ *
+ * Threading: any thread; shared by the connections to a server. Ownership: the caller's; it holds
+ * no reference of the URI. Errors: a negative errno and a sentence that says which parameter or
+ * file, and never a key.
+ */
+#pragma once
+
+#include "base/export_uri.h"
+#include "tls/layer.h"
+
+struct nbd_tls;
+
+/* For a URI with tls. Reads no file; names of files are taken from the folder that the process is
+ * in now. -EINVAL: parameters that do not fit together. */
+GMB_MUST_CHECK int nbd_tls_create(
+	const struct export_uri *uri, struct nbd_tls **tls_out, struct error *error);
+/* No connection uses it any more. NULL is a no-op. */
+void nbd_tls_destroy(struct nbd_tls *tls);
+
+/* The credentials as they are now, a reference for the caller. Blocks: it reads files. When new
+ * ones cannot be used, perhaps because they are half written, those that were read before stay. */
+GMB_MUST_CHECK int nbd_tls_context(
+	struct nbd_tls *tls, struct tls_context **context_out, struct error *error);
+
+/* Of the connections to the server: its one thread starts with the first handshake. */
+struct tls_pool *nbd_tls_pool(const struct nbd_tls *tls);
+/* The name or address that the server's certificate must have; NULL: none is asked for. */
+const char *nbd_tls_server_name(const struct nbd_tls *tls);
+/* What to look at when the server closes the connection instead of saying what it misses; static.
+ */
+const char *nbd_tls_advice(const struct nbd_tls *tls);
+/* Whether a server that gets through the handshake has proved who it is. */
+bool nbd_tls_verifies(const struct nbd_tls *tls);
