@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <errno.h>
+#include <gnutls/crypto.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -391,6 +392,34 @@ static int load_crls(struct tls_context *context, const char *folder,
 	return rc;
 }
 
+/* The last two files are those of authorities and lists. */
+static int describe_trust(struct tls_context *context, const gnutls_x509_crt_t *certs,
+	unsigned count, struct error *error)
+{
+	struct tls_trust *trusted = &context->trusted;
+	uint8_t digests[2][IDENTITY_DIGEST_BYTES];
+
+	for (uint32_t i = 0; i < 2; i++) {
+		memcpy(digests[i], context->files[context->file_count - 2 + i].digest,
+			sizeof(digests[i]));
+	}
+	if (gnutls_hash_fast(GNUTLS_DIG_SHA256, digests, sizeof(digests), trusted->digest) < 0) {
+		return error_set(error, -ENOMEM, "no memory");
+	}
+	trusted->until = INT64_MAX;
+	for (unsigned i = 0; i < count; i++) {
+		tls_trust_narrow(trusted, certs[i]);
+	}
+	for (uint32_t i = 0; i < context->crl_count; i++) {
+		time_t expires = gnutls_x509_crl_get_next_update(context->crls[i]);
+
+		if (expires != (time_t)-1) {
+			trusted->until = MIN(trusted->until, (int64_t)expires);
+		}
+	}
+	return 0;
+}
+
 static int load_trust(struct tls_context *context, const char *folder, struct error *error)
 {
 	gnutls_x509_crt_t *certs = NULL;
@@ -412,6 +441,9 @@ static int load_trust(struct tls_context *context, const char *folder, struct er
 	rc = load_authorities(context, folder, &certs, &count, error);
 	if (rc == 0) {
 		rc = load_crls(context, folder, certs, count, error);
+	}
+	if (rc == 0) {
+		rc = describe_trust(context, certs, count, error);
 	}
 	gnutls_free(certs);
 	return rc;

@@ -299,11 +299,12 @@ static int collect_fingerprints(struct collection *all, gnutls_x509_crt_t cert,
 }
 
 /* --- proof ------------------------------------------------------------------------------------
- * Each certificate with its length before it. */
+ * A struct tls_trust, then each certificate with its length before it. */
 
-static uint8_t *pack_chain(const gnutls_datum_t *ders, uint32_t count, uint32_t *bytes_out)
+static uint8_t *pack_chain(const struct tls_trust *trust, const gnutls_datum_t *ders,
+	uint32_t count, uint32_t *bytes_out)
 {
-	uint32_t bytes = 0;
+	uint32_t bytes = (uint32_t)sizeof(*trust);
 	uint8_t *packed, *to;
 
 	for (uint32_t i = 0; i < count; i++) {
@@ -313,6 +314,8 @@ static uint8_t *pack_chain(const gnutls_datum_t *ders, uint32_t count, uint32_t 
 	if (packed == NULL) {
 		return NULL;
 	}
+	memcpy(to, trust, sizeof(*trust));
+	to += sizeof(*trust);
 	for (uint32_t i = 0; i < count; i++) {
 		struct be32 length = be32_make(ders[i].size);
 
@@ -324,11 +327,13 @@ static uint8_t *pack_chain(const gnutls_datum_t *ders, uint32_t count, uint32_t 
 	return packed;
 }
 
-uint32_t tls_identity_chain(
-	const struct identity *identity, gnutls_datum_t ders[TLS_CHAIN_COUNT_MAX])
+uint32_t tls_identity_chain(const struct identity *identity, struct tls_trust *trust,
+	gnutls_datum_t ders[TLS_CHAIN_COUNT_MAX])
 {
-	uint32_t at = 0, count = 0;
+	uint32_t at = (uint32_t)sizeof(*trust), count = 0;
 
+	GMB_ASSERT(identity->proof_bytes >= sizeof(*trust));
+	memcpy(trust, identity->proof, sizeof(*trust));
 	while (at < identity->proof_bytes) {
 		uint32_t bytes = be32_load(identity->proof + at);
 
@@ -356,8 +361,9 @@ static int collect(struct collection *all, const struct tls_chain *chain, const 
 	return rc == 0 ? collect_fingerprints(all, chain->certs[0], der, error) : rc;
 }
 
-static int create_of_chain(struct collection *all, const struct tls_chain *chain,
-	const gnutls_datum_t *ders, struct identity **identity_out, struct error *error)
+static int create_of_chain(struct collection *all, const struct tls_trust *trust,
+	const struct tls_chain *chain, const gnutls_datum_t *ders, struct identity **identity_out,
+	struct error *error)
 {
 	uint8_t principal[IDENTITY_DIGEST_BYTES];
 	struct identity_facts facts = {
@@ -365,6 +371,7 @@ static int create_of_chain(struct collection *all, const struct tls_chain *chain
 	};
 	gnutls_datum_t text = { NULL, 0 };
 	int rc = collect(all, chain, &ders[0], error);
+	struct tls_trust narrowed = *trust;
 	uint8_t *proof = NULL;
 
 	if (rc != 0) {
@@ -377,7 +384,10 @@ static int create_of_chain(struct collection *all, const struct tls_chain *chain
 		return rc;
 	}
 	gnutls_hash_output(all->principal, principal);
-	proof = pack_chain(ders, chain->count, &facts.proof_bytes);
+	for (uint32_t i = 0; i < chain->count; i++) {
+		tls_trust_narrow(&narrowed, chain->certs[i]);
+	}
+	proof = pack_chain(&narrowed, ders, chain->count, &facts.proof_bytes);
 	if (all->subject.len == 0) {
 		facts.text = "a certificate without a subject";
 	} else if (gnutls_x509_crt_get_dn3(chain->certs[0], &text, 0) >= 0) {
@@ -396,7 +406,7 @@ static int create_of_chain(struct collection *all, const struct tls_chain *chain
 	return rc == 0 ? 0 : error_set(error, rc, "no memory");
 }
 
-int tls_identity_of_chain(const gnutls_datum_t *ders, uint32_t count,
+int tls_identity_of_chain(const struct tls_trust *trust, const gnutls_datum_t *ders, uint32_t count,
 	struct identity **identity_out, struct error *error)
 {
 	struct collection *all = calloc(1, sizeof(*all));
@@ -409,7 +419,7 @@ int tls_identity_of_chain(const gnutls_datum_t *ders, uint32_t count,
 	}
 	rc = tls_chain_init(&chain, ders, count, error);
 	if (rc == 0) {
-		rc = create_of_chain(all, &chain, ders, identity_out, error);
+		rc = create_of_chain(all, trust, &chain, ders, identity_out, error);
 	}
 	tls_chain_fini(&chain);
 	gnutls_hash_deinit(all->principal, NULL);

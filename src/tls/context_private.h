@@ -51,6 +51,12 @@ struct tls_psk {
 	uint32_t line;
 };
 
+/* By what a chain was verified: it would be again with the same, at a time between. */
+struct tls_trust {
+	uint8_t digest[IDENTITY_DIGEST_BYTES];
+	int64_t from, until; /* seconds, both included */
+};
+
 struct tls_context {
 	_Atomic uint32_t references;
 	enum tls_role role;
@@ -65,6 +71,9 @@ struct tls_context {
 	gnutls_x509_trust_list_t trust;
 	gnutls_x509_crl_t *crls; /* the array; its lists belong to trust */
 	uint32_t crl_count;
+	/* What trust was made of, and when all of it is valid. Unknown of the system's authorities:
+	 * all zero. */
+	struct tls_trust trusted;
 
 	gnutls_psk_server_credentials_t psk_server; /* NULL: none */
 	gnutls_psk_client_credentials_t psk_client; /* NULL: none */
@@ -142,17 +151,20 @@ GMB_MUST_CHECK int tls_chain_init(
 void tls_chain_fini(struct tls_chain *chain);
 /* What the layer's session calls during the handshake: 0, or a GnuTLS error. */
 int tls_verify_function(gnutls_session_t session);
+/* Less of the time, where the certificate is valid for a part of it only. */
+void tls_trust_narrow(struct tls_trust *trust, gnutls_x509_crt_t cert);
 /* Whether name is written as an address. bytes_out: 4 or 16. */
 bool tls_name_is_address(const char *name, uint8_t out[16], uint32_t *bytes_out);
 
 /* --- context_identity.c ----------------------------------------------------------------------- */
 
-/* ders: the chain as the peer showed it, kept for tls_context_recheck(). -EACCES: an identity
- * beyond the bounds. */
-GMB_MUST_CHECK int tls_identity_of_chain(const gnutls_datum_t *ders, uint32_t count,
-	struct identity **identity_out, struct error *error);
+/* ders: the chain as the peer showed it, kept for tls_context_recheck() with what it was verified
+ * by. -EACCES: an identity beyond the bounds. */
+GMB_MUST_CHECK int tls_identity_of_chain(const struct tls_trust *trust, const gnutls_datum_t *ders,
+	uint32_t count, struct identity **identity_out, struct error *error);
 GMB_MUST_CHECK int tls_identity_of_psk(
 	const struct tls_psk *psk, struct identity **identity_out, struct error *error);
-/* The chain in an identity of a certificate: count, or 0 for another identity. */
-uint32_t tls_identity_chain(
-	const struct identity *identity, gnutls_datum_t ders[TLS_CHAIN_COUNT_MAX]);
+/* The chain in an identity of a certificate, and what it was verified by, at times when all of the
+ * chain is valid. Returns how many certificates. */
+uint32_t tls_identity_chain(const struct identity *identity, struct tls_trust *trust,
+	gnutls_datum_t ders[TLS_CHAIN_COUNT_MAX]);

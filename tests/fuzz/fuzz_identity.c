@@ -71,9 +71,11 @@ static void check_certificate(const uint8_t *data, size_t size)
 	char *copy = fuzz_text(data, size);
 	const gnutls_datum_t der = { (uint8_t *)copy, (unsigned)size };
 	gnutls_datum_t ders[TLS_CHAIN_COUNT_MAX];
+	const struct tls_trust unknown = { .until = 0 };
+	struct tls_trust trust;
 	struct identity *identity;
 	struct error error = { 0 };
-	int code = tls_identity_of_chain(&der, 1, &identity, &error);
+	int code = tls_identity_of_chain(&unknown, &der, 1, &identity, &error);
 
 	if (code == 0) {
 		GMB_ASSERT(identity->is_proved && identity->value_count >= 2);
@@ -84,7 +86,7 @@ static void check_certificate(const uint8_t *data, size_t size)
 			GMB_ASSERT(value->kind == IDENTITY_CERT_DN ||
 				   value->bytes <= IDENTITY_STRING_BYTES_MAX);
 		}
-		GMB_ASSERT(tls_identity_chain(identity, ders) == 1);
+		GMB_ASSERT(tls_identity_chain(identity, &trust, ders) == 1);
 		GMB_ASSERT(ders[0].size == size && memcmp(ders[0].data, data, size) == 0);
 		identity_put(identity);
 	} else {

@@ -570,6 +570,45 @@ static void test_recheck_of_certificates(void **state)
 	identity_put(identity);
 }
 
+/* The same identity whose certificate has another last byte: its signature is wrong now. */
+static struct identity *with_broken_signature(const struct identity *identity)
+{
+	uint8_t *proof = malloc(identity->proof_bytes);
+	struct identity_facts facts = { true, identity->text, identity->principal, identity->values,
+		identity->value_count, proof, identity->proof_bytes };
+	struct identity *broken;
+
+	assert_non_null(proof);
+	memcpy(proof, identity->proof, identity->proof_bytes);
+	proof[identity->proof_bytes - 1] ^= 1;
+	broken = identity_create(&facts);
+	assert_non_null(broken);
+	free(proof);
+	return broken;
+}
+
+/* A reload with the same authorities and lists costs no signature for each session. */
+static void test_recheck_verifies_what_has_changed(void **state)
+{
+	struct identity *identity, *broken;
+	struct pair pair;
+	struct error error;
+
+	assert_int_equal(handshake(&pair), 0);
+	assert_int_equal(
+		tls_check_identity(&pair.server.check, pair.server.session, &identity, &error), 0);
+	pair_fini(&pair);
+	broken = with_broken_signature(identity);
+	copy("rsa/server-cert.pem", "server-cert.pem");
+	copy("rsa/server-key.pem", "server-key.pem");
+	assert_int_equal(recheck(broken, &error), 0);
+	unlink(in_scratch("ca-crl.pem"));
+	assert_int_equal(recheck(identity, &error), 0);
+	assert_int_equal(recheck(broken, &error), -EACCES);
+	identity_put(identity);
+	identity_put(broken);
+}
+
 static void test_clock_jumps_after_a_handshake(void **state)
 {
 	struct identity *identity;
@@ -710,6 +749,7 @@ int main(int argc, char **argv)
 		TEST(test_rsa_is_warned_about),
 		TEST(test_clock_that_jumps),
 		TEST(test_recheck_of_certificates),
+		TEST(test_recheck_verifies_what_has_changed),
 		TEST(test_clock_jumps_after_a_handshake),
 		TEST(test_recheck_of_psks),
 		TEST(test_recheck_of_nobody),
