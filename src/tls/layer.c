@@ -106,6 +106,8 @@ static int choose_records(struct tls_layer *layer)
 		return tls_records_open(layer);
 	}
 	if (err == 0) {
+		free(layer->in_small);
+		layer->in_small = NULL;
 		layer->facts.records = "kernel";
 		stream->memory_rights = MEM_SOCKET | MEM_ADDRESS; /* as of a plain socket */
 		gnutls_deinit(layer->session);

@@ -371,7 +371,8 @@ void tls_pool_make_room(struct tls_pool *pool, uint64_t now_ns)
 		{
 			struct tls_place *place = list_entry(node, struct tls_place, node);
 
-			if (place->silent_ns != 0 && !place->is_asked_back && !place->is_posted &&
+			if (place->of != NULL && place->silent_ns != 0 && !place->is_asked_back &&
+				!place->is_posted &&
 				(silent == NULL || place->silent_ns < silent->silent_ns)) {
 				silent = place;
 			}

@@ -72,7 +72,7 @@ void tls_place_give(struct tls_place *place, bool failed);
 bool tls_place_is_idle(struct tls_place *place);
 /* The holder begins to wait for its peer, or ends to. */
 void tls_place_is_silent(struct tls_place *place, bool silent);
-/* Asks for a place back whose peer has been silent for too long, if somebody waits. */
+/* Asks a stranger for its place back that has been silent for too long, if somebody waits. */
 void tls_pool_make_room(struct tls_pool *pool, uint64_t now_ns);
 
 /* --- workers ----------------------------------------------------------------------------------

@@ -18,6 +18,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Messages of GnuTLS that fit into a record, which it handles one in each call. */
+enum { SILENT_CALLS_MAX = TLS_CONTENT_BYTES_MAX / 4 };
+
 /* --- GnuTLS's ends ---------------------------------------------------------------------------- */
 
 /* The headers of records are not looked at by GnuTLS where encryption does not cover their meaning:
@@ -308,8 +311,11 @@ static bool is_tolerable(struct tls_layer *layer, int result)
 /* Opens what has arrived. */
 static enum opened open_records(struct tls_layer *layer)
 {
+	uint32_t silent = 0; /* calls that gave no byte, and took none */
+
 	for (;;) {
 		struct iovec iov = into_next(layer);
+		uint32_t at = layer->in.at;
 		ssize_t result;
 
 		if (iov.iov_len == 0) {
@@ -325,8 +331,12 @@ static enum opened open_records(struct tls_layer *layer)
 		} else if (result == 0) {
 			layer->ended = true;
 		} else if (result == GNUTLS_E_AGAIN || result == GNUTLS_E_INTERRUPTED) {
+			silent = layer->in.at == at ? silent + 1 : 0;
 			if (layer->in.at == layer->in.end) {
 				return OPENED_DRY;
+			}
+			if (silent > SILENT_CALLS_MAX) { /* a mistake in GnuTLS, not for ever */
+				break_off(layer, GNUTLS_E_INTERNAL_ERROR);
 			}
 		} else if (!is_tolerable(layer, (int)result)) {
 			break_off(layer, (int)result);
@@ -652,9 +662,10 @@ static void pushed(struct ring_op *op, int result)
 		send_complete(layer, (int)taken);
 	} else if (layer->sending != NULL) {
 		send_step(layer); /* it waited for what was taken before */
-	} else if (layer->is_finishing) {
+	}
+	if (!layer->out_op.in_flight && layer->is_finishing) {
 		finish(layer);
-	} else if (layer->is_closing) {
+	} else if (!layer->out_op.in_flight && layer->is_closing) {
 		ring_socket_shutdown_send(layer->stream->ring, layer->stream->file);
 	}
 	stream_became_idle(layer->stream);
