@@ -699,6 +699,37 @@ class Corpus:
             seed.write(data)
 
 
+def hand_tls(corpus):
+    """First bytes of connections, and changes of what is said: see fuzz_tls.c."""
+    def hello(version):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.maximum_version = version
+        output = ssl.MemoryBIO()
+        with contextlib.suppress(ssl.SSLWantReadError):
+            context.wrap_bio(ssl.MemoryBIO(), output, server_hostname="host-a.example").do_handshake()
+        return output.read()
+
+    def changes(*places):
+        return b"".join(struct.pack(">HB", *place) for place in places)
+
+    strangers = {
+        "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        "sslv2": bytes.fromhex("802e0100020015000000100100800300800700c0"),
+        "tls12": hello(ssl.TLSVersion.TLSv1_2),
+        "tls13": hello(ssl.TLSVersion.TLSv1_3),
+        "alert": bytes.fromhex("15030300020228"),
+        "bytewise": bytes.fromhex("160303000101") * 40,
+        "data": bytes.fromhex("170303000401020304") + bytes.fromhex("140303000101") * 4,
+    }
+    for name, data in strangers.items():
+        for way, role in ((0, "server"), (0x80, "client"), (2, "records")):
+            corpus.write("tls", f"hand-{name}-{role}", bytes([way, 200]) + data)
+    for name, places in {"nothing": (), "early": ((9, 1),), "late": ((160, 0x80),),
+                         "two": ((300, 1), (40, 2)), "header": ((522, 1),)}.items():
+        for way in (1, 0x81, 3, 0x83):
+            corpus.write("tls", f"hand-change-{name}-{way:02x}", bytes([way, 0]) + changes(*places))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--corpus", default=os.path.join(os.path.dirname(__file__), "corpus"))
@@ -711,6 +742,7 @@ def main():
     hand_nbd_client(corpus)
     hand_texts(corpus)
     hand_gmb(corpus)
+    hand_tls(corpus)
     hand_identity(corpus)
     for name, text in CONFIGS.items():
         corpus.write("config", f"hand-{name}", text.encode())

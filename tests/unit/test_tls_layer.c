@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <gnutls/crypto.h>
 
 #include "tls_peer.h"
 #ifdef TEST_ON_SIM
@@ -627,7 +628,8 @@ static void test_new_keys_disturb_nobody(void **state)
 	}
 }
 
-static int receive_error(struct peer *peer)
+/* What the next receive of a byte gives. */
+static int receive_byte(struct peer *peer)
 {
 	uint8_t byte;
 
@@ -643,7 +645,7 @@ static void test_a_flood_of_new_keys_is_an_error(void **state)
 	for (uint32_t i = 0; i < 20; i++) {
 		assert_int_equal(gnutls_session_key_update(peer->session, 0), 0);
 	}
-	assert_int_equal(receive_error(peer), -EPROTO);
+	assert_int_equal(receive_byte(peer), -EPROTO);
 	peer_end(peer);
 }
 
@@ -658,7 +660,7 @@ static void test_tickets_are_dropped_but_not_without_end(void **state)
 		assert_int_equal(gnutls_session_ticket_enable_server(peer->session, &key), 0);
 		assert_int_equal(gnutls_session_ticket_send(peer->session, count, 0), 0);
 		peer_say(peer, "x", 1);
-		assert_int_equal(receive_error(peer), count == 16 ? 1 : -EPROTO);
+		assert_int_equal(receive_byte(peer), count == 16 ? 1 : -EPROTO);
 		gnutls_free(key.data);
 		peer_end(peer);
 	}
@@ -675,7 +677,7 @@ static void test_nobody_renegotiates(void **state)
 		} else {
 			assert_int_equal(gnutls_rehandshake(peer->session), 0);
 		}
-		assert_int_equal(receive_error(peer), -EPROTO);
+		assert_int_equal(receive_byte(peer), -EPROTO);
 		peer_end(peer);
 	}
 }
@@ -692,7 +694,74 @@ static void test_warnings_are_counted(void **state)
 				0);
 		}
 		peer_say(peer, "x", 1);
-		assert_int_equal(receive_error(peer), count == 4 ? 1 : -EPROTO);
+		assert_int_equal(receive_byte(peer), count == 4 ? 1 : -EPROTO);
+		peer_end(peer);
+	}
+}
+
+/* Records that GnuTLS would not make, by a peer that has the keys (TLS 1.3, AES-128-GCM): the type
+ * is the last byte that is not 0. They follow each other from the first of the session. */
+static void send_made(struct peer *peer, uint64_t sequence, const void *content, size_t count)
+{
+	uint8_t record[RECORD_HEADER_BYTES + 64 + 16] = { 0x17, 3, 3, 0, (uint8_t)(count + 16) };
+	size_t sealed = sizeof(record) - RECORD_HEADER_BYTES;
+	gnutls_datum_t iv;
+	gnutls_datum_t key;
+	gnutls_aead_cipher_hd_t cipher;
+	unsigned char first[8];
+	uint8_t nonce[12];
+
+	assert_true(count <= 64);
+	assert_int_equal(gnutls_record_get_state(peer->session, 0, NULL, &iv, &key, first), 0);
+	assert_int_equal(iv.size, sizeof(nonce));
+	memcpy(nonce, iv.data, sizeof(nonce));
+	nonce[11] ^= (uint8_t)(first[7] + sequence);
+	assert_int_equal(gnutls_aead_cipher_init(&cipher, GNUTLS_CIPHER_AES_128_GCM, &key), 0);
+	assert_int_equal(gnutls_aead_cipher_encrypt(cipher, nonce, sizeof(nonce), record,
+				 RECORD_HEADER_BYTES, 16, content, count,
+				 record + RECORD_HEADER_BYTES, &sealed),
+		0);
+	gnutls_aead_cipher_deinit(cipher);
+	peer_send_bytes(peer, record, RECORD_HEADER_BYTES + sealed);
+}
+
+static void test_an_empty_record_is_nothing(void **state)
+{
+	struct peer *peer = open_peer(*state, TLS_SERVER, TLS_BY_KEY, NULL);
+
+	for (uint32_t i = 0; i < 3; i++) {
+		send_made(peer, i, "\x17\0\0", 1 + i); /* the last two are padded */
+	}
+	send_made(peer, 3, "x\x17", 2);
+	assert_int_equal(receive_byte(peer), 1);
+	peer_end(peer);
+}
+
+static void test_records_of_no_use_are_an_error(void **state)
+{
+	static const struct attack inside[] = {
+		ATTACK("nothing but padding", "\0\0\0", 1),
+		ATTACK("no known type", "x\x63", 1),
+		ATTACK("a change of cipher", "\x01\x14", 1),
+		ATTACK("a hello", "\x01\0\0\x02\x03\x03\x16", 1),
+		ATTACK("Finished", "\x14\0\0\x02xx\x16", 1),
+		ATTACK("a certificate", "\x0b\0\0\x04\0\0\0\0\x16", 1),
+		ATTACK("a message of 16 MiB", "\x04\xff\xff\xff\x16", 1),
+		ATTACK("new keys of no kind", "\x18\0\0\x01\x07\x16", 1),
+		ATTACK("an alert of no kind", "\x07\x63\x15", 1),
+		ATTACK("half an alert", "\x01\x15", 1),
+	};
+
+	for (uint32_t i = 0; i < ARRAY_COUNT(inside); i++) {
+		struct peer *peer = open_peer(*state, TLS_SERVER, TLS_BY_KEY, NULL);
+		int result;
+
+		send_made(peer, 0, inside[i].bytes, inside[i].count);
+		send_made(peer, 1, "x\x17", 2);
+		result = receive_byte(peer);
+		if (result != -EPROTO && result != -EBADMSG) {
+			fail_msg("%s: %d", inside[i].name, result);
+		}
 		peer_end(peer);
 	}
 }
@@ -712,7 +781,7 @@ static void test_plain_records_are_no_part_of_it(void **state)
 		for (uint32_t k = 0; k < 40; k++) {
 			peer_send_bytes(peer, records[i], counts[i]);
 		}
-		result = receive_error(peer);
+		result = receive_byte(peer);
 		if (result != -EPROTO && result != -EBADMSG) {
 			fail_msg("record %u: %d", i, result);
 		}
@@ -825,6 +894,8 @@ int main(void)
 		cmocka_unit_test(test_tickets_are_dropped_but_not_without_end),
 		cmocka_unit_test(test_nobody_renegotiates),
 		cmocka_unit_test(test_warnings_are_counted),
+		cmocka_unit_test(test_an_empty_record_is_nothing),
+		cmocka_unit_test(test_records_of_no_use_are_an_error),
 		cmocka_unit_test(test_plain_records_are_no_part_of_it),
 		cmocka_unit_test(test_a_stream_may_end_at_any_time),
 		cmocka_unit_test(test_an_idle_connection_is_small),

@@ -17,7 +17,7 @@
 #include "tls/pool.h"
 #include "tls_peer.h"
 
-enum { NOT_YET = 1 };
+enum { NOT_YET = 1, OURSELVES = 0 };
 
 #define NS_PER_MS UINT64_C(1000000)
 
@@ -78,7 +78,7 @@ static int take(struct fixture *fixture, struct holder *holder, uint32_t source)
 	*holder = (struct holder){ .result = NOT_YET };
 	memcpy(holder->source, &source, sizeof(source));
 	holder->place.ring = fixture->ring;
-	holder->place.source = holder->source;
+	holder->place.source = source == OURSELVES ? NULL : holder->source;
 	holder->place.done = done;
 	err = tls_place_take(fixture->world.pool, &holder->place, &holder->wait_ns);
 	if (err == 0) {
@@ -241,6 +241,30 @@ static void test_who_is_silent_gives_way(void **state)
 	}
 }
 
+/* Handshakes that we began ourselves wait for slow servers as long as we like. */
+static void test_our_own_give_way_to_nobody(void **state)
+{
+	struct fixture *fixture = *state;
+	struct holder holders[TLS_HANDSHAKES_MAX];
+	struct holder waits;
+
+	for (uint32_t i = 0; i < TLS_HANDSHAKES_MAX; i++) {
+		assert_int_equal(take(fixture, &holders[i], OURSELVES), 0);
+		tls_place_is_silent(&holders[i].place, true);
+	}
+	assert_int_equal(take(fixture, &waits, OURSELVES), -EINPROGRESS);
+	pass_ms(fixture, 2 * TLS_SILENCE_MS);
+	tls_pool_make_room(fixture->world.pool, ring_now_ns(fixture->ring));
+	pass_ms(fixture, 1);
+	for (uint32_t i = 0; i < TLS_HANDSHAKES_MAX; i++) {
+		assert_int_equal(holders[i].result, 0);
+		give(fixture, &holders[i], true);
+	}
+	pass_ms(fixture, 1);
+	assert_int_equal(waits.result, 0);
+	give(fixture, &waits, true);
+}
+
 /* --- among those who say nothing -------------------------------------------------------------- */
 
 enum { STALLED = 1800, HELLO_BYTES_MAX = 600 };
@@ -306,6 +330,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(
 			test_memory_of_sources_is_bounded, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_who_is_silent_gives_way, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_our_own_give_way_to_nobody, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
 			test_honest_peers_come_through_those_who_stall, set_up, tear_down),
 	};
