@@ -5,6 +5,7 @@ in between who does not want it.
     client-tls.py GMBLOCK LIBRARY_DRIVER
 """
 import json
+import mmap
 import os
 import random
 import shutil
@@ -19,6 +20,7 @@ import unittest
 import urllib.parse
 import zlib
 
+import attach_tool
 import support
 import tls_tool
 
@@ -460,7 +462,7 @@ class Downgrade(TlsCase):
             self.assertEqual(file.read(), self.content)
 
 
-class Renewal(TlsCase):
+class Renewing(TlsCase):
     def open(self, uri, **options):
         driver = Driver()
         self.addCleanup(driver.kill)
@@ -481,6 +483,15 @@ class Renewal(TlsCase):
             shutil.copy(os.path.join(self.creds(other), name), folder + ".new")
             os.rename(folder + ".new", os.path.join(folder, name))
 
+    def restart(self, server, folder):
+        server.send_signal(signal.SIGKILL)
+        server.wait()
+        os.unlink(self.path("s"))
+        os.unlink(self.path("s.pid"))
+        return self.nbdkit_x509(folder, "--tls-verify-peer")
+
+
+class Renewal(Renewing):
     def test_a_killed_server(self):
         server = self.nbdkit_x509()
         driver = self.open(self.x509())
@@ -519,19 +530,44 @@ class Renewal(TlsCase):
         self.restart(server, "other-ca")
         self.read(driver)
 
-    def restart(self, server, folder):
-        server.send_signal(signal.SIGKILL)
-        server.wait()
-        os.unlink(self.path("s"))
-        os.unlink(self.path("s.pid"))
-        return self.nbdkit_x509(folder, "--tls-verify-peer")
-
     def test_a_relative_path_is_of_the_folder_where_it_began(self):
         self.nbdkit_x509()
         uri = self.uri(certificates="good", hostname="localhost")
         status, _, errors = self.run_gmblock("info", uri, cwd=self.pki)
         self.assertEqual(status, 0, errors)
         self.check_refused(["info", uri], 1, "good")
+
+
+@unittest.skipIf(attach_tool.missing(), attach_tool.missing())
+class Attached(Renewing):
+    """An export as a file, whose daemon reads the credentials again."""
+
+    def test_a_file_outlives_its_server_and_its_credentials(self):
+        environment = {**os.environ, "GMBLOCK_ATTACH_DIR": self.path("state")}
+        folder = self.path("pki")
+        shutil.copytree(self.creds("good"), folder)
+        server = self.nbdkit_x509("good", "--tls-verify-peer")
+        disk = self.path("disk")
+        # Relative, as from a shell.
+        uri = self.uri(certificates="pki", hostname="localhost")
+        status, output, errors = self.run_gmblock("attach", "--fuse", disk, uri, env=environment,
+                                                  cwd=self.folder)
+        self.assertEqual((status, output), (0, disk + "\n"), errors)
+        self.addCleanup(self.run_gmblock, "detach", "--force", disk, env=environment)
+        fd = os.open(disk, os.O_RDWR | os.O_DIRECT)
+        self.addCleanup(os.close, fd)
+        memory = mmap.mmap(-1, 1 << 20)
+        self.assertEqual(os.preadv(fd, [memory], 0), 1 << 20)
+        self.assertEqual(memory[:], self.content[:1 << 20])
+        self.replace(folder, "other-ca")
+        self.restart(server, "other-ca")
+        self.assertEqual(os.preadv(fd, [memory], 1 << 20), 1 << 20)
+        self.assertEqual(memory[:], self.content[1 << 20:2 << 20])
+        memory[:] = self.content[2 << 20:3 << 20]
+        self.assertEqual(os.pwritev(fd, [memory], 0), 1 << 20)
+        os.fsync(fd)
+        with open(self.image, "rb") as file:
+            self.assertEqual(file.read(1 << 20), memory[:])
 
 
 def driver_offset(done):
