@@ -147,9 +147,8 @@ static void encrypt(struct nbd_dial *dial)
 
 	if (dial->received_at < dial->received_bytes) {
 		fail(dial, error_set(&dial->error, -EPROTO,
-				   "the server goes on in clear after it has agreed to TLS, or "
-				   "somebody "
-				   "between it and us does (rule P56)"));
+				   "somebody, perhaps not the server, goes on in clear after the "
+				   "server has agreed to TLS (rule P56)"));
 		return;
 	}
 	err = tls_layer_create(&options, &layer);
