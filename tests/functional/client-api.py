@@ -90,7 +90,7 @@ class Api(support.Case):
     def test_closing_in_the_middle_of_an_opening(self):
         server = self.serve()
         for name in ("close-while-resolving", "close-while-connecting",
-                     "close-while-negotiating", "close-at-once"):
+                     "close-while-negotiating", "close-while-encrypting", "close-at-once"):
             with self.subTest(name):
                 self.case(server, f"open-{name}")
 

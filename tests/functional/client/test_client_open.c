@@ -475,7 +475,14 @@ static void inside_a_callback(struct run *run)
 	CHECK_EQUAL(gmb_close(client), 0);
 }
 
-/* --- servers that are none ------------------------------------------------------------------ */
+/* --- servers that are none, and TLS that does not come about --------------------------------- */
+
+#define GREETING "NBDMAGICIHAVEOPT\0\3"
+#define TLS_ACK	 "\0\3\xe8\x89\4\x55\x65\xa9\0\0\0\5\0\0\0\1\0\0\0\0"
+
+enum { FLAGS_AND_STARTTLS_BYTES = 20 };
+
+static sem_t hello_heard; /* the client has said more than FLAGS_AND_STARTTLS_BYTES */
 
 struct hostile {
 	int listener;
@@ -488,6 +495,7 @@ static void *hostile_run(void *argument)
 {
 	struct hostile *hostile = argument;
 	int fd = accept(hostile->listener, NULL, NULL);
+	int heard = 0;
 	char byte;
 
 	(void)!write(fd, hostile->bytes, hostile->len);
@@ -495,9 +503,43 @@ static void *hostile_run(void *argument)
 		shutdown(fd, SHUT_WR);
 	}
 	while (read(fd, &byte, 1) > 0) {
+		if (++heard == FLAGS_AND_STARTTLS_BYTES + 1) {
+			sem_post(&hello_heard);
+		}
 	}
 	close(fd);
 	return NULL;
+}
+
+static void as_tls(char out[72], const char *uri)
+{
+	snprintf(out, 72, "nbds%s", uri + strlen("nbd"));
+}
+
+/* Before the credentials are read, and when the server owes its part of the handshake. */
+static void close_while_encrypting(struct run *run)
+{
+	struct hostile hostile = { .bytes = GREETING TLS_ACK, .len = 38, .stays = true };
+	struct opening opening;
+	pthread_t thread;
+	char uri[64];
+	char tls_uri[72];
+
+	hostile.listener = listen_local(uri, 8);
+	as_tls(tls_uri, uri);
+	open_start(run, &opening, tls_uri, 60000);
+	close_promptly(&opening);
+	CHECK_EQUAL(opening.code, -ECANCELED);
+	CHECK_EQUAL(pthread_create(&thread, NULL, hostile_run, &hostile), 0);
+	open_start(run, &opening, tls_uri, 60000);
+	while (sem_trywait(&hello_heard) != 0) {
+		CHECK_EQUAL(gmb_queue_wait(run->queue, 10), 0);
+	}
+	CHECK_EQUAL(opening.opened_count, 0);
+	close_promptly(&opening);
+	CHECK_EQUAL(opening.code, -ECANCELED);
+	pthread_join(thread, NULL);
+	close(hostile.listener);
 }
 
 static void hostile_servers(struct run *run)
@@ -508,6 +550,7 @@ static void hostile_servers(struct run *run)
 		bool stays;
 		int code;
 		const char *word;
+		bool tls;
 	} rows[] = {
 		{ "", 0, false, -EPROTO, "without a word" },
 		{ "HTTP/1.1 400 Bad\r\n", 18, true, -EPROTO, "not an NBD server" },
@@ -516,6 +559,10 @@ static void hostile_servers(struct run *run)
 		{ "NBDMAGICIHAVEOPT\0\3\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 38, true, -EPROTO,
 			"P120" },
 		{ "NBDMAGIC", 8, true, -ETIMEDOUT, "its greeting" },
+		{ GREETING, 18, true, -ETIMEDOUT, "its answer to STARTTLS", true },
+		{ GREETING TLS_ACK, 38, true, -ETIMEDOUT, "its part of the TLS handshake", true },
+		{ GREETING TLS_ACK "\x16", 39, true, -EPROTO, "P56", true },
+		{ GREETING TLS_ACK, 38, false, -ECONNRESET, "client-cert.pem", true },
 	};
 
 	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
@@ -524,10 +571,13 @@ static void hostile_servers(struct run *run)
 		};
 		pthread_t thread;
 		char uri[64];
+		char tls_uri[72];
 
 		hostile.listener = listen_local(uri, 1);
+		as_tls(tls_uri, uri);
 		CHECK_EQUAL(pthread_create(&thread, NULL, hostile_run, &hostile), 0);
-		failure_of(run, uri, 400, rows[i].code, rows[i].word);
+		failure_of(run, rows[i].tls ? tls_uri : uri, rows[i].tls ? 2000 : 400, rows[i].code,
+			rows[i].word);
 		pthread_join(thread, NULL);
 		close(hostile.listener);
 	}
@@ -549,6 +599,7 @@ static const struct test_case cases[] = {
 	{ "open-close-at-once", close_at_once },
 	{ "open-many", many },
 	{ "open-inside-a-callback", inside_a_callback },
+	{ "open-close-while-encrypting", close_while_encrypting },
 	{ "open-hostile-servers", hostile_servers },
 	{ NULL, NULL },
 };
@@ -557,5 +608,6 @@ int main(int argc, char **argv)
 {
 	sem_init(&lookup_begun, 0, 0);
 	sem_init(&lookup_may_end, 0, 0);
+	sem_init(&hello_heard, 0, 0);
 	return run_cases(cases, argc, argv);
 }
