@@ -45,6 +45,20 @@ static const struct counter engine_counter_list[] = {
 		bytes_read, COUNTER_TOTAL, COUNTER_BYTES, "bytes_read", "Data sent to clients"),
 	ENGINE_COUNTER(bytes_written, COUNTER_TOTAL, COUNTER_BYTES, "bytes_written",
 		"Data received from clients and written"),
+	ENGINE_COUNTER(tls_sessions, COUNTER_NOW, COUNTER_ITEMS, "tls_connections",
+		"Connections with TLS"),
+	ENGINE_COUNTER(tls_sessions_1_2, COUNTER_NOW, COUNTER_ITEMS, "tls_connections_1_2",
+		"Those of them with TLS 1.2"),
+	ENGINE_COUNTER(tls_sessions_kernel, COUNTER_NOW, COUNTER_ITEMS, "tls_connections_kernel",
+		"Those of them whose records the kernel handles"),
+	ENGINE_COUNTER(tls_upgrading, COUNTER_NOW, COUNTER_ITEMS, "tls_handshakes_waiting",
+		"TLS handshakes under way, or waiting for a place"),
+	ENGINE_COUNTER(tls_handshakes, COUNTER_TOTAL, COUNTER_ITEMS, "tls_handshakes",
+		"TLS handshakes that succeeded"),
+	ENGINE_COUNTER(tls_failed, COUNTER_TOTAL, COUNTER_ITEMS, "tls_handshakes_failed",
+		"TLS handshakes that failed"),
+	ENGINE_COUNTER(tls_refused, COUNTER_TOTAL, COUNTER_ITEMS, "tls_handshakes_refused",
+		"TLS handshakes for which there was no place"),
 };
 
 const struct counter_table engine_counter_table = { "server", "", engine_counter_list,
@@ -293,9 +307,9 @@ static void expire_stopping(struct engine *engine, uint64_t now_ns)
 		if (session->stop_deadline_ns <= now_ns) {
 			session_terminate(session,
 				engine->draining ? "it did not finish before the server stopped"
-				: session->rights == 0
-					? "it did not finish after it lost its rights"
-					: "it did not finish before its export was removed");
+				: session->chosen != NULL && session->chosen->removed
+					? "it did not finish before its export was removed"
+					: "it did not finish after it lost its rights");
 			/* Nothing but the kernel's own operations are waited for. */
 			session->stop_deadline_ns = now_ns + ENGINE_STOP_LOOK_NS;
 		}
@@ -522,6 +536,20 @@ void engine_drain(
 	}
 	if (engine->timer.in_flight) {
 		ring_cancel(engine->ring, &engine->timer); /* comes back and looks */
+	}
+}
+
+void engine_review(struct engine *engine,
+	bool (*may_stay)(void *context, const struct session *session), void *context,
+	uint64_t deadline_ns)
+{
+	list_for_each(node, &engine->sessions)
+	{
+		struct session *session = list_entry(node, struct session, node);
+
+		if (session->state != SESSION_TERMINATING && !may_stay(context, session)) {
+			engine_stop_session(session, deadline_ns);
+		}
 	}
 }
 

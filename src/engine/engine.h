@@ -216,6 +216,7 @@ struct session {
 	const struct session_kind *kind;
 	struct engine *engine;
 	struct peer peer;
+	struct tls_policy *tls;	  /* as in its endpoint */
 	enum session_state state; /* session_set_state() */
 	bool stopping;		  /* drain() was called */
 	struct export *export;	  /* NULL until session_choose() */
@@ -248,7 +249,8 @@ struct session {
 
 /* From kind->accept(), for memory that is all zero. The state is NEGOTIATING. */
 void session_init(struct session *session, struct engine *engine, const struct endpoint *endpoint);
-/* NEGOTIATING: TLS has told who the peer is; rights are asked for afterwards. Takes a reference. */
+/* NEGOTIATING: TLS has told who the peer is; rights are asked for afterwards, and a name for
+ * takeovers that was given before is forgotten. Takes a reference. */
 void session_identify(struct session *session, struct identity *identity);
 /*
  * The exports as this session sees them: one on which it has no right does not exist for it, and
@@ -310,6 +312,14 @@ struct engine_counters {
 	uint64_t sessions;	/* now */
 	uint64_t handshakes;	/* now */
 	uint64_t inflight;	/* now */
+	/* Counted by the kind. */
+	uint64_t tls_handshakes; /* done */
+	uint64_t tls_failed;
+	uint64_t tls_refused;	      /* there was no place for them */
+	uint64_t tls_upgrading;	      /* now: under way, or waiting */
+	uint64_t tls_sessions;	      /* now */
+	uint64_t tls_sessions_1_2;    /* now, of those */
+	uint64_t tls_sessions_kernel; /* now, of those */
 };
 
 extern const struct counter_table engine_counter_table; /* of struct engine_counters */
@@ -376,6 +386,12 @@ void engine_destroy(struct engine *engine);
 
 /* Takes the endpoint on every path. When a limit refuses it, it is closed and counted. */
 void engine_accept(struct engine *engine, const struct endpoint *endpoint);
+
+/* Asks of every session whether it may stay, and drains those that may not: what they have begun is
+ * answered, unless it takes longer than deadline_ns. */
+void engine_review(struct engine *engine,
+	bool (*may_stay)(void *context, const struct session *session), void *context,
+	uint64_t deadline_ns);
 
 /* kind->listen() and kind->listen_end(), for a kind that has them. The door is borrowed until the
  * end of the listener. */

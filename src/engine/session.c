@@ -144,6 +144,7 @@ void session_init(struct session *session, struct engine *engine, const struct e
 	session->kind = endpoint->kind;
 	session->engine = engine;
 	session->peer = endpoint->peer;
+	session->tls = endpoint->tls;
 	session->member = (struct takeover_member){
 		.ring = engine->ring,
 		.principal = principal_of(&endpoint->peer),

@@ -247,9 +247,16 @@ static void option_list(struct nbd_session *session)
 
 static void reply_unknown_export(struct nbd_session *session, struct option_string name)
 {
+	uint32_t option = session->handshake->option;
 	char shown[NAME_SHOWN_MAX];
 
 	(void)log_escape(shown, sizeof(shown), name.bytes, name.length);
+	/* What only clients with TLS see and what does not exist are answered alike (P48). */
+	if (handshake_offers_tls(session) && (option == NBD_OPT_INFO || option == NBD_OPT_GO)) {
+		reply_error(session, NBD_REP_ERR_TLS_REQD,
+			"there is no export named '%s' for connections without TLS", shown);
+		return;
+	}
 	reply_error(session, NBD_REP_ERR_UNKNOWN, "there is no export named '%s'", shown);
 }
 
@@ -547,11 +554,31 @@ static void option_extended_headers(struct nbd_session *session)
 
 static void option_starttls(struct nbd_session *session)
 {
-	/* NOTLS mode (P46). A TLS listener will put its session layer below this file. */
-	if (session->handshake->option_bytes != 0) {
-		reply_error(session, NBD_REP_ERR_INVALID, "STARTTLS takes no data");
+	const char *reason;
+	uint32_t refusal = handshake_tls_refusal(session, &reason);
+
+	if (refusal != 0) {
+		reply_error(session, refusal, "%s", reason);
+	} else if (rx_available(session) > 0) {
+		session_fail(
+			session, "P56", "%u bytes in clear after STARTTLS", rx_available(session));
 	} else {
-		reply_error(session, NBD_REP_ERR_POLICY, "this server does not offer TLS");
+		reply_ack(session);
+		session->handshake->next = HANDSHAKE_NEXT_TLS;
+	}
+}
+
+/* Anything but STARTTLS and ABORT at an address that demands TLS (P47). EXPORT_NAME has no way to
+ * say no, and who does not speak fixed newstyle cannot have TLS (P9). */
+static void refuse_without_tls(struct nbd_session *session)
+{
+	const struct handshake *handshake = session->handshake;
+
+	if (handshake->option == NBD_OPT_EXPORT_NAME || !handshake->is_fixed) {
+		session_terminate(&session->base, "it asked for something without TLS");
+	} else {
+		reply_error(session, NBD_REP_ERR_TLS_REQD, "%s",
+			"this address demands TLS; use an nbds:// or nbds+unix:// URI");
 	}
 }
 
@@ -563,6 +590,10 @@ static void handle_option(struct nbd_session *session)
 	if (handshake->option == NBD_OPT_ABORT) {
 		reply_ack(session);
 		handshake->next = HANDSHAKE_NEXT_CLOSE;
+		return;
+	}
+	if (handshake_needs_tls(session) && handshake->option != NBD_OPT_STARTTLS) {
+		refuse_without_tls(session);
 		return;
 	}
 	if (session->base.stopping && handshake->option != NBD_OPT_EXPORT_NAME) {
@@ -680,16 +711,25 @@ static void send_done(struct ring_op *op, int result)
 	}
 	switch (handshake->next) {
 	case HANDSHAKE_NEXT_OPTION:
-		handshake->state = HANDSHAKE_OPTION_HEADER;
-		parse(session);
+		handshake_next_option(session);
+		break;
+	case HANDSHAKE_NEXT_TLS:
+		handshake_begin_tls(session);
 		break;
 	case HANDSHAKE_NEXT_TRANSMISSION:
 		begin_transmission(session);
 		break;
 	case HANDSHAKE_NEXT_CLOSE:
-		session_terminate(&session->base, NULL);
+		session_set_state(&session->base, SESSION_DRAINING);
+		session_drain_check(session);
 		break;
 	}
+}
+
+void handshake_next_option(struct nbd_session *session)
+{
+	session->handshake->state = HANDSHAKE_OPTION_HEADER;
+	parse(session);
 }
 
 static bool take_client_flags(struct nbd_session *session)
@@ -706,6 +746,7 @@ static bool take_client_flags(struct nbd_session *session)
 		return false;
 	}
 	handshake->no_zeroes = (flags & NBD_FLAG_NO_ZEROES) != 0;
+	handshake->is_fixed = (flags & NBD_FLAG_FIXED_NEWSTYLE) != 0;
 	handshake->state = HANDSHAKE_OPTION_HEADER;
 	return true;
 }
@@ -798,6 +839,7 @@ static void parse(struct nbd_session *session)
 			return;
 		case HANDSHAKE_GREETING:
 		case HANDSHAKE_REPLYING:
+		case HANDSHAKE_UPGRADING:
 			return;
 		}
 	}

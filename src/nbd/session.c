@@ -203,6 +203,7 @@ void nbd_session_close(struct session *base)
 	struct nbd_session *session = of(base);
 
 	handshake_end(session);
+	handshake_tls_closed(session);
 	stream_close(&session->stream);
 	free(session);
 }

@@ -4,7 +4,8 @@
  * share. The states of a session are the engine's: engine/engine.h.
  *
  * Files: service.c pools and the session kind; session.c life cycle; handshake.c options;
- * receive.c the byte stream into requests; request.c what a request asks and may; reply.c answers.
+ * handshake_tls.c STARTTLS; receive.c the byte stream into requests; request.c what a request asks
+ * and may; reply.c answers.
  *
  * x-gmblock:alive (docs/protocol/nbd.md): a timer runs while there are requests, or one waits for
  * its turn by a rate. It finds that
@@ -58,10 +59,16 @@ enum handshake_state {
 	HANDSHAKE_OPTION_HEADER, /* waits for 16 bytes */
 	HANDSHAKE_OPTION_DATA,	 /* waits for the option's data; what is too long is not kept */
 	HANDSHAKE_REPLYING,	 /* replies go out; nothing is read meanwhile */
+	HANDSHAKE_UPGRADING,	 /* to TLS; the stream is paused */
 };
 
 /* What to do once the replies are out. */
-enum handshake_next { HANDSHAKE_NEXT_OPTION, HANDSHAKE_NEXT_TRANSMISSION, HANDSHAKE_NEXT_CLOSE };
+enum handshake_next {
+	HANDSHAKE_NEXT_OPTION,
+	HANDSHAKE_NEXT_TLS,
+	HANDSHAKE_NEXT_TRANSMISSION,
+	HANDSHAKE_NEXT_CLOSE,
+};
 
 /* Exists only while negotiating: freed before the first request. */
 struct handshake {
@@ -70,6 +77,8 @@ struct handshake {
 	uint32_t option;
 	uint32_t option_bytes;
 	uint32_t option_got;
+	const void *tls_context; /* of STARTTLS: to be compared, not used */
+	bool is_fixed;		 /* both sides speak fixed newstyle */
 	bool no_zeroes;
 	uint64_t list_serial; /* LIST: of the next export to name */
 	bool list_active;
@@ -222,6 +231,21 @@ void handshake_received(struct nbd_session *session);
 /* What an option waited for may be there. */
 void handshake_resume(struct nbd_session *session);
 void handshake_end(struct nbd_session *session);
+/* An option may be read: what is there of it, or comes. */
+void handshake_next_option(struct nbd_session *session);
+
+/* handshake_tls.c: STARTTLS, in the modes of the listener (docs/protocol/nbd.md, P45-P56). */
+/* The address demands TLS, and the connection has none: only STARTTLS and ABORT are heard. */
+bool handshake_needs_tls(const struct nbd_session *session);
+/* TLS is there for who wants it, and the connection has none. */
+bool handshake_offers_tls(const struct nbd_session *session);
+/* Why STARTTLS is refused, and the type of that reply; 0: it is not. */
+uint32_t handshake_tls_refusal(const struct nbd_session *session, const char **reason);
+/* The ACK is out: forgets all that was said in clear, and begins. The next option is read when TLS
+ * is there; a failure ends the session. */
+void handshake_begin_tls(struct nbd_session *session);
+/* The session closes: it is no longer among those with TLS. */
+void handshake_tls_closed(struct nbd_session *session);
 
 /* receive.c */
 /* Takes requests out of what was received and asks for more. */

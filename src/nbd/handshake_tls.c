@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "nbd/session.h"
+#include "tls/layer.h"
+
+_Static_assert(sizeof(struct peer_identity) == TLS_SOURCE_BYTES,
+	"places for handshakes are shared as connections are");
+
+static enum tls_mode mode_of(const struct nbd_session *session)
+{
+	return tls_policy_mode(session->base.tls);
+}
+
+static bool has_tls(const struct nbd_session *session)
+{
+	return session->stream.state == STREAM_LAYERED;
+}
+
+bool handshake_needs_tls(const struct nbd_session *session)
+{
+	return mode_of(session) == TLS_REQUIRE && !has_tls(session);
+}
+
+bool handshake_offers_tls(const struct nbd_session *session)
+{
+	return mode_of(session) == TLS_ON && !has_tls(session);
+}
+
+uint32_t handshake_tls_refusal(const struct nbd_session *session, const char **reason)
+{
+	if (session->handshake->option_bytes != 0) {
+		*reason = "STARTTLS takes no data";
+		return NBD_REP_ERR_INVALID;
+	}
+	if (has_tls(session)) {
+		*reason = "TLS is already in use";
+		return NBD_REP_ERR_INVALID;
+	}
+	if (mode_of(session) == TLS_OFF) {
+		*reason = "this address does not offer TLS";
+		return NBD_REP_ERR_POLICY;
+	}
+	if (!session->handshake->is_fixed) {
+		*reason = "TLS needs fixed newstyle negotiation"; /* (P9) */
+		return NBD_REP_ERR_POLICY;
+	}
+	return 0;
+}
+
+/* What was agreed on, and what was received, in clear: anybody on the way may have said it (P51,
+ * P56). The client flags stay, they precede options. */
+static void forget(struct nbd_session *session)
+{
+	struct handshake *handshake = session->handshake;
+
+	session->structured = false;
+	session->extended = false;
+	session->alive_ns = 0;
+	handshake->context_selected = false;
+	handshake->context_name_bytes = 0;
+	GMB_ASSERT(session->rx_data == session->rx_small && session->rx_start == session->rx_end);
+	session->rx_start = 0;
+	session->rx_end = 0;
+	explicit_bzero(session->rx_small, sizeof(session->rx_small));
+	explicit_bzero(handshake->option_data, sizeof(handshake->option_data));
+}
+
+/* Counts the session among those with TLS, or no longer. */
+static void count_session(struct nbd_session *session, int by)
+{
+	struct engine_counters *counters = &session->base.engine->counters;
+	struct tls_facts facts = tls_layer_facts(&session->stream);
+
+	counters->tls_sessions += (uint64_t)by;
+	counters->tls_sessions_1_2 += strcmp(facts.version, "TLS 1.2") == 0 ? (uint64_t)by : 0;
+	counters->tls_sessions_kernel += strcmp(facts.records, "kernel") == 0 ? (uint64_t)by : 0;
+}
+
+static void log_tls(const struct nbd_session *session)
+{
+	struct tls_facts facts = tls_layer_facts(&session->stream);
+
+	log_limited(&session->base.engine->connect_limit, ring_batch_ns(session->service->ring),
+		LOG_LEVEL_INFO, "client %s uses %s, %s, records: %s; identity: %s",
+		session->base.peer.text, facts.version, facts.cipher, facts.records,
+		session->base.peer.proved->text);
+}
+
+static void count_handshake(struct nbd_session *session, int result)
+{
+	struct engine_counters *counters = &session->base.engine->counters;
+
+	counters->tls_upgrading--;
+	if (result == 0) {
+		counters->tls_handshakes++;
+		count_session(session, 1);
+	} else if (result == -EAGAIN) {
+		counters->tls_refused++;
+	} else {
+		counters->tls_failed++;
+	}
+}
+
+/* The credentials were replaced while the handshake went on: it counts only if it would succeed
+ * with the new ones, too. */
+static int check_again(struct nbd_session *session, struct error *error)
+{
+	struct tls_context *context = tls_policy_context(session->base.tls);
+	int rc = 0;
+
+	/* The layer keeps its own: no other can have that address. */
+	if (context != session->handshake->tls_context) {
+		rc = tls_context_recheck(context, tls_layer_identity(&session->stream), error);
+	}
+	if (rc < 0) {
+		error_prefix(error, "the credentials were replaced during the TLS handshake");
+	}
+	tls_context_put(context);
+	return rc;
+}
+
+static void upgraded(struct stream *stream, int result)
+{
+	struct nbd_session *session = container_of(stream, struct nbd_session, stream);
+	struct error error;
+
+	count_handshake(session, result);
+	if (session->base.state == SESSION_TERMINATING) {
+		return;
+	}
+	if (result < 0) {
+		error = *tls_layer_error(stream);
+	} else {
+		result = check_again(session, &error);
+	}
+	if (result < 0) {
+		session_terminate(&session->base, error.text);
+		return;
+	}
+	session->base.progress_ns = ring_batch_ns(session->service->ring);
+	session_identify(&session->base, tls_layer_identity(stream));
+	log_tls(session);
+	handshake_next_option(session);
+}
+
+void handshake_begin_tls(struct nbd_session *session)
+{
+	struct tls_layer_options options = {
+		.context = tls_policy_context(session->base.tls),
+		.pool = tls_policy_pool(session->base.tls),
+	};
+	struct tls_layer *layer;
+	int rc;
+
+	memcpy(options.source, &session->base.peer.identity, sizeof(options.source));
+	rc = tls_layer_create(&options, &layer);
+	tls_context_put(options.context);
+	if (rc < 0) {
+		session_terminate(&session->base, "out of memory for TLS");
+		return;
+	}
+	forget(session);
+	session->handshake->tls_context = options.context;
+	session->handshake->state = HANDSHAKE_UPGRADING;
+	session->base.engine->counters.tls_upgrading++;
+	stream_upgrade(&session->stream, &tls_stream_ops, layer, upgraded);
+}
+
+void handshake_tls_closed(struct nbd_session *session)
+{
+	if (has_tls(session)) {
+		count_session(session, -1);
+	}
+}
