@@ -98,3 +98,4 @@ int cmd_rate(int argc, char **argv);
 int cmd_trace(int argc, char **argv);
 int cmd_attach(int argc, char **argv);
 int cmd_detach(int argc, char **argv);
+int cmd_reload(int argc, char **argv);

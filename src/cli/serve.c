@@ -17,7 +17,7 @@ static const char name[] = "serve";
 
 static const char help_head[] =
 	"Usage: gmblock serve [OPTION]... [PATH]\n"
-	"Serves disks to any NBD client until SIGTERM, SIGINT or SIGHUP.\n"
+	"Serves disks to any NBD client until SIGTERM or SIGINT.\n"
 	"\n"
 	"PATH is an image file, a block device, memory:SIZE or null:SIZE; it becomes the\n"
 	"default (unnamed) export.\n"
@@ -28,7 +28,8 @@ static const char help_head[] =
 
 /* Between them are the keys that kinds of stores have registered. */
 static const char help_tail[] =
-	"  -l, --listen URI            nbd://HOST[:PORT], nbd+unix:///?socket=PATH,\n"
+	"  -l, --listen URI            nbd://HOST[:PORT], nbd+unix:///?socket=PATH, with\n"
+	"                              nbds for require (see TLS below),\n"
 	"                              gmb+unix:///?socket=PATH or\n"
 	"                              gmb://HOST[:PORT][?provider=tcp|verbs], with\n"
 	"                              insecure-network=yes beyond loopback;\n"
@@ -54,6 +55,16 @@ static const char help_tail[] =
 	"      --sandbox auto|on|off   after the start, give up other files and system calls\n"
 	"                              (auto: as far as the kernel can, and not with --run)\n"
 	"\n"
+	"TLS of nbd addresses that have no keys of their own in the configuration file:\n"
+	"      --tls off|on|require    no TLS (default), for clients that ask for it, or\n"
+	"                              nothing without it\n"
+	"      --tls-certificates DIR  the folder with ca-cert.pem, server-cert.pem,\n"
+	"                              server-key.pem and perhaps ca-crl.pem\n"
+	"      --tls-psk FILE          pre-shared keys, as psktool writes them\n"
+	"      --tls-verify-peer       demand a certificate of clients, and verify it\n"
+	"      --tls-priority STRING   of GnuTLS, in place of ours\n"
+	"      --tls-records auto|kernel|user  who encrypts after the handshake (auto)\n"
+	"\n"
 	"Limits:\n"
 	"      --memory SIZE           memory for payload (default: 128M per thread)\n"
 	"      --threads N             threads (default: one per available CPU)\n"
@@ -77,9 +88,9 @@ static const char help_tail[] =
 	"10ms, 1s, 2min.\n"
 	"\n"
 	"When everything is open, the URI of each export is printed on standard output (not\n"
-	"with --run) and the service manager is notified. SIGTERM, SIGINT or SIGHUP finishes\n"
-	"what is in flight and exits with status 0; another one, a second later or more, exits\n"
-	"at once.\n"
+	"with --run) and the service manager is notified. SIGTERM or SIGINT finishes what is in\n"
+	"flight and exits with status 0; another one, a second later or more, exits at once.\n"
+	"SIGHUP reads certificates and keys again, as \"gmblock reload\" does.\n"
 	"Exit status: 1 failure, 2 usage error.\n";
 
 enum { HELP_COLUMN = 30 };
@@ -173,7 +184,8 @@ static int take_listen(void *context, const char *option, const char *text)
 {
 	struct arguments *arguments = context;
 	struct error error = { 0 };
-	int rc = server_config_add_listen(arguments->config, text, "--listen", &error);
+	struct server_tls tls = { 0 };
+	int rc = server_config_add_listen(arguments->config, text, &tls, "--listen", &error);
 
 	return value_taken(rc, option, &error);
 }
@@ -264,6 +276,15 @@ static int take_user(void *context, const char *option, const char *text)
 	return value_taken(rc, option, &error);
 }
 
+static int take_tls(void *context, const char *option, const char *text)
+{
+	struct arguments *arguments = context;
+	struct error error = { 0 };
+	int rc = server_tls_set(&arguments->config->tls, option, text, &error);
+
+	return value_taken(rc, option, &error);
+}
+
 static int add_path(struct server_config *config, const char *path, struct error *error)
 {
 	struct server_export entry;
@@ -292,6 +313,12 @@ static int parse_arguments(struct server_config *config, int argc, char **argv)
 		{ "access", .take = take_access },
 		{ "config", .letter = 'c', .take = take_config },
 		{ "run", .take = take_run },
+		{ "tls", .take = take_tls },
+		{ "tls-certificates", .take = take_tls },
+		{ "tls-psk", .take = take_tls },
+		{ "tls-verify-peer", .take = take_tls, .value = CLI_NO_VALUE },
+		{ "tls-priority", .take = take_tls },
+		{ "tls-records", .take = take_tls },
 		{ "memory", .take = take_limit },
 		{ "threads", .take = take_limit },
 		{ "max-connections", .take = take_limit },

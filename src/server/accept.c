@@ -20,6 +20,7 @@ struct peer_count {
 struct door {
 	struct acceptor *acceptor;
 	const struct session_kind *kind;
+	struct tls_policy *tls;
 	int fd; /* the listener's */
 	struct ring_file file;
 	struct ring_op op;
@@ -176,7 +177,7 @@ static bool admit(struct acceptor *acceptor, struct peer *peer)
 static void place_connection(const struct door *door, int fd)
 {
 	struct acceptor *acceptor = door->acceptor;
-	struct endpoint endpoint = { .kind = door->kind, .fd = fd };
+	struct endpoint endpoint = { .kind = door->kind, .fd = fd, .tls = door->tls };
 
 	listener_peer(fd, &endpoint.peer);
 	if (admit(acceptor, &endpoint.peer)) {
@@ -331,7 +332,10 @@ int acceptor_create(
 
 		for (uint32_t k = 0; k < listener->fd_count; k++) {
 			acceptor->doors[acceptor->door_count++] = (struct door){
-				.acceptor = acceptor, .kind = listener->kind, .fd = listener->fds[k]
+				.acceptor = acceptor,
+				.kind = listener->kind,
+				.tls = listener->tls,
+				.fd = listener->fds[k],
 			};
 		}
 	}

@@ -26,6 +26,7 @@ static void listen_fini(struct server_listen *entry)
 	export_uri_fini(&entry->uri);
 	free(entry->text);
 	free(entry->origin);
+	server_tls_fini(&entry->tls);
 }
 
 void server_config_fini(struct server_config *config)
@@ -41,6 +42,7 @@ void server_config_fini(struct server_config *config)
 	}
 	server_access_fini(&config->access);
 	server_access_options_fini(config);
+	server_tls_fini(&config->tls);
 	free(config->memory_origin);
 	free(config->control_path);
 	free(config->user);
@@ -91,20 +93,19 @@ int server_config_add_export(struct server_config *config, struct server_export 
 
 static int check_listen_uri(const struct export_uri *uri, const char *shown, struct error *error)
 {
-	if (uri->tls) {
-		return error_set(error, -EINVAL,
-			"cannot listen on '%s': TLS is not built yet; use nbd:// or nbd+unix://",
-			shown);
-	}
 	if (uri->export_name[0] != '\0') {
 		return error_set(error, -EINVAL,
 			"cannot listen on '%s': a listening URI names no export, because all "
 			"exports are served there; name them with --export",
 			shown);
 	}
-	if (uri->user != NULL) {
+	if (uri->user != NULL || uri->tls_type != NULL || uri->tls_hostname != NULL ||
+		uri->tls_verify_peer != NULL || export_uri_has_files(uri)) {
 		return error_set(error, -EINVAL,
-			"cannot listen on '%s': a user belongs to a client's URI", shown);
+			"cannot listen on '%s': a user and tls- parameters are for clients; an "
+			"address has --tls and its like, or keys of its own in the file of "
+			"--config",
+			shown);
 	}
 	if (uri->unknown_parameter != NULL) {
 		return error_set(error, -EINVAL,
@@ -116,14 +117,16 @@ static int check_listen_uri(const struct export_uri *uri, const char *shown, str
 	return 0;
 }
 
-int server_config_add_listen(
-	struct server_config *config, const char *text, const char *origin, struct error *error)
+int server_config_add_listen(struct server_config *config, const char *text, struct server_tls *tls,
+	const char *origin, struct error *error)
 {
-	struct server_listen entry = { 0 };
+	struct server_listen entry = { .tls = *tls };
 	char shown[SHOWN_BYTES];
 	int rc = export_uri_parse(text, &entry.uri, error);
 
+	*tls = (struct server_tls){ 0 };
 	if (rc < 0) {
+		listen_fini(&entry);
 		return rc;
 	}
 	entry.text = strdup(text);
@@ -475,6 +478,9 @@ int server_config_finish(struct server_config *config, struct error *error)
 	rc = check_export_names(config, error);
 	if (rc == 0) {
 		rc = check_listens(config, error);
+	}
+	if (rc == 0) {
+		rc = server_tls_finish(config, error);
 	}
 	if (rc == 0) {
 		rc = server_access_finish(config, error);

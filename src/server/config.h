@@ -21,6 +21,7 @@
 #include "path/path.h"
 #include "sandbox/sandbox.h"
 #include "store/store.h"
+#include "tls/context.h"
 
 enum {
 	SERVER_NAME_BYTES_MAX = 4096, /* export names and descriptions, by the protocol */
@@ -56,10 +57,22 @@ struct server_export {
 	uint32_t keys_given;	     /* private: bit per key of its own, finds repetitions */
 };
 
+/* What a listener does about TLS. */
+struct server_tls {
+	enum tls_mode mode;
+	enum tls_records records;
+	bool verify_peer;
+	char *certificates; /* or NULL, as the next two */
+	char *psk;
+	char *priority;
+	uint32_t given; /* private: bit per key that was set */
+};
+
 struct server_listen {
 	struct export_uri uri;
 	char *text; /* as it was written */
 	char *origin;
+	struct server_tls tls;
 };
 
 #define SERVER_IDLE_OFF UINT64_MAX
@@ -86,8 +99,9 @@ struct server_config {
 	struct server_listen *listens;
 	uint32_t listen_count;
 	struct server_limits limits;
-	char *memory_origin; /* where limits.memory_bytes was asked for, or NULL */
-	char *control_path;  /* of the control socket, "none", or NULL: the usual place */
+	struct server_tls tls; /* of addresses that do not say otherwise */
+	char *memory_origin;   /* where limits.memory_bytes was asked for, or NULL */
+	char *control_path;    /* of the control socket, "none", or NULL: the usual place */
 	enum sandbox_mode sandbox;
 	char *user;	 /* to become after the listeners are open, or NULL */
 	char **commands; /* --run, in order */
@@ -157,13 +171,27 @@ GMB_MUST_CHECK int server_access_read(
 	const struct server_config *config, struct access **sets, struct error *error);
 void server_access_drop(struct access **sets, uint32_t count);
 
+/* --- TLS of a listener (config_tls.c) -------------------------------------------------------- */
+
+/* The idx-th key, which is also the name of the option; NULL behind the last. */
+const char *server_tls_key(uint32_t idx);
+/* Sets one of them. value is NULL when none was written (only tls-verify-peer may be without). */
+GMB_MUST_CHECK int server_tls_set(
+	struct server_tls *tls, const char *key, const char *value, struct error *error);
+void server_tls_fini(struct server_tls *tls);
+/* Whether both say the same. */
+bool server_tls_equal(const struct server_tls *a, const struct server_tls *b);
+/* Fits the settings of the addresses together: with their URIs, the common ones and each other. */
+GMB_MUST_CHECK int server_tls_finish(struct server_config *config, struct error *error);
+
 /* --- the whole ------------------------------------------------------------------------------- */
 
 /* Takes *entry, also on failure, and leaves it empty. origin is copied. */
 GMB_MUST_CHECK int server_config_add_export(struct server_config *config,
 	struct server_export *entry, const char *origin, struct error *error);
-GMB_MUST_CHECK int server_config_add_listen(
-	struct server_config *config, const char *text, const char *origin, struct error *error);
+/* tls: of this address alone; taken, also on failure, and left empty. */
+GMB_MUST_CHECK int server_config_add_listen(struct server_config *config, const char *text,
+	struct server_tls *tls, const char *origin, struct error *error);
 GMB_MUST_CHECK int server_config_add_command(
 	struct server_config *config, const char *command, struct error *error);
 

@@ -37,8 +37,6 @@ struct file_limits {
 };
 
 struct file_top {
-	char **listen;
-	unsigned int listen_count;
 	struct file_limits *limits;
 	struct file_export *exports;
 	unsigned int exports_count;
@@ -89,8 +87,7 @@ static void schema_init(struct schema *schema)
 		LIST_FIELD("", struct file_value, list, &text_schema, CYAML_UNLIMITED);
 	const cyaml_schema_field_t name = NEEDED_TEXT_FIELD("name", struct file_export, name);
 	const cyaml_schema_field_t path = NEEDED_TEXT_FIELD("path", struct file_export, path);
-	const cyaml_schema_field_t listen =
-		LIST_FIELD("listen", struct file_top, listen, &text_schema, CYAML_UNLIMITED);
+	const cyaml_schema_field_t listen = CYAML_FIELD_IGNORE("listen", CYAML_FLAG_OPTIONAL);
 	const cyaml_schema_field_t limits = CYAML_FIELD_MAPPING_PTR("limits",
 		CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, struct file_top, limits, limit_fields);
 	const cyaml_schema_field_t exports = LIST_FIELD(
@@ -139,20 +136,44 @@ static int judged(struct loader *loader, int rc, const struct config_place *plac
 	return rc;
 }
 
-static int load_listens(struct loader *loader, const struct file_top *top)
+static int load_listen(void *context, int entry, const char *const *values)
 {
+	struct loader *loader = context;
+	struct config_place place = { "listen", entry, NULL, -1, NULL };
 	char origin[CONFIG_ORIGIN_BYTES];
+	struct server_tls tls = { 0 };
+	const char *key;
+	int rc = 0;
 
-	for (unsigned int i = 0; i < top->listen_count; i++) {
-		struct config_place place = { "listen", (int)i, NULL, -1 };
-		int rc = server_config_add_listen(loader->config, top->listen[i],
-			config_yaml_origin(loader->yaml, &place, origin), loader->error);
-
-		if (judged(loader, rc, &place) < 0) {
-			return rc;
+	for (uint32_t i = 0; rc == 0 && (key = server_tls_key(i)) != NULL; i++) {
+		place.inner_key = key;
+		if (values[1 + i] != NULL) {
+			rc = server_tls_set(&tls, key, values[1 + i], loader->error);
 		}
 	}
-	return 0;
+	if (rc < 0) {
+		server_tls_fini(&tls);
+		return judged(loader, rc, &place);
+	}
+	place.inner_key = NULL;
+	rc = server_config_add_listen(loader->config, values[0], &tls,
+		config_yaml_origin(loader->yaml, &place, origin), loader->error);
+	return judged(loader, rc, &place);
+}
+
+/* Addresses may be written with keys of TLS, or alone. */
+static int load_listens(struct loader *loader)
+{
+	const struct config_place list = { "listen", -1, NULL, -1, NULL };
+	cyaml_schema_field_t keys[CONFIG_KEYS_MAX + 1] = { { .key = "uri" } };
+	int rc;
+
+	for (uint32_t i = 0; server_tls_key(i) != NULL; i++) {
+		GMB_ASSERT(1 + i < CONFIG_KEYS_MAX);
+		keys[1 + i].key = server_tls_key(i);
+	}
+	rc = config_yaml_groups(loader->yaml, &list, keys, load_listen, loader, loader->error);
+	return MIN(rc, 0);
 }
 
 static int load_limits(struct loader *loader, const struct file_limits *file)
@@ -340,7 +361,7 @@ int server_config_load(struct server_config *config, const char *path, struct er
 	}
 	top = data;
 	if (top != NULL) {
-		rc = load_listens(&loader, top);
+		rc = load_listens(&loader);
 		if (rc == 0 && top->limits != NULL) {
 			rc = load_limits(&loader, top->limits);
 		}

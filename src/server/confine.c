@@ -135,8 +135,9 @@ static int allow_listener(
 	return rc;
 }
 
-int confine(const struct server_config *config, const struct listener *listeners,
-	uint32_t listener_count, const struct listener *control, struct error *error)
+int confine(const struct server_config *config, const struct credentials *credentials,
+	const struct listener *listeners, uint32_t listener_count, const struct listener *control,
+	struct error *error)
 {
 	struct sandbox sandbox = { 0 };
 	int rc;
@@ -148,6 +149,9 @@ int confine(const struct server_config *config, const struct listener *listeners
 	rc = allow_system(&sandbox, error);
 	if (rc == 0) {
 		rc = allow_exports(&sandbox, config, error);
+	}
+	if (rc == 0) {
+		rc = credentials_allow(credentials, &sandbox, error);
 	}
 	for (uint32_t i = 0; rc == 0 && i < listener_count; i++) {
 		rc = allow_listener(&sandbox, &listeners[i], error);

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "server/config.h"
-#include "server/listen.h"
+#include "server/credentials.h"
 
 /* Becomes the user of the configuration, if it names one, to whom the sockets of the listeners are
  * given. */
@@ -17,6 +17,8 @@ GMB_MUST_CHECK int confine_user(const struct server_config *config,
 	const struct listener *listeners, uint32_t listener_count, const struct listener *control,
 	struct error *error);
 
-/* Enters the sandbox: what stays is what the configuration names. The exports are open. */
-GMB_MUST_CHECK int confine(const struct server_config *config, const struct listener *listeners,
+/* Enters the sandbox: what stays is what the configuration names. The exports are open and
+ * the credentials loaded. */
+GMB_MUST_CHECK int confine(const struct server_config *config,
+	const struct credentials *credentials, const struct listener *listeners,
 	uint32_t listener_count, const struct listener *control, struct error *error);

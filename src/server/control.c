@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "control/control.h"
+#include "server/reload.h"
 #include "server/stats.h"
 #include "server/tracing.h"
 
@@ -327,6 +328,7 @@ int server_control_open(struct listener *listener, const struct server_view *vie
 		control_server_add(control->server, &stats_command, control);
 		control_server_add(control->server, &counters_command, NULL);
 		control_server_add(control->server, &rate_command, control);
+		control_server_add(control->server, &reload_command, control->view.reload);
 		rc = tracing_create(&control->view, control->server, &control->tracing, error);
 	}
 	if (rc < 0) {
@@ -346,6 +348,7 @@ void server_control_stop(struct server_control *control)
 	if (control->tracing != NULL) {
 		tracing_stop(control->tracing);
 	}
+	reload_stop(control->view.reload);
 	if (control->server != NULL) {
 		control_server_stop(control->server);
 	}

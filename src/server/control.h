@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The control socket of a server (control/control.h) and the commands that it answers: "stats"
- * and "counters" (stats.h), "rate", "trace" (tracing.h).
+ * and "counters" (stats.h), "rate", "trace" (tracing.h), "reload"
+ * (reload.h).
  *
  *   RUNTIME/gmblock/serve/PID.sock    RUNTIME: /run for root, else $XDG_RUNTIME_DIR
  *
@@ -15,6 +16,7 @@
 #include "server/listen.h"
 #include "server/reactor.h"
 
+struct reload;
 struct server_control;
 
 /* What the commands look at. Borrowed, and valid until server_control_close(). */
@@ -26,6 +28,7 @@ struct server_view {
 	uint32_t listener_count;
 	struct reactor *const *reactors;
 	uint32_t reactor_count;
+	struct reload *reload;
 	uint64_t start_ns; /* CLOCK_MONOTONIC */
 };
 

@@ -21,8 +21,10 @@ struct listener {
 	/* As a client on this machine can use it: real port, no wildcard. Without sockets, before
 	 * listener_is_bound(): where to listen. */
 	struct export_uri uri;
-	const struct session_kind *kind; /* what is spoken there */
-	int fds[LISTENER_SOCKETS_MAX];	 /* none where the kind listens by itself */
+	const struct session_kind *kind;   /* what is spoken there */
+	const struct server_tls *settings; /* set by the caller; borrowed */
+	struct tls_policy *tls;		   /* NULL: off; see credentials.h */
+	int fds[LISTENER_SOCKETS_MAX];	   /* none where the kind listens by itself */
 	uint32_t fd_count;
 	char *unlink_path; /* the socket file to remove, or NULL */
 	dev_t unlink_device;
@@ -33,6 +35,12 @@ struct listener {
  * there; NULL: something else, over streams. */
 GMB_MUST_CHECK int listener_open(const struct export_uri *uri, const struct session_kind *kind,
 	struct listener *listener, struct error *error);
+
+/* All that the configuration asks for, and the sockets of the service manager (listeners.c). Both
+ * are the caller's to close and free, also after an error. kinds: the protocols there are. */
+GMB_MUST_CHECK int listeners_open(const struct server_config *config,
+	const struct session_kind *const *kinds, uint32_t kind_count,
+	struct listener **listeners_out, uint32_t *count_out, struct error *error);
 
 /* code: why it cannot be listened on that address, a negative errno; it is returned. */
 int listener_tcp_error(const struct export_uri *uri, int code, struct error *error);

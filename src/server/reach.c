@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/reach.h"
 
+#include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <string.h>
@@ -65,6 +66,12 @@ static bool is_wildcard(const struct place *place)
 					: IN6_IS_ADDR_UNSPECIFIED(&place->ipv6);
 }
 
+static bool is_loopback(const struct place *place)
+{
+	return place->family == AF_INET ? ntohl(place->ipv4.s_addr) >> 24 == IN_LOOPBACKNET
+					: IN6_IS_ADDR_LOOPBACK(&place->ipv6);
+}
+
 /* --- what is served already ------------------------------------------------------------------ */
 
 static bool place_covers(const struct place *open, const struct place *wanted)
@@ -100,25 +107,36 @@ static bool any_covers(const struct listener *listeners, uint32_t listener_count
 	return false;
 }
 
-static bool covers_tcp(
-	const struct listener *listeners, uint32_t listener_count, const struct export_uri *uri)
+/* How many addresses the URI stands for, and how many of them are served. */
+static uint32_t count_served(const struct listener *listeners, uint32_t listener_count,
+	const struct export_uri *uri, uint32_t *served)
 {
 	const struct addrinfo hints = { .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM };
 	struct addrinfo *list;
 	struct place wanted;
-	bool covered = true;
+	uint32_t count = 0;
 
+	*served = 0;
 	if (uri->port == 0 || getaddrinfo(uri->host, NULL, &hints, &list) != 0) {
-		return false;
+		return 0;
 	}
-	for (const struct addrinfo *entry = list; entry != NULL && covered;
-		entry = entry->ai_next) {
-		covered = place_from(entry->ai_addr, entry->ai_addrlen, &wanted);
-		wanted.port = uri->port;
-		covered = covered && any_covers(listeners, listener_count, uri->protocol, &wanted);
+	for (const struct addrinfo *entry = list; entry != NULL; entry = entry->ai_next, count++) {
+		if (place_from(entry->ai_addr, entry->ai_addrlen, &wanted)) {
+			wanted.port = uri->port;
+			*served += any_covers(listeners, listener_count, uri->protocol, &wanted);
+		}
 	}
 	freeaddrinfo(list);
-	return covered;
+	return count;
+}
+
+static bool covers_tcp(
+	const struct listener *listeners, uint32_t listener_count, const struct export_uri *uri)
+{
+	uint32_t served;
+	uint32_t count = count_served(listeners, listener_count, uri, &served);
+
+	return count > 0 && served == count;
 }
 
 /* A path by the file it leads to, as it can be written in several ways. */
@@ -149,22 +167,37 @@ bool reach_covers(
 	return false;
 }
 
-/* --- who is let in --------------------------------------------------------------------------- */
-
-/* The port of a socket that is open to every network, else 0. */
-static uint16_t open_port(int fd)
+bool reach_meets(const struct listener *listener, const struct export_uri *uri)
 {
-	struct place place;
+	uint32_t served = 0;
 
-	return place_of_socket(fd, &place) && is_wildcard(&place) ? place.port : 0;
+	if (listener->uri.is_unix || uri->is_unix) {
+		return reach_covers(listener, 1, uri);
+	}
+	(void)count_served(listener, 1, uri, &served);
+	return served > 0;
 }
 
-/* True when one of the first count sockets, counted through all listeners, is open on the port. */
-static bool warned_before(const struct listener *listeners, uint32_t count, uint16_t port)
+/* --- who is let in --------------------------------------------------------------------------- */
+
+/* Whether other machines reach the socket, and what they would find is not protected. */
+static bool is_exposed(const struct listener *listener, uint32_t idx, struct place *place)
 {
+	return listener->settings->mode != TLS_REQUIRE &&
+	       place_of_socket(listener->fds[idx], place) && !is_loopback(place);
+}
+
+/* True when one of the first count sockets, counted through all listeners, is as open on the port.
+ */
+static bool warned_before(
+	const struct listener *listeners, uint32_t count, const struct place *place)
+{
+	struct place other;
+
 	for (uint32_t i = 0; count > 0; i++) {
 		for (uint32_t k = 0; k < listeners[i].fd_count && count > 0; k++, count--) {
-			if (open_port(listeners[i].fds[k]) == port) {
+			if (is_exposed(&listeners[i], k, &other) && is_wildcard(&other) &&
+				is_wildcard(place) && other.port == place->port) {
 				return true;
 			}
 		}
@@ -172,18 +205,36 @@ static bool warned_before(const struct listener *listeners, uint32_t count, uint
 	return false;
 }
 
+static void warn(const struct listener *listener, const struct place *place)
+{
+	const char *clear =
+		listener->settings->mode == TLS_ON ? "TLS is not required" : "there is no TLS";
+	char host[INET6_ADDRSTRLEN] = "?";
+
+	if (is_wildcard(place)) {
+		log_warning("port %u is open to the whole network, and %s: whoever reaches this "
+			    "machine can use the disks; see --tls",
+			place->port, clear);
+		return;
+	}
+	inet_ntop(place->family,
+		place->family == AF_INET ? (const void *)&place->ipv4 : (const void *)&place->ipv6,
+		host, sizeof(host));
+	log_warning("port %u of %s can be reached from the network, and %s: whoever reaches that "
+		    "address can use the disks; see --tls",
+		place->port, host, clear);
+}
+
 void reach_warn(const struct listener *listeners, uint32_t listener_count)
 {
 	uint32_t seen = 0;
+	struct place place;
 
 	for (uint32_t i = 0; i < listener_count; i++) {
 		for (uint32_t k = 0; k < listeners[i].fd_count; k++, seen++) {
-			uint16_t port = open_port(listeners[i].fds[k]);
-
-			if (port != 0 && !warned_before(listeners, seen, port)) {
-				log_warning("port %u is open to the whole network, and there is no "
-					    "TLS: whoever reaches this machine can use the disks",
-					port);
+			if (is_exposed(&listeners[i], k, &place) &&
+				!warned_before(listeners, seen, &place)) {
+				warn(&listeners[i], &place);
 			}
 		}
 	}

@@ -17,5 +17,9 @@
 bool reach_covers(
 	const struct listener *listeners, uint32_t listener_count, const struct export_uri *uri);
 
-/* Warns of each port on which a listener takes connections from every network, once. */
+/* True when the listener serves one of the addresses that uri stands for. Looks up host names. */
+bool reach_meets(const struct listener *listener, const struct export_uri *uri);
+
+/* Warns of each address at which a listener without required TLS can be reached from other
+ * machines, of a port that is open to every network once. */
 void reach_warn(const struct listener *listeners, uint32_t listener_count);

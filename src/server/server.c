@@ -20,7 +20,9 @@
 #include "server/accept.h"
 #include "server/confine.h"
 #include "server/control.h"
+#include "server/credentials.h"
 #include "server/reach.h"
+#include "server/reload.h"
 #include "server/run.h"
 
 /* A stop takes no longer, as the manual says: a request that hangs inside the kernel cannot be
@@ -30,8 +32,6 @@
 #define STOP_GRACE_NS UINT64_C(500000000)
 /* What a command that did not end on its signal gets after it was killed. */
 #define REAP_NS UINT64_C(5000000000)
-
-static const char listen_default[] = "nbd://127.0.0.1:10809";
 
 enum {
 	START_REPORT_MS = 1000, /* how often it is said how far the stores have started */
@@ -60,6 +60,8 @@ struct server {
 	uint32_t reactor_count;
 	struct acceptor *acceptor;
 	struct listener control_listener; /* until the control socket takes it */
+	struct credentials *credentials;
+	struct reload *reload;
 	struct server_control *control;
 	const char **paths; /* of the exports, for the control socket */
 	_Atomic uint32_t connection_total;
@@ -212,123 +214,6 @@ static int open_exports(struct server *server, struct error *error)
 	return rc;
 }
 
-/* --- listeners ------------------------------------------------------------------------------- */
-
-/* The scheme of a URI says which protocol is spoken on its listener. */
-static int find_kind(const struct server *server, const struct export_uri *uri,
-	const struct session_kind **kind_out, struct error *error)
-{
-	char scheme[16];
-
-	snprintf(scheme, sizeof(scheme), "%s%s", uri->protocol, uri->is_unix ? "+unix" : "");
-	for (uint32_t i = 0; i < server->kind_count; i++) {
-		for (const char *const *at = server->kinds[i]->schemes; *at != NULL; at++) {
-			if (strcmp(*at, scheme) == 0) {
-				*kind_out = server->kinds[i];
-				return 0;
-			}
-		}
-	}
-	return error_set(
-		error, -EPROTONOSUPPORT, "no protocol of this server serves %s://", scheme);
-}
-
-/* Opens the next listener. */
-static int open_listener(struct server *server, const struct export_uri *uri, struct error *error)
-{
-	const struct session_kind *kind;
-	int rc = find_kind(server, uri, &kind, error);
-
-	if (rc == 0) {
-		rc = listener_open(uri, kind, &server->listeners[server->listener_count], error);
-	}
-	server->listener_count += rc == 0;
-	return rc;
-}
-
-static int adopt_sockets(struct server *server, int count, struct error *error)
-{
-	for (int i = 0; i < count; i++) {
-		struct listener *listener = &server->listeners[server->listener_count];
-		int rc = listener_adopt(MANAGER_FD_FIRST + i, listener, error);
-
-		if (rc < 0) {
-			return rc;
-		}
-		server->listener_count++;
-		rc = find_kind(server, &listener->uri, &listener->kind, error);
-		if (rc < 0) {
-			return rc;
-		}
-	}
-	return 0;
-}
-
-static int open_default_listener(struct server *server, struct error *error)
-{
-	struct export_uri uri;
-	int rc = export_uri_parse(listen_default, &uri, error);
-
-	if (rc < 0) {
-		return rc;
-	}
-	rc = open_listener(server, &uri, error);
-	export_uri_fini(&uri);
-	return rc;
-}
-
-/* What the service manager listens on already is not opened again: so one configuration works with
- * and without a socket unit. */
-static int open_configured(struct server *server, struct error *error)
-{
-	const struct server_config *config = server->config;
-	uint32_t adopted_count = server->listener_count;
-
-	for (uint32_t i = 0; i < config->listen_count; i++) {
-		const struct server_listen *entry = &config->listens[i];
-		int rc;
-
-		if (reach_covers(server->listeners, adopted_count, &entry->uri)) {
-			continue;
-		}
-		rc = open_listener(server, &entry->uri, error);
-		if (rc < 0) {
-			error_prefix(error, "%s", entry->origin);
-			return rc;
-		}
-	}
-	return 0;
-}
-
-static int open_listeners(struct server *server, struct error *error)
-{
-	const struct server_config *config = server->config;
-	int adopted_count = manager_take_sockets();
-	int rc;
-
-	if (adopted_count < 0) {
-		return error_set(error, adopted_count,
-			"cannot read the sockets of the service manager: %s",
-			strerror(-adopted_count));
-	}
-	server->listeners = calloc(
-		(size_t)adopted_count + config->listen_count + 1, sizeof(*server->listeners));
-	if (server->listeners == NULL) {
-		return error_set(error, -ENOMEM, "no memory for listening addresses");
-	}
-	rc = adopt_sockets(server, adopted_count, error);
-	if (rc == 0) {
-		rc = open_configured(server, error);
-	}
-	if (rc == 0 && server->listener_count == 0) {
-		rc = open_default_listener(server, error);
-	}
-	if (rc == 0) {
-		rc = server_control_listen(config->control_path, &server->control_listener, error);
-	}
-	return rc;
-}
-
 /* --- reactors -------------------------------------------------------------------------------- */
 
 static void wake_main(struct server *server)
@@ -432,6 +317,24 @@ static int start_accepting(struct server *server, struct error *error)
 	return rc;
 }
 
+static void news_were_read(void *context)
+{
+	wake_main(context);
+}
+
+static int start_reload(struct server *server, struct error *error)
+{
+	const struct reload_options options = {
+		.credentials = server->credentials,
+		.reactors = server->reactors,
+		.reactor_count = server->reactor_count,
+		.wake = news_were_read,
+		.context = server,
+	};
+
+	return reload_create(&options, &server->reload, error);
+}
+
 static int start_control(struct server *server, struct error *error)
 {
 	struct server_view view = {
@@ -441,6 +344,7 @@ static int start_control(struct server *server, struct error *error)
 		.listener_count = server->listener_count,
 		.reactors = server->reactors,
 		.reactor_count = server->reactor_count,
+		.reload = server->reload,
 		.start_ns = clock_now_ns(),
 	};
 
@@ -633,8 +537,17 @@ static void cancel_starts(struct server *server)
 	}
 }
 
-static void handle_signal(struct server *server, int signal_number)
+static void handle_signal(struct server *server, const struct signalfd_siginfo *info)
 {
+	int signal_number = (int)info->ssi_signo;
+
+	/* From the kernel it is the end of the terminal. */
+	if (signal_number == SIGHUP && info->ssi_code != SI_KERNEL) {
+		if (server->phase <= SERVER_SERVING) {
+			reload_ask(server->reload);
+		}
+		return;
+	}
 	if (signal_number == SIGCHLD) {
 		if (server->has_runner && runner_reap(&server->runner)) {
 			if (server->phase == SERVER_SERVING) {
@@ -701,9 +614,12 @@ static bool handle_next(struct server *server, int timeout_ms)
 		return false;
 	}
 	while (read(server->signal_fd, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
-		handle_signal(server, (int)info.ssi_signo);
+		handle_signal(server, &info);
 	}
 	handle_events(server);
+	if (server->phase <= SERVER_SERVING) {
+		reload_finish(server->reload);
+	}
 	if (server->phase <= SERVER_SERVING && (fds[2].revents & POLLIN) != 0) {
 		server_control_run(server->control);
 	}
@@ -894,7 +810,12 @@ static int start(struct server *server, struct error *error)
 	raise_file_limit(server);
 	rc = take_signals(server, error);
 	if (rc == 0) {
-		rc = open_listeners(server, error);
+		rc = listeners_open(server->config, server->kinds, server->kind_count,
+			&server->listeners, &server->listener_count, error);
+	}
+	if (rc == 0) {
+		rc = server_control_listen(
+			server->config->control_path, &server->control_listener, error);
 	}
 	if (rc == 0) {
 		rc = confine_user(server->config, server->listeners, server->listener_count,
@@ -904,11 +825,18 @@ static int start(struct server *server, struct error *error)
 		rc = open_exports(server, error);
 	}
 	if (rc == 0) {
-		rc = confine(server->config, server->listeners, server->listener_count,
-			&server->control_listener, error);
+		rc = credentials_open(
+			server->listeners, server->listener_count, &server->credentials, error);
+	}
+	if (rc == 0) {
+		rc = confine(server->config, server->credentials, server->listeners,
+			server->listener_count, &server->control_listener, error);
 	}
 	if (rc == 0) {
 		rc = start_reactors(server, error); /* the first threads: they inherit it */
+	}
+	if (rc == 0) {
+		rc = start_reload(server, error);
 	}
 	if (rc == 0) {
 		rc = start_control(server, error);
@@ -951,6 +879,10 @@ static void release(struct server *server)
 	listener_close(&server->control_listener);
 	acceptor_destroy(server->acceptor);
 	close_listeners(server);
+	if (!reload_destroy(server->reload)) {
+		stop_hard(server, "a file that was to be read again hangs");
+	}
+	credentials_close(server->credentials);
 	for (uint32_t i = 0; i < server->export_count; i++) {
 		export_put(server->exports[i]);
 	}

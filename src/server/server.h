@@ -7,7 +7,8 @@
  * close
  *
  * Threading: the main thread of a process without other threads; blocks until the server has
- * stopped, and handles SIGTERM, SIGINT, SIGHUP (unless it is ignored) and SIGCHLD meanwhile.
+ * stopped, and handles SIGTERM, SIGINT, SIGHUP (unless it is ignored) and SIGCHLD meanwhile. SIGHUP
+ * of a process reloads (reload.h), that of the kernel, when the terminal has gone, stops.
  * Ownership: borrows the configuration and the kinds.
  * Errors: a failed start is a negative errno with a sentence, and nothing was served.
  */

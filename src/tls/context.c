@@ -376,6 +376,11 @@ void tls_context_put(struct tls_context *context)
 	free(context);
 }
 
+const char *tls_context_file(const struct tls_context *context, uint32_t idx)
+{
+	return idx < context->file_count ? context->files[idx].path : NULL;
+}
+
 bool tls_context_is_stale(const struct tls_context *context)
 {
 	if (context->warn_at != 0 && time(NULL) >= context->warn_at) {

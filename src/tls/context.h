@@ -53,6 +53,8 @@ void tls_context_put(struct tls_context *context);
 /* Whether loading again would give something else: the files differ from what was loaded (their
  * content, not their time), or something that expires is due for a warning. Blocks. */
 bool tls_context_is_stale(const struct tls_context *context);
+/* The files it was loaded from, and those that may come to exist; NULL behind the last. */
+const char *tls_context_file(const struct tls_context *context, uint32_t idx);
 /* Whether a peer that was let in earlier would still be: 0, or -EACCES and the reason (revoked,
  * expired, the pre-shared key is gone or another one). */
 GMB_MUST_CHECK int tls_context_recheck(

@@ -102,7 +102,7 @@ static bool same_socket(
 static bool same_place(
 	const struct export_uri *served, long long pid, const struct export_uri *asked)
 {
-	if (served->is_unix != asked->is_unix || served->tls != asked->tls ||
+	if (served->is_unix != asked->is_unix ||
 		strcmp(served->export_name, asked->export_name) != 0) {
 		return false;
 	}

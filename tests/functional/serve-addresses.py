@@ -79,7 +79,7 @@ class Addresses(support.Case):
         self.assertEqual(status, 0, errors)
         self.assertEqual(errors.splitlines(), [
             f"gmblock: warning: port {port} is open to the whole network, and there is no TLS: "
-            "whoever reaches this machine can use the disks" for port in ports])
+            "whoever reaches this machine can use the disks; see --tls" for port in ports])
 
     def test_an_open_port_is_warned_of(self):
         server = self.start_tcp("nbd://0.0.0.0:0", "nbd://127.0.0.1:0", "nbd://0.0.0.0:0",

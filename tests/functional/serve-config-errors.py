@@ -107,8 +107,26 @@ class ConfigErrors(support.Case):
                    "5:9", "exports entry 1, delay entry 1: ", "soon")
         self.check("limits:\n  threads: 65\n", "2:12", "limits, threads: ", "from 1 to 64")
         self.check("limits:\n  memory: lots\n", "2:11", "limits, memory: ", "not a size")
-        self.check("listen:\n  - nbd://a\n  - nbds://b\n", "3:5", "listen entry 2: ",
-                   "TLS is not built yet")
+        self.check("listen:\n  - nbd://a\n  - http://b\n", "3:5", "listen entry 2: ",
+                   "unknown scheme 'http'")
+
+    def test_addresses_with_keys(self):
+        self.check("listen:\n  - nbd://a\n  - tls: on\n", "3:5", "listen entry 2: ",
+                   "the key 'uri' is missing")
+        self.check("listen:\n  - {uri: nbd://a, tsl: on}\n", "2:20", "listen entry 1: ",
+                   "unknown key 'tsl'; did you mean 'tls'?")
+        self.check("listen:\n  - {uri: nbd://a, whatever: on}\n", "2:20", "unknown key 'whatever'",
+                   "uri, tls, tls-certificates, tls-psk, tls-verify-peer")
+        self.check("listen:\n  - uri: nbd://a\n    tls: on\n    tls: off\n", "4:5",
+                   "listen entry 1: ", "'tls' is given twice")
+        self.check("listen:\n  - {uri: [nbd://a]}\n", "2:6", "listen entry 1, uri: ",
+                   "this must be a single value")
+        self.check("listen: [[nbd://a]]\n", "1:10", "listen entry 1", "this must be a single value")
+        self.check("listen:\n  - {uri: nbd://a, tls: maybe}\n", "2:25", "listen entry 1, tls: ",
+                   "'maybe' is not one of off, on, require")
+        self.check("listen:\n  - {uri: nbd://a, tls-verify-peer: 1}\n", "2:37",
+                   "listen entry 1, tls-verify-peer: ", "'1' is not one of false, true")
+        self.check("listen:\n  - {uri: nbd://a, tls-psk: ''}\n", "2:29", "tls-psk: the value is empty")
 
     def test_wrong_values_are_told_in_the_same_words_everywhere(self):
         """Each key is named once, whether a file or the command line has the value."""

@@ -1,9 +1,12 @@
 #!/usr/bin/python3
-"""SIGTERM, SIGINT and SIGHUP stop the server cleanly: what is in flight is finished first, then every
-connection is closed."""
+"""SIGTERM, SIGINT and the end of the terminal stop the server cleanly: what is in flight is finished
+first, then every connection is closed."""
+import fcntl
 import os
+import pty
 import select
 import signal
+import termios
 
 import nbdmini
 import support
@@ -11,11 +14,31 @@ import support
 
 class Stop(support.Case):
     def test_idle(self):
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGINT):
             server = self.start_unix("null:1M")
             server.signal(number)
             self.assertEqual(server.wait()[0], 0)
             self.assertEqual(os.listdir(self.folder), [])
+
+    def start_in_terminal(self, *arguments, **options):
+        """A server with a terminal of its own, which ends when the descriptor is closed."""
+        terminal, inner = pty.openpty()
+
+        def take_terminal():
+            os.setsid()
+            fcntl.ioctl(inner, termios.TIOCSCTTY, 0)
+            os.close(terminal)
+
+        server = self.start_unix("null:1M", *arguments, preexec_fn=take_terminal,
+                                 pass_fds=[terminal, inner], **options)
+        os.close(inner)
+        return server, terminal
+
+    def test_the_end_of_the_terminal(self):
+        server, terminal = self.start_in_terminal()
+        os.close(terminal)
+        self.assertEqual(server.wait()[0], 0)
+        self.assertEqual(os.listdir(self.folder), [])
 
     def test_the_end_of_the_terminal_can_be_ignored(self):
         server = self.start_unix(
@@ -31,10 +54,15 @@ class Stop(support.Case):
         self.assertEqual(server.stop()[0], 0)
 
     def test_a_command_hears_of_the_end_of_the_terminal(self):
-        status, _, errors = self.run_gmblock(
-            "serve", "null:1M", "--listen", self.socket_uri(), "--run",
-            "trap 'kill $!; exit 33' HUP; tail --pid=$$ -f /dev/null & kill -HUP $PPID; wait")
-        self.assertEqual(status, 33, errors)
+        said = self.path("said")
+        os.mkfifo(said)
+        server, terminal = self.start_in_terminal("--run", (
+            "trap 'kill $!; exit 33' HUP; tail --pid=$$ -f /dev/null & echo >" + said + "; wait"),
+            uri_count=0)
+        with open(said, encoding="ascii") as file:
+            file.read()
+        os.close(terminal)
+        self.assertEqual(server.wait()[0], 33)
 
     def test_idle_connections_are_closed(self):
         server = self.start_unix("null:1M")

@@ -43,6 +43,7 @@ static void daemon_main(const struct daemon *daemon)
 {
 	struct server_config config;
 	struct server_export entry;
+	struct server_tls tls = { 0 };
 	struct error error;
 	int status = 0;
 	int rc = 0;
@@ -56,7 +57,7 @@ static void daemon_main(const struct daemon *daemon)
 		}
 	}
 	config.limits.threads = REACTORS;
-	if (rc < 0 || server_config_add_listen(&config, daemon->uri, "test", &error) < 0 ||
+	if (rc < 0 || server_config_add_listen(&config, daemon->uri, &tls, "test", &error) < 0 ||
 		server_config_set_control(&config, daemon->control, &error) < 0 ||
 		server_config_finish(&config, &error) < 0 ||
 		server_run(&config, kinds, ARRAY_COUNT(kinds), &status, &error) < 0) {

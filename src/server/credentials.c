@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/credentials.h"
+
+#include <errno.h>
+#include <libgen.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/log.h"
+#include "tls/layer.h"
+
+/* A listener with TLS. It is closed before its last connection has ended. */
+struct member {
+	const struct server_tls *settings;
+	struct tls_policy *policy;
+	char label[EXPORT_URI_LABEL_BYTES];
+};
+
+struct credentials {
+	struct tls_pool *pool; /* NULL: no member */
+	uint32_t count;
+	struct member members[];
+};
+
+struct credentials_set {
+	uint32_t count;
+	struct tls_context *contexts[]; /* of the members; those with equal settings share one */
+};
+
+/* --- sets ------------------------------------------------------------------------------------ */
+
+static int load(const struct member *member, struct tls_context **context_out, struct error *error)
+{
+	const struct tls_options options = {
+		.role = TLS_SERVER,
+		.certificates = member->settings->certificates,
+		.psk_file = member->settings->psk,
+		.verify_peer = member->settings->verify_peer,
+		.priority = member->settings->priority,
+		.records = member->settings->records,
+	};
+	int rc = tls_context_load(&options, context_out, error);
+
+	if (rc < 0) {
+		error_prefix(error, "no TLS at %s", member->label);
+	}
+	return rc;
+}
+
+/* The same as that of an earlier member, or a new one. */
+static int load_next(
+	const struct credentials *credentials, struct credentials_set *set, struct error *error)
+{
+	const struct member *member = &credentials->members[set->count];
+	struct tls_context **context = &set->contexts[set->count];
+	int rc = 0;
+
+	for (uint32_t i = 0; i < set->count && *context == NULL; i++) {
+		if (server_tls_equal(credentials->members[i].settings, member->settings)) {
+			*context = set->contexts[i];
+			tls_context_get(*context);
+		}
+	}
+	if (*context == NULL) {
+		rc = load(member, context, error);
+	}
+	set->count += rc == 0;
+	return rc;
+}
+
+int credentials_load(const struct credentials *credentials, struct credentials_set **set_out,
+	struct error *error)
+{
+	struct credentials_set *set =
+		calloc(1, sizeof(*set) + credentials->count * sizeof(set->contexts[0]));
+	int rc = 0;
+
+	if (set == NULL) {
+		return error_set(error, -ENOMEM, "no memory for TLS credentials");
+	}
+	while (rc == 0 && set->count < credentials->count) {
+		rc = load_next(credentials, set, error);
+	}
+	if (rc < 0) {
+		credentials_set_free(set);
+		return rc;
+	}
+	*set_out = set;
+	return 0;
+}
+
+void credentials_set_free(struct credentials_set *set)
+{
+	for (uint32_t i = 0; set != NULL && i < set->count; i++) {
+		tls_context_put(set->contexts[i]);
+	}
+	free(set);
+}
+
+static bool is_first_use(const struct credentials_set *set, uint32_t idx)
+{
+	for (uint32_t i = 0; i < idx; i++) {
+		if (set->contexts[i] == set->contexts[idx]) {
+			return false;
+		}
+	}
+	return true;
+}
+
+static void warn(const struct credentials *credentials, const struct credentials_set *set)
+{
+	for (uint32_t i = 0; i < set->count; i++) {
+		const char *warning;
+
+		for (uint32_t k = 0; is_first_use(set, i) &&
+				     (warning = tls_context_warning(set->contexts[i], k)) != NULL;
+			k++) {
+			log_warning("TLS at %s: %s", credentials->members[i].label, warning);
+		}
+	}
+}
+
+void credentials_use(struct credentials *credentials, struct credentials_set *set)
+{
+	warn(credentials, set);
+	for (uint32_t i = 0; i < set->count; i++) {
+		tls_policy_replace(credentials->members[i].policy, set->contexts[i]);
+	}
+	free(set);
+}
+
+/* --- life ------------------------------------------------------------------------------------ */
+
+static int create_policies(
+	struct credentials *credentials, struct credentials_set *set, struct error *error)
+{
+	for (uint32_t i = 0; i < set->count; i++) {
+		struct member *member = &credentials->members[i];
+
+		tls_context_get(set->contexts[i]);
+		if (tls_policy_create(member->settings->mode, set->contexts[i], credentials->pool,
+			    &member->policy) < 0) {
+			return error_set(error, -ENOMEM, "no memory for TLS");
+		}
+	}
+	return 0;
+}
+
+static int open_members(struct credentials *credentials, struct error *error)
+{
+	const struct tls_pool_options options = { 0 };
+	struct credentials_set *set;
+	int rc = credentials_load(credentials, &set, error);
+
+	if (rc < 0) {
+		return rc;
+	}
+	rc = tls_pool_create(&options, &credentials->pool, error);
+	if (rc == 0) {
+		rc = create_policies(credentials, set, error);
+	}
+	if (rc == 0) {
+		warn(credentials, set);
+	}
+	credentials_set_free(set);
+	return rc;
+}
+
+int credentials_open(struct listener *listeners, uint32_t listener_count,
+	struct credentials **credentials_out, struct error *error)
+{
+	struct credentials *credentials =
+		calloc(1, sizeof(*credentials) + listener_count * sizeof(credentials->members[0]));
+	uint32_t next = 0;
+	int rc = 0;
+
+	if (credentials == NULL) {
+		return error_set(error, -ENOMEM, "no memory for TLS credentials");
+	}
+	for (uint32_t i = 0; i < listener_count; i++) {
+		if (listeners[i].settings->mode != TLS_OFF) {
+			struct member *member = &credentials->members[credentials->count++];
+
+			member->settings = listeners[i].settings;
+			export_uri_label(member->label, &listeners[i].uri);
+		}
+	}
+	if (credentials->count > 0) {
+		rc = open_members(credentials, error);
+	}
+	if (rc < 0) {
+		credentials_close(credentials);
+		return rc;
+	}
+	for (uint32_t i = 0; i < listener_count; i++) {
+		if (listeners[i].settings->mode != TLS_OFF) {
+			listeners[i].tls = credentials->members[next++].policy;
+		}
+	}
+	*credentials_out = credentials;
+	return 0;
+}
+
+void credentials_close(struct credentials *credentials)
+{
+	if (credentials == NULL) {
+		return;
+	}
+	for (uint32_t i = 0; i < credentials->count; i++) {
+		tls_policy_destroy(credentials->members[i].policy);
+	}
+	tls_pool_destroy(credentials->pool);
+	free(credentials);
+}
+
+/* Its folder, and the folder of what it is a link to. */
+static int allow_file(struct sandbox *sandbox, const char *path, struct error *error)
+{
+	char folder[PATH_MAX];
+	int rc = sandbox_allow_beside(sandbox, path, SANDBOX_READ, error);
+
+	snprintf(folder, sizeof(folder), "%s", path);
+	return rc < 0 ? rc : sandbox_allow(sandbox, dirname(folder), SANDBOX_READ, error);
+}
+
+int credentials_allow(
+	const struct credentials *credentials, struct sandbox *sandbox, struct error *error)
+{
+	int rc = 0;
+
+	for (uint32_t i = 0; i < credentials->count; i++) {
+		struct tls_context *context = tls_policy_context(credentials->members[i].policy);
+		const char *path;
+
+		for (uint32_t k = 0; rc == 0 && (path = tls_context_file(context, k)) != NULL;
+			k++) {
+			rc = allow_file(sandbox, path, error);
+		}
+		tls_context_put(context);
+	}
+	return rc;
+}
+
+uint32_t credentials_count(const struct credentials *credentials)
+{
+	return credentials->count;
+}
+
+bool credentials_are_stale(const struct credentials *credentials)
+{
+	bool stale = false;
+
+	for (uint32_t i = 0; i < credentials->count && !stale; i++) {
+		struct tls_context *context = tls_policy_context(credentials->members[i].policy);
+
+		stale = tls_context_is_stale(context);
+		tls_context_put(context);
+	}
+	return stale;
+}

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * TLS of all listeners: each has a policy (tls/context.h) whose context is loaded from the files
+ * that its settings name, and a pool of workers that all share.
+ *
+ *   credentials_open() ─▶ listener->tls      credentials_load() ─▶ set ─▶ credentials_use()
+ *
+ * A set of new contexts is loaded completely before any of them is used, so that a set of files
+ * that is broken, or half-written, changes nothing.
+ *
+ * Threading: the main thread, but for credentials_load() and credentials_are_stale(), which block
+ * while they read files, on any one thread. Ownership: borrows the listeners, and owns their
+ * policies. Errors: a negative errno and a sentence that names the address, the file and the
+ * reason.
+ */
+#pragma once
+
+#include "sandbox/sandbox.h"
+#include "server/listen.h"
+
+struct credentials;
+struct credentials_set;
+
+/* Gives each listener with TLS its policy, and logs what an operator should know. */
+GMB_MUST_CHECK int credentials_open(struct listener *listeners, uint32_t listener_count,
+	struct credentials **credentials_out, struct error *error);
+/* No connection is left, the listeners may be closed. NULL is a no-op. */
+void credentials_close(struct credentials *credentials);
+
+/* The files will be read again, and others may take their place. */
+GMB_MUST_CHECK int credentials_allow(
+	const struct credentials *credentials, struct sandbox *sandbox, struct error *error);
+/* How many listeners have TLS. */
+uint32_t credentials_count(const struct credentials *credentials);
+/* Whether a file has changed since it was loaded. */
+bool credentials_are_stale(const struct credentials *credentials);
+GMB_MUST_CHECK int credentials_load(const struct credentials *credentials,
+	struct credentials_set **set_out, struct error *error);
+/* Takes the set: new handshakes use it. Logs what an operator should know. */
+void credentials_use(struct credentials *credentials, struct credentials_set *set);
+/* Drops a set that is not used. NULL is a no-op. */
+void credentials_set_free(struct credentials_set *set);

@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/reload.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/log.h"
+
+#define LOOK_S	 60
+#define DRAIN_NS UINT64_C(10000000000) /* for requests of those who are not believed any more */
+#define JOIN_S	 5
+
+/* What was read, and not used yet. */
+struct reload_news {
+	struct credentials_set *credentials;
+};
+
+enum reload_state {
+	RELOAD_IDLE,
+	RELOAD_READING, /* the thread works, without the lock */
+	RELOAD_READ,	/* the main thread is to use it */
+};
+
+struct waiter {
+	struct control_client *client;
+	uint64_t turn; /* the first whose files were read after it asked */
+};
+
+struct reload {
+	struct reload_options options;
+	pthread_t thread;
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+
+	/* Under the lock. */
+	enum reload_state state;
+	bool asked;
+	bool stopping;
+	uint64_t turn;	    /* that reads or has read last */
+	bool was_asked_for; /* that one */
+	int result;
+	struct error error;
+	struct reload_news news;
+
+	/* Main thread. */
+	struct waiter waiters[CONTROL_CLIENTS_MAX];
+	uint32_t waiter_count;
+	char complaint[ERROR_TEXT_BYTES]; /* logged last; the same is not said every minute */
+};
+
+/* --- reading and using ----------------------------------------------------------------------- */
+
+/* Everything that is read again. May block. */
+static int reload_read(const struct reload *reload, struct reload_news *news, struct error *error)
+{
+	return credentials_load(reload->options.credentials, &news->credentials, error);
+}
+
+static void reload_drop(struct reload_news *news)
+{
+	credentials_set_free(news->credentials);
+	*news = (struct reload_news){ 0 };
+}
+
+/* On a reactor's thread. */
+static bool may_stay(void *context, const struct session *session)
+{
+	uint32_t *ended = context;
+	struct tls_context *tls;
+	struct error error;
+	int rc;
+
+	if (session->peer.proved == NULL || session->stopping) {
+		return true;
+	}
+	tls = tls_policy_context(session->tls);
+	rc = tls_context_recheck(tls, session->peer.proved, &error);
+	tls_context_put(tls);
+	if (rc < 0) {
+		log_warning("client %s, %s, is disconnected: %s", session->peer.text,
+			session->peer.proved->text, error.text);
+		++*ended;
+	}
+	return rc == 0;
+}
+
+static void review_sessions(struct engine *engine, void *context)
+{
+	engine_review(engine, may_stay, context, DRAIN_NS);
+}
+
+/* All that was read takes effect, for connections that exist, too. */
+static int reload_apply(
+	struct reload *reload, struct reload_news *news, uint32_t *ended, struct error *error)
+{
+	int result = 0;
+
+	credentials_use(reload->options.credentials, news->credentials);
+	*news = (struct reload_news){ 0 };
+	for (uint32_t i = 0; i < reload->options.reactor_count; i++) {
+		int rc = reactor_call(reload->options.reactors[i], review_sessions, ended);
+
+		if (rc < 0) {
+			result = error_set(error, rc,
+				"new connections use what was read, but not all that exist could "
+				"be looked at: %s",
+				rc == -ETIMEDOUT ? "a thread of the server does not answer"
+						 : strerror(-rc));
+		}
+	}
+	return result;
+}
+
+/* --- the thread ------------------------------------------------------------------------------ */
+
+/* Waits until there is something to do, or for a look. With the lock. */
+static void wait_for_work(struct reload *reload)
+{
+	bool looks = credentials_count(reload->options.credentials) > 0;
+	struct timespec until;
+	int rc = 0;
+
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	until.tv_sec += LOOK_S;
+	while (!reload->stopping && rc == 0 && (reload->state != RELOAD_IDLE || !reload->asked)) {
+		rc = looks ? pthread_cond_timedwait(&reload->changed, &reload->lock, &until)
+			   : pthread_cond_wait(&reload->changed, &reload->lock);
+	}
+}
+
+/* One turn, if it is needed. With the lock, which is released while files are read. */
+static void work(struct reload *reload)
+{
+	struct reload_news news = { 0 };
+	struct error error = { 0 };
+	bool asked = reload->asked;
+	int rc;
+
+	reload->state = RELOAD_READING;
+	reload->asked = false;
+	reload->turn++;
+	pthread_mutex_unlock(&reload->lock);
+	if (!asked && !credentials_are_stale(reload->options.credentials)) {
+		pthread_mutex_lock(&reload->lock);
+		reload->state = RELOAD_IDLE;
+		return;
+	}
+	rc = reload_read(reload, &news, &error);
+	pthread_mutex_lock(&reload->lock);
+	reload->was_asked_for = asked;
+	reload->result = rc;
+	reload->error = error;
+	reload->news = news;
+	reload->state = RELOAD_READ;
+	reload->options.wake(reload->options.context);
+}
+
+static void *run(void *context)
+{
+	struct reload *reload = context;
+
+	pthread_mutex_lock(&reload->lock);
+	while (!reload->stopping) {
+		wait_for_work(reload);
+		if (!reload->stopping && reload->state == RELOAD_IDLE) {
+			work(reload);
+		}
+	}
+	pthread_mutex_unlock(&reload->lock);
+	return NULL;
+}
+
+void reload_ask(struct reload *reload)
+{
+	pthread_mutex_lock(&reload->lock);
+	reload->asked = true;
+	pthread_cond_signal(&reload->changed);
+	pthread_mutex_unlock(&reload->lock);
+}
+
+/* --- answers --------------------------------------------------------------------------------- */
+
+/* Takes one that waits for a turn up to this one out; NULL: none. */
+static struct control_client *next_waiter(struct reload *reload, uint64_t turn)
+{
+	for (uint32_t i = 0; i < reload->waiter_count; i++) {
+		struct waiter waiter = reload->waiters[i];
+
+		if (waiter.turn <= turn) {
+			reload->waiters[i] = reload->waiters[--reload->waiter_count];
+			return waiter.client;
+		}
+	}
+	return NULL;
+}
+
+static void answer(
+	struct reload *reload, uint64_t turn, int rc, const struct error *error, uint32_t ended)
+{
+	struct control_client *client;
+
+	while ((client = next_waiter(reload, turn)) != NULL) {
+		if (rc < 0) {
+			control_fail(client, rc, error->text);
+		} else {
+			control_reply(client,
+				json_pack("{s:I, s:I}", "addresses",
+					(json_int_t)credentials_count(reload->options.credentials),
+					"connections_ended", (json_int_t)ended));
+		}
+	}
+}
+
+static void say(
+	struct reload *reload, bool asked, int rc, const struct error *error, uint32_t ended)
+{
+	if (rc == 0) {
+		reload->complaint[0] = '\0';
+		log_info("the files of %u address%s with TLS were read again; %u connection%s "
+			 "ended",
+			credentials_count(reload->options.credentials),
+			credentials_count(reload->options.credentials) == 1 ? "" : "es", ended,
+			ended == 1 ? "" : "s");
+	} else if (asked || strcmp(reload->complaint, error->text) != 0) {
+		memcpy(reload->complaint, error->text, sizeof(reload->complaint));
+		log_error("%s", error->text);
+	}
+}
+
+void reload_finish(struct reload *reload)
+{
+	struct reload_news news;
+	struct error error;
+	uint32_t ended = 0;
+	uint64_t turn;
+	bool asked;
+	int rc;
+
+	pthread_mutex_lock(&reload->lock);
+	if (reload->state != RELOAD_READ) {
+		pthread_mutex_unlock(&reload->lock);
+		return;
+	}
+	news = reload->news;
+	reload->news = (struct reload_news){ 0 };
+	error = reload->error;
+	rc = reload->result;
+	asked = reload->was_asked_for;
+	turn = reload->turn;
+	reload->state = RELOAD_IDLE;
+	pthread_cond_signal(&reload->changed);
+	pthread_mutex_unlock(&reload->lock);
+	if (rc == 0) {
+		rc = reload_apply(reload, &news, &ended, &error);
+	} else {
+		error_prefix(&error, "reload failed, and everything stays as it was");
+	}
+	say(reload, asked, rc, &error, ended);
+	answer(reload, turn, rc, &error, ended);
+}
+
+static void begin_reload(void *context, struct control_client *client, const json_t *arguments)
+{
+	struct reload *reload = context;
+
+	GMB_UNUSED(arguments);
+	GMB_ASSERT(reload->waiter_count < CONTROL_CLIENTS_MAX);
+	pthread_mutex_lock(&reload->lock);
+	reload->waiters[reload->waiter_count++] =
+		(struct waiter){ .client = client, .turn = reload->turn + 1 };
+	pthread_mutex_unlock(&reload->lock);
+	reload_ask(reload);
+}
+
+static void end_reload(void *context, struct control_client *client)
+{
+	struct reload *reload = context;
+
+	for (uint32_t i = 0; i < reload->waiter_count; i++) {
+		if (reload->waiters[i].client == client) {
+			reload->waiters[i] = reload->waiters[--reload->waiter_count];
+			control_fail(client, -ECANCELED, "nobody waits for the answer");
+			return;
+		}
+	}
+}
+
+const struct control_command reload_command = {
+	.name = "reload",
+	.right = CONTROL_CHANGE,
+	.begin = begin_reload,
+	.end = end_reload,
+};
+
+/* --- life ------------------------------------------------------------------------------------ */
+
+int reload_create(
+	const struct reload_options *options, struct reload **reload_out, struct error *error)
+{
+	struct reload *reload = calloc(1, sizeof(*reload));
+	pthread_condattr_t monotonic;
+	int code;
+
+	if (reload == NULL) {
+		return error_set(error, -ENOMEM, "no memory to reload anything");
+	}
+	reload->options = *options;
+	pthread_mutex_init(&reload->lock, NULL);
+	pthread_condattr_init(&monotonic);
+	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+	pthread_cond_init(&reload->changed, &monotonic);
+	pthread_condattr_destroy(&monotonic);
+	code = pthread_create(&reload->thread, NULL, run, reload);
+	if (code != 0) {
+		pthread_cond_destroy(&reload->changed);
+		pthread_mutex_destroy(&reload->lock);
+		free(reload);
+		return error_set(error, -code, "cannot start a thread: %s", strerror(code));
+	}
+	pthread_setname_np(reload->thread, "gmblock/reload");
+	*reload_out = reload;
+	return 0;
+}
+
+void reload_stop(struct reload *reload)
+{
+	struct control_client *client;
+
+	while (reload != NULL && (client = next_waiter(reload, UINT64_MAX)) != NULL) {
+		control_fail(client, -ESHUTDOWN, "the server is stopping");
+	}
+}
+
+bool reload_destroy(struct reload *reload)
+{
+	struct timespec until;
+
+	if (reload == NULL) {
+		return true;
+	}
+	pthread_mutex_lock(&reload->lock);
+	reload->stopping = true;
+	pthread_cond_signal(&reload->changed);
+	pthread_mutex_unlock(&reload->lock);
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec += JOIN_S;
+	if (pthread_timedjoin_np(reload->thread, NULL, &until) != 0) {
+		return false;
+	}
+	reload_drop(&reload->news);
+	pthread_cond_destroy(&reload->changed);
+	pthread_mutex_destroy(&reload->lock);
+	free(reload);
+	return true;
+}
