@@ -9,6 +9,7 @@ a server that goes silent is a failure, never a hang.
 
 import select
 import socket
+import ssl
 import struct
 import time
 
@@ -73,6 +74,91 @@ class Closed(Exception):
 
 class Silent(AssertionError):
     """The server sent nothing for DEADLINE seconds."""
+
+
+class TlsSocket:
+    """A TLS session on a connected socket, with the face of a socket that does not block. One call
+    of recv() gives all that has come, so that select() on the socket tells of what is left."""
+
+    def __init__(self, sock, context, hostname, deadline):
+        self.sock = sock
+        self.inner = ssl.MemoryBIO()
+        self.outer = ssl.MemoryBIO()
+        self.session = context.wrap_bio(self.inner, self.outer, server_hostname=hostname)
+        self.was_closed = False  # by a close_notify
+        sock.settimeout(deadline)
+        try:
+            self.handshake()
+        finally:
+            sock.setblocking(False)
+
+    def handshake(self):
+        while True:
+            try:
+                self.session.do_handshake()
+            except ssl.SSLWantReadError:
+                self.sock.sendall(self.outer.read())
+                data = self.sock.recv(1 << 16)
+                if not data:
+                    raise Closed() from None
+                self.inner.write(data)
+                continue
+            except ssl.SSLError:
+                self.sock.sendall(self.outer.read())  # the alert
+                raise
+            self.sock.sendall(self.outer.read())
+            return
+
+    def fileno(self):
+        return self.sock.fileno()
+
+    def setsockopt(self, *arguments):
+        self.sock.setsockopt(*arguments)
+
+    def recv(self, limit):
+        data = self.sock.recv(limit)
+        if data:
+            self.inner.write(data)
+        else:
+            self.inner.write_eof()
+        out = b''
+        try:
+            while True:
+                piece = self.session.read(1 << 16)
+                if not piece:
+                    self.was_closed = True
+                    break
+                out += piece
+        except ssl.SSLWantReadError:
+            if not out:
+                raise BlockingIOError from None
+        except ssl.SSLError:
+            pass
+        return out
+
+    def send(self, data):
+        """All of it: records must not be torn apart by a full socket."""
+        self.session.write(bytes(data))
+        self.sock.setblocking(True)
+        try:
+            self.sock.sendall(self.outer.read())
+        finally:
+            self.sock.setblocking(False)
+        return len(data)
+
+    def shutdown(self, how):
+        """Says that nothing more comes."""
+        try:
+            self.session.unwrap()
+        except ssl.SSLError:
+            pass
+        self.sock.setblocking(True)
+        self.sock.sendall(self.outer.read())
+        self.sock.setblocking(False)
+        self.sock.shutdown(how)
+
+    def close(self):
+        self.sock.close()
 
 
 class OptionResult:
@@ -172,6 +258,8 @@ class Client:
         self.block_size = None
         self.next_cookie = 0x0101000000000001
         self.tracker = ReplyTracker(self)
+        self.may_demand_tls = False  # the server has TLS
+        self.tls = None
 
     # -- bytes -------------------------------------------------------------------------------
 
@@ -289,7 +377,9 @@ class Client:
 
     def _check_option_reply(self, option, kind, data):
         if kind & REP_ERR:
-            if kind == ERR_TLS_REQD:
+            if kind == ERR_TLS_REQD and self.tls:
+                raise Violation('P49', 'ERR_TLS_REQD under TLS')
+            if kind == ERR_TLS_REQD and not self.may_demand_tls:
                 raise Violation('P46', 'ERR_TLS_REQD from a server without TLS')
             if kind not in REP_NAMES:
                 raise Violation('P11', f'undefined error reply {kind:#x}')
@@ -329,6 +419,19 @@ class Client:
     def option(self, option, data=b'', length=None):
         self.send(pack_option(option, data, length))
         return self.recv_option_result(option)
+
+    def start_tls(self, context, hostname='localhost'):
+        """STARTTLS and the TLS handshake; ssl.SSLError when that fails."""
+        self.must_ack(self.option(OPT_STARTTLS), 'P49')
+        return self.wrap(context, hostname)
+
+    def wrap(self, context, hostname='localhost'):
+        if self.inbuf:
+            raise Violation('P49', f'{len(self.inbuf)} bytes behind the ACK to STARTTLS')
+        self.tls = self.sock = TlsSocket(self.sock, context, hostname, self.deadline)
+        self.mode = SIMPLE
+        self.contexts = {}
+        return self
 
     def must_ack(self, result, row):
         if not result.ok:

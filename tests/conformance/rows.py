@@ -110,24 +110,14 @@ SERVER_ROWS = {
     'P131': 'handshake deadline, cap on unauthenticated connections',
 }
 
-_TLS = 'the server under test has no TLS yet; only its refusal (P46) can be seen'
-
 UNCOVERED = {
-    'P47': _TLS,
-    'P48': _TLS,
-    'P49': _TLS,
-    'P50': _TLS,
-    'P51': _TLS,
-    'P54': _TLS,
-    'P55': _TLS,
     'P87': 'experimental branch with no known implementation; out of scope',
 }
 
 # What a covered row still leaves unseen.
 PARTIAL = {
     'P2': 'the default port is fixed, so a test that used it would collide with other servers',
-    'P45': 'only the NOTLS mode exists here',
-    'P56': 'seen from the NOTLS side: bytes after a refused STARTTLS are plain options',
+    'P48': 'no export of a test is for TLS only',
     'P71': 'durability is shown against SIGKILL of the server, not against loss of power',
     'P72': 'as P71',
     'P77': 'injected flush errors come and go; that a real one sticks needs a disk that fails',

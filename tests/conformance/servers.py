@@ -6,8 +6,10 @@ line or says that its server cannot do it (Unsupported, which skips the test).  
 socket activation get a socket that already listens, so nothing has to wait for them.
 """
 
+import atexit
 import ctypes
 import dataclasses
+import functools
 import os
 import select
 import shutil
@@ -83,10 +85,25 @@ class Export:
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """limits: pairs of gmblock option name and value, e.g. ('handshake-timeout', '1s')."""
+    """limits: pairs of gmblock option name and value, e.g. ('handshake-timeout', '1s').
+    tls: '' (NOTLS), 'on' (SELECTIVETLS) or 'require' (FORCEDTLS), with the credentials below."""
     exports: tuple = (Export(),)
     transport: str = 'unix'
     limits: tuple = ()
+    tls: str = ''
+
+
+@functools.cache
+def credentials():
+    """A folder with the certificate of "localhost" and its authority, for servers and clients."""
+    sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'functional'))
+    import tls_tool
+    folder = tempfile.mkdtemp(prefix='nbdconf.')
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    authority = tls_tool.Authority(os.path.join(folder, 'authority'), 'Conformance CA')
+    authority.give(os.path.join(folder, 'pki'), 'server', ['cn = "localhost"',
+                                                          'dns_name = "localhost"'])
+    return os.path.join(folder, 'pki')
 
 
 class Address:
@@ -282,6 +299,7 @@ class Peer:
             'description': any(e.description for e in spec.exports),
             'max_connections': any(e.max_connections for e in spec.exports),
             'tcp6': spec.transport == 'tcp6',
+            'tls': spec.tls,
         }
         for what in wanted:
             if reasons[what]:
@@ -312,10 +330,12 @@ class Gmblock(Peer):
             limits['max-connections-per-peer'] = limits['max-connections']
         for option, value in limits.items():
             argv += [f'--{option}', value]
+        if spec.tls:
+            argv += ['--tls', spec.tls, '--tls-certificates', credentials()]
         server.spawn(argv, stdout=subprocess.PIPE)
         line = self.first_line(server)
         uri = urllib.parse.urlsplit(line)
-        if uri.scheme == 'nbd+unix':
+        if uri.scheme.endswith('+unix'):
             path = urllib.parse.parse_qs(uri.query)['socket'][0]
             server.address = Address(socket.AF_UNIX, path)
         elif ':' in uri.hostname:
@@ -361,7 +381,9 @@ class Nbdkit(Peer):
     def start(self, server):
         spec = server.spec
         self.refuse(spec, limits=1, max_connections=1, description=1, tcp6=1)
-        argv = [self.path, '-f', '--tls=off']
+        argv = [self.path, '-f', f'--tls={spec.tls or "off"}']
+        if spec.tls:
+            argv.append(f'--tls-certificates={credentials()}')
         export = spec.exports[0]
         params = self.filters(export)
         for name in dict.fromkeys(f for f, _ in params):
@@ -410,7 +432,7 @@ class QemuNbd(Peer):
 
     def start(self, server):
         spec = server.spec
-        self.refuse(spec, limits=1, many=1, filters=1, max_connections=1, tcp6=1)
+        self.refuse(spec, limits=1, many=1, filters=1, max_connections=1, tcp6=1, tls=1)
         export = spec.exports[0]
         argv = [self.path, '-t', '-e', '0', '-f', 'raw', '-x', export.name, '--discard=unmap']
         if export.description:
@@ -426,7 +448,7 @@ class NbdServer(Peer):
 
     def start(self, server):
         spec = server.spec
-        self.refuse(spec, limits=1, filters=1, description=1, tcp6=1)
+        self.refuse(spec, limits=1, filters=1, description=1, tcp6=1, tls=1)
         # Its Unix socket kills it on the first connection (3.24), and it cannot tell which port
         # the kernel picked, so it is given one that was free a moment ago, whatever the transport.
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

@@ -19,7 +19,7 @@ from servers import MIB, Spec
 
 CASES = []
 CHAPTERS = ('oracle', 'handshake', 'options', 'meta', 'transmission', 'commands', 'structured',
-            'extended', 'status', 'errors', 'disconnect', 'hostile', 'resources')
+            'extended', 'status', 'tls', 'errors', 'disconnect', 'hostile', 'resources')
 
 # A server may keep this much more memory after a hostile test than before it.  Far below the
 # 4 GiB that the claims ask for, far above what buffers and allocator slack explain.
@@ -123,6 +123,7 @@ class Test:
         server = server or self.server()
         client = Client(server.address)
         client.default_name = server.peer.default_name
+        client.may_demand_tls = bool(server.spec.tls)
         self.stack.callback(client.close)
         return client
 
