@@ -423,6 +423,33 @@ static void test_no_spoiled_handshake_opens(void **state)
 	}
 }
 
+/* What a client has said once, to another connection of the same server; and data that come with a
+ * first message, before anybody is known (0-RTT), which nobody has offered to take. */
+static void test_what_was_said_before_opens_nothing(void **state)
+{
+	for (int early = 0; early < 2; early++) {
+		struct peer_bytes heard = { 0 };
+		struct peer *peer = begin(*state, TLS_SERVER, TLS_BY_KEY);
+
+		peer_session(peer, TLS_BY_KEY, NULL);
+		peer->heard = &heard;
+		assert_int_equal(peer_shake(peer), 0);
+		peer_say(peer, "IHAVEOPT", 8);
+		peer_send(peer);
+		peer_end(peer);
+		peer = begin(*state, TLS_SERVER, TLS_BY_KEY);
+		if (early == 1) {
+			memcpy(heard.data + RECORD_HEADER_BYTES +
+					((size_t)heard.data[3] << 8 | heard.data[4]),
+				"\x17\x03\x03\x00\x20", RECORD_HEADER_BYTES);
+		}
+		peer_send_bytes(peer, heard.data, heard.end);
+		await_refusal(peer, -EACCES, early == 1 ? "early data" : "what was heard");
+		free(heard.data);
+		peer_end(peer);
+	}
+}
+
 /* Every split of the first flight; the other flights are split by the simulated network. */
 static void test_every_split_of_a_hello_is_understood(void **state)
 {
@@ -885,6 +912,7 @@ int main(void)
 		cmocka_unit_test(test_a_wrong_key_is_not_believed),
 		cmocka_unit_test(test_a_peer_that_goes_is_noticed),
 		cmocka_unit_test(test_no_spoiled_handshake_opens),
+		cmocka_unit_test(test_what_was_said_before_opens_nothing),
 		cmocka_unit_test(test_every_split_of_a_hello_is_understood),
 		cmocka_unit_test(test_a_forged_record_ends_both_directions),
 		cmocka_unit_test(test_the_end_is_told_from_a_cut),

@@ -35,6 +35,9 @@ static ssize_t peer_push(gnutls_transport_ptr_t context, const void *data, size_
 	struct peer *peer = context;
 
 	bytes_add(&peer->out, data, count);
+	if (peer->heard != NULL) {
+		bytes_add(peer->heard, data, count);
+	}
 	return (ssize_t)count;
 }
 

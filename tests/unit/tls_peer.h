@@ -41,8 +41,9 @@ struct peer {
 	gnutls_psk_server_credentials_t server_keys;
 	struct peer_bytes in;
 	struct peer_bytes out;
-	bool is_sending; /* the rest of out follows when the socket takes it */
-	bool at_end;	 /* the layer sends no more */
+	struct peer_bytes *heard; /* NULL, or gets a copy of what GnuTLS says */
+	bool is_sending;	  /* the rest of out follows when the socket takes it */
+	bool at_end;		  /* the layer sends no more */
 };
 
 /* A layer of this role on one end, nothing on the other. */

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Threads for handshakes: whatever the nice ones are doing, our own jobs run at once, and
+ * strangers' in the end. Each case would wait for ever if it were not so.
+ */
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tls/pool.h"
+
+enum { JOBS = 40 };
+
+struct fixture {
+	struct ring *ring;
+	struct tls_workers *workers;
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	uint32_t ran;
+	uint32_t done;
+};
+
+struct job {
+	struct tls_job base;
+	struct fixture *fixture;
+	uint32_t waits_for; /* so many jobs have run */
+	bool is_done;
+};
+
+static void run(struct tls_job *base)
+{
+	struct job *job = container_of(base, struct job, base);
+	struct fixture *fixture = job->fixture;
+
+	pthread_mutex_lock(&fixture->lock);
+	while (fixture->ran < job->waits_for) {
+		pthread_cond_wait(&fixture->changed, &fixture->lock);
+	}
+	fixture->ran++;
+	pthread_cond_broadcast(&fixture->changed);
+	pthread_mutex_unlock(&fixture->lock);
+}
+
+static void done(struct tls_job *base)
+{
+	struct job *job = container_of(base, struct job, base);
+
+	assert_false(job->is_done);
+	job->is_done = true;
+	job->fixture->done++;
+}
+
+static void submit(struct fixture *fixture, struct job *job, uint32_t waits_for, bool urgent)
+{
+	*job = (struct job){
+		.base = { .ring = fixture->ring, .is_urgent = urgent, .run = run, .done = done },
+		.fixture = fixture,
+		.waits_for = waits_for,
+	};
+	assert_int_equal(tls_workers_submit(fixture->workers, &job->base), 0);
+}
+
+static void begin(struct fixture *fixture, uint32_t threads)
+{
+	struct error error;
+
+	memset(fixture, 0, sizeof(*fixture));
+	pthread_mutex_init(&fixture->lock, NULL);
+	pthread_cond_init(&fixture->changed, NULL);
+	assert_int_equal(ring_create(&(struct ring_options){ 0 }, &fixture->ring, &error), 0);
+	assert_int_equal(tls_workers_create(threads, &fixture->workers, &error), 0);
+}
+
+static void end(struct fixture *fixture, uint32_t jobs)
+{
+	while (fixture->done < jobs) {
+		(void)ring_turn(fixture->ring, true);
+	}
+	tls_workers_destroy(fixture->workers);
+	ring_destroy(fixture->ring);
+	pthread_cond_destroy(&fixture->changed);
+	pthread_mutex_destroy(&fixture->lock);
+}
+
+static void test_every_job_runs_once(void **state)
+{
+	struct fixture fixture;
+	struct job jobs[JOBS];
+
+	GMB_UNUSED(state);
+	begin(&fixture, 3);
+	for (uint32_t i = 0; i < JOBS; i++) {
+		submit(&fixture, &jobs[i], 0, i % 4 == 0);
+	}
+	end(&fixture, JOBS);
+}
+
+static void test_our_own_jobs_do_not_wait_for_strangers(void **state)
+{
+	struct fixture fixture;
+	struct job stranger;
+	struct job own;
+
+	GMB_UNUSED(state);
+	begin(&fixture, 1);
+	submit(&fixture, &stranger, 1, false);
+	submit(&fixture, &own, 0, true);
+	end(&fixture, 2);
+}
+
+/* The only nice thread does not come to an end before the second stranger has been served. */
+static void test_a_stranger_does_not_wait_for_ever(void **state)
+{
+	struct fixture fixture;
+	struct job strangers[2];
+
+	GMB_UNUSED(state);
+	begin(&fixture, 1);
+	submit(&fixture, &strangers[0], 1, false);
+	submit(&fixture, &strangers[1], 0, false);
+	end(&fixture, 2);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_every_job_runs_once),
+		cmocka_unit_test(test_our_own_jobs_do_not_wait_for_strangers),
+		cmocka_unit_test(test_a_stranger_does_not_wait_for_ever),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
