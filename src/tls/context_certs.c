@@ -163,10 +163,77 @@ static int check_own(
 	return 0;
 }
 
+static int base64_digit(char c)
+{
+	if (c >= 'A' && c <= 'Z') {
+		return c - 'A';
+	}
+	if (c >= 'a' && c <= 'z') {
+		return c - 'a' + 26;
+	}
+	if (c >= '0' && c <= '9') {
+		return c - '0' + 52;
+	}
+	return c == '+' ? 62 : c == '/' ? 63 : -1;
+}
+
+/* Decodes the first block "PRIVATE KEY", of whatever kind, in place: GnuTLS would leave a copy of
+ * the text in freed memory. Other text may stand around it (RFC 7468, section 2). False: there is
+ * none, or it is no base64. */
+static bool decode_key(struct tls_bytes *bytes, gnutls_datum_t *der)
+{
+	static const char rule[] = "-----", begin[] = "-----BEGIN ", label[] = "PRIVATE KEY";
+	const char *at = bytes->data;
+	const char *end;
+	uint8_t *to = (uint8_t *)bytes->data;
+	uint32_t bits = 0, bit_count = 0;
+
+	do {
+		at = strstr(at, begin);
+		end = at == NULL ? NULL : strstr(at + strlen(begin), rule);
+		if (end == NULL) {
+			return false;
+		}
+		at = end + strlen(rule);
+	} while ((size_t)(end - bytes->data) < strlen(begin) + strlen(label) ||
+		 memcmp(end - strlen(label), label, strlen(label)) != 0);
+	for (; *at != '-' && *at != '='; at++) {
+		int digit = base64_digit(*at);
+
+		if (digit >= 0) {
+			bits = bits << 6 | (uint32_t)digit;
+			bit_count += 6;
+		} else if (*at == '\0' || strchr(" \t\r\n", *at) == NULL) {
+			return false;
+		}
+		if (bit_count >= 8) {
+			bit_count -= 8;
+			*to++ = (uint8_t)(bits >> bit_count);
+		}
+	}
+	der->data = (uint8_t *)bytes->data;
+	der->size = (unsigned)(to - der->data);
+	return true;
+}
+
+static int import_key(gnutls_x509_privkey_t *key, const gnutls_datum_t *der)
+{
+	int result = gnutls_x509_privkey_init(key);
+
+	if (result < 0) {
+		*key = NULL;
+		return result;
+	}
+	result = gnutls_x509_privkey_import_pkcs8(
+		*key, der, GNUTLS_X509_FMT_DER, NULL, GNUTLS_PKCS_PLAIN);
+	return result >= 0 ? result : gnutls_x509_privkey_import(*key, der, GNUTLS_X509_FMT_DER);
+}
+
 static int read_key(struct tls_context *context, const char *folder, const char *name,
 	struct own *own, struct error *error)
 {
 	struct tls_bytes bytes;
+	gnutls_datum_t der;
 	const char *path;
 	int rc = tls_context_read(context, folder, name, TLS_FILE_SECRET, false, &bytes, error);
 
@@ -183,14 +250,11 @@ static int read_key(struct tls_context *context, const char *folder, const char 
 			"it "
 			"with 'certtool -k --infile OLD --outfile NEW'",
 			path);
+	} else if (!decode_key(&bytes, &der)) {
+		rc = error_set(error, -EINVAL, "%s has no valid key in PEM format", path);
 	} else {
-		const gnutls_datum_t pem = { (uint8_t *)bytes.data, (unsigned)bytes.len };
-		int result = gnutls_x509_privkey_init(&own->key);
+		int result = import_key(&own->key, &der);
 
-		if (result >= 0) {
-			result = gnutls_x509_privkey_import2(
-				own->key, &pem, GNUTLS_X509_FMT_PEM, NULL, GNUTLS_PKCS_PLAIN);
-		}
 		if (result < 0) {
 			rc = parse_failed(path, "key", result, error);
 		}
@@ -205,7 +269,9 @@ static void own_fini(struct own *own)
 		gnutls_x509_crt_deinit(own->certs[i]);
 	}
 	gnutls_free(own->certs);
-	gnutls_x509_privkey_deinit(own->key);
+	if (own->key != NULL) {
+		gnutls_x509_privkey_deinit(own->key);
+	}
 }
 
 /* Certificate and key: a server's are required, a client has both or none. */

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Credentials at the limits: memory runs out while they are loaded, and many handshakes share a
- * context while it is replaced. */
+/* Credentials at the limits: memory runs out while they are loaded, secrets are gone when they are
+ * freed, and many handshakes share a context while it is replaced. */
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,8 +12,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
+#include <gnutls/x509.h>
 
 #include "tls_pair.h"
 
@@ -121,6 +124,130 @@ static void test_identity_without_memory(void **state)
 	pair_fini(&pair);
 }
 
+/* --- secrets in memory ------------------------------------------------------------------------
+ * The test keeps what it looks for, and what it reads, with HIDE over it, so that it does not find
+ * itself. */
+
+enum { HIDE = 0xa5, WINDOW_BYTES = 1 << 20, SECRET_BYTES = 16 };
+
+static uint8_t window[WINDOW_BYTES];
+
+static void hide(uint8_t *data, size_t bytes)
+{
+	for (size_t i = 0; i < bytes; i++) {
+		data[i] ^= HIDE;
+	}
+}
+
+/* Whether this process has the secret anywhere but on stacks. Shadow memory of sanitizers, which
+ * has terabytes, is left out. */
+static bool is_in_memory(const uint8_t hidden[SECRET_BYTES])
+{
+	int memory = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
+	FILE *maps = fopen("/proc/self/maps", "re");
+	bool is_found = false;
+	char line[512];
+
+	assert_true(memory >= 0 && maps != NULL);
+	while (fgets(line, sizeof(line), maps) != NULL) {
+		unsigned long begin, end;
+		char rights[5];
+
+		assert_int_equal(sscanf(line, "%lx-%lx %4s", &begin, &end, rights), 3);
+		if (rights[1] != 'w' || strstr(line, "[stack") != NULL || end - begin > 1UL << 28) {
+			continue;
+		}
+		for (unsigned long at = begin; at < end; at += WINDOW_BYTES - SECRET_BYTES) {
+			ssize_t got =
+				pread(memory, window, MIN(end - at, sizeof(window)), (off_t)at);
+
+			if (got > 0) {
+				hide(window, (size_t)got);
+				is_found = is_found ||
+					   memmem(window, (size_t)got, hidden, SECRET_BYTES);
+			}
+		}
+	}
+	fclose(maps);
+	close(memory);
+	return is_found;
+}
+
+/* Some bytes of a file, hidden. */
+static void read_hidden(const char *path, off_t at, uint8_t out[SECRET_BYTES])
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+	assert_true(fd >= 0);
+	assert_int_equal(pread(fd, out, SECRET_BYTES, at), SECRET_BYTES);
+	hide(out, SECRET_BYTES);
+	close(fd);
+}
+
+/* The private number of an EC key, which is what its file is about. */
+static void read_hidden_number(const char *path, uint8_t out[SECRET_BYTES])
+{
+	gnutls_datum_t pem, x, y, k;
+	gnutls_x509_privkey_t key;
+	gnutls_ecc_curve_t curve;
+
+	assert_int_equal(gnutls_load_file(path, &pem), 0);
+	gnutls_x509_privkey_init(&key);
+	assert_int_equal(gnutls_x509_privkey_import2(key, &pem, GNUTLS_X509_FMT_PEM, NULL, 0), 0);
+	assert_int_equal(gnutls_x509_privkey_export_ecc_raw(key, &curve, &x, &y, &k), 0);
+	assert_true(k.size >= SECRET_BYTES);
+	memcpy(out, k.data + k.size - SECRET_BYTES, SECRET_BYTES);
+	hide(out, SECRET_BYTES);
+	explicit_bzero(k.data, k.size);
+	gnutls_free(x.data);
+	gnutls_free(y.data);
+	gnutls_free(k.data);
+	gnutls_x509_privkey_deinit(key);
+	explicit_bzero(pem.data, pem.size);
+	gnutls_free(pem.data);
+}
+
+/* Loads, shakes hands, frees. */
+static void use(const struct tls_options *server, const struct tls_options *client,
+	const uint8_t hidden[SECRET_BYTES])
+{
+	struct pair pair;
+
+	pair_end_init(&pair.server, TLS_SERVER, pair_load(server), NULL, NULL);
+	pair_end_init(&pair.client, TLS_CLIENT, pair_load(client), "localhost", NULL);
+	assert_true(hidden == NULL || is_in_memory(hidden));
+	pair_run(&pair);
+	assert_int_equal(pair.server.result, 0);
+	pair_fini(&pair);
+}
+
+static void test_no_secret_stays_in_memory(void **state)
+{
+	struct tls_options server = { .role = TLS_SERVER, .psk_file = pair_path("keys.psk") };
+	struct tls_options client = { .role = TLS_CLIENT,
+		.psk_file = pair_path("keys.psk"),
+		.use_psk = true,
+		.user = "alice" };
+	const char *key = pair_path("good/server-key.pem");
+	/* Of alice: 5c0d6d3b... */
+	uint8_t psk[SECRET_BYTES] = { 0x5c, 0x0d, 0x6d, 0x3b, 0x0f, 0xb1, 0xa6, 0xe4, 0xd8, 0xa1,
+		0xf9, 0xa2, 0x7e, 0x51, 0xc8, 0xb0 };
+	uint8_t text[SECRET_BYTES], number[SECRET_BYTES];
+
+	hide(psk, sizeof(psk));
+	use(&server, &client, psk);
+	assert_false(is_in_memory(psk));
+
+	server = pair_options(TLS_SERVER, "good");
+	client = pair_options(TLS_CLIENT, "good");
+	read_hidden(key, 60, text);
+	use(&server, &client, NULL);
+	assert_false(is_in_memory(text));
+	read_hidden_number(key, number);
+	use(&server, &client, number);
+	assert_false(is_in_memory(number));
+}
+
 /* --- sharing ---------------------------------------------------------------------------------- */
 
 enum { THREADS = 4, ROUNDS = 25 };
@@ -222,6 +349,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_loading_without_memory),
 		cmocka_unit_test(test_identity_without_memory),
+		cmocka_unit_test(test_no_secret_stays_in_memory),
 		cmocka_unit_test(test_replacing_while_hands_are_shaken),
 	};
 

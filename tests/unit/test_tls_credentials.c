@@ -259,6 +259,42 @@ static void test_encrypted_key(void **state)
 	assert_contains(fails(server_options()), "is protected with a password");
 }
 
+/* As openssl writes it, with other text around it, and as nobody should. */
+static void test_forms_of_keys(void **state)
+{
+	static const char parameters[] = "Some text\n-----BEGIN EC PARAMETERS-----\n"
+					 "BggqhkjOPQMBBw==\n-----END EC PARAMETERS-----\n";
+	const char *path = in_scratch("server-key.pem");
+	gnutls_datum_t pem = read_file(path), pkcs8;
+	gnutls_x509_privkey_t key;
+	char text[2048];
+
+	gnutls_x509_privkey_init(&key);
+	assert_int_equal(gnutls_x509_privkey_import2(key, &pem, GNUTLS_X509_FMT_PEM, NULL, 0), 0);
+	assert_int_equal(gnutls_x509_privkey_export2_pkcs8(
+				 key, GNUTLS_X509_FMT_PEM, NULL, GNUTLS_PKCS_PLAIN, &pkcs8),
+		0);
+	gnutls_x509_privkey_deinit(key);
+	write_file(path, pkcs8.data, pkcs8.size);
+	tls_context_put(pair_load(server_options()));
+	assert_true(snprintf(text, sizeof(text), "%s%.*s", parameters, (int)pem.size,
+			    (const char *)pem.data) < (int)sizeof(text));
+	write_text(path, text);
+	tls_context_put(pair_load(server_options()));
+
+	write_text(path, parameters);
+	assert_contains(fails(server_options()), "no valid key");
+	*strchr(strstr(text, "PRIVATE KEY-----\n") + 17, 'A') = '*';
+	write_text(path, text);
+	assert_contains(fails(server_options()), "no valid key");
+	write_text(path, "-----BEGIN PRIVATE KEY-----\n-----END PRIVATE KEY-----\n");
+	assert_contains(fails(server_options()), "no valid key");
+	write_text(path, "-----BEGIN PRIVATE KEY----------END PRIVATE KEY-----");
+	assert_contains(fails(server_options()), "no valid key");
+	gnutls_free(pem.data);
+	gnutls_free(pkcs8.data);
+}
+
 static void test_client_has_certificate_and_key_or_none(void **state)
 {
 	struct tls_options options = *server_options();
@@ -736,6 +772,7 @@ int main(int argc, char **argv)
 		TEST(test_crl_must_be_signed_by_the_authority),
 		TEST(test_authority_must_be_one),
 		TEST(test_encrypted_key),
+		TEST(test_forms_of_keys),
 		TEST(test_client_has_certificate_and_key_or_none),
 		TEST(test_client_that_verifies_needs_authorities),
 		TEST(test_key_that_others_read),
