@@ -486,10 +486,11 @@ int nbd_dial_wait(const struct nbd_dial_options *options, int cancel_fd, int *fd
 		}
 		*handshake_out = waiter->dial.handshake;
 	}
+	/* Its thread may still be on the way out of telling the ring that a handshake is done. */
+	nbd_tls_destroy(own.tls);
 	if (ring != NULL) {
 		ring_destroy(ring);
 	}
-	nbd_tls_destroy(own.tls);
 	free(waiter);
 	return err;
 }
