@@ -15,6 +15,7 @@
 
 #include "base/compiler.h"
 #include "base/error.h"
+#include "tls/context.h"
 
 struct timings;
 
@@ -32,9 +33,10 @@ struct attach_options {
 	bool cover;	  /* FUSE: also a file that has contents; they are hidden meanwhile */
 	int32_t number;	  /* of the device; -1 = any that is free */
 	bool read_only;
-	bool foreground;      /* no daemon: attach_run() returns when the device is gone */
-	uint32_t connections; /* 0 = chosen for the server; at most 16 */
-	uint32_t queues;      /* ublk: threads and hardware queues; 0 = one */
+	enum tls_records tls_records; /* nbd with TLS: in the kernel, or by a relay of the daemon */
+	bool foreground;	      /* no daemon: attach_run() returns when the device is gone */
+	uint32_t connections;	      /* 0 = chosen for the server; at most 16 */
+	uint32_t queues;	      /* ublk: threads and hardware queues; 0 = one */
 	uint64_t connect_timeout_ns;
 	uint64_t request_timeout_ns;   /* silence on a connection that counts as lost */
 	uint64_t slow_timeout_ns;      /* the same for flushing and other slow commands */

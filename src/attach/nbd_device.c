@@ -26,9 +26,11 @@
 
 #include "attach/attach.h"
 #include "attach/nbd_kernel.h"
+#include "attach/nbd_relay.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "nbd/client_dial.h"
+#include "tls/kernel.h"
 
 enum {
 	SOCKETS_MAX = 16,
@@ -50,9 +52,15 @@ struct nbd_disk {
 	bool connected; /* the kernel has the device */
 	_Atomic bool hurried;
 
+	/* With a URI that wants TLS: for sockets that the driver gets, and for relays. NULL: the
+	 * first are not to be had, or not wanted. */
+	struct nbd_tls *tls_driver;
+	struct nbd_tls *tls;
+
 	/* The watcher's, once it runs. A socket is -1 while it is dead. */
 	int sockets[SOCKETS_MAX];
-	uint32_t numbers[SOCKETS_MAX]; /* which connection it is or was, ever */
+	struct nbd_relay *relays[SOCKETS_MAX]; /* NULL: the driver speaks to the server itself */
+	uint32_t numbers[SOCKETS_MAX];	       /* which connection it is or was, ever */
 	uint32_t number_next;
 	uint32_t socket_count;
 	char token[40]; /* no other disk has it */
@@ -65,6 +73,13 @@ struct nbd_disk {
 };
 
 _Static_assert(SOCKETS_MAX <= (int)NBD_HANDSHAKE_REPLACES_MAX, "all may be dead at once");
+
+/* One that was dialled. */
+struct connection {
+	int fd; /* for the driver */
+	uint32_t number;
+	struct nbd_relay *relay;
+};
 
 static const struct device_ops nbd_device_ops;
 
@@ -96,9 +111,10 @@ static int make_token(struct nbd_disk *disk, struct error *error)
  * For the kernel: a dead peer is noticed on an idle connection as well as on a busy one. Refusals
  * only cost time.
  */
-static void prepare_socket(int fd, uint64_t silence_ns)
+static void prepare_socket(int fd, const struct attach_options *options)
 {
-	unsigned silence_ms = (unsigned)MIN(silence_ns / 1000000, (uint64_t)INT32_MAX);
+	uint64_t silence_ms_max = options->request_timeout_ns / 1000000;
+	unsigned silence_ms = (unsigned)MIN(silence_ms_max, (uint64_t)INT32_MAX);
 	const int interval_s = MAX((int)(silence_ms / 1000 / 4), 1);
 	const int probes = 3;
 	int flags = fcntl(fd, F_GETFL);
@@ -111,11 +127,51 @@ static void prepare_socket(int fd, uint64_t silence_ns)
 	(void)fcntl(fd, F_SETFL, flags & ~O_NONBLOCK);
 }
 
+static void hang_up(struct connection *connection)
+{
+	close(connection->fd);
+	nbd_relay_end(connection->relay);
+}
+
+/* A connection with TLS: the driver gets the socket where the kernel does the records, else one end
+ * of a relay. */
+static int dial_tls(struct nbd_disk *disk, const struct nbd_dial_options *dial, int cancel_fd,
+	struct connection *connection, struct nbd_handshake **answers, struct error *error)
+{
+	struct nbd_relay_options options = {
+		.dial = *dial,
+		.socket_options = disk->options,
+		.prepare = prepare_socket,
+		.cancel_fd = cancel_fd,
+	};
+	int rc = -EPROTO;
+
+	*answers = NULL;
+	if (disk->tls_driver != NULL) {
+		options.dial.tls = disk->tls_driver;
+		options.hands_over = true;
+		rc = nbd_relay_dial(&options, &connection->fd, &connection->relay, answers, error);
+	}
+	/* It did not get as far as credentials: a server may know TLS 1.3 only. */
+	if ((rc == -EPROTO || rc == -EKEYREJECTED) && disk->tls != NULL) {
+		nbd_handshake_destroy(*answers);
+		options.dial.tls = disk->tls;
+		options.hands_over = false;
+		rc = nbd_relay_dial(&options, &connection->fd, &connection->relay, answers, error);
+	}
+	if (rc == 0 && connection->relay != NULL && disk->tls == NULL) {
+		hang_up(connection);
+		rc = error_set(error, -EOPNOTSUPP,
+			"the server chose a cipher that the kernel does not have");
+	}
+	return rc;
+}
+
 /* One connection with simple replies, which are all that the driver understands (rule P136). It
  * replaces all that are dead now. Blocks until deadline_ns at most, or until cancel_fd is readable.
  */
-static int dial(struct nbd_disk *disk, uint64_t deadline_ns, int cancel_fd, int *fd,
-	uint32_t *number, struct nbd_facts *facts, struct error *error)
+static int dial(struct nbd_disk *disk, uint64_t deadline_ns, int cancel_fd,
+	struct connection *connection, struct nbd_facts *facts, struct error *error)
 {
 	char names[1 + SOCKETS_MAX][NBD_HANDSHAKE_TOKEN_BYTES_MAX];
 	const char *replaces[SOCKETS_MAX];
@@ -133,8 +189,8 @@ static int dial(struct nbd_disk *disk, uint64_t deadline_ns, int cancel_fd, int 
 	struct nbd_handshake *answers;
 	int rc;
 
-	*number = disk->number_next++;
-	snprintf(names[0], sizeof(names[0]), "%s.%u", disk->token, *number);
+	*connection = (struct connection){ .fd = -1, .number = disk->number_next++ };
+	snprintf(names[0], sizeof(names[0]), "%s.%u", disk->token, connection->number);
 	for (uint32_t i = 0; i < disk->socket_count; i++) {
 		if (disk->sockets[i] < 0) {
 			char *name = names[1 + options.handshake.replaces_count];
@@ -143,13 +199,27 @@ static int dial(struct nbd_disk *disk, uint64_t deadline_ns, int cancel_fd, int 
 			replaces[options.handshake.replaces_count++] = name;
 		}
 	}
-	rc = nbd_dial_wait(&options, cancel_fd, fd, &answers, error);
+	if (disk->uri.tls) {
+		rc = dial_tls(disk, &options, cancel_fd, connection, &answers, error);
+	} else {
+		rc = nbd_dial_wait(&options, cancel_fd, &connection->fd, &answers, error);
+		if (rc == 0) {
+			prepare_socket(connection->fd, disk->options);
+		}
+	}
 	if (rc == 0) {
 		*facts = *nbd_handshake_facts(answers);
-		prepare_socket(*fd, disk->options->request_timeout_ns);
 	}
 	nbd_handshake_destroy(answers);
 	return rc;
+}
+
+static void keep_connection(
+	struct nbd_disk *disk, uint32_t idx, const struct connection *connection)
+{
+	disk->sockets[idx] = connection->fd;
+	disk->numbers[idx] = connection->number;
+	disk->relays[idx] = connection->relay;
 }
 
 /* What all connections of a device must have in common (rule P137): -ESTALE with a sentence when
@@ -218,6 +288,8 @@ static void drop_socket(struct nbd_disk *disk, uint32_t idx)
 	shutdown(disk->sockets[idx], SHUT_RDWR);
 	close(disk->sockets[idx]);
 	disk->sockets[idx] = -1;
+	nbd_relay_end(disk->relays[idx]);
+	disk->relays[idx] = NULL;
 	if (disk->dead_since_ns == 0) {
 		disk->dead_since_ns = clock_now_ns();
 		log_warning("%s: a connection to %s was lost; making it again", disk->device.path,
@@ -280,10 +352,9 @@ static int dead_place(const struct nbd_disk *disk)
 static int replace_socket(struct nbd_disk *disk, uint32_t idx, struct error *error)
 {
 	uint64_t deadline_ns = clock_now_ns() + disk->options->connect_timeout_ns;
+	struct connection connection;
 	struct nbd_facts facts;
-	uint32_t number;
-	int fd;
-	int rc = dial(disk, deadline_ns, disk->stop_fd, &fd, &number, &facts, error);
+	int rc = dial(disk, deadline_ns, disk->stop_fd, &connection, &facts, error);
 
 	if (rc != 0) {
 		return rc;
@@ -294,19 +365,18 @@ static int replace_socket(struct nbd_disk *disk, uint32_t idx, struct error *err
 		rc = watch_once(disk, WAIT_MS / 10) ? 0 : -ECANCELED;
 	}
 	if (rc == 0) {
-		rc = nbd_kernel_reconfigure(&disk->news, &disk->kernel, fd);
+		rc = nbd_kernel_reconfigure(&disk->news, &disk->kernel, connection.fd);
 		if (rc != 0) {
 			error_set(error, rc, "the kernel refuses the new connection: %s",
 				strerror(-rc));
 		}
 	}
 	if (rc != 0) {
-		close(fd);
+		hang_up(&connection);
 		return rc;
 	}
 	note_epoch(disk, &facts);
-	disk->sockets[idx] = fd;
-	disk->numbers[idx] = number;
+	keep_connection(disk, idx, &connection);
 	disk->dead_links -= disk->dead_links > 0 ? 1 : 0;
 	return 0;
 }
@@ -409,14 +479,14 @@ static int dial_all(struct nbd_disk *disk, struct error *error)
 	int rc = 0;
 
 	while (rc == 0 && disk->socket_count < wanted) {
+		struct connection connection;
 		struct nbd_facts facts;
-		uint32_t idx = disk->socket_count;
 
-		rc = dial(disk, deadline_ns, -1, &disk->sockets[idx], &disk->numbers[idx], &facts,
-			error);
+		rc = dial(disk, deadline_ns, -1, &connection, &facts, error);
 		if (rc != 0) {
 			break;
 		}
+		keep_connection(disk, disk->socket_count, &connection);
 		if (disk->socket_count++ == 0) {
 			disk->facts = facts;
 			wanted = sockets_wanted(disk);
@@ -493,6 +563,28 @@ static int start_watching(struct nbd_disk *disk, struct error *error)
 	return rc;
 }
 
+/* The driver has no way to change keys, so it gets TLS 1.2, which does not; and only over TCP. */
+static int prepare_tls(struct nbd_disk *disk, struct error *error)
+{
+	enum tls_records records = disk->options->tls_records;
+	bool is_possible = disk->uri.host != NULL && tls_kernel_features()->ciphers[TLS_1_2] != 0;
+	int rc = 0;
+
+	if (records == TLS_RECORDS_KERNEL && !is_possible) {
+		return error_set(error, -EOPNOTSUPP,
+			"the nbd driver cannot have TLS in the kernel: %.400s",
+			disk->uri.host == NULL ? "the kernel has none for Unix sockets"
+					       : tls_kernel_features()->why_not.text);
+	}
+	if (records != TLS_RECORDS_USER && is_possible) {
+		rc = nbd_tls_create_for_driver(&disk->uri, &disk->tls_driver, error);
+	}
+	if (rc == 0 && records != TLS_RECORDS_KERNEL) {
+		rc = nbd_tls_create(&disk->uri, &disk->tls, error);
+	}
+	return rc;
+}
+
 /* Before the device exists: news of its first second count as well. */
 static int prepare(struct nbd_disk *disk, struct error *error)
 {
@@ -505,10 +597,7 @@ static int prepare(struct nbd_disk *disk, struct error *error)
 			disk->uri.protocol);
 	}
 	if (rc == 0 && disk->uri.tls) {
-		rc = error_set(error, -EPROTONOSUPPORT,
-			"the kernel's nbd driver does not speak TLS; use ublk (it needs the "
-			"kernel's "
-			"module ublk_drv) or --fuse FILE");
+		rc = prepare_tls(disk, error);
 	}
 	if (rc != 0) {
 		return rc;
@@ -532,10 +621,16 @@ static int prepare(struct nbd_disk *disk, struct error *error)
 static void disk_free(struct nbd_disk *disk)
 {
 	for (uint32_t i = 0; i < disk->socket_count; i++) {
+		nbd_relay_leave(disk->relays[i]);
+	}
+	for (uint32_t i = 0; i < disk->socket_count; i++) {
 		if (disk->sockets[i] >= 0) {
 			close(disk->sockets[i]);
 		}
+		nbd_relay_end(disk->relays[i]);
 	}
+	nbd_tls_destroy(disk->tls_driver);
+	nbd_tls_destroy(disk->tls);
 	netlink_close(&disk->orders);
 	netlink_close(&disk->news);
 	export_uri_fini(&disk->uri);

@@ -33,6 +33,9 @@ static const char help[] =
 	"      --slow-timeout TIME     the same for flushing, trimming and zeroing (10min)\n"
 	"      --reconnect-timeout TIME  how long requests wait for a lost server\n"
 	"                              before they fail (10min)\n"
+	"      --tls-records WHERE     nbd with TLS: what the driver is given. kernel: the\n"
+	"                              connection, encrypted by the kernel; user: a relay of\n"
+	"                              the daemon; auto (default): the first that works\n"
 	"      --foreground            do not start a daemon; for service managers\n"
 	"      --list                  list the attached disks\n"
 	"      --timings               report on standard error where the time went\n"
@@ -68,6 +71,24 @@ static int take_device(void *context, const char *option, const char *text)
 	return CLI_GO_ON;
 }
 
+static int take_records(void *context, const char *option, const char *text)
+{
+	static const char *const names[] = {
+		[TLS_RECORDS_AUTO] = "auto",
+		[TLS_RECORDS_KERNEL] = "kernel",
+		[TLS_RECORDS_USER] = "user",
+	};
+	struct arguments *arguments = context;
+
+	for (size_t i = 0; i < ARRAY_COUNT(names); i++) {
+		if (strcmp(text, names[i]) == 0) {
+			arguments->attach.tls_records = (enum tls_records)i;
+			return CLI_GO_ON;
+		}
+	}
+	return cli_usage_error(name, "--%s is auto, kernel or user", option);
+}
+
 static int set_kind(struct arguments *arguments)
 {
 	struct attach_options *attach = &arguments->attach;
@@ -99,6 +120,7 @@ static int check_list(const struct arguments *arguments, int argc)
 		{ "read-only", attach->read_only },
 		{ "connections", attach->connections > 0 },
 		{ "queues", attach->queues > 0 },
+		{ "tls-records", attach->tls_records != TLS_RECORDS_AUTO },
 		{ "foreground", attach->foreground },
 		{ "timings", arguments->measure },
 	};
@@ -148,9 +170,13 @@ static int check_arguments(const struct arguments *arguments, int argc)
 		return cli_usage_error(name, "--queues is for ublk");
 	}
 	status = cli_uri(name, attach->uri, &uri);
-	if (status == CLI_GO_ON) {
-		export_uri_fini(&uri);
+	if (status != CLI_GO_ON) {
+		return status;
 	}
+	if (attach->tls_records != TLS_RECORDS_AUTO && (attach->kind != ATTACH_NBD || !uri.tls)) {
+		status = cli_usage_error(name, "--tls-records is for --nbd and a URI with TLS");
+	}
+	export_uri_fini(&uri);
 	return status;
 }
 
@@ -170,6 +196,7 @@ static int parse_arguments(struct arguments *arguments, int argc, char **argv)
 		{ "request-timeout", .time_ns = &attach->request_timeout_ns },
 		{ "slow-timeout", .time_ns = &attach->slow_timeout_ns },
 		{ "reconnect-timeout", .time_ns = &attach->reconnect_timeout_ns },
+		{ "tls-records", .take = take_records },
 		{ "foreground", .flag = &attach->foreground },
 		{ "list", .flag = &arguments->list },
 		{ "json", .flag = &arguments->json },

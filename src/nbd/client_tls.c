@@ -133,6 +133,23 @@ int nbd_tls_create(const struct export_uri *uri, struct nbd_tls **tls_out, struc
 	return 0;
 }
 
+/* Of TLS 1.2 with a pre-shared key only DHE-PSK has both AES-GCM and forward secrecy. */
+#define DRIVER_PRIORITY                                                                            \
+	"-VERS-ALL:+VERS-TLS1.2:-CIPHER-ALL:+AES-128-GCM:+AES-256-GCM:+CHACHA20-POLY1305"
+
+int nbd_tls_create_for_driver(
+	const struct export_uri *uri, struct nbd_tls **tls_out, struct error *error)
+{
+	int err = nbd_tls_create(uri, tls_out, error);
+
+	if (err == 0) {
+		(*tls_out)->options.priority = (*tls_out)->options.use_psk
+						       ? "NORMAL:-KX-ALL:+DHE-PSK:" DRIVER_PRIORITY
+						       : "NORMAL:" DRIVER_PRIORITY;
+	}
+	return err;
+}
+
 void nbd_tls_destroy(struct nbd_tls *tls)
 {
 	if (tls != NULL) {

@@ -21,6 +21,10 @@ struct nbd_tls;
  * in now. -EINVAL: parameters that do not fit together. */
 GMB_MUST_CHECK int nbd_tls_create(
 	const struct export_uri *uri, struct nbd_tls **tls_out, struct error *error);
+/* The same for connections that the kernel's nbd driver carries on with: TLS 1.2 only, because the
+ * driver cannot follow a change of keys, with ciphers that the kernel has. */
+GMB_MUST_CHECK int nbd_tls_create_for_driver(
+	const struct export_uri *uri, struct nbd_tls **tls_out, struct error *error);
 /* No connection uses it any more. NULL is a no-op. */
 void nbd_tls_destroy(struct nbd_tls *tls);
 
