@@ -44,6 +44,7 @@ struct tls_kernel {
 	bool is_closed;	 /* close_notify was received */
 	bool is_cut;	 /* the end came without */
 	bool is_leaving; /* our close_notify follows what is being sent */
+	bool is_stopped; /* the stream was shut down: no end is a surprise */
 	int failed;	 /* a negative errno: why nothing more is received */
 
 	/* Receiving. */
@@ -123,10 +124,14 @@ static void refuse(struct tls_kernel *kernel, int err, enum tls_alert alert)
 	lose(kernel, err);
 }
 
-/* What a receive has met, for the one who asked; errors of records in a sentence. */
+/* What a receive has met, for the one who asked: the end, or an error; those of records in a
+ * sentence. */
 static int failure(struct tls_kernel *kernel, int err)
 {
 	switch (err) {
+	case 0:
+		kernel->is_cut |= kernel->failed == 0 && !kernel->is_stopped;
+		return kernel->failed;
 	case -EBADMSG:
 	case -EMSGSIZE: /* the header of a record is wrong */
 	case -EINVAL:
@@ -391,11 +396,8 @@ static void control_received(struct ring_op *op, int result)
 	if (result > 0) {
 		take_control(kernel, (size_t)result);
 		receive_step(kernel);
-	} else if (result == 0) {
-		kernel->is_cut = true;
-		receive_end(kernel, 0);
 	} else {
-		kernel->is_control = true;
+		kernel->is_control = result != 0;
 		receive_end(kernel, failure(kernel, result));
 	}
 }
@@ -416,7 +418,6 @@ static void received(struct ring_op *op, int result)
 			receive_end(kernel, 0);
 		}
 	} else {
-		kernel->is_cut = result == 0;
 		receive_end(kernel, failure(kernel, result));
 	}
 }
@@ -462,13 +463,9 @@ ssize_t tls_kernel_receive_now(struct tls_kernel *kernel, struct msghdr *message
 		result = kernel->is_control ? ring_recvmsg_now(stream->ring, stream->file,
 						      control_room(kernel))
 					    : ring_recvmsg_now(stream->ring, stream->file, message);
-		if (result == 0) {
-			kernel->is_cut = true;
-			return 0;
-		}
 		if (result == -EIO && !kernel->is_control) {
 			kernel->is_control = true;
-		} else if (result < 0) {
+		} else if (result <= 0) {
 			return failure(kernel, (int)result);
 		} else if (!kernel->is_control) {
 			return result;
@@ -485,6 +482,11 @@ void tls_kernel_cancel(struct tls_kernel *kernel, struct ring_op *op)
 	if (kernel->receiver == op) {
 		ring_cancel(kernel->stream->ring, &kernel->receive_op);
 	}
+}
+
+void tls_kernel_shutdown(struct tls_kernel *kernel)
+{
+	kernel->is_stopped = true;
 }
 
 /* --- beginning and end ------------------------------------------------------------------------ */

@@ -172,6 +172,7 @@ void tls_kernel_send(struct tls_kernel *kernel, struct ring_op *op, const struct
 GMB_MUST_CHECK ssize_t tls_kernel_receive_now(struct tls_kernel *kernel, struct msghdr *message);
 GMB_MUST_CHECK ssize_t tls_kernel_send_now(struct tls_kernel *kernel, const struct msghdr *message);
 void tls_kernel_cancel(struct tls_kernel *kernel, struct ring_op *op);
+void tls_kernel_shutdown(struct tls_kernel *kernel);
 void tls_kernel_shutdown_send(struct tls_kernel *kernel);
 bool tls_kernel_is_idle(const struct tls_kernel *kernel);
 

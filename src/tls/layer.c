@@ -593,6 +593,9 @@ static void layer_shutdown(struct stream *stream)
 	struct tls_layer *layer = stream->layer;
 
 	atomic_store_explicit(&layer->is_stopped, true, memory_order_relaxed);
+	if (layer->kernel != NULL) {
+		tls_kernel_shutdown(layer->kernel);
+	}
 	/* Everywhere else the socket's end or the worker's answer is what comes next. */
 	if (layer->state == TLS_LAYER_PLACE) {
 		fail(layer, -ECANCELED, "the connection is closed");

@@ -533,6 +533,16 @@ static void test_the_end_is_said(void **state)
 		assert_int_equal(receive_line(&world, line, 7), 0);
 		assert_true(tls_kernel_was_cut(world.kernel));
 		world_end(&world);
+
+		/* An end of our own making is no surprise. */
+		world_begin(&world, TLS_SERVER, (enum tls_version)version, TLS_AES_128_GCM,
+			TLS_RECORDS_KERNEL);
+		expect_line(&world, "early");
+		tls_kernel_shutdown(world.kernel);
+		stream_shutdown(&world.stream);
+		assert_int_equal(receive_line(&world, line, 5), 0);
+		assert_false(tls_kernel_was_cut(world.kernel));
+		world_end(&world);
 	}
 }
 
@@ -793,6 +803,19 @@ static void test_refused_keys(void **state)
 	refused_option = 0;
 	world_end(&world);
 	assert_int_equal(world.error.code, -EIO);
+
+	/* Later, while somebody receives: it ends with the reason, not with the end. */
+	if (can_rekey) {
+		world_begin(&world, TLS_CLIENT, TLS_1_3, TLS_AES_128_GCM, TLS_RECORDS_KERNEL);
+		expect_line(&world, "early");
+		assert_int_equal(gnutls_session_key_update(world.peer, GNUTLS_KU_PEER), 0);
+		refused_option = TLS_TX;
+		assert_int_equal(receive_line(&world, line, 5), -ENOENT);
+		refused_option = 0;
+		assert_true(say(&world, "no more") < 0);
+		assert_false(tls_kernel_was_cut(world.kernel));
+		world_end(&world);
+	}
 }
 
 int main(int argc, char **argv)
