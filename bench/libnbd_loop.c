@@ -112,6 +112,7 @@ static void prepare(struct loop *loop, char **argv, unsigned depth)
 	loop->nbd = nbd_create();
 	if (loop->nbd == NULL || nbd_set_strict_mode(loop->nbd, 0) == -1 ||
 		nbd_set_pread_initialize(loop->nbd, false) == -1 ||
+		nbd_set_uri_allow_local_file(loop->nbd, true) == -1 || /* keys and certificates */
 		nbd_set_request_structured_replies(loop->nbd, strcmp(argv[7], "structured") == 0) ==
 			-1 ||
 		nbd_connect_uri(loop->nbd, argv[1]) == -1) {

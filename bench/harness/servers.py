@@ -300,7 +300,7 @@ def _answers(uri):
     """True once something accepts connections at the URI and, if it is one, greets as an NBD server."""
     parts = urlsplit(uri)
     native = parts.scheme.startswith("gmb")
-    if parts.scheme == "nbd":
+    if parts.scheme in ("nbd", "nbds"):
         probe, target = socket.socket(), (parts.hostname, parts.port)
     else:
         probe = socket.socket(socket.AF_UNIX,

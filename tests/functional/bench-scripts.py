@@ -13,7 +13,7 @@ import support
 BENCH = os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "..", "bench")
 
 
-SCRIPTS = ["attach", "client", "copy", "idle", "overlap", "page-cache-send", "peers", "walk"]
+SCRIPTS = ["attach", "client", "copy", "idle", "overlap", "page-cache-send", "peers", "tls", "walk"]
 
 
 def load(script):
@@ -57,6 +57,7 @@ class Scripts(support.Case):
                 ("idle", ["--connections", "--seconds"]),
                 ("page-cache-send", ["--rounds", "--seconds", "--size"]),
                 ("peers", ["--rounds", "--seconds", "--count-seconds", "--size"]),
+                ("tls", ["--rounds", "--seconds", "--size"]),
                 ("overlap", ["--sizes", "--rounds", "--again", "--seconds", "--rate", "--size",
                              "--pairs"]),
                 ("walk", ["--warmup", "--reads"])):
