@@ -184,7 +184,8 @@ void sandbox_explain(const char *path, struct error *error)
 	}
 	real = realpath(path, NULL);
 	for (uint32_t i = 0; i < in_force.rule_count && real != NULL && !allowed; i++) {
-		allowed = is_below(real, in_force.rules[i].path);
+		allowed = (in_force.rules[i].access & SANDBOX_READ) != 0 &&
+			  is_below(real, in_force.rules[i].path);
 	}
 	if (real != NULL && !allowed) {
 		snprintf(text, sizeof(text), "%s", error->text);

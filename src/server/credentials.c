@@ -43,6 +43,13 @@ static int load(const struct member *member, struct tls_context **context_out, s
 	int rc = tls_context_load(&options, context_out, error);
 
 	if (rc < 0) {
+		const char *const paths[] = { options.certificates, options.psk_file };
+
+		for (size_t i = 0; i < ARRAY_COUNT(paths); i++) {
+			if (paths[i] != NULL) {
+				sandbox_explain(paths[i], error);
+			}
+		}
 		error_prefix(error, "no TLS at %s", member->label);
 	}
 	return rc;

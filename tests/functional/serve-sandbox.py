@@ -9,6 +9,7 @@ import tempfile
 
 import nbdmini
 import support
+import tls_tool
 
 SIZE = 1 << 20
 # CAP_DAC_OVERRIDE, _DAC_READ_SEARCH, _NET_BIND_SERVICE, _NET_ADMIN, _IPC_LOCK, _SYS_NICE, _SYS_RESOURCE
@@ -58,6 +59,28 @@ class Sandbox(support.Case):
                                           ("seccomp", self.has_seccomp)) if there]
         self.assertIn("sandbox: " + " and ".join(words), errors)
         self.assertEqual(os.listdir(self.folder), ["disk.img"])
+
+    def test_credentials(self):
+        """Workers of handshakes are bound, and files elsewhere are refused with the reason."""
+        certificates = self.path("credentials")
+        tls_tool.make(certificates)
+        link, control = self.path("pki"), self.path("control")
+        os.symlink(os.path.join(certificates, "good"), link)
+        server = self.start_unix(
+            "null:1M", "--tls", "require", f"--tls-certificates={link}", "--control", control)
+        uri = (f"nbds+unix:///?socket={self.path('s')}&tls-certificates={certificates}/good"
+               "&tls-hostname=localhost")
+        self.assertEqual(self.run_gmblock("info", uri)[0], 0)
+        self.assertEqual(len(status_lines(server.process.pid, "NoNewPrivs", "Seccomp")), 1)
+        self.assertEqual(self.run_gmblock("reload", control)[0], 0)
+        os.unlink(link)
+        shutil.copytree(os.path.join(certificates, "good"), self.path("elsewhere"))
+        os.symlink(self.path("elsewhere"), link)
+        code, _, errors = self.run_gmblock("reload", control)
+        if self.has_landlock:
+            self.assertEqual(code, 1)
+            self.assertIn("the sandbox refuses it", errors)
+        self.assertEqual(self.run_gmblock("info", uri)[0], 0)
 
     def test_off(self):
         server = self.start_unix(self.image(), "--sandbox", "off", env=self.log())
