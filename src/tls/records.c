@@ -301,7 +301,7 @@ static struct iovec into_next(struct tls_layer *layer)
 	return (struct iovec){ 0 };
 }
 
-/* Alerts that are only warnings, records without content: TLS_WARNING_ALERTS_MAX in all. */
+/* Alerts that are only warnings: TLS_WARNING_ALERTS_MAX in all. */
 static bool is_tolerable(struct tls_layer *layer, int result)
 {
 	return result == GNUTLS_E_WARNING_ALERT_RECEIVED &&
