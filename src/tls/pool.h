@@ -18,6 +18,7 @@
  */
 #pragma once
 
+#include <sched.h>
 #include <stdatomic.h>
 
 #include "base/list.h"
@@ -92,7 +93,18 @@ struct tls_job {
 	struct ring_message message;
 	struct ring_op op;
 	uint64_t queued_ns;
+	_Atomic uint32_t posting; /* workers that are telling the ring of its end */
 };
+
+/* Done was called for the last time: returns when no worker touches the job or its ring any more.
+ * One that has told the ring may not have come back from that yet, and the ring may be next to go.
+ */
+static inline void tls_job_settle(struct tls_job *job)
+{
+	while (atomic_load_explicit(&job->posting, memory_order_acquire) > 0) {
+		sched_yield();
+	}
+}
 
 GMB_MUST_CHECK int tls_workers_create(
 	uint32_t threads, struct tls_workers **workers_out, struct error *error);

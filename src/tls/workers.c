@@ -121,7 +121,10 @@ static void run_first(struct tls_workers *workers, struct list_node *jobs)
 	pthread_mutex_unlock(&workers->lock);
 	job->run(job);
 	job->message.deliver = job_deliver;
+	/* Pairs with tls_job_settle(); known to the ring before the message is. */
+	atomic_fetch_add_explicit(&job->posting, 1, memory_order_relaxed);
 	ring_post(job->ring, &job->message);
+	atomic_fetch_sub_explicit(&job->posting, 1, memory_order_release);
 	pthread_mutex_lock(&workers->lock);
 }
 
