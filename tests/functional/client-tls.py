@@ -52,13 +52,15 @@ MODES = {
 
 class Proxy:
     """Stands between clients and a server. The first connections are passed on, later ones are
-    answered by MODES[mode], and what the client says to that is kept in heard."""
+    answered by MODES[mode]. What clients say to that is kept in heard, and of connections that were
+    passed on how it begins."""
 
     def __init__(self, path, target, passed=0, mode="unsup"):
         self.target = target
         self.passed = passed
         self.mode = mode
         self.heard = []
+        self.begun = []
         self.threads = []
         self.pairs = []
         self.listener = socket.socket(socket.AF_UNIX)
@@ -92,13 +94,14 @@ class Proxy:
             client.close()
             return
         self.pairs.append((client, server))
-        self.run(self.pump, client, server)
-        self.run(self.pump, server, client)
+        self.run(self.pump, client, server, True)
+        self.run(self.pump, server, client, False)
 
-    @staticmethod
-    def pump(source, target):
+    def pump(self, source, target, is_client):
+        begin = b""
         try:
             while data := source.recv(65536):
+                begin += data if is_client and len(begin) < 4096 else b""
                 target.sendall(data)
         except OSError:
             pass
@@ -107,6 +110,8 @@ class Proxy:
                 end.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass
+        if is_client:
+            self.begun.append(begin)
 
     def answer(self, client):
         greeting, answer = MODES[self.mode]
@@ -142,6 +147,9 @@ class Proxy:
         self.cut()
         for thread in self.threads:
             thread.join()
+        for pair in self.pairs:
+            for end in pair:
+                end.close()
 
 
 def options_in_clear(heard):
@@ -248,7 +256,7 @@ class TlsCase(support.Case):
         return proxy
 
     def check_nothing_in_clear(self, proxy):
-        for heard in proxy.heard:
+        for heard in proxy.heard + proxy.begun:
             for option in options_in_clear(heard):
                 self.assertIn(option, (STARTTLS, ABORT))
 
@@ -536,6 +544,73 @@ class Renewal(Renewing):
         status, _, errors = self.run_gmblock("info", uri, cwd=self.pki)
         self.assertEqual(status, 0, errors)
         self.check_refused(["info", uri], 1, "good")
+
+
+class Ours(Renewing):
+    """gmblock serve, whose clients take over from their lost connections."""
+
+    def serve(self, *options):
+        if os.path.exists(self.path("s")):
+            os.unlink(self.path("s"))
+        return self.start("--listen", "nbd+unix:///?socket=" + self.path("s"), *options,
+                          "--export", "secret-disk=" + self.image)
+
+    def serve_x509(self):
+        return self.serve("--tls=require", "--tls-certificates", self.creds("good"),
+                          "--tls-psk", self.creds("keys.psk"), "--tls-verify-peer")
+
+    def test_certificates_and_keys(self):
+        self.serve_x509()
+        self.check_works(self.x509())
+        self.check_works(self.psk())
+        self.check_refused(["info", self.psk(keys="other.psk")], 1, "pre-shared key")
+        self.check_refused(["info", self.x509(folder="stranger")], 1, "refused us")
+
+    def test_every_connection_of_several(self):
+        self.serve_x509()
+        proxy = self.proxy(passed=99)
+        copied = self.path("copied")
+        for arguments in ((self.x509("p"), copied), (copied, self.x509("p"))):
+            status, _, errors = self.run_gmblock("copy", "--connections", "4", *arguments)
+            self.assertEqual(status, 0, errors)
+        with open(copied, "rb") as file:
+            self.assertEqual(file.read(), self.content)
+        proxy.cut()
+        self.wait_for(lambda: len(proxy.begun) == len(proxy.pairs))
+        self.assertGreaterEqual(len(proxy.begun), 8)
+        self.check_nothing_in_clear(proxy)
+
+    def test_killed_while_it_writes(self):
+        server = self.serve_x509()
+        driver = self.open(self.x509(), connections=4)
+        for _ in range(3):
+            for i in range(32):
+                driver.say(f"write a {i * 100000} 100000 0")
+            driver.say("turn 1")
+            server.kill()
+            server = self.serve_x509()
+            driver.say("wait")
+            for _ in range(32):
+                self.assertEqual(driver.until("done").split(" ")[4], "0")
+            driver.until("waited")
+        driver.close()
+        self.assertTrue(any("reconnected" in event for event in driver.events), driver.events)
+        with open(self.image, "rb") as file:
+            for i in range(32):
+                self.assertEqual(file.read(100000), bytes(
+                    (i * 100000 + k) % 251 for k in range(100000)))
+
+    def test_a_server_that_comes_back_without_tls(self):
+        server = self.serve_x509()
+        driver = self.open(self.x509(), reconnect_timeout_ms=500)
+        self.read(driver)
+        server.kill()
+        self.serve()
+        driver.say("write a 0 4096 0")
+        driver.say("wait")
+        self.assertIn(" write -107 ", driver.until("done"))
+        with open(self.image, "rb") as file:
+            self.assertEqual(file.read(), self.content)
 
 
 @unittest.skipIf(attach_tool.missing(), attach_tool.missing())
