@@ -410,7 +410,7 @@ class Downgrade(TlsCase):
             with self.subTest(command=command):
                 status, _, errors = self.run_gmblock(*command)
                 self.assertEqual(status, 1, errors)
-                self.assertRegex(errors, "TLS|ublk")
+                self.assertRegex(errors, "TLS|no nbd|nbd driver")
         # The kernel's driver is not even tried.
         self.wait_for(lambda: len(proxy.heard) >= len(list(self.commands(""))) - 1)
         self.check_nothing_in_clear(proxy)
