@@ -13,7 +13,7 @@ import support
 BENCH = os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "..", "bench")
 
 
-SCRIPTS = ["attach", "client", "copy", "idle", "overlap", "page-cache-send", "peers", "tls", "walk"]
+SCRIPTS = ["access", "attach", "client", "copy", "idle", "overlap", "page-cache-send", "peers", "tls", "walk"]
 
 
 def load(script):
@@ -51,6 +51,7 @@ class Scripts(support.Case):
 
     def test_numbers_that_are_none(self):
         for script, options in (
+                ("access", ["--count", "--rounds"]),
                 ("attach", ["--count", "--time-limit"]),
                 ("client", ["--rounds", "--seconds", "--size"]),
                 ("copy", ["--rounds", "--size"]),
