@@ -645,6 +645,34 @@ static void test_lists_and_looks(void **state)
 	hang_up(client);
 }
 
+/* The answers are those for an unknown name, but for that. A cursor says what was listed. */
+static void test_a_hidden_export_is_unknown(void **state)
+{
+	const struct native_wire_list wrong = { .cursor = 1 };
+	uint8_t open[] = { 0, 0, 4, 0, 0, 0, 0, 0, 'd', 'i', 's', 'k' };
+	struct client *client = dial_well(*state);
+	struct export *export = ((struct server *)*state)->export;
+	struct access *nobody;
+	uint8_t answers[2][128] = { { 0 } };
+
+	assert_int_equal(access_create(NULL, 0, &nobody), 0);
+	export_set_access(export, nobody);
+	for (open[0] = 0; open[0] < 2; open[0]++) { /* look, too */
+		for (int i = 0; i < 2; i++) {
+			open[sizeof(open) - 1] = "kc"[i];
+			say(client, NATIVE_OPEN, open, sizeof(open));
+			assert_true(hear(client) && client->head.bytes <= sizeof(answers[i]));
+			memcpy(answers[i], client->message, client->head.bytes);
+		}
+		((uint8_t *)memmem(answers[1], sizeof(answers[1]), "disc", 4))[3] = 'k';
+		assert_memory_equal(answers[0], answers[1], sizeof(answers[0]));
+	}
+	say(client, NATIVE_LIST, &wrong, sizeof(wrong));
+	assert_false(hear(client));
+	export_set_access(export, NULL);
+	hang_up(client);
+}
+
 static void do_nothing(struct engine *engine, void *context)
 {
 	GMB_UNUSED(engine);
@@ -942,6 +970,7 @@ int main(void)
 		WITH_SERVER(test_G7_rights),
 		WITH_SERVER(test_G8_and_G9_refusals_keep_the_connection),
 		WITH_SERVER(test_lists_and_looks),
+		WITH_SERVER(test_a_hidden_export_is_unknown),
 		WITH_SERVER(test_lists_before_answers_are_taken),
 		WITH_SERVER(test_a_client_that_takes_no_answers),
 		WITH_SERVER(test_G13_regions_that_are_wanted_back),
