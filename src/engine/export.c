@@ -358,12 +358,13 @@ void engine_export_remove(struct engine *engine, struct export *export, uint64_t
 	}
 }
 
-/* Its session of a list node, unless it is another export's or ends. */
+/* Its session of a list node, unless it is another export's or ends. NULL: of any export. */
 static struct session *user_of(const struct export *export, struct list_node *node)
 {
 	struct session *session = list_entry(node, struct session, node);
+	bool uses = export != NULL ? session->export == export : session->export != NULL;
 
-	return session->export == export && session->state != SESSION_TERMINATING ? session : NULL;
+	return uses && session->state != SESSION_TERMINATING ? session : NULL;
 }
 
 void engine_export_resized(struct engine *engine, const struct export *export)
@@ -396,7 +397,7 @@ void engine_export_rights(struct engine *engine, const struct export *export)
 	list_for_each(node, &engine->sessions)
 	{
 		struct session *session = user_of(export, node);
-		uint32_t rights = session != NULL ? engine_rights(session, export) : 0;
+		uint32_t rights = session != NULL ? engine_rights(session, session->export) : 0;
 
 		if (session == NULL || session->rights == rights) {
 			continue;

@@ -153,6 +153,9 @@ int confine(const struct server_config *config, const struct credentials *creden
 	if (rc == 0) {
 		rc = credentials_allow(credentials, &sandbox, error);
 	}
+	if (rc == 0 && config->file_path != NULL) { /* rules of access are read again */
+		rc = sandbox_allow_beside(&sandbox, config->file_path, SANDBOX_READ, error);
+	}
 	for (uint32_t i = 0; rc == 0 && i < listener_count; i++) {
 		rc = allow_listener(&sandbox, &listeners[i], error);
 	}
