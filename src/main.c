@@ -30,7 +30,7 @@ static const struct command {
 	{ "bench", cmd_bench, "measure an export: rates, latencies, processor time" },
 	{ "stats", cmd_stats, "show what a running server does and where time goes" },
 	{ "rate", cmd_rate, "change the rate of an export of a running server" },
-	{ "reload", cmd_reload, "make a running server read certificates and keys again" },
+	{ "reload", cmd_reload, "make a running server read certificates, keys and rules again" },
 	{ "trace", TRACE, "show where the time of a read or request goes" },
 	{ "copy", cmd_copy, "copy a disk between servers, files, devices and pipes" },
 	{ "attach", cmd_attach, "attach a remote export as a local disk" },

@@ -90,7 +90,7 @@ static const char help_tail[] =
 	"When everything is open, the URI of each export is printed on standard output (not\n"
 	"with --run) and the service manager is notified. SIGTERM or SIGINT finishes what is in\n"
 	"flight and exits with status 0; another one, a second later or more, exits at once.\n"
-	"SIGHUP reads certificates and keys again, as \"gmblock reload\" does.\n"
+	"SIGHUP reads certificates, keys and rules of access again, as \"gmblock reload\" does.\n"
 	"Exit status: 1 failure, 2 usage error.\n";
 
 enum { HELP_COLUMN = 30 };

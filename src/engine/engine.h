@@ -115,10 +115,9 @@ void engine_export_remove(struct engine *engine, struct export *export, uint64_t
 /* The size of its store has changed: tells its sessions, also when it was removed meanwhile. Called
  * by itself when the store says so. */
 void engine_export_resized(struct engine *engine, const struct export *export);
-/* engine_rights() may give another answer than before: asks again for each of its sessions, and
- * tells those whose rights have changed. NULL: of all exports. Requests that have begun are
- * finished as they were taken. Sessions without any right are drained, and ended after
- * ENGINE_RIGHTS_STOP_NS. */
+/* engine_rights() may give another answer than before: asks again for each session of the export
+ * (NULL: of all), and tells those whose rights have changed. Requests that have begun are finished.
+ * Sessions without any right are drained, and ended after ENGINE_RIGHTS_STOP_NS. */
 void engine_export_rights(struct engine *engine, const struct export *export);
 /* rate_set() was called for export->rate: its sessions go by it, those that wait included. */
 void engine_export_rate_changed(struct engine *engine, const struct export *export);

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/bytes.h"
@@ -177,7 +178,8 @@ void session_init(struct session *session, struct engine *engine, const struct e
 
 static bool is_own_user(const struct peer *peer)
 {
-	return peer->credentials.uid == 0 || peer->credentials.uid == geteuid();
+	return peer->has_credentials &&
+	       (peer->credentials.uid == 0 || peer->credentials.uid == geteuid());
 }
 
 /* The rights, and in origin (of ORIGIN_BYTES, or NULL) what has decided. */
@@ -194,7 +196,7 @@ static uint32_t decide(const struct session *session, const struct export *expor
 
 	if (access != NULL) {
 		verdict = access_look(access, &subject);
-	} else if (session->kind->maps_memory && peer->has_credentials && !is_own_user(peer)) {
+	} else if (session->kind->maps_memory && peer->family == AF_UNIX && !is_own_user(peer)) {
 		verdict.rights = 0;
 		verdict.origin = "no rules of access, and another user";
 	}

@@ -496,6 +496,47 @@ static const struct server_export *export_of(const struct server_config *config,
 	return NULL;
 }
 
+/* In *rule_out, a rule that asks for a certificate, if the list has one. */
+static void find_certificate(
+	const struct server_access *access, const struct access_rule **rule_out)
+{
+	for (uint32_t i = 0; i < access->rule_count && *rule_out == NULL; i++) {
+		if (asks_for_certificate(&access->rules[i])) {
+			*rule_out = &access->rules[i];
+		}
+	}
+}
+
+/* file: whose rules; config: whose addresses, and rules of the command line. */
+static int check_certificates(
+	const struct server_config *config, const struct server_config *file, struct error *error)
+{
+	const struct access_rule *rule = NULL;
+	bool verifies =
+		config->listen_count == 0 && config->tls.mode != TLS_OFF && config->tls.verify_peer;
+
+	for (uint32_t i = 0; i < config->listen_count; i++) {
+		const struct server_tls *tls = &config->listens[i].tls;
+
+		verifies |= tls->mode != TLS_OFF && tls->verify_peer;
+	}
+	find_certificate(&file->access, &rule);
+	for (uint32_t i = 0; i < config->access_option_count; i++) {
+		find_certificate(&config->access_options[i].access, &rule);
+	}
+	for (uint32_t i = 0; i < file->export_count; i++) {
+		find_certificate(&file->exports[i].access, &rule);
+	}
+	return rule == NULL || verifies
+		       ? 0
+		       : error_set(error, -EINVAL,
+				 "%s: the rule asks for a certificate, and no address asks its "
+				 "clients for one; add --tls-verify-peer, or tls-verify-peer: true "
+				 "to "
+				 "an address with TLS",
+				 rule->origin);
+}
+
 int server_access_finish(const struct server_config *config, struct error *error)
 {
 	char shown[SHOWN_BYTES];
@@ -512,7 +553,7 @@ int server_access_finish(const struct server_config *config, struct error *error
 					strlen(option->export_name)));
 		}
 	}
-	return 0;
+	return check_certificates(config, config, error);
 }
 
 static const struct server_access *option_of(const struct server_config *config, const char *name)
@@ -638,6 +679,9 @@ int server_access_read(
 	rc = server_config_load(&file, config->file_path, error);
 	if (rc == 0) {
 		rc = check_still_there(config, &file, error);
+	}
+	if (rc == 0) {
+		rc = check_certificates(config, &file, error);
 	}
 	if (rc == 0) {
 		rc = server_access_build(config, &file, sets, error);

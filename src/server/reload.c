@@ -16,6 +16,7 @@
 /* What was read, and not used yet. */
 struct reload_news {
 	struct credentials_set *credentials;
+	struct access **rules; /* of each export; NULL: they stay */
 };
 
 enum reload_state {
@@ -53,16 +54,56 @@ struct reload {
 
 /* --- reading and using ----------------------------------------------------------------------- */
 
-/* Everything that is read again. May block. */
-static int reload_read(const struct reload *reload, struct reload_news *news, struct error *error)
+static void reload_drop(const struct reload *reload, struct reload_news *news)
 {
-	return credentials_load(reload->options.credentials, &news->credentials, error);
-}
-
-static void reload_drop(struct reload_news *news)
-{
+	if (news->rules != NULL) {
+		server_access_drop(news->rules, reload->options.config->export_count);
+		free(news->rules);
+	}
 	credentials_set_free(news->credentials);
 	*news = (struct reload_news){ 0 };
+}
+
+static int read_rules(const struct reload *reload, struct access ***rules_out, struct error *error)
+{
+	const struct server_config *config = reload->options.config;
+	struct access **rules = calloc(config->export_count, sizeof(struct access *));
+	int rc;
+
+	if (rules == NULL) {
+		return error_set(error, -ENOMEM, "no memory for rules of access");
+	}
+	rc = server_access_read(config, rules, error);
+	if (rc < 0) {
+		free(rules);
+		return rc;
+	}
+	*rules_out = rules;
+	return 0;
+}
+
+/* Everything that is read again; nobody expects that of the configuration file while it is edited,
+ * so only when it was asked for. May block. */
+static int reload_read(
+	const struct reload *reload, bool asked, struct reload_news *news, struct error *error)
+{
+	int rc = credentials_load(reload->options.credentials, &news->credentials, error);
+
+	if (rc == 0 && asked) {
+		rc = read_rules(reload, &news->rules, error);
+	}
+	if (rc < 0) {
+		reload_drop(reload, news);
+	}
+	return rc;
+}
+
+static void use_rules(struct reload *reload, struct access **rules)
+{
+	for (uint32_t i = 0; i < reload->options.config->export_count; i++) {
+		export_set_access(reload->options.exports[i], rules[i]);
+	}
+	free(rules);
 }
 
 /* On a reactor's thread. */
@@ -89,6 +130,7 @@ static bool may_stay(void *context, const struct session *session)
 
 static void review_sessions(struct engine *engine, void *context)
 {
+	engine_export_rights(engine, NULL);
 	engine_review(engine, may_stay, context, DRAIN_NS);
 }
 
@@ -99,6 +141,9 @@ static int reload_apply(
 	int result = 0;
 
 	credentials_use(reload->options.credentials, news->credentials);
+	if (news->rules != NULL) {
+		use_rules(reload, news->rules);
+	}
 	*news = (struct reload_news){ 0 };
 	for (uint32_t i = 0; i < reload->options.reactor_count; i++) {
 		int rc = reactor_call(reload->options.reactors[i], review_sessions, ended);
@@ -148,7 +193,7 @@ static void work(struct reload *reload)
 		reload->state = RELOAD_IDLE;
 		return;
 	}
-	rc = reload_read(reload, &news, &error);
+	rc = reload_read(reload, asked, &news, &error);
 	pthread_mutex_lock(&reload->lock);
 	reload->was_asked_for = asked;
 	reload->result = rc;
@@ -219,8 +264,9 @@ static void say(
 {
 	if (rc == 0) {
 		reload->complaint[0] = '\0';
-		log_info("the files of %u address%s with TLS were read again; %u connection%s "
+		log_info("%sthe files of %u address%s with TLS were read again; %u connection%s "
 			 "ended",
+			asked ? "the rules of access and " : "",
 			credentials_count(reload->options.credentials),
 			credentials_count(reload->options.credentials) == 1 ? "" : "es", ended,
 			ended == 1 ? "" : "s");
@@ -350,7 +396,7 @@ bool reload_destroy(struct reload *reload)
 	if (pthread_timedjoin_np(reload->thread, NULL, &until) != 0) {
 		return false;
 	}
-	reload_drop(&reload->news);
+	reload_drop(reload, &reload->news);
 	pthread_cond_destroy(&reload->changed);
 	pthread_mutex_destroy(&reload->lock);
 	free(reload);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What a running server reads again: the files of its TLS credentials. On SIGHUP, on the control
- * command "reload", and when a look every minute finds that they have changed.
+ * What a running server reads again: the files of its TLS credentials, and when it is asked to, the
+ * rules of access in its configuration file. On SIGHUP, on the control command "reload", and when a
+ * look every minute finds that they have changed.
  *
  *   reload_ask(), "reload" ─▶ thread: reload_read() ─▶ main: reload_apply() ─▶ log, answers
  *
@@ -21,6 +22,8 @@
 struct reload;
 
 struct reload_options {
+	const struct server_config *config;
+	struct export *const *exports; /* as config has them */
 	struct credentials *credentials;
 	struct reactor *const *reactors;
 	uint32_t reactor_count;

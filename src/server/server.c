@@ -325,6 +325,8 @@ static void news_were_read(void *context)
 static int start_reload(struct server *server, struct error *error)
 {
 	const struct reload_options options = {
+		.config = server->config,
+		.exports = server->exports,
 		.credentials = server->credentials,
 		.reactors = server->reactors,
 		.reactor_count = server->reactor_count,

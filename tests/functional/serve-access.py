@@ -1,16 +1,27 @@
 #!/usr/bin/python3
 """Rules of access: who sees which export, and what they may do with it, on every kind of listener."""
 import contextlib
+import hashlib
+import importlib
 import json
 import os
+import shutil
+import signal
 import socket
 import struct
+import subprocess
+import tempfile
 import unittest
+import urllib.parse
 
 import nbdmini
 import support
+import tls_tool
+
+serve_tls = importlib.import_module("serve-tls")
 
 OPT_LIST_META = 9
+ERR_TLS_REQD = 0x80000005
 ERR_UNKNOWN = 0x80000006
 EPERM = 1
 NOBODY = 65534
@@ -261,6 +272,206 @@ class Matrix(Access):
         self.check({way: "none" if way == (2, "nobody") else "rw" for way in self.WAYS})
 
 
+class Reload(Access):
+    """Rules are read again while clients are connected."""
+
+    def setUp(self):
+        super().setUp()
+        self.file = self.path("conf")
+        self.control = self.path("control")
+
+    def write(self, *rules, name="x"):
+        with open(self.file, "w", encoding="utf-8") as out:
+            out.write(f"exports:\n- name: {name}\n  path: memory:1M\n  access:\n")
+            out.writelines(f"  - {rule}\n" for rule in rules)
+
+    def serve(self, *rules):
+        self.write(*rules)
+        return self.start("--config", self.file, "--listen", "nbd://127.0.0.1:0", "--control",
+                          self.control)
+
+    def reload(self, *rules, status=0, **options):
+        self.write(*rules, **options)
+        code, _, errors = self.run_gmblock("reload", self.control)
+        self.assertEqual(code, status, errors)
+        return errors
+
+    def test_more_and_fewer_rights(self):
+        server = self.serve("{address: 127.0.0.1, rights: rw}", "{address: 127.0.0.2, rights: ro}")
+        with nbdmini.open_export(server.uri, b"x") as first, \
+                nbdmini.open_export(server.uri, b"x", source="127.0.0.2") as second:
+            first.write(0, b"one")
+            with self.assertRaises(PermissionError):
+                second.write(0, b"two")
+            self.reload("{address: 127.0.0.1, rights: ro}", "{address: 127.0.0.2, rights: rw}")
+            with self.assertRaises(PermissionError):
+                first.write(0, b"two")
+            self.assertEqual(first.read(0, 3), b"one")
+            second.write(0, b"two") # whoever knows a connection, and not its flags, may
+            self.reload("{address: 127.0.0.2, rights: rw}")
+            self.assertTrue(first.at_end())
+            self.assertEqual(second.read(0, 3), b"two")
+            with nbdmini.Client(server.uri) as third, self.assertRaises(nbdmini.OptionRefused):
+                third.hello()
+                third.go(b"x")
+            self.reload("rw")
+            nbdmini.open_export(server.uri, b"x").close()
+
+    def test_a_signal_does_the_same(self):
+        server = self.serve("rw")
+        with nbdmini.open_export(server.uri, b"x") as client:
+            self.write("{address: 127.0.0.2, rights: rw}")
+            server.signal(signal.SIGHUP)
+            self.assertTrue(client.at_end())
+
+    def test_what_is_wrong_changes_nothing(self):
+        server = self.serve("{address: 127.0.0.1, rights: rw}")
+        with nbdmini.open_export(server.uri, b"x") as client:
+            for rules, name, fragment in ((["{rights: ro, uid: x}"], "x", f"{self.file}:5:23: "),
+                                          (["{rights: ro, cert-cn: x}"], "x", "tls-verify-peer"),
+                                          (["rw"], "y", 'the export "x" is served and is not there')):
+                errors = self.reload(*rules, name=name, status=1)
+                self.assertIn(fragment, errors)
+                self.assertIn("everything stays as it was", errors)
+                client.write(0, b"still")
+            os.unlink(self.file)
+            self.assertEqual(self.run_gmblock("reload", self.control)[0], 1)
+            client.write(0, b"still")
+            with nbdmini.Client(server.uri, "127.0.0.2") as other, \
+                    self.assertRaises(nbdmini.OptionRefused):
+                other.hello()
+                other.go(b"x")
+
+
+class Proved(Access):
+    """What TLS has proved: each condition has an export of its own, and a list shows which hold."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.credentials = tempfile.mkdtemp(prefix="gmblock-functional-")
+        cls.addClassCleanup(shutil.rmtree, cls.credentials, ignore_errors=True)
+        tls_tool.make(cls.credentials)
+        serve_tls.CREDENTIALS = cls.credentials
+
+    def fingerprint(self, *command):
+        der = subprocess.run(command, check=True, capture_output=True).stdout
+        return "sha256:" + hashlib.sha256(der).hexdigest().upper()
+
+    def conditions(self):
+        """Name of an export -> its condition, and who is let in by it."""
+        cert = os.path.join(self.credentials, "good", "client-cert.pem")
+        public = self.make_file("public.pem", subprocess.run(
+            ["openssl", "x509", "-in", cert, "-noout", "-pubkey"], check=True,
+            capture_output=True).stdout)
+        whole = self.fingerprint("openssl", "x509", "-in", cert, "-outform", "DER")
+        key = self.fingerprint("openssl", "pkey", "-pubin", "-in", public, "-outform", "DER")
+        a, b, x509 = {"host-a"}, {"host-b"}, {"host-a", "host-b"}
+        return {
+            "cn": ("cert-cn=host-a", a), "cn-prefix": ("cert-cn=host-", set()),
+            "cn-case": ("cert-cn=HOST-A", set()),
+            "dn": ("cert-dn=CN=host-a,O=Example", a), "dn-types": ("cert-dn=2.5.4.3=host-a,o=Example", a),
+            "dn-order": ("cert-dn=O=Example,CN=host-a", set()), "dn-part": ("cert-dn=O=Example", set()),
+            "dns": ("cert-san=dns:HOST-A.example", a), "dns-other": ("cert-san=dns:host-b.example", b),
+            "dns-parent": ("cert-san=dns:example", set()),
+            "dns-as-cn": ("cert-cn=host-a.example", set()), "cn-as-dns": ("cert-san=dns:host-a", set()),
+            "email": ("cert-san=email:host-a@example.com", a), "uri": ("cert-san=uri:urn:host:a", a),
+            "uri-as-dns": ("cert-san=dns:urn", set()), "ip": ("cert-san=ip:192.0.2.7", a),
+            "ip-mapped": ("cert-san=ip:::ffff:192.0.2.7", a), "ip-other": ("cert-san=ip:192.0.2.70", set()),
+            "cert-hash": (f"cert-fingerprint={whole}", a), "key-hash": (f"key-fingerprint={key}", a),
+            "wrong-hash": (f"cert-fingerprint={key}", set()),
+            "psk": ("psk=alice", {"alice"}), "psk-prefix": ("psk=ali", set()),
+            "psk-longer": ("psk=alice2", set()), "cn-as-psk": ("psk=host-a", set()),
+            "tls": ("tls=true", x509 | {"alice", "bob"}), "clear": ("tls=false", {"nobody"}),
+            "both": ("cert-cn=host-a address=127.0.0.1 tls=true", a),
+            "not-both": ("cert-cn=host-a address=127.0.0.2", set()), "uid": (f"uid={OWN_USER}", set()),
+            "address": ("address=127.0.0.1", x509 | {"alice", "bob", "nobody"}),
+        }
+
+    def test_conditions(self):
+        conditions = self.conditions()
+        file = self.make_file("conf", f"""
+            listen:
+              - uri: nbd://127.0.0.1:0
+                tls: on
+                tls-certificates: {self.credentials}/good
+                tls-verify-peer: true
+              - uri: nbd://127.0.0.1:0
+                tls: on
+                tls-psk: {self.credentials}/keys.psk
+            """)
+        words = [word for name, (condition, _) in conditions.items() for word in
+                 ("--export", f"{name}=null:1M", "--access", f"{name}: {condition} rights=rw")]
+        server = self.start("--config", file, *words, uri_count=2 * len(conditions))
+        x509, psk = (f"nbd://127.0.0.1:{urllib.parse.urlsplit(uri).port}"
+                     for uri in (server.uris[0], server.uris[-1]))
+        for who in ("host-a", "host-b", "alice", "bob", "nobody"):
+            wanted = {name for name, (_, admitted) in conditions.items() if who in admitted}
+            self.assertEqual(self.listed(x509, psk, who), wanted, who)
+
+    def listed(self, x509, psk, who):
+        if who in ("alice", "bob"):
+            done = subprocess.run(
+                ["nbdinfo", "--list", "--json", f"nbds://{who}@{psk[6:]}/?tls-psk-file="
+                 f"{self.credentials}/keys.psk"], check=True, capture_output=True)
+            return {export["export-name"] for export in json.loads(done.stdout)["exports"]}
+        if who == "nobody":
+            client = nbdmini.Client(x509)
+            client.hello()
+        else:
+            client = serve_tls.Client(x509, {"host-a": "good"}.get(who, who))
+        with client:
+            return {name.decode() for name in client.list()}
+
+    def test_what_needs_tls_looks_like_what_is_not_there(self):
+        server = self.start("--export", "hidden=memory:1M", "--export", "shown=memory:1M",
+                            "--listen", "nbd://127.0.0.1:0", "--tls=on", "--tls-certificates",
+                            f"{self.credentials}/good",
+                            *self.rules("tls=true rights=rw", name="hidden"), uri_count=2)
+        refused = []
+        for name in (b"hidden", b"nobody"):
+            for option in (nbdmini.OPT_INFO, nbdmini.OPT_GO):
+                with nbdmini.Client(server.uri) as client:
+                    client.hello()
+                    with self.assertRaises(nbdmini.OptionRefused) as caught:
+                        client.go(name, option)
+                    refused.append((caught.exception.code,
+                                    str(caught.exception).replace(name.decode(), "NAME")))
+        self.assertEqual(set(refused), {refused[0]})
+        self.assertEqual(refused[0][0], ERR_TLS_REQD)
+        with nbdmini.Client(server.uri) as client:
+            client.hello()
+            self.assertEqual(list(client.list()), [b"shown"])
+            client.go(b"shown").write(0, b"mine")
+        with serve_tls.Client(server.uri) as client:
+            self.assertEqual(list(client.list()), [b"hidden", b"shown"])
+            client.go(b"hidden").write(0, b"mine")
+
+    def test_names_of_connections(self):
+        """A connection is replaced by the same identity only, whoever knows its name."""
+        token = b"0123456789abcdef0123456789abcdef.7"
+
+        def introduce(client, word):
+            query = b"x-gmblock:" + word + b"=" + token
+            client.send_option(OPT_LIST_META, struct.pack(">III", 0, 1, len(query)) + query)
+            self.assertEqual(client.option_replies(OPT_LIST_META), [])
+
+        server = self.start("memory:1M", "--listen", "nbd://127.0.0.1:0", "--tls=on",
+                            "--tls-certificates", f"{self.credentials}/good", "--tls-verify-peer")
+        with serve_tls.Client(server.uri, "good") as old:
+            introduce(old, b"connection")
+            old.go()
+            with nbdmini.Client(server.uri) as clear, serve_tls.Client(server.uri, "host-b") as other:
+                clear.hello()
+                for client in (clear, other):
+                    introduce(client, b"replaces")
+                    client.go()
+            self.assertEqual(old.read(0, 3), bytes(3))
+            with serve_tls.Client(server.uri, "good") as new:
+                introduce(new, b"replaces")
+                new.go()
+                self.assertTrue(old.at_end())
+
+
 class Usage(Access):
     def refused(self, rule, *fragments):
         self.check_refused(["serve", "memory:1M", "--access", rule], 2, "--access", *fragments)
@@ -286,6 +497,7 @@ class Usage(Access):
         self.refused("cert-san=dns:*.example rights=ro", "wildcard")
         self.refused("psk=a cert-cn=b rights=ro", "make two rules of it")
         self.refused("psk=a tls=false rights=ro", "without TLS")
+        self.refused("cert-cn=a rights=ro", "add --tls-verify-peer")
         self.refused("uid=1 address=10.0.0.1 rights=ro", "make two rules of it")
 
     def test_mistakes_in_files(self):
