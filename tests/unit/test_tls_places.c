@@ -241,6 +241,30 @@ static void test_who_is_silent_gives_way(void **state)
 	}
 }
 
+static void test_a_short_silence_is_none(void **state)
+{
+	struct fixture *fixture = *state;
+	struct holder holders[TLS_HANDSHAKES_MAX];
+	struct holder waits;
+
+	for (uint32_t i = 0; i < TLS_HANDSHAKES_MAX; i++) {
+		assert_int_equal(take(fixture, &holders[i], 100 + i), 0);
+		tls_place_is_silent(&holders[i].place, true);
+	}
+	assert_int_equal(take(fixture, &waits, 1), -EINPROGRESS);
+	for (uint32_t late = 0; late < 2; late++) {
+		pass_ms(fixture, late == 0 ? TLS_SILENCE_MS / 2 : TLS_SILENCE_MS);
+		tls_pool_make_room(fixture->world.pool, ring_now_ns(fixture->ring));
+		pass_ms(fixture, 1);
+		assert_int_equal(holders[0].result, late == 0 ? 0 : -EAGAIN);
+	}
+	for (uint32_t i = 0; i < TLS_HANDSHAKES_MAX; i++) {
+		assert_int_equal(holders[i].result, i == 0 ? -EAGAIN : 0);
+		give(fixture, &holders[i], false);
+	}
+	give(fixture, &waits, false);
+}
+
 /* Handshakes that we began ourselves wait for slow servers as long as we like. */
 static void test_our_own_give_way_to_nobody(void **state)
 {
@@ -330,6 +354,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(
 			test_memory_of_sources_is_bounded, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_who_is_silent_gives_way, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_a_short_silence_is_none, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_our_own_give_way_to_nobody, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
 			test_honest_peers_come_through_those_who_stall, set_up, tear_down),
