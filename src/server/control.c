@@ -126,11 +126,9 @@ static bool owner_lives(const char *socket_name)
 
 /* Servers that were killed have left their sockets: not worth a word. As late as possible: the
  * kernel holds a killed server's socket for a moment. */
-static void sweep(void)
+static void sweep(const char *folder)
 {
-	char folder[PATH_BYTES];
-	DIR *directory =
-		server_control_folder(folder, sizeof(folder)) == 0 ? opendir(folder) : NULL;
+	DIR *directory = opendir(folder);
 	struct dirent *entry;
 
 	while (directory != NULL && (entry = readdir(directory)) != NULL) {
@@ -146,6 +144,17 @@ static void sweep(void)
 	}
 	if (directory != NULL) {
 		closedir(directory);
+	}
+}
+
+/* Only where this server has its own. */
+static void sweep_beside(const struct listener *own)
+{
+	char folder[PATH_BYTES];
+
+	if (own->unlink_path != NULL && server_control_folder(folder, sizeof(folder)) == 0 &&
+		strncmp(own->unlink_path, folder, strlen(folder)) == 0) {
+		sweep(folder);
 	}
 }
 
@@ -314,7 +323,7 @@ int server_control_open(struct listener *listener, const struct server_view *vie
 	if (listener->fd_count == 0) {
 		return 0;
 	}
-	sweep();
+	sweep_beside(listener);
 	control = calloc(1, sizeof(*control));
 	if (control == NULL) {
 		listener_close(listener);

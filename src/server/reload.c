@@ -207,6 +207,8 @@ static void *run(void *context)
 {
 	struct reload *reload = context;
 
+	/* By itself: the sandbox keeps others from it. */
+	pthread_setname_np(pthread_self(), "gmblock/reload");
 	pthread_mutex_lock(&reload->lock);
 	while (!reload->stopping) {
 		wait_for_work(reload);
@@ -366,7 +368,6 @@ int reload_create(
 		free(reload);
 		return error_set(error, -code, "cannot start a thread: %s", strerror(code));
 	}
-	pthread_setname_np(reload->thread, "gmblock/reload");
 	*reload_out = reload;
 	return 0;
 }
