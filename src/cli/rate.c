@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
 #include <getopt.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -7,33 +8,50 @@
 #include "base/text.h"
 #include "cli/cli.h"
 #include "control/control.h"
-#include "engine/rate.h"
+#include "engine/rate_identity.h"
 #include "tools/show.h"
 
 static const char name[] = "rate";
 
 static const char help[] =
-	"Usage: gmblock rate [--export=NAME] RATE [SERVER]\n"
-	"Changes the rate of an export of a running server on this machine. Its clients stay\n"
-	"connected.\n"
+	"Usage: gmblock rate [--export=NAME|--rule=N] RATE [SERVER]\n"
+	"Changes the rate of an export of a running server on this machine, or that of "
+	"identities.\n"
+	"Clients stay connected.\n"
 	"\n"
 	"  RATE           BYTES[:requests=N][:burst=TIME], requests=N[:burst=TIME] or off;\n"
 	"                 BYTES and N are for each second\n"
 	"  SERVER         one of its URIs, its control socket, or its process id;\n"
 	"                 optional if there is only one server\n"
 	"  --export=NAME  the export (default: the default export)\n"
+	"  --rule=N       the N-th of the rules of rates in its configuration file\n"
 	"  -h, --help     print this help\n";
 
+struct rate_arguments {
+	const char *export; /* NULL: not given */
+	uint32_t rule;	    /* from 1; 0: not given */
+	const char *rate;
+	const char *server; /* or NULL */
+};
+
+static json_t *wire_arguments(const struct rate_arguments *arguments)
+{
+	return arguments->rule > 0 ? json_pack("{s:I, s:s}", "rule", (json_int_t)arguments->rule,
+					     "rate", arguments->rate)
+				   : json_pack("{s:s, s:s}", "export",
+					     arguments->export != NULL ? arguments->export : "",
+					     "rate", arguments->rate);
+}
+
 /* Asks the server, and prints the rate as it has taken it. */
-static int change(const char *server, const char *export, const char *rate, struct error *error)
+static int change(const struct rate_arguments *arguments, struct error *error)
 {
 	char path[STATS_PATH_BYTES];
 	json_t *result = NULL;
-	int rc = stats_find(server, path, error);
+	int rc = stats_find(arguments->server, path, error);
 
 	if (rc == 0) {
-		rc = control_ask(path, "rate",
-			json_pack("{s:s, s:s}", "export", export, "rate", rate), CONTROL_TIMEOUT_MS,
+		rc = control_ask(path, "rate", wire_arguments(arguments), CONTROL_TIMEOUT_MS,
 			&result, error);
 	}
 	if (rc == 0) {
@@ -44,13 +62,29 @@ static int change(const char *server, const char *export, const char *rate, stru
 	return rc;
 }
 
+static int check(const struct rate_arguments *arguments, struct error *error)
+{
+	struct rate_limits ignored;
+
+	if (arguments->export != NULL && arguments->rule > 0) {
+		return error_set(error, -EINVAL, "give either --export or --rule");
+	}
+	if (arguments->export != NULL &&
+		!utf8_valid(arguments->export, strlen(arguments->export))) {
+		return error_set(error, -EINVAL, "--export: the name is not valid UTF-8");
+	}
+	return rate_parse(arguments->rate, &ignored, error);
+}
+
 int cmd_rate(int argc, char **argv)
 {
-	const char *export = "";
-	const struct cli_option options[] = { { "export", .text = &export } };
+	struct rate_arguments arguments = { 0 };
+	const struct cli_option options[] = {
+		{ "export", .text = &arguments.export },
+		{ "rule", .count = &arguments.rule, .min = 1, .max = RATE_RULES_MAX },
+	};
 	const struct cli_command command = { name, help, options, ARRAY_COUNT(options), NULL };
 	struct error error = { 0 };
-	struct rate_limits limits;
 	int status = cli_parse(&command, argc, argv);
 
 	if (status != CLI_GO_ON) {
@@ -59,13 +93,10 @@ int cmd_rate(int argc, char **argv)
 	if (argc - optind < 1 || argc - optind > 2) {
 		return cli_usage_error(name, "give a rate, and one server at most");
 	}
-	if (!utf8_valid(export, strlen(export))) {
-		return cli_usage_error(name, "--export: the name is not valid UTF-8");
-	}
-	if (rate_parse(argv[optind], &limits, &error) < 0) {
+	arguments.rate = argv[optind];
+	arguments.server = argv[optind + 1];
+	if (check(&arguments, &error) < 0) {
 		return cli_usage_error(name, "%s", error.text);
 	}
-	return change(argv[optind + 1], export, argv[optind], &error) == 0
-		       ? CLI_OK
-		       : cli_failure(name, &error);
+	return change(&arguments, &error) == 0 ? CLI_OK : cli_failure(name, &error);
 }

@@ -172,6 +172,7 @@ static bool join(struct session *session)
 	list_remove(&session->dirty_node);
 	session_log(session, "has left");
 	path_client_fini(&session->client);
+	session_rates_leave(session);
 	peer_put(session->of_peer);
 	session->kind->close(session);
 	if (chosen != NULL) {
@@ -618,6 +619,7 @@ int engine_create(
 	list_init(&engine->lingering);
 	list_init(&engine->dirty);
 	list_init(&engine->peers);
+	list_init(&engine->rate_identities);
 	turns_init(&engine->blocked);
 	rate_room_init(&engine->rates, engine->ring);
 	list_init(&engine->ending);

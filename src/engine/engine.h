@@ -31,6 +31,7 @@
 #include "base/log.h"
 #include "engine/export.h"
 #include "engine/limits.h"
+#include "engine/rate_identity.h"
 #include "engine/wait_policy.h"
 #include "path/path.h"
 #include "ring/ring.h"
@@ -121,6 +122,8 @@ void engine_export_resized(struct engine *engine, const struct export *export);
 void engine_export_rights(struct engine *engine, const struct export *export);
 /* rate_set() was called for export->rate: its sessions go by it, those that wait included. */
 void engine_export_rate_changed(struct engine *engine, const struct export *export);
+/* rate_rules_set() was called: the same for sessions of identities. */
+void engine_rates_changed(struct engine *engine);
 /* NULL: no export has that name. */
 struct engine_export *engine_export_find(struct engine *engine, const void *name, uint32_t bytes);
 /* The first export whose serial is not lower, or NULL: to list them across other events. */
@@ -212,6 +215,14 @@ struct engine_peer {
 	struct turn_group blocked;
 };
 
+/* The sessions of one identity that has a rate. */
+struct engine_identity {
+	struct list_node node; /* in engine->rate_identities */
+	struct rate_identity *identity;
+	uint32_t session_count;
+	struct rate_queue rate;
+};
+
 struct session {
 	const struct session_kind *kind;
 	struct engine *engine;
@@ -233,9 +244,10 @@ struct session {
 	/* Private. */
 	struct engine_peer *of_peer;
 	struct engine_export *chosen;
-	uint32_t *export_inflight_count; /* of chosen, or of the sessions without */
-	struct export *takeover_export;	 /* whose group member belongs to */
-	uint64_t deadline_ns;		 /* of the handshake, or of lingering */
+	uint32_t *export_inflight_count;     /* of chosen, or of the sessions without */
+	struct engine_identity *of_identity; /* NULL: no rule of rates holds for it */
+	struct export *takeover_export;	     /* whose group member belongs to */
+	uint64_t deadline_ns;		     /* of the handshake, or of lingering */
 	uint64_t stop_deadline_ns;
 	struct list_node node;		 /* in engine->sessions */
 	struct list_node deadline_node;	 /* in engine->handshakes or ->lingering, oldest first */
@@ -269,13 +281,15 @@ void session_has_spoken(struct session *session);
 void session_set_state(struct session *session, enum session_state state);
 /*
  * The session works on this export from now on. -ENOENT: it is hidden from it since it was found.
- * -EBUSY: the export's limit on connections; -ENOMEM. While operations of a server that was killed
- * may still land in its disk (store_barrier()): -EAGAIN, and kind->resume() is called when it is
- * worth to try again; or -ETIMEDOUT when the session has waited for nearly as long as the handshake
- * may take.
+ * -EBUSY: the export's limit on connections; -EUSERS: that of the peer's identity; -ENOMEM. While
+ * operations of a server that was killed may still land in its disk (store_barrier()): -EAGAIN, and
+ * kind->resume() is called when it is worth to try again; or -ETIMEDOUT when the session has waited
+ * for nearly as long as the handshake may take.
  */
 #define ENGINE_BARRIER_TEXT "operations of a server that has ended are still under way on the disk"
 GMB_MUST_CHECK int session_choose(struct session *session, struct engine_export *entry);
+/* Why not, as a sentence for the peer without its full stop. */
+const char *session_choose_text(int result);
 /*
  * Whether a request may begin that has its op, flags, offset and length: 0, or -EPERM read-only,
  * -EOVERFLOW longer than one answer can be, -ENOSPC written or zeroed past the end, -EINVAL
@@ -331,6 +345,8 @@ struct engine_options {
 	struct engine_limits limits;
 	/* Where payload goes that the CPU need not touch; borrowed. NULL: RAM, like all else. */
 	struct arena *payload;
+	/* Of identities, borrowed while the engine exists; NULL: none. */
+	struct rate_rules *rate_rules;
 	/* Called exactly once per engine_accept(), when the endpoint is closed; may be NULL. */
 	void (*endpoint_gone)(void *context, const struct peer *peer);
 	void *context;
@@ -362,6 +378,7 @@ struct engine {
 	uint32_t inflight_without_export;
 	struct turns blocked; /* those who wait for a place */
 	struct rate_room rates;
+	struct list_node rate_identities; /* struct engine_identity: those with sessions here */
 	struct list_node ending;
 	bool limits_released; /* a request ended since the last look at blocked */
 	struct ring_batch_end batch_end;
@@ -406,6 +423,8 @@ void engine_drain(
 	struct engine *engine, uint64_t deadline_ns, void (*drained)(void *context), void *context);
 
 /* Private to src/engine. */
+/* The session leaves its rates. */
+void session_rates_leave(struct session *session);
 void engine_timer_arm(struct engine *engine);
 /* A line about a session that has chosen an export: "client ... WHAT export ...". */
 void session_log(struct session *session, const char *what);

@@ -392,6 +392,14 @@ void engine_export_rate_changed(struct engine *engine, const struct export *expo
 	}
 }
 
+void engine_rates_changed(struct engine *engine)
+{
+	list_for_each(node, &engine->rate_identities)
+	{
+		rate_queue_changed(&list_entry(node, struct engine_identity, node)->rate);
+	}
+}
+
 void engine_export_rights(struct engine *engine, const struct export *export)
 {
 	list_for_each(node, &engine->sessions)

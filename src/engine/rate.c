@@ -92,6 +92,14 @@ static bool renew(struct rate_queue *queue)
 	return true;
 }
 
+/* What one engine books at most without need: together they hold no more than their part. */
+static uint64_t chunk_ns(const struct rate_queue *queue)
+{
+	uint32_t count = atomic_load_explicit(&queue->rate->queue_count, memory_order_relaxed);
+
+	return queue->limits.burst_ns / RATE_HOLD_PART / MAX(count, 1U);
+}
+
 /* Books what is needed. More, up to a chunk, where there is room for it now; else what a pause
  * brings, so that engines that wait for the same line take equal turns. False: the line has begun
  * anew. */
@@ -100,6 +108,7 @@ static bool book(struct rate_queue *queue, enum rate_unit unit, uint64_t needed,
 	const struct rate_limits *limits = &queue->limits;
 	_Atomic uint64_t *line = &queue->rate->booked_ns[unit];
 	uint64_t lag_ns = lag_max_ns(limits);
+	uint64_t most_ns = chunk_ns(queue);
 	uint64_t oldest_ns = now_ns - MIN(now_ns, lag_ns);
 	uint64_t needed_ns = cost_ns(limits, unit, needed) + 1;
 	uint64_t booked_ns = atomic_load_explicit(line, memory_order_acquire);
@@ -113,13 +122,13 @@ static bool book(struct rate_queue *queue, enum rate_unit unit, uint64_t needed,
 		}
 		start_ns = MAX(booked_ns, oldest_ns);
 		room_ns = now_ns - MIN(now_ns, start_ns);
-		length_ns = room_ns >= needed_ns ? MIN(room_ns, limits->burst_ns / RATE_CHUNK_PART)
-						 : RATE_PAUSE_NS;
+		length_ns = MIN(room_ns >= needed_ns ? room_ns : RATE_PAUSE_NS, most_ns);
 		length_ns = MAX(length_ns, needed_ns);
 	} while (!atomic_compare_exchange_weak_explicit(line, &booked_ns, start_ns + length_ns,
 		memory_order_acquire, memory_order_acquire));
 	queue->left[unit] += MAX(needed, amount_in(limits, unit, length_ns));
 	start_ns += MIN(length_ns, lag_ns);
+	start_ns = MAX(start_ns, now_ns); /* when it was booked, for what is not used */
 	queue->ready_ns = MAX(queue->ready_ns, start_ns);
 	return true;
 }
@@ -217,7 +226,7 @@ static bool advance(struct rate_member *member, uint64_t now_ns)
 			continue;
 		}
 		if (turns_are_empty(&queue->waiting)) {
-			/* What was booked for nobody who waits, and not used soon. */
+			/* What was booked long ago, and not used. */
 			if (now_ns - MIN(now_ns, queue->ready_ns) >
 				queue->limits.burst_ns / RATE_HOLD_PART) {
 				give_back(queue);
@@ -302,6 +311,7 @@ void rate_room_stop(struct rate_room *room)
 void rate_queue_init(struct rate_queue *queue, struct rate_room *room, struct rate *rate)
 {
 	*queue = (struct rate_queue){ .room = room, .rate = rate };
+	atomic_fetch_add_explicit(&rate->queue_count, 1, memory_order_relaxed);
 	(void)renew(queue);
 	turns_init(&queue->waiting);
 	list_init(&queue->groups);
@@ -312,11 +322,12 @@ void rate_queue_fini(struct rate_queue *queue)
 {
 	GMB_ASSERT(list_is_empty(&queue->groups));
 	give_back(queue);
+	atomic_fetch_sub_explicit(&queue->rate->queue_count, 1, memory_order_relaxed);
 }
 
 void rate_queue_changed(struct rate_queue *queue)
 {
-	(void)renew(queue); /* it may have found out by itself */
+	give_back(queue); /* it may have found out by itself, in the middle of rate_set() */
 	arm(queue->room);
 }
 

@@ -40,8 +40,7 @@
 enum rate_unit { RATE_REQUESTS, RATE_BYTES, RATE_UNIT_COUNT };
 
 enum {
-	RATE_HOLD_PART = 4,  /* of the burst, that engines may have booked and not used */
-	RATE_CHUNK_PART = 8, /* of the burst, that an engine books at once */
+	RATE_HOLD_PART = 4, /* of the burst, that engines may have booked and not used */
 	RATE_TEXT_BYTES = 96,
 };
 
@@ -53,8 +52,7 @@ enum {
 #define RATE_BYTES_MIN	      UINT64_C(1024)
 #define RATE_BYTES_MAX	      (UINT64_C(1) << 40)
 
-_Static_assert(RATE_BURST_NS_MIN / RATE_HOLD_PART > RATE_PAUSE_NS &&
-		       (int)RATE_CHUNK_PART > (int)RATE_HOLD_PART,
+_Static_assert(RATE_BURST_NS_MIN / RATE_HOLD_PART > RATE_PAUSE_NS,
 	"who waits is in time to use what was booked");
 
 struct rate_limits {
@@ -78,6 +76,7 @@ struct rate {
 	_Atomic uint64_t per_second[RATE_UNIT_COUNT];
 	_Atomic uint64_t burst_ns;
 	_Atomic uint32_t serial;		     /* counts rate_set() */
+	_Atomic uint32_t queue_count;		     /* engines that have one */
 	_Atomic uint64_t booked_ns[RATE_UNIT_COUNT]; /* how far each line is given away */
 };
 

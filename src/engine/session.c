@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -182,17 +183,22 @@ static bool is_own_user(const struct peer *peer)
 	       (peer->credentials.uid == 0 || peer->credentials.uid == geteuid());
 }
 
+static struct access_subject subject_of(const struct peer *peer)
+{
+	return (struct access_subject){
+		.proved = peer->proved,
+		.uid = peer->has_credentials ? &peer->credentials.uid : NULL,
+		.address = peer->has_address ? peer->address : NULL,
+	};
+}
+
 /* The rights, and in origin (of ORIGIN_BYTES, or NULL) what has decided. */
 static uint32_t decide(const struct session *session, const struct export *export, char *origin)
 {
 	const struct peer *peer = &session->peer;
 	struct access *access = access_slot_get(export->access);
 	struct access_verdict verdict = { .rights = ENGINE_RIGHT_READ | ENGINE_RIGHT_WRITE };
-	struct access_subject subject = {
-		.proved = peer->proved,
-		.uid = peer->has_credentials ? &peer->credentials.uid : NULL,
-		.address = peer->has_address ? peer->address : NULL,
-	};
+	struct access_subject subject = subject_of(peer);
 
 	if (access != NULL) {
 		verdict = access_look(access, &subject);
@@ -243,6 +249,90 @@ struct engine_export *session_export_from(struct session *session, uint64_t seri
 	return entry;
 }
 
+/* --- rates -------------------------------------------------------------------------------------
+ */
+
+/* Takes the identity, also on failure. NULL: no memory. */
+static struct engine_identity *identity_entry(struct engine *engine, struct rate_identity *identity)
+{
+	struct engine_identity *entry;
+
+	list_for_each(node, &engine->rate_identities)
+	{
+		entry = list_entry(node, struct engine_identity, node);
+		if (entry->identity == identity) {
+			entry->session_count++;
+			return entry;
+		}
+	}
+	entry = calloc(1, sizeof(*entry));
+	if (entry == NULL) {
+		rate_identity_put(engine->options.rate_rules, identity);
+		return NULL;
+	}
+	entry->identity = identity;
+	entry->session_count = 1;
+	rate_queue_init(&entry->rate, &engine->rates, &identity->rate);
+	list_push_front(&engine->rate_identities, &entry->node);
+	return entry;
+}
+
+void session_rates_leave(struct session *session)
+{
+	struct engine_identity *entry = session->of_identity;
+	struct rate_identity *identity = entry != NULL ? entry->identity : NULL;
+
+	rate_leave(&session->rate);
+	if (entry != NULL && --entry->session_count == 0) {
+		rate_queue_fini(&entry->rate);
+		list_remove(&entry->node);
+		free(entry);
+	}
+	rate_identity_put(session->engine->options.rate_rules, identity);
+	session->of_identity = NULL;
+}
+
+static int join_rates(struct session *session, struct engine_export *entry)
+{
+	struct engine *engine = session->engine;
+	struct access_subject subject = subject_of(&session->peer);
+	struct takeover_principal principal = principal_of(&session->peer);
+	struct rate_identity *identity;
+	int rc = rate_identity_get(engine->options.rate_rules, &subject, &principal, &identity);
+
+	if (rc == 0 && identity != NULL) {
+		session->of_identity = identity_entry(engine, identity);
+		rc = session->of_identity == NULL
+			     ? -ENOMEM
+			     : rate_join(&session->rate, RATE_IDENTITY, &session->of_identity->rate,
+				       session->of_peer);
+	}
+	if (rc == 0) {
+		rc = rate_join(&session->rate, RATE_EXPORT, &entry->rate, session->of_peer);
+	}
+	if (rc < 0) {
+		session_rates_leave(session);
+	}
+	return rc;
+}
+
+const char *session_choose_text(int result)
+{
+	switch (-result) {
+	case ENOENT:
+		return "there is no such export";
+	case ETIMEDOUT:
+		return ENGINE_BARRIER_TEXT "; try again later";
+	case EBUSY:
+		return "the export has reached its limit of connections";
+	case EUSERS:
+		return "you have as many connections as you may have";
+	case ENOMEM:
+	default:
+		return "the server is out of memory";
+	}
+}
+
 int session_choose(struct session *session, struct engine_export *entry)
 {
 	struct export *export = entry->export;
@@ -260,9 +350,10 @@ int session_choose(struct session *session, struct engine_export *entry)
 		atomic_fetch_sub_explicit(&export->connections, 1, memory_order_relaxed);
 		return -EBUSY;
 	}
-	if (rate_join(&session->rate, RATE_EXPORT, &entry->rate, session->of_peer) < 0) {
+	rc = join_rates(session, entry);
+	if (rc < 0) {
 		atomic_fetch_sub_explicit(&export->connections, 1, memory_order_relaxed);
-		return -ENOMEM;
+		return rc;
 	}
 	entry->session_count++;
 	session->chosen = entry;
@@ -379,7 +470,7 @@ void session_terminate(struct session *session, const char *reason)
 	session_set_state(session, SESSION_TERMINATING);
 	takeover_give_up(&session->member);
 	turns_remove(&session->blocked_turn);
-	rate_leave(&session->rate);
+	rate_give_up(&session->rate);
 	list_remove(&session->barred_node);
 	list_remove(&session->dirty_node);
 	list_push_back(&session->engine->ending, &session->ending_node);

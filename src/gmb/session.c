@@ -259,9 +259,7 @@ static bool choose(
 		return true;
 	}
 	if (result != 0) {
-		answer_error(session, -EBUSY,
-			result == -ETIMEDOUT ? ENGINE_BARRIER_TEXT "; try again later"
-					     : "the export has reached its limit of connections");
+		answer_error(session, -EBUSY, session_choose_text(result));
 		return true;
 	}
 	session->alive_ns = open->alive_ms * UINT64_C(1000000);

@@ -190,11 +190,10 @@ static void option_export_name(struct nbd_session *session)
 			shown, sizeof(shown), handshake->option_data, handshake->option_bytes);
 		log_debug("nbd: connection %llu: asked for export \"%s\"",
 			(unsigned long long)session->base.peer.id, shown);
-		session_terminate(&session->base,
-			rc == -ENOENT	   ? "it asked for an export that does not exist"
-			: rc == -ESHUTDOWN ? "the server is stopping"
-			: rc == -ETIMEDOUT ? ENGINE_BARRIER_TEXT
-					   : "its export takes no more connections");
+		session_terminate(
+			&session->base, rc == -ENOENT ? "it asked for an export that does not exist"
+					: rc == -ESHUTDOWN ? "the server is stopping"
+							   : session_choose_text(rc));
 		return;
 	}
 	reply.size = be64_make(session->base.export_bytes);
@@ -346,13 +345,8 @@ static void option_info_or_go(struct nbd_session *session)
 	handshake->waiting = rc == -EAGAIN;
 	if (rc == -ENOENT) {
 		reply_unknown_export(session, go.name);
-	} else if (rc == -ETIMEDOUT) {
-		reply_error(
-			session, NBD_REP_ERR_POLICY, "%s; try again later", ENGINE_BARRIER_TEXT);
-	} else if (rc == -EBUSY) {
-		reply_error(session, NBD_REP_ERR_POLICY,
-			"the export has reached its limit of %u connections",
-			export->connections_max);
+	} else if (rc < 0 && rc != -EAGAIN) {
+		reply_error(session, NBD_REP_ERR_POLICY, "%s", session_choose_text(rc));
 	}
 	if (rc < 0) {
 		return;

@@ -41,6 +41,7 @@ void server_config_fini(struct server_config *config)
 		free(config->commands[i]);
 	}
 	server_access_fini(&config->access);
+	server_rates_fini(&config->rates);
 	server_access_options_fini(config);
 	server_tls_fini(&config->tls);
 	free(config->memory_origin);

@@ -17,7 +17,7 @@
 #include "base/error.h"
 #include "base/export_uri.h"
 #include "engine/access.h"
-#include "engine/rate.h"
+#include "engine/rate_identity.h"
 #include "path/path.h"
 #include "sandbox/sandbox.h"
 #include "store/store.h"
@@ -30,6 +30,7 @@ enum {
 	SERVER_THREADS_MAX = 64,
 	SERVER_PEER_DIVISOR = 2, /* a peer may have that part of the connections */
 	SERVER_ACCESS_KEYS = 10, /* of a rule */
+	SERVER_RATE_KEYS = 11,	 /* the same: rate, connections, and conditions */
 };
 
 /* Rules of access, in order. */
@@ -42,6 +43,12 @@ struct server_access {
 struct server_access_option {
 	char *export_name; /* NULL: for exports without rules of their own */
 	struct server_access access;
+};
+
+/* Rules of rates of identities, in order: each has its conditions at the same index. */
+struct server_rates {
+	struct server_access conditions; /* whose rights mean nothing */
+	struct rate_rule *rules;	 /* their origins are those of the conditions */
 };
 
 struct server_export {
@@ -109,6 +116,7 @@ struct server_config {
 	struct server_access access; /* of the file, for exports without rules of their own */
 	struct server_access_option *access_options; /* of the command line; they come first */
 	uint32_t access_option_count;
+	struct server_rates rates;  /* of the file */
 	char *file_path;	    /* that was loaded, or NULL */
 	uint32_t file_export_first; /* of the exports from there */
 };
@@ -183,6 +191,19 @@ void server_tls_fini(struct server_tls *tls);
 bool server_tls_equal(const struct server_tls *a, const struct server_tls *b);
 /* Fits the settings of the addresses together: with their URIs, the common ones and each other. */
 GMB_MUST_CHECK int server_tls_finish(struct server_config *config, struct error *error);
+
+/* --- rates of identities (config_rate.c) ------------------------------------------------------ */
+
+/* The idx-th key of a rule; the first one, rate, is needed. NULL behind the last. */
+const char *server_rate_key(uint32_t idx);
+/* As server_access_add(). */
+GMB_MUST_CHECK int server_rate_add(struct server_rates *rates,
+	const char *const values[SERVER_RATE_KEYS], const char *origin, uint32_t *failed_out,
+	struct error *error);
+/* NULL in *rules_out: there are none. */
+GMB_MUST_CHECK int server_rates_build(
+	const struct server_rates *rates, struct rate_rules **rules_out, struct error *error);
+void server_rates_fini(struct server_rates *rates);
 
 /* --- the whole ------------------------------------------------------------------------------- */
 

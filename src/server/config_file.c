@@ -73,7 +73,7 @@ static const cyaml_schema_field_t limit_fields[] = {
 struct schema {
 	cyaml_schema_field_t export_fields[3 + FILE_OPTIONS_MAX + 1];
 	cyaml_schema_value_t export_entry;
-	cyaml_schema_field_t top_fields[5];
+	cyaml_schema_field_t top_fields[6];
 	cyaml_schema_value_t top;
 };
 
@@ -82,6 +82,7 @@ static void schema_init(struct schema *schema)
 	static const cyaml_schema_field_t end = CYAML_FIELD_END;
 	static const cyaml_schema_field_t access =
 		CYAML_FIELD_IGNORE("access", CYAML_FLAG_OPTIONAL);
+	static const cyaml_schema_field_t rates = CYAML_FIELD_IGNORE("rates", CYAML_FLAG_OPTIONAL);
 	static const cyaml_schema_field_t text = TEXT_FIELD("", struct file_value, text);
 	static const cyaml_schema_field_t list =
 		LIST_FIELD("", struct file_value, list, &text_schema, CYAML_UNLIMITED);
@@ -96,7 +97,7 @@ static void schema_init(struct schema *schema)
 		CYAML_FLAG_DEFAULT, struct file_export, schema->export_fields) };
 	const cyaml_schema_value_t top = { CYAML_VALUE_MAPPING(
 		CYAML_FLAG_POINTER, struct file_top, schema->top_fields) };
-	const cyaml_schema_field_t top_fields[] = { listen, limits, exports, access, end };
+	const cyaml_schema_field_t top_fields[] = { listen, limits, exports, access, rates, end };
 	cyaml_schema_field_t *field = schema->export_fields;
 	const struct store_option *option;
 
@@ -277,6 +278,33 @@ static int load_access(
 	return MIN(rc, 0);
 }
 
+static int load_rate(void *context, int entry, const char *const *values)
+{
+	struct loader *loader = context;
+	struct config_place place = { "rates", entry, NULL, -1, NULL };
+	char origin[CONFIG_ORIGIN_BYTES];
+	uint32_t failed;
+	int rc = server_rate_add(&loader->config->rates, values,
+		config_yaml_origin(loader->yaml, &place, origin), &failed, loader->error);
+
+	place.inner_key = server_rate_key(failed);
+	return judged(loader, rc, &place);
+}
+
+static int load_rates(struct loader *loader)
+{
+	const struct config_place list = { "rates", -1, NULL, -1, NULL };
+	cyaml_schema_field_t keys[SERVER_RATE_KEYS + 1] = { { 0 } };
+	int rc;
+
+	_Static_assert((int)SERVER_RATE_KEYS < (int)CONFIG_KEYS_MAX, "a rule is such a group");
+	for (uint32_t i = 0; i < SERVER_RATE_KEYS; i++) {
+		keys[i].key = server_rate_key(i);
+	}
+	rc = config_yaml_groups(loader->yaml, &list, keys, load_rate, loader, loader->error);
+	return MIN(rc, 0);
+}
+
 static int load_export_keys(struct loader *loader, struct server_export *entry, int export_idx,
 	const struct file_export *file)
 {
@@ -367,6 +395,9 @@ int server_config_load(struct server_config *config, const char *path, struct er
 		}
 		if (rc == 0) {
 			rc = load_access(&loader, &access, &config->access);
+		}
+		if (rc == 0) {
+			rc = load_rates(&loader);
 		}
 		if (rc == 0) {
 			rc = load_exports(&loader, top);

@@ -240,24 +240,71 @@ static struct export *find_export(const struct server_view *view, const char *na
 	return NULL;
 }
 
-static void tell_rate(struct engine *engine, void *context)
+static void tell_export(struct engine *engine, void *context)
 {
 	engine_export_rate_changed(engine, context);
 }
 
+static void tell_identities(struct engine *engine, void *context)
+{
+	GMB_UNUSED(context);
+	engine_rates_changed(engine);
+}
+
 /* Every reactor hears of it, also when another one does not answer. */
-static int change_rate(
-	const struct server_view *view, struct export *export, const struct rate_limits *limits)
+static int tell_all(const struct server_view *view,
+	void (*call)(struct engine *engine, void *context), void *context)
 {
 	int rc = 0;
 
-	rate_set(&export->rate, limits, clock_now_ns());
 	for (uint32_t i = 0; i < view->reactor_count; i++) {
-		int told = reactor_call(view->reactors[i], tell_rate, export);
+		int told = reactor_call(view->reactors[i], call, context);
 
 		rc = told < 0 ? told : rc;
 	}
 	return rc;
+}
+
+static int change_export(const struct server_view *view, const json_t *name,
+	const struct rate_limits *limits, struct error *error)
+{
+	char shown[EXPORT_SHOWN_BYTES];
+	char taken[RATE_TEXT_BYTES];
+	struct export *export;
+	int rc;
+
+	log_escape(shown, sizeof(shown), json_string_value(name), json_string_length(name));
+	export = find_export(view, json_string_value(name), json_string_length(name));
+	if (export == NULL) {
+		return error_set(error, -ENOENT, "there is no export \"%s\"", shown);
+	}
+	rate_set(&export->rate, limits, clock_now_ns());
+	rc = tell_all(view, tell_export, export);
+	if (rc < 0) {
+		return error_set(error, rc, "%s", server_call_error(rc));
+	}
+	log_info("the rate of export \"%s\" is now %s", shown, rate_format(limits, taken));
+	return 0;
+}
+
+static int change_rule(const struct server_view *view, json_int_t rule,
+	const struct rate_limits *limits, struct error *error)
+{
+	char taken[RATE_TEXT_BYTES];
+	int rc;
+
+	if (rule < 1 || rule > (json_int_t)rate_rules_count(view->rate_rules)) {
+		return error_set(error, -ENOENT,
+			"there is no rule %lld; this server has %u of them", (long long)rule,
+			rate_rules_count(view->rate_rules));
+	}
+	rate_rules_set(view->rate_rules, (uint32_t)rule - 1, limits, clock_now_ns());
+	rc = tell_all(view, tell_identities, NULL);
+	if (rc < 0) {
+		return error_set(error, rc, "%s", server_call_error(rc));
+	}
+	log_info("the rate of rule %lld is now %s", (long long)rule, rate_format(limits, taken));
+	return 0;
 }
 
 static void begin_rate(void *context, struct control_client *client, const json_t *arguments)
@@ -265,38 +312,29 @@ static void begin_rate(void *context, struct control_client *client, const json_
 	const struct server_control *control = context;
 	const char *text = json_string_value(json_object_get(arguments, "rate"));
 	const json_t *name = json_object_get(arguments, "export");
-	char shown[EXPORT_SHOWN_BYTES];
+	const json_t *rule = json_object_get(arguments, "rule");
 	char taken[RATE_TEXT_BYTES];
 	struct rate_limits limits;
-	struct export *export;
 	struct error error;
-	int code;
+	int rc;
 
-	if (!json_is_string(name) || text == NULL) {
-		control_fail(client, -EINVAL, "\"export\" and \"rate\" are needed, both text");
+	if (text == NULL || json_is_string(name) == json_is_integer(rule)) {
+		control_fail(client, -EINVAL,
+			"\"rate\" (text) is needed, and either \"export\" (text) or \"rule\" "
+			"(number)");
 		return;
 	}
-	export = find_export(&control->view, json_string_value(name), json_string_length(name));
-	if (export == NULL) {
-		error_set(&error, -ENOENT, "there is no export \"%s\"",
-			log_escape(shown, sizeof(shown), json_string_value(name),
-				json_string_length(name)));
-		control_fail(client, error.code, error.text);
-		return;
+	rc = rate_parse(text, &limits, &error);
+	if (rc == 0) {
+		rc = json_is_string(name) ? change_export(&control->view, name, &limits, &error)
+					  : change_rule(&control->view, json_integer_value(rule),
+						    &limits, &error);
 	}
-	if (rate_parse(text, &limits, &error) < 0) {
-		control_fail(client, error.code, error.text);
-		return;
+	if (rc < 0) {
+		control_fail(client, rc, error.text);
+	} else {
+		control_reply(client, json_pack("{s:s}", "rate", rate_format(&limits, taken)));
 	}
-	code = change_rate(&control->view, export, &limits);
-	if (code < 0) {
-		control_fail(client, code, server_call_error(code));
-		return;
-	}
-	log_info("the rate of export \"%s\" is now %s",
-		log_escape(shown, sizeof(shown), export->name, export->name_bytes),
-		rate_format(&limits, taken));
-	control_reply(client, json_pack("{s:s}", "rate", rate_format(&limits, taken)));
 }
 
 static const struct control_command rate_command = {

@@ -29,7 +29,8 @@ struct server_view {
 	struct reactor *const *reactors;
 	uint32_t reactor_count;
 	struct reload *reload;
-	uint64_t start_ns; /* CLOCK_MONOTONIC */
+	struct rate_rules *rate_rules; /* of identities, or NULL */
+	uint64_t start_ns;	       /* CLOCK_MONOTONIC */
 };
 
 /* Listens, before the server gives up its privileges. path: of the socket; NULL: the usual one;

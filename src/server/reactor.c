@@ -45,6 +45,7 @@ static int create_engine(struct reactor *reactor, struct error *error)
 		.kinds = options->kinds,
 		.kind_count = options->kind_count,
 		.limits = options->limits,
+		.rate_rules = options->rate_rules,
 		.endpoint_gone = endpoint_gone,
 		.context = reactor,
 	};

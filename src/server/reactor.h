@@ -26,6 +26,7 @@ struct reactor_options {
 	const struct session_kind *const *kinds; /* borrowed while the reactor exists */
 	uint32_t kind_count;
 	struct engine_limits limits;
+	struct rate_rules *rate_rules;	    /* of identities; borrowed; or NULL */
 	_Atomic uint32_t *connection_total; /* counted down when a connection is closed */
 	/* Called once on the reactor's thread after reactor_drain(), when no session is left. */
 	void (*drained)(void *context);

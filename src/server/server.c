@@ -56,6 +56,7 @@ struct server {
 	uint32_t export_count; /* that were created */
 	struct listener *listeners;
 	uint32_t listener_count;
+	struct rate_rules *rate_rules; /* of identities, or NULL */
 	struct reactor **reactors;
 	uint32_t reactor_count;
 	struct acceptor *acceptor;
@@ -274,6 +275,7 @@ static int start_reactors(struct server *server, struct error *error)
 		.kinds = server->kinds,
 		.kind_count = server->kind_count,
 		.limits = reactor_limits(limits),
+		.rate_rules = server->rate_rules,
 		.connection_total = &server->connection_total,
 		.drained = reactor_has_drained,
 		.context = server,
@@ -347,6 +349,7 @@ static int start_control(struct server *server, struct error *error)
 		.reactors = server->reactors,
 		.reactor_count = server->reactor_count,
 		.reload = server->reload,
+		.rate_rules = server->rate_rules,
 		.start_ns = clock_now_ns(),
 	};
 
@@ -827,6 +830,9 @@ static int start(struct server *server, struct error *error)
 		rc = open_exports(server, error);
 	}
 	if (rc == 0) {
+		rc = server_rates_build(&server->config->rates, &server->rate_rules, error);
+	}
+	if (rc == 0) {
 		rc = credentials_open(
 			server->listeners, server->listener_count, &server->credentials, error);
 	}
@@ -888,6 +894,7 @@ static void release(struct server *server)
 	for (uint32_t i = 0; i < server->export_count; i++) {
 		export_put(server->exports[i]);
 	}
+	rate_rules_destroy(server->rate_rules);
 	free(server->reactors);
 	free(server->paths);
 	free(server->listeners);

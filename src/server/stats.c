@@ -223,18 +223,45 @@ static json_t *overlap_json(uint32_t overlap)
 	return overlap == PATH_OVERLAP_OFF ? json_string("off") : json_integer((json_int_t)overlap);
 }
 
+static json_t *limits_json(const struct rate_limits *limits)
+{
+	return json_pack("{s:o, s:o, s:f}", "bytes_per_second",
+		known(limits->per_second[RATE_BYTES]), "requests_per_second",
+		known(limits->per_second[RATE_REQUESTS]), "burst_seconds",
+		(double)limits->burst_ns / 1e9);
+}
+
 static json_t *rate_json(const struct export *entry, const struct rate_counters *counters)
 {
 	json_t *whole = counters_json(&rate_counter_table, counters);
 	struct rate_limits limits;
 
 	rate_get(&entry->rate, &limits);
-	json_object_update_new(
-		whole, json_pack("{s:o, s:o, s:f}", "bytes_per_second",
-			       known(limits.per_second[RATE_BYTES]), "requests_per_second",
-			       known(limits.per_second[RATE_REQUESTS]), "burst_seconds",
-			       (double)limits.burst_ns / 1e9));
+	json_object_update_new(whole, limits_json(&limits));
 	return whole;
+}
+
+/* The rules for identities, in their order. */
+static json_t *rules_json(struct rate_rules *rules)
+{
+	json_t *all = json_array();
+
+	for (uint32_t i = 0; i < rate_rules_count(rules); i++) {
+		char shown[PATH_SHOWN_BYTES];
+		struct rate_rule rule;
+		uint32_t identities;
+		json_t *whole;
+
+		rate_rules_look(rules, i, &rule, &identities);
+		whole = limits_json(&rule.limits);
+		json_object_update_new(whole,
+			json_pack("{s:s, s:o, s:I}", "origin",
+				log_escape(shown, sizeof(shown), rule.origin, strlen(rule.origin)),
+				"connections_max", known(rule.connections_max), "identities",
+				(json_int_t)identities));
+		json_array_append_new(all, whole);
+	}
+	return all;
 }
 
 /* What the layers of a store have counted, by their names. */
@@ -326,12 +353,12 @@ json_t *stats_document(const struct server_view *view, int *code)
 		for (uint32_t i = 0; i < view->export_count; i++) {
 			json_array_append_new(exports, export_json(&summary, i));
 		}
-		document = json_pack("{s:s, s:I, s:f, s:f, s:o, s:o, s:o}", "version",
+		document = json_pack("{s:s, s:I, s:f, s:f, s:o, s:o, s:o, s:o}", "version",
 			GMBLOCK_VERSION, "pid", (json_int_t)getpid(), "uptime_seconds",
 			(double)(at_ns - view->start_ns) / 1e9, "clock_seconds",
 			(double)at_ns / 1e9, "uris", uris_json(view), "counters",
-			counters_json(&engine_counter_table, &summary.counters), "exports",
-			exports);
+			counters_json(&engine_counter_table, &summary.counters), "rates",
+			rules_json(view->rate_rules), "exports", exports);
 	}
 	summary_fini(&summary);
 	return document;

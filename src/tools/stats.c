@@ -524,23 +524,45 @@ static void show_page_cache_send(const json_t *entry)
 	}
 }
 
+static void show_limits(const char *label, const json_t *rate)
+{
+	double bytes = number(rate, NULL, "bytes_per_second");
+	double requests = number(rate, NULL, "requests_per_second");
+
+	if (bytes > 0) {
+		printf("%s: at most %.3f MB/s\n", label, bytes / 1e6);
+	}
+	if (requests > 0) {
+		printf("%s: at most %.0f requests/s\n", label, requests);
+	}
+}
+
 /* Its rate, if it has one, and how many have waited for it. */
 static void show_rate(const json_t *entry)
 {
 	const json_t *rate = json_object_get(entry, "rate");
-	double bytes = number(rate, NULL, "bytes_per_second");
-	double requests = number(rate, NULL, "requests_per_second");
 	double delayed = number(rate, NULL, "requests_delayed");
 
-	if (bytes > 0) {
-		printf("  rate: at most %.3f MB/s\n", bytes / 1e6);
-	}
-	if (requests > 0) {
-		printf("  rate: at most %.0f requests/s\n", requests);
-	}
+	show_limits("  rate", rate);
 	if (delayed > 0) {
 		printf("  rate: %.0f requests were delayed, by %.3f ms on average\n", delayed,
 			number(rate, NULL, "delay_ns") / delayed / 1e6);
+	}
+}
+
+/* The rules for identities that have connections now. */
+static void show_rules(const json_t *rules)
+{
+	for (size_t i = 0; i < json_array_size(rules); i++) {
+		const json_t *rule = json_array_get(rules, i);
+		double identities = number(rule, NULL, "identities");
+		char label[64];
+
+		if (identities > 0) {
+			snprintf(label, sizeof(label), "rule %zu, for each of %.0f identit%s",
+				i + 1, identities, identities > 1 ? "ies" : "y");
+			show_limits(label, rule);
+		}
 	}
 }
 
@@ -572,6 +594,7 @@ void stats_show(const json_t *document)
 	const json_t *exports = json_object_get(document, "exports");
 
 	show_head(document);
+	show_rules(json_object_get(document, "rates"));
 	for (size_t i = 0; i < json_array_size(exports); i++) {
 		const json_t *entry = json_array_get(exports, i);
 		const json_t *operations = json_object_get(entry, "operations");

@@ -1,7 +1,9 @@
 #!/usr/bin/python3
 """Rates of a real server: nothing begins earlier than they allow, on any thread and by any
 protocol; they change while clients wait; and who waits hears that the server lives."""
+import contextlib
 import json
+import os
 import struct
 
 import nbdmini
@@ -104,6 +106,70 @@ class Rate(support.Case):
         self.assertEqual(client.reply(), (7, 0))
         client.receive(MIB)
         self.assertEqual(self.stats()["exports"][0]["rate"]["requests_delayed"], 1)
+
+    def serve_rules(self, rules, *arguments, **options):
+        lines = "".join(f"  - {rule}\n" for rule in rules)
+        config = self.make_file("config", f"exports: [{{name: disk, path: memory:64M}}]\n"
+                                          f"rates:\n{lines}")
+        return self.serve("--config", config, *arguments, **options)
+
+    def test_identities(self):
+        """The first rule that holds limits each identity for itself, over all threads."""
+        other = os.getuid() + 1
+        server = self.serve_rules(
+            [f"{{uid: {other}, rate: 1K}}",
+             f"{{uid: {os.getuid()}, rate: requests=1000, connections: 4}}",
+             f"{{address: 127.0.0.0/8, rate: '{NEVER}'}}"],
+            "--threads", "2", "--listen", "nbd://127.0.0.1:0", uri_count=2)
+        before = self.stats()
+        uri = [uri for uri in server.uris if "unix" in uri][0]
+        code, _, errors = self.run_gmblock("bench", "--connections", "4", "--threads", "2",
+                                           "--depth", "16", "--seconds", SECONDS, uri)
+        self.assertEqual(code, 0, errors)
+        after = self.stats()
+        requests, _ = self.moved(before, after)
+        seconds = after["clock_seconds"] - before["clock_seconds"]
+        self.assertLessEqual(requests, 1000 * (seconds + 0.1) + 2)
+        self.assertGreater(requests, 0)
+        self.assertEqual([rule["identities"] for rule in after["rates"]], [0, 0, 0])
+        slow = nbdmini.open_export([uri for uri in server.uris if "unix" not in uri][0], b"disk")
+        self.addCleanup(slow.close)
+        slow.read(0, MIB)
+        slow.send_request(nbdmini.CMD_READ, 7, 0, MIB)
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(nbdmini.open_export(uri, b"disk")) for _ in range(4)]
+            clients[0].read(0, MIB)  # does not wait
+            told = self.stats()["rates"]
+            self.assertEqual([rule["identities"] for rule in told], [0, 1, 1])
+            self.assertEqual((told[1]["requests_per_second"], told[1]["connections_max"]),
+                             (1000, 4))
+            self.assertRegex(told[1]["origin"], r"/config:4$")
+            code, _, errors = self.run_gmblock("bench", "--seconds", "0.1", uri)
+            self.assertEqual(code, 1)
+            self.assertIn("as many connections as you may have", errors)
+            _, output, _ = self.run_gmblock("stats", self.control)
+            self.assertIn("rule 2, for each of 1 identity: at most 1000 requests/s", output)
+        code, output, errors = self.run_gmblock("rate", "--rule=3", "off", self.control)
+        self.assertEqual((code, output, errors), (0, "off\n", ""))
+        self.assertEqual(slow.reply(), (7, 0))
+        slow.receive(MIB)
+        self.check_refused(["rate", "--rule=4", "off", self.control], 1,
+                           "there is no rule 4; this server has 3 of them")
+        self.check_refused(["rate", "--rule=1", "--export=disk", "off", self.control], 2,
+                           "either --export or --rule")
+
+    def test_rules_that_are_wrong(self):
+        for rule, where, why in (
+                ("{uid: 1}", ":3:5: rates entry 1: ", "the key 'rate' is missing"),
+                ("{uid: 1, rate: fast}", ":3:20: rates entry 1, rate: ", "'fast' is not a rate"),
+                ("{rate: 1M, connections: 0}", ":3:29: rates entry 1, connections: ", "0 is out"),
+                ("{uid: all, rate: 1M}", ":3:11: rates entry 1, uid: ", "'all' is not"),
+                ("{uid: 1, address: 10.0.0.0/8, rate: 1M}", ":3:5: ", "make two rules of it"),
+                ("{rate: 1M, rights: rw}", ":3:16: rates entry 1: ", "unknown key 'rights'")):
+            config = self.make_file("config", "exports: [{name: disk, path: memory:1M}]\n"
+                                              f"rates:\n  - {rule}\n")
+            errors = self.check_refused(["serve", "--config", config], 1, why)
+            self.assertIn(config + where, errors, rule)
 
     def test_signs_of_life(self):
         server = self.serve("--export", f"=memory:1M,rate={NEVER}")

@@ -350,11 +350,25 @@ static void create_service(struct scenario *scenario, struct scenario_service *s
 	}
 }
 
+/* A client that asks for everything at once is served in seconds, or in minutes. */
+static struct rate_limits choose_rate(void)
+{
+	struct rate_limits limits = { .burst_ns = (10 + below(500)) * UINT64_C(1000000) };
+
+	if (percent(60)) {
+		limits.per_second[RATE_REQUESTS] = UINT64_C(100) << below(10);
+	}
+	if (percent(60)) {
+		limits.per_second[RATE_BYTES] = UINT64_C(4 << 20) << below(8);
+	}
+	return limits;
+}
+
 static void create_services(struct scenario *scenario)
 {
 	for (uint32_t i = 0; i < scenario->export_count; i++) {
 		struct scenario_export *export = &scenario->exports[i];
-		const struct export_options options = {
+		struct export_options options = {
 			.name = export->name,
 			.name_bytes = (uint32_t)strlen(export->name),
 			.description = i == 1 ? "the second one" : NULL,
@@ -364,6 +378,9 @@ static void create_services(struct scenario *scenario)
 		};
 		struct error error;
 
+		if (percent(10)) {
+			options.rate = choose_rate();
+		}
 		if (export_create(&options, &export->export, &error) != 0) {
 			model_fail("no export: %s", error.text);
 		}

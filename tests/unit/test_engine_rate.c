@@ -17,11 +17,18 @@ static void set_rate(struct world *world, const char *text)
 	engine_export_rate_changed(world->engine, world->export);
 }
 
+static void set_true(void *arg)
+{
+	*(bool *)arg = true;
+}
+
 static void run_for(uint64_t ns)
 {
-	uint64_t end_ns = sim_now_ns() + ns;
+	bool over = false;
 
-	while (sim_now_ns() < end_ns && sim_step()) {
+	sim_after(ns, set_true, &over);
+	while (!over) {
+		assert_true(sim_step());
 	}
 }
 
@@ -225,6 +232,86 @@ static void test_turns(void **state)
 	world_end(&world);
 }
 
+static void open_from(struct world *world, struct client *client, uint8_t host)
+{
+	client_connect_from(world, client, host);
+	client_choose(client, "");
+	wait_for(client, TALK_HELLO_BYTES);
+	client->got = 0;
+}
+
+/* Each identity has the rate of its rule for itself, and at most so many connections; a limited one
+ * takes nothing from the others, whatever the export's rate. */
+static void test_identities(void **state)
+{
+	enum { HOSTS = 3, CONNECTIONS = 2 };
+	const uint8_t not_encrypted = 0;
+	struct access_rule condition = { .origin = (char *)"rule" };
+	struct rate_rule rule = { .connections_max = CONNECTIONS, .origin = (char *)"rule" };
+	struct client clients[HOSTS][CONNECTIONS];
+	struct client other;
+	struct rate_rules *rules;
+	struct rate_rule found;
+	struct error error;
+	struct world world;
+	uint32_t identities;
+
+	(void)state;
+	assert_int_equal(rate_parse("requests=100:burst=10ms", &rule.limits, &error), 0);
+	assert_int_equal(access_rule_add(&condition, ACCESS_TLS, &not_encrypted, 1), 0);
+	assert_int_equal(rate_rules_create(&condition, &rule, 1, &rules), 0);
+	access_rule_fini(&(struct access_rule){ .condition_count = condition.condition_count,
+		.conditions = { condition.conditions[0] } });
+	world_begin(&world, 128, 1024);
+	world.engine->options.rate_rules = rules;
+	for (uint8_t host = 0; host < HOSTS; host++) {
+		for (int i = 0; i < CONNECTIONS; i++) {
+			open_from(&world, &clients[host][i], host);
+			ask_many(&clients[host][i], NBD_CMD_READ, 0, READ_BYTES, 400);
+		}
+	}
+	open_from(&world, &other, 0);
+	assert_true(other.closed); /* one more than it may have */
+	sim_socket_close(other.fd);
+	assert_in_range(answers_in_a_second(&clients[0][0], ANSWER_BYTES), 48, 52);
+	for (int host = 0; host < HOSTS; host++) {
+		for (int i = 0; i < CONNECTIONS; i++) {
+			assert_in_range(answers(&clients[host][i]), 97, 103);
+		}
+	}
+	rate_rules_look(rules, 0, &found, &identities);
+	assert_int_equal(identities, HOSTS);
+	assert_int_equal(found.limits.per_second[RATE_REQUESTS], 100);
+
+	assert_int_equal(rate_parse("requests=10:burst=10ms", &rule.limits, &error), 0);
+	rate_rules_set(rules, 0, &rule.limits, sim_now_ns());
+	engine_rates_changed(world.engine);
+	set_rate(&world, "requests=1000:burst=10ms");
+	assert_in_range(answers_in_a_second(&clients[0][0], ANSWER_BYTES), 4, 6);
+	assert_in_range(answers(&clients[1][0]), 106, 114);
+	for (int i = 0; i < CONNECTIONS; i++) {
+		sim_socket_close(clients[0][i].fd);
+	}
+	run_for(SECOND_NS);
+	open_from(&world, &clients[0][0], 0); /* it may again */
+	assert_false(clients[0][0].closed);
+	assert_int_equal(rate_parse("off", &rule.limits, &error), 0);
+	rate_rules_set(rules, 0, &rule.limits, sim_now_ns());
+	engine_rates_changed(world.engine);
+	take_for(&clients[1][0], 2 * SECOND_NS);
+	assert_int_equal(answers(&clients[1][0]), 400);
+	sim_socket_close(clients[0][0].fd);
+	for (int host = 1; host < HOSTS; host++) {
+		for (int i = 0; i < CONNECTIONS; i++) {
+			sim_socket_close(clients[host][i].fd);
+		}
+	}
+	world_end(&world);
+	rate_rules_look(rules, 0, &found, &identities);
+	assert_int_equal(identities, 0);
+	rate_rules_destroy(rules);
+}
+
 /* What waits when the server stops is refused, and its clients are not kept waiting. */
 static void test_stop(void **state)
 {
@@ -307,6 +394,7 @@ int main(void)
 		cmocka_unit_test(test_a_request_longer_than_the_burst),
 		cmocka_unit_test(test_what_a_client_that_waits_has),
 		cmocka_unit_test(test_turns),
+		cmocka_unit_test(test_identities),
 		cmocka_unit_test(test_stop),
 		cmocka_unit_test(test_texts),
 	};

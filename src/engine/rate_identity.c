@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/rate_identity.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BUCKETS = 1024 };
+
+struct rate_rules {
+	struct access *conditions; /* whose rights are indexes of rules, from 1 */
+	pthread_mutex_t lock;	   /* of all that follows */
+	uint32_t count;
+	struct rate_rule *rules;
+	uint32_t *identity_counts; /* of each rule */
+	struct list_node identities[BUCKETS];
+};
+
+static int copy_rules(struct rate_rules *rules, const struct access_rule *conditions,
+	const struct rate_rule *from)
+{
+	struct access_rule *numbered = calloc(MAX(rules->count, 1U), sizeof(*numbered));
+	int rc = numbered != NULL ? 0 : -ENOMEM;
+
+	for (uint32_t i = 0; i < rules->count && rc == 0; i++) {
+		numbered[i] = conditions[i]; /* which is only read */
+		numbered[i].rights = i + 1;
+		rules->rules[i] = from[i];
+		rules->rules[i].origin = strdup(from[i].origin);
+		rc = rules->rules[i].origin != NULL ? 0 : -ENOMEM;
+	}
+	if (rc == 0) {
+		rc = access_create(numbered, rules->count, &rules->conditions);
+	}
+	free(numbered);
+	return rc;
+}
+
+int rate_rules_create(const struct access_rule *conditions, const struct rate_rule *from,
+	uint32_t count, struct rate_rules **rules_out)
+{
+	struct rate_rules *rules = calloc(1, sizeof(*rules));
+	int rc;
+
+	if (rules == NULL) {
+		return -ENOMEM;
+	}
+	pthread_mutex_init(&rules->lock, NULL);
+	for (int i = 0; i < BUCKETS; i++) {
+		list_init(&rules->identities[i]);
+	}
+	rules->count = count;
+	rules->rules = calloc(MAX(count, 1U), sizeof(*rules->rules));
+	rules->identity_counts = calloc(MAX(count, 1U), sizeof(*rules->identity_counts));
+	rc = rules->rules != NULL && rules->identity_counts != NULL
+		     ? copy_rules(rules, conditions, from)
+		     : -ENOMEM;
+	if (rc < 0) {
+		rate_rules_destroy(rules);
+		return rc;
+	}
+	*rules_out = rules;
+	return 0;
+}
+
+void rate_rules_destroy(struct rate_rules *rules)
+{
+	if (rules == NULL) {
+		return;
+	}
+	for (int i = 0; i < BUCKETS; i++) {
+		GMB_ASSERT(list_is_empty(&rules->identities[i]));
+	}
+	for (uint32_t i = 0; rules->rules != NULL && i < rules->count; i++) {
+		free(rules->rules[i].origin);
+	}
+	free(rules->rules);
+	free(rules->identity_counts);
+	access_put(rules->conditions);
+	pthread_mutex_destroy(&rules->lock);
+	free(rules);
+}
+
+/* FNV-1a: whoever could choose principals that collide has many already. */
+static struct list_node *bucket_of(
+	struct rate_rules *rules, const struct takeover_principal *principal)
+{
+	uint32_t hash = 2166136261U;
+
+	for (size_t i = 0; i < sizeof(principal->bytes); i++) {
+		hash = (hash ^ principal->bytes[i]) * 16777619U;
+	}
+	return &rules->identities[hash % BUCKETS];
+}
+
+/* Under the lock. */
+static struct rate_identity *find(
+	struct rate_rules *rules, const struct takeover_principal *principal, uint32_t rule)
+{
+	list_for_each(node, bucket_of(rules, principal))
+	{
+		struct rate_identity *identity = list_entry(node, struct rate_identity, node);
+
+		if (identity->rule == rule &&
+			memcmp(&identity->principal, principal, sizeof(*principal)) == 0) {
+			return identity;
+		}
+	}
+	return NULL;
+}
+
+/* Under the lock. NULL: no memory. */
+static struct rate_identity *add(
+	struct rate_rules *rules, const struct takeover_principal *principal, uint32_t rule)
+{
+	struct rate_identity *identity = calloc(1, sizeof(*identity));
+
+	if (identity != NULL) {
+		identity->principal = *principal;
+		identity->rule = rule;
+		rules->identity_counts[rule]++;
+		rate_set(&identity->rate, &rules->rules[rule].limits, 0);
+		list_push_front(bucket_of(rules, principal), &identity->node);
+	}
+	return identity;
+}
+
+int rate_identity_get(struct rate_rules *rules, const struct access_subject *subject,
+	const struct takeover_principal *principal, struct rate_identity **identity_out)
+{
+	struct rate_identity *identity;
+	uint32_t connections_max;
+	uint32_t rule;
+	int rc = 0;
+
+	*identity_out = NULL;
+	rule = rules != NULL ? access_look(rules->conditions, subject).rights : 0;
+	if (rule == 0) {
+		return 0;
+	}
+	pthread_mutex_lock(&rules->lock);
+	connections_max = rules->rules[rule - 1].connections_max;
+	identity = find(rules, principal, rule - 1);
+	if (identity == NULL) {
+		identity = add(rules, principal, rule - 1);
+	}
+	if (identity == NULL) {
+		rc = -ENOMEM;
+	} else if (connections_max != 0 && identity->session_count >= connections_max) {
+		rc = -EUSERS;
+	} else {
+		identity->session_count++;
+		*identity_out = identity;
+	}
+	pthread_mutex_unlock(&rules->lock);
+	return rc;
+}
+
+void rate_identity_put(struct rate_rules *rules, struct rate_identity *identity)
+{
+	if (identity == NULL) {
+		return;
+	}
+	pthread_mutex_lock(&rules->lock);
+	GMB_ASSERT(identity->session_count > 0);
+	if (--identity->session_count == 0) {
+		rules->identity_counts[identity->rule]--;
+		list_remove(&identity->node);
+		free(identity);
+	}
+	pthread_mutex_unlock(&rules->lock);
+}
+
+uint32_t rate_rules_count(const struct rate_rules *rules)
+{
+	return rules != NULL ? rules->count : 0;
+}
+
+void rate_rules_look(struct rate_rules *rules, uint32_t index, struct rate_rule *rule_out,
+	uint32_t *identities_out)
+{
+	GMB_ASSERT(index < rules->count);
+	pthread_mutex_lock(&rules->lock);
+	*rule_out = rules->rules[index];
+	*identities_out = rules->identity_counts[index];
+	pthread_mutex_unlock(&rules->lock);
+}
+
+void rate_rules_set(
+	struct rate_rules *rules, uint32_t index, const struct rate_limits *limits, uint64_t now_ns)
+{
+	GMB_ASSERT(index < rules->count);
+	pthread_mutex_lock(&rules->lock);
+	rules->rules[index].limits = *limits;
+	for (int i = 0; i < BUCKETS; i++) {
+		list_for_each(node, &rules->identities[i])
+		{
+			struct rate_identity *identity =
+				list_entry(node, struct rate_identity, node);
+
+			if (identity->rule == index) {
+				rate_set(&identity->rate, limits, now_ns);
+			}
+		}
+	}
+	pthread_mutex_unlock(&rules->lock);
+}
