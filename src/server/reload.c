@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 
 #define LOOK_S	 60
@@ -106,10 +107,16 @@ static void use_rules(struct reload *reload, struct access **rules)
 	free(rules);
 }
 
+/* Of all engines, one after the other. */
+struct review {
+	uint32_t ended;
+	struct log_limit log_limit;
+};
+
 /* On a reactor's thread. */
 static bool may_stay(void *context, const struct session *session)
 {
-	uint32_t *ended = context;
+	struct review *review = context;
 	struct tls_context *tls;
 	struct error error;
 	int rc;
@@ -121,9 +128,10 @@ static bool may_stay(void *context, const struct session *session)
 	rc = tls_context_recheck(tls, session->peer.proved, &error);
 	tls_context_put(tls);
 	if (rc < 0) {
-		log_warning("client %s, %s, is disconnected: %s", session->peer.text,
+		log_limited(&review->log_limit, clock_now_ns(), LOG_LEVEL_WARNING,
+			"client %s, %s, is disconnected: %s", session->peer.text,
 			session->peer.proved->text, error.text);
-		++*ended;
+		review->ended++;
 	}
 	return rc == 0;
 }
@@ -138,6 +146,7 @@ static void review_sessions(struct engine *engine, void *context)
 static int reload_apply(
 	struct reload *reload, struct reload_news *news, uint32_t *ended, struct error *error)
 {
+	struct review review = { 0 };
 	int result = 0;
 
 	credentials_use(reload->options.credentials, news->credentials);
@@ -146,7 +155,7 @@ static int reload_apply(
 	}
 	*news = (struct reload_news){ 0 };
 	for (uint32_t i = 0; i < reload->options.reactor_count; i++) {
-		int rc = reactor_call(reload->options.reactors[i], review_sessions, ended);
+		int rc = reactor_call(reload->options.reactors[i], review_sessions, &review);
 
 		if (rc < 0) {
 			result = error_set(error, rc,
@@ -156,6 +165,7 @@ static int reload_apply(
 						 : strerror(-rc));
 		}
 	}
+	*ended = review.ended;
 	return result;
 }
 
