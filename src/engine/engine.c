@@ -132,8 +132,9 @@ static struct engine_peer *peer_get(struct engine *engine, const struct peer_ide
 	if (peer != NULL) {
 		peer->identity = *identity;
 		peer->session_count = 1;
-		list_init(&peer->silent);
-		list_init(&peer->spoken);
+		for (int i = 0; i < NEWCOMER_COUNT; i++) {
+			list_init(&peer->newcomers[i]);
+		}
 		path_peer_init(&peer->path);
 		turn_group_init(&peer->blocked);
 		list_push_front(&engine->peers, &peer->node);
@@ -427,8 +428,20 @@ static void *service_of(const struct engine *engine, const struct session_kind *
 	return engine->services[i];
 }
 
-/* Whose handshake ends for another one: that of the peer with the most, the newcomer counted; the
- * oldest that has said nothing, else the oldest. Of equal peers, first those with a silent one. */
+/* The oldest of those who have done least. */
+static struct session *newcomer_to_end(const struct engine_peer *peer)
+{
+	struct list_node *oldest = NULL;
+
+	for (int i = 0; oldest == NULL && i < NEWCOMER_COUNT; i++) {
+		oldest = list_first(&peer->newcomers[i]);
+	}
+	GMB_ASSERT(oldest != NULL);
+	return list_entry(oldest, struct session, handshake_node);
+}
+
+/* Whose handshake ends for another one: that of the peer with the most, the newcomer counted; and
+ * of equal peers, of the one where somebody has done least. */
 static struct session *handshake_to_end(const struct engine *engine)
 {
 	struct session *found = NULL;
@@ -438,18 +451,16 @@ static struct session *handshake_to_end(const struct engine *engine)
 	{
 		const struct engine_peer *peer = list_entry(node, struct engine_peer, node);
 		uint32_t count = peer->handshake_count + (peer == engine->accepted_peer);
-		struct list_node *oldest = list_first(&peer->silent);
 		struct session *session;
 
 		if (peer->handshake_count == 0 || count < most) {
 			continue;
 		}
-		session = list_entry(oldest != NULL ? oldest : list_first(&peer->spoken),
-			struct session, handshake_node);
+		session = newcomer_to_end(peer);
 		if (found == NULL || count > most ||
-			(session->has_spoken == found->has_spoken
+			(session->newcomer == found->newcomer
 					? session->deadline_ns < found->deadline_ns
-					: found->has_spoken)) {
+					: session->newcomer < found->newcomer)) {
 			found = session;
 			most = count;
 		}

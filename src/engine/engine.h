@@ -203,14 +203,22 @@ enum session_state {
 	SESSION_STATE_COUNT
 };
 
+/* How far a session is that has not chosen an export. When places for handshakes are scarce, those
+ * who have done less go first. */
+enum newcomer {
+	NEWCOMER_SILENT, /* not a byte has come from the peer */
+	NEWCOMER_SPOKEN,
+	NEWCOMER_IDENTIFIED, /* by TLS, which has cost the peer as much as us */
+	NEWCOMER_COUNT
+};
+
 /* The sessions of one peer. */
 struct engine_peer {
 	struct list_node node; /* in engine->peers */
 	struct peer_identity identity;
 	uint32_t session_count;
 	uint32_t handshake_count;
-	struct list_node silent; /* handshakes without a byte from the peer, oldest first */
-	struct list_node spoken; /* the others, by their first byte */
+	struct list_node newcomers[NEWCOMER_COUNT]; /* oldest first */
 	struct path_peer path;
 	struct turn_group blocked;
 };
@@ -251,8 +259,8 @@ struct session {
 	uint64_t stop_deadline_ns;
 	struct list_node node;		 /* in engine->sessions */
 	struct list_node deadline_node;	 /* in engine->handshakes or ->lingering, oldest first */
-	struct list_node handshake_node; /* in of_peer->silent or ->spoken */
-	bool has_spoken;
+	struct list_node handshake_node; /* in of_peer->newcomers */
+	enum newcomer newcomer;
 	struct list_node dirty_node;  /* in engine->dirty */
 	struct turn blocked_turn;     /* in engine->blocked */
 	struct list_node ending_node; /* in engine->ending */
@@ -274,8 +282,7 @@ struct engine_export *session_export_find(
 /* The first export whose serial is not lower, to list them across other events. Serials tell of
  * hidden exports: they are not for the peer. */
 struct engine_export *session_export_from(struct session *session, uint64_t serial);
-/* NEGOTIATING: something has come from the peer. When places for handshakes are scarce, sessions
- * that have said nothing go first. More than once does no harm. */
+/* NEGOTIATING: something has come from the peer. More than once does no harm. */
 void session_has_spoken(struct session *session);
 /* Asserts the edge. TERMINATING and LINGERING have functions of their own. */
 void session_set_state(struct session *session, enum session_state state);

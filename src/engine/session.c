@@ -90,11 +90,21 @@ static struct takeover_principal principal_of(const struct peer *peer)
 	return principal;
 }
 
+static void newcomer_advance(struct session *session, enum newcomer to)
+{
+	if (session->newcomer < to) {
+		session->newcomer = to;
+		list_remove(&session->handshake_node);
+		list_push_back(&session->of_peer->newcomers[to], &session->handshake_node);
+	}
+}
+
 void session_identify(struct session *session, struct identity *identity)
 {
 	GMB_ASSERT(session->state == SESSION_NEGOTIATING && session->peer.proved == NULL);
 	identity_get(identity);
 	session->peer.proved = identity;
+	newcomer_advance(session, NEWCOMER_IDENTIFIED);
 	/* The name that it gave itself in clear counts no more. */
 	takeover_give_up(&session->member);
 	takeover_leave(&session->member);
@@ -111,11 +121,7 @@ void session_identify(struct session *session, struct identity *identity)
 void session_has_spoken(struct session *session)
 {
 	GMB_ASSERT(session->state == SESSION_NEGOTIATING);
-	if (!session->has_spoken) {
-		session->has_spoken = true;
-		list_remove(&session->handshake_node);
-		list_push_back(&session->of_peer->spoken, &session->handshake_node);
-	}
+	newcomer_advance(session, NEWCOMER_SPOKEN);
 }
 
 static void member_end(struct takeover_member *member)
@@ -168,7 +174,7 @@ void session_init(struct session *session, struct engine *engine, const struct e
 	list_push_back(&engine->sessions, &session->node);
 	list_push_back(&engine->handshakes, &session->deadline_node);
 	session->of_peer->handshake_count++;
-	list_push_back(&session->of_peer->silent, &session->handshake_node);
+	list_push_back(&session->of_peer->newcomers[NEWCOMER_SILENT], &session->handshake_node);
 	engine->counters.sessions_accepted++;
 	engine->counters.sessions++;
 	engine->counters.handshakes++;

@@ -455,6 +455,7 @@ static void begin_person(struct session *session, struct world *world)
 		.kind = &nbd_session_kind,
 		.engine = world->engine,
 		.peer = { .text = "person" },
+		.newcomer = NEWCOMER_IDENTIFIED,
 		.member = { .ring = world->ring, .end = count_end, .wake = count_end },
 	};
 }
@@ -540,20 +541,32 @@ static void test_a_connection_is_replaced_by_its_own_peer(void **state)
 	world_end(&world);
 }
 
-/* Silent connections, of which the last ones stay; each is closed once it was seen. */
-static void flood(struct world *world, uint8_t host)
+/* Connections that say nothing, or one byte of the flags, which begin with zeroes. The last ones
+ * stay; each is closed once it was seen. */
+static struct session *newest(const struct world *world)
 {
-	static struct client silent[FLOOD];
+	return list_entry(world->engine->sessions.prev, struct session, node);
+}
+
+static void flood(struct world *world, uint8_t host, bool they_speak)
+{
+	static struct client strangers[FLOOD];
 
 	for (int i = 0; i < FLOOD; i++) {
-		client_connect_from(world, &silent[i], host);
-		wait_for(&silent[i], sizeof(struct nbd_wire_greeting));
+		client_connect_from(world, &strangers[i], host);
+		wait_for(&strangers[i], sizeof(struct nbd_wire_greeting));
+		if (they_speak) {
+			sim_socket_write(strangers[i].fd, "", 1);
+			while (newest(world)->newcomer == NEWCOMER_SILENT) {
+				assert_true(sim_step());
+			}
+		}
 	}
 	for (int i = 0; i < FLOOD - HANDSHAKES; i++) {
-		run_until_closed(&silent[i]);
+		run_until_closed(&strangers[i]);
 	}
 	for (int i = FLOOD - HANDSHAKES; i < FLOOD; i++) {
-		sim_socket_close(silent[i].fd);
+		sim_socket_close(strangers[i].fd);
 	}
 }
 
@@ -584,9 +597,28 @@ static void test_slow_handshakes_survive_a_flood(void **state)
 	sim_socket_write(same.fd, "", 1); /* of the flags, which begin with zeroes */
 	wait_for(&other, sizeof(struct nbd_wire_greeting));
 	wait_for(&same, sizeof(struct nbd_wire_greeting));
-	flood(&world, 2);
+	flood(&world, 2, false);
 	finish_handshake(&other, 0);
 	finish_handshake(&same, 1);
+	world_end(&world);
+}
+
+/* Strangers speak as well, and one of the same host was identified by TLS before. */
+static void test_an_identified_newcomer_survives_a_flood(void **state)
+{
+	struct client client;
+	struct world world;
+
+	(void)state;
+	world_begin(&world, 16, 64);
+	log_set_level(LOG_LEVEL_ERROR);
+	world.engine->limits.handshakes_max = HANDSHAKES + 1;
+	client_connect_from(&world, &client, 2);
+	sim_socket_write(client.fd, "", 1);
+	wait_for(&client, sizeof(struct nbd_wire_greeting));
+	encrypt(newest(&world), 0);
+	flood(&world, 2, true);
+	finish_handshake(&client, 1);
 	world_end(&world);
 }
 
@@ -604,6 +636,7 @@ int main(void)
 		cmocka_unit_test(test_hidden_exports_are_passed_over),
 		cmocka_unit_test(test_a_connection_is_replaced_by_its_own_peer),
 		cmocka_unit_test(test_slow_handshakes_survive_a_flood),
+		cmocka_unit_test(test_an_identified_newcomer_survives_a_flood),
 	};
 
 	stores_register();
