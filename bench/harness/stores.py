@@ -94,7 +94,7 @@ class Disks:
         self._size_bytes = size_bytes
         self._folder_of_file = folder
         self._loop = None
-        self._file_fd = -1
+        self._file = None
 
     def __enter__(self):
         return self
@@ -102,8 +102,8 @@ class Disks:
     def __exit__(self, *_):
         if self._loop is not None:
             self._loop.close()
-        if self._file_fd >= 0:
-            os.close(self._file_fd)
+        if self._file is not None:
+            self._file.close()
 
     def loop(self):
         if self._loop is None:
@@ -111,7 +111,7 @@ class Disks:
         return self._loop
 
     def file(self):
-        if self._file_fd < 0:
+        if self._file is None:
             base = self._folder_of_file
             kind = file_system_of(base)
             if kind in MEMORY_FILE_SYSTEMS:
@@ -119,18 +119,17 @@ class Disks:
                                       % (base, kind))
             if shutil.disk_usage(base).free < 2 * self._size_bytes:
                 raise rig.Unavailable("there is too little room in %s (--folder)" % base)
-            self._file_fd = nameless_file(base, self._size_bytes)
-        return "/proc/%d/fd/%d" % (os.getpid(), self._file_fd)
+            self._file = cold_file(base, self._size_bytes)
+        return self._file.name
 
 
-def nameless_file(folder, size_bytes):
-    """Random bytes, on the disk and not in the page cache; the descriptor."""
-    with tempfile.NamedTemporaryFile(prefix="gmblock-bench-", dir=folder) as made:
-        rig.fill(made.name, size_bytes)
-        fd = os.open(made.name, os.O_RDONLY | os.O_CLOEXEC)
-    os.fsync(fd)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    return fd
+def cold_file(folder, size_bytes):
+    """Random bytes, on the disk and not in the page cache; removed when it is closed."""
+    made = tempfile.NamedTemporaryFile(prefix="gmblock-bench-", dir=folder)
+    rig.fill(made.name, size_bytes)
+    os.fsync(made.fileno())
+    os.posix_fadvise(made.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return made
 
 
 def file_system_of(folder):

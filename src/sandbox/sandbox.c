@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "sandbox/layers.h"
@@ -53,6 +54,9 @@ static int add_rule(struct sandbox *sandbox, char *path, uint32_t access, struct
 static int resolve(const char *path, char **real_out, struct error *error)
 {
 	*real_out = realpath(path, NULL);
+	if (*real_out == NULL && errno == ENOENT && access(path, F_OK) == 0) {
+		*real_out = strdup(path); /* /dev/fd/3, of a file that was removed */
+	}
 	return *real_out == NULL && errno == ENOMEM
 		       ? error_set(error, -ENOMEM, "no memory for the rules of the sandbox")
 		       : 0;
@@ -96,7 +100,7 @@ int sandbox_allow_beside(
 		return rc;
 	}
 	slash = strrchr(real, '/');
-	if (stat(real, &status) == 0 && S_ISREG(status.st_mode)) {
+	if (stat(real, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink > 0) {
 		*slash = '\0';
 		if (is_broad(real)) {
 			*slash = '/';

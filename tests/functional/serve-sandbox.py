@@ -60,6 +60,16 @@ class Sandbox(support.Case):
         self.assertIn("sandbox: " + " and ".join(words), errors)
         self.assertEqual(os.listdir(self.folder), ["disk.img"])
 
+    def test_a_disk_without_a_name(self):
+        image = os.open(self.image(), os.O_RDWR)
+        self.addCleanup(os.close, image)
+        os.unlink(self.path("disk.img"))
+        server = self.start_unix(f"/dev/fd/{image}", "--threads", "2", pass_fds=[image])
+        with nbdmini.open_export(server.uri) as client:
+            client.write(4096, b"x" * 4096)
+            self.assertEqual(client.read(4096, 4096), b"x" * 4096)
+        self.assertEqual(server.stop()[0], 0)
+
     def test_credentials(self):
         """Workers of handshakes are bound, and files elsewhere are refused with the reason."""
         certificates = self.path("credentials")
