@@ -53,12 +53,14 @@ static void forget(const struct session *session, enum resource resource)
 	turns->peer_turns[session->peer.id] = 0;
 }
 
-/* The session has waited, held so much, and gets more. */
-static void take_turn(const struct session *taker, enum resource resource, uint64_t held)
+/* The session has waited, held so much, and gets more. is_small: of what those who wait for more
+ * could not have had; a turn of its peer all the same. */
+static void take_turn(
+	const struct session *taker, enum resource resource, uint64_t held, bool is_small)
 {
 	struct fairness_turns *turns = turns_of(taker, resource);
 
-	turns->count++;
+	turns->count += !is_small;
 	forget(taker, resource);
 	list_for_each(node, &taker->engine->sessions)
 	{
@@ -68,7 +70,7 @@ static void take_turn(const struct session *taker, enum resource resource, uint6
 		if (other == taker || !waits(other, resource)) {
 			continue;
 		}
-		if (other->chosen == taker->chosen && holds(other, resource) <= held &&
+		if (!is_small && other->chosen == taker->chosen && holds(other, resource) <= held &&
 			++*passed > 1 + turns->peer_turns[other->peer.id]) {
 			model_fail("client %" PRIu64 " waits for %s and holds %" PRIu64
 				   ": client %" PRIu64 ", which held %" PRIu64
@@ -87,7 +89,7 @@ static void resume(struct session *session)
 	forget(session, PLACES); /* it is his turn */
 	nbd_session_kind.resume(session);
 	if (session->inflight_count > MAX(held, 1U)) { /* more than his own */
-		take_turn(session, PLACES, held);
+		take_turn(session, PLACES, held, false);
 	}
 }
 
@@ -118,8 +120,8 @@ static void watch_again(struct path_request *request)
 	}
 	/* Less than the smallest piece may fit where that does not; and parts of one request may
 	 * be short of another arena than those of the next. */
-	if (!scenario->twin && client->held_bytes >= held + PATH_PART_BYTES_MIN) {
-		take_turn(session, MEMORY, held);
+	if (!scenario->twin && client->held_bytes > held) {
+		take_turn(session, MEMORY, held, client->held_bytes < held + PATH_PART_BYTES_MIN);
 	}
 }
 

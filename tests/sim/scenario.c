@@ -350,7 +350,7 @@ static void create_service(struct scenario *scenario, struct scenario_service *s
 	}
 }
 
-/* A client that asks for everything at once is served in seconds, or in minutes. */
+/* A client that zeroes a large disk is served in minutes. */
 static struct rate_limits choose_rate(void)
 {
 	struct rate_limits limits = { .burst_ns = (10 + below(500)) * UINT64_C(1000000) };
@@ -359,7 +359,7 @@ static struct rate_limits choose_rate(void)
 		limits.per_second[RATE_REQUESTS] = UINT64_C(100) << below(10);
 	}
 	if (percent(60)) {
-		limits.per_second[RATE_BYTES] = UINT64_C(4 << 20) << below(8);
+		limits.per_second[RATE_BYTES] = UINT64_C(256 << 20) << below(5);
 	}
 	return limits;
 }
