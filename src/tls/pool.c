@@ -109,7 +109,16 @@ static struct list_node *bucket_of(struct tls_pool *pool, const uint8_t *key)
 	return &pool->buckets[hash % BUCKETS];
 }
 
-/* NULL: out of memory. Not idle any more. */
+/* In the list of idle sources, as the one used last, or out of it. */
+static void source_counted(struct tls_pool *pool, struct tls_source *source)
+{
+	list_remove(&source->idle_node);
+	if (source->held == 0 && source->waiting == 0) {
+		list_push_back(&pool->idle_sources, &source->idle_node);
+	}
+}
+
+/* NULL: out of memory. An idle one may be forgotten by the next call. */
 static struct tls_source *source_get(struct tls_pool *pool, const uint8_t *key)
 {
 	struct list_node *bucket = bucket_of(pool, key);
@@ -119,7 +128,7 @@ static struct tls_source *source_get(struct tls_pool *pool, const uint8_t *key)
 	{
 		source = list_entry(node, struct tls_source, bucket_node);
 		if (memcmp(source->key, key, TLS_SOURCE_BYTES) == 0) {
-			list_remove(&source->idle_node);
+			source_counted(pool, source);
 			return source;
 		}
 	}
@@ -138,14 +147,8 @@ static struct tls_source *source_get(struct tls_pool *pool, const uint8_t *key)
 	memcpy(source->key, key, TLS_SOURCE_BYTES);
 	list_init(&source->idle_node);
 	list_push_front(bucket, &source->bucket_node);
+	source_counted(pool, source);
 	return source;
-}
-
-static void source_put(struct tls_pool *pool, struct tls_source *source)
-{
-	if (source->held == 0 && source->waiting == 0) {
-		list_push_back(&pool->idle_sources, &source->idle_node);
-	}
 }
 
 /* How long it has to wait before another of its handshakes may fail. */
@@ -196,6 +199,7 @@ static void place_hold(struct tls_pool *pool, struct tls_place *place)
 	pool->held_count++;
 	if (place->of != NULL) {
 		place->of->held++;
+		source_counted(pool, place->of);
 	}
 }
 
@@ -206,6 +210,7 @@ static void place_wait(struct tls_pool *pool, struct tls_place *place)
 	pool->waiting_count++;
 	if (place->of != NULL) {
 		place->of->waiting++;
+		source_counted(pool, place->of);
 	}
 }
 
@@ -226,6 +231,7 @@ static void place_leave(struct tls_pool *pool, struct tls_place *place)
 		} else {
 			place->of->held--;
 		}
+		source_counted(pool, place->of);
 	}
 }
 
@@ -269,7 +275,6 @@ static void refuse_one(struct tls_pool *pool)
 	}
 	if (refused != NULL) {
 		place_leave(pool, refused);
-		source_put(pool, refused->of);
 		refused->of = NULL;
 		place_tell(refused, -EAGAIN);
 	}
@@ -284,7 +289,6 @@ static int take_locked(struct tls_pool *pool, struct tls_place *place, uint64_t 
 		}
 		*wait_ns_out = source_wait_ns(place->of, ring_now_ns(place->ring));
 		if (*wait_ns_out > 0) {
-			source_put(pool, place->of);
 			return -EBUSY;
 		}
 	}
@@ -328,12 +332,9 @@ void tls_place_give(struct tls_place *place, bool failed)
 
 		place_leave(pool, place);
 		place->of = NULL;
-		if (source != NULL) {
-			if (failed) {
-				source->paid_ns = MAX(source->paid_ns, ring_now_ns(place->ring)) +
-						  TLS_FAILURE_INTERVAL_MS * NS_PER_MS;
-			}
-			source_put(pool, source);
+		if (source != NULL && failed) {
+			source->paid_ns = MAX(source->paid_ns, ring_now_ns(place->ring)) +
+					  TLS_FAILURE_INTERVAL_MS * NS_PER_MS;
 		}
 		places_grant(pool);
 	}

@@ -156,6 +156,78 @@ static void test_a_full_queue_takes_from_the_most_frequent(void **state)
 	free(waiting);
 }
 
+/* The one that is refused may be of the source that comes: its share is counted on. */
+static void test_a_full_queue_takes_from_the_source_that_comes(void **state)
+{
+	struct holder *holders = calloc(TLS_HANDSHAKES_MAX, sizeof(*holders));
+	struct holder *waiting = calloc(TLS_WAITING_MAX, sizeof(*waiting));
+	struct holder again;
+	struct holder other;
+
+	assert_true(holders != NULL && waiting != NULL);
+	for (uint32_t i = 0; i < TLS_HANDSHAKES_MAX; i++) {
+		assert_int_equal(take(*state, &holders[i], 100 + i), 0);
+	}
+	for (uint32_t i = 0; i < TLS_WAITING_MAX; i++) {
+		assert_int_equal(take(*state, &waiting[i], 1000 + i), -EINPROGRESS);
+	}
+	assert_int_equal(take(*state, &again, 1000), -EINPROGRESS);
+	pass_ms(*state, 1);
+	assert_int_equal(waiting[0].result, -EAGAIN);
+	assert_int_equal(again.result, NOT_YET);
+	for (uint32_t i = 0; i < TLS_HANDSHAKES_MAX; i++) {
+		give(*state, &holders[i], false);
+	}
+	for (uint32_t i = 0; i < TLS_WAITING_MAX; i++) {
+		give(*state, &waiting[i], false);
+	}
+	pass_ms(*state, 1);
+	assert_int_equal(again.result, 0);
+	/* All others are forgotten meanwhile, and this one is not. */
+	for (uint32_t i = 0; i < 2 * TLS_SOURCES_MAX; i++) {
+		assert_int_equal(take(*state, &other, 10000 + i), 0);
+		give(*state, &other, false);
+	}
+	for (uint32_t i = 1; i < TLS_HANDSHAKES_PER_SOURCE_MAX; i++) {
+		assert_int_equal(take(*state, &holders[i], 1000), 0);
+	}
+	assert_int_equal(take(*state, &other, 1000), -EINPROGRESS);
+	give(*state, &other, false);
+	for (uint32_t i = 1; i < TLS_HANDSHAKES_PER_SOURCE_MAX; i++) {
+		give(*state, &holders[i], false);
+	}
+	give(*state, &again, false);
+	free(holders);
+	free(waiting);
+}
+
+/* Our own are not refused for others, and who is sent away leaves nothing behind. */
+static void test_a_queue_full_of_our_own_takes_nobody(void **state)
+{
+	struct holder *holders = calloc(TLS_HANDSHAKES_MAX, sizeof(*holders));
+	struct holder *waiting = calloc(TLS_WAITING_MAX, sizeof(*waiting));
+	struct holder other;
+
+	assert_true(holders != NULL && waiting != NULL);
+	for (uint32_t i = 0; i < TLS_HANDSHAKES_MAX; i++) {
+		assert_int_equal(take(*state, &holders[i], OURSELVES), 0);
+	}
+	for (uint32_t i = 0; i < TLS_WAITING_MAX; i++) {
+		assert_int_equal(take(*state, &waiting[i], OURSELVES), -EINPROGRESS);
+	}
+	for (uint32_t i = 0; i < 2 * TLS_SOURCES_MAX; i++) {
+		assert_int_equal(take(*state, &other, 1000 + i), -EAGAIN);
+	}
+	for (uint32_t i = 0; i < TLS_HANDSHAKES_MAX; i++) {
+		give(*state, &holders[i], false);
+	}
+	for (uint32_t i = 0; i < TLS_WAITING_MAX; i++) {
+		give(*state, &waiting[i], false);
+	}
+	free(holders);
+	free(waiting);
+}
+
 static void test_failures_cost_their_source(void **state)
 {
 	struct fixture *fixture = *state;
@@ -350,6 +422,10 @@ int main(void)
 			test_a_source_has_its_share_and_no_more, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
 			test_a_full_queue_takes_from_the_most_frequent, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			test_a_full_queue_takes_from_the_source_that_comes, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			test_a_queue_full_of_our_own_takes_nobody, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_failures_cost_their_source, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
 			test_memory_of_sources_is_bounded, set_up, tear_down),
