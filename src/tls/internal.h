@@ -7,7 +7,8 @@
  *        0:  tls_check_identity() ─▶ struct identity
  *        <0: tls_check_failed() ─▶ errno and a sentence for the operator
  *
- * The peer's certificate is verified inside the handshake, so that the peer gets its alert.
+ * The peer's certificate is verified inside the handshake, so that the peer gets its alert: by
+ * tls_check_certificate(), which the session calls itself where the layer has not before.
  *
  * Threading: a check and its session belong to one thread at a time; it is a worker that calls all
  * functions but tls_context_role() and tls_context_records(). Ownership: a check is the layer's and
@@ -46,6 +47,10 @@ enum tls_records tls_context_records(const struct tls_context *context);
  * -EINVAL: a client that verifies certificates, and no server_name. */
 GMB_MUST_CHECK int tls_context_prepare(
 	struct tls_check *check, gnutls_session_t session, struct error *error);
+
+/* The certificate that the peer has shown, where this context verifies; once, at the latest before
+ * its key is used. 0, or a fatal GnuTLS error with the reason in check->error. */
+GMB_MUST_CHECK int tls_check_certificate(struct tls_check *check, gnutls_session_t session);
 
 /* Who the peer of a finished handshake is; a reference for the caller. -EACCES: an identity beyond
  * the bounds or with bytes that it must not have; check->alert is the alert for it. -ENOMEM. */

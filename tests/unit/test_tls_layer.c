@@ -370,6 +370,21 @@ static void test_a_wrong_key_is_not_believed(void **state)
 	peer_end(peer);
 }
 
+/* A stranger chooses its key, and how long it takes to check a signature of it. */
+static void test_no_key_is_used_that_is_not_trusted(void **state)
+{
+	for (int role = TLS_SERVER; role <= TLS_CLIENT; role++) {
+		struct peer *peer = begin(*state, (enum tls_role)role, TLS_BY_CERTIFICATE);
+
+		peer_session(peer, TLS_BY_CERTIFICATE, NULL);
+		peer_forge(peer);
+		assert_int_equal(peer_shake(peer), -EACCES);
+		assert_non_null(strstr(tls_layer_error(&peer->stream)->text,
+			"the certificate 'CN=ca' is refused"));
+		peer_end(peer);
+	}
+}
+
 static void test_a_peer_that_goes_is_noticed(void **state)
 {
 	static const size_t counts[] = { 0, 3, 5, 40 };
@@ -910,6 +925,7 @@ int main(void)
 		cmocka_unit_test(test_a_long_handshake_is_refused),
 		cmocka_unit_test(test_old_versions_are_refused),
 		cmocka_unit_test(test_a_wrong_key_is_not_believed),
+		cmocka_unit_test(test_no_key_is_used_that_is_not_trusted),
 		cmocka_unit_test(test_a_peer_that_goes_is_noticed),
 		cmocka_unit_test(test_no_spoiled_handshake_opens),
 		cmocka_unit_test(test_what_was_said_before_opens_nothing),

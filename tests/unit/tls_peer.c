@@ -9,9 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
+#include <gnutls/x509.h>
 
 #ifdef TEST_ON_SIM
 #include "sim/sim.h"
@@ -292,6 +294,42 @@ void peer_session(struct peer *peer, enum tls_proof proof, const char *priority)
 	gnutls_transport_set_push_function(peer->session, peer_push);
 	gnutls_transport_set_pull_function(peer->session, peer_pull);
 	gnutls_transport_set_pull_timeout_function(peer->session, peer_pull_timeout);
+}
+
+static gnutls_x509_privkey_t new_key(void)
+{
+	gnutls_x509_privkey_t key;
+
+	assert_int_equal(gnutls_x509_privkey_init(&key), 0);
+	assert_int_equal(gnutls_x509_privkey_generate(key, GNUTLS_PK_EC,
+				 GNUTLS_CURVE_TO_BITS(GNUTLS_ECC_CURVE_SECP256R1), 0),
+		0);
+	return key;
+}
+
+void peer_forge(struct peer *peer)
+{
+	gnutls_x509_privkey_t shown = new_key(), used = new_key();
+	gnutls_x509_crt_t certificate;
+
+	assert_int_equal(gnutls_x509_crt_init(&certificate), 0);
+	gnutls_x509_crt_set_version(certificate, 3);
+	gnutls_x509_crt_set_serial(certificate, "\7", 1);
+	gnutls_x509_crt_set_activation_time(certificate, time(NULL) - 3600);
+	gnutls_x509_crt_set_expiration_time(certificate, time(NULL) + 3600);
+	gnutls_x509_crt_set_dn_by_oid(certificate, GNUTLS_OID_X520_COMMON_NAME, 0, "ca", 2);
+	gnutls_x509_crt_set_key(certificate, shown);
+	assert_int_equal(
+		gnutls_x509_crt_sign2(certificate, certificate, shown, GNUTLS_DIG_SHA256, 0), 0);
+	gnutls_certificate_free_credentials(peer->certificates);
+	gnutls_certificate_allocate_credentials(&peer->certificates);
+	gnutls_certificate_set_flags(peer->certificates, GNUTLS_CERTIFICATE_SKIP_KEY_CERT_MATCH);
+	assert_int_equal(
+		gnutls_certificate_set_x509_key(peer->certificates, &certificate, 1, used), 0);
+	gnutls_credentials_set(peer->session, GNUTLS_CRD_CERTIFICATE, peer->certificates);
+	gnutls_x509_crt_deinit(certificate);
+	gnutls_x509_privkey_deinit(shown);
+	gnutls_x509_privkey_deinit(used);
 }
 
 int peer_shake(struct peer *peer)

@@ -58,6 +58,9 @@ void peer_settle(struct peer *peer);
 
 /* Makes a GnuTLS session of the other role. */
 void peer_session(struct peer *peer, enum tls_proof proof, const char *priority);
+/* That session shows a certificate that names the authority, which has not signed it, and has
+ * another key than the certificate's. */
+void peer_forge(struct peer *peer);
 /* What out holds goes to the socket, some of it perhaps in later turns. */
 void peer_send(struct peer *peer);
 void peer_send_bytes(struct peer *peer, const void *bytes, size_t count);
