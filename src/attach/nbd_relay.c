@@ -296,7 +296,10 @@ static void *run(void *argument)
 	if (carries) {
 		carry(relay);
 	}
-	ring_destroy(relay->ring);
+	if (relay->ring != NULL) {
+		tls_pool_settle(nbd_tls_pool(relay->dial.tls)); /* it stays for others */
+		ring_destroy(relay->ring);
+	}
 	return NULL;
 }
 

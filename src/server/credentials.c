@@ -209,6 +209,13 @@ int credentials_open(struct listener *listeners, uint32_t listener_count,
 	return 0;
 }
 
+void credentials_settle(struct credentials *credentials)
+{
+	if (credentials != NULL && credentials->pool != NULL) {
+		tls_pool_settle(credentials->pool);
+	}
+}
+
 void credentials_close(struct credentials *credentials)
 {
 	if (credentials == NULL) {

@@ -24,6 +24,8 @@ struct credentials_set;
 /* Gives each listener with TLS its policy, and logs what an operator should know. */
 GMB_MUST_CHECK int credentials_open(struct listener *listeners, uint32_t listener_count,
 	struct credentials **credentials_out, struct error *error);
+/* Before the rings of connections are destroyed, none of which is left. NULL is a no-op. */
+void credentials_settle(struct credentials *credentials);
 /* No connection is left, the listeners may be closed. NULL is a no-op. */
 void credentials_close(struct credentials *credentials);
 

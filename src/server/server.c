@@ -867,9 +867,10 @@ static void nothing(struct engine *engine, void *context)
 
 /* A reactor that owns a store may still be inside ring_post() to another one that has its message
  * already, has drained, and is about to go. After a call it is not; one that hangs is waited for
- * when it is destroyed. */
+ * when it is destroyed. A thread for TLS handshakes may be, too. */
 static void settle_reactors(struct server *server)
 {
+	credentials_settle(server->credentials);
 	for (uint32_t i = 0; i < server->reactor_count; i++) {
 		int rc = reactor_call(server->reactors[i], nothing, NULL);
 

@@ -733,7 +733,6 @@ void tls_layer_destroy(struct tls_layer *layer)
 	}
 	GMB_ASSERT(layer->starting == NULL && !layer->in_op.in_flight && !layer->out_op.in_flight);
 	GMB_ASSERT(tls_place_is_idle(&layer->place) && layer->handshake == NULL);
-	tls_job_settle(&layer->job);
 	tls_records_close(layer);
 	tls_kernel_free(layer->kernel);
 	tls_keys_wipe(&layer->keys);

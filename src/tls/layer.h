@@ -43,9 +43,12 @@ struct tls_pool_options {
 /* Any thread; one for all rings of a process. Threads start with the first handshake. */
 GMB_MUST_CHECK int tls_pool_create(
 	const struct tls_pool_options *options, struct tls_pool **pool_out, struct error *error);
-/* No layer uses it any more; before the rings of its layers are destroyed, which a worker that has
- * just told of the end of its work may still touch. NULL is a no-op. */
+/* No layer uses it any more; before the rings of its layers are destroyed, or else after
+ * tls_pool_settle(). NULL is a no-op. */
 void tls_pool_destroy(struct tls_pool *pool);
+/* For who destroys a ring while the pool stays: its layers are gone, and a worker that has told it
+ * of the end of its work may still touch it before this. Waits for no handshake. Any thread. */
+void tls_pool_settle(struct tls_pool *pool);
 
 /* --- layers ----------------------------------------------------------------------------------- */
 

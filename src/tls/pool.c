@@ -91,6 +91,11 @@ void tls_pool_destroy(struct tls_pool *pool)
 	free(pool);
 }
 
+void tls_pool_settle(struct tls_pool *pool)
+{
+	tls_workers_settle(pool->workers);
+}
+
 struct tls_workers *tls_pool_workers(struct tls_pool *pool)
 {
 	return pool->workers;

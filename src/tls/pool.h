@@ -18,7 +18,6 @@
  */
 #pragma once
 
-#include <sched.h>
 #include <stdatomic.h>
 
 #include "base/list.h"
@@ -93,23 +92,14 @@ struct tls_job {
 	struct ring_message message;
 	struct ring_op op;
 	uint64_t queued_ns;
-	_Atomic uint32_t posting; /* workers that are telling the ring of its end */
 };
-
-/* Done was called for the last time: returns when no worker touches the job or its ring any more.
- * One that has told the ring may not have come back from that yet, and the ring may be next to go.
- */
-static inline void tls_job_settle(struct tls_job *job)
-{
-	while (atomic_load_explicit(&job->posting, memory_order_acquire) > 0) {
-		sched_yield();
-	}
-}
 
 GMB_MUST_CHECK int tls_workers_create(
 	uint32_t threads, struct tls_workers **workers_out, struct error *error);
 /* No job waits or runs. NULL is a no-op. */
 void tls_workers_destroy(struct tls_workers *workers);
+/* Returns when no worker touches the ring of a job any more whose done() was called before. */
+void tls_workers_settle(struct tls_workers *workers);
 /* -EAGAIN: the system has no thread for us, and nothing will be called. */
 GMB_MUST_CHECK int tls_workers_submit(struct tls_workers *workers, struct tls_job *job);
 

@@ -8,6 +8,7 @@
  */
 #include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -40,6 +41,9 @@ struct tls_workers {
 	bool has_helper;
 	bool helper_is_parked; /* and has to be woken for any job */
 	bool stopping;
+	/* Threads that are telling a ring of the end of a job. */
+	_Atomic uint32_t posting_count;
+	pthread_cond_t posted;
 	pthread_t helper;
 	pthread_t threads[THREADS_MAX];
 };
@@ -77,6 +81,7 @@ int tls_workers_create(uint32_t threads, struct tls_workers **workers_out, struc
 	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
 	pthread_cond_init(&workers->helper_wake, &monotonic);
 	pthread_condattr_destroy(&monotonic);
+	pthread_cond_init(&workers->posted, NULL);
 	*workers_out = workers;
 	return 0;
 }
@@ -98,6 +103,7 @@ void tls_workers_destroy(struct tls_workers *workers)
 	if (workers->has_helper) {
 		pthread_join(workers->helper, NULL);
 	}
+	pthread_cond_destroy(&workers->posted);
 	pthread_cond_destroy(&workers->helper_wake);
 	pthread_cond_destroy(&workers->wake);
 	pthread_mutex_destroy(&workers->lock);
@@ -121,11 +127,23 @@ static void run_first(struct tls_workers *workers, struct list_node *jobs)
 	pthread_mutex_unlock(&workers->lock);
 	job->run(job);
 	job->message.deliver = job_deliver;
-	/* Pairs with tls_job_settle(); known to the ring before the message is. */
-	atomic_fetch_add_explicit(&job->posting, 1, memory_order_relaxed);
+	/* Without the lock: the ring's thread, which this wakes, is not to wait for a nice one. */
+	atomic_fetch_add_explicit(&workers->posting_count, 1, memory_order_relaxed);
 	ring_post(job->ring, &job->message);
-	atomic_fetch_sub_explicit(&job->posting, 1, memory_order_release);
 	pthread_mutex_lock(&workers->lock);
+	if (atomic_fetch_sub_explicit(&workers->posting_count, 1, memory_order_relaxed) == 1) {
+		pthread_cond_broadcast(&workers->posted);
+	}
+}
+
+void tls_workers_settle(struct tls_workers *workers)
+{
+	pthread_mutex_lock(&workers->lock);
+	/* Relaxed: who has told the ring was counted before, as whoever was told knows. */
+	while (atomic_load_explicit(&workers->posting_count, memory_order_relaxed) > 0) {
+		pthread_cond_wait(&workers->posted, &workers->lock);
+	}
+	pthread_mutex_unlock(&workers->lock);
 }
 
 static void *nice_thread(void *argument)

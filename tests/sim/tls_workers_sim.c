@@ -20,6 +20,11 @@ void tls_workers_destroy(struct tls_workers *workers)
 	GMB_ASSERT(workers == NULL);
 }
 
+void tls_workers_settle(struct tls_workers *workers)
+{
+	GMB_ASSERT(workers == NULL);
+}
+
 static int call(struct ring_op *op)
 {
 	struct tls_job *job = container_of(op, struct tls_job, op);

@@ -4,11 +4,14 @@
  * strangers' in the end. Each case would wait for ever if it were not so.
  */
 #include <pthread.h>
+#include <semaphore.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -31,6 +34,30 @@ struct job {
 	uint32_t waits_for; /* so many jobs have run */
 	bool is_done;
 };
+
+/* Of the thread that is inside ring_post(), behind the message. */
+static _Atomic bool is_held;
+static sem_t may_leave;
+static _Atomic bool is_inside;
+
+void __real_ring_post(struct ring *ring, struct ring_message *message);
+void __wrap_ring_post(struct ring *ring, struct ring_message *message);
+
+void __wrap_ring_post(struct ring *ring, struct ring_message *message)
+{
+	if (is_held) {
+		is_inside = true;
+	}
+	__real_ring_post(ring, message);
+	if (is_held) {
+		const struct timespec moment = { .tv_nsec = 20000000 };
+
+		while (sem_wait(&may_leave) != 0) {
+		}
+		nanosleep(&moment, NULL); /* for who does not wait for us to be caught */
+		is_inside = false;
+	}
+}
 
 static void run(struct tls_job *base)
 {
@@ -100,6 +127,29 @@ static void test_every_job_runs_once(void **state)
 	end(&fixture, JOBS);
 }
 
+/* The job is gone and its ring about to go, while a thread is on the way back from telling it. */
+static void test_a_ring_may_go_once_threads_have_settled(void **state)
+{
+	struct fixture fixture;
+	struct job job;
+
+	GMB_UNUSED(state);
+	sem_init(&may_leave, 0, 0);
+	begin(&fixture, 1);
+	is_held = true;
+	submit(&fixture, &job, 0, false);
+	while (fixture.done < 1) {
+		(void)ring_turn(fixture.ring, true);
+	}
+	memset(&job, 0xa5, sizeof(job));
+	sem_post(&may_leave);
+	tls_workers_settle(fixture.workers);
+	assert_false(is_inside);
+	is_held = false;
+	end(&fixture, 1);
+	sem_destroy(&may_leave);
+}
+
 static void test_our_own_jobs_do_not_wait_for_strangers(void **state)
 {
 	struct fixture fixture;
@@ -130,6 +180,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_every_job_runs_once),
+		cmocka_unit_test(test_a_ring_may_go_once_threads_have_settled),
 		cmocka_unit_test(test_our_own_jobs_do_not_wait_for_strangers),
 		cmocka_unit_test(test_a_stranger_does_not_wait_for_ever),
 	};
