@@ -8,6 +8,7 @@
  */
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -237,15 +238,20 @@ static void *helper_thread(void *argument)
 
 /* --- jobs ------------------------------------------------------------------------------------- */
 
+/* Signals are for the program's own threads. */
 static bool start(pthread_t *thread, void *(*run)(void *), struct tls_workers *workers)
 {
 	pthread_attr_t attributes;
+	sigset_t all, before;
 	int err;
 
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
 	pthread_attr_init(&attributes);
 	pthread_attr_setstacksize(&attributes, STACK_BYTES);
 	err = pthread_create(thread, &attributes, run, workers);
 	pthread_attr_destroy(&attributes);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	return err == 0;
 }
 

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <semaphore.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -33,6 +34,7 @@ struct job {
 	struct fixture *fixture;
 	uint32_t waits_for; /* so many jobs have run */
 	bool is_done;
+	bool takes_signals;
 };
 
 /* Of the thread that is inside ring_post(), behind the message. */
@@ -150,6 +152,37 @@ static void test_a_ring_may_go_once_threads_have_settled(void **state)
 	sem_destroy(&may_leave);
 }
 
+static void look_at_signals(struct tls_job *base)
+{
+	struct job *job = container_of(base, struct job, base);
+	sigset_t blocked;
+
+	pthread_sigmask(SIG_SETMASK, NULL, &blocked);
+	job->takes_signals = sigismember(&blocked, SIGINT) == 0;
+}
+
+/* A program that uses the library handles its signals in its own threads. */
+static void test_threads_take_no_signals(void **state)
+{
+	struct fixture fixture;
+	struct job jobs[2];
+
+	GMB_UNUSED(state);
+	begin(&fixture, 1);
+	for (uint32_t i = 0; i < ARRAY_COUNT(jobs); i++) {
+		jobs[i] = (struct job){
+			.base = { .ring = fixture.ring,
+				.is_urgent = i == 0,
+				.run = look_at_signals,
+				.done = done },
+			.fixture = &fixture,
+		};
+		assert_int_equal(tls_workers_submit(fixture.workers, &jobs[i].base), 0);
+	}
+	end(&fixture, ARRAY_COUNT(jobs));
+	assert_false(jobs[0].takes_signals || jobs[1].takes_signals);
+}
+
 static void test_our_own_jobs_do_not_wait_for_strangers(void **state)
 {
 	struct fixture fixture;
@@ -181,6 +214,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_every_job_runs_once),
 		cmocka_unit_test(test_a_ring_may_go_once_threads_have_settled),
+		cmocka_unit_test(test_threads_take_no_signals),
 		cmocka_unit_test(test_our_own_jobs_do_not_wait_for_strangers),
 		cmocka_unit_test(test_a_stranger_does_not_wait_for_ever),
 	};
