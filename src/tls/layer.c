@@ -355,6 +355,8 @@ static void go_to_work(struct tls_layer *layer)
 	int err;
 
 	set_state(layer, TLS_LAYER_WORKER);
+	tls_place_is_silent(&layer->place, false);
+	layer->gives_way = false; /* it has just spoken */
 	layer->was_at_work = true;
 	layer->job.ring = layer->stream->ring;
 	layer->job.is_urgent = !layer->is_server;
@@ -397,14 +399,10 @@ static void received(struct ring_op *op, int result)
 {
 	struct tls_layer *layer = container_of(op, struct tls_layer, in_op);
 
-	if (layer->handshake != NULL) {
-		tls_place_is_silent(&layer->place, false);
-	}
 	if (result <= 0 && result != -EINTR) {
 		socket_failed(layer, result);
 		return;
 	}
-	layer->gives_way = false; /* it has just spoken */
 	layer->in.end += result > 0 ? (uint32_t)result : 0;
 	if (layer->state == TLS_LAYER_HEADER) {
 		receive_header(layer);
@@ -415,6 +413,10 @@ static void received(struct ring_op *op, int result)
 
 static void receive_rest(struct tls_layer *layer, uint32_t want)
 {
+	if (layer->gives_way) { /* what came meanwhile was not all of it */
+		socket_failed(layer, -ECANCELED);
+		return;
+	}
 	if (layer->handshake != NULL) {
 		tls_place_is_silent(&layer->place, true);
 	}

@@ -361,8 +361,12 @@ bool tls_place_is_idle(struct tls_place *place)
 void tls_place_is_silent(struct tls_place *place, bool silent)
 {
 	pthread_mutex_lock(&place->pool->lock);
-	place->silent_ns = silent ? ring_now_ns(place->ring) : 0;
-	place->is_asked_back = false;
+	if (!silent) {
+		place->silent_ns = 0;
+		place->is_asked_back = false;
+	} else if (place->silent_ns == 0) {
+		place->silent_ns = ring_now_ns(place->ring);
+	}
 	pthread_mutex_unlock(&place->pool->lock);
 }
 

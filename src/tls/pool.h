@@ -70,7 +70,8 @@ GMB_MUST_CHECK int tls_place_take(
  * done() may still be called once when tls_place_is_idle() says false. Neither: no-op. */
 void tls_place_give(struct tls_place *place, bool failed);
 bool tls_place_is_idle(struct tls_place *place);
-/* The holder begins to wait for its peer, or ends to. */
+/* The holder begins to wait for its peer, or ends to, because it has a whole message: who sends one
+ * byte after the other is silent. */
 void tls_place_is_silent(struct tls_place *place, bool silent);
 /* Asks a stranger for its place back that has been silent for too long, if somebody waits. */
 void tls_pool_make_room(struct tls_pool *pool, uint64_t now_ns);

@@ -415,6 +415,54 @@ static void test_honest_peers_come_through_those_who_stall(void **state)
 	free(stalled);
 }
 
+enum { DRIBBLERS = TLS_HANDSHAKES_MAX, DRIBBLE_MS = 100 };
+
+/* All places are held by hellos of which a byte comes now and then. */
+static void test_a_byte_now_and_then_keeps_no_place(void **state)
+{
+	static const uint8_t long_hello[] = { 0x16, 3, 3, 0x20, 0, 1, 0, 0x1f, 0xfc };
+	struct fixture *fixture = *state;
+	struct peer *dribblers = calloc(DRIBBLERS, sizeof(*dribblers));
+	struct peer honest;
+	uint64_t since_ns;
+	uint64_t next_ns;
+
+	assert_non_null(dribblers);
+	for (uint32_t i = 0; i < DRIBBLERS; i++) {
+		peer_begin(&dribblers[i], &fixture->world, fixture->ring, TLS_SERVER, TLS_BY_KEY,
+			(uint8_t)(i / TLS_HANDSHAKES_PER_SOURCE_MAX));
+		peer_send_bytes(&dribblers[i], long_hello, sizeof(long_hello));
+	}
+	pass_ms(fixture, 10);
+	peer_begin(&honest, &fixture->world, fixture->ring, TLS_SERVER, TLS_BY_KEY, 200);
+	peer_session(&honest, TLS_BY_KEY, NULL);
+	since_ns = next_ns = ring_now_ns(fixture->ring);
+	while (honest.upgraded == 1) {
+		int result;
+
+		if (ring_now_ns(fixture->ring) >= next_ns) {
+			next_ns += DRIBBLE_MS * NS_PER_MS;
+			for (uint32_t i = 0; i < DRIBBLERS; i++) {
+				if (dribblers[i].upgraded == 1) {
+					peer_send_bytes(&dribblers[i], "", 1);
+				}
+			}
+		}
+		peer_fetch(&honest);
+		result = gnutls_handshake(honest.session);
+		assert_true(result == 0 || gnutls_error_is_fatal(result) == 0);
+		peer_send(&honest);
+		peer_turn(&honest);
+		assert_true(ring_now_ns(fixture->ring) - since_ns < 2000 * NS_PER_MS);
+	}
+	assert_int_equal(honest.upgraded, 0);
+	peer_end(&honest);
+	for (uint32_t i = 0; i < DRIBBLERS; i++) {
+		peer_end(&dribblers[i]);
+	}
+	free(dribblers);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -434,6 +482,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_our_own_give_way_to_nobody, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
 			test_honest_peers_come_through_those_who_stall, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			test_a_byte_now_and_then_keeps_no_place, set_up, tear_down),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
