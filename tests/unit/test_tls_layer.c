@@ -357,6 +357,29 @@ static void test_old_versions_are_refused(void **state)
 	}
 }
 
+/* Of groups a stranger may have those that take no longer than its server likes. */
+static void test_costly_groups_are_refused(void **state)
+{
+	static const struct {
+		const char *priority;
+		int result;
+	} cases[] = {
+		{ "NORMAL:-GROUP-ALL:+GROUP-X25519", 0 },
+		{ "NORMAL:-GROUP-ALL:+GROUP-FFDHE2048", 0 },
+		{ "NORMAL:-GROUP-ALL:+GROUP-FFDHE3072", -EPROTO },
+		{ "NORMAL:-GROUP-ALL:+GROUP-FFDHE8192", -EPROTO },
+		{ "NORMAL:-GROUP-ALL:+GROUP-FFDHE8192:+GROUP-FFDHE2048", 0 },
+	};
+
+	for (uint32_t i = 0; i < ARRAY_COUNT(cases); i++) {
+		struct peer *peer = begin(*state, TLS_SERVER, TLS_BY_CERTIFICATE);
+
+		peer_session(peer, TLS_BY_CERTIFICATE, cases[i].priority);
+		assert_int_equal(peer_shake(peer), cases[i].result);
+		peer_end(peer);
+	}
+}
+
 static void test_a_wrong_key_is_not_believed(void **state)
 {
 	struct peer *peer = begin(*state, TLS_SERVER, TLS_BY_KEY);
@@ -924,6 +947,7 @@ int main(void)
 		cmocka_unit_test(test_what_is_no_handshake_is_refused),
 		cmocka_unit_test(test_a_long_handshake_is_refused),
 		cmocka_unit_test(test_old_versions_are_refused),
+		cmocka_unit_test(test_costly_groups_are_refused),
 		cmocka_unit_test(test_a_wrong_key_is_not_believed),
 		cmocka_unit_test(test_no_key_is_used_that_is_not_trusted),
 		cmocka_unit_test(test_a_peer_that_goes_is_noticed),
