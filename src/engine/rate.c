@@ -77,6 +77,21 @@ static uint64_t lag_max_ns(const struct rate_limits *limits)
 	return limits->burst_ns - limits->burst_ns / RATE_HOLD_PART;
 }
 
+bool rate_has_rested(const struct rate *rate, uint64_t now_ns)
+{
+	struct rate_limits limits;
+	bool rested = true;
+
+	rate_get(rate, &limits);
+	for (int unit = 0; unit < RATE_UNIT_COUNT; unit++) {
+		uint64_t booked_ns =
+			atomic_load_explicit(&rate->booked_ns[unit], memory_order_relaxed);
+
+		rested &= limits.per_second[unit] == 0 || booked_ns + lag_max_ns(&limits) <= now_ns;
+	}
+	return rested;
+}
+
 /* What was booked on lines that have begun anew since is nothing any more. True: they have. */
 static bool renew(struct rate_queue *queue)
 {

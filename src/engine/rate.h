@@ -85,6 +85,8 @@ struct rate {
  * rate_queue_changed(). One thread at a time. */
 void rate_set(struct rate *rate, const struct rate_limits *limits, uint64_t now_ns);
 void rate_get(const struct rate *rate, struct rate_limits *limits);
+/* Nothing was booked for so long that there is room for the whole burst, as in a new one. */
+bool rate_has_rested(const struct rate *rate, uint64_t now_ns);
 
 /* What one engine has counted of a rate. */
 struct rate_counters {

@@ -6,7 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BUCKETS = 1024 };
+enum {
+	BUCKETS = 1024,
+	/* Idle identities that are looked at when one more becomes idle: their number does not grow
+	 * unless they are in use. */
+	LOOKS = 2,
+};
 
 struct rate_rules {
 	struct access *conditions; /* whose rights are indexes of rules, from 1 */
@@ -15,6 +20,7 @@ struct rate_rules {
 	struct rate_rule *rules;
 	uint32_t *identity_counts; /* of each rule */
 	struct list_node identities[BUCKETS];
+	struct list_node idle; /* those without sessions, whose rates have not rested yet */
 };
 
 static int copy_rules(struct rate_rules *rules, const struct access_rule *conditions,
@@ -47,6 +53,7 @@ int rate_rules_create(const struct access_rule *conditions, const struct rate_ru
 		return -ENOMEM;
 	}
 	pthread_mutex_init(&rules->lock, NULL);
+	list_init(&rules->idle);
 	for (int i = 0; i < BUCKETS; i++) {
 		list_init(&rules->identities[i]);
 	}
@@ -64,10 +71,22 @@ int rate_rules_create(const struct access_rule *conditions, const struct rate_ru
 	return 0;
 }
 
+static void forget(struct rate_identity *identity)
+{
+	list_remove(&identity->idle_node);
+	list_remove(&identity->node);
+	free(identity);
+}
+
 void rate_rules_destroy(struct rate_rules *rules)
 {
+	struct list_node *node;
+
 	if (rules == NULL) {
 		return;
+	}
+	while ((node = list_first(&rules->idle)) != NULL) {
+		forget(list_entry(node, struct rate_identity, idle_node));
 	}
 	for (int i = 0; i < BUCKETS; i++) {
 		GMB_ASSERT(list_is_empty(&rules->identities[i]));
@@ -119,7 +138,7 @@ static struct rate_identity *add(
 	if (identity != NULL) {
 		identity->principal = *principal;
 		identity->rule = rule;
-		rules->identity_counts[rule]++;
+		list_init(&identity->idle_node);
 		rate_set(&identity->rate, &rules->rules[rule].limits, 0);
 		list_push_front(bucket_of(rules, principal), &identity->node);
 	}
@@ -150,6 +169,8 @@ int rate_identity_get(struct rate_rules *rules, const struct access_subject *sub
 	} else if (connections_max != 0 && identity->session_count >= connections_max) {
 		rc = -EUSERS;
 	} else {
+		rules->identity_counts[rule - 1] += identity->session_count == 0;
+		list_remove(&identity->idle_node);
 		identity->session_count++;
 		*identity_out = identity;
 	}
@@ -157,7 +178,23 @@ int rate_identity_get(struct rate_rules *rules, const struct access_subject *sub
 	return rc;
 }
 
-void rate_identity_put(struct rate_rules *rules, struct rate_identity *identity)
+/* Under the lock. */
+static void forget_some(struct rate_rules *rules, uint64_t now_ns)
+{
+	for (int i = 0; i < LOOKS && !list_is_empty(&rules->idle); i++) {
+		struct rate_identity *identity =
+			list_entry(list_first(&rules->idle), struct rate_identity, idle_node);
+
+		if (rate_has_rested(&identity->rate, now_ns)) {
+			forget(identity);
+		} else {
+			list_remove(&identity->idle_node);
+			list_push_back(&rules->idle, &identity->idle_node);
+		}
+	}
+}
+
+void rate_identity_put(struct rate_rules *rules, struct rate_identity *identity, uint64_t now_ns)
 {
 	if (identity == NULL) {
 		return;
@@ -166,8 +203,8 @@ void rate_identity_put(struct rate_rules *rules, struct rate_identity *identity)
 	GMB_ASSERT(identity->session_count > 0);
 	if (--identity->session_count == 0) {
 		rules->identity_counts[identity->rule]--;
-		list_remove(&identity->node);
-		free(identity);
+		list_push_back(&rules->idle, &identity->idle_node);
+		forget_some(rules, now_ns);
 	}
 	pthread_mutex_unlock(&rules->lock);
 }

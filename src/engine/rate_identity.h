@@ -7,7 +7,7 @@
  *   { address: 10.1.0.0/16, rate: 50M }      rate_rules (of the server)
  *         │                                    └─ rate_identity 10.1.0.7 ◀── queues of two engines
  *         ▼                                    └─ rate_identity 10.1.0.9 ◀── queue of one
- *   first session of 10.1.0.7 ─▶ rate_identity_get() ... rate_identity_put() ◀─ its last one
+ *   session of 10.1.0.7 ─▶ rate_identity_get() ... rate_identity_put() ◀─ its end
  *
  * Threading: any thread; a lock is taken when a session begins and ends, and when a rule changes.
  * Ownership: the rules own their identities and outlive the engines. Errors: a negative errno.
@@ -28,12 +28,13 @@ struct rate_rule {
 	char *origin;		  /* where it stands, for people */
 };
 
-/* An identity that has sessions. */
+/* An identity that has sessions, or had some lately: who comes back soon finds what was booked. */
 struct rate_identity {
 	struct rate rate;
 
 	/* Private. */
 	struct list_node node;
+	struct list_node idle_node; /* in rules->idle: it has no sessions */
 	struct takeover_principal principal;
 	uint32_t rule;
 	uint32_t session_count;
@@ -49,8 +50,9 @@ void rate_rules_destroy(struct rate_rules *rules);
  * it. -EUSERS: it has as many as it may have; -ENOMEM. rules may be NULL. */
 GMB_MUST_CHECK int rate_identity_get(struct rate_rules *rules, const struct access_subject *subject,
 	const struct takeover_principal *principal, struct rate_identity **identity_out);
-/* That session has ended. NULL is a no-op. */
-void rate_identity_put(struct rate_rules *rules, struct rate_identity *identity);
+/* That session has ended, and its engine's queue is gone if it was the last there. NULL is a no-op.
+ */
+void rate_identity_put(struct rate_rules *rules, struct rate_identity *identity, uint64_t now_ns);
 
 /* How many there are; NULL: none. */
 uint32_t rate_rules_count(const struct rate_rules *rules);

@@ -273,7 +273,8 @@ static struct engine_identity *identity_entry(struct engine *engine, struct rate
 	}
 	entry = calloc(1, sizeof(*entry));
 	if (entry == NULL) {
-		rate_identity_put(engine->options.rate_rules, identity);
+		rate_identity_put(
+			engine->options.rate_rules, identity, ring_batch_ns(engine->ring));
 		return NULL;
 	}
 	entry->identity = identity;
@@ -294,7 +295,8 @@ void session_rates_leave(struct session *session)
 		list_remove(&entry->node);
 		free(entry);
 	}
-	rate_identity_put(session->engine->options.rate_rules, identity);
+	rate_identity_put(session->engine->options.rate_rules, identity,
+		ring_batch_ns(session->engine->ring));
 	session->of_identity = NULL;
 }
 

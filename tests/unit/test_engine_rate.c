@@ -312,6 +312,40 @@ static void test_identities(void **state)
 	rate_rules_destroy(rules);
 }
 
+/* Who leaves and comes back has the same rate, not a new burst. */
+static void test_an_identity_that_comes_back(void **state)
+{
+	enum { BURST = 10 };
+	struct access_rule condition = { .origin = (char *)"rule" };
+	struct rate_rule rule = { .origin = (char *)"rule" };
+	struct rate_rules *rules;
+	struct client client;
+	struct error error;
+	struct world world;
+
+	(void)state;
+	assert_int_equal(rate_parse("requests=10:burst=1s", &rule.limits, &error), 0);
+	assert_int_equal(rate_rules_create(&condition, &rule, 1, &rules), 0);
+	world_begin(&world, 128, 1024);
+	world.engine->options.rate_rules = rules;
+	for (int i = 0; i < 4; i++) {
+		open_from(&world, &client, 0);
+		ask_many(&client, NBD_CMD_READ, 0, READ_BYTES, 2 * BURST);
+		take_for(&client, SECOND_NS / 10);
+		assert_in_range(answers(&client), i == 0 ? BURST / 2 : 0, i == 0 ? BURST : 3);
+		sim_socket_close(client.fd);
+		run_for(SECOND_NS / 10);
+	}
+	run_for(2 * SECOND_NS); /* and after a pause as much as after any other */
+	open_from(&world, &client, 0);
+	ask_many(&client, NBD_CMD_READ, 0, READ_BYTES, 2 * BURST);
+	take_for(&client, SECOND_NS / 10);
+	assert_in_range(answers(&client), BURST / 2, BURST);
+	sim_socket_close(client.fd);
+	world_end(&world);
+	rate_rules_destroy(rules);
+}
+
 /* What waits when the server stops is refused, and its clients are not kept waiting. */
 static void test_stop(void **state)
 {
@@ -395,6 +429,7 @@ int main(void)
 		cmocka_unit_test(test_what_a_client_that_waits_has),
 		cmocka_unit_test(test_turns),
 		cmocka_unit_test(test_identities),
+		cmocka_unit_test(test_an_identity_that_comes_back),
 		cmocka_unit_test(test_stop),
 		cmocka_unit_test(test_texts),
 	};
