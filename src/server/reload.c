@@ -230,11 +230,17 @@ static void *run(void *context)
 	return NULL;
 }
 
+/* With the lock. */
+static void ask(struct reload *reload)
+{
+	reload->asked = true;
+	pthread_cond_signal(&reload->changed);
+}
+
 void reload_ask(struct reload *reload)
 {
 	pthread_mutex_lock(&reload->lock);
-	reload->asked = true;
-	pthread_cond_signal(&reload->changed);
+	ask(reload);
 	pthread_mutex_unlock(&reload->lock);
 }
 
@@ -329,8 +335,8 @@ static void begin_reload(void *context, struct control_client *client, const jso
 	pthread_mutex_lock(&reload->lock);
 	reload->waiters[reload->waiter_count++] =
 		(struct waiter){ .client = client, .turn = reload->turn + 1 };
+	ask(reload); /* with the same lock: the next turn is the one that reads all */
 	pthread_mutex_unlock(&reload->lock);
-	reload_ask(reload);
 }
 
 static void end_reload(void *context, struct control_client *client)
