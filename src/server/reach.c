@@ -205,27 +205,28 @@ static bool warned_before(
 	return false;
 }
 
-static void warn(const struct listener *listener, const struct place *place)
+static void warn(const struct listener *listener, const struct place *place, bool admits_all)
 {
 	const char *clear =
 		listener->settings->mode == TLS_ON ? "TLS is not required" : "there is no TLS";
+	const char *on_the_way = "what clients send and receive can be read and changed on the way";
 	char host[INET6_ADDRSTRLEN] = "?";
 
 	if (is_wildcard(place)) {
-		log_warning("port %u is open to the whole network, and %s: whoever reaches this "
-			    "machine can use the disks; see --tls",
-			place->port, clear);
+		log_warning("port %u is open to the whole network, and %s: %s; see --tls",
+			place->port, clear,
+			admits_all ? "whoever reaches this machine can use the disks" : on_the_way);
 		return;
 	}
 	inet_ntop(place->family,
 		place->family == AF_INET ? (const void *)&place->ipv4 : (const void *)&place->ipv6,
 		host, sizeof(host));
-	log_warning("port %u of %s can be reached from the network, and %s: whoever reaches that "
-		    "address can use the disks; see --tls",
-		place->port, host, clear);
+	log_warning("port %u of %s can be reached from the network, and %s: %s; see --tls",
+		place->port, host, clear,
+		admits_all ? "whoever reaches that address can use the disks" : on_the_way);
 }
 
-void reach_warn(const struct listener *listeners, uint32_t listener_count)
+void reach_warn(const struct listener *listeners, uint32_t listener_count, bool admits_all)
 {
 	uint32_t seen = 0;
 	struct place place;
@@ -234,7 +235,7 @@ void reach_warn(const struct listener *listeners, uint32_t listener_count)
 		for (uint32_t k = 0; k < listeners[i].fd_count; k++, seen++) {
 			if (is_exposed(&listeners[i], k, &place) &&
 				!warned_before(listeners, seen, &place)) {
-				warn(&listeners[i], &place);
+				warn(&listeners[i], &place, admits_all);
 			}
 		}
 	}

@@ -21,5 +21,6 @@ bool reach_covers(
 bool reach_meets(const struct listener *listener, const struct export_uri *uri);
 
 /* Warns of each address at which a listener without required TLS can be reached from other
- * machines, of a port that is open to every network once. */
-void reach_warn(const struct listener *listeners, uint32_t listener_count);
+ * machines, of a port that is open to every network once. admits_all: there is an export without
+ * rules of access. */
+void reach_warn(const struct listener *listeners, uint32_t listener_count, bool admits_all);

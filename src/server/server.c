@@ -774,6 +774,20 @@ static int start_stores(struct server *server, struct error *error)
 
 /* --- the whole ------------------------------------------------------------------------------- */
 
+/* Whether an export has no rules of access. */
+static bool admits_all(const struct server *server)
+{
+	bool admits = false;
+
+	for (uint32_t i = 0; i < server->export_count && !admits; i++) {
+		struct access *rules = access_slot_get(server->exports[i]->access);
+
+		admits = rules == NULL;
+		access_put(rules);
+	}
+	return admits;
+}
+
 static void serve(struct server *server)
 {
 	const struct server_config *config = server->config;
@@ -787,7 +801,7 @@ static void serve(struct server *server)
 		.file_limit = server->file_limit[0] != '\0' ? server->file_limit : NULL,
 	};
 
-	reach_warn(server->listeners, server->listener_count);
+	reach_warn(server->listeners, server->listener_count, admits_all(server));
 	announce(server);
 	if (config->command_count == 0) {
 		print_uris(server);

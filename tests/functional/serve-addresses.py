@@ -86,6 +86,18 @@ class Addresses(support.Case):
                                 self.socket_uri())
         self.check_warned(server, self.port(server.uris[0]), self.port(server.uris[2]))
 
+    def test_rules_say_who_uses_the_disks(self):
+        """Then the warning is of what is sent in clear. An export without rules is enough for the
+        other one."""
+        for exports, warning in ((["a", "b"], "what clients send and receive can be read and changed"),
+                                 (["a"], "whoever reaches this machine can use the disks")):
+            rules = [word for name in exports for word in ("--access", f"{name}: rights=rw")]
+            server = self.start("--export", "a=null:1M", "--export", "b=null:1M", "--listen",
+                                "nbd://0.0.0.0:0", *rules, uri_count=2)
+            errors = server.stop()[1]
+            self.assertIn(f"there is no TLS: {warning}", errors)
+            self.assertEqual(errors.count("\n"), 1)
+
     @support.unittest.skipUnless(have_ipv6(), "no IPv6 on loopback")
     def test_a_port_open_in_both_families_is_warned_of_once(self):
         first = self.start_tcp("nbd://[::]:0")
