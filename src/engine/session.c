@@ -306,8 +306,12 @@ static int join_rates(struct session *session, struct engine_export *entry)
 	struct access_subject subject = subject_of(&session->peer);
 	struct takeover_principal principal = principal_of(&session->peer);
 	struct rate_identity *identity;
-	int rc = rate_identity_get(engine->options.rate_rules, &subject, &principal, &identity);
+	int rc;
 
+	if (principal.bytes[0] == PRINCIPAL_ENCRYPTED) {
+		principal.bytes[0] = PRINCIPAL_CLEAR; /* no second set of limits for the asking */
+	}
+	rc = rate_identity_get(engine->options.rate_rules, &subject, &principal, &identity);
 	if (rc == 0 && identity != NULL) {
 		session->of_identity = identity_entry(engine, identity);
 		rc = session->of_identity == NULL

@@ -446,6 +446,18 @@ class Proved(Access):
             self.assertEqual(list(client.list()), [b"hidden", b"shown"])
             client.go(b"hidden").write(0, b"mine")
 
+    def test_who_has_proved_nothing(self):
+        """An address is one identity, with TLS and without: no second set of limits."""
+        file = self.make_file("conf", """
+            exports: [{name: disk, path: 'memory:1M'}]
+            rates: [{address: 127.0.0.1, rate: off, connections: 1}]
+            """)
+        server = self.start("--config", file, "--listen", "nbd://127.0.0.1:0", "--tls=on",
+                            "--tls-certificates", f"{self.credentials}/good")
+        with nbdmini.open_export(server.uri, b"disk"), serve_tls.Client(server.uri) as second:
+            with self.assertRaisesRegex(nbdmini.OptionRefused, "as many connections"):
+                second.go(b"disk")
+
     def test_names_of_connections(self):
         """A connection is replaced by the same identity only, whoever knows its name."""
         token = b"0123456789abcdef0123456789abcdef.7"
