@@ -521,6 +521,7 @@ static int check_certificates(
 		verifies |= tls->mode != TLS_OFF && tls->verify_peer;
 	}
 	find_certificate(&file->access, &rule);
+	find_certificate(&file->rates.conditions, &rule);
 	for (uint32_t i = 0; i < config->access_option_count; i++) {
 		find_certificate(&config->access_options[i].access, &rule);
 	}

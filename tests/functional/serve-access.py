@@ -529,6 +529,11 @@ class Usage(Access):
         check("  access: [rw]\n  access: [ro]\n", "5:3", "'access' is given twice")
         check("access:\n- {rights: rw, address: 10.0.0.1/8}\n", "5:25",
               "access entry 1, address: ", "the network is 10.0.0.0/8")
+        errors = self.check_refused(
+            ["serve", "memory:1M", "--config",
+             self.make_file("conf", "rates: [{cert-cn: a, rate: 1M}]\n")], 2,
+            "add --tls-verify-peer")
+        self.assertIn("/conf:1", errors)
         check("access: [psk=alice]\n", "4:10", "access entry 1, rights: ", "not one of rw, ro, none")
 
 
