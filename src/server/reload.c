@@ -14,6 +14,8 @@
 #define DRAIN_NS UINT64_C(10000000000) /* for requests of those who are not believed any more */
 #define JOIN_S	 5
 
+enum { NAME_SHOWN_BYTES = 120 };
+
 /* What was read, and not used yet. */
 struct reload_news {
 	struct credentials_set *credentials;
@@ -65,6 +67,30 @@ static void reload_drop(const struct reload *reload, struct reload_news *news)
 	*news = (struct reload_news){ 0 };
 }
 
+/* A line that is gone, or a file that is being written, lets nobody in. */
+static int check_rules(
+	const struct reload *reload, struct access *const *rules, struct error *error)
+{
+	const struct server_config *config = reload->options.config;
+	char shown[NAME_SHOWN_BYTES];
+
+	for (uint32_t i = 0; i < config->export_count; i++) {
+		const char *name = config->exports[i].name;
+		struct access *before = access_slot_get(reload->options.exports[i]->access);
+		bool are_gone = before != NULL && rules[i] == NULL;
+
+		access_put(before);
+		if (are_gone) {
+			return error_set(error, -EINVAL,
+				"%s: the export \"%s\" has rules of access, and here are none for "
+				"it any more; write access: [rw] if everybody may use it",
+				config->file_path,
+				log_escape(shown, sizeof(shown), name, strlen(name)));
+		}
+	}
+	return 0;
+}
+
 static int read_rules(const struct reload *reload, struct access ***rules_out, struct error *error)
 {
 	const struct server_config *config = reload->options.config;
@@ -75,7 +101,11 @@ static int read_rules(const struct reload *reload, struct access ***rules_out, s
 		return error_set(error, -ENOMEM, "no memory for rules of access");
 	}
 	rc = server_access_read(config, rules, error);
+	if (rc == 0) {
+		rc = check_rules(reload, rules, error);
+	}
 	if (rc < 0) {
+		server_access_drop(rules, config->export_count);
 		free(rules);
 		return rc;
 	}

@@ -334,6 +334,11 @@ class Reload(Access):
                 self.assertIn(fragment, errors)
                 self.assertIn("everything stays as it was", errors)
                 client.write(0, b"still")
+            with open(self.file, "w", encoding="utf-8") as out:
+                out.write("exports:\n- name: x\n  path: memory:1M\n")
+            code, _, errors = self.run_gmblock("reload", self.control)
+            self.assertEqual(code, 1, errors)
+            self.assertIn('the export "x" has rules of access, and here are none', errors)
             os.unlink(self.file)
             self.assertEqual(self.run_gmblock("reload", self.control)[0], 1)
             client.write(0, b"still")
