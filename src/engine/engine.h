@@ -297,6 +297,8 @@ void session_set_state(struct session *session, enum session_state state);
 GMB_MUST_CHECK int session_choose(struct session *session, struct engine_export *entry);
 /* Why not, as a sentence for the peer without its full stop. */
 const char *session_choose_text(int result);
+/* Why a session that is stopping takes nothing more: the same. */
+const char *session_stop_text(const struct session *session);
 /*
  * Whether a request may begin that has its op, flags, offset and length: 0, or -EPERM read-only,
  * -EOVERFLOW longer than one answer can be, -ENOSPC written or zeroed past the end, -EINVAL

@@ -345,6 +345,15 @@ const char *session_choose_text(int result)
 	}
 }
 
+const char *session_stop_text(const struct session *session)
+{
+	GMB_ASSERT(session->stopping);
+	return session->engine->draining ? "the server is stopping"
+	       : session->chosen != NULL && session->chosen->removed
+		       ? "the export is not served any more"
+		       : "the server has withdrawn the rights of this connection";
+}
+
 int session_choose(struct session *session, struct engine_export *entry)
 {
 	struct export *export = entry->export;

@@ -192,7 +192,7 @@ static int check(struct native_request *request, const struct native_wire_reques
 	path->flags = store_flags(head);
 	path->extent_max = MIN(head->extents_max, (uint32_t)NATIVE_EXTENTS_MAX);
 	if (session->base.stopping) {
-		request->error_text = "the server is stopping";
+		request->error_text = session_stop_text(&session->base);
 		return -ESHUTDOWN;
 	}
 	if (path->op == STORE_EXTENTS && path->extent_max == 0) {

@@ -283,7 +283,7 @@ static void take_open(struct native_session *session, const uint8_t *bytes, uint
 	}
 	entry = session_export_find(&session->base, open.name.bytes, open.name.length);
 	if (session->base.stopping) {
-		answer_error(session, -ESHUTDOWN, "the server is stopping");
+		answer_error(session, -ESHUTDOWN, session_stop_text(&session->base));
 	} else if (entry == NULL) {
 		answer_unknown(session, open.name);
 	} else if (open.look) {

@@ -192,7 +192,7 @@ static void option_export_name(struct nbd_session *session)
 			(unsigned long long)session->base.peer.id, shown);
 		session_terminate(
 			&session->base, rc == -ENOENT ? "it asked for an export that does not exist"
-					: rc == -ESHUTDOWN ? "the server is stopping"
+					: rc == -ESHUTDOWN ? session_stop_text(&session->base)
 							   : session_choose_text(rc));
 		return;
 	}
@@ -591,7 +591,7 @@ static void handle_option(struct nbd_session *session)
 		return;
 	}
 	if (session->base.stopping && handshake->option != NBD_OPT_EXPORT_NAME) {
-		reply_error(session, NBD_REP_ERR_SHUTDOWN, "the server is stopping");
+		reply_error(session, NBD_REP_ERR_SHUTDOWN, "%s", session_stop_text(&session->base));
 		return;
 	}
 	switch (handshake->option) {

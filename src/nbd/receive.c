@@ -299,7 +299,7 @@ static void dispatch(struct nbd_session *session, struct request_head *head, uin
 
 	if (error == NBD_SUCCESS && session->base.stopping) {
 		error = NBD_ESHUTDOWN;
-		text = "the server is stopping";
+		text = session_stop_text(&session->base);
 	}
 	if (error == NBD_SUCCESS) {
 		error = request_check(session, head, &request->path, &text);

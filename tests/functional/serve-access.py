@@ -24,6 +24,7 @@ OPT_LIST_META = 9
 ERR_TLS_REQD = 0x80000005
 ERR_UNKNOWN = 0x80000006
 EPERM = 1
+ESHUTDOWN = 108
 NOBODY = 65534
 OWN_USER = os.geteuid()
 
@@ -316,6 +317,20 @@ class Reload(Access):
                 third.go(b"x")
             self.reload("rw")
             nbdmini.open_export(server.uri, b"x").close()
+
+    def test_what_waits_is_refused_by_its_reason(self):
+        server = self.serve("rw")
+        code, _, errors = self.run_gmblock("rate", "--export=x", "1K:burst=10ms", self.control)
+        self.assertEqual(code, 0, errors)
+        with nbdmini.open_export(server.uri, b"x", structured=True) as client:
+            for cookie in (6, 7): # of which the second one waits for a quarter of an hour
+                client.send_request(nbdmini.CMD_READ, cookie, 0, 1 << 20)
+            client.chunks(6)
+            self.reload("none")
+            *_, cookie, length = struct.unpack(">IHHQI", client.receive(20))
+            code, _, text = struct.unpack(f">IH{length - 6}s", client.receive(length))
+            self.assertEqual((cookie, code), (7, ESHUTDOWN))
+            self.assertIn(b"withdrawn the rights", text)
 
     def test_a_signal_does_the_same(self):
         server = self.serve("rw")
