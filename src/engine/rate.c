@@ -130,6 +130,8 @@ static bool book(struct rate_queue *queue, enum rate_unit unit, uint64_t needed,
 	uint64_t start_ns;
 	uint64_t room_ns;
 	uint64_t length_ns;
+	uint64_t amount;
+	bool waits;
 
 	do {
 		if (unlikely(renew(queue))) {
@@ -137,11 +139,14 @@ static bool book(struct rate_queue *queue, enum rate_unit unit, uint64_t needed,
 		}
 		start_ns = MAX(booked_ns, oldest_ns);
 		room_ns = now_ns - MIN(now_ns, start_ns);
-		length_ns = MIN(room_ns >= needed_ns ? room_ns : RATE_PAUSE_NS, most_ns);
-		length_ns = MAX(length_ns, needed_ns);
+		waits = room_ns < needed_ns;
+		length_ns = MIN(waits ? RATE_PAUSE_NS : room_ns, most_ns);
+		/* All that is booked can be used: no part of a request is lost each time. */
+		amount = MAX(needed, amount_in(limits, unit, length_ns) + waits);
+		length_ns = cost_ns(limits, unit, amount) + 1;
 	} while (!atomic_compare_exchange_weak_explicit(line, &booked_ns, start_ns + length_ns,
 		memory_order_acquire, memory_order_acquire));
-	queue->left[unit] += MAX(needed, amount_in(limits, unit, length_ns));
+	queue->left[unit] += amount;
 	start_ns += MIN(length_ns, lag_ns);
 	start_ns = MAX(start_ns, now_ns); /* when it was booked, for what is not used */
 	queue->ready_ns = MAX(queue->ready_ns, start_ns);

@@ -249,10 +249,11 @@ static struct rate_limits any_limits(const struct scenario *scenario)
 
 	if (percent(70)) { /* from one request in 5 s on */
 		limits.per_second[RATE_BYTES] =
-			MAX(scenario->bytes_max << below(12) >> below(4), RATE_BYTES_MIN);
+			MAX((scenario->bytes_max << below(12) >> below(4)) + below(4096),
+				RATE_BYTES_MIN);
 	}
 	if (limits.per_second[RATE_BYTES] == 0 || percent(30)) {
-		limits.per_second[RATE_REQUESTS] = UINT64_C(1) << sim_between(2, 16);
+		limits.per_second[RATE_REQUESTS] = sim_between(4, UINT64_C(8) << below(14));
 	}
 	return limits;
 }

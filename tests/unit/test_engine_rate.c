@@ -6,6 +6,7 @@
 #include "engine_world.h"
 
 #include <errno.h>
+#include <stdio.h>
 
 static void set_rate(struct world *world, const char *text)
 {
@@ -78,6 +79,32 @@ static void test_requests_a_second(void **state)
 	set_rate(&world, "off");
 	run_for(SECOND_NS);
 	assert_int_equal(answers(&client), 1000);
+	sim_socket_close(client.fd);
+	world_end(&world);
+}
+
+/* Also where what a pause brings is no whole number of requests. */
+static void test_rates_that_are_no_round_number(void **state)
+{
+	static const uint64_t rates[] = { 1100, 1900, 2900, 7700 };
+	struct client client;
+	struct world world;
+	char text[64];
+
+	(void)state;
+	world_begin(&world, 128, 1024);
+	client_open(&world, &client, "");
+	for (size_t i = 0; i < ARRAY_COUNT(rates); i++) {
+		uint64_t rate = rates[i];
+
+		snprintf(text, sizeof(text), "requests=%llu", (unsigned long long)rate);
+		set_rate(&world, text);
+		ask_many(&client, NBD_CMD_READ, 0, READ_BYTES, (int)rate * 5 / 2);
+		assert_in_range(answers_in_a_second(&client, ANSWER_BYTES), rate * 97 / 100,
+			rate * 103 / 100);
+		set_rate(&world, "off");
+		run_for(SECOND_NS);
+	}
 	sim_socket_close(client.fd);
 	world_end(&world);
 }
@@ -424,6 +451,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_requests_a_second),
+		cmocka_unit_test(test_rates_that_are_no_round_number),
 		cmocka_unit_test(test_bytes_a_second),
 		cmocka_unit_test(test_a_request_longer_than_the_burst),
 		cmocka_unit_test(test_what_a_client_that_waits_has),
