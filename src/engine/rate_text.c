@@ -64,6 +64,14 @@ static int parse_part(
 	while (strncmp(part, keys[i].key, strlen(keys[i].key)) != 0) {
 		i++;
 	}
+	if (keys[i].key[0] == '\0' && strchr(part, '=') != NULL) {
+		char shown[RATE_TEXT_BYTES];
+
+		return error_set(error, -EINVAL,
+			"'%s' is unknown in a rate: expected bytes a second, requests=N or "
+			"burst=TIME",
+			log_escape(shown, sizeof(shown), part, strlen(part)));
+	}
 	if ((*given & BIT(i)) != 0) {
 		return error_set(error, -EINVAL, "%s is given twice",
 			keys[i].key[0] != '\0' ? keys[i].key : "the rate in bytes");

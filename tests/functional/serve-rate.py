@@ -207,6 +207,8 @@ class Rate(support.Case):
                            'there is no export "none"')
         self.check_refused(["rate", "--export=disk", "fast", control], 2, "'fast' is not a rate")
         self.check_refused(["rate", "--export=disk", "1M:burst=1ms", control], 2, "10ms to 60s")
+        self.check_refused(["rate", "--export=disk", "1M:request=5", control], 2,
+                           "'request=5' is unknown in a rate")
         self.check_refused(["rate"], 2, "give a rate")
         self.check_refused(["rate", "1M", control, control], 2, "give a rate")
         self.check_refused(["serve", "--export", "=memory:1M,rate=burst=1s"], 2,
