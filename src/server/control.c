@@ -275,6 +275,9 @@ static int change_export(const struct server_view *view, const json_t *name,
 
 	log_escape(shown, sizeof(shown), json_string_value(name), json_string_length(name));
 	export = find_export(view, json_string_value(name), json_string_length(name));
+	if (export == NULL && shown[0] == '\0') {
+		return error_set(error, -ENOENT, "there is no default export; name another one");
+	}
 	if (export == NULL) {
 		return error_set(error, -ENOENT, "there is no export \"%s\"", shown);
 	}

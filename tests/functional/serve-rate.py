@@ -202,7 +202,7 @@ class Rate(support.Case):
     def test_what_is_refused(self):
         self.serve("--export", "disk=memory:1M")
         control = self.control
-        self.check_refused(["rate", "1M", control], 1, 'there is no export ""')
+        self.check_refused(["rate", "1M", control], 1, 'there is no default export')
         self.check_refused(["rate", "--export", "none", "1M", control], 1,
                            'there is no export "none"')
         self.check_refused(["rate", "--export=disk", "fast", control], 2, "'fast' is not a rate")
