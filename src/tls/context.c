@@ -158,9 +158,9 @@ static int load_certificates(
 		}
 		if (rc == -ENOENT && context->role == TLS_SERVER) {
 			return error_set(error, rc,
-				"TLS needs a folder of certificates or a file of pre-shared keys; "
-				"name "
-				"one, or make %s",
+				"TLS needs a folder of certificates (tls-certificates) or a file "
+				"of "
+				"pre-shared keys (tls-psk); name one, or make %s",
 				geteuid() == 0 ? "/etc/pki/gmblock" : "~/.pki/gmblock");
 		}
 		if (rc == -ENOMEM) {

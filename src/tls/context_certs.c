@@ -498,6 +498,7 @@ static int load_trust(struct tls_context *context, const char *folder, struct er
 	/* From here on the credentials own it. */
 	gnutls_certificate_set_trust_list(context->certificates, context->trust, 0);
 	if (folder == NULL) {
+		context->trusts_system = true;
 		if (gnutls_x509_trust_list_add_system_trust(context->trust, 0, 0) <= 0) {
 			rc = error_set(error, -ENOENT,
 				"this system trusts no authority; name a folder with ca-cert.pem");

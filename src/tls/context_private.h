@@ -63,6 +63,7 @@ struct tls_context {
 	enum tls_records records;
 	bool verify_peer;
 	bool use_certificates;
+	bool trusts_system; /* a client without a folder */
 
 	gnutls_priority_t priority;
 	gnutls_certificate_credentials_t certificates; /* NULL: none */

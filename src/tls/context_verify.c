@@ -143,6 +143,12 @@ static int verify_chain(const struct tls_context *context, const struct tls_chai
 		return refuse(
 			chain, GNUTLS_A_BAD_CERTIFICATE, gnutls_strerror(result), alert, error);
 	}
+	if ((status & GNUTLS_CERT_SIGNER_NOT_FOUND) != 0 && context->trusts_system) {
+		return refuse(chain, GNUTLS_A_UNKNOWN_CA,
+			"no trusted authority has signed it, and without a folder of certificates "
+			"(tls-certificates) only those of the system are trusted",
+			alert, error);
+	}
 	for (size_t i = 0; i < ARRAY_COUNT(checks); i++) {
 		if ((status & checks[i].status) != 0) {
 			return refuse(chain, checks[i].alert, checks[i].text, alert, error);
@@ -199,9 +205,8 @@ static int verify_name(
 	}
 	*alert = GNUTLS_A_BAD_CERTIFICATE;
 	return error_set(error, -EACCES,
-		"the certificate '%s' is refused: it is not that of '%.100s'; if the server is "
-		"meant, "
-		"name it as its certificate does with tls-hostname",
+		"the certificate '%s' is refused: it is not that of '%.100s'; if this is the "
+		"server that you mean, give the name in its certificate as tls-hostname",
 		chain_text(chain, text), name);
 }
 
@@ -241,6 +246,11 @@ int tls_verify_function(gnutls_session_t session)
 
 /* --- results ---------------------------------------------------------------------------------- */
 
+/* Where the two sides may differ, once they find nothing in common. */
+#define COMPARE                                                                                    \
+	"compare the versions and ciphers, and whether both use certificates or both use "         \
+	"pre-shared keys"
+
 /* Alerts of a peer that does not believe us, and what to look at. */
 static const char *alert_hint(int alert)
 {
@@ -278,6 +288,10 @@ static int alert_received(
 		hint = alert_hint(GNUTLS_A_UNKNOWN_PSK_IDENTITY);
 	}
 	name = name == NULL ? "unknown" : name;
+	if (alert == GNUTLS_A_HANDSHAKE_FAILURE) {
+		return error_set(
+			error, -EPROTO, "the peer ended TLS with the alert '%s': " COMPARE, name);
+	}
 	if (hint == NULL) {
 		return error_set(
 			error, -EPROTO, "the peer ended TLS with the alert '%s' (%d)", name, alert);
@@ -312,9 +326,7 @@ int tls_check_failed(
 	case GNUTLS_E_NO_COMMON_KEY_SHARE:
 	case GNUTLS_E_INSUFFICIENT_CREDENTIALS:
 		return error_set(error, -EPROTO,
-			"TLS has nothing in common with the peer (%s): versions, ciphers, and "
-			"whether "
-			"it uses certificates or pre-shared keys",
+			"the peer and we have nothing in common for TLS (%s): " COMPARE,
 			gnutls_strerror(result));
 	default:
 		break;

@@ -817,6 +817,7 @@ static void test_nothing_in_common(void **state)
 	assert_int_equal(tls_check_failed(&pair.client.check, pair.client.session,
 				 pair.client.result, &error),
 		-EPROTO);
+	assert_contains(error.text, "both use certificates or both use pre-shared keys");
 	pair_fini(&pair);
 }
 
