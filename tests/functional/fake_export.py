@@ -33,12 +33,13 @@ def content(offset, length):
 
 
 class Request:
-    def __init__(self, kind, flags, cookie, offset, length):
+    def __init__(self, kind, flags, cookie, offset, length, data):
         self.kind = kind
         self.flags = flags
         self.cookie = cookie
         self.offset = offset
         self.length = length
+        self.data = data
 
 
 class Export:
@@ -53,7 +54,7 @@ class Export:
         self.dialogue.send(data)
 
     def request(self, wanted=None):
-        """The client's next request, its payload read and dropped. DISC ends the script."""
+        """The client's next request with its payload. DISC ends the script."""
         extended = self.style == EXTENDED_STYLE
         magic, flags, kind, cookie, offset = struct.unpack(">IHH8sQ", self.dialogue.receive(24))
         length = int.from_bytes(self.dialogue.receive(8 if extended else 4), "big")
@@ -64,10 +65,9 @@ class Export:
         assert cookie not in self.seen, "P69: a cookie twice on one connection"
         self.seen.add(cookie)
         assert bool(flags & 32) == (extended and kind == WRITE), "P111: PAYLOAD_LEN"
-        if kind == WRITE:
-            self.dialogue.receive(length)
+        data = self.dialogue.receive(length) if kind == WRITE else b""
         assert wanted is None or kind == wanted, f"request {kind} instead of {wanted}"
-        return Request(kind, flags & ~32, cookie, offset, length)
+        return Request(kind, flags & ~32, cookie, offset, length, data)
 
     # --- replies as bytes
 
