@@ -40,7 +40,7 @@ test: deps-test $(BUILD)/.gmblock-tests ## build what the tests need and run all
 test-vm: deps-test $(BUILD)/.gmblock-tests ## run the tests that need kernels of their own, in QEMU guests
 	@$(RUN_TESTS) -C $(BUILD) --suite vm --logbase testlog-vm $(TEST_ARGS)
 
-test-long: deps-test $(BUILD)/.gmblock-tests ## simulation seeds for an hour and 1,000 killed servers, then fuzzing for an hour
+test-long: deps-test $(BUILD)/.gmblock-tests ## simulation seeds for an hour, 1,000 killed servers, keys of TLS that change by themselves, then fuzzing for an hour
 	@$(RUN_TESTS) -C $(BUILD) --setup soak --suite soak $(TEST_ARGS)
 	$(if $(TEST_ARGS),,CC=$(CLANG) FUZZ_SECONDS=$${FUZZ_SECONDS:-300} tests/fuzz/run.sh)
 
