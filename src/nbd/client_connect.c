@@ -2,6 +2,7 @@
 #include "nbd/client_connect.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <poll.h>
 #include <pthread.h>
@@ -10,7 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -39,7 +39,11 @@ static void set_state(struct connector *connector, enum connector_state state)
 struct lookup {
 	atomic_int users;
 	atomic_bool finished; /* released after err and addresses are written */
-	int event_fd;
+	/* A pipe that becomes readable when the thread is done. No eventfd: what a
+	 * ring sees from inside a write to an eventfd does not always signal ring_poll_fd(), see
+	 * src/ring/calls.c. */
+	int done_fd;
+	int thread_fd;
 	int err;
 	struct addrinfo *addresses;
 	char port[8];
@@ -52,7 +56,7 @@ static void lookup_put(struct lookup *lookup)
 		if (lookup->addresses != NULL) {
 			freeaddrinfo(lookup->addresses);
 		}
-		close(lookup->event_fd);
+		close(lookup->done_fd);
 		free(lookup);
 	}
 }
@@ -73,7 +77,8 @@ static void *lookup_run(void *argument)
 
 	lookup->err = resolve(lookup->host, lookup->port, 0, &lookup->addresses);
 	atomic_store_explicit(&lookup->finished, true, memory_order_release);
-	(void)eventfd_write(lookup->event_fd, 1);
+	(void)!write(lookup->thread_fd, "", 1);
+	close(lookup->thread_fd);
 	lookup_put(lookup);
 	return NULL;
 }
@@ -103,6 +108,7 @@ static int lookup_start(const char *host, const char *port, struct lookup **look
 {
 	size_t host_bytes = strlen(host) + 1;
 	struct lookup *lookup = calloc(1, sizeof(*lookup) + host_bytes);
+	int pipe_fds[2];
 	int err;
 
 	if (lookup == NULL) {
@@ -110,15 +116,17 @@ static int lookup_start(const char *host, const char *port, struct lookup **look
 	}
 	memcpy(lookup->host, host, host_bytes);
 	snprintf(lookup->port, sizeof(lookup->port), "%s", port);
-	lookup->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (lookup->event_fd < 0) {
+	if (pipe2(pipe_fds, O_CLOEXEC) < 0) {
 		err = -errno;
 		free(lookup);
 		return err;
 	}
+	lookup->done_fd = pipe_fds[0];
+	lookup->thread_fd = pipe_fds[1];
 	atomic_store(&lookup->users, 2);
 	err = thread_start(lookup);
 	if (err != 0) {
+		close(lookup->thread_fd);
 		atomic_store(&lookup->users, 1);
 		lookup_put(lookup);
 		return err;
@@ -348,7 +356,7 @@ static void connect_tcp(struct connector *connector)
 	}
 	set_state(connector, CONNECTOR_LOOKUP);
 	set_limit(connector, connector->end_ns);
-	ring_poll(connector->ring, &connector->wait_op, connector->lookup->event_fd, POLLIN,
+	ring_poll(connector->ring, &connector->wait_op, connector->lookup->done_fd, POLLIN,
 		wait_done);
 }
 
