@@ -10,10 +10,10 @@ static const char name[] = "reload";
 
 static const char help[] =
 	"Usage: gmblock reload [SERVER]\n"
-	"Makes a server on this machine read its TLS certificates, keys and revocation lists\n"
-	"again, as SIGHUP does, and waits until it has. New connections use them; those of\n"
-	"clients that are not believed any more are ended. If anything is wrong with the\n"
-	"files, nothing changes and it is said.\n"
+	"Makes a server on this machine read its TLS certificates, keys, revocation lists\n"
+	"and rules of access again, as SIGHUP does, and waits until it has. New connections\n"
+	"use them; those of clients that are not believed any more are ended. If anything is\n"
+	"wrong with the files, nothing changes, and a message names the file and the reason.\n"
 	"\n"
 	"  SERVER         one of its URIs, its control socket, or its process id;\n"
 	"                 optional if there is only one server\n"
