@@ -359,7 +359,7 @@ static struct rate_limits choose_rate(void)
 		limits.per_second[RATE_REQUESTS] = UINT64_C(100) << below(10);
 	}
 	if (percent(60)) {
-		limits.per_second[RATE_BYTES] = UINT64_C(256 << 20) << below(5);
+		limits.per_second[RATE_BYTES] = (UINT64_C(256) << 20) << below(5);
 	}
 	return limits;
 }
