@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <stdalign.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,10 +32,7 @@ enum {
 struct control_message {
 	struct msghdr message;
 	struct iovec iov;
-	union {
-		struct cmsghdr header;
-		char room[CMSG_SPACE(1)];
-	} ancillary;
+	alignas(struct cmsghdr) char ancillary[CMSG_SPACE(1)];
 };
 
 struct tls_kernel {
@@ -77,20 +75,23 @@ struct tls_kernel {
 static const struct msghdr *control_make(
 	struct control_message *control, enum tls_content content, uint8_t *bytes, size_t count)
 {
+	struct cmsghdr *header;
+
 	control->iov = (struct iovec){ .iov_base = bytes, .iov_len = count };
 	control->message = (struct msghdr){
 		.msg_iov = &control->iov,
 		.msg_iovlen = 1,
-		.msg_control = &control->ancillary,
+		.msg_control = control->ancillary,
 		.msg_controllen = sizeof(control->ancillary),
 	};
-	memset(&control->ancillary, 0, sizeof(control->ancillary));
-	control->ancillary.header = (struct cmsghdr){
+	memset(control->ancillary, 0, sizeof(control->ancillary));
+	header = CMSG_FIRSTHDR(&control->message);
+	*header = (struct cmsghdr){
 		.cmsg_len = CMSG_LEN(1),
 		.cmsg_level = SOL_TLS,
 		.cmsg_type = TLS_SET_RECORD_TYPE,
 	};
-	*CMSG_DATA(&control->ancillary.header) = (uint8_t)content;
+	*CMSG_DATA(header) = (uint8_t)content;
 	return &control->message;
 }
 

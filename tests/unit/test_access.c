@@ -43,15 +43,15 @@ static struct access *build(struct access_rule *rules, uint32_t count)
 	return access;
 }
 
-struct person {
+union person {
 	struct identity identity;
-	struct identity_value values[VALUES];
+	uint8_t room[sizeof(struct identity) + VALUES * sizeof(struct identity_value)];
 };
 
-static void has(struct person *person, enum identity_kind kind, const char *value)
+static void has(union person *person, enum identity_kind kind, const char *value)
 {
 	person->identity.is_proved = true;
-	person->values[person->identity.value_count++] =
+	person->identity.values[person->identity.value_count++] =
 		(struct identity_value){ kind, (uint32_t)strlen(value), (const uint8_t *)value };
 }
 
@@ -66,7 +66,7 @@ static uint32_t rights_of(const struct access *access, const struct access_subje
 static void the_first_rule_decides(void **state)
 {
 	struct access_subject subject = { 0 };
-	struct person alice = { 0 };
+	union person alice = { 0 };
 	struct access_rule rules[4];
 	struct access_verdict verdict;
 	struct access *access;
@@ -132,7 +132,7 @@ static bool admits(uint32_t kind, const void *data, size_t bytes, const struct a
 
 static void names_are_no_prefixes(void **state)
 {
-	struct person person = { 0 };
+	union person person = { 0 };
 	struct access_subject peer = { .proved = &person.identity };
 
 	(void)state;
@@ -157,7 +157,7 @@ static void users_and_tls(void **state)
 	const uint32_t user = 64055;
 	const uint8_t yes = 1;
 	const uint8_t no = 0;
-	struct person nobody = { 0 };
+	union person nobody = { 0 };
 	struct access_subject peer = { .uid = &user };
 	struct access_subject stranger = { .proved = &nobody.identity };
 
@@ -329,7 +329,7 @@ static void the_index_finds_what_reading_finds(void **state)
 		for (uint32_t peer_idx = 0; peer_idx < PEERS; peer_idx++) {
 			uint32_t uid = next(&seed, 3);
 			struct network address = ipv4(next(&seed, UINT32_MAX) & 0x01010101, 32);
-			struct person person = { 0 };
+			union person person = { 0 };
 			struct access_subject peer = {
 				.proved = next(&seed, 3) > 0 ? &person.identity : NULL,
 				.uid = next(&seed, 2) > 0 ? &uid : NULL,
