@@ -469,7 +469,7 @@ void receive_done(struct ring_op *op, int result)
 		if (result > 0 || is_passing(result)) {
 			receive_discard(session);
 		} else {
-			session_terminate(&session->base, NULL);
+			session_ended(session);
 		}
 		return;
 	}

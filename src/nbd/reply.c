@@ -495,7 +495,8 @@ void reply_flush(struct session *base, bool alone)
 	struct send_batch *send;
 	struct list_node *node;
 
-	if (session->sending != NULL || session->base.state == SESSION_TERMINATING ||
+	/* A send, or a flush of a session that is stopping; either comes back here. */
+	if (session->send_op.in_flight || session->base.state == SESSION_TERMINATING ||
 		(list_is_empty(&session->sendable) && !session->alive_due)) {
 		return;
 	}

@@ -10,6 +10,16 @@
 /* The place of a client whose machine died is free again after two minutes. */
 static const struct stream_keep_alive keep_alive = { .idle_s = 60, .interval_s = 15, .probes = 4 };
 
+/* A layer says that nothing follows, which may take a moment if the socket is full. */
+static void stream_idle(struct stream *stream)
+{
+	struct nbd_session *session = container_of(stream, struct nbd_session, stream);
+
+	if (session->base.state == SESSION_LINGERING && session->end_of_stream) {
+		session_terminate(&session->base, NULL);
+	}
+}
+
 int nbd_session_accept(void *context, const struct endpoint *endpoint)
 {
 	struct nbd_service *service = context;
@@ -20,6 +30,7 @@ int nbd_session_accept(void *context, const struct endpoint *endpoint)
 	}
 	session->service = service;
 	stream_open(&session->stream, service->ring, endpoint->fd, &keep_alive);
+	session->stream.idle = stream_idle;
 	session->unacked_bytes = UINT64_MAX;
 	session->rx_data = session->rx_small;
 	session->rx_bytes = RX_SMALL_BYTES;
@@ -155,19 +166,39 @@ void nbd_session_drain(struct session *base)
  */
 static void linger(struct nbd_session *session)
 {
-	if (session->end_of_stream) {
-		session_terminate(&session->base, NULL);
-		return;
-	}
 	stream_shutdown_send(&session->stream);
 	session_linger(&session->base);
-	receive_discard(session);
+	if (session->end_of_stream) {
+		session_ended(session);
+	} else {
+		receive_discard(session);
+	}
+}
+
+void session_ended(struct nbd_session *session)
+{
+	session->end_of_stream = true;
+	if (stream_is_idle(&session->stream)) {
+		stream_idle(&session->stream);
+	}
+}
+
+static void flushed(struct ring_op *op, int result)
+{
+	struct nbd_session *session = container_of(op, struct nbd_session, send_op);
+
+	GMB_UNUSED(result); /* whoever uses the stream next is told */
+	if (session->base.state < SESSION_LINGERING) {
+		session_mark_dirty(&session->base); /* what came meanwhile is answered (P126) */
+		session_drain_check(session);
+	}
 }
 
 void session_drain_check(struct nbd_session *session)
 {
-	if (session->base.state != SESSION_LINGERING && list_is_empty(&session->requests) &&
-		!session->send_op.in_flight) {
+	if (session->base.state < SESSION_LINGERING && list_is_empty(&session->requests) &&
+		!session->send_op.in_flight &&
+		!stream_flush(&session->stream, &session->send_op, flushed)) {
 		linger(session);
 	}
 }

@@ -224,6 +224,8 @@ void session_fail(struct nbd_session *session, const char *rule, const char *for
 void session_drain(struct nbd_session *session);
 /* The session is to end: says goodbye when it has nothing left to do. */
 void session_drain_check(struct nbd_session *session);
+/* The peer of a lingering session has closed: terminates once our goodbye is sent. */
+void session_ended(struct nbd_session *session);
 
 /* handshake.c */
 int handshake_begin(struct nbd_session *session);

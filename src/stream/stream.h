@@ -38,6 +38,9 @@ struct stream_ops {
 	void (*send)(struct stream *stream, struct ring_op *op, const struct msghdr *message);
 	ssize_t (*receive_now)(struct stream *stream, struct msghdr *message);
 	ssize_t (*send_now)(struct stream *stream, const struct msghdr *message);
+	/* What send_now took may still be on its way to the socket: true, and op, which is begun
+	 * with done, completes when it is there, with 0 or a negative errno. False: nothing is. */
+	bool (*flush)(struct stream *stream, struct ring_op *op, ring_done_fn *done);
 	/* A receive should end soon, with -ECANCELED or what happened first. */
 	void (*cancel)(struct stream *stream, struct ring_op *op);
 	/* The socket is being shut down. What the layer waits for besides the socket ends soon,
@@ -97,6 +100,15 @@ void stream_open(struct stream *stream, struct ring *ring, int fd,
  */
 void stream_upgrade(struct stream *stream, const struct stream_ops *ops, void *layer,
 	void (*upgraded)(struct stream *stream, int result));
+
+/* Before a shutdown of a stream whose last bytes went by stream_send_now(): true, and done is
+ * called when a layer has passed on to the socket what it took (0, or a negative errno). False:
+ * there is nothing to wait for. No send is in flight. */
+GMB_MUST_CHECK static inline bool stream_flush(
+	struct stream *stream, struct ring_op *op, ring_done_fn *done)
+{
+	return stream->ops != NULL && stream->ops->flush(stream, op, done);
+}
 
 /* Ends both directions now: operations in flight complete. */
 void stream_shutdown(struct stream *stream);

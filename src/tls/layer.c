@@ -652,6 +652,15 @@ static ssize_t layer_send_now(struct stream *stream, const struct msghdr *messag
 				     : tls_records_send_now(layer, message);
 }
 
+/* The kernel takes no more than what it has room for. */
+static bool layer_flush(struct stream *stream, struct ring_op *op, ring_done_fn *done)
+{
+	struct tls_layer *layer = stream->layer;
+
+	return layer->state == TLS_LAYER_OPEN && layer->kernel == NULL &&
+	       tls_records_flush(layer, op, done);
+}
+
 static void layer_cancel(struct stream *stream, struct ring_op *op)
 {
 	struct tls_layer *layer = stream->layer;
@@ -696,6 +705,7 @@ const struct stream_ops tls_stream_ops = {
 	.send = layer_send,
 	.receive_now = layer_receive_now,
 	.send_now = layer_send_now,
+	.flush = layer_flush,
 	.cancel = layer_cancel,
 	.shutdown = layer_shutdown,
 	.shutdown_send = layer_shutdown_send,

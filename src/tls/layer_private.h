@@ -139,4 +139,5 @@ void tls_records_send(struct tls_layer *layer, struct ring_op *op, const struct 
 GMB_MUST_CHECK ssize_t tls_records_receive_now(struct tls_layer *layer, struct msghdr *message);
 GMB_MUST_CHECK ssize_t tls_records_send_now(struct tls_layer *layer, const struct msghdr *message);
 void tls_records_cancel(struct tls_layer *layer);
+bool tls_records_flush(struct tls_layer *layer, struct ring_op *op, ring_done_fn *done);
 void tls_records_shutdown_send(struct tls_layer *layer);

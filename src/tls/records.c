@@ -656,7 +656,9 @@ static void pushed(struct ring_op *op, int result)
 	}
 	out_release(layer);
 	layer->taken = 0;
-	if (layer->sending != NULL && layer->send_error != 0) {
+	if (layer->sending != NULL && layer->message == NULL) {
+		send_complete(layer, layer->send_error);
+	} else if (layer->sending != NULL && layer->send_error != 0) {
 		send_complete(layer, layer->broken != 0 ? layer->broken : layer->send_error);
 	} else if (layer->sending != NULL && taken > 0) {
 		send_complete(layer, (int)taken);
@@ -698,6 +700,18 @@ ssize_t tls_records_send_now(struct tls_layer *layer, const struct msghdr *messa
 				  */
 	}
 	return layer->send_error != 0 ? layer->send_error : taken;
+}
+
+bool tls_records_flush(struct tls_layer *layer, struct ring_op *op, ring_done_fn *done)
+{
+	GMB_ASSERT(layer->sending == NULL);
+	if (!layer->out_op.in_flight) {
+		return false;
+	}
+	ring_op_begin(op, done);
+	layer->sending = op;
+	layer->message = NULL;
+	return true;
 }
 
 void tls_records_shutdown_send(struct tls_layer *layer)

@@ -257,6 +257,14 @@ static ssize_t toy_send_now(struct stream *stream, const struct msghdr *message)
 	return -EAGAIN;
 }
 
+static bool toy_flush(struct stream *stream, struct ring_op *op, ring_done_fn *done)
+{
+	GMB_UNUSED(stream);
+	GMB_UNUSED(op);
+	GMB_UNUSED(done);
+	return false;
+}
+
 static void toy_cancel(struct stream *stream, struct ring_op *op)
 {
 	struct toy *toy = stream->layer;
@@ -305,6 +313,7 @@ static const struct stream_ops toy_ops = {
 	.send = toy_send,
 	.receive_now = toy_receive_now,
 	.send_now = toy_send_now,
+	.flush = toy_flush,
 	.cancel = toy_cancel,
 	.shutdown = toy_shutdown,
 	.shutdown_send = toy_shutdown_send,
