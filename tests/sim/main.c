@@ -57,6 +57,7 @@ static const struct figure {
 	FIGURE("--dripped-bytes", "bytes moved one by one", dripped_bytes),
 	FIGURE("--renewals", "connections renewed at once", renewals),
 	FIGURE("--hangs", "disks that hung", hangs),
+	FIGURE("--tls-handshakes", "handshakes of TLS", tls_handshakes),
 	FIGURE("--place-turns", "turns of clients that waited for a place", place_turns),
 	FIGURE("--memory-turns", "turns of clients that waited for memory", memory_turns),
 #undef FIGURE

@@ -395,6 +395,7 @@ static size_t parse_reply(struct model_client *client, const uint8_t *p, size_t 
 
 static void parse(struct model_client *client)
 {
+	bool was_clear = client->tls == NULL;
 	size_t used = 0;
 
 	while (used < client->in_len) {
@@ -408,9 +409,24 @@ static void parse(struct model_client *client)
 			break;
 		}
 		used += step;
+		if (was_clear && client->tls != NULL && used < client->in_len) {
+			model_fail("P56: bytes in clear behind the answer to STARTTLS");
+		}
 	}
 	memmove(client->in, client->in + used, client->in_len - used);
 	client->in_len -= used;
+}
+
+void model_received(struct model_client *client, const uint8_t *bytes, size_t len)
+{
+	if (client->in_len + len > client->in_max) {
+		client->in_max = MAX(client->in_max * 2, client->in_len + len);
+		client->in = realloc(client->in, client->in_max);
+		GMB_ASSERT(client->in != NULL);
+	}
+	memcpy(client->in + client->in_len, bytes, len);
+	client->in_len += len;
+	parse(client);
 }
 
 static void lose_requests(struct model_client *client)
@@ -458,6 +474,9 @@ static void stream_ended(struct model_client *client, int result)
 	if (client->in_len > 0) {
 		model_fail("the server closed in the middle of a reply");
 	}
+	if (client->tls != NULL && model_tls_is_cut(client)) {
+		model_fail("P55: the server closed without close_notify");
+	}
 }
 
 static void recv_done(struct ring_op *op, int result)
@@ -476,14 +495,11 @@ static void recv_done(struct ring_op *op, int result)
 		check_closed(client);
 		return;
 	}
-	if (client->in_len + (size_t)result > client->in_max) {
-		client->in_max = MAX(client->in_max * 2, client->in_len + (size_t)result);
-		client->in = realloc(client->in, client->in_max);
-		GMB_ASSERT(client->in != NULL);
+	if (client->tls != NULL) {
+		model_tls_receive(client, client->chunk, (size_t)result);
+	} else {
+		model_received(client, client->chunk, (size_t)result);
 	}
-	memcpy(client->in + client->in_len, client->chunk, (size_t)result);
-	client->in_len += (size_t)result;
-	parse(client);
 	client->ops->progress(client);
 	recv_start(client);
 }
@@ -590,11 +606,23 @@ static void send_start(struct model_client *client)
 void model_half_close(struct model_client *client)
 {
 	client->disconnecting = true;
+	if (client->tls != NULL) {
+		model_tls_say_end(client);
+	}
 	client->half_closing = true;
 	send_start(client);
 }
 
 void model_send(struct model_client *client, const void *bytes, size_t len)
+{
+	if (client->tls != NULL) {
+		model_tls_send(client, bytes, len);
+	} else {
+		model_send_raw(client, bytes, len);
+	}
+}
+
+void model_send_raw(struct model_client *client, const void *bytes, size_t len)
 {
 	if (client->out_len + len > client->out_max) {
 		client->out_max = MAX(client->out_max * 2, client->out_len + len);
@@ -653,6 +681,7 @@ void model_finish(struct model_client *client)
 	GMB_ASSERT(!client->recv.in_flight);
 	GMB_ASSERT(!client->send.in_flight);
 	lose_requests(client);
+	model_tls_finish(client);
 	free(client->in);
 	free(client->out);
 	free(client->sending);

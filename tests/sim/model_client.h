@@ -99,6 +99,12 @@ struct model_ops {
 	void (*lost)(struct model_client *client, struct model_request *request);
 };
 
+/* The pre-shared key of clients with TLS. */
+#define MODEL_TLS_USER "alice"
+#define MODEL_TLS_KEY  "0123456789abcdef0123456789abcdef"
+
+struct model_tls;
+
 /* How to negotiate. */
 struct model_plan {
 	enum model_style style;
@@ -111,6 +117,7 @@ struct model_plan {
 	uint64_t size; /* what the export must have */
 	bool size_may_change;
 	bool end_in_abort; /* leave by ABORT instead of choosing the export */
+	bool tls;	   /* which the server demands */
 };
 
 enum model_step_kind {
@@ -125,7 +132,8 @@ enum model_step_kind {
 	STEP_INFO,
 	STEP_GO_MISSING,
 	STEP_BAD_INFO,
-	STEP_STARTTLS,
+	STEP_STARTTLS, /* where it must be refused */
+	STEP_TLS,
 	STEP_ABORT,
 	STEP_GO,
 	STEP_EXPORT_NAME,
@@ -146,6 +154,7 @@ struct model_client {
 	void *context; /* the program's */
 	struct model_plan plan;
 	enum model_state state;
+	struct model_tls *tls; /* NULL: in clear */
 
 	enum model_step_kind steps[MODEL_STEPS_MAX];
 	uint32_t step_count;

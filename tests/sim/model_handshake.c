@@ -58,6 +58,9 @@ void model_handshake_plan(struct model_client *client)
 {
 	const struct model_plan *plan = &client->plan;
 
+	if (plan->tls) {
+		add_step(client, STEP_TLS);
+	}
 	add_noise(client);
 	if (plan->style == MODEL_STRUCTURED) {
 		add_step(client, STEP_STRUCTURED);
@@ -206,6 +209,7 @@ void model_handshake_next(struct model_client *client)
 		send_option(client, coin() ? OPT_INFO : OPT_GO, data, 6);
 		break;
 	case STEP_STARTTLS:
+	case STEP_TLS:
 		send_option(client, OPT_STARTTLS, NULL, 0);
 		break;
 	case STEP_ABORT:
@@ -320,7 +324,8 @@ static bool final_is_right(const struct model_client *client, uint32_t type)
 	case STEP_GO_MISSING:
 		return type == REP_ERR_UNKNOWN;
 	case STEP_STARTTLS:
-		return type == REP_ERR_UNSUP || type == REP_ERR_POLICY;
+		return client->tls != NULL ? type == REP_ERR_INVALID
+					   : type == REP_ERR_UNSUP || type == REP_ERR_POLICY;
 	case STEP_SET_META:
 		return type == REP_ACK && client->has_context;
 	case STEP_LIST_META:
@@ -332,6 +337,7 @@ static bool final_is_right(const struct model_client *client, uint32_t type)
 	case STEP_ABORT:
 	case STEP_STRUCTURED:
 	case STEP_EXTENDED:
+	case STEP_TLS:
 		return type == REP_ACK;
 	case STEP_EXPORT_NAME:
 		break;
@@ -363,7 +369,11 @@ static void option_done(struct model_client *client, uint32_t type)
 	client->extended = client->extended || step == STEP_EXTENDED;
 	client->info_seen = client->info_seen || step == STEP_INFO;
 	client->step++;
-	model_handshake_next(client);
+	if (step == STEP_TLS) {
+		model_tls_begin(client);
+	} else {
+		model_handshake_next(client);
+	}
 }
 
 static size_t parse_option_reply(struct model_client *client, const uint8_t *p, size_t n)

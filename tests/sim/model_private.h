@@ -45,3 +45,17 @@ static inline uint64_t get64(const uint8_t *at)
 void model_handshake_plan(struct model_client *client);
 void model_handshake_next(struct model_client *client);
 size_t model_handshake_parse(struct model_client *client, const uint8_t *p, size_t n);
+
+/* What the socket is to carry, and what came out of it without its encryption. */
+void model_send_raw(struct model_client *client, const void *bytes, size_t len);
+void model_received(struct model_client *client, const uint8_t *bytes, size_t len);
+
+/* STARTTLS was agreed on. Goes on with model_handshake_next(). */
+void model_tls_begin(struct model_client *client);
+void model_tls_receive(struct model_client *client, const uint8_t *bytes, size_t len);
+void model_tls_send(struct model_client *client, const uint8_t *bytes, size_t len);
+/* The server is told that nothing follows. */
+void model_tls_say_end(struct model_client *client);
+/* The server has not told it. */
+bool model_tls_is_cut(const struct model_client *client);
+void model_tls_finish(struct model_client *client);

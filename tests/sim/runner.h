@@ -29,6 +29,7 @@ struct scenario_result {
 	uint64_t dripped_bytes;		/* that clients asked for, took or gave one by one */
 	uint64_t renewals;		/* of connections that were reset */
 	uint64_t hangs;			/* of disks */
+	uint64_t tls_handshakes;	/* of sessions that were open then */
 	uint64_t place_turns;		/* of clients that waited for a place */
 	uint64_t memory_turns;		/* for memory */
 };

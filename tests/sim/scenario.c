@@ -6,9 +6,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "../unit/stores.h"
 #include "producer.h"
+#include "tls/layer.h"
 #include "twin_arena.h"
 
 enum {
@@ -17,6 +19,8 @@ enum {
 	CRASHES_MAX = 4, /* in the first 10, 40, 160, 640 ms */
 	GIANT_WINDOW_BYTES = 1 << 20,
 	TWIN_EVERY = 4,
+	TLS_EVERY = 5,	     /* scenarios with it */
+	TLS_CLEAR_EVERY = 3, /* clients that do not use it there */
 };
 
 #define SECOND_NS	     UINT64_C(1000000000)
@@ -390,6 +394,36 @@ static void create_services(struct scenario *scenario)
 	}
 }
 
+/* Of a listener that demands TLS, with a file of keys that is there only while it is read. */
+static void create_tls(struct scenario *scenario)
+{
+	char path[] = "/tmp/gmblock-sim.XXXXXX";
+	struct tls_context *context;
+	struct error error;
+	int fd = mkstemp(path);
+
+	if (fd < 0 || dprintf(fd, "%s:%s\n", MODEL_TLS_USER, MODEL_TLS_KEY) < 0) {
+		model_fail("no file of keys");
+	}
+	close(fd);
+	if (tls_context_load(&(struct tls_options){ .role = TLS_SERVER, .psk_file = path },
+		    &context, &error) != 0 ||
+		tls_pool_create(&(struct tls_pool_options){ 0 }, &scenario->tls_pool, &error) !=
+			0 ||
+		tls_policy_create(TLS_REQUIRE, context, scenario->tls_pool, &scenario->tls) != 0) {
+		model_fail("no TLS: %s", error.text);
+	}
+	unlink(path);
+}
+
+static void destroy_tls(struct scenario *scenario)
+{
+	tls_policy_destroy(scenario->tls);
+	tls_pool_destroy(scenario->tls_pool);
+	scenario->tls = NULL;
+	scenario->tls_pool = NULL;
+}
+
 static void drained(void *context)
 {
 	struct scenario_service *service = context;
@@ -440,6 +474,7 @@ static void drain_early(void *arg)
 struct accept_message {
 	struct ring_message message;
 	struct engine *engine;
+	struct tls_policy *tls;
 	uint64_t conn_idx;
 	uint8_t host;
 	int fd;
@@ -452,6 +487,7 @@ static void accept_deliver(struct ring *ring, struct ring_message *message)
 	GMB_UNUSED(ring);
 	engine_accept(accept->engine, &(struct endpoint){ .kind = &fairness_kind,
 					      .fd = accept->fd,
+					      .tls = accept->tls,
 					      .peer = { .id = accept->conn_idx,
 						      .text = "simulated",
 						      .identity = { { accept->host } } } });
@@ -489,6 +525,12 @@ static void start_mute(struct conn *conn)
 	sim_after(SECOND_NS, mute_check, conn);
 }
 
+/* The same for all connections of a client. */
+static bool uses_tls(const struct conn *conn)
+{
+	return conn->scenario->tls != NULL && conn->host % TLS_CLEAR_EVERY != 0;
+}
+
 static struct model_plan make_plan(struct conn *conn)
 {
 	return (struct model_plan){
@@ -502,6 +544,7 @@ static struct model_plan make_plan(struct conn *conn)
 		.size = conn->export->size,
 		.size_may_change = conn->export->size_may_change,
 		.end_in_abort = conn->fate == FATE_ABORT,
+		.tls = uses_tls(conn),
 	};
 }
 
@@ -518,6 +561,7 @@ static void start_conn(void *arg)
 	sim_socket_pair(&conn->server_fd, &conn->fd);
 	accept->message.deliver = accept_deliver;
 	accept->engine = scenario->services[service].engine;
+	accept->tls = plan.tls ? scenario->tls : NULL;
 	accept->fd = conn->server_fd;
 	accept->conn_idx = (uint64_t)(conn - scenario->conns);
 	accept->host = conn->host;
@@ -769,6 +813,7 @@ static void check_idle(struct scenario *scenario)
 				engine_export_measured(service->engine, scenario->exports[k].export)
 					->page_cache_send_bytes;
 		}
+		scenario->tls_handshakes += counters.tls_handshakes;
 		if (service->twin != NULL) {
 			check_twin(scenario, service);
 		}
@@ -801,6 +846,7 @@ static void destroy_all(struct scenario *scenario)
 			model_finish(&scenario->conns[i].client);
 		}
 	}
+	destroy_tls(scenario);
 	/* Freeing asserts that every buffer is back and nothing is in flight. */
 	for (uint32_t i = 0; i < scenario->service_count; i++) {
 		engine_destroy(scenario->services[i].engine);
@@ -848,6 +894,9 @@ static void live(struct scenario *scenario)
 	}
 	fairness_begin(scenario);
 	create_services(scenario);
+	if (scenario->seed % TLS_EVERY == 1) {
+		create_tls(scenario);
+	}
 	sim_set_faults(&scenario->faults);
 	for (uint32_t i = 0; i < scenario->export_count; i++) {
 		if (scenario->exports[i].disk != NULL && scenario->life == 0) {
@@ -937,6 +986,7 @@ struct scenario_result scenario_run(uint64_t seed, bool verbose)
 		.dripped_bytes = scenario->dripped_bytes,
 		.renewals = scenario->renewals,
 		.hangs = scenario->hangs,
+		.tls_handshakes = scenario->tls_handshakes,
 		.place_turns = scenario->fairness.places.count,
 		.memory_turns = scenario->fairness.memory.count,
 	};

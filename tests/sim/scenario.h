@@ -20,6 +20,7 @@
 #include "path/path.h"
 #include "runner.h"
 #include "sim/sim.h"
+#include "tls/context.h"
 
 enum {
 	EXPORTS_MAX = 3,
@@ -132,6 +133,8 @@ struct scenario {
 	uint32_t service_count;
 	struct scenario_service services[SERVICES_MAX];
 	struct engine_limits limits;
+	struct tls_pool *tls_pool; /* these NULL: nobody uses TLS */
+	struct tls_policy *tls;	   /* of the listener of those who do */
 	struct ring *client_ring;
 	uint32_t conn_count;
 	struct conn conns[CONNS_MAX];
@@ -158,6 +161,7 @@ struct scenario {
 	uint64_t dripped_bytes;
 	uint64_t renewals;
 	uint64_t hangs;
+	uint64_t tls_handshakes;
 	struct fairness fairness;
 };
 
