@@ -13,11 +13,12 @@
 #include "cli/cli.h"
 #include "tools/plot.h"
 
-enum { QUOTE_BYTES = 256, PERCENT_UNSET = UINT32_MAX };
+enum { QUOTE_BYTES = 256, REQUESTS_PER_S_MAX = 100000000, PERCENT_UNSET = UINT32_MAX };
 
 #define SECONDS_MAX	   UINT64_C(1000000)
 #define NS_PER_S	   UINT64_C(1000000000)
 #define NS_PER_US	   UINT64_C(1000)
+#define RATE_BYTES_MAX	   (UINT64_C(1) << 40)
 #define TIMEOUT_DEFAULT_NS UINT64_C(30000000000)
 
 struct bench_arguments {
@@ -48,6 +49,9 @@ static const char usage_text[] =
 	"  --seconds T       duration, in seconds or with a unit (default 10)\n"
 	"  --warmup T        time before that, which is not counted (default 0)\n"
 	"  --requests N      stop after N requests\n"
+	"  --rate RATE       send so much a second, whatever the server does:\n"
+	"                    bytes, such as 100M, or requests=N (default: as much as possible)\n"
+	"  --once            use no block twice, and stop after the last one\n"
 	"  --offset SIZE     start of the range (default 0)\n"
 	"  --size SIZE       length of the range (default: up to the end)\n"
 	"  --seed N          seed of random offsets and contents (default: random)\n"
@@ -166,6 +170,30 @@ static int take_requests(void *context, const char *name, const char *text)
 	return status;
 }
 
+/* "100M" or "requests=5000" */
+static int take_rate(void *context, const char *name, const char *text)
+{
+	static const char prefix[] = "requests=";
+	struct bench_arguments *arguments = context;
+	struct bench_work *work = &arguments->work;
+	struct error error;
+	uint32_t requests = 0;
+	int err;
+
+	work->rate_bytes = 0;
+	if (strncmp(text, prefix, sizeof(prefix) - 1) == 0) {
+		err = units_parse_count(
+			text + sizeof(prefix) - 1, 1, REQUESTS_PER_S_MAX, &requests, &error);
+	} else {
+		err = units_parse_bytes(text, &work->rate_bytes, &error);
+		if (err == 0 && (work->rate_bytes == 0 || work->rate_bytes > RATE_BYTES_MAX)) {
+			err = error_set(&error, -EINVAL, "from 1 byte to 1T a second");
+		}
+	}
+	work->rate_requests = requests;
+	return err == 0 ? CLI_GO_ON : cli_usage_error("bench", "--%s: %s", name, error.text);
+}
+
 /* --- the command line ---------------------------------------------------------------------- */
 
 static int buffers_check(const struct bench_work *work)
@@ -229,6 +257,8 @@ static int arguments_parse(int argc, char **argv, struct bench_arguments *argume
 		{ "seconds", .take = take_duration },
 		{ "warmup", .take = take_warmup },
 		{ "requests", .take = take_requests },
+		{ "rate", .take = take_rate },
+		{ "once", .flag = &work->once },
 		{ "offset", .bytes = &work->offset },
 		{ "size", .bytes = &work->size, .min = 1 },
 		{ "seed", .take = take_seed },

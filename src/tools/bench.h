@@ -5,9 +5,11 @@
  *   bench_run() ─▶ one worker a thread ─▶ links (connections) ─▶ slots (requests, depth of them)
  *                  queue, histograms       gmb_client             buffer, start time
  *
- * A slot is submitted again from the callback of its completion, so that the depth is constant; the
- * next request never waits for anything but a completion (a closed loop). Latency is from submit to
- * done: what a program that uses the library sees.
+ * Without a rate, a slot is submitted again from the callback of its completion, so that the depth
+ * is constant; the next request never waits for anything but a completion (a closed loop). With a
+ * rate, requests are due at times that do not depend on completions (an open loop), and depth
+ * limits how many are in flight; one that finds no slot is late. Latency is from submit to done:
+ * what a program that uses the library sees.
  *
  * Threading: bench_run() makes and joins its threads; everything else is the main thread's.
  * Ownership: the caller's objects. Errors: 0, or a negative errno with a sentence.
@@ -43,11 +45,14 @@ struct bench_work {
 	uint64_t duration_ns;
 	uint64_t warmup_ns;
 	uint64_t requests_max; /* ends after so many, 0: only the time counts */
+	uint64_t rate_bytes;   /* a second; 0: none. At most one of the two is set. */
+	uint64_t rate_requests;
 	uint64_t offset;
 	uint64_t size; /* of the range; 0: up to the end of the export */
 	uint64_t seed;
 	uint64_t timeout_ns;
 	bool fua;
+	bool once; /* uses no block twice, and ends after the last one */
 };
 
 static inline bool bench_reads(const struct bench_work *work)
@@ -81,7 +86,9 @@ struct bench_cpu {
 /* What was measured, warm-up and the end after the time excepted. */
 struct bench_result {
 	struct histogram latency_ns[BENCH_DIRECTIONS];
-	uint64_t hole_reads; /* that the server answered, wholly or in part, without payload */
+	struct histogram late_ns; /* from due to submitted, with a rate */
+	uint64_t blocks_used;	  /* with work->once; warm-up included */
+	uint64_t hole_reads;	  /* that the server answered, wholly or in part, without payload */
 	uint64_t elapsed_ns;
 	struct bench_cpu cpu;
 	struct bench_range range;
@@ -113,4 +120,10 @@ void bench_title(char out[BENCH_TITLE_BYTES], const struct bench_work *work, uin
 static inline uint64_t bench_requests(const struct bench_result *result)
 {
 	return result->latency_ns[BENCH_READ].count + result->latency_ns[BENCH_WRITE].count;
+}
+
+/* Whether each block of the range was used, once. */
+static inline bool bench_covered(const struct bench_work *work, const struct bench_result *result)
+{
+	return work->once && result->blocks_used == result->range.blocks;
 }

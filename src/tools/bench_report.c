@@ -75,9 +75,10 @@ void bench_title(char out[BENCH_TITLE_BYTES], const struct bench_work *work, uin
 		snprintf(mix, sizeof(mix), " (%u %% reads)", work->read_percent);
 	}
 	snprintf(out, BENCH_TITLE_BYTES,
-		"%s%s, blocks of %s, depth %u, %u connection%s, %u thread%s", work->rw, mix,
-		units_format_bytes(size, work->block_bytes), work->depth, connections,
-		connections == 1 ? "" : "s", work->threads, work->threads == 1 ? "" : "s");
+		"%s%s, blocks of %s%s, depth %u, %u connection%s, %u thread%s", work->rw, mix,
+		units_format_bytes(size, work->block_bytes), work->once ? ", each once" : "",
+		work->depth, connections, connections == 1 ? "" : "s", work->threads,
+		work->threads == 1 ? "" : "s");
 }
 
 /* --- text ---------------------------------------------------------------------------------- */
@@ -120,7 +121,9 @@ static void print_head(const struct bench_work *work, const struct bench_result 
 	if (work->warmup_ns > 0) {
 		printf(" after %.3f s of warm-up", (double)work->warmup_ns / 1e9);
 	}
-	puts(result->interrupted ? ", then interrupted" : "");
+	puts(result->interrupted	      ? ", then interrupted"
+		: bench_covered(work, result) ? ", until every block was used"
+					      : "");
 }
 
 static void print_rate(const char *name, const struct bench_work *work,
@@ -131,6 +134,35 @@ static void print_rate(const char *name, const struct bench_work *work,
 	print_label(name);
 	printf("%12" PRIu64 " %14.0f %14s\n", count, per_second(result, count),
 		rate_text(rate, per_second(result, count) * work->block_bytes));
+}
+
+/* What was asked for: bytes or requests a second; 0: no rate. */
+static uint64_t rate_asked(const struct bench_work *work)
+{
+	return work->rate_bytes > 0 ? work->rate_bytes : work->rate_requests;
+}
+
+/* The part of it that was done. */
+static double rate_achieved(const struct bench_work *work, const struct bench_result *result)
+{
+	return per_second(result, bench_requests(result)) *
+	       (work->rate_bytes > 0 ? work->block_bytes : 1) / (double)rate_asked(work);
+}
+
+static void print_rate_asked(const struct bench_work *work, const struct bench_result *result)
+{
+	char rate[RATE_BYTES];
+
+	if (rate_asked(work) == 0) {
+		return;
+	}
+	print_label("rate asked for");
+	if (work->rate_bytes > 0) {
+		printf("%42s", rate_text(rate, (double)work->rate_bytes));
+	} else {
+		printf("%27" PRIu64 "%15s", work->rate_requests, "");
+	}
+	printf("   %.2f %% achieved\n", 100 * rate_achieved(work, result));
 }
 
 static void print_rates(const struct bench_work *work, const struct bench_result *result)
@@ -146,6 +178,7 @@ static void print_rates(const struct bench_work *work, const struct bench_result
 	if (bench_reads(work) && bench_writes(work)) {
 		print_rate("both", work, result, bench_requests(result));
 	}
+	print_rate_asked(work, result);
 }
 
 static void print_holes(const struct bench_result *result)
@@ -159,6 +192,19 @@ static void print_holes(const struct bench_result *result)
 	}
 }
 
+static void print_latency(const char *name, const struct histogram *latency)
+{
+	if (latency->count == 0) {
+		return;
+	}
+	print_label(name);
+	printf("%9.1f %9.1f", histogram_mean(latency) / 1000, us(latency->minimum));
+	for (size_t i = 0; i < ARRAY_COUNT(percentiles); i++) {
+		printf(" %9.1f", us(histogram_quantile(latency, percentiles[i].parts_per_million)));
+	}
+	printf(" %9.1f\n", us(latency->maximum));
+}
+
 static void print_latencies(const struct bench_result *result)
 {
 	putchar('\n');
@@ -169,19 +215,9 @@ static void print_latencies(const struct bench_result *result)
 	}
 	printf(" %9s\n", "max");
 	for (int i = 0; i < BENCH_DIRECTIONS; i++) {
-		const struct histogram *latency = &result->latency_ns[i];
-
-		if (latency->count == 0) {
-			continue;
-		}
-		print_label(direction_names[i]);
-		printf("%9.1f %9.1f", histogram_mean(latency) / 1000, us(latency->minimum));
-		for (size_t j = 0; j < ARRAY_COUNT(percentiles); j++) {
-			printf(" %9.1f",
-				us(histogram_quantile(latency, percentiles[j].parts_per_million)));
-		}
-		printf(" %9.1f\n", us(latency->maximum));
+		print_latency(direction_names[i], &result->latency_ns[i]);
 	}
+	print_latency("sent late by", &result->late_ns);
 }
 
 static void print_costs(const struct bench_result *result)
@@ -343,6 +379,23 @@ static json_t *json_direction(const struct bench_work *work, const struct bench_
 	return object;
 }
 
+/* null without a rate */
+static json_t *json_rate(const struct bench_work *work, const struct bench_result *result)
+{
+	json_t *object;
+
+	if (rate_asked(work) == 0) {
+		return json_null();
+	}
+	object = json_object();
+	json_object_set_new(object,
+		work->rate_bytes > 0 ? "bytes_per_second" : "requests_per_second",
+		json_integer((json_int_t)rate_asked(work)));
+	json_object_set_new(object, "achieved", json_real(rate_achieved(work, result)));
+	json_object_set_new(object, "late_us", json_latency(&result->late_ns));
+	return object;
+}
+
 static json_t *json_work(const struct bench_work *work, const struct bench_result *result)
 {
 	json_t *object = json_object();
@@ -354,6 +407,7 @@ static json_t *json_work(const struct bench_work *work, const struct bench_resul
 	json_object_set_new(object, "connections", json_integer(result->connections));
 	json_object_set_new(object, "threads", json_integer(work->threads));
 	json_object_set_new(object, "fua", json_boolean(work->fua));
+	json_object_set_new(object, "once", json_boolean(work->once));
 	json_object_set_new(object, "offset", json_integer((json_int_t)result->range.offset));
 	json_object_set_new(object, "size",
 		json_integer((json_int_t)(result->range.blocks * work->block_bytes)));
@@ -421,6 +475,8 @@ int bench_show_json(
 	json_object_set_new(root, "hole_reads", json_integer((json_int_t)result->hole_reads));
 	json_object_set_new(root, "seconds", json_real(seconds(result)));
 	json_object_set_new(root, "interrupted", json_boolean(result->interrupted));
+	json_object_set_new(root, "covered", json_boolean(bench_covered(work, result)));
+	json_object_set_new(root, "rate", json_rate(work, result));
 	json_object_set_new(root, "uri", print_json_text(work->uri));
 	json_object_set_new(root, "work", json_work(work, result));
 	for (int i = 0; i < BENCH_DIRECTIONS; i++) {

@@ -16,12 +16,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "tools/bench.h"
+#include "tools/bench_plan.h"
 
 enum bench_phase {
 	BENCH_WARMUP,  /* requests run and are not counted */
@@ -49,6 +51,7 @@ struct bench_snapshot {
 };
 
 struct bench_link;
+struct bench_slot;
 
 struct bench_worker {
 	struct bench_shared *shared;
@@ -66,10 +69,19 @@ struct bench_worker {
 	uint64_t phase_end_ns;
 	uint64_t random;
 	uint32_t in_flight;
+	struct bench_order order; /* with work->once and random */
+
+	/* With a rate: */
+	struct bench_schedule schedule;
+	uint64_t sent;		      /* requests of the schedule */
+	struct bench_slot *idle;      /* slots that wait for the next one, the first to come */
+	struct bench_slot *idle_last; /* valid if there is one */
 
 	/* Results. */
 	struct error failure;
 	struct histogram latency_ns[BENCH_DIRECTIONS];
+	struct histogram late_ns;
+	uint64_t blocks_used; /* with work->once */
 	uint64_t hole_reads;
 	struct bench_snapshot begin; /* time 0: never began to measure */
 	struct bench_snapshot end;
@@ -88,6 +100,7 @@ struct bench_slot {
 	struct gmb_request request;
 	struct gmb_extent hole; /* the first one of a read */
 	struct bench_link *link;
+	struct bench_slot *idle_next;
 	void *buffer;
 	uint64_t start_ns;
 };
@@ -97,8 +110,10 @@ struct bench_link {
 	struct bench_worker *worker;
 	struct gmb_client *client;
 	struct bench_slot *slots;
-	uint64_t block_first; /* sequential patterns: the part of the range that is this link's */
-	uint64_t block_count;
+	/* In patterns that are sequential or use each block once: the part of the range, or of the
+	 * order, that is this link's. */
+	uint64_t block_first;
+	uint64_t block_end;
 	uint64_t block_next;
 };
 
@@ -152,6 +167,7 @@ static void phase_drain(struct bench_worker *worker, uint64_t now)
 	}
 	worker->phase = BENCH_DRAIN;
 	worker->phase_end_ns = UINT64_MAX;
+	worker->idle = NULL;
 }
 
 static void phase_advance(struct bench_worker *worker, uint64_t now)
@@ -167,6 +183,7 @@ static void phase_begin(struct bench_worker *worker)
 {
 	uint64_t now = clock_now_ns();
 
+	worker->schedule.begin_ns = now;
 	if (worker->shared->work->warmup_ns > 0) {
 		worker->phase = BENCH_WARMUP;
 		worker->phase_end_ns = now + worker->shared->work->warmup_ns;
@@ -187,22 +204,31 @@ static void worker_fail(struct bench_worker *worker, const struct error *error)
 
 /* --- requests ------------------------------------------------------------------------------ */
 
-static uint64_t pick_block(struct bench_link *link)
+/* The block of the next request, or false if the link has used all of its own. */
+static bool pick_block(struct bench_link *link, uint64_t *block)
 {
 	struct bench_worker *worker = link->worker;
-	uint64_t block;
+	const struct bench_work *work = worker->shared->work;
 
-	if (worker->shared->work->random) {
+	if (work->random && !work->once) {
 		unsigned __int128 wide = random_next(&worker->random);
 
 		/* Uniform to within 2^-64 times the number of blocks. */
-		return (uint64_t)((wide * worker->range.blocks) >> 64);
+		*block = (uint64_t)((wide * worker->range.blocks) >> 64);
+		return true;
 	}
-	block = link->block_next++;
-	if (link->block_next == link->block_first + link->block_count) {
+	if (link->block_next == link->block_end) {
+		if (work->once) {
+			return false;
+		}
 		link->block_next = link->block_first;
 	}
-	return block;
+	*block = link->block_next++;
+	if (work->once) {
+		worker->blocks_used++;
+		*block = work->random ? bench_order_at(&worker->order, *block) : *block;
+	}
+	return true;
 }
 
 static bool pick_read(struct bench_worker *worker)
@@ -212,18 +238,20 @@ static bool pick_read(struct bench_worker *worker)
 	return percent == 100 || (percent > 0 && random_next(&worker->random) % 100 < percent);
 }
 
-static void slot_submit(struct bench_slot *slot, uint64_t now)
+/* False if there is nothing left to do for the slot. */
+static bool slot_submit(struct bench_slot *slot, uint64_t now)
 {
 	struct bench_worker *worker = slot->link->worker;
 	const struct bench_work *work = worker->shared->work;
+	uint64_t block;
 	uint64_t offset;
 
-	if (worker->quota == 0) {
-		return;
+	if (worker->quota == 0 || !pick_block(slot->link, &block)) {
+		return false;
 	}
 	worker->quota--;
 	worker->in_flight++;
-	offset = worker->range.offset + pick_block(slot->link) * work->block_bytes;
+	offset = worker->range.offset + block * work->block_bytes;
 	if (pick_read(worker)) {
 		gmb_prepare_read(&slot->request, slot->buffer, work->block_bytes, offset);
 		slot->request.extents = &slot->hole;
@@ -234,6 +262,53 @@ static void slot_submit(struct bench_slot *slot, uint64_t now)
 	}
 	slot->start_ns = now;
 	gmb_submit(slot->link->client, &slot->request);
+	return true;
+}
+
+/* The slot waits for its turn, behind the others. */
+static void slot_idle(struct bench_slot *slot)
+{
+	struct bench_worker *worker = slot->link->worker;
+
+	slot->idle_next = NULL;
+	if (worker->idle == NULL) {
+		worker->idle = slot;
+	} else {
+		worker->idle_last->idle_next = slot;
+	}
+	worker->idle_last = slot;
+}
+
+/* Submits what is due, as far as slots are idle. Returns when the next request is due, or
+ * UINT64_MAX if it has to wait for a slot, or there is no rate. */
+static uint64_t submit_due(struct bench_worker *worker, uint64_t now)
+{
+	while (worker->idle != NULL) {
+		struct bench_slot *slot = worker->idle;
+		uint64_t due_ns = bench_schedule_due_ns(&worker->schedule, worker->sent);
+
+		if (due_ns > now) {
+			return due_ns;
+		}
+		worker->idle = slot->idle_next;
+		if (slot_submit(slot, now)) {
+			worker->sent++;
+			if (worker->phase == BENCH_MEASURE) {
+				histogram_record(&worker->late_ns, now - due_ns);
+			}
+		}
+	}
+	return UINT64_MAX;
+}
+
+/* The slot's next request: at once, or when its turn has come. */
+static void slot_start(struct bench_slot *slot, uint64_t now)
+{
+	if (slot->link->worker->schedule.per_second > 0) {
+		slot_idle(slot);
+	} else {
+		GMB_UNUSED(slot_submit(slot, now));
+	}
 }
 
 static void slot_failed(struct bench_slot *slot)
@@ -276,7 +351,7 @@ static void slot_done(struct gmb_request *request)
 		phase_advance(worker, now);
 	}
 	if (likely(worker->phase != BENCH_DRAIN)) {
-		slot_submit(slot, now);
+		slot_start(slot, now);
 	}
 }
 
@@ -353,7 +428,7 @@ static int link_open(struct bench_worker *worker, struct bench_link *link, struc
 	return err;
 }
 
-/* Sequential patterns: each link has a part of the range to itself, as long as there are blocks. */
+/* Gives a link a part of the range, or of the order, to itself, as long as there are blocks. */
 static void link_place(struct bench_link *link, uint32_t number)
 {
 	const struct bench_work *work = link->worker->shared->work;
@@ -362,10 +437,10 @@ static void link_place(struct bench_link *link, uint32_t number)
 	unsigned __int128 wide = blocks;
 
 	link->block_first = (uint64_t)(wide * number / links);
-	link->block_count = (uint64_t)(wide * (number + 1) / links) - link->block_first;
-	if (link->block_count == 0) {
+	link->block_end = (uint64_t)(wide * (number + 1) / links);
+	if (link->block_first == link->block_end && !work->once) {
 		link->block_first = number % blocks;
-		link->block_count = 1;
+		link->block_end = link->block_first + 1;
 	}
 	link->block_next = link->block_first;
 }
@@ -414,6 +489,8 @@ static int worker_prepare(struct bench_worker *worker, struct error *error)
 	if (err != 0) {
 		return err;
 	}
+	/* All workers have the same order, each another part of it. */
+	bench_order_init(&worker->order, worker->range.blocks, work->seed);
 	for (uint32_t i = 0; i < worker->link_count; i++) {
 		link_place(&worker->links[i], worker->link_first + i);
 	}
@@ -448,16 +525,47 @@ static int wait_ms(const struct bench_worker *worker, uint64_t now)
 	return (int)MIN(left_ns / 1000000 + 1, (uint64_t)INT32_MAX);
 }
 
+/* Sends what was submitted, and waits for completions: until the phase is over, or the next request
+ * is due. Returns as gmb_queue_wait(). */
+static int worker_wait(struct bench_worker *worker, uint64_t now, uint64_t due_ns)
+{
+	struct pollfd fd = { .fd = gmb_queue_fd(worker->queue), .events = POLLIN };
+	struct timespec limit;
+	uint64_t left_ns;
+	int count;
+
+	if (due_ns == UINT64_MAX) {
+		return gmb_queue_wait(worker->queue, wait_ms(worker, now));
+	}
+	count = gmb_queue_wait(worker->queue, 0);
+	now = clock_now_ns();
+	due_ns = MIN(due_ns, worker->phase_end_ns);
+	if (count != 0 || due_ns <= now) {
+		return count;
+	}
+	/* The queue waits for whole milliseconds: too coarse. */
+	left_ns = due_ns - now;
+	limit.tv_sec = (time_t)(left_ns / NS_PER_S);
+	limit.tv_nsec = (long)(left_ns % NS_PER_S);
+	return ppoll(&fd, 1, &limit, NULL) < 0 ? -errno : 0;
+}
+
 static void worker_run(struct bench_worker *worker)
 {
 	phase_begin(worker);
-	for (uint32_t i = 0; i < worker->link_count; i++) {
-		for (uint32_t j = 0; j < worker->shared->work->depth; j++) {
-			slot_submit(&worker->links[i].slots[j], clock_now_ns());
+	if (worker->schedule.per_second > 0) {
+		/* Timers of this thread may otherwise be 50 us late. */
+		GMB_UNUSED(prctl(PR_SET_TIMERSLACK, 1));
+	}
+	/* In turns, so that a rate begins on all links. */
+	for (uint32_t j = 0; j < worker->shared->work->depth; j++) {
+		for (uint32_t i = 0; i < worker->link_count; i++) {
+			slot_start(&worker->links[i].slots[j], clock_now_ns());
 		}
 	}
-	while (worker->in_flight > 0) {
+	for (;;) {
 		uint64_t now = clock_now_ns();
+		uint64_t due_ns;
 		int count;
 
 		if (now >= worker->phase_end_ns) {
@@ -467,7 +575,11 @@ static void worker_run(struct bench_worker *worker)
 			atomic_load_explicit(&worker->shared->stop, memory_order_relaxed)) {
 			phase_drain(worker, now);
 		}
-		count = gmb_queue_wait(worker->queue, wait_ms(worker, now));
+		due_ns = submit_due(worker, now);
+		if (worker->in_flight == 0 && worker->idle == NULL) {
+			break;
+		}
+		count = worker_wait(worker, now, due_ns);
 		if (count < 0 && count != -EINTR) {
 			struct error error;
 
@@ -479,7 +591,7 @@ static void worker_run(struct bench_worker *worker)
 			return;
 		}
 	}
-	/* The quota is used up. */
+	/* The quota is used up, or the blocks are. */
 	if (worker->phase != BENCH_DRAIN) {
 		phase_drain(worker, clock_now_ns());
 	}
@@ -615,6 +727,11 @@ static void share_out(struct bench *bench)
 		worker->number = i;
 		worker->link_first = links * i / bench->worker_count;
 		worker->link_count = links * (i + 1) / bench->worker_count - worker->link_first;
+		worker->schedule.per_second =
+			work->rate_bytes > 0 ? work->rate_bytes : work->rate_requests;
+		worker->schedule.cost = work->rate_bytes > 0 ? work->block_bytes : 1;
+		worker->schedule.first = i;
+		worker->schedule.step = bench->worker_count;
 		worker->quota = UINT64_MAX;
 		if (work->requests_max > 0) {
 			worker->quota = work->requests_max / bench->worker_count +
@@ -770,6 +887,8 @@ static void add_worker(struct bench_result *result, const struct bench_worker *w
 	for (int i = 0; i < BENCH_DIRECTIONS; i++) {
 		histogram_merge(&result->latency_ns[i], &worker->latency_ns[i]);
 	}
+	histogram_merge(&result->late_ns, &worker->late_ns);
+	result->blocks_used += worker->blocks_used;
 	result->hole_reads += worker->hole_reads;
 	result->connections += worker->connections;
 	result->stats.commands += end->commands - begin->commands;
@@ -819,6 +938,10 @@ static int collect(struct bench *bench, struct bench_result *result, struct erro
 	}
 	if (bench->interrupted) {
 		return error_set(error, -EINTR, "interrupted before a request was measured");
+	}
+	if (bench_covered(bench->shared.work, result)) {
+		return error_set(error, -ENODATA,
+			"every block was used within the warm-up: nothing was left to measure");
 	}
 	return error_set(error, -ENODATA,
 		"no request was completed in the %.3g s that were measured: give it more --seconds",

@@ -41,6 +41,9 @@ class Usage(support.Case):
                      "0x10", "1.2.3", " 1", "9999999999"):
             self.refuse("--seconds", text, "--seconds")
         self.refuse("--warmup", "soon", "'soon'")
+        for text in ("0", "2T", "fast", "requests=0", "requests=", "requests=1e9", "-1",
+                     "100M:requests=5"):
+            self.refuse("--rate", text, "--rate")
 
     def test_options_that_do_not_go_together(self):
         self.refuse("--read-percent", "30", "--read-percent needs")
@@ -184,6 +187,17 @@ class Failing(support.Case):
         code, output, errors = self.finish(process)
         self.assertEqual((code, output), (1, ""))
         self.assertIn("interrupted before a request was measured", errors)
+
+    def test_interrupted_between_the_requests_of_a_rate(self):
+        process = self.start_writing(self.start_unix("memory:1M"), "--rate", "1", "--offset", "1020K")
+        process.send_signal(signal.SIGINT)
+        code, output, errors = self.finish(process)
+        self.assertEqual(code, 1, errors)
+        self.assertEqual(json.loads(output)["requests"], 1)
+
+    def test_nothing_left_after_the_warm_up(self):
+        self.check_refused(["bench", "--once", "--warmup", LONG, self.start_unix("memory:1M").uri],
+                           1, "every block was used within the warm-up")
 
     def test_output_that_cannot_be_written_is_a_failure(self):
         uri = self.start_unix("memory:1M").uri

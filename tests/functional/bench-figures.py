@@ -186,6 +186,87 @@ class Contents(bench_tool.BenchCase):
         self.assertNotIn(bytes(BLOCK), [data[at:at + BLOCK] for at in range(0, 16 * BLOCK, BLOCK)])
 
 
+    def test_once_uses_each_block_once(self):
+        for pattern in ("write", "randwrite"):
+            for options in ([], ["--threads", "2", "--connections", "5", "--depth", "7"],
+                            ["--connections", "200", "--depth", "1"], ["--rate", "requests=100000"]):
+                with self.subTest(pattern=pattern, options=options):
+                    blocks, result = self.contents(
+                        "--rw", pattern, "--once", *options, size=101 * BLOCK)
+                    self.assertNotIn(bytes(BLOCK), blocks)
+                    self.assertEqual(result["requests"], 101)
+                    self.assertIs(result["covered"], True)
+                    self.assertIs(result["work"]["once"], True)
+
+    def test_once_repeats_no_block_before_its_end(self):
+        for pattern in ("write", "randwrite"):
+            blocks, result = self.contents("--rw", pattern, "--once", "--connections", "3",
+                                           "--requests", "90", size=101 * BLOCK)
+            self.assertEqual(blocks.count(bytes(BLOCK)), 11)
+            self.assertIs(result["covered"], False)
+
+    def test_once_at_random_has_an_order_for_each_seed(self):
+        options = ["--rw", "randwrite", "--once", "--depth", "1", "--requests", "60"]
+        first, _ = self.contents(*options, "--seed", "9")
+        self.assertEqual(self.contents(*options, "--seed", "9")[0], first)
+        self.assertNotEqual(self.contents(*options, "--seed", "10")[0], first)
+
+
+class Rate(bench_tool.BenchCase):
+    """Nothing here depends on how fast the machine is."""
+
+    def rated(self, *arguments, disk="memory:1M", uri=None):
+        uri = uri or self.start_unix("--export", "=" + disk).uri
+        result = self.measured("--seconds", LONG, *arguments, uri)
+        late = result["rate"]["late_us"]
+        self.assertEqual([late[key] for key in bench_tool.PERCENTILES],
+                         sorted(late[key] for key in bench_tool.PERCENTILES))
+        return result
+
+    def test_requests_are_not_sent_before_their_time(self):
+        uri = self.start_unix("memory:1M").uri
+        for options in ([], ["--threads", "2", "--connections", "3"], ["--depth", "1"]):
+            result = self.rated("--rate", "requests=200", "--requests", "41", *options, uri=uri)
+            self.assertEqual(result["requests"], 41)
+            self.assertGreaterEqual(result["seconds"], 40 / 200)
+            self.assertEqual(result["rate"]["requests_per_second"], 200)
+            self.check_close(result["rate"]["achieved"], result["iops"] / 200)
+
+    def test_bytes(self):
+        result = self.rated("--rate", "4M", "--bs", "128K", "--requests", "9")
+        self.assertGreaterEqual(result["seconds"], 8 / 32)
+        self.assertEqual(result["rate"]["bytes_per_second"], 4 << 20)
+        self.check_close(result["rate"]["achieved"], result["bytes_per_second"] / (4 << 20))
+
+    def test_a_slow_server_makes_requests_late_and_not_fewer(self):
+        result = self.rated("--rate", "requests=1000", "--requests", "10", "--depth", "1",
+                            disk="memory:1M,delay=read:20ms")
+        self.assertEqual(result["requests"], 10)
+        self.assertLess(result["rate"]["achieved"], 0.05)
+        # Nine others came first, 20 ms each; it was due after 9 ms.
+        self.assertGreaterEqual(result["rate"]["late_us"]["max"], 170000)
+        # But what takes long is the wait for a slot, not the request.
+        self.assertLess(result["latency_us"]["min"], result["rate"]["late_us"]["max"])
+
+    def test_the_time_ends_a_run_in_which_nothing_is_due(self):
+        uri = self.start_unix("memory:1M").uri
+        result = self.measured("--rate", "1", "--seconds", SECONDS, uri)
+        self.assertEqual(result["requests"], 1)
+
+    def test_without_one(self):
+        result = self.measured("--requests", "9", "--seconds", LONG,
+                               self.start_unix("memory:1M").uri)
+        self.assertIsNone(result["rate"])
+
+    def test_text(self):
+        uri = self.start_unix("memory:64K").uri
+        for rate in ("1M", "requests=5000"):
+            _, output, errors = self.run_gmblock("bench", "--rate", rate, "--once", uri)
+            for words in ("rate asked for", "% achieved", "sent late by", "each once",
+                          "until every block was used"):
+                self.assertIn(words, output, errors)
+
+
 class Plot(bench_tool.BenchCase):
     def plot(self, *arguments):
         path = self.path("latency.svg")
