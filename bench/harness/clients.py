@@ -2,8 +2,8 @@
 
 What: CLIENTS maps a name to a client; run() drives a work row against a server and returns a sample
 with iops, bytes_per_s, requests and cpu_us_per_request, the client's own processor time as it measures
-it over the timed part of its run; fio and gmblock also have latencies. In the state "cold" no block is
-read twice, which only fio can do. copies() and profile() look at one run from outside.
+it over the timed part of its run; fio and gmblock also have latencies. In the state "cold", which
+those two know, no block is read twice. copies() and profile() look at one run from outside.
 Errors: measure.ClientFailed if a client fails; profile() returns None where perf is missing.
 """
 
@@ -65,7 +65,8 @@ class Gmblock(Client):
     def command(self, row, uri, seconds, size_bytes, seed, state):
         return [self.program, "bench", "--json", "--rw", row.rw, "--bs", str(row.block_bytes),
                 "--depth", str(row.depth), "--connections", self.connections or str(row.jobs),
-                "--seconds", "%g" % seconds, "--seed", str(seed), uri]
+                "--seconds", "%g" % seconds, "--seed", str(seed),
+                *(["--once"] if state == "cold" and not row.writes else []), uri]
 
     def sample(self, row, document):
         latency, process = document["latency_us"], document["process"]

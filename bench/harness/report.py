@@ -21,6 +21,8 @@ COSTS = [
     ("client_cpu_percent", "client, % of one CPU", "%.0f"),
 ]
 
+CPU_PART = 0.3  # the target for the processor time of small requests
+
 
 def summarize(samples, key):
     values = [sample[key] for sample in samples if sample.get(key) is not None]
@@ -83,9 +85,21 @@ class Results:
 
     def verdict(self, state, row, server):
         ratio = self.ratio(state, row, server)
-        if ratio is None or row.target is None or server == recipes.NO_DISK:
+        target = row.target_in(state)
+        if ratio is None or target is None or server == recipes.NO_DISK:
             return None
-        return ratio >= row.target
+        return ratio >= target
+
+    def cpu_part(self, state, row, server):
+        """The server's processor time per request over the thriftiest peer's, for small requests;
+        None for others, for peers, and without one of the two."""
+        if row.in_bytes or is_peer(server) or server == recipes.NO_DISK:
+            return None
+        own = self.summary(state, row, server, "cpu_s_per_million")
+        peers = [self.summary(state, row, other, "cpu_s_per_million")
+                 for other in self.servers[state] if is_peer(other)]
+        peers = [peer["median"] for peer in peers if peer is not None]
+        return own["median"] / min(peers) if own is not None and peers else None
 
     def rate_table(self, state):
         servers = self.servers[state]
@@ -103,7 +117,8 @@ class Results:
                 ratio = self.ratio(state, row, name)
                 mark = {True: " ✓", False: " ✗", None: ""}[self.verdict(state, row, name)]
                 line.append("–" if ratio is None else "%.2f%s" % (ratio, mark))
-            line.append("≥ %g" % row.target if row.target is not None else "reported")
+            target = row.target_in(state)
+            line.append("≥ %g" % target if target is not None else "reported")
             lines.append("| " + " | ".join(line) + " |")
         return "\n".join(lines)
 
@@ -118,7 +133,11 @@ class Results:
                     if value is None:
                         summary = self.summary(state, row, name, key)
                         value = summary["median"] if summary else None
-                    line.append("–" if value is None else form % value)
+                    text = "–" if value is None else form % value
+                    part = self.cpu_part(state, row, name) if key == "cpu_s_per_million" else None
+                    if part is not None:
+                        text += "; **%.2f**%s" % (part, " ✓" if part <= CPU_PART else " ✗")
+                    line.append(text)
                 lines.append("| " + " | ".join(line) + " |")
         return "\n".join(lines)
 
@@ -143,7 +162,8 @@ class Results:
         out = ["# gmblock and its peers", "",
                "Median of %(rounds)d rounds of %(seconds)g s (min–max), servers interleaved in "
                "each round, same client (%(client)s), same loop device over tmpfs. Ratio: gmblock "
-               "over the best peer of the row." % facts, "",
+               "over the best peer of the row. **Bold** CPU time: the part of the thriftiest peer's, at "
+               "most %(cpu_part)g." % {**facts, "cpu_part": CPU_PART}, "",
                "`%s` is a reference and not compared: gmblock with the same bytes in memory of its "
                "own, no disk behind it. A target that it misses is out of reach of this client on "
                "this machine." % recipes.NO_DISK, "",
@@ -167,7 +187,8 @@ class Results:
                     keys = sorted({key for sample in samples for key, value in sample.items()
                                    if isinstance(value, (int, float))})
                     entries.append({
-                        "state": state, "row": row.name, "server": name, "target": row.target,
+                        "state": state, "row": row.name, "server": name,
+                        "target": row.target_in(state),
                         "ratio": None if is_peer(name) else self.ratio(state, row, name),
                         "summary": {key: summarize(samples, key) for key in keys},
                         "per_request": self.counts.get((state, row.name, name)),
