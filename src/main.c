@@ -29,7 +29,7 @@ static const struct command {
 	{ "info", cmd_info, "show what a server offers or this machine supports" },
 	{ "bench", cmd_bench, "measure an export: rates, latencies, processor time" },
 	{ "stats", cmd_stats, "show what a running server does and where time goes" },
-	{ "rate", cmd_rate, "change a rate of a running server" },
+	{ "rate", cmd_rate, "change a limit of a running server" },
 	{ "reload", cmd_reload, "make a running server read certificates, keys and rules again" },
 	{ "trace", TRACE, "show where the time of a read or request goes" },
 	{ "copy", cmd_copy, "copy a disk between servers, files, devices and pipes" },

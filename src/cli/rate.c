@@ -14,13 +14,13 @@
 static const char name[] = "rate";
 
 static const char help[] =
-	"Usage: gmblock rate [--export=NAME|--rule=N] RATE [SERVER]\n"
-	"Changes the rate of an export of a running server on this machine, or that of "
-	"identities.\n"
-	"Clients stay connected.\n"
+	"Usage: gmblock rate [--export=NAME|--rule=N] RATE|memory=SIZE|memory=off [SERVER]\n"
+	"Changes the rate of an export of a running server on this machine, or that of\n"
+	"identities, or how much memory their data may hold. Clients stay connected.\n"
 	"\n"
 	"  RATE           BYTES[:requests=N][:burst=TIME], requests=N[:burst=TIME] or off;\n"
 	"                 BYTES and N are for each second\n"
+	"  memory=SIZE    maximum memory for data, as the key max-memory of an export\n"
 	"  SERVER         one of its URIs, its control socket, or its process id;\n"
 	"                 optional if there is only one server\n"
 	"  --export=NAME  the export (default: the default export)\n"
@@ -30,20 +30,21 @@ static const char help[] =
 struct rate_arguments {
 	const char *export; /* NULL: not given */
 	uint32_t rule;	    /* from 1; 0: not given */
-	const char *rate;
+	const char *limit;  /* "rate" or "memory" */
+	const char *value;
 	const char *server; /* or NULL */
 };
 
 static json_t *wire_arguments(const struct rate_arguments *arguments)
 {
 	return arguments->rule > 0 ? json_pack("{s:I, s:s}", "rule", (json_int_t)arguments->rule,
-					     "rate", arguments->rate)
+					     arguments->limit, arguments->value)
 				   : json_pack("{s:s, s:s}", "export",
 					     arguments->export != NULL ? arguments->export : "",
-					     "rate", arguments->rate);
+					     arguments->limit, arguments->value);
 }
 
-/* Asks the server, and prints the rate as it has taken it. */
+/* Asks the server, and prints the limit as it has taken it. */
 static int change(const struct rate_arguments *arguments, struct error *error)
 {
 	char path[STATS_PATH_BYTES];
@@ -55,7 +56,7 @@ static int change(const struct rate_arguments *arguments, struct error *error)
 			&result, error);
 	}
 	if (rc == 0) {
-		printf("%s\n", json_string_value(json_object_get(result, "rate")));
+		printf("%s\n", json_string_value(json_object_get(result, arguments->limit)));
 		json_decref(result);
 		rc = print_end(error);
 	}
@@ -64,7 +65,8 @@ static int change(const struct rate_arguments *arguments, struct error *error)
 
 static int check(const struct rate_arguments *arguments, struct error *error)
 {
-	struct rate_limits ignored;
+	struct rate_limits rate;
+	uint64_t bytes;
 
 	if (arguments->export != NULL && arguments->rule > 0) {
 		return error_set(error, -EINVAL, "give either --export or --rule");
@@ -73,7 +75,9 @@ static int check(const struct rate_arguments *arguments, struct error *error)
 		!utf8_valid(arguments->export, strlen(arguments->export))) {
 		return error_set(error, -EINVAL, "--export: the name is not valid UTF-8");
 	}
-	return rate_parse(arguments->rate, &ignored, error);
+	return strcmp(arguments->limit, "memory") == 0
+		       ? rate_parse_memory(arguments->value, &bytes, error)
+		       : rate_parse(arguments->value, &rate, error);
 }
 
 int cmd_rate(int argc, char **argv)
@@ -84,16 +88,20 @@ int cmd_rate(int argc, char **argv)
 		{ "rule", .count = &arguments.rule, .min = 1, .max = RATE_RULES_MAX },
 	};
 	const struct cli_command command = { name, help, options, ARRAY_COUNT(options), NULL };
+	static const char memory_key[] = "memory=";
 	struct error error = { 0 };
+	bool is_memory;
 	int status = cli_parse(&command, argc, argv);
 
 	if (status != CLI_GO_ON) {
 		return status;
 	}
+	is_memory = optind < argc && strncmp(argv[optind], memory_key, strlen(memory_key)) == 0;
 	if (argc - optind < 1 || argc - optind > 2) {
-		return cli_usage_error(name, "give a rate, and one server at most");
+		return cli_usage_error(name, "give a rate or memory=SIZE, and one server at most");
 	}
-	arguments.rate = argv[optind];
+	arguments.limit = is_memory ? "memory" : "rate";
+	arguments.value = argv[optind] + (is_memory ? strlen(memory_key) : 0);
 	arguments.server = argv[optind + 1];
 	if (check(&arguments, &error) < 0) {
 		return cli_usage_error(name, "%s", error.text);

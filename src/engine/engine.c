@@ -15,6 +15,7 @@ void engine_limits_default(struct engine_limits *limits)
 		.inflight_max = ENGINE_INFLIGHT_MAX,
 		.payload_bytes_max = ENGINE_PAYLOAD_BYTES_MAX,
 		.memory_bytes_max = ENGINE_MEMORY_BYTES_MAX,
+		.engine_count = 1,
 		.stall_timeout_ns = ENGINE_STALL_TIMEOUT_NS,
 		.may_spin = true,
 	};
@@ -285,6 +286,7 @@ static void expire_stalls(struct engine *engine, uint64_t now_ns)
 
 		if (session->state != SESSION_TERMINATING && session->kind->stalled != NULL &&
 			now_ns - session->progress_ns >= engine->limits.stall_timeout_ns &&
+			path_client_is_wanted(&session->client) &&
 			session->kind->stalled(session)) {
 			session_terminate(
 				session, "it held what others waited for and made no progress");
@@ -618,6 +620,7 @@ int engine_create(
 	GMB_ASSERT(options->kind_count > 0 && options->kind_count <= ENGINE_KINDS_MAX);
 	GMB_ASSERT(options->limits.inflight_max > 0);
 	GMB_ASSERT(options->limits.inflight_per_session_max > 0);
+	GMB_ASSERT(options->limits.engine_count > 0);
 	GMB_ASSERT(options->limits.idle_timeout_ns == 0 ||
 		   options->limits.idle_timeout_ns >= ENGINE_IDLE_TIMEOUT_NS_MIN);
 	engine->options = *options;

@@ -85,6 +85,7 @@ struct engine_export {
 	struct path_export path;
 	struct export *export;
 	struct rate_queue rate;
+	struct path_quota memory;
 	uint64_t serial; /* grows with every addition */
 
 	/* Private. */
@@ -120,16 +121,19 @@ void engine_export_resized(struct engine *engine, const struct export *export);
  * (NULL: of all), and tells those whose rights have changed. Requests that have begun are finished.
  * Sessions without any right are drained, and ended after ENGINE_RIGHTS_STOP_NS. */
 void engine_export_rights(struct engine *engine, const struct export *export);
-/* rate_set() was called for export->rate: its sessions go by it, those that wait included. */
-void engine_export_rate_changed(struct engine *engine, const struct export *export);
-/* rate_rules_set() was called: the same for sessions of identities. */
-void engine_rates_changed(struct engine *engine);
+/* export->rate or ->memory_max was set: its sessions go by it, those that wait included. */
+void engine_export_limits_changed(struct engine *engine, const struct export *export);
+/* rate_rules_set() or rate_rules_set_memory() was called: the same for sessions of identities. */
+void engine_identity_limits_changed(struct engine *engine);
 /* NULL: no export has that name. */
 struct engine_export *engine_export_find(struct engine *engine, const void *name, uint32_t bytes);
 /* The first export whose serial is not lower, or NULL: to list them across other events. */
 struct engine_export *engine_export_from(struct engine *engine, uint64_t serial);
 /* What this engine has measured on an export that was added; NULL: it was not. */
 const struct path_export *engine_export_measured(
+	const struct engine *engine, const struct export *export);
+/* The same for its memory. */
+const struct path_quota *engine_export_memory(
 	const struct engine *engine, const struct export *export);
 /* The same for its rate. */
 const struct rate_counters *engine_export_delays(
@@ -223,12 +227,13 @@ struct engine_peer {
 	struct turn_group blocked;
 };
 
-/* The sessions of one identity that has a rate. */
+/* The sessions of one identity that has limits. */
 struct engine_identity {
 	struct list_node node; /* in engine->rate_identities */
 	struct rate_identity *identity;
 	uint32_t session_count;
 	struct rate_queue rate;
+	struct path_quota memory;
 };
 
 struct session {
@@ -434,6 +439,9 @@ void engine_drain(
 /* Private to src/engine. */
 /* The session leaves its rates. */
 void session_rates_leave(struct session *session);
+/* This engine's part of so many bytes that an export or an identity may hold (0: no limit), for a
+ * quota: at least PATH_WINDOW_BYTES. */
+uint64_t engine_quota_bytes(const struct engine *engine, uint64_t memory_max);
 void engine_timer_arm(struct engine *engine);
 /* A line about a session that has chosen an export: "client ... WHAT export ...". */
 void session_log(struct session *session, const char *what);

@@ -53,6 +53,7 @@ int export_create(
 	export_set_read_only(export, options->read_only);
 	export->connections_max = options->connections_max;
 	rate_set(&export->rate, &options->rate, 0); /* with its whole burst */
+	atomic_init(&export->memory_max, options->memory_max);
 	export->epoch = options->epoch;
 	export->is_volatile = options->is_volatile;
 	export->references = 1;
@@ -179,6 +180,13 @@ static void watch_removed(struct store_watch *watch)
 	free(entry);
 }
 
+/* Relaxed, here and for identities: who sets it tells each engine afterwards. */
+static uint64_t export_quota_bytes(const struct engine *engine, const struct export *export)
+{
+	return engine_quota_bytes(
+		engine, atomic_load_explicit(&export->memory_max, memory_order_relaxed));
+}
+
 int engine_export_add(struct engine *engine, struct export *export, struct error *error)
 {
 	struct engine_export *entry;
@@ -209,6 +217,7 @@ int engine_export_add(struct engine *engine, struct export *export, struct error
 	entry->engine = engine;
 	entry->export = export;
 	rate_queue_init(&entry->rate, &engine->rates, &export->rate);
+	path_quota_init(&entry->memory, export_quota_bytes(engine, export));
 	entry->watch = (struct store_watch){
 		.ring = engine->ring, .resized = store_has_resized, .removed = watch_removed
 	};
@@ -383,20 +392,26 @@ void engine_export_resized(struct engine *engine, const struct export *export)
 	}
 }
 
-void engine_export_rate_changed(struct engine *engine, const struct export *export)
+void engine_export_limits_changed(struct engine *engine, const struct export *export)
 {
 	uint32_t index = index_of(engine, export);
 
 	if (index < engine->export_count) {
 		rate_queue_changed(&engine->exports[index]->rate);
+		path_quota_set(&engine->exports[index]->memory, engine->path,
+			export_quota_bytes(engine, export));
 	}
 }
 
-void engine_rates_changed(struct engine *engine)
+void engine_identity_limits_changed(struct engine *engine)
 {
 	list_for_each(node, &engine->rate_identities)
 	{
-		rate_queue_changed(&list_entry(node, struct engine_identity, node)->rate);
+		struct engine_identity *entry = list_entry(node, struct engine_identity, node);
+
+		rate_queue_changed(&entry->rate);
+		path_quota_set(&entry->memory, engine->path,
+			engine_quota_bytes(engine, rate_identity_memory(entry->identity)));
 	}
 }
 
@@ -456,6 +471,14 @@ const struct path_export *engine_export_measured(
 	uint32_t index = index_of(engine, export);
 
 	return index < engine->export_count ? &engine->exports[index]->path : NULL;
+}
+
+const struct path_quota *engine_export_memory(
+	const struct engine *engine, const struct export *export)
+{
+	uint32_t index = index_of(engine, export);
+
+	return index < engine->export_count ? &engine->exports[index]->memory : NULL;
 }
 
 const struct rate_counters *engine_export_delays(

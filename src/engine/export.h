@@ -4,10 +4,10 @@
  *
  * What: name, store, limits and rights. One object per process; every engine that serves it has its
  * own queue on the store (struct engine_export in engine.h).
- * Threading: everything but read_only, the rules, the rate, the counters, the takeover group, the
- * late writes and the references is constant after export_create(). References may be taken and
- * dropped on any thread. Ownership: references are counted; the last one closes the store. Errors:
- * a negative errno and a sentence.
+ * Threading: everything but read_only, the rules, the rate, the memory, the counters, the takeover
+ * group, the late writes and the references is constant after export_create(). References may be
+ * taken and dropped on any thread. Ownership: references are counted; the last one closes the
+ * store. Errors: a negative errno and a sentence.
  */
 #pragma once
 
@@ -39,7 +39,11 @@ struct export
 	bool is_volatile; /* a new epoch has lost what was flushed, too */
 	struct takeover takeover;
 	struct late_writes late;
-	struct rate rate; /* after rate_set(), each engine needs engine_export_rate_changed() */
+	/* After a change of these two each engine needs engine_export_limits_changed(). */
+	struct rate rate;
+	/* Payload memory that its sessions may hold, in all engines together (struct path_quota); 0
+	 * = no limit. */
+	_Atomic uint64_t memory_max;
 
 	struct store_start start; /* see export_start() */
 
@@ -62,6 +66,7 @@ struct export_options {
 	struct access *access; /* taken, also on failure; NULL: no rules */
 	uint32_t connections_max;
 	struct rate_limits rate;
+	uint64_t memory_max; /* 0 = no limit */
 	uint64_t epoch;
 	bool is_volatile;
 };

@@ -79,6 +79,8 @@ struct engine_limits {
 	/* A session that has chosen an export is ended when it had no request in flight, and the
 	 * network did not move, for so long; at least ENGINE_IDLE_TIMEOUT_NS_MIN, or 0: never. */
 	uint64_t idle_timeout_ns;
+	/* Engines among which the memory of an export, and of an identity, is divided; > 0. */
+	uint32_t engine_count;
 	bool may_spin; /* look for requests before sleeping, where that pays */
 };
 

@@ -51,6 +51,9 @@ enum {
 #define RATE_REQUESTS_MAX     UINT64_C(100000000)
 #define RATE_BYTES_MIN	      UINT64_C(1024)
 #define RATE_BYTES_MAX	      (UINT64_C(1) << 40)
+/* Of payload memory, the other limit of an export or identity that has a rate. */
+#define RATE_MEMORY_MIN (UINT64_C(2) << 20)
+#define RATE_MEMORY_MAX (UINT64_C(1) << 40)
 
 _Static_assert(RATE_BURST_NS_MIN / RATE_HOLD_PART > RATE_PAUSE_NS,
 	"who waits is in time to use what was booked");
@@ -65,6 +68,11 @@ struct rate_limits {
 GMB_MUST_CHECK int rate_parse(const char *text, struct rate_limits *limits, struct error *error);
 /* The text that rate_parse() reads back. Returns out. */
 const char *rate_format(const struct rate_limits *limits, char out[RATE_TEXT_BYTES]);
+
+/* Reads a size from RATE_MEMORY_MIN, or "off": 0. */
+GMB_MUST_CHECK int rate_parse_memory(const char *text, uint64_t *bytes, struct error *error);
+/* The text that rate_parse_memory() reads back. Returns out. */
+const char *rate_format_memory(uint64_t bytes, char out[RATE_TEXT_BYTES]);
 
 static inline bool rate_limits_are_off(const struct rate_limits *limits)
 {

@@ -140,6 +140,7 @@ static struct rate_identity *add(
 		identity->rule = rule;
 		list_init(&identity->idle_node);
 		rate_set(&identity->rate, &rules->rules[rule].limits, 0);
+		atomic_init(&identity->memory_max, rules->rules[rule].memory_max);
 		list_push_front(bucket_of(rules, principal), &identity->node);
 	}
 	return identity;
@@ -224,22 +225,43 @@ void rate_rules_look(struct rate_rules *rules, uint32_t index, struct rate_rule 
 	pthread_mutex_unlock(&rules->lock);
 }
 
-void rate_rules_set(
+/* Under the lock: a rule has changed. limits NULL: but for its rate, whose lines stay. */
+static void tell_identities(
 	struct rate_rules *rules, uint32_t index, const struct rate_limits *limits, uint64_t now_ns)
 {
-	GMB_ASSERT(index < rules->count);
-	pthread_mutex_lock(&rules->lock);
-	rules->rules[index].limits = *limits;
 	for (int i = 0; i < BUCKETS; i++) {
 		list_for_each(node, &rules->identities[i])
 		{
 			struct rate_identity *identity =
 				list_entry(node, struct rate_identity, node);
 
-			if (identity->rule == index) {
+			if (identity->rule != index) {
+				continue;
+			}
+			atomic_store_explicit(&identity->memory_max, rules->rules[index].memory_max,
+				memory_order_relaxed);
+			if (limits != NULL) {
 				rate_set(&identity->rate, limits, now_ns);
 			}
 		}
 	}
+}
+
+void rate_rules_set(
+	struct rate_rules *rules, uint32_t index, const struct rate_limits *limits, uint64_t now_ns)
+{
+	GMB_ASSERT(index < rules->count);
+	pthread_mutex_lock(&rules->lock);
+	rules->rules[index].limits = *limits;
+	tell_identities(rules, index, limits, now_ns);
+	pthread_mutex_unlock(&rules->lock);
+}
+
+void rate_rules_set_memory(struct rate_rules *rules, uint32_t index, uint64_t memory_max)
+{
+	GMB_ASSERT(index < rules->count);
+	pthread_mutex_lock(&rules->lock);
+	rules->rules[index].memory_max = memory_max;
+	tell_identities(rules, index, NULL, 0);
 	pthread_mutex_unlock(&rules->lock);
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Rates and connections of identities. A rule has conditions, as a rule of access has, and limits;
- * each identity for which the conditions hold has the limits for itself, over all exports and
- * engines. The first rule that holds decides; who has none has no limits.
+ * Rates, connections and memory of identities. A rule has conditions, as a rule of access has, and
+ * limits; each identity for which the conditions hold has the limits for itself, over all exports
+ * and engines. The first rule that holds decides; who has none has no limits.
  *
  *   { address: 10.1.0.0/16, rate: 50M }      rate_rules (of the server)
  *         │                                    └─ rate_identity 10.1.0.7 ◀── queues of two engines
@@ -25,6 +25,7 @@ struct rate_rules;
 struct rate_rule {
 	struct rate_limits limits;
 	uint32_t connections_max; /* that have chosen an export; 0 = no limit */
+	uint64_t memory_max;	  /* payload memory in bytes, of all engines; 0 = no limit */
 	char *origin;		  /* where it stands, for people */
 };
 
@@ -36,6 +37,7 @@ struct rate_identity {
 	struct list_node node;
 	struct list_node idle_node; /* in rules->idle: it has no sessions */
 	struct takeover_principal principal;
+	_Atomic uint64_t memory_max; /* of its rule */
 	uint32_t rule;
 	uint32_t session_count;
 };
@@ -59,6 +61,15 @@ uint32_t rate_rules_count(const struct rate_rules *rules);
 /* A copy of one rule as it is now, with the rules' origin, and how many identities go by it. */
 void rate_rules_look(struct rate_rules *rules, uint32_t index, struct rate_rule *rule_out,
 	uint32_t *identities_out);
-/* From now on, as rate_set(): each engine has to be told by engine_rates_changed(). */
+/* From now on, as rate_set(): each engine has to be told by
+ * engine_identity_limits_changed(). */
 void rate_rules_set(struct rate_rules *rules, uint32_t index, const struct rate_limits *limits,
 	uint64_t now_ns);
+/* The same for its memory_max. */
+void rate_rules_set_memory(struct rate_rules *rules, uint32_t index, uint64_t memory_max);
+
+/* How much it may hold, as its rule is now. */
+static inline uint64_t rate_identity_memory(const struct rate_identity *identity)
+{
+	return atomic_load_explicit(&identity->memory_max, memory_order_relaxed);
+}

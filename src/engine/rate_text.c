@@ -148,3 +148,27 @@ const char *rate_format(const struct rate_limits *limits, char out[RATE_TEXT_BYT
 		format_time(burst, limits->burst_ns));
 	return out;
 }
+
+int rate_parse_memory(const char *text, uint64_t *bytes, struct error *error)
+{
+	char shown[RATE_TEXT_BYTES];
+	uint64_t parsed = 0;
+
+	if (strcmp(text, "off") != 0 &&
+		(units_parse_bytes(text, &parsed, NULL) < 0 || parsed < RATE_MEMORY_MIN ||
+			parsed > RATE_MEMORY_MAX)) {
+		return error_set(error, -EINVAL,
+			"'%s' is neither off nor a size from 2M to 1T, for example 64M",
+			log_escape(shown, sizeof(shown), text, strlen(text)));
+	}
+	*bytes = parsed;
+	return 0;
+}
+
+const char *rate_format_memory(uint64_t bytes, char out[RATE_TEXT_BYTES])
+{
+	char size[UNITS_TEXT_BYTES];
+
+	snprintf(out, RATE_TEXT_BYTES, "%s", bytes > 0 ? units_format_bytes(size, bytes) : "off");
+	return out;
+}

@@ -255,8 +255,17 @@ struct engine_export *session_export_from(struct session *session, uint64_t seri
 	return entry;
 }
 
-/* --- rates -------------------------------------------------------------------------------------
+/* --- rates and memory --------------------------------------------------------------------------
  */
+
+_Static_assert(RATE_MEMORY_MIN >= PATH_WINDOW_BYTES, "one engine has room for a window");
+
+uint64_t engine_quota_bytes(const struct engine *engine, uint64_t memory_max)
+{
+	return memory_max == 0
+		       ? PATH_QUOTA_NONE
+		       : MAX(memory_max / engine->limits.engine_count, (uint64_t)PATH_WINDOW_BYTES);
+}
 
 /* Takes the identity, also on failure. NULL: no memory. */
 static struct engine_identity *identity_entry(struct engine *engine, struct rate_identity *identity)
@@ -280,6 +289,7 @@ static struct engine_identity *identity_entry(struct engine *engine, struct rate
 	entry->identity = identity;
 	entry->session_count = 1;
 	rate_queue_init(&entry->rate, &engine->rates, &identity->rate);
+	path_quota_init(&entry->memory, engine_quota_bytes(engine, rate_identity_memory(identity)));
 	list_push_front(&engine->rate_identities, &entry->node);
 	return entry;
 }
@@ -375,6 +385,11 @@ int session_choose(struct session *session, struct engine_export *entry)
 	if (rc < 0) {
 		atomic_fetch_sub_explicit(&export->connections, 1, memory_order_relaxed);
 		return rc;
+	}
+	path_client_join(&session->client, PATH_QUOTA_EXPORT, &entry->memory);
+	if (session->of_identity != NULL) {
+		path_client_join(
+			&session->client, PATH_QUOTA_IDENTITY, &session->of_identity->memory);
 	}
 	entry->session_count++;
 	session->chosen = entry;

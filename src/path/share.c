@@ -4,7 +4,18 @@
 #include <errno.h>
 
 #include "base/bytes.h"
+#include "base/counter.h"
 #include "path/path.h"
+
+static const struct counter path_quota_counter_list[] = {
+	{ "held_bytes", "Payload memory that the clients hold together", COUNTER_NOW, COUNTER_BYTES,
+		offsetof(struct path_quota, held_bytes) },
+	{ "waits", "Times that a client began to wait because all together held what they may",
+		COUNTER_TOTAL, COUNTER_ITEMS, offsetof(struct path_quota, waits) },
+};
+
+const struct counter_table path_quota_counter_table = { "memory", "export", path_quota_counter_list,
+	ARRAY_COUNT(path_quota_counter_list) };
 
 /* --- what a client may hold ---------------------------------------------------------------- */
 
@@ -15,6 +26,69 @@ static bool is_below_thresholds(const struct path_client *client, uint64_t expor
 
 	return client->held_bytes + bytes <= left / PATH_CLIENT_DIVISOR &&
 	       export_bytes + bytes <= left * PATH_EXPORT_FACTOR;
+}
+
+/* The size of a block that has room for so many bytes. */
+static uint64_t block_bytes(uint64_t bytes)
+{
+	uint64_t block = ARENA_BLOCK_BYTES_MIN;
+
+	while (block < bytes) {
+		block *= 2;
+	}
+	return block;
+}
+
+/* What hinders the client from holding so many bytes more, or NULL: it may not have more of a quota
+ * than is left of it then. */
+static struct path_quota *quota_without_room(const struct path_client *client, uint64_t bytes)
+{
+	for (int i = 0; i < PATH_QUOTAS; i++) {
+		struct path_quota *quota = client->quotas[i];
+
+		if (quota != NULL && unlikely(quota->max_bytes != PATH_QUOTA_NONE) &&
+			quota->held_bytes + client->held_bytes + 2 * block_bytes(bytes) >
+				quota->max_bytes) {
+			return quota;
+		}
+	}
+	return NULL;
+}
+
+static void hold(struct path_client *client, uint64_t bytes)
+{
+	client->held_bytes += bytes;
+	for (int i = 0; i < PATH_QUOTAS; i++) {
+		if (client->quotas[i] != NULL) {
+			client->quotas[i]->held_bytes += bytes;
+		}
+	}
+}
+
+static void let_go(struct path_client *client, uint64_t bytes)
+{
+	client->held_bytes -= bytes;
+	for (int i = 0; i < PATH_QUOTAS; i++) {
+		if (client->quotas[i] != NULL) {
+			GMB_ASSERT(client->quotas[i]->held_bytes >= bytes);
+			client->quotas[i]->held_bytes -= bytes;
+		}
+	}
+}
+
+/* Whether the client may hold so many bytes more. What the request has just given back it may
+ * always hold again; but if that was the reserve, which no quota counts, only while there is room:
+ * it gets the reserve again. */
+static bool may_hold(struct path_client *client, uint64_t export_bytes, const struct arena *arena,
+	uint64_t bytes, uint64_t replaced_bytes)
+{
+	if (likely(replaced_bytes == 0)) {
+		client->lacking = quota_without_room(client, bytes);
+		return client->lacking == NULL &&
+		       is_below_thresholds(client, export_bytes, arena, bytes);
+	}
+	return replaced_bytes > PATH_RESERVE_BYTES || client->reserve_used ||
+	       quota_without_room(client, bytes) == NULL;
 }
 
 /* Reads get the reserve when their client holds nothing: what it holds will be sent, and makes room
@@ -33,6 +107,7 @@ static bool get_reserve(struct path_request *request, struct arena **arena_inout
 		PATH_RESERVE_BYTES - offset % PATH_RESERVE_BYTES); /* the next one is aligned */
 	client->reserve_used = true;
 	client->buffer_count++;
+	client->lacking = NULL;
 	return true;
 }
 
@@ -46,8 +121,7 @@ bool share_get(struct path_request *request, struct arena **arena_inout, uint64_
 	if (unlikely(replaced_bytes > 0)) {
 		bytes = MIN(bytes, replaced_bytes);
 	}
-	while ((replaced_bytes == 0 &&
-		       !is_below_thresholds(client, export->held_bytes, *arena_inout, bytes)) ||
+	while (!may_hold(client, export->held_bytes, *arena_inout, bytes, replaced_bytes) ||
 		arena_get(*arena_inout, (uint32_t)bytes, buf) < 0) {
 		if (bytes <= PATH_PART_BYTES_MIN) {
 			return get_reserve(
@@ -56,7 +130,7 @@ bool share_get(struct path_request *request, struct arena **arena_inout, uint64_
 		bytes = align_down(bytes / 2, PATH_RESERVE_BYTES);
 	}
 	*bytes_inout = bytes;
-	client->held_bytes += buf->bytes;
+	hold(client, buf->bytes);
 	client->buffer_count++;
 	export->held_bytes += buf->bytes;
 	return true;
@@ -71,7 +145,7 @@ void share_put(const struct path_request *request, struct arena *arena, struct a
 	if (unlikely(buf->reserved)) {
 		client->reserve_used = false;
 	} else {
-		client->held_bytes -= buf->bytes;
+		let_go(client, buf->bytes);
 		request->export->held_bytes -= buf->bytes;
 	}
 	arena_put(arena, buf);
@@ -80,18 +154,18 @@ void share_put(const struct path_request *request, struct arena *arena, struct a
 
 int path_client_get(struct path_client *client, uint32_t bytes, struct arena_buf *buf)
 {
-	int result = -EAGAIN;
-
-	if (is_below_thresholds(client, 0, client->share->ram, bytes)) {
-		result = arena_get(client->share->ram, bytes, buf);
+	if (quota_without_room(client, bytes) != NULL ||
+		!is_below_thresholds(client, 0, client->share->ram, bytes) ||
+		arena_get(client->share->ram, bytes, buf) < 0) {
+		return -EAGAIN;
 	}
-	client->held_bytes += result == 0 ? buf->bytes : 0;
-	return result;
+	hold(client, buf->bytes);
+	return 0;
 }
 
 void path_client_put(struct path_client *client, struct arena_buf *buf)
 {
-	client->held_bytes -= buf->bytes;
+	let_go(client, buf->bytes);
 	arena_put(client->share->ram, buf);
 	client->share->released = true;
 }
@@ -137,17 +211,35 @@ void path_client_sent(struct path_client *client, uint64_t bytes, bool filled)
 
 /* --- waiting ------------------------------------------------------------------------------- */
 
-static void set_short(struct path_client *client, bool is_short)
+/* of: the quota that it waits for, or NULL. */
+static void set_short(struct path_client *client, bool is_short, struct path_quota *of)
 {
+	struct path_quota *before = client->short_of;
+
 	client->share->short_count += is_short;
 	client->share->short_count -= client->is_short;
 	client->is_short = is_short;
+	client->short_of = of;
+	if (likely(before == of)) {
+		return;
+	}
+	if (of != NULL) {
+		of->short_count++;
+		of->waits++;
+	}
+	if (before != NULL) {
+		before->short_count--;
+	}
+	client->share->quota_short_count += of != NULL;
+	client->share->quota_short_count -= before != NULL;
 }
 
 void share_wait(struct path_request *request, bool is_short)
 {
 	struct path_client *client = request->client;
+	struct path_quota *lacking = is_short ? client->lacking : NULL;
 
+	client->lacking = NULL;
 	if (!list_is_linked(&request->stalled_node)) {
 		if (request->op == STORE_WRITE) {
 			list_push_front(&client->stalled, &request->stalled_node);
@@ -156,7 +248,7 @@ void share_wait(struct path_request *request, bool is_short)
 		}
 	}
 	if (list_first(&client->stalled) == &request->stalled_node) {
-		set_short(client, is_short);
+		set_short(client, is_short, lacking);
 		if (is_short) {
 			turns_add(&client->share->waiting, &client->turn);
 		}
@@ -176,7 +268,7 @@ void share_wait_end(struct path_request *request)
 		client->share->costly_waiting_count--;
 		return;
 	}
-	set_short(client, false);
+	set_short(client, false, NULL);
 	if (list_is_empty(&client->stalled)) {
 		turns_remove(&client->turn);
 	}
@@ -335,8 +427,41 @@ void path_client_init(struct path_client *client, struct path *path, struct path
 	list_init(&client->costly_waiting);
 }
 
+void path_quota_init(struct path_quota *quota, uint64_t max_bytes)
+{
+	*quota = (struct path_quota){ .max_bytes = max_bytes };
+}
+
+void path_quota_set(struct path_quota *quota, struct path *path, uint64_t max_bytes)
+{
+	quota->max_bytes = max_bytes;
+	path_share(path)->released = true;
+}
+
+void path_client_join(
+	struct path_client *client, enum path_quota_kind kind, struct path_quota *quota)
+{
+	GMB_ASSERT(client->quotas[kind] == NULL);
+	client->quotas[kind] = quota;
+	quota->held_bytes += client->held_bytes;
+}
+
+bool path_client_is_wanted(const struct path_client *client)
+{
+	const struct path_share *share = client->share;
+	bool wanted = share->short_count > share->quota_short_count;
+
+	for (int i = 0; i < PATH_QUOTAS && !wanted; i++) {
+		const struct path_quota *quota = client->quotas[i];
+
+		wanted = quota != NULL && quota->short_count > (client->short_of == quota);
+	}
+	return wanted;
+}
+
 void path_client_fini(struct path_client *client)
 {
+	GMB_ASSERT(client->short_of == NULL);
 	GMB_ASSERT(client->held_bytes == 0 && client->buffer_count == 0);
 	GMB_ASSERT(client->unsent_bytes == 0 && list_is_empty(&client->stalled));
 	GMB_ASSERT(!client->costly_busy && list_is_empty(&client->costly_waiting));

@@ -13,8 +13,10 @@
  * - A quarter of what is free, and its export three times what is free: the thresholds fall as
  *   memory becomes scarce, so that something is left for whoever comes next [Choudhury and Hahne,
  *   "Dynamic queue length thresholds for shared-memory packet switches", 1998].
+ * - Of its quotas (struct path_quota), which it shares with others, no more than is left: half of
+ *   one when it is alone, a third each when there are two.
  * - One block of PATH_RESERVE_BYTES that nobody else can have, when it holds nothing else, or for a
- *   write: every client makes progress, whatever the others hold.
+ *   write: every client makes progress, whatever the others hold. No quota counts it.
  *
  * Who has to wait gets its turn by peer first, then by client. A client's requests wait in their
  * order; a write waits in front of its reads, which may wait for the peer that sends it. A reply
@@ -37,6 +39,7 @@
 
 struct path;
 struct path_request;
+struct counter_table;
 
 enum {
 	PATH_WINDOW_BYTES = 2 << 20,
@@ -48,14 +51,32 @@ enum {
 	PATH_CHEAP_BYTES = 64 << 10, /* see share_is_costly() */
 };
 
-_Static_assert((int)PATH_WINDOW_BYTES >= (int)ARENA_BLOCK_BYTES_MAX, "a part fits into a window");
+_Static_assert((int)PATH_WINDOW_BYTES >= 2 * (int)ARENA_BLOCK_BYTES_MAX,
+	"a part fits into a window, and into half of the least quota");
+
+#define PATH_QUOTA_NONE UINT64_MAX
+
+/* What several clients of one path may hold together, whatever there is. */
+struct path_quota {
+	uint64_t max_bytes;  /* path_quota_set(); PATH_QUOTA_NONE = no limit */
+	uint64_t held_bytes; /* buffers of the arenas, but for the reserve's */
+	uint64_t waits;	     /* how often one of them has begun to wait for it */
+	/* Private. */
+	uint32_t short_count; /* clients that wait for it */
+};
+
+extern const struct counter_table path_quota_counter_table; /* of struct path_quota */
+
+/* By what several clients are taken together. */
+enum path_quota_kind { PATH_QUOTA_IDENTITY, PATH_QUOTA_EXPORT, PATH_QUOTAS };
 
 /* Private to src/path: what the clients share. */
 struct path_share {
-	struct arena *ram;    /* has the reserve */
-	struct turns waiting; /* clients with a request that may be able to go on */
-	uint32_t short_count; /* clients that wait for what others hold */
-	struct turns costly;  /* clients with a costly request that may be able to begin */
+	struct arena *ram;	    /* has the reserve */
+	struct turns waiting;	    /* clients with a request that may be able to go on */
+	uint32_t short_count;	    /* clients that wait for what others hold */
+	uint32_t quota_short_count; /* of them, those that wait for a quota */
+	struct turns costly;	    /* clients with a costly request that may be able to begin */
 	uint32_t costly_count;
 	uint32_t costly_waiting_count;
 	bool costly_serving; /* in share_serve() */
@@ -77,7 +98,10 @@ struct path_client {
 	uint64_t window_bytes;	  /* for unsent_bytes */
 	uint32_t buffer_count;	  /* of requests, the reserve's included */
 	bool reserve_used;
-	bool is_short;			 /* the first that waits, waits for what others hold */
+	bool is_short; /* the first that waits, waits for what others hold */
+	struct path_quota *quotas[PATH_QUOTAS]; /* NULL: none */
+	struct path_quota *lacking;	 /* because of which share_get() has just failed, or NULL */
+	struct path_quota *short_of;	 /* is_short: which one it waits for; NULL: for memory */
 	struct list_node costly_waiting; /* costly requests that have not begun */
 	struct turn costly_turn;
 	bool costly_busy; /* one is in the store */
@@ -85,8 +109,16 @@ struct path_client {
 
 void path_peer_init(struct path_peer *peer);
 void path_client_init(struct path_client *client, struct path *path, struct path_peer *peer);
-/* No request and no buffer of its exists. */
+/* No request and no buffer of its exists. It leaves its quotas. */
 void path_client_fini(struct path_client *client);
+
+void path_quota_init(struct path_quota *quota, uint64_t max_bytes);
+/* From now on, for those that wait as well. When less is allowed than its clients hold, nothing is
+ * taken from them. */
+void path_quota_set(struct path_quota *quota, struct path *path, uint64_t max_bytes);
+/* Once for each kind. The quota stays until path_client_fini(). */
+void path_client_join(
+	struct path_client *client, enum path_quota_kind kind, struct path_quota *quota);
 
 /* A message with fragments was sent. filled: the network could not take all of it at once. */
 void path_client_sent(struct path_client *client, uint64_t bytes, bool filled);
@@ -97,6 +129,8 @@ GMB_MUST_CHECK int path_client_get(
 	struct path_client *client, uint32_t bytes, struct arena_buf *buf);
 void path_client_put(struct path_client *client, struct arena_buf *buf);
 
+/* True when somebody waits for memory, or another client for a quota that both share. */
+bool path_client_is_wanted(const struct path_client *client);
 /* True when it holds memory that others may wait for. */
 static inline bool path_client_holds(const struct path_client *client)
 {

@@ -30,7 +30,7 @@ enum {
 	SERVER_THREADS_MAX = 64,
 	SERVER_PEER_DIVISOR = 2, /* a peer may have that part of the connections */
 	SERVER_ACCESS_KEYS = 10, /* of a rule */
-	SERVER_RATE_KEYS = 11,	 /* the same: rate, connections, and conditions */
+	SERVER_RATE_KEYS = 12,	 /* the same: rate, connections, memory, and conditions */
 };
 
 /* Rules of access, in order. */
@@ -60,6 +60,7 @@ struct server_export {
 	uint32_t connections_max;   /* 0 = no limit of its own */
 	uint32_t overlap;	    /* bytes, PATH_OVERLAP_AUTO or PATH_OVERLAP_OFF */
 	struct rate_limits rate;
+	uint64_t memory_max;	     /* 0 = no limit of its own */
 	struct server_access access; /* of the file */
 	uint32_t keys_given;	     /* private: bit per key of its own, finds repetitions */
 };

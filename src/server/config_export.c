@@ -87,6 +87,13 @@ static int set_max_connections(void *config, const char *value, struct error *er
 	return units_parse_count(value, 1, 1000000, &entry->connections_max, error);
 }
 
+static int set_max_memory(void *config, const char *value, struct error *error)
+{
+	struct server_export *entry = config;
+
+	return rate_parse_memory(value, &entry->memory_max, error);
+}
+
 static int set_overlap(void *config, const char *value, struct error *error)
 {
 	struct server_export *entry = config;
@@ -124,6 +131,8 @@ static const struct store_option own_options[] = {
 		.set = set_description },
 	{ "max-connections", "N", "maximum clients of this export", "4",
 		.set = set_max_connections },
+	{ "max-memory", "SIZE", "maximum memory for data of all clients of this export", "64M",
+		.set = set_max_memory },
 	{ "overlap", "auto|off|SIZE",
 		"reply to large reads before the disk has finished,\n"
 		"in parts of an automatic size (default), never, or\n"

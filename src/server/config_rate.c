@@ -6,7 +6,7 @@
 #include "base/text.h"
 #include "server/config.h"
 
-enum { KEY_RATE, KEY_CONNECTIONS, OWN_KEYS, RIGHTS = 0 };
+enum { KEY_RATE, KEY_CONNECTIONS, KEY_MEMORY, OWN_KEYS, RIGHTS = 0 };
 
 _Static_assert((int)SERVER_RATE_KEYS == (int)OWN_KEYS + (int)SERVER_ACCESS_KEYS - 1,
 	"a rule has conditions in the place of rights");
@@ -19,10 +19,12 @@ static uint32_t condition_of(uint32_t idx)
 
 const char *server_rate_key(uint32_t idx)
 {
+	static const char *const own_keys[OWN_KEYS] = { "rate", "connections", "memory" };
+
 	if (idx >= OWN_KEYS) {
 		return idx < SERVER_RATE_KEYS ? server_access_key(condition_of(idx)) : NULL;
 	}
-	return idx == KEY_RATE ? "rate" : "connections";
+	return own_keys[idx];
 }
 
 static int set_limits(struct rate_rule *rule, const char *const values[SERVER_RATE_KEYS],
@@ -35,6 +37,10 @@ static int set_limits(struct rate_rule *rule, const char *const values[SERVER_RA
 	if (rc == 0 && connections != NULL) {
 		*failed_out = KEY_CONNECTIONS;
 		rc = units_parse_count(connections, 1, 1000000, &rule->connections_max, error);
+	}
+	if (rc == 0 && values[KEY_MEMORY] != NULL) {
+		*failed_out = KEY_MEMORY;
+		rc = rate_parse_memory(values[KEY_MEMORY], &rule->memory_max, error);
 	}
 	return rc;
 }

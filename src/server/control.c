@@ -226,7 +226,7 @@ static const struct control_command stats_command = {
 	.begin = begin_stats,
 };
 
-/* --- rates --------------------------------------------------------------------------------- */
+/* --- rates and memory ---------------------------------------------------------------------- */
 
 static struct export *find_export(const struct server_view *view, const char *name, size_t bytes)
 {
@@ -242,13 +242,13 @@ static struct export *find_export(const struct server_view *view, const char *na
 
 static void tell_export(struct engine *engine, void *context)
 {
-	engine_export_rate_changed(engine, context);
+	engine_export_limits_changed(engine, context);
 }
 
 static void tell_identities(struct engine *engine, void *context)
 {
 	GMB_UNUSED(context);
-	engine_rates_changed(engine);
+	engine_identity_limits_changed(engine);
 }
 
 /* Every reactor hears of it, also when another one does not answer. */
@@ -265,11 +265,37 @@ static int tell_all(const struct server_view *view,
 	return rc;
 }
 
+/* One of the limits of an export or a rule. */
+struct limit_change {
+	bool is_memory;
+	struct rate_limits rate;
+	uint64_t memory_max;
+	char taken[RATE_TEXT_BYTES]; /* as text */
+};
+
+static const char *what_of(const struct limit_change *change)
+{
+	return change->is_memory ? "memory" : "rate";
+}
+
+static int parse_change(
+	struct limit_change *change, const char *rate, const char *memory, struct error *error)
+{
+	int rc = change->is_memory ? rate_parse_memory(memory, &change->memory_max, error)
+				   : rate_parse(rate, &change->rate, error);
+
+	if (rc == 0 && change->is_memory) {
+		rate_format_memory(change->memory_max, change->taken);
+	} else if (rc == 0) {
+		rate_format(&change->rate, change->taken);
+	}
+	return rc;
+}
+
 static int change_export(const struct server_view *view, const json_t *name,
-	const struct rate_limits *limits, struct error *error)
+	const struct limit_change *change, struct error *error)
 {
 	char shown[EXPORT_SHOWN_BYTES];
-	char taken[RATE_TEXT_BYTES];
 	struct export *export;
 	int rc;
 
@@ -281,19 +307,23 @@ static int change_export(const struct server_view *view, const json_t *name,
 	if (export == NULL) {
 		return error_set(error, -ENOENT, "there is no export \"%s\"", shown);
 	}
-	rate_set(&export->rate, limits, clock_now_ns());
+	if (change->is_memory) {
+		atomic_store_explicit(
+			&export->memory_max, change->memory_max, memory_order_relaxed);
+	} else {
+		rate_set(&export->rate, &change->rate, clock_now_ns());
+	}
 	rc = tell_all(view, tell_export, export);
 	if (rc < 0) {
 		return error_set(error, rc, "%s", server_call_error(rc));
 	}
-	log_info("the rate of export \"%s\" is now %s", shown, rate_format(limits, taken));
+	log_info("the %s of export \"%s\" is now %s", what_of(change), shown, change->taken);
 	return 0;
 }
 
 static int change_rule(const struct server_view *view, json_int_t rule,
-	const struct rate_limits *limits, struct error *error)
+	const struct limit_change *change, struct error *error)
 {
-	char taken[RATE_TEXT_BYTES];
 	int rc;
 
 	if (rule < 1 || rule > (json_int_t)rate_rules_count(view->rate_rules)) {
@@ -301,42 +331,46 @@ static int change_rule(const struct server_view *view, json_int_t rule,
 			"there is no rule %lld; this server has %u of them", (long long)rule,
 			rate_rules_count(view->rate_rules));
 	}
-	rate_rules_set(view->rate_rules, (uint32_t)rule - 1, limits, clock_now_ns());
+	if (change->is_memory) {
+		rate_rules_set_memory(view->rate_rules, (uint32_t)rule - 1, change->memory_max);
+	} else {
+		rate_rules_set(view->rate_rules, (uint32_t)rule - 1, &change->rate, clock_now_ns());
+	}
 	rc = tell_all(view, tell_identities, NULL);
 	if (rc < 0) {
 		return error_set(error, rc, "%s", server_call_error(rc));
 	}
-	log_info("the rate of rule %lld is now %s", (long long)rule, rate_format(limits, taken));
+	log_info("the %s of rule %lld is now %s", what_of(change), (long long)rule, change->taken);
 	return 0;
 }
 
 static void begin_rate(void *context, struct control_client *client, const json_t *arguments)
 {
 	const struct server_control *control = context;
-	const char *text = json_string_value(json_object_get(arguments, "rate"));
+	const char *rate = json_string_value(json_object_get(arguments, "rate"));
+	const char *memory = json_string_value(json_object_get(arguments, "memory"));
 	const json_t *name = json_object_get(arguments, "export");
 	const json_t *rule = json_object_get(arguments, "rule");
-	char taken[RATE_TEXT_BYTES];
-	struct rate_limits limits;
+	struct limit_change change = { .is_memory = rate == NULL };
 	struct error error;
 	int rc;
 
-	if (text == NULL || json_is_string(name) == json_is_integer(rule)) {
+	if ((rate == NULL) == (memory == NULL) || json_is_string(name) == json_is_integer(rule)) {
 		control_fail(client, -EINVAL,
-			"\"rate\" (text) is needed, and either \"export\" (text) or \"rule\" "
-			"(number)");
+			"either \"rate\" or \"memory\" (text) is needed, and either \"export\" "
+			"(text) or \"rule\" (number)");
 		return;
 	}
-	rc = rate_parse(text, &limits, &error);
+	rc = parse_change(&change, rate, memory, &error);
 	if (rc == 0) {
-		rc = json_is_string(name) ? change_export(&control->view, name, &limits, &error)
+		rc = json_is_string(name) ? change_export(&control->view, name, &change, &error)
 					  : change_rule(&control->view, json_integer_value(rule),
-						    &limits, &error);
+						    &change, &error);
 	}
 	if (rc < 0) {
 		control_fail(client, rc, error.text);
 	} else {
-		control_reply(client, json_pack("{s:s}", "rate", rate_format(&limits, taken)));
+		control_reply(client, json_pack("{s:s}", what_of(&change), change.taken));
 	}
 }
 

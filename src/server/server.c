@@ -175,6 +175,7 @@ static int open_export(struct export **out, const struct server_export *entry,
 		.connections_max = entry->connections_max,
 		.overlap = entry->overlap,
 		.rate = entry->rate,
+		.memory_max = entry->memory_max,
 	};
 	int rc;
 
@@ -262,6 +263,7 @@ static struct engine_limits reactor_limits(const struct server_limits *limits)
 	out.inflight_per_session_max = limits->inflight_max;
 	out.inflight_max = share_of(limits->inflight_total_max, limits->threads);
 	out.memory_bytes_max = limits->memory_bytes / limits->threads;
+	out.engine_count = limits->threads;
 	out.may_spin = limits->spin != SERVER_SPIN_OFF;
 	return out;
 }

@@ -26,6 +26,7 @@ struct export_summary {
 	uint64_t read_rate; /* of the disk, there */
 	uint64_t write_rate;
 	struct rate_counters rate;
+	struct path_quota memory;
 	/* Of each layer of its store, from the outermost: as many as its table has counters. */
 	uint64_t *layers[STORE_KINDS_MAX];
 };
@@ -105,6 +106,8 @@ static void inspect(struct engine *engine, void *context)
 		if (measured != NULL) {
 			counter_table_add(&rate_counter_table, &sum->rate,
 				engine_export_delays(engine, export));
+			counter_table_add(&path_quota_counter_table, &sum->memory,
+				engine_export_memory(engine, export));
 			counter_table_add(&path_export_counter_table, &sum->path, measured);
 			add_stats(summary, &sum->path, measured);
 			add_layers(summary, sum, measured->queue);
@@ -241,6 +244,15 @@ static json_t *rate_json(const struct export *entry, const struct rate_counters 
 	return whole;
 }
 
+static json_t *memory_json(const struct export *entry, const struct path_quota *counters)
+{
+	json_t *whole = counters_json(&path_quota_counter_table, counters);
+
+	json_object_set_new(whole, "max_bytes",
+		known(atomic_load_explicit(&entry->memory_max, memory_order_relaxed)));
+	return whole;
+}
+
 /* The rules for identities, in their order. */
 static json_t *rules_json(struct rate_rules *rules)
 {
@@ -255,10 +267,10 @@ static json_t *rules_json(struct rate_rules *rules)
 		rate_rules_look(rules, i, &rule, &identities);
 		whole = limits_json(&rule.limits);
 		json_object_update_new(whole,
-			json_pack("{s:s, s:o, s:I}", "origin",
+			json_pack("{s:s, s:o, s:o, s:I}", "origin",
 				log_escape(shown, sizeof(shown), rule.origin, strlen(rule.origin)),
-				"connections_max", known(rule.connections_max), "identities",
-				(json_int_t)identities));
+				"connections_max", known(rule.connections_max), "memory_max_bytes",
+				known(rule.memory_max), "identities", (json_int_t)identities));
 		json_array_append_new(all, whole);
 	}
 	return all;
@@ -305,7 +317,8 @@ static json_t *export_json(const struct summary *summary, uint32_t export_index)
 		}
 	}
 	json_object_update_new(whole,
-		json_pack("{s:s%, s:s, s:I, s:f, s:b, s:I, s:o, s:o, s:o, s:o, s:o, s:s, s:o, s:o}",
+		json_pack("{s:s%, s:s, s:I, s:f, s:b, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:s, s:o, "
+			  "s:o}",
 			"name", entry->name, (size_t)entry->name_bytes, "path",
 			/* A path may be any bytes, JSON is UTF-8. */
 			log_escape(shown, sizeof(shown), path, strlen(path)), "size",
@@ -314,9 +327,9 @@ static json_t *export_json(const struct summary *summary, uint32_t export_index)
 			atomic_load_explicit(&entry->read_only, memory_order_relaxed),
 			"connections",
 			(json_int_t)atomic_load_explicit(&entry->connections, memory_order_relaxed),
-			"rate", rate_json(entry, &about->rate), "overlap",
-			overlap_json(entry->overlap), "reads",
-			overlap_stats_json(&sum->reads, about->read_rate), "writes",
+			"rate", rate_json(entry, &about->rate), "memory",
+			memory_json(entry, &about->memory), "overlap", overlap_json(entry->overlap),
+			"reads", overlap_stats_json(&sum->reads, about->read_rate), "writes",
 			overlap_stats_json(&sum->writes, about->write_rate),
 			"page_cache_send_refusal", text_or_null(export_page_cache_refusal(entry)),
 			"barrier", store_barrier_name(store_barrier(entry->store, false)), "store",
@@ -383,7 +396,8 @@ static void describe(json_t *all, const struct counter_table *table)
 json_t *stats_counters(void)
 {
 	static const struct counter_table *const tables[] = { &engine_counter_table,
-		&path_export_counter_table, &path_stats_counter_table, &rate_counter_table };
+		&path_export_counter_table, &path_stats_counter_table, &rate_counter_table,
+		&path_quota_counter_table };
 	const struct store_kind *kind;
 	json_t *all = json_array();
 

@@ -537,16 +537,29 @@ static void show_limits(const char *label, const json_t *rate)
 	}
 }
 
-/* Its rate, if it has one, and how many have waited for it. */
-static void show_rate(const json_t *entry)
+static void show_memory_limit(const char *label, double bytes)
+{
+	if (bytes > 0) {
+		printf("%s: at most %.3f MB in memory\n", label, bytes / 1e6);
+	}
+}
+
+/* Its limits, if it has some, and how many have waited for them. */
+static void show_limits_and_waits(const json_t *entry)
 {
 	const json_t *rate = json_object_get(entry, "rate");
+	const json_t *memory = json_object_get(entry, "memory");
+	double waits = number(memory, NULL, "waits");
 	double delayed = number(rate, NULL, "requests_delayed");
 
 	show_limits("  rate", rate);
 	if (delayed > 0) {
 		printf("  rate: %.0f requests were delayed, by %.3f ms on average\n", delayed,
 			number(rate, NULL, "delay_ns") / delayed / 1e6);
+	}
+	show_memory_limit("  data", number(memory, NULL, "max_bytes"));
+	if (waits > 0) {
+		printf("  data: clients waited %.0f times because of that limit\n", waits);
 	}
 }
 
@@ -562,6 +575,7 @@ static void show_rules(const json_t *rules)
 			snprintf(label, sizeof(label), "rule %zu, for each of %.0f identit%s",
 				i + 1, identities, identities > 1 ? "ies" : "y");
 			show_limits(label, rule);
+			show_memory_limit(label, number(rule, NULL, "memory_max_bytes"));
 		}
 	}
 }
@@ -605,7 +619,7 @@ void stats_show(const json_t *document)
 			printf("  has started to %.0f %%\n", 100 * json_real_value(started));
 			continue;
 		}
-		show_rate(entry);
+		show_limits_and_waits(entry);
 		if (json_array_size(operations) == 0) {
 			printf("  no requests yet\n");
 			continue;

@@ -86,6 +86,7 @@ class Control(support.Case):
         export = document["exports"][0]
         shown = {"server": document["counters"], "export": export,
                  "operation": export["operations"][0], "rate": export["rate"],
+                 "memory": export["memory"],
                  **export["store"]}
         described = self.ask(b'{"command": "counters"}\n')["result"]["counters"]
         names = {of: {entry["name"] for entry in described if entry["of"] == of} for of in shown}

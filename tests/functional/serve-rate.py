@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""Rates of a real server: nothing begins earlier than they allow, on any thread and by any
-protocol; they change while clients wait; and who waits hears that the server lives."""
+"""Limits of a real server for exports and identities: nothing begins earlier than a rate allows, on
+any thread and by any protocol, and no more memory is held than is allowed; they change while clients
+wait; and who waits for a rate hears that the server lives."""
 import contextlib
 import json
 import os
@@ -158,11 +159,77 @@ class Rate(support.Case):
         self.check_refused(["rate", "--rule=1", "--export=disk", "off", self.control], 2,
                            "either --export or --rule")
 
+    def hungry(self, uri, name=b"", count=8):
+        """Clients that ask for much and take nothing."""
+        for _ in range(count):
+            client = nbdmini.open_export(uri, name)
+            self.addCleanup(client.close)
+            for cookie in range(8):
+                client.send_request(nbdmini.CMD_READ, cookie, 0, MIB)
+
+    def memory(self, export=0):
+        return self.stats()["exports"][export]["memory"]
+
+    def test_memory_of_an_export(self):
+        server = self.serve("--threads", "2", "--export", "small=null:1G,max-memory=4M",
+                            "--export", "other=null:1G")
+        self.hungry(server.uri, b"small")
+        self.wait_for(lambda: self.memory()["waits"] >= 8)
+        self.assertLessEqual(self.memory()["held_bytes"], 4 * MIB)
+        self.assertEqual(self.memory()["max_bytes"], 4 * MIB)
+        for name in (b"small", b"other"):
+            with nbdmini.open_export(server.uri, name) as client:
+                client.read(0, MIB)
+        _, output, _ = self.run_gmblock("stats", self.control)
+        self.assertRegex(output, r"  data: at most 4\.194 MB in memory\n"
+                                 r"  data: clients waited [0-9]+ times")
+        self.assertEqual(self.change("memory=8M", "small"), "8M\n")
+        self.wait_for(lambda: self.memory()["held_bytes"] > 4 * MIB)
+        self.assertLessEqual(self.memory()["held_bytes"], 8 * MIB)
+        self.assertEqual(self.change("memory=off", "small"), "off\n")
+        self.wait_for(lambda: self.memory()["held_bytes"] > 8 * MIB)
+        self.assertIsNone(self.memory()["max_bytes"])
+        self.assertEqual(self.memory(1)["waits"], 0)
+
+    def test_memory_of_an_identity(self):
+        """Two exports together; the address of a network is another identity."""
+        rules = f"  - {{uid: {os.getuid()}, rate: off, memory: 4M}}\n"
+        config = self.make_file("config", "exports:\n  - {name: a, path: 'null:1G'}\n"
+                                          "  - {name: b, path: 'null:1G', max-memory: 1G}\n"
+                                          f"rates:\n{rules}")
+        server = self.serve("--config", config, "--threads", "2", "--listen",
+                            "nbd://127.0.0.1:0", uri_count=4)
+        local = [uri for uri in server.uris if "unix" in uri and "/a?" in uri][0]
+        network = [uri for uri in server.uris if "unix" not in uri and uri.endswith("/a")][0]
+
+        def held():
+            return self.memory(0)["held_bytes"] + self.memory(1)["held_bytes"]
+
+        def waits():
+            return self.memory(0)["waits"] + self.memory(1)["waits"]
+
+        self.hungry(local, b"a", 4)
+        self.hungry(local, b"b", 4)
+        self.wait_for(lambda: held() > MIB)
+        for _ in range(10):
+            with nbdmini.open_export(network, b"a") as client:
+                client.read(0, MIB)
+            self.assertLessEqual(held(), 4 * MIB)
+        self.assertEqual(waits(), 0)  # not for what the exports may hold
+        self.assertEqual(self.memory(1)["max_bytes"], 1 << 30)
+        self.assertEqual(self.stats()["rates"][0]["memory_max_bytes"], 4 * MIB)
+        _, output, _ = self.run_gmblock("stats", self.control)
+        self.assertIn("rule 1, for each of 1 identity: at most 4.194 MB in memory", output)
+        code, output, errors = self.run_gmblock("rate", "--rule=1", "memory=off", self.control)
+        self.assertEqual((code, output, errors), (0, "off\n", ""))
+        self.wait_for(lambda: held() > 4 * MIB)
+
     def test_rules_that_are_wrong(self):
         for rule, where, why in (
                 ("{uid: 1}", ":3:5: rates entry 1: ", "the key 'rate' is missing"),
                 ("{uid: 1, rate: fast}", ":3:20: rates entry 1, rate: ", "'fast' is not a rate"),
                 ("{rate: 1M, connections: 0}", ":3:29: rates entry 1, connections: ", "0 is out"),
+                ("{rate: off, memory: 1M}", ":3:25: rates entry 1, memory: ", "2M to 1T"),
                 ("{uid: all, rate: 1M}", ":3:11: rates entry 1, uid: ", "'all' is not"),
                 ("{uid: 1, address: 10.0.0.0/8, rate: 1M}", ":3:5: ", "make two rules of it"),
                 ("{rate: 1M, rights: rw}", ":3:16: rates entry 1: ", "unknown key 'rights'")):
@@ -209,6 +276,10 @@ class Rate(support.Case):
         self.check_refused(["rate", "--export=disk", "1M:burst=1ms", control], 2, "10ms to 60s")
         self.check_refused(["rate", "--export=disk", "1M:request=5", control], 2,
                            "'request=5' is unknown in a rate")
+        self.check_refused(["rate", "--export=disk", "memory=1M", control], 2, "2M to 1T")
+        self.check_refused(["rate", "--export=disk", "memory=", control], 2, "2M to 1T")
+        self.check_refused(["serve", "--export", "=memory:1M,max-memory=all"], 2,
+                           "max-memory: 'all' is neither off nor a size from 2M")
         self.check_refused(["rate"], 2, "give a rate")
         self.check_refused(["rate", "1M", control, control], 2, "give a rate")
         self.check_refused(["serve", "--export", "=memory:1M,rate=burst=1s"], 2,

@@ -6,6 +6,7 @@
  * - nobody waits for what he could have;
  * - an export has at most three quarters of the places, but for what is reserved for its sessions,
  *   and is given no more memory when it has three times what is free;
+ * - the sessions of an export hold no more than it may, and all that they hold is counted;
  * - who waits is passed over by another one on the same export that holds no less at most once, and
  *   once more for each turn that others of his own peer have meanwhile.
  */
@@ -183,6 +184,23 @@ static void check_places(const struct engine_export *entry)
 	}
 }
 
+static void check_quota(const struct engine_export *entry)
+{
+	uint64_t held = 0;
+
+	list_for_each(node, &entry->engine->sessions)
+	{
+		const struct session *session = session_of(node);
+
+		held += session->chosen == entry ? session->client.held_bytes : 0;
+	}
+	if (entry->memory.held_bytes != held || held > entry->memory.max_bytes) {
+		model_fail("the sessions of an export hold %" PRIu64 " bytes; %" PRIu64
+			   " are counted, and %" PRIu64 " allowed",
+			held, entry->memory.held_bytes, entry->memory.max_bytes);
+	}
+}
+
 void fairness_check(const struct scenario *scenario)
 {
 	for (uint32_t i = 0; i < scenario->service_count; i++) {
@@ -194,6 +212,7 @@ void fairness_check(const struct scenario *scenario)
 		}
 		for (uint32_t k = 0; k < engine->export_count; k++) {
 			check_places(engine->exports[k]);
+			check_quota(engine->exports[k]);
 		}
 	}
 }

@@ -385,6 +385,9 @@ static void create_services(struct scenario *scenario)
 		if (percent(10)) {
 			options.rate = choose_rate();
 		}
+		if ((scenario->seed + i) % 5 == 0) { /* not drawn: seeds stay what they were */
+			options.memory_max = PATH_WINDOW_BYTES << (scenario->seed / 5 % 2);
+		}
 		if (export_create(&options, &export->export, &error) != 0) {
 			model_fail("no export: %s", error.text);
 		}

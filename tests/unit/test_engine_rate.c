@@ -15,7 +15,7 @@ static void set_rate(struct world *world, const char *text)
 
 	assert_int_equal(rate_parse(text, &limits, &error), 0);
 	rate_set(&world->export->rate, &limits, sim_now_ns());
-	engine_export_rate_changed(world->engine, world->export);
+	engine_export_limits_changed(world->engine, world->export);
 }
 
 static void set_true(void *arg)
@@ -312,7 +312,7 @@ static void test_identities(void **state)
 
 	assert_int_equal(rate_parse("requests=10:burst=10ms", &rule.limits, &error), 0);
 	rate_rules_set(rules, 0, &rule.limits, sim_now_ns());
-	engine_rates_changed(world.engine);
+	engine_identity_limits_changed(world.engine);
 	set_rate(&world, "requests=1000:burst=10ms");
 	assert_in_range(answers_in_a_second(&clients[0][0], ANSWER_BYTES), 4, 6);
 	assert_in_range(answers(&clients[1][0]), 106, 114);
@@ -324,7 +324,7 @@ static void test_identities(void **state)
 	assert_false(clients[0][0].closed);
 	assert_int_equal(rate_parse("off", &rule.limits, &error), 0);
 	rate_rules_set(rules, 0, &rule.limits, sim_now_ns());
-	engine_rates_changed(world.engine);
+	engine_identity_limits_changed(world.engine);
 	take_for(&clients[1][0], 2 * SECOND_NS);
 	assert_int_equal(answers(&clients[1][0]), 400);
 	sim_socket_close(clients[0][0].fd);
