@@ -8,11 +8,12 @@
  *
  * Whoever has something to give goes through all that wait:
  *
+ *   turns_round_init(&round)
  *   while ((turn = turns_next(turns)) != NULL) {
- *           it gets something, and may wait again ──▶ turns_had(turns, turn)
- *           there is too little for it            ──▶ turns_in_vain(turn, &in_vain)
+ *           it gets something, and may wait again ──▶ turns_had(turns, turn, &round)
+ *           there is too little for it            ──▶ turns_in_vain(turn, &round)
  *   }
- *   turns_end(turns, &in_vain)
+ *   turns_end(turns, &round)
  *
  * A try in vain is no turn: the next of the group is tried at once, and both keep their places.
  * Otherwise a member that wants more than there is would cost the others of its group their turns,
@@ -27,19 +28,24 @@
  */
 #pragma once
 
-#include <stdint.h>
+#include <stddef.h>
 
 #include "base/list.h"
 
 struct turns {
 	struct list_node groups; /* those that have members waiting */
-	uint64_t round;		 /* counts calls of turns_end(), from 1 */
+};
+
+/* One way through all that wait, for the time of a loop. */
+struct turns_round {
+	struct list_node in_vain; /* members, in the order in which they were tried */
+	struct list_node had;	  /* groups that got something, the last one at the end */
 };
 
 struct turn_group {
 	struct list_node node;
+	struct list_node had_node; /* in the round's */
 	struct list_node members;
-	uint64_t had_round; /* in which one of them got something last */
 };
 
 struct turn {
@@ -50,14 +56,19 @@ struct turn {
 static inline void turns_init(struct turns *turns)
 {
 	list_init(&turns->groups);
-	turns->round = 1;
+}
+
+static inline void turns_round_init(struct turns_round *round)
+{
+	list_init(&round->in_vain);
+	list_init(&round->had);
 }
 
 static inline void turn_group_init(struct turn_group *group)
 {
 	list_init(&group->node);
+	list_init(&group->had_node);
 	list_init(&group->members);
-	group->had_round = 0;
 }
 
 static inline void turn_init(struct turn *turn, struct turn_group *group)
@@ -120,43 +131,50 @@ static inline struct turn *turns_next(struct turns *turns)
 	return turn;
 }
 
-/* It has got something. */
-static inline void turns_had(struct turns *turns, const struct turn *turn)
+/* It has got something. round NULL: the caller gives to one at a time, and tries nobody in vain. */
+static inline void turns_had(
+	struct turns *turns, const struct turn *turn, struct turns_round *round)
 {
 	struct turn_group *group = turn->group;
 
-	group->had_round = turns->round;
 	if (list_is_linked(&group->node)) {
 		list_remove(&group->node);
 		list_push_back(&turns->groups, &group->node);
 	}
+	if (round != NULL) {
+		list_remove(&group->had_node);
+		list_push_back(&round->had, &group->had_node);
+	}
 }
 
 /* It waits, and is not tried again before turns_end(). */
-static inline void turns_in_vain(struct turn *turn, struct list_node *in_vain)
+static inline void turns_in_vain(struct turn *turn, struct turns_round *round)
 {
 	turns_remove(turn);
-	list_push_back(in_vain, &turn->node);
+	list_push_back(&round->in_vain, &turn->node);
 }
 
-/* Everybody was tried. Those whose group has got something stand behind the others. */
-static inline void turns_end(struct turns *turns, struct list_node *in_vain)
+/* Everybody was tried. The groups that have got something stand behind the others, in the order in
+ * which they got it: a member that was tried in vain before does not bring its group forward. */
+static inline void turns_end(struct turns *turns, struct turns_round *round)
 {
-	struct list_node had;
 	struct list_node *node;
 
-	list_init(&had);
-	while ((node = list_pop_front(in_vain)) != NULL) {
+	while ((node = list_pop_front(&round->in_vain)) != NULL) {
 		struct turn *turn = list_entry(node, struct turn, node);
+		struct turn_group *group = turn->group;
 
-		if (turn->group->had_round == turns->round) {
-			list_push_back(&had, node);
-		} else {
-			turns_add(turns, turn);
+		list_push_back(&group->members, node);
+		if (!list_is_linked(&group->had_node) && !list_is_linked(&group->node)) {
+			list_push_back(&turns->groups, &group->node);
 		}
 	}
-	while ((node = list_pop_front(&had)) != NULL) {
-		turns_add(turns, list_entry(node, struct turn, node));
+	while ((node = list_pop_front(&round->had)) != NULL) {
+		struct turn_group *group = list_entry(node, struct turn_group, had_node);
+
+		if (!list_is_empty(&group->members)) {
+			list_remove(&group->node);
+			list_push_back(&turns->groups, &group->node);
+		}
 	}
-	turns->round++;
 }

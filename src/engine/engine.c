@@ -69,10 +69,10 @@ const struct counter_table engine_counter_table = { "server", "", engine_counter
 
 static void resume_blocked(struct engine *engine)
 {
-	struct list_node in_vain;
+	struct turns_round round;
 	struct turn *turn;
 
-	list_init(&in_vain);
+	turns_round_init(&round);
 	while ((turn = turns_next(&engine->blocked)) != NULL) {
 		struct session *session = container_of(turn, struct session, blocked_turn);
 
@@ -84,12 +84,12 @@ static void resume_blocked(struct engine *engine)
 			waits = turn_is_waiting(turn);
 		}
 		if (session->inflight_count > before) {
-			turns_had(&engine->blocked, turn);
+			turns_had(&engine->blocked, turn, &round);
 		} else if (waits) {
-			turns_in_vain(turn, &in_vain);
+			turns_in_vain(turn, &round);
 		}
 	}
-	turns_end(&engine->blocked, &in_vain);
+	turns_end(&engine->blocked, &round);
 }
 
 static void flush_dirty(struct engine *engine)

@@ -269,7 +269,7 @@ static void pass(struct rate_member *member, struct rate_queue *queue, uint64_t 
 	if (turns_are_empty(&queue->waiting)) {
 		list_remove(&queue->node);
 	}
-	turns_had(&queue->waiting, &member->turn);
+	turns_had(&queue->waiting, &member->turn, NULL);
 	queue->counters.delayed++;
 	queue->counters.delayed_ns += now_ns - MIN(now_ns, member->since_ns);
 	member->since_ns = now_ns;

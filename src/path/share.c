@@ -354,12 +354,12 @@ void share_costly_end(struct path_request *request)
 
 static void serve_costly(struct path_share *share, void (*start)(struct path_request *request))
 {
-	struct list_node in_vain;
+	struct turns_round round;
 	struct list_node *node;
 	struct turn *turn;
 
 	share->costly_serving = true;
-	list_init(&in_vain);
+	turns_round_init(&round);
 	while ((turn = turns_next(&share->costly)) != NULL) {
 		struct path_client *client = container_of(turn, struct path_client, costly_turn);
 		struct path_request *request;
@@ -370,38 +370,38 @@ static void serve_costly(struct path_share *share, void (*start)(struct path_req
 		}
 		request = list_entry(node, struct path_request, stalled_node);
 		if (!costly_may(request)) {
-			turns_in_vain(turn, &in_vain);
+			turns_in_vain(turn, &round);
 			continue;
 		}
 		share_wait_end(request);
 		start(request);
 		look_for_costly(client);
-		turns_had(&share->costly, turn);
+		turns_had(&share->costly, turn, &round);
 	}
-	turns_end(&share->costly, &in_vain);
+	turns_end(&share->costly, &round);
 	share->costly_serving = false;
 }
 
 void share_serve(struct path_share *share, void (*again)(struct path_request *request),
 	void (*start)(struct path_request *request))
 {
-	struct list_node in_vain;
+	struct turns_round round;
 	struct turn *turn;
 
 	share->released = false;
-	list_init(&in_vain);
+	turns_round_init(&round);
 	while ((turn = turns_next(&share->waiting)) != NULL) {
 		struct path_client *client = container_of(turn, struct path_client, turn);
 		uint64_t held = client->held_bytes;
 
 		again(list_entry(list_first(&client->stalled), struct path_request, stalled_node));
 		if (client->held_bytes > held) { /* the reserve is no turn */
-			turns_had(&share->waiting, turn);
+			turns_had(&share->waiting, turn, &round);
 		} else if (turn_is_waiting(turn)) {
-			turns_in_vain(turn, &in_vain);
+			turns_in_vain(turn, &round);
 		}
 	}
-	turns_end(&share->waiting, &in_vain);
+	turns_end(&share->waiting, &round);
 	if (unlikely(share->costly_waiting_count > 0)) {
 		serve_costly(share, start);
 	}
