@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
@@ -138,8 +138,8 @@ static void timer_happened(struct waiter_file *file, uint32_t events)
 static void wake_happened(struct waiter_file *file, uint32_t events)
 {
 	struct clan_queue *queue = container_of(file, struct clan_queue, wake_file);
-	uint64_t count;
-	ssize_t got = read(file->fd, &count, sizeof(count));
+	char bytes[64];
+	ssize_t got = read(file->fd, bytes, sizeof(bytes)); /* what it leaves comes back here */
 
 	GMB_UNUSED(events);
 	GMB_UNUSED(got);
@@ -158,6 +158,20 @@ static int add_own_file(struct clan_queue *queue, struct waiter_file *file, int 
 		close(fd);
 	}
 	return result;
+}
+
+/* Threads wake the queue by a pipe. Who waits for clan_queue_fd() with a ring, and for that by an
+ * eventfd of its own, would miss writes to an eventfd: from inside one the kernel signals no other
+ * reliably (src/ring/calls.c). */
+static int add_wake_file(struct clan_queue *queue)
+{
+	int fds[2];
+
+	if (pipe2(fds, O_CLOEXEC | O_NONBLOCK) != 0) {
+		return -errno;
+	}
+	queue->results.wake_fd = fds[1];
+	return add_own_file(queue, &queue->wake_file, fds[0]);
 }
 
 static int make_waiter(struct clan_queue *queue, struct error *error)
@@ -212,7 +226,7 @@ static int check_options(
 
 static void queue_fini(struct clan_queue *queue)
 {
-	int fds[] = { queue->wake_file.fd, queue->timer_file.fd };
+	int fds[] = { queue->wake_file.fd, queue->results.wake_fd, queue->timer_file.fd };
 
 	if (queue->waiter != NULL) {
 		waiter_file_remove(queue->waiter, &queue->wake_file);
@@ -241,6 +255,7 @@ int clan_queue_create(const struct clan_queue_options *options, struct clan_queu
 	}
 	queue->wake_file = (struct waiter_file){ .fd = -1, .happened = wake_happened };
 	queue->timer_file = (struct waiter_file){ .fd = -1, .happened = timer_happened };
+	queue->results.wake_fd = -1;
 	list_init(&queue->events);
 	list_init(&queue->deadlines);
 	list_init(&queue->conns);
@@ -253,8 +268,7 @@ int clan_queue_create(const struct clan_queue_options *options, struct clan_queu
 		result = make_waiter(queue, &error);
 	}
 	if (result == 0) {
-		result = add_own_file(
-			queue, &queue->wake_file, eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+		result = add_wake_file(queue);
 		if (result == 0) {
 			result = add_own_file(queue, &queue->timer_file,
 				timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
@@ -267,7 +281,6 @@ int clan_queue_create(const struct clan_queue_options *options, struct clan_queu
 		queue_fini(queue);
 		return clan_error_give(error_out, &error);
 	}
-	queue->results.wake_fd = queue->wake_file.fd;
 	queue->results.in_caller = clan_queue_is_passive(queue);
 	*queue_out = queue;
 	return 0;
@@ -324,6 +337,7 @@ void clan_queue_after_fork(struct clan_queue *queue)
 		}
 	}
 	close(queue->wake_file.fd);
+	close(queue->results.wake_fd);
 	close(queue->timer_file.fd);
 	waiter_after_fork(queue->waiter);
 	free(queue);
@@ -333,12 +347,8 @@ void clan_queue_after_fork(struct clan_queue *queue)
 
 void clan_queue_wake(struct clan_queue *queue)
 {
-	uint64_t one = 1;
-	ssize_t written;
-
 	atomic_store_explicit(&queue->woken, true, memory_order_release);
-	written = write(queue->wake_file.fd, &one, sizeof(one));
-	GMB_UNUSED(written); /* full: readable already */
+	work_wake(&queue->results);
 }
 
 int clan_queue_fd(const struct clan_queue *queue)

@@ -46,6 +46,13 @@ static void after_fork_in_child(void)
 	pthread_mutex_unlock(&workers.lock);
 }
 
+void work_wake(struct work_results *results)
+{
+	ssize_t written = write(results->wake_fd, "", 1);
+
+	GMB_UNUSED(written); /* full: readable already */
+}
+
 static void run_one(struct work *work)
 {
 	struct work_results *results = work->results;
@@ -58,10 +65,7 @@ static void run_one(struct work *work)
 	pthread_mutex_lock(&results->lock);
 	list_push_back(&results->list, &work->node);
 	if (!results->in_caller) {
-		uint64_t one = 1;
-		ssize_t written = write(results->wake_fd, &one, sizeof(one));
-
-		GMB_UNUSED(written); /* full: readable already */
+		work_wake(results);
 	}
 	pthread_mutex_unlock(&results->lock);
 }

@@ -25,7 +25,7 @@ enum {
 struct work_results {
 	pthread_mutex_t lock;
 	struct list_node list;
-	int wake_fd;	/* an eventfd that is written when the list becomes non-empty */
+	int wake_fd;	/* of a pipe; not blocking */
 	bool in_caller; /* no threads: work_start() runs it */
 };
 
@@ -37,6 +37,8 @@ struct work {
 	bool in_doubt; /* it may never end */
 };
 
+/* Makes the owner's thread look. Any thread. */
+void work_wake(struct work_results *results);
 void work_start(struct work *work, struct work_results *results);
 /* Calls done() for everything that has ended. */
 void work_finish(struct work_results *results);

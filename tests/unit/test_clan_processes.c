@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * libclan between processes: sleeping on both sides, peers that are killed at any instruction, and
- * fork().
+ * libclan between processes: sleeping on both sides, alone or in a ring, peers that are killed at
+ * any instruction, and fork().
  */
 #include <dirent.h>
 #include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +15,7 @@
 
 #include "base/clock.h"
 #include "clan_world.h"
+#include "ring/ring.h"
 
 enum {
 	ROUND_TRIPS = 3000,
@@ -145,6 +147,74 @@ static void no_wake_up_is_lost(void **state)
 	assert_int_equal(next_event(world.queues[WORLD_SERVER]).type, CLAN_EVENT_CLOSED);
 	assert_int_equal(waitpid(child, &status, 0), child);
 	assert_int_equal(status, 0);
+	world_close(&world);
+}
+
+/* A queue in a ring, as the client library has it: its program waits for the ring's descriptor. */
+struct ringed {
+	struct ring_source source;
+	struct clan_queue *queue;
+	int looks;
+	bool removed;
+};
+
+static int ringed_poll(struct ring_source *source)
+{
+	struct ringed *ringed = container_of(source, struct ringed, source);
+	struct clan_event event;
+
+	ringed->looks++;
+	assert_int_equal(clan_queue_wait(ringed->queue, &event, 1, 0), 0);
+	return 0;
+}
+
+static bool ringed_arm(struct ring_source *source)
+{
+	return clan_queue_arm(container_of(source, struct ringed, source)->queue) == 0;
+}
+
+static void ringed_removed(struct ring_source *source)
+{
+	container_of(source, struct ringed, source)->removed = true;
+}
+
+/* Until nothing is left to do, and all that is waited for is known to the kernel. */
+static void ringed_rest(struct ring *ring, struct pollfd *poll_fd)
+{
+	do {
+		while (ring_turn_limited(ring, 0) > 0) {
+		}
+		ring_flush(ring);
+	} while (poll(poll_fd, 1, 0) > 0);
+}
+
+static void a_wake_up_passes_through_a_ring(void **state)
+{
+	struct ringed ringed = { .source = { .poll = ringed_poll, .arm = ringed_arm } };
+	struct pollfd poll_fd = { .events = POLLIN };
+	struct ring *ring;
+	struct error error;
+	struct world world;
+
+	world_listen(&world, *state, NULL);
+	assert_int_equal(ring_create(&(struct ring_options){ 0 }, &ring, &error), 0);
+	ringed.queue = world.queues[WORLD_SERVER];
+	ringed.source.fd = clan_queue_fd(ringed.queue);
+	ring_source_add(ring, &ringed.source);
+	poll_fd.fd = ring_poll_fd(ring);
+	for (int i = 0; i < 3; i++) {
+		ringed_rest(ring, &poll_fd);
+		ringed.looks = 0;
+		clan_queue_wake(ringed.queue);
+		assert_int_equal(poll(&poll_fd, 1, 10000), 1);
+		(void)ring_turn_limited(ring, 0);
+		assert_true(ringed.looks > 0);
+	}
+	ring_source_remove(ring, &ringed.source, ringed_removed);
+	while (!ringed.removed) {
+		(void)ring_turn(ring, true);
+	}
+	ring_destroy(ring);
 	world_close(&world);
 }
 
@@ -450,6 +520,7 @@ int main(void)
 	} tests[] = {
 #define CASE(function) { #function, function }
 		CASE(no_wake_up_is_lost),
+		CASE(a_wake_up_passes_through_a_ring),
 		CASE(asking_for_more_does_not_fill_the_ready_ring),
 		CASE(killed_peers_leave_nothing),
 		CASE(a_child_gives_up_without_effect),
