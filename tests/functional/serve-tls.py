@@ -3,7 +3,9 @@
 are read again while it serves. What is said on the wire is the conformance suite's (test_tls.py)."""
 import json
 import os
+import queue
 import re
+import select
 import shutil
 import signal
 import socket
@@ -24,9 +26,10 @@ def folder_of(name):
 
 
 class Client(nbdmini.Client):
-    """One that asks for TLS. name: of its folder of certificates, or None."""
+    """One that asks for TLS. name: of its folder of certificates, or None. in_handshake: called when
+    the server's part of the handshake is there, and the client's last one is not sent."""
 
-    def __init__(self, uri, name=None, hostname="localhost"):
+    def __init__(self, uri, name=None, hostname="localhost", in_handshake=None):
         super().__init__(uri.replace("nbds", "nbd", 1))
         try:
             self.hello()
@@ -36,10 +39,26 @@ class Client(nbdmini.Client):
             if name is not None:
                 context.load_cert_chain(folder_of(f"{name}/client-cert.pem"),
                                         folder_of(f"{name}/client-key.pem"))
-            self.sock = context.wrap_socket(self.sock, server_hostname=hostname)
+            self.sock = context.wrap_socket(self.sock, server_hostname=hostname,
+                                            do_handshake_on_connect=in_handshake is None)
+            if in_handshake is not None:
+                self.handshake_with_pause(in_handshake)
         except BaseException:
             self.close()
             raise
+
+    def handshake_with_pause(self, pause):
+        timeout = self.sock.gettimeout()
+        self.sock.setblocking(False)
+        try:
+            self.sock.do_handshake()  # no more than its hello
+        except ssl.SSLWantReadError:
+            pass
+        if select.select([self.sock], [], [], timeout)[0] == []:
+            raise TimeoutError("the server does not answer the hello")
+        pause()
+        self.sock.settimeout(timeout)
+        self.sock.do_handshake()
 
     def certificate(self):
         return self.sock.getpeercert(binary_form=True)
@@ -309,37 +328,65 @@ exports:
         errors = server.stop()[1]
         self.assertRegex(errors, "client unix:pid .* is disconnected: .*revoked")
 
-    def test_reload_during_handshakes(self):
+    def put_server_certificate(self, name, pki):
+        for part in ("cert", "key"):
+            file = f"server-{part}.pem"
+            shutil.copy(folder_of(f"{name}/{file}"), self.path("new"))
+            os.rename(self.path("new"), os.path.join(pki, file))
+
+    def test_reload_in_the_middle_of_a_handshake(self):
         pki = self.make_pki()
-        known = [certificate_in(folder_of(name)) for name in ("good", "ip-only")]
         server = self.start_reloadable(pki)
-        failures = []
-        seen = set()
+
+        def reload():
+            self.put_server_certificate("ip-only", pki)
+            self.assertEqual(self.reload(server)[0], 0)
+
+        with Client(server.uri, in_handshake=reload) as client:
+            self.assertEqual(client.certificate(), certificate_in(folder_of("good")))
+            client.go().flush()
+        with Client(server.uri, None, "127.0.0.1") as client:
+            self.assertEqual(client.certificate(), certificate_in(folder_of("ip-only")))
+        self.assertEqual(server.stop()[0], 0)
+
+    def test_reloads_while_many_connect(self):
+        names = ("good", "ip-only")
+        known = [certificate_in(folder_of(name)) for name in names]
+        pki = self.make_pki()
+        server = self.start_reloadable(pki)
+        seen = queue.SimpleQueue()
+        enough = threading.Event()
 
         def connect():
             try:
-                for _ in range(25):
+                while not enough.is_set():
                     with Client(server.uri, None, "127.0.0.1") as client:
-                        seen.add(known.index(client.certificate()))
+                        seen.put(known.index(client.certificate()))
                         client.go().flush()
             except Exception as error:  # told by the main thread
-                failures.append(error)
+                seen.put(error)
 
         threads = [threading.Thread(target=connect) for _ in range(4)]
         for thread in threads:
             thread.start()
-        turn = 0
-        while any(thread.is_alive() for thread in threads):
-            turn += 1
-            for part in ("cert", "key"):
-                name = f"server-{part}.pem"
-                shutil.copy(folder_of(f"{('good', 'ip-only')[turn % 2]}/{name}"),
-                            self.path("new"))
-                os.rename(self.path("new"), os.path.join(pki, name))
-            self.assertEqual(self.reload(server)[0], 0)
-        self.assertEqual(failures, [])
+        try:
+            for turn in range(1, 11):
+                self.put_server_certificate(names[turn % 2], pki)
+                self.assertEqual(self.reload(server)[0], 0)
+                self.await_seen(seen, turn % 2)
+        finally:
+            enough.set()
+            for thread in threads:
+                thread.join()
+        while not seen.empty():
+            self.assertIn(seen.get(), (0, 1))
         self.assertEqual(server.stop()[0], 0)
-        self.assertEqual(seen, {0, 1}, f"{turn} reloads")
+
+    def await_seen(self, seen, wanted):
+        idx = None
+        while idx != wanted:
+            idx = seen.get(timeout=60)
+            self.assertIn(idx, (0, 1))
 
     def test_nothing_to_reload(self):
         self.start_unix("null:1M", "--control", self.control_path())
