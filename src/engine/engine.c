@@ -172,6 +172,7 @@ static bool join(struct session *session)
 	list_remove(&session->ending_node);
 	list_remove(&session->node);
 	list_remove(&session->dirty_node);
+	list_remove(&session->review_node);
 	session_log(session, "has left");
 	path_client_fini(&session->client);
 	session_rates_leave(session);
@@ -553,18 +554,56 @@ void engine_drain(
 	}
 }
 
-void engine_review(struct engine *engine,
-	bool (*may_stay)(void *context, const struct session *session), void *context,
-	uint64_t deadline_ns)
+/* --- reviews ------------------------------------------------------------------------------- */
+
+static void review_post(struct engine *engine)
 {
+	if (!engine->review_posted) {
+		engine->review_posted = true;
+		ring_post(engine->ring, &engine->review_message);
+	}
+}
+
+static void review_deliver(struct ring *ring, struct ring_message *message)
+{
+	struct engine *engine = container_of(message, struct engine, review_message);
+	const struct engine_review *review = &engine->review;
+	struct list_node *node = list_pop_front(&engine->to_review);
+	struct session *session =
+		node != NULL ? list_entry(node, struct session, review_node) : NULL;
+
+	GMB_UNUSED(ring);
+	engine->review_posted = false;
+	if (session != NULL && !session->stopping && session->state != SESSION_TERMINATING &&
+		!review->may_stay(review->context, session)) {
+		engine->review_ended++;
+		engine_stop_session(session, review->deadline_ns);
+	}
+	if (!list_is_empty(&engine->to_review)) {
+		review_post(engine);
+	} else if (engine->reviewing) {
+		engine->reviewing = false;
+		review->done(review->context, review->number, engine->review_ended);
+		engine->review_ended = 0;
+	}
+}
+
+void engine_review(struct engine *engine, const struct engine_review *review)
+{
+	GMB_ASSERT(review->number >= engine->review.number);
+	engine->review = *review;
+	engine->reviewing = true;
+	engine->review_ended += engine_export_rights(engine, NULL);
 	list_for_each(node, &engine->sessions)
 	{
 		struct session *session = list_entry(node, struct session, node);
 
-		if (session->state != SESSION_TERMINATING && !may_stay(context, session)) {
-			engine_stop_session(session, deadline_ns);
+		if (session->peer.proved != NULL) {
+			list_remove(&session->review_node);
+			list_push_back(&engine->to_review, &session->review_node);
 		}
 	}
+	review_post(engine);
 }
 
 /* --- life ---------------------------------------------------------------------------------- */
@@ -637,6 +676,8 @@ int engine_create(
 	turns_init(&engine->blocked);
 	rate_room_init(&engine->rates, engine->ring);
 	list_init(&engine->ending);
+	list_init(&engine->to_review);
+	engine->review_message.deliver = review_deliver;
 	engine->batch_end.call = batch_end;
 	ring_batch_end_add(engine->ring, &engine->batch_end);
 	rc = create_memory(engine, error);
@@ -668,7 +709,7 @@ void engine_destroy(struct engine *engine)
 	}
 	rate_room_stop(&engine->rates);
 	while (engine->timer.in_flight || engine->rates.timer.in_flight ||
-		engine->closing_count > 0) {
+		engine->closing_count > 0 || engine->review_posted) {
 		ring_turn(engine->ring, true);
 	}
 	while (engine->service_count > 0) {

@@ -119,8 +119,8 @@ void engine_export_remove(struct engine *engine, struct export *export, uint64_t
 void engine_export_resized(struct engine *engine, const struct export *export);
 /* engine_rights() may give another answer than before: asks again for each session of the export
  * (NULL: of all), and tells those whose rights have changed. Requests that have begun are finished.
- * Sessions without any right are drained, and ended after ENGINE_RIGHTS_STOP_NS. */
-void engine_export_rights(struct engine *engine, const struct export *export);
+ * Sessions without any right are drained, and ended after ENGINE_RIGHTS_STOP_NS: so many. */
+uint32_t engine_export_rights(struct engine *engine, const struct export *export);
 /* export->rate or ->memory_max was set: its sessions go by it, those that wait included. */
 void engine_export_limits_changed(struct engine *engine, const struct export *export);
 /* rate_rules_set() or rate_rules_set_memory() was called: the same for sessions of identities. */
@@ -270,6 +270,7 @@ struct session {
 	struct turn blocked_turn;     /* in engine->blocked */
 	struct list_node ending_node; /* in engine->ending */
 	struct list_node barred_node; /* in engine_export.barred */
+	struct list_node review_node; /* in engine->to_review */
 };
 
 /* From kind->accept(), for memory that is all zero. The state is NEGOTIATING. */
@@ -352,6 +353,17 @@ struct engine_counters {
 
 extern const struct counter_table engine_counter_table; /* of struct engine_counters */
 
+struct engine_review {
+	/* Whether a session with a proved identity may stay. */
+	bool (*may_stay)(void *context, const struct session *session);
+	/* All were asked. ended: those that may not stay, and those that have lost all rights,
+	 * since done() was called last. */
+	void (*done)(void *context, uint64_t number, uint32_t ended);
+	void *context;
+	uint64_t number;      /* never less than that of the one before */
+	uint64_t deadline_ns; /* for what those that may not stay have begun */
+};
+
 struct engine_options {
 	struct ring *ring;
 	const struct session_kind *const *kinds; /* borrowed while the engine exists */
@@ -394,6 +406,12 @@ struct engine {
 	struct rate_room rates;
 	struct list_node rate_identities; /* struct engine_identity: those with sessions here */
 	struct list_node ending;
+	struct engine_review review; /* the last one */
+	struct list_node to_review;  /* sessions that it has not asked */
+	struct ring_message review_message;
+	bool review_posted;
+	bool reviewing; /* review.done() was not called */
+	uint32_t review_ended;
 	bool limits_released; /* a request ended since the last look at blocked */
 	struct ring_batch_end batch_end;
 	struct wait_policy wait_policy;
@@ -418,11 +436,11 @@ void engine_destroy(struct engine *engine);
 /* Takes the endpoint on every path. When a limit refuses it, it is closed and counted. */
 void engine_accept(struct engine *engine, const struct endpoint *endpoint);
 
-/* Asks of every session whether it may stay, and drains those that may not: what they have begun is
- * answered, unless it takes longer than deadline_ns. */
-void engine_review(struct engine *engine,
-	bool (*may_stay)(void *context, const struct session *session), void *context,
-	uint64_t deadline_ns);
+/* engine_export_rights() of all exports. Then asks of every session whether it may stay, and drains
+ * those that may not: one in each turn of the ring, because an answer may take a millisecond. Who
+ * has not identified its peer yet is not asked. A review that is not finished goes on as the new
+ * one, and is done with it. */
+void engine_review(struct engine *engine, const struct engine_review *review);
 
 /* kind->listen() and kind->listen_end(), for a kind that has them. The door is borrowed until the
  * end of the listener. */

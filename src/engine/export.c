@@ -415,8 +415,10 @@ void engine_identity_limits_changed(struct engine *engine)
 	}
 }
 
-void engine_export_rights(struct engine *engine, const struct export *export)
+uint32_t engine_export_rights(struct engine *engine, const struct export *export)
 {
+	uint32_t ended = 0;
+
 	list_for_each(node, &engine->sessions)
 	{
 		struct session *session = user_of(export, node);
@@ -427,6 +429,7 @@ void engine_export_rights(struct engine *engine, const struct export *export)
 		}
 		session->rights = rights;
 		if (rights == 0) {
+			ended += !session->stopping;
 			session_log(session, "has lost its rights on");
 			engine_stop_session(session, ENGINE_RIGHTS_STOP_NS);
 		} else {
@@ -434,6 +437,7 @@ void engine_export_rights(struct engine *engine, const struct export *export)
 			tell(session, EXPORT_RIGHTS);
 		}
 	}
+	return ended;
 }
 
 struct engine_export *engine_export_find(struct engine *engine, const void *name, uint32_t bytes)

@@ -168,6 +168,7 @@ void session_init(struct session *session, struct engine *engine, const struct e
 	path_client_init(&session->client, engine->path, &session->of_peer->path);
 	list_init(&session->ending_node);
 	list_init(&session->barred_node);
+	list_init(&session->review_node);
 	session->progress_ns = ring_now_ns(engine->ring);
 	session->deadline_ns = session->progress_ns + engine->limits.handshake_timeout_ns;
 	session->state = SESSION_NEGOTIATING;

@@ -17,6 +17,11 @@ struct reactor {
 
 	uint64_t drain_deadline_ns;
 	struct ring_message drain_message;
+
+	struct engine_review review; /* but for the number, set before the first is posted */
+	_Atomic uint64_t review_number;
+	atomic_bool review_posted;
+	struct ring_message review_message;
 };
 
 /* A connection on its way to its reactor. */
@@ -177,6 +182,31 @@ void reactor_drain(struct reactor *reactor, uint64_t deadline_ns)
 	reactor->drain_deadline_ns = deadline_ns;
 	reactor->drain_message.deliver = deliver_drain;
 	ring_post(reactor->ring, &reactor->drain_message);
+}
+
+static void deliver_review(struct ring *ring, struct ring_message *message)
+{
+	struct reactor *reactor = container_of(message, struct reactor, review_message);
+	struct engine_review review = reactor->review;
+
+	GMB_UNUSED(ring);
+	/* Acquire and release: who finds it set before has changed what we look at from here on. */
+	atomic_exchange_explicit(&reactor->review_posted, false, memory_order_acq_rel);
+	review.number = atomic_load_explicit(&reactor->review_number, memory_order_relaxed);
+	engine_review(reactor->engine, &review);
+}
+
+void reactor_review(struct reactor *reactor, const struct engine_review *review)
+{
+	if (reactor->review_message.deliver == NULL) {
+		reactor->review_message.deliver = deliver_review;
+		reactor->review = *review;
+	}
+	atomic_store_explicit(&reactor->review_number, review->number, memory_order_relaxed);
+	/* Pairs with that in deliver_review(). */
+	if (!atomic_exchange_explicit(&reactor->review_posted, true, memory_order_acq_rel)) {
+		ring_post(reactor->ring, &reactor->review_message);
+	}
 }
 
 struct reactor_call {

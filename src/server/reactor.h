@@ -53,6 +53,11 @@ void reactor_accept(struct reactor *reactor, const struct endpoint *endpoint);
 /* Finishes what is in flight and ends all sessions, after deadline_ns by force. Once. */
 void reactor_drain(struct reactor *reactor, uint64_t deadline_ns);
 
+/* engine_review() on the reactor's thread, as soon as it looks: one that hangs now does it when it
+ * goes on. Asked for again before that: only the last one is done. From one thread, with the same
+ * functions and context each time. */
+void reactor_review(struct reactor *reactor, const struct engine_review *review);
+
 /* Calls call on the reactor's thread, between two of its turns, and waits for it. -ETIMEDOUT: a
  * turn takes very long (a disk hangs), and call was not and will not be called; -ENOMEM. */
 GMB_MUST_CHECK int reactor_call(

@@ -7,14 +7,17 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/clock.h"
+#include "base/bytes.h"
 #include "base/log.h"
 
 #define LOOK_S	 60
 #define DRAIN_NS UINT64_C(10000000000) /* for requests of those who are not believed any more */
+#define REVIEW_S 5		       /* for reactors to look at their connections */
 #define JOIN_S	 5
 
 enum { NAME_SHOWN_BYTES = 120 };
+
+_Static_assert(REVIEW_S < LOOK_S, "one look is over before the next");
 
 /* What was read, and not used yet. */
 struct reload_news {
@@ -24,13 +27,30 @@ struct reload_news {
 
 enum reload_state {
 	RELOAD_IDLE,
-	RELOAD_READING, /* the thread works, without the lock */
-	RELOAD_READ,	/* the main thread is to use it */
+	RELOAD_READING,	  /* the thread works, without the lock */
+	RELOAD_READ,	  /* the main thread is to use it */
+	RELOAD_REVIEWING, /* the thread waits for the reactors */
+	RELOAD_REVIEWED,  /* the main thread is to say what came of it */
+	RELOAD_STATE_COUNT
+};
+
+static const uint32_t reload_edges[RELOAD_STATE_COUNT] = {
+	[RELOAD_IDLE] = BIT(RELOAD_READING),
+	[RELOAD_READING] = BIT(RELOAD_READ) | BIT(RELOAD_IDLE),
+	[RELOAD_READ] = BIT(RELOAD_REVIEWING) | BIT(RELOAD_REVIEWED),
+	[RELOAD_REVIEWING] = BIT(RELOAD_REVIEWED),
+	[RELOAD_REVIEWED] = BIT(RELOAD_IDLE),
 };
 
 struct waiter {
 	struct control_client *client;
 	uint64_t turn; /* the first whose files were read after it asked */
+};
+
+/* Of one reactor. */
+struct reviewer {
+	struct reload *reload;
+	uint64_t turn; /* under the lock: by whose files it has looked at all connections */
 };
 
 struct reload {
@@ -48,12 +68,22 @@ struct reload {
 	int result;
 	struct error error;
 	struct reload_news news;
+	struct reviewer *reviewers; /* one for each reactor */
+	uint32_t ended;		    /* connections, since it was said last */
 
 	/* Main thread. */
 	struct waiter waiters[CONTROL_CLIENTS_MAX];
 	uint32_t waiter_count;
 	char complaint[ERROR_TEXT_BYTES]; /* logged last; the same is not said every minute */
 };
+
+/* With the lock. */
+static void set_state(struct reload *reload, enum reload_state state)
+{
+	GMB_ASSERT((reload_edges[reload->state] & BIT(state)) != 0);
+	reload->state = state;
+	pthread_cond_signal(&reload->changed);
+}
 
 /* --- reading and using ----------------------------------------------------------------------- */
 
@@ -137,80 +167,92 @@ static void use_rules(struct reload *reload, struct access **rules)
 	free(rules);
 }
 
-/* Of all engines, one after the other. */
-struct review {
-	uint32_t ended;
-	struct log_limit log_limit;
-};
-
 /* On a reactor's thread. */
 static bool may_stay(void *context, const struct session *session)
 {
-	struct review *review = context;
+	struct engine *engine = session->engine;
 	struct tls_context *tls;
 	struct error error;
 	int rc;
 
-	if (session->peer.proved == NULL || session->stopping) {
-		return true;
-	}
+	GMB_UNUSED(context);
 	tls = tls_policy_context(session->tls);
 	rc = tls_context_recheck(tls, session->peer.proved, &error);
 	tls_context_put(tls);
 	if (rc < 0) {
-		log_limited(&review->log_limit, clock_now_ns(), LOG_LEVEL_WARNING,
+		log_limited(&engine->log_limit, ring_batch_ns(engine->ring), LOG_LEVEL_WARNING,
 			"client %s, %s, is disconnected: %s", session->peer.text,
 			session->peer.proved->text, error.text);
-		review->ended++;
 	}
 	return rc == 0;
 }
 
-static void review_sessions(struct engine *engine, void *context)
+/* The same. */
+static void reviewed(void *context, uint64_t turn, uint32_t ended)
 {
-	engine_export_rights(engine, NULL);
-	engine_review(engine, may_stay, context, DRAIN_NS);
+	struct reviewer *reviewer = context;
+	struct reload *reload = reviewer->reload;
+
+	pthread_mutex_lock(&reload->lock);
+	reviewer->turn = turn;
+	reload->ended += ended;
+	pthread_cond_signal(&reload->changed);
+	pthread_mutex_unlock(&reload->lock);
 }
 
-/* All that was read takes effect, for connections that exist, too. */
-static int reload_apply(
-	struct reload *reload, struct reload_news *news, uint32_t *ended, struct error *error)
+/* All that was read takes effect, for connections that exist, too. A reactor that hangs looks at
+ * its own when it goes on. */
+static void reload_apply(struct reload *reload, struct reload_news *news, uint64_t turn)
 {
-	struct review review = { 0 };
-	int result = 0;
-
 	credentials_use(reload->options.credentials, news->credentials);
 	if (news->rules != NULL) {
 		use_rules(reload, news->rules);
 	}
 	*news = (struct reload_news){ 0 };
 	for (uint32_t i = 0; i < reload->options.reactor_count; i++) {
-		int rc = reactor_call(reload->options.reactors[i], review_sessions, &review);
+		const struct engine_review review = {
+			.may_stay = may_stay,
+			.done = reviewed,
+			.context = &reload->reviewers[i],
+			.number = turn,
+			.deadline_ns = DRAIN_NS,
+		};
 
-		if (rc < 0) {
-			result = error_set(error, rc,
-				"new connections use what was read, but not all that exist could "
-				"be looked at: %s",
-				rc == -ETIMEDOUT ? "a thread of the server does not answer"
-						 : strerror(-rc));
-		}
+		reactor_review(reload->options.reactors[i], &review);
 	}
-	*ended = review.ended;
-	return result;
+}
+
+/* Reactors that have not looked at all their connections. With the lock. */
+static uint32_t count_behind(const struct reload *reload)
+{
+	uint32_t count = 0;
+
+	for (uint32_t i = 0; i < reload->options.reactor_count; i++) {
+		count += reload->reviewers[i].turn < reload->turn;
+	}
+	return count;
 }
 
 /* --- the thread ------------------------------------------------------------------------------ */
+
+static struct timespec seconds_from_now(time_t seconds)
+{
+	struct timespec until;
+
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	until.tv_sec += seconds;
+	return until;
+}
 
 /* Waits until there is something to do, or for a look. With the lock. */
 static void wait_for_work(struct reload *reload)
 {
 	bool looks = credentials_count(reload->options.credentials) > 0;
-	struct timespec until;
+	struct timespec until = seconds_from_now(LOOK_S);
 	int rc = 0;
 
-	clock_gettime(CLOCK_MONOTONIC, &until);
-	until.tv_sec += LOOK_S;
-	while (!reload->stopping && rc == 0 && (reload->state != RELOAD_IDLE || !reload->asked)) {
+	while (!reload->stopping && rc == 0 && reload->state != RELOAD_REVIEWING &&
+		(reload->state != RELOAD_IDLE || !reload->asked)) {
 		rc = looks ? pthread_cond_timedwait(&reload->changed, &reload->lock, &until)
 			   : pthread_cond_wait(&reload->changed, &reload->lock);
 	}
@@ -224,13 +266,13 @@ static void work(struct reload *reload)
 	bool asked = reload->asked;
 	int rc;
 
-	reload->state = RELOAD_READING;
+	set_state(reload, RELOAD_READING);
 	reload->asked = false;
 	reload->turn++;
 	pthread_mutex_unlock(&reload->lock);
 	if (!asked && !credentials_are_stale(reload->options.credentials)) {
 		pthread_mutex_lock(&reload->lock);
-		reload->state = RELOAD_IDLE;
+		set_state(reload, RELOAD_IDLE);
 		return;
 	}
 	rc = reload_read(reload, asked, &news, &error);
@@ -239,7 +281,28 @@ static void work(struct reload *reload)
 	reload->result = rc;
 	reload->error = error;
 	reload->news = news;
-	reload->state = RELOAD_READ;
+	set_state(reload, RELOAD_READ);
+	reload->options.wake(reload->options.context);
+}
+
+/* With the lock. */
+static void wait_for_reactors(struct reload *reload)
+{
+	struct timespec until = seconds_from_now(REVIEW_S);
+	uint32_t behind;
+	int rc = 0;
+
+	while ((behind = count_behind(reload)) > 0 && !reload->stopping && rc == 0) {
+		rc = pthread_cond_timedwait(&reload->changed, &reload->lock, &until);
+	}
+	reload->result = 0;
+	if (behind > 0) {
+		reload->result = error_set(&reload->error, -ETIMEDOUT,
+			"new connections use what was read, but %u of %u threads of the server "
+			"have not looked at all of theirs; they go on with it",
+			behind, reload->options.reactor_count);
+	}
+	set_state(reload, RELOAD_REVIEWED);
 	reload->options.wake(reload->options.context);
 }
 
@@ -254,6 +317,8 @@ static void *run(void *context)
 		wait_for_work(reload);
 		if (!reload->stopping && reload->state == RELOAD_IDLE) {
 			work(reload);
+		} else if (!reload->stopping && reload->state == RELOAD_REVIEWING) {
+			wait_for_reactors(reload);
 		}
 	}
 	pthread_mutex_unlock(&reload->lock);
@@ -324,9 +389,21 @@ static void say(
 	}
 }
 
+/* With the lock, which is released meanwhile. */
+static void use_news(struct reload *reload)
+{
+	struct reload_news news = reload->news;
+	uint64_t turn = reload->turn;
+
+	reload->news = (struct reload_news){ 0 };
+	set_state(reload, RELOAD_REVIEWING);
+	pthread_mutex_unlock(&reload->lock);
+	reload_apply(reload, &news, turn);
+	pthread_mutex_lock(&reload->lock);
+}
+
 void reload_finish(struct reload *reload)
 {
-	struct reload_news news;
 	struct error error;
 	uint32_t ended = 0;
 	uint64_t turn;
@@ -334,24 +411,27 @@ void reload_finish(struct reload *reload)
 	int rc;
 
 	pthread_mutex_lock(&reload->lock);
-	if (reload->state != RELOAD_READ) {
+	rc = reload->result;
+	if (reload->state == RELOAD_READ && rc == 0) {
+		use_news(reload); /* and is called again */
+	} else if (reload->state == RELOAD_READ) {
+		error_prefix(&reload->error, "reload failed, and everything stays as it was");
+		set_state(reload, RELOAD_REVIEWED);
+	}
+	if (reload->state != RELOAD_REVIEWED) {
 		pthread_mutex_unlock(&reload->lock);
 		return;
 	}
-	news = reload->news;
-	reload->news = (struct reload_news){ 0 };
-	error = reload->error;
 	rc = reload->result;
+	error = reload->error;
 	asked = reload->was_asked_for;
 	turn = reload->turn;
-	reload->state = RELOAD_IDLE;
-	pthread_cond_signal(&reload->changed);
-	pthread_mutex_unlock(&reload->lock);
 	if (rc == 0) {
-		rc = reload_apply(reload, &news, &ended, &error);
-	} else {
-		error_prefix(&error, "reload failed, and everything stays as it was");
+		ended = reload->ended;
+		reload->ended = 0;
 	}
+	set_state(reload, RELOAD_IDLE);
+	pthread_mutex_unlock(&reload->lock);
 	say(reload, asked, rc, &error, ended);
 	answer(reload, turn, rc, &error, ended);
 }
@@ -402,6 +482,14 @@ int reload_create(
 		return error_set(error, -ENOMEM, "no memory to reload anything");
 	}
 	reload->options = *options;
+	reload->reviewers = calloc(options->reactor_count, sizeof(struct reviewer));
+	if (reload->reviewers == NULL) {
+		free(reload);
+		return error_set(error, -ENOMEM, "no memory to reload anything");
+	}
+	for (uint32_t i = 0; i < options->reactor_count; i++) {
+		reload->reviewers[i].reload = reload;
+	}
 	pthread_mutex_init(&reload->lock, NULL);
 	pthread_condattr_init(&monotonic);
 	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
@@ -411,6 +499,7 @@ int reload_create(
 	if (code != 0) {
 		pthread_cond_destroy(&reload->changed);
 		pthread_mutex_destroy(&reload->lock);
+		free(reload->reviewers);
 		free(reload);
 		return error_set(error, -code, "cannot start a thread: %s", strerror(code));
 	}
@@ -446,6 +535,7 @@ bool reload_destroy(struct reload *reload)
 	reload_drop(reload, &reload->news);
 	pthread_cond_destroy(&reload->changed);
 	pthread_mutex_destroy(&reload->lock);
+	free(reload->reviewers);
 	free(reload);
 	return true;
 }

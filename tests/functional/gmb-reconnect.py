@@ -148,6 +148,28 @@ class UnixReconnect(support.Case):
         self.assertEqual(output.count("done c "), 3, output)
         self.assertIn("\nstats c 0 0 ", output)
 
+    def test_rules_of_access_are_read_again(self):
+        config, control = self.path("conf"), self.path("control")
+
+        def write(rights):
+            with open(config, "w", encoding="utf-8") as file:
+                file.write(f"exports:\n- {{name: '', path: {self.image}, access: [{rights}]}}\n")
+
+        def reload(rights, ended):
+            write(rights)
+            code, output, errors = self.run_gmblock("reload", control)
+            self.assertEqual((code, errors), (0, ""))
+            self.assertTrue(output.endswith(f"connections ended: {ended}\n"), output)
+
+        for rights, ended, read in (("ro", 0, r"0 [0-9a-f]+ "), ("none", 1, "-[0-9]+ ")):
+            write("rw")
+            server = self.start("--listen", self.listen, "--config", config, "--control", control)
+            output = self.drive(server, f"flags={NO_RECONNECT}", "write c 0 4096 0", "wait",
+                                "read c 0 4096 0", meanwhile=lambda: reload(rights, ended))
+            self.assertRegex(output, r"done c 0 write -[0-9]+ ")
+            self.assertRegex(output, "done c 1 read " + read)
+            self.assertEqual(server.stop()[0], 0)
+
     def test_memory_is_given_back(self):
         """The server's descriptors and mappings do not grow with clients that came and went."""
         # Each thread makes what it needs with its first client, and keeps it.

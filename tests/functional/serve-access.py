@@ -293,9 +293,9 @@ class Reload(Access):
 
     def reload(self, *rules, status=0, **options):
         self.write(*rules, **options)
-        code, _, errors = self.run_gmblock("reload", self.control)
+        code, output, errors = self.run_gmblock("reload", self.control)
         self.assertEqual(code, status, errors)
-        return errors
+        return errors or output
 
     def test_more_and_fewer_rights(self):
         server = self.serve("{address: 127.0.0.1, rights: rw}", "{address: 127.0.0.2, rights: ro}")
@@ -309,7 +309,7 @@ class Reload(Access):
                 first.write(0, b"two")
             self.assertEqual(first.read(0, 3), b"one")
             second.write(0, b"two") # whoever knows a connection, and not its flags, may
-            self.reload("{address: 127.0.0.2, rights: rw}")
+            self.assertIn("connections ended: 1", self.reload("{address: 127.0.0.2, rights: rw}"))
             self.assertTrue(first.at_end())
             self.assertEqual(second.read(0, 3), b"two")
             with nbdmini.Client(server.uri) as third, self.assertRaises(nbdmini.OptionRefused):

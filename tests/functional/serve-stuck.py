@@ -14,20 +14,24 @@ OFFSET = 8192
 
 
 class Stuck(support.Case):
-    def start_stuck(self, pass_fds=(), **variables):
+    def make_disk(self):
+        return self.make_file("disk.img", bytes(1 << 16))
+
+    def start_stuck(self, pass_fds=(), config=None, **variables):
         """A server of one thread, which hangs."""
         told, tells = os.pipe()
         self.addCleanup(os.close, told)
         environment = dict(os.environ, LD_PRELOAD=STUCK, STUCK_OFFSET=str(OFFSET),
                            STUCK_FD=str(tells), **variables)
         server = self.start_unix("--threads", "1", "--control", self.path("control"),
-                                 self.make_file("disk.img", bytes(1 << 16)), env=environment,
-                                 pass_fds=[tells, *pass_fds])
+                                 *(("--config", config) if config else (self.make_disk(),)),
+                                 env=environment, pass_fds=[tells, *pass_fds])
         os.close(tells)
         client = nbdmini.open_export(server.uri)
         self.addCleanup(client.close)
         client.send_request(nbdmini.CMD_WRITE, 1, OFFSET, 512, bytes(512))
         self.assertEqual(os.read(told, 1), b"\0")
+        self.client = client
         return server
 
     def ask(self, question):
@@ -53,6 +57,27 @@ class Stuck(support.Case):
         code, errors = server.wait()
         self.assertEqual(code, 1)
         self.assertIn("stopped at once", errors)
+
+    def test_a_thread_that_goes_on_withdraws_rights(self):
+        config = self.path("conf")
+
+        def write(rights):
+            with open(config, "w", encoding="utf-8") as file:
+                file.write(f"exports:\n- name: ''\n  path: {self.make_disk()}\n  access: [{rights}]\n")
+
+        write("rw")
+        until, go_on = os.pipe()
+        self.addCleanup(os.close, until)
+        self.start_stuck([until], config, STUCK_UNTIL_FD=str(until))
+        write("none")
+        code, _, errors = self.run_gmblock("reload", self.path("control"))
+        self.assertEqual(code, 1)
+        self.assertIn("1 of 1 threads of the server have not looked", errors)
+        os.close(go_on)
+        self.client.receive(16) # that the bytes were written
+        self.assertTrue(self.client.at_end())
+        code, output, errors = self.run_gmblock("reload", self.path("control"))
+        self.assertEqual((code, errors), (0, ""))
 
     def test_a_stop_takes_ten_seconds_at_most(self):
         """The time that the manual gives. No wait is seen through: its limit is what counts."""

@@ -2,6 +2,7 @@
 /*
  * Preloaded into a program under test (LD_PRELOAD): a disk that hangs. Whoever writes to a file at
  * the offset STUCK_OFFSET never comes back, after a byte to the descriptor STUCK_FD has told of it.
+ * With STUCK_UNTIL_FD, it comes back when there is something to read from that, or its end.
  * With STUCK_POLL_FD, a poll() that has a limit does not wait for it: the limit is written there, a
  * line in milliseconds, and has passed.
  *
@@ -20,11 +21,13 @@ EXPORTED ssize_t pwrite64(int fd, const void *data, size_t bytes, off_t offset)
 {
 	const char *stuck_offset = getenv("STUCK_OFFSET");
 	const char *stuck_fd = getenv("STUCK_FD");
+	const char *until_fd = getenv("STUCK_UNTIL_FD");
 	struct iovec part = { .iov_len = bytes };
+	char byte;
 
 	if (stuck_offset != NULL && stuck_fd != NULL && offset == strtoll(stuck_offset, NULL, 10) &&
 		write((int)strtol(stuck_fd, NULL, 10), "", 1) == 1) {
-		for (;;) {
+		while (until_fd == NULL || read((int)strtol(until_fd, NULL, 10), &byte, 1) < 0) {
 			pause();
 		}
 	}

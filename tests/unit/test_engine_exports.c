@@ -541,13 +541,113 @@ static void test_a_connection_is_replaced_by_its_own_peer(void **state)
 	world_end(&world);
 }
 
-/* Connections that say nothing, or one byte of the flags, which begin with zeroes. The last ones
- * stay; each is closed once it was seen. */
 static struct session *newest(const struct world *world)
 {
 	return list_entry(world->engine->sessions.prev, struct session, node);
 }
 
+/* --- reviews ------------------------------------------------------------------------------- */
+
+struct reviewed {
+	uint64_t number;
+	uint32_t ended;
+	uint32_t asked;
+	uint32_t done;
+};
+
+static bool is_even(void *context, const struct session *session)
+{
+	struct reviewed *seen = context;
+
+	seen->asked++;
+	return session->peer.proved->principal[0] % 2 == 0;
+}
+
+static void note_review(void *context, uint64_t number, uint32_t count)
+{
+	struct reviewed *seen = context;
+
+	seen->number = number;
+	seen->ended += count;
+	seen->done++;
+}
+
+static void review(struct world *world, struct reviewed *seen, uint64_t number)
+{
+	const struct engine_review review = {
+		.may_stay = is_even,
+		.done = note_review,
+		.context = seen,
+		.number = number,
+		.deadline_ns = DEADLINE_NS,
+	};
+
+	engine_review(world->engine, &review);
+}
+
+/* To the end of the review, which asks one session in each turn. */
+static void run_review(const struct reviewed *seen, uint32_t done)
+{
+	while (seen->done < done) {
+		uint32_t before = seen->asked;
+
+		assert_true(sim_step());
+		assert_in_range(seen->asked, before, before + 1);
+	}
+}
+
+static void open_as(struct world *world, struct client *client, uint8_t number)
+{
+	client_connect(world, client);
+	wait_for(client, sizeof(struct nbd_wire_greeting));
+	if (number != 0) {
+		encrypt(newest(world), number);
+	}
+	client_choose(client, "");
+	wait_for(client, TALK_HELLO_BYTES);
+	client->got = 0;
+}
+
+static void test_a_review_ends_those_that_may_not_stay(void **state)
+{
+	static const uint8_t numbers[] = { 2, 1, 0, 3, 4, 5 };
+	struct client clients[ARRAY_COUNT(numbers)];
+	struct reviewed seen = { 0 };
+	struct world world;
+
+	(void)state;
+	world_begin(&world, 16, 64);
+	for (size_t i = 0; i < ARRAY_COUNT(numbers); i++) {
+		open_as(&world, &clients[i], numbers[i]);
+	}
+	review(&world, &seen, 1);
+	review(&world, &seen, 2); /* and all is asked again, or for the first time */
+	run_review(&seen, 1);
+	assert_int_equal(seen.number, 2);
+	assert_int_equal(seen.asked, 5);
+	assert_int_equal(seen.ended, 3);
+	for (size_t i = 0; i < ARRAY_COUNT(numbers); i++) {
+		if (numbers[i] % 2 != 0) {
+			run_until_closed(&clients[i]);
+		} else {
+			assert_int_equal(
+				error_of(&clients[i], NBD_CMD_READ, 0, READ_BYTES), NBD_SUCCESS);
+		}
+	}
+	/* Nobody is asked who has gone. */
+	review(&world, &seen, 3);
+	sim_socket_close(clients[0].fd);
+	run_review(&seen, 2);
+	assert_int_equal(seen.ended, 3);
+	sim_socket_close(clients[2].fd);
+	sim_socket_close(clients[4].fd);
+	world_end(&world);
+}
+
+/* --- floods -------------------------------------------------------------------------------- */
+
+/* Connections that say nothing, or one byte of the flags, which begin with zeroes. The last ones
+ * stay; each is closed once it was seen. */
 static void flood(struct world *world, uint8_t host, bool they_speak)
 {
 	static struct client strangers[FLOOD];
@@ -635,6 +735,7 @@ int main(void)
 		cmocka_unit_test(test_rules_decide_and_are_replaced),
 		cmocka_unit_test(test_hidden_exports_are_passed_over),
 		cmocka_unit_test(test_a_connection_is_replaced_by_its_own_peer),
+		cmocka_unit_test(test_a_review_ends_those_that_may_not_stay),
 		cmocka_unit_test(test_slow_handshakes_survive_a_flood),
 		cmocka_unit_test(test_an_identified_newcomer_survives_a_flood),
 	};
