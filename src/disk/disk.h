@@ -104,6 +104,18 @@ GMB_MUST_CHECK int disk_discard(int fd, bool is_block, uint64_t offset, uint64_t
 GMB_MUST_CHECK int disk_zero(
 	int fd, bool is_block, uint64_t offset, uint64_t length, bool may_unmap, bool fast);
 
+/* --- copies between files -------------------------------------------------------------------- */
+
+/* The range of a file shares the blocks of a range of another, or of itself, until one of them is
+ * written. -EOPNOTSUPP: the file system cannot do that; -EXDEV: not with these files, or not in
+ * that place. */
+GMB_MUST_CHECK int disk_clone(
+	int source_fd, uint64_t source_offset, int fd, uint64_t offset, uint64_t length);
+/* Has the kernel copy between two files. Returns the bytes copied, fewer than length perhaps; 0:
+ * the source ends there. -EOPNOTSUPP as above. length <= 1 GiB. */
+GMB_MUST_CHECK int disk_copy(
+	int source_fd, uint64_t source_offset, int fd, uint64_t offset, uint64_t length);
+
 /* --- the page cache as memory ---------------------------------------------------------------- */
 
 /*

@@ -662,3 +662,43 @@ int disk_zero(int fd, bool is_block, uint64_t offset, uint64_t length, bool may_
 	}
 	return range_ioctl(fd, BLKZEROOUT, offset, length);
 }
+
+/* --- copies between files -------------------------------------------------------------------- */
+
+static int copy_error(int code)
+{
+	switch (code) {
+	case ENOTTY:
+	case ENOSYS:
+	case EOPNOTSUPP:
+		return -EOPNOTSUPP;
+	case EINVAL:
+	case EXDEV:
+	case ETXTBSY:
+	case EPERM:
+		return -EXDEV;
+	default:
+		return -code;
+	}
+}
+
+int disk_clone(int source_fd, uint64_t source_offset, int fd, uint64_t offset, uint64_t length)
+{
+	struct file_clone_range range = {
+		.src_fd = source_fd,
+		.src_offset = source_offset,
+		.src_length = length,
+		.dest_offset = offset,
+	};
+
+	return ioctl(fd, FICLONERANGE, &range) == 0 ? 0 : copy_error(errno);
+}
+
+int disk_copy(int source_fd, uint64_t source_offset, int fd, uint64_t offset, uint64_t length)
+{
+	off_t from = (off_t)source_offset;
+	off_t to = (off_t)offset;
+	ssize_t bytes = copy_file_range(source_fd, &from, fd, &to, length, 0);
+
+	return bytes >= 0 ? (int)bytes : copy_error(errno);
+}

@@ -425,7 +425,10 @@ int session_admit(
 	}
 	if (!range_inside(request->offset, request->length, session->export_bytes)) {
 		*text = "the range runs past the end of the export";
-		return request->op == STORE_WRITE || request->op == STORE_ZERO ? -ENOSPC : -EINVAL;
+		return request->op == STORE_WRITE || request->op == STORE_ZERO ||
+				       request->op == STORE_COPY
+			       ? -ENOSPC
+			       : -EINVAL;
 	}
 	return 0;
 }
@@ -450,6 +453,7 @@ uint64_t engine_request_bytes(const struct session *session, enum store_op op, u
 	case STORE_FLUSH:
 	case STORE_TRIM:
 	case STORE_EXTENTS:
+	case STORE_COPY: /* by parts, see copy.h */
 	case STORE_OP_COUNT:
 	default:
 		return 0;

@@ -570,6 +570,7 @@ static bool part_submit(struct path_stream *stream, uint64_t length, bool page_c
 	part->progress_step = request->progress_step;
 	part->extents = request->op == STORE_EXTENTS ? (void *)mem_cpu_write(stream->memory) : NULL;
 	part->extent_max = request->extent_max;
+	part->copy = request->copy;
 	if (page_cache && !store_page_cache_ref(request->export->queue, part)) {
 		return false;
 	}
@@ -813,6 +814,7 @@ void path_start(struct path *path, struct path_request *request)
 	case STORE_TRIM:
 	case STORE_ZERO:
 	case STORE_CACHE:
+	case STORE_COPY:
 		start_plain(request);
 		break;
 	case STORE_OP_COUNT:

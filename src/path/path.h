@@ -141,6 +141,7 @@ struct path_request {
 	uint64_t length;
 	struct store_hints hints;
 	uint32_t extent_max;	/* STORE_EXTENTS: at most so many, 1 to PATH_EXTENTS_MAX */
+	struct store_copy copy; /* STORE_COPY: its source is open until the request is idle */
 	uint64_t window_bytes;	/* payload memory it may hold at once; one part it always may */
 	bool ascending;		/* fragments in order of their offset */
 	bool whole;		/* no fragment is wanted before all bytes are valid */

@@ -644,6 +644,45 @@ int disk_zero(int fd, bool is_block, uint64_t offset, uint64_t length, bool may_
 	return range_zero(disk, offset, length, may_unmap && !disk->options.no_discard);
 }
 
+int disk_clone(int source_fd, uint64_t source_offset, int fd, uint64_t offset, uint64_t length)
+{
+	check_may_block();
+	GMB_UNUSED(source_fd);
+	GMB_UNUSED(source_offset);
+	GMB_UNUSED(fd);
+	GMB_UNUSED(offset);
+	GMB_UNUSED(length);
+	return -EOPNOTSUPP; /* as most file systems say */
+}
+
+int disk_copy(int source_fd, uint64_t source_offset, int fd, uint64_t offset, uint64_t length)
+{
+	const struct sim_faults *faults = &sim_world.options.faults;
+	struct sim_disk *source = sim_disk_file(source_fd)->disk;
+	struct sim_disk *disk = sim_disk_file(fd)->disk;
+	uint8_t bounce[SIM_PAGE_BYTES];
+	int error = sim_disk_fault(disk, SIM_FAULT_RANGE, offset, length, faults->range_error_ppm,
+		faults->no_space_ppm);
+
+	check_may_block();
+	if (error != 0) {
+		return error;
+	}
+	if (source_offset >= source->size) {
+		return 0;
+	}
+	length = MIN(length, source->size - source_offset);
+	length -= sim_random() % (length / 2 + 1); /* it may copy less than was asked for */
+	for (uint64_t done = 0; done < length;) {
+		size_t bytes = (size_t)MIN(length - done, (uint64_t)sizeof(bounce));
+
+		sim_cache_read(source, source_offset + done, bounce, bytes);
+		sim_cache_write(disk, offset + done, bounce, bytes);
+		done += bytes;
+	}
+	return (int)length;
+}
+
 /* --- operations on disks -------------------------------------------------------------------- */
 
 void ring_read(struct ring *ring, struct ring_op *op, struct ring_file file, struct mem_ref memory,

@@ -72,6 +72,10 @@ static void part_begin(struct store_queue *queue, struct store_part *part)
 	if (part->op == STORE_READ || part->op == STORE_WRITE) {
 		GMB_ASSERT(part->length <= PART_BYTES_MAX);
 	}
+	if (part->op == STORE_COPY) {
+		GMB_ASSERT(part->length <= STORE_COPY_BYTES_MAX);
+		GMB_ASSERT(part->copy.source->ops == queue->store->ops);
+	}
 	if (part->op == STORE_EXTENTS) {
 		GMB_ASSERT(part->extents != NULL);
 		GMB_ASSERT(part->extent_max > 0);

@@ -288,6 +288,9 @@ void file_resume(struct store_part *part)
 	case STORE_ZERO:
 		file_zero_resume(part);
 		break;
+	case STORE_COPY:
+		file_copy(part);
+		break;
 	case STORE_FLUSH:
 	case STORE_TRIM:
 	case STORE_CACHE:
@@ -329,6 +332,9 @@ static void file_submit(struct store_queue *queue, struct store_part *part)
 		break;
 	case STORE_EXTENTS:
 		file_extents(part);
+		break;
+	case STORE_COPY:
+		file_copy(part);
 		break;
 	case STORE_OP_COUNT:
 		GMB_ASSERT(false);
@@ -646,6 +652,7 @@ static const struct store_ops file_ops = {
 	.page_cache_refusal = file_page_cache_refusal,
 	.size = file_size,
 	.counters = &file_counters,
+	.copy_ways = file_copy_ways,
 	.barrier = file_barrier,
 };
 

@@ -33,6 +33,8 @@ enum file_unsupported {
 	FILE_NO_PUNCH = 1 << 1,	     /* zero by making a hole; devices: fast */
 	FILE_NO_ZERO_RANGE = 1 << 2, /* zero that stays provisioned; devices: fast */
 	FILE_NO_DEVICE_ZERO = 1 << 3,
+	FILE_NO_CLONE = 1 << 4,
+	FILE_NO_COPY_RANGE = 1 << 5,
 };
 
 /* A descriptor to be closed; allocated with its queue, so that destroying cannot fail. */
@@ -149,6 +151,12 @@ void file_zero_resume(struct store_part *part);
 void file_page_cache_init(struct file_store *store);
 bool file_page_cache_ref(struct store_queue *queue, struct store_part *part);
 const char *file_page_cache_refusal(struct store *store);
+
+/* file_copy.c */
+
+uint32_t file_copy_ways(struct store *target, struct store *source, uint64_t *clone_align);
+/* Also where a piece goes on that had to wait for the gate. */
+void file_copy(struct store_part *part);
 
 /* file_extents.c */
 

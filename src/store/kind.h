@@ -51,6 +51,8 @@ struct store_ops {
 	 * state of its own (queue_bytes is 0); part->memory has no MEM_FIXED when it is another's.
 	 */
 	bool has_owner;
+	/* Kinds, optional: see store_copy_ways(); both stores are of this kind. Any thread. */
+	uint32_t (*copy_ways)(struct store *target, struct store *source, uint64_t *clone_align);
 	/* Optional: see store_barrier(). A filter has none: its inner store is asked. Any thread.
 	 */
 	enum store_barrier (*barrier)(struct store *store, bool look);

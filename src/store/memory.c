@@ -330,8 +330,10 @@ static void memory_submit(struct store_queue *queue, struct store_part *part)
 		return;
 	case STORE_FLUSH:
 	case STORE_CACHE:
-	case STORE_OP_COUNT:
 		break;
+	case STORE_COPY: /* it has no ways for it */
+	case STORE_OP_COUNT:
+		GMB_ASSERT(false);
 	}
 	store_finish_later(part, 0);
 }

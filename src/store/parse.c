@@ -125,7 +125,7 @@ int parse_rule_op(struct parse_field field, uint32_t *ops, struct error *error)
 		*ops = (uint32_t)(BIT(STORE_OP_COUNT) - 1);
 		return 0;
 	}
-	for (uint32_t op = 0; op < STORE_OP_COUNT; op++) {
+	for (uint32_t op = 0; op < STORE_COPY; op++) { /* which filters are never given */
 		if (parse_field_is(field, store_op_name((enum store_op)op))) {
 			*ops = BIT(op);
 			return 0;

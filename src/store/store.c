@@ -18,6 +18,7 @@ const char *store_op_name(enum store_op op)
 		[STORE_ZERO] = "zero",
 		[STORE_CACHE] = "cache",
 		[STORE_EXTENTS] = "extents",
+		[STORE_COPY] = "copy",
 	};
 
 	GMB_ASSERT(op < STORE_OP_COUNT);
@@ -232,6 +233,16 @@ void store_started(struct store *store, int result)
 	}
 	start->result = result;
 	start->done(start);
+}
+
+/* --- copies between stores ------------------------------------------------------------------ */
+
+uint32_t store_copy_ways(struct store *target, struct store *source, uint64_t *clone_align)
+{
+	if (target->ops != source->ops || target->ops->copy_ways == NULL) {
+		return 0;
+	}
+	return target->ops->copy_ways(target, source, clone_align);
 }
 
 /* --- the barrier --------------------------------------------------------------------------- */

@@ -13,7 +13,8 @@
  * its own: store_size(), store_epoch(). Ownership: the submitter owns the part and the memory it
  * points to; the store holds both from submit until done. Errors: done gets 0 for complete success
  * (a short transfer never reaches the submitter) or a negative errno: -EIO the disk failed or ended
- * early, -ENOSPC, -EPERM read-only, -EOPNOTSUPP a fast zero that would be slow, -EINVAL never (the
+ * early, -ENOSPC, -EPERM read-only, -EOPNOTSUPP a fast zero that would be slow, or a copy that the
+ * system cannot make, -EINVAL never (the
  * wrapper asserts the range). Submitting never fails, and done is never called from inside it. Once
  * a flush, or a part with STORE_FUA, has failed, every later one gets the same error until the
  * store is opened anew: the operating system may have dropped what it could not write, so trying
@@ -44,17 +45,18 @@ enum store_op {
 	STORE_ZERO,    /* reads as zeroes afterwards */
 	STORE_CACHE,   /* hint: will be read soon */
 	STORE_EXTENTS, /* which ranges are data, holes, zeroes */
+	STORE_COPY,    /* from another store, which the system does by itself: store_copy_ways() */
 	STORE_OP_COUNT
 };
 
 /* A set of BIT(enum store_op): those that change data. */
-#define STORE_CHANGES (BIT(STORE_WRITE) | BIT(STORE_TRIM) | BIT(STORE_ZERO))
+#define STORE_CHANGES (BIT(STORE_WRITE) | BIT(STORE_TRIM) | BIT(STORE_ZERO) | BIT(STORE_COPY))
 
-/* As users write it: "read", "write", "flush", "trim", "zero", "cache", "extents". */
+/* As users write it: "read", "write", "flush", "trim", "zero", "cache", "extents", "copy". */
 const char *store_op_name(enum store_op op);
 
 enum store_flag {
-	STORE_FUA = 1 << 0,	  /* done only when durable; write, trim, zero */
+	STORE_FUA = 1 << 0,	  /* done only when durable; write, trim, zero, copy */
 	STORE_NO_HOLE = 1 << 1,	  /* zero: the range stays provisioned */
 	STORE_FAST_ZERO = 1 << 2, /* zero: -EOPNOTSUPP at once unless faster than writing */
 	/* Read and write: one of those by which the rate of the disk is measured. */
@@ -127,6 +129,22 @@ struct store_ops;
 struct store_queue;
 struct store_part;
 
+/* How the system copies between two stores without a program that moves the bytes. */
+enum store_copy_way {
+	STORE_COPY_CLONE = 1 << 0, /* both share the blocks from then on: FICLONERANGE */
+	STORE_COPY_RANGE = 1 << 1, /* the kernel moves the bytes: copy_file_range() */
+};
+
+/* From where a STORE_COPY takes its bytes, and by which of store_copy_ways(). */
+struct store_copy {
+	struct store *source;
+	uint64_t offset;
+	enum store_copy_way way;
+};
+
+/* What one part takes: it occupies a worker thread, and cannot be cancelled. */
+enum { STORE_COPY_BYTES_MAX = 64 << 20 };
+
 typedef void store_done_fn(struct store_part *part, int result);
 typedef void store_progress_fn(struct store_part *part, uint64_t bytes);
 
@@ -155,6 +173,8 @@ struct store_part {
 	struct store_extent *extents;
 	uint32_t extent_max;
 	uint32_t extent_count;
+
+	struct store_copy copy; /* STORE_COPY, set by the submitter */
 
 	/* Private to the stores while submitted. */
 	struct ring_op io;
@@ -424,6 +444,15 @@ enum { STORE_PAGE_CACHE_BYTES_MIN = 128 << 10 };
  * zeroes are refused: a hole is cheaper to send.
  */
 GMB_MUST_CHECK bool store_page_cache_ref(struct store_queue *queue, struct store_part *part);
+
+/*
+ * The ways (a set of enum store_copy_way) by which STORE_COPY is worth trying from one store to
+ * another; 0: by none, and it must not be submitted. Filters offer none, because no part would pass
+ * through them. CLONE takes offsets and lengths that are multiples of *clone_align only. A part may
+ * still fail with -EOPNOTSUPP: then its range of the target is undefined, and another way is to be
+ * taken. Both stores must stay open until it is done. Any thread.
+ */
+uint32_t store_copy_ways(struct store *target, struct store *source, uint64_t *clone_align);
 
 /*
  * Why store_page_cache_ref() is false for every read at present, or NULL: it can be true. One of

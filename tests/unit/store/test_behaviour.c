@@ -310,6 +310,7 @@ static void lane_check(struct world *world, struct lane *lane)
 		break;
 	case STORE_FLUSH:
 	case STORE_CACHE:
+	case STORE_COPY:
 	case STORE_OP_COUNT:
 		break;
 	}
