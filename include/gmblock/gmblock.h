@@ -247,6 +247,7 @@ enum gmb_capabilities {
 	GMB_CAN_DF = 1 << 8,
 	GMB_CAN_MULTI_CONN = 1 << 9,
 	GMB_IS_ROTATIONAL = 1 << 10,
+	GMB_CAN_COPY = 1 << 11, /* the server copies by itself, see gmb_can_copy() */
 };
 
 enum gmb_replies {
@@ -295,6 +296,13 @@ struct gmb_stats {
 	uint64_t system_calls;	/* of the whole queue */
 	uint64_t connections_lost;
 	uint64_t commands_replayed;
+	/* Copied by the server, by the way that it took: both files share the blocks, the kernel
+	 * copied, through memory of a device, through the server's memory, and holes. */
+	uint64_t bytes_copied_reflink;
+	uint64_t bytes_copied_range;
+	uint64_t bytes_copied_device;
+	uint64_t bytes_copied_ram;
+	uint64_t bytes_copied_zeroes;
 };
 void gmb_get_stats(const struct gmb_client *client, struct gmb_stats *stats);
 
@@ -310,10 +318,11 @@ enum gmb_operation {
 	GMB_ZERO,   /* reads back as zeroes afterwards */
 	GMB_CACHE,  /* likely to be read soon */
 	GMB_STATUS, /* extents: what is allocated, what reads as zero */
+	GMB_COPY,   /* from an export of the same server, see gmb_prepare_copy() */
 };
 
 enum gmb_request_flags {
-	GMB_FUA = 1 << 0,	 /* WRITE, TRIM, ZERO: durable before done; flushes without FUA */
+	GMB_FUA = 1 << 0, /* WRITE, TRIM, ZERO, COPY: durable before done; flushes without FUA */
 	GMB_NO_HOLE = 1 << 1,	 /* ZERO: keep the range allocated */
 	GMB_DF = 1 << 2,	 /* READ: one piece, or -EOVERFLOW */
 	GMB_STATUS_ONE = 1 << 3, /* STATUS: only the first extent */
@@ -369,7 +378,14 @@ struct gmb_request {
 
 	uint32_t private_number;
 	struct iovec single; /* used by the gmb_prepare functions */
-	uint64_t private_space[12];
+
+	/* COPY: where the bytes come from, on the same queue; it must stay open until done. */
+	struct gmb_client *source;
+	uint64_t source_offset;
+	uint64_t copied; /* result: so many bytes from the beginning were copied; length when
+			    result is 0 */
+
+	uint64_t private_space[9];
 };
 
 /* Fill a zeroed or completed request; done and context stay unchanged. */
@@ -385,6 +401,23 @@ void gmb_prepare(
 	struct gmb_request *request, enum gmb_operation operation, uint64_t offset, uint64_t bytes);
 void gmb_prepare_status(struct gmb_request *request, struct gmb_extent *extents,
 	uint32_t extents_max, uint64_t offset, uint64_t bytes);
+
+/*
+ * COPY: the server copies bytes of an export, which source has open, to the request's client; they
+ * do not come here. Both clients are of one queue and of one server (gmb_can_copy()). The ranges
+ * must not overlap in one export, and what is copied of a range of the source that changes
+ * meanwhile is undefined, also while a lost connection is restored: the copy is then made again.
+ * Holes of the source become zeroes. Errors besides those of a write: -EXDEV the clients are not
+ * of one server, -ENOENT the server does not show the source to the client any more, -ESTALE the
+ * source may have lost what was written to it.
+ */
+void gmb_prepare_copy(struct gmb_request *request, uint64_t offset, struct gmb_client *source,
+	uint64_t source_offset, uint64_t bytes);
+
+/* Whether the server of target can copy from source to target by itself: 0; -EOPNOTSUPP one of them
+ * is not reached by gmb, or the server does not know how; -EXDEV they are of different servers, or
+ * of different queues. */
+int gmb_can_copy(const struct gmb_client *target, const struct gmb_client *source);
 
 /*
  * Submits a request. It never fails and never blocks: errors are reported later, as the result.
@@ -418,6 +451,8 @@ int gmb_pwrite(struct gmb_client *client, const void *buffer, size_t bytes, uint
 int gmb_flush(struct gmb_client *client);
 int gmb_trim(struct gmb_client *client, uint64_t offset, uint64_t bytes, uint32_t flags);
 int gmb_zero(struct gmb_client *client, uint64_t offset, uint64_t bytes, uint32_t flags);
+int gmb_copy(struct gmb_client *client, uint64_t offset, struct gmb_client *source,
+	uint64_t source_offset, uint64_t bytes, uint32_t flags);
 int gmb_cache(struct gmb_client *client, uint64_t offset, uint64_t bytes);
 /* Fills at most *count extents from offset on and sets *count to their number; they may end
  * before offset + bytes: ask again from there. */

@@ -76,3 +76,13 @@ int gmb_status(struct gmb_client *client, uint64_t offset, uint64_t bytes,
 	*count = err == 0 ? request.extent_count : 0;
 	return err;
 }
+
+int gmb_copy(struct gmb_client *client, uint64_t offset, struct gmb_client *source,
+	uint64_t source_offset, uint64_t bytes, uint32_t flags)
+{
+	struct gmb_request request = { 0 };
+
+	gmb_prepare_copy(&request, offset, source, source_offset, bytes);
+	request.flags = flags;
+	return gmb_run(client, &request);
+}

@@ -32,6 +32,7 @@ enum {
 	CARRIER_NAME_BYTES_MAX = 4097,
 	CARRIER_LABEL_BYTES_MAX = 160,
 	CARRIER_TLS_BYTES_MAX = 96,
+	CARRIER_INSTANCE_BYTES = 16,
 };
 
 struct carrier;
@@ -53,10 +54,17 @@ struct carrier_facts {
 	bool can_take_over;
 	bool is_volatile;
 	uint64_t epoch;
-	bool says_alive;		 /* see struct carrier_start; of this connection */
-	char tls[CARRIER_TLS_BYTES_MAX]; /* how it is protected, or "" */
+	uint8_t instance[CARRIER_INSTANCE_BYTES]; /* of the server's process, with CAN_COPY */
+	bool says_alive;			  /* see struct carrier_start; of this connection */
+	char tls[CARRIER_TLS_BYTES_MAX];	  /* how it is protected, or "" */
 	char name[CARRIER_NAME_BYTES_MAX];
 	char description[CARRIER_NAME_BYTES_MAX];
+};
+
+/* What a COPY has done. */
+struct command_copied {
+	uint64_t bytes;	    /* of one that failed: so many from the beginning */
+	uint64_t by_way[5]; /* of one that succeeded: as in struct gmb_stats, in that order */
 };
 
 /* One command. The client fills the first part before add. */
@@ -68,7 +76,11 @@ struct command {
 	const struct iovec *iov; /* READ, WRITE: length bytes from iov_skip on */
 	uint32_t iov_count;
 	uint64_t iov_skip;
-	int result; /* set by the carrier before carrier_done */
+	/* COPY: from where; the facts are its client's latest. */
+	const struct carrier_facts *source;
+	uint64_t source_offset;
+	int result;		      /* set by the carrier before carrier_done */
+	struct command_copied copied; /* the same; COPY */
 
 	/* The client's. */
 	struct gmb_request *request;

@@ -380,7 +380,7 @@ static int check_able(
 	const struct carrier_facts *known = &client->facts;
 	const uint32_t needed = GMB_CAN_WRITE | GMB_CAN_FLUSH | GMB_CAN_FUA | GMB_CAN_TRIM |
 				GMB_CAN_ZERO | GMB_CAN_FAST_ZERO | GMB_CAN_CACHE | GMB_CAN_DF |
-				GMB_CAN_STATUS;
+				GMB_CAN_STATUS | GMB_CAN_COPY;
 
 	if ((known->capabilities & needed & ~facts->capabilities) != 0 ||
 		facts->replies < known->replies || facts->block_minimum > known->block_minimum ||
@@ -871,7 +871,8 @@ int gmb_close(struct gmb_client *client)
 	}
 	/* Results that are known and not told may be of this client's requests, and what is called
 	 * for them may submit. */
-	while (client->requests_in_flight > 0 || !list_is_empty(&client->queue->ended)) {
+	while (client->requests_in_flight > 0 || client->copies_in_flight > 0 ||
+		!list_is_empty(&client->queue->ended)) {
 		queue_round(client->queue, UINT64_MAX);
 	}
 	close_connections(client);

@@ -55,9 +55,10 @@ struct request_state {
 	uint64_t split; /* bytes that are in commands, sent or not */
 	uint32_t parts; /* commands that are not done */
 	int32_t failure;
-	bool whole;    /* nothing more to split */
-	bool flushing; /* the flush that stands in for FUA */
-	bool no_done;  /* a blocking call */
+	uint64_t copied; /* COPY: below it nothing has failed */
+	bool whole;	 /* nothing more to split */
+	bool flushing;	 /* the flush that stands in for FUA */
+	bool no_done;	 /* a blocking call */
 };
 
 enum connection_state {
@@ -129,11 +130,12 @@ struct gmb_client {
 	struct list_node ranges;
 	uint32_t ranges_in_flight; /* commands */
 	bool range_was_last;
-	uint64_t range_bytes[GMB_STATUS]; /* powers of two */
-	struct list_node replays;	  /* commands without a connection, in order */
+	uint64_t range_bytes[GMB_COPY + 1]; /* powers of two */
+	struct list_node replays;	    /* commands without a connection, in order */
 	struct list_node free_commands;
 	uint8_t *commands; /* each with the carrier's space behind it */
 	uint32_t requests_in_flight;
+	uint32_t copies_in_flight; /* requests of others that copy from here */
 
 	struct gmb_stats stats;
 	const struct gmb_request *explained; /* whose failure the text is about */

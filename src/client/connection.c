@@ -84,6 +84,7 @@ static bool is_slow(const struct command *command)
 	case GMB_TRIM:
 	case GMB_ZERO:
 	case GMB_CACHE:
+	case GMB_COPY:
 		break;
 	}
 	return true;

@@ -70,6 +70,14 @@ void gmb_prepare(
 	request->extents_max = 0;
 }
 
+void gmb_prepare_copy(struct gmb_request *request, uint64_t offset, struct gmb_client *source,
+	uint64_t source_offset, uint64_t bytes)
+{
+	gmb_prepare(request, GMB_COPY, offset, bytes);
+	request->source = source;
+	request->source_offset = source_offset;
+}
+
 void gmb_prepare_status(struct gmb_request *request, struct gmb_extent *extents,
 	uint32_t extents_max, uint64_t offset, uint64_t bytes)
 {
@@ -96,6 +104,7 @@ static int check_operation(const struct gmb_client *client, const struct gmb_req
 			.writes = true },
 		[GMB_CACHE] = { .needs = GMB_CAN_CACHE },
 		[GMB_STATUS] = { .flags = GMB_STATUS_ONE, .needs = GMB_CAN_STATUS },
+		[GMB_COPY] = { .flags = GMB_FUA, .needs = GMB_CAN_COPY, .writes = true },
 	};
 	uint32_t can = client->capabilities;
 
@@ -113,6 +122,41 @@ static int check_operation(const struct gmb_client *client, const struct gmb_req
 		return -EOPNOTSUPP;
 	}
 	return 0;
+}
+
+/* A server that has started anew is another process, and the other client may not know yet. */
+static bool is_same_server(const struct gmb_client *a, const struct gmb_client *b)
+{
+	return memcmp(a->facts.instance, b->facts.instance, sizeof(a->facts.instance)) == 0 ||
+	       ((client_ready_count(a) == 0 || client_ready_count(b) == 0) &&
+		       strcmp(a->label, b->label) == 0);
+}
+
+int gmb_can_copy(const struct gmb_client *target, const struct gmb_client *source)
+{
+	if ((target->capabilities & source->capabilities & GMB_CAN_COPY) == 0) {
+		return -EOPNOTSUPP;
+	}
+	return target->queue == source->queue && is_same_server(target, source) ? 0 : -EXDEV;
+}
+
+static int check_source(const struct gmb_client *client, const struct gmb_request *request)
+{
+	const struct gmb_client *source = request->source;
+	int err;
+
+	if (source == NULL) {
+		return -EINVAL;
+	}
+	if (source->state == CLIENT_DEAD) {
+		return -ENOTCONN;
+	}
+	err = gmb_can_copy(client, source);
+	if (err != 0) {
+		return err;
+	}
+	return range_inside(request->source_offset, request->length, source->facts.bytes) ? 0
+											  : -EINVAL;
 }
 
 static int check_range(const struct gmb_client *client, const struct gmb_request *request)
@@ -134,6 +178,9 @@ static int check_range(const struct gmb_client *client, const struct gmb_request
 	}
 	if (request->operation == GMB_STATUS && request->extents_max == 0) {
 		return -EINVAL;
+	}
+	if (request->operation == GMB_COPY) {
+		return check_source(client, request);
 	}
 	if (request->operation != GMB_READ && request->operation != GMB_WRITE) {
 		return 0;
@@ -160,6 +207,15 @@ static int check_request(const struct gmb_client *client, const struct gmb_reque
 
 /* --- submitting ------------------------------------------------------------------------ */
 
+static void leave_client(struct gmb_client *client, const struct gmb_request *request)
+{
+	client->requests_in_flight--;
+	client->stats.requests++;
+	if (request->operation == GMB_COPY && request->source != NULL) {
+		request->source->copies_in_flight--;
+	}
+}
+
 static void end_now(struct gmb_client *client, struct gmb_request *request, int err)
 {
 	struct request_state *state = request_state(request);
@@ -168,8 +224,7 @@ static void end_now(struct gmb_client *client, struct gmb_request *request, int 
 	if (err == 0 && request->operation == GMB_STATUS) {
 		request->result = -EINVAL; /* an empty range has no extents */
 	}
-	client->requests_in_flight--;
-	client->stats.requests++;
+	leave_client(client, request);
 	list_push_back(&client->queue->ended, &state->node);
 }
 
@@ -195,6 +250,13 @@ void gmb_submit(struct gmb_client *client, struct gmb_request *request)
 	request->result = 0;
 	request->extent_count = 0;
 	request->in_flight = 1;
+	if (request->operation == GMB_COPY) {
+		request->copied = 0;
+		state->copied = request->length;
+		if (request->source != NULL) {
+			request->source->copies_in_flight++;
+		}
+	}
 	if (client->explained == request) {
 		client->explained = NULL; /* that was about its last life */
 	}
@@ -212,7 +274,7 @@ void gmb_submit(struct gmb_client *client, struct gmb_request *request)
 static bool is_cut(const struct gmb_request *request)
 {
 	return (request->operation == GMB_TRIM || request->operation == GMB_ZERO ||
-		       request->operation == GMB_CACHE) &&
+		       request->operation == GMB_CACHE || request->operation == GMB_COPY) &&
 	       (request->flags & GMB_FAST_ZERO) == 0;
 }
 
@@ -299,6 +361,11 @@ bool request_split(struct gmb_client *client, struct gmb_request *request, struc
 	command->iov = request->iov;
 	command->iov_count = request->iov_count;
 	command->iov_skip = state->split;
+	if (request->operation == GMB_COPY) {
+		command->source = &request->source->facts;
+		command->source_offset = request->source_offset + state->split;
+		command->copied = (struct command_copied){ 0 };
+	}
 	state->split += length;
 	/* Status of a part is an answer; the caller asks for the rest. */
 	state->whole = state->split == request->length || request->operation == GMB_STATUS;
@@ -328,9 +395,11 @@ static void request_end(struct gmb_client *client, struct gmb_request *request)
 	} else if (state->failure == 0 && request->operation == GMB_WRITE) {
 		client->stats.bytes_written += request->length;
 	}
+	if (request->operation == GMB_COPY) {
+		request->copied = MIN(state->copied, state->split);
+	}
 	request->result = state->failure;
-	client->requests_in_flight--;
-	client->stats.requests++;
+	leave_client(client, request);
 	queue_tell(client->queue, request);
 }
 
@@ -357,6 +426,7 @@ static void note_durability(struct gmb_client *client, const struct command *com
 	case GMB_WRITE:
 	case GMB_TRIM:
 	case GMB_ZERO:
+	case GMB_COPY:
 		client->changes += (command->flags & GMB_FUA) == 0;
 		break;
 	case GMB_FLUSH:
@@ -367,6 +437,24 @@ static void note_durability(struct gmb_client *client, const struct command *com
 	case GMB_STATUS:
 		break;
 	}
+}
+
+static void take_copied(struct gmb_client *client, const struct command *command)
+{
+	const struct command_copied *copied = &command->copied;
+	struct gmb_request *request = command->request;
+	struct request_state *state = request_state(request);
+
+	if (command->result != 0) {
+		state->copied =
+			MIN(state->copied, command->offset - request->offset + copied->bytes);
+		return;
+	}
+	client->stats.bytes_copied_reflink += copied->by_way[0];
+	client->stats.bytes_copied_range += copied->by_way[1];
+	client->stats.bytes_copied_device += copied->by_way[2];
+	client->stats.bytes_copied_ram += copied->by_way[3];
+	client->stats.bytes_copied_zeroes += copied->by_way[4];
 }
 
 void request_command_done(struct gmb_client *client, struct command *command, const char *text)
@@ -382,6 +470,9 @@ void request_command_done(struct gmb_client *client, struct command *command, co
 		if (result == 0) {
 			range_learn(client, command);
 		}
+	}
+	if (command->operation == GMB_COPY) {
+		take_copied(client, command);
 	}
 	if (result != 0) {
 		if (state->failure == 0) {
@@ -468,6 +559,12 @@ static const char *reason_text(const struct gmb_client *client, const struct gmb
 		return "the server does not offer this operation";
 	case EPERM:
 		return "the export is read-only";
+	case EXDEV:
+		return "the source is on another server";
+	case ENOENT:
+		return "the server does not show the source to this client";
+	case ESTALE:
+		return "the source may have lost what was written to it";
 	case ENOTCONN:
 		return client->trouble.text[0] != '\0' ? client->trouble.text
 						       : "there is no connection any more";
@@ -487,6 +584,7 @@ const char *gmb_explain(const struct gmb_client *client, const struct gmb_reques
 		[GMB_ZERO] = "zero",
 		[GMB_CACHE] = "cache",
 		[GMB_STATUS] = "block status",
+		[GMB_COPY] = "copy",
 	};
 	const char *name =
 		request->operation < ARRAY_COUNT(names) ? names[request->operation] : "request";

@@ -307,9 +307,10 @@ const char *session_choose_text(int result);
 const char *session_stop_text(const struct session *session);
 /*
  * Whether a request may begin that has its op, flags, offset and length: 0, or -EPERM read-only,
- * -EOVERFLOW longer than one answer can be, -ENOSPC written or zeroed past the end, -EINVAL
- * anything else past the end, or extents of no bytes. text: the same for people, a sentence without
- * a final full stop. What has no length, but for a flush and extents, has succeeded by this alone.
+ * -EOVERFLOW longer than one answer can be, -ENOSPC written, zeroed or copied past the end,
+ * -EINVAL anything else past the end, or extents of no bytes. text: the same for people, a sentence
+ * without a final full stop. What has no length, but for a flush and extents, has succeeded by this
+ * alone.
  */
 GMB_MUST_CHECK int session_admit(
 	const struct session *session, const struct path_request *request, const char **text);
@@ -327,7 +328,17 @@ GMB_MUST_CHECK bool session_takeover_replace(
 
 /* --- the engine ------------------------------------------------------------------------------ */
 
-enum { ENGINE_KINDS_MAX = 8 };
+enum { ENGINE_KINDS_MAX = 8, ENGINE_INSTANCE_BYTES = 16 };
+
+/* How bytes were copied within the server, see copy.h. */
+enum copy_method {
+	COPY_REFLINK, /* both files share the blocks */
+	COPY_RANGE,   /* by the kernel */
+	COPY_DEVICE,  /* through memory of a device */
+	COPY_RAM,
+	COPY_ZEROES, /* holes of the source that became zeroes of the target */
+	COPY_METHOD_COUNT
+};
 
 struct engine_counters {
 	uint64_t sessions_accepted;
@@ -338,9 +349,10 @@ struct engine_counters {
 	uint64_t errors;	/* requests answered with an error; counted by the kind */
 	uint64_t bytes_read;	/* the same */
 	uint64_t bytes_written; /* the same */
-	uint64_t sessions;	/* now */
-	uint64_t handshakes;	/* now */
-	uint64_t inflight;	/* now */
+	uint64_t bytes_copied[COPY_METHOD_COUNT];
+	uint64_t sessions;   /* now */
+	uint64_t handshakes; /* now */
+	uint64_t inflight;   /* now */
 	/* Counted by the kind. */
 	uint64_t tls_handshakes; /* done */
 	uint64_t tls_failed;
@@ -373,6 +385,9 @@ struct engine_options {
 	struct arena *payload;
 	/* Of identities, borrowed while the engine exists; NULL: none. */
 	struct rate_rules *rate_rules;
+	/* Distinguishes this server's process from all others, for clients that have several
+	 * connections. Zeroes: unknown. */
+	uint8_t instance[ENGINE_INSTANCE_BYTES];
 	/* Called exactly once per engine_accept(), when the endpoint is closed; may be NULL. */
 	void (*endpoint_gone)(void *context, const struct peer *peer);
 	void *context;

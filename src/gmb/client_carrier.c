@@ -386,6 +386,49 @@ static enum placing carry(
 	return placing == ELSEWHERE ? stage(carrier, command, draft) : placing;
 }
 
+/* A message about a call is in the ring. */
+static void sent(struct native_carrier *carrier, struct native_call *call, uint32_t tag)
+{
+	uint32_t slot = carrier->free_slots[--carrier->free_count];
+
+	GMB_ASSERT(tag % CARRIER_DEPTH_MAX == slot);
+	call->tag = tag;
+	carrier->turn++;
+	carrier->calls[slot] = call;
+	list_remove(&call->node);
+	list_push_back(&carrier->sent, &call->node);
+}
+
+static uint32_t next_tag(const struct native_carrier *carrier)
+{
+	return carrier->turn * CARRIER_DEPTH_MAX + carrier->free_slots[carrier->free_count - 1];
+}
+
+static bool send_copy(struct native_carrier *carrier, struct native_call *call)
+{
+	const struct command *command = command_of(call);
+	const struct native_wire_copy head = {
+		.tag = next_tag(carrier),
+		.flags = (command->flags & GMB_FUA) != 0 ? NATIVE_FUA : 0,
+		.name_bytes = (uint16_t)strlen(command->source->name),
+		.offset = command->offset,
+		.length = command->length,
+		.source_offset = command->source_offset,
+		.source_epoch = command->source->epoch,
+	};
+	struct iovec iov[2] = {
+		{ .iov_base = (void *)(uintptr_t)&head, .iov_len = sizeof(head) },
+		{ .iov_base = (void *)(uintptr_t)command->source->name,
+			.iov_len = head.name_bytes },
+	};
+
+	if (clan_sendv(carrier->conn, CLAN_BULK, NATIVE_COPY, iov, 2) != 0) {
+		return false; /* an event tells of room, or of the end */
+	}
+	sent(carrier, call, head.tag);
+	return true;
+}
+
 /* False: there is no room for it now, or the connection has ended. */
 static bool send_one(struct native_carrier *carrier, struct native_call *call)
 {
@@ -400,13 +443,15 @@ static bool send_one(struct native_carrier *carrier, struct native_call *call)
 	};
 	const struct command *command = command_of(call);
 	bool moves = command->operation == GMB_READ || command->operation == GMB_WRITE;
-	uint32_t slot = carrier->free_slots[carrier->free_count - 1];
 	struct iovec iov[3];
 	struct draft draft;
 
+	if (command->operation == GMB_COPY) {
+		return send_copy(carrier, call);
+	}
 	draft.buffers = 0;
 	draft.head = (struct native_wire_request){
-		.tag = carrier->turn * CARRIER_DEPTH_MAX + slot,
+		.tag = next_tag(carrier),
 		.operation = operations[command->operation],
 		.flags = (uint16_t)(((command->flags & GMB_FUA) != 0 ? NATIVE_FUA : 0) |
 				    ((command->flags & GMB_NO_HOLE) != 0 ? NATIVE_NO_HOLE : 0) |
@@ -428,13 +473,8 @@ static bool send_one(struct native_carrier *carrier, struct native_call *call)
 		}
 		return false; /* an event tells of room, or of the end */
 	}
-	call->tag = draft.head.tag;
 	call->buffers = draft.buffers;
-	carrier->free_count--;
-	carrier->turn++;
-	carrier->calls[slot] = call;
-	list_remove(&call->node);
-	list_push_back(&carrier->sent, &call->node);
+	sent(carrier, call, draft.head.tag);
 	return true;
 }
 
@@ -498,6 +538,11 @@ static void call_done(
 	}
 	if (command->operation == GMB_STATUS && command->result == 0) {
 		take_extents(command, reply);
+	} else if (command->operation == GMB_COPY) {
+		uint64_t first = MAX(reply->head.value, command->offset); /* that is not done */
+
+		command->copied.bytes = MIN(first - command->offset, command->length);
+		memcpy(command->copied.by_way, reply->copied.bytes, sizeof(reply->copied.bytes));
 	}
 	carrier->calls[call->tag % CARRIER_DEPTH_MAX] = NULL;
 	carrier->free_slots[carrier->free_count++] = (uint16_t)(call->tag % CARRIER_DEPTH_MAX);
@@ -505,6 +550,13 @@ static void call_done(
 	carrier->base.command_count--;
 	log_escape(text, sizeof(text), reply->text.bytes, reply->text.length);
 	carrier_done(&carrier->base, command, text);
+}
+
+static enum native_reply_kind reply_kind(const struct command *command)
+{
+	return command->operation == GMB_STATUS ? NATIVE_REPLY_EXTENTS
+	       : command->operation == GMB_COPY ? NATIVE_REPLY_COPIED
+						: NATIVE_REPLY_BARE;
 }
 
 /* The broken rule, or NULL. */
@@ -522,8 +574,8 @@ static const char *take_reply(struct native_carrier *carrier, uint32_t len)
 	if (call == NULL || call->tag != tag) {
 		return "G14: a REPLY to nothing that was asked";
 	}
-	rule = native_reply_parse(
-		carrier->message, len, call->extents_max, command_of(call)->length, &reply);
+	rule = native_reply_parse(carrier->message, len, reply_kind(command_of(call)),
+		call->extents_max, command_of(call)->length, &reply);
 	if (rule == NULL) {
 		carrier->base.answered_ns = carrier->base.heard_ns;
 		call_done(carrier, call, &reply);
@@ -543,13 +595,17 @@ static const char *take_event(struct native_carrier *carrier, uint32_t len)
 	return rule;
 }
 
-static uint32_t capabilities_of(uint32_t flags)
+static uint32_t capabilities_of(uint32_t flags, const struct carrier_facts *facts)
 {
+	static const uint8_t unknown[CARRIER_INSTANCE_BYTES];
 	const uint32_t always = GMB_CAN_FLUSH | GMB_CAN_FUA | GMB_CAN_CACHE | GMB_CAN_STATUS |
 				GMB_CAN_DF | GMB_CAN_MULTI_CONN;
 	const uint32_t changes = GMB_CAN_WRITE | GMB_CAN_TRIM | GMB_CAN_ZERO | GMB_CAN_FAST_ZERO;
 
-	return always | ((flags & NATIVE_EXPORT_WRITABLE) != 0 ? changes : 0) |
+	bool copies = memcmp(facts->instance, unknown, sizeof(unknown)) != 0;
+
+	return always | (copies ? (uint32_t)GMB_CAN_COPY : 0) |
+	       ((flags & NATIVE_EXPORT_WRITABLE) != 0 ? changes : 0) |
 	       ((flags & NATIVE_EXPORT_ROTATIONAL) != 0 ? (uint32_t)GMB_IS_ROTATIONAL : 0);
 }
 
@@ -575,7 +631,7 @@ static const char *take_export(struct native_carrier *carrier, uint32_t len)
 		return NULL;
 	}
 	facts->bytes = export.head.bytes;
-	facts->capabilities = capabilities_of(export.head.flags);
+	facts->capabilities = capabilities_of(export.head.flags, facts);
 	facts->identity = export.head.flags;
 	facts->request_block = 1;
 	facts->block_minimum = 1;
@@ -652,14 +708,15 @@ static void connected(struct native_carrier *carrier)
 {
 	size_t bytes;
 	const void *welcome = clan_conn_hello(carrier->conn, &bytes);
-	uint32_t flags;
-	const char *rule = native_welcome_parse(welcome, bytes, &flags);
+	struct native_welcome parsed;
+	const char *rule = native_welcome_parse(welcome, bytes, &parsed);
 
 	if (rule != NULL) {
 		fail(carrier, -EPROTO, rule);
 		return;
 	}
-	carrier->needs_cookies = (flags & NATIVE_WELCOME_MOVES) != 0;
+	carrier->needs_cookies = (parsed.flags & NATIVE_WELCOME_MOVES) != 0;
+	memcpy(carrier->base.facts.instance, parsed.instance, sizeof(carrier->base.facts.instance));
 	/* A ring that was never used has room. */
 	if (clan_send(carrier->conn, CLAN_BULK, NATIVE_OPEN, carrier->open, carrier->open_bytes) ==
 		0) {
@@ -774,7 +831,7 @@ int native_connect(struct clan_queue *queue, const struct native_target *target,
 {
 	static const struct native_wire_hello hello = {
 		.magic = NATIVE_MAGIC,
-		.version_min = NATIVE_VERSION,
+		.version_min = NATIVE_VERSION_MIN,
 		.version_max = NATIVE_VERSION,
 	};
 	int result = clan_connect(

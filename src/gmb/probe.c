@@ -74,7 +74,7 @@ static int connect_to(struct probe *probe, const struct native_target *target, s
 {
 	const void *welcome;
 	const char *rule;
-	uint32_t flags;
+	struct native_welcome parsed;
 	size_t bytes;
 	uint64_t left_ms = (probe->until_ns - clock_now_ns()) / NS_PER_MS;
 	const struct clan_conn_options options = {
@@ -90,7 +90,7 @@ static int connect_to(struct probe *probe, const struct native_target *target, s
 		return result;
 	}
 	welcome = clan_conn_hello(probe->conn, &bytes);
-	rule = native_welcome_parse(welcome, bytes, &flags);
+	rule = native_welcome_parse(welcome, bytes, &parsed);
 	return rule != NULL ? broken(rule, error) : 0;
 }
 

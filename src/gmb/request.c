@@ -61,8 +61,7 @@ static void progress(struct path_request *path)
 	native_request_look(container_of(path, struct native_request, path));
 }
 
-static struct native_request *begin(
-	struct native_session *session, const struct native_wire_request *head)
+static struct native_request *begin(struct native_session *session, uint32_t tag)
 {
 	struct native_service *service = session->service;
 	struct list_node *node = list_pop_front(&service->requests_free);
@@ -71,11 +70,12 @@ static struct native_request *begin(
 	GMB_ASSERT(node != NULL); /* engine_request_may() was asked */
 	request = list_entry(node, struct native_request, node);
 	request->session = session;
-	request->tag = head->tag;
+	request->tag = tag;
 	request->regions = 0;
 	request->error = 0;
 	request->error_text = NULL;
 	request->started = false;
+	request->copy = NULL;
 	request->moved = false;
 	request->move_count = 0;
 	request->moved_bytes = 0;
@@ -89,6 +89,9 @@ void native_request_end(struct native_request *request)
 {
 	struct native_session *session = request->session;
 
+	if (request->copy != NULL) {
+		session_copy_end(request->copy);
+	}
 	if (request->started) {
 		path_finish(&request->path);
 	}
@@ -104,6 +107,21 @@ void native_request_end(struct native_request *request)
 	list_remove(&request->waiting_node);
 	engine_request_end(&session->base);
 	list_push_front(&session->service->requests_free, &request->node);
+}
+
+void native_request_abandon(struct native_request *request)
+{
+	if (request->copy != NULL) {
+		(void)session_copy_abandon(request->copy);
+	} else if (request->started) {
+		(void)path_abandon(&request->path);
+	}
+}
+
+bool native_request_is_idle(const struct native_request *request)
+{
+	return request->copy != NULL ? session_copy_is_idle(request->copy)
+				     : !request->started || path_is_idle(&request->path);
 }
 
 /* --- taking one ---------------------------------------------------------------------------- */
@@ -251,7 +269,7 @@ static uint64_t bytes_of(
 }
 
 /* The request waits for its turn; native_session_take() goes on with it. */
-static void hold(struct native_session *session, const uint8_t *bytes, uint32_t len)
+static void hold(struct native_session *session, uint32_t type, const uint8_t *bytes, uint32_t len)
 {
 	struct native_held *held = malloc(sizeof(*held));
 
@@ -260,13 +278,14 @@ static void hold(struct native_session *session, const uint8_t *bytes, uint32_t 
 		session_terminate(&session->base, "out of memory for a request that waits");
 		return;
 	}
+	held->type = type;
 	held->bytes = len;
 	memcpy(held->message, bytes, len);
 	session->held = held;
 	native_session_watch(session);
 }
 
-void native_request_take(struct native_session *session, const uint8_t *bytes, uint32_t len)
+static void take_request(struct native_session *session, const uint8_t *bytes, uint32_t len)
 {
 	struct native_request_message message;
 	struct native_request *request;
@@ -277,10 +296,10 @@ void native_request_take(struct native_session *session, const uint8_t *bytes, u
 		return;
 	}
 	if (!engine_request_may_move(&session->base, bytes_of(session, &message.head))) {
-		hold(session, bytes, len);
+		hold(session, NATIVE_REQUEST, bytes, len);
 		return;
 	}
-	request = begin(session, &message.head);
+	request = begin(session, message.head.tag);
 	engine_request_begin(&session->base);
 	native_session_watch(session);
 	if (!resolve_all(request, &message)) {
@@ -294,6 +313,83 @@ void native_request_take(struct native_session *session, const uint8_t *bytes, u
 		return;
 	}
 	start(request);
+}
+
+static void copy_done(void *context)
+{
+	struct native_request *request = context;
+
+	if (request->session->base.state != SESSION_TERMINATING) {
+		done(request);
+	}
+}
+
+static int copy_begin(struct native_request *request, const struct native_copy_message *message)
+{
+	struct native_session *session = request->session;
+	const struct native_wire_copy *head = &message->head;
+	struct path_request *path = &request->path;
+	const struct session_copy_options options = {
+		.source_name = message->name.bytes,
+		.source_name_bytes = message->name.length,
+		.source_epoch = head->source_epoch,
+		.source_offset = head->source_offset,
+		.offset = head->offset,
+		.length = head->length,
+		.flags = (head->flags & NATIVE_FUA) != 0 ? (uint32_t)STORE_FUA : 0,
+		.done = copy_done,
+		.context = request,
+	};
+	int rc;
+
+	path->op = STORE_COPY;
+	path->offset = head->offset;
+	path->length = head->length;
+	if ((head->flags & ~NATIVE_FUA) != 0) {
+		request->error_text = "unknown flag of COPY";
+		return -EINVAL;
+	}
+	if (session->base.stopping) {
+		request->error_text = session_stop_text(&session->base);
+		return -ESHUTDOWN;
+	}
+	rc = session_admit(&session->base, path, &request->error_text);
+	return rc != 0 || head->length == 0 ? rc
+					    : session_copy_start(&session->base, &options,
+						      &request->copy, &request->error_text);
+}
+
+static void take_copy(struct native_session *session, const uint8_t *bytes, uint32_t len)
+{
+	struct native_copy_message message;
+	struct native_request *request;
+	const char *rule = native_copy_parse(bytes, len, &message);
+
+	if (rule != NULL) {
+		native_session_fail(session, rule);
+		return;
+	}
+	if (!engine_request_may_move(&session->base, 0)) { /* the copy asks for its bytes */
+		hold(session, NATIVE_COPY, bytes, len);
+		return;
+	}
+	request = begin(session, message.head.tag);
+	engine_request_begin(&session->base);
+	native_session_watch(session);
+	request->error = copy_begin(request, &message);
+	if (request->copy == NULL) {
+		done(request);
+	}
+}
+
+void native_request_take(
+	struct native_session *session, uint32_t type, const uint8_t *bytes, uint32_t len)
+{
+	if (type == NATIVE_COPY) {
+		take_copy(session, bytes, len);
+	} else {
+		take_request(session, bytes, len);
+	}
 }
 
 /* --- answering ----------------------------------------------------------------------------- */
@@ -321,6 +417,10 @@ static const char *text_of(const struct native_request *request, int error)
 		return "no space left on the server's disk";
 	case EPERM:
 		return "the server's disk refused the operation";
+	case ESHUTDOWN:
+		return "the server, or this export of it, is stopping";
+	case ENOENT:
+		return "the export to copy from is not served any more";
 	case EOPNOTSUPP:
 		return "zeroing this range would not be faster than writing it";
 	default:
@@ -328,11 +428,44 @@ static const char *text_of(const struct native_request *request, int error)
 	}
 }
 
+/* How it ended; *first_out: the first byte that is not done. */
+static int result_of(const struct native_request *request, uint64_t *first_out)
+{
+	uint64_t bytes;
+	int error;
+
+	*first_out = request->path.offset;
+	if (request->copy != NULL) {
+		error = session_copy_result(request->copy, &bytes);
+		*first_out += bytes;
+		return error;
+	}
+	if (!request->started) {
+		return request->error;
+	}
+	*first_out = request->path.error_offset;
+	return request->path.error;
+}
+
+/* copy: NULL when it was one of no bytes. */
+static uint32_t put_copied(const struct session_copy *copy, uint8_t *out)
+{
+	struct native_wire_copied copied = { 0 };
+
+	_Static_assert(ARRAY_COUNT(copied.bytes) == COPY_METHOD_COUNT, "in the same order");
+	if (copy != NULL) {
+		memcpy(copied.bytes, session_copy_bytes(copy), sizeof(copied.bytes));
+	}
+	memcpy(out, &copied, sizeof(copied));
+	return sizeof(copied);
+}
+
 /* Fills in the message; returns its length. */
 static uint32_t answer(const struct native_request *request, uint8_t *out)
 {
 	const struct path_request *path = &request->path;
-	int error = request->error != 0 ? request->error : request->started ? path->error : 0;
+	uint64_t first;
+	int error = result_of(request, &first);
 	struct native_wire_reply head = { .tag = request->tag,
 		.status = native_status_from_errno(error) };
 	uint32_t bytes = sizeof(head);
@@ -341,9 +474,11 @@ static uint32_t answer(const struct native_request *request, uint8_t *out)
 		const char *text = text_of(request, error);
 		size_t text_bytes = strlen(text);
 
-		head.value = request->started ? path->error_offset : path->offset;
+		head.value = first;
 		memcpy(out + bytes, text, text_bytes);
 		bytes += (uint32_t)text_bytes;
+	} else if (path->op == STORE_COPY) {
+		bytes += put_copied(request->copy, out + bytes);
 	} else if (request->started && path->op == STORE_EXTENTS) {
 		head.value = path->extent_count;
 		bytes += put_extents(path, out + bytes);
@@ -356,8 +491,9 @@ static void count(const struct native_request *request)
 {
 	struct engine_counters *counters = &request->session->service->engine->counters;
 	const struct path_request *path = &request->path;
+	uint64_t first;
 
-	if (request->error != 0 || (request->started && path->error != 0)) {
+	if (result_of(request, &first) != 0) {
 		counters->errors++;
 	} else if (path->op == STORE_READ) {
 		counters->bytes_read += path->length;

@@ -303,8 +303,10 @@ static void take_message(
 
 	if (message->cls != CLAN_BULK) {
 		native_session_fail(session, "G2: a message of the wrong class");
-	} else if (ready && message->type == NATIVE_REQUEST) {
-		native_request_take(session, bytes, message->bytes);
+	} else if (ready && (message->type == NATIVE_REQUEST ||
+				    (message->type == NATIVE_COPY &&
+					    session->version >= NATIVE_VERSION_COPY))) {
+		native_request_take(session, message->type, bytes, message->bytes);
 	} else if (ready && message->type == NATIVE_REGION && session->mover != NULL) {
 		take_region(session, bytes, message->bytes);
 	} else if (!ready && message->type == NATIVE_LIST) {
@@ -344,7 +346,7 @@ static bool take_held(struct native_session *session)
 		return false;
 	}
 	session->held = NULL;
-	native_request_take(session, held->message, held->bytes);
+	native_request_take(session, held->type, held->message, held->bytes);
 	free(held);
 	return true;
 }
@@ -521,24 +523,33 @@ int native_session_accept(void *context, const struct endpoint *endpoint)
 
 static void take_hello(struct native_session *session)
 {
-	struct native_wire_welcome welcome = { .magic = NATIVE_MAGIC, .version = NATIVE_VERSION };
+	struct {
+		struct native_wire_welcome head;
+		struct native_wire_instance instance;
+	} welcome = { .head.magic = NATIVE_MAGIC };
 	uint16_t version;
 	size_t bytes;
 	const void *hello = clan_conn_hello(session->conn, &bytes);
 	const char *rule = native_hello_parse(hello, bytes, &version);
 
 	if (rule == NULL && version == 0) {
-		rule = "this server speaks version 1 of gmb";
+		rule = "this server speaks versions 1 and 2 of gmb";
 	}
 	if (rule == NULL && (clan_conn_caps(session->conn) & CLAN_CAN_MAP) == 0) {
-		welcome.flags = NATIVE_WELCOME_MOVES;
+		welcome.head.flags = NATIVE_WELCOME_MOVES;
 		rule = native_mover_create(session) != 0 ? "the server has no memory" : NULL;
 	}
+	session->version = version;
+	welcome.head.version = version;
+	memcpy(welcome.instance.bytes, session->service->engine->options.instance,
+		sizeof(welcome.instance.bytes));
 	if (rule != NULL) {
 		session->is_closing = true;
 		clan_reject(session->conn, rule);
 		session_terminate(&session->base, rule);
-	} else if (clan_accept(session->conn, &welcome, sizeof(welcome)) != 0) {
+	} else if (clan_accept(session->conn, &welcome,
+			   version >= NATIVE_VERSION_COPY ? sizeof(welcome)
+							  : sizeof(welcome.head)) != 0) {
 		session_terminate(&session->base, NULL);
 	} else {
 		native_session_take(session);
@@ -593,6 +604,14 @@ void native_session_event(struct native_session *session, const struct clan_even
 
 void native_session_drain(struct session *base)
 {
+	list_for_each(node, &of(base)->requests)
+	{
+		struct native_request *request = list_entry(node, struct native_request, node);
+
+		if (request->copy != NULL) {
+			session_copy_drain(request->copy);
+		}
+	}
 	session_mark_dirty(base); /* requests, and OPEN, that still come are answered ESHUTDOWN */
 }
 
@@ -611,11 +630,7 @@ void native_session_abort(struct session *base)
 	list_remove(&session->hungry_node);
 	list_for_each(node, &session->requests)
 	{
-		struct native_request *request = list_entry(node, struct native_request, node);
-
-		if (request->started) {
-			(void)path_abandon(&request->path);
-		}
+		native_request_abandon(list_entry(node, struct native_request, node));
 	}
 	ring_cancel(session->service->engine->ring, &session->alive_op);
 	if (session->conn != NULL && !session->is_closing) {
@@ -638,7 +653,7 @@ bool native_session_join(struct session *base)
 	{
 		struct native_request *request = list_entry(node, struct native_request, node);
 
-		if (!request->started || path_is_idle(&request->path)) {
+		if (native_request_is_idle(request)) {
 			native_request_end(request);
 		}
 	}

@@ -19,7 +19,7 @@
 
 #include <gmblock/clan.h>
 
-#include "engine/engine.h"
+#include "engine/copy.h"
 #include "gmb/server.h"
 #include "gmb/wire.h"
 
@@ -65,6 +65,7 @@ struct native_request {
 	int error;		       /* decided without the path */
 	const char *error_text;	       /* static, or NULL */
 	bool started;		       /* the path knows it */
+	struct session_copy *copy;     /* NULL: it is none */
 	bool moved;		       /* by put or get, not by placement */
 	uint32_t move_count;	       /* moves under way */
 	uint64_t moved_bytes;	       /* that moves have begun with */
@@ -97,14 +98,18 @@ struct native_mover {
 
 /* A request that waits for its turn by a rate. */
 struct native_held {
+	uint32_t type; /* NATIVE_REQUEST or NATIVE_COPY */
 	uint32_t bytes;
-	uint8_t message[NATIVE_REQUEST_BYTES_MAX];
+	uint8_t message[NATIVE_COPY_BYTES_MAX];
 };
+
+_Static_assert((int)NATIVE_COPY_BYTES_MAX >= (int)NATIVE_REQUEST_BYTES_MAX, "it holds either");
 
 struct native_session {
 	struct session base;
 	struct native_service *service;
 	struct clan_conn *conn; /* NULL: never had, or is_closed */
+	uint16_t version;	/* that is spoken */
 	bool is_closing;	/* clan_close() was called */
 	bool is_closed;		/* nothing of the connection runs any more */
 	bool event_due;		/* EVENT is to be sent */
@@ -189,7 +194,13 @@ void native_slabs_forget(struct native_service *service);
 /* Something may be left to do for it: moves what can be moved, and has it answered when it is over.
  */
 void native_request_look(struct native_request *request);
-void native_request_take(struct native_session *session, const uint8_t *bytes, uint32_t len);
+/* type: NATIVE_REQUEST or NATIVE_COPY. */
+void native_request_take(
+	struct native_session *session, uint32_t type, const uint8_t *bytes, uint32_t len);
+/* The session ends: nothing more of it is begun. */
+void native_request_abandon(struct native_request *request);
+/* True when nothing of it is in flight any more. */
+bool native_request_is_idle(const struct native_request *request);
 void native_request_end(struct native_request *request);
 /* Answers what is done; false: the client's ring is full. */
 GMB_MUST_CHECK bool native_requests_answer(struct native_session *session);

@@ -28,8 +28,8 @@ const char *native_hello_parse(const void *bytes, size_t len, uint16_t *version_
 		hello.version_min > hello.version_max) {
 		return "G1: it is not a hello of gmb";
 	}
-	if (hello.version_min <= NATIVE_VERSION && hello.version_max >= NATIVE_VERSION) {
-		*version_out = NATIVE_VERSION;
+	if (hello.version_min <= NATIVE_VERSION && hello.version_max >= NATIVE_VERSION_MIN) {
+		*version_out = MIN(hello.version_max, (uint16_t)NATIVE_VERSION);
 	}
 	return NULL;
 }
@@ -176,21 +176,48 @@ struct native_wire_segment native_segment_at(
 	return segment;
 }
 
+const char *native_copy_parse(const void *bytes, size_t len, struct native_copy_message *message)
+{
+	struct native_wire_copy *head = &message->head;
+
+	if (len < sizeof(*head)) {
+		return "G3: the length of COPY";
+	}
+	memcpy(head, bytes, sizeof(*head));
+	if (len != sizeof(*head) + head->name_bytes) {
+		return "G3: the length of COPY";
+	}
+	message->name = (struct native_text){ .bytes = (const uint8_t *)bytes + sizeof(*head),
+		.length = head->name_bytes };
+	if (head->name_bytes > NATIVE_NAME_BYTES_MAX ||
+		!is_text(message->name.bytes, message->name.length)) {
+		return "G19: the name in COPY";
+	}
+	return NULL;
+}
+
 /* --- the client's --------------------------------------------------------------------------- */
 
-const char *native_welcome_parse(const void *bytes, size_t len, uint32_t *flags_out)
+const char *native_welcome_parse(const void *bytes, size_t len, struct native_welcome *welcome)
 {
-	struct native_wire_welcome welcome;
+	struct native_wire_welcome head;
+	size_t more;
 
-	if (len != sizeof(welcome)) {
+	if (len < sizeof(head)) {
 		return "G1: the length of the welcome";
 	}
-	memcpy(&welcome, bytes, sizeof(welcome));
-	if (welcome.magic != NATIVE_MAGIC || welcome.version != NATIVE_VERSION ||
-		(welcome.flags & ~NATIVE_WELCOME_MOVES) != 0 || welcome.zero != 0) {
-		return "G1: it is not a welcome of gmb, version 1";
+	memcpy(&head, bytes, sizeof(head));
+	more = head.version >= NATIVE_VERSION_COPY ? sizeof(welcome->instance) : 0;
+	if (head.magic != NATIVE_MAGIC || head.version < NATIVE_VERSION_MIN ||
+		head.version > NATIVE_VERSION || (head.flags & ~NATIVE_WELCOME_MOVES) != 0 ||
+		head.zero != 0) {
+		return "G1: it is not a welcome of gmb, version 1 or 2";
 	}
-	*flags_out = welcome.flags;
+	if (len != sizeof(head) + more) {
+		return "G1: the length of the welcome";
+	}
+	*welcome = (struct native_welcome){ .version = head.version, .flags = head.flags };
+	memcpy(welcome->instance, (const uint8_t *)bytes + sizeof(head), more);
 	return NULL;
 }
 
@@ -252,8 +279,20 @@ static const char *check_extents(const struct native_reply *reply, uint64_t leng
 	return NULL;
 }
 
-const char *native_reply_parse(const void *bytes, size_t len, uint32_t extents_max, uint64_t length,
-	struct native_reply *reply)
+static const char *check_copied(const struct native_wire_copied *copied, uint64_t length)
+{
+	uint64_t sum = 0;
+
+	for (size_t i = 0; i < ARRAY_COUNT(copied->bytes); i++) {
+		if (!checked_add_u64(sum, copied->bytes[i], &sum)) {
+			return "G20: what a COPY has copied";
+		}
+	}
+	return sum == length ? NULL : "G20: what a COPY has copied";
+}
+
+const char *native_reply_parse(const void *bytes, size_t len, enum native_reply_kind kind,
+	uint32_t extents_max, uint64_t length, struct native_reply *reply)
 {
 	struct native_wire_reply *head = &reply->head;
 	const uint8_t *rest = (const uint8_t *)bytes + sizeof(*head);
@@ -264,21 +303,26 @@ const char *native_reply_parse(const void *bytes, size_t len, uint32_t extents_m
 	}
 	memcpy(head, bytes, sizeof(*head));
 	reply->extents = rest;
+	reply->copied = (struct native_wire_copied){ 0 };
 	reply->text = (struct native_text){ .bytes = rest, .length = 0 };
 	if (head->status != 0) {
 		reply->text.length = (uint32_t)left;
 		return left <= NATIVE_TEXT_BYTES_MAX ? NULL : "G3: the length of REPLY";
 	}
-	if (extents_max == 0) {
-		return left == 0 && head->value == 0 ? NULL : "G14: a REPLY with what nobody asked";
+	if (kind == NATIVE_REPLY_EXTENTS) {
+		if (head->value == 0 || head->value > extents_max) {
+			return "G14: the number of extents";
+		}
+		if (left != head->value * sizeof(struct native_wire_extent)) {
+			return "G3: the length of REPLY";
+		}
+		return check_extents(reply, length);
 	}
-	if (head->value == 0 || head->value > extents_max) {
-		return "G14: the number of extents";
+	if (head->value != 0 || left != (kind == NATIVE_REPLY_COPIED ? sizeof(reply->copied) : 0)) {
+		return "G14: a REPLY with what nobody asked";
 	}
-	if (left != head->value * sizeof(struct native_wire_extent)) {
-		return "G3: the length of REPLY";
-	}
-	return check_extents(reply, length);
+	memcpy(&reply->copied, rest, left);
+	return kind == NATIVE_REPLY_COPIED ? check_copied(&reply->copied, length) : NULL;
 }
 
 struct native_wire_extent native_extent_at(const struct native_reply *reply, uint32_t idx)
@@ -317,6 +361,7 @@ static const struct {
 	{ 75, -EOVERFLOW },
 	{ 95, -EOPNOTSUPP },
 	{ 108, -ESHUTDOWN },
+	{ 116, -ESTALE },
 };
 
 enum { STATUS_EIO = 5 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The wire format of gmb, the native protocol: docs/protocol/gmb.md, whose rules G1 to G18 are
+ * The wire format of gmb, the native protocol: docs/protocol/gmb.md, whose rules G1 to G20 are
  * named here. Names inside the library begin with native_, since gmb_ is the public prefix.
  *
  * What: the layouts, and parsers of what a peer sent, in private memory, and of addresses. A parser
@@ -21,7 +21,10 @@ _Static_assert(__BYTE_ORDER == __LITTLE_ENDIAN, "layouts are used as they are");
 #define NATIVE_MAGIC UINT64_C(0x316b636f6c626d67) /* "gmblock1" */
 
 enum {
-	NATIVE_VERSION = 1,
+	NATIVE_VERSION_MIN = 1,
+	NATIVE_VERSION = 2,
+	NATIVE_VERSION_COPY = 2, /* from this one on there are COPY and the server's instance */
+	NATIVE_INSTANCE_BYTES = 16,
 	NATIVE_NAME_BYTES_MAX = 4096,
 	NATIVE_TOKEN_BYTES_MAX = 64,
 	NATIVE_REPLACES_MAX = 32,
@@ -42,6 +45,7 @@ enum native_message {
 	NATIVE_EVENT,
 	NATIVE_REGION,
 	NATIVE_ALIVE,
+	NATIVE_COPY,
 };
 
 enum native_operation {
@@ -79,6 +83,11 @@ struct native_wire_welcome {
 	uint16_t version;
 	uint16_t flags;
 	uint32_t zero;
+};
+
+/* From version 2 on it goes on with the server's instance. */
+struct native_wire_instance {
+	uint8_t bytes[NATIVE_INSTANCE_BYTES];
 };
 
 struct native_wire_list {
@@ -126,6 +135,16 @@ struct native_wire_segment {
 	uint64_t bytes;
 };
 
+struct native_wire_copy {
+	uint32_t tag;
+	uint16_t flags; /* NATIVE_FUA */
+	uint16_t name_bytes;
+	uint64_t offset;
+	uint64_t length;
+	uint64_t source_offset;
+	uint64_t source_epoch;
+};
+
 struct native_wire_reply {
 	uint32_t tag;
 	uint32_t status;
@@ -136,6 +155,12 @@ struct native_wire_extent {
 	uint64_t bytes;
 	uint32_t flags;
 	uint32_t zero;
+};
+
+/* After the head of a REPLY to COPY: bytes by the way they took, in the order of struct gmb_stats.
+ */
+struct native_wire_copied {
+	uint64_t bytes[5];
 };
 
 struct native_wire_event {
@@ -150,6 +175,9 @@ _Static_assert(sizeof(struct native_wire_open) == 8, "layout");
 _Static_assert(sizeof(struct native_wire_export) == 48, "layout");
 _Static_assert(sizeof(struct native_wire_request) == 32, "layout");
 _Static_assert(sizeof(struct native_wire_segment) == 24, "layout");
+_Static_assert(sizeof(struct native_wire_instance) == 16, "layout");
+_Static_assert(sizeof(struct native_wire_copy) == 40, "layout");
+_Static_assert(sizeof(struct native_wire_copied) == 40, "layout");
 _Static_assert(sizeof(struct native_wire_reply) == 16, "layout");
 _Static_assert(sizeof(struct native_wire_extent) == 16, "layout");
 _Static_assert(sizeof(struct native_wire_event) == 16, "layout");
@@ -158,6 +186,7 @@ _Static_assert(sizeof(struct clan_cookie) == 32, "layout"); /* all of REGION */
 enum {
 	NATIVE_REQUEST_BYTES_MAX = sizeof(struct native_wire_request) +
 				   NATIVE_SEGMENTS_MAX * sizeof(struct native_wire_segment),
+	NATIVE_COPY_BYTES_MAX = sizeof(struct native_wire_copy) + NATIVE_NAME_BYTES_MAX,
 	NATIVE_EXTENTS_MAX = (NATIVE_MESSAGE_BYTES_MAX - sizeof(struct native_wire_reply)) /
 			     sizeof(struct native_wire_extent),
 	NATIVE_OPEN_BYTES_MAX = sizeof(struct native_wire_open) + NATIVE_NAME_BYTES_MAX +
@@ -195,7 +224,12 @@ struct native_request_message {
 	const uint8_t *inlined;	 /* head.inline_bytes */
 };
 
-/* G1: the version to speak, or NULL and 0 when there is none. */
+struct native_copy_message {
+	struct native_wire_copy head;
+	struct native_text name; /* of the source */
+};
+
+/* G1: NULL and the version to speak, or 0 when there is none. */
 const char *native_hello_parse(const void *bytes, size_t len, uint16_t *version_out);
 const char *native_list_parse(const void *bytes, size_t len, uint64_t *cursor_out);
 /* G3, G4. */
@@ -206,6 +240,8 @@ const char *native_region_parse(const void *bytes, size_t len, struct clan_cooki
 /* G3, G5, G6, G7 as far as the message alone tells. */
 const char *native_request_parse(
 	const void *bytes, size_t len, struct native_request_message *message);
+/* G3, G19 as far as the message alone tells. */
+const char *native_copy_parse(const void *bytes, size_t len, struct native_copy_message *message);
 struct native_wire_segment native_segment_at(
 	const struct native_request_message *message, uint32_t idx);
 
@@ -219,17 +255,27 @@ struct native_export {
 
 struct native_reply {
 	struct native_wire_reply head;
-	const uint8_t *extents;	 /* head.value of them, for native_extent_at(); of a STATUS only */
-	struct native_text text; /* with an error */
+	const uint8_t *extents; /* head.value of them, for native_extent_at(); of a STATUS only */
+	struct native_wire_copied copied; /* of a COPY only */
+	struct native_text text;	  /* with an error */
 };
 
-/* flags: enum native_welcome_flag. */
-const char *native_welcome_parse(const void *bytes, size_t len, uint32_t *flags_out);
+struct native_welcome {
+	uint32_t version;
+	uint32_t flags;				 /* enum native_welcome_flag */
+	uint8_t instance[NATIVE_INSTANCE_BYTES]; /* zeroes: unknown */
+};
+
+/* What a REPLY with status 0 carries. */
+enum native_reply_kind { NATIVE_REPLY_BARE, NATIVE_REPLY_EXTENTS, NATIVE_REPLY_COPIED };
+
+/* G1. */
+const char *native_welcome_parse(const void *bytes, size_t len, struct native_welcome *welcome);
 /* G15; of another status than 0 only that and the text count. */
 const char *native_export_parse(const void *bytes, size_t len, struct native_export *export);
-/* extents_max: of the request with its tag, 0 unless it was a STATUS; length: its length (G14). */
-const char *native_reply_parse(const void *bytes, size_t len, uint32_t extents_max, uint64_t length,
-	struct native_reply *reply);
+/* Of the request with its tag: what it asked for, extents_max and length (G14). */
+const char *native_reply_parse(const void *bytes, size_t len, enum native_reply_kind kind,
+	uint32_t extents_max, uint64_t length, struct native_reply *reply);
 /* The tag, before anything else is known; false: too short. */
 bool native_reply_tag(const void *bytes, size_t len, uint32_t *tag_out);
 struct native_wire_extent native_extent_at(const struct native_reply *reply, uint32_t idx);

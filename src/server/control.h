@@ -30,6 +30,7 @@ struct server_view {
 	uint32_t reactor_count;
 	struct reload *reload;
 	struct rate_rules *rate_rules; /* of identities, or NULL */
+	const uint8_t *instance;       /* as in struct engine_options */
 	uint64_t start_ns;	       /* CLOCK_MONOTONIC */
 };
 

@@ -45,7 +45,7 @@ static void endpoint_gone(void *context, const struct peer *peer)
 static int create_engine(struct reactor *reactor, struct error *error)
 {
 	const struct reactor_options *options = &reactor->options;
-	const struct engine_options engine_options = {
+	struct engine_options engine_options = {
 		.ring = reactor->ring,
 		.kinds = options->kinds,
 		.kind_count = options->kind_count,
@@ -54,7 +54,10 @@ static int create_engine(struct reactor *reactor, struct error *error)
 		.endpoint_gone = endpoint_gone,
 		.context = reactor,
 	};
-	int rc = engine_create(&engine_options, &reactor->engine, error);
+	int rc;
+
+	memcpy(engine_options.instance, options->instance, sizeof(engine_options.instance));
+	rc = engine_create(&engine_options, &reactor->engine, error);
 
 	for (uint32_t i = 0; rc == 0 && i < options->export_count; i++) {
 		rc = engine_export_add(reactor->engine, options->exports[i], error);

@@ -26,8 +26,9 @@ struct reactor_options {
 	const struct session_kind *const *kinds; /* borrowed while the reactor exists */
 	uint32_t kind_count;
 	struct engine_limits limits;
-	struct rate_rules *rate_rules;	    /* of identities; borrowed; or NULL */
-	_Atomic uint32_t *connection_total; /* counted down when a connection is closed */
+	struct rate_rules *rate_rules;		 /* of identities; borrowed; or NULL */
+	uint8_t instance[ENGINE_INSTANCE_BYTES]; /* as in struct engine_options */
+	_Atomic uint32_t *connection_total;	 /* counted down when a connection is closed */
 	/* Called once on the reactor's thread after reactor_drain(), when no session is left. */
 	void (*drained)(void *context);
 	void *context;

@@ -57,6 +57,7 @@ struct server {
 	struct listener *listeners;
 	uint32_t listener_count;
 	struct rate_rules *rate_rules; /* of identities, or NULL */
+	uint8_t instance[ENGINE_INSTANCE_BYTES];
 	struct reactor **reactors;
 	uint32_t reactor_count;
 	struct acceptor *acceptor;
@@ -283,6 +284,9 @@ static int start_reactors(struct server *server, struct error *error)
 		.context = server,
 	};
 
+	/* Without one nobody copies within this server. */
+	(void)!getrandom(server->instance, sizeof(server->instance), 0);
+	memcpy(options.instance, server->instance, sizeof(options.instance));
 	server->reactors = calloc(limits->threads, sizeof(struct reactor *));
 	if (server->reactors == NULL) {
 		return error_set(error, -ENOMEM, "no memory for %u threads", limits->threads);
@@ -352,6 +356,7 @@ static int start_control(struct server *server, struct error *error)
 		.reactor_count = server->reactor_count,
 		.reload = server->reload,
 		.rate_rules = server->rate_rules,
+		.instance = server->instance,
 		.start_ns = clock_now_ns(),
 	};
 

@@ -366,9 +366,14 @@ json_t *stats_document(const struct server_view *view, int *code)
 		for (uint32_t i = 0; i < view->export_count; i++) {
 			json_array_append_new(exports, export_json(&summary, i));
 		}
-		document = json_pack("{s:s, s:I, s:f, s:f, s:o, s:o, s:o, s:o}", "version",
-			GMBLOCK_VERSION, "pid", (json_int_t)getpid(), "uptime_seconds",
-			(double)(at_ns - view->start_ns) / 1e9, "clock_seconds",
+		char instance[2 * ENGINE_INSTANCE_BYTES + 1];
+
+		for (int i = 0; i < ENGINE_INSTANCE_BYTES; i++) {
+			snprintf(instance + 2 * i, 3, "%02x", view->instance[i]);
+		}
+		document = json_pack("{s:s, s:I, s:s, s:f, s:f, s:o, s:o, s:o, s:o}", "version",
+			GMBLOCK_VERSION, "pid", (json_int_t)getpid(), "instance", instance,
+			"uptime_seconds", (double)(at_ns - view->start_ns) / 1e9, "clock_seconds",
 			(double)at_ns / 1e9, "uris", uris_json(view), "counters",
 			counters_json(&engine_counter_table, &summary.counters), "rates",
 			rules_json(view->rate_rules), "exports", exports);

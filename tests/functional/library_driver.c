@@ -5,6 +5,8 @@
  *
  *   open KEY URI [OPTION=NUMBER]...   opened KEY BYTES REPLIES | refused KEY CODE TEXT
  *   read|write|flush|trim|zero|cache|status KEY OFFSET LENGTH FLAGS      submits
+ *   copy KEY OFFSET LENGTH FLAGS SOURCE-KEY SOURCE-OFFSET                submits; ANSWER is copied
+ *   copies KEY                        copies KEY REFLINK RANGE DEVICE RAM ZEROES
  *   wait                              everything submitted is done; then "waited"
  *   turn MILLISECONDS                 one gmb_queue_wait; then "turned"
  *   stats KEY                         stats KEY LOST REPLAYED MOVED
@@ -56,6 +58,7 @@ static const char *const operations[] = {
 	[GMB_ZERO] = "zero",
 	[GMB_CACHE] = "cache",
 	[GMB_STATUS] = "status",
+	[GMB_COPY] = "copy",
 };
 
 static void fail(int status, const char *what)
@@ -198,6 +201,8 @@ static void print_answer(const struct job *job)
 				request->extents[i].offset, request->extents[i].bytes,
 				request->extents[i].flags);
 		}
+	} else if (request->operation == GMB_COPY) {
+		printf("%" PRIu64, request->copied);
 	} else {
 		printf("-");
 	}
@@ -272,6 +277,13 @@ static void command_submit(enum gmb_operation operation, const char *rest)
 		job->request.operation = (uint8_t)operation;
 	} else if (operation == GMB_STATUS) {
 		gmb_prepare_status(&job->request, job->extents, EXTENTS_MAX, offset, length);
+	} else if (operation == GMB_COPY) {
+		uint64_t source_offset;
+
+		if (sscanf(rest, "%*s %*s %*s %*s %31s %" SCNu64, key, &source_offset) != 2) {
+			fail(2, "copy KEY OFFSET LENGTH FLAGS SOURCE-KEY SOURCE-OFFSET");
+		}
+		gmb_prepare_copy(&job->request, offset, find(key)->client, source_offset, length);
 	} else {
 		gmb_prepare(&job->request, operation, offset, length);
 	}
@@ -291,6 +303,16 @@ static void command_stats(const char *key)
 	gmb_get_stats(find(key)->client, &stats);
 	printf("stats %s %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", key, stats.connections_lost,
 		stats.commands_replayed, stats.bytes_moved);
+}
+
+static void command_copies(const char *key)
+{
+	struct gmb_stats stats = { .size = sizeof(stats) };
+
+	gmb_get_stats(find(key)->client, &stats);
+	printf("copies %s %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", key,
+		stats.bytes_copied_reflink, stats.bytes_copied_range, stats.bytes_copied_device,
+		stats.bytes_copied_ram, stats.bytes_copied_zeroes);
 }
 
 static void command_close(const char *key)
@@ -326,6 +348,8 @@ static void run_line(char *line)
 		printf("turned\n");
 	} else if (strcmp(word, "stats") == 0) {
 		command_stats(rest);
+	} else if (strcmp(word, "copies") == 0) {
+		command_copies(rest);
 	} else if (strcmp(word, "close") == 0) {
 		command_close(rest);
 	} else {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Messages of gmb as each side parses them. The first byte chooses the message; a REPLY is to a
- * request that the next twelve bytes describe.
+ * request that the next twelve bytes describe (extents of 2^32 - 1: a COPY).
  */
 #include "fuzz.h"
 #include "gmb/wire.h"
@@ -20,7 +20,8 @@ static const char *hello(void)
 	uint16_t version;
 	const char *rule = native_hello_parse(message, message_bytes, &version);
 
-	GMB_ASSERT(version == 0 || (rule == NULL && version == NATIVE_VERSION));
+	GMB_ASSERT(version == 0 ||
+		   (rule == NULL && version >= NATIVE_VERSION_MIN && version <= NATIVE_VERSION));
 	return rule;
 }
 
@@ -92,11 +93,27 @@ static const char *request(void)
 	return NULL;
 }
 
+static const char *copy(void)
+{
+	struct native_copy_message parsed;
+	const char *rule = native_copy_parse(message, message_bytes, &parsed);
+
+	if (rule == NULL) {
+		check_inside(parsed.name.bytes, parsed.name.length);
+		GMB_ASSERT(parsed.name.length <= NATIVE_NAME_BYTES_MAX);
+		GMB_ASSERT(sizeof(parsed.head) + parsed.name.length == message_bytes);
+	}
+	return rule;
+}
+
 static const char *welcome(void)
 {
-	uint32_t flags;
+	struct native_welcome parsed;
+	const char *rule = native_welcome_parse(message, message_bytes, &parsed);
 
-	return native_welcome_parse(message, message_bytes, &flags);
+	GMB_ASSERT(rule != NULL ||
+		   (parsed.version >= NATIVE_VERSION_MIN && parsed.version <= NATIVE_VERSION));
+	return rule;
 }
 
 static const char *export(void)
@@ -118,6 +135,7 @@ static const char *reply(void)
 {
 	struct native_reply parsed;
 	uint64_t described = 0;
+	enum native_reply_kind kind;
 	uint32_t extents_max;
 	uint64_t length;
 	const char *rule;
@@ -130,7 +148,10 @@ static const char *reply(void)
 	memcpy(&length, message + sizeof(extents_max), sizeof(length));
 	message += sizeof(extents_max) + sizeof(length);
 	message_bytes -= sizeof(extents_max) + sizeof(length);
-	rule = native_reply_parse(message, message_bytes, extents_max, length, &parsed);
+	kind = extents_max == 0		   ? NATIVE_REPLY_BARE
+	       : extents_max == UINT32_MAX ? NATIVE_REPLY_COPIED
+					   : NATIVE_REPLY_EXTENTS;
+	rule = native_reply_parse(message, message_bytes, kind, extents_max, length, &parsed);
 	if (rule != NULL) {
 		return rule;
 	}
@@ -139,6 +160,13 @@ static const char *reply(void)
 	GMB_ASSERT(parsed.text.length <= NATIVE_TEXT_BYTES_MAX);
 	if (parsed.head.status != 0) {
 		return NULL;
+	}
+	if (kind == NATIVE_REPLY_COPIED) { /* rule G20 */
+		for (size_t i = 0; i < ARRAY_COUNT(parsed.copied.bytes); i++) {
+			GMB_ASSERT(parsed.copied.bytes[i] <= length - described);
+			described += parsed.copied.bytes[i];
+		}
+		GMB_ASSERT(described == length);
 	}
 	GMB_ASSERT(parsed.head.value <= extents_max); /* rule G14, as below */
 	for (uint32_t i = 0; i < parsed.head.value; i++) {
@@ -162,7 +190,7 @@ static const char *event(void)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	static const char *(*const parsers[])(
-		void) = { hello, list, open, region, request, welcome, export, reply, event };
+		void) = { hello, list, open, region, request, welcome, export, reply, event, copy };
 	const char *rule;
 
 	if (size == 0) {

@@ -273,6 +273,7 @@ static void succeeded(struct test_request *test)
 	case GMB_WRITE:
 	case GMB_TRIM:
 	case GMB_ZERO:
+	case GMB_COPY:
 		if (test->group != world->flush_group && !durable) {
 			/* The disk failed a flush meanwhile: not even the next one helps. */
 		}

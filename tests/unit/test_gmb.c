@@ -84,6 +84,7 @@ static int server_begin_with(void **state, uint64_t idle_timeout_ns)
 	struct reactor_options reactor_options = {
 		.exports = &server->export,
 		.export_count = 1,
+		.instance = { 0x1d },
 		.kinds = kinds,
 		.kind_count = 1,
 		.connection_total = &server->connection_total,
@@ -362,27 +363,32 @@ static void test_segments_are_filled_and_nothing_else(void **state)
 
 static void test_the_welcome(void **state)
 {
-	struct client *client = dial_well(*state);
-	uint32_t flags;
-	size_t bytes;
-	const void *welcome = clan_conn_hello(client->conn, &bytes);
+	for (uint16_t version = 1; version <= NATIVE_VERSION; version++) {
+		struct native_wire_hello hello = { NATIVE_MAGIC, 1, version, 0 };
+		struct client *client = dial(*state, &hello, sizeof(hello));
+		struct native_welcome parsed;
+		size_t bytes;
+		const void *welcome = clan_conn_hello(client->conn, &bytes);
 
-	assert_null(native_welcome_parse(welcome, bytes, &flags));
-	assert_int_equal(flags, moves ? NATIVE_WELCOME_MOVES : 0);
-	hang_up(client);
+		assert_null(native_welcome_parse(welcome, bytes, &parsed));
+		assert_int_equal(parsed.version, version);
+		assert_int_equal(parsed.flags, moves ? NATIVE_WELCOME_MOVES : 0);
+		assert_int_equal(parsed.instance[0], version == 1 ? 0 : 0x1d);
+		hang_up(client);
+	}
 }
 
 static void test_G1_hellos(void **state)
 {
 	const struct native_wire_hello good = {
-		.magic = NATIVE_MAGIC, .version_min = NATIVE_VERSION, .version_max = NATIVE_VERSION
+		.magic = NATIVE_MAGIC, .version_min = 1, .version_max = 1
 	};
 	struct native_wire_hello bad[] = { good, good, good, good };
 
 	bad[0].magic++;
-	bad[1].version_min = 2;
-	bad[1].version_max = 3;
-	bad[2].version_min = 2;
+	bad[1].version_min = NATIVE_VERSION + 1;
+	bad[1].version_max = NATIVE_VERSION + 1;
+	bad[2].version_min = 3;
 	bad[3].zero = 1;
 	for (uint32_t i = 0; i < ARRAY_COUNT(bad); i++) {
 		struct client *client = dial(*state, &bad[i], sizeof(bad[i]));

@@ -50,7 +50,7 @@ static void server_open(struct server *server)
 static void welcome(struct server *server, struct clan_conn *conn)
 {
 	const struct native_wire_welcome hello = { .magic = NATIVE_MAGIC,
-		.version = NATIVE_VERSION };
+		.version = NATIVE_VERSION_MIN };
 
 	server->conn = conn;
 	assert_int_equal(clan_accept(conn, &hello, sizeof(hello)), 0);

@@ -18,7 +18,8 @@ static void wrong_requests(struct run *run)
 		int result;
 		uint32_t extents_max;
 	} rows[] = {
-		{ 7, 0, 0, 512, -EINVAL, 0 },
+		{ GMB_COPY + 1, 0, 0, 512, -EINVAL, 0 },
+		{ GMB_COPY, GMB_NO_HOLE, 0, 512, -EINVAL, 0 },
 		{ 255, 0, 0, 512, -EINVAL, 0 },
 		{ GMB_READ, GMB_FUA, 0, 512, -EINVAL, 0 },
 		{ GMB_READ, 1U << 31, 0, 512, -EINVAL, 0 },

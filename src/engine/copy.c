@@ -1,0 +1,653 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/copy.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+
+/* What one piece takes of a hole: others have their turn in between. */
+#define ZEROES_BYTES_MAX (UINT64_C(64) << 20)
+/* What one question about the map of the source covers. */
+#define MAP_BYTES_MAX (UINT64_C(1) << 30)
+
+enum piece_state {
+	PIECE_IDLE,
+	PIECE_READING,	/* the source is read, nothing of it is being written */
+	PIECE_WRITING,	/* what was read last is being written */
+	PIECE_CHANGING, /* the target is changed in one step: zero, clone, range */
+	PIECE_STATE_COUNT
+};
+
+static const uint32_t piece_edges[PIECE_STATE_COUNT] = {
+	[PIECE_IDLE] = BIT(PIECE_READING) | BIT(PIECE_CHANGING),
+	[PIECE_READING] = BIT(PIECE_WRITING) | BIT(PIECE_IDLE),
+	[PIECE_WRITING] = BIT(PIECE_READING),
+	[PIECE_CHANGING] = BIT(PIECE_IDLE),
+};
+
+/* What a piece does; offsets count from the beginning of the copy. */
+struct step {
+	enum store_op op; /* STORE_READ: moved */
+	enum store_copy_way way;
+	uint64_t begin;
+	uint64_t bytes;
+};
+
+struct piece {
+	struct list_node node; /* in copy->idle or copy->busy */
+	struct session_copy *copy;
+	enum piece_state state;
+	struct step step;
+	enum copy_method method;
+	uint64_t written; /* of step.bytes */
+	struct path_request read;
+	struct path_request change;
+	struct path_fragment fragment; /* WRITING */
+	struct mem_segment segment;    /* its memory */
+};
+
+struct session_copy {
+	struct session *session;
+	struct engine_export *source; /* held */
+	struct session_copy_options options;
+	uint64_t at;   /* up to here pieces have begun */
+	uint64_t held; /* the lowest byte that a piece has failed to copy; length: none */
+	int error;
+	bool abandoned;
+	bool is_done; /* done was called */
+	uint32_t ways;
+	uint64_t clone_align;
+	uint64_t bytes[COPY_METHOD_COUNT];
+
+	/* The map of the source: extents one after the other, up to map_end. */
+	struct path_request map;
+	bool mapping;
+	bool no_map; /* all of it is data */
+	uint64_t map_begin;
+	uint64_t map_end;
+	uint32_t extent_count;
+	struct store_extent extents[COPY_EXTENTS];
+
+	/* One for each export, and both for the identity. */
+	struct rate_member reads;
+	struct rate_member writes;
+	bool reads_granted; /* of the next piece */
+
+	struct list_node idle;
+	struct list_node busy;
+	struct piece *serial; /* clone or range: nothing else begins meanwhile */
+	struct piece pieces[COPY_PIECES];
+};
+
+static void advance(struct session_copy *copy);
+
+static void set_state(struct piece *piece, enum piece_state state)
+{
+	GMB_ASSERT((piece_edges[piece->state] & BIT(state)) != 0);
+	piece->state = state;
+}
+
+static bool is_stopped(const struct session_copy *copy)
+{
+	return copy->error != 0 || copy->abandoned;
+}
+
+bool session_copy_is_idle(const struct session_copy *copy)
+{
+	return list_is_empty(&copy->busy) && !copy->mapping;
+}
+
+/* --- the end of a piece ------------------------------------------------------------------------
+ */
+
+static void fail(struct session_copy *copy, int error, uint64_t at)
+{
+	if (copy->error == 0) {
+		copy->error = error;
+	}
+	copy->held = MIN(copy->held, at);
+	rate_give_up(&copy->reads);
+	rate_give_up(&copy->writes);
+}
+
+static void count(struct session_copy *copy, const struct piece *piece)
+{
+	copy->bytes[piece->method] += piece->step.bytes;
+	copy->session->engine->counters.bytes_copied[piece->method] += piece->step.bytes;
+}
+
+static void piece_end(struct piece *piece, int error)
+{
+	struct session_copy *copy = piece->copy;
+
+	set_state(piece, PIECE_IDLE);
+	list_remove(&piece->node);
+	list_push_front(&copy->idle, &piece->node);
+	if (copy->serial == piece) {
+		copy->serial = NULL;
+	}
+	if (error == -EOPNOTSUPP && piece->step.op == STORE_COPY) {
+		copy->ways &= ~(uint32_t)piece->step.way;
+		copy->at = piece->step.begin; /* once more, in another way */
+	} else if (error != 0) {
+		fail(copy, error, piece->step.begin);
+	} else {
+		count(copy, piece);
+	}
+}
+
+/* --- moving --------------------------------------------------------------------------------- */
+
+static void piece_look(struct piece *piece);
+
+/* What is done on both sides of the memory: nothing touches it but the disks. */
+static uint32_t memory_rights(const struct session_copy *copy)
+{
+	const struct store *target = copy->session->path_export->store;
+	uint32_t rights = store_rights(target, STORE_WRITE);
+	bool direct = store_info(copy->source->path.store)->read_direct &&
+		      store_info(target)->write_direct;
+
+	return rights | (direct ? 0 : (uint32_t)MEM_CPU_READ);
+}
+
+static void request_begin(const struct session_copy *copy, struct path_request *request,
+	struct path_export *export, enum store_op op)
+{
+	request->client = &copy->session->client;
+	request->op = op;
+	request->flags = 0;
+	request->hints = (struct store_hints){ .requester = copy->session->peer.id };
+	request->extent_max = COPY_EXTENTS;
+	request->window_bytes = PATH_WINDOW_BYTES;
+	request->ascending = false;
+	request->whole = false;
+	request->memory_rights = 0;
+	request->placement = NULL;
+	request->placement_count = 0;
+	request->export = export;
+}
+
+/* The memory of what was being written goes back. */
+static void written(struct piece *piece)
+{
+	set_state(piece, PIECE_READING);
+	piece->written += piece->fragment.length;
+	if (is_stopped(piece->copy)) {
+		(void)path_abandon(&piece->read); /* nothing more is to be read */
+	}
+	path_fragment_sent(&piece->fragment);
+	piece_look(piece);
+}
+
+static void write_progress(struct path_request *request)
+{
+	struct piece *piece = container_of(request, struct piece, change);
+	struct session_copy *copy = piece->copy;
+	int error;
+
+	if (!path_is_idle(request) ||
+		(path_status(request) == PATH_PENDING && !request->abandoned)) {
+		return;
+	}
+	error = request->error;
+	path_finish(request);
+	if (piece->state == PIECE_WRITING) {
+		if (error != 0) {
+			fail(copy, error, piece->step.begin);
+		}
+		written(piece);
+	} else {
+		piece_end(piece, error != 0 || !request->abandoned ? error : -ECANCELED);
+	}
+	advance(copy);
+}
+
+/* Writes what was read, from where it lies. */
+static void write_fragment(struct piece *piece)
+{
+	struct session_copy *copy = piece->copy;
+	struct path_request *change = &piece->change;
+	struct path_export *target = copy->session->path_export;
+	/* No block is copied on the way because its memory is not aligned: that would wait for
+	 * memory while this holds some. It goes through the page cache. */
+	uint32_t rights = store_rights(target->store, STORE_WRITE) | ~(uint32_t)MEM_CPU;
+
+	piece->method = mem_may(piece->fragment.memory, MEM_CPU_READ) ? COPY_RAM : COPY_DEVICE;
+	piece->segment = (struct mem_segment){
+		.memory = mem_limit(piece->fragment.memory, rights),
+		.bytes = piece->fragment.length,
+	};
+	request_begin(copy, change, target, STORE_WRITE);
+	change->flags = copy->options.flags;
+	change->offset =
+		copy->options.offset + (piece->fragment.offset - copy->options.source_offset);
+	change->length = piece->fragment.length;
+	change->placement = &piece->segment;
+	change->placement_count = 1;
+	change->progress = write_progress;
+	set_state(piece, PIECE_WRITING);
+	path_start(copy->session->engine->path, change);
+	GMB_ASSERT(change->placement != NULL); /* memory_rights() has asked for it */
+}
+
+/* READING: writes what has come, or ends. */
+static void piece_look(struct piece *piece)
+{
+	struct path_request *read = &piece->read;
+	struct session_copy *copy = piece->copy;
+
+	if (is_stopped(copy)) {
+		if (path_abandon(read)) {
+			path_finish(read);
+			piece_end(piece, copy->error != 0 ? copy->error : -ECANCELED);
+		}
+	} else if (path_next_fragment(read, UINT32_MAX, &piece->fragment)) {
+		write_fragment(piece);
+	} else if (path_status(read) == PATH_ABORTED) {
+		int error = read->error;
+
+		path_finish(read);
+		piece_end(piece, error);
+	} else if (path_status(read) == PATH_COMMITTED && piece->written == piece->step.bytes) {
+		path_finish(read);
+		piece_end(piece, 0);
+	}
+}
+
+static void read_progress(struct path_request *request)
+{
+	struct piece *piece = container_of(request, struct piece, read);
+	struct session_copy *copy = piece->copy;
+
+	if (piece->state == PIECE_READING) { /* else when what is being written has been */
+		piece_look(piece);
+		advance(copy);
+	}
+}
+
+/* --- the map of the source ----------------------------------------------------------------------
+ */
+
+static void map_progress(struct path_request *map)
+{
+	struct session_copy *copy = container_of(map, struct session_copy, map);
+
+	if (path_status(map) == PATH_PENDING && !(map->abandoned && path_is_idle(map))) {
+		return;
+	}
+	copy->mapping = false;
+	if (map->error != 0) {
+		copy->no_map = true; /* reading will tell what is wrong */
+	} else if (!map->abandoned) {
+		copy->extent_count = map->extent_count;
+		memcpy(copy->extents, map->extents, map->extent_count * sizeof(copy->extents[0]));
+		copy->map_begin = map->offset - copy->options.source_offset;
+		copy->map_end = copy->map_begin;
+		for (uint32_t i = 0; i < copy->extent_count; i++) {
+			copy->map_end += copy->extents[i].length;
+		}
+	}
+	path_finish(map);
+	advance(copy);
+}
+
+static void map_ask(struct session_copy *copy)
+{
+	struct path_request *map = &copy->map;
+
+	request_begin(copy, map, &copy->source->path, STORE_EXTENTS);
+	map->offset = copy->options.source_offset + copy->at;
+	map->length = MIN(copy->options.length - copy->at, MAP_BYTES_MAX);
+	map->progress = map_progress;
+	copy->mapping = true;
+	path_start(copy->session->engine->path, map);
+}
+
+/* What is at copy->at, and how much of it. False: it is being asked for. */
+static bool map_look(struct session_copy *copy, bool *zeroes, uint64_t *bytes)
+{
+	uint64_t end = copy->map_begin;
+
+	*zeroes = false;
+	*bytes = copy->options.length - copy->at;
+	if (copy->no_map) {
+		return true;
+	}
+	if (copy->at < copy->map_begin || copy->at >= copy->map_end) {
+		map_ask(copy);
+		return false;
+	}
+	for (uint32_t i = 0; i < copy->extent_count; i++) {
+		end += copy->extents[i].length;
+		if (copy->at < end) {
+			*zeroes = (copy->extents[i].flags & STORE_EXTENT_ZERO) != 0;
+			*bytes = MIN(*bytes, end - copy->at);
+			break;
+		}
+	}
+	return true;
+}
+
+/* --- the next piece ----------------------------------------------------------------------------
+ */
+
+static bool may_clone(const struct session_copy *copy)
+{
+	const struct session_copy_options *options = &copy->options;
+
+	return (copy->ways & STORE_COPY_CLONE) != 0 &&
+	       options->length - copy->at >= copy->clone_align &&
+	       is_aligned((options->source_offset + copy->at) | (options->offset + copy->at),
+		       copy->clone_align);
+}
+
+/* False: the map is being asked for. */
+static bool choose(struct session_copy *copy, struct step *step)
+{
+	bool zeroes;
+	uint64_t left;
+
+	step->begin = copy->at;
+	if (may_clone(copy)) {
+		step->op = STORE_COPY;
+		step->way = STORE_COPY_CLONE;
+		step->bytes = MIN(align_down(copy->options.length - copy->at, copy->clone_align),
+			(uint64_t)STORE_COPY_BYTES_MAX);
+		return true;
+	}
+	if (!map_look(copy, &zeroes, &left)) {
+		return false;
+	}
+	if (zeroes) {
+		step->op = STORE_ZERO;
+		step->bytes = MIN(left, ZEROES_BYTES_MAX);
+	} else if ((copy->ways & STORE_COPY_RANGE) != 0) {
+		step->op = STORE_COPY;
+		step->way = STORE_COPY_RANGE;
+		step->bytes = MIN(left, (uint64_t)STORE_COPY_BYTES_MAX);
+	} else {
+		uint64_t offset = copy->options.source_offset + copy->at;
+
+		step->op = STORE_READ;
+		step->bytes =
+			MIN(left, align_down(offset, COPY_PIECE_BYTES) + COPY_PIECE_BYTES - offset);
+	}
+	return true;
+}
+
+static bool may_move(struct rate_member *member, uint64_t bytes)
+{
+	if (!rate_is_limited(member)) {
+		return true;
+	}
+	if (!rate_ask(member, bytes)) {
+		return false;
+	}
+	rate_begun(member);
+	return true;
+}
+
+/* Whether the step may begin, by the rates. False: advance() is called when it is its turn. */
+static bool has_turn(struct session_copy *copy, const struct step *step)
+{
+	bool moves =
+		step->op == STORE_READ || (step->op == STORE_COPY && step->way == STORE_COPY_RANGE);
+	uint64_t written = moves ? step->bytes
+			   : step->op == STORE_ZERO
+				   ? engine_request_bytes(copy->session, STORE_ZERO, 0,
+					     copy->options.offset + step->begin, step->bytes)
+				   : 0;
+
+	if (!copy->reads_granted && moves && !may_move(&copy->reads, step->bytes)) {
+		return false;
+	}
+	copy->reads_granted = true;
+	if (written > 0 && !may_move(&copy->writes, written)) {
+		return false;
+	}
+	copy->reads_granted = false;
+	return true;
+}
+
+static void begin(struct session_copy *copy, const struct step *step)
+{
+	struct piece *piece = list_entry(list_pop_front(&copy->idle), struct piece, node);
+	struct path *path = copy->session->engine->path;
+	struct path_request *change = &piece->change;
+
+	list_push_back(&copy->busy, &piece->node);
+	piece->step = *step;
+	piece->written = 0;
+	copy->at = step->begin + step->bytes;
+	if (step->op == STORE_READ) {
+		request_begin(copy, &piece->read, &copy->source->path, STORE_READ);
+		piece->read.memory_rights = memory_rights(copy);
+		piece->read.offset = copy->options.source_offset + step->begin;
+		piece->read.length = step->bytes;
+		piece->read.progress = read_progress;
+		set_state(piece, PIECE_READING);
+		path_start(path, &piece->read);
+		return;
+	}
+	request_begin(copy, change, copy->session->path_export, step->op);
+	change->flags = copy->options.flags;
+	change->offset = copy->options.offset + step->begin;
+	change->length = step->bytes;
+	change->progress = write_progress;
+	piece->method = COPY_ZEROES;
+	if (step->op == STORE_COPY) {
+		change->copy = (struct store_copy){ .source = copy->source->path.store,
+			.offset = copy->options.source_offset + step->begin,
+			.way = step->way };
+		piece->method = step->way == STORE_COPY_CLONE ? COPY_REFLINK : COPY_RANGE;
+		copy->serial = piece;
+	}
+	set_state(piece, PIECE_CHANGING);
+	path_start(path, change);
+}
+
+/* What is only being read need not be. */
+static void stop_reading(struct session_copy *copy)
+{
+	list_for_each(node, &copy->busy)
+	{
+		struct piece *piece = list_entry(node, struct piece, node);
+
+		if (piece->state == PIECE_READING) {
+			piece_look(piece);
+		}
+	}
+}
+
+/* Begins all pieces that may begin, or tells that it is over. */
+static void advance(struct session_copy *copy)
+{
+	struct step step;
+
+	if (!is_stopped(copy) && copy->at < copy->options.length &&
+		(copy->source->removed || copy->session->stopping)) {
+		fail(copy, copy->session->stopping ? -ESHUTDOWN : -ENOENT, copy->at);
+	}
+	if (is_stopped(copy)) {
+		stop_reading(copy);
+	}
+	while (!is_stopped(copy) && copy->at < copy->options.length && copy->serial == NULL &&
+		!copy->mapping && !list_is_empty(&copy->idle) && !rate_waits(&copy->reads) &&
+		!rate_waits(&copy->writes)) {
+		if (!choose(copy, &step) || !has_turn(copy, &step)) {
+			break;
+		}
+		begin(copy, &step);
+	}
+	if (session_copy_is_idle(copy) && !copy->is_done &&
+		(is_stopped(copy) || copy->at == copy->options.length)) {
+		copy->is_done = true;
+		copy->options.done(copy->options.context);
+	}
+}
+
+static void reads_ready(struct rate_member *member)
+{
+	advance(container_of(member, struct session_copy, reads));
+}
+
+static void writes_ready(struct rate_member *member)
+{
+	advance(container_of(member, struct session_copy, writes));
+}
+
+/* --- life --------------------------------------------------------------------------------------
+ */
+
+static int join_rates(struct session_copy *copy)
+{
+	struct session *session = copy->session;
+	struct engine_identity *identity = session->of_identity;
+	int rc = rate_join(&copy->reads, RATE_EXPORT, &copy->source->rate, session->of_peer);
+
+	if (rc == 0) {
+		rc = rate_join(
+			&copy->writes, RATE_EXPORT, &session->chosen->rate, session->of_peer);
+	}
+	if (rc == 0 && identity != NULL) {
+		rc = rate_join(&copy->reads, RATE_IDENTITY, &identity->rate, session->of_peer);
+	}
+	if (rc == 0 && identity != NULL) {
+		rc = rate_join(&copy->writes, RATE_IDENTITY, &identity->rate, session->of_peer);
+	}
+	return rc;
+}
+
+static bool overlaps(const struct session_copy_options *options)
+{
+	uint64_t distance = options->offset > options->source_offset
+				    ? options->offset - options->source_offset
+				    : options->source_offset - options->offset;
+
+	return distance < options->length;
+}
+
+static int check(struct session *session, const struct session_copy_options *options,
+	struct engine_export **source_out, const char **text)
+{
+	struct engine_export *source =
+		session_export_find(session, options->source_name, options->source_name_bytes);
+
+	if (source == NULL || (engine_rights(session, source->export) & ENGINE_RIGHT_READ) == 0) {
+		*text = "there is no such export to copy from";
+		return -ENOENT;
+	}
+	if (source->export->epoch != options->source_epoch) {
+		*text = "the export to copy from may have lost what was written to it";
+		return -ESTALE;
+	}
+	if (!range_inside(
+		    options->source_offset, options->length, store_size(source->export->store))) {
+		*text = "the range runs past the end of the export to copy from";
+		return -EINVAL;
+	}
+	if (source == session->chosen && overlaps(options)) {
+		*text = "the ranges overlap";
+		return -EINVAL;
+	}
+	*source_out = source;
+	return 0;
+}
+
+int session_copy_start(struct session *session, const struct session_copy_options *options,
+	struct session_copy **copy_out, const char **text)
+{
+	struct engine_export *source;
+	struct session_copy *copy;
+	int rc = check(session, options, &source, text);
+
+	if (rc != 0) {
+		return rc;
+	}
+	copy = calloc(1, sizeof(*copy));
+	if (copy == NULL) {
+		*text = "the server is out of memory";
+		return -ENOMEM;
+	}
+	copy->session = session;
+	copy->source = source;
+	copy->options = *options;
+	copy->held = options->length;
+	copy->ways = store_copy_ways(
+		session->path_export->store, source->path.store, &copy->clone_align);
+	copy->no_map = (store_info(source->path.store)->caps & STORE_CAP_EXTENTS) == 0;
+	list_init(&copy->idle);
+	list_init(&copy->busy);
+	for (uint32_t i = 0; i < COPY_PIECES; i++) {
+		copy->pieces[i].copy = copy;
+		list_push_back(&copy->idle, &copy->pieces[i].node);
+	}
+	rate_member_init(&copy->reads, reads_ready);
+	rate_member_init(&copy->writes, writes_ready);
+	source->session_count++;
+	if (join_rates(copy) != 0) {
+		session_copy_end(copy);
+		*text = "the server is out of memory";
+		return -ENOMEM;
+	}
+	*copy_out = copy;
+	advance(copy);
+	return 0;
+}
+
+int session_copy_result(const struct session_copy *copy, uint64_t *done_bytes)
+{
+	*done_bytes = MIN(copy->held, copy->at);
+	return copy->error;
+}
+
+const uint64_t *session_copy_bytes(const struct session_copy *copy)
+{
+	return copy->bytes;
+}
+
+void session_copy_drain(struct session_copy *copy)
+{
+	advance(copy);
+}
+
+bool session_copy_abandon(struct session_copy *copy)
+{
+	copy->abandoned = true;
+	rate_give_up(&copy->reads);
+	rate_give_up(&copy->writes);
+	if (copy->mapping && path_abandon(&copy->map)) {
+		copy->mapping = false;
+		path_finish(&copy->map);
+	}
+	list_for_each(node, &copy->busy)
+	{
+		struct piece *piece = list_entry(node, struct piece, node);
+
+		if (piece->state == PIECE_READING) {
+			piece_look(piece);
+		} else if (path_abandon(&piece->change)) {
+			/* It has not begun in the store. */
+			path_finish(&piece->change);
+			if (piece->state == PIECE_WRITING) {
+				written(piece);
+			} else {
+				piece_end(piece, -ECANCELED);
+			}
+		}
+	}
+	copy->is_done = session_copy_is_idle(copy);
+	return copy->is_done;
+}
+
+void session_copy_end(struct session_copy *copy)
+{
+	GMB_ASSERT(session_copy_is_idle(copy));
+	rate_leave(&copy->reads);
+	rate_leave(&copy->writes);
+	engine_export_leave(copy->session->engine, copy->source);
+	free(copy);
+}
