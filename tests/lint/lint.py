@@ -21,6 +21,7 @@ import tempfile
 FLOORS = [
     ["base"],
     ["ring", "disk", "clan", "sandbox"],
+    ["fi"],
     ["store", "memory", "control"],
     ["push"],
     ["path", "stream"],
@@ -48,7 +49,7 @@ SYSTEM_RULES = [
 ]
 
 # The installed headers are for those who use the library.
-PUBLIC_INCLUDERS = {"client", "attach", "tools", "clan", "gmb"}
+PUBLIC_INCLUDERS = {"client", "attach", "tools", "clan", "gmb", "fi"}
 
 BANNED = {
     "strcpy": "copy with a length that was checked",
@@ -130,7 +131,7 @@ def check_includes(options):
 def include_problem(root, floor, bracket, name):
     if bracket == "<" or name.startswith("gmblock/"):
         if name.startswith("gmblock/") and floor not in PUBLIC_INCLUDERS:
-            return "installed headers are for client, attach, tools, clan, gmb, tests and users"
+            return "installed headers are for client, attach, tools, clan, gmb, fi, tests and users"
         for pattern, allowed, reason in SYSTEM_RULES:
             if pattern.match(name) and floor not in allowed:
                 return reason

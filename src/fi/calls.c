@@ -1,0 +1,424 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What programs call to move data: fi_msg(3) and fi_rma(3).
+ */
+#include "fi/provider.h"
+
+#include <string.h>
+
+/* An operation as it was asked for. */
+struct request {
+	enum prov_record_kind kind;
+	const struct iovec *iov;
+	size_t iov_count;
+	uint64_t data;
+	uint64_t address;
+	uint64_t key;
+	void *context;
+	uint64_t flags;
+	bool inject; /* without a completion, and the memory can be used again at once */
+};
+
+static uint64_t completion_flags(enum prov_record_kind kind)
+{
+	return kind == PROV_RECORD_WRITE  ? FI_WRITE | FI_RMA
+	       : kind == PROV_RECORD_READ ? FI_READ | FI_RMA
+					  : FI_SEND | FI_MSG;
+}
+
+static void fill_op(struct prov_op *op, const struct request *request, uint64_t bytes, bool inject)
+{
+	op->record = (struct prov_record){
+		.kind = (uint8_t)request->kind,
+		.flags = (request->flags & FI_REMOTE_CQ_DATA) != 0 ? PROV_RECORD_HAS_DATA : 0,
+		.op = request->kind == PROV_RECORD_SEND ? 0 : op->number,
+		.bytes = bytes,
+		.data = request->data,
+		.address = request->address,
+		.key = request->key,
+	};
+	op->in_use = true;
+	op->context = request->context;
+	op->flags = completion_flags(request->kind);
+	op->bytes = bytes;
+	op->done = 0;
+	op->iov_count = (uint32_t)request->iov_count;
+	for (size_t i = 0; i < request->iov_count; i++) {
+		op->iov[i] = request->iov[i];
+	}
+	if (inject) {
+		size_t at = 0;
+
+		for (size_t i = 0; i < request->iov_count; i++) {
+			if (op->iov[i].iov_len > 0) {
+				memcpy(op->inject + at, op->iov[i].iov_base, op->iov[i].iov_len);
+				at += op->iov[i].iov_len;
+			}
+		}
+		op->iov[0] = (struct iovec){ .iov_base = op->inject, .iov_len = at };
+		op->iov_count = 1;
+	}
+}
+
+static ssize_t begin(struct prov_ep *ep, const struct request *request)
+{
+	bool inject = request->inject ||
+		      ((request->flags & FI_INJECT) != 0 && request->kind != PROV_RECORD_READ);
+	uint64_t bytes;
+	struct prov_op *op;
+
+	if (request->iov_count > PROV_IOV_MAX) {
+		return -FI_EINVAL;
+	}
+	bytes = prov_iov_bytes(request->iov, request->iov_count);
+	if (bytes > PROV_MESSAGE_MAX || (inject && bytes > PROV_INJECT_BYTES)) {
+		return -FI_EMSGSIZE;
+	}
+	if (ep->state != PROV_EP_CONNECTED) {
+		return -FI_ENOTCONN;
+	}
+	if (list_is_empty(&ep->ops_free) || !prov_cq_promise(ep->tx_cq)) {
+		return -FI_EAGAIN;
+	}
+	op = list_entry(list_pop_front(&ep->ops_free), struct prov_op, node);
+	fill_op(op, request, bytes, inject);
+	op->silent = request->inject;
+	op->told = !request->inject && (!ep->tx_selective || (request->flags & FI_COMPLETION) != 0);
+	list_push_back(&ep->out.ops, &op->node);
+	prov_stream_send(ep);
+	return 0;
+}
+
+static ssize_t submit(struct fid_ep *fid, const struct request *request)
+{
+	struct prov_ep *ep = container_of(fid, struct prov_ep, ep);
+	ssize_t result;
+
+	prov_lock(ep->fabric);
+	result = begin(ep, request);
+	prov_unlock(ep->fabric);
+	return result;
+}
+
+/* Flags of calls that have none of their own. */
+static uint64_t tx_flags(struct fid_ep *fid, uint64_t more)
+{
+	return container_of(fid, struct prov_ep, ep)->tx_flags | more;
+}
+
+static ssize_t msg_sendv(struct fid_ep *fid, const struct iovec *iov, void **desc, size_t count,
+	fi_addr_t dest, void *context)
+{
+	const struct request request = {
+		.kind = PROV_RECORD_SEND,
+		.iov = iov,
+		.iov_count = count,
+		.context = context,
+		.flags = tx_flags(fid, 0),
+	};
+
+	GMB_UNUSED(desc);
+	GMB_UNUSED(dest);
+	return submit(fid, &request);
+}
+
+static ssize_t msg_send(struct fid_ep *fid, const void *buffer, size_t bytes, void *desc,
+	fi_addr_t dest, void *context)
+{
+	const struct iovec iov = { (void *)(uintptr_t)buffer, bytes };
+
+	GMB_UNUSED(desc);
+	return msg_sendv(fid, &iov, NULL, 1, dest, context);
+}
+
+static ssize_t msg_sendmsg(struct fid_ep *fid, const struct fi_msg *msg, uint64_t flags)
+{
+	const struct request request = {
+		.kind = PROV_RECORD_SEND,
+		.iov = msg->msg_iov,
+		.iov_count = msg->iov_count,
+		.data = msg->data,
+		.context = msg->context,
+		.flags = flags,
+	};
+
+	return submit(fid, &request);
+}
+
+static ssize_t msg_senddata(struct fid_ep *fid, const void *buffer, size_t bytes, void *desc,
+	uint64_t data, fi_addr_t dest, void *context)
+{
+	const struct iovec iov = { (void *)(uintptr_t)buffer, bytes };
+	const struct request request = {
+		.kind = PROV_RECORD_SEND,
+		.iov = &iov,
+		.iov_count = 1,
+		.data = data,
+		.context = context,
+		.flags = tx_flags(fid, FI_REMOTE_CQ_DATA),
+	};
+
+	GMB_UNUSED(desc);
+	GMB_UNUSED(dest);
+	return submit(fid, &request);
+}
+
+static ssize_t msg_inject(struct fid_ep *fid, const void *buffer, size_t bytes, fi_addr_t dest)
+{
+	const struct iovec iov = { (void *)(uintptr_t)buffer, bytes };
+	const struct request request = {
+		.kind = PROV_RECORD_SEND,
+		.iov = &iov,
+		.iov_count = 1,
+		.inject = true,
+	};
+
+	GMB_UNUSED(dest);
+	return submit(fid, &request);
+}
+
+static ssize_t msg_injectdata(
+	struct fid_ep *fid, const void *buffer, size_t bytes, uint64_t data, fi_addr_t dest)
+{
+	const struct iovec iov = { (void *)(uintptr_t)buffer, bytes };
+	const struct request request = {
+		.kind = PROV_RECORD_SEND,
+		.iov = &iov,
+		.iov_count = 1,
+		.data = data,
+		.flags = FI_REMOTE_CQ_DATA,
+		.inject = true,
+	};
+
+	GMB_UNUSED(dest);
+	return submit(fid, &request);
+}
+
+static ssize_t post(
+	struct prov_ep *ep, const struct iovec *iov, size_t count, void *context, uint64_t flags)
+{
+	struct prov_receive *receive;
+
+	if (count > PROV_IOV_MAX) {
+		return -FI_EINVAL;
+	}
+	if (ep->state == PROV_EP_IDLE) {
+		return -FI_EOPBADSTATE;
+	}
+	if (ep->state == PROV_EP_OVER) {
+		return -FI_ENOTCONN;
+	}
+	if (ep->receive_count == ep->receive_max || !prov_cq_promise(ep->rx_cq)) {
+		return -FI_EAGAIN;
+	}
+	receive = &ep->receives[(ep->receive_first + ep->receive_count++) & (ep->receive_size - 1)];
+	receive->context = context;
+	receive->told = !ep->rx_selective || (flags & FI_COMPLETION) != 0;
+	receive->iov_count = (uint32_t)count;
+	for (size_t i = 0; i < count; i++) {
+		receive->iov[i] = iov[i];
+	}
+	if (ep->in.head_bytes > 0 && !ep->in.open) {
+		prov_stream_receive(ep); /* a message waits for it */
+	}
+	return 0;
+}
+
+static ssize_t post_locked(
+	struct fid_ep *fid, const struct iovec *iov, size_t count, void *context, uint64_t flags)
+{
+	struct prov_ep *ep = container_of(fid, struct prov_ep, ep);
+	ssize_t result;
+
+	prov_lock(ep->fabric);
+	result = post(ep, iov, count, context, flags);
+	prov_unlock(ep->fabric);
+	return result;
+}
+
+static ssize_t msg_recvv(struct fid_ep *fid, const struct iovec *iov, void **desc, size_t count,
+	fi_addr_t src, void *context)
+{
+	GMB_UNUSED(desc);
+	GMB_UNUSED(src);
+	return post_locked(
+		fid, iov, count, context, container_of(fid, struct prov_ep, ep)->rx_flags);
+}
+
+static ssize_t msg_recv(
+	struct fid_ep *fid, void *buffer, size_t bytes, void *desc, fi_addr_t src, void *context)
+{
+	const struct iovec iov = { buffer, bytes };
+
+	GMB_UNUSED(desc);
+	return msg_recvv(fid, &iov, NULL, 1, src, context);
+}
+
+static ssize_t msg_recvmsg(struct fid_ep *fid, const struct fi_msg *msg, uint64_t flags)
+{
+	return post_locked(fid, msg->msg_iov, msg->iov_count, msg->context, flags);
+}
+
+struct fi_ops_msg prov_msg_ops = {
+	.size = sizeof(struct fi_ops_msg),
+	.recv = msg_recv,
+	.recvv = msg_recvv,
+	.recvmsg = msg_recvmsg,
+	.send = msg_send,
+	.sendv = msg_sendv,
+	.sendmsg = msg_sendmsg,
+	.inject = msg_inject,
+	.senddata = msg_senddata,
+	.injectdata = msg_injectdata,
+};
+
+static ssize_t rma_vector(struct fid_ep *fid, enum prov_record_kind kind, const struct iovec *iov,
+	size_t count, uint64_t address, uint64_t key, void *context)
+{
+	const struct request request = {
+		.kind = kind,
+		.iov = iov,
+		.iov_count = count,
+		.address = address,
+		.key = key,
+		.context = context,
+		.flags = tx_flags(fid, 0),
+	};
+
+	return submit(fid, &request);
+}
+
+static ssize_t rma_message(struct fid_ep *fid, enum prov_record_kind kind,
+	const struct fi_msg_rma *msg, uint64_t flags)
+{
+	struct request request = {
+		.kind = kind,
+		.iov = msg->msg_iov,
+		.iov_count = msg->iov_count,
+		.data = msg->data,
+		.context = msg->context,
+		.flags = flags,
+	};
+
+	if (msg->rma_iov_count != 1 ||
+		prov_iov_bytes(msg->msg_iov, msg->iov_count) != msg->rma_iov[0].len ||
+		(kind == PROV_RECORD_READ && (flags & (FI_INJECT | FI_REMOTE_CQ_DATA)) != 0)) {
+		return -FI_EINVAL;
+	}
+	request.address = msg->rma_iov[0].addr;
+	request.key = msg->rma_iov[0].key;
+	return submit(fid, &request);
+}
+
+static ssize_t rma_readv(struct fid_ep *fid, const struct iovec *iov, void **desc, size_t count,
+	fi_addr_t src, uint64_t address, uint64_t key, void *context)
+{
+	GMB_UNUSED(desc);
+	GMB_UNUSED(src);
+	return rma_vector(fid, PROV_RECORD_READ, iov, count, address, key, context);
+}
+
+static ssize_t rma_read(struct fid_ep *fid, void *buffer, size_t bytes, void *desc, fi_addr_t src,
+	uint64_t address, uint64_t key, void *context)
+{
+	const struct iovec iov = { buffer, bytes };
+
+	GMB_UNUSED(desc);
+	return rma_readv(fid, &iov, NULL, 1, src, address, key, context);
+}
+
+static ssize_t rma_readmsg(struct fid_ep *fid, const struct fi_msg_rma *msg, uint64_t flags)
+{
+	return rma_message(fid, PROV_RECORD_READ, msg, flags);
+}
+
+static ssize_t rma_writev(struct fid_ep *fid, const struct iovec *iov, void **desc, size_t count,
+	fi_addr_t dest, uint64_t address, uint64_t key, void *context)
+{
+	GMB_UNUSED(desc);
+	GMB_UNUSED(dest);
+	return rma_vector(fid, PROV_RECORD_WRITE, iov, count, address, key, context);
+}
+
+static ssize_t rma_write(struct fid_ep *fid, const void *buffer, size_t bytes, void *desc,
+	fi_addr_t dest, uint64_t address, uint64_t key, void *context)
+{
+	const struct iovec iov = { (void *)(uintptr_t)buffer, bytes };
+
+	GMB_UNUSED(desc);
+	return rma_writev(fid, &iov, NULL, 1, dest, address, key, context);
+}
+
+static ssize_t rma_writemsg(struct fid_ep *fid, const struct fi_msg_rma *msg, uint64_t flags)
+{
+	return rma_message(fid, PROV_RECORD_WRITE, msg, flags);
+}
+
+static ssize_t rma_writedata(struct fid_ep *fid, const void *buffer, size_t bytes, void *desc,
+	uint64_t data, fi_addr_t dest, uint64_t address, uint64_t key, void *context)
+{
+	const struct iovec iov = { (void *)(uintptr_t)buffer, bytes };
+	const struct request request = {
+		.kind = PROV_RECORD_WRITE,
+		.iov = &iov,
+		.iov_count = 1,
+		.data = data,
+		.address = address,
+		.key = key,
+		.context = context,
+		.flags = tx_flags(fid, FI_REMOTE_CQ_DATA),
+	};
+
+	GMB_UNUSED(desc);
+	GMB_UNUSED(dest);
+	return submit(fid, &request);
+}
+
+static ssize_t rma_inject_writedata(struct fid_ep *fid, const void *buffer, size_t bytes,
+	uint64_t data, fi_addr_t dest, uint64_t address, uint64_t key)
+{
+	const struct iovec iov = { (void *)(uintptr_t)buffer, bytes };
+	const struct request request = {
+		.kind = PROV_RECORD_WRITE,
+		.iov = &iov,
+		.iov_count = 1,
+		.data = data,
+		.address = address,
+		.key = key,
+		.flags = FI_REMOTE_CQ_DATA,
+		.inject = true,
+	};
+
+	GMB_UNUSED(dest);
+	return submit(fid, &request);
+}
+
+static ssize_t rma_inject(struct fid_ep *fid, const void *buffer, size_t bytes, fi_addr_t dest,
+	uint64_t address, uint64_t key)
+{
+	const struct iovec iov = { (void *)(uintptr_t)buffer, bytes };
+	const struct request request = {
+		.kind = PROV_RECORD_WRITE,
+		.iov = &iov,
+		.iov_count = 1,
+		.address = address,
+		.key = key,
+		.inject = true,
+	};
+
+	GMB_UNUSED(dest);
+	return submit(fid, &request);
+}
+
+struct fi_ops_rma prov_rma_ops = {
+	.size = sizeof(struct fi_ops_rma),
+	.read = rma_read,
+	.readv = rma_readv,
+	.readmsg = rma_readmsg,
+	.write = rma_write,
+	.writev = rma_writev,
+	.writemsg = rma_writemsg,
+	.inject = rma_inject,
+	.writedata = rma_writedata,
+	.injectdata = rma_inject_writedata,
+};

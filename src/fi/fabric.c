@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The provider as libfabric loads it, fabrics, and their progress.
+ */
+#include "fi/provider.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+	EVENTS_BATCH = 16,
+	ROUNDS_MAX = 8, /* of a progress: a peer that goes on and on must not keep us in a call */
+	CLOSE_WAIT_MS = 1000,
+};
+
+/* All fabrics, for children after fork(). */
+static pthread_mutex_t fabrics_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct list_node fabrics = { .next = &fabrics, .prev = &fabrics };
+
+/* --- progress --------------------------------------------------------------------------------- */
+
+void prov_conn_close(struct prov_fabric *fabric, struct clan_conn *conn)
+{
+	if (conn != NULL) {
+		clan_conn_set_context(conn, NULL);
+		clan_close(conn);
+		fabric->closing++;
+	}
+}
+
+/* The context of a connection is what it belongs to: an endpoint or a request, which both begin
+ * with a struct fid. NULL: to nothing, it was closed. It is asked for now, since an earlier event
+ * of the same batch can have changed it. */
+static void happened(struct prov_fabric *fabric, const struct clan_event *event)
+{
+	struct fid *owner =
+		event->type == CLAN_EVENT_CLOSED ? NULL : clan_conn_context(event->conn);
+	bool is_ep = owner != NULL && owner->fclass == FI_CLASS_EP;
+
+	switch (event->type) {
+	case CLAN_EVENT_CONNECT:
+		prov_request_arrived(fabric, event->conn);
+		break;
+	case CLAN_EVENT_CONNECTED:
+		if (is_ep) {
+			prov_ep_connected((struct prov_ep *)owner);
+		}
+		break;
+	case CLAN_EVENT_READY:
+		if (is_ep && (event->ready & CLAN_READY_BULK) != 0) {
+			prov_stream_receive((struct prov_ep *)owner);
+		}
+		if (is_ep && (event->ready & CLAN_READY_SEND_BULK) != 0) {
+			prov_stream_send((struct prov_ep *)owner);
+		}
+		break;
+	case CLAN_EVENT_LOST:
+		if (is_ep) {
+			prov_ep_lost((struct prov_ep *)owner, event->status);
+		} else if (owner != NULL) {
+			prov_request_lost((struct prov_request *)owner);
+		}
+		break;
+	case CLAN_EVENT_CLOSED:
+		fabric->closing--;
+		break;
+	default:
+		/* Regions, cookies and tripwires: what a peer does with them concerns nobody. */
+		break;
+	}
+}
+
+static bool take_events(struct prov_fabric *fabric)
+{
+	struct clan_event events[EVENTS_BATCH];
+	int count = clan_queue_wait(fabric->queue, events, EVENTS_BATCH, 0);
+
+	for (int i = 0; i < count; i++) {
+		happened(fabric, &events[i]);
+	}
+	return count == EVENTS_BATCH;
+}
+
+void prov_progress(struct prov_fabric *fabric)
+{
+	struct list_node again;
+	uint32_t rounds = 0;
+
+	if (fabric->queue == NULL) {
+		return;
+	}
+	list_init(&again);
+	while (!list_is_empty(&fabric->again)) {
+		list_push_back(&again, list_pop_front(&fabric->again));
+	}
+	while (!list_is_empty(&again)) {
+		prov_ep_again(list_entry(list_pop_front(&again), struct prov_ep, again_node));
+	}
+	do {
+		while (take_events(fabric) && ++rounds < ROUNDS_MAX) {
+		}
+		if (fabric->armed == 0 ||
+			(clan_queue_arm(fabric->queue) == 0 && list_is_empty(&fabric->again))) {
+			return;
+		}
+	} while (++rounds < ROUNDS_MAX);
+	/* There is still something: whoever sleeps must not. */
+	clan_queue_wake(fabric->queue);
+}
+
+/* --- fabrics ---------------------------------------------------------------------------------- */
+
+/* Connections go when their sockets are closed, which is now. */
+static void wait_for_closed(struct prov_fabric *fabric)
+{
+	struct clan_event events[EVENTS_BATCH];
+	int count;
+
+	while (fabric->closing > 0 &&
+		(count = clan_queue_wait(fabric->queue, events, EVENTS_BATCH, CLOSE_WAIT_MS)) > 0) {
+		for (int i = 0; i < count; i++) {
+			happened(fabric, &events[i]);
+		}
+	}
+}
+
+static int fabric_close(struct fid *fid)
+{
+	struct prov_fabric *fabric = container_of(fid, struct prov_fabric, fabric.fid);
+
+	if (fabric->objects > 0) {
+		return -FI_EBUSY;
+	}
+	pthread_mutex_lock(&fabrics_lock);
+	list_remove(&fabric->node);
+	pthread_mutex_unlock(&fabrics_lock);
+	if (fabric->queue != NULL) {
+		wait_for_closed(fabric);
+		if (clan_queue_destroy(fabric->queue) != 0) {
+			PROV_WARN(FI_LOG_FABRIC, "connections of a closed fabric are left\n");
+		}
+	}
+	pthread_mutex_destroy(&fabric->lock);
+	free(fabric);
+	return 0;
+}
+
+int prov_no_bind(struct fid *fid, struct fid *other, uint64_t flags)
+{
+	GMB_UNUSED(fid);
+	GMB_UNUSED(other);
+	GMB_UNUSED(flags);
+	return -FI_ENOSYS;
+}
+
+int prov_no_control(struct fid *fid, int command, void *arg)
+{
+	GMB_UNUSED(fid);
+	GMB_UNUSED(command);
+	GMB_UNUSED(arg);
+	return -FI_ENOSYS;
+}
+
+static int no_wait_open(struct fid_fabric *fabric, struct fi_wait_attr *attr, struct fid_wait **out)
+{
+	GMB_UNUSED(fabric);
+	GMB_UNUSED(attr);
+	GMB_UNUSED(out);
+	return -FI_ENOSYS;
+}
+
+static struct fi_ops fabric_fid_ops = {
+	.size = sizeof(struct fi_ops),
+	.close = fabric_close,
+	.bind = prov_no_bind,
+	.control = prov_no_control,
+};
+
+static struct fi_ops_fabric fabric_ops = {
+	.size = sizeof(struct fi_ops_fabric),
+	.domain = prov_domain_open,
+	.passive_ep = prov_pep_open,
+	.eq_open = prov_eq_open,
+	.wait_open = no_wait_open,
+	.trywait = prov_trywait,
+};
+
+/* Nobody is inside a fabric while the process forks. */
+static void before_fork(void)
+{
+	pthread_mutex_lock(&fabrics_lock);
+	list_for_each(node, &fabrics)
+	{
+		prov_lock(list_entry(node, struct prov_fabric, node));
+	}
+}
+
+static void after_fork_in_parent(void)
+{
+	list_for_each(node, &fabrics)
+	{
+		prov_unlock(list_entry(node, struct prov_fabric, node));
+	}
+	pthread_mutex_unlock(&fabrics_lock);
+}
+
+/* The parent has the connections. Nothing of a fabric works in the child: its calls find no queue.
+ */
+static void after_fork_in_child(void)
+{
+	list_for_each(node, &fabrics)
+	{
+		struct prov_fabric *fabric = list_entry(node, struct prov_fabric, node);
+
+		if (fabric->queue != NULL) {
+			clan_queue_after_fork(fabric->queue);
+			fabric->queue = NULL;
+		}
+		prov_unlock(fabric);
+	}
+	pthread_mutex_unlock(&fabrics_lock);
+}
+
+static void watch_forks(void)
+{
+	if (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0) {
+		PROV_WARN(FI_LOG_FABRIC, "no memory to notice fork(): do not fork\n");
+	}
+}
+
+int prov_fabric_open(struct fi_fabric_attr *attr, struct fid_fabric **fabric_out, void *context)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	const struct clan_queue_options options = {
+		.size = sizeof(options),
+		.flags = CLAN_QUEUE_PASSIVE,
+	};
+	struct prov_fabric *fabric = calloc(1, sizeof(*fabric));
+	struct clan_error error;
+	int result;
+
+	if (fabric == NULL) {
+		return -FI_ENOMEM;
+	}
+	result = clan_queue_create(&options, &fabric->queue, &error);
+	if (result != 0) {
+		PROV_WARN(FI_LOG_FABRIC, "%s\n", error.text);
+		free(fabric);
+		return result;
+	}
+	fabric->fabric.fid = (struct fid){
+		.fclass = FI_CLASS_FABRIC,
+		.context = context,
+		.ops = &fabric_fid_ops,
+	};
+	fabric->fabric.ops = &fabric_ops;
+	fabric->fabric.api_version = attr->api_version;
+	list_init(&fabric->peps);
+	list_init(&fabric->again);
+	pthread_mutex_init(&fabric->lock, NULL);
+	pthread_once(&once, watch_forks);
+	pthread_mutex_lock(&fabrics_lock);
+	list_push_back(&fabrics, &fabric->node);
+	pthread_mutex_unlock(&fabrics_lock);
+	*fabric_out = &fabric->fabric;
+	return 0;
+}
+
+/* --- the provider ----------------------------------------------------------------------------- */
+
+struct fi_provider prov_provider = {
+	.name = "clan",
+	.version = FI_VERSION(0, 1),
+	.fi_version = FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION),
+	.getinfo = prov_getinfo,
+	.fabric = prov_fabric_open,
+};
+
+/* The one symbol of the library (fi_provider(7)). Libfabric holds a lock: no call of it here. */
+__attribute__((visibility("default"))) struct fi_provider *fi_prov_ini(void);
+struct fi_provider *fi_prov_ini(void)
+{
+	return &prov_provider;
+}

@@ -1,0 +1,686 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Records on a connection: messages, and reads and writes of registered memory.
+ *
+ *   SEND    op 0, payload                       to the receive that was posted first
+ *   WRITE   op, address, key, payload           to a region of the receiver, who sends an ANSWER
+ *   READ    op, address, key, bytes wanted      the receiver sends PIECEs, and an ANSWER
+ *   PIECE   op, data = offset, payload          of what a READ asked for
+ *   ANSWER  op, data = errno or 0               the end of a WRITE or READ
+ *
+ * The bulk ring of clan carries them as a stream, so payload is copied twice: by the sender into
+ * the ring, and by the receiver to its place, both at once when two processors do it. Records of an
+ * endpoint are carried out in order. One that finds no receive posted waits, and so does what is
+ * behind it.
+ *
+ * Rules for peers; who breaks one loses the connection:
+ *   F1  the kind is known, reserved bits are 0
+ *   F2  a side has no more operations under way than it said when it connected
+ *   F3  an ANSWER or PIECE names an operation that waits for it
+ *   F4  PIECEs have the offset that is next, and no more bytes than are wanted
+ *   F5  an ANSWER has an errno, and 0 only when all of a READ has come
+ *   F6  sets of messages of clan other than its stream are not used
+ */
+#include "fi/provider.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+	SHORT_BYTES = offsetof(struct prov_record, address),
+	LONG_BYTES = sizeof(struct prov_record),
+	COPY_BYTES = 32 << 10,	  /* at once, so that the peer can copy at the same time */
+	SEND_BYTES_MAX = 1 << 20, /* in one call */
+	STEPS_MAX = 1024,	  /* of receiving in one call */
+	ERRNO_MAX = 4095,
+};
+
+_Static_assert(SHORT_BYTES == 24 && LONG_BYTES == 40, "records have no padding");
+
+static size_t head_bytes(uint8_t kind)
+{
+	return kind == PROV_RECORD_WRITE || kind == PROV_RECORD_READ ? LONG_BYTES : SHORT_BYTES;
+}
+
+static uint64_t payload_bytes(const struct prov_record *record)
+{
+	return record->kind == PROV_RECORD_READ || record->kind == PROV_RECORD_ANSWER
+		       ? 0
+		       : record->bytes;
+}
+
+/* The part of a vector that begins at skip, of at most bytes_max bytes. Returns its entries. */
+static uint32_t cut(struct iovec *part, const struct iovec *iov, uint32_t count, uint64_t skip,
+	uint64_t bytes_max)
+{
+	uint32_t parts = 0;
+
+	for (uint32_t i = 0; i < count && bytes_max > 0; i++) {
+		uint64_t here = iov[i].iov_len;
+
+		if (skip >= here) {
+			skip -= here;
+			continue;
+		}
+		here = MIN(here - skip, bytes_max);
+		part[parts++] = (struct iovec){
+			.iov_base = (uint8_t *)iov[i].iov_base + skip,
+			.iov_len = here,
+		};
+		bytes_max -= here;
+		skip = 0;
+	}
+	return parts;
+}
+
+/* Looks at the endpoint with the next progress. */
+static void look_again(struct prov_ep *ep)
+{
+	if (!list_is_linked(&ep->again_node)) {
+		list_push_back(&ep->fabric->again, &ep->again_node);
+	}
+}
+
+/* --- pools ------------------------------------------------------------------------------------ */
+
+int prov_stream_init(struct prov_ep *ep, size_t ops, size_t receives)
+{
+	ep->receive_size = 1;
+	while (ep->receive_size < receives) {
+		ep->receive_size *= 2;
+	}
+	ep->receive_max = (uint32_t)receives;
+	ep->op_count = (uint32_t)ops;
+	ep->ops = calloc(ops, sizeof(*ep->ops));
+	ep->receives = calloc(ep->receive_size, sizeof(*ep->receives));
+	list_init(&ep->ops_free);
+	list_init(&ep->answers_free);
+	list_init(&ep->out.ops);
+	list_init(&ep->out.answers);
+	list_init(&ep->in.use.node);
+	if (ep->ops == NULL || ep->receives == NULL) {
+		prov_stream_fini(ep);
+		return -FI_ENOMEM;
+	}
+	for (uint32_t i = 0; i < ops; i++) {
+		ep->ops[i].number = i;
+		list_push_back(&ep->ops_free, &ep->ops[i].node);
+	}
+	return 0;
+}
+
+int prov_stream_init_answers(struct prov_ep *ep, uint32_t peer_ops)
+{
+	ep->answers = calloc(peer_ops, sizeof(*ep->answers));
+	if (ep->answers == NULL) {
+		return -FI_ENOMEM;
+	}
+	for (uint32_t i = 0; i < peer_ops; i++) {
+		list_init(&ep->answers[i].use.node);
+		list_push_back(&ep->answers_free, &ep->answers[i].node);
+	}
+	return 0;
+}
+
+void prov_stream_fini(struct prov_ep *ep)
+{
+	free(ep->ops);
+	free(ep->receives);
+	free(ep->answers);
+}
+
+/* --- completing ------------------------------------------------------------------------------- */
+
+static void complete_op(struct prov_ep *ep, struct prov_op *op, int error)
+{
+	const struct prov_entry entry = {
+		.context = op->context,
+		.flags = op->flags,
+		.bytes = op->bytes,
+		.error = error,
+	};
+
+	if (op->told || (error != 0 && !op->silent)) {
+		prov_cq_complete(ep->tx_cq, &entry);
+	} else {
+		prov_cq_release(ep->tx_cq);
+	}
+	op->in_use = false;
+	op->waits = false;
+	list_push_front(&ep->ops_free, &op->node);
+}
+
+/* The receive that was posted first is over. */
+static void complete_receive(struct prov_ep *ep, struct prov_entry *entry)
+{
+	struct prov_receive *receive = &ep->receives[ep->receive_first];
+
+	entry->context = receive->context;
+	entry->flags |= FI_RECV | FI_MSG;
+	if (receive->told || entry->error != 0) {
+		prov_cq_complete(ep->rx_cq, entry);
+	} else {
+		prov_cq_release(ep->rx_cq);
+	}
+	ep->receive_first = (ep->receive_first + 1) & (ep->receive_size - 1);
+	ep->receive_count--;
+}
+
+static void finish_answer(struct prov_ep *ep, struct prov_answer *answer)
+{
+	prov_use_end(&answer->use);
+	list_remove(&answer->node);
+	list_push_front(&ep->answers_free, &answer->node);
+}
+
+void prov_stream_flush(struct prov_ep *ep, int error)
+{
+	prov_stream_flush_ops(ep, error);
+	while (!list_is_empty(&ep->out.answers)) {
+		finish_answer(
+			ep, list_entry(list_first(&ep->out.answers), struct prov_answer, node));
+	}
+	ep->out.answer = NULL;
+	if (ep->in.answer != NULL) {
+		finish_answer(ep, ep->in.answer);
+	}
+	if (ep->in.promised) {
+		prov_cq_release_remote(ep->rx_cq);
+	}
+	prov_use_end(&ep->in.use);
+	memset(&ep->in, 0, sizeof(ep->in));
+	list_init(&ep->in.use.node);
+	while (ep->receive_count > 0) {
+		struct prov_entry entry = { .error = FI_ECANCELED };
+
+		complete_receive(ep, &entry);
+	}
+}
+
+void prov_stream_flush_ops(struct prov_ep *ep, int error)
+{
+	ep->out.op = NULL;
+	for (uint32_t i = 0; i < ep->op_count; i++) {
+		if (ep->ops[i].in_use) {
+			list_remove(&ep->ops[i].node);
+			complete_op(ep, &ep->ops[i], error);
+		}
+	}
+}
+
+/* --- sending ---------------------------------------------------------------------------------- */
+
+static void prepare_answer(struct prov_out *out, struct prov_answer *answer)
+{
+	/* The region was closed meanwhile: what was sent of it is void. */
+	if (answer->read && answer->status == 0 && answer->use.mr == NULL) {
+		answer->status = FI_EACCES;
+	}
+	out->answer = answer;
+	out->head_done = 0;
+	out->piece_done = 0;
+	out->record = (struct prov_record){ .kind = PROV_RECORD_ANSWER, .op = answer->op };
+	if (answer->read && answer->status == 0 && answer->done < answer->bytes) {
+		out->record.kind = PROV_RECORD_PIECE;
+		out->record.data = answer->done;
+		out->record.bytes = MIN(answer->bytes - answer->done, (uint64_t)PROV_PIECE_BYTES);
+	} else {
+		out->record.data = (uint64_t)answer->status;
+	}
+}
+
+/* Chooses what is sent next, in turn. False: nothing. */
+static bool choose(struct prov_out *out)
+{
+	bool answers = !list_is_empty(&out->answers);
+
+	if (!answers && list_is_empty(&out->ops)) {
+		return false;
+	}
+	if (answers && (out->answers_next || list_is_empty(&out->ops))) {
+		prepare_answer(
+			out, list_entry(list_first(&out->answers), struct prov_answer, node));
+	} else {
+		out->op = list_entry(list_pop_front(&out->ops), struct prov_op, node);
+		out->head_done = 0;
+	}
+	out->answers_next = !out->answers_next;
+	return true;
+}
+
+/* The rest of a record's head as the first entry of a vector. */
+static uint32_t rest_of_head(
+	const struct prov_out *out, struct prov_record *record, struct iovec *iov)
+{
+	size_t bytes = head_bytes(record->kind);
+
+	if (out->head_done == bytes) {
+		return 0;
+	}
+	iov[0].iov_base = (uint8_t *)record + out->head_done;
+	iov[0].iov_len = bytes - out->head_done;
+	return 1;
+}
+
+/* Writes some of a vector, whose head comes first. Returns the bytes of the payload that were
+ * written, or a negative errno. */
+static ssize_t write_some(struct prov_ep *ep, const struct iovec *iov, uint32_t count, size_t head)
+{
+	ssize_t written = clan_writev(ep->conn, iov, count);
+	size_t of_head;
+
+	if (written < 0) {
+		return written;
+	}
+	of_head = MIN((size_t)written, head);
+	ep->out.head_done += (uint8_t)of_head;
+	return written - (ssize_t)of_head;
+}
+
+static ssize_t send_op(struct prov_ep *ep)
+{
+	struct prov_out *out = &ep->out;
+	struct prov_op *op = out->op;
+	struct iovec iov[1 + PROV_IOV_MAX];
+	uint32_t heads = rest_of_head(out, &op->record, iov);
+	uint32_t count = heads;
+	uint64_t payload = payload_bytes(&op->record);
+	ssize_t written;
+
+	if (payload > 0) {
+		count += cut(iov + heads, op->iov, op->iov_count, op->done, COPY_BYTES);
+	}
+	written = write_some(ep, iov, count, heads > 0 ? iov[0].iov_len : 0);
+	if (written < 0) {
+		return written;
+	}
+	if (payload > 0) {
+		op->done += (uint64_t)written;
+	}
+	if (out->head_done == head_bytes(op->record.kind) && op->done == payload) {
+		out->op = NULL;
+		if (op->record.kind == PROV_RECORD_SEND) {
+			complete_op(ep, op, 0);
+		} else {
+			op->waits = true;
+		}
+	}
+	return written;
+}
+
+static ssize_t send_answer(struct prov_ep *ep)
+{
+	static const uint8_t zeroes[4096];
+	struct prov_out *out = &ep->out;
+	struct prov_answer *answer = out->answer;
+	struct iovec iov[2];
+	uint32_t heads = rest_of_head(out, &out->record, iov);
+	uint32_t count = heads;
+	uint64_t payload = payload_bytes(&out->record);
+	uint64_t left = payload - out->piece_done;
+	ssize_t written;
+
+	if (left > 0 && answer->use.mr != NULL) {
+		iov[count++] = (struct iovec){
+			.iov_base = answer->from + answer->done + out->piece_done,
+			.iov_len = MIN(left, (uint64_t)COPY_BYTES),
+		};
+	} else if (left > 0) {
+		/* The region was closed in the middle of the piece, whose length is promised. */
+		iov[count++] = (struct iovec){
+			.iov_base = (void *)(uintptr_t)zeroes,
+			.iov_len = MIN(left, sizeof(zeroes)),
+		};
+	}
+	written = write_some(ep, iov, count, heads > 0 ? iov[0].iov_len : 0);
+	if (written < 0) {
+		return written;
+	}
+	out->piece_done += (uint64_t)written;
+	if (out->head_done < head_bytes(out->record.kind) || out->piece_done < payload) {
+		return written;
+	}
+	out->answer = NULL;
+	answer->done += payload;
+	if (payload == 0) {
+		finish_answer(ep, answer);
+	}
+	return written;
+}
+
+void prov_stream_send(struct prov_ep *ep)
+{
+	struct prov_out *out = &ep->out;
+	uint64_t sent = 0;
+
+	if (ep->state != PROV_EP_CONNECTED) {
+		return;
+	}
+	while (out->op != NULL || out->answer != NULL || choose(out)) {
+		ssize_t written;
+
+		if (sent >= SEND_BYTES_MAX) {
+			look_again(ep);
+			break;
+		}
+		written = out->op != NULL ? send_op(ep) : send_answer(ep);
+		if (written < 0) {
+			break; /* CLAN_EVENT_READY or CLAN_EVENT_LOST follows */
+		}
+		sent += (uint64_t)written;
+		if (written >= COPY_BYTES) {
+			clan_flush(ep->conn);
+		}
+	}
+	clan_flush(ep->conn);
+}
+
+/* --- receiving -------------------------------------------------------------------------------- */
+
+static int broken(struct prov_ep *ep, const char *rule)
+{
+	struct clan_peer peer;
+
+	clan_conn_peer(ep->conn, &peer);
+	PROV_WARN(FI_LOG_EP_DATA, "the peer (process %d) broke a rule: %s\n", (int)peer.pid, rule);
+	return -EPROTO;
+}
+
+static struct prov_answer *new_answer(struct prov_ep *ep)
+{
+	struct list_node *node = list_pop_front(&ep->answers_free);
+	struct prov_answer *answer;
+
+	if (node == NULL) {
+		return NULL;
+	}
+	answer = list_entry(node, struct prov_answer, node);
+	answer->op = ep->in.record.op;
+	answer->status = 0;
+	answer->read = ep->in.record.kind == PROV_RECORD_READ;
+	answer->bytes = ep->in.record.bytes;
+	answer->done = 0;
+	return answer;
+}
+
+static int read_arrived(struct prov_ep *ep)
+{
+	const struct prov_record *record = &ep->in.record;
+	struct prov_answer *answer = new_answer(ep);
+
+	if (answer == NULL) {
+		return broken(ep, "F2: more reads than it announced");
+	}
+	answer->status = -prov_use_begin(&answer->use, ep->domain, record->key, record->address,
+		record->bytes, FI_REMOTE_READ);
+	answer->from = (uint8_t *)(uintptr_t)record->address;
+	list_push_back(&ep->out.answers, &answer->node);
+	return 1;
+}
+
+static int write_arrived(struct prov_ep *ep)
+{
+	struct prov_in *in = &ep->in;
+	const struct prov_record *record = &in->record;
+
+	if ((record->flags & PROV_RECORD_HAS_DATA) != 0 && !prov_cq_promise_remote(ep->rx_cq)) {
+		look_again(ep);
+		return 0;
+	}
+	in->promised = (record->flags & PROV_RECORD_HAS_DATA) != 0;
+	in->answer = new_answer(ep);
+	if (in->answer == NULL) {
+		return broken(ep, "F2: more writes than it announced");
+	}
+	in->answer->status = -prov_use_begin(
+		&in->use, ep->domain, record->key, record->address, record->bytes, FI_REMOTE_WRITE);
+	in->write_to = (uint8_t *)(uintptr_t)record->address;
+	return 1;
+}
+
+/* The operation of ours that the record is about; NULL: none that waits. */
+static struct prov_op *op_of(const struct prov_ep *ep)
+{
+	uint32_t number = ep->in.record.op;
+	struct prov_op *op = number < ep->op_count ? &ep->ops[number] : NULL;
+
+	return op != NULL && op->in_use && op->waits ? op : NULL;
+}
+
+static int piece_arrived(struct prov_ep *ep)
+{
+	const struct prov_record *record = &ep->in.record;
+	struct prov_op *op = op_of(ep);
+
+	if (op == NULL && ep->state == PROV_EP_DRAINING) {
+		return 1; /* it has failed with the connection */
+	}
+	if (op == NULL || op->record.kind != PROV_RECORD_READ) {
+		return broken(ep, "F3: a piece of nothing that was read");
+	}
+	if (record->data != op->done || record->bytes == 0 ||
+		record->bytes > op->bytes - op->done) {
+		return broken(ep, "F4: a piece in the wrong place");
+	}
+	return 1;
+}
+
+static int answer_arrived(struct prov_ep *ep)
+{
+	const struct prov_record *record = &ep->in.record;
+	struct prov_op *op = op_of(ep);
+
+	if (op == NULL && ep->state == PROV_EP_DRAINING) {
+		return 1;
+	}
+	if (op == NULL) {
+		return broken(ep, "F3: an answer to nothing");
+	}
+	if (record->data > ERRNO_MAX || (record->data == 0 && op->record.kind == PROV_RECORD_READ &&
+						op->done != op->bytes)) {
+		return broken(ep, "F5: an impossible answer");
+	}
+	complete_op(ep, op, (int)record->data);
+	return 1;
+}
+
+/* A record has come up to its payload. 1: take that, 0: not now, or a negative errno. */
+static int record_arrived(struct prov_ep *ep)
+{
+	const struct prov_record *record = &ep->in.record;
+	uint8_t flags = record->kind == PROV_RECORD_SEND || record->kind == PROV_RECORD_WRITE
+				? PROV_RECORD_HAS_DATA
+				: 0;
+
+	if (record->reserved != 0 || (record->flags & ~flags) != 0) {
+		return broken(ep, "F1: reserved bits");
+	}
+	switch (record->kind) {
+	case PROV_RECORD_SEND:
+		return ep->receive_count > 0;
+	case PROV_RECORD_WRITE:
+		return write_arrived(ep);
+	case PROV_RECORD_READ:
+		return read_arrived(ep);
+	case PROV_RECORD_PIECE:
+		return piece_arrived(ep);
+	case PROV_RECORD_ANSWER:
+		return answer_arrived(ep);
+	default:
+		return broken(ep, "F1: an unknown kind of record");
+	}
+}
+
+/* Where the next bytes of the payload go: entries of a vector; 0: nowhere, they are thrown away. */
+static uint32_t place(struct prov_ep *ep, struct iovec *iov, uint64_t bytes)
+{
+	struct prov_in *in = &ep->in;
+	const struct prov_receive *receive;
+	const struct prov_op *op;
+
+	switch (in->record.kind) {
+	case PROV_RECORD_SEND:
+		receive = &ep->receives[ep->receive_first];
+		return cut(iov, receive->iov, receive->iov_count, in->done, bytes);
+	case PROV_RECORD_WRITE:
+		iov[0] = (struct iovec){ .iov_base = in->write_to + in->done, .iov_len = bytes };
+		return in->use.mr != NULL;
+	default:
+		op = op_of(ep);
+		return op == NULL ? 0
+				  : cut(iov, op->iov, op->iov_count, op->done + in->done, bytes);
+	}
+}
+
+static ssize_t take_payload(struct prov_ep *ep)
+{
+	uint8_t nowhere[4096];
+	uint64_t left = payload_bytes(&ep->in.record) - ep->in.done;
+	struct iovec iov[PROV_IOV_MAX];
+	uint32_t count = place(ep, iov, left);
+
+	if (count == 0) {
+		iov[0] = (struct iovec){ nowhere, MIN(left, sizeof(nowhere)) };
+		count = 1;
+	}
+	return clan_readv(ep->conn, iov, count, 0);
+}
+
+static void send_is_complete(struct prov_ep *ep)
+{
+	const struct prov_record *record = &ep->in.record;
+	const struct prov_receive *receive = &ep->receives[ep->receive_first];
+	uint64_t room = prov_iov_bytes(receive->iov, receive->iov_count);
+	struct prov_entry entry = { .bytes = MIN(record->bytes, room) };
+
+	if ((record->flags & PROV_RECORD_HAS_DATA) != 0) {
+		entry.flags = FI_REMOTE_CQ_DATA;
+		entry.data = record->data;
+	}
+	if (record->bytes > room) {
+		entry.error = FI_ETRUNC;
+		entry.lost_bytes = record->bytes - room;
+	}
+	complete_receive(ep, &entry);
+}
+
+static void write_is_complete(struct prov_ep *ep)
+{
+	struct prov_in *in = &ep->in;
+	struct prov_answer *answer = in->answer;
+
+	if (answer->status == 0 && in->use.mr == NULL) {
+		answer->status = FI_EACCES; /* closed on the way */
+	}
+	if (in->promised && answer->status == 0) {
+		const struct prov_entry entry = {
+			.flags = FI_REMOTE_WRITE | FI_RMA | FI_REMOTE_CQ_DATA,
+			.bytes = in->record.bytes,
+			.data = in->record.data,
+		};
+
+		prov_cq_complete(ep->rx_cq, &entry);
+	} else if (in->promised) {
+		prov_cq_release_remote(ep->rx_cq);
+	}
+	in->promised = false;
+	in->answer = NULL;
+	prov_use_end(&in->use);
+	list_push_back(&ep->out.answers, &answer->node);
+}
+
+static void piece_is_complete(struct prov_ep *ep)
+{
+	struct prov_op *op = op_of(ep);
+
+	if (op != NULL) {
+		op->done += ep->in.record.bytes;
+	}
+}
+
+static void record_is_complete(struct prov_ep *ep)
+{
+	switch (ep->in.record.kind) {
+	case PROV_RECORD_SEND:
+		send_is_complete(ep);
+		break;
+	case PROV_RECORD_WRITE:
+		write_is_complete(ep);
+		break;
+	case PROV_RECORD_PIECE:
+		piece_is_complete(ep);
+		break;
+	default:
+		break;
+	}
+	ep->in.head_bytes = 0;
+	ep->in.open = false;
+	ep->in.done = 0;
+}
+
+/* 1: go on, 0: not now, or a negative errno. */
+static int receive_step(struct prov_ep *ep)
+{
+	struct prov_in *in = &ep->in;
+	size_t head =
+		in->head_bytes < SHORT_BYTES ? (size_t)SHORT_BYTES : head_bytes(in->record.kind);
+	ssize_t count;
+
+	if (in->head_bytes < head) {
+		const struct iovec iov = {
+			.iov_base = (uint8_t *)&in->record + in->head_bytes,
+			.iov_len = head - in->head_bytes,
+		};
+
+		count = clan_readv(ep->conn, &iov, 1, 0);
+		if (count < 0) {
+			return (int)count;
+		}
+		in->head_bytes += (uint8_t)count;
+		if (in->head_bytes < SHORT_BYTES || in->head_bytes < head_bytes(in->record.kind)) {
+			return 1;
+		}
+	}
+	if (!in->open) {
+		int result = record_arrived(ep);
+
+		if (result <= 0) {
+			return result;
+		}
+		in->open = true;
+	}
+	if (in->done < payload_bytes(&in->record)) {
+		count = take_payload(ep);
+		if (count < 0) {
+			return (int)count;
+		}
+		in->done += (uint64_t)count;
+	}
+	if (in->done == payload_bytes(&in->record)) {
+		record_is_complete(ep);
+	}
+	return 1;
+}
+
+void prov_stream_receive(struct prov_ep *ep)
+{
+	uint32_t steps = 0;
+	int result = 1;
+
+	if (ep->state != PROV_EP_CONNECTED && ep->state != PROV_EP_DRAINING) {
+		return;
+	}
+	while (result == 1 && steps++ < STEPS_MAX) {
+		result = receive_step(ep);
+	}
+	if (result == 1) {
+		look_again(ep);
+	} else if (result == -EBADMSG) {
+		result = broken(ep, "F6: a message that is no stream");
+	}
+	if (result < 0 && result != -EAGAIN) {
+		prov_ep_end(ep, FI_ECONNRESET);
+	} else if (!list_is_empty(&ep->out.answers)) {
+		prov_stream_send(ep);
+	}
+}

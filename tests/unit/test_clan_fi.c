@@ -1,0 +1,844 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The provider clan of libfabric, asked by the calls of libfabric what clan-fi(7) promises.
+ */
+#include "fi_world.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* --- what it offers --------------------------------------------------------------------------- */
+
+static void offers_what_it_can(void **state)
+{
+	struct fi_info *hints = fi_world_hints();
+	struct fi_info *info;
+
+	(void)state;
+	assert_int_equal(fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &info), 0);
+	assert_int_equal(info->ep_attr->type, FI_EP_MSG);
+	assert_int_equal(info->domain_attr->mr_mode, hints->domain_attr->mr_mode);
+	assert_int_equal(info->caps & hints->caps, hints->caps);
+	assert_int_not_equal(info->caps & FI_LOCAL_COMM, 0);
+	assert_true(info->tx_attr->size > 0 && info->rx_attr->size > 0);
+	assert_non_null(info->src_addr);
+	fi_freeinfo(info);
+	hints->tx_attr->size = 7;
+	hints->rx_attr->size = 9;
+	assert_int_equal(fi_getinfo(FI_VERSION(1, 17), "127.0.0.1", "4711", 0, hints, &info), 0);
+	assert_int_equal(info->tx_attr->size, 7);
+	assert_int_equal(info->rx_attr->size, 9);
+	assert_int_equal(((struct sockaddr_in *)info->dest_addr)->sin_port, htons(4711));
+	fi_freeinfo(info);
+	fi_freeinfo(hints);
+}
+
+static void no_tags(struct fi_info *hints)
+{
+	hints->caps |= FI_TAGGED;
+}
+
+static void no_datagrams(struct fi_info *hints)
+{
+	hints->ep_attr->type = FI_EP_DGRAM;
+}
+
+static void no_shared_receives(struct fi_info *hints)
+{
+	hints->ep_attr->rx_ctx_cnt = FI_SHARED_CONTEXT;
+}
+
+static void no_own_progress(struct fi_info *hints)
+{
+	hints->domain_attr->data_progress = FI_PROGRESS_AUTO;
+}
+
+static void no_chosen_keys(struct fi_info *hints)
+{
+	hints->domain_attr->mr_mode = FI_MR_VIRT_ADDR;
+}
+
+static void no_write_after_read(struct fi_info *hints)
+{
+	hints->tx_attr->msg_order = FI_ORDER_WAR;
+}
+
+static void no_large_inject(struct fi_info *hints)
+{
+	hints->tx_attr->inject_size = 1 << 20;
+}
+
+static void no_delivery(struct fi_info *hints)
+{
+	hints->tx_attr->op_flags = FI_DELIVERY_COMPLETE;
+}
+
+static void refuses_what_it_cannot(void **state)
+{
+	static void (*const demands[])(struct fi_info * hints) = { no_tags, no_datagrams,
+		no_shared_receives, no_own_progress, no_chosen_keys, no_write_after_read,
+		no_large_inject, no_delivery };
+	struct fi_info *hints;
+	struct fi_info *info;
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_COUNT(demands); i++) {
+		hints = fi_world_hints();
+		demands[i](hints);
+		assert_int_equal(
+			fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &info), -FI_ENODATA);
+		fi_freeinfo(hints);
+	}
+}
+
+/* 192.0.2.0/24 is for documentation: no machine has an address of it. */
+static void refuses_other_machines(void **state)
+{
+	struct sockaddr_in there = { .sin_family = AF_INET, .sin_port = htons(4711) };
+	struct fi_info *hints = fi_world_hints();
+	struct fi_info *info;
+	struct side side;
+
+	(void)state;
+	assert_int_equal(
+		fi_getinfo(FI_VERSION(1, 17), "192.0.2.1", "4711", 0, hints, &info), -FI_ENODATA);
+	assert_int_equal(
+		fi_getinfo(FI_VERSION(1, 17), "192.0.2.1", "4711", FI_SOURCE, hints, &info),
+		-FI_ENODATA);
+	fi_freeinfo(hints);
+	side_open(&side, FI_WAIT_NONE);
+	side_make_ep(&side, NULL);
+	there.sin_addr.s_addr = inet_addr("192.0.2.1");
+	assert_int_equal(fi_connect(side.ep, &there, NULL, 0), -FI_EHOSTUNREACH);
+	side_close(&side);
+}
+
+/* --- connecting --------------------------------------------------------------------------------
+ */
+
+static void connects_with_data(void **state)
+{
+	uint64_t space[(sizeof(struct fi_eq_cm_entry) + 256) / sizeof(uint64_t)];
+	struct fi_eq_cm_entry *entry = (struct fi_eq_cm_entry *)space;
+	struct side server;
+	struct side client;
+	struct sockaddr_in name;
+	size_t bytes = sizeof(name);
+	uint8_t hello[256];
+	uint16_t port;
+
+	(void)state;
+	pattern_fill(hello, sizeof(hello), 1);
+	side_open(&server, FI_WAIT_NONE);
+	side_open(&client, FI_WAIT_NONE);
+	port = side_listen(&server);
+	side_make_ep(&client, NULL);
+	assert_int_equal(side_connect(&client, port, hello, sizeof(hello) + 1), -FI_EINVAL);
+	assert_int_equal(fi_send(client.ep, hello, 1, NULL, 0, NULL), -FI_ENOTCONN);
+	assert_int_equal(side_connect(&client, port, hello, sizeof(hello)), 0);
+	assert_int_equal(await_event(&server, &client, entry, sizeof(space), NULL), FI_CONNREQ);
+	assert_ptr_equal(entry->fid, &server.pep->fid);
+	pattern_check(entry->data, sizeof(hello), 1);
+	assert_int_equal(entry->info->dest_addrlen, sizeof(struct sockaddr_in));
+	assert_int_equal(((struct sockaddr_in *)entry->info->dest_addr)->sin_addr.s_addr,
+		htonl(INADDR_LOOPBACK));
+	side_make_ep(&server, entry->info);
+	fi_freeinfo(entry->info);
+	pattern_fill(hello, sizeof(hello), 2);
+	assert_int_equal(fi_accept(server.ep, hello, 100), 0);
+	assert_int_equal(await_event(&server, &client, entry, sizeof(space), NULL), FI_CONNECTED);
+	assert_ptr_equal(entry->fid->context, &server);
+	assert_int_equal(await_event(&client, &server, entry, sizeof(space), NULL), FI_CONNECTED);
+	pattern_check(entry->data, 100, 2);
+	assert_int_equal(fi_getpeer(client.ep, &name, &bytes), 0);
+	assert_int_equal(ntohs(name.sin_port), port);
+	side_close(&client);
+	side_close(&server);
+}
+
+static void rejects_with_data(void **state)
+{
+	struct fi_eq_cm_entry entry;
+	struct fi_eq_err_entry error = { 0 };
+	struct side server;
+	struct side client;
+	uint8_t why[24];
+
+	(void)state;
+	pattern_fill(why, sizeof(why), 3);
+	side_open(&server, FI_WAIT_NONE);
+	side_open(&client, FI_WAIT_NONE);
+	side_make_ep(&client, NULL);
+	assert_int_equal(side_connect(&client, side_listen(&server), NULL, 0), 0);
+	assert_int_equal(await_event(&server, &client, &entry, sizeof(entry), NULL), FI_CONNREQ);
+	assert_int_equal(fi_reject(server.pep, entry.info->handle, why, sizeof(why)), 0);
+	fi_freeinfo(entry.info);
+	assert_int_equal(await_event(&client, &server, &entry, sizeof(entry), &error), 0);
+	assert_int_equal(error.err, FI_ECONNREFUSED);
+	assert_ptr_equal(error.fid, &client.ep->fid);
+	assert_int_equal(error.err_data_size, sizeof(why));
+	pattern_check(error.err_data, sizeof(why), 3);
+	side_close(&client);
+	side_close(&server);
+}
+
+static void nobody_listens(void **state)
+{
+	struct fi_eq_cm_entry entry;
+	struct fi_eq_err_entry error = { 0 };
+	struct side server;
+	struct side client;
+	uint16_t port;
+
+	(void)state;
+	side_open(&server, FI_WAIT_NONE);
+	port = side_listen(&server);
+	side_close(&server);
+	side_open(&client, FI_WAIT_NONE);
+	side_make_ep(&client, NULL);
+	assert_int_equal(side_connect(&client, port, NULL, 0), 0);
+	assert_int_equal(await_event(&client, NULL, &entry, sizeof(entry), &error), 0);
+	assert_int_equal(error.err, FI_ECONNREFUSED);
+	side_close(&client);
+}
+
+static void a_port_has_one_listener(void **state)
+{
+	struct sockaddr_in name;
+	size_t bytes = sizeof(name);
+	struct fid_pep *second;
+	struct side server;
+
+	(void)state;
+	side_open(&server, FI_WAIT_NONE);
+	side_listen(&server);
+	assert_int_equal(fi_getname(&server.pep->fid, &name, &bytes), 0);
+	assert_int_equal(fi_passive_ep(server.fabric, server.info, &second, NULL), 0);
+	assert_int_equal(fi_setname(&second->fid, &name, bytes), 0);
+	assert_int_equal(fi_listen(second), -FI_ENOEQ);
+	assert_int_equal(fi_pep_bind(second, &server.eq->fid, 0), 0);
+	assert_int_equal(fi_listen(second), -FI_EADDRINUSE);
+	assert_int_equal(fi_close(&second->fid), 0);
+	side_close(&server);
+}
+
+/* The connector gives up before, and after, its event is read; both times the acceptor is told. */
+static void the_connector_gives_up(void **state)
+{
+	struct fi_eq_cm_entry entry;
+	struct side server;
+	struct side client;
+	uint16_t port;
+
+	(void)state;
+	side_open(&server, FI_WAIT_NONE);
+	port = side_listen(&server);
+	side_open(&client, FI_WAIT_NONE);
+	side_make_ep(&client, NULL);
+	assert_int_equal(side_connect(&client, port, NULL, 0), 0);
+	assert_int_equal(await_event(&server, &client, &entry, sizeof(entry), NULL), FI_CONNREQ);
+	side_close(&client);
+	side_make_ep(&server, entry.info);
+	fi_freeinfo(entry.info);
+	/* Whether the end is known by now, or comes as the end of a connection, is both right. */
+	if (fi_accept(server.ep, NULL, 0) == 0) {
+		while (await_event(&server, NULL, &entry, sizeof(entry), NULL) != FI_SHUTDOWN) {
+		}
+	}
+	side_close(&server);
+}
+
+/* Two processes that connect to each other at once get two connections; one to oneself works. */
+static void crossing_and_own_connections(void **state)
+{
+	struct fi_eq_cm_entry entry;
+	struct fid_ep *own;
+	uint8_t out[64];
+	uint8_t in[64];
+	struct side side;
+
+	(void)state;
+	side_open(&side, FI_WAIT_NONE);
+	side_make_ep(&side, NULL);
+	own = side.ep;
+	assert_int_equal(side_connect(&side, side_listen(&side), NULL, 0), 0);
+	assert_int_equal(await_event(&side, NULL, &entry, sizeof(entry), NULL), FI_CONNREQ);
+	side_make_ep(&side, entry.info);
+	fi_freeinfo(entry.info);
+	assert_int_equal(fi_accept(side.ep, NULL, 0), 0);
+	assert_int_equal(await_event(&side, NULL, &entry, sizeof(entry), NULL), FI_CONNECTED);
+	assert_int_equal(await_event(&side, NULL, &entry, sizeof(entry), NULL), FI_CONNECTED);
+	pattern_fill(out, sizeof(out), 4);
+	assert_int_equal(fi_recv(own, in, sizeof(in), NULL, 0, in), 0);
+	assert_int_equal(fi_send(side.ep, out, sizeof(out), NULL, 0, out), 0);
+	await_done(&side, NULL, out);
+	await_done(&side, NULL, in);
+	pattern_check(in, sizeof(in), 4);
+	assert_int_equal(fi_close(&own->fid), 0);
+	side_close(&side);
+}
+
+/* --- messages ----------------------------------------------------------------------------------
+ */
+
+static void carries_messages_of_every_size(void **state)
+{
+	static const size_t sizes[] = { 0, 1, 24, 40, 4096, 8184, 8185, 16384 + 64, 1 << 20,
+		(3 << 20) + 5 };
+	uint8_t *out = malloc(4 << 20);
+	uint8_t *in = malloc(4 << 20);
+	struct pair pair;
+
+	(void)state;
+	pair_open(&pair);
+	for (size_t i = 0; i < ARRAY_COUNT(sizes); i++) {
+		struct fi_cq_data_entry entry;
+
+		pattern_fill(out, sizes[i], (uint32_t)i);
+		memset(in, 0xee, sizes[i] + 1);
+		assert_int_equal(fi_recv(pair.server.ep, in, 4 << 20, NULL, 0, in), 0);
+		assert_int_equal(fi_senddata(pair.client.ep, out, sizes[i], NULL, i, 0, out), 0);
+		assert_int_equal(await_completion(&pair.server, &pair.client, &entry, NULL), 0);
+		assert_ptr_equal(entry.op_context, in);
+		assert_int_equal(entry.len, sizes[i]);
+		assert_int_equal(entry.data, i);
+		assert_int_equal(entry.flags, FI_RECV | FI_MSG | FI_REMOTE_CQ_DATA);
+		pattern_check(in, sizes[i], (uint32_t)i);
+		assert_int_equal(in[sizes[i]], 0xee);
+		assert_int_equal(await_completion(&pair.client, &pair.server, &entry, NULL), 0);
+		assert_int_equal(entry.flags, FI_SEND | FI_MSG);
+	}
+	pair_close(&pair);
+	free(out);
+	free(in);
+}
+
+/* Vectors on both sides that are cut in different places, both ways at once. */
+static void carries_vectors_both_ways(void **state)
+{
+	enum { BYTES = 700000 };
+	uint8_t *memory = malloc(4 * BYTES);
+	struct pair pair;
+
+	(void)state;
+	pair_open(&pair);
+	for (int i = 0; i < 2; i++) {
+		struct side *from = i == 0 ? &pair.client : &pair.server;
+		struct side *to = i == 0 ? &pair.server : &pair.client;
+		uint8_t *out = memory + i * BYTES;
+		uint8_t *in = memory + (2 + i) * BYTES;
+		struct iovec parts[] = { { out, 1 }, { out + 1, 0 }, { out + 1, 99999 },
+			{ out + 100000, BYTES - 100000 } };
+		struct iovec places[] = { { in, 500000 }, { in + 500000, BYTES - 500000 } };
+
+		pattern_fill(out, BYTES, (uint32_t)i);
+		assert_int_equal(fi_recvv(to->ep, places, NULL, 2, 0, in), 0);
+		assert_int_equal(fi_sendv(from->ep, parts, NULL, 4, 0, out), 0);
+	}
+	for (int i = 0; i < 2; i++) {
+		struct fi_cq_data_entry entry;
+
+		assert_int_equal(await_completion(&pair.client, &pair.server, &entry, NULL), 0);
+		assert_int_equal(await_completion(&pair.server, &pair.client, &entry, NULL), 0);
+	}
+	pattern_check(memory + 2 * BYTES, BYTES, 0);
+	pattern_check(memory + 3 * BYTES, BYTES, 1);
+	pair_close(&pair);
+	free(memory);
+}
+
+/* Without receives messages wait: in the ring, then as operations, and then there is no more room.
+ * Nothing is lost, and the order is kept. Injected ones give no completion. */
+static void waits_for_receives(void **state)
+{
+	uint32_t sent = 0;
+	struct pair pair;
+
+	(void)state;
+	pair_open(&pair);
+	for (;;) {
+		uint8_t message[256];
+		ssize_t result;
+
+		pattern_fill(message, sizeof(message), sent);
+		result = fi_inject(pair.client.ep, message, sizeof(message), 0);
+		if (result == -FI_EAGAIN) {
+			break;
+		}
+		assert_int_equal(result, 0);
+		sent++;
+		assert_true(sent < 100000);
+		drive(&pair.server);
+	}
+	assert_true(sent > pair.client.info->tx_attr->size);
+	for (uint32_t i = 0; i < sent; i++) {
+		uint8_t in[256];
+
+		assert_int_equal(fi_recv(pair.server.ep, in, sizeof(in), NULL, 0, in), 0);
+		await_done(&pair.server, &pair.client, in);
+		pattern_check(in, sizeof(in), i);
+	}
+	assert_int_equal(
+		fi_cq_read(pair.client.cq, &(struct fi_cq_data_entry){ 0 }, 1), -FI_EAGAIN);
+	pair_close(&pair);
+}
+
+static void truncates(void **state)
+{
+	struct fi_cq_err_entry error;
+	struct fi_cq_data_entry entry;
+	uint8_t out[100];
+	uint8_t in[100] = { 0 };
+	struct pair pair;
+
+	(void)state;
+	pair_open(&pair);
+	pattern_fill(out, sizeof(out), 5);
+	assert_int_equal(fi_recv(pair.server.ep, in, 60, NULL, 0, in), 0);
+	assert_int_equal(fi_recv(pair.server.ep, in, 100, NULL, 0, in), 0);
+	assert_int_equal(fi_inject(pair.client.ep, out, sizeof(out), 0), 0);
+	assert_int_equal(fi_inject(pair.client.ep, out, sizeof(out), 0), 0);
+	assert_int_equal(await_completion(&pair.server, &pair.client, &entry, &error), FI_ETRUNC);
+	assert_ptr_equal(error.op_context, in);
+	assert_int_equal(error.len, 60);
+	assert_int_equal(error.olen, 40);
+	pattern_check(in, 60, 5);
+	await_done(&pair.server, &pair.client, in);
+	pattern_check(in, 100, 5);
+	assert_int_equal(fi_inject(pair.client.ep, out, 257, 0), -FI_EMSGSIZE);
+	pair_close(&pair);
+}
+
+/* --- registered memory -------------------------------------------------------------------------
+ */
+
+static struct fid_mr *registered(struct side *side, void *base, size_t bytes, uint64_t access)
+{
+	struct fid_mr *mr;
+
+	assert_int_equal(fi_mr_reg(side->domain, base, bytes, access, 0, 0, 0, &mr, NULL), 0);
+	return mr;
+}
+
+static void reads_and_writes_memory(void **state)
+{
+	static const size_t sizes[] = { 0, 1, 4096, 65536, 65537, 1 << 20, (5 << 20) + 3 };
+	enum { BYTES = 6 << 20 };
+	uint8_t *own = malloc(BYTES);
+	uint8_t *theirs = malloc(BYTES);
+	struct pair pair;
+	struct fid_mr *mr;
+
+	(void)state;
+	pair_open(&pair);
+	mr = registered(&pair.server, theirs, BYTES, FI_REMOTE_READ | FI_REMOTE_WRITE);
+	for (size_t i = 0; i < ARRAY_COUNT(sizes); i++) {
+		struct fi_cq_data_entry entry;
+		uint64_t at = (uintptr_t)theirs + (i == 6 ? 0 : 12345);
+
+		pattern_fill(own, sizes[i], (uint32_t)i);
+		assert_int_equal(
+			fi_write(pair.client.ep, own, sizes[i], NULL, 0, at, fi_mr_key(mr), own),
+			0);
+		assert_int_equal(await_completion(&pair.client, &pair.server, &entry, NULL), 0);
+		assert_int_equal(entry.flags, FI_WRITE | FI_RMA);
+		pattern_check((uint8_t *)at, sizes[i], (uint32_t)i);
+		memset(own, 0, sizes[i]);
+		assert_int_equal(
+			fi_read(pair.client.ep, own, sizes[i], NULL, 0, at, fi_mr_key(mr), own), 0);
+		assert_int_equal(await_completion(&pair.client, &pair.server, &entry, NULL), 0);
+		assert_int_equal(entry.flags, FI_READ | FI_RMA);
+		pattern_check(own, sizes[i], (uint32_t)i);
+	}
+	assert_int_equal(fi_close(&mr->fid), 0);
+	pair_close(&pair);
+	free(own);
+	free(theirs);
+}
+
+/* The target's program is told of a write with data, and only of that. */
+static void tells_of_writes_with_data(void **state)
+{
+	struct fi_cq_data_entry entry;
+	uint8_t theirs[64] = { 0 };
+	uint8_t own[64];
+	struct pair pair;
+	struct fid_mr *mr;
+
+	(void)state;
+	pair_open(&pair);
+	pattern_fill(own, sizeof(own), 6);
+	mr = registered(&pair.server, theirs, sizeof(theirs), FI_REMOTE_WRITE);
+	assert_int_equal(
+		fi_inject_write(pair.client.ep, own, 32, 0, (uintptr_t)theirs, fi_mr_key(mr)), 0);
+	assert_int_equal(fi_writedata(pair.client.ep, own, sizeof(own), NULL, 77, 0,
+				 (uintptr_t)theirs, fi_mr_key(mr), own),
+		0);
+	assert_int_equal(await_completion(&pair.server, &pair.client, &entry, NULL), 0);
+	assert_int_equal(entry.flags, FI_REMOTE_WRITE | FI_RMA | FI_REMOTE_CQ_DATA);
+	assert_int_equal(entry.data, 77);
+	assert_int_equal(entry.len, sizeof(own));
+	pattern_check(theirs, sizeof(theirs), 6);
+	await_done(&pair.client, &pair.server, own);
+	assert_int_equal(fi_close(&mr->fid), 0);
+	pair_close(&pair);
+}
+
+static void guards_memory(void **state)
+{
+	uint8_t theirs[64] = { 0 };
+	uint8_t own[64] = { 1 };
+	struct pair pair;
+	struct fid_mr *mr;
+	struct fid_mr *other;
+	uint64_t at = (uintptr_t)theirs;
+	const struct {
+		bool write;
+		uint64_t address;
+		size_t bytes;
+		int64_t key;
+		int error;
+	} cases[] = {
+		{ true, at, 16, 0, FI_EACCES }, /* for reading only */
+		{ false, at + 16, 32, 0, 0 },
+		{ false, at - 1, 16, 0, FI_EACCES },
+		{ false, at + 17, 32, 0, FI_EACCES },
+		{ false, at + 48, 1, 0, FI_EACCES },
+		{ false, at + 48, 0, 0, 0 },
+		{ false, UINT64_MAX - 3, 16, 0, FI_EACCES },
+		{ false, at, 16, 1, FI_EKEYREJECTED },
+		{ true, at, 16, INT64_MIN, FI_EKEYREJECTED },
+	};
+
+	(void)state;
+	pair_open(&pair);
+	other = registered(&pair.server, theirs, 64, FI_REMOTE_WRITE);
+	mr = registered(&pair.server, theirs, 48, FI_REMOTE_READ);
+	assert_int_not_equal(fi_mr_key(mr), fi_mr_key(other));
+	for (size_t i = 0; i < ARRAY_COUNT(cases); i++) {
+		struct fi_cq_data_entry entry;
+		uint64_t key = fi_mr_key(mr) + (uint64_t)cases[i].key;
+		ssize_t result = cases[i].write ? fi_write(pair.client.ep, own, cases[i].bytes,
+							  NULL, 0, cases[i].address, key, own)
+						: fi_read(pair.client.ep, own, cases[i].bytes, NULL,
+							  0, cases[i].address, key, own);
+
+		assert_int_equal(result, 0);
+		assert_int_equal(
+			await_completion(&pair.client, &pair.server, &entry, NULL), cases[i].error);
+	}
+	for (size_t i = 0; i < sizeof(theirs); i++) {
+		assert_int_equal(theirs[i], 0);
+	}
+	assert_int_equal(fi_close(&mr->fid), 0);
+	assert_int_equal(fi_close(&other->fid), 0);
+	pair_close(&pair);
+}
+
+/* Closed in the middle, the region is not touched any more, though it may be gone from the address
+ * space; the other end gets an error; and the connection goes on. */
+static void closing_a_region_revokes_it(void **state)
+{
+	enum { BYTES = 8 << 20 };
+
+	(void)state;
+	for (int write = 0; write < 2; write++) {
+		uint8_t *own = calloc(1, BYTES);
+		uint8_t *theirs = calloc(1, BYTES);
+		struct fi_cq_data_entry entry;
+		struct pair pair;
+		struct fid_mr *mr;
+		uint64_t key;
+
+		pair_open(&pair);
+		mr = registered(&pair.server, theirs, BYTES, FI_REMOTE_READ | FI_REMOTE_WRITE);
+		key = fi_mr_key(mr);
+		pattern_fill(write ? own : theirs, BYTES, 8);
+		assert_int_equal(write ? fi_write(pair.client.ep, own, BYTES, NULL, 0,
+						 (uintptr_t)theirs, key, own)
+				       : fi_read(pair.client.ep, own, BYTES, NULL, 0,
+						 (uintptr_t)theirs, key, own),
+			0);
+		/* Until some of it has come, which is much less than all of it. */
+		for (int turns = 0; turns < 2; turns++) {
+			drive(&pair.server);
+			drive(&pair.client);
+		}
+		assert_int_not_equal(write ? theirs[4096] : own[4096], 0);
+		assert_int_equal(write ? theirs[BYTES - 1] : own[BYTES - 1], 0);
+		assert_int_equal(fi_close(&mr->fid), 0);
+		memset(theirs, 0, BYTES);
+		free(theirs);
+		assert_int_equal(
+			await_completion(&pair.client, &pair.server, &entry, NULL), FI_EACCES);
+		assert_int_equal(fi_recv(pair.server.ep, own, 10, NULL, 0, own), 0);
+		assert_int_equal(fi_inject(pair.client.ep, "ten bytes", 10, 0), 0);
+		await_done(&pair.server, &pair.client, own);
+		assert_string_equal((char *)own, "ten bytes");
+		/* The key is void for good. */
+		mr = registered(&pair.server, own, BYTES, FI_REMOTE_READ);
+		assert_int_equal(
+			fi_read(pair.client.ep, own, 1, NULL, 0, (uintptr_t)own, key, own), 0);
+		assert_int_equal(await_completion(&pair.client, &pair.server, &entry, NULL),
+			FI_EKEYREJECTED);
+		assert_int_equal(fi_close(&mr->fid), 0);
+		pair_close(&pair);
+		free(own);
+	}
+}
+
+/* --- ends --------------------------------------------------------------------------------------
+ */
+
+/* What was sent before the end arrives, then FI_SHUTDOWN; what is under way fails. */
+static void ends_in_order(void **state)
+{
+	struct fi_cq_data_entry entry;
+	struct fi_cq_err_entry error;
+	struct fi_eq_cm_entry event;
+	uint8_t in[3][16];
+	uint8_t own[16];
+	struct pair pair;
+
+	(void)state;
+	pair_open(&pair);
+	assert_int_equal(fi_read(pair.server.ep, own, 16, NULL, 0, 0, 0, own), 0);
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(fi_inject(pair.client.ep, "0123456789abcde", 16, 0), 0);
+	}
+	assert_int_equal(fi_shutdown(pair.client.ep, 0), 0);
+	assert_int_equal(await_event(&pair.client, NULL, &event, sizeof(event), NULL), FI_SHUTDOWN);
+	assert_int_equal(fi_send(pair.client.ep, own, 1, NULL, 0, NULL), -FI_ENOTCONN);
+	/* The read can have no answer. The messages wait for receives, and the event for them. */
+	assert_int_equal(await_completion(&pair.server, NULL, &entry, &error), FI_ECONNRESET);
+	assert_ptr_equal(error.op_context, own);
+	assert_int_equal(
+		fi_eq_read(pair.server.eq, &(uint32_t){ 0 }, &event, sizeof(event), 0), -FI_EAGAIN);
+	for (int i = 0; i < 3; i++) {
+		assert_int_equal(fi_recv(pair.server.ep, in[i], 16, NULL, 0, in[i]),
+			i < 2 ? 0 : -FI_ENOTCONN);
+		if (i < 2) {
+			await_done(&pair.server, NULL, in[i]);
+			assert_string_equal((char *)in[i], "0123456789abcde");
+		}
+	}
+	assert_int_equal(await_event(&pair.server, NULL, &event, sizeof(event), NULL), FI_SHUTDOWN);
+	assert_ptr_equal(event.fid, &pair.server.ep->fid);
+	pair_close(&pair);
+}
+
+/* A process that is killed in the middle of a write of ours. */
+static void a_dead_peer_is_noticed(void **state)
+{
+	enum { BYTES = 8 << 20 };
+	uint64_t memory[2] = { 0 };
+	struct fi_cq_err_entry error;
+	struct fi_cq_data_entry done;
+	struct fi_eq_cm_entry event;
+	struct side server;
+	uint8_t *own = malloc(BYTES);
+	int pipes[2];
+	uint16_t port;
+	pid_t child;
+
+	(void)state;
+	assert_int_equal(pipe(pipes), 0);
+	child = fork();
+	assert_true(child >= 0);
+	if (child == 0) {
+		struct side client;
+		struct fid_mr *mr;
+
+		assert_int_equal(read(pipes[0], &port, sizeof(port)), sizeof(port));
+		side_open(&client, FI_WAIT_NONE);
+		side_make_ep(&client, NULL);
+		mr = registered(&client, own, BYTES, FI_REMOTE_WRITE);
+		memory[0] = (uintptr_t)own;
+		memory[1] = fi_mr_key(mr);
+		assert_int_equal(side_connect(&client, port, memory, sizeof(memory)), 0);
+		await_event(&client, NULL, &event, sizeof(event), NULL);
+		pause();
+		_exit(0);
+	}
+	side_open(&server, FI_WAIT_NONE);
+	port = side_listen(&server);
+	assert_int_equal(write(pipes[1], &port, sizeof(port)), sizeof(port));
+	{
+		uint64_t space[(sizeof(event) + sizeof(memory)) / sizeof(uint64_t)];
+		struct fi_eq_cm_entry *entry = (struct fi_eq_cm_entry *)space;
+
+		assert_int_equal(
+			await_event(&server, NULL, entry, sizeof(space), NULL), FI_CONNREQ);
+		memcpy(memory, entry->data, sizeof(memory));
+		side_make_ep(&server, entry->info);
+		fi_freeinfo(entry->info);
+	}
+	assert_int_equal(fi_accept(server.ep, NULL, 0), 0);
+	assert_int_equal(await_event(&server, NULL, &event, sizeof(event), NULL), FI_CONNECTED);
+	assert_int_equal(fi_recv(server.ep, own, 1, NULL, 0, memory), 0);
+	assert_int_equal(fi_write(server.ep, own, BYTES, NULL, 0, memory[0], memory[1], own), 0);
+	assert_int_equal(kill(child, SIGKILL), 0);
+	assert_int_equal(waitpid(child, NULL, 0), child);
+	assert_int_equal(await_event(&server, NULL, &event, sizeof(event), NULL), FI_SHUTDOWN);
+	assert_int_equal(await_completion(&server, NULL, &done, &error), FI_ECONNRESET);
+	assert_ptr_equal(error.op_context, own);
+	assert_int_equal(await_completion(&server, NULL, &done, &error), FI_ECANCELED);
+	assert_ptr_equal(error.op_context, memory);
+	side_close(&server);
+	close(pipes[0]);
+	close(pipes[1]);
+	free(own);
+}
+
+/* A child of fork() can close what it has inherited, without an effect on the connection. */
+static void a_child_does_not_disturb(void **state)
+{
+	uint8_t in[4];
+	struct pair pair;
+	int status;
+	pid_t child;
+
+	(void)state;
+	pair_open(&pair);
+	child = fork();
+	assert_true(child >= 0);
+	if (child == 0) {
+		assert_int_equal(fi_cq_read(pair.client.cq, in, 0), -FI_EAGAIN);
+		pair_close(&pair);
+		_exit(0);
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
+	assert_int_equal(fi_recv(pair.server.ep, in, 4, NULL, 0, in), 0);
+	assert_int_equal(fi_inject(pair.client.ep, "abc", 4, 0), 0);
+	await_done(&pair.server, &pair.client, in);
+	assert_string_equal((char *)in, "abc");
+	pair_close(&pair);
+}
+
+/* --- sleeping ----------------------------------------------------------------------------------
+ */
+
+static void *sleep_on_completions(void *argument)
+{
+	struct side *side = argument;
+	struct fi_cq_data_entry entry;
+	ssize_t count = fi_cq_sread(side->cq, &entry, 1, NULL, 60000);
+
+	return count == 1 ? entry.op_context : NULL;
+}
+
+/* A message wakes a thread that sleeps on the completion queue, though another thread of its
+ * process takes the message while it looks at the event queue. */
+static void a_message_wakes_sleepers(void **state)
+{
+	uint8_t in[8];
+	struct pair pair;
+
+	(void)state;
+	pair_open(&pair);
+	for (int i = 0; i < 100; i++) {
+		struct fi_eq_cm_entry event;
+		pthread_t thread;
+		uint32_t type;
+		void *result;
+
+		assert_int_equal(fi_recv(pair.server.ep, in, 8, NULL, 0, in), 0);
+		assert_int_equal(
+			pthread_create(&thread, NULL, sleep_on_completions, &pair.server), 0);
+		assert_int_equal(fi_inject(pair.client.ep, "12345678", 8, 0), 0);
+		if (i % 2 != 0) {
+			fi_eq_read(pair.server.eq, &type, &event, sizeof(event), 0);
+		}
+		assert_int_equal(pthread_join(thread, &result), 0);
+		assert_ptr_equal(result, in);
+	}
+	pair_close(&pair);
+}
+
+static void descriptors_tell(void **state)
+{
+	struct pollfd file = { .events = POLLIN };
+	struct fi_cq_data_entry entry;
+	uint8_t in[8];
+	struct pair pair;
+	struct fid *fids[2];
+
+	(void)state;
+	pair_open(&pair);
+	fids[0] = &pair.server.cq->fid;
+	fids[1] = &pair.server.eq->fid;
+	assert_int_equal(fi_control(&pair.server.cq->fid, FI_GETWAIT, &file.fd), 0);
+	assert_int_equal(fi_recv(pair.server.ep, in, 8, NULL, 0, in), 0);
+	assert_int_equal(fi_trywait(pair.server.fabric, fids, 2), 0);
+	assert_int_equal(poll(&file, 1, 0), 0);
+	assert_int_equal(fi_inject(pair.client.ep, "12345678", 8, 0), 0);
+	assert_int_equal(poll(&file, 1, 60000), 1);
+	assert_int_equal(fi_cq_read(pair.server.cq, &entry, 1), 1);
+	/* A message that waits already forbids to sleep. */
+	assert_int_equal(fi_recv(pair.server.ep, in, 8, NULL, 0, in), 0);
+	assert_int_equal(fi_inject(pair.client.ep, "12345678", 8, 0), 0);
+	assert_int_equal(fi_trywait(pair.server.fabric, fids, 2), -FI_EAGAIN);
+	assert_int_equal(fi_cq_read(pair.server.cq, &entry, 1), 1);
+	assert_int_equal(fi_cq_sread(pair.server.cq, &entry, 1, NULL, 0), -FI_EAGAIN);
+	assert_int_equal(fi_cq_sread(pair.server.cq, &entry, 1, NULL, 5), -FI_EAGAIN);
+	pair_close(&pair);
+}
+
+/* Written by the program itself, as ofi_rxm ends its thread. */
+static void event_queues_take_events(void **state)
+{
+	struct fi_eq_entry entry = { .data = 4711 };
+	struct fi_eq_entry got;
+	struct side side;
+	uint32_t type;
+
+	(void)state;
+	side_open(&side, FI_WAIT_NONE);
+	assert_int_equal(fi_eq_write(side.eq, FI_NOTIFY, &entry, sizeof(entry), 0), sizeof(entry));
+	assert_int_equal(fi_eq_sread(side.eq, &type, &got, sizeof(got), -1, FI_PEEK), sizeof(got));
+	assert_int_equal(fi_eq_sread(side.eq, &type, &got, sizeof(got), -1, 0), sizeof(got));
+	assert_int_equal(type, FI_NOTIFY);
+	assert_int_equal(got.data, 4711);
+	assert_int_equal(fi_eq_read(side.eq, &type, &got, sizeof(got), 0), -FI_EAGAIN);
+	assert_int_equal(fi_cq_sread(side.cq, &got, 1, NULL, 0), -FI_EINVAL);
+	side_close(&side);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(offers_what_it_can),
+		cmocka_unit_test(refuses_what_it_cannot),
+		cmocka_unit_test(refuses_other_machines),
+		cmocka_unit_test(connects_with_data),
+		cmocka_unit_test(rejects_with_data),
+		cmocka_unit_test(nobody_listens),
+		cmocka_unit_test(a_port_has_one_listener),
+		cmocka_unit_test(the_connector_gives_up),
+		cmocka_unit_test(crossing_and_own_connections),
+		cmocka_unit_test(carries_messages_of_every_size),
+		cmocka_unit_test(carries_vectors_both_ways),
+		cmocka_unit_test(waits_for_receives),
+		cmocka_unit_test(truncates),
+		cmocka_unit_test(reads_and_writes_memory),
+		cmocka_unit_test(tells_of_writes_with_data),
+		cmocka_unit_test(guards_memory),
+		cmocka_unit_test(closing_a_region_revokes_it),
+		cmocka_unit_test(ends_in_order),
+		cmocka_unit_test(a_dead_peer_is_noticed),
+		cmocka_unit_test(a_child_does_not_disturb),
+		cmocka_unit_test(a_message_wakes_sleepers),
+		cmocka_unit_test(descriptors_tell),
+		cmocka_unit_test(event_queues_take_events),
+	};
+
+	return cmocka_run_group_tests_name("clan-fi", tests, NULL, NULL);
+}
