@@ -2,6 +2,7 @@
 #include "sandbox/sandbox.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pwd.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,11 +11,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/bytes.h"
 #include "base/log.h"
 #include "sandbox/layers.h"
 
-/* What sandbox_enter() has put in force, for sandbox_explain(); never changed afterwards. */
-static struct sandbox in_force;
+/* By sandbox_enter(); never changed afterwards. */
 static bool files_are_confined;
 
 void sandbox_fini(struct sandbox *sandbox)
@@ -27,7 +28,8 @@ void sandbox_fini(struct sandbox *sandbox)
 }
 
 /* Takes the path. */
-static int add_rule(struct sandbox *sandbox, char *path, uint32_t access, struct error *error)
+static int add_rule(struct sandbox *sandbox, char *path, uint32_t access, const char *alone_of,
+	struct error *error)
 {
 	struct sandbox_rule *rules = sandbox->rules;
 
@@ -46,7 +48,7 @@ static int add_rule(struct sandbox *sandbox, char *path, uint32_t access, struct
 		return error_set(error, -ENOMEM, "no memory for the rules of the sandbox");
 	}
 	sandbox->rules = rules;
-	rules[sandbox->rule_count++] = (struct sandbox_rule){ path, access };
+	rules[sandbox->rule_count++] = (struct sandbox_rule){ path, access, alone_of };
 	return 0;
 }
 
@@ -67,10 +69,49 @@ int sandbox_allow(struct sandbox *sandbox, const char *path, uint32_t access, st
 	char *real;
 	int rc = resolve(path, &real, error);
 
-	return rc < 0 || real == NULL ? rc : add_rule(sandbox, real, access, error);
+	return rc < 0 || real == NULL ? rc : add_rule(sandbox, real, access, NULL, error);
 }
 
-/* Whether the folder holds more than what somebody put there for the server. */
+/* Of the Filesystem Hierarchy Standard 3.0, and where distributions keep keys. */
+static const char *const system_folders[] = {
+	"/",
+	"/bin",
+	"/boot",
+	"/dev",
+	"/etc",
+	"/etc/pki",
+	"/etc/pki/tls",
+	"/etc/pki/tls/certs",
+	"/etc/pki/tls/private",
+	"/etc/ssl",
+	"/etc/ssl/certs",
+	"/etc/ssl/private",
+	"/home",
+	"/lib",
+	"/media",
+	"/mnt",
+	"/opt",
+	"/proc",
+	"/root",
+	"/run",
+	"/sbin",
+	"/srv",
+	"/sys",
+	"/tmp",
+	"/usr",
+	"/usr/lib",
+	"/usr/local",
+	"/usr/local/etc",
+	"/usr/share",
+	"/var",
+	"/var/cache",
+	"/var/lib",
+	"/var/log",
+	"/var/spool",
+	"/var/tmp",
+};
+
+/* folder: as realpath() writes it. */
 static bool is_broad(const char *folder)
 {
 	const struct passwd *owner;
@@ -78,7 +119,12 @@ static bool is_broad(const char *folder)
 	char *home;
 	bool broad;
 
-	if (folder[0] == '\0' || stat(folder, &status) < 0 || (status.st_mode & S_ISVTX) != 0) {
+	for (size_t i = 0; i < ARRAY_COUNT(system_folders); i++) {
+		if (strcmp(folder, system_folders[i]) == 0) {
+			return true;
+		}
+	}
+	if (stat(folder, &status) < 0 || (status.st_mode & S_ISVTX) != 0) {
 		return true;
 	}
 	owner = getpwuid(status.st_uid);
@@ -88,9 +134,19 @@ static bool is_broad(const char *folder)
 	return broad;
 }
 
-int sandbox_allow_beside(
-	struct sandbox *sandbox, const char *path, uint32_t access, struct error *error)
+bool sandbox_is_broad(const char *folder)
 {
+	char *real = realpath(folder, NULL);
+	bool broad = real == NULL || is_broad(real);
+
+	free(real);
+	return broad;
+}
+
+int sandbox_allow_beside(struct sandbox *sandbox, const char *path, uint32_t access,
+	const char *option, struct error *error)
+{
+	const char *alone_of = NULL;
 	struct stat status;
 	char *real;
 	char *slash;
@@ -102,11 +158,34 @@ int sandbox_allow_beside(
 	slash = strrchr(real, '/');
 	if (stat(real, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink > 0) {
 		*slash = '\0';
-		if (is_broad(real)) {
+		if (slash == real || is_broad(real)) {
 			*slash = '/';
+			alone_of = option;
 		}
 	}
-	return add_rule(sandbox, real, access, error);
+	return add_rule(sandbox, real, access, alone_of, error);
+}
+
+/* Once for each folder. */
+static void warn_of_files_alone(const struct sandbox *sandbox)
+{
+	const char *before = "";
+
+	for (uint32_t i = 0; i < sandbox->rule_count; i++) {
+		const struct sandbox_rule *rule = &sandbox->rules[i];
+		int folder_bytes;
+
+		if (rule->alone_of == NULL) {
+			continue;
+		}
+		folder_bytes = (int)(strrchr(rule->path, '/') - rule->path);
+		if (strncmp(before, rule->path, (size_t)folder_bytes + 1) != 0) {
+			log_warning("%s: a file that replaces %s later cannot be read, because the "
+				    "sandbox does not allow all of %.*s; use a folder for it alone",
+				rule->alone_of, rule->path, MAX(folder_bytes, 1), rule->path);
+		}
+		before = rule->path;
+	}
 }
 
 void sandbox_probe(struct sandbox_support *support)
@@ -159,9 +238,8 @@ int sandbox_enter(struct sandbox *sandbox, enum sandbox_mode mode, struct error 
 		rc = judge(mode, "seccomp", calls, error);
 	}
 	if (rc == 0 && files == 0) {
-		in_force = *sandbox;
+		warn_of_files_alone(sandbox);
 		files_are_confined = true;
-		*sandbox = (struct sandbox){ 0 };
 	}
 	if (rc == 0 && (files == 0 || calls == 0)) {
 		log_info("sandbox: %s%s%s", files == 0 ? "Landlock" : "",
@@ -170,33 +248,27 @@ int sandbox_enter(struct sandbox *sandbox, enum sandbox_mode mode, struct error 
 	return rc;
 }
 
-static bool is_below(const char *path, const char *folder)
-{
-	size_t bytes = strlen(folder);
-
-	return strncmp(path, folder, bytes) == 0 && (path[bytes] == '/' || path[bytes] == '\0');
-}
-
-void sandbox_explain(const char *path, struct error *error)
+bool sandbox_explain(const char *path, struct error *error)
 {
 	char text[ERROR_TEXT_BYTES];
-	char *real;
-	bool allowed = false;
+	int fd;
 
 	if (!files_are_confined || error->code != -EACCES) {
-		return;
+		return false;
 	}
-	real = realpath(path, NULL);
-	for (uint32_t i = 0; i < in_force.rule_count && real != NULL && !allowed; i++) {
-		allowed = (in_force.rules[i].access & SANDBOX_READ) != 0 &&
-			  is_below(real, in_force.rules[i].path);
+	fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+	if (fd >= 0) {
+		close(fd);
+		return false;
 	}
-	if (real != NULL && !allowed) {
-		snprintf(text, sizeof(text), "%s", error->text);
-		error_set(error, error->code,
-			"%s (its folder was not in use when the server started, so the sandbox "
-			"refuses it: restart the server, or start it with --sandbox=off)",
-			text);
+	/* Landlock does not bind access(): that is by the file's mode. */
+	if (errno != EACCES || faccessat(AT_FDCWD, path, R_OK, AT_EACCESS) < 0) {
+		return false;
 	}
-	free(real);
+	snprintf(text, sizeof(text), "%s", error->text);
+	error_set(error, error->code,
+		"%s (it was not in use when the server started, so the sandbox refuses it: restart "
+		"the server, or start it with --sandbox=off)",
+		text);
+	return true;
 }

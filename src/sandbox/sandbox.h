@@ -35,6 +35,9 @@ enum sandbox_access {
 struct sandbox_rule {
 	char *path; /* as it was resolved */
 	uint32_t access;
+	/* A file whose folder has much more, so that another one cannot replace it: which option
+	 * names it; borrowed. Else NULL. */
+	const char *alone_of;
 };
 
 /* Zeroed: nothing is allowed. */
@@ -72,18 +75,22 @@ GMB_MUST_CHECK int sandbox_become(const struct sandbox_user *user, struct error 
  * enum sandbox_access. -ENOMEM. */
 GMB_MUST_CHECK int sandbox_allow(
 	struct sandbox *sandbox, const char *path, uint32_t access, struct error *error);
-/* The same for the folder of a file, where the file may be replaced by another one, or get a
- * neighbour; for the file alone if it is a device, or if its folder has much more: the root, a
- * home, or one that everybody writes to, such as /tmp. */
-GMB_MUST_CHECK int sandbox_allow_beside(
-	struct sandbox *sandbox, const char *path, uint32_t access, struct error *error);
+/* Whether a folder holds more than what somebody put there for one program: the root, folders of
+ * the system such as /etc and /srv, a home, or one that everybody writes to, such as /tmp. Also
+ * when there is none of that name. */
+bool sandbox_is_broad(const char *folder);
+/* The same as sandbox_allow() for the folder of a file, where the file may be replaced by another
+ * one, or get a neighbour; for the file alone if it is a device, or if its folder is broad. In the
+ * latter case sandbox_enter() warns, and names the option, which is borrowed; NULL: it does not. */
+GMB_MUST_CHECK int sandbox_allow_beside(struct sandbox *sandbox, const char *path, uint32_t access,
+	const char *option, struct error *error);
 
 void sandbox_fini(struct sandbox *sandbox);
 
-/* Gives everything else up, and may leave *sandbox empty. What is in force is logged. An error with
- * SANDBOX_ON only: the sentence says what is missing. */
+/* Gives everything else up. What is in force is logged. An error with SANDBOX_ON only: the sentence
+ * says what is missing. */
 GMB_MUST_CHECK int sandbox_enter(
 	struct sandbox *sandbox, enum sandbox_mode mode, struct error *error);
 
-/* Completes the sentence about a file that could not be opened, if the sandbox is why. */
-void sandbox_explain(const char *path, struct error *error);
+/* Completes the sentence about a file that could not be opened, if the sandbox is why: true. */
+bool sandbox_explain(const char *path, struct error *error);

@@ -87,7 +87,7 @@ static int allow_exports(
 		rc = sandbox_allow_beside(sandbox, entry->path,
 			SANDBOX_READ | SANDBOX_DEVICES |
 				(entry->store.read_only ? 0 : SANDBOX_WRITE),
-			error);
+			NULL, error);
 	}
 	return rc;
 }
@@ -154,7 +154,8 @@ int confine(const struct server_config *config, const struct credentials *creden
 		rc = credentials_allow(credentials, &sandbox, error);
 	}
 	if (rc == 0 && config->file_path != NULL) { /* rules of access are read again */
-		rc = sandbox_allow_beside(&sandbox, config->file_path, SANDBOX_READ, error);
+		rc = sandbox_allow_beside(
+			&sandbox, config->file_path, SANDBOX_READ, "--config", error);
 	}
 	for (uint32_t i = 0; rc == 0 && i < listener_count; i++) {
 		rc = allow_listener(&sandbox, &listeners[i], error);

@@ -6,6 +6,7 @@
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/log.h"
 #include "tls/layer.h"
@@ -30,6 +31,22 @@ struct credentials_set {
 
 /* --- sets ------------------------------------------------------------------------------------ */
 
+/* The files are those of the context in use; at the start there is none, and no sandbox. */
+static void explain(const struct member *member, struct error *error)
+{
+	struct tls_context *context =
+		member->policy != NULL ? tls_policy_context(member->policy) : NULL;
+	const char *path;
+
+	for (uint32_t i = 0; context != NULL && (path = tls_context_file(context, i)) != NULL;
+		i++) {
+		if (sandbox_explain(path, error)) {
+			break;
+		}
+	}
+	tls_context_put(context);
+}
+
 static int load(const struct member *member, struct tls_context **context_out, struct error *error)
 {
 	const struct tls_options options = {
@@ -43,13 +60,7 @@ static int load(const struct member *member, struct tls_context **context_out, s
 	int rc = tls_context_load(&options, context_out, error);
 
 	if (rc < 0) {
-		const char *const paths[] = { options.certificates, options.psk_file };
-
-		for (size_t i = 0; i < ARRAY_COUNT(paths); i++) {
-			if (paths[i] != NULL) {
-				sandbox_explain(paths[i], error);
-			}
-		}
+		explain(member, error);
 		error_prefix(error, "no TLS at %s", member->label);
 	}
 	return rc;
@@ -228,14 +239,20 @@ void credentials_close(struct credentials *credentials)
 	free(credentials);
 }
 
-/* Its folder, and the folder of what it is a link to. */
-static int allow_file(struct sandbox *sandbox, const char *path, struct error *error)
+/* The folder of what it is a link to, and its own, also when it does not exist yet: files are
+ * replaced by renaming others. No folder where others keep their things, too. */
+static int allow_file(
+	struct sandbox *sandbox, const char *path, const char *option, struct error *error)
 {
-	char folder[PATH_MAX];
-	int rc = sandbox_allow_beside(sandbox, path, SANDBOX_READ, error);
+	char copy[PATH_MAX];
+	const char *folder;
+	int rc = sandbox_allow_beside(sandbox, path, SANDBOX_READ, option, error);
 
-	snprintf(folder, sizeof(folder), "%s", path);
-	return rc < 0 ? rc : sandbox_allow(sandbox, dirname(folder), SANDBOX_READ, error);
+	snprintf(copy, sizeof(copy), "%s", path);
+	folder = dirname(copy);
+	return rc < 0 || sandbox_is_broad(folder)
+		       ? rc
+		       : sandbox_allow(sandbox, folder, SANDBOX_READ, error);
 }
 
 int credentials_allow(
@@ -245,11 +262,15 @@ int credentials_allow(
 
 	for (uint32_t i = 0; i < credentials->count; i++) {
 		struct tls_context *context = tls_policy_context(credentials->members[i].policy);
+		const char *psk = credentials->members[i].settings->psk;
 		const char *path;
 
 		for (uint32_t k = 0; rc == 0 && (path = tls_context_file(context, k)) != NULL;
 			k++) {
-			rc = allow_file(sandbox, path, error);
+			bool is_psk = psk != NULL && strcmp(path, psk) == 0;
+
+			rc = allow_file(
+				sandbox, path, is_psk ? "--tls-psk" : "--tls-certificates", error);
 		}
 		tls_context_put(context);
 	}

@@ -133,6 +133,8 @@ static int read_rules(const struct reload *reload, struct access ***rules_out, s
 	rc = server_access_read(config, rules, error);
 	if (rc == 0) {
 		rc = check_rules(reload, rules, error);
+	} else if (config->file_path != NULL) {
+		sandbox_explain(config->file_path, error);
 	}
 	if (rc < 0) {
 		server_access_drop(rules, config->export_count);

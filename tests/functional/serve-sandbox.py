@@ -92,6 +92,34 @@ class Sandbox(support.Case):
             self.assertIn("the sandbox refuses it", errors)
         self.assertEqual(self.run_gmblock("info", uri)[0], 0)
 
+    def test_credentials_among_other_files(self):
+        """Only they are allowed, and the operator learns that they cannot be replaced."""
+        certificates = self.path("credentials")
+        tls_tool.make(certificates)
+        pki, keys, control = self.path("pki"), self.path("keys"), self.path("control")
+        shutil.copytree(os.path.join(certificates, "good"), pki)
+        os.mkdir(keys)
+        psk = os.path.join(keys, "keys.psk")
+        with open(psk, "w", encoding="ascii") as file:
+            file.write("alice:" + 64 * "1" + "\n")
+        os.chmod(psk, 0o600)
+        os.chmod(pki, 0o1777)
+        server = self.start_unix("null:1M", "--tls", "require", "--tls-certificates", pki,
+                                 "--tls-psk", psk, "--control", control)
+        uri = f"nbds+unix:///?socket={self.path('s')}&tls-certificates={pki}&tls-hostname=localhost"
+        self.assertEqual(self.run_gmblock("info", uri)[0], 0)
+        self.assertEqual(self.run_gmblock("reload", control)[0], 0)
+        for name, folder_is_allowed in ((psk, True), (os.path.join(pki, "server-cert.pem"), False)):
+            shutil.copy(name, self.path("new"))
+            os.rename(self.path("new"), name)
+            code, _, errors = self.run_gmblock("reload", control)
+            refused = self.has_landlock and not folder_is_allowed
+            self.assertEqual((code, "the sandbox refuses it" in errors), (int(refused), refused), errors)
+        errors = server.stop()[1]
+        self.assertEqual(errors.count("cannot be read, because the sandbox does not allow all of "
+                                      f"{pki}; use a folder"), int(self.has_landlock), errors)
+        self.assertEqual("--tls-certificates: a file that" in errors, self.has_landlock)
+
     def test_off(self):
         server = self.start_unix(self.image(), "--sandbox", "off", env=self.log())
         self.assertEqual(status_lines(server.process.pid, "NoNewPrivs", "Seccomp"), {("0", "0")})

@@ -110,7 +110,7 @@ static void enter(uint32_t access)
 	struct sandbox sandbox = { 0 };
 	struct error error = { 0 };
 
-	CHECK(sandbox_allow_beside(&sandbox, inside, access, &error) == 0);
+	CHECK(sandbox_allow_beside(&sandbox, inside, access, NULL, &error) == 0);
 	CHECK(sandbox_enter(&sandbox, SANDBOX_AUTO, &error) == 0);
 	sandbox_fini(&sandbox);
 }
@@ -277,13 +277,20 @@ static void run_broad(void)
 static void run_narrow(void)
 {
 	CHECK(chmod(dirname(strdupa(inside)), 0700) == 0);
+	CHECK(!sandbox_is_broad(dirname(strdupa(inside))));
 	enter(SANDBOX_READ);
 	CHECK(try_open(dirname(strdupa(inside)), O_RDONLY) == 0);
 }
 
 static void test_broad(void **state)
 {
+	static const char *const folders[] = { "/", "/etc", "/etc/ssl/private", "/home", "/root",
+		"/srv", "/srv/", "/usr/../var/lib", "/tmp", "/no/such/folder" };
+
 	(void)state;
+	for (size_t i = 0; i < ARRAY_COUNT(folders); i++) {
+		assert_true(sandbox_is_broad(folders[i]));
+	}
 	need(true, false);
 	in_child(run_broad);
 	in_child(run_narrow);
