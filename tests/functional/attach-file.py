@@ -3,6 +3,7 @@
 import json
 import mmap
 import os
+import queue
 import random
 import select
 import signal
@@ -15,6 +16,59 @@ import support
 from fake_export import STATUS, ExportServer
 
 MIB = 1 << 20
+
+
+class Way:
+    """A way over TCP to a server on a Unix socket. While it is cut, connections end at once, and
+    each puts something into refused."""
+
+    def __init__(self, path):
+        self.path = path
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.is_open = True
+        self.ends = []
+        self.refused = queue.SimpleQueue()
+        threading.Thread(target=self.run, daemon=True).start()
+
+    def run(self):
+        while True:
+            try:
+                near, _ = self.listener.accept()
+            except OSError:
+                return
+            if self.is_open:
+                far = socket.socket(socket.AF_UNIX)
+                far.connect(self.path)
+                self.ends += [near, far]
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=self.pump, args=pair, daemon=True).start()
+            else:
+                near.close()
+                self.refused.put(None)
+
+    def pump(self, source, target):
+        try:
+            while data := source.recv(65536):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # cut
+
+    def cut(self):
+        self.is_open = False
+        for end in self.ends:
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # its peer is gone
+
+    def close(self):
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        self.cut()
+        for end in self.ends:
+            end.close()
 
 
 class File(attach_tool.Case):
@@ -338,6 +392,24 @@ class FileOverGmb(File):
 
 class NbdFile(attach_tool.Case):
     """What only other servers do, and what does not depend on the server."""
+
+    def test_a_server_with_a_name_is_found_again(self):
+        """Its name is looked up by a thread, for each attempt to connect."""
+        image = self.image()
+        self.serve(image)
+        way = Way(self.path("s"))
+        self.addCleanup(way.close)
+        disk = self.attach("--reconnect-timeout", "3600s", "--connections", "1",
+                           uri=f"nbd://localhost:{way.port}")
+        way.cut()
+        for _ in range(6):
+            way.refused.get(timeout=60)
+        way.is_open = True
+        # A process can be killed if it is never answered.
+        subprocess.run(["dd", "of=" + disk, "bs=4000", "count=1", "conv=notrunc,fsync",
+                        "status=none"], input=b"again" * 800, check=True, timeout=60)
+        with open(image, "rb") as file:
+            self.assertEqual(file.read(4000), b"again" * 800)
 
     def test_blocks_of_a_strict_server_are_completed(self):
         """A server that takes whole blocks of 4096 bytes only, and writers of 512 bytes at once
