@@ -4,18 +4,25 @@
  * byte chooses the circumstances (enum circumstance), the second seeds the simulation, the rest is
  * what the client sends.
  *
+ * As fuzz_session_tls (FUZZ_TLS) on an address with TLS, whose records are those of fake_tls.c: the
+ * third byte chooses the mode (enum tls_mode, modulo 3), the fourth how many bytes the client sends
+ * in clear before it waits for the answer to STARTTLS.
+ *
  * The server's bytes are judged by their framing. What they mean is the business of tests/sim and
  * tests/conformance.
  */
 #include <errno.h>
+#include <unistd.h>
 
 #include "base/log.h"
+#include "fake_tls.h"
 #include "fuzz.h"
 #include "memory/arena.h"
 #include "nbd/server.h"
 #include "nbd/wire.h"
 #include "sim/sim.h"
 #include "stores.h"
+#include "tls/context.h"
 
 enum circumstance {
 	WITH_JITTER = 1 << 0,	 /* delays, partial transfers and interruptions */
@@ -34,6 +41,12 @@ enum {
 	/* Far more than any input of this size can cause. */
 	EVENTS_MAX = 2000000,
 	MESSAGE_BYTES_MAX = 64 << 10,
+#ifdef FUZZ_TLS
+	HEADER_BYTES = 4,
+	STARTTLS_STEPS_MAX = 100,
+#else
+	HEADER_BYTES = 2,
+#endif
 };
 
 /* Follows the framing of what the server sends, across any split. */
@@ -43,6 +56,8 @@ struct judge {
 	uint8_t header[32];
 	bool greeted;
 	bool blind; /* replies whose length only the request knows */
+	enum tls_mode mode;
+	bool encrypted; /* STARTTLS was acknowledged */
 };
 
 struct world {
@@ -57,6 +72,31 @@ struct world {
 };
 
 /* --- judging -------------------------------------------------------------------------------- */
+
+/* A complete header of an option's reply. */
+static void judge_option(struct judge *judge, const struct nbd_wire_option_reply *reply)
+{
+	uint32_t option = be32_get(reply->option);
+	uint32_t type = be32_get(reply->type);
+
+	if (option == NBD_OPT_STARTTLS && type == NBD_REP_ACK) {
+		GMB_ASSERT(judge->mode != TLS_OFF && !judge->encrypted);
+		GMB_ASSERT(be32_get(reply->length) == 0);
+		judge->encrypted = true;
+	} else if (judge->mode == TLS_REQUIRE && !judge->encrypted) {
+		GMB_ASSERT(option == NBD_OPT_ABORT || (type & NBD_REP_ERROR_BIT) != 0);
+	}
+}
+
+/* What is no reply to an option may be sent under TLS only, where that is required, and after
+ * STARTTLS nothing is sent in clear. */
+static void judge_transmission(
+	const struct judge *judge, const struct nbd_wire_option_reply *header)
+{
+	GMB_ASSERT(judge->mode != TLS_REQUIRE || judge->encrypted);
+	GMB_ASSERT(!judge->encrypted ||
+		   (be64_get(header->magic) ^ FAKE_TLS_KEY_WORD) != NBD_OPTION_REPLY_MAGIC);
+}
 
 /* The length of the message that begins with the header collected so far; 0 = header incomplete. */
 static uint64_t message_bytes(struct judge *judge)
@@ -79,6 +119,10 @@ static uint64_t message_bytes(struct judge *judge)
 	if (judge->have < 4) {
 		return 0;
 	}
+	if (be32_get(structured.magic) == NBD_STRUCTURED_REPLY_MAGIC ||
+		be32_get(extended.magic) == NBD_EXTENDED_REPLY_MAGIC) {
+		GMB_ASSERT(judge->mode != TLS_REQUIRE || judge->encrypted);
+	}
 	if (be32_get(structured.magic) == NBD_STRUCTURED_REPLY_MAGIC) {
 		return judge->have < sizeof(structured)
 			       ? 0
@@ -90,9 +134,14 @@ static uint64_t message_bytes(struct judge *judge)
 			       : sizeof(extended) + be64_get(extended.length);
 	}
 	if (judge->have >= 8 && be64_get(option.magic) != NBD_OPTION_REPLY_MAGIC) {
+		judge_transmission(judge, &option);
 		judge->blind = true;
 	}
-	return judge->have < sizeof(option) ? 0 : sizeof(option) + be32_get(option.length);
+	if (judge->blind || judge->have < sizeof(option)) {
+		return 0;
+	}
+	judge_option(judge, &option);
+	return sizeof(option) + be32_get(option.length);
 }
 
 static void judge_bytes(struct judge *judge, const uint8_t *bytes, size_t len)
@@ -107,7 +156,8 @@ static void judge_bytes(struct judge *judge, const uint8_t *bytes, size_t len)
 		if (len == 0 || judge->skip > 0) {
 			return;
 		}
-		judge->header[judge->have++] = *bytes++;
+		judge->header[judge->have++] =
+			(uint8_t)(*bytes++ ^ (judge->encrypted ? FAKE_TLS_KEY : 0));
 		len--;
 		whole = message_bytes(judge);
 		if (whole == 0) {
@@ -185,7 +235,49 @@ static void faults_set(uint8_t circumstances)
 	sim_set_faults(&faults);
 }
 
-static void world_begin(struct world *world, uint8_t circumstances, uint64_t seed)
+#ifdef FUZZ_TLS
+static struct tls_policy *policies[TLS_REQUIRE + 1]; /* NULL: not made yet, or TLS_OFF */
+
+static void destroy_policies(void)
+{
+	tls_policy_destroy(policies[TLS_ON]);
+	tls_policy_destroy(policies[TLS_REQUIRE]);
+}
+
+/* Its credentials are those of a file that is gone; nobody asks for them. */
+static struct tls_policy *policy_of(enum tls_mode mode)
+{
+	static const char key[] = "nobody:0123456789abcdef0123456789abcdef\n";
+	char path[] = "/tmp/gmblock-fuzz.XXXXXX";
+	struct tls_context *context;
+	struct error error;
+	int fd;
+
+	if (mode == TLS_OFF || policies[mode] != NULL) {
+		return policies[mode];
+	}
+	fd = mkstemp(path);
+	GMB_ASSERT(fd >= 0 && write(fd, key, sizeof(key) - 1) == sizeof(key) - 1);
+	close(fd);
+	GMB_ASSERT(tls_context_load(&(struct tls_options){ .role = TLS_SERVER, .psk_file = path },
+			   &context, &error) == 0);
+	unlink(path);
+	if (policies[TLS_ON] == NULL && policies[TLS_REQUIRE] == NULL) {
+		GMB_ASSERT(atexit(destroy_policies) == 0);
+	}
+	GMB_ASSERT(tls_policy_create(mode, context, NULL, &policies[mode]) == 0);
+	return policies[mode];
+}
+#else
+static struct tls_policy *policy_of(enum tls_mode mode)
+{
+	GMB_UNUSED(mode);
+	return NULL;
+}
+#endif
+
+static void world_begin(
+	struct world *world, uint8_t circumstances, uint64_t seed, enum tls_mode mode)
 {
 	static const struct session_kind *const kinds[] = { &nbd_session_kind };
 	struct engine_options options = { .kinds = kinds, .kind_count = ARRAY_COUNT(kinds) };
@@ -211,9 +303,11 @@ static void world_begin(struct world *world, uint8_t circumstances, uint64_t see
 		GMB_ASSERT(engine_export_add(world->engine, world->exports[i], &error) == 0);
 	}
 	sim_socket_pair(&server_fd, &world->client_fd);
-	engine_accept(world->engine,
-		&(struct endpoint){
-			.kind = &nbd_session_kind, .fd = server_fd, .peer = { .text = "fuzz" } });
+	world->judge.mode = mode;
+	engine_accept(world->engine, &(struct endpoint){ .kind = &nbd_session_kind,
+					     .fd = server_fd,
+					     .tls = policy_of(mode),
+					     .peer = { .text = "fuzz" } });
 }
 
 /* Takes what the server has sent; false at the end of the stream. */
@@ -240,6 +334,18 @@ static void run(struct world *world, uint64_t steps_max, bool deaf)
 		}
 	}
 }
+
+#ifdef FUZZ_TLS
+/* Until STARTTLS is answered, or will hardly be. */
+static void await_tls(struct world *world)
+{
+	for (int i = 0; i < STARTTLS_STEPS_MAX && !world->judge.encrypted; i++) {
+		if (!sim_step() || !listen_to_server(world)) {
+			return;
+		}
+	}
+}
+#endif
 
 static void drained(void *context)
 {
@@ -274,6 +380,7 @@ static void world_end(struct world *world)
 	}
 	GMB_ASSERT(counters->sessions == 0 && counters->handshakes == 0);
 	GMB_ASSERT(counters->inflight == 0);
+	GMB_ASSERT(counters->tls_sessions == 0 && counters->tls_upgrading == 0);
 	for (uint32_t i = 0; i < EXPORTS_COUNT; i++) {
 		GMB_ASSERT(world->exports[i]->connections == 0);
 	}
@@ -288,22 +395,32 @@ static void world_end(struct world *world)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
+	enum tls_mode mode = TLS_OFF;
 	uint8_t circumstances;
 	struct world world;
+	size_t at = HEADER_BYTES;
 	size_t piece;
 
-	if (size < 2) {
+	if (size < HEADER_BYTES) {
 		return 0;
 	}
 	log_set_level(LOG_LEVEL_ERROR);
 	circumstances = data[0];
-	world_begin(&world, circumstances, data[1]);
+#ifdef FUZZ_TLS
+	mode = (enum tls_mode)(data[2] % 3);
+#endif
+	world_begin(&world, circumstances, data[1], mode);
 	faults_set(circumstances);
 	if ((circumstances & SMALL_BUFFER) != 0) {
 		sim_socket_set_buffer(world.client_fd, 100);
 	}
+#ifdef FUZZ_TLS
+	at = MIN(HEADER_BYTES + (size_t)data[3], size);
+	sim_socket_write(world.client_fd, data + HEADER_BYTES, at - HEADER_BYTES);
+	await_tls(&world);
+#endif
 	piece = (circumstances & IN_PIECES) != 0 ? 1 + (size_t)data[1] : size;
-	for (size_t at = 2; at < size; at += piece) {
+	for (; at < size; at += piece) {
 		sim_socket_write(world.client_fd, data + at, MIN(piece, size - at));
 		run(&world, 3, (circumstances & DEAF_CLIENT) != 0);
 	}

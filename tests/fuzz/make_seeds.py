@@ -730,6 +730,41 @@ def hand_tls(corpus):
             corpus.write("tls", f"hand-change-{name}-{way:02x}", bytes([way, 0]) + changes(*places))
 
 
+def hand_session_tls(corpus):
+    flags = b"\0\0\0\3"
+    starttls = option(5)
+    structured = option(8) + context(b"", b"base:allocation")
+    use = (structured + go(b"", 3) + request(1, 99, 300, 1, bytes(300)) + request(0, 10, 5000) +
+           request(7, 0, 100001) + request(2))
+    talks = {  # what is said in clear, what under TLS
+        "use": (flags + starttls, b"T" + use),
+        "agreed-before": (flags + option(11) + structured + starttls,
+                          b"T" + go(b"", 3) + request(0, 10, 5000) + request(2)),
+        "twice": (flags + starttls, b"T" + starttls + option(3) + go(b"ro") + request(2)),
+        "refused-hello": (flags + starttls, b"X" + use),
+        "no-hello": (flags + starttls, b""),
+        "early-bytes": (flags + starttls + b"T" + option(3), use),
+        "with-data": (flags + option(5, b"x") + starttls, b"T" + use),
+        "clear-options": (flags + option(3) + go(b"", number=6) + option(8) + option(99, b"x"),
+                          option(2)),
+        "clear-use": (flags + structured, go(b"", 3) + request(0, 10, 5000) + request(2)),
+        "clear-export-name": (flags, option(1) + request(0, 0, 10) + request(2)),
+        "export-name": (flags + starttls, b"T" + option(1) + request(0, 0, 10) + request(2)),
+        "old-client": (bytes(4) + starttls, b"T" + use),
+    }
+    rough = JITTER | PIECES | SMALL
+    for mode, mode_name in enumerate(("off", "on", "require")):
+        for name, (clear, encrypted) in talks.items():
+            said = bytes([mode, len(clear)]) + clear + encrypted
+            corpus.write("session_tls", f"hand-{mode_name}-{name}", b"\0\0" + said)
+        corpus.write("session_tls", f"hand-{mode_name}-use-rough",
+                     bytes([rough, 5 + mode, mode, len(flags + starttls)]) + flags + starttls +
+                     b"T" + use)
+        corpus.write("session_tls", f"hand-{mode_name}-use-stop",
+                     bytes([STOP | RESET, 9, mode, len(flags + starttls)]) + flags + starttls +
+                     b"T" + use)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--corpus", default=os.path.join(os.path.dirname(__file__), "corpus"))
@@ -738,6 +773,7 @@ def main():
         record_session(folder, corpus)
         record_servers(folder, corpus)
     hand_session(corpus)
+    hand_session_tls(corpus)
     hand_handshake(corpus)
     hand_nbd_client(corpus)
     hand_texts(corpus)

@@ -64,8 +64,9 @@ for target in "$@"; do
 	mkdir -p "$finds"
 	set -- -timeout="${FUZZ_TIMEOUT:-60}" -rss_limit_mb=2560 -max_len=20000 \
 		-print_final_stats=1 -artifact_prefix="$build/failures/$target-"
-	if [ -f "$root/tests/fuzz/$target.dict" ]; then
-		set -- "$@" -dict="$root/tests/fuzz/$target.dict"
+	words=$root/tests/fuzz/${target%_tls}.dict
+	if [ -f "$words" ]; then
+		set -- "$@" -dict="$words"
 	fi
 	printf '%-12s ' "$target"
 	if run_for "$seconds" "$build/tests/fuzz/fuzz_$target" "$@" "$finds" \
