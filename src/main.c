@@ -87,6 +87,11 @@ static int unknown_command(const char *name)
 	char shown[80];
 	struct near near;
 
+	if (cli_habit("", name) != NULL) {
+		fprintf(stderr, "gmblock: unknown %s '%s': %s\nTry 'gmblock --help'.\n",
+			is_option ? "option" : "command", name, cli_habit("", name));
+		return CLI_USAGE;
+	}
 	near_begin(&near, name);
 	for (size_t i = 0; is_option && i < ARRAY_COUNT(options); i++) {
 		near_try(&near, options[i]);

@@ -328,13 +328,14 @@ static int measure(struct bench_arguments *arguments, struct bench_result *resul
 	return err != 0 ? cli_failure("bench", &error) : CLI_OK;
 }
 
-/* Good enough to differ from run to run. */
+/* Good enough to differ from run to run, and small enough for programs that take the numbers of
+ * JSON for doubles. */
 static uint64_t seed_of_the_moment(void)
 {
 	struct timespec now;
 
 	clock_gettime(CLOCK_REALTIME, &now);
-	return ((uint64_t)now.tv_sec << 30) ^ (uint64_t)now.tv_nsec;
+	return (((uint64_t)now.tv_sec << 30) ^ (uint64_t)now.tv_nsec) & ((UINT64_C(1) << 53) - 1);
 }
 
 int cmd_bench(int argc, char **argv)

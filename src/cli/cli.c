@@ -20,6 +20,118 @@ enum {
 	OPTION_FIRST = 256,
 };
 
+/* --- habits of other programs ------------------------------------------------------------------
+ */
+
+#define UNIX_SOCKET "write --listen 'nbd+unix:///?socket=PATH'"
+#define ADDRESS	    "write the whole address, as in --listen nbd://127.0.0.1:10809"
+#define FOREGROUND                                                                                 \
+	"the server stays in the foreground; let systemd start it, or --run a command beside it"
+#define EXPORT_NAME "write --export NAME=PATH"
+#define URI_NAME    "the name of the export is part of the URI: nbd://HOST/NAME"
+
+/* Words of nbdkit, qemu-nbd, nbd-server, nbd-client, nbdcopy, qemu-img and fio, and what says it
+ * here.
+ * "" is the program itself. */
+static const struct habit {
+	const char *command;
+	const char *word; /* without dashes */
+	const char *hint; /* without a final full stop */
+} habits[] = {
+	{ "", "mount", "'gmblock attach' makes an export a local disk" },
+	{ "", "connect", "'gmblock attach' makes an export a local disk" },
+	{ "", "umount", "'gmblock detach' removes an attached disk" },
+	{ "", "unmount", "'gmblock detach' removes an attached disk" },
+	{ "", "disconnect", "'gmblock detach' removes an attached disk" },
+	{ "", "version", "'gmblock --version' prints the version" },
+	{ "", "convert", "'gmblock copy' copies raw disks" },
+	{ "", "ls", "'gmblock list' lists the exports of a server" },
+	{ "", "status", "'gmblock stats' shows what a server does" },
+
+	{ "serve", "r", "write --read-only" },
+	{ "serve", "f", FOREGROUND },
+	{ "serve", "foreground", "the server stays in the foreground without it" },
+	{ "serve", "fork", FOREGROUND },
+	{ "serve", "daemon", FOREGROUND },
+	{ "serve", "P", FOREGROUND },
+	{ "serve", "pidfile", FOREGROUND },
+	{ "serve", "pid-file", FOREGROUND },
+	{ "serve", "U", UNIX_SOCKET },
+	{ "serve", "unix", UNIX_SOCKET },
+	{ "serve", "k", UNIX_SOCKET },
+	{ "serve", "socket", UNIX_SOCKET },
+	{ "serve", "p", ADDRESS },
+	{ "serve", "port", ADDRESS },
+	{ "serve", "b", ADDRESS },
+	{ "serve", "bind", ADDRESS },
+	{ "serve", "i", ADDRESS },
+	{ "serve", "ipaddr", ADDRESS },
+	{ "serve", "x", EXPORT_NAME },
+	{ "serve", "exportname", EXPORT_NAME },
+	{ "serve", "export-name", EXPORT_NAME },
+	{ "serve", "t", "the server goes on when clients leave, without it" },
+	{ "serve", "persistent", "the server goes on when clients leave, without it" },
+	{ "serve", "shared", "write --max-connections; several clients are served without it" },
+	{ "serve", "format", "disks are served as they are: raw" },
+	{ "serve", "cache", "write mode=cached or mode=direct, as in --export =PATH,mode=direct" },
+	{ "serve", "tls-creds", "write --tls-certificates or --tls-psk" },
+
+	{ "bench", "runtime", "write --seconds" },
+	{ "bench", "time_based", "write --seconds" },
+	{ "bench", "ramp_time", "write --warmup" },
+	{ "bench", "numjobs", "write --connections, and --threads" },
+	{ "bench", "jobs", "write --connections, and --threads" },
+	{ "bench", "iodepth", "write --depth" },
+	{ "bench", "blocksize", "write --bs" },
+	{ "bench", "readwrite", "write --rw" },
+	{ "bench", "rwmixread", "write --read-percent" },
+	{ "bench", "randseed", "write --seed" },
+	{ "bench", "number_ios", "write --requests" },
+	{ "bench", "rate_iops", "write --rate requests=N" },
+	{ "bench", "output-format", "write --json" },
+	{ "bench", "filename", "the URI of the export stands alone, without an option" },
+	{ "bench", "uri", "the URI of the export stands alone, without an option" },
+	{ "bench", "ioengine", "requests are always asynchronous, as --depth says" },
+
+	{ "copy", "p", "write --progress; on a terminal it is shown without it" },
+	{ "copy", "C", "write --connections" },
+	{ "copy", "R", "write --requests" },
+	{ "copy", "S", "write --sparse" },
+	{ "copy", "f", "disks are copied as they are: raw" },
+	{ "copy", "O", "disks are copied as they are: raw" },
+	{ "copy", "flush", "the target is flushed at the end without it" },
+
+	{ "attach", "r", "write --read-only" },
+	{ "attach", "C", "write --connections" },
+	{ "attach", "c", "the driver chooses the device; --device N asks for one" },
+	{ "attach", "d", "write 'gmblock detach'" },
+	{ "attach", "disconnect", "write 'gmblock detach'" },
+	{ "attach", "N", URI_NAME },
+	{ "attach", "name", URI_NAME },
+	{ "attach", "x", URI_NAME },
+	{ "attach", "unix", "a Unix socket is part of the URI: nbd+unix:///NAME?socket=PATH" },
+	{ "attach", "persist",
+		"the disk reconnects without it; --reconnect-timeout limits how long" },
+	{ "attach", "nofork", "write --foreground" },
+};
+
+const char *cli_habit(const char *command, const char *word)
+{
+	size_t len;
+
+	word += strspn(word, "-");
+	len = strcspn(word, "=");
+	for (size_t i = 0; i < ARRAY_COUNT(habits); i++) {
+		if (strcmp(habits[i].command, command) == 0 && strlen(habits[i].word) == len &&
+			strncmp(habits[i].word, word, len) == 0) {
+			return habits[i].hint;
+		}
+	}
+	return NULL;
+}
+
+/* --- options ------------------------------------------------------------------------------- */
+
 int cli_usage_error(const char *command, const char *format, ...)
 {
 	va_list args;
@@ -56,8 +168,8 @@ static size_t candidates(
 
 /* The option that was probably meant, as near_text() says it: one that is spelt almost like the
  * word, or has one dash too few in front of it (argv[optind] is "-json" then). */
-static const char *meant(const struct cli_command *command, const char *word, char *const *argv,
-	const struct option *table, char out[NEAR_TEXT_BYTES])
+static const char *meant(
+	const char *word, char *const *argv, const struct option *table, char out[NEAR_TEXT_BYTES])
 {
 	const char *group = argv[optind];
 	char name[SHOWN_BYTES];
@@ -71,23 +183,20 @@ static const char *meant(const struct cli_command *command, const char *word, ch
 	snprintf(name, sizeof(name), "%.*s", (int)strcspn(word, "="), word);
 	near_begin(&near, name);
 	for (size_t i = 0; strlen(name) > 1 && table[i].name != NULL; i++) {
-		if (i >= command->option_count || !command->options[i].hidden) {
-			near_try(&near, table[i].name);
-		}
+		near_try(&near, table[i].name);
 	}
 	return near_text(&near, "--", out);
 }
 
 /* What getopt_long() returned: '?' (unknown or ambiguous) or ':' (value missing). */
-static int option_error(
-	const struct cli_command *command_line, int code, char **argv, const struct option *table)
+static int option_error(const char *command, int code, char **argv, const struct option *table)
 {
-	const char *command = command_line->name;
 	char names[SHOWN_BYTES];
 	char shown[SHOWN_BYTES];
 	char near[NEAR_TEXT_BYTES];
 	char letter[3] = { '-', (char)optopt, '\0' };
 	const char *word = argv[optind - 1];
+	const char *habit;
 
 	/* getopt stays on a group of letters ("-xy") until its last one is read; what is not ASCII
 	 * is below 0. */
@@ -104,8 +213,12 @@ static int option_error(
 	if (strncmp(word, "--", 2) == 0 && candidates(word + 2, table, names, sizeof(names)) > 1) {
 		return cli_usage_error(command, "the option %s could be %s", shown, names);
 	}
-	return cli_usage_error(command, "unknown option %s%s", shown,
-		meant(command_line, word, argv, table, near));
+	habit = cli_habit(command, word);
+	if (habit != NULL) {
+		return cli_usage_error(command, "unknown option %s: %s", shown, habit);
+	}
+	return cli_usage_error(
+		command, "unknown option %s%s", shown, meant(word, argv, table, near));
 }
 
 static int take_value(const struct cli_option *option, const char *text, struct error *error)
@@ -212,7 +325,7 @@ int cli_parse(const struct cli_command *command, int argc, char **argv)
 	while (status == CLI_GO_ON &&
 		(code = getopt_long(argc, argv, letters, table, NULL)) != -1) {
 		if (code == '?' || code == ':') {
-			status = option_error(command, code, argv, table);
+			status = option_error(command->name, code, argv, table);
 		} else if (code == help || code == 'h') {
 			status = cli_print(command->usage);
 		} else if (code == help + 1) {

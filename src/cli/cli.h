@@ -28,7 +28,6 @@ enum cli_value { CLI_VALUE, CLI_VALUE_OPTIONAL, CLI_NO_VALUE };
 struct cli_option {
 	const char *name;     /* without the dashes */
 	char letter;	      /* its short form, which has a value too; not h; or 0 */
-	bool hidden;	      /* only to be told of: never suggested */
 	bool *flag;	      /* has no value: becomes true */
 	const char **text;    /* any value */
 	const char **path;    /* of a file: any value but an empty one */
@@ -58,6 +57,12 @@ GMB_MUST_CHECK int cli_parse(const struct cli_command *command, int argc, char *
 /* The only operand, which is a noun ("URI"), or NULL for none; more are wrong usage. */
 GMB_MUST_CHECK int cli_operand(
 	const char *command, const char *noun, int argc, char **argv, const char **operand);
+
+/* What is written here in place of a word that other programs know, an option of the command or,
+ * with
+ * "", a command: a sentence without its full stop, or NULL. Dashes before the word and "=" with
+ * what follows do not count. */
+const char *cli_habit(const char *command, const char *word);
 
 /* A server's URI, to be freed with export_uri_fini(); warns about an unknown parameter. */
 GMB_MUST_CHECK int cli_uri(const char *command, const char *text, struct export_uri *uri);

@@ -50,6 +50,7 @@ static const char help_tail[] =
 	"      --run COMMAND           serve while a shell command runs, with $uri (and\n"
 	"                              $unixsocket) set; may be repeated, until one fails;\n"
 	"                              the exit status is that of the command\n"
+	"      --read-only             refuse writes to PATH\n"
 	"      --user USER[:GROUP]     listen as root, then become this user, who opens the\n"
 	"                              disks\n"
 	"      --sandbox auto|on|off   after the start, give up other files and system calls\n"
@@ -144,6 +145,7 @@ static char *make_help(void)
 struct arguments {
 	struct server_config *config;
 	const char *config_path;
+	bool read_only; /* the export that PATH becomes */
 };
 
 /* What became of an option; the error is a sentence already. */
@@ -222,18 +224,6 @@ static int take_run(void *context, const char *option, const char *text)
 	return taken(server_config_add_command(arguments->config, text, &error), &error);
 }
 
-/* What other servers call it. */
-static int take_port(void *context, const char *option, const char *text)
-{
-	char shown[32];
-
-	GMB_UNUSED(context);
-	return cli_usage_error(name,
-		"unknown option --%s; give a complete address, as in "
-		"--listen nbd://127.0.0.1:%s",
-		option, log_escape(shown, sizeof(shown), text, strlen(text)));
-}
-
 static int take_control(void *context, const char *option, const char *text)
 {
 	struct arguments *arguments = context;
@@ -285,7 +275,8 @@ static int take_tls(void *context, const char *option, const char *text)
 	return value_taken(rc, option, &error);
 }
 
-static int add_path(struct server_config *config, const char *path, struct error *error)
+static int add_path(
+	struct server_config *config, const char *path, bool read_only, struct error *error)
 {
 	struct server_export entry;
 	char shown[100];
@@ -295,6 +286,9 @@ static int add_path(struct server_config *config, const char *path, struct error
 	rc = server_export_set_name(&entry, "", error);
 	if (rc == 0) {
 		rc = server_export_set_path(&entry, path, error);
+	}
+	if (rc == 0 && read_only) {
+		rc = server_export_set(&entry, "readonly", NULL, error);
 	}
 	if (rc < 0) {
 		server_export_fini(&entry);
@@ -307,7 +301,8 @@ static int add_path(struct server_config *config, const char *path, struct error
 /* Fills the configuration from the command line and the file it names. */
 static int parse_arguments(struct server_config *config, int argc, char **argv)
 {
-	static const struct cli_option options[] = {
+	struct arguments arguments = { .config = config };
+	const struct cli_option options[] = {
 		{ "export", .letter = 'e', .take = take_export },
 		{ "listen", .letter = 'l', .take = take_listen },
 		{ "access", .take = take_access },
@@ -332,9 +327,8 @@ static int parse_arguments(struct server_config *config, int argc, char **argv)
 		{ "control", .take = take_control },
 		{ "user", .take = take_user },
 		{ "sandbox", .take = take_sandbox },
-		{ "port", .letter = 'p', .hidden = true, .take = take_port },
+		{ "read-only", .flag = &arguments.read_only },
 	};
-	struct arguments arguments = { .config = config };
 	char *help = make_help();
 	const struct cli_command command = { name, help, options, ARRAY_COUNT(options),
 		&arguments };
@@ -358,10 +352,13 @@ static int parse_arguments(struct server_config *config, int argc, char **argv)
 			"NAME=PATH");
 	}
 	if (optind < argc) {
-		rc = add_path(config, argv[optind], &error);
+		rc = add_path(config, argv[optind], arguments.read_only, &error);
 		if (rc < 0) {
 			return cli_usage_error(name, "%s", error.text);
 		}
+	} else if (arguments.read_only) {
+		return cli_usage_error(name,
+			"--read-only is for a PATH; write --export NAME=PATH,readonly for others");
 	}
 	if (arguments.config_path != NULL) {
 		rc = server_config_load(config, arguments.config_path, &error);

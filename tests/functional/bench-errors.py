@@ -85,6 +85,10 @@ class Refused(support.Case):
         code, _, errors = self.run_gmblock("bench", "--requests", "5", "--seconds", LONG, uri)
         self.assertEqual((code, errors), (0, ""))
 
+    def test_read_only_by_an_option_for_the_path(self):
+        self.refuse(self.start_unix("memory:1M", "--read-only").uri, "--rw", "write",
+                    "read-only: --rw write cannot write")
+
     def test_ranges_that_are_not_there(self):
         uri = self.start_unix("memory:1M").uri
         self.refuse(uri, "--size", "2M", "not inside the export, which has 1048576 bytes")

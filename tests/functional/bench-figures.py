@@ -151,6 +151,11 @@ class Contents(bench_tool.BenchCase):
         written = [at for at, block in enumerate(blocks) if block != empty]
         self.assertEqual(written, list(range(16, 24)))
 
+    def test_a_seed_of_its_own_survives_programs_that_read_json(self):
+        result = self.measured("--requests", "1", "--seconds", LONG,
+                               self.start_unix("memory:1M").uri)
+        self.assertLess(result["work"]["seed"], 1 << 53)
+
     def test_a_seed_repeats_places_and_contents(self):
         options = ["--rw", "randwrite", "--depth", "1", "--requests", "60"]
         first, result = self.contents(*options, "--seed", "9")

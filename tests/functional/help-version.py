@@ -76,6 +76,44 @@ class HelpAndVersion(support.Case):
             with self.subTest(arguments):
                 self.assertNotIn("did you mean", self.check_refused(arguments, 2, "gmblock"))
 
+    def test_habits_of_other_programs(self):
+        for arguments, fragments in (
+                # The program itself.
+                (["mount", "nbd://h", "/mnt"], ["unknown command 'mount'", "gmblock attach"]),
+                (["umount"], ["gmblock detach"]), (["disconnect"], ["gmblock detach"]),
+                (["version"], ["gmblock --version"]),
+                (["help", "convert"], ["gmblock copy"]), (["ls"], ["gmblock list"]),
+                # nbdkit, qemu-nbd, nbd-server.
+                (["serve", "-r", "d"], ["unknown option -r", "--read-only"]),
+                (["serve", "--readonly", "d"], ["did you mean '--read-only'?"]),
+                (["serve", "-f", "d"], ["foreground"]), (["serve", "--fork", "d"], ["foreground"]),
+                (["serve", "-fr", "d"], ["unknown option -f", "foreground"]),
+                (["serve", "-U", "/s", "d"], ["nbd+unix:///?socket=PATH"]),
+                (["serve", "--socket=/s", "d"], ["unknown option --socket=/s", "nbd+unix:"]),
+                (["serve", "-x", "name", "d"], ["--export NAME=PATH"]),
+                (["serve", "-p", "1", "d"], ["--listen nbd://127.0.0.1:"]),
+                (["serve", "--port=1", "d"], ["--listen nbd://127.0.0.1:"]),
+                (["serve", "--pidfile", "f"], ["systemd"]), (["serve", "-t", "d"], ["goes on"]),
+                (["serve", "--cache=none", "d"], ["mode=direct"]),
+                (["serve", "--format=raw", "d"], ["raw"]),
+                # fio.
+                (["bench", "--runtime=5", "nbd://h"], ["--seconds"]),
+                (["bench", "--numjobs=4", "nbd://h"], ["--connections"]),
+                (["bench", "--iodepth", "4", "nbd://h"], ["--depth"]),
+                (["bench", "--rwmixread=30"], ["--read-percent"]),
+                (["bench", "--filename=x"], ["stands alone"]),
+                # nbdcopy, qemu-img, nbd-client.
+                (["copy", "-p", "a", "b"], ["--progress"]), (["copy", "-O", "raw"], ["raw"]),
+                (["attach", "-N", "disk", "nbd://h"], ["nbd://HOST/NAME"]),
+                (["attach", "-d", "/dev/nbd0"], ["gmblock detach"]),
+                (["attach", "-r", "nbd://h"], ["--read-only"])):
+            with self.subTest(arguments):
+                self.check_refused(arguments, 2, *fragments)
+
+    def test_habits_of_one_command_are_not_those_of_another(self):
+        self.assertNotIn("--seconds", self.check_refused(["copy", "--runtime=5", "a", "b"], 2, "--runtime"))
+        self.assertNotIn("attach", self.check_refused(["serve", "--mount", "d"], 2, "--mount"))
+
     def test_empty_paths_are_wrong_usage(self):
         for arguments in (["serve", "--config", "", "null:1M"], ["bench", "--plot", "", "nbd://h"],
                           ["trace", "--svg", "", "--request"], ["info", "--local", "--path", ""],

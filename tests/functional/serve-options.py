@@ -92,10 +92,14 @@ class Options(support.Case):
     def test_a_port_alone(self):
         self.check(["null:1M", "--listen", "10900"], "--listen: ", "nbd://127.0.0.1:10900, and")
         for option in ("--port", "-p"):
-            self.check(["null:1M", option, "10900"], "unknown option --port",
-                       "--listen nbd://127.0.0.1:10900\n")
+            self.check(["null:1M", option, "10900"], f"unknown option {option}",
+                       "--listen nbd://127.0.0.1:10809\n")
         errors = self.check_refused(["serve", "null:1M", "--prot=1"], 2, "unknown option --prot=1")
         self.assertNotIn("--port", errors)
+
+    def test_read_only_is_for_the_path(self):
+        self.check(["--read-only"], "--read-only is for a PATH", "readonly")
+        self.check(["--read-only", "--export", "a=null:1M"], "--read-only is for a PATH")
 
     def test_addresses_are_unique(self):
         self.check(["null:1M", "--listen", "nbd://LOCALHOST", "--listen", "nbd://localhost:10809"],
