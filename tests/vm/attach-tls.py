@@ -2,7 +2,8 @@
 """attach-tls.py GMBLOCK KERNEL WHERE CREDENTIALS: a disk of the kernel's nbd driver over TLS, with
 records made by the kernel or by a relay of the daemon (WHERE is kernel or user). A file system on it
 survives a server that is killed and started again. Before that, a copy to the server and back, by
-our client and server alone: over kernel TLS where the kernel can change keys."""
+our client and server alone: over kernel TLS where the kernel can change keys. After it, the same disk
+over a Unix socket, from a server that speaks TLS 1.3 alone."""
 import sys
 
 import testing
@@ -81,6 +82,24 @@ kill -9 $server
 until gmblock attach --list | grep -q "not connected"; do sleep 0.05; done
 gmblock detach --force $disk
 test "$(gmblock attach --list --json)" = "[]"
+
+# A Unix socket, where a relay is all that there is, and a server that speaks TLS 1.3 alone.
+rm /tmp/uri
+gmblock serve --listen "nbds+unix:///?socket=/tmp/socket" --tls-psk $tls/keys.psk \
+	--tls-priority NORMAL:-VERS-ALL:+VERS-TLS1.3:+ECDHE-PSK:+PSK /dev/shm/disk.img \
+	>/tmp/uri 2>>/results/server &
+server=$!
+until [ -s /tmp/uri ]; do kill -0 $server; sleep 0.1; done
+disk=$(gmblock attach --nbd "nbds+unix://alice@/?socket=/tmp/socket&tls-psk-file=$tls/keys.psk")
+e2fsck -fn $disk
+mount -t ext4 $disk /mnt
+sums /mnt >/tmp/after
+cmp /tmp/before /tmp/after
+echo more >/mnt/more
+umount /mnt
+gmblock detach $disk
+kill $server
+wait $server
 
 test "$(count TlsDecryptError)" = 0
 cat /proc/net/tls_stat
