@@ -620,7 +620,9 @@ void engine_review(struct engine *engine, const struct engine_review *review)
 
 static int create_memory(struct engine *engine, struct error *error)
 {
-	struct path_options path_options = { .ring = engine->ring };
+	struct path_options path_options = { .ring = engine->ring,
+		.device = engine->options.device,
+		.device_waits = engine->options.device_waits };
 	int rc = arena_ram_create(
 		engine->ring, engine->limits.memory_bytes_max, &engine->arena, error);
 
@@ -630,8 +632,7 @@ static int create_memory(struct engine *engine, struct error *error)
 	engine->limits.sessions_max = MIN(
 		engine->limits.sessions_max, engine_sessions_max(engine->limits.memory_bytes_max));
 	arena_reserve(engine->arena, (uint64_t)engine->limits.sessions_max * PATH_RESERVE_BYTES);
-	path_options.arena =
-		engine->options.payload != NULL ? engine->options.payload : engine->arena;
+	engine->device = engine->options.device;
 	path_options.ram = engine->arena;
 	return path_create(&path_options, &engine->path, error);
 }

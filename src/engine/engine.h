@@ -381,8 +381,10 @@ struct engine_options {
 	const struct session_kind *const *kinds; /* borrowed while the engine exists */
 	uint32_t kind_count;			 /* 1 to ENGINE_KINDS_MAX */
 	struct engine_limits limits;
-	/* Where payload goes that the CPU need not touch; borrowed. NULL: RAM, like all else. */
-	struct arena *payload;
+	/* Memory of a device for the payload of exports that ask for it (store_info.read_device),
+	 * borrowed while the engine exists; NULL: there is none. */
+	struct arena *device;
+	bool device_waits; /* see path_options */
 	/* Of identities, borrowed while the engine exists; NULL: none. */
 	struct rate_rules *rate_rules;
 	/* Distinguishes this server's process from all others, for clients that have several
@@ -396,7 +398,8 @@ struct engine_options {
 struct engine {
 	/* Read by session kinds. */
 	struct ring *ring;
-	struct arena *arena; /* RAM */
+	struct arena *arena;  /* RAM */
+	struct arena *device; /* of a device, or NULL */
 	struct path *path;
 	struct engine_limits limits;
 	struct engine_counters counters;

@@ -43,8 +43,9 @@ struct warm_stack {
 	uint32_t count;
 };
 
-struct ram_arena {
+struct buddy_arena {
 	struct arena base;
+	struct arena_source source;
 	struct ring *ring;
 	struct mem_region *slabs;
 	uint32_t slab_count;
@@ -57,7 +58,7 @@ struct ram_arena {
 
 /* --- buddy lists --------------------------------------------------------------------------- */
 
-static void free_list_push(struct ram_arena *arena, uint32_t unit, uint32_t order_idx)
+static void free_list_push(struct buddy_arena *arena, uint32_t unit, uint32_t order_idx)
 {
 	uint32_t head = arena->free_head[order_idx];
 
@@ -69,7 +70,7 @@ static void free_list_push(struct ram_arena *arena, uint32_t unit, uint32_t orde
 	arena->free_head[order_idx] = unit;
 }
 
-static void free_list_remove(struct ram_arena *arena, uint32_t unit, uint32_t order_idx)
+static void free_list_remove(struct buddy_arena *arena, uint32_t unit, uint32_t order_idx)
 {
 	struct unit_links links = arena->links[unit];
 
@@ -86,7 +87,7 @@ static void free_list_remove(struct ram_arena *arena, uint32_t unit, uint32_t or
 }
 
 /* Gives a block back to the buddy lists, joining it with its free neighbours. */
-static void buddy_free(struct ram_arena *arena, uint32_t unit, uint32_t order_idx)
+static void buddy_free(struct buddy_arena *arena, uint32_t unit, uint32_t order_idx)
 {
 	while (order_idx < ORDER_COUNT - 1) {
 		uint32_t buddy = unit ^ (UINT32_C(1) << order_idx);
@@ -102,7 +103,7 @@ static void buddy_free(struct ram_arena *arena, uint32_t unit, uint32_t order_id
 }
 
 /* A block of exactly this order, or UNIT_NONE. */
-static uint32_t buddy_take(struct ram_arena *arena, uint32_t order_idx)
+static uint32_t buddy_take(struct buddy_arena *arena, uint32_t order_idx)
 {
 	uint32_t found = order_idx;
 	uint32_t unit;
@@ -122,7 +123,7 @@ static uint32_t buddy_take(struct ram_arena *arena, uint32_t order_idx)
 	return unit;
 }
 
-static bool warm_stacks_merge(struct ram_arena *arena)
+static bool warm_stacks_merge(struct buddy_arena *arena)
 {
 	bool merged = false;
 
@@ -135,13 +136,15 @@ static bool warm_stacks_merge(struct ram_arena *arena)
 	return merged;
 }
 
+/* --- slabs ----------------------------------------------------------------------------------- */
+
 /* A slab that could not be registered is tried again with every new one: the limit may have been
  * raised, or others have given up theirs. References taken before go on without. */
-static void slabs_register(struct ram_arena *arena)
+static void slabs_register(struct buddy_arena *arena)
 {
 	struct arena_info *info = &arena->base.info;
 
-	for (uint32_t i = 0; i < arena->slab_count; i++) {
+	for (uint32_t i = 0; i < arena->slab_count && arena->source.registers; i++) {
 		struct mem_region *slab = &arena->slabs[i];
 		int result = 0;
 
@@ -154,42 +157,62 @@ static void slabs_register(struct ram_arena *arena)
 			info->register_failures++;
 			return;
 		}
-		info->registered_bytes += ARENA_SLAB_BYTES;
+		info->registered_bytes += slab->bytes;
 	}
 }
 
-/* Maps and registers one more slab. */
-static bool slab_add(struct ram_arena *arena)
+/* The largest blocks that fit: the last slab of a device may be shorter than the others. */
+static void slab_free_all(struct buddy_arena *arena, uint32_t slab_idx, uint64_t bytes)
 {
-	struct mem_region *slab;
-	uint8_t *base;
+	uint32_t units = (uint32_t)(bytes >> ORDER_MIN);
+	uint32_t unit = 0;
 
-	if (arena->slab_count == arena->slab_count_max) {
-		return false;
+	for (uint32_t order_idx = ORDER_COUNT; order_idx-- > 0;) {
+		for (; unit + (UINT32_C(1) << order_idx) <= units;
+			unit += UINT32_C(1) << order_idx) {
+			free_list_push(arena, slab_idx * UNITS_PER_SLAB + unit, order_idx);
+		}
 	}
-	/* Twice the size and cut to measure, so that the kernel can use whole huge pages. */
-	base = mmap(NULL, 2 * ARENA_SLAB_BYTES, PROT_READ | PROT_WRITE,
-		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (base == MAP_FAILED) {
-		return false;
+}
+
+/* Maps and registers one more slab. 0; -EAGAIN: the arena has all its slabs; or why not. */
+static int slab_add(struct buddy_arena *arena)
+{
+	struct arena_info *info = &arena->base.info;
+	struct mem_region *slab = &arena->slabs[arena->slab_count];
+	uint8_t *base = NULL;
+	uint64_t bytes;
+	int result;
+
+	if (arena->slab_count == arena->slab_count_max || info->condemned != 0) {
+		return -EAGAIN;
 	}
-	slab = &arena->slabs[arena->slab_count];
-	slab->bytes = ARENA_SLAB_BYTES;
-	slab->rights = MEM_RAM;
-	slab->base = (uint8_t *)align_up((uintptr_t)base, ARENA_SLAB_BYTES);
-	if (slab->base > base) {
-		munmap(base, (size_t)(slab->base - base));
+	bytes = MIN((uint64_t)ARENA_SLAB_BYTES, info->limit_bytes - info->mapped_bytes);
+	result = arena->source.map(arena->source.context, bytes, &base);
+	if (result < 0) {
+		return result;
 	}
-	munmap(slab->base + ARENA_SLAB_BYTES, (size_t)(base + ARENA_SLAB_BYTES - slab->base));
-	(void)madvise(slab->base, ARENA_SLAB_BYTES, MADV_HUGEPAGE); /* a wish */
-	for (uint32_t i = 0; i < ARENA_SLAB_BYTES / ARENA_BLOCK_BYTES_MAX; i++) {
-		free_list_push(arena, arena->slab_count * UNITS_PER_SLAB + (i << (ORDER_COUNT - 1)),
-			ORDER_COUNT - 1);
-	}
+	*slab = (struct mem_region){ .base = base, .bytes = bytes, .rights = info->rights };
+	slab_free_all(arena, arena->slab_count, bytes);
 	arena->slab_count++;
-	arena->base.info.mapped_bytes += ARENA_SLAB_BYTES;
+	info->mapped_bytes += bytes;
 	slabs_register(arena);
-	return true;
+	return 0;
+}
+
+static void slabs_unmap(struct buddy_arena *arena)
+{
+	for (uint32_t i = 0; i < arena->slab_count; i++) {
+		struct mem_region *slab = &arena->slabs[i];
+
+		if (arena->source.registers) {
+			ring_memory_remove(arena->ring, slab);
+		}
+		arena->source.unmap(arena->source.context, slab->base, slab->bytes);
+	}
+	arena->slab_count = 0;
+	arena->base.info.mapped_bytes = 0;
+	arena->base.info.registered_bytes = 0;
 }
 
 static uint32_t order_idx_for(uint32_t bytes)
@@ -201,9 +224,9 @@ static uint32_t order_idx_for(uint32_t bytes)
 	return order - ORDER_MIN;
 }
 
-static int ram_get(struct arena *base, uint32_t bytes, struct arena_buf *buf)
+static int block_get(struct arena *base, uint32_t bytes, struct arena_buf *buf)
 {
-	struct ram_arena *arena = container_of(base, struct ram_arena, base);
+	struct buddy_arena *arena = container_of(base, struct buddy_arena, base);
 	uint32_t order_idx = order_idx_for(bytes);
 	struct warm_stack *warm = &arena->warm[order_idx];
 	uint32_t unit;
@@ -212,7 +235,7 @@ static int ram_get(struct arena *base, uint32_t bytes, struct arena_buf *buf)
 		unit = warm->units[--warm->count];
 	} else {
 		unit = buddy_take(arena, order_idx);
-		if (unit == UNIT_NONE && (slab_add(arena) || warm_stacks_merge(arena))) {
+		if (unit == UNIT_NONE && (slab_add(arena) == 0 || warm_stacks_merge(arena))) {
 			unit = buddy_take(arena, order_idx);
 		}
 		if (unit == UNIT_NONE) {
@@ -225,9 +248,9 @@ static int ram_get(struct arena *base, uint32_t bytes, struct arena_buf *buf)
 	return 0;
 }
 
-static void ram_put(struct arena *base, const struct arena_buf *buf)
+static void block_put(struct arena *base, const struct arena_buf *buf)
 {
-	struct ram_arena *arena = container_of(base, struct ram_arena, base);
+	struct buddy_arena *arena = container_of(base, struct buddy_arena, base);
 	uint32_t order_idx = order_idx_for(buf->bytes);
 	struct warm_stack *warm = &arena->warm[order_idx];
 	uint32_t unit;
@@ -243,44 +266,60 @@ static void ram_put(struct arena *base, const struct arena_buf *buf)
 	}
 }
 
-/* --- life ---------------------------------------------------------------------------------- */
+/* --- sources --------------------------------------------------------------------------------- */
 
-static void ram_destroy(struct arena *base)
+static int ram_map(void *context, uint64_t bytes, uint8_t **base_out)
 {
-	struct ram_arena *arena = container_of(base, struct ram_arena, base);
+	uint8_t *base;
+	uint8_t *slab;
 
-	for (uint32_t i = 0; i < arena->slab_count; i++) {
-		ring_memory_remove(arena->ring, &arena->slabs[i]);
-		munmap(arena->slabs[i].base, ARENA_SLAB_BYTES);
+	GMB_UNUSED(context);
+	GMB_ASSERT(bytes == ARENA_SLAB_BYTES);
+	/* Twice the size and cut to measure, so that the kernel can use whole huge pages. */
+	base = mmap(NULL, 2 * ARENA_SLAB_BYTES, PROT_READ | PROT_WRITE,
+		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (base == MAP_FAILED) {
+		return -ENOMEM;
 	}
-	free(arena->slabs);
-	free(arena->state);
-	free(arena->links);
-	free(arena);
+	slab = (uint8_t *)align_up((uintptr_t)base, ARENA_SLAB_BYTES);
+	if (slab > base) {
+		munmap(base, (size_t)(slab - base));
+	}
+	munmap(slab + ARENA_SLAB_BYTES, (size_t)(base + ARENA_SLAB_BYTES - slab));
+	(void)madvise(slab, ARENA_SLAB_BYTES, MADV_HUGEPAGE); /* a wish */
+	*base_out = slab;
+	return 0;
 }
 
-static const struct arena_ops ram_ops = { .get = ram_get, .put = ram_put, .destroy = ram_destroy };
-
-int arena_ram_create(
-	struct ring *ring, uint64_t limit_bytes, struct arena **arena_out, struct error *error)
+static void ram_unmap(void *context, uint8_t *base, uint64_t bytes)
 {
-	uint64_t slab_count_max = limit_bytes / ARENA_SLAB_BYTES;
-	struct ram_arena *arena;
+	GMB_UNUSED(context);
+	munmap(base, bytes);
+}
 
-	if (slab_count_max == 0 || slab_count_max > UNIT_NONE / UNITS_PER_SLAB) {
-		return error_set(error, -EINVAL,
-			"a payload memory limit of %llu bytes is out of range: it must be between "
-			"%u MiB and 16 TiB for each reactor thread",
-			(unsigned long long)limit_bytes, ARENA_SLAB_BYTES >> 20);
-	}
-	arena = calloc(1, sizeof(*arena));
+static const struct arena_source ram_source = {
+	.kind = "ram",
+	.rights = MEM_RAM,
+	.registers = true,
+	.map = ram_map,
+	.unmap = ram_unmap,
+};
+
+/* --- life ---------------------------------------------------------------------------------- */
+
+static int create(struct ring *ring, const struct arena_source *source, uint64_t limit_bytes,
+	struct arena **arena_out, struct error *error)
+{
+	uint64_t slab_count_max = align_up(limit_bytes, ARENA_SLAB_BYTES) / ARENA_SLAB_BYTES;
+	struct buddy_arena *arena = calloc(1, sizeof(*arena));
+
 	if (arena == NULL) {
 		return error_set(error, -ENOMEM, "out of memory for an arena");
 	}
-	arena->base.ops = &ram_ops;
-	arena->base.info.kind = "ram";
-	arena->base.info.rights = MEM_RAM;
-	arena->base.info.limit_bytes = slab_count_max * ARENA_SLAB_BYTES;
+	arena->base.info.kind = source->kind;
+	arena->base.info.rights = source->rights;
+	arena->base.info.limit_bytes = limit_bytes;
+	arena->source = *source;
 	arena->ring = ring;
 	arena->slab_count_max = (uint32_t)slab_count_max;
 	for (uint32_t i = 0; i < ORDER_COUNT; i++) {
@@ -290,14 +329,65 @@ int arena_ram_create(
 	arena->state = calloc(slab_count_max * UNITS_PER_SLAB, sizeof(*arena->state));
 	arena->links = calloc(slab_count_max * UNITS_PER_SLAB, sizeof(*arena->links));
 	if (arena->slabs == NULL || arena->state == NULL || arena->links == NULL) {
-		ram_destroy(&arena->base);
+		arena_destroy(&arena->base);
 		return error_set(error, -ENOMEM, "out of memory for an arena's tables");
 	}
 	*arena_out = &arena->base;
 	return 0;
 }
 
-/* --- every kind ---------------------------------------------------------------------------- */
+/* Of so many bytes in whole steps, at least one. */
+static int check_limit(uint64_t bytes, uint64_t step, struct error *error)
+{
+	uint64_t slabs = bytes / ARENA_SLAB_BYTES;
+
+	if (bytes < step || slabs > UNIT_NONE / UNITS_PER_SLAB) {
+		return error_set(error, -EINVAL,
+			"a payload memory limit of %llu bytes is out of range: it must be between "
+			"%llu KiB and 16 TiB for each reactor thread",
+			(unsigned long long)bytes, (unsigned long long)step >> 10);
+	}
+	return 0;
+}
+
+int arena_ram_create(
+	struct ring *ring, uint64_t limit_bytes, struct arena **arena_out, struct error *error)
+{
+	int result = check_limit(limit_bytes, ARENA_SLAB_BYTES, error);
+
+	return result < 0 ? result
+			  : create(ring, &ram_source, align_down(limit_bytes, ARENA_SLAB_BYTES),
+				    arena_out, error);
+}
+
+int arena_device_create(struct ring *ring, const struct arena_source *source, uint64_t bytes,
+	struct arena **arena_out, struct error *error)
+{
+	struct arena *arena = NULL;
+	int result = check_limit(bytes, ARENA_DEVICE_BYTES_MIN, error);
+
+	if (result == 0) {
+		result = create(
+			ring, source, align_down(bytes, ARENA_BLOCK_BYTES_MIN), &arena, error);
+	}
+	while (result == 0 && arena->info.mapped_bytes < arena->info.limit_bytes) {
+		result = slab_add(container_of(arena, struct buddy_arena, base));
+		if (result < 0) {
+			(void)error_set(error, result,
+				"cannot map %llu KiB of the memory of %s: %s",
+				(unsigned long long)arena->info.limit_bytes >> 10, source->kind,
+				strerror(-result));
+		}
+	}
+	if (result < 0) {
+		arena_destroy(arena);
+		return result;
+	}
+	*arena_out = arena;
+	return 0;
+}
+
+/* --- buffers --------------------------------------------------------------------------------- */
 
 /* The largest block that is given for so many bytes. */
 static uint32_t block_bytes(uint32_t bytes)
@@ -305,11 +395,29 @@ static uint32_t block_bytes(uint32_t bytes)
 	return UINT32_C(1) << (order_idx_for(bytes) + ORDER_MIN);
 }
 
-void arena_destroy(struct arena *arena)
+void arena_destroy(struct arena *base)
 {
-	if (arena != NULL) {
-		GMB_ASSERT(arena->info.used_bytes == 0);
-		arena->ops->destroy(arena);
+	struct buddy_arena *arena = container_of(base, struct buddy_arena, base);
+
+	if (base == NULL) {
+		return;
+	}
+	GMB_ASSERT(base->info.used_bytes == 0);
+	slabs_unmap(arena);
+	free(arena->slabs);
+	free(arena->state);
+	free(arena->links);
+	free(arena);
+}
+
+void arena_condemn(struct arena *arena, int error)
+{
+	GMB_ASSERT(error < 0);
+	if (arena->info.condemned == 0) {
+		arena->info.condemned = error;
+		if (arena->info.used_bytes == 0) {
+			slabs_unmap(container_of(arena, struct buddy_arena, base));
+		}
 	}
 }
 
@@ -325,7 +433,7 @@ void arena_reserve(struct arena *arena, uint64_t bytes)
 static int get(struct arena *arena, uint32_t bytes, struct arena_buf *buf)
 {
 	struct arena_info *info = &arena->info;
-	int result = arena->ops->get(arena, bytes, buf);
+	int result = info->condemned != 0 ? -EAGAIN : block_get(arena, bytes, buf);
 
 	if (result < 0) {
 		info->refusals++;
@@ -375,6 +483,9 @@ void arena_put(struct arena *arena, struct arena_buf *buf)
 	GMB_ASSERT(arena->info.used_bytes >= buf->bytes);
 	arena->info.used_bytes -= buf->bytes;
 	arena->info.reserve_used_bytes -= buf->reserved ? buf->bytes : 0;
-	arena->ops->put(arena, buf);
+	block_put(arena, buf);
 	buf->memory = MEM_NONE;
+	if (unlikely(arena->info.condemned != 0) && arena->info.used_bytes == 0) {
+		slabs_unmap(container_of(arena, struct buddy_arena, base));
+	}
 }

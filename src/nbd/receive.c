@@ -478,6 +478,9 @@ void receive_done(struct ring_op *op, int result)
 		return;
 	}
 	if (result < 0 && !is_passing(result)) {
+		if (result == -EFAULT && session->rx_into_stream) {
+			path_memory_failed(session->rx_stream);
+		}
 		session_terminate(&session->base, NULL); /* reset by peer and the like: no news */
 		return;
 	}

@@ -613,6 +613,15 @@ static void send_end(struct nbd_session *session)
 	list_push_front(&session->service->sends_free, &send->node);
 }
 
+static void memory_failed(const struct send_batch *send)
+{
+	for (uint32_t i = 0; i < send->slot_count; i++) {
+		if (send->slots[i].fragment.stream != NULL) {
+			path_memory_failed(send->slots[i].fragment.stream);
+		}
+	}
+}
+
 void reply_done(struct ring_op *op, int result)
 {
 	struct nbd_session *session = container_of(op, struct nbd_session, send_op);
@@ -631,9 +640,12 @@ void reply_done(struct ring_op *op, int result)
 			return;
 		}
 		/* Else the peer is gone. */
+		if (result == -EFAULT) {
+			memory_failed(send);
+		}
 		session_terminate(&session->base,
-			result == -EFAULT ? "the disk failed or became shorter after a "
-					    "reply had begun"
+			result == -EFAULT ? "the disk failed or became shorter, or device memory "
+					    "has gone, after a reply had begun"
 					  : NULL);
 	}
 	path_client_sent(&session->base.client, send->bytes, send->filled);

@@ -13,9 +13,8 @@ enum { LOGGED_NAME_BYTES = 128 };
 
 struct path {
 	struct ring *ring;
-	struct arena *arena;
 	struct arena *ram;
-	uint32_t arena_rights;
+	struct arena *device; /* or NULL */
 	/* Pool for all but each request's first: one for each block of the arenas, so that there is
 	 * always one for whoever has memory, and some for memory of requesters. Touched only when
 	 * so many are needed at once. */
@@ -30,19 +29,6 @@ struct path {
 	struct path_trace *trace; /* NULL: nobody asks for single requests */
 };
 
-static const struct counter path_export_counter_list[] = {
-	{ "page_cache_send_bytes", "Bytes of reads sent from the page cache itself", COUNTER_TOTAL,
-		COUNTER_BYTES, offsetof(struct path_export, page_cache_send_bytes) },
-	{ "page_cache_send_misses", "Large reads that were copied instead", COUNTER_TOTAL,
-		COUNTER_ITEMS, offsetof(struct path_export, page_cache_send_misses) },
-	{ "late_waits",
-		"Writes that waited for one of a connection that had ended before it was done",
-		COUNTER_TOTAL, COUNTER_ITEMS, offsetof(struct path_export, late_waits) },
-};
-
-const struct counter_table path_export_counter_table = { "export", "export",
-	path_export_counter_list, ARRAY_COUNT(path_export_counter_list) };
-
 int path_create(const struct path_options *options, struct path **path_out, struct error *error)
 {
 	struct path *path = calloc(1, sizeof(*path));
@@ -51,18 +37,20 @@ int path_create(const struct path_options *options, struct path **path_out, stru
 		return error_set(error, -ENOMEM, "out of memory for a data path");
 	}
 	path->ring = options->ring;
-	path->arena = options->arena;
 	path->ram = options->ram;
-	path->arena_rights = arena_info(path->arena)->rights;
+	path->device = options->device;
 	GMB_ASSERT((arena_info(path->ram)->rights & MEM_RAM) == MEM_RAM);
 	list_init(&path->streams_free);
 	path->share.ram = path->ram;
+	path->share.device = path->device;
+	path->share.device_waits = options->device_waits;
 	turns_init(&path->share.waiting);
 	turns_init(&path->share.costly);
-	path->stream_max = arena_info(options->arena)->limit_bytes / ARENA_BLOCK_BYTES_MIN +
+	path->stream_max = arena_info(options->ram)->limit_bytes / ARENA_BLOCK_BYTES_MIN +
 			   PATH_PLACED_PARTS_MAX;
-	if (options->ram != options->arena) {
-		path->stream_max += arena_info(options->ram)->limit_bytes / ARENA_BLOCK_BYTES_MIN;
+	if (options->device != NULL) {
+		path->stream_max +=
+			arena_info(options->device)->limit_bytes / ARENA_BLOCK_BYTES_MIN;
 	}
 	/* Address space, like the arena's limit: nothing is reserved that is not used. */
 	path->streams = mmap(NULL, path->stream_max * sizeof(*path->streams),
@@ -133,39 +121,6 @@ static void account(struct path_request *request)
 		request->error != 0);
 }
 
-void path_export_init(struct path_export *path_export, uint32_t overlap, struct late_writes *late,
-	struct ring *ring)
-{
-	path_export->overlap = overlap;
-	late_port_init(&path_export->late_port, late, ring);
-	overlap_init(&path_export->reads);
-	overlap_init(&path_export->writes);
-	path_export->held_bytes = 0;
-	path_export->costly_count = 0;
-	path_export->page_cache_send_bytes = 0;
-	path_export->page_cache_send_misses = 0;
-	path_export->ram_for_store = 0;
-	path_export->ram_for_session = 0;
-	path_export->staged_parts = 0;
-	path_export->placements_refused = 0;
-	path_export->late_waits = 0;
-	path_export->name = NULL;
-	path_export->name_bytes = 0;
-	path_export->errors = (struct log_limit){ 0 };
-	for (int op = 0; op < STORE_OP_COUNT; op++) {
-		path_export->stats[op] = NULL;
-	}
-}
-
-void path_export_fini(struct path_export *path_export)
-{
-	GMB_ASSERT(list_is_empty(&path_export->late_port.granted));
-	for (int op = 0; op < STORE_OP_COUNT; op++) {
-		free(path_export->stats[op]);
-		path_export->stats[op] = NULL;
-	}
-}
-
 enum path_status path_status(const struct path_request *request)
 {
 	if (request->error != 0) {
@@ -215,7 +170,7 @@ static struct path_stream *stream_get(struct path *path, struct path_request *re
 	stream->unsent = 0;
 	stream->in_store = false;
 	stream->page_cache = false;
-	stream->in_ram = false;
+	stream->in_device = false;
 	stream->in_place = false;
 	stream->copied = false;
 	stream->traced = NULL;
@@ -231,7 +186,7 @@ static void stream_put(struct path_stream *stream)
 
 	GMB_ASSERT(request->streams_live > 0);
 	if (stream->buf.memory.rights != 0) {
-		share_put(request, stream->in_ram ? path->ram : path->arena, &stream->buf);
+		share_put(request, stream->in_device ? path->device : path->ram, &stream->buf);
 	}
 	list_remove(&stream->node);
 	request->streams_live--;
@@ -286,7 +241,10 @@ static struct path_stream *stream_open(struct path *path, struct path_request *r
 	stream = stream_get(path, request);
 	stream->buf = buf;
 	stream->memory = buf.memory;
-	stream->in_ram = arena == path->ram;
+	if (unlikely(arena == path->device)) {
+		stream->memory = mem_limit(buf.memory, request->device_rights);
+		stream->in_device = true;
+	}
 	return stream;
 }
 
@@ -335,7 +293,8 @@ static struct path_stream *part_open(struct path *path, struct path_request *req
 
 	if (unlikely(request->placement != NULL)) {
 		stream = stream_place(path, request, &range, &bytes);
-	} else if (unlikely((request->memory_rights & ~path->arena_rights) != 0)) {
+	} else if (unlikely(request->arena != path->ram) &&
+		   (request->memory_rights & ~request->device_rights) != 0) {
 		stream = stream_open(path, request, path->ram, range.offset, &bytes);
 		request->export->ram_for_session += stream != NULL;
 	} else {
@@ -352,6 +311,9 @@ static struct path_stream *part_open(struct path *path, struct path_request *req
 	stream->room = (uint32_t)bytes;
 	stream->part.progress_first = range.progress_first;
 	request->live_bytes += bytes;
+	*(stream->in_place	    ? &request->export->placed_bytes
+		: stream->in_device ? &request->export->device_bytes
+				    : &request->export->ram_bytes) += bytes;
 	if (request->op == STORE_READ && !stream->in_place) {
 		stream->unsent = (uint32_t)bytes;
 		share_begin_unsent(request, bytes);
@@ -471,6 +433,9 @@ static void part_done(struct store_part *part, int result)
 	struct path_stream *stream = container_of(part, struct path_stream, part);
 	struct path_request *request = stream->request;
 
+	if (unlikely(part->memory_error != 0) && stream->in_device) {
+		device_see_error(request, part->memory_error);
+	}
 	GMB_ASSERT(request->parts_inflight > 0);
 	request->parts_inflight--;
 	request->stored_bytes += part->length;
@@ -740,15 +705,16 @@ static void start_plain(struct path_request *request)
 /* A read or write. */
 static void begin(struct path *path, struct path_request *request)
 {
+	const struct store_info *info = store_info(request->export->store);
+
 	GMB_ASSERT(request->length > 0);
-	request->arena = path->arena;
-	if (unlikely((store_info(request->export->store)->memory_rights & ~path->arena_rights) !=
-		     0)) {
-		request->arena = path->ram;
-		request->export->ram_for_store++;
-	}
 	if (request->placement != NULL) {
 		placement_check(request);
+	}
+	request->arena = path->ram;
+	if (unlikely(request->op == STORE_READ ? info->read_device : info->write_device) &&
+		request->placement == NULL) {
+		request->arena = device_choose(request);
 	}
 	if (request->length >= OVERLAP_REQUEST_BYTES_MIN ||
 		request->export->overlap > PATH_OVERLAP_OFF) {

@@ -21,9 +21,11 @@
  * there, and no memory is needed. How a transfer is cut: overlap.h; on a striped disk no
  * part goes over the end of a chunk, and all members get work from the beginning.
  *
- * Where payload lies. Most requests are staged: their parts have buffers of the arena. When the
- * arena's memory does not allow what the store or the session does with it (the CPU shall copy, and
- * it is memory of a device), they have buffers of RAM. A request may also bring a placement, a
+ * Where payload lies. Most requests are staged: their parts have buffers of an arena, which is RAM,
+ * or memory of a PCI device where the export asks for that (store_info.read_device). They have RAM
+ * all the same, and the export counts why, when the store or the session would use the memory in a
+ * way that it does not allow, when there is none left (path_options.device_waits), and from the
+ * moment on when the disk could not reach it. A request may also bring a placement, a
  * scatter list of its own: a read goes straight there and a write comes straight from there, part
  * by part, but for blocks that direct I/O cannot do so because a segment's memory is not aligned or
  * a segment ends within them: those are staged, and copied.
@@ -72,15 +74,25 @@ struct path_export {
 	uint32_t overlap;	    /* PATH_OVERLAP_AUTO, PATH_OVERLAP_OFF, or bytes of a part */
 	struct overlap reads;
 	struct overlap writes;
-	uint64_t held_bytes;		/* buffers of all its requests, but for the reserve's */
+	/* Buffers of all its requests, but for the reserve's: in RAM, and of the device. */
+	uint64_t held_bytes;
+	uint64_t device_held_bytes;
 	uint32_t costly_count;		/* costly requests in the store */
 	uint64_t page_cache_send_bytes; /* of reads that were sent from memory of the store's own */
 	uint64_t page_cache_send_misses; /* reads of which the store was asked for that, and would
 					    not */
-	/* Where the arena is not RAM: requests placed in RAM because the store needs the CPU, and
-	 * parts because the session does. */
+	/* Bytes of reads and writes by where they lay, besides page_cache_send_bytes. */
+	uint64_t ram_bytes;
+	uint64_t placed_bytes; /* in the placement of their request */
+	uint64_t device_bytes;
+	/* Of exports with mode=device, in RAM all the same: requests because the store needs the
+	 * CPU (they are not whole blocks, for example) or because there is no device memory that
+	 * can be used; parts because the session needs the CPU, or because there was no room. */
 	uint64_t ram_for_store;
+	uint64_t ram_for_trouble;
 	uint64_t ram_for_session;
+	uint64_t ram_for_room;
+	int device_error; /* why the disk cannot reach the device memory; 0: nobody has seen that */
 	uint64_t staged_parts;	     /* of requests with a placement */
 	uint64_t placements_refused; /* not memory that the store can use */
 	uint64_t late_waits; /* parts that waited for a change of a requester that had gone */
@@ -113,7 +125,7 @@ struct path_stream {
 	uint32_t done;			/* of sent, given back by it */
 	bool in_store;			/* its part is submitted and not done */
 	bool page_cache;		/* the memory belongs to the store */
-	bool in_ram;			/* its buffer is of path->ram */
+	bool in_device;			/* its buffer is of path->device */
 	bool in_place;			/* its memory is the requester's */
 	bool copied;			/* its buffer stands for memory of the requester's */
 	struct path_trace_part *traced; /* NULL until it is; only with request->record */
@@ -167,8 +179,9 @@ struct path_request {
 
 	/* Private. */
 	struct path *path;
-	struct arena *arena; /* where its buffers come from */
-	uint32_t segment;    /* of the placement: the one looked at last, and where it begins */
+	struct arena *arena;	/* where its buffers come from, if the session can use that */
+	uint32_t device_rights; /* enum mem_right: of buffers of the device's */
+	uint32_t segment;	/* of the placement: the one looked at last, and where it begins */
 	uint64_t segment_begin;
 	struct path_trace_request *record; /* NULL: nobody asked for it */
 	enum path_state state;
@@ -218,10 +231,14 @@ enum {
 	PATH_SLOW_NS = 50000,	 /* see path_is_slow() */
 };
 
+_Static_assert((int)ARENA_DEVICE_BYTES_MIN / (int)PATH_CLIENT_DIVISOR >= (int)PATH_PART_BYTES_MIN,
+	"the smallest arena of a device has room for a part");
+
 struct path_options {
 	struct ring *ring;
-	struct arena *arena; /* for payload */
-	struct arena *ram;   /* for payload that the CPU must touch; may be the same */
+	struct arena *ram;
+	struct arena *device; /* memory of a device; NULL: there is none */
+	bool device_waits;    /* what does not fit there waits for it, and does not have RAM */
 };
 
 GMB_MUST_CHECK int path_create(
@@ -241,6 +258,11 @@ bool path_is_to_serve(const struct path *path);
 bool path_is_short(const struct path *path);
 /* Private to src/path. */
 struct path_share *path_share(struct path *path);
+/* Where the buffers of a request come from whose export asks for device memory: there, or RAM. What
+ * is not whole blocks would be copied by the processor. */
+struct arena *device_choose(struct path_request *request);
+/* A part had store_part.memory_error: the disk is given up for device memory, or that memory. */
+void device_see_error(struct path_request *request, int error);
 /* True while a request is under way whose next bytes the disk will not bring within the time for
  * which it is worth while to wait awake. */
 bool path_is_slow(const struct path *path);
@@ -257,6 +279,10 @@ bool path_next_fragment(
 	struct path_request *request, uint32_t max_bytes, struct path_fragment *fragment);
 /* The session needs the fragment's memory no longer (sent, or given up). */
 void path_fragment_sent(const struct path_fragment *fragment);
+
+/* A socket operation with the stream's memory failed with -EFAULT. Where that is memory of a
+ * device, it has gone, and nobody gets any of it from now on. */
+void path_memory_failed(const struct path_stream *stream);
 
 /* Writes: room for the next piece: stream->memory, stream->length bytes. NULL when there is none
  * now: progress will be called. The memory has the request's memory_rights, which may change from

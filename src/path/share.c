@@ -19,12 +19,12 @@ const struct counter_table path_quota_counter_table = { "memory", "export", path
 
 /* --- what a client may hold ---------------------------------------------------------------- */
 
-static bool is_below_thresholds(const struct path_client *client, uint64_t export_bytes,
-	const struct arena *arena, uint64_t bytes)
+static bool is_below_thresholds(
+	uint64_t client_bytes, uint64_t export_bytes, const struct arena *arena, uint64_t bytes)
 {
 	uint64_t left = arena_free_bytes(arena);
 
-	return client->held_bytes + bytes <= left / PATH_CLIENT_DIVISOR &&
+	return client_bytes + bytes <= left / PATH_CLIENT_DIVISOR &&
 	       export_bytes + bytes <= left * PATH_EXPORT_FACTOR;
 }
 
@@ -85,7 +85,7 @@ static bool may_hold(struct path_client *client, uint64_t export_bytes, const st
 	if (likely(replaced_bytes == 0)) {
 		client->lacking = quota_without_room(client, bytes);
 		return client->lacking == NULL &&
-		       is_below_thresholds(client, export_bytes, arena, bytes);
+		       is_below_thresholds(client->held_bytes, export_bytes, arena, bytes);
 	}
 	return replaced_bytes > PATH_RESERVE_BYTES || client->reserve_used ||
 	       quota_without_room(client, bytes) == NULL;
@@ -111,29 +111,65 @@ static bool get_reserve(struct path_request *request, struct arena **arena_inout
 	return true;
 }
 
-bool share_get(struct path_request *request, struct arena **arena_inout, uint64_t offset,
-	uint64_t replaced_bytes, uint64_t *bytes_inout, struct arena_buf *buf)
+/* The same for memory of a device, which no quota counts. */
+static bool may_hold_device(struct path_client *client, const struct path_export *export,
+	uint64_t bytes, uint64_t replaced_bytes)
+{
+	client->lacking = NULL;
+	return replaced_bytes > 0 ||
+	       is_below_thresholds(client->device_held_bytes, export->device_held_bytes,
+		       client->share->device, bytes);
+}
+
+/* As much as there is of one kind of memory, if that is not too little. */
+static bool get_from(struct path_request *request, struct arena *arena, uint64_t replaced_bytes,
+	uint64_t *bytes_inout, struct arena_buf *buf)
 {
 	struct path_client *client = request->client;
 	struct path_export *export = request->export;
+	bool of_device = unlikely(arena == client->share->device);
 	uint64_t bytes = *bytes_inout;
 
 	if (unlikely(replaced_bytes > 0)) {
 		bytes = MIN(bytes, replaced_bytes);
 	}
-	while (!may_hold(client, export->held_bytes, *arena_inout, bytes, replaced_bytes) ||
-		arena_get(*arena_inout, (uint32_t)bytes, buf) < 0) {
+	while (!(of_device ? may_hold_device(client, export, bytes, replaced_bytes)
+			   : may_hold(client, export->held_bytes, arena, bytes, replaced_bytes)) ||
+		arena_get(arena, (uint32_t)bytes, buf) < 0) {
 		if (bytes <= PATH_PART_BYTES_MIN) {
-			return get_reserve(
-				request, arena_inout, offset, replaced_bytes, bytes_inout, buf);
+			return false;
 		}
 		bytes = align_down(bytes / 2, PATH_RESERVE_BYTES);
 	}
 	*bytes_inout = bytes;
-	hold(client, buf->bytes);
 	client->buffer_count++;
-	export->held_bytes += buf->bytes;
+	if (of_device) {
+		client->device_held_bytes += buf->bytes;
+		export->device_held_bytes += buf->bytes;
+	} else {
+		hold(client, buf->bytes);
+		export->held_bytes += buf->bytes;
+	}
 	return true;
+}
+
+bool share_get(struct path_request *request, struct arena **arena_inout, uint64_t offset,
+	uint64_t replaced_bytes, uint64_t *bytes_inout, struct arena_buf *buf)
+{
+	const struct path_share *share = request->client->share;
+
+	if (likely(get_from(request, *arena_inout, replaced_bytes, bytes_inout, buf))) {
+		return true;
+	}
+	if (*arena_inout == share->device &&
+		(!share->device_waits || arena_info(share->device)->condemned != 0)) {
+		*arena_inout = share->ram;
+		request->export->ram_for_room++;
+		if (get_from(request, share->ram, replaced_bytes, bytes_inout, buf)) {
+			return true;
+		}
+	}
+	return get_reserve(request, arena_inout, offset, replaced_bytes, bytes_inout, buf);
 }
 
 void share_put(const struct path_request *request, struct arena *arena, struct arena_buf *buf)
@@ -144,6 +180,9 @@ void share_put(const struct path_request *request, struct arena *arena, struct a
 	client->buffer_count--;
 	if (unlikely(buf->reserved)) {
 		client->reserve_used = false;
+	} else if (unlikely(arena == client->share->device)) {
+		client->device_held_bytes -= buf->bytes;
+		request->export->device_held_bytes -= buf->bytes;
 	} else {
 		let_go(client, buf->bytes);
 		request->export->held_bytes -= buf->bytes;
@@ -155,7 +194,7 @@ void share_put(const struct path_request *request, struct arena *arena, struct a
 int path_client_get(struct path_client *client, uint32_t bytes, struct arena_buf *buf)
 {
 	if (quota_without_room(client, bytes) != NULL ||
-		!is_below_thresholds(client, 0, client->share->ram, bytes) ||
+		!is_below_thresholds(client->held_bytes, 0, client->share->ram, bytes) ||
 		arena_get(client->share->ram, bytes, buf) < 0) {
 		return -EAGAIN;
 	}
@@ -392,11 +431,11 @@ void share_serve(struct path_share *share, void (*again)(struct path_request *re
 	turns_round_init(&round);
 	while ((turn = turns_next(&share->waiting)) != NULL) {
 		struct path_client *client = container_of(turn, struct path_client, turn);
-		uint64_t held = client->held_bytes;
+		uint64_t held = client->held_bytes + client->device_held_bytes;
 
 		again(list_entry(list_first(&client->stalled), struct path_request, stalled_node));
-		if (client->held_bytes > held) { /* the reserve is no turn */
-			turns_had(&share->waiting, turn, &round);
+		if (client->held_bytes + client->device_held_bytes > held) {
+			turns_had(&share->waiting, turn, &round); /* the reserve is no turn */
 		} else if (turn_is_waiting(turn)) {
 			turns_in_vain(turn, &round);
 		}
@@ -462,7 +501,7 @@ bool path_client_is_wanted(const struct path_client *client)
 void path_client_fini(struct path_client *client)
 {
 	GMB_ASSERT(client->short_of == NULL);
-	GMB_ASSERT(client->held_bytes == 0 && client->buffer_count == 0);
+	GMB_ASSERT(!path_client_holds(client) && client->buffer_count == 0);
 	GMB_ASSERT(client->unsent_bytes == 0 && list_is_empty(&client->stalled));
 	GMB_ASSERT(!client->costly_busy && list_is_empty(&client->costly_waiting));
 	turns_remove(&client->turn);

@@ -23,6 +23,10 @@
  * that nothing may interrupt keeps what it has until its end: the others of its client would else
  * take the memory and wait for it.
  *
+ * Memory of a device is shared by the same thresholds, apart from RAM. Who finds none there has
+ * RAM, or waits (path_options.device_waits); the reserve is RAM, for both. So the little that a
+ * device may have stops nobody.
+ *
  * Block status, trim, zero and cache keep a worker thread, or the lock of a file, for long. A
  * client has one of them in the store at a time, an export one, and more while it has fewer than
  * are left of PATH_COSTLY_MAX; they take turns in the same way. Who waits for the change of a
@@ -73,6 +77,8 @@ enum path_quota_kind { PATH_QUOTA_IDENTITY, PATH_QUOTA_EXPORT, PATH_QUOTAS };
 /* Private to src/path: what the clients share. */
 struct path_share {
 	struct arena *ram;	    /* has the reserve */
+	struct arena *device;	    /* or NULL */
+	bool device_waits;	    /* as in path_options */
 	struct turns waiting;	    /* clients with a request that may be able to go on */
 	uint32_t short_count;	    /* clients that wait for what others hold */
 	uint32_t quota_short_count; /* of them, those that wait for a quota */
@@ -93,10 +99,11 @@ struct path_client {
 	struct path_share *share;
 	struct turn turn;
 	struct list_node stalled; /* requests that wait for memory, in order */
-	uint64_t held_bytes;	  /* buffers of the arenas, but for the reserve's */
-	uint64_t unsent_bytes;	  /* of reads: begun, and not handed to the session yet */
-	uint64_t window_bytes;	  /* for unsent_bytes */
-	uint32_t buffer_count;	  /* of requests, the reserve's included */
+	uint64_t held_bytes;	  /* buffers in RAM, but for the reserve's */
+	uint64_t device_held_bytes;
+	uint64_t unsent_bytes; /* of reads: begun, and not handed to the session yet */
+	uint64_t window_bytes; /* for unsent_bytes */
+	uint32_t buffer_count; /* of requests, the reserve's included */
 	bool reserve_used;
 	bool is_short; /* the first that waits, waits for what others hold */
 	struct path_quota *quotas[PATH_QUOTAS]; /* NULL: none */
@@ -134,7 +141,7 @@ bool path_client_is_wanted(const struct path_client *client);
 /* True when it holds memory that others may wait for. */
 static inline bool path_client_holds(const struct path_client *client)
 {
-	return client->held_bytes > 0;
+	return client->held_bytes + client->device_held_bytes > 0;
 }
 
 /* --- private to src/path --------------------------------------------------------------------- */

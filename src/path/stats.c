@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "path/path.h"
+
 /* The unit of the buckets: about a microsecond. */
 enum { UNIT_SHIFT = 10, PART_BITS = 3 };
 
@@ -434,4 +436,80 @@ const struct path_trace_mark *path_trace_marks(const struct path_trace_part *par
 const struct path_trace_piece *path_trace_pieces(const struct path_trace_part *part)
 {
 	return part->more != NULL ? part->more->pieces : &part->piece;
+}
+
+/* --- of an export ------------------------------------------------------------------------------
+ */
+
+static const struct counter path_export_counter_list[] = {
+	{ "page_cache_send_bytes", "Bytes of reads sent from the page cache itself", COUNTER_TOTAL,
+		COUNTER_BYTES, offsetof(struct path_export, page_cache_send_bytes) },
+	{ "page_cache_send_misses", "Large reads that were copied instead", COUNTER_TOTAL,
+		COUNTER_ITEMS, offsetof(struct path_export, page_cache_send_misses) },
+	{ "ram_bytes", "Bytes of reads and writes in memory of the server", COUNTER_TOTAL,
+		COUNTER_BYTES, offsetof(struct path_export, ram_bytes) },
+	{ "placed_bytes",
+		"Bytes in memory that came with the request: shared memory of a client, or the "
+		"buffer in which a small write was received",
+		COUNTER_TOTAL, COUNTER_BYTES, offsetof(struct path_export, placed_bytes) },
+	{ "device_bytes", "Bytes in memory of a PCI device", COUNTER_TOTAL, COUNTER_BYTES,
+		offsetof(struct path_export, device_bytes) },
+	{ "device_refused_cpu",
+		"Parts in RAM despite mode=device: the processor would read or write device memory",
+		COUNTER_TOTAL, COUNTER_ITEMS, offsetof(struct path_export, ram_for_session) },
+	{ "device_refused_store",
+		"Requests in RAM despite mode=device: the store cannot do them with direct I/O",
+		COUNTER_TOTAL, COUNTER_ITEMS, offsetof(struct path_export, ram_for_store) },
+	{ "device_refused_room", "Parts in RAM despite mode=device: the device memory was full",
+		COUNTER_TOTAL, COUNTER_ITEMS, offsetof(struct path_export, ram_for_room) },
+	{ "device_refused_trouble",
+		"Requests in RAM despite mode=device: no device memory, or the disk cannot reach "
+		"it",
+		COUNTER_TOTAL, COUNTER_ITEMS, offsetof(struct path_export, ram_for_trouble) },
+	{ "late_waits",
+		"Writes that waited for one of a connection that had ended before it was done",
+		COUNTER_TOTAL, COUNTER_ITEMS, offsetof(struct path_export, late_waits) },
+};
+
+const struct counter_table path_export_counter_table = { "export", "export",
+	path_export_counter_list, ARRAY_COUNT(path_export_counter_list) };
+
+void path_export_init(struct path_export *path_export, uint32_t overlap, struct late_writes *late,
+	struct ring *ring)
+{
+	path_export->overlap = overlap;
+	late_port_init(&path_export->late_port, late, ring);
+	overlap_init(&path_export->reads);
+	overlap_init(&path_export->writes);
+	path_export->held_bytes = 0;
+	path_export->device_held_bytes = 0;
+	path_export->costly_count = 0;
+	path_export->page_cache_send_bytes = 0;
+	path_export->page_cache_send_misses = 0;
+	path_export->ram_bytes = 0;
+	path_export->placed_bytes = 0;
+	path_export->device_bytes = 0;
+	path_export->ram_for_store = 0;
+	path_export->ram_for_trouble = 0;
+	path_export->ram_for_session = 0;
+	path_export->ram_for_room = 0;
+	path_export->device_error = 0;
+	path_export->staged_parts = 0;
+	path_export->placements_refused = 0;
+	path_export->late_waits = 0;
+	path_export->name = NULL;
+	path_export->name_bytes = 0;
+	path_export->errors = (struct log_limit){ 0 };
+	for (int op = 0; op < STORE_OP_COUNT; op++) {
+		path_export->stats[op] = NULL;
+	}
+}
+
+void path_export_fini(struct path_export *path_export)
+{
+	GMB_ASSERT(list_is_empty(&path_export->late_port.granted));
+	for (int op = 0; op < STORE_OP_COUNT; op++) {
+		free(path_export->stats[op]);
+		path_export->stats[op] = NULL;
+	}
 }

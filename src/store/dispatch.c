@@ -87,6 +87,7 @@ static void part_begin(struct store_queue *queue, struct store_part *part)
 	part->progress_bytes = 0;
 	part->progress_broken = false;
 	part->extent_count = 0;
+	part->memory_error = 0;
 }
 
 /* --- parts of other rings ------------------------------------------------------------------ */

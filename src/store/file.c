@@ -75,6 +75,21 @@ bool file_retry(struct store_part *part, int result, ring_done_fn *again)
 	return true;
 }
 
+/* True when the disk cannot reach the memory of the part, and the transfer is to be tried again:
+ * the kernel then copies to or from the page cache, which needs no other memory. */
+static bool try_by_copy(struct store_part *part, int result)
+{
+	if ((result != -EREMOTEIO && result != -EFAULT) || mem_may(part->memory, MEM_CPU_READ)) {
+		return false;
+	}
+	if (part->memory_error != 0) { /* it is not there at all */
+		part->memory_error = -ENODEV;
+		return false;
+	}
+	part->memory_error = result;
+	return true;
+}
+
 /* --- size ---------------------------------------------------------------------------------- */
 
 uint64_t file_refresh_size(struct file_store *store)
@@ -128,7 +143,9 @@ static void read_done(struct ring_op *op, int result)
 		file_finish(part, -EIO);
 		return;
 	}
-	if (!file_retry(part, result, retry_done)) {
+	if (try_by_copy(part, result)) {
+		read_next(part);
+	} else if (!file_retry(part, result, retry_done)) {
 		file_finish(part, result);
 	}
 }
@@ -143,7 +160,8 @@ static void read_next(struct store_part *part)
 	struct mem_ref memory = mem_add(part->memory, scratch->done_bytes);
 	struct ring_file file = queue->file;
 
-	if (store->base.info.read_direct && file_fits_direct(store, offset, memory, left)) {
+	if (store->base.info.read_direct && part->memory_error == 0 &&
+		file_fits_direct(store, offset, memory, left)) {
 		file = queue->direct;
 		queue->direct_transfers++;
 	} else if (store->disk.keeps_stale && scratch->gate == FILE_GATE_NONE &&
@@ -191,7 +209,9 @@ static void write_done(struct ring_op *op, int result)
 	struct store_part *part = file_part_of(op);
 
 	if (result <= 0) {
-		if (!file_retry(part, result, retry_done)) {
+		if (try_by_copy(part, result)) {
+			write_next(part);
+		} else if (!file_retry(part, result, retry_done)) {
 			write_failed(part, result == 0 ? -EIO : result);
 		}
 		return;
@@ -250,7 +270,8 @@ static void write_next(struct store_part *part)
 	uint64_t left = part->length - file_scratch_of(part)->done_bytes;
 	struct mem_ref memory = mem_add(part->memory, file_scratch_of(part)->done_bytes);
 	bool writes_direct = store->base.info.write_direct;
-	bool direct = writes_direct && file_fits_direct(store, offset, memory, left);
+	bool direct = writes_direct && part->memory_error == 0 &&
+		      file_fits_direct(store, offset, memory, left);
 	bool durable = (part->flags & STORE_FUA) != 0 || (writes_direct && !direct);
 
 	if (!file_write_enter(part, direct)) {
@@ -510,10 +531,12 @@ static int open_direct(
 	}
 	if (info.direct_offset_align == 0 || info.direct_offset_align > OFFSET_ALIGN_MAX) {
 		return error_set(error, -EINVAL,
-			"mode=direct does not work with '%s': direct I/O (O_DIRECT) is not "
-			"possible "
-			"on "
+			"mode=%s does not work with '%s': direct I/O (O_DIRECT) is not possible on "
 			"this file; use mode=cached",
+			options->read_mode == STORE_MODE_DEVICE ||
+					options->write_mode == STORE_MODE_DEVICE
+				? "device"
+				: "direct",
 			options->path);
 	}
 	store->offset_align = info.direct_offset_align;
@@ -533,8 +556,8 @@ static void fill_info(struct file_store *store, const struct store_options *opti
 	}
 	info->caps |= disk->is_block ? STORE_CAP_CALLS : STORE_CAP_EXTENTS;
 	info->caps |= disk->rotational ? STORE_CAP_ROTATIONAL : 0;
-	info->read_direct = options->read_mode == STORE_MODE_DIRECT;
-	info->write_direct = options->write_mode == STORE_MODE_DIRECT && !options->read_only;
+	info->read_direct = options->read_mode != STORE_MODE_CACHED;
+	info->write_direct = options->write_mode != STORE_MODE_CACHED && !options->read_only;
 	info->block_min = info->write_direct ? store->offset_align : 1;
 	info->memory_align = store->memory_align;
 	info->offset_align = store->offset_align;
@@ -573,8 +596,8 @@ static int open_all(
 	if (result < 0) {
 		return result;
 	}
-	if (options->read_mode == STORE_MODE_DIRECT ||
-		(options->write_mode == STORE_MODE_DIRECT && !options->read_only)) {
+	if (options->read_mode != STORE_MODE_CACHED ||
+		(options->write_mode != STORE_MODE_CACHED && !options->read_only)) {
 		result = open_direct(store, options, error);
 		if (result < 0) {
 			return result;

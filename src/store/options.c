@@ -35,10 +35,12 @@ static int parse_mode(const char *value, enum store_mode *mode, struct error *er
 		*mode = STORE_MODE_CACHED;
 	} else if (strcmp(value, "direct") == 0) {
 		*mode = STORE_MODE_DIRECT;
+	} else if (strcmp(value, "device") == 0) {
+		*mode = STORE_MODE_DEVICE;
 	} else {
 		return error_set(error, -EINVAL,
-			"'%s' is not a mode; it can be cached (through the page cache) or direct "
-			"(around it)",
+			"'%s' is not a mode; it can be cached (through the page cache), direct "
+			"(around it) or device (around it, into memory of a PCI device)",
 			log_escape(shown, sizeof(shown), value, strlen(value)));
 	}
 	return 0;
@@ -64,28 +66,37 @@ static int set_write_mode(void *config, const char *value, struct error *error)
 	return parse_mode(value, &options->write_mode, error);
 }
 
-static int set_readonly(void *config, const char *value, struct error *error)
+static int parse_yes(const char *value, bool *yes, struct error *error)
 {
 	static const struct {
 		const char *text;
 		bool value;
 	} words[] = { { "yes", true }, { "true", true }, { "on", true }, { "no", false },
 		{ "false", false }, { "off", false } };
-	struct store_options *options = config;
 	char shown[SHOWN_BYTES];
 
-	if (value == NULL) {
-		options->read_only = true;
-		return 0;
-	}
 	for (size_t i = 0; i < ARRAY_COUNT(words); i++) {
 		if (strcmp(value, words[i].text) == 0) {
-			options->read_only = words[i].value;
+			*yes = words[i].value;
 			return 0;
 		}
 	}
 	return error_set(error, -EINVAL, "'%s' is neither yes nor no",
 		log_escape(shown, sizeof(shown), value, strlen(value)));
+}
+
+static int set_readonly(void *config, const char *value, struct error *error)
+{
+	struct store_options *options = config;
+
+	return parse_yes(value != NULL ? value : "yes", &options->read_only, error);
+}
+
+static int set_device_cpu(void *config, const char *value, struct error *error)
+{
+	struct store_options *options = config;
+
+	return parse_yes(value, &options->device_cpu, error);
 }
 
 static int set_page_cache_send(void *config, const char *value, struct error *error)
@@ -183,10 +194,18 @@ static int set_progress(void *config, const char *value, struct error *error)
 }
 
 static const struct store_option common_options[] = {
-	[OPTION_MODE] = { "mode", "cached|direct", "through the page cache (default) or direct I/O",
+	[OPTION_MODE] = { "mode", "cached|direct|device",
+		"through the page cache (default), direct I/O, or\n"
+		"direct I/O with payload in memory of a PCI device\n"
+		"(see --arena)",
 		"cached", .set = set_mode },
-	[OPTION_WRITE_MODE] = { "write-mode", "cached|direct",
+	[OPTION_WRITE_MODE] = { "write-mode", "cached|direct|device",
 		"the same for writes (default: mode)", "direct", .set = set_write_mode },
+	{ "device-cpu", "yes|no",
+		"with mode=device: the processor moves payload\n"
+		"between device memory and sockets (default: no,\n"
+		"it has RAM then)",
+		"yes", .set = set_device_cpu },
 	{ "readonly", NULL, "refuse writes", "yes", STORE_OPTION_BARE, set_readonly },
 	{ "page-cache-send", "auto|off", "send large cached reads from the page cache itself",
 		"off", .set = set_page_cache_send },

@@ -94,6 +94,10 @@ static void check_info(const struct store_info *info)
 /* What was asked for goes over what the disk says of itself. */
 static void override_info(struct store_info *info, const struct store_options *options)
 {
+	info->read_device = options->read_mode == STORE_MODE_DEVICE;
+	info->write_device =
+		options->write_mode == STORE_MODE_DEVICE && (info->caps & STORE_CAP_WRITE) != 0;
+	info->device_cpu = options->device_cpu;
 	if (options->stripe_chunk > 0) {
 		info->stripe_chunk = options->stripe_chunk;
 		info->stripe_members = options->stripe_members;

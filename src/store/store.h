@@ -112,6 +112,11 @@ struct store_info {
 	uint32_t memory_rights;
 	bool read_direct; /* reads bypass the page cache */
 	bool write_direct;
+	/* As asked for with mode=device: payload is in memory of a PCI device, where that can be.
+	 */
+	bool read_device;
+	bool write_device;
+	bool device_cpu;       /* the processor may move it to and from sockets there */
 	uint64_t io_max;       /* largest single device command, 0 = unknown */
 	uint32_t stripe_chunk; /* bytes per member, 0 = not striped */
 	uint32_t stripe_members;
@@ -175,6 +180,11 @@ struct store_part {
 	uint32_t extent_count;
 
 	struct store_copy copy; /* STORE_COPY, set by the submitter */
+
+	/* Set by the store until done, of memory that the CPU may not read (it is a device's): 0,
+	 * or why the disk could not reach it: the processor has copied instead, or, with -ENODEV,
+	 * could not either, and the part has failed. */
+	int memory_error;
 
 	/* Private to the stores while submitted. */
 	struct ring_op io;
@@ -276,7 +286,11 @@ struct store {
 	struct store_queue owner;
 };
 
-enum store_mode { STORE_MODE_CACHED, STORE_MODE_DIRECT };
+enum store_mode {
+	STORE_MODE_CACHED, /* through the page cache */
+	STORE_MODE_DIRECT, /* around it */
+	STORE_MODE_DEVICE, /* the same, in memory of a PCI device; see store_info.read_device */
+};
 
 enum store_progress_source {
 	STORE_PROGRESS_AUTO,	   /* counters, where that pays */
@@ -315,6 +329,7 @@ struct store_options {
 	bool page_cache_send_off; /* store_page_cache_ref() is always false */
 	enum store_mode read_mode;
 	enum store_mode write_mode;
+	bool device_cpu;       /* see store_info.device_cpu */
 	uint32_t stripe_chunk; /* overrides what the disk says; 0 = it does not */
 	uint32_t stripe_members;
 	enum store_progress_source progress;

@@ -114,14 +114,15 @@ static void watch_again(struct path_request *request)
 
 	forget(session, MEMORY);
 	path_again(request);
-	if (!scenario->twin && export->held_bytes > export_held && export_held >= 3 * left) {
+	if (scenario->twin_bytes == 0 && export->held_bytes > export_held &&
+		export_held >= 3 * left) {
 		model_fail("an export had %" PRIu64 " bytes while %" PRIu64
 			   " were free, and got more",
 			export_held, left);
 	}
 	/* Less than the smallest piece may fit where that does not; and parts of one request may
 	 * be short of another arena than those of the next. */
-	if (!scenario->twin && client->held_bytes > held) {
+	if (scenario->twin_bytes == 0 && client->held_bytes > held) {
 		take_turn(session, MEMORY, held, client->held_bytes < held + PATH_PART_BYTES_MIN);
 	}
 }

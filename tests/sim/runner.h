@@ -20,8 +20,8 @@ struct scenario_result {
 	uint64_t errors;
 	uint64_t page_cache_send_bytes; /* sent from the page cache itself */
 	uint64_t send_faults;		/* sends from there that found it gone */
-	uint64_t twin_gets;		/* buffers in memory that the CPU must not touch */
-	uint64_t twin_ram;		/* requests that could not have them */
+	uint64_t device_bytes;		/* in memory that the CPU must not touch */
+	uint64_t device_refused;	/* requests that could not have them */
 	uint64_t unfinished_bytes;	/* came for reads that failed or were cut later */
 	uint64_t placed_bytes;		/* by gmb, to or from the program's own memory */
 	uint64_t staged_bytes;		/* not so: they were copied */

@@ -11,14 +11,12 @@
 #include "../unit/stores.h"
 #include "producer.h"
 #include "tls/layer.h"
-#include "twin_arena.h"
 
 enum {
 	DISK_BYTES_MAX = 6 << 20,
 	EVENTS_MAX = 3000000,
 	CRASHES_MAX = 4, /* in the first 10, 40, 160, 640 ms */
 	GIANT_WINDOW_BYTES = 1 << 20,
-	TWIN_EVERY = 4,
 	TLS_EVERY = 5,	     /* scenarios with it */
 	TLS_CLEAR_EVERY = 3, /* clients that do not use it there */
 };
@@ -235,9 +233,19 @@ static uint32_t choose_part_size(void)
 	return overlaps[below(ARRAY_COUNT(overlaps))];
 }
 
+static enum store_mode choose_mode(const struct scenario *scenario)
+{
+	if (scenario->twin_bytes > 0 && percent(80)) {
+		return STORE_MODE_DEVICE;
+	}
+	return percent(50) ? STORE_MODE_DIRECT : STORE_MODE_CACHED;
+}
+
 static void open_export(struct scenario *scenario, struct scenario_export *export)
 {
-	struct store_options options = { .path = export->path, .read_only = export->read_only };
+	struct store_options options = { .path = export->path,
+		.read_only = export->read_only,
+		.device_cpu = scenario->twin_bytes > 0 && percent(80) };
 	struct disk_info info;
 	struct error error;
 	int fd;
@@ -249,8 +257,8 @@ static void open_export(struct scenario *scenario, struct scenario_export *expor
 		}
 		disk_close(fd);
 		if (info.direct_offset_align != 0) {
-			options.read_mode = percent(50) ? STORE_MODE_DIRECT : STORE_MODE_CACHED;
-			options.write_mode = percent(50) ? STORE_MODE_DIRECT : STORE_MODE_CACHED;
+			options.read_mode = choose_mode(scenario);
+			options.write_mode = choose_mode(scenario);
 		}
 	}
 	if (!export->warm && percent(10)) {
@@ -338,9 +346,15 @@ static void create_service(struct scenario *scenario, struct scenario_service *s
 	}
 	options.ring = service->ring;
 	options.limits = scenario->limits;
-	if (scenario->twin) {
-		service->twin = twin_arena_create(service->ring, scenario->limits.memory_bytes_max);
-		options.payload = service->twin;
+	if (scenario->twin_bytes > 0) {
+		struct arena_source source = twin_arena_source(&service->twin_source);
+
+		if (arena_device_create(service->ring, &source, scenario->twin_bytes,
+			    &service->twin, &error) != 0) {
+			model_fail("no twin arena: %s", error.text);
+		}
+		options.device = service->twin;
+		options.device_waits = scenario->twin_waits;
 	}
 	options.endpoint_gone = session_closed;
 	options.context = scenario;
@@ -776,31 +790,6 @@ static void run_clients(struct scenario *scenario)
 	}
 }
 
-/* Only stores that need the CPU have their payload in RAM. (Memory of a session's own is in RAM
- * anyway, and does not count.) */
-static void check_twin(struct scenario *scenario, struct scenario_service *service)
-{
-	uint64_t ram = 0;
-
-	for (uint32_t i = 0; i < scenario->export_count; i++) {
-		struct scenario_export *export = &scenario->exports[i];
-		const struct path_export *measured =
-			engine_export_measured(service->engine, export->export);
-		bool needs_cpu = (store_info(export->store)->memory_rights & MEM_CPU) != 0;
-		bool transferred =
-			measured->stats[STORE_READ] != NULL || measured->stats[STORE_WRITE] != NULL;
-
-		if (needs_cpu ? transferred && measured->ram_for_store == 0
-			      : measured->ram_for_store != 0) {
-			model_fail("%" PRIu64 " requests of export %u were placed in RAM",
-				measured->ram_for_store, i);
-		}
-		ram += measured->ram_for_store;
-	}
-	scenario->twin_ram += ram;
-	scenario->twin_gets += twin_arena_gets(service->twin);
-}
-
 static void check_idle(struct scenario *scenario)
 {
 	drain_services(scenario);
@@ -818,7 +807,7 @@ static void check_idle(struct scenario *scenario)
 		}
 		scenario->tls_handshakes += counters.tls_handshakes;
 		if (service->twin != NULL) {
-			check_twin(scenario, service);
+			twin_check(scenario, service);
 		}
 		if (!service->drained) {
 			model_fail("the drain of service %u did not finish", i);
@@ -963,8 +952,8 @@ struct scenario_result scenario_run(uint64_t seed, bool verbose)
 	});
 	scenario->seed = seed;
 	scenario->verbose = verbose;
-	scenario->twin = seed % TWIN_EVERY == 0;
 	choose_faults(scenario);
+	twin_choose(scenario);
 	scenario->export_count = 1 + (uint32_t)below(EXPORTS_MAX);
 	for (uint32_t i = 0; i < scenario->export_count; i++) {
 		choose_export(scenario, i);
@@ -983,8 +972,8 @@ struct scenario_result scenario_run(uint64_t seed, bool verbose)
 		.errors = scenario->replies_with_error,
 		.page_cache_send_bytes = scenario->page_cache_send_bytes,
 		.send_faults = sim_send_faults(),
-		.twin_gets = scenario->twin_gets,
-		.twin_ram = scenario->twin_ram,
+		.device_bytes = scenario->device_bytes,
+		.device_refused = scenario->device_refused,
 		.unfinished_bytes = scenario->unfinished_bytes,
 		.dripped_bytes = scenario->dripped_bytes,
 		.renewals = scenario->renewals,

@@ -21,6 +21,7 @@
 #include "runner.h"
 #include "sim/sim.h"
 #include "tls/context.h"
+#include "twin_arena.h"
 
 enum {
 	EXPORTS_MAX = 3,
@@ -117,6 +118,7 @@ struct fairness {
 struct scenario_service {
 	struct ring *ring;
 	struct engine *engine;
+	struct twin_source twin_source;
 	struct arena *twin; /* NULL: payload is in RAM */
 	bool drained;
 	struct ring_message drain_message;
@@ -149,13 +151,14 @@ struct scenario {
 	uint32_t hanging_count; /* disks that are going to hang */
 	bool refusing;		/* more clients come than are let in */
 	bool overlap;		/* writers may overlap each other */
-	bool twin;		/* payload is in memory that the CPU must not touch */
+	uint64_t twin_bytes;	/* of memory that the CPU must not touch, per service; 0: none */
+	bool twin_waits;	/* requests wait for it rather than have RAM */
 	struct fault_note *notes;
 	uint32_t note_count;
 	uint32_t note_max;
-	uint64_t requests; /* totals, for the summary */
-	uint64_t twin_gets;
-	uint64_t twin_ram;
+	uint64_t requests;     /* totals, for the summary */
+	uint64_t device_bytes; /* in the twin arenas */
+	uint64_t device_refused;
 	uint64_t replies_with_error;
 	uint64_t unfinished_bytes; /* came for reads that failed or were cut later */
 	uint64_t dripped_bytes;

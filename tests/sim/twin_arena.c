@@ -1,122 +1,97 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "twin_arena.h"
 
-#include <errno.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "runner.h"
+#include "scenario.h"
 #include "sim/sim.h"
 
-enum { LIMIT_BYTES_MAX = 16 << 20, UNITS_MAX = LIMIT_BYTES_MAX / ARENA_BLOCK_BYTES_MIN };
+enum { TWIN_EVERY = 4 };
 
-struct twin_arena {
-	struct arena base;
-	struct ring *ring;
-	struct mem_region region;
+static int twin_map(void *context, uint64_t bytes, uint8_t **base_out)
+{
+	struct twin_source *twin = context;
+	int fd = memfd_create("twin", MFD_CLOEXEC);
+	void *closed;
 	void *real;
-	uint64_t gets;
-	uint32_t unit_count;
-	bool used[UNITS_MAX];
-};
 
-/* The first run of so many free units. */
-static bool find_run(const struct twin_arena *arena, uint32_t units, uint32_t *first)
-{
-	uint32_t run = 0;
-
-	for (uint32_t i = 0; i < arena->unit_count; i++) {
-		run = arena->used[i] ? 0 : run + 1;
-		if (run == units) {
-			*first = i + 1 - units;
-			return true;
-		}
+	if (fd < 0 || ftruncate(fd, (off_t)bytes) < 0 || twin->count == TWIN_SLABS_MAX) {
+		model_fail("no memory for a twin arena");
 	}
-	return false;
-}
-
-static void set_run(struct twin_arena *arena, uint32_t first, uint32_t units, bool used)
-{
-	for (uint32_t i = first; i < first + units; i++) {
-		GMB_ASSERT(arena->used[i] != used);
-		arena->used[i] = used;
+	real = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	closed = mmap(NULL, bytes, PROT_NONE, MAP_SHARED, fd, 0);
+	close(fd);
+	if (real == MAP_FAILED || closed == MAP_FAILED) {
+		model_fail("a twin arena cannot be mapped");
 	}
-}
-
-static int twin_get(struct arena *base, uint32_t bytes, struct arena_buf *buf)
-{
-	struct twin_arena *arena = container_of(base, struct twin_arena, base);
-	uint32_t units = (bytes + ARENA_BLOCK_BYTES_MIN - 1) / ARENA_BLOCK_BYTES_MIN;
-	uint32_t first = 0;
-
-	if (!find_run(arena, units, &first)) {
-		return -EAGAIN;
-	}
-	set_run(arena, first, units, true);
-	arena->gets++;
-	buf->memory = mem_at(&arena->region, (uint64_t)first * ARENA_BLOCK_BYTES_MIN);
-	buf->bytes = units * ARENA_BLOCK_BYTES_MIN;
+	sim_memory_alias(closed, bytes, real);
+	twin->real[twin->count] = real;
+	twin->closed[twin->count++] = closed;
+	*base_out = closed;
 	return 0;
 }
 
-static void twin_put(struct arena *base, const struct arena_buf *buf)
+static void twin_unmap(void *context, uint8_t *base, uint64_t bytes)
 {
-	struct twin_arena *arena = container_of(base, struct twin_arena, base);
+	struct twin_source *twin = context;
+	uint32_t i = 0;
 
-	GMB_ASSERT(buf->memory.region == &arena->region);
-	set_run(arena, (uint32_t)(mem_offset(buf->memory) / ARENA_BLOCK_BYTES_MIN),
-		buf->bytes / ARENA_BLOCK_BYTES_MIN, false);
+	while (twin->closed[i] != base) {
+		i++;
+	}
+	sim_memory_unalias(base);
+	(void)munmap(base, bytes);
+	(void)munmap(twin->real[i], bytes);
 }
 
-static void twin_destroy(struct arena *base)
+struct arena_source twin_arena_source(struct twin_source *twin)
 {
-	struct twin_arena *arena = container_of(base, struct twin_arena, base);
-
-	ring_memory_remove(arena->ring, &arena->region);
-	sim_memory_unalias(arena->region.base);
-	(void)munmap(arena->region.base, arena->region.bytes);
-	(void)munmap(arena->real, arena->region.bytes);
-	free(arena);
-}
-
-static const struct arena_ops twin_ops = {
-	.get = twin_get,
-	.put = twin_put,
-	.destroy = twin_destroy,
-};
-
-struct arena *twin_arena_create(struct ring *ring, uint64_t limit_bytes)
-{
-	struct twin_arena *arena = calloc(1, sizeof(*arena));
-	uint64_t bytes = MIN(limit_bytes, (uint64_t)LIMIT_BYTES_MAX);
-	int fd = memfd_create("twin", MFD_CLOEXEC);
-	void *closed;
-
-	if (arena == NULL || fd < 0 || ftruncate(fd, (off_t)bytes) < 0) {
-		model_fail("no memory for a twin arena");
-	}
-	arena->real = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	closed = mmap(NULL, bytes, PROT_NONE, MAP_SHARED, fd, 0);
-	close(fd);
-	if (arena->real == MAP_FAILED || closed == MAP_FAILED) {
-		model_fail("a twin arena cannot be mapped");
-	}
-	arena->base.ops = &twin_ops;
-	arena->base.info.kind = "twin";
-	arena->base.info.rights = MEM_SOCKET | MEM_ADDRESS;
-	arena->base.info.limit_bytes = bytes;
-	arena->ring = ring;
-	arena->unit_count = (uint32_t)(bytes / ARENA_BLOCK_BYTES_MIN);
-	arena->region = (struct mem_region){
-		.base = closed, .bytes = bytes, .rights = arena->base.info.rights
+	*twin = (struct twin_source){ 0 };
+	return (struct arena_source){
+		.kind = "twin",
+		.rights = MEM_SOCKET | MEM_ADDRESS,
+		.registers = true,
+		.map = twin_map,
+		.unmap = twin_unmap,
+		.context = twin,
 	};
-	(void)!ring_memory_add(ring, &arena->region); /* works without */
-	sim_memory_alias(closed, bytes, arena->real);
-	return &arena->base;
 }
 
-uint64_t twin_arena_gets(struct arena *base)
+void twin_choose(struct scenario *scenario)
 {
-	return container_of(base, struct twin_arena, base)->gets;
+	if (scenario->seed % TWIN_EVERY == 0) {
+		scenario->twin_bytes =
+			sim_random() % 100 < 60
+				? ARENA_DEVICE_BYTES_MIN +
+					  sim_random() % 112 * ARENA_BLOCK_BYTES_MIN
+				: sim_random() % 3072 * ARENA_BLOCK_BYTES_MIN + (1 << 20);
+		scenario->twin_waits = sim_random() % 2 == 0;
+	}
+}
+
+void twin_check(struct scenario *scenario, struct scenario_service *service)
+{
+	for (uint32_t i = 0; i < scenario->export_count; i++) {
+		struct scenario_export *export = &scenario->exports[i];
+		const struct path_export *measured =
+			engine_export_measured(service->engine, export->export);
+		const struct store_info *info = store_info(export->store);
+		uint64_t refused = measured->ram_for_store + measured->ram_for_session +
+				   measured->ram_for_room;
+
+		if (measured->device_bytes > 0 &&
+			!(info->device_cpu && (info->read_device || info->write_device))) {
+			model_fail("export %u had device memory", i);
+		}
+		if (refused > 0 && !info->read_device && !info->write_device) {
+			model_fail("export %u was refused what it did not ask for", i);
+		}
+		if (measured->ram_for_trouble > 0 || measured->device_error != 0 ||
+			(scenario->twin_waits && measured->ram_for_room > 0)) {
+			model_fail("export %u had RAM for no reason", i);
+		}
+		scenario->device_bytes += measured->device_bytes;
+		scenario->device_refused += refused;
+	}
 }

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The RAM arena on a simulated ring: blocks, the limit, and slabs that cannot be registered. */
+/* Arenas on a simulated ring: blocks, the limit, slabs that cannot be registered, and little memory
+ * of a device that goes. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
+#include <sys/mman.h>
 
 #include <cmocka.h>
 
@@ -134,6 +137,129 @@ static void test_registration_is_tried_again(void **state)
 	arena_put(world->arena, &bufs[0]);
 }
 
+/* --- memory of a device ---------------------------------------------------------------------- */
+
+struct device {
+	uint64_t bytes_left;
+	uint32_t mapped_count;
+};
+
+static int device_map(void *context, uint64_t bytes, uint8_t **base_out)
+{
+	struct device *device = context;
+
+	if (bytes > device->bytes_left) {
+		return -ENOMEM;
+	}
+	*base_out = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	assert_ptr_not_equal(*base_out, MAP_FAILED);
+	device->bytes_left -= bytes;
+	device->mapped_count++;
+	return 0;
+}
+
+static void device_unmap(void *context, uint8_t *base, uint64_t bytes)
+{
+	struct device *device = context;
+
+	assert_int_equal(munmap(base, bytes), 0);
+	device->mapped_count--;
+}
+
+static struct arena_source source_of(struct device *device)
+{
+	return (struct arena_source){ .kind = "0000:01:00.0",
+		.rights = MEM_ADDRESS,
+		.map = device_map,
+		.unmap = device_unmap,
+		.context = device };
+}
+
+/* A slab and the beginning of another: every smallest block once, and they come together again. */
+static void test_device_memory_is_given_to_the_last_block(void **state)
+{
+	enum { KIB = 4096 + 700, BLOCKS = KIB / 4 };
+	static struct arena_buf bufs[BLOCKS];
+	struct world *world = *state;
+	struct device device = { .bytes_left = KIB << 10 };
+	struct arena_source source = source_of(&device);
+	struct arena_buf one;
+	struct arena *arena;
+	struct error error;
+
+	assert_int_equal(
+		arena_device_create(world->ring, &source, (KIB << 10) + 100, &arena, &error), 0);
+	assert_int_equal(device.mapped_count, 2);
+	assert_int_equal(arena_info(arena)->mapped_bytes, KIB << 10);
+	for (uint32_t round = 0; round < 2; round++) {
+		for (uint32_t i = 0; i < BLOCKS; i++) {
+			assert_int_equal(arena_get(arena, 4096, &bufs[i]), 0);
+			assert_int_equal(bufs[i].memory.rights, MEM_ADDRESS);
+		}
+		assert_int_equal(arena_get(arena, 1, &one), -EAGAIN);
+		assert_int_equal(arena_free_bytes(arena), 0);
+		for (uint32_t i = 0; i < BLOCKS; i++) {
+			arena_put(arena, &bufs[i]);
+		}
+	}
+	/* 700 KiB are blocks of 512, 128, 32, 16, 8 and 4. */
+	for (uint32_t i = 0; i < 4; i++) {
+		assert_int_equal(arena_get(arena, 1 << 20, &bufs[i]), 0);
+	}
+	assert_int_equal(arena_get(arena, 1 << 20, &one), -EAGAIN);
+	assert_int_equal(arena_get(arena, 512 << 10, &bufs[4]), 0);
+	assert_int_equal(arena_get(arena, 128 << 10, &bufs[5]), 0);
+	assert_int_equal(arena_get(arena, 64 << 10, &one), -EAGAIN);
+	for (uint32_t i = 0; i < 6; i++) {
+		arena_put(arena, &bufs[i]);
+	}
+	arena_destroy(arena);
+	assert_int_equal(device.mapped_count, 0);
+}
+
+static void test_device_memory_that_goes(void **state)
+{
+	struct world *world = *state;
+	struct device device = { .bytes_left = 1 << 20 };
+	struct arena_source source = source_of(&device);
+	struct arena_buf bufs[2];
+	struct arena_buf one;
+	struct arena *arena;
+	struct error error;
+
+	assert_int_equal(arena_device_create(world->ring, &source, 1 << 20, &arena, &error), 0);
+	assert_int_equal(arena_get(arena, 4096, &bufs[0]), 0);
+	assert_int_equal(arena_get(arena, 65536, &bufs[1]), 0);
+	arena_condemn(arena, -ENODEV);
+	arena_condemn(arena, -EFAULT);
+	assert_int_equal(arena_info(arena)->condemned, -ENODEV);
+	assert_int_equal(arena_get(arena, 4096, &one), -EAGAIN);
+	arena_put(arena, &bufs[0]);
+	assert_int_equal(device.mapped_count, 1); /* somebody still uses it */
+	arena_put(arena, &bufs[1]);
+	assert_int_equal(device.mapped_count, 0);
+	assert_int_equal(arena_get(arena, 4096, &one), -EAGAIN);
+	arena_destroy(arena);
+}
+
+static void test_device_memory_that_is_too_little(void **state)
+{
+	struct world *world = *state;
+	struct device device = { .bytes_left = 5 << 20 };
+	struct arena_source source = source_of(&device);
+	struct arena *arena;
+	struct error error;
+
+	assert_int_equal(arena_device_create(
+				 world->ring, &source, ARENA_DEVICE_BYTES_MIN - 1, &arena, &error),
+		-EINVAL);
+	/* Others have it: what was mapped is given back. */
+	assert_int_equal(
+		arena_device_create(world->ring, &source, 8 << 20, &arena, &error), -ENOMEM);
+	assert_non_null(strstr(error.text, "8192 KiB of the memory of 0000:01:00.0"));
+	assert_int_equal(device.mapped_count, 0);
+}
+
 static void test_sizes(void **state)
 {
 	struct world *world = *state;
@@ -156,6 +282,12 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_limit, world_open, world_close),
 		cmocka_unit_test_setup_teardown(
 			test_registration_is_tried_again, world_open, world_close),
+		cmocka_unit_test_setup_teardown(
+			test_device_memory_is_given_to_the_last_block, world_open, world_close),
+		cmocka_unit_test_setup_teardown(
+			test_device_memory_that_goes, world_open, world_close),
+		cmocka_unit_test_setup_teardown(
+			test_device_memory_that_is_too_little, world_open, world_close),
 		cmocka_unit_test_setup_teardown(test_sizes, world_open, world_close),
 	};
 

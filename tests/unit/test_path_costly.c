@@ -90,9 +90,7 @@ static struct world *world_open(void)
 		.memory_rights = MEM_CPU | MEM_ADDRESS };
 	if (ring_create(&(struct ring_options){ 0 }, &world->ring, &error) != 0 ||
 		arena_ram_create(world->ring, 4 << 20, &world->arena, &error) != 0 ||
-		path_create(
-			&(struct path_options){
-				.ring = world->ring, .arena = world->arena, .ram = world->arena },
+		path_create(&(struct path_options){ .ring = world->ring, .ram = world->arena },
 			&world->path, &error) != 0) {
 		fail_msg("%s", error.text);
 	}

@@ -144,7 +144,6 @@ static struct world *world_open(uint64_t seed)
 			path_create(
 				&(struct path_options){
 					.ring = reactor->ring,
-					.arena = reactor->arena,
 					.ram = reactor->arena,
 				},
 				&reactor->path, &error) != 0 ||

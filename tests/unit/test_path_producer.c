@@ -162,9 +162,7 @@ static struct world *world_open(uint64_t seed, uint32_t chunk)
 	sim_start(&(struct sim_options){ .seed = seed });
 	if (ring_create(&(struct ring_options){ 0 }, &world->ring, &error) != 0 ||
 		arena_ram_create(world->ring, ARENA_BYTES, &world->arena, &error) != 0 ||
-		path_create(
-			&(struct path_options){
-				.ring = world->ring, .arena = world->arena, .ram = world->arena },
+		path_create(&(struct path_options){ .ring = world->ring, .ram = world->arena },
 			&world->path, &error) != 0) {
 		fail_msg("%s", error.text);
 	}

@@ -101,10 +101,9 @@ static struct world *world_open(uint64_t seed, const char *path, enum store_mode
 	}
 	assert_int_equal(ring_create(&(struct ring_options){ 0 }, &world->ring, &error), 0);
 	assert_int_equal(arena_ram_create(world->ring, ARENA_SLAB_BYTES, &world->arena, &error), 0);
-	assert_int_equal(path_create(&(struct path_options){ .ring = world->ring,
-					     .arena = world->arena,
-					     .ram = world->arena },
-				 &world->path, &error),
+	assert_int_equal(
+		path_create(&(struct path_options){ .ring = world->ring, .ram = world->arena },
+			&world->path, &error),
 		0);
 	path_peer_init(&world->peer);
 	path_client_init(&world->client, world->path, &world->peer);

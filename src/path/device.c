@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "path/path.h"
+
+enum { LOGGED_NAME_BYTES = 128 };
+
+struct arena *device_choose(struct path_request *request)
+{
+	const struct store_info *info = store_info(request->export->store);
+	const struct path_share *share = request->client->share;
+	struct path_export *export = request->export;
+	const struct arena_info *memory;
+
+	if (share->device == NULL || arena_info(share->device)->condemned != 0 ||
+		export->device_error != 0) {
+		export->ram_for_trouble++;
+		return share->ram;
+	}
+	memory = arena_info(share->device);
+	request->device_rights =
+		memory->rights & (info->device_cpu ? UINT32_MAX : ~(uint32_t)MEM_SOCKET);
+	if ((info->memory_rights & ~request->device_rights) != 0 ||
+		!is_aligned(request->offset | request->length, info->offset_align)) {
+		export->ram_for_store++;
+		return share->ram;
+	}
+	return share->device;
+}
+
+static void device_failed(struct arena *device, int error)
+{
+	const struct arena_info *info = arena_info(device);
+
+	if (info->condemned == 0) {
+		log_error("the memory of %s cannot be used any more: %s; payload is in RAM from "
+			  "now on",
+			info->kind, strerror(-error));
+		arena_condemn(device, error);
+	}
+}
+
+void path_memory_failed(const struct path_stream *stream)
+{
+	if (stream->in_device) {
+		device_failed(stream->request->client->share->device, -ENODEV);
+	}
+}
+
+void device_see_error(struct path_request *request, int error)
+{
+	struct arena *device = request->client->share->device;
+	struct path_export *export = request->export;
+	char name[LOGGED_NAME_BYTES];
+
+	if (error == -ENODEV) {
+		device_failed(device, error);
+	} else if (export->device_error == 0) {
+		(void)log_escape(name, sizeof(name), export->name, export->name_bytes);
+		log_warning(
+			"export \"%s\": the disk cannot reach the memory of %s: %s; its payload "
+			"is in RAM from now on",
+			name, arena_info(device)->kind, strerror(-error));
+		export->device_error = error;
+	}
+}
