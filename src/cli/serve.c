@@ -44,6 +44,9 @@ static const char help_tail[] =
 	"                              can connect)\n"
 	"  -c, --config FILE           read exports, addresses, rules of access and limits from\n"
 	"                              a YAML file\n"
+	"      --arena p2pmem:BDF[,size=SIZE][,spill=ram|wait]\n"
+	"                              memory of a PCI device for payload of exports with\n"
+	"                              mode=device; when it is full, requests have RAM or wait\n"
 	"      --control PATH          control socket for \"gmblock stats\", \"trace\", \"rate\"\n"
 	"                              and \"reload\", or none\n"
 	"                              (default: in /run/gmblock/serve or $XDG_RUNTIME_DIR)\n"
@@ -257,6 +260,15 @@ static int take_sandbox(void *context, const char *option, const char *text)
 	return value_taken(rc, option, &error);
 }
 
+static int take_arena(void *context, const char *option, const char *text)
+{
+	struct arguments *arguments = context;
+	struct error error = { 0 };
+	int rc = server_config_set_arena(arguments->config, text, &error);
+
+	return value_taken(rc, option, &error);
+}
+
 static int take_user(void *context, const char *option, const char *text)
 {
 	struct arguments *arguments = context;
@@ -325,6 +337,7 @@ static int parse_arguments(struct server_config *config, int argc, char **argv)
 		{ "max-inflight-total", .take = take_limit },
 		{ "spin", .take = take_limit },
 		{ "control", .take = take_control },
+		{ "arena", .take = take_arena },
 		{ "user", .take = take_user },
 		{ "sandbox", .take = take_sandbox },
 		{ "read-only", .flag = &arguments.read_only },

@@ -208,6 +208,7 @@ int engine_export_add(struct engine *engine, struct export *export, struct error
 	path_export_init(&entry->path, export->overlap, &export->late, engine->ring);
 	entry->path.name = export->name;
 	entry->path.name_bytes = export->name_bytes;
+	entry->path.device_error = export->device_error;
 	rc = store_queue_create(export->store, engine->ring, &entry->path.queue, error);
 	if (rc < 0) {
 		free(entry);

@@ -28,6 +28,7 @@ struct export
 	char *description;   /* or NULL */
 	struct store *store;
 	uint32_t overlap;	      /* of split reads and writes: see struct path_export */
+	int device_error;	      /* the same; set before it is added to an engine */
 	_Atomic bool read_only;	      /* as set, or because the store cannot be written */
 	struct access_slot *access;   /* holds its rules, or NULL; see engine_rights() */
 	uint32_t connections_max;     /* 0 = no limit of its own */

@@ -202,6 +202,64 @@ int server_config_set_sandbox(struct server_config *config, const char *value, s
 		log_escape(shown, sizeof(shown), value, strlen(value)));
 }
 
+static int set_arena_key(struct server_arena *arena, const char *text, struct error *error)
+{
+	char shown[SHOWN_BYTES];
+
+	if (strncmp(text, "size=", 5) == 0) {
+		int rc = units_parse_bytes(text + 5, &arena->bytes, error);
+
+		return rc == 0 && arena->bytes < ARENA_DEVICE_BYTES_MIN
+			       ? error_set(error, -ERANGE, "a size of less than 256K is too little")
+			       : rc;
+	}
+	if (strcmp(text, "spill=ram") == 0 || strcmp(text, "spill=wait") == 0) {
+		arena->waits = strcmp(text, "spill=wait") == 0;
+		return 0;
+	}
+	return error_set(error, -EINVAL, "'%s' is neither size=SIZE, nor spill=ram, nor spill=wait",
+		log_escape(shown, sizeof(shown), text, strlen(text)));
+}
+
+int server_config_set_arena(struct server_config *config, const char *text, struct error *error)
+{
+	static const char prefix[] = "p2pmem:";
+	struct server_arena arena = { .given = true };
+	char shown[SHOWN_BYTES];
+	char *copy;
+	char *rest;
+	char *word;
+	int rc;
+
+	if (config->arena.given) {
+		return error_set(error, -EINVAL, "a server has memory of one device");
+	}
+	if (strncmp(text, prefix, strlen(prefix)) != 0) {
+		return error_set(error, -EINVAL,
+			"'%s' is not an arena; it is written "
+			"p2pmem:BDF[,size=SIZE][,spill=ram|wait], "
+			"with the address of a PCI device. Memory of network cards (dma-buf) "
+			"cannot be "
+			"used: disks take no such memory",
+			log_escape(shown, sizeof(shown), text, strlen(text)));
+	}
+	copy = strdup(text + strlen(prefix));
+	if (copy == NULL) {
+		return error_set(error, -ENOMEM, "no memory for an arena");
+	}
+	rest = copy;
+	word = strsep(&rest, ",");
+	rc = p2pmem_parse_bdf(word, arena.bdf, error);
+	while (rc == 0 && (word = strsep(&rest, ",")) != NULL) {
+		rc = set_arena_key(&arena, word, error);
+	}
+	free(copy);
+	if (rc == 0) {
+		config->arena = arena;
+	}
+	return rc;
+}
+
 int server_config_set_user(struct server_config *config, const char *user, struct error *error)
 {
 	if (config->user != NULL) {
@@ -393,6 +451,23 @@ static int finish_limits(struct server_config *config, struct error *error)
 	return 0;
 }
 
+static int check_arena(const struct server_config *config, struct error *error)
+{
+	for (uint32_t i = 0; i < config->export_count && !config->arena.given; i++) {
+		const struct server_export *entry = &config->exports[i];
+
+		if (entry->store.read_mode == STORE_MODE_DEVICE ||
+			entry->store.write_mode == STORE_MODE_DEVICE) {
+			return error_set(error, -EINVAL,
+				"%s: mode=device needs the memory of a PCI device; name one with "
+				"--arena "
+				"p2pmem:BDF",
+				entry->origin);
+		}
+	}
+	return 0;
+}
+
 static int compare_names(const void *left, const void *right)
 {
 	const struct server_export *const *a = left;
@@ -477,6 +552,9 @@ int server_config_finish(struct server_config *config, struct error *error)
 			"out");
 	}
 	rc = check_export_names(config, error);
+	if (rc == 0) {
+		rc = check_arena(config, error);
+	}
 	if (rc == 0) {
 		rc = check_listens(config, error);
 	}

@@ -18,6 +18,7 @@
 #include "base/export_uri.h"
 #include "engine/access.h"
 #include "engine/rate_identity.h"
+#include "memory/p2pmem.h"
 #include "path/path.h"
 #include "sandbox/sandbox.h"
 #include "store/store.h"
@@ -65,6 +66,14 @@ struct server_export {
 	uint32_t keys_given;	     /* private: bit per key of its own, finds repetitions */
 };
 
+/* Memory of a PCI device, for exports with mode=device. */
+struct server_arena {
+	bool given;
+	bool waits; /* spill=wait */
+	char bdf[P2PMEM_BDF_BYTES];
+	uint64_t bytes; /* 0 = all that is free */
+};
+
 /* What a listener does about TLS. */
 struct server_tls {
 	enum tls_mode mode;
@@ -107,6 +116,7 @@ struct server_config {
 	struct server_listen *listens;
 	uint32_t listen_count;
 	struct server_limits limits;
+	struct server_arena arena;
 	struct server_tls tls; /* of addresses that do not say otherwise */
 	char *memory_origin;   /* where limits.memory_bytes was asked for, or NULL */
 	char *control_path;    /* of the control socket, "none", or NULL: the usual place */
@@ -224,6 +234,9 @@ GMB_MUST_CHECK int server_config_set_control(
 /* auto, on or off. */
 GMB_MUST_CHECK int server_config_set_sandbox(
 	struct server_config *config, const char *value, struct error *error);
+/* p2pmem:BDF[,size=SIZE][,spill=ram|wait]; given twice is an error. */
+GMB_MUST_CHECK int server_config_set_arena(
+	struct server_config *config, const char *text, struct error *error);
 /* USER[:GROUP], copied; given twice is an error. */
 GMB_MUST_CHECK int server_config_set_user(
 	struct server_config *config, const char *user, struct error *error);

@@ -37,6 +37,7 @@ struct file_limits {
 };
 
 struct file_top {
+	char *arena;
 	struct file_limits *limits;
 	struct file_export *exports;
 	unsigned int exports_count;
@@ -73,7 +74,7 @@ static const cyaml_schema_field_t limit_fields[] = {
 struct schema {
 	cyaml_schema_field_t export_fields[3 + FILE_OPTIONS_MAX + 1];
 	cyaml_schema_value_t export_entry;
-	cyaml_schema_field_t top_fields[6];
+	cyaml_schema_field_t top_fields[7];
 	cyaml_schema_value_t top;
 };
 
@@ -88,6 +89,7 @@ static void schema_init(struct schema *schema)
 		LIST_FIELD("", struct file_value, list, &text_schema, CYAML_UNLIMITED);
 	const cyaml_schema_field_t name = NEEDED_TEXT_FIELD("name", struct file_export, name);
 	const cyaml_schema_field_t path = NEEDED_TEXT_FIELD("path", struct file_export, path);
+	const cyaml_schema_field_t arena = TEXT_FIELD("arena", struct file_top, arena);
 	const cyaml_schema_field_t listen = CYAML_FIELD_IGNORE("listen", CYAML_FLAG_OPTIONAL);
 	const cyaml_schema_field_t limits = CYAML_FIELD_MAPPING_PTR("limits",
 		CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, struct file_top, limits, limit_fields);
@@ -97,7 +99,8 @@ static void schema_init(struct schema *schema)
 		CYAML_FLAG_DEFAULT, struct file_export, schema->export_fields) };
 	const cyaml_schema_value_t top = { CYAML_VALUE_MAPPING(
 		CYAML_FLAG_POINTER, struct file_top, schema->top_fields) };
-	const cyaml_schema_field_t top_fields[] = { listen, limits, exports, access, rates, end };
+	const cyaml_schema_field_t top_fields[] = { listen, limits, exports, access, rates, arena,
+		end };
 	cyaml_schema_field_t *field = schema->export_fields;
 	const struct store_option *option;
 
@@ -223,6 +226,13 @@ static int load_limits(struct loader *loader, const struct file_limits *file)
 	}
 	server_limits_merge(&loader->config->limits, &limits);
 	return 0;
+}
+
+static int load_arena(struct loader *loader, const char *text)
+{
+	const struct config_place place = { "arena", -1, NULL, -1, NULL };
+
+	return judged(loader, server_config_set_arena(loader->config, text, loader->error), &place);
 }
 
 static int load_value(struct loader *loader, struct server_export *entry,
@@ -398,6 +408,9 @@ int server_config_load(struct server_config *config, const char *path, struct er
 		}
 		if (rc == 0) {
 			rc = load_rates(&loader);
+		}
+		if (rc == 0 && top->arena != NULL) {
+			rc = load_arena(&loader, top->arena);
 		}
 		if (rc == 0) {
 			rc = load_exports(&loader, top);

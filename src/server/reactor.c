@@ -12,6 +12,7 @@ struct reactor {
 	struct reactor_options options;
 	struct ring_thread *thread;
 	struct ring *ring;
+	struct arena *device; /* NULL: it has none */
 	struct engine *engine;
 	_Atomic uint32_t session_count;
 
@@ -51,6 +52,8 @@ static int create_engine(struct reactor *reactor, struct error *error)
 		.kind_count = options->kind_count,
 		.limits = options->limits,
 		.rate_rules = options->rate_rules,
+		.device = reactor->device,
+		.device_waits = options->device_waits,
 		.endpoint_gone = endpoint_gone,
 		.context = reactor,
 	};
@@ -68,6 +71,19 @@ static int create_engine(struct reactor *reactor, struct error *error)
 	return rc;
 }
 
+static int create_device(struct reactor *reactor, struct error *error)
+{
+	const struct reactor_options *options = &reactor->options;
+	struct arena_source source;
+
+	if (options->device_bytes == 0) {
+		return 0;
+	}
+	source = p2pmem_source(options->device);
+	return arena_device_create(
+		reactor->ring, &source, options->device_bytes, &reactor->device, error);
+}
+
 /* On the reactor's thread. */
 static int begin(void *context, struct ring **ring_out, struct error *error)
 {
@@ -78,8 +94,12 @@ static int begin(void *context, struct ring **ring_out, struct error *error)
 	if (rc < 0) {
 		return rc;
 	}
-	rc = create_engine(reactor, error);
+	rc = create_device(reactor, error);
+	if (rc == 0) {
+		rc = create_engine(reactor, error);
+	}
 	if (rc < 0) {
+		arena_destroy(reactor->device);
 		ring_destroy(reactor->ring);
 		return rc;
 	}
@@ -92,6 +112,7 @@ static void end(void *context)
 	struct reactor *reactor = context;
 
 	engine_destroy(reactor->engine);
+	arena_destroy(reactor->device);
 	ring_destroy(reactor->ring);
 }
 

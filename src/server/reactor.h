@@ -16,6 +16,7 @@
 #include <stdatomic.h>
 
 #include "engine/engine.h"
+#include "memory/p2pmem.h"
 
 struct reactor;
 
@@ -29,6 +30,9 @@ struct reactor_options {
 	struct rate_rules *rate_rules;		 /* of identities; borrowed; or NULL */
 	uint8_t instance[ENGINE_INSTANCE_BYTES]; /* as in struct engine_options */
 	_Atomic uint32_t *connection_total;	 /* counted down when a connection is closed */
+	struct p2pmem *device;			 /* borrowed; with device_bytes > 0 */
+	uint64_t device_bytes;			 /* of it for this reactor */
+	bool device_waits;			 /* see engine_options */
 	/* Called once on the reactor's thread after reactor_drain(), when no session is left. */
 	void (*drained)(void *context);
 	void *context;

@@ -21,6 +21,7 @@
 #include "server/confine.h"
 #include "server/control.h"
 #include "server/credentials.h"
+#include "server/device.h"
 #include "server/reach.h"
 #include "server/reload.h"
 #include "server/run.h"
@@ -58,6 +59,7 @@ struct server {
 	uint32_t listener_count;
 	struct rate_rules *rate_rules; /* of identities, or NULL */
 	uint8_t instance[ENGINE_INSTANCE_BYTES];
+	struct device *device; /* its memory; NULL: none was asked for */
 	struct reactor **reactors;
 	uint32_t reactor_count;
 	struct acceptor *acceptor;
@@ -279,6 +281,8 @@ static int start_reactors(struct server *server, struct error *error)
 		.kind_count = server->kind_count,
 		.limits = reactor_limits(limits),
 		.rate_rules = server->rate_rules,
+		.device = server->device != NULL ? device_memory(server->device) : NULL,
+		.device_waits = server->config->arena.waits,
 		.connection_total = &server->connection_total,
 		.drained = reactor_has_drained,
 		.context = server,
@@ -295,6 +299,9 @@ static int start_reactors(struct server *server, struct error *error)
 		int rc;
 
 		options.index = server->reactor_count;
+		if (server->device != NULL) {
+			options.device_bytes = device_share_bytes(server->device, options.index);
+		}
 		rc = reactor_create(&options, &server->reactors[options.index], error);
 		if (rc < 0) {
 			return rc;
@@ -844,11 +851,17 @@ static int start(struct server *server, struct error *error)
 			server->config->control_path, &server->control_listener, error);
 	}
 	if (rc == 0) {
+		rc = device_open(server->config, &server->device, error);
+	}
+	if (rc == 0) {
 		rc = confine_user(server->config, server->listeners, server->listener_count,
 			&server->control_listener, error);
 	}
 	if (rc == 0) {
 		rc = open_exports(server, error);
+	}
+	if (rc == 0) {
+		device_probe(server->device, server->exports, server->export_count);
 	}
 	if (rc == 0) {
 		rc = server_rates_build(&server->config->rates, &server->rate_rules, error);
@@ -917,6 +930,7 @@ static void release(struct server *server)
 		export_put(server->exports[i]);
 	}
 	rate_rules_destroy(server->rate_rules);
+	device_close(server->device);
 	free(server->reactors);
 	free(server->paths);
 	free(server->listeners);

@@ -1,0 +1,245 @@
+#!/usr/bin/python3
+"""device.py GMBLOCK KERNEL: two NVMe drives behind one PCIe switch, one of which has memory that the
+other can reach (a controller memory buffer). gmblock serves the other with mode=device: data goes
+through that memory and is right, in every mixture of modes; what the processor must not touch goes
+through RAM, and is counted; and the memory may go while it is in use."""
+import os
+import sys
+import tempfile
+
+import testing
+
+GMBLOCK, KERNEL = sys.argv[1:3]
+FUNCTIONAL = os.path.join(testing.HERE, "..", "functional")
+DISK_BYTES = 32 << 20
+PYTHON = "/usr/lib/python3.11"
+
+SCRIPT = r'''#!/usr/bin/python3
+import glob, json, os, random, re, subprocess, sys, threading
+sys.path.insert(0, "/lab")
+import nbdmini
+
+URI = "nbd://127.0.0.1:10809"
+CONTROL = "/run/control"
+MIB = 1 << 20
+
+def bdf_of(disk):
+    path = os.path.realpath(f"/sys/block/{disk}/device/device")
+    return os.path.basename(path)
+
+disks = {bdf_of(os.path.basename(path)): "/dev/" + os.path.basename(path)
+         for path in glob.glob("/sys/block/nvme*n1")}
+memory, = [path.split("/")[-2] for path in glob.glob("/sys/bus/pci/devices/*/p2pmem")]
+near = disks.pop(memory)
+(far_bdf, far), = disks.items()
+
+class Server:
+    def __init__(self, *arguments):
+        self.log = open("/tmp/log", "w+")
+        self.process = subprocess.Popen(
+            ["gmblock", "serve", "--listen", URI, "--control", CONTROL, "--threads", "1", *arguments],
+            stdout=subprocess.PIPE, stderr=self.log, text=True)
+
+    def __enter__(self):
+        if not self.process.stdout.readline():
+            raise AssertionError(self.said())
+        return self
+
+    def __exit__(self, *unused):
+        self.process.terminate()
+        status = self.process.wait()
+        print(self.said(), end="", flush=True)
+        assert status == 0, status
+
+    def said(self):
+        self.log.flush()
+        with open("/tmp/log") as file:
+            return file.read()
+
+    def stats(self, name):
+        told = json.loads(subprocess.run(["gmblock", "stats", "--json", CONTROL], check=True,
+                                         stdout=subprocess.PIPE).stdout)
+        entry, = [entry for entry in told["exports"] if entry["name"] == name]
+        return entry
+
+def refused(status, text, *arguments):
+    done = subprocess.run(["gmblock", "serve", "--listen", "nbd://127.0.0.1:0", "--control", "none", "--threads", "1",
+                           *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == status and text in done.stderr, (done.returncode, done.stderr)
+
+def export(name, path, *keys):
+    return ["--export", ",".join([f"{name}={path}", *keys])]
+
+def open_export(name):
+    return nbdmini.open_export(URI, name.encode(), structured=False)
+
+class Local:
+    """The disk, used by a program of this machine through the page cache."""
+    def __init__(self, path):
+        self.fd = os.open(path, os.O_RDWR)
+    def read(self, offset, length):
+        return os.pread(self.fd, length, offset)
+    def write(self, offset, data):
+        assert os.pwrite(self.fd, data, offset) == len(data)
+
+def check_refusals():
+    device = export("", far, "mode=device")
+    refused(1, "there is no PCI device 0000:7f:1f.0", *device, "--arena", "p2pmem:7f:1f.0")
+    refused(1, "has no memory that other devices could use", *device, "--arena", f"p2pmem:{far_bdf}")
+    refused(2, "mode=device needs", *device)
+    refused(2, "is not the address of a PCI device", *device, "--arena", "p2pmem:eth0")
+
+def check_addresses(server):
+    """Every page that the server has mapped is in a BAR of the device."""
+    with open(f"/sys/bus/pci/devices/{memory}/resource") as file:
+        bars = [[int(word, 16) for word in line.split()[:2]] for line in file]
+    pages = 0
+    with open(f"/proc/{server.process.pid}/maps") as maps, \
+            open(f"/proc/{server.process.pid}/pagemap", "rb") as pagemap:
+        for line in maps:
+            if "p2pmem/allocate" not in line:
+                continue
+            begin, end = [int(word, 16) for word in line.split()[0].split("-")]
+            for page in range(begin, end, 4096):
+                pagemap.seek(page // 4096 * 8)
+                entry = int.from_bytes(pagemap.read(8), "little")
+                address = (entry & (1 << 55) - 1) * 4096
+                assert entry >> 63 and any(a <= address < b for a, b in bars if b), hex(address)
+                pages += 1
+    assert pages > 0
+    print(f"{pages} pages in the BARs", flush=True)
+
+MODES = {"device": ["mode=device", "device-cpu=yes"], "direct": ["mode=direct"],
+         "cached": ["mode=cached"]}
+
+def check_modes():
+    exports = sum([export(name, far, *keys) for name, keys in MODES.items()], [])
+    exports += export("untouched", far, "mode=device")
+    with Server(*exports, "--arena", f"p2pmem:{memory}") as server:
+        assert "in BAR" in server.said(), server.said()
+        check_addresses(server)
+        refused(1, "others use", *export("", near, "mode=device"), "--arena", f"p2pmem:{memory}")
+        content = random.randbytes(8 * MIB)
+        client = open_export("device")
+        for at in range(0, len(content), MIB):
+            client.write(at, content[at:at + MIB])
+        for at in range(0, len(content), MIB):
+            assert client.read(at, MIB) == content[at:at + MIB], at
+        told = server.stats("device")
+        print({key: value for key, value in told.items() if key.startswith(("device", "ram", "placed"))})
+        # Of a write, what came together with its header is copied by the program, into RAM.
+        assert told["device_bytes"] > len(content) * 3 // 2, told
+        # With no use of the processor, the same reads have RAM.
+        untouched = open_export("untouched")
+        assert untouched.read(0, MIB) == content[:MIB]
+        told = server.stats("untouched")
+        assert told["device_bytes"] == 0 and told["device_refused_cpu"] > 0, told
+        check_table()
+
+def check_table():
+    """Every writer beside every reader, which has the old content in its cache if it has one."""
+    users = {name: open_export(name) for name in MODES}
+    users["local"] = Local(far)
+    at = 16 * MIB
+    for writer in users:
+        for reader in users:
+            old, new = random.randbytes(65536), random.randbytes(65536)
+            users[reader].write(at, old)
+            assert users[reader].read(at, 65536) == old, reader
+            users[writer].write(at, new)
+            assert users[reader].read(at, 65536) == new, (writer, reader)
+            users[writer].write(at + 512, old[:1024]) # not whole pages
+            assert users[reader].read(at, 2048) == new[:512] + old[:1024] + new[1536:2048], \
+                (writer, reader)
+            at += 65536
+    print(f"{len(users) ** 2} pairs of writers and readers", flush=True)
+
+def check_scarce():
+    """256 KiB for eight clients at once."""
+    for spill in ("ram", "wait"):
+        with Server(*export("", far, *MODES["device"]),
+                    "--arena", f"p2pmem:{memory},size=256K,spill={spill}") as server:
+            def work(idx):
+                client = open_export("")
+                data = bytes([idx + 1]) * MIB
+                for _ in range(3):
+                    client.write(idx * MIB, data)
+                    assert client.read(idx * MIB, MIB) == data
+                good.append(idx)
+            good = []
+            threads = [threading.Thread(target=work, args=[idx]) for idx in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            told = server.stats("")
+            assert len(good) == 8 and told["device_bytes"] > 0, told
+            assert spill == "ram" or told["device_refused_room"] == 0, told
+
+def check_removal():
+    """The drive with the memory goes while data passes through it."""
+    with Server(*export("far", far, *MODES["device"]), *export("near", near),
+                "--arena", f"p2pmem:{memory}") as server:
+        content = random.randbytes(MIB)
+        client = open_export("far")
+        client.write(0, content)
+        reads, failures, stop = [0], [], threading.Event()
+        def work():
+            nonlocal client
+            while not stop.is_set():
+                try:
+                    assert client.read(0, MIB) == content
+                    reads[0] += 1
+                except (OSError, EOFError, RuntimeError) as error:
+                    failures.append(error)
+                    client = open_export("far")
+        worker = threading.Thread(target=work)
+        worker.start()
+        while reads[0] < 3:
+            pass
+        with open(f"/sys/bus/pci/devices/{memory}/remove", "w") as file:
+            file.write("1")
+        after = reads[0]
+        while reads[0] < after + 5 and worker.is_alive():
+            pass
+        stop.set()
+        worker.join()
+        told = server.stats("far")
+        assert reads[0] >= after + 5 and told["device_refused_trouble"] > 0, (reads, failures, told)
+        assert len(failures) <= 2, failures # what was under way
+        assert "cannot be used any more" in server.said(), server.said()
+        assert "p2pmem" not in open(f"/proc/{server.process.pid}/maps").read()
+        print(f"{reads[0]} reads, of which {len(failures)} failed", flush=True)
+
+check_refusals()
+check_modes()
+check_scarce()
+check_removal()
+'''
+
+
+def drives(folder):
+    arguments = ["-device", "pcie-root-port,id=root0,chassis=1",
+                 "-device", "x3130-upstream,id=switch0,bus=root0"]
+    for idx, more in enumerate(("", ",cmb_size_mb=16")):
+        path = os.path.join(folder, f"disk{idx}")
+        with open(path, "wb") as file:
+            file.truncate(DISK_BYTES)
+        arguments += ["-device", f"xio3130-downstream,id=down{idx},bus=switch0,chassis={idx + 2},"
+                                 f"slot={idx + 1}",
+                      "-drive", f"if=none,id=drive{idx},format=raw,file={path}",
+                      "-device", f"nvme,serial=disk{idx},drive=drive{idx},bus=down{idx}{more}"]
+    return arguments
+
+
+def test_payload_passes_through_memory_of_a_device():
+    with tempfile.TemporaryDirectory() as folder, testing.laboratory() as lab:
+        lab.guest("one", KERNEL, SCRIPT, memory=768, load=["nvme"], programs=["python3"],
+                  files=[(GMBLOCK, "/lab/gmblock"), (PYTHON, PYTHON),
+                         (os.path.join(FUNCTIONAL, "nbdmini.py"), "/lab/nbdmini.py")],
+                  qemu=drives(folder))
+        lab.start()
+        testing.finish(lab)
+
+
+testing.main(test_payload_passes_through_memory_of_a_device)
