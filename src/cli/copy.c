@@ -34,7 +34,8 @@ struct copy_arguments {
 	const char *target;
 	const char *journal;
 	uint64_t request_bytes;
-	uint64_t sparse_bytes;	   /* 0: not given, and in the end: not at all */
+	uint64_t sparse_bytes; /* 0: not given, and in the end: not at all */
+	bool sparse_given;
 	uint64_t checkpoint_bytes; /* 0: not given */
 	uint32_t requests;	   /* 0: adapts */
 	uint32_t connections;	   /* 0: chosen */
@@ -240,6 +241,7 @@ static int sizes_check(struct copy_arguments *arguments)
 			units_format_bytes(sparse, arguments->sparse_bytes),
 			units_format_bytes(request, arguments->request_bytes));
 	}
+	arguments->sparse_given = arguments->sparse_bytes != 0;
 	if (arguments->sparse_bytes == 0 && !arguments->no_sparse && !arguments->allocate) {
 		arguments->sparse_bytes = SPARSE_BYTES_DEFAULT;
 	}
@@ -424,6 +426,7 @@ static int copy_and_verify(struct job *job, struct error *error)
 		.adapts = arguments->requests == 0,
 		.request_bytes = arguments->request_bytes,
 		.sparse_bytes = arguments->sparse_bytes,
+		.by_server = !arguments->sparse_given && !arguments->allocate,
 		.checkpoint_bytes = arguments->checkpoint_bytes,
 		.allocate = arguments->allocate,
 	};

@@ -19,8 +19,8 @@
  * copy as a whole has one place among the session's requests in flight.
  *
  * Nothing is durable before a flush of the target, but for STORE_FUA. The source must not change
- * meanwhile: what is copied of a range that does is undefined. docs/design/0015-memory-bypass.md
- * has the reasons.
+ * meanwhile: what is copied of a range that does is undefined.
+ * docs/design/0016-copies-within-a-server.md has the reasons.
  *
  * Threading: the engine's. Ownership: the session's kind owns a copy from session_copy_start() to
  * session_copy_end(); the copy holds its source. Errors: a negative errno and a sentence.

@@ -5,6 +5,7 @@
  *
  *   copy_map ─▶ next piece ─▶ task: READ ─▶ runs of data and zeroes ─▶ WRITE / ZERO / skip
  *                              (bounded: one buffer each)      a stream takes them in order
+ *                         or: COPY_FROM, where one server has both ends
  *
  * Threading: the thread of the loop. Ownership: callers own the structs; an end holds an operation
  * and its buffer from copy_end_submit() until done, and is closed when nothing is in flight.
@@ -23,7 +24,7 @@ struct copy_io;
 
 typedef void copy_done_fn(struct copy_io *io);
 
-enum copy_operation { COPY_READ, COPY_WRITE, COPY_ZERO, COPY_FLUSH, COPY_MAP };
+enum copy_operation { COPY_READ, COPY_WRITE, COPY_ZERO, COPY_FLUSH, COPY_MAP, COPY_FROM };
 
 struct copy_io {
 	enum copy_operation operation;
@@ -31,6 +32,7 @@ struct copy_io {
 	uint64_t offset;
 	uint64_t length;
 	uint8_t *buffer;	    /* READ, WRITE */
+	struct copy_end *source;    /* FROM: the same range of it; copy_end_can_copy() */
 	struct gmb_extent *extents; /* MAP: room for the answer, as GMB_STATUS gives it */
 	uint32_t extents_max;
 	copy_done_fn *done;
@@ -103,6 +105,10 @@ enum copy_kind copy_end_kind(const char *text);
 /* Opens an end and changes nothing there. */
 GMB_MUST_CHECK int copy_end_open(struct copy_loop *loop, const struct copy_end_options *options,
 	struct copy_end **end_out, struct error *error);
+
+/* True when the server of both copies from the one to the other by itself: COPY_FROM. Else *reason
+ * says why not, static text. */
+bool copy_end_can_copy(struct copy_end *target, struct copy_end *source, const char **reason);
 
 /* True when both are known to be the same bytes. */
 bool copy_end_is_same(const struct copy_end *a, const struct copy_end *b);
@@ -311,6 +317,7 @@ struct copy_counters {
 	uint64_t total;	   /* UINT64_MAX: not known yet */
 	uint64_t read;	   /* bytes read from the source */
 	uint64_t written;  /* bytes written to the target */
+	uint64_t copied;   /* bytes that the server of both copied by itself */
 	uint64_t zeroed;   /* bytes that the target was asked to zero */
 	uint64_t skipped;  /* zeroes that the target held already */
 	uint64_t compared; /* bytes that were verified */
@@ -333,6 +340,7 @@ struct copy_engine_options {
 	uint64_t sparse_bytes;	   /* zeroes are looked for in blocks of this; 0 = not at all */
 	uint64_t checkpoint_bytes; /* flush and journal after so many bytes at the latest */
 	bool allocate;		   /* the target gets every block, zeroes too */
+	bool by_server; /* COPY_FROM, where that can be: it looks for no zeroes in data */
 };
 
 /* Copies everything from counters->start on and flushes the target: 0, -EINTR when a signal asked

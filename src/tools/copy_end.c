@@ -379,12 +379,30 @@ static void remote_submit(struct copy_end *end, struct copy_io *io)
 	case COPY_FLUSH:
 		gmb_prepare(request, GMB_FLUSH, 0, 0);
 		break;
+	case COPY_FROM:
+		gmb_prepare_copy(request, io->offset,
+			container_of(io->source, struct remote_end, end)->client, io->offset,
+			io->length);
+		break;
 	case COPY_MAP:
 		gmb_prepare_status(request, io->extents, io->extents_max, io->offset, io->length);
 		break;
 	}
 	request->done = request_done;
 	gmb_submit(remote->client, request);
+}
+
+bool copy_end_can_copy(struct copy_end *target, struct copy_end *source, const char **reason)
+{
+	int err = -EOPNOTSUPP;
+
+	if (target->kind == COPY_REMOTE && source->kind == COPY_REMOTE) {
+		err = gmb_can_copy(container_of(target, struct remote_end, end)->client,
+			container_of(source, struct remote_end, end)->client);
+	}
+	*reason = err == -EXDEV ? "source and target are on different servers"
+				: "source and target are not both reached by gmb";
+	return err == 0;
 }
 
 static int remote_close(struct copy_end *end, struct error *error)

@@ -15,6 +15,8 @@
 /* A server that has to write its zeroes is given time to answer. */
 #define ZERO_BYTES_MAX (UINT64_C(128) << 20)
 #define CHECKPOINT_NS  (UINT64_C(5) * 1000000000)
+/* What the server of both ends is asked to copy at once: a power of two. */
+#define SERVER_COPY_BYTES (UINT64_C(64) << 20)
 
 /* How many pieces are in flight where that adapts: what this rate needs at the latency of the ends,
  * the time an answer takes when nothing is queued. Few keep the buffers in the processor's caches
@@ -29,6 +31,7 @@ enum task_state {
 	TASK_TURN,	/* for all earlier ones to be written to a stream */
 	TASK_WRITING,	/* for the target to take a run of data */
 	TASK_ZEROING,	/* for the target to zero a run */
+	TASK_COPYING,	/* for the server of both ends to copy it */
 	TASK_READ_EDGE, /* for the rest of the target's last block, of which we have a part */
 	TASK_STATE_COUNT
 };
@@ -64,9 +67,12 @@ struct engine {
 	uint32_t window;   /* at most so many */
 	uint64_t read_ns;  /* the quickest answers so far */
 	uint64_t write_ns;
-	bool reading;	   /* a stream is being read */
-	bool cannot_zero;  /* the target said so */
-	bool flush_failed; /* what was written before is lost, whatever later flushes say */
+	bool reading;	      /* a stream is being read */
+	struct task *copying; /* by the server, and nothing begins meanwhile; or NULL */
+	bool copies;	      /* the server of both ends does */
+	bool begins_again;    /* at position, which has gone back */
+	bool cannot_zero;     /* the target said so */
+	bool flush_failed;    /* what was written before is lost, whatever later flushes say */
 	bool stopping;
 	struct error error;
 	uint8_t *zeroes; /* request_bytes of them */
@@ -132,7 +138,8 @@ static void window_learn(struct engine *engine, uint64_t asked_ns, uint64_t *qui
 static void task_set_state(struct task *task, enum task_state state)
 {
 	static const uint32_t edges[TASK_STATE_COUNT] = {
-		[TASK_FREE] = BIT(TASK_READING) | BIT(TASK_TURN),
+		[TASK_FREE] = BIT(TASK_READING) | BIT(TASK_TURN) | BIT(TASK_COPYING),
+		[TASK_COPYING] = BIT(TASK_FREE),
 		[TASK_READING] = BIT(TASK_TURN) | BIT(TASK_FREE),
 		[TASK_TURN] = BIT(TASK_WRITING) | BIT(TASK_ZEROING) | BIT(TASK_READ_EDGE) |
 			      BIT(TASK_FREE),
@@ -392,6 +399,52 @@ static void source_read(struct copy_io *io)
 	task_advance(task);
 }
 
+/* --- copies that the server makes ------------------------------------------------------------- */
+
+/* It cannot, or not any more; reading and writing may do it, or will tell what is wrong. */
+static bool is_refused(int result)
+{
+	return result == -EOPNOTSUPP || result == -EXDEV || result == -ENOENT ||
+	       result == -ESTALE || result == -EINVAL || result == -EPERM;
+}
+
+static void server_copied(struct copy_io *io)
+{
+	struct task *task = container_of(io, struct task, io);
+	struct engine *engine = task->engine;
+
+	engine->copying = NULL;
+	if (io->result == 0) {
+		engine->counters->copied += task->length;
+		task_progress(task, task->length);
+		task_end(task);
+	} else if (is_refused(io->result) && !engine->stopping) {
+		log_info("the server does not copy by itself any more: %s",
+			engine->target->failure.text);
+		engine->copies = false;
+		engine->begins_again = true;
+		engine->position = task->offset;
+		task->length = 0; /* nothing of it is left to do */
+		task_end(task);
+	} else {
+		task_fail(task, engine->target);
+	}
+}
+
+static void task_copy(struct task *task)
+{
+	struct engine *engine = task->engine;
+
+	engine->copying = task;
+	task_set_state(task, TASK_COPYING);
+	task->io.operation = COPY_FROM;
+	task->io.source = engine->source;
+	task->io.offset = task->offset;
+	task->io.length = task->length;
+	task->io.done = server_copied;
+	copy_end_submit(engine->target, &task->io);
+}
+
 /* --- the plan ------------------------------------------------------------------------------ */
 
 struct piece {
@@ -432,6 +485,7 @@ static int piece_next(struct engine *engine, struct piece *piece)
 		}
 	}
 	if (!piece->zero) {
+		request = engine->copies ? SERVER_COPY_BYTES : request;
 		piece->length = MIN(piece->length, request - (engine->position & (request - 1)));
 	} else if (!engine->target->known_zero || options->allocate) {
 		piece->length = MIN(piece->length, ZERO_BYTES_MAX);
@@ -444,7 +498,7 @@ static bool task_start(struct engine *engine, const struct piece *piece)
 	struct task *task = list_entry(list_first(&engine->tasks_free), struct task, node);
 
 	task->buffer = NULL;
-	if (!piece->zero) {
+	if (!piece->zero && !engine->copies) {
 		task->buffer = copy_pool_get(engine->options->pool);
 		if (task->buffer == NULL) {
 			return false;
@@ -463,6 +517,10 @@ static bool task_start(struct engine *engine, const struct piece *piece)
 		task_advance(task);
 		return true;
 	}
+	if (engine->copies) {
+		task_copy(task);
+		return true;
+	}
 	task_set_state(task, TASK_READING);
 	task->io.operation = COPY_READ;
 	task->io.offset = task->offset;
@@ -475,11 +533,24 @@ static bool task_start(struct engine *engine, const struct piece *piece)
 	return true;
 }
 
+static void map_begin(struct engine *engine)
+{
+	copy_map_init(&engine->map, engine->source, engine->position, engine->end, engine->grain,
+		MAX(engine->grain, SMALL_HOLE_BYTES));
+}
+
 static void engine_fill(struct engine *engine)
 {
 	struct piece piece;
 
-	while (!engine->stopping && engine->active < engine->window &&
+	if (engine->begins_again) {
+		if (!copy_map_is_idle(&engine->map)) {
+			return;
+		}
+		map_begin(engine);
+		engine->begins_again = false;
+	}
+	while (!engine->stopping && engine->copying == NULL && engine->active < engine->window &&
 		piece_next(engine, &piece) > 0) {
 		if (piece.zero && engine->target->known_zero && !engine->options->allocate &&
 			!in_order(engine)) {
@@ -619,6 +690,7 @@ static void engine_flush(struct engine *engine)
 static int engine_init(
 	struct engine *engine, const struct copy_engine_options *options, struct error *error)
 {
+	const char *reason;
 	uint64_t edge_bytes = MAX((uint64_t)options->target->block_min, UINT64_C(4096));
 
 	engine->options = options;
@@ -647,8 +719,16 @@ static int engine_init(
 		engine->all[i].engine = engine;
 		list_push_back(&engine->tasks_free, &engine->all[i].node);
 	}
-	copy_map_init(&engine->map, engine->source, engine->position, engine->end, engine->grain,
-		MAX(engine->grain, SMALL_HOLE_BYTES));
+	map_begin(engine);
+	engine->copies = copy_end_can_copy(options->target, options->source, &reason);
+	if (!options->by_server) {
+		engine->copies = false;
+		reason = "zeroes are to be looked for, or every block is to be allocated";
+	}
+	log_debug("%s%s",
+		engine->copies ? "the server copies by itself"
+			       : "the server does not copy by itself: ",
+		engine->copies ? "" : reason);
 	return 0;
 }
 

@@ -173,6 +173,8 @@ static void file_submit(struct copy_end *end, struct copy_io *io)
 	case COPY_FLUSH:
 		ring_fsync(ring, &io->ring_op, file->file, call_done);
 		break;
+	case COPY_FROM: /* copy_end_can_copy() */
+		GMB_ASSERT(false);
 	}
 }
 

@@ -146,7 +146,7 @@ int copy_report_json(const struct copy_report *report, struct error *error)
 				  : json_null();
 
 	return print_json(
-		json_pack("{s:s, s:s?, s:s, s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
+		json_pack("{s:s, s:s?, s:s, s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
 			  "s:f, s:f, s:b, s:o}",
 			"result", outcomes[report->outcome], "error",
 			report->error != NULL ? report->error->text : NULL, "target_state",
@@ -155,8 +155,9 @@ int copy_report_json(const struct copy_report *report, struct error *error)
 			end_json(report->target, report->target_text), "bytes", total, "bytes_done",
 			(json_int_t)counters->done, "bytes_resumed", (json_int_t)counters->start,
 			"bytes_read", (json_int_t)counters->read, "bytes_written",
-			(json_int_t)counters->written, "bytes_zeroed", (json_int_t)counters->zeroed,
-			"bytes_skipped", (json_int_t)counters->skipped, "bytes_verified",
+			(json_int_t)counters->written, "bytes_copied", (json_int_t)counters->copied,
+			"bytes_zeroed", (json_int_t)counters->zeroed, "bytes_skipped",
+			(json_int_t)counters->skipped, "bytes_verified",
 			(json_int_t)counters->compared, "seconds", report->seconds,
 			"bytes_per_second",
 			(double)moved / (report->seconds > 0 ? report->seconds : 1), "verified",

@@ -195,6 +195,49 @@ class Copies(support.Case):
             self.assertGreater(delayed[0 if rates[0] else 1], 0)
             server.stop()
 
+    def copy(self, *arguments):
+        code, output, errors = self.run_gmblock("copy", "--json", *arguments)
+        self.assertEqual(code, 0, errors)
+        return json.loads(output)
+
+    def test_the_command(self):
+        """It has the server copy where it can, and reads and writes where it cannot."""
+        size, data = 100 * MIB + 512, [(0, 70 * MIB), (80 * MIB, 9 * MIB), (100 * MIB, 512)]
+        source = self.image("source", *data, size=size)
+        target = self.image("target", (3 * MIB, 90 * MIB), size=size)
+        exports = ("a=" + source, "b=" + target)
+        server = self.serve(*exports)
+        summary = self.copy("--verify", *server.uris)
+        self.assertTrue(summary["verified"])
+        self.assertEqual((summary["bytes_read"], summary["bytes_written"]), (0, 0))
+        self.assertEqual(summary["bytes_copied"] + summary["bytes_zeroed"], size)
+        self.check_same(source, target)
+        self.assertGreaterEqual(self.stats(server)["counters"]["bytes_copied_range"], 79 * MIB)
+        for arguments, uris in (
+                (["--allocate"], server.uris),
+                ([], [server.uris[0], self.serve("b=" + self.image("other", size=size), listen=(
+                    "gmb+unix:///?socket=" + self.path("o"))).uri])):
+            summary = self.copy("--verify", *arguments, *uris)
+            self.assertEqual(summary["bytes_copied"], 0)
+            self.assertGreater(summary["bytes_written"], 79 * MIB)
+
+    def test_the_command_and_servers_that_are_killed(self):
+        size = 64 * MIB
+        source = self.image("source", (0, size), size=size)
+        target = self.image("target", size=size)
+        exports = ("a=" + source + ",delay=read:30ms", "b=" + target)
+        server = self.serve(*exports)
+        with subprocess.Popen([support.program(), "copy", "--json", *server.uris],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE) as copy:
+            for _ in range(3):
+                self.wait_for(lambda: self.stats(server)["counters"]["inflight"] > 0)
+                server.kill()
+                server = self.serve(*exports)
+            output, errors = copy.communicate()
+        self.assertEqual(copy.returncode, 0, errors)
+        self.assertGreater(json.loads(output)["bytes_copied"], 0)
+        self.check_same(source, target)
+
     def check_deaths(self, keys, end):
         size = 64 * MIB
         source = self.image("source", (0, 24 * MIB), (40 * MIB, 20 * MIB), size=size)
