@@ -19,7 +19,7 @@
  *   F3  an ANSWER or PIECE names an operation that waits for it
  *   F4  PIECEs have the offset that is next, and no more bytes than are wanted
  *   F5  an ANSWER has an errno, and 0 only when all of a READ has come
- *   F6  sets of messages of clan other than its stream are not used
+ *   F6  there are no messages of clan but those of the stream
  */
 #include "fi/provider.h"
 
