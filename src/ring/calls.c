@@ -2,6 +2,7 @@
 #include "ring/calls.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -150,11 +151,17 @@ static void *call_thread(void *argument)
 static bool call_thread_start(struct ring_mailbox *mailbox, pthread_t *thread)
 {
 	pthread_attr_t attributes;
+	sigset_t all;
+	sigset_t before;
 	int err;
 
 	pthread_attr_init(&attributes);
 	pthread_attr_setstacksize(&attributes, CALL_STACK_BYTES);
+	/* A program's signals are for its own threads: here, a handler would interrupt calls. */
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
 	err = pthread_create(thread, &attributes, call_thread, mailbox);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	pthread_attr_destroy(&attributes);
 	return err == 0;
 }

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The real ring beside real threads and sockets; test_ring_contract.c has what both rings promise.
  */
+#include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -150,6 +152,47 @@ static void spinning_sees_what_others_send(void **state)
 	}
 }
 
+static bool is_blocked(int signal)
+{
+	sigset_t mask;
+
+	assert_int_equal(pthread_sigmask(SIG_SETMASK, NULL, &mask), 0);
+	return sigismember(&mask, signal) == 1;
+}
+
+static int call_is_interrupted(struct ring_op *op)
+{
+	(void)op;
+	return is_blocked(SIGUSR1) && is_blocked(SIGTERM) ? 0 : -EINTR;
+}
+
+static int call_result = 1;
+
+static void called(struct ring_op *op, int result)
+{
+	(void)op;
+	call_result = result;
+}
+
+/* The program's signals are for its own threads. */
+static void calls_take_no_signals(void **state)
+{
+	struct ring_options options = { 0 };
+	struct ring_op op = { 0 };
+	struct error error;
+	struct ring *ring;
+
+	(void)state;
+	assert_int_equal(ring_create(&options, &ring, &error), 0);
+	ring_call(ring, &op, call_is_interrupted, called);
+	while (call_result > 0) {
+		ring_turn(ring, true);
+	}
+	assert_int_equal(call_result, 0);
+	assert_false(is_blocked(SIGUSR1));
+	ring_destroy(ring);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -157,6 +200,7 @@ int main(void)
 		cmocka_unit_test(nor_does_a_batch_wait),
 		cmocka_unit_test(nor_does_it_when_spinning),
 		cmocka_unit_test(spinning_sees_what_others_send),
+		cmocka_unit_test(calls_take_no_signals),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
