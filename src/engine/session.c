@@ -268,7 +268,8 @@ uint64_t engine_quota_bytes(const struct engine *engine, uint64_t memory_max)
 		       : MAX(memory_max / engine->limits.engine_count, (uint64_t)PATH_WINDOW_BYTES);
 }
 
-/* Takes the identity, also on failure. NULL: no memory. */
+/* Takes the identity, also on failure. NULL: no memory. The list has no more entries than the
+ * engine has sessions, and is walked once for each connection. */
 static struct engine_identity *identity_entry(struct engine *engine, struct rate_identity *identity)
 {
 	struct engine_identity *entry;

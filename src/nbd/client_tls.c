@@ -135,7 +135,8 @@ int nbd_tls_create(const struct export_uri *uri, struct nbd_tls **tls_out, struc
 
 /* Of TLS 1.2 with a pre-shared key only DHE-PSK has both AES-GCM and forward secrecy. */
 #define DRIVER_PRIORITY                                                                            \
-	"-VERS-ALL:+VERS-TLS1.2:-CIPHER-ALL:+AES-128-GCM:+AES-256-GCM:+CHACHA20-POLY1305"
+	"-VERS-ALL:+VERS-TLS1.2:-CIPHER-ALL:+AES-128-GCM:+AES-256-GCM:+CHACHA20-"                  \
+	"POLY1305:" TLS_PRIORITY_GROUPS
 
 int nbd_tls_create_for_driver(
 	const struct export_uri *uri, struct nbd_tls **tls_out, struct error *error)

@@ -17,13 +17,10 @@
 
 /* Our order of ciphers, not the peer's: with NORMAL on both sides certificates get AES-256-GCM, and
  * pre-shared keys ChaCha20-Poly1305, which is five times as slow. CBC and CCM are left out, because
- * the kernel's records do not know them. A stranger chooses the group: finite fields of 3072 to
- * 8192 bits cost a server 50 to 380 ms (GnuTLS 3.7.9; X25519 0.3 ms), and there is a curve that
- * everybody has. The one of 2048 bits, 18 ms, is for TLS 1.2 with DHE-PSK. */
+ * the kernel's records do not know them. */
 #define PRIORITY_COMMON                                                                            \
 	"-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2:-CIPHER-ALL:+AES-128-GCM:+AES-256-GCM:"               \
-	"+CHACHA20-POLY1305:-GROUP-FFDHE3072:-GROUP-FFDHE4096:-GROUP-FFDHE6144:"                   \
-	"-GROUP-FFDHE8192:%SERVER_PRECEDENCE"
+	"+CHACHA20-POLY1305:" TLS_PRIORITY_GROUPS ":%SERVER_PRECEDENCE"
 #define PRIORITY_PSK ":+ECDHE-PSK:+DHE-PSK:+PSK"
 
 /* --- warnings --------------------------------------------------------------------------------- */
@@ -166,6 +163,8 @@ static int load_certificates(
 		if (rc == -ENOMEM) {
 			return error_set(error, rc, "no memory");
 		}
+	} else if (access(options->certificates, F_OK) < 0) {
+		return error_set(error, -errno, "%s: %s", options->certificates, strerror(errno));
 	} else if (!is_folder(options->certificates)) {
 		return error_set(error, -ENOTDIR, "%s is not a folder (of certificates)",
 			options->certificates);
@@ -307,6 +306,12 @@ static int load(struct tls_context *context, const struct tls_options *options, 
 
 	if (wants_psk && options->psk_file == NULL) {
 		return error_set(error, -EINVAL, "name the file of the pre-shared key");
+	}
+	if (options->role == TLS_SERVER && options->verify_peer && !wants_certificates) {
+		return error_set(error, -EINVAL,
+			"tls-verify-peer asks clients for certificates, and there are pre-shared "
+			"keys only; leave it out, because each key is an identity already, or name "
+			"a folder of certificates (tls-certificates)");
 	}
 	if (wants_certificates) {
 		rc = load_certificates(context, options, error);

@@ -229,6 +229,14 @@ static int import_key(gnutls_x509_privkey_t *key, const gnutls_datum_t *der)
 	return result >= 0 ? result : gnutls_x509_privkey_import(*key, der, GNUTLS_X509_FMT_DER);
 }
 
+/* PKCS #8 (RFC 7468 section 11), or a header of the older form (RFC 1421 section 4.6.1.1): not a
+ * word in the text around it. */
+static bool is_encrypted(const char *pem)
+{
+	return strstr(pem, "-----BEGIN ENCRYPTED PRIVATE KEY-----") != NULL ||
+	       strstr(pem, "\nProc-Type: 4,ENCRYPTED") != NULL;
+}
+
 static int read_key(struct tls_context *context, const char *folder, const char *name,
 	struct own *own, struct error *error)
 {
@@ -244,7 +252,7 @@ static int read_key(struct tls_context *context, const char *folder, const char 
 	if (is_cut(&bytes)) {
 		rc = error_set(
 			error, -EINVAL, "%s ends within the key; is it being written?", path);
-	} else if (strstr(bytes.data, "ENCRYPTED") != NULL) {
+	} else if (is_encrypted(bytes.data)) {
 		rc = error_set(error, -EINVAL,
 			"%s is protected with a password, and nobody is there to type it; remove "
 			"it "

@@ -386,6 +386,25 @@ static void show_head(const json_t *document)
 		plural(number(document, "counters", "inflight")));
 }
 
+/* Nothing where nobody has asked for TLS. */
+static void show_tls(const json_t *document)
+{
+	const double handshakes = number(document, "counters", "tls_handshakes");
+	const double failed = number(document, "counters", "tls_handshakes_failed");
+	const double refused = number(document, "counters", "tls_handshakes_refused");
+
+	if (handshakes + failed + refused == 0) {
+		return;
+	}
+	printf("TLS: %.0f connection%s, %.0f of them by the kernel, %.0f with TLS 1.2; %.0f "
+	       "handshake%s, %.0f failed, %.0f refused because there was no place\n",
+		number(document, "counters", "tls_connections"),
+		plural(number(document, "counters", "tls_connections")),
+		number(document, "counters", "tls_connections_kernel"),
+		number(document, "counters", "tls_connections_1_2"), handshakes, plural(handshakes),
+		failed, refused);
+}
+
 enum { GB_BYTES = 48 };
 
 /* For a column of nine: asking for the extents of an empty disk adds up to numbers without end. */
@@ -608,6 +627,7 @@ void stats_show(const json_t *document)
 	const json_t *exports = json_object_get(document, "exports");
 
 	show_head(document);
+	show_tls(document);
 	show_rules(json_object_get(document, "rates"));
 	for (size_t i = 0; i < json_array_size(exports); i++) {
 		const json_t *entry = json_array_get(exports, i);

@@ -203,7 +203,14 @@ exports:
             errors = self.check_refused(["serve", "null:1M", *arguments, "--listen",
                                          self.socket_uri()], 1, "no TLS at ", self.path("none"))
             self.assertEqual(errors.count("\n"), 1)
-        self.assertEqual(os.listdir(self.folder), [])
+            self.assertIn("No such file or directory", errors)
+        with open(self.path("keys.psk"), "w", encoding="ascii") as file:
+            file.write("alice:" + 64 * "1" + "\n")
+        os.chmod(self.path("keys.psk"), 0o600)
+        self.check_refused(["serve", "null:1M", "--tls=on", "--tls-psk", self.path("keys.psk"),
+                            "--tls-verify-peer", "--listen", self.socket_uri()], 1,
+                           "tls-verify-peer asks clients for certificates")
+        self.assertEqual(os.listdir(self.folder), ["keys.psk"])
 
     def test_an_exposed_address_is_warned_of(self):
         good = folder_of("good")
@@ -245,6 +252,8 @@ exports:
         self.wait_for(lambda: counters() == {
             "connections": 0, "connections_1_2": 0, "handshakes": 1, "handshakes_failed": 2,
             "handshakes_refused": 0, "handshakes_waiting": 0})
+        self.assertIn("\nTLS: 0 connections, 0 of them by the kernel, 0 with TLS 1.2; 1 handshake, 2 failed, 0 refused",
+                      self.run_gmblock("stats", self.control_path())[1])
         errors = server.stop()[1]
         self.assertRegex(errors, r"client unix:pid \d+ uses TLS 1\.3, AES-\d+-GCM, records: "
                          r"(user|kernel); identity: .*host-a")

@@ -262,7 +262,7 @@ static void test_encrypted_key(void **state)
 /* As openssl writes it, with other text around it, and as nobody should. */
 static void test_forms_of_keys(void **state)
 {
-	static const char parameters[] = "Some text\n-----BEGIN EC PARAMETERS-----\n"
+	static const char parameters[] = "Some text, not ENCRYPTED\n-----BEGIN EC PARAMETERS-----\n"
 					 "BggqhkjOPQMBBw==\n-----END EC PARAMETERS-----\n";
 	const char *path = in_scratch("server-key.pem");
 	gnutls_datum_t pem = read_file(path), pkcs8;
