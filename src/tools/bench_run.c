@@ -637,6 +637,7 @@ enum { PROGRESS_MS = 1000 };
 struct bench {
 	struct bench_shared shared;
 	struct bench_worker *workers;
+	uint64_t begin_ns; /* when the gate was opened, or 0 */
 	uint32_t worker_count;
 	uint32_t started; /* threads */
 	int signal_fd;
@@ -797,6 +798,7 @@ static void bench_fini(struct bench *bench)
 
 static void gate_open(struct bench *bench)
 {
+	bench->begin_ns = bench->begin_ns == 0 ? clock_now_ns() : bench->begin_ns;
 	pthread_mutex_lock(&bench->shared.gate_lock);
 	bench->shared.gate_open = true;
 	pthread_cond_broadcast(&bench->shared.gate_changed);
@@ -824,15 +826,24 @@ static void signals_handle(struct bench *bench)
 	}
 }
 
+/* Once a second. */
 static void progress_print(const struct bench *bench, uint64_t *last)
 {
+	const struct bench_work *work = bench->shared.work;
+	uint64_t end_ns = bench->begin_ns + work->warmup_ns + work->duration_ns;
+	uint64_t now_ns = clock_now_ns();
+	uint64_t left_ns = bench->begin_ns > 0 && end_ns > now_ns ? end_ns - now_ns : 0;
+	bool may_end_before = work->once || work->requests_max > 0;
 	uint64_t total = 0;
 
 	for (uint32_t i = 0; i < bench->worker_count; i++) {
 		total += atomic_load_explicit(&bench->workers[i].completed, memory_order_relaxed);
 	}
-	fprintf(stderr, "\r%" PRIu64 " requests, %" PRIu64 " in the last second   ", total,
-		total - *last);
+	fprintf(stderr,
+		"\r%" PRIu64 " requests, %" PRIu64 " in the last second, %.1f MB/s, %s%" PRIu64
+		" s left\033[K",
+		total, total - *last, (double)(total - *last) * work->block_bytes / 1e6,
+		may_end_before ? "at most " : "", (left_ns + NS_PER_S - 1) / NS_PER_S);
 	*last = total;
 }
 

@@ -199,6 +199,26 @@ class Failing(support.Case):
         self.assertEqual(code, 1, errors)
         self.assertEqual(json.loads(output)["requests"], 1)
 
+    def test_progress_on_a_terminal(self):
+        for options in ([], ["--once"]):
+            server = self.start_unix("memory:256M")
+            leader, follower = os.openpty()
+            process = subprocess.Popen(
+                [support.program(), "bench", "--json", "--seconds", LONG, "--rate", "1M", *options,
+                 server.uri], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=follower)
+            self.addCleanup(process.communicate)
+            self.addCleanup(process.kill)
+            os.close(follower)
+            shown = b""
+            while b" s left" not in shown:
+                shown += os.read(leader, 4096)
+            process.send_signal(signal.SIGINT)
+            process.communicate()
+            os.close(leader)
+            self.assertRegex(shown, rb"\r\d+ requests, \d+ in the last second, \d+\.\d MB/s, ")
+            self.assertRegex(shown, rb"MB/s, at most \d+ s left" if options else rb"MB/s, \d+ s left")
+            server.stop()
+
     def test_nothing_left_after_the_warm_up(self):
         self.check_refused(["bench", "--once", "--warmup", LONG, self.start_unix("memory:1M").uri],
                            1, "every block was used within the warm-up")
