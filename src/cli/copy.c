@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/bytes.h"
 #include "base/clock.h"
@@ -154,6 +155,12 @@ static int contradictions_check(const struct copy_arguments *arguments)
 			"--checkpoint needs --resume" },
 		{ arguments->json && strcmp(arguments->target, "-") == 0,
 			"--json and the target - both want standard output" },
+		{ strcmp(arguments->target, "-") == 0 && isatty(STDOUT_FILENO) == 1,
+			"the target - is standard output, which is a terminal; redirect it to a "
+			"file or a pipe" },
+		{ strcmp(arguments->source, "-") == 0 && isatty(STDIN_FILENO) == 1,
+			"the source - is standard input, which is a terminal; redirect it from a "
+			"file or a pipe" },
 	};
 
 	for (size_t i = 0; i < ARRAY_COUNT(pairs); i++) {

@@ -105,6 +105,19 @@ class Options(CopyCase):
         self.assertNotIn("\033", shown)
         self.assertNotRegex(shown, "\r[^\n]")
 
+    def test_a_terminal_is_no_target_and_no_source(self):
+        source = self.image("source", MIB)
+        leader, follower = os.openpty()
+        for arguments, way in (([source, "-"], "stdout"), (["-", self.path("target")], "stdin")):
+            done = subprocess.run([support.program(), "copy", *arguments], check=False, text=True,
+                                  **{"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL,
+                                     way: follower}, stderr=subprocess.PIPE)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn("which is a terminal; redirect it", done.stderr)
+        os.close(follower)
+        os.close(leader)
+        self.assertFalse(os.path.exists(self.path("target")))
+
     def test_no_bar_on_a_terminal(self):
         status, shown = self.on_terminal("--no-progress", self.image("source"),
                                          self.path("target"))
