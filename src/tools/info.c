@@ -276,6 +276,7 @@ static int show_text(const struct local_machine *machine, const struct local_pat
 	const struct local_feature features[FEATURES_COUNT], struct error *error)
 {
 	char human[PRINT_SIZE_BYTES];
+	json_t *devices;
 
 	print_label("gmblock");
 	printf("%s\n", GMBLOCK_VERSION);
@@ -301,6 +302,9 @@ static int show_text(const struct local_machine *machine, const struct local_pat
 	if (machine->io_uring_error[0] != '\0') {
 		printf("  %s\n", machine->io_uring_error);
 	}
+	devices = info_devices();
+	info_devices_print(devices);
+	json_decref(devices);
 	if (look != NULL) {
 		print_path(look);
 	}
@@ -376,6 +380,7 @@ static int show_json(const struct local_machine *machine, const struct local_pat
 	json_object_set_new(root, "io_uring_error",
 		machine->io_uring_error[0] != '\0' ? json_string(machine->io_uring_error)
 						   : json_null());
+	json_object_set_new(root, "device_memory", info_devices());
 	if (look != NULL) {
 		json_object_set_new(root, "path", json_path(look));
 	}

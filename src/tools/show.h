@@ -57,6 +57,13 @@ GMB_MUST_CHECK int info_show_json(const char *uri, const struct nbd_offers *offe
  * tell. */
 GMB_MUST_CHECK int info_map(const char *uri, uint64_t timeout_ns, bool json, struct error *error);
 
+/* The PCI devices that offer memory to others, what is known of it, and for each disk of a PCI
+ * device whether it can reach that memory: it reads its first block there. An array; gives a
+ * reference. */
+struct json_t *info_devices(void);
+/* The same for people. */
+void info_devices_print(const struct json_t *devices);
+
 /* What this machine offers gmblock; path is a file or device to look at, or NULL. */
 GMB_MUST_CHECK int info_local(const char *path, bool json, struct error *error);
 

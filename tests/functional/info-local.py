@@ -3,6 +3,7 @@
 """gmblock info --local: what this machine offers."""
 
 import ctypes
+import glob
 import json
 import os
 import platform
@@ -82,6 +83,14 @@ class Local(InfoCase):
             for name, feature in document["features"].items()
             if name not in ("landlock", "seccomp")))
         self.assertIn("io_uring", document["io_uring_error"])
+
+    def test_device_memory(self):
+        found = [path.split("/")[-2] for path in glob.glob("/sys/bus/pci/devices/*/p2pmem")]
+        devices = self.document()["device_memory"]
+        self.assertEqual(sorted(device["device"] for device in devices), sorted(found))
+        text = self.run_info("--local").stdout
+        self.assertIn("Memory of PCI devices", text)
+        self.assertEqual("no PCI device offers memory" in text, not found)
 
     def test_path(self):
         with tempfile.NamedTemporaryFile() as image:

@@ -89,6 +89,15 @@ def check_refusals():
     refused(2, "mode=device needs", *device)
     refused(2, "is not the address of a PCI device", *device, "--arena", "p2pmem:eth0")
 
+def check_local():
+    told = json.loads(subprocess.run(["gmblock", "info", "--local", "--json"], check=True,
+                                     stdout=subprocess.PIPE).stdout)
+    device, = told["device_memory"]
+    print(device, flush=True)
+    assert device["device"] == memory and device["works"] and "in BAR" in device["verdict"]
+    disk, = [disk for disk in device["disks"] if disk["device"] == far_bdf]
+    assert disk["works"] and disk["bridge"] and f"/dev/{disk['disk']}" == far, disk
+
 def check_addresses(server):
     """Every page that the server has mapped is in a BAR of the device."""
     with open(f"/sys/bus/pci/devices/{memory}/resource") as file:
@@ -212,6 +221,7 @@ def check_removal():
         print(f"{reads[0]} reads, of which {len(failures)} failed", flush=True)
 
 check_refusals()
+check_local()
 check_modes()
 check_scarce()
 check_removal()
