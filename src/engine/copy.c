@@ -425,6 +425,9 @@ static void begin(struct session_copy *copy, const struct step *step)
 	if (step->op == STORE_READ) {
 		request_begin(copy, &piece->read, &copy->source->path, STORE_READ);
 		piece->read.memory_rights = memory_rights(copy);
+		/* One part at a time where memory is short; and never a reference to the page
+		 * cache, which takes no more than its window. */
+		piece->read.window_bytes = 1;
 		piece->read.offset = copy->options.source_offset + step->begin;
 		piece->read.length = step->bytes;
 		piece->read.progress = read_progress;

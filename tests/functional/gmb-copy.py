@@ -168,6 +168,33 @@ class Copies(support.Case):
         self.assertEqual([result for result, _ in results],
                          [-22, 0, -22, -22, -1, -95, -95, -18, -22])
 
+    def test_a_source_that_is_hidden_meanwhile(self):
+        """It does not exist any more."""
+        config, control = self.path("conf"), self.path("reloaded")
+
+        def write(rights):
+            with open(config, "w", encoding="utf-8") as file:
+                file.write("exports:\n- {name: b, path: 'memory:1M'}\n"
+                           f"- {{name: a, path: 'memory:1M', access: [{rights}]}}\n")
+        write("ro")
+        server = self.start("--listen", self.listen, "--config", config, "--control", control,
+                            uri_count=2)
+        with subprocess.Popen([DRIVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                              text=True) as driver:
+            driver.stdin.write(f"open b {server.uris[0]}\nopen a {server.uris[1]}\n"
+                               "copy b 0 4096 0 a 0\nwait\n")
+            driver.stdin.flush()
+            before = ""
+            while not before.endswith("waited\n"):
+                before += driver.stdout.readline()
+            write("none")
+            code, _, errors = self.run_gmblock("reload", control)
+            self.assertEqual((code, errors), (0, ""))
+            after, _ = driver.communicate("copy b 0 4096 0 a 0\nwait\n")
+        self.assertIn(" copy 0 4096 ", before)
+        self.assertIn(" copy -2 0 ", after)
+        self.assertIn("there is no such export to copy from", after)
+
     def test_a_disk_that_fails(self):
         """How much was copied is told."""
         server = self.serve("a=memory:16M", "b=memory:16M,fault=write:EIO:range=9M+4K",

@@ -649,7 +649,7 @@ def hand_identity(corpus):
 
 def hand_gmb(corpus):
     """Each message once as it should be, and at the borders of what is allowed."""
-    hello, lists, opens, region, requests, welcome, export, reply, event = range(9)
+    hello, lists, opens, region, requests, welcome, export, reply, event, copies = range(10)
     magic = b"gmblock1"
     segment = lambda offset, length: struct.pack("<HHIQQ", 1, 0, 7, offset, length)
     head = lambda operation, length, segments=0, inlined=0, extents=0: struct.pack(
@@ -681,6 +681,13 @@ def hand_gmb(corpus):
         "reply-error": (reply, asked(0, 4096) + answer(28, 4096) + b"no space"),
         "reply-extents": (reply, asked(4, 8192) + answer(0, 2) + extent(4096, 0) + extent(4096, 3)),
         "reply-too-much": (reply, asked(4, 8192) + answer(0, 2) + extent(4096, 0) + extent(4097, 3)),
+        "welcome-2": (welcome, magic + struct.pack("<HHI", 2, 0, 0) + bytes(range(16))),
+        "copy": (copies, struct.pack("<IHHQQQQ", 5, 1, 4, 4096, 1 << 40, 8192, 7) + b"disk"),
+        "copy-no-text": (copies, struct.pack("<IHHQQQQ", 5, 0, 2, 0, 1, 0, 0) + b"a\xff"),
+        "reply-copied": (reply, asked((1 << 32) - 1, 15) + answer(0, 0) +
+                         struct.pack("<5Q", 1, 2, 3, 4, 5)),
+        "reply-copied-wraps": (reply, asked((1 << 32) - 1, 1) + answer(0, 0) +
+                               struct.pack("<5Q", 1 << 63, 1 << 63, 0, 0, 1)),
         "event": (event, struct.pack("<IIQ", 1, 0, 1 << 30)),
     }
     for name, (parser, message) in seeds.items():

@@ -204,9 +204,7 @@ static struct client *dial(const struct server *server, const void *hello, size_
 
 static struct client *dial_well(const struct server *server)
 {
-	const struct native_wire_hello hello = {
-		.magic = NATIVE_MAGIC, .version_min = NATIVE_VERSION, .version_max = NATIVE_VERSION
-	};
+	const struct native_wire_hello hello = { NATIVE_MAGIC, 1, NATIVE_VERSION, 0 };
 	struct client *client = dial(server, &hello, sizeof(hello));
 
 	assert_true(client->connected);
@@ -380,9 +378,7 @@ static void test_the_welcome(void **state)
 
 static void test_G1_hellos(void **state)
 {
-	const struct native_wire_hello good = {
-		.magic = NATIVE_MAGIC, .version_min = 1, .version_max = 1
-	};
+	const struct native_wire_hello good = { NATIVE_MAGIC, 1, 1, 0 };
 	struct native_wire_hello bad[] = { good, good, good, good };
 
 	bad[0].magic++;
@@ -434,15 +430,19 @@ static void test_G2_messages_that_do_not_belong_there(void **state)
 static void test_G3_lengths(void **state)
 {
 	static const uint8_t open_message[] = { 0, 0, 4, 0, 0, 0, 0, 0, 'd', 'i', 's', 'k', 0 };
-	static const uint8_t list[9];
+	/* Its name is no text (G19). */
+	static const uint8_t copy[42] = { [6] = 2, [40] = 'a', [41] = 0xff };
 
 	for (size_t len = 0; len <= sizeof(open_message); len++) {
 		if (len != sizeof(open_message) - 1) {
 			check_breaks(*state, false, CLAN_BULK, NATIVE_OPEN, open_message, len);
 		}
 	}
-	check_breaks(*state, false, CLAN_BULK, NATIVE_LIST, list, 7);
-	check_breaks(*state, false, CLAN_BULK, NATIVE_LIST, list, 9);
+	check_breaks(*state, false, CLAN_BULK, NATIVE_LIST, copy, 7);
+	check_breaks(*state, false, CLAN_BULK, NATIVE_LIST, copy, 9);
+	for (size_t len = 0; len <= sizeof(copy); len++) {
+		check_breaks(*state, true, CLAN_BULK, NATIVE_COPY, copy, len);
+	}
 }
 
 static void test_G4_openings(void **state)
