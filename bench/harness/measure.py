@@ -116,18 +116,19 @@ def measure(server, row, seconds, state, disk, seed, client):
     return sample
 
 
-class _PerfCounter:
-    """perf stat on a process tree, switched on and off through its control pipe."""
+class PerfCounter:
+    """perf stat, switched on when it is made and off by finish(); where: perf's words for the
+    processes or processors; events: {key: perf's name}, whose counts of all units are added."""
 
-    def __init__(self, pids):
+    def __init__(self, where, events):
+        self._events = events
         self._folder = tempfile.mkdtemp(prefix="gmblock-bench-")
         self._output = os.path.join(self._folder, "counts")
         control_r, self._control = os.pipe()
         self._ack, ack_w = os.pipe()
         command = ["perf", "stat", "-x;", "-o", self._output, "-D", "-1",
-                   "--control", "fd:%d,%d" % (control_r, ack_w),
-                   "-p", ",".join(str(pid) for pid in pids)]
-        for event in EVENTS.values():
+                   "--control", "fd:%d,%d" % (control_r, ack_w), *where]
+        for event in events.values():
             command += ["-e", event]
         try:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL,
@@ -159,9 +160,10 @@ class _PerfCounter:
             with open(self._output, encoding="utf-8") as lines:
                 for line in lines:
                     fields = line.split(";")
-                    for key, event in EVENTS.items():
-                        if len(fields) > 2 and fields[2].startswith(event) and fields[0].isdigit():
-                            counts[key] = int(fields[0])
+                    for key, event in self._events.items():
+                        if len(fields) > 2 and fields[2].startswith(event) and \
+                                fields[0][:1].isdigit():
+                            counts[key] = counts.get(key, 0) + float(fields[0])
         except OSError:
             pass
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -247,23 +249,32 @@ class _SwitchPoller:
         return sum(count - self._first.get(task, 0) for task, count in self._last.items())
 
 
+def perf_counts(events, *where):
+    """Whether perf can count them here."""
+    if shutil.which("perf") is None:
+        return False
+    command = ["perf", "stat", "-x;", *where]
+    for event in events.values():
+        command += ["-e", event]
+    probe = subprocess.run(command + ["true"], capture_output=True, text=True, check=False)
+    return probe.returncode == 0 and "<not" not in probe.stderr
+
+
 def choose_counter():
     """"perf", "strace" or None: the first that works here."""
-    if shutil.which("perf") is not None:
-        command = ["perf", "stat", "-x;"]
-        for event in EVENTS.values():
-            command += ["-e", event]
-        probe = subprocess.run(command + ["true"], capture_output=True, text=True, check=False)
-        if probe.returncode == 0 and "<not" not in probe.stderr:
-            return "perf"
+    if perf_counts(EVENTS):
+        return "perf"
     return "strace" if shutil.which("strace") is not None else None
 
 
 def count_events(server, row, seconds, state, disk, seed, method, client):
     """Events per request as a dict; method is what choose_counter() returned."""
     poller = _SwitchPoller(server) if method != "perf" else None
-    counter = {"perf": _PerfCounter, "strace": _StraceCounter}[method](server.pids()) \
-        if method else None
+    counter = None
+    if method == "perf":
+        counter = PerfCounter(["-p", ",".join(str(pid) for pid in server.pids())], EVENTS)
+    elif method == "strace":
+        counter = _StraceCounter(server.pids())
     counts = {}
     try:
         sample = client.run(row, server.uri, seconds, disk.size_bytes, seed, state)

@@ -1,7 +1,7 @@
 """SVG plots in the style of gmblock's own: panels side by side, a legend above.
 
 What: document() puts panels into one drawing; line_panel() draws lines of medians with their spread
-on logarithmic axes. A line is a list of points (x, median, low, high). They have a white background,
+on logarithmic axes, bar_panel() bars. A line is a list of points (x, median, low, high). They have a white background,
 so that they can be read on any page.
 Errors: none; a line without points is not drawn.
 """
@@ -112,6 +112,31 @@ def line_panel(title, lines, x, y, across_words, across_text, upward_words):
             out += ['<circle cx="%s" cy="%s" r="3" fill="%s"/>\n' % (*spot.split(), colour)
                     for spot in spots]
     return "".join(out) + panel_frame(title, x, y, across_words, 34, upward_words)
+
+
+def bar_panel(title, bars, x, y, across_words, upward_words):
+    """bars: (value, low, high, colour), with their spread as whiskers, on a linear axis that has 0."""
+    highest = max([high for _, _, high, _ in bars] + [0])
+    lowest = min([low for _, low, _, _ in bars] + [0])
+    step = round_125(max(highest - lowest, 1) / 5, up=True)
+    low, high = math.floor(lowest / step), math.ceil(max(highest, step) / step)
+
+    def at(value):
+        return y + BOTTOM - (BOTTOM - TOP) * (value / step - low) / (high - low)
+
+    out = []
+    for tick in range(low, high + 1):
+        out.append(path("grid", "M%d %.1fH%d" % (x + LEFT, at(tick * step), x + RIGHT)))
+        out.append(text(x + LEFT - 6, at(tick * step) + 4, "end small", "%.6g" % (tick * step)))
+    room = (RIGHT - LEFT) / max(1, len(bars))
+    for i, (value, below, above, colour) in enumerate(bars):
+        middle = x + LEFT + room * (i + 0.5)
+        top, bottom = sorted((at(value), at(0)))
+        out.append('<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s"/>\n'
+                   % (middle - room * 0.35, top, room * 0.7, bottom - top, colour))
+        out.append(path("frame", "M%.1f %.1fV%.1f" % (middle, at(below), at(above))))
+        out.append(text(middle, at(max(value, above, 0)) - 4, "middle small", "%.1f" % value))
+    return "".join(out) + panel_frame(title, x, y, across_words, 20, upward_words)
 
 
 def legend_of(entries):

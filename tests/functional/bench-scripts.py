@@ -13,7 +13,7 @@ import support
 BENCH = os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "..", "bench")
 
 
-SCRIPTS = ["access", "attach", "client", "copy", "idle", "overlap", "page-cache-send", "peers", "tls", "walk"]
+SCRIPTS = ["access", "attach", "client", "copy", "idle", "neighbour", "overlap", "page-cache-send", "peers", "tls", "walk"]
 
 
 def load(script):
@@ -56,6 +56,7 @@ class Scripts(support.Case):
                 ("client", ["--rounds", "--seconds", "--size"]),
                 ("copy", ["--rounds", "--size"]),
                 ("idle", ["--connections", "--seconds"]),
+                ("neighbour", ["--rounds", "--seconds", "--settle", "--size", "--set", "--rate"]),
                 ("page-cache-send", ["--rounds", "--seconds", "--size"]),
                 ("peers", ["--rounds", "--seconds", "--count-seconds", "--size"]),
                 ("tls", ["--rounds", "--seconds", "--size"]),
