@@ -204,6 +204,7 @@ def _recipes():
     listed = [
         Gmblock("gmblock/cached", both, keys="mode=cached"),
         Gmblock("gmblock/direct", ("cold",), keys="mode=direct"),
+        Gmblock("gmblock/auto", both, keys="mode=auto"),
         NoDisk(NO_DISK, both, keys="mode=cached"),
         Nbdkit("nbdkit", both),
         QemuNbd("qemu-nbd", ("hot",), cache="writeback", aio="io_uring"),

@@ -148,6 +148,9 @@ void disk_map_destroy(struct disk_map *map);
  * again by the system call that uses them, which then waits. */
 const void *disk_map_view(struct disk_map *map, uint64_t offset, uint64_t length);
 
+/* True when the page with this byte is in the page cache now. False also beyond the map. */
+bool disk_map_has(const struct disk_map *map, uint64_t offset);
+
 /* Copies a few bytes of a view that was just taken. False: the disk has failed, or ends before
  * them, or reading them would have to wait. */
 bool disk_map_peek(struct disk_map *map, uint64_t offset, void *bytes, size_t count);

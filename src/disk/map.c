@@ -218,6 +218,12 @@ const void *disk_map_view(struct disk_map *map, uint64_t offset, uint64_t length
 	return map->base + offset;
 }
 
+bool disk_map_has(const struct disk_map *map, uint64_t offset)
+{
+	return offset < map->size &&
+	       is_resident(map, align_down(offset, map->page_bytes), offset + 1);
+}
+
 bool disk_map_peek(struct disk_map *map, uint64_t offset, void *bytes, size_t count)
 {
 	struct iovec iov = { .iov_base = bytes, .iov_len = count };

@@ -70,6 +70,11 @@ const void *disk_map_view(struct disk_map *map, uint64_t offset, uint64_t length
 	return map->area + offset;
 }
 
+bool disk_map_has(const struct disk_map *map, uint64_t offset)
+{
+	return offset < map->size && is_resident(map, offset, offset + 1);
+}
+
 size_t sim_map_readable(const void *at, size_t len)
 {
 	list_for_each(node, &maps)

@@ -143,7 +143,10 @@ static void read_done(struct ring_op *op, int result)
 		file_finish(part, -EIO);
 		return;
 	}
-	if (try_by_copy(part, result)) {
+	if (result == -EINVAL && scratch->around && !file_store_of(part)->base.info.read_direct) {
+		scratch->around = false; /* the disk has changed: nobody has asked for this way */
+		read_next(part);
+	} else if (try_by_copy(part, result)) {
 		read_next(part);
 	} else if (!file_retry(part, result, retry_done)) {
 		file_finish(part, result);
@@ -160,7 +163,7 @@ static void read_next(struct store_part *part)
 	struct mem_ref memory = mem_add(part->memory, scratch->done_bytes);
 	struct ring_file file = queue->file;
 
-	if (store->base.info.read_direct && part->memory_error == 0 &&
+	if (scratch->around && part->memory_error == 0 &&
 		file_fits_direct(store, offset, memory, left)) {
 		file = queue->direct;
 		queue->direct_transfers++;
@@ -334,6 +337,8 @@ static void file_submit(struct store_queue *queue, struct store_part *part)
 	}
 	switch (part->op) {
 	case STORE_READ:
+		file_scratch_of(part)->around =
+			store->base.info.read_direct || file_auto_goes_direct(part);
 		read_next(part);
 		break;
 	case STORE_WRITE:
@@ -398,7 +403,8 @@ static int file_queue_init(struct store_queue *base, struct error *error)
 		return result;
 	}
 	queue->retired = calloc(1, sizeof(*queue->retired));
-	if (queue->retired == NULL) {
+	if (queue->retired == NULL || (store->read_auto && !file_auto_init(queue))) {
+		free(queue->retired);
 		disk_close(sync_fd);
 		return error_set(error, -ENOMEM, "not enough memory for a queue");
 	}
@@ -426,6 +432,7 @@ static void file_queue_fini(struct store_queue *base)
 		ring_file_remove(base->ring, &queue->direct);
 	}
 	ring_file_remove(base->ring, &queue->sync);
+	file_auto_fini(queue);
 	queue->retired->fd = sync_fd;
 	queue->retired->next = atomic_load_explicit(&store->retired, memory_order_relaxed);
 	/* Release: release(), which reads with acquire, sees the whole entry. */
@@ -544,6 +551,28 @@ static int open_direct(
 	return 0;
 }
 
+/* mode=auto is a choice, not a demand: where one way is missing, the other one is taken. */
+static void open_auto(struct file_store *store, const struct store_options *options)
+{
+	char shown[PATH_SHOWN_BYTES];
+	struct error error;
+
+	if (store->map == NULL) {
+		return;
+	}
+	if (store->direct_fd < 0 && open_direct(store, options, &error) < 0) {
+		log_debug("'%s' is read through the page cache only: %s",
+			log_escape(shown, sizeof(shown), options->path, strlen(options->path)),
+			error.text);
+		if (store->direct_fd >= 0) {
+			disk_close(store->direct_fd);
+			store->direct_fd = -1;
+		}
+		return;
+	}
+	store->read_auto = true;
+}
+
 static void fill_info(struct file_store *store, const struct store_options *options)
 {
 	struct store_info *info = &store->base.info;
@@ -556,8 +585,8 @@ static void fill_info(struct file_store *store, const struct store_options *opti
 	}
 	info->caps |= disk->is_block ? STORE_CAP_CALLS : STORE_CAP_EXTENTS;
 	info->caps |= disk->rotational ? STORE_CAP_ROTATIONAL : 0;
-	info->read_direct = options->read_mode != STORE_MODE_CACHED;
-	info->write_direct = options->write_mode != STORE_MODE_CACHED && !options->read_only;
+	info->read_direct = store_mode_is_direct(options->read_mode);
+	info->write_direct = store_mode_is_direct(options->write_mode) && !options->read_only;
 	info->block_min = info->write_direct ? store->offset_align : 1;
 	info->memory_align = store->memory_align;
 	info->offset_align = store->offset_align;
@@ -596,12 +625,18 @@ static int open_all(
 	if (result < 0) {
 		return result;
 	}
-	if (options->read_mode != STORE_MODE_CACHED ||
-		(options->write_mode != STORE_MODE_CACHED && !options->read_only)) {
+	if (store_mode_is_direct(options->read_mode) ||
+		(store_mode_is_direct(options->write_mode) && !options->read_only)) {
 		result = open_direct(store, options, error);
 		if (result < 0) {
 			return result;
 		}
+	}
+	if (!options->page_cache_send_off || options->read_mode == STORE_MODE_AUTO) {
+		file_page_cache_init(store, options);
+	}
+	if (options->read_mode == STORE_MODE_AUTO) {
+		open_auto(store, options);
 	}
 	store->path = strdup(options->path);
 	if (store->path == NULL) {
@@ -618,9 +653,6 @@ static int open_all(
 	store->member.keeps_stale = store->disk.keeps_stale;
 	store->member.writes_direct = store->base.info.write_direct;
 	file_gate_join(store->gate, &store->member);
-	if (!options->page_cache_send_off) {
-		file_page_cache_init(store);
-	}
 	if (store->disk.format != NULL) {
 		log_warning("'%s' begins like a %s image: clients get the bytes of the image, not "
 			    "the disk in it; 'qemu-img convert -O raw' makes a file of that disk",
@@ -651,6 +683,17 @@ static int file_open(struct store *base, const struct store_options *options, co
 static const struct counter file_counter_list[] = {
 	STORE_COUNTER(struct file_queue, direct_transfers, COUNTER_ITEMS,
 		"Reads and writes around the page cache"),
+	{ "auto_direct_bytes", "mode=auto: bytes of large reads that went around the page cache",
+		COUNTER_TOTAL, COUNTER_BYTES,
+		offsetof(struct file_queue, auto_bytes[FILE_WAY_DIRECT]) },
+	{ "auto_cached_bytes",
+		"mode=auto: bytes of large reads through the page cache, because that is faster or "
+		"to measure it",
+		COUNTER_TOTAL, COUNTER_BYTES,
+		offsetof(struct file_queue, auto_bytes[FILE_WAY_CACHED]) },
+	STORE_COUNTER(struct file_queue, auto_again_bytes, COUNTER_BYTES,
+		"mode=auto: bytes of large reads through the page cache, because they were read "
+		"before"),
 	STORE_COUNTER(struct file_queue, blocked_writes, COUNTER_ITEMS,
 		"Writes to the page cache that blocked a thread for more than 1 ms"),
 };

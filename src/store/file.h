@@ -49,11 +49,12 @@ struct file_store {
 	struct disk_info disk;
 	int fd;
 	int direct_fd;	       /* or -1 */
+	bool read_auto;	       /* there is a direct_fd, and a map */
 	uint32_t offset_align; /* of direct I/O */
 	uint32_t memory_align;
 	uint64_t unit;		 /* page or filesystem block: what trim and zero work in */
-	struct disk_map *map;	 /* NULL = nothing is sent from the page cache */
-	const char *map_refusal; /* why not, see store_page_cache_refusal() */
+	struct disk_map *map;	 /* NULL = it is not known what is in the page cache */
+	const char *map_refusal; /* why, see store_page_cache_refusal() */
 	struct file_gate *gate;
 	bool is_claimed;   /* through the gate, by a store that writes */
 	int read_claim_fd; /* of a store that only reads; -1 = nothing to hold */
@@ -63,6 +64,24 @@ struct file_store {
 	/* Descriptors of destroyed queues. They are closed together with the store: closing may
 	 * block, which a ring's thread must not. */
 	_Atomic(struct file_retired *) retired;
+};
+
+/* See file_auto.c. */
+enum file_way { FILE_WAY_DIRECT, FILE_WAY_CACHED, FILE_WAY_COUNT };
+
+struct file_auto {
+	uint64_t *seen[2]; /* bits of blocks, in two generations; NULL: not mode=auto */
+	uint64_t block_count;
+	uint64_t young_count;	       /* bits set in the younger generation */
+	bool young;		       /* which one that is */
+	enum file_way way;	       /* of the reads of this window */
+	uint64_t rate[FILE_WAY_COUNT]; /* bytes a second; 0 = unknown */
+	uint64_t window_offset;
+	uint64_t window_bytes; /* 0: the next read begins one */
+	uint64_t window_ns;    /* without pauses */
+	uint64_t last_ns;
+	uint64_t window_count;
+	uint64_t quiet_bytes; /* so many more go direct even when they are in the page cache */
 };
 
 struct file_queue {
@@ -79,6 +98,9 @@ struct file_queue {
 	struct file_retired *retired;
 	uint64_t direct_transfers; /* counters */
 	uint64_t blocked_writes;
+	struct file_auto ways;
+	uint64_t auto_bytes[FILE_WAY_COUNT];
+	uint64_t auto_again_bytes;
 };
 
 /* A part's scratch; the store is the innermost layer, so it is at the beginning. */
@@ -87,7 +109,8 @@ struct file_scratch {
 	uint64_t piece;	     /* bytes of the transfer in flight */
 	uint32_t phase;	     /* of file_zero.c */
 	uint32_t retries;
-	uint64_t gate; /* enum file_gate_class: what the part holds */
+	uint32_t gate; /* enum file_gate_class: what the part holds */
+	bool around;   /* a read that goes around the page cache where it can */
 };
 
 _Static_assert(sizeof(struct file_scratch) <= STORE_SCRATCH_BYTES, "fits a part");
@@ -147,8 +170,8 @@ void file_zero_resume(struct store_part *part);
 
 /* file_page_cache.c */
 
-/* Prepares the store for it, where that can be. */
-void file_page_cache_init(struct file_store *store);
+/* Prepares the store for it, where that can be, and for mode=auto. */
+void file_page_cache_init(struct file_store *store, const struct store_options *options);
 bool file_page_cache_ref(struct store_queue *queue, struct store_part *part);
 const char *file_page_cache_refusal(struct store *store);
 
@@ -157,6 +180,23 @@ const char *file_page_cache_refusal(struct store *store);
 uint32_t file_copy_ways(struct store *target, struct store *source, uint64_t *clone_align);
 /* Also where a piece goes on that had to wait for the gate. */
 void file_copy(struct store_part *part);
+
+/* file_auto.c: of a store with read_auto; else without effect */
+
+/* False: no memory. */
+GMB_MUST_CHECK bool file_auto_init(struct file_queue *queue);
+void file_auto_fini(struct file_queue *queue);
+/* A read begins: true when it is to go around the page cache. Called once for each. */
+bool file_auto_goes_direct(struct store_part *part);
+/* True while large reads leave the page cache alone, whatever is in it. */
+static inline bool file_auto_is_quiet(const struct file_queue *queue)
+{
+	return queue->ways.quiet_bytes > 0;
+}
+/* A read is sent from the page cache. */
+void file_auto_resident(struct store_part *part);
+/* A client has said that it will read length bytes from there: they may be kept. */
+void file_auto_announced(struct store_part *part, uint64_t length);
 
 /* file_extents.c */
 

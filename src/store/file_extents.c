@@ -54,6 +54,7 @@ void file_cache(struct store_part *part)
 		store_finish_later(part, 0);
 		return;
 	}
+	file_auto_announced(part, MIN(part->length, (uint64_t)ADVISE_BYTES_MAX));
 	cache_next(part);
 }
 

@@ -11,12 +11,13 @@
 #include "store/kind.h"
 
 /* NULL, and there is a map; or why not. */
-static const char *map_create(struct file_store *store)
+static const char *map_create(struct file_store *store, const struct store_options *options)
 {
-	if (store->base.info.read_direct) {
+	if (store_mode_is_direct(options->read_mode)) {
 		return "mode=direct";
 	}
-	if (store->base.info.write_direct) {
+	if (options->read_mode == STORE_MODE_CACHED && options->write_mode != STORE_MODE_CACHED &&
+		!options->read_only) {
 		return "write-mode=direct";
 	}
 	if (store->disk.size == 0) {
@@ -36,9 +37,9 @@ static const char *map_create(struct file_store *store)
 	}
 }
 
-void file_page_cache_init(struct file_store *store)
+void file_page_cache_init(struct file_store *store, const struct store_options *options)
 {
-	store->map_refusal = map_create(store);
+	store->map_refusal = map_create(store, options);
 	if (store->map_refusal != NULL) {
 		store->map = NULL;
 	}
@@ -50,6 +51,9 @@ const char *file_page_cache_refusal(struct store *base)
 
 	if (store->map_refusal != NULL) {
 		return store->map_refusal;
+	}
+	if (store->base.info.write_direct) {
+		return "write-mode=direct";
 	}
 	return file_gate_has_direct_writers(store->gate) ? "shared" : NULL;
 }
@@ -87,6 +91,7 @@ bool file_page_cache_ref(struct store_queue *base, struct store_part *part)
 		return false;
 	}
 	if (file_gate_has_direct_writers(store->gate) ||
+		file_auto_is_quiet(container_of(base, struct file_queue, base)) ||
 		part->offset + part->length > file_refresh_size(store)) {
 		return false;
 	}
@@ -95,6 +100,10 @@ bool file_page_cache_ref(struct store_queue *base, struct store_part *part)
 		return false;
 	}
 	part->memory = mem_limit(mem_of_const(view), STORE_PAGE_CACHE_RIGHTS);
-	return !may_be_zeroes(store->map, part->offset, part->length) &&
-	       touch_end(store->map, part->offset + part->length);
+	if (may_be_zeroes(store->map, part->offset, part->length) ||
+		!touch_end(store->map, part->offset + part->length)) {
+		return false;
+	}
+	file_auto_resident(part);
+	return true;
 }

@@ -404,8 +404,8 @@ static int memory_open(struct store *base, const struct store_options *options, 
 		.offset_align = 1,
 		.memory_rights = MEM_CPU | MEM_ADDRESS,
 		.is_volatile = true,
-		.read_direct = options->read_mode != STORE_MODE_CACHED,
-		.write_direct = options->write_mode != STORE_MODE_CACHED,
+		.read_direct = store_mode_is_direct(options->read_mode),
+		.write_direct = store_mode_is_direct(options->write_mode),
 		/* Not unasked: a copy is so quick that the steps cost more than they gain (reads of
 		 * 512 KiB over loopback: 20 % fewer a second). */
 		.has_progress = options->progress == STORE_PROGRESS_COUNTER,

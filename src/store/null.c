@@ -50,8 +50,8 @@ static int null_open(struct store *base, const struct store_options *options, co
 		.memory_align = 1,
 		.offset_align = 1,
 		.memory_rights = MEM_CPU | MEM_ADDRESS,
-		.read_direct = options->read_mode != STORE_MODE_CACHED,
-		.write_direct = options->write_mode != STORE_MODE_CACHED,
+		.read_direct = store_mode_is_direct(options->read_mode),
+		.write_direct = store_mode_is_direct(options->write_mode),
 	};
 	return parse_path_size(
 		options->path, &container_of(base, struct null_store, base)->size, error);

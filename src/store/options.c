@@ -27,7 +27,7 @@ static uint32_t kind_count;
 
 /* --- options of all kinds -------------------------------------------------------------------- */
 
-static int parse_mode(const char *value, enum store_mode *mode, struct error *error)
+static int parse_mode(const char *value, bool read, enum store_mode *mode, struct error *error)
 {
 	char shown[SHOWN_BYTES];
 
@@ -37,11 +37,14 @@ static int parse_mode(const char *value, enum store_mode *mode, struct error *er
 		*mode = STORE_MODE_DIRECT;
 	} else if (strcmp(value, "device") == 0) {
 		*mode = STORE_MODE_DEVICE;
+	} else if (read && strcmp(value, "auto") == 0) {
+		*mode = STORE_MODE_AUTO;
 	} else {
 		return error_set(error, -EINVAL,
 			"'%s' is not a mode; it can be cached (through the page cache), direct "
-			"(around it) or device (around it, into memory of a PCI device)",
-			log_escape(shown, sizeof(shown), value, strlen(value)));
+			"(around it)%s device (around it, into memory of a PCI device)%s",
+			log_escape(shown, sizeof(shown), value, strlen(value)), read ? "," : " or",
+			read ? " or auto (what suits a read)" : "");
 	}
 	return 0;
 }
@@ -51,10 +54,11 @@ enum { OPTION_MODE, OPTION_WRITE_MODE };
 static int set_mode(void *config, const char *value, struct error *error)
 {
 	struct store_options *options = config;
-	int result = parse_mode(value, &options->read_mode, error);
+	int result = parse_mode(value, true, &options->read_mode, error);
 
 	if (result == 0 && (options->keys_given & BIT(OPTION_WRITE_MODE)) == 0) {
-		options->write_mode = options->read_mode;
+		options->write_mode = options->read_mode == STORE_MODE_AUTO ? STORE_MODE_CACHED
+									    : options->read_mode;
 	}
 	return result;
 }
@@ -63,7 +67,7 @@ static int set_write_mode(void *config, const char *value, struct error *error)
 {
 	struct store_options *options = config;
 
-	return parse_mode(value, &options->write_mode, error);
+	return parse_mode(value, false, &options->write_mode, error);
 }
 
 static int parse_yes(const char *value, bool *yes, struct error *error)
@@ -194,10 +198,10 @@ static int set_progress(void *config, const char *value, struct error *error)
 }
 
 static const struct store_option common_options[] = {
-	[OPTION_MODE] = { "mode", "cached|direct|device",
-		"through the page cache (default), direct I/O, or\n"
+	[OPTION_MODE] = { "mode", "cached|direct|device|auto",
+		"through the page cache (default), direct I/O,\n"
 		"direct I/O with payload in memory of a PCI device\n"
-		"(see --arena)",
+		"(see --arena), or for each read what suits it",
 		"cached", .set = set_mode },
 	[OPTION_WRITE_MODE] = { "write-mode", "cached|direct|device",
 		"the same for writes (default: mode)", "direct", .set = set_write_mode },

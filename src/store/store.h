@@ -290,7 +290,14 @@ enum store_mode {
 	STORE_MODE_CACHED, /* through the page cache */
 	STORE_MODE_DIRECT, /* around it */
 	STORE_MODE_DEVICE, /* the same, in memory of a PCI device; see store_info.read_device */
+	STORE_MODE_AUTO,   /* of reads: for each the way that suits it */
 };
+
+/* True when everything goes around the page cache. */
+static inline bool store_mode_is_direct(enum store_mode mode)
+{
+	return mode == STORE_MODE_DIRECT || mode == STORE_MODE_DEVICE;
+}
 
 enum store_progress_source {
 	STORE_PROGRESS_AUTO,	   /* counters, where that pays */

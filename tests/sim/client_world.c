@@ -164,7 +164,9 @@ static void open_store(struct world *world)
 	}
 	disk_close(fd);
 	if (info.direct_offset_align != 0) {
-		options.read_mode = world_percent(50) ? STORE_MODE_DIRECT : STORE_MODE_CACHED;
+		options.read_mode = world_percent(50)	? STORE_MODE_DIRECT
+				    : world_percent(50) ? STORE_MODE_AUTO
+							: STORE_MODE_CACHED;
 		options.write_mode = world_percent(50) ? STORE_MODE_DIRECT : STORE_MODE_CACHED;
 	}
 	if (store_open(&options, &world->store, &error) != 0) {

@@ -257,7 +257,7 @@ static void open_export(struct scenario *scenario, struct scenario_export *expor
 		}
 		disk_close(fd);
 		if (info.direct_offset_align != 0) {
-			options.read_mode = choose_mode(scenario);
+			options.read_mode = percent(25) ? STORE_MODE_AUTO : choose_mode(scenario);
 			options.write_mode = choose_mode(scenario);
 		}
 	}

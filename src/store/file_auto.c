@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * mode=auto: which large reads go around the page cache.
+ *
+ *   part ── small, or unaligned ──────────────────────────────▶ cached
+ *        ── in the page cache ────────────────────────────────▶ cached
+ *        ── read before, around the cache ────────────────────▶ cached, and stays there
+ *        ── else: the way that is faster on this disk ────────▶ direct or cached
+ *
+ * A program that reads a disk once gains from direct I/O: no pages are allocated, the bytes are
+ * copied once less, and what others have in the cache stays there. A program that comes back finds
+ * the bytes in memory from its third read on. A bitmap remembers which blocks were read. It has two
+ * generations; the older one is cleared when the younger has as many blocks as half of the memory
+ * of this machine holds. What was read longer ago would not have stayed in the cache, either.
+ *
+ * Which way is faster depends on the disk. Where every command takes long and few are in flight,
+ * the kernel's readahead is worth more than the copy costs. So both are measured, in windows: the
+ * bytes of consecutive reads divided by their time, without pauses of the clients. Direct I/O is
+ * first. Both ways get two windows, and after that the slower one gets one in WAY_TRY_EVERY.
+ *
+ * The kernel keeps reading ahead as long as somebody reads what it has read ahead, through any
+ * descriptor. So the first direct window after one through the page cache does not look there. This
+ * ends the readahead; what is in the cache after that window is there for another reason.
+ *
+ * Nothing here decides what a read returns: both ways show all that was written before (see
+ * file_gate.h).
+ */
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "store/file.h"
+#include "store/kind.h"
+
+enum {
+	AUTO_BYTES_MIN = 256 << 10, /* less costs more around the cache than through it */
+	BLOCK_BYTES = AUTO_BYTES_MIN,
+	WINDOW_BYTES = 32 << 20, /* several times what is in flight at once */
+	WAY_WINDOWS_FIRST = 2,
+	WAY_TRY_EVERY = 64,
+	RATE_SHIFT = 1, /* a new value counts a half */
+	/* Direct I/O leaves the processors and the cache to others: a little slower is as good. */
+	DIRECT_BONUS_SHIFT = 3,
+	WORD_BITS = 64,
+};
+#define BLOCKS_MIN   (UINT64_C(1) << 15) /* 8 GiB */
+#define BLOCKS_MAX   (UINT64_C(1) << 24) /* 4 TiB */
+#define PAUSE_NS_MAX UINT64_C(10000000)
+#define SECOND_NS    UINT64_C(1000000000)
+
+_Static_assert(BLOCK_BYTES <= AUTO_BYTES_MIN, "a large read contains the beginning of a block");
+_Static_assert(BLOCKS_MIN % WORD_BITS == 0, "a generation has whole words");
+
+/* --- what was read before -------------------------------------------------------------------- */
+
+/* A power of two: about as many blocks as the memory of this machine holds. */
+static uint64_t blocks_of_memory(void)
+{
+	uint64_t bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+	uint64_t blocks = BLOCKS_MIN;
+
+	while (blocks < BLOCKS_MAX && blocks * BLOCK_BYTES < bytes) {
+		blocks *= 2;
+	}
+	return blocks;
+}
+
+static uint64_t generation_bytes(const struct file_auto *ways)
+{
+	return ways->block_count / 8;
+}
+
+/* Marks a block. True: it was marked already. Blocks that are block_count apart share a bit: then
+ * one is taken for read before that was not. */
+static bool block_mark(struct file_auto *ways, uint64_t block)
+{
+	uint64_t bit = block % ways->block_count;
+	uint64_t mask = UINT64_C(1) << (bit % WORD_BITS);
+	uint64_t *young = &ways->seen[ways->young][bit / WORD_BITS];
+	bool seen = ((*young | ways->seen[!ways->young][bit / WORD_BITS]) & mask) != 0;
+
+	if ((*young & mask) == 0) {
+		*young |= mask;
+		ways->young_count++;
+	}
+	return seen;
+}
+
+static void generation_end(struct file_auto *ways)
+{
+	ways->young = !ways->young;
+	ways->young_count = 0;
+	memset(ways->seen[ways->young], 0, generation_bytes(ways));
+}
+
+/* Marks the blocks that begin within the range: so those of reads that follow each other are never
+ * the same. True: one was marked already. */
+static bool range_mark(struct file_auto *ways, uint64_t offset, uint64_t length)
+{
+	uint64_t first = (offset + BLOCK_BYTES - 1) / BLOCK_BYTES;
+	uint64_t last = (offset + length - 1) / BLOCK_BYTES;
+	bool seen = false;
+
+	for (uint64_t block = first; block <= last; block++) {
+		seen |= block_mark(ways, block);
+	}
+	if (ways->young_count >= ways->block_count / 2) {
+		generation_end(ways);
+	}
+	return seen;
+}
+
+/* --- which way is faster --------------------------------------------------------------------- */
+
+static enum file_way way_better(const struct file_auto *ways)
+{
+	uint64_t direct = ways->rate[FILE_WAY_DIRECT];
+
+	return ways->rate[FILE_WAY_CACHED] > direct + (direct >> DIRECT_BONUS_SHIFT)
+		       ? FILE_WAY_CACHED
+		       : FILE_WAY_DIRECT;
+}
+
+static enum file_way way_next(const struct file_auto *ways)
+{
+	enum file_way other = ways->way == FILE_WAY_DIRECT ? FILE_WAY_CACHED : FILE_WAY_DIRECT;
+	enum file_way better = way_better(ways);
+
+	if (ways->window_count < 2 * WAY_WINDOWS_FIRST) {
+		return other;
+	}
+	if (ways->window_count % WAY_TRY_EVERY == 0) {
+		return better == FILE_WAY_DIRECT ? FILE_WAY_CACHED : FILE_WAY_DIRECT;
+	}
+	return better;
+}
+
+static void window_end(struct file_auto *ways)
+{
+	uint64_t *rate = &ways->rate[ways->way];
+	enum file_way next;
+	/* In KiB and 1024 ns, so that it fits. */
+	uint64_t now = (ways->window_bytes >> 10) * (SECOND_NS >> 10) /
+			       MAX(ways->window_ns >> 10, UINT64_C(1))
+		       << 10;
+
+	*rate = *rate == 0 ? now : *rate - (*rate >> RATE_SHIFT) + (now >> RATE_SHIFT);
+	ways->window_bytes = 0;
+	ways->window_count++;
+	next = way_next(ways);
+	if (ways->way == FILE_WAY_CACHED && next == FILE_WAY_DIRECT) {
+		ways->quiet_bytes = WINDOW_BYTES;
+	}
+	ways->way = next;
+}
+
+/* A read comes that belongs to the window: to a new one, when there is none. */
+static void window_add(struct file_auto *ways, uint64_t offset, uint64_t length, uint64_t now_ns)
+{
+	if (ways->window_bytes == 0) {
+		ways->window_offset = offset;
+		ways->window_ns = 0;
+	} else {
+		ways->window_ns += MIN(now_ns - ways->last_ns, PAUSE_NS_MAX);
+	}
+	ways->last_ns = now_ns;
+	ways->window_bytes += length;
+	if (ways->window_bytes >= WINDOW_BYTES) {
+		window_end(ways);
+	}
+}
+
+/* What the kernel has read ahead for a window belongs to it; what was in the cache anyway does not.
+ */
+static void window_add_resident(
+	struct file_auto *ways, uint64_t offset, uint64_t length, uint64_t now_ns)
+{
+	if (ways->way == FILE_WAY_CACHED && ways->window_bytes > 0 &&
+		offset - ways->window_offset < WINDOW_BYTES) {
+		window_add(ways, offset, length, now_ns);
+	}
+}
+
+/* --- reads ----------------------------------------------------------------------------------- */
+
+bool file_auto_goes_direct(struct store_part *part)
+{
+	struct file_store *store = file_store_of(part);
+	struct file_queue *queue = file_queue_of(part);
+	struct file_auto *ways = &queue->ways;
+	uint64_t now_ns = ring_batch_ns(queue->base.ring);
+	bool direct = ways->way == FILE_WAY_DIRECT;
+
+	if (ways->seen[0] == NULL || part->length < AUTO_BYTES_MIN ||
+		!file_fits_direct(store, part->offset, part->memory, part->length)) {
+		return false;
+	}
+	if (file_auto_is_quiet(queue)) {
+		ways->quiet_bytes -= MIN(ways->quiet_bytes, part->length);
+		queue->auto_bytes[FILE_WAY_DIRECT] += part->length;
+		window_add(ways, part->offset, part->length, now_ns);
+		return true;
+	}
+	if (disk_map_has(store->map, part->offset) &&
+		disk_map_has(store->map, part->offset + part->length - 1)) {
+		window_add_resident(ways, part->offset, part->length, now_ns);
+		return false;
+	}
+	if (range_mark(ways, part->offset, part->length)) {
+		queue->auto_again_bytes += part->length;
+		return false;
+	}
+	queue->auto_bytes[ways->way] += part->length;
+	window_add(ways, part->offset, part->length, now_ns);
+	return direct;
+}
+
+void file_auto_resident(struct store_part *part)
+{
+	struct file_queue *queue = file_queue_of(part);
+
+	window_add_resident(
+		&queue->ways, part->offset, part->length, ring_batch_ns(queue->base.ring));
+}
+
+void file_auto_announced(struct store_part *part, uint64_t length)
+{
+	struct file_auto *ways = &file_queue_of(part)->ways;
+
+	if (ways->seen[0] != NULL) {
+		(void)range_mark(ways, part->offset, length);
+	}
+}
+
+/* --- queues ---------------------------------------------------------------------------------- */
+
+bool file_auto_init(struct file_queue *queue)
+{
+	struct file_auto *ways = &queue->ways;
+	uint64_t *bits;
+
+	ways->block_count = blocks_of_memory();
+	/* Address space: pages are taken as bits are set, one for 8 GiB of the disk. */
+	bits = mmap(NULL, 2 * generation_bytes(ways), PROT_READ | PROT_WRITE,
+		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (bits == MAP_FAILED) {
+		return false;
+	}
+	ways->seen[0] = bits;
+	ways->seen[1] = bits + ways->block_count / WORD_BITS;
+	return true;
+}
+
+void file_auto_fini(struct file_queue *queue)
+{
+	struct file_auto *ways = &queue->ways;
+
+	if (ways->seen[0] != NULL) {
+		(void)munmap(ways->seen[0], 2 * generation_bytes(ways));
+	}
+}

@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * mode=auto on a simulated disk, where it is the test that says how long a read takes: which reads
+ * go around the page cache, which come back to it, and which way is found to be the faster one.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "../stores.h"
+#include "base/bytes.h"
+#include "sim/sim.h"
+
+enum {
+	MIB = 1 << 20,
+	BLOCK_BYTES = 256 << 10, /* the smallest large read */
+	HINT_BYTES = 64 << 20,	 /* what the store takes of a hint */
+	ALIGN = 512,
+};
+#define DISK_BYTES (UINT64_C(1) << 46)
+#define MS	   UINT64_C(1000000)
+
+struct world {
+	struct ring *ring;
+	struct sim_disk *disk;
+	struct store *store;
+	struct store_queue *queue;
+	uint8_t *memory;
+	uint64_t read_at; /* the next block that nobody has read */
+};
+
+struct waited {
+	struct store_part part;
+	struct ring_op timer;
+	bool done;
+	int result;
+};
+
+static void world_open(struct world *world, enum store_mode write_mode, const char *other)
+{
+	struct store_options options = {
+		.path = "disk", .read_mode = STORE_MODE_AUTO, .write_mode = write_mode
+	};
+	struct error error = { 0 };
+
+	*world = (struct world){ 0 };
+	sim_start(&(struct sim_options){ .seed = 1 });
+	world->disk = sim_disk_create("disk",
+		&(struct sim_disk_options){
+			.size = DISK_BYTES, .direct_offset_align = ALIGN, .keeps_cache = true });
+	if (other != NULL) {
+		stores_set(&options, other, "off");
+	}
+	assert_int_equal(ring_create(&(struct ring_options){ 0 }, &world->ring, &error), 0);
+	assert_int_equal(store_open(&options, &world->store, &error), 0);
+	assert_int_equal(store_queue_create(world->store, world->ring, &world->queue, &error), 0);
+	store_options_fini(&options);
+	world->memory = aligned_alloc(4096, 2 * MIB);
+	assert_non_null(world->memory);
+}
+
+static void world_close(struct world *world)
+{
+	store_queue_destroy(world->queue);
+	store_close(world->store);
+	ring_destroy(world->ring);
+	free(world->memory);
+	sim_stop();
+}
+
+static void part_done(struct store_part *part, int result)
+{
+	struct waited *waited = container_of(part, struct waited, part);
+
+	waited->done = true;
+	waited->result = result;
+}
+
+static void run(struct world *world, enum store_op op, uint64_t offset, uint64_t length)
+{
+	struct waited waited = { .part = { .op = op,
+					 .offset = offset,
+					 .length = length,
+					 .memory = op == STORE_CACHE ? MEM_NONE
+								     : mem_of(world->memory),
+					 .done = part_done } };
+
+	store_submit(world->queue, &waited.part);
+	while (!waited.done) {
+		assert_true(sim_step());
+	}
+	assert_int_equal(waited.result, 0);
+}
+
+static void time_up(struct ring_op *op, int result)
+{
+	GMB_UNUSED(result);
+	container_of(op, struct waited, timer)->done = true;
+}
+
+static void sleep_ns(struct world *world, uint64_t ns)
+{
+	struct waited waited = { 0 };
+
+	ring_timer(world->ring, &waited.timer, ns, time_up);
+	while (!waited.done) {
+		assert_true(sim_step());
+	}
+}
+
+static uint64_t counter(const struct world *world, const char *name)
+{
+	const struct counter_table *table;
+	const uint8_t *counters = store_queue_counters(world->queue, &table);
+
+	for (uint32_t i = 0; i < table->count; i++) {
+		if (strcmp(table->counters[i].name, name) == 0) {
+			uint64_t value;
+
+			memcpy(&value, counters + table->counters[i].offset, sizeof(value));
+			return value;
+		}
+	}
+	fail_msg("there is no counter %s", name);
+	return 0;
+}
+
+/* True when this read went around the page cache. */
+static bool reads_direct(struct world *world, uint64_t offset, uint64_t length)
+{
+	uint64_t before = counter(world, "direct_transfers");
+
+	run(world, STORE_READ, offset, length);
+	return counter(world, "direct_transfers") > before;
+}
+
+/* --- single reads ---------------------------------------------------------------------------- */
+
+static void test_what_is_read_once_goes_around_the_cache(void **state)
+{
+	struct world world;
+
+	GMB_UNUSED(state);
+	world_open(&world, STORE_MODE_CACHED, NULL);
+	for (uint64_t at = 0; at < 8 * MIB; at += BLOCK_BYTES) {
+		assert_true(reads_direct(&world, at, BLOCK_BYTES));
+	}
+	assert_int_equal(counter(&world, "auto_direct_bytes"), 8 * MIB);
+	/* Reads that follow each other at no particular place, too. */
+	for (uint64_t at = 64 * MIB + ALIGN; at < 72 * MIB; at += BLOCK_BYTES + ALIGN) {
+		assert_true(reads_direct(&world, at, BLOCK_BYTES + ALIGN));
+	}
+	assert_int_equal(counter(&world, "auto_again_bytes"), 0);
+	assert_false(reads_direct(&world, 100 * MIB, BLOCK_BYTES - ALIGN)); /* small */
+	assert_false(reads_direct(&world, 110 * MIB + 1, MIB));		    /* unaligned */
+	world_close(&world);
+}
+
+static void test_what_is_read_again_stays_in_the_cache(void **state)
+{
+	struct world world;
+
+	GMB_UNUSED(state);
+	world_open(&world, STORE_MODE_CACHED, NULL);
+	assert_true(reads_direct(&world, MIB, MIB));
+	assert_false(reads_direct(&world, MIB + BLOCK_BYTES, BLOCK_BYTES));
+	assert_int_equal(counter(&world, "auto_again_bytes"), BLOCK_BYTES);
+	assert_true(reads_direct(&world, 3 * MIB, MIB));
+	world_close(&world);
+}
+
+static void test_a_hint_is_a_first_read(void **state)
+{
+	struct world world;
+
+	GMB_UNUSED(state);
+	world_open(&world, STORE_MODE_CACHED, NULL);
+	run(&world, STORE_CACHE, 16 * MIB, 2 * MIB);
+	assert_false(reads_direct(&world, 17 * MIB, MIB));
+	assert_true(reads_direct(&world, 18 * MIB, MIB));
+	world_close(&world);
+}
+
+static void test_what_is_in_the_cache_is_read_there(void **state)
+{
+	struct world world;
+
+	GMB_UNUSED(state);
+	world_open(&world, STORE_MODE_CACHED, NULL);
+	memset(world.memory, 7, MIB);
+	run(&world, STORE_WRITE, MIB, MIB);
+	assert_false(reads_direct(&world, MIB, MIB));
+	assert_int_equal(counter(&world, "auto_again_bytes"), 0);
+	assert_int_equal(world.memory[MIB - 1], 7);
+	/* Of what is only partly there, the disk gets what is dirty first. */
+	run(&world, STORE_WRITE, 8 * MIB + BLOCK_BYTES, 4096);
+	memset(world.memory, 0, MIB);
+	assert_true(reads_direct(&world, 8 * MIB, MIB));
+	assert_int_equal(world.memory[BLOCK_BYTES], 7);
+	assert_int_equal(world.memory[BLOCK_BYTES + 4095], 7);
+	assert_int_equal(world.memory[BLOCK_BYTES + 4096], 0);
+	world_close(&world);
+}
+
+/* What was read longer ago than the memory could have kept it is new again. */
+static void test_the_oldest_are_forgotten(void **state)
+{
+	uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+	uint64_t at = HINT_BYTES;
+	struct world world;
+
+	GMB_UNUSED(state);
+	world_open(&world, STORE_MODE_CACHED, NULL);
+	run(&world, STORE_CACHE, 0, BLOCK_BYTES);
+	for (; at < memory / 4; at += HINT_BYTES) {
+		run(&world, STORE_CACHE, at, HINT_BYTES);
+	}
+	assert_false(reads_direct(&world, 0, BLOCK_BYTES));
+	run(&world, STORE_CACHE, 0, BLOCK_BYTES);
+	/* At least 8 GiB, which is what the smallest generation has. */
+	for (uint64_t end = at + 2 * MAX(memory, UINT64_C(8) << 30); at < end; at += HINT_BYTES) {
+		run(&world, STORE_CACHE, at, HINT_BYTES);
+	}
+	assert_true(reads_direct(&world, 0, BLOCK_BYTES));
+	world_close(&world);
+}
+
+static void test_other_options_do_not_matter(void **state)
+{
+	struct world world;
+
+	GMB_UNUSED(state);
+	world_open(&world, STORE_MODE_CACHED, "page-cache-send");
+	assert_true(reads_direct(&world, 0, MIB));
+	world_close(&world);
+	world_open(&world, STORE_MODE_DIRECT, NULL);
+	assert_true(reads_direct(&world, 0, MIB));
+	assert_false(reads_direct(&world, 0, MIB));
+	assert_string_equal(store_page_cache_refusal(world.store), "write-mode=direct");
+	world_close(&world);
+}
+
+/* --- which way is faster --------------------------------------------------------------------- */
+
+/* Reads so many MiB that nobody has read; a read takes that long. Returns how many went direct. */
+static uint64_t stream(struct world *world, uint64_t mib, uint64_t direct_ns, uint64_t cached_ns)
+{
+	uint64_t direct_count = 0;
+
+	for (uint64_t i = 0; i < mib; i++) {
+		bool direct = reads_direct(world, world->read_at, MIB);
+
+		world->read_at += MIB;
+		direct_count += direct;
+		sleep_ns(world, direct ? direct_ns : cached_ns);
+	}
+	return direct_count;
+}
+
+static void test_the_faster_way_is_found(void **state)
+{
+	static const struct {
+		uint64_t direct_ns;
+		uint64_t cached_ns;
+		bool prefers_direct;
+	} disks[] = {
+		{ MS, 2 * MS, true },
+		{ MS, MS, true },
+		{ 2 * MS, MS, false },
+		{ MS + MS / 10, MS, true }, /* nearly as good is good enough */
+		{ MS + MS / 4, MS, false },
+	};
+	struct world world;
+
+	GMB_UNUSED(state);
+	for (size_t i = 0; i < ARRAY_COUNT(disks); i++) {
+		uint64_t direct;
+
+		world_open(&world, STORE_MODE_CACHED, NULL);
+		(void)stream(&world, 5 * 32, disks[i].direct_ns, disks[i].cached_ns);
+		direct = stream(&world, 64, disks[i].direct_ns, disks[i].cached_ns);
+		assert_int_equal(direct, disks[i].prefers_direct ? 64 : 0);
+		world_close(&world);
+	}
+}
+
+static void test_a_disk_that_changes_is_tried_again(void **state)
+{
+	struct world world;
+	uint64_t direct;
+
+	GMB_UNUSED(state);
+	world_open(&world, STORE_MODE_CACHED, NULL);
+	(void)stream(&world, 5 * 32, 2 * MS, MS);
+	assert_int_equal(stream(&world, 64, 2 * MS, MS), 0);
+	/* Only a trial shows it: after 64 windows at the latest. */
+	(void)stream(&world, UINT64_C(66) * 32, MS / 4, MS);
+	direct = stream(&world, 64, MS / 4, MS);
+	assert_int_equal(direct, 64);
+	world_close(&world);
+}
+
+/* A client that rests says nothing about the disk. */
+static void test_pauses_do_not_count(void **state)
+{
+	struct world world;
+
+	GMB_UNUSED(state);
+	world_open(&world, STORE_MODE_CACHED, NULL);
+	for (int i = 0; i < 8; i++) {
+		/* 16 of 32 reads; those that go direct are followed by the pause. */
+		(void)stream(&world, 15, MS, 2 * MS);
+		(void)stream(&world, 1, UINT64_C(10000) * MS, 2 * MS);
+	}
+	(void)stream(&world, 32, MS, 2 * MS);
+	assert_int_equal(stream(&world, 64, MS, 2 * MS), 64);
+	world_close(&world);
+}
+
+/* After a window through the cache, what the kernel has read ahead is left there: else it would go
+ * on doing so for as long as it is faster than the client. */
+static void test_readahead_ends_with_the_window(void **state)
+{
+	struct world world;
+	uint64_t at;
+
+	GMB_UNUSED(state);
+	world_open(&world, STORE_MODE_CACHED, NULL);
+	(void)stream(&world, 32, MS, 2 * MS);
+	assert_int_equal(stream(&world, 32, MS, 2 * MS), 0);
+	/* As the kernel has done: the next ones are in the cache already. */
+	at = world.read_at;
+	memset(world.memory, 1, MIB);
+	for (uint64_t i = 0; i < 40; i++) {
+		run(&world, STORE_WRITE, at + i * MIB, MIB);
+	}
+	assert_int_equal(stream(&world, 32, MS, 2 * MS), 32);
+	assert_int_equal(stream(&world, 8, MS, 2 * MS), 0);
+	world_close(&world);
+}
+
+int main(void)
+{
+	static const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_what_is_read_once_goes_around_the_cache),
+		cmocka_unit_test(test_what_is_read_again_stays_in_the_cache),
+		cmocka_unit_test(test_a_hint_is_a_first_read),
+		cmocka_unit_test(test_what_is_in_the_cache_is_read_there),
+		cmocka_unit_test(test_the_oldest_are_forgotten),
+		cmocka_unit_test(test_other_options_do_not_matter),
+		cmocka_unit_test(test_the_faster_way_is_found),
+		cmocka_unit_test(test_a_disk_that_changes_is_tried_again),
+		cmocka_unit_test(test_pauses_do_not_count),
+		cmocka_unit_test(test_readahead_ends_with_the_window),
+	};
+
+	stores_register();
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
