@@ -166,23 +166,29 @@ int sandbox_allow_beside(struct sandbox *sandbox, const char *path, uint32_t acc
 	return add_rule(sandbox, real, access, alone_of, error);
 }
 
+static size_t folder_bytes(const char *path)
+{
+	return (size_t)(strrchr(path, '/') - path);
+}
+
 /* Once for each folder. */
 static void warn_of_files_alone(const struct sandbox *sandbox)
 {
-	const char *before = "";
+	const char *before = NULL;
 
 	for (uint32_t i = 0; i < sandbox->rule_count; i++) {
 		const struct sandbox_rule *rule = &sandbox->rules[i];
-		int folder_bytes;
+		size_t bytes;
 
 		if (rule->alone_of == NULL) {
 			continue;
 		}
-		folder_bytes = (int)(strrchr(rule->path, '/') - rule->path);
-		if (strncmp(before, rule->path, (size_t)folder_bytes + 1) != 0) {
+		bytes = folder_bytes(rule->path);
+		if (before == NULL || bytes != folder_bytes(before) ||
+			memcmp(before, rule->path, bytes) != 0) {
 			log_warning("%s: a file that replaces %s later cannot be read, because the "
 				    "sandbox does not allow all of %.*s; use a folder for it alone",
-				rule->alone_of, rule->path, MAX(folder_bytes, 1), rule->path);
+				rule->alone_of, rule->path, MAX((int)bytes, 1), rule->path);
 		}
 		before = rule->path;
 	}

@@ -3,6 +3,7 @@
 import json
 import os
 import pwd
+import re
 import shutil
 import stat
 import tempfile
@@ -119,6 +120,21 @@ class Sandbox(support.Case):
         self.assertEqual(errors.count("cannot be read, because the sandbox does not allow all of "
                                       f"{pki}; use a folder"), int(self.has_landlock), errors)
         self.assertEqual("--tls-certificates: a file that" in errors, self.has_landlock)
+
+    def test_a_folder_around_one_that_was_warned_of(self):
+        certificates = self.path("credentials")
+        tls_tool.make(certificates)
+        outer, pki = self.path("outer"), self.path("outer/pki")
+        shutil.copytree(os.path.join(certificates, "good"), pki)
+        config = self.make_file("outer/conf", "exports: [{name: '', path: 'null:1M'}]\n")
+        for folder in (outer, pki):
+            os.chmod(folder, 0o1777)
+        server = self.start_unix("--config", config, "--tls", "on", "--tls-certificates", pki)
+        errors = server.stop()[1]
+        for option, folder in (("--tls-certificates", pki), ("--config", outer)):
+            self.assertEqual(len(re.findall(
+                f"{option}: a file that .* does not allow all of {re.escape(folder)};", errors)),
+                int(self.has_landlock), errors)
 
     def test_off(self):
         server = self.start_unix(self.image(), "--sandbox", "off", env=self.log())
