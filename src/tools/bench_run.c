@@ -826,13 +826,13 @@ static void signals_handle(struct bench *bench)
 	}
 }
 
-/* Once a second. */
+/* Once a second, while requests run. */
 static void progress_print(const struct bench *bench, uint64_t *last)
 {
 	const struct bench_work *work = bench->shared.work;
 	uint64_t end_ns = bench->begin_ns + work->warmup_ns + work->duration_ns;
 	uint64_t now_ns = clock_now_ns();
-	uint64_t left_ns = bench->begin_ns > 0 && end_ns > now_ns ? end_ns - now_ns : 0;
+	uint64_t left_ns = end_ns > now_ns ? end_ns - now_ns : 0;
 	bool may_end_before = work->once || work->requests_max > 0;
 	uint64_t total = 0;
 
@@ -854,6 +854,7 @@ static void wait_for_workers(struct bench *bench, bool progress)
 		{ .fd = bench->signal_fd, .events = POLLIN },
 		{ .fd = bench->shared.event_fd, .events = POLLIN },
 	};
+	bool shown = false;
 	uint64_t last = 0;
 
 	while (atomic_load(&bench->shared.ended) < bench->started) {
@@ -861,7 +862,10 @@ static void wait_for_workers(struct bench *bench, bool progress)
 		int ready = poll(fds, ARRAY_COUNT(fds), progress ? PROGRESS_MS : -1);
 
 		if (ready == 0) {
-			progress_print(bench, &last);
+			if (bench->begin_ns > 0) {
+				progress_print(bench, &last);
+				shown = true;
+			}
 			continue;
 		}
 		if (ready > 0 && fds[0].revents != 0) {
@@ -876,7 +880,7 @@ static void wait_for_workers(struct bench *bench, bool progress)
 			gate_open(bench);
 		}
 	}
-	if (progress && last > 0) {
+	if (shown) {
 		fputs("\r\033[K", stderr);
 	}
 }

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import unittest
 
@@ -218,6 +219,19 @@ class Failing(support.Case):
             self.assertRegex(shown, rb"\r\d+ requests, \d+ in the last second, \d+\.\d MB/s, ")
             self.assertRegex(shown, rb"MB/s, at most \d+ s left" if options else rb"MB/s, \d+ s left")
             server.stop()
+
+    def test_no_progress_before_there_is_a_connection(self):
+        leader, follower = os.openpty()
+        with socket.create_server(("127.0.0.1", 0)) as mute:
+            done = subprocess.run(
+                [support.program(), "bench", "--timeout", "3s",
+                 f"nbd://127.0.0.1:{mute.getsockname()[1]}"], check=False,
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=follower)
+        os.close(follower)
+        shown = os.read(leader, 4096)
+        os.close(leader)
+        self.assertEqual(done.returncode, 1)
+        self.assertTrue(shown.startswith(b"gmblock bench: "), shown)
 
     def test_nothing_left_after_the_warm_up(self):
         self.check_refused(["bench", "--once", "--warmup", LONG, self.start_unix("memory:1M").uri],
