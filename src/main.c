@@ -84,12 +84,14 @@ static int unknown_command(const char *name)
 	static const char *const options[] = { "--help", "--version" };
 	bool is_option = name[0] == '-';
 	char meant[NEAR_TEXT_BYTES];
+	const char *habit = cli_habit("", name);
 	char shown[80];
 	struct near near;
 
-	if (cli_habit("", name) != NULL) {
+	log_escape(shown, sizeof(shown), name, strlen(name));
+	if (habit != NULL) {
 		fprintf(stderr, "gmblock: unknown %s '%s': %s\nTry 'gmblock --help'.\n",
-			is_option ? "option" : "command", name, cli_habit("", name));
+			is_option ? "option" : "command", shown, habit);
 		return CLI_USAGE;
 	}
 	near_begin(&near, name);
@@ -100,8 +102,7 @@ static int unknown_command(const char *name)
 		near_try(&near, commands[i].name);
 	}
 	fprintf(stderr, "gmblock: unknown %s '%s'%s\nTry 'gmblock --help'.\n",
-		is_option ? "option" : "command",
-		log_escape(shown, sizeof(shown), name, strlen(name)), near_text(&near, "", meant));
+		is_option ? "option" : "command", shown, near_text(&near, "", meant));
 	return CLI_USAGE;
 }
 

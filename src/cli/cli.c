@@ -30,9 +30,8 @@ enum {
 #define EXPORT_NAME "write --export NAME=PATH"
 #define URI_NAME    "the name of the export is part of the URI: nbd://HOST/NAME"
 
-/* Words of nbdkit, qemu-nbd, nbd-server, nbd-client, nbdcopy, qemu-img and fio, and what says it
- * here.
- * "" is the program itself. */
+/* Words of nbdkit, qemu-nbd, nbd-server, nbd-client, nbdcopy, qemu-img and fio, and what says the
+ * same here. The command "" is the program itself. */
 static const struct habit {
 	const char *command;
 	const char *word; /* without dashes */

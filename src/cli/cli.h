@@ -58,10 +58,9 @@ GMB_MUST_CHECK int cli_parse(const struct cli_command *command, int argc, char *
 GMB_MUST_CHECK int cli_operand(
 	const char *command, const char *noun, int argc, char **argv, const char **operand);
 
-/* What is written here in place of a word that other programs know, an option of the command or,
- * with
- * "", a command: a sentence without its full stop, or NULL. Dashes before the word and "=" with
- * what follows do not count. */
+/* What is written here in place of a word that other programs know: an option of the command, or a
+ * command, for "". A sentence without its full stop, or NULL. Dashes before the word, and "=" with
+ * what follows, do not count. */
 const char *cli_habit(const char *command, const char *word);
 
 /* A server's URI, to be freed with export_uri_fini(); warns about an unknown parameter. */

@@ -110,6 +110,10 @@ class HelpAndVersion(support.Case):
             with self.subTest(arguments):
                 self.check_refused(arguments, 2, *fragments)
 
+    def test_words_with_control_characters_are_shown_without(self):
+        for word in ("mount=\33[31m", "mouth\33[31m"):
+            self.assertNotIn("\33", self.check_refused([word], 2, "unknown command"))
+
     def test_habits_of_one_command_are_not_those_of_another(self):
         self.assertNotIn("--seconds", self.check_refused(["copy", "--runtime=5", "a", "b"], 2, "--runtime"))
         self.assertNotIn("attach", self.check_refused(["serve", "--mount", "d"], 2, "--mount"))
