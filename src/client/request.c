@@ -140,6 +140,15 @@ int gmb_can_copy(const struct gmb_client *target, const struct gmb_client *sourc
 	return target->queue == source->queue && is_same_server(target, source) ? 0 : -EXDEV;
 }
 
+static bool overlaps(const struct gmb_request *request)
+{
+	uint64_t distance = request->offset > request->source_offset
+				    ? request->offset - request->source_offset
+				    : request->source_offset - request->offset;
+
+	return distance < request->length;
+}
+
 static int check_source(const struct gmb_client *client, const struct gmb_request *request)
 {
 	const struct gmb_client *source = request->source;
@@ -155,8 +164,12 @@ static int check_source(const struct gmb_client *client, const struct gmb_reques
 	if (err != 0) {
 		return err;
 	}
-	return range_inside(request->source_offset, request->length, source->facts.bytes) ? 0
-											  : -EINVAL;
+	if (!range_inside(request->source_offset, request->length, source->facts.bytes)) {
+		return -EINVAL;
+	}
+	/* Of a long copy the server sees one part after the other. */
+	return strcmp(client->facts.name, source->facts.name) == 0 && overlaps(request) ? -EINVAL
+											: 0;
 }
 
 static int check_range(const struct gmb_client *client, const struct gmb_request *request)
@@ -553,8 +566,8 @@ static const char *reason_text(const struct gmb_client *client, const struct gmb
 	case 0:
 		return "success";
 	case EINVAL:
-		return "not possible there: outside the export, not in whole blocks, or with flags "
-		       "that do not belong to the operation";
+		return "not possible there: outside the export, not in whole blocks, copied to "
+		       "where it overlaps, or with flags that do not belong to the operation";
 	case EOPNOTSUPP:
 		return "the server does not offer this operation";
 	case EPERM:

@@ -157,16 +157,18 @@ class Copies(support.Case):
                 self.assertTrue(file.read() == bytes(expected))
 
     def test_what_is_refused(self):
-        server = self.serve("a=memory:1M", "b=memory:2M", "r=null:1M,readonly")
+        server = self.serve("a=memory:1M", "b=memory:2M", "r=null:1M,readonly", "long=memory:65M")
         nbd = self.serve("a=memory:1M", listen="nbd+unix:///?socket=" + self.path("n"))
         other = self.serve("a=memory:1M", listen="gmb+unix:///?socket=" + self.path("o"))
         results, _ = self.results(
-            [*server.uris, nbd.uri, other.uri],
+            [*server.uris[:3], nbd.uri, other.uri, server.uris[3]],
             "b 0 4096 0 b 100", "b 4096 4096 0 b 0", "b 0 4096 0 a 1044481",
             f"b {2 * MIB} 1 0 a 0", "c 0 4096 0 a 0", "b 0 4096 0 d 0", "d 0 4096 0 a 0",
-            "b 0 4096 0 e 0", "b 0 4096 2 a 0")
+            "b 0 4096 0 e 0", "b 0 4096 2 a 0",
+            # In two parts, each of which would overlap nothing.
+            f"f {64 * MIB - 4096} 8192 0 f {64 * MIB - 8192}")
         self.assertEqual([result for result, _ in results],
-                         [-22, 0, -22, -22, -1, -95, -95, -18, -22])
+                         [-22, 0, -22, -22, -1, -95, -95, -18, -22, -22])
 
     def test_a_source_that_is_hidden_meanwhile(self):
         """It does not exist any more."""
