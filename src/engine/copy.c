@@ -142,15 +142,18 @@ static void piece_end(struct piece *piece, int error)
 
 static void piece_look(struct piece *piece);
 
-/* What is done on both sides of the memory: nothing touches it but the disks. */
-static uint32_t memory_rights(const struct session_copy *copy)
+/* What is done on both sides of the memory: nothing touches it but the disks, if the target's can
+ * write from there. */
+static uint32_t memory_rights(const struct session_copy *copy, const struct step *step)
 {
-	const struct store *target = copy->session->path_export->store;
-	uint32_t rights = store_rights(target, STORE_WRITE);
-	bool direct = store_info(copy->source->path.store)->read_direct &&
-		      store_info(target)->write_direct;
+	const struct path_export *target = copy->session->path_export;
+	const struct store_info *info = store_info(target->store);
+	bool direct =
+		store_info(copy->source->path.store)->read_direct && info->write_direct &&
+		target->device_error == 0 &&
+		is_aligned((copy->options.offset + step->begin) | step->bytes, info->offset_align);
 
-	return rights | (direct ? 0 : (uint32_t)MEM_CPU_READ);
+	return store_rights(target->store, STORE_WRITE) | (direct ? 0 : (uint32_t)MEM_CPU_READ);
 }
 
 static void request_begin(const struct session_copy *copy, struct path_request *request,
@@ -424,7 +427,7 @@ static void begin(struct session_copy *copy, const struct step *step)
 	copy->at = step->begin + step->bytes;
 	if (step->op == STORE_READ) {
 		request_begin(copy, &piece->read, &copy->source->path, STORE_READ);
-		piece->read.memory_rights = memory_rights(copy);
+		piece->read.memory_rights = memory_rights(copy, step);
 		/* One part at a time where memory is short; and never a reference to the page
 		 * cache, which takes no more than its window. */
 		piece->read.window_bytes = 1;

@@ -632,7 +632,6 @@ static int create_memory(struct engine *engine, struct error *error)
 	engine->limits.sessions_max = MIN(
 		engine->limits.sessions_max, engine_sessions_max(engine->limits.memory_bytes_max));
 	arena_reserve(engine->arena, (uint64_t)engine->limits.sessions_max * PATH_RESERVE_BYTES);
-	engine->device = engine->options.device;
 	path_options.ram = engine->arena;
 	return path_create(&path_options, &engine->path, error);
 }

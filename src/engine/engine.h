@@ -398,8 +398,7 @@ struct engine_options {
 struct engine {
 	/* Read by session kinds. */
 	struct ring *ring;
-	struct arena *arena;  /* RAM */
-	struct arena *device; /* of a device, or NULL */
+	struct arena *arena; /* RAM */
 	struct path *path;
 	struct engine_limits limits;
 	struct engine_counters counters;

@@ -255,12 +255,12 @@ const char *p2pmem_reach_text(int result)
 	case 0:
 		return "can be reached";
 	case -EREMOTEIO:
+	case -EINVAL: /* the same, of newer kernels */
 		return "cannot be reached: there is no way between the two devices that the kernel "
 		       "allows (they are not below the same PCIe switch, or not on a host bridge "
 		       "that is known to forward), or the disk's driver does not do it";
 	case -EFAULT:
 	case -EOPNOTSUPP:
-	case -EINVAL:
 		return "cannot be reached: the disk's driver takes only memory of this machine";
 	default:
 		return strerror(-result);

@@ -43,8 +43,8 @@ struct arena_source p2pmem_source(struct p2pmem *memory);
 GMB_MUST_CHECK int p2pmem_examine(struct p2pmem *memory, char answer[P2PMEM_ANSWER_BYTES]);
 
 /* Whether a disk can reach the memory: reads its first bytes there, at most ARENA_BLOCK_BYTES_MAX.
- * direct_fd was opened with O_DIRECT. 0 or why not: -EREMOTEIO, -EFAULT, -ENOMEM, or an error of
- * the disk. */
+ * direct_fd was opened with O_DIRECT. 0 or why not: -EREMOTEIO, -EINVAL, -EFAULT, -ENOMEM, or an
+ * error of the disk. */
 GMB_MUST_CHECK int p2pmem_reach(struct p2pmem *memory, int direct_fd, uint32_t bytes);
 /* What that means, a clause. */
 const char *p2pmem_reach_text(int result);

@@ -271,6 +271,9 @@ static struct path_stream *stream_place(struct path *path, struct path_request *
 	stream = stream_get(path, request);
 	stream->memory = placement_at(request, range->offset).memory;
 	stream->in_place = true;
+	/* Of a copy within the server, which has read there. */
+	stream->in_device = path->device != NULL && stream->memory.region != NULL &&
+			    (stream->memory.region->rights & MEM_CPU) == 0;
 	return stream;
 }
 
@@ -311,9 +314,9 @@ static struct path_stream *part_open(struct path *path, struct path_request *req
 	stream->room = (uint32_t)bytes;
 	stream->part.progress_first = range.progress_first;
 	request->live_bytes += bytes;
-	*(stream->in_place	    ? &request->export->placed_bytes
-		: stream->in_device ? &request->export->device_bytes
-				    : &request->export->ram_bytes) += bytes;
+	*(stream->in_device	   ? &request->export->device_bytes
+		: stream->in_place ? &request->export->placed_bytes
+				   : &request->export->ram_bytes) += bytes;
 	if (request->op == STORE_READ && !stream->in_place) {
 		stream->unsent = (uint32_t)bytes;
 		share_begin_unsent(request, bytes);

@@ -125,7 +125,7 @@ struct path_stream {
 	uint32_t done;			/* of sent, given back by it */
 	bool in_store;			/* its part is submitted and not done */
 	bool page_cache;		/* the memory belongs to the store */
-	bool in_device;			/* its buffer is of path->device */
+	bool in_device;			/* its memory is of path->device */
 	bool in_place;			/* its memory is the requester's */
 	bool copied;			/* its buffer stands for memory of the requester's */
 	struct path_trace_part *traced; /* NULL until it is; only with request->record */

@@ -164,8 +164,8 @@ bool share_get(struct path_request *request, struct arena **arena_inout, uint64_
 	if (*arena_inout == share->device &&
 		(!share->device_waits || arena_info(share->device)->condemned != 0)) {
 		*arena_inout = share->ram;
-		request->export->ram_for_room++;
 		if (get_from(request, share->ram, replaced_bytes, bytes_inout, buf)) {
+			request->export->ram_for_room++;
 			return true;
 		}
 	}

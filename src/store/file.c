@@ -76,10 +76,12 @@ bool file_retry(struct store_part *part, int result, ring_done_fn *again)
 }
 
 /* True when the disk cannot reach the memory of the part, and the transfer is to be tried again:
- * the kernel then copies to or from the page cache, which needs no other memory. */
+ * the kernel then copies to or from the page cache, which needs no other memory. (Newer
+ * kernels say -EINVAL.) */
 static bool try_by_copy(struct store_part *part, int result)
 {
-	if ((result != -EREMOTEIO && result != -EFAULT) || mem_may(part->memory, MEM_CPU_READ)) {
+	if ((result != -EREMOTEIO && result != -EINVAL && result != -EFAULT) ||
+		mem_may(part->memory, MEM_CPU_READ)) {
 		return false;
 	}
 	if (part->memory_error != 0) { /* it is not there at all */

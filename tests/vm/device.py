@@ -1,8 +1,9 @@
 #!/usr/bin/python3
 """device.py GMBLOCK KERNEL: two NVMe drives behind one PCIe switch, one of which has memory that the
-other can reach (a controller memory buffer). gmblock serves the other with mode=device: data goes
-through that memory and is right, in every mixture of modes; what the processor must not touch goes
-through RAM, and is counted; and the memory may go while it is in use."""
+other can reach (a controller memory buffer), and a third one elsewhere. gmblock serves them with
+mode=device: data goes through that memory and is right, in every mixture of modes; what the processor
+must not touch, and what a disk cannot reach, goes through RAM, and is counted; copies within the server
+have no byte in RAM; and the memory may go while it is in use."""
 import os
 import sys
 import tempfile
@@ -22,6 +23,7 @@ import nbdmini
 URI = "nbd://127.0.0.1:10809"
 CONTROL = "/run/control"
 MIB = 1 << 20
+DISK_BYTES = 32 * MIB
 
 def bdf_of(disk):
     path = os.path.realpath(f"/sys/block/{disk}/device/device")
@@ -31,6 +33,7 @@ disks = {bdf_of(os.path.basename(path)): "/dev/" + os.path.basename(path)
          for path in glob.glob("/sys/block/nvme*n1")}
 memory, = [path.split("/")[-2] for path in glob.glob("/sys/bus/pci/devices/*/p2pmem")]
 near = disks.pop(memory)
+lone = disks.pop(min(disks)) # on the root's own bus
 (far_bdf, far), = disks.items()
 
 class Server:
@@ -56,10 +59,12 @@ class Server:
         with open("/tmp/log") as file:
             return file.read()
 
-    def stats(self, name):
-        told = json.loads(subprocess.run(["gmblock", "stats", "--json", CONTROL], check=True,
+    def all_stats(self):
+        return json.loads(subprocess.run(["gmblock", "stats", "--json", CONTROL], check=True,
                                          stdout=subprocess.PIPE).stdout)
-        entry, = [entry for entry in told["exports"] if entry["name"] == name]
+
+    def stats(self, name):
+        entry, = [entry for entry in self.all_stats()["exports"] if entry["name"] == name]
         return entry
 
 def refused(status, text, *arguments):
@@ -97,6 +102,8 @@ def check_local():
     assert device["device"] == memory and device["works"] and "in BAR" in device["verdict"]
     disk, = [disk for disk in device["disks"] if disk["device"] == far_bdf]
     assert disk["works"] and disk["bridge"] and f"/dev/{disk['disk']}" == far, disk
+    disk, = [disk for disk in device["disks"] if f"/dev/{disk['disk']}" == lone]
+    assert not disk["works"] and disk["bridge"] is None, disk
 
 def check_addresses(server):
     """Every page that the server has mapped is in a BAR of the device."""
@@ -164,6 +171,48 @@ def check_table():
             at += 65536
     print(f"{len(users) ** 2} pairs of writers and readers", flush=True)
 
+def sectors(disk):
+    """Bytes that the disk has read and written."""
+    with open(f"/sys/block/{os.path.basename(disk)}/stat") as file:
+        words = file.read().split()
+    return 512 * int(words[2]), 512 * int(words[6])
+
+def copy(source, target):
+    done = subprocess.run(["gmblock", "copy", "--json", *[f"gmb+unix:///{name}?socket=/run/gmb"
+                                                          for name in (source, target)]],
+                          stdout=subprocess.PIPE, check=True)
+    told = json.loads(done.stdout)
+    assert told["bytes_copied"] == DISK_BYTES, told
+
+def check_copies():
+    """The server copies: through the memory where both disks reach it, else through RAM."""
+    with open(far, "wb") as file:
+        file.write(random.randbytes(DISK_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+    with Server("--listen", "gmb+unix:///?socket=/run/gmb", *export("far", far, "mode=device"),
+                *export("near", near, "mode=device"), *export("lone", lone, "mode=direct"),
+                "--arena", f"p2pmem:{memory}") as server:
+        before = sectors(far), sectors(near)
+        copy("far", "near")
+        moved = [[b - a for a, b in zip(*pair)] for pair in zip(before, (sectors(far), sectors(near)))]
+        assert moved == [[DISK_BYTES, 0], [0, DISK_BYTES]], moved
+        assert server.all_stats()["counters"]["bytes_copied_device"] == DISK_BYTES
+        for name in ("far", "near"):
+            told = server.stats(name)
+            assert (told["device_bytes"], told["ram_bytes"], told["placed_bytes"]) == \
+                (DISK_BYTES, 0, 0), told
+        # The first pieces find out that this disk cannot reach it.
+        copy("far", "lone")
+        told = server.all_stats()["counters"]
+        assert told["bytes_copied_device"] + told["bytes_copied_ram"] == 2 * DISK_BYTES, told
+        assert told["bytes_copied_device"] <= DISK_BYTES + 8 * 256 * 1024, told
+        assert "the disk cannot reach the memory" in server.said(), server.said()
+    content = Local(far).read(0, DISK_BYTES)
+    assert Local(near).read(0, DISK_BYTES) == content
+    assert Local(lone).read(0, DISK_BYTES) == content
+    print("copies", flush=True)
+
 def check_scarce():
     """256 KiB for eight clients at once."""
     for spill in ("ram", "wait"):
@@ -224,6 +273,7 @@ def check_removal():
 check_refusals()
 check_local()
 check_modes()
+check_copies()
 check_scarce()
 check_removal()
 '''
@@ -232,14 +282,15 @@ check_removal()
 def drives(folder):
     arguments = ["-device", "pcie-root-port,id=root0,chassis=1",
                  "-device", "x3130-upstream,id=switch0,bus=root0"]
-    for idx, more in enumerate(("", ",cmb_size_mb=16")):
+    for idx, more in enumerate((",bus=down0", ",bus=down1,cmb_size_mb=16", ",bus=pcie.0")):
         path = os.path.join(folder, f"disk{idx}")
         with open(path, "wb") as file:
             file.truncate(DISK_BYTES)
-        arguments += ["-device", f"xio3130-downstream,id=down{idx},bus=switch0,chassis={idx + 2},"
-                                 f"slot={idx + 1}",
-                      "-drive", f"if=none,id=drive{idx},format=raw,file={path}",
-                      "-device", f"nvme,serial=disk{idx},drive=drive{idx},bus=down{idx}{more}"]
+        if "down" in more:
+            arguments += ["-device", f"xio3130-downstream,id=down{idx},bus=switch0,"
+                                     f"chassis={idx + 2},slot={idx + 1}"]
+        arguments += ["-drive", f"if=none,id=drive{idx},format=raw,file={path}",
+                      "-device", f"nvme,serial=disk{idx},drive=drive{idx}{more}"]
     return arguments
 
 
