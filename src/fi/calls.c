@@ -74,7 +74,7 @@ static ssize_t begin(struct prov_ep *ep, const struct request *request)
 	if (bytes > PROV_MESSAGE_MAX || (inject && bytes > PROV_INJECT_BYTES)) {
 		return -FI_EMSGSIZE;
 	}
-	if (ep->state != PROV_EP_CONNECTED) {
+	if (ep->state != PROV_EP_CONNECTED || ep->fabric->queue == NULL) {
 		return -FI_ENOTCONN;
 	}
 	if (list_is_empty(&ep->ops_free) || !prov_cq_promise(ep->tx_cq)) {
@@ -205,7 +205,7 @@ static ssize_t post(
 	if (ep->state == PROV_EP_IDLE) {
 		return -FI_EOPBADSTATE;
 	}
-	if (ep->state == PROV_EP_OVER) {
+	if (ep->state == PROV_EP_OVER || ep->fabric->queue == NULL) {
 		return -FI_ENOTCONN;
 	}
 	if (ep->receive_count == ep->receive_max || !prov_cq_promise(ep->rx_cq)) {

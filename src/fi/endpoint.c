@@ -339,7 +339,7 @@ static int pep_reject(struct fid_pep *fid, fid_t handle, const void *param, size
 		snprintf(text + at, sizeof(text) - at, "%02x", data[i]);
 	}
 	prov_lock(pep->fabric);
-	if (request->conn != NULL) {
+	if (request->conn != NULL && pep->fabric->queue != NULL) {
 		clan_conn_set_context(request->conn, NULL);
 		clan_reject(request->conn, text);
 		pep->fabric->closing++;
@@ -513,7 +513,7 @@ static void drop_conn(struct prov_ep *ep)
 	struct clan_conn_stats stats = { .size = sizeof(stats) };
 
 	list_remove(&ep->again_node);
-	if (ep->conn != NULL) {
+	if (ep->conn != NULL && ep->fabric->queue != NULL) {
 		clan_conn_get_stats(ep->conn, &stats);
 		FI_INFO(&prov_provider, FI_LOG_EP_DATA,
 			"a connection ends: %llu bytes sent, %llu received, %llu bells rung\n",
@@ -642,8 +642,7 @@ static int ep_connect(struct fid_ep *fid, const void *address, const void *param
 	union prov_address peer = ep->peer;
 	int result;
 
-	if (bytes > PROV_CM_BYTES_MAX ||
-		(address != NULL && !prov_address_copy(&peer, address, sizeof(peer))) ||
+	if (bytes > PROV_CM_BYTES_MAX || (address != NULL && !prov_address_of(&peer, address)) ||
 		prov_address_bytes(&peer) == 0) {
 		return -FI_EINVAL;
 	}
@@ -733,7 +732,7 @@ static int ep_accept(struct fid_ep *fid, const void *param, size_t bytes)
 		prov_unlock(ep->fabric);
 		return -FI_EOPBADSTATE;
 	}
-	if (ep->conn == NULL) {
+	if (ep->conn == NULL || ep->fabric->queue == NULL) {
 		prov_unlock(ep->fabric);
 		return -FI_ECONNRESET; /* the peer has given up */
 	}
@@ -883,9 +882,7 @@ static int ep_close(struct fid *fid)
 	if (ep->tx_cq != NULL && ep->rx_cq != NULL) {
 		prov_stream_flush(ep, FI_ECANCELED);
 	}
-	if (fabric->queue != NULL) {
-		drop_conn(ep);
-	}
+	drop_conn(ep);
 	if (ep->eq != NULL) {
 		prov_eq_forget(ep->eq, fid);
 		ep->eq->users--;
@@ -920,7 +917,7 @@ static int take_request(struct prov_ep *ep, struct prov_request *request)
 	}
 	ep->accepts = true;
 	ep->conn = request->conn;
-	if (ep->conn != NULL) {
+	if (ep->conn != NULL && ep->fabric->queue != NULL) {
 		clan_conn_set_context(ep->conn, &ep->ep.fid);
 	}
 	free_request(request);

@@ -21,7 +21,7 @@ static struct list_node fabrics = { .next = &fabrics, .prev = &fabrics };
 
 void prov_conn_close(struct prov_fabric *fabric, struct clan_conn *conn)
 {
-	if (conn != NULL) {
+	if (conn != NULL && fabric->queue != NULL) {
 		clan_conn_set_context(conn, NULL);
 		clan_close(conn);
 		fabric->closing++;

@@ -82,9 +82,9 @@ static bool is_unspecified(const union prov_address *address)
 						: IN6_IS_ADDR_UNSPECIFIED(&address->in6.sin6_addr);
 }
 
-static bool interface_address(union prov_address *address, const struct ifaddrs *interface)
+bool prov_address_of(union prov_address *address, const void *from)
 {
-	const struct sockaddr *own = interface->ifa_addr;
+	const struct sockaddr *own = from;
 
 	return own != NULL && prov_address_copy(address, own,
 				      own->sa_family == AF_INET	   ? sizeof(address->in)
@@ -111,7 +111,7 @@ bool prov_address_is_local(const union prov_address *address)
 	for (const struct ifaddrs *one = all; one != NULL && !found; one = one->ifa_next) {
 		union prov_address own;
 
-		found = interface_address(&own, one) && same_host(&own, address);
+		found = prov_address_of(&own, one->ifa_addr) && same_host(&own, address);
 	}
 	freeifaddrs(all);
 	return found;
@@ -137,7 +137,7 @@ static void own_address(union prov_address *address, uint32_t format)
 		union prov_address candidate;
 
 		/* Link-local addresses need a scope, which ofi_rxm does not keep. */
-		if (interface_address(&candidate, one) &&
+		if (prov_address_of(&candidate, one->ifa_addr) &&
 			candidate.sa.sa_family == address->sa.sa_family &&
 			(one->ifa_flags & (IFF_UP | IFF_LOOPBACK)) == IFF_UP &&
 			!(only_6 && IN6_IS_ADDR_LINKLOCAL(&candidate.in6.sin6_addr))) {

@@ -81,6 +81,9 @@ void prov_address_set_port(union prov_address *address, uint16_t port);
 /* False: too short, or of another family. */
 bool prov_address_copy(union prov_address *address, const void *from, size_t bytes);
 
+/* The same from an address as long as its family has it. NULL is false. */
+bool prov_address_of(union prov_address *address, const void *from);
+
 /* Whether an interface of this machine has the address, or it is the unspecified one. */
 bool prov_address_is_local(const union prov_address *address);
 

@@ -711,6 +711,7 @@ static void a_child_does_not_disturb(void **state)
 	assert_true(child >= 0);
 	if (child == 0) {
 		assert_int_equal(fi_cq_read(pair.client.cq, in, 0), -FI_EAGAIN);
+		assert_int_equal(fi_inject(pair.client.ep, "xyz", 4, 0), -FI_ENOTCONN);
 		pair_close(&pair);
 		_exit(0);
 	}
