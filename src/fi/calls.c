@@ -96,7 +96,7 @@ static ssize_t submit(struct fid_ep *fid, const struct request *request)
 
 	prov_lock(ep->fabric);
 	result = begin(ep, request);
-	prov_unlock(ep->fabric);
+	prov_leave(ep->fabric);
 	return result;
 }
 
@@ -232,7 +232,7 @@ static ssize_t post_locked(
 
 	prov_lock(ep->fabric);
 	result = post(ep, iov, count, context, flags);
-	prov_unlock(ep->fabric);
+	prov_leave(ep->fabric);
 	return result;
 }
 

@@ -285,7 +285,7 @@ static int pep_listen(struct fid_pep *fid)
 
 	prov_lock(pep->fabric);
 	if (pep->eq == NULL || pep->listener != NULL || pep->fabric->queue == NULL) {
-		prov_unlock(pep->fabric);
+		prov_leave(pep->fabric);
 		return pep->eq == NULL ? -FI_ENOEQ : -FI_EOPBADSTATE;
 	}
 	if (port != 0) {
@@ -299,7 +299,7 @@ static int pep_listen(struct fid_pep *fid)
 				(uint16_t)(PORT_FIRST + (start % PORT_COUNT + i) % PORT_COUNT));
 		}
 	}
-	prov_unlock(pep->fabric);
+	prov_leave(pep->fabric);
 	return result;
 }
 
@@ -345,7 +345,7 @@ static int pep_reject(struct fid_pep *fid, fid_t handle, const void *param, size
 		pep->fabric->closing++;
 	}
 	free_request(request);
-	prov_unlock(pep->fabric);
+	prov_leave(pep->fabric);
 	return 0;
 }
 
@@ -371,7 +371,7 @@ static int pep_close(struct fid *fid)
 	}
 	list_remove(&pep->node);
 	fabric->objects--;
-	prov_unlock(fabric);
+	prov_leave(fabric);
 	fi_freeinfo(pep->info);
 	free(pep);
 	return 0;
@@ -387,7 +387,7 @@ static int pep_bind(struct fid *fid, struct fid *other, uint64_t flags)
 	prov_lock(pep->fabric);
 	pep->eq = container_of(other, struct prov_eq, eq.fid);
 	pep->eq->users++;
-	prov_unlock(pep->fabric);
+	prov_leave(pep->fabric);
 	return 0;
 }
 
@@ -500,7 +500,7 @@ int prov_pep_open(
 	prov_lock(fabric);
 	list_push_back(&fabric->peps, &pep->node);
 	fabric->objects++;
-	prov_unlock(fabric);
+	prov_leave(fabric);
 	*pep_out = &pep->pep;
 	return 0;
 }
@@ -653,7 +653,7 @@ static int ep_connect(struct fid_ep *fid, const void *address, const void *param
 	}
 	prov_lock(ep->fabric);
 	if (ep->state != PROV_EP_ENABLED || ep->accepts || ep->fabric->queue == NULL) {
-		prov_unlock(ep->fabric);
+		prov_leave(ep->fabric);
 		return -FI_EOPBADSTATE;
 	}
 	ep->peer = peer;
@@ -671,7 +671,7 @@ static int ep_connect(struct fid_ep *fid, const void *address, const void *param
 		connect_failed(ep, FI_ECONNREFUSED, NULL, 0); /* as a network would */
 		result = 0;
 	}
-	prov_unlock(ep->fabric);
+	prov_leave(ep->fabric);
 	return result;
 }
 
@@ -729,11 +729,11 @@ static int ep_accept(struct fid_ep *fid, const void *param, size_t bytes)
 	}
 	prov_lock(ep->fabric);
 	if (ep->state != PROV_EP_ENABLED || !ep->accepts) {
-		prov_unlock(ep->fabric);
+		prov_leave(ep->fabric);
 		return -FI_EOPBADSTATE;
 	}
 	if (ep->conn == NULL || ep->fabric->queue == NULL) {
-		prov_unlock(ep->fabric);
+		prov_leave(ep->fabric);
 		return -FI_ECONNRESET; /* the peer has given up */
 	}
 	ep->hello_bytes = put_hello(ep->hello, &hello, param, bytes);
@@ -747,7 +747,7 @@ static int ep_accept(struct fid_ep *fid, const void *param, size_t bytes)
 			prov_ep_end(ep, FI_ENOMEM);
 		}
 	}
-	prov_unlock(ep->fabric);
+	prov_leave(ep->fabric);
 	return result;
 }
 
@@ -763,7 +763,7 @@ static int ep_shutdown(struct fid_ep *fid, uint64_t flags)
 	} else if (ep->state != PROV_EP_OVER) {
 		result = -FI_ENOTCONN;
 	}
-	prov_unlock(ep->fabric);
+	prov_leave(ep->fabric);
 	return result;
 }
 
@@ -846,7 +846,7 @@ static int ep_bind(struct fid *fid, struct fid *other, uint64_t flags)
 	} else {
 		result = -FI_EINVAL;
 	}
-	prov_unlock(ep->fabric);
+	prov_leave(ep->fabric);
 	return result;
 }
 
@@ -869,7 +869,7 @@ static int ep_control(struct fid *fid, int command, void *arg)
 	} else {
 		ep_set_state(ep, PROV_EP_ENABLED);
 	}
-	prov_unlock(ep->fabric);
+	prov_leave(ep->fabric);
 	return result;
 }
 
@@ -894,7 +894,7 @@ static int ep_close(struct fid *fid)
 		ep->rx_cq->users--;
 	}
 	ep->domain->users--;
-	prov_unlock(fabric);
+	prov_leave(fabric);
 	prov_stream_fini(ep);
 	free(ep);
 	return 0;
@@ -968,7 +968,7 @@ int prov_ep_open(
 		result = take_request(ep, container_of(info->handle, struct prov_request, fid));
 	}
 	domain->users += result == 0;
-	prov_unlock(domain->fabric);
+	prov_leave(domain->fabric);
 	if (result != 0) {
 		prov_stream_fini(ep);
 		free(ep);

@@ -24,7 +24,7 @@ enum {
 
 static void wait_close(struct prov_wait *wait)
 {
-	if (wait->armed) {
+	if (wait->watched) {
 		wait->fabric->armed--;
 	}
 	if (wait->told_fd >= 0) {
@@ -35,7 +35,7 @@ static void wait_close(struct prov_wait *wait)
 	}
 }
 
-static int wait_watch(struct prov_wait *wait, int fd)
+static int wait_add(struct prov_wait *wait, int fd)
 {
 	struct epoll_event event = { .events = EPOLLIN };
 
@@ -58,33 +58,31 @@ static int wait_open(struct prov_wait *wait, struct prov_fabric *fabric, enum fi
 	if (wait->told_fd < 0) {
 		result = -errno;
 	}
-	result = result != 0 ? result : wait_watch(wait, wait->told_fd);
-	result = result != 0 ? result : wait_watch(wait, clan_queue_fd(fabric->queue));
+	result = result != 0 ? result : wait_add(wait, wait->told_fd);
+	result = result != 0 ? result : wait_add(wait, clan_queue_fd(fabric->queue));
 	if (result != 0) {
 		wait_close(wait);
 	}
 	return result;
 }
 
-/* From here on the descriptor tells. Progress must follow, and a look whether there is something.
- */
-static void wait_arm(struct prov_wait *wait)
+/* From here on the descriptor tells, until it is closed: one thread may poll it while others read.
+ * Progress must follow, and a look whether there is something. */
+static void wait_watch(struct prov_wait *wait)
 {
-	if (!wait->armed) {
-		wait->armed = true;
+	if (!wait->watched) {
+		wait->watched = true;
 		wait->fabric->armed++;
 	}
 }
 
-static void wait_disarm(struct prov_wait *wait)
+/* Nothing is queued, so there is nothing to tell. A child after fork() shares the eventfd with its
+ * parent, and leaves it alone. */
+static void wait_settle(struct prov_wait *wait)
 {
 	uint64_t count;
 
-	if (wait->armed) {
-		wait->armed = false;
-		wait->fabric->armed--;
-	}
-	if (wait->told) {
+	if (wait->told && wait->fabric->queue != NULL) {
 		wait->told = false;
 		(void)!read(wait->told_fd, &count, sizeof(count));
 	}
@@ -95,7 +93,7 @@ static void wait_tell(struct prov_wait *wait)
 {
 	const uint64_t one = 1;
 
-	if (wait->armed && !wait->told) {
+	if ((wait->watched || wait->sleepers > 0) && !wait->told && wait->fabric->queue != NULL) {
 		wait->told = true;
 		(void)!write(wait->told_fd, &one, sizeof(one));
 	}
@@ -114,42 +112,36 @@ static int64_t now_ms(void)
 static ssize_t wait_for(struct prov_wait *wait, int timeout_ms,
 	ssize_t (*look)(void *object, const void *arguments), void *object, const void *arguments)
 {
+	struct pollfd file = { .fd = wait->set_fd, .events = POLLIN };
 	int64_t until_ms = timeout_ms < 0 ? 0 : now_ms() + timeout_ms;
 	int left_ms = timeout_ms;
-	bool signalled;
 	ssize_t result;
 
 	if (wait->set_fd < 0) {
 		return -FI_EINVAL;
 	}
+	prov_lock(wait->fabric);
+	wait->sleepers++;
+	wait->fabric->armed++;
 	for (;;) {
-		struct pollfd file = { .fd = wait->set_fd, .events = POLLIN };
-
-		prov_lock(wait->fabric);
-		wait_arm(wait);
 		prov_progress(wait->fabric);
 		result = look(object, arguments);
-		if (result != -FI_EAGAIN || left_ms == 0) {
-			wait_disarm(wait);
-			prov_unlock(wait->fabric);
-			return result;
+		if (result != -FI_EAGAIN || left_ms == 0 || wait->signalled) {
+			break;
 		}
+		wait_settle(wait);
 		prov_unlock(wait->fabric);
-		if (poll(&file, 1, left_ms) < 0 && errno != EINTR) {
-			return -errno;
-		}
+		(void)!poll(&file, 1, left_ms); /* interrupted: as if something had come */
+		prov_lock(wait->fabric);
 		if (timeout_ms >= 0) {
 			left_ms = (int)MAX(until_ms - now_ms(), INT64_C(0));
 		}
-		prov_lock(wait->fabric);
-		wait_disarm(wait);
-		signalled = wait->signalled;
-		wait->signalled = false;
-		prov_unlock(wait->fabric);
-		if (signalled) {
-			return -FI_EAGAIN;
-		}
 	}
+	wait->signalled = false;
+	wait->sleepers--;
+	wait->fabric->armed--;
+	prov_unlock(wait->fabric);
+	return result;
 }
 
 static int wait_control(struct prov_wait *wait, int command, void *arg)
@@ -284,9 +276,11 @@ static ssize_t eq_read(
 	ssize_t count;
 
 	prov_lock(eq->fabric);
-	wait_disarm(&eq->wait);
 	prov_progress(eq->fabric);
 	count = eq_take(eq, &read);
+	if (list_is_empty(&eq->events)) {
+		wait_settle(&eq->wait);
+	}
 	prov_unlock(eq->fabric);
 	return count;
 }
@@ -309,7 +303,6 @@ static ssize_t eq_readerr(struct fid_eq *fid, struct fi_eq_err_entry *entry, uin
 	struct event *event;
 
 	prov_lock(eq->fabric);
-	wait_disarm(&eq->wait);
 	node = list_first(&eq->events);
 	event = node == NULL ? NULL : list_entry(node, struct event, node);
 	if (event == NULL || event->error == 0) {
@@ -581,9 +574,11 @@ static ssize_t cq_readfrom(struct fid_cq *fid, void *buffer, size_t count, fi_ad
 	ssize_t result;
 
 	prov_lock(fabric);
-	wait_disarm(&cq->wait);
 	prov_progress(fabric);
 	result = cq_take(cq, &read);
+	if (cq->count == 0) {
+		wait_settle(&cq->wait);
+	}
 	prov_unlock(fabric);
 	return result;
 }
@@ -643,7 +638,7 @@ static int cq_signal(struct fid_cq *fid)
 	struct prov_cq *cq = container_of(fid, struct prov_cq, cq);
 
 	prov_lock(cq->domain->fabric);
-	cq->wait.signalled = cq->wait.armed;
+	cq->wait.signalled = cq->wait.sleepers > 0;
 	wait_tell(&cq->wait);
 	prov_unlock(cq->domain->fabric);
 	return 0;
@@ -756,17 +751,19 @@ int prov_trywait(struct fid_fabric *fid, struct fid **fids, int count)
 			prov_unlock(fabric);
 			return -FI_EINVAL;
 		}
-		wait_arm(wait);
+		wait_watch(wait);
 	}
 	prov_progress(fabric);
 	for (int i = 0; i < count; i++) {
-		bool some =
-			fids[i]->fclass == FI_CLASS_CQ
-				? container_of(fids[i], struct prov_cq, cq.fid)->count > 0
-				: !list_is_empty(
-					  &container_of(fids[i], struct prov_eq, eq.fid)->events);
+		bool is_cq = fids[i]->fclass == FI_CLASS_CQ;
+		struct prov_cq *cq = container_of(fids[i], struct prov_cq, cq.fid);
+		struct prov_eq *eq = container_of(fids[i], struct prov_eq, eq.fid);
 
-		result = some ? -FI_EAGAIN : result;
+		if (is_cq ? cq->count > 0 : !list_is_empty(&eq->events)) {
+			result = -FI_EAGAIN;
+		} else {
+			wait_settle(is_cq ? &cq->wait : &eq->wait);
+		}
 	}
 	prov_unlock(fabric);
 	return result;

@@ -98,9 +98,13 @@ struct prov_fabric {
 	struct list_node peps;
 	struct list_node again; /* endpoints to be looked at with the next progress */
 	uint32_t objects;	/* opened on it and not closed */
-	uint32_t armed;		/* wait objects that somebody may sleep on */
+	uint32_t armed;		/* threads that sleep, and wait objects that are watched */
 	uint32_t closing;	/* connections that were closed and are not yet gone */
 };
+
+/* Takes what peers sent, sends what waits. If anybody may sleep, peers ring from then on. Not from
+ * inside what it calls. */
+void prov_progress(struct prov_fabric *fabric);
 
 static inline uint64_t prov_iov_bytes(const struct iovec *iov, size_t count)
 {
@@ -117,16 +121,22 @@ static inline void prov_lock(struct prov_fabric *fabric)
 	pthread_mutex_lock(&fabric->lock);
 }
 
+/* After calls that leave the queue of clan alone, and after prov_progress(). */
 static inline void prov_unlock(struct prov_fabric *fabric)
 {
 	pthread_mutex_unlock(&fabric->lock);
 }
 
-int prov_fabric_open(struct fi_fabric_attr *attr, struct fid_fabric **fabric_out, void *context);
+/* After calls on the queue: somebody who sleeps would not be woken by what they may have found. */
+static inline void prov_leave(struct prov_fabric *fabric)
+{
+	if (fabric->armed > 0) {
+		prov_progress(fabric);
+	}
+	prov_unlock(fabric);
+}
 
-/* Takes what peers sent, sends what waits. If anybody may sleep, peers ring from then on. Not from
- * inside what it calls. */
-void prov_progress(struct prov_fabric *fabric);
+int prov_fabric_open(struct fi_fabric_attr *attr, struct fid_fabric **fabric_out, void *context);
 
 /* Closes a connection of clan, which tells the program nothing more. */
 void prov_conn_close(struct prov_fabric *fabric, struct clan_conn *conn);
@@ -141,11 +151,12 @@ int prov_no_control(struct fid *fid, int command, void *arg);
 /* What a thread can sleep on: the fabric's bell, or something queued for this very object. */
 struct prov_wait {
 	struct prov_fabric *fabric;
-	int set_fd;  /* -1: FI_WAIT_NONE */
-	int told_fd; /* an eventfd in the set */
-	bool armed;
-	bool told;
-	bool signalled; /* by fi_cq_signal() */
+	int set_fd;	   /* -1: FI_WAIT_NONE */
+	int told_fd;	   /* an eventfd in the set */
+	bool watched;	   /* somebody may poll the set: fi_trywait() was called */
+	bool told;	   /* the eventfd is readable */
+	bool signalled;	   /* by fi_cq_signal(): one sleeper returns */
+	uint32_t sleepers; /* threads inside fi_cq_sread() or fi_eq_sread() */
 };
 
 struct prov_eq {

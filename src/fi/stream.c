@@ -537,7 +537,7 @@ static ssize_t take_payload(struct prov_ep *ep)
 	uint8_t nowhere[4096];
 	uint64_t left = payload_bytes(&ep->in.record) - ep->in.done;
 	struct iovec iov[PROV_IOV_MAX];
-	uint32_t count = place(ep, iov, left);
+	uint32_t count = place(ep, iov, MIN(left, (uint64_t)COPY_BYTES));
 
 	if (count == 0) {
 		iov[0] = (struct iovec){ nowhere, MIN(left, sizeof(nowhere)) };
@@ -655,6 +655,9 @@ static int receive_step(struct prov_ep *ep)
 			return (int)count;
 		}
 		in->done += (uint64_t)count;
+		if (in->done < payload_bytes(&in->record)) {
+			clan_flush(ep->conn); /* the peer hears of room while we copy the rest */
+		}
 	}
 	if (in->done == payload_bytes(&in->record)) {
 		record_is_complete(ep);

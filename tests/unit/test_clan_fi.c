@@ -764,6 +764,56 @@ static void a_message_wakes_sleepers(void **state)
 	pair_close(&pair);
 }
 
+/* Two threads sleep on one queue while a third polls it: two messages wake the two, or the third
+ * has taken one and a further message wakes the last. */
+static void sleepers_share_a_queue(void **state)
+{
+	uint8_t in[8];
+	struct pair pair;
+
+	(void)state;
+	pair_open(&pair);
+	for (int i = 0; i < 100; i++) {
+		struct fi_cq_data_entry entry;
+		pthread_t threads[2];
+		int messages = 2;
+		void *result;
+
+		for (int j = 0; j < 2; j++) {
+			assert_int_equal(pthread_create(&threads[j], NULL, sleep_on_completions,
+						 &pair.server),
+				0);
+		}
+		for (int j = 0; j < messages; j++) {
+			assert_int_equal(fi_recv(pair.server.ep, in, 8, NULL, 0, in), 0);
+			assert_int_equal(fi_inject(pair.client.ep, "12345678", 8, 0), 0);
+			messages += j < 10 && fi_cq_read(pair.server.cq, &entry, 1) == 1;
+		}
+		for (int j = 0; j < 2; j++) {
+			assert_int_equal(pthread_join(threads[j], &result), 0);
+			assert_ptr_equal(result, in);
+		}
+	}
+	pair_close(&pair);
+}
+
+/* fi_cq_signal() ends one sleep. */
+static void signals_end_a_sleep(void **state)
+{
+	struct pair pair;
+	pthread_t thread;
+	void *result = &pair;
+
+	(void)state;
+	pair_open(&pair);
+	assert_int_equal(pthread_create(&thread, NULL, sleep_on_completions, &pair.server), 0);
+	while (pthread_tryjoin_np(thread, &result) == EBUSY) {
+		assert_int_equal(fi_cq_signal(pair.server.cq), 0);
+	}
+	assert_null(result);
+	pair_close(&pair);
+}
+
 static void descriptors_tell(void **state)
 {
 	struct pollfd file = { .events = POLLIN };
@@ -780,6 +830,8 @@ static void descriptors_tell(void **state)
 	assert_int_equal(fi_recv(pair.server.ep, in, 8, NULL, 0, in), 0);
 	assert_int_equal(fi_trywait(pair.server.fabric, fids, 2), 0);
 	assert_int_equal(poll(&file, 1, 0), 0);
+	/* That another thread reads in between changes nothing for one that polls. */
+	assert_int_equal(fi_cq_read(pair.server.cq, &entry, 1), -FI_EAGAIN);
 	assert_int_equal(fi_inject(pair.client.ep, "12345678", 8, 0), 0);
 	assert_int_equal(poll(&file, 1, 60000), 1);
 	assert_int_equal(fi_cq_read(pair.server.cq, &entry, 1), 1);
@@ -837,6 +889,8 @@ int main(void)
 		cmocka_unit_test(a_dead_peer_is_noticed),
 		cmocka_unit_test(a_child_does_not_disturb),
 		cmocka_unit_test(a_message_wakes_sleepers),
+		cmocka_unit_test(sleepers_share_a_queue),
+		cmocka_unit_test(signals_end_a_sleep),
 		cmocka_unit_test(descriptors_tell),
 		cmocka_unit_test(event_queues_take_events),
 	};
