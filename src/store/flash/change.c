@@ -1,0 +1,391 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Writes, trims and zeroes: one after the other, in the order of their arrival, so that the order
+ * of the log is that of the changes of each block. The first one that must wait lets the others
+ * wait; the pages of the map that they will need are read meanwhile.
+ */
+#include <endian.h>
+#include <errno.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/crc32c.h"
+#include "base/log.h"
+#include "store/flash/flash.h"
+
+enum {
+	LOOKAHEAD = 16,	       /* changes whose pages are read ahead */
+	EMPTY_PAGES_MAX = 4096 /* looked at in one turn */
+};
+
+/* What became of a step of the first change. */
+enum step {
+	STEP_WAIT, /* something will call flash_pump() */
+	STEP_DONE, /* the next one follows */
+};
+
+static uint64_t block_of(uint64_t offset)
+{
+	return offset >> FLASH_BLOCK_SHIFT;
+}
+
+static uint64_t end_of(const struct store_part *part)
+{
+	return part->offset + part->length;
+}
+
+static void change_ended(struct flash *flash, struct store_part *part)
+{
+	list_remove(&part->node);
+	list_remove(&flash_scratch_of(part)->wait.node);
+	flash->edges[0].is_ready = false;
+	flash->edges[1].is_ready = false;
+}
+
+static void change_failed(struct flash *flash, struct store_part *part, int error)
+{
+	change_ended(flash, part);
+	flash_finish(part, error);
+}
+
+/* --- pages of the map ------------------------------------------------------------------------ */
+
+static void page_ready(struct flash_wait *wait, int result)
+{
+	struct flash *flash = container_of(wait, struct flash, change_wait);
+
+	flash->change_waits = false;
+	if (result < 0 && !list_is_empty(&flash->changes)) {
+		change_failed(flash,
+			list_entry(list_first(&flash->changes), struct store_part, node), result);
+	}
+}
+
+static void ahead_ready(struct flash_wait *wait, int result)
+{
+	GMB_UNUSED(wait);
+	GMB_UNUSED(result); /* whoever needs the page meets the error again */
+}
+
+/* Has the first pages of the changes that wait read. */
+static void look_ahead(struct flash *flash)
+{
+	uint32_t count = 0;
+
+	list_for_each(node, &flash->changes)
+	{
+		struct store_part *part = list_entry(node, struct store_part, node);
+		struct flash_wait *wait = &flash_scratch_of(part)->wait;
+		bool full;
+
+		if (count++ == LOOKAHEAD) {
+			return;
+		}
+		if (wait->ready == NULL && count > 1) {
+			wait->ready = ahead_ready;
+			(void)flash_map_get(flash,
+				(uint32_t)(block_of(part->offset) / FLASH_NODE_ENTRIES), wait,
+				&full);
+		}
+	}
+}
+
+/* The page, ready to be changed; NULL: the change waits. */
+static struct flash_slot *page_for_change(struct flash *flash, uint32_t page)
+{
+	bool full;
+	struct flash_slot *slot;
+
+	slot = flash_map_get(flash, page, &flash->change_wait, &full);
+	if (slot == NULL && !full) {
+		flash->change_waits = true;
+		look_ahead(flash);
+	} else if (slot == NULL || !flash_map_dirty(flash, slot)) {
+		flash_checkpoint_ask(flash);
+		slot = NULL;
+	}
+	return slot;
+}
+
+/* --- blocks of which a part is written ------------------------------------------------------- */
+
+static void edge_done(struct flash_io *io, int result)
+{
+	struct flash_edge *edge = container_of(io, struct flash_edge, io);
+	struct flash *flash = io->flash;
+
+	flash->segments[edge->segment].readers--;
+	if (result == 0 && crc32c(0, edge->bytes, FLASH_BLOCK_BYTES) != edge->crc) {
+		flash->counters.checksum_errors++;
+		log_error("flash store '%s': the block at %llu of the disk is damaged", flash->path,
+			(unsigned long long)io->offset);
+		result = -EIO;
+	}
+	edge->is_ready = result == 0;
+	page_ready(&flash->change_wait, result);
+}
+
+/* The block as it is now, of which a part will be written. */
+static enum step edge_get(struct flash *flash, struct flash_edge *edge, uint64_t lpn)
+{
+	struct flash_log *log = &flash->log;
+	const struct flash_slot *slot = flash_map_find(flash, (uint32_t)(lpn / FLASH_NODE_ENTRIES));
+	struct flash_entry entry = slot->node->entries[lpn % FLASH_NODE_ENTRIES];
+
+	if (edge->is_ready) {
+		return STEP_DONE;
+	}
+	/* What was written before must have taken effect. */
+	if (log->written_seq < flash->changed_seq) {
+		if (log->filling != NULL && log->filling->at.seq < flash->changed_seq) {
+			flash_log_close(flash);
+		}
+		return STEP_WAIT;
+	}
+	if (entry.block == 0) {
+		memset(edge->bytes, 0, FLASH_BLOCK_BYTES);
+		edge->is_ready = true;
+		return STEP_DONE;
+	}
+	edge->crc = le32toh(entry.crc);
+	edge->segment = flash_segment_of(&flash->anchor.geometry, le32toh(entry.block));
+	flash->segments[edge->segment].readers++;
+	flash->change_waits = true;
+	flash_io_start(flash, &edge->io, false, mem_of(edge->bytes), le32toh(entry.block),
+		FLASH_BLOCK_BYTES, edge_done);
+	return STEP_WAIT;
+}
+
+/* Puts what the part has for the block over what is there. */
+static void edge_patch(const struct store_part *part, uint64_t lpn, uint8_t *bytes)
+{
+	uint64_t at = lpn << FLASH_BLOCK_SHIFT;
+	uint64_t from = MAX(at, part->offset);
+	uint64_t to = MIN(at + FLASH_BLOCK_BYTES, end_of(part));
+
+	if (part->op == STORE_WRITE) {
+		memcpy(bytes + (from - at), mem_cpu_read(part->memory) + (from - part->offset),
+			to - from);
+	} else {
+		memset(bytes + (from - at), 0, to - from);
+	}
+}
+
+/* The edge of the part that the block is, or NULL: all of the block is in the part. */
+static struct flash_edge *edge_of(struct flash *flash, const struct store_part *part, uint64_t lpn)
+{
+	if (lpn << FLASH_BLOCK_SHIFT < part->offset) {
+		return &flash->edges[0];
+	}
+	return (lpn + 1) << FLASH_BLOCK_SHIFT > end_of(part) ? &flash->edges[1] : NULL;
+}
+
+/* --- blocks ---------------------------------------------------------------------------------- */
+
+/* All that is needed to write these blocks with one record. */
+static enum step blocks_prepare(
+	struct flash *flash, const struct store_part *part, uint64_t first, uint32_t count)
+{
+	for (uint64_t page = first / FLASH_NODE_ENTRIES;
+		page <= (first + count - 1) / FLASH_NODE_ENTRIES; page++) {
+		if (page_for_change(flash, (uint32_t)page) == NULL) {
+			return STEP_WAIT;
+		}
+	}
+	for (uint64_t lpn = first; lpn < first + count; lpn += MAX(count - 1, 1U)) {
+		struct flash_edge *edge = edge_of(flash, part, lpn);
+
+		if (edge != NULL && edge_get(flash, edge, lpn) == STEP_WAIT) {
+			return STEP_WAIT;
+		}
+	}
+	return flash_log_room(flash, count, false) ? STEP_DONE : STEP_WAIT;
+}
+
+static void blocks_append(
+	struct flash *flash, const struct store_part *part, uint64_t first, uint32_t count)
+{
+	for (uint64_t lpn = first; lpn < first + count; lpn++) {
+		struct flash_record_entry entry = { .lpn = lpn, .kind = FLASH_DATA };
+		const struct flash_edge *edge = edge_of(flash, part, lpn);
+		const uint8_t *data;
+
+		if (edge != NULL) {
+			edge_patch(part, lpn, edge->bytes);
+			data = edge->bytes;
+		} else {
+			data = mem_cpu_read(part->memory) +
+			       ((lpn << FLASH_BLOCK_SHIFT) - part->offset);
+		}
+		flash_log_append(flash, &entry, data);
+	}
+	flash->counters.written_blocks += count;
+	flash_gc_credit(flash, count);
+	flash->changed_seq = flash->log.filling->at.seq + 1;
+}
+
+/* --- writes ---------------------------------------------------------------------------------- */
+
+/* A durable write that is not too long goes into one record: a crash leaves all of it, or nothing.
+ */
+static bool is_atomic(const struct flash *flash, const struct store_part *part, uint64_t count)
+{
+	return (part->flags & STORE_FUA) != 0 &&
+	       count <= MIN((uint32_t)FLASH_ATOMIC_BLOCKS,
+				flash->anchor.geometry.segment_blocks - 1);
+}
+
+static enum step write_step(struct flash *flash, struct store_part *part)
+{
+	struct flash_scratch *scratch = flash_scratch_of(part);
+	uint64_t first = block_of(part->offset + scratch->done_bytes);
+	uint64_t end = block_of(end_of(part) - 1) + 1;
+	uint64_t count = end - first;
+	enum step step;
+
+	if (!is_atomic(flash, part, end - block_of(part->offset))) {
+		count = MIN(count, (uint64_t)flash_log_fit(flash));
+	}
+	step = blocks_prepare(flash, part, first, (uint32_t)count);
+	if (step == STEP_WAIT) {
+		return step;
+	}
+	blocks_append(flash, part, first, (uint32_t)count);
+	scratch->done_bytes = ((first + count) << FLASH_BLOCK_SHIFT) - part->offset;
+	if (first + count == end) {
+		change_ended(flash, part);
+		flash_log_add_part(flash, part);
+	}
+	return STEP_DONE;
+}
+
+/* --- trim and zero --------------------------------------------------------------------------- */
+
+static bool has_blocks(const struct flash_slot *slot, uint64_t first, uint64_t end)
+{
+	for (uint64_t i = first; i < end; i++) {
+		if (slot->node->entries[i % FLASH_NODE_ENTRIES].block != 0) {
+			return true;
+		}
+	}
+	return false;
+}
+
+/* A block that is zeroed in part. One that has nothing stays as it is. */
+static enum step clear_edge(struct flash *flash, struct store_part *part, uint64_t lpn)
+{
+	const struct flash_slot *slot =
+		page_for_change(flash, (uint32_t)(lpn / FLASH_NODE_ENTRIES));
+	enum step step;
+
+	if (slot == NULL) {
+		return STEP_WAIT;
+	}
+	if (slot->pins == 0 && !has_blocks(slot, lpn, lpn + 1)) {
+		return STEP_DONE;
+	}
+	step = blocks_prepare(flash, part, lpn, 1);
+	if (step == STEP_DONE) {
+		blocks_append(flash, part, lpn, 1);
+	}
+	return step;
+}
+
+/* Whole blocks of one page. */
+static enum step clear_page(struct flash *flash, uint64_t first, uint64_t end)
+{
+	uint32_t page = (uint32_t)(first / FLASH_NODE_ENTRIES);
+	struct flash_record_entry entry = {
+		.lpn = first, .source = (uint32_t)(end - first), .kind = FLASH_TRIM
+	};
+	struct flash_slot *slot = page_for_change(flash, page);
+
+	if (slot == NULL) {
+		return STEP_WAIT;
+	}
+	if (slot->pins == 0 && !has_blocks(slot, first, end)) {
+		return STEP_DONE;
+	}
+	if (!flash_log_room(flash, 1, false)) {
+		return STEP_WAIT;
+	}
+	flash_log_append(flash, &entry, NULL);
+	flash->changed_seq = flash->log.filling->at.seq + 1;
+	return STEP_DONE;
+}
+
+static void turn_done(struct ring_op *op, int result)
+{
+	struct flash *flash = container_of(op, struct flash, turn);
+
+	GMB_UNUSED(result);
+	flash_pump(flash);
+	flash_io_ended(flash);
+}
+
+static enum step clear_step(struct flash *flash, struct store_part *part)
+{
+	struct flash_scratch *scratch = flash_scratch_of(part);
+	uint64_t end = end_of(part);
+
+	for (uint32_t empty = 0; scratch->done_bytes < part->length;) {
+		uint64_t offset = part->offset + scratch->done_bytes;
+		uint64_t lpn = block_of(offset);
+		uint64_t page = lpn / FLASH_NODE_ENTRIES;
+		uint64_t stop = MIN(end, (lpn + 1) << FLASH_BLOCK_SHIFT);
+		enum step step = STEP_DONE;
+
+		if (flash_map_is_empty(flash, (uint32_t)page)) {
+			stop = MIN(end, ((page + 1) * FLASH_NODE_ENTRIES) << FLASH_BLOCK_SHIFT);
+			if (++empty == EMPTY_PAGES_MAX) {
+				if (!flash->turn.in_flight) {
+					flash->io_count++;
+					ring_defer(flash->ring, &flash->turn, 0, turn_done);
+				}
+				return STEP_WAIT;
+			}
+		} else if (edge_of(flash, part, lpn) != NULL) {
+			/* What is trimmed in part may stay as it is. */
+			step = part->op == STORE_ZERO ? clear_edge(flash, part, lpn) : STEP_DONE;
+		} else {
+			stop = MIN(align_down(end, FLASH_BLOCK_BYTES),
+				((page + 1) * FLASH_NODE_ENTRIES) << FLASH_BLOCK_SHIFT);
+			step = clear_page(flash, lpn, block_of(stop));
+		}
+		if (step == STEP_WAIT) {
+			return step;
+		}
+		scratch->done_bytes = stop - part->offset;
+	}
+	change_ended(flash, part);
+	flash_log_add_part(flash, part);
+	return STEP_DONE;
+}
+
+/* --- the line -------------------------------------------------------------------------------- */
+
+bool flash_changes_step(struct flash *flash)
+{
+	bool progress = false;
+
+	while (!list_is_empty(&flash->changes) && !flash->change_waits &&
+		!flash_checkpoint_runs(flash)) {
+		struct store_part *part =
+			list_entry(list_first(&flash->changes), struct store_part, node);
+
+		if (flash->failed != 0) {
+			change_failed(flash, part, flash->failed);
+		} else if (part->op == STORE_WRITE ? write_step(flash, part) == STEP_WAIT
+						   : clear_step(flash, part) == STEP_WAIT) {
+			return progress;
+		}
+		progress = true;
+	}
+	return progress;
+}
+
+void flash_changes_init(struct flash *flash)
+{
+	list_init(&flash->changes);
+	flash->change_wait.ready = page_ready;
+}

@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Checkpoints. What is in memory only goes to the log, the anchors refer to it, and only then may
+ * segments be used again that nothing refers to any more. Changes wait meanwhile; reads do not.
+ *
+ * That a segment becomes free by a checkpoint alone replaces many rules: the anchor that counts
+ * after a crash refers to nothing in it, and the log from that anchor on has no record in it.
+ */
+#include <endian.h>
+#include <string.h>
+
+#include "store/flash/flash.h"
+
+enum {
+	BLOCKS_MAX = 1 << 18, /* 1 GiB of log, from checkpoint to checkpoint */
+	RECORDS_MAX = 1 << 14,
+};
+
+static const uint32_t checkpoint_edges[FLASH_CHECKPOINT_STATE_COUNT] = {
+	[FLASH_CHECKPOINT_NONE] = BIT(FLASH_CHECKPOINT_DRAIN),
+	[FLASH_CHECKPOINT_DRAIN] = BIT(FLASH_CHECKPOINT_LEVEL_0) | BIT(FLASH_CHECKPOINT_NONE),
+	[FLASH_CHECKPOINT_LEVEL_0] = BIT(FLASH_CHECKPOINT_LEVEL_1) | BIT(FLASH_CHECKPOINT_NONE),
+	[FLASH_CHECKPOINT_LEVEL_1] = BIT(FLASH_CHECKPOINT_LEVEL_2) | BIT(FLASH_CHECKPOINT_NONE),
+	[FLASH_CHECKPOINT_LEVEL_2] = BIT(FLASH_CHECKPOINT_SYNC) | BIT(FLASH_CHECKPOINT_NONE),
+	[FLASH_CHECKPOINT_SYNC] = BIT(FLASH_CHECKPOINT_ANCHOR_FIRST) | BIT(FLASH_CHECKPOINT_NONE),
+	[FLASH_CHECKPOINT_ANCHOR_FIRST] =
+		BIT(FLASH_CHECKPOINT_ANCHOR_SECOND) | BIT(FLASH_CHECKPOINT_NONE),
+	[FLASH_CHECKPOINT_ANCHOR_SECOND] = BIT(FLASH_CHECKPOINT_NONE),
+};
+
+static void set_state(struct flash_checkpoint *checkpoint, enum flash_checkpoint_state state)
+{
+	GMB_ASSERT((checkpoint_edges[checkpoint->state] & BIT(state)) != 0);
+	checkpoint->state = state;
+	checkpoint->next = 0;
+}
+
+void flash_checkpoint_ask(struct flash *flash)
+{
+	flash->checkpoint.is_asked = true;
+	flash->pump_again = true;
+}
+
+static bool is_zero(const void *block)
+{
+	static const uint8_t zeroes[FLASH_BLOCK_BYTES];
+
+	return memcmp(block, zeroes, sizeof(zeroes)) == 0;
+}
+
+/* --- nodes ----------------------------------------------------------------------------------- */
+
+/* False: there is no room in the log at present. */
+static bool write_node(struct flash *flash, uint32_t level, uint32_t index, const void *node)
+{
+	struct flash_record_entry entry = { .lpn = index, .source = level, .kind = FLASH_NODE };
+
+	if (!flash_log_room(flash, 1, true)) {
+		return false;
+	}
+	flash_log_append(flash, &entry, node);
+	flash->counters.node_blocks++;
+	return true;
+}
+
+void flash_table_encode(const struct flash *flash, uint32_t index, uint8_t *block)
+{
+	struct flash_table_entry entries[FLASH_TABLE_ENTRIES] = { 0 };
+	uint32_t first = index * FLASH_TABLE_ENTRIES;
+
+	for (uint32_t i = 0; i < FLASH_TABLE_ENTRIES; i++) {
+		if (first + i < flash->anchor.geometry.segment_count) {
+			const struct gc_segment *segment = &flash->table.segments[first + i];
+
+			entries[i].stamp = htole64(segment->stamp);
+			entries[i].valid = htole32(segment->valid);
+			entries[i].erases = htole32(flash->segments[first + i].erases);
+		}
+	}
+	memcpy(block, entries, sizeof(entries));
+}
+
+/* Pages of the map first, those of the table behind them. */
+static bool write_pages(struct flash *flash)
+{
+	struct flash_checkpoint *checkpoint = &flash->checkpoint;
+	struct flash_map *map = &flash->map;
+	uint32_t leaf_count = flash->anchor.geometry.leaf_count;
+	uint32_t count = map->slot_count + flash->anchor.geometry.page_count - leaf_count;
+
+	for (; checkpoint->next < map->slot_count; checkpoint->next++) {
+		struct flash_slot *slot = &map->slots[checkpoint->next];
+
+		if (slot->state != FLASH_SLOT_DIRTY) {
+			continue;
+		}
+		if (is_zero(slot->node)) {
+			flash_map_set_node(flash, 0, slot->page, (struct flash_entry){ 0 });
+			flash_map_clean(flash, slot);
+		} else if (!write_node(flash, 0, slot->page, slot->node)) {
+			return false;
+		}
+	}
+	for (; checkpoint->next < count; checkpoint->next++) {
+		uint32_t index = checkpoint->next - map->slot_count;
+
+		if (map->table_dirty[index]) {
+			flash_table_encode(flash, index, checkpoint->block);
+			if (!write_node(flash, 0, leaf_count + index, checkpoint->block)) {
+				return false;
+			}
+			map->table_dirty[index] = false;
+		}
+	}
+	return true;
+}
+
+static bool write_level(struct flash *flash, uint32_t level)
+{
+	struct flash_checkpoint *checkpoint = &flash->checkpoint;
+
+	for (; checkpoint->next < flash->anchor.geometry.node_counts[level]; checkpoint->next++) {
+		uint32_t index = checkpoint->next;
+		const struct flash_entry *node =
+			flash->map.levels[level - 1] + (size_t)index * FLASH_NODE_ENTRIES;
+
+		if (!flash->map.dirty[level][index]) {
+			continue;
+		}
+		if (is_zero(node)) {
+			flash_map_set_node(flash, level, index, (struct flash_entry){ 0 });
+		} else if (!write_node(flash, level, index, node)) {
+			return false;
+		}
+		flash->map.dirty[level][index] = false;
+	}
+	return true;
+}
+
+/* All of a level is appended and has its place: the next one. */
+static bool end_level(struct flash *flash, bool all_appended, enum flash_checkpoint_state next)
+{
+	if (!all_appended) {
+		return false;
+	}
+	flash_log_close(flash);
+	if (!flash_log_is_idle(flash)) {
+		return false;
+	}
+	set_state(&flash->checkpoint, next);
+	return true;
+}
+
+/* --- the end --------------------------------------------------------------------------------- */
+
+static void free_segment(struct flash *flash, uint32_t index)
+{
+	if (flash->table.segments[index].state == GC_CANDIDATE) {
+		gc_set_state(&flash->table, index, GC_VICTIM);
+	}
+	gc_set_state(&flash->table, index, GC_FREE);
+}
+
+/* Nothing that a crash may bring back refers to what is free from now on. */
+static void free_segments(struct flash *flash)
+{
+	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
+		const struct gc_segment *entry = &flash->table.segments[i];
+		struct flash_segment *segment = &flash->segments[i];
+		bool is_empty = entry->valid == 0 && segment->nodes == 0;
+		bool is_walked = flash->gc.state == FLASH_GC_IDLE || flash->gc.victim != i;
+
+		if (entry->state == GC_CLOSED && !segment->is_bad) {
+			gc_set_state(&flash->table, i, GC_CANDIDATE);
+		}
+		if (entry->state != GC_CANDIDATE && entry->state != GC_VICTIM) {
+			continue;
+		}
+		if (is_empty && segment->readers == 0) {
+			free_segment(flash, i);
+		} else if (entry->state == GC_VICTIM && !is_empty && is_walked) {
+			/* Not all of it could be moved. It stays as it is. */
+			segment->is_bad = true;
+			gc_set_state(&flash->table, i, GC_CANDIDATE);
+			gc_set_state(&flash->table, i, GC_CLOSED);
+		}
+	}
+	flash->counters.free_segments = flash->table.state_counts[GC_FREE];
+}
+
+/* Its transfers may not: flash_io_ended() tells who has started it. */
+static void start_ended(struct flash *flash, int result)
+{
+	struct store_start *start = flash->start;
+
+	if (result < 0) {
+		(void)error_set(&start->error, result, "cannot write the checkpoint of '%s': %s",
+			flash->path, strerror(-result));
+	}
+	flash->start_result = result;
+	flash->start_has_ended = true;
+}
+
+static void end(struct flash *flash, int result)
+{
+	set_state(&flash->checkpoint, FLASH_CHECKPOINT_NONE);
+	flash->checkpoint.is_asked = false;
+	flash->checkpoint.is_waiting = false;
+	if (result == 0) {
+		flash->log.since_checkpoint = 0;
+		flash->log.records_since_checkpoint = 0;
+		flash->counters.checkpoints++;
+		free_segments(flash);
+		flash->gc.is_pressed =
+			flash->table.state_counts[GC_FREE] < flash->gc.floor_segments;
+	}
+	if (flash->is_starting) {
+		start_ended(flash, result);
+	}
+}
+
+static void anchor_written(struct flash_io *io, int result)
+{
+	struct flash *flash = io->flash;
+
+	if (result < 0) {
+		flash_fail(flash, result, "cannot be anchored");
+		end(flash, result);
+		return;
+	}
+	flash_sync_checkpoint(flash);
+}
+
+static void write_anchor(struct flash *flash)
+{
+	struct flash_checkpoint *checkpoint = &flash->checkpoint;
+	bool is_first = checkpoint->state == FLASH_CHECKPOINT_ANCHOR_FIRST;
+
+	if (is_first) {
+		flash->anchor.serial++;
+		flash->anchor.next = flash->log.head;
+		flash->anchor.clock = flash->table.clock;
+		memcpy(flash->anchor.top, flash->map.levels[FLASH_LEVELS - 1],
+			sizeof(flash->anchor.top));
+		flash_anchor_encode(&flash->anchor, checkpoint->block);
+	}
+	checkpoint->is_waiting = true;
+	checkpoint->io.is_durable = false;
+	/* After a crash the one that was read may be the only good one: it goes last. */
+	flash_io_start(flash, &checkpoint->io, true, mem_of(checkpoint->block),
+		is_first ? 1 - flash->good_anchor : flash->good_anchor, FLASH_BLOCK_BYTES,
+		anchor_written);
+}
+
+void flash_checkpoint_synced(struct flash *flash, int result)
+{
+	struct flash_checkpoint *checkpoint = &flash->checkpoint;
+
+	checkpoint->is_waiting = false;
+	if (result < 0) {
+		end(flash, result);
+	} else if (checkpoint->state == FLASH_CHECKPOINT_SYNC) {
+		set_state(checkpoint, FLASH_CHECKPOINT_ANCHOR_FIRST);
+	} else if (checkpoint->state == FLASH_CHECKPOINT_ANCHOR_FIRST) {
+		set_state(checkpoint, FLASH_CHECKPOINT_ANCHOR_SECOND);
+	} else {
+		end(flash, 0);
+	}
+}
+
+/* --- steps ----------------------------------------------------------------------------------- */
+
+static bool is_due(const struct flash *flash)
+{
+	return flash->checkpoint.is_asked || flash->log.since_checkpoint >= BLOCKS_MAX ||
+	       flash->log.records_since_checkpoint >= RECORDS_MAX;
+}
+
+bool flash_checkpoint_step(struct flash *flash)
+{
+	struct flash_checkpoint *checkpoint = &flash->checkpoint;
+
+	if (checkpoint->is_waiting) {
+		return false;
+	}
+	if (flash->failed != 0) {
+		if (flash_checkpoint_runs(flash)) {
+			end(flash, flash->failed);
+		}
+		return false;
+	}
+	switch (checkpoint->state) {
+	case FLASH_CHECKPOINT_NONE:
+		if (!is_due(flash)) {
+			return false;
+		}
+		set_state(checkpoint, FLASH_CHECKPOINT_DRAIN);
+		return true;
+	case FLASH_CHECKPOINT_DRAIN:
+		return end_level(flash, true, FLASH_CHECKPOINT_LEVEL_0);
+	case FLASH_CHECKPOINT_LEVEL_0:
+		return end_level(flash, write_pages(flash), FLASH_CHECKPOINT_LEVEL_1);
+	case FLASH_CHECKPOINT_LEVEL_1:
+		return end_level(flash, write_level(flash, 1), FLASH_CHECKPOINT_LEVEL_2);
+	case FLASH_CHECKPOINT_LEVEL_2:
+		return end_level(flash, write_level(flash, 2), FLASH_CHECKPOINT_SYNC);
+	case FLASH_CHECKPOINT_SYNC:
+		checkpoint->is_waiting = true;
+		flash_sync_checkpoint(flash);
+		return true;
+	case FLASH_CHECKPOINT_ANCHOR_FIRST:
+	case FLASH_CHECKPOINT_ANCHOR_SECOND:
+		write_anchor(flash);
+		return true;
+	case FLASH_CHECKPOINT_STATE_COUNT:
+		break;
+	}
+	return false;
+}

@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Making a flash store, and looking for faults in one. */
+#include <endian.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+
+#include "base/bytes.h"
+#include "base/crc32c.h"
+#include "disk/disk.h"
+#include "store/flash/flash.h"
+
+/* --- making one ------------------------------------------------------------------------------ */
+
+static int fill_anchor(const struct store_create *create, uint64_t device_bytes,
+	struct flash_anchor *anchor, struct error *error)
+{
+	uint64_t segment_blocks = create->segment_bytes > 0
+					  ? create->segment_bytes >> FLASH_BLOCK_SHIFT
+					  : FLASH_SEGMENT_BLOCKS_DEFAULT;
+	uint32_t spare = create->spare_percent > 0 ? create->spare_percent : FLASH_SPARE_DEFAULT;
+
+	*anchor = (struct flash_anchor){ .serial = 1, .next.seq = 1, .spare_percent = spare };
+	if (create->segment_bytes % FLASH_BLOCK_BYTES != 0 ||
+		segment_blocks < FLASH_SEGMENT_BLOCKS_MIN ||
+		segment_blocks > FLASH_SEGMENT_BLOCKS_MAX) {
+		return error_set(error, -EINVAL,
+			"a segment has 64 KiB to 256 MiB, in whole blocks of 4 KiB");
+	}
+	if (spare < FLASH_SPARE_MIN || spare > FLASH_SPARE_MAX) {
+		return error_set(error, -EINVAL, "the spare space is %d to %d percent",
+			FLASH_SPARE_MIN, FLASH_SPARE_MAX);
+	}
+	if (create->label != NULL && strlen(create->label) >= sizeof(anchor->label)) {
+		return error_set(
+			error, -EINVAL, "a label has at most %zu bytes", sizeof(anchor->label) - 1);
+	}
+	if (create->label != NULL) {
+		memcpy(anchor->label, create->label, strlen(create->label));
+	}
+	/* A small device is cut into smaller segments. */
+	while (create->segment_bytes == 0 && segment_blocks > FLASH_SEGMENT_BLOCKS_MIN * 16 &&
+		(device_bytes >> FLASH_BLOCK_SHIFT) / segment_blocks < 128) {
+		segment_blocks /= 2;
+	}
+	if (getrandom(anchor->uuid, sizeof(anchor->uuid), 0) != sizeof(anchor->uuid)) {
+		return error_set(error, -EIO, "the system has no random numbers");
+	}
+	return flash_geometry_make(&anchor->geometry, device_bytes >> FLASH_BLOCK_SHIFT,
+		(uint32_t)segment_blocks, spare, error);
+}
+
+static void encode_anchors(
+	const struct flash_anchor *anchor, uint8_t bytes[FLASH_ANCHORS * FLASH_BLOCK_BYTES])
+{
+	for (int i = 0; i < FLASH_ANCHORS; i++) {
+		flash_anchor_encode(anchor, bytes + (size_t)i * FLASH_BLOCK_BYTES);
+	}
+}
+
+/* Filesystems have what they are known by in the first MiB, Btrfs after 64 KiB of it. */
+static int refuse_contents(int fd, const char *path, uint64_t size, struct error *error)
+{
+	static const uint8_t zeroes[16 * FLASH_BLOCK_BYTES];
+	uint8_t bytes[sizeof(zeroes)];
+	uint64_t end = MIN(size, (uint64_t)FLASH_SEGMENTS_AT * FLASH_BLOCK_BYTES);
+
+	for (uint64_t at = 0, count; at < end; at += count) {
+		int result;
+
+		count = MIN(end - at, (uint64_t)sizeof(bytes));
+		result = disk_read(fd, bytes, (size_t)count, at);
+		if (result < 0) {
+			return error_set(
+				error, result, "cannot read '%s': %s", path, strerror(-result));
+		}
+		if (at == 0 && count >= FLASH_BLOCK_BYTES && flash_anchor_is_ours(bytes)) {
+			return error_set(error, -EEXIST,
+				"'%s' has a flash store already; --force makes a new one, and all "
+				"that is in the old one is lost",
+				path);
+		}
+		if (memcmp(bytes, zeroes, (size_t)count) != 0) {
+			return error_set(error, -EEXIST,
+				"'%s' is not empty; --force makes a flash store on it, and its "
+				"contents are lost",
+				path);
+		}
+	}
+	return 0;
+}
+
+/* On what is there. */
+static int create_on(
+	int fd, const char *path, const struct store_create *create, struct error *error)
+{
+	uint8_t bytes[FLASH_ANCHORS * FLASH_BLOCK_BYTES];
+	struct flash_anchor anchor;
+	struct disk_info info;
+	int result = disk_info(fd, &info);
+
+	if (result < 0) {
+		return error_set(error, result, "cannot examine '%s': %s", path, strerror(-result));
+	}
+	if (info.zoned) {
+		return error_set(error, -ENOTSUP,
+			"'%s' is a host-managed zoned block device, which a flash store does not "
+			"write to yet",
+			path);
+	}
+	if (create->size > 0 && create->size != info.size) {
+		return error_set(error, -EEXIST,
+			"'%s' exists, and has %llu bytes; --size is for a file that is made", path,
+			(unsigned long long)info.size);
+	}
+	if (!create->force) {
+		result = refuse_contents(fd, path, info.size, error);
+	}
+	if (result == 0) {
+		result = fill_anchor(create, info.size, &anchor, error);
+		if (result < 0) {
+			error_prefix(error, "cannot make a flash store on '%s'", path);
+		}
+	}
+	if (result < 0) {
+		return result;
+	}
+	encode_anchors(&anchor, bytes);
+	result = disk_write(fd, bytes, sizeof(bytes), 0);
+	if (result == 0) {
+		result = disk_sync(fd);
+	}
+	return result < 0 ? error_set(error, result, "cannot write to '%s': %s", path,
+				    strerror(-result))
+			  : 0;
+}
+
+static int create_file(const char *path, const struct store_create *create, struct error *error)
+{
+	uint8_t bytes[FLASH_ANCHORS * FLASH_BLOCK_BYTES];
+	struct flash_anchor anchor;
+	int result;
+
+	if (create->size == 0) {
+		return error_set(error, -ENOENT,
+			"'%s' does not exist; with --size=SIZE a file is made", path);
+	}
+	result = fill_anchor(create, create->size, &anchor, error);
+	if (result < 0) {
+		error_prefix(error, "cannot make a flash store in '%s'", path);
+		return result;
+	}
+	encode_anchors(&anchor, bytes);
+	return disk_create(path, create->size, bytes, sizeof(bytes), error);
+}
+
+int flash_create(const char *path, const struct store_create *create, struct error *error)
+{
+	int claim = -1;
+	int fd;
+	int result;
+
+	path = store_path_file(path);
+	result = disk_open(path, false, false, &fd, error);
+	if (result == -ENOENT) {
+		return create_file(path, create, error);
+	}
+	if (result < 0) {
+		return result;
+	}
+	result = disk_claim(path, fd, &claim, error);
+	if (result == 0) {
+		result = create_on(fd, path, create, error);
+	}
+	if (claim >= 0) {
+		disk_close(claim);
+	}
+	disk_close(fd);
+	return result;
+}
+
+/* --- checking -------------------------------------------------------------------------------- */
+
+struct checking {
+	struct flash *flash;
+	struct store_check *check;
+	uint32_t *valid; /* by segment: found in the map */
+	uint64_t mapped;
+	uint64_t damaged_pages;
+	uint64_t damaged_blocks;
+};
+
+static void check_block(struct checking *checking, const struct flash_entry *entry)
+{
+	struct flash *flash = checking->flash;
+	uint32_t block = le32toh(entry->block);
+	uint8_t *bytes = flash->gc.bytes;
+
+	checking->mapped++;
+	checking->valid[flash_segment_of(&flash->anchor.geometry, block)]++;
+	if (disk_read(flash->fd, bytes, FLASH_BLOCK_BYTES, (uint64_t)block << FLASH_BLOCK_SHIFT) <
+			0 ||
+		crc32c(0, bytes, FLASH_BLOCK_BYTES) != le32toh(entry->crc)) {
+		checking->damaged_blocks++;
+	}
+}
+
+static void check_page(struct checking *checking, uint32_t page)
+{
+	struct flash *flash = checking->flash;
+	const struct flash_slot *slot = flash_map_find(flash, page);
+	struct flash_node node;
+	uint64_t last =
+		MIN(flash->anchor.geometry.disk_blocks - (uint64_t)page * FLASH_NODE_ENTRIES,
+			(uint64_t)FLASH_NODE_ENTRIES);
+
+	if (slot != NULL) {
+		node = *slot->node;
+	} else if (flash_node_read(flash, flash->map.levels[0][page], &node) < 0) {
+		checking->damaged_pages++;
+		return;
+	}
+	for (uint32_t i = 0; i < FLASH_NODE_ENTRIES; i++) {
+		uint32_t block = le32toh(node.entries[i].block);
+
+		if (block == 0) {
+			continue;
+		}
+		if (i >= last || !flash_is_in_segment(&flash->anchor.geometry, block)) {
+			checking->damaged_pages++;
+			return;
+		}
+		check_block(checking, &node.entries[i]);
+	}
+}
+
+static void check_found(struct checking *checking)
+{
+	const struct flash *flash = checking->flash;
+	struct store_check *check = checking->check;
+	uint32_t wrong = 0;
+	char text[120];
+
+	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
+		wrong += checking->valid[i] != flash->table.segments[i].valid;
+	}
+	check->amount(check, "used", checking->mapped << FLASH_BLOCK_SHIFT);
+	if (checking->damaged_pages > 0) {
+		snprintf(text, sizeof(text), "%llu pages of the map are damaged",
+			(unsigned long long)checking->damaged_pages);
+		check->fault(check, text);
+	}
+	if (checking->damaged_blocks > 0) {
+		snprintf(text, sizeof(text),
+			"%llu blocks of the disk do not have their checksum; reads of them fail",
+			(unsigned long long)checking->damaged_blocks);
+		check->fault(check, text);
+	}
+	if (wrong > 0 && checking->damaged_pages == 0) {
+		snprintf(text, sizeof(text), "%u segments have another count of blocks in use",
+			wrong);
+		check->fault(check, text);
+	}
+}
+
+static void check_map(struct flash *flash, struct store_check *check)
+{
+	struct checking checking = { .flash = flash, .check = check };
+	struct error error;
+
+	checking.valid = calloc(flash->anchor.geometry.segment_count, sizeof(*checking.valid));
+	if (checking.valid == NULL) {
+		check->fault(check, "there is not enough memory to look at the map");
+	} else if (flash_recover(flash, &error) < 0) {
+		check->fault(check, error.text);
+	} else {
+		for (uint32_t i = 0; i < flash->anchor.geometry.leaf_count; i++) {
+			if (!flash_map_is_empty(flash, i)) {
+				check_page(&checking, i);
+			}
+		}
+		check_found(&checking);
+	}
+	free(checking.valid);
+}
+
+static void check_anchor(int fd, const char *path, struct store_check *check)
+{
+	struct flash *flash = calloc(1, sizeof(*flash));
+	struct error error;
+	uint64_t bytes;
+	void *memory;
+	char text[FLASH_UUID_BYTES * 2 + 1];
+
+	if (flash == NULL) {
+		check->fault(check, "there is not enough memory");
+		return;
+	}
+	flash->fd = fd;
+	flash->path = (char *)(uintptr_t)path;
+	if (flash_anchors_read(flash, &error) < 0) {
+		check->fault(check, error.text);
+		free(flash);
+		return;
+	}
+	for (uint32_t i = 0; i < FLASH_UUID_BYTES; i++) {
+		snprintf(text + (size_t)i * 2, 3, "%02x", flash->anchor.uuid[i]);
+	}
+	check->fact(check, "uuid", text);
+	if (flash->anchor.label[0] != '\0') {
+		check->fact(check, "label", flash->anchor.label);
+	}
+	check->amount(check, "size", flash->anchor.geometry.disk_blocks << FLASH_BLOCK_SHIFT);
+	check->amount(check, "segment",
+		(uint64_t)flash->anchor.geometry.segment_blocks << FLASH_BLOCK_SHIFT);
+	flash->slot_count = flash_slot_count(&flash->anchor.geometry, 0);
+	bytes = flash_budget(flash);
+	memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (memory == MAP_FAILED) {
+		check->fault(check, "there is not enough memory to look at the map");
+	} else {
+		flash_init(flash, memory);
+		check_map(flash, check);
+		(void)munmap(memory, bytes);
+	}
+	free(flash);
+}
+
+int flash_check(const char *path, struct store_check *check, bool *recognized, struct error *error)
+{
+	uint8_t blocks[FLASH_ANCHORS * FLASH_BLOCK_BYTES];
+	uint64_t size = 0;
+	int fd;
+	int result;
+
+	result = disk_open(path, true, false, &fd, error);
+	if (result < 0) {
+		return result;
+	}
+	result = disk_size(fd, &size);
+	if (result == 0 && size >= sizeof(blocks)) {
+		result = disk_read(fd, blocks, sizeof(blocks), 0);
+		*recognized =
+			result == 0 && (flash_anchor_is_ours(blocks) ||
+					       flash_anchor_is_ours(blocks + FLASH_BLOCK_BYTES));
+	}
+	if (result < 0) {
+		result = error_set(error, result, "cannot read '%s': %s", path, strerror(-result));
+	} else if (*recognized) {
+		check->fact(check, "format", "flash");
+		check_anchor(fd, path, check);
+	}
+	disk_close(fd);
+	return result;
+}

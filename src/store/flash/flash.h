@@ -1,0 +1,421 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The flash store: a disk kept as a log on a file or a block device, and a collector of what is no
+ * longer used in it. This header is shared by the files of this folder. The format is described in
+ * docs/protocol/flash.md, the design in docs/design/0023-flash.md.
+ *
+ *   write, trim ─▶ changes ─▶ record being filled ─▶ records in flight ─▶ map, done
+ *   read        ─▶ map ─▶ helpers, one for each run of blocks ─▶ checksums ─▶ done
+ *   flush, FUA  ─▶ sync: one fdatasync for all that wait
+ *   collector   ─▶ a victim's headers, its valid blocks ─▶ record being filled
+ *   checkpoint  ─▶ changed nodes ─▶ records ─▶ sync ─▶ both anchors ─▶ free segments
+ *
+ * Work goes on only while a part is in the store: the last one is held back until nothing is in
+ * flight, so that queues and rings can end as soon as all parts are done. flash_pump() looks what
+ * can go on, and is called after everything that happens.
+ *
+ * Threading: all on the ring of the start, but for the recovery, which has the store for itself on
+ * a worker thread. Ownership: the budget of the start holds all tables and buffers; the file store
+ * below holds the descriptors and the claim. Errors: as store.h. After a write to the log has
+ * failed, all changes fail until the store is opened anew: what follows in the log would be cut
+ * off.
+ */
+#pragma once
+
+#include "store/flash/format.h"
+#include "store/flash/gc_policy.h"
+#include "store/kind.h"
+
+enum {
+	FLASH_RECORDS = 8,
+	FLASH_HELPERS = 64,
+	FLASH_RUN_BLOCKS = 256,
+	FLASH_ATOMIC_BLOCKS = FLASH_RECORD_ENTRIES,
+	FLASH_SLOTS_MIN = 64, /* of the map cache, beside FLASH_DIRTY_MAX */
+	FLASH_NO_SLOT = -1,
+};
+
+struct flash;
+
+/* --- transfers ------------------------------------------------------------------------------- */
+
+/* A read or write of whole blocks. Short transfers and interruptions are resumed. */
+struct flash_io {
+	struct ring_op op;
+	struct flash *flash;
+	struct mem_ref memory;
+	uint64_t offset;
+	size_t bytes;
+	size_t done_bytes;
+	uint32_t retries;
+	bool is_write;
+	bool is_durable; /* FUA */
+	void (*done)(struct flash_io *io, int result);
+};
+
+/* Somebody who waits for a page of the map. */
+struct flash_wait {
+	struct list_node node;
+	void (*ready)(struct flash_wait *wait, int result);
+};
+
+/* --- the map --------------------------------------------------------------------------------- */
+
+enum flash_slot_state { FLASH_SLOT_FREE, FLASH_SLOT_LOADING, FLASH_SLOT_CLEAN, FLASH_SLOT_DIRTY };
+
+/* A page of the map in memory. A dirty one, and one with pins, stays. */
+struct flash_slot {
+	struct flash_node *node;
+	uint32_t page;
+	int32_t chain; /* the next slot of the bucket */
+	uint32_t pins;
+	uint8_t state;
+	struct list_node lru; /* clean and not pinned: the oldest first; or free */
+	struct list_node waiting;
+	struct flash_io io;
+};
+
+struct flash_map {
+	struct flash_entry *levels[FLASH_LEVELS]; /* [n]: where the nodes of level n are */
+	bool *dirty[FLASH_LEVELS];		  /* nodes to be written, from level 1 on */
+	bool *table_dirty;			  /* nodes of the table of segments */
+	struct flash_slot *slots;
+	int32_t *buckets;
+	uint32_t slot_count;
+	uint32_t bucket_mask;
+	uint32_t dirty_count;
+	struct list_node lru;
+};
+
+/* --- the log --------------------------------------------------------------------------------- */
+
+struct flash_buffer {
+	struct flash_record record;
+	uint8_t *bytes; /* the header and FLASH_RECORD_ENTRIES blocks */
+	struct flash_io io;
+	struct flash *flash;
+	struct list_node node;	/* idle or in flight, in the order of the log */
+	struct list_node parts; /* done when it is */
+	struct flash_position at;
+	bool is_written;
+	bool wants_durable; /* one of its parts does */
+};
+
+struct flash_log {
+	struct flash_position head;   /* where the record being filled will be */
+	struct flash_buffer *filling; /* or NULL */
+	struct list_node idle;
+	struct list_node flying; /* closed, oldest first */
+	struct flash_buffer buffers[FLASH_RECORDS];
+	uint32_t flying_count;
+	uint64_t since_checkpoint; /* blocks */
+	uint32_t records_since_checkpoint;
+	uint64_t written_seq; /* all before it are written */
+	uint64_t durable_seq; /* all before it are durable */
+};
+
+struct flash_sync {
+	struct ring_op op;
+	struct list_node now;
+	struct list_node next;
+	uint64_t seq;
+	uint32_t retries;
+	bool is_busy;
+	bool checkpoint_now;
+	bool checkpoint_next;
+};
+
+/* --- the rest -------------------------------------------------------------------------------- */
+
+/* What is kept of a segment beside struct gc_segment. */
+struct flash_segment {
+	uint32_t nodes;	  /* that the levels above point at */
+	uint32_t readers; /* of its blocks, in flight */
+	uint32_t erases;
+	bool is_bad; /* has blocks that cannot be read; never collected */
+};
+
+enum flash_checkpoint_state {
+	FLASH_CHECKPOINT_NONE,
+	FLASH_CHECKPOINT_DRAIN,	  /* records in flight end */
+	FLASH_CHECKPOINT_LEVEL_0, /* changed nodes are appended, and written */
+	FLASH_CHECKPOINT_LEVEL_1,
+	FLASH_CHECKPOINT_LEVEL_2,
+	FLASH_CHECKPOINT_SYNC,	       /* all that the anchor refers to */
+	FLASH_CHECKPOINT_ANCHOR_FIRST, /* written and made durable */
+	FLASH_CHECKPOINT_ANCHOR_SECOND,
+	FLASH_CHECKPOINT_STATE_COUNT
+};
+
+struct flash_checkpoint {
+	enum flash_checkpoint_state state;
+	uint32_t next; /* node or slot to look at */
+	bool is_asked;
+	bool is_waiting; /* for the anchor or the sync */
+	bool is_written; /* the anchor, and not yet durable */
+	struct flash_io io;
+	uint8_t *block;
+};
+
+enum flash_gc_state {
+	FLASH_GC_IDLE,
+	FLASH_GC_HEADER,  /* the next header of the victim is to be read */
+	FLASH_GC_READING, /* it, or blocks */
+	FLASH_GC_SCAN,	  /* which of its blocks are valid */
+	FLASH_GC_COPY,	  /* those that are have been read */
+	FLASH_GC_STATE_COUNT
+};
+
+struct flash_gc {
+	enum flash_gc_state state;
+	uint32_t victim;
+	uint32_t block; /* of the victim: of the record at hand */
+	uint32_t entry; /* of the record: to look at next */
+	uint32_t entry_block;
+	uint32_t first; /* blocks of the record that are read: from here on */
+	uint32_t end;
+	bool is_waiting; /* for a page of the map */
+	bool reads_blocks;
+	uint32_t begin_segments; /* with fewer free ones it begins */
+	uint32_t enough_segments;
+	uint32_t floor_segments; /* that it leaves to checkpoints */
+	bool is_pressed;	 /* the last checkpoint has left fewer */
+	uint64_t credit;	 /* blocks that it may look at before clients have written more */
+	struct flash_record record;
+	struct flash_wait wait;
+	struct flash_io io;
+	uint8_t *bytes; /* a header and its blocks */
+};
+
+/* Reads one run of blocks for a part, or one block of which the part wants some. */
+struct flash_helper {
+	struct flash_io io;
+	struct flash *flash;
+	struct store_part *part;
+	struct list_node node;
+	uint32_t segment;
+	uint32_t count;	 /* blocks */
+	uint32_t skip;	 /* bytes of the only block that the part does not want */
+	uint32_t bytes;	 /* that it wants of it */
+	uint64_t at;	 /* in the part; with the bounce buffer */
+	uint64_t block;	 /* of the disk, the first one */
+	uint8_t *bounce; /* a block; used when bytes > 0 */
+	uint32_t crcs[FLASH_RUN_BLOCKS];
+};
+
+/* A block of which the change at hand writes a part. */
+struct flash_edge {
+	uint8_t *bytes;
+	uint32_t crc;
+	uint32_t segment;
+	bool is_ready;
+	struct flash_io io;
+};
+
+struct flash_counters {
+	uint64_t written_blocks; /* by clients */
+	uint64_t moved_blocks;
+	uint64_t node_blocks;
+	uint64_t header_blocks;
+	uint64_t checkpoints;
+	uint64_t map_misses;
+	uint64_t checksum_errors;
+	uint64_t free_segments;
+};
+
+struct flash {
+	struct store base;
+	struct store *below;
+	struct ring_file file;
+	int fd;
+	char *path;
+	uint32_t memory_align;
+	bool is_read_only;
+	bool ignores_dsync; /* as in struct disk_info */
+	struct flash_anchor anchor;
+	uint32_t good_anchor; /* the one that it was read from */
+	uint32_t slot_count;
+	enum gc_policy policy;
+
+	/* Of the start. */
+	struct store_start *start;
+	struct ring *ring;
+	struct ring_op start_op;
+	int start_result;
+	bool is_starting;
+	bool start_has_ended; /* but for transfers in flight */
+
+	struct flash_map map;
+	struct flash_log log;
+	struct flash_sync sync;
+	struct flash_checkpoint checkpoint;
+	struct flash_gc gc;
+	struct gc_table table;
+	struct flash_segment *segments;
+	struct flash_helper helpers[FLASH_HELPERS];
+	struct list_node helpers_idle;
+	struct list_node hoping;  /* reads for which none was idle */
+	struct list_node changes; /* in the order of their arrival */
+	struct flash_edge edges[2];
+	struct flash_wait change_wait;
+	bool change_waits;    /* for a page, or an edge */
+	uint64_t changed_seq; /* all that changes have appended is in records before it */
+	struct ring_op turn;  /* to go on with a change that is long */
+	int failed;	      /* negative errno: changes fail */
+
+	uint32_t part_count;
+	uint32_t held_count;
+	uint32_t io_count;
+	struct list_node held;
+	bool is_pumping;
+	bool pump_again;
+	struct flash_counters counters;
+};
+
+/* Of a part. */
+struct flash_scratch {
+	uint64_t done_bytes;
+	struct flash_wait wait;
+	int result;
+	uint32_t pending; /* helpers that read for it; pages that were read for its extents */
+	bool is_waiting;  /* for a page, a slot or a helper */
+};
+
+static inline struct flash_scratch *flash_scratch_of(struct store_part *part)
+{
+	return (struct flash_scratch *)(void *)part->scratch;
+}
+
+static inline struct flash *flash_of(const struct store_part *part)
+{
+	return container_of(part->queue->store, struct flash, base);
+}
+
+/* --- flash.c --------------------------------------------------------------------------------- */
+
+/* Looks what can go on. Anywhere on the ring. */
+void flash_pump(struct flash *flash);
+/* How many pages of the map are kept with so much memory; 0: the default. */
+uint32_t flash_slot_count(const struct flash_geometry *geometry, uint64_t map_memory);
+/* Bytes of memory that flash_init() divides; anchor and slot_count are known. */
+uint64_t flash_budget(struct flash *flash);
+void flash_init(struct flash *flash, uint8_t *memory);
+/* True while there is somebody to work for. */
+static inline bool flash_may_work(const struct flash *flash)
+{
+	return flash->is_starting || flash->part_count > flash->held_count;
+}
+
+/* --- io.c ------------------------------------------------------------------------------------ */
+
+/* The part is done, from the next batch on; perhaps it is held back. */
+void flash_finish(struct store_part *part, int result);
+/* Something that was counted in io_count has ended: parts that were held back for it are done. */
+void flash_io_ended(struct flash *flash);
+/* bytes and offset are whole blocks. done is called once, not from inside. */
+void flash_io_start(struct flash *flash, struct flash_io *io, bool is_write, struct mem_ref memory,
+	uint64_t block, size_t bytes, void (*done)(struct flash_io *io, int result));
+/* The part is done when all that was written before is durable. */
+void flash_sync_part(struct flash *flash, struct store_part *part);
+/* The same for the checkpoint, which goes on. */
+void flash_sync_checkpoint(struct flash *flash);
+
+/* --- map.c ----------------------------------------------------------------------------------- */
+
+/* Bytes that the map takes, and from where on. */
+uint64_t flash_map_bytes(const struct flash_geometry *geometry, uint32_t slot_count);
+void flash_map_init(struct flash *flash, uint8_t *memory);
+/* The page if it is in memory, or NULL. It stays until the caller returns. */
+struct flash_slot *flash_map_find(struct flash *flash, uint32_t page);
+/* The same, of a page that has nothing on the disk as well: then a slot of zeroes. NULL: it is
+ * being read, and wait->ready is called once, later; or, without a free slot, a checkpoint must end
+ * first: wait is not used and *full becomes true. */
+struct flash_slot *flash_map_get(
+	struct flash *flash, uint32_t page, struct flash_wait *wait, bool *full);
+/* A free slot that now is this page's, with zeroes; NULL: there is none. */
+struct flash_slot *flash_map_take(struct flash *flash, uint32_t page);
+void flash_map_release(struct flash *flash, struct flash_slot *slot);
+/* The page will be changed: false when as many as can be are dirty. */
+bool flash_map_dirty(struct flash *flash, struct flash_slot *slot);
+void flash_map_clean(struct flash *flash, struct flash_slot *slot);
+void flash_map_pin(struct flash_slot *slot);
+void flash_map_unpin(struct flash *flash, struct flash_slot *slot);
+/* Nothing of the page is on the disk, nor in memory. */
+static inline bool flash_map_is_empty(struct flash *flash, uint32_t page)
+{
+	return flash->map.levels[0][page].block == 0 && flash_map_find(flash, page) == NULL;
+}
+/* What a record that is written changes. */
+void flash_map_apply(struct flash *flash, const struct flash_record_entry *entry, uint32_t block);
+/* Where a node is now. */
+void flash_map_set_node(
+	struct flash *flash, uint32_t level, uint32_t index, struct flash_entry entry);
+
+/* --- log.c ----------------------------------------------------------------------------------- */
+
+void flash_log_init(struct flash *flash, uint8_t *memory);
+uint64_t flash_log_bytes(void);
+/* True: so many entries, each with a block, can be appended now to one record. is_own: the store's
+ * own, for which there is always room. May close the record being filled. */
+bool flash_log_room(struct flash *flash, uint32_t entries, bool is_own);
+/* data: a block, which is copied; NULL: zeroes, or there is none. The page of the map is dirty. */
+void flash_log_append(
+	struct flash *flash, const struct flash_record_entry *entry, const uint8_t *data);
+/* Entries with a block that go into the record being filled, or, without room there, into the next
+ * one as long as it need not be in another segment than it would be. > 0. */
+uint32_t flash_log_fit(const struct flash *flash);
+/* The part is done when all that was appended before is written. */
+void flash_log_add_part(struct flash *flash, struct store_part *part);
+/* Writes what is being filled. */
+void flash_log_close(struct flash *flash);
+/* The same, if a part waits for it and it is not better to let more gather in it. */
+void flash_log_kick(struct flash *flash);
+/* A free segment, which is open then. FLASH_NO_SEGMENT: there is none. */
+uint32_t flash_take_segment(struct flash *flash);
+/* True when nothing is being filled or in flight. */
+static inline bool flash_log_is_idle(const struct flash *flash)
+{
+	return flash->log.filling == NULL && flash->log.flying_count == 0;
+}
+/* From now on changes fail. */
+void flash_fail(struct flash *flash, int error, const char *what);
+
+/* --- change.c -------------------------------------------------------------------------------- */
+
+/* Goes on with changes. Returns true when something was done. */
+bool flash_changes_step(struct flash *flash);
+void flash_changes_init(struct flash *flash);
+
+/* --- checkpoint.c, gc.c ---------------------------------------------------------------------- */
+
+void flash_checkpoint_ask(struct flash *flash);
+bool flash_checkpoint_step(struct flash *flash);
+void flash_checkpoint_synced(struct flash *flash, int result);
+/* A node of the table of segments as it is now. */
+void flash_table_encode(const struct flash *flash, uint32_t index, uint8_t *block);
+static inline bool flash_checkpoint_runs(const struct flash *flash)
+{
+	return flash->checkpoint.state != FLASH_CHECKPOINT_NONE;
+}
+
+void flash_gc_init(struct flash *flash);
+/* Returns true when something was done. */
+bool flash_gc_step(struct flash *flash);
+/* Clients have written so many blocks. */
+void flash_gc_credit(struct flash *flash, uint32_t blocks);
+
+/* --- recover.c ------------------------------------------------------------------------------- */
+
+/* Reads the anchors of the disk whose fd and path are set. -EINVAL with a sentence. Blocks. */
+GMB_MUST_CHECK int flash_anchors_read(struct flash *flash, struct error *error);
+/* A node; zeroes when there is none. -EUCLEAN: it does not have its checksum. Blocks. */
+GMB_MUST_CHECK int flash_node_read(struct flash *flash, struct flash_entry at, void *node);
+/* Restores map and tables. Blocks; on a worker thread. */
+GMB_MUST_CHECK int flash_recover(struct flash *flash, struct error *error);
+
+/* --- create.c -------------------------------------------------------------------------------- */
+
+GMB_MUST_CHECK int flash_create(
+	const char *path, const struct store_create *create, struct error *error);
+GMB_MUST_CHECK int flash_check(
+	const char *path, struct store_check *check, bool *recognized, struct error *error);

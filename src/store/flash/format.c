@@ -1,0 +1,427 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/flash/format.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/crc32c.h"
+
+enum { VERSION = 1, TOP_AT = 512 };
+
+static const uint8_t anchor_magic[8] = { 'G', 'M', 'B', 'F', 'L', 'A', '\r', '\n' };
+static const uint8_t record_magic[4] = { 'G', 'F', 'L', 'R' };
+
+/* All numbers are little-endian. */
+struct wire_anchor {
+	uint8_t magic[8];
+	uint32_t version;
+	uint32_t block_bytes;
+	uint8_t uuid[FLASH_UUID_BYTES];
+	uint64_t serial;
+	uint64_t disk_blocks;
+	uint32_t segment_count;
+	uint32_t segment_blocks;
+	uint64_t next_seq;
+	uint32_t next_segment;
+	uint32_t next_block;
+	uint32_t prev_crc;
+	uint32_t spare_percent;
+	uint64_t clock;
+	char label[FLASH_LABEL_BYTES];
+	uint8_t zeroes[512 - 152];
+	struct flash_entry top[FLASH_TOP_ENTRIES];
+	uint8_t more_zeroes[FLASH_BLOCK_BYTES - 1024 - 4];
+	uint32_t crc;
+};
+
+struct wire_entry {
+	uint8_t lpn[5];
+	uint8_t kind;
+	uint8_t source[4];
+	uint8_t crc[4];
+	uint8_t zero[2];
+};
+
+struct wire_record {
+	uint8_t magic[4];
+	uint32_t crc; /* of all that follows */
+	uint8_t uuid[FLASH_UUID_BYTES];
+	uint64_t seq;
+	uint64_t durable;
+	uint32_t prev_crc;
+	uint32_t next_segment;
+	uint16_t entry_count;
+	uint8_t zeroes[256 - 50];
+	struct wire_entry entries[FLASH_RECORD_ENTRIES];
+};
+
+_Static_assert(sizeof(struct wire_anchor) == FLASH_BLOCK_BYTES, "without gaps");
+_Static_assert(offsetof(struct wire_anchor, top) == TOP_AT, "as documented");
+_Static_assert(offsetof(struct wire_anchor, crc) == FLASH_BLOCK_BYTES - 4, "the last");
+_Static_assert(sizeof(struct wire_entry) == 16, "without gaps");
+_Static_assert(offsetof(struct wire_record, entries) == 256, "as documented");
+_Static_assert(sizeof(struct wire_record) == FLASH_BLOCK_BYTES, "without gaps");
+
+static bool is_zero(const uint8_t *bytes, size_t count)
+{
+	return count == 0 || (bytes[0] == 0 && memcmp(bytes, bytes + 1, count - 1) == 0);
+}
+
+/* --- sizes ----------------------------------------------------------------------------------- */
+
+static uint64_t divide_up(uint64_t a, uint64_t b)
+{
+	return (a + b - 1) / b;
+}
+
+/* Blocks of the log that so many nodes take. */
+static uint64_t nodes_to_log(uint64_t nodes)
+{
+	return nodes + divide_up(nodes, FLASH_RECORD_ENTRIES);
+}
+
+/* What a checkpoint may write. */
+static uint64_t checkpoint_blocks(const struct flash_geometry *geometry)
+{
+	uint64_t table = geometry->page_count - geometry->leaf_count;
+
+	return nodes_to_log(geometry->dirty_max + table) + nodes_to_log(geometry->node_counts[1]) +
+	       nodes_to_log(geometry->node_counts[2]);
+}
+
+/* Blocks that are left for the contents of the disk. A record that is cut off at the end of a
+ * segment leaves one block unused, and may have few entries. */
+static uint64_t room_blocks(const struct flash_geometry *geometry)
+{
+	uint64_t segments = geometry->segment_count - geometry->reserve_segments;
+	uint64_t usable = geometry->segment_blocks -
+			  divide_up(geometry->segment_blocks, FLASH_RECORD_ENTRIES + 1) - 2;
+	uint64_t nodes = (uint64_t)geometry->node_counts[0] + geometry->node_counts[1] +
+			 geometry->node_counts[2];
+
+	return segments * usable > nodes ? segments * usable - nodes : 0;
+}
+
+bool flash_geometry_init(struct flash_geometry *geometry)
+{
+	uint64_t blocks;
+
+	if (geometry->segment_blocks < FLASH_SEGMENT_BLOCKS_MIN ||
+		geometry->segment_blocks > FLASH_SEGMENT_BLOCKS_MAX ||
+		geometry->segment_count < FLASH_SEGMENTS_MIN ||
+		geometry->segment_count > FLASH_SEGMENTS_MAX) {
+		return false;
+	}
+	blocks = flash_device_blocks(geometry);
+	if (blocks > UINT32_MAX || geometry->disk_blocks == 0 || geometry->disk_blocks > blocks) {
+		return false;
+	}
+	geometry->leaf_count = (uint32_t)divide_up(geometry->disk_blocks, FLASH_NODE_ENTRIES);
+	geometry->page_count = geometry->leaf_count +
+			       (uint32_t)divide_up(geometry->segment_count, FLASH_TABLE_ENTRIES);
+	geometry->node_counts[0] = geometry->page_count;
+	for (int level = 1; level < FLASH_LEVELS; level++) {
+		geometry->node_counts[level] =
+			(uint32_t)divide_up(geometry->node_counts[level - 1], FLASH_NODE_ENTRIES);
+	}
+	if (geometry->node_counts[FLASH_LEVELS - 1] > FLASH_TOP_ENTRIES) {
+		return false;
+	}
+	blocks = MAX(blocks / 64, (uint64_t)4);
+	geometry->dirty_max = (uint32_t)MIN(blocks, (uint64_t)FLASH_DIRTY_MAX);
+	geometry->dirty_max = MIN(geometry->dirty_max, geometry->leaf_count);
+	geometry->checkpoint_segments =
+		(uint32_t)divide_up(checkpoint_blocks(geometry), geometry->segment_blocks - 4);
+	/* For a checkpoint; for that of a recovery, if it is cut off; and for the collector, which
+	 * must be able to empty segments before it gets any. */
+	geometry->reserve_segments = 8 + 3 * geometry->checkpoint_segments;
+	return geometry->reserve_segments < geometry->segment_count &&
+	       geometry->disk_blocks <= room_blocks(geometry);
+}
+
+int flash_geometry_make(struct flash_geometry *geometry, uint64_t device_blocks,
+	uint32_t segment_blocks, uint32_t spare_percent, struct error *error)
+{
+	uint64_t count;
+	uint64_t blocks;
+
+	*geometry = (struct flash_geometry){ .segment_blocks = segment_blocks };
+	if (device_blocks < FLASH_SEGMENTS_AT + (uint64_t)FLASH_SEGMENTS_MIN * segment_blocks) {
+		return error_set(error, -EINVAL,
+			"it is too small: with segments of %u KiB at least %llu KiB are needed",
+			segment_blocks * 4,
+			4 * (FLASH_SEGMENTS_AT +
+				    (unsigned long long)FLASH_SEGMENTS_MIN * segment_blocks));
+	}
+	if (device_blocks > UINT32_MAX) {
+		return error_set(error, -EINVAL, "it is larger than 16 TiB, which is the most");
+	}
+	count = (device_blocks - FLASH_SEGMENTS_AT) / segment_blocks;
+	if (count > FLASH_SEGMENTS_MAX) {
+		return error_set(error, -EINVAL,
+			"it would have more than %d segments of %u KiB; make them larger",
+			FLASH_SEGMENTS_MAX, segment_blocks * 4);
+	}
+	geometry->segment_count = (uint32_t)count;
+	/* The share of the disk first, then less until the store's own blocks fit as well. */
+	blocks = count * segment_blocks * (100 - spare_percent) / 100;
+	for (; blocks > 0; blocks -= divide_up(blocks, 200)) {
+		geometry->disk_blocks = blocks;
+		if (flash_geometry_init(geometry) &&
+			blocks <= room_blocks(geometry) * (100 - spare_percent) / 100) {
+			return 0;
+		}
+	}
+	return error_set(
+		error, -EINVAL, "it is too small for segments of %u KiB", segment_blocks * 4);
+}
+
+/* --- the anchor ------------------------------------------------------------------------------ */
+
+void flash_anchor_encode(const struct flash_anchor *anchor, uint8_t block[FLASH_BLOCK_BYTES])
+{
+	struct wire_anchor wire = {
+		.version = htole32(VERSION),
+		.block_bytes = htole32(FLASH_BLOCK_BYTES),
+		.serial = htole64(anchor->serial),
+		.disk_blocks = htole64(anchor->geometry.disk_blocks),
+		.segment_count = htole32(anchor->geometry.segment_count),
+		.segment_blocks = htole32(anchor->geometry.segment_blocks),
+		.next_seq = htole64(anchor->next.seq),
+		.next_segment = htole32(anchor->next.segment),
+		.next_block = htole32(anchor->next.block),
+		.prev_crc = htole32(anchor->next.prev_crc),
+		.spare_percent = htole32(anchor->spare_percent),
+		.clock = htole64(anchor->clock),
+	};
+
+	memcpy(wire.magic, anchor_magic, sizeof(wire.magic));
+	memcpy(wire.uuid, anchor->uuid, sizeof(wire.uuid));
+	memcpy(wire.label, anchor->label, sizeof(wire.label));
+	memcpy(wire.top, anchor->top, sizeof(wire.top));
+	wire.crc = htole32(crc32c(0, &wire, offsetof(struct wire_anchor, crc)));
+	memcpy(block, &wire, sizeof(wire));
+}
+
+bool flash_anchor_is_ours(const uint8_t block[FLASH_BLOCK_BYTES])
+{
+	return memcmp(block, anchor_magic, sizeof(anchor_magic)) == 0;
+}
+
+static bool position_is_sound(const struct flash_anchor *anchor)
+{
+	const struct flash_geometry *geometry = &anchor->geometry;
+
+	return anchor->next.segment < geometry->segment_count &&
+	       anchor->next.block <= geometry->segment_blocks - 2;
+}
+
+/* Only nodes that there can be have an entry. */
+static bool top_is_sound(const struct flash_anchor *anchor)
+{
+	for (uint32_t i = 0; i < FLASH_TOP_ENTRIES; i++) {
+		uint32_t block = le32toh(anchor->top[i].block);
+
+		if (block == 0 ? anchor->top[i].crc != 0
+			       : i >= anchor->geometry.node_counts[FLASH_LEVELS - 1] ||
+					 !flash_is_in_segment(&anchor->geometry, block)) {
+			return false;
+		}
+	}
+	return true;
+}
+
+int flash_anchor_decode(
+	const uint8_t block[FLASH_BLOCK_BYTES], struct flash_anchor *anchor, struct error *error)
+{
+	struct wire_anchor wire;
+
+	memcpy(&wire, block, sizeof(wire));
+	if (!flash_anchor_is_ours(block)) {
+		return error_set(error, -EINVAL, "is none");
+	}
+	if (le32toh(wire.crc) != crc32c(0, &wire, offsetof(struct wire_anchor, crc))) {
+		return error_set(error, -EINVAL, "is damaged");
+	}
+	if (le32toh(wire.version) != VERSION || le32toh(wire.block_bytes) != FLASH_BLOCK_BYTES) {
+		return error_set(error, -ENOTSUP,
+			"has version %u and blocks of %u bytes; only version %d with %d is known",
+			le32toh(wire.version), le32toh(wire.block_bytes), VERSION,
+			FLASH_BLOCK_BYTES);
+	}
+	*anchor = (struct flash_anchor){
+		.serial = le64toh(wire.serial),
+		.geometry = { .disk_blocks = le64toh(wire.disk_blocks),
+			.segment_count = le32toh(wire.segment_count),
+			.segment_blocks = le32toh(wire.segment_blocks) },
+		.next = { .seq = le64toh(wire.next_seq),
+			.segment = le32toh(wire.next_segment),
+			.block = le32toh(wire.next_block),
+			.prev_crc = le32toh(wire.prev_crc) },
+		.clock = le64toh(wire.clock),
+		.spare_percent = le32toh(wire.spare_percent),
+	};
+	memcpy(anchor->uuid, wire.uuid, sizeof(wire.uuid));
+	memcpy(anchor->label, wire.label, sizeof(wire.label));
+	memcpy(anchor->top, wire.top, sizeof(wire.top));
+	if (!flash_geometry_init(&anchor->geometry) || !position_is_sound(anchor) ||
+		!top_is_sound(anchor) || anchor->label[FLASH_LABEL_BYTES - 1] != '\0' ||
+		!is_zero(wire.zeroes, sizeof(wire.zeroes)) ||
+		!is_zero(wire.more_zeroes, sizeof(wire.more_zeroes))) {
+		return error_set(error, -EINVAL, "has numbers that do not fit each other");
+	}
+	return 0;
+}
+
+/* --- records --------------------------------------------------------------------------------- */
+
+static uint64_t load_lpn(const uint8_t bytes[5])
+{
+	uint64_t value = 0;
+
+	memcpy(&value, bytes, 5);
+	return le64toh(value);
+}
+
+static uint32_t load_u32(const uint8_t bytes[4])
+{
+	uint32_t value;
+
+	memcpy(&value, bytes, sizeof(value));
+	return le32toh(value);
+}
+
+static void store_u32(uint8_t bytes[4], uint32_t value)
+{
+	value = htole32(value);
+	memcpy(bytes, &value, sizeof(value));
+}
+
+uint32_t flash_record_encode(const struct flash_record *record,
+	const uint8_t uuid[FLASH_UUID_BYTES], uint8_t block[FLASH_BLOCK_BYTES])
+{
+	struct wire_record wire = {
+		.seq = htole64(record->seq),
+		.durable = htole64(record->durable),
+		.prev_crc = htole32(record->prev_crc),
+		.next_segment = htole32(record->next_segment),
+		.entry_count = htole16((uint16_t)record->entry_count),
+	};
+	uint32_t crc;
+
+	GMB_ASSERT(record->entry_count <= FLASH_RECORD_ENTRIES);
+	memcpy(wire.magic, record_magic, sizeof(wire.magic));
+	memcpy(wire.uuid, uuid, sizeof(wire.uuid));
+	for (uint32_t i = 0; i < record->entry_count; i++) {
+		const struct flash_record_entry *entry = &record->entries[i];
+		uint64_t lpn = htole64(entry->lpn);
+
+		memcpy(wire.entries[i].lpn, &lpn, sizeof(wire.entries[i].lpn));
+		wire.entries[i].kind = entry->kind;
+		store_u32(wire.entries[i].source, entry->source);
+		store_u32(wire.entries[i].crc, entry->crc);
+	}
+	crc = crc32c(0, (const uint8_t *)&wire + 8, sizeof(wire) - 8);
+	wire.crc = htole32(crc);
+	memcpy(block, &wire, sizeof(wire));
+	return crc;
+}
+
+static bool entry_is_sound(
+	const struct flash_record_entry *entry, const struct flash_geometry *geometry)
+{
+	switch (entry->kind) {
+	case FLASH_DATA:
+		return entry->lpn < geometry->disk_blocks && entry->source == 0;
+	case FLASH_COPY:
+		return entry->lpn < geometry->disk_blocks &&
+		       flash_is_in_segment(geometry, entry->source);
+	case FLASH_TRIM:
+		return entry->lpn < geometry->disk_blocks && entry->source > 0 &&
+		       entry->lpn % FLASH_NODE_ENTRIES + entry->source <= FLASH_NODE_ENTRIES &&
+		       entry->lpn + entry->source <= geometry->disk_blocks && entry->crc == 0;
+	case FLASH_NODE:
+		return entry->source < FLASH_LEVELS &&
+		       entry->lpn < geometry->node_counts[entry->source];
+	default:
+		return false;
+	}
+}
+
+static bool entries_decode(const struct wire_record *wire, const struct flash_geometry *geometry,
+	struct flash_record *record)
+{
+	record->block_count = 1;
+	for (uint32_t i = 0; i < record->entry_count; i++) {
+		const struct wire_entry *from = &wire->entries[i];
+		struct flash_record_entry *entry = &record->entries[i];
+
+		*entry = (struct flash_record_entry){ .lpn = load_lpn(from->lpn),
+			.source = load_u32(from->source),
+			.crc = load_u32(from->crc),
+			.kind = from->kind };
+		if (!entry_is_sound(entry, geometry) || from->zero[0] != 0 || from->zero[1] != 0) {
+			return false;
+		}
+		record->block_count += flash_kind_has_block(entry->kind);
+	}
+	return is_zero((const uint8_t *)&wire->entries[record->entry_count],
+		sizeof(wire->entries) - record->entry_count * sizeof(struct wire_entry));
+}
+
+/* Where the record says that the next one is. */
+static bool take_next(const struct flash_geometry *geometry, const struct flash_record *record,
+	struct flash_position *position)
+{
+	uint32_t left = geometry->segment_blocks - position->block;
+
+	if (record->block_count > left) {
+		return false;
+	}
+	position->seq++;
+	position->block += record->block_count;
+	if (record->next_segment != FLASH_NO_SEGMENT) {
+		position->segment = record->next_segment;
+		position->block = 0;
+		return record->next_segment < geometry->segment_count;
+	}
+	return left - record->block_count >= 2;
+}
+
+bool flash_record_look(const uint8_t block[FLASH_BLOCK_BYTES], const struct flash_anchor *anchor,
+	struct flash_record *record)
+{
+	struct wire_record wire;
+
+	memcpy(&wire, block, sizeof(wire));
+	if (memcmp(wire.magic, record_magic, sizeof(wire.magic)) != 0 ||
+		memcmp(wire.uuid, anchor->uuid, sizeof(wire.uuid)) != 0 ||
+		le16toh(wire.entry_count) > FLASH_RECORD_ENTRIES ||
+		le32toh(wire.crc) != crc32c(0, block + 8, FLASH_BLOCK_BYTES - 8)) {
+		return false;
+	}
+	record->seq = le64toh(wire.seq);
+	record->durable = le64toh(wire.durable);
+	record->prev_crc = le32toh(wire.prev_crc);
+	record->next_segment = le32toh(wire.next_segment);
+	record->entry_count = le16toh(wire.entry_count);
+	return record->durable <= record->seq && is_zero(wire.zeroes, sizeof(wire.zeroes)) &&
+	       entries_decode(&wire, &anchor->geometry, record);
+}
+
+bool flash_record_decode(const uint8_t block[FLASH_BLOCK_BYTES], const struct flash_anchor *anchor,
+	const struct flash_position *at, struct flash_record *record, struct flash_position *next)
+{
+	struct wire_record wire;
+
+	if (!flash_record_look(block, anchor, record) || record->seq != at->seq ||
+		record->prev_crc != at->prev_crc) {
+		return false;
+	}
+	memcpy(&wire, block, sizeof(wire));
+	*next = *at;
+	next->prev_crc = le32toh(wire.crc);
+	return take_next(&anchor->geometry, record, next);
+}

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What a flash store has on its disk: docs/protocol/flash.md. Encoding and checking, and what
+ * follows from the sizes; no I/O.
+ *
+ *   disk     [anchor A][anchor B]...[segment 0][segment 1] ...
+ *   segment  [record][record] ...
+ *   record   [header][block] ...   up to FLASH_RECORD_ENTRIES entries, not all of which have a
+ * block
+ *
+ *   anchor ─▶ level 2 ─▶ level 1 ─▶ level 0: pages of the map, and behind them those of the table
+ *                                            of segments
+ *
+ * Threading: pure functions. Ownership: none. Errors: bytes may be anybody's; false or a sentence
+ * says that they are not what they should be.
+ */
+#pragma once
+
+#include "base/compiler.h"
+#include "base/error.h"
+
+enum {
+	FLASH_BLOCK_SHIFT = 12,
+	FLASH_BLOCK_BYTES = 1 << FLASH_BLOCK_SHIFT,
+	FLASH_ANCHORS = 2,
+	FLASH_SEGMENTS_AT = 256, /* block of the first one */
+	FLASH_SEGMENT_BLOCKS_MIN = 16,
+	FLASH_SEGMENT_BLOCKS_MAX = 65536,
+	FLASH_SEGMENT_BLOCKS_DEFAULT = 16384,
+	FLASH_SEGMENTS_MIN = 16,
+	FLASH_SEGMENTS_MAX = 1 << 20, /* 64 bytes of memory each */
+	FLASH_RECORD_ENTRIES = 240,
+	FLASH_NODE_ENTRIES = 512,
+	FLASH_LEVELS = 3,
+	FLASH_TOP_ENTRIES = 64, /* of the anchor */
+	FLASH_TABLE_ENTRIES = 256,
+	FLASH_DIRTY_MAX = 8192,
+	FLASH_UUID_BYTES = 16,
+	FLASH_LABEL_BYTES = 64,
+	FLASH_SPARE_MIN = 7, /* percent */
+	FLASH_SPARE_MAX = 50,
+	FLASH_SPARE_DEFAULT = 15,
+};
+#define FLASH_NO_SEGMENT UINT32_MAX
+
+/* --- sizes ----------------------------------------------------------------------------------- */
+
+struct flash_geometry {
+	uint64_t disk_blocks; /* that clients see */
+	uint32_t segment_count;
+	uint32_t segment_blocks;
+
+	/* What follows from them. */
+	uint32_t leaf_count; /* pages of the map */
+	uint32_t page_count; /* with those of the table: nodes of level 0 */
+	uint32_t node_counts[FLASH_LEVELS];
+	uint32_t dirty_max;	      /* pages that are changed between two checkpoints */
+	uint32_t checkpoint_segments; /* that a checkpoint may fill */
+	uint32_t reserve_segments;    /* that only the store itself writes to */
+};
+
+/* Fills in what follows. False: the sizes are out of range, or do not fit each other. */
+GMB_MUST_CHECK bool flash_geometry_init(struct flash_geometry *geometry);
+/* The largest disk for a device of so many blocks. -EINVAL with a sentence that does not name it.
+ */
+GMB_MUST_CHECK int flash_geometry_make(struct flash_geometry *geometry, uint64_t device_blocks,
+	uint32_t segment_blocks, uint32_t spare_percent, struct error *error);
+
+/* Blocks of a device that has all segments. */
+static inline uint64_t flash_device_blocks(const struct flash_geometry *geometry)
+{
+	return FLASH_SEGMENTS_AT + (uint64_t)geometry->segment_count * geometry->segment_blocks;
+}
+
+/* The segment of a block of the device, which is in one. */
+static inline uint32_t flash_segment_of(const struct flash_geometry *geometry, uint32_t block)
+{
+	return (block - FLASH_SEGMENTS_AT) / geometry->segment_blocks;
+}
+
+/* The first block of a segment. */
+static inline uint32_t flash_segment_at(const struct flash_geometry *geometry, uint32_t segment)
+{
+	return FLASH_SEGMENTS_AT + segment * geometry->segment_blocks;
+}
+
+static inline bool flash_is_in_segment(const struct flash_geometry *geometry, uint32_t block)
+{
+	return block >= FLASH_SEGMENTS_AT && block < flash_device_blocks(geometry);
+}
+
+/* --- nodes ----------------------------------------------------------------------------------- */
+
+/* Where a block is, and its checksum. As on disk: little-endian. Zeroes: there is none. */
+struct flash_entry {
+	uint32_t block;
+	uint32_t crc;
+};
+
+struct flash_node {
+	struct flash_entry entries[FLASH_NODE_ENTRIES];
+};
+
+/* Of the table of segments. As on disk: little-endian. */
+struct flash_table_entry {
+	uint64_t stamp;	 /* see store/flash/gc_policy.h */
+	uint32_t valid;	 /* blocks of clients, not nodes */
+	uint32_t erases; /* how often it was written from its beginning */
+};
+
+_Static_assert(sizeof(struct flash_node) == FLASH_BLOCK_BYTES, "a block");
+_Static_assert(FLASH_TABLE_ENTRIES * sizeof(struct flash_table_entry) == FLASH_BLOCK_BYTES, "too");
+
+/* --- the anchor ------------------------------------------------------------------------------ */
+
+/* Where records go on. */
+struct flash_position {
+	uint64_t seq;	   /* of the next record */
+	uint32_t segment;  /* that it is in */
+	uint32_t block;	   /* of that segment */
+	uint32_t prev_crc; /* of the header before it */
+};
+
+struct flash_anchor {
+	uint8_t uuid[FLASH_UUID_BYTES];
+	uint64_t serial; /* the greater is the newer */
+	struct flash_geometry geometry;
+	struct flash_position next; /* behind the checkpoint */
+	uint64_t clock;		    /* see store/flash/gc_policy.h */
+	uint32_t spare_percent;
+	char label[FLASH_LABEL_BYTES]; /* ends with a zero */
+	struct flash_entry top[FLASH_TOP_ENTRIES];
+};
+
+void flash_anchor_encode(const struct flash_anchor *anchor, uint8_t block[FLASH_BLOCK_BYTES]);
+/* True when the block is meant to be an anchor, whatever is wrong with it. */
+bool flash_anchor_is_ours(const uint8_t block[FLASH_BLOCK_BYTES]);
+/* -EINVAL, or -ENOTSUP for another version; with the rest of a sentence about the anchor. */
+GMB_MUST_CHECK int flash_anchor_decode(
+	const uint8_t block[FLASH_BLOCK_BYTES], struct flash_anchor *anchor, struct error *error);
+
+/* --- records --------------------------------------------------------------------------------- */
+
+enum flash_entry_kind {
+	FLASH_DATA = 1, /* lpn: block of the disk */
+	FLASH_COPY = 2, /* the same, moved from block source of the device */
+	FLASH_TRIM = 3, /* source blocks from lpn on, all of one page of the map; without a block */
+	FLASH_NODE = 4, /* node lpn of level source */
+	FLASH_KIND_COUNT
+};
+
+struct flash_record_entry {
+	uint64_t lpn;
+	uint32_t source;
+	uint32_t crc; /* of the block */
+	uint8_t kind; /* enum flash_entry_kind */
+};
+
+struct flash_record {
+	uint64_t seq;
+	uint64_t durable; /* all records before this one were durable when this one was made */
+	uint32_t prev_crc;
+	uint32_t next_segment; /* where the next record begins; FLASH_NO_SEGMENT: behind this one */
+	uint32_t entry_count;
+	uint32_t block_count; /* with the header */
+	struct flash_record_entry entries[FLASH_RECORD_ENTRIES];
+};
+
+static inline bool flash_kind_has_block(uint8_t kind)
+{
+	return kind != FLASH_TRIM;
+}
+
+/* Returns the header's own checksum: the prev_crc of the next one. block_count is not looked at. */
+uint32_t flash_record_encode(const struct flash_record *record,
+	const uint8_t uuid[FLASH_UUID_BYTES], uint8_t block[FLASH_BLOCK_BYTES]);
+/* A record of the store, wherever it is in the log. */
+GMB_MUST_CHECK bool flash_record_look(const uint8_t block[FLASH_BLOCK_BYTES],
+	const struct flash_anchor *anchor, struct flash_record *record);
+/* The record at that position; *next becomes the position behind it. False: there is none, the log
+ * ends here. */
+GMB_MUST_CHECK bool flash_record_decode(const uint8_t block[FLASH_BLOCK_BYTES],
+	const struct flash_anchor *anchor, const struct flash_position *at,
+	struct flash_record *record, struct flash_position *next);

@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The collector: walks the records of a victim and moves what the map still refers to. There is no
+ * map from blocks of the device to blocks of the disk in memory: the headers say what was written,
+ * and the map says whether it is still there.
+ */
+#include <endian.h>
+#include <errno.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/crc32c.h"
+#include "base/log.h"
+#include "store/flash/flash.h"
+
+enum {
+	RECORD_SEGMENTS = 2, /* that a record of a client may need, see flash_log_room() */
+	VICTIMS_MAX = 8,     /* between two checkpoints while clients wait */
+	ENOUGH_SEGMENTS = 4, /* beyond those with which it begins: fewer checkpoints */
+	CREDIT = 4,	     /* blocks looked at for each one written */
+	CREDIT_LATE = 16,    /* the same below half of what was free at the beginning */
+};
+
+static const uint32_t gc_edges[FLASH_GC_STATE_COUNT] = {
+	[FLASH_GC_IDLE] = BIT(FLASH_GC_HEADER),
+	[FLASH_GC_HEADER] = BIT(FLASH_GC_READING) | BIT(FLASH_GC_IDLE),
+	[FLASH_GC_READING] = BIT(FLASH_GC_SCAN) | BIT(FLASH_GC_COPY) | BIT(FLASH_GC_IDLE),
+	[FLASH_GC_SCAN] = BIT(FLASH_GC_READING) | BIT(FLASH_GC_HEADER) | BIT(FLASH_GC_IDLE),
+	[FLASH_GC_COPY] = BIT(FLASH_GC_HEADER) | BIT(FLASH_GC_IDLE),
+};
+
+static void set_state(struct flash_gc *gc, enum flash_gc_state state)
+{
+	GMB_ASSERT((gc_edges[gc->state] & BIT(state)) != 0);
+	gc->state = state;
+	gc->entry = 0;
+	gc->entry_block = 1;
+}
+
+static bool clients_wait(const struct flash *flash)
+{
+	return !list_is_empty(&flash->changes) &&
+	       flash->table.state_counts[GC_FREE] <
+		       flash->anchor.geometry.reserve_segments + RECORD_SEGMENTS;
+}
+
+void flash_gc_credit(struct flash *flash, uint32_t blocks)
+{
+	struct flash_gc *gc = &flash->gc;
+	uint32_t free_count = flash->table.state_counts[GC_FREE];
+	uint32_t reserve = flash->anchor.geometry.reserve_segments;
+
+	if (free_count < gc->begin_segments) {
+		bool is_late = free_count < (gc->begin_segments + reserve) / 2;
+		uint64_t most = UINT64_C(4) * flash->anchor.geometry.segment_blocks;
+
+		gc->credit += (uint64_t)blocks * (is_late ? CREDIT_LATE : CREDIT);
+		gc->credit = MIN(gc->credit, most);
+	}
+}
+
+/* --- the victim ------------------------------------------------------------------------------ */
+
+static uint32_t victim_block(const struct flash *flash, uint32_t block)
+{
+	return flash_segment_at(&flash->anchor.geometry, flash->gc.victim) + flash->gc.block +
+	       block;
+}
+
+static void walk_end(struct flash *flash)
+{
+	flash->segments[flash->gc.victim].readers--;
+	set_state(&flash->gc, FLASH_GC_IDLE);
+}
+
+static void next_record(struct flash *flash)
+{
+	struct flash_gc *gc = &flash->gc;
+
+	gc->block += gc->record.block_count;
+	if (gc->record.next_segment != FLASH_NO_SEGMENT ||
+		flash->anchor.geometry.segment_blocks - gc->block < 2) {
+		walk_end(flash);
+	} else {
+		set_state(gc, FLASH_GC_HEADER);
+	}
+}
+
+static bool choose(struct flash *flash)
+{
+	struct flash_gc *gc = &flash->gc;
+	uint32_t free_count = flash->table.state_counts[GC_FREE];
+	uint32_t victims = flash->table.state_counts[GC_VICTIM];
+	bool urgent = clients_wait(flash);
+
+	if (free_count >= gc->begin_segments || (!urgent && gc->credit == 0)) {
+		return false;
+	}
+	if (victims > 0 && (free_count + victims >= gc->enough_segments ||
+				   (urgent && victims >= VICTIMS_MAX))) {
+		flash_checkpoint_ask(flash);
+		return true;
+	}
+	gc->victim = gc_victim(&flash->table, urgent ? GC_SPACE : GC_CHEAP);
+	if (gc->victim == GC_NO_SEGMENT) {
+		/* What was written since the last checkpoint can be a victim after the next one. */
+		if (victims > 0 || (urgent && flash->log.since_checkpoint > 0)) {
+			flash_checkpoint_ask(flash);
+			return true;
+		}
+		if (urgent && flash->io_count == 0) {
+			flash_fail(flash, -ENOSPC, "is full");
+		}
+		return false;
+	}
+	gc_set_state(&flash->table, gc->victim, GC_VICTIM);
+	if (flash->table.segments[gc->victim].valid > 0 || flash->segments[gc->victim].nodes > 0) {
+		flash->segments[gc->victim].readers++;
+		gc->block = 0;
+		set_state(gc, FLASH_GC_HEADER);
+	}
+	return true;
+}
+
+/* --- its records ----------------------------------------------------------------------------- */
+
+static void read_done(struct flash_io *io, int result)
+{
+	struct flash *flash = io->flash;
+	struct flash_gc *gc = &flash->gc;
+
+	if (result < 0) {
+		flash->segments[gc->victim].is_bad = true;
+		walk_end(flash);
+	} else if (gc->reads_blocks) {
+		set_state(gc, FLASH_GC_COPY);
+	} else if (!flash_record_look(gc->bytes, &flash->anchor, &gc->record) ||
+		   gc->record.block_count > flash->anchor.geometry.segment_blocks - gc->block) {
+		walk_end(flash); /* a crash has cut off the log here */
+	} else {
+		gc->first = UINT32_MAX;
+		gc->end = 0;
+		set_state(gc, FLASH_GC_SCAN);
+	}
+}
+
+static void read_blocks(struct flash *flash, uint32_t first, uint32_t end, bool reads_blocks)
+{
+	struct flash_gc *gc = &flash->gc;
+
+	gc->reads_blocks = reads_blocks;
+	set_state(gc, FLASH_GC_READING);
+	flash_io_start(flash, &gc->io, false, mem_of(gc->bytes + (size_t)first * FLASH_BLOCK_BYTES),
+		victim_block(flash, first), (size_t)(end - first) * FLASH_BLOCK_BYTES, read_done);
+}
+
+static void page_ready(struct flash_wait *wait, int result)
+{
+	struct flash_gc *gc = container_of(wait, struct flash_gc, wait);
+	struct flash *flash = container_of(gc, struct flash, gc);
+
+	gc->is_waiting = false;
+	if (result < 0) { /* what it refers to can neither be found nor moved */
+		flash->segments[gc->victim].is_bad = true;
+		walk_end(flash);
+	}
+}
+
+/* The page, or NULL: the walk goes on later. */
+static struct flash_slot *page_get(struct flash *flash, uint64_t lpn)
+{
+	bool full;
+	struct flash_slot *slot =
+		flash_map_get(flash, (uint32_t)(lpn / FLASH_NODE_ENTRIES), &flash->gc.wait, &full);
+
+	if (slot == NULL && full) {
+		flash_checkpoint_ask(flash);
+	}
+	flash->gc.is_waiting = slot == NULL && !full;
+	return slot;
+}
+
+/* The same, to be changed. */
+static struct flash_slot *page_dirty(struct flash *flash, uint64_t lpn)
+{
+	struct flash_slot *slot = page_get(flash, lpn);
+
+	if (slot != NULL && !flash_map_dirty(flash, slot)) {
+		flash_checkpoint_ask(flash);
+		return NULL;
+	}
+	return slot;
+}
+
+/* A node that is still used is written again by the next checkpoint. */
+static bool scan_node(struct flash *flash, const struct flash_record_entry *entry, uint32_t block)
+{
+	uint32_t leaf_count = flash->anchor.geometry.leaf_count;
+	uint32_t index = (uint32_t)entry->lpn;
+
+	if (le32toh(flash->map.levels[entry->source][index].block) != block) {
+		return true;
+	}
+	if (entry->source > 0) {
+		flash->map.dirty[entry->source][index] = true;
+	} else if (index >= leaf_count) {
+		flash->map.table_dirty[index - leaf_count] = true;
+	} else {
+		return page_dirty(flash, (uint64_t)index * FLASH_NODE_ENTRIES) != NULL;
+	}
+	return true;
+}
+
+static bool is_used(const struct flash_slot *slot, uint64_t lpn, uint32_t block)
+{
+	return le32toh(slot->node->entries[lpn % FLASH_NODE_ENTRIES].block) == block;
+}
+
+/* Which blocks of the record are to be read. False: not all could be looked at. */
+static bool scan(struct flash *flash)
+{
+	struct flash_gc *gc = &flash->gc;
+
+	for (; gc->entry < gc->record.entry_count; gc->entry++) {
+		const struct flash_record_entry *entry = &gc->record.entries[gc->entry];
+		uint32_t block = victim_block(flash, gc->entry_block);
+
+		if (entry->kind == FLASH_NODE) {
+			if (!scan_node(flash, entry, block)) {
+				return false;
+			}
+		} else if (entry->kind != FLASH_TRIM) {
+			const struct flash_slot *slot = page_get(flash, entry->lpn);
+
+			if (slot == NULL) {
+				return false;
+			}
+			if (is_used(slot, entry->lpn, block)) {
+				gc->first = MIN(gc->first, gc->entry_block);
+				gc->end = gc->entry_block + 1;
+			}
+		}
+		gc->entry_block += flash_kind_has_block(entry->kind);
+	}
+	gc->credit -= MIN(gc->credit, (uint64_t)gc->record.block_count);
+	return true;
+}
+
+/* False: there is no room at present. */
+static bool copy_one(struct flash *flash, const struct flash_record_entry *from, uint32_t block,
+	const uint8_t *data)
+{
+	struct flash_record_entry entry = { .lpn = from->lpn, .source = block, .kind = FLASH_COPY };
+	struct flash_slot *slot = page_get(flash, from->lpn);
+	uint32_t floor;
+	uint32_t crc;
+
+	if (slot == NULL) {
+		return false;
+	}
+	if (!is_used(slot, from->lpn, block)) {
+		return true;
+	}
+	crc = le32toh(slot->node->entries[from->lpn % FLASH_NODE_ENTRIES].crc);
+	if (crc32c(0, data, FLASH_BLOCK_BYTES) != crc) {
+		/* A copy would have a checksum that fits what is wrong. */
+		flash->counters.checksum_errors++;
+		flash->segments[flash->gc.victim].is_bad = true;
+		log_error("flash store '%s': block %llu of the disk is damaged; reads of it fail",
+			flash->path, (unsigned long long)from->lpn);
+		return true;
+	}
+	if (page_dirty(flash, from->lpn) == NULL) {
+		return false;
+	}
+	/* After crashes there may be less than that: then what a recovery would need is used. */
+	floor = flash->gc.is_pressed ? flash->gc.floor_segments / 2 : flash->gc.floor_segments;
+	if (flash->table.state_counts[GC_FREE] < floor) {
+		flash_checkpoint_ask(flash);
+		return false;
+	}
+	if (!flash_log_room(flash, 1, true)) {
+		return false;
+	}
+	flash_log_append(flash, &entry, data);
+	flash->counters.moved_blocks++;
+	return true;
+}
+
+static bool copy(struct flash *flash)
+{
+	struct flash_gc *gc = &flash->gc;
+
+	for (; gc->entry < gc->record.entry_count; gc->entry++) {
+		const struct flash_record_entry *entry = &gc->record.entries[gc->entry];
+
+		if (gc->entry_block >= gc->first && gc->entry_block < gc->end &&
+			(entry->kind == FLASH_DATA || entry->kind == FLASH_COPY) &&
+			!copy_one(flash, entry, victim_block(flash, gc->entry_block),
+				gc->bytes + (size_t)gc->entry_block * FLASH_BLOCK_BYTES)) {
+			return false;
+		}
+		gc->entry_block += flash_kind_has_block(entry->kind);
+	}
+	return true;
+}
+
+bool flash_gc_step(struct flash *flash)
+{
+	struct flash_gc *gc = &flash->gc;
+
+	if (flash->is_read_only || flash->is_starting || flash->failed != 0 || gc->is_waiting ||
+		flash_checkpoint_runs(flash) || flash->checkpoint.is_asked) {
+		return false;
+	}
+	switch (gc->state) {
+	case FLASH_GC_IDLE:
+		return choose(flash);
+	case FLASH_GC_HEADER:
+		read_blocks(flash, 0, 1, false);
+		return true;
+	case FLASH_GC_READING:
+		return false;
+	case FLASH_GC_SCAN:
+		if (!scan(flash)) {
+			return false;
+		}
+		if (gc->end > 0) {
+			read_blocks(flash, gc->first, gc->end, true);
+		} else {
+			next_record(flash);
+		}
+		return true;
+	case FLASH_GC_COPY:
+		if (!copy(flash)) {
+			return false;
+		}
+		next_record(flash);
+		return true;
+	case FLASH_GC_STATE_COUNT:
+		break;
+	}
+	return false;
+}
+
+void flash_gc_init(struct flash *flash)
+{
+	const struct flash_geometry *geometry = &flash->anchor.geometry;
+	struct flash_gc *gc = &flash->gc;
+	uint32_t waits = geometry->reserve_segments + RECORD_SEGMENTS;
+
+	gc->wait.ready = page_ready;
+	/* Not below waits: clients would wait, and nothing be collected. */
+	gc->begin_segments = gc_begin_segments(&flash->table, waits);
+	gc->enough_segments = gc->begin_segments + ENOUGH_SEGMENTS;
+	/* A checkpoint, and that of a recovery with a segment of its own. */
+	gc->floor_segments = 2 * geometry->checkpoint_segments + 4;
+}

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Transfers of whole blocks, and making them durable. */
+#include <errno.h>
+
+#include "store/flash/flash.h"
+
+enum { RETRIES_MAX = 1000 };
+#define RETRY_NS UINT64_C(1000000)
+
+void flash_io_ended(struct flash *flash)
+{
+	struct list_node *node;
+
+	GMB_ASSERT(flash->io_count > 0);
+	flash->io_count--;
+	if (flash->start_has_ended && flash->io_count == 0) {
+		flash->start_has_ended = false;
+		flash->is_starting = false;
+		store_started(&flash->base, flash->start_result);
+		return;
+	}
+	if (flash->io_count > 0 && !flash_may_work(flash)) {
+		return;
+	}
+	while ((node = list_pop_front(&flash->held)) != NULL) {
+		struct store_part *part = list_entry(node, struct store_part, node);
+
+		flash->held_count--;
+		flash->part_count--;
+		store_finish_later(part, flash_scratch_of(part)->result);
+	}
+}
+
+void flash_finish(struct store_part *part, int result)
+{
+	struct flash *flash = flash_of(part);
+
+	if (flash->io_count > 0 && flash->part_count == flash->held_count + 1) {
+		flash_scratch_of(part)->result = result;
+		flash->held_count++;
+		list_push_back(&flash->held, &part->node);
+		return;
+	}
+	flash->part_count--;
+	store_finish_later(part, result);
+}
+
+/* --- transfers ------------------------------------------------------------------------------- */
+
+static void io_next(struct flash_io *io);
+
+static void io_again(struct ring_op *op, int result)
+{
+	GMB_UNUSED(result);
+	io_next(container_of(op, struct flash_io, op));
+}
+
+static int legal_result(int result)
+{
+	return result == -EINVAL || result == -EINTR || result == -EAGAIN || result == -EBADF ||
+			       result == -EFAULT
+		       ? -EIO
+		       : result;
+}
+
+static void io_end(struct flash_io *io, int result)
+{
+	struct flash *flash = io->flash;
+
+	io->done(io, legal_result(result));
+	flash_pump(flash);
+	flash_io_ended(flash);
+}
+
+static void io_moved(struct ring_op *op, int result)
+{
+	struct flash_io *io = container_of(op, struct flash_io, op);
+
+	if ((result == -EINTR || result == -EAGAIN) && io->retries < RETRIES_MAX) {
+		io->retries++;
+		ring_timer(io->flash->ring, op, result == -EAGAIN ? RETRY_NS : 0, io_again);
+	} else if (result <= 0) { /* 0: the device has become shorter */
+		io_end(io, result == 0 ? -EIO : result);
+	} else {
+		io->done_bytes += (size_t)result;
+		io->retries = 0;
+		GMB_ASSERT(io->done_bytes <= io->bytes);
+		if (io->done_bytes < io->bytes) {
+			io_next(io);
+		} else {
+			io_end(io, 0);
+		}
+	}
+}
+
+static void io_next(struct flash_io *io)
+{
+	struct flash *flash = io->flash;
+	struct mem_ref memory = mem_add(io->memory, io->done_bytes);
+	size_t left = io->bytes - io->done_bytes;
+	uint64_t offset = io->offset + io->done_bytes;
+
+	if (io->is_write) {
+		ring_write(flash->ring, &io->op, flash->file, memory, left, offset, io->is_durable,
+			io_moved);
+	} else {
+		ring_read(flash->ring, &io->op, flash->file, memory, left, offset, io_moved);
+	}
+}
+
+void flash_io_start(struct flash *flash, struct flash_io *io, bool is_write, struct mem_ref memory,
+	uint64_t block, size_t bytes, void (*done)(struct flash_io *io, int result))
+{
+	GMB_ASSERT(!io->op.in_flight && bytes > 0 && bytes % FLASH_BLOCK_BYTES == 0);
+	io->flash = flash;
+	io->memory = memory;
+	io->offset = block << FLASH_BLOCK_SHIFT;
+	io->bytes = bytes;
+	io->done_bytes = 0;
+	io->retries = 0;
+	io->is_write = is_write;
+	io->done = done;
+	flash->io_count++;
+	io_next(io);
+}
+
+/* --- durability ------------------------------------------------------------------------------ */
+
+static void sync_begin(struct flash *flash);
+
+static void sync_done(struct ring_op *op, int result)
+{
+	struct flash_sync *sync = container_of(op, struct flash_sync, op);
+	struct flash *flash = container_of(sync, struct flash, sync);
+	struct list_node *node;
+	bool for_checkpoint = sync->checkpoint_now;
+
+	if (result == -EINTR && sync->retries++ < RETRIES_MAX) {
+		ring_fsync(flash->ring, op, flash->file, sync_done);
+		return;
+	}
+	sync->is_busy = false;
+	if (result < 0) {
+		/* What was not durable may be lost: nothing that builds on it may be. */
+		result = legal_result(result);
+		flash_fail(flash, result, "cannot be made durable");
+	} else if (sync->seq > flash->log.durable_seq) {
+		flash->log.durable_seq = sync->seq;
+	}
+	while ((node = list_pop_front(&sync->now)) != NULL) {
+		flash_finish(list_entry(node, struct store_part, node), result);
+	}
+	if (for_checkpoint) {
+		flash_checkpoint_synced(flash, result);
+	}
+	if (!list_is_empty(&sync->next) || sync->checkpoint_next) {
+		sync_begin(flash);
+	}
+	flash_pump(flash);
+	flash_io_ended(flash);
+}
+
+static void sync_begin(struct flash *flash)
+{
+	struct flash_sync *sync = &flash->sync;
+	struct list_node *node;
+
+	while ((node = list_pop_front(&sync->next)) != NULL) {
+		list_push_back(&sync->now, node);
+	}
+	sync->checkpoint_now = sync->checkpoint_next;
+	sync->checkpoint_next = false;
+	sync->is_busy = true;
+	sync->retries = 0;
+	sync->seq = flash->log.written_seq;
+	flash->io_count++;
+	ring_fsync(flash->ring, &sync->op, flash->file, sync_done);
+}
+
+void flash_sync_part(struct flash *flash, struct store_part *part)
+{
+	list_push_back(&flash->sync.next, &part->node);
+	if (!flash->sync.is_busy) {
+		sync_begin(flash);
+	}
+}
+
+void flash_sync_checkpoint(struct flash *flash)
+{
+	flash->sync.checkpoint_next = true;
+	if (!flash->sync.is_busy) {
+		sync_begin(flash);
+	}
+}

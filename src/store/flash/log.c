@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The log: records are filled, written side by side, and take effect in their order, each when all
+ * before it are written. A record behind one that is not written would be cut off by a crash.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/crc32c.h"
+#include "base/log.h"
+#include "store/flash/flash.h"
+
+enum {
+	BUFFER_BLOCKS = FLASH_RECORD_ENTRIES + 1,
+	FLYING_GATHER = 2, /* while so many are in flight, small changes gather in a record */
+	LINK_BLOCKS = 2,   /* with fewer left in a segment, the next record is in another one */
+};
+
+uint64_t flash_log_bytes(void)
+{
+	return (uint64_t)FLASH_RECORDS * BUFFER_BLOCKS * FLASH_BLOCK_BYTES;
+}
+
+void flash_log_init(struct flash *flash, uint8_t *memory)
+{
+	struct flash_log *log = &flash->log;
+
+	list_init(&log->idle);
+	list_init(&log->flying);
+	for (uint32_t i = 0; i < FLASH_RECORDS; i++) {
+		struct flash_buffer *buffer = &log->buffers[i];
+
+		buffer->flash = flash;
+		buffer->bytes = memory + (uint64_t)i * BUFFER_BLOCKS * FLASH_BLOCK_BYTES;
+		list_init(&buffer->parts);
+		list_push_back(&log->idle, &buffer->node);
+	}
+}
+
+void flash_fail(struct flash *flash, int error, const char *what)
+{
+	if (flash->failed == 0) {
+		flash->failed = error;
+		flash->pump_again = true;
+		log_error("flash store '%s': its log %s: %s; it can only be read until the server "
+			  "opens it again",
+			flash->path, what, strerror(-error));
+	}
+}
+
+/* --- segments -------------------------------------------------------------------------------- */
+
+uint32_t flash_take_segment(struct flash *flash)
+{
+	uint32_t best = FLASH_NO_SEGMENT;
+
+	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
+		if (flash->table.segments[i].state == GC_FREE &&
+			(best == FLASH_NO_SEGMENT ||
+				flash->segments[i].erases < flash->segments[best].erases)) {
+			best = i;
+		}
+	}
+	if (best != FLASH_NO_SEGMENT) {
+		gc_set_state(&flash->table, best, GC_OPEN);
+		flash->segments[best].erases++;
+		flash->map.table_dirty[best / FLASH_TABLE_ENTRIES] = true;
+	}
+	return best;
+}
+
+/* --- what is written ------------------------------------------------------------------------- */
+
+static struct flash_slot *slot_of(struct flash *flash, const struct flash_record_entry *entry)
+{
+	return entry->kind == FLASH_NODE
+		       ? NULL
+		       : flash_map_find(flash, (uint32_t)(entry->lpn / FLASH_NODE_ENTRIES));
+}
+
+static void apply_node(struct flash *flash, const struct flash_record_entry *entry, uint32_t block)
+{
+	if (entry->source == 0 && entry->lpn < flash->anchor.geometry.leaf_count) {
+		flash_map_clean(flash, flash_map_find(flash, (uint32_t)entry->lpn));
+	}
+	flash_map_set_node(flash, entry->source, (uint32_t)entry->lpn,
+		(struct flash_entry){ htole32(block), htole32(entry->crc) });
+}
+
+static void apply(struct flash *flash, const struct flash_buffer *buffer)
+{
+	uint32_t block = flash_segment_at(&flash->anchor.geometry, buffer->at.segment) +
+			 buffer->at.block + 1;
+
+	for (uint32_t i = 0; i < buffer->record.entry_count; i++) {
+		const struct flash_record_entry *entry = &buffer->record.entries[i];
+		struct flash_slot *slot = slot_of(flash, entry);
+
+		if (slot == NULL) {
+			apply_node(flash, entry, block);
+		} else {
+			flash_map_apply(flash, entry, block);
+			flash_map_unpin(flash, slot);
+		}
+		block += flash_kind_has_block(entry->kind);
+	}
+	if (buffer->record.next_segment != FLASH_NO_SEGMENT) {
+		gc_set_state(&flash->table, buffer->at.segment, GC_CLOSED);
+	}
+}
+
+static void forget(struct flash *flash, const struct flash_buffer *buffer)
+{
+	for (uint32_t i = 0; i < buffer->record.entry_count; i++) {
+		struct flash_slot *slot = slot_of(flash, &buffer->record.entries[i]);
+
+		if (slot != NULL) {
+			flash_map_unpin(flash, slot);
+		}
+	}
+}
+
+static void part_written(struct flash *flash, struct store_part *part)
+{
+	if (flash->failed != 0) {
+		flash_finish(part, flash->failed);
+	} else if ((part->flags & STORE_FUA) != 0 &&
+		   flash->log.durable_seq < flash->log.written_seq) {
+		flash_sync_part(flash, part);
+	} else {
+		flash_finish(part, 0);
+	}
+}
+
+/* It has taken effect, or never will. */
+static void retire(struct flash *flash, struct flash_buffer *buffer)
+{
+	struct flash_log *log = &flash->log;
+	struct list_node *node;
+
+	if (flash->failed != 0) {
+		forget(flash, buffer);
+	} else {
+		apply(flash, buffer);
+		log->written_seq = buffer->at.seq + 1;
+		if (buffer->io.is_durable && log->durable_seq == buffer->at.seq) {
+			log->durable_seq = log->written_seq;
+		}
+	}
+	list_push_back(&log->idle, &buffer->node);
+	while ((node = list_pop_front(&buffer->parts)) != NULL) {
+		part_written(flash, list_entry(node, struct store_part, node));
+	}
+}
+
+static void record_done(struct flash_io *io, int result)
+{
+	struct flash_buffer *done = container_of(io, struct flash_buffer, io);
+	struct flash *flash = io->flash;
+	struct flash_log *log = &flash->log;
+
+	done->is_written = true;
+	if (result < 0) {
+		flash_fail(flash, result, "cannot be written");
+	}
+	while (!list_is_empty(&log->flying)) {
+		struct flash_buffer *buffer =
+			list_entry(list_first(&log->flying), struct flash_buffer, node);
+
+		if (!buffer->is_written) {
+			break;
+		}
+		list_remove(&buffer->node);
+		log->flying_count--;
+		retire(flash, buffer);
+	}
+}
+
+/* --- filling --------------------------------------------------------------------------------- */
+
+static bool begin(struct flash *flash)
+{
+	struct flash_log *log = &flash->log;
+	struct list_node *node = list_pop_front(&log->idle);
+	struct flash_buffer *buffer;
+
+	if (node == NULL) {
+		return false;
+	}
+	buffer = list_entry(node, struct flash_buffer, node);
+	buffer->record.entry_count = 0;
+	buffer->record.block_count = 1;
+	buffer->at = log->head;
+	buffer->is_written = false;
+	buffer->wants_durable = false;
+	log->filling = buffer;
+	return true;
+}
+
+/* The header gets its last words, and the record goes. */
+static void close_record(struct flash *flash, bool leaves_segment)
+{
+	struct flash_log *log = &flash->log;
+	struct flash_buffer *buffer = log->filling;
+	struct flash_record *record = &buffer->record;
+	uint32_t end = buffer->at.block + record->block_count;
+
+	log->filling = NULL;
+	if (flash->failed != 0) {
+		retire(flash, buffer);
+		return;
+	}
+	record->seq = buffer->at.seq;
+	record->durable = log->durable_seq;
+	record->prev_crc = buffer->at.prev_crc;
+	record->next_segment = FLASH_NO_SEGMENT;
+	if (leaves_segment || flash->anchor.geometry.segment_blocks - end < LINK_BLOCKS) {
+		record->next_segment = flash_take_segment(flash);
+		GMB_ASSERT(record->next_segment != FLASH_NO_SEGMENT); /* flash_log_room() */
+	}
+	log->head.seq++;
+	log->head.prev_crc = flash_record_encode(record, flash->anchor.uuid, buffer->bytes);
+	log->head.block = end;
+	if (record->next_segment != FLASH_NO_SEGMENT) {
+		log->head.segment = record->next_segment;
+		log->head.block = 0;
+	}
+	log->since_checkpoint += record->block_count;
+	log->records_since_checkpoint++;
+	flash->counters.header_blocks++;
+	/* The record alone is durable with its write, so all before it must be already. */
+	buffer->io.is_durable = buffer->wants_durable && !flash->ignores_dsync &&
+				log->durable_seq == buffer->at.seq;
+	list_push_back(&log->flying, &buffer->node);
+	log->flying_count++;
+	flash_io_start(flash, &buffer->io, true, mem_of(buffer->bytes),
+		flash_segment_at(&flash->anchor.geometry, buffer->at.segment) + buffer->at.block,
+		(size_t)record->block_count * FLASH_BLOCK_BYTES, record_done);
+}
+
+void flash_log_close(struct flash *flash)
+{
+	if (flash->log.filling != NULL) {
+		close_record(flash, false);
+	}
+}
+
+void flash_log_kick(struct flash *flash)
+{
+	const struct flash_buffer *buffer = flash->log.filling;
+
+	/* Nobody waits for what the collector moves. It must gather: a victim may be half headers,
+	 * and no space would be won if its copies had as many. */
+	if (buffer != NULL && !list_is_empty(&buffer->parts) &&
+		flash->log.flying_count < FLYING_GATHER) {
+		flash_log_close(flash);
+	}
+}
+
+static bool fits(const struct flash *flash, uint32_t entries)
+{
+	const struct flash_buffer *buffer = flash->log.filling;
+
+	return buffer->record.entry_count + entries <= FLASH_RECORD_ENTRIES &&
+	       buffer->at.block + buffer->record.block_count + entries <=
+		       flash->anchor.geometry.segment_blocks;
+}
+
+bool flash_log_room(struct flash *flash, uint32_t entries, bool is_own)
+{
+	uint32_t kept = is_own ? 0 : flash->anchor.geometry.reserve_segments;
+	uint32_t left;
+
+	GMB_ASSERT(entries > 0 && entries <= FLASH_RECORD_ENTRIES);
+	if (flash->log.filling != NULL && fits(flash, entries)) {
+		/* The collector may have begun it in the reserve, which is not for clients. */
+		return flash->table.state_counts[GC_FREE] > kept || is_own;
+	}
+	flash_log_close(flash);
+	/* Each record may be the last one of its segment. */
+	left = flash->anchor.geometry.segment_blocks - flash->log.head.block;
+	if (flash->table.state_counts[GC_FREE] < kept + (entries < left ? 1 : 2)) {
+		if (is_own && flash_log_is_idle(flash)) {
+			flash_fail(flash, -ENOSPC, "is full");
+		}
+		return false;
+	}
+	if (!begin(flash)) {
+		return false;
+	}
+	if (!fits(flash, entries)) {
+		close_record(flash, true);
+		return begin(flash);
+	}
+	return true;
+}
+
+void flash_log_append(
+	struct flash *flash, const struct flash_record_entry *entry, const uint8_t *data)
+{
+	struct flash_buffer *buffer = flash->log.filling;
+	struct flash_record_entry *into = &buffer->record.entries[buffer->record.entry_count++];
+	uint8_t *block = buffer->bytes + (size_t)buffer->record.block_count * FLASH_BLOCK_BYTES;
+	struct flash_slot *slot = slot_of(flash, entry);
+
+	GMB_ASSERT(slot == NULL || slot->state == FLASH_SLOT_DIRTY);
+	*into = *entry;
+	if (slot != NULL) {
+		flash_map_pin(slot);
+	}
+	if (!flash_kind_has_block(entry->kind)) {
+		return;
+	}
+	buffer->record.block_count++;
+	if (data != NULL) {
+		memcpy(block, data, FLASH_BLOCK_BYTES);
+	} else {
+		memset(block, 0, FLASH_BLOCK_BYTES);
+	}
+	into->crc = crc32c(0, block, FLASH_BLOCK_BYTES);
+}
+
+void flash_log_add_part(struct flash *flash, struct store_part *part)
+{
+	struct flash_log *log = &flash->log;
+	struct flash_buffer *buffer = log->filling;
+
+	if (buffer == NULL && log->flying_count > 0) {
+		buffer = list_entry(log->flying.prev, struct flash_buffer, node);
+	}
+	if (buffer == NULL) {
+		part_written(flash, part);
+		return;
+	}
+	buffer->wants_durable |= (part->flags & STORE_FUA) != 0;
+	list_push_back(&buffer->parts, &part->node);
+}
+
+uint32_t flash_log_fit(const struct flash *flash)
+{
+	const struct flash_buffer *buffer = flash->log.filling;
+	uint32_t segment_blocks = flash->anchor.geometry.segment_blocks;
+	uint32_t begin = flash->log.head.block;
+	uint32_t left;
+
+	if (buffer != NULL) {
+		uint32_t entries = FLASH_RECORD_ENTRIES - buffer->record.entry_count;
+
+		begin = buffer->at.block + buffer->record.block_count;
+		left = MIN(entries, segment_blocks - begin);
+		if (left > 0) {
+			return left;
+		}
+	}
+	left = segment_blocks - begin;
+	return MIN(
+		(uint32_t)FLASH_RECORD_ENTRIES, (left < LINK_BLOCKS ? segment_blocks : left) - 1);
+}

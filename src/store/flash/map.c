@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The map: where each block of the disk is. The nodes above level 0 are arrays in memory; pages of
+ * level 0 are read when they are needed, and those that are clean leave again, the least recently
+ * used first. Dirty pages are written by checkpoints alone.
+ */
+#include <endian.h>
+#include <errno.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/crc32c.h"
+#include "base/log.h"
+#include "store/flash/flash.h"
+
+/* --- memory ---------------------------------------------------------------------------------- */
+
+static uint32_t bucket_count(uint32_t slot_count)
+{
+	uint32_t count = 64;
+
+	while (count < slot_count) {
+		count *= 2;
+	}
+	return count;
+}
+
+/* Whole nodes, so that they can be written as they are. */
+static uint64_t level_bytes(const struct flash_geometry *geometry, int level)
+{
+	uint64_t above = level + 1 < FLASH_LEVELS ? geometry->node_counts[level + 1] : 1;
+
+	return above * FLASH_BLOCK_BYTES;
+}
+
+static uint8_t *carve(uint8_t **memory, uint64_t bytes)
+{
+	uint8_t *taken = *memory;
+
+	*memory += align_up(bytes, FLASH_BLOCK_BYTES);
+	return taken;
+}
+
+static uint64_t lay_out(const struct flash_geometry *geometry, uint32_t slot_count,
+	struct flash_map *map, uint8_t *memory)
+{
+	uint8_t *at = memory;
+	uint8_t *nodes;
+
+	for (int level = 0; level < FLASH_LEVELS; level++) {
+		map->levels[level] = (void *)carve(&at, level_bytes(geometry, level));
+		map->dirty[level] =
+			level > 0 ? (void *)carve(&at, geometry->node_counts[level]) : NULL;
+	}
+	map->table_dirty = (void *)carve(&at, geometry->page_count - geometry->leaf_count);
+	map->buckets = (void *)carve(&at, (uint64_t)bucket_count(slot_count) * sizeof(int32_t));
+	map->slots = (void *)carve(&at, (uint64_t)slot_count * sizeof(struct flash_slot));
+	nodes = carve(&at, (uint64_t)slot_count * FLASH_BLOCK_BYTES);
+	for (uint32_t i = 0; memory != NULL && i < slot_count; i++) {
+		map->slots[i].node = (void *)(nodes + (uint64_t)i * FLASH_BLOCK_BYTES);
+	}
+	return (uint64_t)(at - memory);
+}
+
+uint64_t flash_map_bytes(const struct flash_geometry *geometry, uint32_t slot_count)
+{
+	struct flash_map map;
+
+	return lay_out(geometry, slot_count, &map, NULL);
+}
+
+void flash_map_init(struct flash *flash, uint8_t *memory)
+{
+	struct flash_map *map = &flash->map;
+
+	(void)lay_out(&flash->anchor.geometry, flash->slot_count, map, memory);
+	map->slot_count = flash->slot_count;
+	map->bucket_mask = bucket_count(flash->slot_count) - 1;
+	for (uint32_t i = 0; i <= map->bucket_mask; i++) {
+		map->buckets[i] = FLASH_NO_SLOT;
+	}
+	list_init(&map->lru);
+	for (uint32_t i = 0; i < map->slot_count; i++) {
+		list_init(&map->slots[i].waiting);
+		list_push_back(&map->lru, &map->slots[i].lru);
+	}
+}
+
+/* --- slots ----------------------------------------------------------------------------------- */
+
+static int32_t *bucket_of(struct flash_map *map, uint32_t page)
+{
+	return &map->buckets[(page * UINT32_C(2654435761) >> 8) & map->bucket_mask];
+}
+
+struct flash_slot *flash_map_find(struct flash *flash, uint32_t page)
+{
+	struct flash_map *map = &flash->map;
+
+	for (int32_t i = *bucket_of(map, page); i != FLASH_NO_SLOT; i = map->slots[i].chain) {
+		if (map->slots[i].page == page) {
+			return &map->slots[i];
+		}
+	}
+	return NULL;
+}
+
+static void unchain(struct flash_map *map, struct flash_slot *slot)
+{
+	int32_t *link = bucket_of(map, slot->page);
+
+	while (&map->slots[*link] != slot) {
+		link = &map->slots[*link].chain;
+	}
+	*link = slot->chain;
+}
+
+struct flash_slot *flash_map_take(struct flash *flash, uint32_t page)
+{
+	struct flash_map *map = &flash->map;
+	struct list_node *node = list_pop_front(&map->lru);
+	struct flash_slot *slot;
+	int32_t *bucket = bucket_of(map, page);
+
+	if (node == NULL) {
+		return NULL;
+	}
+	slot = list_entry(node, struct flash_slot, lru);
+	if (slot->state == FLASH_SLOT_CLEAN) {
+		unchain(map, slot);
+	}
+	GMB_ASSERT(slot->pins == 0 && list_is_empty(&slot->waiting));
+	slot->page = page;
+	slot->state = FLASH_SLOT_CLEAN;
+	slot->chain = *bucket;
+	*bucket = (int32_t)(slot - map->slots);
+	memset(slot->node, 0, sizeof(*slot->node));
+	return slot;
+}
+
+/* Where it can be taken from, when it is clean and nobody needs it. */
+static void slot_rest(struct flash_map *map, struct flash_slot *slot)
+{
+	if (slot->state == FLASH_SLOT_CLEAN && slot->pins == 0) {
+		list_remove(&slot->lru);
+		list_push_back(&map->lru, &slot->lru);
+	}
+}
+
+/* It has nothing that is right. */
+void flash_map_release(struct flash *flash, struct flash_slot *slot)
+{
+	unchain(&flash->map, slot);
+	slot->state = FLASH_SLOT_FREE;
+	list_push_front(&flash->map.lru, &slot->lru);
+}
+
+static bool node_is_sound(const struct flash *flash, const struct flash_node *node)
+{
+	for (uint32_t i = 0; i < FLASH_NODE_ENTRIES; i++) {
+		uint32_t block = le32toh(node->entries[i].block);
+
+		if (block != 0 && !flash_is_in_segment(&flash->anchor.geometry, block)) {
+			return false;
+		}
+	}
+	return true;
+}
+
+static void load_done(struct flash_io *io, int result)
+{
+	struct flash_slot *slot = container_of(io, struct flash_slot, io);
+	struct flash *flash = io->flash;
+	struct flash_entry entry = flash->map.levels[0][slot->page];
+	uint32_t block = (uint32_t)(io->offset >> FLASH_BLOCK_SHIFT);
+	struct list_node waiting;
+	struct list_node *node;
+
+	flash->segments[flash_segment_of(&flash->anchor.geometry, block)].readers--;
+	if (result == 0 && (crc32c(0, slot->node, sizeof(*slot->node)) != le32toh(entry.crc) ||
+				   !node_is_sound(flash, slot->node))) {
+		flash->counters.checksum_errors++;
+		log_error("flash store '%s': page %u of its map is damaged on the disk",
+			flash->path, slot->page);
+		result = -EIO;
+	}
+	list_init(&waiting);
+	while ((node = list_pop_front(&slot->waiting)) != NULL) {
+		list_push_back(&waiting, node);
+	}
+	if (result < 0) {
+		flash_map_release(flash, slot);
+	} else {
+		slot->state = FLASH_SLOT_CLEAN;
+		slot_rest(&flash->map, slot);
+	}
+	while ((node = list_pop_front(&waiting)) != NULL) {
+		struct flash_wait *wait = list_entry(node, struct flash_wait, node);
+
+		wait->ready(wait, result);
+	}
+}
+
+struct flash_slot *flash_map_get(
+	struct flash *flash, uint32_t page, struct flash_wait *wait, bool *full)
+{
+	struct flash_slot *slot = flash_map_find(flash, page);
+	uint32_t block = le32toh(flash->map.levels[0][page].block);
+
+	*full = false;
+	if (slot == NULL) {
+		slot = flash_map_take(flash, page);
+		if (slot == NULL) {
+			*full = true;
+			return NULL;
+		}
+		if (block == 0) {
+			slot_rest(&flash->map, slot);
+			return slot;
+		}
+		flash->counters.map_misses++;
+		slot->state = FLASH_SLOT_LOADING;
+		flash->segments[flash_segment_of(&flash->anchor.geometry, block)].readers++;
+		flash_io_start(flash, &slot->io, false, mem_of(slot->node), block,
+			FLASH_BLOCK_BYTES, load_done);
+	}
+	if (slot->state == FLASH_SLOT_LOADING) {
+		list_push_back(&slot->waiting, &wait->node);
+		return NULL;
+	}
+	slot_rest(&flash->map, slot);
+	return slot;
+}
+
+bool flash_map_dirty(struct flash *flash, struct flash_slot *slot)
+{
+	if (slot->state == FLASH_SLOT_DIRTY) {
+		return true;
+	}
+	GMB_ASSERT(slot->state == FLASH_SLOT_CLEAN);
+	if (flash->map.dirty_count >= flash->anchor.geometry.dirty_max) {
+		return false;
+	}
+	list_remove(&slot->lru);
+	slot->state = FLASH_SLOT_DIRTY;
+	flash->map.dirty_count++;
+	return true;
+}
+
+void flash_map_clean(struct flash *flash, struct flash_slot *slot)
+{
+	GMB_ASSERT(slot->state == FLASH_SLOT_DIRTY && flash->map.dirty_count > 0);
+	slot->state = FLASH_SLOT_CLEAN;
+	flash->map.dirty_count--;
+	slot_rest(&flash->map, slot);
+}
+
+void flash_map_pin(struct flash_slot *slot)
+{
+	list_remove(&slot->lru);
+	slot->pins++;
+}
+
+void flash_map_unpin(struct flash *flash, struct flash_slot *slot)
+{
+	GMB_ASSERT(slot->pins > 0);
+	slot->pins--;
+	slot_rest(&flash->map, slot);
+}
+
+/* --- changes --------------------------------------------------------------------------------- */
+
+/* A block of a client is no longer used. */
+static void block_dies(struct flash *flash, uint32_t block)
+{
+	const struct flash_geometry *geometry = &flash->anchor.geometry;
+	uint32_t segment = flash_segment_of(geometry, block);
+
+	flash->map.table_dirty[segment / FLASH_TABLE_ENTRIES] = true;
+	if (flash->table.segments[segment].valid > 0) {
+		gc_dead(&flash->table, segment);
+	} else { /* the table that was read is wrong */
+		flash_fail(flash, -EUCLEAN, "has a table of segments that does not fit the map");
+	}
+}
+
+static void block_lives(struct flash *flash, uint32_t block, uint32_t from)
+{
+	uint32_t segment = flash_segment_of(&flash->anchor.geometry, block);
+
+	flash->map.table_dirty[segment / FLASH_TABLE_ENTRIES] = true;
+	gc_append(&flash->table, segment, from);
+}
+
+void flash_map_apply(struct flash *flash, const struct flash_record_entry *entry, uint32_t block)
+{
+	const struct flash_geometry *geometry = &flash->anchor.geometry;
+	struct flash_slot *slot =
+		flash_map_find(flash, (uint32_t)(entry->lpn / FLASH_NODE_ENTRIES));
+	struct flash_entry *at = &slot->node->entries[entry->lpn % FLASH_NODE_ENTRIES];
+	uint32_t old = le32toh(at->block);
+	uint32_t from = entry->kind == FLASH_COPY ? flash_segment_of(geometry, entry->source)
+						  : GC_NO_SEGMENT;
+
+	GMB_ASSERT(slot->state == FLASH_SLOT_DIRTY);
+	if (entry->kind == FLASH_TRIM) {
+		for (uint32_t i = 0; i < entry->source; i++) {
+			if (at[i].block != 0) {
+				block_dies(flash, le32toh(at[i].block));
+			}
+			at[i] = (struct flash_entry){ 0 };
+		}
+		return;
+	}
+	/* What was moved may have been overwritten meanwhile. */
+	if (entry->kind == FLASH_COPY && old != entry->source) {
+		return;
+	}
+	block_lives(flash, block, from);
+	if (old != 0) {
+		block_dies(flash, old);
+	}
+	*at = (struct flash_entry){ htole32(block), htole32(entry->crc) };
+}
+
+void flash_map_set_node(
+	struct flash *flash, uint32_t level, uint32_t index, struct flash_entry entry)
+{
+	const struct flash_geometry *geometry = &flash->anchor.geometry;
+	struct flash_entry *at = &flash->map.levels[level][index];
+
+	if (at->block != 0) {
+		flash->segments[flash_segment_of(geometry, le32toh(at->block))].nodes--;
+	}
+	if (entry.block != 0) {
+		flash->segments[flash_segment_of(geometry, le32toh(entry.block))].nodes++;
+	}
+	*at = entry;
+	if (level + 1 < FLASH_LEVELS) {
+		flash->map.dirty[level + 1][index / FLASH_NODE_ENTRIES] = true;
+	}
+}

@@ -1,0 +1,447 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Opening: the anchor, the nodes it refers to, and the log behind the checkpoint. All of this
+ * blocks, and runs before there is anything else to do.
+ */
+#include <endian.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/crc32c.h"
+#include "base/log.h"
+#include "disk/disk.h"
+#include "store/flash/flash.h"
+
+enum { SEQ_SHIFT = 40 };
+
+/* --- anchors --------------------------------------------------------------------------------- */
+
+static int check_device(
+	int fd, const char *path, const struct flash_anchor *anchor, struct error *error)
+{
+	uint64_t bytes = flash_device_blocks(&anchor->geometry) << FLASH_BLOCK_SHIFT;
+	uint64_t size;
+	int result = disk_size(fd, &size);
+
+	if (result < 0) {
+		return error_set(error, result, "cannot examine '%s': %s", path, strerror(-result));
+	}
+	if (size < bytes) {
+		return error_set(error, -EINVAL,
+			"'%s' has become smaller: it has %llu bytes, and the flash store on it "
+			"needs %llu; bring back the rest of it",
+			path, (unsigned long long)size, (unsigned long long)bytes);
+	}
+	return 0;
+}
+
+int flash_anchors_read(struct flash *flash, struct error *error)
+{
+	struct flash_anchor *anchor = &flash->anchor;
+	const char *path = flash->path;
+	int fd = flash->fd;
+	uint8_t block[FLASH_BLOCK_BYTES];
+	struct error faults[FLASH_ANCHORS];
+	uint64_t size;
+	uint32_t good = 0;
+	uint32_t ours = 0;
+	int result = disk_size(fd, &size);
+
+	for (uint32_t i = 0; i < FLASH_ANCHORS && result == 0 && size >= sizeof(block) * 2; i++) {
+		struct flash_anchor found;
+
+		result = disk_read(fd, block, sizeof(block), i * sizeof(block));
+		if (result == -EIO) { /* the other one may do */
+			ours++;
+			result = error_set(&faults[i], 0, "cannot be read");
+			continue;
+		}
+		ours += flash_anchor_is_ours(block);
+		if (result == 0 && flash_anchor_decode(block, &found, &faults[i]) == 0) {
+			if (good == 0 || found.serial > anchor->serial) {
+				*anchor = found;
+				flash->good_anchor = i;
+			}
+			good++;
+		}
+	}
+	if (result < 0) {
+		return error_set(error, result, "cannot read '%s': %s", path, strerror(-result));
+	}
+	if (good == 0 && ours == 0) {
+		return error_set(error, -EINVAL,
+			"'%s' has no flash store; 'gmblock create' makes one", path);
+	}
+	if (good == 0) {
+		return error_set(error, -EINVAL,
+			"the flash store on '%s' cannot be opened: anchor A %s, anchor B %s", path,
+			faults[0].text, faults[1].text);
+	}
+	return check_device(fd, path, anchor, error);
+}
+
+/* --- nodes ----------------------------------------------------------------------------------- */
+
+static int read_block(struct flash *flash, uint32_t block, void *bytes)
+{
+	return disk_read(flash->fd, bytes, FLASH_BLOCK_BYTES, (uint64_t)block << FLASH_BLOCK_SHIFT);
+}
+
+int flash_node_read(struct flash *flash, struct flash_entry at, void *node)
+{
+	uint32_t block = le32toh(at.block);
+	int result;
+
+	memset(node, 0, FLASH_BLOCK_BYTES);
+	if (block == 0) {
+		return 0;
+	}
+	if (!flash_is_in_segment(&flash->anchor.geometry, block)) {
+		return -EUCLEAN;
+	}
+	result = read_block(flash, block, node);
+	if (result == 0 && crc32c(0, node, FLASH_BLOCK_BYTES) != le32toh(at.crc)) {
+		result = -EUCLEAN;
+	}
+	return result;
+}
+
+/* The positions of the nodes of the level below. */
+static int read_level(struct flash *flash, uint32_t level)
+{
+	const struct flash_geometry *geometry = &flash->anchor.geometry;
+
+	for (uint32_t i = 0; i < geometry->node_counts[level]; i++) {
+		int result = flash_node_read(flash, flash->map.levels[level][i],
+			flash->map.levels[level - 1] + (size_t)i * FLASH_NODE_ENTRIES);
+
+		if (result < 0) {
+			return result;
+		}
+	}
+	for (uint32_t i = 0; i < geometry->node_counts[level] * FLASH_NODE_ENTRIES; i++) {
+		uint32_t block = le32toh(flash->map.levels[level - 1][i].block);
+
+		if (block != 0 && (i >= geometry->node_counts[level - 1] ||
+					  !flash_is_in_segment(geometry, block))) {
+			return -EUCLEAN;
+		}
+	}
+	return 0;
+}
+
+/* What the table says of a segment, while the log is replayed. */
+struct seen {
+	uint64_t stamp;
+	uint32_t valid;
+	bool in_log; /* behind the checkpoint */
+};
+
+static int read_table(struct flash *flash, struct seen *seen)
+{
+	const struct flash_geometry *geometry = &flash->anchor.geometry;
+	struct flash_table_entry entries[FLASH_TABLE_ENTRIES];
+
+	for (uint32_t i = 0; i < geometry->segment_count; i++) {
+		const struct flash_table_entry *entry = &entries[i % FLASH_TABLE_ENTRIES];
+
+		if (i % FLASH_TABLE_ENTRIES == 0) {
+			uint32_t node = geometry->leaf_count + i / FLASH_TABLE_ENTRIES;
+			int result = flash_node_read(flash, flash->map.levels[0][node], entries);
+
+			if (result < 0) {
+				return result;
+			}
+		}
+		seen[i].stamp = le64toh(entry->stamp);
+		seen[i].valid = le32toh(entry->valid);
+		flash->segments[i].erases = le32toh(entry->erases);
+		if (seen[i].valid > geometry->segment_blocks ||
+			seen[i].stamp > flash->anchor.clock) {
+			return -EUCLEAN;
+		}
+	}
+	return 0;
+}
+
+/* --- the log --------------------------------------------------------------------------------- */
+
+struct replay {
+	struct flash *flash;
+	struct seen *seen;
+	struct flash_position at;
+	struct flash_position next;
+	struct flash_record record;
+	uint64_t durable; /* the largest that a record tells */
+	uint64_t clock;
+};
+
+static uint32_t replay_block(const struct replay *replay)
+{
+	return flash_segment_at(&replay->flash->anchor.geometry, replay->at.segment) +
+	       replay->at.block;
+}
+
+/* 1: there is a record; 0: the log ends. */
+static int read_record(struct replay *replay)
+{
+	uint8_t block[FLASH_BLOCK_BYTES];
+	int result = read_block(replay->flash, replay_block(replay), block);
+
+	if (result < 0) {
+		return result;
+	}
+	return flash_record_decode(
+		block, &replay->flash->anchor, &replay->at, &replay->record, &replay->next);
+}
+
+/* 1: its blocks are what they should be; 0: they are not. */
+static int check_blocks(struct replay *replay)
+{
+	struct flash *flash = replay->flash;
+	uint32_t count = replay->record.block_count - 1;
+	const uint8_t *bytes = flash->gc.bytes;
+	int result =
+		count == 0
+			? 0
+			: disk_read(flash->fd, flash->gc.bytes, (size_t)count * FLASH_BLOCK_BYTES,
+				  (uint64_t)(replay_block(replay) + 1) << FLASH_BLOCK_SHIFT);
+
+	for (uint32_t i = 0; i < replay->record.entry_count && result == 0; i++) {
+		const struct flash_record_entry *entry = &replay->record.entries[i];
+
+		if (flash_kind_has_block(entry->kind)) {
+			if (crc32c(0, bytes, FLASH_BLOCK_BYTES) != entry->crc) {
+				return 0;
+			}
+			bytes += FLASH_BLOCK_BYTES;
+		}
+	}
+	return result < 0 ? result : 1;
+}
+
+/* The page, ready to be changed. */
+static int load_page(struct flash *flash, uint32_t page, struct flash_slot **slot_out)
+{
+	struct flash_slot *slot = flash_map_find(flash, page);
+	int result = 0;
+
+	if (slot == NULL) {
+		slot = flash_map_take(flash, page);
+		if (slot == NULL) {
+			return -EUCLEAN;
+		}
+		result = flash_node_read(flash, flash->map.levels[0][page], slot->node);
+		for (uint32_t i = 0; i < FLASH_NODE_ENTRIES && result == 0; i++) {
+			uint32_t block = le32toh(slot->node->entries[i].block);
+
+			if (block != 0 && !flash_is_in_segment(&flash->anchor.geometry, block)) {
+				result = -EUCLEAN;
+			}
+		}
+	}
+	if (result == 0 && !flash_map_dirty(flash, slot)) {
+		result = -EUCLEAN; /* more than there can be between two checkpoints */
+	}
+	*slot_out = slot;
+	return result;
+}
+
+static void count_block(struct replay *replay, uint32_t block, bool lives)
+{
+	uint32_t segment = flash_segment_of(&replay->flash->anchor.geometry, block);
+	struct seen *seen = &replay->seen[segment];
+
+	replay->flash->map.table_dirty[segment / FLASH_TABLE_ENTRIES] = true;
+	if (lives) {
+		seen->valid++;
+		seen->stamp = replay->clock;
+	} else if (seen->valid > 0) { /* else the table is wrong, which a check finds */
+		seen->valid--;
+	}
+}
+
+/* As flash_map_apply(). */
+static int apply_entry(
+	struct replay *replay, const struct flash_record_entry *entry, uint32_t block)
+{
+	struct flash_entry *at;
+	struct flash_slot *slot;
+	uint32_t count = entry->kind == FLASH_TRIM ? entry->source : 1;
+	int result;
+
+	if (entry->kind == FLASH_NODE) {
+		return 0; /* of a checkpoint that did not end */
+	}
+	result = load_page(replay->flash, (uint32_t)(entry->lpn / FLASH_NODE_ENTRIES), &slot);
+	if (result < 0) {
+		return result;
+	}
+	at = &slot->node->entries[entry->lpn % FLASH_NODE_ENTRIES];
+	if (entry->kind == FLASH_COPY && le32toh(at->block) != entry->source) {
+		return 0;
+	}
+	replay->clock += entry->kind == FLASH_DATA;
+	for (uint32_t i = 0; i < count; i++) {
+		if (at[i].block != 0) {
+			count_block(replay, le32toh(at[i].block), false);
+		}
+		at[i] = (struct flash_entry){ 0 };
+	}
+	if (entry->kind != FLASH_TRIM) {
+		count_block(replay, block, true);
+		*at = (struct flash_entry){ htole32(block), htole32(entry->crc) };
+	}
+	return 0;
+}
+
+static int apply_record(struct replay *replay)
+{
+	uint32_t block = replay_block(replay) + 1;
+	int result = 0;
+
+	for (uint32_t i = 0; i < replay->record.entry_count && result == 0; i++) {
+		const struct flash_record_entry *entry = &replay->record.entries[i];
+
+		result = apply_entry(replay, entry, block);
+		block += flash_kind_has_block(entry->kind);
+	}
+	return result;
+}
+
+static bool is_cancelled(const struct flash *flash)
+{
+	return flash->start != NULL &&
+	       atomic_load_explicit(&flash->start->cancelled, memory_order_relaxed);
+}
+
+/* Finds what the records say of each other. */
+static int look_at_log(struct replay *replay)
+{
+	int result;
+
+	replay->at = replay->flash->anchor.next;
+	replay->durable = 0;
+	while ((result = read_record(replay)) > 0) {
+		replay->durable = MAX(replay->durable, replay->record.durable);
+		replay->at = replay->next;
+		if (is_cancelled(replay->flash)) {
+			return -ECANCELED;
+		}
+	}
+	return result;
+}
+
+static int replay_log(struct replay *replay)
+{
+	int result = look_at_log(replay);
+
+	if (result < 0) {
+		return result;
+	}
+	replay->at = replay->flash->anchor.next;
+	replay->seen[replay->at.segment].in_log = true;
+	while ((result = read_record(replay)) > 0) {
+		/* What was not known to be durable may be there in part. */
+		if (replay->at.seq >= replay->durable) {
+			result = check_blocks(replay);
+			if (result <= 0) {
+				break;
+			}
+		}
+		result = apply_record(replay);
+		if (result < 0) {
+			break;
+		}
+		replay->at = replay->next;
+		replay->seen[replay->at.segment].in_log = true;
+		if (is_cancelled(replay->flash)) {
+			return -ECANCELED;
+		}
+	}
+	return result;
+}
+
+/* --- segments -------------------------------------------------------------------------------- */
+
+static int restore_segments(struct flash *flash, const struct seen *seen)
+{
+	const struct flash_geometry *geometry = &flash->anchor.geometry;
+
+	for (uint32_t level = 0; level < FLASH_LEVELS; level++) {
+		for (uint32_t i = 0; i < geometry->node_counts[level]; i++) {
+			uint32_t block = le32toh(flash->map.levels[level][i].block);
+
+			if (block != 0) {
+				flash->segments[flash_segment_of(geometry, block)].nodes++;
+			}
+		}
+	}
+	for (uint32_t i = 0; i < geometry->segment_count; i++) {
+		/* The log behind the checkpoint is needed until there is another one. */
+		if (seen[i].valid > geometry->segment_blocks) {
+			return -EUCLEAN;
+		}
+		if (seen[i].valid > 0 || flash->segments[i].nodes > 0 || seen[i].in_log) {
+			gc_restore(&flash->table, i, seen[i].valid, seen[i].stamp);
+		}
+	}
+	flash->counters.free_segments = flash->table.state_counts[GC_FREE];
+	return 0;
+}
+
+static int recover(struct flash *flash, struct replay *replay)
+{
+	int result;
+
+	memcpy(flash->map.levels[FLASH_LEVELS - 1], flash->anchor.top, sizeof(flash->anchor.top));
+	result = read_level(flash, 2);
+	if (result == 0) {
+		result = read_level(flash, 1);
+	}
+	if (result == 0) {
+		result = read_table(flash, replay->seen);
+	}
+	if (result == 0) {
+		result = replay_log(replay);
+	}
+	if (result == 0) {
+		flash->table.clock = replay->clock;
+		result = restore_segments(flash, replay->seen);
+	}
+	if (result == 0) {
+		flash->log.head = (struct flash_position){
+			.seq = ((replay->at.seq >> SEQ_SHIFT) + 1) << SEQ_SHIFT,
+			.segment = FLASH_NO_SEGMENT,
+		};
+		flash->log.written_seq = flash->log.head.seq;
+		flash->log.durable_seq = flash->log.head.seq;
+	}
+	return result;
+}
+
+int flash_recover(struct flash *flash, struct error *error)
+{
+	struct replay replay = { .flash = flash, .clock = flash->anchor.clock };
+	int result;
+
+	replay.seen = calloc(flash->anchor.geometry.segment_count, sizeof(*replay.seen));
+	if (replay.seen == NULL) {
+		return error_set(error, -ENOMEM, "not enough memory to open '%s'", flash->path);
+	}
+	result = recover(flash, &replay);
+	free(replay.seen);
+	if (result == -EUCLEAN) {
+		return error_set(error, -EUCLEAN,
+			"the map of the flash store on '%s' is damaged; 'gmblock check' says more",
+			flash->path);
+	}
+	if (result == -ECANCELED) {
+		return error_set(error, result, "the start was interrupted");
+	}
+	return result < 0 ? error_set(error, result, "cannot read '%s': %s", flash->path,
+				    strerror(-result))
+			  : 0;
+}

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What a flash store has on its disk is encoded as docs/protocol/flash.md says, and refused else.
+ */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/bytes.h"
+#include "base/crc32c.h"
+#include "store/flash/format.h"
+
+static struct flash_anchor make_anchor(uint64_t device_blocks, uint32_t segment_blocks)
+{
+	struct flash_anchor anchor = { .serial = 7,
+		.next = { .seq = 99, .segment = 3, .block = 5, .prev_crc = 0x12345678 },
+		.clock = 1234,
+		.spare_percent = 15,
+		.label = "a label" };
+	struct error error;
+
+	assert_int_equal(
+		flash_geometry_make(&anchor.geometry, device_blocks, segment_blocks, 15, &error),
+		0);
+	memset(anchor.uuid, 0xa5, sizeof(anchor.uuid));
+	anchor.top[0] = (struct flash_entry){ htole32(300), htole32(0xabcdef) };
+	return anchor;
+}
+
+static void test_the_checksum_is_that_of_the_rfc(void **state)
+{
+	uint8_t zeroes[32] = { 0 };
+
+	GMB_UNUSED(state);
+	assert_int_equal(crc32c(0, zeroes, sizeof(zeroes)), 0x8a9136aa);
+	assert_int_equal(crc32c(0, "123456789", 9), 0xe3069283);
+	assert_int_equal(crc32c(crc32c(0, "1234", 4), "56789", 5), 0xe3069283);
+}
+
+static void test_an_anchor_comes_back_as_it_was(void **state)
+{
+	struct flash_anchor anchor = make_anchor(1 << 20, 1024);
+	struct flash_anchor back;
+	uint8_t block[FLASH_BLOCK_BYTES];
+	uint8_t again[FLASH_BLOCK_BYTES];
+	struct error error;
+
+	GMB_UNUSED(state);
+	flash_anchor_encode(&anchor, block);
+	assert_memory_equal(block, "GMBFLA\r\n", 8);
+	assert_int_equal(block[8], 1);
+	assert_int_equal(block[56], 99);
+	assert_int_equal(block[512], 300 & 0xff);
+	assert_int_equal(flash_anchor_decode(block, &back, &error), 0);
+	assert_memory_equal(&back.geometry, &anchor.geometry, sizeof(anchor.geometry));
+	flash_anchor_encode(&back, again);
+	assert_memory_equal(block, again, sizeof(block));
+}
+
+static int decode_changed(uint32_t at, uint8_t value, bool repaired)
+{
+	struct flash_anchor anchor = make_anchor(1 << 20, 1024);
+	uint8_t block[FLASH_BLOCK_BYTES];
+	struct error error;
+
+	flash_anchor_encode(&anchor, block);
+	block[at] = value;
+	if (repaired) {
+		uint32_t crc = htole32(crc32c(0, block, FLASH_BLOCK_BYTES - 4));
+
+		memcpy(block + FLASH_BLOCK_BYTES - 4, &crc, sizeof(crc));
+	}
+	return flash_anchor_decode(block, &anchor, &error);
+}
+
+static void test_an_anchor_that_is_wrong_is_refused(void **state)
+{
+	GMB_UNUSED(state);
+	assert_int_equal(decode_changed(0, 'X', true), -EINVAL);
+	assert_int_equal(decode_changed(100, 1, false), -EINVAL); /* the checksum */
+	assert_int_equal(decode_changed(8, 2, true), -ENOTSUP);
+	assert_int_equal(decode_changed(13, 1, true), -ENOTSUP);    /* the size of a block */
+	assert_int_equal(decode_changed(45, 1, true), -EINVAL);	    /* the disk is too large */
+	assert_int_equal(decode_changed(66, 1, true), -EINVAL);	    /* a segment that is none */
+	assert_int_equal(decode_changed(70, 1, true), -EINVAL);	    /* a block behind it */
+	assert_int_equal(decode_changed(151, 1, true), -EINVAL);    /* a label without an end */
+	assert_int_equal(decode_changed(160, 1, true), -EINVAL);    /* zeroes */
+	assert_int_equal(decode_changed(515, 0xff, true), -EINVAL); /* a node outside */
+	assert_int_equal(decode_changed(520, 1, true), -EINVAL);    /* one too many */
+	assert_int_equal(decode_changed(2000, 1, true), -EINVAL);
+}
+
+static void test_segments_are_not_too_many_for_memory(void **state)
+{
+	struct flash_geometry geometry;
+	struct error error;
+
+	GMB_UNUSED(state);
+	assert_int_equal(flash_geometry_make(&geometry, UINT32_MAX, 4096, 15, &error), 0);
+	assert_int_equal(flash_geometry_make(&geometry, UINT32_MAX, 2048, 15, &error), -EINVAL);
+	assert_non_null(strstr(error.text, "make them larger"));
+	geometry = (struct flash_geometry){ .disk_blocks = 1 << 20,
+		.segment_count = FLASH_SEGMENTS_MAX + 1,
+		.segment_blocks = 16 };
+	assert_false(flash_geometry_init(&geometry));
+	geometry.segment_count = FLASH_SEGMENTS_MAX;
+	assert_true(flash_geometry_init(&geometry));
+}
+
+static struct flash_record make_record(const struct flash_anchor *anchor)
+{
+	return (struct flash_record){ .seq = anchor->next.seq,
+		.durable = 90,
+		.prev_crc = anchor->next.prev_crc,
+		.next_segment = FLASH_NO_SEGMENT,
+		.entry_count = 4,
+		.entries = { { .lpn = 1000, .crc = 1, .kind = FLASH_DATA },
+			{ .lpn = 5, .source = 400, .crc = 2, .kind = FLASH_COPY },
+			{ .lpn = 512, .source = 512, .kind = FLASH_TRIM },
+			{ .lpn = 1, .source = 1, .crc = 3, .kind = FLASH_NODE } } };
+}
+
+static void test_a_record_comes_back_as_it_was(void **state)
+{
+	struct flash_anchor anchor = make_anchor(1 << 20, 1024);
+	struct flash_record record = make_record(&anchor);
+	struct flash_record back;
+	struct flash_position next;
+	uint8_t block[FLASH_BLOCK_BYTES];
+	uint32_t crc;
+
+	GMB_UNUSED(state);
+	crc = flash_record_encode(&record, anchor.uuid, block);
+	assert_true(flash_record_decode(block, &anchor, &anchor.next, &back, &next));
+	assert_int_equal(back.entry_count, 4);
+	assert_int_equal(back.block_count, 4); /* a trim has no block */
+	assert_int_equal(back.durable, 90);
+	for (uint32_t i = 0; i < back.entry_count; i++) {
+		assert_true(back.entries[i].lpn == record.entries[i].lpn);
+		assert_int_equal(back.entries[i].source, record.entries[i].source);
+		assert_int_equal(back.entries[i].crc, record.entries[i].crc);
+		assert_int_equal(back.entries[i].kind, record.entries[i].kind);
+	}
+	assert_int_equal(next.seq, 100);
+	assert_int_equal(next.segment, 3);
+	assert_int_equal(next.block, 9);
+	assert_int_equal(next.prev_crc, crc);
+}
+
+static bool decodes(const struct flash_record *record, const struct flash_position *at)
+{
+	struct flash_anchor anchor = make_anchor(1 << 20, 1024);
+	struct flash_record back;
+	struct flash_position next;
+	uint8_t block[FLASH_BLOCK_BYTES];
+
+	(void)flash_record_encode(record, anchor.uuid, block);
+	return flash_record_decode(block, &anchor, at, &back, &next);
+}
+
+static void test_a_record_that_does_not_follow_ends_the_log(void **state)
+{
+	struct flash_anchor anchor = make_anchor(1 << 20, 1024);
+	struct flash_record record = make_record(&anchor);
+	struct flash_position at = anchor.next;
+
+	GMB_UNUSED(state);
+	assert_true(decodes(&record, &at));
+	at.seq++;
+	assert_false(decodes(&record, &at));
+	at = anchor.next;
+	at.prev_crc++; /* what a crash has left of another log */
+	assert_false(decodes(&record, &at));
+	at = anchor.next;
+	at.block = 1024 - 4; /* fits, but must name the next segment */
+	assert_false(decodes(&record, &at));
+	record.next_segment = 4;
+	assert_true(decodes(&record, &at));
+	at.block++;
+	assert_false(decodes(&record, &at));
+	at = anchor.next;
+	record.next_segment = anchor.geometry.segment_count;
+	assert_false(decodes(&record, &at));
+}
+
+static void refuse_entry(struct flash_record_entry entry)
+{
+	struct flash_anchor anchor = make_anchor(1 << 20, 1024);
+	struct flash_record record = make_record(&anchor);
+
+	record.entries[2] = entry;
+	assert_false(decodes(&record, &anchor.next));
+}
+
+static void test_entries_that_cannot_be_are_refused(void **state)
+{
+	struct flash_anchor anchor = make_anchor(1 << 20, 1024);
+	uint64_t blocks = anchor.geometry.disk_blocks;
+
+	GMB_UNUSED(state);
+	refuse_entry((struct flash_record_entry){ .lpn = blocks, .kind = FLASH_DATA });
+	refuse_entry((struct flash_record_entry){ .source = 1, .kind = FLASH_DATA });
+	refuse_entry((struct flash_record_entry){ .source = 1, .kind = FLASH_COPY });
+	refuse_entry((struct flash_record_entry){ .lpn = 511, .source = 2, .kind = FLASH_TRIM });
+	refuse_entry((struct flash_record_entry){ .kind = FLASH_TRIM });
+	refuse_entry((struct flash_record_entry){ .source = 3, .kind = FLASH_NODE });
+	refuse_entry((struct flash_record_entry){ .lpn = 1 << 20, .kind = FLASH_NODE });
+	refuse_entry((struct flash_record_entry){ .kind = 0 });
+	refuse_entry((struct flash_record_entry){ .kind = FLASH_KIND_COUNT });
+}
+
+static void test_sizes_leave_room_for_the_stores_own_blocks(void **state)
+{
+	static const uint64_t devices[] = { 512, 2000, 1 << 15, 1 << 18, 1 << 22, 1 << 28,
+		UINT32_MAX };
+	uint32_t made = 0;
+
+	GMB_UNUSED(state);
+	for (size_t i = 0; i < ARRAY_COUNT(devices); i++) {
+		for (uint32_t segment = 16; segment <= 65536; segment *= 8) {
+			struct flash_geometry geometry;
+			struct flash_geometry same = { 0 };
+			struct error error;
+
+			if (flash_geometry_make(&geometry, devices[i], segment, 15, &error) < 0) {
+				assert_true(devices[i] < 256 + 64 * (uint64_t)segment ||
+					    devices[i] / segment > FLASH_SEGMENTS_MAX);
+				continue;
+			}
+			made++;
+			same.disk_blocks = geometry.disk_blocks;
+			same.segment_count = geometry.segment_count;
+			same.segment_blocks = segment;
+			assert_true(flash_geometry_init(&same));
+			assert_memory_equal(&same, &geometry, sizeof(same));
+			assert_true(flash_device_blocks(&geometry) <= devices[i]);
+			/* Of a large device nearly all but the spare space is the disk's. */
+			if (geometry.segment_count > 4000 && segment > 1000) {
+				assert_true(geometry.disk_blocks > devices[i] / 100 * 80);
+			}
+		}
+	}
+	assert_true(made > 10);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_the_checksum_is_that_of_the_rfc),
+		cmocka_unit_test(test_an_anchor_comes_back_as_it_was),
+		cmocka_unit_test(test_an_anchor_that_is_wrong_is_refused),
+		cmocka_unit_test(test_segments_are_not_too_many_for_memory),
+		cmocka_unit_test(test_a_record_comes_back_as_it_was),
+		cmocka_unit_test(test_a_record_that_does_not_follow_ends_the_log),
+		cmocka_unit_test(test_entries_that_cannot_be_are_refused),
+		cmocka_unit_test(test_sizes_leave_room_for_the_stores_own_blocks),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
