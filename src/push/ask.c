@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "push/ask.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/uri.h"
+
+enum { EVENTS_MAX = 8, NS_PER_MS = 1000000 };
+
+struct push_ask {
+	struct clan_queue *queue;
+	struct clan_conn *conn;
+	bool connected;
+	bool lost;
+	bool closed;
+	uint64_t timeout_ns;
+	struct push_wire_welcome welcome;
+	uint8_t message[PUSH_MESSAGE_BYTES_MAX];
+};
+
+/* 0 also when there was no event. */
+static int turn(struct push_ask *ask, int timeout_ms, struct error *error)
+{
+	struct clan_event events[EVENTS_MAX];
+	int count = clan_queue_wait(ask->queue, events, EVENTS_MAX, timeout_ms);
+	int result = 0;
+
+	for (int i = 0; i < count; i++) {
+		ask->connected |= events[i].type == CLAN_EVENT_CONNECTED;
+		ask->closed |= events[i].type == CLAN_EVENT_CLOSED;
+		if (events[i].type == CLAN_EVENT_LOST) {
+			ask->lost = true;
+			result = error_set(
+				error, events[i].status, "%s", clan_conn_reason(ask->conn));
+		}
+	}
+	return result;
+}
+
+static int left_ms(uint64_t until_ns)
+{
+	uint64_t now_ns = clock_now_ns();
+
+	return now_ns >= until_ns
+		       ? 0
+		       : (int)MIN((until_ns - now_ns) / NS_PER_MS + 1, UINT64_C(1000000));
+}
+
+static int broken(const char *rule, struct error *error)
+{
+	return error_set(error, -EPROTO, "the server broke a rule of push: %s", rule);
+}
+
+static int dial(struct push_ask *ask, const struct export_uri *uri, struct error *error)
+{
+	static const struct push_wire_hello hello = {
+		.magic = PUSH_MAGIC,
+		.version_min = PUSH_VERSION,
+		.version_max = PUSH_VERSION,
+	};
+	const struct clan_conn_options options = {
+		.size = sizeof(options),
+		.handshake_timeout_ms =
+			(uint32_t)MIN(ask->timeout_ns / NS_PER_MS + 1, (uint64_t)UINT32_MAX),
+		.cookies = 1,
+		.tripwires = 1,
+		.peer_regions_max = 1,
+	};
+	uint64_t until_ns = clock_now_ns() + ask->timeout_ns;
+	char *address = export_uri_clan_address(uri);
+	const char *advice;
+	const char *rule;
+	const void *welcome;
+	size_t bytes;
+	int result;
+
+	if (address == NULL) {
+		return error_set(error, -ENOMEM, "out of memory for an address");
+	}
+	result = clan_connect(
+		ask->queue, address, &options, &hello, sizeof(hello), &ask->conn, NULL);
+	free(address);
+	if (result != 0) {
+		ask->conn = NULL;
+		advice = uri->is_unix ? uri_unix_advice(uri->socket_path, result) : NULL;
+		return error_set(error, result, "cannot connect: %s%s%s", strerror(-result),
+			advice != NULL ? "; " : "", advice != NULL ? advice : "");
+	}
+	while (result == 0 && !ask->connected) {
+		int timeout_ms = left_ms(until_ns);
+
+		result = timeout_ms == 0
+				 ? error_set(error, -ETIMEDOUT, "the server did not answer in time")
+				 : turn(ask, timeout_ms, error);
+	}
+	if (result != 0) {
+		return result;
+	}
+	welcome = clan_conn_hello(ask->conn, &bytes);
+	rule = push_welcome_parse(welcome, bytes, &ask->welcome);
+	return rule != NULL ? broken(rule, error) : 0;
+}
+
+int push_ask_open(const struct export_uri *uri, uint64_t timeout_ns, struct push_ask **ask_out,
+	struct error *error)
+{
+	struct push_ask *ask = calloc(1, sizeof(*ask));
+	char label[EXPORT_URI_LABEL_BYTES];
+	struct clan_error reason;
+	int result;
+
+	if (ask == NULL) {
+		return error_set(error, -ENOMEM, "out of memory for a connection");
+	}
+	ask->timeout_ns = timeout_ns;
+	result = clan_queue_create(NULL, &ask->queue, &reason);
+	if (result != 0) {
+		free(ask);
+		return error_set(error, result, "%s", reason.text);
+	}
+	result = dial(ask, uri, error);
+	if (result != 0) {
+		error_prefix(error, "%s", export_uri_label(label, uri));
+		push_ask_close(ask);
+		return result;
+	}
+	*ask_out = ask;
+	return 0;
+}
+
+void push_ask_close(struct push_ask *ask)
+{
+	int result;
+
+	if (ask == NULL) {
+		return;
+	}
+	if (ask->conn != NULL) {
+		clan_close(ask->conn);
+	}
+	while (ask->conn != NULL && !ask->closed) {
+		(void)!turn(ask, -1, NULL);
+	}
+	result = clan_queue_destroy(ask->queue);
+	GMB_ASSERT(result == 0);
+	free(ask);
+}
+
+const uint8_t *push_ask_instance(const struct push_ask *ask)
+{
+	return ask->welcome.instance;
+}
+
+void push_ask_peer(const struct push_ask *ask, struct clan_peer *peer)
+{
+	clan_conn_peer(ask->conn, peer);
+}
+
+/* The next message: 1, 0: there was none in time. */
+static int hear(
+	struct push_ask *ask, int timeout_ms, struct clan_message *head, struct error *error)
+{
+	uint64_t until_ns = clock_now_ns() + (uint64_t)timeout_ms * NS_PER_MS;
+	struct error why = { 0 };
+	int result;
+
+	for (;;) {
+		result = clan_recv(ask->conn, CLAN_BULK, head, ask->message, sizeof(ask->message));
+		if (result == 0) {
+			return 1;
+		}
+		if (result != -EAGAIN || ask->lost) {
+			return error_set(error, why.code != 0 ? why.code : -ECONNRESET,
+				"the server closed the connection%s%s",
+				why.text[0] != '\0' ? ": " : "", why.text);
+		}
+		timeout_ms = left_ms(until_ns);
+		if (timeout_ms == 0) {
+			return 0;
+		}
+		/* What came before the end can still be taken. */
+		(void)!turn(ask, timeout_ms, &why);
+	}
+}
+
+static int refused(const struct push_answer *answer, struct error *error)
+{
+	char text[ERROR_TEXT_BYTES];
+	int code = answer->head.status <= INT16_MAX ? -(int)answer->head.status : -EIO;
+
+	log_escape(text, sizeof(text), answer->text.bytes, answer->text.length);
+	return error_set(error, code, "%s", text[0] != '\0' ? text : strerror(-code));
+}
+
+/* Sends a message and waits for what comes back. */
+static int exchange(struct push_ask *ask, uint32_t type, const struct iovec *parts,
+	uint32_t part_count, struct clan_message *head, struct error *error)
+{
+	int result = clan_sendv(ask->conn, CLAN_BULK, type, parts, part_count);
+
+	if (result != 0) {
+		return error_set(
+			error, result, "the server cannot be asked: %s", strerror(-result));
+	}
+	result = hear(
+		ask, (int)MIN(ask->timeout_ns / NS_PER_MS + 1, UINT64_C(1000000)), head, error);
+	return result == 0 ? error_set(error, -ETIMEDOUT, "the server did not answer in time")
+			   : result;
+}
+
+int push_ask(struct push_ask *ask, uint32_t type, const struct iovec *parts, uint32_t part_count,
+	struct push_answer *answer, struct error *error)
+{
+	struct clan_message head;
+	int result = exchange(ask, type, parts, part_count, &head, error);
+	const char *rule;
+
+	if (result < 0) {
+		return result;
+	}
+	rule = head.type != PUSH_ANSWER ? "H2: a message that does not belong here"
+					: push_answer_parse(ask->message, head.bytes, answer);
+	if (rule != NULL) {
+		return broken(rule, error);
+	}
+	return answer->head.status != 0 ? refused(answer, error) : 0;
+}
+
+int push_ask_hear(
+	struct push_ask *ask, int timeout_ms, struct push_job_message *job, struct error *error)
+{
+	struct clan_message head;
+	int result = hear(ask, timeout_ms, &head, error);
+	const char *rule;
+
+	if (result <= 0) {
+		return result;
+	}
+	rule = head.type != PUSH_JOB ? "H2: a message that does not belong here"
+				     : push_job_parse(ask->message, head.bytes, job);
+	return rule != NULL ? broken(rule, error) : 1;
+}
+
+int push_ask_job(
+	struct push_ask *ask, uint64_t cursor, struct push_job_message *job, struct error *error)
+{
+	const struct push_wire_job_number number = { .job = cursor };
+	const struct iovec part = { (void *)(uintptr_t)&number, sizeof(number) };
+	struct push_answer answer;
+	struct clan_message head;
+	const char *rule = NULL;
+	int result = exchange(ask, PUSH_JOBS, &part, 1, &head, error);
+
+	if (result < 0) {
+		return result;
+	}
+	if (head.type == PUSH_ANSWER) {
+		rule = push_answer_parse(ask->message, head.bytes, &answer);
+		return rule != NULL		      ? broken(rule, error)
+		       : answer.head.status == ENOENT ? 0
+						      : refused(&answer, error);
+	}
+	rule = head.type != PUSH_JOB ? "H2: a message that does not belong here"
+				     : push_job_parse(ask->message, head.bytes, job);
+	if (rule == NULL && job->head.cursor <= cursor) {
+		rule = "H7: a cursor that does not grow";
+	}
+	return rule != NULL ? broken(rule, error) : 1;
+}

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What a coordinator asks for: sizes, tickets, jobs. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "push/session.h"
+
+void push_control_answer(struct push_session *session, int status, const char *text)
+{
+	struct push_answer answer = { .head.status = (uint32_t)-status };
+
+	push_control_send(session, &answer, text);
+}
+
+void push_control_send(struct push_session *session, struct push_answer *answer, const char *text)
+{
+	struct push_wire_answer *head = &answer->head;
+	struct iovec parts[3] = {
+		{ head, sizeof(*head) },
+		{ (void *)(uintptr_t)text, text != NULL ? strlen(text) : 0 },
+		{ &answer->ticket, answer->has_ticket ? sizeof(answer->ticket) : 0 },
+	};
+
+	head->text_bytes = (uint16_t)parts[1].iov_len;
+	head->ticket_bytes = (uint16_t)parts[2].iov_len;
+	if (session->in.conn != NULL && !session->in.is_closing &&
+		clan_sendv(session->in.conn, CLAN_BULK, PUSH_ANSWER, parts, ARRAY_COUNT(parts)) ==
+			-EAGAIN) {
+		push_session_fail(session, "H2: answers that it does not take");
+	}
+}
+
+/* The export as the peer sees it, if it has the rights; else the answer is sent. */
+static struct engine_export *find(
+	struct push_session *session, const struct push_text *name, uint32_t rights)
+{
+	struct engine_export *entry =
+		session_export_find(&session->base, name->bytes, name->length);
+
+	if (entry == NULL) {
+		push_control_answer(session, -ENOENT, "there is no such export");
+	} else if ((engine_rights(&session->base, entry->export) & rights) != rights) {
+		push_control_answer(session, -EPERM,
+			(rights & ENGINE_RIGHT_WRITE) != 0
+				? "the destination cannot be written, or not read to compare"
+				: "the source cannot be read");
+		entry = NULL;
+	}
+	return entry;
+}
+
+static void take_look(struct push_session *session, const struct push_text *name)
+{
+	struct engine_export *entry = find(session, name, 0);
+	struct push_answer answer = { 0 };
+	uint32_t rights;
+
+	if (entry == NULL) {
+		return;
+	}
+	rights = engine_rights(&session->base, entry->export);
+	answer.head.value = store_size(entry->export->store);
+	answer.head.flags = ((rights & ENGINE_RIGHT_READ) != 0 ? (uint32_t)PUSH_LOOK_READ : 0) |
+			    ((rights & ENGINE_RIGHT_WRITE) != 0 ? (uint32_t)PUSH_LOOK_WRITE : 0);
+	push_control_send(session, &answer, NULL);
+}
+
+/* --- tickets --------------------------------------------------------------------------------- */
+
+static bool is_onto_itself(const struct push_session *session, const struct push_grant *grant)
+{
+	const struct push_wire_grant *head = &grant->head;
+	uint64_t distance = head->offset > head->source_offset ? head->offset - head->source_offset
+							       : head->source_offset - head->offset;
+
+	return memcmp(head->instance, session->service->engine->options.instance,
+		       sizeof(head->instance)) == 0 &&
+	       grant->name.length == grant->source_name.length &&
+	       memcmp(grant->name.bytes, grant->source_name.bytes, grant->name.length) == 0 &&
+	       distance < head->length;
+}
+
+/* Who may use the ticket. False: nobody can say who that is. */
+static bool bind_ticket(const struct push_session *session, const struct push_wire_grant *head,
+	struct push_wire_ticket *ticket)
+{
+	const struct peer *peer = &session->base.peer;
+
+	ticket->binding = head->binding;
+	ticket->uid = head->uid;
+	memcpy(ticket->address, head->address, sizeof(ticket->address));
+	memcpy(ticket->instance, head->instance, sizeof(ticket->instance));
+	if (head->binding == PUSH_BOUND_ASKER && peer->has_address) {
+		ticket->binding = PUSH_BOUND_ADDRESS;
+		memcpy(ticket->address, peer->address, sizeof(ticket->address));
+	} else if (head->binding == PUSH_BOUND_ASKER && peer->has_credentials) {
+		ticket->binding = PUSH_BOUND_UID;
+		ticket->uid = peer->credentials.uid;
+	}
+	return ticket->binding != PUSH_BOUND_ASKER;
+}
+
+static void take_grant(struct push_session *session, const struct push_grant *grant)
+{
+	const struct push_wire_grant *head = &grant->head;
+	struct engine *engine = session->service->engine;
+	uint32_t rights = ENGINE_RIGHT_WRITE | (head->flags != 0 ? ENGINE_RIGHT_READ : 0);
+	struct engine_export *entry = find(session, &grant->name, rights);
+	struct push_answer answer = { .has_ticket = true };
+	struct push_claim claim = {
+		.ticket = {
+			.flags = (uint16_t)head->flags,
+			.offset = head->offset,
+			.length = head->length,
+		},
+		.asker = session->base.peer,
+		.name_bytes = grant->name.length,
+	};
+	const char *text = NULL;
+	int result = 0;
+
+	if (entry == NULL) {
+		return;
+	}
+	if (!range_inside(head->offset, head->length, store_size(entry->export->store))) {
+		result = -ENOSPC;
+		text = "the destination is too small";
+	} else if (is_onto_itself(session, grant)) {
+		result = -EINVAL;
+		text = "source and destination are the same, or overlap";
+	} else if (!bind_ticket(session, head, &claim.ticket)) {
+		result = -EINVAL;
+		text = "the destination does not know who the source is";
+	} else if (!ring_secret(engine->ring, &claim.ticket.job, sizeof(claim.ticket.job))) {
+		result = -EIO;
+		text = "the server has no random numbers";
+	} else {
+		memcpy(claim.name, grant->name.bytes, grant->name.length);
+		result = push_ticket_make(&claim, ring_now_ns(engine->ring), &text);
+	}
+	if (result != 0) {
+		push_control_answer(session, result, text);
+		return;
+	}
+	engine->counters.push_tickets++;
+	answer.head.value = claim.ticket.job;
+	answer.ticket = claim.ticket;
+	push_control_send(session, &answer, NULL);
+}
+
+/* --- jobs ------------------------------------------------------------------------------------ */
+
+/* Without room nothing is sent: -EAGAIN. */
+static int send_job(struct push_session *session, const struct push_job *job)
+{
+	uint64_t now_ns = ring_now_ns(session->service->engine->ring);
+	bool ended = job->state == PUSH_JOB_DONE || job->state == PUSH_JOB_FAILED;
+	struct push_wire_job head = {
+		.job = job->id,
+		.cursor = job->serial,
+		.offset = job->offset,
+		.length = job->length,
+		.done = job->progress.done,
+		.zeroes = job->progress.zeroes,
+		.skipped = job->progress.skipped,
+		.durable = job->progress.durable,
+		.digest = job->progress.digest,
+		.age_ms = ((ended ? job->ended_ns : now_ns) - job->begun_ns) / 1000000,
+		.status = (uint32_t)-job->status,
+		.role = (uint8_t)job->role,
+		.state = (uint8_t)job->state,
+		.name_bytes = (uint16_t)job->name_bytes,
+		.peer_bytes = (uint16_t)strlen(job->peer),
+		.text_bytes = (uint16_t)strlen(job->text),
+	};
+	const struct iovec parts[] = {
+		{ &head, sizeof(head) },
+		{ (void *)(uintptr_t)job->name, head.name_bytes },
+		{ (void *)(uintptr_t)job->peer, head.peer_bytes },
+		{ (void *)(uintptr_t)job->text, head.text_bytes },
+	};
+
+	return clan_sendv(session->in.conn, CLAN_BULK, PUSH_JOB, parts, ARRAY_COUNT(parts));
+}
+
+static void take_jobs(struct push_session *session, uint64_t cursor)
+{
+	struct push_viewer viewer = push_viewer_of(session);
+	struct push_job job;
+
+	if (!push_job_next(cursor, &viewer, &job)) {
+		push_control_answer(session, -ENOENT, NULL);
+	} else if (send_job(session, &job) == -EAGAIN) {
+		push_session_fail(session, "H2: answers that it does not take");
+	}
+}
+
+static void take_cancel(struct push_session *session, uint64_t id)
+{
+	struct push_viewer viewer = push_viewer_of(session);
+	int result = push_job_cancel(id, &viewer);
+
+	push_control_answer(
+		session, result, result == 0 ? NULL : "you have no such job under way here");
+}
+
+void push_control_note(struct push_session *session, bool again)
+{
+	struct push_job job;
+	bool open = session->in.conn != NULL && !session->in.is_closing;
+
+	session->note_due |= again;
+	if (!session->note_due || session->source == NULL) {
+		return;
+	}
+	if (open && push_job_of(session->job != 0 ? session->job : session->noted_job, &job) &&
+		send_job(session, &job) == -EAGAIN) {
+		return; /* when there is room */
+	}
+	session->note_due = false;
+	if (session->job == 0 && session->base.state == SESSION_READY) {
+		session_terminate(&session->base, NULL); /* closing publishes it */
+	}
+}
+
+/* --- messages -------------------------------------------------------------------------------- */
+
+void push_control_take(
+	struct push_session *session, uint32_t type, const uint8_t *bytes, uint32_t len)
+{
+	const char *rule = "H2: a message that does not belong here";
+	struct push_grant grant;
+	struct push_text name;
+	uint64_t number;
+
+	if (session->base.stopping) {
+		push_control_answer(session, -ESHUTDOWN, session_stop_text(&session->base));
+		return;
+	}
+	if (type == PUSH_LOOK) {
+		rule = push_look_parse(bytes, len, &name);
+		if (rule == NULL) {
+			take_look(session, &name);
+		}
+	} else if (type == PUSH_GRANT) {
+		rule = push_grant_parse(bytes, len, &grant);
+		if (rule == NULL) {
+			take_grant(session, &grant);
+		}
+	} else if (type == PUSH_JOBS || type == PUSH_CANCEL) {
+		rule = push_number_parse(bytes, len, &number);
+		if (rule == NULL && type == PUSH_JOBS) {
+			take_jobs(session, number);
+		} else if (rule == NULL) {
+			take_cancel(session, number);
+		}
+	}
+	if (rule != NULL) {
+		push_session_fail(session, rule);
+	}
+}

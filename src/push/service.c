@@ -1,0 +1,582 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "push/session.h"
+
+enum {
+	EVENTS_MAX = 64,
+	/* Before it breaks a rule: a source has fewer under way, and a coordinator one. */
+	MESSAGES_MAX = 64,
+	NS_PER_MS = 1000000,
+};
+
+_Static_assert((int)MESSAGES_MAX > 2 * (int)PUSH_SLOTS + (int)PUSH_ZEROES_MAX + 1,
+	"what a source may have under way");
+
+static _Atomic uint32_t staged_slots;
+
+static struct push_session *of(struct session *base)
+{
+	return container_of(base, struct push_session, base);
+}
+
+uint32_t push_staging_take(uint32_t slots_max)
+{
+	/* Relaxed, all: a number, nothing is published with it. */
+	uint32_t used = atomic_load_explicit(&staged_slots, memory_order_relaxed);
+	uint32_t slots;
+
+	do {
+		uint32_t left = PUSH_STAGED_SLOTS_MAX - used;
+
+		slots = MAX(left / PUSH_STAGING_DIVISOR, 1U);
+		slots = MIN(slots, left);
+		slots = MIN(slots, slots_max);
+	} while (!atomic_compare_exchange_weak_explicit(
+		&staged_slots, &used, used + slots, memory_order_relaxed, memory_order_relaxed));
+	return slots;
+}
+
+void push_staging_give(uint32_t slots)
+{
+	atomic_fetch_sub_explicit(&staged_slots, slots, memory_order_relaxed);
+}
+
+/* --- jobs ------------------------------------------------------------------------------------ */
+
+struct push_viewer push_viewer_of(const struct push_session *session)
+{
+	const struct peer *peer = &session->base.peer;
+
+	return (struct push_viewer){
+		.identity = peer->identity,
+		.all = peer->has_credentials &&
+		       (peer->credentials.uid == 0 || peer->credentials.uid == geteuid()),
+	};
+}
+
+static void tick_done(struct ring_op *op, int result)
+{
+	struct push_session *session = container_of(op, struct push_session, tick);
+
+	GMB_UNUSED(result);
+	if (session->base.state == SESSION_TERMINATING || session->job == 0) {
+		return;
+	}
+	if (!push_job_tell(session->job, session->job_state, &session->progress)) {
+		push_session_job_fail(session, -ECANCELED, "the job was cancelled");
+		return;
+	}
+	ring_timer(session->service->engine->ring, op, PUSH_TICK_NS, tick_done);
+	if (session->source != NULL) {
+		push_source_tick(session);
+	}
+}
+
+int push_session_job(struct push_session *session, struct push_job *job, const char **text)
+{
+	struct ring *ring = session->service->engine->ring;
+	int result = push_job_add(job, ring_now_ns(ring), text);
+
+	if (result == 0) {
+		session->job = job->serial;
+		session->job_state = PUSH_JOB_BEGINS;
+		session_set_state(&session->base, SESSION_READY);
+		ring_timer(ring, &session->tick, PUSH_TICK_NS, tick_done);
+	}
+	return result;
+}
+
+void push_session_job_end(struct push_session *session, int status, const char *text)
+{
+	struct engine *engine = session->service->engine;
+
+	if (session->job == 0) {
+		return;
+	}
+	push_job_end(session->job, &session->progress, status, text, ring_now_ns(engine->ring));
+	engine->counters.pushes_done += status == 0;
+	engine->counters.pushes_failed += status != 0;
+	if (status != 0 && text != NULL) {
+		log_limited(session_log_limit(&session->base), ring_batch_ns(engine->ring),
+			LOG_LEVEL_WARNING, "push %s %s: %s",
+			session->source != NULL ? "for" : "from", session->base.peer.text, text);
+	}
+	session->noted_job = session->job;
+	session->job = 0;
+	push_control_note(session, true);
+}
+
+void push_session_job_fail(struct push_session *session, int status, const char *text)
+{
+	if (session->base.state == SESSION_TERMINATING) {
+		return;
+	}
+	if (session->sink != NULL) {
+		push_sink_failed(session, status, text);
+	}
+	push_session_job_end(session, status, text);
+	session_terminate(&session->base, NULL); /* closing publishes what was sent before */
+}
+
+/* --- connections ----------------------------------------------------------------------------- */
+
+void push_session_fail(struct push_session *session, const char *rule)
+{
+	char reason[160];
+
+	if (session->base.state != SESSION_TERMINATING) {
+		snprintf(reason, sizeof(reason), "it broke a rule of push: %s", rule);
+		push_session_job_end(session, -EPROTO, reason);
+		session_terminate(&session->base, reason);
+	}
+}
+
+void push_link_close(struct push_link *link)
+{
+	if (link->conn != NULL && !link->is_closing) {
+		link->is_closing = true;
+		clan_close(link->conn);
+	}
+}
+
+static void take_message(
+	struct push_session *session, const struct clan_message *message, const uint8_t *bytes)
+{
+	if (session->sink != NULL && session->base.state == SESSION_READY) {
+		push_sink_take(session, message, bytes);
+	} else if (message->cls != CLAN_BULK || message->type == CLAN_TYPE_NOTIFY) {
+		push_session_fail(session, "H2: a message of the wrong class");
+	} else if (session->base.state != SESSION_NEGOTIATING || session->held_type != 0) {
+		push_session_fail(session, "H2: a message that does not belong here");
+	} else if (message->type == PUSH_USE) {
+		push_sink_begin(session, bytes, message->bytes);
+	} else if (message->type == PUSH_START) {
+		push_source_begin(session, bytes, message->bytes);
+	} else {
+		push_control_take(session, message->type, bytes, message->bytes);
+	}
+}
+
+static void take_messages(struct push_session *session)
+{
+	struct push_service *service = session->service;
+	struct clan_message message;
+
+	for (int i = 0; i < MESSAGES_MAX; i++) {
+		if (session->base.state == SESSION_TERMINATING || session->in.conn == NULL ||
+			session->in.is_closing ||
+			clan_recv(session->in.conn, CLAN_ANY, &message, service->message,
+				sizeof(service->message)) != 0) {
+			return; /* an event tells of more, or of the end */
+		}
+		session->base.progress_ns = ring_batch_ns(service->engine->ring);
+		if (session->base.state == SESSION_NEGOTIATING) {
+			session_has_spoken(&session->base);
+		}
+		take_message(session, &message, service->message);
+	}
+	push_session_fail(session, "H2: more messages than may be on the way");
+}
+
+static void take_hello(struct push_session *session)
+{
+	struct push_wire_welcome welcome = { .magic = PUSH_MAGIC, .version = PUSH_VERSION };
+	bool known = false;
+	size_t bytes;
+	const void *hello = clan_conn_hello(session->in.conn, &bytes);
+	const char *rule = push_hello_parse(hello, bytes, &known);
+
+	if (rule == NULL && !known) {
+		rule = "this server speaks version 1 of push";
+	}
+	memcpy(welcome.instance, session->service->engine->options.instance,
+		sizeof(welcome.instance));
+	if (rule != NULL) {
+		session->in.is_closing = true;
+		clan_reject(session->in.conn, rule);
+		session_terminate(&session->base, rule);
+	} else if (clan_accept(session->in.conn, &welcome, sizeof(welcome)) != 0) {
+		session_terminate(&session->base, NULL);
+	} else {
+		take_messages(session);
+	}
+}
+
+static void peer_lost(struct push_session *session, const struct clan_event *event)
+{
+	const char *reason = event->status == -EPROTO ? clan_conn_reason(session->in.conn) : NULL;
+
+	if (session->source != NULL && session->job != 0 && session->detached) {
+		push_link_close(&session->in);
+		return;
+	}
+	push_session_job_end(session, -ECONNRESET,
+		session->source != NULL ? "the coordinator has left" : "the source has left");
+	session_terminate(&session->base, reason);
+}
+
+static void in_event(struct push_session *session, const struct clan_event *event)
+{
+	if (event->type == CLAN_EVENT_CONNECT) {
+		take_hello(session);
+	} else if (event->type == CLAN_EVENT_LOST) {
+		take_messages(session); /* what it has said before */
+		if (session->base.state != SESSION_TERMINATING) {
+			peer_lost(session, event);
+		}
+	} else if (event->type == CLAN_EVENT_READY) {
+		push_control_note(session, false);
+		take_messages(session);
+		if (session->sink != NULL && session->base.state == SESSION_READY) {
+			push_sink_advance(session);
+		}
+	} else if (session->sink != NULL) {
+		push_sink_event(session, event);
+	}
+}
+
+static void link_event(struct push_link *link, const struct clan_event *event)
+{
+	struct push_session *session = link->session;
+
+	if (event->type == CLAN_EVENT_CLOSED) {
+		link->conn = NULL; /* join() follows */
+		return;
+	}
+	if (session->base.state == SESSION_TERMINATING || link->is_closing) {
+		return; /* it came in the same batch */
+	}
+	if (link == &session->out) {
+		push_source_event(session, event);
+	} else {
+		in_event(session, event);
+	}
+}
+
+static void take_offered(struct push_service *service, const struct clan_event *event)
+{
+	struct clan_peer peer;
+
+	if (event->type != CLAN_EVENT_CONNECT) {
+		return; /* the end of one that was refused */
+	}
+	clan_conn_peer(event->conn, &peer);
+	service->offered = event->conn;
+	if (service->door == NULL ||
+		!service->door->take(service->door->context, &push_session_kind, peer.address) ||
+		service->offered != NULL) {
+		service->offered = NULL;
+		clan_reject(event->conn, "the server takes no more connections");
+	} else {
+		link_event(clan_conn_context(event->conn), event);
+	}
+}
+
+static void take_event(struct push_service *service, const struct clan_event *event)
+{
+	if (event->context != NULL) {
+		link_event(event->context, event);
+	} else {
+		take_offered(service, event);
+	}
+}
+
+static int source_poll(struct ring_source *source)
+{
+	struct push_service *service = container_of(source, struct push_service, source);
+	struct clan_event events[EVENTS_MAX];
+	int count = clan_queue_wait(service->clan, events, EVENTS_MAX, 0);
+
+	GMB_ASSERT(count >= 0);
+	for (int i = 0; i < count; i++) {
+		take_event(service, &events[i]);
+	}
+	return count;
+}
+
+static bool source_arm(struct ring_source *source)
+{
+	return clan_queue_arm(container_of(source, struct push_service, source)->clan) == 0;
+}
+
+static void source_removed(struct ring_source *source)
+{
+	container_of(source, struct push_service, source)->is_removed = true;
+}
+
+/* A server without push has nothing of this. */
+static int start(struct push_service *service, struct error *error)
+{
+	struct clan_error reason;
+	int result;
+
+	if (service->clan != NULL) {
+		return 0;
+	}
+	result = push_table_init(service->engine->ring);
+	if (result != 0) {
+		return error_set(error, result, "push needs secrets, and the system has none");
+	}
+	result = clan_queue_create(NULL, &service->clan, &reason);
+	if (result != 0) {
+		return error_set(error, result, "%s", reason.text);
+	}
+	service->source = (struct ring_source){
+		.poll = source_poll,
+		.arm = source_arm,
+		.fd = clan_queue_fd(service->clan),
+	};
+	ring_source_add(service->engine->ring, &service->source);
+	return 0;
+}
+
+/* --- the life of a session -------------------------------------------------------------------- */
+
+static struct clan_conn_options conn_options(const struct push_service *service)
+{
+	uint64_t handshake_ms = service->engine->limits.handshake_timeout_ns / NS_PER_MS;
+
+	return (struct clan_conn_options){
+		.size = sizeof(struct clan_conn_options),
+		.access = CLAN_ACCESS_ANY,
+		.cookies = PUSH_SLOTS,
+		.tripwires = 1,
+		.handshake_timeout_ms = (uint32_t)MIN(handshake_ms + 1, (uint64_t)UINT32_MAX),
+		.peer_regions_max = 1,
+		.peer_region_bytes_max = 4096, /* nobody shares anything with a destination */
+	};
+}
+
+static int session_accept(void *context, const struct endpoint *endpoint)
+{
+	struct push_service *service = context;
+	struct clan_conn_options options = conn_options(service);
+	struct push_session *session;
+	struct clan_error reason;
+	struct error error;
+	int result = start(service, &error);
+
+	if (result < 0) {
+		return result;
+	}
+	session = calloc(1, sizeof(*session));
+	if (session == NULL) {
+		return -ENOMEM;
+	}
+	session->service = service;
+	session->in.session = session;
+	session->out.session = session;
+	session_init(&session->base, service->engine, endpoint);
+	if (endpoint->fd < 0) {
+		session->in.conn = service->offered;
+		service->offered = NULL;
+	} else {
+		result = clan_adopt(
+			service->clan, endpoint->fd, &options, &session->in.conn, &reason);
+	}
+	if (result < 0) {
+		session->in.conn = NULL;
+		session_terminate(&session->base, reason.text);
+	} else {
+		clan_conn_set_context(session->in.conn, &session->in);
+	}
+	return 0;
+}
+
+static void session_resume(struct session *base)
+{
+	struct push_session *session = of(base);
+	uint32_t type = session->held_type;
+
+	if (type != 0) {
+		uint8_t *bytes = session->held;
+
+		session->held_type = 0;
+		session->held = NULL;
+		if (type == PUSH_USE) {
+			push_sink_choose(session);
+		} else {
+			push_source_begin(session, bytes, session->held_bytes);
+		}
+		free(bytes);
+	} else if (session->source != NULL) {
+		push_source_advance(session);
+	} else if (session->sink != NULL) {
+		push_sink_advance(session);
+	}
+}
+
+/* What is sent is published when the service's queue is armed or waited for. */
+static void session_flush(struct session *base, bool alone)
+{
+	GMB_UNUSED(base);
+	GMB_UNUSED(alone);
+}
+
+static void session_drain(struct session *base)
+{
+	push_session_job_fail(of(base), -ESHUTDOWN, session_stop_text(base));
+}
+
+static void session_export_changed(struct session *base, enum export_change change)
+{
+	struct push_session *session = of(base);
+
+	if (change == EXPORT_RIGHTS && (base->rights & session->rights) != session->rights) {
+		push_session_job_fail(
+			session, -EPERM, "who has asked for the job may not do that any more");
+	}
+}
+
+/* Slots are apart from what others wait for, and a request is never kept for the peer. */
+static bool session_stalled(struct session *base)
+{
+	GMB_UNUSED(base);
+	return false;
+}
+
+static void session_abort(struct session *base)
+{
+	struct push_session *session = of(base);
+
+	push_session_job_end(session, -ECONNABORTED, "its connection was ended");
+	ring_cancel(session->service->engine->ring, &session->tick);
+	if (session->source != NULL) {
+		push_source_abort(session);
+	}
+	if (session->sink != NULL) {
+		push_sink_abort(session);
+	}
+	push_link_close(&session->in);
+	push_link_close(&session->out);
+}
+
+static bool session_join(struct session *base)
+{
+	struct push_session *session = of(base);
+	bool idle = session->source == NULL || push_source_join(session);
+
+	idle &= session->sink == NULL || push_sink_join(session);
+	return idle && session->in.conn == NULL && session->out.conn == NULL &&
+	       !session->tick.in_flight;
+}
+
+static void session_close(struct session *base)
+{
+	struct push_session *session = of(base);
+
+	push_source_free(session);
+	push_sink_free(session);
+	free(session->held);
+	free(session);
+}
+
+/* --- the session kind ------------------------------------------------------------------------ */
+
+static int service_create(struct engine *engine, void **service_out, struct error *error)
+{
+	struct push_service *service = calloc(1, sizeof(*service));
+
+	if (service == NULL) {
+		return error_set(error, -ENOMEM, "out of memory for push");
+	}
+	service->engine = engine;
+	*service_out = service;
+	return 0;
+}
+
+static void service_destroy(void *context)
+{
+	struct push_service *service = context;
+
+	if (service->clan != NULL) {
+		int result;
+
+		ring_source_remove(service->engine->ring, &service->source, source_removed);
+		while (!service->is_removed) {
+			ring_turn(service->engine->ring, true);
+		}
+		service->door = NULL;
+		/* As for gmb: what was refused may still be on its way out. */
+		while ((result = clan_queue_destroy(service->clan)) == -EBUSY) {
+			struct clan_event events[EVENTS_MAX];
+			int count = clan_queue_wait(service->clan, events, EVENTS_MAX, 10);
+
+			for (int i = 0; i < count; i++) {
+				take_event(service, &events[i]);
+			}
+		}
+		GMB_ASSERT(result == 0);
+	}
+	free(service);
+}
+
+static bool is_yes(const char *text)
+{
+	return text != NULL && strcmp(text, "yes") == 0;
+}
+
+static int service_listen(void *context, struct export_uri *uri, const struct engine_door *door,
+	void **listener_out, struct error *error)
+{
+	struct push_service *service = context;
+	struct clan_conn_options options = conn_options(service);
+	struct clan_listener *listener;
+	struct clan_error reason;
+	char *address;
+	int result = start(service, error);
+
+	if (result < 0) {
+		return result;
+	}
+	address = export_uri_clan_address(uri);
+	if (address == NULL) {
+		return error_set(error, -ENOMEM, "out of memory for a listening address");
+	}
+	service->door = door;
+	result = clan_listen(service->clan, address, &options, &listener, &reason);
+	free(address);
+	if (result < 0) {
+		return error_set(error, result, "cannot listen on push://%s:%u: %s", uri->host,
+			uri->port, reason.text);
+	}
+	uri->port = export_uri_clan_port(clan_listener_address(listener));
+	push_reach_set(is_yes(uri->insecure_network) ? PUSH_REACH_NETWORK : PUSH_REACH_LOOPBACK);
+	*listener_out = listener;
+	return 0;
+}
+
+static void service_listen_end(void *context, void *listener)
+{
+	GMB_UNUSED(context);
+	clan_listener_close(listener);
+}
+
+static const char *const schemes[] = { "push", "push+unix", NULL };
+
+const struct session_kind push_session_kind = {
+	.name = "push",
+	.schemes = schemes,
+	.keeps_messages = true,
+	.maps_memory = true,
+	.create = service_create,
+	.destroy = service_destroy,
+	.listen = service_listen,
+	.listen_end = service_listen_end,
+	.accept = session_accept,
+	.resume = session_resume,
+	.flush = session_flush,
+	.drain = session_drain,
+	.export_changed = session_export_changed,
+	.stalled = session_stalled,
+	.abort = session_abort,
+	.join = session_join,
+	.close = session_close,
+};

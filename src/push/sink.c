@@ -1,0 +1,738 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The destination of a job: lends slots to the source, and writes the pieces that come there.
+ *
+ *   ticket ─▶ export ─▶ region shared ─▶ cookies ─▶ pieces, zeroes, questions ... ─▶ flush ─▶ read
+ * back
+ *
+ * All that the source asks for is work, which waits in order for a place and its turn, as requests
+ * do. There is an entry for all of it that may be under way: of pieces one for each slot. What the
+ * source can still change is used once (the head of a piece, which is copied) or does no harm (its
+ * bytes, which then are other bytes of its own choice).
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/crc32c.h"
+#include "push/session.h"
+
+enum work_kind { WORK_PIECE, WORK_CHECK, WORK_ZERO, WORK_FLUSH, WORK_READ_BACK };
+
+enum work_state { WORK_IDLE, WORK_WAITS, WORK_BUSY, WORK_STATE_COUNT };
+
+static const uint32_t work_edges[WORK_STATE_COUNT] = {
+	[WORK_IDLE] = BIT(WORK_WAITS),
+	[WORK_WAITS] = BIT(WORK_BUSY) | BIT(WORK_IDLE),
+	[WORK_BUSY] = BIT(WORK_IDLE),
+};
+
+enum {
+	READ_BACKS = 2,
+	FIRST_CHECK = PUSH_SLOTS,
+	FIRST_ZERO = FIRST_CHECK + PUSH_SLOTS,
+	FIRST_FLUSH = FIRST_ZERO + PUSH_ZEROES_MAX,
+	FIRST_READ_BACK = FIRST_FLUSH + 1,
+	WORKS = FIRST_READ_BACK + READ_BACKS,
+};
+
+struct work {
+	struct push_sink *sink;
+	struct list_node node; /* in sink->waiting */
+	enum work_kind kind;
+	enum work_state state;
+	uint64_t offset; /* in the range */
+	uint64_t length;
+	uint32_t crc;	    /* as the source says */
+	uint32_t found_crc; /* CHECK, READ_BACK: so far */
+	struct push_wire_flush flush;
+	struct mem_segment segment;
+	struct path_request path;
+};
+
+struct push_sink {
+	struct push_session *session;
+	struct push_claim claim;
+	struct clan_region *region; /* NULL: not yet */
+	uint32_t slot_count;
+	struct mem_region memory;
+	struct clan_cookie cookies[PUSH_SLOTS];
+	bool lent[PUSH_SLOTS];
+	bool is_shared;
+	struct list_node waiting;
+	uint64_t read_back_at;
+	uint64_t read_back_done;
+	uint64_t read_back_digest;
+	struct work works[WORKS];
+};
+
+static const enum store_op operations[] = {
+	[WORK_PIECE] = STORE_WRITE,
+	[WORK_CHECK] = STORE_READ,
+	[WORK_ZERO] = STORE_ZERO,
+	[WORK_FLUSH] = STORE_FLUSH,
+	[WORK_READ_BACK] = STORE_READ,
+};
+
+static void set_state(struct work *work, enum work_state state)
+{
+	GMB_ASSERT((work_edges[work->state] & BIT(state)) != 0);
+	work->state = state;
+}
+
+static bool is_over(const struct push_sink *sink)
+{
+	return sink->session->base.state == SESSION_TERMINATING;
+}
+
+static void fail(struct push_sink *sink, int status, const char *what)
+{
+	char text[PUSH_TEXT_BYTES_MAX];
+
+	snprintf(text, sizeof(text), "%s: %s", what, strerror(-status));
+	push_session_job_fail(sink->session, status, text);
+}
+
+void push_sink_failed(struct push_session *session, int status, const char *text)
+{
+	struct push_wire_failed head = {
+		.status = (uint32_t)-status,
+		.text_bytes = (uint16_t)MIN(strlen(text), (size_t)PUSH_TEXT_BYTES_MAX),
+	};
+	const struct iovec parts[] = {
+		{ &head, sizeof(head) },
+		{ (void *)(uintptr_t)text, head.text_bytes },
+	};
+
+	if (session->in.conn != NULL && !session->in.is_closing) {
+		/* Without room there is much that it has not taken: it learns of the end alone. */
+		(void)!clan_sendv(session->in.conn, CLAN_BULK, PUSH_FAILED, parts, 2);
+	}
+}
+
+static bool tell(struct push_sink *sink, uint32_t type, const void *bytes, uint32_t len)
+{
+	int result = clan_send(sink->session->in.conn, CLAN_BULK, type, bytes, len);
+
+	if (result == -EAGAIN) {
+		push_session_fail(sink->session, "H2: it does not take what may be on the way");
+	}
+	return result == 0; /* else an event will say why */
+}
+
+static void lend(struct push_sink *sink, uint32_t slot)
+{
+	int result = clan_cookie_queue_push(sink->session->in.conn, 0, &sink->cookies[slot]);
+
+	sink->lent[slot] = result == 0;
+	if (result == -EAGAIN) {
+		push_session_fail(sink->session, "H2: it does not take what may be on the way");
+	} else if (result != 0 && result != -ENOTCONN) {
+		fail(sink, result, "a slot cannot be lent");
+	}
+}
+
+/* --- work that is done ------------------------------------------------------------------------ */
+
+static void read_back_begin(struct push_sink *sink);
+
+/* So much of the range is as the source has it. False: that is more than the range. */
+static bool count(struct push_sink *sink, uint64_t length, uint64_t digest)
+{
+	struct push_progress *progress = &sink->session->progress;
+
+	if (length > sink->claim.ticket.length - progress->done) {
+		push_session_fail(sink->session, "H9: more than the range of the ticket");
+		return false;
+	}
+	progress->done += length;
+	progress->digest += digest;
+	return true;
+}
+
+static void piece_done(struct work *work)
+{
+	struct push_sink *sink = work->sink;
+
+	sink->session->service->engine->counters.bytes_written += work->length;
+	if (count(sink, work->length,
+		    push_digest(work->offset, (uint32_t)work->length, work->crc))) {
+		lend(sink, (uint32_t)(work - sink->works));
+	}
+}
+
+static void check_done(struct work *work)
+{
+	struct push_sink *sink = work->sink;
+	const struct push_wire_checked checked = {
+		.offset = work->offset,
+		.same = work->found_crc == work->crc,
+	};
+
+	if (checked.same != 0) {
+		if (!count(sink, work->length,
+			    push_digest(work->offset, (uint32_t)work->length, work->crc))) {
+			return;
+		}
+		sink->session->progress.skipped += work->length;
+	}
+	(void)tell(sink, PUSH_CHECKED, &checked, sizeof(checked));
+}
+
+static void zero_done(struct work *work)
+{
+	struct push_sink *sink = work->sink;
+	const struct push_wire_range zeroed = { work->offset, work->length };
+
+	if (count(sink, work->length, push_digest_zeroes(work->offset, work->length))) {
+		sink->session->progress.zeroes += work->length;
+		(void)tell(sink, PUSH_ZEROED, &zeroed, sizeof(zeroed));
+	}
+}
+
+static void finish(struct push_sink *sink)
+{
+	struct push_session *session = sink->session;
+	struct push_wire_flush flushed = sink->works[FIRST_FLUSH].flush;
+
+	flushed.flags = 0;
+	flushed.digest = session->progress.digest;
+	if (tell(sink, PUSH_FLUSHED, &flushed, sizeof(flushed))) {
+		push_session_job_end(session, 0, NULL); /* the source closes */
+	}
+}
+
+static void flush_done(struct work *work)
+{
+	struct push_sink *sink = work->sink;
+	struct push_progress *progress = &sink->session->progress;
+	uint64_t length = sink->claim.ticket.length;
+	struct push_wire_flush flushed = work->flush;
+
+	progress->durable = MIN(work->flush.mark, progress->done);
+	if ((work->flush.flags & PUSH_FLUSH_FINISH) == 0) {
+		(void)tell(sink, PUSH_FLUSHED, &flushed, sizeof(flushed));
+	} else if (progress->done != length) {
+		push_session_fail(sink->session, "H9: less than the range of the ticket");
+	} else if (progress->digest != work->flush.digest) {
+		push_session_job_fail(
+			sink->session, -EIO, "what came is not what the source has read");
+	} else if ((sink->claim.ticket.flags & PUSH_READ_BACK) != 0) {
+		sink->session->job_state = PUSH_JOB_FINISHES;
+		read_back_begin(sink);
+	} else {
+		finish(sink);
+	}
+}
+
+static void read_back_done(struct work *work)
+{
+	struct push_sink *sink = work->sink;
+
+	sink->read_back_done += work->length;
+	sink->read_back_digest +=
+		push_digest(work->offset, (uint32_t)work->length, work->found_crc);
+	if (sink->read_back_done < sink->claim.ticket.length) {
+		read_back_begin(sink);
+	} else if (sink->read_back_digest != sink->session->progress.digest) {
+		push_session_job_fail(sink->session, -EIO,
+			"what the disk of the destination has is not what was written to it");
+	} else {
+		finish(sink);
+	}
+}
+
+static void work_done(struct work *work, int error)
+{
+	static void (*const done[])(struct work * work) = {
+		[WORK_PIECE] = piece_done,
+		[WORK_CHECK] = check_done,
+		[WORK_ZERO] = zero_done,
+		[WORK_FLUSH] = flush_done,
+		[WORK_READ_BACK] = read_back_done,
+	};
+	static const char *const failed[] = {
+		[WORK_PIECE] = "the destination cannot be written",
+		[WORK_CHECK] = "the destination cannot be read",
+		[WORK_ZERO] = "the destination cannot be zeroed",
+		[WORK_FLUSH] = "the destination cannot be made durable",
+		[WORK_READ_BACK] = "the destination cannot be read",
+	};
+
+	if (error != 0) {
+		fail(work->sink, error, failed[work->kind]);
+	} else {
+		done[work->kind](work);
+	}
+}
+
+/* --- work that is done in the store ------------------------------------------------------------
+ */
+
+static void path_ended(struct work *work)
+{
+	path_finish(&work->path);
+	engine_request_end(&work->sink->session->base);
+	set_state(work, WORK_IDLE);
+}
+
+static void work_progress(struct path_request *request)
+{
+	struct work *work = container_of(request, struct work, path);
+	struct push_sink *sink = work->sink;
+	struct path_fragment fragment;
+	int error;
+
+	if (is_over(sink)) { /* it was abandoned */
+		if (path_is_idle(request)) {
+			path_ended(work);
+		}
+		return;
+	}
+	while (request->op == STORE_READ && path_next_fragment(request, UINT32_MAX, &fragment)) {
+		work->found_crc =
+			crc32c(work->found_crc, mem_cpu_read(fragment.memory), fragment.length);
+		path_fragment_sent(&fragment);
+	}
+	if (path_status(request) == PATH_PENDING) {
+		return;
+	}
+	error = request->error;
+	path_ended(work);
+	sink->session->base.progress_ns = ring_batch_ns(sink->session->service->engine->ring);
+	work_done(work, error);
+	if (!is_over(sink)) {
+		push_sink_advance(sink->session);
+	}
+}
+
+static void work_begin(struct work *work)
+{
+	struct push_sink *sink = work->sink;
+	struct session *base = &sink->session->base;
+	struct path_request *request = &work->path;
+
+	engine_request_begin(base);
+	list_remove(&work->node);
+	set_state(work, WORK_BUSY);
+	*request = (struct path_request){
+		.client = &base->client,
+		.op = operations[work->kind],
+		.offset = work->kind == WORK_FLUSH ? 0 : sink->claim.ticket.offset + work->offset,
+		.length = work->kind == WORK_FLUSH ? 0 : work->length,
+		.hints = { .requester = base->peer.id },
+		.window_bytes = PATH_WINDOW_BYTES,
+		.ascending = true,
+		.internal = true,
+		.memory_rights = MEM_CPU_READ,
+		.export = base->path_export,
+		.progress = work_progress,
+	};
+	if (work->kind == WORK_PIECE) {
+		uint64_t at =
+			(uint64_t)(work - sink->works) * PUSH_SLOT_BYTES + PUSH_SLOT_HEAD_BYTES;
+
+		work->segment = (struct mem_segment){
+			.memory = mem_at(&sink->memory, at),
+			.bytes = work->length,
+		};
+		request->memory_rights = 0;
+		request->placement = &work->segment;
+		request->placement_count = 1;
+	}
+	path_start(base->engine->path, request);
+	GMB_ASSERT(work->kind != WORK_PIECE || request->placement != NULL); /* it is RAM */
+}
+
+void push_sink_advance(struct push_session *session)
+{
+	struct push_sink *sink = session->sink;
+	struct session *base = &session->base;
+	struct list_node *node;
+
+	turns_remove(&base->blocked_turn);
+	while (!is_over(sink) && (node = list_first(&sink->waiting)) != NULL &&
+		!rate_waits(&base->rate)) {
+		struct work *work = list_entry(node, struct work, node);
+		uint64_t bytes =
+			work->kind == WORK_FLUSH ? 0
+			: work->kind == WORK_ZERO
+				? engine_request_bytes(base, STORE_ZERO, 0,
+					  sink->claim.ticket.offset + work->offset, work->length)
+				: work->length;
+
+		if (!engine_request_may(base) || !engine_request_may_move(base, bytes)) {
+			return;
+		}
+		work_begin(work);
+	}
+}
+
+static void work_add(struct work *work, uint64_t offset, uint64_t length, uint32_t crc)
+{
+	work->offset = offset;
+	work->length = length;
+	work->crc = crc;
+	work->found_crc = 0;
+	set_state(work, WORK_WAITS);
+	list_push_back(&work->sink->waiting, &work->node);
+}
+
+/* One of count that does nothing; NULL: the source asks for more than it may. */
+static struct work *work_idle(struct push_sink *sink, uint32_t first, uint32_t count)
+{
+	for (uint32_t i = first; i < first + count; i++) {
+		if (sink->works[i].state == WORK_IDLE) {
+			return &sink->works[i];
+		}
+	}
+	return NULL;
+}
+
+static void read_back_begin(struct push_sink *sink)
+{
+	uint64_t length = sink->claim.ticket.length;
+	struct work *work;
+
+	while (sink->read_back_at < length &&
+		(work = work_idle(sink, FIRST_READ_BACK, READ_BACKS)) != NULL) {
+		uint64_t bytes = MIN(length - sink->read_back_at, (uint64_t)PUSH_PIECE_BYTES);
+
+		work_add(work, sink->read_back_at, bytes, 0);
+		sink->read_back_at += bytes;
+	}
+}
+
+/* --- what the source says --------------------------------------------------------------------- */
+
+static const char *take_piece(struct push_sink *sink, uint32_t value)
+{
+	uint32_t slot = value & ((1U << PUSH_NOTIFY_SHIFT) - 1);
+	struct push_wire_piece head;
+	const uint8_t *data;
+	const char *rule;
+
+	if (value >> PUSH_NOTIFY_SHIFT != PUSH_NOTIFY_PIECE || slot >= sink->slot_count ||
+		!sink->lent[slot] || sink->works[slot].state != WORK_IDLE) {
+		return "H10: a slot that it does not have";
+	}
+	data = sink->memory.base + (size_t)slot * PUSH_SLOT_BYTES + PUSH_SLOT_HEAD_BYTES;
+	memcpy(&head, data - sizeof(head), sizeof(head));
+	rule = push_piece_check(&head, sink->claim.ticket.length);
+	if (rule != NULL) {
+		return rule;
+	}
+	sink->lent[slot] = false;
+	if (crc32c(0, data, head.length) != head.crc) {
+		push_session_job_fail(sink->session, -EIO, "a piece has changed on its way");
+		return NULL;
+	}
+	work_add(&sink->works[slot], head.offset, head.length, head.crc);
+	return NULL;
+}
+
+static const char *take_zero(struct push_sink *sink, const uint8_t *bytes, uint32_t len)
+{
+	struct work *work = work_idle(sink, FIRST_ZERO, PUSH_ZEROES_MAX);
+	struct push_wire_range zero;
+	const char *rule = push_zero_parse(bytes, len, sink->claim.ticket.length, &zero);
+
+	if (rule == NULL && work == NULL) {
+		rule = "H9: more ZEROs than may be under way";
+	}
+	if (rule == NULL) {
+		work_add(work, zero.offset, zero.length, 0);
+	}
+	return rule;
+}
+
+static const char *take_check(struct push_sink *sink, const uint8_t *bytes, uint32_t len)
+{
+	struct work *work = work_idle(sink, FIRST_CHECK, PUSH_SLOTS);
+	struct push_wire_check check;
+	const char *rule = push_check_parse(bytes, len, sink->claim.ticket.length, &check);
+
+	if (rule == NULL && (work == NULL || (sink->claim.ticket.flags & PUSH_COMPARE) == 0)) {
+		rule = "H9: a CHECK that the ticket does not allow, or too many";
+	}
+	if (rule == NULL) {
+		work_add(work, check.offset, check.length, check.crc);
+	}
+	return rule;
+}
+
+static const char *take_flush(struct push_sink *sink, const uint8_t *bytes, uint32_t len)
+{
+	struct work *work = &sink->works[FIRST_FLUSH];
+	struct push_wire_flush flush;
+	const char *rule = push_flush_parse(bytes, len, &flush);
+
+	if (rule == NULL && (work->state != WORK_IDLE || flush.mark > sink->claim.ticket.length)) {
+		rule = "H9: a second FLUSH, or one of what lies behind the range";
+	}
+	if (rule == NULL) {
+		work->flush = flush;
+		work_add(work, 0, 0, 0);
+	}
+	return rule;
+}
+
+void push_sink_take(
+	struct push_session *session, const struct clan_message *message, const uint8_t *bytes)
+{
+	struct push_sink *sink = session->sink;
+	const char *rule = "H2: a message that does not belong here";
+
+	if (message->cls == CLAN_BULK && sink->is_shared && session->job != 0 &&
+		sink->read_back_at == 0) {
+		rule = message->type == CLAN_TYPE_NOTIFY ? take_piece(sink, message->value)
+		       : message->type == PUSH_ZERO	 ? take_zero(sink, bytes, message->bytes)
+		       : message->type == PUSH_CHECK	 ? take_check(sink, bytes, message->bytes)
+		       : message->type == PUSH_FLUSH	 ? take_flush(sink, bytes, message->bytes)
+							 : rule;
+	}
+	if (rule != NULL) {
+		push_session_fail(session, rule);
+	}
+}
+
+/* --- the beginning --------------------------------------------------------------------------- */
+
+/* The source knows the region. */
+static void region_shared(struct push_sink *sink, const struct clan_event *event)
+{
+	struct push_session *session = sink->session;
+	const struct push_wire_used used = {
+		.offset = sink->claim.ticket.offset,
+		.length = sink->claim.ticket.length,
+		.slots = sink->slot_count,
+		.generation = event->generation,
+		.region = (uint16_t)event->number,
+	};
+	int result = event->status;
+
+	for (uint32_t i = 0; i < sink->slot_count && result == 0; i++) {
+		result = clan_cookie_grant(session->in.conn, sink->region,
+			(uint64_t)i * PUSH_SLOT_BYTES, PUSH_SLOT_BYTES, CLAN_WRITE, 0,
+			&sink->cookies[i]);
+	}
+	if (result != 0) {
+		fail(sink, result, "the source does not take staging memory");
+		return;
+	}
+	sink->is_shared = true;
+	session->job_state = PUSH_JOB_MOVES;
+	if (tell(sink, PUSH_USED, &used, sizeof(used))) {
+		for (uint32_t i = 0; i < sink->slot_count && !is_over(sink); i++) {
+			lend(sink, i);
+		}
+	}
+}
+
+void push_sink_event(struct push_session *session, const struct clan_event *event)
+{
+	struct push_sink *sink = session->sink;
+
+	if (event->type == CLAN_EVENT_SHARED && session->base.state == SESSION_READY) {
+		region_shared(sink, event);
+	}
+}
+
+static int stage(struct push_sink *sink, const char **text)
+{
+	struct push_session *session = sink->session;
+	uint64_t bytes;
+	void *base;
+	int result;
+
+	sink->slot_count = push_staging_take(PUSH_SLOTS);
+	if (sink->slot_count == 0) {
+		*text = "the destination has lent all the memory that it lends";
+		return -EBUSY;
+	}
+	bytes = (uint64_t)sink->slot_count * PUSH_SLOT_BYTES;
+	*text = "the destination has no memory to lend";
+	result = clan_region_create(session->service->clan, bytes, 0, &sink->region, &base);
+	if (result != 0) {
+		return result;
+	}
+	sink->memory = (struct mem_region){ .base = base, .bytes = bytes, .rights = MEM_RAM };
+	/* Faster with it, and not worse without. */
+	(void)!ring_memory_add(session->service->engine->ring, &sink->memory);
+	return clan_region_share(session->in.conn, sink->region, CLAN_READ | CLAN_WRITE);
+}
+
+/* The export is chosen: whether the job may begin. */
+static int admit(struct push_sink *sink, const char **text)
+{
+	struct push_session *session = sink->session;
+	const struct push_wire_ticket *ticket = &sink->claim.ticket;
+	uint32_t rights = ENGINE_RIGHT_WRITE | (ticket->flags != 0 ? ENGINE_RIGHT_READ : 0);
+	struct push_job job = {
+		.id = ticket->job,
+		.role = PUSH_SINK,
+		.owner = sink->claim.asker.identity,
+		.name_bytes = sink->claim.name_bytes,
+		.offset = ticket->offset,
+		.length = ticket->length,
+	};
+	int result;
+
+	session->rights = rights;
+	if ((session->base.rights & rights) != rights) {
+		*text = "who has asked for the ticket may not write there any more";
+		return -EPERM;
+	}
+	if (!range_inside(ticket->offset, ticket->length, session->base.export_bytes)) {
+		*text = "the destination is too small";
+		return -ENOSPC;
+	}
+	memcpy(job.name, sink->claim.name, sink->claim.name_bytes);
+	snprintf(job.peer, sizeof(job.peer), "%s", session->base.peer.text);
+	result = push_session_job(session, &job, text);
+	return result == 0 ? stage(sink, text) : result;
+}
+
+void push_sink_choose(struct push_session *session)
+{
+	struct push_sink *sink = session->sink;
+	const char *text = NULL;
+	struct engine_export *entry =
+		session_export_find(&session->base, sink->claim.name, sink->claim.name_bytes);
+	int result = session->base.stopping ? -ESHUTDOWN
+		     : entry == NULL	    ? -ENOENT
+					    : session_choose(&session->base, entry);
+
+	if (result == -EAGAIN) {
+		session->held_type = PUSH_USE;
+		return;
+	}
+	if (result != 0) {
+		text = session->base.stopping ? session_stop_text(&session->base)
+					      : session_choose_text(result);
+	} else {
+		result = admit(sink, &text);
+	}
+	if (result != 0) {
+		push_session_job_fail(session, result, text);
+	}
+}
+
+/* From now on it has the rights of who has asked for the ticket. */
+static void act_for(struct peer *peer, const struct peer *asker)
+{
+	peer->family = asker->family;
+	peer->has_address = asker->has_address;
+	memcpy(peer->address, asker->address, sizeof(peer->address));
+	peer->has_credentials = asker->has_credentials;
+	peer->credentials = asker->credentials;
+}
+
+static struct push_shower shower_of(const struct peer *peer, const struct push_wire_use *use)
+{
+	struct push_shower shower = {
+		.has_uid = peer->has_credentials,
+		.uid = peer->credentials.uid,
+		.has_address = peer->has_address,
+	};
+
+	memcpy(shower.address, peer->address, sizeof(shower.address));
+	memcpy(shower.instance, use->instance, sizeof(shower.instance));
+	return shower;
+}
+
+void push_sink_begin(struct push_session *session, const uint8_t *bytes, uint32_t len)
+{
+	struct engine *engine = session->service->engine;
+	struct push_shower shower;
+	struct push_wire_use use;
+	struct push_sink *sink;
+	const char *why;
+	const char *rule = push_use_parse(bytes, len, &use);
+
+	if (rule != NULL) {
+		push_session_fail(session, rule);
+		return;
+	}
+	sink = calloc(1, sizeof(*sink));
+	if (sink == NULL) {
+		session_terminate(&session->base, "out of memory for a job");
+		return;
+	}
+	sink->session = session;
+	list_init(&sink->waiting);
+	for (uint32_t i = 0; i < WORKS; i++) {
+		struct work *work = &sink->works[i];
+
+		work->sink = sink;
+		list_init(&work->node);
+		work->kind = i >= FIRST_READ_BACK ? WORK_READ_BACK
+			     : i >= FIRST_FLUSH	  ? WORK_FLUSH
+			     : i >= FIRST_ZERO	  ? WORK_ZERO
+			     : i >= FIRST_CHECK	  ? WORK_CHECK
+						  : WORK_PIECE;
+	}
+	session->sink = sink;
+	shower = shower_of(&session->base.peer, &use);
+	why = push_ticket_use(&use.ticket, &shower, ring_now_ns(engine->ring), &sink->claim);
+	if (why != NULL) {
+		engine->counters.push_refusals++;
+		push_sink_failed(session, -EACCES, why);
+		session_terminate(&session->base, why);
+		return;
+	}
+	act_for(&session->base.peer, &sink->claim.asker);
+	push_sink_choose(session);
+}
+
+/* --- the end --------------------------------------------------------------------------------- */
+
+void push_sink_abort(struct push_session *session)
+{
+	struct push_sink *sink = session->sink;
+
+	for (uint32_t i = 0; i < WORKS; i++) {
+		struct work *work = &sink->works[i];
+
+		if (work->state == WORK_WAITS) {
+			list_remove(&work->node);
+			set_state(work, WORK_IDLE);
+		} else if (work->state == WORK_BUSY && path_abandon(&work->path)) {
+			path_ended(work);
+		}
+	}
+}
+
+bool push_sink_join(struct push_session *session)
+{
+	struct push_sink *sink = session->sink;
+
+	for (uint32_t i = 0; i < WORKS; i++) {
+		if (sink->works[i].state != WORK_IDLE) {
+			return false;
+		}
+	}
+	if (sink->memory.base != NULL) {
+		ring_memory_remove(session->service->engine->ring, &sink->memory);
+		sink->memory.base = NULL;
+	}
+	return true;
+}
+
+void push_sink_free(struct push_session *session)
+{
+	struct push_sink *sink = session->sink;
+
+	if (sink == NULL) {
+		return;
+	}
+	if (sink->region != NULL) {
+		int result = clan_region_destroy(sink->region);
+
+		GMB_ASSERT(result == 0);
+	}
+	push_staging_give(sink->slot_count);
+	free(sink);
+}

@@ -1,0 +1,788 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The source of a job: reads pieces of its export and puts them to slots that the destination
+ * lends.
+ *
+ *   AWAY ─ cookie ─▶ FREE ─▶ READING ─┬────────────────────▶ PUTTING ─▶ SENT ─ cookie ─▶ FREE
+ *                     ▲               ├─▶ CHECKING ─ differs ─▶ ▲
+ *                     └── zeroes ─────┴──── is there ───┘
+ *
+ * Where the destination's memory is mapped, the disk reads into it, and only the head of a piece is
+ * put. Elsewhere slots of our own memory stand for the destination's, one for one. A cookie that
+ * comes back says that its piece is written. Zeroes have no slot.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/crc32c.h"
+#include "base/log.h"
+#include "push/source.h"
+
+enum {
+	MESSAGES_MAX = 64,
+	/* So many pieces in a row that are not there yet: nothing more is compared. An interrupted
+	 * job leaves as many behind as it has slots, in any order. */
+	DIFFER_MAX = 8 * PUSH_SLOTS,
+};
+
+#define NS_PER_S      UINT64_C(1000000000)
+#define FLUSH_BYTES   ((uint64_t)256 << 20)
+#define FLUSH_NS      NS_PER_S
+#define MAP_BYTES_MAX ((uint64_t)1 << 30)
+#define RATE_AHEAD_NS PUSH_TICK_NS
+
+static const uint32_t slot_edges[SLOT_STATE_COUNT] = {
+	[SLOT_AWAY] = BIT(SLOT_FREE),
+	[SLOT_FREE] = BIT(SLOT_READING),
+	[SLOT_READING] = BIT(SLOT_CHECKING) | BIT(SLOT_PUTTING) | BIT(SLOT_FREE),
+	[SLOT_CHECKING] = BIT(SLOT_PUTTING) | BIT(SLOT_FREE),
+	[SLOT_PUTTING] = BIT(SLOT_SENT),
+	[SLOT_SENT] = BIT(SLOT_FREE),
+};
+
+static void set_state(struct push_slot *slot, enum push_slot_state state)
+{
+	GMB_ASSERT((slot_edges[slot->state] & BIT(state)) != 0);
+	slot->state = state;
+}
+
+static void fail(struct push_source *source, int status, const char *format, const char *what)
+{
+	char text[PUSH_TEXT_BYTES_MAX];
+
+	snprintf(text, sizeof(text), format, what);
+	push_session_job_fail(source->session, status, text);
+}
+
+static void fail_rule(struct push_source *source, const char *rule)
+{
+	fail(source, -EPROTO, "the destination broke a rule of push: %s", rule);
+}
+
+static bool is_over(const struct push_source *source)
+{
+	return source->session->base.state == SESSION_TERMINATING || source->session->job == 0;
+}
+
+static bool tell(struct push_source *source, uint32_t type, const void *bytes, uint32_t len)
+{
+	int result = clan_send(source->session->out.conn, CLAN_BULK, type, bytes, len);
+
+	if (result == -EAGAIN) {
+		fail_rule(source, "H2: it does not take what may be on the way");
+	}
+	return result == 0; /* else an event will say why */
+}
+
+static uint8_t *slot_base(const struct push_source *source, const struct push_slot *slot)
+{
+	return source->memory.base + (size_t)(slot - source->slots) * PUSH_SLOT_BYTES;
+}
+
+static uint8_t *slot_data(const struct push_source *source, const struct push_slot *slot)
+{
+	return slot_base(source, slot) + PUSH_SLOT_HEAD_BYTES;
+}
+
+/* --- pieces ---------------------------------------------------------------------------------- */
+
+/* The destination has it. */
+static void piece_done(struct push_slot *slot, bool skipped)
+{
+	struct push_progress *progress = &slot->source->session->progress;
+
+	progress->done += slot->length;
+	progress->skipped += skipped ? slot->length : 0;
+	progress->digest += push_digest(slot->offset, slot->length, slot->crc);
+	set_state(slot, SLOT_FREE);
+}
+
+static void put_ended(struct push_slot *slot)
+{
+	set_state(slot, SLOT_SENT);
+	if (slot->is_back) {
+		slot->is_back = false;
+		piece_done(slot, false);
+	}
+}
+
+static void put(struct push_slot *slot)
+{
+	struct push_source *source = slot->source;
+	struct push_session *session = source->session;
+	uint32_t number = (uint32_t)(slot - source->slots);
+	uint32_t value = PUSH_NOTIFY_PIECE << PUSH_NOTIFY_SHIFT | number;
+	const struct push_wire_piece head = {
+		.magic = PUSH_PIECE_MAGIC,
+		.crc = slot->crc,
+		.offset = slot->offset,
+		.length = slot->length,
+	};
+	uint8_t *own = slot_data(source, slot) - sizeof(head);
+	struct iovec from = { &slot->head, sizeof(head) };
+	int result;
+
+	if (source->maps) {
+		slot->head = head;
+	} else {
+		memcpy(own, &head, sizeof(head));
+		from = (struct iovec){ own, sizeof(head) + slot->length };
+	}
+	set_state(slot, SLOT_PUTTING);
+	result = clan_put(session->out.conn, &from, 1, &slot->cookie,
+		PUSH_SLOT_HEAD_BYTES - sizeof(head), CLAN_NOTIFY, value, slot);
+	if (result == 1) {
+		put_ended(slot);
+	} else if (result < 0 && result != -ENOTCONN) {
+		fail(source, result, "the memory of the destination cannot be reached: %s",
+			strerror(-result));
+	}
+}
+
+static bool is_zero(const uint8_t *bytes, uint32_t len)
+{
+	return bytes[0] == 0 && memcmp(bytes, bytes + 1, len - 1) == 0;
+}
+
+static bool send_zeroes(struct push_source *source, uint64_t offset, uint64_t length)
+{
+	for (uint32_t i = 0; i < PUSH_ZEROES_MAX; i++) {
+		if (source->zeroes[i].length == 0) {
+			source->zeroes[i] = (struct push_wire_range){ offset, length };
+			(void)tell(
+				source, PUSH_ZERO, &source->zeroes[i], sizeof(source->zeroes[i]));
+			return true;
+		}
+	}
+	return false;
+}
+
+static void piece_read(struct push_slot *slot)
+{
+	struct push_source *source = slot->source;
+	const uint8_t *data = slot_data(source, slot);
+	struct push_wire_check check;
+
+	if (is_zero(data, slot->length) && send_zeroes(source, slot->offset, slot->length)) {
+		set_state(slot, SLOT_FREE);
+		return;
+	}
+	slot->crc = crc32c(0, data, slot->length);
+	if ((source->flags & PUSH_COMPARE) == 0 || source->differ_count >= DIFFER_MAX) {
+		put(slot);
+		return;
+	}
+	check = (struct push_wire_check){
+		.offset = slot->offset, .length = slot->length, .crc = slot->crc
+	};
+	set_state(slot, SLOT_CHECKING);
+	(void)tell(source, PUSH_CHECK, &check, sizeof(check));
+}
+
+static void read_progress(struct path_request *request)
+{
+	struct push_slot *slot = container_of(request, struct push_slot, read);
+	struct push_source *source = slot->source;
+	struct push_session *session = source->session;
+	struct path_fragment fragment;
+	int error;
+
+	if (session->base.state == SESSION_TERMINATING) { /* it was abandoned */
+		if (path_is_idle(request)) {
+			path_finish(request);
+			engine_request_end(&session->base);
+			set_state(slot, SLOT_FREE);
+		}
+		return;
+	}
+	while (path_next_fragment(request, UINT32_MAX, &fragment)) {
+		path_fragment_sent(&fragment); /* it is in place */
+	}
+	if (path_status(request) == PATH_PENDING) {
+		return;
+	}
+	error = request->error;
+	path_finish(request);
+	engine_request_end(&session->base);
+	if (error != 0) {
+		set_state(slot, SLOT_FREE);
+		fail(source, error, "the source cannot be read: %s", strerror(-error));
+		return;
+	}
+	session->service->engine->counters.bytes_read += slot->length;
+	piece_read(slot);
+	push_source_advance(session);
+}
+
+static void request_init(struct push_source *source, struct path_request *request, enum store_op op)
+{
+	struct session *base = &source->session->base;
+
+	request->client = &base->client;
+	request->op = op;
+	request->flags = 0;
+	request->hints = (struct store_hints){ .requester = base->peer.id };
+	request->extent_max = PUSH_EXTENTS_MAX;
+	request->window_bytes = PATH_WINDOW_BYTES;
+	request->ascending = false;
+	request->whole = true;
+	request->internal = true;
+	request->memory_rights = 0;
+	request->placement = NULL;
+	request->placement_count = 0;
+	request->export = base->path_export;
+}
+
+static void read_begin(struct push_slot *slot, uint32_t length)
+{
+	struct push_source *source = slot->source;
+	struct session *base = &source->session->base;
+	struct path_request *request = &slot->read;
+
+	engine_request_begin(base);
+	set_state(slot, SLOT_READING);
+	slot->offset = source->at;
+	slot->length = length;
+	slot->segment = (struct mem_segment){
+		.memory = mem_at(
+			&source->memory, (uint64_t)(slot_data(source, slot) - source->memory.base)),
+		.bytes = length,
+	};
+	source->at += length;
+	request_init(source, request, STORE_READ);
+	request->offset = source->source_offset + slot->offset;
+	request->length = length;
+	request->placement = &slot->segment;
+	request->placement_count = 1;
+	request->progress = read_progress;
+	path_start(base->engine->path, request);
+	GMB_ASSERT(request->placement != NULL); /* it is RAM */
+}
+
+/* --- the map --------------------------------------------------------------------------------- */
+
+static void map_progress(struct path_request *map)
+{
+	struct push_source *source = container_of(map, struct push_source, map);
+
+	if (path_status(map) == PATH_PENDING && !(map->abandoned && path_is_idle(map))) {
+		return;
+	}
+	source->mapping = false;
+	if (map->error != 0) {
+		source->no_map = true; /* reading will tell what is wrong */
+	} else if (!map->abandoned) {
+		source->extent_count = map->extent_count;
+		memcpy(source->extents, map->extents,
+			map->extent_count * sizeof(source->extents[0]));
+		source->map_begin = map->offset - source->source_offset;
+		source->map_end = source->map_begin;
+		for (uint32_t i = 0; i < source->extent_count; i++) {
+			source->map_end += source->extents[i].length;
+		}
+	}
+	path_finish(map);
+	if (!is_over(source)) {
+		push_source_advance(source->session);
+	}
+}
+
+static void map_ask(struct push_source *source)
+{
+	struct path_request *map = &source->map;
+
+	request_init(source, map, STORE_EXTENTS);
+	map->offset = source->source_offset + source->at;
+	map->length = MIN(source->length - source->at, MAP_BYTES_MAX);
+	map->progress = map_progress;
+	source->mapping = true;
+	path_start(source->session->base.engine->path, map);
+}
+
+/* How many bytes from at on are zeroes, as far as the map tells. */
+static uint64_t zeroes_at(const struct push_source *source)
+{
+	uint64_t end = source->map_begin;
+	uint64_t zeroes = 0;
+
+	for (uint32_t i = 0; i < source->extent_count; i++) {
+		uint64_t begin = end;
+
+		end += source->extents[i].length;
+		if (end <= source->at) {
+			continue;
+		}
+		if ((source->extents[i].flags & STORE_EXTENT_ZERO) == 0) {
+			break;
+		}
+		zeroes += end - MAX(begin, source->at);
+	}
+	return zeroes;
+}
+
+/* --- going on -------------------------------------------------------------------------------- */
+
+/* Everything below has been written. */
+static uint64_t mark(const struct push_source *source)
+{
+	uint64_t lowest = source->at;
+
+	for (uint32_t i = 0; i < source->slot_count; i++) {
+		if (source->slots[i].state > SLOT_FREE) {
+			lowest = MIN(lowest, source->slots[i].offset);
+		}
+	}
+	for (uint32_t i = 0; i < PUSH_ZEROES_MAX; i++) {
+		if (source->zeroes[i].length > 0) {
+			lowest = MIN(lowest, source->zeroes[i].offset);
+		}
+	}
+	return lowest;
+}
+
+static void flush(struct push_source *source, bool finish)
+{
+	struct push_session *session = source->session;
+	const struct push_wire_flush message = {
+		.mark = mark(source),
+		.digest = session->progress.digest,
+		.flags = finish ? (uint32_t)PUSH_FLUSH_FINISH : 0,
+	};
+
+	source->flushing = true;
+	source->finishing = finish;
+	source->flush_mark = message.mark;
+	source->flush_ns = ring_now_ns(session->service->engine->ring);
+	session->job_state = finish ? PUSH_JOB_FINISHES : PUSH_JOB_MOVES;
+	(void)tell(source, PUSH_FLUSH, &message, sizeof(message));
+}
+
+static void flush_if_due(struct push_source *source)
+{
+	struct push_session *session = source->session;
+	uint64_t now = mark(source);
+
+	if (source->slot_count == 0 || source->flushing) {
+		return;
+	}
+	if (now == source->length) {
+		flush(source, true);
+	} else if (now - session->progress.durable >= FLUSH_BYTES ||
+		   (now > session->progress.durable &&
+			   ring_now_ns(session->service->engine->ring) - source->flush_ns >=
+				   FLUSH_NS)) {
+		flush(source, false);
+	}
+}
+
+/* Of the job: false, and the next tick asks again. */
+static bool rate_is_open(const struct push_source *source)
+{
+	return source->rate == 0 ||
+	       source->rate_ns <=
+		       ring_now_ns(source->session->service->engine->ring) + RATE_AHEAD_NS;
+}
+
+static void rate_use(struct push_source *source, uint64_t bytes)
+{
+	if (source->rate > 0) {
+		source->rate_ns =
+			MAX(source->rate_ns, ring_now_ns(source->session->service->engine->ring)) +
+			(uint64_t)((double)bytes * (double)NS_PER_S / (double)source->rate);
+	}
+}
+
+static struct push_slot *free_slot(struct push_source *source)
+{
+	for (uint32_t i = 0; i < source->slot_count; i++) {
+		if (source->slots[i].state == SLOT_FREE) {
+			return &source->slots[i];
+		}
+	}
+	return NULL;
+}
+
+/* Begins with what comes next. False: it has to wait. */
+static bool begin_next(struct push_source *source)
+{
+	struct session *base = &source->session->base;
+	uint64_t left = source->length - source->at;
+	uint32_t length = (uint32_t)MIN(left, (uint64_t)PUSH_PIECE_BYTES);
+	struct push_slot *slot;
+	uint64_t zeroes;
+
+	if (!source->no_map && (source->at < source->map_begin || source->at >= source->map_end)) {
+		map_ask(source);
+		return false;
+	}
+	zeroes = source->no_map ? 0 : MIN(zeroes_at(source), left);
+	if (zeroes >= length) {
+		uint64_t run = zeroes == left ? left : align_down(zeroes, PUSH_PIECE_BYTES);
+
+		run = MIN(run, PUSH_ZERO_BYTES_MAX);
+		if (!send_zeroes(source, source->at, run)) {
+			return false;
+		}
+		source->at += run;
+		return true;
+	}
+	slot = free_slot(source);
+	if (slot == NULL || !rate_is_open(source) || !engine_request_may(base) ||
+		!engine_request_may_move(base, length)) {
+		return false;
+	}
+	rate_use(source, length);
+	read_begin(slot, length);
+	return true;
+}
+
+/* A cookie names a slot that is not free. False: a rule is broken. */
+static bool take_cookie(struct push_source *source, const struct clan_cookie *cookie)
+{
+	uint64_t number = cookie->offset / PUSH_SLOT_BYTES;
+	struct push_slot *slot = &source->slots[MIN(number, (uint64_t)PUSH_SLOTS - 1)];
+
+	if (number >= source->lent_count || cookie->offset % PUSH_SLOT_BYTES != 0 ||
+		cookie->bytes != PUSH_SLOT_BYTES || cookie->region != source->region_number) {
+		return false;
+	}
+	if (number >= source->slot_count) {
+		return true; /* it stays away */
+	}
+	slot->cookie = *cookie;
+	if (slot->state == SLOT_AWAY) {
+		set_state(slot, SLOT_FREE);
+	} else if (slot->state == SLOT_SENT) {
+		piece_done(slot, false);
+	} else if (slot->state == SLOT_PUTTING && !slot->is_back) {
+		slot->is_back = true;
+	} else {
+		return false;
+	}
+	return true;
+}
+
+static void take_cookies(struct push_source *source)
+{
+	struct clan_cookie cookie;
+
+	while (source->slot_count > 0 && !is_over(source) &&
+		clan_cookie_queue_pop(source->session->out.conn, 0, &cookie) == 0) {
+		if (!take_cookie(source, &cookie)) {
+			fail_rule(source, "H8: a cookie that names no slot");
+		}
+	}
+}
+
+void push_source_advance(struct push_session *session)
+{
+	struct push_source *source = session->source;
+
+	if (source->slot_count == 0 || is_over(source)) {
+		return;
+	}
+	turns_remove(&session->base.blocked_turn);
+	take_cookies(source);
+	while (!is_over(source) && source->at < source->length && !source->mapping &&
+		!rate_waits(&session->base.rate)) {
+		if (!begin_next(source)) {
+			break;
+		}
+	}
+	if (!is_over(source)) {
+		flush_if_due(source);
+	}
+}
+
+void push_source_tick(struct push_session *session)
+{
+	if (session->source->rate > 0) { /* it waits, and is not idle */
+		session->base.progress_ns = ring_batch_ns(session->service->engine->ring);
+	}
+	push_control_note(session, true);
+	push_source_advance(session);
+}
+
+/* --- what the destination says ---------------------------------------------------------------- */
+
+/* Our own slots, one for one: perhaps fewer than were lent. */
+static int own_slots(struct push_source *source, void **base_out)
+{
+	source->staged_slots = push_staging_take(source->slot_count);
+	if (source->staged_slots == 0) {
+		return -EBUSY;
+	}
+	source->slot_count = source->staged_slots;
+	return clan_region_create(source->session->service->clan,
+		(uint64_t)source->slot_count * PUSH_SLOT_BYTES, 0, &source->region, base_out);
+}
+
+static void take_used(struct push_source *source, const struct push_wire_used *used)
+{
+	struct push_session *session = source->session;
+	void *base = NULL;
+	int result;
+
+	if (source->lent_count != 0 || used->length != source->length ||
+		used->offset != source->use.ticket.offset) {
+		fail_rule(source, "H8: USED");
+		return;
+	}
+	source->maps = (clan_conn_caps(session->out.conn) & CLAN_CAN_MAP) != 0;
+	source->region_number = used->region;
+	source->lent_count = used->slots;
+	source->slot_count = used->slots;
+	result = source->maps ? clan_peer_region_get(session->out.conn, used->region,
+					used->generation, CLAN_READ | CLAN_WRITE, 0,
+					(uint64_t)used->slots * PUSH_SLOT_BYTES, &base)
+			      : own_slots(source, &base);
+	if (result != 0) {
+		fail(source, result, "there is no staging memory: %s", strerror(-result));
+		return;
+	}
+	source->memory = (struct mem_region){
+		.base = base,
+		.bytes = (uint64_t)source->slot_count * PUSH_SLOT_BYTES,
+		.rights = MEM_RAM,
+	};
+	/* Faster with it, and not worse without. */
+	(void)!ring_memory_add(session->service->engine->ring, &source->memory);
+	source->flush_ns = ring_now_ns(session->service->engine->ring);
+	session->job_state = PUSH_JOB_MOVES;
+	push_source_advance(session);
+}
+
+static void take_zeroed(struct push_source *source, const struct push_wire_range *zeroed)
+{
+	struct push_progress *progress = &source->session->progress;
+
+	for (uint32_t i = 0; i < PUSH_ZEROES_MAX; i++) {
+		struct push_wire_range *zeroes = &source->zeroes[i];
+
+		if (zeroes->length > 0 && zeroes->offset == zeroed->offset &&
+			zeroes->length == zeroed->length) {
+			progress->done += zeroes->length;
+			progress->zeroes += zeroes->length;
+			progress->digest += push_digest_zeroes(zeroes->offset, zeroes->length);
+			zeroes->length = 0;
+			return;
+		}
+	}
+	fail_rule(source, "H9: ZEROED for what was not asked");
+}
+
+static void take_checked(struct push_source *source, const struct push_wire_checked *checked)
+{
+	for (uint32_t i = 0; i < source->slot_count; i++) {
+		struct push_slot *slot = &source->slots[i];
+
+		if (slot->state != SLOT_CHECKING || slot->offset != checked->offset) {
+			continue;
+		}
+		if (checked->same != 0) {
+			source->differ_count = 0;
+			piece_done(slot, true);
+		} else {
+			source->differ_count++;
+			put(slot);
+		}
+		return;
+	}
+	fail_rule(source, "H9: CHECKED for what was not asked");
+}
+
+static void take_flushed(struct push_source *source, const struct push_wire_flush *flushed)
+{
+	struct push_session *session = source->session;
+
+	if (!source->flushing || flushed->mark != source->flush_mark) {
+		fail_rule(source, "H9: FLUSHED for what was not asked");
+		return;
+	}
+	source->flushing = false;
+	session->progress.durable = source->flush_mark;
+	if (source->finishing && flushed->digest != session->progress.digest) {
+		fail(source, -EIO, "the digest of %s differs", "the destination");
+	} else if (source->finishing) {
+		push_link_close(&session->out);
+		push_session_job_end(session, 0, NULL); /* may end the session */
+	}
+}
+
+static void take_failed(
+	struct push_source *source, const struct push_wire_failed *failed, struct push_text text)
+{
+	char shown[PUSH_TEXT_BYTES_MAX - 32];
+
+	log_escape(shown, sizeof(shown), text.bytes, text.length);
+	fail(source, failed->status <= INT16_MAX ? -(int)failed->status : -EIO,
+		"the destination: %s", shown);
+}
+
+static void take_message(
+	struct push_source *source, const struct clan_message *message, const uint8_t *bytes)
+{
+	const char *rule = "H2: a message that does not belong here";
+	uint32_t len = message->bytes;
+	struct push_wire_used used;
+	struct push_wire_range zeroed;
+	struct push_wire_checked checked;
+	struct push_wire_flush flushed;
+	struct push_wire_failed failed;
+	struct push_text text;
+
+	if (message->cls != CLAN_BULK) {
+		rule = "H2: a message of the wrong class";
+	} else if (message->type == PUSH_USED) {
+		rule = push_used_parse(bytes, len, &used);
+		if (rule == NULL) {
+			take_used(source, &used);
+		}
+	} else if (message->type == PUSH_ZEROED) {
+		rule = push_zeroed_parse(bytes, len, &zeroed);
+		if (rule == NULL) {
+			take_zeroed(source, &zeroed);
+		}
+	} else if (message->type == PUSH_CHECKED) {
+		rule = push_checked_parse(bytes, len, &checked);
+		if (rule == NULL) {
+			take_checked(source, &checked);
+		}
+	} else if (message->type == PUSH_FLUSHED) {
+		rule = push_flush_parse(bytes, len, &flushed);
+		if (rule == NULL) {
+			take_flushed(source, &flushed);
+		}
+	} else if (message->type == PUSH_FAILED) {
+		rule = push_failed_parse(bytes, len, &failed, &text);
+		if (rule == NULL) {
+			take_failed(source, &failed, text);
+		}
+	}
+	if (rule != NULL) {
+		fail_rule(source, rule);
+	}
+}
+
+static void take_messages(struct push_source *source)
+{
+	struct push_session *session = source->session;
+	struct clan_message message;
+
+	for (int i = 0; i < MESSAGES_MAX; i++) {
+		if (is_over(source) || session->out.is_closing ||
+			clan_recv(session->out.conn, CLAN_ANY, &message, session->service->message,
+				sizeof(session->service->message)) != 0) {
+			return;
+		}
+		session->base.progress_ns = ring_batch_ns(session->service->engine->ring);
+		take_message(source, &message, session->service->message);
+	}
+	fail_rule(source, "H2: more messages than may be on the way");
+}
+
+/* --- the connection to it --------------------------------------------------------------------- */
+
+static void connected(struct push_source *source)
+{
+	struct push_session *session = source->session;
+	struct push_wire_welcome welcome;
+	size_t bytes;
+	const void *hello = clan_conn_hello(session->out.conn, &bytes);
+	const char *rule = push_welcome_parse(hello, bytes, &welcome);
+
+	if (rule != NULL) {
+		fail_rule(source, rule);
+		return;
+	}
+	(void)tell(source, PUSH_USE, &source->use, sizeof(source->use));
+}
+
+void push_source_event(struct push_session *session, const struct clan_event *event)
+{
+	struct push_source *source = session->source;
+
+	if (event->type == CLAN_EVENT_CONNECTED) {
+		connected(source);
+	} else if (event->type == CLAN_EVENT_READY) {
+		take_messages(source);
+		push_source_advance(session);
+	} else if (event->type == CLAN_EVENT_LOST) {
+		take_messages(source); /* what it has said before */
+		if (!is_over(source)) {
+			fail(source, event->status, "the destination is lost: %s",
+				clan_conn_reason(session->out.conn));
+		}
+	} else if (event->type == CLAN_EVENT_DONE) {
+		if (event->status == 0) {
+			put_ended(event->op);
+			push_source_advance(session);
+		} else {
+			fail(source, event->status,
+				"the memory of the destination cannot be reached: %s",
+				strerror(-event->status));
+		}
+	}
+}
+
+/* --- the end --------------------------------------------------------------------------------- */
+
+void push_source_abort(struct push_session *session)
+{
+	struct push_source *source = session->source;
+
+	if (source->mapping && path_abandon(&source->map)) {
+		source->mapping = false;
+		path_finish(&source->map);
+	}
+	for (uint32_t i = 0; i < source->slot_count; i++) {
+		struct push_slot *slot = &source->slots[i];
+
+		if (slot->state == SLOT_READING && path_abandon(&slot->read)) {
+			path_finish(&slot->read);
+			engine_request_end(&session->base);
+			set_state(slot, SLOT_FREE);
+		}
+	}
+}
+
+bool push_source_join(struct push_session *session)
+{
+	struct push_source *source = session->source;
+
+	for (uint32_t i = 0; i < source->slot_count; i++) {
+		if (source->slots[i].state == SLOT_READING) {
+			return false;
+		}
+	}
+	if (source->mapping) {
+		return false;
+	}
+	if (source->memory.base != NULL) {
+		ring_memory_remove(session->service->engine->ring, &source->memory);
+		source->memory.base = NULL;
+		if (source->maps) {
+			clan_peer_region_put(session->out.conn, source->region_number);
+		}
+	}
+	return true;
+}
+
+void push_source_free(struct push_session *session)
+{
+	struct push_source *source = session->source;
+
+	if (source == NULL) {
+		return;
+	}
+	if (source->region != NULL) {
+		int result = clan_region_destroy(source->region);
+
+		GMB_ASSERT(result == 0);
+	}
+	push_staging_give(source->staged_slots);
+	free(source);
+}

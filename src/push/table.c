@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "push/table.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NS_PER_S UINT64_C(1000000000)
+
+static struct {
+	pthread_mutex_t lock;
+	bool has_key;
+	uint8_t key[PUSH_KEY_BYTES];
+	enum push_reach reach;
+	struct push_claim *claims[PUSH_TICKETS_MAX];
+	struct push_job *jobs[PUSH_JOBS_KEPT_MAX];
+	uint64_t serial;
+} table = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+static const uint32_t state_edges[PUSH_JOB_STATE_END] = {
+	[PUSH_JOB_BEGINS] = BIT(PUSH_JOB_MOVES) | BIT(PUSH_JOB_FINISHES) | BIT(PUSH_JOB_DONE) |
+			    BIT(PUSH_JOB_FAILED),
+	[PUSH_JOB_MOVES] = BIT(PUSH_JOB_FINISHES) | BIT(PUSH_JOB_DONE) | BIT(PUSH_JOB_FAILED),
+	[PUSH_JOB_FINISHES] = BIT(PUSH_JOB_DONE) | BIT(PUSH_JOB_FAILED),
+	[PUSH_JOB_DONE] = 0,
+	[PUSH_JOB_FAILED] = 0,
+};
+
+static void lock(void)
+{
+	int result = pthread_mutex_lock(&table.lock);
+
+	GMB_ASSERT(result == 0);
+}
+
+static void unlock(void)
+{
+	int result = pthread_mutex_unlock(&table.lock);
+
+	GMB_ASSERT(result == 0);
+}
+
+int push_table_init(struct ring *ring)
+{
+	bool ready;
+
+	lock();
+	if (!table.has_key) {
+		table.has_key = ring_secret(ring, table.key, sizeof(table.key));
+	}
+	ready = table.has_key;
+	unlock();
+	return ready ? 0 : -EIO;
+}
+
+void push_reach_set(enum push_reach reach)
+{
+	lock();
+	table.reach = MAX(table.reach, reach);
+	unlock();
+}
+
+enum push_reach push_reach(void)
+{
+	enum push_reach reach;
+
+	lock();
+	reach = table.reach;
+	unlock();
+	return reach;
+}
+
+/* --- tickets ---------------------------------------------------------------------------------- */
+
+static bool is_same(const struct peer_identity *a, const struct peer_identity *b)
+{
+	return memcmp(a->bytes, b->bytes, sizeof(a->bytes)) == 0;
+}
+
+/* A place for one more, once those that have expired are gone. */
+static struct push_claim **find_room(
+	const struct peer_identity *asker, uint64_t now_s, const char **text)
+{
+	struct push_claim **room = NULL;
+	uint32_t own = 0;
+
+	for (uint32_t i = 0; i < PUSH_TICKETS_MAX; i++) {
+		struct push_claim **claim = &table.claims[i];
+
+		if (*claim != NULL && now_s >= (*claim)->ticket.expires_s) {
+			free(*claim);
+			*claim = NULL;
+		}
+		if (*claim == NULL) {
+			room = claim;
+		} else {
+			own += is_same(&(*claim)->asker.identity, asker);
+		}
+	}
+	if (own >= PUSH_TICKETS_OF_ONE_MAX) {
+		*text = "you have as many tickets as you may have; they expire by themselves";
+		return NULL;
+	}
+	if (room == NULL) {
+		*text = "the server has made as many tickets as it can remember";
+	}
+	return room;
+}
+
+int push_ticket_make(struct push_claim *claim, uint64_t now_ns, const char **text)
+{
+	struct push_claim *kept = malloc(sizeof(*kept));
+	struct push_claim **room;
+	int result = -EBUSY;
+
+	if (kept == NULL) {
+		*text = "the server is out of memory";
+		return -ENOMEM;
+	}
+	lock();
+	room = find_room(&claim->asker.identity, now_ns / NS_PER_S, text);
+	if (room != NULL) {
+		claim->ticket.expires_s = now_ns / NS_PER_S + PUSH_TICKET_LIFE_S;
+		*text = "the server has no ciphers";
+		result = push_ticket_seal(&claim->ticket, table.key);
+	}
+	if (result == 0) {
+		*kept = *claim;
+		*room = kept;
+		*text = NULL;
+	} else {
+		free(kept);
+	}
+	unlock();
+	return result;
+}
+
+static struct push_claim **find_claim(const struct push_wire_ticket *ticket)
+{
+	for (uint32_t i = 0; i < PUSH_TICKETS_MAX; i++) {
+		if (table.claims[i] != NULL && table.claims[i]->ticket.job == ticket->job) {
+			return &table.claims[i];
+		}
+	}
+	return NULL;
+}
+
+const char *push_ticket_use(const struct push_wire_ticket *ticket, const struct push_shower *shower,
+	uint64_t now_ns, struct push_claim *claim_out)
+{
+	struct push_claim **claim = NULL;
+	const char *why;
+
+	lock();
+	why = push_ticket_check(ticket, table.key, now_ns / NS_PER_S, shower);
+	if (why == NULL) {
+		claim = find_claim(ticket);
+		why = claim == NULL ? "the ticket was used before" : NULL;
+	}
+	if (why == NULL) {
+		*claim_out = **claim;
+		free(*claim);
+		*claim = NULL;
+	}
+	unlock();
+	return why;
+}
+
+/* --- jobs ------------------------------------------------------------------------------------- */
+
+static bool has_ended(const struct push_job *job)
+{
+	return job->state == PUSH_JOB_DONE || job->state == PUSH_JOB_FAILED;
+}
+
+static void set_state(struct push_job *job, enum push_job_state state)
+{
+	if (job->state != state) {
+		GMB_ASSERT((state_edges[job->state] & BIT(state)) != 0);
+		job->state = state;
+	}
+}
+
+static bool is_in_the_way(const struct push_job *job, const struct push_job *other)
+{
+	return job->role == PUSH_SINK && other->role == PUSH_SINK &&
+	       job->name_bytes == other->name_bytes &&
+	       memcmp(job->name, other->name, job->name_bytes) == 0 &&
+	       job->offset < other->offset + other->length &&
+	       other->offset < job->offset + job->length;
+}
+
+/* Where it can be kept; NULL: why not is in *result and *text. */
+static struct push_job **find_entry(const struct push_job *job, int *result, const char **text)
+{
+	struct push_job **room = NULL;
+	struct push_job **oldest = NULL;
+	uint32_t running = 0;
+
+	for (uint32_t i = 0; i < PUSH_JOBS_KEPT_MAX; i++) {
+		struct push_job **entry = &table.jobs[i];
+
+		if (*entry == NULL) {
+			room = entry;
+		} else if (has_ended(*entry)) {
+			bool older = oldest == NULL || (*entry)->ended_ns < (*oldest)->ended_ns;
+
+			oldest = older ? entry : oldest;
+		} else if (is_in_the_way(job, *entry)) {
+			*result = -EBUSY;
+			*text = "another job pushes to that range already";
+			return NULL;
+		} else if ((*entry)->id == job->id && (*entry)->role == job->role) {
+			*result = -EEXIST;
+			*text = "the job has begun already";
+			return NULL;
+		} else {
+			running++;
+		}
+	}
+	if (running >= PUSH_JOBS_MAX) {
+		*result = -EBUSY;
+		*text = "the server has as many jobs as it may have";
+		return NULL;
+	}
+	return room != NULL ? room : oldest; /* more are kept than may run */
+}
+
+int push_job_add(struct push_job *job, uint64_t now_ns, const char **text)
+{
+	struct push_job *kept = malloc(sizeof(*kept));
+	struct push_job **entry;
+	int result = 0;
+
+	if (kept == NULL) {
+		*text = "the server is out of memory";
+		return -ENOMEM;
+	}
+	lock();
+	entry = find_entry(job, &result, text);
+	if (entry != NULL) {
+		job->serial = ++table.serial;
+		job->state = PUSH_JOB_BEGINS;
+		job->begun_ns = now_ns;
+		*kept = *job;
+		free(*entry);
+		*entry = kept;
+	} else {
+		free(kept);
+	}
+	unlock();
+	return result;
+}
+
+static struct push_job *find_job(uint64_t serial)
+{
+	for (uint32_t i = 0; i < PUSH_JOBS_KEPT_MAX; i++) {
+		if (table.jobs[i] != NULL && table.jobs[i]->serial == serial) {
+			return table.jobs[i];
+		}
+	}
+	return NULL;
+}
+
+bool push_job_tell(uint64_t serial, enum push_job_state state, const struct push_progress *progress)
+{
+	struct push_job *job;
+	bool goes_on;
+
+	lock();
+	job = find_job(serial);
+	GMB_ASSERT(job != NULL); /* it stays until it has ended */
+	set_state(job, state);
+	job->progress = *progress;
+	goes_on = !job->cancelled;
+	unlock();
+	return goes_on;
+}
+
+void push_job_end(uint64_t serial, const struct push_progress *progress, int status,
+	const char *text, uint64_t now_ns)
+{
+	struct push_job *job;
+
+	lock();
+	job = find_job(serial);
+	GMB_ASSERT(job != NULL && !has_ended(job));
+	set_state(job, status == 0 ? PUSH_JOB_DONE : PUSH_JOB_FAILED);
+	job->progress = *progress;
+	job->ended_ns = now_ns;
+	job->status = status;
+	if (text != NULL) {
+		strncat(job->text, text, sizeof(job->text) - 1);
+	}
+	unlock();
+}
+
+static bool may_see(const struct push_viewer *viewer, const struct push_job *job)
+{
+	return viewer->all || is_same(&viewer->identity, &job->owner);
+}
+
+bool push_job_next(uint64_t serial, const struct push_viewer *viewer, struct push_job *job_out)
+{
+	const struct push_job *found = NULL;
+
+	lock();
+	for (uint32_t i = 0; i < PUSH_JOBS_KEPT_MAX; i++) {
+		const struct push_job *job = table.jobs[i];
+
+		if (job != NULL && job->serial > serial && may_see(viewer, job) &&
+			(found == NULL || job->serial < found->serial)) {
+			found = job;
+		}
+	}
+	if (found != NULL) {
+		*job_out = *found;
+	}
+	unlock();
+	return found != NULL;
+}
+
+bool push_job_of(uint64_t serial, struct push_job *job_out)
+{
+	const struct push_job *job;
+
+	lock();
+	job = find_job(serial);
+	if (job != NULL) {
+		*job_out = *job;
+	}
+	unlock();
+	return job != NULL;
+}
+
+int push_job_cancel(uint64_t id, const struct push_viewer *viewer)
+{
+	int result = -ENOENT;
+
+	lock();
+	for (uint32_t i = 0; i < PUSH_JOBS_KEPT_MAX; i++) {
+		struct push_job *job = table.jobs[i];
+
+		if (job != NULL && job->id == id && may_see(viewer, job) && !has_ended(job)) {
+			job->cancelled = true;
+			result = 0;
+		}
+	}
+	unlock();
+	return result;
+}

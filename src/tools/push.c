@@ -1,0 +1,478 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/push.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "push/ask.h"
+#include "tools/show.h"
+
+enum { NOTE_MS = 200, SHOWN_BYTES = 300, BESIDE_BYTES = 4096 };
+
+/* One of the two servers. */
+struct end {
+	struct export_uri uri;
+	struct push_ask *ask;
+	uint64_t bytes; /* of its export */
+};
+
+static int end_parse(struct end *end, const char *text, struct error *error)
+{
+	int result = export_uri_parse(text, &end->uri, error);
+
+	if (result == 0 && strcmp(end->uri.protocol, "push") != 0) {
+		result = error_set(error, -EINVAL,
+			"'%s' is not an address of push; servers listen for it at "
+			"push+unix:///?socket=PATH and push://HOST[:PORT]",
+			text);
+	}
+	return result;
+}
+
+static void end_fini(struct end *end)
+{
+	push_ask_close(end->ask);
+	export_uri_fini(&end->uri);
+}
+
+static int end_open(struct end *end, const char *text, uint64_t timeout_ns, struct error *error)
+{
+	int result = end_parse(end, text, error);
+
+	return result == 0 ? push_ask_open(&end->uri, timeout_ns, &end->ask, error) : result;
+}
+
+static int end_look(struct end *end, struct error *error)
+{
+	struct push_wire_look head = { .name_bytes = (uint16_t)strlen(end->uri.export_name) };
+	const struct iovec parts[] = {
+		{ &head, sizeof(head) },
+		{ end->uri.export_name, head.name_bytes },
+	};
+	struct push_answer answer;
+	char label[EXPORT_URI_LABEL_BYTES];
+	int result;
+
+	if (strlen(end->uri.export_name) > PUSH_NAME_BYTES_MAX) {
+		return error_set(error, -EINVAL, "the name of an export is too long");
+	}
+	result = push_ask(end->ask, PUSH_LOOK, parts, 2, &answer, error);
+	if (result != 0) {
+		error_prefix(error, "%s", export_uri_label(label, &end->uri));
+		return result;
+	}
+	end->bytes = answer.head.value;
+	return 0;
+}
+
+/* --- who talks to whom ------------------------------------------------------------------------ */
+
+/* Of "HOST:PORT" or "[HOST]:PORT", as IPv6. */
+static bool address_of(const char *text, uint8_t out[PUSH_ADDRESS_BYTES])
+{
+	static const uint8_t mapped[12] = { [10] = 0xff, [11] = 0xff };
+	const char *begin = text + (text[0] == '[');
+	const char *end = text[0] == '[' ? strchr(text, ']') : strrchr(text, ':');
+	char host[INET6_ADDRSTRLEN];
+
+	if (end == NULL || (size_t)(end - begin) >= sizeof(host)) {
+		return false;
+	}
+	memcpy(host, begin, (size_t)(end - begin));
+	host[end - begin] = '\0';
+	if (inet_pton(AF_INET6, host, out) == 1) {
+		return true;
+	}
+	memcpy(out, mapped, sizeof(mapped));
+	return inet_pton(AF_INET, host, out + sizeof(mapped)) == 1;
+}
+
+static bool is_loopback(const uint8_t address[PUSH_ADDRESS_BYTES])
+{
+	struct in6_addr ipv6;
+
+	memcpy(&ipv6, address, sizeof(ipv6));
+	return IN6_IS_ADDR_LOOPBACK(&ipv6) ||
+	       (IN6_IS_ADDR_V4MAPPED(&ipv6) && address[12] == IN_LOOPBACKNET);
+}
+
+/* Whom the destination will see when the source connects. A source that we reach on this machine
+ * has the address, there, that we have. */
+static int bind_to_source(const struct end *source, const struct end *target,
+	struct push_wire_grant *grant, struct error *error)
+{
+	uint8_t address[PUSH_ADDRESS_BYTES] = { 0 };
+	uint8_t other[PUSH_ADDRESS_BYTES] = { 0 };
+	struct clan_peer source_peer;
+	struct clan_peer target_peer;
+	bool is_here;
+	bool is_there;
+
+	push_ask_peer(source->ask, &source_peer);
+	push_ask_peer(target->ask, &target_peer);
+	is_here = source->uri.is_unix ||
+		  (address_of(source_peer.address, address) && is_loopback(address));
+	is_there = !target->uri.is_unix &&
+		   !(address_of(target_peer.address, other) && is_loopback(other));
+	if (!is_here && !is_there) {
+		return error_set(error, -EINVAL,
+			"the source is on another machine, and cannot reach the address of the "
+			"destination, which is one of this machine; give one of the network");
+	}
+	grant->binding = PUSH_BOUND_ASKER;
+	if (source->uri.is_unix && target->uri.is_unix) {
+		grant->binding = PUSH_BOUND_UID;
+		grant->uid = source_peer.uid;
+	} else if (!is_here) {
+		grant->binding = PUSH_BOUND_ADDRESS;
+		memcpy(grant->address, address, sizeof(grant->address));
+	}
+	return 0;
+}
+
+/* The destination's address, for the source: paths are absolute and hosts numeric. */
+static int target_text(const struct end *target, char out[PUSH_URI_BYTES_MAX], struct error *error)
+{
+	struct export_uri uri = target->uri;
+	char path[BESIDE_BYTES];
+	char cwd[BESIDE_BYTES / 2];
+	char host[sizeof(((struct clan_peer *)0)->address)];
+	struct clan_peer peer;
+
+	uri.insecure_network = NULL;
+	if (!uri.is_unix) {
+		char *end;
+
+		push_ask_peer(target->ask, &peer);
+		snprintf(host, sizeof(host), "%s", peer.address + (peer.address[0] == '['));
+		end = peer.address[0] == '[' ? strchr(host, ']') : strrchr(host, ':');
+		if (end == NULL) {
+			return error_set(error, -EINVAL, "the destination has no address");
+		}
+		*end = '\0';
+		uri.host = host;
+	} else if (uri.socket_path[0] != '\0' && uri.socket_path[0] != '/') {
+		if (getcwd(cwd, sizeof(cwd)) == NULL ||
+			snprintf(path, sizeof(path), "%s/%s", cwd, uri.socket_path) >=
+				(int)sizeof(path)) {
+			return error_set(error, -ENAMETOOLONG, "the path of a socket is too long");
+		}
+		uri.socket_path = path;
+		uri.socket_path_bytes = (uint32_t)strlen(path);
+	}
+	return export_uri_format(&uri, "", 0, out, PUSH_URI_BYTES_MAX) == 0
+		       ? 0
+		       : error_set(error, -ENAMETOOLONG,
+				 "the address of the destination is too "
+				 "long");
+}
+
+/* --- the two calls --------------------------------------------------------------------------- */
+
+static int get_ticket(const struct push_options *options, const struct end *source,
+	const struct end *target, uint64_t length, struct push_answer *answer, struct error *error)
+{
+	struct push_wire_grant head = {
+		.offset = options->target_offset,
+		.length = length,
+		.source_offset = options->offset,
+		.flags = (options->resume ? (uint32_t)PUSH_COMPARE : 0) |
+			 (options->read_back ? (uint32_t)PUSH_READ_BACK : 0),
+		.name_bytes = (uint16_t)strlen(target->uri.export_name),
+		.source_name_bytes = (uint16_t)strlen(source->uri.export_name),
+	};
+	const struct iovec parts[] = {
+		{ &head, sizeof(head) },
+		{ target->uri.export_name, head.name_bytes },
+		{ source->uri.export_name, head.source_name_bytes },
+	};
+	char label[EXPORT_URI_LABEL_BYTES];
+	int result = bind_to_source(source, target, &head, error);
+
+	if (result != 0) {
+		return result;
+	}
+	memcpy(head.instance, push_ask_instance(source->ask), sizeof(head.instance));
+	result = push_ask(target->ask, PUSH_GRANT, parts, 3, answer, error);
+	if (result != 0) {
+		error_prefix(error, "%s", export_uri_label(label, &target->uri));
+	}
+	return result;
+}
+
+static int start(const struct push_options *options, const struct end *source,
+	const struct end *target, uint64_t length, struct push_wire_ticket *ticket,
+	struct error *error)
+{
+	char text[PUSH_URI_BYTES_MAX];
+	struct push_wire_start head = {
+		.source_offset = options->offset,
+		.length = length,
+		.rate = options->rate,
+		.flags = options->detach ? (uint32_t)PUSH_DETACH : 0,
+		.name_bytes = (uint16_t)strlen(source->uri.export_name),
+	};
+	struct iovec parts[] = {
+		{ &head, sizeof(head) },
+		{ source->uri.export_name, head.name_bytes },
+		{ text, 0 },
+		{ ticket, sizeof(*ticket) },
+	};
+	char label[EXPORT_URI_LABEL_BYTES];
+	struct push_answer answer;
+	int result = target_text(target, text, error);
+
+	if (result != 0) {
+		return result;
+	}
+	head.uri_bytes = (uint16_t)strlen(text);
+	parts[2].iov_len = head.uri_bytes;
+	result = push_ask(source->ask, PUSH_START, parts, 4, &answer, error);
+	if (result != 0) {
+		error_prefix(error, "%s", export_uri_label(label, &source->uri));
+	}
+	return result;
+}
+
+/* --- how far it is ---------------------------------------------------------------------------- */
+
+static const char *state_text(uint8_t state)
+{
+	static const char *const texts[PUSH_JOB_STATE_END] = {
+		[PUSH_JOB_BEGINS] = "begins",
+		[PUSH_JOB_MOVES] = "moves",
+		[PUSH_JOB_FINISHES] = "finishes",
+		[PUSH_JOB_DONE] = "done",
+		[PUSH_JOB_FAILED] = "failed",
+	};
+
+	return texts[state]; /* push_job_parse() has looked at it */
+}
+
+static json_t *job_json(const struct push_job_message *job)
+{
+	const struct push_wire_job *head = &job->head;
+	char id[20];
+	char digest[20];
+	char name[SHOWN_BYTES];
+	char peer[SHOWN_BYTES];
+	char text[SHOWN_BYTES];
+
+	snprintf(id, sizeof(id), "%016" PRIx64, head->job);
+	snprintf(digest, sizeof(digest), "%016" PRIx64, head->digest);
+	log_escape(name, sizeof(name), job->name.bytes, job->name.length);
+	log_escape(peer, sizeof(peer), job->peer.bytes, job->peer.length);
+	log_escape(text, sizeof(text), job->text.bytes, job->text.length);
+	return json_pack("{s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:f, s:s}",
+		"job", id, "role", head->role == PUSH_SOURCE ? "source" : "destination", "state",
+		state_text(head->state), "export", name, "peer", peer, "offset",
+		(json_int_t)head->offset, "bytes", (json_int_t)head->length, "bytes_done",
+		(json_int_t)head->done, "bytes_zeroed", (json_int_t)head->zeroes, "bytes_skipped",
+		(json_int_t)head->skipped, "bytes_durable", (json_int_t)head->durable, "digest",
+		digest, "seconds", (double)head->age_ms / 1e3, "error", text);
+}
+
+static int report(
+	const struct push_options *options, const struct push_wire_job *head, struct error *error)
+{
+	double seconds = (double)head->age_ms / 1e3;
+	uint64_t moved = head->length - head->zeroes - head->skipped;
+	char total[UNITS_TEXT_BYTES];
+	char parts[3][UNITS_TEXT_BYTES];
+	char rate[UNITS_TEXT_BYTES];
+	char time[COPY_TIME_BYTES];
+
+	units_human_bytes(total, head->length);
+	units_human_bytes(parts[0], moved);
+	units_human_bytes(parts[1], head->zeroes);
+	units_human_bytes(parts[2], head->skipped);
+	units_human_bytes(rate, (uint64_t)((double)head->length / MAX(seconds, 1e-3)));
+	printf("pushed %s in %s, %s/s%s: %s moved, %s of zeroes, %s there already; digest "
+	       "%016" PRIx64 "; no payload through this host\n",
+		total, copy_human_time(time, seconds), rate,
+		options->read_back ? ", read back" : "", parts[0], parts[1], parts[2],
+		head->digest);
+	return print_end(error);
+}
+
+static int watch(const struct push_options *options, struct push_ask *ask, struct error *error)
+{
+	struct copy_counters counters = { .total = UINT64_MAX };
+	struct copy_progress progress;
+	struct push_job_message job = { 0 };
+	char text[SHOWN_BYTES];
+	int result;
+
+	copy_progress_init(&progress, options->progress, &counters);
+	copy_progress_phase(&progress, "pushing", &counters.done, clock_now_ns());
+	do {
+		result = push_ask_hear(ask, NOTE_MS, &job, error);
+		if (result == 1) {
+			counters.total = job.head.length;
+			counters.done = job.head.done;
+		}
+		copy_progress_tick(&progress, clock_now_ns());
+	} while (result == 0 || (result == 1 && job.head.state < PUSH_JOB_DONE));
+	copy_progress_clear(&progress);
+	if (result < 0) {
+		return result;
+	}
+	if (options->json) {
+		result = print_json(job_json(&job), error);
+	} else if (job.head.state == PUSH_JOB_DONE) {
+		result = report(options, &job.head, error);
+	} else {
+		result = 0;
+	}
+	if (result >= 0 && job.head.state == PUSH_JOB_FAILED) {
+		char share[COPY_SHARE_BYTES];
+
+		log_escape(text, sizeof(text), job.text.bytes, job.text.length);
+		result = error_set(error,
+			job.head.status <= INT16_MAX ? -(int)job.head.status : -EIO,
+			"%s; the destination holds a part: %s; run the command again with --resume "
+			"to go on",
+			text, copy_share(share, job.head.done, job.head.length));
+	}
+	return MIN(result, 0);
+}
+
+static int run(const struct push_options *options, struct end *source, struct end *target,
+	struct error *error)
+{
+	struct push_wire_ticket ticket;
+	struct push_answer answer;
+	uint64_t length;
+	int result = end_open(source, options->source, options->timeout_ns, error);
+
+	if (result == 0) {
+		result = end_open(target, options->target, options->timeout_ns, error);
+	}
+	if (result == 0) {
+		result = end_look(source, error);
+	}
+	if (result != 0) {
+		return result;
+	}
+	if (options->offset >= source->bytes || options->length > source->bytes - options->offset) {
+		return error_set(error, -EINVAL,
+			"the range runs past the end of the source, which has %" PRIu64 " bytes",
+			source->bytes);
+	}
+	length = options->length > 0 ? options->length : source->bytes - options->offset;
+	result = get_ticket(options, source, target, length, &answer, error);
+	if (result != 0) {
+		return result;
+	}
+	if (!answer.has_ticket) {
+		return error_set(error, -EPROTO, "the destination has made no ticket");
+	}
+	ticket = answer.ticket;
+	result = start(options, source, target, length, &ticket, error);
+	if (result != 0) {
+		return result;
+	}
+	if (options->detach) {
+		printf("%016" PRIx64 "\n", ticket.job);
+		return print_end(error);
+	}
+	return watch(options, source->ask, error);
+}
+
+int push_run(const struct push_options *options, struct error *error)
+{
+	struct end source = { 0 };
+	struct end target = { 0 };
+	int result = run(options, &source, &target, error);
+
+	end_fini(&source);
+	end_fini(&target);
+	return result;
+}
+
+/* --- jobs ------------------------------------------------------------------------------------ */
+
+static void print_job(const struct push_job_message *job)
+{
+	const struct push_wire_job *head = &job->head;
+	char share[COPY_SHARE_BYTES];
+	char time[COPY_TIME_BYTES];
+	char name[SHOWN_BYTES];
+	char peer[SHOWN_BYTES];
+	char text[SHOWN_BYTES];
+
+	log_escape(name, sizeof(name), job->name.bytes, job->name.length);
+	log_escape(peer, sizeof(peer), job->peer.bytes, job->peer.length);
+	log_escape(text, sizeof(text), job->text.bytes, job->text.length);
+	printf("%016" PRIx64 " %s \"%s\" %s %s: %s, %s in %s%s%s\n", head->job,
+		head->role == PUSH_SOURCE ? "from" : "to", name,
+		head->role == PUSH_SOURCE ? "to" : "from", peer, state_text(head->state),
+		copy_share(share, head->done, head->length),
+		copy_human_time(time, (double)head->age_ms / 1e3), text[0] != '\0' ? ": " : "",
+		text);
+}
+
+static int list(struct push_ask *ask, uint64_t id, bool json, struct error *error)
+{
+	struct push_job_message job = { 0 };
+	json_t *all = json_array();
+	uint32_t count = 0;
+	int result;
+
+	while ((result = push_ask_job(ask, job.head.cursor, &job, error)) == 1) {
+		if (id != 0 && job.head.job != id) {
+			continue;
+		}
+		count++;
+		if (json) {
+			json_array_append_new(all, job_json(&job));
+		} else {
+			print_job(&job);
+		}
+	}
+	if (result == 0 && id != 0 && count == 0) {
+		result = error_set(error, -ENOENT,
+			"the server has no job %016" PRIx64 ", or does not show it to you", id);
+	}
+	if (result == 0) {
+		return json ? print_json(all, error) : print_end(error);
+	}
+	json_decref(all);
+	return result;
+}
+
+int push_list(const char *uri, uint64_t job, bool json, uint64_t timeout_ns, struct error *error)
+{
+	struct end end = { 0 };
+	int result = end_open(&end, uri, timeout_ns, error);
+
+	if (result == 0) {
+		result = list(end.ask, job, json, error);
+	}
+	end_fini(&end);
+	return result;
+}
+
+int push_cancel(const char *uri, uint64_t job, uint64_t timeout_ns, struct error *error)
+{
+	struct push_wire_job_number number = { .job = job };
+	const struct iovec part = { &number, sizeof(number) };
+	struct push_answer answer;
+	struct end end = { 0 };
+	int result = end_open(&end, uri, timeout_ns, error);
+
+	if (result == 0) {
+		result = push_ask(end.ask, PUSH_CANCEL, &part, 1, &answer, error);
+	}
+	end_fini(&end);
+	return result;
+}

@@ -1,0 +1,309 @@
+#!/usr/bin/python3
+"""gmblock push: disks of one server to another, over shared memory and over the network; what is refused; and
+what is left when one of the three is killed.
+
+    push.py GMBLOCK DRIVER
+"""
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import unittest
+
+import support
+
+DRIVER = ""
+MIB = 1 << 20
+
+
+def digest(path, offset=0, length=None):
+    with open(path, "rb") as file:
+        file.seek(offset)
+        return hashlib.sha256(file.read() if length is None else file.read(length)).hexdigest()
+
+
+class Push(support.Case):
+    def setUp(self):
+        super().setUp()
+        self.random = random.Random(11)
+        self.count = 0
+
+    def image(self, name, size, *pieces):
+        """A sparse file with random bytes at (offset, length)."""
+        path = self.path(name)
+        with open(path, "wb") as file:
+            file.truncate(size)
+            for offset, length in pieces:
+                file.seek(offset)
+                file.write(self.random.randbytes(length))
+        return path
+
+    def serve(self, *exports, network=False, arguments=()):
+        """A server of those exports; server.push("disk") is the URI of one."""
+        self.count += 1
+        listen = "push://127.0.0.1:0" if network else f"push+unix:///?socket={self.path(f's{self.count}')}"
+        server = self.start("--listen", listen, "--threads", "2",
+                            "--control", self.path(f"control{self.count}"), *arguments,
+                            *[word for export in exports for word in ("--export", export)],
+                            uri_count=len(exports))
+        server.control = self.path(f"control{self.count}")
+        names = [export.split("=")[0] for export in exports]
+        server.push = lambda name: server.uris[names.index(name)]
+        return server
+
+    def push(self, source, target, *options):
+        """What a push says that must succeed."""
+        code, output, errors = self.run_gmblock("push", "--json", *options, source, target)
+        self.assertEqual((code, errors), (0, ""))
+        return json.loads(output)
+
+    def counters(self, server):
+        code, output, errors = self.run_gmblock("stats", "--json", server.control)
+        self.assertEqual((code, errors), (0, ""))
+        return json.loads(output)["counters"]
+
+    def jobs(self, uri, *options):
+        code, output, errors = self.run_gmblock("push", "--json", *(options or ["--list"]), uri)
+        self.assertEqual((code, errors), (0, ""))
+        return json.loads(output)
+
+    def check_whole(self, network, keys):
+        """All of it, over other data, with holes, zeroes, and an end within a piece and a block."""
+        size = 24 * MIB + 5 * 512
+        source = self.image("source", size, (0, 3 * MIB), (5 * MIB + 4096, 4 * MIB), (20 * MIB, size - 20 * MIB))
+        target = self.image("target", size, (0, size))
+        first = self.serve(f"disk={source}{keys}", network=network)
+        second = self.serve(f"disk={target}{keys}", network=network)
+        job = self.push(first.push("disk"), second.push("disk"), "--verify=read")
+        self.assertEqual(digest(source), digest(target))
+        self.assertEqual((job["state"], job["bytes_done"], job["bytes_durable"]), ("done", size, size))
+        self.assertGreaterEqual(job["bytes_zeroed"], 11 * MIB)
+        self.assertLess(os.stat(target).st_blocks * 512, 16 * MIB)  # holes stay holes
+        # Both ends have the same digest, and the second time nothing is moved.
+        listed = [self.jobs(server.push("disk"))[-1] for server in (first, second)]
+        self.assertEqual([entry["role"] for entry in listed], ["source", "destination"])
+        self.assertEqual({entry["digest"] for entry in listed}, {job["digest"]})
+        again = self.push(first.push("disk"), second.push("disk"), "--resume")
+        self.assertEqual(again["bytes_skipped"] + again["bytes_zeroed"], size)
+        self.assertEqual(again["digest"], job["digest"])
+        self.assertEqual(self.counters(second)["pushes_done"], 2)
+        for server in (first, second):
+            code, errors = server.stop()
+            self.assertEqual((code, errors), (0, ""))
+
+    def test_shared_memory(self):
+        self.check_whole(False, "")
+
+    def test_shared_memory_direct(self):
+        self.check_whole(False, ",mode=direct")
+
+    def test_network(self):
+        if not support.has_libfabric():
+            self.skipTest("no libfabric")
+        self.check_whole(True, "")
+
+    def test_within_a_server(self):
+        size = 5 * MIB + 1
+        source = self.image("source", size, (0, size))
+        target = self.image("target", size, (0, size))
+        server = self.serve(f"a={source}", f"b={target}")
+        self.push(server.push("a"), server.push("b"))
+        self.assertEqual(digest(source), digest(target))
+
+    def test_a_part(self):
+        source = self.image("source", 8 * MIB, (0, 8 * MIB))
+        target = self.image("target", 8 * MIB, (0, 8 * MIB))
+        before = digest(target, 0, 1000), digest(target, 1000 + 3 * MIB + 77)
+        first, second = self.serve(f"disk={source}"), self.serve(f"disk={target}")
+        self.push(first.push("disk"), second.push("disk"), "--range", f"4097+{3 * MIB + 77}",
+                  "--to-offset", "1000")
+        self.assertEqual(digest(target, 1000, 3 * MIB + 77), digest(source, 4097, 3 * MIB + 77))
+        self.assertEqual((digest(target, 0, 1000), digest(target, 1000 + 3 * MIB + 77)), before)
+
+    def test_sentence(self):
+        source = self.image("source", 2 * MIB, (0, MIB))
+        first, second = self.serve(f"disk={source}"), self.serve("disk=memory:2M")
+        code, output, errors = self.run_gmblock(
+            "push", "--progress=on", first.push("disk"), second.push("disk"))
+        self.assertEqual(code, 0, errors)
+        self.assertRegex(output, r"^pushed 2.0 MiB in .*: 1.0 MiB moved, 1.0 MiB of zeroes, 0 bytes there already; "
+                                 r"digest [0-9a-f]{16}; no payload through this host\n$")
+
+    def test_refused(self):
+        source = self.image("source", 4 * MIB, (0, 4 * MIB))
+        first = self.serve(f"disk={source}", "other=memory:4M")
+        second = self.serve("small=memory:1M", f"ro={source},readonly=yes", "disk=memory:8M")
+        disk = first.push("disk")
+        for target, *fragments in (
+                (second.push("small"), "too small"),
+                (second.push("ro"), "cannot be written"),
+                (second.push("disk").replace("/disk", "/none"), "no such export"),
+                (disk, "the same"),
+                ("nbd://127.0.0.1/x", "not an address of push"),
+                (f"push+unix:///x?socket={self.path('none')}", "cannot connect")):
+            self.check_refused(["push", disk, target], 1, *fragments)
+        self.check_refused(["push", "--range", "4M+1", disk, second.push("disk")], 1, "past the end")
+        for arguments in (["push", disk], ["push", "--range", "x", disk, disk],
+                          ["push", "--list", "--cancel", "1", disk], ["push", "--status", "x", disk],
+                          ["push", "--list"], ["push", "--verify=no", disk, disk]):
+            self.check_refused(arguments, 2)
+        self.check_refused(["push", "--status", "1", disk], 1, "no job")
+        self.check_refused(["push", "--cancel", "1", disk], 1, "no such job")
+        # Another part of the same export is no push onto itself.
+        self.push(disk, disk, "--range", "0+1M", "--to-offset", "2M")
+        self.assertEqual(digest(source, 0, MIB), digest(source, 2 * MIB, MIB))
+
+    def test_networks(self):
+        if not support.has_libfabric():
+            self.skipTest("no libfabric")
+        local = self.serve("disk=memory:4M")
+        network = self.serve("disk=memory:4M", network=True)
+        # A server that listens on no network connects to none; the other way is fine.
+        self.check_refused(["push", local.push("disk"), network.push("disk")], 1, "Unix sockets only")
+        self.push(network.push("disk"), local.push("disk"))
+        for listen in ("push://0.0.0.0:0", "push://[::]:0"):
+            self.check_refused(["serve", "--listen", listen, "memory:1M"], 1, "push has no encryption")
+
+    def start_push(self, *arguments):
+        process = subprocess.Popen([support.program(), "push", *arguments], stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(lambda: (process.kill(), process.communicate()))
+        return process
+
+    def wait_for_bytes(self, uri, count):
+        """Until a job there has done so many bytes."""
+        self.wait_for(lambda: any(job["state"] == "moves" and job["bytes_done"] >= count
+                                  for job in self.jobs(uri)))
+
+    def restart(self, server, uri, path):
+        server.kill()
+        return self.start("--listen", uri.replace("///disk", "///"), "--export", f"disk={path}")
+
+    def test_killed(self):
+        """Each of the three, in turn; what is there already is not moved again."""
+        size = 16 * MIB
+        source, target = self.image("source", size, (0, size)), self.image("target", size)
+        servers = {"source": self.serve(f"disk={source}"), "destination": self.serve(f"disk={target}")}
+        uris = {name: server.push("disk") for name, server in servers.items()}
+        for number in range(ROUNDS):
+            victim = ("destination", "source", "coordinator")[number % 3]
+            with open(target, "r+b") as file:
+                file.write(self.random.randbytes(size))
+            push = self.start_push("--rate", "2M", *uris.values())
+            least = self.random.randrange(1, 4) * MIB
+            self.wait_for_bytes(uris["source"], least)
+            if victim == "coordinator":
+                push.kill()
+                push.communicate()
+            else:
+                servers[victim] = self.restart(
+                    servers[victim], uris[victim], source if victim == "source" else target)
+                _, errors = push.communicate()
+                self.assertEqual(push.returncode, 1, errors)
+            for uri in uris.values():  # whoever was left has ended the job
+                self.wait_for(lambda uri=uri: all(job["state"] in ("done", "failed")
+                                                  for job in self.jobs(uri)))
+            job = self.push(*uris.values(), "--resume")
+            self.assertEqual(digest(source), digest(target))
+            self.assertGreaterEqual(job["bytes_skipped"], least)
+            self.assertLess(job["bytes_skipped"], size)
+
+    @unittest.skipUnless(shutil.which("ss"), "no ss, which tells what sockets have carried")
+    def test_no_payload_for_the_coordinator(self):
+        if not support.has_libfabric():
+            self.skipTest("no libfabric")
+        source = self.image("source", 64 * MIB, (0, 64 * MIB))
+        first = self.serve(f"disk={source}", network=True)
+        second = self.serve("disk=memory:64M", network=True)
+        push = self.start_push("--rate", "1M", first.push("disk"), second.push("disk"))
+        self.wait_for_bytes(first.push("disk"), 3 * MIB)
+        sockets = subprocess.run(["ss", "-tinpOH"], stdout=subprocess.PIPE, text=True, check=True).stdout
+        carried = [int(count) for line in sockets.splitlines() if f"pid={push.pid}," in line
+                   for count in re.findall(r"bytes_(?:acked|received):([0-9]+)", line)]
+        self.assertEqual(len(carried), 4, sockets)  # of two connections
+        self.assertLess(sum(carried), 64 << 10)
+
+    def test_not_for_clients(self):
+        uri = self.serve("disk=memory:1M").push("disk")
+        for arguments, status in ((["list", uri], 2), (["info", uri], 2), (["bench", uri], 2),
+                                  (["copy", uri, self.path("copy")], 1)):
+            self.check_refused(arguments, status, "gmblock push alone")
+
+    def test_detached(self):
+        source = self.image("source", 8 * MIB, (0, 8 * MIB))
+        first, second = self.serve(f"disk={source}"), self.serve("disk=memory:8M")
+        uris = first.push("disk"), second.push("disk")
+        code, number, errors = self.run_gmblock("push", "--detach", *uris)
+        self.assertEqual((code, errors), (0, ""))
+        number = number.strip()
+        for uri in uris:
+            self.wait_for(lambda uri=uri: self.jobs(uri, "--status", number)[0]["state"] == "done")
+        # One that would take long is cancelled, from either end.
+        for uri in uris:
+            code, number, errors = self.run_gmblock("push", "--detach", "--rate", "1", *uris)
+            number = number.strip()
+            # While it is under way, nobody else pushes there.
+            self.wait_for(lambda: self.jobs(uris[1], "--status", number)[0]["state"] == "moves")
+            self.check_refused(["push", *uris], 1, "another job")
+            self.assertEqual(self.run_gmblock("push", "--cancel", number, uri), (0, "", ""))
+            for end in uris:
+                self.wait_for(
+                    lambda end=end: self.jobs(end, "--status", number)[0]["state"] == "failed")
+            self.assertIn("cancelled", " ".join(self.jobs(end, "--status", number)[0]["error"]
+                                                for end in uris))
+        code, errors = first.stop()
+        self.assertEqual(code, 0, errors)
+
+    def test_disks_that_fail(self):
+        data = self.image("data", 4 * MIB, (0, 4 * MIB))
+        first = self.serve(f"bad={data},fault=read:EIO", f"good={data}")
+        second = self.serve("bad=memory:4M,fault=write:ENOSPC", "flush=memory:4M,fault=flush:EIO",
+                            "good=memory:4M")
+        for source, target, text in (("good", "bad", "the destination cannot be written: No space"),
+                                     ("bad", "good", "the source cannot be read"),
+                                     ("good", "flush", "the destination cannot be made durable")):
+            self.check_refused(["push", first.push(source), second.push(target)], 1, text)
+
+    def test_tickets(self):
+        """Those that are not good are refused, and counted; a peer that breaks a rule is hung up on."""
+        server = self.serve("disk=memory:4M")
+        run = subprocess.run([DRIVER, server.push("disk")], stdout=subprocess.PIPE, text=True, check=True)
+        lines = dict(line.split(": ", 1) for line in run.stdout.splitlines())
+        self.assertIn("another server", lines["foreign instance"])
+        self.assertIn("another user or address", lines["foreign uid"])
+        for forged in ("forged range", "forged mac", "forged expiry"):
+            self.assertIn("not made by this server", lines[forged])
+        self.assertEqual(lines["good"], "slots 8")
+        self.assertIn("used before", lines["replayed"])
+        for broken in ("early flush", "long zero", "check without compare", "no slot", "bad head"):
+            self.assertEqual(lines[broken], "closed")
+        self.assertEqual(self.counters(server)["push_tickets_refused"], 6)
+        # It serves on.
+        source = self.serve("disk=memory:4M")
+        self.push(source.push("disk"), server.push("disk"))
+
+    def test_rights(self):
+        """Those of who runs the command count: here, of a user who may only read."""
+        uid = os.getuid()
+        first = self.serve("disk=memory:1M", arguments=("--access", f"uid={uid} rights=ro"))
+        second = self.serve("disk=memory:1M", arguments=("--access", f"uid={uid} rights=ro"))
+        third = self.serve("disk=memory:1M")
+        self.check_refused(["push", first.push("disk"), second.push("disk")], 1, "cannot be written")
+        self.push(first.push("disk"), third.push("disk"))
+
+
+def main():
+    global DRIVER, ROUNDS
+    DRIVER = os.path.realpath(sys.argv.pop(2))
+    ROUNDS = int(sys.argv.pop(2))
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    support.main()
+
+
+if __name__ == "__main__":
+    main()

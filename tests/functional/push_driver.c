@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A source of push that does not keep the rules: shows tickets that are not good, and does what a
+ * destination has not allowed. Each line tells what became of one attempt.
+ *
+ *     push_driver URI        of an export of at least 4 MiB, over a Unix socket
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "push/ask.h"
+
+enum { RANGE_BYTES = 64 << 10, EVENTS_MAX = 8 };
+
+/* What it does once its ticket was shown. */
+enum deed { NOTHING, EARLY_FLUSH, LONG_ZERO, CHECK, NO_SLOT, BAD_HEAD };
+
+static struct export_uri uri;
+static struct push_ask *ask;
+static struct push_wire_use good;
+static uint64_t next_offset;
+
+struct source {
+	struct clan_queue *queue;
+	struct clan_conn *conn;
+	bool connected, lost, closed;
+	uint8_t message[PUSH_MESSAGE_BYTES_MAX];
+};
+
+static void stop(const char *what)
+{
+	fprintf(stderr, "push_driver: %s\n", what);
+	exit(1);
+}
+
+static void get_ticket(uint32_t uid)
+{
+	struct push_wire_grant head = {
+		.offset = next_offset,
+		.length = RANGE_BYTES,
+		.binding = PUSH_BOUND_UID,
+		.uid = uid,
+		.name_bytes = (uint16_t)strlen(uri.export_name),
+		.instance = "a server of ours",
+	};
+	const struct iovec parts[] = {
+		{ &head, sizeof(head) },
+		{ uri.export_name, head.name_bytes },
+	};
+	struct push_answer answer;
+	struct error error;
+
+	next_offset += RANGE_BYTES; /* jobs that are just ending are not in the way */
+	if (push_ask(ask, PUSH_GRANT, parts, 2, &answer, &error) != 0) {
+		stop(error.text);
+	}
+	good.ticket = answer.ticket;
+	memcpy(good.instance, head.instance, sizeof(good.instance));
+}
+
+static void turn(struct source *source)
+{
+	struct clan_event events[EVENTS_MAX];
+	int count = clan_queue_wait(source->queue, events, EVENTS_MAX, 10000);
+
+	if (count == 0) {
+		stop("the server does nothing for 10 s");
+	}
+	for (int i = 0; i < count; i++) {
+		source->connected |= events[i].type == CLAN_EVENT_CONNECTED;
+		source->lost |= events[i].type == CLAN_EVENT_LOST;
+		source->closed |= events[i].type == CLAN_EVENT_CLOSED;
+	}
+}
+
+static void send(struct source *source, uint32_t type, const void *bytes, uint32_t len)
+{
+	if (clan_send(source->conn, CLAN_BULK, type, bytes, len) != 0) {
+		stop("cannot send");
+	}
+}
+
+/* What comes next: its type, or 0 when the connection is over. */
+static uint32_t hear(struct source *source, uint32_t *len_out)
+{
+	struct clan_message head;
+	int result;
+
+	while ((result = clan_recv(source->conn, CLAN_ANY, &head, source->message,
+			sizeof(source->message))) == -EAGAIN) {
+		turn(source);
+	}
+	*len_out = result == 0 ? head.bytes : 0;
+	return result == 0 ? head.type : 0;
+}
+
+static void tell_end(struct source *source, uint32_t type, uint32_t len)
+{
+	struct push_wire_failed failed;
+	struct push_wire_used used;
+	struct push_text text;
+
+	if (type == PUSH_FAILED &&
+		push_failed_parse(source->message, len, &failed, &text) == NULL) {
+		printf("%.*s\n", (int)text.length, text.bytes);
+	} else if (type == PUSH_USED && push_used_parse(source->message, len, &used) == NULL) {
+		printf("slots %u\n", used.slots);
+	} else {
+		printf(type == 0 ? "closed\n" : "message %u\n", type);
+	}
+}
+
+static void put(struct source *source, uint32_t slot, uint32_t length)
+{
+	struct push_wire_piece head = { .magic = PUSH_PIECE_MAGIC, .length = length };
+	const struct iovec from = { &head, sizeof(head) };
+	struct clan_cookie cookie;
+
+	while (clan_cookie_queue_pop(source->conn, 0, &cookie) == -EAGAIN) {
+		turn(source);
+	}
+	if (clan_put(source->conn, &from, 1, &cookie, PUSH_SLOT_HEAD_BYTES - sizeof(head),
+		    CLAN_NOTIFY, PUSH_NOTIFY_PIECE << PUSH_NOTIFY_SHIFT | slot, NULL) != 1) {
+		stop("cannot put");
+	}
+}
+
+static void do_deed(struct source *source, enum deed deed)
+{
+	const struct push_wire_flush flush = { .mark = 0 };
+	const struct push_wire_range zero = { 0, 4U << 20 };
+	const struct push_wire_check check = { .length = RANGE_BYTES };
+
+	switch (deed) {
+	case EARLY_FLUSH:
+		send(source, PUSH_FLUSH, &flush, sizeof(flush));
+		break;
+	case LONG_ZERO:
+		send(source, PUSH_ZERO, &zero, sizeof(zero));
+		break;
+	case CHECK:
+		send(source, PUSH_CHECK, &check, sizeof(check));
+		break;
+	case NO_SLOT:
+		put(source, PUSH_SLOTS, RANGE_BYTES);
+		break;
+	case BAD_HEAD:
+		put(source, 0, RANGE_BYTES + 1);
+		break;
+	case NOTHING:
+		break;
+	}
+}
+
+static void show(const char *name, const struct push_wire_use *use, enum deed deed)
+{
+	static const struct push_wire_hello hello = {
+		.magic = PUSH_MAGIC,
+		.version_min = PUSH_VERSION,
+		.version_max = PUSH_VERSION,
+	};
+	const struct clan_conn_options options = {
+		.size = sizeof(options),
+		.peer_region_bytes_max = (uint64_t)PUSH_SLOTS * PUSH_SLOT_BYTES,
+	};
+	char *address = export_uri_clan_address(&uri);
+	struct source source = { 0 };
+	uint32_t len;
+	uint32_t type;
+
+	if (clan_queue_create(NULL, &source.queue, NULL) != 0 ||
+		clan_connect(source.queue, address, &options, &hello, sizeof(hello), &source.conn,
+			NULL) != 0) {
+		stop("cannot connect");
+	}
+	free(address);
+	while (!source.connected) {
+		turn(&source);
+	}
+	printf("%s: ", name);
+	send(&source, PUSH_USE, use, sizeof(*use));
+	if (deed == EARLY_FLUSH) {
+		do_deed(&source, deed);
+	}
+	type = hear(&source, &len);
+	if (type == PUSH_USED && deed != NOTHING) {
+		do_deed(&source, deed);
+		type = hear(&source, &len);
+	}
+	tell_end(&source, type, len);
+	clan_close(source.conn);
+	while (!source.closed) {
+		turn(&source);
+	}
+	if (clan_queue_destroy(source.queue) != 0) {
+		stop("the queue does not end");
+	}
+}
+
+int main(int argc, char **argv)
+{
+	static const struct {
+		const char *name;
+		enum deed deed;
+	} deeds[] = {
+		{ "early flush", EARLY_FLUSH },
+		{ "long zero", LONG_ZERO },
+		{ "check without compare", CHECK },
+		{ "no slot", NO_SLOT },
+		{ "bad head", BAD_HEAD },
+	};
+	struct push_wire_use use;
+	struct error error;
+
+	if (argc != 2 || export_uri_parse(argv[1], &uri, &error) != 0 ||
+		push_ask_open(&uri, UINT64_C(10000000000), &ask, &error) != 0) {
+		stop(argc == 2 ? error.text : "push_driver URI");
+	}
+	get_ticket(geteuid() + 1);
+	show("foreign uid", &good, NOTHING);
+	get_ticket(geteuid());
+	use = good;
+	use.instance[0] ^= 1;
+	show("foreign instance", &use, NOTHING);
+	use = good;
+	use.ticket.length++;
+	show("forged range", &use, NOTHING);
+	use = good;
+	use.ticket.mac[31] ^= 1;
+	show("forged mac", &use, NOTHING);
+	use = good;
+	use.ticket.expires_s++;
+	show("forged expiry", &use, NOTHING);
+	show("good", &good, NOTHING);
+	show("replayed", &good, NOTHING);
+	for (size_t i = 0; i < ARRAY_COUNT(deeds); i++) {
+		get_ticket(geteuid());
+		show(deeds[i].name, &good, deeds[i].deed);
+	}
+	push_ask_close(ask);
+	export_uri_fini(&uri);
+	return 0;
+}

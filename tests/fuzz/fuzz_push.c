@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Messages of push as each side parses them, the head of a piece, and tickets. The first byte
+ * chooses which; the range that pieces have to lie in follows from the length.
+ */
+#include "fuzz.h"
+#include "push/wire.h"
+
+static const uint8_t *message;
+static size_t message_bytes;
+
+static void check_inside(const struct push_text *text, size_t max)
+{
+	const uint8_t *at = (const uint8_t *)text->bytes;
+
+	GMB_ASSERT(text->length <= max);
+	GMB_ASSERT(text->length == 0 ||
+		   (at >= message && text->length <= (size_t)(message + message_bytes - at)));
+}
+
+static void check_pieces(uint64_t offset, uint64_t length, uint64_t total, uint64_t max)
+{
+	GMB_ASSERT(offset % PUSH_PIECE_BYTES == 0 && length > 0 && length <= max);
+	GMB_ASSERT(offset < total && length <= total - offset);
+}
+
+static void coordinators(uint8_t kind)
+{
+	struct push_text name;
+	struct push_grant grant;
+	struct push_start start;
+	uint64_t job;
+	bool known;
+
+	if (kind == 0 && push_look_parse(message, message_bytes, &name) == NULL) {
+		check_inside(&name, PUSH_NAME_BYTES_MAX);
+	} else if (kind == 1 && push_grant_parse(message, message_bytes, &grant) == NULL) {
+		check_inside(&grant.name, PUSH_NAME_BYTES_MAX);
+		check_inside(&grant.source_name, PUSH_NAME_BYTES_MAX);
+		GMB_ASSERT(grant.head.length > 0 && grant.head.offset + grant.head.length > 0);
+	} else if (kind == 2 && push_start_parse(message, message_bytes, &start) == NULL) {
+		check_inside(&start.name, PUSH_NAME_BYTES_MAX);
+		check_inside(&start.uri, PUSH_URI_BYTES_MAX);
+		GMB_ASSERT(start.head.length > 0);
+	} else if (kind == 3) {
+		(void)!push_number_parse(message, message_bytes, &job);
+		(void)!push_hello_parse(message, message_bytes, &known);
+	}
+}
+
+static void servers(uint8_t kind)
+{
+	struct push_answer answer;
+	struct push_job_message job;
+	struct push_wire_welcome welcome;
+
+	if (kind == 4 && push_answer_parse(message, message_bytes, &answer) == NULL) {
+		check_inside(&answer.text, PUSH_TEXT_BYTES_MAX);
+	} else if (kind == 5 && push_job_parse(message, message_bytes, &job) == NULL) {
+		check_inside(&job.name, UINT16_MAX);
+		check_inside(&job.peer, UINT16_MAX);
+		check_inside(&job.text, UINT16_MAX);
+		GMB_ASSERT(job.head.state < PUSH_JOB_STATE_END);
+	} else if (kind == 6) {
+		(void)!push_welcome_parse(message, message_bytes, &welcome);
+	}
+}
+
+static void sources(uint8_t kind, uint64_t total)
+{
+	struct push_wire_range zero;
+	struct push_wire_check check;
+	struct push_wire_flush flush;
+	struct push_wire_piece piece;
+
+	if (kind == 7 && push_zero_parse(message, message_bytes, total, &zero) == NULL) {
+		check_pieces(zero.offset, zero.length, total, PUSH_ZERO_BYTES_MAX);
+	} else if (kind == 8 && push_check_parse(message, message_bytes, total, &check) == NULL) {
+		check_pieces(check.offset, check.length, total, PUSH_PIECE_BYTES);
+	} else if (kind == 9) {
+		(void)!push_flush_parse(message, message_bytes, &flush);
+	} else if (kind == 10 && message_bytes >= sizeof(piece)) {
+		memcpy(&piece, message, sizeof(piece));
+		if (push_piece_check(&piece, total) == NULL) {
+			check_pieces(piece.offset, piece.length, total, PUSH_PIECE_BYTES);
+		}
+	}
+}
+
+static void destinations(uint8_t kind)
+{
+	struct push_wire_used used;
+	struct push_wire_range zeroed;
+	struct push_wire_checked checked;
+	struct push_wire_failed failed;
+	struct push_text text;
+
+	if (kind == 11 && push_used_parse(message, message_bytes, &used) == NULL) {
+		GMB_ASSERT(used.slots >= 1 && used.slots <= PUSH_SLOTS);
+	} else if (kind == 12) {
+		(void)!push_zeroed_parse(message, message_bytes, &zeroed);
+	} else if (kind == 13 && push_checked_parse(message, message_bytes, &checked) == NULL) {
+		GMB_ASSERT(checked.same <= 1);
+	} else if (kind == 14 &&
+		   push_failed_parse(message, message_bytes, &failed, &text) == NULL) {
+		check_inside(&text, PUSH_TEXT_BYTES_MAX);
+		GMB_ASSERT(failed.status != 0);
+	}
+}
+
+/* Nobody finds a ticket that is good for a key that is not known. */
+static void tickets(uint8_t kind)
+{
+	static const uint8_t key[PUSH_KEY_BYTES] = "what nobody knows";
+	struct push_shower shower = { .has_uid = true, .has_address = true };
+	struct push_wire_use use;
+
+	if (kind == 15 && push_use_parse(message, message_bytes, &use) == NULL) {
+		shower.uid = use.ticket.uid;
+		memcpy(shower.address, use.ticket.address, sizeof(shower.address));
+		memcpy(shower.instance, use.ticket.instance, sizeof(shower.instance));
+		GMB_ASSERT(push_ticket_check(&use.ticket, key, 0, &shower) != NULL);
+	}
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	uint8_t kind;
+
+	if (size == 0) {
+		return 0;
+	}
+	kind = data[0] % 16;
+	message = data + 1;
+	message_bytes = size - 1;
+	coordinators(kind);
+	servers(kind);
+	sources(kind, (uint64_t)size << 18);
+	destinations(kind);
+	tickets(kind);
+	return 0;
+}
