@@ -1,0 +1,752 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The overlay filter: opening, and reads. Where blocks of both stores meet in one read, helpers
+ * read the runs side by side.
+ */
+#include "store/overlay.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+
+#include "base/bytes.h"
+#include "base/log.h"
+#include "disk/disk.h"
+
+enum {
+	SHOWN_BYTES = 120,
+	CONFIG_PATH_BYTES = 4096,
+	EXTENT_RUNS_MAX = 256, /* of one part */
+};
+
+static const char discard_word[] = "discard";
+
+struct overlay_config {
+	char path[CONFIG_PATH_BYTES]; /* or discard_word */
+};
+
+/* --- the map --------------------------------------------------------------------------------- */
+
+static uint64_t present_word(const struct overlay_store *store, uint64_t block)
+{
+	/* Acquire pairs with the release of who has set the bit: what he did to the page is seen.
+	 */
+	return atomic_load_explicit(
+		&store->present[block / OVERLAY_WORD_BLOCKS], memory_order_acquire);
+}
+
+bool overlay_has(const struct overlay_store *store, uint64_t block)
+{
+	return (present_word(store, block) >> block % OVERLAY_WORD_BLOCKS & 1) != 0;
+}
+
+uint64_t overlay_run(const struct overlay_store *store, uint64_t first, uint64_t end, bool *present)
+{
+	uint64_t at = first;
+
+	*present = overlay_has(store, first);
+	while (at < end) {
+		uint64_t word = present_word(store, at);
+		uint64_t others = (*present ? ~word : word) >> at % OVERLAY_WORD_BLOCKS;
+
+		if (others != 0) {
+			return MIN(at + (uint64_t)__builtin_ctzll(others), end);
+		}
+		at += OVERLAY_WORD_BLOCKS - at % OVERLAY_WORD_BLOCKS;
+	}
+	return end;
+}
+
+/* Where the run that begins at offset ends, in bytes, and at most at end. */
+static uint64_t run_bytes(
+	const struct overlay_store *store, uint64_t offset, uint64_t end, bool *present)
+{
+	uint64_t stop = overlay_run(store, overlay_first(offset), overlay_end(end), present);
+
+	return MIN(stop << OVERLAY_BLOCK_SHIFT, end);
+}
+
+/* --- to the stores below --------------------------------------------------------------------- */
+
+void overlay_forward(struct store_part *part, bool upper)
+{
+	struct overlay_queue *queue = overlay_queue_of(part);
+
+	if (upper && part->op != STORE_FLUSH) {
+		part->offset += overlay_of(part->queue)->data_offset;
+	}
+	store_forward_to(upper ? queue->upper : queue->base.inner, part);
+}
+
+void overlay_helper_submit(struct overlay_helper *helper, bool upper, enum store_op op,
+	uint64_t offset, uint64_t length, struct mem_ref memory, store_done_fn *done)
+{
+	struct overlay_queue *queue = helper->queue;
+
+	helper->part.op = op;
+	helper->part.flags = 0;
+	helper->part.offset = offset + (upper ? overlay_of(&queue->base)->data_offset : 0);
+	helper->part.length = length;
+	helper->part.memory = memory;
+	helper->part.hints = helper->owner->hints;
+	helper->part.done = done;
+	store_submit(upper ? queue->upper : queue->base.inner, &helper->part);
+}
+
+/* --- helpers, and parts that come back ------------------------------------------------------- */
+
+static void split_next(struct store_part *part, struct overlay_helper *helper);
+
+static void resume(struct store_part *part)
+{
+	switch ((enum overlay_step)overlay_scratch_of(part)->step) {
+	case OVERLAY_STEP_CHANGE:
+	case OVERLAY_STEP_COPY:
+		overlay_change_resume(part, (enum overlay_step)overlay_scratch_of(part)->step);
+		break;
+	case OVERLAY_STEP_SPLIT:
+		split_next(part, overlay_helper_take(part, OVERLAY_STEP_SPLIT));
+		break;
+	case OVERLAY_STEP_LEAD:
+		overlay_commit_lead(part);
+		break;
+	case OVERLAY_STEP_FINISH:
+		store_finish(part, overlay_scratch_of(part)->result);
+		break;
+	}
+}
+
+struct overlay_helper *overlay_helper_take(struct store_part *part, enum overlay_step step)
+{
+	struct overlay_queue *queue = overlay_queue_of(part);
+	struct list_node *node = list_pop_front(&queue->idle);
+	struct overlay_helper *helper;
+
+	if (node == NULL) {
+		overlay_scratch_of(part)->step = (uint8_t)step;
+		list_push_back(&queue->hoping, &part->node);
+		return NULL;
+	}
+	helper = list_entry(node, struct overlay_helper, node);
+	helper->owner = part;
+	return helper;
+}
+
+void overlay_helper_give(struct overlay_helper *helper)
+{
+	struct overlay_queue *queue = helper->queue;
+	struct list_node *node;
+
+	helper->owner = NULL;
+	list_push_front(&queue->idle, &helper->node);
+	node = list_pop_front(&queue->hoping);
+	if (node != NULL) {
+		resume(list_entry(node, struct store_part, node));
+	}
+}
+
+static void port_deliver(struct ring *ring, struct ring_message *message)
+{
+	struct overlay_port *port = container_of(message, struct overlay_port, message);
+	struct overlay_queue *queue = container_of(port, struct overlay_queue, port);
+	struct overlay_store *store = overlay_of(&queue->base);
+	struct list_node parts;
+	struct list_node *node;
+
+	GMB_ASSERT(ring == queue->base.ring);
+	list_init(&parts);
+	pthread_mutex_lock(&store->lock);
+	while ((node = list_pop_front(&port->parts)) != NULL) {
+		list_push_back(&parts, node);
+	}
+	port->posted = false;
+	pthread_mutex_unlock(&store->lock);
+	/* Whoever hears of the last one may destroy the queue. */
+	while ((node = list_pop_front(&parts)) != NULL) {
+		resume(list_entry(node, struct store_part, node));
+	}
+}
+
+void overlay_send(struct store_part *part, enum overlay_step step)
+{
+	struct overlay_queue *queue = overlay_queue_of(part);
+
+	overlay_scratch_of(part)->step = (uint8_t)step;
+	list_push_back(&queue->port.parts, &part->node);
+	/* While it is posted, a part of this queue waits for it, so that the queue stays. */
+	if (!queue->port.posted) {
+		queue->port.posted = true;
+		ring_post(queue->base.ring, &queue->port.message);
+	}
+}
+
+/* --- reads ----------------------------------------------------------------------------------- */
+
+static void split_done(struct store_part *helper_part, int result)
+{
+	struct overlay_helper *helper = container_of(helper_part, struct overlay_helper, part);
+	struct store_part *part = helper->owner;
+	struct overlay_scratch *scratch = overlay_scratch_of(part);
+
+	scratch->pending--;
+	if (result != 0 && scratch->result == 0) {
+		scratch->result = result;
+	}
+	if (helper_part->memory_error != 0) {
+		part->memory_error = helper_part->memory_error;
+	}
+	if (scratch->result == 0 && scratch->done_bytes < part->length) {
+		split_next(part, helper);
+		return;
+	}
+	result = scratch->result;
+	if (scratch->pending > 0) {
+		overlay_helper_give(helper);
+		return;
+	}
+	overlay_helper_give(helper);
+	store_finish(part, result);
+}
+
+/* Begins the next runs, with this helper and with all that are idle. */
+static void split_next(struct store_part *part, struct overlay_helper *helper)
+{
+	struct overlay_queue *queue = overlay_queue_of(part);
+	struct overlay_scratch *scratch = overlay_scratch_of(part);
+
+	while (helper != NULL) {
+		uint64_t offset = part->offset + scratch->done_bytes;
+		bool present;
+		uint64_t stop = run_bytes(
+			overlay_of(part->queue), offset, part->offset + part->length, &present);
+		struct mem_ref memory = mem_add(part->memory, scratch->done_bytes);
+
+		scratch->pending++;
+		scratch->done_bytes += stop - offset;
+		overlay_helper_submit(
+			helper, present, STORE_READ, offset, stop - offset, memory, split_done);
+		helper = scratch->done_bytes < part->length && !list_is_empty(&queue->idle)
+				 ? overlay_helper_take(part, OVERLAY_STEP_SPLIT)
+				 : NULL;
+	}
+}
+
+static void overlay_read(struct store_part *part)
+{
+	struct overlay_queue *queue = overlay_queue_of(part);
+	uint64_t end = part->offset + part->length;
+	bool present;
+
+	if (run_bytes(overlay_of(part->queue), part->offset, end, &present) == end) {
+		overlay_forward(part, present);
+		return;
+	}
+	queue->split_reads++;
+	split_next(part, overlay_helper_take(part, OVERLAY_STEP_SPLIT));
+}
+
+/* A range in which both stores have blocks is copied. */
+static bool overlay_page_cache_ref(struct store_queue *base, struct store_part *part)
+{
+	struct overlay_queue *queue = container_of(base, struct overlay_queue, base);
+	uint64_t offset = part->offset;
+	uint64_t end = offset + part->length;
+	struct overlay_store *store = overlay_of(base);
+	struct store_queue *lower;
+	bool present;
+	bool done;
+
+	if (end > store->layout.size || run_bytes(store, offset, end, &present) != end) {
+		return false;
+	}
+	lower = present ? queue->upper : base->inner;
+	if (lower->store->ops->page_cache_ref == NULL) {
+		return false;
+	}
+	part->queue = lower;
+	part->offset += present ? store->data_offset : 0;
+	done = lower->store->ops->page_cache_ref(lower, part);
+	part->offset = offset;
+	part->queue = base;
+	return done;
+}
+
+static const char *overlay_page_cache_refusal(struct store *base)
+{
+	return store_page_cache_refusal(base->inner);
+}
+
+/* --- extents --------------------------------------------------------------------------------- */
+
+/* Puts what was found of a run behind what was found before. Returns how many bytes it is. */
+static uint64_t extents_append(struct overlay_scratch *scratch, const struct store_part *part)
+{
+	uint64_t bytes = 0;
+
+	for (uint32_t i = 0; i < part->extent_count; i++) {
+		struct store_extent extent = part->extents[i];
+		uint32_t count = scratch->extent_count;
+
+		bytes += extent.length;
+		if (count > 0 && scratch->extents[count - 1].flags == extent.flags) {
+			scratch->extents[count - 1].length += extent.length;
+		} else {
+			scratch->extents[scratch->extent_count++] = extent;
+		}
+	}
+	return bytes;
+}
+
+static void extents_finish(struct store_part *part, int result)
+{
+	struct overlay_scratch *scratch = overlay_scratch_of(part);
+
+	part->extents = scratch->extents;
+	part->extent_max = scratch->extent_max;
+	part->extent_count = scratch->extent_count;
+	/* Who comes back for the rest learns the error. */
+	store_finish(part, scratch->extent_count > 0 ? 0 : result);
+}
+
+static void extents_next(struct store_part *part)
+{
+	struct overlay_scratch *scratch = overlay_scratch_of(part);
+	uint64_t offset = scratch->offset + scratch->done_bytes;
+	bool present;
+	uint64_t stop = run_bytes(
+		overlay_of(part->queue), offset, scratch->offset + scratch->length, &present);
+
+	part->offset = offset;
+	part->length = stop - offset;
+	part->extents = scratch->extents + scratch->extent_count;
+	part->extent_max = scratch->extent_max - scratch->extent_count;
+	part->extent_count = 0;
+	overlay_forward(part, present);
+}
+
+static void extents_done(struct store_part *part, int result)
+{
+	struct overlay_scratch *scratch = overlay_scratch_of(part);
+	uint64_t run = part->length;
+	uint64_t found = result == 0 ? extents_append(scratch, part) : 0;
+
+	scratch->done_bytes += found;
+	part->offset = scratch->offset;
+	part->length = scratch->length;
+	if (found < run || scratch->done_bytes == scratch->length ||
+		scratch->extent_count == scratch->extent_max ||
+		++scratch->runs == EXTENT_RUNS_MAX) {
+		extents_finish(part, result);
+	} else {
+		extents_next(part);
+	}
+}
+
+/* --- parts ----------------------------------------------------------------------------------- */
+
+static void overlay_inner_done(struct store_part *part, int result)
+{
+	if (part->op == STORE_EXTENTS) {
+		extents_done(part, result);
+		return;
+	}
+	part->offset = overlay_scratch_of(part)->offset;
+	part->length = overlay_scratch_of(part)->length;
+	if ((BIT(part->op) & STORE_CHANGES) != 0) {
+		overlay_change_done(part, result);
+	} else {
+		store_finish(part, result);
+	}
+}
+
+static void overlay_submit(struct store_queue *base, struct store_part *part)
+{
+	struct overlay_store *store = overlay_of(base);
+	struct overlay_scratch *scratch = overlay_scratch_of(part);
+
+	*scratch = (struct overlay_scratch){ .offset = part->offset,
+		.length = part->length,
+		.extents = part->extents,
+		.extent_max = part->extent_max };
+	if (part->op != STORE_FLUSH && part->offset + part->length > store->layout.size) {
+		store_finish_later(part, -EIO);
+		return;
+	}
+	switch (part->op) {
+	case STORE_READ:
+		overlay_read(part);
+		break;
+	case STORE_CACHE: /* a hint */
+		overlay_forward(part, overlay_has(store, overlay_first(part->offset)));
+		break;
+	case STORE_EXTENTS:
+		extents_next(part);
+		break;
+	case STORE_FLUSH:
+		/* Acquire pairs with the release of who changed a page: the flush is for what its
+		 * submitter knows to be done. */
+		if (atomic_load_explicit(&store->unsaved_count, memory_order_acquire) > 0) {
+			overlay_commit(part);
+		} else {
+			overlay_forward(part, true);
+		}
+		break;
+	case STORE_WRITE:
+	case STORE_TRIM:
+	case STORE_ZERO:
+		overlay_change(part);
+		break;
+	case STORE_COPY: /* it has no ways for it */
+	case STORE_OP_COUNT:
+		GMB_ASSERT(false);
+	}
+}
+
+/* --- queues ---------------------------------------------------------------------------------- */
+
+static int overlay_queue_init(struct store_queue *base, struct error *error)
+{
+	struct overlay_queue *queue = container_of(base, struct overlay_queue, base);
+	void *buffers;
+	int result = store_queue_create(overlay_of(base)->upper, base->ring, &queue->upper, error);
+
+	if (result < 0) {
+		return result;
+	}
+	if (posix_memalign(&buffers, OVERLAY_BLOCK_BYTES, OVERLAY_HELPERS * OVERLAY_BLOCK_BYTES) !=
+		0) {
+		store_queue_destroy(queue->upper);
+		return error_set(error, -ENOMEM, "not enough memory for a queue");
+	}
+	queue->buffers = buffers;
+	queue->upper->outer = base;
+	queue->port.message.deliver = port_deliver;
+	list_init(&queue->port.parts);
+	list_init(&queue->idle);
+	list_init(&queue->hoping);
+	list_init(&queue->committed);
+	for (size_t i = 0; i < OVERLAY_HELPERS; i++) {
+		queue->helpers[i].queue = queue;
+		queue->helpers[i].buffer = queue->buffers + i * OVERLAY_BLOCK_BYTES;
+		list_push_back(&queue->idle, &queue->helpers[i].node);
+	}
+	return 0;
+}
+
+static void overlay_queue_fini(struct store_queue *base)
+{
+	struct overlay_queue *queue = container_of(base, struct overlay_queue, base);
+
+	GMB_ASSERT(!queue->port.posted);
+	store_queue_destroy(queue->upper);
+	free(queue->buffers);
+}
+
+/* --- opening --------------------------------------------------------------------------------- */
+
+static uint64_t map_bytes(const struct overlay_store *store)
+{
+	return store->layout.page_count * OVERLAY_PAGE_BYTES;
+}
+
+/* Address space: memory is taken as bits are set. */
+static uint64_t maps_bytes(const struct overlay_store *store)
+{
+	return 3 * map_bytes(store) + store->layout.page_count;
+}
+
+/* Of what open has got so far. */
+static void release(struct overlay_store *store)
+{
+	if (store->fd >= 0) {
+		disk_close(store->fd);
+	}
+	store_close(store->upper);
+	if (store->maps != NULL) {
+		(void)munmap(store->maps, maps_bytes(store));
+	}
+	pthread_mutex_destroy(&store->lock);
+	free(store->path);
+}
+
+static void overlay_close(struct store *base)
+{
+	struct overlay_store *store = container_of(base, struct overlay_store, base);
+	int result = overlay_commit_all(store);
+
+	if (result < 0) {
+		char shown[SHOWN_BYTES];
+
+		log_error("overlay '%s': cannot make the last changes durable: %s; what was not "
+			  "flushed is lost",
+			log_escape(shown, sizeof(shown), store->path, strlen(store->path)),
+			strerror(-result));
+	}
+	release(store);
+}
+
+static int open_maps(struct overlay_store *store, struct error *error)
+{
+	uint8_t *maps = mmap(NULL, maps_bytes(store), PROT_READ | PROT_WRITE,
+		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	if (maps == MAP_FAILED) {
+		return error_set(error, -ENOMEM, "not enough memory for the map of an overlay");
+	}
+	store->maps = maps;
+	store->saved = store->maps;
+	store->present = (void *)(maps + map_bytes(store));
+	store->busy = (void *)(maps + 2 * map_bytes(store));
+	store->pages = (void *)(maps + 3 * map_bytes(store));
+	return 0;
+}
+
+static int open_upper(struct overlay_store *store, const struct store_options *options,
+	const char *path, struct error *error)
+{
+	struct store_options upper = {
+		.path = path,
+		.read_only = options->read_only,
+		.frozen = options->read_only,
+		.sole = !options->read_only,
+		.read_mode = options->read_mode,
+		.write_mode = options->write_mode,
+		.page_cache_send_off = options->page_cache_send_off,
+	};
+	/* Alone it is refused, as what it holds is no disk. */
+	int result = store->data_offset > 0 ? store_options_set(&upper, "format", "raw", error) : 0;
+
+	if (result == 0) {
+		result = store_open(&upper, &store->upper, error);
+	}
+	store_options_fini(&upper);
+	return result;
+}
+
+/* Makes the file if there is none. */
+static int open_or_make(const char *path, bool read_only, const struct overlay_base *base, int *fd,
+	struct error *error)
+{
+	struct overlay_layout layout = overlay_layout_of(base->size);
+	uint8_t head[OVERLAY_HEAD_BYTES];
+	int result = disk_open(path, read_only, false, fd, error);
+
+	if (result != -ENOENT || read_only) {
+		return result;
+	}
+	overlay_head_encode(base, head);
+	result = disk_create(path, layout.data_offset + layout.size, head, sizeof(head), error);
+	if (result < 0 && result != -EEXIST) {
+		return result;
+	}
+	if (result == 0) {
+		char shown[SHOWN_BYTES];
+		char base_shown[SHOWN_BYTES];
+
+		log_info("made the overlay '%s' on '%s'",
+			log_escape(shown, sizeof(shown), path, strlen(path)),
+			log_escape(base_shown, sizeof(base_shown), base->path, strlen(base->path)));
+	}
+	return disk_open(path, read_only, false, fd, error);
+}
+
+/* The claim on the file is had before its contents are believed. */
+static int open_file(struct overlay_store *store, const struct store_options *options,
+	const char *path, struct error *error)
+{
+	struct overlay_base recorded;
+	struct overlay_base found;
+	int result;
+
+	if (store_kind_at(store_kind_of_path(options->path))->prefix != NULL) {
+		return error_set(error, -EINVAL,
+			"overlay: '%s' is no file and no block device; only overlay=%s works there",
+			options->path, discard_word);
+	}
+	if (store_kind_at(store_kind_of_path(path))->prefix != NULL) {
+		return error_set(error, -EINVAL,
+			"overlay: '%s' is not the path of a file; to lose the changes at the end, "
+			"write overlay=%s",
+			path, discard_word);
+	}
+	result = overlay_base_look(options->path, &found, error);
+	if (result == 0) {
+		result = open_or_make(path, options->read_only, &found, &store->fd, error);
+	}
+	if (result == 0) {
+		result = open_upper(store, options, path, error);
+	}
+	if (result == 0) {
+		result = overlay_head_read(store->fd, path, &recorded, error);
+	}
+	if (result == 0) {
+		result = overlay_base_compare(path, &recorded, &found, error);
+	}
+	if (result == 0) {
+		result = open_maps(store, error);
+	}
+	if (result == 0) {
+		struct overlay_bitmap bitmap = { store->saved, store->present, 0 };
+
+		result = overlay_bitmap_read(store->fd, path, &store->layout, &bitmap, error);
+	}
+	return result;
+}
+
+static int open_memory(
+	struct overlay_store *store, const struct store_options *options, struct error *error)
+{
+	char path[64];
+	int result;
+
+	snprintf(path, sizeof(path), "memory:%llu", (unsigned long long)store->layout.size);
+	result = open_upper(store, options, path, error);
+	return result == 0 ? open_maps(store, error) : result;
+}
+
+/* Of both stores what is worse. */
+static void fill_info(struct overlay_store *store)
+{
+	const struct store_info *upper = store_info(store->upper);
+	struct store_info *info = &store->base.info;
+
+	info->kind = "overlay";
+	info->caps = (upper->caps & ~(uint32_t)STORE_CAP_CALLS) | STORE_CAP_EXTENTS |
+		     (info->caps & STORE_CAP_ROTATIONAL);
+	info->block_min = upper->block_min;
+	info->block_preferred = MAX(info->block_preferred, upper->block_preferred);
+	info->block_preferred = MAX(info->block_preferred, (uint32_t)OVERLAY_BLOCK_BYTES);
+	info->memory_align = MAX(info->memory_align, upper->memory_align);
+	info->offset_align = MAX(info->offset_align, upper->offset_align);
+	info->memory_rights |= upper->memory_rights;
+	info->write_direct = upper->write_direct;
+	info->stripe_chunk = 0;
+	info->stripe_members = 0;
+	info->is_volatile = upper->is_volatile;
+	info->has_progress = false;
+	info->progress_off = NULL;
+	/* A server that is killed has not recorded where its last changes are. */
+	if (getrandom(&info->epoch, sizeof(info->epoch), 0) != sizeof(info->epoch)) {
+		info->epoch = 0;
+	}
+}
+
+static int overlay_open(struct store *base, const struct store_options *options,
+	const void *config_bytes, struct error *error)
+{
+	struct overlay_store *store = container_of(base, struct overlay_store, base);
+	const struct overlay_config *config = config_bytes;
+	bool discards = strcmp(config->path, discard_word) == 0;
+	uint64_t size = store_size(base->inner);
+	int result;
+
+	if (size == 0 || size > OVERLAY_SIZE_MAX) {
+		return error_set(error, -EINVAL,
+			"overlay: '%s' has %llu bytes; an overlay is for 1 byte to 256 TiB",
+			options->path, (unsigned long long)size);
+	}
+	store->fd = -1;
+	store->layout = overlay_layout_of(size);
+	store->data_offset = discards ? 0 : store->layout.data_offset;
+	pthread_mutex_init(&store->lock, NULL);
+	list_init(&store->blocked);
+	list_init(&store->committing_next);
+	store->path = discards ? NULL : strdup(config->path);
+	if (!discards && store->path == NULL) {
+		result = error_set(error, -ENOMEM, "not enough memory for an overlay");
+	} else {
+		result = discards ? open_memory(store, options, error)
+				  : open_file(store, options, config->path, error);
+	}
+	if (result < 0) {
+		release(store);
+		return result;
+	}
+	fill_info(store);
+	/* Its part of the scratch begins where both stores below have theirs behind them. */
+	base->scratch_offset = MAX(base->scratch_offset,
+		store->upper->scratch_offset + store->upper->ops->scratch_bytes);
+	return 0;
+}
+
+static uint64_t overlay_size(struct store *base)
+{
+	return container_of(base, struct overlay_store, base)->layout.size;
+}
+
+static enum store_barrier overlay_barrier(struct store *base, bool look)
+{
+	return store_barrier(container_of(base, struct overlay_store, base)->upper, look);
+}
+
+static const struct counter counter_list[] = {
+	STORE_COUNTER(struct overlay_queue, split_reads, COUNTER_ITEMS,
+		"Reads of which some blocks were changed and others not"),
+	STORE_COUNTER(struct overlay_queue, copied_blocks, COUNTER_ITEMS,
+		"Blocks copied from the base because a part of them was written"),
+	STORE_COUNTER(struct overlay_queue, commits, COUNTER_ITEMS,
+		"Flushes that also wrote which blocks are changed"),
+};
+
+static const struct counter_table counters = { "overlay", "export", counter_list,
+	ARRAY_COUNT(counter_list) };
+
+static const struct store_ops overlay_ops = {
+	.name = "overlay",
+	.queue_bytes = sizeof(struct overlay_queue),
+	.scratch_bytes = sizeof(struct overlay_scratch),
+	.close = overlay_close,
+	.queue_init = overlay_queue_init,
+	.queue_fini = overlay_queue_fini,
+	.submit = overlay_submit,
+	.inner_done = overlay_inner_done,
+	.page_cache_ref = overlay_page_cache_ref,
+	.page_cache_refusal = overlay_page_cache_refusal,
+	.size = overlay_size,
+	.counters = &counters,
+	.barrier = overlay_barrier,
+};
+
+static int set_overlay(void *config_bytes, const char *value, struct error *error)
+{
+	struct overlay_config *config = config_bytes;
+	int bytes = snprintf(config->path, sizeof(config->path), "%s", value);
+
+	if (bytes == 0 || (size_t)bytes >= sizeof(config->path)) {
+		return error_set(
+			error, -EINVAL, "it is not a path; name a file, or write %s", discard_word);
+	}
+	return 0;
+}
+
+static const char *config_file(const void *config_bytes)
+{
+	const struct overlay_config *config = config_bytes;
+
+	return strcmp(config->path, discard_word) == 0 ? NULL : config->path;
+}
+
+static const struct store_option options[] = {
+	{ "overlay", "FILE|discard",
+		"write changes to FILE, which is made if it does not\n"
+		"exist, or to memory that is lost at the end, and\n"
+		"never to PATH, which many exports can share",
+		"discard", .set = set_overlay },
+};
+
+const struct store_kind overlay_store_kind = {
+	.name = "overlay",
+	.is_filter = true,
+	.freezes_inner = true,
+	.file = config_file,
+	.check = overlay_check,
+	.options = options,
+	.option_count = ARRAY_COUNT(options),
+	.config_bytes = sizeof(struct overlay_config),
+	.store_bytes = sizeof(struct overlay_store),
+	.ops = &overlay_ops,
+	.open = overlay_open,
+};

@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Writes, trims and zeroes. Blocks that are present are changed in the upper store, and that is
+ * all:
+ *
+ *   all present ──────────────────────────────────────────────────▶ forward ─▶ done
+ *   else: own the others ─▶ copy the rest of the edges ─▶ forward ─▶ present ─▶ done
+ *              │  ▲ when he who has one of them is done
+ *              └──┘
+ *
+ * A part that changes blocks for the first time owns them from before it looks at the base until
+ * they are present. So no copy from the base ever comes over bytes of a client, and what is present
+ * was written as a whole. What a part that failed has left in the upper store does not show: its
+ * blocks are still those of the base.
+ */
+#include <errno.h>
+
+#include "base/bytes.h"
+#include "store/overlay.h"
+
+struct range {
+	uint64_t start;
+	uint64_t end;
+};
+
+/* What is changed. A trim leaves parts of blocks alone, but for the last one of the disk. */
+static struct range range_of(struct store_part *part)
+{
+	const struct overlay_scratch *scratch = overlay_scratch_of(part);
+	uint64_t size = overlay_of(part->queue)->layout.size;
+	struct range range = { scratch->offset, scratch->offset + scratch->length };
+
+	if (part->op == STORE_TRIM) {
+		range.start = align_up(range.start, OVERLAY_BLOCK_BYTES);
+		range.end = range.end == size ? size : align_down(range.end, OVERLAY_BLOCK_BYTES);
+	}
+	return range;
+}
+
+/* The bits of a word that are blocks from first to end - 1. first is in the word. */
+static uint64_t word_mask(uint64_t first, uint64_t end)
+{
+	uint64_t from = first % OVERLAY_WORD_BLOCKS;
+	uint64_t count = MIN(end - first, OVERLAY_WORD_BLOCKS - from);
+
+	return (count == OVERLAY_WORD_BLOCKS ? UINT64_MAX : (UINT64_C(1) << count) - 1) << from;
+}
+
+/* The first block of the next word. */
+static uint64_t word_next(uint64_t block)
+{
+	return (block / OVERLAY_WORD_BLOCKS + 1) * OVERLAY_WORD_BLOCKS;
+}
+
+/* --- blocks of its own ----------------------------------------------------------------------- */
+
+/* All under the lock. */
+
+static bool is_busy(const struct overlay_store *store, uint64_t first, uint64_t end)
+{
+	for (uint64_t at = first; at < end; at = word_next(at)) {
+		if ((store->busy[at / OVERLAY_WORD_BLOCKS] & word_mask(at, end)) != 0) {
+			return true;
+		}
+	}
+	return false;
+}
+
+/* True when the part now owns the blocks that are not present; else somebody has one of them. */
+static bool blocks_take(struct overlay_store *store, struct store_part *part)
+{
+	struct range range = range_of(part);
+	uint64_t first = overlay_first(range.start);
+	uint64_t end = overlay_end(range.end);
+
+	if (is_busy(store, first, end)) {
+		return false;
+	}
+	for (uint64_t at = first; at < end; at = word_next(at)) {
+		/* Relaxed: bits are set under the lock. */
+		uint64_t present = atomic_load_explicit(
+			&store->present[at / OVERLAY_WORD_BLOCKS], memory_order_relaxed);
+
+		store->busy[at / OVERLAY_WORD_BLOCKS] |= ~present & word_mask(at, end);
+	}
+	overlay_scratch_of(part)->owns_blocks = true;
+	return true;
+}
+
+/* Busy blocks in its range are the part's own: nobody else's range may touch one. */
+static void blocks_give(struct overlay_store *store, struct range range, bool done)
+{
+	uint64_t first = overlay_first(range.start);
+	uint64_t end = overlay_end(range.end);
+
+	if (done) {
+		overlay_pages_changed(store, first, end);
+	}
+	for (uint64_t at = first; at < end; at = word_next(at)) {
+		uint64_t mask = word_mask(at, end);
+		uint64_t *busy = &store->busy[at / OVERLAY_WORD_BLOCKS];
+
+		if (done && (*busy & mask) != 0) {
+			/* Release pairs with the acquire in present_word(). */
+			atomic_fetch_or_explicit(&store->present[at / OVERLAY_WORD_BLOCKS],
+				*busy & mask, memory_order_release);
+		}
+		*busy &= ~mask;
+	}
+	list_for_each(node, &store->blocked)
+	{
+		struct store_part *part = list_entry(node, struct store_part, node);
+
+		if (blocks_take(store, part)) {
+			list_remove(node);
+			overlay_send(part, OVERLAY_STEP_CHANGE);
+		}
+	}
+}
+
+/* --- copies from the base -------------------------------------------------------------------- */
+
+static void change_next(struct store_part *part);
+static void change_end(struct store_part *part, int result);
+
+/* A block that is not changed as a whole has to have the rest of it in the upper store. */
+static uint8_t edges_of(struct store_part *part)
+{
+	const struct overlay_store *store = overlay_of(part->queue);
+	struct range range = range_of(part);
+	uint64_t head = overlay_first(range.start);
+	uint64_t tail = overlay_first(range.end - 1);
+	uint8_t edges = 0;
+
+	if (!is_aligned(range.start, OVERLAY_BLOCK_BYTES) && !overlay_has(store, head)) {
+		edges |= OVERLAY_EDGE_HEAD;
+	}
+	if (!is_aligned(range.end, OVERLAY_BLOCK_BYTES) && range.end != store->layout.size &&
+		!overlay_has(store, tail) && (tail != head || edges == 0)) {
+		edges |= OVERLAY_EDGE_TAIL;
+	}
+	return edges;
+}
+
+/* The block that is being copied: the head is first. */
+static struct range edge_range(struct store_part *part)
+{
+	struct range range = range_of(part);
+	bool head = (overlay_scratch_of(part)->edges & OVERLAY_EDGE_HEAD) != 0;
+	uint64_t start = align_down(head ? range.start : range.end - 1, OVERLAY_BLOCK_BYTES);
+	uint64_t size = overlay_of(part->queue)->layout.size;
+
+	return (struct range){ start, MIN(start + OVERLAY_BLOCK_BYTES, size) };
+}
+
+/* The helper is not needed any more. */
+static void copy_end(struct overlay_helper *helper, int result)
+{
+	struct store_part *part = helper->owner;
+
+	if (result < 0) {
+		overlay_helper_give(helper);
+		change_end(part, result);
+		return;
+	}
+	/* The lowest bit is the edge that was copied. */
+	overlay_scratch_of(part)->edges &= (uint8_t)(overlay_scratch_of(part)->edges - 1);
+	overlay_helper_give(helper);
+	change_next(part);
+}
+
+static void copy_written(struct store_part *helper_part, int result)
+{
+	copy_end(container_of(helper_part, struct overlay_helper, part), result);
+}
+
+static void copy_read(struct store_part *helper_part, int result)
+{
+	struct overlay_helper *helper = container_of(helper_part, struct overlay_helper, part);
+	struct range block = edge_range(helper->owner);
+
+	if (result < 0) {
+		copy_end(helper, result);
+		return;
+	}
+	overlay_helper_submit(helper, true, STORE_WRITE, block.start, block.end - block.start,
+		mem_of(helper->buffer), copy_written);
+}
+
+static void copy_begin(struct store_part *part)
+{
+	struct overlay_helper *helper = overlay_helper_take(part, OVERLAY_STEP_COPY);
+	struct range block = edge_range(part);
+
+	if (helper == NULL) {
+		return;
+	}
+	helper->queue->copied_blocks++;
+	overlay_helper_submit(helper, false, STORE_READ, block.start, block.end - block.start,
+		mem_of(helper->buffer), copy_read);
+}
+
+/* --- the change itself ----------------------------------------------------------------------- */
+
+static void change_forward(struct store_part *part)
+{
+	struct range range = range_of(part);
+
+	if (overlay_scratch_of(part)->commits) {
+		part->flags &= ~(uint32_t)STORE_FUA; /* the commit does it */
+	}
+	part->offset = range.start;
+	part->length = range.end - range.start;
+	overlay_forward(part, true);
+}
+
+static void change_next(struct store_part *part)
+{
+	if (overlay_scratch_of(part)->edges != 0) {
+		copy_begin(part);
+	} else {
+		change_forward(part);
+	}
+}
+
+static void change_owned(struct store_part *part)
+{
+	overlay_scratch_of(part)->edges = edges_of(part);
+	change_next(part);
+}
+
+void overlay_change_resume(struct store_part *part, enum overlay_step step)
+{
+	if (step == OVERLAY_STEP_CHANGE) {
+		change_owned(part);
+	} else {
+		copy_begin(part);
+	}
+}
+
+/* The part has its own flags, offset and length again. */
+static void change_end(struct store_part *part, int result)
+{
+	struct overlay_store *store = overlay_of(part->queue);
+	struct overlay_scratch *scratch = overlay_scratch_of(part);
+
+	if (scratch->owns_blocks) {
+		scratch->owns_blocks = false;
+		pthread_mutex_lock(&store->lock);
+		blocks_give(store, range_of(part), result == 0);
+		pthread_mutex_unlock(&store->lock);
+	}
+	if (result == 0 && scratch->commits) {
+		overlay_commit(part);
+	} else {
+		store_finish(part, result);
+	}
+}
+
+void overlay_change_done(struct store_part *part, int result)
+{
+	if (overlay_scratch_of(part)->commits) {
+		part->flags |= STORE_FUA;
+	}
+	change_end(part, result);
+}
+
+void overlay_change(struct store_part *part)
+{
+	struct overlay_store *store = overlay_of(part->queue);
+	struct overlay_scratch *scratch = overlay_scratch_of(part);
+	bool durable = (part->flags & STORE_FUA) != 0 && store->fd >= 0;
+	struct range range = range_of(part);
+	uint64_t first = overlay_first(range.start);
+	uint64_t end = overlay_end(range.end);
+	bool present;
+	bool taken;
+
+	if (range.start >= range.end) { /* a trim of no whole block */
+		store_finish_later(part, 0);
+		return;
+	}
+	if (overlay_run(store, first, end, &present) == end && present) {
+		scratch->commits = durable && !overlay_is_saved(store, first, end);
+		change_forward(part);
+		return;
+	}
+	scratch->commits = durable;
+	pthread_mutex_lock(&store->lock);
+	taken = blocks_take(store, part);
+	if (!taken) {
+		list_push_back(&store->blocked, &part->node);
+	}
+	pthread_mutex_unlock(&store->lock);
+	if (taken) {
+		change_owned(part);
+	}
+}

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Making changes durable: the data first, then the bits that say where it is.
+ *
+ *   take the pages that are changed ─▶ flush ─▶ write those pages ─▶ flush ─▶ all that waited: done
+ *
+ * The bits of a page are taken before the first flush begins, and each of them stands for data that
+ * was written by then. So whatever a crash leaves of the pages' writes, every bit that is set has
+ * its data, and a bit that is not stands for the base: contents that the client had before, since
+ * it has heard of no flush since. Bits are only ever set. So a page that was written in part, down
+ * to a single byte, is a page with some of the new bits, and needs no checksum or second copy.
+ *
+ * One commit runs at a time, on the ring of the part that began it. Those that come meanwhile wait
+ * for the next one, which they share.
+ */
+#include <endian.h>
+#include <errno.h>
+
+#include "base/bytes.h"
+#include "disk/disk.h"
+#include "store/overlay.h"
+
+enum { RUN_PAGES_MAX = 64 /* in one write */ };
+
+/* --- the state of a page --------------------------------------------------------------------- */
+
+static const uint32_t page_edges[OVERLAY_PAGE_STATE_COUNT] = {
+	[OVERLAY_PAGE_SAVED] = BIT(OVERLAY_PAGE_CHANGED),
+	[OVERLAY_PAGE_CHANGED] = BIT(OVERLAY_PAGE_SAVING),
+	[OVERLAY_PAGE_SAVING] = BIT(OVERLAY_PAGE_SAVED) | BIT(OVERLAY_PAGE_CHANGED) |
+				BIT(OVERLAY_PAGE_SAVING_CHANGED),
+	[OVERLAY_PAGE_SAVING_CHANGED] = BIT(OVERLAY_PAGE_CHANGED),
+};
+
+static enum overlay_page page_state(const struct overlay_store *store, uint64_t page)
+{
+	return (enum overlay_page)atomic_load_explicit(&store->pages[page], memory_order_relaxed);
+}
+
+/* Under the lock. */
+static void page_set(struct overlay_store *store, uint64_t page, enum overlay_page state)
+{
+	enum overlay_page before = page_state(store, page);
+	uint64_t unsaved = atomic_load_explicit(&store->unsaved_count, memory_order_relaxed);
+
+	GMB_ASSERT((page_edges[before] & BIT(state)) != 0);
+	/* Relaxed: whose bits they are is seen by those who see the bits, see
+	 * overlay_pages_changed(); and a page that is found to be unsaved only costs a commit. */
+	atomic_store_explicit(&store->pages[page], (uint8_t)state, memory_order_relaxed);
+	unsaved += before == OVERLAY_PAGE_SAVED;
+	unsaved -= state == OVERLAY_PAGE_SAVED;
+	/* Release: what was made durable is, for who finds nothing left to save. */
+	atomic_store_explicit(&store->unsaved_count, unsaved, memory_order_release);
+}
+
+void overlay_pages_changed(struct overlay_store *store, uint64_t first, uint64_t end)
+{
+	if (store->fd < 0) {
+		return;
+	}
+	/* Before the bits are set, which is a release. */
+	for (uint64_t page = first / OVERLAY_PAGE_BLOCKS; page <= (end - 1) / OVERLAY_PAGE_BLOCKS;
+		page++) {
+		switch (page_state(store, page)) {
+		case OVERLAY_PAGE_SAVED:
+			page_set(store, page, OVERLAY_PAGE_CHANGED);
+			break;
+		case OVERLAY_PAGE_SAVING:
+			page_set(store, page, OVERLAY_PAGE_SAVING_CHANGED);
+			break;
+		case OVERLAY_PAGE_CHANGED:
+		case OVERLAY_PAGE_SAVING_CHANGED:
+		case OVERLAY_PAGE_STATE_COUNT:
+			break;
+		}
+	}
+}
+
+bool overlay_is_saved(const struct overlay_store *store, uint64_t first, uint64_t end)
+{
+	for (uint64_t page = first / OVERLAY_PAGE_BLOCKS; page <= (end - 1) / OVERLAY_PAGE_BLOCKS;
+		page++) {
+		if (page_state(store, page) != OVERLAY_PAGE_SAVED) {
+			return false;
+		}
+	}
+	return true;
+}
+
+/* Under the lock: takes the bits of all changed pages. */
+static void pages_take(struct overlay_store *store)
+{
+	for (uint64_t page = 0; page < store->layout.page_count; page++) {
+		uint64_t word = page * OVERLAY_PAGE_WORDS;
+
+		if (page_state(store, page) != OVERLAY_PAGE_CHANGED) {
+			continue;
+		}
+		page_set(store, page, OVERLAY_PAGE_SAVING);
+		for (uint64_t i = word; i < word + OVERLAY_PAGE_WORDS; i++) {
+			store->saved[i] = htole64(
+				atomic_load_explicit(&store->present[i], memory_order_relaxed));
+		}
+	}
+}
+
+/* Under the lock: the pages that were taken are in the file, or may not be. */
+static void pages_end(struct overlay_store *store, bool saved)
+{
+	for (uint64_t page = 0; page < store->layout.page_count; page++) {
+		if (page_state(store, page) == OVERLAY_PAGE_SAVING) {
+			page_set(store, page, saved ? OVERLAY_PAGE_SAVED : OVERLAY_PAGE_CHANGED);
+		} else if (page_state(store, page) == OVERLAY_PAGE_SAVING_CHANGED) {
+			page_set(store, page, OVERLAY_PAGE_CHANGED);
+		}
+	}
+}
+
+/* The next pages from page on that are to be written, in *count; where they begin. */
+static uint64_t pages_run(const struct overlay_store *store, uint64_t page, uint64_t *count)
+{
+	*count = 0;
+	while (page < store->layout.page_count && page_state(store, page) < OVERLAY_PAGE_SAVING) {
+		page++;
+	}
+	while (*count < RUN_PAGES_MAX && page + *count < store->layout.page_count &&
+		page_state(store, page + *count) >= OVERLAY_PAGE_SAVING) {
+		(*count)++;
+	}
+	return page;
+}
+
+/* --- a commit -------------------------------------------------------------------------------- */
+
+/* Those of other rings hear of it there; the next commit goes to the first who waits for it. */
+static void commit_end(struct overlay_queue *queue, int result)
+{
+	struct overlay_store *store = overlay_of(&queue->base);
+	struct list_node own;
+	struct list_node *node;
+
+	list_init(&own);
+	pthread_mutex_lock(&store->lock);
+	pages_end(store, result == 0);
+	while ((node = list_pop_front(&queue->committed)) != NULL) {
+		struct store_part *part = list_entry(node, struct store_part, node);
+
+		overlay_scratch_of(part)->result = result;
+		if (part->queue == &queue->base) {
+			list_push_back(&own, node);
+		} else {
+			overlay_send(part, OVERLAY_STEP_FINISH);
+		}
+	}
+	node = list_pop_front(&store->committing_next);
+	store->is_committing = node != NULL;
+	if (node != NULL) {
+		overlay_send(list_entry(node, struct store_part, node), OVERLAY_STEP_LEAD);
+	}
+	pthread_mutex_unlock(&store->lock);
+	/* Whoever hears of the last one may destroy the queue. */
+	while ((node = list_pop_front(&own)) != NULL) {
+		store_finish(list_entry(node, struct store_part, node), result);
+	}
+}
+
+static void commit_flush(struct overlay_queue *queue, store_done_fn *done)
+{
+	queue->commit.op = STORE_FLUSH;
+	queue->commit.offset = 0;
+	queue->commit.length = 0;
+	queue->commit.memory = MEM_NONE;
+	queue->commit.done = done;
+	store_submit(queue->upper, &queue->commit);
+}
+
+static void commit_saved(struct store_part *part, int result)
+{
+	commit_end(container_of(part, struct overlay_queue, commit), result);
+}
+
+/* The data is durable, and so many pages are written. */
+static void commit_written(struct store_part *part, int result)
+{
+	struct overlay_queue *queue = container_of(part, struct overlay_queue, commit);
+	const struct overlay_store *store = overlay_of(&queue->base);
+	uint64_t before = queue->commit_run;
+
+	if (result < 0) {
+		commit_end(queue, result);
+		return;
+	}
+	queue->commit_page =
+		pages_run(store, queue->commit_page + queue->commit_run, &queue->commit_run);
+	if (queue->commit_run == 0) {
+		if (before == 0) { /* the commit before has written all there was */
+			commit_end(queue, 0);
+		} else {
+			commit_flush(queue, commit_saved);
+		}
+		return;
+	}
+	part->op = STORE_WRITE;
+	part->offset = overlay_page_offset(queue->commit_page);
+	part->length = queue->commit_run * OVERLAY_PAGE_BYTES;
+	part->memory = mem_of_const(store->saved + queue->commit_page * OVERLAY_PAGE_WORDS);
+	part->done = commit_written;
+	store_submit(queue->upper, part);
+}
+
+static void commit_begin(struct overlay_queue *queue)
+{
+	struct overlay_store *store = overlay_of(&queue->base);
+	struct list_node *node;
+
+	pthread_mutex_lock(&store->lock);
+	while ((node = list_pop_front(&store->committing_next)) != NULL) {
+		list_push_back(&queue->committed, node);
+	}
+	pages_take(store);
+	pthread_mutex_unlock(&store->lock);
+	queue->commits++;
+	queue->commit_page = 0;
+	queue->commit_run = 0;
+	commit_flush(queue, commit_written);
+}
+
+void overlay_commit_lead(struct store_part *part)
+{
+	struct overlay_queue *queue = overlay_queue_of(part);
+
+	list_push_back(&queue->committed, &part->node);
+	commit_begin(queue);
+}
+
+void overlay_commit(struct store_part *part)
+{
+	struct overlay_store *store = overlay_of(part->queue);
+	bool leads;
+
+	pthread_mutex_lock(&store->lock);
+	leads = !store->is_committing;
+	store->is_committing = true;
+	if (!leads) {
+		list_push_back(&store->committing_next, &part->node);
+	}
+	pthread_mutex_unlock(&store->lock);
+	if (leads) {
+		overlay_commit_lead(part);
+	}
+}
+
+/* After a flush that failed, the data of the bits may be lost: they must not be written. */
+int overlay_commit_all(struct overlay_store *store)
+{
+	uint64_t page = 0;
+	uint64_t count = 0;
+	int result = atomic_load_explicit(&store->upper->broken, memory_order_relaxed);
+
+	if (atomic_load_explicit(&store->unsaved_count, memory_order_relaxed) == 0) {
+		return 0;
+	}
+	if (result == 0) {
+		result = disk_sync(store->fd);
+	}
+	pages_take(store);
+	while (result == 0) {
+		page = pages_run(store, page + count, &count);
+		if (count == 0) {
+			return disk_sync(store->fd);
+		}
+		result = disk_write(store->fd, store->saved + page * OVERLAY_PAGE_WORDS,
+			count * OVERLAY_PAGE_BYTES, overlay_page_offset(page));
+	}
+	return result;
+}
