@@ -1,0 +1,530 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "omniorb/channel.hh"
+
+#include <cerrno>
+#include <cstring>
+#include <poll.h>
+#include <unistd.h>
+
+#include <omniORB4/CORBA.h>
+
+namespace clan_omniorb
+{
+
+namespace
+{
+
+/* What both sides say first. */
+const char HELLO[] = "clan-giop 1";
+const size_t HELLO_BYTES = sizeof(HELLO) - 1;
+
+enum {
+	BULK_SLOTS = 2048, /* of 64 bytes: what can be under way in one direction */
+	EVENTS_MAX = 8,
+	BYTES_MAX = 1 << 30, /* of a call */
+	RETRY_MS = 1,	    /* to connect, while more are waiting than the server's backlog holds */
+	CONNECT_MS = 10000, /* without a deadline */
+	SLEEP_MS_MAX = 3600000,
+	/* A peer that is awake answers within this time, or it is worth to sleep. */
+	SPIN_US = 20,
+	/* Who has spun in vain so often tries only now and then. */
+	SPIN_MISSES_MAX = 8,
+	SPINS_SKIPPED_MAX = 64,
+};
+
+const uint32_t edges[CHANNEL_STATE_COUNT] = {
+	BIT(CHANNEL_OPEN) | BIT(CHANNEL_LOST) | BIT(CHANNEL_SHUT), /* CHANNEL_OPENING */
+	BIT(CHANNEL_LOST) | BIT(CHANNEL_SHUT),			   /* CHANNEL_OPEN */
+	BIT(CHANNEL_SHUT),					   /* CHANNEL_LOST */
+	0,							   /* CHANNEL_SHUT */
+};
+
+omni_time_t now()
+{
+	omni_time_t time;
+
+	omni_thread::get_time(time);
+	return time;
+}
+
+bool has_passed(const omni_time_t &deadline)
+{
+	return deadline && deadline <= now();
+}
+
+/* Rounded up; -1: there is no deadline. */
+int milliseconds_until(const omni_time_t &deadline)
+{
+	if (!deadline) {
+		return -1;
+	}
+	const omni_time_t time = now();
+
+	if (deadline <= time) {
+		return 0;
+	}
+	const omni_time_t left = deadline - time;
+
+	if (left.s >= SLEEP_MS_MAX / 1000) {
+		return SLEEP_MS_MAX;
+	}
+	return int(left.s * 1000 + (left.ns + 999999) / 1000000);
+}
+
+bool is_earlier(const omni_time_t &one, const omni_time_t &other)
+{
+	return one && (!other || one < other);
+}
+
+clan_conn_options conn_options()
+{
+	clan_conn_options options = {};
+
+	options.size = sizeof(options);
+	options.access = CLAN_ACCESS_OWNER;
+	options.bulk_slots = BULK_SLOTS;
+	options.peer_slots_max = BULK_SLOTS;
+	/* A stream needs none of these, and 0 is the default. */
+	options.cookies = 1;
+	options.tripwires = 1;
+	options.peer_regions_max = 1;
+	options.peer_region_bytes_max = 4096;
+	return options;
+}
+
+uint64_t microseconds()
+{
+	timespec time;
+
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return uint64_t(time.tv_sec) * 1000000 + uint64_t(time.tv_nsec) / 1000;
+}
+
+} // namespace
+
+/* The time in which a thread touches the queue. */
+class channel::turn
+{
+      public:
+	explicit turn(channel &its_owner) : owner(its_owner)
+	{
+		owner.entering++;
+		if (owner.asleep) {
+			clan_queue_wake(owner.queue);
+		}
+		lock = std::unique_lock<std::mutex>(owner.mutex);
+		owner.entering--;
+	}
+
+	/* What this thread has found by the way raises no bell: who waits for it is told here. */
+	~turn()
+	{
+		if (owner.watched && !armed && owner.arm()) {
+			owner.watched = false;
+			owner.input_arrived();
+		}
+		owner.call_parked();
+	}
+
+	std::unique_lock<std::mutex> lock;
+	bool armed = false; /* and the queue was not touched since */
+
+      private:
+	channel &owner;
+};
+
+channel::~channel()
+{
+	if (state != CHANNEL_SHUT) {
+		shut();
+	}
+	while (!gone) {
+		take_events(-1);
+	}
+	if (clan_queue_destroy(queue) != 0) {
+		GMB_ASSERT(!"a queue without connections");
+	}
+}
+
+/* The one place where the state is assigned. */
+void channel::set_state(channel_state next)
+{
+	GMB_ASSERT((edges[state] & BIT(next)) != 0);
+	state = next;
+}
+
+/* --- the beginning ------------------------------------------------------------------------------
+ */
+
+bool channel::made(int result, const clan_error &error)
+{
+	if (result != 0 && omniORB::trace(1)) {
+		omniORB::logger() << "clan: " << name.c_str() << ": " << error.text << "\n";
+	}
+	return result == 0;
+}
+
+bool channel::make_queue()
+{
+	clan_queue_options options = {};
+	clan_error error;
+
+	options.size = sizeof(options);
+	options.flags = CLAN_QUEUE_PASSIVE;
+	options.conns_max = 1;
+	return made(clan_queue_create(&options, &queue, &error), error);
+}
+
+bool channel::accept(int fd, const std::string &its_name)
+{
+	const clan_conn_options options = conn_options();
+	clan_error error;
+
+	name = its_name;
+	if (!make_queue()) {
+		close(fd);
+		return false;
+	}
+	if (!made(clan_adopt(queue, fd, &options, &conn, &error), error)) {
+		return false;
+	}
+	gone = false;
+	return true;
+}
+
+bool channel::connect(const std::string &place, const std::string &its_name,
+	const omni_time_t &deadline, bool &timed_out)
+{
+	const clan_conn_options options = conn_options();
+	const std::string where = "shm:" + place;
+	omni_time_t until = deadline;
+	clan_error error;
+	int result;
+
+	name = its_name;
+	if (!until) {
+		until = now() + omni_time_t(CONNECT_MS / 1000);
+	}
+	if (!make_queue()) {
+		return false;
+	}
+	do {
+		result = clan_connect(
+			queue, where.c_str(), &options, HELLO, HELLO_BYTES, &conn, &error);
+		if (result == -EAGAIN) {
+			poll(nullptr, 0, RETRY_MS);
+		}
+	} while (result == -EAGAIN && !has_passed(until));
+	if (result != 0) {
+		timed_out = result == -EAGAIN;
+		if (omniORB::trace(20)) {
+			omniORB::logger() << "clan: " << name.c_str() << ": " << error.text << "\n";
+		}
+		return false;
+	}
+	gone = false;
+
+	turn mine(*this);
+
+	while (state == CHANNEL_OPENING && wait(mine, until)) {
+	}
+	timed_out = state == CHANNEL_OPENING;
+	return state == CHANNEL_OPEN;
+}
+
+clan_peer channel::process() const
+{
+	clan_peer peer;
+
+	clan_conn_peer(conn, &peer);
+	return peer;
+}
+
+static bool speaks_giop(const clan_conn *conn)
+{
+	size_t bytes;
+	const void *hello = clan_conn_hello(conn, &bytes);
+
+	return bytes == HELLO_BYTES && memcmp(hello, HELLO, HELLO_BYTES) == 0;
+}
+
+/* A peer that has connected. */
+void channel::introduced()
+{
+	if (!speaks_giop(conn)) {
+		clan_reject(conn, "only GIOP is spoken here");
+		conn = nullptr;
+		lose(1, "the peer does not speak GIOP");
+		return;
+	}
+	if (clan_accept(conn, HELLO, HELLO_BYTES) != 0) {
+		lose(20, "the peer has gone, or there is no memory");
+		return;
+	}
+	set_state(CHANNEL_OPEN);
+}
+
+/* The listener's answer. Names can be taken by anybody: whose process it is is known only now. */
+void channel::answered()
+{
+	const clan_peer peer = process();
+
+	if (peer.uid != 0 && peer.uid != geteuid()) {
+		lose(1, "the server is a process of another user");
+	} else if (!speaks_giop(conn)) {
+		lose(1, "the server does not speak GIOP");
+	} else {
+		set_state(CHANNEL_OPEN);
+	}
+}
+
+/* --- the end ------------------------------------------------------------------------------------
+ */
+
+void channel::lose(int level, const char *reason)
+{
+	set_state(CHANNEL_LOST);
+	if (omniORB::trace(level)) {
+		omniORB::logger() << "clan: " << name.c_str() << ": " << reason << "\n";
+	}
+}
+
+void channel::shut()
+{
+	set_state(CHANNEL_SHUT);
+	if (conn == nullptr) {
+		return;
+	}
+	if (omniORB::trace(10)) {
+		clan_conn_stats stats = {};
+
+		stats.size = sizeof(stats);
+		clan_conn_get_stats(conn, &stats);
+		omniORB::logger() << "clan: " << name.c_str()
+				  << " ends: " << (unsigned long)stats.bytes_sent << " bytes sent, "
+				  << (unsigned long)stats.bytes_received << " received, "
+				  << (unsigned long)stats.bells_rung << " bells rung\n";
+	}
+	clan_close(conn);
+	conn = nullptr;
+}
+
+void channel::shutdown()
+{
+	turn mine(*this);
+
+	if (state != CHANNEL_SHUT) {
+		shut();
+	}
+}
+
+/* --- waiting ------------------------------------------------------------------------------------
+ */
+
+void channel::happened(const clan_event &event)
+{
+	if (event.type == CLAN_EVENT_CLOSED) {
+		gone = true;
+	} else if (state == CHANNEL_OPENING && event.type == CLAN_EVENT_CONNECT) {
+		introduced();
+	} else if (state == CHANNEL_OPENING && event.type == CLAN_EVENT_CONNECTED) {
+		answered();
+	} else if (state <= CHANNEL_OPEN && event.type == CLAN_EVENT_LOST) {
+		lose(event.status == -ECONNRESET ? 20 : 1, clan_conn_reason(conn));
+	}
+	/* The others say that a call may be tried again, as everybody does who has slept, or belong
+	 * to what a stream does not use. */
+}
+
+/* False: nothing has happened. */
+bool channel::take_events(int timeout_ms)
+{
+	clan_event events[EVENTS_MAX];
+	const int count = clan_queue_wait(queue, events, EVENTS_MAX, timeout_ms);
+
+	for (int i = 0; i < count; i++) {
+		happened(events[i]);
+	}
+	return count > 0;
+}
+
+/* Two processes that are awake need no system call. False: it is better to sleep. */
+bool channel::spin()
+{
+	if (spin_misses >= SPIN_MISSES_MAX && ++spins_skipped < SPINS_SKIPPED_MAX) {
+		return false;
+	}
+	spins_skipped = 0;
+
+	const uint64_t until = microseconds() + SPIN_US;
+
+	do {
+		if (take_events(0)) {
+			spin_misses = 0;
+			return true;
+		}
+		if (entering > 0) {
+			return true;
+		}
+		cpu_relax();
+	} while (microseconds() < until);
+	spin_misses = spin_misses < SPIN_MISSES_MAX ? spin_misses + 1 : spin_misses;
+	return false;
+}
+
+/* In turn: until something may have changed. False: the deadline has passed. */
+bool channel::wait(turn &mine, const omni_time_t &deadline)
+{
+	if (has_passed(deadline)) {
+		return false;
+	}
+	mine.armed = false;
+	if (entering > 0) {
+		park(mine, deadline);
+		return true;
+	}
+	if (!spin()) {
+		const omni_time_t &until =
+			is_earlier(parked_until, deadline) ? parked_until : deadline;
+
+		asleep =
+			true; /* before the look at those who enter, and they the other way round */
+		take_events(entering > 0 ? 0 : milliseconds_until(until));
+		asleep = false;
+	}
+	call_parked();
+	return true;
+}
+
+/* Gives the turn to others, until one of them has finished. Who sleeps then keeps our deadline. */
+void channel::park(turn &mine, const omni_time_t &deadline)
+{
+	const uint64_t seen = calls;
+
+	parked++;
+	if (is_earlier(deadline, parked_until)) {
+		parked_until = deadline;
+	}
+	called.wait(mine.lock, [&] { return calls != seen; });
+	entering--;
+}
+
+/* Those who are parked come before this thread sleeps again. */
+void channel::call_parked()
+{
+	if (parked > 0) {
+		calls++;
+		entering += parked;
+		parked = 0;
+		parked_until = omni_time_t();
+		called.notify_all();
+	}
+}
+
+/* --- the stream ---------------------------------------------------------------------------------
+ */
+
+int channel::send(const void *data, size_t bytes, const omni_time_t &deadline)
+{
+	const iovec iov = { const_cast<void *>(data), MIN(bytes, size_t(BYTES_MAX)) };
+	turn mine(*this);
+
+	for (;;) {
+		if (state > CHANNEL_OPEN) {
+			return -1;
+		}
+		if (state == CHANNEL_OPEN) {
+			const ssize_t count = clan_writev(conn, &iov, 1);
+
+			if (count > 0) {
+				clan_flush(conn);
+				return int(count);
+			}
+			if (count != -EAGAIN) {
+				return -1;
+			}
+		}
+		if (!wait(mine, deadline)) {
+			return 0;
+		}
+	}
+}
+
+int channel::recv(void *data, size_t bytes, const omni_time_t &deadline)
+{
+	const iovec iov = { data, MIN(bytes, size_t(BYTES_MAX)) };
+	turn mine(*this);
+
+	for (;;) {
+		if (state > CHANNEL_OPENING) {
+			/* Lost, it still has what the peer sent before. */
+			const ssize_t count = conn != nullptr ? clan_readv(conn, &iov, 1, 0) : -1;
+
+			if (count > 0) {
+				return int(count);
+			}
+			if (count != -EAGAIN) {
+				return -1;
+			}
+		}
+		if (!wait(mine, deadline)) {
+			return 0;
+		}
+	}
+}
+
+/* --- watching -----------------------------------------------------------------------------------
+ */
+
+int channel::fd() const
+{
+	return clan_queue_fd(queue);
+}
+
+/* In turn: recv() would return. */
+bool channel::has_input()
+{
+	char byte;
+	const iovec iov = { &byte, 1 };
+
+	if (state == CHANNEL_OPENING) {
+		return false;
+	}
+	return conn == nullptr || clan_readv(conn, &iov, 1, CLAN_READ_PEEK) != -EAGAIN;
+}
+
+/* In turn: the peer rings from now on. True: there is input. */
+bool channel::arm()
+{
+	do {
+		take_events(0);
+		if (has_input()) {
+			return true;
+		}
+	} while (clan_queue_arm(queue) != 0);
+	return false;
+}
+
+bool channel::watch()
+{
+	turn mine(*this);
+
+	mine.armed = true;
+	watched = !arm();
+	return !watched;
+}
+
+void channel::unwatch()
+{
+	watched = false;
+}
+
+bool channel::readable()
+{
+	turn mine(*this);
+
+	take_events(0);
+	return has_input();
+}
+
+} // namespace clan_omniorb

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The transport giop:clan: of omniORB (clan-omniorb(7)), against the interface of omniORB's own
+ * transports (omniORB4/giopEndpoint.h): addresses, endpoints and connections, and how they are
+ * written in object references.
+ *
+ *   transport ── toAddress() ──▶ remote_address ── Connect() ──▶ active_connection ──┐
+ *             └─ toEndpoint() ──▶ endpoint ── accepts ──▶ connection ◀──────────────┘ ── channel
+ *
+ * An address is giop:clan:127.0.0.1:PORT. The port is the name of an abstract Unix socket,
+ * clan-omniorb/PORT. The form is that of TCP's addresses because omniORB's rules of transports take
+ * it for granted of everything but giop:unix.
+ *
+ * Threading: as omniORB documents its interface; connections are for any thread. Ownership: as
+ * there; a collection of connections lives as long as its last one. Errors: calls return what
+ * omniORB expects and throw nothing; the reason is logged (-ORBtraceLevel).
+ */
+#pragma once
+
+#include <set>
+
+#include <omniORB4/CORBA.h>
+#include <omniORB4/giopEndpoint.h>
+
+#include <SocketCollection.h>
+
+#include "omniorb/channel.hh"
+
+namespace clan_omniorb
+{
+
+extern const char TYPE[]; /* "giop:clan" */
+
+/* --- addresses (transport.cc) -------------------------------------------------------------------
+ */
+
+std::string address_text(unsigned port);
+/* What stands behind "giop:clan:". port: 0 if it says none. False: not an address of this machine.
+ */
+bool parse_address(const char *text, unsigned &port);
+/* The name of the socket, as clan_connect() takes it behind "shm:". */
+std::string socket_place(unsigned port);
+/* Every object reference that is made from now on has the address. alone: no other transport has
+ * given them one that every ORB expects. */
+void publish_address(const char *text, bool alone);
+
+class remote_address : public omni::giopAddress
+{
+      public:
+	explicit remote_address(unsigned port);
+	const char *type() const override;
+	const char *address() const override;
+	omni::giopActiveConnection *Connect(const omni_time_t &deadline, CORBA::ULong strand_flags,
+		CORBA::Boolean &timed_out) const override;
+	omni::giopAddress *duplicate() const override;
+
+      private:
+	const unsigned port;
+	const std::string text;
+};
+
+/* --- connections (connection.cc) ----------------------------------------------------------------
+ */
+
+class connection;
+
+/* Connections that a thread of omniORB watches. omniORB asks for it with every call that it carries
+ * out, and mostly takes it back before anything could arrive. So a watch begins only when the
+ * thread comes to wait, as that of omniORB's sockets does. */
+class collection : public omni::SocketCollection
+{
+      public:
+	void add(connection *member);
+	/* The member must not touch the collection any more: it may be gone. */
+	void remove(connection *member);
+	void expect_watch();
+
+      protected:
+	/* Waits once, and calls notifyReadable(). False: that does not work any more. */
+	bool watch_once();
+	/* The connection behind a holder that notifyReadable() was called for, if there is
+	 * something to receive; NULL: there is nothing and the watch goes on, or it is being
+	 * deleted. */
+	connection *readable(omni::SocketHolder *holder);
+
+      private:
+	std::mutex mutex; /* before the turns of channels */
+	std::set<connection *> members;
+	std::atomic<bool> watch_expected{ false };
+};
+
+class connection : public omni::giopConnection, public omni::SocketHolder, private channel
+{
+      public:
+	/* Takes fd, a socket that was accepted. NULL: there is no connection, and the reason was
+	 * logged. */
+	static connection *accept_at(unsigned port, int fd, collection &watcher);
+
+	int Send(void *buffer, size_t bytes, const omni_time_t &deadline) override;
+	int Recv(void *buffer, size_t bytes, const omni_time_t &deadline) override;
+	void Shutdown() override;
+	const char *myaddress() override;
+	const char *peeraddress() override;
+	const char *peeridentity() override;
+	void setSelectable(int now, CORBA::Boolean data_in_buffer) override;
+	void clearSelectable() override;
+	CORBA::Boolean isSelectable() override;
+	CORBA::Boolean Peek() override;
+
+      protected:
+	explicit connection(collection &watcher);
+	~connection() override;
+	bool connect_to(unsigned port, const omni_time_t &deadline, bool &timed_out);
+
+      private:
+	friend class collection;
+
+	void begin(std::string own, std::string peer);
+	void begin_watch();
+	bool is_readable();
+	void input_arrived() override;
+
+	collection &watcher;
+	std::string own_address;
+	std::string peer_address;
+	std::string identity;
+	std::atomic<bool> wants_watch{ false };
+	std::atomic<bool> has_buffered{ false }; /* omniORB itself has data of it */
+};
+
+/* What clients have connected, watched for calls in the other direction (bidirectional GIOP). */
+class active_collection : public collection, public omni::giopActiveCollection
+{
+      public:
+	static active_collection &instance();
+
+	const char *type() const override;
+	void Monitor(omni::giopConnection::notifyReadable_t function, void *cookie) override;
+	CORBA::Boolean isEmpty() const override;
+	void deactivate() override;
+	void count(int more);
+
+      private:
+	CORBA::Boolean notifyReadable(omni::SocketHolder *holder) override;
+
+	omni::giopConnection::notifyReadable_t function = nullptr;
+	void *cookie = nullptr;
+	std::atomic<int> monitored{ 0 };
+	std::atomic<bool> ended{ false };
+};
+
+class active_connection : public omni::giopActiveConnection, public connection
+{
+      public:
+	/* NULL: there is no connection. */
+	static active_connection *make(unsigned port, const omni_time_t &deadline, bool &timed_out);
+
+	omni::giopActiveCollection *registerMonitor() override;
+	omni::giopConnection &getConnection() override;
+
+      private:
+	active_connection();
+	~active_connection() override;
+
+	bool monitored = false;
+};
+
+/* --- endpoints (endpoint.cc) --------------------------------------------------------------------
+ */
+
+class endpoint : public omni::giopEndpoint, public collection, private omni::SocketHolder
+{
+      public:
+	/* port: 0 for one that is free. */
+	explicit endpoint(unsigned port);
+
+	const char *type() const override;
+	const char *address() const override;
+	const omni::orbServer::EndpointList *addresses() const override;
+	CORBA::Boolean publish(const omni::orbServer::PublishSpecs &specs, CORBA::Boolean all_specs,
+		CORBA::Boolean all_endpoints, omni::orbServer::EndpointList &published) override;
+	CORBA::Boolean Bind() override;
+	omni::giopConnection *AcceptAndMonitor(
+		omni::giopConnection::notifyReadable_t function, void *cookie) override;
+	void Poke() override;
+	void Shutdown() override;
+
+      private:
+	~endpoint() override;
+	CORBA::Boolean notifyReadable(omni::SocketHolder *holder) override;
+	int bind_to(unsigned number);
+	bool publish_one(const char *spec, omni::orbServer::EndpointList &published);
+	void accept_one();
+
+	unsigned port;
+	omni::orbServer::EndpointList texts;
+	int spare_fd = -1; /* given up for a moment to refuse who comes when there are no more */
+	int accepted_fd = -1;
+	omni::giopConnection::notifyReadable_t function = nullptr;
+	void *cookie = nullptr;
+	std::atomic<bool> poked{ false };
+};
+
+} // namespace clan_omniorb
