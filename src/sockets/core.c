@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "sockets/real.h"
+#include "sockets/sockets.h"
+
+enum {
+	EVENTS_MAX = 32,
+	SEEN_WAIT_NS = 1000000,
+	OWN_FDS_FROM_MAX = 4000, /* the kernel's table of descriptors grows with the number */
+};
+
+struct core core = { .epoll_fd = -1, .kick_fd = -1 };
+_Thread_local int core_depth __attribute__((tls_model("initial-exec")));
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int cancel_state; /* of the thread that has the lock */
+static _Atomic(uint8_t) own[SOCKETS_FDS_MAX / 8];
+
+#define REAL_DEFINE(type, name, arguments) type(*real_pointer_##name) arguments;
+REAL_LIST(REAL_DEFINE)
+
+void *real_find(const char *name)
+{
+	void *found = dlsym(RTLD_NEXT, name);
+
+	GMB_ASSERT(found != NULL);
+	return found;
+}
+
+void real_find_all(void)
+{
+#define REAL_FIND(type, name, arguments)                                                           \
+	real_pointer_##name = (__typeof__(real_pointer_##name))(uintptr_t)dlsym(RTLD_NEXT, #name);
+	REAL_LIST(REAL_FIND)
+}
+
+/* --- descriptors of ours ---------------------------------------------------------------------- */
+
+/* Where they begin: out of the way of a program that expects the lowest numbers for itself. */
+static int own_from(void)
+{
+	struct rlimit limit;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit) != 0) {
+		return 0;
+	}
+	return (int)MIN(limit.rlim_cur / 4 * 3, (rlim_t)OWN_FDS_FROM_MAX);
+}
+
+int core_own(int fd)
+{
+	int moved = REAL(fcntl64)(fd, F_DUPFD_CLOEXEC, own_from());
+
+	if (moved >= 0) {
+		REAL(close)(fd);
+		fd = moved;
+	}
+	if (fd < SOCKETS_FDS_MAX) {
+		atomic_fetch_or(&own[fd / 8], (uint8_t)(1 << (fd % 8)));
+		core.own_fds++;
+	}
+	return fd;
+}
+
+bool core_owns(int fd)
+{
+	return (unsigned int)fd < SOCKETS_FDS_MAX &&
+	       (atomic_load_explicit(&own[fd / 8], memory_order_relaxed) & 1 << (fd % 8)) != 0;
+}
+
+void core_disown(int fd)
+{
+	if (core_owns(fd)) {
+		atomic_fetch_and(&own[fd / 8], (uint8_t) ~(1 << (fd % 8)));
+		core.own_fds--;
+	}
+}
+
+/* --- the lock --------------------------------------------------------------------------------- */
+
+bool core_lock(void)
+{
+	int old;
+
+	if (core_depth > 0) {
+		errno = EINTR;
+		return false;
+	}
+	/* libclan's calls are points of cancellation. */
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &old);
+	core_depth = 1;
+	pthread_mutex_lock(&lock);
+	cancel_state = old;
+	return true;
+}
+
+static void unlock(void)
+{
+	int old = cancel_state;
+
+	pthread_mutex_unlock(&lock);
+	core_depth = 0;
+	pthread_setcancelstate(old, NULL);
+}
+
+/* Wakes every sleeper: each looks for itself. */
+static void kick(void)
+{
+	uint64_t one = 1;
+	ssize_t written;
+
+	core.kick_epoch++;
+	atomic_store(&core.kick_left, atomic_load(&core.sleepers));
+	written = REAL(write)(core.kick_fd, &one, sizeof(one));
+	GMB_UNUSED(written); /* full: readable already */
+}
+
+void core_unlock(void)
+{
+	/* While somebody sleeps, either the queue is armed or they have been woken. */
+	if (core.queue != NULL && atomic_load(&core.sleepers) > 0) {
+		if (core.news || clan_queue_arm(core.queue) != 0) {
+			kick();
+		}
+	}
+	core.news = false;
+	unlock();
+}
+
+/* --- the queue -------------------------------------------------------------------------------- */
+
+static int add_to_core(int fd)
+{
+	struct epoll_event event = { .events = EPOLLIN, .data.u64 = 0 };
+
+	return REAL(epoll_ctl)(core.epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0 ? 0 : -errno;
+}
+
+static void close_own(int *fd)
+{
+	if (*fd >= 0) {
+		core_disown(*fd);
+		REAL(close)(*fd);
+		*fd = -1;
+	}
+}
+
+int core_start(void)
+{
+	struct clan_queue_options options = {
+		.size = sizeof(options),
+		.flags = CLAN_QUEUE_PASSIVE,
+		.conns_max = 16384,
+	};
+	int result;
+
+	if (core.queue != NULL) {
+		return 0;
+	}
+	result = clan_queue_create(&options, &core.queue, NULL);
+	if (result != 0) {
+		return result;
+	}
+	core.epoll_fd = REAL(epoll_create1)(EPOLL_CLOEXEC);
+	core.kick_fd = REAL(eventfd)(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (core.epoll_fd < 0 || core.kick_fd < 0) {
+		result = -errno;
+	} else {
+		core.epoll_fd = core_own(core.epoll_fd);
+		core.kick_fd = core_own(core.kick_fd);
+		result = add_to_core(clan_queue_fd(core.queue));
+		result = result == 0 ? add_to_core(core.kick_fd) : result;
+	}
+	if (result == 0 && core.tag == 0 &&
+		getrandom(&core.tag, sizeof(core.tag), 0) != sizeof(core.tag)) {
+		result = -EIO;
+	}
+	if (result != 0) {
+		close_own(&core.epoll_fd);
+		close_own(&core.kick_fd);
+		GMB_ASSERT(clan_queue_destroy(core.queue) == 0);
+		core.queue = NULL;
+	}
+	return result;
+}
+
+/* What the kernel reports of the TCP sockets of carried connections. */
+static void take_tcp_events(const struct epoll_event *events, int count)
+{
+	for (int i = 0; i < count; i++) {
+		struct conn *conn = events[i].data.ptr;
+
+		if (conn == NULL || !conn_is_carried(conn)) {
+			continue;
+		}
+		if ((events[i].events & ~(uint32_t)EPOLLOUT) != 0) {
+			conn->tcp_event = true;
+			conn_touch(conn, TOUCH_IN);
+		}
+		if ((events[i].events & EPOLLOUT) != 0 && conn->side.out_place != SWITCH_OUT_RING) {
+			conn_touch(conn, TOUCH_OUT);
+		}
+		core.news = true;
+	}
+}
+
+/* all: also at the descriptors of libclan. */
+static void look_at_queue(bool all)
+{
+	struct clan_event events[EVENTS_MAX];
+	int count;
+
+	if (all) {
+		/* Then it asks the kernel, too. */
+		GMB_UNUSED(clan_queue_arm(core.queue));
+	}
+	do {
+		count = clan_queue_wait(core.queue, events, EVENTS_MAX, 0);
+		for (int i = 0; i < count; i++) {
+			conn_event(&events[i]);
+		}
+	} while (count == EVENTS_MAX);
+}
+
+void core_look(bool all)
+{
+	struct epoll_event events[EVENTS_MAX];
+
+	if (core.queue == NULL) {
+		return;
+	}
+	look_at_queue(all);
+	if (all) {
+		take_tcp_events(events, REAL(epoll_wait)(core.epoll_fd, events, EVENTS_MAX, 0));
+	}
+}
+
+/* --- sleeping --------------------------------------------------------------------------------- */
+
+/* The kick is for those that slept before: who sleeps now would be woken by it again and again, and
+ * keep a processor from them. With the lock, from and to. */
+static int wait_until_seen(uint32_t left)
+{
+	const struct timespec limit = { .tv_nsec = SEEN_WAIT_NS };
+	long result;
+
+	core.kick_waiters++;
+	unlock();
+	result = syscall(SYS_futex, &core.kick_left, FUTEX_WAIT_PRIVATE, left, &limit, NULL, 0);
+	result = result < 0 ? -errno : 0;
+	GMB_ASSERT(core_lock()); /* it was ours before */
+	core.kick_waiters--;
+	return result == -EINTR ? -EINTR : 1;
+}
+
+int core_sleep(uint64_t *epoch_out)
+{
+	uint32_t left;
+
+	if (core.news && atomic_load(&core.sleepers) > 0) {
+		kick();
+	}
+	core.news = false;
+	left = atomic_load(&core.kick_left);
+	if (left > 0) {
+		return wait_until_seen(left);
+	}
+	if (clan_queue_arm(core.queue) != 0) {
+		return 1;
+	}
+	*epoch_out = core.kick_epoch;
+	atomic_fetch_add(&core.sleepers, 1);
+	unlock();
+	return 0;
+}
+
+/* One more has seen the kick; the last one ends it. */
+static void count_kick(uint64_t epoch)
+{
+	uint32_t left = atomic_load(&core.kick_left);
+	uint64_t value;
+	ssize_t got;
+
+	if (epoch != core.kick_epoch && left > 0) {
+		atomic_store(&core.kick_left, left - 1);
+		if (left == 1) {
+			got = REAL(read)(core.kick_fd, &value, sizeof(value));
+			GMB_UNUSED(got);
+			if (core.kick_waiters > 0) {
+				syscall(SYS_futex, &core.kick_left, FUTEX_WAKE_PRIVATE, INT_MAX,
+					NULL, NULL, 0);
+			}
+		}
+	}
+}
+
+uint64_t core_wakes(uint32_t more)
+{
+	atomic_fetch_add(&core.sleepers, more);
+	return core.kick_epoch;
+}
+
+void core_woke(uint64_t epoch)
+{
+	if (atomic_load(&core.sleepers) > 0) {
+		atomic_fetch_sub(&core.sleepers, 1);
+	}
+	count_kick(epoch);
+}
+
+void core_slept(uint64_t epoch)
+{
+	GMB_ASSERT(core_lock()); /* it was ours before */
+	core_woke(epoch);
+}
+
+int core_wait(struct core_sleep *sleep, const struct timespec *left, const sigset_t *mask)
+{
+	struct epoll_event events[EVENTS_MAX];
+	int count;
+
+	pthread_cleanup_push(core_cancelled, sleep);
+	count = epoll_wait_in_kernel(core.epoll_fd, events, EVENTS_MAX, left, mask);
+	pthread_cleanup_pop(0);
+	core_slept(sleep->epoch);
+	take_tcp_events(events, count);
+	look_at_queue(true);
+	return count;
+}
+
+void core_cancelled(void *sleep)
+{
+	const struct core_sleep *ended = sleep;
+
+	core_slept(ended->epoch);
+	if (ended->conn != NULL) {
+		atomic_fetch_sub(&ended->conn->pins, 1);
+	}
+	core_unlock();
+}
+
+void core_after_fork(void)
+{
+	/* The descriptors of libclan are closed by it, through our close(). */
+	if (core.queue != NULL) {
+		clan_queue_after_fork(core.queue);
+		core.queue = NULL;
+	}
+	close_own(&core.epoll_fd);
+	close_own(&core.kick_fd);
+	atomic_store(&core.sleepers, 0);
+	atomic_store(&core.kick_left, 0);
+	core.kick_waiters = 0;
+	core.news = false;
+	list_init(&core.touched);
+	list_init(&core.carried);
+}

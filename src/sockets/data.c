@@ -1,0 +1,700 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "sockets/real.h"
+#include "sockets/sockets.h"
+
+enum {
+	BUFFER_BYTES_FIRST = 65536,
+	FULL_MS = 20, /* a blocking writer waits so long for room; TCP's buffers are larger */
+};
+#define NS_PER_MS UINT64_C(1000000)
+
+/* --- vectors ---------------------------------------------------------------------------------- */
+
+static size_t iov_bytes(const struct iovec *iov, int iov_count)
+{
+	size_t bytes = 0;
+
+	for (int i = 0; i < iov_count; i++) {
+		bytes += MIN(iov[i].iov_len, (size_t)INT32_MAX - bytes);
+	}
+	return bytes;
+}
+
+/* A vector without its first skip bytes, and with at most bytes of them. Callers may have small
+ * stacks; the lock guards these. */
+struct part {
+	struct iovec iov[SOCKETS_IOV_MAX];
+	int count;
+};
+static struct part rest;   /* of what a call has not done yet */
+static struct part ranged; /* of it, what is in one place */
+
+static void cut(
+	struct part *part, const struct iovec *iov, int iov_count, size_t skip, size_t bytes)
+{
+	part->count = 0;
+	for (int i = 0; i < iov_count && bytes > 0; i++) {
+		size_t off = MIN(skip, iov[i].iov_len);
+		size_t length = MIN(iov[i].iov_len - off, bytes);
+
+		skip -= off;
+		if (length > 0) {
+			part->iov[part->count++] = (struct iovec){
+				.iov_base = (uint8_t *)iov[i].iov_base + off,
+				.iov_len = length,
+			};
+			bytes -= length;
+		}
+	}
+}
+
+/* --- taking from the ring --------------------------------------------------------------------- */
+
+static void count_in(struct conn *conn, size_t bytes)
+{
+	atomic_fetch_add_explicit(&conn->side.in, bytes, memory_order_relaxed);
+	conn->ring_in += bytes;
+	stats->in_bytes += bytes;
+	if (conn->row != NULL) {
+		conn->row->in_bytes += bytes;
+	}
+}
+
+/* From the ring, at most to the end of its turn. A count, after which conn_settle() is due when
+ * the bytes are where they belong; -EAGAIN; or -EPIPE: the ring has ended or the connection was
+ * reset, so ask where the bytes are again. */
+static ssize_t ring_read(struct conn *conn, const struct iovec *iov, int iov_count)
+{
+	uint64_t limit;
+	ssize_t got;
+
+	if (conn->clan == NULL || switch_place(&conn->side, &limit) != SWITCH_RING) {
+		return -EPIPE;
+	}
+	if (limit < iov_bytes(iov, iov_count)) {
+		cut(&ranged, iov, iov_count, 0, (size_t)limit);
+		got = clan_readv(conn->clan, ranged.iov, (uint32_t)ranged.count, 0);
+	} else {
+		got = clan_readv(conn->clan, iov, (uint32_t)iov_count, 0);
+	}
+	if (got > 0) {
+		count_in(conn, (size_t)got);
+		return got;
+	}
+	if (got == -ENOTCONN) {
+		/* What had been published before has been taken. */
+		switch_ring_ended(&conn->side);
+		conn->tcp_event = true;
+		conn_settle(conn);
+		return -EPIPE;
+	}
+	if (got != -EAGAIN) {
+		conn_broken(conn, "something else than bytes came by ring");
+		return -EPIPE;
+	}
+	return got;
+}
+
+static ssize_t tcp_receive(
+	struct conn *conn, const struct iovec *iov, int iov_count, size_t limit, bool peek)
+{
+	struct msghdr message = { .msg_iov = ranged.iov };
+	ssize_t got;
+
+	cut(&ranged, iov, iov_count, 0, limit);
+	message.msg_iovlen = (size_t)ranged.count;
+	got = REAL(recvmsg)(conn->fd, &message, MSG_DONTWAIT | (peek ? MSG_PEEK : 0));
+	if (got < 0) {
+		return -errno;
+	}
+	if (!peek) {
+		atomic_fetch_add_explicit(&conn->side.in, (uint64_t)got, memory_order_relaxed);
+	}
+	return got;
+}
+
+/* Does TCP have bytes? Leaves an end and an error where they are. */
+static bool tcp_has_bytes(const struct conn *conn)
+{
+	int bytes = 0;
+
+	return REAL(ioctl)(conn->fd, FIONREAD, &bytes) == 0 && bytes > 0;
+}
+
+static bool grow_buffer(struct conn *conn, size_t bytes)
+{
+	uint8_t *larger = bytes <= SOCKETS_BUFFER_BYTES ? realloc(conn->buffer, bytes) : NULL;
+
+	if (larger != NULL) {
+		conn->buffer = larger;
+		conn->buffer_bytes = bytes;
+	}
+	return larger != NULL;
+}
+
+/* From the ring, or what TCP has in front of the bytes of the ring. */
+static ssize_t pull_read(struct conn *conn, const struct iovec *iov)
+{
+	uint64_t limit;
+
+	if (switch_place(&conn->side, &limit) == SWITCH_RING) {
+		return ring_read(conn, iov, 1);
+	}
+	return limit != UINT64_MAX && tcp_has_bytes(conn)
+		       ? tcp_receive(conn, iov, 1, (size_t)MIN(limit, (uint64_t)INT32_MAX), false)
+		       : -EAGAIN;
+}
+
+void data_pull(struct conn *conn)
+{
+	ssize_t got;
+
+	if (conn->buffer_at == conn->buffer_end) {
+		conn->buffer_at = 0;
+		conn->buffer_end = 0;
+	}
+	do {
+		struct iovec iov;
+
+		if (conn->buffer_end == conn->buffer_bytes &&
+			!grow_buffer(
+				conn, MAX(conn->buffer_bytes * 2, (size_t)BUFFER_BYTES_FIRST))) {
+			return;
+		}
+		iov = (struct iovec){
+			.iov_base = conn->buffer + conn->buffer_end,
+			.iov_len = conn->buffer_bytes - conn->buffer_end,
+		};
+		got = pull_read(conn, &iov);
+		if (got > 0) {
+			conn->buffer_end += (size_t)got;
+			conn_touch(conn, TOUCH_IN);
+			conn_settle(conn); /* closes the ring at its end; the buffer stays */
+		}
+	} while (got > 0);
+}
+
+static ssize_t buffer_read(struct conn *conn, const struct iovec *iov, int iov_count, bool peek)
+{
+	size_t copied = 0;
+
+	for (int i = 0; i < iov_count; i++) {
+		size_t length = MIN(iov[i].iov_len, conn_buffered(conn) - copied);
+
+		if (length > 0) {
+			memcpy(iov[i].iov_base, conn->buffer + conn->buffer_at + copied, length);
+			copied += length;
+		}
+	}
+	if (!peek) {
+		conn->buffer_at += copied;
+		conn_settle(conn);
+	}
+	return (ssize_t)copied;
+}
+
+/* --- receiving -------------------------------------------------------------------------------- */
+
+/* While the peer may go at any time, bytes that it wrote by TCP after it had come back are behind
+ * bytes in the ring that we do not know of yet. What TCP has before the messages are looked at is
+ * not behind anything that they do not tell: how many bytes that is, 0 for an end, or an errno. */
+static ssize_t tcp_before_look(struct conn *conn)
+{
+	int bytes = 0;
+	uint8_t byte;
+	ssize_t got = REAL(recv)(conn->fd, &byte, sizeof(byte), MSG_PEEK | MSG_DONTWAIT);
+
+	if (got > 0 && REAL(ioctl)(conn->fd, FIONREAD, &bytes) == 0) {
+		got = MAX(bytes, 1);
+	}
+	return got < 0 ? -errno : got;
+}
+
+/* The ring is empty: what does TCP say? 0: the end, -EAGAIN: nothing, 1: bytes that should not be
+ * there, or an errno. */
+static ssize_t tcp_behind_ring(struct conn *conn)
+{
+	uint8_t byte;
+	ssize_t got;
+
+	if (!conn->tcp_event) {
+		return -EAGAIN;
+	}
+	got = REAL(recv)(conn->fd, &byte, sizeof(byte), MSG_PEEK | MSG_DONTWAIT);
+	got = got < 0 ? -errno : got;
+	conn->tcp_event = got != -EAGAIN;
+	return got;
+}
+
+/* Also after TCP had something to say, which the peer did not explain. */
+static ssize_t ring_is_empty(struct conn *conn, ssize_t tcp_said)
+{
+	if (tcp_said > 0) {
+		conn_broken(conn, "bytes came by TCP that should come by ring: the program at the "
+				  "other end uses calls that are not seen; remove its rule");
+		return -ECONNRESET;
+	}
+	return tcp_said;
+}
+
+/* MSG_PEEK when there is something in the buffer: also what the ring and TCP have behind it. */
+static ssize_t peek_all(struct conn *conn, const struct iovec *iov, int iov_count)
+{
+	size_t total = iov_bytes(iov, iov_count);
+	size_t done = 0;
+	uint64_t limit;
+	ssize_t got = 0;
+
+	if (conn_buffered(conn) < total) {
+		data_pull(conn);
+	}
+	done = (size_t)buffer_read(conn, iov, iov_count, true);
+	if (done < total && switch_place(&conn->side, &limit) == SWITCH_TCP &&
+		tcp_has_bytes(conn)) {
+		struct msghdr message = { .msg_iov = ranged.iov };
+
+		cut(&ranged, iov, iov_count, done, total - done);
+		message.msg_iovlen = (size_t)ranged.count;
+		got = REAL(recvmsg)(conn->fd, &message, MSG_DONTWAIT | MSG_PEEK);
+	}
+	return (ssize_t)done + MAX(got, 0);
+}
+
+/* Is there a byte in the ring? Something else than bytes is found by who reads. */
+static bool ring_has_bytes(struct conn *conn)
+{
+	uint8_t byte;
+	struct iovec iov = { .iov_base = &byte, .iov_len = sizeof(byte) };
+	ssize_t got = clan_readv(conn->clan, &iov, 1, CLAN_READ_PEEK);
+
+	if (got == -ENOTCONN) {
+		switch_ring_ended(&conn->side);
+		conn->tcp_event = true;
+		conn_settle(conn);
+		return false;
+	}
+	return got != -EAGAIN;
+}
+
+/* The next bytes end where the buffer or the turn of a place ends: more may be there behind. */
+static bool is_bounded(const struct conn *conn)
+{
+	uint64_t limit;
+
+	(void)switch_place(&conn->side, &limit);
+	return conn_buffered(conn) > 0 || limit != UINT64_MAX;
+}
+
+/* Can more be had without waiting, and without meeting an end or an error? */
+static bool has_more(struct conn *conn)
+{
+	uint64_t limit;
+
+	if (!conn_is_carried(conn)) {
+		return tcp_has_bytes(conn);
+	}
+	return conn_buffered(conn) > 0 ||
+	       (switch_place(&conn->side, &limit) == SWITCH_RING
+			       ? conn->clan != NULL && ring_has_bytes(conn)
+			       : tcp_has_bytes(conn));
+}
+
+ssize_t data_receive(struct conn *conn, const struct iovec *iov, int iov_count, int flags)
+{
+	bool peek = (flags & MSG_PEEK) != 0;
+	int looks = 0; /* for news: each place is asked again after the other has had its say */
+	ssize_t tcp_said = -EAGAIN;
+
+	for (;;) {
+		uint64_t limit;
+		ssize_t got;
+
+		if (conn_buffered(conn) > 0) {
+			return peek ? peek_all(conn, iov, iov_count)
+				    : buffer_read(conn, iov, iov_count, false);
+		}
+		if (conn->stranded) {
+			return -ECONNRESET;
+		}
+		if (switch_may_turn(&conn->side) && conn->clan != NULL) {
+			got = tcp_before_look(conn);
+			core_look(true);
+			if (switch_may_turn(&conn->side) && conn->clan != NULL) {
+				return got > 0 ? tcp_receive(
+							 conn, iov, iov_count, (size_t)got, peek)
+					       : got;
+			}
+			continue;
+		}
+		if (switch_place(&conn->side, &limit) == SWITCH_TCP) {
+			if (peek && limit != UINT64_MAX) {
+				/* The next bytes may be in both places. */
+				data_pull(conn);
+				if (conn_buffered(conn) > 0) {
+					continue;
+				}
+			}
+			got = tcp_receive(conn, iov, iov_count,
+				(size_t)MIN(limit, (uint64_t)INT32_MAX), peek);
+			if (got > 0 && !peek) {
+				conn_settle(conn);
+			}
+			if ((got != 0 && got != -EAGAIN) || conn->clan == NULL || looks++ > 0) {
+				return got;
+			}
+			core_look(got == 0);
+			continue;
+		}
+		if (peek) {
+			data_pull(conn);
+			got = conn_buffered(conn) > 0 ? 1 : -EAGAIN;
+		} else {
+			got = ring_read(conn, iov, iov_count);
+		}
+		if (got > 0 && !peek) {
+			conn_settle(conn);
+			return got;
+		}
+		if (got != -EAGAIN || switch_place(&conn->side, &limit) == SWITCH_TCP) {
+			continue;
+		}
+		if (looks == 2) {
+			return ring_is_empty(conn, tcp_said);
+		}
+		if (looks == 1) {
+			tcp_said = tcp_behind_ring(conn);
+			if (tcp_said == -EAGAIN) {
+				return -EAGAIN;
+			}
+		}
+		looks++;
+		core_look(looks == 2);
+	}
+}
+
+/* --- sending ---------------------------------------------------------------------------------- */
+
+static ssize_t tcp_send(struct conn *conn, const struct iovec *iov, int iov_count)
+{
+	struct msghdr message = {
+		.msg_iov = (struct iovec *)(uintptr_t)iov,
+		.msg_iovlen = (size_t)iov_count,
+	};
+	ssize_t sent = REAL(sendmsg)(conn->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+
+	if (sent < 0) {
+		return -errno;
+	}
+	atomic_fetch_add_explicit(&conn->side.out, (uint64_t)sent, memory_order_relaxed);
+	return sent;
+}
+
+ssize_t data_send(struct conn *conn, const struct iovec *iov, int iov_count)
+{
+	ssize_t sent;
+
+	if (conn->stranded) {
+		return -ECONNRESET;
+	}
+	conn_go(conn);
+	if (conn->side.out_place != SWITCH_OUT_RING || conn->clan == NULL) {
+		return tcp_send(conn, iov, iov_count);
+	}
+	sent = clan_writev(conn->clan, iov, (uint32_t)iov_count);
+	if (sent > 0) {
+		clan_flush(conn->clan);
+		atomic_fetch_add_explicit(&conn->side.out, (uint64_t)sent, memory_order_relaxed);
+		conn->ring_out += (uint64_t)sent;
+		stats->out_bytes += (uint64_t)sent;
+		if (conn->row != NULL) {
+			conn->row->out_bytes += (uint64_t)sent;
+		}
+		return sent;
+	}
+	conn->out_full = sent == -EAGAIN; /* until READY, which may come in this look */
+	core_look(false);
+	if (sent == -EAGAIN && conn->side.out_place == SWITCH_OUT_RING) {
+		return -EAGAIN;
+	}
+	/* The peer has gone, or wants the connection back. */
+	conn->side.out_place = SWITCH_OUT_LEFT;
+	return tcp_send(conn, iov, iov_count);
+}
+
+/* --- what poll() says ------------------------------------------------------------------------- */
+
+short data_ready(struct conn *conn)
+{
+	uint64_t limit;
+	bool ring_in = switch_place(&conn->side, &limit) == SWITCH_RING && conn->clan != NULL;
+	struct pollfd tcp = { .fd = conn->fd };
+	bool ring_out;
+	short ready = 0;
+
+	if (conn->stranded) {
+		return POLLIN | POLLOUT | POLLERR | POLLHUP;
+	}
+	if (conn_buffered(conn) > 0 || (ring_in && ring_has_bytes(conn))) {
+		ready |= POLLIN;
+	}
+	if ((ready == 0 && !ring_in) || conn->tcp_event) {
+		tcp.events |= POLLIN | POLLRDHUP | POLLPRI;
+	}
+	ring_out = conn->side.out_place == SWITCH_OUT_RING && conn->clan != NULL;
+	if (!ring_out) {
+		tcp.events |= POLLOUT;
+	} else if (!conn->out_full) {
+		ready |= POLLOUT;
+	}
+	if (tcp.events != 0) {
+		(void)REAL(poll)(&tcp, 1, 0);
+		/* The end of the TCP connection is one for who reads when the ring is empty, and
+		 * is told of before, as TCP tells of it while bytes wait. */
+		ready |= tcp.revents;
+	}
+	if ((tcp.events & POLLIN) != 0 &&
+		(tcp.revents & (POLLIN | POLLRDHUP | POLLHUP | POLLERR)) == 0) {
+		conn->tcp_event = false;
+	}
+	return ready;
+}
+
+/* --- whole calls ------------------------------------------------------------------------------ */
+
+bool data_restarts(void)
+{
+	for (int number = 1; number < NSIG; number++) {
+		struct sigaction action;
+
+		/* Crash handlers: what sleeps causes none of these. */
+		if (number == SIGSEGV || number == SIGBUS || number == SIGFPE || number == SIGILL ||
+			number == SIGTRAP || number == SIGABRT) {
+			continue;
+		}
+		if (sigaction(number, NULL, &action) == 0 && action.sa_handler != SIG_DFL &&
+			action.sa_handler != SIG_IGN && (action.sa_flags & SA_RESTART) == 0) {
+			return false;
+		}
+	}
+	return true;
+}
+
+/* When a blocking call gives up; 0: never. */
+static uint64_t deadline_of(uint64_t limit_ns)
+{
+	return limit_ns == 0 ? 0 : clock_now_ns() + limit_ns;
+}
+
+/* A blocking call has nothing to do. *deadline_ns: UINT64_MAX until it is known. 0, or -EAGAIN or
+ * -EINTR: the call ends. */
+static int wait_for(struct conn *conn, short events, uint64_t limit_ns, uint64_t *deadline_ns)
+{
+	int result;
+
+	if (*deadline_ns == UINT64_MAX) {
+		*deadline_ns = deadline_of(limit_ns);
+	}
+	result = wait_conn(conn, events, *deadline_ns);
+	return result == -EINTR && *deadline_ns == 0 && data_restarts() ? 0 : result;
+}
+
+static void count_op(struct conn *conn)
+{
+	if (core.rules.switch_every != 0 && ++conn->ops % core.rules.switch_every == 0) {
+		conn_leave(conn, REASON_ASKED);
+	}
+}
+
+static short in_events(const struct conn *conn)
+{
+	uint64_t limit;
+
+	return switch_place(&conn->side, &limit) == SWITCH_TCP || conn->clan == NULL ? POLLIN : 0;
+}
+
+/* recv() of no bytes waits for some, and takes none. */
+static ssize_t receive_nothing(struct conn *conn)
+{
+	return (data_ready(conn) & (POLLIN | POLLHUP | POLLERR)) != 0 ? 0 : -EAGAIN;
+}
+
+/* Can a peek not see more than it has seen, however long it waits? */
+static bool peek_has_ended(struct conn *conn)
+{
+	return conn->buffer_end == SOCKETS_BUFFER_BYTES ||
+	       (data_ready(conn) & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
+}
+
+/* The program has seen that there is no more, and waits for an edge; perhaps a thread of it sleeps
+ * in the set already. Libclan tells of the next bytes to who has met the end of these. */
+static void meet_end(struct conn *conn)
+{
+	if (!list_is_empty(&conn->members) && atomic_load(&core.sleepers) > 0 && has_more(conn)) {
+		core.news = true;
+	}
+}
+
+ssize_t data_recv(
+	struct conn *conn, const struct iovec *iov, int iov_count, int flags, bool *plain_out)
+{
+	size_t total = iov_bytes(iov, iov_count);
+	bool peek = (flags & MSG_PEEK) != 0;
+	bool peek_ends = false;
+	uint64_t deadline_ns = UINT64_MAX;
+	size_t done = 0; /* a peek begins again each time */
+	ssize_t got = 0;
+
+	*plain_out = false;
+	if (!core_lock()) {
+		return -EINTR;
+	}
+	count_op(conn);
+	for (;;) {
+		bool bounded = is_bounded(conn);
+
+		if (!conn_is_carried(conn) && (done == 0 || peek)) {
+			*plain_out = true;
+			break;
+		}
+		if (conn_state(conn) == CONN_FREE) { /* left to the kernel by another thread */
+			break;
+		}
+		if (total == 0) {
+			got = receive_nothing(conn);
+		} else if (done == 0 || peek) {
+			got = data_receive(conn, iov, iov_count, flags);
+		} else {
+			cut(&rest, iov, iov_count, done, total - done);
+			got = data_receive(conn, rest.iov, rest.count, flags);
+		}
+		if (got > 0) {
+			conn_touch(conn, TOUCH_READ);
+			done = peek ? (size_t)got : done + (size_t)got;
+			if (done == total || peek_ends ||
+				((flags & MSG_WAITALL) == 0 &&
+					(peek || !bounded || !has_more(conn)))) {
+				break;
+			}
+			if (peek) {
+				/* Bytes may have come between the two looks. */
+				peek_ends = peek_has_ended(conn);
+				got = peek_ends ? got : -EAGAIN;
+			}
+		}
+		if (got == 0 && done == 0) {
+			conn_touch(conn, TOUCH_READ);
+		}
+		if (got == 0 || (got < 0 && got != -EAGAIN)) {
+			break;
+		}
+		if (got > 0) {
+			continue;
+		}
+		if (conn->nonblocking || (flags & MSG_DONTWAIT) != 0) {
+			break;
+		}
+		/* Bytes that are peeked at stay: the socket is ready, but not for more. */
+		got = wait_for(conn, peek && done > 0 ? 0 : in_events(conn), conn->in_limit_ns,
+			&deadline_ns);
+		if (got != 0) {
+			break;
+		}
+	}
+	if (done > 0 && done < total && conn_is_carried(conn)) {
+		meet_end(conn);
+	}
+	core_unlock();
+	return done > 0 ? (ssize_t)done : got;
+}
+
+/* With the lock, from and to. *done_out: bytes sent. 0, or why it ended. */
+static int send_locked(
+	struct conn *conn, const struct iovec *iov, int iov_count, int flags, size_t *done_out)
+{
+	size_t total = iov_bytes(iov, iov_count);
+	uint64_t deadline_ns = UINT64_MAX;
+	uint64_t full_ns = 0;
+	size_t done = 0;
+	ssize_t sent = 0;
+
+	while (done < total && (conn_is_carried(conn) || done > 0) &&
+		conn_state(conn) != CONN_FREE) {
+		if (done == 0) {
+			sent = data_send(conn, iov, iov_count);
+		} else {
+			cut(&rest, iov, iov_count, done, total - done);
+			sent = data_send(conn, rest.iov, rest.count);
+		}
+		if (sent >= 0) {
+			done += (size_t)sent;
+			full_ns = 0;
+			continue;
+		}
+		if (sent != -EAGAIN || conn->nonblocking || (flags & MSG_DONTWAIT) != 0) {
+			break;
+		}
+		if (conn->side.out_place == SWITCH_OUT_RING) {
+			if (!conn->out_full) { /* the event of room has come, and comes once */
+				sent = 0;
+				continue;
+			}
+			full_ns = full_ns == 0 ? clock_now_ns() + FULL_MS * NS_PER_MS : full_ns;
+			sent = wait_conn(conn, 0, full_ns);
+			if (sent == -EAGAIN) {
+				/* TCP takes more before a writer has to wait for its reader. */
+				conn_leave(conn, REASON_FULL);
+				sent = 0;
+			}
+		} else {
+			sent = wait_for(conn, POLLOUT, conn->out_limit_ns, &deadline_ns);
+		}
+		if (sent == -EINTR && data_restarts()) {
+			sent = 0;
+		}
+		if (sent != 0) {
+			break;
+		}
+	}
+	*done_out = done;
+	return sent < 0 ? (int)sent : 0;
+}
+
+/* The end of a call that sends. */
+static ssize_t sent_all(size_t done, int result, int flags)
+{
+	if (done > 0) {
+		return (ssize_t)done;
+	}
+	if (result == -EPIPE && (flags & MSG_NOSIGNAL) == 0) {
+		raise(SIGPIPE);
+	}
+	return result;
+}
+
+ssize_t data_sendv(
+	struct conn *conn, const struct iovec *iov, int iov_count, int flags, bool *plain_out)
+{
+	size_t done = 0;
+	int result = 0;
+
+	*plain_out = false;
+	if (!core_lock()) {
+		return -EINTR;
+	}
+	count_op(conn);
+	if (conn_is_carried(conn)) {
+		result = send_locked(conn, iov, iov_count, flags, &done);
+	}
+	*plain_out = done == 0 && result == 0;
+	core_unlock();
+	return sent_all(done, result, flags);
+}

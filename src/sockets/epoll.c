@@ -1,0 +1,670 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "sockets/kernel.h"
+#include "sockets/real.h"
+#include "sockets/sockets.h"
+
+enum {
+	LOOKS_MAX = 32, /* answers of ours before the kernel's set is asked */
+	BACK_WAIT_MS = 1000,
+};
+#define LOOK_NS	 UINT64_C(1000000)
+#define NS_PER_S UINT64_C(1000000000)
+
+/* Conditions that are told of without being asked for. */
+#define ALWAYS (EPOLLHUP | EPOLLERR)
+#define STATES (EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLPRI | EPOLLRDNORM | EPOLLWRNORM | ALWAYS)
+_Static_assert(EPOLLIN == POLLIN && EPOLLOUT == POLLOUT && EPOLLRDHUP == POLLRDHUP &&
+		       EPOLLHUP == POLLHUP && EPOLLERR == POLLERR && EPOLLPRI == POLLPRI &&
+		       EPOLLRDNORM == POLLRDNORM && EPOLLWRNORM == POLLWRNORM,
+	"conditions have one number in poll() and epoll");
+
+static struct list_node free_sets = { &free_sets, &free_sets };
+
+/* --- sets and members ------------------------------------------------------------------------- */
+
+void epoll_track(int fd)
+{
+	struct set *set;
+
+	if ((unsigned int)fd >= SOCKETS_FDS_MAX || !core_lock()) {
+		return;
+	}
+	object_replaced(fd);
+	if (list_is_empty(&free_sets)) {
+		set = calloc(1, sizeof(*set));
+	} else {
+		set = list_entry(list_pop_front(&free_sets), struct set, object.pool_node);
+	}
+	if (set != NULL) {
+		set->object.kind = OBJECT_SET;
+		set->object.refs = 0;
+		set->fd = fd;
+		set->watched = false;
+		set->managed = 0;
+		set->dozing = 0;
+		atomic_store(&set->has_core, false);
+		list_init(&set->object.pool_node);
+		list_init(&set->members);
+		list_init(&set->ready);
+		object_add(fd, &set->object);
+	}
+	core_unlock();
+}
+
+static void unmanage(struct member *member)
+{
+	if (member->managed) {
+		member->managed = false;
+		list_remove(&member->ready_node);
+		member->set->managed--;
+	}
+}
+
+static void member_free(struct member *member)
+{
+	unmanage(member);
+	list_remove(&member->set_node);
+	list_remove(&member->conn_node);
+	free(member);
+}
+
+void epoll_set_closes(struct set *set)
+{
+	while (!list_is_empty(&set->members)) {
+		member_free(list_entry(list_first(&set->members), struct member, set_node));
+	}
+	list_push_back(&free_sets, &set->object.pool_node);
+}
+
+void epoll_fd_closes(struct conn *conn, int fd)
+{
+	list_for_each(node, &conn->members)
+	{
+		struct member *member = list_entry(node, struct member, conn_node);
+
+		if (fd < 0 || member->fd == fd) {
+			member_free(member);
+		}
+	}
+}
+
+bool epoll_has(const struct conn *conn, int fd)
+{
+	list_for_each(node, &conn->members)
+	{
+		if (list_entry(node, struct member, conn_node)->fd == fd) {
+			return true;
+		}
+	}
+	return false;
+}
+
+static struct member *find_member(const struct set *set, const struct conn *conn, int fd)
+{
+	list_for_each(node, &conn->members)
+	{
+		struct member *member = list_entry(node, struct member, conn_node);
+
+		if (member->set == set && member->fd == fd) {
+			return member;
+		}
+	}
+	return NULL;
+}
+
+static struct member *add_member(
+	struct set *set, struct conn *conn, int fd, const struct epoll_event *event)
+{
+	struct member *member = calloc(1, sizeof(*member));
+
+	if (member != NULL) {
+		member->set = set;
+		member->conn = conn;
+		member->fd = fd;
+		member->event = *event;
+		list_init(&member->ready_node);
+		list_push_back(&set->members, &member->set_node);
+		list_push_back(&conn->members, &member->conn_node);
+	}
+	return member;
+}
+
+/* The set wakes who waits for it when something of ours happens. */
+static void add_core(struct set *set)
+{
+	struct epoll_event event = { .events = EPOLLIN, .data.u64 = core.tag };
+
+	if (!set_has_core(set)) {
+		atomic_store(&set->has_core, true);
+		(void)REAL(epoll_ctl)(set->fd, EPOLL_CTL_ADD, core.epoll_fd, &event);
+		set->core_adds++;
+		set->core_epoch = core_wakes(set->dozing);
+		set->dozing = 0;
+	}
+}
+
+/* To be looked at in the next epoll_wait(). */
+static void make_ready(struct member *member)
+{
+	member->edge_in = true;
+	member->edge_out = true;
+	if (!list_is_linked(&member->ready_node) && !member->disabled) {
+		list_push_back(&member->set->ready, &member->ready_node);
+	}
+}
+
+static void manage(struct member *member)
+{
+	member->managed = true;
+	member->set->managed++;
+	add_core(member->set);
+	make_ready(member);
+	core.news = true;
+}
+
+bool epoll_conn_fits(struct conn *conn)
+{
+	list_for_each(node, &conn->members)
+	{
+		struct member *member = list_entry(node, struct member, conn_node);
+
+		if (member->set->watched ||
+			(member->event.events & (EPOLLEXCLUSIVE | EPOLLWAKEUP)) != 0) {
+			return false;
+		}
+	}
+	return true;
+}
+
+/* Whether the kernel has used up a member with EPOLLONESHOT is known to the kernel alone. */
+static bool is_used_up(const struct member *member)
+{
+	uint32_t events;
+
+	return (member->event.events & EPOLLONESHOT) != 0 &&
+	       kernel_epoll_events(member->set->fd, member->fd, &events) == 0 &&
+	       (events & STATES) == 0;
+}
+
+void epoll_conn_carried(struct conn *conn)
+{
+	list_for_each(node, &conn->members)
+	{
+		struct member *member = list_entry(node, struct member, conn_node);
+
+		member->disabled = is_used_up(member);
+		(void)REAL(epoll_ctl)(member->set->fd, EPOLL_CTL_DEL, member->fd, NULL);
+		manage(member);
+	}
+}
+
+void epoll_conn_plain(struct conn *conn)
+{
+	list_for_each(node, &conn->members)
+	{
+		struct member *member = list_entry(node, struct member, conn_node);
+		struct epoll_event event = member->event;
+
+		unmanage(member);
+		if (member->disabled) {
+			event.events = EPOLLONESHOT; /* HUP and ERR are told of even so, once */
+			member->disabled = false;
+		}
+		(void)REAL(epoll_ctl)(member->set->fd, EPOLL_CTL_ADD, member->fd, &event);
+	}
+}
+
+/* What the member reports now; 0: nothing. */
+static uint32_t report_of(struct member *member)
+{
+	uint32_t ready = (uint32_t)(uint16_t)data_ready(member->conn);
+	uint32_t edges = 0;
+
+	if (!member->managed) {
+		return 0; /* the look has brought it back to TCP */
+	}
+	ready |= ((ready & EPOLLIN) != 0 ? EPOLLRDNORM : 0) |
+		 ((ready & EPOLLOUT) != 0 ? EPOLLWRNORM : 0);
+	ready &= member->event.events | ALWAYS;
+	if ((member->event.events & EPOLLET) != 0) {
+		edges |= member->edge_in ? EPOLLIN | EPOLLRDNORM | EPOLLRDHUP | EPOLLPRI | ALWAYS
+					 : 0;
+		edges |= member->edge_out ? EPOLLOUT | EPOLLWRNORM | ALWAYS : 0;
+		if ((ready & edges) == 0) {
+			ready = 0;
+		}
+	}
+	member->edge_in = false;
+	member->edge_out = false;
+	return ready;
+}
+
+/* Would it report anything? */
+static bool is_ready(struct member *member)
+{
+	bool in = member->edge_in;
+	bool out = member->edge_out;
+	bool ready = report_of(member) != 0;
+
+	member->edge_in = in;
+	member->edge_out = out;
+	return ready;
+}
+
+/* --- epoll_ctl() ------------------------------------------------------------------------------ */
+
+/* Of a member that the kernel does not have. */
+static int control_managed(
+	struct set *set, int op, struct conn *conn, int fd, const struct epoll_event *event)
+{
+	struct member *member = find_member(set, conn, fd);
+
+	switch (op) {
+	case EPOLL_CTL_ADD:
+		if (member != NULL) {
+			return -EEXIST;
+		}
+		member = add_member(set, conn, fd, event);
+		if (member == NULL) {
+			return -ENOMEM;
+		}
+		manage(member);
+		return 0;
+	case EPOLL_CTL_MOD:
+		if (member == NULL) {
+			return -ENOENT;
+		}
+		member->event = *event;
+		member->disabled = false;
+		make_ready(member);
+		/* Another thread may sleep in the set, and has not looked for this. */
+		core.news = core.news || is_ready(member);
+		return 0;
+	case EPOLL_CTL_DEL:
+		if (member == NULL) {
+			return -ENOENT;
+		}
+		member_free(member);
+		return 0;
+	default:
+		return -EINVAL;
+	}
+}
+
+/* The kernel has obeyed: so do we. */
+static void record(
+	struct set *set, int op, struct conn *conn, int fd, const struct epoll_event *event)
+{
+	struct member *member = find_member(set, conn, fd);
+
+	if (op == EPOLL_CTL_DEL) {
+		if (member != NULL) {
+			member_free(member);
+		}
+	} else if (member != NULL) {
+		member->event = *event;
+	} else if (add_member(set, conn, fd, event) == NULL) {
+		conn_forget(conn, REASON_RESOURCES);
+	}
+}
+
+static bool is_watched(struct conn *conn)
+{
+	list_for_each(node, &conn->members)
+	{
+		if (list_entry(node, struct member, conn_node)->set->watched) {
+			return true;
+		}
+	}
+	return false;
+}
+
+/* The set is put into another: only the kernel can tell of its members there. */
+static void watch_set(struct set *set)
+{
+	set->watched = true;
+	conn_bring_back(is_watched, REASON_EPOLL, BACK_WAIT_MS);
+}
+
+int epoll_control(struct set *set, int op, int fd, struct epoll_event *event)
+{
+	struct object *object = object_at(fd);
+	struct conn *conn;
+	int result;
+
+	if (object == NULL || (object->kind != OBJECT_CONN && object->kind != OBJECT_SET)) {
+		return REAL(epoll_ctl)(set->fd, op, fd, event) == 0 ? 0 : -errno;
+	}
+	if (!core_lock()) {
+		return -EINTR;
+	}
+	conn = conn_at(fd); /* another thread's call may have given it up */
+	if (op != EPOLL_CTL_DEL && event != NULL && conn != NULL && conn_is_carried(conn) &&
+		(set->watched || (event->events & (EPOLLEXCLUSIVE | EPOLLWAKEUP)) != 0)) {
+		conn_unfit(conn, REASON_EPOLL);
+		(void)conn_bring_back_one(conn, REASON_EPOLL, BACK_WAIT_MS);
+		conn = conn_at(fd);
+	}
+	if (op != EPOLL_CTL_DEL && event == NULL) {
+		result = -EFAULT;
+	} else if (conn != NULL && conn_is_carried(conn)) {
+		result = control_managed(set, op, conn, fd, event);
+	} else {
+		result = REAL(epoll_ctl)(set->fd, op, fd, event) == 0 ? 0 : -errno;
+		if (result == 0 && conn != NULL) {
+			record(set, op, conn, fd, event);
+		} else if (result == 0 && op == EPOLL_CTL_ADD && set_at(fd) != NULL) {
+			watch_set(set_at(fd));
+		}
+	}
+	core_unlock();
+	return result;
+}
+
+/* --- epoll_wait() ----------------------------------------------------------------------------- */
+
+/* Hands what touched connections have to their members. */
+static void spread_touches(void)
+{
+	while (!list_is_empty(&core.touched)) {
+		struct conn *conn =
+			list_entry(list_pop_front(&core.touched), struct conn, touched_node);
+		uint32_t what = conn->touched;
+
+		conn->touched = 0;
+		list_for_each(node, &conn->members)
+		{
+			struct member *member = list_entry(node, struct member, conn_node);
+
+			if (!member->managed || member->disabled) {
+				continue;
+			}
+			member->edge_in |= (what & (TOUCH_READ | TOUCH_IN)) != 0;
+			member->edge_out |= (what & TOUCH_OUT) != 0;
+			if (!list_is_linked(&member->ready_node)) {
+				list_push_back(&member->set->ready, &member->ready_node);
+			}
+		}
+	}
+}
+
+/* Takes ready members, each at most once and in turn. */
+static int take_ready(struct set *set, struct epoll_event *events, int max)
+{
+	struct list_node again;
+	int count = 0;
+
+	spread_touches();
+	list_init(&again);
+	while (count < max && !list_is_empty(&set->ready)) {
+		struct member *member =
+			list_entry(list_pop_front(&set->ready), struct member, ready_node);
+		uint32_t ready = report_of(member);
+
+		if (ready == 0) {
+			continue;
+		}
+		events[count].events = ready;
+		events[count].data = member->event.data;
+		count++;
+		if ((member->event.events & EPOLLONESHOT) != 0) {
+			member->disabled = true;
+		} else if ((member->event.events & EPOLLET) == 0) {
+			list_push_back(&again, &member->ready_node);
+		}
+	}
+	while (!list_is_empty(&again)) {
+		list_push_back(&set->ready, list_pop_front(&again));
+	}
+	return count;
+}
+
+bool epoll_set_is_ready(struct set *set)
+{
+	struct pollfd kernel[] = {
+		{ .fd = set->fd, .events = POLLIN },
+		{ .fd = core.epoll_fd, .events = POLLIN },
+	};
+	struct list_node *first;
+
+	core_look(true);
+	spread_touches();
+	for (first = list_first(&set->ready); first != NULL; first = list_first(&set->ready)) {
+		struct member *member = list_entry(first, struct member, ready_node);
+
+		if (is_ready(member)) {
+			return true;
+		}
+		list_remove(&member->ready_node);
+	}
+	/* The program's other members are known to the kernel; what is ours in its set has just
+	 * been looked at. */
+	return REAL(poll)(kernel, ARRAY_COUNT(kernel), 0) > 0 && kernel[0].revents != 0 &&
+	       kernel[1].revents == 0;
+}
+
+/* Removes the events of our own descriptor, and of our parent's in a set that both use. True: there
+ * were some. */
+static bool remove_own(struct epoll_event *events, int *count)
+{
+	bool found = false;
+
+	for (int i = *count - 1; i >= 0 && core.tag != 0; i--) {
+		if (events[i].data.u64 == core.tag) {
+			events[i] = events[--*count];
+			found = true;
+		}
+	}
+	return found;
+}
+
+/* The kernel's set, without waiting. */
+static int look_at_kernel(struct set *set, struct epoll_event *events, int max)
+{
+	int count = REAL(epoll_wait)(set->fd, events, max, 0);
+
+	set->looks = 0;
+	if (count > 0 && remove_own(events, &count)) {
+		core_look(true);
+	}
+	return MAX(count, 0);
+}
+
+/* Neither side of the set starves the other. */
+static bool kernel_is_due(struct set *set)
+{
+	struct timespec now;
+	uint64_t now_ns;
+
+	clock_gettime(CLOCK_MONOTONIC_COARSE, &now); /* vDSO */
+	now_ns = (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
+	if (++set->looks < LOOKS_MAX && now_ns - set->looked_ns < LOOK_NS) {
+		return false;
+	}
+	set->looked_ns = now_ns;
+	return true;
+}
+
+int epoll_wait_in_kernel(int fd, struct epoll_event *events, int max,
+	const struct timespec *timeout, const sigset_t *mask)
+{
+	int count = timeout == NULL ? REAL(epoll_pwait)(fd, events, max, -1, mask)
+				    : REAL(epoll_pwait2)(fd, events, max, timeout, mask);
+
+	return count < 0 ? -errno : count;
+}
+
+static int sleep_in_kernel(struct set *set, struct epoll_event *events, int max,
+	uint64_t deadline_ns, const sigset_t *mask)
+{
+	struct timespec left = { 0 };
+	struct core_sleep sleep = { 0 };
+	int count;
+
+	if (deadline_ns != UINT64_MAX) {
+		uint64_t now_ns = clock_now_ns();
+		uint64_t left_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0;
+
+		left.tv_sec = (time_t)(left_ns / NS_PER_S);
+		left.tv_nsec = (long)(left_ns % NS_PER_S);
+	}
+	count = core_sleep(&sleep.epoch);
+	if (count != 0) {
+		core_look(true);
+		return MIN(count, 0);
+	}
+	pthread_cleanup_push(core_cancelled, &sleep);
+	count = epoll_wait_in_kernel(
+		set->fd, events, max, deadline_ns != UINT64_MAX ? &left : NULL, mask);
+	pthread_cleanup_pop(0);
+	core_slept(sleep.epoch);
+	if (count > 0 && remove_own(events, &count)) {
+		core_look(true);
+	}
+	return count;
+}
+
+static int take_locked(struct set *set, struct epoll_event *events, int max, uint64_t deadline_ns,
+	const sigset_t *mask)
+{
+	for (;;) {
+		int count;
+
+		core_look(false);
+		count = take_ready(set, events, max);
+		if (count > 0) {
+			if (count < max && kernel_is_due(set)) {
+				count += look_at_kernel(set, events + count, max - count);
+			}
+			return count;
+		}
+		if (deadline_ns == 0) {
+			count = look_at_kernel(set, events, max);
+			return count > 0 ? count : take_ready(set, events, max);
+		}
+		count = sleep_in_kernel(set, events, max, deadline_ns, mask);
+		if (count != 0) {
+			return count;
+		}
+		if (deadline_ns != UINT64_MAX && clock_now_ns() >= deadline_ns) {
+			deadline_ns = 0; /* once more, for what came meanwhile */
+		}
+	}
+}
+
+struct doze {
+	struct set *set;
+	uint32_t core_adds;
+};
+
+static void doze_ends(void *argument)
+{
+	const struct doze *doze = argument;
+	int saved = errno;
+
+	GMB_ASSERT(core_lock()); /* as in doze() */
+	if (doze->set->core_adds != doze->core_adds) {
+		core_woke(doze->set->core_epoch);
+	} else if (doze->set->dozing > 0) {
+		doze->set->dozing--;
+	}
+	core_unlock();
+	errno = saved;
+}
+
+/* No member of the set is ours: the kernel waits, until one becomes ours. -EAGAIN: one has. */
+static int doze(struct set *set, struct epoll_event *events, int max,
+	const struct timespec *timeout, const sigset_t *mask)
+{
+	struct doze doze = { .set = set };
+	int count;
+
+	if (!core_lock()) { /* in a signal handler that has interrupted us */
+		return epoll_wait_in_kernel(set->fd, events, max, timeout, mask);
+	}
+	if (set_has_core(set)) { /* who has made it so could not count us */
+		core_unlock();
+		return -EAGAIN;
+	}
+	doze.core_adds = set->core_adds;
+	set->dozing++;
+	core_unlock();
+	pthread_cleanup_push(doze_ends, &doze);
+	count = epoll_wait_in_kernel(set->fd, events, max, timeout, mask);
+	pthread_cleanup_pop(1);
+	return count;
+}
+
+int epoll_take(struct set *set, struct epoll_event *events, int max, const struct timespec *timeout,
+	const sigset_t *mask)
+{
+	uint64_t deadline_ns = wait_deadline(timeout);
+	int count;
+
+	while (!set_has_core(set)) {
+		count = doze(set, events, max, timeout, mask);
+		if (count == -EAGAIN) {
+			continue;
+		}
+		if (count <= 0 || !remove_own(events, &count) || count > 0) {
+			return count;
+		}
+		if (!set_has_core(set)) {
+			/* Our parent's descriptor in a set that both use: it is the parent's work.
+			 */
+			(void)REAL(poll)(NULL, 0, 1);
+		}
+	}
+	if (max <= 0 || events == NULL) {
+		return REAL(epoll_pwait)(set->fd, events, max, 0, mask) < 0 ? -errno : 0;
+	}
+	if (!core_lock()) {
+		return -EINTR;
+	}
+	count = take_locked(set, events, max, deadline_ns, mask);
+	core_unlock();
+	return count;
+}
+
+void epoll_before_fork(void)
+{
+	if (atomic_load(&core.sleepers) > 0) {
+		return; /* other threads rely on it */
+	}
+	for (int fd = 0; fd < core.fds_end; fd++) {
+		struct set *set = set_at(fd);
+
+		if (set != NULL && set_has_core(set) && set->managed == 0) {
+			(void)REAL(epoll_ctl)(fd, EPOLL_CTL_DEL, core.epoll_fd, NULL);
+			atomic_store(&set->has_core, false);
+		}
+	}
+}
+
+/* In the child: what its parent has put into the sets stays there, and is the parent's. */
+void epoll_after_fork(void)
+{
+	for (int fd = 0; fd < core.fds_end; fd++) {
+		struct set *set = set_at(fd);
+
+		if (set != NULL) {
+			atomic_store(&set->has_core, false);
+			set->dozing = 0;
+			list_for_each(node, &set->members)
+			{
+				struct member *member = list_entry(node, struct member, set_node);
+
+				/* Told by what is left in the buffer alone. */
+				if (member->managed && core_start() == 0) {
+					add_core(set);
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,622 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The C library's names for reading, writing and waiting.
+ */
+#undef _FORTIFY_SOURCE
+#undef _FILE_OFFSET_BITS
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "sockets/hooks.h"
+#include "sockets/real.h"
+#include "sockets/sockets.h"
+
+enum {
+	/* Of what is not in the stream. Others that are not stood for TCP leaves out of account. */
+	RECEIVE_FLAGS_OTHER = MSG_OOB | MSG_ERRQUEUE,
+	SEND_FLAGS = MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE | MSG_EOR | MSG_CONFIRM,
+	SCRATCH_BYTES = 16384,
+	BACK_WAIT_MS = 1000,
+};
+
+/* Negative errno as the C library gives it. */
+static ssize_t give(ssize_t result)
+{
+	if (result < 0) {
+		errno = (int)-result;
+		return -1;
+	}
+	return result;
+}
+
+/* A call that is not stood for: the connection goes back to TCP for good. */
+static void hand_back(struct conn *conn, enum sockets_reason reason)
+{
+	if (core_lock()) {
+		if (conn_state(conn) != CONN_FREE) {
+			conn_unfit(conn, reason);
+		}
+		core_unlock();
+	}
+}
+
+/* --- reading ---------------------------------------------------------------------------------- */
+
+/* MSG_TRUNC: TCP throws the bytes away. */
+__attribute__((noinline)) static ssize_t discard(
+	struct conn *conn, const struct iovec *iov, int iov_count, int flags, bool *plain)
+{
+	uint8_t scratch[SCRATCH_BYTES];
+	struct iovec all = { .iov_base = scratch };
+
+	for (int i = 0; i < iov_count; i++) {
+		all.iov_len += MIN(iov[i].iov_len, sizeof(scratch) - all.iov_len);
+	}
+	return data_recv(conn, &all, 1, flags & ~MSG_TRUNC, plain);
+}
+
+static bool is_bad(const struct iovec *iov, int iov_count)
+{
+	for (int i = 0; i < iov_count; i++) {
+		if (iov[i].iov_base == NULL && iov[i].iov_len > 0) {
+			return true;
+		}
+	}
+	return false;
+}
+
+static ssize_t receive_ours(
+	struct conn *conn, const struct iovec *iov, int iov_count, int flags, bool *plain)
+{
+	if ((flags & MSG_TRUNC) != 0) {
+		return discard(conn, iov, iov_count, flags, plain);
+	}
+	if (is_bad(iov, iov_count)) {
+		*plain = false;
+		return -EFAULT;
+	}
+	return data_recv(conn, iov, iov_count, flags, plain);
+}
+
+/* The one way in of all calls that read. file: read() and readv(), which take no flags. Returns
+ * false when the kernel is to do it, with *way as plain_enter() said. */
+static bool receive(int fd, const struct iovec *iov, int iov_count, int flags, enum way *way,
+	struct conn **conn, ssize_t *result)
+{
+	for (;;) {
+		bool plain;
+
+		*way = plain_enter(fd, false, conn);
+		if (*way != WAY_OURS) {
+			if (*way == WAY_PLAIN && (flags & RECEIVE_FLAGS_OTHER) != 0) {
+				plain_leave(*conn, false, 0);
+				hand_back(*conn, REASON_CALL);
+				*way = WAY_KERNEL;
+			}
+			return false;
+		}
+		if ((flags & RECEIVE_FLAGS_OTHER) != 0 || iov_count < 0 ||
+			iov_count > SOCKETS_IOV_MAX) {
+			hand_back(*conn, REASON_CALL);
+			*way = WAY_KERNEL;
+			return false;
+		}
+		*result = receive_ours(*conn, iov, iov_count, flags, &plain);
+		if (!plain) {
+			*result = give(*result);
+			return true;
+		}
+	}
+}
+
+/* After the kernel did it. */
+static ssize_t received(enum way way, struct conn *conn, ssize_t got, int flags)
+{
+	if (way == WAY_PLAIN) {
+		plain_leave(conn, false, (flags & MSG_PEEK) != 0 ? 0 : got);
+	}
+	return got;
+}
+
+EXPORT ssize_t read(int fd, void *buffer, size_t bytes)
+{
+	struct iovec iov = { .iov_base = buffer, .iov_len = bytes };
+	struct conn *conn;
+	enum way way;
+	ssize_t got;
+
+	if (object_at(fd) == NULL || bytes == 0) {
+		return REAL(read)(fd, buffer, bytes);
+	}
+	if (receive(fd, &iov, 1, 0, &way, &conn, &got)) {
+		return got;
+	}
+	return received(way, conn, REAL(read)(fd, buffer, bytes), 0);
+}
+
+static bool is_empty(const struct iovec *iov, int iov_count)
+{
+	for (int i = 0; i < iov_count; i++) {
+		if (iov[i].iov_len > 0) {
+			return false;
+		}
+	}
+	return true;
+}
+
+EXPORT ssize_t readv(int fd, const struct iovec *iov, int iov_count)
+{
+	struct conn *conn;
+	enum way way;
+	ssize_t got;
+
+	if (object_at(fd) == NULL || is_empty(iov, iov_count)) {
+		return REAL(readv)(fd, iov, iov_count);
+	}
+	if (receive(fd, iov, iov_count, 0, &way, &conn, &got)) {
+		return got;
+	}
+	return received(way, conn, REAL(readv)(fd, iov, iov_count), 0);
+}
+
+EXPORT ssize_t recvfrom(
+	int fd, void *buffer, size_t bytes, int flags, struct sockaddr *address, socklen_t *length)
+{
+	struct iovec iov = { .iov_base = buffer, .iov_len = bytes };
+	struct conn *conn;
+	enum way way;
+	ssize_t got;
+
+	if (object_at(fd) == NULL) {
+		return REAL(recvfrom)(fd, buffer, bytes, flags, address, length);
+	}
+	if (receive(fd, &iov, 1, flags, &way, &conn, &got)) {
+		if (got >= 0 && address != NULL && length != NULL) {
+			*length = 0; /* as TCP does */
+		}
+		return got;
+	}
+	return received(
+		way, conn, REAL(recvfrom)(fd, buffer, bytes, flags, address, length), flags);
+}
+
+EXPORT ssize_t recv(int fd, void *buffer, size_t bytes, int flags)
+{
+	struct iovec iov = { .iov_base = buffer, .iov_len = bytes };
+	struct conn *conn;
+	enum way way;
+	ssize_t got;
+
+	if (object_at(fd) == NULL) {
+		return REAL(recv)(fd, buffer, bytes, flags);
+	}
+	if (receive(fd, &iov, 1, flags, &way, &conn, &got)) {
+		return got;
+	}
+	return received(way, conn, REAL(recv)(fd, buffer, bytes, flags), flags);
+}
+
+EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
+{
+	struct conn *conn;
+	enum way way;
+	ssize_t got;
+
+	if (object_at(fd) == NULL) {
+		return REAL(recvmsg)(fd, message, flags);
+	}
+	if (receive(fd, message->msg_iov, (int)MIN(message->msg_iovlen, (size_t)INT32_MAX), flags,
+		    &way, &conn, &got)) {
+		if (got >= 0) {
+			message->msg_namelen = 0;
+			message->msg_controllen = 0;
+			message->msg_flags = 0;
+		}
+		return got;
+	}
+	return received(way, conn, REAL(recvmsg)(fd, message, flags), flags);
+}
+
+EXPORT int recvmmsg(
+	int fd, struct mmsghdr *messages, unsigned int count, int flags, struct timespec *timeout)
+{
+	unsigned int done = 0;
+
+	if (object_at(fd) == NULL) {
+		return REAL(recvmmsg)(fd, messages, count, flags, timeout);
+	}
+	while (done < count) {
+		int wait = done > 0 && (flags & MSG_WAITFORONE) != 0 ? MSG_DONTWAIT : 0;
+		ssize_t got =
+			recvmsg(fd, &messages[done].msg_hdr, (flags & ~MSG_WAITFORONE) | wait);
+
+		if (got < 0) {
+			return done > 0 ? (int)done : -1;
+		}
+		messages[done++].msg_len = (unsigned int)got;
+		if (got == 0) {
+			break;
+		}
+	}
+	return (int)done;
+}
+
+EXPORT ssize_t __read_chk(int fd, void *buffer, size_t bytes, size_t room)
+{
+	GMB_ASSERT(bytes <= room);
+	return read(fd, buffer, bytes);
+}
+
+EXPORT ssize_t __recv_chk(int fd, void *buffer, size_t bytes, size_t room, int flags)
+{
+	GMB_ASSERT(bytes <= room);
+	return recv(fd, buffer, bytes, flags);
+}
+
+EXPORT ssize_t __recvfrom_chk(int fd, void *buffer, size_t bytes, size_t room, int flags,
+	struct sockaddr *address, socklen_t *length)
+{
+	GMB_ASSERT(bytes <= room);
+	return recvfrom(fd, buffer, bytes, flags, address, length);
+}
+
+/* --- writing ---------------------------------------------------------------------------------- */
+
+/* As receive(). */
+static bool transmit(int fd, const struct iovec *iov, int iov_count, int flags, enum way *way,
+	struct conn **conn, ssize_t *result)
+{
+	for (;;) {
+		bool plain = false;
+
+		*way = plain_enter(fd, true, conn);
+		if (*way != WAY_OURS) {
+			if (*way == WAY_PLAIN &&
+				(flags & (MSG_OOB | MSG_ZEROCOPY | MSG_FASTOPEN)) != 0) {
+				plain_leave(*conn, true, 0);
+				hand_back(*conn, REASON_CALL);
+				*way = WAY_KERNEL;
+			}
+			return false;
+		}
+		if ((flags & ~SEND_FLAGS) != 0 || iov_count < 0 || iov_count > SOCKETS_IOV_MAX) {
+			hand_back(*conn, REASON_CALL);
+			*way = WAY_KERNEL;
+			return false;
+		}
+		if (is_empty(iov, iov_count)) {
+			*way = WAY_KERNEL; /* no byte is moved */
+			return false;
+		}
+		*result = is_bad(iov, iov_count) ? -EFAULT
+						 : data_sendv(*conn, iov, iov_count, flags, &plain);
+		if (!plain) {
+			*result = give(*result);
+			return true;
+		}
+	}
+}
+
+static ssize_t transmitted(enum way way, struct conn *conn, ssize_t sent)
+{
+	if (way == WAY_PLAIN) {
+		plain_leave(conn, true, sent);
+	}
+	return sent;
+}
+
+EXPORT ssize_t write(int fd, const void *buffer, size_t bytes)
+{
+	struct iovec iov = { .iov_base = (void *)(uintptr_t)buffer, .iov_len = bytes };
+	struct conn *conn;
+	enum way way;
+	ssize_t sent;
+
+	if (object_at(fd) == NULL) {
+		return REAL(write)(fd, buffer, bytes);
+	}
+	if (transmit(fd, &iov, 1, 0, &way, &conn, &sent)) {
+		return sent;
+	}
+	return transmitted(way, conn, REAL(write)(fd, buffer, bytes));
+}
+
+EXPORT ssize_t writev(int fd, const struct iovec *iov, int iov_count)
+{
+	struct conn *conn;
+	enum way way;
+	ssize_t sent;
+
+	if (object_at(fd) == NULL) {
+		return REAL(writev)(fd, iov, iov_count);
+	}
+	if (transmit(fd, iov, iov_count, 0, &way, &conn, &sent)) {
+		return sent;
+	}
+	return transmitted(way, conn, REAL(writev)(fd, iov, iov_count));
+}
+
+EXPORT ssize_t sendto(int fd, const void *buffer, size_t bytes, int flags,
+	const struct sockaddr *address, socklen_t length)
+{
+	struct iovec iov = { .iov_base = (void *)(uintptr_t)buffer, .iov_len = bytes };
+	struct conn *conn;
+	enum way way;
+	ssize_t sent;
+
+	if (object_at(fd) == NULL) {
+		sent = REAL(sendto)(fd, buffer, bytes, flags, address, length);
+		if ((flags & MSG_FASTOPEN) != 0 && sent >= 0) {
+			hooks_connected(fd, address, length);
+		}
+		return sent;
+	}
+	if (transmit(fd, &iov, 1, flags, &way, &conn, &sent)) {
+		return sent;
+	}
+	return transmitted(way, conn, REAL(sendto)(fd, buffer, bytes, flags, address, length));
+}
+
+EXPORT ssize_t send(int fd, const void *buffer, size_t bytes, int flags)
+{
+	struct iovec iov = { .iov_base = (void *)(uintptr_t)buffer, .iov_len = bytes };
+	struct conn *conn;
+	enum way way;
+	ssize_t sent;
+
+	if (object_at(fd) == NULL) {
+		return REAL(send)(fd, buffer, bytes, flags);
+	}
+	if (transmit(fd, &iov, 1, flags, &way, &conn, &sent)) {
+		return sent;
+	}
+	return transmitted(way, conn, REAL(send)(fd, buffer, bytes, flags));
+}
+
+/* False, with errno: the message would pass a descriptor without what came for it. */
+static bool may_pass(const struct msghdr *message)
+{
+	if (message->msg_controllen == 0 || !atomic_load(&core.active) || process_passes(message)) {
+		return true;
+	}
+	errno = EBUSY;
+	return false;
+}
+
+EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
+{
+	struct conn *conn;
+	enum way way;
+	ssize_t sent;
+
+	if (message != NULL && !may_pass(message)) {
+		return -1;
+	}
+	if (object_at(fd) == NULL) {
+		return REAL(sendmsg)(fd, message, flags);
+	}
+	/* Ancillary data is for the kernel: MSG_OOB is a flag that is not stood for. */
+	if (transmit(fd, message->msg_iov, (int)MIN(message->msg_iovlen, (size_t)INT32_MAX),
+		    message->msg_controllen > 0 ? flags | MSG_OOB : flags, &way, &conn, &sent)) {
+		return sent;
+	}
+	return transmitted(way, conn, REAL(sendmsg)(fd, message, flags));
+}
+
+EXPORT int sendmmsg(int fd, struct mmsghdr *messages, unsigned int count, int flags)
+{
+	unsigned int done = 0;
+
+	if (object_at(fd) == NULL) {
+		while (done < count && may_pass(&messages[done].msg_hdr)) {
+			done++;
+		}
+		return done > 0 || count == 0 ? REAL(sendmmsg)(fd, messages, done, flags) : -1;
+	}
+	while (done < count) {
+		ssize_t sent = sendmsg(fd, &messages[done].msg_hdr, flags);
+
+		if (sent < 0) {
+			return done > 0 ? (int)done : -1;
+		}
+		messages[done++].msg_len = (unsigned int)sent;
+	}
+	return (int)done;
+}
+
+/* As sendfile() of a part. The file is read without the lock; what found no room is read again. */
+static ssize_t send_part_of_file(
+	struct conn *conn, int in_fd, off_t *offset, size_t bytes, int flags, bool *plain)
+{
+	uint8_t part[SCRATCH_BYTES];
+	off_t at = offset != NULL ? *offset : lseek(in_fd, 0, SEEK_CUR);
+	struct iovec iov = { .iov_base = part };
+	ssize_t sent;
+	ssize_t got;
+
+	*plain = false;
+	if (at < 0) {
+		return -EINVAL;
+	}
+	got = pread(in_fd, part, MIN(bytes, sizeof(part)), at);
+	if (got <= 0) {
+		return got < 0 ? -errno : 0;
+	}
+	iov.iov_len = (size_t)got;
+	sent = data_sendv(conn, &iov, 1, flags, plain);
+	if (sent > 0 && offset != NULL) {
+		*offset = at + sent;
+	} else if (sent > 0) {
+		(void)lseek(in_fd, at + sent, SEEK_SET);
+	}
+	return sent;
+}
+
+EXPORT ssize_t sendfile64(int out_fd, int in_fd, off_t *offset, size_t count)
+{
+	struct conn *conn;
+	size_t done = 0;
+	ssize_t sent;
+	bool plain;
+
+	if (conn_at(in_fd) != NULL) {
+		errno = EINVAL; /* as the kernel: not from a socket */
+		return -1;
+	}
+	if (object_at(out_fd) == NULL) {
+		return REAL(sendfile64)(out_fd, in_fd, offset, count);
+	}
+	do {
+		enum way way = plain_enter(out_fd, true, &conn);
+
+		if (way != WAY_OURS) {
+			sent = transmitted(
+				way, conn, REAL(sendfile64)(out_fd, in_fd, offset, count - done));
+			return done > 0 ? (ssize_t)done + MAX(sent, 0) : sent;
+		}
+		sent = send_part_of_file(
+			conn, in_fd, offset, count - done, done > 0 ? MSG_NOSIGNAL : 0, &plain);
+		done += (size_t)MAX(sent, 0);
+	} while (plain || (done < count && sent == SCRATCH_BYTES));
+	return done > 0 ? (ssize_t)done : give(sent);
+}
+
+EXPORT ssize_t sendfile(int out_fd, int in_fd, off_t *offset, size_t count)
+{
+	return sendfile64(out_fd, in_fd, offset, count);
+}
+
+/* Only the kernel can. What is in the ring must be read first: EINVAL, as from a file system that
+ * cannot. */
+bool hooks_leave(int fd)
+{
+	struct conn *conn = conn_at(fd);
+	bool fits = true;
+
+	if (conn != NULL && core_lock()) {
+		conn = conn_at(fd);
+		if (conn != NULL && conn_is_carried(conn)) {
+			conn_unfit(conn, REASON_CALL);
+			(void)conn_bring_back_one(conn, REASON_CALL, BACK_WAIT_MS);
+			fits = !conn_is_carried(conn);
+			if (fits && conn_at(fd) == conn) {
+				/* A stream is closed without a call that we see. */
+				conn_untrack(conn);
+			}
+		} else if (conn != NULL) {
+			conn_forget(conn, REASON_CALL);
+		}
+		core_unlock();
+	}
+	return fits;
+}
+
+EXPORT ssize_t splice(int in_fd, off_t *in_offset, int out_fd, off_t *out_offset, size_t bytes,
+	unsigned int flags)
+{
+	if (!hooks_leave(in_fd) || !hooks_leave(out_fd)) {
+		errno = EINVAL;
+		return -1;
+	}
+	return REAL(splice)(in_fd, in_offset, out_fd, out_offset, bytes, flags);
+}
+
+/* --- streams ---------------------------------------------------------------------------------- */
+
+static int cookie_fd(void *cookie)
+{
+	return (int)(intptr_t)cookie;
+}
+
+static ssize_t cookie_read(void *cookie, char *buffer, size_t bytes)
+{
+	return read(cookie_fd(cookie), buffer, bytes);
+}
+
+static ssize_t cookie_write(void *cookie, const char *buffer, size_t bytes)
+{
+	return write(cookie_fd(cookie), buffer, bytes);
+}
+
+static int cookie_close(void *cookie)
+{
+	return close(cookie_fd(cookie));
+}
+
+/* The streams of the C library do not call by name: a connection that has one stays on TCP, and if
+ * it cannot (any more), its stream is made of our calls. */
+EXPORT FILE *fdopen(int fd, const char *mode)
+{
+	static const cookie_io_functions_t functions = {
+		.read = cookie_read,
+		.write = cookie_write,
+		.close = cookie_close,
+	};
+
+	if (!hooks_leave(fd)) {
+		return fopencookie((void *)(intptr_t)fd, mode, functions);
+	}
+	return REAL(fdopen)(fd, mode);
+}
+
+static int write_all(int fd, const char *text, int length)
+{
+	int done = 0;
+
+	while (done < length) {
+		ssize_t sent = write(fd, text + done, (size_t)(length - done));
+
+		if (sent < 0) {
+			return -1;
+		}
+		done += (int)sent;
+	}
+	return length;
+}
+
+EXPORT int vdprintf(int fd, const char *format, va_list arguments)
+{
+	char *text;
+	int length = vasprintf(&text, format, arguments);
+
+	if (length >= 0) {
+		length = write_all(fd, text, length);
+		free(text);
+	}
+	return length;
+}
+
+EXPORT int dprintf(int fd, const char *format, ...)
+{
+	va_list arguments;
+	int length;
+
+	va_start(arguments, format);
+	length = vdprintf(fd, format, arguments);
+	va_end(arguments);
+	return length;
+}
+
+EXPORT int __vdprintf_chk(int fd, int flag, const char *format, va_list arguments)
+{
+	GMB_UNUSED(flag);
+	return vdprintf(fd, format, arguments);
+}
+
+EXPORT int __dprintf_chk(int fd, int flag, const char *format, ...)
+{
+	va_list arguments;
+	int length;
+
+	va_start(arguments, format);
+	length = __vdprintf_chk(fd, flag, format, arguments);
+	va_end(arguments);
+	return length;
+}

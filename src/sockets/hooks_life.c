@@ -1,0 +1,659 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The C library's names for making, copying and ending descriptors and processes, and the beginning
+ * and the end of the library.
+ */
+#undef _FORTIFY_SOURCE
+#undef _FILE_OFFSET_BITS
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <spawn.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include "sockets/hooks.h"
+#include "sockets/kernel.h"
+#include "sockets/real.h"
+#include "sockets/sockets.h"
+
+#ifndef TCP_ULP
+#define TCP_ULP 31 /* newer than the headers of the oldest system that this is built on */
+#endif
+
+enum { ARGUMENTS_MAX = 4096, OPTION_WAIT_MS = 100 };
+
+static bool is_active(void)
+{
+	return atomic_load_explicit(&core.active, memory_order_relaxed);
+}
+
+/* A new descriptor: libclan's, or the program's, whose number may have been closed unseen. */
+static int made(int fd)
+{
+	if (fd >= 0 && core_depth > 0) {
+		return core_own(fd);
+	}
+	if (fd >= 0 && object_at(fd) != NULL && core_lock()) {
+		object_replaced(fd);
+		core_unlock();
+	}
+	return fd;
+}
+
+/* A descriptor is about to be closed. */
+static void ends(int fd)
+{
+	if (object_at(fd) != NULL && core_lock()) {
+		object_remove(fd);
+		core_unlock();
+	}
+}
+
+/* --- beginnings ------------------------------------------------------------------------------- */
+
+EXPORT int socket(int domain, int type, int protocol)
+{
+	return made(REAL(socket)(domain, type, protocol));
+}
+
+EXPORT int eventfd(unsigned int value, int flags)
+{
+	return made(REAL(eventfd)(value, flags));
+}
+
+EXPORT int timerfd_create(int clock, int flags)
+{
+	return made(REAL(timerfd_create)(clock, flags));
+}
+
+EXPORT int pipe2(int fds[2], int flags)
+{
+	int result = REAL(pipe2)(fds, flags);
+
+	if (result == 0) {
+		fds[0] = made(fds[0]);
+		fds[1] = made(fds[1]);
+	}
+	return result;
+}
+
+EXPORT int memfd_create(const char *name, unsigned int flags)
+{
+	return made(REAL(memfd_create)(name, flags));
+}
+
+static bool is_stream(int fd)
+{
+	int type;
+	socklen_t length = sizeof(type);
+
+	return getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &length) == 0 && type == SOCK_STREAM;
+}
+
+static bool name_matches(int fd, bool any_address)
+{
+	struct sockaddr_storage name;
+	socklen_t length = sizeof(name);
+	struct rules_address address;
+
+	if (getsockname(fd, (struct sockaddr *)&name, &length) != 0 ||
+		!rules_address_of((struct sockaddr *)&name, length, &address)) {
+		return false;
+	}
+	return any_address ? rules_match_port(&core.rules, RULES_LISTEN, address.port)
+			   : rules_match(&core.rules, RULES_LISTEN, &address);
+}
+
+/* Do connections that it accepts have to be looked at? Asked of the kernel once. */
+static bool is_listener(int fd)
+{
+	struct object *object = object_at(fd);
+
+	if (object == NULL && is_active() && core_lock()) {
+		object = is_stream(fd) && name_matches(fd, true) ? &sockets_listener
+								 : &sockets_other_listener;
+		object_add(fd, object);
+		core_unlock();
+	}
+	return object == &sockets_listener;
+}
+
+static int accepted(int listener, int fd)
+{
+	if (fd < 0) {
+		return fd;
+	}
+	made(fd);
+	if (is_listener(listener) && name_matches(fd, false)) {
+		conn_track(fd, false);
+	}
+	return fd;
+}
+
+EXPORT int accept(int fd, struct sockaddr *address, socklen_t *length)
+{
+	return accepted(fd, REAL(accept)(fd, address, length));
+}
+
+EXPORT int accept4(int fd, struct sockaddr *address, socklen_t *length, int flags)
+{
+	return accepted(fd, REAL(accept4)(fd, address, length, flags));
+}
+
+void hooks_connected(int fd, const struct sockaddr *to, socklen_t length)
+{
+	struct rules_address address;
+	int saved = errno;
+
+	if (is_active() && rules_address_of(to, length, &address) &&
+		rules_match(&core.rules, RULES_CONNECT, &address) && is_stream(fd)) {
+		conn_track(fd, true);
+	}
+	errno = saved;
+}
+
+/* The connection is to be dissolved. */
+static void end_here(int fd)
+{
+	struct conn *conn = conn_at(fd);
+
+	if (conn != NULL && core_lock()) {
+		conn = conn_at(fd);
+		if (conn != NULL) {
+			conn_unfit(conn, REASON_CALL);
+		}
+		core_unlock();
+	}
+}
+
+EXPORT int connect(int fd, const struct sockaddr *address, socklen_t length)
+{
+	int result;
+
+	if (core_depth > 0) {
+		return REAL(connect)(fd, address, length);
+	}
+	if (address != NULL && length >= sizeof(address->sa_family) &&
+		address->sa_family == AF_UNSPEC) {
+		end_here(fd);
+	}
+	result = REAL(connect)(fd, address, length);
+	if ((result == 0 || errno == EINPROGRESS) && object_at(fd) == NULL) {
+		hooks_connected(fd, address, length);
+	}
+	return result;
+}
+
+/* --- options ---------------------------------------------------------------------------------- */
+
+EXPORT int setsockopt(int fd, int level, int option, const void *value, socklen_t length)
+{
+	struct conn *conn = conn_at(fd);
+	int result;
+
+	if (conn != NULL && !kernel_option_fits(level, option, value, length) && core_lock()) {
+		bool carried = false;
+
+		conn = conn_at(fd);
+		if (conn != NULL) {
+			carried = conn_is_carried(conn);
+			conn_unfit(conn, REASON_OPTION);
+		}
+		if (carried) {
+			(void)conn_bring_back_one(conn, REASON_OPTION, OPTION_WAIT_MS);
+		}
+		core_unlock();
+		if (carried && level == IPPROTO_TCP && option == TCP_ULP) {
+			errno = ENOENT; /* as a kernel without kTLS */
+			return -1;
+		}
+	}
+	result = REAL(setsockopt)(fd, level, option, value, length);
+	if (result == 0 && conn_at(fd) != NULL && level == SOL_SOCKET &&
+		(option == SO_RCVTIMEO || option == SO_SNDTIMEO) && core_lock()) {
+		conn = conn_at(fd);
+		if (conn != NULL && conn_is_carried(conn)) {
+			conn_learn_limits(conn);
+		}
+		core_unlock();
+	}
+	return result;
+}
+
+EXPORT int shutdown(int fd, int how)
+{
+	struct conn *conn = conn_at(fd);
+
+	if (conn != NULL && conn_is_carried(conn) && core_lock()) {
+		conn = conn_at(fd);
+		if (conn != NULL && conn_is_carried(conn)) {
+			conn->tcp_event = true;
+			if (how != SHUT_RD) {
+				conn_leave(conn, REASON_SHUTDOWN);
+			}
+		}
+		core_unlock();
+	}
+	return REAL(shutdown)(fd, how);
+}
+
+static void flags_changed(int fd, int flags)
+{
+	struct conn *conn = conn_at(fd);
+
+	if (conn == NULL || !core_lock()) {
+		return;
+	}
+	conn = conn_at(fd);
+	if (conn != NULL) {
+		conn->nonblocking = (flags & O_NONBLOCK) != 0;
+		if ((flags & O_ASYNC) != 0) {
+			conn_unfit(conn, REASON_OPTION);
+		}
+	}
+	core_unlock();
+}
+
+/* Bytes that can be read; -1: the kernel is to say it. */
+static int readable(int fd, int *bytes)
+{
+	struct conn *conn = conn_at(fd);
+	int result = -1;
+
+	if (conn != NULL && conn_is_carried(conn) && core_lock()) {
+		conn = conn_at(fd);
+		if (conn != NULL && conn_is_carried(conn)) {
+			uint64_t limit;
+
+			core_look(false);
+			data_pull(conn);
+			*bytes = 0;
+			if (switch_place(&conn->side, &limit) == SWITCH_TCP) {
+				(void)REAL(ioctl)(fd, FIONREAD, bytes);
+			}
+			*bytes += (int)conn_buffered(conn);
+			result = 0;
+		}
+		core_unlock();
+	}
+	return result;
+}
+
+EXPORT int ioctl(int fd, unsigned long request, ...)
+{
+	va_list arguments;
+	void *argument;
+	int result;
+
+	va_start(arguments, request);
+	argument = va_arg(arguments, void *);
+	va_end(arguments);
+	if (object_at(fd) == NULL || core_depth > 0) {
+		return REAL(ioctl)(fd, request, argument);
+	}
+	if (request == FIONREAD && argument != NULL && readable(fd, argument) == 0) {
+		return 0;
+	}
+	result = REAL(ioctl)(fd, request, argument);
+	if (result == 0 && (request == FIONBIO || request == FIOASYNC)) {
+		flags_changed(fd, REAL(fcntl64)(fd, F_GETFL));
+	}
+	return result;
+}
+
+/* --- copies ----------------------------------------------------------------------------------- */
+
+static int copied(int from, int fd)
+{
+	struct object *object;
+
+	made(fd);
+	object = object_at(from);
+	if (fd >= 0 && object != NULL && core_depth == 0 && core_lock()) {
+		object_add(fd, object);
+		core_unlock();
+	}
+	return fd;
+}
+
+EXPORT int fcntl64(int fd, int command, ...)
+{
+	va_list arguments;
+	void *argument;
+	int result;
+
+	va_start(arguments, command);
+	argument = va_arg(arguments, void *);
+	va_end(arguments);
+	result = REAL(fcntl64)(fd, command, argument);
+	if (result < 0 || core_depth > 0 || object_at(fd) == NULL) {
+		return result;
+	}
+	if (command == F_DUPFD || command == F_DUPFD_CLOEXEC) {
+		return copied(fd, result);
+	}
+	if (command == F_SETFL) {
+		flags_changed(fd, (int)(intptr_t)argument);
+	}
+	return result;
+}
+
+EXPORT int fcntl(int fd, int command, ...)
+{
+	va_list arguments;
+	void *argument;
+
+	va_start(arguments, command);
+	argument = va_arg(arguments, void *);
+	va_end(arguments);
+	return fcntl64(fd, command, argument);
+}
+
+EXPORT int dup(int fd)
+{
+	return copied(fd, REAL(dup)(fd));
+}
+
+/* What dup2() closes. False: it is ours. */
+static bool make_room(int from, int to)
+{
+	if (core_depth == 0 && core_owns(to)) {
+		errno = EBUSY;
+		return false;
+	}
+	/* The C library's own streams do not call by name. */
+	if (to <= STDERR_FILENO && core_depth == 0) {
+		(void)hooks_leave(from);
+	}
+	if (from != to && object_at(to) != NULL && REAL(fcntl64)(from, F_GETFD) >= 0) {
+		ends(to);
+	}
+	return true;
+}
+
+EXPORT int dup2(int from, int to)
+{
+	int fd;
+
+	if (!make_room(from, to)) {
+		return -1;
+	}
+	fd = REAL(dup2)(from, to);
+	return from == to ? fd : copied(from, fd);
+}
+
+EXPORT int dup3(int from, int to, int flags)
+{
+	return make_room(from, to) ? copied(from, REAL(dup3)(from, to, flags)) : -1;
+}
+
+/* --- ends ------------------------------------------------------------------------------------- */
+
+EXPORT int close(int fd)
+{
+	if (core_depth > 0) {
+		core_disown(fd);
+	} else if (object_at(fd) != NULL) {
+		ends(fd);
+	} else if (core_owns(fd)) {
+		errno = EBADF; /* programs that close what they do not know */
+		return -1;
+	}
+	return REAL(close)(fd);
+}
+
+EXPORT int close_range(unsigned int first, unsigned int last, int flags)
+{
+	unsigned int from = first;
+
+	if (first > last || (flags & CLOSE_RANGE_CLOEXEC) != 0 || !is_active()) {
+		return REAL(close_range)(first, last, flags);
+	}
+	for (unsigned int fd = first; fd <= last && fd < SOCKETS_FDS_MAX; fd++) {
+		if (object_at((int)fd) != NULL) {
+			ends((int)fd);
+		}
+		if (core_owns((int)fd)) {
+			if (fd > from && REAL(close_range)(from, fd - 1, flags) != 0) {
+				return -1;
+			}
+			from = fd + 1;
+		}
+	}
+	return from > last ? 0 : REAL(close_range)(from, last, flags);
+}
+
+EXPORT void closefrom(int first)
+{
+	(void)close_range((unsigned int)MAX(first, 0), UINT32_MAX, 0);
+}
+
+/* --- processes -------------------------------------------------------------------------------- */
+
+/* The child of a true vfork() would use our memory, and change it. Where there is nothing to
+ * change, it is a jump, since who returns twice must find the frame of its caller. */
+pid_t (*hooks_vfork)(void) = fork;
+
+#if defined(__x86_64__)
+__asm__(".text\n"
+	".globl vfork\n"
+	".type vfork, @function\n"
+	"vfork:\n"
+	"	endbr64\n"
+	"	jmp *hooks_vfork(%rip)\n"
+	".size vfork, .-vfork\n");
+#elif defined(__aarch64__)
+__asm__(".text\n"
+	".globl vfork\n"
+	".type vfork, %function\n"
+	"vfork:\n"
+	"	hint #34\n" /* bti c */
+	"	adrp x16, hooks_vfork\n"
+	"	ldr x16, [x16, :lo12:hooks_vfork]\n"
+	"	br x16\n"
+	".size vfork, .-vfork\n");
+#else
+EXPORT pid_t vfork(void)
+{
+	return fork();
+}
+#endif
+
+EXPORT int execve(const char *path, char *const *arguments, char *const *environment)
+{
+	bool began = process_before_exec();
+	int result = REAL(execve)(path, arguments, environment);
+
+	process_exec_failed(began);
+	return result;
+}
+
+EXPORT int execv(const char *path, char *const *arguments)
+{
+	return execve(path, arguments, environ);
+}
+
+EXPORT int execvpe(const char *file, char *const *arguments, char *const *environment)
+{
+	bool began = process_before_exec();
+	int result = REAL(execvpe)(file, arguments, environment);
+
+	process_exec_failed(began);
+	return result;
+}
+
+EXPORT int execvp(const char *file, char *const *arguments)
+{
+	return execvpe(file, arguments, environ);
+}
+
+EXPORT int fexecve(int fd, char *const *arguments, char *const *environment)
+{
+	bool began = process_before_exec();
+	int result = REAL(fexecve)(fd, arguments, environment);
+
+	process_exec_failed(began);
+	return result;
+}
+
+EXPORT int execveat(
+	int folder, const char *path, char *const *arguments, char *const *environment, int flags)
+{
+	bool began = process_before_exec();
+	int result = REAL(execveat)(folder, path, arguments, environment, flags);
+
+	process_exec_failed(began);
+	return result;
+}
+
+/* The arguments of execl() and its kin, up to NULL. False: too many. */
+static bool collect(char **list, const char *first, va_list arguments)
+{
+	size_t count = 0;
+
+	list[count++] = (char *)(uintptr_t)first;
+	while (list[count - 1] != NULL) {
+		if (count == ARGUMENTS_MAX) {
+			errno = E2BIG;
+			return false;
+		}
+		list[count++] = va_arg(arguments, char *);
+	}
+	return true;
+}
+
+EXPORT int execl(const char *path, const char *first, ...)
+{
+	char *list[ARGUMENTS_MAX];
+	va_list arguments;
+	bool fits;
+
+	va_start(arguments, first);
+	fits = collect(list, first, arguments);
+	va_end(arguments);
+	return fits ? execve(path, list, environ) : -1;
+}
+
+EXPORT int execlp(const char *file, const char *first, ...)
+{
+	char *list[ARGUMENTS_MAX];
+	va_list arguments;
+	bool fits;
+
+	va_start(arguments, first);
+	fits = collect(list, first, arguments);
+	va_end(arguments);
+	return fits ? execvpe(file, list, environ) : -1;
+}
+
+EXPORT int execle(const char *path, const char *first, ...)
+{
+	char *list[ARGUMENTS_MAX];
+	char *const *environment = NULL;
+	va_list arguments;
+	bool fits;
+
+	va_start(arguments, first);
+	fits = collect(list, first, arguments);
+	if (fits) {
+		environment = va_arg(arguments, char *const *);
+	}
+	va_end(arguments);
+	return fits ? execve(path, list, environment) : -1;
+}
+
+EXPORT int posix_spawn(pid_t *pid, const char *path, const posix_spawn_file_actions_t *actions,
+	const posix_spawnattr_t *attributes, char *const *arguments, char *const *environment)
+{
+	process_before_spawn();
+	return REAL(posix_spawn)(pid, path, actions, attributes, arguments, environment);
+}
+
+EXPORT int posix_spawnp(pid_t *pid, const char *file, const posix_spawn_file_actions_t *actions,
+	const posix_spawnattr_t *attributes, char *const *arguments, char *const *environment)
+{
+	process_before_spawn();
+	return REAL(posix_spawnp)(pid, file, actions, attributes, arguments, environment);
+}
+
+EXPORT int system(const char *command)
+{
+	process_before_spawn();
+	return REAL(system)(command);
+}
+
+EXPORT FILE *popen(const char *command, const char *mode)
+{
+	process_before_spawn();
+	return REAL(popen)(command, mode);
+}
+
+/* --- the library ------------------------------------------------------------------------------ */
+
+/* A file of that name, or the rules themselves. NULL: cannot be read. */
+static char *read_rules(const char *where)
+{
+	char *text = NULL;
+	size_t bytes = 0;
+	FILE *file;
+
+	if (where[0] != '/') {
+		return strdup(where);
+	}
+	file = fopen(where, "re");
+	if (file == NULL) {
+		return NULL;
+	}
+	if (getdelim(&text, &bytes, '\0', file) < 0) {
+		free(text);
+		text = strdup("");
+	}
+	fclose(file);
+	return text;
+}
+
+__attribute__((constructor)) static void sockets_init(void)
+{
+	const char *where = getenv("CLAN_SOCKETS");
+	const char *program = program_invocation_short_name;
+	struct error error = { 0 };
+	char *text;
+
+	real_find_all();
+	hooks_vfork = REAL(vfork);
+	if (where == NULL) {
+		return;
+	}
+	text = read_rules(where);
+	if (text == NULL) {
+		stats_log(true, "cannot read %s: %s", where, strerror(errno));
+		return;
+	}
+	if (rules_parse(&core.rules, text, program, &error) != 0) {
+		stats_log(true, "%s: nothing is carried", error.text);
+	} else if (rules_apply(&core.rules)) {
+		list_init(&core.touched);
+		list_init(&core.carried);
+		stats_init(program);
+		atomic_store(&core.active, true);
+		hooks_vfork = fork;
+		process_init();
+	}
+	free(text);
+}
+
+__attribute__((destructor)) static void sockets_fini(void)
+{
+	if (is_active()) {
+		stats_write();
+	}
+}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Calls on tracked connections that are not carried: counted, and left to the kernel.
+ */
+#include <errno.h>
+
+#include "sockets/sockets.h"
+
+/* False: this call does not decide. */
+static bool is_due(struct conn *conn, enum conn_state state, bool writes)
+{
+	uint32_t next = atomic_load_explicit(&conn->next_look, memory_order_relaxed);
+
+	if (writes != conn->connector) {
+		return state == CONN_CONNECTING;
+	}
+	return atomic_fetch_add_explicit(&conn->calls, 1, memory_order_relaxed) + 1 >= next &&
+	       next != UINT32_MAX;
+}
+
+enum way plain_enter(int fd, bool writes, struct conn **conn_out)
+{
+	bool tried = false;
+
+	for (;;) {
+		struct conn *conn = conn_at(fd);
+		_Atomic(uint32_t) *calls;
+		enum conn_state state;
+
+		*conn_out = conn;
+		if (conn == NULL) {
+			return WAY_KERNEL;
+		}
+		state = conn_state(conn);
+		if (state == CONN_CARRIED) {
+			return WAY_OURS;
+		}
+		if (!tried && is_due(conn, state, writes)) {
+			tried = true;
+			if (core_lock()) {
+				if (conn_at(fd) == conn) {
+					conn_advance(conn);
+				}
+				core_unlock();
+			}
+			continue;
+		}
+		calls = writes ? &conn->plain_writers : &conn->plain_readers;
+		atomic_fetch_add(calls, 1);
+		/* Partner: set_state() before the look at these counts. */
+		state = atomic_load(&conn->state);
+		if (conn_at(fd) == conn && state != CONN_CARRIED && state != CONN_FREE) {
+			return WAY_PLAIN;
+		}
+		atomic_fetch_sub(calls, 1);
+	}
+}
+
+void plain_leave(struct conn *conn, bool writes, ssize_t bytes)
+{
+	int saved = errno;
+
+	if (bytes > 0) {
+		atomic_fetch_add_explicit(writes ? &conn->side.out : &conn->side.in,
+			(uint64_t)bytes, memory_order_relaxed);
+	}
+	atomic_fetch_sub(writes ? &conn->plain_writers : &conn->plain_readers, 1);
+	/* It became carried meanwhile: the last plain reader lets the peer go. */
+	if (!writes && atomic_load(&conn->state) == CONN_CARRIED && core_lock()) {
+		conn_say_may(conn);
+		core_unlock();
+	}
+	errno = saved;
+}

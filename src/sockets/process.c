@@ -1,0 +1,376 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "sockets/real.h"
+#include "sockets/sockets.h"
+
+enum {
+	FORK_WAIT_MS = 100,
+	EXEC_WAIT_MS = 1000,
+	PASS_WAIT_MS = 1000,
+	HOLDERS_MAX = 8,
+	HOLDERS_CHUNK = 2048,
+	HOLDERS_LOOKS = 16,
+};
+
+/* --- who has a connection --------------------------------------------------------------------- */
+
+/* In memory that a process shares with its children: those that have a connection. A process that
+ * has died is found by its number. When the number is another's by now, or a child died without a
+ * name, the connection stays on TCP. */
+struct holders {
+	_Atomic(pid_t) pids[HOLDERS_MAX]; /* 0: nobody */
+};
+
+enum { PID_UNNAMED = -1 }; /* a child that has not run yet */
+
+static struct holders *chunk; /* that this process takes from */
+static uint32_t chunk_at;
+
+/* Replaces one number by another. False: it is not there. */
+static bool replace(struct holders *holders, pid_t old, pid_t new)
+{
+	for (int i = 0; i < HOLDERS_MAX; i++) {
+		pid_t expected = old;
+
+		if (atomic_compare_exchange_strong(&holders->pids[i], &expected, new)) {
+			return true;
+		}
+	}
+	return false;
+}
+
+static bool lives(pid_t pid)
+{
+	return pid == PID_UNNAMED || kill(pid, 0) == 0 || errno != ESRCH;
+}
+
+static bool has(struct holders *holders, pid_t pid)
+{
+	return replace(holders, pid, pid);
+}
+
+/* Does nobody but this process have it? Forgets the dead. */
+static bool is_sole(struct holders *holders)
+{
+	pid_t self = getpid();
+	int saved = errno;
+	bool sole = true;
+
+	for (int i = 0; i < HOLDERS_MAX; i++) {
+		pid_t pid = atomic_load(&holders->pids[i]);
+
+		if (pid == 0 || pid == self) {
+			continue;
+		}
+		if (lives(pid)) {
+			sole = false;
+		} else { /* unless its place has been taken meanwhile */
+			atomic_compare_exchange_strong(&holders->pids[i], &pid, 0);
+		}
+	}
+	errno = saved;
+	return sole;
+}
+
+/* One that nobody else has, with this process in it; NULL: no memory. Only who made a chunk takes
+ * from it. */
+static struct holders *take_holders(void)
+{
+	struct holders *holders;
+	void *base;
+
+	for (int i = 0; i < HOLDERS_LOOKS && chunk != NULL; i++) {
+		holders = &chunk[chunk_at++ % HOLDERS_CHUNK];
+		if (is_sole(holders) && !has(holders, getpid())) {
+			GMB_ASSERT(replace(holders, 0, getpid()));
+			return holders;
+		}
+	}
+	/* Those that are in use stay where they are. */
+	base = mmap(NULL, HOLDERS_CHUNK * sizeof(struct holders), PROT_READ | PROT_WRITE,
+		MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	chunk = base == MAP_FAILED ? NULL : base;
+	if (chunk == NULL) {
+		return NULL;
+	}
+	atomic_store(&chunk[0].pids[0], getpid());
+	chunk_at = 1;
+	return &chunk[0];
+}
+
+bool process_is_sole(struct conn *conn)
+{
+	return conn->holders == NULL || is_sole(conn->holders);
+}
+
+void process_closes(struct conn *conn)
+{
+	if (conn->holders != NULL) {
+		(void)replace(conn->holders, getpid(), 0);
+		conn->holders = NULL;
+	}
+}
+
+/* The child of the fork that follows will have it, too. */
+static void share(struct conn *conn)
+{
+	bool counted;
+
+	if (conn->holders == NULL) {
+		conn->holders = take_holders();
+	}
+	counted = conn->holders != NULL && replace(conn->holders, 0, PID_UNNAMED);
+	if (!counted && conn->holders != NULL) {
+		(void)is_sole(conn->holders); /* the dead make room */
+		counted = replace(conn->holders, 0, PID_UNNAMED);
+	}
+	if (!counted) {
+		conn_unfit(conn, REASON_FORK);
+	}
+}
+
+/* --- fork ------------------------------------------------------------------------------------- */
+
+/* Forks of a signal handler that has interrupted us: the lock is not theirs. */
+static _Thread_local int nested_forks __attribute__((tls_model("initial-exec")));
+
+/* The connections of both processes are plain TCP at the moment of the fork, so that each can use
+ * what it keeps. */
+static void before_fork(void)
+{
+	if (!core_lock()) {
+		nested_forks++;
+		return;
+	}
+	conn_before_fork(FORK_WAIT_MS);
+	for (int fd = 0; fd < core.fds_end; fd++) {
+		struct conn *conn = conn_at(fd);
+
+		if (conn != NULL && conn->fd == fd) {
+			share(conn);
+		}
+	}
+	epoll_before_fork();
+}
+
+static void parent_after_fork(void)
+{
+	if (nested_forks > 0) {
+		nested_forks--;
+		return;
+	}
+	core_unlock();
+}
+
+static void child_after_fork(void)
+{
+	if (nested_forks > 0) {
+		nested_forks--;
+		return;
+	}
+	core_after_fork();
+	stats_after_fork();
+	conn_after_fork();
+	chunk = NULL; /* the parent's */
+	for (int fd = 0; fd < core.fds_end; fd++) {
+		struct conn *conn = conn_at(fd);
+
+		if (conn != NULL && conn->fd == fd && conn->holders != NULL) {
+			(void)replace(conn->holders, PID_UNNAMED, getpid());
+		}
+	}
+	epoll_after_fork();
+	core_unlock();
+}
+
+void process_init(void)
+{
+	/* Without memory for it a child must not use what is carried; nothing is carried then. */
+	if (pthread_atfork(before_fork, parent_after_fork, child_after_fork) != 0) {
+		atomic_store(&core.active, false);
+	}
+}
+
+/* --- exec and spawn --------------------------------------------------------------------------- */
+
+static bool stays_open(int fd)
+{
+	int flags = REAL(fcntl64)(fd, F_GETFD);
+
+	return flags >= 0 && (flags & FD_CLOEXEC) == 0;
+}
+
+static bool survives_exec(struct conn *conn)
+{
+	return conn->object.refs > 1 || stays_open(conn->fd);
+}
+
+/* What the descriptor stands for, kept out of reach; the peer gets a reset when this program is
+ * gone. False: cannot be had. */
+static bool keep(struct conn *conn)
+{
+	const struct linger reset = { .l_onoff = 1 };
+	socklen_t length = sizeof(conn->kept_linger);
+	int fd = REAL(fcntl64)(conn->fd, F_DUPFD_CLOEXEC, 0);
+
+	if (fd < 0 || getsockopt(fd, SOL_SOCKET, SO_LINGER, &conn->kept_linger, &length) != 0) {
+		return false;
+	}
+	(void)REAL(setsockopt)(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
+	conn->kept_fd = core_own(fd);
+	return true;
+}
+
+/* The program has not read all that came by ring, which stays in its memory. The next program must
+ * not read on behind a gap: it gets a socket that is not connected in place of this one. */
+static void withhold(struct conn *conn, int fd)
+{
+	int blank = REAL(socket)(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	if (blank >= 0 && (conn->kept_fd >= 0 || keep(conn))) {
+		stats_log(true,
+			"descriptor %d is not for the next program: what came by clan has not been "
+			"read",
+			fd);
+		GMB_ASSERT(REAL(dup2)(blank, fd) == fd);
+	} else {
+		conn_broken(conn, "what came by clan has not been read before exec");
+	}
+	if (blank >= 0) {
+		REAL(close)(blank);
+	}
+}
+
+bool process_before_exec(void)
+{
+	if (!atomic_load(&core.active) || !core_lock()) {
+		return false;
+	}
+	conn_bring_back(survives_exec, REASON_EXEC, EXEC_WAIT_MS);
+	for (int fd = 0; fd < core.fds_end; fd++) {
+		struct conn *conn = conn_at(fd);
+
+		if (conn == NULL) {
+			continue;
+		}
+		if (!survives_exec(conn)) {
+			if (conn->holders != NULL) {
+				(void)replace(conn->holders, getpid(), 0);
+			}
+		} else if (conn_is_carried(conn) && stays_open(fd) && !conn->passed &&
+			   process_is_sole(conn)) {
+			/* Of what is shared another process has the bytes, too, and goes on. */
+			withhold(conn, fd);
+		}
+	}
+	return true;
+}
+
+void process_before_spawn(void)
+{
+	if (!atomic_load(&core.active) || !core_lock()) {
+		return;
+	}
+	conn_bring_back(survives_exec, REASON_EXEC, EXEC_WAIT_MS);
+	for (int fd = 0; fd < core.fds_end; fd++) {
+		if (conn_at(fd) != NULL && survives_exec(conn_at(fd))) {
+			conn_at(fd)->passed = true;
+		}
+	}
+	core_unlock();
+}
+
+static void give_back(struct conn *conn)
+{
+	(void)REAL(setsockopt)(conn->kept_fd, SOL_SOCKET, SO_LINGER, &conn->kept_linger,
+		sizeof(conn->kept_linger));
+	core_disown(conn->kept_fd);
+	REAL(close)(conn->kept_fd);
+	conn->kept_fd = -1;
+}
+
+void process_exec_failed(bool began)
+{
+	int saved = errno;
+
+	if (!began) {
+		return;
+	}
+	for (int fd = 0; fd < core.fds_end; fd++) {
+		struct conn *conn = conn_at(fd);
+
+		if (conn != NULL && conn->holders != NULL && !has(conn->holders, getpid())) {
+			(void)replace(conn->holders, 0, getpid()); /* its place is free */
+		}
+		if (conn != NULL && conn->kept_fd >= 0 && stays_open(fd)) {
+			GMB_ASSERT(REAL(dup2)(conn->kept_fd, fd) == fd);
+		}
+	}
+	for (int fd = 0; fd < core.fds_end; fd++) {
+		if (conn_at(fd) != NULL && conn_at(fd)->kept_fd >= 0) {
+			give_back(conn_at(fd));
+		}
+	}
+	core_unlock();
+	errno = saved;
+}
+
+/* --- passing ---------------------------------------------------------------------------------- */
+
+/* False: who gets the descriptor would not get all bytes. */
+static bool pass(int fd)
+{
+	struct conn *conn = conn_at(fd);
+	bool fits = true;
+
+	if (conn == NULL || !core_lock()) {
+		return true;
+	}
+	conn = conn_at(fd);
+	if (conn != NULL && conn_is_carried(conn)) {
+		conn_unfit(conn, REASON_PASSED);
+		(void)conn_bring_back_one(conn, REASON_PASSED, PASS_WAIT_MS);
+		if (conn_at(fd) == conn) {
+			fits = !conn_is_carried(conn);
+		}
+	} else if (conn != NULL) {
+		conn_forget(conn, REASON_PASSED);
+	}
+	if (!fits) {
+		stats_log(true,
+			"descriptor %d is not passed to another process (EBUSY): what came by clan "
+			"has not been read",
+			fd);
+	}
+	core_unlock();
+	return fits;
+}
+
+bool process_passes(const struct msghdr *message)
+{
+	struct msghdr copy = *message;
+	bool fits = true;
+
+	for (struct cmsghdr *part = CMSG_FIRSTHDR(&copy); part != NULL;
+		part = CMSG_NXTHDR(&copy, part)) {
+		if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) {
+			continue;
+		}
+		for (size_t at = CMSG_LEN(0); at + sizeof(int) <= part->cmsg_len;
+			at += sizeof(int)) {
+			int fd;
+
+			memcpy(&fd, (uint8_t *)part + at, sizeof(fd));
+			fits = pass(fd) && fits;
+		}
+	}
+	return fits;
+}

@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * clan-run: starts a program with libclan-sockets.so in front of the C library, and shows what is
+ * carried. See clan-run(1).
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "sockets/sockets.h"
+
+#define LIBRARY	       "libclan-sockets.so"
+#define DEFAULT_CONFIG "/etc/clan/sockets.conf"
+
+enum { STATUS_FAILED = 1, STATUS_USAGE = 2, STATUS_CANNOT_RUN = 126, STATUS_NOT_FOUND = 127 };
+
+static const char usage[] =
+	"usage: clan-run [OPTION]... [--] PROGRAM [ARGUMENT]...\n"
+	"       clan-run --show [PID]\n"
+	"\n"
+	"Runs a program whose TCP connections to programs of the same machine are carried by "
+	"clan.\n"
+	"\n"
+	"  -r, --rules TEXT    the rules themselves: statements between semicolons\n"
+	"  -c, --config FILE   a file of rules (default " DEFAULT_CONFIG ")\n"
+	"  -s, --stats FILE    append a line of JSON when a process with such connections ends\n"
+	"  -v, --verbose       say on standard error what is carried, and why something is not\n"
+	"      --show          show the connections that are carried now, of one process or all\n"
+	"  -h, --help          print this text\n"
+	"  -V, --version       print the version\n";
+
+/* --- showing ---------------------------------------------------------------------------------- */
+
+/* What another process wrote. */
+static void make_printable(char *text, size_t bytes)
+{
+	for (size_t i = 0; i < bytes && text[i] != '\0'; i++) {
+		if (text[i] < ' ' || text[i] > '~') {
+			text[i] = '?';
+		}
+	}
+}
+
+static void show_stats(int pid, struct stats *shown)
+{
+	make_printable(shown->program, sizeof(shown->program));
+	printf("%d %.*s: %llu connections known, %llu times carried, %llu bytes in, %llu bytes "
+	       "out, %llu times back on TCP\n",
+		pid, STATS_PROGRAM_BYTES, shown->program, (unsigned long long)shown->tracked,
+		(unsigned long long)shown->carried, (unsigned long long)shown->in_bytes,
+		(unsigned long long)shown->out_bytes, (unsigned long long)shown->back);
+	for (int i = 0; i < REASON_COUNT; i++) {
+		if (shown->reasons[i] > 0) {
+			printf("  not carried, %s: %llu\n", stats_reason_names[i],
+				(unsigned long long)shown->reasons[i]);
+		}
+	}
+	for (int i = 0; i < STATS_ROWS; i++) {
+		struct stats_row *row = &shown->rows[i];
+
+		if (row->used != 0) {
+			make_printable(row->name, sizeof(row->name));
+			printf("  %d %.*s: %llu bytes in, %llu bytes out\n", row->fd,
+				STATS_NAME_BYTES, row->name, (unsigned long long)row->in_bytes,
+				(unsigned long long)row->out_bytes);
+		}
+	}
+}
+
+/* One process: true when it had something to show. */
+static bool show_process(int pid)
+{
+	static struct stats shown;
+	char path[PATH_MAX];
+	bool found = false;
+	struct dirent *entry;
+	DIR *folder;
+
+	snprintf(path, sizeof(path), "/proc/%d/fd", pid);
+	folder = opendir(path);
+	while (folder != NULL && !found && (entry = readdir(folder)) != NULL) {
+		char target[64];
+		ssize_t length;
+		int fd;
+
+		snprintf(path, sizeof(path), "/proc/%d/fd/%.20s", pid, entry->d_name);
+		length = readlink(path, target, sizeof(target) - 1);
+		target[MAX(length, 0)] = '\0';
+		if (strcmp(target, "/memfd:clan-sockets (deleted)") != 0) {
+			continue;
+		}
+		/* It may be another file by now. */
+		fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+		if (fd >= 0) {
+			found = pread(fd, &shown, sizeof(shown), 0) == sizeof(shown) &&
+				shown.magic == STATS_MAGIC;
+			close(fd);
+		}
+	}
+	if (folder != NULL) {
+		closedir(folder);
+	}
+	if (found) {
+		show_stats(pid, &shown);
+	}
+	return found;
+}
+
+static bool is_number(const char *text, int *number_out)
+{
+	char *end;
+	long number = strtol(text, &end, 10);
+
+	*number_out = (int)number;
+	return text[0] >= '0' && text[0] <= '9' && *end == '\0' && number <= INT_MAX;
+}
+
+static int show(const char *which)
+{
+	struct dirent *entry;
+	DIR *folder;
+	int pid;
+
+	if (which != NULL) {
+		if (!is_number(which, &pid)) {
+			fprintf(stderr, "clan-run: \"%s\" is not a process number\n", which);
+			return STATUS_USAGE;
+		}
+		if (!show_process(pid)) {
+			fprintf(stderr,
+				"clan-run: process %d has no connections that a rule names, or it "
+				"belongs to another user\n",
+				pid);
+			return STATUS_FAILED;
+		}
+		return 0;
+	}
+	folder = opendir("/proc");
+	while (folder != NULL && (entry = readdir(folder)) != NULL) {
+		if (is_number(entry->d_name, &pid)) {
+			show_process(pid);
+		}
+	}
+	if (folder != NULL) {
+		closedir(folder);
+	}
+	return 0;
+}
+
+/* --- running ---------------------------------------------------------------------------------- */
+
+/* The library beside this program (in a build folder), or where it is installed. */
+static bool find_library(char path[PATH_MAX])
+{
+	char own[PATH_MAX];
+	ssize_t length = readlink("/proc/self/exe", own, sizeof(own) - 1);
+	char *slash;
+
+	own[MAX(length, 0)] = '\0';
+	slash = strrchr(own, '/');
+	if (slash != NULL) {
+		*slash = '\0';
+		if (snprintf(path, PATH_MAX, "%s/%s", own, LIBRARY) < PATH_MAX &&
+			access(path, R_OK) == 0) {
+			return true;
+		}
+	}
+	snprintf(path, PATH_MAX, "%s/%s", CLAN_SOCKETS_LIBDIR, LIBRARY);
+	return access(path, R_OK) == 0;
+}
+
+/* The rules are read once here, so that a mistake is told before the program runs. */
+static int check_rules(const char *text, const char *config)
+{
+	struct rules *rules = malloc(sizeof(*rules));
+	struct error error = { 0 };
+	char *content = NULL;
+	size_t bytes = 0;
+	int result;
+
+	if (text == NULL) {
+		FILE *file = fopen(config, "re");
+
+		if (file == NULL || (getdelim(&content, &bytes, '\0', file) < 0 && ferror(file))) {
+			fprintf(stderr, "clan-run: cannot read %s: %s\n", config, strerror(errno));
+			free(rules);
+			return STATUS_FAILED;
+		}
+		fclose(file);
+		text = content == NULL ? "" : content;
+	}
+	result = rules == NULL ? error_set(&error, -ENOMEM, "not enough memory")
+			       : rules_parse(rules, text, "", &error);
+	if (result != 0) {
+		fprintf(stderr, "clan-run: %s\n", error.text);
+	}
+	free(content);
+	free(rules);
+	return result == 0 ? 0 : STATUS_USAGE;
+}
+
+static void set_preload(const char *library)
+{
+	const char *old = getenv("LD_PRELOAD");
+	char *both;
+
+	if (old == NULL || old[0] == '\0') {
+		setenv("LD_PRELOAD", library, 1);
+	} else if (asprintf(&both, "%s:%s", library, old) >= 0) {
+		setenv("LD_PRELOAD", both, 1);
+		free(both);
+	}
+}
+
+static int run(char **arguments, const char *text, const char *config, const char *stats_file)
+{
+	char library[PATH_MAX];
+	char path[PATH_MAX];
+	int status;
+
+	if (!find_library(library)) {
+		fprintf(stderr, "clan-run: there is no %s in %s\n", LIBRARY, CLAN_SOCKETS_LIBDIR);
+		return STATUS_FAILED;
+	}
+	if (text == NULL && realpath(config, path) == NULL) {
+		fprintf(stderr, "clan-run: cannot read %s: %s; write --rules or --config\n", config,
+			strerror(errno));
+		return STATUS_FAILED;
+	}
+	status = check_rules(text, path);
+	if (status != 0) {
+		return status;
+	}
+	if (text != NULL && text[0] == '/') {
+		fprintf(stderr, "clan-run: rules do not begin with a slash: is it a --config?\n");
+		return STATUS_USAGE;
+	}
+	setenv("CLAN_SOCKETS", text != NULL ? text : path, 1);
+	if (stats_file != NULL) {
+		setenv("CLAN_SOCKETS_STATS", stats_file, 1);
+	}
+	set_preload(library);
+	execvp(arguments[0], arguments);
+	status = errno == ENOENT ? STATUS_NOT_FOUND : STATUS_CANNOT_RUN;
+	fprintf(stderr, "clan-run: cannot run \"%s\": %s\n", arguments[0], strerror(errno));
+	return status;
+}
+
+int main(int argc, char **argv)
+{
+	static const struct option options[] = {
+		{ "rules", required_argument, NULL, 'r' },
+		{ "config", required_argument, NULL, 'c' },
+		{ "stats", required_argument, NULL, 's' },
+		{ "verbose", no_argument, NULL, 'v' },
+		{ "show", no_argument, NULL, 'S' },
+		{ "help", no_argument, NULL, 'h' },
+		{ "version", no_argument, NULL, 'V' },
+		{ NULL, 0, NULL, 0 },
+	};
+	const char *config = DEFAULT_CONFIG;
+	const char *stats_file = NULL;
+	const char *text = NULL;
+	bool shows = false;
+	int option;
+
+	while ((option = getopt_long(argc, argv, "+r:c:s:vhV", options, NULL)) >= 0) {
+		switch (option) {
+		case 'r':
+			text = optarg;
+			break;
+		case 'c':
+			config = optarg;
+			break;
+		case 's':
+			stats_file = optarg;
+			break;
+		case 'v':
+			setenv("CLAN_SOCKETS_VERBOSE", "1", 1);
+			break;
+		case 'S':
+			shows = true;
+			break;
+		case 'h':
+			fputs(usage, stdout);
+			return 0;
+		case 'V':
+			puts("clan-run " GMBLOCK_VERSION);
+			return 0;
+		default:
+			fputs("Try 'clan-run --help'.\n", stderr);
+			return STATUS_USAGE;
+		}
+	}
+	if (shows) {
+		return show(argv[optind]);
+	}
+	if (argv[optind] == NULL) {
+		fputs("clan-run: no program is given\nTry 'clan-run --help'.\n", stderr);
+		return STATUS_USAGE;
+	}
+	return run(argv + optind, text, config, stats_file);
+}

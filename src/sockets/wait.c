@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "sockets/real.h"
+#include "sockets/sockets.h"
+
+enum { FDS_ON_STACK = 64 };
+#define NS_PER_S UINT64_C(1000000000)
+
+static struct timespec time_left(uint64_t deadline_ns)
+{
+	uint64_t now_ns = clock_now_ns();
+	uint64_t left_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0;
+
+	return (struct timespec){ .tv_sec = (time_t)(left_ns / NS_PER_S),
+		.tv_nsec = (long)(left_ns % NS_PER_S) };
+}
+
+/* Without the lock, from and to. */
+static int sleep_in_poll(struct core_sleep *sleep, struct pollfd *fds, nfds_t count,
+	const struct timespec *left, const sigset_t *mask)
+{
+	int result;
+
+	pthread_cleanup_push(core_cancelled, sleep);
+	result = REAL(ppoll)(fds, count, left, mask);
+	result = result < 0 ? -errno : result;
+	pthread_cleanup_pop(0);
+	core_slept(sleep->epoch);
+	return result;
+}
+
+uint64_t wait_deadline(const struct timespec *timeout)
+{
+	if (timeout == NULL || (uint64_t)timeout->tv_sec >= INT64_MAX / NS_PER_S) {
+		return UINT64_MAX;
+	}
+	return timeout->tv_sec == 0 && timeout->tv_nsec == 0
+		       ? 0
+		       : clock_now_ns() + (uint64_t)timeout->tv_sec * NS_PER_S +
+				 (uint64_t)timeout->tv_nsec;
+}
+
+static bool passed(uint64_t deadline_ns)
+{
+	return deadline_ns != 0 && clock_now_ns() >= deadline_ns;
+}
+
+int wait_conn(struct conn *conn, short events, uint64_t deadline_ns)
+{
+	struct pollfd fds[] = {
+		{ .events = POLLIN },
+		{ .fd = conn->fd, .events = events },
+	};
+	struct core_sleep sleep = { .conn = conn };
+	struct timespec left = { 0 };
+	bool woken = false;
+	bool looked = false;
+	int result;
+
+	if (core_start() != 0) {
+		return -ENOMEM;
+	}
+	fds[0].fd = core.epoll_fd;
+	if (deadline_ns != 0) {
+		left = time_left(deadline_ns);
+	}
+	atomic_fetch_add(&conn->pins, 1);
+	result = core_sleep(&sleep.epoch);
+	if (result == 0) {
+		const struct timespec *limit = deadline_ns != 0 ? &left : NULL;
+
+		result = events != 0 ? sleep_in_poll(&sleep, fds, ARRAY_COUNT(fds), limit, NULL)
+				     : core_wait(&sleep, limit, NULL);
+		woken = result > 0;
+		looked = events == 0;
+	}
+	atomic_fetch_sub(&conn->pins, 1);
+	if (!looked) {
+		core_look(true);
+	}
+	/* The lock was given up in either case. */
+	if (conn_state(conn) == CONN_FREE) {
+		return conn->fd < 0 ? -EBADF : 0;
+	}
+	if (result < 0) {
+		return result;
+	}
+	return !woken && passed(deadline_ns) ? -EAGAIN : 0;
+}
+
+void wait_moment(uint32_t ms)
+{
+	const struct timespec limit = { .tv_nsec = ms * 1000000L };
+	struct pollfd one = { .fd = core.epoll_fd, .events = POLLIN };
+	uint64_t epoch;
+
+	if (core_sleep(&epoch) == 0) {
+		syscall(SYS_ppoll, &one, 1, &limit, NULL, 0); /* no point of cancellation */
+		core_slept(epoch);
+	}
+	core_look(true);
+}
+
+bool wait_is_ours(struct pollfd *fds, nfds_t count)
+{
+	for (nfds_t i = 0; i < count; i++) {
+		struct object *object = object_at(fds[i].fd);
+
+		if (object == NULL) {
+			continue;
+		}
+		if (object->kind == OBJECT_CONN
+				? conn_is_carried(conn_of(object))
+				: object->kind == OBJECT_SET && set_has_core(set_at(fds[i].fd))) {
+			return true;
+		}
+	}
+	return false;
+}
+
+/* What of the conditions poll() tells of without being asked. */
+static short asked(const struct pollfd *fd)
+{
+	return (short)(fd->events | POLLHUP | POLLERR | POLLNVAL);
+}
+
+/* Fills in the answers that are ours, and what is left for the kernel: *left, or nothing. Returns
+ * how many are ready. */
+static int look_at_ours(struct pollfd *fds, struct pollfd *rest, nfds_t count, bool *left)
+{
+	int ready = 0;
+
+	*left = false;
+
+	for (nfds_t i = 0; i < count; i++) {
+		struct conn *conn = conn_at(fds[i].fd);
+		struct set *set = set_at(fds[i].fd);
+
+		fds[i].revents = 0;
+		rest[i] = fds[i];
+		if (conn != NULL && conn_is_carried(conn)) {
+			short all = data_ready(conn);
+
+			/* POLLRDNORM and POLLWRNORM are the same conditions. */
+			all = (short)(all | ((all & POLLIN) != 0 ? POLLRDNORM : 0) |
+				      ((all & POLLOUT) != 0 ? POLLWRNORM : 0));
+			fds[i].revents = (short)(all & asked(&fds[i]));
+			/* The look may have brought it back to TCP. */
+			rest[i].fd = conn_is_carried(conn) ? -1 : fds[i].fd;
+		} else if (set != NULL && set_has_core(set) && epoll_set_is_ready(set)) {
+			fds[i].revents = (short)((POLLIN | POLLRDNORM) & fds[i].events);
+		}
+		*left = *left || rest[i].fd >= 0;
+		ready += fds[i].revents != 0;
+	}
+	return ready;
+}
+
+/* Adds what the kernel said. */
+static int merge(struct pollfd *fds, const struct pollfd *rest, nfds_t count)
+{
+	int ready = 0;
+
+	for (nfds_t i = 0; i < count; i++) {
+		struct set *set = set_at(fds[i].fd);
+
+		/* The kernel's set is readable by our own descriptor in it, too. */
+		if (rest[i].fd >= 0 && (set == NULL || !set_has_core(set))) {
+			fds[i].revents = (short)(fds[i].revents | rest[i].revents);
+		}
+		ready += fds[i].revents != 0;
+	}
+	return ready;
+}
+
+static int poll_locked(struct pollfd *fds, struct pollfd *rest, nfds_t count, uint64_t deadline_ns,
+	const sigset_t *mask)
+{
+	const struct timespec now = { 0 };
+	bool over = false;
+	bool asks;
+	int ready;
+
+	if (core_start() != 0) {
+		return -ENOMEM;
+	}
+	for (;;) {
+		struct core_sleep sleep = { 0 };
+		struct timespec left = { 0 };
+		int result;
+
+		core_look(over);
+		ready = look_at_ours(fds, rest, count, &asks);
+		if (ready > 0 || over || deadline_ns == 0) {
+			if (asks) {
+				result = REAL(ppoll)(rest, count, &now, NULL);
+				ready = result < 0 ? -errno : merge(fds, rest, count);
+			}
+			/* A set of the program's is readable by our own descriptor in it, too. */
+			if (ready != 0 || deadline_ns == 0 || passed(deadline_ns)) {
+				return ready;
+			}
+		}
+		rest[count] = (struct pollfd){ .fd = core.epoll_fd, .events = POLLIN };
+		if (deadline_ns != UINT64_MAX) {
+			left = time_left(deadline_ns);
+		}
+		result = core_sleep(&sleep.epoch);
+		if (result < 0) {
+			return result;
+		}
+		if (result > 0) {
+			core_look(true);
+			over = passed(deadline_ns);
+			continue;
+		}
+		if (!asks) { /* all are ours */
+			result = core_wait(&sleep, deadline_ns != UINT64_MAX ? &left : NULL, mask);
+			if (result < 0) {
+				return result;
+			}
+			over = result == 0;
+			continue;
+		}
+		result = sleep_in_poll(
+			&sleep, rest, count + 1, deadline_ns != UINT64_MAX ? &left : NULL, mask);
+		if (result < 0) {
+			return result;
+		}
+		core_look(true);
+		/* Once more, for all of them? */
+		over = result > (rest[count].revents != 0) || result == 0;
+	}
+}
+
+int wait_poll(
+	struct pollfd *fds, nfds_t count, const struct timespec *timeout, const sigset_t *mask)
+{
+	struct pollfd on_stack[FDS_ON_STACK];
+	struct pollfd *rest = on_stack;
+	uint64_t deadline_ns = wait_deadline(timeout);
+	int result;
+
+	if (count + 1 > FDS_ON_STACK) {
+		rest = malloc((count + 1) * sizeof(*rest));
+		if (rest == NULL) {
+			return -ENOMEM;
+		}
+	}
+	if (core_lock()) {
+		result = poll_locked(fds, rest, count, deadline_ns, mask);
+		core_unlock();
+	} else {
+		result = -EINTR;
+	}
+	if (rest != on_stack) {
+		free(rest);
+	}
+	return result;
+}

@@ -1,0 +1,413 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Copies of descriptors, threads and processes.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "semantics.h"
+
+enum { SHELL_FD = 9 /* all that every shell can name */ };
+
+/* --- descriptors ------------------------------------------------------------------------------ */
+
+static void copies(struct pair *pair)
+{
+	int copy = dup(pair->server);
+	int second = fcntl(pair->server, F_DUPFD_CLOEXEC, 100);
+	char buffer[16];
+
+	put(pair->client, "abcdef");
+	arrived(pair->server, 6);
+	show_bytes("copy", buffer, read(copy, buffer, 2));
+	show_bytes("second", buffer, read(second, buffer, 2));
+	show("close", close(pair->server));
+	show_bytes("copy", buffer, read(copy, buffer, 2));
+	show("closed", read(pair->server, buffer, 1));
+	put(copy, "up");
+	show_bytes("client", buffer, read(pair->client, buffer, sizeof(buffer)));
+	show("dup2", dup2(copy, second) == second);
+	show("close", close(copy));
+	put(second, "on");
+	show_bytes("client", buffer, read(pair->client, buffer, sizeof(buffer)));
+	show("close", close(second));
+	show("end", read(pair->client, buffer, sizeof(buffer)));
+	pair->server = -1;
+}
+
+static void replaced(struct pair *pair)
+{
+	int ends[2];
+	char buffer[16];
+
+	must(pipe(ends) == 0, "pipe");
+	show("dup2", dup2(ends[0], pair->server) == pair->server);
+	show("end", read(pair->client, buffer, sizeof(buffer)));
+	put(ends[1], "by pipe");
+	show_bytes("read", buffer, read(pair->server, buffer, sizeof(buffer)));
+	close(ends[0]);
+	close(ends[1]);
+}
+
+/* Closed by a call that the C library does not know of: the number is another socket's. */
+static void closed_unseen(struct pair *pair)
+{
+	struct linger linger = { 0 };
+	socklen_t length = sizeof(linger);
+	int first = -1;
+	int other = -1;
+
+	put(pair->client, "unread");
+	arrived(pair->server, 6);
+	must(syscall(SYS_close, pair->server) == 0, "close");
+	while (other != pair->server) {
+		other = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+		must(other >= 0, "socket");
+		first = first < 0 ? other : first;
+	}
+	show("option", getsockopt(other, SOL_SOCKET, SO_LINGER, &linger, &length));
+	show("linger", linger.l_onoff);
+	for (int fd = first; fd <= other; fd++) {
+		if (fd != pair->client) {
+			close(fd);
+		}
+	}
+	pair->server = -1;
+}
+
+/* The C library's own streams. */
+static void standard_input(struct pair *pair)
+{
+	int old = dup(STDIN_FILENO);
+	char line[32];
+
+	show("dup2", dup2(pair->server, STDIN_FILENO));
+	put(pair->client, "a line\n");
+	show_bytes("fgets", line, fgets(line, sizeof(line), stdin) != NULL ? 7 : 0);
+	show("dup2", dup2(old, STDIN_FILENO));
+	close(old);
+}
+
+static void closed_range(struct pair *pair)
+{
+	char byte;
+	int high = fcntl(pair->server, F_DUPFD_CLOEXEC, 200);
+
+	close(pair->server);
+	pair->server = -1;
+	show("close_range", close_range(200, UINT32_MAX, 0));
+	show("closed", read(high, &byte, 1));
+	show("end", read(pair->client, &byte, 1));
+}
+
+static void streams(struct pair *pair)
+{
+	FILE *in = fdopen(dup(pair->server), "r");
+	FILE *out = fdopen(dup(pair->server), "w");
+	char line[32];
+
+	must(in != NULL && out != NULL, "fdopen");
+	put(pair->client, "a line\nanother\n");
+	show_bytes("fgets", line, fgets(line, sizeof(line), in) != NULL ? 6 : 0);
+	show_bytes("fgets", line, fgets(line, sizeof(line), in) != NULL ? 7 : 0);
+	show("fprintf", fprintf(out, "an answer"));
+	show("fflush", fflush(out));
+	show_bytes("read", line, recv(pair->client, line, 9, MSG_WAITALL));
+	show("fclose", fclose(in));
+	show("fclose", fclose(out));
+}
+
+static void files(struct pair *pair)
+{
+	char path[] = "/tmp/clan-semantics-XXXXXX";
+	int file = mkstemp(path);
+	off_t offset = 2;
+	char buffer[32];
+
+	unlink(path);
+	must(write(file, "0123456789", 10) == 10, "file");
+	show("sendfile", sendfile(pair->client, file, &offset, 4));
+	show("offset", offset);
+	show_bytes("recv", buffer, recv(pair->server, buffer, 4, MSG_WAITALL));
+	must(lseek(file, 7, SEEK_SET) == 7, "seek");
+	show("sendfile", sendfile(pair->client, file, NULL, 100));
+	show("position", lseek(file, 0, SEEK_CUR));
+	show_bytes("recv", buffer, recv(pair->server, buffer, 3, MSG_WAITALL));
+	show("end of file", sendfile(pair->client, file, NULL, 100));
+	close(file);
+}
+
+static void spliced(struct pair *pair)
+{
+	int ends[2];
+	char buffer[16];
+	ssize_t moved;
+
+	must(pipe(ends) == 0, "pipe");
+	put(ends[1], "through");
+	moved = splice(ends[0], NULL, pair->client, NULL, 7, 0);
+	show("splice", moved);
+	show_bytes("recv", buffer, recv(pair->server, buffer, 7, MSG_WAITALL));
+	close(ends[0]);
+	close(ends[1]);
+}
+
+static void passed(struct pair *pair)
+{
+	union {
+		struct cmsghdr head;
+		char bytes[CMSG_SPACE(sizeof(int))];
+	} control = { .head = { .cmsg_len = CMSG_LEN(sizeof(int)),
+			      .cmsg_level = SOL_SOCKET,
+			      .cmsg_type = SCM_RIGHTS } };
+	char buffer[16] = "x";
+	struct iovec iov = { buffer, 1 };
+	struct msghdr message = { .msg_iov = &iov,
+		.msg_iovlen = 1,
+		.msg_control = &control,
+		.msg_controllen = sizeof(control) };
+	int ends[2];
+	int fd;
+
+	must(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0, "socketpair");
+	memcpy(CMSG_DATA(&control.head), &pair->server, sizeof(int));
+	show("sendmsg", sendmsg(ends[0], &message, 0));
+	message.msg_controllen = sizeof(control);
+	show("recvmsg", recvmsg(ends[1], &message, 0));
+	memcpy(&fd, CMSG_DATA(&control.head), sizeof(int));
+	put(pair->client, "passed");
+	show_bytes("read", buffer, read(fd, buffer, sizeof(buffer)));
+	close(fd);
+	close(ends[0]);
+	close(ends[1]);
+}
+
+/* --- threads, processes ----------------------------------------------------------------------- */
+
+static void *write_later(void *argument)
+{
+	const struct pair *pair = argument;
+	char byte;
+
+	must(read(pair->server, &byte, 1) == 1, "read");
+	must(write(pair->server, "late", 4) == 4, "write");
+	return NULL;
+}
+
+static void two_threads(struct pair *pair)
+{
+	int set = make_set(pair->client, EPOLLIN);
+	char buffer[16];
+	pthread_t thread;
+
+	for (int i = 0; i < 20; i++) {
+		must(pthread_create(&thread, NULL, write_later, pair) == 0, "thread");
+		put(pair->client, "x");
+		if (i % 3 == 0) {
+			must(wait_ready(pair->client, POLLIN, WAIT_MS) == POLLIN, "poll");
+		} else if (i % 3 == 1) {
+			must(epoll_wait(set, &(struct epoll_event){ 0 }, 1, WAIT_MS) == 1, "epoll");
+		}
+		must(recv(pair->client, buffer, 4, MSG_WAITALL) == 4, "recv");
+		pthread_join(thread, NULL);
+	}
+	show("rounds", 20);
+	close(set);
+}
+
+static void *read_blocked(void *argument)
+{
+	const struct pair *pair = argument;
+	char buffer[16];
+
+	show_bytes("read", buffer, read(pair->server, buffer, sizeof(buffer)));
+	return NULL;
+}
+
+/* While one thread reads, another makes a stream of it. */
+static void left_while_read(struct pair *pair)
+{
+	pthread_t thread;
+	FILE *stream;
+
+	must(pthread_create(&thread, NULL, read_blocked, pair) == 0, "thread");
+	must(poll(NULL, 0, SHORT_MS) == 0, "a moment");
+	stream = fdopen(dup(pair->server), "r");
+	must(stream != NULL, "fdopen");
+	put(pair->client, "late");
+	pthread_join(thread, NULL);
+	fclose(stream);
+}
+
+static void *read_until_cancelled(void *argument)
+{
+	const struct pair *pair = argument;
+	char byte;
+
+	must(read(pair->server, &byte, 1) == 1 && write(pair->server, "y", 1) == 1, "exchange");
+	show("not reached", read(pair->server, &byte, 1));
+	return NULL;
+}
+
+/* Who sleeps afterwards sleeps: nothing waits for the thread. */
+static void cancelled(struct pair *pair)
+{
+	struct rusage before;
+	struct rusage after;
+	pthread_t thread;
+	void *result = NULL;
+	char buffer[4];
+
+	must(pthread_create(&thread, NULL, read_until_cancelled, pair) == 0, "thread");
+	put(pair->client, "x");
+	show_bytes("read", buffer, read(pair->client, buffer, 1));
+	show("nothing",
+		poll(&(struct pollfd){ .fd = pair->client, .events = POLLIN }, 1, SHORT_MS));
+	must(pthread_cancel(thread) == 0 && pthread_join(thread, &result) == 0, "cancel");
+	show("cancelled", result == PTHREAD_CANCELED);
+	for (int i = 0; i < 5; i++) {
+		must(pthread_create(&thread, NULL, write_later, pair) == 0, "thread");
+		put(pair->client, "x");
+		must(recv(pair->client, buffer, 4, MSG_WAITALL) == 4, "recv");
+		pthread_join(thread, NULL);
+	}
+	getrusage(RUSAGE_SELF, &before);
+	show("nothing", wait_ready(pair->server, POLLIN, LONG_MS));
+	getrusage(RUSAGE_SELF, &after);
+	show("wakes again and again", after.ru_nvcsw - before.ru_nvcsw > LONG_MS / 6);
+}
+
+static void child_uses(struct pair *pair)
+{
+	char buffer[16];
+	int status;
+	pid_t pid;
+
+	put(pair->client, "for the child");
+	fflush(stdout);
+	pid = fork();
+	if (pid == 0) {
+		close(pair->client);
+		_exit(read(pair->server, buffer, sizeof(buffer)) == 13 &&
+					write(pair->server, "from the child", 14) == 14
+				? 0
+				: 1);
+	}
+	close(pair->server);
+	pair->server = -1;
+	show_bytes("read", buffer, recv(pair->client, buffer, 14, MSG_WAITALL));
+	must(waitpid(pid, &status, 0) == pid, "wait");
+	show("status", status);
+	show("end", read(pair->client, buffer, sizeof(buffer)));
+}
+
+static void parent_goes_on(struct pair *pair)
+{
+	char buffer[16];
+	pid_t pid;
+
+	fflush(stdout);
+	pid = fork();
+	if (pid == 0) {
+		_exit(0);
+	}
+	must(waitpid(pid, NULL, 0) == pid, "wait");
+	warm(pair);
+	put(pair->client, "goes on");
+	show_bytes("read", buffer, read(pair->server, buffer, sizeof(buffer)));
+}
+
+/* A connection that two processes use. */
+static void both_processes(struct pair *pair)
+{
+	char buffer[16];
+	int status;
+	int go[2];
+	pid_t pid;
+
+	must(pipe(go) == 0, "pipe");
+	fflush(stdout);
+	pid = fork();
+	if (pid == 0) {
+		close(go[1]);
+		_exit(read(go[0], buffer, 1) == 1 && write(pair->server, "from the child", 14) == 14
+				? 0
+				: 1);
+	}
+	close(go[0]);
+	warm(pair);
+	put(go[1], "x");
+	show_bytes("recv", buffer, recv(pair->client, buffer, 14, MSG_WAITALL));
+	must(waitpid(pid, &status, 0) == pid, "wait");
+	show("status", status);
+	close(go[1]);
+	warm(pair);
+	put(pair->server, "goes on");
+	show_bytes("read", buffer, read(pair->client, buffer, sizeof(buffer)));
+}
+
+static void shell_inherits(struct pair *pair)
+{
+	char buffer[16];
+
+	must(dup2(pair->server, SHELL_FD) == SHELL_FD, "dup2");
+	fflush(stdout);
+	show("system", system("printf shell >&9"));
+	close(SHELL_FD);
+	show_bytes("read", buffer, recv(pair->client, buffer, 5, MSG_WAITALL));
+	warm(pair);
+}
+
+static void exec_inherits(struct pair *pair)
+{
+	char buffer[16];
+	pid_t pid;
+
+	must(dup2(pair->server, SHELL_FD) == SHELL_FD, "dup2");
+	put(pair->client, "unread");
+	fflush(stdout);
+	pid = vfork();
+	if (pid == 0) {
+		execl("/bin/sh", "sh", "-c", "printf exec >&9", (char *)NULL);
+		_exit(9);
+	}
+	must(waitpid(pid, NULL, 0) == pid, "wait");
+	show_bytes("recv", buffer, recv(pair->client, buffer, 4, MSG_WAITALL));
+	show_bytes("read", buffer, read(pair->server, buffer, sizeof(buffer)));
+}
+
+/* --- all of them ------------------------------------------------------------------------------ */
+
+const struct semantics_case process_cases[] = {
+	{ "copies", copies },
+	{ "replaced", replaced },
+	{ "closed-unseen", closed_unseen },
+	{ "standard-input", standard_input },
+	{ "closed-range", closed_range },
+	{ "streams", streams },
+	{ "files", files },
+	{ "spliced", spliced },
+	{ "passed", passed },
+	{ "two-threads", two_threads },
+	{ "left-while-read", left_while_read },
+	{ "cancelled", cancelled },
+	{ "child-uses", child_uses },
+	{ "parent-goes-on", parent_goes_on },
+	{ "both-processes", both_processes },
+	{ "shell-inherits", shell_inherits },
+	{ "exec-inherits", exec_inherits },
+	{ NULL, NULL },
+};

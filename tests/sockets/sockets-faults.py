@@ -1,0 +1,473 @@
+#!/usr/bin/python3
+"""libclan-sockets when something goes wrong: either side is killed at any time, the name of the
+meeting is taken, an impostor has it, the other side writes what it likes into its memory.
+
+    sockets-faults.py CLAN_RUN
+
+SOCKETS_LONG=1: kills after every call, and more of the last.
+"""
+import os
+import socket
+import subprocess
+import sys
+import unittest
+
+import sockets_tool
+from sockets_tool import free_port
+
+PYTHON = sys.executable
+LONG = os.environ.get("SOCKETS_LONG") == "1"
+KILLS = range(1, 16) if LONG else (2, 4, 9)  # before, while and after they meet
+SEEDS = 40 if LONG else 2
+MUCH = 2000000000 if LONG else 100000000
+
+# Echoes until the end; prints what it was. argv: port, calls after which it kills itself (0: never)
+ECHO = """
+import os, signal, socket, sys
+port, calls = int(sys.argv[1]), int(sys.argv[2])
+listener = socket.create_server(("127.0.0.1", port))
+print("ready", flush=True)
+conn, _ = listener.accept()
+conn.settimeout(60)
+count = 0
+try:
+    while True:
+        data = conn.recv(65536)
+        if not data:
+            print("end")
+            break
+        count += 1
+        if count == calls:
+            os.kill(os.getpid(), signal.SIGKILL)
+        conn.sendall(data)
+except (ConnectionResetError, BrokenPipeError):
+    print("reset")
+"""
+
+TALK = """
+import os, signal, socket, sys
+port, rounds, calls = map(int, sys.argv[1:4])
+conn = socket.create_connection(("127.0.0.1", port))
+conn.settimeout(60)
+try:
+    for i in range(rounds):
+        data = b"%06d" % i
+        conn.sendall(data)
+        if i + 1 == calls:
+            os.kill(os.getpid(), signal.SIGKILL)
+        got = b""
+        while len(got) < 6:
+            part = conn.recv(6 - len(got))
+            if not part:
+                print("end")
+                sys.exit(0)
+            got += part
+        assert got == data, (i, got)
+    print("done")
+except (ConnectionResetError, BrokenPipeError):
+    print("reset")
+"""
+
+# The same, with a thread that scribbles over every segment that it shares with its peer.
+SCRIBBLE = """
+import ctypes, random, sys, threading
+chance = random.Random(int(sys.argv[4]))
+sys.setswitchinterval(1e-5)
+def segments():
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            if "memfd:clan-" in line and " rw-s " in line and "clan-sockets" not in line:
+                start, end = (int(x, 16) for x in line.split()[0].split("-"))
+                yield start, end - start
+def scribble():
+    while True:
+        for start, length in segments():
+            for _ in range(20):
+                at = chance.choice([chance.randrange(0x80, 0x400), chance.randrange(length - 8)])
+                ctypes.memmove(start + at, chance.randbytes(8), 8)
+threading.Thread(target=scribble, daemon=True).start()
+"""
+
+
+# Echoes 40 messages of 6 bytes, then reads half of one of 12; argv: port.
+HALF = """
+import errno, os, socket, sys
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+print("ready", flush=True)
+conn, _ = listener.accept()
+def echo():
+    for _ in range(40):
+        conn.sendall(conn.recv(6, socket.MSG_WAITALL))
+def half():
+    print(conn.recv(6, socket.MSG_WAITALL), flush=True)
+echo()
+half()
+"""
+
+# The rest stays with the program: the next one gets no connection.
+EXEC_UNREAD = HALF + """
+os.set_inheritable(conn.fileno(), True)
+try:
+    os.execv("/nonexistent", ["none"])
+except FileNotFoundError:
+    half()
+conn.sendall(b"next")
+echo()
+half()
+try:
+    socket.send_fds(socket.socketpair()[0], [b"x"], [conn.fileno()])
+except OSError as error:
+    print(errno.errorcode[error.errno], flush=True)
+os.execv(sys.executable, [sys.executable, "-c", '''
+import errno, os, sys
+try:
+    print(os.read(int(sys.argv[1]), 100))
+except OSError as error:
+    print(errno.errorcode[error.errno])
+''', str(conn.fileno())])
+"""
+
+PASS_UNREAD = HALF + """
+here, there = socket.socketpair()
+try:
+    socket.send_fds(here, [b"x"], [conn.fileno()])
+    print("passed", flush=True)
+except OSError as error:
+    print(errno.errorcode[error.errno], flush=True)
+half()
+conn.sendall(b"next")
+echo()
+socket.send_fds(here, [b"x"], [conn.fileno()])
+_, fds, _, _ = socket.recv_fds(there, 1, 1)
+print(os.read(fds[0], 12))
+"""
+
+# Has two connections, one of them to a server that is stopped. While that one is given back to TCP, which
+# waits for the server, another thread uses the other.
+BESIDE = """
+import ctypes, os, signal, socket, sys, threading
+ports, stopped = list(map(int, sys.argv[1:3])), int(sys.argv[3])
+conns = [socket.create_connection(("127.0.0.1", port)) for port in ports]
+def talk(conn):
+    conn.sendall(b"abcdef")
+    assert conn.recv(6, socket.MSG_WAITALL) == b"abcdef"
+for _ in range(40):
+    for conn in conns:
+        talk(conn)
+os.kill(stopped, signal.SIGSTOP)
+while open(f"/proc/{stopped}/stat").read().rsplit(")")[1].split()[0] != "T":
+    pass
+begins, ended = threading.Event(), threading.Event()
+def give_back():
+    libc = ctypes.CDLL(None)
+    begins.set()
+    libc.dup2(conns[0].fileno(), 0)
+    ended.set()
+threading.Thread(target=give_back).start()
+begins.wait()
+ended.wait(0.05)
+count = 0
+while not ended.is_set():
+    talk(conns[1])
+    count += 1
+os.kill(stopped, signal.SIGCONT)
+print(count)
+"""
+
+
+# One thread sleeps in an edge-triggered set, another reads less than it asks for; argv: port.
+EDGES = """
+import select, socket, sys, threading
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+print("listens", flush=True)
+conn, _ = listener.accept()
+for _ in range(40):
+    conn.sendall(conn.recv(1))
+edges = select.epoll()
+edges.register(conn, select.EPOLLIN | select.EPOLLET)
+while edges.poll(0):
+    pass
+print("first", flush=True)
+edges.poll()
+sleeper = threading.Thread(target=edges.poll)
+sleeper.start()
+sleeper.join(0.2)
+print(conn.recv(8), flush=True)
+sleeper.join()
+print(conn.recv(8))
+"""
+
+
+class Faults(sockets_tool.Case):
+    def serve_half(self, program):
+        """A server that does not read all. Returns it and a connection that is carried."""
+        port = free_port()
+        server = self.start(*self.carried(f"listen *:{port}; after 3", PYTHON, "-c", program,
+                                          str(port)), stdout=subprocess.PIPE, text=True)
+        self.assertEqual(server.stdout.readline(), "ready\n")
+        client = self.start(*self.carried(f"connect *:{port}; after 3", PYTHON, "-c", """
+import socket, sys
+conn = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+def talk():
+    for i in range(40):
+        conn.sendall(b"%06d" % i)
+        assert conn.recv(6, socket.MSG_WAITALL) == b"%06d" % i
+talk()
+conn.sendall(b"first second")
+assert conn.recv(4, socket.MSG_WAITALL) == b"next"
+talk()
+conn.sendall(b"third fourth")
+try:
+    print(conn.recv(1))
+except ConnectionResetError:
+    print("reset")
+""", str(port)), stdout=subprocess.PIPE, text=True)
+        said = server.communicate(timeout=60)[0]
+        return said.splitlines(), client.communicate(timeout=60)[0]
+
+    def test_exec_with_bytes_unread(self):
+        said, client = self.serve_half(EXEC_UNREAD)
+        self.assertEqual(said, ["b'first '", "b'second'", "b'third '", "EBUSY", "ENOTCONN"])
+        self.assertEqual(client, "reset\n")
+        self.assertGreaterEqual(self.stats()["carried"], 1)
+
+    def test_passed_with_bytes_unread(self):
+        said, client = self.serve_half(PASS_UNREAD)
+        self.assertEqual(said, ["b'first '", "EBUSY", "b'second'", "b'third fourth'"])
+        self.assertEqual(client, "b''\n")
+        self.assertEqual(self.stats()["carried"], 2)
+
+    def test_writer_that_does_not_block(self):
+        """It is told each time that there is room again."""
+        port = free_port()
+        reader = self.start(*self.carried(f"listen *:{port}; after 3; ring 16384", PYTHON, "-c", """
+import socket, sys
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+print("ready", flush=True)
+conn, _ = listener.accept()
+for _ in range(40):
+    conn.sendall(conn.recv(1))
+room, total = bytearray(1 << 16), 0
+while got := conn.recv_into(room):
+    total += got
+print(total)
+""", str(port)), stdout=subprocess.PIPE, text=True)
+        self.assertEqual(reader.stdout.readline(), "ready\n")
+        done = subprocess.run(self.carried(f"connect *:{port}; after 3; ring 16384", PYTHON, "-c", """
+import select, socket, sys
+conn = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+for _ in range(40):
+    conn.sendall(b"x")
+    conn.recv(1)
+conn.setblocking(False)
+poll = select.poll()
+poll.register(conn, select.POLLOUT)
+data, left = memoryview(bytes(3000)), int(sys.argv[2])
+while left:
+    try:
+        left -= conn.send(data[:left])
+    except BlockingIOError:
+        assert poll.poll(30000), "nobody tells that there is room"
+""", str(port), str(MUCH)), capture_output=True, text=True, timeout=120, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(reader.communicate(timeout=60)[0], f"{MUCH}\n")
+        self.assertGreater(self.stats()["in_bytes"], MUCH // 2)
+
+    def test_edge_behind_a_short_read(self):
+        """The read has met the end: the next bytes wake who sleeps."""
+        port = free_port()
+        server = self.start(*self.carried(f"listen *:{port}; after 3", PYTHON, "-c", EDGES, str(port)),
+                            stdout=subprocess.PIPE, text=True)
+        self.assertEqual(server.stdout.readline(), "listens\n")
+        client = self.start(*self.carried(f"connect *:{port}; after 3", PYTHON, "-c", """
+import socket, sys
+conn = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+for _ in range(40):
+    conn.sendall(b"x")
+    conn.recv(1)
+for line in sys.stdin:
+    conn.sendall(line.strip().encode())
+""", str(port)), stdin=subprocess.PIPE, text=True)
+        self.assertEqual(server.stdout.readline(), "first\n")
+        client.stdin.write("1234\n")
+        client.stdin.flush()
+        self.assertEqual(server.stdout.readline(), "b'1234'\n")
+        client.stdin.write("5\n")
+        client.stdin.flush()
+        self.assertEqual(server.communicate(timeout=60)[0], "b'5'\n")
+        client.communicate(timeout=60)
+        self.assertEqual(self.stats()["carried"], 2)
+
+    def test_waits_hold_up_nobody_else(self):
+        (stopped, port), (_, other) = self.serve(), self.serve()
+        done = subprocess.run(
+            self.carried(f"connect *:{port} *:{other}; after 3", PYTHON, "-c", BESIDE, str(port),
+                         str(other), str(stopped.pid)),
+            capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertGreater(int(done.stdout), 3)
+
+    def serve(self, calls=0, rules="listen *:PORT; after 3"):
+        port = free_port()
+        server = self.start(*self.carried(rules.replace("PORT", str(port)), PYTHON, "-c", ECHO,
+                                          str(port), str(calls)),
+                            stdout=subprocess.PIPE, text=True)
+        self.assertEqual(server.stdout.readline(), "ready\n")
+        return server, port
+
+    def talk(self, port, rounds, calls=0, rules="connect *:PORT; after 3", before="", seed=0):
+        done = subprocess.run(
+            self.carried(rules.replace("PORT", str(port)), PYTHON, "-c", before + TALK, str(port),
+                         str(rounds), str(calls), str(seed)),
+            capture_output=True, text=True, timeout=120, check=False)
+        return done
+
+    def test_server_is_killed(self):
+        for calls in KILLS:
+            server, port = self.serve(calls)
+            done = self.talk(port, 100)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn(done.stdout, ("end\n", "reset\n"))
+            self.assertEqual(server.wait(60), -9)
+
+    def test_client_is_killed(self):
+        for calls in KILLS:
+            server, port = self.serve()
+            done = self.talk(port, 100, calls)
+            self.assertEqual(done.returncode, -9)
+            said = server.communicate(timeout=60)[0]
+            self.assertIn(said, ("end\n", "reset\n"))
+            self.assertEqual(server.returncode, 0)
+
+    def test_other_side_scribbles(self):
+        for seed in range(SEEDS):
+            server, port = self.serve()
+            # The hostile side may do anything but bring the other down.
+            hostile = self.start(*self.carried(f"connect *:{port}; after 3", PYTHON, "-c",
+                                               SCRIBBLE + TALK, str(port), "2000", "0", str(seed)),
+                                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            try:
+                hostile.wait(3)
+            except subprocess.TimeoutExpired:
+                hostile.kill()
+            said = server.communicate(timeout=60)[0]
+            self.assertIn(said, ("end\n", "reset\n", ""))
+            self.assertIn(server.returncode, (0, 1))  # 1: the time-out of a silent peer
+        self.assertGreaterEqual(self.stats()["carried"], SEEDS - SEEDS // 5)
+
+    def bind_name(self, kind, pair):
+        """Where the acceptor of this connection would listen."""
+        def text(address):
+            return (b"\0" * 10 + b"\xff\xff" + socket.inet_aton(address[0])).hex() + "." + \
+                str(address[1])
+        client, server = pair
+        taken = socket.socket(socket.AF_UNIX, kind)
+        taken.bind("\0clan-tcp/" + text(server) + "/" + text(client))
+        taken.listen()
+        self.addCleanup(taken.close)
+
+    def test_name_is_taken(self):
+        """By a socket of another kind, so that nobody can connect there either."""
+        server, port = self.serve()
+        with socket.create_connection(("127.0.0.1", port)) as conn:
+            self.bind_name(socket.SOCK_SEQPACKET, (conn.getsockname(), conn.getpeername()))
+            for i in range(100):
+                conn.sendall(b"%03d" % i)
+                self.assertEqual(conn.recv(100), b"%03d" % i)
+        self.assertEqual(server.communicate(timeout=60)[0], "end\n")
+        stats = self.stats()
+        self.assertEqual(stats["carried"], 0)
+        self.assertEqual(stats["name"], 1)
+
+    @unittest.skipIf(os.geteuid() != 0, "only root can become another user")
+    def test_impostor(self):
+        """Another user connects to the acceptor's name before the client does."""
+        server, port = self.serve()
+        with socket.create_connection(("127.0.0.1", port)) as conn:
+            for i in range(4):
+                conn.sendall(b"%03d" % i)
+                self.assertEqual(conn.recv(100), b"%03d" % i)
+            impostor = """
+import socket, sys
+conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+conn.connect("\\0" + sys.argv[1])
+print("connected", flush=True)
+sys.stdin.read()
+"""
+            with open("/proc/net/unix", encoding="utf-8") as file:
+                names = [line.split("@")[1].strip() for line in file if "@clan-tcp/" in line
+                         and f".{conn.getsockname()[1]}" in line]
+            self.assertEqual(len(names), 1)
+            other = self.start(PYTHON, "-c", impostor, names[0], user=65534, group=65534,
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            self.assertEqual(other.stdout.readline(), "connected\n")
+            for i in range(100):
+                conn.sendall(b"%03d" % i)
+                self.assertEqual(conn.recv(100), b"%03d" % i)
+        self.assertEqual(server.communicate(timeout=60)[0], "end\n")
+        stats = self.stats()
+        self.assertEqual(stats["carried"], 0)
+        self.assertEqual(stats["identity"], 1)
+
+    def test_calls_past_the_library(self):
+        """Bytes that were moved by raw system calls are noticed: nothing is carried."""
+        server, port = self.serve()
+        raw = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+plain = socket.socket.sendall
+count = 0
+def sendall(self, data):
+    global count
+    count += 1
+    if count == 2:
+        assert libc.syscall(1, self.fileno(), data, len(data)) == len(data)
+    else:
+        plain(self, data)
+socket.socket.sendall = sendall
+"""
+        done = self.talk(port, 100, before="import socket\n" + raw)
+        self.assertEqual((done.stdout, done.returncode), ("done\n", 0), done.stderr)
+        self.assertEqual(server.communicate(timeout=60)[0], "end\n")
+        stats = self.stats()
+        self.assertEqual(stats["counts"], 1, stats)
+        self.assertEqual(stats["out_bytes"], 0)
+
+    def test_calls_past_the_library_later(self):
+        """Raw writes on a carried connection: the peer resets it and says why."""
+        server, port = self.serve()
+        done = self.talk(port, 100, before="""
+import ctypes, socket
+libc = ctypes.CDLL(None, use_errno=True)
+plain = socket.socket.sendall
+count = 0
+def sendall(self, data):
+    global count
+    count += 1
+    if count == 80:
+        assert libc.syscall(1, self.fileno(), data, len(data)) == len(data)
+    else:
+        plain(self, data)
+socket.socket.sendall = sendall
+""")
+        self.assertIn(done.stdout, ("reset\n", "end\n"), done.stderr)
+        self.assertEqual(server.communicate(timeout=60)[0], "reset\n")
+        self.assertEqual(self.stats()["broken"], 1)
+
+    def test_mistakes_in_rules(self):
+        for rules in ("connect", "connect 127.0.0.1", "listen *:0", "listen *:65536", "after 0",
+                      "ring 17000", "wish *:1", "connect 300.0.0.1:1", "connect 10.0.0.0/33:1",
+                      "refuse me", "connect [::1:5"):
+            done = subprocess.run([sockets_tool.RUN, "--rules", rules, "--", "true"],
+                                  capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 2, rules)
+            self.assertIn("rules, statement 1: ", done.stderr)
+        done = subprocess.run([sockets_tool.RUN, "--config", self.path("none"), "true"],
+                              capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("cannot read", done.stderr)
+
+
+if __name__ == "__main__":
+    sockets_tool.RUN = sys.argv.pop(1)
+    unittest.main()
