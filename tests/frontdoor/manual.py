@@ -51,8 +51,17 @@ class Options(unittest.TestCase):
     def test_gmblock_bench(self):
         self.assertEqual(documented(page("gmblock-bench.1")), offered("bench"))
 
+    def test_gmblock_check(self):
+        self.assertEqual(documented(page("gmblock-check.1")), offered("check"))
+
+    def test_gmblock_create(self):
+        self.assertEqual(documented(page("gmblock-create.1")), offered("create"))
+
     def test_gmblock_copy(self):
         self.assertEqual(documented(page("gmblock-copy.1")), offered("copy"))
+
+    def test_gmblock_push(self):
+        self.assertEqual(documented(page("gmblock-push.1")), offered("push"))
 
     def test_gmblock_stats(self):
         self.assertEqual(documented(page("gmblock-stats.1")), offered("stats"))
@@ -64,7 +73,7 @@ class Options(unittest.TestCase):
         self.assertEqual(documented(page("gmblock-trace.1")), offered("trace"))
 
     def test_synopsis_has_all_of_them(self):
-        for command in ("serve", "info", "list", "bench", "stats", "trace", "copy"):
+        for command in ("serve", "info", "list", "bench", "stats", "trace", "check", "copy", "push"):
             text = page(f"gmblock-{command}.1")
             synopsis = text[text.index(".Sh SYNOPSIS"):text.index(".Sh DESCRIPTION")]
             named = {"--" + name for name in re.findall(r"Fl -([a-z-]+)", synopsis)}
@@ -128,9 +137,11 @@ class Configuration(unittest.TestCase):
     def test_every_key_is_documented(self):
         keys = ["uri"]  # of an address; the others are in tables
         for name, pattern in (("file", r'_FIELD(?:_\w+)?\(\s*"([a-z-]+)"'),
+                              ("options", r'^\t\{ "([a-z-]+)", (?:set_limit|\w+, OF_FILE_TOO)'),
                               ("tls", r'\[KEY_\w+\] = "([a-z-]+)"'),
                               ("access", r'^\t\{ "([a-z-]+)",')):
-            with open(f"{ROOT}/src/server/config_{name}.c", encoding="utf-8") as file:
+            name = f"config_{name}.c" if name != "options" else "config.c"
+            with open(f"{ROOT}/src/server/{name}", encoding="utf-8") as file:
                 keys += re.findall(pattern, file.read(), re.M)
         self.assertGreater(len(keys), 10)
         # Those of an export are registered by stores and filters; --help lists them.

@@ -137,13 +137,14 @@ def expand(word):
     return found
 
 
-# As DynamicUser=, StateDirectory=, ProtectSystem=strict, ProtectHome=, PrivateTmp=, PrivateDevices=,
+# As User=, StateDirectory=, RuntimeDirectory=, ProtectSystem=strict, ProtectHome=, PrivateTmp=, PrivateDevices=,
 # ProcSubset=, CapabilityBoundingSet= and NoNewPrivileges= do it. $1: the state, $2...: the program.
 CONFINED = """
 set -e
 state=$1; shift
 mount --make-rprivate /
 mount --bind "$state" "$state"
+mount --bind "$RUNTIME_DIRECTORY" "$RUNTIME_DIRECTORY"
 mount -o remount,bind,ro /
 for folder in /home /root /run; do mount -t tmpfs -o mode=755 tmpfs "$folder"; done
 mkdir /run/dev
@@ -155,6 +156,38 @@ mount -t proc -o subset=pid,hidepid=invisible proc /proc
 exec setpriv --reuid "$OWNER" --regid "$GROUP" --clear-groups --bounding-set=-all \\
     --inh-caps=-all --no-new-privs "$@"
 """
+
+
+class Folders(unittest.TestCase):
+    def test_the_runtime_folder_is_the_service_s_alone(self):
+        """systemd removes it with the service: nobody else has sockets there."""
+        text = read("gmblock.service.in")
+        folder = "/run/" + re.search(r"^RuntimeDirectory=(.*)$", text, re.M).group(1) + "/"
+        if os.geteuid() != 0:
+            self.skipTest("only root has /run")
+        with tempfile.TemporaryDirectory() as place, subprocess.Popen(
+                [GMBLOCK, "serve", "memory:1M", "--listen", f"nbd+unix:///?socket={place}/s"],
+                stdout=subprocess.PIPE) as server:
+            server.stdout.readline()
+            controls = [path for path in subprocess.run(
+                ["find", "/run", "-name", f"{server.pid}.sock"], capture_output=True, text=True,
+                check=False).stdout.splitlines()]
+            server.terminate()
+            server.wait()
+        self.assertEqual(len(controls), 1)
+        self.assertFalse(controls[0].startswith(folder), controls)
+
+    def test_the_user_is_made(self):
+        user = re.search(r"^User=(.*)$", read("gmblock.service.in"), re.M).group(1)
+        self.assertRegex(read("gmblock.sysusers"), rf"(?m)^u {user} ")
+        if shutil.which("systemd-sysusers") is None:
+            self.skipTest("systemd-sysusers is not installed")
+        with tempfile.TemporaryDirectory() as root:
+            os.makedirs(f"{root}/etc")
+            subprocess.run(["systemd-sysusers", f"--root={root}",
+                            os.path.join(PACKAGING, "gmblock.sysusers")], check=True)
+            with open(f"{root}/etc/passwd", encoding="ascii") as file:
+                self.assertIn(f"{user}:", file.read())
 
 
 class Service(unittest.TestCase):
@@ -176,7 +209,9 @@ class Service(unittest.TestCase):
         self.data = os.path.join(self.folder, "data")
         with open(self.data, "wb") as data:
             data.write(os.urandom(1 << 20))
-        for path in (self.state, os.path.join(self.state, "disk.img")):
+        self.runtime = os.path.join(self.folder, "runtime")
+        os.mkdir(self.runtime)
+        for path in (self.state, self.runtime, os.path.join(self.state, "disk.img")):
             os.chown(path, NOBODY.pw_uid, NOBODY.pw_gid)
         os.chmod(self.folder, 0o755)
 
@@ -184,7 +219,7 @@ class Service(unittest.TestCase):
         """Starts the server, writes and reads, and ends it; what it logged."""
         environment = dict(
             os.environ, OWNER=str(NOBODY.pw_uid), GROUP=str(NOBODY.pw_gid), GMBLOCK_LOG="info",
-            GMBLOCK_BOOT_ID=boot_id(),
+            GMBLOCK_BOOT_ID=boot_id(), RUNTIME_DIRECTORY=self.runtime,
             # A server that is traced cannot look for its leaks.
             ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0")
         with subprocess.Popen(
@@ -194,6 +229,8 @@ class Service(unittest.TestCase):
             if not uri:
                 self.fail(server.stderr.read())
             epoch = epoch_of(uri)
+            if wrapper:
+                self.check_control(uri, environment)
             written = subprocess.run(
                 ["nbdcopy", self.data, uri], capture_output=True, check=False, timeout=SECONDS)
             back = subprocess.run(
@@ -206,6 +243,22 @@ class Service(unittest.TestCase):
             self.assertEqual(back.stdout, data.read())
         self.assertEqual(server.returncode, 0, errors)
         return errors, epoch
+
+    def check_control(self, uri, environment):
+        """As ExecReload= does, and as root finds it."""
+        folder = os.path.join(self.runtime, "serve")
+        control, = os.listdir(folder)
+        pid = control.removesuffix(".sock")
+        for arguments, user in ((["upgrade", "--if-replaced", pid], NOBODY.pw_uid),
+                                (["reload", pid], NOBODY.pw_uid),
+                                (["export", "add", "more", f"{self.state}/disk.img", "--server",
+                                  os.path.join(folder, control)], None),
+                                (["export", "remove", "more", "--server",
+                                  os.path.join(folder, control)], None)):
+            done = subprocess.run([self.program, *arguments], env=environment, user=user,
+                                  group=None if user is None else NOBODY.pw_gid,
+                                  capture_output=True, text=True, check=False, timeout=SECONDS)
+            self.assertEqual(done.returncode, 0, (uri, done.stderr))
 
     @staticmethod
     def end(pid):
