@@ -17,10 +17,10 @@ RUN_TESTS = scripts/run-tests -j $(JOBS)
 # interop suite mostly exercises other people's: both run in the normal build.
 SANITIZED = --suite unit --suite sim --suite fuzz --suite conformance --suite functional
 
-FORMATTED = $(shell find src include tests bench examples -name '*.[ch]' 2>/dev/null)
+FORMATTED = $(shell find src include tests bench examples -name '*.[ch]' -o -name '*.cc' -o -name '*.hh' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-vm test-long build deps deps-test asan tsan clang fuzz bench \
+.PHONY: help run test test-vm test-long build deb oci deps deps-deb deps-oci deps-test asan tsan clang fuzz bench \
 	check-format format lint install clean
 
 help: ## show this list
@@ -44,6 +44,12 @@ test-long: deps-test $(BUILD)/.gmblock-tests ## simulation seeds for an hour, 1,
 	@$(RUN_TESTS) -C $(BUILD) --setup soak --suite soak $(TEST_ARGS)
 	$(if $(TEST_ARGS),,CC=$(CLANG) FUZZ_SECONDS=$${FUZZ_SECONDS:-300} tests/fuzz/run.sh)
 
+deb: deps-deb ## build the Debian packages in build-deb/
+	@JOBS=$(JOBS) scripts/make-deb
+
+oci: deps-oci deb ## build an OCI image with the packages, as a layout in build-oci/
+	@scripts/make-oci
+
 build: deps compile ## build the program in build/
 
 deps: ## install the missing Debian packages that building needs
@@ -51,6 +57,12 @@ deps: ## install the missing Debian packages that building needs
 
 deps-test: ## install the missing Debian packages that the suite needs
 	@scripts/install-deps test
+
+deps-deb:
+	@scripts/install-deps deb
+
+deps-oci:
+	@scripts/install-deps oci
 
 # `make run` must not need the test libraries, so a build directory it makes leaves tests/ out;
 # the first `make test` in the same directory turns them on and leaves a stamp.
@@ -67,7 +79,7 @@ $(BUILD)/.gmblock-tests:
 	touch $@
 
 asan: deps-test ## run the suite under AddressSanitizer and UndefinedBehaviorSanitizer (build-asan/)
-	[ -f build-asan/build.ninja ] || $(MESON) setup -Dtests=true -Db_sanitize=address,undefined \
+	[ -f build-asan/build.ninja ] || $(MESON) setup -Dtests=true -Doptimization=1 -Db_sanitize=address,undefined \
 		-Dc_args='-fno-omit-frame-pointer -fno-sanitize-recover=all' $(MESON_ARGS) build-asan
 	@$(RUN_TESTS) -C build-asan --setup sanitize $(SANITIZED) $(TEST_ARGS)
 

@@ -169,7 +169,7 @@ int main(int argc, char **argv)
 		submit_ready(&loop);
 		turn(&loop);
 		elapsed = control_now_s() - begin;
-	} while (elapsed < seconds);
+	} while (elapsed < seconds || loop.completed == 0);
 	cpu = control_cpu_s() - begin_cpu;
 	count = loop.completed;
 	while (loop.in_flight > 0) {

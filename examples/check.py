@@ -39,7 +39,8 @@ class Examples(unittest.TestCase):
             [GMBLOCK, "serve", *exports, "--listen", f"nbd+unix:///?socket={socket}", "--run",
              command], capture_output=True, text=True, check=False, timeout=60,
             env={**os.environ, "PROGRAMS": PROGRAMS, "FOLDER": self.folder,
-                 "GMBLOCK_LIBRARY": LIBRARY, "HERE": HERE, "PYTHON": sys.executable}, **options)
+                 "GMBLOCK_LIBRARY": LIBRARY, "HERE": HERE, "PYTHON": sys.executable,
+                 "PYTHONPATH": os.path.join(HERE, "../python")}, **options)
         self.assertEqual(done.returncode, status, done.stderr)
         return done
 
@@ -175,11 +176,11 @@ class Examples(unittest.TestCase):
     @unittest.skipUnless(os.environ.get("SANITIZE", "none") == "none",
                          "Python is not built with the sanitizer that the library needs")
     def test_python(self):
-        done = self.serve('exec "$PYTHON" "$HERE/gmblock.py" "$uri" 0 0x500000 70000', self.image)
+        done = self.serve('exec "$PYTHON" "$HERE/read-async.py" "$uri" 0 0x500000 70000', self.image)
         self.assertIn(f"{IMAGE_BYTES} bytes", done.stdout)
         for offset in (0, 5 << 20, 70000):
             self.assertIn(self.line(offset), done.stdout.splitlines())
-        done = self.serve('exec "$PYTHON" "$HERE/gmblock.py" "${uri%%\\?*}none?${uri#*\\?}"',
+        done = self.serve('exec "$PYTHON" "$HERE/read-async.py" "${uri%%\\?*}none?${uri#*\\?}"',
                           self.image, status=1)
         self.assertIn("none", done.stderr)
 

@@ -19,20 +19,24 @@
 #define TRACE cmd_trace
 #endif
 
-static const struct command {
-	const char *name;
-	int (*run)(int argc, char **argv);
-	const char *summary;
-} commands[] = {
+static const struct cli_subcommand commands[] = {
 	{ "serve", cmd_serve, "serve disks and image files to NBD clients" },
 	{ "list", cmd_list, "list the exports of a server" },
 	{ "info", cmd_info, "show what a server offers or this machine supports" },
 	{ "bench", cmd_bench, "measure an export: rates, latencies, processor time" },
 	{ "stats", cmd_stats, "show what a running server does and where time goes" },
+	{ "top", cmd_top, "watch a running server on the terminal" },
 	{ "rate", cmd_rate, "change a limit of a running server" },
-	{ "reload", cmd_reload, "make a running server read certificates, keys and rules again" },
+	{ "reload", cmd_reload, "make a running server read its configuration again" },
+	{ "export", cmd_export, "add, change and remove exports of a running server" },
+	{ "upgrade", cmd_upgrade, "replace a running server without an error for its clients" },
 	{ "trace", TRACE, "show where the time of a read or request goes" },
+	{ "check", cmd_check, "look for faults in a file of gmblock, such as an overlay" },
+	{ "create", cmd_create, "make a disk that is kept as a log, for flash" },
 	{ "copy", cmd_copy, "copy a disk between servers, files, devices and pipes" },
+#ifdef GMBLOCK_CLAN
+	{ "push", cmd_push, "have one server push a disk to another" },
+#endif
 	{ "attach", cmd_attach, "attach a remote export as a local disk" },
 	{ "detach", cmd_detach, "remove an attached disk" },
 };
@@ -42,6 +46,8 @@ static const struct store_kind *const store_kinds[] = {
 	&file_store_kind,
 	&memory_store_kind,
 	&null_store_kind,
+	&flash_store_kind,
+	&overlay_store_kind,
 #ifdef GMBLOCK_MARKER
 	&marker_store_kind,
 #endif
@@ -69,7 +75,7 @@ static void print_usage(FILE *out)
 		"help", "describe a command");
 }
 
-static const struct command *find_command(const char *name)
+static const struct cli_subcommand *find_command(const char *name)
 {
 	for (size_t i = 0; i < ARRAY_COUNT(commands); i++) {
 		if (strcmp(name, commands[i].name) == 0) {
@@ -128,7 +134,7 @@ static int run_help(int argc, char **argv)
 	static const struct cli_command self = { .name = "help", .usage = help_usage };
 	char help[] = "--help";
 	char *arguments[] = { NULL, help, NULL };
-	const struct command *command;
+	const struct cli_subcommand *command;
 	const char *wanted = NULL;
 	int status = cli_parse(&self, argc, argv);
 
@@ -166,7 +172,7 @@ static void occupy_standard_descriptors(void)
 
 int main(int argc, char **argv)
 {
-	const struct command *command;
+	const struct cli_subcommand *command;
 
 	for (size_t i = 0; i < ARRAY_COUNT(store_kinds); i++) {
 		store_register(store_kinds[i]);
@@ -186,6 +192,9 @@ int main(int argc, char **argv)
 	}
 	if (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "-V") == 0) {
 		return cli_print("gmblock " GMBLOCK_VERSION "\n");
+	}
+	if (strcmp(argv[1], "--completion") == 0) {
+		return cli_completion(argc > 2 ? argv[2] : "", commands, ARRAY_COUNT(commands));
 	}
 	command = find_command(argv[1]);
 	return command != NULL ? command->run(argc - 1, argv + 1) : unknown_command(argv[1]);

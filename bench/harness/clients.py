@@ -65,7 +65,7 @@ class Gmblock(Client):
     def command(self, row, uri, seconds, size_bytes, seed, state):
         return [self.program, "bench", "--json", "--rw", row.rw, "--bs", str(row.block_bytes),
                 "--depth", str(row.depth), "--connections", self.connections or str(row.jobs),
-                "--seconds", "%g" % seconds, "--seed", str(seed),
+                "--seconds", "%g" % seconds, "--seed", str(seed), *(["--force"] if row.writes else []),
                 *(["--once"] if state == "cold" and not row.writes else []), uri]
 
     def sample(self, row, document):

@@ -104,8 +104,9 @@ enum clan_event_type {
 	/* The connection is over: .status is -ECONNREFUSED (rejected; clan_conn_hello() has the
 	 * text), -ECONNRESET (the peer ended or closed), -EPROTO (it broke a rule; see
 	 * clan_conn_reason()), -ETIMEDOUT (no answer to the handshake, or a strict revocation was
-	 * not obeyed), or another errno of connecting. What the peer had published can still be
-	 * received. Call clan_close(). */
+	 * not obeyed), -ETOOMANYREFS (the process's user had more descriptors in flight than the
+	 * limit on open files for too long), or another errno of connecting. What the peer had
+	 * published can still be received. Call clan_close(). */
 	CLAN_EVENT_LOST,
 	/* After clan_close(): nothing of the connection runs any more, the peer's memory cannot be
 	 * reached through it, and the handle in .conn is invalid from here on (compare it only). */

@@ -160,7 +160,10 @@ enum gmb_event {
 	GMB_EVENT_LOST,	       /* a connection was lost; the text says why */
 	GMB_EVENT_RECONNECTED, /* restored; requests in flight were replayed */
 	GMB_EVENT_GAVE_UP,     /* requests fail with -ENOTCONN from now on */
-	GMB_EVENT_RESIZED,     /* the size of the export has changed */
+	GMB_EVENT_RESIZED,     /* the size of the export has changed: gmb_get_info() says it. While
+				* connected, from gmblock serve; from others after a reconnect */
+	GMB_EVENT_RETRYING,    /* no connection could be restored yet; the text says why: told
+				  again when the reason changes */
 };
 
 struct gmb_options {
@@ -175,7 +178,7 @@ struct gmb_options {
 					  0 = 120 s */
 	uint32_t depth; /* commands in flight per connection; 0 = 128; at most 1024 */
 	/* Called when connections are lost or restored, from gmb_queue_wait() and the blocking
-	 * calls; must not call the library. May be NULL. */
+	 * calls; must not call the library, but for gmb_get_info(). May be NULL. */
 	void (*event)(void *context, enum gmb_event event, const char *text);
 	void *context; /* for event and opened */
 	/* gmb_open_start() only: called once, when the export is open or cannot be opened, from

@@ -18,6 +18,7 @@
 
 #include "attach/process.h"
 #include "attach/state.h"
+#include "base/bytes.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/manager.h"
@@ -255,12 +256,17 @@ static void begin_status(void *context, struct control_client *client, const jso
 	char state[HEALTH_SHOWN_BYTES];
 	char shown[4 * HEALTH_SHOWN_BYTES];
 	char text[sizeof(shown) + 32];
+	char last[HEALTH_TEXT_BYTES];
+	json_t *reason = json_null();
 
 	GMB_UNUSED(arguments);
+	if (health_last_reason(&daemon->device->health, last)) {
+		reason = json_string(log_escape_sentence(shown, sizeof(shown), last));
+	}
 	health_describe(&daemon->device->health, state, sizeof(state));
 	snprintf(text, sizeof(text), "%s%s", daemon->stopping ? "being detached, " : "",
 		log_escape_sentence(shown, sizeof(shown), state));
-	control_reply(client, json_pack("{s:s}", "state", text));
+	control_reply(client, json_pack("{s:s, s:o}", "state", text, "last_reason", reason));
 }
 
 static void begin_detach(void *context, struct control_client *client, const json_t *arguments)
@@ -353,6 +359,7 @@ static int start_control(struct daemon *daemon, struct error *error)
 	return rc;
 }
 
+/* Also in the place of an earlier note. */
 static int write_state(struct daemon *daemon, struct error *error)
 {
 	const struct device *device = daemon->device;
@@ -365,6 +372,7 @@ static int write_state(struct daemon *daemon, struct error *error)
 		.made_file = device->made_file,
 		.uri = malloc(shown_bytes),
 	};
+	int fd;
 
 	if (entry.uri == NULL) {
 		return error_set(error, -ENOMEM, "out of memory");
@@ -373,12 +381,16 @@ static int write_state(struct daemon *daemon, struct error *error)
 	snprintf(entry.name, sizeof(entry.name), "%s", device->name);
 	snprintf(entry.kind, sizeof(entry.kind), "%s", device->ops->kind);
 	snprintf(entry.path, sizeof(entry.path), "%s", device->path);
-	daemon->state_fd = state_write(&entry, error);
+	fd = state_write(&entry, error);
 	free(entry.uri);
-	if (daemon->state_fd < 0) {
-		return daemon->state_fd;
+	if (fd < 0) {
+		return fd;
 	}
-	return start_control(daemon, error);
+	if (daemon->state_fd >= 0) {
+		close(daemon->state_fd);
+	}
+	daemon->state_fd = fd;
+	return 0;
 }
 
 /* Before there are threads: they inherit the mask. */
@@ -411,6 +423,9 @@ static int daemon_start(struct daemon *daemon, struct error *error)
 	}
 	if (rc == 0) {
 		rc = write_state(daemon, error);
+		if (rc == 0) {
+			rc = start_control(daemon, error);
+		}
 		timings_mark(daemon->options->timings, TIMINGS_STATE);
 		if (rc != 0 && daemon->device->ops->stop(daemon->device, true, NULL) != 0) {
 			log_error("%s stays behind", daemon->device->path);
@@ -436,6 +451,45 @@ static void serve_signal(struct daemon *daemon)
 	}
 }
 
+static void grow(struct daemon *daemon, uint64_t bytes)
+{
+	struct device *device = daemon->device;
+	uint64_t before = device->bytes;
+	struct error error = { 0 };
+
+	if (device->ops->grow(device, bytes, &error) != 0) {
+		log_warning("%s: the export has %llu bytes now, and the disk stays as it is, with "
+			    "%llu: %s; detach the disk and attach it again to use the rest",
+			device->path, (unsigned long long)bytes, (unsigned long long)before,
+			error.text);
+		return;
+	}
+	device->bytes = bytes;
+	log_info("%s has %llu bytes now, and had %llu", device->path, (unsigned long long)bytes,
+		(unsigned long long)before);
+	if (write_state(daemon, &error) != 0) {
+		log_warning("%s", error.text);
+	}
+}
+
+/* The disk follows its export, but does not become smaller under those who use it. */
+static void follow_export(struct daemon *daemon)
+{
+	struct device *device = daemon->device;
+	uint64_t bytes;
+	eventfd_t ignored;
+
+	eventfd_read(device->resized_fd, &ignored);
+	bytes = align_down(atomic_load(&device->export_bytes), device->block_bytes);
+	if (bytes > device->bytes) {
+		grow(daemon, bytes);
+	} else if (bytes < device->bytes) {
+		log_warning("%s: the export has only %llu bytes now, and the disk %llu: what lies "
+			    "behind cannot be read or written",
+			device->path, (unsigned long long)bytes, (unsigned long long)device->bytes);
+	}
+}
+
 static void daemon_watch(struct daemon *daemon)
 {
 	struct pollfd entries[] = {
@@ -443,6 +497,7 @@ static void daemon_watch(struct daemon *daemon)
 		{ .fd = control_server_fd(daemon->control), .events = POLLIN },
 		{ .events = POLLIN },
 		{ .fd = daemon->stopped_fd, .events = POLLIN },
+		{ .events = POLLIN },
 	};
 	bool gone = false;
 
@@ -450,6 +505,7 @@ static void daemon_watch(struct daemon *daemon)
 		/* The end of the disk is what is wanted then, and one signal is enough. */
 		entries[0].fd = daemon->stopping ? -1 : daemon->signal_fd;
 		entries[2].fd = daemon->stopping ? -1 : daemon->device->ended_fd;
+		entries[4].fd = daemon->stopping ? -1 : daemon->device->resized_fd;
 		if (poll(entries, ARRAY_COUNT(entries), note_due(daemon)) < 0) {
 			GMB_ASSERT(errno == EINTR);
 			continue;
@@ -463,6 +519,8 @@ static void daemon_watch(struct daemon *daemon)
 			serve_signal(daemon);
 		} else if (entries[1].revents != 0) {
 			control_server_run(daemon->control);
+		} else if (entries[4].revents != 0) {
+			follow_export(daemon);
 		}
 		if (!gone && note_due(daemon) == 0) {
 			note_all(daemon);

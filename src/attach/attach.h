@@ -11,6 +11,7 @@
 #pragma once
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 
 #include "base/compiler.h"
@@ -74,7 +75,7 @@ enum { HEALTH_TEXT_BYTES = 256 };
 struct health {
 	pthread_mutex_t lock;
 	bool connected;
-	char text[HEALTH_TEXT_BYTES]; /* why not */
+	char text[HEALTH_TEXT_BYTES]; /* why not, now or the last time; "": it always was */
 };
 
 void health_init(struct health *health);
@@ -83,6 +84,8 @@ void health_set(struct health *health, bool connected, const char *text);
 /* "connected", or "not connected: " and the reason. Returns out. */
 const char *health_describe(struct health *health, char *out, size_t out_bytes);
 bool health_is_connected(struct health *health);
+/* Why it is not connected, or was not the last time. False: it always was. */
+bool health_last_reason(struct health *health, char out[HEALTH_TEXT_BYTES]);
 
 /* --- devices --------------------------------------------------------------------------------- */
 
@@ -103,6 +106,10 @@ struct device_ops {
 	 * and can be stopped by force only. */
 	void (*hurry)(struct device *device);
 
+	/* Makes the disk larger, to so many bytes, which are whole blocks. It stays in use. Not
+	 * while another thread is in stop(). -EOPNOTSUPP: the kernel cannot. */
+	int (*grow)(struct device *device, uint64_t bytes, struct error *error);
+
 	/* After stop(), or when ended_fd says that the disk is gone. */
 	void (*destroy)(struct device *device);
 };
@@ -113,11 +120,23 @@ struct device {
 	char name[64];		      /* a file name: "ublkb0", "nbd3", "fuse-1234" */
 	int32_t number;		      /* of the kernel's device, or -1 */
 	uint64_t bytes;		      /* size of the disk */
+	uint32_t block_bytes;	      /* of which it has whole ones */
 	bool read_only;
 	bool made_file; /* the file at path was not there before */
 	int ended_fd;	/* polls readable when the disk has gone without stop() */
+	int resized_fd; /* the same when export_bytes has been set */
+	_Atomic uint64_t export_bytes;
 	struct health health;
 };
+
+/* The part that all kinds have. -EMFILE and the like; device_fini() may be called then, too. */
+GMB_MUST_CHECK int device_init(
+	struct device *device, const struct device_ops *ops, struct error *error);
+void device_fini(struct device *device);
+
+/* The server says that the export has so many bytes now: the daemon makes the disk larger, or says
+ * why not. Any thread. */
+void device_export_resized(struct device *device, uint64_t bytes);
 
 /* The three kinds. *device_out is set on success only: the disk can be used then. */
 GMB_MUST_CHECK int ublk_device_start(
@@ -128,9 +147,9 @@ GMB_MUST_CHECK int fuse_device_start(
 	const struct attach_options *options, struct device **device_out, struct error *error);
 
 /* For block devices, whose blocks must fit in a page. Sets device->bytes to the whole blocks of the
- * export, and *block_bytes. -EINVAL: the export cannot be a disk. */
-GMB_MUST_CHECK int device_fit(struct device *device, uint64_t export_bytes, uint32_t block_minimum,
-	uint32_t *block_bytes, struct error *error);
+ * export, and device->block_bytes. -EINVAL: the export cannot be a disk. */
+GMB_MUST_CHECK int device_fit(
+	struct device *device, uint64_t export_bytes, uint32_t block_minimum, struct error *error);
 
 /* Removes what a dead daemon left behind: by number (ublk, nbd) or by path (fuse). 0 if it is gone
  * already; -EBUSY as with stop(). */

@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -15,8 +16,36 @@
 
 enum { SECTOR_BYTES = 512 };
 
-int device_fit(struct device *device, uint64_t export_bytes, uint32_t block_minimum,
-	uint32_t *block_bytes, struct error *error)
+int device_init(struct device *device, const struct device_ops *ops, struct error *error)
+{
+	device->ops = ops;
+	device->number = -1;
+	health_init(&device->health);
+	device->ended_fd = eventfd(0, EFD_CLOEXEC);
+	device->resized_fd = eventfd(0, EFD_CLOEXEC);
+	return device->ended_fd >= 0 && device->resized_fd >= 0
+		       ? 0
+		       : error_set(error, -errno, "no descriptor is left");
+}
+
+void device_fini(struct device *device)
+{
+	if (device->ended_fd >= 0) {
+		close(device->ended_fd);
+	}
+	if (device->resized_fd >= 0) {
+		close(device->resized_fd);
+	}
+}
+
+void device_export_resized(struct device *device, uint64_t bytes)
+{
+	atomic_store(&device->export_bytes, bytes);
+	eventfd_write(device->resized_fd, 1);
+}
+
+int device_fit(
+	struct device *device, uint64_t export_bytes, uint32_t block_minimum, struct error *error)
 {
 	uint32_t page = (uint32_t)sysconf(_SC_PAGESIZE);
 	uint32_t block = MAX(block_minimum, (uint32_t)SECTOR_BYTES);
@@ -37,7 +66,7 @@ int device_fit(struct device *device, uint64_t export_bytes, uint32_t block_mini
 			    "blocks have %u bytes",
 			(unsigned)(export_bytes - device->bytes), block);
 	}
-	*block_bytes = block;
+	device->block_bytes = block;
 	return 0;
 }
 
@@ -189,7 +218,9 @@ void health_set(struct health *health, bool connected, const char *text)
 {
 	pthread_mutex_lock(&health->lock);
 	health->connected = connected;
-	snprintf(health->text, sizeof(health->text), "%s", text != NULL ? text : "");
+	if (text != NULL) {
+		snprintf(health->text, sizeof(health->text), "%s", text);
+	}
 	pthread_mutex_unlock(&health->lock);
 }
 
@@ -203,6 +234,14 @@ const char *health_describe(struct health *health, char *out, size_t out_bytes)
 	}
 	pthread_mutex_unlock(&health->lock);
 	return out;
+}
+
+bool health_last_reason(struct health *health, char out[HEALTH_TEXT_BYTES])
+{
+	pthread_mutex_lock(&health->lock);
+	memcpy(out, health->text, HEALTH_TEXT_BYTES);
+	pthread_mutex_unlock(&health->lock);
+	return out[0] != '\0';
 }
 
 bool health_is_connected(struct health *health)

@@ -76,8 +76,8 @@ struct fuse_file {
 	const struct attach_options *options;
 	struct remote remote;
 	struct fuse_session *session;
-	uint64_t bytes;
-	uint64_t block; /* the server's smallest */
+	_Atomic uint64_t bytes; /* grows: see grow() */
+	uint64_t block;		/* the server's smallest */
 	struct timespec born;
 
 	struct fuse_slot *slots;
@@ -146,6 +146,7 @@ void fuse_zero_start(struct fuse_slot *slot, uint32_t flags);
 #endif
 
 #define FUSE_CALLS(CALL)                                                                           \
+	CALL(lowlevel_notify_inval_inode)                                                          \
 	CALL(opt_free_args)                                                                        \
 	CALL(reply_attr)                                                                           \
 	CALL(reply_buf)                                                                            \

@@ -105,6 +105,7 @@ static int check_size(struct fuse_file *file, struct error *error)
 	file->block = info->block_minimum;
 	file->bytes = align_down(info->bytes, file->block);
 	file->device.bytes = file->bytes;
+	file->device.block_bytes = info->block_minimum;
 	file->device.read_only =
 		file->options->read_only || !remote_can(&file->remote, GMB_CAN_WRITE);
 	if (file->bytes > INT64_MAX) {
@@ -152,8 +153,7 @@ static void tell_started(struct fuse_file *file, int result)
 static void *file_thread(void *argument)
 {
 	struct fuse_file *file = argument;
-	int rc =
-		remote_open(&file->remote, file->options, &file->device.health, &file->start_error);
+	int rc = remote_open(&file->remote, file->options, &file->device, &file->start_error);
 
 	/* The thread that started this one waits for the result. */
 	timings_mark(file->options->timings, TIMINGS_CONNECT);
@@ -274,9 +274,7 @@ static void file_free(struct fuse_file *file)
 	if (file->hurry_fd >= 0) {
 		close(file->hurry_fd);
 	}
-	if (file->device.ended_fd >= 0) {
-		close(file->device.ended_fd);
-	}
+	device_fini(&file->device);
 	free(file->slots);
 	free(file);
 }
@@ -284,17 +282,15 @@ static void file_free(struct fuse_file *file)
 static struct fuse_file *file_allocate(const struct attach_options *options)
 {
 	struct fuse_file *file = calloc(1, sizeof(*file));
+	int rc;
 
 	if (file == NULL) {
 		return NULL;
 	}
-	file->device.ops = &fuse_device_ops;
-	file->device.number = -1;
-	health_init(&file->device.health);
+	rc = device_init(&file->device, &fuse_device_ops, NULL);
 	file->options = options;
 	file->started_fd = eventfd(0, EFD_CLOEXEC);
 	file->hurry_fd = eventfd(0, EFD_CLOEXEC);
-	file->device.ended_fd = eventfd(0, EFD_CLOEXEC);
 	file->slots = calloc(FUSE_SLOTS_MAX, sizeof(*file->slots));
 	list_init(&file->free_slots);
 	list_init(&file->free_inlets);
@@ -302,8 +298,7 @@ static struct fuse_file *file_allocate(const struct attach_options *options)
 	list_init(&file->waiting);
 	clock_gettime(CLOCK_REALTIME, &file->born);
 	snprintf(file->device.name, sizeof(file->device.name), "fuse-%d", (int)getpid());
-	if (file->slots == NULL || file->started_fd < 0 || file->hurry_fd < 0 ||
-		file->device.ended_fd < 0) {
+	if (rc != 0 || file->slots == NULL || file->started_fd < 0 || file->hurry_fd < 0) {
 		file_free(file);
 		return NULL;
 	}
@@ -427,6 +422,24 @@ static void fuse_device_hurry(struct device *device)
 	eventfd_write(file_of(device)->hurry_fd, 1);
 }
 
+/* The kernel asks for the size once more; what it has of a page in which the file ended ends in
+ * zeroes that are not the server's. */
+static int fuse_device_grow(struct device *device, uint64_t bytes, struct error *error)
+{
+	struct fuse_file *file = file_of(device);
+	bool ends_page = file->bytes % (uint64_t)sysconf(_SC_PAGESIZE) == 0;
+	off_t from = ends_page ? -1 : (off_t)file->bytes;
+
+	GMB_UNUSED(error);
+	if (bytes > INT64_MAX) {
+		return error_set(error, -EFBIG, "a file cannot be so large");
+	}
+	file->bytes = bytes;
+	/* It may know nothing of the file yet, or be about to forget it. */
+	(void)!fuse.lowlevel_notify_inval_inode(file->session, FUSE_ROOT_ID, from, 0);
+	return 0;
+}
+
 static void fuse_device_destroy(struct device *device)
 {
 	struct fuse_file *file = file_of(device);
@@ -447,6 +460,7 @@ static const struct device_ops fuse_device_ops = {
 	.kind = "fuse",
 	.stop = fuse_device_stop,
 	.hurry = fuse_device_hurry,
+	.grow = fuse_device_grow,
 	.destroy = fuse_device_destroy,
 };
 

@@ -17,22 +17,42 @@ enum { SHOWN_BYTES = 4 * ATTACH_PATH_BYTES + 8, STATUS_TIMEOUT_MS = 5000 };
 
 /* --- listing ------------------------------------------------------------------------------- */
 
-/* "connected", or what is wrong. Returns out. */
-static const char *describe(const struct state_entry *entry, char out[ERROR_TEXT_BYTES])
+enum { DESCRIBED_BYTES = 2 * ERROR_TEXT_BYTES + 32 };
+
+struct status {
+	char state[ERROR_TEXT_BYTES];	    /* "connected", or what is wrong */
+	char last_reason[ERROR_TEXT_BYTES]; /* why it was not connected; "": it always was */
+};
+
+static void take_text(char out[ERROR_TEXT_BYTES], const json_t *value, const char *otherwise)
+{
+	const char *text = json_string_value(value);
+
+	snprintf(out, ERROR_TEXT_BYTES, "%s", text != NULL ? text : otherwise);
+}
+
+static void ask_status(const struct state_entry *entry, struct status *status)
 {
 	char path[PATH_MAX];
-	const char *state = NULL;
 	json_t *answer = NULL;
 
-	if (!entry->alive) {
-		return "the daemon has died";
+	if (!entry->alive || state_path(path, entry->name, "sock", NULL) < 0 ||
+		control_ask(path, "status", NULL, STATUS_TIMEOUT_MS, &answer, NULL) < 0) {
+		answer = NULL;
 	}
-	if (state_path(path, entry->name, "sock", NULL) == 0 &&
-		control_ask(path, "status", NULL, STATUS_TIMEOUT_MS, &answer, NULL) == 0) {
-		state = json_string_value(json_object_get(answer, "state"));
-	}
-	snprintf(out, ERROR_TEXT_BYTES, "%s", state != NULL ? state : "the daemon does not answer");
+	take_text(status->state, json_object_get(answer, "state"),
+		entry->alive ? "the daemon does not answer" : "the daemon has died");
+	take_text(status->last_reason, json_object_get(answer, "last_reason"), "");
 	json_decref(answer);
+}
+
+/* For people, who see the reason in the state while it lasts. */
+static const char *describe(const struct status *status, char out[DESCRIBED_BYTES])
+{
+	bool is_past = strcmp(status->state, "connected") == 0 && status->last_reason[0] != '\0';
+
+	snprintf(out, DESCRIBED_BYTES, "%s%s%s%s", status->state, is_past ? " (last lost: " : "",
+		is_past ? status->last_reason : "", is_past ? ")" : "");
 	return out;
 }
 
@@ -88,8 +108,8 @@ static int add_row(const struct state_entry *entry, void *context)
 	char device[SHOWN_BYTES];
 	char state[SHOWN_BYTES];
 	char pid[16];
-	char answer[ERROR_TEXT_BYTES];
-	const char *text = describe(entry, answer);
+	char text[DESCRIBED_BYTES];
+	struct status status;
 	const char *const texts[COLUMN_COUNT] = {
 		log_escape(device, sizeof(device), entry->path, strlen(entry->path)),
 		entry->kind,
@@ -97,10 +117,12 @@ static int add_row(const struct state_entry *entry, void *context)
 		entry->read_only ? "yes" : "no",
 		pid,
 		entry->uri,
-		log_escape_sentence(state, sizeof(state), text),
+		state,
 	};
 	int rc = table->row_count == 0 ? table_add(table, headings) : 0;
 
+	ask_status(entry, &status);
+	log_escape_sentence(state, sizeof(state), describe(&status, text));
 	snprintf(pid, sizeof(pid), "%d", (int)entry->pid);
 	return rc == 0 ? table_add(table, texts) : rc;
 }
@@ -149,12 +171,15 @@ static json_t *json_bytes(const char *text)
 static int add_object(const struct state_entry *entry, void *context)
 {
 	json_t *list = context;
-	char answer[ERROR_TEXT_BYTES];
-	json_t *object = json_pack("{s:o, s:s, s:s, s:I, s:b, s:i, s:b, s:o}", "device",
+	struct status status;
+	json_t *object;
+
+	ask_status(entry, &status);
+	object = json_pack("{s:o, s:s, s:s, s:I, s:b, s:i, s:b, s:o, s:o}", "device",
 		json_bytes(entry->path), "kind", entry->kind, "uri", entry->uri, "size",
 		(json_int_t)entry->bytes, "read_only", entry->read_only, "pid", entry->pid, "alive",
-		entry->alive, "state", json_string(describe(entry, answer)));
-
+		entry->alive, "state", json_string(status.state), "last_reason",
+		status.last_reason[0] != '\0' ? json_string(status.last_reason) : json_null());
 	return json_array_append_new(list, object) == 0 ? 0 : -ENOMEM;
 }
 

@@ -5,6 +5,9 @@
  *
  *   dial × N ─▶ CONNECT ─▶ /dev/nbdN
  *   a socket dies ─▶ LINK_DEAD ─▶ watcher: dial, compare, RECONFIGURE
+ *   the export grows ─▶ watcher ─▶ daemon: RECONFIGURE
+ *
+ * The driver asks for no size, so the watcher has a connection of its own that does.
  *
  * The kernel takes a new socket only in the place of one that it knows to be dead, and ignores it
  * without a word otherwise. So the old one is shut down first, and the news of its death waited
@@ -27,6 +30,7 @@
 #include "attach/attach.h"
 #include "attach/nbd_kernel.h"
 #include "attach/nbd_relay.h"
+#include "attach/remote.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "nbd/client_dial.h"
@@ -41,6 +45,7 @@ enum {
 };
 
 #define NS_PER_S UINT64_C(1000000000)
+#define WAIT_NS	 (WAIT_MS * UINT64_C(1000000))
 
 struct nbd_disk {
 	struct device device;
@@ -63,7 +68,8 @@ struct nbd_disk {
 	uint32_t numbers[SOCKETS_MAX];	       /* which connection it is or was, ever */
 	uint32_t number_next;
 	uint32_t socket_count;
-	char token[40]; /* no other disk has it */
+	char token[40];	    /* no other disk has it */
+	struct remote size; /* hears of it; queue NULL: not to be had */
 	struct netlink news;
 	uint32_t dead_links; /* LINK_DEADs that no new socket has answered */
 	uint64_t dead_since_ns;
@@ -230,7 +236,7 @@ static int check_facts(const struct nbd_facts *first, const struct nbd_facts *ot
 {
 	char name[256];
 
-	if (other->size != first->size) {
+	if (other->size < first->size) {
 		return error_set(error, -ESTALE,
 			"the server has another disk now, of %llu bytes instead of %llu (rule "
 			"P137)",
@@ -311,23 +317,35 @@ static void take_news(struct nbd_disk *disk)
 	} while (rc >= 0 || rc == -EPROTO || rc == -ENOBUFS);
 }
 
+/* What is not there any more is another disk's: see check_facts(). */
+static void take_size(struct nbd_disk *disk, uint64_t bytes)
+{
+	disk->facts.size = MAX(disk->facts.size, bytes);
+}
+
 /* Waits for something to happen. False: the order to end came. */
 static bool watch_once(struct nbd_disk *disk, int timeout_ms)
 {
-	struct pollfd entries[2 + SOCKETS_MAX] = {
+	struct pollfd entries[3 + SOCKETS_MAX] = {
 		{ .fd = disk->stop_fd, .events = POLLIN },
 		{ .fd = disk->news.fd, .events = POLLIN },
+		{ .fd = -1, .events = POLLIN },
 	};
 
+	if (disk->size.queue != NULL) {
+		gmb_queue_wait(disk->size.queue, 0);
+		take_size(disk, atomic_load(&disk->device.export_bytes));
+		entries[2].fd = gmb_queue_fd(disk->size.queue);
+	}
 	for (uint32_t i = 0; i < disk->socket_count; i++) {
 		/* Hang-ups are reported unasked; the data is the kernel's. */
-		entries[2 + i] = (struct pollfd){ .fd = disk->sockets[i], .events = POLLRDHUP };
+		entries[3 + i] = (struct pollfd){ .fd = disk->sockets[i], .events = POLLRDHUP };
 	}
-	if (poll(entries, 2 + disk->socket_count, timeout_ms) < 0) {
+	if (poll(entries, 3 + disk->socket_count, timeout_ms) < 0) {
 		return true;
 	}
 	for (uint32_t i = 0; i < disk->socket_count; i++) {
-		if (entries[2 + i].revents != 0) {
+		if (entries[3 + i].revents != 0) {
 			drop_socket(disk, i);
 		}
 	}
@@ -361,7 +379,8 @@ static int replace_socket(struct nbd_disk *disk, uint32_t idx, struct error *err
 	}
 	rc = check_facts(&disk->facts, &facts, disk->kernel.server_flags, error);
 	/* The news may be on its way still; it never takes long. */
-	for (int i = 0; rc == 0 && disk->dead_links == 0 && i < 10; i++) {
+	deadline_ns = clock_now_ns() + WAIT_NS;
+	while (rc == 0 && disk->dead_links == 0 && clock_now_ns() < deadline_ns) {
 		rc = watch_once(disk, WAIT_MS / 10) ? 0 : -ECANCELED;
 	}
 	if (rc == 0) {
@@ -376,6 +395,10 @@ static int replace_socket(struct nbd_disk *disk, uint32_t idx, struct error *err
 		return rc;
 	}
 	note_epoch(disk, &facts);
+	if (facts.size > disk->facts.size) {
+		take_size(disk, facts.size);
+		device_export_resized(&disk->device, facts.size);
+	}
 	keep_connection(disk, idx, &connection);
 	disk->dead_links -= disk->dead_links > 0 ? 1 : 0;
 	return 0;
@@ -425,13 +448,24 @@ static bool reconnect(struct nbd_disk *disk)
 static void *watch(void *argument)
 {
 	struct nbd_disk *disk = argument;
+	struct error error;
 	bool go_on = true;
 
+	/* Only gmblock's server says it, and that one names its epoch. Another one may want no
+	 * further connection. */
+	if (disk->facts.can_take_over &&
+		remote_watch(&disk->size, disk->options, &disk->device, &error) != 0) {
+		log_info("%s: it will not follow when the export grows: %s", disk->device.path,
+			error.text);
+	}
 	while (go_on) {
 		go_on = watch_once(disk, -1);
 		if (go_on && dead_place(disk) >= 0) {
 			go_on = reconnect(disk);
 		}
+	}
+	if (disk->size.queue != NULL) {
+		(void)!remote_close(&disk->size, true, NULL);
 	}
 	return NULL;
 }
@@ -440,12 +474,12 @@ static void *watch(void *argument)
 
 static int check_blocks(struct nbd_disk *disk, struct error *error)
 {
-	int rc = device_fit(&disk->device, disk->facts.size, disk->facts.sizes.minimum,
-		&disk->kernel.block_bytes, error);
+	int rc = device_fit(&disk->device, disk->facts.size, disk->facts.sizes.minimum, error);
 
 	if (rc != 0) {
 		return rc;
 	}
+	disk->kernel.block_bytes = disk->device.block_bytes;
 	disk->kernel.bytes = disk->device.bytes;
 	disk->kernel.server_flags = nbd_kernel_flags(disk->facts.flags);
 	if (disk->options->read_only) {
@@ -637,27 +671,24 @@ static void disk_free(struct nbd_disk *disk)
 	if (disk->stop_fd >= 0) {
 		close(disk->stop_fd);
 	}
-	if (disk->device.ended_fd >= 0) {
-		close(disk->device.ended_fd);
-	}
+	device_fini(&disk->device);
 	free(disk);
 }
 
 static struct nbd_disk *disk_allocate(const struct attach_options *options)
 {
 	struct nbd_disk *disk = calloc(1, sizeof(*disk));
+	int rc;
 
 	if (disk == NULL) {
 		return NULL;
 	}
-	disk->device.ops = &nbd_device_ops;
+	rc = device_init(&disk->device, &nbd_device_ops, NULL);
 	disk->options = options;
 	disk->orders.fd = -1;
 	disk->news.fd = -1;
-	health_init(&disk->device.health);
-	disk->device.ended_fd = eventfd(0, EFD_CLOEXEC);
 	disk->stop_fd = eventfd(0, EFD_CLOEXEC);
-	if (disk->device.ended_fd < 0 || disk->stop_fd < 0) {
+	if (rc != 0 || disk->stop_fd < 0) {
 		disk_free(disk);
 		return NULL;
 	}
@@ -845,6 +876,45 @@ static void nbd_device_hurry(struct device *device)
 	}
 }
 
+/* What the kernel says that the disk has. */
+static uint64_t size_of_disk(const struct nbd_disk *disk)
+{
+	char path[96];
+	char text[32] = "";
+	int fd;
+
+	snprintf(path, sizeof(path), "/sys/block/%s/size", disk->device.name);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd >= 0) {
+		(void)!read(fd, text, sizeof(text) - 1);
+		close(fd);
+	}
+	return strtoull(text, NULL, 10) * 512;
+}
+
+static int nbd_device_grow(struct device *device, uint64_t bytes, struct error *error)
+{
+	struct nbd_disk *disk = disk_of(device);
+	struct netlink netlink; /* the other ones are the watcher's */
+	int rc = nbd_kernel_open(&netlink, error);
+
+	if (rc != 0) {
+		return rc;
+	}
+	rc = nbd_kernel_resize(&netlink, &disk->kernel, bytes);
+	netlink_close(&netlink);
+	if (rc != 0) {
+		return error_set(error, rc, "the nbd driver refuses the size: %s", strerror(-rc));
+	}
+	if (size_of_disk(disk) != bytes) {
+		return error_set(error, -EOPNOTSUPP,
+			"the nbd driver of this kernel does not change sizes (that of Linux 5.3 "
+			"does)");
+	}
+	limit_requests(disk);
+	return 0;
+}
+
 static void nbd_device_destroy(struct device *device)
 {
 	struct nbd_disk *disk = disk_of(device);
@@ -898,5 +968,6 @@ static const struct device_ops nbd_device_ops = {
 	.kind = "nbd",
 	.stop = nbd_device_stop,
 	.hurry = nbd_device_hurry,
+	.grow = nbd_device_grow,
 	.destroy = nbd_device_destroy,
 };

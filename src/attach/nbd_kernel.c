@@ -130,6 +130,19 @@ int nbd_kernel_reconfigure(
 	return netlink_ask(netlink, &message);
 }
 
+int nbd_kernel_resize(
+	struct netlink *netlink, const struct nbd_kernel_device *device, uint64_t bytes)
+{
+	struct netlink_message message;
+
+	netlink_begin(&message, NBD_CMD_RECONFIGURE);
+	netlink_put_u32(&message, NBD_ATTR_INDEX, (uint32_t)device->index);
+	netlink_put_u64(&message, NBD_ATTR_SIZE_BYTES, bytes);
+	netlink_put_u64(&message, NBD_ATTR_BLOCK_SIZE_BYTES, device->block_bytes);
+	netlink_put_text(&message, ATTR_BACKEND_IDENTIFIER, device->backend);
+	return netlink_ask(netlink, &message);
+}
+
 int nbd_kernel_disconnect(struct netlink *netlink, int32_t index)
 {
 	struct netlink_message message;

@@ -89,6 +89,10 @@ GMB_MUST_CHECK int nbd_kernel_connect(struct netlink *netlink, struct nbd_kernel
 GMB_MUST_CHECK int nbd_kernel_reconfigure(
 	struct netlink *netlink, const struct nbd_kernel_device *device, int socket);
 
+/* Makes the disk so large; its blocks stay. Drivers before Linux 5.3 ignore it without a word. */
+GMB_MUST_CHECK int nbd_kernel_resize(
+	struct netlink *netlink, const struct nbd_kernel_device *device, uint64_t bytes);
+
 GMB_MUST_CHECK int nbd_kernel_disconnect(struct netlink *netlink, int32_t index);
 
 /* 1 connected, 0 not. */

@@ -11,28 +11,40 @@
 static void remote_event(void *context, enum gmb_event event, const char *text)
 {
 	struct remote *remote = context;
+	struct gmb_info info = { .size = sizeof(info) };
 
+	if (remote->only_watches && event != GMB_EVENT_RESIZED) {
+		log_debug("the connection that watches the size: %s", text);
+		return;
+	}
 	switch (event) {
 	case GMB_EVENT_LOST:
 		log_warning("%s", text);
-		health_set(remote->health, false, text);
+		health_set(&remote->device->health, false, text);
+		break;
+	case GMB_EVENT_RETRYING:
+		log_limited(&remote->failures, clock_now_ns(), LOG_LEVEL_WARNING, "%s", text);
+		health_set(&remote->device->health, false, text);
 		break;
 	case GMB_EVENT_RECONNECTED:
 		log_info("%s: connected again", text);
-		health_set(remote->health, true, NULL);
+		health_set(&remote->device->health, true, NULL);
 		break;
 	case GMB_EVENT_GAVE_UP:
 		log_error("%s", text);
-		health_set(remote->health, false, text);
+		health_set(&remote->device->health, false, text);
 		break;
 	case GMB_EVENT_RESIZED:
-		log_warning("%s", text);
+		if (remote->client != NULL) { /* else it is read when it has been opened */
+			gmb_get_info(remote->client, &info);
+			device_export_resized(remote->device, info.bytes);
+		}
 		break;
 	}
 }
 
-int remote_open(struct remote *remote, const struct attach_options *options, struct health *health,
-	struct error *error)
+static int open_client(
+	struct remote *remote, const struct attach_options *options, struct error *error)
 {
 	struct gmb_options client_options = {
 		.size = sizeof(client_options),
@@ -48,7 +60,6 @@ int remote_open(struct remote *remote, const struct attach_options *options, str
 	struct gmb_error failure = { 0 };
 	int err;
 
-	*remote = (struct remote){ .health = health };
 	err = gmb_queue_create(NULL, &remote->queue, &failure);
 	if (err == 0) {
 		err = gmb_open(
@@ -62,6 +73,29 @@ int remote_open(struct remote *remote, const struct attach_options *options, str
 	remote->info.size = sizeof(remote->info);
 	gmb_get_info(remote->client, &remote->info);
 	return 0;
+}
+
+int remote_open(struct remote *remote, const struct attach_options *options, struct device *device,
+	struct error *error)
+{
+	*remote = (struct remote){ .device = device };
+	return open_client(remote, options, error);
+}
+
+int remote_watch(struct remote *remote, const struct attach_options *options, struct device *device,
+	struct error *error)
+{
+	struct attach_options quiet = *options;
+	int rc;
+
+	quiet.connections = 1;
+	quiet.read_only = true;
+	*remote = (struct remote){ .device = device, .only_watches = true };
+	rc = open_client(remote, &quiet, error);
+	if (rc == 0) {
+		device_export_resized(device, remote->info.bytes);
+	}
+	return rc;
 }
 
 int remote_close(struct remote *remote, bool without_flush, struct error *error)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The remote end of an attachment through libgmblock: one queue with one client, opened as the
- * attachment's options say, whose failures are logged and recorded in the device's health.
+ * attachment's options say, whose failures are logged and recorded in the device's health. When the
+ * size of the export changes, the device is told.
  *
  * Threading: opened, used and closed by one thread. Ownership: the caller's struct, emptied by
  * remote_close(). Errors: those of gmb_open(), with its sentence.
@@ -16,13 +17,19 @@
 struct remote {
 	struct gmb_queue *queue;
 	struct gmb_client *client;
-	struct gmb_info info;
-	struct health *health;
+	struct gmb_info info; /* as it was opened */
+	struct device *device;
+	bool only_watches;
 	struct log_limit failures;
 };
 
 GMB_MUST_CHECK int remote_open(struct remote *remote, const struct attach_options *options,
-	struct health *health, struct error *error);
+	struct device *device, struct error *error);
+
+/* For a device that has other connections to the server: one that only hears of the size of the
+ * export, whose losses are not those of the device. */
+GMB_MUST_CHECK int remote_watch(struct remote *remote, const struct attach_options *options,
+	struct device *device, struct error *error);
 
 /* Flushes if the server can, and closes. A failed flush is the error. without_flush: does not wait
  * for a server that does not answer. */

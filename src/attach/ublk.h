@@ -47,6 +47,10 @@
 #ifndef UBLK_U_CMD_TRY_STOP_DEV
 #define UBLK_U_CMD_TRY_STOP_DEV _IOWR('u', 0x17, struct ublksrv_ctrl_cmd)
 #endif
+#ifndef UBLK_U_CMD_UPDATE_SIZE
+#define UBLK_U_CMD_UPDATE_SIZE _IOWR('u', 0x15, struct ublksrv_ctrl_cmd)
+#define UBLK_F_UPDATE_SIZE     (1ULL << 10)
+#endif
 #ifndef UBLK_F_SAFE_STOP_DEV
 #define UBLK_F_SAFE_STOP_DEV (1ULL << 17)
 #endif
@@ -74,6 +78,7 @@ enum ublk_command {
 	UBLK_TRY_STOP, /* only with UBLK_F_SAFE_STOP_DEV */
 	UBLK_DELETE,
 	UBLK_GET_INFO,
+	UBLK_UPDATE_SIZE, /* only with UBLK_F_UPDATE_SIZE; data: sectors */
 	UBLK_START_RECOVERY,
 	UBLK_END_RECOVERY,
 };
@@ -129,8 +134,7 @@ struct ublk_slot {
 struct ublk_queue {
 	/* Given by the disk before the thread starts, or with ublk_queue_go(). */
 	const struct attach_options *options;
-	struct health *health;
-	int ended_fd; /* becomes readable when the device vanishes */
+	struct device *device; /* hears of health, the size, and that it has vanished */
 	uint16_t number;
 	uint16_t depth;
 	bool encoded;

@@ -36,7 +36,6 @@ struct ublk_disk {
 	bool exists;  /* ADD_DEV or a recovery has succeeded */
 	bool recover; /* take over the device with info.dev_id */
 	_Atomic bool abandoned;
-	uint32_t block_bytes;
 	int char_fd;
 	_Atomic uint32_t started_count; /* queues whose thread runs, or has to be joined */
 	uint32_t queue_count;
@@ -68,8 +67,7 @@ static int check_blocks(struct ublk_disk *disk, struct error *error)
 
 	disk->device.read_only =
 		disk->options->read_only || (remote->capabilities & GMB_CAN_WRITE) == 0;
-	return device_fit(
-		&disk->device, remote->bytes, remote->block_minimum, &disk->block_bytes, error);
+	return device_fit(&disk->device, remote->bytes, remote->block_minimum, error);
 }
 
 static uint32_t attributes(const struct ublk_disk *disk)
@@ -90,7 +88,7 @@ static void fill_parameters(const struct ublk_disk *disk, struct ublk_params *pa
 {
 	const struct gmb_info *remote = &disk->queues[0].remote.info;
 	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-	uint64_t preferred = MAX(remote->block_preferred, disk->block_bytes);
+	uint64_t preferred = MAX(remote->block_preferred, disk->device.block_bytes);
 	bool writable = !disk->device.read_only;
 
 	*params = (struct ublk_params){
@@ -98,7 +96,7 @@ static void fill_parameters(const struct ublk_disk *disk, struct ublk_params *pa
 		.types = UBLK_PARAM_TYPE_BASIC,
 		.basic = {
 			.attrs = attributes(disk),
-			.logical_bs_shift = shift_of(disk->block_bytes),
+			.logical_bs_shift = shift_of(disk->device.block_bytes),
 			.physical_bs_shift = shift_of(MIN(preferred, page)),
 			.io_min_shift = shift_of(MIN(preferred, disk->info.max_io_buf_bytes)),
 			.io_opt_shift = shift_of(MIN(preferred, disk->info.max_io_buf_bytes)),
@@ -151,7 +149,8 @@ static int add_device(struct ublk_disk *disk, struct error *error)
 		.queue_depth = UBLK_DEPTH,
 		.max_io_buf_bytes = UBLK_IO_BYTES_MAX,
 		.dev_id = (uint32_t)disk->options->number, /* -1: any */
-		.flags = UBLK_F_USER_RECOVERY | UBLK_F_USER_RECOVERY_REISSUE,
+		.flags = UBLK_F_USER_RECOVERY | UBLK_F_USER_RECOVERY_REISSUE |
+			 (disk->control.features & UBLK_F_UPDATE_SIZE),
 	};
 	rc = command(disk, UBLK_ADD, &disk->info, sizeof(disk->info), 0);
 	if (rc == -EEXIST) {
@@ -225,8 +224,7 @@ static int start_queue(struct ublk_disk *disk, uint32_t idx, struct error *error
 	int rc;
 
 	queue->options = disk->options;
-	queue->health = &disk->device.health;
-	queue->ended_fd = disk->device.ended_fd;
+	queue->device = &disk->device;
 	rc = ublk_queue_start(queue, error);
 	if (rc == 0) {
 		rc = ublk_queue_wait_open(queue, error);
@@ -244,7 +242,7 @@ static int start_queues(struct ublk_disk *disk, struct error *error)
 	for (uint32_t i = 1; rc == 0 && i < disk->queue_count; i++) {
 		rc = start_queue(disk, i, error);
 		if (rc == 0 &&
-			disk->queues[i].remote.info.bytes != disk->queues[0].remote.info.bytes) {
+			disk->queues[i].remote.info.bytes < disk->queues[0].remote.info.bytes) {
 			rc = error_set(
 				error, -EIO, "two connections see different sizes of the export");
 		}
@@ -345,9 +343,7 @@ static void delete_device(struct ublk_disk *disk)
 
 static void disk_free(struct ublk_disk *disk)
 {
-	if (disk->device.ended_fd >= 0) {
-		close(disk->device.ended_fd);
-	}
+	device_fini(&disk->device);
 	free(disk->queues);
 	free(disk);
 }
@@ -389,9 +385,12 @@ static int find_orphan(const struct state_entry *entry, void *context)
 		ublk_control_command(&disk->control, UBLK_GET_INFO, (uint32_t)entry->number, &info,
 			sizeof(info), 0) != 0 ||
 		info.queue_depth > UBLK_DEPTH || info.nr_hw_queues > UBLK_QUEUES_MAX ||
-		entry->bytes != disk->device.bytes || entry->read_only != disk->device.read_only) {
+		entry->bytes > disk->device.bytes || entry->read_only != disk->device.read_only) {
 		return 0;
 	}
+	/* If the export has grown meanwhile, the disk does it when it is back. */
+	device_export_resized(&disk->device, disk->device.bytes);
+	disk->device.bytes = entry->bytes;
 	disk->info = info;
 	disk->recover = true;
 	return 1;
@@ -400,17 +399,16 @@ static int find_orphan(const struct state_entry *entry, void *context)
 static struct ublk_disk *disk_allocate(const struct attach_options *options)
 {
 	struct ublk_disk *disk = calloc(1, sizeof(*disk));
+	int rc;
 
 	if (disk == NULL) {
 		return NULL;
 	}
-	disk->device.ops = &ublk_device_ops;
+	rc = device_init(&disk->device, &ublk_device_ops, NULL);
 	disk->options = options;
 	disk->char_fd = -1;
-	disk->device.ended_fd = eventfd(0, EFD_CLOEXEC);
-	health_init(&disk->device.health);
 	disk->queues = calloc(UBLK_QUEUES_MAX, sizeof(*disk->queues));
-	if (disk->queues == NULL || disk->device.ended_fd < 0) {
+	if (disk->queues == NULL || rc != 0) {
 		disk_free(disk);
 		return NULL;
 	}
@@ -532,6 +530,22 @@ static void ublk_device_hurry(struct device *device)
 	abandon(disk_of(device));
 }
 
+static int ublk_device_grow(struct device *device, uint64_t bytes, struct error *error)
+{
+	struct ublk_disk *disk = disk_of(device);
+	int rc = -EOPNOTSUPP;
+
+	if ((disk->control.features & UBLK_F_UPDATE_SIZE) != 0) {
+		rc = command(disk, UBLK_UPDATE_SIZE, NULL, 0, bytes >> SECTOR_SHIFT);
+	}
+	if (rc == -EOPNOTSUPP) {
+		return error_set(error, rc,
+			"the ublk driver of this kernel does not change sizes (that of Linux 6.16 "
+			"does)");
+	}
+	return rc < 0 ? error_set(error, rc, "ublk refuses the size: %s", strerror(-rc)) : 0;
+}
+
 static void ublk_device_destroy(struct device *device)
 {
 	struct ublk_disk *disk = disk_of(device);
@@ -575,6 +589,7 @@ static const struct device_ops ublk_device_ops = {
 	.kind = "ublk",
 	.stop = ublk_device_stop,
 	.hurry = ublk_device_hurry,
+	.grow = ublk_device_grow,
 	.destroy = ublk_device_destroy,
 };
 
@@ -591,6 +606,7 @@ static const struct {
 	[UBLK_STOP] = { UBLK_CMD_STOP_DEV, UBLK_U_CMD_STOP_DEV },
 	[UBLK_TRY_STOP] = { 0, UBLK_U_CMD_TRY_STOP_DEV },
 	[UBLK_DELETE] = { UBLK_CMD_DEL_DEV, UBLK_U_CMD_DEL_DEV },
+	[UBLK_UPDATE_SIZE] = { 0, UBLK_U_CMD_UPDATE_SIZE },
 	[UBLK_GET_INFO] = { UBLK_CMD_GET_DEV_INFO, UBLK_U_CMD_GET_DEV_INFO },
 	[UBLK_START_RECOVERY] = { UBLK_CMD_START_USER_RECOVERY, UBLK_U_CMD_START_USER_RECOVERY },
 	[UBLK_END_RECOVERY] = { UBLK_CMD_END_USER_RECOVERY, UBLK_U_CMD_END_USER_RECOVERY },

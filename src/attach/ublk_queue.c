@@ -320,7 +320,7 @@ static int serve_device(struct ublk_queue *queue, struct error *error)
 static void *queue_thread(void *argument)
 {
 	struct ublk_queue *queue = argument;
-	int rc = remote_open(&queue->remote, queue->options, queue->health, &queue->error);
+	int rc = remote_open(&queue->remote, queue->options, queue->device, &queue->error);
 	bool served = false;
 
 	if (rc == 0) {
@@ -342,7 +342,7 @@ static void *queue_thread(void *argument)
 	queue->result = rc;
 	set_phase(queue, UBLK_PHASE_ENDED);
 	if (served) {
-		eventfd_write(queue->ended_fd, 1);
+		eventfd_write(queue->device->ended_fd, 1);
 	}
 	return NULL;
 }

@@ -26,6 +26,16 @@ static inline uint64_t clock_now_ns(void)
 	return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
 }
 
+/* Between two looks of a loop that waits without sleeping. */
+static inline void cpu_relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ volatile("yield");
+#endif
+}
+
 /* For interfaces that count milliseconds: rounded up, and at most what an int holds. */
 static inline uint32_t clock_milliseconds(uint64_t ns)
 {

@@ -66,6 +66,8 @@ static int check_scheme(const char *scheme, struct export_uri *uri, struct error
 		{ "nbds+unix", "nbd", true },
 		{ "gmb", "gmb", false },
 		{ "gmb+unix", "gmb", false },
+		{ "push", "push", false },
+		{ "push+unix", "push", false },
 	};
 	char shown[SHOWN_BYTES];
 
@@ -77,7 +79,8 @@ static int check_scheme(const char *scheme, struct export_uri *uri, struct error
 		}
 	}
 	return error_set(error, -EINVAL,
-		"unknown scheme '%s'; it can be nbd, nbds, nbd+unix, nbds+unix, gmb or gmb+unix",
+		"unknown scheme '%s'; it can be nbd, nbds, nbd+unix, nbds+unix, gmb, gmb+unix, "
+		"push or push+unix",
 		log_escape(shown, sizeof(shown), scheme, strlen(scheme)));
 }
 
@@ -123,8 +126,8 @@ static int take_parameter(
 	const struct {
 		const char *name;
 		char **field;
-		const char *protocol;
-		bool of_network; /* not of Unix sockets */
+		const char *protocol; /* NULL: both, on Unix sockets */
+		bool of_network;      /* not of Unix sockets */
 		const char *values[2];
 	} known[] = {
 		{ "tls-certificates", &uri->tls_certificates, "nbd", false, { NULL } },
@@ -134,6 +137,10 @@ static int take_parameter(
 		{ "tls-verify-peer", &uri->tls_verify_peer, "nbd", false, { "0", "1" } },
 		{ "provider", &uri->provider, "gmb", true, { "tcp", "verbs" } },
 		{ "insecure-network", &uri->insecure_network, "gmb", true, { "yes", "no" } },
+		{ "provider", &uri->provider, "push", true, { "tcp", "verbs" } },
+		{ "insecure-network", &uri->insecure_network, "push", true, { "yes", "no" } },
+		{ "socket-mode", &uri->socket_mode, NULL, false, { NULL } },
+		{ "socket-group", &uri->socket_group, NULL, false, { NULL } },
 	};
 	int rc;
 
@@ -147,8 +154,11 @@ static int take_parameter(
 			parameter->name);
 	}
 	for (size_t i = 0; i < ARRAY_COUNT(known); i++) {
-		if (strcmp(parameter->name, known[i].name) != 0 ||
-			strcmp(uri->protocol, known[i].protocol) != 0 ||
+		bool is_of_kind = known[i].protocol == NULL
+					  ? uri->is_unix
+					  : strcmp(uri->protocol, known[i].protocol) == 0;
+
+		if (strcmp(parameter->name, known[i].name) != 0 || !is_of_kind ||
 			(known[i].of_network && uri->is_unix)) {
 			continue;
 		}
@@ -191,9 +201,10 @@ static int take_parts(struct export_uri *uri, struct uri *parts, struct error *e
 	if (rc < 0) {
 		return rc;
 	}
-	uri->port = parts->has_port			? parts->port
-		    : strcmp(uri->protocol, "gmb") == 0 ? GMB_PORT_DEFAULT
-							: NBD_PORT_DEFAULT;
+	uri->port = parts->has_port			 ? parts->port
+		    : strcmp(uri->protocol, "gmb") == 0	 ? GMB_PORT_DEFAULT
+		    : strcmp(uri->protocol, "push") == 0 ? PUSH_PORT_DEFAULT
+							 : NBD_PORT_DEFAULT;
 	uri->socket_path_bytes = parts->socket_path_bytes;
 	take(&uri->user, &parts->user);
 	take(&uri->host, &parts->host);
@@ -258,6 +269,8 @@ void export_uri_fini(struct export_uri *uri)
 	free(uri->tls_verify_peer);
 	free(uri->provider);
 	free(uri->insecure_network);
+	free(uri->socket_mode);
+	free(uri->socket_group);
 	free(uri->unknown_parameter);
 	*uri = (struct export_uri){ 0 };
 }
@@ -311,4 +324,42 @@ const char *export_uri_label(char out[EXPORT_URI_LABEL_BYTES], const struct expo
 			strchr(uri->host, ':') != NULL ? "[%s]:%u" : "%s:%u", quoted, uri->port);
 	}
 	return out;
+}
+
+int export_uri_check_client(const struct export_uri *uri, struct error *error)
+{
+	return strcmp(uri->protocol, "push") != 0
+		       ? 0
+		       : error_set(error, -EPROTONOSUPPORT,
+				 "an address of push is for gmblock push alone; use the server's "
+				 "nbd or gmb address");
+}
+
+/* clan writes abstract names with '@' in front; a path that begins so gets "./". */
+char *export_uri_clan_address(const struct export_uri *uri)
+{
+	char *address = NULL;
+	int bytes;
+
+	if (!uri->is_unix) {
+		bool is_ipv6 = strchr(uri->host, ':') != NULL;
+
+		bytes = asprintf(&address, "ofi:%s%s%s:%u?provider=%s", is_ipv6 ? "[" : "",
+			uri->host, is_ipv6 ? "]" : "", uri->port,
+			uri->provider != NULL ? uri->provider : "tcp");
+	} else if (uri->socket_path[0] == '\0') {
+		bytes = asprintf(&address, "shm:@%.*s", (int)uri->socket_path_bytes - 1,
+			uri->socket_path + 1);
+	} else {
+		bytes = asprintf(&address, "shm:%s%s", uri->socket_path[0] == '@' ? "./" : "",
+			uri->socket_path);
+	}
+	return bytes < 0 ? NULL : address;
+}
+
+uint16_t export_uri_clan_port(const char *address)
+{
+	const char *port = memrchr(address, ':', strcspn(address, "?"));
+
+	return port != NULL ? (uint16_t)strtoul(port + 1, NULL, 10) : 0;
 }

@@ -9,6 +9,9 @@
  *     tls-verify-peer=0|1
  *   gmb://HOST[:PORT]/EXPORT[?provider=tcp|verbs]
  *   gmb+unix:///EXPORT?socket=PATH           docs/protocol/gmb.md
+ *   push://..., push+unix://...              the same for docs/protocol/push.md
+ *
+ * A Unix socket to listen on may have socket-mode=MODE and socket-group=GROUP.
  *
  * Threading: pure functions. Ownership: export_uri_parse() gives, export_uri_fini() frees.
  * Errors: -EINVAL with a sentence that names what is wrong with which part; nothing to free then.
@@ -17,12 +20,17 @@
 
 #include "base/error.h"
 
-enum { NBD_PORT_DEFAULT = 10809, GMB_PORT_DEFAULT = 10810, EXPORT_URI_LABEL_BYTES = 160 };
+enum {
+	NBD_PORT_DEFAULT = 10809,
+	GMB_PORT_DEFAULT = 10810,
+	PUSH_PORT_DEFAULT = 10811,
+	EXPORT_URI_LABEL_BYTES = 160
+};
 
 struct export_uri {
-	const char *protocol; /* static: "nbd", also with TLS, or "gmb" */
+	const char *protocol; /* static: "nbd", also with TLS, "gmb" or "push" */
 	bool tls;	      /* scheme nbds or nbds+unix */
-	bool is_unix;	      /* scheme nbd+unix, nbds+unix or gmb+unix */
+	bool is_unix;	      /* scheme nbd+unix, nbds+unix, gmb+unix or push+unix */
 	char *host;	      /* TCP: name or address without brackets, not empty; else NULL */
 	uint16_t port;	      /* TCP: 0 only when the URI says ":0" (listening) */
 	char *socket_path;    /* Unix: path; an abstract name starts with a zero byte */
@@ -36,8 +44,10 @@ struct export_uri {
 	char *tls_type; /* "psk" or "x509" */
 	char *tls_hostname;
 	char *tls_verify_peer;	 /* "0" or "1" */
-	char *provider;		 /* gmb://: "tcp" or "verbs"; NULL: tcp */
-	char *insecure_network;	 /* gmb://, for a listener: "yes" or "no"; it is not printed */
+	char *provider;		 /* gmb://, push://: "tcp" or "verbs"; NULL: tcp */
+	char *insecure_network;	 /* the same, for a listener: "yes" or "no"; it is not printed */
+	char *socket_mode;	 /* Unix, for a listener: octal, "0660"; it is not printed */
+	char *socket_group;	 /* the same: who has the group's rights on the socket */
 	char *unknown_parameter; /* name of the first parameter nobody knows, or NULL: say so */
 };
 
@@ -49,6 +59,14 @@ void export_uri_fini(struct export_uri *uri);
  * export name is given apart, so that a listener can print one URI per export. */
 GMB_MUST_CHECK int export_uri_format(const struct export_uri *uri, const char *export_name,
 	uint32_t export_name_bytes, char *out, size_t out_bytes);
+
+/* What it is to clan_connect() and clan_listen(); to be freed. NULL: no memory. */
+char *export_uri_clan_address(const struct export_uri *uri);
+/* The port of "ofi:HOST:PORT?...". */
+uint16_t export_uri_clan_port(const char *address);
+
+/* Whether a client can use the disk there: -EPROTONOSUPPORT when it is an address of push. */
+GMB_MUST_CHECK int export_uri_check_client(const struct export_uri *uri, struct error *error);
 
 /* Whether it names files of this machine, which a URI from elsewhere must not. */
 static inline bool export_uri_has_files(const struct export_uri *uri)

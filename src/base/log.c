@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/log.h"
 
+#include <endian.h>
 #include <errno.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "base/text.h"
@@ -59,15 +63,91 @@ static const char *level_prefix(enum log_level level)
 	return getenv("JOURNAL_STREAM") != NULL ? journal[level] : words[level];
 }
 
-static void write_line(enum log_level level, const char *format, va_list args)
+/* --- the journal --------------------------------------------------------------------------- */
+
+enum {
+	LINE_BYTES = 2048,
+	FIELDS_BYTES = 2048, /* of all but the message */
+};
+
+static int journal_fd = -1; /* set before there are threads */
+
+void log_open_journal(void)
 {
-	char line[2048];
-	int head = snprintf(line, sizeof(line), "%s", level_prefix(level));
-	int body = vsnprintf(line + head, sizeof(line) - (size_t)head - 1, format, args);
+	const struct sockaddr_un address = { .sun_family = AF_UNIX,
+		.sun_path = "/run/systemd/journal/socket" };
+	const char *stream = getenv("JOURNAL_STREAM");
+	unsigned long long device;
+	unsigned long long inode;
+	struct stat output;
+	int fd;
+
+	/* A program that was started by one with a journal may have another standard error. */
+	if (stream == NULL || sscanf(stream, "%llu:%llu", &device, &inode) != 2 ||
+		fstat(STDERR_FILENO, &output) < 0 || output.st_dev != device ||
+		output.st_ino != inode) {
+		return;
+	}
+	fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	if (fd >= 0 && connect(fd, (const struct sockaddr *)&address, sizeof(address)) < 0) {
+		close(fd);
+		fd = -1;
+	}
+	journal_fd = fd;
+}
+
+/* One field a line; the message, which may have any bytes, with its length in front. That is the
+ * protocol of the journal (systemd: docs/JOURNAL_NATIVE_PROTOCOL.md). False: it was not taken. */
+static bool send_to_journal(enum log_level level, const struct log_about *about, const char *text)
+{
+	static const int priorities[] = { 3, 4, 6, 7 };
+	uint64_t text_bytes = htole64(strlen(text));
+	char error[32] = "";
+	char fields[FIELDS_BYTES];
+	const struct {
+		const char *name;
+		const char *value;
+	} list[] = {
+		{ "MESSAGE_ID", about->message_id },
+		{ "EXPORT", about->export },
+		{ "CLIENT", about->client },
+		{ "REASON", about->reason },
+		{ "ERRNO", about->error != 0 ? error : NULL },
+	};
+	int used = snprintf(fields, sizeof(fields), "PRIORITY=%d\nSYSLOG_IDENTIFIER=gmblock\n",
+		priorities[level]);
+	struct iovec parts[] = { { fields, 0 }, { (void *)(uintptr_t) "MESSAGE\n", 8 },
+		{ &text_bytes, sizeof(text_bytes) }, { (void *)(uintptr_t)text, strlen(text) },
+		{ (void *)(uintptr_t) "\n", 1 } };
+	const struct msghdr message = { .msg_iov = parts, .msg_iovlen = ARRAY_COUNT(parts) };
+
+	snprintf(error, sizeof(error), "%d", about->error);
+	for (size_t i = 0; i < ARRAY_COUNT(list); i++) {
+		size_t room = sizeof(fields) - (size_t)used;
+		int bytes = list[i].value == NULL ? 0
+						  : snprintf(fields + used, room, "%s=%s\n",
+							    list[i].name, list[i].value);
+
+		if (bytes > 0 && (size_t)bytes < room) { /* else it is left out */
+			used += bytes;
+		}
+	}
+	parts[0].iov_len = (size_t)used;
+	return sendmsg(journal_fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) > 0;
+}
+
+/* --- lines --------------------------------------------------------------------------------- */
+
+static void write_line(
+	enum log_level level, const struct log_about *about, const char *format, va_list args)
+{
+	char line[LINE_BYTES];
+	size_t head = (size_t)snprintf(line, sizeof(line), "%s", level_prefix(level));
+	int body = vsnprintf(line + head, sizeof(line) - head - 1, format, args);
 	size_t len = strlen(line);
 	ssize_t ignored;
 
-	if (body < 0) {
+	if (body < 0 || (journal_fd >= 0 && send_to_journal(level, about, line + head))) {
 		return;
 	}
 	line[len] = '\n';
@@ -75,24 +155,24 @@ static void write_line(enum log_level level, const char *format, va_list args)
 	GMB_UNUSED(ignored);
 }
 
+static const struct log_about nothing;
+
 void log_line(enum log_level level, const char *format, ...)
 {
 	va_list args;
 
 	if (log_enabled(level)) {
 		va_start(args, format);
-		write_line(level, format, args);
+		write_line(level, &nothing, format, args);
 		va_end(args);
 	}
 }
 
-void log_limited(
-	struct log_limit *limit, uint64_t now_ns, enum log_level level, const char *format, ...)
+/* Whether a line may pass now. */
+static bool may_pass(struct log_limit *limit, uint64_t now_ns, enum log_level level)
 {
-	va_list args;
-
 	if (!log_enabled(level)) {
-		return;
+		return false;
 	}
 	if (limit->used == 0 || now_ns - limit->interval_start_ns >= LOG_LIMIT_INTERVAL_NS) {
 		limit->interval_start_ns = now_ns;
@@ -100,16 +180,38 @@ void log_limited(
 	}
 	if (limit->used >= LOG_LIMIT_BURST) {
 		limit->suppressed++;
-		return;
+		return false;
 	}
 	limit->used++;
 	if (limit->suppressed > 0) {
 		log_line(level, "(%u similar lines were left out)", limit->suppressed);
 		limit->suppressed = 0;
 	}
-	va_start(args, format);
-	write_line(level, format, args);
-	va_end(args);
+	return true;
+}
+
+void log_limited(
+	struct log_limit *limit, uint64_t now_ns, enum log_level level, const char *format, ...)
+{
+	va_list args;
+
+	if (may_pass(limit, now_ns, level)) {
+		va_start(args, format);
+		write_line(level, &nothing, format, args);
+		va_end(args);
+	}
+}
+
+void log_limited_about(struct log_limit *limit, uint64_t now_ns, enum log_level level,
+	const struct log_about *about, const char *format, ...)
+{
+	va_list args;
+
+	if (may_pass(limit, now_ns, level)) {
+		va_start(args, format);
+		write_line(level, about, format, args);
+		va_end(args);
+	}
 }
 
 /* also: characters that are escaped although they can be printed. */

@@ -179,6 +179,21 @@ const char *units_format_bytes(char out[UNITS_TEXT_BYTES], uint64_t bytes)
 	return out;
 }
 
+const char *units_human_bytes(char out[UNITS_TEXT_BYTES], uint64_t bytes)
+{
+	static const char *const units[] = { "bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB" };
+	double value = (double)bytes;
+	size_t unit = 0;
+
+	while (value >= 1023.5 && unit + 1 < ARRAY_COUNT(units)) {
+		value /= 1024;
+		unit++;
+	}
+	snprintf(out, UNITS_TEXT_BYTES, value < 9.95 && unit > 0 ? "%.1f %s" : "%.0f %s", value,
+		units[unit]);
+	return out;
+}
+
 enum { WORD_BYTES_MAX = 63, MISTAKES_MAX = 3, PREFIX_BYTES_MIN = 3 };
 
 void near_begin(struct near *near, const char *word)

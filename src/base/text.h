@@ -34,6 +34,9 @@ enum { UNITS_TEXT_BYTES = 32 };
 /* The shortest exact text that units_parse_bytes() reads back: "64M", "1000". Returns out. */
 const char *units_format_bytes(char out[UNITS_TEXT_BYTES], uint64_t bytes);
 
+/* For people: "1.5 GiB", "12 MiB", "700 bytes". Two or three digits that count. Returns out. */
+const char *units_human_bytes(char out[UNITS_TEXT_BYTES], uint64_t bytes);
+
 /* --- misspelled names ------------------------------------------------------------------------ */
 
 /*

@@ -421,7 +421,7 @@ static bool spin(struct clan_queue *queue, uint64_t until_ns)
 			atomic_load_explicit(&queue->woken, memory_order_acquire)) {
 			return true;
 		}
-		__builtin_ia32_pause();
+		cpu_relax();
 	} while (clock_now_ns() < until_ns);
 	return false;
 }

@@ -170,7 +170,11 @@ static void handshake_too_long(struct clan_deadline *deadline)
 {
 	struct shm_conn *conn = container_of(deadline, struct shm_conn, conn.deadline);
 
-	shm_conn_end(conn, -ETIMEDOUT, "the handshake took too long");
+	if (!list_is_empty(&conn->unsent)) {
+		shm_unsent_give_up(conn);
+	} else {
+		shm_conn_end(conn, -ETIMEDOUT, "the handshake took too long");
+	}
 }
 
 static struct shm_conn *conn_create(struct clan_queue *queue,
@@ -197,6 +201,9 @@ static struct shm_conn *conn_create(struct clan_queue *queue,
 	list_init(&conn->dead_node);
 	list_init(&conn->revocations);
 	list_init(&conn->region_list);
+	list_init(&conn->unsent);
+	list_init(&conn->resend.node);
+	conn->resend.passed = shm_send_again;
 	clan_deadline_set(queue, &conn->conn.deadline, options->handshake_timeout_ms * NS_PER_MS);
 	return conn;
 }
@@ -269,11 +276,19 @@ void shm_conn_handshake_ended(struct shm_conn *conn)
 	}
 }
 
-void shm_conn_opened(struct shm_conn *conn)
+void shm_conn_settled(struct shm_conn *conn)
 {
 	shm_conn_handshake_ended(conn);
 	close_fd(&conn->own_fd);
 	close_fd(&conn->group_fd);
+}
+
+void shm_conn_opened(struct shm_conn *conn)
+{
+	/* An acceptor goes on before the peer has its WELCOME: the rings keep what it sends. */
+	if (list_is_empty(&conn->unsent)) {
+		shm_conn_settled(conn);
+	}
 	clan_conn_set_state(&conn->conn, CLAN_OPEN);
 	conn->conn.enabled = CLAN_READY_CONTROL | CLAN_READY_BULK | CLAN_READY_COOKIES;
 	conn->want_answered = true;
@@ -495,7 +510,7 @@ static int shm_connect(struct clan_queue *queue, const char *place,
 		result = -ENOMEM;
 	}
 	if (result == 0) {
-		group = shm_group_find_place(queue, place);
+		group = shm_group_find_place(conn);
 		result = group != NULL ? shm_group_join(group, conn) : shm_conn_new_group(conn, 0);
 	}
 	if (result == 0) {
@@ -795,6 +810,7 @@ static void after_fork(
 	close_fd(&conn->file.fd);
 	close_fd(&conn->own_fd);
 	close_fd(&conn->group_fd);
+	shm_unsent_drop(conn);
 	shm_memory_after_fork(conn);
 	if (conn->listener != NULL && conn->listener->closed && --conn->listener->conn_count == 0) {
 		free(conn->listener);

@@ -196,8 +196,11 @@ struct shm_conn {
 
 	struct shm_conn_head *own;
 	size_t own_bytes;
-	int own_fd;   /* until the peer has it */
-	int group_fd; /* of our group head, if the group is new; until the peer has it */
+	int own_fd;		 /* until the peer has it */
+	int group_fd;		 /* of our group head, if the group is new; until the peer has it */
+	struct list_node unsent; /* messages of the socket that the kernel does not take yet */
+	struct clan_deadline resend; /* when to try them again */
+	uint64_t unsent_until_ns;
 	const struct shm_conn_head *peer;
 	size_t peer_bytes;
 	struct shm_cookie *own_cookies;
@@ -287,8 +290,10 @@ GMB_MUST_CHECK int shm_conn_make_segment(struct shm_conn *conn);
 GMB_MUST_CHECK int shm_conn_map_peer(struct shm_conn *conn, int fd);
 /* A group of its own, with a head for the peer in group_fd. */
 GMB_MUST_CHECK int shm_conn_new_group(struct shm_conn *conn, uint64_t id);
-/* The set-up has ended: the rings can be used. */
+/* The rings can be used. */
 void shm_conn_opened(struct shm_conn *conn);
+/* OPEN, and the peer has got everything that it needs to know of. */
+void shm_conn_settled(struct shm_conn *conn);
 /* Ends a connection in any state before CLOSING; what the program knows as LOST. */
 void shm_conn_end(struct shm_conn *conn, int status, const char *reason);
 void shm_conn_handshake_ended(struct shm_conn *conn);
@@ -297,8 +302,20 @@ void shm_conn_join(struct shm_conn *conn);
 
 /* --- shm_socket.c ----------------------------------------------------------------------------- */
 
+/*
+ * What is sent below returns 0 or a negative errno. Messages with descriptors wait for up to half
+ * of the time of a handshake while the kernel takes no more descriptors of the process's user
+ * (ETOOMANYREFS): 0 as well, and when it is in vain, the connection ends.
+ */
+
 /* Shuts the socket down and gives it to a worker. */
 void shm_socket_close(struct shm_conn *conn);
+/* Messages that wait will not be sent. */
+void shm_unsent_drop(struct shm_conn *conn);
+/* conn->resend has passed. */
+void shm_send_again(struct clan_deadline *deadline);
+/* Ends the connection, which cannot go on without what waits. */
+void shm_unsent_give_up(struct shm_conn *conn);
 void shm_socket_happened(struct waiter_file *file, uint32_t events);
 /* HELLO with what the program said, which is kept in case it has to be said again. */
 GMB_MUST_CHECK int shm_send_hello(struct shm_conn *conn);
@@ -321,7 +338,9 @@ GMB_MUST_CHECK int shm_group_join(struct shm_group *group, struct shm_conn *conn
 /* Removes it; frees the group with the last one. */
 void shm_group_leave(struct shm_conn *conn);
 struct shm_group *shm_group_find(struct clan_queue *queue, uint64_t id);
-struct shm_group *shm_group_find_place(struct clan_queue *queue, const char *place);
+/* A group of the connector's with room whose acceptor is, or may be, the one that this connection
+ * goes to; an acceptor with several queues says REGROUP. NULL: none. */
+struct shm_group *shm_group_find_place(const struct shm_conn *conn);
 /* Looked at in every turn until it is armed. */
 void shm_group_activate(struct shm_group *group);
 /* A byte came on the socket of one of its connections. */

@@ -197,19 +197,34 @@ struct shm_group *shm_group_find(struct clan_queue *queue, uint64_t id)
 	return NULL;
 }
 
-struct shm_group *shm_group_find_place(struct clan_queue *queue, const char *place)
+/* Its process listens at the same place, or elsewhere as well. */
+static bool has_peer(const struct shm_group *group, const struct shm_conn *conn)
 {
-	list_for_each(node, &shm_queue(queue)->groups)
+	return group->pid != 0 && group->pid == conn->conn.peer.pid &&
+	       group->uid == conn->conn.peer.uid;
+}
+
+struct shm_group *shm_group_find_place(const struct shm_conn *conn)
+{
+	struct shm_group *of_peer = NULL;
+
+	list_for_each(node, &shm_queue(conn->conn.queue)->groups)
 	{
 		struct shm_group *group = list_entry(node, struct shm_group, node);
 
 		/* Of one that is still being set up, the acceptor's name is not known. */
-		if (group->place != NULL && group->peer != NULL &&
-			group->conn_count < group->conns_max && strcmp(group->place, place) == 0) {
+		if (group->place == NULL || group->peer == NULL ||
+			group->conn_count >= group->conns_max) {
+			continue;
+		}
+		if (strcmp(group->place, conn->place) == 0) {
 			return group;
 		}
+		if (of_peer == NULL && has_peer(group, conn)) {
+			of_peer = group;
+		}
 	}
-	return NULL;
+	return of_peer;
 }
 
 void shm_group_activate(struct shm_group *group)
@@ -226,8 +241,8 @@ static bool ring_socket(const struct shm_conn *conn)
 {
 	static const uint8_t byte = SHM_BELL;
 
-	/* Full: the peer has enough to wake for. */
-	return conn->conn.state == CLAN_OPEN &&
+	/* A peer that has not got WELCOME looks when it does. Full: it has enough to wake for. */
+	return conn->conn.state == CLAN_OPEN && conn->own_fd < 0 &&
 	       (send(conn->file.fd, &byte, sizeof(byte), MSG_DONTWAIT | MSG_NOSIGNAL) >= 0 ||
 		       errno == EAGAIN);
 }

@@ -4,6 +4,7 @@
  */
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -17,6 +18,12 @@ enum {
 	DESCRIPTORS_SENT_MAX = 2,
 	MESSAGES_MAX = 64, /* taken in one turn */
 };
+
+#define NS_PER_MS UINT64_C(1000000)
+#define RESEND_NS (20 * NS_PER_MS)
+#define IN_FLIGHT_TEXT                                                                             \
+	"more descriptors of the sender's user are in flight than its limit on open files "        \
+	"(RLIMIT_NOFILE) allows"
 
 _Static_assert((int)DESCRIPTORS_MAX <= (int)DISPOSE_FDS_MAX, "what came is disposed of together");
 _Static_assert(sizeof(struct shm_hello) + CLAN_HELLO_BYTES_MAX <= SHM_SOCKET_MESSAGE_MAX,
@@ -32,7 +39,118 @@ struct arrival {
 
 /* --- sending ---------------------------------------------------------------------------------- */
 
-/* Sends a message of up to two parts. 0, -EAGAIN, or another negative errno. */
+/* A message with descriptors, which belong to the connection or to a region that it shares. */
+struct unsent {
+	struct list_node node; /* in conn->unsent */
+	int fds[DESCRIPTORS_SENT_MAX];
+	uint32_t fd_count;
+	uint32_t bytes;
+	uint8_t message[];
+};
+
+/* 0, -EAGAIN, or another negative errno. */
+static int transmit(const struct shm_conn *conn, const struct iovec *iov, uint32_t iov_count,
+	const int *fds, uint32_t fd_count)
+{
+	_Alignas(struct cmsghdr)
+		uint8_t control[CMSG_SPACE(DESCRIPTORS_SENT_MAX * sizeof(int))] = { 0 };
+	struct msghdr message = { .msg_iov = (struct iovec *)(uintptr_t)iov,
+		.msg_iovlen = iov_count };
+
+	if (fd_count > 0) {
+		struct cmsghdr *part = (struct cmsghdr *)(void *)control;
+
+		GMB_ASSERT(fd_count <= DESCRIPTORS_SENT_MAX);
+		message.msg_control = control;
+		message.msg_controllen = CMSG_SPACE(fd_count * sizeof(int));
+		part->cmsg_level = SOL_SOCKET;
+		part->cmsg_type = SCM_RIGHTS;
+		part->cmsg_len = CMSG_LEN(fd_count * sizeof(int));
+		memcpy(CMSG_DATA(part), fds, fd_count * sizeof(int));
+	}
+	return sendmsg(conn->file.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 ? -errno : 0;
+}
+
+/* The message waits for its turn, behind those that wait already. */
+static int keep(struct shm_conn *conn, const struct iovec *iov, uint32_t iov_count, const int *fds,
+	uint32_t fd_count)
+{
+	uint64_t patience_ns = conn->conn.options.handshake_timeout_ms * NS_PER_MS / 2;
+	struct unsent *unsent;
+	size_t bytes = 0;
+
+	for (uint32_t i = 0; i < iov_count; i++) {
+		bytes += iov[i].iov_len;
+	}
+	unsent = malloc(sizeof(*unsent) + bytes);
+	if (unsent == NULL) {
+		return -ENOMEM;
+	}
+	memcpy(unsent->fds, fds, fd_count * sizeof(int));
+	unsent->fd_count = fd_count;
+	unsent->bytes = 0;
+	for (uint32_t i = 0; i < iov_count; i++) {
+		memcpy(unsent->message + unsent->bytes, iov[i].iov_base, iov[i].iov_len);
+		unsent->bytes += (uint32_t)iov[i].iov_len;
+	}
+	if (list_is_empty(&conn->unsent)) {
+		conn->unsent_until_ns = clock_now_ns() + patience_ns;
+		clan_deadline_set(conn->conn.queue, &conn->resend, RESEND_NS);
+	}
+	list_init(&unsent->node);
+	list_push_back(&conn->unsent, &unsent->node);
+	return 0;
+}
+
+void shm_unsent_drop(struct shm_conn *conn)
+{
+	struct list_node *node;
+
+	clan_deadline_clear(&conn->resend);
+	while ((node = list_pop_front(&conn->unsent)) != NULL) {
+		free(list_entry(node, struct unsent, node));
+	}
+}
+
+void shm_unsent_give_up(struct shm_conn *conn)
+{
+	if (conn->conn.state == CLAN_OPEN && conn->own_fd >= 0) {
+		shm_send_refused(conn, -ETOOMANYREFS, IN_FLIGHT_TEXT);
+	}
+	shm_conn_end(conn, -ETOOMANYREFS, IN_FLIGHT_TEXT);
+}
+
+void shm_send_again(struct clan_deadline *deadline)
+{
+	struct shm_conn *conn = container_of(deadline, struct shm_conn, resend);
+	struct list_node *node;
+
+	while ((node = list_first(&conn->unsent)) != NULL) {
+		struct unsent *unsent = list_entry(node, struct unsent, node);
+		struct iovec iov = { .iov_base = unsent->message, .iov_len = unsent->bytes };
+		int result = transmit(conn, &iov, 1, unsent->fds, unsent->fd_count);
+
+		if (result == -ETOOMANYREFS || result == -EAGAIN) {
+			if (clock_now_ns() < conn->unsent_until_ns) {
+				clan_deadline_set(conn->conn.queue, deadline, RESEND_NS);
+			} else {
+				shm_unsent_give_up(conn);
+			}
+			return;
+		}
+		if (result != 0) {
+			shm_conn_end(conn, -ECONNRESET, "the peer has gone");
+			return;
+		}
+		list_remove(node);
+		free(unsent);
+	}
+	if (conn->conn.state == CLAN_OPEN) {
+		shm_conn_settled(conn);
+	}
+}
+
+/* Sends a message of up to two parts. */
 static int send_message(struct shm_conn *conn, enum shm_socket_type type, void *first,
 	size_t first_bytes, const void *second, size_t second_bytes, const int *fds,
 	uint32_t fd_count)
@@ -45,26 +163,18 @@ static int send_message(struct shm_conn *conn, enum shm_socket_type type, void *
 		{ .iov_base = first, .iov_len = first_bytes },
 		{ .iov_base = (void *)(uintptr_t)second, .iov_len = second_bytes },
 	};
-	_Alignas(struct cmsghdr)
-		uint8_t control[CMSG_SPACE(DESCRIPTORS_SENT_MAX * sizeof(int))] = { 0 };
-	struct msghdr message = { .msg_iov = iov, .msg_iovlen = second_bytes > 0 ? 2 : 1 };
+	uint32_t iov_count = second_bytes > 0 ? 2 : 1;
+	int result;
 
 	memcpy(first, &head, sizeof(head));
-	if (fd_count > 0) {
-		struct cmsghdr *part = (struct cmsghdr *)(void *)control;
-
-		GMB_ASSERT(fd_count <= DESCRIPTORS_SENT_MAX);
-		message.msg_control = control;
-		message.msg_controllen = CMSG_SPACE(fd_count * sizeof(int));
-		part->cmsg_level = SOL_SOCKET;
-		part->cmsg_type = SCM_RIGHTS;
-		part->cmsg_len = CMSG_LEN(fd_count * sizeof(int));
-		memcpy(CMSG_DATA(part), fds, fd_count * sizeof(int));
-	}
 	if (conn->file.fd < 0) {
 		return -ENOTCONN;
 	}
-	return sendmsg(conn->file.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 ? -errno : 0;
+	if (fd_count > 0 && !list_is_empty(&conn->unsent)) {
+		return keep(conn, iov, iov_count, fds, fd_count);
+	}
+	result = transmit(conn, iov, iov_count, fds, fd_count);
+	return result == -ETOOMANYREFS ? keep(conn, iov, iov_count, fds, fd_count) : result;
 }
 
 /* The segment, and the group head if the peer does not know it. */
@@ -151,6 +261,7 @@ void shm_socket_close(struct shm_conn *conn)
 {
 	int fd = conn->file.fd;
 
+	shm_unsent_drop(conn);
 	if (fd >= 0) {
 		waiter_file_remove(conn->conn.queue->waiter, &conn->file);
 		/* A bell of the group may be lost in it. */

@@ -44,9 +44,14 @@ static const char help[] =
 	"                              debug\n"
 	"  -h, --help                  print this help\n"
 	"\n"
+	"Examples:\n"
+	"  gmblock attach nbd://storage/data\n"
+	"  gmblock attach --fuse disk.raw nbd://storage/data\n"
+	"  gmblock attach --list\n"
+	"\n"
 	"Exit status: 1 failure, 2 usage error.\n";
 
-enum { CONNECTIONS_MAX = 16, DEVICE_MAX = (1 << 20) - 1 };
+enum { CONNECTIONS_MAX = 16, DEVICE_MAX = (1 << 20) - 1, QUOTE_BYTES = 256 };
 
 struct arguments {
 	struct attach_options attach;
@@ -145,6 +150,7 @@ static int check_list(const struct arguments *arguments, int argc)
 static int check_arguments(const struct arguments *arguments, int argc)
 {
 	const struct attach_options *attach = &arguments->attach;
+	char quoted[QUOTE_BYTES];
 	struct export_uri uri;
 	int status;
 
@@ -156,6 +162,12 @@ static int check_arguments(const struct arguments *arguments, int argc)
 	}
 	if (arguments->measure && attach->foreground) {
 		return cli_usage_error(name, "--timings cannot be combined with --foreground");
+	}
+	if (argc == optind && attach->file != NULL && strstr(attach->file, "://") != NULL) {
+		return cli_usage_error(name,
+			"--fuse needs a FILE to mount the disk on, before the URI: "
+			"gmblock attach --fuse disk.raw %s",
+			log_escape(quoted, sizeof(quoted), attach->file, strlen(attach->file)));
 	}
 	if (argc - optind != 1) {
 		return cli_usage_error(name, "give one URI, such as nbd://host/export");

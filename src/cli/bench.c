@@ -35,7 +35,8 @@ static const char usage_text[] =
 	"Usage: gmblock bench [OPTION]... URI\n"
 	"\n"
 	"Measures an export: requests and bytes per second, latencies, processor time.\n"
-	"The patterns write, randwrite, rw and randrw overwrite the export.\n"
+	"The patterns write, randwrite, rw and randrw overwrite the export: one with contents is\n"
+	"refused without --force.\n"
 	"\n"
 	"  URI               nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH,\n"
 	"                    gmb+unix:///EXPORT?socket=PATH or gmb://HOST[:PORT]/EXPORT;\n"
@@ -56,10 +57,16 @@ static const char usage_text[] =
 	"  --size SIZE       length of the range (default: up to the end)\n"
 	"  --seed N          seed of random offsets and contents (default: random)\n"
 	"  --fua             make each write durable before it completes\n"
+	"  --force           also overwrite an export that has contents\n"
 	"  --timeout TIME    give up on a server that is silent this long (default 30s)\n"
 	"  --plot FILE       draw the latencies as SVG\n"
 	"  --json            print JSON\n"
-	"  -h, --help        print this help\n";
+	"  -h, --help        print this help\n"
+	"\n"
+	"Examples:\n"
+	"  gmblock bench nbd://storage/data\n"
+	"  gmblock bench --rw read --bs 1M --depth 8 --connections 4 nbd://storage/data\n"
+	"  gmblock bench --rw write --bs 1M --size 1G --json nbd://storage/scratch\n";
 
 /* --- values -------------------------------------------------------------------------------- */
 
@@ -231,8 +238,9 @@ static int arguments_check(struct bench_arguments *arguments)
 		}
 		work->read_percent = arguments->read_percent;
 	}
-	if (work->fua && !bench_writes(work)) {
-		return cli_usage_error("bench", "--fua needs writes: --rw %s has none", work->rw);
+	if ((work->fua || work->force) && !bench_writes(work)) {
+		return cli_usage_error("bench", "--%s needs writes: --rw %s has none",
+			work->fua ? "fua" : "force", work->rw);
 	}
 	if (!arguments->connections_set) {
 		work->connections = work->threads;
@@ -263,6 +271,7 @@ static int arguments_parse(int argc, char **argv, struct bench_arguments *argume
 		{ "size", .bytes = &work->size, .min = 1 },
 		{ "seed", .take = take_seed },
 		{ "fua", .flag = &work->fua },
+		{ "force", .flag = &work->force },
 		{ "timeout", .time_ns = &work->timeout_ns },
 		{ "plot", .path = &arguments->plot_path },
 		{ "json", .flag = &arguments->json },
@@ -311,9 +320,6 @@ static int measure(struct bench_arguments *arguments, struct bench_result *resul
 	struct error error;
 	int err;
 
-	if (bench_writes(&arguments->work)) {
-		log_warning("--rw %s overwrites what is on the export", arguments->work.rw);
-	}
 	err = bench_run(&arguments->work, isatty(STDERR_FILENO) == 1, result, &error);
 	if (err == 0) {
 		err = arguments->json ? bench_show_json(&arguments->work, result, &error)

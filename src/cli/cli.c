@@ -15,7 +15,7 @@
 enum {
 	SHOWN_BYTES = 120,
 	QUOTE_BYTES = 256,
-	OPTIONS_MAX = 32,
+	OPTIONS_MAX = 40,
 	/* What getopt_long() returns for an option: this and its place in the table. */
 	OPTION_FIRST = 256,
 };
@@ -71,7 +71,7 @@ static const struct habit {
 	{ "serve", "t", "the server goes on when clients leave, without it" },
 	{ "serve", "persistent", "the server goes on when clients leave, without it" },
 	{ "serve", "shared", "write --max-connections; several clients are served without it" },
-	{ "serve", "format", "disks are served as they are: raw" },
+	{ "serve", "format", "disks are raw; format=raw is a key of --export NAME=PATH" },
 	{ "serve", "cache", "write mode=cached or mode=direct, as in --export =PATH,mode=direct" },
 	{ "serve", "tls-creds", "write --tls-certificates or --tls-psk" },
 
@@ -187,9 +187,74 @@ static const char *meant(
 	return near_text(&near, "--", out);
 }
 
-/* What getopt_long() returned: '?' (unknown or ambiguous) or ':' (value missing). */
-static int option_error(const char *command, int code, char **argv, const struct option *table)
+/* The rest of the line that describes the option, behind its name; NULL: there is none. */
+static const char *help_line(const char *usage, const char *name)
 {
+	size_t len = strlen(name);
+
+	for (const char *line = usage; line != NULL; line = strchr(line, '\n')) {
+		line += line[0] == '\n';
+		if (line[0] != ' ') {
+			continue;
+		}
+		line += strspn(line, " ");
+		if (line[0] == '-' && line[1] != '-' && line[2] == ',') {
+			line += 4; /* "-x, " */
+		}
+		if (strncmp(line, "--", 2) == 0 && strncmp(line + 2, name, len) == 0 &&
+			strchr(" =[\n", line[2 + len]) != NULL) {
+			return line + 2 + len;
+		}
+	}
+	return NULL;
+}
+
+void cli_help_of(const char *usage, const char *name, struct cli_help *help)
+{
+	const char *rest = help_line(usage, name);
+	size_t len;
+
+	*help = (struct cli_help){ 0 };
+	if (rest == NULL) {
+		return;
+	}
+	/* "--name VALUE  text", "--name=VALUE  text", "--name[=VALUE] text" or "--name  text" */
+	rest += rest[0] == '[';
+	if (rest[0] != '\n' && rest[1] != ' ') {
+		rest++;
+		len = strcspn(rest, " []\n");
+		snprintf(help->value, sizeof(help->value), "%.*s", (int)len, rest);
+		rest += strcspn(rest, " \n");
+	}
+	rest += strspn(rest, " \n");
+	snprintf(help->text, sizeof(help->text), "%.*s", (int)strcspn(rest, "\n"), rest);
+}
+
+/* An option without its value; optopt is its code. */
+static int value_missing(
+	const struct cli_command *command, const char *shown, const struct option *table)
+{
+	struct cli_help help = { 0 };
+	const char *name = "";
+
+	for (size_t i = 0; table[i].name != NULL; i++) {
+		if (table[i].val == optopt) {
+			name = table[i].name;
+			cli_help_of(command->usage, name, &help);
+		}
+	}
+	if (help.value[0] == '\0') {
+		return cli_usage_error(command->name, "the option %s needs a value", shown);
+	}
+	return cli_usage_error(
+		command->name, "the option %s needs a value: --%s %s", shown, name, help.value);
+}
+
+/* What getopt_long() returned: '?' (unknown or ambiguous) or ':' (value missing). */
+static int option_error(
+	const struct cli_command *self, int code, char **argv, const struct option *table)
+{
+	const char *command = self->name;
 	char names[SHOWN_BYTES];
 	char shown[SHOWN_BYTES];
 	char near[NEAR_TEXT_BYTES];
@@ -204,17 +269,17 @@ static int option_error(const char *command, int code, char **argv, const struct
 	}
 	log_escape(shown, sizeof(shown), word, strlen(word));
 	if (code == ':') {
-		return cli_usage_error(command, "the option %s needs a value", shown);
+		return value_missing(self, shown, table);
 	}
 	if (optopt >= OPTION_FIRST) {
 		return cli_usage_error(command, "the option %s takes no value", shown);
 	}
-	if (strncmp(word, "--", 2) == 0 && candidates(word + 2, table, names, sizeof(names)) > 1) {
-		return cli_usage_error(command, "the option %s could be %s", shown, names);
-	}
 	habit = cli_habit(command, word);
 	if (habit != NULL) {
 		return cli_usage_error(command, "unknown option %s: %s", shown, habit);
+	}
+	if (strncmp(word, "--", 2) == 0 && candidates(word + 2, table, names, sizeof(names)) > 1) {
+		return cli_usage_error(command, "the option %s could be %s", shown, names);
 	}
 	return cli_usage_error(
 		command, "unknown option %s%s", shown, meant(word, argv, table, near));
@@ -311,6 +376,17 @@ static int table_make(const struct cli_command *command, struct option table[OPT
 	return table[count].val;
 }
 
+static struct {
+	cli_see *see; /* or NULL */
+	void *context;
+} watcher;
+
+void cli_watch(cli_see *see, void *context)
+{
+	watcher.see = see;
+	watcher.context = context;
+}
+
 int cli_parse(const struct cli_command *command, int argc, char **argv)
 {
 	struct option table[OPTIONS_MAX + 3];
@@ -319,12 +395,16 @@ int cli_parse(const struct cli_command *command, int argc, char **argv)
 	int status = CLI_GO_ON;
 	int code;
 
+	if (watcher.see != NULL) {
+		watcher.see(command, watcher.context);
+		return CLI_OK;
+	}
 	optind = 0; /* starts over, also after another parser has run */
 	opterr = 0;
 	while (status == CLI_GO_ON &&
 		(code = getopt_long(argc, argv, letters, table, NULL)) != -1) {
 		if (code == '?' || code == ':') {
-			status = option_error(command->name, code, argv, table);
+			status = option_error(command, code, argv, table);
 		} else if (code == help || code == 'h') {
 			status = cli_print(command->usage);
 		} else if (code == help + 1) {
@@ -394,6 +474,10 @@ int cli_uri(const char *command, const char *text, struct export_uri *uri)
 				S_ISSOCK(status.st_mode))) {
 			return not_a_uri(command, text, &status);
 		}
+		return cli_usage_error(command, "%s", error.text);
+	}
+	if (export_uri_check_client(uri, &error) != 0) {
+		export_uri_fini(uri);
 		return cli_usage_error(command, "%s", error.text);
 	}
 	if (uri->unknown_parameter != NULL) {

@@ -8,6 +8,8 @@
  */
 #pragma once
 
+#include <jansson.h>
+
 #include "base/error.h"
 #include "base/export_uri.h"
 
@@ -54,6 +56,19 @@ struct cli_command {
  * status, also after -h or --help. */
 GMB_MUST_CHECK int cli_parse(const struct cli_command *command, int argc, char **argv);
 
+/* What the help text says of an option: how its value is written, "" for none, and the first line
+ * of what it is for. Both are "" where the text does not have the option. */
+struct cli_help {
+	char value[80];
+	char text[80];
+};
+void cli_help_of(const char *usage, const char *name, struct cli_help *help);
+
+/* From now on cli_parse() shows a command to see() and returns CLI_OK, in place of parsing; NULL:
+ * no more. */
+typedef void cli_see(const struct cli_command *command, void *context);
+void cli_watch(cli_see *see, void *context);
+
 /* The only operand, which is a noun ("URI"), or NULL for none; more are wrong usage. */
 GMB_MUST_CHECK int cli_operand(
 	const char *command, const char *noun, int argc, char **argv, const char **operand);
@@ -75,6 +90,17 @@ int cli_failure(const char *command, const struct error *error);
 /* Prints text on standard output; returns CLI_OK, or CLI_FAILURE when it cannot be written. */
 int cli_print(const char *text);
 
+/* --- completion.c --------------------------------------------------------------------------- */
+
+struct cli_subcommand {
+	const char *name;
+	int (*run)(int argc, char **argv);
+	const char *summary;
+};
+
+/* Prints the completion script for a shell: bash, zsh or fish. Returns an exit status. */
+int cli_completion(const char *shell, const struct cli_subcommand *commands, size_t count);
+
 /* --- the subcommands ------------------------------------------------------------------------- */
 
 /* Each parses its arguments (argv[0] is its name), calls the floors below and prints. Returns the
@@ -92,14 +118,24 @@ int cli_print(const char *text);
 	"  --export NAME      only requests for this export; \"\" is the default\n"                \
 	"  --timeout TIME     stop waiting after this time\n"
 
+/* After a change of a server was printed: -ETIMEDOUT and the server's sentence when it holds, but
+ * something of it has not ended; else printed. In reload.c. */
+GMB_MUST_CHECK int cli_unfinished(const json_t *result, int printed, struct error *error);
+
 int cmd_serve(int argc, char **argv);
 int cmd_info(int argc, char **argv);
 int cmd_list(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
+int cmd_check(int argc, char **argv);
 int cmd_copy(int argc, char **argv);
+int cmd_create(int argc, char **argv);
 int cmd_stats(int argc, char **argv);
 int cmd_rate(int argc, char **argv);
+int cmd_top(int argc, char **argv);
+int cmd_push(int argc, char **argv);
 int cmd_trace(int argc, char **argv);
 int cmd_attach(int argc, char **argv);
 int cmd_detach(int argc, char **argv);
 int cmd_reload(int argc, char **argv);
+int cmd_export(int argc, char **argv);
+int cmd_upgrade(int argc, char **argv);

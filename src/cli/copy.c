@@ -84,7 +84,12 @@ static const char usage_text[] =
 	"  --resume FILE          keep a journal in FILE, and continue from it\n"
 	"  --sparse SIZE          search for zeroes in blocks of SIZE (default 4K)\n"
 	"  --verify               read both sides again at the end and compare them\n"
-	"  -h, --help             print this help\n";
+	"  -h, --help             print this help\n"
+	"\n"
+	"Examples:\n"
+	"  gmblock copy nbd://storage/data backup.img\n"
+	"  gmblock copy --verify --resume data.journal /dev/sdb nbd://storage/data\n"
+	"  gmblock copy nbd://storage/data - | zstd >backup.zst\n";
 
 /* --- the command line ---------------------------------------------------------------------- */
 

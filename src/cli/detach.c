@@ -15,6 +15,10 @@ static const char help[] =
 	"                              unflushed data is lost\n"
 	"  -h, --help                  print this help\n"
 	"\n"
+	"Examples:\n"
+	"  gmblock detach /dev/ublkb0\n"
+	"  gmblock detach disk.raw\n"
+	"\n"
 	"Exit status: 1 failure, 2 usage error.\n";
 
 int cmd_detach(int argc, char **argv)

@@ -40,7 +40,12 @@ static const char usage_text[] =
 	"  --local         show which kernel features were found and which are used\n"
 	"  --path PATH     with --local: also show what a file or block device supports\n"
 	"  --json          print JSON\n"
-	"  -h, --help      print this help\n";
+	"  -h, --help      print this help\n"
+	"\n"
+	"Examples:\n"
+	"  gmblock info nbd://storage/data\n"
+	"  gmblock info --map nbd://storage/data\n"
+	"  gmblock info --local\n";
 
 /* What makes no sense together. */
 static int arguments_check(const struct info_arguments *arguments)

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/text.h"
 #include "cli/cli.h"
 #include "nbd/client_dial.h"
 #include "nbd/wire.h"
@@ -40,7 +41,11 @@ static const char usage_text[] =
 	"  --uri           print the URI of each export instead of its name\n"
 	"  --json          print JSON\n"
 	"  --timeout TIME  give up after this time (default 10s)\n"
-	"  -h, --help      print this help\n";
+	"  -h, --help      print this help\n"
+	"\n"
+	"Examples:\n"
+	"  gmblock list nbd://storage\n"
+	"  gmblock list --long 'nbd+unix:///?socket=/run/gmblock.sock'\n";
 
 static int arguments_parse(int argc, char **argv, struct list_arguments *arguments)
 {
@@ -108,11 +113,11 @@ static void print_uri(const struct export_uri *server, const struct nbd_offer *o
 static void print_long(const struct nbd_offer *offer)
 {
 	char escaped[ESCAPED_BYTES];
-	char human[PRINT_SIZE_BYTES] = "?";
+	char human[UNITS_TEXT_BYTES] = "?";
 	const char *access = "?";
 
 	if (offer->known) {
-		print_size(human, offer->size);
+		units_human_bytes(human, offer->size);
 		access = (offer->flags & NBD_FLAG_READ_ONLY) != 0 ? "read" : "write";
 	}
 	printf("%10s  %-5s  \"%s\"", human, access,

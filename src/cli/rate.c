@@ -25,7 +25,12 @@ static const char help[] =
 	"                 optional if there is only one server\n"
 	"  --export=NAME  the export (default: the default export)\n"
 	"  --rule=N       the N-th of the rules of rates in its configuration file\n"
-	"  -h, --help     print this help\n";
+	"  -h, --help     print this help\n"
+	"\n"
+	"Examples:\n"
+	"  gmblock rate --export=data 100M:requests=5000\n"
+	"  gmblock rate --export=data off\n"
+	"  gmblock rate --export=data memory=64M\n";
 
 struct rate_arguments {
 	const char *export; /* NULL: not given */

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
 #include <getopt.h>
 #include <stdio.h>
 
@@ -9,15 +10,22 @@
 static const char name[] = "reload";
 
 static const char help[] =
-	"Usage: gmblock reload [SERVER]\n"
-	"Makes a server on this machine read its TLS certificates, keys, revocation lists\n"
-	"and rules of access again, as SIGHUP does, and waits until it has. New connections\n"
-	"use them; those of clients that are not believed any more are ended. If anything is\n"
-	"wrong with the files, nothing changes, and a message names the file and the reason.\n"
+	"Usage: gmblock reload [--dry-run] [SERVER]\n"
+	"Makes a server on this machine read its configuration file again, and its TLS\n"
+	"certificates, keys and revocation lists, as SIGHUP does, and waits until it has.\n"
+	"Exports are added, changed and removed; clients of the others notice nothing. New\n"
+	"connections use what was read; those of clients that are not believed any more are\n"
+	"ended. What has changed is printed. If anything is wrong, nothing changes, and a\n"
+	"message says what and where.\n"
 	"\n"
 	"  SERVER         one of its URIs, its control socket, or its process id;\n"
 	"                 optional if there is only one server\n"
+	"  --dry-run      read and compare, print what would change, and change nothing\n"
 	"  -h, --help     print this help\n"
+	"\n"
+	"Examples:\n"
+	"  gmblock reload\n"
+	"  gmblock reload nbd://localhost/data\n"
 	"\n"
 	"Exit status: 1 failure, 2 usage error.\n";
 
@@ -28,15 +36,43 @@ static long long count_of(const json_t *result, const char *key)
 	return (long long)json_integer_value(json_object_get(result, key));
 }
 
+int cli_unfinished(const json_t *result, int printed, struct error *error)
+{
+	const char *text = json_string_value(json_object_get(result, "unfinished"));
+
+	return printed < 0 || text == NULL ? printed : error_set(error, -ETIMEDOUT, "%s", text);
+}
+
+static int show(const json_t *result, bool dry_run, struct error *error)
+{
+	json_t *line;
+	size_t i;
+
+	json_array_foreach(json_object_get(result, "changes"), i, line)
+	{
+		print_peer_text(json_string_value(line));
+		printf("\n");
+	}
+	if (dry_run && i == 0) {
+		printf("nothing would change\n");
+	} else if (!dry_run) {
+		printf("addresses with TLS: %lld, connections ended: %lld\n",
+			count_of(result, "addresses"), count_of(result, "connections_ended"));
+	}
+	return cli_unfinished(result, print_end(error), error);
+}
+
 int cmd_reload(int argc, char **argv)
 {
-	const struct cli_command command = { name, help, NULL, 0, NULL };
+	bool dry_run = false;
+	const struct cli_option options[] = { { "dry-run", .flag = &dry_run } };
+	const struct cli_command command = { name, help, options, ARRAY_COUNT(options), NULL };
 	struct error error = { 0 };
 	char path[STATS_PATH_BYTES];
-	char text[120];
 	const char *server;
 	json_t *result;
 	int status = cli_parse(&command, argc, argv);
+	int rc;
 
 	if (status == CLI_GO_ON) {
 		status = cli_operand(name, "server", argc, argv, &server);
@@ -45,11 +81,11 @@ int cmd_reload(int argc, char **argv)
 		return status;
 	}
 	if (stats_find(server, path, &error) != 0 ||
-		control_ask(path, "reload", NULL, TIMEOUT_MS, &result, &error) != 0) {
+		control_ask(path, "reload", json_pack("{s:b}", "dry_run", dry_run), TIMEOUT_MS,
+			&result, &error) != 0) {
 		return cli_failure(name, &error);
 	}
-	snprintf(text, sizeof(text), "addresses with TLS: %lld, connections ended: %lld\n",
-		count_of(result, "addresses"), count_of(result, "connections_ended"));
+	rc = show(result, dry_run, &error);
 	json_decref(result);
-	return cli_print(text);
+	return rc < 0 ? cli_failure(name, &error) : CLI_OK;
 }

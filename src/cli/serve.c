@@ -9,6 +9,7 @@
 #include "cli/cli.h"
 #include "gmb/server.h"
 #include "nbd/server.h"
+#include "push/server.h"
 #include "server/server.h"
 
 enum { QUOTE_BYTES = 256 };
@@ -19,8 +20,8 @@ static const char help_head[] =
 	"Usage: gmblock serve [OPTION]... [PATH]\n"
 	"Serves disks to any NBD client until SIGTERM or SIGINT.\n"
 	"\n"
-	"PATH is an image file, a block device, memory:SIZE or null:SIZE; it becomes the\n"
-	"default (unnamed) export.\n"
+	"PATH is an image file, a block device, flash:PATH, memory:SIZE or null:SIZE; it\n"
+	"becomes the default (unnamed) export.\n"
 	"\n"
 	"  -e, --export NAME=PATH[,KEY=VALUE]...   serve PATH as NAME; =PATH is the\n"
 	"                              default export. Write \\= for = in NAME and \\, for a\n"
@@ -32,7 +33,8 @@ static const char help_tail[] =
 	"                              nbds for require (see TLS below),\n"
 	"                              gmb+unix:///?socket=PATH or\n"
 	"                              gmb://HOST[:PORT][?provider=tcp|verbs], with\n"
-	"                              insecure-network=yes beyond loopback;\n"
+	"                              insecure-network=yes beyond loopback, or\n"
+	"                              push+unix and push in the same form, for gmblock push;\n"
 	"                              port 0 picks a free one; may be repeated\n"
 	"                              (default: nbd://127.0.0.1:10809)\n"
 	"      --access RULE           who may use which export: [NAME:] [CONDITION]...\n"
@@ -43,16 +45,26 @@ static const char help_tail[] =
 	"                              tls=true|false; may be repeated (default: everybody who\n"
 	"                              can connect)\n"
 	"  -c, --config FILE           read exports, addresses, rules of access and limits from\n"
-	"                              a YAML file\n"
+	"                              a YAML file; \"gmblock reload\" reads it again\n"
+	"      --check FILE            check such a file, and serve nothing\n"
+	"      --export-folder DIR     where exports that are added while the server runs may\n"
+	"                              lie, beside the folders of those at the start; may be\n"
+	"                              repeated\n"
 	"      --arena p2pmem:BDF[,size=SIZE][,spill=ram|wait]\n"
 	"                              memory of a PCI device for payload of exports with\n"
 	"                              mode=device; when it is full, requests have RAM or wait\n"
-	"      --control PATH          control socket for \"gmblock stats\", \"trace\", \"rate\"\n"
-	"                              and \"reload\", or none\n"
-	"                              (default: in /run/gmblock/serve or $XDG_RUNTIME_DIR)\n"
+	"      --control PATH          control socket for \"gmblock stats\", \"trace\", \"rate\",\n"
+	"                              \"export\" and \"reload\", or none\n"
+	"                              (default: in /run/gmblock-serve or $XDG_RUNTIME_DIR)\n"
+	"      --metrics URI           serve metrics for Prometheus at http://HOST:PORT, with\n"
+	"                              insecure-network=yes beyond loopback, or at\n"
+	"                              http+unix:///?socket=PATH\n"
 	"      --run COMMAND           serve while a shell command runs, with $uri (and\n"
 	"                              $unixsocket) set; may be repeated, until one fails;\n"
 	"                              the exit status is that of the command\n"
+	"      --socket-mode MODE      rights on Unix sockets, such as 0660 (also socket-mode= in\n"
+	"                              the URI of one)\n"
+	"      --socket-group GROUP    whose group rights these are (also socket-group=)\n"
 	"      --read-only             refuse writes to PATH\n"
 	"      --user USER[:GROUP]     listen as root, then become this user, who opens the\n"
 	"                              disks\n"
@@ -94,8 +106,15 @@ static const char help_tail[] =
 	"When everything is open, the URI of each export is printed on standard output (not\n"
 	"with --run) and the service manager is notified. SIGTERM or SIGINT finishes what is in\n"
 	"flight and exits with status 0; another one, a second later or more, exits at once.\n"
-	"SIGHUP reads certificates, keys and rules of access again, as \"gmblock reload\" does.\n"
-	"Exit status: 1 failure, 2 usage error.\n";
+	"SIGHUP reads the configuration again, as \"gmblock reload\" does.\n"
+	"Exit status: 1 failure, 2 usage error.\n"
+	"\n"
+	"Examples:\n"
+	"  gmblock serve disk.img\n"
+	"  gmblock serve disk.img --listen nbd://127.0.0.1:0 --run 'nbdcopy \"$uri\" copy.img'\n"
+	"  gmblock serve --export data=/dev/sdb,mode=direct --export "
+	"install=/srv/install.iso,readonly\n"
+	"  gmblock serve --listen nbds://0.0.0.0 --tls-certificates /etc/pki/gmblock disk.img\n";
 
 enum { HELP_COLUMN = 30 };
 
@@ -149,59 +168,16 @@ struct arguments {
 	struct server_config *config;
 	const char *config_path;
 	bool read_only; /* the export that PATH becomes */
+	bool checks;	/* --check in place of --config */
 };
 
-/* What became of an option; the error is a sentence already. */
-static int taken(int rc, const struct error *error)
-{
-	return rc < 0 ? cli_usage_error(name, "%s", error->text) : CLI_GO_ON;
-}
-
-/* The same for an error that says nothing of the option. */
-static int value_taken(int rc, const char *option, struct error *error)
-{
-	if (rc < 0) {
-		error_prefix(error, "--%s", option);
-	}
-	return taken(rc, error);
-}
-
-static int take_export(void *context, const char *option, const char *text)
-{
-	struct arguments *arguments = context;
-	struct server_export entry;
-	struct error error = { 0 };
-	char shown[100];
-	char origin[128];
-	int rc;
-
-	server_export_init(&entry);
-	rc = server_export_parse(&entry, text, &error);
-	if (rc < 0) {
-		return value_taken(rc, option, &error);
-	}
-	snprintf(origin, sizeof(origin), "--export %s",
-		log_escape(shown, sizeof(shown), text, strlen(text)));
-	return taken(server_config_add_export(arguments->config, &entry, origin, &error), &error);
-}
-
-static int take_listen(void *context, const char *option, const char *text)
+static int take_option(void *context, const char *option, const char *text)
 {
 	struct arguments *arguments = context;
 	struct error error = { 0 };
-	struct server_tls tls = { 0 };
-	int rc = server_config_add_listen(arguments->config, text, &tls, "--listen", &error);
+	int rc = server_config_option(arguments->config, option, text, &error);
 
-	return value_taken(rc, option, &error);
-}
-
-static int take_access(void *context, const char *option, const char *text)
-{
-	struct arguments *arguments = context;
-	struct error error = { 0 };
-	int rc = server_config_add_access(arguments->config, text, &error);
-
-	return value_taken(rc, option, &error);
+	return rc < 0 ? cli_usage_error(name, "%s", error.text) : CLI_GO_ON;
 }
 
 static int take_config(void *context, const char *option, const char *text)
@@ -215,131 +191,56 @@ static int take_config(void *context, const char *option, const char *text)
 		return cli_usage_error(name, "--%s: the path is empty", option);
 	}
 	arguments->config_path = text;
+	arguments->checks = strcmp(option, "check") == 0;
 	return CLI_GO_ON;
 }
 
-static int take_run(void *context, const char *option, const char *text)
+/* PATH, which knows whether it is read only. */
+static int add_path(struct arguments *arguments, const char *path, struct error *error)
 {
-	struct arguments *arguments = context;
-	struct error error = { 0 };
+	int rc = 0;
 
-	GMB_UNUSED(option);
-	return taken(server_config_add_command(arguments->config, text, &error), &error);
-}
-
-static int take_control(void *context, const char *option, const char *text)
-{
-	struct arguments *arguments = context;
-	struct error error = { 0 };
-	int rc = server_config_set_control(arguments->config, text, &error);
-
-	return value_taken(rc, option, &error);
-}
-
-/* Options and keys of the configuration file are called the same, but for a "max-". */
-static int take_limit(void *context, const char *option, const char *text)
-{
-	struct arguments *arguments = context;
-	struct error error = { 0 };
-	const char *key = strncmp(option, "max-", 4) == 0 ? option + 4 : option;
-	int rc = server_limits_set(&arguments->config->limits, key, text, &error);
-
-	if (rc == 0 && strcmp(option, "memory") == 0) {
-		return taken(server_config_set_memory_origin(arguments->config, "--memory", &error),
-			&error);
+	if (arguments->read_only) {
+		rc = server_config_option(arguments->config, "read-only", NULL, error);
 	}
-	return value_taken(rc, option, &error);
-}
-
-static int take_sandbox(void *context, const char *option, const char *text)
-{
-	struct arguments *arguments = context;
-	struct error error = { 0 };
-	int rc = server_config_set_sandbox(arguments->config, text, &error);
-
-	return value_taken(rc, option, &error);
-}
-
-static int take_arena(void *context, const char *option, const char *text)
-{
-	struct arguments *arguments = context;
-	struct error error = { 0 };
-	int rc = server_config_set_arena(arguments->config, text, &error);
-
-	return value_taken(rc, option, &error);
-}
-
-static int take_user(void *context, const char *option, const char *text)
-{
-	struct arguments *arguments = context;
-	struct error error = { 0 };
-	int rc = server_config_set_user(arguments->config, text, &error);
-
-	return value_taken(rc, option, &error);
-}
-
-static int take_tls(void *context, const char *option, const char *text)
-{
-	struct arguments *arguments = context;
-	struct error error = { 0 };
-	int rc = server_tls_set(&arguments->config->tls, option, text, &error);
-
-	return value_taken(rc, option, &error);
-}
-
-static int add_path(
-	struct server_config *config, const char *path, bool read_only, struct error *error)
-{
-	struct server_export entry;
-	char shown[100];
-	int rc;
-
-	server_export_init(&entry);
-	rc = server_export_set_name(&entry, "", error);
-	if (rc == 0) {
-		rc = server_export_set_path(&entry, path, error);
-	}
-	if (rc == 0 && read_only) {
-		rc = server_export_set(&entry, "readonly", NULL, error);
-	}
-	if (rc < 0) {
-		server_export_fini(&entry);
-		return rc;
-	}
-	return server_config_add_export(
-		config, &entry, log_escape(shown, sizeof(shown), path, strlen(path)), error);
+	return rc < 0 ? rc : server_config_option(arguments->config, "path", path, error);
 }
 
 /* Fills the configuration from the command line and the file it names. */
-static int parse_arguments(struct server_config *config, int argc, char **argv)
+static int parse_arguments(struct server_config *config, bool *checks_out, int argc, char **argv)
 {
 	struct arguments arguments = { .config = config };
 	const struct cli_option options[] = {
-		{ "export", .letter = 'e', .take = take_export },
-		{ "listen", .letter = 'l', .take = take_listen },
-		{ "access", .take = take_access },
 		{ "config", .letter = 'c', .take = take_config },
-		{ "run", .take = take_run },
-		{ "tls", .take = take_tls },
-		{ "tls-certificates", .take = take_tls },
-		{ "tls-psk", .take = take_tls },
-		{ "tls-verify-peer", .take = take_tls, .value = CLI_NO_VALUE },
-		{ "tls-priority", .take = take_tls },
-		{ "tls-records", .take = take_tls },
-		{ "memory", .take = take_limit },
-		{ "threads", .take = take_limit },
-		{ "max-connections", .take = take_limit },
-		{ "max-connections-per-peer", .take = take_limit },
-		{ "max-handshakes", .take = take_limit },
-		{ "handshake-timeout", .take = take_limit },
-		{ "idle-timeout", .take = take_limit },
-		{ "max-inflight", .take = take_limit },
-		{ "max-inflight-total", .take = take_limit },
-		{ "spin", .take = take_limit },
-		{ "control", .take = take_control },
-		{ "arena", .take = take_arena },
-		{ "user", .take = take_user },
-		{ "sandbox", .take = take_sandbox },
+		{ "check", .take = take_config },
+		{ "export", .letter = 'e', .take = take_option },
+		{ "listen", .letter = 'l', .take = take_option },
+		{ "access", .take = take_option },
+		{ "run", .take = take_option },
+		{ "tls", .take = take_option },
+		{ "tls-certificates", .take = take_option },
+		{ "tls-psk", .take = take_option },
+		{ "tls-verify-peer", .take = take_option, .value = CLI_NO_VALUE },
+		{ "tls-priority", .take = take_option },
+		{ "tls-records", .take = take_option },
+		{ "memory", .take = take_option },
+		{ "threads", .take = take_option },
+		{ "max-connections", .take = take_option },
+		{ "max-connections-per-peer", .take = take_option },
+		{ "max-handshakes", .take = take_option },
+		{ "handshake-timeout", .take = take_option },
+		{ "idle-timeout", .take = take_option },
+		{ "max-inflight", .take = take_option },
+		{ "max-inflight-total", .take = take_option },
+		{ "spin", .take = take_option },
+		{ "control", .take = take_option },
+		{ "metrics", .take = take_option },
+		{ "arena", .take = take_option },
+		{ "user", .take = take_option },
+		{ "sandbox", .take = take_option },
+		{ "socket-mode", .take = take_option },
+		{ "socket-group", .take = take_option },
+		{ "export-folder", .take = take_option },
 		{ "read-only", .flag = &arguments.read_only },
 	};
 	char *help = make_help();
@@ -365,7 +266,7 @@ static int parse_arguments(struct server_config *config, int argc, char **argv)
 			"NAME=PATH");
 	}
 	if (optind < argc) {
-		rc = add_path(config, argv[optind], arguments.read_only, &error);
+		rc = add_path(&arguments, argv[optind], &error);
 		if (rc < 0) {
 			return cli_usage_error(name, "%s", error.text);
 		}
@@ -387,7 +288,19 @@ static int parse_arguments(struct server_config *config, int argc, char **argv)
 				strlen(arguments.config_path)));
 	}
 	rc = server_config_finish(config, &error);
+	*checks_out = arguments.checks;
 	return rc < 0 ? cli_usage_error(name, "%s", error.text) : CLI_GO_ON;
+}
+
+/* --check: all that can be said of a file without opening anything. */
+static int print_check(const struct server_config *config)
+{
+	char text[120];
+
+	snprintf(text, sizeof(text), "valid: %u export%s, %u address%s\n", config->export_count,
+		config->export_count == 1 ? "" : "s", config->listen_count,
+		config->listen_count == 1 ? "" : "es");
+	return cli_print(text);
 }
 
 /* The protocols of this program: the one place where they are registered. */
@@ -395,6 +308,7 @@ static const struct session_kind *const kinds[] = {
 	&nbd_session_kind,
 #ifdef GMBLOCK_CLAN
 	&native_session_kind,
+	&push_session_kind,
 #endif
 };
 
@@ -402,12 +316,16 @@ int cmd_serve(int argc, char **argv)
 {
 	struct server_config config;
 	struct error error = { 0 };
+	bool checks = false;
 	int status;
 
+	log_open_journal();
 	server_config_init(&config);
-	status = parse_arguments(&config, argc, argv);
-	if (status == CLI_GO_ON &&
-		server_run(&config, kinds, ARRAY_COUNT(kinds), &status, &error) < 0) {
+	status = parse_arguments(&config, &checks, argc, argv);
+	if (status == CLI_GO_ON && checks) {
+		status = print_check(&config);
+	} else if (status == CLI_GO_ON &&
+		   server_run(&config, kinds, ARRAY_COUNT(kinds), &status, &error) < 0) {
 		status = cli_failure(name, &error);
 	}
 	server_config_fini(&config);

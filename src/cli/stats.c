@@ -2,6 +2,7 @@
 #include <getopt.h>
 #include <poll.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #include "base/text.h"
 #include "cli/cli.h"
@@ -12,23 +13,33 @@
 #define WATCH_NS_MIN (100 * NS_PER_MS)
 #define WATCH_NS_MAX (86400 * NS_PER_S)
 
+enum { SCREEN_BYTES = 64 << 10 };
+
 struct stats_arguments {
 	const char *server; /* URI, socket, process id, or NULL */
 	bool json;
+	bool prometheus;
+	bool redraws;	    /* in place: standard output is a terminal */
 	uint64_t watch_ns;  /* 0 = once */
 	bool watch_is_bare; /* without a time */
 };
 
 static const char usage_text[] =
-	"Usage: gmblock stats [--json] [--watch[=TIME]] [SERVER]\n"
+	"Usage: gmblock stats [--json | --prometheus] [--watch[=TIME]] [SERVER]\n"
 	"\n"
 	"Shows what a server on this machine has done, and where the time of its requests went.\n"
 	"\n"
 	"  SERVER         one of its URIs, its control socket, or its process id;\n"
 	"                 optional if there is only one server\n"
-	"  --watch[=TIME] print repeatedly what happened meanwhile (default: every second)\n"
+	"  --watch[=TIME] show again what happened meanwhile (default: every second)\n"
 	"  --json         print JSON; one document per line with --watch\n"
-	"  -h, --help     print this help\n";
+	"  --prometheus   print metrics in the Prometheus text format\n"
+	"  -h, --help     print this help\n"
+	"\n"
+	"Examples:\n"
+	"  gmblock stats\n"
+	"  gmblock stats --watch nbd://localhost/data\n"
+	"  gmblock stats --json | jq '.exports[].operations'\n";
 
 static int take_watch(void *context, const char *name, const char *text)
 {
@@ -59,6 +70,7 @@ static int arguments_parse(int argc, char **argv, struct stats_arguments *argume
 	const struct cli_option options[] = {
 		{ "watch", .take = take_watch, .value = CLI_VALUE_OPTIONAL },
 		{ "json", .flag = &arguments->json },
+		{ "prometheus", .flag = &arguments->prometheus },
 	};
 	const struct cli_command command = { "stats", usage_text, options, ARRAY_COUNT(options),
 		arguments };
@@ -69,6 +81,10 @@ static int arguments_parse(int argc, char **argv, struct stats_arguments *argume
 			return cli_usage_error(
 				"stats", "--watch: its time is written --watch=%s", argv[i]);
 		}
+	}
+	if (status == CLI_GO_ON && arguments->prometheus &&
+		(arguments->json || arguments->watch_ns > 0)) {
+		return cli_usage_error("stats", "--prometheus goes with no other option");
 	}
 	return status == CLI_GO_ON ? cli_operand("stats", "server", argc, argv, &arguments->server)
 				   : status;
@@ -94,11 +110,14 @@ static int show(const struct stats_arguments *arguments, json_t *document, const
 		return arguments->watch_ns > 0 ? print_json_line(json_incref(document), error)
 					       : print_json(json_incref(document), error);
 	}
+	if (arguments->redraws) {
+		printf("\033[H\033[J");
+	}
 	if (before == NULL) {
 		stats_show(document);
 	} else {
 		stats_show_changes(document, before);
-		printf("\n");
+		printf("%s", arguments->redraws ? "" : "\n");
 	}
 	return print_end(error);
 }
@@ -139,6 +158,14 @@ int cmd_stats(int argc, char **argv)
 	if (stats_find(arguments.server, path, &error) != 0) {
 		advise(&arguments, &error);
 		return cli_failure("stats", &error);
+	}
+	arguments.redraws = arguments.watch_ns > 0 && !arguments.json && isatty(STDOUT_FILENO) == 1;
+	if (arguments.redraws) { /* as a whole, without a flicker */
+		(void)setvbuf(stdout, NULL, _IOFBF, SCREEN_BYTES);
+	}
+	if (arguments.prometheus) {
+		return stats_print_metrics(path, &error) != 0 ? cli_failure("stats", &error)
+							      : CLI_OK;
 	}
 	if (show_all(&arguments, path, &error) != 0) {
 		return cli_failure("stats", &error);

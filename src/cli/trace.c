@@ -22,12 +22,17 @@ struct trace_arguments {
 	bool json;
 };
 
-static const char usage_text[] = "Usage: gmblock trace --request [OPTION]... [SERVER]\n"
-				 "\n"
-				 "  --request          " CLI_TRACE_REQUEST_USAGE
-				 "  --svg FILE         draw the first requests\n"
-				 "  --json             print JSON\n"
-				 "  -h, --help         print this help\n";
+static const char usage_text[] =
+	"Usage: gmblock trace --request [OPTION]... [SERVER]\n"
+	"\n"
+	"  --request          " CLI_TRACE_REQUEST_USAGE
+	"  --svg FILE         draw the first requests\n"
+	"  --json             print JSON\n"
+	"  -h, --help         print this help\n"
+	"\n"
+	"Examples:\n"
+	"  gmblock trace --request --min-size 256K --timeout 10s nbd://localhost/data\n"
+	"  gmblock trace --request --operation write --svg write.svg\n";
 
 static int take_operation(void *context, const char *name, const char *text)
 {
@@ -82,14 +87,25 @@ static int arguments_parse(int argc, char **argv, struct trace_arguments *argume
 }
 
 /* Fewer than were asked for are a failure, whatever was shown of them. */
-static int count_check(const struct trace_requests *requests, struct error *error)
+static int count_check(const struct trace_arguments *arguments,
+	const struct trace_requests *requests, struct error *error)
 {
+	const struct trace_question *question = &arguments->question;
+	bool chooses =
+		question->min_size > 0 || question->operations != NULL || question->export != NULL;
+
 	if (requests->count >= requests->wanted) {
 		return 0;
 	}
-	return error_set(error, -ETIMEDOUT, "%s after %u of %u requests",
+	return error_set(error, -ETIMEDOUT, "%s after %u of %u requests%s%s",
 		strcmp(requests->ended, "stop") == 0 ? "the server stopped" : "the wait ended",
-		requests->count, requests->wanted);
+		requests->count, requests->wanted,
+		requests->count > 0 ? ""
+		: chooses	    ? ": no client made one that fits the options"
+				    : ": no client made one",
+		requests->count == 0 && arguments->svg_path != NULL
+			? ", so there is nothing to draw"
+			: "");
 }
 
 static int show_requests(const struct trace_arguments *arguments, json_t *document,
@@ -108,7 +124,7 @@ static int show_requests(const struct trace_arguments *arguments, json_t *docume
 		err = svg_file_write(svg, trace_request_plot, &requests, error);
 	}
 	if (err == 0) {
-		err = count_check(&requests, error);
+		err = count_check(arguments, &requests, error);
 	}
 	trace_request_free(&requests);
 	return err;

@@ -316,8 +316,11 @@ static int check_same(
 	const struct gmb_client *client, const struct carrier_facts *facts, struct error *error)
 {
 	const struct carrier_facts *known = &client->facts;
+	/* A disk may grow between two connections, if it is the same server's for certain. */
+	bool is_size_right =
+		facts->bytes == known->bytes || (facts->bytes > known->bytes && facts->epoch != 0);
 
-	if (facts->bytes != known->bytes || facts->identity != known->identity ||
+	if (!is_size_right || facts->identity != known->identity ||
 		facts->replies != known->replies || facts->capabilities != known->capabilities ||
 		facts->block_minimum != known->block_minimum ||
 		facts->payload_max < known->payload_max || facts->epoch != known->epoch ||
@@ -380,7 +383,7 @@ static int check_able(
 	const struct carrier_facts *known = &client->facts;
 	const uint32_t needed = GMB_CAN_WRITE | GMB_CAN_FLUSH | GMB_CAN_FUA | GMB_CAN_TRIM |
 				GMB_CAN_ZERO | GMB_CAN_FAST_ZERO | GMB_CAN_CACHE | GMB_CAN_DF |
-				GMB_CAN_STATUS | GMB_CAN_COPY;
+				GMB_CAN_STATUS | (client->copying > 0 ? (uint32_t)GMB_CAN_COPY : 0);
 
 	if ((known->capabilities & needed & ~facts->capabilities) != 0 ||
 		facts->replies < known->replies || facts->block_minimum > known->block_minimum ||
@@ -492,6 +495,7 @@ int client_connection_ready(
 
 		if (err == 0) {
 			end_trouble(client, connection);
+			client_resized(client, facts->bytes);
 		}
 		if (err == 0 && !may_be_several(client)) {
 			connection_leave(connection); /* it was needed to end lost ones */
@@ -528,7 +532,9 @@ void client_resized(struct gmb_client *client, uint64_t bytes)
 {
 	uint64_t before = client->facts.bytes;
 
-	if (client->state == CLIENT_OPEN) {
+	/* With several connections, what one of them says may be older than what another one has
+	 * said: servers let an export only grow under its clients. */
+	if (client->state == CLIENT_OPEN && (bytes > before || client_ready_count(client) == 1)) {
 		client->facts.bytes = bytes;
 		tell_size(client, before);
 	}
@@ -568,6 +574,15 @@ void client_check_deadline(struct gmb_client *client)
 	}
 }
 
+/* Once for each reason: attempts may go on for hours. */
+static void tell_attempt(struct gmb_client *client, const struct error *reason)
+{
+	if (strcmp(client->told.text, reason->text) != 0) {
+		client->told = *reason;
+		client_event(client, GMB_EVENT_RETRYING, reason->text);
+	}
+}
+
 void client_connection_lost(struct gmb_client *client, struct connection *connection)
 {
 	bool others = client_ready_count(client) > 0;
@@ -588,7 +603,10 @@ void client_connection_lost(struct gmb_client *client, struct connection *connec
 	}
 	if (was_ready) {
 		client->stats.connections_lost++;
+		client->told = connection->reason;
 		client_event(client, GMB_EVENT_LOST, connection->reason.text);
+	} else if (!others) {
+		tell_attempt(client, &connection->reason);
 	}
 	if ((!others || client->lost_count > 0) && client->lost_ns == 0) {
 		client->lost_ns = ring_now_ns(client->queue->ring);

@@ -108,6 +108,7 @@ struct gmb_client {
 	struct gmb_options options;	     /* defaults filled in */
 	struct log_limit refusals;	     /* of requests, by the server */
 	struct error trouble;		     /* why it is dead, or what was lost last */
+	struct error told;		     /* what was said last about a lost connection */
 	struct error open_error; /* code: 0 open, -EINPROGRESS, or why it cannot be opened */
 	struct carrier_facts facts;
 	uint32_t capabilities; /* GMB_CAN_, by the facts and the options */
@@ -136,6 +137,7 @@ struct gmb_client {
 	uint8_t *commands; /* each with the carrier's space behind it */
 	uint32_t requests_in_flight;
 	uint32_t copies_in_flight; /* requests of others that copy from here */
+	uint32_t copying;	   /* requests in flight that copy to here */
 
 	struct gmb_stats stats;
 	const struct gmb_request *explained; /* whose failure the text is about */

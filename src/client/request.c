@@ -224,8 +224,11 @@ static void leave_client(struct gmb_client *client, const struct gmb_request *re
 {
 	client->requests_in_flight--;
 	client->stats.requests++;
-	if (request->operation == GMB_COPY && request->source != NULL) {
-		request->source->copies_in_flight--;
+	if (request->operation == GMB_COPY) {
+		client->copying--;
+		if (request->source != NULL) {
+			request->source->copies_in_flight--;
+		}
 	}
 }
 
@@ -266,6 +269,7 @@ void gmb_submit(struct gmb_client *client, struct gmb_request *request)
 	if (request->operation == GMB_COPY) {
 		request->copied = 0;
 		state->copied = request->length;
+		client->copying++;
 		if (request->source != NULL) {
 			request->source->copies_in_flight++;
 		}

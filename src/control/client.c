@@ -17,11 +17,14 @@ enum { INPUT_BYTES_FIRST = 64 << 10, ERRNO_MAX = 4095 };
 
 struct control_connection {
 	int fd;
+	int pid;
 	char *path;
 	char *input;
 	size_t input_bytes;
 	size_t input_room;
 	size_t line_bytes; /* of the line at the beginning of input that was taken already */
+	int files[CONTROL_FILES_MAX];
+	uint32_t file_count; /* of files, that have come and are not the caller's yet */
 };
 
 int control_address(const char *path, struct sockaddr_un *address, int *folder_fd)
@@ -68,6 +71,31 @@ static void set_timeout(int fd, int timeout_ms)
 	(void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
 }
 
+/* Where another user owns the folders, which root alone has made for him, root must be led to his
+ * process: a link there may lead to anybody's. */
+static bool is_right_peer(int fd, const char *path)
+{
+	static const char *const tops[] = { "/run/user/", "/run/gmblock/" };
+	struct ucred peer;
+	socklen_t peer_bytes = sizeof(peer);
+	struct stat owner;
+	char top[64] = "";
+
+	for (size_t i = 0; geteuid() == 0 && i < ARRAY_COUNT(tops); i++) {
+		size_t bytes = strlen(tops[i]);
+
+		if (strncmp(path, tops[i], bytes) == 0) {
+			/* With the user's number behind the first. */
+			bytes += i == 0 ? strcspn(path + bytes, "/") : 0;
+			snprintf(top, sizeof(top), "%.*s", (int)bytes, path);
+		}
+	}
+	return top[0] == '\0' ||
+	       (lstat(top, &owner) == 0 &&
+		       getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &peer_bytes) == 0 &&
+		       peer.uid == owner.st_uid);
+}
+
 /* A descriptor, or a negative errno. */
 static int connect_to(const char *path, int timeout_ms)
 {
@@ -83,6 +111,9 @@ static int connect_to(const char *path, int timeout_ms)
 		set_timeout(fd, timeout_ms);
 		rc = connect(fd, (const struct sockaddr *)&address, sizeof(address)) < 0 ? -errno
 											 : 0;
+	}
+	if (rc == 0 && !is_right_peer(fd, path)) {
+		rc = -EXDEV;
 	}
 	if (rc == -EAGAIN) {
 		rc = -ETIMEDOUT; /* the server's queue was full all the time */
@@ -106,6 +137,10 @@ static int explain_connect(const char *path, int code, struct error *error)
 	if (code == -ECONNREFUSED && stat(path, &status) == 0 && !S_ISSOCK(status.st_mode)) {
 		return error_set(error, -ENOTSOCK,
 			"%s: this is not the control socket of gmblock: it is not a socket", path);
+	}
+	if (code == -EXDEV) {
+		return error_set(error, code,
+			"%s: a process of another user than the folder's listens there", path);
 	}
 	return error_set(error, code, "%s: cannot connect: %s%s", path, strerror(-code),
 		code == -ECONNREFUSED ? "; nothing listens there any more"
@@ -155,6 +190,37 @@ static int send_command(
 
 /* --- receiving ----------------------------------------------------------------------------- */
 
+static void close_files(struct control_connection *connection)
+{
+	while (connection->file_count > 0) {
+		close(connection->files[--connection->file_count]);
+	}
+}
+
+/* recv(), and open files that come along: perhaps in front of the line they belong to. */
+static ssize_t receive_with_files(struct control_connection *connection, void *into, size_t room)
+{
+	union {
+		struct cmsghdr header; /* aligns it */
+		char bytes[CMSG_SPACE(CONTROL_FILES_MAX * sizeof(int))];
+	} control;
+	struct iovec iov = { .iov_base = into, .iov_len = room };
+	struct msghdr message = { .msg_iov = &iov,
+		.msg_iovlen = 1,
+		.msg_control = &control,
+		.msg_controllen = sizeof(control) };
+	ssize_t got = recvmsg(connection->fd, &message, MSG_CMSG_CLOEXEC);
+	const struct cmsghdr *header = got > 0 ? CMSG_FIRSTHDR(&message) : NULL;
+
+	if (header != NULL && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
+		close_files(connection); /* one note's at a time */
+		connection->file_count = (uint32_t)((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+		GMB_ASSERT(connection->file_count <= CONTROL_FILES_MAX);
+		memcpy(connection->files, CMSG_DATA(header), connection->file_count * sizeof(int));
+	}
+	return got;
+}
+
 /* Reads more input: how many bytes, 0 at the end, or a negative errno. */
 static ssize_t read_more(struct control_connection *connection)
 {
@@ -171,8 +237,10 @@ static ssize_t read_more(struct control_connection *connection)
 		connection->input_room = room;
 	}
 	do {
-		got = recv(connection->fd, connection->input + connection->input_bytes,
-			connection->input_room - connection->input_bytes, 0);
+		char *into = connection->input + connection->input_bytes;
+		size_t left = connection->input_room - connection->input_bytes;
+
+		got = receive_with_files(connection, into, left);
 	} while (got < 0 && errno == EINTR);
 	if (got <= 0) {
 		return got < 0 && errno != ECONNRESET ? -errno : 0;
@@ -249,7 +317,7 @@ static int receive_object(struct control_connection *connection, int timeout_ms,
 }
 
 static int check_hello(
-	const struct control_connection *connection, const json_t *hello, struct error *error)
+	struct control_connection *connection, const json_t *hello, struct error *error)
 {
 	const char *service = json_string_value(json_object_get(hello, "service"));
 	const char *version = json_string_value(json_object_get(hello, "version"));
@@ -269,6 +337,7 @@ static int check_hello(
 					: "?",
 			(long long)protocol, CONTROL_PROTOCOL);
 	}
+	connection->pid = (int)json_integer_value(json_object_get(hello, "pid"));
 	return 0;
 }
 
@@ -316,6 +385,7 @@ void control_disconnect(struct control_connection *connection)
 	if (connection == NULL) {
 		return;
 	}
+	close_files(connection);
 	close(connection->fd);
 	free(connection->path);
 	free(connection->input);
@@ -325,6 +395,11 @@ void control_disconnect(struct control_connection *connection)
 int control_connection_fd(const struct control_connection *connection)
 {
 	return connection->fd;
+}
+
+int control_connection_pid(const struct control_connection *connection)
+{
+	return connection->pid;
 }
 
 /* The errno of a name such as "EBUSY"; EIO for another. */
@@ -373,6 +448,26 @@ int control_receive(struct control_connection *connection, int timeout_ms, json_
 	}
 	json_decref(line);
 	return rc;
+}
+
+int control_receive_files(struct control_connection *connection, int timeout_ms, json_t **value_out,
+	int *fds, uint32_t count, struct error *error)
+{
+	int rc;
+
+	rc = control_receive(connection, timeout_ms, value_out, error);
+	if (rc >= 0 && (rc == 0 || connection->file_count != count)) {
+		json_decref(*value_out);
+		rc = error_set(
+			error, -EPROTO, "%s: an answer that is not understood", connection->path);
+	}
+	if (rc < 0) {
+		close_files(connection);
+		return rc;
+	}
+	memcpy(fds, connection->files, count * sizeof(int));
+	connection->file_count = 0;
+	return 0;
 }
 
 void control_finish(struct control_connection *connection)

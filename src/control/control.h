@@ -31,7 +31,9 @@ enum {
 	CONTROL_COMMAND_BYTES = 32 << 10, /* longest line of a client */
 	CONTROL_ANSWER_BYTES = 256 << 20, /* longest line that a client accepts */
 	CONTROL_CLIENTS_MAX = 32, /* of a server; more wait in the listening socket's queue */
+	CONTROL_SOCKETS_MAX = 16, /* listening sockets of a page's server */
 	CONTROL_COMMANDS_MAX = 8,
+	CONTROL_FILES_MAX = 4, /* that come with a note */
 };
 
 /* --- the server's side --------------------------------------------------------------------- */
@@ -74,6 +76,8 @@ struct ring *control_server_ring(const struct control_server *server);
 int control_server_fd(const struct control_server *server);
 /* Handles what has happened. Bounded, and waits for nobody. */
 void control_server_run(struct control_server *server);
+/* Accepts no more connections. Not below a handler. */
+void control_server_refuse(struct control_server *server);
 /* Accepts no more connections, and closes all but those with an answer still to be sent. Not below
  * a handler. */
 void control_server_stop(struct control_server *server);
@@ -81,11 +85,35 @@ void control_server_stop(struct control_server *server);
 /* Sends what happened meanwhile; the command is not answered by it. Takes note. Dropped when memory
  * is short or the client reads nothing. */
 void control_note(struct control_client *client, json_t *note);
+/* The same with open files, which stay the caller's: the client gets its own. -EAGAIN: it has not
+ * read what came before; another errno: it has gone. */
+GMB_MUST_CHECK int control_note_files(
+	struct control_client *client, json_t *note, const int *fds, uint32_t count);
 /* The answer. Takes result; NULL: out of memory, which becomes an error. client is invalid after
  * the caller has returned. */
 void control_reply(struct control_client *client, json_t *result);
 /* The answer is an error; code is a negative errno. Names inside the sentence are escaped. */
 void control_fail(struct control_client *client, int code, const char *sentence);
+
+/* --- a page for strangers ------------------------------------------------------------------ */
+
+/* One resource that is served over HTTP/1.1 to whoever connects, in one of two formats; RFC 9112
+ * and RFC 9110, 12.5.1. */
+struct control_page {
+	const char *path; /* "/metrics" */
+	const char *type; /* Content-Type */
+	const char *openmetrics_type;
+	/* Lends the content, until the next call; or a negative errno and a sentence. */
+	int (*get)(void *context, bool openmetrics, const char **text_out, size_t *bytes_out,
+		struct error *error);
+};
+
+/* A server that answers for the page on several listening sockets, and has no commands; otherwise
+ * as above. Connections that take too many places, or too long, make room for newer ones. page and
+ * context outlive it. */
+GMB_MUST_CHECK int control_page_serve(const struct control_page *page, void *context,
+	const int *listen_fds, uint32_t count, struct control_server **server_out,
+	struct error *error);
 
 /* --- the client's side --------------------------------------------------------------------- */
 
@@ -105,12 +133,17 @@ GMB_MUST_CHECK int control_connect(const char *path, const char *command, json_t
 void control_disconnect(struct control_connection *connection);
 /* To poll for the answer after a note: readable when it comes, and when the server closes. */
 int control_connection_fd(const struct control_connection *connection);
+/* Of the server's process, as it says itself: its socket may have been another one's before. */
+int control_connection_pid(const struct control_connection *connection);
 
 /* Waits for the next line: 1 a note, 0 the result, in *value_out, to be freed with json_decref(); a
  * negative errno: the server's error and sentence, or -ETIMEDOUT, -ECONNRESET, -EPROTO. timeout_ms:
  * -1 never ends. */
 GMB_MUST_CHECK int control_receive(struct control_connection *connection, int timeout_ms,
 	json_t **value_out, struct error *error);
+/* The same for a note with count open files, which become the caller's; 0 with an error. */
+GMB_MUST_CHECK int control_receive_files(struct control_connection *connection, int timeout_ms,
+	json_t **value_out, int *fds, uint32_t count, struct error *error);
 /* Asks the server to answer with what it has. */
 void control_finish(struct control_connection *connection);
 /* Waits until the server closes the connection. */

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "control/control.h"
+#include "control/private.h"
 
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/log.h"
+#include "control/http.h"
 
 #define SECOND_NS UINT64_C(1000000000)
 /* How long a client may send nothing before it is closed. */
@@ -16,27 +18,23 @@
 #define WAIT_NS (10 * SECOND_NS)
 /* How long the end of the server waits for that. */
 #define FLUSH_NS (2 * SECOND_NS)
+/* How long a stranger may take to close after it was answered. */
+#define LINGER_NS SECOND_NS
 /* How long no connection is accepted after that failed, mostly for want of descriptors. */
 #define SHORTAGE_NS SECOND_NS
 
 enum {
 	INPUT_BYTES_FIRST = 1 << 10,
 	NOTES_BYTES_MAX = 64 << 10, /* that a client has not read, before notes are dropped */
-	RING_ENTRIES = 2 * CONTROL_CLIENTS_MAX,
+	RING_ENTRIES = 2 * CONTROL_CLIENTS_MAX + CONTROL_SOCKETS_MAX,
 };
 
-_Static_assert(
-	(int)INPUT_BYTES_FIRST <= (int)CONTROL_COMMAND_BYTES, "a buffer grows up to the limit");
-
-enum client_state {
-	CLIENT_FREE,
-	CLIENT_READING,	 /* waits for its command */
-	CLIENT_RUNNING,	 /* waits for the command's answer */
-	CLIENT_ANSWERED, /* waits for the client to read the answer */
-	CLIENT_HELD,	 /* has read it; waits for the client to close */
-	CLIENT_CLOSING,	 /* waits for the ring to release it */
-	CLIENT_STATE_COUNT
-};
+_Static_assert((int)INPUT_BYTES_FIRST <= (int)CONTROL_COMMAND_BYTES &&
+		       (int)INPUT_BYTES_FIRST <= (int)HTTP_REQUEST_BYTES,
+	"a buffer grows up to the limit");
+_Static_assert((CONTROL_COMMAND_BYTES & (CONTROL_COMMAND_BYTES - 1)) == 0 &&
+		       (HTTP_REQUEST_BYTES & (HTTP_REQUEST_BYTES - 1)) == 0,
+	"and not beyond: it doubles");
 
 static const uint32_t client_edges[CLIENT_STATE_COUNT] = {
 	[CLIENT_FREE] = BIT(CLIENT_READING),
@@ -46,44 +44,6 @@ static const uint32_t client_edges[CLIENT_STATE_COUNT] = {
 	[CLIENT_ANSWERED] = BIT(CLIENT_HELD) | BIT(CLIENT_CLOSING),
 	[CLIENT_HELD] = BIT(CLIENT_CLOSING),
 	[CLIENT_CLOSING] = BIT(CLIENT_FREE),
-};
-
-struct registration {
-	const struct control_command *command;
-	void *context;
-};
-
-struct control_client {
-	struct control_server *server;
-	enum client_state state;
-	int fd;
-	uint64_t id;
-	struct ucred peer;
-	struct ring_op input;  /* polls for it */
-	struct ring_op output; /* polls for room */
-	uint64_t deadline_ns;  /* UINT64_MAX: none */
-	const struct registration *running;
-	char *command; /* while reading */
-	size_t command_bytes;
-	size_t command_room;
-	char *lines; /* not sent yet */
-	size_t lines_bytes;
-	size_t lines_sent;
-};
-
-struct control_server {
-	struct ring *ring;
-	struct ring_file listener;
-	struct ring_op accept;
-	struct ring_op timer;
-	bool stopped;
-	uint64_t timer_ns;  /* when it ends, in flight */
-	uint64_t resume_ns; /* accept nothing before; UINT64_MAX: no such time */
-	uint64_t next_id;
-	uint32_t client_count;
-	uint32_t command_count;
-	struct registration commands[CONTROL_COMMANDS_MAX];
-	struct control_client clients[CONTROL_CLIENTS_MAX];
 };
 
 static void accept_done(struct ring_op *op, int result);
@@ -103,11 +63,16 @@ static void client_set_state(struct control_client *client, enum client_state st
 /* --- what is waited for -------------------------------------------------------------------- */
 
 /* With all places taken, new connections wait in the socket's queue. */
-static void watch_listener(struct control_server *server)
+static void watch_listeners(struct control_server *server)
 {
-	if (!server->accept.in_flight && !server->stopped && server->resume_ns == UINT64_MAX &&
-		server->client_count < CONTROL_CLIENTS_MAX) {
-		ring_accept(server->ring, &server->accept, server->listener, accept_done);
+	for (uint32_t i = 0; i < server->door_count; i++) {
+		struct control_door *door = &server->doors[i];
+
+		if (!door->accept.in_flight && !server->stopped &&
+			server->resume_ns == UINT64_MAX &&
+			server->client_count < CONTROL_CLIENTS_MAX) {
+			ring_accept(server->ring, &door->accept, door->file, accept_done);
+		}
 	}
 }
 
@@ -120,7 +85,7 @@ static void watch_input(struct control_client *client)
 
 static void watch_output(struct control_client *client)
 {
-	bool has_lines = client->lines_sent < client->lines_bytes;
+	bool has_lines = client->output_sent < client->output_count;
 
 	if (!client->output.in_flight && (has_lines || client->state == CLIENT_ANSWERED)) {
 		ring_poll(client->server->ring, &client->output, client->fd, POLLOUT, output_done);
@@ -160,11 +125,11 @@ static void client_free(struct control_client *client)
 	}
 	client_set_state(client, CLIENT_FREE);
 	ring_socket_close(server->ring, client->fd);
-	free(client->command);
-	free(client->lines);
+	free(client->request);
+	free(client->output_bytes);
 	*client = (struct control_client){ .server = server, .fd = -1 };
 	server->client_count--;
-	watch_listener(server);
+	watch_listeners(server);
 }
 
 static void client_close(struct control_client *client)
@@ -179,9 +144,9 @@ static void client_close(struct control_client *client)
 /* Sends what can be sent. Closes nothing: the caller may be below a handler. */
 static void push(struct control_client *client)
 {
-	while (client->lines_sent < client->lines_bytes) {
-		struct iovec iov = { .iov_base = client->lines + client->lines_sent,
-			.iov_len = client->lines_bytes - client->lines_sent };
+	while (client->output_sent < client->output_count) {
+		struct iovec iov = { .iov_base = client->output_bytes + client->output_sent,
+			.iov_len = client->output_count - client->output_sent };
 		const struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1 };
 		ssize_t sent = ring_sendmsg_now(client->server->ring,
 			(struct ring_file){ .fd = client->fd, .slot = -1 }, &message);
@@ -193,11 +158,11 @@ static void push(struct control_client *client)
 			break;
 		}
 		if (sent < 0) {
-			client->lines_sent = client->lines_bytes; /* it has gone */
+			client->output_sent = client->output_count; /* it has gone */
 			break;
 		}
-		client->lines_sent += (size_t)sent;
-		if (client->state == CLIENT_ANSWERED) {
+		client->output_sent += (size_t)sent;
+		if (client->state == CLIENT_ANSWERED && !client->server->protocol->is_public) {
 			set_deadline(client, WAIT_NS);
 		}
 	}
@@ -211,48 +176,95 @@ static void push_now(struct control_client *client)
 	ring_flush(client->server->ring);
 }
 
+char *control_client_extend(struct control_client *client, size_t bytes)
+{
+	size_t left = client->output_count - client->output_sent;
+	char *output = malloc(left + bytes);
+
+	if (output == NULL) {
+		return NULL;
+	}
+	if (left > 0) {
+		memcpy(output, client->output_bytes + client->output_sent, left);
+	}
+	free(client->output_bytes);
+	client->output_bytes = output;
+	client->output_count = left + bytes;
+	client->output_sent = 0;
+	return output + left;
+}
+
 /* Adds one line; takes value. False: out of memory. */
 static bool add_line(struct control_client *client, json_t *value)
 {
 	size_t bytes = value != NULL ? json_dumpb(value, NULL, 0, JSON_COMPACT) : 0;
-	size_t left = client->lines_bytes - client->lines_sent;
-	char *output = bytes > 0 ? malloc(left + bytes + 1) : NULL;
+	char *line = bytes > 0 ? control_client_extend(client, bytes + 1) : NULL;
 
-	if (output == NULL) {
-		json_decref(value);
-		return false;
+	if (line != NULL) {
+		(void)json_dumpb(value, line, bytes, JSON_COMPACT);
+		line[bytes] = '\n';
 	}
-	if (left > 0) {
-		memcpy(output, client->lines + client->lines_sent, left);
-	}
-	(void)json_dumpb(value, output + left, bytes, JSON_COMPACT);
-	output[left + bytes] = '\n';
-	free(client->lines);
-	client->lines = output;
-	client->lines_bytes = left + bytes + 1;
-	client->lines_sent = 0;
 	json_decref(value);
-	return true;
+	return line != NULL;
 }
 
 void control_note(struct control_client *client, json_t *note)
 {
 	GMB_ASSERT(client->state == CLIENT_RUNNING);
-	if (client->lines_bytes - client->lines_sent > NOTES_BYTES_MAX) {
+	if (client->output_count - client->output_sent > NOTES_BYTES_MAX) {
 		json_decref(note);
 	} else if (add_line(client, json_pack("{s:o}", "note", note))) {
 		push_now(client);
 	}
 }
 
-/* Closed in a later turn, so that no client goes away below its caller. A client for whose answer
- * there is no memory gets none. */
-static void answer(struct control_client *client, json_t *line)
+int control_note_files(struct control_client *client, json_t *note, const int *fds, uint32_t count)
 {
-	(void)add_line(client, line);
+	union {
+		struct cmsghdr header; /* aligns it */
+		char bytes[CMSG_SPACE(CONTROL_FILES_MAX * sizeof(int))];
+	} control = { 0 };
+	char *line = NULL;
+	struct iovec iov;
+	struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control };
+	ssize_t sent;
+
+	GMB_ASSERT(client->state == CLIENT_RUNNING && count <= CONTROL_FILES_MAX);
+	if (client->output_sent < client->output_count) {
+		json_decref(note);
+		return -EAGAIN;
+	}
+	note = json_pack("{s:o}", "note", note);
+	line = note != NULL ? json_dumps(note, JSON_COMPACT) : NULL;
+	json_decref(note);
+	if (line == NULL) {
+		return -ENOMEM;
+	}
+	iov = (struct iovec){ .iov_base = line, .iov_len = strlen(line) + 1 };
+	line[iov.iov_len - 1] = '\n'; /* in place of the terminator */
+	message.msg_controllen = CMSG_SPACE(count * sizeof(int));
+	control.header = (struct cmsghdr){ .cmsg_level = SOL_SOCKET,
+		.cmsg_type = SCM_RIGHTS,
+		.cmsg_len = CMSG_LEN(count * sizeof(int)) };
+	memcpy(CMSG_DATA(&control.header), fds, count * sizeof(int));
+	sent = ring_sendmsg_now(
+		client->server->ring, (struct ring_file){ .fd = client->fd, .slot = -1 }, &message);
+	free(line);
+	return sent == (ssize_t)iov.iov_len ? 0 : sent < 0 ? (int)sent : -EAGAIN;
+}
+
+void control_client_answered(struct control_client *client)
+{
 	client_set_state(client, CLIENT_ANSWERED);
 	set_deadline(client, WAIT_NS);
 	push_now(client);
+}
+
+/* A client for whose answer there is no memory gets none. */
+static void answer(struct control_client *client, json_t *line)
+{
+	(void)add_line(client, line);
+	control_client_answered(client);
 }
 
 void control_fail(struct control_client *client, int code, const char *sentence)
@@ -330,31 +342,56 @@ static void run_command(struct control_client *client, const json_t *line)
 	json_decref(none);
 }
 
-static void take_line(struct control_client *client, size_t bytes)
+static size_t line_end(const char *bytes, size_t count)
+{
+	const char *end = memchr(bytes, '\n', count);
+
+	return end != NULL ? (size_t)(end + 1 - bytes) : 0;
+}
+
+static void take_line(struct control_client *client, const char *text, size_t bytes)
 {
 	json_error_t where;
-	json_t *line = json_loadb(client->command, bytes, JSON_REJECT_DUPLICATES, &where);
+	json_t *line = json_loadb(text, bytes - 1, JSON_REJECT_DUPLICATES, &where);
 
-	free(client->command);
-	client->command = NULL;
 	run_command(client, line);
 	json_decref(line);
 }
 
+static void refuse_long_line(struct control_client *client)
+{
+	control_fail(client, -EMSGSIZE, "the command is too long");
+}
+
+static void greet(struct control_client *client)
+{
+	(void)add_line(client,
+		json_pack("{s:s, s:i, s:s, s:i}", "service", "gmblock control", "protocol",
+			CONTROL_PROTOCOL, "version", GMBLOCK_VERSION, "pid", (int)getpid()));
+}
+
+static const struct control_protocol lines_protocol = {
+	.request_bytes_max = CONTROL_COMMAND_BYTES,
+	.greet = greet,
+	.request_end = line_end,
+	.take = take_line,
+	.too_long = refuse_long_line,
+};
+
 static bool has_room(struct control_client *client)
 {
-	size_t room = MAX(client->command_room * 2, (size_t)INPUT_BYTES_FIRST);
+	size_t room = MAX(client->request_room * 2, (size_t)INPUT_BYTES_FIRST);
 	char *input;
 
-	if (client->command_bytes < client->command_room) {
+	if (client->request_bytes < client->request_room) {
 		return true;
 	}
-	input = realloc(client->command, room);
+	input = realloc(client->request, room);
 	if (input == NULL) {
 		return false;
 	}
-	client->command = input;
-	client->command_room = room;
+	client->request = input;
+	client->request_room = room;
 	return true;
 }
 
@@ -367,21 +404,22 @@ static ssize_t receive(const struct control_client *client, char *buffer, size_t
 		client->server->ring, (struct ring_file){ .fd = client->fd, .slot = -1 }, &message);
 }
 
-static void read_command(struct control_client *client)
+static void read_request(struct control_client *client)
 {
+	const struct control_protocol *protocol = client->server->protocol;
 	ssize_t got;
-	char *end;
+	size_t bytes;
 
-	if (client->command_bytes == CONTROL_COMMAND_BYTES) {
-		control_fail(client, -EMSGSIZE, "the command is too long");
+	if (client->request_bytes == protocol->request_bytes_max) {
+		protocol->too_long(client);
 		return;
 	}
 	if (!has_room(client)) {
 		client_close(client);
 		return;
 	}
-	got = receive(client, client->command + client->command_bytes,
-		client->command_room - client->command_bytes);
+	got = receive(client, client->request + client->request_bytes,
+		client->request_room - client->request_bytes);
 	if (got == -EAGAIN || got == -EINTR) {
 		return;
 	}
@@ -389,17 +427,21 @@ static void read_command(struct control_client *client)
 		client_close(client);
 		return;
 	}
-	if (client->command_bytes == 0) {
+	if (client->request_bytes == 0) {
 		set_deadline(client, WAIT_NS); /* for all of it */
 	}
-	end = memchr(client->command + client->command_bytes, '\n', (size_t)got);
-	client->command_bytes += (size_t)got;
-	if (end != NULL) {
-		take_line(client, (size_t)(end - client->command));
+	client->request_bytes += (size_t)got;
+	bytes = protocol->request_end(client->request, client->request_bytes);
+	if (bytes > 0) {
+		char *request = client->request;
+
+		client->request = NULL;
+		protocol->take(client, request, bytes);
+		free(request);
 	}
 }
 
-/* Input after the command means nothing; only its end does. */
+/* Input after the request means nothing; only its end does. */
 static bool has_ended(const struct control_client *client)
 {
 	char ignored[4096];
@@ -417,13 +459,20 @@ static void end_command(struct control_client *client)
 
 static void finish_answer(struct control_client *client)
 {
-	if (client->running == NULL || !client->running->command->stays_open ||
-		client->server->stopped) {
+	struct control_server *server = client->server;
+	bool stays_open = client->running != NULL && client->running->command->stays_open;
+
+	if (server->stopped || (!stays_open && !server->protocol->is_public)) {
 		client_close(client);
 		return;
 	}
 	client_set_state(client, CLIENT_HELD);
 	client->deadline_ns = UINT64_MAX;
+	if (server->protocol->is_public) {
+		ring_socket_shutdown_send(
+			server->ring, (struct ring_file){ .fd = client->fd, .slot = -1 });
+		set_deadline(client, LINGER_NS);
+	}
 	watch_input(client);
 }
 
@@ -435,7 +484,7 @@ static void input_done(struct ring_op *op, int result)
 	if (client->state == CLIENT_CLOSING) {
 		client_free(client);
 	} else if (client->state == CLIENT_READING) {
-		read_command(client);
+		read_request(client);
 	} else if (client->state == CLIENT_RUNNING && has_ended(client)) {
 		end_command(client);
 	} else if (client->state == CLIENT_HELD && has_ended(client)) {
@@ -454,7 +503,7 @@ static void output_done(struct ring_op *op, int result)
 		return;
 	}
 	push(client);
-	if (client->state == CLIENT_ANSWERED && client->lines_sent == client->lines_bytes) {
+	if (client->state == CLIENT_ANSWERED && client->output_sent == client->output_count) {
 		finish_answer(client);
 	} else {
 		watch_output(client);
@@ -463,12 +512,33 @@ static void output_done(struct ring_op *op, int result)
 
 /* --- all clients --------------------------------------------------------------------------- */
 
+/* All places are taken: the connection that has to end first ends now, but for the newest. */
+static void make_room(struct control_server *server, const struct control_client *newest)
+{
+	struct control_client *first = NULL;
+
+	for (int i = 0; i < CONTROL_CLIENTS_MAX; i++) {
+		struct control_client *client = &server->clients[i];
+
+		if (client->state == CLIENT_CLOSING) {
+			return;
+		}
+		if (client != newest &&
+			(first == NULL || client->deadline_ns < first->deadline_ns)) {
+			first = client;
+		}
+	}
+	client_close(first);
+}
+
 static void client_open(struct control_server *server, int fd)
 {
 	struct control_client *client = server->clients;
-	struct ucred peer;
+	struct ucred peer = { 0 };
 
-	if (!ring_socket_credentials(fd, &peer)) {
+	/* Two sockets may have accepted at once. */
+	if (server->client_count == CONTROL_CLIENTS_MAX ||
+		(!server->protocol->is_public && !ring_socket_credentials(fd, &peer))) {
 		ring_socket_close(server->ring, fd);
 		return;
 	}
@@ -482,18 +552,20 @@ static void client_open(struct control_server *server, int fd)
 	client->id = ++server->next_id;
 	server->client_count++;
 	set_deadline(client, SILENCE_NS);
-	if (add_line(client,
-		    json_pack("{s:s, s:i, s:s, s:i}", "service", "gmblock control", "protocol",
-			    CONTROL_PROTOCOL, "version", GMBLOCK_VERSION, "pid", (int)getpid()))) {
+	if (server->protocol->greet != NULL) {
+		server->protocol->greet(client);
 		push(client);
 	}
 	watch_output(client);
 	watch_input(client);
+	if (server->protocol->is_public && server->client_count == CONTROL_CLIENTS_MAX) {
+		make_room(server, client);
+	}
 }
 
 static void accept_done(struct ring_op *op, int result)
 {
-	struct control_server *server = container_of(op, struct control_server, accept);
+	struct control_server *server = container_of(op, struct control_door, accept)->server;
 
 	if (result >= 0 && server->stopped) {
 		ring_socket_close(server->ring, result);
@@ -503,7 +575,7 @@ static void accept_done(struct ring_op *op, int result)
 		server->resume_ns = ring_now_ns(server->ring) + SHORTAGE_NS;
 		wake_at(server, server->resume_ns);
 	}
-	watch_listener(server);
+	watch_listeners(server);
 }
 
 static void timer_done(struct ring_op *op, int result)
@@ -515,7 +587,7 @@ static void timer_done(struct ring_op *op, int result)
 	GMB_UNUSED(result);
 	if (server->resume_ns <= now_ns) {
 		server->resume_ns = UINT64_MAX;
-		watch_listener(server);
+		watch_listeners(server);
 	}
 	next_ns = server->resume_ns;
 	for (int i = 0; i < CONTROL_CLIENTS_MAX; i++) {
@@ -548,7 +620,10 @@ static void close_clients(struct control_server *server, uint32_t kept)
 		}
 	}
 	while (closing) {
-		closing = server->accept.in_flight;
+		closing = false;
+		for (uint32_t i = 0; i < server->door_count; i++) {
+			closing = closing || server->doors[i].accept.in_flight;
+		}
 		for (int i = 0; i < CONTROL_CLIENTS_MAX; i++) {
 			closing = closing || server->clients[i].state == CLIENT_CLOSING;
 		}
@@ -585,15 +660,28 @@ void control_server_run(struct control_server *server)
 	ring_flush(server->ring);
 }
 
-void control_server_stop(struct control_server *server)
+void control_server_refuse(struct control_server *server)
 {
 	server->stopped = true;
 	server->resume_ns = UINT64_MAX;
-	ring_cancel(server->ring, &server->accept);
+	for (uint32_t i = 0; i < server->door_count; i++) {
+		ring_cancel(server->ring, &server->doors[i].accept);
+	}
+	for (uint32_t i = 0; i < server->door_count; i++) {
+		while (server->doors[i].accept.in_flight) {
+			(void)ring_turn(server->ring, true);
+		}
+	}
+}
+
+void control_server_stop(struct control_server *server)
+{
+	control_server_refuse(server);
 	close_clients(server, BIT(CLIENT_ANSWERED));
 }
 
-int control_server_create(int listen_fd, struct control_server **server_out, struct error *error)
+int control_server_open(const struct control_protocol *protocol, const int *listen_fds,
+	uint32_t count, struct control_server **server_out, struct error *error)
 {
 	const struct ring_options options = {
 		.entries = RING_ENTRIES, .files_max = 1, .buffers_max = 1
@@ -613,15 +701,26 @@ int control_server_create(int listen_fd, struct control_server **server_out, str
 		free(server);
 		return rc;
 	}
-	server->listener = (struct ring_file){ .fd = listen_fd, .slot = -1 };
+	GMB_ASSERT(count <= CONTROL_SOCKETS_MAX);
+	server->protocol = protocol;
+	server->door_count = count;
+	for (uint32_t i = 0; i < count; i++) {
+		server->doors[i].server = server;
+		server->doors[i].file = (struct ring_file){ .fd = listen_fds[i], .slot = -1 };
+	}
 	server->resume_ns = UINT64_MAX;
 	for (int i = 0; i < CONTROL_CLIENTS_MAX; i++) {
 		server->clients[i] = (struct control_client){ .server = server, .fd = -1 };
 	}
-	watch_listener(server);
+	watch_listeners(server);
 	ring_flush(server->ring);
 	*server_out = server;
 	return 0;
+}
+
+int control_server_create(int listen_fd, struct control_server **server_out, struct error *error)
+{
+	return control_server_open(&lines_protocol, &listen_fd, 1, server_out, error);
 }
 
 void control_server_destroy(struct control_server *server)

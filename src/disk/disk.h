@@ -16,9 +16,13 @@
 #include "base/compiler.h"
 #include "base/error.h"
 
+#define DISK_FORMAT_OVERLAY "gmblock overlay" /* docs/protocol/overlay.md */
+#define DISK_FORMAT_FLASH   "gmblock flash"   /* docs/protocol/flash.md */
+
 struct disk_info {
 	uint64_t size;	      /* bytes, exactly; of a device: in whole logical blocks */
 	uint64_t identity[2]; /* device and inode (for a block device: 0 and its device number) */
+	int64_t changed_ns;   /* when a file's contents last changed, since 1970; 0 = unknown */
 	bool is_block;	      /* block device, else regular file */
 	bool rotational;      /* known to rotate */
 	bool read_only;	      /* the device itself refuses writes */
@@ -44,6 +48,18 @@ GMB_MUST_CHECK int disk_open(
 	const char *path, bool read_only, bool direct, int *fd_out, struct error *error);
 void disk_close(int fd);
 
+/* Makes a file of so many bytes, the first of which are head and the rest a hole, for its owner
+ * alone. It is there, and durable, as a whole or not at all. -EEXIST: path is taken; it stays as it
+ * was. */
+GMB_MUST_CHECK int disk_create(
+	const char *path, uint64_t size, const void *head, size_t head_bytes, struct error *error);
+
+/* All of the bytes, blocking. -EIO: the file ends before. */
+GMB_MUST_CHECK int disk_read(int fd, void *bytes, size_t count, uint64_t offset);
+GMB_MUST_CHECK int disk_write(int fd, const void *bytes, size_t count, uint64_t offset);
+/* Makes what was written through any descriptor durable. */
+GMB_MUST_CHECK int disk_sync(int fd);
+
 /*
  * Claims the disk that fd was opened on for writing, under the name path, so that no other claim
  * succeeds: a block device exclusively (O_EXCL, as mounting, swap and RAID do), a regular
@@ -59,9 +75,11 @@ GMB_MUST_CHECK int disk_claim(const char *path, int fd, int *claim_out, struct e
  * excludes no server, of either kind: it is for disk_check_readers(). Any number of them may be
  * held, also beside a claim for writing; permission to read is enough. The descriptor is as that of
  * disk_claim(); -1: there is nothing to hold. Never waits.
+ * frozen: no claim for writing a file succeeds as long as the mark is held, and it waits for one as
+ * disk_claim() does, before that is -EBUSY.
  */
 GMB_MUST_CHECK int disk_claim_reading(
-	const char *path, int fd, int *claim_out, struct error *error);
+	const char *path, int fd, bool frozen, int *claim_out, struct error *error);
 
 /* Called before the disk's content is destroyed: -EBUSY when it is still served for reading after a
  * second, by any process including this one; else 0. */

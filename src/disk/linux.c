@@ -3,9 +3,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <libgen.h>
 #include <linux/falloc.h>
 #include <linux/fs.h>
 #include <linux/stat.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -23,6 +25,8 @@ enum {
 	CLAIM_TRIES_MAX = 40, /* one second in all */
 	CLAIM_PAUSE_NS = 25000000,
 };
+
+#define SECOND_NS INT64_C(1000000000)
 
 /* The byte that says "a gmblock server writes this file" when it is locked: the last that a file
  * can have, where no program looks for data or puts locks of its own. */
@@ -152,6 +156,108 @@ void disk_close(int fd)
 	close(fd);
 }
 
+/* --- whole transfers and new files ---------------------------------------------------------- */
+
+int disk_read(int fd, void *bytes, size_t count, uint64_t offset)
+{
+	while (count > 0) {
+		ssize_t done = pread(fd, bytes, count, (off_t)offset);
+
+		if (done < 0 && errno == EINTR) {
+			continue;
+		}
+		if (done <= 0) {
+			return done < 0 ? -errno : -EIO;
+		}
+		bytes = (uint8_t *)bytes + done;
+		offset += (uint64_t)done;
+		count -= (size_t)done;
+	}
+	return 0;
+}
+
+int disk_write(int fd, const void *bytes, size_t count, uint64_t offset)
+{
+	while (count > 0) {
+		ssize_t done = pwrite(fd, bytes, count, (off_t)offset);
+
+		if (done < 0 && errno == EINTR) {
+			continue;
+		}
+		if (done <= 0) {
+			return done < 0 ? -errno : -EIO;
+		}
+		bytes = (const uint8_t *)bytes + done;
+		offset += (uint64_t)done;
+		count -= (size_t)done;
+	}
+	return 0;
+}
+
+int disk_sync(int fd)
+{
+	int result;
+
+	do {
+		result = fdatasync(fd);
+	} while (result != 0 && errno == EINTR);
+	return result == 0 ? 0 : -errno;
+}
+
+/* The name of a new file is durable when its folder is. */
+static int sync_folder(const char *path)
+{
+	char *copy = strdup(path);
+	int fd = copy != NULL ? open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+	int result = fd < 0 ? -errno : fsync(fd) == 0 ? 0 : -errno;
+
+	if (fd >= 0) {
+		close(fd);
+	}
+	free(copy);
+	return result;
+}
+
+/* Fills the file that fd is of and gives it the name path. */
+static int create_filled(int fd, const char *draft, const char *path, uint64_t size,
+	const void *head, size_t head_bytes)
+{
+	int result = ftruncate(fd, (off_t)size) == 0 ? 0 : -errno;
+
+	if (result == 0) {
+		result = disk_write(fd, head, head_bytes, 0);
+	}
+	if (result == 0) {
+		result = fsync(fd) == 0 ? 0 : -errno;
+	}
+	if (result == 0 && link(draft, path) != 0) {
+		result = -errno;
+	}
+	return result == 0 ? sync_folder(path) : result;
+}
+
+int disk_create(
+	const char *path, uint64_t size, const void *head, size_t head_bytes, struct error *error)
+{
+	char *draft;
+	int result;
+	int fd;
+
+	if (asprintf(&draft, "%s.XXXXXX", path) < 0) {
+		return error_set(error, -ENOMEM, "not enough memory to make '%s'", path);
+	}
+	fd = mkostemp(draft, O_CLOEXEC);
+	result = fd < 0 ? -errno : create_filled(fd, draft, path, size, head, head_bytes);
+	if (fd >= 0) {
+		close(fd);
+		unlink(draft);
+	}
+	free(draft);
+	return result == 0
+		       ? 0
+		       : error_set(error, result, "cannot make '%s': %s", path, strerror(-result));
+}
+
 /* --- claiming ------------------------------------------------------------------------------ */
 
 /* For writing both: a lock needs it, and so does discarding through the claim, which alone may
@@ -252,6 +358,13 @@ static int explain_claim(const char *path, bool read_only, int result, struct er
 	return explain_open(path, read_only, false, -result, error);
 }
 
+static bool is_frozen(int fd)
+{
+	struct flock lock = { .l_type = F_WRLCK };
+
+	return lock_ask(fd, F_OFD_GETLK, CLAIM_OFFSET, &lock) == 0 && lock.l_type == F_RDLCK;
+}
+
 /* A server that was killed a moment ago may not have let go yet, and udev looks at devices. */
 int disk_claim(const char *path, int fd, int *claim_out, struct error *error)
 {
@@ -267,6 +380,13 @@ int disk_claim(const char *path, int fd, int *claim_out, struct error *error)
 		nanosleep(&pause, NULL);
 		result = claim_once(path, &wanted, claim_out);
 	}
+	if (result == -EBUSY && is_frozen(fd)) {
+		return error_set(error, result,
+			"'%s' is below an overlay that a gmblock server serves, so it must not be "
+			"written; stop that server, or export it here with readonly (--export "
+			"NAME=PATH,readonly)",
+			path);
+	}
 	if (result == -EBUSY && !S_ISBLK(wanted.st_mode)) {
 		return error_set(error, result,
 			"'%s' is already served for writing by another gmblock server; stop that "
@@ -276,7 +396,20 @@ int disk_claim(const char *path, int fd, int *claim_out, struct error *error)
 	return result < 0 ? explain_claim(path, false, result, error) : 0;
 }
 
-int disk_claim_reading(const char *path, int fd, int *claim_out, struct error *error)
+/* Shares the byte that a claim for writing has alone. */
+static int freeze(int claim)
+{
+	const struct timespec pause = { .tv_nsec = CLAIM_PAUSE_NS };
+	int result = lock_byte(claim, F_RDLCK, CLAIM_OFFSET);
+
+	for (int tries = 1; result == -EBUSY && tries < CLAIM_TRIES_MAX; tries++) {
+		nanosleep(&pause, NULL);
+		result = lock_byte(claim, F_RDLCK, CLAIM_OFFSET);
+	}
+	return result;
+}
+
+int disk_claim_reading(const char *path, int fd, bool frozen, int *claim_out, struct error *error)
 {
 	struct stat wanted;
 	int claim;
@@ -289,8 +422,16 @@ int disk_claim_reading(const char *path, int fd, int *claim_out, struct error *e
 	if (result < 0) {
 		return explain_claim(path, true, result, error);
 	}
+	if (frozen && freeze(claim) == -EBUSY) {
+		close(claim);
+		return error_set(error, -EBUSY,
+			"'%s' is served for writing by a gmblock server, and must not change while "
+			"it is "
+			"part of an overlay; stop that server, or export it there with readonly",
+			path);
+	}
 	/* No locks here, or somebody has locked the whole file: reading needs nobody's leave. */
-	if (lock_byte(claim, F_RDLCK, READER_OFFSET) < 0) {
+	if (lock_byte(claim, F_RDLCK, READER_OFFSET) < 0 && !frozen) {
 		close(claim);
 		claim = -1;
 	}
@@ -470,19 +611,27 @@ static const char *image_format(int fd)
 {
 	static const struct {
 		const char *name;
-		const char *begin;
+		const char *word;
+		uint32_t offset;
 	} formats[] = {
-		{ "qcow2", "QFI\xfb" },
-		{ "VMDK", "KDMV" },
-		{ "VHDX", "vhdxfile" },
+		{ "qcow2", "QFI\xfb", 0 },
+		{ "VMDK", "KDMV", 0 },
+		{ "VMDK", "COWD", 0 },
+		{ "VMDK", "# Disk DescriptorFile", 0 },
+		{ "VHDX", "vhdxfile", 0 },
+		{ "VHD", "conectix", 0 },
+		{ "VDI", "\x7f\x10\xda\xbe", 64 },
+		{ DISK_FORMAT_OVERLAY, "GMBOVL\r\n", 0 },
+		{ DISK_FORMAT_FLASH, "GMBFLA\r\n", 0 },
 	};
-	char begin[8] = "";
+	char begin[72] = "";
 
 	if (pread(fd, begin, sizeof(begin), 0) < 0) {
 		return NULL;
 	}
 	for (size_t i = 0; i < ARRAY_COUNT(formats); i++) {
-		if (memcmp(begin, formats[i].begin, strlen(formats[i].begin)) == 0) {
+		if (memcmp(begin + formats[i].offset, formats[i].word, strlen(formats[i].word)) ==
+			0) {
 			return formats[i].name;
 		}
 	}
@@ -521,6 +670,8 @@ int disk_info(int fd, struct disk_info *info)
 		info->format = image_format(fd);
 		info->identity[0] = (uint64_t)status.st_dev;
 		info->identity[1] = (uint64_t)status.st_ino;
+		info->changed_ns =
+			(int64_t)status.st_mtim.tv_sec * SECOND_NS + status.st_mtim.tv_nsec;
 		/* FUSE forgets it in direct writes: in asynchronous ones, and in all where its
 		 * server asks for direct I/O (Linux 6.18 and before). Nobody has looked at the
 		 * others. */

@@ -7,10 +7,17 @@
 
 #include "base/bytes.h"
 
-/* What one piece takes of a hole: others have their turn in between. */
-#define ZEROES_BYTES_MAX (UINT64_C(64) << 20)
+/* What one piece takes of a hole, or has the kernel copy: others have their turn in between. The
+ * same where a rate holds: a longer one would book the rate for long in advance. */
+#define STEP_BYTES_MAX	    (UINT64_C(64) << 20)
+#define STEP_BYTES_MAX_RATE (UINT64_C(2) << 20)
 /* What one question about the map of the source covers. */
 #define MAP_BYTES_MAX (UINT64_C(1) << 30)
+
+/* Of a copy that has little memory. */
+enum { EXTENTS_FEW = 8 };
+
+_Static_assert(STEP_BYTES_MAX <= STORE_COPY_BYTES_MAX, "the store takes it in one part");
 
 enum piece_state {
 	PIECE_IDLE,
@@ -48,6 +55,14 @@ struct piece {
 	struct mem_segment segment;    /* its memory */
 };
 
+/* What a copy has of the memory for payload, unless that is short. */
+struct copy_room {
+	struct store_extent extents[COPY_EXTENTS];
+	struct piece pieces[COPY_PIECES - 1];
+};
+
+_Static_assert(sizeof(struct copy_room) <= 16 << 10, "it fills its block");
+
 struct session_copy {
 	struct session *session;
 	struct engine_export *source; /* held */
@@ -56,7 +71,8 @@ struct session_copy {
 	uint64_t held; /* the lowest byte that a piece has failed to copy; length: none */
 	int error;
 	bool abandoned;
-	bool is_done; /* done was called */
+	bool is_done;		/* done was called */
+	uint32_t rights_serial; /* of the engine, when the rights were looked at last */
 	uint32_t ways;
 	uint64_t clone_align;
 	uint64_t bytes[COPY_METHOD_COUNT];
@@ -67,8 +83,9 @@ struct session_copy {
 	bool no_map; /* all of it is data */
 	uint64_t map_begin;
 	uint64_t map_end;
+	uint32_t extent_max;
 	uint32_t extent_count;
-	struct store_extent extents[COPY_EXTENTS];
+	struct store_extent *extents;
 
 	/* One for each export, and both for the identity. */
 	struct rate_member reads;
@@ -78,7 +95,10 @@ struct session_copy {
 	struct list_node idle;
 	struct list_node busy;
 	struct piece *serial; /* clone or range: nothing else begins meanwhile */
-	struct piece pieces[COPY_PIECES];
+	struct arena_buf room;
+	/* Without room. */
+	struct piece first;
+	struct store_extent few[EXTENTS_FEW];
 };
 
 static void advance(struct session_copy *copy);
@@ -163,10 +183,11 @@ static void request_begin(const struct session_copy *copy, struct path_request *
 	request->op = op;
 	request->flags = 0;
 	request->hints = (struct store_hints){ .requester = copy->session->peer.id };
-	request->extent_max = COPY_EXTENTS;
+	request->extent_max = copy->extent_max;
 	request->window_bytes = PATH_WINDOW_BYTES;
 	request->ascending = false;
 	request->whole = false;
+	request->internal = true;
 	request->memory_rights = 0;
 	request->placement = NULL;
 	request->placement_count = 0;
@@ -347,6 +368,12 @@ static bool may_clone(const struct session_copy *copy)
 		       copy->clone_align);
 }
 
+static uint64_t step_bytes_max(const struct session_copy *copy)
+{
+	return rate_is_limited(&copy->reads) || rate_is_limited(&copy->writes) ? STEP_BYTES_MAX_RATE
+									       : STEP_BYTES_MAX;
+}
+
 /* False: the map is being asked for. */
 static bool choose(struct session_copy *copy, struct step *step)
 {
@@ -358,7 +385,7 @@ static bool choose(struct session_copy *copy, struct step *step)
 		step->op = STORE_COPY;
 		step->way = STORE_COPY_CLONE;
 		step->bytes = MIN(align_down(copy->options.length - copy->at, copy->clone_align),
-			(uint64_t)STORE_COPY_BYTES_MAX);
+			STEP_BYTES_MAX);
 		return true;
 	}
 	if (!map_look(copy, &zeroes, &left)) {
@@ -366,11 +393,11 @@ static bool choose(struct session_copy *copy, struct step *step)
 	}
 	if (zeroes) {
 		step->op = STORE_ZERO;
-		step->bytes = MIN(left, ZEROES_BYTES_MAX);
+		step->bytes = MIN(left, step_bytes_max(copy));
 	} else if ((copy->ways & STORE_COPY_RANGE) != 0) {
 		step->op = STORE_COPY;
 		step->way = STORE_COPY_RANGE;
-		step->bytes = MIN(left, (uint64_t)STORE_COPY_BYTES_MAX);
+		step->bytes = MIN(left, step_bytes_max(copy));
 	} else {
 		uint64_t offset = copy->options.source_offset + copy->at;
 
@@ -468,14 +495,40 @@ static void stop_reading(struct session_copy *copy)
 	}
 }
 
+/* Why no more pieces may begin, or 0. A copy may take as long as a disk is large: it does not
+ * outlive the rights that it began with. */
+static int may_go_on(struct session_copy *copy)
+{
+	const struct session *session = copy->session;
+	struct engine *engine = session->engine;
+
+	if (session->stopping) {
+		return -ESHUTDOWN;
+	}
+	if (copy->source->removed) {
+		return -ENOENT;
+	}
+	if (likely(copy->rights_serial == engine->rights_serial)) {
+		return 0;
+	}
+	copy->rights_serial = engine->rights_serial;
+	if ((engine_rights(session, copy->source->export) & ENGINE_RIGHT_READ) == 0) {
+		return -ENOENT;
+	}
+	return (session->rights & ENGINE_RIGHT_WRITE) == 0 ? -EPERM : 0;
+}
+
 /* Begins all pieces that may begin, or tells that it is over. */
 static void advance(struct session_copy *copy)
 {
 	struct step step;
 
-	if (!is_stopped(copy) && copy->at < copy->options.length &&
-		(copy->source->removed || copy->session->stopping)) {
-		fail(copy, copy->session->stopping ? -ESHUTDOWN : -ENOENT, copy->at);
+	if (!is_stopped(copy) && copy->at < copy->options.length) {
+		int error = may_go_on(copy);
+
+		if (error != 0) {
+			fail(copy, error, copy->at);
+		}
 	}
 	if (is_stopped(copy)) {
 		stop_reading(copy);
@@ -525,6 +578,28 @@ static int join_rates(struct session_copy *copy)
 		rc = rate_join(&copy->writes, RATE_IDENTITY, &identity->rate, session->of_peer);
 	}
 	return rc;
+}
+
+/* More pieces, and room for more of the map, if that may be had. */
+static void take_room(struct session_copy *copy)
+{
+	struct copy_room *room;
+
+	copy->extents = copy->few;
+	copy->extent_max = EXTENTS_FEW;
+	copy->first.copy = copy;
+	list_push_back(&copy->idle, &copy->first.node);
+	if (path_client_get(&copy->session->client, sizeof(*room), &copy->room) != 0) {
+		return;
+	}
+	room = (struct copy_room *)(void *)mem_cpu_write(copy->room.memory);
+	memset(room, 0, sizeof(*room));
+	copy->extents = room->extents;
+	copy->extent_max = COPY_EXTENTS;
+	for (uint32_t i = 0; i < COPY_PIECES - 1; i++) {
+		room->pieces[i].copy = copy;
+		list_push_back(&copy->idle, &room->pieces[i].node);
+	}
 }
 
 static bool overlaps(const struct session_copy_options *options)
@@ -587,10 +662,8 @@ int session_copy_start(struct session *session, const struct session_copy_option
 	copy->no_map = (store_info(source->path.store)->caps & STORE_CAP_EXTENTS) == 0;
 	list_init(&copy->idle);
 	list_init(&copy->busy);
-	for (uint32_t i = 0; i < COPY_PIECES; i++) {
-		copy->pieces[i].copy = copy;
-		list_push_back(&copy->idle, &copy->pieces[i].node);
-	}
+	copy->rights_serial = session->engine->rights_serial;
+	take_room(copy);
 	rate_member_init(&copy->reads, reads_ready);
 	rate_member_init(&copy->writes, writes_ready);
 	source->session_count++;
@@ -655,5 +728,8 @@ void session_copy_end(struct session_copy *copy)
 	rate_leave(&copy->reads);
 	rate_leave(&copy->writes);
 	engine_export_leave(copy->session->engine, copy->source);
+	if (copy->room.memory.rights != 0) {
+		path_client_put(&copy->session->client, &copy->room);
+	}
 	free(copy);
 }

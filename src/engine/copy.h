@@ -32,7 +32,7 @@
 
 struct session_copy;
 
-enum { COPY_PIECES = 8, COPY_PIECE_BYTES = 256 << 10, COPY_EXTENTS = 256 };
+enum { COPY_PIECES = 8, COPY_PIECE_BYTES = 256 << 10, COPY_EXTENTS = 128 };
 
 struct session_copy_options {
 	const void *source_name; /* of an export; not kept */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/engine.h"
+#include "engine/pass.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -31,6 +31,11 @@ static const struct counter engine_counter_list[] = {
 	ENGINE_COUNTER(handshakes, COUNTER_NOW, COUNTER_ITEMS, "handshakes",
 		"Connections that have not chosen an export yet"),
 	ENGINE_COUNTER(inflight, COUNTER_NOW, COUNTER_ITEMS, "inflight", "Requests in flight"),
+	ENGINE_COUNTER(place_waits, COUNTER_TOTAL, COUNTER_ITEMS, "place_waits",
+		"Requests that waited because as many were in flight as may be"),
+	ENGINE_COUNTER(identity_memory_waits, COUNTER_TOTAL, COUNTER_ITEMS, "identity_memory_waits",
+		"How often a client began to wait because its identity held as much payload memory "
+		"as it may"),
 	ENGINE_COUNTER(sessions_accepted, COUNTER_TOTAL, COUNTER_ITEMS, "connections_accepted",
 		"Connections accepted"),
 	ENGINE_COUNTER(sessions_refused, COUNTER_TOTAL, COUNTER_ITEMS, "connections_refused",
@@ -39,6 +44,8 @@ static const struct counter engine_counter_list[] = {
 		"Connections ended by an error of the network or of the client"),
 	ENGINE_COUNTER(sessions_idle, COUNTER_TOTAL, COUNTER_ITEMS, "connections_idle",
 		"Connections ended by the idle timeout"),
+	ENGINE_COUNTER(sessions_adopted, COUNTER_TOTAL, COUNTER_ITEMS, "connections_taken_over",
+		"Connections taken over from the server before this one"),
 	ENGINE_COUNTER(requests, COUNTER_TOTAL, COUNTER_ITEMS, "requests", "Requests received"),
 	ENGINE_COUNTER(
 		errors, COUNTER_TOTAL, COUNTER_ITEMS, "errors", "Requests answered with an error"),
@@ -56,6 +63,14 @@ static const struct counter engine_counter_list[] = {
 		"The same through the server's memory"),
 	ENGINE_COUNTER(bytes_copied[COPY_ZEROES], COUNTER_TOTAL, COUNTER_BYTES,
 		"bytes_copied_zeroes", "Holes copied within the server"),
+	ENGINE_COUNTER(push_tickets, COUNTER_TOTAL, COUNTER_ITEMS, "push_tickets",
+		"Tickets made for sources of a push"),
+	ENGINE_COUNTER(push_refusals, COUNTER_TOTAL, COUNTER_ITEMS, "push_tickets_refused",
+		"Tickets that were shown and were not valid"),
+	ENGINE_COUNTER(pushes_done, COUNTER_TOTAL, COUNTER_ITEMS, "pushes_done",
+		"Pushes that were complete, as source or destination"),
+	ENGINE_COUNTER(pushes_failed, COUNTER_TOTAL, COUNTER_ITEMS, "pushes_failed",
+		"Pushes that failed or were cancelled, as source or destination"),
 	ENGINE_COUNTER(tls_sessions, COUNTER_NOW, COUNTER_ITEMS, "tls_connections",
 		"Connections with TLS"),
 	ENGINE_COUNTER(tls_sessions_1_2, COUNTER_NOW, COUNTER_ITEMS, "tls_connections_1_2",
@@ -68,6 +83,17 @@ static const struct counter engine_counter_list[] = {
 		"TLS handshakes that succeeded"),
 	ENGINE_COUNTER(tls_failed, COUNTER_TOTAL, COUNTER_ITEMS, "tls_handshakes_failed",
 		"TLS handshakes that failed"),
+	ENGINE_COUNTER(tls_failures[ENGINE_TLS_CLIENT_REFUSED], COUNTER_TOTAL, COUNTER_ITEMS,
+		"tls_failures_client_refused",
+		"Those of them in which the client's certificate or key was not accepted"),
+	ENGINE_COUNTER(tls_failures[ENGINE_TLS_SERVER_REFUSED], COUNTER_TOTAL, COUNTER_ITEMS,
+		"tls_failures_server_refused", "In which the client did not accept the server's"),
+	ENGINE_COUNTER(tls_failures[ENGINE_TLS_PROTOCOL], COUNTER_TOTAL, COUNTER_ITEMS,
+		"tls_failures_protocol", "In which both had nothing in common, or TLS was broken"),
+	ENGINE_COUNTER(tls_failures[ENGINE_TLS_CONNECTION], COUNTER_TOTAL, COUNTER_ITEMS,
+		"tls_failures_connection", "In which the connection ended, or the time was over"),
+	ENGINE_COUNTER(tls_failures[ENGINE_TLS_OTHER], COUNTER_TOTAL, COUNTER_ITEMS,
+		"tls_failures_other", "That failed for want of memory or threads"),
 	ENGINE_COUNTER(tls_refused, COUNTER_TOTAL, COUNTER_ITEMS, "tls_handshakes_refused",
 		"TLS handshakes for which there was no place"),
 };
@@ -185,6 +211,7 @@ static bool join(struct session *session)
 	list_remove(&session->review_node);
 	session_log(session, "has left");
 	path_client_fini(&session->client);
+	engine_client_leave(session);
 	session_rates_leave(session);
 	peer_put(session->of_peer);
 	session->kind->close(session);
@@ -481,9 +508,13 @@ static struct session *handshake_to_end(const struct engine *engine)
 	return found;
 }
 
-void engine_accept(struct engine *engine, const struct endpoint *endpoint)
+/* record NULL: a new connection. */
+static void begin_session(
+	struct engine *engine, const struct endpoint *endpoint, const struct session_record *record)
 {
-	int rc;
+	const struct session_kind *kind = endpoint->kind;
+	void *service = service_of(engine, kind);
+	int rc = -ENOMEM;
 
 	if (engine->draining || engine->counters.sessions >= engine->limits.sessions_max) {
 		refuse(engine, endpoint);
@@ -495,9 +526,10 @@ void engine_accept(struct engine *engine, const struct endpoint *endpoint)
 		session_terminate(
 			handshake_to_end(engine), "too many connections were in the handshake");
 	}
-	rc = engine->accepted_peer != NULL
-		     ? endpoint->kind->accept(service_of(engine, endpoint->kind), endpoint)
-		     : -ENOMEM;
+	if (engine->accepted_peer != NULL) {
+		rc = record != NULL ? kind->adopt(service, endpoint, record)
+				    : kind->accept(service, endpoint);
+	}
 	if (engine->accepted_peer != NULL) {
 		peer_put(engine->accepted_peer);
 	}
@@ -506,7 +538,20 @@ void engine_accept(struct engine *engine, const struct endpoint *endpoint)
 		refuse(engine, endpoint);
 		return;
 	}
+	engine->counters.sessions_adopted += record != NULL;
 	engine_timer_arm(engine);
+}
+
+void engine_accept(struct engine *engine, const struct endpoint *endpoint)
+{
+	begin_session(engine, endpoint, NULL);
+}
+
+void engine_adopt(
+	struct engine *engine, const struct endpoint *endpoint, const struct session_record *record)
+{
+	GMB_ASSERT(engine->paused);
+	begin_session(engine, endpoint, record);
 }
 
 int engine_listen(struct engine *engine, const struct session_kind *kind, struct export_uri *uri,
@@ -647,6 +692,7 @@ static int create_services(struct engine *engine, struct error *error)
 		GMB_ASSERT(kind->accept != NULL && kind->resume != NULL);
 		GMB_ASSERT(kind->flush != NULL && kind->drain != NULL);
 		GMB_ASSERT(kind->abort != NULL && kind->join != NULL && kind->close != NULL);
+		GMB_ASSERT((kind->pause == NULL) == (kind->adopt == NULL));
 		*service = engine;
 		rc = kind->create != NULL ? kind->create(engine, service, error) : 0;
 		if (rc < 0) {
@@ -683,6 +729,7 @@ int engine_create(
 	list_init(&engine->dirty);
 	list_init(&engine->peers);
 	list_init(&engine->rate_identities);
+	engine_clients_init(engine);
 	turns_init(&engine->blocked);
 	rate_room_init(&engine->rates, engine->ring);
 	list_init(&engine->ending);
@@ -731,6 +778,7 @@ void engine_destroy(struct engine *engine)
 	}
 	path_destroy(engine->path);
 	arena_destroy(engine->arena);
+	engine_clients_fini(engine);
 	free(engine->exports);
 	free(engine);
 }

@@ -39,6 +39,7 @@
 
 struct engine;
 struct session;
+struct session_record;
 
 /* --- what was accepted ----------------------------------------------------------------------- */
 
@@ -47,6 +48,7 @@ enum { PEER_TEXT_BYTES = 80 };
 /* Who is at the other end. */
 struct peer {
 	uint64_t id;		    /* of the connection, for messages; counted by the acceptor */
+	uint32_t listener;	    /* its number, below ENGINE_LISTENERS_MAX */
 	char text[PEER_TEXT_BYTES]; /* for messages: "127.0.0.1:4711" */
 	int family;		    /* AF_INET, AF_INET6 or AF_UNIX; 0 = unknown */
 	struct peer_identity identity;
@@ -93,6 +95,7 @@ struct engine_export {
 	struct store_watch watch;
 	uint32_t session_count;	 /* and one while the store is asked for its barrier */
 	uint32_t inflight_count; /* places of its sessions */
+	bool prepared;		 /* nobody can find it yet */
 	bool removed;
 	struct list_node barred; /* sessions that wait for that barrier */
 	bool asking;
@@ -111,6 +114,11 @@ enum export_change {
  * reference. -EEXIST: the name is in use. */
 GMB_MUST_CHECK int engine_export_add(
 	struct engine *engine, struct export *export, struct error *error);
+/* The same in two steps, of which only the first can fail: until it is shown, nobody can find it,
+ * and another one may have its name. */
+GMB_MUST_CHECK int engine_export_prepare(
+	struct engine *engine, struct export *export, struct error *error);
+void engine_export_show(struct engine *engine, const struct export *export);
 /* New sessions cannot find it any more; its sessions learn it by kind->export_changed(), and are
  * ended when they have not finished after deadline_ns. Queue and reference go with the last one. */
 void engine_export_remove(struct engine *engine, struct export *export, uint64_t deadline_ns);
@@ -118,7 +126,8 @@ void engine_export_remove(struct engine *engine, struct export *export, uint64_t
  * by itself when the store says so. */
 void engine_export_resized(struct engine *engine, const struct export *export);
 /* engine_rights() may give another answer than before: asks again for each session of the export
- * (NULL: of all), and tells those whose rights have changed. Requests that have begun are finished.
+ * (NULL: of all), and tells those whose rights have changed. Requests that have begun are finished,
+ * but for copies, which end when they may not go on.
  * Sessions without any right are drained, and ended after ENGINE_RIGHTS_STOP_NS: so many. */
 uint32_t engine_export_rights(struct engine *engine, const struct export *export);
 /* export->rate or ->memory_max was set: its sessions go by it, those that wait included. */
@@ -132,12 +141,10 @@ struct engine_export *engine_export_from(struct engine *engine, uint64_t serial)
 /* What this engine has measured on an export that was added; NULL: it was not. */
 const struct path_export *engine_export_measured(
 	const struct engine *engine, const struct export *export);
-/* The same for its memory. */
-const struct path_quota *engine_export_memory(
-	const struct engine *engine, const struct export *export);
-/* The same for its rate. */
-const struct rate_counters *engine_export_delays(
-	const struct engine *engine, const struct export *export);
+/* Its entry, or NULL. *hint_inout is 0 at first: who asks for all exports in the order in which
+ * they were added finds each at once. */
+const struct engine_export *engine_export_entry(
+	const struct engine *engine, const struct export *export, uint32_t *hint_inout);
 
 /* Where the connections go that a kind accepts by itself. take() counts and refuses them like all
  * others and gives them to the engine: false when it did not. address: of the peer, "HOST:PORT",
@@ -148,6 +155,13 @@ struct engine_door {
 };
 
 /* --- session kinds --------------------------------------------------------------------------- */
+
+/* See session_kind.rest(). */
+enum session_rest {
+	SESSION_RESTS,	 /* nothing is in flight, and what was received of a request is little */
+	SESSION_IS_BUSY, /* a request is in the store, or on its way between both */
+	SESSION_WAITS_FOR_PEER,
+};
 
 struct session_kind {
 	const char *name;
@@ -188,7 +202,20 @@ struct session_kind {
 	 * what was sent since the last call. Optional: what was sent has arrived. */
 	bool (*peer_receives)(struct session *session);
 
-	/* The session has become TERMINATING: make all operations of its come back soon. */
+	/* For sessions that go to another process (pass.h); all four or none. READY, and the engine
+	 * has been paused: begins to come to rest, until resume(). False: it cannot be passed. */
+	bool (*pause)(struct session *session);
+	/* Paused: how far it is. */
+	enum session_rest (*rest)(struct session *session);
+	/* At rest: what the other process needs to know, ENGINE_PASS_BYTES_MAX at most, and the
+	 * connected socket. Returns how many bytes. */
+	uint32_t (*pass)(struct session *session, uint8_t *bytes, int *fd_out);
+	/* As accept(), for a paused engine. -EPROTO: the state makes no sense. */
+	int (*adopt)(void *service, const struct endpoint *endpoint,
+		const struct session_record *record);
+
+	/* The session has become TERMINATING: make all operations of its come back soon. After
+	 * session->passed, without touching its connection. */
 	void (*abort)(struct session *session);
 	/* TERMINATING: true when nothing of it is in flight and no request is left. */
 	bool (*join)(struct session *session);
@@ -227,6 +254,19 @@ struct engine_peer {
 	struct turn_group blocked;
 };
 
+enum { ENGINE_CLIENT_NAME_BYTES = IDENTITY_TEXT_BYTES };
+
+/* The sessions of one client: what has proved to be the same, else the same user or host. Of those
+ * that have none, the one that has been without for the longest time makes room for a new one. */
+struct engine_client {
+	struct list_node node; /* in engine->clients */
+	struct takeover_principal principal;
+	/* "psk alice", "CN=host-a,O=Example", "uid 1000", "10.1.0.7", "2001:db8::/64"; escaped. */
+	char name[ENGINE_CLIENT_NAME_BYTES];
+	uint32_t session_count;
+	struct path_stats *operations[STORE_OP_COUNT]; /* see path_client.stats */
+};
+
 /* The sessions of one identity that has limits. */
 struct engine_identity {
 	struct list_node node; /* in engine->rate_identities */
@@ -243,6 +283,8 @@ struct session {
 	struct tls_policy *tls;	  /* as in its endpoint */
 	enum session_state state; /* session_set_state() */
 	bool stopping;		  /* drain() was called */
+	bool passing;		  /* pause() was called; see pass.h */
+	bool passed;		  /* its connection is another process's */
 	struct export *export;	  /* NULL until session_choose() */
 	struct path_export *path_export;
 	struct path_client client; /* of its requests */
@@ -259,6 +301,7 @@ struct session {
 	struct engine_export *chosen;
 	uint32_t *export_inflight_count;     /* of chosen, or of the sessions without */
 	struct engine_identity *of_identity; /* NULL: no rule of rates holds for it */
+	struct engine_client *of_client;     /* NULL until session_choose() */
 	struct export *takeover_export;	     /* whose group member belongs to */
 	uint64_t deadline_ns;		     /* of the handshake, or of lingering */
 	uint64_t stop_deadline_ns;
@@ -295,11 +338,12 @@ void session_set_state(struct session *session, enum session_state state);
 /*
  * The session works on this export from now on. -ENOENT: it is hidden from it since it was found.
  * -EBUSY: the export's limit on connections; -EUSERS: that of the peer's identity; -ENOMEM. While
- * operations of a server that was killed may still land in its disk (store_barrier()): -EAGAIN, and
+ * operations of a server that was killed may still land in its disk (store_barrier()), or the
+ * export that it replaces is in use (export_replaces()): -EAGAIN, and
  * kind->resume() is called when it is worth to try again; or -ETIMEDOUT when the session has waited
  * for nearly as long as the handshake may take.
  */
-#define ENGINE_BARRIER_TEXT "operations of a server that has ended are still under way on the disk"
+#define ENGINE_BARRIER_TEXT "operations that were begun before are still under way on the disk"
 GMB_MUST_CHECK int session_choose(struct session *session, struct engine_export *entry);
 /* Why not, as a sentence for the peer without its full stop. */
 const char *session_choose_text(int result);
@@ -310,13 +354,26 @@ const char *session_stop_text(const struct session *session);
  * -EOVERFLOW longer than one answer can be, -ENOSPC written, zeroed or copied past the end,
  * -EINVAL anything else past the end, or extents of no bytes. text: the same for people, a sentence
  * without a final full stop. What has no length, but for a flush and extents, has succeeded by this
- * alone.
+ * alone. Past the end means the end as the disk says it just now.
  */
 GMB_MUST_CHECK int session_admit(
-	const struct session *session, const struct path_request *request, const char **text);
+	struct session *session, const struct path_request *request, const char **text);
+
+/* Why a TLS handshake failed. */
+enum engine_tls_failure {
+	ENGINE_TLS_CLIENT_REFUSED, /* its certificate or key was not accepted */
+	ENGINE_TLS_SERVER_REFUSED, /* the client did not accept ours */
+	ENGINE_TLS_PROTOCOL,	   /* nothing in common, or no TLS */
+	ENGINE_TLS_CONNECTION,	   /* it ended, or the time was over */
+	ENGINE_TLS_OTHER,	   /* memory, threads */
+	ENGINE_TLS_FAILURE_COUNT
+};
+
 /* Ends the session. reason: for the log; NULL when it is no news. Safe anywhere, and more than
  * once: the session is freed later, at the end of a batch. */
 void session_terminate(struct session *session, const char *reason);
+/* The same by a TLS handshake that has failed. */
+void session_tls_failed(struct session *session, enum engine_tls_failure why, const char *reason);
 /* Everything is answered, and the sending side is shut down: waits for the peer for a while. */
 void session_linger(struct session *session);
 /* See takeover.h. The session holds the export until its end. */
@@ -343,24 +400,33 @@ enum copy_method {
 struct engine_counters {
 	uint64_t sessions_accepted;
 	uint64_t sessions_refused;
-	uint64_t sessions_failed; /* ended by a peer violation or a socket error */
-	uint64_t sessions_idle;	  /* ended by the idle timeout */
+	uint64_t sessions_failed;  /* ended by a peer violation or a socket error */
+	uint64_t sessions_idle;	   /* ended by the idle timeout */
+	uint64_t sessions_adopted; /* of those accepted: from another process */
 	uint64_t requests;
-	uint64_t errors;	/* requests answered with an error; counted by the kind */
-	uint64_t bytes_read;	/* the same */
-	uint64_t bytes_written; /* the same */
+	uint64_t place_waits;		/* requests that had to wait for a place */
+	uint64_t identity_memory_waits; /* of identities without sessions; see
+					 * engine_counters_add() */
+	uint64_t errors;		/* requests answered with an error; counted by the kind */
+	uint64_t bytes_read;		/* the same */
+	uint64_t bytes_written;		/* the same */
 	uint64_t bytes_copied[COPY_METHOD_COUNT];
+	uint64_t push_tickets;	/* made; counted by the kind, like all of push */
+	uint64_t push_refusals; /* tickets that were shown and are not valid */
+	uint64_t pushes_done;
+	uint64_t pushes_failed;
 	uint64_t sessions;   /* now */
 	uint64_t handshakes; /* now */
 	uint64_t inflight;   /* now */
 	/* Counted by the kind. */
 	uint64_t tls_handshakes; /* done */
 	uint64_t tls_failed;
-	uint64_t tls_refused;	      /* there was no place for them */
-	uint64_t tls_upgrading;	      /* now: under way, or waiting */
-	uint64_t tls_sessions;	      /* now */
-	uint64_t tls_sessions_1_2;    /* now, of those */
-	uint64_t tls_sessions_kernel; /* now, of those */
+	uint64_t tls_failures[ENGINE_TLS_FAILURE_COUNT]; /* the same by why */
+	uint64_t tls_refused;				 /* there was no place for them */
+	uint64_t tls_upgrading;				 /* now: under way, or waiting */
+	uint64_t tls_sessions;				 /* now */
+	uint64_t tls_sessions_1_2;			 /* now, of those */
+	uint64_t tls_sessions_kernel;			 /* now, of those */
 };
 
 extern const struct counter_table engine_counter_table; /* of struct engine_counters */
@@ -404,6 +470,7 @@ struct engine {
 	struct engine_counters counters;
 
 	/* Private. */
+	uint32_t rights_serial; /* counts engine_export_rights() */
 	struct engine_options options;
 	void *services[ENGINE_KINDS_MAX]; /* same index as options.kinds */
 	uint32_t service_count;
@@ -422,6 +489,9 @@ struct engine {
 	struct turns blocked; /* those who wait for a place */
 	struct rate_room rates;
 	struct list_node rate_identities; /* struct engine_identity: those with sessions here */
+	struct list_node clients;	  /* struct engine_client: those without sessions last */
+	uint32_t client_count;
+	struct engine_client other_clients; /* all for which there was no room */
 	struct list_node ending;
 	struct engine_review review; /* the last one */
 	struct list_node to_review;  /* sessions that it has not asked */
@@ -438,8 +508,10 @@ struct engine {
 	uint64_t timer_due_ns; /* of the timer in flight */
 	uint64_t stop_due_ns;  /* the first deadline of a session that has to end */
 	uint64_t idle_due_ns;  /* the next look for idle sessions */
-	struct log_limit log_limit;
-	struct log_limit connect_limit; /* lines about connections that come and go */
+	/* By listener: what strangers do at one address hides nothing of the others. */
+	struct log_limit log_limits[ENGINE_LISTENERS_MAX];
+	struct log_limit connect_limits[ENGINE_LISTENERS_MAX]; /* connections come and go */
+	bool paused;					       /* see pass.h */
 	bool draining;
 	void (*drained)(void *context);
 	void *drained_context;
@@ -452,6 +524,9 @@ void engine_destroy(struct engine *engine);
 
 /* Takes the endpoint on every path. When a limit refuses it, it is closed and counted. */
 void engine_accept(struct engine *engine, const struct endpoint *endpoint);
+
+/* Adds what it has counted, up to now. */
+void engine_counters_add(const struct engine *engine, struct engine_counters *sum);
 
 /* engine_export_rights() of all exports. Then asks of every session whether it may stay, and drains
  * those that may not: one in each turn of the ring, because an answer may take a millisecond. Who
@@ -474,6 +549,12 @@ void engine_drain(
 /* Private to src/engine. */
 /* The session leaves its rates. */
 void session_rates_leave(struct session *session);
+/* The session counts as one of that client, from session_choose() to its end. */
+void engine_client_join(struct session *session, const struct takeover_principal *principal);
+void engine_client_leave(struct session *session);
+void engine_clients_init(struct engine *engine);
+/* No session exists. */
+void engine_clients_fini(struct engine *engine);
 /* This engine's part of so many bytes that an export or an identity may hold (0: no limit), for a
  * quota: at least PATH_WINDOW_BYTES. */
 uint64_t engine_quota_bytes(const struct engine *engine, uint64_t memory_max);
@@ -487,6 +568,17 @@ int engine_export_barrier(struct engine_export *entry, struct session *session);
 void engine_export_leave(struct engine *engine, struct engine_export *entry);
 
 /* --- on the way of every request ------------------------------------------------------------- */
+
+/* Where lines about a session are limited: with those of its listener. */
+static inline struct log_limit *session_log_limit(const struct session *session)
+{
+	return &session->engine->log_limits[session->peer.listener];
+}
+
+static inline struct log_limit *session_connect_limit(const struct session *session)
+{
+	return &session->engine->connect_limits[session->peer.listener];
+}
 
 static inline void session_mark_dirty(struct session *session)
 {
@@ -515,6 +607,7 @@ static inline bool engine_has_place(const struct session *session)
 GMB_MUST_CHECK static inline bool engine_request_may(struct session *session)
 {
 	if (unlikely(!engine_has_place(session))) {
+		session->engine->counters.place_waits += !turn_is_waiting(&session->blocked_turn);
 		turns_remove(&session->blocked_turn);
 		turns_add(&session->engine->blocked, &session->blocked_turn);
 		return false;

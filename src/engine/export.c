@@ -10,16 +10,82 @@
 
 /* --- the export ---------------------------------------------------------------------------- */
 
+/* One that replaces another. */
+struct export_wait {
+	struct export_wait *next;
+	struct export_use *use;
+};
+
+static struct export_use *use_create(void)
+{
+	struct export_use *use = calloc(1, sizeof(*use));
+
+	if (use != NULL) {
+		atomic_init(&use->references, 1);
+	}
+	return use;
+}
+
+void export_use_put(struct export_use *use)
+{
+	/* Acquire and release: all use by others has ended. */
+	if (use != NULL &&
+		atomic_fetch_sub_explicit(&use->references, 1, memory_order_acq_rel) == 1) {
+		GMB_ASSERT(use->replaced_by == NULL); /* else it is in use */
+		free(use);
+	}
+}
+
+/* An engine is done with it, or what it replaces is. */
+static void use_end(struct export_use *use)
+{
+	struct export_wait *next;
+
+	/* Acquire and release: who sees that none is left, see export_waits(), sees what all have
+	 * done to the disk. */
+	if (atomic_fetch_sub_explicit(&use->engines, 1, memory_order_acq_rel) > 1) {
+		return;
+	}
+	while ((next = use->replaced_by) != NULL) {
+		use->replaced_by = next->next;
+		/* Release: see export_waits(). */
+		atomic_fetch_sub_explicit(&next->use->waits_for, 1, memory_order_release);
+		use_end(next->use);
+		export_use_put(next->use);
+		free(next);
+	}
+}
+
+struct export_use *export_use_get(struct export *export)
+{
+	/* Relaxed: the caller has a reference to the export. */
+	atomic_fetch_add_explicit(&export->use->references, 1, memory_order_relaxed);
+	return export->use;
+}
+
+bool export_use_is_over(const struct export_use *use)
+{
+	/* Acquire: what the engines have done to the disk comes before. */
+	return atomic_load_explicit(&use->engines, memory_order_acquire) == 0;
+}
+
 static void export_free(struct export *export)
 {
+	void (*closed)(void *context) = export->closed;
+	void *context = export->closed_context;
+
 	late_fini(&export->late);
 	if (export->budget.base != NULL) {
 		(void)munmap(export->budget.base, export->budget.bytes);
 	}
 	access_slot_destroy(export->access);
+	export_use_put(export->use);
 	free(export->name);
-	free(export->description);
+	free(export_set_description(export, NULL));
 	free(export);
+	if (closed != NULL) {
+		closed(context);
+	}
 }
 
 int export_create(
@@ -36,11 +102,13 @@ int export_create(
 		late_init(&export->late);
 		export->access = access_slot_create(options->access);
 		export->name = strndup(options->name, options->name_bytes);
-		export->description =
-			options->description != NULL ? strdup(options->description) : NULL;
+		export->use = use_create();
+		atomic_init(&export->description,
+			options->description != NULL ? strdup(options->description) : NULL);
 	}
 	if (export == NULL || export->name == NULL || export->access == NULL ||
-		(options->description != NULL && export->description == NULL)) {
+		export->use == NULL ||
+		(options->description != NULL && export_description(export) == NULL)) {
 		store_close(options->store);
 		if (export != NULL) {
 			export_free(export);
@@ -51,7 +119,7 @@ int export_create(
 	export->store = options->store;
 	export->overlap = options->overlap;
 	export_set_read_only(export, options->read_only);
-	export->connections_max = options->connections_max;
+	atomic_init(&export->connections_max, options->connections_max);
 	rate_set(&export->rate, &options->rate, 0); /* with its whole burst */
 	atomic_init(&export->memory_max, options->memory_max);
 	export->epoch = options->epoch;
@@ -72,6 +140,43 @@ void export_set_read_only(struct export *export, bool read_only)
 void export_set_access(struct export *export, struct access *access)
 {
 	access_slot_replace(export->access, access);
+}
+
+char *export_set_description(struct export *export, char *description)
+{
+	return atomic_exchange_explicit(&export->description, description, memory_order_acq_rel);
+}
+
+int export_replaces(struct export *export, struct export_use *old, struct error *error)
+{
+	struct export_wait *wait = malloc(sizeof(*wait));
+	uint32_t engines = atomic_load_explicit(&old->engines, memory_order_acquire);
+
+	if (wait == NULL) {
+		return error_set(error, -ENOMEM, "no memory for an export");
+	}
+	/* Its end must not come while it is told whom it holds up. */
+	do {
+		if (engines == 0) {
+			free(wait);
+			return 0;
+		}
+	} while (!atomic_compare_exchange_weak_explicit(
+		&old->engines, &engines, engines + 1, memory_order_acquire, memory_order_acquire));
+	/* Relaxed: the use is ours alone so far. */
+	atomic_fetch_add_explicit(&export->use->engines, 1, memory_order_relaxed);
+	atomic_fetch_add_explicit(&export->use->waits_for, 1, memory_order_relaxed);
+	wait->use = export_use_get(export);
+	wait->next = old->replaced_by;
+	old->replaced_by = wait;
+	use_end(old);
+	return 0;
+}
+
+bool export_waits(const struct export *export)
+{
+	/* Acquire: what was done to the disk comes before. */
+	return atomic_load_explicit(&export->use->waits_for, memory_order_acquire) > 0;
 }
 
 void export_get(struct export *export)
@@ -187,15 +292,21 @@ static uint64_t export_quota_bytes(const struct engine *engine, const struct exp
 		engine, atomic_load_explicit(&export->memory_max, memory_order_relaxed));
 }
 
-int engine_export_add(struct engine *engine, struct export *export, struct error *error)
+static uint32_t index_of(const struct engine *engine, const struct export *export)
+{
+	uint32_t index = 0;
+
+	while (index < engine->export_count && engine->exports[index]->export != export) {
+		index++;
+	}
+	return index;
+}
+
+int engine_export_prepare(struct engine *engine, struct export *export, struct error *error)
 {
 	struct engine_export *entry;
-	int rc;
+	int rc = make_room(engine, error);
 
-	if (engine_export_find(engine, export->name, export->name_bytes) != NULL) {
-		return error_set(error, -EEXIST, "an export of that name exists");
-	}
-	rc = make_room(engine, error);
 	if (rc < 0) {
 		return rc;
 	}
@@ -223,9 +334,34 @@ int engine_export_add(struct engine *engine, struct export *export, struct error
 		.ring = engine->ring, .resized = store_has_resized, .removed = watch_removed
 	};
 	store_watch_add(export->store, &entry->watch);
+	entry->prepared = true;
 	entry->serial = engine->export_serial++;
 	engine->exports[engine->export_count++] = entry;
+	/* Relaxed: nobody waits for the end of this export before it has been shown. */
+	atomic_fetch_add_explicit(&export->use->engines, 1, memory_order_relaxed);
 	return 0;
+}
+
+void engine_export_show(struct engine *engine, const struct export *export)
+{
+	uint32_t index = index_of(engine, export);
+
+	GMB_ASSERT(index < engine->export_count && engine->exports[index]->prepared);
+	engine->exports[index]->prepared = false;
+}
+
+int engine_export_add(struct engine *engine, struct export *export, struct error *error)
+{
+	int rc;
+
+	if (engine_export_find(engine, export->name, export->name_bytes) != NULL) {
+		return error_set(error, -EEXIST, "an export of that name exists");
+	}
+	rc = engine_export_prepare(engine, export, error);
+	if (rc == 0) {
+		engine_export_show(engine, export);
+	}
+	return rc;
 }
 
 /* It is not in the table, and nobody uses it. */
@@ -235,6 +371,7 @@ static void entry_free(struct engine *engine, struct engine_export *entry)
 	path_export_fini(&entry->path);
 	rate_queue_fini(&entry->rate);
 	engine->closing_count++;
+	use_end(entry->export->use);
 	store_watch_remove(entry->export->store, &entry->watch);
 }
 
@@ -259,7 +396,8 @@ static int barrier_call(struct ring_op *op)
 {
 	struct engine_export *entry = container_of(op, struct engine_export, barrier_op);
 
-	entry->barrier_found = store_barrier(entry->path.store, true);
+	entry->barrier_found = export_waits(entry->export) ? STORE_BARRIER_CLOSED
+							   : store_barrier(entry->path.store, true);
 	return 0;
 }
 
@@ -306,12 +444,14 @@ int engine_export_barrier(struct engine_export *entry, struct session *session)
 {
 	struct engine *engine = session->engine;
 
-	if (likely(store_barrier(entry->path.store, false) != STORE_BARRIER_CLOSED)) {
+	if (likely(!export_waits(entry->export) &&
+		    store_barrier(entry->path.store, false) != STORE_BARRIER_CLOSED)) {
 		return 0;
 	}
 	if (has_waited_enough(session, ring_now_ns(engine->ring))) {
-		log_limited(&engine->log_limit, ring_batch_ns(engine->ring), LOG_LEVEL_WARNING,
-			"client %s: gave up: " ENGINE_BARRIER_TEXT, session->peer.text);
+		log_limited(session_log_limit(session), ring_batch_ns(engine->ring),
+			LOG_LEVEL_WARNING, "client %s: gave up: " ENGINE_BARRIER_TEXT,
+			session->peer.text);
 		return -ETIMEDOUT;
 	}
 	list_push_back(&entry->barred, &session->barred_node);
@@ -323,16 +463,6 @@ int engine_export_barrier(struct engine_export *entry, struct session *session)
 		ring_call(engine->ring, &entry->barrier_op, barrier_call, barrier_done);
 	}
 	return -EAGAIN;
-}
-
-static uint32_t index_of(const struct engine *engine, const struct export *export)
-{
-	uint32_t index = 0;
-
-	while (index < engine->export_count && engine->exports[index]->export != export) {
-		index++;
-	}
-	return index;
 }
 
 static void tell(struct session *session, enum export_change change)
@@ -420,6 +550,7 @@ uint32_t engine_export_rights(struct engine *engine, const struct export *export
 {
 	uint32_t ended = 0;
 
+	engine->rights_serial++;
 	list_for_each(node, &engine->sessions)
 	{
 		struct session *session = user_of(export, node);
@@ -446,7 +577,8 @@ struct engine_export *engine_export_find(struct engine *engine, const void *name
 	for (uint32_t i = 0; i < engine->export_count; i++) {
 		const struct export *export = engine->exports[i]->export;
 
-		if (export->name_bytes == bytes && memcmp(export->name, name, bytes) == 0) {
+		if (!engine->exports[i]->prepared && export->name_bytes == bytes &&
+			memcmp(export->name, name, bytes) == 0) {
 			return engine->exports[i];
 		}
 	}
@@ -467,6 +599,9 @@ struct engine_export *engine_export_from(struct engine *engine, uint64_t serial)
 			to = middle;
 		}
 	}
+	while (from < engine->export_count && engine->exports[from]->prepared) {
+		from++;
+	}
 	return from < engine->export_count ? engine->exports[from] : NULL;
 }
 
@@ -478,20 +613,19 @@ const struct path_export *engine_export_measured(
 	return index < engine->export_count ? &engine->exports[index]->path : NULL;
 }
 
-const struct path_quota *engine_export_memory(
-	const struct engine *engine, const struct export *export)
+const struct engine_export *engine_export_entry(
+	const struct engine *engine, const struct export *export, uint32_t *hint_inout)
 {
-	uint32_t index = index_of(engine, export);
+	uint32_t index = *hint_inout;
 
-	return index < engine->export_count ? &engine->exports[index]->memory : NULL;
-}
-
-const struct rate_counters *engine_export_delays(
-	const struct engine *engine, const struct export *export)
-{
-	uint32_t index = index_of(engine, export);
-
-	return index < engine->export_count ? &engine->exports[index]->rate.counters : NULL;
+	if (index >= engine->export_count || engine->exports[index]->export != export) {
+		index = index_of(engine, export);
+	}
+	if (index == engine->export_count) {
+		return NULL;
+	}
+	*hint_inout = index + 1;
+	return engine->exports[index];
 }
 
 const char *export_page_cache_refusal(const struct export *export)

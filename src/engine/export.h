@@ -4,10 +4,10 @@
  *
  * What: name, store, limits and rights. One object per process; every engine that serves it has its
  * own queue on the store (struct engine_export in engine.h).
- * Threading: everything but read_only, the rules, the rate, the memory, the counters, the takeover
- * group, the late writes and the references is constant after export_create(). References may be
- * taken and dropped on any thread. Ownership: references are counted; the last one closes the
- * store. Errors: a negative errno and a sentence.
+ * Threading: everything but the description, read_only, the rules, the limits, the counters, the
+ * takeover group, the late writes and the references is constant after export_create(). References
+ * may be taken and dropped on any thread. Ownership: references are counted; the last one closes
+ * the store. Errors: a negative errno and a sentence.
  */
 #pragma once
 
@@ -21,18 +21,29 @@
 
 struct engine;
 
+struct export_wait;
+
+/* How many engines still use an export; outlives it. An export that replaces others is used as long
+ * as they are: who replaces it in turn waits for all. */
+struct export_use {
+	_Atomic uint32_t references;
+	_Atomic uint32_t engines;	 /* and one for each that it replaces, while in use */
+	_Atomic uint32_t waits_for;	 /* others, of those that it replaces */
+	struct export_wait *replaced_by; /* the first of them, each with a reference */
+};
+
 struct export
 {
-	char *name;	     /* UTF-8 without a terminator; "" is the default export */
-	uint32_t name_bytes; /* 0 to EXPORT_NAME_BYTES_MAX */
-	char *description;   /* or NULL */
+	char *name;		     /* UTF-8 without a terminator; "" is the default export */
+	uint32_t name_bytes;	     /* 0 to EXPORT_NAME_BYTES_MAX */
+	_Atomic(char *) description; /* or NULL; see export_set_description() */
 	struct store *store;
-	uint32_t overlap;	      /* of split reads and writes: see struct path_export */
-	int device_error;	      /* the same; set before it is added to an engine */
-	_Atomic bool read_only;	      /* as set, or because the store cannot be written */
-	struct access_slot *access;   /* holds its rules, or NULL; see engine_rights() */
-	uint32_t connections_max;     /* 0 = no limit of its own */
-	_Atomic uint32_t connections; /* sessions in transmission now, in all engines */
+	uint32_t overlap;		  /* of split reads and writes: see struct path_export */
+	int device_error;		  /* the same; set before it is added to an engine */
+	_Atomic bool read_only;		  /* as set, or because the store cannot be written */
+	struct access_slot *access;	  /* holds its rules, or NULL; see engine_rights() */
+	_Atomic uint32_t connections_max; /* 0 = no limit of its own */
+	_Atomic uint32_t connections;	  /* sessions in transmission now, in all engines */
 	/* Changes whenever writes that were answered and not flushed may have been lost: for a disk
 	 * at each boot, for memory at each start of the server, and when the store says so. 0 =
 	 * unknown. */
@@ -48,7 +59,13 @@ struct export
 
 	struct store_start start; /* see export_start() */
 
+	/* Called on any thread when the store is closed, before the export is freed. Set by who
+	 * owns it before the last reference can go; NULL: nobody wants to know. */
+	void (*closed)(void *context);
+	void *closed_context;
+
 	/* Private. */
+	struct export_use *use;
 	struct mem_region budget; /* of the store; base NULL: none */
 	_Atomic uint32_t references;
 	struct engine *closing_engine;
@@ -80,6 +97,26 @@ GMB_MUST_CHECK int export_create(
 void export_set_read_only(struct export *export, bool read_only);
 /* Takes the rules; NULL: there are none any more. Any thread; otherwise the same. */
 void export_set_access(struct export *export, struct access *access);
+/* Takes the text, from malloc() or NULL, and returns the one before, which may be freed when each
+ * engine has ended the turn that it is in: sessions read it within a turn only. */
+GMB_MUST_CHECK char *export_set_description(struct export *export, char *description);
+static inline const char *export_description(const struct export *export)
+{
+	/* Acquire: the text is there. */
+	return atomic_load_explicit(&export->description, memory_order_acquire);
+}
+/* Nobody gets the new export, which no engine serves yet, before all engines are done with the old
+ * one, which they serve, or do not any more, and with what that has replaced: what is under way
+ * there must not land after what comes later. An export may replace several. One thread at a time.
+ * -ENOMEM. */
+GMB_MUST_CHECK int export_replaces(
+	struct export *export, struct export_use *old, struct error *error);
+/* Adds a reference to the use of an export, which outlives the export then. */
+struct export_use *export_use_get(struct export *export);
+/* NULL is a no-op. */
+void export_use_put(struct export_use *use);
+/* No engine uses the export any more, nor what it replaces. Of one that was served. */
+bool export_use_is_over(const struct export_use *use);
 void export_get(struct export *export);
 /* The last call closes the store, which may block. No engine may use it then. NULL is a no-op. */
 void export_put(struct export *export);
@@ -94,5 +131,8 @@ GMB_MUST_CHECK int export_start(struct export *export, struct engine *engine);
  * see store_page_cache_refusal(), and "overlap" (reads are cut into parts of a fixed size). */
 const char *export_page_cache_refusal(const struct export *export);
 
-/* Private to src/engine: the same without blocking, on the thread of the engine's ring. */
+/* Private to src/engine. */
+/* export_put() without blocking, on the thread of the engine's ring. */
 void export_put_async(struct export *export, struct engine *engine);
+/* Whether the export that it replaces is still in use. */
+bool export_waits(const struct export *export);

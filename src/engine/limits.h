@@ -25,6 +25,12 @@ enum {
 	/* At most so many looks for idle sessions within the idle timeout: they end late by no more
 	 * than that part of it. */
 	ENGINE_IDLE_LOOKS = 8,
+	/* Clients whose requests are counted apart: so many of all engines together, but of each
+	 * engine no fewer and no more than the next two. */
+	ENGINE_CLIENTS_MAX = 256,
+	ENGINE_CLIENTS_EACH_MIN = 8,
+	ENGINE_CLIENTS_EACH_MAX = 64,
+	ENGINE_LISTENERS_MAX = 64,
 };
 
 #define ENGINE_SECOND_NS	    UINT64_C(1000000000)

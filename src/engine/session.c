@@ -45,14 +45,17 @@ void session_log(struct session *session, const char *what)
 	const struct export *export = session->export;
 	char name[SHOWN_BYTES];
 	char peer[WHO_BYTES];
+	const struct log_about about = {
+		.message_id = LOG_ID_CLIENT, .export = name, .client = peer
+	};
 
 	if (export == NULL || !log_enabled(LOG_LEVEL_INFO)) {
 		return;
 	}
-	log_limited(&session->engine->connect_limit, ring_batch_ns(session->engine->ring),
-		LOG_LEVEL_INFO, "client %s %s export \"%s\"%s", who(peer, &session->peer), what,
-		log_escape(name, sizeof(name), export->name, export->name_bytes),
-		session->rights == ENGINE_RIGHT_READ ? ", read only" : "");
+	log_escape(name, sizeof(name), export->name, export->name_bytes);
+	log_limited_about(session_connect_limit(session), ring_batch_ns(session->engine->ring),
+		LOG_LEVEL_INFO, &about, "client %s %s export \"%s\"%s", who(peer, &session->peer),
+		what, name, session->rights == ENGINE_RIGHT_READ ? ", read only" : "");
 }
 
 void session_set_state(struct session *session, enum session_state state)
@@ -236,13 +239,17 @@ struct engine_export *session_export_find(struct session *session, const void *n
 	char origin[ORIGIN_BYTES];
 	char shown[SHOWN_BYTES];
 	char peer[WHO_BYTES];
+	const struct log_about about = {
+		.message_id = LOG_ID_HIDDEN, .export = shown, .client = peer
+	};
 
 	if (entry == NULL || decide(session, entry->export, origin) != 0) {
 		return entry;
 	}
-	log_limited(&session->engine->log_limit, ring_batch_ns(session->engine->ring),
-		LOG_LEVEL_WARNING, "client %s: export \"%s\" is hidden from it (%s)",
-		who(peer, &session->peer), log_escape(shown, sizeof(shown), name, bytes), origin);
+	log_escape(shown, sizeof(shown), name, bytes);
+	log_limited_about(session_log_limit(session), ring_batch_ns(session->engine->ring),
+		LOG_LEVEL_WARNING, &about, "client %s: export \"%s\" is hidden from it (%s)",
+		who(peer, &session->peer), shown, origin);
 	return NULL;
 }
 
@@ -303,6 +310,7 @@ void session_rates_leave(struct session *session)
 
 	rate_leave(&session->rate);
 	if (entry != NULL && --entry->session_count == 0) {
+		session->engine->counters.identity_memory_waits += entry->memory.waits;
 		rate_queue_fini(&entry->rate);
 		list_remove(&entry->node);
 		free(entry);
@@ -312,18 +320,36 @@ void session_rates_leave(struct session *session)
 	session->of_identity = NULL;
 }
 
-static int join_rates(struct session *session, struct engine_export *entry)
+/* For limits and statistics: there is no second set for who asks for TLS and proves nothing. */
+static struct takeover_principal counted_principal(const struct peer *peer)
+{
+	struct takeover_principal principal = principal_of(peer);
+
+	if (principal.bytes[0] == PRINCIPAL_ENCRYPTED) {
+		principal.bytes[0] = PRINCIPAL_CLEAR;
+	}
+	return principal;
+}
+
+void engine_counters_add(const struct engine *engine, struct engine_counters *sum)
+{
+	counter_table_add(&engine_counter_table, sum, &engine->counters);
+	list_for_each(node, &engine->rate_identities)
+	{
+		sum->identity_memory_waits +=
+			list_entry(node, struct engine_identity, node)->memory.waits;
+	}
+}
+
+static int join_rates(struct session *session, struct engine_export *entry,
+	const struct takeover_principal *principal)
 {
 	struct engine *engine = session->engine;
 	struct access_subject subject = subject_of(&session->peer);
-	struct takeover_principal principal = principal_of(&session->peer);
 	struct rate_identity *identity;
 	int rc;
 
-	if (principal.bytes[0] == PRINCIPAL_ENCRYPTED) {
-		principal.bytes[0] = PRINCIPAL_CLEAR; /* no second set of limits for the asking */
-	}
-	rc = rate_identity_get(engine->options.rate_rules, &subject, &principal, &identity);
+	rc = rate_identity_get(engine->options.rate_rules, &subject, principal, &identity);
 	if (rc == 0 && identity != NULL) {
 		session->of_identity = identity_entry(engine, identity);
 		rc = session->of_identity == NULL
@@ -371,23 +397,27 @@ int session_choose(struct session *session, struct engine_export *entry)
 	struct export *export = entry->export;
 	uint32_t rights = engine_rights(session, export);
 	int rc = rights == 0 ? -ENOENT : engine_export_barrier(entry, session);
+	uint32_t connections_max;
+	struct takeover_principal principal = counted_principal(&session->peer);
 	uint32_t before;
 
 	GMB_ASSERT(session->chosen == NULL);
 	if (rc < 0) {
 		return rc;
 	}
-	/* Relaxed: a count, nothing is published with it. */
+	/* Relaxed, both: numbers, nothing is published with them. */
+	connections_max = atomic_load_explicit(&export->connections_max, memory_order_relaxed);
 	before = atomic_fetch_add_explicit(&export->connections, 1, memory_order_relaxed);
-	if (export->connections_max != 0 && before >= export->connections_max) {
+	if (connections_max != 0 && before >= connections_max) {
 		atomic_fetch_sub_explicit(&export->connections, 1, memory_order_relaxed);
 		return -EBUSY;
 	}
-	rc = join_rates(session, entry);
+	rc = join_rates(session, entry, &principal);
 	if (rc < 0) {
 		atomic_fetch_sub_explicit(&export->connections, 1, memory_order_relaxed);
 		return rc;
 	}
+	engine_client_join(session, &principal);
 	path_client_join(&session->client, PATH_QUOTA_EXPORT, &entry->memory);
 	if (session->of_identity != NULL) {
 		path_client_join(
@@ -403,8 +433,17 @@ int session_choose(struct session *session, struct engine_export *entry)
 	return 0;
 }
 
-int session_admit(
-	const struct session *session, const struct path_request *request, const char **text)
+/* Whether the range is there, perhaps by now: another reactor may have told its clients already. */
+static bool is_inside(struct session *session, uint64_t offset, uint64_t length)
+{
+	if (unlikely(!range_inside(offset, length, session->export_bytes))) {
+		session->export_bytes =
+			MAX(session->export_bytes, store_size(session->export->store));
+	}
+	return range_inside(offset, length, session->export_bytes);
+}
+
+int session_admit(struct session *session, const struct path_request *request, const char **text)
 {
 	bool moves = request->op == STORE_READ || request->op == STORE_WRITE;
 
@@ -424,7 +463,7 @@ int session_admit(
 		*text = "block status of no bytes";
 		return -EINVAL;
 	}
-	if (!range_inside(request->offset, request->length, session->export_bytes)) {
+	if (!is_inside(session, request->offset, request->length)) {
 		*text = "the range runs past the end of the export";
 		return request->op == STORE_WRITE || request->op == STORE_ZERO ||
 				       request->op == STORE_COPY
@@ -488,7 +527,7 @@ bool session_takeover_replace(
 
 	hold_group(session, export);
 	if (found == TAKEOVER_OTHERS) {
-		log_limited(&session->engine->log_limit, ring_batch_ns(session->engine->ring),
+		log_limited(session_log_limit(session), ring_batch_ns(session->engine->ring),
 			LOG_LEVEL_WARNING,
 			"client %s: asked to replace a connection of somebody else: nothing done",
 			who(peer, &session->peer));
@@ -498,17 +537,28 @@ bool session_takeover_replace(
 
 /* --- the ways to end ----------------------------------------------------------------------- */
 
-void session_terminate(struct session *session, const char *reason)
+static void log_end(
+	struct session *session, const char *message_id, const char *word, const char *reason)
 {
-	if (session->state == SESSION_TERMINATING) {
-		return;
-	}
-	if (reason != NULL) {
-		session->engine->counters.sessions_failed++;
-		log_limited(&session->engine->log_limit, ring_batch_ns(session->engine->ring),
-			LOG_LEVEL_WARNING, "client %s: connection ended: %s", session->peer.text,
-			reason);
-	}
+	const struct export *export = session->export;
+	char name[SHOWN_BYTES];
+	char peer[WHO_BYTES];
+	const struct log_about about = {
+		.message_id = message_id,
+		.export = export != NULL
+				  ? log_escape(name, sizeof(name), export->name, export->name_bytes)
+				  : NULL,
+		.client = who(peer, &session->peer),
+		.reason = word,
+	};
+
+	log_limited_about(session_log_limit(session), ring_batch_ns(session->engine->ring),
+		LOG_LEVEL_WARNING, &about, "client %s: connection ended: %s", session->peer.text,
+		reason);
+}
+
+static void terminate(struct session *session)
+{
 	session_set_state(session, SESSION_TERMINATING);
 	takeover_give_up(&session->member);
 	turns_remove(&session->blocked_turn);
@@ -517,6 +567,39 @@ void session_terminate(struct session *session, const char *reason)
 	list_remove(&session->dirty_node);
 	list_push_back(&session->engine->ending, &session->ending_node);
 	session->kind->abort(session);
+}
+
+void session_terminate(struct session *session, const char *reason)
+{
+	if (session->state == SESSION_TERMINATING) {
+		return;
+	}
+	if (reason != NULL) {
+		session->engine->counters.sessions_failed++;
+		log_end(session, LOG_ID_CLIENT_END, NULL, reason);
+	}
+	terminate(session);
+}
+
+void session_tls_failed(struct session *session, enum engine_tls_failure why, const char *reason)
+{
+	/* As in the names of the counters. */
+	static const char *const words[ENGINE_TLS_FAILURE_COUNT] = {
+		[ENGINE_TLS_CLIENT_REFUSED] = "client_refused",
+		[ENGINE_TLS_SERVER_REFUSED] = "server_refused",
+		[ENGINE_TLS_PROTOCOL] = "protocol",
+		[ENGINE_TLS_CONNECTION] = "connection",
+		[ENGINE_TLS_OTHER] = "other",
+	};
+	struct engine_counters *counters = &session->engine->counters;
+
+	counters->tls_failed++;
+	counters->tls_failures[why]++;
+	if (session->state != SESSION_TERMINATING) {
+		counters->sessions_failed++;
+		log_end(session, LOG_ID_TLS, words[why], reason);
+		terminate(session);
+	}
 }
 
 void session_linger(struct session *session)

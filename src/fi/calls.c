@@ -6,6 +6,13 @@
 
 #include <string.h>
 
+/* Flags of calls. A write is told when it is in the memory of the target, so it is delivered then.
+ */
+#define TX_CALL_FLAGS                                                                              \
+	(FI_COMPLETION | FI_INJECT | FI_INJECT_COMPLETE | FI_TRANSMIT_COMPLETE |                   \
+		FI_REMOTE_CQ_DATA | FI_MORE)
+#define RX_CALL_FLAGS (FI_COMPLETION | FI_MORE)
+
 /* An operation as it was asked for. */
 struct request {
 	enum prov_record_kind kind;
@@ -60,6 +67,14 @@ static void fill_op(struct prov_op *op, const struct request *request, uint64_t 
 	}
 }
 
+static bool flags_are_known(const struct request *request)
+{
+	uint64_t known =
+		TX_CALL_FLAGS | (request->kind == PROV_RECORD_WRITE ? FI_DELIVERY_COMPLETE : 0);
+
+	return (request->flags & ~known) == 0;
+}
+
 static ssize_t begin(struct prov_ep *ep, const struct request *request)
 {
 	bool inject = request->inject ||
@@ -69,6 +84,9 @@ static ssize_t begin(struct prov_ep *ep, const struct request *request)
 
 	if (request->iov_count > PROV_IOV_MAX) {
 		return -FI_EINVAL;
+	}
+	if (!flags_are_known(request)) {
+		return -FI_EBADFLAGS;
 	}
 	bytes = prov_iov_bytes(request->iov, request->iov_count);
 	if (bytes > PROV_MESSAGE_MAX || (inject && bytes > PROV_INJECT_BYTES)) {
@@ -98,6 +116,17 @@ static ssize_t submit(struct fid_ep *fid, const struct request *request)
 	result = begin(ep, request);
 	prov_leave(ep->fabric);
 	return result;
+}
+
+/* The same of one buffer: the rest of the request is its arguments. */
+static ssize_t submit_buffer(
+	struct fid_ep *fid, const void *buffer, size_t bytes, struct request request)
+{
+	const struct iovec iov = { (void *)(uintptr_t)buffer, bytes };
+
+	request.iov = &iov;
+	request.iov_count = 1;
+	return submit(fid, &request);
 }
 
 /* Flags of calls that have none of their own. */
@@ -148,11 +177,8 @@ static ssize_t msg_sendmsg(struct fid_ep *fid, const struct fi_msg *msg, uint64_
 static ssize_t msg_senddata(struct fid_ep *fid, const void *buffer, size_t bytes, void *desc,
 	uint64_t data, fi_addr_t dest, void *context)
 {
-	const struct iovec iov = { (void *)(uintptr_t)buffer, bytes };
 	const struct request request = {
 		.kind = PROV_RECORD_SEND,
-		.iov = &iov,
-		.iov_count = 1,
 		.data = data,
 		.context = context,
 		.flags = tx_flags(fid, FI_REMOTE_CQ_DATA),
@@ -160,38 +186,29 @@ static ssize_t msg_senddata(struct fid_ep *fid, const void *buffer, size_t bytes
 
 	GMB_UNUSED(desc);
 	GMB_UNUSED(dest);
-	return submit(fid, &request);
+	return submit_buffer(fid, buffer, bytes, request);
 }
 
 static ssize_t msg_inject(struct fid_ep *fid, const void *buffer, size_t bytes, fi_addr_t dest)
 {
-	const struct iovec iov = { (void *)(uintptr_t)buffer, bytes };
-	const struct request request = {
-		.kind = PROV_RECORD_SEND,
-		.iov = &iov,
-		.iov_count = 1,
-		.inject = true,
-	};
+	const struct request request = { .kind = PROV_RECORD_SEND, .inject = true };
 
 	GMB_UNUSED(dest);
-	return submit(fid, &request);
+	return submit_buffer(fid, buffer, bytes, request);
 }
 
 static ssize_t msg_injectdata(
 	struct fid_ep *fid, const void *buffer, size_t bytes, uint64_t data, fi_addr_t dest)
 {
-	const struct iovec iov = { (void *)(uintptr_t)buffer, bytes };
 	const struct request request = {
 		.kind = PROV_RECORD_SEND,
-		.iov = &iov,
-		.iov_count = 1,
 		.data = data,
 		.flags = FI_REMOTE_CQ_DATA,
 		.inject = true,
 	};
 
 	GMB_UNUSED(dest);
-	return submit(fid, &request);
+	return submit_buffer(fid, buffer, bytes, request);
 }
 
 static ssize_t post(
@@ -201,6 +218,9 @@ static ssize_t post(
 
 	if (count > PROV_IOV_MAX) {
 		return -FI_EINVAL;
+	}
+	if ((flags & ~(uint64_t)RX_CALL_FLAGS) != 0) {
+		return -FI_EBADFLAGS;
 	}
 	if (ep->state == PROV_EP_IDLE) {
 		return -FI_EOPBADSTATE;
@@ -357,11 +377,8 @@ static ssize_t rma_writemsg(struct fid_ep *fid, const struct fi_msg_rma *msg, ui
 static ssize_t rma_writedata(struct fid_ep *fid, const void *buffer, size_t bytes, void *desc,
 	uint64_t data, fi_addr_t dest, uint64_t address, uint64_t key, void *context)
 {
-	const struct iovec iov = { (void *)(uintptr_t)buffer, bytes };
 	const struct request request = {
 		.kind = PROV_RECORD_WRITE,
-		.iov = &iov,
-		.iov_count = 1,
 		.data = data,
 		.address = address,
 		.key = key,
@@ -371,17 +388,14 @@ static ssize_t rma_writedata(struct fid_ep *fid, const void *buffer, size_t byte
 
 	GMB_UNUSED(desc);
 	GMB_UNUSED(dest);
-	return submit(fid, &request);
+	return submit_buffer(fid, buffer, bytes, request);
 }
 
 static ssize_t rma_inject_writedata(struct fid_ep *fid, const void *buffer, size_t bytes,
 	uint64_t data, fi_addr_t dest, uint64_t address, uint64_t key)
 {
-	const struct iovec iov = { (void *)(uintptr_t)buffer, bytes };
 	const struct request request = {
 		.kind = PROV_RECORD_WRITE,
-		.iov = &iov,
-		.iov_count = 1,
 		.data = data,
 		.address = address,
 		.key = key,
@@ -390,24 +404,21 @@ static ssize_t rma_inject_writedata(struct fid_ep *fid, const void *buffer, size
 	};
 
 	GMB_UNUSED(dest);
-	return submit(fid, &request);
+	return submit_buffer(fid, buffer, bytes, request);
 }
 
 static ssize_t rma_inject(struct fid_ep *fid, const void *buffer, size_t bytes, fi_addr_t dest,
 	uint64_t address, uint64_t key)
 {
-	const struct iovec iov = { (void *)(uintptr_t)buffer, bytes };
 	const struct request request = {
 		.kind = PROV_RECORD_WRITE,
-		.iov = &iov,
-		.iov_count = 1,
 		.address = address,
 		.key = key,
 		.inject = true,
 	};
 
 	GMB_UNUSED(dest);
-	return submit(fid, &request);
+	return submit_buffer(fid, buffer, bytes, request);
 }
 
 struct fi_ops_rma prov_rma_ops = {

@@ -255,6 +255,14 @@ void prov_request_lost(struct prov_request *request)
 	request->conn = NULL;
 }
 
+void prov_request_drop(struct fid *handle)
+{
+	struct prov_request *request = container_of(handle, struct prov_request, fid);
+
+	prov_conn_close(request->fabric, request->conn);
+	free_request(request);
+}
+
 /* --- passive endpoints -------------------------------------------------------------------------
  */
 
@@ -362,12 +370,9 @@ static int pep_close(struct fid *fid)
 		prov_eq_forget(pep->eq, fid);
 		pep->eq->users--;
 	}
+	/* Those that the program knows can still be accepted. */
 	while (!list_is_empty(&pep->requests)) {
-		struct prov_request *request =
-			list_entry(list_first(&pep->requests), struct prov_request, node);
-
-		prov_conn_close(fabric, request->conn);
-		free_request(request);
+		list_push_back(&fabric->requests, list_pop_front(&pep->requests));
 	}
 	list_remove(&pep->node);
 	fabric->objects--;

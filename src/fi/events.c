@@ -220,6 +220,9 @@ void prov_eq_forget(struct prov_eq *eq, const struct fid *fid)
 		struct event *event = list_entry(node, struct event, node);
 
 		if (event->fid == fid && !event->plain) {
+			if (event->type == FI_CONNREQ) {
+				prov_request_drop(event->info->handle);
+			}
 			drop_event(event, true);
 		}
 	}

@@ -134,6 +134,10 @@ static int fabric_close(struct fid *fid)
 	pthread_mutex_lock(&fabrics_lock);
 	list_remove(&fabric->node);
 	pthread_mutex_unlock(&fabrics_lock);
+	while (!list_is_empty(&fabric->requests)) {
+		prov_request_drop(
+			&list_entry(list_first(&fabric->requests), struct prov_request, node)->fid);
+	}
 	if (fabric->queue != NULL) {
 		wait_for_closed(fabric);
 		if (clan_queue_destroy(fabric->queue) != 0) {
@@ -256,6 +260,7 @@ int prov_fabric_open(struct fi_fabric_attr *attr, struct fid_fabric **fabric_out
 	fabric->fabric.ops = &fabric_ops;
 	fabric->fabric.api_version = attr->api_version;
 	list_init(&fabric->peps);
+	list_init(&fabric->requests);
 	list_init(&fabric->again);
 	pthread_mutex_init(&fabric->lock, NULL);
 	pthread_once(&once, watch_forks);

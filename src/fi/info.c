@@ -188,6 +188,12 @@ static int look_up(const char *node, const char *service, uint64_t flags, uint32
 
 /* --- what is offered -------------------------------------------------------------------------- */
 
+/* Sends complete in order. Reads and writes complete when they are answered. */
+static uint64_t tx_comp_order(uint64_t caps)
+{
+	return (caps & FI_RMA) != 0 ? FI_ORDER_NONE : FI_ORDER_STRICT;
+}
+
 /* Numbers that a program asked for, within what there is. */
 static bool sizes_fit(const struct fi_info *hints)
 {
@@ -199,13 +205,16 @@ static bool sizes_fit(const struct fi_info *hints)
 		(tx->size > PROV_OPS_MAX || tx->iov_limit > PROV_IOV_MAX || tx->rma_iov_limit > 1 ||
 			tx->inject_size > PROV_INJECT_BYTES || (tx->msg_order & ~ORDER) != 0 ||
 			(tx->op_flags & ~(uint64_t)TX_FLAGS) != 0 ||
-			(tx->caps & ~(uint64_t)CAPS) != 0 || tx->comp_order & ~FI_ORDER_STRICT)) {
+			(tx->caps & ~(uint64_t)CAPS) != 0 ||
+			(tx->comp_order & ~tx_comp_order(hints->caps == 0 ? CAPS : hints->caps)) !=
+				0)) {
 		return false;
 	}
 	if (rx != NULL &&
 		(rx->size > PROV_OPS_MAX || rx->iov_limit > PROV_IOV_MAX ||
 			(rx->msg_order & ~ORDER) != 0 || (rx->op_flags & ~RX_FLAGS) != 0 ||
-			(rx->caps & ~(uint64_t)CAPS) != 0 || rx->comp_order & ~FI_ORDER_STRICT)) {
+			(rx->caps & ~(uint64_t)CAPS) != 0 ||
+			(rx->comp_order & ~FI_ORDER_STRICT) != 0)) {
 		return false;
 	}
 	return ep == NULL ||
@@ -311,7 +320,7 @@ static struct fi_info *offer(uint32_t version, const struct fi_info *hints)
 		.caps = info->caps & TX_CAPS,
 		.op_flags = asked->tx_attr == NULL ? 0 : asked->tx_attr->op_flags,
 		.msg_order = ORDER,
-		.comp_order = FI_ORDER_NONE,
+		.comp_order = tx_comp_order(info->caps),
 		.inject_size = PROV_INJECT_BYTES,
 		.size = asked_or(
 			asked->tx_attr == NULL ? 0 : asked->tx_attr->size, PROV_OPS_DEFAULT),

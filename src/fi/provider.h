@@ -96,10 +96,11 @@ struct prov_fabric {
 	pthread_mutex_t lock;
 	struct clan_queue *queue; /* NULL in a child after fork(): nothing works there */
 	struct list_node peps;
-	struct list_node again; /* endpoints to be looked at with the next progress */
-	uint32_t objects;	/* opened on it and not closed */
-	uint32_t armed;		/* threads that sleep, and wait objects that are watched */
-	uint32_t closing;	/* connections that were closed and are not yet gone */
+	struct list_node requests; /* whose passive endpoint was closed */
+	struct list_node again;	   /* endpoints to be looked at with the next progress */
+	uint32_t objects;	   /* opened on it and not closed */
+	uint32_t armed;		   /* threads that sleep, and wait objects that are watched */
+	uint32_t closing;	   /* connections that were closed and are not yet gone */
 };
 
 /* Takes what peers sent, sends what waits. If anybody may sleep, peers ring from then on. Not from
@@ -176,7 +177,7 @@ int prov_eq_open(
 int prov_eq_add(struct prov_eq *eq, uint32_t type, struct fid *fid, struct fi_info *info,
 	const void *data, size_t bytes, int error);
 
-/* Takes back every event about an object. */
+/* Takes back every event about an object, with the requests to connect among them. */
 void prov_eq_forget(struct prov_eq *eq, const struct fid *fid);
 
 struct prov_entry {
@@ -275,7 +276,7 @@ struct prov_pep {
 struct prov_request {
 	struct fid fid; /* FI_CLASS_CONNREQ: what fi_info.handle points to */
 	struct prov_fabric *fabric;
-	struct list_node node;	/* of the passive endpoint */
+	struct list_node node;	/* of the passive endpoint, or of the fabric after its end */
 	struct clan_conn *conn; /* NULL: the peer has given up */
 	uint32_t peer_ops;
 };
@@ -416,6 +417,8 @@ int prov_ep_open(
 /* What clan tells: events of listeners and of endpoints. */
 void prov_request_arrived(struct prov_fabric *fabric, struct clan_conn *conn);
 void prov_request_lost(struct prov_request *request);
+/* A request, by the handle in its information, that nobody can accept any more. */
+void prov_request_drop(struct fid *handle);
 void prov_ep_connected(struct prov_ep *ep);
 void prov_ep_lost(struct prov_ep *ep, int status);
 

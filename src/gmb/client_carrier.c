@@ -934,7 +934,7 @@ static int native_target_create(const char *text, uint32_t open_flags,
 	if (result == 0 && target != NULL) {
 		export_uri_label(label, &uri);
 		memcpy(target->label, label, CARRIER_LABEL_BYTES_MAX);
-		target->address = native_address_of(&uri);
+		target->address = export_uri_clan_address(&uri);
 		target->socket_path = uri.socket_path;
 		target->name = uri.export_name;
 		uri.socket_path = NULL;

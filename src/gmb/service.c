@@ -152,14 +152,6 @@ static void service_destroy(void *context)
 	free(service);
 }
 
-/* Of "ofi:HOST:PORT?...". */
-static uint16_t port_of(const char *address)
-{
-	const char *port = memrchr(address, ':', strcspn(address, "?"));
-
-	return port != NULL ? (uint16_t)strtoul(port + 1, NULL, 10) : 0;
-}
-
 static int service_listen(void *context, struct export_uri *uri, const struct engine_door *door,
 	void **listener_out, struct error *error)
 {
@@ -173,7 +165,7 @@ static int service_listen(void *context, struct export_uri *uri, const struct en
 	if (result < 0) {
 		return result;
 	}
-	address = native_address_of(uri);
+	address = export_uri_clan_address(uri);
 	if (address == NULL) {
 		return error_set(error, -ENOMEM, "out of memory for a listening address");
 	}
@@ -185,7 +177,7 @@ static int service_listen(void *context, struct export_uri *uri, const struct en
 			uri->port, uri->provider != NULL ? "?provider=" : "",
 			uri->provider != NULL ? uri->provider : "", reason.text);
 	}
-	uri->port = port_of(clan_listener_address(listener));
+	uri->port = export_uri_clan_port(clan_listener_address(listener));
 	*listener_out = listener;
 	return 0;
 }

@@ -194,7 +194,7 @@ static void answer_export(struct native_session *session, const struct engine_ex
 	};
 
 	memcpy(session->handshake->answer + sizeof(head), export->name, export->name_bytes);
-	answer_text(session, &head, export->description);
+	answer_text(session, &head, export_description(export));
 }
 
 static void take_list(struct native_session *session, const uint8_t *bytes, uint32_t len)

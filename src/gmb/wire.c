@@ -390,27 +390,3 @@ int native_status_to_errno(uint32_t status)
 	}
 	return -EIO;
 }
-
-/* --- addresses ----------------------------------------------------------------------------- */
-
-/* clan writes abstract names with '@' in front; a path that begins so gets "./". */
-char *native_address_of(const struct export_uri *uri)
-{
-	char *address = NULL;
-	int bytes;
-
-	if (!uri->is_unix) {
-		bool is_ipv6 = strchr(uri->host, ':') != NULL;
-
-		bytes = asprintf(&address, "ofi:%s%s%s:%u?provider=%s", is_ipv6 ? "[" : "",
-			uri->host, is_ipv6 ? "]" : "", uri->port,
-			uri->provider != NULL ? uri->provider : "tcp");
-	} else if (uri->socket_path[0] == '\0') {
-		bytes = asprintf(&address, "shm:@%.*s", (int)uri->socket_path_bytes - 1,
-			uri->socket_path + 1);
-	} else {
-		bytes = asprintf(&address, "shm:%s%s", uri->socket_path[0] == '@' ? "./" : "",
-			uri->socket_path);
-	}
-	return bytes < 0 ? NULL : address;
-}

@@ -3,7 +3,7 @@
  * The wire format of gmb, the native protocol: docs/protocol/gmb.md, whose rules G1 to G20 are
  * named here. Names inside the library begin with native_, since gmb_ is the public prefix.
  *
- * What: the layouts, and parsers of what a peer sent, in private memory, and of addresses. A parser
+ * What: the layouts, and parsers of what a peer sent, in private memory. A parser
  * copies heads, and leaves pointers into the message for what is long. Threading: pure functions.
  * Ownership: parsed messages borrow from the bytes they were parsed from. Errors: parsers return
  * NULL, or the broken rule and what is wrong, static text.
@@ -14,7 +14,6 @@
 #include <gmblock/clan.h>
 
 #include "base/compiler.h"
-#include "base/export_uri.h"
 
 _Static_assert(__BYTE_ORDER == __LITTLE_ENDIAN, "layouts are used as they are");
 
@@ -284,6 +283,3 @@ const char *native_event_parse(const void *bytes, size_t len, struct native_wire
 /* Status numbers; both ways what is not in the list is EIO. */
 uint32_t native_status_from_errno(int code);
 int native_status_to_errno(uint32_t status);
-
-/* What an export's URI is to clan_connect() and clan_listen(); to be freed. NULL: no memory. */
-char *native_address_of(const struct export_uri *uri);

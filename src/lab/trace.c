@@ -51,7 +51,11 @@ static const char usage_text[] =
 	"Both:\n"
 	"  --svg FILE     draw the typical read of each size, or the first requests\n"
 	"  --json         print JSON\n"
-	"  -h, --help     print this help\n";
+	"  -h, --help     print this help\n"
+	"\n"
+	"Examples:\n"
+	"  gmblock trace --size 1M --count 4 --svg arrivals.svg /dev/nvme0n1\n"
+	"  gmblock trace --request --min-size 256K --timeout 10s nbd://localhost/data\n";
 
 /* --- values -------------------------------------------------------------------------------- */
 

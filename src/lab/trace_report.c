@@ -242,11 +242,11 @@ void trace_chart(FILE *out, const struct trace_read *read)
 static void print_head(const struct trace_work *work, const struct disk_info *disk)
 {
 	char path[PATH_SHOWN_BYTES];
-	char human[PRINT_SIZE_BYTES];
+	char human[UNITS_TEXT_BYTES];
 	char size[UNITS_TEXT_BYTES];
 
 	printf("%s: %s, %s\n", log_escape(path, sizeof(path), work->path, strlen(work->path)),
-		disk->is_block ? "block device" : "file", print_size(human, disk->size));
+		disk->is_block ? "block device" : "file", units_human_bytes(human, disk->size));
 	if (disk->io_max > 0) {
 		printf("It takes at most %s in one command.\n",
 			units_format_bytes(size, disk->io_max));
@@ -306,7 +306,11 @@ static void print_group(
 		analysis->streams == TRACE_STREAMS_MAX ? " or more" : "");
 	trace_chart(stdout, read);
 	if (analysis->early == 0) {
-		printf("No chunk was seen before the read was complete.\n");
+		printf("No chunk was seen before the read was complete, so none is drawn:\n"
+		       "%s.\n",
+			work->cached ? "the page cache had the data, or they were copied at once"
+				     : "the data came faster than they can be watched; try a "
+				       "larger --size");
 	}
 }
 

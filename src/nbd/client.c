@@ -16,10 +16,12 @@ void nbd_client_init(struct nbd_client *client, const struct nbd_client_handler 
 	memset(client, 0, sizeof(*client));
 	client->handler = handler;
 	client->facts = facts;
+	client->size = facts->size;
 	client->serial = seed;
 	client->predict = PREDICT_FIRST;
 	list_init(&client->unsent);
 	list_init(&client->awaiting);
+	list_init(&client->size_call.node);
 	for (uint32_t i = 0; i < NBD_CLIENT_SLOTS_MAX; i++) {
 		client->free_slots[i] = (uint16_t)(NBD_CLIENT_SLOTS_MAX - 1 - i);
 	}
@@ -157,13 +159,8 @@ static void header_make(enum nbd_reply_style style, struct nbd_call *call)
 	}
 }
 
-void nbd_client_add(struct nbd_client *client, struct nbd_call *call)
+static void queue(struct nbd_client *client, struct nbd_call *call, uint16_t slot)
 {
-	uint16_t slot;
-
-	GMB_ASSERT(client->free_count > 0);
-	slot = client->free_slots[--client->free_count];
-	client->slots[slot] = call;
 	call->cookie = client->serial++ << NBD_CLIENT_SLOT_BITS | slot;
 	call->result = 0;
 	call->covered = 0;
@@ -179,7 +176,30 @@ void nbd_client_add(struct nbd_client *client, struct nbd_call *call)
 	call->iov_place = UINT64_MAX; /* the first seek starts from iov_skip */
 	header_make(client->facts->style, call);
 	list_push_back(&client->unsent, &call->node);
+}
+
+void nbd_client_add(struct nbd_client *client, struct nbd_call *call)
+{
+	uint16_t slot;
+
+	GMB_ASSERT(client->free_count > 0);
+	slot = client->free_slots[--client->free_count];
+	client->slots[slot] = call;
+	queue(client, call, slot);
 	client->call_count++;
+}
+
+void nbd_client_watch_size(struct nbd_client *client)
+{
+	if (client->facts->says_size && client->facts->style != NBD_REPLIES_SIMPLE &&
+		!client->size_asked && !client->size_refused) {
+		client->size_asked = true;
+		client->size_call = (struct nbd_call){
+			.type = NBD_CMD_BLOCK_STATUS,
+			.offset = client->size,
+		};
+		queue(client, &client->size_call, 0); /* the serial makes its cookie unique */
+	}
 }
 
 static uint64_t payload_to_send(const struct nbd_call *call)
@@ -248,7 +268,9 @@ void nbd_client_sent(struct nbd_client *client, size_t bytes)
 		client->sent_of_first = 0;
 		client->sent_payload_bytes += payload_to_send(call);
 		list_remove(&call->node);
-		list_push_back(&client->awaiting, &call->node);
+		if (call != &client->size_call) { /* nobody knows when that is answered */
+			list_push_back(&client->awaiting, &call->node);
+		}
 		call->sent = true;
 		if (call->type == NBD_CMD_READ) {
 			client->reads_awaiting++;
@@ -527,6 +549,7 @@ struct nbd_call *nbd_client_take_back(struct nbd_client *client, bool *was_sent)
 	struct list_node *node = list_pop_front(&client->awaiting);
 	struct nbd_call *call;
 
+	list_remove(&client->size_call.node);
 	if (node == NULL) {
 		node = list_pop_front(&client->unsent);
 	}

@@ -45,6 +45,7 @@ enum {
 	NBD_CLIENT_TEXT_BYTES = 256,
 	NBD_CLIENT_INTERVALS_MAX = 65536, /* separate pieces of one reply */
 	NBD_CLIENT_ERRORS_MAX = 65536,	  /* error chunks of one reply: a block each of 32 MiB */
+	NBD_CLIENT_SIZES_MAX = 1024,	  /* answers of x-gmblock:size that say nothing new */
 };
 
 struct nbd_client;
@@ -101,6 +102,8 @@ struct nbd_client_handler {
 	/* BLOCK_STATUS: the next extent, flags of base:allocation. */
 	void (*extent)(
 		struct nbd_client *client, struct nbd_call *call, uint64_t length, uint32_t flags);
+	/* The server says that the export has client->size bytes now. */
+	void (*resized)(struct nbd_client *client);
 };
 
 enum nbd_client_state {
@@ -121,6 +124,13 @@ struct nbd_client {
 	uint32_t call_count;
 	uint32_t reads_awaiting;
 	uint64_t sent_of_first; /* bytes of the first unsent call that are sent */
+
+	/* x-gmblock:size: a call of the client itself, in no slot and not counted. */
+	struct nbd_call size_call;
+	bool size_asked;       /* size_call is on its way */
+	bool size_refused;     /* do not ask any more */
+	uint32_t size_answers; /* that said nothing new */
+	uint64_t size;	       /* of the export, as the server said last */
 
 	struct nbd_call *current; /* of the chunk in progress */
 	bool current_ends;	  /* the chunk has DONE */
@@ -168,6 +178,10 @@ void nbd_client_fini(struct nbd_client *client);
 /* Queues a command. There must be fewer than NBD_CLIENT_SLOTS_MAX. Lengths obey the facts: the
  * owner has split what is longer. */
 void nbd_client_add(struct nbd_client *client, struct nbd_call *call);
+
+/* Has the server say when the size of the export changes, if it knows how. To be called again after
+ * each answer; a no-op while one is awaited. */
+void nbd_client_watch_size(struct nbd_client *client);
 
 /* Lays out what is to be sent: at most iov_max entries and NBD_CLIENT_STEP_BYTES_MAX bytes. Returns
  * how many entries; 0 = nothing. */

@@ -130,7 +130,9 @@ static void nbd_leave(struct carrier *base)
 {
 	struct nbd_carrier *carrier = nbd_of(base);
 
-	if (carrier->state == CARRIER_READY && base->command_count == 0) {
+	/* In the middle of a request it would be taken for a part of it. */
+	if (carrier->state == CARRIER_READY && base->command_count == 0 &&
+		!carrier->send_op.in_flight && carrier->nbd.sent_of_first == 0) {
 		uint8_t bytes[NBD_CLIENT_FAREWELL_BYTES_MAX];
 		struct iovec iov = { .iov_base = bytes };
 		struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1 };
@@ -213,8 +215,10 @@ static bool received(struct nbd_carrier *carrier, ssize_t got)
 	if (carrier->nbd.steps != steps) {
 		carrier->base.answered_ns = carrier->base.heard_ns;
 	}
-	/* A full layout means that there may be more. */
-	return (size_t)got == carrier->in_bytes && carrier->base.command_count > 0;
+	/* A full layout means that there may be more. What a layer holds of it, the poll of an idle
+	 * connection does not see. */
+	return (size_t)got == carrier->in_bytes &&
+	       (carrier->base.command_count > 0 || carrier->dial.stream.state == STREAM_LAYERED);
 }
 
 static bool lay_out(struct nbd_carrier *carrier)
@@ -300,6 +304,9 @@ static void nbd_flush(struct carrier *base)
 {
 	struct nbd_carrier *carrier = nbd_of(base);
 
+	if (carrier->state == CARRIER_READY) {
+		nbd_client_watch_size(&carrier->nbd);
+	}
 	while (carrier->state == CARRIER_READY && !carrier->send_op.in_flight) {
 		uint32_t count =
 			nbd_client_output(&carrier->nbd, carrier->out_iov, NBD_CLIENT_IOV_MAX);
@@ -394,10 +401,19 @@ static void call_extent(
 		flags & (GMB_EXTENT_HOLE | GMB_EXTENT_ZERO));
 }
 
+static void export_resized(struct nbd_client *nbd)
+{
+	struct nbd_carrier *carrier = container_of(nbd, struct nbd_carrier, nbd);
+
+	carrier->base.facts.bytes = nbd->size;
+	carrier_resized(&carrier->base);
+}
+
 static const struct nbd_client_handler call_handler = {
 	.done = call_done,
 	.hole = call_hole,
 	.extent = call_extent,
+	.resized = export_resized,
 };
 
 /* --- the beginning ------------------------------------------------------------------------- */
@@ -543,6 +559,9 @@ static int nbd_target_create(const char *text, uint32_t open_flags,
 		return error_set(error, -ENOMEM, "out of memory");
 	}
 	err = export_uri_parse(text, &target->uri, error);
+	if (err == 0) {
+		err = export_uri_check_client(&target->uri, error);
+	}
 	if (err == 0) {
 		export_uri_label(label, &target->uri);
 		err = check_files(&target->uri, open_flags, error);

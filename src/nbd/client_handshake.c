@@ -241,17 +241,21 @@ static void append_query(struct nbd_handshake *talk, const char *kind, const cha
 	append(talk, token, strlen(token));
 }
 
-/* Says who we are and whom we replace, and asks for the epoch and for signs of life, which are
- * chunks. A server that does not know these contexts has none of them to list. */
+/* Says who we are and whom we replace, and asks for the epoch, and for signs of life and the size,
+ * which are chunks. A server that does not know these contexts has none of them to list. */
 static int ask_takeover(struct nbd_handshake *talk)
 {
-	bool alive = talk->alive_ms > 0 && talk->offers.style != NBD_REPLIES_SIMPLE;
+	bool chunks = talk->offers.style != NBD_REPLIES_SIMPLE;
+	bool alive = talk->alive_ms > 0 && chunks;
 	char ms[16];
 
-	ask_contexts(talk, STATE_TAKEOVER, 2 + alive + talk->replaces_count);
+	ask_contexts(talk, STATE_TAKEOVER, 2 + alive + chunks + talk->replaces_count);
 	if (alive) {
 		snprintf(ms, sizeof(ms), "=%u", talk->alive_ms);
 		append_query(talk, NBD_CONTEXT_ALIVE, ms);
+	}
+	if (chunks) {
+		append_query(talk, NBD_CONTEXT_SIZE, "");
 	}
 	append_query(talk, NBD_CONTEXT_EPOCH, "");
 	append_query(talk, NBD_CONTEXT_CONNECTION, talk->token);

@@ -439,6 +439,9 @@ void nbd_facts_take_extension(struct nbd_facts *facts, struct nbd_text name)
 	if (name.length == strlen(NBD_CONTEXT_ALIVE) &&
 		memcmp(name.bytes, NBD_CONTEXT_ALIVE, name.length) == 0) {
 		facts->says_alive = true;
+	} else if (name.length == strlen(NBD_CONTEXT_SIZE) &&
+		   memcmp(name.bytes, NBD_CONTEXT_SIZE, name.length) == 0) {
+		facts->says_size = true;
 	} else {
 		take_epoch(facts, name);
 	}

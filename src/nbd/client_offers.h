@@ -135,6 +135,7 @@ struct nbd_facts {
 	bool is_volatile;
 	uint64_t epoch;
 	bool says_alive;		     /* it agreed, see nbd_handshake_options.alive_ms */
+	bool says_size;			     /* the same, with another style than simple replies */
 	char name[NBD_STRING_BYTES_MAX + 1]; /* the server's own name, or as asked for */
 	char description[NBD_STRING_BYTES_MAX + 1]; /* or "" */
 };
@@ -143,5 +144,5 @@ struct nbd_facts {
 void nbd_facts_take_offer(struct nbd_facts *facts, const struct nbd_offer *offer);
 /* A context that it has selected, and its id. */
 void nbd_facts_take_selected(struct nbd_facts *facts, uint32_t id, struct nbd_text name);
-/* A context of its own: the epoch, signs of life. Others are none of our business. */
+/* A context of its own: the epoch, signs of life, the size. Others are none of our business. */
 void nbd_facts_take_extension(struct nbd_facts *facts, struct nbd_text name);

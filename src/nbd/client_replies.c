@@ -28,7 +28,9 @@ struct reply {
 int nbd_client_find(
 	struct nbd_client *client, uint64_t cookie, struct nbd_call **call_out, struct error *error)
 {
-	struct nbd_call *call = client->slots[cookie & (NBD_CLIENT_SLOTS_MAX - 1)];
+	bool is_size = client->size_asked && cookie == client->size_call.cookie;
+	struct nbd_call *call =
+		is_size ? &client->size_call : client->slots[cookie & (NBD_CLIENT_SLOTS_MAX - 1)];
 
 	if (call == NULL || call->cookie != cookie || !call->laid_out || call->answered) {
 		return error_set(error, -EPROTO,
@@ -37,6 +39,22 @@ int nbd_client_find(
 	}
 	*call_out = call;
 	return 0;
+}
+
+/* The answer of x-gmblock:size is whole. */
+static void end_size_call(struct nbd_client *client)
+{
+	bool is_news = client->size_call.result == 0 && client->size != client->size_call.offset;
+
+	client->size_asked = false;
+	client->size_answers += !is_news;
+	client->size_refused =
+		client->size_call.result != 0 || client->size_answers >= NBD_CLIENT_SIZES_MAX;
+	client->text[0] = '\0';
+	client->text_of = NULL;
+	if (is_news) {
+		client->handler->resized(client);
+	}
 }
 
 static void release(struct nbd_client *client, struct nbd_call *call)
@@ -83,6 +101,10 @@ int nbd_client_finish(struct nbd_client *client, struct nbd_call *call, struct e
 	}
 	if (!call->sent) {
 		call->answered = true; /* the last of its bytes are on their way */
+		return 0;
+	}
+	if (call == &client->size_call) {
+		end_size_call(client);
 		return 0;
 	}
 	release(client, call);
@@ -414,6 +436,47 @@ static int take_alive(struct nbd_client *client, struct nbd_call *call, const st
 	return (int)head;
 }
 
+/* The answer of x-gmblock:size: its extents stand for the 64 bits of their flags (the same page).
+ */
+static int take_size(struct nbd_client *client, struct nbd_call *call, const struct reply *reply,
+	const uint8_t *body, size_t len, size_t head, uint64_t count, bool *more,
+	struct error *error)
+{
+	bool extended = reply->type == NBD_REPLY_TYPE_BLOCK_STATUS_EXT;
+	uint64_t size = 0;
+
+	if (count != (extended ? 1 : NBD_SIZE_EXTENTS) || call->described ||
+		(reply->flags & NBD_REPLY_FLAG_DONE) == 0) {
+		return error_set(error, -EPROTO,
+			"the server says the size of the export with %llu extents, or not at the "
+			"end of a reply",
+			(unsigned long long)count);
+	}
+	if (len < reply->length) {
+		*more = true;
+		return 0;
+	}
+	if (extended) {
+		struct nbd_wire_extent_ext wire;
+
+		memcpy(&wire, body + head, sizeof(wire));
+		size = be64_get(wire.flags);
+	} else {
+		struct nbd_wire_extent wire[NBD_SIZE_EXTENTS];
+
+		memcpy(wire, body + head, sizeof(wire));
+		size = (uint64_t)be32_get(wire[0].flags) << 32 | be32_get(wire[1].flags);
+	}
+	if (size > INT64_MAX) {
+		return error_set(error, -EPROTO,
+			"the server says that the export has %llu bytes now (rule P68)",
+			(unsigned long long)size);
+	}
+	call->described = true;
+	client->size = size;
+	return chunk_end(client, call, true, error) != 0 ? -EPROTO : (int)reply->length;
+}
+
 /* The header of a block status chunk; its extents are read one by one. */
 static int take_status(struct nbd_client *client, struct nbd_call *call, const struct reply *reply,
 	const uint8_t *body, size_t len, bool *more, struct error *error)
@@ -426,7 +489,7 @@ static int take_status(struct nbd_client *client, struct nbd_call *call, const s
 	uint64_t count;
 
 	if (extended != (client->facts->style == NBD_REPLIES_EXTENDED) ||
-		(!client->facts->says_alive &&
+		(!client->facts->says_alive && call != &client->size_call &&
 			(call->type != NBD_CMD_BLOCK_STATUS || !client->facts->allocation))) {
 		return not_asked(error);
 	}
@@ -442,7 +505,11 @@ static int take_status(struct nbd_client *client, struct nbd_call *call, const s
 	if (client->facts->says_alive && be32_get(wire[0]) == NBD_CONTEXT_ID_ALIVE) {
 		return take_alive(client, call, reply, head, count, error);
 	}
-	if (call->type != NBD_CMD_BLOCK_STATUS || !client->facts->allocation) {
+	if (call == &client->size_call && be32_get(wire[0]) == NBD_CONTEXT_ID_SIZE) {
+		return take_size(client, call, reply, body, len, head, count, more, error);
+	}
+	if (call == &client->size_call || call->type != NBD_CMD_BLOCK_STATUS ||
+		!client->facts->allocation) {
 		return not_asked(error);
 	}
 	if (be32_get(wire[0]) != client->facts->allocation_id || call->described) {

@@ -213,8 +213,9 @@ static void list_some(struct nbd_session *session)
 
 	while ((entry = session_export_from(&session->base, handshake->list_serial)) != NULL) {
 		const struct export *export = entry->export;
+		const char *description = export_description(export);
 		uint32_t description_bytes =
-			export->description != NULL ? (uint32_t)strlen(export->description) : 0;
+			description != NULL ? (uint32_t)strlen(description) : 0;
 		uint32_t length =
 			(uint32_t)sizeof(struct be32) + export->name_bytes + description_bytes;
 		struct be32 name_length = be32_make(export->name_bytes);
@@ -226,7 +227,7 @@ static void list_some(struct nbd_session *session)
 		tx_reply_header(handshake, NBD_REP_SERVER, length);
 		tx_put(handshake, &name_length, sizeof(name_length));
 		tx_put(handshake, export->name, export->name_bytes);
-		tx_put(handshake, export->description, description_bytes);
+		tx_put(handshake, description, description_bytes);
 		handshake->list_serial = entry->serial + 1;
 	}
 	handshake->list_active = false;
@@ -274,6 +275,7 @@ static void reply_infos(struct nbd_session *session, const struct export *export
 {
 	struct handshake *handshake = session->handshake;
 	const struct store_info *info = store_info(export->store);
+	const char *description = export_description(export);
 	struct nbd_wire_info_export export_info = {
 		.type = be16_make(NBD_INFO_EXPORT),
 		.size = be64_make(size),
@@ -293,9 +295,9 @@ static void reply_infos(struct nbd_session *session, const struct export *export
 	if (option_go_asks(go, NBD_INFO_NAME)) {
 		reply_info_string(session, NBD_INFO_NAME, export->name, export->name_bytes);
 	}
-	if (option_go_asks(go, NBD_INFO_DESCRIPTION) && export->description != NULL) {
-		reply_info_string(session, NBD_INFO_DESCRIPTION, export->description,
-			(uint32_t)strlen(export->description));
+	if (option_go_asks(go, NBD_INFO_DESCRIPTION) && description != NULL) {
+		reply_info_string(
+			session, NBD_INFO_DESCRIPTION, description, (uint32_t)strlen(description));
 	}
 	if (option_go_asks(go, NBD_INFO_BLOCK_SIZE)) {
 		tx_reply_header(handshake, NBD_REP_INFO, sizeof(block_size));
@@ -457,6 +459,7 @@ static void option_meta_context(struct nbd_session *session)
 	const char *reason;
 	bool asked_epoch = false;
 	bool asked_alive = false;
+	bool asked_size = false;
 	bool matched;
 
 	if (set) {
@@ -499,6 +502,7 @@ static void option_meta_context(struct nbd_session *session)
 			   (!set && string_is(query, CONTEXT_BASE));
 		asked_epoch |= !set && string_is(query, NBD_CONTEXT_EPOCH);
 		asked_alive |= !set && take_alive(session, query);
+		asked_size |= !set && session->structured && string_is(query, NBD_CONTEXT_SIZE);
 	}
 	if (matched) {
 		reply_context(
@@ -509,6 +513,10 @@ static void option_meta_context(struct nbd_session *session)
 	}
 	if (asked_alive) {
 		reply_context(session, 0, NBD_CONTEXT_ALIVE);
+	}
+	if (asked_size) {
+		session->says_size = true;
+		reply_context(session, 0, NBD_CONTEXT_SIZE);
 	}
 	if (matched && set) {
 		handshake->context_selected = true;

@@ -59,6 +59,7 @@ static void forget(struct nbd_session *session)
 	session->structured = false;
 	session->extended = false;
 	session->alive_ns = 0;
+	session->says_size = false;
 	handshake->context_selected = false;
 	handshake->context_name_bytes = 0;
 	GMB_ASSERT(session->rx_data == session->rx_small && session->rx_start == session->rx_end);
@@ -83,24 +84,28 @@ static void log_tls(const struct nbd_session *session)
 {
 	struct tls_facts facts = tls_layer_facts(&session->stream);
 
-	log_limited(&session->base.engine->connect_limit, ring_batch_ns(session->service->ring),
+	log_limited(session_connect_limit(&session->base), ring_batch_ns(session->service->ring),
 		LOG_LEVEL_INFO, "client %s uses %s, %s, records: %s; identity: %s",
 		session->base.peer.text, facts.version, facts.cipher, facts.records,
 		session->base.peer.proved->text);
 }
 
-static void count_handshake(struct nbd_session *session, int result)
+/* result: as tls_layer_error() says it, or of the socket. */
+static enum engine_tls_failure failure_of(int result)
 {
-	struct engine_counters *counters = &session->base.engine->counters;
-
-	counters->tls_upgrading--;
-	if (result == 0) {
-		counters->tls_handshakes++;
-		count_session(session, 1);
-	} else if (result == -EAGAIN) {
-		counters->tls_refused++;
-	} else {
-		counters->tls_failed++;
+	switch (result) {
+	case -EACCES:
+		return ENGINE_TLS_CLIENT_REFUSED;
+	case -EKEYREJECTED:
+		return ENGINE_TLS_SERVER_REFUSED;
+	case -EPROTO:
+	case -EBADMSG:
+		return ENGINE_TLS_PROTOCOL;
+	case -ENOMEM:
+	case -ENOBUFS:
+		return ENGINE_TLS_OTHER;
+	default:
+		return ENGINE_TLS_CONNECTION;
 	}
 }
 
@@ -125,19 +130,29 @@ static int check_again(struct nbd_session *session, struct error *error)
 static void upgraded(struct stream *stream, int result)
 {
 	struct nbd_session *session = container_of(stream, struct nbd_session, stream);
+	struct engine_counters *counters = &session->base.engine->counters;
 	struct error error;
 
-	count_handshake(session, result);
-	if (session->base.state == SESSION_TERMINATING) {
-		return;
-	}
+	counters->tls_upgrading--;
 	if (result < 0) {
 		error = *tls_layer_error(stream);
 	} else {
+		count_session(session, 1);
+	}
+	if (result == 0 && session->base.state != SESSION_TERMINATING) {
 		result = check_again(session, &error);
 	}
-	if (result < 0) {
+	if (result == -EAGAIN) {
+		counters->tls_refused++;
 		session_terminate(&session->base, error.text);
+		return;
+	}
+	if (result < 0) {
+		session_tls_failed(&session->base, failure_of(result), error.text);
+		return;
+	}
+	counters->tls_handshakes++;
+	if (session->base.state == SESSION_TERMINATING) {
 		return;
 	}
 	session->base.progress_ns = ring_batch_ns(session->service->ring);
@@ -159,7 +174,7 @@ void handshake_begin_tls(struct nbd_session *session)
 	rc = tls_layer_create(&options, &layer);
 	tls_context_put(options.context);
 	if (rc < 0) {
-		session_terminate(&session->base, "out of memory for TLS");
+		session_tls_failed(&session->base, ENGINE_TLS_OTHER, "out of memory for TLS");
 		return;
 	}
 	forget(session);

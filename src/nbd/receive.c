@@ -13,7 +13,7 @@
  *
  * A receive that fills rx_small is followed by one into rx_large. A session goes back to rx_small
  * as soon as everything received is parsed and the last receive was not full, so that an idle
- * connection holds no arena memory.
+ * connection holds no arena memory; and behind a payload that is longer than rx_large.
  */
 
 static uint32_t available(const struct nbd_session *session)
@@ -101,12 +101,35 @@ static void begin_turn(struct nbd_session *session)
 	}
 }
 
+bool receive_rests(const struct nbd_session *session)
+{
+	return unlikely(session->base.engine->paused) && session->rx_request == NULL &&
+	       session->rx_discard_left == 0 && available(session) <= RX_SMALL_BYTES;
+}
+
+/* How much is to be received at once. Of a paused session no more than ends its request. */
+static uint32_t receive_room(const struct nbd_session *session)
+{
+	uint64_t room = session->rx_bytes - session->rx_end;
+	uint64_t wanted = session->rx_want - available(session);
+
+	if (likely(!session->base.engine->paused)) {
+		return (uint32_t)room;
+	}
+	if (session->rx_request != NULL) {
+		wanted = session->rx_payload_left;
+	} else if (session->rx_discard_left > 0) {
+		wanted = session->rx_discard_left;
+	}
+	return (uint32_t)MIN(room, wanted);
+}
+
 static void arm(struct nbd_session *session)
 {
 	struct path_stream *stream = session->rx_stream;
 
 	if (session->recv_op.in_flight || session->base.state != SESSION_READY ||
-		session_waits(&session->base)) {
+		session_waits(&session->base) || receive_rests(session)) {
 		return;
 	}
 	if (session->rx_request != NULL && !waits_for_first_byte(session)) {
@@ -138,7 +161,7 @@ static void arm(struct nbd_session *session)
 	session->rx_into_stream = false;
 	begin_turn(session);
 	stream_receive(&session->stream, &session->recv_op, session->rx_data + session->rx_end,
-		session->rx_bytes - session->rx_end, false, receive_done);
+		receive_room(session), false, receive_done);
 }
 
 void receive_release(struct nbd_session *session)
@@ -211,9 +234,8 @@ static bool take_payload(struct nbd_session *session)
 			if (waits_for_first_byte(session)) {
 				return false;
 			}
-			/* What has been received already is copied. */
-			request->path.memory_rights = session->stream.memory_rights |
-						      (available(session) > 0 ? MEM_CPU_WRITE : 0);
+			request->path.memory_rights = session->stream.memory_rights;
+			request->path.copied_bytes = available(session);
 			stream = path_write_open(&request->path);
 			if (stream == NULL) {
 				return false;
@@ -325,6 +347,25 @@ static void dispatch(struct nbd_session *session, struct request_head *head, uin
 	path_start(service->path, &request->path);
 }
 
+/* Block status of no bytes, which is an error otherwise: the peer asks for the size of the export
+ * when it is not the offset any more. One at a time. */
+static bool asks_size(const struct nbd_session *session, const struct request_head *head)
+{
+	return session->says_size && !session->size_asked && head->type == NBD_CMD_BLOCK_STATUS &&
+	       head->flags == 0 && head->length == 0;
+}
+
+static void take_size_request(struct nbd_session *session, const struct request_head *head)
+{
+	session->size_asked = true;
+	session->size_due = session->base.engine->paused; /* see nbd_session_pause() */
+	session->size_known = head->offset;
+	session->size_cookie = head->cookie;
+	if (reply_size_is_due(session)) {
+		session_mark_dirty(&session->base);
+	}
+}
+
 /* Takes the next request, whose header is there. False: it waits for its payload or a limit, or
  * nothing follows. */
 static bool take_request(struct nbd_session *session)
@@ -344,6 +385,11 @@ static bool take_request(struct nbd_session *session)
 		session->rx_start += head_bytes;
 		session_drain(session);
 		return false;
+	}
+	if (asks_size(session, &head)) {
+		session->rx_start += head_bytes;
+		take_size_request(session, &head);
+		return true;
 	}
 	payload = head.payload_bytes;
 	if (payload > session->service->engine->limits.payload_bytes_max) {
@@ -409,7 +455,7 @@ void receive_continue(struct nbd_session *session)
 			if (!take_payload(session)) {
 				break;
 			}
-		} else if (available(session) < session->head_bytes) {
+		} else if (available(session) < session->head_bytes || receive_rests(session)) {
 			session->rx_want = session->head_bytes;
 			break;
 		} else if (!take_request(session)) {
@@ -437,6 +483,15 @@ bool receive_owes_nothing(const struct nbd_session *session)
 void receive_interrupt(struct nbd_session *session)
 {
 	stream_cancel(&session->stream, &session->recv_op);
+}
+
+void receive_pause(struct nbd_session *session)
+{
+	rate_give_up(&session->base.rate);
+	if (!session->rx_into_stream) {
+		receive_interrupt(session);
+	}
+	receive_continue(session);
 }
 
 static void received_end(struct nbd_session *session)
@@ -503,6 +558,9 @@ void receive_done(struct ring_op *op, int result)
 		session->rx_stream_got += (uint32_t)result;
 		session->rx_payload_left -= (uint32_t)result;
 		session->rx_into_stream = false;
+		/* What comes behind a long payload is perhaps another one: the less of it is
+		 * received with its header, the less is copied. */
+		session->rx_was_full &= session->rx_request->length <= RX_LARGE_BYTES;
 	} else if (result > 0) {
 		session->rx_end += (uint32_t)result;
 		session->rx_was_full = session->rx_end == session->rx_bytes;

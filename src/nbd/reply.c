@@ -89,6 +89,26 @@ static void emit_success(struct send_batch *send, struct send_slot *slot)
 	slot->ends_request = true;
 }
 
+/* The one chunk of a reply that says only why not. text: at most SEND_HEADER_BYTES_MAX less both
+ * headers. */
+static uint32_t put_error_chunk(const struct nbd_session *session, uint64_t cookie, uint64_t offset,
+	uint8_t *out, uint32_t error, const char *text)
+{
+	uint32_t text_length = (uint32_t)strlen(text);
+	struct nbd_wire_error wire = {
+		.error = be32_make(error),
+		.text_length = be16_make((uint16_t)text_length),
+	};
+	uint32_t length = put_chunk_header_of(session, cookie, offset, out, NBD_REPLY_TYPE_ERROR,
+		true, sizeof(wire) + text_length);
+
+	GMB_ASSERT(length + sizeof(wire) + text_length <= SEND_HEADER_BYTES_MAX);
+	memcpy(out + length, &wire, sizeof(wire));
+	length += (uint32_t)sizeof(wire);
+	memcpy(out + length, text, text_length);
+	return length + text_length;
+}
+
 static void emit_error(
 	struct send_batch *send, struct send_slot *slot, uint32_t error, const char *text)
 {
@@ -106,19 +126,8 @@ static void emit_error(
 	if (!request->session->structured) {
 		length = put_simple_header(request, slot->header, error);
 	} else {
-		uint32_t text_length = (uint32_t)strlen(text);
-		struct nbd_wire_error wire = {
-			.error = be32_make(error),
-			.text_length = be16_make((uint16_t)text_length),
-		};
-
-		length = put_chunk_header(request, slot->header, NBD_REPLY_TYPE_ERROR, true,
-			sizeof(wire) + text_length);
-		GMB_ASSERT(length + sizeof(wire) + text_length <= sizeof(slot->header));
-		memcpy(slot->header + length, &wire, sizeof(wire));
-		length += (uint32_t)sizeof(wire);
-		memcpy(slot->header + length, text, text_length);
-		length += text_length;
+		length = put_error_chunk(request->session, request->cookie, request->offset,
+			slot->header, error, text);
 	}
 	put_iov(send, slot->header, length);
 }
@@ -282,25 +291,47 @@ static bool owes_answers(const struct nbd_session *session)
 	return !list_is_empty(&session->requests) || rate_waits(&session->base.rate);
 }
 
+/* A block status chunk of one of our own contexts, whose extents stand for nothing but their flags:
+ * those of value, the upper half first where each has 32 bits. */
+static uint32_t put_own_status(const struct nbd_session *session, uint64_t cookie, uint64_t offset,
+	uint8_t *out, uint32_t context, uint32_t count, uint64_t value, bool done)
+{
+	bool extended = session->extended;
+	struct be32 words[2] = { be32_make(context), be32_make(count) };
+	uint32_t words_bytes = (uint32_t)(extended ? sizeof(words) : sizeof(words[0]));
+	struct nbd_wire_extent_ext wide = { .length = be64_make(1), .flags = be64_make(value) };
+	uint32_t extent_bytes =
+		(uint32_t)(extended ? sizeof(wide) : sizeof(struct nbd_wire_extent));
+	uint32_t length = put_chunk_header_of(session, cookie, offset, out,
+		extended ? NBD_REPLY_TYPE_BLOCK_STATUS_EXT : NBD_REPLY_TYPE_BLOCK_STATUS, done,
+		words_bytes + (uint64_t)count * extent_bytes);
+
+	memcpy(out + length, words, words_bytes);
+	length += words_bytes;
+	for (uint32_t i = 0; i < count; i++) {
+		struct nbd_wire_extent narrow = {
+			.length = be32_make(1),
+			.flags = be32_make((uint32_t)(value >> 32 * (count - 1 - i))),
+		};
+
+		memcpy(out + length, extended ? (void *)&wide : (void *)&narrow, extent_bytes);
+		length += extent_bytes;
+	}
+	return length;
+}
+
 /* Says only that we live: a chunk of the oldest request, or of the one that waits, with the context
  * of NBD_CONTEXT_ALIVE and one extent that means nothing. */
 static void emit_alive(struct send_batch *send, struct nbd_session *session)
 {
 	struct send_slot *slot = &send->slots[send->slot_count++];
-	struct be32 words[2] = { be32_make(NBD_CONTEXT_ID_ALIVE), be32_make(1) };
-	struct nbd_wire_extent extent = { .length = be32_make(1) };
-	struct nbd_wire_extent_ext extent_ext = { .length = be64_make(1) };
-	bool extended = session->extended;
-	uint32_t words_bytes = (uint32_t)(extended ? sizeof(words) : sizeof(words[0]));
-	uint32_t extent_bytes = (uint32_t)(extended ? sizeof(extent_ext) : sizeof(extent));
 	struct request_head waiting;
-	uint32_t length;
 
 	send->is_alive = true;
 	*slot = (struct send_slot){ 0 };
 	if (list_is_empty(&session->requests)) {
 		bool parsed = request_head_parse(
-			session->rx_data + session->rx_start, extended, &waiting);
+			session->rx_data + session->rx_start, session->extended, &waiting);
 
 		GMB_ASSERT(parsed); /* as it was when it began to wait */
 	} else {
@@ -310,14 +341,34 @@ static void emit_alive(struct send_batch *send, struct nbd_session *session)
 		waiting.cookie = oldest->cookie;
 		waiting.offset = oldest->offset;
 	}
-	length = put_chunk_header_of(session, waiting.cookie, waiting.offset, slot->header,
-		extended ? NBD_REPLY_TYPE_BLOCK_STATUS_EXT : NBD_REPLY_TYPE_BLOCK_STATUS, false,
-		(uint64_t)words_bytes + extent_bytes);
-	memcpy(slot->header + length, words, words_bytes);
-	length += words_bytes;
-	memcpy(slot->header + length, extended ? (void *)&extent_ext : (void *)&extent,
-		extent_bytes);
-	put_iov(send, slot->header, length + extent_bytes);
+	put_iov(send, slot->header,
+		put_own_status(session, waiting.cookie, waiting.offset, slot->header,
+			NBD_CONTEXT_ID_ALIVE, 1, 0, false));
+}
+
+bool reply_size_is_due(const struct nbd_session *session)
+{
+	return session->size_asked && (session->size_due || session->base.stopping ||
+					      session->size_known != session->base.export_bytes);
+}
+
+/* Answers the request of x-gmblock:size. */
+static void emit_size(struct send_batch *send, struct nbd_session *session)
+{
+	struct send_slot *slot = &send->slots[send->slot_count++];
+	uint32_t length;
+
+	*slot = (struct send_slot){ 0 };
+	if (session->base.stopping) {
+		length = put_error_chunk(session, session->size_cookie, session->size_known,
+			slot->header, NBD_ESHUTDOWN, session_stop_text(&session->base));
+	} else {
+		length = put_own_status(session, session->size_cookie, session->size_known,
+			slot->header, NBD_CONTEXT_ID_SIZE, session->extended ? 1 : NBD_SIZE_EXTENTS,
+			session->base.export_bytes, true);
+	}
+	put_iov(send, slot->header, length);
+	session->size_asked = false;
 }
 
 /* --- what comes next ----------------------------------------------------------------------- */
@@ -497,7 +548,8 @@ void reply_flush(struct session *base, bool alone)
 
 	/* A send, or a flush of a session that is stopping; either comes back here. */
 	if (session->send_op.in_flight || session->base.state == SESSION_TERMINATING ||
-		(list_is_empty(&session->sendable) && !session->alive_due)) {
+		(list_is_empty(&session->sendable) && !session->alive_due &&
+			!reply_size_is_due(session))) {
 		return;
 	}
 	node = list_pop_front(&service->sends_free);
@@ -519,6 +571,11 @@ void reply_flush(struct session *base, bool alone)
 		emit_alive(send, session);
 	}
 	session->alive_due = false;
+	if (send->slot_count < SEND_SLOTS_MAX && session->exclusive == NULL &&
+		reply_size_is_due(session) && session->base.state != SESSION_TERMINATING) {
+		emit_size(send, session);
+		send->is_alive = false;
+	}
 	if (send->slot_count == 0) {
 		session->sending = NULL;
 		list_push_front(&service->sends_free, &send->node);
@@ -653,7 +710,7 @@ void reply_done(struct ring_op *op, int result)
 	if (session->base.state == SESSION_TERMINATING) {
 		return;
 	}
-	if (!list_is_empty(&session->sendable)) {
+	if (!list_is_empty(&session->sendable) || reply_size_is_due(session)) {
 		session_mark_dirty(&session->base);
 	}
 	if (unlikely(session->base.stopping || session->base.state == SESSION_DRAINING)) {

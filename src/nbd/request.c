@@ -85,7 +85,7 @@ uint64_t request_bytes(const struct nbd_session *session, const struct request_h
 		&session->base, store_op(head), store_flags(head), head->offset, head->length);
 }
 
-uint32_t request_check(const struct nbd_session *session, const struct request_head *head,
+uint32_t request_check(struct nbd_session *session, const struct request_head *head,
 	struct path_request *path, const char **text)
 {
 	uint32_t undefined = (session->structured ? 0U : (uint32_t)NBD_CMD_FLAG_DF) |

@@ -20,13 +20,13 @@ static void stream_idle(struct stream *stream)
 	}
 }
 
-int nbd_session_accept(void *context, const struct endpoint *endpoint)
+struct nbd_session *nbd_session_create(void *context, const struct endpoint *endpoint)
 {
 	struct nbd_service *service = context;
 	struct nbd_session *session = calloc(1, sizeof(*session));
 
 	if (session == NULL) {
-		return -ENOMEM;
+		return NULL;
 	}
 	session->service = service;
 	stream_open(&session->stream, service->ring, endpoint->fd, &keep_alive);
@@ -37,6 +37,16 @@ int nbd_session_accept(void *context, const struct endpoint *endpoint)
 	list_init(&session->requests);
 	list_init(&session->sendable);
 	session_init(&session->base, service->engine, endpoint);
+	return session;
+}
+
+int nbd_session_accept(void *context, const struct endpoint *endpoint)
+{
+	struct nbd_session *session = nbd_session_create(context, endpoint);
+
+	if (session == NULL) {
+		return -ENOMEM;
+	}
 	if (handshake_begin(session) < 0) {
 		session_terminate(&session->base, "out of memory for the handshake");
 	}
@@ -115,7 +125,9 @@ void nbd_session_abort(struct session *base)
 			(void)path_abandon(&request->path);
 		}
 	}
-	stream_shutdown(&session->stream);
+	if (!base->passed) {
+		stream_shutdown(&session->stream);
+	}
 	ring_cancel(session->service->ring, &session->alive_op);
 }
 
@@ -139,6 +151,7 @@ void session_drain(struct nbd_session *session)
 {
 	GMB_ASSERT(session->base.state == SESSION_READY);
 	session_set_state(&session->base, SESSION_DRAINING);
+	session->size_asked = false; /* it asks for what comes later */
 	list_for_each(node, &session->requests)
 	{
 		struct nbd_request *request = list_entry(node, struct nbd_request, session_node);
@@ -154,8 +167,19 @@ void nbd_session_drain(struct session *base)
 {
 	/* Until the last reply is out, options are answered with ERR_SHUTDOWN (P18) and requests
 	 * with ESHUTDOWN (P126). */
+	if (of(base)->size_asked) {
+		session_mark_dirty(base);
+	}
 	if (base->state != SESSION_NEGOTIATING) {
 		session_drain_check(of(base));
+	}
+}
+
+void nbd_session_export_changed(struct session *base, enum export_change change)
+{
+	GMB_UNUSED(change);
+	if (reply_size_is_due(of(base))) {
+		session_mark_dirty(base);
 	}
 }
 
@@ -197,7 +221,7 @@ static void flushed(struct ring_op *op, int result)
 void session_drain_check(struct nbd_session *session)
 {
 	if (session->base.state < SESSION_LINGERING && list_is_empty(&session->requests) &&
-		!session->send_op.in_flight &&
+		!session->size_asked && !session->send_op.in_flight &&
 		!stream_flush(&session->stream, &session->send_op, flushed)) {
 		linger(session);
 	}

@@ -5,12 +5,16 @@
  *
  * Files: service.c pools and the session kind; session.c life cycle; handshake.c options;
  * handshake_tls.c STARTTLS; receive.c the byte stream into requests; request.c what a request asks
- * and may; reply.c answers.
+ * and may; reply.c answers; pass.c sessions that go to another process.
  *
  * x-gmblock:alive (docs/protocol/nbd.md): a timer runs while there are requests, or one waits for
  * its turn by a rate. It finds that
  * nothing was sent since it was set, and the next flush then sends a chunk that says only that the
  * server lives. This takes neither a place nor memory, nor must a request be read for it.
+ *
+ * x-gmblock:size (the same page): the peer says which size it knows, and is answered when the
+ * export has another one. The session keeps one such request aside, which is none of the engine's:
+ * it takes no place and no memory, and an idle connection stays idle.
  *
  * Threading: the ring's thread. Ownership: the service owns requests and pools; a session owns its
  * socket; a request holds its memory until request_end(). Errors: session_fail() ends a
@@ -173,6 +177,12 @@ struct nbd_session {
 	bool alive_due; /* nothing was sent since the timer was set, and requests wait */
 	bool has_sent;	/* since the timer was set */
 
+	bool says_size;	     /* x-gmblock:size was listed */
+	bool size_asked;     /* its request is not answered yet */
+	bool size_due;	     /* it is to be answered, whatever the size */
+	uint64_t size_known; /* by the peer, as it asked */
+	uint64_t size_cookie;
+
 	/* Receiving: bytes [rx_start, rx_end) of rx_data wait to be parsed. */
 	uint8_t *rx_data;
 	uint32_t rx_bytes;
@@ -212,6 +222,7 @@ void service_rx_put(struct nbd_session *session, struct rx_buf *rx);
 int nbd_session_accept(void *service, const struct endpoint *endpoint);
 void nbd_session_resume(struct session *base);
 void nbd_session_drain(struct session *base);
+void nbd_session_export_changed(struct session *base, enum export_change change);
 bool nbd_session_stalled(struct session *base);
 bool nbd_session_peer_receives(struct session *base);
 void nbd_session_abort(struct session *base);
@@ -220,6 +231,8 @@ void nbd_session_close(struct session *base);
 /* Ends the session for breaking a rule; the text names it. */
 void session_fail(struct nbd_session *session, const char *rule, const char *format, ...)
 	GMB_PRINTF(3, 4);
+/* As nbd_session_accept(), for a connection that has come otherwise; not begun. NULL: no memory. */
+struct nbd_session *nbd_session_create(void *service, const struct endpoint *endpoint);
 /* The client will ask nothing more: stops reading, closes when everything is answered. */
 void session_drain(struct nbd_session *session);
 /* The session is to end: says goodbye when it has nothing left to do. */
@@ -262,6 +275,19 @@ bool receive_owes_nothing(const struct nbd_session *session);
  * come of a payload counts. */
 void receive_interrupt(struct nbd_session *session);
 
+/* The engine is paused, and it is between two requests, of which it has received little: the next
+ * one goes to another process, or waits. */
+bool receive_rests(const struct nbd_session *session);
+/* The engine was paused: receives no more than the request that it is in the middle of. */
+void receive_pause(struct nbd_session *session);
+
+/* pass.c */
+bool nbd_session_pause(struct session *base);
+enum session_rest nbd_session_rest(struct session *base);
+uint32_t nbd_session_pass(struct session *base, uint8_t *bytes, int *fd_out);
+int nbd_session_adopt(
+	void *service, const struct endpoint *endpoint, const struct session_record *record);
+
 /* request.c */
 struct request_head {
 	uint16_t flags;
@@ -280,7 +306,7 @@ uint32_t request_head_bytes(bool extended);
 /* Pure: false when the magic is wrong (P120). */
 bool request_head_parse(const uint8_t *bytes, bool extended, struct request_head *head);
 /* Decides what the request asks and whether it may: the NBD error, or 0. Fills op and flags. */
-uint32_t request_check(const struct nbd_session *session, const struct request_head *head,
+uint32_t request_check(struct nbd_session *session, const struct request_head *head,
 	struct path_request *path, const char **text);
 /* BLOCK_STATUS with a payload (P115): the same for the payload's effect length and context ids. */
 uint32_t request_check_status_payload(const struct nbd_session *session, const uint8_t *payload,
@@ -301,3 +327,5 @@ void reply_flush(struct session *base, bool alone);
 void reply_done(struct ring_op *op, int result);
 /* There is a request to be answered: sets the timer of a session with alive_ns, if it is not. */
 void reply_watch(struct nbd_session *session);
+/* The request of x-gmblock:size is there, and what it waits for has come. */
+bool reply_size_is_due(const struct nbd_session *session);

@@ -30,8 +30,11 @@
 #define NBD_CONTEXT_CONNECTION "x-gmblock:connection="
 #define NBD_CONTEXT_REPLACES   "x-gmblock:replaces="
 #define NBD_CONTEXT_ALIVE      "x-gmblock:alive" /* "=" and milliseconds in the query */
-/* The context of the block status chunks that say only that the server lives. */
+#define NBD_CONTEXT_SIZE       "x-gmblock:size"
+/* The contexts of the block status chunks that say only that the server lives, and of those that
+ * say how large the export is. */
 #define NBD_CONTEXT_ID_ALIVE UINT32_MAX
+#define NBD_CONTEXT_ID_SIZE  (UINT32_MAX - 1)
 
 /* --- limits -------------------------------------------------------------------------------- */
 
@@ -42,6 +45,7 @@ enum {
 	NBD_PAYLOAD_BYTES_MAX = 64 << 20, /* ours; READ and WRITE */
 	NBD_DF_BYTES_MIN = 65536,	  /* P93: DF must work up to here */
 	NBD_CONTEXT_QUERIES_MAX = 64,	  /* P41: ours; more get ERR_TOO_BIG */
+	NBD_SIZE_EXTENTS = 2,		  /* of NBD_CONTEXT_ID_SIZE, without extended headers */
 };
 
 /* --- handshake ----------------------------------------------------------------------------- */

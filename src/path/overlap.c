@@ -174,14 +174,15 @@ void cut_begin(struct path_request *request)
 	bool can_overlap = reads ? info->read_direct || has_progress : info->write_direct;
 	/* Each part would be a flush of its own: split as little as possible, and not measured. */
 	bool durable = (request->flags & STORE_FUA) != 0;
+	bool times_disk = can_overlap && !durable && request->length >= OVERLAP_REQUEST_BYTES_MIN;
 
-	request->measured = can_overlap && !durable && request->length >= OVERLAP_REQUEST_BYTES_MIN;
+	request->measured = times_disk && !request->internal;
 	request->counted = request->measured;
 	if (request->measured) {
 		request->alone = overlap_of(request)->request_bytes == 0;
 		overlap_of(request)->request_bytes += request->length;
 	}
-	if (asked == PATH_OVERLAP_OFF || request->whole || durable ||
+	if (asked == PATH_OVERLAP_OFF || request->whole || request->internal || durable ||
 		(asked == PATH_OVERLAP_AUTO && !can_overlap)) {
 		request->part_size = can_overlap ? PATH_PART_SIZE_MAX : PATH_CACHED_PART_BYTES;
 	} else {
@@ -200,7 +201,7 @@ void cut_begin(struct path_request *request)
 	}
 	/* In order, a part must never wait for one behind it that has no memory yet. */
 	request->striped = reads && !request->ascending && info->stripe_chunk >= request->part_size;
-	request->part_flags = (request->measured ? (uint32_t)STORE_MEASURED : 0) |
+	request->part_flags = (times_disk ? (uint32_t)STORE_MEASURED : 0) |
 			      (reads && info->read_direct && request->length > request->part_size
 					      ? (uint32_t)STORE_APART
 					      : 0);

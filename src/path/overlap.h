@@ -104,11 +104,11 @@ struct cut_range {
 /* A read or write begins: decides how it is cut. Not needed for a request shorter than
  * OVERLAP_REQUEST_BYTES_MIN on an export without a part size of its own: it is one part. */
 void cut_begin(struct path_request *request);
-/* The next four are for requests with request->measured.
- *
- * The expected time from one part, or one report of progress, to the next; 0 = unknown. */
+/* The expected time from one part, or one report of progress, to the next; 0 = unknown. */
 uint64_t cut_step_ns(const struct path_request *request);
-/* All its bytes were handed to the session: it no longer takes rate from other requests. */
+/* The next three are for requests with request->measured.
+ *
+ * All its bytes were handed to the session: it no longer takes rate from other requests. */
 void cut_handed(struct path_request *request);
 /* It has ended. */
 void cut_end(struct path_request *request, uint64_t now_ns);

@@ -2,6 +2,7 @@
 #include "path/path.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -9,7 +10,7 @@
 #include "base/bytes.h"
 #include "path/overlap.h"
 
-enum { LOGGED_NAME_BYTES = 128 };
+enum { LOGGED_NAME_BYTES = 128, LOGGED_RANGE_BYTES = 64 };
 
 struct path {
 	struct ring *ring;
@@ -107,18 +108,33 @@ static void set_state(struct path_request *request, enum path_state state)
 							   : ring_now_ns(request->path->ring);
 }
 
+/* Where there is no memory for statistics yet, a request is not counted, and the next one tries
+ * again. */
 static void account(struct path_request *request)
 {
-	struct path_stats **stats = &request->export->stats[request->op];
+	struct path_operation **operation = &request->export->operations[request->op];
+	struct path_stats **of_client =
+		request->client->stats != NULL ? &request->client->stats[request->op] : NULL;
 
-	if (*stats == NULL) {
-		*stats = calloc(PATH_SIZE_CLASS_COUNT, sizeof(**stats));
-		if (*stats == NULL) {
-			return; /* not counted; the next one tries again */
-		}
+	if (unlikely(request->error != 0)) {
+		request->export->error_counts[path_error_slot(request->error)]++;
 	}
-	path_stats_add(*stats + path_size_class(request->length), request->edge_ns, request->length,
-		request->error != 0);
+	if (unlikely(*operation == NULL)) {
+		*operation = calloc(1, sizeof(**operation));
+	}
+	if (likely(*operation != NULL)) {
+		path_operation_add(
+			*operation, request->edge_ns, request->length, request->error != 0);
+	}
+	if (of_client == NULL) {
+		return;
+	}
+	if (unlikely(*of_client == NULL)) {
+		*of_client = calloc(1, sizeof(**of_client));
+	}
+	if (likely(*of_client != NULL)) {
+		path_stats_add(*of_client, request->edge_ns, request->length, request->error != 0);
+	}
 }
 
 enum path_status path_status(const struct path_request *request)
@@ -277,6 +293,15 @@ static struct path_stream *stream_place(struct path *path, struct path_request *
 	return stream;
 }
 
+/* Whether the session can do with the device's memory what it needs for the next part. */
+static bool device_may(const struct path_request *request)
+{
+	uint32_t rights =
+		request->memory_rights | (request->copied_bytes > 0 ? (uint32_t)MEM_CPU_WRITE : 0);
+
+	return (rights & ~request->device_rights) == 0;
+}
+
 /* A new stream for the next part of the request; NULL when memory is short. */
 static struct path_stream *part_open(struct path *path, struct path_request *request)
 {
@@ -296,8 +321,13 @@ static struct path_stream *part_open(struct path *path, struct path_request *req
 
 	if (unlikely(request->placement != NULL)) {
 		stream = stream_place(path, request, &range, &bytes);
-	} else if (unlikely(request->arena != path->ram) &&
-		   (request->memory_rights & ~request->device_rights) != 0) {
+	} else if (unlikely(request->arena != path->ram) && !device_may(request)) {
+		if ((request->memory_rights & ~request->device_rights) == 0) {
+			/* What comes after them can have memory of the device. */
+			bytes = MIN(
+				bytes, align_up(range.offset + request->copied_bytes, SPLIT_ALIGN) -
+					       range.offset);
+		}
 		stream = stream_open(path, request, path->ram, range.offset, &bytes);
 		request->export->ram_for_session += stream != NULL;
 	} else {
@@ -414,21 +444,20 @@ static void log_failure(struct path_request *request, const struct store_part *p
 {
 	struct path_export *export = request->export;
 	char name[LOGGED_NAME_BYTES];
+	char range[LOGGED_RANGE_BYTES] = "";
+	const struct log_about about = { LOG_ID_DISK_ERROR, name, NULL, -result };
 
 	if (result == -EOPNOTSUPP || result == -EPERM) {
 		return;
 	}
-	(void)log_escape(name, sizeof(name), export->name, export->name_bytes);
-	if (part->length == 0) {
-		log_limited(&export->errors, ring_batch_ns(request->path->ring), LOG_LEVEL_ERROR,
-			"export \"%s\": %s failed: %s", name, store_op_name(part->op),
-			strerror(-result));
-		return;
+	if (part->length > 0) {
+		snprintf(range, sizeof(range), " of %llu bytes at offset %llu",
+			(unsigned long long)part->length, (unsigned long long)part->offset);
 	}
-	log_limited(&export->errors, ring_batch_ns(request->path->ring), LOG_LEVEL_ERROR,
-		"export \"%s\": %s of %llu bytes at offset %llu failed: %s", name,
-		store_op_name(part->op), (unsigned long long)part->length,
-		(unsigned long long)part->offset, strerror(-result));
+	log_escape(name, sizeof(name), export->name, export->name_bytes);
+	log_limited_about(&export->errors, ring_batch_ns(request->path->ring), LOG_LEVEL_ERROR,
+		&about, "export \"%s\": %s%s failed: %s", name, store_op_name(part->op), range,
+		strerror(-result));
 }
 
 static void part_done(struct store_part *part, int result)
@@ -722,7 +751,8 @@ static void begin(struct path *path, struct path_request *request)
 	if (request->length >= OVERLAP_REQUEST_BYTES_MIN ||
 		request->export->overlap > PATH_OVERLAP_OFF) {
 		cut_begin(request);
-		request->slow = request->measured && cut_step_ns(request) > PATH_SLOW_NS;
+		request->slow = (request->part_flags & STORE_MEASURED) != 0 &&
+				cut_step_ns(request) > PATH_SLOW_NS;
 		path->slow_count += request->slow;
 	}
 }
@@ -744,6 +774,7 @@ void path_start(struct path *path, struct path_request *request)
 	request->parts_inflight = 0;
 	request->parts_waiting = 0;
 	request->late.serial = 0;
+	request->copied_bytes = 0;
 	request->streams_live = 0;
 	request->abandoned = false;
 	request->first_used = false;

@@ -96,8 +96,9 @@ struct path_export {
 	uint64_t staged_parts;	     /* of requests with a placement */
 	uint64_t placements_refused; /* not memory that the store can use */
 	uint64_t late_waits; /* parts that waited for a change of a requester that had gone */
-	/* By operation, PATH_SIZE_CLASS_COUNT each; made with the first request, NULL before. */
-	struct path_stats *stats[STORE_OP_COUNT];
+	uint64_t error_counts[PATH_ERROR_COUNT]; /* requests that failed, see path_error_slot() */
+	/* Made with the first request, NULL before. */
+	struct path_operation *operations[STORE_OP_COUNT];
 };
 
 extern const struct counter_table path_export_counter_table; /* of struct path_export */
@@ -157,6 +158,7 @@ struct path_request {
 	uint64_t window_bytes;	/* payload memory it may hold at once; one part it always may */
 	bool ascending;		/* fragments in order of their offset */
 	bool whole;		/* no fragment is wanted before all bytes are valid */
+	bool internal; /* no network moves it: overlap neither cuts it nor learns from it */
 	uint32_t memory_rights; /* enum mem_right: what the session needs of payload memory */
 	/*
 	 * The requester's memory, length bytes in all, or NULL. Held until the request ends or is
@@ -176,6 +178,10 @@ struct path_request {
 	uint64_t error_offset;	      /* first byte of the part that failed */
 	struct store_extent *extents; /* of a committed STORE_EXTENTS, until path_finish() */
 	uint32_t extent_count;
+
+	/* Set by the session before each path_write_open(): so many of the next bytes have come
+	 * already, and the processor will copy them. 0 after path_start(). */
+	uint32_t copied_bytes;
 
 	/* Private. */
 	struct path *path;
@@ -256,6 +262,8 @@ void path_serve(struct path *path);
 bool path_is_to_serve(const struct path *path);
 /* True when somebody waits for memory that others hold. */
 bool path_is_short(const struct path *path);
+/* Adds the state of its memory; device: nothing where there is none. */
+void path_arenas_add(struct path *path, struct path_arena *ram, struct path_arena *device);
 /* Private to src/path. */
 struct path_share *path_share(struct path *path);
 /* Where the buffers of a request come from whose export asks for device memory: there, or RAM. What
@@ -286,7 +294,9 @@ void path_memory_failed(const struct path_stream *stream);
 
 /* Writes: room for the next piece: stream->memory, stream->length bytes. NULL when there is none
  * now: progress will be called. The memory has the request's memory_rights, which may change from
- * piece to piece. Not to be called once request->error is set or all room was opened. */
+ * piece to piece, and the processor may write to it if copied_bytes are to be copied there; a piece
+ * that is in RAM for that reason alone is no longer than those, up to the end of their last block.
+ * Not to be called once request->error is set or all room was opened. */
 struct path_stream *path_write_open(struct path_request *request);
 /* The room is filled: off to the store. */
 void path_write_submit(struct path_stream *stream);

@@ -17,6 +17,46 @@ static const struct counter path_quota_counter_list[] = {
 const struct counter_table path_quota_counter_table = { "memory", "export", path_quota_counter_list,
 	ARRAY_COUNT(path_quota_counter_list) };
 
+static const struct counter path_arena_counter_list[] = {
+	{ "limit_bytes", "Payload memory of this kind that there may be", COUNTER_NOW,
+		COUNTER_BYTES, offsetof(struct path_arena, limit_bytes) },
+	{ "mapped_bytes", "Memory of it that the server has", COUNTER_NOW, COUNTER_BYTES,
+		offsetof(struct path_arena, mapped_bytes) },
+	{ "used_bytes", "Memory of it that holds payload", COUNTER_NOW, COUNTER_BYTES,
+		offsetof(struct path_arena, used_bytes) },
+	{ "waits", "Times that a client began to wait because others held too much of it",
+		COUNTER_TOTAL, COUNTER_ITEMS, offsetof(struct path_arena, waits) },
+	{ "spills", "Parts of requests that had RAM because there was no room in it", COUNTER_TOTAL,
+		COUNTER_ITEMS, offsetof(struct path_arena, spills) },
+};
+
+const struct counter_table path_arena_counter_table = { "arena", "kind", path_arena_counter_list,
+	ARRAY_COUNT(path_arena_counter_list) };
+
+static void add_arena(
+	const struct arena *arena, const struct path_arena *counts, struct path_arena *sum)
+{
+	const struct arena_info *info = arena_info(arena);
+
+	sum->kind = info->kind;
+	sum->condemned = info->condemned != 0 ? info->condemned : sum->condemned;
+	sum->limit_bytes += info->limit_bytes;
+	sum->mapped_bytes += info->mapped_bytes;
+	sum->used_bytes += info->used_bytes;
+	sum->waits += counts->waits;
+	sum->spills += counts->spills;
+}
+
+void path_arenas_add(struct path *path, struct path_arena *ram, struct path_arena *device)
+{
+	const struct path_share *share = path_share(path);
+
+	add_arena(share->ram, &share->ram_counts, ram);
+	if (share->device != NULL) {
+		add_arena(share->device, &share->device_counts, device);
+	}
+}
+
 /* --- what a client may hold ---------------------------------------------------------------- */
 
 static bool is_below_thresholds(
@@ -156,7 +196,8 @@ static bool get_from(struct path_request *request, struct arena *arena, uint64_t
 bool share_get(struct path_request *request, struct arena **arena_inout, uint64_t offset,
 	uint64_t replaced_bytes, uint64_t *bytes_inout, struct arena_buf *buf)
 {
-	const struct path_share *share = request->client->share;
+	struct path_share *share = request->client->share;
+	bool got;
 
 	if (likely(get_from(request, *arena_inout, replaced_bytes, bytes_inout, buf))) {
 		return true;
@@ -166,10 +207,13 @@ bool share_get(struct path_request *request, struct arena **arena_inout, uint64_
 		*arena_inout = share->ram;
 		if (get_from(request, share->ram, replaced_bytes, bytes_inout, buf)) {
 			request->export->ram_for_room++;
+			share->device_counts.spills++;
 			return true;
 		}
 	}
-	return get_reserve(request, arena_inout, offset, replaced_bytes, bytes_inout, buf);
+	got = get_reserve(request, arena_inout, offset, replaced_bytes, bytes_inout, buf);
+	request->client->lacks_device = !got && *arena_inout == share->device;
+	return got;
 }
 
 void share_put(const struct path_request *request, struct arena *arena, struct arena_buf *buf)
@@ -250,15 +294,24 @@ void path_client_sent(struct path_client *client, uint64_t bytes, bool filled)
 
 /* --- waiting ------------------------------------------------------------------------------- */
 
-/* of: the quota that it waits for, or NULL. */
-static void set_short(struct path_client *client, bool is_short, struct path_quota *of)
+/* of: the quota that it waits for, or NULL; of_device: for memory of the device. */
+static void set_short(
+	struct path_client *client, bool is_short, struct path_quota *of, bool of_device)
 {
 	struct path_quota *before = client->short_of;
 
+	if (is_short && !client->is_short && of == NULL) {
+		struct path_share *share = client->share;
+
+		(of_device ? &share->device_counts : &share->ram_counts)->waits++;
+	}
 	client->share->short_count += is_short;
 	client->share->short_count -= client->is_short;
+	client->share->device_short_count += of_device;
+	client->share->device_short_count -= client->short_of_device;
 	client->is_short = is_short;
 	client->short_of = of;
+	client->short_of_device = of_device;
 	if (likely(before == of)) {
 		return;
 	}
@@ -277,8 +330,10 @@ void share_wait(struct path_request *request, bool is_short)
 {
 	struct path_client *client = request->client;
 	struct path_quota *lacking = is_short ? client->lacking : NULL;
+	bool lacks_device = is_short && client->lacks_device;
 
 	client->lacking = NULL;
+	client->lacks_device = false;
 	if (!list_is_linked(&request->stalled_node)) {
 		if (request->op == STORE_WRITE) {
 			list_push_front(&client->stalled, &request->stalled_node);
@@ -287,7 +342,7 @@ void share_wait(struct path_request *request, bool is_short)
 		}
 	}
 	if (list_first(&client->stalled) == &request->stalled_node) {
-		set_short(client, is_short, lacking);
+		set_short(client, is_short, lacking, lacks_device);
 		if (is_short) {
 			turns_add(&client->share->waiting, &client->turn);
 		}
@@ -307,7 +362,7 @@ void share_wait_end(struct path_request *request)
 		client->share->costly_waiting_count--;
 		return;
 	}
-	set_short(client, false, NULL);
+	set_short(client, false, NULL, false);
 	if (list_is_empty(&client->stalled)) {
 		turns_remove(&client->turn);
 	}
@@ -488,7 +543,8 @@ void path_client_join(
 bool path_client_is_wanted(const struct path_client *client)
 {
 	const struct path_share *share = client->share;
-	bool wanted = share->short_count > share->quota_short_count;
+	bool wanted = share->short_count > share->quota_short_count + share->device_short_count ||
+		      (share->device_short_count > 0 && client->device_held_bytes > 0);
 
 	for (int i = 0; i < PATH_QUOTAS && !wanted; i++) {
 		const struct path_quota *quota = client->quotas[i];
@@ -500,7 +556,7 @@ bool path_client_is_wanted(const struct path_client *client)
 
 void path_client_fini(struct path_client *client)
 {
-	GMB_ASSERT(client->short_of == NULL);
+	GMB_ASSERT(client->short_of == NULL && !client->short_of_device);
 	GMB_ASSERT(!path_client_holds(client) && client->buffer_count == 0);
 	GMB_ASSERT(client->unsent_bytes == 0 && list_is_empty(&client->stalled));
 	GMB_ASSERT(!client->costly_busy && list_is_empty(&client->costly_waiting));

@@ -43,6 +43,7 @@
 
 struct path;
 struct path_request;
+struct path_stats;
 struct counter_table;
 
 enum {
@@ -71,20 +72,37 @@ struct path_quota {
 
 extern const struct counter_table path_quota_counter_table; /* of struct path_quota */
 
+/* The state of an arena that the clients share. */
+struct path_arena {
+	uint64_t limit_bytes;
+	uint64_t mapped_bytes;
+	uint64_t used_bytes;
+	uint64_t waits;	 /* how often a client began to wait because others held too much of it */
+	uint64_t spills; /* parts that had RAM because there was no room in it */
+	/* As in struct arena_info; kind is NULL: there is no such arena. */
+	const char *kind;
+	int condemned;
+};
+
+extern const struct counter_table path_arena_counter_table; /* of struct path_arena */
+
 /* By what several clients are taken together. */
 enum path_quota_kind { PATH_QUOTA_IDENTITY, PATH_QUOTA_EXPORT, PATH_QUOTAS };
 
 /* Private to src/path: what the clients share. */
 struct path_share {
-	struct arena *ram;	    /* has the reserve */
-	struct arena *device;	    /* or NULL */
-	bool device_waits;	    /* as in path_options */
-	struct turns waiting;	    /* clients with a request that may be able to go on */
-	uint32_t short_count;	    /* clients that wait for what others hold */
-	uint32_t quota_short_count; /* of them, those that wait for a quota */
-	struct turns costly;	    /* clients with a costly request that may be able to begin */
+	struct arena *ram;	     /* has the reserve */
+	struct arena *device;	     /* or NULL */
+	bool device_waits;	     /* as in path_options */
+	struct turns waiting;	     /* clients with a request that may be able to go on */
+	uint32_t short_count;	     /* clients that wait for what others hold */
+	uint32_t quota_short_count;  /* of them, those that wait for a quota */
+	uint32_t device_short_count; /* and those that wait for memory of the device */
+	struct turns costly;	     /* clients with a costly request that may be able to begin */
 	uint32_t costly_count;
 	uint32_t costly_waiting_count;
+	struct path_arena ram_counts; /* waits and spills only */
+	struct path_arena device_counts;
 	bool costly_serving; /* in share_serve() */
 	bool released;	     /* something changed since the last path_serve() */
 };
@@ -95,6 +113,9 @@ struct path_peer {
 };
 
 struct path_client {
+	/* Where its requests are counted, one for each operation, made with its first request; NULL
+	 * (as it is after path_client_init()): they are not. Held until path_client_fini(). */
+	struct path_stats **stats;
 	/* Private. */
 	struct path_share *share;
 	struct turn turn;
@@ -108,7 +129,9 @@ struct path_client {
 	bool is_short; /* the first that waits, waits for what others hold */
 	struct path_quota *quotas[PATH_QUOTAS]; /* NULL: none */
 	struct path_quota *lacking;	 /* because of which share_get() has just failed, or NULL */
+	bool lacks_device;		 /* it has just failed because of the device's memory */
 	struct path_quota *short_of;	 /* is_short: which one it waits for; NULL: for memory */
+	bool short_of_device;		 /* is_short: for the device's */
 	struct list_node costly_waiting; /* costly requests that have not begun */
 	struct turn costly_turn;
 	bool costly_busy; /* one is in the store */
@@ -136,7 +159,8 @@ GMB_MUST_CHECK int path_client_get(
 	struct path_client *client, uint32_t bytes, struct arena_buf *buf);
 void path_client_put(struct path_client *client, struct arena_buf *buf);
 
-/* True when somebody waits for memory, or another client for a quota that both share. */
+/* True when somebody waits for memory of a kind that the client may hold (of a device: does hold),
+ * or another client for a quota that both share. */
 bool path_client_is_wanted(const struct path_client *client);
 /* True when it holds memory that others may wait for. */
 static inline bool path_client_holds(const struct path_client *client)

@@ -27,13 +27,27 @@ uint64_t path_size_class_limit(uint32_t size_class)
 						      : UINT64_MAX;
 }
 
-/* The first value that is above the bucket. */
-static uint64_t bucket_end_ns(uint32_t bucket)
+uint64_t path_latency_limit_ns(uint32_t bucket)
 {
 	uint32_t shift = bucket < PATH_LATENCY_PARTS ? 0 : (bucket >> PART_BITS) - 1;
 	uint64_t units = bucket - ((uint64_t)shift << PART_BITS);
 
-	return ((units + 1) << shift) << UNIT_SHIFT;
+	return bucket < PATH_LATENCY_BUCKETS - 1 ? ((units + 1) << shift) << UNIT_SHIFT
+						 : UINT64_MAX;
+}
+
+static uint32_t latency_bucket(uint64_t ns)
+{
+	/* 0 to 7 exact, then 8 for each doubling. */
+	uint64_t units = (ns - (ns > 0)) >> UNIT_SHIFT;
+	uint64_t bucket = units;
+
+	if (units >= PATH_LATENCY_PARTS) {
+		uint32_t shift = 63 - PART_BITS - (uint32_t)__builtin_clzll(units);
+
+		bucket = ((uint64_t)shift << PART_BITS) + (units >> shift);
+	}
+	return (uint32_t)MIN(bucket, (uint64_t)PATH_LATENCY_BUCKETS - 1);
 }
 
 void path_stats_add(struct path_stats *stats, const uint64_t edge_ns[PATH_STATE_COUNT],
@@ -41,14 +55,7 @@ void path_stats_add(struct path_stats *stats, const uint64_t edge_ns[PATH_STATE_
 {
 	uint64_t end_ns = edge_ns[PATH_STATE_FIN];
 	uint64_t total_ns = end_ns - edge_ns[PATH_STATE_INIT];
-	uint64_t units = total_ns >> UNIT_SHIFT;
-	uint64_t bucket = units; /* 0 to 7 exact, then 8 for each doubling */
 
-	if (units >= PATH_LATENCY_PARTS) {
-		uint32_t shift = 63 - PART_BITS - (uint32_t)__builtin_clzll(units);
-
-		bucket = ((uint64_t)shift << PART_BITS) + (units >> shift);
-	}
 	for (int state = PATH_STATE_SEND; state >= PATH_STATE_INIT; state--) {
 		if (edge_ns[state] != 0) {
 			stats->state_ns[state] += end_ns - edge_ns[state];
@@ -60,8 +67,67 @@ void path_stats_add(struct path_stats *stats, const uint64_t edge_ns[PATH_STATE_
 	stats->errors += failed;
 	stats->total_ns += total_ns;
 	stats->max_ns = MAX(stats->max_ns, total_ns);
-	stats->latency[MIN(bucket, (uint64_t)PATH_LATENCY_BUCKETS - 1)]++;
+	stats->latency[latency_bucket(total_ns)]++;
 }
+
+void path_operation_add(struct path_operation *operation, const uint64_t edge_ns[PATH_STATE_COUNT],
+	uint64_t length, bool failed)
+{
+	uint64_t end_ns = edge_ns[PATH_STATE_FIN];
+
+	path_stats_add(&operation->classes[path_size_class(length)], edge_ns, length, failed);
+	for (int state = PATH_STATE_SEND; state >= PATH_STATE_INIT; state--) {
+		if (edge_ns[state] != 0) {
+			operation->phases[state][latency_bucket(end_ns - edge_ns[state])]++;
+			end_ns = edge_ns[state];
+		}
+	}
+}
+
+void path_operation_merge(struct path_operation *into, const struct path_operation *from)
+{
+	for (int size_class = 0; size_class < PATH_SIZE_CLASS_COUNT; size_class++) {
+		path_stats_merge(&into->classes[size_class], &from->classes[size_class]);
+	}
+	for (int state = 0; state < PATH_STATE_FIN; state++) {
+		for (int bucket = 0; bucket < PATH_LATENCY_BUCKETS; bucket++) {
+			into->phases[state][bucket] += from->phases[state][bucket];
+		}
+	}
+}
+
+/* --- errors -------------------------------------------------------------------------------- */
+
+static const struct {
+	int error;
+	const char *name;
+} error_names[PATH_ERROR_COUNT] = {
+	{ EIO, "EIO" },
+	{ ENOSPC, "ENOSPC" },
+	{ EINVAL, "EINVAL" },
+	{ EOPNOTSUPP, "EOPNOTSUPP" },
+	{ EFBIG, "EFBIG" },
+	{ EROFS, "EROFS" },
+	{ EDQUOT, "EDQUOT" },
+	{ 0, "other" },
+};
+
+uint32_t path_error_slot(int error)
+{
+	uint32_t slot = 0;
+
+	while (slot < PATH_ERROR_COUNT - 1 && error_names[slot].error != -error) {
+		slot++;
+	}
+	return slot;
+}
+
+const char *path_error_name(uint32_t slot)
+{
+	return error_names[slot].name;
+}
+
+/* --- sums and quantiles ---------------------------------------------------------------------- */
 
 #define PATH_COUNTER(field, unit, name, help)                                                      \
 	{                                                                                          \
@@ -114,10 +180,7 @@ uint64_t path_stats_quantile_ns(const struct path_stats *stats, uint32_t parts_p
 	for (uint32_t bucket = 0; bucket < PATH_LATENCY_BUCKETS && stats->count > 0; bucket++) {
 		seen += stats->latency[bucket];
 		if (seen >= wanted && seen > 0) {
-			/* The last bucket has no end. */
-			return bucket == PATH_LATENCY_BUCKETS - 1
-				       ? stats->max_ns
-				       : MIN(bucket_end_ns(bucket), stats->max_ns);
+			return MIN(path_latency_limit_ns(bucket), stats->max_ns);
 		}
 	}
 	return stats->max_ns;
@@ -500,16 +563,15 @@ void path_export_init(struct path_export *path_export, uint32_t overlap, struct 
 	path_export->name = NULL;
 	path_export->name_bytes = 0;
 	path_export->errors = (struct log_limit){ 0 };
-	for (int op = 0; op < STORE_OP_COUNT; op++) {
-		path_export->stats[op] = NULL;
-	}
+	memset(path_export->error_counts, 0, sizeof(path_export->error_counts));
+	memset(path_export->operations, 0, sizeof(path_export->operations));
 }
 
 void path_export_fini(struct path_export *path_export)
 {
 	GMB_ASSERT(list_is_empty(&path_export->late_port.granted));
 	for (int op = 0; op < STORE_OP_COUNT; op++) {
-		free(path_export->stats[op]);
-		path_export->stats[op] = NULL;
+		free(path_export->operations[op]);
+		path_export->operations[op] = NULL;
 	}
 }

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What the data path measures: statistics of all requests by operation and size class, always on,
- * at a few additions per request; and records of single requests on demand.
+ * What the data path measures: statistics of all requests by operation and size class, by operation
+ * and state, and by client and operation, always on, at a few additions per request; and records of
+ * single requests on demand.
  *
  * Latencies are counted in buckets whose width grows with the value: 8 per doubling, from 1 us to
- * over two minutes, so that a quantile is at most 12.5 % too high.
+ * over four minutes, so that a quantile is at most 12.5 % too high. A bucket has its upper limit,
+ * not its lower one. They are made from the five times that a request has anyway: no clock is read
+ * for them.
  *
  * Threading: the path's thread writes and reads the statistics. Ownership: plain data.
  * Errors: none; counters do not wrap in practice.
@@ -28,6 +31,7 @@ enum {
 	PATH_SIZE_CLASS_COUNT = 8, /* <= 4 KiB, 16 KiB, 64 KiB, 256 KiB, 1, 4, 16 MiB, more */
 	PATH_LATENCY_PARTS = 8,	   /* buckets for each doubling */
 	PATH_LATENCY_BUCKETS = 26 * PATH_LATENCY_PARTS,
+	PATH_ERROR_COUNT = 8, /* kinds of errors that are told apart, all others as one */
 };
 
 /* The requests of one operation and size class. */
@@ -43,6 +47,13 @@ struct path_stats {
 
 extern const struct counter_table path_stats_counter_table; /* of struct path_stats */
 
+/* The requests of one operation. */
+struct path_operation {
+	struct path_stats classes[PATH_SIZE_CLASS_COUNT];
+	/* How long those that were in a state were in it. */
+	uint64_t phases[PATH_STATE_FIN][PATH_LATENCY_BUCKETS];
+};
+
 /* "init", "read", "send_init", "send", "fin". */
 const char *path_state_name(enum path_state state);
 
@@ -56,6 +67,19 @@ void path_stats_add(struct path_stats *stats, const uint64_t edge_ns[PATH_STATE_
 	uint64_t bytes, bool failed);
 
 void path_stats_merge(struct path_stats *into, const struct path_stats *from);
+
+/* The longest time of a bucket; UINT64_MAX for the last. */
+uint64_t path_latency_limit_ns(uint32_t bucket);
+
+/* The same for a request of length bytes among those of its operation. */
+void path_operation_add(struct path_operation *operation, const uint64_t edge_ns[PATH_STATE_COUNT],
+	uint64_t length, bool failed);
+void path_operation_merge(struct path_operation *into, const struct path_operation *from);
+
+/* Where an error of a store, a negative errno, is counted, 0 to PATH_ERROR_COUNT - 1; and its name,
+ * "EIO", of all others "other". */
+uint32_t path_error_slot(int error);
+const char *path_error_name(uint32_t slot);
 
 /* The time that parts_per_million of the requests did not exceed: the end of its bucket, or the
  * maximum if that is less. 0 when there were none. */

@@ -349,10 +349,9 @@ static int enter_batch(struct ring *ring)
 	/* Without a limit for the whole wait, the kernel ends it after batch_us also when nothing
 	 * is there at all. */
 	static const struct __kernel_timespec limit = { .tv_sec = 3600 };
-	struct io_uring_getevents_arg argument = {
-		.pad = ring->batch_us,
-		.ts = (uint64_t)(uintptr_t)&limit,
-	};
+	/* By position: min_wait_usec is called pad in older headers. */
+	struct io_uring_getevents_arg argument = { 0, 0, ring->batch_us,
+		(uint64_t)(uintptr_t)&limit };
 	unsigned flags = IORING_ENTER_GETEVENTS | IORING_ENTER_EXT_ARG;
 	int result = 0;
 
@@ -384,15 +383,6 @@ static int enter_limited(struct ring *ring, uint64_t limit_ns)
 	return io_uring_submit_and_wait_timeout(&ring->uring, &cqe, 1, &limit, NULL);
 }
 
-static inline void relax(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-	__builtin_ia32_pause();
-#elif defined(__aarch64__)
-	__asm__ volatile("yield");
-#endif
-}
-
 /* True: there were events, and they were handled, or a source has deferred something. */
 static bool sources_had_news(struct ring *ring)
 {
@@ -415,7 +405,7 @@ static bool spin(struct ring *ring)
 			if (sources_had_news(ring)) {
 				return true;
 			}
-			relax();
+			cpu_relax();
 		}
 		if (!has_news(ring)) {
 			sched_yield();

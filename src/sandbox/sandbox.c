@@ -94,6 +94,8 @@ static const char *const system_folders[] = {
 	"/proc",
 	"/root",
 	"/run",
+	"/run/lock",
+	"/run/user",
 	"/sbin",
 	"/srv",
 	"/sys",
@@ -111,6 +113,15 @@ static const char *const system_folders[] = {
 	"/var/tmp",
 };
 
+/* Of one user, for all programs of that user: /run/user/1000. */
+static bool is_of_user(const char *folder)
+{
+	static const char above[] = "/run/user/";
+	size_t bytes = sizeof(above) - 1;
+
+	return strncmp(folder, above, bytes) == 0 && strchr(folder + bytes, '/') == NULL;
+}
+
 /* folder: as realpath() writes it. */
 static bool is_broad(const char *folder)
 {
@@ -124,7 +135,7 @@ static bool is_broad(const char *folder)
 			return true;
 		}
 	}
-	if (stat(folder, &status) < 0 || (status.st_mode & S_ISVTX) != 0) {
+	if (is_of_user(folder) || stat(folder, &status) < 0 || (status.st_mode & S_ISVTX) != 0) {
 		return true;
 	}
 	owner = getpwuid(status.st_uid);
@@ -254,7 +265,7 @@ int sandbox_enter(struct sandbox *sandbox, enum sandbox_mode mode, struct error 
 	return rc;
 }
 
-bool sandbox_explain(const char *path, struct error *error)
+bool sandbox_explain(const char *path, const char *remedy, struct error *error)
 {
 	char text[ERROR_TEXT_BYTES];
 	int fd;
@@ -273,8 +284,8 @@ bool sandbox_explain(const char *path, struct error *error)
 	}
 	snprintf(text, sizeof(text), "%s", error->text);
 	error_set(error, error->code,
-		"%s (it was not in use when the server started, so the sandbox refuses it: restart "
-		"the server, or start it with --sandbox=off)",
-		text);
+		"%s (it was not in use when the server started, so the sandbox refuses it: %s, or "
+		"start it with --sandbox=off)",
+		text, remedy);
 	return true;
 }

@@ -4,8 +4,10 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/log.h"
+#include "server/reach.h"
 
 #define ACCEPT_PAUSE_NS UINT64_C(100000000)
 
@@ -21,7 +23,8 @@ struct door {
 	struct acceptor *acceptor;
 	const struct session_kind *kind;
 	struct tls_policy *tls;
-	int fd; /* the listener's */
+	int fd;		   /* the listener's */
+	uint32_t listener; /* its number */
 	struct ring_file file;
 	struct ring_op op;
 };
@@ -30,7 +33,15 @@ struct door {
 struct inner_listener {
 	const struct session_kind *kind;
 	void *listener;
+	uint32_t number;
 };
+
+/* In struct peer. The service manager and the process before this one may have given more sockets
+ * than a configuration can have addresses: then some share their limits of lines. */
+static uint32_t number_of(uint32_t listener)
+{
+	return listener % ENGINE_LISTENERS_MAX;
+}
 
 struct acceptor {
 	struct acceptor_options options;
@@ -40,7 +51,7 @@ struct acceptor {
 	uint32_t inner_count;
 	struct ring *ring;
 	struct log_limit failures;
-	struct log_limit refusals;
+	struct log_limit refusals[ENGINE_LISTENERS_MAX];
 	uint64_t accepted;
 	struct list_node peers; /* those without connections are freed at the next look */
 	bool stopping;
@@ -140,10 +151,18 @@ static struct peer_count *count_of(struct acceptor *acceptor, const struct peer_
 static bool refuse(
 	struct acceptor *acceptor, const struct peer *peer, uint32_t limit, const char *of_what)
 {
-	log_limited(&acceptor->refusals, ring_batch_ns(acceptor->ring), LOG_LEVEL_WARNING,
+	log_limited(&acceptor->refusals[peer->listener], ring_batch_ns(acceptor->ring),
+		LOG_LEVEL_WARNING,
 		"refused a connection from %s: the limit of %u connections%s is reached",
 		peer->text, limit, of_what);
 	return false;
+}
+
+static void count_connection(struct acceptor *acceptor, struct peer_count *count, struct peer *peer)
+{
+	atomic_fetch_add_explicit(acceptor->options.connection_total, 1, memory_order_relaxed);
+	atomic_fetch_add_explicit(&count->connections, 1, memory_order_relaxed);
+	peer->connections = &count->connections;
 }
 
 /* Counts a connection, if there may be one more. */
@@ -168,9 +187,7 @@ static bool admit(struct acceptor *acceptor, struct peer *peer)
 		return refuse(acceptor, peer, options->connections_per_peer_max,
 			" for each address or user");
 	}
-	atomic_fetch_add_explicit(options->connection_total, 1, memory_order_relaxed);
-	atomic_fetch_add_explicit(&count->connections, 1, memory_order_relaxed);
-	peer->connections = &count->connections;
+	count_connection(acceptor, count, peer);
 	return true;
 }
 
@@ -180,11 +197,37 @@ static void place_connection(const struct door *door, int fd)
 	struct endpoint endpoint = { .kind = door->kind, .fd = fd, .tls = door->tls };
 
 	listener_peer(fd, &endpoint.peer);
+	endpoint.peer.listener = door->listener;
 	if (admit(acceptor, &endpoint.peer)) {
 		reactor_hand_over(emptiest_reactor(acceptor), &endpoint);
 	} else {
 		ring_socket_close(acceptor->ring, fd);
 	}
+}
+
+void acceptor_adopt(struct acceptor *acceptor, const struct session_kind *kind,
+	const struct session_record *record, int fd)
+{
+	const struct listener *listener =
+		reach_of_socket(acceptor->options.listeners, acceptor->options.listener_count, fd);
+	struct endpoint endpoint = { .kind = kind, .fd = fd };
+	struct peer_count *count;
+
+	listener_peer(fd, &endpoint.peer);
+	if (listener != NULL) {
+		endpoint.tls = listener->tls;
+		endpoint.peer.listener =
+			number_of((uint32_t)(listener - acceptor->options.listeners));
+	}
+	endpoint.peer.id = ++acceptor->accepted;
+	count = count_of(acceptor, &endpoint.peer.identity);
+	if (count == NULL) {
+		log_error("no memory for the connection from %s: closed it", endpoint.peer.text);
+		close(fd);
+		return;
+	}
+	count_connection(acceptor, count, &endpoint.peer);
+	reactor_adopt(emptiest_reactor(acceptor), &endpoint, record);
 }
 
 /* Of an inner listener. */
@@ -194,6 +237,12 @@ static bool take(void *context, const struct session_kind *kind, const char *add
 	struct endpoint endpoint = { .kind = kind, .fd = -1 };
 
 	listener_peer_at(address, &endpoint.peer);
+	for (uint32_t i = 0; i < acceptor->inner_count; i++) {
+		if (acceptor->inner[i].kind == kind) {
+			endpoint.peer.listener = acceptor->inner[i].number;
+			break;
+		}
+	}
 	if (acceptor->stopping || !admit(acceptor, &endpoint.peer)) {
 		return false;
 	}
@@ -229,15 +278,12 @@ static void accept_done(struct ring_op *op, int result)
 	struct door *door = container_of(op, struct door, op);
 	struct acceptor *acceptor = door->acceptor;
 
-	if (acceptor->stopping) {
-		if (result >= 0) {
-			ring_socket_close(acceptor->ring, result);
-		}
-		shut_door(door);
-		return;
-	}
 	if (result >= 0) {
 		place_connection(door, result);
+	}
+	if (acceptor->stopping) {
+		shut_door(door);
+	} else if (result >= 0) {
 		open_door(door);
 	} else if (peer_went_away(result)) {
 		open_door(door);
@@ -262,6 +308,7 @@ static void open_inner(struct engine *engine, void *context)
 
 	acceptor->engine = engine;
 	inner->kind = opening->listener->kind;
+	inner->number = number_of((uint32_t)(opening->listener - acceptor->options.listeners));
 	opening->result = engine_listen(engine, inner->kind, &opening->listener->uri,
 		&acceptor->inner_door, &inner->listener, opening->error);
 	acceptor->inner_count += opening->result == 0;
@@ -336,6 +383,7 @@ int acceptor_create(
 				.kind = listener->kind,
 				.tls = listener->tls,
 				.fd = listener->fds[k],
+				.listener = number_of(i),
 			};
 		}
 	}
@@ -352,6 +400,7 @@ static void deliver_start(struct ring *ring, struct ring_message *message)
 {
 	struct acceptor *acceptor = container_of(message, struct acceptor, start_message);
 
+	acceptor->stopping = false;
 	for (uint32_t i = 0; i < acceptor->door_count; i++) {
 		struct door *door = &acceptor->doors[i];
 

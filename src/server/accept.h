@@ -35,5 +35,12 @@ GMB_MUST_CHECK int acceptor_create(const struct acceptor_options *options,
 /* Never started, or stopped; and no connection of its is left. NULL is a no-op. */
 void acceptor_destroy(struct acceptor *acceptor);
 
+/* Takes a connection of another process (engine/pass.h), whatever the limits say: it was
+ * established before. Not started; the reactors are paused. */
+void acceptor_adopt(struct acceptor *acceptor, const struct session_kind *kind,
+	const struct session_record *record, int fd);
+
+/* Also again after stopped(), unless a session kind listens by itself. */
 void acceptor_start(struct acceptor *acceptor);
+/* A connection that has come is handed over all the same. */
 void acceptor_stop(struct acceptor *acceptor);

@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "memory/arena.h"
 #include "nbd/server.h"
+#include "server/scrape.h"
 
 enum { SHOWN_BYTES = 120 };
 #define MEMORY_BYTES_MAX (UINT64_C(8) << 40) /* of a thread; the arena could take twice as much */
@@ -44,9 +45,17 @@ void server_config_fini(struct server_config *config)
 	server_rates_fini(&config->rates);
 	server_access_options_fini(config);
 	server_tls_fini(&config->tls);
+	for (uint32_t i = 0; i < config->export_folder_count; i++) {
+		free(config->export_folders[i]);
+	}
+	free(config->export_folders);
+	server_settings_fini(&config->options);
 	free(config->memory_origin);
 	free(config->control_path);
+	free(config->metrics);
 	free(config->user);
+	free(config->socket_mode);
+	free(config->socket_group);
 	free(config->file_path);
 	free(config->exports);
 	free(config->listens);
@@ -110,12 +119,26 @@ static int check_listen_uri(const struct export_uri *uri, const char *shown, str
 	}
 	if (uri->unknown_parameter != NULL) {
 		return error_set(error, -EINVAL,
-			"cannot listen on '%s': unknown parameter '%s'; socket=PATH is known, and "
-			"with "
-			"gmb:// provider=tcp|verbs and insecure-network=yes",
+			"cannot listen on '%s': unknown parameter '%s'; socket=PATH, "
+			"socket-mode=MODE and socket-group=GROUP are known, and with gmb:// "
+			"and push:// provider=tcp|verbs and insecure-network=yes",
 			shown, uri->unknown_parameter);
 	}
 	return 0;
+}
+
+static int check_mode(const char *text, struct error *error)
+{
+	char shown[SHOWN_BYTES];
+	char *end;
+	unsigned long mode = strtoul(text, &end, 8);
+
+	return *end == '\0' && (mode & ~0777UL) == 0 && (mode & 0600) == 0600
+		       ? 0
+		       : error_set(error, -EINVAL,
+				 "'%s' is not a mode for a socket; it is octal, from 0600 to 0777, "
+				 "such as 0660",
+				 log_escape(shown, sizeof(shown), text, strlen(text)));
 }
 
 int server_config_add_listen(struct server_config *config, const char *text, struct server_tls *tls,
@@ -134,6 +157,9 @@ int server_config_add_listen(struct server_config *config, const char *text, str
 	entry.origin = strdup(origin);
 	rc = check_listen_uri(
 		&entry.uri, log_escape(shown, sizeof(shown), text, strlen(text)), error);
+	if (rc == 0 && entry.uri.socket_mode != NULL) {
+		rc = check_mode(entry.uri.socket_mode, error);
+	}
 	if (rc == 0 && config->listen_count == SERVER_LISTENS_MAX) {
 		rc = error_set(
 			error, -EINVAL, "more than %d addresses to listen on", SERVER_LISTENS_MAX);
@@ -151,14 +177,15 @@ int server_config_add_listen(struct server_config *config, const char *text, str
 	return 0;
 }
 
-int server_config_add_command(
-	struct server_config *config, const char *command, struct error *error)
+static int add_command(
+	struct server_config *config, const char *name, const char *command, struct error *error)
 {
 	char *copy;
 
+	GMB_UNUSED(name);
 	if (command[0] == '\0') {
 		return error_set(error, -EINVAL,
-			"--run: the command is empty; give one such as 'nbdinfo \"$uri\"'");
+			"the command is empty; give one such as 'nbdinfo \"$uri\"'");
 	}
 	copy = strdup(command);
 	if (copy == NULL ||
@@ -170,8 +197,10 @@ int server_config_add_command(
 	return 0;
 }
 
-int server_config_set_control(struct server_config *config, const char *path, struct error *error)
+static int set_control(
+	struct server_config *config, const char *name, const char *path, struct error *error)
 {
+	GMB_UNUSED(name);
 	if (config->control_path != NULL) {
 		return error_set(error, -EINVAL, "a server has one control socket");
 	}
@@ -185,13 +214,34 @@ int server_config_set_control(struct server_config *config, const char *path, st
 	return 0;
 }
 
-int server_config_set_sandbox(struct server_config *config, const char *value, struct error *error)
+static int set_metrics(
+	struct server_config *config, const char *name, const char *text, struct error *error)
+{
+	struct export_uri uri;
+	int rc;
+
+	GMB_UNUSED(name);
+	if (config->metrics != NULL) {
+		return error_set(error, -EINVAL, "metrics are served at one address");
+	}
+	rc = scrape_uri_parse(text, &uri, error);
+	if (rc < 0) {
+		return rc;
+	}
+	export_uri_fini(&uri);
+	config->metrics = strdup(text);
+	return config->metrics != NULL ? 0 : error_set(error, -ENOMEM, "no memory for a URI");
+}
+
+static int set_sandbox(
+	struct server_config *config, const char *name, const char *value, struct error *error)
 {
 	static const char *const names[] = {
 		[SANDBOX_AUTO] = "auto", [SANDBOX_ON] = "on", [SANDBOX_OFF] = "off"
 	};
 	char shown[SHOWN_BYTES];
 
+	GMB_UNUSED(name);
 	for (size_t i = 0; i < ARRAY_COUNT(names); i++) {
 		if (strcmp(value, names[i]) == 0) {
 			config->sandbox = (enum sandbox_mode)i;
@@ -221,7 +271,8 @@ static int set_arena_key(struct server_arena *arena, const char *text, struct er
 		log_escape(shown, sizeof(shown), text, strlen(text)));
 }
 
-int server_config_set_arena(struct server_config *config, const char *text, struct error *error)
+static int set_arena(
+	struct server_config *config, const char *name, const char *text, struct error *error)
 {
 	static const char prefix[] = "p2pmem:";
 	struct server_arena arena = { .given = true };
@@ -231,6 +282,7 @@ int server_config_set_arena(struct server_config *config, const char *text, stru
 	char *word;
 	int rc;
 
+	GMB_UNUSED(name);
 	if (config->arena.given) {
 		return error_set(error, -EINVAL, "a server has memory of one device");
 	}
@@ -260,13 +312,54 @@ int server_config_set_arena(struct server_config *config, const char *text, stru
 	return rc;
 }
 
-int server_config_set_user(struct server_config *config, const char *user, struct error *error)
+static int set_user(
+	struct server_config *config, const char *name, const char *user, struct error *error)
 {
+	GMB_UNUSED(name);
 	if (config->user != NULL) {
 		return error_set(error, -EINVAL, "a server runs as one user");
 	}
 	config->user = strdup(user);
 	return config->user != NULL ? 0 : error_set(error, -ENOMEM, "no memory for a name");
+}
+
+static int set_socket(
+	struct server_config *config, const char *name, const char *text, struct error *error)
+{
+	bool is_mode = strcmp(name, "socket-mode") == 0;
+	char **field = is_mode ? &config->socket_mode : &config->socket_group;
+	int rc = is_mode ? check_mode(text, error) : 0;
+
+	if (rc == 0 && *field != NULL) {
+		rc = error_set(error, -EINVAL, "it is given twice");
+	}
+	if (rc == 0) {
+		*field = strdup(text);
+		rc = *field != NULL ? 0 : error_set(error, -ENOMEM, "no memory for an option");
+	}
+	return rc;
+}
+
+/* Of a folder that does not exist nothing could be added later, and the sandbox is entered once. */
+static int add_export_folder(
+	struct server_config *config, const char *name, const char *path, struct error *error)
+{
+	char *real = realpath(path, NULL);
+
+	GMB_UNUSED(name);
+	if (real == NULL) {
+		char shown[SHOWN_BYTES];
+
+		return error_set(error, -errno, "%s: %s",
+			log_escape(shown, sizeof(shown), path, strlen(path)), strerror(errno));
+	}
+	if (grow(&config->export_folders, config->export_folder_count,
+		    sizeof(*config->export_folders)) < 0) {
+		free(real);
+		return error_set(error, -ENOMEM, "no memory for a folder");
+	}
+	config->export_folders[config->export_folder_count++] = real;
+	return 0;
 }
 
 int server_config_set_memory_origin(
@@ -322,11 +415,11 @@ int server_limits_set(
 		uint32_t max;
 	} counts[] = {
 		{ "threads", &limits->threads, SERVER_THREADS_MAX },
-		{ "connections", &limits->connections_max, 1000000 },
-		{ "connections-per-peer", &limits->connections_per_peer_max, 1000000 },
-		{ "handshakes", &limits->handshakes_max, 1000000 },
-		{ "inflight", &limits->inflight_max, 65536 },
-		{ "inflight-total", &limits->inflight_total_max, 16777216 },
+		{ "max-connections", &limits->connections_max, 1000000 },
+		{ "max-connections-per-peer", &limits->connections_per_peer_max, 1000000 },
+		{ "max-handshakes", &limits->handshakes_max, 1000000 },
+		{ "max-inflight", &limits->inflight_max, 65536 },
+		{ "max-inflight-total", &limits->inflight_total_max, 16777216 },
 	};
 	int rc;
 
@@ -373,6 +466,222 @@ void server_limits_merge(struct server_limits *limits, const struct server_limit
 	FILL(spin);
 #undef FILL
 }
+
+/* --- options --------------------------------------------------------------------------------- */
+
+static int add_export(
+	struct server_config *config, const char *name, const char *text, struct error *error)
+{
+	struct server_export entry;
+	char shown[100];
+	char origin[128];
+	int rc;
+
+	server_export_init(&entry);
+	rc = server_export_parse(&entry, text, error);
+	if (rc < 0) {
+		return rc;
+	}
+	snprintf(origin, sizeof(origin), "--%s %s", name,
+		log_escape(shown, sizeof(shown), text, strlen(text)));
+	return server_config_add_export(config, &entry, origin, error);
+}
+
+static int add_path(
+	struct server_config *config, const char *name, const char *path, struct error *error)
+{
+	struct server_export entry;
+	char shown[100];
+	int rc;
+
+	GMB_UNUSED(name);
+	server_export_init(&entry);
+	rc = server_export_set_name(&entry, "", error);
+	if (rc == 0) {
+		rc = server_export_set_path(&entry, path, error);
+	}
+	if (rc == 0 && config->path_read_only) {
+		rc = server_export_set(&entry, "readonly", NULL, error);
+	}
+	if (rc < 0) {
+		server_export_fini(&entry);
+		return rc;
+	}
+	return server_config_add_export(
+		config, &entry, log_escape(shown, sizeof(shown), path, strlen(path)), error);
+}
+
+static int set_read_only(
+	struct server_config *config, const char *name, const char *text, struct error *error)
+{
+	GMB_UNUSED(name);
+	GMB_UNUSED(text);
+	GMB_UNUSED(error);
+	config->path_read_only = true;
+	return 0;
+}
+
+static int add_listen(
+	struct server_config *config, const char *name, const char *text, struct error *error)
+{
+	struct server_tls tls = { 0 };
+
+	GMB_UNUSED(name);
+	return server_config_add_listen(config, text, &tls, "--listen", error);
+}
+
+static int add_access(
+	struct server_config *config, const char *name, const char *text, struct error *error)
+{
+	GMB_UNUSED(name);
+	return server_config_add_access(config, text, error);
+}
+
+static int set_tls(
+	struct server_config *config, const char *name, const char *text, struct error *error)
+{
+	return server_tls_set(&config->tls, name, text, error);
+}
+
+static int set_limit(
+	struct server_config *config, const char *name, const char *text, struct error *error)
+{
+	int rc = server_limits_set(&config->limits, name, text, error);
+
+	return rc == 0 && strcmp(name, "memory") == 0
+		       ? server_config_set_memory_origin(config, "--memory", error)
+		       : rc;
+}
+
+enum option_place { OF_COMMAND_LINE, OF_FILE_TOO };
+
+static const struct server_option {
+	const char *name;
+	int (*set)(struct server_config *config, const char *name, const char *text,
+		struct error *error);
+	enum option_place place;
+} options[] = {
+	{ "export", add_export, OF_COMMAND_LINE },
+	{ "listen", add_listen, OF_COMMAND_LINE },
+	{ "access", add_access, OF_COMMAND_LINE },
+	{ "run", add_command, OF_COMMAND_LINE },
+	{ "tls", set_tls, OF_COMMAND_LINE },
+	{ "tls-certificates", set_tls, OF_COMMAND_LINE },
+	{ "tls-psk", set_tls, OF_COMMAND_LINE },
+	{ "tls-verify-peer", set_tls, OF_COMMAND_LINE },
+	{ "tls-priority", set_tls, OF_COMMAND_LINE },
+	{ "tls-records", set_tls, OF_COMMAND_LINE },
+	{ "memory", set_limit, OF_COMMAND_LINE },
+	{ "threads", set_limit, OF_COMMAND_LINE },
+	{ "max-connections", set_limit, OF_COMMAND_LINE },
+	{ "max-connections-per-peer", set_limit, OF_COMMAND_LINE },
+	{ "max-handshakes", set_limit, OF_COMMAND_LINE },
+	{ "handshake-timeout", set_limit, OF_COMMAND_LINE },
+	{ "idle-timeout", set_limit, OF_COMMAND_LINE },
+	{ "max-inflight", set_limit, OF_COMMAND_LINE },
+	{ "max-inflight-total", set_limit, OF_COMMAND_LINE },
+	{ "spin", set_limit, OF_COMMAND_LINE },
+	{ "control", set_control, OF_FILE_TOO },
+	{ "metrics", set_metrics, OF_FILE_TOO },
+	{ "arena", set_arena, OF_FILE_TOO },
+	{ "user", set_user, OF_FILE_TOO },
+	{ "sandbox", set_sandbox, OF_FILE_TOO },
+	{ "socket-mode", set_socket, OF_FILE_TOO },
+	{ "socket-group", set_socket, OF_FILE_TOO },
+	{ "export-folder", add_export_folder, OF_FILE_TOO },
+	{ "read-only", set_read_only, OF_COMMAND_LINE },
+	{ "path", add_path, OF_COMMAND_LINE },
+};
+
+static const struct server_option *find_option(const char *name)
+{
+	const struct server_option *option = options;
+
+	while (strcmp(option->name, name) != 0) {
+		option++;
+		GMB_ASSERT(option < options + ARRAY_COUNT(options));
+	}
+	return option;
+}
+
+const char *server_limits_key(uint32_t idx)
+{
+	for (size_t i = 0; i < ARRAY_COUNT(options); i++) {
+		if (options[i].set == set_limit && idx-- == 0) {
+			return options[i].name;
+		}
+	}
+	return NULL;
+}
+
+const char *server_config_file_key(uint32_t idx, bool *repeats)
+{
+	for (size_t i = 0; i < ARRAY_COUNT(options); i++) {
+		if (options[i].place == OF_FILE_TOO && idx-- == 0) {
+			*repeats = options[i].set == add_export_folder;
+			return options[i].name;
+		}
+	}
+	return NULL;
+}
+
+int server_config_option(
+	struct server_config *config, const char *name, const char *text, struct error *error)
+{
+	const struct server_option *option = find_option(name);
+	int rc = option->set(config, name, text, error);
+
+	if (rc < 0 && option->set != add_path) {
+		error_prefix(error, "--%s", name);
+	}
+	return rc < 0 ? rc : server_settings_add(&config->options, name, text, error);
+}
+
+/* Whether the command line has it. */
+static bool is_given(const struct server_config *config, const char *name)
+{
+	for (uint32_t i = 0; i < config->options.count; i++) {
+		if (strcmp(config->options.list[i].key, name) == 0) {
+			return true;
+		}
+	}
+	return false;
+}
+
+int server_config_file_option(
+	struct server_config *config, const char *name, const char *text, struct error *error)
+{
+	const struct server_option *option = find_option(name);
+	bool adds = option->set == add_export_folder;
+
+	GMB_ASSERT(option->place == OF_FILE_TOO);
+	return is_given(config, name) && !adds ? 0 : option->set(config, name, text, error);
+}
+
+int server_config_again(
+	const struct server_config *config, struct server_config *again, struct error *error)
+{
+	int rc = 0;
+
+	server_config_init(again);
+	for (uint32_t i = 0; rc == 0 && i < config->options.count; i++) {
+		const struct server_setting *option = &config->options.list[i];
+
+		rc = server_config_option(again, option->key, option->value, error);
+	}
+	if (rc == 0 && config->file_path != NULL) {
+		rc = server_config_load(again, config->file_path, error);
+	}
+	if (rc == 0) {
+		rc = server_config_finish(again, error);
+	}
+	if (rc < 0) {
+		server_config_fini(again);
+	}
+	return rc;
+}
+
+/* --- the whole ------------------------------------------------------------------------------- */
 
 static uint32_t cpus_allowed(void)
 {
@@ -537,6 +846,32 @@ static int check_listens(const struct server_config *config, struct error *error
 	return 0;
 }
 
+/* What Unix sockets do not say themselves. */
+static int finish_sockets(struct server_config *config, struct error *error)
+{
+	for (uint32_t i = 0; i < config->listen_count; i++) {
+		struct export_uri *uri = &config->listens[i].uri;
+		const struct {
+			char **field;
+			const char *common;
+		} texts[] = {
+			{ &uri->socket_mode, config->socket_mode },
+			{ &uri->socket_group, config->socket_group },
+		};
+
+		for (size_t k = 0; uri->is_unix && k < ARRAY_COUNT(texts); k++) {
+			if (*texts[k].field != NULL || texts[k].common == NULL) {
+				continue;
+			}
+			*texts[k].field = strdup(texts[k].common);
+			if (*texts[k].field == NULL) {
+				return error_set(error, -ENOMEM, "no memory for an address");
+			}
+		}
+	}
+	return 0;
+}
+
 int server_config_finish(struct server_config *config, struct error *error)
 {
 	int rc;
@@ -557,6 +892,9 @@ int server_config_finish(struct server_config *config, struct error *error)
 	}
 	if (rc == 0) {
 		rc = check_listens(config, error);
+	}
+	if (rc == 0) {
+		rc = finish_sockets(config, error);
 	}
 	if (rc == 0) {
 		rc = server_tls_finish(config, error);

@@ -50,6 +50,18 @@ struct server_access_option {
 struct server_rates {
 	struct server_access conditions; /* whose rights mean nothing */
 	struct rate_rule *rules;	 /* their origins are those of the conditions */
+	uint64_t digest;		 /* of what was written, to compare two lists */
+};
+
+/* What was written for a key or an option. */
+struct server_setting {
+	char *key;
+	char *value; /* NULL: none */
+};
+
+struct server_settings {
+	struct server_setting *list;
+	uint32_t count;
 };
 
 struct server_export {
@@ -61,9 +73,10 @@ struct server_export {
 	uint32_t connections_max;   /* 0 = no limit of its own */
 	uint32_t overlap;	    /* bytes, PATH_OVERLAP_AUTO or PATH_OVERLAP_OFF */
 	struct rate_limits rate;
-	uint64_t memory_max;	     /* 0 = no limit of its own */
-	struct server_access access; /* of the file */
-	uint32_t keys_given;	     /* private: bit per key of its own, finds repetitions */
+	uint64_t memory_max;		 /* 0 = no limit of its own */
+	struct server_access access;	 /* of the file */
+	struct server_settings settings; /* all of its keys, as they were set */
+	uint32_t keys_given;		 /* private: bit per key of its own, finds repetitions */
 };
 
 /* Memory of a PCI device, for exports with mode=device. */
@@ -120,9 +133,12 @@ struct server_config {
 	struct server_tls tls; /* of addresses that do not say otherwise */
 	char *memory_origin;   /* where limits.memory_bytes was asked for, or NULL */
 	char *control_path;    /* of the control socket, "none", or NULL: the usual place */
+	char *metrics;	       /* the URI where they are served, or NULL */
 	enum sandbox_mode sandbox;
-	char *user;	 /* to become after the listeners are open, or NULL */
-	char **commands; /* --run, in order */
+	char *socket_mode;  /* of Unix sockets that do not say otherwise, or NULL */
+	char *socket_group; /* the same */
+	char *user;	    /* to become after the listeners are open, or NULL */
+	char **commands;    /* --run, in order */
 	uint32_t command_count;
 	struct server_access access; /* of the file, for exports without rules of their own */
 	struct server_access_option *access_options; /* of the command line; they come first */
@@ -130,6 +146,10 @@ struct server_config {
 	struct server_rates rates;  /* of the file */
 	char *file_path;	    /* that was loaded, or NULL */
 	uint32_t file_export_first; /* of the exports from there */
+	char **export_folders;	    /* from which exports may be added later */
+	uint32_t export_folder_count;
+	struct server_settings options; /* of the command line, in order */
+	bool path_read_only;		/* the export that PATH becomes */
 };
 
 void server_config_init(struct server_config *config);
@@ -154,6 +174,23 @@ GMB_MUST_CHECK int server_export_set_name(
 	struct server_export *entry, const char *name, struct error *error);
 GMB_MUST_CHECK int server_export_set_path(
 	struct server_export *entry, const char *path, struct error *error);
+
+/* Makes *out, which is empty, what entry is, with these settings in place of its own of the same
+ * keys; the value "default" leaves a key out, and the key "path" is the path. Its rules of access
+ * are not copied. Errors name the key. */
+GMB_MUST_CHECK int server_export_copy(const struct server_export *entry,
+	const struct server_settings *settings, struct server_export *out, struct error *error);
+/* Whether both have the same values for that key, as they were written. */
+bool server_export_same(
+	const struct server_export *a, const struct server_export *b, const char *key);
+
+/* Appends a setting; both are copied. */
+GMB_MUST_CHECK int server_settings_add(
+	struct server_settings *settings, const char *key, const char *value, struct error *error);
+void server_settings_fini(struct server_settings *settings);
+/* The values of a key, with commas between; "" when there are none. Returns out. */
+const char *server_settings_text(
+	const struct server_settings *settings, const char *key, char *out, size_t out_bytes);
 
 /* Reads "NAME=PATH[,key[=value]]...". In NAME "\=" and "\\", after it "\," and "\\" stand for the
  * character itself; any other backslash is an ordinary one. */
@@ -180,14 +217,13 @@ void server_access_options_fini(struct server_config *config);
 /* Checks the rules against exports and addresses. */
 GMB_MUST_CHECK int server_access_finish(const struct server_config *config, struct error *error);
 
-/* Fills sets, one for each export of config, NULL for those without rules: for each the rules of
- * the command line, then those that file has for it, which is config itself or read later. */
-GMB_MUST_CHECK int server_access_build(const struct server_config *config,
-	const struct server_config *file, struct access **sets, struct error *error);
-/* Reads the file again, and builds the sets; NULL in config->file_path: there is nothing to read.
- * Everything else in it is checked, and does not change. Any thread; config is only read. */
-GMB_MUST_CHECK int server_access_read(
+/* Fills sets, one for each export, NULL for those without rules: for each the rules of the command
+ * line, then those of the file. */
+GMB_MUST_CHECK int server_access_build(
 	const struct server_config *config, struct access **sets, struct error *error);
+/* The rules of an export that is in neither of them: the common ones; NULL: there are none. */
+GMB_MUST_CHECK int server_access_common(
+	const struct server_config *config, struct access **access_out, struct error *error);
 void server_access_drop(struct access **sets, uint32_t count);
 
 /* --- TLS of a listener (config_tls.c) -------------------------------------------------------- */
@@ -224,25 +260,21 @@ GMB_MUST_CHECK int server_config_add_export(struct server_config *config,
 /* tls: of this address alone; taken, also on failure, and left empty. */
 GMB_MUST_CHECK int server_config_add_listen(struct server_config *config, const char *text,
 	struct server_tls *tls, const char *origin, struct error *error);
-GMB_MUST_CHECK int server_config_add_command(
-	struct server_config *config, const char *command, struct error *error);
+/* Sets an option of the command line (its name is without the dashes), and remembers it for
+ * server_config_again(). "read-only" and "path" are those that belong together, in this order. text
+ * is NULL where there is none. The sentence names the option. */
+GMB_MUST_CHECK int server_config_option(
+	struct server_config *config, const char *name, const char *text, struct error *error);
+/* The idx-th of those that are keys of the file, too; NULL behind the last. repeats: there it has a
+ * list of values. */
+const char *server_config_file_key(uint32_t idx, bool *repeats);
+/* Sets one of these, unless the command line has it; folders are added to those from there. The
+ * sentence does not name it. */
+GMB_MUST_CHECK int server_config_file_option(
+	struct server_config *config, const char *name, const char *text, struct error *error);
 
-/* Copied; given twice is an error. */
-GMB_MUST_CHECK int server_config_set_control(
-	struct server_config *config, const char *path, struct error *error);
-
-/* auto, on or off. */
-GMB_MUST_CHECK int server_config_set_sandbox(
-	struct server_config *config, const char *value, struct error *error);
-/* p2pmem:BDF[,size=SIZE][,spill=ram|wait]; given twice is an error. */
-GMB_MUST_CHECK int server_config_set_arena(
-	struct server_config *config, const char *text, struct error *error);
-/* USER[:GROUP], copied; given twice is an error. */
-GMB_MUST_CHECK int server_config_set_user(
-	struct server_config *config, const char *user, struct error *error);
-
-/* key: memory, threads, connections, connections-per-peer, handshakes, handshake-timeout, inflight,
- * idle-timeout, inflight-total, spin. */
+/* The idx-th limit, as the options and the keys of the file are called; NULL behind the last. */
+const char *server_limits_key(uint32_t idx);
 GMB_MUST_CHECK int server_limits_set(
 	struct server_limits *limits, const char *key, const char *value, struct error *error);
 /* Remembers where the memory limit came from, for messages. origin is copied. */
@@ -255,6 +287,11 @@ void server_limits_merge(struct server_limits *limits, const struct server_limit
  * where config has none yet. Errors begin with FILE:LINE:COLUMN. */
 GMB_MUST_CHECK int server_config_load(
 	struct server_config *config, const char *path, struct error *error);
+
+/* Makes *again what the options and the file of config say now, finished. config is only read; on
+ * any thread. */
+GMB_MUST_CHECK int server_config_again(
+	const struct server_config *config, struct server_config *again, struct error *error);
 
 /* Checks the whole (something to serve, no name or address twice) and fills in the defaults. The
  * default address is not added here: socket activation decides about it. */

@@ -507,9 +507,7 @@ static void find_certificate(
 	}
 }
 
-/* file: whose rules; config: whose addresses, and rules of the command line. */
-static int check_certificates(
-	const struct server_config *config, const struct server_config *file, struct error *error)
+static int check_certificates(const struct server_config *config, struct error *error)
 {
 	const struct access_rule *rule = NULL;
 	bool verifies =
@@ -520,13 +518,13 @@ static int check_certificates(
 
 		verifies |= tls->mode != TLS_OFF && tls->verify_peer;
 	}
-	find_certificate(&file->access, &rule);
-	find_certificate(&file->rates.conditions, &rule);
+	find_certificate(&config->access, &rule);
+	find_certificate(&config->rates.conditions, &rule);
 	for (uint32_t i = 0; i < config->access_option_count; i++) {
 		find_certificate(&config->access_options[i].access, &rule);
 	}
-	for (uint32_t i = 0; i < file->export_count; i++) {
-		find_certificate(&file->exports[i].access, &rule);
+	for (uint32_t i = 0; i < config->export_count; i++) {
+		find_certificate(&config->exports[i].access, &rule);
 	}
 	return rule == NULL || verifies
 		       ? 0
@@ -554,7 +552,7 @@ int server_access_finish(const struct server_config *config, struct error *error
 					strlen(option->export_name)));
 		}
 	}
-	return check_certificates(config, config, error);
+	return check_certificates(config, error);
 }
 
 static const struct server_access *option_of(const struct server_config *config, const char *name)
@@ -603,36 +601,23 @@ static int build(const struct server_access *option, const struct server_access 
 		       : 0;
 }
 
-/* The export of that name. next: where to look first, and then behind what was found: both files
- * have most of them in the same order. */
-static const struct server_export *find_next(
-	const struct server_config *file, const char *name, uint32_t *next)
+int server_access_common(
+	const struct server_config *config, struct access **access_out, struct error *error)
 {
-	const struct server_export *entry =
-		*next < file->export_count ? &file->exports[*next] : NULL;
-
-	if (entry == NULL || strcmp(entry->name, name) != 0) {
-		entry = export_of(file, name);
-	}
-	*next += entry != NULL;
-	return entry;
+	return build(option_of(config, NULL), &config->access, access_out, error);
 }
 
-int server_access_build(const struct server_config *config, const struct server_config *file,
-	struct access **sets, struct error *error)
+int server_access_build(
+	const struct server_config *config, struct access **sets, struct error *error)
 {
-	static const struct server_access nothing;
 	struct access *common;
-	uint32_t next = 0;
-	int rc = build(option_of(config, NULL), &file->access, &common, error);
+	int rc = server_access_common(config, &common, error);
 
 	memset(sets, 0, config->export_count * sizeof(*sets));
 	for (uint32_t i = 0; i < config->export_count && rc == 0; i++) {
-		const char *name = config->exports[i].name;
-		const struct server_export *entry = find_next(file, name, &next);
+		const struct server_export *entry = &config->exports[i];
 
-		rc = build(option_of(config, name), entry != NULL ? &entry->access : &nothing,
-			&sets[i], error);
+		rc = build(option_of(config, entry->name), &entry->access, &sets[i], error);
 		if (rc == 0 && sets[i] == NULL && common != NULL) {
 			access_get(common);
 			sets[i] = common;
@@ -642,52 +627,6 @@ int server_access_build(const struct server_config *config, const struct server_
 	if (rc < 0) {
 		server_access_drop(sets, config->export_count);
 	}
-	return rc;
-}
-
-/* Without its rules, an export would be everybody's. */
-static int check_still_there(
-	const struct server_config *config, const struct server_config *file, struct error *error)
-{
-	uint32_t next = 0;
-	char shown[SHOWN_BYTES];
-
-	for (uint32_t i = config->file_export_first; i < config->export_count; i++) {
-		const char *name = config->exports[i].name;
-
-		if (find_next(file, name, &next) == NULL) {
-			return error_set(error, -EINVAL,
-				"%s: the export \"%s\" is served and is not there any more; an "
-				"export "
-				"is removed by a restart",
-				config->file_path,
-				log_escape(shown, sizeof(shown), name, strlen(name)));
-		}
-	}
-	return 0;
-}
-
-int server_access_read(
-	const struct server_config *config, struct access **sets, struct error *error)
-{
-	struct server_config file;
-	int rc;
-
-	if (config->file_path == NULL) {
-		return server_access_build(config, config, sets, error);
-	}
-	server_config_init(&file);
-	rc = server_config_load(&file, config->file_path, error);
-	if (rc == 0) {
-		rc = check_still_there(config, &file, error);
-	}
-	if (rc == 0) {
-		rc = check_certificates(config, &file, error);
-	}
-	if (rc == 0) {
-		rc = server_access_build(config, &file, sets, error);
-	}
-	server_config_fini(&file);
 	return rc;
 }
 

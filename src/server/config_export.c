@@ -24,7 +24,89 @@ void server_export_fini(struct server_export *entry)
 	free(entry->origin);
 	store_options_fini(&entry->store);
 	server_access_fini(&entry->access);
+	server_settings_fini(&entry->settings);
 	server_export_init(entry);
+}
+
+/* --- settings -------------------------------------------------------------------------------- */
+
+int server_settings_add(
+	struct server_settings *settings, const char *key, const char *value, struct error *error)
+{
+	struct server_setting *list =
+		reallocarray(settings->list, (size_t)settings->count + 1, sizeof(*list));
+	struct server_setting setting = { strdup(key), value != NULL ? strdup(value) : NULL };
+
+	if (list != NULL) {
+		settings->list = list;
+	}
+	if (list == NULL || setting.key == NULL || (value != NULL && setting.value == NULL)) {
+		free(setting.key);
+		free(setting.value);
+		return error_set(error, -ENOMEM, "no memory for a setting");
+	}
+	list[settings->count++] = setting;
+	return 0;
+}
+
+void server_settings_fini(struct server_settings *settings)
+{
+	for (uint32_t i = 0; i < settings->count; i++) {
+		free(settings->list[i].key);
+		free(settings->list[i].value);
+	}
+	free(settings->list);
+	*settings = (struct server_settings){ 0 };
+}
+
+const char *server_settings_text(
+	const struct server_settings *settings, const char *key, char *out, size_t out_bytes)
+{
+	size_t used = 0;
+
+	out[0] = '\0';
+	for (uint32_t i = 0; i < settings->count && used < out_bytes; i++) {
+		const struct server_setting *setting = &settings->list[i];
+
+		if (strcmp(setting->key, key) == 0) {
+			used += (size_t)snprintf(out + used, out_bytes - used, "%s%s",
+				used > 0 ? "," : "",
+				setting->value != NULL ? setting->value : "yes");
+		}
+	}
+	return out;
+}
+
+/* The next value of the key at or behind *at, NULL at the end; "yes" where none was written. */
+static const char *next_value(const struct server_settings *settings, const char *key, uint32_t *at)
+{
+	while (*at < settings->count) {
+		const struct server_setting *setting = &settings->list[(*at)++];
+
+		if (strcmp(setting->key, key) == 0) {
+			return setting->value != NULL ? setting->value : "yes";
+		}
+	}
+	return NULL;
+}
+
+bool server_export_same(
+	const struct server_export *a, const struct server_export *b, const char *key)
+{
+	uint32_t at_a = 0;
+	uint32_t at_b = 0;
+	const char *value_a;
+	const char *value_b;
+
+	do {
+		value_a = next_value(&a->settings, key, &at_a);
+		value_b = next_value(&b->settings, key, &at_b);
+		if ((value_a == NULL) != (value_b == NULL) ||
+			(value_a != NULL && strcmp(value_a, value_b) != 0)) {
+			return false;
+		}
+	} while (value_a != NULL);
+	return true;
 }
 
 static int replace_text(char **field, const char *text, struct error *error)
@@ -128,11 +210,11 @@ static int set_rate(void *config, const char *value, struct error *error)
 
 static const struct store_option own_options[] = {
 	{ "description", "TEXT", "shown to clients that list the exports", "TEXT",
-		.set = set_description },
-	{ "max-connections", "N", "maximum clients of this export", "4",
-		.set = set_max_connections },
+		STORE_OPTION_LIVE, set_description },
+	{ "max-connections", "N", "maximum clients of this export", "4", STORE_OPTION_LIVE,
+		set_max_connections },
 	{ "max-memory", "SIZE", "maximum memory for data of all clients of this export", "64M",
-		.set = set_max_memory },
+		STORE_OPTION_LIVE, set_max_memory },
 	{ "overlap", "auto|off|SIZE",
 		"reply to large reads before the disk has finished,\n"
 		"in parts of an automatic size (default), never, or\n"
@@ -142,7 +224,7 @@ static const struct store_option own_options[] = {
 		"serve at most RATE bytes and N requests a second to\n"
 		"all clients together, and at once what a pause of\n"
 		"TIME (default: 100ms) has left",
-		"100M:requests=5000", .set = set_rate },
+		"100M:requests=5000", STORE_OPTION_LIVE, set_rate },
 };
 
 const struct store_option *server_export_option(uint32_t idx)
@@ -185,7 +267,19 @@ static int unknown_key(const char *key, struct error *error)
 		keys);
 }
 
-int server_export_set(
+static bool is_key(const char *key)
+{
+	const struct store_option *option;
+
+	for (uint32_t i = 0; (option = server_export_option(i)) != NULL; i++) {
+		if (strcmp(option->key, key) == 0) {
+			return true;
+		}
+	}
+	return false;
+}
+
+static int set_key(
 	struct server_export *entry, const char *key, const char *value, struct error *error)
 {
 	int rc;
@@ -207,6 +301,64 @@ int server_export_set(
 	}
 	rc = store_options_set(&entry->store, key, value, error);
 	return rc == -ENOENT ? unknown_key(key, error) : rc;
+}
+
+int server_export_set(
+	struct server_export *entry, const char *key, const char *value, struct error *error)
+{
+	int rc = set_key(entry, key, value, error);
+
+	return rc < 0 ? rc : server_settings_add(&entry->settings, key, value, error);
+}
+
+/* Sets a key of a copy; an error names it. */
+static int copy_setting(
+	struct server_export *out, const struct server_setting *setting, struct error *error)
+{
+	char shown[SHOWN_BYTES];
+	int rc = 0;
+
+	if (strcmp(setting->key, "path") == 0) {
+		rc = setting->value != NULL ? server_export_set_path(out, setting->value, error)
+					    : error_set(error, -EINVAL, "needs a value");
+	} else if (setting->value == NULL || strcmp(setting->value, "default") != 0) {
+		rc = server_export_set(out, setting->key, setting->value, error);
+	} else if (!is_key(setting->key)) {
+		rc = unknown_key(setting->key, error);
+	}
+	if (rc < 0) {
+		error_prefix(error, "%s",
+			log_escape(shown, sizeof(shown), setting->key, strlen(setting->key)));
+	}
+	return rc;
+}
+
+int server_export_copy(const struct server_export *entry, const struct server_settings *settings,
+	struct server_export *out, struct error *error)
+{
+	int rc = server_export_set_name(out, entry->name, error);
+
+	if (rc == 0) {
+		rc = server_export_set_path(out, entry->path, error);
+	}
+	if (rc == 0) {
+		rc = replace_text(&out->origin, entry->origin, error);
+	}
+	for (uint32_t i = 0; rc == 0 && i < entry->settings.count; i++) {
+		const struct server_setting *setting = &entry->settings.list[i];
+		uint32_t at = 0;
+
+		if (next_value(settings, setting->key, &at) == NULL) {
+			rc = server_export_set(out, setting->key, setting->value, error);
+		}
+	}
+	for (uint32_t i = 0; rc == 0 && i < settings->count; i++) {
+		rc = copy_setting(out, &settings->list[i], error);
+	}
+	if (rc < 0) {
+		server_export_fini(out);
+	}
+	return rc;
 }
 
 /*

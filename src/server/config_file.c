@@ -23,21 +23,14 @@ struct file_export {
 	struct file_value values[FILE_OPTIONS_MAX]; /* as server_export_option() */
 };
 
+enum { FILE_LIMITS_MAX = 16, FILE_KEYS_MAX = 16, FILE_LISTS = 5 };
+
 struct file_limits {
-	char *memory;
-	char *threads;
-	char *connections;
-	char *connections_per_peer;
-	char *handshakes;
-	char *handshake_timeout;
-	char *idle_timeout;
-	char *inflight;
-	char *inflight_total;
-	char *spin;
+	char *values[FILE_LIMITS_MAX]; /* as server_limits_key() */
 };
 
 struct file_top {
-	char *arena;
+	struct file_value keys[FILE_KEYS_MAX]; /* as server_config_file_key() */
 	struct file_limits *limits;
 	struct file_export *exports;
 	unsigned int exports_count;
@@ -55,72 +48,101 @@ struct file_top {
 static const cyaml_schema_value_t text_schema = { CYAML_VALUE_STRING(
 	CYAML_FLAG_POINTER, char, 0, CYAML_UNLIMITED) };
 
-static const cyaml_schema_field_t limit_fields[] = {
-	TEXT_FIELD("memory", struct file_limits, memory),
-	TEXT_FIELD("threads", struct file_limits, threads),
-	TEXT_FIELD("connections", struct file_limits, connections),
-	TEXT_FIELD("connections-per-peer", struct file_limits, connections_per_peer),
-	TEXT_FIELD("handshakes", struct file_limits, handshakes),
-	TEXT_FIELD("handshake-timeout", struct file_limits, handshake_timeout),
-	TEXT_FIELD("idle-timeout", struct file_limits, idle_timeout),
-	TEXT_FIELD("inflight", struct file_limits, inflight),
-	TEXT_FIELD("inflight-total", struct file_limits, inflight_total),
-	TEXT_FIELD("spin", struct file_limits, spin),
-	CYAML_FIELD_END,
-};
-
 /* What a file can have, put together when one is read: which options there are depends on the kinds
  * of stores. Must not be moved. */
 struct schema {
 	cyaml_schema_field_t export_fields[3 + FILE_OPTIONS_MAX + 1];
 	cyaml_schema_value_t export_entry;
-	cyaml_schema_field_t top_fields[7];
+	cyaml_schema_field_t limit_fields[FILE_LIMITS_MAX + 1];
+	cyaml_schema_field_t top_fields[FILE_LISTS + FILE_KEYS_MAX + 1];
 	cyaml_schema_value_t top;
 };
 
-static void schema_init(struct schema *schema)
+static const cyaml_schema_field_t end_field = CYAML_FIELD_END;
+
+/* The idx-th of the values of a struct, which has them at that offset. */
+static cyaml_schema_field_t value_field(
+	const char *key, bool is_list, size_t values_offset, uint32_t idx)
 {
-	static const cyaml_schema_field_t end = CYAML_FIELD_END;
-	static const cyaml_schema_field_t access =
-		CYAML_FIELD_IGNORE("access", CYAML_FLAG_OPTIONAL);
-	static const cyaml_schema_field_t rates = CYAML_FIELD_IGNORE("rates", CYAML_FLAG_OPTIONAL);
 	static const cyaml_schema_field_t text = TEXT_FIELD("", struct file_value, text);
 	static const cyaml_schema_field_t list =
 		LIST_FIELD("", struct file_value, list, &text_schema, CYAML_UNLIMITED);
+	cyaml_schema_field_t field = is_list ? list : text;
+	size_t offset = values_offset + idx * sizeof(struct file_value);
+
+	field.key = key;
+	field.data_offset += (uint32_t)offset;
+	field.count_offset += (uint32_t)offset;
+	return field;
+}
+
+static void export_schema_init(struct schema *schema)
+{
+	static const cyaml_schema_field_t access =
+		CYAML_FIELD_IGNORE("access", CYAML_FLAG_OPTIONAL);
 	const cyaml_schema_field_t name = NEEDED_TEXT_FIELD("name", struct file_export, name);
 	const cyaml_schema_field_t path = NEEDED_TEXT_FIELD("path", struct file_export, path);
-	const cyaml_schema_field_t arena = TEXT_FIELD("arena", struct file_top, arena);
-	const cyaml_schema_field_t listen = CYAML_FIELD_IGNORE("listen", CYAML_FLAG_OPTIONAL);
-	const cyaml_schema_field_t limits = CYAML_FIELD_MAPPING_PTR("limits",
-		CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL, struct file_top, limits, limit_fields);
-	const cyaml_schema_field_t exports = LIST_FIELD(
-		"exports", struct file_top, exports, &schema->export_entry, CYAML_UNLIMITED);
-	const cyaml_schema_value_t export_entry = { CYAML_VALUE_MAPPING(
+	const cyaml_schema_value_t entry = { CYAML_VALUE_MAPPING(
 		CYAML_FLAG_DEFAULT, struct file_export, schema->export_fields) };
-	const cyaml_schema_value_t top = { CYAML_VALUE_MAPPING(
-		CYAML_FLAG_POINTER, struct file_top, schema->top_fields) };
-	const cyaml_schema_field_t top_fields[] = { listen, limits, exports, access, rates, arena,
-		end };
 	cyaml_schema_field_t *field = schema->export_fields;
 	const struct store_option *option;
 
 	*field++ = name;
 	*field++ = path;
 	for (uint32_t i = 0; (option = server_export_option(i)) != NULL; i++) {
-		size_t offset =
-			offsetof(struct file_export, values) + i * sizeof(struct file_value);
-
 		GMB_ASSERT(i < FILE_OPTIONS_MAX);
-		*field = (option->flags & STORE_OPTION_REPEATS) != 0 ? list : text;
-		field->key = option->key;
-		field->data_offset += (uint32_t)offset;
-		field->count_offset += (uint32_t)offset;
-		field++;
+		*field++ = value_field(option->key, (option->flags & STORE_OPTION_REPEATS) != 0,
+			offsetof(struct file_export, values), i);
 	}
 	*field++ = access;
-	*field = end;
-	schema->export_entry = export_entry;
-	memcpy(schema->top_fields, top_fields, sizeof(top_fields));
+	*field = end_field;
+	schema->export_entry = entry;
+}
+
+static void limit_schema_init(struct schema *schema)
+{
+	static const cyaml_schema_field_t text = TEXT_FIELD("", struct file_limits, values[0]);
+	const char *key;
+	uint32_t count = 0;
+
+	for (; (key = server_limits_key(count)) != NULL; count++) {
+		GMB_ASSERT(count < FILE_LIMITS_MAX);
+		schema->limit_fields[count] = text;
+		schema->limit_fields[count].key = key;
+		schema->limit_fields[count].data_offset += count * (uint32_t)sizeof(char *);
+	}
+	schema->limit_fields[count] = end_field;
+}
+
+static void schema_init(struct schema *schema)
+{
+	static const cyaml_schema_field_t access =
+		CYAML_FIELD_IGNORE("access", CYAML_FLAG_OPTIONAL);
+	static const cyaml_schema_field_t rates = CYAML_FIELD_IGNORE("rates", CYAML_FLAG_OPTIONAL);
+	static const cyaml_schema_field_t listen =
+		CYAML_FIELD_IGNORE("listen", CYAML_FLAG_OPTIONAL);
+	const cyaml_schema_field_t limits =
+		CYAML_FIELD_MAPPING_PTR("limits", CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL,
+			struct file_top, limits, schema->limit_fields);
+	const cyaml_schema_field_t exports = LIST_FIELD(
+		"exports", struct file_top, exports, &schema->export_entry, CYAML_UNLIMITED);
+	const cyaml_schema_value_t top = { CYAML_VALUE_MAPPING(
+		CYAML_FLAG_POINTER, struct file_top, schema->top_fields) };
+	const cyaml_schema_field_t lists[] = { listen, limits, exports, access, rates };
+	cyaml_schema_field_t *field = schema->top_fields;
+	const char *key;
+	bool repeats;
+
+	_Static_assert(ARRAY_COUNT(lists) == FILE_LISTS, "they have room");
+	export_schema_init(schema);
+	limit_schema_init(schema);
+	memcpy(field, lists, sizeof(lists));
+	field += ARRAY_COUNT(lists);
+	for (uint32_t i = 0; (key = server_config_file_key(i, &repeats)) != NULL; i++) {
+		GMB_ASSERT(i < FILE_KEYS_MAX);
+		*field++ = value_field(key, repeats, offsetof(struct file_top, keys), i);
+	}
+	*field = end_field;
 	schema->top = top;
 }
 
@@ -182,33 +204,18 @@ static int load_listens(struct loader *loader)
 
 static int load_limits(struct loader *loader, const struct file_limits *file)
 {
-	const struct {
-		const char *key;
-		const char *value;
-	} values[] = {
-		{ "memory", file->memory },
-		{ "threads", file->threads },
-		{ "connections", file->connections },
-		{ "connections-per-peer", file->connections_per_peer },
-		{ "handshakes", file->handshakes },
-		{ "handshake-timeout", file->handshake_timeout },
-		{ "idle-timeout", file->idle_timeout },
-		{ "inflight", file->inflight },
-		{ "inflight-total", file->inflight_total },
-		{ "spin", file->spin },
-	};
-	const struct config_place memory = { "limits", -1, "memory", -1 };
+	const struct config_place memory = { "limits", -1, "memory", -1, NULL };
 	char where[CONFIG_ORIGIN_BYTES];
 	char origin[CONFIG_ORIGIN_BYTES + 32];
 	struct server_limits limits = { 0 };
+	const char *key;
 
-	for (size_t i = 0; i < ARRAY_COUNT(values); i++) {
-		struct config_place place = { "limits", -1, values[i].key, -1 };
+	for (uint32_t i = 0; (key = server_limits_key(i)) != NULL; i++) {
+		struct config_place place = { "limits", -1, key, -1, NULL };
 		int rc = 0;
 
-		if (values[i].value != NULL) {
-			rc = server_limits_set(
-				&limits, values[i].key, values[i].value, loader->error);
+		if (file->values[i] != NULL) {
+			rc = server_limits_set(&limits, key, file->values[i], loader->error);
 		}
 		if (judged(loader, rc, &place) < 0) {
 			return rc;
@@ -228,11 +235,27 @@ static int load_limits(struct loader *loader, const struct file_limits *file)
 	return 0;
 }
 
-static int load_arena(struct loader *loader, const char *text)
+/* What the options of the command line set, too. */
+static int load_keys(struct loader *loader, const struct file_top *top)
 {
-	const struct config_place place = { "arena", -1, NULL, -1, NULL };
+	const char *key;
+	bool repeats;
 
-	return judged(loader, server_config_set_arena(loader->config, text, loader->error), &place);
+	for (uint32_t i = 0; (key = server_config_file_key(i, &repeats)) != NULL; i++) {
+		const struct file_value *value = &top->keys[i];
+		unsigned int count = repeats ? value->list_count : value->text != NULL;
+
+		for (unsigned int k = 0; k < count; k++) {
+			struct config_place place = { key, repeats ? (int)k : -1, NULL, -1, NULL };
+			int rc = server_config_file_option(loader->config, key,
+				repeats ? value->list[k] : value->text, loader->error);
+
+			if (judged(loader, rc, &place) < 0) {
+				return rc;
+			}
+		}
+	}
+	return 0;
 }
 
 static int load_value(struct loader *loader, struct server_export *entry,
@@ -409,8 +432,8 @@ int server_config_load(struct server_config *config, const char *path, struct er
 		if (rc == 0) {
 			rc = load_rates(&loader);
 		}
-		if (rc == 0 && top->arena != NULL) {
-			rc = load_arena(&loader, top->arena);
+		if (rc == 0) {
+			rc = load_keys(&loader, top);
 		}
 		if (rc == 0) {
 			rc = load_exports(&loader, top);

@@ -15,8 +15,9 @@ static int give_socket(
 	const struct listener *listener, const struct sandbox_user *user, struct error *error)
 {
 	const char *path = listener->unlink_path;
+	gid_t group = listener->has_group ? (gid_t)-1 : user->gid;
 
-	if (path != NULL && lchown(path, user->uid, user->gid) < 0) {
+	if (path != NULL && lchown(path, user->uid, group) < 0) {
 		return error_set(error, -errno, "--user: cannot give the socket %s to user %u: %s",
 			path, user->uid, strerror(errno));
 	}
@@ -24,7 +25,8 @@ static int give_socket(
 }
 
 int confine_user(const struct server_config *config, const struct listener *listeners,
-	uint32_t listener_count, const struct listener *control, struct error *error)
+	uint32_t listener_count, const struct listener *control, const struct listener *metrics,
+	struct error *error)
 {
 	struct sandbox_user user;
 	int rc = 0;
@@ -38,6 +40,7 @@ int confine_user(const struct server_config *config, const struct listener *list
 			rc = give_socket(&listeners[i], &user, error);
 		}
 		rc = rc == 0 ? give_socket(control, &user, error) : rc;
+		rc = rc == 0 ? give_socket(metrics, &user, error) : rc;
 	}
 	return rc == 0 ? sandbox_become(&user, error) : rc;
 }
@@ -84,10 +87,31 @@ static int allow_exports(
 	for (uint32_t i = 0; rc == 0 && i < config->export_count; i++) {
 		const struct server_export *entry = &config->exports[i];
 
-		rc = sandbox_allow_beside(sandbox, entry->path,
+		const char *file;
+
+		rc = sandbox_allow_beside(sandbox, store_path_file(entry->path),
 			SANDBOX_READ | SANDBOX_DEVICES |
-				(entry->store.read_only ? 0 : SANDBOX_WRITE),
+				(store_options_reads_only(&entry->store) ? 0 : SANDBOX_WRITE),
 			NULL, error);
+		for (uint32_t k = 0;
+			rc == 0 && (file = store_options_file(&entry->store, k)) != NULL; k++) {
+			rc = sandbox_allow_beside(sandbox, file,
+				SANDBOX_READ | (entry->store.read_only ? 0 : SANDBOX_WRITE), NULL,
+				error);
+		}
+	}
+	return rc;
+}
+
+/* Where exports may be added while the server runs. */
+static int allow_folders(
+	struct sandbox *sandbox, const struct server_config *config, struct error *error)
+{
+	int rc = 0;
+
+	for (uint32_t i = 0; rc == 0 && i < config->export_folder_count; i++) {
+		rc = sandbox_allow(sandbox, config->export_folders[i],
+			SANDBOX_READ | SANDBOX_WRITE | SANDBOX_DEVICES, error);
 	}
 	return rc;
 }
@@ -137,7 +161,7 @@ static int allow_listener(
 
 int confine(const struct server_config *config, const struct credentials *credentials,
 	const struct listener *listeners, uint32_t listener_count, const struct listener *control,
-	struct error *error)
+	const struct listener *metrics, struct error *error)
 {
 	struct sandbox sandbox = { 0 };
 	int rc;
@@ -151,6 +175,9 @@ int confine(const struct server_config *config, const struct credentials *creden
 		rc = allow_exports(&sandbox, config, error);
 	}
 	if (rc == 0) {
+		rc = allow_folders(&sandbox, config, error);
+	}
+	if (rc == 0) {
 		rc = credentials_allow(credentials, &sandbox, error);
 	}
 	if (rc == 0 && config->file_path != NULL) { /* rules of access are read again */
@@ -162,6 +189,9 @@ int confine(const struct server_config *config, const struct credentials *creden
 	}
 	if (rc == 0) {
 		rc = allow_listener(&sandbox, control, error);
+	}
+	if (rc == 0) {
+		rc = allow_listener(&sandbox, metrics, error);
 	}
 	if (rc == 0) {
 		rc = sandbox_enter(&sandbox, config->sandbox, error);

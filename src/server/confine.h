@@ -15,10 +15,11 @@
  * given. */
 GMB_MUST_CHECK int confine_user(const struct server_config *config,
 	const struct listener *listeners, uint32_t listener_count, const struct listener *control,
-	struct error *error);
+	const struct listener *metrics, struct error *error);
 
 /* Enters the sandbox: what stays is what the configuration names. The exports are open and
  * the credentials loaded. */
 GMB_MUST_CHECK int confine(const struct server_config *config,
 	const struct credentials *credentials, const struct listener *listeners,
-	uint32_t listener_count, const struct listener *control, struct error *error);
+	uint32_t listener_count, const struct listener *control, const struct listener *metrics,
+	struct error *error);

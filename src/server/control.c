@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <glob.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,9 +17,12 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "control/control.h"
+#include "server/metrics.h"
 #include "server/reload.h"
 #include "server/stats.h"
 #include "server/tracing.h"
+#include "server/upgrade.h"
+#include "server/upgrade_take.h"
 
 enum {
 	PATH_BYTES = 256,
@@ -36,16 +40,58 @@ struct server_control {
 
 /* --- the place ----------------------------------------------------------------------------- */
 
-int server_control_folder(char *out, size_t out_bytes)
+static int own_folder(char *out, size_t out_bytes)
 {
-	const char *runtime = geteuid() == 0 ? "/run" : getenv("XDG_RUNTIME_DIR");
-	int len;
+	bool is_root = geteuid() == 0;
+	const char *service = is_root ? NULL : getenv("RUNTIME_DIRECTORY");
+	const char *user = is_root ? NULL : getenv("XDG_RUNTIME_DIR");
+	int len = -1;
 
-	if (runtime == NULL || runtime[0] != '/') {
-		return -ENOENT;
+	if (is_root) {
+		len = snprintf(out, out_bytes, "/run/gmblock-serve");
+	} else if (service != NULL && service[0] == '/') {
+		len = snprintf(out, out_bytes, "%.*s/serve", (int)strcspn(service, ":"), service);
+	} else if (user != NULL && user[0] == '/') {
+		len = snprintf(out, out_bytes, "%s/gmblock/serve", user);
 	}
-	len = snprintf(out, out_bytes, "%s/gmblock/serve", runtime);
 	return len > 0 && (size_t)len < out_bytes ? 0 : -ENOENT;
+}
+
+/* One that another user controls must be where it says: it leads nowhere else. */
+static bool is_itself(const char *folder)
+{
+	char *real = realpath(folder, NULL);
+	bool itself = real != NULL && strcmp(real, folder) == 0;
+
+	free(real);
+	return itself;
+}
+
+int server_control_folder(uint32_t idx, char *out, size_t out_bytes)
+{
+	static const char *const patterns[] = { "/run/gmblock/serve", "/run/user/*/gmblock/serve" };
+	int rc = -ENOENT;
+
+	if (idx == 0) {
+		return own_folder(out, out_bytes);
+	}
+	for (size_t i = 0; geteuid() == 0 && rc < 0 && i < ARRAY_COUNT(patterns); i++) {
+		glob_t found;
+
+		if (glob(patterns[i], 0, NULL, &found) != 0) {
+			continue;
+		}
+		for (size_t k = 0; rc < 0 && k < found.gl_pathc; k++) {
+			const char *path = found.gl_pathv[k];
+
+			if (is_itself(path) && --idx == 0 && strlen(path) < out_bytes) {
+				memcpy(out, path, strlen(path) + 1);
+				rc = 0;
+			}
+		}
+		globfree(&found);
+	}
+	return rc;
 }
 
 /* Makes the folder and the one above it; both are fine if they are there. */
@@ -152,7 +198,7 @@ static void sweep_beside(const struct listener *own)
 {
 	char folder[PATH_BYTES];
 
-	if (own->unlink_path != NULL && server_control_folder(folder, sizeof(folder)) == 0 &&
+	if (own->unlink_path != NULL && server_control_folder(0, folder, sizeof(folder)) == 0 &&
 		strncmp(own->unlink_path, folder, strlen(folder)) == 0) {
 		sweep(folder);
 	}
@@ -162,7 +208,7 @@ static int listen_as_usual(struct listener *listener, struct error *error)
 {
 	char folder[PATH_BYTES];
 	char path[PATH_BYTES + 32];
-	int rc = server_control_folder(folder, sizeof(folder));
+	int rc = server_control_folder(0, folder, sizeof(folder));
 
 	if (rc == 0) {
 		rc = make_folder(folder);
@@ -174,11 +220,16 @@ static int listen_as_usual(struct listener *listener, struct error *error)
 	return listen_at(listener, path, error);
 }
 
-int server_control_listen(const char *path, struct listener *listener, struct error *error)
+int server_control_listen(
+	const char *path, struct upgrade_take *take, struct listener *listener, struct error *error)
 {
+	struct upgrade_socket socket;
 	int rc;
 
 	*listener = (struct listener){ 0 };
+	if (path != NULL && upgrade_take_control(take, path, &socket)) {
+		return listener_adopt_passed(&socket, listener, error);
+	}
 	if (path == NULL) {
 		(void)listen_as_usual(listener, error);
 		return 0;
@@ -213,6 +264,33 @@ static void begin_counters(void *context, struct control_client *client, const j
 	GMB_UNUSED(arguments);
 	control_reply(client, stats_counters());
 }
+
+static void begin_metrics(void *context, struct control_client *client, const json_t *arguments)
+{
+	const struct server_control *control = context;
+	bool openmetrics = json_is_true(json_object_get(arguments, "openmetrics"));
+	struct summary summary;
+	char *text = NULL;
+	size_t bytes;
+	int rc = summary_collect(&control->view, &summary);
+
+	if (rc == 0) {
+		rc = metrics_format(&summary, openmetrics, &text, &bytes);
+	}
+	summary_fini(&summary);
+	if (rc < 0) {
+		control_fail(client, rc, server_call_error(rc));
+	} else {
+		control_reply(client, json_pack("{s:s%}", "text", text, bytes));
+		free(text);
+	}
+}
+
+static const struct control_command metrics_command = {
+	.name = "metrics",
+	.right = CONTROL_READ,
+	.begin = begin_metrics,
+};
 
 static const struct control_command counters_command = {
 	.name = "counters",
@@ -411,8 +489,11 @@ int server_control_open(struct listener *listener, const struct server_view *vie
 	if (rc == 0) {
 		control_server_add(control->server, &stats_command, control);
 		control_server_add(control->server, &counters_command, NULL);
+		control_server_add(control->server, &metrics_command, control);
 		control_server_add(control->server, &rate_command, control);
 		control_server_add(control->server, &reload_command, control->view.reload);
+		control_server_add(control->server, &export_command, control->view.reload);
+		control_server_add(control->server, &upgrade_command, control->view.upgrade);
 		rc = tracing_create(&control->view, control->server, &control->tracing, error);
 	}
 	if (rc < 0) {
@@ -421,6 +502,13 @@ int server_control_open(struct listener *listener, const struct server_view *vie
 	}
 	*control_out = control;
 	return 0;
+}
+
+void server_control_look(struct server_control *control, const struct server_view *view)
+{
+	if (control != NULL) {
+		control->view = *view;
+	}
 }
 
 void server_control_stop(struct server_control *control)
@@ -458,4 +546,16 @@ int server_control_fd(const struct server_control *control)
 void server_control_run(struct server_control *control)
 {
 	control_server_run(control->server);
+}
+
+struct listener *server_control_listener(struct server_control *control)
+{
+	return control != NULL ? &control->listener : NULL;
+}
+
+void server_control_let_go(struct server_control *control)
+{
+	if (control != NULL) {
+		control_server_refuse(control->server);
+	}
 }

@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <limits.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -18,6 +19,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "server/upgrade_take.h"
 
 enum {
 	URI_SHOWN_BYTES = 256,
@@ -72,6 +74,13 @@ int listener_tcp_error(const struct export_uri *uri, int code, struct error *err
 	show_uri(uri, shown);
 	switch (-code) {
 	case EADDRINUSE:
+		if (uri->port == 0) {
+			return error_set(error, code,
+				"cannot listen on %s: no local port is free; name one "
+				"(ss -tan shows those in use), or widen the range that the system "
+				"takes them from (sysctl net.ipv4.ip_local_port_range)",
+				shown);
+		}
 		return error_set(error, code,
 			"cannot listen on %s: the port is in use by another program; stop it "
 			"(ss -ltnp shows it), or choose another port (:0 takes any free one)",
@@ -259,15 +268,19 @@ static int kind_open(const struct export_uri *uri, struct listener *listener, st
 	freeaddrinfo(list);
 	if (!is_here && !may_be_seen) {
 		return error_set(error, -EACCES,
-			"cannot listen on %s: gmb has no encryption yet, and whoever reaches that "
+			"cannot listen on %s: %s has no encryption yet, and whoever reaches that "
 			"address could use the disks; listen on 127.0.0.1, or add "
 			"insecure-network=yes to the URI where the network is trusted",
-			show_uri(uri, shown));
+			show_uri(uri, shown), uri->protocol);
 	}
 	rc = set_tcp_uri(listener, uri->protocol, uri->host, uri->port, error);
 	if (rc == 0 && uri->provider != NULL) {
 		listener->uri.provider = strdup(uri->provider);
 		rc = listener->uri.provider != NULL ? 0 : out_of_memory(error);
+	}
+	if (rc == 0 && may_be_seen) {
+		listener->uri.insecure_network = strdup(uri->insecure_network);
+		rc = listener->uri.insecure_network != NULL ? 0 : out_of_memory(error);
 	}
 	return rc;
 }
@@ -279,9 +292,9 @@ void listener_is_bound(struct listener *listener)
 	if (is_ipv4 || strcmp(listener->uri.host, "::") == 0) {
 		char *host = strdup(is_ipv4 ? "127.0.0.1" : "::1");
 
-		log_warning("port %u is open to the whole network, and gmb has no encryption: "
+		log_warning("port %u is open to the whole network, and %s has no encryption: "
 			    "whoever reaches this machine can use the disks",
-			listener->uri.port);
+			listener->uri.port, listener->uri.protocol);
 		if (host != NULL) { /* else it is printed as it was written */
 			free(listener->uri.host);
 			listener->uri.host = host;
@@ -457,6 +470,44 @@ static int set_unix_uri(struct listener *listener, const char *protocol, const c
 	return listener->uri.socket_path != NULL ? 0 : out_of_memory(error);
 }
 
+/* Before it listens, so that nobody comes in by rights that the socket is not to have. Links are
+ * not followed: who may write to the folder can put one there meanwhile. */
+static int set_rights(const struct export_uri *uri, struct listener *listener, struct error *error)
+{
+	const char *path = uri->socket_path;
+	char shown[URI_SHOWN_BYTES];
+
+	if (path[0] == '\0' && (uri->socket_mode != NULL || uri->socket_group != NULL)) {
+		return error_set(error, -EINVAL,
+			"cannot listen on %s: an abstract socket has neither mode nor group, and "
+			"everybody may connect",
+			show_uri(uri, shown));
+	}
+	if (uri->socket_group != NULL) {
+		const struct group *group = getgrnam(uri->socket_group);
+
+		if (group == NULL) {
+			return error_set(error, -ENOENT,
+				"cannot listen on %s: there is no group '%s'", show_uri(uri, shown),
+				uri->socket_group);
+		}
+		if (lchown(path, (uid_t)-1, group->gr_gid) < 0) {
+			return error_set(error, -errno,
+				"cannot give %s to the group '%s': %s; the server's user must be a "
+				"member of it",
+				show_uri(uri, shown), uri->socket_group, strerror(errno));
+		}
+		listener->has_group = true;
+	}
+	if (uri->socket_mode != NULL &&
+		fchmodat(AT_FDCWD, path, (mode_t)strtoul(uri->socket_mode, NULL, 8),
+			AT_SYMLINK_NOFOLLOW) < 0) {
+		return error_set(error, -errno, "cannot set the mode of %s: %s",
+			show_uri(uri, shown), strerror(errno));
+	}
+	return 0;
+}
+
 static int unix_open_locked(
 	const struct export_uri *uri, struct listener *listener, struct error *error)
 {
@@ -482,6 +533,9 @@ static int unix_open_locked(
 		listener->unlink_path = strdup(uri->socket_path);
 		listener->unlink_device = st.st_dev;
 		listener->unlink_inode = st.st_ino;
+	}
+	if (rc == 0) {
+		rc = set_rights(uri, listener, error);
 	}
 	if (rc == 0 && listen(fd, SOMAXCONN) < 0) {
 		rc = error_set(error, -errno, "cannot listen on %s: %s", show_uri(uri, shown),
@@ -613,6 +667,34 @@ int listener_adopt(int fd, struct listener *listener, struct error *error)
 		error_prefix(error, "cannot use descriptor %d from the service manager", fd);
 	}
 	return rc;
+}
+
+int listener_adopt_passed(
+	const struct upgrade_socket *socket, struct listener *listener, struct error *error)
+{
+	int rc = listener_adopt(socket->fd, listener, error);
+	struct stat st;
+
+	if (rc < 0) {
+		return rc;
+	}
+	listener->was_passed = true;
+	listener->of_manager = socket->of_manager;
+	/* Somebody may have put another socket in its place. */
+	if (socket->has_path && listener->uri.is_unix && listener->uri.socket_path[0] != '\0' &&
+		lstat(listener->uri.socket_path, &st) == 0 && st.st_dev == socket->device &&
+		st.st_ino == socket->inode) {
+		listener->unlink_path = strdup(listener->uri.socket_path);
+		listener->unlink_device = st.st_dev;
+		listener->unlink_inode = st.st_ino;
+	}
+	return 0;
+}
+
+void listener_forget_path(struct listener *listener)
+{
+	free(listener->unlink_path);
+	listener->unlink_path = NULL;
 }
 
 /* While the socket is open, no other file gets its inode number. */

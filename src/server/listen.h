@@ -15,6 +15,8 @@
 #include "engine/engine.h"
 #include "server/config.h"
 
+struct upgrade_take;
+
 enum { LISTENER_SOCKETS_MAX = 16 };
 
 struct listener {
@@ -26,9 +28,12 @@ struct listener {
 	struct tls_policy *tls;		   /* NULL: off; see credentials.h */
 	int fds[LISTENER_SOCKETS_MAX];	   /* none where the kind listens by itself */
 	uint32_t fd_count;
+	bool of_manager;   /* the service manager has opened it */
+	bool was_passed;   /* another process has, which has it still (upgrade_take.h) */
 	char *unlink_path; /* the socket file to remove, or NULL */
 	dev_t unlink_device;
 	ino_t unlink_inode;
+	bool has_group; /* its socket is for a group that was named */
 };
 
 /* An address in use is tried again for a second before that is an error. kind: what is spoken
@@ -37,8 +42,9 @@ GMB_MUST_CHECK int listener_open(const struct export_uri *uri, const struct sess
 	struct listener *listener, struct error *error);
 
 /* All that the configuration asks for, and the sockets of the service manager (listeners.c). Both
- * are the caller's to close and free, also after an error. kinds: the protocols there are. */
-GMB_MUST_CHECK int listeners_open(const struct server_config *config,
+ * are the caller's to close and free, also after an error. kinds: the protocols there are. take:
+ * may have some of them, or NULL. */
+GMB_MUST_CHECK int listeners_open(const struct server_config *config, struct upgrade_take *take,
 	const struct session_kind *const *kinds, uint32_t kind_count,
 	struct listener **listeners_out, uint32_t *count_out, struct error *error);
 
@@ -51,6 +57,13 @@ void listener_is_bound(struct listener *listener);
 /* Takes over a listening socket of the service manager, for gmb+unix when it is SOCK_SEQPACKET; fd
  * becomes the listener's. The caller sets the kind. */
 GMB_MUST_CHECK int listener_adopt(int fd, struct listener *listener, struct error *error);
+
+/* A socket that another process has passed. */
+struct upgrade_socket;
+GMB_MUST_CHECK int listener_adopt_passed(
+	const struct upgrade_socket *socket, struct listener *listener, struct error *error);
+/* This process removes the socket file no more. */
+void listener_forget_path(struct listener *listener);
 
 /* Closes the sockets and removes the socket file if it is still ours. Twice does no harm. */
 void listener_close(struct listener *listener);

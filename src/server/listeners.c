@@ -7,6 +7,7 @@
 #include "base/manager.h"
 #include "server/listen.h"
 #include "server/reach.h"
+#include "server/upgrade_take.h"
 
 static const char listen_default[] = "nbd://127.0.0.1:10809";
 
@@ -65,23 +66,78 @@ static int open_listener(struct opening *opening, const struct export_uri *uri,
 	return rc;
 }
 
+/* The next listener is a socket that was open before. */
+static int adopted(struct opening *opening, struct error *error)
+{
+	struct listener *listener = &opening->listeners[opening->count++];
+
+	set_tls(listener, &opening->config->tls);
+	return find_kind(opening, &listener->uri, &listener->kind, error);
+}
+
 static int adopt_sockets(struct opening *opening, int count, struct error *error)
 {
-	for (int i = 0; i < count; i++) {
-		struct listener *listener = &opening->listeners[opening->count];
-		int rc = listener_adopt(MANAGER_FD_FIRST + i, listener, error);
+	int rc = 0;
 
-		if (rc < 0) {
-			return rc;
-		}
-		opening->count++;
-		set_tls(listener, &opening->config->tls);
-		rc = find_kind(opening, &listener->uri, &listener->kind, error);
-		if (rc < 0) {
-			return rc;
+	for (int i = 0; rc == 0 && i < count; i++) {
+		struct listener *listener = &opening->listeners[opening->count];
+
+		rc = listener_adopt(MANAGER_FD_FIRST + i, listener, error);
+		if (rc == 0) {
+			listener->of_manager = true;
+			rc = adopted(opening, error);
 		}
 	}
-	return 0;
+	return rc;
+}
+
+/* A socket of the server before this one is wanted when the configuration has its address; one of
+ * the service manager always. */
+static bool is_wanted(const struct opening *opening, const struct listener *listener)
+{
+	bool is_wanted = listener->of_manager || opening->config->listen_count == 0;
+
+	for (uint32_t i = 0; !is_wanted && i < opening->config->listen_count; i++) {
+		struct export_uri uri = reach_with_port(&opening->config->listens[i].uri, listener);
+
+		is_wanted = strcmp(uri.protocol, listener->uri.protocol) == 0 &&
+			    reach_meets(listener, &uri);
+	}
+	return is_wanted;
+}
+
+static int adopt_passed(struct opening *opening, struct upgrade_take *take, struct error *error)
+{
+	struct upgrade_socket socket;
+	int rc = 0;
+
+	while (rc == 0 && upgrade_take_socket(take, false, &socket)) {
+		struct listener *listener = &opening->listeners[opening->count];
+
+		rc = listener_adopt_passed(&socket, listener, error);
+		if (rc == 0 && is_wanted(opening, listener)) {
+			rc = adopted(opening, error);
+		} else if (rc == 0) {
+			listener_forget_path(listener); /* the other one may go on with it */
+			listener_close(listener);
+		}
+	}
+	return rc;
+}
+
+/* Whether the listeners that were there before serve the address. */
+static bool is_served(
+	const struct opening *opening, uint32_t adopted_count, const struct export_uri *uri)
+{
+	bool is_served = reach_covers(opening->listeners, adopted_count, uri);
+
+	for (uint32_t i = 0; !is_served && uri->port == 0 && i < adopted_count; i++) {
+		struct export_uri found = reach_with_port(uri, &opening->listeners[i]);
+
+		is_served = !uri->is_unix && opening->listeners[i].was_passed &&
+			    reach_covers(opening->listeners, adopted_count, &found);
+	}
+	return is_served;
 }
 
 static int open_default_listener(struct opening *opening, struct error *error)
@@ -132,7 +188,7 @@ static int open_configured(struct opening *opening, struct error *error)
 		const struct server_listen *entry = &config->listens[i];
 		int rc = adopt_settings(opening, adopted_count, entry, error);
 
-		if (rc == 0 && !reach_covers(opening->listeners, adopted_count, &entry->uri)) {
+		if (rc == 0 && !is_served(opening, adopted_count, &entry->uri)) {
 			rc = open_listener(opening, &entry->uri, &entry->tls, error);
 		}
 		if (rc < 0) {
@@ -143,9 +199,9 @@ static int open_configured(struct opening *opening, struct error *error)
 	return 0;
 }
 
-int listeners_open(const struct server_config *config, const struct session_kind *const *kinds,
-	uint32_t kind_count, struct listener **listeners_out, uint32_t *count_out,
-	struct error *error)
+int listeners_open(const struct server_config *config, struct upgrade_take *take,
+	const struct session_kind *const *kinds, uint32_t kind_count,
+	struct listener **listeners_out, uint32_t *count_out, struct error *error)
 {
 	struct opening opening = { .config = config, .kinds = kinds, .kind_count = kind_count };
 	int adopted_count = manager_take_sockets();
@@ -157,11 +213,15 @@ int listeners_open(const struct server_config *config, const struct session_kind
 			strerror(-adopted_count));
 	}
 	opening.listeners = calloc(
-		(size_t)adopted_count + config->listen_count + 1, sizeof(*opening.listeners));
+		(size_t)adopted_count + upgrade_take_socket_count(take) + config->listen_count + 1,
+		sizeof(*opening.listeners));
 	if (opening.listeners == NULL) {
 		return error_set(error, -ENOMEM, "no memory for listening addresses");
 	}
 	rc = adopt_sockets(&opening, adopted_count, error);
+	if (rc == 0) {
+		rc = adopt_passed(&opening, take, error);
+	}
 	if (rc == 0) {
 		rc = open_configured(&opening, error);
 	}

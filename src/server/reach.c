@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 
 #include "base/log.h"
 
@@ -176,6 +177,51 @@ bool reach_meets(const struct listener *listener, const struct export_uri *uri)
 	}
 	(void)count_served(listener, 1, uri, &served);
 	return served > 0;
+}
+
+/* A socket that was accepted at a path, or an abstract name, has the listener's. */
+static bool has_unix_name(const struct listener *listener, int fd)
+{
+	struct sockaddr_un a = { 0 };
+	struct sockaddr_un b = { 0 };
+	socklen_t a_bytes = sizeof(a);
+	socklen_t b_bytes = sizeof(b);
+
+	return listener->fd_count > 0 &&
+	       getsockname(listener->fds[0], (struct sockaddr *)&a, &a_bytes) == 0 &&
+	       getsockname(fd, (struct sockaddr *)&b, &b_bytes) == 0 && a.sun_family == AF_UNIX &&
+	       a_bytes == b_bytes && memcmp(&a, &b, a_bytes) == 0;
+}
+
+const struct listener *reach_of_socket(
+	const struct listener *listeners, uint32_t listener_count, int fd)
+{
+	struct place place;
+	bool is_tcp = place_of_socket(fd, &place);
+
+	if (is_tcp && place.family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&place.ipv6)) {
+		place.family = AF_INET;
+		memcpy(&place.ipv4, &place.ipv6.s6_addr[12], sizeof(place.ipv4));
+	}
+	for (uint32_t i = 0; i < listener_count; i++) {
+		const struct listener *listener = &listeners[i];
+
+		if (is_tcp ? any_covers(listener, 1, listener->uri.protocol, &place)
+			   : has_unix_name(listener, fd)) {
+			return listener;
+		}
+	}
+	return NULL;
+}
+
+struct export_uri reach_with_port(const struct export_uri *uri, const struct listener *listener)
+{
+	struct export_uri found = *uri;
+
+	if (!uri->is_unix && uri->port == 0) {
+		found.port = listener->uri.port;
+	}
+	return found;
 }
 
 /* --- who is let in --------------------------------------------------------------------------- */

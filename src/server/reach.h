@@ -20,6 +20,13 @@ bool reach_covers(
 /* True when the listener serves one of the addresses that uri stands for. Looks up host names. */
 bool reach_meets(const struct listener *listener, const struct export_uri *uri);
 
+/* The listener at whose address the connected socket is; NULL: none of them. */
+const struct listener *reach_of_socket(
+	const struct listener *listeners, uint32_t listener_count, int fd);
+
+/* Port 0 is any free one: the one that the listener has. Borrows what uri owns. */
+struct export_uri reach_with_port(const struct export_uri *uri, const struct listener *listener);
+
 /* Warns of each address at which a listener without required TLS can be reached from other
  * machines, of a port that is open to every network once. admits_all: there is an export without
  * rules of access. */

@@ -18,6 +18,7 @@ struct reactor {
 
 	uint64_t drain_deadline_ns;
 	struct ring_message drain_message;
+	struct ring_message resume_message;
 
 	struct engine_review review; /* but for the number, set before the first is posted */
 	_Atomic uint64_t review_number;
@@ -192,6 +193,44 @@ void reactor_accept(struct reactor *reactor, const struct endpoint *endpoint)
 	engine_accept(reactor->engine, endpoint);
 }
 
+struct adoption {
+	const struct endpoint *endpoint;
+	const struct session_record *record;
+};
+
+static void adopt(struct engine *engine, void *context)
+{
+	const struct adoption *adoption = context;
+
+	engine_adopt(engine, adoption->endpoint, adoption->record);
+}
+
+void reactor_adopt(struct reactor *reactor, const struct endpoint *endpoint,
+	const struct session_record *record)
+{
+	struct adoption adoption = { endpoint, record };
+
+	atomic_fetch_add_explicit(&reactor->session_count, 1, memory_order_relaxed);
+	if (reactor_call(reactor, adopt, &adoption) < 0) {
+		log_error("the connection from %s is closed: its thread does not answer",
+			endpoint->peer.text);
+		ring_socket_close(reactor->ring, endpoint->fd);
+		endpoint_gone(reactor, &endpoint->peer);
+	}
+}
+
+static void deliver_resume(struct ring *ring, struct ring_message *message)
+{
+	GMB_UNUSED(ring);
+	engine_resume(container_of(message, struct reactor, resume_message)->engine);
+}
+
+void reactor_resume(struct reactor *reactor)
+{
+	reactor->resume_message.deliver = deliver_resume;
+	ring_post(reactor->ring, &reactor->resume_message);
+}
+
 static void deliver_drain(struct ring *ring, struct ring_message *message)
 {
 	struct reactor *reactor = container_of(message, struct reactor, drain_message);
@@ -231,6 +270,21 @@ void reactor_review(struct reactor *reactor, const struct engine_review *review)
 	if (!atomic_exchange_explicit(&reactor->review_posted, true, memory_order_acq_rel)) {
 		ring_post(reactor->ring, &reactor->review_message);
 	}
+}
+
+static void deliver_task(struct ring *ring, struct ring_message *message)
+{
+	struct reactor_task *task = container_of(message, struct reactor_task, message);
+
+	GMB_UNUSED(ring);
+	task->run(task->reactor->engine, task->context);
+}
+
+void reactor_post(struct reactor *reactor, struct reactor_task *task)
+{
+	task->reactor = reactor;
+	task->message.deliver = deliver_task;
+	ring_post(reactor->ring, &task->message);
 }
 
 struct reactor_call {

@@ -15,7 +15,7 @@
 
 #include <stdatomic.h>
 
-#include "engine/engine.h"
+#include "engine/pass.h"
 #include "memory/p2pmem.h"
 
 struct reactor;
@@ -55,6 +55,12 @@ void reactor_hand_over(struct reactor *reactor, const struct endpoint *endpoint)
 /* The same for a connection that its kind has accepted on this reactor's thread, where it stays. */
 void reactor_accept(struct reactor *reactor, const struct endpoint *endpoint);
 
+/* engine_adopt() there; takes the endpoint, which *connection_total already counts. */
+void reactor_adopt(struct reactor *reactor, const struct endpoint *endpoint,
+	const struct session_record *record);
+/* engine_resume() there, as soon as it looks. Not again before an engine_pause() after it. */
+void reactor_resume(struct reactor *reactor);
+
 /* Finishes what is in flight and ends all sessions, after deadline_ns by force. Once. */
 void reactor_drain(struct reactor *reactor, uint64_t deadline_ns);
 
@@ -62,6 +68,19 @@ void reactor_drain(struct reactor *reactor, uint64_t deadline_ns);
  * goes on. Asked for again before that: only the last one is done. From one thread, with the same
  * functions and context each time. */
 void reactor_review(struct reactor *reactor, const struct engine_review *review);
+
+/* run(engine, context) on the reactor's thread, as soon as it looks. Nothing of it is touched any
+ * more once run has begun. In order with reactor_review(). */
+struct reactor_task {
+	/* Set by the caller. */
+	void (*run)(struct engine *engine, void *context);
+	void *context;
+
+	/* Private. */
+	struct reactor *reactor;
+	struct ring_message message;
+};
+void reactor_post(struct reactor *reactor, struct reactor_task *task);
 
 /* Calls call on the reactor's thread, between two of its turns, and waits for it. -ETIMEDOUT: a
  * turn takes very long (a disk hangs), and call was not and will not be called; -ENOMEM. */

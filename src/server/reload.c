@@ -7,29 +7,21 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/bytes.h"
 #include "base/log.h"
+#include "server/reload_request.h"
 
-#define LOOK_S	 60
-#define DRAIN_NS UINT64_C(10000000000) /* for requests of those who are not believed any more */
-#define REVIEW_S 5		       /* for reactors to look at their connections */
-#define JOIN_S	 5
-
-enum { NAME_SHOWN_BYTES = 120 };
+#define LOOK_S	  60
+#define REVIEW_S  5 /* for reactors to look at their connections */
+#define CLOSING_S 2 /* for disks to close, after their clients have gone */
+#define JOIN_S	  5
 
 _Static_assert(REVIEW_S < LOOK_S, "one look is over before the next");
-
-/* What was read, and not used yet. */
-struct reload_news {
-	struct credentials_set *credentials;
-	struct access **rules; /* of each export; NULL: they stay */
-};
 
 enum reload_state {
 	RELOAD_IDLE,
 	RELOAD_READING,	  /* the thread works, without the lock */
 	RELOAD_READ,	  /* the main thread is to use it */
-	RELOAD_REVIEWING, /* the thread waits for the reactors */
+	RELOAD_REVIEWING, /* the thread waits for reactors and disks */
 	RELOAD_REVIEWED,  /* the main thread is to say what came of it */
 	RELOAD_STATE_COUNT
 };
@@ -40,11 +32,6 @@ static const uint32_t reload_edges[RELOAD_STATE_COUNT] = {
 	[RELOAD_READ] = BIT(RELOAD_REVIEWING) | BIT(RELOAD_REVIEWED),
 	[RELOAD_REVIEWING] = BIT(RELOAD_REVIEWED),
 	[RELOAD_REVIEWED] = BIT(RELOAD_IDLE),
-};
-
-struct waiter {
-	struct control_client *client;
-	uint64_t turn; /* the first whose files were read after it asked */
 };
 
 /* Of one reactor. */
@@ -61,19 +48,26 @@ struct reload {
 
 	/* Under the lock. */
 	enum reload_state state;
-	bool asked;
+	bool begun;
 	bool stopping;
-	uint64_t turn;	    /* that reads or has read last */
-	bool was_asked_for; /* that one */
+	struct list_node requests;	/* not begun */
+	uint64_t turn;			/* counts those that were */
+	struct reload_request *request; /* under way, or NULL; freed by the main thread */
 	int result;
 	struct error error;
 	struct reload_news news;
+	json_t *lines;		    /* of its change, or NULL */
 	struct reviewer *reviewers; /* one for each reactor */
 	uint32_t ended;		    /* connections, since it was said last */
+	bool is_applied;	 /* the change of the request holds, whatever comes of the rest */
+	struct list_node parked; /* requests whose disks are about to close; others go on */
+
+	struct reload_request look; /* of the thread itself */
+
+	/* Written by the main thread while no request is under way. */
+	struct server_config *config; /* as it was read last; NULL: that of the options */
 
 	/* Main thread. */
-	struct waiter waiters[CONTROL_CLIENTS_MAX];
-	uint32_t waiter_count;
 	char complaint[ERROR_TEXT_BYTES]; /* logged last; the same is not said every minute */
 };
 
@@ -85,89 +79,46 @@ static void set_state(struct reload *reload, enum reload_state state)
 	pthread_cond_signal(&reload->changed);
 }
 
-/* --- reading and using ----------------------------------------------------------------------- */
-
-static void reload_drop(const struct reload *reload, struct reload_news *news)
+static const struct server_config *configured(const struct reload *reload)
 {
-	if (news->rules != NULL) {
-		server_access_drop(news->rules, reload->options.config->export_count);
-		free(news->rules);
-	}
-	credentials_set_free(news->credentials);
-	*news = (struct reload_news){ 0 };
+	return reload->config != NULL ? reload->config : reload->options.config;
 }
 
-/* A line that is gone, or a file that is being written, lets nobody in. */
-static int check_rules(
-	const struct reload *reload, struct access *const *rules, struct error *error)
+/* --- disks that close ------------------------------------------------------------------------ */
+
+static void disk_has_closed(void *context)
 {
-	const struct server_config *config = reload->options.config;
-	char shown[NAME_SHOWN_BYTES];
+	struct reload_request *request = context;
+	struct reload *reload = request->reload;
+	bool is_last;
 
-	for (uint32_t i = 0; i < config->export_count; i++) {
-		const char *name = config->exports[i].name;
-		struct access *before = access_slot_get(reload->options.exports[i]->access);
-		bool are_gone = before != NULL && rules[i] == NULL;
-
-		access_put(before);
-		if (are_gone) {
-			return error_set(error, -EINVAL,
-				"%s: the export \"%s\" has rules of access, and here are none for "
-				"it any more; write access: [rw] if everybody may use it",
-				config->file_path,
-				log_escape(shown, sizeof(shown), name, strlen(name)));
-		}
+	pthread_mutex_lock(&reload->lock);
+	is_last = --request->closing_count == 0;
+	pthread_cond_signal(&reload->changed);
+	if (is_last && request->is_answered) {
+		reload_request_free(request);
 	}
-	return 0;
+	pthread_mutex_unlock(&reload->lock);
 }
 
-static int read_rules(const struct reload *reload, struct access ***rules_out, struct error *error)
+/* The request is answered. */
+static void request_end(struct reload *reload, struct reload_request *request)
 {
-	const struct server_config *config = reload->options.config;
-	struct access **rules = calloc(config->export_count, sizeof(struct access *));
-	int rc;
+	bool is_last;
 
-	if (rules == NULL) {
-		return error_set(error, -ENOMEM, "no memory for rules of access");
+	if (request == &reload->look) {
+		return;
 	}
-	rc = server_access_read(config, rules, error);
-	if (rc == 0) {
-		rc = check_rules(reload, rules, error);
-	} else if (config->file_path != NULL) {
-		sandbox_explain(config->file_path, error);
+	pthread_mutex_lock(&reload->lock);
+	request->is_answered = true;
+	is_last = request->closing_count == 0;
+	pthread_mutex_unlock(&reload->lock);
+	if (is_last) {
+		reload_request_free(request);
 	}
-	if (rc < 0) {
-		server_access_drop(rules, config->export_count);
-		free(rules);
-		return rc;
-	}
-	*rules_out = rules;
-	return 0;
 }
 
-/* Everything that is read again; nobody expects that of the configuration file while it is edited,
- * so only when it was asked for. May block. */
-static int reload_read(
-	const struct reload *reload, bool asked, struct reload_news *news, struct error *error)
-{
-	int rc = credentials_load(reload->options.credentials, &news->credentials, error);
-
-	if (rc == 0 && asked) {
-		rc = read_rules(reload, &news->rules, error);
-	}
-	if (rc < 0) {
-		reload_drop(reload, news);
-	}
-	return rc;
-}
-
-static void use_rules(struct reload *reload, struct access **rules)
-{
-	for (uint32_t i = 0; i < reload->options.config->export_count; i++) {
-		export_set_access(reload->options.exports[i], rules[i]);
-	}
-	free(rules);
-}
+/* --- using ----------------------------------------------------------------------------------- */
 
 /* On a reactor's thread. */
 static bool may_stay(void *context, const struct session *session)
@@ -182,8 +133,8 @@ static bool may_stay(void *context, const struct session *session)
 	rc = tls_context_recheck(tls, session->peer.proved, &error);
 	tls_context_put(tls);
 	if (rc < 0) {
-		log_limited(&engine->log_limit, ring_batch_ns(engine->ring), LOG_LEVEL_WARNING,
-			"client %s, %s, is disconnected: %s", session->peer.text,
+		log_limited(session_log_limit(session), ring_batch_ns(engine->ring),
+			LOG_LEVEL_WARNING, "client %s, %s, is disconnected: %s", session->peer.text,
 			session->peer.proved->text, error.text);
 	}
 	return rc == 0;
@@ -202,26 +153,35 @@ static void reviewed(void *context, uint64_t turn, uint32_t ended)
 	pthread_mutex_unlock(&reload->lock);
 }
 
-/* All that was read takes effect, for connections that exist, too. A reactor that hangs looks at
- * its own when it goes on. */
+/* All that was read takes effect, for connections that exist, too. A reactor that hangs does its
+ * part, and looks at its own, when it goes on. */
 static void reload_apply(struct reload *reload, struct reload_news *news, uint64_t turn)
 {
-	credentials_use(reload->options.credentials, news->credentials);
-	if (news->rules != NULL) {
-		use_rules(reload, news->rules);
+	if (news->credentials != NULL) {
+		credentials_use(reload->options.credentials, news->credentials);
+		news->credentials = NULL;
 	}
-	*news = (struct reload_news){ 0 };
+	if (news->config != NULL) {
+		reload_config_free(reload->config);
+		reload->config = news->config;
+		news->config = NULL;
+	}
+	if (news->change != NULL) {
+		change_commit(news->change, reload->options.exports);
+		reload->options.changed(reload->options.context);
+	}
 	for (uint32_t i = 0; i < reload->options.reactor_count; i++) {
 		const struct engine_review review = {
 			.may_stay = may_stay,
 			.done = reviewed,
 			.context = &reload->reviewers[i],
 			.number = turn,
-			.deadline_ns = DRAIN_NS,
+			.deadline_ns = CHANGE_DRAIN_NS,
 		};
 
 		reactor_review(reload->options.reactors[i], &review);
 	}
+	reload_news_drop(news);
 }
 
 /* Reactors that have not looked at all their connections. With the lock. */
@@ -246,43 +206,99 @@ static struct timespec seconds_from_now(time_t seconds)
 	return until;
 }
 
+static bool is_before(const struct timespec *a, const struct timespec *b)
+{
+	return a->tv_sec != b->tv_sec ? a->tv_sec < b->tv_sec : a->tv_nsec < b->tv_nsec;
+}
+
+static bool is_over(const struct reload_request *request)
+{
+	struct timespec now = seconds_from_now(0);
+
+	return request->closing_count == 0 || !is_before(&now, &request->until);
+}
+
+/* Has the main thread answer requests whose disks are closed, or have had their time. True: there
+ * are such. With the lock. */
+static bool tell_parked(struct reload *reload)
+{
+	bool found = false;
+
+	list_for_each(node, &reload->parked)
+	{
+		struct reload_request *request = list_entry(node, struct reload_request, node);
+
+		if (!request->is_told && is_over(request)) {
+			request->is_told = true;
+			found = true;
+		}
+	}
+	if (found) {
+		reload->options.wake(reload->options.context);
+	}
+	return found;
+}
+
 /* Waits until there is something to do, or for a look. With the lock. */
 static void wait_for_work(struct reload *reload)
 {
-	bool looks = credentials_count(reload->options.credentials) > 0;
-	struct timespec until = seconds_from_now(LOOK_S);
+	struct timespec look = seconds_from_now(LOOK_S);
 	int rc = 0;
 
+	(void)tell_parked(reload); /* a disk may have closed while nobody waited here */
 	while (!reload->stopping && rc == 0 && reload->state != RELOAD_REVIEWING &&
-		(reload->state != RELOAD_IDLE || !reload->asked)) {
-		rc = looks ? pthread_cond_timedwait(&reload->changed, &reload->lock, &until)
-			   : pthread_cond_wait(&reload->changed, &reload->lock);
+		(reload->state != RELOAD_IDLE || !reload->begun ||
+			list_is_empty(&reload->requests))) {
+		struct timespec until = look;
+
+		list_for_each(node, &reload->parked)
+		{
+			const struct reload_request *request =
+				list_entry(node, struct reload_request, node);
+
+			if (!request->is_told && is_before(&request->until, &until)) {
+				until = request->until;
+			}
+		}
+		rc = pthread_cond_timedwait(&reload->changed, &reload->lock, &until);
+		if (tell_parked(reload)) {
+			rc = 0;
+		}
 	}
 }
 
-/* One turn, if it is needed. With the lock, which is released while files are read. */
+/* One request, or a look. With the lock, which is released while files are read. */
 static void work(struct reload *reload)
 {
+	struct list_node *node = reload->begun ? list_pop_front(&reload->requests) : NULL;
+	struct reload_request *request =
+		node != NULL ? list_entry(node, struct reload_request, node) : &reload->look;
 	struct reload_news news = { 0 };
 	struct error error = { 0 };
-	bool asked = reload->asked;
+	bool begun = reload->begun;
 	int rc;
 
 	set_state(reload, RELOAD_READING);
-	reload->asked = false;
+	request->reload = reload;
+	reload->request = request;
 	reload->turn++;
 	pthread_mutex_unlock(&reload->lock);
-	if (!asked && !credentials_are_stale(reload->options.credentials)) {
+	if (request == &reload->look && begun) {
+		reload_look_at_sizes(reload->options.exports);
+	}
+	if (request == &reload->look && !credentials_are_stale(reload->options.credentials)) {
 		pthread_mutex_lock(&reload->lock);
+		reload->request = NULL;
 		set_state(reload, RELOAD_IDLE);
 		return;
 	}
-	rc = reload_read(reload, asked, &news, &error);
+	rc = reload_request_read(
+		&reload->options, configured(reload), request, disk_has_closed, &news, &error);
 	pthread_mutex_lock(&reload->lock);
-	reload->was_asked_for = asked;
 	reload->result = rc;
 	reload->error = error;
 	reload->news = news;
+	reload->lines = json_incref(news.lines);
 	set_state(reload, RELOAD_READ);
 	reload->options.wake(reload->options.context);
 }
@@ -296,11 +312,12 @@ static void wait_for_reactors(struct reload *reload)
 
 	while ((behind = count_behind(reload)) > 0 && !reload->stopping && rc == 0) {
 		rc = pthread_cond_timedwait(&reload->changed, &reload->lock, &until);
+		(void)tell_parked(reload);
 	}
 	reload->result = 0;
 	if (behind > 0) {
 		reload->result = error_set(&reload->error, -ETIMEDOUT,
-			"new connections use what was read, but %u of %u threads of the server "
+			"the change holds for new connections, but %u of %u threads of the server "
 			"have not looked at all of theirs; they go on with it",
 			behind, reload->options.reactor_count);
 	}
@@ -327,68 +344,141 @@ static void *run(void *context)
 	return NULL;
 }
 
-/* With the lock. */
-static void ask(struct reload *reload)
+/* Takes the request. */
+static void ask(struct reload *reload, struct reload_request *request)
 {
-	reload->asked = true;
+	pthread_mutex_lock(&reload->lock);
+	list_push_back(&reload->requests, &request->node);
 	pthread_cond_signal(&reload->changed);
+	pthread_mutex_unlock(&reload->lock);
+}
+
+/* Whether a request to do the same waits already. With the lock. */
+static bool is_asked(const struct reload *reload)
+{
+	list_for_each(node, &reload->requests)
+	{
+		const struct reload_request *request =
+			list_entry(node, struct reload_request, node);
+
+		if (request->action == REQUEST_RELOAD && !request->is_dry) {
+			return true;
+		}
+	}
+	return false;
 }
 
 void reload_ask(struct reload *reload)
 {
+	struct reload_request *request;
+	bool asked;
+
 	pthread_mutex_lock(&reload->lock);
-	ask(reload);
+	asked = is_asked(reload);
 	pthread_mutex_unlock(&reload->lock);
+	request = asked ? NULL : reload_request_create(REQUEST_RELOAD);
+	if (request != NULL) {
+		ask(reload, request);
+	} else if (!asked) {
+		log_error("%s", "no memory to reload anything");
+	}
+}
+
+void reload_begin(struct reload *reload)
+{
+	pthread_mutex_lock(&reload->lock);
+	reload->begun = true;
+	pthread_cond_signal(&reload->changed);
+	pthread_mutex_unlock(&reload->lock);
+}
+
+bool reload_hold(struct reload *reload)
+{
+	bool is_idle;
+
+	pthread_mutex_lock(&reload->lock);
+	is_idle = reload->state == RELOAD_IDLE && list_is_empty(&reload->requests) &&
+		  list_is_empty(&reload->parked);
+	reload->begun = reload->begun && !is_idle;
+	pthread_mutex_unlock(&reload->lock);
+	return is_idle;
 }
 
 /* --- answers --------------------------------------------------------------------------------- */
 
-/* Takes one that waits for a turn up to this one out; NULL: none. */
-static struct control_client *next_waiter(struct reload *reload, uint64_t turn)
-{
-	for (uint32_t i = 0; i < reload->waiter_count; i++) {
-		struct waiter waiter = reload->waiters[i];
+/* What came of a request. */
+struct outcome {
+	struct reload_request *request; /* owned */
+	int result;
+	struct error error;
+	bool is_applied; /* else nothing has changed */
+	uint32_t ended;
+	json_t *lines; /* owned, or NULL */
+};
 
-		if (waiter.turn <= turn) {
-			reload->waiters[i] = reload->waiters[--reload->waiter_count];
-			return waiter.client;
-		}
+static void answer(struct reload *reload, struct outcome *outcome)
+{
+	struct control_client *client = outcome->request->client;
+
+	if (client == NULL) {
+		json_decref(outcome->lines);
+	} else if (outcome->result < 0 && !outcome->is_applied) {
+		control_fail(client, outcome->result, outcome->error.text);
+		json_decref(outcome->lines);
+	} else {
+		control_reply(client,
+			json_pack("{s:I, s:I, s:o, s:s*}", "addresses",
+				(json_int_t)credentials_count(reload->options.credentials),
+				"connections_ended", (json_int_t)outcome->ended, "changes",
+				outcome->lines != NULL ? outcome->lines : json_array(),
+				"unfinished", outcome->result < 0 ? outcome->error.text : NULL));
 	}
-	return NULL;
+	outcome->lines = NULL;
 }
 
-static void answer(
-	struct reload *reload, uint64_t turn, int rc, const struct error *error, uint32_t ended)
+static void say(struct reload *reload, const struct outcome *outcome)
 {
-	struct control_client *client;
+	const struct reload_request *request = outcome->request;
+	uint32_t addresses = credentials_count(reload->options.credentials);
+	json_t *line;
+	size_t i;
 
-	while ((client = next_waiter(reload, turn)) != NULL) {
-		if (rc < 0) {
-			control_fail(client, rc, error->text);
-		} else {
-			control_reply(client,
-				json_pack("{s:I, s:I}", "addresses",
-					(json_int_t)credentials_count(reload->options.credentials),
-					"connections_ended", (json_int_t)ended));
-		}
+	if (request->is_dry) {
+		return;
 	}
-}
-
-static void say(
-	struct reload *reload, bool asked, int rc, const struct error *error, uint32_t ended)
-{
-	if (rc == 0) {
+	if (outcome->result < 0) {
+		if (request->action != REQUEST_LOOK ||
+			strcmp(reload->complaint, outcome->error.text) != 0) {
+			memcpy(reload->complaint, outcome->error.text, sizeof(reload->complaint));
+			log_error("%s", outcome->error.text);
+		}
+	} else {
 		reload->complaint[0] = '\0';
+	}
+	if (outcome->result < 0 && !outcome->is_applied) {
+		return;
+	}
+	json_array_foreach(outcome->lines, i, line)
+	{
+		log_info("%s", json_string_value(line));
+	}
+	if (request->action <= REQUEST_RELOAD && outcome->result == 0) {
 		log_info("%sthe files of %u address%s with TLS were read again; %u connection%s "
 			 "ended",
-			asked ? "the rules of access and " : "",
-			credentials_count(reload->options.credentials),
-			credentials_count(reload->options.credentials) == 1 ? "" : "es", ended,
-			ended == 1 ? "" : "s");
-	} else if (asked || strcmp(reload->complaint, error->text) != 0) {
-		memcpy(reload->complaint, error->text, sizeof(reload->complaint));
-		log_error("%s", error->text);
+			request->action == REQUEST_RELOAD ? "the configuration and " : "",
+			addresses, addresses == 1 ? "" : "es", outcome->ended,
+			outcome->ended == 1 ? "" : "s");
 	}
+}
+
+/* Nothing is changed: that was all that was asked for (0), or an error. With the lock. */
+static void give_up(struct reload *reload, int result)
+{
+	reload->result = result;
+	if (result < 0 && reload->request->action <= REQUEST_RELOAD) {
+		error_prefix(&reload->error, "reload failed, and everything stays as it was");
+	}
+	set_state(reload, RELOAD_REVIEWED);
 }
 
 /* With the lock, which is released meanwhile. */
@@ -396,79 +486,226 @@ static void use_news(struct reload *reload)
 {
 	struct reload_news news = reload->news;
 	uint64_t turn = reload->turn;
+	bool is_dry = reload->request->is_dry;
+	struct error error;
+	int rc = 0;
 
 	reload->news = (struct reload_news){ 0 };
-	set_state(reload, RELOAD_REVIEWING);
 	pthread_mutex_unlock(&reload->lock);
-	reload_apply(reload, &news, turn);
+	if (news.change != NULL && !is_dry) {
+		rc = change_prepare(news.change, &error);
+	}
 	pthread_mutex_lock(&reload->lock);
+	if (rc < 0 || is_dry) {
+		if (rc < 0) {
+			reload->error = error;
+		}
+		give_up(reload, rc);
+		pthread_mutex_unlock(&reload->lock);
+		reload_news_drop(&news);
+	} else {
+		reload->request->closing_count =
+			news.change != NULL ? change_closing(news.change) : 0;
+		reload->is_applied = true;
+		set_state(reload, RELOAD_REVIEWING);
+		pthread_mutex_unlock(&reload->lock);
+		reload_apply(reload, &news, turn);
+	}
+	pthread_mutex_lock(&reload->lock);
+}
+
+/* The disks of the request are about to close: it waits for them beside others. With the lock. */
+static void park(struct reload *reload, struct reload_request *request)
+{
+	request->until =
+		seconds_from_now((time_t)(request->deadline_ns / UINT64_C(1000000000)) + CLOSING_S);
+	request->lines = reload->lines;
+	request->ended = reload->ended;
+	list_push_back(&reload->parked, &request->node);
+}
+
+static void answer_all(struct reload *reload, struct outcome *outcome)
+{
+	say(reload, outcome);
+	answer(reload, outcome);
+	request_end(reload, outcome->request);
+}
+
+/* Takes one whose disks are closed, or have had their time. False: there is none. */
+static bool take_parked(struct reload *reload, struct outcome *outcome)
+{
+	struct reload_request *found = NULL;
+	uint32_t closing = 0;
+
+	pthread_mutex_lock(&reload->lock);
+	list_for_each(node, &reload->parked)
+	{
+		struct reload_request *request = list_entry(node, struct reload_request, node);
+
+		if (found == NULL && is_over(request)) {
+			found = request;
+			list_remove(node);
+		}
+	}
+	if (found != NULL) {
+		closing = found->closing_count;
+		*outcome = (struct outcome){
+			.request = found,
+			.is_applied = true,
+			.ended = found->ended,
+			.lines = found->lines,
+		};
+		found->lines = NULL;
+	}
+	pthread_mutex_unlock(&reload->lock);
+	if (closing > 0) {
+		outcome->result = error_set(&outcome->error, -ETIMEDOUT,
+			"the change holds, but %u disk%s that %s not served any more %s not "
+			"closed yet: something on %s hangs",
+			closing, closing == 1 ? "" : "s", closing == 1 ? "is" : "are",
+			closing == 1 ? "is" : "are", closing == 1 ? "it" : "them");
+	}
+	return found != NULL;
 }
 
 void reload_finish(struct reload *reload)
 {
-	struct error error;
-	uint32_t ended = 0;
-	uint64_t turn;
-	bool asked;
-	int rc;
+	struct outcome outcome;
+	bool waits;
 
+	while (take_parked(reload, &outcome)) {
+		answer_all(reload, &outcome);
+	}
 	pthread_mutex_lock(&reload->lock);
-	rc = reload->result;
-	if (reload->state == RELOAD_READ && rc == 0) {
-		use_news(reload); /* and is called again */
+	if (reload->state == RELOAD_READ && reload->result == 0) {
+		use_news(reload); /* and is called again, unless that was all */
 	} else if (reload->state == RELOAD_READ) {
-		error_prefix(&reload->error, "reload failed, and everything stays as it was");
-		set_state(reload, RELOAD_REVIEWED);
+		give_up(reload, reload->result);
 	}
 	if (reload->state != RELOAD_REVIEWED) {
 		pthread_mutex_unlock(&reload->lock);
 		return;
 	}
-	rc = reload->result;
-	error = reload->error;
-	asked = reload->was_asked_for;
-	turn = reload->turn;
-	if (rc == 0) {
-		ended = reload->ended;
-		reload->ended = 0;
+	outcome = (struct outcome){
+		.request = reload->request,
+		.result = reload->result,
+		.error = reload->error,
+		.is_applied = reload->is_applied,
+		.ended = reload->ended,
+		.lines = reload->lines,
+	};
+	waits = outcome.result == 0 && outcome.request->closing_count > 0;
+	if (waits) {
+		park(reload, outcome.request);
 	}
+	reload->is_applied = false;
+	reload->request = NULL;
+	reload->lines = NULL;
+	reload->ended = outcome.result == 0 ? 0 : reload->ended;
 	set_state(reload, RELOAD_IDLE);
 	pthread_mutex_unlock(&reload->lock);
-	say(reload, asked, rc, &error, ended);
-	answer(reload, turn, rc, &error, ended);
+	if (!waits) {
+		answer_all(reload, &outcome);
+	}
+}
+
+/* --- commands -------------------------------------------------------------------------------- */
+
+/* Somebody waits for its answer. */
+static void begin_request(
+	struct reload *reload, struct reload_request *request, struct control_client *client)
+{
+	request->client = client;
+	ask(reload, request);
 }
 
 static void begin_reload(void *context, struct control_client *client, const json_t *arguments)
 {
-	struct reload *reload = context;
+	struct reload_request *request = reload_request_create(REQUEST_RELOAD);
 
-	GMB_UNUSED(arguments);
-	GMB_ASSERT(reload->waiter_count < CONTROL_CLIENTS_MAX);
-	pthread_mutex_lock(&reload->lock);
-	reload->waiters[reload->waiter_count++] =
-		(struct waiter){ .client = client, .turn = reload->turn + 1 };
-	ask(reload); /* with the same lock: the next turn is the one that reads all */
-	pthread_mutex_unlock(&reload->lock);
+	if (request == NULL) {
+		control_fail(client, -ENOMEM, "out of memory");
+		return;
+	}
+	request->is_dry = json_is_true(json_object_get(arguments, "dry_run"));
+	begin_request(context, request, client);
 }
 
-static void end_reload(void *context, struct control_client *client)
+/* What was begun goes on. */
+static void end_request(void *context, struct control_client *client)
 {
 	struct reload *reload = context;
 
-	for (uint32_t i = 0; i < reload->waiter_count; i++) {
-		if (reload->waiters[i].client == client) {
-			reload->waiters[i] = reload->waiters[--reload->waiter_count];
-			control_fail(client, -ECANCELED, "nobody waits for the answer");
-			return;
+	pthread_mutex_lock(&reload->lock);
+	if (reload->request != NULL && reload->request->client == client) {
+		reload->request->client = NULL;
+	}
+	list_for_each(node, &reload->parked)
+	{
+		struct reload_request *request = list_entry(node, struct reload_request, node);
+
+		request->client = request->client == client ? NULL : request->client;
+	}
+	list_for_each(node, &reload->requests)
+	{
+		struct reload_request *request = list_entry(node, struct reload_request, node);
+
+		if (request->client == client) {
+			list_remove(node);
+			reload_request_free(request);
 		}
 	}
+	pthread_mutex_unlock(&reload->lock);
+	control_fail(client, -ECANCELED, "nobody waits for the answer");
 }
 
 const struct control_command reload_command = {
 	.name = "reload",
 	.right = CONTROL_CHANGE,
 	.begin = begin_reload,
-	.end = end_reload,
+	.end = end_request,
+};
+
+static void begin_export(void *context, struct control_client *client, const json_t *arguments)
+{
+	static const char *const actions[] = {
+		[REQUEST_ADD] = "add", [REQUEST_SET] = "set", [REQUEST_REMOVE] = "remove"
+	};
+	const char *action = json_string_value(json_object_get(arguments, "action"));
+	struct reload_request *request = NULL;
+	struct error error;
+	int rc;
+
+	if (action != NULL && strcmp(action, "list") == 0) {
+		control_reply(client,
+			json_pack("{s:o}", "exports",
+				exports_json(((const struct reload *)context)->options.exports)));
+		return;
+	}
+	rc = error_set(&error, -EINVAL, "\"action\" is one of add, set, remove and list");
+	for (size_t i = REQUEST_ADD; action != NULL && i < ARRAY_COUNT(actions); i++) {
+		if (strcmp(actions[i], action) == 0) {
+			request = reload_request_create((enum request_action)i);
+			rc = request != NULL
+				     ? reload_request_take_export(request, arguments, &error)
+				     : error_set(&error, -ENOMEM, "out of memory");
+		}
+	}
+	if (rc < 0) {
+		control_fail(client, rc, error.text);
+		if (request != NULL) {
+			reload_request_free(request);
+		}
+		return;
+	}
+	begin_request(context, request, client);
+}
+
+const struct control_command export_command = {
+	.name = "export",
+	.right = CONTROL_CHANGE,
+	.begin = begin_export,
+	.end = end_request,
 };
 
 /* --- life ------------------------------------------------------------------------------------ */
@@ -484,6 +721,10 @@ int reload_create(
 		return error_set(error, -ENOMEM, "no memory to reload anything");
 	}
 	reload->options = *options;
+	list_init(&reload->requests);
+	list_init(&reload->parked);
+	reload->look =
+		(struct reload_request){ .action = REQUEST_LOOK, .deadline_ns = CHANGE_DRAIN_NS };
 	reload->reviewers = calloc(options->reactor_count, sizeof(struct reviewer));
 	if (reload->reviewers == NULL) {
 		free(reload);
@@ -509,18 +750,57 @@ int reload_create(
 	return 0;
 }
 
+/* The clients of all requests, taken out one by one. With the lock. */
+static struct control_client *next_client(struct reload *reload)
+{
+	struct control_client *client = NULL;
+	struct list_node *node;
+
+	if (reload->request != NULL && reload->request->client != NULL) {
+		client = reload->request->client;
+		reload->request->client = NULL;
+		return client;
+	}
+	list_for_each(parked, &reload->parked)
+	{
+		struct reload_request *request = list_entry(parked, struct reload_request, node);
+
+		if (request->client != NULL) {
+			client = request->client;
+			request->client = NULL;
+			return client;
+		}
+	}
+	while (client == NULL && (node = list_pop_front(&reload->requests)) != NULL) {
+		struct reload_request *request = list_entry(node, struct reload_request, node);
+
+		client = request->client;
+		reload_request_free(request);
+	}
+	return client;
+}
+
 void reload_stop(struct reload *reload)
 {
 	struct control_client *client;
 
-	while (reload != NULL && (client = next_waiter(reload, UINT64_MAX)) != NULL) {
-		control_fail(client, -ESHUTDOWN, "the server is stopping");
-	}
+	do {
+		if (reload == NULL) {
+			return;
+		}
+		pthread_mutex_lock(&reload->lock);
+		client = next_client(reload);
+		pthread_mutex_unlock(&reload->lock);
+		if (client != NULL) {
+			control_fail(client, -ESHUTDOWN, "the server is stopping");
+		}
+	} while (client != NULL);
 }
 
 bool reload_destroy(struct reload *reload)
 {
 	struct timespec until;
+	struct list_node *node;
 
 	if (reload == NULL) {
 		return true;
@@ -534,7 +814,18 @@ bool reload_destroy(struct reload *reload)
 	if (pthread_timedjoin_np(reload->thread, NULL, &until) != 0) {
 		return false;
 	}
-	reload_drop(reload, &reload->news);
+	reload_news_drop(&reload->news);
+	json_decref(reload->lines);
+	if (reload->request != NULL && reload->request != &reload->look) {
+		reload_request_free(reload->request);
+	}
+	while ((node = list_pop_front(&reload->parked)) != NULL) {
+		struct reload_request *request = list_entry(node, struct reload_request, node);
+
+		/* No engine is left, so that nobody has a disk open any more. */
+		reload_request_free(request);
+	}
+	reload_config_free(reload->config);
 	pthread_cond_destroy(&reload->changed);
 	pthread_mutex_destroy(&reload->lock);
 	free(reload->reviewers);

@@ -22,9 +22,13 @@
 #include "server/control.h"
 #include "server/credentials.h"
 #include "server/device.h"
+#include "server/exports.h"
 #include "server/reach.h"
 #include "server/reload.h"
 #include "server/run.h"
+#include "server/scrape.h"
+#include "server/upgrade.h"
+#include "server/upgrade_take.h"
 
 /* A stop takes no longer, as the manual says: a request that hangs inside the kernel cannot be
  * taken back, so then the process ends without its reactors. */
@@ -53,8 +57,7 @@ struct server {
 	enum server_phase phase;
 	const struct session_kind *const *kinds;
 	uint32_t kind_count;
-	struct export **exports;
-	uint32_t export_count; /* that were created */
+	struct exports exports;
 	struct listener *listeners;
 	uint32_t listener_count;
 	struct rate_rules *rate_rules; /* of identities, or NULL */
@@ -66,8 +69,12 @@ struct server {
 	struct listener control_listener; /* until the control socket takes it */
 	struct credentials *credentials;
 	struct reload *reload;
+	struct upgrade *upgrade;
+	struct upgrade_take *take; /* while it starts in place of another process */
+	bool was_taken;		   /* it has started so */
 	struct server_control *control;
-	const char **paths; /* of the exports, for the control socket */
+	struct listener metrics_listener; /* until the scrape takes it */
+	struct scrape *scrape;
 	_Atomic uint32_t connection_total;
 	_Atomic bool start_failed;	/* of a store: the others need not go on */
 	_Atomic uint32_t started_count; /* stores whose start has ended; set before event_fd */
@@ -81,143 +88,10 @@ struct server {
 	struct runner runner;
 	bool has_runner;
 	int exit_status;
+	uint64_t start_ns;
 	uint64_t stop_begin_ns;
 	uint64_t stop_limit_ns; /* while stopping: when to give up */
 };
-
-/* --- exports --------------------------------------------------------------------------------- */
-
-/* What to do about a disk that does not exist. A file is not to be made in place of a device, nor
- * of what was to be only read. */
-static const char *advice_for_absent(const struct server_export *entry)
-{
-	if (strstr(entry->path, "://") != NULL) {
-		return "a path is needed here: it is copy and attach that take the URI of a server";
-	}
-	if (strcmp(entry->path, "memory") == 0 || strcmp(entry->path, "null") == 0) {
-		return "a disk without a file is written with its size, memory:SIZE or null:SIZE";
-	}
-	if (strcmp(entry->origin, entry->path) == 0 && strchr(entry->path, ',') != NULL) {
-		/* A bare PATH takes no keys. */
-		return "keys behind a comma need --export =PATH,KEY[=VALUE]";
-	}
-	if (entry->store.read_only || strncmp(entry->path, "/dev/", strlen("/dev/")) == 0) {
-		return NULL;
-	}
-	return "create it first, for example with 'truncate -s SIZE FILE'";
-}
-
-static void advise(const struct server_export *entry, struct error *error)
-{
-	const char *advice = advice_for_absent(entry);
-	struct error plain;
-
-	if (error == NULL || error->code != -ENOENT || advice == NULL) {
-		return;
-	}
-	plain = *error;
-	error_set(error, plain.code, "%s; %s", plain.text, advice);
-}
-
-/* The machine's boot, of which the kernel keeps a name; 0 when it is not known. Where the service
- * manager hides the kernel's file, it may tell the name itself. */
-static uint64_t boot_epoch(void)
-{
-	unsigned int parts[3] = { 0 };
-	FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
-	const char *told = getenv("GMBLOCK_BOOT_ID");
-	int count = 0;
-
-	if (file != NULL) {
-		count = fscanf(file, "%8x-%4x-%4x", &parts[0], &parts[1], &parts[2]);
-		fclose(file);
-	} else if (told != NULL) {
-		count = sscanf(told, "%8x%4x%4x", &parts[0], &parts[1], &parts[2]);
-	}
-	return count == 3 ? (uint64_t)parts[0] << 32 | (uint64_t)parts[1] << 16 | parts[2] : 0;
-}
-
-/* What was answered and not flushed outlives the server, but not the machine; memory does not
- * outlive the server. */
-static void choose_epoch(struct export *export)
-{
-	export->epoch = store_epoch(export->store);
-	if (export->epoch == 0 && !export->is_volatile) {
-		export->epoch = boot_epoch();
-	} else if (export->epoch == 0 &&
-		   getrandom(&export->epoch, sizeof(export->epoch), 0) != sizeof(export->epoch)) {
-		export->epoch = 0;
-	}
-}
-
-/* Completes the sentence about an export that cannot be served. */
-static void prefix_export(const struct server_export *entry, struct error *error)
-{
-	bool says_more = strcmp(entry->origin, entry->path) != 0;
-	bool is_default = entry->name[0] == '\0';
-	char shown[120];
-
-	error_prefix(error, "cannot serve the %s%s%s%s%s%s",
-		is_default ? "default export" : "export \"",
-		log_escape(shown, sizeof(shown), entry->name, strlen(entry->name)),
-		is_default ? "" : "\"", says_more ? " (" : "", says_more ? entry->origin : "",
-		says_more ? ")" : "");
-}
-
-/* Takes the rules of access, also on failure. */
-static int open_export(struct export **out, const struct server_export *entry,
-	struct access *access, struct error *error)
-{
-	struct store_options options = entry->store;
-	struct export_options about = {
-		.name = entry->name,
-		.name_bytes = (uint32_t)strlen(entry->name),
-		.description = entry->description,
-		.read_only = entry->store.read_only,
-		.access = access,
-		.connections_max = entry->connections_max,
-		.overlap = entry->overlap,
-		.rate = entry->rate,
-		.memory_max = entry->memory_max,
-	};
-	int rc;
-
-	options.path = entry->path;
-	rc = store_open(&options, &about.store, error);
-	if (rc < 0) {
-		access_put(access);
-		prefix_export(entry, error);
-		advise(entry, error);
-		return rc;
-	}
-	about.is_volatile = store_info(about.store)->is_volatile;
-	return export_create(&about, out, error);
-}
-
-static int open_exports(struct server *server, struct error *error)
-{
-	const struct server_config *config = server->config;
-	uint32_t count = config->export_count;
-	struct access **sets = calloc(count, sizeof(*sets));
-	int rc;
-
-	server->exports = calloc(count, sizeof(struct export *));
-	if (server->exports == NULL || sets == NULL) {
-		free(sets);
-		return error_set(error, -ENOMEM, "no memory for %u exports", count);
-	}
-	rc = server_access_build(config, config, sets, error);
-	while (rc == 0 && server->export_count < count) {
-		uint32_t idx = server->export_count;
-
-		rc = open_export(&server->exports[idx], &config->exports[idx], sets[idx], error);
-		sets[idx] = NULL;
-		server->export_count += rc == 0;
-	}
-	server_access_drop(sets, count);
-	free(sets);
-	return rc;
-}
 
 /* --- reactors -------------------------------------------------------------------------------- */
 
@@ -275,8 +149,8 @@ static int start_reactors(struct server *server, struct error *error)
 {
 	const struct server_limits *limits = &server->config->limits;
 	struct reactor_options options = {
-		.exports = server->exports,
-		.export_count = server->export_count,
+		.exports = server->exports.exports,
+		.export_count = server->exports.count,
 		.kinds = server->kinds,
 		.kind_count = server->kind_count,
 		.limits = reactor_limits(limits),
@@ -326,6 +200,18 @@ static int start_accepting(struct server *server, struct error *error)
 	};
 	int rc = acceptor_create(&options, &server->acceptor, error);
 
+	if (rc == 0 && server->take != NULL) {
+		const struct upgrade_taker taker = {
+			.exports = &server->exports,
+			.kinds = server->kinds,
+			.kind_count = server->kind_count,
+			.acceptor = server->acceptor,
+			.reactors = server->reactors,
+			.reactor_count = server->reactor_count,
+		};
+
+		rc = upgrade_take_over(server->take, &taker, error);
+	}
 	if (rc == 0) {
 		acceptor_start(server->acceptor);
 	}
@@ -337,45 +223,84 @@ static void news_were_read(void *context)
 	wake_main(context);
 }
 
+static struct server_view view_of(const struct server *server)
+{
+	return (struct server_view){
+		.exports = server->exports.exports,
+		.paths = server->exports.paths,
+		.export_count = server->exports.count,
+		.listeners = server->listeners,
+		.listener_count = server->listener_count,
+		.reactors = server->reactors,
+		.reactor_count = server->reactor_count,
+		.reload = server->reload,
+		.upgrade = server->upgrade,
+		.rate_rules = server->rate_rules,
+		.instance = server->instance,
+		.start_ns = server->start_ns,
+	};
+}
+
+static void announce(const struct server *server)
+{
+	manager_tell("READY=1\nSTATUS=Serving %u export%s on %u address%s with %u thread%s",
+		server->exports.count, server->exports.count == 1 ? "" : "s",
+		server->listener_count, server->listener_count == 1 ? "" : "es",
+		server->reactor_count, server->reactor_count == 1 ? "" : "s");
+}
+
+static void exports_have_changed(void *context)
+{
+	struct server *server = context;
+	struct server_view view = view_of(server);
+
+	server_control_look(server->control, &view);
+	scrape_look(server->scrape, &view);
+	announce(server);
+}
+
 static int start_reload(struct server *server, struct error *error)
 {
 	const struct reload_options options = {
 		.config = server->config,
-		.exports = server->exports,
+		.exports = &server->exports,
+		.device = server->device,
 		.credentials = server->credentials,
 		.reactors = server->reactors,
 		.reactor_count = server->reactor_count,
 		.wake = news_were_read,
+		.changed = exports_have_changed,
 		.context = server,
 	};
 
 	return reload_create(&options, &server->reload, error);
 }
 
-static int start_control(struct server *server, struct error *error)
+static int start_upgrade(struct server *server, struct error *error)
 {
-	struct server_view view = {
-		.exports = server->exports,
-		.export_count = server->export_count,
+	const struct upgrade_options options = {
+		.config = server->config,
+		.exports = &server->exports,
 		.listeners = server->listeners,
 		.listener_count = server->listener_count,
 		.reactors = server->reactors,
 		.reactor_count = server->reactor_count,
 		.reload = server->reload,
-		.rate_rules = server->rate_rules,
-		.instance = server->instance,
-		.start_ns = clock_now_ns(),
+		.acceptor_stopped = &server->acceptor_stopped,
 	};
 
-	server->paths = calloc(MAX(server->export_count, 1U), sizeof(*server->paths));
-	if (server->paths == NULL) {
-		return error_set(error, -ENOMEM, "no memory for a table of paths");
-	}
-	for (uint32_t i = 0; i < server->export_count; i++) {
-		server->paths[i] = server->config->exports[i].path;
-	}
-	view.paths = server->paths;
-	return server_control_open(&server->control_listener, &view, &server->control, error);
+	return upgrade_create(&options, &server->upgrade, error);
+}
+
+static int start_control(struct server *server, struct error *error)
+{
+	struct server_view view;
+	int rc;
+
+	server->start_ns = clock_now_ns();
+	view = view_of(server);
+	rc = server_control_open(&server->control_listener, &view, &server->control, error);
+	return rc == 0 ? scrape_open(&server->metrics_listener, &view, &server->scrape, error) : rc;
 }
 
 /* --- the process ----------------------------------------------------------------------------- */
@@ -453,8 +378,8 @@ static void print_uris(const struct server *server)
 	char uri[URI_BYTES_MAX];
 
 	for (uint32_t i = 0; i < server->listener_count; i++) {
-		for (uint32_t k = 0; k < server->export_count; k++) {
-			format_uri(&server->listeners[i], server->exports[k], uri);
+		for (uint32_t k = 0; k < server->exports.count; k++) {
+			format_uri(&server->listeners[i], server->exports.exports[k], uri);
 			printf("%s\n", uri);
 		}
 	}
@@ -463,23 +388,15 @@ static void print_uris(const struct server *server)
 	}
 }
 
-static void announce(const struct server *server)
-{
-	manager_tell("READY=1\nSTATUS=Serving %u export%s on %u address%s with %u thread%s",
-		server->export_count, server->export_count == 1 ? "" : "s", server->listener_count,
-		server->listener_count == 1 ? "" : "es", server->reactor_count,
-		server->reactor_count == 1 ? "" : "s");
-}
-
 /* The export that --run commands get: the default one, else the first. */
 static const struct export *run_export(const struct server *server)
 {
-	for (uint32_t i = 0; i < server->export_count; i++) {
-		if (server->exports[i]->name_bytes == 0) {
-			return server->exports[i];
+	for (uint32_t i = 0; i < server->exports.count; i++) {
+		if (server->exports.exports[i]->name_bytes == 0) {
+			return server->exports.exports[i];
 		}
 	}
-	return server->exports[0];
+	return server->exports.exports[0];
 }
 
 static void begin_stop(struct server *server);
@@ -501,19 +418,35 @@ static void run_next(struct server *server)
 
 /* --- stopping -------------------------------------------------------------------------------- */
 
-static void set_stop_limit(struct server *server)
+static void say_stopping(void)
 {
 	manager_tell("STOPPING=1\nSTATUS=Finishing what is in flight");
+}
+
+static void set_stop_limit(struct server *server)
+{
 	server->stop_begin_ns = clock_now_ns();
 	server->stop_limit_ns = server->stop_begin_ns + STOP_NS;
 }
 
-static void begin_stop(struct server *server)
+/* The acceptor has stopped, or will soon. */
+static void begin_close(struct server *server)
 {
 	set_stop_limit(server);
 	server->phase = SERVER_CLOSING;
 	server_control_stop(server->control); /* a reactor may not answer any more */
-	acceptor_stop(server->acceptor);
+	scrape_stop(server->scrape);
+	upgrade_goodbye(server->upgrade);
+	wake_main(server);
+}
+
+static void begin_stop(struct server *server)
+{
+	say_stopping();
+	if (!upgrade_stop(server->upgrade)) {
+		acceptor_stop(server->acceptor);
+	}
+	begin_close(server);
 }
 
 static void close_listeners(struct server *server)
@@ -543,16 +476,17 @@ GMB_NORETURN static void stop_hard(struct server *server, const char *reason)
 	log_error("stopped at once, with work in flight: %s", reason);
 	close_listeners(server);
 	server_control_stop(server->control);
+	scrape_stop(server->scrape);
 	fflush(stdout);
 	_exit(1);
 }
 
 static void cancel_starts(struct server *server)
 {
-	for (uint32_t i = 0; i < server->export_count; i++) {
+	for (uint32_t i = 0; i < server->exports.count; i++) {
 		/* Relaxed: nothing is published with it. */
 		atomic_store_explicit(
-			&server->exports[i]->start.cancelled, true, memory_order_relaxed);
+			&server->exports.exports[i]->start.cancelled, true, memory_order_relaxed);
 	}
 }
 
@@ -579,6 +513,7 @@ static void handle_signal(struct server *server, const struct signalfd_siginfo *
 	}
 	if (server->phase == SERVER_STARTING) {
 		server->phase = SERVER_STOPPED;
+		say_stopping();
 		set_stop_limit(server);
 		cancel_starts(server);
 	} else if (server->phase == SERVER_SERVING) {
@@ -626,10 +561,16 @@ static bool handle_next(struct server *server, int timeout_ms)
 		{ .fd = server->signal_fd, .events = POLLIN },
 		{ .fd = server->event_fd, .events = POLLIN },
 		{ .fd = answers ? server_control_fd(server->control) : -1, .events = POLLIN },
+		{ .fd = answers ? upgrade_fd(server->upgrade) : -1, .events = POLLIN },
+		{ .fd = answers ? scrape_fd(server->scrape) : -1, .events = POLLIN },
 	};
+	int upgrade_ms = answers ? upgrade_timeout_ms(server->upgrade) : -1;
 	struct signalfd_siginfo info;
 
-	if (poll(fds, ARRAY_COUNT(fds), timeout_ms) == 0) {
+	if (upgrade_ms >= 0 && (timeout_ms < 0 || upgrade_ms < timeout_ms)) {
+		timeout_ms = upgrade_ms;
+	}
+	if (poll(fds, ARRAY_COUNT(fds), timeout_ms) == 0 && upgrade_ms < 0) {
 		return false;
 	}
 	while (read(server->signal_fd, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
@@ -639,8 +580,16 @@ static bool handle_next(struct server *server, int timeout_ms)
 	if (server->phase <= SERVER_SERVING) {
 		reload_finish(server->reload);
 	}
+	/* Before the control socket: the end of one upgrade comes before the request for the next.
+	 */
+	if (server->phase == SERVER_SERVING && upgrade_run(server->upgrade)) {
+		begin_close(server);
+	}
 	if (server->phase <= SERVER_SERVING && (fds[2].revents & POLLIN) != 0) {
 		server_control_run(server->control);
+	}
+	if (server->phase <= SERVER_SERVING && (fds[4].revents & POLLIN) != 0) {
+		scrape_run(server->scrape);
 	}
 	return true;
 }
@@ -704,7 +653,7 @@ static void start_store(struct engine *engine, void *context)
 /* The reactors take turns. */
 static int begin_store(struct server *server, uint32_t index, struct error *error)
 {
-	struct export *export = server->exports[index];
+	struct export *export = server->exports.exports[index];
 	int rc;
 
 	export->start.done = store_has_started;
@@ -718,10 +667,10 @@ static uint32_t started_percent(const struct server *server)
 {
 	uint64_t sum = 0;
 
-	for (uint32_t i = 0; i < server->export_count; i++) {
-		sum += store_start_permille(server->exports[i]->store);
+	for (uint32_t i = 0; i < server->exports.count; i++) {
+		sum += store_start_permille(server->exports.exports[i]->store);
 	}
-	return (uint32_t)(sum / 10 / server->export_count);
+	return (uint32_t)(sum / 10 / server->exports.count);
 }
 
 /* Waits until so many stores have ended their start, well or not. */
@@ -749,12 +698,12 @@ static void wait_for_stores(struct server *server, uint32_t count)
 /* The error of the store that ended the start of the others, if one did. */
 static int start_result(const struct server *server, struct error *error)
 {
-	for (uint32_t i = 0; i < server->export_count; i++) {
-		const struct store_start *start = &server->exports[i]->start;
+	for (uint32_t i = 0; i < server->exports.count; i++) {
+		const struct store_start *start = &server->exports.exports[i]->start;
 
 		if (start->result < 0 && start->result != -ECANCELED) {
 			*error = start->error;
-			prefix_export(&server->config->exports[i], error);
+			served_blame(&server->exports.list[i]->about, error);
 			return start->result;
 		}
 	}
@@ -767,8 +716,8 @@ static int start_stores(struct server *server, struct error *error)
 	uint32_t count = 0;
 	int rc = 0;
 
-	for (uint32_t i = 0; rc == 0 && i < server->export_count; i++) {
-		if (store_needs_start(server->exports[i]->store)) {
+	for (uint32_t i = 0; rc == 0 && i < server->exports.count; i++) {
+		if (store_needs_start(server->exports.exports[i]->store)) {
 			rc = begin_store(server, i, error);
 			count += rc == 0;
 		}
@@ -780,8 +729,8 @@ static int start_stores(struct server *server, struct error *error)
 	if (rc == 0) {
 		rc = start_result(server, error);
 	}
-	for (uint32_t i = 0; rc == 0 && i < server->export_count; i++) {
-		choose_epoch(server->exports[i]);
+	for (uint32_t i = 0; rc == 0 && i < server->exports.count; i++) {
+		served_choose_epoch(server->exports.list[i], NULL);
 	}
 	return rc;
 }
@@ -793,8 +742,8 @@ static bool admits_all(const struct server *server)
 {
 	bool admits = false;
 
-	for (uint32_t i = 0; i < server->export_count && !admits; i++) {
-		struct access *rules = access_slot_get(server->exports[i]->access);
+	for (uint32_t i = 0; i < server->exports.count && !admits; i++) {
+		struct access *rules = access_slot_get(server->exports.exports[i]->access);
 
 		admits = rules == NULL;
 		access_put(rules);
@@ -818,7 +767,9 @@ static void serve(struct server *server)
 	reach_warn(server->listeners, server->listener_count, admits_all(server));
 	announce(server);
 	if (config->command_count == 0) {
-		print_uris(server);
+		if (!server->was_taken) {
+			print_uris(server);
+		}
 		wait_for_stop(server);
 		return;
 	}
@@ -836,6 +787,20 @@ static void serve(struct server *server)
 	wait_for_command(server);
 }
 
+/* It serves. The control socket is the other process's for so long: of two that wait there, a
+ * client may wake the one that leaves. */
+static void finish_take(struct server *server)
+{
+	struct error error;
+
+	upgrade_take_finish(server->take);
+	server->take = NULL;
+	server->was_taken = true;
+	if (start_control(server, &error) < 0) {
+		log_error("%s", error.text);
+	}
+}
+
 static int start(struct server *server, struct error *error)
 {
 	int rc;
@@ -843,25 +808,37 @@ static int start(struct server *server, struct error *error)
 	raise_file_limit(server);
 	rc = take_signals(server, error);
 	if (rc == 0) {
-		rc = listeners_open(server->config, server->kinds, server->kind_count,
+		rc = upgrade_take_begin(&server->take, error);
+	}
+	if (rc == 0) {
+		rc = listeners_open(server->config, server->take, server->kinds, server->kind_count,
 			&server->listeners, &server->listener_count, error);
 	}
 	if (rc == 0) {
-		rc = server_control_listen(
-			server->config->control_path, &server->control_listener, error);
+		rc = server_control_listen(server->config->control_path, server->take,
+			&server->control_listener, error);
+	}
+	if (rc == 0) {
+		rc = scrape_listen(
+			server->config->metrics, server->take, &server->metrics_listener, error);
+		if (rc == -EADDRINUSE && server->take != NULL) {
+			/* The other process has a part of the address until it ends. */
+			log_warning("no metrics until the next start: %s", error->text);
+			rc = 0;
+		}
 	}
 	if (rc == 0) {
 		rc = device_open(server->config, &server->device, error);
 	}
 	if (rc == 0) {
 		rc = confine_user(server->config, server->listeners, server->listener_count,
-			&server->control_listener, error);
+			&server->control_listener, &server->metrics_listener, error);
 	}
 	if (rc == 0) {
-		rc = open_exports(server, error);
+		rc = exports_open(server->config, &server->exports, error);
 	}
 	if (rc == 0) {
-		device_probe(server->device, server->exports, server->export_count);
+		device_probe(server->device, server->exports.exports, server->exports.count);
 	}
 	if (rc == 0) {
 		rc = server_rates_build(&server->config->rates, &server->rate_rules, error);
@@ -872,7 +849,8 @@ static int start(struct server *server, struct error *error)
 	}
 	if (rc == 0) {
 		rc = confine(server->config, server->credentials, server->listeners,
-			server->listener_count, &server->control_listener, error);
+			server->listener_count, &server->control_listener,
+			&server->metrics_listener, error);
 	}
 	if (rc == 0) {
 		rc = start_reactors(server, error); /* the first threads: they inherit it */
@@ -881,6 +859,9 @@ static int start(struct server *server, struct error *error)
 		rc = start_reload(server, error);
 	}
 	if (rc == 0) {
+		rc = start_upgrade(server, error);
+	}
+	if (rc == 0 && server->take == NULL) {
 		rc = start_control(server, error);
 	}
 	if (rc == 0) {
@@ -889,6 +870,13 @@ static int start(struct server *server, struct error *error)
 	if (rc == 0 && server->phase == SERVER_STARTING) {
 		rc = start_accepting(server, error);
 		server->phase = SERVER_SERVING;
+		reload_begin(server->reload);
+	}
+	if (rc == 0 && server->phase == SERVER_SERVING) {
+		if (server->take != NULL) {
+			finish_take(server);
+		}
+		upgrade_enable(server->upgrade, server->acceptor, server->control, server->scrape);
 	}
 	return rc;
 }
@@ -920,21 +908,20 @@ static void release(struct server *server)
 	}
 	server_control_close(server->control); /* a recorder that was not disarmed goes with it */
 	listener_close(&server->control_listener);
+	scrape_close(server->scrape);
+	listener_close(&server->metrics_listener);
 	acceptor_destroy(server->acceptor);
 	close_listeners(server);
 	if (!reload_destroy(server->reload)) {
 		stop_hard(server, "a file that was to be read again hangs");
 	}
+	upgrade_destroy(server->upgrade);
 	credentials_close(server->credentials);
-	for (uint32_t i = 0; i < server->export_count; i++) {
-		export_put(server->exports[i]);
-	}
+	exports_close(&server->exports);
 	rate_rules_destroy(server->rate_rules);
 	device_close(server->device);
 	free(server->reactors);
-	free(server->paths);
 	free(server->listeners);
-	free(server->exports);
 	if (server->signal_fd >= 0) {
 		close(server->signal_fd);
 	}
@@ -956,6 +943,13 @@ int server_run(const struct server_config *config, const struct session_kind *co
 	};
 	int rc = start(&server, error);
 
+	if (server.take != NULL) {
+		if (rc == 0) { /* a signal came first; what it had is the other process's */
+			error_set(error, -ECANCELED, "the new process was told to stop");
+		}
+		upgrade_take_abandon(server.take, server.listeners, server.listener_count,
+			&server.control_listener, &server.metrics_listener, error);
+	}
 	if (rc == 0 && server.phase == SERVER_SERVING) {
 		serve(&server);
 	}

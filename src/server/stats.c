@@ -2,151 +2,17 @@
 #include "server/stats.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "base/log.h"
-#include "path/stats.h"
+#include "server/summary.h"
 #include "store/kind.h"
 
 enum {
 	PATH_SHOWN_BYTES = 4 * 4096,
 	URI_BYTES_MAX = 3 * 4096 + 1024,
 };
-
-/* --- collecting ---------------------------------------------------------------------------- */
-
-/* An export over all reactors. */
-struct export_summary {
-	/* Its counters, statistics where there were requests, and overlaps of the reactor on which
-	 * the disk was fastest. */
-	struct path_export path;
-	uint64_t read_rate; /* of the disk, there */
-	uint64_t write_rate;
-	struct rate_counters rate;
-	struct path_quota memory;
-	/* Of each layer of its store, from the outermost: as many as its table has counters. */
-	uint64_t *layers[STORE_KINDS_MAX];
-};
-
-/* Sums over the reactors. */
-struct summary {
-	const struct server_view *view;
-	struct engine_counters counters;
-	struct export_summary *exports; /* as many as in the view */
-	bool short_of_memory;
-};
-
-static void add_stats(
-	struct summary *summary, struct path_export *sum, const struct path_export *measured)
-{
-	for (int op = 0; op < STORE_OP_COUNT; op++) {
-		if (measured->stats[op] == NULL) {
-			continue;
-		}
-		if (sum->stats[op] == NULL) {
-			sum->stats[op] = calloc(PATH_SIZE_CLASS_COUNT, sizeof(*sum->stats[op]));
-		}
-		if (sum->stats[op] == NULL) {
-			summary->short_of_memory = true;
-			return;
-		}
-		for (int size_class = 0; size_class < PATH_SIZE_CLASS_COUNT; size_class++) {
-			path_stats_merge(
-				sum->stats[op] + size_class, measured->stats[op] + size_class);
-		}
-	}
-}
-
-static void keep_fastest(struct overlap *kept, uint64_t *kept_rate, const struct overlap *measured,
-	const struct store_rate *rate)
-{
-	if (rate->bytes_per_second >= *kept_rate) {
-		*kept = *measured;
-		*kept_rate = rate->bytes_per_second;
-	}
-}
-
-static void add_layers(
-	struct summary *summary, struct export_summary *sum, const struct store_queue *queue)
-{
-	for (uint32_t i = 0; queue != NULL; i++, queue = queue->inner) {
-		const struct counter_table *table;
-		const void *values = store_queue_counters(queue, &table);
-
-		if (values == NULL) {
-			continue;
-		}
-		if (sum->layers[i] == NULL) {
-			sum->layers[i] = calloc(table->count, sizeof(uint64_t));
-		}
-		if (sum->layers[i] == NULL) {
-			summary->short_of_memory = true;
-			return;
-		}
-		for (size_t k = 0; k < table->count; k++) {
-			sum->layers[i][k] += counter_value(&table->counters[k], values);
-		}
-	}
-}
-
-/* On a reactor's thread, while the main thread waits. */
-static void inspect(struct engine *engine, void *context)
-{
-	struct summary *summary = context;
-
-	counter_table_add(&engine_counter_table, &summary->counters, &engine->counters);
-	for (uint32_t i = 0; i < summary->view->export_count; i++) {
-		const struct export *export = summary->view->exports[i];
-		struct export_summary *sum = &summary->exports[i];
-		const struct path_export *measured = engine_export_measured(engine, export);
-
-		if (measured != NULL) {
-			counter_table_add(&rate_counter_table, &sum->rate,
-				engine_export_delays(engine, export));
-			counter_table_add(&path_quota_counter_table, &sum->memory,
-				engine_export_memory(engine, export));
-			counter_table_add(&path_export_counter_table, &sum->path, measured);
-			add_stats(summary, &sum->path, measured);
-			add_layers(summary, sum, measured->queue);
-			keep_fastest(&sum->path.reads, &sum->read_rate, &measured->reads,
-				store_rate(measured->queue, STORE_READ));
-			keep_fastest(&sum->path.writes, &sum->write_rate, &measured->writes,
-				store_rate(measured->queue, STORE_WRITE));
-		}
-	}
-}
-
-static int collect(struct summary *summary)
-{
-	summary->exports = calloc(MAX(summary->view->export_count, 1U), sizeof(*summary->exports));
-	if (summary->exports == NULL) {
-		return -ENOMEM;
-	}
-	for (uint32_t i = 0; i < summary->view->reactor_count; i++) {
-		int rc = reactor_call(summary->view->reactors[i], inspect, summary);
-
-		if (rc < 0) {
-			return rc;
-		}
-	}
-	return summary->short_of_memory ? -ENOMEM : 0;
-}
-
-static void summary_fini(struct summary *summary)
-{
-	for (uint32_t i = 0; summary->exports != NULL && i < summary->view->export_count; i++) {
-		for (int op = 0; op < STORE_OP_COUNT; op++) {
-			free(summary->exports[i].path.stats[op]);
-		}
-		for (int layer = 0; layer < STORE_KINDS_MAX; layer++) {
-			free(summary->exports[i].layers[layer]);
-		}
-	}
-	free(summary->exports);
-}
 
 /* --- the document -------------------------------------------------------------------------- */
 
@@ -171,9 +37,27 @@ static json_t *counters_json(const struct counter_table *table, const void *valu
 	return object;
 }
 
-static json_t *class_json(const struct path_stats *stats, int op, uint32_t size_class)
+/* Those with requests in them: [upper limit in us, requests]; the last one has no limit. */
+static json_t *buckets_json(const struct path_stats *stats)
 {
-	uint64_t limit = path_size_class_limit(size_class);
+	json_t *list = json_array();
+
+	for (uint32_t i = 0; i < PATH_LATENCY_BUCKETS; i++) {
+		if (stats->latency[i] > 0) {
+			uint64_t limit_ns = path_latency_limit_ns(i);
+
+			json_array_append_new(
+				list, json_pack("[o, I]",
+					      limit_ns == UINT64_MAX ? json_null() : us(limit_ns),
+					      (json_int_t)stats->latency[i]));
+		}
+	}
+	return list;
+}
+
+/* The requests of one operation. */
+static json_t *operation_json(const struct path_stats *stats, int op)
+{
 	json_t *latency = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "mean",
 		per_request_us(stats->total_ns, stats->count), "p50",
 		us(path_stats_quantile_ns(stats, 500000)), "p90",
@@ -187,14 +71,39 @@ static json_t *class_json(const struct path_stats *stats, int op, uint32_t size_
 		json_object_set_new(states, path_state_name((enum path_state)state),
 			per_request_us(stats->state_ns[state], stats->count));
 	}
+	json_object_update_new(
+		whole, json_pack("{s:s, s:o, s:o, s:o}", "operation",
+			       store_op_name((enum store_op)op), "latency_us", latency,
+			       "latency_buckets", buckets_json(stats), "state_us", states));
+	return whole;
+}
+
+/* Those of one size class. */
+static json_t *class_json(const struct path_stats *stats, int op, uint32_t size_class)
+{
+	uint64_t limit = path_size_class_limit(size_class);
+	json_t *whole = operation_json(stats, op);
+
 	json_object_update_new(whole,
-		json_pack("{s:s, s:I, s:o, s:o, s:o}", "operation",
-			store_op_name((enum store_op)op), "size_above",
+		json_pack("{s:I, s:o}", "size_above",
 			(json_int_t)(size_class > 0 ? path_size_class_limit(size_class - 1) : 0),
 			"size_max",
-			limit == UINT64_MAX ? json_null() : json_integer((json_int_t)limit),
-			"latency_us", latency, "state_us", states));
+			limit == UINT64_MAX ? json_null() : json_integer((json_int_t)limit)));
 	return whole;
+}
+
+static json_t *client_json(const struct summary_client *client)
+{
+	json_t *operations = json_array();
+
+	for (int op = 0; op < STORE_OP_COUNT; op++) {
+		if (client->operations[op] != NULL) {
+			json_array_append_new(
+				operations, operation_json(client->operations[op], op));
+		}
+	}
+	return json_pack("{s:s, s:I, s:o}", "name", client->name, "connections",
+		(json_int_t)client->session_count, "operations", operations);
 }
 
 static json_t *known(uint64_t value)
@@ -253,6 +162,29 @@ static json_t *memory_json(const struct export *entry, const struct path_quota *
 	return whole;
 }
 
+static void arena_json(json_t *all, const struct path_arena *arena)
+{
+	json_t *whole;
+
+	if (arena->kind != NULL) {
+		whole = counters_json(&path_arena_counter_table, arena);
+		json_object_update_new(whole,
+			json_pack("{s:s, s:o}", "kind", arena->kind, "trouble",
+				text_or_null(arena->condemned != 0 ? strerror(-arena->condemned)
+								   : NULL)));
+		json_array_append_new(all, whole);
+	}
+}
+
+static json_t *arenas_json(const struct summary *summary)
+{
+	json_t *all = json_array();
+
+	arena_json(all, &summary->ram);
+	arena_json(all, &summary->device);
+	return all;
+}
+
 /* The rules for identities, in their order. */
 static json_t *rules_json(struct rate_rules *rules)
 {
@@ -277,7 +209,7 @@ static json_t *rules_json(struct rate_rules *rules)
 }
 
 /* What the layers of a store have counted, by their names. */
-static json_t *layers_json(const struct export_summary *about, const struct store *store)
+static json_t *layers_json(const struct summary_export *about, const struct store *store)
 {
 	json_t *all = json_object();
 
@@ -301,7 +233,7 @@ static json_t *layers_json(const struct export_summary *about, const struct stor
 static json_t *export_json(const struct summary *summary, uint32_t export_index)
 {
 	const struct export *entry = summary->view->exports[export_index];
-	const struct export_summary *about = &summary->exports[export_index];
+	const struct summary_export *about = &summary->exports[export_index];
 	const struct path_export *sum = &about->path;
 	const char *path = summary->view->paths[export_index];
 	json_t *whole = counters_json(&path_export_counter_table, sum);
@@ -309,10 +241,12 @@ static json_t *export_json(const struct summary *summary, uint32_t export_index)
 	char shown[PATH_SHOWN_BYTES];
 
 	for (int op = 0; op < STORE_OP_COUNT; op++) {
-		for (uint32_t i = 0; sum->stats[op] != NULL && i < PATH_SIZE_CLASS_COUNT; i++) {
-			if (sum->stats[op][i].count > 0) {
+		const struct path_operation *operation = sum->operations[op];
+
+		for (uint32_t i = 0; operation != NULL && i < PATH_SIZE_CLASS_COUNT; i++) {
+			if (operation->classes[i].count > 0) {
 				json_array_append_new(
-					operations, class_json(&sum->stats[op][i], op, i));
+					operations, class_json(&operation->classes[i], op, i));
 			}
 		}
 	}
@@ -355,28 +289,40 @@ static json_t *uris_json(const struct server_view *view)
 
 json_t *stats_document(const struct server_view *view, int *code)
 {
-	struct summary summary = { .view = view };
-	uint64_t at_ns = clock_now_ns();
+	struct summary summary;
 	json_t *document = NULL;
 
-	*code = collect(&summary);
+	*code = summary_collect(view, &summary);
 	if (*code == 0) {
 		json_t *exports = json_array();
 
 		for (uint32_t i = 0; i < view->export_count; i++) {
 			json_array_append_new(exports, export_json(&summary, i));
 		}
+		json_t *clients = json_array();
+
+		for (uint32_t i = 0; i < summary.client_count; i++) {
+			json_t *client = client_json(&summary.clients[i]);
+
+			/* "other" is there only when it stands for somebody. */
+			if (summary.clients[i].session_count > 0 ||
+				json_array_size(json_object_get(client, "operations")) > 0) {
+				json_array_append(clients, client);
+			}
+			json_decref(client);
+		}
 		char instance[2 * ENGINE_INSTANCE_BYTES + 1];
 
 		for (int i = 0; i < ENGINE_INSTANCE_BYTES; i++) {
 			snprintf(instance + 2 * i, 3, "%02x", view->instance[i]);
 		}
-		document = json_pack("{s:s, s:I, s:s, s:f, s:f, s:o, s:o, s:o, s:o}", "version",
-			GMBLOCK_VERSION, "pid", (json_int_t)getpid(), "instance", instance,
-			"uptime_seconds", (double)(at_ns - view->start_ns) / 1e9, "clock_seconds",
-			(double)at_ns / 1e9, "uris", uris_json(view), "counters",
-			counters_json(&engine_counter_table, &summary.counters), "rates",
-			rules_json(view->rate_rules), "exports", exports);
+		document = json_pack("{s:s, s:I, s:s, s:f, s:f, s:o, s:o, s:o, s:o, s:o, s:o}",
+			"version", GMBLOCK_VERSION, "pid", (json_int_t)getpid(), "instance",
+			instance, "uptime_seconds", (double)(summary.at_ns - view->start_ns) / 1e9,
+			"clock_seconds", (double)summary.at_ns / 1e9, "uris", uris_json(view),
+			"counters", counters_json(&engine_counter_table, &summary.counters),
+			"arenas", arenas_json(&summary), "rates", rules_json(view->rate_rules),
+			"exports", exports, "clients", clients);
 	}
 	summary_fini(&summary);
 	return document;
@@ -402,7 +348,7 @@ json_t *stats_counters(void)
 {
 	static const struct counter_table *const tables[] = { &engine_counter_table,
 		&path_export_counter_table, &path_stats_counter_table, &rate_counter_table,
-		&path_quota_counter_table };
+		&path_quota_counter_table, &path_arena_counter_table };
 	const struct store_kind *kind;
 	json_t *all = json_array();
 

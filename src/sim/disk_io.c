@@ -409,6 +409,68 @@ void disk_close(int fd)
 	free(file);
 }
 
+int disk_create(
+	const char *path, uint64_t size, const void *head, size_t head_bytes, struct error *error)
+{
+	struct sim_disk *disk = sim_disk_find(path);
+
+	check_may_block();
+	if (disk != NULL) {
+		return error_set(error, -EEXIST, "there is a simulated disk called %s", path);
+	}
+	disk = sim_disk_create(
+		path, &(struct sim_disk_options){ .size = size, .direct_offset_align = 512 });
+	sim_disk_poke(disk, 0, head, head_bytes);
+	return 0;
+}
+
+int disk_read(int fd, void *bytes, size_t count, uint64_t offset)
+{
+	struct sim_disk *disk = sim_disk_file(fd)->disk;
+	int error = sim_disk_fault(
+		disk, SIM_FAULT_READ, offset, count, sim_world.options.faults.read_error_ppm, 0);
+
+	check_may_block();
+	if (error == 0 && !range_inside(offset, count, disk->size)) {
+		error = -EIO;
+	}
+	if (error == 0) {
+		sim_cache_read(disk, offset, bytes, count);
+	}
+	return error;
+}
+
+int disk_write(int fd, const void *bytes, size_t count, uint64_t offset)
+{
+	const struct sim_faults *faults = &sim_world.options.faults;
+	struct sim_disk *disk = sim_disk_file(fd)->disk;
+	int error = sim_disk_fault(disk, SIM_FAULT_WRITE, offset, count, faults->write_error_ppm,
+		faults->no_space_ppm);
+
+	check_may_block();
+	if (error == 0) {
+		sim_cache_write(disk, offset, bytes, count);
+		sim_disk_written(disk, offset, count);
+	}
+	return error;
+}
+
+int disk_sync(int fd)
+{
+	struct sim_disk *disk = sim_disk_file(fd)->disk;
+	int error = sim_disk_fault(
+		disk, SIM_FAULT_FLUSH, 0, 0, sim_world.options.faults.flush_error_ppm, 0);
+
+	check_may_block();
+	if (error != 0) {
+		sim_disk_lose(disk);
+		disk->flush_errors++;
+		return error;
+	}
+	sim_disk_harden(disk, 0, align_up(disk->size, SIM_PAGE_BYTES), sim_world.ticket);
+	return 0;
+}
+
 /* A simulated machine runs nothing but the program: there is nobody to claim a disk against. */
 int disk_claim(const char *path, int fd, int *claim_out, struct error *error)
 {
@@ -422,10 +484,11 @@ int disk_claim(const char *path, int fd, int *claim_out, struct error *error)
 	return 0;
 }
 
-int disk_claim_reading(const char *path, int fd, int *claim_out, struct error *error)
+int disk_claim_reading(const char *path, int fd, bool frozen, int *claim_out, struct error *error)
 {
 	const struct sim_file *file = sim_disk_file(fd);
 
+	GMB_UNUSED(frozen);
 	GMB_UNUSED(error);
 	check_may_block();
 	GMB_ASSERT(sim_disk_find(path) == file->disk);
@@ -680,6 +743,7 @@ int disk_copy(int source_fd, uint64_t source_offset, int fd, uint64_t offset, ui
 		sim_cache_write(disk, offset + done, bounce, bytes);
 		done += bytes;
 	}
+	sim_disk_written(disk, offset, length);
 	return (int)length;
 }
 

@@ -326,8 +326,13 @@ const char *store_page_cache_refusal(struct store *store)
 
 void store_forward(struct store_part *part)
 {
-	GMB_ASSERT(part->queue->inner != NULL);
-	queue_submit(part->queue->inner, part);
+	store_forward_to(part->queue->inner, part);
+}
+
+void store_forward_to(struct store_queue *lower, struct store_part *part)
+{
+	GMB_ASSERT(lower->outer == part->queue);
+	queue_submit(lower, part);
 }
 
 void store_finish(struct store_part *part, int result)

@@ -24,6 +24,32 @@ enum {
 static void read_next(struct store_part *part);
 static void write_next(struct store_part *part);
 
+/* --- options ------------------------------------------------------------------------------- */
+
+struct file_config {
+	bool is_raw; /* whatever it begins with */
+};
+
+static int set_format(void *config, const char *value, struct error *error)
+{
+	struct file_config *options = config;
+	char shown[PATH_SHOWN_BYTES];
+
+	options->is_raw = strcmp(value, "raw") == 0;
+	return options->is_raw
+		       ? 0
+		       : error_set(error, -EINVAL,
+				 "'%s' is not a format that is served: the only one is raw; "
+				 "'qemu-img convert -O raw' converts others",
+				 log_escape(shown, sizeof(shown), value, strlen(value)));
+}
+
+static const struct store_option file_options[] = {
+	{ "format", "raw",
+		"serve a file that looks like an image of another\nformat, such as qcow2", "raw",
+		.set = set_format },
+};
+
 /* --- results ------------------------------------------------------------------------------- */
 
 /* What a submitter may see of an error. The wrapper has checked the arguments, so the kernel's
@@ -490,8 +516,30 @@ static uint64_t file_size(struct store *base)
 	return file_refresh_size(container_of(base, struct file_store, base));
 }
 
-static int open_buffered(
-	struct file_store *store, const struct store_options *options, struct error *error)
+static int refuse_format(const char *path, const char *format, struct error *error)
+{
+	if (strcmp(format, DISK_FORMAT_OVERLAY) == 0) {
+		return error_set(error, -EMEDIUMTYPE,
+			"'%s' is an overlay, the changes of a disk and not the disk itself; name "
+			"its base, and write --export =BASE,overlay=%s ('gmblock check' says what "
+			"the base is)",
+			path, path);
+	}
+	if (strcmp(format, DISK_FORMAT_FLASH) == 0) {
+		return error_set(error, -EMEDIUMTYPE,
+			"'%s' is a log, and not the disk that is kept in it; write flash:%s", path,
+			path);
+	}
+	return error_set(error, -EMEDIUMTYPE,
+		"'%s' looks like a %s image, and clients would get the bytes of the "
+		"image, not the disk in it; convert it with 'qemu-img convert -O raw', "
+		"serve it with qemu-nbd, or write format=raw (--export =PATH,format=raw) "
+		"if it is a raw disk",
+		path, format);
+}
+
+static int open_buffered(struct file_store *store, const struct store_options *options, bool is_raw,
+	struct error *error)
 {
 	int result = disk_open(options->path, options->read_only, false, &store->fd, error);
 
@@ -515,6 +563,9 @@ static int open_buffered(
 			"order within each zone; put a filesystem or dm-zoned on it and export "
 			"that, or export it with readonly (--export NAME=PATH,readonly)",
 			options->path);
+	}
+	if (store->disk.format != NULL && !is_raw) {
+		return refuse_format(options->path, store->disk.format, error);
 	}
 	return 0;
 }
@@ -609,17 +660,20 @@ static int join_gate(
 		return error_set(error, -ENOMEM, "not enough memory to open '%s'", options->path);
 	}
 	if (options->read_only) {
-		return disk_claim_reading(options->path, store->fd, &store->read_claim_fd, error);
+		return disk_claim_reading(
+			options->path, store->fd, options->frozen, &store->read_claim_fd, error);
 	}
-	result = file_gate_claim(store->gate, options->path, store->fd, error);
+	result = file_gate_claim(store->gate, options->path, store->fd, options->sole, error);
 	store->is_claimed = result == 0;
 	return result;
 }
 
-static int open_all(
-	struct file_store *store, const struct store_options *options, struct error *error)
+static int open_all(struct file_store *store, const struct store_options *options, bool is_raw,
+	struct error *error)
 {
-	int result = open_buffered(store, options, error);
+	/* What is frozen many exports read: each would go around the page cache once. */
+	bool is_auto = options->read_mode == STORE_MODE_AUTO && !options->frozen;
+	int result = open_buffered(store, options, is_raw, error);
 
 	if (result == 0) {
 		result = join_gate(store, options, error);
@@ -634,10 +688,10 @@ static int open_all(
 			return result;
 		}
 	}
-	if (!options->page_cache_send_off || options->read_mode == STORE_MODE_AUTO) {
+	if (!options->page_cache_send_off || is_auto) {
 		file_page_cache_init(store, options);
 	}
-	if (options->read_mode == STORE_MODE_AUTO) {
+	if (is_auto) {
 		open_auto(store, options);
 	}
 	store->path = strdup(options->path);
@@ -655,11 +709,6 @@ static int open_all(
 	store->member.keeps_stale = store->disk.keeps_stale;
 	store->member.writes_direct = store->base.info.write_direct;
 	file_gate_join(store->gate, &store->member);
-	if (store->disk.format != NULL) {
-		log_warning("'%s' begins like a %s image: clients get the bytes of the image, not "
-			    "the disk in it; 'qemu-img convert -O raw' makes a file of that disk",
-			options->path, store->disk.format);
-	}
 	return 0;
 }
 
@@ -667,15 +716,16 @@ static int file_open(struct store *base, const struct store_options *options, co
 	struct error *error)
 {
 	struct file_store *store = container_of(base, struct file_store, base);
+	const struct file_config *own = config;
 	int result;
 
-	GMB_UNUSED(config);
 	store->fd = -1;
 	store->direct_fd = -1;
 	store->read_claim_fd = -1;
 	store->offset_align = 1;
 	store->memory_align = 1;
-	result = open_all(store, options, error);
+	result = open_all(
+		store, options, options->any_format || (own != NULL && own->is_raw), error);
 	if (result < 0) {
 		release(store);
 	}
@@ -708,6 +758,21 @@ static enum store_barrier file_barrier(struct store *base, bool look)
 	return file_gate_barrier(container_of(base, struct file_store, base)->gate, look);
 }
 
+static const char *file_pass(struct store *base, struct store_claim *claim_out)
+{
+	struct file_store *store = container_of(base, struct file_store, base);
+
+	if (file_gate_error(store->gate) != 0) {
+		return "has failed to flush, which another process would not know";
+	}
+	memcpy(claim_out->identity, store->disk.identity, sizeof(claim_out->identity));
+	claim_out->is_held = store->is_claimed;
+	if (store->is_claimed) {
+		claim_out->fd = file_gate_claim_fd(store->gate);
+	}
+	return NULL;
+}
+
 static const struct store_ops file_ops = {
 	.name = "file",
 	.queue_bytes = sizeof(struct file_queue),
@@ -722,10 +787,14 @@ static const struct store_ops file_ops = {
 	.counters = &file_counters,
 	.copy_ways = file_copy_ways,
 	.barrier = file_barrier,
+	.pass = file_pass,
 };
 
 const struct store_kind file_store_kind = {
 	.name = "file",
+	.options = file_options,
+	.option_count = ARRAY_COUNT(file_options),
+	.config_bytes = sizeof(struct file_config),
 	.store_bytes = sizeof(struct file_store),
 	.ops = &file_ops,
 	.open = file_open,

@@ -188,11 +188,8 @@ GMB_MUST_CHECK bool file_auto_init(struct file_queue *queue);
 void file_auto_fini(struct file_queue *queue);
 /* A read begins: true when it is to go around the page cache. Called once for each. */
 bool file_auto_goes_direct(struct store_part *part);
-/* True while large reads leave the page cache alone, whatever is in it. */
-static inline bool file_auto_is_quiet(const struct file_queue *queue)
-{
-	return queue->ways.quiet_bytes > 0;
-}
+/* True while a read like this one, a large one, leaves the page cache alone, whatever is in it. */
+bool file_auto_is_quiet(const struct file_queue *queue, const struct store_part *part);
 /* A read is sent from the page cache. */
 void file_auto_resident(struct store_part *part);
 /* A client has said that it will read length bytes from there: they may be kept. */

@@ -9,14 +9,17 @@
  *
  * A program that reads a disk once gains from direct I/O: no pages are allocated, the bytes are
  * copied once less, and what others have in the cache stays there. A program that comes back finds
- * the bytes in memory from its third read on. A bitmap remembers which blocks were read. It has two
- * generations; the older one is cleared when the younger has as many blocks as half of the memory
- * of this machine holds. What was read longer ago would not have stayed in the cache, either.
+ * the bytes in memory from its third read on. A bitmap of the queue remembers which blocks were
+ * read. It has two generations; the older one is cleared when the younger has as many blocks as
+ * half of the memory of this machine holds, or a little more. What was read longer ago would not
+ * have stayed in the cache, either. Other queues do not see it: each reads once around the cache.
+ * So the base of overlays, which many exports read, always goes through it.
  *
  * Which way is faster depends on the disk. Where every command takes long and few are in flight,
  * the kernel's readahead is worth more than the copy costs. So both are measured, in windows: the
  * bytes of consecutive reads divided by their time, without pauses of the clients. Direct I/O is
- * first. Both ways get two windows, and after that the slower one gets one in WAY_TRY_EVERY.
+ * first. Both ways get two windows, and after that the other one gets one in WAY_TRY_EVERY. Where
+ * clients pause between all reads, no way is faster, and readahead can use the pauses.
  *
  * The kernel keeps reading ahead as long as somebody reads what it has read ahead, through any
  * descriptor. So the first direct window after one through the page cache does not look there. This
@@ -40,8 +43,6 @@ enum {
 	WAY_WINDOWS_FIRST = 2,
 	WAY_TRY_EVERY = 64,
 	RATE_SHIFT = 1, /* a new value counts a half */
-	/* Direct I/O leaves the processors and the cache to others: a little slower is as good. */
-	DIRECT_BONUS_SHIFT = 3,
 	WORD_BITS = 64,
 };
 #define BLOCKS_MIN   (UINT64_C(1) << 15) /* 8 GiB */
@@ -115,11 +116,8 @@ static bool range_mark(struct file_auto *ways, uint64_t offset, uint64_t length)
 
 static enum file_way way_better(const struct file_auto *ways)
 {
-	uint64_t direct = ways->rate[FILE_WAY_DIRECT];
-
-	return ways->rate[FILE_WAY_CACHED] > direct + (direct >> DIRECT_BONUS_SHIFT)
-		       ? FILE_WAY_CACHED
-		       : FILE_WAY_DIRECT;
+	return ways->rate[FILE_WAY_DIRECT] > ways->rate[FILE_WAY_CACHED] ? FILE_WAY_DIRECT
+									 : FILE_WAY_CACHED;
 }
 
 static enum file_way way_next(const struct file_auto *ways)
@@ -184,6 +182,14 @@ static void window_add_resident(
 
 /* --- reads ----------------------------------------------------------------------------------- */
 
+bool file_auto_is_quiet(const struct file_queue *queue, const struct store_part *part)
+{
+	const struct file_store *store = container_of(queue->base.store, struct file_store, base);
+
+	return queue->ways.quiet_bytes > 0 && part->length >= AUTO_BYTES_MIN &&
+	       is_aligned(part->offset | part->length, store->offset_align);
+}
+
 bool file_auto_goes_direct(struct store_part *part)
 {
 	struct file_store *store = file_store_of(part);
@@ -196,7 +202,7 @@ bool file_auto_goes_direct(struct store_part *part)
 		!file_fits_direct(store, part->offset, part->memory, part->length)) {
 		return false;
 	}
-	if (file_auto_is_quiet(queue)) {
+	if (file_auto_is_quiet(queue, part)) {
 		ways->quiet_bytes -= MIN(ways->quiet_bytes, part->length);
 		queue->auto_bytes[FILE_WAY_DIRECT] += part->length;
 		window_add(ways, part->offset, part->length, now_ns);

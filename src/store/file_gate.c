@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -25,7 +26,10 @@ struct file_gate {
 
 	pthread_mutex_t claim_lock; /* for the next four; held while claiming blocks */
 	uint32_t claim_count;
+	bool claim_is_sole;	/* of the one claim that there is */
 	int claim_fd;		/* -1 = none, or nothing to hold */
+	bool is_adopted;	/* claim_fd is that of another process, and waits for a claim */
+	bool has_adopter;	/* one reference is that of store_adopt() */
 	_Atomic int barrier;	/* enum store_barrier; read by anyone */
 	uint64_t barrier_since; /* when it was found closed */
 
@@ -200,12 +204,22 @@ enum store_barrier file_gate_barrier(struct file_gate *gate, bool look)
 
 /* --- the claim ----------------------------------------------------------------------------- */
 
-int file_gate_claim(struct file_gate *gate, const char *path, int fd, struct error *error)
+int file_gate_claim(
+	struct file_gate *gate, const char *path, int fd, bool sole, struct error *error)
 {
 	int result = 0;
 
 	pthread_mutex_lock(&gate->claim_lock);
-	if (gate->claim_count == 0) {
+	if (gate->claim_count > 0 && (sole || gate->claim_is_sole)) {
+		result = error_set(error, -EBUSY,
+			"'%s' is an overlay, and another export of this server writes it already; "
+			"each export needs an overlay of its own",
+			path);
+	} else if (gate->is_adopted) {
+		gate->is_adopted = false;
+		barrier_set(gate,
+			disk_mark_writer(fd) == 0 ? STORE_BARRIER_OPEN : STORE_BARRIER_UNKNOWN);
+	} else if (gate->claim_count == 0) {
 		result = disk_claim(path, fd, &gate->claim_fd, error);
 		if (result == 0) {
 			barrier_begin(gate, path, fd);
@@ -213,6 +227,7 @@ int file_gate_claim(struct file_gate *gate, const char *path, int fd, struct err
 	}
 	if (result == 0) {
 		gate->claim_count++;
+		gate->claim_is_sole = sole;
 	}
 	pthread_mutex_unlock(&gate->claim_lock);
 	return result;
@@ -233,6 +248,59 @@ void file_gate_unclaim(struct file_gate *gate)
 		gate->claim_fd = -1;
 	}
 	pthread_mutex_unlock(&gate->claim_lock);
+}
+
+/* --- adopted claims -------------------------------------------------------------------------
+ * A gate that was adopted has a reference of its own until store_adopt_end(). */
+
+int store_adopt(const struct store_claim *claim)
+{
+	struct file_gate *gate;
+	struct disk_info info;
+
+	if (claim->fd >= 0 &&
+		(disk_info(claim->fd, &info) < 0 ||
+			memcmp(info.identity, claim->identity, sizeof(info.identity)) != 0)) {
+		disk_close(claim->fd);
+		return -EINVAL;
+	}
+	if (file_gate_get(claim->identity, &gate) < 0) {
+		if (claim->fd >= 0) {
+			disk_close(claim->fd);
+		}
+		return -ENOMEM;
+	}
+	if (gate->has_adopter) { /* another export of the disk: the same open file */
+		if (claim->fd >= 0) {
+			disk_close(claim->fd);
+		}
+		file_gate_put(gate);
+		return 0;
+	}
+	gate->has_adopter = true;
+	gate->is_adopted = true;
+	gate->claim_fd = claim->fd;
+	return 0;
+}
+
+void store_adopt_end(void)
+{
+	struct list_node *node = registry.next;
+
+	while (node != &registry) {
+		struct file_gate *gate = list_entry(node, struct file_gate, node);
+
+		node = node->next;
+		if (gate->has_adopter) {
+			gate->has_adopter = false;
+			if (gate->is_adopted && gate->claim_fd >= 0) {
+				disk_close(gate->claim_fd);
+				gate->claim_fd = -1;
+			}
+			gate->is_adopted = false;
+			file_gate_put(gate);
+		}
+	}
 }
 
 /* --- members ------------------------------------------------------------------------------- */

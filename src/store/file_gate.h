@@ -70,9 +70,10 @@ GMB_MUST_CHECK int file_gate_get(const uint64_t identity[2], struct file_gate **
 void file_gate_put(struct file_gate *gate);
 
 /* For each store that writes: path and fd are its own. Blocks while the disk is in use elsewhere,
- * as disk_claim() does. Each success is undone by one unclaim. */
+ * as disk_claim() does. Each success is undone by one unclaim. sole: until then there is no other
+ * claim, or -EBUSY. */
 GMB_MUST_CHECK int file_gate_claim(
-	struct file_gate *gate, const char *path, int fd, struct error *error);
+	struct file_gate *gate, const char *path, int fd, bool sole, struct error *error);
 void file_gate_unclaim(struct file_gate *gate);
 /* The descriptor that holds the claim, or -1. While a block device is claimed, the kernel lets only
  * this one discard or zero: both throw pages of the device's cache away. Any thread, between claim

@@ -16,7 +16,7 @@ static const char *map_create(struct file_store *store, const struct store_optio
 	if (store_mode_is_direct(options->read_mode)) {
 		return "mode=direct";
 	}
-	if (options->read_mode == STORE_MODE_CACHED && options->write_mode != STORE_MODE_CACHED &&
+	if (options->read_mode == STORE_MODE_CACHED && store_mode_is_direct(options->write_mode) &&
 		!options->read_only) {
 		return "write-mode=direct";
 	}
@@ -91,7 +91,7 @@ bool file_page_cache_ref(struct store_queue *base, struct store_part *part)
 		return false;
 	}
 	if (file_gate_has_direct_writers(store->gate) ||
-		file_auto_is_quiet(container_of(base, struct file_queue, base)) ||
+		file_auto_is_quiet(container_of(base, struct file_queue, base), part) ||
 		part->offset + part->length > file_refresh_size(store)) {
 		return false;
 	}

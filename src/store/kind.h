@@ -53,9 +53,11 @@ struct store_ops {
 	bool has_owner;
 	/* Kinds, optional: see store_copy_ways(); both stores are of this kind. Any thread. */
 	uint32_t (*copy_ways)(struct store *target, struct store *source, uint64_t *clone_align);
-	/* Optional: see store_barrier(). A filter has none: its inner store is asked. Any thread.
-	 */
+	/* Optional: see store_barrier(). The outermost layer that has one is asked. Any thread. */
 	enum store_barrier (*barrier)(struct store *store, bool look);
+	/* Optional: see store_pass(); a filter answers for itself alone. Without it the store keeps
+	 * what another process cannot find on the disk. */
+	const char *(*pass)(struct store *store, struct store_claim *claim_out);
 };
 
 /* A member of that struct, for the table. */
@@ -68,9 +70,19 @@ struct store_kind {
 	const char *name;
 	/* Kinds: paths that begin so are its own. NULL: every path that no other kind has. */
 	const char *prefix;
-	bool is_filter; /* else a kind of store */
+	bool is_on_file; /* what follows the prefix is the path of a file or a block device */
+	bool is_filter;	 /* else a kind of store */
 	/* Filters, optional: progress=WORD puts it in place. Else one of its options does. */
 	const char *progress_word;
+	bool freezes_inner; /* filters: what is below is never written while it is there */
+	/* Filters, optional: the file that is opened for what config says, or NULL. */
+	const char *(*file)(const void *config);
+	/* Optional, of a kind with files of a format of its own: see store_check(). *recognized
+	 * turns true when the file at path is one. */
+	int (*check)(
+		const char *path, struct store_check *check, bool *recognized, struct error *error);
+	/* Optional, of a kind with a prefix: see store_create(). */
+	int (*create)(const char *path, const struct store_create *create, struct error *error);
 	const struct store_option *options;
 	uint32_t option_count;
 	size_t config_bytes; /* of what the options set; zeroes are the defaults */
@@ -85,6 +97,8 @@ struct store_kind {
 extern const struct store_kind file_store_kind;
 extern const struct store_kind memory_store_kind;
 extern const struct store_kind null_store_kind;
+extern const struct store_kind flash_store_kind;
+extern const struct store_kind overlay_store_kind;
 extern const struct store_kind pace_store_kind;
 extern const struct store_kind delay_store_kind;
 extern const struct store_kind fault_store_kind;
@@ -106,6 +120,8 @@ const struct store_kind *store_kind_at(uint32_t idx);
 uint32_t store_kind_of_path(const char *path);
 /* True when one of the kind's options was given. */
 bool store_options_has(const struct store_options *options, const struct store_kind *kind);
+/* True when a filter was asked for that freezes what is below. */
+bool store_options_freezes(const struct store_options *options);
 
 /* The descriptor of a file store that reads around the page cache; -1: it is not, or does not. */
 int file_store_direct_fd(struct store *store);
@@ -118,6 +134,9 @@ void store_started(struct store *store, int result);
 /* Called by a kind that has found its size changed. Any thread; takes a lock. */
 void store_resized(struct store *store);
 
+/* For store_ops.pass: there is nothing to pass. */
+const char *store_pass_nothing(struct store *store, struct store_claim *claim_out);
+
 /* The slice of the layer that works on the part. */
 static inline void *store_scratch(struct store_part *part)
 {
@@ -126,6 +145,8 @@ static inline void *store_scratch(struct store_part *part)
 
 /* Gives the part of a filter to its inner queue. It comes back to inner_done. */
 void store_forward(struct store_part *part);
+/* The same with a queue on a store that the filter has besides, and whose outer it has set. */
+void store_forward_to(struct store_queue *lower, struct store_part *part);
 
 /* Finishes the part in the ring's next batch, so never from inside submit. part->io must be free.
  */

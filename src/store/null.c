@@ -61,6 +61,7 @@ static const struct store_ops null_ops = {
 	.name = "null",
 	.submit = null_submit,
 	.size = null_size,
+	.pass = store_pass_nothing,
 };
 
 const struct store_kind null_store_kind = {

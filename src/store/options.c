@@ -360,6 +360,42 @@ bool store_options_has(const struct store_options *options, const struct store_k
 	return false;
 }
 
+const char *store_path_file(const char *path)
+{
+	const struct store_kind *kind = kinds[store_kind_of_path(path)];
+
+	return kind->is_on_file ? path + strlen(kind->prefix) : path;
+}
+
+const char *store_options_file(const struct store_options *options, uint32_t idx)
+{
+	for (uint32_t i = 0; i < kind_count; i++) {
+		const char *file = options->configs[i] != NULL && kinds[i]->file != NULL
+					   ? kinds[i]->file(options->configs[i])
+					   : NULL;
+
+		if (file != NULL && idx-- == 0) {
+			return file;
+		}
+	}
+	return NULL;
+}
+
+bool store_options_freezes(const struct store_options *options)
+{
+	for (uint32_t i = 0; i < kind_count; i++) {
+		if (kinds[i]->freezes_inner && options->configs[i] != NULL) {
+			return true;
+		}
+	}
+	return false;
+}
+
+bool store_options_reads_only(const struct store_options *options)
+{
+	return options->read_only || store_options_freezes(options);
+}
+
 void store_options_fini(struct store_options *options)
 {
 	for (uint32_t i = 0; i < STORE_KINDS_MAX; i++) {

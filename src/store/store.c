@@ -127,6 +127,7 @@ static int wrap_all(
 
 int store_open(const struct store_options *options, struct store **store_out, struct error *error)
 {
+	struct store_options below = *options;
 	const struct store_kind *kind;
 	struct store *store;
 	uint32_t idx;
@@ -139,7 +140,9 @@ int store_open(const struct store_options *options, struct store **store_out, st
 	}
 	idx = store_kind_of_path(options->path);
 	kind = store_kind_at(idx);
-	result = layer_open(kind, options, options->configs[idx], NULL, &store, error);
+	below.frozen = options->frozen || store_options_freezes(options);
+	below.read_only = store_options_reads_only(options);
+	result = layer_open(kind, &below, options->configs[idx], NULL, &store, error);
 	if (result == 0) {
 		result = wrap_all(options, &store, error);
 	}
@@ -176,6 +179,34 @@ void store_close(struct store *store)
 	}
 }
 
+int store_check(const char *path, struct store_check *check, struct error *error)
+{
+	path = store_path_file(path);
+	for (uint32_t i = 0; store_kind_at(i) != NULL; i++) {
+		bool recognized = false;
+		int result = store_kind_at(i)->check != NULL
+				     ? store_kind_at(i)->check(path, check, &recognized, error)
+				     : 0;
+
+		if (result < 0 || recognized) {
+			return result;
+		}
+	}
+	return error_set(error, -EINVAL,
+		"'%s' has no format of gmblock: every content is right for it", path);
+}
+
+int store_create(const char *path, const struct store_create *create, struct error *error)
+{
+	const struct store_kind *kind = store_kind_at(store_kind_of_path(path));
+
+	return kind->create != NULL ? kind->create(path, create, error)
+				    : error_set(error, -EINVAL,
+					      "'%s' names no kind of disk that has to be made; "
+					      "'flash:PATH' does",
+					      path);
+}
+
 uint64_t store_size(struct store *store)
 {
 	while (store->ops->size == NULL) {
@@ -199,7 +230,10 @@ uint32_t store_start_permille(const struct store *store)
 
 uint64_t store_epoch(const struct store *store)
 {
-	return innermost(store)->info.epoch;
+	while (store->info.epoch == 0 && store->inner != NULL) {
+		store = store->inner;
+	}
+	return store->info.epoch;
 }
 
 uint64_t store_budget(const struct store *store)
@@ -249,11 +283,44 @@ uint32_t store_copy_ways(struct store *target, struct store *source, uint64_t *c
 	return target->ops->copy_ways(target, source, clone_align);
 }
 
+/* --- passing to another process ------------------------------------------------------------ */
+
+const char *store_pass(struct store *store, struct store_claim *claim_out)
+{
+	*claim_out = (struct store_claim){ .fd = -1 };
+	if (store_barrier(store, false) == STORE_BARRIER_CLOSED) {
+		return "waits for the operations of a server that has ended";
+	}
+	for (const char *refusal; store != NULL; store = store->inner) {
+		/* Acquire pairs with the release where it is set. */
+		if (atomic_load_explicit(&store->broken, memory_order_acquire) != 0) {
+			return "has failed to flush, which another process would not know";
+		}
+		if (store->ops->pass == NULL) {
+			return "keeps its content, or a part of it, in the memory of this process";
+		}
+		refusal = store->ops->pass(store, claim_out);
+		if (refusal != NULL) {
+			return refusal;
+		}
+	}
+	return NULL;
+}
+
+const char *store_pass_nothing(struct store *store, struct store_claim *claim_out)
+{
+	GMB_UNUSED(store);
+	GMB_UNUSED(claim_out);
+	return NULL;
+}
+
 /* --- the barrier --------------------------------------------------------------------------- */
 
 enum store_barrier store_barrier(struct store *store, bool look)
 {
-	store = innermost(store);
+	while (store->ops->barrier == NULL && store->inner != NULL) {
+		store = store->inner;
+	}
 	return store->ops->barrier != NULL ? store->ops->barrier(store, look) : STORE_BARRIER_OPEN;
 }
 

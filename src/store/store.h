@@ -2,8 +2,8 @@
 /*
  * Where blocks live. A store is opened once and shared by all reactors; each reactor creates a
  * queue on it and submits parts. Kinds and filters are registered at start (kind.h): file (regular
- * file or block device, through the page cache or around it), memory, null; the filters fault,
- * delay and pace wrap a store.
+ * file or block device, through the page cache or around it), memory, null; the filters overlay,
+ * fault, delay and pace wrap a store.
  *
  *   session ─▶ path ─▶ store_submit(queue, part) ─▶ [fault] ─▶ [delay] ─▶ [pace] ─▶ file | memory
  *                            part->done(part, result) ◀──────────────────────┘      | null
@@ -287,10 +287,10 @@ struct store {
 };
 
 enum store_mode {
+	STORE_MODE_AUTO,   /* the default: for each read the way that suits it; writes are cached */
 	STORE_MODE_CACHED, /* through the page cache */
 	STORE_MODE_DIRECT, /* around it */
 	STORE_MODE_DEVICE, /* the same, in memory of a PCI device; see store_info.read_device */
-	STORE_MODE_AUTO,   /* of reads: for each the way that suits it */
 };
 
 /* True when everything goes around the page cache. */
@@ -309,6 +309,7 @@ enum store_progress_source {
 enum store_option_flag {
 	STORE_OPTION_REPEATS = 1 << 0, /* can be given more than once */
 	STORE_OPTION_BARE = 1 << 1,    /* the value can be left out: then it is NULL */
+	STORE_OPTION_LIVE = 1 << 2,    /* may change while the export is used */
 };
 
 /* A key of an export: for --export, configuration files and the help text. Static. */
@@ -333,6 +334,10 @@ enum { STORE_KINDS_MAX = 16 };
 struct store_options {
 	const char *path; /* a path, or what the prefix of a kind begins; borrowed */
 	bool read_only;
+	bool frozen; /* with read_only: no server may write it meanwhile, see disk_claim_reading()
+		      */
+	bool sole;   /* no other store, of this process either, may write it meanwhile */
+	bool any_format; /* for a store above: whatever the file begins with, it is opened */
 	bool page_cache_send_off; /* store_page_cache_ref() is always false */
 	enum store_mode read_mode;
 	enum store_mode write_mode;
@@ -364,6 +369,40 @@ GMB_MUST_CHECK int store_option_check(
 GMB_MUST_CHECK int store_options_set(
 	struct store_options *options, const char *key, const char *value, struct error *error);
 void store_options_fini(struct store_options *options);
+/* The file or block device that a path names: the path itself, or what follows its prefix. */
+const char *store_path_file(const char *path);
+/* The idx-th file that the store opens beside path, as it opens path; NULL behind the last. */
+const char *store_options_file(const struct store_options *options, uint32_t idx);
+/* True when path itself is never written. */
+bool store_options_reads_only(const struct store_options *options);
+
+/* What store_check() finds, in the order in which people read it. Text may have any bytes. */
+struct store_check {
+	/* Set by the caller. */
+	const char *base; /* of an overlay: where it is now; NULL: where it was */
+	void (*fact)(struct store_check *check, const char *name, const char *text);
+	void (*amount)(struct store_check *check, const char *name, uint64_t bytes);
+	/* Something is wrong: a sentence without its full stop. */
+	void (*fault)(struct store_check *check, const char *sentence);
+};
+
+/* Looks at a file of a format of ours, and changes nothing. Faults are no errors: a negative errno
+ * says that the file could not be read, or is not of ours (-EINVAL). Blocks. */
+GMB_MUST_CHECK int store_check(const char *path, struct store_check *check, struct error *error);
+
+/* How a disk is made in a format of ours. Zeroes are the defaults. */
+struct store_create {
+	uint64_t size; /* of the file that is made; 0: what is there is used */
+	uint64_t segment_bytes;
+	uint32_t spare_percent;
+	const char *label; /* for people; or NULL */
+	bool force;	   /* whatever is there is lost */
+};
+
+/* Makes a disk at path, whose prefix says of which kind. -EEXIST: something is there that would be
+ * lost. -EINVAL: there is nothing to be made for that kind. Blocks. */
+GMB_MUST_CHECK int store_create(
+	const char *path, const struct store_create *create, struct error *error);
 
 /* Opens and wraps as asked; options are not needed afterwards. mode "direct" that the file cannot
  * do is an error that says so, never a silent fallback. */
@@ -431,6 +470,26 @@ enum store_barrier {
 enum store_barrier store_barrier(struct store *store, bool look);
 /* "open", "closed", "unknown". */
 const char *store_barrier_name(enum store_barrier barrier);
+
+/*
+ * What another process needs to serve the same disk in the place of this one: docs/protocol/
+ * upgrade.md. The claim is an open file of both then, so that the disk is in nobody's hands at no
+ * time; it ends with the last of them.
+ */
+struct store_claim {
+	uint64_t identity[2]; /* of the disk, as long as the machine runs; zeroes: there is none */
+	int fd;		      /* -1: nothing holds the disk */
+	bool is_held;	      /* fd means something: the store writes */
+};
+/* NULL: the store can be passed, and *claim_out, whose descriptor is borrowed, says with what. Else
+ * why it cannot, as the rest of a sentence about its export. Main thread. */
+GMB_MUST_CHECK const char *store_pass(struct store *store, struct store_claim *claim_out);
+/* In the other process: a store of that disk that is opened until store_adopt_end() claims it with
+ * claim->fd, which is taken. No operation of whoever held it is under way then. -EINVAL: the
+ * descriptor is not one of that disk. Before there are other threads. */
+GMB_MUST_CHECK int store_adopt(const struct store_claim *claim);
+/* Lets go of what no store has claimed. */
+void store_adopt_end(void);
 
 GMB_MUST_CHECK int store_queue_create(struct store *store, struct ring *ring,
 	struct store_queue **queue_out, struct error *error);

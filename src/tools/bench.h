@@ -52,7 +52,8 @@ struct bench_work {
 	uint64_t seed;
 	uint64_t timeout_ns;
 	bool fua;
-	bool once; /* uses no block twice, and ends after the last one */
+	bool once;  /* uses no block twice, and ends after the last one */
+	bool force; /* overwrites contents */
 };
 
 static inline bool bench_reads(const struct bench_work *work)
@@ -74,6 +75,11 @@ struct bench_range {
 /* The range on an export of these properties, or why the work cannot be done there. */
 GMB_MUST_CHECK int bench_range(const struct bench_work *work, const struct gmb_info *info,
 	struct bench_range *range, struct error *error);
+
+/* Refuses a range with contents (-EEXIST): what is there is looked at where the server first tells
+ * of data, and at the end. For the client's thread; blocks. */
+GMB_MUST_CHECK int bench_contents_check(const struct bench_work *work, struct gmb_client *client,
+	const struct gmb_info *info, const struct bench_range *range, struct error *error);
 
 /* Processor time and what belongs to it, of the whole process. */
 struct bench_cpu {
@@ -101,8 +107,9 @@ struct bench_result {
 /*
  * Does the work. SIGINT and SIGTERM end it early, with a result; a second one ends the program.
  * progress: a line on standard error each second. Errors: those of gmb_open(), of the first request
- * that failed, -EROFS, -EINVAL and -ERANGE from bench_range(), -EINTR interrupted before there was
- * anything to tell, -ENODATA when no request was completed in the time.
+ * that failed, -EROFS, -EINVAL and -ERANGE from bench_range(), -EEXIST contents would be
+ * overwritten without work->force, -EINTR interrupted before there was anything to tell, -ENODATA
+ * when no request was completed in the time.
  */
 GMB_MUST_CHECK int bench_run(const struct bench_work *work, bool progress,
 	struct bench_result *result, struct error *error);

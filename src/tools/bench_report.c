@@ -13,7 +13,7 @@
 
 enum {
 	LABEL_COLUMNS = 16,
-	RATE_BYTES = 32,
+	RATE_BYTES = UNITS_TEXT_BYTES + 2,
 	BAR_COLUMNS = 40,
 	URI_SHOWN_BYTES = 512,
 	JSON_DIGITS = 9,
@@ -88,17 +88,12 @@ static void print_label(const char *label)
 	printf("%-*s", LABEL_COLUMNS, label);
 }
 
+/* "1.5 GiB/s" */
 static const char *rate_text(char out[RATE_BYTES], double bytes_per_second)
 {
-	static const char *const units[] = { "B/s", "kB/s", "MB/s", "GB/s", "TB/s" };
-	size_t unit = 0;
+	char bytes[UNITS_TEXT_BYTES];
 
-	while (bytes_per_second >= 999.5 && unit + 1 < ARRAY_COUNT(units)) {
-		bytes_per_second /= 1000;
-		unit++;
-	}
-	snprintf(out, RATE_BYTES, bytes_per_second < 9.995 ? "%.2f %s" : "%.1f %s",
-		bytes_per_second, units[unit]);
+	snprintf(out, RATE_BYTES, "%s/s", units_human_bytes(bytes, (uint64_t)bytes_per_second));
 	return out;
 }
 
@@ -106,7 +101,7 @@ static void print_head(const struct bench_work *work, const struct bench_result 
 {
 	char title[BENCH_TITLE_BYTES];
 	char uri[URI_SHOWN_BYTES];
-	char human[PRINT_SIZE_BYTES];
+	char human[UNITS_TEXT_BYTES];
 
 	print_label("Server");
 	printf("\"%s\"\n", log_escape(uri, sizeof(uri), work->uri, strlen(work->uri)));
@@ -115,7 +110,8 @@ static void print_head(const struct bench_work *work, const struct bench_result 
 	printf("%s%s\n", title, work->fua ? ", FUA" : "");
 	print_label("Range");
 	printf("%s at offset %" PRIu64 "\n",
-		print_size(human, result->range.blocks * work->block_bytes), result->range.offset);
+		units_human_bytes(human, result->range.blocks * work->block_bytes),
+		result->range.offset);
 	print_label("Measured");
 	printf("%.3f s", seconds(result));
 	if (work->warmup_ns > 0) {
@@ -192,24 +188,33 @@ static void print_holes(const struct bench_result *result)
 	}
 }
 
+static void print_time(double time_us)
+{
+	char text[PRINT_US_BYTES];
+
+	printf(" %9s", print_us(text, time_us));
+}
+
 static void print_latency(const char *name, const struct histogram *latency)
 {
 	if (latency->count == 0) {
 		return;
 	}
 	print_label(name);
-	printf("%9.1f %9.1f", histogram_mean(latency) / 1000, us(latency->minimum));
+	print_time(histogram_mean(latency) / 1000);
+	print_time(us(latency->minimum));
 	for (size_t i = 0; i < ARRAY_COUNT(percentiles); i++) {
-		printf(" %9.1f", us(histogram_quantile(latency, percentiles[i].parts_per_million)));
+		print_time(us(histogram_quantile(latency, percentiles[i].parts_per_million)));
 	}
-	printf(" %9.1f\n", us(latency->maximum));
+	print_time(us(latency->maximum));
+	putchar('\n');
 }
 
 static void print_latencies(const struct bench_result *result)
 {
 	putchar('\n');
-	print_label("latency in us");
-	printf("%9s %9s", "mean", "min");
+	print_label("latency");
+	printf(" %9s %9s", "mean", "min");
 	for (size_t i = 0; i < ARRAY_COUNT(percentiles); i++) {
 		printf(" %9s", percentiles[i].title);
 	}
@@ -225,7 +230,7 @@ static void print_costs(const struct bench_result *result)
 	const struct bench_cpu *cpu = &result->cpu;
 	uint64_t cpu_ns = cpu->user_ns + cpu->system_ns;
 	uint64_t switches = cpu->switches_voluntary + cpu->switches_involuntary;
-	char human[PRINT_SIZE_BYTES];
+	char human[UNITS_TEXT_BYTES];
 
 	putchar('\n');
 	print_label("This process");
@@ -240,7 +245,7 @@ static void print_costs(const struct bench_result *result)
 		per_request(result, result->stats.system_calls), per_request(result, switches));
 	print_label("");
 	printf("%s of payload copied because it could not be received in place\n",
-		print_size(human, result->stats.bytes_moved));
+		units_human_bytes(human, result->stats.bytes_moved));
 }
 
 static const char *time_text(char out[RATE_BYTES], uint64_t ns)

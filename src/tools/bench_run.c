@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/text.h"
 #include "tools/bench.h"
 #include "tools/bench_plan.h"
 
@@ -486,6 +487,11 @@ static int worker_prepare(struct bench_worker *worker, struct error *error)
 	for (uint32_t i = 0; i < worker->link_count && err == 0; i++) {
 		err = link_open(worker, &worker->links[i], error);
 	}
+	/* The others wait for the first one at the gate. */
+	if (err == 0 && worker->number == 0 && bench_writes(work) && !work->force) {
+		err = bench_contents_check(
+			work, worker->links[0].client, &worker->info, &worker->range, error);
+	}
 	if (err != 0) {
 		return err;
 	}
@@ -646,51 +652,6 @@ struct bench {
 	sigset_t signals_before;
 };
 
-int bench_range(const struct bench_work *work, const struct gmb_info *info,
-	struct bench_range *range, struct error *error)
-{
-	uint64_t size = work->size;
-
-	if (bench_writes(work) && (info->capabilities & GMB_CAN_WRITE) == 0) {
-		return error_set(error, -EROFS,
-			"the server offers the export read-only: --rw %s cannot write to it",
-			work->rw);
-	}
-	if (work->block_bytes % info->block_minimum != 0 ||
-		work->offset % info->block_minimum != 0) {
-		return error_set(error, -EINVAL,
-			"the server takes requests in multiples of %" PRIu32
-			" bytes: --bs and --offset must be such",
-			info->block_minimum);
-	}
-	if (info->bytes == 0) {
-		return error_set(error, -ERANGE, "the export is empty: it has no byte to measure");
-	}
-	if (work->offset >= info->bytes) {
-		return error_set(error, -ERANGE,
-			"the offset %" PRIu64 " is not inside the export, which has %" PRIu64
-			" bytes",
-			work->offset, info->bytes);
-	}
-	if (size > info->bytes - work->offset) {
-		return error_set(error, -ERANGE,
-			"the range of %" PRIu64 " bytes at %" PRIu64
-			" is not inside the export, which has %" PRIu64 " bytes",
-			size, work->offset, info->bytes);
-	}
-	if (size == 0) {
-		size = info->bytes - work->offset;
-	}
-	if (size < work->block_bytes) {
-		return error_set(error, -ERANGE,
-			"the range has %" PRIu64 " bytes: not one block of %" PRIu32 " bytes", size,
-			work->block_bytes);
-	}
-	range->offset = work->offset;
-	range->blocks = size / work->block_bytes;
-	return 0;
-}
-
 /* --- starting and ending ------------------------------------------------------------------- */
 
 /* Signals arrive at a descriptor; the threads inherit that they are blocked. */
@@ -834,15 +795,16 @@ static void progress_print(const struct bench *bench, uint64_t *last)
 	uint64_t now_ns = clock_now_ns();
 	uint64_t left_ns = end_ns > now_ns ? end_ns - now_ns : 0;
 	bool may_end_before = work->once || work->requests_max > 0;
+	char rate[UNITS_TEXT_BYTES];
 	uint64_t total = 0;
 
 	for (uint32_t i = 0; i < bench->worker_count; i++) {
 		total += atomic_load_explicit(&bench->workers[i].completed, memory_order_relaxed);
 	}
 	fprintf(stderr,
-		"\r%" PRIu64 " requests, %" PRIu64 " in the last second, %.1f MB/s, %s%" PRIu64
+		"\r%" PRIu64 " requests, %" PRIu64 " in the last second, %s/s, %s%" PRIu64
 		" s left\033[K",
-		total, total - *last, (double)(total - *last) * work->block_bytes / 1e6,
+		total, total - *last, units_human_bytes(rate, (total - *last) * work->block_bytes),
 		may_end_before ? "at most " : "", (left_ns + NS_PER_S - 1) / NS_PER_S);
 	*last = total;
 }

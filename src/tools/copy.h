@@ -83,7 +83,7 @@ struct copy_end {
 	bool can_zero; /* without sending zeroes */
 	bool can_flush;
 	bool known_zero;      /* reads as zeroes where nothing was written yet */
-	bool resized;	      /* it changed its size while it was copied */
+	bool shrunk;	      /* it became smaller while it was copied */
 	uint64_t bytes;	      /* when size_known */
 	uint32_t block_min;   /* offsets and lengths are multiples of it; a power of two */
 	uint64_t identity[4]; /* what distinguishes files and devices; 0: unknown */

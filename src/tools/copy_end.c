@@ -423,14 +423,17 @@ static const struct copy_end_ops remote_ops = {
 
 static void remote_event(void *context, enum gmb_event event, const char *text)
 {
-	struct copy_end *end = context;
+	struct remote_end *remote = context;
+	struct copy_end *end = &remote->end;
+	struct gmb_info info = { .size = sizeof(info) };
 
 	if (event == GMB_EVENT_RECONNECTED) { /* the text is the URI alone */
 		log_warning("%s: %s: connected again", end->role, text);
 		return;
 	}
-	if (event == GMB_EVENT_RESIZED) {
-		end->resized = true;
+	if (event == GMB_EVENT_RESIZED && remote->client != NULL) {
+		gmb_get_info(remote->client, &info);
+		end->shrunk |= end->size_known && info.bytes < end->bytes;
 	}
 	log_warning("%s: %s", end->role, text);
 }
@@ -467,7 +470,7 @@ int copy_remote_open(struct copy_loop *loop, const struct copy_end_options *opti
 			options->connections != 0 ? options->connections : CONNECTIONS_DEFAULT,
 		.reconnect_timeout_ms = RECONNECT_MS_MAX,
 		.event = remote_event,
-		.context = remote != NULL ? &remote->end : NULL,
+		.context = remote,
 	};
 	struct gmb_error reason;
 	int err;

@@ -647,8 +647,8 @@ static void look_around(struct engine *engine)
 		engine_fail(engine, &error);
 	}
 	for (size_t i = 0; i < ARRAY_COUNT(ends); i++) {
-		if (ends[i]->resized && !engine->stopping) {
-			error_set(&error, -ESTALE, "%s %s changed its size while it was copied",
+		if (ends[i]->shrunk && !engine->stopping) {
+			error_set(&error, -ESTALE, "%s %s became smaller while it was copied",
 				ends[i]->role, ends[i]->name);
 			engine_fail(engine, &error);
 		}

@@ -282,8 +282,13 @@ static int file_examine(struct file_end *file, struct error *error)
 	}
 	if (!end->target && info.format != NULL) {
 		log_warning("%s begins like a %s image: the bytes of the image are copied, not the "
-			    "disk in it; 'qemu-img convert' copies that",
-			end->name, info.format);
+			    "disk in it%s",
+			end->name, info.format,
+			strcmp(info.format, DISK_FORMAT_OVERLAY) == 0
+				? "; serve it over its base, and copy from there"
+			: strcmp(info.format, DISK_FORMAT_FLASH) == 0
+				? "; serve it with the prefix flash:, and copy from there"
+				: "; 'qemu-img convert' copies that");
 	}
 	if (end->target && info.is_block && info.read_only) {
 		return error_set(error, -EROFS, "the target %s is read-only", end->name);

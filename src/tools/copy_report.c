@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/text.h"
 #include "tools/copy.h"
 #include "tools/show.h"
 
@@ -30,7 +31,7 @@ static void how_far(const struct copy_report *report, char out[PART_BYTES])
 	const struct copy_counters *counters = report->counters;
 
 	if (counters->total == UINT64_MAX) {
-		print_size(out, counters->done);
+		units_human_bytes(out, counters->done);
 	} else {
 		copy_share(out, counters->done, counters->total);
 	}
@@ -56,20 +57,51 @@ static void how_to_go_on(const struct copy_report *report, char out[PART_BYTES])
 		(unsigned long long)journal->durable);
 }
 
+/* What the copy was made of, with commas between: parts of nothing are left out. */
+static void complete_parts(const struct copy_counters *counters, char out[PART_BYTES])
+{
+	uint64_t moved = counters->total - counters->start;
+	const struct {
+		uint64_t bytes;
+		const char *what;
+	} parts[] = {
+		{ counters->start, "by an earlier run" },
+		{ counters->read, "read" },
+		{ counters->written, "written" },
+		{ counters->copied, "copied by the server" },
+		{ moved - counters->copied - MIN(counters->read, moved - counters->copied),
+			"of holes not read" },
+	};
+	size_t used = 0;
+
+	out[0] = '\0';
+	for (size_t i = 0; i < ARRAY_COUNT(parts); i++) {
+		char size[UNITS_TEXT_BYTES];
+
+		if (parts[i].bytes > 0) {
+			used += (size_t)snprintf(out + used, PART_BYTES - used, "%s%s %s",
+				used > 0 ? ", " : ": ", units_human_bytes(size, parts[i].bytes),
+				parts[i].what);
+		}
+	}
+}
+
 static void complete_sentence(const struct copy_report *report, char *out, size_t out_bytes)
 {
 	const struct copy_counters *counters = report->counters;
 	uint64_t moved = counters->total - counters->start;
-	char total[PRINT_SIZE_BYTES];
-	char rate[PRINT_SIZE_BYTES];
-	char written[PRINT_SIZE_BYTES];
+	double seconds = report->seconds > 0 ? report->seconds : 1;
+	char total[UNITS_TEXT_BYTES];
+	char rate[UNITS_TEXT_BYTES];
 	char time[COPY_TIME_BYTES];
+	char parts[PART_BYTES];
 
-	print_size(total, counters->total);
-	print_size(written, counters->written);
-	print_size(rate, (uint64_t)((double)moved / (report->seconds > 0 ? report->seconds : 1)));
-	snprintf(out, out_bytes, "copied %s (%s of it data) in %s, %s/s%s", total, written,
-		copy_human_time(time, report->seconds), rate, report->verified ? ", verified" : "");
+	units_human_bytes(total, counters->total);
+	units_human_bytes(rate, (uint64_t)((double)moved / seconds));
+	complete_parts(counters, parts);
+	snprintf(out, out_bytes, "copied %s in %s, %s/s%s%s", total,
+		copy_human_time(time, report->seconds), rate, report->verified ? ", verified" : "",
+		parts);
 }
 
 void copy_report_sentence(const struct copy_report *report, char *out, size_t out_bytes)
@@ -212,11 +244,11 @@ const char *copy_human_time(char out[COPY_TIME_BYTES], double seconds)
 
 const char *copy_share(char out[COPY_SHARE_BYTES], uint64_t done, uint64_t total)
 {
-	char done_text[PRINT_SIZE_BYTES];
-	char total_text[PRINT_SIZE_BYTES];
+	char done_text[UNITS_TEXT_BYTES];
+	char total_text[UNITS_TEXT_BYTES];
 
-	print_size(done_text, done);
-	print_size(total_text, total);
+	units_human_bytes(done_text, done);
+	units_human_bytes(total_text, total);
 	if (done != total && strcmp(done_text, total_text) == 0) {
 		snprintf(out, COPY_SHARE_BYTES, "%llu of %llu bytes", (unsigned long long)done,
 			(unsigned long long)total);
@@ -244,14 +276,14 @@ static void rate_update(struct copy_progress *progress, uint64_t now_ns)
 static void text_format(const struct copy_progress *progress, char *text, size_t text_bytes)
 {
 	const struct copy_counters *counters = progress->counters;
-	char done[PRINT_SIZE_BYTES];
+	char done[UNITS_TEXT_BYTES];
 	char share[COPY_SHARE_BYTES];
-	char rate[PRINT_SIZE_BYTES];
+	char rate[UNITS_TEXT_BYTES];
 	char left[COPY_TIME_BYTES];
 
-	print_size(rate, (uint64_t)progress->rate);
+	units_human_bytes(rate, (uint64_t)progress->rate);
 	if (counters->total == UINT64_MAX) {
-		print_size(done, *progress->now);
+		units_human_bytes(done, *progress->now);
 		snprintf(text, text_bytes, "%s %s, %s/s", progress->verb, done, rate);
 		return;
 	}

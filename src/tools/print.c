@@ -11,21 +11,6 @@
 /* The longest text is a string of the protocol: 4096 bytes, each as \xNN. */
 enum { ESCAPED_BYTES = 4 * 4096 + 8 };
 
-const char *print_size(char out[PRINT_SIZE_BYTES], uint64_t bytes)
-{
-	static const char *const units[] = { "bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB" };
-	double value = (double)bytes;
-	size_t unit = 0;
-
-	while (value >= 1023.5 && unit + 1 < ARRAY_COUNT(units)) {
-		value /= 1024;
-		unit++;
-	}
-	snprintf(out, PRINT_SIZE_BYTES, value < 9.95 && unit > 0 ? "%.1f %s" : "%.0f %s", value,
-		units[unit]);
-	return out;
-}
-
 const char *print_us(char out[PRINT_US_BYTES], double us)
 {
 	if (us < 1000) {
@@ -46,6 +31,15 @@ int print_end(struct error *error)
 		return error_set(error, err, "cannot write to standard output: %s", strerror(-err));
 	}
 	return 0;
+}
+
+void print_peer_text(const char *text)
+{
+	char escaped[ESCAPED_BYTES];
+
+	if (text != NULL) {
+		fputs(log_escape_sentence(escaped, sizeof(escaped), text), stdout);
+	}
 }
 
 json_t *print_json_text(const char *text)

@@ -14,12 +14,8 @@
 #include "base/error.h"
 #include "nbd/client_offers.h"
 
-/* --- print.c: sizes for people, JSON for programs, and the end of the output, which may be a full
+/* --- print.c: times for people, JSON for programs, and the end of the output, which may be a full
  * disk or a closed pipe ------------------------------------------------------------------------ */
-
-/* "1.5 GiB": three digits that count, for people. Returns out. */
-enum { PRINT_SIZE_BYTES = 32 };
-const char *print_size(char out[PRINT_SIZE_BYTES], uint64_t bytes);
 
 /* "12.3 us", "1.20 ms", "2.00 s". Returns out. */
 enum { PRINT_US_BYTES = 48 };
@@ -27,6 +23,9 @@ const char *print_us(char out[PRINT_US_BYTES], double us);
 
 /* Flushes standard output. */
 GMB_MUST_CHECK int print_end(struct error *error);
+
+/* What a server says, escaped: nothing in it steers the terminal. NULL is a no-op. */
+void print_peer_text(const char *text);
 
 /* The text as JSON, which holds UTF-8 only: other bytes are escaped as on the terminal. NULL
  * becomes null. The caller's; NULL without memory. */
@@ -40,6 +39,10 @@ GMB_MUST_CHECK int print_json_line(json_t *root, struct error *error);
 GMB_MUST_CHECK int print_json_digits(json_t *root, int digits, struct error *error);
 
 /* --- info.c ---------------------------------------------------------------------------------- */
+
+/* The beginning of a line: what its value is. */
+enum { INFO_LABEL_COLUMNS = 20 };
+void info_label(const char *label);
 
 /* What a server offers. refusal is NULL, or why the export in the URI is not there: then only the
  * names of the others are shown. */
@@ -64,6 +67,16 @@ struct json_t *info_devices(void);
 /* The same for people. */
 void info_devices_print(const struct json_t *devices);
 
+/* --- check.c --------------------------------------------------------------------------------- */
+
+/* What is in a file of a format of gmblock, and the list "faults" of what is wrong; base: NULL, or
+ * where the base of an overlay is now. The caller's; NULL with *error set. */
+json_t *check_file(const char *path, const char *base, struct error *error);
+/* The same for people, a line each, with the names of the values in so many columns. */
+void check_print(const json_t *found, int columns);
+
+/* --- info_local.c ---------------------------------------------------------------------------- */
+
 /* What this machine offers gmblock; path is a file or device to look at, or NULL. */
 GMB_MUST_CHECK int info_local(const char *path, bool json, struct error *error);
 
@@ -80,7 +93,16 @@ GMB_MUST_CHECK int stats_find(const char *server, char path[STATS_PATH_BYTES], s
 /* The document of the server at a control socket; NULL with a sentence (error may be NULL). */
 json_t *stats_ask(const char *path, struct error *error);
 
+/* Prints the metrics of the server at a control socket, in the Prometheus text format. */
+GMB_MUST_CHECK int stats_print_metrics(const char *path, struct error *error);
+
 /* Prints all there is since the server's start. */
 void stats_show(const json_t *document);
 /* Prints what happened between two documents of one server. */
 void stats_show_changes(const json_t *document, const json_t *before);
+
+/* --- top.c ----------------------------------------------------------------------------------- */
+
+/* Shows what the server at a control socket does, on the whole terminal, until the user quits.
+ * -ENOTTY: standard output is no terminal. */
+GMB_MUST_CHECK int top_show(const char *path, uint64_t interval_ns, struct error *error);

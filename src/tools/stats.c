@@ -42,6 +42,25 @@ json_t *stats_ask(const char *path, struct error *error)
 	return document;
 }
 
+int stats_print_metrics(const char *path, struct error *error)
+{
+	json_t *result = NULL;
+	const json_t *text;
+	int rc = control_ask(path, "metrics", NULL, CONTROL_TIMEOUT_MS, &result, error);
+
+	if (rc < 0) {
+		return rc;
+	}
+	text = json_object_get(result, "text");
+	if (!json_is_string(text)) {
+		json_decref(result);
+		return error_set(error, -EPROTO, "%s: the server has no metrics", path);
+	}
+	(void)fwrite(json_string_value(text), 1, json_string_length(text), stdout);
+	json_decref(result);
+	return print_end(error);
+}
+
 /* --- finding ------------------------------------------------------------------------------- */
 
 /* How well a URI that a server serves fits one that was written. */
@@ -265,13 +284,16 @@ static int no_folder(struct error *error)
 static int find_server(const char *uri, char path[STATS_PATH_BYTES], struct error *error)
 {
 	char folder[STATS_PATH_BYTES];
+	char other[STATS_PATH_BYTES];
 	struct search search = { 0 };
 	char shown[URIS_BYTES];
 
-	if (server_control_folder(folder, sizeof(folder)) != 0) {
+	if (server_control_folder(0, folder, sizeof(folder)) != 0) {
 		return no_folder(error);
 	}
-	search_folder(&search, folder, uri);
+	for (uint32_t i = 0; server_control_folder(i, other, sizeof(other)) == 0; i++) {
+		search_folder(&search, other, uri);
+	}
 	if (search.matches == 1) {
 		/* One that was named has been found: the others do not matter. */
 		if (search.error.code != 0 && uri == NULL) {
@@ -309,19 +331,22 @@ static int find_process(const char *pid, char path[STATS_PATH_BYTES], struct err
 {
 	char folder[STATS_PATH_BYTES];
 
-	if (server_control_folder(folder, sizeof(folder)) != 0) {
+	if (server_control_folder(0, folder, sizeof(folder)) != 0) {
 		return no_folder(error);
 	}
-	if (snprintf(path, STATS_PATH_BYTES, "%s/%s.sock", folder, pid) >= STATS_PATH_BYTES) {
-		return error_set(error, -EINVAL, "\"%s\" is no process id", pid);
+	for (uint32_t i = 0; server_control_folder(i, folder, sizeof(folder)) == 0; i++) {
+		if (snprintf(path, STATS_PATH_BYTES, "%s/%s.sock", folder, pid) >=
+			STATS_PATH_BYTES) {
+			return error_set(error, -EINVAL, "\"%s\" is no process id", pid);
+		}
+		if (access(path, F_OK) == 0 || errno != ENOENT) {
+			return 0;
+		}
 	}
-	if (access(path, F_OK) != 0 && errno == ENOENT) {
-		return error_set(error, -ENOENT,
-			"no server of this user with the process id %s runs on this machine "
-			"(looked in %s)",
-			pid, folder);
-	}
-	return 0;
+	(void)!server_control_folder(0, folder, sizeof(folder));
+	return error_set(error, -ENOENT,
+		"no server of this user with the process id %s runs on this machine (looked in %s)",
+		pid, folder);
 }
 
 int stats_find(const char *server, char path[STATS_PATH_BYTES], struct error *error)
@@ -386,6 +411,29 @@ static void show_head(const json_t *document)
 		plural(number(document, "counters", "inflight")));
 }
 
+/* Why TLS handshakes have failed, most important first. */
+static void show_tls_failures(const json_t *document)
+{
+	static const struct {
+		const char *counter;
+		const char *text;
+	} causes[] = {
+		{ "tls_failures_client_refused", "the client's credentials were not accepted" },
+		{ "tls_failures_server_refused", "the client did not accept the server's" },
+		{ "tls_failures_protocol", "no TLS, or nothing in common" },
+		{ "tls_failures_connection", "the connection ended, or the time was over" },
+		{ "tls_failures_other", "no memory or thread" },
+	};
+
+	for (size_t i = 0; i < ARRAY_COUNT(causes); i++) {
+		const double count = number(document, "counters", causes[i].counter);
+
+		if (count > 0) {
+			printf("  %.0f failed: %s\n", count, causes[i].text);
+		}
+	}
+}
+
 /* Nothing where nobody has asked for TLS. */
 static void show_tls(const json_t *document)
 {
@@ -403,6 +451,32 @@ static void show_tls(const json_t *document)
 		number(document, "counters", "tls_connections_kernel"),
 		number(document, "counters", "tls_connections_1_2"), handshakes, plural(handshakes),
 		failed, refused);
+	show_tls_failures(document);
+}
+
+static void show_arenas(const json_t *arenas)
+{
+	for (size_t i = 0; i < json_array_size(arenas); i++) {
+		const json_t *arena = json_array_get(arenas, i);
+		const char *kind = text_of(arena, "kind");
+		const char *trouble = text_of(arena, "trouble");
+		double waits = number(arena, NULL, "waits");
+		double spills = number(arena, NULL, "spills");
+		char shown[QUOTE_BYTES];
+		char used[UNITS_TEXT_BYTES];
+		char limit[UNITS_TEXT_BYTES];
+
+		printf("Memory (%s): %s of %s in use, clients waited %.0f time%s",
+			log_escape(shown, sizeof(shown), kind, strlen(kind)),
+			units_format_bytes(used, (uint64_t)number(arena, NULL, "used_bytes")),
+			units_format_bytes(limit, (uint64_t)number(arena, NULL, "limit_bytes")),
+			waits, plural(waits));
+		if (spills > 0) {
+			printf(", %.0f part%s had RAM", spills, plural(spills));
+		}
+		printf("%s%s\n", trouble[0] != '\0' ? "; it cannot be used any more: " : "",
+			log_escape(shown, sizeof(shown), trouble, strlen(trouble)));
+	}
 }
 
 enum { GB_BYTES = 48 };
@@ -628,6 +702,7 @@ void stats_show(const json_t *document)
 
 	show_head(document);
 	show_tls(document);
+	show_arenas(json_object_get(document, "arenas"));
 	show_rules(json_object_get(document, "rates"));
 	for (size_t i = 0; i < json_array_size(exports); i++) {
 		const json_t *entry = json_array_get(exports, i);

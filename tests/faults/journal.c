@@ -202,6 +202,7 @@ static void on_event(void *context, enum gmb_event event, const char *text)
 		[GMB_EVENT_RECONNECTED] = "reconnected",
 		[GMB_EVENT_GAVE_UP] = "gave up",
 		[GMB_EVENT_RESIZED] = "resized",
+		[GMB_EVENT_RETRYING] = "retrying",
 	};
 
 	(void)context;

@@ -155,6 +155,30 @@ class File(attach_tool.Case):
             os.pwrite(fd, b"x", attach_tool.SIZE)
         os.close(fd)
 
+    def test_the_disk_grows(self):
+        control = self.path("control")
+        image = self.image()
+        self.serve(image, "--control", control)
+        disk = self.attach()
+        fd = os.open(disk, os.O_RDWR)
+        end = attach_tool.SIZE
+        for size in (end + 512, end + MIB):
+            with open(image, "r+b") as file:
+                file.truncate(size)
+                file.seek(size - 100)
+                file.write(b"of the server")
+            code, _, errors = self.gmblock("export", "set", "", "size=auto", "--server", control)
+            self.assertEqual(code, 0, errors)
+            self.wait_for(lambda size=size: os.fstat(fd).st_size == size)
+            self.assertEqual(os.pread(fd, 200, size - 100), b"of the server" + bytes(87))
+            os.pwrite(fd, b"end", size - 3)
+            os.fsync(fd)
+            with open(image, "rb") as file:
+                file.seek(size - 3)
+                self.assertEqual(file.read(), b"end")
+            self.wait_for(lambda size=size: self.attachments()[0]["size"] == size)
+        os.close(fd)
+
     def test_read_only(self):
         self.serve("--export", f"={self.image()},readonly")
         disk = self.attach()
@@ -232,6 +256,23 @@ class File(attach_tool.Case):
         self.server.kill()
         while not self.attachments()[0]["state"].startswith("not connected: "):
             pass
+
+    def test_why_the_server_was_lost_is_listed(self):
+        image = self.image()
+        self.serve(image)
+        self.attach("--reconnect-timeout", "3600s")
+        self.assertIsNone(self.attachments()[0]["last_reason"])
+        self.lose_server()
+        # Not only what was lost, but also why it does not come back.
+        while "refused" not in self.attachments()[0]["state"]:
+            pass
+        self.serve(image)
+        while self.attachments()[0]["state"] != "connected":
+            pass
+        # The socket of the dead server refuses; it is replaced when there is a new one.
+        self.assertRegex(self.attachments()[0]["last_reason"], "refused|No such file")
+        table = self.gmblock("attach", "--list")[1]
+        self.assertRegex(table, r" connected \(last lost: .*(refused|No such file).*\)\n$")
 
     def test_force_overtakes_a_detach_that_waits(self):
         self.serve(self.image())

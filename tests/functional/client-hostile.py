@@ -21,7 +21,8 @@ import unittest
 import zlib
 
 from fake_export import (ALIVE, BLOCK_STATUS, CACHE, DATA, DONE, ERROR, ERROR_OFFSET, EXTENDED_STYLE, FLAGS,
-                         HOLE, MULTI_CONN, NONE, READ, SIMPLE_STYLE, STRUCTURED_STYLE, TRIM, ZERO, Export,
+                         HOLE, MULTI_CONN, NONE, READ, SIMPLE_STYLE, SIZE, SIZE_CONTEXT, STATUS,
+                         STRUCTURED_STYLE, TRIM, ZERO, Export,
                          ExportServer, content, greeting_bytes, open_export, opening)
 from fake_server import GO, INFO_REPLY, ClientGone, FakeServer
 
@@ -232,6 +233,31 @@ class Violations(Case):
                 self.assertEqual(self.results(answers, "c")[0][0], NOTCONN)
                 self.assertIn(text, self.of(answers, "event", "c")[0])
 
+    def test_sizes(self):
+        """x-gmblock:size: what cannot be its answer ends the connection."""
+        for style in CHUNKS:
+            for answer, text in (
+                    (lambda e, r: e.size(r, 1 << 63), "(rule P68)"),
+                    (lambda e, r: e.size(r, SIZE, flags=0), "says the size of the export with"),
+                    (lambda e, r: e.extents(r, [(1, 0)] * 3, SIZE_CONTEXT), "says the size of the export with"),
+                    (lambda e, r: e.extents(r, [(1, 0)]), "(rule P97)"),
+                    (lambda e, r: e.chunk(r, NONE), "(rule P100)"),
+                    (lambda e, r: e.data(r, 0, 512), "(rule P97)"),
+                    (lambda e, r: e.simple(r), "(rule P120)" if style == EXTENDED_STYLE else "(rule P88)"),
+                    (lambda e, r: e.size(r, 2 * SIZE) * 2, "(rule P70)")):
+                def script(export, answer=answer):
+                    request, _ = sorted((export.request(), export.request()), key=lambda r: -r.kind)
+                    assert (request.offset, request.length, request.flags) == (SIZE, 0, 0)
+                    export.send(answer(export, request))
+                    export.dialogue.wait_for_close()
+                with ExportServer(script, style=style, says_size=True) as server:
+                    answers = self.drive(f"open c {server.uri()} flags={NO_RECONNECT}",
+                                         "read c 0 4096 0", "wait")
+                self.assertEqual(server.failures, [])
+                self.assertEqual(self.results(answers, "c")[0][0], NOTCONN)
+                lost = [event for event in self.of(answers, "event", "c") if event.startswith("lost ")]
+                self.assertIn(text, lost[0])
+
     def test_bytes_after_the_last_answer(self):
         """The first answer counts; the connection is gone."""
         def script(export):
@@ -344,6 +370,88 @@ class Lawful(Case):
             self.assertEqual([result[0] for result in results], [0, 0, 0, 0, NOTCONN])
             self.assertEqual([results[0][1], results[3][1]], [crc(0, 4096), crc(8192, 4096)])
             self.assertIn("has not answered for too long", self.of(answers, "event", "c")[0])
+
+    def test_sizes(self):
+        """Anywhere between other replies; an error, or nothing new again and again, ends the
+        questions, not the connection."""
+        def grows(export):
+            size, read = sorted((export.request(), export.request()), key=lambda r: -r.kind)
+            export.send(export.data(read, 0, 1000, flags=0) + export.size(size, SIZE + (3 << 32)) +
+                        export.data(read, 1000))
+            size, read = sorted((export.request(), export.request()), key=lambda r: -r.kind)
+            assert (size.kind, size.offset) == (STATUS, SIZE + (3 << 32))
+            export.send(export.error(size, 108) + export.honest(read))
+            export.send(export.honest(export.request(READ)))
+            export.request()
+
+        def repeats(export):
+            kinds = []
+            while READ not in kinds[2:]:
+                request = export.request()
+                kinds.append(request.kind)
+                export.send(export.size(request, SIZE) if request.kind == STATUS else
+                            export.honest(request))
+            assert kinds.count(STATUS) <= 1024
+            export.request()
+
+        for style in CHUNKS:
+            with ExportServer(grows, style=style, says_size=True) as server:
+                answers = self.drive(f"open c {server.uri()} flags={NO_RECONNECT}",
+                                     "read c 0 4096 0", "wait", "read c 4096 4096 0", "wait",
+                                     "read c 0 512 0", "wait", "close c")
+            self.assertEqual(server.failures, [])
+            self.assertEqual([result[:2] for result in self.results(answers, "c")],
+                             [(0, crc(0, 4096)), (0, crc(4096, 4096)), (0, crc(0, 512))])
+            self.assertEqual([event.split()[0] for event in self.of(answers, "event", "c")], ["resized"])
+            with ExportServer(repeats, style=style, says_size=True) as server:
+                answers = self.drive(f"open c {server.uri()} flags={NO_RECONNECT}",
+                                     "read c 0 512 0", "wait", "read c 0 512 0", "wait", "close c")
+            self.assertEqual(server.failures, [])
+            self.assertEqual(self.of(answers, "event", "c"), [])
+
+    def test_sizes_that_overtake_each_other(self):
+        """The answer on one connection is older than the one on the other."""
+        asked, grown = threading.Event(), threading.Event()
+        lock, reads, done = threading.Lock(), [], []
+
+        def end_reads():
+            while done and reads:
+                export, request = reads.pop()
+                export.send(export.honest(request))
+
+        def serve(export, steps):
+            while True:
+                request = export.request()
+                if request.kind == READ:
+                    reads.append((export, request))
+                else:
+                    for size, event in steps(request):
+                        event.wait()
+                        export.send(export.size(request, size))
+                with lock:
+                    end_reads()
+
+        def first(request):
+            if request.offset == SIZE:
+                return [(SIZE + 8192, asked)]
+            grown.set()
+            return []
+
+        def second(request):
+            if request.offset == SIZE:
+                asked.set()
+                return [(SIZE + 4096, grown)]
+            done.append(request)
+            return []
+
+        with ExportServer(lambda e: serve(e, first), lambda e: serve(e, second), says_size=True,
+                          flags=FLAGS | MULTI_CONN, epoch=1) as server:
+            answers = self.drive(f"open c {server.uri()} connections=2 flags={NO_RECONNECT}",
+                                 "read c 0 512 0", "wait", f"read c {SIZE + 4096} 512 0", "wait",
+                                 "close c")
+        self.assertEqual(server.failures, [])
+        self.assertEqual([result[0] for result in self.results(answers, "c")], [0, 0])
+        self.assertEqual([event.split()[0] for event in self.of(answers, "event", "c")], ["resized"])
 
     def test_long_ranges_are_cut(self):
         """At multiples of a power of two, each with the flags of the whole."""

@@ -2,8 +2,9 @@
 """libgmblock when connections break: the requests in flight are done all the same, once each, or
 fail in time. Through the Python example, which is tried with it.
 
-    client-reconnect.py GMBLOCK LIBRARY EXAMPLES
+    client-reconnect.py GMBLOCK LIBRARY PYTHON
 """
+import contextlib
 import errno
 import os
 import random
@@ -106,7 +107,8 @@ class Reconnect(support.Case):
         return client
 
     def names(self):
-        return [event for event, _ in self.events]
+        """What has happened; how many attempts fail until then is chance."""
+        return [event for event, _ in self.events if event != "retrying"]
 
     def proxy(self, *limits):
         proxy = Proxy(self.path("p"), self.path("s"), *limits)
@@ -144,23 +146,23 @@ class Reconnect(support.Case):
     def test_an_idle_client_comes_back(self):
         server = self.serve()
         client = self.open()
-        self.assertEqual(client.read(100, 50), self.content[50:150])
+        self.assertEqual(client.pread(100, 50), self.content[50:150])
         server.kill()
         self.until_event("lost")
         self.serve()
-        self.assertEqual(client.read(100, 60), self.content[60:160])
+        self.assertEqual(client.pread(100, 60), self.content[60:160])
         self.assertEqual(self.names(), ["lost", "reconnected"])
         self.assertEqual(client.stats().connections_lost, 1)
 
     def test_requests_in_flight_are_sent_again(self):
         server = self.serve("delay=read:1000s")
         client = self.open()
-        client.write(b"before" * 100, 0)
+        client.pwrite(b"before" * 100, 0)
         self.content[:600] = b"before" * 100
         done = self.submit(client, self.reads(client))
         self.queue.wait(0)
         # The server has them: it answers a later write, and none of these.
-        client.write(b"x", BYTES - 1)
+        client.pwrite(b"x", BYTES - 1)
         self.content[BYTES - 1:] = b"x"
         self.assertEqual(done, [])
         server.kill()
@@ -184,6 +186,39 @@ class Reconnect(support.Case):
         self.wait_for(done, 40)
         self.check_reads(done)
         self.assertEqual(client.stats().commands_replayed, 0)
+
+    def test_why_attempts_fail_is_told_once_for_each_reason(self):
+        server = self.serve()
+        client = self.open()
+        server.kill()
+        self.until_event("lost")
+
+        def reasons():
+            return [text for event, text in self.events if event == "retrying"]
+
+        def until_reasons(count):
+            while len(reasons()) < count:
+                self.queue.wait(50)
+
+        until_reasons(1)
+        self.assertIn("refused", reasons()[0])
+        os.unlink(self.path("s"))
+        until_reasons(2)
+        self.assertIn("No such file", reasons()[1])
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self.path("s"))
+            listener.listen()
+            listener.setblocking(False)
+            attempts = 0
+            while attempts < 4:
+                self.queue.wait(50)
+                with contextlib.suppress(BlockingIOError):
+                    listener.accept()[0].close()
+                    attempts += 1
+        os.unlink(self.path("s"))
+        self.assertEqual(len(reasons()), 3, reasons())
+        self.serve()
+        self.until_event("reconnected")
 
     def test_a_clean_stop_and_start(self):
         server = self.serve()
@@ -210,8 +245,28 @@ class Reconnect(support.Case):
         self.assertEqual(client.info().bytes, BYTES // 2)
         self.assertEqual(self.names(), ["lost", "reconnected", "resized"])
         with self.assertRaises(gmblock.Error) as caught:
-            client.read(512, BYTES // 2)
+            client.pread(512, BYTES // 2)
         self.assertEqual(caught.exception.errno, errno.EINVAL)
+
+    def test_a_disk_that_grows(self):
+        """Clients that are connected learn it, and idle ones, too."""
+        control = self.path("control")
+        self.start("--export", f"={self.image}", "--listen", self.socket_uri("s"),
+                   "--control", control, "--threads", "2")
+        clients = [self.open(flags=flags, connections=connections)
+                   for flags, connections in ((0, 1), (0, 4), (gmblock.OPEN_NO_EXTENDED, 2))]
+        for size in (BYTES + 4096, 5 << 30):
+            self.events.clear()
+            os.truncate(self.image, size)
+            code, _, errors = self.run_gmblock("export", "set", "", "size=auto", "--server", control)
+            self.assertEqual(code, 0, errors)
+            while len(self.events) < len(clients):
+                self.queue.wait(50)
+            for client in clients:
+                self.assertEqual(client.info().bytes, size)
+                client.pwrite(b"new", size - 3)
+                self.assertEqual(client.pread(10, size - 10), bytes(7) + b"new")
+            self.assertEqual(self.names(), ["resized"] * len(clients))
 
     # --- connections that break at any byte
 
@@ -251,8 +306,8 @@ class Reconnect(support.Case):
                 for one in done:
                     if one.operation == gmblock.STATUS:
                         self.assertEqual(gmblock.extents(one)[0][0], 0)
-                self.assertEqual(client.read(10000, 98000), self.content[98000:108000])
-                self.assertEqual(client.read(10000, 198000), self.content[198000:208000])
+                self.assertEqual(client.pread(10000, 98000), self.content[98000:108000])
+                self.assertEqual(client.pread(10000, 198000), self.content[198000:208000])
                 self.assertEqual(self.names(), ["lost", "reconnected"])
                 client.close()
 
@@ -305,7 +360,7 @@ class Reconnect(support.Case):
         client = self.open(flags=gmblock.OPEN_NO_RECONNECT)
         done = self.submit(client, self.reads(client))
         self.queue.wait(0)
-        client.write(b"x", 0)
+        client.pwrite(b"x", 0)
         server.kill()
         self.wait_for(done, 40)
         self.assertEqual({request.result for request in done}, {-errno.ENOTCONN})
@@ -320,7 +375,7 @@ class Reconnect(support.Case):
         client = self.open(reconnect_timeout_ms=200)
         done = self.submit(client, self.reads(client))
         self.queue.wait(0)
-        client.write(b"x", 0)
+        client.pwrite(b"x", 0)
         server.kill()
         self.wait_for(done, 40)
         self.assertEqual({request.result for request in done}, {-errno.ENOTCONN})
@@ -329,7 +384,7 @@ class Reconnect(support.Case):
         # It is over, also when the server is there again.
         self.serve()
         with self.assertRaises(gmblock.Error):
-            client.read(1, 0)
+            client.pread(1, 0)
 
     def test_closing_while_it_is_away(self):
         server = self.serve()
@@ -348,7 +403,7 @@ class Reconnect(support.Case):
         self.until_event("lost")
         self.start("--export", f"other={self.image}", "--listen", self.socket_uri())
         with self.assertRaises(gmblock.Error) as caught:
-            client.read(1, 0)
+            client.pread(1, 0)
         self.assertEqual(caught.exception.errno, errno.ENOTCONN)
 
     def test_a_server_that_does_not_finish_the_handshake(self):
@@ -360,7 +415,7 @@ class Reconnect(support.Case):
             self.assertEqual(caught.exception.errno, errno.ETIMEDOUT)
         with self.assertRaises(gmblock.Error):
             self.open("p")
-        self.assertEqual(self.open("p").read(10, 0), self.content[:10])
+        self.assertEqual(self.open("p").pread(10, 0), self.content[:10])
         self.assertEqual(self.events, [])
 
 

@@ -368,6 +368,25 @@ class Failures(CopyCase):
         self.copy_fails(["--requests", "2", "--request-size", "64K", source, relay.uri],
                         "the source", "smaller", PARTIAL)
 
+    def test_source_grows(self):
+        """What was there when the copy began is copied."""
+        source = self.image("source", 8 * MIB, seed=5, holes=False)
+        with open(source, "rb") as file:
+            begun = file.read()
+        server = self.start("--export", f"={source},readonly", "--listen", self.socket_uri("s"))
+        with subprocess.Popen([support.program(), "copy", server.uri, "-"], stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            self.addCleanup(process.kill)
+            copied = process.stdout.read(MIB)  # the rest waits for its reader
+            os.truncate(source, 9 * MIB)
+            code, _, errors = self.run_gmblock("export", "set", "", "size=auto",
+                                               "--server", str(server.process.pid))
+            self.assertEqual(code, 0, errors)
+            self.assertIn(b"bytes now", process.stderr.readline())
+            copied += process.stdout.read()
+            self.assertEqual(process.wait(), 0, process.stderr.read())
+        self.assertEqual(copied, begun)
+
     def test_a_flush_that_takes_long(self):
         """Longer than the library waits for an answer where nobody says otherwise."""
         source, disk = self.image("source", MIB), self.image("disk", MIB, seed=2)

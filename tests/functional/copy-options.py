@@ -62,6 +62,20 @@ class Options(CopyCase):
         self.assertEqual((status, output), (0, ""))
         self.assertIn("copied 12 MiB", errors)
 
+    def test_the_end_says_what_was_read_and_written(self):
+        source = self.make_file("source", b"")
+        with open(source, "r+b") as file:
+            file.truncate(16 * MIB)
+            file.write(b"x" * 3 * MIB + bytes(MIB))
+        status, _, errors = self.copy("--progress", source, self.path("target"))
+        self.assertEqual(status, 0)
+        self.assertRegex(errors, r"copied 16 MiB in 0:\d\d, .*iB/s: 4\.0 MiB read, "
+                                 r"3\.0 MiB written, 12 MiB of holes not read\n")
+        status, _, errors = self.copy("--progress", self.make_file("empty", b""),
+                                      self.path("target"))
+        self.assertEqual(status, 0)
+        self.assertRegex(errors, r"copied 0 bytes in 0:\d\d, 0 bytes/s\n")
+
     def test_nearly_all_is_not_all(self):
         source = self.image("source", 16 * MIB, holes=False)
         last = 16 * MIB - 65536

@@ -21,6 +21,7 @@ DONE = 1
 
 CONTEXT = 0x2A
 ALIVE = 0xFFFFFFFF
+SIZE_CONTEXT = 0xFFFFFFFE
 SIZE = 1 << 20
 # HAS_FLAGS, FLUSH, FUA, TRIM, ZERO, DF, CACHE
 FLAGS = 1 | 4 | 8 | 32 | 64 | 128 | 1 << 10
@@ -104,6 +105,12 @@ class Export:
         return self.chunk(request, BLOCK_STATUS, struct.pack(">I", context) +
                           b"".join(struct.pack(">II", *e) for e in extents), flags)
 
+    def size(self, request, size, flags=DONE):
+        """The answer of x-gmblock:size."""
+        extents = [(1, size)] if self.style == EXTENDED_STYLE else [(1, size >> 32),
+                                                                    (1, size & 0xFFFFFFFF)]
+        return self.extents(request, extents, SIZE_CONTEXT, flags)
+
     def honest(self, request):
         """The right answer."""
         if self.style == SIMPLE_STYLE:
@@ -129,7 +136,7 @@ def option_reply(option, kind, data=b""):
     return struct.pack(">QIII", 0x3E889045565A9, option, kind, len(data)) + data
 
 
-def opening(style, size=SIZE, flags=FLAGS, sizes=None, epoch=None, alive=False):
+def opening(style, size=SIZE, flags=FLAGS, sizes=None, epoch=None, alive=False, says_size=False):
     """What the server says to each of the client's options, in order."""
     replies = []
     if style == EXTENDED_STYLE:
@@ -142,6 +149,8 @@ def opening(style, size=SIZE, flags=FLAGS, sizes=None, epoch=None, alive=False):
         LIST_META, META, bytes(4) + f"x-gmblock:epoch={epoch:016x}".encode())
     if alive:
         listed += option_reply(LIST_META, META, bytes(4) + b"x-gmblock:alive")
+    if says_size:
+        listed += option_reply(LIST_META, META, bytes(4) + b"x-gmblock:size")
     replies.append(listed + option_reply(LIST_META, ACK))
     if style != SIMPLE_STYLE:
         replies.append(option_reply(SET_META, META, struct.pack(">I", CONTEXT) +

@@ -197,6 +197,54 @@ class Copies(support.Case):
         self.assertIn(" copy -2 0 ", after)
         self.assertIn("there is no such export to copy from", after)
 
+    def check_rights_that_go(self, source, target, code):
+        """These are the rights on the exports once the copy has begun."""
+        config, control = self.path("conf" + source), self.path("control" + source)
+
+        def write(*rights):
+            with open(config, "w", encoding="utf-8") as file:
+                file.write("exports:\n")
+                for name, right in zip("ab", rights):
+                    file.write(f"- {{name: {name}, path: 'memory:64M', access: [{right}],"
+                               " delay: ['read:20ms']}\n")
+        write("rw", "rw")
+        server = self.start("--listen", self.listen, "--config", config, "--control", control,
+                            uri_count=2)
+        server.control = control
+        with subprocess.Popen([DRIVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                              text=True) as driver:
+            driver.stdin.write(f"open a {server.uris[0]}\nopen b {server.uris[1]}\n"
+                               f"write a 0 {64 * MIB} 0\nwait\ncopy b 0 {64 * MIB} 0 a 0\nwait\n")
+            driver.stdin.flush()
+            self.wait_for(lambda: self.stats(server)["counters"]["bytes_copied_ram"] > 0)
+            write(source, target)
+            status, _, errors = self.run_gmblock("reload", control)
+            self.assertEqual((status, errors), (0, ""))
+            output, _ = driver.communicate()
+        done = [line.split() for line in output.splitlines() if " copy " in line]
+        self.assertEqual(int(done[0][4]), code, output)
+        self.assertLess(int(done[0][5]), 64 * MIB)
+        self.assertEqual(server.stop()[0], 0)
+
+    def test_rights_that_go_during_a_copy(self):
+        """It ends where it is: the source may not be read any more, the target not be written."""
+        self.check_rights_that_go("none", "rw", -2)
+        self.check_rights_that_go("rw", "ro", -1)
+
+    def test_little_memory(self):
+        """Each of many copies is made, with what there is."""
+        size, count = 16 * MIB, 64
+        files = [self.image(name, (0, size), size=size) for name in ("source", "target")]
+        server = self.start("--listen", self.listen, "--threads", "1", "--memory", "4M",
+                            *[arg for name, file in zip("ab", files)
+                              for arg in ("--export", f"{name}={file},mode=direct")], uri_count=2)
+        part = size // count
+        lines = self.drive(server.uris, *[f"copy b {at} {part} 0 a {at}"
+                                          for at in range(0, size, part)], "wait")
+        self.assertEqual([line.split()[4:6] for line in lines if line.startswith("done ")],
+                         [["0", str(part)]] * count)
+        self.check_same(*files)
+
     def test_a_disk_that_fails(self):
         """How much was copied is told."""
         server = self.serve("a=memory:16M", "b=memory:16M,fault=write:EIO:range=9M+4K",
@@ -224,6 +272,27 @@ class Copies(support.Case):
             self.assertGreater(delayed[0 if rates[0] else 1], 0)
             server.stop()
 
+    def test_a_rate_is_not_booked_in_advance(self):
+        """The kernel copies: what others ask for does not wait for all of it."""
+        size = 16 * MIB
+        files = [self.image(name, (0, size), size=size) for name in ("source", "target")]
+        server = self.serve("a=" + files[0] + ",rate=32M:burst=10ms", "b=" + files[1])
+        self.results(server.uris, f"b 0 {size} 0 a 0")
+        counters = self.stats(server)["counters"]
+        self.assertEqual(counters["bytes_copied_range"], size)
+        export = self.stats(server)["exports"][0]
+        self.assertGreater(export["rate"]["requests_delayed"], 2)
+
+    def test_the_disk_is_asked_for_whole_pieces(self):
+        """Overlap with a network has no part in a copy, and learns nothing from it."""
+        size = 16 * MIB
+        files = [self.image(name, (0, size), size=size) for name in ("source", "target")]
+        keys = ",mode=direct,overlap=16K"
+        server = self.serve("a=" + files[0] + keys, "b=" + files[1] + keys)
+        results, _ = self.results(server.uris, f"b 0 {size} 0 a 0")
+        self.assertEqual(results, [(0, size)])
+        self.assertIsNone(self.stats(server)["exports"][0]["reads"]["early"])
+
     def copy(self, *arguments):
         code, output, errors = self.run_gmblock("copy", "--json", *arguments)
         self.assertEqual(code, 0, errors)
@@ -240,6 +309,8 @@ class Copies(support.Case):
         self.assertTrue(summary["verified"])
         self.assertEqual((summary["bytes_read"], summary["bytes_written"]), (0, 0))
         self.assertEqual(summary["bytes_copied"] + summary["bytes_zeroed"], size)
+        _, _, errors = self.run_gmblock("copy", "--progress", *server.uris)
+        self.assertRegex(errors, r"copied 100 MiB in .*/s: \d+ MiB copied by the server")
         self.check_same(source, target)
         self.assertGreaterEqual(self.stats(server)["counters"]["bytes_copied_range"], 79 * MIB)
         for arguments, uris in (
@@ -265,6 +336,40 @@ class Copies(support.Case):
             output, errors = copy.communicate()
         self.assertEqual(copy.returncode, 0, errors)
         self.assertGreater(json.loads(output)["bytes_copied"], 0)
+        self.check_same(source, target)
+
+    def test_the_command_goes_on_by_its_journal(self):
+        """The server is killed, then the copy is: the next one begins where the journal says."""
+        size = 192 * MIB
+        source = self.image("source", (0, size), size=size)
+        target = self.image("target", size=size)
+        journal = self.path("journal")
+        exports = ("a=" + source + ",delay=read:10ms", "b=" + target)
+        server = self.serve(*exports)
+        arguments = ["--resume", journal, "--checkpoint", "8M", *server.uris]
+
+        def durable():
+            try:
+                with open(journal, encoding="utf-8") as file:
+                    marks = [line.split() for line in file if " durable " in line]
+            except FileNotFoundError:
+                return 0
+            return int(marks[-1][2]) if marks else 0
+        with subprocess.Popen([support.program(), "copy", *arguments], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE) as copy:
+            self.wait_for(lambda: durable() > 0 or copy.poll() is not None)
+            server.kill()
+            copy.kill()
+            copy.communicate()
+        before = durable()
+        self.assertGreater(before, 0)
+        self.assertLess(before, size)
+        server = self.serve(*exports)
+        summary = self.copy(*arguments)
+        self.assertEqual(summary["bytes_resumed"], before)
+        self.assertEqual(summary["bytes_copied"], size - before)
+        self.assertEqual(self.stats(server)["counters"]["bytes_copied_ram"], size - before)
+        self.assertFalse(os.path.exists(journal))
         self.check_same(source, target)
 
     def check_deaths(self, keys, end):

@@ -37,9 +37,9 @@ class Network(support.Case):
         self.assertEqual(self.run_gmblock("copy", "--verify", changed, server.uri)[0], 0)
         with open(image, "rb") as file:
             self.assertEqual(file.read(), content[::-1])
-        for pattern in ("randread", "randwrite"):
+        for pattern in (["randread"], ["randwrite", "--force"]):
             status, output, _ = self.run_gmblock(
-                "bench", "--rw", pattern, "--seconds", "0.5", "--json", server.uri)
+                "bench", "--rw", *pattern, "--seconds", "0.5", "--json", server.uri)
             self.assertEqual(status, 0)
         self.assertEqual(server.stop(), (0, ""))
         status, _, errors = self.run_gmblock("info", server.uri)

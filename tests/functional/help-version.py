@@ -1,8 +1,12 @@
 #!/usr/bin/python3
 """The program explains itself: usage, help of each command, version."""
+import os
 import re
+import shlex
 
 import support
+
+SOURCE = os.path.join(os.path.dirname(os.path.realpath(__file__)), "../../src/cli/cli.c")
 
 
 class HelpAndVersion(support.Case):
@@ -34,6 +38,20 @@ class HelpAndVersion(support.Case):
                     self.assertIn("  -h, --help ", output)
                     texts.add(output)
             self.assertEqual(len(texts), 1, command)
+
+    def test_help_ends_in_examples_that_are_accepted(self):
+        for command in re.findall(r"^  (\w+) ", self.run_gmblock("--help")[1], re.MULTILINE):
+            if command == "help":
+                continue
+            text = self.run_gmblock(command, "--help")[1]
+            lines = re.search(r"^Examples:\n((?:  .*\n)+)", text, re.M).group(1).splitlines()
+            self.assertIn(len(lines), (2, 3, 4), command)
+            for line in lines:
+                with self.subTest(line):
+                    words = shlex.split(re.split(r" [|>]", line)[0])
+                    self.assertEqual(words[:2], ["gmblock", command])
+                    # All its options are read before the last one.
+                    self.assertEqual(self.run_gmblock(*words[1:], "--help"), (0, text, ""))
 
     def test_help_counts_wherever_it_stands(self):
         for arguments in (["copy", "a", "-h"], ["serve", "-e", "a=b", "-h"], ["info", "--json", "-h"]):
@@ -109,6 +127,34 @@ class HelpAndVersion(support.Case):
                 (["attach", "-r", "nbd://h"], ["--read-only"])):
             with self.subTest(arguments):
                 self.check_refused(arguments, 2, *fragments)
+
+    def test_every_habit_of_the_table_is_answered(self):
+        with open(SOURCE, encoding="utf-8") as file:
+            text = re.sub(r"\\\n", " ", file.read())
+        macros = dict(re.findall(r'^#define (\w+)\s+"(.*)"$', text, re.M))
+        table = text[text.index("} habits[] = {"):text.index("const char *cli_habit(")]
+        rows = re.findall(r'\{ "(\w*)", "([\w-]+)",\s+(?:"(.*?)"|(\w+)) \}', table)
+        self.assertEqual(len(rows), table.count('{ "'))
+        for command, word, hint, macro in rows:
+            words = [command, ("-" if len(word) == 1 else "--") + word] if command else [word]
+            with self.subTest(words):
+                self.check_refused(words, 2, f"unknown {'option' if command else 'command'}",
+                                   hint or macros[macro])
+
+    def test_an_option_without_its_value_is_shown_with_it(self):
+        for arguments, fragment in (
+                (["attach", "nbd://h/d", "--fuse"], "the option --fuse needs a value: --fuse FILE"),
+                (["serve", "-l"], "the option -l needs a value: --listen URI"),
+                (["serve", "--export"], "needs a value: --export NAME=PATH\n"),
+                (["info", "nbd://h", "--timeout"], "needs a value: --timeout TIME\n"),
+                (["bench", "nbd://h", "--log-level"], "the option --log-level needs a value")):
+            with self.subTest(arguments):
+                self.check_refused(arguments, 2, fragment)
+
+    def test_attach_fuse_without_its_file(self):
+        self.check_refused(["attach", "--fuse", "nbd://h/disk"], 2,
+                           "--fuse needs a FILE to mount the disk on, before the URI: "
+                           "gmblock attach --fuse disk.raw nbd://h/disk")
 
     def test_words_with_control_characters_are_shown_without(self):
         for word in ("mount=\33[31m", "mouth\33[31m"):

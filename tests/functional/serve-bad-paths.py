@@ -1,8 +1,10 @@
 #!/usr/bin/python3
 """A disk that cannot be opened is named with the reason; then nothing at all is served."""
 import os
+import shutil
 import socket
 import subprocess
+import unittest
 
 import support
 
@@ -64,17 +66,37 @@ class BadPaths(support.Case):
         self.assertIn("Permission denied", done.stderr)
 
     def test_images_that_are_more_than_a_disk(self):
-        """They are served as they are asked for, but hardly anybody wants that."""
-        for name, begin in (("qcow2", b"QFI\xfb\0\0\0\3"), ("VMDK", b"KDMV"), ("VHDX", b"vhdxfile")):
-            with self.subTest(name):
+        """They are served only when that is said to be wanted."""
+        for name, begin in (
+                ("qcow2", b"QFI\xfb\0\0\0\3"), ("VMDK", b"KDMV"), ("VMDK", b"COWD"),
+                ("VMDK", b"# Disk DescriptorFile\n"), ("VHDX", b"vhdxfile"), ("VHD", b"conectix"),
+                ("VDI", b"<<< Oracle VM VirtualBox Disk Image >>>".ljust(64, b"\0") +
+                 b"\x7f\x10\xda\xbe")):
+            with self.subTest(begin):
                 image = self.make_file(name, begin + bytes(65536))
-                code, errors = self.start_unix(image).stop()
-                self.assertEqual(code, 0)
-                self.assertIn(f"gmblock: warning: '{image}' begins like a {name} image: ", errors)
-                self.assertIn("qemu-img convert -O raw", errors)
-        for begin in (b"QFI", b"", b"\0QFI\xfb"):
+                for more in ("", ",readonly"):
+                    self.check_refused(
+                        ["serve", "--export", f"={image}{more}", "--listen", self.socket_uri()], 1,
+                        f"'{image}' looks like a {name} image", "qemu-img convert -O raw",
+                        "format=raw")
+                self.assertEqual(self.start_unix("--export", f"={image},format=raw").stop(), (0, ""))
+        for begin in (b"QFI", b"", b"\0QFI\xfb", b"LUKS\xba\xbe"):
             image = self.make_file("raw", begin + bytes(4096))
             self.assertEqual(self.start_unix(image).stop(), (0, ""))
+
+    @unittest.skipUnless(shutil.which("qemu-img"), "qemu-img is not installed")
+    def test_images_as_qemu_makes_them(self):
+        for form in ("qcow2", "vmdk", "vhdx", "vpc", "vdi"):
+            with self.subTest(form):
+                image = self.path("disk." + form)
+                subprocess.run(["qemu-img", "create", "-q", "-f", form, image, "4M"], check=True)
+                self.check_refused(["serve", image, "--listen", self.socket_uri()], 1, image,
+                                   "looks like", "format=raw")
+
+    def test_other_formats_are_not_served(self):
+        image = self.make_file("raw", bytes(4096))
+        self.check_refused(["serve", "--export", f"={image},format=qcow2"], 2, "format",
+                           "'qcow2' is not a format that is served", "qemu-img convert")
 
     def test_one_bad_export_stops_all(self):
         good = self.make_file("good.img", bytes(4096))

@@ -11,12 +11,12 @@ listen:
 limits:
   memory: 32M
   threads: 2
-  connections: {connections}
-  handshakes: 50
+  max-connections: {connections}
+  max-handshakes: 50
   handshake-timeout: 20s
   idle-timeout: off
-  inflight: 16
-  inflight-total: 64
+  max-inflight: 16
+  max-inflight-total: 64
   spin: off
 exports:
   - name: ""

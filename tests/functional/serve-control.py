@@ -79,15 +79,19 @@ class Control(support.Case):
     def test_every_counter_is_described_and_documented(self):
         """What "counters" lists is what "stats" shows, and gmblock-stats(1) names all of it."""
         disk = self.make_file("disk", bytes(4096))
-        server = self.serve("--export", f"={disk},delay=flush:1ms,fault=flush:EIO:nth=9")
+        store = "flash:" + self.path("log")
+        self.assertEqual(self.run_gmblock("create", "--size=1G", store)[0], 0)
+        server = self.serve("--export", f"={disk},delay=flush:1ms,fault=flush:EIO:nth=9",
+                            "--export", f"golden={self.make_file('base', bytes(4096))},overlay=discard",
+                            "--export", f"log={store}")
         with nbdmini.open_export(server.uri) as client:
             client.read(0, 512)
         document = self.ask(STATS)["result"]
-        export = document["exports"][0]
+        export, golden, log = document["exports"]
         shown = {"server": document["counters"], "export": export,
                  "operation": export["operations"][0], "rate": export["rate"],
-                 "memory": export["memory"],
-                 **export["store"]}
+                 "memory": export["memory"], "arena": document["arenas"][0],
+                 **golden["store"], **export["store"], **log["store"]}
         described = self.ask(b'{"command": "counters"}\n')["result"]["counters"]
         names = {of: {entry["name"] for entry in described if entry["of"] == of} for of in shown}
         self.assertEqual(names["server"], set(shown["server"]))

@@ -4,6 +4,7 @@ order, and never before; an error in the middle reaches the client by the rules 
 import errno
 import json
 import os
+import re
 import socket
 import struct
 
@@ -241,6 +242,11 @@ class Synchro(support.Case):
         self.assertEqual(code, 0)
         self.assertIn("reads in parts of ", output)
         self.assertIn("before the end", output)
+        code, metrics, _ = self.run_gmblock("stats", "--prometheus", control)
+        self.assertEqual(code, 0)
+        early, = re.findall(r'\ngmblock_export_overlap_early_ratio{export="auto",'
+                            r'direction="read"} (\S+)\n', metrics)
+        self.assertTrue(0 <= float(early) <= 1)
 
     def test_how_early_parts_come_is_told_only_when_it_was_measured(self):
         """A disk that tells of progress has no parts that could come early."""

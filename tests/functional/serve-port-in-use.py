@@ -1,7 +1,10 @@
 #!/usr/bin/python3
 """An address that cannot be listened on is named with the remedy, and nothing is left behind."""
 import os
+import shutil
 import socket
+import subprocess
+import unittest
 
 import support
 
@@ -24,6 +27,17 @@ class PortInUse(support.Case):
         # 192.0.2.0/24 is kept for documentation: no machine has it.
         self.check_refused(["serve", "null:1M", "--listen", "nbd://192.0.2.1:0"], 1,
                            "nbd://192.0.2.1:0", "does not have that address")
+
+    @unittest.skipUnless(os.geteuid() == 0 and shutil.which("unshare"), "needs a network of its own")
+    def test_no_local_port_is_free(self):
+        serve = f"{support.program()} serve null:1M --listen nbd://127.0.0.1:0"
+        done = subprocess.run(
+            ["unshare", "--net", "sh", "-c", "ip link set lo up && "
+             "echo 40000 40000 >/proc/sys/net/ipv4/ip_local_port_range && "
+             f"exec {serve} --run '{serve}'"], capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("cannot listen on nbd://127.0.0.1:0: no local port is free", done.stderr)
+        self.assertIn("ip_local_port_range", done.stderr)
 
     def test_a_host_without_address(self):
         self.check_refused(["serve", "null:1M", "--listen", "nbd://no.such.host.invalid:0"], 1,

@@ -45,7 +45,7 @@ class Rate(support.Case):
         """Works as fast as it may, and compares with the server's own clock."""
         before = self.stats()
         code, _, errors = self.run_gmblock(
-            "bench", "--rw", "randrw", "--connections", "4", "--threads", "2", "--depth", "16",
+            "bench", "--rw", "randrw", "--force", "--connections", "4", "--threads", "2", "--depth", "16",
             "--seconds", SECONDS, uri)
         self.assertEqual(code, 0, errors)
         after = self.stats()

@@ -67,6 +67,24 @@ class SocketActivation(support.Case):
         # The socket file belongs to the service manager.
         self.assertEqual(os.listdir(self.folder), ["a"])
 
+    def test_more_sockets_than_a_configuration_can_have(self):
+        """The limits of lines in the log are by address, and some share them."""
+        process = self.launch([self.listen_unix(f"s{i}") for i in range(80)], "null:1M",
+                              "--max-connections", "1", "--log-level", "debug")
+        for i in range(80):
+            self.assertEqual(process.stdout.readline(), f"{self.socket_uri(f's{i}')}\n")
+        with nbdmini.open_export(self.socket_uri("s79")) as client:
+            client.read(0, 512)
+            with nbdmini.Client(self.socket_uri("s64")) as other:
+                self.assertTrue(other.at_end())
+            client.sock.sendall(bytes(28))
+            self.assertTrue(client.at_end())
+        process.terminate()
+        errors = process.communicate()[1]
+        self.assertEqual(process.returncode, 0, errors)
+        self.assertIn("broke NBD rule P120", errors)
+        self.assertIn("refused a connection", errors)
+
     def test_added_to_the_addresses_asked_for(self):
         process = self.launch([self.listen_unix("a")], "null:1M", "--listen", self.socket_uri("b"))
         self.assertEqual([process.stdout.readline().rstrip("\n") for _ in range(2)],

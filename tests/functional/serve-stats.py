@@ -4,6 +4,7 @@ found."""
 import json
 import os
 import re
+import shutil
 import socket
 import stat
 import subprocess
@@ -49,12 +50,17 @@ class Stats(support.Case):
         self.assertEqual(told["uris"], [server.uri])
         self.assertEqual([entry["operations"] for entry in told["exports"]], [[]])
         self.assertEqual(told["counters"]["requests"], 0)
+        arena, = told["arenas"]
+        self.assertGreater(arena.pop("limit_bytes"), 0)
+        self.assertEqual(arena, {"kind": "ram", "mapped_bytes": 0, "used_bytes": 0, "waits": 0,
+                                 "spills": 0, "trouble": None})
         unknown = dict.fromkeys(("part_size", "disk_bytes_per_second", "network_bytes_per_second",
                                  "early"))
         self.assertEqual([told["exports"][0][what] for what in ("reads", "writes")], [unknown] * 2)
         code, output, _ = self.run_gmblock("stats", self.control)
         self.assertEqual(code, 0)
         self.assertIn("no requests yet", output)
+        self.assertRegex(output, r"Memory \(ram\): .* in use, clients waited 0 times")
 
     def test_requests_are_counted_by_operation_and_size(self):
         server = self.serve("--threads", "2", "--export", "=memory:1M", "--export",
@@ -172,7 +178,7 @@ class Stats(support.Case):
         if os.geteuid() != 0:
             self.skipTest("only root has /run")
         killed = self.start_unix("memory:1M")
-        left = f"/run/gmblock/serve/{killed.process.pid}.sock"
+        left = f"/run/gmblock-serve/{killed.process.pid}.sock"
         self.assertTrue(os.path.exists(left))
         killed.kill()
         self.wait_for(lambda: self.is_refused(left))
@@ -182,6 +188,27 @@ class Stats(support.Case):
         self.assertFalse(os.path.exists(left))
         self.assertEqual(server.stop(), (0, ""))
 
+    def test_root_finds_those_of_others(self):
+        """Of the service, and of users who are logged in; unless their folder leads elsewhere."""
+        if os.geteuid() != 0:
+            self.skipTest("only root looks there")
+        user = "/run/user/65533"
+        if os.path.exists(user):
+            self.skipTest(f"{user} is in use")
+        os.makedirs(user + "/gmblock/serve")
+        self.addCleanup(shutil.rmtree, user)
+        server = self.start_unix("memory:1M", "--control", f"{user}/gmblock/serve/4711.sock")
+        self.assertEqual(self.stats(server.uri)["pid"], server.process.pid)
+        self.assertEqual(self.run_gmblock("stats", "4711")[0], 0)
+        os.chown(user, 65533, 65533)  # who could have put a link there
+        code, _, errors = self.run_gmblock("stats", "4711")
+        self.assertEqual(code, 1)
+        self.assertIn("a process of another user", errors)
+        os.chown(user, 0, 0)
+        os.rename(user + "/gmblock/serve", self.path("elsewhere"))
+        os.symlink(self.path("elsewhere"), user + "/gmblock/serve")
+        self.assertEqual(self.run_gmblock("stats", "4711")[0], 1)
+
     def test_a_socket_that_is_about_to_listen_is_left_alone(self):
         """Its process is in another container: here nobody has that number."""
         if os.geteuid() != 0:
@@ -189,7 +216,7 @@ class Stats(support.Case):
         self.start_unix("memory:1M").stop()  # now the folder is there
         with subprocess.Popen(["true"]) as nobody:
             pass
-        path = f"/run/gmblock/serve/{nobody.pid}.sock"
+        path = f"/run/gmblock-serve/{nobody.pid}.sock"
         with socket.socket(socket.AF_UNIX) as sock:
             sock.bind(path)
             try:

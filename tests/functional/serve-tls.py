@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 """TLS of a server: options, addresses with keys of their own, messages, statistics, and files that
 are read again while it serves. What is said on the wire is the conformance suite's (test_tls.py)."""
+import contextlib
 import json
 import os
 import queue
@@ -25,11 +26,23 @@ def folder_of(name):
     return os.path.join(CREDENTIALS, name)
 
 
+class HandshakeIsOver(Exception):
+    pass
+
+
 class Client(nbdmini.Client):
     """One that asks for TLS. name: of its folder of certificates, or None. in_handshake: called when
     the server's part of the handshake is there, and the client's last one is not sent."""
 
     def __init__(self, uri, name=None, hostname="localhost", in_handshake=None):
+        while True:
+            try:
+                self.begin(uri, name, hostname, in_handshake)
+                break
+            except HandshakeIsOver:
+                pass
+
+    def begin(self, uri, name, hostname, in_handshake):
         super().__init__(uri.replace("nbds", "nbd", 1))
         try:
             self.hello()
@@ -54,6 +67,8 @@ class Client(nbdmini.Client):
             self.sock.do_handshake()  # no more than its hello
         except ssl.SSLWantReadError:
             pass
+        else:
+            raise HandshakeIsOver  # a fast server's answer was there already
         if select.select([self.sock], [], [], timeout)[0] == []:
             raise TimeoutError("the server does not answer the hello")
         pause()
@@ -228,10 +243,14 @@ exports:
         self.addCleanup(os.environ.__setitem__, "GMBLOCK_LOG", "warning")
         server = self.start_reloadable(folder_of("good"), "--tls-verify-peer", "--threads=2")
 
-        def counters():
+        def counters(group=None):
             _, output, errors = self.run_gmblock("stats", "--json", self.control_path())
             self.assertEqual(errors, "")
             found = json.loads(output)["counters"]
+            if group is not None:
+                group = "tls_" + group
+                return {name.removeprefix(group): value for name, value in found.items()
+                        if name.startswith(group)}
             return {name: found["tls_" + name] for name in (
                 "connections", "connections_1_2", "handshakes", "handshakes_failed",
                 "handshakes_refused", "handshakes_waiting")}
@@ -252,8 +271,28 @@ exports:
         self.wait_for(lambda: counters() == {
             "connections": 0, "connections_1_2": 0, "handshakes": 1, "handshakes_failed": 2,
             "handshakes_refused": 0, "handshakes_waiting": 0})
-        self.assertIn("\nTLS: 0 connections, 0 of them by the kernel, 0 with TLS 1.2; 1 handshake, 2 failed, 0 refused",
-                      self.run_gmblock("stats", self.control_path())[1])
+        self.assertEqual(self.run_gmblock(
+            "info", f"{server.uri}&tls-hostname=localhost"
+            f"&tls-certificates={folder_of('other-ca')}")[0], 1)
+        with nbdmini.Client(server.uri.replace("nbds", "nbd", 1)) as client:
+            client.hello()
+            client.send_option(OPT_STARTTLS)
+            client.option_replies(OPT_STARTTLS)
+            client.sock.sendall(b"this is no TLS")
+            with contextlib.suppress(OSError):
+                while client.sock.recv(4096):
+                    pass
+        reasons = {"client_refused": 1, "server_refused": 1, "protocol": 1, "connection": 1,
+                   "other": 0}
+        self.wait_for(lambda: counters("failures_") == reasons)
+        self.assertEqual(counters()["handshakes_failed"], 4)
+        shown = self.run_gmblock("stats", self.control_path())[1]
+        self.assertIn("\nTLS: 0 connections, 0 of them by the kernel, 0 with TLS 1.2; 1 handshake, "
+                      "4 failed, 0 refused", shown)
+        self.assertIn("\n  1 failed: the client did not accept the server's\n", shown)
+        metrics = self.run_gmblock("stats", "--prometheus", self.control_path())[1]
+        for reason, count in reasons.items():
+            self.assertIn(f'\ngmblock_tls_failures_total{{reason="{reason}"}} {count}\n', metrics)
         errors = server.stop()[1]
         self.assertRegex(errors, r"client unix:pid \d+ uses TLS 1\.3, AES-\d+-GCM, records: "
                          r"(user|kernel); identity: .*host-a")

@@ -2,7 +2,9 @@
 """Unix sockets: a stale file is reused, a live one or anything else is left alone, ours is removed at
 the end."""
 import fcntl
+import grp
 import os
+import pwd
 import select
 import signal
 import socket
@@ -27,6 +29,33 @@ class UnixSockets(support.Case):
     def test_the_umask_decides_who_may_connect(self):
         self.start_unix("null:1M", umask=0o077)
         self.assertEqual(stat.S_IMODE(os.stat(self.path("s")).st_mode), 0o700)
+
+    def test_the_mode_and_group_that_are_asked_for(self):
+        group = grp.getgrgid(os.getgid()).gr_name
+        mode = lambda name: stat.S_IMODE(os.stat(self.path(name)).st_mode)
+        self.start("null:1M", "--listen", self.socket_uri("a"), "--listen",
+                   self.socket_uri("b") + f"&socket-mode=666&socket-group={group}", "--socket-mode",
+                   "0660", uri_count=2, umask=0o077)
+        self.assertEqual((mode("a"), mode("b")), (0o660, 0o666))
+        self.assertEqual(os.stat(self.path("b")).st_gid, os.getgid())
+        for uri, fragment in ((self.socket_uri("c") + "&socket-mode=0400", "from 0600 to 0777"),
+                              (self.socket_uri("c") + "&socket-mode=rw", "is not a mode"),
+                              ("nbd://localhost:0?socket-mode=0660", "unknown parameter")):
+            self.check_refused(["serve", "null:1M", "--listen", uri], 2, fragment)
+        for uri, fragment in ((self.socket_uri("c") + "&socket-group=no-such-group", "there is no group"),
+                              (f"nbd+unix:///?socket=%00{self.path('d')}&socket-mode=0660",
+                               "an abstract socket has neither")):
+            self.check_refused(["serve", "null:1M", "--listen", uri], 1, fragment)
+        self.assertEqual(sorted(os.listdir(self.folder)), ["a", "b"])
+
+    def test_a_group_stays_with_another_user(self):
+        if os.geteuid() != 0:
+            self.skipTest("only root can become somebody else")
+        os.chmod(self.folder, 0o777)
+        self.start_unix("null:1M", "--user", "nobody", "--socket-group", "daemon", "--socket-mode", "0660")
+        status = os.stat(self.path("s"))
+        self.assertEqual((status.st_uid, status.st_gid), (pwd.getpwnam("nobody").pw_uid,
+                                                         grp.getgrnam("daemon").gr_gid))
 
     def test_what_a_killed_server_left_is_reused(self):
         server = self.start_unix("null:1M")

@@ -35,8 +35,9 @@ class PeerCase(bench_tool.BenchCase):
         for pattern in ("read", "randread", "write", "randwrite", "rw") if writes else ("read",):
             for options in (["--depth", "1"], ["--depth", "32", "--bs", "64K"],
                             ["--connections", "3", "--threads", "2", "--depth", "5"]):
+                force = [] if "read" in pattern else ["--force"]
                 result = self.measured("--rw", pattern, "--requests", "200", "--seconds", "1000",
-                                       *options, uri)
+                                       *force, *options, uri)
                 self.assertEqual(result["requests"], 200)
 
     def check_write_is_stored(self, uri, path):
@@ -62,7 +63,7 @@ class QemuNbd(PeerCase):
         self.check_write_is_stored(peer.uri, peer.image)
         # It takes one client at a time.
         self.assertEqual(self.measured("--requests", "500", "--seconds", "1000", "--rw", "randrw",
-                                       peer.uri)["requests"], 500)
+                                       "--force", peer.uri)["requests"], 500)
 
     def test_map(self):
         peer = self.peer(info_peers.QemuNbd)
@@ -122,7 +123,7 @@ class Nbdkit(PeerCase):
     def test_bench(self):
         for style in ([], ["--no-sr"]):
             output = self.nbdkit(*style, "memory", "8M", command=(
-                'for rw in randwrite randread rw; do '
+                'for rw in randwrite randread "rw --force"; do '
                 '"$GMBLOCK" bench --json --rw $rw --requests 400 --seconds 1000 "$uri" '
                 '|| exit 1; done'))
             decoder = json.JSONDecoder()

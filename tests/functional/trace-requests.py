@@ -339,7 +339,7 @@ class Ends(Case):
     def test_a_timeout(self):
         self.serve("memory:1M")
         tracer = self.begin("--json", "--timeout", "50ms")
-        told = self.result(tracer, 1, "the wait ended after 0 of 1 requests")
+        told = self.result(tracer, 1, "the wait ended after 0 of 1 requests: no client made one")
         self.assertEqual((told["ended"], told["requests"]), ("left", []))
 
     def test_the_server_stops(self):

@@ -521,6 +521,18 @@ def hand_handshake(corpus):
 
 
 TEXTS = {
+    "http": [
+        "GET /metrics HTTP/1.1\r\nHost: localhost:9464\r\nUser-Agent: Prometheus/2.42.0\r\n"
+        "Accept: application/openmetrics-text;version=1.0.0,application/openmetrics-text;"
+        "version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1\r\n"
+        "Accept-Encoding: gzip\r\nX-Prometheus-Scrape-Timeout-Seconds: 10\r\n\r\n",
+        "HEAD /metrics?x=1 HTTP/1.0\n\n",
+        "POST /metrics HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc",
+        "GET http://host/metrics HTTP/1.1\r\nAccept: text/*; q=0.123 ; x=\"a,b\" ,;,"
+        "*/*;q=1.0000\r\n\r\n",
+        "GET / HTTP/2.0\r\nA: b\r\n folded\r\n\r\n",
+        "\x16\x03\x01\x02\x00\n\n",
+    ],
     "uri": ["nbd://localhost", "nbd://127.0.0.1:10809/disk", "nbd://[::1]:0/a%20b", "nbds://h/x",
             "nbd+unix:///?socket=/tmp/s", "nbd+unix:///e%2Ff?socket=/a/b&x=y",
             "nbds+unix:///n?socket=%00abstract&tls-type=psk&tls-hostname=h&tls-verify-peer=0",
@@ -567,16 +579,61 @@ def hand_texts(corpus):
         corpus.write("text", f"hand-{number:02}-large", b"\xff" + text)
 
 
+def hand_overlay(corpus):
+    """What is put right, header, bitmap; see fuzz_overlay.c."""
+    def head(version=1, block=4096, size=100 << 10, fingerprint=0x9C735BED0A722325, path=b"base",
+             path_bytes=None):
+        return struct.pack(">8sIIQQQII", b"GMBOVL\r\n", version, block, size, 0, fingerprint,
+                           len(path) if path_bytes is None else path_bytes, 0) + path.ljust(80, b"\0")
+    for name, right, data in (
+            ("good", 3, head()), ("bits", 3, head() + b"\xff\1\0\1"),
+            ("behind-the-end", 3, head() + b"\0\0\0\xff"), ("checksum", 2, head()),
+            ("short", 1, head()), ("version", 3, head(version=2)), ("block", 3, head(block=512)),
+            ("other-base", 3, head(fingerprint=1)), ("other-size", 3, head(size=4096)),
+            ("large", 3, head(size=1 << 36) + b"\1"), ("too-large", 3, head(size=(1 << 48) + 1)),
+            ("empty-disk", 3, head(size=0)), ("path", 3, head(path_bytes=3969)),
+            ("whole-path", 3, head(path_bytes=3968)), ("no-path", 3, head(path=b""))):
+        corpus.write("overlay", f"hand-{name}", bytes([right]) + data)
+
+
+def hand_flash(corpus):
+    """What is put right, length of the anchor, anchor, record; see fuzz_flash.c."""
+    uuid = bytes(range(16))
+
+    def anchor(version=1, disk=1000, count=32, blocks=64, segment=1, block=2, top=b""):
+        return struct.pack("<8sII16sQQIIQIIIIQ", b"GMBFLA\r\n", version, 4096, uuid, 5, disk, count,
+                           blocks, 77, segment, block, 0xC0FFEE, 15, 4000).ljust(512, b"\0") + top.ljust(16, b"\0")
+
+    def entry(lpn, kind, source=0, crc=0):
+        return lpn.to_bytes(5, "little") + struct.pack("<BIIH", kind, source, crc, 0)
+
+    def record(entries=(), seq=77, durable=70, next_segment=0xFFFFFFFF, count=None):
+        return (struct.pack("<4sI16sQQIIH", b"GFLR", 0, uuid, seq, durable, 0xC0FFEE, next_segment,
+                            len(entries) if count is None else count).ljust(256, b"\0") + b"".join(entries))
+
+    some = (entry(3, 1, crc=9), entry(4, 2, source=300, crc=8), entry(512, 3, source=400), entry(0, 4, source=2, crc=7))
+    for name, right, first, second in (
+            ("good", 3, anchor(), record(some)), ("empty", 3, anchor(), record()),
+            ("top", 3, anchor(top=struct.pack("<II", 700, 1)), record(some)),
+            ("leaves", 3, anchor(), record(some, next_segment=9)), ("nowhere", 3, anchor(), record(some, next_segment=32)),
+            ("durable", 3, anchor(), record(some, durable=78)), ("count", 3, anchor(), record(some, count=241)),
+            ("long", 3, anchor(block=10), record([entry(i, 1, crc=i) for i in range(60)])),
+            ("checksums", 0, anchor(), record(some)), ("version", 1, anchor(version=9), b""),
+            ("disk", 1, anchor(disk=100000), b""), ("segments", 1, anchor(count=1 << 31), b""),
+            ("position", 1, anchor(block=63), b"")):
+        corpus.write("flash", f"hand-{name}", bytes([right, len(first) // 16]) + first + second)
+
+
 CONFIGS = {
     "whole": """
 limits:
   memory: 256M
   threads: 2
-  connections: 100
-  handshakes: 10
+  max-connections: 100
+  max-handshakes: 10
   handshake-timeout: 5s
-  inflight: 64
-  inflight-total: 512
+  max-inflight: 64
+  max-inflight-total: 512
   spin: off
 listen:
   - nbd://127.0.0.1:10809
@@ -610,6 +667,44 @@ exports:
     "empty": "",
     "documents": "---\nexports: []\n---\nexports: []\n",
 }
+
+
+def hand_upgrade(corpus):
+    def message(kind, payload=b"", version=1, magic=0x676D6255):
+        return struct.pack(">IHH", magic, version, kind) + payload
+
+    def session(state, kind=b"nbd", export=b"", token=b""):
+        lengths = struct.pack(">IIII", len(kind), len(export), len(token), len(state))
+        return message(6, lengths + kind + export + token + state)
+
+    def state(flags=0, alive=0, received=b""):
+        return struct.pack(">III", flags, alive, len(received)) + received
+
+    claim = struct.pack(">II16sQ", 1, 2, bytes(range(16)), 77)
+    read, write = request(0, 0, 512), request(1, 4096, 4096, data=bytes(4096))
+    packets = {
+        "hello": (0, message(1, struct.pack(">I", 4711))),
+        "listener": (1, message(2, struct.pack(">IQQ", 1, 2, 3))),
+        "listener-of-metrics": (1, message(2, struct.pack(">IQQ", 9, 2, 3))),
+        "export": (1, message(3, claim + struct.pack(">I", 4) + b"disk")),
+        "prepare": (0, message(4)), "ready": (0, message(5)),
+        "sessions-end": (0, message(7, struct.pack(">II", 3, 1))), "started": (0, message(8)),
+        "failed": (0, message(9, b"no \x1b[31mdisk")),
+        "session": (1, session(state())),
+        "session-unknown-export": (1, session(state(), export=b"none")),
+        "session-token": (1, session(state(7, 10), token=b"t" * 16)),
+        "session-read": (1, session(state(1, 0, read + read[:13]))),
+        "session-write": (1, session(state(0, 0, write))),
+        "session-half": (1, session(state(0, 0, write[:2000]))),
+        "session-extended": (1, session(state(3, 100, extended(0, 0, 70000)))),
+        "session-context": (1, session(state(5, 0, request(7, 0, 65536)))),
+        "session-full": (1, session(state(0, 0, read * 292))),
+        "session-too-full": (1, session(state(0, 0, read * 293))),
+        "session-bad-flags": (1, session(state(2))),
+        "version": (0, message(4, version=2)), "magic": (0, message(4, magic=1)),
+    }
+    for name, (fds, packet) in packets.items():
+        corpus.write("upgrade", f"hand-{name}", bytes([fds]) + packet)
 
 
 def hand_nbd_client(corpus):
@@ -706,6 +801,32 @@ class Corpus:
             seed.write(data)
 
 
+def hand_push(corpus):
+    """The parser, and a message, the head of a piece, or a ticket; see fuzz_push.c."""
+    mib, instance, uri = 1 << 20, bytes(range(16)), b"push+unix:///?socket=/s"
+    ticket = struct.pack("<IHHQQQQII", 0x314B5450, 1, 0, 7, 0, mib, 600, 1, 1000) + bytes(16) + instance + bytes(32)
+    for parser, name, message in (
+            (0, "look", struct.pack("<H6x", 4) + b"disk"),
+            (1, "grant", struct.pack("<QQQIIIHH", 0, mib, 0, 2, 1, 1000, 4, 6) + bytes(16) + instance + b"disksource"),
+            (2, "start", struct.pack("<QQQIHH", 0, mib, 0, 1, 4, len(uri)) + b"disk" + uri + ticket),
+            (3, "cancel", struct.pack("<Q", 7)),
+            (3, "hello", struct.pack("<8sHHI", b"gmbpush1", 1, 1, 0)),
+            (4, "answer", struct.pack("<IIQHHI", 0, 0, 7, 0, 112, 0) + ticket),
+            (4, "answer-error", struct.pack("<IIQHHI", 2, 0, 0, 4, 0, 0) + b"none"),
+            (5, "job", struct.pack("<QQQQQQQQQQIBBHHHI", 7, 1, 0, 100, 50, 0, 0, 10, 9, 5, 0, 1, 2, 4, 1, 0, 0) + b"diskp"),
+            (6, "welcome", struct.pack("<8sHHI", b"gmbpush1", 1, 0, 0) + bytes(16)),
+            (7, "zero", struct.pack("<QQ", mib, 2 * mib)),
+            (8, "check", struct.pack("<QII", mib, mib, 5)),
+            (9, "flush", struct.pack("<QQII", mib, 5, 1, 0)),
+            (10, "piece", struct.pack("<IIQI44x", 0x31435050, 1, mib, mib)),
+            (11, "used", struct.pack("<QQIIH6x", 0, mib, 8, 1, 1)),
+            (12, "zeroed", struct.pack("<QQ", 0, 1)),
+            (13, "checked", struct.pack("<QII", 0, 1, 0)),
+            (14, "failed", struct.pack("<IHH", 5, 4, 0) + b"text"),
+            (15, "use", instance + ticket)):
+        corpus.write("push", f"hand-{name}", bytes([parser]) + message)
+
+
 def hand_tls(corpus):
     """First bytes of connections, and changes of what is said: see fuzz_tls.c."""
     def hello(version):
@@ -784,7 +905,11 @@ def main():
     hand_handshake(corpus)
     hand_nbd_client(corpus)
     hand_texts(corpus)
+    hand_overlay(corpus)
+    hand_flash(corpus)
+    hand_upgrade(corpus)
     hand_gmb(corpus)
+    hand_push(corpus)
     hand_tls(corpus)
     hand_identity(corpus)
     for name, text in CONFIGS.items():

@@ -14,6 +14,7 @@ PROVIDER_DIR = os.environ["CLAN_FI_DIR"]
 HERE = os.path.dirname(os.path.realpath(__file__))
 TUNE = os.path.join(HERE, "..", "..", "packaging", "openmpi-clan.conf")
 SECONDS_MAX = 240
+SOAK_JOBS = int(os.environ.get("CLAN_FI_SOAK_JOBS", "0"))
 ROUNDS = 5  # both poll, and may have to share a processor: a round can take a time slice
 ENDED = re.compile(r"a connection ends: (\d+) bytes sent, (\d+) received")
 
@@ -129,9 +130,24 @@ def test_four_ranks(folder):
 
 
 def test_a_rank_that_is_killed_ends_the_job(folder):
-    status, output, errors = mpirun(mpi_program(folder), 3, "die")
+    die(mpi_program(folder), 3, 1, 20)
+
+
+def die(program, ranks, victim, turn):
+    status, output, errors = mpirun(program, ranks, "die", str(victim), str(turn))
     assert status != 0, output + errors
     assert "signal 9" in output + errors, output + errors
+
+
+if SOAK_JOBS:
+    def test_ranks_that_are_killed_at_many_places(folder):
+        """Each of four; the next job finds nothing of the last one in its way."""
+        program = mpi_program(folder)
+        for number in range(SOAK_JOBS):
+            die(program, 4, number % 4, number // 4 * 3)
+            if number % 10 == 9:
+                status, output, errors = mpirun(program, 4, "all")
+                assert status == 0 and "4 ranks: all data correct" in output, output + errors
 
 
 if __name__ == "__main__":

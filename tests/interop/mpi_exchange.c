@@ -3,7 +3,7 @@
  * An MPI program that checks every byte it gets:
  *
  *   mpi_exchange all         messages of all sizes, everybody with everybody, windows, collectives
- *   mpi_exchange die         rank 1 is killed in the middle of it
+ *   mpi_exchange die RANK ROUND        that rank is killed in the middle of it
  *   mpi_exchange rate BYTES ROUNDS     microseconds of a round trip between ranks 0 and 1
  */
 #include <mpi.h>
@@ -147,13 +147,16 @@ static void everything(void)
 	collectives();
 }
 
-static void die(void)
+static void die(int victim, int round)
 {
+	/* Sizes that are sent at once, and that are asked for. */
+	static const size_t sizes[] = { 40000, 300, 1 << 20 };
+
 	for (int i = 0;; i++) {
-		everybody(40000);
-		if (i == 20 && rank == 1) {
+		if (i == round && rank == victim) {
 			kill(getpid(), SIGKILL);
 		}
+		everybody(sizes[i % 3]);
 	}
 }
 
@@ -192,8 +195,8 @@ int main(int argc, char **argv)
 	MPI_Comm_size(MPI_COMM_WORLD, &ranks);
 	if (argc == 4 && strcmp(argv[1], "rate") == 0) {
 		rate(strtoul(argv[2], NULL, 10), (int)strtoul(argv[3], NULL, 10));
-	} else if (argc == 2 && strcmp(argv[1], "die") == 0) {
-		die();
+	} else if (argc == 4 && strcmp(argv[1], "die") == 0) {
+		die((int)strtoul(argv[2], NULL, 10), (int)strtoul(argv[3], NULL, 10));
 	} else {
 		everything();
 		if (rank == 0) {

@@ -5,7 +5,8 @@
  *
  *   once       each request is told exactly once, and its memory is not touched afterwards
  *   time       no request, open or close takes longer than its time limits add up to
- *   contents   what is read is what was written, by the rule of oracle.h; replays never show
+ *   contents   what is read is what was written, by the rule of oracle.h; replays never show.
+ *              Copies have their source in the last quarter of the disk, which nobody writes
  *   durability what was flushed survives every power failure; what a power failure may have taken
  *              is never said to be flushed
  *   patience   a request fails for want of a connection only when there was none for long enough,
@@ -66,6 +67,7 @@ struct scenario {
 	uint64_t placed_bytes;
 	uint64_t staged_bytes;
 	uint64_t replays;
+	uint64_t copied_bytes;
 	uint32_t depth;
 	uint32_t budget;
 	uint32_t busy;
@@ -117,7 +119,7 @@ static void watch(struct scenario *scenario, const char *doing)
 static bool writes(const struct gmb_request *request)
 {
 	return request->operation == GMB_WRITE || request->operation == GMB_TRIM ||
-	       request->operation == GMB_ZERO;
+	       request->operation == GMB_ZERO || request->operation == GMB_COPY;
 }
 
 static bool overlaps_writer(const struct scenario *scenario, uint64_t offset, uint64_t length)
@@ -160,9 +162,17 @@ static uint64_t choose_length(uint64_t room)
 	return MIN(length, (uint64_t)REQUEST_BYTES_MAX);
 }
 
-static void choose_range(const struct scenario *scenario, struct gmb_request *request)
+/* From here on the disk is only read, where there can be copies. */
+static uint64_t quiet_offset(const struct scenario *scenario)
 {
 	uint64_t size = scenario->info.bytes;
+
+	return (scenario->info.capabilities & GMB_CAN_COPY) != 0 ? size - size / 4 : size;
+}
+
+static void choose_range(const struct scenario *scenario, struct gmb_request *request)
+{
+	uint64_t size = writes(request) ? quiet_offset(scenario) : scenario->info.bytes;
 	uint64_t offset = world_below(size);
 
 	if (world_percent(50)) {
@@ -170,6 +180,20 @@ static void choose_range(const struct scenario *scenario, struct gmb_request *re
 	}
 	request->offset = offset;
 	request->length = choose_length(size - offset);
+	if (request->operation == GMB_COPY) {
+		uint64_t room = scenario->info.bytes - size;
+
+		request->source = scenario->client;
+		request->length = MIN(request->length, room);
+		request->source_offset = size + world_below(room - request->length + 1);
+		if (world_percent(50)) { /* both are whole blocks, or neither is */
+			request->source_offset -= request->source_offset % 512;
+			request->source_offset =
+				MAX(request->source_offset, size) + request->offset % 512;
+			request->source_offset =
+				MIN(request->source_offset, scenario->info.bytes - request->length);
+		}
+	}
 }
 
 /* Cuts the memory into pieces of any size, some empty. */
@@ -205,14 +229,18 @@ static enum gmb_operation choose_operation(const struct scenario *scenario)
 {
 	static const enum gmb_operation operations[] = { GMB_READ, GMB_READ, GMB_READ, GMB_READ,
 		GMB_WRITE, GMB_WRITE, GMB_WRITE, GMB_WRITE, GMB_WRITE, GMB_FLUSH, GMB_FLUSH,
-		GMB_TRIM, GMB_ZERO, GMB_CACHE, GMB_STATUS };
+		GMB_TRIM, GMB_ZERO, GMB_CACHE, GMB_STATUS, GMB_COPY, GMB_COPY };
 	static const uint32_t needs[] = { [GMB_TRIM] = GMB_CAN_TRIM,
 		[GMB_ZERO] = GMB_CAN_ZERO,
 		[GMB_CACHE] = GMB_CAN_CACHE,
 		[GMB_STATUS] = GMB_CAN_STATUS };
-	enum gmb_operation operation = operations[world_below(ARRAY_COUNT(operations))];
+	bool copies = (scenario->info.capabilities & GMB_CAN_COPY) != 0;
+	enum gmb_operation operation =
+		operations[world_below(ARRAY_COUNT(operations) - (copies ? 0 : 2))];
 
-	return (needs[operation] & ~scenario->info.capabilities) != 0 ? GMB_READ : operation;
+	return operation != GMB_COPY && (needs[operation] & ~scenario->info.capabilities) != 0
+		       ? GMB_READ
+		       : operation;
 }
 
 static void begin_record(struct scenario *scenario, struct test_request *test)
@@ -220,11 +248,12 @@ static void begin_record(struct scenario *scenario, struct test_request *test)
 	const struct gmb_request *request = &test->request;
 	enum oracle_kind kind = request->operation == GMB_WRITE	 ? ORACLE_DATA
 				: request->operation == GMB_ZERO ? ORACLE_ZERO
+				: request->operation == GMB_COPY ? ORACLE_COPY
 								 : ORACLE_UNDEFINED;
 
 	test->group = scenario->world.flush_group;
 	test->record = oracle_begin(scenario->world.oracle, kind, request->offset, request->length,
-		test->seed, test->group);
+		kind == ORACLE_COPY ? request->source_offset : test->seed, test->group);
 }
 
 /* --- results -------------------------------------------------------------------------------- */
@@ -278,6 +307,7 @@ static void succeeded(struct test_request *test)
 			/* The disk failed a flush meanwhile: not even the next one helps. */
 		}
 		oracle_end(world->oracle, test->record, durable);
+		scenario->copied_bytes += request->operation == GMB_COPY ? request->length : 0;
 		break;
 	case GMB_FLUSH:
 		if (test->group == world->flush_group) {
@@ -430,6 +460,7 @@ static void client_event(void *context, enum gmb_event event, const char *text)
 			model_fail("for the client, the server is at fault: %s", text);
 		}
 		break;
+	case GMB_EVENT_RETRYING:
 	case GMB_EVENT_RECONNECTED:
 		break;
 	}
@@ -769,6 +800,7 @@ struct scenario_result scenario_run(uint64_t seed, bool verbose)
 		.placed_bytes = scenario->placed_bytes,
 		.staged_bytes = scenario->staged_bytes,
 		.replays = scenario->replays,
+		.copied_bytes = scenario->copied_bytes,
 	};
 	sim_stop();
 	free(scenario);

@@ -202,6 +202,8 @@ static void start_server(struct world *world)
 			.context = world,
 		};
 
+		memcpy(options.instance, &(uint64_t){ 1 + (uint64_t)world->life },
+			sizeof(uint64_t));
 		service->world = world;
 		if (ring_create(&ring_options, &service->ring, &error) != 0) {
 			model_fail("no ring: %s", error.text);

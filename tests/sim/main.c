@@ -55,6 +55,7 @@ static const struct figure {
 	FIGURE("--placed", "bytes that gmb placed", placed_bytes),
 	FIGURE("--staged", "bytes that it staged", staged_bytes),
 	FIGURE("--replays", "commands sent again", replays),
+	FIGURE("--copied", "bytes copied within the server", copied_bytes),
 	FIGURE("--dripped-bytes", "bytes moved one by one", dripped_bytes),
 	FIGURE("--renewals", "connections renewed at once", renewals),
 	FIGURE("--hangs", "disks that hung", hangs),

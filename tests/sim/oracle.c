@@ -168,9 +168,12 @@ static bool touches(const struct record *r, uint64_t offset, uint64_t length)
 static void expected_bytes(const struct oracle *oracle, const struct record *r, uint64_t offset,
 	uint8_t *out, size_t len)
 {
-	if (r == NULL && oracle->base != NULL) {
-		oracle->base(oracle->base_context, offset, out, len);
-	} else if (r == NULL || r->kind == ORACLE_ZERO) {
+	bool of_base = r == NULL || r->kind == ORACLE_COPY;
+	uint64_t base_offset = r == NULL ? offset : r->seed + (offset - r->offset);
+
+	if (of_base && oracle->base != NULL) {
+		oracle->base(oracle->base_context, base_offset, out, len);
+	} else if (of_base || r->kind == ORACLE_ZERO) {
 		memset(out, 0, len);
 	} else {
 		oracle_pattern(r->seed, offset, out, len);

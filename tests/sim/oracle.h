@@ -19,7 +19,12 @@
 
 struct oracle;
 
-enum oracle_kind { ORACLE_DATA, ORACLE_ZERO, ORACLE_UNDEFINED };
+enum oracle_kind {
+	ORACLE_DATA,
+	ORACLE_ZERO,
+	ORACLE_COPY, /* of the contents at the start, from the offset that is its seed on */
+	ORACLE_UNDEFINED
+};
 
 /* Gives the contents at the start; they must not change while the oracle exists. */
 typedef void oracle_base_fn(void *context, uint64_t offset, uint8_t *out, size_t len);

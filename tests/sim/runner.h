@@ -26,6 +26,7 @@ struct scenario_result {
 	uint64_t placed_bytes;		/* by gmb, to or from the program's own memory */
 	uint64_t staged_bytes;		/* not so: they were copied */
 	uint64_t replays;		/* of the client's commands */
+	uint64_t copied_bytes;		/* within the server */
 	uint64_t dripped_bytes;		/* that clients asked for, took or gave one by one */
 	uint64_t renewals;		/* of connections that were reset */
 	uint64_t hangs;			/* of disks */

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine_world.h"
+
+#include <sys/mman.h>
+
 #include "stores.h"
 
 static void endpoint_gone(void *context, const struct peer *peer)
@@ -10,8 +13,29 @@ static void endpoint_gone(void *context, const struct peer *peer)
 	world->gone++;
 }
 
-void world_begin(struct world *world, uint32_t inflight_per_session, uint32_t inflight)
+static int device_map(void *context, uint64_t bytes, uint8_t **base_out)
 {
+	void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	GMB_UNUSED(context);
+	assert_ptr_not_equal(base, MAP_FAILED);
+	*base_out = base;
+	return 0;
+}
+
+static void device_unmap(void *context, uint8_t *base, uint64_t bytes)
+{
+	GMB_UNUSED(context);
+	(void)munmap(base, bytes);
+}
+
+static void begin(struct world *world, uint32_t inflight_per_session, uint32_t inflight,
+	uint64_t device_bytes, bool device_waits)
+{
+	static const struct arena_source source = { .kind = "device",
+		.rights = MEM_SOCKET | MEM_ADDRESS,
+		.map = device_map,
+		.unmap = device_unmap };
 	static const struct session_kind *const kinds[] = { &nbd_session_kind };
 	struct engine_options options = {
 		.kinds = kinds,
@@ -37,8 +61,25 @@ void world_begin(struct world *world, uint32_t inflight_per_session, uint32_t in
 	options.limits.inflight_max = inflight;
 	options.limits.stall_timeout_ns = 5 * SECOND_NS;
 	options.limits.memory_bytes_max = ARENA_SLAB_BYTES;
+	if (device_bytes > 0) {
+		assert_int_equal(arena_device_create(world->ring, &source, device_bytes,
+					 &world->device, &error),
+			0);
+	}
+	options.device = world->device;
+	options.device_waits = device_waits;
 	assert_int_equal(engine_create(&options, &world->engine, &error), 0);
 	assert_int_equal(engine_export_add(world->engine, world->export, &error), 0);
+}
+
+void world_begin(struct world *world, uint32_t inflight_per_session, uint32_t inflight)
+{
+	begin(world, inflight_per_session, inflight, 0, false);
+}
+
+void world_begin_device(struct world *world, uint64_t device_bytes, bool device_waits)
+{
+	begin(world, 128, 1024, device_bytes, device_waits);
 }
 
 static void world_drained(void *context)
@@ -62,6 +103,7 @@ void world_finish(struct world *world)
 	assert_int_equal(world->engine->counters.sessions, 0);
 	assert_int_equal(world->gone, world->accepted);
 	engine_destroy(world->engine);
+	arena_destroy(world->device);
 	export_put(world->export);
 	ring_destroy(world->ring);
 	assert_int_equal(sim_open_count(), 0);

@@ -27,6 +27,7 @@ enum {
 
 struct world {
 	struct ring *ring;
+	struct arena *device;  /* or NULL */
 	struct export *export; /* "", in memory */
 	struct engine *engine;
 	uint32_t accepted; /* endpoints */
@@ -42,6 +43,9 @@ struct client {
 };
 
 void world_begin(struct world *world, uint32_t inflight_per_session, uint32_t inflight);
+/* The same, with so much memory of a device, which is ordinary memory that the processor does not
+ * touch: path_options.device_waits. */
+void world_begin_device(struct world *world, uint64_t device_bytes, bool device_waits);
 /* Drains the engine, and checks that nothing is left. */
 void world_end(struct world *world);
 /* The same in two steps. */

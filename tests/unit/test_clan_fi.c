@@ -80,11 +80,17 @@ static void no_delivery(struct fi_info *hints)
 	hints->tx_attr->op_flags = FI_DELIVERY_COMPLETE;
 }
 
+/* The answer to a read or write comes when it comes, whatever was sent meanwhile. */
+static void no_order_of_completions(struct fi_info *hints)
+{
+	hints->tx_attr->comp_order = FI_ORDER_STRICT;
+}
+
 static void refuses_what_it_cannot(void **state)
 {
 	static void (*const demands[])(struct fi_info * hints) = { no_tags, no_datagrams,
 		no_shared_receives, no_own_progress, no_chosen_keys, no_write_after_read,
-		no_large_inject, no_delivery };
+		no_large_inject, no_delivery, no_order_of_completions };
 	struct fi_info *hints;
 	struct fi_info *info;
 
@@ -187,6 +193,49 @@ static void rejects_with_data(void **state)
 	pattern_check(error.err_data, sizeof(why), 3);
 	side_close(&client);
 	side_close(&server);
+}
+
+/* A program that wants one connection closes its listener as soon as it has been asked. */
+static void a_request_outlives_its_listener(void **state)
+{
+	struct fi_eq_cm_entry entry;
+	struct pair pair = { 0 };
+
+	(void)state;
+	side_open(&pair.server, FI_WAIT_FD);
+	side_open(&pair.client, FI_WAIT_FD);
+	side_make_ep(&pair.client, NULL);
+	assert_int_equal(side_connect(&pair.client, side_listen(&pair.server), NULL, 0), 0);
+	assert_int_equal(
+		await_event(&pair.server, &pair.client, &entry, sizeof(entry), NULL), FI_CONNREQ);
+	assert_int_equal(fi_close(&pair.server.pep->fid), 0);
+	pair.server.pep = NULL;
+	side_make_ep(&pair.server, entry.info);
+	fi_freeinfo(entry.info);
+	assert_int_equal(fi_accept(pair.server.ep, NULL, 0), 0);
+	assert_int_equal(
+		await_event(&pair.client, &pair.server, &entry, sizeof(entry), NULL), FI_CONNECTED);
+	pair_close(&pair);
+}
+
+/* Nobody answers it: the fabric goes all the same, and the one who asked is told. */
+static void a_request_that_is_forgotten(void **state)
+{
+	struct fi_eq_err_entry error = { 0 };
+	struct fi_eq_cm_entry entry;
+	struct pair pair = { 0 };
+
+	(void)state;
+	side_open(&pair.server, FI_WAIT_FD);
+	side_open(&pair.client, FI_WAIT_FD);
+	side_make_ep(&pair.client, NULL);
+	assert_int_equal(side_connect(&pair.client, side_listen(&pair.server), NULL, 0), 0);
+	assert_int_equal(
+		await_event(&pair.server, &pair.client, &entry, sizeof(entry), NULL), FI_CONNREQ);
+	fi_freeinfo(entry.info);
+	side_close(&pair.server);
+	assert_int_equal(await_event(&pair.client, NULL, &entry, sizeof(entry), &error), 0);
+	side_close(&pair.client);
 }
 
 static void nobody_listens(void **state)
@@ -387,6 +436,26 @@ static void waits_for_receives(void **state)
 	}
 	assert_int_equal(
 		fi_cq_read(pair.client.cq, &(struct fi_cq_data_entry){ 0 }, 1), -FI_EAGAIN);
+	pair_close(&pair);
+}
+
+/* What a call asks for and does not get is not passed over. */
+static void refuses_unknown_flags(void **state)
+{
+	uint8_t byte = 0;
+	struct iovec iov = { &byte, 1 };
+	const struct fi_msg message = { .msg_iov = &iov, .iov_count = 1 };
+	struct pair pair = { 0 };
+
+	(void)state;
+	pair_open(&pair);
+	assert_int_equal(fi_sendmsg(pair.client.ep, &message, FI_DELIVERY_COMPLETE), -FI_EBADFLAGS);
+	assert_int_equal(fi_sendmsg(pair.client.ep, &message, FI_FENCE), -FI_EBADFLAGS);
+	assert_int_equal(fi_recvmsg(pair.server.ep, &message, FI_MULTI_RECV), -FI_EBADFLAGS);
+	assert_int_equal(fi_recvmsg(pair.server.ep, &message, FI_COMPLETION), 0);
+	assert_int_equal(fi_sendmsg(pair.client.ep, &message, FI_COMPLETION | FI_MORE), 0);
+	await_done(&pair.client, &pair.server, NULL);
+	await_done(&pair.server, &pair.client, NULL);
 	pair_close(&pair);
 }
 
@@ -873,6 +942,8 @@ int main(void)
 		cmocka_unit_test(refuses_other_machines),
 		cmocka_unit_test(connects_with_data),
 		cmocka_unit_test(rejects_with_data),
+		cmocka_unit_test(a_request_outlives_its_listener),
+		cmocka_unit_test(a_request_that_is_forgotten),
 		cmocka_unit_test(nobody_listens),
 		cmocka_unit_test(a_port_has_one_listener),
 		cmocka_unit_test(the_connector_gives_up),
@@ -880,6 +951,7 @@ int main(void)
 		cmocka_unit_test(carries_messages_of_every_size),
 		cmocka_unit_test(carries_vectors_both_ways),
 		cmocka_unit_test(waits_for_receives),
+		cmocka_unit_test(refuses_unknown_flags),
 		cmocka_unit_test(truncates),
 		cmocka_unit_test(reads_and_writes_memory),
 		cmocka_unit_test(tells_of_writes_with_data),

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Peers of libclan that break the rules of docs/protocol/clan.md before they are connected.
+ * Peers of libclan that break the rules of docs/protocol/clan.md before they are connected, and a
+ * kernel that passes no descriptors.
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -455,6 +459,211 @@ static void files_are_not_replaced(void **state)
 	world_close(&world);
 }
 
+/* --- more descriptors in flight than the sender may have open: ETOOMANYREFS --------------------
+ */
+
+enum { FLOOD_LIMIT = 256, FLOOD_MESSAGES = 2 };
+
+struct flood {
+	int sockets[2]; /* with descriptors that nobody receives */
+	struct rlimit limit;
+};
+
+/* Those that the limit does not hold for. */
+static void set_exempt(bool exempt)
+{
+	struct __user_cap_header_struct head = { .version = _LINUX_CAPABILITY_VERSION_3 };
+	struct __user_cap_data_struct data[2];
+	uint32_t bits = CAP_TO_MASK(CAP_SYS_ADMIN) | CAP_TO_MASK(CAP_SYS_RESOURCE);
+
+	assert_int_equal(syscall(SYS_capget, &head, data), 0);
+	data[0].effective = exempt ? data[0].permitted : data[0].effective & ~bits;
+	assert_int_equal(syscall(SYS_capset, &head, data), 0);
+}
+
+static void flood_begin(struct flood *flood)
+{
+	struct hostile sender;
+	struct rlimit limit;
+	int fds[HOSTILE_FDS_MAX];
+
+	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, flood->sockets), 0);
+	sender.socket = flood->sockets[0];
+	for (int i = 0; i < HOSTILE_FDS_MAX; i++) {
+		fds[i] = STDERR_FILENO;
+	}
+	for (int i = 0; i < FLOOD_MESSAGES; i++) {
+		assert_true(hostile_send(&sender, "x", 1, fds, HOSTILE_FDS_MAX));
+	}
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &flood->limit), 0);
+	limit = flood->limit;
+	limit.rlim_cur = FLOOD_LIMIT;
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	set_exempt(false);
+}
+
+static void flood_end(struct flood *flood)
+{
+	set_exempt(true);
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &flood->limit), 0);
+	close(flood->sockets[0]);
+	close(flood->sockets[1]);
+}
+
+/* Connects without an answer. */
+static struct clan_conn *dial(struct victim *victim, const struct clan_conn_options *options)
+{
+	struct clan_conn *conn;
+
+	assert_int_equal(clan_connect(victim->world.queues[WORLD_DIALER], victim->world.address,
+				 options, "hi", 2, &conn, NULL),
+		0);
+	return conn;
+}
+
+static void close_both(struct victim *victim, struct clan_conn *dialer, struct clan_conn *server)
+{
+	world_close_conn(&victim->world, WORLD_DIALER, dialer);
+	world_close_conn(&victim->world, WORLD_SERVER, server);
+	nothing_is_left(victim);
+}
+
+static void welcome_waits_for_descriptors_in_flight(void **state)
+{
+	struct clan_message message;
+	struct clan_event event;
+	struct clan_conn *dialer;
+	struct victim victim;
+	struct flood flood;
+	char text[8];
+
+	victim_open(&victim, *state, NULL);
+	dialer = dial(&victim, NULL);
+	event = world_event(&victim.world, WORLD_SERVER, CLAN_EVENT_CONNECT);
+	flood_begin(&flood);
+	assert_int_equal(clan_accept(event.conn, "ho", 2), 0);
+	assert_int_equal(clan_send(event.conn, CLAN_BULK, 1, "early", 6), 0);
+	honest_still_talk(&victim);
+	world_no_event(&victim.world, WORLD_DIALER, CLAN_EVENT_CONNECTED);
+	flood_end(&flood);
+	assert_ptr_equal(
+		world_event(&victim.world, WORLD_DIALER, CLAN_EVENT_CONNECTED).conn, dialer);
+	message = world_recv(&victim.world, WORLD_DIALER, dialer, text, sizeof(text));
+	assert_int_equal(message.bytes, 6);
+	assert_string_equal(text, "early");
+	close_both(&victim, dialer, event.conn);
+	victim_close(&victim);
+}
+
+static void hello_waits_for_descriptors_in_flight(void **state)
+{
+	struct clan_event event;
+	struct clan_conn *dialer;
+	struct victim victim;
+	struct flood flood;
+
+	victim_open(&victim, *state, NULL);
+	flood_begin(&flood);
+	dialer = dial(&victim, NULL);
+	world_no_event(&victim.world, WORLD_SERVER, CLAN_EVENT_CONNECT);
+	flood_end(&flood);
+	event = world_event(&victim.world, WORLD_SERVER, CLAN_EVENT_CONNECT);
+	assert_int_equal(clan_accept(event.conn, NULL, 0), 0);
+	assert_ptr_equal(
+		world_event(&victim.world, WORLD_DIALER, CLAN_EVENT_CONNECTED).conn, dialer);
+	close_both(&victim, dialer, event.conn);
+	victim_close(&victim);
+}
+
+static void regions_wait_for_descriptors_in_flight(void **state)
+{
+	struct clan_region *regions[2];
+	struct victim victim;
+	struct flood flood;
+	void *base;
+
+	victim_open(&victim, *state, NULL);
+	flood_begin(&flood);
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(clan_region_create(victim.world.queues[WORLD_DIALER], 4096, 0,
+					 &regions[i], &base),
+			0);
+		assert_int_equal(
+			clan_region_share(victim.honest[WORLD_DIALER], regions[i], CLAN_READ), 0);
+	}
+	world_no_event(&victim.world, WORLD_SERVER, CLAN_EVENT_REGION);
+	flood_end(&flood);
+	for (int i = 0; i < 2; i++) { /* mapped by workers, in any order */
+		assert_int_equal(
+			world_event(&victim.world, WORLD_DIALER, CLAN_EVENT_SHARED).status, 0);
+	}
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(clan_region_unshare(victim.honest[WORLD_DIALER], regions[i]), 0);
+		world_event(&victim.world, WORLD_DIALER, CLAN_EVENT_UNSHARED);
+		assert_int_equal(clan_region_destroy(regions[i]), 0);
+	}
+	victim_close(&victim);
+}
+
+/* It ends, and both sides know why. */
+static void descriptors_stay_in_flight(void **state)
+{
+	struct clan_conn_options options = { .size = sizeof(options),
+		.handshake_timeout_ms = 1000 };
+	struct clan_conn *dialer;
+	struct clan_event event;
+	struct victim victim;
+	struct flood flood;
+
+	victim_open(&victim, *state, &options);
+	dialer = dial(&victim, NULL);
+	event = world_event(&victim.world, WORLD_SERVER, CLAN_EVENT_CONNECT);
+	flood_begin(&flood);
+	assert_int_equal(clan_accept(event.conn, NULL, 0), 0);
+	event = world_event(&victim.world, WORLD_SERVER, CLAN_EVENT_LOST);
+	assert_int_equal(event.status, -ETOOMANYREFS);
+	assert_non_null(strstr(clan_conn_reason(event.conn), "RLIMIT_NOFILE"));
+	assert_int_equal(
+		world_event(&victim.world, WORLD_DIALER, CLAN_EVENT_LOST).status, -ECONNREFUSED);
+	assert_non_null(strstr(clan_conn_reason(dialer), "RLIMIT_NOFILE"));
+	world_close_conn(&victim.world, WORLD_DIALER, dialer);
+	world_close_conn(&victim.world, WORLD_SERVER, event.conn);
+
+	options.handshake_timeout_ms = 100;
+	dialer = dial(&victim, &options);
+	event = world_event(&victim.world, WORLD_DIALER, CLAN_EVENT_LOST);
+	assert_int_equal(event.status, -ETOOMANYREFS);
+	assert_non_null(strstr(clan_conn_reason(dialer), "RLIMIT_NOFILE"));
+	world_close_conn(&victim.world, WORLD_DIALER, dialer);
+	flood_end(&flood);
+	nothing_is_left(&victim);
+	victim_close(&victim);
+}
+
+static void either_side_closes_while_welcome_waits(void **state)
+{
+	struct victim victim;
+
+	victim_open(&victim, *state, NULL);
+	for (int leaving = 0; leaving < WORLD_SIDES; leaving++) {
+		struct clan_conn *sides[WORLD_SIDES];
+		struct flood flood;
+
+		sides[WORLD_DIALER] = dial(&victim, NULL);
+		sides[WORLD_SERVER] =
+			world_event(&victim.world, WORLD_SERVER, CLAN_EVENT_CONNECT).conn;
+		flood_begin(&flood);
+		assert_int_equal(clan_accept(sides[WORLD_SERVER], NULL, 0), 0);
+		world_close_conn(&victim.world, leaving, sides[leaving]);
+		assert_int_equal(
+			world_event(&victim.world, !leaving, CLAN_EVENT_LOST).status, -ECONNRESET);
+		world_close_conn(&victim.world, !leaving, sides[!leaving]);
+		flood_end(&flood);
+		nothing_is_left(&victim);
+	}
+	victim_close(&victim);
+}
+
 int main(void)
 {
 	static const struct victim_test tests[] = {
@@ -467,6 +676,11 @@ int main(void)
 		CASE(silent_handshakes_are_limited),
 		CASE(a_busy_peer_does_not_keep_others_out),
 		CASE(files_are_not_replaced),
+		CASE(welcome_waits_for_descriptors_in_flight),
+		CASE(hello_waits_for_descriptors_in_flight),
+		CASE(regions_wait_for_descriptors_in_flight),
+		CASE(descriptors_stay_in_flight),
+		CASE(either_side_closes_while_welcome_waits),
 #undef CASE
 	};
 

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -36,6 +37,19 @@ void world_address(struct world *world)
 
 	snprintf(world->address, sizeof(world->address), "shm:@clan-processes-%d-%u", getpid(),
 		count++);
+}
+
+/* A child that dies with its parent, whose assertions end it at any time. */
+static pid_t fork_child(void)
+{
+	pid_t parent = getpid();
+	pid_t child = fork();
+
+	assert_true(child >= 0);
+	if (child == 0 && (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != parent)) {
+		_exit(100);
+	}
+	return child;
 }
 
 static unsigned count_entries(const char *path)
@@ -130,8 +144,7 @@ static void no_wake_up_is_lost(void **state)
 	int status;
 
 	world_listen(&world, *state, NULL);
-	child = fork();
-	assert_true(child >= 0);
+	child = fork_child();
 	if (child == 0) {
 		echo_in_child(&world);
 	}
@@ -356,9 +369,8 @@ static void killed_peers_leave_nothing(void **state)
 	for (int round = 0; round < KILLS; round++) {
 		uint64_t until_ns = clock_now_ns() + (uint64_t)rand_r(&seed) % 8000000;
 		unsigned connected = server.connected;
-		pid_t child = fork();
+		pid_t child = fork_child();
 
-		assert_true(child >= 0);
 		if (child == 0) {
 			busy_client(&world, (unsigned)round);
 		}
@@ -420,8 +432,7 @@ static void a_child_gives_up_without_effect(void **state)
 	while (count_entries("/proc/self/task") > 3) { /* workers still close descriptors */
 		world_settle(&world);
 	}
-	child = fork();
-	assert_true(child >= 0);
+	child = fork_child();
 	if (child == 0) {
 		clan_queue_after_fork(world.queues[WORLD_DIALER]);
 		clan_queue_after_fork(world.queues[WORLD_SERVER]);
@@ -512,6 +523,103 @@ static void asking_for_more_does_not_fill_the_ready_ring(void **state)
 	world_close(&world);
 }
 
+/* --- groups ----------------------------------------------------------------------------------- */
+
+/* Another connection, to the server's queue or to the child. Returns how many segments it has
+ * brought with it. */
+static unsigned maps_of_another(struct world *world, const char *address, struct clan_conn **dialer,
+	struct clan_conn **server)
+{
+	unsigned before = count_maps();
+
+	assert_int_equal(
+		clan_connect(world->queues[WORLD_DIALER], address, NULL, NULL, 0, dialer, NULL), 0);
+	if (server != NULL) {
+		*server = world_event(world, WORLD_SERVER, CLAN_EVENT_CONNECT).conn;
+		assert_int_equal(clan_accept(*server, NULL, 0), 0);
+	}
+	world_event(world, WORLD_DIALER, CLAN_EVENT_CONNECTED);
+	world_settle(world);
+	return count_maps() - before;
+}
+
+/* Listens, and accepts whoever comes until it is killed. */
+static void accept_in_child(const struct world *world, const char *address, int ready)
+{
+	struct clan_queue_options options = {
+		.size = sizeof(options), .flags = world->kind->flags, .bell = world->kind->bell
+	};
+	struct clan_listener *listener;
+	struct clan_queue *queue;
+
+	clan_queue_after_fork(world->queues[WORLD_DIALER]);
+	clan_queue_after_fork(world->queues[WORLD_SERVER]);
+	if (clan_queue_create(&options, &queue, NULL) != 0 ||
+		clan_listen(queue, address, NULL, &listener, NULL) != 0 ||
+		write(ready, "r", 1) != 1) {
+		_exit(1);
+	}
+	for (;;) {
+		struct clan_event event = next_event(queue);
+
+		if (event.type == CLAN_EVENT_CONNECT && clan_accept(event.conn, NULL, 0) != 0) {
+			_exit(2);
+		}
+	}
+}
+
+/* A connector brings no bell of its own to a process that it has one with, at whatever address that
+ * one listens, and brings one to another process of the same user. */
+static void a_connection_joins_the_group_of_its_peer(void **state)
+{
+	char elsewhere[CLAN_ADDRESS_BYTES];
+	char in_child[CLAN_ADDRESS_BYTES];
+	struct clan_conn *dialers[5];
+	struct clan_conn *servers[3];
+	struct clan_listener *listener;
+	struct world world;
+	unsigned first;
+	unsigned joined;
+	int ready[2];
+	pid_t child;
+	char byte;
+
+	world_listen(&world, *state, NULL);
+	assert_true(snprintf(elsewhere, sizeof(elsewhere), "%s-elsewhere", world.address) <
+		    (int)sizeof(elsewhere));
+	assert_true(snprintf(in_child, sizeof(in_child), "%s-in-child", world.address) <
+		    (int)sizeof(in_child));
+	assert_int_equal(pipe(ready), 0);
+	child = fork_child();
+	if (child == 0) {
+		accept_in_child(&world, in_child, ready[1]);
+	}
+	close(ready[1]);
+	assert_int_equal(read(ready[0], &byte, 1), 1);
+	assert_int_equal(
+		clan_listen(world.queues[WORLD_SERVER], elsewhere, NULL, &listener, NULL), 0);
+	first = maps_of_another(&world, world.address, &dialers[0], &servers[0]);
+	joined = maps_of_another(&world, world.address, &dialers[1], &servers[1]);
+	assert_true(joined < first);
+	assert_int_equal(maps_of_another(&world, elsewhere, &dialers[2], &servers[2]), joined);
+
+	first = maps_of_another(&world, in_child, &dialers[3], NULL);
+	joined = maps_of_another(&world, in_child, &dialers[4], NULL);
+	assert_true(joined < first);
+
+	for (size_t i = 0; i < ARRAY_COUNT(dialers); i++) {
+		world_close_conn(&world, WORLD_DIALER, dialers[i]);
+	}
+	for (size_t i = 0; i < ARRAY_COUNT(servers); i++) {
+		world_close_conn(&world, WORLD_SERVER, servers[i]);
+	}
+	assert_int_equal(kill(child, SIGKILL), 0);
+	assert_int_equal(waitpid(child, NULL, 0), child);
+	close(ready[0]);
+	clan_listener_close(listener);
+	world_close(&world);
+}
+
 int main(void)
 {
 	static const struct {
@@ -522,6 +630,7 @@ int main(void)
 		CASE(no_wake_up_is_lost),
 		CASE(a_wake_up_passes_through_a_ring),
 		CASE(asking_for_more_does_not_fill_the_ready_ring),
+		CASE(a_connection_joins_the_group_of_its_peer),
 		CASE(killed_peers_leave_nothing),
 		CASE(a_child_gives_up_without_effect),
 #undef CASE

@@ -57,6 +57,85 @@ static void run_until_open_count(uint32_t count)
 	}
 }
 
+/* An export that is replaced before what it replaced has ended: the third waits for the first. */
+static void test_replaced_again(void **state)
+{
+	struct export *exports[3];
+	struct error error;
+	struct client client;
+	struct world world;
+
+	(void)state;
+	world_begin(&world, 16, 64);
+	exports[0] = add_file(&world, "a");
+	client_open(&world, &client, "a");
+	ask(&client, READS);
+	for (uint32_t i = 1; i < 3; i++) {
+		exports[i] = export_of_path("a", "disk");
+		assert_int_equal(export_replaces(exports[i], exports[i - 1]->use, &error), 0);
+		assert_int_equal(engine_export_prepare(world.engine, exports[i], &error), 0);
+		remove_it(&world, exports[i - 1]);
+		engine_export_show(world.engine, exports[i]);
+		assert_true(export_waits(exports[i]));
+	}
+	run_until_closed(&client);
+	for (int steps = 0; export_waits(exports[2]); steps++) {
+		assert_true(steps < STEPS_MAX);
+		assert_true(sim_step());
+	}
+	client_open(&world, &client, "a");
+	remove_it(&world, exports[2]);
+	run_until_closed(&client);
+	world_end(&world);
+}
+
+/* One that comes after two were removed, of which one has ended. */
+static void test_replaces_what_was_removed(void **state)
+{
+	static const char *const names[] = { "a", "b", "c" };
+	struct export_use *uses[3];
+	struct client clients[3];
+	struct export *after;
+	struct error error;
+	struct world world;
+
+	(void)state;
+	world_begin(&world, 16, 64);
+	for (uint32_t i = 0; i < 3; i++) {
+		struct export *export = add_file(&world, names[i]);
+
+		uses[i] = export_use_get(export);
+		client_open(&world, &clients[i], names[i]);
+		ask(&clients[i], READS);
+		remove_it(&world, export);
+		if (i == 0) {
+			run_until_closed(&clients[i]);
+		}
+	}
+	for (int steps = 0; !export_use_is_over(uses[0]); steps++) {
+		assert_true(steps < STEPS_MAX);
+		assert_true(sim_step());
+	}
+	after = export_of_path("a", "disk");
+	for (uint32_t i = 0; i < 3; i++) {
+		assert_int_equal(export_replaces(after, uses[i], &error), 0);
+		export_use_put(uses[i]);
+	}
+	assert_int_equal(engine_export_prepare(world.engine, after, &error), 0);
+	engine_export_show(world.engine, after);
+	assert_true(export_waits(after));
+	run_until_closed(&clients[1]);
+	run_until_closed(&clients[2]);
+	for (int steps = 0; export_waits(after); steps++) {
+		assert_true(steps < STEPS_MAX);
+		assert_true(sim_step());
+	}
+	client_open(&world, &clients[0], "a");
+	remove_it(&world, after);
+	run_until_closed(&clients[0]);
+	world_end(&world);
+}
+
 /* Others read all the time; each of many exports is removed in the middle of its client's reads. */
 static void test_exports_come_and_go_under_load(void **state)
 {
@@ -243,7 +322,8 @@ static void test_a_session_sees_its_export_resized(void **state)
 	client_open(&world, &other, "");
 	assert_int_equal(error_of(&client, NBD_CMD_WRITE, DISK_BYTES, READ_BYTES), NBD_ENOSPC);
 	sim_disk_resize(sim_disk_find("disk"), (uint64_t)2 * DISK_BYTES);
-	assert_int_equal(error_of(&client, NBD_CMD_READ, DISK_BYTES, READ_BYTES), NBD_EINVAL);
+	/* Who asks for what was not there is believed before anybody has told. */
+	assert_int_equal(error_of(&client, NBD_CMD_READ, DISK_BYTES, READ_BYTES), NBD_SUCCESS);
 	engine_export_resized(world.engine, export);
 	assert_int_equal(error_of(&client, NBD_CMD_WRITE, DISK_BYTES, READ_BYTES), NBD_SUCCESS);
 	assert_int_equal(error_of(&client, NBD_CMD_READ, DISK_BYTES, READ_BYTES), NBD_SUCCESS);
@@ -268,6 +348,18 @@ static void test_a_session_sees_its_export_resized(void **state)
 	world_end(&world);
 }
 
+/* All sessions know that size. */
+static bool knows(const struct world *world, uint64_t bytes)
+{
+	bool all = true;
+
+	list_for_each(node, &world->engine->sessions)
+	{
+		all &= list_entry(node, struct session, node)->export_bytes == bytes;
+	}
+	return all;
+}
+
 /* The store that finds its size changed says so, whoever found it. */
 static void test_the_store_tells_that_it_was_resized(void **state)
 {
@@ -280,12 +372,14 @@ static void test_the_store_tells_that_it_was_resized(void **state)
 	world_begin(&world, 16, 64);
 	export = add_file(&world, "x");
 	client_open(&world, &client, "x");
-	sim_disk_resize(sim_disk_find("disk"), (uint64_t)2 * DISK_BYTES);
-	/* Nobody has looked: NBD checks against the size that its session knows. */
-	assert_int_equal(error_of(&client, NBD_CMD_READ, DISK_BYTES, READ_BYTES), NBD_EINVAL);
 	client_open(&world, &other, "x");
+	sim_disk_resize(sim_disk_find("disk"), (uint64_t)2 * DISK_BYTES);
+	assert_true(knows(&world, DISK_BYTES)); /* nobody has looked */
 	assert_int_equal(error_of(&client, NBD_CMD_READ, DISK_BYTES, READ_BYTES), NBD_SUCCESS);
-	assert_int_equal(error_of(&other, NBD_CMD_READ, DISK_BYTES, READ_BYTES), NBD_SUCCESS);
+	for (int steps = 0; !knows(&world, (uint64_t)2 * DISK_BYTES); steps++) {
+		assert_true(steps < STEPS_MAX);
+		assert_true(sim_step());
+	}
 	/* Found just before the export goes: the news is on its way to an engine that forgets it.
 	 */
 	sim_disk_resize(sim_disk_find("disk"), DISK_BYTES);
@@ -722,10 +816,62 @@ static void test_an_identified_newcomer_survives_a_flood(void **state)
 	world_end(&world);
 }
 
+static const struct engine_client *newest_client(const struct world *world)
+{
+	return newest(world)->of_client;
+}
+
+/* As many clients as fit are counted apart, all others together; who has left makes room. */
+static void test_clients_are_counted_apart(void **state)
+{
+	enum { HOSTS = ENGINE_CLIENTS_EACH_MAX + 2 };
+	static struct client clients[HOSTS];
+	const struct engine_client *of[HOSTS];
+	struct client late;
+	struct world world;
+
+	(void)state;
+	world_begin(&world, 16, 64);
+	for (uint32_t i = 0; i < HOSTS; i++) {
+		assert_true(client_try_from(&world, &clients[i], (uint8_t)(i + 1), ""));
+		of[i] = newest_client(&world);
+		client_ask(&clients[i], NBD_CMD_READ, 0, READ_BYTES);
+		wait_for(&clients[i], ANSWER_BYTES);
+		assert_int_equal(
+			of[i] == &world.engine->other_clients, i >= ENGINE_CLIENTS_EACH_MAX);
+	}
+	assert_int_equal(world.engine->client_count, ENGINE_CLIENTS_EACH_MAX);
+	assert_int_equal(of[0]->operations[STORE_READ]->count, 1);
+	assert_int_equal(world.engine->other_clients.session_count, 2);
+	assert_int_equal(world.engine->other_clients.operations[STORE_READ]->count, 2);
+	/* A second connection of a host that is known. */
+	assert_true(client_try_from(&world, &late, 1, ""));
+	assert_ptr_equal(newest_client(&world), of[0]);
+	assert_int_equal(of[0]->session_count, 2);
+	sim_socket_close(late.fd);
+	/* Two leave; the one that left first makes room, and one that comes back finds its counts.
+	 */
+	sim_socket_close(clients[7].fd);
+	run_until_open_count(HOSTS - 1);
+	sim_socket_close(clients[5].fd);
+	run_until_open_count(HOSTS - 2);
+	assert_true(client_try_from(&world, &late, 200, ""));
+	assert_ptr_equal(newest_client(&world), of[7]);
+	assert_null(of[7]->operations[STORE_READ]);
+	sim_socket_close(late.fd);
+	assert_true(client_try_from(&world, &late, 6, ""));
+	assert_ptr_equal(newest_client(&world), of[5]);
+	assert_int_equal(of[5]->operations[STORE_READ]->count, 1);
+	world_end(&world);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_clients_are_counted_apart),
 		cmocka_unit_test(test_exports_come_and_go_under_load),
+		cmocka_unit_test(test_replaced_again),
+		cmocka_unit_test(test_replaces_what_was_removed),
 		cmocka_unit_test(test_a_removed_export_cannot_be_found),
 		cmocka_unit_test(test_a_session_that_does_not_finish),
 		cmocka_unit_test(test_a_drain_after_a_removal),

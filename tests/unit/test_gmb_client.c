@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include <errno.h>
 #include <gmblock/clan.h>
 #include <gmblock/gmblock.h>
 #include <stdio.h>
@@ -30,33 +31,44 @@ struct server {
 	struct clan_listener *listener;
 	struct clan_conn *conn;
 	char uri[96];
-	uint32_t sent; /* EVENTs */
+	uint16_t version; /* of gmb */
+	uint32_t sent;	  /* EVENTs */
+	uint32_t copies;  /* that it was asked for, and does not answer */
+	uint32_t reconnects;
 	bool closed;
 };
 
 static void server_open(struct server *server)
 {
+	static unsigned count;
 	struct clan_error error;
 	char address[64];
 
 	memset(server, 0, sizeof(*server));
-	snprintf(address, sizeof(address), "shm:@gmb-client-%d", getpid());
-	snprintf(server->uri, sizeof(server->uri), "gmb+unix:///disk?socket=%%00gmb-client-%d",
-		getpid());
+	server->version = NATIVE_VERSION_MIN;
+	snprintf(address, sizeof(address), "shm:@gmb-client-%d-%u", getpid(), count);
+	snprintf(server->uri, sizeof(server->uri), "gmb+unix:///disk?socket=%%00gmb-client-%d-%u",
+		getpid(), count++);
 	assert_int_equal(clan_queue_create(NULL, &server->queue, &error), 0);
 	assert_int_equal(clan_listen(server->queue, address, NULL, &server->listener, &error), 0);
 }
 
 static void welcome(struct server *server, struct clan_conn *conn)
 {
-	const struct native_wire_welcome hello = { .magic = NATIVE_MAGIC,
-		.version = NATIVE_VERSION_MIN };
+	const struct {
+		struct native_wire_welcome head;
+		struct native_wire_instance instance;
+	} hello = { { .magic = NATIVE_MAGIC, .version = server->version }, { { 1 } } };
 
 	server->conn = conn;
-	assert_int_equal(clan_accept(conn, &hello, sizeof(hello)), 0);
+	server->closed = false;
+	assert_int_equal(clan_accept(conn, &hello,
+				 server->version >= NATIVE_VERSION_COPY ? sizeof(hello)
+									: sizeof(hello.head)),
+		0);
 }
 
-/* Answers OPEN, whatever it says. */
+/* Answers OPEN, whatever it says, and no COPY. */
 static void receive(struct server *server)
 {
 	const struct native_wire_export export = {
@@ -69,10 +81,22 @@ static void receive(struct server *server)
 	struct clan_message message;
 
 	while (clan_recv(server->conn, CLAN_ANY, &message, bytes, sizeof(bytes)) == 0) {
+		if (message.type == NATIVE_COPY) {
+			server->copies++;
+			continue;
+		}
 		assert_int_equal(message.type, NATIVE_OPEN);
 		assert_int_equal(
 			clan_send(server->conn, CLAN_BULK, NATIVE_EXPORT, &export, sizeof(export)),
 			0);
+	}
+}
+
+static void hang_up(struct server *server)
+{
+	if (server->conn != NULL) {
+		clan_close(server->conn);
+		server->conn = NULL;
 	}
 }
 
@@ -86,6 +110,8 @@ static void server_turn(struct server *server)
 			welcome(server, events[i].conn);
 		} else if (events[i].type == CLAN_EVENT_READY) {
 			receive(server);
+		} else if (events[i].type == CLAN_EVENT_LOST) {
+			hang_up(server);
 		} else if (events[i].type == CLAN_EVENT_CLOSED) {
 			server->closed = true;
 		}
@@ -95,7 +121,7 @@ static void server_turn(struct server *server)
 static void server_close(struct server *server)
 {
 	clan_listener_close(server->listener);
-	clan_close(server->conn);
+	hang_up(server);
 	while (!server->closed) {
 		server_turn(server);
 	}
@@ -118,14 +144,38 @@ static void heard(void *context, enum gmb_event event, const char *text)
 	struct server *server = context;
 
 	GMB_UNUSED(text);
+	server->reconnects += event == GMB_EVENT_RECONNECTED;
 	if (event == GMB_EVENT_RESIZED && server->sent < EVENTS_ENOUGH) {
 		resize(server);
 	}
 }
 
+static void both_turn(struct gmb_queue *queue, struct server *server, int count)
+{
+	assert_true(count < TURNS_MAX);
+	assert_true(gmb_queue_wait(queue, 1) >= 0);
+	server_turn(server);
+}
+
+static struct gmb_client *client_open(struct gmb_queue *queue, struct server *server)
+{
+	const struct gmb_options options = { .size = sizeof(options),
+		.connections = 1,
+		.reconnect_timeout_ms = 2000,
+		.event = heard,
+		.context = server };
+	struct gmb_client *client;
+	struct gmb_error error;
+
+	assert_int_equal(gmb_open_start(queue, server->uri, &options, &client, &error), 0);
+	for (int i = 0; gmb_open_result(client, &error) != 0; i++) {
+		both_turn(queue, server, i);
+	}
+	return client;
+}
+
 static void test_a_server_that_never_stops_talking(void **state)
 {
-	struct gmb_options options = { .size = sizeof(options), .event = heard };
 	struct gmb_client *client;
 	struct gmb_queue *queue;
 	struct gmb_error error;
@@ -134,14 +184,8 @@ static void test_a_server_that_never_stops_talking(void **state)
 
 	GMB_UNUSED(state);
 	server_open(&server);
-	options.context = &server;
 	assert_int_equal(gmb_queue_create(NULL, &queue, &error), 0);
-	assert_int_equal(gmb_open_start(queue, server.uri, &options, &client, &error), 0);
-	for (int i = 0; gmb_open_result(client, &error) != 0; i++) {
-		assert_true(i < TURNS_MAX);
-		assert_true(gmb_queue_wait(queue, 1) >= 0);
-		server_turn(&server);
-	}
+	client = client_open(queue, &server);
 	resize(&server);
 	/* Every turn ends, and the next one goes on where it ended. */
 	for (int i = 0; i < 10; i++) {
@@ -156,10 +200,63 @@ static void test_a_server_that_never_stops_talking(void **state)
 	server_close(&server);
 }
 
+/* The connection ends, and the next one is to a server that knows no COPY. */
+static void downgrade(struct server *server)
+{
+	hang_up(server);
+	server->version = NATIVE_VERSION_MIN;
+}
+
+/* A server that comes back without COPY does only for who has a copy in flight. */
+static void test_a_server_that_copies_no_more(void **state)
+{
+	struct gmb_request request = { 0 };
+	struct gmb_client *client;
+	struct gmb_queue *queue;
+	struct gmb_error error;
+	struct server server;
+	char text[512];
+
+	GMB_UNUSED(state);
+	server_open(&server);
+	server.version = NATIVE_VERSION_COPY;
+	assert_int_equal(gmb_queue_create(NULL, &queue, &error), 0);
+	client = client_open(queue, &server);
+	assert_int_equal(gmb_can_copy(client, client), 0);
+	downgrade(&server);
+	for (int i = 0; server.reconnects == 0; i++) {
+		both_turn(queue, &server, i);
+	}
+	assert_int_equal(gmb_can_copy(client, client), -EOPNOTSUPP);
+	assert_int_equal(gmb_close(client), 0);
+	while (!server.closed) {
+		server_turn(&server);
+	}
+
+	server.version = NATIVE_VERSION_COPY;
+	client = client_open(queue, &server);
+	gmb_prepare_copy(&request, 4096, client, 0, 4096);
+	gmb_submit(client, &request);
+	for (int i = 0; server.copies == 0; i++) {
+		both_turn(queue, &server, i);
+	}
+	downgrade(&server);
+	for (int i = 0; request.in_flight != 0; i++) {
+		both_turn(queue, &server, i);
+	}
+	assert_int_equal(request.result, -ENOTCONN);
+	gmb_explain(client, &request, text, sizeof(text));
+	assert_non_null(strstr(text, "less than it offered"));
+	assert_int_equal(gmb_close(client), 0);
+	assert_int_equal(gmb_queue_destroy(queue), 0);
+	server_close(&server);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_a_server_that_never_stops_talking),
+		cmocka_unit_test(test_a_server_that_copies_no_more),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include <errno.h>
 #include <string.h>
 
 #include "path/stats.h"
@@ -74,6 +75,53 @@ static void quantiles_of_nothing_and_of_the_longest(void **state)
 	assert_int_equal(path_stats_quantile_ns(&stats, 990000), UINT64_C(1000000000000));
 }
 
+/* Each state has a histogram of its own, of the requests that were in it; a bucket has its limit.
+ */
+static void phases_are_counted_apart(void **state)
+{
+	static struct path_operation operation;
+	static struct path_operation twice;
+	uint64_t edges[PATH_STATE_COUNT] = { 1000, 2024, 0, 4073, 1004073 };
+	uint32_t slow = 0;
+
+	(void)state;
+	path_operation_add(&operation, edges, 5000, false);
+	assert_int_equal(operation.classes[1].count, 1);
+	assert_int_equal(operation.phases[PATH_STATE_INIT][0], 1); /* 1024 ns */
+	assert_int_equal(operation.phases[PATH_STATE_READ][2], 1); /* 2049 ns */
+	while (path_latency_limit_ns(slow) < 1000000) {
+		slow++;
+	}
+	assert_int_equal(operation.phases[PATH_STATE_SEND][slow], 1);
+	for (uint32_t i = 0; i < PATH_LATENCY_BUCKETS; i++) {
+		assert_int_equal(operation.phases[PATH_STATE_SEND_INIT][i], 0);
+	}
+	path_operation_merge(&twice, &operation);
+	path_operation_merge(&twice, &operation);
+	assert_int_equal(twice.classes[1].count, 2);
+	assert_int_equal(twice.phases[PATH_STATE_SEND][slow], 2);
+}
+
+static void limits_grow(void **state)
+{
+	(void)state;
+	assert_int_equal(path_latency_limit_ns(0), 1024);
+	assert_int_equal(path_latency_limit_ns(PATH_LATENCY_PARTS - 1), 8 * 1024);
+	assert_int_equal(path_latency_limit_ns(2 * PATH_LATENCY_PARTS - 1), 16 * 1024);
+	for (uint32_t i = 1; i < PATH_LATENCY_BUCKETS; i++) {
+		assert_true(path_latency_limit_ns(i) > path_latency_limit_ns(i - 1));
+	}
+	assert_true(path_latency_limit_ns(PATH_LATENCY_BUCKETS - 1) == UINT64_MAX);
+}
+
+static void errors_have_places(void **state)
+{
+	(void)state;
+	assert_string_equal(path_error_name(path_error_slot(-EIO)), "EIO");
+	assert_string_equal(path_error_name(path_error_slot(-ENOSPC)), "ENOSPC");
+	assert_string_equal(path_error_name(path_error_slot(-ESHUTDOWN)), "other");
+}
+
 static void merging_is_adding(void **state)
 {
 	struct path_stats one = { 0 };
@@ -112,6 +160,9 @@ int main(void)
 		cmocka_unit_test(quantiles_bound_the_error),
 		cmocka_unit_test(quantiles_of_nothing_and_of_the_longest),
 		cmocka_unit_test(merging_is_adding),
+		cmocka_unit_test(phases_are_counted_apart),
+		cmocka_unit_test(limits_grow),
+		cmocka_unit_test(errors_have_places),
 		cmocka_unit_test(size_classes),
 	};
 

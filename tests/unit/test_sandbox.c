@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -139,12 +140,12 @@ static void run_files(void)
 	CHECK(unlink(inside) == -1 && errno == EACCES);
 
 	error_set(&error, -EACCES, "cannot open it");
-	sandbox_explain(inside, &error);
+	sandbox_explain(inside, "restart", &error);
 	CHECK(strstr(error.text, "sandbox") == NULL);
-	sandbox_explain(outside, &error);
+	sandbox_explain(outside, "restart", &error);
 	CHECK(strstr(error.text, "--sandbox=off") != NULL);
 	error_set(&error, -ENOENT, "cannot open it");
-	sandbox_explain(outside, &error);
+	sandbox_explain(outside, "restart", &error);
 	CHECK(strstr(error.text, "sandbox") == NULL);
 }
 
@@ -282,6 +283,20 @@ static void run_narrow(void)
 	CHECK(try_open(dirname(strdupa(inside)), O_RDONLY) == 0);
 }
 
+/* The folder of a user's programs, where other programs keep their sockets. */
+static void run_of_user(void)
+{
+	if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
+		mount("none", "/run", "tmpfs", 0, NULL) < 0) {
+		_exit(PASSED); /* only root can */
+	}
+	CHECK(mkdir("/run/user", 0755) == 0);
+	CHECK(mkdir("/run/user/4711", 0700) == 0);
+	CHECK(mkdir("/run/user/4711/gmblock", 0700) == 0);
+	CHECK(sandbox_is_broad("/run/user/4711"));
+	CHECK(!sandbox_is_broad("/run/user/4711/gmblock"));
+}
+
 static void test_broad(void **state)
 {
 	static const char *const folders[] = { "/", "/etc", "/etc/ssl/private", "/home", "/root",
@@ -291,6 +306,7 @@ static void test_broad(void **state)
 	for (size_t i = 0; i < ARRAY_COUNT(folders); i++) {
 		assert_true(sandbox_is_broad(folders[i]));
 	}
+	in_child(run_of_user);
 	need(true, false);
 	in_child(run_broad);
 	in_child(run_narrow);
@@ -306,7 +322,7 @@ static void run_off(void)
 	CHECK(sandbox_enter(&sandbox, SANDBOX_OFF, &error) == 0);
 	CHECK(try_open(outside, O_RDWR) == 0);
 	error_set(&error, -EACCES, "cannot open it");
-	sandbox_explain(outside, &error);
+	sandbox_explain(outside, "restart", &error);
 	CHECK(strstr(error.text, "sandbox") == NULL);
 }
 

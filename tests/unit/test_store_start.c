@@ -58,7 +58,7 @@ static void daemon_main(const struct daemon *daemon)
 	}
 	config.limits.threads = REACTORS;
 	if (rc < 0 || server_config_add_listen(&config, daemon->uri, &tls, "test", &error) < 0 ||
-		server_config_set_control(&config, daemon->control, &error) < 0 ||
+		server_config_option(&config, "control", daemon->control, &error) < 0 ||
 		server_config_finish(&config, &error) < 0 ||
 		server_run(&config, kinds, ARRAY_COUNT(kinds), &status, &error) < 0) {
 		log_error("%s", error.text);

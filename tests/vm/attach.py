@@ -11,6 +11,9 @@ KIND, _, GMB = sys.argv[3].partition("-")
 SCHEME = "gmb+unix" if GMB else "nbd+unix"
 MODULE = {"ublk": "ublk_drv", "nbd": "nbd"}[KIND]
 
+# ublk has UPDATE_SIZE since Linux 6.16.
+GROWS = "yes" if KIND == "nbd" or KERNEL != "6.12" else "no"
+
 COMMON = r"""
 kind=KIND
 uri='SCHEME:///?socket=/tmp/s'
@@ -103,6 +106,48 @@ kill -9 $(pid_of)
 until gmblock attach --list | grep -q "has died"; do sleep 0.05; done
 gmblock detach $disk
 test "$(gmblock attach --list --json)" = "[]"
+
+# A disk grows with its export, under those who use it. Where the driver cannot do that, the daemon
+# says so, and a new attachment has the new size.
+disk=$(gmblock attach --$kind "$uri")
+queue=/sys/block/${disk#/dev/}/queue
+cat $queue/max_sectors_kb >/tmp/limit
+sleep 1000 <$disk &
+reader=$!
+truncate -s 256M $what
+gmblock export set "" size=auto --server $server
+if [ "GROWS" = yes ]; then
+	until [ "$(blockdev --getsize64 $disk)" = 268435456 ]; do sleep 0.05; done
+	until gmblock attach --list --json | grep '"size": 268435456'; do sleep 0.05; done
+	cmp $queue/max_sectors_kb /tmp/limit
+else
+	until dmesg | grep "the disk stays as it is"; do sleep 0.05; done
+	test "$(blockdev --getsize64 $disk)" = 201326592
+fi
+kill $reader
+wait $reader || true
+if [ $kind-GROWS = ublk-no ]; then # also the next daemon does not lose it
+	kill -9 $(pid_of)
+	until gmblock attach --list | grep -q "has died"; do sleep 0.05; done
+	test "$(gmblock attach --ublk "$uri")" = $disk
+	test "$(blockdev --getsize64 $disk)" = 201326592
+fi
+gmblock detach $disk
+disk=$(gmblock attach --$kind "$uri")
+test "$(blockdev --getsize64 $disk)" = 268435456
+dd if=/dev/urandom of=/tmp/end bs=64k count=1
+dd if=/tmp/end of=$disk bs=64k seek=4095 oflag=direct
+tail -c 65536 $what | cmp - /tmp/end
+
+# It grows while the server is away, and when its daemon is.
+kill -9 $server
+wait $server || true
+truncate -s 272M $what
+serve
+if [ "GROWS" = yes ]; then
+	until [ "$(blockdev --getsize64 $disk)" = 285212672 ]; do sleep 0.05; done
+fi
+gmblock detach $disk
 
 # SIGTERM detaches.
 disk=$(gmblock attach --$kind "$uri")
@@ -222,7 +267,7 @@ gmblock detach $disk
 def run(script):
     lab = testing.laboratory()
     with lab:
-        script = script.replace("KIND", KIND).replace("SCHEME", SCHEME)
+        script = script.replace("KIND", KIND).replace("SCHEME", SCHEME).replace("GROWS", GROWS)
         guest = lab.guest("guest", KERNEL, script,
                           files=[(GMBLOCK, "/lab/gmblock")], load=[MODULE], modules=["ext4"],
                           programs=["mkfs.ext4", "e2fsck"])

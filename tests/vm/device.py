@@ -67,6 +67,9 @@ class Server:
         entry, = [entry for entry in self.all_stats()["exports"] if entry["name"] == name]
         return entry
 
+    def arenas(self):
+        return self.all_stats()["arenas"]
+
 def refused(status, text, *arguments):
     done = subprocess.run(["gmblock", "serve", "--listen", "nbd://127.0.0.1:0", "--control", "none", "--threads", "1",
                            *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -234,6 +237,11 @@ def check_scarce():
             told = server.stats("")
             assert len(good) == 8 and told["device_bytes"] > 0, told
             assert spill == "ram" or told["device_refused_room"] == 0, told
+            ram, device = server.arenas()
+            assert ram["kind"] == "ram" and device["kind"] == memory, (ram, device)
+            assert device["limit_bytes"] == 256 << 10 and device["trouble"] is None, device
+            assert device["spills"] == told["device_refused_room"] and ram["spills"] == 0, device
+            assert (device["spills"] if spill == "ram" else device["waits"]) > 0, device
 
 def check_removal():
     """The drive with the memory goes while data passes through it."""
@@ -242,33 +250,39 @@ def check_removal():
         content = random.randbytes(MIB)
         client = open_export("far")
         client.write(0, content)
-        reads, failures, stop = [0], [], threading.Event()
+        reads, failures, stop = 0, [], threading.Event()
+        counted = threading.Condition()
         def work():
-            nonlocal client
+            nonlocal client, reads
             while not stop.is_set():
                 try:
                     assert client.read(0, MIB) == content
-                    reads[0] += 1
+                    with counted:
+                        reads += 1
+                        counted.notify()
                 except (OSError, EOFError, RuntimeError) as error:
                     failures.append(error)
                     client = open_export("far")
+        def wait_for_reads(count):
+            with counted:
+                assert counted.wait_for(lambda: reads >= count, 60), (reads, count, failures)
         worker = threading.Thread(target=work)
         worker.start()
-        while reads[0] < 3:
-            pass
+        wait_for_reads(3)
         with open(f"/sys/bus/pci/devices/{memory}/remove", "w") as file:
             file.write("1")
-        after = reads[0]
-        while reads[0] < after + 5 and worker.is_alive():
-            pass
-        stop.set()
-        worker.join()
+        try:
+            wait_for_reads(reads + 5)
+        finally:
+            stop.set()
+            worker.join()
         told = server.stats("far")
-        assert reads[0] >= after + 5 and told["device_refused_trouble"] > 0, (reads, failures, told)
+        assert told["device_refused_trouble"] > 0, (reads, failures, told)
+        assert [arena["trouble"] is None for arena in server.arenas()] == [True, False]
         assert len(failures) <= 2, failures # what was under way
         assert "cannot be used any more" in server.said(), server.said()
         assert "p2pmem" not in open(f"/proc/{server.process.pid}/maps").read()
-        print(f"{reads[0]} reads, of which {len(failures)} failed", flush=True)
+        print(f"{reads} reads, of which {len(failures)} failed", flush=True)
 
 check_refusals()
 check_local()

@@ -42,12 +42,12 @@ struct waited {
 	int result;
 };
 
-static void world_open(struct world *world, enum store_mode write_mode, const char *other)
+static void world_open_with(struct world *world, struct store_options options, const char *other)
 {
-	struct store_options options = {
-		.path = "disk", .read_mode = STORE_MODE_AUTO, .write_mode = write_mode
-	};
 	struct error error = { 0 };
+
+	options.path = "disk";
+	options.read_mode = STORE_MODE_AUTO;
 
 	*world = (struct world){ 0 };
 	sim_start(&(struct sim_options){ .seed = 1 });
@@ -63,6 +63,11 @@ static void world_open(struct world *world, enum store_mode write_mode, const ch
 	store_options_fini(&options);
 	world->memory = aligned_alloc(4096, 2 * MIB);
 	assert_non_null(world->memory);
+}
+
+static void world_open(struct world *world, enum store_mode write_mode, const char *other)
+{
+	world_open_with(world, (struct store_options){ .write_mode = write_mode }, other);
 }
 
 static void world_close(struct world *world)
@@ -246,6 +251,21 @@ static void test_other_options_do_not_matter(void **state)
 	world_close(&world);
 }
 
+/* The base of overlays: other exports read it, too, and find in the cache what this one has read.
+ */
+static void test_what_many_exports_read_stays_in_the_cache(void **state)
+{
+	static const struct store_options base = { .read_only = true, .frozen = true };
+	struct world world;
+
+	GMB_UNUSED(state);
+	world_open_with(&world, base, NULL);
+	assert_false(reads_direct(&world, 0, MIB));
+	assert_int_equal(counter(&world, "auto_again_bytes"), 0);
+	assert_null(store_page_cache_refusal(world.store));
+	world_close(&world);
+}
+
 /* --- which way is faster --------------------------------------------------------------------- */
 
 /* Reads so many MiB that nobody has read; a read takes that long. Returns how many went direct. */
@@ -271,10 +291,13 @@ static void test_the_faster_way_is_found(void **state)
 		bool prefers_direct;
 	} disks[] = {
 		{ MS, 2 * MS, true },
-		{ MS, MS, true },
 		{ 2 * MS, MS, false },
-		{ MS + MS / 10, MS, true }, /* nearly as good is good enough */
-		{ MS + MS / 4, MS, false },
+		{ MS + MS / 10, MS, false },
+		{ MS, MS + MS / 4, true },
+		{ MS, MS + MS / 32, true },
+		/* Clients that pause: readahead can use it. */
+		{ 21 * MS, 20 * MS, false },
+		{ 20 * MS, 21 * MS, false },
 	};
 	struct world world;
 
@@ -345,6 +368,38 @@ static void test_readahead_ends_with_the_window(void **state)
 	world_close(&world);
 }
 
+/* True when a read there was sent from the page cache. */
+static bool is_sent(struct world *world, uint64_t offset, uint64_t length)
+{
+	struct waited waited = {
+		.part = { .op = STORE_READ, .offset = offset, .length = length, .done = part_done }
+	};
+
+	if (!store_page_cache_ref(world->queue, &waited.part)) {
+		return false;
+	}
+	while (!waited.done) {
+		assert_true(sim_step());
+	}
+	return true;
+}
+
+/* After a window through the cache, only the reads that go around it leave it alone. */
+static void test_other_reads_are_sent_from_the_cache(void **state)
+{
+	struct world world;
+
+	GMB_UNUSED(state);
+	world_open(&world, STORE_MODE_CACHED, NULL);
+	(void)stream(&world, 64, MS, 2 * MS);
+	memset(world.memory, 1, 2 * MIB);
+	run(&world, STORE_WRITE, world.read_at, 2 * MIB);
+	assert_false(is_sent(&world, world.read_at, BLOCK_BYTES));
+	assert_true(is_sent(&world, world.read_at, BLOCK_BYTES / 2));
+	assert_true(is_sent(&world, world.read_at + 1, BLOCK_BYTES));
+	world_close(&world);
+}
+
 int main(void)
 {
 	static const struct CMUnitTest tests[] = {
@@ -354,10 +409,12 @@ int main(void)
 		cmocka_unit_test(test_what_is_in_the_cache_is_read_there),
 		cmocka_unit_test(test_the_oldest_are_forgotten),
 		cmocka_unit_test(test_other_options_do_not_matter),
+		cmocka_unit_test(test_what_many_exports_read_stays_in_the_cache),
 		cmocka_unit_test(test_the_faster_way_is_found),
 		cmocka_unit_test(test_a_disk_that_changes_is_tried_again),
 		cmocka_unit_test(test_pauses_do_not_count),
 		cmocka_unit_test(test_readahead_ends_with_the_window),
+		cmocka_unit_test(test_other_reads_are_sent_from_the_cache),
 	};
 
 	stores_register();

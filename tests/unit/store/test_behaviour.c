@@ -29,6 +29,7 @@ static struct variant {
 	uint32_t loop_block;
 	bool memory;
 	bool filtered;
+	const char *overlay; /* "discard", or the name of a file */
 	enum store_mode read_mode;
 	enum store_mode write_mode;
 } variants[] = {
@@ -53,6 +54,12 @@ static struct variant {
 		.read_mode = STORE_MODE_DIRECT,
 		.write_mode = STORE_MODE_DIRECT },
 	{ .name = "memory", .memory = true },
+	{ .name = "overlay-file", .overlay = "changes" },
+	{ .name = "overlay-direct",
+		.overlay = "changes",
+		.read_mode = STORE_MODE_DIRECT,
+		.write_mode = STORE_MODE_DIRECT },
+	{ .name = "overlay-discard", .overlay = "discard" },
 };
 
 static const struct variant *variant;
@@ -118,6 +125,11 @@ static int world_open(void **state)
 		stores_set(&options, "fault", "any:EIO:nth=18446744073709551615");
 		stores_set(&options, "delay", "write:1us");
 		stores_set(&options, "pace", "4G:latency=1us:members=3:chunk=4K");
+	}
+	if (variant->overlay != NULL) {
+		stores_set(&options, "overlay",
+			strcmp(variant->overlay, "discard") == 0 ? variant->overlay
+								 : scratch_path(variant->overlay));
 	}
 	assert_non_null(world);
 	bench_open(&world->bench, &options);
@@ -352,7 +364,7 @@ static void test_bytes_are_in_the_file_after_flush(void **state)
 	uint8_t *data;
 	int fd;
 
-	if (variant->memory) {
+	if (variant->memory || variant->overlay != NULL) {
 		skip();
 	}
 	fill(&world->seed, world->oracle, store_bytes);
@@ -476,7 +488,10 @@ static void test_info_describes_the_store(void **state)
 {
 	struct world *world = *state;
 	const struct store_info *info = store_info(world->bench.store);
-	const char *kind = variant->memory ? "memory" : variant->loop ? "block device" : "file";
+	const char *kind = variant->memory	      ? "memory"
+			   : variant->overlay != NULL ? "overlay"
+			   : variant->loop	      ? "block device"
+						      : "file";
 
 	assert_string_equal(info->kind, kind);
 	assert_true((info->caps & STORE_CAP_WRITE) != 0);

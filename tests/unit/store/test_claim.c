@@ -210,7 +210,7 @@ static void test_reader_that_is_about_to_go(void **state)
 
 	GMB_UNUSED(state);
 	assert_true(fd >= 0);
-	assert_int_equal(disk_claim_reading(path, fd, &release_fd, &error), 0);
+	assert_int_equal(disk_claim_reading(path, fd, false, &release_fd, &error), 0);
 	assert_true(release_fd >= 0);
 	pauses = 0;
 	release_at = 3;
@@ -234,7 +234,7 @@ static void test_reading_where_no_lock_can_be_had(void **state)
 	assert_true(fd >= 0);
 	assert_int_equal(fcntl(fd, F_OFD_SETLK, &lock), 0);
 	pauses = 0;
-	assert_int_equal(disk_claim_reading(path, fd, &claim, &error), 0);
+	assert_int_equal(disk_claim_reading(path, fd, false, &claim, &error), 0);
 	assert_int_equal(claim, -1);
 	store = open_store(path, true, STORE_MODE_CACHED);
 	store_close(store);
@@ -252,9 +252,9 @@ static void test_reading_what_was_replaced(void **state)
 	GMB_UNUSED(state);
 	assert_true(fd >= 0);
 	assert_int_equal(unlink(path), 0);
-	assert_int_equal(disk_claim_reading(path, fd, &claim, &error), -ENOENT);
+	assert_int_equal(disk_claim_reading(path, fd, false, &claim, &error), -ENOENT);
 	assert_string_equal(path, scratch_file("image", IMAGE_BYTES));
-	assert_int_equal(disk_claim_reading(path, fd, &claim, &error), -ESTALE);
+	assert_int_equal(disk_claim_reading(path, fd, false, &claim, &error), -ESTALE);
 	assert_non_null(strstr(error.text, "was replaced"));
 	assert_int_equal(claim, -1);
 	close(fd);

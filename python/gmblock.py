@@ -1,40 +1,37 @@
-#!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""libgmblock in Python, by ctypes and without anything beside the standard library.
-
-    gmblock.py URI [OFFSET...]     prints 16 bytes at each offset (all are read at once)
-
-As a module:
+"""libgmblock in Python: remote blocks, by ctypes and without anything beside the standard library.
 
     import gmblock
-    with gmblock.Queue() as queue, queue.open("nbd://localhost/disk") as client:
-        data = client.read(4096, 0)             # blocking
-        client.write(data, 8192)
-        client.flush()
 
-    async def peek(queue, client):              # or in an asyncio loop
+    with gmblock.open("nbd://localhost/disk") as client:    # blocking
+        data = client.pread(4096, 0)
+        client.pwrite(data, 8192, flags=gmblock.FUA)
+        for offset, length, flags in client.extents():
+            ...
+
+    async def peek(uri):                                    # in an asyncio loop
+        queue = gmblock.Queue()
         queue.attach(asyncio.get_running_loop())
-        first, second = await asyncio.gather(client.aread(512, 0), client.aread(512, 1 << 20))
+        with queue, queue.open(uri) as client:
+            return await asyncio.gather(client.apread(512, 0), client.apread(512, 1 << 20))
 
-The structs below are those of <gmblock/gmblock.h>. GMBLOCK_LIBRARY names the shared library where
-it is not in the system's place.
+gmblock-python(3) describes it. The structs below are those of <gmblock/gmblock.h>. GMBLOCK_LIBRARY
+names the shared library where it is not in the system's place.
 """
-import asyncio
 import ctypes
 import os
-import sys
 from ctypes import (CFUNCTYPE, POINTER, Structure, byref, c_char, c_char_p, c_int, c_int32,
                     c_size_t, c_uint8, c_uint32, c_uint64, c_void_p, sizeof)
 
-READ, WRITE, FLUSH, TRIM, ZERO, CACHE, STATUS = range(7)
+READ, WRITE, FLUSH, TRIM, ZERO, CACHE, STATUS, COPY = range(8)
 FUA, NO_HOLE, DF, STATUS_ONE, FAST_ZERO = (1 << bit for bit in range(5))
 EXTENT_HOLE, EXTENT_ZERO = 1, 2
 OPEN_READ_ONLY, OPEN_NO_RECONNECT, OPEN_NO_EXTENDED, OPEN_SIMPLE, OPEN_URI_FILES = (
     1 << bit for bit in range(5))
-EVENTS = ("lost", "reconnected", "gave-up", "resized")
+EVENTS = ("lost", "reconnected", "gave-up", "resized", "retrying")
 REPLIES = ("simple", "structured", "extended", "placed")
 CAPABILITIES = ("write", "flush", "fua", "trim", "zero", "fast-zero", "cache", "status", "df",
-                "multi-conn", "rotational")
+                "multi-conn", "rotational", "copy")
 
 
 class _Error(Structure):
@@ -65,7 +62,8 @@ class Stats(Structure):
     """struct gmb_stats."""
     _fields_ = [("size", c_size_t)] + [(name, c_uint64) for name in (
         "requests", "commands", "bytes_read", "bytes_written", "bytes_moved", "system_calls",
-        "connections_lost", "commands_replayed")]
+        "connections_lost", "commands_replayed", "bytes_copied_reflink", "bytes_copied_range",
+        "bytes_copied_device", "bytes_copied_ram", "bytes_copied_zeroes")]
 
 
 class Extent(Structure):
@@ -90,7 +88,8 @@ Request._fields_ = [
     ("extents_max", c_uint32), ("extents", POINTER(Extent)), ("done", DONE_FUNCTION),
     ("context", c_void_p), ("result", c_int32), ("extent_count", c_uint32),
     ("in_flight", c_uint32), ("private_number", c_uint32), ("single", Iovec),
-    ("private_space", c_uint64 * 12)]
+    ("source", c_void_p), ("source_offset", c_uint64), ("copied", c_uint64),
+    ("private_space", c_uint64 * 9)]
 
 
 def _load():
@@ -116,6 +115,7 @@ def _load():
             ("prepare_readv", None, request, POINTER(Iovec), c_uint32, c_uint64),
             ("prepare_writev", None, request, POINTER(Iovec), c_uint32, c_uint64),
             ("prepare_status", None, request, POINTER(Extent), c_uint32, c_uint64, c_uint64),
+            ("prepare_copy", None, request, c_uint64, client, c_uint64, c_uint64),
             ("submit", None, client, request),
             ("run", c_int, client, request),
             ("explain", c_char_p, client, request, c_char_p, c_size_t)):
@@ -185,11 +185,24 @@ class Queue:
         loop.add_reader(self.fd(), self.wait, 0)
 
 
+def open(uri, **options):  # pylint: disable=redefined-builtin
+    """An export on a queue of its own, which ends with it."""
+    queue = Queue()
+    try:
+        client = queue.open(uri, **options)
+    except BaseException:
+        queue.destroy()
+        raise
+    client.owns_queue = True
+    return client
+
+
 class Client:
     """An export that is open."""
 
     def __init__(self, queue, uri, event=None, **options):
         self.queue = queue
+        self.owns_queue = False
         self.handle = c_void_p()
         self.pending = {}  # keeps requests in flight, and their memory, where they are
         error = _Error()
@@ -213,6 +226,8 @@ class Client:
         if code != 0:
             raise Error(code, "cannot close inside a callback")
         self.handle = None
+        if self.owns_queue:
+            self.queue.destroy()
 
     def info(self):
         info = Info(size=sizeof(Info))
@@ -286,10 +301,10 @@ class Client:
 
     # Blocking.
 
-    def read(self, length, offset, flags=0):
+    def pread(self, length, offset, flags=0):
         return self.run(self.new_read(length, offset, flags)).buffer.raw[:length]
 
-    def write(self, data, offset, flags=0):
+    def pwrite(self, data, offset, flags=0):
         self.run(self.new_write(data, offset, flags))
 
     def flush(self):
@@ -304,9 +319,20 @@ class Client:
     def cache(self, offset, length):
         self.run(self.new(CACHE, offset, length))
 
-    def status(self, offset, length, extents_max=64, flags=0):
-        """[(offset, bytes, flags)], possibly not up to the end of the range."""
-        return extents(self.run(self.new_status(offset, length, extents_max, flags)))
+    def copy(self, offset, source, source_offset, length, flags=0):
+        """The server copies from another client of the queue; the bytes do not come here."""
+        request = Request()
+        LIBRARY.gmb_prepare_copy(byref(request), offset, source.handle, source_offset, length)
+        request.flags = flags
+        self.run(request)
+
+    def extents(self, offset=0, length=None):
+        """(offset, bytes, flags) of the range, to its end, each as the server tells it."""
+        end = self.info().bytes if length is None else offset + length
+        while offset < end:
+            for extent in extents(self.run(self.new_status(offset, end - offset))):
+                yield extent
+                offset = extent[0] + extent[1]
 
     # In an asyncio loop that the queue is attached to.
 
@@ -327,11 +353,11 @@ class Client:
         self.queue.loop.call_soon(self.queue.wait, 0)
         return future
 
-    async def aread(self, length, offset, flags=0):
+    async def apread(self, length, offset, flags=0):
         request = await self.arun(self.new_read(length, offset, flags))
         return request.buffer.raw[:length]
 
-    async def awrite(self, data, offset, flags=0):
+    async def apwrite(self, data, offset, flags=0):
         await self.arun(self.new_write(data, offset, flags))
 
 
@@ -345,28 +371,3 @@ def scatter(*buffers):
     """A scatter list of ctypes buffers."""
     return (Iovec * len(buffers))(
         *(Iovec(ctypes.cast(buffer, c_void_p), sizeof(buffer)) for buffer in buffers))
-
-
-async def peek(queue, client, offsets):
-    queue.attach(asyncio.get_running_loop())
-    blocks = await asyncio.gather(*(client.aread(16, offset) for offset in offsets))
-    for offset, block in zip(offsets, blocks):
-        print(f"{offset}: {block.hex(' ')}")
-
-
-def main():
-    if len(sys.argv) < 2:
-        print("usage: gmblock.py URI [OFFSET...]", file=sys.stderr)
-        return 2
-    try:
-        with Queue() as queue, queue.open(sys.argv[1], flags=OPEN_READ_ONLY) as client:
-            print(f"{client.info().bytes} bytes, {', '.join(sorted(client.capabilities()))}")
-            asyncio.run(peek(queue, client, [int(text, 0) for text in sys.argv[2:]]))
-    except Error as error:
-        print(error.strerror, file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <getopt.h>
+#include <jansson.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/text.h"
+#include "cli/cli.h"
+#include "control/control.h"
+#include "tools/show.h"
+
+static const char name[] = "export";
+
+static const char help[] =
+	"Usage: gmblock export add NAME PATH [KEY[=VALUE]]... [--server SERVER]\n"
+	"       gmblock export set NAME KEY=VALUE... [--server SERVER]\n"
+	"       gmblock export remove NAME [--now|--deadline TIME] [--server SERVER]\n"
+	"       gmblock export list [--json] [--server SERVER]\n"
+	"Changes what a running server on this machine serves, until it is restarted. Clients\n"
+	"of other exports notice nothing. The default export has the name \"\".\n"
+	"\n"
+	"  add            serve PATH as NAME; the keys are those of serve --export\n"
+	"  set            change keys of an export; KEY=default is the default again.\n"
+	"                 Clients stay connected when only description, max-connections,\n"
+	"                 max-memory and rate change, and are disconnected in order otherwise,\n"
+	"                 also by path=PATH. size=auto alone tells clients that the disk has\n"
+	"                 grown; size=SIZE also checks that it has that size\n"
+	"  remove         serve it no more: its clients finish what they have begun\n"
+	"  list           show what is served, with the keys that were set\n"
+	"\n"
+	"  --now          do not wait for what clients have begun\n"
+	"  --deadline TIME  wait so long for it (default: 10s)\n"
+	"  --server SERVER  one of its URIs, its control socket, or its process id; optional\n"
+	"                 if there is only one server\n"
+	"  --json         print what the server says\n"
+	"  -h, --help     print this help\n"
+	"\n"
+	"Examples:\n"
+	"  gmblock export add scratch /srv/scratch.img readonly max-connections=4\n"
+	"  gmblock export set scratch rate=100M\n"
+	"  gmblock export remove scratch --now\n"
+	"\n"
+	"Exit status: 1 failure, 2 usage error.\n";
+
+enum { ANSWER_MS = 30000 }; /* beside the deadline */
+#define DEADLINE_NS_MAX UINT64_C(3600000000000)
+
+struct export_arguments {
+	const char *server; /* or NULL */
+	uint64_t deadline_ns;
+	bool has_deadline;
+	bool now;
+	bool json;
+};
+
+/* 0 is a time as well, that of --now. */
+static int take_deadline(void *context, const char *option, const char *text)
+{
+	struct export_arguments *arguments = context;
+	struct error error;
+	int rc = units_parse_time(text, &arguments->deadline_ns, &error);
+
+	arguments->has_deadline = true;
+	if (rc == 0 && arguments->deadline_ns > DEADLINE_NS_MAX) {
+		rc = error_set(&error, -ERANGE, "at most one hour");
+	}
+	return rc == 0 ? CLI_GO_ON : cli_usage_error(name, "--%s: %s", option, error.text);
+}
+
+/* A path as the server can open it; to be freed. */
+static char *absolute(const char *path)
+{
+	char *real;
+
+	if (path[0] == '/' || strncmp(path, "memory:", 7) == 0 || strncmp(path, "null:", 5) == 0) {
+		return strdup(path);
+	}
+	real = realpath(path, NULL);
+	return real != NULL ? real : strdup(path);
+}
+
+static json_t *pairs(char **words, int count)
+{
+	json_t *all = json_array();
+
+	for (int i = 0; i < count; i++) {
+		const char *value = strchr(words[i], '=');
+		bool is_path = strncmp(words[i], "path=", 5) == 0;
+		size_t key_bytes = strcspn(words[i], "=");
+		char *real = is_path ? absolute(value + 1) : NULL;
+
+		json_array_append_new(all, json_pack("[s%, s?]", words[i], key_bytes,
+						   is_path	   ? real
+						   : value != NULL ? value + 1
+								   : NULL));
+		free(real);
+	}
+	return all;
+}
+
+/* What follows the action, as the control command wants it; NULL: wrong usage, said. */
+static json_t *make(const char *action, const struct export_arguments *arguments, char **words,
+	int count, int *status)
+{
+	bool adds = strcmp(action, "add") == 0;
+	bool sets = strcmp(action, "set") == 0;
+	int needed = adds ? 2 : 1;
+	json_t *all;
+
+	*status = CLI_USAGE;
+	for (int i = 0; i < count; i++) {
+		if (!utf8_valid(words[i], strlen(words[i]))) {
+			cli_usage_error(name, "a name, path or value is not valid UTF-8");
+			return NULL;
+		}
+	}
+	if (count < needed || (sets && count == 1) || (!adds && !sets && count > 1)) {
+		cli_usage_error(name, "%s",
+			adds   ? "add needs a NAME and a PATH"
+			: sets ? "set needs a NAME and at least one KEY=VALUE"
+			       : "remove needs one NAME");
+		return NULL;
+	}
+	all = json_pack("{s:s, s:s, s:o}", "action", action, "name", words[0], "settings",
+		pairs(words + needed, count - needed));
+	if (adds) {
+		char *path = absolute(words[1]);
+
+		json_object_set_new(all, "path", json_string(path));
+		free(path);
+	}
+	if (arguments->now || arguments->has_deadline) {
+		uint64_t ms = arguments->now ? 0 : arguments->deadline_ns / 1000000;
+
+		json_object_set_new(all, "deadline_ms", json_integer((json_int_t)ms));
+	}
+	return all;
+}
+
+static int print_changes(const json_t *result, struct error *error)
+{
+	json_t *line;
+	size_t i;
+
+	json_array_foreach(json_object_get(result, "changes"), i, line)
+	{
+		print_peer_text(json_string_value(line));
+		printf("\n");
+	}
+	if (i == 0) {
+		printf("nothing has changed\n");
+	}
+	return cli_unfinished(result, print_end(error), error);
+}
+
+static int print_list(const json_t *result, bool json, struct error *error)
+{
+	json_t *entry;
+	size_t i;
+
+	if (json) {
+		(void)json_dumpf(result, stdout, JSON_INDENT(2));
+		printf("\n");
+		return print_end(error);
+	}
+	json_array_foreach(json_object_get(result, "exports"), i, entry)
+	{
+		json_t *pair;
+		size_t k;
+
+		print_peer_text(json_string_value(json_object_get(entry, "name")));
+		printf("\t");
+		print_peer_text(json_string_value(json_object_get(entry, "path")));
+		json_array_foreach(json_object_get(entry, "settings"), k, pair)
+		{
+			const char *value = json_string_value(json_array_get(pair, 1));
+
+			printf("%s", k == 0 ? "\t" : ",");
+			print_peer_text(json_string_value(json_array_get(pair, 0)));
+			printf("%s", value != NULL ? "=" : "");
+			print_peer_text(value);
+		}
+		printf("\n");
+	}
+	return print_end(error);
+}
+
+/* Takes wire. */
+static int ask(const struct export_arguments *arguments, bool lists, json_t *wire)
+{
+	int timeout_ms = ANSWER_MS + (int)(arguments->deadline_ns / 1000000);
+	char path[STATS_PATH_BYTES];
+	struct error error = { 0 };
+	json_t *result = NULL;
+	int rc = stats_find(arguments->server, path, &error);
+
+	if (rc < 0) {
+		json_decref(wire);
+		return cli_failure(name, &error);
+	}
+	rc = control_ask(path, "export", wire, timeout_ms, &result, &error);
+	if (rc == 0) {
+		rc = lists ? print_list(result, arguments->json, &error)
+			   : print_changes(result, &error);
+		json_decref(result);
+	}
+	return rc < 0 ? cli_failure(name, &error) : CLI_OK;
+}
+
+int cmd_export(int argc, char **argv)
+{
+	static const char *const actions[] = { "add", "set", "remove", "list" };
+	struct export_arguments arguments = { 0 };
+	const struct cli_option options[] = {
+		{ "server", .text = &arguments.server },
+		{ "deadline", .take = take_deadline },
+		{ "now", .flag = &arguments.now },
+		{ "json", .flag = &arguments.json },
+	};
+	const struct cli_command command = { name, help, options, ARRAY_COUNT(options),
+		&arguments };
+	const char *action = NULL;
+	bool lists;
+	json_t *wire;
+	int status = cli_parse(&command, argc, argv);
+
+	if (status != CLI_GO_ON) {
+		return status;
+	}
+	for (size_t i = 0; optind < argc && i < ARRAY_COUNT(actions); i++) {
+		action = strcmp(argv[optind], actions[i]) == 0 ? actions[i] : action;
+	}
+	if (action == NULL) {
+		return cli_usage_error(name, "say what to do: add, set, remove or list");
+	}
+	optind++;
+	lists = strcmp(action, "list") == 0;
+	if (lists ? argc > optind : arguments.json) {
+		return cli_usage_error(
+			name, lists ? "list takes no NAME" : "--json is for list only");
+	}
+	if (arguments.now && arguments.has_deadline) {
+		return cli_usage_error(name, "give either --now or a --deadline");
+	}
+	wire = lists ? json_pack("{s:s}", "action", action)
+		     : make(action, &arguments, argv + optind, argc - optind, &status);
+	return wire == NULL ? status : ask(&arguments, lists, wire);
+}

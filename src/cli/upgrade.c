@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+#include "control/control.h"
+#include "tools/show.h"
+
+static const char name[] = "upgrade";
+
+static const char help[] =
+	"Usage: gmblock upgrade [OPTION]... [SERVER] [-- PROGRAM ARGUMENT...]\n"
+	"Replaces a running server on this machine by a new process, without an error for its\n"
+	"clients: connections, disks and addresses go on where they are. The new process runs\n"
+	"the program file of the old one as it is now, with the same arguments, or PROGRAM.\n"
+	"If it is not ready within 10 seconds, or ends, the old one goes on.\n"
+	"\n"
+	"  SERVER         one of its URIs, its control socket, or its process id;\n"
+	"                 optional if there is only one server\n"
+	"  --if-replaced  do nothing if the program file is the one that runs\n"
+	"  -h, --help     print this help\n"
+	"\n"
+	"Examples:\n"
+	"  gmblock upgrade\n"
+	"  gmblock upgrade --if-replaced nbd://localhost/\n"
+	"\n"
+	"Exit status: 1 failure, 2 usage error.\n";
+
+enum {
+	ANSWER_MS = 60000,
+	COMMAND_BYTES_MAX = 2 << 20, /* as much as the kernel takes */
+	OFFER_FILES = 3,
+};
+
+/* What the server offers: the connection over which the new process gets all, where it says what is
+ * wrong, and the folder in which its paths begin. */
+enum offer { OFFER_CHANNEL, OFFER_ERRORS, OFFER_FOLDER };
+
+/* Of the process that runs. */
+struct running {
+	pid_t pid;
+	char program[PATH_MAX]; /* its file, as it was called when it was started */
+	bool is_replaced;	/* another file has that name now, or none */
+	char *command;		/* its arguments, each with a terminator */
+	size_t command_bytes;
+};
+
+static int read_command(struct running *running, struct error *error)
+{
+	char path[64];
+	FILE *file;
+	int rc = 0;
+
+	snprintf(path, sizeof(path), "/proc/%ld/cmdline", (long)running->pid);
+	file = fopen(path, "re");
+	running->command = malloc(COMMAND_BYTES_MAX);
+	if (file == NULL || running->command == NULL) {
+		rc = file == NULL ? -errno : -ENOMEM;
+	} else {
+		running->command_bytes = fread(running->command, 1, COMMAND_BYTES_MAX, file);
+		rc = running->command_bytes == 0 || running->command_bytes == COMMAND_BYTES_MAX
+			     ? -E2BIG
+			     : 0;
+	}
+	if (file != NULL) {
+		fclose(file);
+	}
+	return rc == 0 ? 0
+		       : error_set(error, rc,
+				 "the arguments of process %ld cannot be read: %s; write the "
+				 "program and its arguments behind --",
+				 (long)running->pid, strerror(-rc));
+}
+
+static int find_running(
+	const struct control_connection *connection, struct running *running, struct error *error)
+{
+	static const char deleted[] = " (deleted)";
+	char path[64];
+	struct stat runs;
+	struct stat is;
+	ssize_t len;
+
+	running->pid = control_connection_pid(connection);
+	snprintf(path, sizeof(path), "/proc/%ld/exe", (long)running->pid);
+	len = readlink(path, running->program, sizeof(running->program) - 1);
+	if (len < 0 || stat(path, &runs) < 0) {
+		return error_set(error, -errno,
+			"the program of process %ld cannot be found out: %s; write it and its "
+			"arguments behind --",
+			(long)running->pid, strerror(errno));
+	}
+	running->program[len] = '\0';
+	if ((size_t)len > strlen(deleted) &&
+		strcmp(running->program + len - strlen(deleted), deleted) == 0) {
+		running->program[(size_t)len - strlen(deleted)] = '\0';
+	}
+	running->is_replaced = stat(running->program, &is) < 0 || is.st_dev != runs.st_dev ||
+			       is.st_ino != runs.st_ino;
+	return 0;
+}
+
+/* --- units ----------------------------------------------------------------------------------- */
+
+/* The control group of a process, as the service manager sees it; "": it has none. */
+static void find_group(pid_t pid, char *out, size_t out_bytes)
+{
+	char path[64];
+	char line[PATH_MAX];
+	FILE *file;
+
+	out[0] = '\0';
+	snprintf(path, sizeof(path), "/proc/%ld/cgroup", (long)pid);
+	file = fopen(path, "re");
+	while (out[0] == '\0' && file != NULL && fgets(line, sizeof(line), file) != NULL) {
+		/* NUMBER:CONTROLLERS:PATH. The manager's own comes before the one without. */
+		const char *controllers = strchr(line, ':');
+		const char *group = controllers != NULL ? strchr(controllers + 1, ':') : NULL;
+
+		if (group != NULL && (group == controllers + 1 ||
+					     strncmp(controllers, ":name=systemd:", 14) == 0)) {
+			snprintf(out, out_bytes, "%.*s", (int)strcspn(group + 1, "\n"), group + 1);
+		}
+	}
+	if (file != NULL) {
+		fclose(file);
+	}
+}
+
+/* The new process has the control group of this one. A server that the service manager supervises
+ * would leave its unit: with the rights of whoever calls, and nobody to restart it. */
+static int check_unit(const struct control_connection *connection, struct error *error)
+{
+	pid_t pid = control_connection_pid(connection);
+	char theirs[PATH_MAX];
+	char ours[PATH_MAX];
+	const char *unit;
+
+	find_group(pid, theirs, sizeof(theirs));
+	find_group(getpid(), ours, sizeof(ours));
+	unit = strrchr(theirs, '/');
+	if (unit == NULL || strcmp(theirs, ours) == 0 || strlen(unit) <= strlen("/.service") ||
+		strcmp(unit + strlen(unit) - strlen(".service"), ".service") != 0) {
+		return 0;
+	}
+	return error_set(error, -EPERM,
+		"process %ld belongs to the unit %s, and a new process from here would not: use "
+		"\"systemctl reload %s\", with ExecReload= as the unit of the package has it",
+		(long)pid, unit + 1, unit + 1);
+}
+
+/* The arguments of the server that runs, for execv(); to be freed. */
+static char **split_command(const struct running *running)
+{
+	size_t count = 0;
+	size_t used = 0;
+	char **arguments;
+
+	for (size_t i = 0; i < running->command_bytes; i++) {
+		count += running->command[i] == '\0';
+	}
+	arguments = calloc(count + 1, sizeof(*arguments));
+	for (size_t at = 0; arguments != NULL && used < count;
+		at += strlen(running->command + at) + 1) {
+		arguments[used++] = running->command + at;
+	}
+	return arguments;
+}
+
+/* In the new process. Returns only when it cannot be started, with the reason on its standard
+ * error, which is the server's. */
+static int become(const int files[OFFER_FILES], const char *program, char **arguments)
+{
+	char number[16];
+	int nothing = open("/dev/null", O_RDWR);
+
+	snprintf(number, sizeof(number), "%d", files[OFFER_CHANNEL]);
+	if (nothing < 0 || dup2(nothing, STDIN_FILENO) < 0 || dup2(nothing, STDOUT_FILENO) < 0 ||
+		dup2(files[OFFER_ERRORS], STDERR_FILENO) < 0 || fchdir(files[OFFER_FOLDER]) < 0 ||
+		fcntl(files[OFFER_CHANNEL], F_SETFD, 0) < 0 ||
+		setenv("GMBLOCK_UPGRADE_FD", number, 1) < 0) {
+		return errno;
+	}
+	execvp(program, arguments);
+	return errno;
+}
+
+/* As a process that is nobody's child but the first one's: the service manager supervises only its
+ * own. */
+static int start_process(
+	const int files[OFFER_FILES], const char *program, char **arguments, struct error *error)
+{
+	int report[2];
+	int code = 0;
+	pid_t pid;
+
+	if (pipe2(report, O_CLOEXEC) < 0) {
+		return error_set(error, -errno, "cannot start a process: %s", strerror(errno));
+	}
+	pid = fork();
+	if (pid == 0) {
+		(void)setsid();
+		if (fork() == 0) {
+			code = become(files, program, arguments);
+			(void)!write(report[1], &code, sizeof(code));
+		}
+		_exit(0);
+	}
+	close(report[1]);
+	if (pid > 0) {
+		(void)waitpid(pid, NULL, 0);
+		/* Closed when the program has been started. */
+		if (read(report[0], &code, sizeof(code)) == (ssize_t)sizeof(code)) {
+			char end;
+
+			/* The process has gone, with its end of what the server has offered. */
+			(void)!read(report[0], &end, sizeof(end));
+		} else {
+			code = 0;
+		}
+	} else {
+		code = errno;
+	}
+	close(report[0]);
+	return code == 0 ? 0
+			 : error_set(error, -code, "cannot start %s: %s", program, strerror(code));
+}
+
+static int start_new(struct control_connection *connection, const struct running *running,
+	char **command, struct error *error)
+{
+	char **arguments = command != NULL ? command : split_command(running);
+	int files[OFFER_FILES];
+	json_t *offer;
+	int rc;
+
+	if (arguments == NULL) {
+		return error_set(error, -ENOMEM, "not enough memory");
+	}
+	rc = control_receive_files(connection, ANSWER_MS, &offer, files, OFFER_FILES, error);
+	if (rc == 0) {
+		json_decref(offer);
+		rc = start_process(
+			files, command != NULL ? command[0] : running->program, arguments, error);
+		for (int i = 0; i < OFFER_FILES; i++) {
+			close(files[i]);
+		}
+	}
+	if (arguments != command) {
+		free(arguments);
+	}
+	return rc;
+}
+
+static long long number(const json_t *result, const char *key)
+{
+	return (long long)json_integer_value(json_object_get(result, key));
+}
+
+static int print_result(const json_t *result)
+{
+	char text[160];
+
+	snprintf(text, sizeof(text),
+		"process %lld serves now; connections passed: %lld, ended: %lld; pause: %.1f ms\n",
+		number(result, "pid"), number(result, "connections"),
+		number(result, "connections_ended"), (double)number(result, "pause_us") / 1e3);
+	return cli_print(text);
+}
+
+/* Whether the file of the program that runs is another one now. 0 or 1, or a negative errno. */
+static int is_replaced(const char *path, struct error *error)
+{
+	struct control_connection *connection;
+	struct running running = { 0 };
+	/* Any command that changes nothing: it is the process that is looked at. */
+	int rc = control_connect(path, "counters", NULL, CONTROL_TIMEOUT_MS, &connection, error);
+
+	if (rc < 0) {
+		return rc;
+	}
+	rc = find_running(connection, &running, error);
+	control_disconnect(connection);
+	return rc < 0 ? rc : running.is_replaced;
+}
+
+/* command: of the new process; NULL: that of the old one. */
+static int upgrade(const char *path, char **command, struct error *error)
+{
+	struct control_connection *connection = NULL;
+	struct running running = { 0 };
+	json_t *result = NULL;
+	int status = CLI_OK;
+	int rc = control_connect(path, "upgrade", NULL, CONTROL_TIMEOUT_MS, &connection, error);
+
+	if (rc == 0) {
+		rc = check_unit(connection, error);
+	}
+	if (rc == 0 && command == NULL) {
+		rc = find_running(connection, &running, error);
+	}
+	if (rc == 0 && command == NULL) {
+		rc = read_command(&running, error);
+	}
+	if (rc == 0) {
+		rc = start_new(connection, &running, command, error);
+	}
+	while (rc == 0 && (rc = control_receive(connection, ANSWER_MS, &result, error)) > 0) {
+		json_decref(result);
+		rc = 0;
+	}
+	if (rc == 0) {
+		status = print_result(result);
+		json_decref(result);
+	}
+	control_disconnect(connection);
+	free(running.command);
+	return rc < 0 ? cli_failure(name, error) : status;
+}
+
+int cmd_upgrade(int argc, char **argv)
+{
+	bool if_replaced = false;
+	const struct cli_option options[] = {
+		{ "if-replaced", .flag = &if_replaced },
+	};
+	const struct cli_command parser = { name, help, options, ARRAY_COUNT(options), NULL };
+	char path[STATS_PATH_BYTES];
+	struct error error = { 0 };
+	const char *server = NULL;
+	char **command = NULL;
+	int operands = argc;
+	int status;
+
+	for (int i = 1; i < argc && command == NULL; i++) {
+		if (strcmp(argv[i], "--") == 0) {
+			operands = i;
+			command = &argv[i + 1];
+		}
+	}
+	if (command != NULL && command[0] == NULL) {
+		return cli_usage_error(name, "a program is needed behind --");
+	}
+	status = cli_parse(&parser, operands, argv);
+	if (status == CLI_GO_ON) {
+		status = cli_operand(name, "server", operands, argv, &server);
+	}
+	if (status != CLI_GO_ON) {
+		return status;
+	}
+	status = stats_find(server, path, &error);
+	if (status == 0) {
+		status = if_replaced ? is_replaced(path, &error) : 1;
+	}
+	if (status < 0) {
+		return cli_failure(name, &error);
+	}
+	return status > 0 ? upgrade(path, command, &error) : CLI_OK;
+}

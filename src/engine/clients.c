@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <arpa/inet.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/engine.h"
+
+/* The one with sessions, or without any one that has been without for the longest time. */
+static struct engine_client *find(
+	struct engine *engine, const struct takeover_principal *principal, bool *is_known)
+{
+	struct engine_client *idle = NULL;
+
+	list_for_each(node, &engine->clients)
+	{
+		struct engine_client *client = list_entry(node, struct engine_client, node);
+
+		*is_known = memcmp(&client->principal, principal, sizeof(*principal)) == 0;
+		if (*is_known) {
+			return client;
+		}
+		if (idle == NULL && client->session_count == 0) {
+			idle = client;
+		}
+	}
+	return idle;
+}
+
+static struct engine_client *add(struct engine *engine)
+{
+	uint32_t share = ENGINE_CLIENTS_MAX / engine->limits.engine_count;
+	uint32_t least = MAX(share, (uint32_t)ENGINE_CLIENTS_EACH_MIN);
+	uint32_t count_max = MIN(least, (uint32_t)ENGINE_CLIENTS_EACH_MAX);
+	struct engine_client *client = NULL;
+
+	if (engine->client_count < count_max) {
+		client = calloc(1, sizeof(*client));
+	}
+	if (client != NULL) {
+		engine->client_count++;
+		list_push_back(&engine->clients, &client->node);
+	}
+	return client;
+}
+
+static void forget_requests(struct engine_client *client)
+{
+	for (int op = 0; op < STORE_OP_COUNT; op++) {
+		free(client->operations[op]);
+		client->operations[op] = NULL;
+	}
+}
+
+static void name_client(struct engine_client *client, const struct peer *peer)
+{
+	char host[INET6_ADDRSTRLEN] = "unknown";
+	uint8_t network[ACCESS_ADDRESS_BYTES] = { 0 };
+	bool is_network = false;
+
+	if (peer->proved != NULL && peer->proved->is_proved) {
+		snprintf(client->name, sizeof(client->name), "%s", peer->proved->text);
+		return;
+	}
+	if (peer->has_credentials) {
+		snprintf(client->name, sizeof(client->name), "uid %u", peer->credentials.uid);
+		return;
+	}
+	if (peer->has_address && peer->identity.bytes[0] == AF_INET) {
+		(void)inet_ntop(AF_INET, peer->address + 12, host, sizeof(host));
+	} else if (peer->has_address) { /* as many bytes as tell it from others */
+		memcpy(network, peer->identity.bytes + 1, sizeof(network));
+		is_network = memcmp(network, peer->address, sizeof(network)) != 0;
+		(void)inet_ntop(AF_INET6, network, host, sizeof(host));
+	}
+	snprintf(client->name, sizeof(client->name), "%s%s", host, is_network ? "/64" : "");
+}
+
+void engine_client_join(struct session *session, const struct takeover_principal *principal)
+{
+	struct engine *engine = session->engine;
+	bool is_known = false;
+	struct engine_client *client = find(engine, principal, &is_known);
+
+	if (!is_known) {
+		struct engine_client *added = add(engine);
+
+		client = added != NULL ? added : client;
+		if (client != NULL) {
+			forget_requests(client);
+			client->principal = *principal;
+			name_client(client, &session->peer);
+		}
+	}
+	session->of_client = client != NULL ? client : &engine->other_clients;
+	session->of_client->session_count++;
+	session->client.stats = session->of_client->operations;
+}
+
+void engine_client_leave(struct session *session)
+{
+	struct engine_client *client = session->of_client;
+
+	if (client == NULL) {
+		return;
+	}
+	session->of_client = NULL;
+	if (--client->session_count == 0 && client != &session->engine->other_clients) {
+		list_remove(&client->node);
+		list_push_back(&session->engine->clients, &client->node);
+	}
+}
+
+void engine_clients_init(struct engine *engine)
+{
+	list_init(&engine->clients);
+	snprintf(engine->other_clients.name, sizeof(engine->other_clients.name), "other");
+}
+
+void engine_clients_fini(struct engine *engine)
+{
+	struct list_node *node;
+
+	while ((node = list_pop_front(&engine->clients)) != NULL) {
+		struct engine_client *client = list_entry(node, struct engine_client, node);
+
+		GMB_ASSERT(client->session_count == 0);
+		forget_requests(client);
+		free(client);
+	}
+	forget_requests(&engine->other_clients);
+}

@@ -1,0 +1,391 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/exports.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "base/log.h"
+#include "base/text.h"
+
+/* --- one disk -------------------------------------------------------------------------------- */
+
+/* What to do about a disk that does not exist. A file is not to be made in place of a device, nor
+ * of what was to be only read. */
+static const char *advice_for_absent(const struct server_export *entry)
+{
+	if (strstr(entry->path, "://") != NULL) {
+		return "a path is needed here: it is copy and attach that take the URI of a server";
+	}
+	if (strcmp(entry->path, "memory") == 0 || strcmp(entry->path, "null") == 0) {
+		return "a disk without a file is written with its size, memory:SIZE or null:SIZE";
+	}
+	if (strcmp(entry->origin, entry->path) == 0 && strchr(entry->path, ',') != NULL) {
+		/* A bare PATH takes no keys. */
+		return "keys behind a comma need --export =PATH,KEY[=VALUE]";
+	}
+	if (entry->store.read_only || strncmp(entry->path, "/dev/", strlen("/dev/")) == 0) {
+		return NULL;
+	}
+	return "create it first, for example with 'truncate -s SIZE FILE'";
+}
+
+static void advise(const struct server_export *entry, struct error *error)
+{
+	const char *advice = advice_for_absent(entry);
+	struct error plain;
+
+	if (error == NULL || error->code != -ENOENT || advice == NULL) {
+		return;
+	}
+	plain = *error;
+	error_set(error, plain.code, "%s; %s", plain.text, advice);
+}
+
+/* The machine's boot, of which the kernel keeps a name; 0 when it is not known. Where the service
+ * manager hides the kernel's file, it may tell the name itself. */
+static uint64_t boot_epoch(void)
+{
+	unsigned int parts[3] = { 0 };
+	FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
+	const char *told = getenv("GMBLOCK_BOOT_ID");
+	int count = 0;
+
+	if (file != NULL) {
+		count = fscanf(file, "%8x-%4x-%4x", &parts[0], &parts[1], &parts[2]);
+		fclose(file);
+	} else if (told != NULL) {
+		count = sscanf(told, "%8x%4x%4x", &parts[0], &parts[1], &parts[2]);
+	}
+	return count == 3 ? (uint64_t)parts[0] << 32 | (uint64_t)parts[1] << 16 | parts[2] : 0;
+}
+
+/* What was answered and not flushed outlives the server, but not the machine; memory does not
+ * outlive the server, and another disk has never had it. */
+void served_choose_epoch(struct served *served, const struct served *replaces)
+{
+	struct export *export = served->export;
+	bool is_other = replaces != NULL && strcmp(served->about.path, replaces->about.path) != 0;
+
+	export->epoch = store_epoch(export->store);
+	if (export->epoch == 0 && !export->is_volatile && !is_other) {
+		export->epoch = boot_epoch();
+	} else if (export->epoch == 0 &&
+		   getrandom(&export->epoch, sizeof(export->epoch), 0) != sizeof(export->epoch)) {
+		export->epoch = 0;
+	}
+}
+
+void served_blame(const struct server_export *entry, struct error *error)
+{
+	bool says_more = strcmp(entry->origin, entry->path) != 0;
+	bool is_default = entry->name[0] == '\0';
+	char shown[120];
+
+	error_prefix(error, "cannot serve the %s%s%s%s%s%s",
+		is_default ? "default export" : "export \"",
+		log_escape(shown, sizeof(shown), entry->name, strlen(entry->name)),
+		is_default ? "" : "\"", says_more ? " (" : "", says_more ? entry->origin : "",
+		says_more ? ")" : "");
+}
+
+int served_open(struct served *served, struct access *rules, struct error *error)
+{
+	const struct server_export *entry = &served->about;
+	struct store_options options = entry->store;
+	struct export_options about = {
+		.name = entry->name,
+		.name_bytes = (uint32_t)strlen(entry->name),
+		.description = entry->description,
+		.read_only = entry->store.read_only,
+		.access = rules,
+		.connections_max = entry->connections_max,
+		.overlap = entry->overlap,
+		.rate = entry->rate,
+		.memory_max = entry->memory_max,
+	};
+	int rc;
+
+	options.path = entry->path;
+	rc = store_open(&options, &about.store, error);
+	if (rc < 0) {
+		access_put(rules);
+		if (!sandbox_explain(entry->path,
+			    "name its folder with --export-folder when the server starts", error)) {
+			advise(entry, error);
+		}
+		served_blame(entry, error);
+		return rc;
+	}
+	about.is_volatile = store_info(about.store)->is_volatile;
+	rc = export_create(&about, &served->export, error);
+	served->size = rc == 0 ? store_size(served->export->store) : 0;
+	return rc;
+}
+
+int served_look(struct served *served, const uint64_t *wanted, char line[SERVED_LINE_BYTES],
+	struct error *error)
+{
+	const char *name = served->about.name;
+	uint64_t before = served->size;
+	uint64_t size = store_size(served->export->store);
+	char old[UNITS_TEXT_BYTES];
+	char new[UNITS_TEXT_BYTES];
+	char shown[120];
+
+	units_format_bytes(old, before);
+	units_format_bytes(new, size);
+	log_escape(shown, sizeof(shown), name, strlen(name));
+	if (wanted != NULL && *wanted < size) {
+		return error_set(error, -EINVAL,
+			"the disk of export \"%s\" has %s: an export is not made smaller while it "
+			"is served; remove it first",
+			shown, new);
+	}
+	if (wanted != NULL && *wanted > size) {
+		return error_set(error, -EINVAL,
+			"the disk of export \"%s\" has only %s; make it larger first, for example "
+			"with 'truncate -s SIZE FILE'",
+			shown, new);
+	}
+	served->size = size;
+	if (size < before) {
+		return error_set(error, -EINVAL,
+			"the disk of export \"%s\" has become smaller, %s (was %s): clients that "
+			"are "
+			"connected get errors behind its end",
+			shown, new, old);
+	}
+	snprintf(line, SERVED_LINE_BYTES, "export \"%s\": size=%s (was %s)", shown, new, old);
+	return size > before;
+}
+
+int served_create(const struct server_export *entry, const struct server_settings *settings,
+	struct served **served_out, struct error *error)
+{
+	struct served *served = calloc(1, sizeof(*served));
+	int rc;
+
+	if (served == NULL) {
+		return error_set(error, -ENOMEM, "no memory for an export");
+	}
+	server_export_init(&served->about);
+	rc = server_export_copy(entry, settings, &served->about, error);
+	if (rc < 0) {
+		free(served);
+		return rc;
+	}
+	*served_out = served;
+	return 0;
+}
+
+void served_free(struct served *served)
+{
+	if (served != NULL) {
+		export_put(served->export);
+		server_export_fini(&served->about);
+		free(served);
+	}
+}
+
+/* --- the table ------------------------------------------------------------------------------- */
+
+int exports_create(uint32_t room, struct exports *exports, struct error *error)
+{
+	*exports = (struct exports){
+		.list = calloc(MAX(room, 1U), sizeof(struct served *)),
+		.exports = calloc(MAX(room, 1U), sizeof(struct export *)),
+		.paths = calloc(MAX(room, 1U), sizeof(char *)),
+	};
+	if (exports->list == NULL || exports->exports == NULL || exports->paths == NULL) {
+		exports_free(exports);
+		return error_set(error, -ENOMEM, "no memory for %u exports", room);
+	}
+	return 0;
+}
+
+void exports_append(struct exports *exports, struct served *served)
+{
+	exports->list[exports->count] = served;
+	exports->exports[exports->count] = served->export;
+	exports->paths[exports->count] = served->about.path;
+	exports->count++;
+}
+
+void exports_free(struct exports *exports)
+{
+	free(exports->list);
+	free(exports->exports);
+	free(exports->paths);
+	*exports = (struct exports){ 0 };
+}
+
+int gone_create(const struct served *served, struct gone **gone_out, struct error *error)
+{
+	size_t path_bytes = strlen(served->about.path) + 1;
+	struct gone *gone = malloc(sizeof(*gone) + path_bytes);
+
+	if (gone == NULL) {
+		return error_set(error, -ENOMEM, "no memory for a change");
+	}
+	*gone = (struct gone){ .use = export_use_get(served->export) };
+	memcpy(gone->path, served->about.path, path_bytes);
+	*gone_out = gone;
+	return 0;
+}
+
+void gone_free(struct gone *gone)
+{
+	if (gone != NULL) {
+		export_use_put(gone->use);
+		free(gone);
+	}
+}
+
+void exports_remember(struct exports *exports, struct gone *gone)
+{
+	struct gone **link = &exports->gone;
+
+	while (*link != NULL) {
+		struct gone *old = *link;
+
+		if (export_use_is_over(old->use)) {
+			*link = old->next;
+			gone_free(old);
+		} else {
+			link = &old->next;
+		}
+	}
+	*link = gone;
+}
+
+/* A limit that "gmblock rate" has changed is not what was asked for. */
+static const char *setting_value(
+	const struct served *served, const char *key, const char *value, char out[RATE_TEXT_BYTES])
+{
+	const struct export *export = served->export;
+	struct rate_limits now;
+	uint64_t memory_max;
+
+	if (strcmp(key, "rate") == 0) {
+		rate_get(&export->rate, &now);
+		return memcmp(&now, &served->about.rate, sizeof(now)) == 0 ? value
+									   : rate_format(&now, out);
+	}
+	if (strcmp(key, "max-memory") == 0) {
+		memory_max = atomic_load_explicit(&export->memory_max, memory_order_relaxed);
+		return memory_max == served->about.memory_max ? value
+							      : rate_format_memory(memory_max, out);
+	}
+	return value;
+}
+
+static json_t *settings_json(const struct served *served)
+{
+	static const char *const limits[] = { "rate", "max-memory" };
+	const struct server_settings *settings = &served->about.settings;
+	json_t *all = json_array();
+	char text[RATE_TEXT_BYTES];
+
+	for (uint32_t i = 0; i < settings->count; i++) {
+		const struct server_setting *setting = &settings->list[i];
+
+		json_array_append_new(
+			all, json_pack("[s, s?]", setting->key,
+				     setting_value(served, setting->key, setting->value, text)));
+	}
+	for (size_t i = 0; i < ARRAY_COUNT(limits); i++) {
+		const char *value = setting_value(served, limits[i], NULL, text);
+
+		char asked[RATE_TEXT_BYTES];
+
+		server_settings_text(settings, limits[i], asked, sizeof(asked));
+		if (value != NULL && asked[0] == '\0') {
+			json_array_append_new(all, json_pack("[s, s]", limits[i], value));
+		}
+	}
+	return all;
+}
+
+json_t *exports_json(const struct exports *exports)
+{
+	json_t *all = json_array();
+
+	for (uint32_t i = 0; i < exports->count; i++) {
+		const struct served *served = exports->list[i];
+		const struct server_export *about = &served->about;
+		char path[4 * PATH_MAX];
+
+		/* Relaxed: numbers, nothing hangs on them. The disk itself might take its time. */
+		json_array_append_new(all,
+			json_pack("{s:s, s:s, s:s, s:I, s:I, s:o}", "name", about->name, "path",
+				log_escape(path, sizeof(path), about->path, strlen(about->path)),
+				"from", served->is_added ? "command" : "configuration", "size",
+				(json_int_t)atomic_load_explicit(
+					&served->size, memory_order_relaxed),
+				"connections",
+				(json_int_t)atomic_load_explicit(
+					&served->export->connections, memory_order_relaxed),
+				"settings", settings_json(served)));
+	}
+	return all;
+}
+
+void exports_close(struct exports *exports)
+{
+	struct gone *gone;
+
+	while ((gone = exports->gone) != NULL) {
+		exports->gone = gone->next;
+		gone_free(gone);
+	}
+	for (uint32_t i = 0; i < exports->count; i++) {
+		served_free(exports->list[i]);
+	}
+	exports_free(exports);
+}
+
+static int open_next(const struct server_export *entry, struct access *rules,
+	struct exports *exports, struct error *error)
+{
+	static const struct server_settings none;
+	struct served *served;
+	int rc = served_create(entry, &none, &served, error);
+
+	if (rc < 0) {
+		access_put(rules);
+		return rc;
+	}
+	rc = served_open(served, rules, error);
+	if (rc < 0) {
+		served_free(served);
+	} else {
+		exports_append(exports, served);
+	}
+	return rc;
+}
+
+int exports_open(const struct server_config *config, struct exports *exports, struct error *error)
+{
+	uint32_t count = config->export_count;
+	struct access **sets = calloc(MAX(count, 1U), sizeof(*sets));
+	int rc;
+
+	if (sets == NULL) {
+		return error_set(error, -ENOMEM, "no memory for %u exports", count);
+	}
+	rc = exports_create(count, exports, error);
+	if (rc == 0) {
+		rc = server_access_build(config, sets, error);
+	}
+	for (uint32_t i = 0; rc == 0 && i < count; i++) {
+		rc = open_next(&config->exports[i], sets[i], exports, error);
+		sets[i] = NULL;
+	}
+	server_access_drop(sets, count);
+	free(sets);
+	return rc;
+}

@@ -1,0 +1,706 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/upgrade.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/manager.h"
+#include "control/control.h"
+#include "server/reload.h"
+#include "server/scrape.h"
+#include "server/upgrade_wire.h"
+
+#define MS_NS	   UINT64_C(1000000)
+#define PREPARE_NS (10000 * MS_NS) /* from the offer to READY */
+#define SETTLE_NS  (1000 * MS_NS)  /* for handshakes; clients work meanwhile */
+#define PAUSE_NS   (5000 * MS_NS)  /* for what is in flight */
+#define START_NS   (5000 * MS_NS)  /* from the last session to STARTED */
+
+enum {
+	SEND_SECONDS = 2, /* that a message may wait for room */
+	SETTLE_LOOK_MS = 2,
+	PAUSE_LOOK_MS = 1,
+	NAME_SHOWN_BYTES = 120,
+	OFFER_FILES = 3, /* the socket, standard error, the working directory */
+};
+
+_Static_assert((int)OFFER_FILES <= (int)CONTROL_FILES_MAX, "the offer is one note");
+
+enum upgrade_state {
+	UPGRADE_IDLE,
+	UPGRADE_OFFERED,
+	UPGRADE_PREPARING,
+	UPGRADE_SETTLING,
+	UPGRADE_PAUSING,
+	UPGRADE_PASSED,
+	UPGRADE_GONE,
+	UPGRADE_STATE_COUNT
+};
+
+static const uint32_t upgrade_edges[UPGRADE_STATE_COUNT] = {
+	[UPGRADE_IDLE] = BIT(UPGRADE_OFFERED),
+	[UPGRADE_OFFERED] = BIT(UPGRADE_PREPARING) | BIT(UPGRADE_IDLE),
+	[UPGRADE_PREPARING] = BIT(UPGRADE_SETTLING) | BIT(UPGRADE_IDLE),
+	[UPGRADE_SETTLING] = BIT(UPGRADE_PAUSING) | BIT(UPGRADE_IDLE),
+	[UPGRADE_PAUSING] = BIT(UPGRADE_PASSED) | BIT(UPGRADE_IDLE),
+	[UPGRADE_PASSED] = BIT(UPGRADE_GONE) | BIT(UPGRADE_IDLE),
+	[UPGRADE_GONE] = 0,
+};
+
+struct upgrade {
+	struct upgrade_options options;
+	struct acceptor *acceptor;	/* NULL: the server does not serve */
+	struct server_control *control; /* or NULL */
+	struct scrape *scrape;		/* or NULL */
+	enum upgrade_state state;
+	bool stopping;		       /* the server does */
+	struct control_client *client; /* to be answered; NULL unless one waits */
+	int channel;		       /* to the new process, or -1 */
+	uint64_t deadline_ns;	       /* of the state */
+	uint64_t pause_begin_ns;
+	uint32_t pid;
+	uint32_t paused_count;	/* the first so many reactors */
+	uint32_t passed_count;	/* sessions */
+	uint32_t drained_count; /* that could not be passed */
+	uint32_t ended_count;	/* that stood still */
+};
+
+static void set_state(struct upgrade *upgrade, enum upgrade_state state, uint64_t limit_ns)
+{
+	GMB_ASSERT((upgrade_edges[upgrade->state] & BIT(state)) != 0);
+	upgrade->state = state;
+	upgrade->deadline_ns = clock_now_ns() + limit_ns;
+}
+
+static bool is_late(const struct upgrade *upgrade)
+{
+	return clock_now_ns() >= upgrade->deadline_ns;
+}
+
+/* --- giving up ------------------------------------------------------------------------------- */
+
+/* The new process owns nothing and can do nothing any more. False: it has said STARTED. */
+static bool revoke_offer(struct upgrade *upgrade)
+{
+	uint8_t bytes[UPGRADE_PACKET_BYTES_MAX];
+	struct upgrade_message message;
+	struct error error;
+
+	/* From here on its STARTED fails; one that is there already counts. */
+	(void)shutdown(upgrade->channel, SHUT_RD);
+	while (upgrade_receive(upgrade->channel, 0, bytes, &message, &error) == 0) {
+		if (message.fd >= 0) {
+			close(message.fd);
+		}
+		if (upgrade->state == UPGRADE_PASSED && message.type == UPGRADE_STARTED) {
+			return false;
+		}
+	}
+	return true;
+}
+
+static void forget(struct upgrade *upgrade)
+{
+	close(upgrade->channel);
+	upgrade->channel = -1;
+	upgrade->pid = 0;
+	upgrade->paused_count = 0;
+	upgrade->passed_count = 0;
+	upgrade->drained_count = 0;
+	upgrade->ended_count = 0;
+}
+
+/* False: the new process serves already. */
+static bool give_up(struct upgrade *upgrade, int code, const char *reason)
+{
+	bool accepts = upgrade->state <= UPGRADE_PREPARING;
+	struct error error;
+
+	if (!revoke_offer(upgrade)) {
+		return false;
+	}
+	upgrade_send_failure(upgrade->channel, reason);
+	for (uint32_t i = 0; i < upgrade->paused_count; i++) {
+		reactor_resume(upgrade->options.reactors[i]);
+	}
+	set_state(upgrade, UPGRADE_IDLE, 0);
+	if (!accepts && !upgrade->stopping) {
+		atomic_store_explicit(
+			upgrade->options.acceptor_stopped, false, memory_order_relaxed);
+		acceptor_start(upgrade->acceptor);
+	}
+	forget(upgrade);
+	reload_begin(upgrade->options.reload);
+	error_set(&error, code, "the upgrade failed, and this server goes on: %s", reason);
+	log_error("%s", error.text);
+	if (upgrade->client != NULL) {
+		control_fail(upgrade->client, code, error.text);
+		upgrade->client = NULL;
+	}
+	return true;
+}
+
+/* --- what is passed before anything stops ------------------------------------------------------
+ */
+
+static int send_listener(
+	const struct upgrade *upgrade, const struct listener *listener, uint32_t flags)
+{
+	struct upgrade_message message = { .type = UPGRADE_LISTENER };
+	int rc = 0;
+
+	message.flags = flags | (listener->unlink_path != NULL ? UPGRADE_HAS_PATH : 0U) |
+			(listener->of_manager ? UPGRADE_OF_MANAGER : 0U);
+	message.device = listener->unlink_device;
+	message.inode = listener->unlink_inode;
+	for (uint32_t i = 0; rc == 0 && i < listener->fd_count; i++) {
+		message.fd = listener->fds[i];
+		rc = upgrade_send(upgrade->channel, &message);
+	}
+	return rc;
+}
+
+static int send_export(const struct upgrade *upgrade, const struct export *export)
+{
+	struct upgrade_message message = {
+		.type = UPGRADE_EXPORT,
+		.session_count = atomic_load_explicit(&export->connections, memory_order_relaxed),
+		.epoch = export->epoch,
+		.record = { .export = export->name, .export_bytes = export->name_bytes },
+	};
+	struct store_claim claim;
+
+	if (store_pass(export->store, &claim) != NULL) {
+		return -EIO; /* it has broken since the offer */
+	}
+	message.fd = claim.fd;
+	message.is_claimed = claim.is_held;
+	memcpy(message.identity, claim.identity, sizeof(message.identity));
+	return upgrade_send(upgrade->channel, &message);
+}
+
+/* The control socket, if the new process is to have the same path; else NULL. */
+static struct listener *own_control(const struct upgrade *upgrade)
+{
+	return upgrade->options.config->control_path != NULL
+		       ? server_control_listener(upgrade->control)
+		       : NULL;
+}
+
+static int send_all(const struct upgrade *upgrade)
+{
+	const struct upgrade_options *options = &upgrade->options;
+	const struct upgrade_message end = { .type = UPGRADE_PREPARE, .fd = -1 };
+	const struct listener *control = own_control(upgrade);
+	const struct listener *metrics = scrape_listener(upgrade->scrape);
+	int rc = 0;
+
+	for (uint32_t i = 0; rc == 0 && i < options->listener_count; i++) {
+		rc = send_listener(upgrade, &options->listeners[i], 0);
+	}
+	if (rc == 0 && control != NULL) {
+		rc = send_listener(upgrade, control, UPGRADE_IS_CONTROL);
+	}
+	if (rc == 0 && metrics != NULL) {
+		rc = send_listener(upgrade, metrics, UPGRADE_IS_METRICS);
+	}
+	for (uint32_t i = 0; rc == 0 && i < options->exports->count; i++) {
+		rc = send_export(upgrade, options->exports->exports[i]);
+	}
+	return rc == 0 ? upgrade_send(upgrade->channel, &end) : rc;
+}
+
+/* --- sessions -------------------------------------------------------------------------------- */
+
+struct look {
+	struct upgrade *upgrade;
+	uint64_t count;
+	int rc;
+};
+
+static void count_handshakes(struct engine *engine, void *context)
+{
+	struct look *look = context;
+
+	look->count += engine->counters.handshakes;
+}
+
+static void pause_engine(struct engine *engine, void *context)
+{
+	struct look *look = context;
+
+	look->upgrade->drained_count += engine_pause(engine);
+}
+
+static void count_busy(struct engine *engine, void *context)
+{
+	struct look *look = context;
+
+	look->count += engine_busy(engine, &look->upgrade->ended_count);
+}
+
+static int send_session(void *context, const struct session_record *record)
+{
+	struct look *look = context;
+	const struct upgrade_message message = {
+		.type = UPGRADE_SESSION, .fd = record->fd, .record = *record
+	};
+
+	look->upgrade->passed_count++;
+	return upgrade_send(look->upgrade->channel, &message);
+}
+
+static void pass_engine(struct engine *engine, void *context)
+{
+	struct look *look = context;
+
+	look->rc = engine_pass(engine, send_session, look);
+}
+
+static void let_engine_go(struct engine *engine, void *context)
+{
+	GMB_UNUSED(context);
+	engine_let_go(engine);
+}
+
+/* Asks all reactors: a sum, or a negative errno. */
+static int64_t ask_all(struct upgrade *upgrade, void (*ask)(struct engine *engine, void *context))
+{
+	struct look look = { .upgrade = upgrade };
+	int rc = 0;
+
+	for (uint32_t i = 0; rc == 0 && i < upgrade->options.reactor_count; i++) {
+		rc = reactor_call(upgrade->options.reactors[i], ask, &look);
+		rc = rc == 0 ? look.rc : rc;
+	}
+	return rc < 0 ? rc : (int64_t)look.count;
+}
+
+static bool pause_all(struct upgrade *upgrade)
+{
+	struct look look = { .upgrade = upgrade };
+
+	upgrade->pause_begin_ns = clock_now_ns();
+	set_state(upgrade, UPGRADE_PAUSING, PAUSE_NS);
+	for (uint32_t i = 0; i < upgrade->options.reactor_count; i++) {
+		int rc = reactor_call(upgrade->options.reactors[i], pause_engine, &look);
+
+		if (rc < 0) {
+			return !give_up(upgrade, rc, server_call_error(rc));
+		}
+		upgrade->paused_count++;
+	}
+	return false;
+}
+
+static bool pass_all(struct upgrade *upgrade)
+{
+	struct upgrade_message end = { .type = UPGRADE_SESSIONS_END, .fd = -1 };
+	int rc = (int)ask_all(upgrade, pass_engine);
+
+	end.passed_count = upgrade->passed_count;
+	end.ended_count = upgrade->drained_count + upgrade->ended_count;
+	set_state(upgrade, UPGRADE_PASSED, START_NS);
+	if (rc == 0) {
+		rc = upgrade_send(upgrade->channel, &end);
+	}
+	return rc < 0 && !give_up(upgrade, rc, "the connections cannot be sent to the new process");
+}
+
+/* --- the other process serves ------------------------------------------------------------------
+ */
+
+static void leave(struct upgrade *upgrade)
+{
+	const struct upgrade_options *options = &upgrade->options;
+	uint64_t pause_ns = clock_now_ns() - upgrade->pause_begin_ns;
+	struct listener *control = own_control(upgrade);
+	struct listener *metrics = scrape_listener(upgrade->scrape);
+
+	set_state(upgrade, UPGRADE_GONE, 0);
+	manager_tell("MAINPID=%u", upgrade->pid);
+	for (uint32_t i = 0; i < options->listener_count; i++) {
+		listener_forget_path(&options->listeners[i]);
+	}
+	if (control != NULL) {
+		listener_forget_path(control);
+	}
+	if (metrics != NULL) {
+		listener_forget_path(metrics);
+	}
+	/* Before the answer, after which somebody may ask again. */
+	server_control_let_go(upgrade->control);
+	log_info("process %u serves now: connections passed within %.1f ms: %u, ended: %u",
+		upgrade->pid, (double)pause_ns / 1e6, upgrade->passed_count,
+		upgrade->drained_count + upgrade->ended_count);
+	if (upgrade->client != NULL) {
+		control_reply(upgrade->client,
+			json_pack("{s:I, s:I, s:I, s:I}", "pid", (json_int_t)upgrade->pid,
+				"connections", (json_int_t)upgrade->passed_count,
+				"connections_ended",
+				(json_int_t)(upgrade->drained_count + upgrade->ended_count),
+				"pause_us", (json_int_t)(pause_ns / 1000)));
+		upgrade->client = NULL;
+	}
+	if (ask_all(upgrade, let_engine_go) < 0) {
+		/* It would say goodbye on connections of the new process. */
+		log_error("a thread does not answer any more: ended at once");
+		_exit(1);
+	}
+}
+
+void upgrade_goodbye(struct upgrade *upgrade)
+{
+	if (upgrade->state == UPGRADE_GONE && upgrade->channel >= 0) {
+		forget(upgrade);
+	}
+}
+
+/* --- steps ----------------------------------------------------------------------------------- */
+
+static void accept_hello(struct upgrade *upgrade, const struct upgrade_message *hello)
+{
+	int rc;
+
+	upgrade->pid = hello->pid;
+	rc = send_all(upgrade);
+	if (rc < 0) {
+		(void)give_up(upgrade, rc, "the sockets and disks cannot be passed");
+	} else {
+		uint64_t left_ns = upgrade->deadline_ns - MIN(clock_now_ns(), upgrade->deadline_ns);
+
+		set_state(upgrade, UPGRADE_PREPARING, left_ns);
+	}
+}
+
+/* What is expected next; UPGRADE_TYPE_END: nothing. */
+static enum upgrade_type expected(const struct upgrade *upgrade)
+{
+	return upgrade->state == UPGRADE_OFFERED     ? UPGRADE_HELLO
+	       : upgrade->state == UPGRADE_PREPARING ? UPGRADE_READY
+	       : upgrade->state == UPGRADE_PASSED    ? UPGRADE_STARTED
+						     : UPGRADE_TYPE_END;
+}
+
+/* True: it serves. */
+static bool take_message(struct upgrade *upgrade, const struct upgrade_message *message)
+{
+	char text[ERROR_TEXT_BYTES];
+	char reason[ERROR_TEXT_BYTES];
+
+	if (message->type == UPGRADE_FAILED) {
+		snprintf(text, sizeof(text), "%.*s", (int)message->text_bytes, message->text);
+		log_escape_sentence(reason, sizeof(reason), text);
+		return !give_up(upgrade, -ECANCELED, reason);
+	}
+	if (message->type != expected(upgrade)) {
+		return !give_up(upgrade, -EPROTO, "the new process does not speak in turn");
+	}
+	if (message->type == UPGRADE_HELLO) {
+		accept_hello(upgrade, message);
+	} else if (message->type == UPGRADE_READY) {
+		acceptor_stop(upgrade->acceptor);
+		set_state(upgrade, UPGRADE_SETTLING, SETTLE_NS);
+	}
+	return message->type == UPGRADE_STARTED;
+}
+
+/* True: the new process serves. */
+static bool receive(struct upgrade *upgrade)
+{
+	uint8_t bytes[UPGRADE_PACKET_BYTES_MAX];
+	struct upgrade_message message;
+	struct error error;
+	int rc = upgrade_receive(upgrade->channel, 0, bytes, &message, &error);
+
+	if (rc == -EAGAIN) {
+		return false;
+	}
+	if (rc < 0) {
+		return !give_up(upgrade, rc, error.text);
+	}
+	if (message.fd >= 0) {
+		close(message.fd); /* none is expected from there */
+	}
+	return take_message(upgrade, &message);
+}
+
+static bool give_up_late(struct upgrade *upgrade)
+{
+	static const char *const reasons[UPGRADE_STATE_COUNT] = {
+		[UPGRADE_OFFERED] = "the new process has not come within 10 seconds",
+		[UPGRADE_PREPARING] = "the new process was not ready within 10 seconds",
+		[UPGRADE_PAUSING] = "requests in flight were not done within 5 seconds",
+		[UPGRADE_PASSED] = "the new process did not begin to serve within 5 seconds",
+	};
+
+	return !give_up(upgrade, -ETIMEDOUT, reasons[upgrade->state]);
+}
+
+static bool settle(struct upgrade *upgrade)
+{
+	int64_t handshakes;
+
+	/* Acquire pairs with the release of acceptor_has_stopped(): no connection is given after
+	 * this. */
+	if (!atomic_load_explicit(upgrade->options.acceptor_stopped, memory_order_acquire)) {
+		return false;
+	}
+	handshakes = ask_all(upgrade, count_handshakes);
+	if (handshakes < 0) {
+		return !give_up(upgrade, (int)handshakes, server_call_error((int)handshakes));
+	}
+	return (handshakes == 0 || is_late(upgrade)) && pause_all(upgrade);
+}
+
+static bool wait_for_rest(struct upgrade *upgrade)
+{
+	int64_t busy = ask_all(upgrade, count_busy);
+
+	if (busy < 0) {
+		return !give_up(upgrade, (int)busy, server_call_error((int)busy));
+	}
+	return busy == 0 ? pass_all(upgrade) : is_late(upgrade) && give_up_late(upgrade);
+}
+
+bool upgrade_run(struct upgrade *upgrade)
+{
+	bool serves = false;
+
+	switch (upgrade->state) {
+	case UPGRADE_IDLE:
+	case UPGRADE_GONE:
+	case UPGRADE_STATE_COUNT:
+		break;
+	case UPGRADE_OFFERED:
+	case UPGRADE_PREPARING:
+	case UPGRADE_PASSED:
+		serves = receive(upgrade);
+		if (!serves && upgrade->state != UPGRADE_IDLE && is_late(upgrade)) {
+			serves = give_up_late(upgrade);
+		}
+		break;
+	case UPGRADE_SETTLING:
+		serves = settle(upgrade);
+		break;
+	case UPGRADE_PAUSING:
+		serves = wait_for_rest(upgrade);
+		break;
+	}
+	if (serves) {
+		leave(upgrade);
+	}
+	return serves;
+}
+
+int upgrade_fd(const struct upgrade *upgrade)
+{
+	return expected(upgrade) != UPGRADE_TYPE_END ? upgrade->channel : -1;
+}
+
+int upgrade_timeout_ms(const struct upgrade *upgrade)
+{
+	uint64_t now_ns = clock_now_ns();
+
+	switch (upgrade->state) {
+	case UPGRADE_SETTLING:
+		return SETTLE_LOOK_MS;
+	case UPGRADE_PAUSING:
+		return PAUSE_LOOK_MS;
+	case UPGRADE_OFFERED:
+	case UPGRADE_PREPARING:
+	case UPGRADE_PASSED:
+		return (int)((MAX(upgrade->deadline_ns, now_ns) - now_ns) / MS_NS + 1);
+	case UPGRADE_IDLE:
+	case UPGRADE_GONE:
+	case UPGRADE_STATE_COUNT:
+		break;
+	}
+	return -1;
+}
+
+/* --- the command ----------------------------------------------------------------------------- */
+
+/* Why there can be no upgrade, as a sentence. */
+static int check_possible(const struct upgrade *upgrade, struct error *error)
+{
+	const struct upgrade_options *options = &upgrade->options;
+	char shown[NAME_SHOWN_BYTES];
+	struct store_claim claim;
+
+	if (upgrade->state != UPGRADE_IDLE) {
+		return error_set(error, -EBUSY, "an upgrade is under way already");
+	}
+	if (upgrade->acceptor == NULL) {
+		return error_set(error, -EAGAIN, "the server does not serve yet; try again");
+	}
+	if (options->config->command_count > 0) {
+		return error_set(error, -EOPNOTSUPP,
+			"the server belongs to its --run commands and ends with them");
+	}
+	if (options->config->arena.given) {
+		return error_set(error, -EOPNOTSUPP,
+			"memory of a device (--arena) cannot be passed to another process; restart "
+			"the server");
+	}
+	for (uint32_t i = 0; i < options->listener_count; i++) {
+		if (options->listeners[i].fd_count == 0) {
+			return error_set(error, -EOPNOTSUPP,
+				"the network address of %s:// cannot be passed to another process; "
+				"restart the server",
+				options->listeners[i].uri.protocol);
+		}
+	}
+	for (uint32_t i = 0; i < options->exports->count; i++) {
+		const struct served *served = options->exports->list[i];
+		const struct export *export = served->export;
+		const char *reason = store_pass(export->store, &claim);
+
+		if (served->is_added) {
+			return error_set(error, -EOPNOTSUPP,
+				"export \"%s\" was added by a command, and a new process would not "
+				"know it; write it into the configuration file, or remove it",
+				log_escape(shown, sizeof(shown), export->name, export->name_bytes));
+		}
+
+		if (reason != NULL) {
+			return error_set(error, -EOPNOTSUPP, "the disk of export \"%s\" %s",
+				log_escape(shown, sizeof(shown), export->name, export->name_bytes),
+				reason);
+		}
+	}
+	return 0;
+}
+
+static int make_channel(int pair[2])
+{
+	const struct timeval limit = { .tv_sec = SEND_SECONDS };
+
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0) {
+		return -errno;
+	}
+	(void)setsockopt(pair[0], SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+	(void)setsockopt(pair[1], SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+	return 0;
+}
+
+/* Whoever has asked starts the new process, with what only this one has. */
+static int offer(struct upgrade *upgrade, struct control_client *client)
+{
+	int folder = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+	int pair[2] = { -1, -1 };
+	int rc = folder < 0 ? -errno : make_channel(pair);
+	const int files[OFFER_FILES] = { pair[1], STDERR_FILENO, folder };
+	uint32_t tries = 0;
+
+	if (rc == 0) {
+		do {
+			rc = control_note_files(
+				client, json_pack("{s:s}", "offer", "upgrade"), files, OFFER_FILES);
+		} while (upgrade_wait_for_descriptors(rc, &tries));
+	}
+	if (folder >= 0) {
+		close(folder);
+	}
+	if (pair[1] >= 0) {
+		close(pair[1]);
+	}
+	if (rc < 0 && pair[0] >= 0) {
+		close(pair[0]);
+	}
+	upgrade->channel = rc == 0 ? pair[0] : -1;
+	return rc;
+}
+
+static void begin_upgrade(void *context, struct control_client *client, const json_t *arguments)
+{
+	struct upgrade *upgrade = context;
+	struct error error;
+	int rc = check_possible(upgrade, &error);
+
+	GMB_UNUSED(arguments);
+	if (rc == 0 && !reload_hold(upgrade->options.reload)) {
+		rc = error_set(&error, -EBUSY, "the configuration is being changed; try again");
+	}
+	if (rc == 0) {
+		rc = offer(upgrade, client);
+		if (rc < 0) {
+			error_set(&error, rc, "the new process cannot be offered a connection: %s",
+				strerror(-rc));
+			reload_begin(upgrade->options.reload);
+		}
+	}
+	if (rc < 0) {
+		control_fail(client, rc, error.text);
+		return;
+	}
+	upgrade->client = client;
+	set_state(upgrade, UPGRADE_OFFERED, PREPARE_NS);
+}
+
+/* It has started the new process and need not wait for it; or it has not, which shows soon. */
+static void end_upgrade(void *context, struct control_client *client)
+{
+	struct upgrade *upgrade = context;
+
+	GMB_ASSERT(upgrade->client == client);
+	upgrade->client = NULL;
+	control_fail(client, -ECANCELED, "nobody waits for the answer");
+}
+
+const struct control_command upgrade_command = {
+	.name = "upgrade",
+	.right = CONTROL_CHANGE,
+	.begin = begin_upgrade,
+	.end = end_upgrade,
+};
+
+/* --- life ------------------------------------------------------------------------------------ */
+
+int upgrade_create(
+	const struct upgrade_options *options, struct upgrade **upgrade_out, struct error *error)
+{
+	struct upgrade *upgrade = calloc(1, sizeof(*upgrade));
+
+	if (upgrade == NULL) {
+		return error_set(error, -ENOMEM, "no memory for upgrades");
+	}
+	upgrade->options = *options;
+	upgrade->channel = -1;
+	*upgrade_out = upgrade;
+	return 0;
+}
+
+void upgrade_destroy(struct upgrade *upgrade)
+{
+	GMB_ASSERT(upgrade == NULL || upgrade->channel < 0);
+	free(upgrade);
+}
+
+void upgrade_enable(struct upgrade *upgrade, struct acceptor *acceptor,
+	struct server_control *control, struct scrape *scrape)
+{
+	upgrade->acceptor = acceptor;
+	upgrade->control = control;
+	upgrade->scrape = scrape;
+}
+
+bool upgrade_stop(struct upgrade *upgrade)
+{
+	bool was_told = upgrade->state >= UPGRADE_SETTLING;
+
+	upgrade->stopping = true;
+	upgrade->acceptor = NULL; /* no other one */
+	if (upgrade->state != UPGRADE_IDLE && upgrade->state != UPGRADE_GONE &&
+		!give_up(upgrade, -ESHUTDOWN, "the server is stopping")) {
+		leave(upgrade);
+	}
+	return was_told;
+}

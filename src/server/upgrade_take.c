@@ -1,0 +1,468 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/upgrade_take.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/text.h"
+#include "server/control.h"
+#include "server/upgrade_wire.h"
+
+enum {
+	ANSWER_MS = 30000, /* longer than any time limit of the other end */
+	GOODBYE_MS = 2000, /* for it to tell the service manager of this process */
+	NAME_SHOWN_BYTES = 120,
+	/* Of clients, and of metrics. */
+	SOCKETS_MAX = (SERVER_LISTENS_MAX + 1) * LISTENER_SOCKETS_MAX,
+};
+
+static const char variable[] = "GMBLOCK_UPGRADE_FD";
+
+/* An export of the old process. */
+struct before {
+	char *name;
+	uint32_t name_bytes;
+	uint32_t session_count;
+	uint64_t identity[2];
+	uint64_t epoch;
+};
+
+struct upgrade_take {
+	int channel;
+	struct upgrade_socket *sockets; /* fd -1: somebody has taken it */
+	uint32_t socket_count;
+	struct upgrade_socket control; /* fd -1: there is none, or the same */
+	struct before *exports;
+	uint32_t export_count;
+	uint8_t bytes[UPGRADE_PACKET_BYTES_MAX]; /* of the last message */
+};
+
+/* --- what there is --------------------------------------------------------------------------- */
+
+static void take_free(struct upgrade_take *take)
+{
+	for (uint32_t i = 0; i < take->socket_count; i++) {
+		if (take->sockets[i].fd >= 0) {
+			close(take->sockets[i].fd);
+		}
+	}
+	if (take->control.fd >= 0) {
+		close(take->control.fd);
+	}
+	for (uint32_t i = 0; i < take->export_count; i++) {
+		free(take->exports[i].name);
+	}
+	if (take->channel >= 0) {
+		close(take->channel);
+	}
+	free(take->sockets);
+	free(take->exports);
+	free(take);
+}
+
+/* One more of so many elements, all zero; the room doubles with powers of two. NULL: no memory. */
+static void *grow(void **array, uint32_t *count, size_t element_bytes)
+{
+	uint32_t room = *count == 0 ? 1 : 2 * *count;
+	void *grown = *array;
+
+	if ((*count & (*count - 1)) == 0) {
+		grown = reallocarray(*array, room, element_bytes);
+		if (grown == NULL) {
+			return NULL;
+		}
+		*array = grown;
+	}
+	grown = (char *)grown + *count * element_bytes;
+	memset(grown, 0, element_bytes);
+	*count += 1;
+	return grown;
+}
+
+static int keep_socket(
+	struct upgrade_take *take, const struct upgrade_message *message, struct error *error)
+{
+	const struct upgrade_socket found = {
+		.fd = message->fd,
+		.of_manager = (message->flags & UPGRADE_OF_MANAGER) != 0,
+		.of_metrics = (message->flags & UPGRADE_IS_METRICS) != 0,
+		.has_path = (message->flags & UPGRADE_HAS_PATH) != 0,
+		.device = message->device,
+		.inode = message->inode,
+	};
+	void *sockets = take->sockets;
+	struct upgrade_socket *socket = &take->control;
+
+	if ((message->flags & UPGRADE_IS_CONTROL) == 0) {
+		socket = take->socket_count < SOCKETS_MAX
+				 ? grow(&sockets, &take->socket_count, sizeof(*take->sockets))
+				 : NULL;
+		take->sockets = sockets;
+	} else if (take->control.fd >= 0) {
+		socket = NULL;
+	}
+	if (socket == NULL) {
+		close(message->fd);
+		return error_set(error, -ENOMEM, "there are too many listening sockets");
+	}
+	*socket = found;
+	return 0;
+}
+
+static int keep_export(
+	struct upgrade_take *take, const struct upgrade_message *message, struct error *error)
+{
+	const struct store_claim claim = {
+		.identity = { message->identity[0], message->identity[1] },
+		.fd = message->fd,
+	};
+	int rc = message->is_claimed ? store_adopt(&claim) : 0;
+	void *exports = take->exports;
+	struct before *entry = NULL;
+
+	if (rc < 0) {
+		return error_set(error, rc, "a disk of the old process cannot be claimed: %s",
+			strerror(-rc));
+	}
+	if (take->export_count < SERVER_EXPORTS_MAX) {
+		entry = grow(&exports, &take->export_count, sizeof(*take->exports));
+		take->exports = exports;
+	}
+	if (entry != NULL) {
+		entry->name = strndup(message->record.export, message->record.export_bytes);
+	}
+	if (entry == NULL || entry->name == NULL) {
+		return error_set(error, -ENOMEM, "no memory for the exports of the old process");
+	}
+	entry->name_bytes = message->record.export_bytes;
+	entry->session_count = message->session_count;
+	memcpy(entry->identity, message->identity, sizeof(entry->identity));
+	entry->epoch = message->epoch;
+	return 0;
+}
+
+/* The next message; FAILED is an error. */
+static int receive(struct upgrade_take *take, struct upgrade_message *message, struct error *error)
+{
+	int rc = upgrade_receive(take->channel, ANSWER_MS, take->bytes, message, error);
+
+	if (rc == 0 && message->type == UPGRADE_FAILED) {
+		rc = error_set(error, -ECANCELED, "%.*s", (int)message->text_bytes, message->text);
+	}
+	if (rc < 0) {
+		error_prefix(error, "the server that runs has not handed over");
+	}
+	return rc;
+}
+
+static int out_of_turn(const struct upgrade_message *message, struct error *error)
+{
+	if (message->fd >= 0) {
+		close(message->fd);
+	}
+	return error_set(error, -EPROTO, "a message %s of the old process out of turn",
+		upgrade_type_name(message->type));
+}
+
+static int receive_all(struct upgrade_take *take, struct error *error)
+{
+	struct upgrade_message message;
+	int rc;
+
+	for (;;) {
+		rc = receive(take, &message, error);
+		if (rc < 0 || message.type == UPGRADE_PREPARE) {
+			return rc;
+		}
+		if (message.type == UPGRADE_LISTENER) {
+			rc = keep_socket(take, &message, error);
+		} else if (message.type == UPGRADE_EXPORT) {
+			rc = keep_export(take, &message, error);
+		} else {
+			rc = out_of_turn(&message, error);
+		}
+		if (rc < 0) {
+			return rc;
+		}
+	}
+}
+
+/* -1: the environment names none. */
+static int channel_of_environment(struct error *error)
+{
+	const char *text = getenv(variable);
+	uint32_t fd = 0;
+	int type = 0;
+	socklen_t bytes = sizeof(type);
+
+	if (text == NULL) {
+		return -1;
+	}
+	if (units_parse_count(text, 1, INT_MAX, &fd, NULL) < 0 ||
+		getsockopt((int)fd, SOL_SOCKET, SO_TYPE, &type, &bytes) < 0 ||
+		type != SOCK_SEQPACKET || fcntl((int)fd, F_SETFD, FD_CLOEXEC) < 0) {
+		return error_set(error, -EINVAL,
+			"$%s is not a connection to a server that runs; it is set by \"gmblock "
+			"upgrade\"",
+			variable);
+	}
+	(void)unsetenv(variable);
+	return (int)fd;
+}
+
+int upgrade_take_begin(struct upgrade_take **take_out, struct error *error)
+{
+	const struct upgrade_message hello = {
+		.type = UPGRADE_HELLO, .fd = -1, .pid = (uint32_t)getpid()
+	};
+	struct upgrade_take *take;
+	int channel = channel_of_environment(error);
+	int rc;
+
+	*take_out = NULL;
+	if (channel < 0) {
+		return channel == -1 ? 0 : channel;
+	}
+	take = calloc(1, sizeof(*take));
+	if (take == NULL) {
+		close(channel);
+		return error_set(error, -ENOMEM, "no memory to take over from another process");
+	}
+	take->channel = channel;
+	take->control.fd = -1;
+	*take_out = take;
+	rc = upgrade_send(channel, &hello);
+	return rc < 0 ? error_set(error, rc, "the server that runs is gone: %s", strerror(-rc))
+		      : receive_all(take, error);
+}
+
+/* --- sockets --------------------------------------------------------------------------------- */
+
+bool upgrade_take_socket(struct upgrade_take *take, bool of_metrics, struct upgrade_socket *out)
+{
+	for (uint32_t i = 0; take != NULL && i < take->socket_count; i++) {
+		if (take->sockets[i].fd >= 0 && take->sockets[i].of_metrics == of_metrics) {
+			*out = take->sockets[i];
+			take->sockets[i].fd = -1;
+			return true;
+		}
+	}
+	return false;
+}
+
+bool upgrade_take_control(struct upgrade_take *take, const char *path, struct upgrade_socket *out)
+{
+	struct stat st;
+
+	if (take == NULL || take->control.fd < 0 || stat(path, &st) < 0 ||
+		st.st_dev != take->control.device || st.st_ino != take->control.inode) {
+		return false;
+	}
+	*out = take->control;
+	take->control.fd = -1;
+	return true;
+}
+
+uint32_t upgrade_take_socket_count(const struct upgrade_take *take)
+{
+	return take != NULL ? take->socket_count : 0;
+}
+
+/* --- exports --------------------------------------------------------------------------------- */
+
+static struct export *find(const struct upgrade_taker *taker, const struct before *before)
+{
+	struct export *const *exports = taker->exports->exports;
+
+	for (uint32_t i = 0; i < taker->exports->count; i++) {
+		if (exports[i]->name_bytes == before->name_bytes &&
+			memcmp(exports[i]->name, before->name, before->name_bytes) == 0) {
+			return exports[i];
+		}
+	}
+	return NULL;
+}
+
+static bool is_same_disk(const struct export *export, const struct before *before)
+{
+	struct store_claim claim;
+
+	return store_pass(export->store, &claim) == NULL &&
+	       memcmp(claim.identity, before->identity, sizeof(claim.identity)) == 0;
+}
+
+static int check_exports(
+	const struct upgrade_take *take, const struct upgrade_taker *taker, struct error *error)
+{
+	char shown[NAME_SHOWN_BYTES];
+
+	for (uint32_t i = 0; i < take->export_count; i++) {
+		const struct before *before = &take->exports[i];
+		struct export *export = find(taker, before);
+		bool is_same = export != NULL && is_same_disk(export, before);
+
+		if (!is_same && before->session_count > 0) {
+			return error_set(error, -EBUSY,
+				"the export \"%s\" has %u connections, and the new process %s",
+				log_escape(shown, sizeof(shown), before->name, before->name_bytes),
+				before->session_count,
+				export == NULL ? "does not serve it"
+					       : "serves another disk by that name");
+		}
+		if (is_same && before->epoch != 0) {
+			export->epoch = before->epoch;
+		}
+	}
+	return 0;
+}
+
+/* --- sessions -------------------------------------------------------------------------------- */
+
+static void pause_engine(struct engine *engine, void *context)
+{
+	GMB_UNUSED(context);
+	(void)engine_pause(engine);
+}
+
+static int pause_all(const struct upgrade_taker *taker, struct error *error)
+{
+	for (uint32_t i = 0; i < taker->reactor_count; i++) {
+		int rc = reactor_call(taker->reactors[i], pause_engine, NULL);
+
+		if (rc < 0) {
+			return error_set(error, rc, "%s", server_call_error(rc));
+		}
+	}
+	return 0;
+}
+
+static const struct session_kind *find_kind(
+	const struct upgrade_taker *taker, const struct session_record *record)
+{
+	for (uint32_t i = 0; i < taker->kind_count; i++) {
+		const struct session_kind *kind = taker->kinds[i];
+
+		if (kind->adopt != NULL && strlen(kind->name) == record->kind_bytes &&
+			memcmp(kind->name, record->kind, record->kind_bytes) == 0) {
+			return kind;
+		}
+	}
+	return NULL;
+}
+
+/* Until SESSIONS_END, whose count must be that of what came. */
+static int receive_sessions(struct upgrade_take *take, const struct upgrade_taker *taker,
+	struct upgrade_message *message, struct error *error)
+{
+	const struct session_kind *kind;
+	uint32_t count = 0;
+	int rc;
+
+	for (;; count++) {
+		rc = receive(take, message, error);
+		if (rc < 0) {
+			return rc;
+		}
+		if (message->type == UPGRADE_SESSIONS_END && message->passed_count == count) {
+			return 0;
+		}
+		if (message->type != UPGRADE_SESSION) {
+			return out_of_turn(message, error);
+		}
+		kind = find_kind(taker, &message->record);
+		if (kind == NULL) {
+			close(message->fd);
+			return error_set(error, -EPROTONOSUPPORT,
+				"a connection speaks a protocol that cannot be taken over here");
+		}
+		acceptor_adopt(taker->acceptor, kind, &message->record, message->fd);
+	}
+}
+
+/* What fails has changed nothing for the other process. */
+static int take_sessions(struct upgrade_take *take, const struct upgrade_taker *taker,
+	struct upgrade_message *message, struct error *error)
+{
+	const struct upgrade_message ready = { .type = UPGRADE_READY, .fd = -1 };
+	const struct upgrade_message started = { .type = UPGRADE_STARTED, .fd = -1 };
+	int rc = pause_all(taker, error);
+
+	if (rc < 0) {
+		return rc;
+	}
+	rc = upgrade_send(take->channel, &ready);
+	if (rc == 0) {
+		rc = receive_sessions(take, taker, message, error);
+		if (rc < 0) {
+			return rc;
+		}
+		/* The other process gives up what it has when this is said, and only then. */
+		rc = upgrade_send(take->channel, &started);
+	}
+	return rc == 0 ? 0
+		       : error_set(error, rc,
+				 "the server that runs does not wait for this one any more: %s",
+				 strerror(-rc));
+}
+
+int upgrade_take_over(
+	struct upgrade_take *take, const struct upgrade_taker *taker, struct error *error)
+{
+	struct upgrade_message message;
+	int rc = check_exports(take, taker, error);
+
+	if (rc < 0) {
+		return rc;
+	}
+	rc = take_sessions(take, taker, &message, error);
+	if (rc < 0) {
+		/* Sessions that were taken must not say a word to their peers. */
+		log_error("%s", error->text);
+		upgrade_send_failure(take->channel, error->text);
+		_exit(1);
+	}
+	for (uint32_t i = 0; i < taker->reactor_count; i++) {
+		reactor_resume(taker->reactors[i]);
+	}
+	log_info("took over from another process: connections: %u, could not be passed: %u",
+		message.passed_count, message.ended_count);
+	return 0;
+}
+
+void upgrade_take_finish(struct upgrade_take *take)
+{
+	struct upgrade_message message;
+	struct error error;
+
+	/* It closes the connection. */
+	(void)!upgrade_receive(take->channel, GOODBYE_MS, take->bytes, &message, &error);
+	store_adopt_end();
+	take_free(take);
+}
+
+void upgrade_take_abandon(struct upgrade_take *take, struct listener *listeners,
+	uint32_t listener_count, struct listener *control, struct listener *metrics,
+	const struct error *failure)
+{
+	for (uint32_t i = 0; i < listener_count; i++) {
+		if (listeners[i].was_passed) {
+			listener_forget_path(&listeners[i]);
+		}
+	}
+	if (control->was_passed) {
+		listener_forget_path(control);
+	}
+	if (metrics->was_passed) {
+		listener_forget_path(metrics);
+	}
+	upgrade_send_failure(take->channel, failure->text);
+	store_adopt_end();
+	take_free(take);
+}

@@ -1,0 +1,406 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What this machine offers, and what one file or device of it. */
+#include <errno.h>
+#include <jansson.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/text.h"
+#include "disk/disk.h"
+#include "ring/ring.h"
+#include "sandbox/sandbox.h"
+#include "stream/stream.h"
+#include "tls/kernel.h"
+#include "tools/show.h"
+
+enum { TEXT_BYTES = 256 };
+
+struct local_machine {
+	struct ring_features ring;
+	struct utsname kernel;
+	uint64_t locked_bytes; /* UINT64_MAX = no limit */
+	long cpus_online;
+	int cpus_usable; /* by this process */
+	uint64_t huge_page_bytes;
+	uint64_t huge_pages_total;
+	uint64_t huge_pages_free;
+	char transparent[32]; /* the mode in force: always, madvise, never; "" unknown */
+	char io_uring_error[ERROR_TEXT_BYTES]; /* what to do about it, "" when it works */
+};
+
+struct local_path {
+	const char *path;
+	struct disk_info info;
+	bool direct; /* an O_DIRECT open worked and has an alignment */
+	char direct_error[ERROR_TEXT_BYTES];
+	json_t *overlay; /* what is in it, as check_file() says; NULL: it is none */
+};
+
+/* One probed feature of the kernel: what it is, whether it is there, what follows. */
+struct local_feature {
+	const char *key;
+	const char *words;
+	bool available;
+	bool used;
+	char consequence[TEXT_BYTES];
+};
+
+enum { FEATURES_COUNT = 11 };
+
+/* --- looking ------------------------------------------------------------------------------- */
+
+static uint64_t meminfo_value(const char *text, const char *key)
+{
+	const char *at = strstr(text, key);
+
+	return at != NULL ? strtoull(at + strlen(key), NULL, 10) : 0;
+}
+
+/* Reads a small file of /proc or /sys whole; "" when it is not there. */
+static void file_read(const char *path, char *out, size_t out_bytes)
+{
+	FILE *file = fopen(path, "re");
+	size_t got = 0;
+
+	if (file != NULL) {
+		got = fread(out, 1, out_bytes - 1, file);
+		fclose(file);
+	}
+	out[got] = '\0';
+}
+
+static void look_huge_pages(struct local_machine *machine)
+{
+	char text[8192];
+	char *begin;
+	char *end;
+
+	file_read("/proc/meminfo", text, sizeof(text));
+	machine->huge_page_bytes = meminfo_value(text, "Hugepagesize:") << 10;
+	machine->huge_pages_total = meminfo_value(text, "HugePages_Total:");
+	machine->huge_pages_free = meminfo_value(text, "HugePages_Free:");
+	/* "always [madvise] never" */
+	file_read("/sys/kernel/mm/transparent_hugepage/enabled", text, sizeof(text));
+	begin = strchr(text, '[');
+	end = begin != NULL ? strchr(begin, ']') : NULL;
+	if (end != NULL) {
+		snprintf(machine->transparent, sizeof(machine->transparent), "%.*s",
+			(int)(end - begin - 1), begin + 1);
+	}
+}
+
+static void look_machine(struct local_machine *machine)
+{
+	struct error error = { 0 };
+	struct ring *ring;
+	struct rlimit limit;
+	cpu_set_t cpus;
+
+	*machine = (struct local_machine){ .locked_bytes = UINT64_MAX };
+	ring_probe(&machine->ring);
+	if (!machine->ring.available) {
+		/* Creating one for real gives the sentence that says what to do. */
+		if (ring_create(&(struct ring_options){ 0 }, &ring, &error) == 0) {
+			ring_destroy(ring);
+		}
+		memcpy(machine->io_uring_error, error.text, sizeof(error.text));
+	}
+	(void)uname(&machine->kernel);
+	if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
+		machine->locked_bytes = limit.rlim_cur;
+	}
+	machine->cpus_online = sysconf(_SC_NPROCESSORS_ONLN);
+	machine->cpus_usable = sched_getaffinity(0, sizeof(cpus), &cpus) == 0
+				       ? CPU_COUNT(&cpus)
+				       : (int)machine->cpus_online;
+	look_huge_pages(machine);
+}
+
+static int look_path(const char *path, struct local_path *look, struct error *error)
+{
+	struct error direct_error = { 0 };
+	int fd;
+	int err = disk_open(path, true, false, &fd, error);
+
+	*look = (struct local_path){ .path = path };
+	if (err != 0) {
+		return err;
+	}
+	err = disk_info(fd, &look->info);
+	disk_close(fd);
+	if (err != 0) {
+		return error_set(
+			error, err, "%s: cannot find out about it: %s", path, strerror(-err));
+	}
+	if (look->info.format != NULL && strcmp(look->info.format, DISK_FORMAT_OVERLAY) == 0) {
+		look->overlay = check_file(path, NULL, error);
+		if (look->overlay == NULL) {
+			return error->code;
+		}
+	}
+	err = disk_open(path, true, true, &fd, &direct_error);
+	if (err != 0) {
+		snprintf(look->direct_error, sizeof(look->direct_error), "%s", direct_error.text);
+		return 0;
+	}
+	/* The alignment may be told only for a descriptor that was opened like this. */
+	err = disk_info(fd, &look->info);
+	disk_close(fd);
+	look->direct = err == 0 && look->info.direct_offset_align != 0;
+	if (!look->direct) {
+		snprintf(look->direct_error, sizeof(look->direct_error), "%s",
+			"the file system tells no alignment for it");
+	}
+	return 0;
+}
+
+/* --- judging ------------------------------------------------------------------------------- */
+
+static void feature_set(struct local_feature *feature, const char *key, const char *words,
+	bool available, bool used, const char *with, const char *without)
+{
+	*feature = (struct local_feature){
+		.key = key, .words = words, .available = available, .used = available && used
+	};
+	snprintf(feature->consequence, sizeof(feature->consequence), "%s",
+		available ? with : without);
+}
+
+static void judge(const struct ring_features *ring, struct local_feature out[FEATURES_COUNT])
+{
+	const struct tls_kernel_features *tls = tls_kernel_features();
+	char without_buffers[TEXT_BYTES];
+	struct sandbox_support sandbox;
+	char without_tls[TEXT_BYTES];
+
+	snprintf(without_buffers, sizeof(without_buffers),
+		"each transfer maps its memory anew%s%s%s",
+		ring->buffer_error != 0 ? "; the kernel said: " : "",
+		ring->buffer_error != 0 ? strerror((int)ring->buffer_error) : "",
+		ring->buffer_error == ENOMEM
+			? " (raise the locked-memory limit: ulimit -l, LimitMEMLOCK=)"
+			: "");
+	feature_set(&out[0], "io_uring", "io_uring", ring->available, true, "the event loop",
+		"gmblock serve cannot run");
+	feature_set(&out[1], "single_issuer", "single issuer (6.0)", ring->single_issuer, true,
+		"the kernel skips locks, as one thread submits", "a little more work a request");
+	feature_set(&out[2], "defer_taskrun", "deferred task work (6.1)", ring->defer_taskrun, true,
+		"completions run in batches and interrupt nothing",
+		"completions interrupt the server: more context switches");
+	feature_set(&out[3], "registered_ring", "registered ring (5.18)", ring->registered_ring,
+		true, "system calls find the ring without a lookup",
+		"one file lookup more a system call");
+	feature_set(&out[4], "registered_files", "registered files (5.19)", ring->registered_files,
+		true, "requests find their socket and disk without reference counting",
+		"each operation looks its file up");
+	feature_set(&out[5], "registered_buffers", "registered memory (5.19)",
+		ring->registered_buffers, true, "payload memory is mapped for the disk once",
+		without_buffers);
+	feature_set(&out[6], "min_timeout", "minimum wait (6.12)", ring->min_timeout, true,
+		"the loop waits for several requests at once where that pays",
+		"the loop wakes up for each completion");
+	feature_set(&out[7], "send_zero_copy", "zero-copy send (6.0)", ring->send_zero_copy,
+		stream_sends_zero_copy(), "payloads are copied to the socket",
+		"nothing: payloads are copied to the socket");
+	sandbox_probe(&sandbox);
+	feature_set(&out[8], "landlock", "Landlock (5.13)", sandbox.landlock > 0, true,
+		"a server gives up all files but those that it serves",
+		"a server that is broken into can open what its user can");
+	feature_set(&out[9], "seccomp", "system call filter", sandbox.seccomp, true,
+		"a server gives up the system calls that serving does not need",
+		"a server that is broken into can make every system call");
+	snprintf(without_tls, sizeof(without_tls), "TLS is done in user space: %.200s",
+		tls->why_not.text);
+	feature_set(&out[10], "kernel_tls", "TLS with new keys (6.14)", tls->why_not.code == 0,
+		true, "the kernel encrypts what TLS connections over TCP carry", without_tls);
+}
+
+/* --- text ---------------------------------------------------------------------------------- */
+
+static void print_features(const struct local_feature features[FEATURES_COUNT])
+{
+	printf("\nKernel features\n");
+	for (size_t i = 0; i < FEATURES_COUNT; i++) {
+		const struct local_feature *feature = &features[i];
+
+		printf("  %-26s %-8s %-6s %s\n", feature->words,
+			feature->available ? "present" : "absent",
+			feature->used ? "used" : "unused", feature->consequence);
+	}
+}
+
+static void print_path(const struct local_path *look)
+{
+	char human[UNITS_TEXT_BYTES];
+	char quoted[TEXT_BYTES];
+
+	putchar('\n');
+	info_label("Path");
+	printf("\"%s\"\n", log_escape(quoted, sizeof(quoted), look->path, strlen(look->path)));
+	info_label("Kind");
+	printf("%s%s%s\n", look->info.is_block ? "block device" : "regular file",
+		look->info.rotational ? ", rotating" : "",
+		look->info.read_only ? ", read-only" : "");
+	info_label("Size");
+	printf("%s (%llu bytes)\n", units_human_bytes(human, look->info.size),
+		(unsigned long long)look->info.size);
+	info_label("O_DIRECT");
+	if (look->direct) {
+		printf("works: offsets and lengths in %u, memory in %u bytes; "
+		       "mode=direct is possible\n",
+			look->info.direct_offset_align, look->info.direct_memory_align);
+	} else {
+		printf("does not work, so mode=direct is refused: %s\n", look->direct_error);
+	}
+	if (look->overlay != NULL) {
+		info_label("Overlay");
+		printf("the changes of a disk:\n");
+		check_print(look->overlay, INFO_LABEL_COLUMNS);
+	}
+	info_label("Gives space back");
+	printf("%s\n", look->info.punches_holes ? "can be tried (trim, fast zeroing)" : "no");
+	if (look->info.stripe_members > 0) {
+		info_label("Stripes");
+		printf("%u members, %u bytes on each in turn\n", look->info.stripe_members,
+			look->info.stripe_chunk);
+	}
+}
+
+static int show_text(const struct local_machine *machine, const struct local_path *look,
+	const struct local_feature features[FEATURES_COUNT], struct error *error)
+{
+	char human[UNITS_TEXT_BYTES];
+	json_t *devices;
+
+	info_label("gmblock");
+	printf("%s\n", GMBLOCK_VERSION);
+	info_label("Kernel");
+	printf("%s %s\n", machine->kernel.sysname, machine->kernel.release);
+	info_label("CPUs");
+	printf("%d usable of %ld\n", machine->cpus_usable, machine->cpus_online);
+	info_label("Locked memory");
+	if (machine->locked_bytes == UINT64_MAX) {
+		printf("no limit\n");
+	} else {
+		printf("at most %s (%llu bytes); only CAP_IPC_LOCK lets more be registered\n",
+			units_human_bytes(human, machine->locked_bytes),
+			(unsigned long long)machine->locked_bytes);
+	}
+	info_label("Huge pages");
+	printf("%llu of %llu free, %s each; transparent: %s\n",
+		(unsigned long long)machine->huge_pages_free,
+		(unsigned long long)machine->huge_pages_total,
+		units_human_bytes(human, machine->huge_page_bytes),
+		machine->transparent[0] != '\0' ? machine->transparent : "not in this kernel");
+	print_features(features);
+	if (machine->io_uring_error[0] != '\0') {
+		printf("  %s\n", machine->io_uring_error);
+	}
+	devices = info_devices();
+	info_devices_print(devices);
+	json_decref(devices);
+	if (look != NULL) {
+		print_path(look);
+	}
+	return print_end(error);
+}
+
+/* --- JSON ---------------------------------------------------------------------------------- */
+
+static json_t *json_features(const struct local_feature features[FEATURES_COUNT])
+{
+	json_t *object = json_object();
+
+	for (size_t i = 0; i < FEATURES_COUNT; i++) {
+		json_t *feature = json_object();
+
+		json_object_set_new(feature, "available", json_boolean(features[i].available));
+		json_object_set_new(feature, "used", json_boolean(features[i].used));
+		json_object_set_new(feature, "consequence", json_string(features[i].consequence));
+		json_object_set_new(object, features[i].key, feature);
+	}
+	return object;
+}
+
+static json_t *json_huge_pages(const struct local_machine *machine)
+{
+	json_t *object = json_object();
+
+	json_object_set_new(
+		object, "page_bytes", json_integer((json_int_t)machine->huge_page_bytes));
+	json_object_set_new(object, "total", json_integer((json_int_t)machine->huge_pages_total));
+	json_object_set_new(object, "free", json_integer((json_int_t)machine->huge_pages_free));
+	json_object_set_new(object, "transparent",
+		machine->transparent[0] != '\0' ? json_string(machine->transparent) : json_null());
+	return object;
+}
+
+static json_t *json_path(const struct local_path *look)
+{
+	json_t *object = json_object();
+	json_t *direct = json_object();
+
+	json_object_set_new(object, "path", print_json_text(look->path));
+	json_object_set_new(
+		object, "kind", json_string(look->info.is_block ? "block device" : "file"));
+	json_object_set_new(object, "size", json_integer((json_int_t)look->info.size));
+	json_object_set_new(object, "read_only", json_boolean(look->info.read_only));
+	json_object_set_new(object, "rotational", json_boolean(look->info.rotational));
+	json_object_set_new(object, "punches_holes", json_boolean(look->info.punches_holes));
+	json_object_set_new(direct, "works", json_boolean(look->direct));
+	json_object_set_new(direct, "offset_align", json_integer(look->info.direct_offset_align));
+	json_object_set_new(direct, "memory_align", json_integer(look->info.direct_memory_align));
+	json_object_set_new(
+		direct, "reason", look->direct ? json_null() : json_string(look->direct_error));
+	json_object_set_new(object, "direct", direct);
+	json_object_set(object, "overlay", look->overlay != NULL ? look->overlay : json_null());
+	return object;
+}
+
+static int show_json(const struct local_machine *machine, const struct local_path *look,
+	const struct local_feature features[FEATURES_COUNT], struct error *error)
+{
+	json_t *root = json_object();
+
+	json_object_set_new(root, "version", json_string(GMBLOCK_VERSION));
+	json_object_set_new(root, "kernel", json_string(machine->kernel.release));
+	json_object_set_new(root, "cpus_usable", json_integer(machine->cpus_usable));
+	json_object_set_new(root, "cpus_online", json_integer(machine->cpus_online));
+	json_object_set_new(root, "locked_memory_bytes_max",
+		machine->locked_bytes == UINT64_MAX
+			? json_null()
+			: json_integer((json_int_t)machine->locked_bytes));
+	json_object_set_new(root, "huge_pages", json_huge_pages(machine));
+	json_object_set_new(root, "features", json_features(features));
+	json_object_set_new(root, "io_uring_error",
+		machine->io_uring_error[0] != '\0' ? json_string(machine->io_uring_error)
+						   : json_null());
+	json_object_set_new(root, "device_memory", info_devices());
+	if (look != NULL) {
+		json_object_set_new(root, "path", json_path(look));
+	}
+	return print_json(root, error);
+}
+
+int info_local(const char *path, bool json, struct error *error)
+{
+	struct local_feature features[FEATURES_COUNT];
+	struct local_machine machine;
+	struct local_path look = { .path = path };
+	int err = path != NULL ? look_path(path, &look, error) : 0;
+
+	if (err == 0) {
+		look_machine(&machine);
+		judge(&machine.ring, features);
+		err = (json ? show_json : show_text)(
+			&machine, path != NULL ? &look : NULL, features, error);
+	}
+	json_decref(look.overlay);
+	return err;
+}

@@ -1,0 +1,150 @@
+#!/usr/bin/python3
+"""The Python module: every call, errors, completion queues and asyncio.
+
+    client-python.py GMBLOCK LIBRARY SOURCE_ROOT
+"""
+import asyncio
+import ctypes
+import errno
+import os
+import re
+import select
+import subprocess
+import sys
+
+import support
+
+BYTES = 4 << 20
+SOURCE = ""
+
+
+class Module(support.Case):
+    def setUp(self):
+        super().setUp()
+        self.image = self.make_file("disk.img", b"")
+        os.truncate(self.image, BYTES)
+        self.uri = self.start_unix(self.image).uri
+
+    def test_blocking_calls(self):
+        with gmblock.open(self.uri) as client:
+            client.pwrite(b"abc" * 1000, 5000, flags=gmblock.FUA)
+            self.assertEqual(client.pread(3000, 5000), b"abc" * 1000)
+            client.zero(5000, 1000)
+            self.assertEqual(client.pread(1003, 5000), bytes(1000) + b"bca")
+            client.flush()
+            client.cache(0, BYTES)
+            client.trim(0, BYTES)
+            self.assertEqual(client.info().bytes, BYTES)
+            self.assertLessEqual({"write", "flush", "status"}, client.capabilities())
+            self.assertGreater(client.stats().bytes_written, 0)
+
+    def test_extents_go_to_the_end(self):
+        with gmblock.open(self.uri) as client:
+            for number in range(0, 200, 2):  # more than one answer holds
+                client.pwrite(b"x" * 8192, number * 8192)
+            found = list(client.extents())
+            self.assertEqual(found[0][0], 0)
+            for one, other in zip(found, found[1:]):
+                self.assertEqual(one[0] + one[1], other[0])
+            self.assertEqual(found[-1][0] + found[-1][1], BYTES)
+            data = [entry for entry in found if not entry[2] & gmblock.EXTENT_ZERO]
+            self.assertEqual(len(data), 100)
+            self.assertEqual([entry[:2] for entry in client.extents(8192, 16384)],
+                             [(8192, 8192), (16384, 8192)])
+
+    def test_copies_by_the_server(self):
+        path = self.path("gmb")
+        server = self.start("--export", "a=memory:1M", "--export", "b=memory:1M", "--listen",
+                            f"gmb+unix:///?socket={path}", uri_count=2)
+        with gmblock.Queue() as queue, queue.open(server.uris[0]) as one, \
+                queue.open(server.uris[1]) as other:
+            one.pwrite(b"x" * 70000, 1000)
+            other.copy(0, one, 1000, 70000)
+            self.assertEqual(other.pread(70001, 0), b"x" * 70000 + b"\0")
+
+    def test_errors_are_those_of_the_library(self):
+        with self.assertRaises(gmblock.Error) as caught:
+            gmblock.open(self.uri.replace("///", "///none"))
+        self.assertEqual(caught.exception.errno, errno.ENOENT)
+        self.assertIn("none", caught.exception.strerror)
+        with gmblock.open(self.uri, flags=gmblock.OPEN_READ_ONLY) as client:
+            with self.assertRaises(gmblock.Error) as caught:
+                client.pwrite(b"x", 0)
+            self.assertEqual(caught.exception.errno, errno.EPERM)
+            with self.assertRaises(gmblock.Error) as caught:
+                client.pread(10, BYTES)
+            self.assertEqual(caught.exception.errno, errno.EINVAL)
+            self.assertIn(str(BYTES), caught.exception.strerror)
+
+    def test_a_queue_with_its_descriptor(self):
+        done = []
+        with gmblock.Queue() as queue, queue.open(self.uri) as client:
+            for number in range(8):
+                client.submit(client.new_write(bytes([number]) * 512, number * 512), done.append)
+            queue.wait(0)
+            while len(done) < 8:
+                select.select([queue.fd()], [], [])
+                queue.wait(0)
+            self.assertEqual([request.result for request in done], [0] * 8)
+            self.assertEqual(client.pread(4096, 0)[::512], bytes(range(8)))
+
+    def test_asyncio(self):
+        async def work():
+            queue = gmblock.Queue()
+            queue.attach(asyncio.get_running_loop())
+            with queue, queue.open(self.uri) as client:
+                await asyncio.gather(*(client.apwrite(bytes([at]) * 4096, at * 4096)
+                                       for at in range(16)))
+                blocks = await asyncio.gather(*(client.apread(1, at * 4096) for at in range(16)))
+                with self.assertRaises(gmblock.Error):
+                    await client.apread(1, BYTES)
+                return b"".join(blocks)
+        self.assertEqual(asyncio.run(work()), bytes(range(16)))
+
+    def test_the_structs_are_those_of_the_header(self):
+        """A compiler says how large they are, and where their members lie."""
+        pairs = {"gmb_options": gmblock.Options, "gmb_info": gmblock.Info,
+                 "gmb_stats": gmblock.Stats, "gmb_extent": gmblock.Extent,
+                 "gmb_request": gmblock.Request}
+        lines = ["#include <stdio.h>", "#include <gmblock/gmblock.h>", "int main(void) {"]
+        expected = []
+        for name, struct in pairs.items():
+            lines.append(f'printf("%zu\\n", sizeof(struct {name}));')
+            expected.append(ctypes.sizeof(struct))
+            for field in (field[0] for field in struct._fields_ if field[0] != "reserved"):
+                lines.append(f'printf("%zu\\n", offsetof(struct {name}, {field}));')
+                expected.append(getattr(struct, field).offset)
+        source = self.make_file("sizes.c", "\n".join(lines + ["}"]).encode())
+        program = self.path("sizes")
+        subprocess.run(["cc", "-I", os.path.join(SOURCE, "include"), "-o", program, source],
+                       check=True)
+        told = subprocess.run([program], capture_output=True, text=True, check=True).stdout
+        self.assertEqual([int(line) for line in told.split()], expected)
+
+    def test_the_example_of_the_manual_page(self):
+        with open(os.path.join(SOURCE, "docs/man/gmblock-python.3"), encoding="utf-8") as file:
+            text = file.read()
+        example = re.search(r"\.Sh EXAMPLES.*?\.Bd [^\n]*\n(.*?)\.Ed", text, re.S).group(1)
+        with gmblock.open(self.uri) as client:
+            client.pwrite(b"x" * 65536, 1 << 20)
+        done = subprocess.run(
+            [sys.executable, "-c", example, self.uri], capture_output=True, text=True, check=True,
+            env={**os.environ, "PYTHONPATH": os.path.join(SOURCE, "python")})
+        self.assertEqual(done.stdout, f"65536 of {BYTES} bytes are data\n")
+
+    def test_every_public_call_is_documented(self):
+        with open(os.path.join(SOURCE, "docs/man/gmblock-python.3"), encoding="utf-8") as file:
+            text = file.read()
+        for owner in (gmblock.Client, gmblock.Queue):
+            for name in vars(owner):
+                if not name.startswith("_") and callable(getattr(owner, name)) and \
+                        name not in ("destroy", "open"):
+                    self.assertRegex(text, rf"\bFn (Queue\.)?{name}\b", name)
+
+
+if __name__ == "__main__":
+    os.environ["GMBLOCK_LIBRARY"] = os.path.realpath(sys.argv.pop(2))
+    SOURCE = os.path.realpath(sys.argv.pop(2))
+    sys.path.insert(0, os.path.join(SOURCE, "python"))
+    import gmblock
+    support.main()

@@ -1,0 +1,175 @@
+#!/usr/bin/python3
+"""Flash stores: made, served, killed, checked; damaged blocks are errors and never data."""
+import collections
+import json
+import os
+import random
+import signal
+
+import nbdmini
+import support
+
+MIB = 1 << 20
+FILE = 64 * MIB
+BLOCK = 4096
+
+
+Result = collections.namedtuple("Result", "returncode stdout stderr")
+
+
+class Flash(support.Case):
+    def setUp(self):
+        super().setUp()
+        self.random = random.Random(7)
+        self.file = self.path("disk.flash")
+        self.assertEqual(self.gmblock("create", f"--size={FILE}", "--segment=256K", "--label=a b",
+                                      f"flash:{self.file}").returncode, 0)
+        self.size = self.check()["size"]
+
+    def gmblock(self, *arguments):
+        return Result(*self.run_gmblock(*arguments))
+
+    def check(self, faults=0):
+        result = self.gmblock("check", "--json", self.file)
+        found = json.loads(result.stdout)
+        self.assertEqual(len(found["faults"]), faults, found)
+        self.assertEqual(result.returncode, 1 if faults else 0)
+        return found
+
+    def serve(self, *keys):
+        return self.start_unix("--export", ",".join(["=flash:" + self.file, *keys]))
+
+    def scribble(self, client, image, rounds):
+        """Random changes of any alignment, done to the image as well."""
+        for _ in range(rounds):
+            length = self.random.choice([1, 511, 4096, 5000, 65536, 300000])
+            offset = self.random.randrange(self.size - length)
+            if self.random.random() < 0.8:
+                data = self.random.randbytes(length)
+                client.write(offset, data)
+            else:
+                data = bytes(length)
+                client.send_request(nbdmini.CMD_WRITE_ZEROES, 5, offset, length)
+                self.assertEqual(client.reply(), (5, 0))
+            image[offset:offset + length] = data
+
+    def check_all(self, client, image):
+        for offset in range(0, self.size, MIB):
+            length = min(MIB, self.size - offset)
+            self.assertEqual(client.read(offset, length), bytes(image[offset:offset + length]))
+
+    def test_what_was_answered_survives_a_killed_server(self):
+        image = bytearray(self.size)
+        for number in range(4):
+            server = self.serve("mode=direct" if number == 2 else "gc=greedy")
+            with nbdmini.open_export(server.uri, b"") as client:
+                self.check_all(client, image)
+                self.scribble(client, image, 60)
+            server.signal(signal.SIGKILL)
+            server.process.wait()
+        self.check()
+        server = self.serve("readonly")
+        with nbdmini.open_export(server.uri, b"") as client:
+            self.check_all(client, image)
+        self.assertEqual(server.stop()[0], 0)
+
+    def test_the_collector_makes_room(self):
+        server = self.serve()
+        image = bytearray(self.size)
+        with nbdmini.open_export(server.uri, b"") as client:
+            for offset in range(0, self.size, MIB):
+                data = self.random.randbytes(min(MIB, self.size - offset))
+                client.write(offset, data)
+                image[offset:offset + len(data)] = data
+            for _ in range(3000):
+                offset = self.random.randrange(self.size // BLOCK) * BLOCK
+                data = self.random.randbytes(BLOCK)
+                client.write(offset, data)
+                image[offset:offset + BLOCK] = data
+            self.check_all(client, image)
+        self.assertEqual(server.stop()[0], 0)
+        self.check()
+
+    def test_a_damaged_block_is_an_error(self):
+        server = self.serve()
+        marks = [bytes([65 + i]) * BLOCK for i in range(3)]
+        with nbdmini.open_export(server.uri, b"") as client:
+            for number, mark in enumerate(marks):
+                client.write(number * MIB, mark)
+        self.assertEqual(server.stop()[0], 0)
+        # Behind the last checkpoint a damaged block could be the end of the log.
+        self.assertEqual(self.serve().stop()[0], 0)
+        with open(self.file, "r+b") as file:
+            contents = file.read()
+            places = [contents.index(mark) for mark in marks]
+            # One bit is flipped; one block has another one's contents.
+            file.seek(places[0] + 100)
+            file.write(bytes([65 ^ 4]))
+            file.seek(places[1])
+            file.write(marks[2])
+        self.check(faults=1)
+        server = self.serve()
+        with nbdmini.open_export(server.uri, b"") as client:
+            for number, mark in enumerate(marks):
+                client.send_request(nbdmini.CMD_READ, 7, number * MIB, BLOCK)
+                self.assertEqual(client.reply(), (7, 0 if number == 2 else 5))
+                if number == 2:
+                    self.assertEqual(client.receive(BLOCK), mark)
+        self.assertEqual(server.stop()[0], 0)
+
+    def refused(self, *words):
+        result = self.gmblock("serve", "flash:" + self.file, "--listen", self.socket_uri("t"))
+        self.assertEqual(result.returncode, 1)
+        for word in words:
+            self.assertIn(word, result.stderr)
+
+    def damage(self, offset, data):
+        with open(self.file, "r+b") as file:
+            file.seek(offset)
+            file.write(data)
+
+    def test_what_cannot_be_opened_says_why(self):
+        server = self.serve()
+        self.refused("is already served for writing")
+        self.assertEqual(server.stop()[0], 0)
+        self.damage(40, b"\xff")
+        server = self.serve()  # the other anchor does
+        self.assertEqual(server.stop()[0], 0)
+        self.damage(40, b"\xff")
+        self.damage(BLOCK + 40, b"\xff")
+        self.refused("anchor A is damaged, anchor B is damaged")
+        self.damage(0, bytes(2 * BLOCK))
+        self.refused("gmblock create")
+
+    def test_served_as_a_plain_disk(self):
+        code, _, errors = self.run_gmblock("serve", self.file, "--listen", self.socket_uri("t"))
+        self.assertEqual(code, 1)
+        self.assertIn(f"write flash:{self.file}", errors)
+        self.assertEqual(self.start_unix("--export", f"={self.file},format=raw").stop()[0], 0)
+
+    def test_a_device_that_has_shrunk_is_refused(self):
+        os.truncate(self.file, FILE // 2)
+        self.refused("has become smaller")
+
+    def test_create_loses_nothing_unasked(self):
+        result = self.gmblock("create", f"flash:{self.file}")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("has a flash store already", result.stderr)
+        self.assertEqual(self.gmblock("create", "--force", f"flash:{self.file}").returncode, 0)
+        other = self.path("full")
+        with open(other, "wb") as file:
+            file.write(b"x" * FILE)
+        self.assertIn("is not empty", self.gmblock("create", f"flash:{other}").stderr)
+        with open(other, "wb") as file:  # where Btrfs has its superblock
+            file.truncate(FILE)
+            file.seek(65536 + 64)
+            file.write(b"_BHRfS_M")
+        self.assertIn("is not empty", self.gmblock("create", f"flash:{other}").stderr)
+        self.assertIn("--size", self.gmblock("create", "flash:" + self.path("none")).stderr)
+        self.assertIn("too small", self.gmblock("create", "--size=1M",
+                                                "flash:" + self.path("none")).stderr)
+        self.assertEqual(self.gmblock("create", "memory:1M").returncode, 1)
+
+
+if __name__ == "__main__":
+    support.main()

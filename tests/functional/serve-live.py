@@ -1,0 +1,515 @@
+#!/usr/bin/python3
+"""What a running server serves changes, while its clients stay."""
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+
+import nbdmini
+import support
+
+EINVAL, ESHUTDOWN = 22, 108
+OPT_LIST_META = 9
+CMD_BLOCK_STATUS = 7
+SIZE_CONTEXT = (1 << 32) - 2
+ERR_UNKNOWN = 0x80000006
+
+
+class Live(support.Case):
+    def setUp(self):
+        super().setUp()
+        self.control = self.path("control")
+
+    def image(self, name, mib=1):
+        path = self.path(name)
+        with open(path, "wb") as file:
+            file.truncate(mib << 20)
+        return path
+
+    def configure(self, *exports, more=""):
+        """A file with these exports, each the text of a mapping."""
+        return self.make_file("conf", more + "exports:\n" + "".join(f"- {{{text}}}\n" for text in exports))
+
+    def export(self, *arguments, status=0):
+        code, output, errors = self.run_gmblock("export", *arguments, "--server", self.control)
+        self.assertEqual(code, status, errors)
+        return output if status == 0 else errors
+
+    def reload(self, *options, status=0):
+        code, output, errors = self.run_gmblock("reload", *options, self.control)
+        self.assertEqual(code, status, errors)
+        return output if status == 0 else errors
+
+    def served(self):
+        """Name -> path and keys."""
+        found = json.loads(self.export("list", "--json"))["exports"]
+        return {entry["name"]: (entry["path"], dict(entry["settings"])) for entry in found}
+
+    def refused(self, server, name):
+        with nbdmini.Client(server.uri) as client:
+            client.hello()
+            with self.assertRaises(nbdmini.OptionRefused) as refusal:
+                client.go(name)
+        self.assertEqual(refusal.exception.code, ERR_UNKNOWN)
+
+
+class Commands(Live):
+    def serve(self, *arguments):
+        return self.start_unix("null:1M", "--control", self.control,
+                               *(arguments or ["--export-folder", self.folder]))
+
+    def test_add_and_remove(self):
+        server = self.serve()
+        one = self.image("one")
+        with nbdmini.open_export(server.uri) as other:
+            self.assertEqual(self.export("add", "a", one, "description=first", "max-connections=1"),
+                             f'export "a": added, {one}\n')
+            with nbdmini.open_export(server.uri, b"a") as client:
+                client.write(0, b"data")
+                with self.assertRaises(nbdmini.OptionRefused): # it has one connection
+                    nbdmini.open_export(server.uri, b"a").close()
+                self.assertIn('export "a": removed', self.export("remove", "a"))
+                self.assertTrue(client.at_end())
+            self.refused(server, b"a")
+            self.export("add", "a", one, "readonly")
+            with nbdmini.open_export(server.uri, b"a") as client:
+                self.assertEqual(client.read(0, 4), b"data")
+                self.assertTrue(client.flags & nbdmini.FLAG_READ_ONLY)
+            other.read(0, 4096)
+        self.assertEqual(self.served(), {"": ("null:1M", {}), "a": (one, {
+            "readonly": None})})
+        self.assertEqual(server.stop()[0], 0)
+
+    def test_what_is_wrong_changes_nothing(self):
+        server = self.serve()
+        one = self.image("one")
+        self.export("add", "a", one)
+        before = self.served()
+        for arguments, fragment in ((("add", "a", one), 'there is already an export "a"'),
+                                    (("add", "b", self.path("absent")), "create it first"),
+                                    (("add", "b", one, "colour=red"), "colour: unknown key"),
+                                    (("add", "b", one, "mode=fast"), "mode: 'fast' is not a mode"),
+                                    (("add", "b", one, "rate=1M", "rate=2M"), "rate: "),
+                                    (("add", "b", one, "mode=device"), "started without --arena"),
+                                    (("set", "a", "mode=device"), "started without --arena"),
+                                    (("add", "b", one, "write-mode=direct"), "which is used through the page cache"),
+                                    (("set", "b", "rate=1M"), 'there is no export "b"'),
+                                    (("set", "a", "rate=much"), "rate: "),
+                                    (("set", "a", "colour=default"), "colour: unknown key"),
+                                    (("set", "a", "path=" + self.path("absent")), "create it first"),
+                                    (("remove", "b"), 'there is no export "b"')):
+            with self.subTest(arguments=arguments):
+                self.assertIn(fragment,
+                              self.export(*arguments, status=1))
+                self.assertEqual(self.served(), before)
+        for arguments in ((), ("add", "b"), ("set", "a"), ("remove",), ("remove", "a", "b"),
+                          ("list", "a"), ("drop", "a"), ("remove", "a", "--now", "--deadline", "1s")):
+            self.check_refused(["export", *arguments, "--server", self.control], 2, "gmblock export: ")
+        nbdmini.open_export(server.uri, b"a").close()
+
+    def test_keys_that_change_under_clients(self):
+        server = self.serve("--export", "a=memory:1M,max-connections=1")
+        with nbdmini.open_export(server.uri, b"a") as client:
+            client.write(0, b"kept")
+            self.assertEqual(
+                self.export("set", "a", "max-connections=2", "description=a disk", "rate=100M"),
+                'export "a": description=a disk (was default), max-connections=2 (was 1), '
+                "rate=100M (was default)\n")
+            with nbdmini.open_export(server.uri, b"a") as second:
+                self.assertEqual(second.read(0, 4), b"kept")
+            self.assertEqual(self.export("set", "a", "rate=100M"), "nothing has changed\n")
+            self.export("set", "a", "rate=default", "max-memory=4M")
+            self.assertEqual(client.read(0, 4), b"kept")
+        code, output, _ = self.run_gmblock("info", server.uri.replace("///?", "///a?"))
+        self.assertEqual(code, 0, output)
+        self.assertIn("a disk", output)
+        code, output, _ = self.run_gmblock("stats", "--json", self.control)
+        self.assertEqual(code, 0)
+        entry = next(entry for entry in json.loads(output)["exports"] if entry["name"] == "a")
+        self.assertIsNone(entry["rate"]["bytes_per_second"])
+        self.assertEqual(entry["memory"]["max_bytes"], 4 << 20)
+
+    def test_who_has_begun_finishes(self):
+        """A request in flight is answered, later ones are refused by their reason, then it ends."""
+        server = self.serve("--export", "a=memory:1M,delay=read:1s")
+        with nbdmini.open_export(server.uri, b"a") as client:
+            client.send_request(nbdmini.CMD_READ, 1, 0, 4096)
+            code, _, _ = self.run_gmblock("stats", self.control) # it has begun
+            remover = subprocess.Popen(
+                [support.program(), "export", "remove", "a", "--server", self.control],
+                stdout=subprocess.PIPE)
+            self.addCleanup(remover.communicate)
+            self.wait_for(lambda: "a" not in self.served())
+            client.send_request(nbdmini.CMD_READ, 2, 0, 4096)
+            self.assertEqual((remover.poll(), code), (None, 0))
+            answers = {}
+            for _ in range(2):
+                cookie, error = client.reply()
+                answers[cookie] = error
+                if error == 0:
+                    client.receive(4096)
+            self.assertEqual(answers, {1: 0, 2: ESHUTDOWN})
+            self.assertTrue(client.at_end())
+            self.assertEqual(remover.wait(), 0)
+
+    def test_a_deadline_holds_up_nobody(self):
+        server = self.serve("--export", "a=memory:1M,delay=read:1h")
+        with nbdmini.open_export(server.uri, b"a") as client:
+            client.send_request(nbdmini.CMD_READ, 1, 0, 4096)
+            self.run_gmblock("stats", self.control)  # it has begun
+            remover = subprocess.Popen(
+                [support.program(), "export", "remove", "a", "--deadline", "1h", "--server",
+                 self.control], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            self.addCleanup(remover.communicate)
+            self.wait_for(lambda: "a" not in self.served())
+            self.export("add", "b", "null:1M")
+            self.assertIn("removed", self.export("remove", "b"))
+            self.assertIn("addresses", self.reload())
+            self.assertIsNone(remover.poll())
+            server.signal()
+            self.assertNotEqual(remover.wait(), 0)
+        server.kill()
+
+    def test_added_where_old_writes_are(self):
+        """What was removed, and has not ended, is waited for at its path, by whatever name."""
+        one = self.image("one")
+        server = self.serve("--export-folder", self.folder)
+        code = 0
+        for seconds in 3, 30, 300:  # until the remove is faster than the write
+            self.export("add", "a", one, f"delay=write:{seconds}s")
+            with nbdmini.open_export(server.uri, b"a") as client:
+                client.send_request(nbdmini.CMD_WRITE, 1, 0, 4, b"late")
+                self.run_gmblock("stats", self.control)  # it has begun
+                code, output, errors = self.run_gmblock(
+                    "export", "remove", "a", "--deadline", "0", "--server", self.control)
+            self.assertIn('export "a": removed', output)  # also when it says that it hangs
+            self.assertEqual("not closed yet" in errors, code == 1)
+            if code == 1:
+                break
+        self.assertEqual(code, 1)
+        self.export("add", "b", one)
+        with nbdmini.open_export(server.uri, b"b") as newcomer:
+            self.assertEqual(newcomer.read(0, 4), b"late")
+            newcomer.write(0, b"next")
+            self.assertEqual(newcomer.read(0, 4), b"next")
+
+    def test_rates_are_listed_as_they_are(self):
+        self.serve("--export", "a=null:1M,rate=1G", "--export", "b=null:1M")
+        for name in "a", "b":
+            code, _, errors = self.run_gmblock("rate", f"--export={name}", "2M", self.control)
+            self.assertEqual(code, 0, errors)
+            self.assertEqual(self.served()[name], ("null:1M", {"rate": "2M:burst=100ms"}))
+
+    def test_now(self):
+        server = self.serve("--export", "a=memory:1M,delay=read:1h")
+        with nbdmini.open_export(server.uri, b"a") as client:
+            client.send_request(nbdmini.CMD_READ, 1, 0, 4096)
+            code, _, _ = self.run_gmblock("export", "remove", "a", "--now", "--server", self.control)
+            self.assertIn(code, (0, 1)) # 1: the disk is not closed yet
+            self.assertTrue(client.at_end())
+        self.refused(server, b"a")
+        self.export("add", "b", "null:1M") # which closes no disk
+        self.assertIn("nothing has changed", self.export("set", "b", "size=auto"))
+        server.kill() # the delay does not end
+
+    def test_replaced(self):
+        """A newcomer waits for those of the disk before, and gets the new one."""
+        one, two = self.image("one"), self.image("two", 2)
+        server = self.serve("--export", f"a={one},delay=read:1s", "--export-folder", self.folder)
+        with nbdmini.open_export(server.uri, b"a") as client:
+            client.write(0, b"old ")
+            client.send_request(nbdmini.CMD_READ, 1, 0, 4)
+            setter = subprocess.Popen(
+                [support.program(), "export", "set", "a", f"path={two}", "delay=default", "--server",
+                 self.control], stdout=subprocess.PIPE, text=True)
+            self.addCleanup(setter.communicate)
+            self.wait_for(lambda: self.served()["a"] == (two, {}))
+            with nbdmini.open_export(server.uri, b"a") as newcomer:
+                self.assertEqual(client.reply(), (1, 0)) # which was there before
+                self.assertEqual(client.receive(4), b"old ")
+                self.assertEqual(newcomer.read((1 << 20) + 5, 4), bytes(4))
+        self.assertEqual(setter.wait(), 0)
+
+    def test_size(self):
+        """A disk that has grown is used by clients that are connected, and by new ones."""
+        one = self.image("one")
+        server = self.serve("--export", f"a={one}")
+        with nbdmini.open_export(server.uri, b"a") as client:
+            self.assertEqual(self.export("set", "a", "size=auto"), "nothing has changed\n")
+            os.truncate(one, 2 << 20)
+            self.assertIn("has only 2M; make it larger", self.export("set", "a", "size=3M", status=1))
+            self.assertEqual(self.export("set", "a", "size=2M"), 'export "a": size=2M (was 1M)\n')
+            client.write((2 << 20) - 4, b"more")
+            with nbdmini.open_export(server.uri, b"a") as other:
+                self.assertEqual((other.size, other.read((2 << 20) - 4, 4)), (2 << 20, b"more"))
+            self.assertIn("not made smaller", self.export("set", "a", "size=1M", status=1))
+            os.truncate(one, 1 << 20)
+            self.assertIn("has become smaller, 1M (was 2M)", self.export("set", "a", "size=auto", status=1))
+        for arguments, fragment in ((("b", "size=auto"), 'no export "b"'), (("a", "size=big"), "size: "),
+                                    (("a", "size=auto", "rate=1M"), "size: unknown key")):
+            self.assertIn(fragment, self.export("set", *arguments, status=1))
+
+    def test_asked_for_the_size(self):
+        """x-gmblock:size: one request, answered when the export has another size than it says."""
+        def listed(client):
+            query = b"x-gmblock:size"
+            client.send_option(OPT_LIST_META, struct.pack(">III", 0, 1, len(query)) + query)
+            return [payload for _, payload in client.option_replies(OPT_LIST_META)]
+
+        def ask(client, cookie, known):
+            client.send_request(CMD_BLOCK_STATUS, cookie, known, 0)
+
+        def size_of(chunk):
+            context, *extents = struct.unpack(">IIIII", chunk.data)
+            self.assertEqual((context, extents[0], extents[2], chunk.done), (SIZE_CONTEXT, 1, 1, True))
+            return extents[1] << 32 | extents[3]
+
+        one = self.image("one")
+        server = self.serve("--export", f"a={one}")
+        with nbdmini.Client(server.uri) as client, nbdmini.open_export(server.uri, b"a", True) as stock:
+            client.hello()
+            self.assertEqual(listed(client), [])  # simple replies have no chunks
+            client.send_option(nbdmini.OPT_STRUCTURED_REPLY)
+            client.option_replies(nbdmini.OPT_STRUCTURED_REPLY)
+            self.assertEqual(listed(client), [bytes(4) + b"x-gmblock:size"])
+            client.go(b"a")
+            ask(client, 1, 0)
+            (chunk,) = client.chunks(1)
+            self.assertEqual(size_of(chunk), 1 << 20)
+            for known, bytes_ in ((1 << 20, 5 << 30), (5 << 30, (5 << 30) + 512)):
+                ask(client, 2, known)
+                ask(client, 3, known)
+                self.assertEqual([chunk.error for chunk in client.chunks(3)], [EINVAL])
+                client.send_request(nbdmini.CMD_READ, 4, 0, 4096)
+                client.chunks(4)
+                os.truncate(one, bytes_)
+                self.export("set", "a", "size=auto")
+                (chunk,) = client.chunks(2)
+                self.assertEqual(size_of(chunk), bytes_)
+            # The server notices by itself when somebody asks for what was not there.
+            ask(client, 5, (5 << 30) + 512)
+            os.truncate(one, 6 << 30)
+            stock.send_request(nbdmini.CMD_READ, 6, (6 << 30) - 4096, 4096)
+            self.assertEqual(stock.chunks(6)[-1].error, None)
+            self.assertEqual(size_of(client.chunks(5)[0]), 6 << 30)
+            ask(client, 7, 6 << 30)
+            ask(stock, 8, 0)
+            self.assertEqual([chunk.error for chunk in stock.chunks(8)], [EINVAL])
+            self.export("remove", "a")
+            self.assertEqual([chunk.error for chunk in client.chunks(7)], [ESHUTDOWN])
+            self.assertTrue(client.at_end())
+
+    def test_names_are_escaped(self):
+        """Whoever runs a server must not write to the terminal of who looks at it."""
+        self.serve()
+        self.export("add", "a\x1b[31m", "memory:1M", "description=b\n\x1b[0m")
+        output = self.export("list")
+        self.assertIn("a\\x1b[31m\tmemory:1M\tdescription=b\\x0a\\x1b[0m\n", output)
+        self.assertEqual(self.served()["a\x1b[31m"], ("memory:1M", {"description": "b\n\x1b[0m"}))
+
+    def test_the_sandbox(self):
+        inside, outside = self.path("inside"), self.path("outside")
+        for folder in (inside, outside):
+            os.mkdir(folder)
+            with open(os.path.join(folder, "disk"), "wb") as file:
+                file.truncate(1 << 20)
+        server = self.serve("--export-folder", inside)
+        self.export("add", "in", os.path.join(inside, "disk"))
+        features = json.loads(self.run_gmblock("info", "--local", "--json")[1])["features"]
+        add = ("add", "out", os.path.join(outside, "disk"))
+        if features["landlock"]["available"]:
+            self.assertIn("name its folder with --export-folder", self.export(*add, status=1))
+        else:
+            self.assertIn("added", self.export(*add))
+        nbdmini.open_export(server.uri, b"in").close()
+        self.check_refused(["serve", "null:1M", "--export-folder", self.path("absent")], 2,
+                           "--export-folder: ", "No such file")
+
+    def test_other_users(self):
+        if os.geteuid() != 0:
+            self.skipTest("only root can be somebody else")
+        self.serve()
+        os.chmod(self.folder, 0o755)
+        os.chmod(self.control, 0o777)
+        done = subprocess.run([support.program(), "export", "list", "--server", self.control],
+                              user=65534, capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("only root and the user of this process", done.stderr)
+
+
+class Configuration(Live):
+    def serve(self, *exports, **more):
+        file = self.configure(*exports, **more)
+        return self.start_unix("--config", file, "--control", self.control, uri_count=len(exports))
+
+    def test_the_difference(self):
+        one = self.image("one")
+        server = self.serve("name: stays, path: 'null:1M'", "name: goes, path: 'null:1M'",
+                            f"name: changes, path: '{one}'", "name: slower, path: 'null:1M', rate: 1G")
+        with nbdmini.open_export(server.uri, b"stays") as stays, \
+                nbdmini.open_export(server.uri, b"goes") as goes, \
+                nbdmini.open_export(server.uri, b"changes") as changes, \
+                nbdmini.open_export(server.uri, b"slower") as slower:
+            self.export("add", "added", "null:1M")
+            self.configure("name: stays, path: 'null:1M'", f"name: changes, path: '{one}', readonly: yes",
+                           "name: slower, path: 'null:1M', rate: 500M", "name: comes, path: 'null:1M'",
+                           more="limits: {threads: 1}\n")
+            lines = ['export "changes": readonly=yes (was default); its clients are disconnected',
+                     'export "slower": rate=500M (was 1G)', 'export "comes": added, null:1M',
+                     'export "goes": removed; its clients are disconnected',
+                     "limits: changed, which takes effect at the next restart"]
+            self.assertEqual(self.reload("--dry-run").splitlines(), lines)
+            for client in (stays, goes, changes, slower):
+                client.read(0, 512)
+            self.assertEqual(self.reload().splitlines()[:-1], lines)
+            self.assertTrue(goes.at_end())
+            self.assertTrue(changes.at_end())
+            for client in (stays, slower):
+                client.read(0, 512)
+            self.assertEqual(set(self.served()), {"stays", "changes", "slower", "comes", "added"})
+            for name in (b"added", b"comes"):
+                nbdmini.open_export(server.uri, name).close()
+            with nbdmini.open_export(server.uri, b"changes") as client:
+                self.assertTrue(client.flags & nbdmini.FLAG_READ_ONLY)
+            self.assertEqual(self.reload("--dry-run").splitlines(), lines[-1:])
+        self.configure("name: stays, path: 'null:1M'")
+        server.signal(signal.SIGHUP)
+        self.wait_for(lambda: set(self.served()) == {"stays", "added"})
+
+    def test_rules_of_access_hold_for_what_was_added(self):
+        """They are those of exports without rules of their own, as long as it is served."""
+        server = self.serve("name: a, path: 'null:1M', access: [rw]", more="access: [rw]\n")
+        self.export("add", "added", "null:1M")
+        with nbdmini.open_export(server.uri, b"added") as client:
+            self.assertFalse(client.flags & nbdmini.FLAG_READ_ONLY)
+        for more, is_read_only in (("access: [ro]\n", True), ("access: [rw]\n", False), ("access: [none]\n", None)):
+            self.configure("name: a, path: 'null:1M', access: [rw]", more=more)
+            self.reload()
+            self.assertEqual(set(self.served()), {"a", "added"})
+            if is_read_only is None:
+                self.refused(server, b"added")
+            else:
+                with nbdmini.open_export(server.uri, b"added") as client:
+                    self.assertEqual(bool(client.flags & nbdmini.FLAG_READ_ONLY), is_read_only)
+        self.configure("name: a, path: 'null:1M', access: [rw]")
+        self.assertIn('the export "added" has rules of access, and here are none', self.reload(status=1))
+        self.refused(server, b"added")
+
+    def test_what_is_wrong_changes_nothing(self):
+        server = self.serve("name: a, path: 'null:1M'", "name: b, path: 'null:1M'")
+        before = self.served()
+        for exports, fragment in ((["name: a, path: 'null:1M', mode: fast"], ":2:36: "),
+                                  (["name: a, path: 'null:1M'", "name: a, path: 'null:1M'"], "already used"),
+                                  (["name: a, path: 'null:1M'", "name: c, path: '/absent'"], "create it first"),
+                                  ([], "nothing to serve")):
+            self.configure(*exports)
+            if not exports:
+                self.make_file("conf", "exports: []\n")
+            errors = self.reload(status=1)
+            self.assertIn("everything stays as it was", errors)
+            self.assertIn(fragment, errors)
+            self.assertEqual(self.served(), before)
+        nbdmini.open_export(server.uri, b"b").close()
+
+    def test_check(self):
+        file = self.configure("name: a, path: '/absent'", more="listen: ['nbd://localhost']\n")
+        self.assertEqual(self.run_gmblock("serve", "--check", file),
+                         (0, "valid: 1 export, 1 address\n", ""))
+        file = self.configure("name: a, path: x, overlap: some")
+        self.check_refused(["serve", "--check", file], 1, f"{file}:2:", "overlap")
+
+    def test_names_of_keys_and_options_are_the_same(self):
+        """Each option that the file can have, too, and each limit."""
+        _, output, _ = self.run_gmblock("serve", "--help")
+        for place, keys in (("limits: {%s}\n", ("memory: x", "threads: x", "max-connections: x",
+                                                "max-connections-per-peer: x", "max-handshakes: x",
+                                                "handshake-timeout: x", "idle-timeout: x",
+                                                "max-inflight: x", "max-inflight-total: x", "spin: x")),
+                            ("%s\n", ("arena: x", "control: ''", "sandbox: x", "export-folder: [/absent]"))):
+            for text in keys:
+                key, value = text.split(": ")
+                self.assertIn(f"--{key} ", output)
+                file = self.configure("name: '', path: 'null:1M'", more=place % text)
+                in_file = self.check_refused(["serve", "--check", file], 1, f"{file}:1:", key)
+                word = value.strip("'[]")
+                on_line = self.check_refused(["serve", "null:1M", f"--{key}", word], 2, f"--{key}: ")
+                self.assertEqual(in_file.rpartition(key + ": ")[2].strip().split("entry 1: ")[-1],
+                                 on_line.rpartition(f"--{key}: ")[2].splitlines()[0])
+
+    def test_keys_of_the_top(self):
+        file = self.configure("name: '', path: 'null:1M'",
+                              more=f"control: {self.control}\nsandbox: off\nexport-folder: [{self.folder}]\n")
+        self.start_unix("--config", file)
+        self.assertEqual(set(self.served()), {""})
+        other = self.path("other")
+        self.start("--config", file, "--control", other, "--listen", self.socket_uri("t"))
+        self.assertEqual(self.run_gmblock("reload", other)[0], 0)
+
+
+class UnderLoad(Live):
+    CHANGES = 50
+
+    def test_no_request_fails(self):
+        """Clients of exports that stay notice nothing but time."""
+        images = [self.image(name, 16) for name in ("one", "two")]
+        texts = [f"name: '{name}', path: '{path}'" for name, path in zip("ab", images)]
+        file = self.configure(*texts)
+        server = self.start_unix("--config", file, "--control", self.control, "--threads", "2",
+                                 uri_count=2)
+        benches = [subprocess.Popen(
+            [support.program(), "bench", "--json", "--rw", "randrw", "--depth", "8", "--connections",
+             "2", "--seconds", "600", uri], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                   for uri in server.uris]
+        for bench in benches:
+            self.addCleanup(bench.communicate)
+            self.addCleanup(bench.kill)
+        self.wait_for(lambda: all(
+            entry["connections"] == 2
+            for entry in json.loads(self.export("list", "--json"))["exports"]))
+        for number in range(self.CHANGES):
+            self.configure(*texts[:1], f"{texts[1]}, rate: {1000 + number}M",
+                           f"name: c{number}, path: 'memory:1M'")
+            self.reload()
+            self.export("add", "x", "memory:1M", "max-connections=3")
+            self.export("set", "x", f"rate={number + 1}M")
+            nbdmini.open_export(server.uri, b"x").close()
+            self.export("set", "x", "overlap=64K")
+            self.export("remove", "x")
+        stalls = []
+        for bench in benches:
+            self.assertIsNone(bench.poll())
+            bench.send_signal(signal.SIGINT)
+            output, errors = bench.communicate()
+            self.assertEqual(errors.splitlines()[-1:],
+                             ["gmblock bench: interrupted before the time was over"])
+            document = json.loads(output)
+            self.assertGreater(document["requests"], 0)
+            stalls.append(document["latency_us"]["max"] / 1000)
+        print(f"{4 * self.CHANGES} changes: longest request {max(stalls):.1f} ms", file=sys.stderr)
+        self.assertEqual(server.stop()[0], 0)
+
+    def test_many_at_once(self):
+        """Changes are made one after the other, whoever asks."""
+        self.start_unix("null:1M", "--control", self.control)
+        statuses = []
+
+        def add_and_remove(name):
+            for _ in range(5):
+                for arguments in (("add", name, "memory:1M"), ("remove", name)):
+                    statuses.append(self.run_gmblock(
+                        "export", *arguments, "--server", self.control)[0])
+
+        threads = [threading.Thread(target=add_and_remove, args=(str(i),)) for i in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(statuses, [0] * 60)
+        self.assertEqual(set(self.served()), {""})
+
+
+if __name__ == "__main__":
+    support.main()

@@ -1,0 +1,570 @@
+#!/usr/bin/python3
+"""A new process takes over from a running server, and clients notice nothing; whatever is wrong with
+the new one, the old one goes on."""
+import ctypes
+import os
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import unittest
+import urllib.parse
+
+import nbdmini
+import support
+
+PR_SET_CHILD_SUBREAPER = 36
+MAGIC, VERSION = 0x676D6255, 1
+HELLO, LISTENER, EXPORT, PREPARE, READY, SESSION, SESSIONS_END, STARTED, FAILED = range(1, 10)
+FIO = ["fio", "--name=upgrade", "--ioengine=nbd", "--rw=randrw", "--bs=4k", "--iodepth=16",
+       "--size=16M", "--time_based", "--runtime=2", "--verify=crc32c", "--verify_fatal=1"]
+
+
+# --- a new process as it should not be ---------------------------------------------------------
+
+
+def message(kind, payload=b"", version=VERSION, magic=MAGIC):
+    return struct.pack(">IHH", magic, version, kind) + payload
+
+
+def hello():
+    return message(HELLO, struct.pack(">I", os.getpid()))
+
+
+def receive(channel):
+    """The type of the next message, whose descriptors are closed when it ends."""
+    data, fds, _, _ = socket.recv_fds(channel, 1 << 16, 8)
+    if not data:
+        sys.exit(3)
+    return struct.unpack(">IHH", data[:8])[2], fds
+
+
+def until(channel, kind):
+    while receive(channel)[0] != kind:
+        pass
+
+
+def be_wrong(channel, how):
+    """Each of these is one entry of the table WRONG."""
+    if how == "dies-at-once":
+        return
+    if how == "hangs":
+        while receive(channel):
+            pass
+    if how == "hello-with-descriptors":
+        socket.send_fds(channel, [hello()], [0, 1, 2])
+        receive(channel)
+    first = {"no-magic": message(HELLO, struct.pack(">I", 1), magic=1),
+             "older-version": message(HELLO, struct.pack(">I", 1), version=0),
+             "newer-version": message(HELLO, struct.pack(">I", 1), version=2),
+             "unknown-type": message(99),
+             "short-hello": message(HELLO, b"\0"),
+             "long-hello": message(HELLO, bytes(30000)),
+             "pid-zero": message(HELLO, bytes(4)),
+             "started-first": message(STARTED),
+             "ready-first": message(READY),
+             "session-first": message(SESSION, bytes(16))}
+    channel.send(first.get(how, hello()))
+    if how in first:
+        receive(channel)
+    if how == "dies-after-hello":
+        return
+    until(channel, PREPARE)
+    if how == "hangs-prepared":
+        receive(channel)
+    if how == "dies-prepared":
+        return
+    if how == "fails-prepared":
+        channel.send(message(FAILED, b"no \x1b[31mdisk"))
+        receive(channel)
+    if how == "started-without-ready":
+        channel.send(message(STARTED))
+        receive(channel)
+    if how == "waits":
+        with open(sys.argv[3], "w", encoding="utf-8"):
+            receive(channel)
+    channel.send(message(READY))
+    if how == "dies-after-ready":
+        return
+    if how == "dies-with-a-session":
+        until(channel, SESSION)
+        return
+    until(channel, SESSIONS_END)
+    if how == "dies-with-all":
+        return
+    if how == "hangs-with-all":
+        receive(channel)
+    if how == "ready-again":
+        channel.send(message(READY))
+        receive(channel)
+    if how == "fails-with-all":
+        channel.send(message(FAILED, b"too late"))
+        receive(channel)
+    sys.exit(4)
+
+
+WRONG = {
+    "dies-at-once": "the other process has ended",
+    "hello-with-descriptors": "descriptors|too long",
+    "no-magic": "without the magic number",
+    "older-version": "speaks version 0 of the upgrade protocol, this one version 1",
+    "newer-version": "speaks version 2 of the upgrade protocol, this one version 1",
+    "unknown-type": "unknown type 99",
+    "short-hello": "makes no sense",
+    "long-hello": "makes no sense",
+    "pid-zero": "makes no sense",
+    "started-first": "does not speak in turn",
+    "ready-first": "does not speak in turn",
+    "session-first": "descriptors",
+    "dies-after-hello": "has ended|cannot be passed",
+    "dies-prepared": "the other process has ended",
+    "fails-prepared": r"no \\x1b\[31mdisk",
+    "started-without-ready": "does not speak in turn",
+    "dies-after-ready": "has ended|cannot be sent",
+    "dies-with-a-session": "has ended|cannot be sent",
+    "dies-with-all": "the other process has ended",
+    "ready-again": "does not speak in turn",
+    "fails-with-all": "too late",
+}
+
+
+# And those that only a time limit ends.
+HANGING = {
+    "hangs": "has not come within 10 seconds",
+    "hangs-prepared": "was not ready within 10 seconds",
+    "hangs-with-all": "did not begin to serve within 5 seconds",
+}
+
+
+# --- the tests ---------------------------------------------------------------------------------
+
+
+class Upgrade(support.Case):
+    def setUp(self):
+        super().setUp()
+        self.disk = self.make_file("disk", os.urandom(16 << 20))
+        self.children = []
+
+    def kill_children(self):
+        for pid in self.children:
+            try:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            except (ProcessLookupError, ChildProcessError):
+                pass
+
+    def serve(self, *arguments, listen=None, filters="", **options):
+        server = self.start("--export", f"={self.disk}{filters}", "--listen", listen or self.socket_uri(),
+                            "--control", self.path("control"), *arguments, **options)
+        # First, as they have the standard error of the server, too.
+        self.addCleanup(self.kill_children)
+        return server
+
+    def upgrade(self, *command):
+        """Status, output and errors of the command; the pid of the new process is remembered."""
+        code, output, errors = self.run_gmblock(
+            "upgrade", self.path("control"), *(("--", *command) if command else ()))
+        found = re.match(r"process (\d+) serves now; connections passed: (\d+), ended: (\d+); "
+                         r"pause: ([0-9.]+) ms\n$", output)
+        if found:
+            self.children.append(int(found[1]))
+        return code, found, errors
+
+    def must_upgrade(self, *command):
+        code, found, errors = self.upgrade(*command)
+        self.assertEqual((code, errors), (0, ""))
+        return int(found[2]), int(found[3]), float(found[4])
+
+    def stop_newest(self):
+        pid = self.children.pop()
+        os.kill(pid, signal.SIGTERM)
+        self.assertEqual(os.waitpid(pid, 0)[1], 0)
+
+    def test_fio(self):
+        for listen in (None, "nbd://127.0.0.1:0"):
+            server = self.serve(listen=listen)
+            fio = subprocess.Popen([*FIO, f"--uri={server.uri}"], stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                   cwd=self.folder)
+            pauses = []
+            while fio.poll() is None and len(pauses) < 5:
+                passed, ended, pause = self.must_upgrade()
+                self.assertEqual(ended, 0)
+                pauses.append(pause)
+                self.assertLessEqual(passed, 1)
+            output = fio.communicate()[0]
+            self.assertEqual(fio.returncode, 0, output)
+            self.assertRegex(output, "err= 0")
+            print(f"fio at {server.uri}: {len(pauses)} upgrades, longest pause {max(pauses)} ms",
+                  file=sys.stderr)
+            self.stop_newest()
+            self.assertEqual(server.wait()[0], 0)
+            self.children.clear()
+            self.assertEqual(os.path.exists(self.path("s")), False)
+            self.assertEqual(os.path.exists(self.path("control")), False)
+
+    def test_copies(self):
+        server = self.serve()
+        target = self.path("copy")
+        for tool in (["nbdcopy", "--requests=32"], [support.program(), "copy"]):
+            before = len(self.children)
+            for _ in range(3):
+                copy = subprocess.Popen([*tool, server.uri, target], stdin=subprocess.DEVNULL)
+                self.must_upgrade()
+                self.assertEqual(copy.wait(), 0)
+                with open(target, "rb") as copied, open(self.disk, "rb") as disk:
+                    self.assertEqual(copied.read() == disk.read(), True)
+                os.unlink(target)
+            self.assertEqual(len(self.children), before + 3)
+
+    def test_qemu_io(self):
+        server = self.serve()
+        qemu = subprocess.Popen(["qemu-io", "-f", "raw", server.uri], stdin=subprocess.PIPE,
+                                stdout=subprocess.PIPE, text=True)
+        for pattern in range(1, 6):
+            qemu.stdin.write(f"write -P {pattern} 0 1M\nread -P {pattern} 0 1M\nflush\n")
+            qemu.stdin.flush()
+            self.must_upgrade()
+        output = qemu.communicate("quit\n")[0]
+        self.assertEqual(qemu.returncode, 0)
+        self.assertEqual((output.count("wrote "), output.count("read 1048576/")), (5, 5))
+        self.assertNotRegex(output, "error|Pattern")
+
+    def test_halves_of_requests(self):
+        """What the old process has received of a request goes to the new one."""
+        server = self.serve()
+        data = os.urandom(4096)
+        request = struct.pack(">IHHQQI", 0x25609513, 0, 1, 7, 8192, len(data)) + data
+        for cut in (1, 27, 28, 29, 2000, 28 + 4095):
+            with nbdmini.open_export(server.uri) as client:
+                client.sock.sendall(request[:cut])
+                client_passed = self.must_upgrade()[0]
+                self.assertEqual(client_passed, 1)
+                client.sock.sendall(request[cut:])
+                self.assertEqual(client.reply(), (7, 0))
+                self.assertEqual(client.read(8192, 4096), data)
+
+    def test_negotiated(self):
+        """Structured replies, the context, and the rights as they were agreed on."""
+        server = self.serve()
+        with nbdmini.open_export(server.uri, structured=True) as client:
+            for _ in range(3):
+                client.send_request(nbdmini.CMD_READ, 9, 0, 65536)
+                chunks = client.chunks(9)
+                with open(self.disk, "rb") as disk:
+                    self.assertEqual(b"".join(chunk.data for chunk in chunks), disk.read(65536))
+                self.must_upgrade()
+        query = b"x-gmblock:size"
+        with nbdmini.Client(server.uri) as client:
+            client.hello()
+            client.send_option(nbdmini.OPT_STRUCTURED_REPLY)
+            client.option_replies(nbdmini.OPT_STRUCTURED_REPLY)
+            client.send_option(9, struct.pack(">III", 0, 1, len(query)) + query)
+            client.option_replies(9)
+            client.go()
+            for cookie in range(3):  # a question is answered, and the next process takes another
+                client.send_request(7, cookie, client.size, 0)
+                self.assertEqual(self.must_upgrade()[0], 1)
+                (chunk,) = client.chunks(cookie)
+                self.assertEqual(chunk.data[-4:], struct.pack(">I", client.size))
+
+    def test_a_question_among_many_requests(self):
+        """More was received than can be passed, with a question for the size in it."""
+        server = self.serve("--max-inflight", "1", filters=",delay=read:1s")
+        query = b"x-gmblock:size"
+        with nbdmini.Client(server.uri) as client:
+            client.hello()
+            client.send_option(nbdmini.OPT_STRUCTURED_REPLY)
+            client.option_replies(nbdmini.OPT_STRUCTURED_REPLY)
+            client.send_option(9, struct.pack(">III", 0, 1, len(query)) + query)
+            client.option_replies(9)
+            client.go()
+            flush = struct.pack(">IHHQQI", 0x25609513, 0, 3, 1, 0, 0)
+            client.sock.sendall(400 * flush +
+                                struct.pack(">IHHQQI", 0x25609513, 0, 0, 2, 0, 512) + flush +
+                                struct.pack(">IHHQQI", 0x25609513, 0, 7, 3, client.size, 0) +
+                                400 * flush)
+            for _ in range(400):
+                self.assertEqual(client.reply(), (1, 0))
+            self.assertEqual(self.must_upgrade()[0], 1)
+            cookies = []
+            while len(cookies) < 403:
+                simple = client.sock.recv(4, socket.MSG_PEEK | socket.MSG_WAITALL) == \
+                    struct.pack(">I", nbdmini.SIMPLE_REPLY_MAGIC)
+                cookies.append(client.reply()[0] if simple else client.chunk().cookie)
+            self.assertEqual((cookies.count(1), cookies.count(2), cookies.count(3)), (401, 1, 1))
+
+    def test_nobody_is_refused(self):
+        for listen in (None, "nbd://127.0.0.1:0"):
+            server = self.serve(listen=listen)
+            ended, failures, count = threading.Event(), [], [0]
+
+            def connect():
+                while not ended.is_set():
+                    try:
+                        with nbdmini.open_export(server.uri) as client:
+                            client.read(0, 512)
+                        count[0] += 1
+                    except (OSError, AssertionError, EOFError) as error:
+                        failures.append(repr(error))
+
+            threads = [threading.Thread(target=connect) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            for _ in range(5):
+                self.must_upgrade()
+            ended.set()
+            for thread in threads:
+                thread.join()
+            self.assertEqual(failures, [])
+            self.assertGreater(count[0], 0)
+            self.stop_newest()
+            server.wait()
+
+    def test_bench(self):
+        server = self.serve()
+        bench = subprocess.Popen(
+            [support.program(), "bench", "--seconds", "2", server.uri], stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        while bench.poll() is None:
+            self.must_upgrade()
+        output, errors = bench.communicate()
+        self.assertEqual(bench.returncode, 0, output + errors)
+
+    @unittest.skipUnless(support.has_libfabric(), "gmb is not there")
+    def test_sessions_that_end(self):
+        """Those of gmb cannot be passed: they end in order, and our client goes on by itself."""
+        uri = f"gmb+unix:///?socket={self.path('g')}"
+        self.serve("--listen", uri, uri_count=2)
+        ended = 0
+        while ended < 2:
+            target = self.path("copy")
+            copy = subprocess.Popen([support.program(), "copy", uri, target],
+                                    stdin=subprocess.DEVNULL)
+            while copy.poll() is None:
+                ended += self.must_upgrade()[1]
+            self.assertEqual(copy.returncode, 0)
+            with open(target, "rb") as copied, open(self.disk, "rb") as disk:
+                self.assertEqual(copied.read() == disk.read(), True)
+            os.unlink(target)
+
+    def test_wrong_processes(self):
+        server = self.serve()
+        with nbdmini.open_export(server.uri) as client:
+            client.write(0, b"before")
+            for how, reason in WRONG.items():
+                with self.subTest(how):
+                    code, _, errors = self.upgrade(sys.executable, __file__, "--new", how)
+                    self.assertEqual(code, 1)
+                    self.assertRegex(errors, "the upgrade failed, and this server goes on: ")
+                    self.assertRegex(errors, reason)
+                    self.assertEqual(client.read(0, 6), b"before")
+                    with nbdmini.open_export(server.uri) as other:
+                        self.assertEqual(other.read(0, 6), b"before")
+            # And then it works all the same.
+            self.assertEqual(self.must_upgrade()[:2], (1, 0))
+            self.assertEqual(client.read(0, 6), b"before")
+
+    def test_hanging_processes(self):
+        started = []
+        for how in HANGING:
+            server = self.start(self.make_file(how, bytes(1 << 20)), "--control",
+                                self.path(f"control-{how}"), "--listen", self.socket_uri(f"s-{how}"))
+            client = nbdmini.open_export(server.uri)
+            self.addCleanup(client.sock.close)
+            started.append((how, client, subprocess.Popen(
+                [support.program(), "upgrade", self.path(f"control-{how}"), "--", sys.executable,
+                 __file__, "--new", how], stderr=subprocess.PIPE, text=True)))
+        for how, client, upgrade in started:
+            with self.subTest(how):
+                self.assertRegex(upgrade.communicate()[1], HANGING[how])
+                self.assertEqual(upgrade.returncode, 1)
+                self.assertEqual(len(client.read(0, 512)), 512)
+
+    def command(self, *arguments):
+        """As of serve()."""
+        return [support.program(), "serve", "--export", f"={self.disk}", "--listen",
+                self.socket_uri(), "--control", self.path("control"), *arguments]
+
+    def injecting(self, what, *arguments):
+        """The same with something done to its system calls."""
+        return ["strace", "-f", "-qq", "-o", os.devnull, "-e", "trace=sendmsg,recvmsg",
+                "-e", f"inject={what}", *self.command(*arguments)]
+
+    @unittest.skipUnless(shutil.which("strace"), "strace is not installed")
+    def test_killed_at_each_step(self):
+        """Before it can say STARTED, the old process goes on as if nothing had been."""
+        server = self.serve()
+        with nbdmini.open_export(server.uri) as client:
+            # HELLO, READY, STARTED; two sockets, the disk, PREPARE, the connection, the end.
+            for call, times in (("sendmsg", 3), ("recvmsg", 6)):
+                for when in range(1, times + 1):
+                    with self.subTest(f"{call} {when}"):
+                        client.write(0, bytes([when]) * 512)
+                        code, _, errors = self.upgrade(
+                            *self.injecting(f"{call}:signal=KILL:when={when}"))
+                        self.assertEqual(code, 1)
+                        self.assertRegex(errors, "has ended|cannot be (sent|passed)")
+                        self.assertEqual(client.read(0, 512), bytes([when]) * 512)
+            self.assertEqual(self.must_upgrade()[:2], (1, 0))
+            self.assertEqual(client.read(0, 512), bytes([6]) * 512)
+
+    @unittest.skipUnless(shutil.which("strace"), "strace is not installed")
+    def test_refused_and_then_failed(self):
+        """A connection that the new process does not let in is the old one's until the end."""
+        server = self.serve()
+        refusing = ["--access", ": uid=4711 rights=rw"]
+        with nbdmini.open_export(server.uri) as client:
+            code, _, errors = self.upgrade(
+                *self.injecting("sendmsg:error=EPIPE:when=3", *refusing))
+            self.assertEqual(code, 1, errors)
+            self.assertEqual(len(client.read(0, 512)), 512)
+            self.must_upgrade(*self.command(*refusing))
+            self.assertEqual(client.sock.recv(1), b"")
+
+    @staticmethod
+    def scrape(url):
+        with socket.socket(socket.AF_INET if url.port else socket.AF_UNIX) as connection:
+            connection.connect((url.hostname, url.port) if url.port else
+                               urllib.parse.parse_qs(url.query)["socket"][0])
+            connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+    def test_metrics(self):
+        """They are at the same address, without a pause in which it is nobody's."""
+        for address in ("http://127.0.0.1:0", f"http+unix:///?socket={self.path('m')}"):
+            server = self.serve("--metrics", address, "--log-level", "info")
+            line = ""
+            while "metrics: " not in line:
+                line = server.process.stderr.readline()
+            url = urllib.parse.urlsplit(line.split("metrics: ")[1].strip())
+            self.assertRegex(self.scrape(url), b"HTTP/1.1 200 ")
+            for _ in range(2):
+                self.must_upgrade()
+                self.assertRegex(self.scrape(url), b"HTTP/1.1 200 ")
+            # Only the newest is left.
+            self.stop_newest()
+            self.assertEqual(server.wait()[0], 0)
+            self.children.clear()
+            self.assertEqual(os.path.exists(self.path("m")), False)
+            with self.assertRaises(OSError):
+                self.scrape(url)
+
+    def test_wrong_configurations(self):
+        server = self.serve()
+        other = self.make_file("other", bytes(1 << 20))
+        program = support.program()
+        rest = ["--listen", self.socket_uri(), "--control", self.path("control")]
+        commands = {
+            "it does not exist": [program, "serve", self.path("missing"), *rest],
+            "serves another disk": [program, "serve", other, *rest],
+            "does not serve it": [program, "serve", "--export", f"x={self.disk}", *rest],
+            "has ended": [program, "serve", "--no-such-option"],
+            "cannot start": [self.path("missing")],
+        }
+        with nbdmini.open_export(server.uri) as client:
+            for reason, command in commands.items():
+                with self.subTest(reason):
+                    code, _, errors = self.upgrade(*command)
+                    self.assertEqual(code, 1)
+                    self.assertRegex(errors, reason)
+                    self.assertEqual(len(client.read(0, 512)), 512)
+                    self.assertTrue(os.path.exists(self.path("s")))
+                    self.assertTrue(os.path.exists(self.path("control")))
+            self.must_upgrade()
+            self.assertEqual(len(client.read(0, 512)), 512)
+
+    def test_another_configuration(self):
+        """The new process may serve more, fewer addresses, and take rights away."""
+        server = self.serve("--listen", self.socket_uri("t"), uri_count=2)
+        more = self.make_file("more", bytes(1 << 20))
+        with nbdmini.open_export(server.uri) as client:
+            self.must_upgrade(
+                support.program(), "serve", "--export", f"={self.disk},readonly", "--export",
+                f"more={more}", "--listen", self.socket_uri(), "--control", self.path("control"))
+            self.assertEqual(len(client.read(0, 512)), 512)
+            with self.assertRaises(OSError) as refused:
+                client.write(0, b"x")
+            self.assertEqual(refused.exception.errno, 1)
+        with nbdmini.open_export(self.socket_uri(), b"more") as client:
+            client.write(0, b"x")
+        with self.assertRaises(OSError):
+            nbdmini.open_export(self.socket_uri("t"))
+
+    def test_what_cannot_be_passed(self):
+        cases = {
+            "in the memory of this process": ["memory:1M"],
+            "has failed to flush": ["--export", f"={self.disk},fault=flush:EIO"],
+        }
+        for reason, arguments in cases.items():
+            server = self.start(*arguments, "--listen", self.socket_uri("x"), "--control",
+                                self.path("control"))
+            with nbdmini.open_export(server.uri) as client:
+                if "flush" in reason:
+                    with self.assertRaises(AssertionError):
+                        client.flush()
+                code, _, errors = self.upgrade()
+                self.assertEqual(code, 1)
+                self.assertRegex(errors, reason)
+                self.assertEqual(len(client.read(0, 512)), 512)
+            self.assertEqual(server.stop()[0], 0)
+
+    def test_two_at_a_time_and_stop(self):
+        """One waits; a second one is refused, and the end of the server ends both."""
+        server = self.serve()
+        first = subprocess.Popen(
+            [support.program(), "upgrade", self.path("control"), "--", sys.executable, __file__,
+             "--new", "waits", self.path("waits")], stderr=subprocess.PIPE, text=True)
+        self.wait_for(lambda: os.path.exists(self.path("waits")))
+        self.assertIn("under way", self.upgrade()[2])
+        server.signal()
+        self.assertEqual(server.process.wait(), 0)
+        self.assertRegex(first.communicate()[1], "the server is stopping")
+        self.assertEqual(first.returncode, 1)
+
+    def test_claim(self):
+        """The disk is in nobody's hands at no time, and free at the end."""
+        server = self.serve()
+        self.must_upgrade()
+        self.assertEqual(server.process.wait(), 0)
+        arguments = ["serve", self.disk, "--listen", self.socket_uri("other")]
+        self.check_refused(arguments, 1, "is already served for writing")
+        self.stop_newest()
+        self.assertEqual(self.start(*arguments[1:]).stop()[0], 0)
+
+    def test_if_replaced(self):
+        program = self.path("gmblock")
+        os.link(support.program(), program) if os.stat(support.program()).st_dev == os.stat(
+            self.folder).st_dev else subprocess.run(["cp", support.program(), program], check=True)
+        process = subprocess.Popen(
+            [program, "serve", self.disk, "--listen", self.socket_uri(), "--control",
+             self.path("control")], stdout=subprocess.PIPE, text=True)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        self.addCleanup(self.kill_children)
+        process.stdout.readline()
+        done = self.run_gmblock("upgrade", "--if-replaced", self.path("control"))
+        self.assertEqual(done, (0, "", ""))
+        subprocess.run(["cp", support.program(), program + "-new"], check=True)
+        os.rename(program + "-new", program)
+        code, output, errors = self.run_gmblock("upgrade", "--if-replaced", self.path("control"))
+        self.assertEqual((code, errors), (0, ""))
+        pid = int(output.split()[1])
+        self.children.append(pid)
+        self.assertEqual(os.path.samefile(f"/proc/{pid}/exe", program), True)
+        self.assertEqual(process.wait(), 0)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--new":
+        with socket.socket(fileno=int(os.environ["GMBLOCK_UPGRADE_FD"])) as inherited:
+            be_wrong(inherited, sys.argv[2])
+    else:
+        # New processes are nobody's children but ours.
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        support.main()

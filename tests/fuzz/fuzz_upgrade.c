@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What two processes of a server say to each other (docs/protocol/upgrade.md). The first byte of
+ * the input is how many descriptors came along, modulo 3, the rest a packet. A connection that is
+ * passed is taken over by an engine over the simulated ring, goes on, and ends.
+ */
+#include "base/log.h"
+#include "engine/pass.h"
+#include "fuzz.h"
+#include "nbd/server.h"
+#include "server/upgrade_wire.h"
+#include "sim/sim.h"
+#include "stores.h"
+
+struct world {
+	struct ring *ring;
+	struct store *store;
+	struct export *export;
+	struct engine *engine;
+	struct ring_message stop;
+	bool drained;
+};
+
+static void world_begin(struct world *world)
+{
+	static const struct session_kind *const kinds[] = { &nbd_session_kind };
+	struct engine_options options = { .kinds = kinds, .kind_count = ARRAY_COUNT(kinds) };
+	struct export_options about = { .name = "" };
+	struct error error;
+
+	memset(world, 0, sizeof(*world));
+	world->ring = sim_ring_create_for_fuzz(1);
+	stores_register();
+	GMB_ASSERT(store_open(&(struct store_options){ .path = "memory:65536" }, &world->store,
+			   &error) == 0);
+	about.store = world->store;
+	GMB_ASSERT(export_create(&about, &world->export, &error) == 0);
+	engine_limits_default(&options.limits);
+	options.ring = world->ring;
+	GMB_ASSERT(engine_create(&options, &world->engine, &error) == 0);
+	GMB_ASSERT(engine_export_add(world->engine, world->export, &error) == 0);
+}
+
+static void drained(void *context)
+{
+	struct world *world = context;
+
+	world->drained = true;
+}
+
+static void deliver_stop(struct ring *ring, struct ring_message *message)
+{
+	struct world *world = container_of(message, struct world, stop);
+
+	GMB_UNUSED(ring);
+	engine_drain(world->engine, UINT64_C(1000000000), drained, world);
+}
+
+static void world_end(struct world *world)
+{
+	world->stop.deliver = deliver_stop;
+	ring_post(world->ring, &world->stop);
+	while (!world->drained) {
+		GMB_ASSERT(sim_step());
+	}
+	GMB_ASSERT(world->engine->counters.sessions == 0);
+	GMB_ASSERT(world->engine->counters.inflight == 0);
+	GMB_ASSERT(world->export->connections == 0);
+	engine_destroy(world->engine);
+	export_put(world->export);
+	ring_destroy(world->ring);
+	GMB_ASSERT(sim_open_count() == 0);
+	sim_stop();
+}
+
+/* The peer says nothing more than it has said to the other process. */
+static void adopt(const struct session_record *record)
+{
+	struct world world;
+	int server_fd;
+	int client_fd;
+
+	world_begin(&world);
+	sim_socket_pair(&server_fd, &client_fd);
+	GMB_ASSERT(engine_pause(world.engine) == 0);
+	engine_adopt(world.engine,
+		&(struct endpoint){
+			.kind = &nbd_session_kind, .fd = server_fd, .peer = { .text = "fuzz" } },
+		record);
+	engine_resume(world.engine);
+	sim_socket_finish(client_fd);
+	while (sim_step()) {
+		uint8_t bytes[4096];
+
+		while (sim_socket_read(client_fd, bytes, sizeof(bytes)) > 0) {
+		}
+	}
+	sim_socket_close(client_fd);
+	world_end(&world);
+}
+
+static bool is_inside(const void *part, size_t bytes, const uint8_t *packet, size_t count)
+{
+	const uint8_t *at = part;
+
+	return bytes == 0 || (at >= packet && bytes <= count && at <= packet + count - bytes);
+}
+
+static void check_message(
+	const struct upgrade_message *message, const uint8_t *packet, size_t count)
+{
+	const struct session_record *record = &message->record;
+
+	GMB_ASSERT(message->type > 0 && message->type < UPGRADE_TYPE_END);
+	GMB_ASSERT(upgrade_type_name(message->type) != NULL);
+	GMB_ASSERT(is_inside(record->kind, record->kind_bytes, packet, count));
+	GMB_ASSERT(is_inside(record->export, record->export_bytes, packet, count));
+	GMB_ASSERT(is_inside(record->token, record->token_bytes, packet, count));
+	GMB_ASSERT(is_inside(record->bytes, record->byte_count, packet, count));
+	GMB_ASSERT(is_inside(message->text, message->text_bytes, packet, count));
+	GMB_ASSERT(record->export_bytes <= UPGRADE_NAME_BYTES_MAX);
+	GMB_ASSERT(message->text_bytes <= ERROR_TEXT_BYTES);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	struct upgrade_message message;
+	struct error error = { 0 };
+	uint8_t *packet;
+
+	if (size == 0) {
+		return 0;
+	}
+	log_set_level(LOG_LEVEL_ERROR);
+	packet = malloc(MAX(size - 1, (size_t)1));
+	GMB_ASSERT(packet != NULL);
+	memcpy(packet, data + 1, size - 1);
+	if (upgrade_parse(packet, size - 1, data[0] % 3, &message, &error) < 0) {
+		GMB_ASSERT(error.code < 0 && error.text[0] != '\0');
+	} else {
+		check_message(&message, packet, size - 1);
+		if (message.type == UPGRADE_SESSION) {
+			adopt(&message.record);
+		}
+	}
+	free(packet);
+	return 0;
+}
