@@ -50,6 +50,10 @@ static const char help_tail[] =
 	"      --export-folder DIR     where exports that are added while the server runs may\n"
 	"                              lie, beside the folders of those at the start; may be\n"
 	"                              repeated\n"
+	"      --push-to PLACE         where anybody may have this server push to, as for root\n"
+	"                              and its own user: the path of a Unix socket, a folder of\n"
+	"                              them (with / at its end), or\n"
+	"                              ADDRESS[/BITS][,port=N|any]; may be repeated\n"
 	"      --arena p2pmem:BDF[,size=SIZE][,spill=ram|wait]\n"
 	"                              memory of a PCI device for payload of exports with\n"
 	"                              mode=device; when it is full, requests have RAM or wait\n"
@@ -241,6 +245,7 @@ static int parse_arguments(struct server_config *config, bool *checks_out, int a
 		{ "socket-mode", .take = take_option },
 		{ "socket-group", .take = take_option },
 		{ "export-folder", .take = take_option },
+		{ "push-to", .take = take_option },
 		{ "read-only", .flag = &arguments.read_only },
 	};
 	char *help = make_help();

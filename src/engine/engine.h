@@ -29,6 +29,7 @@
 #include "base/identity.h"
 #include "base/list.h"
 #include "base/log.h"
+#include "base/place.h"
 #include "engine/export.h"
 #include "engine/limits.h"
 #include "engine/rate_identity.h"
@@ -453,6 +454,10 @@ struct engine_options {
 	bool device_waits; /* see path_options */
 	/* Of identities, borrowed while the engine exists; NULL: none. */
 	struct rate_rules *rate_rules;
+	/* Where kinds may connect to because a peer asks for it that is neither root nor our own
+	 * user; borrowed while the engine exists. */
+	const struct place *places;
+	uint32_t place_count;
 	/* Distinguishes this server's process from all others, for clients that have several
 	 * connections. Zeroes: unknown. */
 	uint8_t instance[ENGINE_INSTANCE_BYTES];

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The beginning of a job at its source: where it may connect to, and what it may read. */
-#include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,43 +8,43 @@
 #include "base/bytes.h"
 #include "push/source.h"
 
-static bool is_loopback(const char *host)
+/* Whether the operator lets this coordinator choose that place. Root and our own user could connect
+ * there themselves. */
+static bool may_choose(const struct push_session *session, const struct export_uri *uri)
 {
-	struct in6_addr ipv6;
-	struct in_addr ipv4;
+	const struct engine_options *options = &session->service->engine->options;
+	bool may = push_viewer_of(session).all;
 
-	if (inet_pton(AF_INET, host, &ipv4) == 1) {
-		return ntohl(ipv4.s_addr) >> 24 == IN_LOOPBACKNET;
+	for (uint32_t i = 0; !may && i < options->place_count; i++) {
+		may = place_holds(&options->places[i], uri);
 	}
-	return inet_pton(AF_INET6, host, &ipv6) == 1 && IN6_IS_ADDR_LOOPBACK(&ipv6);
-}
-
-static bool is_number(const char *host)
-{
-	uint8_t address[sizeof(struct in6_addr)];
-
-	return inet_pton(AF_INET, host, address) == 1 || inet_pton(AF_INET6, host, address) == 1;
+	return may;
 }
 
 /* Why the source may not connect there; NULL: it may. */
-static const char *may_reach(const struct export_uri *uri)
+static const char *may_reach(const struct push_session *session, const struct export_uri *uri)
 {
+	uint8_t address[NETWORK_ADDRESS_BYTES];
 	enum push_reach reach = push_reach();
 
 	if (strcmp(uri->protocol, "push") != 0) {
 		return "the destination is no address of push";
 	}
+	if (!may_choose(session, uri)) {
+		return "this server does not push there for you: its --push-to names no such "
+		       "place";
+	}
 	if (uri->is_unix) {
 		return NULL;
 	}
-	if (!is_number(uri->host)) {
+	if (!address_parse(uri->host, address)) {
 		return "the address of the destination is not numeric";
 	}
 	if (reach == PUSH_REACH_LOCAL) {
 		return "this server pushes to Unix sockets only, because it listens on no "
 		       "push:// address";
 	}
-	if (reach != PUSH_REACH_NETWORK && !is_loopback(uri->host)) {
+	if (reach != PUSH_REACH_NETWORK && !address_is_loopback(address)) {
 		return "a push over the network is not encrypted: this server needs a push:// "
 		       "address with insecure-network=yes";
 	}
@@ -80,7 +79,7 @@ static int dial(
 		return -EINVAL;
 	}
 	snprintf(peer, PUSH_PEER_BYTES_MAX, "%s", export_uri_label(label, &uri));
-	*text = may_reach(&uri);
+	*text = may_reach(session, &uri);
 	address = *text == NULL ? export_uri_clan_address(&uri) : NULL;
 	export_uri_fini(&uri);
 	if (address == NULL) {

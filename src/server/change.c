@@ -481,6 +481,16 @@ static bool same_folders(const struct server_config *a, const struct server_conf
 	return same;
 }
 
+static bool same_push_places(const struct server_config *a, const struct server_config *b)
+{
+	bool same = a->push_place_count == b->push_place_count;
+
+	for (uint32_t i = 0; same && i < a->push_place_count; i++) {
+		same = strcmp(a->push_places[i].text, b->push_places[i].text) == 0;
+	}
+	return same;
+}
+
 static bool has_listen(const struct server_config *config, const struct server_listen *entry)
 {
 	for (uint32_t i = 0; i < config->listen_count; i++) {
@@ -527,6 +537,7 @@ static void note_rest(struct change *change, const struct server_config *config)
 		{ "user", same_text(running->user, config->user) },
 		{ "sandbox", running->sandbox == config->sandbox },
 		{ "export-folder", same_folders(running, config) },
+		{ "push-to", same_push_places(running, config) },
 	};
 
 	for (size_t i = 0; i < ARRAY_COUNT(notes); i++) {

@@ -49,6 +49,10 @@ void server_config_fini(struct server_config *config)
 		free(config->export_folders[i]);
 	}
 	free(config->export_folders);
+	for (uint32_t i = 0; i < config->push_place_count; i++) {
+		place_fini(&config->push_places[i]);
+	}
+	free(config->push_places);
 	server_settings_fini(&config->options);
 	free(config->memory_origin);
 	free(config->control_path);
@@ -362,6 +366,24 @@ static int add_export_folder(
 	return 0;
 }
 
+static int add_push_place(
+	struct server_config *config, const char *name, const char *text, struct error *error)
+{
+	struct place place;
+	int rc = place_parse(text, PUSH_PORT_DEFAULT, &place, error);
+
+	GMB_UNUSED(name);
+	if (rc == 0 && grow(&config->push_places, config->push_place_count,
+			       sizeof(*config->push_places)) < 0) {
+		place_fini(&place);
+		rc = error_set(error, -ENOMEM, "no memory for a place");
+	}
+	if (rc == 0) {
+		config->push_places[config->push_place_count++] = place;
+	}
+	return rc;
+}
+
 int server_config_set_memory_origin(
 	struct server_config *config, const char *origin, struct error *error)
 {
@@ -589,6 +611,7 @@ static const struct server_option {
 	{ "socket-mode", set_socket, OF_FILE_TOO },
 	{ "socket-group", set_socket, OF_FILE_TOO },
 	{ "export-folder", add_export_folder, OF_FILE_TOO },
+	{ "push-to", add_push_place, OF_FILE_TOO },
 	{ "read-only", set_read_only, OF_COMMAND_LINE },
 	{ "path", add_path, OF_COMMAND_LINE },
 };
@@ -602,6 +625,12 @@ static const struct server_option *find_option(const char *name)
 		GMB_ASSERT(option < options + ARRAY_COUNT(options));
 	}
 	return option;
+}
+
+/* Whether it can be given several times. */
+static bool adds(const struct server_option *option)
+{
+	return option->set == add_export_folder || option->set == add_push_place;
 }
 
 const char *server_limits_key(uint32_t idx)
@@ -618,7 +647,7 @@ const char *server_config_file_key(uint32_t idx, bool *repeats)
 {
 	for (size_t i = 0; i < ARRAY_COUNT(options); i++) {
 		if (options[i].place == OF_FILE_TOO && idx-- == 0) {
-			*repeats = options[i].set == add_export_folder;
+			*repeats = adds(&options[i]);
 			return options[i].name;
 		}
 	}
@@ -652,10 +681,9 @@ int server_config_file_option(
 	struct server_config *config, const char *name, const char *text, struct error *error)
 {
 	const struct server_option *option = find_option(name);
-	bool adds = option->set == add_export_folder;
 
 	GMB_ASSERT(option->place == OF_FILE_TOO);
-	return is_given(config, name) && !adds ? 0 : option->set(config, name, text, error);
+	return is_given(config, name) && !adds(option) ? 0 : option->set(config, name, text, error);
 }
 
 int server_config_again(

@@ -15,7 +15,7 @@
 #pragma once
 
 #include "base/error.h"
-#include "base/export_uri.h"
+#include "base/place.h"
 #include "engine/access.h"
 #include "engine/rate_identity.h"
 #include "memory/p2pmem.h"
@@ -148,6 +148,8 @@ struct server_config {
 	uint32_t file_export_first; /* of the exports from there */
 	char **export_folders;	    /* from which exports may be added later */
 	uint32_t export_folder_count;
+	struct place *push_places; /* where anybody may have this server push to */
+	uint32_t push_place_count;
 	struct server_settings options; /* of the command line, in order */
 	bool path_read_only;		/* the export that PATH becomes */
 };

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
+#include "base/place.h"
 #include "base/text.h"
 #include "server/config.h"
 
-enum { SHOWN_BYTES = 120, ORIGIN_BYTES = 160, MAPPED_BYTES = ACCESS_MAPPED_BITS / 8 };
+enum { SHOWN_BYTES = 120, ORIGIN_BYTES = 160 };
 
 /* --- the values of conditions ------------------------------------------------------------------
  */
@@ -60,79 +60,12 @@ static int add_san(struct access_rule *rule, const char *value, struct error *er
 		log_escape(shown, sizeof(shown), value, strlen(value)));
 }
 
-/* Clears the bits behind the prefix. True: some were set. */
-static bool clear_host(uint8_t address[ACCESS_ADDRESS_BYTES], uint32_t prefix)
-{
-	bool was_set = false;
-
-	for (uint32_t i = 0; i < ACCESS_ADDRESS_BYTES; i++) {
-		uint32_t kept = prefix <= 8 * i ? 0 : MIN(prefix - 8 * i, 8U);
-		uint8_t mask = (uint8_t)(0xff00U >> kept);
-
-		was_set |= (address[i] & ~mask) != 0;
-		address[i] &= mask;
-	}
-	return was_set;
-}
-
-static const char *network_text(
-	const uint8_t address[ACCESS_ADDRESS_BYTES], bool is_ipv4, char out[INET6_ADDRSTRLEN])
-{
-	const char *text =
-		is_ipv4 ? inet_ntop(AF_INET, address + MAPPED_BYTES, out, INET_ADDRSTRLEN)
-			: inet_ntop(AF_INET6, address, out, INET6_ADDRSTRLEN);
-
-	GMB_ASSERT(text != NULL);
-	return text;
-}
-
-/* "10.1.0.0/16", "2001:db8::/32", "192.0.2.7". IPv4 is mapped into IPv6, however it is written. */
-static int parse_network(
-	const char *value, uint8_t network[ACCESS_NETWORK_BYTES], struct error *error)
-{
-	const char *slash = strchr(value, '/');
-	size_t host_bytes = slash != NULL ? (size_t)(slash - value) : strlen(value);
-	char host[INET6_ADDRSTRLEN] = "";
-	char shown[SHOWN_BYTES];
-	bool is_ipv4;
-	uint32_t prefix;
-	int rc = 0;
-
-	log_escape(shown, sizeof(shown), value, strlen(value));
-	if (host_bytes < sizeof(host)) {
-		memcpy(host, value, host_bytes);
-	}
-	memset(network, 0, ACCESS_NETWORK_BYTES);
-	memset(network + MAPPED_BYTES - 2, 0xff, 2);
-	is_ipv4 = inet_pton(AF_INET, host, network + MAPPED_BYTES) == 1;
-	if (!is_ipv4 && inet_pton(AF_INET6, host, network) != 1) {
-		return error_set(error, -EINVAL,
-			"'%s' is neither an address nor a network; write one as 192.0.2.7, "
-			"10.1.0.0/16 or 2001:db8::/32 (names of hosts are not looked up)",
-			shown);
-	}
-	prefix = is_ipv4 ? 32 : 128;
-	if (slash != NULL) {
-		rc = units_parse_count(slash + 1, 0, prefix, &prefix, error);
-	}
-	if (rc < 0) {
-		error_prefix(error, "the length of the prefix in '%s'", shown);
-		return rc;
-	}
-	if (clear_host(network, prefix + (is_ipv4 ? ACCESS_MAPPED_BITS : 0))) {
-		return error_set(error, -EINVAL,
-			"'%s' has bits set behind its prefix; the network is %s/%u", shown,
-			network_text(network, is_ipv4, host), prefix);
-	}
-	network[ACCESS_ADDRESS_BYTES] = (uint8_t)(prefix + (is_ipv4 ? ACCESS_MAPPED_BITS : 0));
-	return 0;
-}
-
 static int add_network(struct access_rule *rule, const char *value, struct error *error)
 {
-	uint8_t network[ACCESS_NETWORK_BYTES];
-	int rc = parse_network(value, network, error);
+	uint8_t network[NETWORK_BYTES];
+	int rc = network_parse(value, network, error);
 
+	_Static_assert((int)NETWORK_BYTES == (int)ACCESS_NETWORK_BYTES, "they are the same");
 	return rc < 0 ? rc : add(rule, ACCESS_NETWORK, network, sizeof(network), error);
 }
 

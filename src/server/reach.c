@@ -12,7 +12,7 @@
 #include "base/log.h"
 
 /* Where a TCP socket listens. */
-struct place {
+struct bound {
 	sa_family_t family;
 	uint16_t port;
 	struct in_addr ipv4;
@@ -21,12 +21,12 @@ struct place {
 	bool takes_ipv4; /* an IPv6 socket that IPv4 clients reach, too */
 };
 
-static bool place_from(const struct sockaddr *address, socklen_t address_bytes, struct place *place)
+static bool place_from(const struct sockaddr *address, socklen_t address_bytes, struct bound *place)
 {
 	struct sockaddr_in ipv4;
 	struct sockaddr_in6 ipv6;
 
-	*place = (struct place){ .family = address->sa_family };
+	*place = (struct bound){ .family = address->sa_family };
 	if (place->family == AF_INET && address_bytes >= sizeof(ipv4)) {
 		memcpy(&ipv4, address, sizeof(ipv4));
 		place->port = ntohs(ipv4.sin_port);
@@ -43,7 +43,7 @@ static bool place_from(const struct sockaddr *address, socklen_t address_bytes, 
 	return false;
 }
 
-static bool place_of_socket(int fd, struct place *place)
+static bool place_of_socket(int fd, struct bound *place)
 {
 	struct sockaddr_storage address;
 	socklen_t bytes = sizeof(address);
@@ -61,13 +61,13 @@ static bool place_of_socket(int fd, struct place *place)
 	return true;
 }
 
-static bool is_wildcard(const struct place *place)
+static bool is_wildcard(const struct bound *place)
 {
 	return place->family == AF_INET ? place->ipv4.s_addr == htonl(INADDR_ANY)
 					: IN6_IS_ADDR_UNSPECIFIED(&place->ipv6);
 }
 
-static bool is_loopback(const struct place *place)
+static bool is_loopback(const struct bound *place)
 {
 	return place->family == AF_INET ? ntohl(place->ipv4.s_addr) >> 24 == IN_LOOPBACKNET
 					: IN6_IS_ADDR_LOOPBACK(&place->ipv6);
@@ -75,7 +75,7 @@ static bool is_loopback(const struct place *place)
 
 /* --- what is served already ------------------------------------------------------------------ */
 
-static bool place_covers(const struct place *open, const struct place *wanted)
+static bool place_covers(const struct bound *open, const struct bound *wanted)
 {
 	if (open->port != wanted->port) {
 		return false;
@@ -92,9 +92,9 @@ static bool place_covers(const struct place *open, const struct place *wanted)
 }
 
 static bool any_covers(const struct listener *listeners, uint32_t listener_count,
-	const char *protocol, const struct place *wanted)
+	const char *protocol, const struct bound *wanted)
 {
-	struct place open;
+	struct bound open;
 
 	for (uint32_t i = 0; i < listener_count; i++) {
 		for (uint32_t k = 0; k < listeners[i].fd_count; k++) {
@@ -114,7 +114,7 @@ static uint32_t count_served(const struct listener *listeners, uint32_t listener
 {
 	const struct addrinfo hints = { .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM };
 	struct addrinfo *list;
-	struct place wanted;
+	struct bound wanted;
 	uint32_t count = 0;
 
 	*served = 0;
@@ -196,7 +196,7 @@ static bool has_unix_name(const struct listener *listener, int fd)
 const struct listener *reach_of_socket(
 	const struct listener *listeners, uint32_t listener_count, int fd)
 {
-	struct place place;
+	struct bound place;
 	bool is_tcp = place_of_socket(fd, &place);
 
 	if (is_tcp && place.family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&place.ipv6)) {
@@ -227,7 +227,7 @@ struct export_uri reach_with_port(const struct export_uri *uri, const struct lis
 /* --- who is let in --------------------------------------------------------------------------- */
 
 /* Whether other machines reach the socket, and what they would find is not protected. */
-static bool is_exposed(const struct listener *listener, uint32_t idx, struct place *place)
+static bool is_exposed(const struct listener *listener, uint32_t idx, struct bound *place)
 {
 	return listener->settings->mode != TLS_REQUIRE &&
 	       place_of_socket(listener->fds[idx], place) && !is_loopback(place);
@@ -236,9 +236,9 @@ static bool is_exposed(const struct listener *listener, uint32_t idx, struct pla
 /* True when one of the first count sockets, counted through all listeners, is as open on the port.
  */
 static bool warned_before(
-	const struct listener *listeners, uint32_t count, const struct place *place)
+	const struct listener *listeners, uint32_t count, const struct bound *place)
 {
-	struct place other;
+	struct bound other;
 
 	for (uint32_t i = 0; count > 0; i++) {
 		for (uint32_t k = 0; k < listeners[i].fd_count && count > 0; k++, count--) {
@@ -251,7 +251,7 @@ static bool warned_before(
 	return false;
 }
 
-static void warn(const struct listener *listener, const struct place *place, bool admits_all)
+static void warn(const struct listener *listener, const struct bound *place, bool admits_all)
 {
 	const char *clear =
 		listener->settings->mode == TLS_ON ? "TLS is not required" : "there is no TLS";
@@ -275,7 +275,7 @@ static void warn(const struct listener *listener, const struct place *place, boo
 void reach_warn(const struct listener *listeners, uint32_t listener_count, bool admits_all)
 {
 	uint32_t seen = 0;
-	struct place place;
+	struct bound place;
 
 	for (uint32_t i = 0; i < listener_count; i++) {
 		for (uint32_t k = 0; k < listeners[i].fd_count; k++, seen++) {

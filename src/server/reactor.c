@@ -53,6 +53,8 @@ static int create_engine(struct reactor *reactor, struct error *error)
 		.kind_count = options->kind_count,
 		.limits = options->limits,
 		.rate_rules = options->rate_rules,
+		.places = options->places,
+		.place_count = options->place_count,
 		.device = reactor->device,
 		.device_waits = options->device_waits,
 		.endpoint_gone = endpoint_gone,

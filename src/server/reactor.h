@@ -27,7 +27,9 @@ struct reactor_options {
 	const struct session_kind *const *kinds; /* borrowed while the reactor exists */
 	uint32_t kind_count;
 	struct engine_limits limits;
-	struct rate_rules *rate_rules;		 /* of identities; borrowed; or NULL */
+	struct rate_rules *rate_rules; /* of identities; borrowed; or NULL */
+	const struct place *places;    /* as in struct engine_options */
+	uint32_t place_count;
 	uint8_t instance[ENGINE_INSTANCE_BYTES]; /* as in struct engine_options */
 	_Atomic uint32_t *connection_total;	 /* counted down when a connection is closed */
 	struct p2pmem *device;			 /* borrowed; with device_bytes > 0 */

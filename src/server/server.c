@@ -155,6 +155,8 @@ static int start_reactors(struct server *server, struct error *error)
 		.kind_count = server->kind_count,
 		.limits = reactor_limits(limits),
 		.rate_rules = server->rate_rules,
+		.places = server->config->push_places,
+		.place_count = server->config->push_place_count,
 		.device = server->device != NULL ? device_memory(server->device) : NULL,
 		.device_waits = server->config->arena.waits,
 		.connection_total = &server->connection_total,

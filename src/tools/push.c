@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/push.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/place.h"
 #include "base/text.h"
 #include "push/ask.h"
 #include "tools/show.h"
@@ -79,7 +80,6 @@ static int end_look(struct end *end, struct error *error)
 /* Of "HOST:PORT" or "[HOST]:PORT", as IPv6. */
 static bool address_of(const char *text, uint8_t out[PUSH_ADDRESS_BYTES])
 {
-	static const uint8_t mapped[12] = { [10] = 0xff, [11] = 0xff };
 	const char *begin = text + (text[0] == '[');
 	const char *end = text[0] == '[' ? strchr(text, ']') : strrchr(text, ':');
 	char host[INET6_ADDRSTRLEN];
@@ -89,20 +89,7 @@ static bool address_of(const char *text, uint8_t out[PUSH_ADDRESS_BYTES])
 	}
 	memcpy(host, begin, (size_t)(end - begin));
 	host[end - begin] = '\0';
-	if (inet_pton(AF_INET6, host, out) == 1) {
-		return true;
-	}
-	memcpy(out, mapped, sizeof(mapped));
-	return inet_pton(AF_INET, host, out + sizeof(mapped)) == 1;
-}
-
-static bool is_loopback(const uint8_t address[PUSH_ADDRESS_BYTES])
-{
-	struct in6_addr ipv6;
-
-	memcpy(&ipv6, address, sizeof(ipv6));
-	return IN6_IS_ADDR_LOOPBACK(&ipv6) ||
-	       (IN6_IS_ADDR_V4MAPPED(&ipv6) && address[12] == IN_LOOPBACKNET);
+	return address_parse(host, out);
 }
 
 /* Whom the destination will see when the source connects. A source that we reach on this machine
@@ -120,9 +107,9 @@ static int bind_to_source(const struct end *source, const struct end *target,
 	push_ask_peer(source->ask, &source_peer);
 	push_ask_peer(target->ask, &target_peer);
 	is_here = source->uri.is_unix ||
-		  (address_of(source_peer.address, address) && is_loopback(address));
+		  (address_of(source_peer.address, address) && address_is_loopback(address));
 	is_there = !target->uri.is_unix &&
-		   !(address_of(target_peer.address, other) && is_loopback(other));
+		   !(address_of(target_peer.address, other) && address_is_loopback(other));
 	if (!is_here && !is_there) {
 		return error_set(error, -EINVAL,
 			"the source is on another machine, and cannot reach the address of the "

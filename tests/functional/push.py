@@ -77,7 +77,8 @@ class Push(support.Case):
         size = 24 * MIB + 5 * 512
         source = self.image("source", size, (0, 3 * MIB), (5 * MIB + 4096, 4 * MIB), (20 * MIB, size - 20 * MIB))
         target = self.image("target", size, (0, size))
-        first = self.serve(f"disk={source}{keys}", network=network)
+        first = self.serve(f"disk={source}{keys}", network=network,
+                           arguments=("--push-to", "127.0.0.1,port=any"))
         second = self.serve(f"disk={target}{keys}", network=network)
         job = self.push(first.push("disk"), second.push("disk"), "--verify=read")
         self.assertEqual(digest(source), digest(target))
@@ -162,12 +163,37 @@ class Push(support.Case):
         if not support.has_libfabric():
             self.skipTest("no libfabric")
         local = self.serve("disk=memory:4M")
-        network = self.serve("disk=memory:4M", network=True)
+        network = self.serve("disk=memory:4M", network=True, arguments=("--push-to", self.path("s1")))
         # A server that listens on no network connects to none; the other way is fine.
         self.check_refused(["push", local.push("disk"), network.push("disk")], 1, "Unix sockets only")
         self.push(network.push("disk"), local.push("disk"))
         for listen in ("push://0.0.0.0:0", "push://[::]:0"):
             self.check_refused(["serve", "--listen", listen, "memory:1M"], 1, "push has no encryption")
+
+    def test_places(self):
+        """Who is not known can have a server push to places that its operator has named, and nowhere else."""
+        if not support.has_libfabric():
+            self.skipTest("no libfabric")
+        target = self.serve("disk=memory:1M").push("disk")
+        far = self.serve("disk=memory:1M", network=True).push("disk")
+        port = re.search(":([0-9]+)/", far).group(1)
+        folder = os.path.dirname(self.path("s1")) + "/"
+        for places, may in (((), set()), ((self.path("s1"),), {target}), ((folder,), {target}),
+                            ((self.path("s"), folder[:-1], os.path.dirname(folder[:-1]) + "/"), set()),
+                            (("127.0.0.1",), set()), (("127.0.0.1,port=1", f"::1,port={port}"), set()),
+                            ((f"127.0.0.0/8,port={port}",), {far}),
+                            (("10.0.0.0/8,port=any", "127.0.0.1,port=any", folder), {target, far})):
+            source = self.serve("disk=memory:1M", network=True,
+                                arguments=[word for place in places for word in ("--push-to", place)])
+            for uri in (target, far):
+                with self.subTest(places=places, uri=uri):
+                    if uri in may:
+                        self.push(source.push("disk"), uri)
+                    else:
+                        self.check_refused(["push", source.push("disk"), uri], 1, "--push-to names no")
+            source.stop()
+        for place in ("", "localhost", "10.0.0.1/8", "10.0.0.1,port=0", "10.0.0.1,port=", "x,port=any"):
+            self.check_refused(["serve", "--push-to", place, "memory:1M"], 2, "--push-to: ")
 
     def start_push(self, *arguments):
         process = subprocess.Popen([support.program(), "push", *arguments], stdin=subprocess.DEVNULL,
@@ -218,7 +244,7 @@ class Push(support.Case):
         if not support.has_libfabric():
             self.skipTest("no libfabric")
         source = self.image("source", 64 * MIB, (0, 64 * MIB))
-        first = self.serve(f"disk={source}", network=True)
+        first = self.serve(f"disk={source}", network=True, arguments=("--push-to", "127.0.0.1,port=any"))
         second = self.serve("disk=memory:64M", network=True)
         push = self.start_push("--rate", "1M", first.push("disk"), second.push("disk"))
         self.wait_for_bytes(first.push("disk"), 3 * MIB)

@@ -428,7 +428,8 @@ class Configuration(Live):
                                                 "max-connections-per-peer: x", "max-handshakes: x",
                                                 "handshake-timeout: x", "idle-timeout: x",
                                                 "max-inflight: x", "max-inflight-total: x", "spin: x")),
-                            ("%s\n", ("arena: x", "control: ''", "sandbox: x", "export-folder: [/absent]"))):
+                            ("%s\n", ("arena: x", "control: ''", "sandbox: x", "export-folder: [/absent]",
+                                     "push-to: [x]"))):
             for text in keys:
                 key, value = text.split(": ")
                 self.assertIn(f"--{key} ", output)

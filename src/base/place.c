@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/place.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/text.h"
+
+enum { SHOWN_BYTES = 120, MAPPED_BYTES = NETWORK_MAPPED_BITS / 8 };
+
+/* --- networks -------------------------------------------------------------------------------- */
+
+bool address_parse(const char *host, uint8_t address[NETWORK_ADDRESS_BYTES])
+{
+	memset(address, 0, MAPPED_BYTES);
+	memset(address + MAPPED_BYTES - 2, 0xff, 2);
+	return inet_pton(AF_INET, host, address + MAPPED_BYTES) == 1 ||
+	       inet_pton(AF_INET6, host, address) == 1;
+}
+
+static bool is_mapped(const uint8_t address[NETWORK_ADDRESS_BYTES])
+{
+	struct in6_addr ipv6;
+
+	memcpy(&ipv6, address, sizeof(ipv6));
+	return IN6_IS_ADDR_V4MAPPED(&ipv6);
+}
+
+bool address_is_loopback(const uint8_t address[NETWORK_ADDRESS_BYTES])
+{
+	return is_mapped(address)
+		       ? address[MAPPED_BYTES] == IN_LOOPBACKNET
+		       : memcmp(address, &in6addr_loopback, sizeof(in6addr_loopback)) == 0;
+}
+
+/* Clears the bits behind the prefix. True: some were set. */
+static bool clear_host(uint8_t address[NETWORK_ADDRESS_BYTES], uint32_t prefix)
+{
+	bool was_set = false;
+
+	for (uint32_t i = 0; i < NETWORK_ADDRESS_BYTES; i++) {
+		uint32_t kept = prefix <= 8 * i ? 0 : MIN(prefix - 8 * i, 8U);
+		uint8_t mask = (uint8_t)(0xff00U >> kept);
+
+		was_set |= (address[i] & ~mask) != 0;
+		address[i] &= mask;
+	}
+	return was_set;
+}
+
+static const char *network_text(
+	const uint8_t address[NETWORK_ADDRESS_BYTES], bool is_ipv4, char out[INET6_ADDRSTRLEN])
+{
+	const char *text =
+		is_ipv4 ? inet_ntop(AF_INET, address + MAPPED_BYTES, out, INET_ADDRSTRLEN)
+			: inet_ntop(AF_INET6, address, out, INET6_ADDRSTRLEN);
+
+	GMB_ASSERT(text != NULL);
+	return text;
+}
+
+int network_parse(const char *text, uint8_t network[NETWORK_BYTES], struct error *error)
+{
+	const char *slash = strchr(text, '/');
+	size_t host_bytes = slash != NULL ? (size_t)(slash - text) : strlen(text);
+	char host[INET6_ADDRSTRLEN] = "";
+	char shown[SHOWN_BYTES];
+	uint32_t prefix;
+	bool is_ipv4;
+	int rc = 0;
+
+	log_escape(shown, sizeof(shown), text, strlen(text));
+	if (host_bytes < sizeof(host)) {
+		memcpy(host, text, host_bytes);
+	}
+	if (!address_parse(host, network)) {
+		return error_set(error, -EINVAL,
+			"'%s' is neither an address nor a network; write one as 192.0.2.7, "
+			"10.1.0.0/16 or 2001:db8::/32 (names of hosts are not looked up)",
+			shown);
+	}
+	is_ipv4 = strchr(host, ':') == NULL;
+	prefix = is_ipv4 ? 32 : 128;
+	if (slash != NULL) {
+		rc = units_parse_count(slash + 1, 0, prefix, &prefix, error);
+	}
+	if (rc < 0) {
+		error_prefix(error, "the length of the prefix in '%s'", shown);
+		return rc;
+	}
+	if (clear_host(network, prefix + (is_ipv4 ? NETWORK_MAPPED_BITS : 0))) {
+		return error_set(error, -EINVAL,
+			"'%s' has bits set behind its prefix; the network is %s/%u", shown,
+			network_text(network, is_ipv4, host), prefix);
+	}
+	network[NETWORK_ADDRESS_BYTES] = (uint8_t)(prefix + (is_ipv4 ? NETWORK_MAPPED_BITS : 0));
+	return 0;
+}
+
+static bool network_holds(
+	const uint8_t network[NETWORK_BYTES], const uint8_t address[NETWORK_ADDRESS_BYTES])
+{
+	uint32_t prefix = network[NETWORK_ADDRESS_BYTES];
+	uint8_t cleared[NETWORK_ADDRESS_BYTES];
+
+	memcpy(cleared, address, sizeof(cleared));
+	(void)clear_host(cleared, prefix);
+	return memcmp(cleared, network, sizeof(cleared)) == 0 &&
+	       (prefix >= NETWORK_MAPPED_BITS || !is_mapped(address));
+}
+
+/* --- places ---------------------------------------------------------------------------------- */
+
+static int parse_port(const char *text, uint16_t *port, struct error *error)
+{
+	uint32_t number = 0;
+	int rc = 0;
+
+	if (strcmp(text, "any") != 0) {
+		rc = units_parse_count(text, 1, UINT16_MAX, &number, error);
+	}
+	*port = (uint16_t)number;
+	return rc;
+}
+
+static int parse_network_place(
+	char *text, uint16_t default_port, struct place *place, struct error *error)
+{
+	static const char key[] = ",port=";
+	char *port = strstr(text, key);
+	int rc = 0;
+
+	place->port = default_port;
+	if (port != NULL) {
+		*port = '\0';
+		rc = parse_port(port + strlen(key), &place->port, error);
+	}
+	return rc == 0 ? network_parse(text, place->network, error) : rc;
+}
+
+int place_parse(const char *text, uint16_t default_port, struct place *place, struct error *error)
+{
+	struct place parsed = { .text = strdup(text) };
+	char *copy = strdup(text);
+	int rc = 0;
+
+	if (parsed.text == NULL || copy == NULL) {
+		rc = error_set(error, -ENOMEM, "no memory for a place");
+	} else if (text[0] == '/') {
+		parsed.path = copy;
+		copy = NULL;
+	} else {
+		rc = parse_network_place(copy, default_port, &parsed, error);
+	}
+	free(copy);
+	if (rc < 0) {
+		place_fini(&parsed);
+		return rc;
+	}
+	*place = parsed;
+	return 0;
+}
+
+void place_fini(struct place *place)
+{
+	free(place->text);
+	free(place->path);
+	*place = (struct place){ 0 };
+}
+
+bool place_holds(const struct place *place, const struct export_uri *uri)
+{
+	uint8_t address[NETWORK_ADDRESS_BYTES];
+	size_t bytes;
+
+	if (!uri->is_unix) {
+		return place->path == NULL && (place->port == 0 || place->port == uri->port) &&
+		       address_parse(uri->host, address) && network_holds(place->network, address);
+	}
+	if (place->path == NULL || uri->socket_path[0] != '/') {
+		return false;
+	}
+	bytes = strlen(place->path);
+	if (place->path[bytes - 1] == '/') {
+		return strncmp(uri->socket_path, place->path, bytes) == 0 &&
+		       strchr(uri->socket_path + bytes, '/') == NULL;
+	}
+	return strcmp(uri->socket_path, place->path) == 0;
+}

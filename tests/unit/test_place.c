@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Networks, and places that an operator names. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/place.h"
+
+enum { DEFAULT_PORT = 10811 };
+
+static bool holds(const char *text, const char *uri_text)
+{
+	struct export_uri uri;
+	struct place place;
+	struct error error;
+	bool found;
+
+	assert_int_equal(place_parse(text, DEFAULT_PORT, &place, &error), 0);
+	assert_string_equal(place.text, text);
+	assert_int_equal(export_uri_parse(uri_text, &uri, &error), 0);
+	found = place_holds(&place, &uri);
+	export_uri_fini(&uri);
+	place_fini(&place);
+	return found;
+}
+
+static void sockets(void **state)
+{
+	(void)state;
+	assert_true(holds("/run/a", "push+unix:///?socket=/run/a"));
+	assert_false(holds("/run/a", "push+unix:///?socket=/run/ab"));
+	assert_false(holds("/run/a", "push+unix:///?socket=/run/a/b"));
+	assert_false(holds("/run/a", "push+unix:///?socket=run/a"));
+	assert_false(holds("/run/a", "push+unix:///?socket=%00/run/a"));
+	assert_false(holds("/run/a", "push://127.0.0.1"));
+	assert_true(holds("/run/", "push+unix:///?socket=/run/a"));
+	assert_false(holds("/run/", "push+unix:///?socket=/run/../a"));
+	assert_false(holds("/run/", "push+unix:///?socket=/run/b/a"));
+	assert_false(holds("/run/", "push+unix:///?socket=/runs"));
+	assert_false(holds("0.0.0.0/0,port=any", "push+unix:///?socket=/run/a"));
+}
+
+static void networks(void **state)
+{
+	(void)state;
+	assert_true(holds("10.0.0.0/8", "push://10.1.2.3"));
+	assert_false(holds("10.0.0.0/8", "push://11.1.2.3"));
+	assert_false(holds("10.0.0.0/8", "push://10.1.2.3:10810"));
+	assert_true(holds("10.0.0.0/8,port=any", "push://10.1.2.3:10810"));
+	assert_true(holds("10.1.2.3,port=7", "push://10.1.2.3:7"));
+	assert_false(holds("10.1.2.3,port=7", "push://10.1.2.4:7"));
+	assert_true(holds("10.0.0.0/8", "push://[::ffff:10.1.2.3]"));
+	assert_true(holds("2001:db8::/33", "push://[2001:db8:7fff::1]"));
+	assert_false(holds("2001:db8::/33", "push://[2001:db8:8000::1]"));
+	assert_true(holds("0.0.0.0/0", "push://10.1.2.3"));
+	/* A network of IPv6 holds no IPv4 address, and names are not looked up. */
+	assert_true(holds("::/0", "push://[2001:db8::1]"));
+	assert_false(holds("::/0", "push://10.1.2.3"));
+	assert_false(holds("127.0.0.1", "push://localhost"));
+}
+
+static void what_is_no_place(void **state)
+{
+	static const char *const texts[] = {
+		"",
+		"run/a",
+		"localhost",
+		"10.0.0.1/8",
+		"10.0.0.0/33",
+		"10.0.0.0/",
+		"10.0.0.1,port=",
+		"10.0.0.1,port=0",
+		"10.0.0.1,port=65536",
+		"10.0.0.1,sport=1",
+		",port=1",
+		"[::1]",
+	};
+	struct place place;
+	struct error error;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+		assert_true(place_parse(texts[i], DEFAULT_PORT, &place, &error) < 0);
+	}
+}
+
+static void loopback(void **state)
+{
+	static const struct {
+		const char *host;
+		bool is_loopback;
+	} hosts[] = {
+		{ "127.0.0.1", true },
+		{ "127.255.0.1", true },
+		{ "::ffff:127.0.0.1", true },
+		{ "::1", true },
+		{ "126.0.0.1", false },
+		{ "::2", false },
+		{ "7f00::1", false },
+	};
+	uint8_t address[NETWORK_ADDRESS_BYTES];
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(hosts) / sizeof(hosts[0]); i++) {
+		assert_true(address_parse(hosts[i].host, address));
+		assert_int_equal(address_is_loopback(address), hosts[i].is_loopback);
+	}
+	assert_false(address_parse("localhost", address));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(sockets),
+		cmocka_unit_test(networks),
+		cmocka_unit_test(what_is_no_place),
+		cmocka_unit_test(loopback),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
