@@ -209,6 +209,7 @@ static void end(struct flash *flash, int result)
 	if (result == 0) {
 		flash->log.since_checkpoint = 0;
 		flash->log.records_since_checkpoint = 0;
+		flash->log.untold_blocks = 0;
 		flash->counters.checkpoints++;
 		free_segments(flash);
 		flash->gc.is_pressed =
@@ -316,4 +317,17 @@ bool flash_checkpoint_step(struct flash *flash)
 		break;
 	}
 	return false;
+}
+
+void flash_checkpoint_last(struct flash *flash)
+{
+	if (flash->is_read_only || flash->failed != 0 || flash->counters.checkpoints == 0 ||
+		flash->log.since_checkpoint == 0) {
+		return;
+	}
+	flash->is_closing = true;
+	flash_checkpoint_ask(flash);
+	do {
+		flash_pump(flash);
+	} while (flash_io_block(flash));
 }

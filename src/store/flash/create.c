@@ -242,12 +242,20 @@ static void check_found(struct checking *checking)
 	const struct flash *flash = checking->flash;
 	struct store_check *check = checking->check;
 	uint32_t wrong = 0;
-	char text[120];
+	char text[160];
 
 	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
 		wrong += checking->valid[i] != flash->table.segments[i].valid;
 	}
 	check->amount(check, "used", checking->mapped << FLASH_BLOCK_SHIFT);
+	if (flash->lost_records > 0) {
+		snprintf(text, sizeof(text),
+			"the log is damaged at byte %llu: %llu records from there on, which were "
+			"flushed, are lost",
+			(unsigned long long)flash->lost_at,
+			(unsigned long long)flash->lost_records);
+		check->fault(check, text);
+	}
 	if (checking->damaged_pages > 0) {
 		snprintf(text, sizeof(text), "%llu pages of the map are damaged",
 			(unsigned long long)checking->damaged_pages);
@@ -301,6 +309,7 @@ static void check_anchor(int fd, const char *path, struct store_check *check)
 	}
 	flash->fd = fd;
 	flash->path = (char *)(uintptr_t)path;
+	flash->is_read_only = true;
 	if (flash_anchors_read(flash, &error) < 0) {
 		check->fault(check, error.text);
 		free(flash);

@@ -425,6 +425,7 @@ void flash_init(struct flash *flash, uint8_t *memory)
 	list_init(&flash->helpers_idle);
 	list_init(&flash->hoping);
 	list_init(&flash->held);
+	list_init(&flash->blocking);
 	list_init(&flash->sync.now);
 	list_init(&flash->sync.next);
 	(void)carve(flash, memory);
@@ -465,6 +466,12 @@ static void recovered(struct ring_op *op, int result)
 	if (result == -EAGAIN) {
 		ring_timer(flash->ring, op, BARRIER_PAUSE_NS, recover_again);
 		return;
+	}
+	if (result == 0 && flash->lost_records > 0) {
+		log_warning("flash store '%s': its log is damaged at byte %llu: %llu records from "
+			    "there on, which were flushed, are lost; it is served as it was before",
+			flash->path, (unsigned long long)flash->lost_at,
+			(unsigned long long)flash->lost_records);
 	}
 	if (result < 0 || flash->is_read_only) {
 		store_started(&flash->base, result);
@@ -562,6 +569,7 @@ static void flash_close(struct store *base)
 	struct flash *flash = container_of(base, struct flash, base);
 
 	GMB_ASSERT(flash->io_count == 0 && flash->part_count == 0);
+	flash_checkpoint_last(flash);
 	release(flash);
 }
 

@@ -49,7 +49,8 @@ struct flash_io {
 	size_t done_bytes;
 	uint32_t retries;
 	bool is_write;
-	bool is_durable; /* FUA */
+	bool is_durable;       /* FUA */
+	struct list_node node; /* while the store is closed, see flash_io_block() */
 	void (*done)(struct flash_io *io, int result);
 };
 
@@ -112,6 +113,8 @@ struct flash_log {
 	uint32_t records_since_checkpoint;
 	uint64_t written_seq; /* all before it are written */
 	uint64_t durable_seq; /* all before it are durable */
+	/* Of records that no later one says to be durable, at most. */
+	uint32_t untold_blocks;
 };
 
 struct flash_sync {
@@ -243,7 +246,9 @@ struct flash {
 	struct ring_op start_op;
 	int start_result;
 	bool is_starting;
-	bool start_has_ended; /* but for transfers in flight */
+	bool is_closing;	   /* there is no ring any more */
+	struct list_node blocking; /* transfers of the end */
+	bool start_has_ended;	   /* but for transfers in flight */
 
 	struct flash_map map;
 	struct flash_log log;
@@ -262,6 +267,9 @@ struct flash {
 	uint64_t changed_seq; /* all that changes have appended is in records before it */
 	struct ring_op turn;  /* to go on with a change that is long */
 	int failed;	      /* negative errno: changes fail */
+	/* What recovery has found: so many records that were durable, from this byte on. */
+	uint64_t lost_records;
+	uint64_t lost_at;
 
 	uint32_t part_count;
 	uint32_t held_count;
@@ -303,7 +311,7 @@ void flash_init(struct flash *flash, uint8_t *memory);
 /* True while there is somebody to work for. */
 static inline bool flash_may_work(const struct flash *flash)
 {
-	return flash->is_starting || flash->part_count > flash->held_count;
+	return flash->is_starting || flash->is_closing || flash->part_count > flash->held_count;
 }
 
 /* --- io.c ------------------------------------------------------------------------------------ */
@@ -315,6 +323,9 @@ void flash_io_ended(struct flash *flash);
 /* bytes and offset are whole blocks. done is called once, not from inside. */
 void flash_io_start(struct flash *flash, struct flash_io *io, bool is_write, struct mem_ref memory,
 	uint64_t block, size_t bytes, void (*done)(struct flash_io *io, int result));
+/* While the store is closed: what was started next, a write or a sync. Blocks. False: there is
+ * nothing. */
+bool flash_io_block(struct flash *flash);
 /* The part is done when all that was written before is durable. */
 void flash_sync_part(struct flash *flash, struct store_part *part);
 /* The same for the checkpoint, which goes on. */
@@ -370,6 +381,8 @@ void flash_log_add_part(struct flash *flash, struct store_part *part);
 void flash_log_close(struct flash *flash);
 /* The same, if a part waits for it and it is not better to let more gather in it. */
 void flash_log_kick(struct flash *flash);
+/* More has become durable: says so in the log, if much depends on it and no other record will. */
+void flash_log_tell(struct flash *flash);
 /* A free segment, which is open then. FLASH_NO_SEGMENT: there is none. */
 uint32_t flash_take_segment(struct flash *flash);
 /* True when nothing is being filled or in flight. */
@@ -391,6 +404,8 @@ void flash_changes_init(struct flash *flash);
 void flash_checkpoint_ask(struct flash *flash);
 bool flash_checkpoint_step(struct flash *flash);
 void flash_checkpoint_synced(struct flash *flash, int result);
+/* The last one, when the store is closed and all parts are done. Blocks; without a ring. */
+void flash_checkpoint_last(struct flash *flash);
 /* A node of the table of segments as it is now. */
 void flash_table_encode(const struct flash *flash, uint32_t index, uint8_t *block);
 static inline bool flash_checkpoint_runs(const struct flash *flash)
@@ -410,7 +425,9 @@ void flash_gc_credit(struct flash *flash, uint32_t blocks);
 GMB_MUST_CHECK int flash_anchors_read(struct flash *flash, struct error *error);
 /* A node; zeroes when there is none. -EUCLEAN: it does not have its checksum. Blocks. */
 GMB_MUST_CHECK int flash_node_read(struct flash *flash, struct flash_entry at, void *node);
-/* Restores map and tables. Blocks; on a worker thread. */
+/* Restores map and tables. -EUCLEAN when the map is damaged; and unless is_read_only, when records
+ * that were durable are lost: else lost_records says so, and the map is that before them. Blocks;
+ * on a worker thread. */
 GMB_MUST_CHECK int flash_recover(struct flash *flash, struct error *error);
 
 /* --- create.c -------------------------------------------------------------------------------- */

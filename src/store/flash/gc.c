@@ -309,8 +309,8 @@ bool flash_gc_step(struct flash *flash)
 {
 	struct flash_gc *gc = &flash->gc;
 
-	if (flash->is_read_only || flash->is_starting || flash->failed != 0 || gc->is_waiting ||
-		flash_checkpoint_runs(flash) || flash->checkpoint.is_asked) {
+	if (flash->is_read_only || flash->is_starting || flash->is_closing || flash->failed != 0 ||
+		gc->is_waiting || flash_checkpoint_runs(flash) || flash->checkpoint.is_asked) {
 		return false;
 	}
 	switch (gc->state) {

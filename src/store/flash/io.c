@@ -2,6 +2,7 @@
 /* Transfers of whole blocks, and making them durable. */
 #include <errno.h>
 
+#include "disk/disk.h"
 #include "store/flash/flash.h"
 
 enum { RETRIES_MAX = 1000 };
@@ -121,7 +122,11 @@ void flash_io_start(struct flash *flash, struct flash_io *io, bool is_write, str
 	io->is_write = is_write;
 	io->done = done;
 	flash->io_count++;
-	io_next(io);
+	if (flash->is_closing) {
+		list_push_back(&flash->blocking, &io->node);
+	} else {
+		io_next(io);
+	}
 }
 
 /* --- durability ------------------------------------------------------------------------------ */
@@ -146,6 +151,7 @@ static void sync_done(struct ring_op *op, int result)
 		flash_fail(flash, result, "cannot be made durable");
 	} else if (sync->seq > flash->log.durable_seq) {
 		flash->log.durable_seq = sync->seq;
+		flash_log_tell(flash);
 	}
 	while ((node = list_pop_front(&sync->now)) != NULL) {
 		flash_finish(list_entry(node, struct store_part, node), result);
@@ -174,7 +180,9 @@ static void sync_begin(struct flash *flash)
 	sync->retries = 0;
 	sync->seq = flash->log.written_seq;
 	flash->io_count++;
-	ring_fsync(flash->ring, &sync->op, flash->file, sync_done);
+	if (!flash->is_closing) {
+		ring_fsync(flash->ring, &sync->op, flash->file, sync_done);
+	}
 }
 
 void flash_sync_part(struct flash *flash, struct store_part *part)
@@ -191,4 +199,23 @@ void flash_sync_checkpoint(struct flash *flash)
 	if (!flash->sync.is_busy) {
 		sync_begin(flash);
 	}
+}
+
+/* --- the end --------------------------------------------------------------------------------- */
+
+bool flash_io_block(struct flash *flash)
+{
+	struct list_node *node = list_pop_front(&flash->blocking);
+
+	if (node != NULL) {
+		struct flash_io *io = list_entry(node, struct flash_io, node);
+
+		GMB_ASSERT(io->is_write);
+		io_end(io, disk_write(flash->fd, mem_cpu_read(io->memory), io->bytes, io->offset));
+	} else if (flash->sync.is_busy) {
+		sync_done(&flash->sync.op, disk_sync(flash->fd));
+	} else {
+		return false;
+	}
+	return true;
 }

@@ -15,6 +15,7 @@ enum {
 	BUFFER_BLOCKS = FLASH_RECORD_ENTRIES + 1,
 	FLYING_GATHER = 2, /* while so many are in flight, small changes gather in a record */
 	LINK_BLOCKS = 2,   /* with fewer left in a segment, the next record is in another one */
+	UNTOLD_BLOCKS = 64,
 };
 
 uint64_t flash_log_bytes(void)
@@ -146,6 +147,7 @@ static void retire(struct flash *flash, struct flash_buffer *buffer)
 		log->written_seq = buffer->at.seq + 1;
 		if (buffer->io.is_durable && log->durable_seq == buffer->at.seq) {
 			log->durable_seq = log->written_seq;
+			flash_log_tell(flash);
 		}
 	}
 	list_push_back(&log->idle, &buffer->node);
@@ -227,6 +229,8 @@ static void close_record(struct flash *flash, bool leaves_segment)
 		log->head.block = 0;
 	}
 	log->since_checkpoint += record->block_count;
+	log->untold_blocks =
+		record->block_count + (record->durable < record->seq ? log->untold_blocks : 0);
 	log->records_since_checkpoint++;
 	flash->counters.header_blocks++;
 	/* The record alone is durable with its write, so all before it must be already. */
@@ -294,6 +298,18 @@ bool flash_log_room(struct flash *flash, uint32_t entries, bool is_own)
 		return begin(flash);
 	}
 	return true;
+}
+
+void flash_log_tell(struct flash *flash)
+{
+	struct flash_log *log = &flash->log;
+
+	if (log->untold_blocks >= UNTOLD_BLOCKS && log->durable_seq == log->head.seq &&
+		flash->failed == 0 && list_is_empty(&flash->changes) &&
+		!flash_checkpoint_runs(flash) &&
+		(log->filling != NULL || flash_log_room(flash, 1, false))) {
+		flash_log_close(flash);
+	}
 }
 
 void flash_log_append(

@@ -317,6 +317,57 @@ static bool is_cancelled(const struct flash *flash)
 	       atomic_load_explicit(&flash->start->cancelled, memory_order_relaxed);
 }
 
+/* Takes what records in these blocks say that come later in the log than its end. False: there are
+ * none. What cannot be read has none. */
+static bool search_blocks(struct replay *replay, uint32_t segment, uint32_t block, uint32_t end)
+{
+	struct flash *flash = replay->flash;
+	uint8_t *bytes = flash->gc.bytes;
+	bool any = false;
+
+	for (uint32_t count; block < end; block += count) {
+		uint64_t at = flash_segment_at(&flash->anchor.geometry, segment) + block;
+
+		count = MIN(end - block, (uint32_t)FLASH_RECORD_ENTRIES + 1);
+		if (disk_read(flash->fd, bytes, (size_t)count << FLASH_BLOCK_SHIFT,
+			    at << FLASH_BLOCK_SHIFT) < 0) {
+			continue;
+		}
+		for (uint32_t i = 0; i < count; i++) {
+			const uint8_t *header = bytes + ((size_t)i << FLASH_BLOCK_SHIFT);
+			struct flash_record *record = &replay->record;
+
+			if (flash_record_look(header, &flash->anchor, record) &&
+				record->seq > replay->at.seq &&
+				record->seq >> SEQ_SHIFT == replay->at.seq >> SEQ_SHIFT) {
+				replay->durable = MAX(replay->durable, record->durable);
+				any = true;
+			}
+		}
+	}
+	return any;
+}
+
+/* The log seems to end here. A later record tells whether something durable was here. */
+static int search_later(struct replay *replay)
+{
+	const struct flash *flash = replay->flash;
+	uint32_t blocks = flash->anchor.geometry.segment_blocks;
+
+	(void)search_blocks(replay, replay->at.segment, replay->at.block, blocks);
+	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
+		bool was_free = replay->seen[i].valid == 0 && flash->segments[i].nodes == 0;
+
+		if (is_cancelled(flash)) {
+			return -ECANCELED;
+		}
+		if (was_free && search_blocks(replay, i, 0, 1)) {
+			(void)search_blocks(replay, i, 1, blocks);
+		}
+	}
+	return 0;
+}
+
 /* Finds what the records say of each other. */
 static int look_at_log(struct replay *replay)
 {
@@ -331,7 +382,7 @@ static int look_at_log(struct replay *replay)
 			return -ECANCELED;
 		}
 	}
-	return result;
+	return result < 0 ? result : search_later(replay);
 }
 
 static int replay_log(struct replay *replay)
@@ -366,7 +417,8 @@ static int replay_log(struct replay *replay)
 
 /* --- segments -------------------------------------------------------------------------------- */
 
-static int restore_segments(struct flash *flash, const struct seen *seen)
+/* Of the checkpoint: the log changes none of them. */
+static void count_nodes(struct flash *flash)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
 
@@ -379,6 +431,12 @@ static int restore_segments(struct flash *flash, const struct seen *seen)
 			}
 		}
 	}
+}
+
+static int restore_segments(struct flash *flash, const struct seen *seen)
+{
+	const struct flash_geometry *geometry = &flash->anchor.geometry;
+
 	for (uint32_t i = 0; i < geometry->segment_count; i++) {
 		/* The log behind the checkpoint is needed until there is another one. */
 		if (seen[i].valid > geometry->segment_blocks) {
@@ -405,9 +463,14 @@ static int recover(struct flash *flash, struct replay *replay)
 		result = read_table(flash, replay->seen);
 	}
 	if (result == 0) {
+		count_nodes(flash);
 		result = replay_log(replay);
 	}
 	if (result == 0) {
+		if (replay->durable > replay->at.seq) {
+			flash->lost_records = replay->durable - replay->at.seq;
+			flash->lost_at = (uint64_t)replay_block(replay) << FLASH_BLOCK_SHIFT;
+		}
 		flash->table.clock = replay->clock;
 		result = restore_segments(flash, replay->seen);
 	}
@@ -441,7 +504,17 @@ int flash_recover(struct flash *flash, struct error *error)
 	if (result == -ECANCELED) {
 		return error_set(error, result, "the start was interrupted");
 	}
-	return result < 0 ? error_set(error, result, "cannot read '%s': %s", flash->path,
-				    strerror(-result))
-			  : 0;
+	if (result < 0) {
+		return error_set(
+			error, result, "cannot read '%s': %s", flash->path, strerror(-result));
+	}
+	if (flash->lost_records > 0 && !flash->is_read_only) {
+		return error_set(error, -EUCLEAN,
+			"the log of the flash store on '%s' is damaged at byte %llu: %llu records "
+			"from there on, which were flushed, are lost; put back a copy of the "
+			"store, or serve it with 'readonly', as it was before them",
+			flash->path, (unsigned long long)flash->lost_at,
+			(unsigned long long)flash->lost_records);
+	}
+	return 0;
 }

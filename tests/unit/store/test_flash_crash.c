@@ -40,6 +40,9 @@ enum {
 	START_STEPS_MAX = 15,
 	START_PAGES = 700,
 	SINGLE_STEPS_MAX = 50000, /* of a write of one block */
+	ROT_WRITES = 15,
+	ROT_BLOCKS_MAX = 24, /* of one of them */
+	ROT_LAST_BLOCKS = 70,
 };
 
 /* What a sector may hold. The first is what it had at the last flush. */
@@ -114,11 +117,13 @@ static void start_done(struct store_start *start)
 }
 
 /* Opens the store, and begins to start it. */
-static void world_begin(struct world *world, const char *name, bool direct)
+static void world_begin(struct world *world, const char *name, bool direct, bool read_only)
 {
 	enum store_mode mode = direct ? STORE_MODE_DIRECT : STORE_MODE_CACHED;
 	char path[64];
-	struct store_options options = { .path = path, .read_mode = mode, .write_mode = mode };
+	struct store_options options = {
+		.path = path, .read_only = read_only, .read_mode = mode, .write_mode = mode
+	};
 	struct error error;
 
 	memset(world, 0, sizeof(*world));
@@ -148,7 +153,7 @@ static void world_open(struct world *world, const char *name, bool direct, const
 {
 	uint64_t steps = sim_between(0, START_STEPS_MAX);
 
-	world_begin(world, name, direct);
+	world_begin(world, name, direct, false);
 	while (!world->started) {
 		if (again != NULL && steps-- == 0) {
 			(void)sim_disk_crash_copy(sim_disk_find(name), again);
@@ -181,17 +186,22 @@ static void count(const struct world *world)
 	}
 }
 
-static void world_close(struct world *world)
+static void world_discard(struct world *world)
 {
 	uint64_t budget = store_budget(world->store);
 
-	count(world);
 	for (int i = 0; i < RINGS; i++) {
 		store_queue_destroy(world->queues[i]);
 		ring_destroy(world->rings[i]);
 	}
 	store_close(world->store);
 	(void)munmap(world->budget, budget);
+}
+
+static void world_close(struct world *world)
+{
+	count(world);
+	world_discard(world);
 }
 
 static void world_freeze(const struct world *world, bool frozen)
@@ -716,7 +726,7 @@ static void test_a_start_that_fails_leaves_nothing_in_flight(void **state)
 	sim_disk_set_bad(sim_disk_find("disk"), FLASH_SEGMENTS_AT * FLASH_BLOCK_BYTES, options.size,
 		false, true);
 	sim_set_faults(&(struct sim_faults){ .jitter = true });
-	world_begin(&world, "disk", false);
+	world_begin(&world, "disk", false, false);
 	while (!world.started) {
 		assert_true(sim_step());
 	}
@@ -726,11 +736,200 @@ static void test_a_start_that_fails_leaves_nothing_in_flight(void **state)
 	sim_stop();
 }
 
+/* --- damage ---------------------------------------------------------------------------------- */
+
+static uint64_t expected[SECTORS_MAX / BLOCK_SECTORS];
+
+static void rot_submit(struct world *world, enum store_op op, uint32_t first, uint32_t count)
+{
+	static uint8_t bytes[ROT_LAST_BLOCKS * FLASH_BLOCK_BYTES];
+	struct store_part part = { .done = one_done, .op = op, .memory = mem_of(bytes) };
+
+	part.offset = (uint64_t)first * FLASH_BLOCK_BYTES;
+	part.length = (uint64_t)count * FLASH_BLOCK_BYTES;
+	now++;
+	for (uint32_t i = 0; op == STORE_WRITE && i < count * BLOCK_SECTORS; i++) {
+		sector_fill(bytes + (size_t)i * SECTOR, now);
+		expected[first + i / BLOCK_SECTORS] = now;
+	}
+	store_submit(world->queues[0], &part);
+	while (part.op == op) {
+		assert_true(sim_step());
+	}
+}
+
+/* A log behind a checkpoint, all of it flushed. */
+static void rot_write(struct world *world, uint32_t blocks)
+{
+	memset(expected, 0, sizeof(expected));
+	for (uint32_t i = 0; i < ROT_WRITES; i++) {
+		uint32_t count = (uint32_t)sim_between(1, ROT_BLOCKS_MAX);
+
+		rot_submit(world, STORE_WRITE, (uint32_t)sim_between(0, blocks - count), count);
+		if (i % 3 == 2) {
+			rot_submit(world, STORE_FLUSH, 0, 0);
+		}
+	}
+	/* As much as is followed by an empty record. */
+	rot_submit(world, STORE_WRITE, 0, ROT_LAST_BLOCKS);
+	rot_submit(world, STORE_FLUSH, 0, 0);
+}
+
+static int read_result;
+
+static void read_done(struct store_part *part, int result)
+{
+	read_result = result;
+	part->op = STORE_OP_COUNT;
+}
+
+struct rot_found {
+	uint32_t faults; /* of a check */
+	bool lost;	 /* one of them says so */
+	uint32_t wrong;	 /* blocks */
+	uint32_t errors;
+};
+
+/* What a client reads. */
+static void rot_read(struct rot_found *rot, const char *name, uint32_t blocks)
+{
+	static struct world world;
+	static uint8_t bytes[ROT_BLOCKS_MAX * FLASH_BLOCK_BYTES];
+
+	world_begin(&world, name, false, true);
+	while (!world.started) {
+		assert_true(sim_step());
+	}
+	assert_int_equal(world.start.result, 0);
+	for (uint32_t first = 0, count, single = 0; first < blocks;) {
+		struct store_part part = { .done = read_done, .memory = mem_of(bytes) };
+
+		count = first < single ? 1 : MIN((uint32_t)ROT_BLOCKS_MAX, blocks - first);
+		part.offset = (uint64_t)first * FLASH_BLOCK_BYTES;
+		part.length = (uint64_t)count * FLASH_BLOCK_BYTES;
+		store_submit(world.queues[0], &part);
+		while (part.op == STORE_READ) {
+			assert_true(sim_step());
+		}
+		if (read_result < 0 && count > 1) {
+			single = first + count; /* which of them is it? */
+			continue;
+		}
+		rot->errors += read_result < 0;
+		for (uint32_t i = 0; read_result == 0 && i < count; i++) {
+			rot->wrong += sector_tag(bytes + (size_t)i * FLASH_BLOCK_BYTES) !=
+				      expected[first + i];
+		}
+		first += count;
+	}
+	world_discard(&world);
+}
+
+static void check_fact(struct store_check *check, const char *key, const char *value)
+{
+	GMB_UNUSED(check);
+	GMB_UNUSED(key);
+	GMB_UNUSED(value);
+}
+
+static void check_amount(struct store_check *check, const char *key, uint64_t bytes)
+{
+	GMB_UNUSED(check);
+	GMB_UNUSED(key);
+	GMB_UNUSED(bytes);
+}
+
+static struct rot_found *rot_checked;
+
+static void check_fault(struct store_check *check, const char *text)
+{
+	GMB_UNUSED(check);
+	rot_checked->faults++;
+	rot_checked->lost |= strstr(text, "were flushed, are lost") != NULL;
+}
+
+static void rot_check(struct rot_found *rot, const char *name)
+{
+	struct store_check check = {
+		.fact = check_fact, .amount = check_amount, .fault = check_fault
+	};
+	struct error error;
+
+	rot_checked = rot;
+	assert_int_equal(store_check(name, &check, &error), 0);
+}
+
+static void expect_refused(const char *name)
+{
+	static struct world world;
+
+	world_begin(&world, name, false, false);
+	while (!world.started) {
+		assert_true(sim_step());
+	}
+	assert_int_equal(world.start.result, -EUCLEAN);
+	assert_non_null(strstr(world.start.error.text, "were flushed, are lost"));
+	world_discard(&world);
+}
+
+/* Each block of a log is damaged in turn: what is read is right, or an error, or what was flushed
+ * is said to be lost, and the store refused. */
+static void test_damage_to_what_was_flushed_is_told(void **state)
+{
+	static struct world world;
+	uint64_t size = disk_options().size;
+	uint32_t refused = 0;
+	uint32_t errors = 0;
+	uint32_t blocks;
+
+	GMB_UNUSED(state);
+	sim_start(&(struct sim_options){ .seed = 1 });
+	make_disk();
+	world_open(&world, "disk", false, NULL);
+	kill_copy(sim_disk_find("disk"), "before");
+	blocks = (uint32_t)(store_size(world.store) / FLASH_BLOCK_BYTES);
+	rot_write(&world, blocks);
+	kill_copy(sim_disk_find("disk"), "rot");
+	for (uint64_t at = FLASH_SEGMENTS_AT * FLASH_BLOCK_BYTES; at < size;
+		at += FLASH_BLOCK_BYTES) {
+		uint8_t before[FLASH_BLOCK_BYTES];
+		uint8_t after[FLASH_BLOCK_BYTES];
+		struct rot_found rot = { 0 };
+
+		sim_disk_peek(sim_disk_find("before"), at, before, sizeof(before));
+		sim_disk_peek(sim_disk_find("rot"), at, after, sizeof(after));
+		if (memcmp(before, after, sizeof(after)) == 0) {
+			continue;
+		}
+		after[300] ^= 4;
+		sim_disk_poke(sim_disk_find("rot"), at, after, sizeof(after));
+		rot_check(&rot, "rot");
+		rot_read(&rot, "rot", blocks);
+		if ((rot.wrong > 0 && !rot.lost) || (rot.errors > 0 && rot.faults == 0)) {
+			fail_msg("block %llu: %u blocks are wrong, %u errors, %u faults",
+				(unsigned long long)at / FLASH_BLOCK_BYTES, rot.wrong, rot.errors,
+				rot.faults);
+		}
+		if (rot.lost) {
+			expect_refused("rot");
+		}
+		refused += rot.lost;
+		errors += rot.errors;
+		after[300] ^= 4;
+		sim_disk_poke(sim_disk_find("rot"), at, after, sizeof(after));
+	}
+	print_message("%u headers, %u blocks\n", refused, errors);
+	assert_true(refused >= ROT_WRITES && errors >= ROT_LAST_BLOCKS);
+	world_close(&world);
+	sim_stop();
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_one_good_anchor_is_not_written_first),
 		cmocka_unit_test(test_single_blocks_fill_the_disk),
+		cmocka_unit_test(test_damage_to_what_was_flushed_is_told),
 		cmocka_unit_test(test_a_start_that_fails_leaves_nothing_in_flight),
 		cmocka_unit_test(test_what_was_flushed_survives_and_nothing_else_appears),
 	};
