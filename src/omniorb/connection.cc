@@ -149,7 +149,9 @@ const char *connection::peeridentity()
 /* --- watching -----------------------------------------------------------------------------------
  */
 
-/* now: 0 before the thread that watches waits next, 1 at once, 2 at once if it was asked for. */
+/* now: 0 before the thread that watches waits next, 1 at once, 2 at once if it was asked for. A
+ * watch that another thread has begun before the holder was selectable is begun again: what that
+ * one has found, the holder did not take. */
 void connection::setSelectable(int now, CORBA::Boolean data_in_buffer)
 {
 	if (data_in_buffer) {
@@ -160,7 +162,7 @@ void connection::setSelectable(int now, CORBA::Boolean data_in_buffer)
 		watcher.expect_watch();
 	}
 	SocketHolder::setSelectable(now, data_in_buffer);
-	if (now == 1 || (now == 2 && wants_watch)) {
+	if (now == 1 || wants_watch == (now == 2)) {
 		wants_watch = false;
 		begin_watch();
 	}
