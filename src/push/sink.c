@@ -2,8 +2,7 @@
 /*
  * The destination of a job: lends slots to the source, and writes the pieces that come there.
  *
- *   ticket ─▶ export ─▶ region shared ─▶ cookies ─▶ pieces, zeroes, questions ... ─▶ flush ─▶ read
- * back
+ *   ticket ─▶ export ─▶ region shared ─▶ cookies ─▶ pieces, zeroes, questions ─▶ flush ─▶ read back
  *
  * All that the source asks for is work, which waits in order for a place and its turn, as requests
  * do. There is an entry for all of it that may be under way: of pieces one for each slot. What the
@@ -17,6 +16,7 @@
 
 #include "base/bytes.h"
 #include "base/crc32c.h"
+#include "push/pieces.h"
 #include "push/session.h"
 
 enum work_kind { WORK_PIECE, WORK_CHECK, WORK_ZERO, WORK_FLUSH, WORK_READ_BACK };
@@ -62,6 +62,7 @@ struct push_sink {
 	bool lent[PUSH_SLOTS];
 	bool is_shared;
 	struct list_node waiting;
+	struct push_pieces pieces; /* that came, or were there */
 	uint64_t read_back_at;
 	uint64_t read_back_done;
 	uint64_t read_back_digest;
@@ -138,18 +139,11 @@ static void lend(struct push_sink *sink, uint32_t slot)
 
 static void read_back_begin(struct push_sink *sink);
 
-/* So much of the range is as the source has it. False: that is more than the range. */
-static bool count(struct push_sink *sink, uint64_t length, uint64_t digest)
+/* So much of the range is as the source has it. */
+static void count(struct push_sink *sink, uint64_t length, uint64_t digest)
 {
-	struct push_progress *progress = &sink->session->progress;
-
-	if (length > sink->claim.ticket.length - progress->done) {
-		push_session_fail(sink->session, "H9: more than the range of the ticket");
-		return false;
-	}
-	progress->done += length;
-	progress->digest += digest;
-	return true;
+	sink->session->progress.done += length;
+	sink->session->progress.digest += digest;
 }
 
 static void piece_done(struct work *work)
@@ -157,10 +151,8 @@ static void piece_done(struct work *work)
 	struct push_sink *sink = work->sink;
 
 	sink->session->service->engine->counters.bytes_written += work->length;
-	if (count(sink, work->length,
-		    push_digest(work->offset, (uint32_t)work->length, work->crc))) {
-		lend(sink, (uint32_t)(work - sink->works));
-	}
+	count(sink, work->length, push_digest(work->offset, (uint32_t)work->length, work->crc));
+	lend(sink, (uint32_t)(work - sink->works));
 }
 
 static void check_done(struct work *work)
@@ -172,10 +164,14 @@ static void check_done(struct work *work)
 	};
 
 	if (checked.same != 0) {
-		if (!count(sink, work->length,
-			    push_digest(work->offset, (uint32_t)work->length, work->crc))) {
+		const char *rule = push_pieces_take(&sink->pieces, work->offset, work->length);
+
+		if (rule != NULL) { /* it came, too, or was asked for twice */
+			push_session_fail(sink->session, rule);
 			return;
 		}
+		count(sink, work->length,
+			push_digest(work->offset, (uint32_t)work->length, work->crc));
 		sink->session->progress.skipped += work->length;
 	}
 	(void)tell(sink, PUSH_CHECKED, &checked, sizeof(checked));
@@ -186,10 +182,9 @@ static void zero_done(struct work *work)
 	struct push_sink *sink = work->sink;
 	const struct push_wire_range zeroed = { work->offset, work->length };
 
-	if (count(sink, work->length, push_digest_zeroes(work->offset, work->length))) {
-		sink->session->progress.zeroes += work->length;
-		(void)tell(sink, PUSH_ZEROED, &zeroed, sizeof(zeroed));
-	}
+	count(sink, work->length, push_digest_zeroes(work->offset, work->length));
+	sink->session->progress.zeroes += work->length;
+	(void)tell(sink, PUSH_ZEROED, &zeroed, sizeof(zeroed));
 }
 
 static void finish(struct push_sink *sink)
@@ -421,6 +416,9 @@ static const char *take_piece(struct push_sink *sink, uint32_t value)
 	data = sink->memory.base + (size_t)slot * PUSH_SLOT_BYTES + PUSH_SLOT_HEAD_BYTES;
 	memcpy(&head, data - sizeof(head), sizeof(head));
 	rule = push_piece_check(&head, sink->claim.ticket.length);
+	if (rule == NULL) {
+		rule = push_pieces_take(&sink->pieces, head.offset, head.length);
+	}
 	if (rule != NULL) {
 		return rule;
 	}
@@ -443,6 +441,9 @@ static const char *take_zero(struct push_sink *sink, const uint8_t *bytes, uint3
 		rule = "H9: more ZEROs than may be under way";
 	}
 	if (rule == NULL) {
+		rule = push_pieces_take(&sink->pieces, zero.offset, zero.length);
+	}
+	if (rule == NULL) {
 		work_add(work, zero.offset, zero.length, 0);
 	}
 	return rule;
@@ -457,6 +458,9 @@ static const char *take_check(struct push_sink *sink, const uint8_t *bytes, uint
 	if (rule == NULL && (work == NULL || (sink->claim.ticket.flags & PUSH_COMPARE) == 0)) {
 		rule = "H9: a CHECK that the ticket does not allow, or too many";
 	}
+	if (rule == NULL && !push_pieces_lack(&sink->pieces, check.offset, check.length)) {
+		rule = "H9: a CHECK of what was dealt with before";
+	}
 	if (rule == NULL) {
 		work_add(work, check.offset, check.length, check.crc);
 	}
@@ -469,8 +473,9 @@ static const char *take_flush(struct push_sink *sink, const uint8_t *bytes, uint
 	struct push_wire_flush flush;
 	const char *rule = push_flush_parse(bytes, len, &flush);
 
-	if (rule == NULL && (work->state != WORK_IDLE || flush.mark > sink->claim.ticket.length)) {
-		rule = "H9: a second FLUSH, or one of what lies behind the range";
+	if (rule == NULL &&
+		(work->state != WORK_IDLE || flush.mark > push_pieces_low(&sink->pieces))) {
+		rule = "H9: a second FLUSH, or one of what has not come";
 	}
 	if (rule == NULL) {
 		work->flush = flush;

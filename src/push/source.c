@@ -690,12 +690,19 @@ static void connected(struct push_source *source)
 {
 	struct push_session *session = source->session;
 	struct push_wire_welcome welcome;
+	struct clan_peer peer;
 	size_t bytes;
 	const void *hello = clan_conn_hello(session->out.conn, &bytes);
 	const char *rule = push_welcome_parse(hello, bytes, &welcome);
 
 	if (rule != NULL) {
 		fail_rule(source, rule);
+		return;
+	}
+	clan_conn_peer(session->out.conn, &peer); /* by SO_PEERCRED, where it is a Unix socket */
+	if (source->target_uid != PUSH_UID_UNKNOWN && peer.uid != source->target_uid) {
+		fail(source, -EXDEV, "%s",
+			"where the destination should be, there is a process of another user");
 		return;
 	}
 	(void)tell(source, PUSH_USE, &source->use, sizeof(source->use));

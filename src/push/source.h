@@ -40,6 +40,7 @@ struct push_source {
 	uint64_t length;
 	uint64_t rate;
 	uint32_t flags;
+	uint32_t target_uid; /* as in START */
 
 	/* Slots: the destination's memory, or ours. */
 	uint32_t slot_count; /* that are used; 0: not lent yet */

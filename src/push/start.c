@@ -142,6 +142,7 @@ static int create(struct push_session *session, const struct push_start *start, 
 	source->length = start->head.length;
 	source->rate = start->head.rate;
 	source->flags = start->ticket.flags;
+	source->target_uid = start->head.uid;
 	source->no_map = (store_info(session->base.export->store)->caps & STORE_CAP_EXTENTS) == 0;
 	for (uint32_t i = 0; i < PUSH_SLOTS; i++) {
 		source->slots[i].source = source;

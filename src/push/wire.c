@@ -150,7 +150,7 @@ const char *push_start_parse(const uint8_t *bytes, size_t len, struct push_start
 	if (head->length == 0 || head->length > INT64_MAX || head->source_offset > INT64_MAX) {
 		return "H5: the range in START";
 	}
-	if ((head->flags & ~(uint32_t)PUSH_FLAGS) != 0) {
+	if ((head->flags & ~(uint32_t)PUSH_FLAGS) != 0 || head->zero != 0) {
 		return "H6: flags of START";
 	}
 	return NULL;
@@ -189,6 +189,7 @@ const char *push_job_parse(const uint8_t *bytes, size_t len, struct push_job_mes
 	job->text = (struct push_text){ job->peer.bytes + head->peer_bytes, head->text_bytes };
 	if (head->role < PUSH_SOURCE || head->role > PUSH_SINK || head->state < PUSH_JOB_BEGINS ||
 		head->state >= PUSH_JOB_STATE_END || head->done > head->length ||
+		head->zeroes > head->done || head->skipped > head->done - head->zeroes ||
 		head->durable > head->length || head->zero != 0) {
 		return "H7: a number in JOB";
 	}

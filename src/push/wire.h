@@ -42,6 +42,8 @@ enum {
 	PUSH_NOTIFY_SHIFT = 12, /* where the type begins */
 };
 
+#define PUSH_UID_UNKNOWN UINT32_MAX
+
 /* A ZERO is a run of pieces. */
 #define PUSH_ZERO_BYTES_MAX (UINT64_C(64) << 20)
 
@@ -145,6 +147,8 @@ struct push_wire_start {
 	uint32_t flags;
 	uint16_t name_bytes;
 	uint16_t uri_bytes;
+	uint32_t uid; /* of the destination, as the coordinator sees it; PUSH_UID_UNKNOWN */
+	uint32_t zero;
 };
 
 /* A text follows, then a ticket (GRANT, with status 0) or nothing. */
@@ -250,7 +254,7 @@ struct push_wire_piece {
 
 _Static_assert(sizeof(struct push_wire_ticket) == 112, "layout");
 _Static_assert(sizeof(struct push_wire_grant) == 72, "layout");
-_Static_assert(sizeof(struct push_wire_start) == 32, "layout");
+_Static_assert(sizeof(struct push_wire_start) == 40, "layout");
 _Static_assert(sizeof(struct push_wire_answer) == 24, "layout");
 _Static_assert(sizeof(struct push_wire_job) == 96, "layout");
 _Static_assert(sizeof(struct push_wire_piece) == 64, "layout");

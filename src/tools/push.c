@@ -216,11 +216,14 @@ static int start(const struct push_options *options, const struct end *source,
 	};
 	char label[EXPORT_URI_LABEL_BYTES];
 	struct push_answer answer;
+	struct clan_peer peer;
 	int result = target_text(target, text, error);
 
 	if (result != 0) {
 		return result;
 	}
+	push_ask_peer(target->ask, &peer);
+	head.uid = peer.uid;
 	head.uri_bytes = (uint16_t)strlen(text);
 	parts[2].iov_len = head.uri_bytes;
 	result = push_ask(source->ask, PUSH_START, parts, 4, &answer, error);

@@ -306,8 +306,9 @@ class Push(support.Case):
             self.assertIn("not made by this server", lines[forged])
         self.assertEqual(lines["good"], "slots 8")
         self.assertIn("used before", lines["replayed"])
-        for broken in ("early flush", "long zero", "check without compare", "no slot", "bad head"):
+        for broken in ("early flush", "long zero", "check without compare", "no slot", "bad head", "piece twice"):
             self.assertEqual(lines[broken], "closed")
+        self.assertIn("a process of another user", lines["another listens"])
         self.assertEqual(self.counters(server)["push_tickets_refused"], 6)
         # It serves on.
         source = self.serve("disk=memory:4M")

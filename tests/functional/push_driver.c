@@ -11,13 +11,16 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/crc32c.h"
 #include "base/log.h"
 #include "push/ask.h"
 
 enum { RANGE_BYTES = 64 << 10, EVENTS_MAX = 8 };
 
+#define TIMEOUT_NS UINT64_C(10000000000)
+
 /* What it does once its ticket was shown. */
-enum deed { NOTHING, EARLY_FLUSH, LONG_ZERO, CHECK, NO_SLOT, BAD_HEAD };
+enum deed { NOTHING, EARLY_FLUSH, LONG_ZERO, CHECK, NO_SLOT, BAD_HEAD, TWICE };
 
 static struct export_uri uri;
 static struct push_ask *ask;
@@ -37,11 +40,11 @@ static void stop(const char *what)
 	exit(1);
 }
 
-static void get_ticket(uint32_t uid)
+static void get_ticket(uint32_t uid, uint32_t length)
 {
 	struct push_wire_grant head = {
 		.offset = next_offset,
-		.length = RANGE_BYTES,
+		.length = length,
 		.binding = PUSH_BOUND_UID,
 		.uid = uid,
 		.name_bytes = (uint16_t)strlen(uri.export_name),
@@ -54,7 +57,7 @@ static void get_ticket(uint32_t uid)
 	struct push_answer answer;
 	struct error error;
 
-	next_offset += RANGE_BYTES; /* jobs that are just ending are not in the way */
+	next_offset += length; /* jobs that are just ending are not in the way */
 	if (push_ask(ask, PUSH_GRANT, parts, 2, &answer, &error) != 0) {
 		stop(error.text);
 	}
@@ -114,9 +117,15 @@ static void tell_end(struct source *source, uint32_t type, uint32_t len)
 	}
 }
 
+/* A piece of zeroes, as the memory is. */
 static void put(struct source *source, uint32_t slot, uint32_t length)
 {
-	struct push_wire_piece head = { .magic = PUSH_PIECE_MAGIC, .length = length };
+	static const uint8_t zeroes[PUSH_PIECE_BYTES];
+	struct push_wire_piece head = {
+		.magic = PUSH_PIECE_MAGIC,
+		.length = length,
+		.crc = crc32c(0, zeroes, length),
+	};
 	const struct iovec from = { &head, sizeof(head) };
 	struct clan_cookie cookie;
 
@@ -150,6 +159,10 @@ static void do_deed(struct source *source, enum deed deed)
 		break;
 	case BAD_HEAD:
 		put(source, 0, RANGE_BYTES + 1);
+		break;
+	case TWICE:
+		put(source, 0, PUSH_PIECE_BYTES);
+		put(source, 1, PUSH_PIECE_BYTES);
 		break;
 	case NOTHING:
 		break;
@@ -201,6 +214,39 @@ static void show(const char *name, const struct push_wire_use *use, enum deed de
 	}
 }
 
+/* A coordinator that has seen another user's process where the source finds this one's. */
+static void start_where_another_listens(const char *text)
+{
+	struct push_wire_start head = {
+		.length = RANGE_BYTES,
+		.name_bytes = (uint16_t)strlen(uri.export_name),
+		.uri_bytes = (uint16_t)strlen(text),
+		.uid = geteuid() + 1,
+	};
+	struct push_wire_ticket ticket = { .length = RANGE_BYTES };
+	const struct iovec parts[] = {
+		{ &head, sizeof(head) },
+		{ uri.export_name, head.name_bytes },
+		{ (void *)(uintptr_t)text, head.uri_bytes },
+		{ &ticket, sizeof(ticket) },
+	};
+	struct push_job_message job = { 0 };
+	struct push_answer answer;
+	struct error error;
+
+	if (push_ask_open(&uri, TIMEOUT_NS, &ask, &error) != 0 ||
+		push_ask(ask, PUSH_START, parts, 4, &answer, &error) != 0) {
+		stop(error.text);
+	}
+	while (job.head.state < PUSH_JOB_DONE) {
+		if (push_ask_hear(ask, 10000, &job, &error) != 1) {
+			stop("the source tells nothing");
+		}
+	}
+	printf("another listens: %.*s\n", (int)job.text.length, job.text.bytes);
+	push_ask_close(ask);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
@@ -212,17 +258,18 @@ int main(int argc, char **argv)
 		{ "check without compare", CHECK },
 		{ "no slot", NO_SLOT },
 		{ "bad head", BAD_HEAD },
+		{ "piece twice", TWICE },
 	};
 	struct push_wire_use use;
 	struct error error;
 
 	if (argc != 2 || export_uri_parse(argv[1], &uri, &error) != 0 ||
-		push_ask_open(&uri, UINT64_C(10000000000), &ask, &error) != 0) {
+		push_ask_open(&uri, TIMEOUT_NS, &ask, &error) != 0) {
 		stop(argc == 2 ? error.text : "push_driver URI");
 	}
-	get_ticket(geteuid() + 1);
+	get_ticket(geteuid() + 1, RANGE_BYTES);
 	show("foreign uid", &good, NOTHING);
-	get_ticket(geteuid());
+	get_ticket(geteuid(), RANGE_BYTES);
 	use = good;
 	use.instance[0] ^= 1;
 	show("foreign instance", &use, NOTHING);
@@ -238,10 +285,12 @@ int main(int argc, char **argv)
 	show("good", &good, NOTHING);
 	show("replayed", &good, NOTHING);
 	for (size_t i = 0; i < ARRAY_COUNT(deeds); i++) {
-		get_ticket(geteuid());
+		get_ticket(geteuid(),
+			deeds[i].deed == TWICE ? 2U * PUSH_PIECE_BYTES : (uint32_t)RANGE_BYTES);
 		show(deeds[i].name, &good, deeds[i].deed);
 	}
 	push_ask_close(ask);
+	start_where_another_listens(argv[1]);
 	export_uri_fini(&uri);
 	return 0;
 }

@@ -61,6 +61,8 @@ static void servers(uint8_t kind)
 		check_inside(&job.peer, UINT16_MAX);
 		check_inside(&job.text, UINT16_MAX);
 		GMB_ASSERT(job.head.state < PUSH_JOB_STATE_END);
+		GMB_ASSERT(job.head.zeroes <= job.head.length &&
+			   job.head.skipped <= job.head.length - job.head.zeroes);
 	} else if (kind == 6) {
 		(void)!push_welcome_parse(message, message_bytes, &welcome);
 	}

@@ -808,7 +808,7 @@ def hand_push(corpus):
     for parser, name, message in (
             (0, "look", struct.pack("<H6x", 4) + b"disk"),
             (1, "grant", struct.pack("<QQQIIIHH", 0, mib, 0, 2, 1, 1000, 4, 6) + bytes(16) + instance + b"disksource"),
-            (2, "start", struct.pack("<QQQIHH", 0, mib, 0, 1, 4, len(uri)) + b"disk" + uri + ticket),
+            (2, "start", struct.pack("<QQQIHHII", 0, mib, 0, 1, 4, len(uri), 1000, 0) + b"disk" + uri + ticket),
             (3, "cancel", struct.pack("<Q", 7)),
             (3, "hello", struct.pack("<8sHHI", b"gmbpush1", 1, 1, 0)),
             (4, "answer", struct.pack("<IIQHHI", 0, 0, 7, 0, 112, 0) + ticket),

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/crc32c.h"
+#include "push/pieces.h"
 #include "push/table.h"
 
 #define S UINT64_C(1000000000)
@@ -264,6 +265,119 @@ static void the_digest_of_zeroes_is_that_of_pieces(void **state)
 		push_digest_zeroes(PUSH_PIECE_BYTES, PUSH_PIECE_BYTES));
 }
 
+enum { PIECE = PUSH_PIECE_BYTES };
+
+static void take(struct push_pieces *pieces, uint64_t first, uint64_t count, bool may)
+{
+	bool lack = push_pieces_lack(pieces, first * PIECE, count * PIECE);
+	bool taken = push_pieces_take(pieces, first * PIECE, count * PIECE) == NULL;
+
+	assert_int_equal(taken, may);
+	assert_true(lack || !taken);
+}
+
+static void a_piece_comes_once(void **state)
+{
+	struct push_pieces pieces = { 0 };
+
+	(void)state;
+	take(&pieces, 0, 1, true);
+	take(&pieces, 0, 1, false);
+	take(&pieces, 10, 5, true); /* 1 to 9 are missing */
+	assert_int_equal(push_pieces_low(&pieces), PIECE);
+	take(&pieces, 12, 1, false);
+	take(&pieces, 9, 2, false);
+	take(&pieces, 14, 2, false);
+	take(&pieces, 4, 2, true); /* within the gap: 1 to 3, and 6 to 9 */
+	take(&pieces, 3, 2, false);
+	take(&pieces, 1, 1, true);
+	assert_int_equal(push_pieces_low(&pieces), 2 * PIECE);
+	take(&pieces, 6, 4, true);
+	take(&pieces, 2, 2, true);
+	assert_int_equal(push_pieces_low(&pieces), 15 * PIECE);
+	assert_int_equal(pieces.gap_count, 0);
+}
+
+/* Whatever the order within the window of those under way, each is taken once, and all of them
+ * fit. */
+static void pieces_come_in_any_order(void **state)
+{
+	enum { COUNT = 1000 };
+	static bool taken[COUNT];
+	struct push_pieces pieces = { 0 };
+	uint64_t way[PUSH_GAPS_MAX];
+	uint64_t random = 88172645463325252;
+	uint64_t next = 0;
+	uint32_t count = 0;
+	uint32_t total = 0;
+
+	(void)state;
+	while (total < COUNT) {
+		uint32_t i;
+
+		while (count < PUSH_GAPS_MAX && next < COUNT) {
+			way[count++] = next++;
+		}
+		random ^= random << 13;
+		random ^= random >> 7;
+		random ^= random << 17;
+		i = (uint32_t)(random % count);
+		take(&pieces, way[i], 1, true);
+		take(&pieces, way[i], 1, false);
+		taken[way[i]] = true;
+		way[i] = way[--count];
+		total++;
+		for (uint64_t at = 0; at < push_pieces_low(&pieces) / PIECE; at++) {
+			assert_true(taken[at]);
+		}
+	}
+	assert_int_equal(push_pieces_low(&pieces), (uint64_t)COUNT * PIECE);
+}
+
+static void no_more_gaps_than_may_be_under_way(void **state)
+{
+	struct push_pieces pieces = { 0 };
+
+	(void)state;
+	for (uint64_t i = 0; i < PUSH_GAPS_MAX; i++) {
+		take(&pieces, 4 * i + 3, 1, true);
+	}
+	take(&pieces, 4 * PUSH_GAPS_MAX + 3, 1, false);
+	pieces = (struct push_pieces){ 0 };
+	for (uint64_t i = 0; i < PUSH_GAPS_MAX; i++) {
+		take(&pieces, 4 * i + 3, 1, true);
+	}
+	take(&pieces, 1, 1, false); /* it would split one */
+}
+
+static void a_job_adds_up(void **state)
+{
+	static const struct {
+		uint64_t done, zeroes, skipped;
+		bool good;
+	} jobs[] = {
+		{ 100, 0, 0, true },
+		{ 101, 0, 0, false },
+		{ 50, 20, 30, true },
+		{ 50, 21, 30, false },
+		{ 50, 51, 0, false },
+		{ 50, 0, 51, false },
+		{ 50, 2, UINT64_MAX, false },
+		{ 50, UINT64_MAX, 2, false },
+	};
+	struct push_wire_job head = { .length = 100, .role = PUSH_SOURCE, .state = PUSH_JOB_MOVES };
+	struct push_job_message job;
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_COUNT(jobs); i++) {
+		head.done = jobs[i].done;
+		head.zeroes = jobs[i].zeroes;
+		head.skipped = jobs[i].skipped;
+		assert_int_equal(push_job_parse((const uint8_t *)&head, sizeof(head), &job) == NULL,
+			jobs[i].good);
+	}
+}
+
 static struct ring *ring;
 
 static int finish(void **state)
@@ -297,6 +411,10 @@ int main(void)
 		cmocka_unit_test(the_table_of_jobs_is_full),
 		cmocka_unit_test(checksums),
 		cmocka_unit_test(the_digest_of_zeroes_is_that_of_pieces),
+		cmocka_unit_test(a_piece_comes_once),
+		cmocka_unit_test(pieces_come_in_any_order),
+		cmocka_unit_test(no_more_gaps_than_may_be_under_way),
+		cmocka_unit_test(a_job_adds_up),
 	};
 
 	return cmocka_run_group_tests(tests, begin, finish);
