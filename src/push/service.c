@@ -61,22 +61,62 @@ struct push_viewer push_viewer_of(const struct push_session *session)
 	};
 }
 
+/* Where nothing is heard, memory and a place in the table are not kept. */
+static void end_silent(struct push_session *session)
+{
+	if (session->job == 0) {
+		session_terminate(&session->base, NULL); /* it does not take the end, or close */
+	} else {
+		push_session_job_fail(session, -ETIMEDOUT,
+			session->source != NULL ? "the destination gives no sign of life"
+						: "the source gives no sign of life");
+	}
+}
+
+static void say_alive(struct push_session *session, uint64_t now_ns)
+{
+	struct push_link *link = session->source != NULL ? &session->out : &session->in;
+
+	if (session->has_begun && link->conn != NULL && !link->is_closing &&
+		now_ns - session->said_ns >= session->silence_ns / PUSH_ALIVE_DIVISOR) {
+		session->said_ns = now_ns;
+		/* Without room there is something that it has not taken. */
+		(void)!clan_send(link->conn, CLAN_BULK, PUSH_ALIVE, NULL, 0);
+	}
+}
+
 static void tick_done(struct ring_op *op, int result)
 {
 	struct push_session *session = container_of(op, struct push_session, tick);
+	uint64_t now_ns = ring_now_ns(session->service->engine->ring);
 
 	GMB_UNUSED(result);
-	if (session->base.state == SESSION_TERMINATING || session->job == 0) {
+	if (session->base.state == SESSION_TERMINATING) {
 		return;
 	}
-	if (!push_job_tell(session->job, session->job_state, &session->progress)) {
+	if (session->job != 0 &&
+		!push_job_tell(session->job, session->job_state, &session->progress)) {
 		push_session_job_fail(session, -ECANCELED, "the job was cancelled");
 		return;
 	}
-	ring_timer(session->service->engine->ring, op, PUSH_TICK_NS, tick_done);
-	if (session->source != NULL) {
-		push_source_tick(session);
+	if (now_ns - session->heard_ns >= session->silence_ns) {
+		end_silent(session);
+		return;
 	}
+	ring_timer(session->service->engine->ring, op, PUSH_TICK_NS, tick_done);
+	if (session->job != 0) {
+		say_alive(session, now_ns);
+		if (session->source != NULL) {
+			push_source_tick(session);
+		}
+	}
+}
+
+void push_session_begun(struct push_session *session, uint32_t silence_ms)
+{
+	session->has_begun = true;
+	session->silence_ns = silence_ms * UINT64_C(1000000);
+	session->job_state = PUSH_JOB_MOVES;
 }
 
 int push_session_job(struct push_session *session, struct push_job *job, const char **text)
@@ -87,6 +127,8 @@ int push_session_job(struct push_session *session, struct push_job *job, const c
 	if (result == 0) {
 		session->job = job->serial;
 		session->job_state = PUSH_JOB_BEGINS;
+		session->heard_ns = ring_now_ns(ring);
+		session->silence_ns = session->service->engine->limits.handshake_timeout_ns;
 		session_set_state(&session->base, SESSION_READY);
 		ring_timer(ring, &session->tick, PUSH_TICK_NS, tick_done);
 	}
@@ -110,6 +152,7 @@ void push_session_job_end(struct push_session *session, int status, const char *
 	}
 	session->noted_job = session->job;
 	session->job = 0;
+	session->heard_ns = ring_now_ns(engine->ring); /* to take the end */
 	push_control_note(session, true);
 }
 
@@ -177,6 +220,7 @@ static void take_messages(struct push_session *session)
 			return; /* an event tells of more, or of the end */
 		}
 		session->base.progress_ns = ring_batch_ns(service->engine->ring);
+		session->heard_ns = session->base.progress_ns;
 		if (session->base.state == SESSION_NEGOTIATING) {
 			session_has_spoken(&session->base);
 		}
@@ -435,7 +479,8 @@ static void session_export_changed(struct session *base, enum export_change chan
 	}
 }
 
-/* Slots are apart from what others wait for, and a request is never kept for the peer. */
+/* Slots are apart from what others wait for, and a request is never kept for the peer. Who gives no
+ * sign of life loses them at a tick. */
 static bool session_stalled(struct session *base)
 {
 	GMB_UNUSED(base);

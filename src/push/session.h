@@ -3,9 +3,9 @@
  * Private to the server's side of src/push: one connection, and what those of an engine share.
  *
  *   clan queue ─▶ service.c: events ─┬▶ control.c  what a coordinator asks for; tickets
- *                                    ├▶ source.c   START (start.c): reads pieces, and puts them to
- * the other │             server by a connection of its own └▶ sink.c     USE: lends slots, writes
- * what comes there
+ *                                    ├▶ source.c   START (start.c): reads pieces, puts them to
+ *                                    │             the other server by a connection of its own
+ *                                    └▶ sink.c     USE: lends slots, writes what comes there
  *
  * A coordinator's session becomes the source's with START, and stays when the coordinator has left
  * a job that is detached: so rights, limits and statistics of the job are those of who has asked
@@ -60,7 +60,11 @@ struct push_session {
 	enum push_job_state job_state;
 	struct push_progress progress;
 	struct ring_op tick;
-	bool note_due; /* a coordinator is to be told of the end */
+	uint64_t heard_ns;   /* from the other end of the job; or when that was over */
+	uint64_t said_ns;    /* ALIVE */
+	uint64_t silence_ns; /* so long it may say nothing */
+	bool has_begun;	     /* USED was said: both give signs of life */
+	bool note_due;	     /* a coordinator is to be told of the end */
 	uint64_t noted_job;
 };
 
@@ -83,6 +87,8 @@ void push_link_close(struct push_link *link);
 /* A job begins: its session is READY. */
 GMB_MUST_CHECK int push_session_job(
 	struct push_session *session, struct push_job *job, const char **text);
+/* USED was said. */
+void push_session_begun(struct push_session *session, uint32_t silence_ms);
 /* It ends, if it has not: status 0, or a negative errno and why. */
 void push_session_job_end(struct push_session *session, int status, const char *text);
 /* It fails, and the session ends, or goes on as a coordinator's. */

@@ -490,8 +490,10 @@ void push_sink_take(
 	struct push_sink *sink = session->sink;
 	const char *rule = "H2: a message that does not belong here";
 
-	if (message->cls == CLAN_BULK && sink->is_shared && session->job != 0 &&
-		sink->read_back_at == 0) {
+	if (message->cls == CLAN_BULK && sink->is_shared && message->type == PUSH_ALIVE) {
+		rule = push_alive_parse(message->bytes);
+	} else if (message->cls == CLAN_BULK && sink->is_shared && session->job != 0 &&
+		   sink->read_back_at == 0) {
 		rule = message->type == CLAN_TYPE_NOTIFY ? take_piece(sink, message->value)
 		       : message->type == PUSH_ZERO	 ? take_zero(sink, bytes, message->bytes)
 		       : message->type == PUSH_CHECK	 ? take_check(sink, bytes, message->bytes)
@@ -509,12 +511,16 @@ void push_sink_take(
 static void region_shared(struct push_sink *sink, const struct clan_event *event)
 {
 	struct push_session *session = sink->session;
+	uint64_t handshake_ns = session->service->engine->limits.handshake_timeout_ns;
+	uint64_t silence_ms =
+		MIN(PUSH_ALIVE_DIVISOR * handshake_ns / 1000000, (uint64_t)PUSH_SILENCE_MS_MAX);
 	const struct push_wire_used used = {
 		.offset = sink->claim.ticket.offset,
 		.length = sink->claim.ticket.length,
 		.slots = sink->slot_count,
 		.generation = event->generation,
 		.region = (uint16_t)event->number,
+		.silence_ms = MAX((uint32_t)silence_ms, (uint32_t)PUSH_SILENCE_MS_MIN),
 	};
 	int result = event->status;
 
@@ -528,7 +534,7 @@ static void region_shared(struct push_sink *sink, const struct clan_event *event
 		return;
 	}
 	sink->is_shared = true;
-	session->job_state = PUSH_JOB_MOVES;
+	push_session_begun(session, used.silence_ms);
 	if (tell(sink, PUSH_USED, &used, sizeof(used))) {
 		for (uint32_t i = 0; i < sink->slot_count && !is_over(sink); i++) {
 			lend(sink, i);

@@ -551,7 +551,7 @@ static void take_used(struct push_source *source, const struct push_wire_used *u
 	/* Faster with it, and not worse without. */
 	(void)!ring_memory_add(session->service->engine->ring, &source->memory);
 	source->flush_ns = ring_now_ns(session->service->engine->ring);
-	session->job_state = PUSH_JOB_MOVES;
+	push_session_begun(session, used->silence_ms);
 	push_source_advance(session);
 }
 
@@ -641,6 +641,8 @@ static void take_message(
 		if (rule == NULL) {
 			take_used(source, &used);
 		}
+	} else if (message->type == PUSH_ALIVE) {
+		rule = push_alive_parse(len);
 	} else if (message->type == PUSH_ZEROED) {
 		rule = push_zeroed_parse(bytes, len, &zeroed);
 		if (rule == NULL) {
@@ -679,6 +681,7 @@ static void take_messages(struct push_source *source)
 			return;
 		}
 		session->base.progress_ns = ring_batch_ns(session->service->engine->ring);
+		session->heard_ns = session->base.progress_ns;
 		take_message(source, &message, session->service->message);
 	}
 	fail_rule(source, "H2: more messages than may be on the way");

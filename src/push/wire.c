@@ -203,15 +203,21 @@ const char *push_use_parse(const uint8_t *bytes, size_t len, struct push_wire_us
 	return take_head(bytes, len, use, sizeof(*use)) ? NULL : "H3: the length of USE";
 }
 
+const char *push_alive_parse(size_t len)
+{
+	return len == 0 ? NULL : "H3: the length of ALIVE";
+}
+
 const char *push_used_parse(const uint8_t *bytes, size_t len, struct push_wire_used *used)
 {
 	if (!take_head(bytes, len, used, sizeof(*used))) {
 		return "H3: the length of USED";
 	}
-	return used->slots >= 1 && used->slots <= PUSH_SLOTS &&
-			       is_zero(used->zero, sizeof(used->zero))
+	return used->slots >= 1 && used->slots <= PUSH_SLOTS && used->zero == 0 &&
+			       used->silence_ms >= PUSH_SILENCE_MS_MIN &&
+			       used->silence_ms <= PUSH_SILENCE_MS_MAX
 		       ? NULL
-		       : "H8: the slots in USED";
+		       : "H8: the slots in USED, or the silence";
 }
 
 /* Whole pieces of the range, or up to its end. */

@@ -40,6 +40,9 @@ enum {
 	PUSH_ZEROES_MAX = 4,	/* ZERO without ZEROED */
 	PUSH_NOTIFY_PIECE = 1,	/* type of a notification; the slot is in the bits below */
 	PUSH_NOTIFY_SHIFT = 12, /* where the type begins */
+	PUSH_SILENCE_MS_MIN = 300,
+	PUSH_SILENCE_MS_MAX = 3600000,
+	PUSH_ALIVE_DIVISOR = 3, /* of the silence: so often ALIVE is sent */
 };
 
 #define PUSH_UID_UNKNOWN UINT32_MAX
@@ -62,6 +65,7 @@ enum push_message {
 	PUSH_ZERO,
 	PUSH_CHECK,
 	PUSH_FLUSH,
+	PUSH_ALIVE, /* and destination to source */
 	/* destination to source */
 	PUSH_USED = 0x18,
 	PUSH_ZEROED,
@@ -208,7 +212,8 @@ struct push_wire_used {
 	uint32_t slots;
 	uint32_t generation; /* of the region */
 	uint16_t region;
-	uint16_t zero[3];
+	uint16_t zero;
+	uint32_t silence_ms; /* who hears nothing for so long ends the job */
 };
 
 /* ZERO, ZEROED. Offsets count from the beginning of the range. */
@@ -306,6 +311,7 @@ const char *push_start_parse(const uint8_t *bytes, size_t len, struct push_start
 const char *push_answer_parse(const uint8_t *bytes, size_t len, struct push_answer *answer);
 const char *push_job_parse(const uint8_t *bytes, size_t len, struct push_job_message *job);
 const char *push_use_parse(const uint8_t *bytes, size_t len, struct push_wire_use *use);
+const char *push_alive_parse(size_t len);
 const char *push_used_parse(const uint8_t *bytes, size_t len, struct push_wire_used *used);
 /* ZERO: a run of pieces in a range of total bytes. */
 const char *push_zero_parse(

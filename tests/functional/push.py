@@ -314,6 +314,22 @@ class Push(support.Case):
         source = self.serve("disk=memory:4M")
         self.push(source.push("disk"), server.push("disk"))
 
+    def test_silence(self):
+        """Who gives no sign of life loses what it was lent; who is slow does not."""
+        source = self.image("source", 4 * MIB, (0, 4 * MIB))
+        slow = self.serve(f"disk={source}", "other=memory:4M", arguments=("--handshake-timeout", "1s"))
+        code, number, errors = self.run_gmblock("push", "--detach", "--rate", "1", slow.push("disk"),
+                                                slow.push("other"))
+        self.assertEqual((code, errors), (0, ""))
+        server = self.serve("disk=memory:4M", arguments=("--handshake-timeout", "1s"))
+        run = subprocess.run([DRIVER, server.push("disk"), self.path("mute")], stdout=subprocess.PIPE, text=True,
+                             check=True)
+        lines = dict(line.split(": ", 1) for line in run.stdout.splitlines())
+        self.assertIn("the source gives no sign of life", lines["silent"])
+        self.assertIn("the destination gives no sign of life", lines["no answer"])
+        states = {job["state"] for job in self.jobs(slow.push("disk"), "--status", number.strip())}
+        self.assertEqual(states, {"moves"})
+
     def test_rights(self):
         """Those of who runs the command count: here, of a user who may only read."""
         uid = os.getuid()

@@ -3,7 +3,9 @@
  * A source of push that does not keep the rules: shows tickets that are not good, and does what a
  * destination has not allowed. Each line tells what became of one attempt.
  *
- *     push_driver URI        of an export of at least 4 MiB, over a Unix socket
+ *     push_driver URI         of an export of at least 4 MiB, over a Unix socket
+ *     push_driver URI PATH    says nothing for as long as it may, as a source, and as a destination
+ *                             that listens at PATH
  */
 #include <errno.h>
 #include <stdio.h>
@@ -20,7 +22,7 @@ enum { RANGE_BYTES = 64 << 10, EVENTS_MAX = 8 };
 #define TIMEOUT_NS UINT64_C(10000000000)
 
 /* What it does once its ticket was shown. */
-enum deed { NOTHING, EARLY_FLUSH, LONG_ZERO, CHECK, NO_SLOT, BAD_HEAD, TWICE };
+enum deed { NOTHING, EARLY_FLUSH, LONG_ZERO, CHECK, NO_SLOT, BAD_HEAD, TWICE, SILENCE };
 
 static struct export_uri uri;
 static struct push_ask *ask;
@@ -87,16 +89,19 @@ static void send(struct source *source, uint32_t type, const void *bytes, uint32
 	}
 }
 
-/* What comes next: its type, or 0 when the connection is over. */
+/* What comes next, but for signs of life: its type, or 0 when the connection is over. */
 static uint32_t hear(struct source *source, uint32_t *len_out)
 {
 	struct clan_message head;
 	int result;
 
-	while ((result = clan_recv(source->conn, CLAN_ANY, &head, source->message,
-			sizeof(source->message))) == -EAGAIN) {
-		turn(source);
-	}
+	do {
+		result = clan_recv(
+			source->conn, CLAN_ANY, &head, source->message, sizeof(source->message));
+		if (result == -EAGAIN) {
+			turn(source);
+		}
+	} while (result == -EAGAIN || (result == 0 && head.type == PUSH_ALIVE));
 	*len_out = result == 0 ? head.bytes : 0;
 	return result == 0 ? head.type : 0;
 }
@@ -164,6 +169,7 @@ static void do_deed(struct source *source, enum deed deed)
 		put(source, 0, PUSH_PIECE_BYTES);
 		put(source, 1, PUSH_PIECE_BYTES);
 		break;
+	case SILENCE:
 	case NOTHING:
 		break;
 	}
@@ -214,14 +220,15 @@ static void show(const char *name, const struct push_wire_use *use, enum deed de
 	}
 }
 
-/* A coordinator that has seen another user's process where the source finds this one's. */
-static void start_where_another_listens(const char *text)
+/* A coordinator, which asks our server to push to that address, where it has seen a process of that
+ * user. Nobody looks at the ticket. */
+static struct push_ask *start(const char *text, uint32_t uid)
 {
 	struct push_wire_start head = {
 		.length = RANGE_BYTES,
 		.name_bytes = (uint16_t)strlen(uri.export_name),
 		.uri_bytes = (uint16_t)strlen(text),
-		.uid = geteuid() + 1,
+		.uid = uid,
 	};
 	struct push_wire_ticket ticket = { .length = RANGE_BYTES };
 	const struct iovec parts[] = {
@@ -230,21 +237,74 @@ static void start_where_another_listens(const char *text)
 		{ (void *)(uintptr_t)text, head.uri_bytes },
 		{ &ticket, sizeof(ticket) },
 	};
-	struct push_job_message job = { 0 };
+	struct push_ask *coordinator;
 	struct push_answer answer;
 	struct error error;
 
-	if (push_ask_open(&uri, TIMEOUT_NS, &ask, &error) != 0 ||
-		push_ask(ask, PUSH_START, parts, 4, &answer, &error) != 0) {
+	if (push_ask_open(&uri, TIMEOUT_NS, &coordinator, &error) != 0 ||
+		push_ask(coordinator, PUSH_START, parts, 4, &answer, &error) != 0) {
 		stop(error.text);
 	}
-	while (job.head.state < PUSH_JOB_DONE) {
-		if (push_ask_hear(ask, 10000, &job, &error) != 1) {
-			stop("the source tells nothing");
+	return coordinator;
+}
+
+/* Waits so long for the end of a job; true: it came, and is told. */
+static bool tell_job(const char *name, struct push_ask *coordinator, int timeout_ms)
+{
+	struct push_job_message job = { 0 };
+	struct error error;
+	int result;
+
+	do {
+		result = push_ask_hear(coordinator, timeout_ms, &job, &error);
+	} while (result == 1 && job.head.state < PUSH_JOB_DONE);
+	if (result < 0) {
+		stop(error.text);
+	}
+	if (result == 1) {
+		printf("%s: %.*s\n", name, (int)job.text.length, job.text.bytes);
+		push_ask_close(coordinator);
+	}
+	return result == 1;
+}
+
+/* A destination that takes the source's connection, and says nothing to it. */
+static void begin_mute(const char *path)
+{
+	const struct clan_conn_options options = { .size = sizeof(options) };
+	struct push_wire_welcome welcome = { .magic = PUSH_MAGIC, .version = PUSH_VERSION };
+	struct source mute = { 0 };
+	struct clan_event events[EVENTS_MAX];
+	struct clan_listener *listener;
+	struct push_ask *coordinator;
+	char address[256];
+	char text[256];
+
+	snprintf(address, sizeof(address), "shm:%s", path);
+	snprintf(text, sizeof(text), "push+unix:///x?socket=%s", path);
+	if (clan_queue_create(NULL, &mute.queue, NULL) != 0 ||
+		clan_listen(mute.queue, address, &options, &listener, NULL) != 0) {
+		stop("cannot listen");
+	}
+	coordinator = start(text, geteuid());
+	while (mute.conn == NULL) {
+		if (clan_queue_wait(mute.queue, events, 1, 10000) == 0) {
+			stop("the source does not connect");
+		}
+		if (events[0].type == CLAN_EVENT_CONNECT) {
+			mute.conn = events[0].conn;
+			if (clan_accept(mute.conn, &welcome, sizeof(welcome)) != 0) {
+				stop("cannot accept");
+			}
 		}
 	}
-	printf("another listens: %.*s\n", (int)job.text.length, job.text.bytes);
-	push_ask_close(ask);
+	for (int i = 0; !tell_job("no answer", coordinator, 100); i++) {
+		if (i == 100) {
+			stop("the source waits for ever");
+		}
+		(void)clan_queue_wait(mute.queue, events, EVENTS_MAX, 0);
+	}
+	/* The process ends with what it has. */
 }
 
 int main(int argc, char **argv)
@@ -263,9 +323,15 @@ int main(int argc, char **argv)
 	struct push_wire_use use;
 	struct error error;
 
-	if (argc != 2 || export_uri_parse(argv[1], &uri, &error) != 0 ||
+	if (argc < 2 || export_uri_parse(argv[1], &uri, &error) != 0 ||
 		push_ask_open(&uri, TIMEOUT_NS, &ask, &error) != 0) {
-		stop(argc == 2 ? error.text : "push_driver URI");
+		stop(argc >= 2 ? error.text : "push_driver URI [PATH]");
+	}
+	if (argc == 3) {
+		get_ticket(geteuid(), RANGE_BYTES);
+		show("silent", &good, SILENCE);
+		begin_mute(argv[2]);
+		return 0;
 	}
 	get_ticket(geteuid() + 1, RANGE_BYTES);
 	show("foreign uid", &good, NOTHING);
@@ -290,7 +356,9 @@ int main(int argc, char **argv)
 		show(deeds[i].name, &good, deeds[i].deed);
 	}
 	push_ask_close(ask);
-	start_where_another_listens(argv[1]);
+	if (!tell_job("another listens", start(argv[1], geteuid() + 1), 10000)) {
+		stop("the source tells nothing");
+	}
 	export_uri_fini(&uri);
 	return 0;
 }

@@ -819,7 +819,7 @@ def hand_push(corpus):
             (8, "check", struct.pack("<QII", mib, mib, 5)),
             (9, "flush", struct.pack("<QQII", mib, 5, 1, 0)),
             (10, "piece", struct.pack("<IIQI44x", 0x31435050, 1, mib, mib)),
-            (11, "used", struct.pack("<QQIIH6x", 0, mib, 8, 1, 1)),
+            (11, "used", struct.pack("<QQIIHHI", 0, mib, 8, 1, 1, 0, 30000)),
             (12, "zeroed", struct.pack("<QQ", 0, 1)),
             (13, "checked", struct.pack("<QII", 0, 1, 0)),
             (14, "failed", struct.pack("<IHH", 5, 4, 0) + b"text"),
