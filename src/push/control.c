@@ -51,8 +51,11 @@ static struct engine_export *find(
 	return entry;
 }
 
-static void take_look(struct push_session *session, const struct push_text *name)
+/* flags with COPY: the coordinator will read the export itself, since the destination has no push.
+ */
+static void take_look(struct push_session *session, const struct push_text *name, uint32_t flags)
 {
+	struct engine *engine = session->service->engine;
 	struct engine_export *entry = find(session, name, 0);
 	struct push_answer answer = { 0 };
 	uint32_t rights;
@@ -64,7 +67,15 @@ static void take_look(struct push_session *session, const struct push_text *name
 	answer.head.value = store_size(entry->export->store);
 	answer.head.flags = ((rights & ENGINE_RIGHT_READ) != 0 ? (uint32_t)PUSH_LOOK_READ : 0) |
 			    ((rights & ENGINE_RIGHT_WRITE) != 0 ? (uint32_t)PUSH_LOOK_WRITE : 0);
-	push_control_send(session, &answer, NULL);
+	if ((flags & PUSH_LOOK_COPY) != 0 && engine->options.near_uri == NULL) {
+		push_control_answer(session, -EOPNOTSUPP,
+			"the source cannot be read by a copy: its server listens at no "
+			"gmb+unix:// or nbd+unix:// address");
+		return;
+	}
+	engine->counters.push_copies += (flags & PUSH_LOOK_COPY) != 0;
+	push_control_send(
+		session, &answer, (flags & PUSH_LOOK_COPY) != 0 ? engine->options.near_uri : NULL);
 }
 
 /* --- tickets --------------------------------------------------------------------------------- */
@@ -233,6 +244,7 @@ void push_control_take(
 	const char *rule = "H2: a message that does not belong here";
 	struct push_grant grant;
 	struct push_text name;
+	uint32_t flags;
 	uint64_t number;
 
 	if (session->base.stopping) {
@@ -240,9 +252,9 @@ void push_control_take(
 		return;
 	}
 	if (type == PUSH_LOOK) {
-		rule = push_look_parse(bytes, len, &name);
+		rule = push_look_parse(bytes, len, &name, &flags);
 		if (rule == NULL) {
-			take_look(session, &name);
+			take_look(session, &name, flags);
 		}
 	} else if (type == PUSH_GRANT) {
 		rule = push_grant_parse(bytes, len, &grant);

@@ -72,7 +72,8 @@ const char *push_welcome_parse(const void *bytes, size_t len, struct push_wire_w
 /* --- of coordinators --------------------------------------------------------------------------
  */
 
-const char *push_look_parse(const uint8_t *bytes, size_t len, struct push_text *name)
+const char *push_look_parse(
+	const uint8_t *bytes, size_t len, struct push_text *name, uint32_t *flags_out)
 {
 	struct push_wire_look head;
 
@@ -80,11 +81,13 @@ const char *push_look_parse(const uint8_t *bytes, size_t len, struct push_text *
 		return "H3: the length of LOOK";
 	}
 	*name = (struct push_text){ (const char *)bytes + sizeof(head), head.name_bytes };
-	if (head.name_bytes > PUSH_NAME_BYTES_MAX || !is_name(name) ||
-		!is_zero(head.zero, sizeof(head.zero))) {
+	if (head.name_bytes > PUSH_NAME_BYTES_MAX || !is_name(name)) {
 		return "H4: the name in LOOK";
 	}
-	return NULL;
+	*flags_out = head.flags;
+	return (head.flags & ~(uint32_t)PUSH_LOOK_COPY) == 0 && head.zero == 0
+		       ? NULL
+		       : "H6: flags of LOOK";
 }
 
 const char *push_number_parse(const uint8_t *bytes, size_t len, uint64_t *job_out)

@@ -89,6 +89,7 @@ enum push_binding {
 	PUSH_BOUND_ASKER = 3,	/* GRANT: the machine (or the user) that asks for the ticket */
 };
 
+enum push_look_want { PUSH_LOOK_COPY = 1 };
 enum push_look_flag { PUSH_LOOK_READ = 1, PUSH_LOOK_WRITE = 2 };
 enum push_flush_flag { PUSH_FLUSH_FINISH = 1 };
 enum push_role { PUSH_SOURCE = 1, PUSH_SINK = 2 };
@@ -119,12 +120,14 @@ struct push_wire_welcome {
 	uint8_t instance[PUSH_INSTANCE_BYTES];
 };
 
-/* LOOK: name_bytes follow. JOBS: 0, or the cursor of the last one; CANCEL: the job. */
+/* LOOK: name_bytes follow. */
 struct push_wire_look {
 	uint16_t name_bytes;
-	uint16_t zero[3];
+	uint16_t flags; /* enum push_look_want */
+	uint32_t zero;
 };
 
+/* JOBS: 0, or the cursor of the last one; CANCEL: the job. */
 struct push_wire_job_number {
 	uint64_t job;
 };
@@ -304,7 +307,8 @@ struct push_job_message {
 /* *known_out: whether it asks for a version that we know. */
 const char *push_hello_parse(const void *bytes, size_t len, bool *known_out);
 const char *push_welcome_parse(const void *bytes, size_t len, struct push_wire_welcome *welcome);
-const char *push_look_parse(const uint8_t *bytes, size_t len, struct push_text *name);
+const char *push_look_parse(
+	const uint8_t *bytes, size_t len, struct push_text *name, uint32_t *flags_out);
 const char *push_number_parse(const uint8_t *bytes, size_t len, uint64_t *job_out);
 const char *push_grant_parse(const uint8_t *bytes, size_t len, struct push_grant *grant);
 const char *push_start_parse(const uint8_t *bytes, size_t len, struct push_start *start);

@@ -52,26 +52,30 @@ static int end_open(struct end *end, const char *text, uint64_t timeout_ns, stru
 	return result == 0 ? push_ask_open(&end->uri, timeout_ns, &end->ask, error) : result;
 }
 
-static int end_look(struct end *end, struct error *error)
+/* flags: enum push_look_want. */
+static int end_look(
+	struct end *end, uint16_t flags, struct push_answer *answer, struct error *error)
 {
-	struct push_wire_look head = { .name_bytes = (uint16_t)strlen(end->uri.export_name) };
+	struct push_wire_look head = {
+		.name_bytes = (uint16_t)strlen(end->uri.export_name),
+		.flags = flags,
+	};
 	const struct iovec parts[] = {
 		{ &head, sizeof(head) },
 		{ end->uri.export_name, head.name_bytes },
 	};
-	struct push_answer answer;
 	char label[EXPORT_URI_LABEL_BYTES];
 	int result;
 
 	if (strlen(end->uri.export_name) > PUSH_NAME_BYTES_MAX) {
 		return error_set(error, -EINVAL, "the name of an export is too long");
 	}
-	result = push_ask(end->ask, PUSH_LOOK, parts, 2, &answer, error);
+	result = push_ask(end->ask, PUSH_LOOK, parts, 2, answer, error);
 	if (result != 0) {
 		error_prefix(error, "%s", export_uri_label(label, &end->uri));
 		return result;
 	}
-	end->bytes = answer.head.value;
+	end->bytes = answer->head.value;
 	return 0;
 }
 
@@ -348,7 +352,7 @@ static int run(const struct push_options *options, struct end *source, struct en
 		result = end_open(target, options->target, options->timeout_ns, error);
 	}
 	if (result == 0) {
-		result = end_look(source, error);
+		result = end_look(source, 0, &answer, error);
 	}
 	if (result != 0) {
 		return result;
@@ -386,6 +390,67 @@ int push_run(const struct push_options *options, struct error *error)
 
 	end_fini(&source);
 	end_fini(&target);
+	return result;
+}
+
+/* --- without a push -------------------------------------------------------------------------- */
+
+bool push_has_none(const char *text)
+{
+	struct export_uri uri;
+	bool has_none;
+
+	if (export_uri_parse(text, &uri, NULL) != 0) {
+		return false;
+	}
+	has_none = strcmp(uri.protocol, "push") != 0;
+	export_uri_fini(&uri);
+	return has_none;
+}
+
+/* Behind the address of the server, the name of the export. */
+static int near_uri(const struct push_answer *answer, const struct end *source,
+	char out[PUSH_NEAR_BYTES], struct error *error)
+{
+	char text[PUSH_TEXT_BYTES_MAX + 1];
+	struct export_uri near;
+	int result;
+
+	snprintf(text, sizeof(text), "%.*s", (int)answer->text.length, answer->text.bytes);
+	result = export_uri_parse(text, &near, error);
+	if (result != 0) {
+		return result;
+	}
+	result = !near.is_unix || export_uri_format(&near, source->uri.export_name,
+					  (uint32_t)strlen(source->uri.export_name), out,
+					  PUSH_NEAR_BYTES) != 0
+			 ? error_set(error, -EPROTO, "the server gives an address that is none")
+			 : 0;
+	export_uri_fini(&near);
+	return result;
+}
+
+int push_near(const char *text, uint64_t timeout_ns, char out[PUSH_NEAR_BYTES], struct error *error)
+{
+	struct push_answer answer;
+	struct end source = { 0 };
+	int result = end_parse(&source, text, error);
+
+	if (result == 0 && !source.uri.is_unix) {
+		result = error_set(error, -EINVAL,
+			"the destination has no push, so its data would come through this command; "
+			"run it on the machine of the source, with push+unix:// as the source");
+	}
+	if (result == 0) {
+		result = push_ask_open(&source.uri, timeout_ns, &source.ask, error);
+	}
+	if (result == 0) {
+		result = end_look(&source, PUSH_LOOK_COPY, &answer, error);
+	}
+	if (result == 0) {
+		result = near_uri(&answer, &source, out, error);
+	}
+	end_fini(&source);
 	return result;
 }
 

@@ -145,7 +145,7 @@ class Push(support.Case):
                 (second.push("ro"), "cannot be written"),
                 (second.push("disk").replace("/disk", "/none"), "no such export"),
                 (disk, "the same"),
-                ("nbd://127.0.0.1/x", "not an address of push"),
+                ("nbd://127.0.0.1/x", "listens at no gmb+unix"),
                 (f"push+unix:///x?socket={self.path('none')}", "cannot connect")):
             self.check_refused(["push", disk, target], 1, *fragments)
         self.check_refused(["push", "--range", "4M+1", disk, second.push("disk")], 1, "past the end")
@@ -158,6 +158,29 @@ class Push(support.Case):
         # Another part of the same export is no push onto itself.
         self.push(disk, disk, "--range", "0+1M", "--to-offset", "2M")
         self.assertEqual(digest(source, 0, MIB), digest(source, 2 * MIB, MIB))
+
+    def test_without_push(self):
+        """A destination that speaks only NBD is written by a copy beside the source."""
+        size = 4 * MIB
+        source, target = self.image("source", size, (0, size)), self.image("target", size)
+        control = self.path("control")
+        far = self.start_unix("--export", f"to={target}")
+        for scheme in ("nbd", "gmb"):
+            first = self.start("--listen", f"push+unix:///?socket={self.path('p')}", "--control", control,
+                               "--listen", f"{scheme}+unix:///?socket={self.path('n%20' + scheme)}",
+                               "--export", f"a b={source}", uri_count=2)
+            with open(target, "r+b") as file:
+                file.write(bytes(size))
+            code, output, errors = self.run_gmblock("push", "--json", "--verify=read", first.uris[0], far.uri)
+            self.assertEqual(code, 0, errors)
+            self.assertIn("has no push", errors)
+            self.assertTrue(json.loads(output)["verified"])
+            self.assertEqual(digest(source), digest(target))
+            first.control = control
+            self.assertEqual(self.counters(first)["pushes_copied"], 1)
+            self.check_refused(["push", "--rate", "1M", first.uris[0], far.uri], 2, "has no push")
+            first.stop()
+        self.check_refused(["push", "push://127.0.0.1/disk", far.uri], 1, "on the machine of the source")
 
     def test_networks(self):
         if not support.has_libfabric():

@@ -27,12 +27,13 @@ static void check_pieces(uint64_t offset, uint64_t length, uint64_t total, uint6
 static void coordinators(uint8_t kind)
 {
 	struct push_text name;
+	uint32_t flags;
 	struct push_grant grant;
 	struct push_start start;
 	uint64_t job;
 	bool known;
 
-	if (kind == 0 && push_look_parse(message, message_bytes, &name) == NULL) {
+	if (kind == 0 && push_look_parse(message, message_bytes, &name, &flags) == NULL) {
 		check_inside(&name, PUSH_NAME_BYTES_MAX);
 	} else if (kind == 1 && push_grant_parse(message, message_bytes, &grant) == NULL) {
 		check_inside(&grant.name, PUSH_NAME_BYTES_MAX);

@@ -806,7 +806,7 @@ def hand_push(corpus):
     mib, instance, uri = 1 << 20, bytes(range(16)), b"push+unix:///?socket=/s"
     ticket = struct.pack("<IHHQQQQII", 0x314B5450, 1, 0, 7, 0, mib, 600, 1, 1000) + bytes(16) + instance + bytes(32)
     for parser, name, message in (
-            (0, "look", struct.pack("<H6x", 4) + b"disk"),
+            (0, "look", struct.pack("<HHI", 4, 1, 0) + b"disk"),
             (1, "grant", struct.pack("<QQQIIIHH", 0, mib, 0, 2, 1, 1000, 4, 6) + bytes(16) + instance + b"disksource"),
             (2, "start", struct.pack("<QQQIHHII", 0, mib, 0, 1, 4, len(uri), 1000, 0) + b"disk" + uri + ticket),
             (3, "cancel", struct.pack("<Q", 7)),
