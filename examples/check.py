@@ -168,6 +168,32 @@ class Examples(unittest.TestCase):
         self.assertEqual(copied + zeroed, IMAGE_BYTES)
         self.assertGreater(zeroed, 6 << 20)
 
+    def test_send_file(self):
+        """All of it or an error; over gmb without a copy; with the checksum of what was sent."""
+        checksums = set()
+        for scheme in ("nbd+unix", "gmb+unix"):
+            uri = f"{scheme}:///target?socket={self.folder}/send-{scheme}"
+            target = os.path.join(self.folder, f"target-{scheme}")
+            with open(target, "wb") as file:
+                file.write(b"\xaa" * (IMAGE_BYTES + 4096))
+            command = 'exec "$PROGRAMS/send-file" "%s" "$FOLDER/image"' % uri
+            options = ["--export", f"target={target}", "--listen", uri.replace("///target", "///")]
+            done = self.serve(command, *options)
+            with open(target, "rb") as file:
+                self.assertEqual(file.read(), self.content + b"\xaa" * 4096)
+            words = done.stdout.splitlines()[-1].split()
+            self.assertEqual(words[0], str(IMAGE_BYTES))
+            checksums.add(words[3])
+            if scheme == "gmb+unix":
+                self.assertEqual(words[4], "0")
+            done = self.serve(f"{command} {IMAGE_BYTES + 1}", *options, status=1)
+            self.assertIn("No data available", done.stderr)
+            self.assertNotIn("bytes,", done.stdout)
+        self.assertEqual(len(checksums), 1)
+        done = self.serve('exec "$PROGRAMS/send-file" "$uri" "$FOLDER/image"',
+                          "--export", f"={self.image},fault=flush:EIO", status=1)
+        self.assertIn("Input/output error", done.stderr)
+
     def test_copy_extents_to_a_read_only_target(self):
         done = self.serve('exec "$PROGRAMS/copy-extents" "$uri" "$uri"',
                           "--export", f"={self.image},readonly", status=1)
@@ -185,7 +211,7 @@ class Examples(unittest.TestCase):
         self.assertIn("none", done.stderr)
 
     def test_usage(self):
-        for name in ("read-async", "event-loop", "copy-extents", "guest-memory"):
+        for name in ("read-async", "event-loop", "copy-extents", "guest-memory", "send-file"):
             done = subprocess.run([os.path.join(PROGRAMS, name)], capture_output=True, text=True,
                                   check=False, stdin=subprocess.DEVNULL)
             self.assertEqual(done.returncode, 2)

@@ -464,6 +464,22 @@ int gmb_status(struct gmb_client *client, uint64_t offset, uint64_t bytes,
 /* Any prepared request; its done is not called. */
 int gmb_run(struct gmb_client *client, struct gmb_request *request);
 
+enum gmb_usendfile_flags {
+	GMB_TO_MEMORY = 0,     /* the server has the bytes */
+	GMB_TO_FLASH = 1 << 0, /* and they are on stable storage, with all written before */
+};
+
+/*
+ * Writes bytes of a file from fd_offset on to the export at offset, all of them or an error; the
+ * position of fd is not used. Over gmb, from the memory that the file is read into, without a copy.
+ * crc_out: their CRC-32C, or NULL. flags: enum gmb_usendfile_flags. It needs one buffer of the
+ * queue (GMB_BUFFERS_MAX) meanwhile. After an error a part may have been written. Errors, besides
+ * those of a write, of gmb_buffer_alloc() and of pread(): -ENODATA the file ends before, -EINVAL,
+ * -EDEADLK inside a callback.
+ */
+int gmb_usendfile(struct gmb_client *client, int fd, uint64_t fd_offset, uint64_t bytes,
+	uint64_t offset, uint32_t flags, uint32_t *crc_out);
+
 #pragma GCC visibility pop
 #ifdef __cplusplus
 }
