@@ -431,8 +431,22 @@ int cli_operand(const char *command, const char *noun, int argc, char **argv, co
 		return cli_usage_error(command, "only one %s can be given; unexpected '%s'", noun,
 			log_escape(quoted, sizeof(quoted), second, strlen(second)));
 	}
-	*operand = argv[optind]; /* NULL at the end */
+	*operand = optind < argc ? argv[optind] : NULL;
 	return CLI_GO_ON;
+}
+
+int cli_server(const char *command, int argc, char **argv, const char **server)
+{
+	const char *operand;
+	int status = cli_operand(command, "server", argc, argv, &operand);
+
+	if (status == CLI_GO_ON && operand != NULL && *server != NULL) {
+		return cli_usage_error(command, "give one server: by --server or as the last word");
+	}
+	if (operand != NULL) {
+		*server = operand;
+	}
+	return status;
 }
 
 /* The name of something that is there, where a URI belongs: what was probably meant. */

@@ -73,6 +73,10 @@ void cli_watch(cli_see *see, void *context);
 GMB_MUST_CHECK int cli_operand(
 	const char *command, const char *noun, int argc, char **argv, const char **operand);
 
+/* The server on this machine that a command is for: what --server named (*server; NULL: it did
+ * not), or else the only operand, or NULL for none. Both are wrong usage. */
+GMB_MUST_CHECK int cli_server(const char *command, int argc, char **argv, const char **server);
+
 /* What is written here in place of a word that other programs know: an option of the command, or a
  * command, for "". A sentence without its full stop, or NULL. Dashes before the word, and "=" with
  * what follows, do not count. */
@@ -108,15 +112,17 @@ int cli_completion(const char *shell, const struct cli_subcommand *commands, siz
 /* The part of its usage that the lab's command of the same name shows as well. */
 #define CLI_TRACE_REQUEST_USAGE                                                                    \
 	"waits for requests to a server on this machine, and shows where the time of\n"            \
-	"each went. SERVER is one of its URIs, its control socket, or its process id; it is\n"     \
-	"optional if there is only one server.\n"                                                  \
+	"each went.\n"                                                                             \
 	"\n"                                                                                       \
 	"  --count N          number of requests (default 1)\n"                                    \
 	"  --min-size SIZE    only requests of at least this size\n"                               \
 	"  --operation OP     only read, write, flush, trim, zero, cache or extents;\n"            \
 	"                     repeat for more\n"                                                   \
 	"  --export NAME      only requests for this export; \"\" is the default\n"                \
-	"  --timeout TIME     stop waiting after this time\n"
+	"  --timeout TIME     stop waiting after this time\n"                                      \
+	"  --server SERVER    one of its URIs, its control socket, or its process id;\n"           \
+	"                     optional if there is only one server; SERVER alone as the last\n"    \
+	"                     word is the same\n"
 
 /* After a change of a server was printed: -ETIMEDOUT and the server's sentence when it holds, but
  * something of it has not ended; else printed. In reload.c. */

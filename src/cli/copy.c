@@ -268,9 +268,12 @@ static int arguments_check(int argc, char **argv, struct copy_arguments *argumen
 	int status;
 
 	if (argc - optind != 2) {
-		return cli_usage_error("copy", argc - optind < 2
-						       ? "give a SOURCE and a TARGET"
-						       : "one SOURCE and one TARGET, and no more");
+		return cli_usage_error("copy",
+			argc - optind < 2 && arguments->journal != NULL
+				? "give a SOURCE and a TARGET behind --resume FILE, whose FILE is "
+				  "the journal"
+			: argc - optind < 2 ? "give a SOURCE and a TARGET"
+					    : "one SOURCE and one TARGET, and no more");
 	}
 	arguments->source = argv[optind];
 	arguments->target = argv[optind + 1];

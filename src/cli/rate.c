@@ -14,15 +14,17 @@
 static const char name[] = "rate";
 
 static const char help[] =
-	"Usage: gmblock rate [--export=NAME|--rule=N] RATE|memory=SIZE|memory=off [SERVER]\n"
+	"Usage: gmblock rate [--export=NAME|--rule=N] RATE|memory=SIZE|memory=off\n"
+	"       [--server SERVER]\n"
 	"Changes the rate of an export of a running server on this machine, or that of\n"
 	"identities, or how much memory their data may hold. Clients stay connected.\n"
 	"\n"
 	"  RATE           BYTES[:requests=N][:burst=TIME], requests=N[:burst=TIME] or off;\n"
 	"                 BYTES and N are for each second\n"
 	"  memory=SIZE    maximum memory for data, as the key max-memory of an export\n"
-	"  SERVER         one of its URIs, its control socket, or its process id;\n"
-	"                 optional if there is only one server\n"
+	"  --server SERVER  one of its URIs, its control socket, or its process id;\n"
+	"                 optional if there is only one server; SERVER alone as the last\n"
+	"                 word is the same\n"
 	"  --export=NAME  the export (default: the default export)\n"
 	"  --rule=N       the N-th of the rules of rates in its configuration file\n"
 	"  -h, --help     print this help\n"
@@ -91,6 +93,7 @@ int cmd_rate(int argc, char **argv)
 	const struct cli_option options[] = {
 		{ "export", .text = &arguments.export },
 		{ "rule", .count = &arguments.rule, .min = 1, .max = RATE_RULES_MAX },
+		{ "server", .text = &arguments.server },
 	};
 	const struct cli_command command = { name, help, options, ARRAY_COUNT(options), NULL };
 	static const char memory_key[] = "memory=";
@@ -101,13 +104,16 @@ int cmd_rate(int argc, char **argv)
 	if (status != CLI_GO_ON) {
 		return status;
 	}
-	is_memory = optind < argc && strncmp(argv[optind], memory_key, strlen(memory_key)) == 0;
-	if (argc - optind < 1 || argc - optind > 2) {
-		return cli_usage_error(name, "give a rate or memory=SIZE, and one server at most");
+	if (optind == argc) {
+		return cli_usage_error(name, "give a rate or memory=SIZE");
 	}
+	is_memory = strncmp(argv[optind], memory_key, strlen(memory_key)) == 0;
 	arguments.limit = is_memory ? "memory" : "rate";
-	arguments.value = argv[optind] + (is_memory ? strlen(memory_key) : 0);
-	arguments.server = argv[optind + 1];
+	arguments.value = argv[optind++] + (is_memory ? strlen(memory_key) : 0);
+	status = cli_server(name, argc, argv, &arguments.server);
+	if (status != CLI_GO_ON) {
+		return status;
+	}
 	if (check(&arguments, &error) < 0) {
 		return cli_usage_error(name, "%s", error.text);
 	}

@@ -10,7 +10,7 @@
 static const char name[] = "reload";
 
 static const char help[] =
-	"Usage: gmblock reload [--dry-run] [SERVER]\n"
+	"Usage: gmblock reload [--dry-run] [--server SERVER]\n"
 	"Makes a server on this machine read its configuration file again, and its TLS\n"
 	"certificates, keys and revocation lists, as SIGHUP does, and waits until it has.\n"
 	"Exports are added, changed and removed; clients of the others notice nothing. New\n"
@@ -18,8 +18,9 @@ static const char help[] =
 	"ended. What has changed is printed. If anything is wrong, nothing changes, and a\n"
 	"message says what and where.\n"
 	"\n"
-	"  SERVER         one of its URIs, its control socket, or its process id;\n"
-	"                 optional if there is only one server\n"
+	"  --server SERVER  one of its URIs, its control socket, or its process id;\n"
+	"                 optional if there is only one server; SERVER alone as the last\n"
+	"                 word is the same\n"
 	"  --dry-run      read and compare, print what would change, and change nothing\n"
 	"  -h, --help     print this help\n"
 	"\n"
@@ -53,9 +54,11 @@ static int show(const json_t *result, bool dry_run, struct error *error)
 		print_peer_text(json_string_value(line));
 		printf("\n");
 	}
-	if (dry_run && i == 0) {
-		printf("nothing would change\n");
-	} else if (!dry_run) {
+	if (i == 0) {
+		printf("%s\n",
+			dry_run ? "nothing would change" : "the configuration has not changed");
+	}
+	if (!dry_run) {
 		printf("addresses with TLS: %lld, connections ended: %lld\n",
 			count_of(result, "addresses"), count_of(result, "connections_ended"));
 	}
@@ -65,17 +68,20 @@ static int show(const json_t *result, bool dry_run, struct error *error)
 int cmd_reload(int argc, char **argv)
 {
 	bool dry_run = false;
-	const struct cli_option options[] = { { "dry-run", .flag = &dry_run } };
+	const char *server = NULL;
+	const struct cli_option options[] = {
+		{ "dry-run", .flag = &dry_run },
+		{ "server", .text = &server },
+	};
 	const struct cli_command command = { name, help, options, ARRAY_COUNT(options), NULL };
 	struct error error = { 0 };
 	char path[STATS_PATH_BYTES];
-	const char *server;
 	json_t *result;
 	int status = cli_parse(&command, argc, argv);
 	int rc;
 
 	if (status == CLI_GO_ON) {
-		status = cli_operand(name, "server", argc, argv, &server);
+		status = cli_server(name, argc, argv, &server);
 	}
 	if (status != CLI_GO_ON) {
 		return status;

@@ -25,12 +25,13 @@ struct stats_arguments {
 };
 
 static const char usage_text[] =
-	"Usage: gmblock stats [--json | --prometheus] [--watch[=TIME]] [SERVER]\n"
+	"Usage: gmblock stats [--json | --prometheus] [--watch[=TIME]] [--server SERVER]\n"
 	"\n"
 	"Shows what a server on this machine has done, and where the time of its requests went.\n"
 	"\n"
-	"  SERVER         one of its URIs, its control socket, or its process id;\n"
-	"                 optional if there is only one server\n"
+	"  --server SERVER  one of its URIs, its control socket, or its process id;\n"
+	"                 optional if there is only one server; SERVER alone as the last\n"
+	"                 word is the same\n"
 	"  --watch[=TIME] show again what happened meanwhile (default: every second)\n"
 	"  --json         print JSON; one document per line with --watch\n"
 	"  --prometheus   print metrics in the Prometheus text format\n"
@@ -71,6 +72,7 @@ static int arguments_parse(int argc, char **argv, struct stats_arguments *argume
 		{ "watch", .take = take_watch, .value = CLI_VALUE_OPTIONAL },
 		{ "json", .flag = &arguments->json },
 		{ "prometheus", .flag = &arguments->prometheus },
+		{ "server", .text = &arguments->server },
 	};
 	const struct cli_command command = { "stats", usage_text, options, ARRAY_COUNT(options),
 		arguments };
@@ -86,8 +88,7 @@ static int arguments_parse(int argc, char **argv, struct stats_arguments *argume
 		(arguments->json || arguments->watch_ns > 0)) {
 		return cli_usage_error("stats", "--prometheus goes with no other option");
 	}
-	return status == CLI_GO_ON ? cli_operand("stats", "server", argc, argv, &arguments->server)
-				   : status;
+	return status == CLI_GO_ON ? cli_server("stats", argc, argv, &arguments->server) : status;
 }
 
 /* Adds to why the server could not be asked what the user may have wanted instead. */

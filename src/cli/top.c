@@ -10,12 +10,13 @@
 #define INTERVAL_NS_MAX (3600 * NS_PER_S)
 
 static const char help[] =
-	"Usage: gmblock top [--interval=TIME] [SERVER]\n"
+	"Usage: gmblock top [--interval=TIME] [--server SERVER]\n"
 	"Shows what a server on this machine does, on the whole terminal: exports and clients\n"
 	"with their rates, latencies and the path that data takes.\n"
 	"\n"
-	"  SERVER          one of its URIs, its control socket, or its process id;\n"
-	"                  optional if there is only one server\n"
+	"  --server SERVER  one of its URIs, its control socket, or its process id;\n"
+	"                 optional if there is only one server; SERVER alone as the last\n"
+	"                 word is the same\n"
 	"  --interval=TIME how often to look (default: 1s)\n"
 	"  -h, --help      print this help\n"
 	"\n"
@@ -42,16 +43,19 @@ static int take_interval(void *context, const char *name, const char *text)
 int cmd_top(int argc, char **argv)
 {
 	uint64_t interval_ns = NS_PER_S;
-	const struct cli_option options[] = { { "interval", .take = take_interval } };
+	const char *server = NULL;
+	const struct cli_option options[] = {
+		{ "interval", .take = take_interval },
+		{ "server", .text = &server },
+	};
 	const struct cli_command command = { "top", help, options, ARRAY_COUNT(options),
 		&interval_ns };
-	const char *server = NULL;
 	char path[STATS_PATH_BYTES];
 	struct error error = { 0 };
 	int status = cli_parse(&command, argc, argv);
 
 	if (status == CLI_GO_ON) {
-		status = cli_operand("top", "server", argc, argv, &server);
+		status = cli_server("top", argc, argv, &server);
 	}
 	if (status != CLI_GO_ON) {
 		return status;

@@ -14,7 +14,7 @@ enum { QUOTE_BYTES = 256, COUNT_DEFAULT = 1 };
 
 struct trace_arguments {
 	struct trace_question question;
-	const char *operand; /* the server, or NULL */
+	const char *server;  /* or NULL */
 	uint64_t timeout_ns; /* 0: none */
 	uint32_t count;	     /* 0: not given */
 	const char *svg_path;
@@ -23,7 +23,7 @@ struct trace_arguments {
 };
 
 static const char usage_text[] =
-	"Usage: gmblock trace --request [OPTION]... [SERVER]\n"
+	"Usage: gmblock trace --request [OPTION]... [--server SERVER]\n"
 	"\n"
 	"  --request          " CLI_TRACE_REQUEST_USAGE
 	"  --svg FILE         draw the first requests\n"
@@ -65,6 +65,7 @@ static int arguments_parse(int argc, char **argv, struct trace_arguments *argume
 		{ "operation", .take = take_operation },
 		{ "export", .text = &question->export },
 		{ "timeout", .time_ns = &arguments->timeout_ns },
+		{ "server", .text = &arguments->server },
 		{ "svg", .path = &arguments->svg_path },
 		{ "json", .flag = &arguments->json },
 	};
@@ -77,7 +78,7 @@ static int arguments_parse(int argc, char **argv, struct trace_arguments *argume
 			"trace", "--request is missing; this build cannot trace disks");
 	}
 	if (status == CLI_GO_ON) {
-		status = cli_operand("trace", "server", argc, argv, &arguments->operand);
+		status = cli_server("trace", argc, argv, &arguments->server);
 	}
 	if (status == CLI_GO_ON && question->min_size > INT64_MAX) {
 		status = cli_usage_error("trace", "--min-size: larger than any request");
@@ -137,7 +138,7 @@ static int trace_requests(const struct trace_arguments *arguments, struct svg_fi
 	struct control_connection *connection;
 	json_t *document;
 	struct error error = { 0 };
-	int err = stats_find(arguments->operand, path, &error);
+	int err = stats_find(arguments->server, path, &error);
 
 	if (err == 0) {
 		err = trace_request_arm(path, question, &connection, &error);

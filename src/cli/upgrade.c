@@ -17,14 +17,15 @@
 static const char name[] = "upgrade";
 
 static const char help[] =
-	"Usage: gmblock upgrade [OPTION]... [SERVER] [-- PROGRAM ARGUMENT...]\n"
+	"Usage: gmblock upgrade [--if-replaced] [--server SERVER] [-- PROGRAM ARGUMENT...]\n"
 	"Replaces a running server on this machine by a new process, without an error for its\n"
 	"clients: connections, disks and addresses go on where they are. The new process runs\n"
 	"the program file of the old one as it is now, with the same arguments, or PROGRAM.\n"
 	"If it is not ready within 10 seconds, or ends, the old one goes on.\n"
 	"\n"
-	"  SERVER         one of its URIs, its control socket, or its process id;\n"
-	"                 optional if there is only one server\n"
+	"  --server SERVER  one of its URIs, its control socket, or its process id;\n"
+	"                 optional if there is only one server; SERVER alone as the last\n"
+	"                 word is the same\n"
 	"  --if-replaced  do nothing if the program file is the one that runs\n"
 	"  -h, --help     print this help\n"
 	"\n"
@@ -329,13 +330,14 @@ static int upgrade(const char *path, char **command, struct error *error)
 int cmd_upgrade(int argc, char **argv)
 {
 	bool if_replaced = false;
+	const char *server = NULL;
 	const struct cli_option options[] = {
 		{ "if-replaced", .flag = &if_replaced },
+		{ "server", .text = &server },
 	};
 	const struct cli_command parser = { name, help, options, ARRAY_COUNT(options), NULL };
 	char path[STATS_PATH_BYTES];
 	struct error error = { 0 };
-	const char *server = NULL;
 	char **command = NULL;
 	int operands = argc;
 	int status;
@@ -351,7 +353,7 @@ int cmd_upgrade(int argc, char **argv)
 	}
 	status = cli_parse(&parser, operands, argv);
 	if (status == CLI_GO_ON) {
-		status = cli_operand(name, "server", operands, argv, &server);
+		status = cli_server(name, operands, argv, &server);
 	}
 	if (status != CLI_GO_ON) {
 		return status;

@@ -31,7 +31,7 @@ struct trace_arguments {
 
 static const char usage_text[] =
 	"Usage: gmblock trace [OPTION]... DEVICE|FILE\n"
-	"       gmblock trace --request [OPTION]... [SERVER]\n"
+	"       gmblock trace --request [OPTION]... [--server SERVER]\n"
 	"\n"
 	"Reads from a disk and shows when each chunk of the data arrives in memory: how many\n"
 	"places fill at a time, in which order, and how early a sender could start. Never writes\n"
@@ -269,6 +269,7 @@ static int arguments_parse(int argc, char **argv, struct trace_arguments *argume
 		{ "operation", .take = take_for_request },
 		{ "export", .take = take_for_request },
 		{ "timeout", .take = take_for_request },
+		{ "server", .take = take_for_request },
 		{ "svg", .path = &arguments->svg_path },
 		{ "json", .flag = &arguments->json },
 	};

@@ -3,6 +3,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <libgen.h>
+#include <limits.h>
 #include <pwd.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -265,6 +267,15 @@ int sandbox_enter(struct sandbox *sandbox, enum sandbox_mode mode, struct error 
 	return rc;
 }
 
+/* Of a file that is not there. */
+static bool is_in_writable_folder(const char *path)
+{
+	char folder[PATH_MAX];
+
+	return snprintf(folder, sizeof(folder), "%s", path) < (int)sizeof(folder) &&
+	       faccessat(AT_FDCWD, dirname(folder), W_OK, AT_EACCESS) == 0;
+}
+
 bool sandbox_explain(const char *path, const char *remedy, struct error *error)
 {
 	char text[ERROR_TEXT_BYTES];
@@ -278,11 +289,18 @@ bool sandbox_explain(const char *path, const char *remedy, struct error *error)
 		close(fd);
 		return false;
 	}
+	snprintf(text, sizeof(text), "%s", error->text);
 	/* Landlock does not bind access(): that is by the file's mode. */
+	if (errno == ENOENT && is_in_writable_folder(path)) {
+		error_set(error, error->code,
+			"%s (the sandbox lets no file be made once the server has started: restart "
+			"it with this export, or start it with --sandbox=off)",
+			text);
+		return true;
+	}
 	if (errno != EACCES || faccessat(AT_FDCWD, path, R_OK, AT_EACCESS) < 0) {
 		return false;
 	}
-	snprintf(text, sizeof(text), "%s", error->text);
 	error_set(error, error->code,
 		"%s (it was not in use when the server started, so the sandbox refuses it: %s, or "
 		"start it with --sandbox=off)",

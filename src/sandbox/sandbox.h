@@ -92,6 +92,6 @@ void sandbox_fini(struct sandbox *sandbox);
 GMB_MUST_CHECK int sandbox_enter(
 	struct sandbox *sandbox, enum sandbox_mode mode, struct error *error);
 
-/* Completes the sentence about a file that could not be opened, if the sandbox is why: true.
- * remedy: what to do about it, such as "restart the server". */
+/* Completes the sentence about a file that could not be opened, or made, if the sandbox is why:
+ * true. remedy: what to do about one that is there, such as "restart the server". */
 bool sandbox_explain(const char *path, const char *remedy, struct error *error);

@@ -245,17 +245,25 @@ static int remove_export(struct change *change, struct served *before, struct er
 	return 0;
 }
 
-/* An overlay has one writer at a time, and one that is discarded at the end would be empty again.
- */
-static int check_overlay(const struct server_export *before, const struct server_export *after,
+/* An overlay has one writer at a time, and one that is discarded at the end would be empty again,
+ * as would a disk in memory. */
+static int check_contents(const struct server_export *before, const struct server_export *after,
 	const char *line, struct error *error)
 {
 	char overlay[VALUE_BYTES];
 	char shown[VALUE_BYTES];
 
+	if (strcmp(before->path, after->path) != 0) {
+		return 0;
+	}
+	if (strncmp(before->path, "memory:", strlen("memory:")) == 0) {
+		return error_set(error, -EBUSY,
+			"%s: %s would open its disk anew, and what is in memory would be lost; "
+			"remove the export, and add it again",
+			label(after->name, shown), line);
+	}
 	server_settings_text(&before->settings, "overlay", overlay, sizeof(overlay));
-	if (overlay[0] == '\0' || strcmp(before->path, after->path) != 0 ||
-		!server_export_same(before, after, "overlay")) {
+	if (overlay[0] == '\0' || !server_export_same(before, after, "overlay")) {
 		return 0;
 	}
 	return error_set(error, -EBUSY,
@@ -288,7 +296,7 @@ static int change_export(struct change *change, struct served *before,
 	}
 	item->action = compare(&before->about, &item->after->about, line);
 	if (item->action == CHANGE_REPLACE) {
-		rc = check_overlay(&before->about, &item->after->about, line, error);
+		rc = check_contents(&before->about, &item->after->about, line, error);
 	}
 	if (rc < 0) {
 		return rc;

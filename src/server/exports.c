@@ -92,6 +92,21 @@ void served_blame(const struct server_export *entry, struct error *error)
 		says_more ? ")" : "");
 }
 
+/* Completes the sentence if it is for the sandbox that the disk, or a file beside it, cannot be
+ * opened. */
+static bool explain(const struct server_export *entry, struct error *error)
+{
+	static const char remedy[] = "name its folder with --export-folder when the server starts";
+	bool is_explained = sandbox_explain(entry->path, remedy, error);
+	const char *file;
+
+	for (uint32_t i = 0; !is_explained && (file = store_options_file(&entry->store, i)) != NULL;
+		i++) {
+		is_explained = sandbox_explain(file, remedy, error);
+	}
+	return is_explained;
+}
+
 int served_open(struct served *served, struct access *rules, struct error *error)
 {
 	const struct server_export *entry = &served->about;
@@ -113,8 +128,7 @@ int served_open(struct served *served, struct access *rules, struct error *error
 	rc = store_open(&options, &about.store, error);
 	if (rc < 0) {
 		access_put(rules);
-		if (!sandbox_explain(entry->path,
-			    "name its folder with --export-folder when the server starts", error)) {
+		if (!explain(entry, error)) {
 			advise(entry, error);
 		}
 		served_blame(entry, error);

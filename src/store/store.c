@@ -193,7 +193,10 @@ int store_check(const char *path, struct store_check *check, struct error *error
 		}
 	}
 	return error_set(error, -EINVAL,
-		"'%s' has no format of gmblock: every content is right for it", path);
+		"'%s' is neither an overlay nor a flash store, which are what can be checked; in a "
+		"raw "
+		"disk every content is right",
+		path);
 }
 
 int store_create(const char *path, const struct store_create *create, struct error *error)

@@ -71,8 +71,12 @@ void check_print(const json_t *found, int columns)
 		if (json_is_integer(value)) {
 			uint64_t bytes = (uint64_t)json_integer_value(value);
 
-			printf("%-*s%s (%llu bytes)\n", columns, key,
-				units_human_bytes(human, bytes), (unsigned long long)bytes);
+			units_human_bytes(human, bytes);
+			printf("%-*s%s", columns, key, human);
+			if (strstr(human, " bytes") == NULL) {
+				printf(" (%llu bytes)", (unsigned long long)bytes);
+			}
+			printf("\n");
 		} else if (json_is_string(value)) {
 			printf("%-*s%s\n", columns, key,
 				log_escape_sentence(

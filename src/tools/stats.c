@@ -315,8 +315,8 @@ static int find_server(const char *uri, char path[STATS_PATH_BYTES], struct erro
 	}
 	if (uri != NULL && search.servers > 0) {
 		return error_set(error, -ENOENT,
-			"no server of this user on this machine serves %s%s%s; statistics are not "
-			"told over the network: ask on the machine that serves it",
+			"no server of this user on this machine serves %s%s%s; a server is "
+			"asked on its own machine: run this command there",
 			log_escape(shown, sizeof(shown), uri, strlen(uri)),
 			search.uris[0] != '\0' ? "; what is served here is " : "", search.uris);
 	}

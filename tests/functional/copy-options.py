@@ -11,7 +11,7 @@ from copy_tool import MIB, ODD_BYTES, CopyCase
 class Options(CopyCase):
     def test_wrong_usage(self):
         for arguments, fragment in (
-                ([], "SOURCE"), (["a"], "TARGET"), (["a", "b", "c"], "no more"),
+                ([], "SOURCE"), (["a"], "TARGET"), (["--resume", "a", "b"], "behind --resume FILE"), (["a", "b", "c"], "no more"),
                 (["--nothing", "a", "b"], "unknown option --nothing"), (["--requests", "0", "a", "b"], "--requests"),
                 (["--requests", "1025", "a", "b"], "1024"),
                 (["--connections", "17", "a", "b"], "--connections"),

@@ -203,6 +203,32 @@ class Commands(Live):
             self.assertEqual(code, 0, errors)
             self.assertEqual(self.served()[name], ("null:1M", {"rate": "2M:burst=100ms"}))
 
+    def test_disks_in_memory_keep_their_contents(self):
+        server = self.serve("--export", "a=memory:1M")
+        with nbdmini.open_export(server.uri, b"a") as client:
+            client.write(0, b"kept")
+            errors = self.export("set", "a", "mode=direct", "rate=1G", status=1)
+            self.assertIn("what is in memory would be lost; remove the export, and add it again", errors)
+            self.assertEqual(client.read(0, 4), b"kept")
+            self.assertEqual(self.served()["a"], ("memory:1M", {}))
+            self.export("set", "a", "path=memory:2M") # another disk
+        with nbdmini.open_export(server.uri, b"a") as client:
+            self.assertEqual((client.size, client.read(0, 4)), (2 << 20, bytes(4)))
+
+    def test_the_server_is_named_alike_everywhere(self):
+        self.serve("--export", "a=null:1M,rate=1G", "--export", "b=null:1M")
+        for words in (["rate", "--export=a", "2M"], ["reload"], ["stats"], ["upgrade", "--if-replaced"]):
+            with self.subTest(words=words):
+                for server in ["--server", self.control], [self.control]:
+                    code, output, errors = self.run_gmblock(*words, *server)
+                    self.assertEqual((code, errors), (0, ""), output)
+                self.check_refused([*words, "--server", self.control, self.control], 2, "give one server")
+                self.check_refused([*words, self.control, "b"], 2, "only one server")
+        self.check_refused(["trace", "--request", "--server", self.control, "--timeout", "1ms"], 1, "no client")
+        self.check_refused(["top", "--server", "a", "b"], 2, "give one server")
+        # Words behind two hyphens are not the server's name.
+        self.check_refused(["upgrade", "--", "gmblock", "serve"], 1, "")
+
     def test_now(self):
         server = self.serve("--export", "a=memory:1M,delay=read:1h")
         with nbdmini.open_export(server.uri, b"a") as client:
@@ -325,6 +351,9 @@ class Commands(Live):
         else:
             self.assertIn("added", self.export(*add))
         nbdmini.open_export(server.uri, b"in").close()
+        add = ("add", "new", self.image("inside/base"), "overlay=" + os.path.join(inside, "new"))
+        if features["landlock"]["available"]:
+            self.assertIn("the sandbox lets no file be made", self.export(*add, status=1))
         self.check_refused(["serve", "null:1M", "--export-folder", self.path("absent")], 2,
                            "--export-folder: ", "No such file")
 
@@ -474,7 +503,7 @@ class UnderLoad(Live):
             self.configure(*texts[:1], f"{texts[1]}, rate: {1000 + number}M",
                            f"name: c{number}, path: 'memory:1M'")
             self.reload()
-            self.export("add", "x", "memory:1M", "max-connections=3")
+            self.export("add", "x", "null:1M", "max-connections=3")
             self.export("set", "x", f"rate={number + 1}M")
             nbdmini.open_export(server.uri, b"x").close()
             self.export("set", "x", "overlap=64K")

@@ -190,7 +190,7 @@ class Overlay(support.Case):
         found = self.check("--base", moved, overlay)
         self.assertIn("checksum", found["faults"][0])
         self.assertNotIn("size", found)
-        self.check_refused(["check", moved], 1, "no format of gmblock")
+        self.check_refused(["check", moved], 1, "neither an overlay nor a flash store")
         self.check_refused(["check", self.path("none")], 1, "does not exist")
         self.check_refused(["check"], 2, "give the FILE")
 

@@ -281,7 +281,7 @@ class Rate(support.Case):
         self.check_refused(["serve", "--export", "=memory:1M,max-memory=all"], 2,
                            "max-memory: 'all' is neither off nor a size from 2M")
         self.check_refused(["rate"], 2, "give a rate")
-        self.check_refused(["rate", "1M", control, control], 2, "give a rate")
+        self.check_refused(["rate", "1M", control, control], 2, "only one server")
         self.check_refused(["serve", "--export", "=memory:1M,rate=burst=1s"], 2,
                            "rate: a burst alone limits nothing")
 

@@ -389,12 +389,12 @@ class Stats(support.Case):
         for uri in (base, base + "/dusk", "nbd://127.0.0.2/disk", "nbd+unix:///disk?socket=s"):
             code, _, errors = self.run_gmblock("stats", uri, **options)
             self.assertEqual(code, 1)
-            self.assertIn(f"serves {uri}; what is served here is {server.uri}; stat", errors)
+            self.assertIn(f"serves {uri}; what is served here is {server.uri}; a server is asked", errors)
         exports = [f"--export=disk-{index}=null:1M" for index in range(20)]
         self.start(*exports, "--listen", self.socket_uri(), uri_count=20, **options)
         code, _, errors = self.run_gmblock("stats", base, **options)
         self.assertEqual(code, 1)
-        self.assertRegex(errors, r"what is served here is nbd.*, \.\.\.; statistics .* serves it\n")
+        self.assertRegex(errors, r"what is served here is nbd.*, \.\.\.; a server is asked .* there\n")
 
     def test_the_socket_of_the_disk_is_no_control_socket(self):
         server = self.start_unix("memory:1M")

@@ -308,7 +308,7 @@ exports:
                 shutil.copy(folder_of(f"ip-only/{name}"), pki)
             status, output, errors = self.reload(server)
             self.assertEqual((status, output), (
-                0, "addresses with TLS: 1, connections ended: 0\n"), errors)
+                0, "the configuration has not changed\naddresses with TLS: 1, connections ended: 0\n"), errors)
             with Client(server.uri, None, "127.0.0.1") as after:
                 self.assertEqual(after.certificate(), certificate_in(folder_of("ip-only")))
                 after.go().flush()
@@ -367,7 +367,7 @@ exports:
             shutil.copy(folder_of("crl/ca-crl.pem"), pki)
             status, output, errors = self.reload(server)
             self.assertEqual((status, output), (
-                0, "addresses with TLS: 1, connections ended: 1\n"), errors)
+                0, "the configuration has not changed\naddresses with TLS: 1, connections ended: 1\n"), errors)
             self.assertTrue(revoked.at_end())
             good.flush()
         with self.assertRaises((ssl.SSLError, OSError)):
@@ -439,7 +439,7 @@ exports:
     def test_nothing_to_reload(self):
         self.start_unix("null:1M", "--control", self.control_path())
         self.assertEqual(self.run_gmblock("reload", self.control_path()), (
-            0, "addresses with TLS: 0, connections ended: 0\n", ""))
+            0, "the configuration has not changed\naddresses with TLS: 0, connections ended: 0\n", ""))
         self.check_refused(["reload", self.path("nobody")], 1, "gmblock reload: ")
         self.check_refused(["reload", "a", "b"], 2, "gmblock reload: ")
 
