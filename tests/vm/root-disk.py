@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """root-disk.py GMBLOCK KERNEL SOURCE_ROOT BUILD_ROOT WORK_FOLDER [TEST...]: a guest whose root file system is an
-export, attached in an initramfs of initramfs-tools as the installed hooks make it. When the
+export, attached in an initramfs of initramfs-tools or dracut as the installed hooks make it. When the
 root has taken over, the server is killed and started again, and the root is still read and written.
 
 The initramfs is made in a root of this machine's release of Debian (mmdebstrap), as root."""
@@ -20,7 +20,10 @@ sys.path.insert(0, os.path.join(SOURCE, "tests/frontdoor"))
 import packages  # noqa: E402 pylint: disable=wrong-import-position
 
 packages.WORK = os.path.abspath(WORK)
-MODULES = ["virtio_net", "virtio_pci", "ext4", "ublk_drv", "nbd", "tls"]
+DRIVERS = ["virtio_net", "virtio_pci", "ext4"]
+MODULES = [*DRIVERS, "ublk_drv", "nbd", "tls", "af_packet"]
+# Where the build installs what makers of an initramfs look for.
+HOOKS = ("/initramfs-tools/", "/dracut/")
 KEY = "root:00112233445566778899aabbccddeeff\n"
 COMMAND_LINE = ("console=ttyS0 panic=-1 oops=panic no_timer_check nowatchdog nokaslr mitigations=off "
                 "root=/dev/ublkb0 rw ip=10.0.2.15::10.0.2.2:255.255.255.0::eth0:off net.ifnames=0")
@@ -83,17 +86,18 @@ class RootDisk(unittest.TestCase):
         libraries = {line.split()[0] for line in packages.run("ldd", GMBLOCK).splitlines()}
         owners = {packages.run("dpkg", "-S", f"*/{name}").split(":")[0] for name in libraries
                   if name.startswith("lib")}
-        cls.root.install("initramfs-tools", "busybox-static", *sorted(owners))
+        cls.root.install("initramfs-tools", "dracut-network", "dbus", "procps", "systemd", "busybox-static",
+                         *sorted(owners))
         cls.install()
 
     @classmethod
     def install(cls):
-        """The program, what the build installs for initramfs-tools, and a kernel's modules."""
+        """The program, what the build installs for an initramfs, and a kernel's modules."""
         done = packages.run("meson", "introspect", "--installed", BUILD)
         prefix = next(option["value"] for option in json.loads(
             packages.run("meson", "introspect", "--buildoptions", BUILD)) if option["name"] == "prefix")
         for source, path in json.loads(done).items():
-            if "/initramfs-tools/" in path:
+            if any(hook in path for hook in HOOKS):
                 path = path.replace(prefix, "/usr", 1)
             elif not path.endswith("/attach-root"):
                 continue
@@ -123,8 +127,10 @@ class RootDisk(unittest.TestCase):
     def disk(self, name):
         """A root file system with a shell and something to read."""
         tree = self.root.path(f"tmp/{name}")
-        for folder in ("bin", "sbin", "dev", "proc", "sys", "run"):
+        for folder in ("bin", "sbin", "dev", "etc", "proc", "sys", "run"):
             os.makedirs(f"{tree}/{folder}")
+        # systemd goes on to nothing else.
+        shutil.copy(self.root.path("etc/os-release"), f"{tree}/etc/os-release")
         shutil.copy(self.root.path("bin/busybox"), f"{tree}/bin/busybox")
         for applet in ("sh", "mount", "sha256sum", "sync", "poweroff"):
             os.symlink("busybox", f"{tree}/bin/{applet}")
@@ -170,27 +176,42 @@ class RootDisk(unittest.TestCase):
                              env={**os.environ, "PATH": "/usr/sbin:" + os.environ["PATH"]})
         self.assertEqual(proof, "whole\n", "".join(said[-80:]))
 
-    def test_initramfs_tools_with_tls(self):
+    def with_tls(self, name, words, make):
+        """Boots with the initramfs that make() puts into /boot/initramfs, from a server that requires TLS."""
         port = free_port()
         self.write("/etc/gmblock/root.psk", KEY.encode(), 0o600)
         self.write("/etc/gmblock/attach/root.conf",
                    f"URI=nbds://root@10.0.2.2:{port}/root?tls-psk-file=/etc/gmblock/root.psk\n"
                    "OPTIONS=\"--ublk --device 0\"\n".encode(), 0o600)
-        self.write("/etc/initramfs-tools/modules", "virtio_net\nvirtio_pci\next4\n".encode())
-        with open(self.root.path("etc/initramfs-tools/initramfs.conf"), "a", encoding="ascii") as file:
-            file.write("MODULES=list\n")
-        self.root.run("mkinitramfs", "-o", "/boot/initramfs", self.kernel.release)
-        self.boot(self.root.path("boot/initramfs"), "", self.disk("tls"), port,
+        make()
+        self.boot(self.root.path("boot/initramfs"), words, self.disk(name), port,
                   "--tls", "require", "--tls-psk", self.root.path("etc/gmblock/root.psk"))
+
+    def initramfs_tools(self):
+        self.write("/etc/initramfs-tools/conf.d/test.conf", b"MODULES=list\n")
+        self.write("/etc/initramfs-tools/modules", "\n".join(DRIVERS).encode())
+        self.root.run("mkinitramfs", "-o", "/boot/initramfs", self.kernel.release)
+
+    def dracut(self):
+        self.root.run("dracut", "--force", "--no-hostonly", "--add-drivers", " ".join(DRIVERS),
+                      "/boot/initramfs", self.kernel.release)
+
+    def test_initramfs_tools_with_tls(self):
+        self.with_tls("initramfs-tools", "", self.initramfs_tools)
+
+    def test_dracut_with_tls(self):
+        self.with_tls("dracut", "rd.shell=0 rd.emergency=poweroff", self.dracut)
+        self.assertEqual(os.stat(self.root.path("boot/initramfs")).st_mode & 0o077, 0)
 
     def test_without_a_disk_nothing_is_in_it(self):
         conf = self.root.path("etc/gmblock/attach/root.conf")
         if os.path.exists(conf):
             os.unlink(conf)
-        self.write("/etc/initramfs-tools/modules", b"")
-        self.root.run("mkinitramfs", "-o", "/boot/initramfs", self.kernel.release)
+        self.initramfs_tools()
         self.assertNotIn("gmblock", self.root.run("lsinitramfs", "/boot/initramfs")
                          .replace("scripts/local-top/gmblock", ""))
+        self.dracut()
+        self.assertNotIn("gmblock", self.root.run("lsinitrd", "/boot/initramfs"))
 
 
 if __name__ == "__main__":
