@@ -2,11 +2,13 @@
 """The systemd units: how exposed systemd-analyze finds them, that each point that it counts is
 explained in the unit, and that the server works under the restrictions of its unit, as far as these
 can be had without systemd."""
+import contextlib
 import json
 import os
 import pwd
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -50,6 +52,28 @@ def analyze(*arguments):
         ["systemd-analyze", "--no-pager", *arguments], capture_output=True, text=True, check=False,
         timeout=SECONDS)
     return done
+
+
+def end(pid, number=signal.SIGTERM):
+    """The one that serves: the last of the chain of wrappers."""
+    while True:
+        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+            children = file.read().split()
+        if not children:
+            break
+        pid = int(children[0])
+    os.kill(pid, number)
+
+
+@contextlib.contextmanager
+def killed_by_failure(server):
+    """For `with Popen`, which would wait for the server's end when a check in it fails."""
+    try:
+        yield
+    except BaseException:
+        if server.poll() is None:
+            end(server.pid, signal.SIGKILL)
+        raise
 
 
 class Units(unittest.TestCase):
@@ -225,19 +249,20 @@ class Service(unittest.TestCase):
         with subprocess.Popen(
                 [*wrapper, self.program, "serve", "--config", self.config],
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as server:
-            uri = server.stdout.readline().strip()
-            if not uri:
-                self.fail(server.stderr.read())
-            epoch = epoch_of(uri)
-            if wrapper:
-                self.check_control(uri, environment)
-            written = subprocess.run(
-                ["nbdcopy", self.data, uri], capture_output=True, check=False, timeout=SECONDS)
-            back = subprocess.run(
-                ["nbdcopy", uri, "-"], capture_output=True, check=False, timeout=SECONDS)
-            # strace passes it on to nobody: its child is the server.
-            self.end(server.pid)
-            _, errors = server.communicate(timeout=SECONDS)
+            with killed_by_failure(server):
+                uri = server.stdout.readline().strip()
+                if not uri:
+                    self.fail(server.stderr.read())
+                epoch = epoch_of(uri)
+                if wrapper:
+                    self.check_control(uri, environment)
+                written = subprocess.run(
+                    ["nbdcopy", self.data, uri], capture_output=True, check=False, timeout=SECONDS)
+                back = subprocess.run(
+                    ["nbdcopy", uri, "-"], capture_output=True, check=False, timeout=SECONDS)
+                # strace passes it on to nobody: its child is the server.
+                end(server.pid)
+                _, errors = server.communicate(timeout=SECONDS)
         self.assertEqual((written.returncode, written.stderr), (0, b""))
         with open(self.data, "rb") as data:
             self.assertEqual(back.stdout, data.read())
@@ -259,17 +284,6 @@ class Service(unittest.TestCase):
                                   group=None if user is None else NOBODY.pw_gid,
                                   capture_output=True, text=True, check=False, timeout=SECONDS)
             self.assertEqual(done.returncode, 0, (uri, done.stderr))
-
-    @staticmethod
-    def end(pid):
-        """The one that serves: the last of the chain of wrappers."""
-        while True:
-            with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
-                children = file.read().split()
-            if not children:
-                break
-            pid = int(children[0])
-        os.kill(pid, 15)
 
     def test_with_the_restrictions_of_the_unit(self):
         probe = subprocess.run(["unshare", "-m", "true"], check=False)
