@@ -217,6 +217,9 @@ static void write_progress(struct path_request *request)
 		return;
 	}
 	error = request->error;
+	if (error == -EOPNOTSUPP && request->op == STORE_COPY) {
+		(void)path_abandon(request); /* not a failure: it is done in another way */
+	}
 	path_finish(request);
 	if (piece->state == PIECE_WRITING) {
 		if (error != 0) {

@@ -81,8 +81,12 @@ class Copies(support.Case):
         self.check_same(source, target)
         self.assertEqual({way for way, count in counts.items() if count}, set(ways), counts)
         self.assertEqual(sum(counts.values()), size)
-        stats = self.stats(server)["counters"]
+        document = self.stats(server)
+        stats = document["counters"]
         self.assertEqual({way: stats["bytes_copied_" + way] for way in counts}, counts)
+        # Ways that were tried in vain are no errors.
+        self.assertEqual([operation for owner in document["exports"] + document["clients"]
+                          for operation in owner["operations"] if operation["errors"]], [])
         self.assertEqual((stats["bytes_read"], stats["bytes_written"]), (0, 0))
         server.stop()
         return source, target
