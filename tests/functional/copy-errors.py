@@ -387,12 +387,6 @@ class Failures(CopyCase):
             self.assertEqual(process.wait(), 0, process.stderr.read())
         self.assertEqual(copied, begun)
 
-    def test_a_flush_that_takes_long(self):
-        """Longer than the library waits for an answer where nobody says otherwise."""
-        source, disk = self.image("source", MIB), self.image("disk", MIB, seed=2)
-        self.copy_ok(source, self.serve(f"{disk},delay=flush:31s"))
-        self.same(source, disk)
-
     def test_a_lost_connection_is_made_again(self):
         for direction in ("up", "down"):
             with self.subTest(direction=direction):
