@@ -32,7 +32,7 @@ enum {
 	OPERATIONS = 700, /* of one seed */
 	RINGS = 2,	  /* the first one is the owner's */
 	LENGTH_MAX = 96,  /* sectors */
-	CRASH_POINTS = 1000,
+	CRASH_POINTS = 2000,
 	SEGMENT_BLOCKS = 16,
 	SEGMENTS = 64,
 	STEPS_MAX = 60, /* from crash to crash */
@@ -100,7 +100,7 @@ static uint64_t sector_tag(const uint8_t *bytes)
 
 	memcpy(&tag, bytes, sizeof(tag));
 	sector_fill(whole, tag);
-	assert_memory_equal(bytes, whole, SECTOR);
+	assert_int_equal(memcmp(bytes, whole, SECTOR), 0); /* assert_memory_equal() is slow */
 	return tag;
 }
 
@@ -451,7 +451,9 @@ static void kill_copy(struct sim_disk *disk, const char *name)
 		size_t count = (size_t)MIN(options.size - at, (uint64_t)sizeof(bytes));
 
 		sim_disk_peek(disk, at, bytes, count);
-		sim_disk_poke(copy, at, bytes, count);
+		if (bytes[0] != 0 || memcmp(bytes, bytes + 1, count - 1) != 0) {
+			sim_disk_poke(copy, at, bytes, count);
+		}
 	}
 }
 

@@ -1,0 +1,106 @@
+#!/usr/bin/python3
+"""Breaks the rules of the flash store that keep data over a crash: the crash test must notice each.
+
+    flash_mutants.py write OUTPUT... -- SOURCE...   sources in which FLASH_MUTANT=NAME breaks a rule
+    flash_mutants.py run PROGRAM                    the crash test made of them, once for each rule
+"""
+import os
+import subprocess
+import sys
+
+CRASHES = "2000"
+
+# name: (file, an expression that is there once, what is there instead); or text, and what replaces
+# it, where MUTANT is true when the rule is to be broken.
+MUTANTS = {
+    "copy-over-newer": ("map.c", "entry->kind == FLASH_COPY && old != entry->source", "false"),
+    "replayed-copy-over-newer": (
+        "recover.c", "entry->kind == FLASH_COPY && le32toh(at->block) != entry->source", "false"),
+    "torn-record-replayed": ("recover.c", "replay->at.seq >= replay->durable", "false"),
+    "log-reused-before-checkpoint": ("recover.c", "seen[i].in_log)", "(seen[i].in_log && !MUTANT))"),
+    "other-run-believed": (
+        "recover.c", "record->seq >> SEQ_SHIFT == replay->at.seq >> SEQ_SHIFT", "true"),
+    "later-records-ignored": (
+        "recover.c", "if (flash_record_look(header", "if (!MUTANT && flash_record_look(header"),
+    "durable-write-not-durable": (
+        "log.c", "flash->log.durable_seq < flash->log.written_seq", "false"),
+    "takes-effect-out-of-order": ("log.c", "!buffer->is_written", "false"),
+    "nothing-told": ("log.c", "log->untold_blocks >= UNTOLD_BLOCKS", "false"),
+    "in-flight-taken-as-durable": ("io.c", "flash->log.written_seq", "flash->log.head.seq"),
+    "flush-without-sync": ("flash.c", "flash->log.durable_seq == flash->log.written_seq", "true"),
+    "anchor-before-nodes": (
+        "checkpoint.c", "checkpoint->is_waiting = true;\n\t\tflash_sync_checkpoint(flash);",
+        "checkpoint->is_waiting = !MUTANT;\n"
+        "if (MUTANT) { set_state(checkpoint, FLASH_CHECKPOINT_ANCHOR_FIRST); }\n"
+        "else { flash_sync_checkpoint(flash); }"),
+    "good-anchor-first": (
+        "checkpoint.c", "is_first ? 1 - flash->good_anchor : flash->good_anchor",
+        "is_first ? flash->good_anchor : 1 - flash->good_anchor"),
+    "both-anchors-at-once": (
+        "checkpoint.c", "flash_sync_checkpoint(flash);\n}",
+        "if (MUTANT) { flash_checkpoint_synced(flash, 0); }\n"
+        "else { flash_sync_checkpoint(flash); }\n}"),
+    "free-before-checkpoint": (
+        "gc.c", "flash->segments[flash->gc.victim].readers--;",
+        "struct flash_segment *segment = &flash->segments[flash->gc.victim];\n"
+        "segment->readers--;\n"
+        "if (MUTANT && flash->table.segments[flash->gc.victim].valid == 0 &&\n"
+        "segment->nodes == 0 && segment->readers == 0) {\n"
+        "gc_set_state(&flash->table, flash->gc.victim, GC_FREE); }"),
+    "durable-write-in-two-records": ("change.c", "(part->flags & STORE_FUA) != 0", "false"),
+}
+BEGIN = """#include <stdlib.h>
+#include <string.h>
+static int is_mutant(const char *name)
+{
+	const char *chosen = getenv("FLASH_MUTANT");
+	return chosen != NULL && strcmp(chosen, name) == 0;
+}
+"""
+
+
+def switched(name, old, new):
+    """C that does the one or the other."""
+    if "MUTANT" not in new:
+        new = f"(MUTANT ? ({new}) : ({old}))"
+    return new.replace("MUTANT", f'is_mutant("{name}")')
+
+
+def write(outputs, sources):
+    for output, source in zip(outputs, sources, strict=True):
+        with open(source, encoding="utf-8") as file:
+            text = file.read()
+        for name, (place, old, new) in MUTANTS.items():
+            if place == os.path.basename(source):
+                if text.count(old) != 1:
+                    sys.exit(f"{source}: mutant {name}: '{old}' is there {text.count(old)} times")
+                text = text.replace(old, switched(name, old, new))
+        with open(output, "w", encoding="utf-8") as file:
+            file.write(BEGIN + text)
+
+
+def passes(program, mutant, crashes):
+    return subprocess.run([program, crashes], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                          env={**os.environ, "FLASH_MUTANT": mutant}, check=False).returncode == 0
+
+
+def run(program):
+    if not passes(program, "none", "100"):
+        sys.exit("the test fails while no rule is broken")
+    survivors = []
+    for name in MUTANTS:
+        survives = passes(program, name, CRASHES)
+        print(f"{name}: {'survives' if survives else 'found'}", flush=True)
+        survivors += [name] if survives else []
+    sys.exit(f"not found: {', '.join(survivors)}" if survivors else 0)
+
+
+def main():
+    if sys.argv[1] == "run":
+        run(sys.argv[2])
+    middle = sys.argv.index("--")
+    write(sys.argv[2:middle], sys.argv[middle + 1:])
+
+
+if __name__ == "__main__":
+    main()
