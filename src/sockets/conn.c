@@ -20,7 +20,8 @@
 
 enum {
 	ATTEMPTS = 4,		/* of the connector: at 1, 2, 4 and 8 times "after" */
-	LISTENS = 16,		/* the acceptor gives up at so many times "after" */
+	LISTENS = 16,		/* the acceptor gives up at so many times "after"; */
+	LISTENS_BULK = 256,	/* there are many reads for each write */
 	AFTER_GROWTH = 4,	/* "after" grows with each return to TCP */
 	SLOT_BYTES = 64,	/* of libclan's rings */
 	BRING_BACK_LOOK_MS = 5, /* between looks for what makes no event */
@@ -298,6 +299,7 @@ void conn_track(int fd, bool connector)
 		atomic_store(&conn->side.out, 0);
 		conn->ring_in = 0;
 		conn->ring_out = 0;
+		conn->bulk = (struct conn_bulk){ 0 };
 		conn->after = core.rules.after;
 		atomic_store(&conn->next_look, conn->after);
 		conn->attempt = 0;
@@ -452,12 +454,15 @@ static void listen_for_library(struct conn *conn)
 	look_again_at(conn, 0);
 }
 
-static struct clan_conn_options clan_options(void)
+static struct clan_conn_options clan_options(const struct conn *conn)
 {
+	uint32_t bytes = conn->bulk.on ? RULES_RING_BULK : RULES_RING_DEFAULT;
+
+	bytes = core.rules.ring_bytes != 0 ? core.rules.ring_bytes : bytes;
 	return (struct clan_conn_options){
 		.size = sizeof(struct clan_conn_options),
 		.access = CLAN_ACCESS_ANY, /* who it is was looked up */
-		.bulk_slots = MIN(core.rules.ring_bytes / SLOT_BYTES, 65536U),
+		.bulk_slots = bytes / SLOT_BYTES,
 		.cookies = 1,
 		.tripwires = 1,
 		.peer_regions_max = 1,
@@ -468,7 +473,7 @@ static struct clan_conn_options clan_options(void)
 /* Somebody has connected to our name. */
 static void adopt(struct conn *conn, int fd)
 {
-	struct clan_conn_options options = clan_options();
+	struct clan_conn_options options = clan_options(conn);
 	struct ucred who;
 	socklen_t length = sizeof(who);
 	uid_t uid;
@@ -496,7 +501,8 @@ static void try_accept(struct conn *conn)
 
 	if (fd >= 0) {
 		adopt(conn, core_own(fd));
-	} else if (atomic_load(&conn->calls) / LISTENS >= conn->after) {
+	} else if (atomic_load(&conn->calls) / (conn->bulk.on ? LISTENS_BULK : LISTENS) >=
+		   conn->after) {
 		conn_forget(conn, REASON_NOBODY);
 	}
 }
@@ -524,7 +530,7 @@ static bool is_first_being_met(const struct conn *conn)
 
 static void try_connect(struct conn *conn)
 {
-	struct clan_conn_options options = clan_options();
+	struct clan_conn_options options = clan_options(conn);
 	char name[STATS_NAME_BYTES];
 	char address[STATS_NAME_BYTES + 4];
 	enum sockets_reason reason;
@@ -544,7 +550,7 @@ static void try_connect(struct conn *conn)
 	if (clan_connect(core.queue, address, &options, hello, sizeof(hello), &conn->clan, NULL) !=
 		0) {
 		conn->clan = NULL;
-		if (++conn->attempt == ATTEMPTS) {
+		if (++conn->attempt == ATTEMPTS && !conn->bulk.on) {
 			conn_forget(conn, REASON_NOBODY);
 		} else {
 			look_again_at(conn, atomic_load(&conn->calls) * 2);
@@ -759,10 +765,12 @@ void conn_settle(struct conn *conn)
 		look_again_at(conn, NEVER);
 		return;
 	}
-	conn->after = MIN(conn->after * AFTER_GROWTH, (uint32_t)RULES_AFTER_MAX);
+	if (!data_grows(conn)) {
+		conn->after = MIN(conn->after * AFTER_GROWTH, (uint32_t)RULES_AFTER_MAX);
+	}
 	atomic_store(&conn->calls, 0);
 	conn->attempt = 0;
-	look_again_at(conn, conn->after);
+	look_again_at(conn, conn->bulk.on && !conn->connector ? 1 : conn->after);
 }
 
 void conn_broken(struct conn *conn, const char *what)

@@ -13,6 +13,9 @@
 
 enum {
 	BUFFER_BYTES_FIRST = 65536,
+	BULK_FULLS = 16, /* a ring is too small that was full so often */
+	BULK_BYTES_MAX = BULK_FULLS * 4 * RULES_RING_DEFAULT, /* within so many bytes */
+	BULK_PIECE = RULES_RING_DEFAULT / 4,		      /* a large one */
 	FULL_MS = 20, /* a blocking writer waits so long for room; TCP's buffers are larger */
 };
 #define NS_PER_MS UINT64_C(1000000)
@@ -88,6 +91,7 @@ static ssize_t ring_read(struct conn *conn, const struct iovec *iov, int iov_cou
 	}
 	if (got > 0) {
 		count_in(conn, (size_t)got);
+		conn->bulk.in += got >= BULK_PIECE ? (size_t)got : 0;
 		return got;
 	}
 	if (got == -ENOTCONN) {
@@ -398,6 +402,38 @@ static ssize_t tcp_send(struct conn *conn, const struct iovec *iov, int iov_coun
 	return sent;
 }
 
+/* The ring took less than all. When that happens again and again within few bytes, what bounds the
+ * connection is a wake-up of the reader and one of the writer for each ring that is filled: it goes
+ * back to TCP, and is carried again with larger rings. */
+static void count_full(struct conn *conn)
+{
+	struct conn_bulk *bulk = &conn->bulk;
+
+	if (bulk->on || core.rules.ring_bytes != 0 || ++bulk->fulls < BULK_FULLS) {
+		return;
+	}
+	if (conn->ring_out - bulk->fulls_from <= (uint64_t)BULK_BYTES_MAX) {
+		conn_leave(conn, REASON_BULK);
+		return;
+	}
+	bulk->fulls = 0;
+	bulk->fulls_from = conn->ring_out;
+}
+
+bool data_grows(struct conn *conn)
+{
+	struct conn_bulk *bulk = &conn->bulk;
+
+	/* If the peer asked: it was faster to find out. */
+	if (bulk->on || core.rules.ring_bytes != 0 ||
+		(bulk->fulls < BULK_FULLS / 2 &&
+			(bulk->in < RULES_RING_DEFAULT || bulk->in < conn->ring_in / 2))) {
+		return false;
+	}
+	bulk->on = true;
+	return true;
+}
+
 ssize_t data_send(struct conn *conn, const struct iovec *iov, int iov_count)
 {
 	ssize_t sent;
@@ -417,6 +453,9 @@ ssize_t data_send(struct conn *conn, const struct iovec *iov, int iov_count)
 		stats->out_bytes += (uint64_t)sent;
 		if (conn->row != NULL) {
 			conn->row->out_bytes += (uint64_t)sent;
+		}
+		if ((size_t)sent < iov_bytes(iov, iov_count)) {
+			count_full(conn);
 		}
 		return sent;
 	}

@@ -13,6 +13,7 @@ const char *const stats_reason_names[REASON_COUNT] = {
 	[REASON_CALL] = "call",
 	[REASON_EPOLL] = "epoll",
 	[REASON_FULL] = "full",
+	[REASON_BULK] = "bulk",
 	[REASON_SHUTDOWN] = "shutdown",
 	[REASON_FORK] = "fork",
 	[REASON_EXEC] = "exec",

@@ -186,7 +186,6 @@ int rules_parse(struct rules *rules, const char *text, const char *program, stru
 
 	*rules = (struct rules){
 		.after = RULES_AFTER_DEFAULT,
-		.ring_bytes = RULES_RING_DEFAULT,
 	};
 	if (copy == NULL) {
 		return error_set(error, -E2BIG, "the rules are too long");

@@ -17,7 +17,8 @@ enum {
 	RULES_TEXT_BYTES_MAX = 65536,
 	RULES_AFTER_DEFAULT = 8,
 	RULES_AFTER_MAX = 1000000,
-	RULES_RING_DEFAULT = 65536, /* bytes each way */
+	RULES_RING_DEFAULT = 65536, /* bytes each way, */
+	RULES_RING_BULK = 1048576,  /* and of a connection that fills them again and again */
 	RULES_RING_MIN = 16384,
 	RULES_RING_MAX = 4194304,
 };
@@ -42,7 +43,7 @@ struct rules {
 	bool program_named;   /* there are lines "program" */
 	bool program_matches; /* and one of them names this program */
 	uint32_t after;	      /* reads or writes before a connection is carried */
-	uint32_t ring_bytes;
+	uint32_t ring_bytes;  /* 0: not said */
 	uint32_t
 		switch_every; /* for tests: each so many calls a connection is given back; 0 = no */
 	bool refuse;	      /* for tests: nobody is accepted */

@@ -57,6 +57,7 @@ enum sockets_reason {
 	REASON_CALL,	  /* a call that is not stood for */
 	REASON_EPOLL,	  /* a use of epoll that is not stood for */
 	REASON_FULL,	  /* the ring stayed full */
+	REASON_BULK,	  /* the ring was full again and again: a larger one */
 	REASON_SHUTDOWN,  /* one direction was ended */
 	REASON_FORK,
 	REASON_EXEC,
@@ -140,6 +141,14 @@ enum conn_touch {
 	TOUCH_OUT = 4,	/* there may be room */
 };
 
+/* Does a connection move more than its rings have room for? data.c */
+struct conn_bulk {
+	bool on;	     /* its rings are the large ones, or will be */
+	uint32_t fulls;	     /* writes that found less room than they needed, */
+	uint64_t fulls_from; /* since ring_out was this */
+	uint64_t in;	     /* of ring_in: what came in large pieces */
+};
+
 struct conn {
 	struct object object;
 	_Atomic(uint32_t) state; /* enum conn_state */
@@ -152,6 +161,7 @@ struct conn {
 	struct switch_side side;
 	uint64_t ring_in; /* of the bytes of side: what the kernel has not counted */
 	uint64_t ring_out;
+	struct conn_bulk bulk;
 	uint32_t after;	  /* calls before it is carried; more each time it comes back */
 	uint32_t attempt; /* of the connector */
 	bool connector;
@@ -360,6 +370,8 @@ void conn_after_fork(void);
 /* One attempt; never sleeps. flags: MSG_PEEK, MSG_TRUNC. */
 ssize_t data_receive(struct conn *conn, const struct iovec *iov, int iov_count, int flags);
 ssize_t data_send(struct conn *conn, const struct iovec *iov, int iov_count);
+/* It has gone back to TCP: is it to get larger rings, which it did not have? True once. */
+bool data_grows(struct conn *conn);
 /* Takes all that the ring has into the buffer. */
 void data_pull(struct conn *conn);
 /* What poll() would say, of all conditions. */

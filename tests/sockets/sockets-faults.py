@@ -175,6 +175,35 @@ print(count)
 """
 
 
+# Prints how much the first write of the last message took: nobody reads at that time.
+BULK = """
+import socket
+listener = socket.create_server(("127.0.0.1", 0))
+out = socket.create_connection(listener.getsockname())
+to, _ = listener.accept()
+out.setblocking(False)
+to.setblocking(False)
+data, room = memoryview(bytes(range(1, 256)) * 8226), bytearray(255 * 8226)
+
+def moved(call, part):
+    try:
+        return call(part)
+    except BlockingIOError:
+        return 0
+
+for _ in range(30):
+    sent = received = first = 0
+    while received < len(data):
+        if sent < len(data):
+            sent += moved(out.send, data[sent:])
+        first = first or sent
+        received += moved(to.recv_into, memoryview(room)[received:])
+    assert room == data, "wrong bytes"
+    room[:] = bytes(len(room))
+print(first)
+"""
+
+
 # One thread sleeps in an edge-triggered set, another reads less than it asks for; argv: port.
 EDGES = """
 import select, socket, sys, threading
@@ -272,6 +301,26 @@ while left:
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(reader.communicate(timeout=60)[0], f"{MUCH}\n")
         self.assertGreater(self.stats()["in_bytes"], MUCH // 2)
+
+    def move_bulk(self, rules):
+        done = subprocess.run(self.carried("connect *:*; listen *:*; after 3" + rules, PYTHON, "-c", BULK),
+                              capture_output=True, text=True, timeout=120, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return int(done.stdout), self.stats()
+
+    def test_larger_rings_for_bulk(self):
+        """Who fills its ring again and again is carried again, with a larger one."""
+        room, stats = self.move_bulk("")
+        self.assertGreater(room, 262144)
+        self.assertLess(room, 1 << 20)
+        self.assertEqual((stats["bulk"], stats["carried"], stats["broken"]), (1, 4, 0))  # two ends, twice
+        self.assertGreater(stats["out_bytes"], 30 << 20)
+
+    def test_ring_of_a_rule_stays(self):
+        room, stats = self.move_bulk("; ring 65536")
+        self.assertLess(room, 65536)
+        self.assertEqual((stats["bulk"], stats["carried"]), (0, 2))
+        self.assertGreater(stats["out_bytes"], 50 << 20)
 
     def test_edge_behind_a_short_read(self):
         """The read has met the end: the next bytes wake who sleeps."""

@@ -282,7 +282,7 @@ class Programs(sockets_tool.Case):
         server.send_signal(signal.SIGINT)
         self.assertEqual(server.wait(sockets_tool.DEADLINE_S), 0)
         stats = self.check_bytes("curl", 1000000)
-        self.assertEqual(stats["carried"], 1)
+        self.assertLessEqual(stats["carried"], 1 + stats["peer"])  # again, with larger rings
 
     def test_static_client(self):
         """Nothing is in front of its C library: it stays on TCP, and is counted at the other end."""
