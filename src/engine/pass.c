@@ -120,6 +120,7 @@ int engine_pass(struct engine *engine,
 		record.byte_count = session->kind->pass(session, bytes, &record.fd);
 		rc = take(context, &record);
 	}
+	explicit_bzero(bytes, sizeof(bytes));
 	return rc;
 }
 

@@ -20,7 +20,7 @@
 #include "engine/engine.h"
 
 enum {
-	ENGINE_PASS_BYTES_MAX = 12 << 10, /* what a kind tells of a session */
+	ENGINE_PASS_BYTES_MAX = 24 << 10, /* what a kind tells of a session; secret */
 	/* How long a peer may stand still in the middle of a request. */
 	ENGINE_PASS_STALL_MS = 1000,
 };

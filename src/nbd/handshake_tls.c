@@ -184,6 +184,26 @@ void handshake_begin_tls(struct nbd_session *session)
 	stream_upgrade(&session->stream, &tls_stream_ops, layer, upgraded);
 }
 
+int handshake_adopt_tls(
+	struct nbd_session *session, const uint8_t *bytes, uint32_t count, struct error *error)
+{
+	struct tls_layer_options options = { .server_name = NULL };
+	int rc;
+
+	if (mode_of(session) == TLS_OFF) {
+		return error_set(error, -EACCES, "its address does not offer TLS now");
+	}
+	options.pool = tls_policy_pool(session->base.tls);
+	options.context = tls_policy_context(session->base.tls);
+	rc = tls_layer_adopt(&options, &session->stream, bytes, count, error);
+	tls_context_put(options.context);
+	if (rc == 0) {
+		count_session(session, 1);
+		session_identify(&session->base, tls_layer_identity(&session->stream));
+	}
+	return rc;
+}
+
 void handshake_tls_closed(struct nbd_session *session)
 {
 	if (has_tls(session)) {

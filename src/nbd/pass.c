@@ -1,21 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What a process that takes over a session in transmission must know of it: struct nbd_wire_state
- * and what was received of the next requests (docs/protocol/upgrade.md). The connection's TLS, if
- * it has any, cannot be passed here.
+ * What a process that takes over a session in transmission must know of it: struct nbd_wire_state,
+ * what was received of the next requests, and the state of its TLS (docs/protocol/upgrade.md),
+ * which only a connection whose records the kernel makes has.
  */
 #include <errno.h>
 #include <string.h>
 
 #include "engine/pass.h"
 #include "nbd/session.h"
+#include "tls/layer.h"
 
 enum nbd_state_flag {
 	NBD_STATE_STRUCTURED = 1 << 0,
 	NBD_STATE_EXTENDED = 1 << 1, /* with NBD_STATE_STRUCTURED */
 	NBD_STATE_CONTEXT = 1 << 2, /* base:allocation is selected, as CONTEXT_ID_BASE_ALLOCATION */
 	NBD_STATE_SIZE = 1 << 3,    /* x-gmblock:size was listed; with NBD_STATE_STRUCTURED */
-	NBD_STATE_FLAGS = (1 << 4) - 1,
+	NBD_STATE_TLS = 1 << 4,	    /* the state of TLS follows what was received */
+	NBD_STATE_FLAGS = (1 << 5) - 1,
 };
 
 struct nbd_wire_state {
@@ -24,7 +26,8 @@ struct nbd_wire_state {
 	struct be32 received_bytes; /* that follow */
 } __attribute__((packed));
 
-_Static_assert(sizeof(struct nbd_wire_state) + RX_SMALL_BYTES <= ENGINE_PASS_BYTES_MAX,
+_Static_assert(sizeof(struct nbd_wire_state) + RX_SMALL_BYTES + TLS_PASS_BYTES_MAX <=
+		       ENGINE_PASS_BYTES_MAX,
 	"a session at rest can be told");
 
 static struct nbd_session *of(struct session *base)
@@ -32,11 +35,16 @@ static struct nbd_session *of(struct session *base)
 	return container_of(base, struct nbd_session, base);
 }
 
+static bool has_tls(const struct nbd_session *session)
+{
+	return session->stream.state == STREAM_LAYERED;
+}
+
 bool nbd_session_pause(struct session *base)
 {
 	struct nbd_session *session = of(base);
 
-	if (session->stream.state != STREAM_PLAIN) {
+	if (has_tls(session) && !tls_layer_can_pass(&session->stream)) {
 		return false;
 	}
 	receive_pause(session);
@@ -52,7 +60,9 @@ enum session_rest nbd_session_rest(struct session *base)
 {
 	struct nbd_session *session = of(base);
 
-	if (session->send_op.in_flight || (session->recv_op.in_flight && !receive_rests(session))) {
+	/* The stream says by itself that its key changes. */
+	if (session->send_op.in_flight || (session->recv_op.in_flight && !receive_rests(session)) ||
+		(!session->recv_op.in_flight && !stream_is_idle(&session->stream))) {
 		return SESSION_WAITS_FOR_PEER;
 	}
 	return session->recv_op.in_flight || !receive_rests(session) || session->size_asked ||
@@ -65,7 +75,8 @@ uint32_t nbd_session_pass(struct session *base, uint8_t *bytes, int *fd_out)
 {
 	struct nbd_session *session = of(base);
 	uint32_t received = session->rx_end - session->rx_start;
-	uint32_t flags = (session->structured ? NBD_STATE_STRUCTURED : 0U) |
+	uint32_t flags = (has_tls(session) ? NBD_STATE_TLS : 0U) |
+			 (session->structured ? NBD_STATE_STRUCTURED : 0U) |
 			 (session->extended ? NBD_STATE_EXTENDED : 0U) |
 			 (session->context_selected ? NBD_STATE_CONTEXT : 0U) |
 			 (session->says_size ? NBD_STATE_SIZE : 0U);
@@ -78,8 +89,10 @@ uint32_t nbd_session_pass(struct session *base, uint8_t *bytes, int *fd_out)
 	GMB_ASSERT(nbd_session_rest(base) == SESSION_RESTS);
 	memcpy(bytes, &wire, sizeof(wire));
 	memcpy(bytes + sizeof(wire), session->rx_data + session->rx_start, received);
+	bytes += sizeof(wire) + received;
 	*fd_out = session->stream.file.fd;
-	return (uint32_t)sizeof(wire) + received;
+	return (uint32_t)sizeof(wire) + received +
+	       (has_tls(session) ? tls_layer_pass(&session->stream, bytes) : 0);
 }
 
 /* True when a session can be in that state. */
@@ -88,12 +101,15 @@ static bool check(const struct nbd_wire_state *wire, uint32_t byte_count)
 	uint32_t flags = be32_get(wire->flags);
 	uint32_t alive_ms = be32_get(wire->alive_ms);
 	uint32_t received = be32_get(wire->received_bytes);
+	uint32_t told_bytes = (uint32_t)sizeof(*wire) + received;
 	bool structured = (flags & NBD_STATE_STRUCTURED) != 0;
+	bool has_tls = (flags & NBD_STATE_TLS) != 0;
 
 	return (flags & ~(uint32_t)NBD_STATE_FLAGS) == 0 &&
-	       (structured || (flags == 0 && alive_ms == 0)) &&
+	       (structured || ((flags & ~(uint32_t)NBD_STATE_TLS) == 0 && alive_ms == 0)) &&
 	       (alive_ms == 0 || (alive_ms >= ALIVE_MS_MIN && alive_ms <= ALIVE_MS_MAX)) &&
-	       received <= RX_SMALL_BYTES && byte_count == sizeof(*wire) + received;
+	       received <= RX_SMALL_BYTES &&
+	       (has_tls ? byte_count > told_bytes : byte_count == told_bytes);
 }
 
 /* Ends it without a word to its peer: the connection is the other process's for so long. */
@@ -108,6 +124,7 @@ int nbd_session_adopt(
 {
 	struct nbd_session *session;
 	struct nbd_wire_state wire;
+	struct error error;
 	int rc;
 
 	if (record->byte_count < sizeof(wire)) {
@@ -129,6 +146,16 @@ int nbd_session_adopt(
 	session->head_bytes = request_head_bytes(session->extended);
 	session->rx_end = be32_get(wire.received_bytes);
 	memcpy(session->rx_small, record->bytes + sizeof(wire), session->rx_end);
+	if ((be32_get(wire.flags) & NBD_STATE_TLS) != 0) {
+		uint32_t told_bytes = (uint32_t)sizeof(wire) + session->rx_end;
+
+		rc = handshake_adopt_tls(session, record->bytes + told_bytes,
+			record->byte_count - told_bytes, &error);
+		if (rc < 0) {
+			refuse(session, error.text);
+			return 0;
+		}
+	}
 	if (handshake_needs_tls(session)) {
 		refuse(session, "its address demands TLS now");
 		return 0;

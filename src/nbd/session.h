@@ -259,6 +259,10 @@ uint32_t handshake_tls_refusal(const struct nbd_session *session, const char **r
 /* The ACK is out: forgets all that was said in clear, and begins. The next option is read when TLS
  * is there; a failure ends the session. */
 void handshake_begin_tls(struct nbd_session *session);
+/* Goes on with the TLS of a session of another process: 0, or as tls_layer_adopt(); -EACCES, too,
+ * where the address does not offer TLS. */
+GMB_MUST_CHECK int handshake_adopt_tls(
+	struct nbd_session *session, const uint8_t *bytes, uint32_t count, struct error *error);
 /* The session closes: it is no longer among those with TLS. */
 void handshake_tls_closed(struct nbd_session *session);
 

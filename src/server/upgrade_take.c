@@ -64,6 +64,7 @@ static void take_free(struct upgrade_take *take)
 	}
 	free(take->sockets);
 	free(take->exports);
+	explicit_bzero(take->bytes, sizeof(take->bytes));
 	free(take);
 }
 

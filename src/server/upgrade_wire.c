@@ -439,6 +439,8 @@ int upgrade_send(int channel, const struct upgrade_message *message)
 	do {
 		sent = sendmsg(channel, &packet, MSG_NOSIGNAL);
 	} while (sent < 0 && (errno == EINTR || upgrade_wait_for_descriptors(-errno, &tries)));
+	/* A session's secrets. */
+	explicit_bzero(writer.bytes, writer.count);
 	return sent < 0 ? -errno : 0;
 }
 

@@ -12,7 +12,7 @@ enum { UNIX_BUFFER_BYTES = 2 << 20 };
 
 static const uint32_t stream_edges[] = {
 	[STREAM_CLOSED] = BIT(STREAM_PLAIN),
-	[STREAM_PLAIN] = BIT(STREAM_UPGRADING) | BIT(STREAM_CLOSED),
+	[STREAM_PLAIN] = BIT(STREAM_UPGRADING) | BIT(STREAM_LAYERED) | BIT(STREAM_CLOSED),
 	[STREAM_UPGRADING] = BIT(STREAM_LAYERED) | BIT(STREAM_CLOSED),
 	[STREAM_LAYERED] = BIT(STREAM_CLOSED),
 };
@@ -96,6 +96,15 @@ void stream_upgrade(struct stream *stream, const struct stream_ops *ops, void *l
 	stream->upgraded = upgraded;
 	ring_op_begin(&stream->upgrade_op, upgrade_done);
 	ops->start(stream, &stream->upgrade_op);
+}
+
+void stream_adopt(
+	struct stream *stream, const struct stream_ops *ops, void *layer, uint32_t memory_rights)
+{
+	set_state(stream, STREAM_LAYERED);
+	stream->ops = ops;
+	stream->memory_rights = memory_rights;
+	stream->layer = layer;
 }
 
 static void shut_layer(struct stream *stream)

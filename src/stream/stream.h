@@ -10,6 +10,7 @@
  *        │                                     │ start() failed                         │
  *        └──────────────────────────▶ STREAM_CLOSED ◀───────────────────────────────────┘
  *
+ * A layer that another process has passed is put on a plain stream at once: stream_adopt().
  * A stream is upgraded at most once, before its first request. While it is upgraded (a handshake,
  * partly on a worker thread) it is paused: nothing is sent or received. No edge leads back to
  * STREAM_PLAIN.
@@ -100,6 +101,11 @@ void stream_open(struct stream *stream, struct ring *ring, int fd,
  */
 void stream_upgrade(struct stream *stream, const struct stream_ops *ops, void *layer,
 	void (*upgraded)(struct stream *stream, int result));
+
+/* Puts a layer that is ready on a plain stream on which nothing is in flight. memory_rights: those
+ * of the stream from now on. */
+void stream_adopt(
+	struct stream *stream, const struct stream_ops *ops, void *layer, uint32_t memory_rights);
 
 /* Before a shutdown of a stream whose last bytes went by stream_send_now(): true, and done is
  * called when a layer has passed on to the socket what it took (0, or a negative errno). False:

@@ -427,6 +427,14 @@ int tls_identity_of_chain(const struct tls_trust *trust, const gnutls_datum_t *d
 	return rc;
 }
 
+struct identity *tls_identity_nobody(void)
+{
+	static const uint8_t no_principal[IDENTITY_DIGEST_BYTES];
+
+	return identity_create(
+		&(struct identity_facts){ .text = "nobody", .principal = no_principal });
+}
+
 int tls_identity_of_psk(
 	const struct tls_psk *psk, struct identity **identity_out, struct error *error)
 {

@@ -7,6 +7,7 @@
  *   context_certs.c    a folder of certificates, checked while it is loaded
  *   context_verify.c   a peer's chain, in the handshake and later
  *   context_identity.c who a peer is: out of its certificate or its key
+ *   context_pass.c     the same, told to another process
  *
  * Threading: a context is filled by one thread, then never changed. Ownership: see each. Errors:
  * sentences that name the file; never a key.
@@ -165,6 +166,8 @@ GMB_MUST_CHECK int tls_identity_of_chain(const struct tls_trust *trust, const gn
 	uint32_t count, struct identity **identity_out, struct error *error);
 GMB_MUST_CHECK int tls_identity_of_psk(
 	const struct tls_psk *psk, struct identity **identity_out, struct error *error);
+/* Of a peer that has proved nothing. NULL: no memory. */
+struct identity *tls_identity_nobody(void);
 /* The chain in an identity of a certificate, and what it was verified by, at times when all of the
  * chain is valid. Returns how many certificates. */
 uint32_t tls_identity_chain(const struct identity *identity, struct tls_trust *trust,

@@ -345,7 +345,6 @@ int tls_check_identity(struct tls_check *check, gnutls_session_t session,
 	struct identity **identity_out, struct error *error)
 {
 	const struct tls_context *context = check->context;
-	static const uint8_t no_principal[IDENTITY_DIGEST_BYTES];
 	int rc;
 
 	check->alert = GNUTLS_A_BAD_CERTIFICATE;
@@ -369,10 +368,7 @@ int tls_check_identity(struct tls_check *check, gnutls_session_t session,
 				       &context->trusted, ders, count, identity_out, error)
 			     : error_set(error, -EACCES, "the peer's certificate was not verified");
 	} else {
-		const struct identity_facts nobody = { .text = "nobody",
-			.principal = no_principal };
-
-		*identity_out = identity_create(&nobody);
+		*identity_out = tls_identity_nobody();
 		rc = *identity_out == NULL ? error_set(error, -ENOMEM, "no memory") : 0;
 	}
 	check->alert = rc == 0 ? 0 : check->alert;

@@ -62,3 +62,15 @@ GMB_MUST_CHECK int tls_check_identity(struct tls_check *check, gnutls_session_t 
  * to send is check->alert, or else gnutls_error_to_alert(). */
 GMB_MUST_CHECK int tls_check_failed(
 	const struct tls_check *check, gnutls_session_t session, int result, struct error *error);
+
+/* --- in another process ----------------------------------------------------------------------- */
+
+/* How many bytes tell another process who the peer is. */
+uint32_t tls_peer_bytes(const struct identity *identity);
+/* Those bytes, and how many. */
+uint32_t tls_peer_tell(const struct identity *identity, uint8_t *out);
+/* There: who it is by the credentials of now; a reference for the caller. Blocks as long as a
+ * certificate takes to be verified. -EPROTO: the bytes make no sense, -EACCES: it is not let in any
+ * more, -ENOMEM. */
+GMB_MUST_CHECK int tls_peer_take(struct tls_context *context, const uint8_t *bytes, uint32_t count,
+	struct identity **identity_out, struct error *error);

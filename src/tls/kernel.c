@@ -524,6 +524,21 @@ static int install(int fd, const struct tls_keys *keys, struct error *error)
 	return 0;
 }
 
+/* The socket has the keys. */
+static void begin(struct tls_kernel *kernel, struct stream *stream, enum tls_role role,
+	const struct tls_keys *keys, struct error *error)
+{
+	kernel->stream = stream;
+	kernel->error = error;
+	kernel->can_rekey = tls_kernel_features()->has_rekeying;
+	kernel->control.role = role;
+	kernel->control.version = keys->send.version;
+	kernel->keys = *keys;
+	forget(&kernel->keys.receive);
+	forget(&kernel->keys.send);
+	kernel->blocks_left = blocks_max(kernel);
+}
+
 int tls_kernel_take(struct stream *stream, enum tls_role role, enum tls_records records,
 	struct gnutls_session_int *session, struct tls_keys *keys, struct error *error,
 	struct tls_kernel **kernel_out)
@@ -536,21 +551,50 @@ int tls_kernel_take(struct stream *stream, enum tls_role role, enum tls_records 
 						       : -EOPNOTSUPP;
 	}
 	if (rc == 0) {
-		kernel->stream = stream;
-		kernel->error = error;
-		kernel->can_rekey = tls_kernel_features()->has_rekeying;
-		kernel->control.role = role;
-		kernel->control.version = keys->send.version;
-		kernel->keys = *keys;
-		forget(&kernel->keys.receive);
-		forget(&kernel->keys.send);
-		kernel->blocks_left = blocks_max(kernel);
+		begin(kernel, stream, role, keys, error);
 		*kernel_out = kernel;
 	} else {
 		free(kernel);
 	}
 	tls_keys_wipe(keys);
 	return rc;
+}
+
+void tls_kernel_pass(const struct tls_kernel *kernel, struct tls_kernel_state *state_out)
+{
+	GMB_ASSERT(tls_kernel_is_idle(kernel));
+	*state_out = (struct tls_kernel_state){
+		.keys = kernel->keys,
+		.blocks_left = kernel->blocks_left,
+	};
+}
+
+int tls_kernel_adopt(struct stream *stream, enum tls_role role, enum tls_records records,
+	const struct tls_kernel_state *state, struct error *error, struct tls_kernel **kernel_out)
+{
+	const struct tls_keys *keys = &state->keys;
+	int fd = stream->file.fd;
+	struct tls_kernel *kernel;
+
+	if (!tls_kernel_is_wanted(records, fd) || !is_suitable(records, &keys->send)) {
+		return error_set(
+			error, -EOPNOTSUPP, "its records are not made by the kernel any more");
+	}
+	if (!tls_key_is_installed(&keys->send, fd, TLS_TX) ||
+		!tls_key_is_installed(&keys->receive, fd, TLS_RX)) {
+		return error_set(error, -EOPNOTSUPP, "the kernel does not make its records");
+	}
+	kernel = calloc(1, sizeof(*kernel));
+	if (kernel == NULL) {
+		return error_set(error, -ENOMEM, "no memory for TLS");
+	}
+	begin(kernel, stream, role, keys, error);
+	tls_key_adopt_secret(&kernel->keys.receive);
+	tls_key_adopt_secret(&kernel->keys.send);
+	kernel->blocks_left = MIN(state->blocks_left, kernel->blocks_left);
+	kernel->is_update_due = kernel->blocks_left == 0;
+	*kernel_out = kernel;
+	return 0;
 }
 
 void tls_kernel_free(struct tls_kernel *kernel)

@@ -95,6 +95,12 @@ union tls_crypto {
 size_t tls_key_crypto(const struct tls_key *key, union tls_crypto *crypto_out);
 /* direction: TLS_TX or TLS_RX. A negative errno of setsockopt(). */
 GMB_MUST_CHECK int tls_key_install(const struct tls_key *key, int fd, int direction);
+/* Whether the socket has a key of this version and cipher; which one it is is not asked. */
+bool tls_key_is_installed(const struct tls_key *key, int fd, int direction);
+/* The secret was copied: sets how long it is with this version and cipher. */
+void tls_key_adopt_secret(struct tls_key *key);
+/* "AES-128-GCM"; static. */
+const char *tls_cipher_name(enum tls_cipher cipher);
 
 /* --- control messages --------------------------------------------------------------------------
  * Records that are not data, in pieces as the kernel hands them out. */
@@ -164,6 +170,21 @@ GMB_MUST_CHECK int tls_kernel_take(struct stream *stream, enum tls_role role,
 	struct error *error, struct tls_kernel **kernel_out);
 /* Idle. Wipes what was secret. NULL is a no-op. */
 void tls_kernel_free(struct tls_kernel *kernel);
+
+/* What another process needs to go on with a copy of the socket, which keeps the keys in use: the
+ * secrets of the keys that come after them. */
+struct tls_kernel_state {
+	struct tls_keys keys; /* version, cipher and secrets; wiped by its owner */
+	uint64_t blocks_left; /* of the key for sending */
+};
+
+/* Idle, and nothing of a control message was received. */
+void tls_kernel_pass(const struct tls_kernel *kernel, struct tls_kernel_state *state_out);
+/* There. secret_bytes need not be set. -EOPNOTSUPP: the socket is none whose records the kernel
+ * makes with this version and cipher, or it is not to any more. Nothing has changed then. */
+GMB_MUST_CHECK int tls_kernel_adopt(struct stream *stream, enum tls_role role,
+	enum tls_records records, const struct tls_kernel_state *state, struct error *error,
+	struct tls_kernel **kernel_out);
 
 /* As the members of struct stream_ops. */
 void tls_kernel_receive(

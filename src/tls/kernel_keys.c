@@ -184,6 +184,28 @@ size_t tls_key_crypto(const struct tls_key *key, union tls_crypto *crypto_out)
 	}
 }
 
+const char *tls_cipher_name(enum tls_cipher cipher)
+{
+	return gnutls_cipher_get_name(ciphers[cipher].gnutls);
+}
+
+bool tls_key_is_installed(const struct tls_key *key, int fd, int direction)
+{
+	struct tls_crypto_info info = { 0 };
+	socklen_t bytes = sizeof(info); /* of so few it tells no key */
+
+	return getsockopt(fd, SOL_TLS, direction, &info, &bytes) == 0 &&
+	       info.cipher_type == ciphers[key->cipher].kernel &&
+	       info.version == (key->version == TLS_1_3 ? TLS_1_3_VERSION : TLS_1_2_VERSION);
+}
+
+void tls_key_adopt_secret(struct tls_key *key)
+{
+	key->secret_bytes = key->version == TLS_1_3
+				    ? (uint8_t)gnutls_hmac_get_len(ciphers[key->cipher].mac)
+				    : 0;
+}
+
 int tls_key_install(const struct tls_key *key, int fd, int direction)
 {
 	union tls_crypto crypto;

@@ -70,6 +70,24 @@ GMB_MUST_CHECK int tls_layer_create(
 	const struct tls_layer_options *options, struct tls_layer **layer_out);
 void tls_layer_destroy(struct tls_layer *layer);
 
+/* --- in another process ----------------------------------------------------------------------- */
+
+enum { TLS_PASS_BYTES_MAX = 12 << 10 };
+
+/* Open: whether another process can go on with the socket. The kernel makes its records, and who
+ * the peer is is not too long to be told. The answer stays the same. */
+bool tls_layer_can_pass(const struct stream *stream);
+/* What the other process needs beside a copy of the socket (docs/protocol/upgrade.md),
+ * TLS_PASS_BYTES_MAX at most; how many bytes. They are secret. It can be passed, and the stream is
+ * idle: from now on only one of the two processes may use the socket. */
+GMB_MUST_CHECK uint32_t tls_layer_pass(const struct stream *stream, uint8_t *bytes);
+/* There: puts a layer in that state, which is parsed as hostile, on a plain stream on which nothing
+ * is in flight; it is open. -EPROTO, -EACCES: the credentials of now do not let the peer in,
+ * -EOPNOTSUPP: the kernel does not make the socket's records, or is not to, -ENOMEM; the stream is
+ * plain then. */
+GMB_MUST_CHECK int tls_layer_adopt(const struct tls_layer_options *options, struct stream *stream,
+	const uint8_t *bytes, uint32_t count, struct error *error);
+
 /* Open: who the peer is, valid as long as the stream; take a reference to keep it. Never NULL. */
 struct identity *tls_layer_identity(const struct stream *stream);
 /* After upgraded(-errno), or when a receive or send has failed: what happened, for the operator.

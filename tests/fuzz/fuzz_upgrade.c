@@ -2,8 +2,11 @@
 /*
  * What two processes of a server say to each other (docs/protocol/upgrade.md). The first byte of
  * the input is how many descriptors came along, modulo 3, the rest a packet. A connection that is
- * passed is taken over by an engine over the simulated ring, goes on, and ends.
+ * passed is taken over by an engine over the simulated ring, goes on, and ends. Its address offers
+ * TLS, which no simulated socket has: what is told of it is read, and refused.
  */
+#include <unistd.h>
+
 #include "base/log.h"
 #include "engine/pass.h"
 #include "fuzz.h"
@@ -11,6 +14,7 @@
 #include "server/upgrade_wire.h"
 #include "sim/sim.h"
 #include "stores.h"
+#include "tls/context.h"
 
 struct world {
 	struct ring *ring;
@@ -20,6 +24,37 @@ struct world {
 	struct ring_message stop;
 	bool drained;
 };
+
+static struct tls_policy *policy;
+
+static void destroy_policy(void)
+{
+	tls_policy_destroy(policy);
+}
+
+/* Its credentials are those of a file that is gone. */
+static struct tls_policy *policy_of_address(void)
+{
+	static const char key[] = "nobody:0123456789abcdef0123456789abcdef\n";
+	char path[] = "/tmp/gmblock-fuzz.XXXXXX";
+	const struct tls_options options = {
+		.role = TLS_SERVER, .psk_file = path, .records = TLS_RECORDS_USER
+	};
+	struct tls_context *context;
+	struct error error;
+	int fd;
+
+	if (policy == NULL) {
+		fd = mkstemp(path);
+		GMB_ASSERT(fd >= 0 && write(fd, key, sizeof(key) - 1) == sizeof(key) - 1);
+		close(fd);
+		GMB_ASSERT(tls_context_load(&options, &context, &error) == 0);
+		unlink(path);
+		GMB_ASSERT(tls_policy_create(TLS_ON, context, NULL, &policy) == 0);
+		GMB_ASSERT(atexit(destroy_policy) == 0);
+	}
+	return policy;
+}
 
 static void world_begin(struct world *world)
 {
@@ -84,8 +119,10 @@ static void adopt(const struct session_record *record)
 	sim_socket_pair(&server_fd, &client_fd);
 	GMB_ASSERT(engine_pause(world.engine) == 0);
 	engine_adopt(world.engine,
-		&(struct endpoint){
-			.kind = &nbd_session_kind, .fd = server_fd, .peer = { .text = "fuzz" } },
+		&(struct endpoint){ .kind = &nbd_session_kind,
+			.fd = server_fd,
+			.tls = policy_of_address(),
+			.peer = { .text = "fuzz" } },
 		record);
 	engine_resume(world.engine);
 	sim_socket_finish(client_fd);

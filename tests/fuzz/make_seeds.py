@@ -13,6 +13,7 @@ alone.
 
 import argparse
 import contextlib
+import hmac
 import os
 import re
 import shutil
@@ -680,7 +681,17 @@ def hand_upgrade(corpus):
     def state(flags=0, alive=0, received=b""):
         return struct.pack(">III", flags, alive, len(received)) + received
 
+    def tls(peer, rest=b"", form=1, version=0x0304, cipher=2):
+        return struct.pack(">HHIQ48s48sI", form, version, cipher, 1 << 34, b"r" * 48, b"s" * 48,
+                           peer) + rest
+
+    def chain(*certificates):
+        return struct.pack(">32sQQ", b"", 0, 2**40) + b"".join(
+            struct.pack(">I", len(der)) + der for der in certificates)
+
     claim = struct.pack(">II16sQ", 1, 2, bytes(range(16)), 77)
+    # That of fuzz_upgrade.c.
+    key = hmac.digest(bytes.fromhex("0123456789abcdef" * 2), b"nobody", "sha256")
     read, write = request(0, 0, 512), request(1, 4096, 4096, data=bytes(4096))
     packets = {
         "hello": (0, message(1, struct.pack(">I", 4711))),
@@ -701,6 +712,13 @@ def hand_upgrade(corpus):
         "session-full": (1, session(state(0, 0, read * 292))),
         "session-too-full": (1, session(state(0, 0, read * 293))),
         "session-bad-flags": (1, session(state(2))),
+        "session-tls-missing": (1, session(state(16))),
+        "session-tls-nobody": (1, session(state(16) + tls(0))),
+        "session-tls-form": (1, session(state(17) + tls(0, form=2))),
+        "session-tls-cipher": (1, session(state(17) + tls(0, version=0x0303, cipher=4))),
+        "session-tls-psk": (1, session(state(16, 0, read) + tls(1, key + b"nobody"))),
+        "session-tls-chain": (1, session(state(16) + tls(2, chain(b"0" * 40, b"1")))),
+        "session-tls-no-chain": (1, session(state(16) + tls(2, chain()))),
         "version": (0, message(4, version=2)), "magic": (0, message(4, magic=1)),
     }
     for name, (fds, packet) in packets.items():

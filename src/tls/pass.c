@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A layer that goes on in another process (docs/protocol/upgrade.md). Its socket has the keys, and
+ * the numbers of the records, and comes along; what is told are the secrets of the next keys, and
+ * who the peer is. It is parsed as hostile, and the peer believed by the credentials of now.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "tls/kernel.h"
+#include "tls/layer_private.h"
+
+enum { FORM = 1, PROTOCOL_1_2 = 0x0303, PROTOCOL_1_3 = 0x0304 };
+
+/* The peer follows: tls_peer_tell(). */
+struct wire_state {
+	struct be16 form;
+	struct be16 protocol;
+	struct be32 cipher; /* an enum tls_cipher + 1 */
+	struct be64 blocks_left;
+	uint8_t receive_secret[TLS_SECRET_BYTES_MAX];
+	uint8_t send_secret[TLS_SECRET_BYTES_MAX];
+} __attribute__((packed));
+
+static int malformed(struct error *error)
+{
+	return error_set(error, -EPROTO, "what the other process tells of its TLS makes no sense");
+}
+
+bool tls_layer_can_pass(const struct stream *stream)
+{
+	const struct tls_layer *layer = stream->layer;
+
+	return layer->kernel != NULL &&
+	       sizeof(struct wire_state) + tls_peer_bytes(layer->identity) <= TLS_PASS_BYTES_MAX;
+}
+
+uint32_t tls_layer_pass(const struct stream *stream, uint8_t *bytes)
+{
+	const struct tls_layer *layer = stream->layer;
+	struct tls_kernel_state state;
+	struct wire_state wire;
+
+	GMB_ASSERT(tls_layer_can_pass(stream));
+	tls_kernel_pass(layer->kernel, &state);
+	wire = (struct wire_state){
+		.form = be16_make(FORM),
+		.protocol =
+			be16_make(state.keys.send.version == TLS_1_3 ? PROTOCOL_1_3 : PROTOCOL_1_2),
+		.cipher = be32_make((uint32_t)state.keys.send.cipher + 1),
+		.blocks_left = be64_make(state.blocks_left),
+	};
+	memcpy(wire.receive_secret, state.keys.receive.secret, sizeof(wire.receive_secret));
+	memcpy(wire.send_secret, state.keys.send.secret, sizeof(wire.send_secret));
+	memcpy(bytes, &wire, sizeof(wire));
+	tls_keys_wipe(&state.keys);
+	explicit_bzero(&wire, sizeof(wire));
+	return (uint32_t)sizeof(wire) + tls_peer_tell(layer->identity, bytes + sizeof(wire));
+}
+
+static int take_kernel(
+	struct tls_layer *layer, struct stream *stream, const uint8_t *bytes, struct error *error)
+{
+	enum tls_records records = tls_context_records(layer->context);
+	struct tls_kernel_state state = { .blocks_left = 0 };
+	struct wire_state wire;
+	uint32_t cipher;
+	int rc;
+
+	memcpy(&wire, bytes, sizeof(wire));
+	cipher = be32_get(wire.cipher);
+	if (be16_get(wire.form) != FORM || cipher == 0 || cipher > TLS_CIPHER_COUNT ||
+		(be16_get(wire.protocol) != PROTOCOL_1_2 &&
+			be16_get(wire.protocol) != PROTOCOL_1_3)) {
+		rc = malformed(error);
+	} else {
+		state.blocks_left = be64_get(wire.blocks_left);
+		state.keys.send.cipher = (enum tls_cipher)(cipher - 1);
+		state.keys.send.version =
+			be16_get(wire.protocol) == PROTOCOL_1_3 ? TLS_1_3 : TLS_1_2;
+		state.keys.receive = state.keys.send;
+		memcpy(state.keys.receive.secret, wire.receive_secret, sizeof(wire.receive_secret));
+		memcpy(state.keys.send.secret, wire.send_secret, sizeof(wire.send_secret));
+		rc = tls_kernel_adopt(stream, tls_context_role(layer->context), records, &state,
+			&layer->error, &layer->kernel);
+		if (rc < 0) {
+			*error = layer->error;
+		}
+		layer->facts = (struct tls_facts){
+			.version = state.keys.send.version == TLS_1_3 ? "TLS 1.3" : "TLS 1.2",
+			.cipher = tls_cipher_name(state.keys.send.cipher),
+			.records = "kernel",
+		};
+	}
+	tls_keys_wipe(&state.keys);
+	explicit_bzero(&wire, sizeof(wire));
+	return rc;
+}
+
+int tls_layer_adopt(const struct tls_layer_options *options, struct stream *stream,
+	const uint8_t *bytes, uint32_t count, struct error *error)
+{
+	struct tls_layer *layer;
+	int rc;
+
+	if (count < sizeof(struct wire_state)) {
+		return malformed(error);
+	}
+	rc = tls_layer_create(options, &layer);
+	if (rc < 0) {
+		return error_set(error, rc, "no memory for TLS");
+	}
+	rc = tls_peer_take(options->context, bytes + sizeof(struct wire_state),
+		count - (uint32_t)sizeof(struct wire_state), &layer->identity, error);
+	if (rc == 0) {
+		rc = take_kernel(layer, stream, bytes, error);
+	}
+	if (rc < 0) {
+		tls_layer_destroy(layer);
+		return rc;
+	}
+	layer->stream = stream;
+	layer->state = TLS_LAYER_OPEN;
+	stream_adopt(stream, &tls_stream_ops, layer, MEM_SOCKET | MEM_ADDRESS);
+	return 0;
+}
