@@ -439,6 +439,16 @@ EXPORT void closefrom(int first)
 
 /* --- processes -------------------------------------------------------------------------------- */
 
+EXPORT pid_t fork(void)
+{
+	pid_t pid = REAL(fork)();
+
+	if (pid < 0) {
+		process_fork_failed();
+	}
+	return pid;
+}
+
 /* The child of a true vfork() would use our memory, and change it. Where there is nothing to
  * change, it is a jump, since who returns twice must find the frame of its caller. */
 pid_t (*hooks_vfork)(void) = fork;

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "sockets/real.h"
@@ -22,58 +23,73 @@ enum {
 
 /* --- who has a connection --------------------------------------------------------------------- */
 
-/* In memory that a process shares with its children: those that have a connection. A process that
- * has died is found by its number. When the number is another's by now, or a child died without a
+/* In memory that a process shares with its children: those that have a connection. The name of a
+ * process is its PID namespace and its number there. One that has died is found by its number. When
+ * the number is another's by now, the process is in another namespace, or a child died without a
  * name, the connection stays on TCP. */
 struct holders {
-	_Atomic(pid_t) pids[HOLDERS_MAX]; /* 0: nobody */
+	_Atomic(uint64_t) names[HOLDERS_MAX]; /* 0: nobody */
 };
 
-enum { PID_UNNAMED = -1 }; /* a child that has not run yet */
+#define UNNAMED		  (UINT64_C(1) << 63) /* a child that has not run yet: who forks, and which fork */
+#define PID_BITS	  31
+#define UNNAMED_PID_SHIFT 32
 
+static uint64_t own_name;
 static struct holders *chunk; /* that this process takes from */
 static uint32_t chunk_at;
 
-/* Replaces one number by another. False: it is not there. */
-static bool replace(struct holders *holders, pid_t old, pid_t new)
+/* 0 for the namespace: it cannot be told. */
+static void name_self(void)
+{
+	struct stat space;
+	uint64_t number = stat("/proc/self/ns/pid", &space) == 0 ? (uint32_t)space.st_ino : 0;
+
+	own_name = number << PID_BITS | (uint32_t)getpid();
+}
+
+/* Replaces one name by another. False: it is not there. */
+static bool replace(struct holders *holders, uint64_t old, uint64_t new)
 {
 	for (int i = 0; i < HOLDERS_MAX; i++) {
-		pid_t expected = old;
+		uint64_t expected = old;
 
-		if (atomic_compare_exchange_strong(&holders->pids[i], &expected, new)) {
+		if (atomic_compare_exchange_strong(&holders->names[i], &expected, new)) {
 			return true;
 		}
 	}
 	return false;
 }
 
-static bool lives(pid_t pid)
+static bool lives(uint64_t name)
 {
-	return pid == PID_UNNAMED || kill(pid, 0) == 0 || errno != ESRCH;
+	uint64_t space = own_name >> PID_BITS;
+
+	return (name & UNNAMED) != 0 || space == 0 || name >> PID_BITS != space ||
+	       kill((pid_t)(name & (BIT(PID_BITS) - 1)), 0) == 0 || errno != ESRCH;
 }
 
-static bool has(struct holders *holders, pid_t pid)
+static bool has(struct holders *holders, uint64_t name)
 {
-	return replace(holders, pid, pid);
+	return replace(holders, name, name);
 }
 
 /* Does nobody but this process have it? Forgets the dead. */
 static bool is_sole(struct holders *holders)
 {
-	pid_t self = getpid();
 	int saved = errno;
 	bool sole = true;
 
 	for (int i = 0; i < HOLDERS_MAX; i++) {
-		pid_t pid = atomic_load(&holders->pids[i]);
+		uint64_t name = atomic_load(&holders->names[i]);
 
-		if (pid == 0 || pid == self) {
+		if (name == 0 || name == own_name) {
 			continue;
 		}
-		if (lives(pid)) {
+		if (lives(name)) {
 			sole = false;
 		} else { /* unless its place has been taken meanwhile */
-			atomic_compare_exchange_strong(&holders->pids[i], &pid, 0);
+			atomic_compare_exchange_strong(&holders->names[i], &name, 0);
 		}
 	}
 	errno = saved;
@@ -89,8 +105,8 @@ static struct holders *take_holders(void)
 
 	for (int i = 0; i < HOLDERS_LOOKS && chunk != NULL; i++) {
 		holders = &chunk[chunk_at++ % HOLDERS_CHUNK];
-		if (is_sole(holders) && !has(holders, getpid())) {
-			GMB_ASSERT(replace(holders, 0, getpid()));
+		if (is_sole(holders) && !has(holders, own_name)) {
+			GMB_ASSERT(replace(holders, 0, own_name));
 			return holders;
 		}
 	}
@@ -101,7 +117,7 @@ static struct holders *take_holders(void)
 	if (chunk == NULL) {
 		return NULL;
 	}
-	atomic_store(&chunk[0].pids[0], getpid());
+	atomic_store(&chunk[0].names[0], own_name);
 	chunk_at = 1;
 	return &chunk[0];
 }
@@ -114,10 +130,14 @@ bool process_is_sole(struct conn *conn)
 void process_closes(struct conn *conn)
 {
 	if (conn->holders != NULL) {
-		(void)replace(conn->holders, getpid(), 0);
+		(void)replace(conn->holders, own_name, 0);
 		conn->holders = NULL;
 	}
 }
+
+/* Of the last fork of this thread: the child that has not run yet; 0: none. */
+static _Thread_local uint64_t fork_name __attribute__((tls_model("initial-exec")));
+static uint32_t forks;
 
 /* The child of the fork that follows will have it, too. */
 static void share(struct conn *conn)
@@ -127,10 +147,10 @@ static void share(struct conn *conn)
 	if (conn->holders == NULL) {
 		conn->holders = take_holders();
 	}
-	counted = conn->holders != NULL && replace(conn->holders, 0, PID_UNNAMED);
+	counted = conn->holders != NULL && replace(conn->holders, 0, fork_name);
 	if (!counted && conn->holders != NULL) {
 		(void)is_sole(conn->holders); /* the dead make room */
-		counted = replace(conn->holders, 0, PID_UNNAMED);
+		counted = replace(conn->holders, 0, fork_name);
 	}
 	if (!counted) {
 		conn_unfit(conn, REASON_FORK);
@@ -150,6 +170,7 @@ static void before_fork(void)
 		nested_forks++;
 		return;
 	}
+	fork_name = UNNAMED | (uint64_t)getpid() << UNNAMED_PID_SHIFT | forks++;
 	conn_before_fork(FORK_WAIT_MS);
 	for (int fd = 0; fd < core.fds_end; fd++) {
 		struct conn *conn = conn_at(fd);
@@ -172,6 +193,7 @@ static void parent_after_fork(void)
 
 static void child_after_fork(void)
 {
+	name_self();
 	if (nested_forks > 0) {
 		nested_forks--;
 		return;
@@ -184,15 +206,34 @@ static void child_after_fork(void)
 		struct conn *conn = conn_at(fd);
 
 		if (conn != NULL && conn->fd == fd && conn->holders != NULL) {
-			(void)replace(conn->holders, PID_UNNAMED, getpid());
+			(void)replace(conn->holders, fork_name, own_name);
 		}
 	}
 	epoll_after_fork();
 	core_unlock();
 }
 
+void process_fork_failed(void)
+{
+	int saved = errno;
+
+	if (fork_name != 0 && core_lock()) {
+		for (int fd = 0; fd < core.fds_end; fd++) {
+			struct conn *conn = conn_at(fd);
+
+			if (conn != NULL && conn->holders != NULL) {
+				(void)replace(conn->holders, fork_name, 0);
+			}
+		}
+		fork_name = 0;
+		core_unlock();
+	}
+	errno = saved;
+}
+
 void process_init(void)
 {
+	name_self();
 	/* Without memory for it a child must not use what is carried; nothing is carried then. */
 	if (pthread_atfork(before_fork, parent_after_fork, child_after_fork) != 0) {
 		atomic_store(&core.active, false);
@@ -263,7 +304,7 @@ bool process_before_exec(void)
 		}
 		if (!survives_exec(conn)) {
 			if (conn->holders != NULL) {
-				(void)replace(conn->holders, getpid(), 0);
+				(void)replace(conn->holders, own_name, 0);
 			}
 		} else if (conn_is_carried(conn) && stays_open(fd) && !conn->passed &&
 			   process_is_sole(conn)) {
@@ -307,8 +348,8 @@ void process_exec_failed(bool began)
 	for (int fd = 0; fd < core.fds_end; fd++) {
 		struct conn *conn = conn_at(fd);
 
-		if (conn != NULL && conn->holders != NULL && !has(conn->holders, getpid())) {
-			(void)replace(conn->holders, 0, getpid()); /* its place is free */
+		if (conn != NULL && conn->holders != NULL && !has(conn->holders, own_name)) {
+			(void)replace(conn->holders, 0, own_name); /* its place is free */
 		}
 		if (conn != NULL && conn->kept_fd >= 0 && stays_open(fd)) {
 			GMB_ASSERT(REAL(dup2)(conn->kept_fd, fd) == fd);

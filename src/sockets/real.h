@@ -68,6 +68,7 @@ void real_find_all(void);
 	X(int, memfd_create, (const char *, unsigned int))                                         \
 	X(int, pipe2, (int *, int))                                                                \
 	X(FILE *, fdopen, (int, const char *))                                                     \
+	X(pid_t, fork, (void))                                                                     \
 	X(pid_t, vfork, (void))                                                                    \
 	X(int, execve, (const char *, char *const *, char *const *))                               \
 	X(int, execvpe, (const char *, char *const *, char *const *))                              \

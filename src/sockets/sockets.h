@@ -430,6 +430,9 @@ void epoll_after_fork(void);
 /* --- process.c -------------------------------------------------------------------------------- */
 
 void process_init(void);
+/* fork() has returned -1 in this thread: there is no child that has the connections. errno stays.
+ */
+void process_fork_failed(void);
 /* Does no other process that we know of have the connection? A system call for each. */
 bool process_is_sole(struct conn *conn);
 /* This process has it no more. */

@@ -19,6 +19,7 @@ PYTHON = sys.executable
 LONG = os.environ.get("SOCKETS_LONG") == "1"
 KILLS = range(1, 16) if LONG else (2, 4, 9)  # before, while and after they meet
 SEEDS = 40 if LONG else 2
+ORDINARY_USER = 12345
 MUCH = 2000000000 if LONG else 100000000
 
 # Echoes until the end; prints what it was. argv: port, calls after which it kills itself (0: never)
@@ -226,8 +227,77 @@ sleeper.join()
 print(conn.recv(8))
 """
 
+# Both ends of a connection, before and after a fork that fails.
+FORK_FAILS = """
+import os, resource, socket
+listener = socket.create_server(("127.0.0.1", 0))
+client = socket.create_connection(listener.getsockname())
+server, _ = listener.accept()
+def talk():
+    for _ in range(60):
+        client.sendall(b"abcdef")
+        server.sendall(server.recv(6))
+        assert client.recv(6) == b"abcdef"
+talk()
+resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+try:
+    os.fork()
+except BlockingIOError:
+    print("failed")
+talk()
+"""
+
+# A child in a PID namespace of its own, where its parent has no number, echoes; then the parent; argv: port.
+OTHER_NAMESPACE = """
+import ctypes, os, socket, sys
+libc = ctypes.CDLL(None, use_errno=True)
+CLONE_NEWPID = 0x20000000
+if libc.unshare(CLONE_NEWPID) != 0:
+    print("not permitted", flush=True)
+    sys.exit()
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+print("ready", flush=True)
+conn, _ = listener.accept()
+def echo():
+    for _ in range(60):
+        conn.sendall(conn.recv(6))
+echo()
+child = os.fork()
+if child == 0:
+    echo()
+    sys.exit()
+assert os.waitpid(child, 0)[1] == 0
+echo()
+"""
+
 
 class Faults(sockets_tool.Case):
+    def test_fork_that_fails(self):
+        """There is no child that has the connection: it is carried again."""
+        os.chmod(self.folder, 0o777)
+        user = {"user": ORDINARY_USER} if os.geteuid() == 0 else {}
+        done = subprocess.run(self.carried("connect *:*; listen *:*; after 3", PYTHON, "-c",
+                                           FORK_FAILS),
+                              capture_output=True, text=True, timeout=60, check=False, **user)
+        self.assertEqual((done.stdout, done.returncode), ("failed\n", 0), done.stderr)
+        self.assertEqual(self.stats()["carried"], 4, self.stats())  # two ends, twice
+
+    def test_child_in_another_pid_namespace(self):
+        """It finds no process of its parent's number, and must not take the connection for its own."""
+        port = free_port()
+        server = self.start(*self.carried(f"listen *:{port}; after 3", PYTHON, "-c",
+                                          OTHER_NAMESPACE, str(port)),
+                            stdout=subprocess.PIPE, text=True)
+        if server.stdout.readline() != "ready\n":
+            self.skipTest("may not make a PID namespace")
+        talk = subprocess.run(self.carried(f"connect *:{port}; after 3", PYTHON, "-c", TALK,
+                                           str(port), "180", "0"),
+                              capture_output=True, text=True, timeout=sockets_tool.DEADLINE_S,
+                              check=False)
+        self.assertEqual(talk.stdout, "done\n", talk.stderr)
+        self.assertEqual(server.wait(sockets_tool.DEADLINE_S), 0)
+        self.assertEqual(self.stats()["carried"], 2, self.stats())  # two ends, before the fork
+
     def serve_half(self, program):
         """A server that does not read all. Returns it and a connection that is carried."""
         port = free_port()
