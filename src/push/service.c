@@ -99,6 +99,11 @@ static void tick_done(struct ring_op *op, int result)
 		push_session_job_fail(session, -ECANCELED, "the job was cancelled");
 		return;
 	}
+	if (now_ns - session->ticked_ns >= 10 * PUSH_TICK_NS) {
+		/* This process hung: what came meanwhile is still to be heard. */
+		session->heard_ns = MIN(now_ns, session->heard_ns + (now_ns - session->ticked_ns));
+	}
+	session->ticked_ns = now_ns;
 	if (now_ns - session->heard_ns >= session->silence_ns) {
 		end_silent(session);
 		return;
@@ -128,6 +133,7 @@ int push_session_job(struct push_session *session, struct push_job *job, const c
 		session->job = job->serial;
 		session->job_state = PUSH_JOB_BEGINS;
 		session->heard_ns = ring_now_ns(ring);
+		session->ticked_ns = session->heard_ns;
 		session->silence_ns = session->service->engine->limits.handshake_timeout_ns;
 		session_set_state(&session->base, SESSION_READY);
 		ring_timer(ring, &session->tick, PUSH_TICK_NS, tick_done);

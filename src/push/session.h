@@ -63,6 +63,7 @@ struct push_session {
 	uint64_t heard_ns;   /* from the other end of the job; or when that was over */
 	uint64_t said_ns;    /* ALIVE */
 	uint64_t silence_ns; /* so long it may say nothing */
+	uint64_t ticked_ns;  /* the last look around */
 	bool has_begun;	     /* USED was said: both give signs of life */
 	bool note_due;	     /* a coordinator is to be told of the end */
 	uint64_t noted_job;

@@ -340,11 +340,11 @@ class Push(support.Case):
     def test_silence(self):
         """Who gives no sign of life loses what it was lent; who is slow does not."""
         source = self.image("source", 4 * MIB, (0, 4 * MIB))
-        slow = self.serve(f"disk={source}", "other=memory:4M", arguments=("--handshake-timeout", "1s"))
+        slow = self.serve(f"disk={source}", "other=memory:4M", arguments=("--handshake-timeout", "2s"))
         code, number, errors = self.run_gmblock("push", "--detach", "--rate", "1", slow.push("disk"),
                                                 slow.push("other"))
         self.assertEqual((code, errors), (0, ""))
-        server = self.serve("disk=memory:4M", arguments=("--handshake-timeout", "1s"))
+        server = self.serve("disk=memory:4M", arguments=("--handshake-timeout", "2s"))
         run = subprocess.run([DRIVER, server.push("disk"), self.path("mute")], stdout=subprocess.PIPE, text=True,
                              check=True)
         lines = dict(line.split(": ", 1) for line in run.stdout.splitlines())
