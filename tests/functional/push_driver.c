@@ -93,6 +93,7 @@ static void send(struct source *source, uint32_t type, const void *bytes, uint32
 static uint32_t hear(struct source *source, uint32_t *len_out)
 {
 	struct clan_message head;
+	uint32_t signs = 0;
 	int result;
 
 	do {
@@ -100,6 +101,9 @@ static uint32_t hear(struct source *source, uint32_t *len_out)
 			source->conn, CLAN_ANY, &head, source->message, sizeof(source->message));
 		if (result == -EAGAIN) {
 			turn(source);
+		}
+		if (result == 0 && head.type == PUSH_ALIVE && ++signs == 10) {
+			stop("the server only gives signs of life");
 		}
 	} while (result == -EAGAIN || (result == 0 && head.type == PUSH_ALIVE));
 	*len_out = result == 0 ? head.bytes : 0;
