@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The wire format of push, docs/protocol/push.md, whose rules H1 to H12 are named here: messages,
+ * The wire format of push, docs/protocol/push.md, whose rules H1 to H10 are named here: messages,
  * the head of a piece, and tickets.
  *
  * What: layouts, and parsers of what a peer sent, in private memory. Threading: pure functions.
