@@ -32,6 +32,20 @@ void push_control_send(struct push_session *session, struct push_answer *answer,
 	}
 }
 
+static const char *refusal(const struct export *export, uint32_t rights)
+{
+	if ((rights & ENGINE_RIGHT_WRITE) == 0) {
+		return "the source cannot be read";
+	}
+	if (atomic_load_explicit(&export->read_only, memory_order_relaxed)) {
+		return "the destination is served read-only, and cannot be written";
+	}
+	return (rights & ENGINE_RIGHT_READ) != 0
+		       ? "the rules of access of the destination do not let you write, and read to "
+			 "compare"
+		       : "the rules of access of the destination do not let you write";
+}
+
 /* The export as the peer sees it, if it has the rights; else the answer is sent. */
 static struct engine_export *find(
 	struct push_session *session, const struct push_text *name, uint32_t rights)
@@ -42,10 +56,7 @@ static struct engine_export *find(
 	if (entry == NULL) {
 		push_control_answer(session, -ENOENT, "there is no such export");
 	} else if ((engine_rights(&session->base, entry->export) & rights) != rights) {
-		push_control_answer(session, -EPERM,
-			(rights & ENGINE_RIGHT_WRITE) != 0
-				? "the destination cannot be written, or not read to compare"
-				: "the source cannot be read");
+		push_control_answer(session, -EPERM, refusal(entry->export, rights));
 		entry = NULL;
 	}
 	return entry;

@@ -142,7 +142,7 @@ class Push(support.Case):
         disk = first.push("disk")
         for target, *fragments in (
                 (second.push("small"), "too small"),
-                (second.push("ro"), "cannot be written"),
+                (second.push("ro"), "is served read-only"),
                 (second.push("disk").replace("/disk", "/none"), "no such export"),
                 (disk, "the same"),
                 ("nbd://127.0.0.1/x", "listens at no gmb+unix"),
@@ -359,7 +359,7 @@ class Push(support.Case):
         first = self.serve("disk=memory:1M", arguments=("--access", f"uid={uid} rights=ro"))
         second = self.serve("disk=memory:1M", arguments=("--access", f"uid={uid} rights=ro"))
         third = self.serve("disk=memory:1M")
-        self.check_refused(["push", first.push("disk"), second.push("disk")], 1, "cannot be written")
+        self.check_refused(["push", first.push("disk"), second.push("disk")], 1, "rules of access")
         self.push(first.push("disk"), third.push("disk"))
 
 
