@@ -18,8 +18,8 @@ LAB = os.path.join(HERE, "lab")
 TIME_LIMIT = 600
 
 
-def laboratory():
-    return Lab(time_limit=TIME_LIMIT)
+def laboratory(time_limit=TIME_LIMIT):
+    return Lab(time_limit=time_limit)
 
 
 def finish(lab):
