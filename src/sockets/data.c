@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <errno.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -592,6 +593,7 @@ ssize_t data_recv(
 	size_t done = 0; /* a peek begins again each time */
 	ssize_t got = 0;
 
+	pthread_testcancel();
 	*plain_out = false;
 	if (!core_lock()) {
 		return -EINTR;
@@ -725,6 +727,7 @@ ssize_t data_sendv(
 	size_t done = 0;
 	int result = 0;
 
+	pthread_testcancel();
 	*plain_out = false;
 	if (!core_lock()) {
 		return -EINTR;

@@ -607,6 +607,7 @@ int epoll_take(struct set *set, struct epoll_event *events, int max, const struc
 	uint64_t deadline_ns = wait_deadline(timeout);
 	int count;
 
+	pthread_testcancel();
 	while (!set_has_core(set)) {
 		count = doze(set, events, max, timeout, mask);
 		if (count == -EAGAIN) {

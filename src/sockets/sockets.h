@@ -15,7 +15,8 @@
  * Threading: one lock (core_lock()) guards everything, but for the table of descriptors and the
  * counts of connections that are not carried, which are atomic. Nothing sleeps with the lock held,
  * but for what is about to fork. A call from a signal handler that meets the lock of its
- * own thread fails with EINTR.
+ * own thread fails with EINTR. Calls that may sleep are points of cancellation where they begin and
+ * while they sleep.
  *
  * Ownership: objects belong to the table of descriptors; connections and sets are kept in pools and
  * never unmapped, so that a look without the lock meets an object of the same kind.

@@ -248,6 +248,7 @@ int wait_poll(
 	uint64_t deadline_ns = wait_deadline(timeout);
 	int result;
 
+	pthread_testcancel();
 	if (count + 1 > FDS_ON_STACK) {
 		rest = malloc((count + 1) * sizeof(*rest));
 		if (rest == NULL) {

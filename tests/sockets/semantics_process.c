@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -290,6 +291,59 @@ static void cancelled(struct pair *pair)
 	show("wakes again and again", after.ru_nvcsw - before.ru_nvcsw > LONG_MS / 6);
 }
 
+struct cancelled_call {
+	const struct pair *pair;
+	int set;
+	int kind;
+	_Atomic(bool) pending;
+};
+
+/* Every one of these calls could be carried out at once. */
+static void *call_when_cancelled(void *argument)
+{
+	struct cancelled_call *call = argument;
+	int fd = call->pair->server;
+	struct epoll_event event;
+	char byte = 'z';
+
+	while (!atomic_load(&call->pending)) {
+	}
+	if (call->kind == 0) {
+		show("read", read(fd, &byte, 1));
+	} else if (call->kind == 1) {
+		show("write", write(fd, &byte, 1));
+	} else if (call->kind == 2) {
+		show("poll", poll(&(struct pollfd){ .fd = fd, .events = POLLIN }, 1, WAIT_MS));
+	} else {
+		show("epoll", epoll_wait(call->set, &event, 1, WAIT_MS));
+	}
+	return NULL;
+}
+
+/* A thread that need not sleep is cancelled as well, before the call does anything. */
+static void cancelled_before(struct pair *pair)
+{
+	int set = make_set(pair->server, EPOLLIN | EPOLLOUT);
+	char byte;
+
+	put(pair->client, "x");
+	arrived(pair->server, 1);
+	for (int kind = 0; kind < 4; kind++) {
+		struct cancelled_call call = { .pair = pair, .set = set, .kind = kind };
+		void *result = NULL;
+		pthread_t thread;
+
+		must(pthread_create(&thread, NULL, call_when_cancelled, &call) == 0, "thread");
+		must(pthread_cancel(thread) == 0, "cancel");
+		atomic_store(&call.pending, true);
+		pthread_join(thread, &result);
+		show("cancelled", result == PTHREAD_CANCELED);
+	}
+	show_bytes("read", &byte, recv(pair->server, &byte, 1, MSG_DONTWAIT));
+	show("nothing", wait_ready(pair->client, POLLIN, SHORT_MS));
+	close(set);
+}
+
 static void child_uses(struct pair *pair)
 {
 	char buffer[16];
@@ -404,6 +458,7 @@ const struct semantics_case process_cases[] = {
 	{ "two-threads", two_threads },
 	{ "left-while-read", left_while_read },
 	{ "cancelled", cancelled },
+	{ "cancelled-before", cancelled_before },
 	{ "child-uses", child_uses },
 	{ "parent-goes-on", parent_goes_on },
 	{ "both-processes", both_processes },
