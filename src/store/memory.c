@@ -413,6 +413,13 @@ static int memory_open(struct store *base, const struct store_options *options, 
 	return map_memory(store, options->path, error);
 }
 
+static const char *memory_pass(struct store *store, struct store_claim *claim_out)
+{
+	GMB_UNUSED(store);
+	GMB_UNUSED(claim_out);
+	return "is in the memory of this process";
+}
+
 static const struct store_ops memory_ops = {
 	.name = "memory",
 	.queue_bytes = sizeof(struct memory_queue),
@@ -422,6 +429,7 @@ static const struct store_ops memory_ops = {
 	.submit = memory_submit,
 	.page_cache_ref = memory_page_cache_ref,
 	.size = memory_size,
+	.pass = memory_pass,
 };
 
 const struct store_kind memory_store_kind = {

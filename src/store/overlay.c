@@ -694,6 +694,13 @@ static const struct counter counter_list[] = {
 static const struct counter_table counters = { "overlay", "export", counter_list,
 	ARRAY_COUNT(counter_list) };
 
+static const char *overlay_pass(struct store *store, struct store_claim *claim_out)
+{
+	GMB_UNUSED(store);
+	GMB_UNUSED(claim_out);
+	return "has an overlay, and only this process knows all of its changes";
+}
+
 static const struct store_ops overlay_ops = {
 	.name = "overlay",
 	.queue_bytes = sizeof(struct overlay_queue),
@@ -708,6 +715,7 @@ static const struct store_ops overlay_ops = {
 	.size = overlay_size,
 	.counters = &counters,
 	.barrier = overlay_barrier,
+	.pass = overlay_pass,
 };
 
 static int set_overlay(void *config_bytes, const char *value, struct error *error)

@@ -300,7 +300,7 @@ const char *store_pass(struct store *store, struct store_claim *claim_out)
 			return "has failed to flush, which another process would not know";
 		}
 		if (store->ops->pass == NULL) {
-			return "keeps its content, or a part of it, in the memory of this process";
+			return "is of a kind that another process cannot go on with";
 		}
 		refusal = store->ops->pass(store, claim_out);
 		if (refusal != NULL) {

@@ -497,8 +497,14 @@ class Upgrade(support.Case):
             nbdmini.open_export(self.socket_uri("t"))
 
     def test_what_cannot_be_passed(self):
+        log = self.path("log")
+        code, _, errors = self.run_gmblock("create", "--size=256M", f"flash:{log}")
+        self.assertEqual(code, 0, errors)
         cases = {
-            "in the memory of this process": ["memory:1M"],
+            "disk of export \"\" is in the memory of this process": ["memory:1M"],
+            "disk of export \"\" has an overlay": [
+                "--export", f"={self.disk},overlay={self.path('overlay')}"],
+            "disk of export \"\" is a log": [f"flash:{log}"],
             "has failed to flush": ["--export", f"={self.disk},fault=flush:EIO"],
         }
         for reason, arguments in cases.items():
