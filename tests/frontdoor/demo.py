@@ -85,6 +85,23 @@ class Demo(unittest.TestCase):
         self.assertEqual(process.wait(), 0)
         self.assertEqual(os.path.getsize(disk), 1000)
 
+    def test_it_goes_on_when_the_server_is_replaced(self):
+        process, port, _ = self.start()
+        for _ in range(2):
+            done = subprocess.run([GMBLOCK, "upgrade", f"nbd://127.0.0.1:{port}"], check=True,
+                                  capture_output=True, text=True)
+            server = int(done.stdout.split()[1])
+            self.assertEqual(self.greeting(port), b"NBDMAGIC")
+        # The second one knows nothing of the first: the demo follows.
+        self.assertIsNone(process.poll())
+        self.assertEqual(len(os.listdir(self.folder)), 1)
+        process.terminate()
+        process.stdout.read()
+        self.assertEqual(process.wait(), 0)
+        self.assertEqual(os.listdir(self.folder), [])
+        with self.assertRaises(ProcessLookupError):
+            os.kill(server, 0)
+
     def test_a_disk_that_is_not_there_is_an_error(self):
         done = subprocess.run(
             [f"{ROOT}/scripts/run-demo", GMBLOCK], capture_output=True, text=True, check=False,
