@@ -27,7 +27,7 @@ class Examples(unittest.TestCase):
         numbers = random.Random(1)
         with open(self.image, "wb") as file:
             file.truncate(IMAGE_BYTES)
-            for start, length in ((0, 65536), (5 << 20, (2 << 20) + 77)):
+            for start, length in ((0, 65536), (5 << 20, (2 << 20) + 77), (IMAGE_BYTES - 1000, 1000)):
                 self.content[start:start + length] = numbers.randbytes(length)
                 file.seek(start)
                 file.write(self.content[start:start + length])

@@ -6,6 +6,10 @@
  *
  * With a URI of gmb+unix the server's disk writes from the memory that the file was read into.
  */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* O_DIRECT */
+#endif
+#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -52,7 +56,10 @@ int main(int argc, char **argv)
 		fprintf(stderr, "usage: send-file URI FILE [BYTES]\n");
 		return 2;
 	}
-	fd = open(argv[2], O_RDONLY | O_CLOEXEC);
+	fd = open(argv[2], O_RDONLY | O_CLOEXEC | O_DIRECT);
+	if (fd < 0 && errno == EINVAL) { /* the file system has none of that */
+		fd = open(argv[2], O_RDONLY | O_CLOEXEC);
+	}
 	if (fd < 0) {
 		perror(argv[2]);
 		return 1;

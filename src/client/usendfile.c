@@ -9,10 +9,17 @@
 #include <errno.h>
 #include <unistd.h>
 
+#include "base/bytes.h"
 #include "base/crc32c.h"
 #include "client/client_private.h"
 
-enum { PIECES = 8, PIECE_BYTES = 1 << 20, ALL_IDLE = (1 << PIECES) - 1 };
+enum {
+	PIECES = 8,
+	PIECE_BYTES = 1 << 20,
+	ALL_IDLE = (1 << PIECES) - 1,
+	/* Of what is read, for files opened with O_DIRECT: to behind the end of the part. */
+	READ_ALIGN = 4096,
+};
 
 struct sending {
 	uint8_t *memory; /* PIECES of them */
@@ -29,21 +36,24 @@ static void written(struct gmb_request *request)
 	sending->err = sending->err != 0 ? sending->err : request->result;
 }
 
-/* All of it, or a negative errno: -ENODATA where the file ends before. */
+/* All of it, or a negative errno: -ENODATA where the file ends before. The buffer has room up to a
+ * multiple of READ_ALIGN. */
 static int read_all(int fd, uint8_t *buffer, size_t bytes, uint64_t offset)
 {
+	size_t room = align_up(bytes, READ_ALIGN);
 	size_t done = 0;
 
 	while (done < bytes) {
-		ssize_t count = pread(fd, buffer + done, bytes - done, (off_t)(offset + done));
+		size_t begin = align_down(done, READ_ALIGN);
+		ssize_t count = pread(fd, buffer + begin, room - begin, (off_t)(offset + begin));
 
-		if (count == 0) {
-			return -ENODATA;
-		}
 		if (count < 0 && errno != EINTR) {
 			return -errno;
 		}
-		done += count > 0 ? (size_t)count : 0;
+		if (count >= 0 && begin + (size_t)count <= done) {
+			return -ENODATA;
+		}
+		done = count >= 0 ? begin + (size_t)count : done;
 	}
 	return 0;
 }
@@ -68,7 +78,7 @@ int gmb_usendfile(struct gmb_client *client, int fd, uint64_t fd_offset, uint64_
 		return -EDEADLK;
 	}
 	if ((flags & ~(uint32_t)GMB_TO_FLASH) != 0 || fd_offset > INT64_MAX ||
-		bytes > INT64_MAX - fd_offset) {
+		bytes > INT64_MAX - fd_offset || offset > INT64_MAX || bytes > INT64_MAX - offset) {
 		return -EINVAL;
 	}
 	sending.err = gmb_buffer_alloc(queue, (size_t)PIECES * PIECE_BYTES, 0, &memory, NULL);
