@@ -78,6 +78,12 @@ static void take_look(struct push_session *session, const struct push_text *name
 	answer.head.value = store_size(entry->export->store);
 	answer.head.flags = ((rights & ENGINE_RIGHT_READ) != 0 ? (uint32_t)PUSH_LOOK_READ : 0) |
 			    ((rights & ENGINE_RIGHT_WRITE) != 0 ? (uint32_t)PUSH_LOOK_WRITE : 0);
+	if ((flags & PUSH_LOOK_COPY) != 0 && !session->base.peer.has_credentials) {
+		push_control_answer(session, -EPERM,
+			"paths of sockets are told to this machine only: use the source's "
+			"push+unix:// address");
+		return;
+	}
 	if ((flags & PUSH_LOOK_COPY) != 0 && engine->options.near_uri == NULL) {
 		push_control_answer(session, -EOPNOTSUPP,
 			"the source cannot be read by a copy: its server listens at no "

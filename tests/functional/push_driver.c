@@ -6,6 +6,7 @@
  *     push_driver URI         of an export of at least 4 MiB, over a Unix socket
  *     push_driver URI PATH    says nothing for as long as it may, as a source, and as a destination
  *                             that listens at PATH
+ *     push_driver URI         of a network: where can the export be read for a copy?
  */
 #include <errno.h>
 #include <stdio.h>
@@ -311,6 +312,25 @@ static void begin_mute(const char *path)
 	/* The process ends with what it has. */
 }
 
+static void look_for_copy(void)
+{
+	struct push_wire_look head = {
+		.name_bytes = (uint16_t)strlen(uri.export_name),
+		.flags = PUSH_LOOK_COPY,
+	};
+	const struct iovec parts[] = {
+		{ &head, sizeof(head) },
+		{ uri.export_name, head.name_bytes },
+	};
+	struct push_answer answer;
+	struct error error;
+	int result = push_ask(ask, PUSH_LOOK, parts, 2, &answer, &error);
+
+	printf("copy: %.*s\n", result == 0 ? (int)answer.text.length : (int)strlen(error.text),
+		result == 0 ? answer.text.bytes : error.text);
+	push_ask_close(ask);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
@@ -330,6 +350,11 @@ int main(int argc, char **argv)
 	if (argc < 2 || export_uri_parse(argv[1], &uri, &error) != 0 ||
 		push_ask_open(&uri, TIMEOUT_NS, &ask, &error) != 0) {
 		stop(argc >= 2 ? error.text : "push_driver URI [PATH]");
+	}
+	if (!uri.is_unix) {
+		look_for_copy();
+		export_uri_fini(&uri);
+		return 0;
 	}
 	if (argc == 3) {
 		get_ticket(geteuid(), RANGE_BYTES);
