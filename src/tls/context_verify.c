@@ -422,10 +422,16 @@ int tls_context_recheck(
 	int alert = 0;
 	int rc;
 
+	if (!identity->is_proved && context->role == TLS_SERVER) {
+		if (context->verify_peer) {
+			return error_set(error, -EACCES, "certificates are required now");
+		}
+		return context->use_certificates
+			       ? 0
+			       : error_set(error, -EACCES, "pre-shared keys are required now");
+	}
 	if (!identity->is_proved) {
-		return context->role == TLS_SERVER && context->verify_peer
-			       ? error_set(error, -EACCES, "certificates are required now")
-			       : 0;
+		return 0;
 	}
 	for (uint32_t i = 0; i < identity->value_count; i++) {
 		if (identity->values[i].kind == IDENTITY_PSK) {

@@ -710,7 +710,10 @@ static void test_recheck_of_psks(void **state)
 /* Who is nobody may stay only where nobody is welcome. */
 static void test_recheck_of_nobody(void **state)
 {
+	const struct tls_options keys_only = { .role = TLS_SERVER,
+		.psk_file = in_scratch("keys.psk") };
 	struct tls_options options = *server_options();
+	struct tls_context *context;
 	struct identity *identity;
 	struct pair pair;
 	struct error error;
@@ -727,6 +730,11 @@ static void test_recheck_of_nobody(void **state)
 	assert_string_equal(identity->text, "nobody");
 	assert_int_equal(tls_context_recheck(pair.server.context, identity, &error), 0);
 	assert_int_equal(recheck(identity, &error), -EACCES);
+	copy("keys.psk", "keys.psk");
+	context = pair_load(&keys_only);
+	assert_int_equal(tls_context_recheck(context, identity, &error), -EACCES);
+	assert_contains(error.text, "pre-shared keys are required");
+	tls_context_put(context);
 	identity_put(identity);
 	pair_fini(&pair);
 }
