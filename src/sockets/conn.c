@@ -192,7 +192,7 @@ static void conn_closes(struct conn *conn, int fd)
 	if (!carried) {
 		return;
 	}
-	data_pull(conn);
+	data_pull(conn, SOCKETS_LOOK_BYTES);
 	if (conn_buffered(conn) > 0 && !conn->passed && process_is_sole(conn)) {
 		/* What TCP does when bytes are lost that way: the peer gets a reset. */
 		const struct linger reset = { .l_onoff = 1 };
@@ -878,7 +878,7 @@ void conn_event(const struct clan_event *event)
 /* One look at a connection that is to be on TCP. True: it is. */
 static bool is_back(struct conn *conn)
 {
-	data_pull(conn);
+	data_pull(conn, SOCKETS_BUFFER_BYTES);
 	conn_settle(conn);
 	return conn->clan == NULL;
 }

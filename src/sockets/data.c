@@ -159,7 +159,7 @@ static ssize_t pull_read(struct conn *conn, const struct iovec *iov)
 		       : -EAGAIN;
 }
 
-void data_pull(struct conn *conn)
+void data_pull(struct conn *conn, size_t bytes_max)
 {
 	ssize_t got;
 
@@ -170,9 +170,10 @@ void data_pull(struct conn *conn)
 	do {
 		struct iovec iov;
 
-		if (conn->buffer_end == conn->buffer_bytes &&
-			!grow_buffer(
-				conn, MAX(conn->buffer_bytes * 2, (size_t)BUFFER_BYTES_FIRST))) {
+		if (conn->buffer_end >= bytes_max ||
+			(conn->buffer_end == conn->buffer_bytes &&
+				!grow_buffer(conn,
+					MAX(conn->buffer_bytes * 2, (size_t)BUFFER_BYTES_FIRST)))) {
 			return;
 		}
 		iov = (struct iovec){
@@ -260,7 +261,7 @@ static ssize_t peek_all(struct conn *conn, const struct iovec *iov, int iov_coun
 	ssize_t got = 0;
 
 	if (conn_buffered(conn) < total) {
-		data_pull(conn);
+		data_pull(conn, SOCKETS_LOOK_BYTES);
 	}
 	done = (size_t)buffer_read(conn, iov, iov_count, true);
 	if (done < total && switch_place(&conn->side, &limit) == SWITCH_TCP &&
@@ -343,7 +344,7 @@ ssize_t data_receive(struct conn *conn, const struct iovec *iov, int iov_count, 
 		if (switch_place(&conn->side, &limit) == SWITCH_TCP) {
 			if (peek && limit != UINT64_MAX) {
 				/* The next bytes may be in both places. */
-				data_pull(conn);
+				data_pull(conn, SOCKETS_LOOK_BYTES);
 				if (conn_buffered(conn) > 0) {
 					continue;
 				}
@@ -360,7 +361,7 @@ ssize_t data_receive(struct conn *conn, const struct iovec *iov, int iov_count, 
 			continue;
 		}
 		if (peek) {
-			data_pull(conn);
+			data_pull(conn, SOCKETS_LOOK_BYTES);
 			got = conn_buffered(conn) > 0 ? 1 : -EAGAIN;
 		} else {
 			got = ring_read(conn, iov, iov_count);
@@ -570,7 +571,7 @@ static ssize_t receive_nothing(struct conn *conn)
 /* Can a peek not see more than it has seen, however long it waits? */
 static bool peek_has_ended(struct conn *conn)
 {
-	return conn->buffer_end == SOCKETS_BUFFER_BYTES ||
+	return conn->buffer_end >= SOCKETS_LOOK_BYTES ||
 	       (data_ready(conn) & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
 }
 

@@ -275,7 +275,7 @@ static int readable(int fd, int *bytes)
 			uint64_t limit;
 
 			core_look(false);
-			data_pull(conn);
+			data_pull(conn, SOCKETS_LOOK_BYTES);
 			*bytes = 0;
 			if (switch_place(&conn->side, &limit) == SWITCH_TCP) {
 				(void)REAL(ioctl)(fd, FIONREAD, bytes);

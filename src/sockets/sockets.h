@@ -38,8 +38,10 @@
 
 enum {
 	SOCKETS_FDS_MAX = 65536,
-	SOCKETS_BUFFER_BYTES =
-		1048576, /* of a connection, for what was taken ahead of the program */
+	/* Of a connection, for what was taken ahead of the program: for a look at it, and before a
+	 * fork, which must not leave anything in the ring. */
+	SOCKETS_LOOK_BYTES = 1048576,
+	SOCKETS_BUFFER_BYTES = 64 << 20,
 	SOCKETS_IOV_MAX = 1024,
 };
 
@@ -373,8 +375,8 @@ ssize_t data_receive(struct conn *conn, const struct iovec *iov, int iov_count, 
 ssize_t data_send(struct conn *conn, const struct iovec *iov, int iov_count);
 /* It has gone back to TCP: is it to get larger rings, which it did not have? True once. */
 bool data_grows(struct conn *conn);
-/* Takes all that the ring has into the buffer. */
-void data_pull(struct conn *conn);
+/* Takes what the ring has into the buffer, until that has bytes_max or more. */
+void data_pull(struct conn *conn, size_t bytes_max);
 /* What poll() would say, of all conditions. */
 short data_ready(struct conn *conn);
 /* The whole call, lock included, as recvmsg() and sendmsg() of a carried connection. *plain_out: it

@@ -204,6 +204,22 @@ for _ in range(30):
 print(first)
 """
 
+# Then the ring is filled, looked into, and filled again; a child has to read all of it.
+BULK_FORK = BULK + """
+import os
+sent = moved(out.send, data)
+to.recv(1, socket.MSG_PEEK)
+sent += moved(out.send, data[sent:])
+sent += moved(out.send, data[sent:])
+if os.fork() == 0:
+    received = 0
+    while received < sent:
+        received += moved(to.recv_into, memoryview(room)[received:])
+    assert room[:sent] == data[:sent], "wrong bytes"
+    os._exit(0)
+print(sent, os.wait()[1])
+"""
+
 
 # One thread sleeps in an edge-triggered set, another reads less than it asks for; argv: port.
 EDGES = """
@@ -385,6 +401,14 @@ while left:
         self.assertLess(room, 1 << 20)
         self.assertEqual((stats["bulk"], stats["carried"], stats["broken"]), (1, 4, 0))  # two ends, twice
         self.assertGreater(stats["out_bytes"], 30 << 20)
+
+    def test_fork_with_much_unread(self):
+        """The child has what was in the ring and what was taken from it."""
+        done = subprocess.run(self.carried("connect *:*; listen *:*; after 3", PYTHON, "-c", BULK_FORK),
+                              capture_output=True, text=True, timeout=120, check=False)
+        sent, status = done.stdout.split()[1:]
+        self.assertEqual(status, "0", done.stderr)
+        self.assertGreater(int(sent), 1 << 20)
 
     def test_ring_of_a_rule_stays(self):
         room, stats = self.move_bulk("; ring 65536")
