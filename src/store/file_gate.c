@@ -212,8 +212,8 @@ int file_gate_claim(
 	pthread_mutex_lock(&gate->claim_lock);
 	if (gate->claim_count > 0 && (sole || gate->claim_is_sole)) {
 		result = error_set(error, -EBUSY,
-			"'%s' is an overlay, and another export of this server writes it already; "
-			"each export needs an overlay of its own",
+			"'%s' is an overlay or a flash store, and another export of this server "
+			"has it already; each export needs one of its own",
 			path);
 	} else if (gate->is_adopted) {
 		gate->is_adopted = false;

@@ -166,6 +166,11 @@ class Flash(support.Case):
         self.damage(0, bytes(2 * BLOCK))
         self.refused("gmblock create")
 
+    def test_two_exports_of_one_store_are_refused(self):
+        _, _, errors = self.run_gmblock("serve", "--export", "a=flash:" + self.file, "--export", "b=flash:" + self.file,
+                                        "--listen", self.socket_uri("t"))
+        self.assertIn("flash store, and another export of this server has it already", errors)
+
     def test_served_as_a_plain_disk(self):
         code, _, errors = self.run_gmblock("serve", self.file, "--listen", self.socket_uri("t"))
         self.assertEqual(code, 1)
