@@ -23,7 +23,7 @@ KILLS, FAILURES, BOOT = map(int, sys.argv[2:])
 BLOCK = 4096
 REQUESTS = 16
 CMD_TRIM, FLAG_FUA = 4, 1
-PIECE = 64  # blocks; the greatest request
+PIECE = 63  # blocks of the greatest request: one record, which a segment of 64 has room for
 
 
 def quiet(boot):
