@@ -193,7 +193,8 @@ const char *push_job_parse(const uint8_t *bytes, size_t len, struct push_job_mes
 	if (head->role < PUSH_SOURCE || head->role > PUSH_SINK || head->state < PUSH_JOB_BEGINS ||
 		head->state >= PUSH_JOB_STATE_END || head->done > head->length ||
 		head->zeroes > head->done || head->skipped > head->done - head->zeroes ||
-		head->durable > head->length || head->zero != 0) {
+		head->durable > head->length || head->zero != 0 ||
+		(head->state == PUSH_JOB_FAILED) != (head->status != 0)) {
 		return "H7: a number in JOB";
 	}
 	return NULL;

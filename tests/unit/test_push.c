@@ -169,6 +169,21 @@ static void end(uint64_t serial)
 	push_job_end(serial, &(struct push_progress){ 0 }, -ECANCELED, "over", 2 * S);
 }
 
+static void a_job_has_a_status_if_it_has_failed(void **state)
+{
+	struct push_wire_job head = { .role = PUSH_SOURCE, .state = PUSH_JOB_FAILED };
+	struct push_job_message job;
+
+	(void)state;
+	assert_non_null(push_job_parse((const uint8_t *)&head, sizeof(head), &job));
+	head.status = EIO;
+	assert_null(push_job_parse((const uint8_t *)&head, sizeof(head), &job));
+	head.state = PUSH_JOB_DONE;
+	assert_non_null(push_job_parse((const uint8_t *)&head, sizeof(head), &job));
+	head.status = 0;
+	assert_null(push_job_parse((const uint8_t *)&head, sizeof(head), &job));
+}
+
 static void jobs_are_not_in_each_others_way(void **state)
 {
 	struct push_viewer one = { .identity.bytes[0] = 1 };
@@ -407,6 +422,7 @@ int main(void)
 		cmocka_unit_test(a_ticket_is_for_one_server),
 		cmocka_unit_test(one_asker_does_not_fill_the_table),
 		cmocka_unit_test(the_table_of_tickets_is_full),
+		cmocka_unit_test(a_job_has_a_status_if_it_has_failed),
 		cmocka_unit_test(jobs_are_not_in_each_others_way),
 		cmocka_unit_test(the_table_of_jobs_is_full),
 		cmocka_unit_test(checksums),
