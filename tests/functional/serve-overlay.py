@@ -234,7 +234,7 @@ class Overlay(support.Case):
         self.check_refused(["serve", "--listen", self.socket_uri("refused"),
                             "--export", f"a={self.base},overlay={self.path('b.overlay')}",
                             "--export", f"b={self.base},overlay={self.path('b.overlay')}"], 1,
-                           "an overlay of its own")
+                           "each export needs one of its own")
         # Another overlay on the same base is nobody's business.
         other = self.start("--export", f"={self.base},overlay={self.path('c.overlay')}",
                            "--listen", self.socket_uri("other"))
