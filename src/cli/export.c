@@ -240,7 +240,8 @@ int cmd_export(int argc, char **argv)
 	lists = strcmp(action, "list") == 0;
 	if (lists ? argc > optind : arguments.json) {
 		return cli_usage_error(
-			name, lists ? "list takes no NAME" : "--json is for list only");
+			name, lists ? "list takes no NAME; a server is named with --server"
+				    : "--json is for list only");
 	}
 	if (arguments.now && arguments.has_deadline) {
 		return cli_usage_error(name, "give either --now or a --deadline");

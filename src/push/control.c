@@ -54,7 +54,8 @@ static struct engine_export *find(
 		session_export_find(&session->base, name->bytes, name->length);
 
 	if (entry == NULL) {
-		push_control_answer(session, -ENOENT, "there is no such export");
+		push_control_answer(
+			session, -ENOENT, "there is no such export, or it is not for you");
 	} else if ((engine_rights(&session->base, entry->export) & rights) != rights) {
 		push_control_answer(session, -EPERM, refusal(entry->export, rights));
 		entry = NULL;
