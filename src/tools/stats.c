@@ -454,6 +454,23 @@ static void show_tls(const json_t *document)
 	show_tls_failures(document);
 }
 
+/* Nothing where nobody has pushed. */
+static void show_push(const json_t *document)
+{
+	const double tickets = number(document, "counters", "push_tickets");
+	const double refused = number(document, "counters", "push_tickets_refused");
+	const double done = number(document, "counters", "pushes_done");
+	const double failed = number(document, "counters", "pushes_failed");
+	const double copied = number(document, "counters", "pushes_copied");
+
+	if (tickets + refused + done + failed + copied > 0) {
+		printf("Push: %.0f ticket%s made, %.0f refused; %.0f push%s done, %.0f failed, "
+		       "%.0f replaced by a copy\n",
+			tickets, plural(tickets), refused, done, done == 1 ? "" : "es", failed,
+			copied);
+	}
+}
+
 static void show_arenas(const json_t *arenas)
 {
 	for (size_t i = 0; i < json_array_size(arenas); i++) {
@@ -702,6 +719,7 @@ void stats_show(const json_t *document)
 
 	show_head(document);
 	show_tls(document);
+	show_push(document);
 	show_arenas(json_object_get(document, "arenas"));
 	show_rules(json_object_get(document, "rates"));
 	for (size_t i = 0; i < json_array_size(exports); i++) {

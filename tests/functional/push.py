@@ -113,8 +113,15 @@ class Push(support.Case):
         source = self.image("source", size, (0, size))
         target = self.image("target", size, (0, size))
         server = self.serve(f"a={source}", f"b={target}")
+        self.assertNotIn("Push:", self.run_gmblock("stats", server.control)[1])
         self.push(server.push("a"), server.push("b"))
         self.assertEqual(digest(source), digest(target))
+        self.assertIn("Push: 1 ticket made, 0 refused; 2 pushes done, 0 failed, 0 replaced by a copy\n",
+                      self.run_gmblock("stats", server.control)[1])
+        self.assertRegex(self.run_gmblock("stats", "--prometheus", server.control)[1], "(?s)" + ".*".join((
+            r'\ngmblock_push_tickets_total\{result="made"\} 1\n', r'_total\{result="refused"\} 0\n',
+            r'\ngmblock_pushes_total\{result="done"\} 2\n', r'_total\{result="failed"\} 0\n',
+            r'\ngmblock_push_copies_total 0\n')))
 
     def test_a_part(self):
         source = self.image("source", 8 * MIB, (0, 8 * MIB))
