@@ -268,12 +268,18 @@ static long long number(const json_t *result, const char *key)
 
 static int print_result(const json_t *result)
 {
-	char text[160];
+	long long ended = number(result, "connections_ended");
+	char text[400];
 
 	snprintf(text, sizeof(text),
-		"process %lld serves now; connections passed: %lld, ended: %lld; pause: %.1f ms\n",
-		number(result, "pid"), number(result, "connections"),
-		number(result, "connections_ended"), (double)number(result, "pause_us") / 1e3);
+		"process %lld serves now; connections passed: %lld, ended: %lld; pause: "
+		"%.1f ms\n%s",
+		number(result, "pid"), number(result, "connections"), ended,
+		(double)number(result, "pause_us") / 1e3,
+		ended == 0
+			? ""
+			: "those that ended speak gmb or push, have TLS whose records the server "
+			  "makes, or stood still: their clients must connect again\n");
 	return cli_print(text);
 }
 

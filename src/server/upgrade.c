@@ -424,7 +424,10 @@ static bool receive(struct upgrade *upgrade)
 		return false;
 	}
 	if (rc < 0) {
-		return !give_up(upgrade, rc, error.text);
+		return !give_up(upgrade, rc,
+			rc == -ECONNRESET ? "the new process has ended; see the standard error of "
+					    "this server, or its journal"
+					  : error.text);
 	}
 	if (message.fd >= 0) {
 		close(message.fd); /* none is expected from there */

@@ -109,7 +109,7 @@ def be_wrong(channel, how):
 
 
 WRONG = {
-    "dies-at-once": "the other process has ended",
+    "dies-at-once": "the new process has ended; see the standard error",
     "hello-with-descriptors": "descriptors|too long",
     "no-magic": "without the magic number",
     "older-version": "speaks version 0 of the upgrade protocol, this one version 1",
@@ -122,12 +122,12 @@ WRONG = {
     "ready-first": "does not speak in turn",
     "session-first": "descriptors",
     "dies-after-hello": "has ended|cannot be passed",
-    "dies-prepared": "the other process has ended",
+    "dies-prepared": "the new process has ended; see the standard error",
     "fails-prepared": r"no \\x1b\[31mdisk",
     "started-without-ready": "does not speak in turn",
     "dies-after-ready": "has ended|cannot be sent",
     "dies-with-a-session": "has ended|cannot be sent",
-    "dies-with-all": "the other process has ended",
+    "dies-with-all": "the new process has ended; see the standard error",
     "ready-again": "does not speak in turn",
     "fails-with-all": "too late",
 }
@@ -170,8 +170,9 @@ class Upgrade(support.Case):
         code, output, errors = self.run_gmblock(
             "upgrade", self.path("control"), *(("--", *command) if command else ()))
         found = re.match(r"process (\d+) serves now; connections passed: (\d+), ended: (\d+); "
-                         r"pause: ([0-9.]+) ms\n$", output)
+                         r"pause: ([0-9.]+) ms\n(those that ended .* connect again\n)?$", output)
         if found:
+            self.assertEqual(found[3] != "0", found[5] is not None, output)
             self.children.append(int(found[1]))
         return code, found, errors
 
@@ -464,7 +465,7 @@ class Upgrade(support.Case):
             "it does not exist": [program, "serve", self.path("missing"), *rest],
             "serves another disk": [program, "serve", other, *rest],
             "does not serve it": [program, "serve", "--export", f"x={self.disk}", *rest],
-            "has ended": [program, "serve", "--no-such-option"],
+            "has ended; see the standard error": [program, "serve", "--no-such-option"],
             "cannot start": [self.path("missing")],
         }
         with nbdmini.open_export(server.uri) as client:
