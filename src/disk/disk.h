@@ -81,6 +81,9 @@ GMB_MUST_CHECK int disk_claim(const char *path, int fd, int *claim_out, struct e
 GMB_MUST_CHECK int disk_claim_reading(
 	const char *path, int fd, bool frozen, int *claim_out, struct error *error);
 
+/* Whether fd was opened on a file that disk_claim_reading() has marked as frozen. */
+bool disk_is_frozen(int fd);
+
 /* Called before the disk's content is destroyed: -EBUSY when it is still served for reading after a
  * second, by any process including this one; else 0. */
 GMB_MUST_CHECK int disk_check_readers(int fd);

@@ -358,7 +358,7 @@ static int explain_claim(const char *path, bool read_only, int result, struct er
 	return explain_open(path, read_only, false, -result, error);
 }
 
-static bool is_frozen(int fd)
+bool disk_is_frozen(int fd)
 {
 	struct flock lock = { .l_type = F_WRLCK };
 
@@ -380,7 +380,7 @@ int disk_claim(const char *path, int fd, int *claim_out, struct error *error)
 		nanosleep(&pause, NULL);
 		result = claim_once(path, &wanted, claim_out);
 	}
-	if (result == -EBUSY && is_frozen(fd)) {
+	if (result == -EBUSY && disk_is_frozen(fd)) {
 		return error_set(error, result,
 			"'%s' is below an overlay that a gmblock server serves, so it must not be "
 			"written; stop that server, or export it here with readonly (--export "

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* What a coordinator asks for: sizes, tickets, jobs. */
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -88,7 +89,7 @@ static void take_look(struct push_session *session, const struct push_text *name
 	if ((flags & PUSH_LOOK_COPY) != 0 && engine->options.near_uri == NULL) {
 		push_control_answer(session, -EOPNOTSUPP,
 			"the source cannot be read by a copy: its server listens at no "
-			"gmb+unix:// or nbd+unix:// address");
+			"gmb+unix:// or nbd+unix:// address; add one with --listen");
 		return;
 	}
 	engine->counters.push_copies += (flags & PUSH_LOOK_COPY) != 0;
@@ -147,15 +148,22 @@ static void take_grant(struct push_session *session, const struct push_grant *gr
 		.asker = session->base.peer,
 		.name_bytes = grant->name.length,
 	};
+	char sizes[PUSH_TEXT_BYTES_MAX];
 	const char *text = NULL;
 	int result = 0;
+	uint64_t bytes;
 
 	if (entry == NULL) {
 		return;
 	}
-	if (!range_inside(head->offset, head->length, store_size(entry->export->store))) {
+	bytes = store_size(entry->export->store);
+	if (!range_inside(head->offset, head->length, bytes)) {
 		result = -ENOSPC;
-		text = "the destination is too small";
+		snprintf(sizes, sizeof(sizes),
+			"the destination is too small: it has %" PRIu64 " bytes, and the push "
+			"ends at %" PRIu64,
+			bytes, head->offset + head->length);
+		text = sizes;
 	} else if (is_onto_itself(session, grant)) {
 		result = -EINVAL;
 		text = "source and destination are the same, or overlap";

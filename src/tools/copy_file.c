@@ -337,6 +337,12 @@ static int file_claim(struct file_end *file, struct error *error)
 {
 	int err = disk_claim(file->path, file->fd, &file->claim_fd, error);
 
+	if (err == -EBUSY && disk_is_frozen(file->fd)) {
+		return error_set(error, err,
+			"the target %s is below an overlay that a gmblock server serves, so it "
+			"must not be written; stop that server, or copy to another file",
+			file->end.name);
+	}
 	if (err == -EBUSY) {
 		return error_set(error, err,
 			"the target %s is mounted or in use by another program (a server, "

@@ -30,13 +30,25 @@ static int end_parse(struct end *end, const char *text, struct error *error)
 {
 	int result = export_uri_parse(text, &end->uri, error);
 
-	if (result == 0 && strcmp(end->uri.protocol, "push") != 0) {
+	if (result == 0 ? strcmp(end->uri.protocol, "push") != 0 : strstr(text, "://") == NULL) {
 		result = error_set(error, -EINVAL,
 			"'%s' is not an address of push; servers listen for it at "
-			"push+unix:///?socket=PATH and push://HOST[:PORT]",
+			"push+unix:///?socket=PATH and push://HOST[:PORT]; gmblock copy copies "
+			"files and what is served over NBD or gmb",
 			text);
 	}
 	return result;
+}
+
+/* What a server has refused that was asked about its export. */
+static void end_prefix(const struct end *end, struct error *error)
+{
+	const char *export_name = end->uri.export_name;
+	char label[EXPORT_URI_LABEL_BYTES];
+	char shown[SHOWN_BYTES];
+
+	error_prefix(error, "%s: export \"%s\"", export_uri_label(label, &end->uri),
+		log_escape(shown, sizeof(shown), export_name, strlen(export_name)));
 }
 
 static void end_fini(struct end *end)
@@ -64,7 +76,6 @@ static int end_look(
 		{ &head, sizeof(head) },
 		{ end->uri.export_name, head.name_bytes },
 	};
-	char label[EXPORT_URI_LABEL_BYTES];
 	int result;
 
 	if (strlen(end->uri.export_name) > PUSH_NAME_BYTES_MAX) {
@@ -72,7 +83,7 @@ static int end_look(
 	}
 	result = push_ask(end->ask, PUSH_LOOK, parts, 2, answer, error);
 	if (result != 0) {
-		error_prefix(error, "%s", export_uri_label(label, &end->uri));
+		end_prefix(end, error);
 		return result;
 	}
 	end->bytes = answer->head.value;
@@ -186,7 +197,6 @@ static int get_ticket(const struct push_options *options, const struct end *sour
 		{ target->uri.export_name, head.name_bytes },
 		{ source->uri.export_name, head.source_name_bytes },
 	};
-	char label[EXPORT_URI_LABEL_BYTES];
 	int result = bind_to_source(source, target, &head, error);
 
 	if (result != 0) {
@@ -195,7 +205,7 @@ static int get_ticket(const struct push_options *options, const struct end *sour
 	memcpy(head.instance, push_ask_instance(source->ask), sizeof(head.instance));
 	result = push_ask(target->ask, PUSH_GRANT, parts, 3, answer, error);
 	if (result != 0) {
-		error_prefix(error, "%s", export_uri_label(label, &target->uri));
+		end_prefix(target, error);
 	}
 	return result;
 }
@@ -218,7 +228,6 @@ static int start(const struct push_options *options, const struct end *source,
 		{ text, 0 },
 		{ ticket, sizeof(*ticket) },
 	};
-	char label[EXPORT_URI_LABEL_BYTES];
 	struct push_answer answer;
 	struct clan_peer peer;
 	int result = target_text(target, text, error);
@@ -232,7 +241,7 @@ static int start(const struct push_options *options, const struct end *source,
 	parts[2].iov_len = head.uri_bytes;
 	result = push_ask(source->ask, PUSH_START, parts, 4, &answer, error);
 	if (result != 0) {
-		error_prefix(error, "%s", export_uri_label(label, &source->uri));
+		end_prefix(source, error);
 	}
 	return result;
 }
@@ -521,12 +530,17 @@ int push_cancel(const char *uri, uint64_t job, uint64_t timeout_ns, struct error
 {
 	struct push_wire_job_number number = { .job = job };
 	const struct iovec part = { &number, sizeof(number) };
+	char label[EXPORT_URI_LABEL_BYTES];
 	struct push_answer answer;
 	struct end end = { 0 };
 	int result = end_open(&end, uri, timeout_ns, error);
 
 	if (result == 0) {
 		result = push_ask(end.ask, PUSH_CANCEL, &part, 1, &answer, error);
+		if (result != 0) {
+			error_prefix(error, "%s: job %016" PRIx64,
+				export_uri_label(label, &end.uri), job);
+		}
 	}
 	end_fini(&end);
 	return result;

@@ -148,11 +148,13 @@ class Push(support.Case):
         second = self.serve("small=memory:1M", f"ro={source},readonly=yes", "disk=memory:8M")
         disk = first.push("disk")
         for target, *fragments in (
-                (second.push("small"), "too small"),
+                (second.push("small"), 'export "small": the destination is too small: it has 1048576 bytes, '
+                 "and the push ends at 4194304"),
                 (second.push("ro"), "is served read-only"),
-                (second.push("disk").replace("/disk", "/none"), "no such export"),
+                (second.push("disk").replace("/disk", "/none"), 'export "none": there is no such export'),
                 (disk, "the same"),
-                ("nbd://127.0.0.1/x", "listens at no gmb+unix"),
+                ("nbd://127.0.0.1/x", "listens at no gmb+unix", "--listen"),
+                (source, "is not an address of push", "gmblock copy"),
                 (f"push+unix:///x?socket={self.path('none')}", "cannot connect")):
             self.check_refused(["push", disk, target], 1, *fragments)
         self.check_refused(["push", "--range", "4M+1", disk, second.push("disk")], 1, "past the end")
@@ -161,7 +163,8 @@ class Push(support.Case):
                           ["push", "--list"], ["push", "--verify=no", disk, disk]):
             self.check_refused(arguments, 2)
         self.check_refused(["push", "--status", "1", disk], 1, "no job")
-        self.check_refused(["push", "--cancel", "1", disk], 1, "no such job")
+        self.check_refused(["push", "--cancel", "1", disk], 1, "job 0000000000000001: you have no such job")
+        self.check_refused(["push", "nbd://127.0.0.1/x", disk], 1, "is not an address of push", "gmblock copy")
         # Another part of the same export is no push onto itself.
         self.push(disk, disk, "--range", "0+1M", "--to-offset", "2M")
         self.assertEqual(digest(source, 0, MIB), digest(source, 2 * MIB, MIB))

@@ -231,6 +231,7 @@ class Overlay(support.Case):
                            "already served")
         self.check_refused(["serve", "--listen", self.socket_uri("refused"), self.base], 1,
                            f"'{self.base}'", "below an overlay")
+        self.check_refused(["copy", overlay, self.base], 1, "the target", "below an overlay")
         self.check_refused(["serve", "--listen", self.socket_uri("refused"),
                             "--export", f"a={self.base},overlay={self.path('b.overlay')}",
                             "--export", f"b={self.base},overlay={self.path('b.overlay')}"], 1,
