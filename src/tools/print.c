@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
@@ -56,12 +57,43 @@ json_t *print_json_text(const char *text)
 		       : json_string(log_escape(escaped, sizeof(escaped), text, strlen(text)));
 }
 
+/* Whether 15 digits of each real number, after which 0.261 is not 0.26100000000000001, tell it from
+ * all others. */
+static bool is_short(json_t *value)
+{
+	const char *key;
+	json_t *member;
+	size_t index;
+	char text[32];
+
+	if (json_is_real(value)) {
+		snprintf(text, sizeof(text), "%.15g", json_real_value(value));
+		return strtod(text, NULL) == json_real_value(value);
+	}
+	json_array_foreach(value, index, member)
+	{
+		if (!is_short(member)) {
+			return false;
+		}
+	}
+	json_object_foreach(value, key, member)
+	{
+		if (!is_short(member)) {
+			return false;
+		}
+	}
+	return true;
+}
+
 static int print_document(json_t *root, size_t form, struct error *error)
 {
 	int err;
 
 	if (root == NULL) {
 		return error_set(error, -ENOMEM, "out of memory while writing JSON");
+	}
+	if ((form & JSON_REAL_PRECISION(31)) == 0 && is_short(root)) {
+		form |= JSON_REAL_PRECISION(15);
 	}
 	errno = 0; /* jansson does not say why */
 	err = json_dumpf(root, stdout, form) == 0 ? 0 : errno != 0 ? -errno : -EIO;

@@ -62,6 +62,10 @@ class Stats(support.Case):
         self.assertIn("no requests yet", output)
         self.assertRegex(output, r"Memory \(ram\): .* in use, clients waited 0 times")
 
+    def test_numbers_are_short(self):
+        self.serve("--export", "=memory:1M,rate=2M:burst=100ms")
+        self.assertRegex(self.run_gmblock("stats", "--json", self.control)[1], r'"burst_seconds": 0\.1\b')
+
     def test_requests_are_counted_by_operation_and_size(self):
         server = self.serve("--threads", "2", "--export", "=memory:1M", "--export",
                             "other=memory:1M", uri_count=2)
