@@ -14,7 +14,14 @@
 #include "disk/disk.h"
 #include "store/flash/flash.h"
 
-enum { SEQ_SHIFT = 40 };
+enum {
+	SEQ_SHIFT = 40,
+	/* A header is read with what follows it, unless records have so many blocks, or are such a
+	 * part of a segment. */
+	SPARSE_BLOCKS = 64,
+	SPARSE_PART = 4,
+	AHEAD_BLOCKS = FLASH_RECORD_ENTRIES + 1, /* what flash->gc.bytes has room for */
+};
 
 /* --- anchors --------------------------------------------------------------------------------- */
 
@@ -136,7 +143,8 @@ static int read_level(struct flash *flash, uint32_t level)
 struct seen {
 	uint64_t stamp;
 	uint32_t valid;
-	bool in_log; /* behind the checkpoint */
+	bool was_free; /* at the checkpoint */
+	bool in_log;   /* behind the checkpoint */
 };
 
 static int read_table(struct flash *flash, struct seen *seen)
@@ -174,8 +182,14 @@ struct replay {
 	struct flash_position at;
 	struct flash_position next;
 	struct flash_record record;
-	uint64_t durable; /* the largest that a record tells */
+	uint64_t durable; /* the largest that a record tells, of those looked at */
+	bool has_looked;  /* at all of them */
 	uint64_t clock;
+	/* The blocks of the device that flash->gc.bytes has, none at first. */
+	uint32_t first;
+	uint32_t count;
+	uint32_t usual;	   /* blocks of the last records; the largest counts for some time */
+	uint32_t slow_end; /* before it something cannot be read: nothing is read ahead */
 };
 
 static uint32_t replay_block(const struct replay *replay)
@@ -184,30 +198,97 @@ static uint32_t replay_block(const struct replay *replay)
 	       replay->at.block;
 }
 
+/* These blocks, and with them, if they have to be read, ahead_count in all: what is there is not
+ * read again. 0 < count <= ahead_count <= AHEAD_BLOCKS. *bytes_out is valid until the next call. */
+static int read_log(struct replay *replay, uint32_t block, uint32_t count, uint32_t ahead_count,
+	const uint8_t **bytes_out)
+{
+	uint8_t *bytes = replay->flash->gc.bytes;
+	uint32_t end = replay->first + replay->count;
+	uint32_t kept = block >= replay->first && block < end ? end - block : 0;
+	uint8_t *at = bytes + (kept == 0 ? 0 : (size_t)(block - replay->first) * FLASH_BLOCK_BYTES);
+	int result;
+
+	*bytes_out = at;
+	if (kept >= count) {
+		return 0;
+	}
+	*bytes_out = bytes;
+	memmove(bytes, at, (size_t)kept * FLASH_BLOCK_BYTES);
+	replay->first = block;
+	replay->count = kept;
+	if (block < replay->slow_end && replay->slow_end - block <= AHEAD_BLOCKS) {
+		ahead_count = count;
+	}
+	at = bytes + (size_t)kept * FLASH_BLOCK_BYTES;
+	result = disk_read(replay->flash->fd, at, (size_t)(ahead_count - kept) * FLASH_BLOCK_BYTES,
+		(uint64_t)(block + kept) << FLASH_BLOCK_SHIFT);
+	if (result < 0 && ahead_count > count) {
+		replay->slow_end = block + ahead_count;
+		ahead_count = count;
+		result =
+			disk_read(replay->flash->fd, at, (size_t)(count - kept) * FLASH_BLOCK_BYTES,
+				(uint64_t)(block + kept) << FLASH_BLOCK_SHIFT);
+	}
+	if (result == 0) {
+		replay->count = ahead_count;
+	}
+	return result;
+}
+
+/* How many blocks are read together, from the record at hand on. */
+static uint32_t ahead(const struct replay *replay)
+{
+	return MIN(replay->flash->anchor.geometry.segment_blocks - replay->at.block,
+		(uint32_t)AHEAD_BLOCKS);
+}
+
+static bool is_large(const struct replay *replay, uint32_t blocks)
+{
+	return blocks >= MIN(replay->flash->anchor.geometry.segment_blocks / SPARSE_PART,
+				 (uint32_t)SPARSE_BLOCKS);
+}
+
+/* What was not known to be durable may be there in part. */
+static bool is_doubtful(const struct replay *replay)
+{
+	return replay->at.seq >= replay->durable;
+}
+
 /* 1: there is a record; 0: the log ends. */
 static int read_record(struct replay *replay)
 {
-	uint8_t block[FLASH_BLOCK_BYTES];
-	int result = read_block(replay->flash, replay_block(replay), block);
+	uint32_t ahead_count = ahead(replay);
+	const uint8_t *block;
+	int result;
 
+	if (is_large(replay, replay->usual)) { /* only what is needed */
+		ahead_count = replay->has_looked && is_doubtful(replay)
+				      ? MIN(ahead_count, replay->usual)
+				      : 1;
+	}
+	result = read_log(replay, replay_block(replay), 1, ahead_count, &block);
 	if (result < 0) {
 		return result;
 	}
-	return flash_record_decode(
-		block, &replay->flash->anchor, &replay->at, &replay->record, &replay->next);
+	if (!flash_record_decode(
+		    block, &replay->flash->anchor, &replay->at, &replay->record, &replay->next)) {
+		return 0;
+	}
+	replay->usual = MAX(replay->usual / 2, replay->record.block_count);
+	return 1;
 }
 
 /* 1: its blocks are what they should be; 0: they are not. */
 static int check_blocks(struct replay *replay)
 {
-	struct flash *flash = replay->flash;
 	uint32_t count = replay->record.block_count - 1;
-	const uint8_t *bytes = flash->gc.bytes;
+	const uint8_t *bytes = NULL;
+	uint32_t ahead_count =
+		is_large(replay, replay->record.block_count) ? count : ahead(replay) - 1;
 	int result =
-		count == 0
-			? 0
-			: disk_read(flash->fd, flash->gc.bytes, (size_t)count * FLASH_BLOCK_BYTES,
-				  (uint64_t)(replay_block(replay) + 1) << FLASH_BLOCK_SHIFT);
+		count == 0 ? 0
+			   : read_log(replay, replay_block(replay) + 1, count, ahead_count, &bytes);
 
 	for (uint32_t i = 0; i < replay->record.entry_count && result == 0; i++) {
 		const struct flash_record_entry *entry = &replay->record.entries[i];
@@ -321,28 +402,22 @@ static bool is_cancelled(const struct flash *flash)
  * none. What cannot be read has none. */
 static bool search_blocks(struct replay *replay, uint32_t segment, uint32_t block, uint32_t end)
 {
-	struct flash *flash = replay->flash;
-	uint8_t *bytes = flash->gc.bytes;
+	const struct flash_anchor *anchor = &replay->flash->anchor;
+	uint32_t at = flash_segment_at(&anchor->geometry, segment);
 	bool any = false;
 
-	for (uint32_t count; block < end; block += count) {
-		uint64_t at = flash_segment_at(&flash->anchor.geometry, segment) + block;
+	for (; block < end; block++) {
+		struct flash_record *record = &replay->record;
+		const uint8_t *header;
 
-		count = MIN(end - block, (uint32_t)FLASH_RECORD_ENTRIES + 1);
-		if (disk_read(flash->fd, bytes, (size_t)count << FLASH_BLOCK_SHIFT,
-			    at << FLASH_BLOCK_SHIFT) < 0) {
+		if (read_log(replay, at + block, 1, MIN(end - block, (uint32_t)AHEAD_BLOCKS),
+			    &header) < 0) {
 			continue;
 		}
-		for (uint32_t i = 0; i < count; i++) {
-			const uint8_t *header = bytes + ((size_t)i << FLASH_BLOCK_SHIFT);
-			struct flash_record *record = &replay->record;
-
-			if (flash_record_look(header, &flash->anchor, record) &&
-				record->seq > replay->at.seq &&
-				record->seq >> SEQ_SHIFT == replay->at.seq >> SEQ_SHIFT) {
-				replay->durable = MAX(replay->durable, record->durable);
-				any = true;
-			}
+		if (flash_record_look(header, anchor, record) && record->seq > replay->at.seq &&
+			record->seq >> SEQ_SHIFT == replay->at.seq >> SEQ_SHIFT) {
+			replay->durable = MAX(replay->durable, record->durable);
+			any = true;
 		}
 	}
 	return any;
@@ -356,63 +431,87 @@ static int search_later(struct replay *replay)
 
 	(void)search_blocks(replay, replay->at.segment, replay->at.block, blocks);
 	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
-		bool was_free = replay->seen[i].valid == 0 && flash->segments[i].nodes == 0;
-
 		if (is_cancelled(flash)) {
 			return -ECANCELED;
 		}
-		if (was_free && search_blocks(replay, i, 0, 1)) {
+		if (replay->seen[i].was_free && search_blocks(replay, i, 0, 1)) {
 			(void)search_blocks(replay, i, 1, blocks);
 		}
 	}
 	return 0;
 }
 
-/* Finds what the records say of each other. */
-static int look_at_log(struct replay *replay)
+/* Finds what the records from this one on say of each other: what those before say is not more than
+ * their own numbers. */
+static int look_ahead(struct replay *replay)
 {
+	struct replay other = *replay;
 	int result;
 
-	replay->at = replay->flash->anchor.next;
-	replay->durable = 0;
-	while ((result = read_record(replay)) > 0) {
-		replay->durable = MAX(replay->durable, replay->record.durable);
-		replay->at = replay->next;
-		if (is_cancelled(replay->flash)) {
+	while ((result = read_record(&other)) > 0) {
+		other.durable = MAX(other.durable, other.record.durable);
+		other.at = other.next;
+		if (is_cancelled(other.flash)) {
 			return -ECANCELED;
 		}
 	}
-	return result < 0 ? result : search_later(replay);
+	if (result == 0) {
+		result = search_later(&other);
+	}
+	replay->durable = other.durable;
+	replay->has_looked = true;
+	replay->count = 0; /* the other one has used the memory */
+	return result;
+}
+
+/* 1: the record is part of the log; 0: the log ends before it. What later records say is looked for
+ * only where it matters: when its blocks are not what they should be, or are many. */
+static int is_whole(struct replay *replay)
+{
+	int result = 0;
+
+	if (!replay->has_looked && !is_large(replay, replay->record.block_count)) {
+		result = check_blocks(replay);
+		if (result > 0) {
+			return result;
+		}
+	}
+	if (!replay->has_looked) {
+		result = look_ahead(replay);
+		if (result < 0) {
+			return result;
+		}
+	}
+	return is_doubtful(replay) ? check_blocks(replay) : 1;
 }
 
 static int replay_log(struct replay *replay)
 {
-	int result = look_at_log(replay);
+	const struct flash *flash = replay->flash;
+	int result;
 
-	if (result < 0) {
-		return result;
+	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
+		replay->seen[i].was_free =
+			replay->seen[i].valid == 0 && flash->segments[i].nodes == 0;
 	}
-	replay->at = replay->flash->anchor.next;
+	replay->at = flash->anchor.next;
 	replay->seen[replay->at.segment].in_log = true;
 	while ((result = read_record(replay)) > 0) {
-		/* What was not known to be durable may be there in part. */
-		if (replay->at.seq >= replay->durable) {
-			result = check_blocks(replay);
-			if (result <= 0) {
-				break;
-			}
+		result = is_whole(replay);
+		if (result <= 0) {
+			return result;
 		}
 		result = apply_record(replay);
 		if (result < 0) {
-			break;
+			return result;
 		}
 		replay->at = replay->next;
 		replay->seen[replay->at.segment].in_log = true;
-		if (is_cancelled(replay->flash)) {
+		if (is_cancelled(flash)) {
 			return -ECANCELED;
 		}
 	}
-	return result;
+	return result < 0 || replay->has_looked ? result : look_ahead(replay);
 }
 
 /* --- segments -------------------------------------------------------------------------------- */

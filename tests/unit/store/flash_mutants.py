@@ -22,6 +22,9 @@ MUTANTS = {
         "recover.c", "record->seq >> SEQ_SHIFT == replay->at.seq >> SEQ_SHIFT", "true"),
     "later-records-ignored": (
         "recover.c", "if (flash_record_look(header", "if (!MUTANT && flash_record_look(header"),
+    "bad-block-ends-the-log": (
+        "recover.c", "result < 0 && ahead_count > count", "!MUTANT && result < 0 && ahead_count > count"),
+    "look-ahead-forgotten": ("recover.c", "replay->count = 0;", "replay->count = MUTANT ? replay->count : 0;"),
     "durable-write-not-durable": (
         "log.c", "flash->log.durable_seq < flash->log.written_seq", "false"),
     "takes-effect-out-of-order": ("log.c", "!buffer->is_written", "false"),

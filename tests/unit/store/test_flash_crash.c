@@ -926,12 +926,67 @@ static void test_damage_to_what_was_flushed_is_told(void **state)
 	sim_stop();
 }
 
+/* Where the headers of the first and the last two records behind the checkpoint are. */
+static void rot_headers(uint64_t headers[3])
+{
+	uint64_t seq = 0;
+	struct flash_anchor anchor;
+	struct error error;
+	uint8_t block[FLASH_BLOCK_BYTES];
+
+	sim_disk_peek(sim_disk_find("rot"), 0, block, sizeof(block));
+	assert_int_equal(flash_anchor_decode(block, &anchor, &error), 0);
+	headers[0] = flash_segment_at(&anchor.geometry, anchor.next.segment) + anchor.next.block;
+	headers[0] *= FLASH_BLOCK_BYTES;
+	for (uint64_t at = FLASH_SEGMENTS_AT * FLASH_BLOCK_BYTES; at < disk_options().size;
+		at += FLASH_BLOCK_BYTES) {
+		struct flash_record record;
+
+		sim_disk_peek(sim_disk_find("rot"), at, block, sizeof(block));
+		if (flash_record_look(block, &anchor, &record) && record.seq > seq) {
+			seq = record.seq;
+			headers[1] = headers[2];
+			headers[2] = at;
+		}
+	}
+}
+
+/* A block that cannot be read hides no record around it, nor what a later one says of another. */
+static void test_a_bad_block_hides_no_records(void **state)
+{
+	static struct world world;
+	static const uint8_t torn[SECTOR] = { 1 };
+	uint64_t headers[3] = { 0 };
+
+	GMB_UNUSED(state);
+	sim_start(&(struct sim_options){ .seed = 1 });
+	make_disk();
+	world_open(&world, "disk", false, NULL);
+	rot_write(&world, (uint32_t)(store_size(world.store) / FLASH_BLOCK_BYTES));
+	kill_copy(sim_disk_find("disk"), "rot");
+	rot_headers(headers);
+	assert_in_range(headers[2] - headers[1], 3 * FLASH_BLOCK_BYTES, 15 * FLASH_BLOCK_BYTES);
+	for (int i = 0; i < 2; i++) {
+		struct rot_found rot = { 0 };
+
+		sim_disk_set_bad(sim_disk_find("rot"), headers[i] + FLASH_BLOCK_BYTES,
+			FLASH_BLOCK_BYTES, true, false);
+		rot_read(&rot, "rot", (uint32_t)(store_size(world.store) / FLASH_BLOCK_BYTES));
+		assert_true(rot.wrong == 0 && rot.errors <= 1);
+	}
+	sim_disk_poke(sim_disk_find("rot"), headers[1], torn, sizeof(torn));
+	expect_refused("rot");
+	world_close(&world);
+	sim_stop();
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_one_good_anchor_is_not_written_first),
 		cmocka_unit_test(test_single_blocks_fill_the_disk),
 		cmocka_unit_test(test_damage_to_what_was_flushed_is_told),
+		cmocka_unit_test(test_a_bad_block_hides_no_records),
 		cmocka_unit_test(test_a_start_that_fails_leaves_nothing_in_flight),
 		cmocka_unit_test(test_what_was_flushed_survives_and_nothing_else_appears),
 	};
