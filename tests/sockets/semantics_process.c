@@ -320,9 +320,14 @@ static void *call_when_cancelled(void *argument)
 	return NULL;
 }
 
-/* A thread that need not sleep is cancelled as well, before the call does anything. */
+/* A thread that need not sleep is cancelled as well, before the call does anything. Not under
+ * AddressSanitizer, which takes the frames that are left then for living ones. */
 static void cancelled_before(struct pair *pair)
 {
+#ifdef __SANITIZE_ADDRESS__
+	(void)pair;
+	(void)call_when_cancelled;
+#else
 	int set = make_set(pair->server, EPOLLIN | EPOLLOUT);
 	char byte;
 
@@ -342,6 +347,7 @@ static void cancelled_before(struct pair *pair)
 	show_bytes("read", &byte, recv(pair->server, &byte, 1, MSG_DONTWAIT));
 	show("nothing", wait_ready(pair->client, POLLIN, SHORT_MS));
 	close(set);
+#endif
 }
 
 static void child_uses(struct pair *pair)
