@@ -1,8 +1,8 @@
 #!/usr/bin/python3
-"""Breaks the rules of the flash store that keep data over a crash: the crash test must notice each.
+"""Breaks the rules of the flash store that keep data over a crash: the damage and the crash test must notice each.
 
     flash_mutants.py write OUTPUT... -- SOURCE...   sources in which FLASH_MUTANT=NAME breaks a rule
-    flash_mutants.py run PROGRAM                    the crash test made of them, once for each rule
+    flash_mutants.py run DAMAGE CRASH               the tests made of them, for each rule until one fails
 """
 import os
 import subprocess
@@ -82,17 +82,18 @@ def write(outputs, sources):
             file.write(BEGIN + text)
 
 
-def passes(program, mutant, crashes):
-    return subprocess.run([program, crashes], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                          env={**os.environ, "FLASH_MUTANT": mutant}, check=False).returncode == 0
+def passes(damage, crash, mutant, crashes):
+    return all(subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                              env={**os.environ, "FLASH_MUTANT": mutant}, check=False).returncode == 0
+               for command in ([damage], [crash, crashes]))
 
 
-def run(program):
-    if not passes(program, "none", "100"):
-        sys.exit("the test fails while no rule is broken")
+def run(damage, crash):
+    if not passes(damage, crash, "none", "100"):
+        sys.exit("a test fails while no rule is broken")
     survivors = []
     for name in MUTANTS:
-        survives = passes(program, name, CRASHES)
+        survives = passes(damage, crash, name, CRASHES)
         print(f"{name}: {'survives' if survives else 'found'}", flush=True)
         survivors += [name] if survives else []
     sys.exit(f"not found: {', '.join(survivors)}" if survivors else 0)
@@ -100,7 +101,7 @@ def run(program):
 
 def main():
     if sys.argv[1] == "run":
-        run(sys.argv[2])
+        run(*sys.argv[2:])
     middle = sys.argv.index("--")
     write(sys.argv[2:middle], sys.argv[middle + 1:])
 

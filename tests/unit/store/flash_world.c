@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "flash_world.h"
+
+#include "../stores.h"
+#include "base/bytes.h"
+
+enum { START_STEPS_MAX = 15 };
+
+void sector_fill(uint8_t *bytes, uint64_t tag)
+{
+	for (int i = 0; i < SECTOR; i += 8) {
+		memcpy(bytes + i, &tag, sizeof(tag));
+	}
+}
+
+uint64_t sector_tag(const uint8_t *bytes)
+{
+	uint8_t whole[SECTOR];
+	uint64_t tag;
+
+	memcpy(&tag, bytes, sizeof(tag));
+	sector_fill(whole, tag);
+	assert_int_equal(memcmp(bytes, whole, SECTOR), 0); /* assert_memory_equal() is slow */
+	return tag;
+}
+
+struct sim_disk_options world_disk_options(void)
+{
+	return (struct sim_disk_options){ .size = (FLASH_SEGMENTS_AT +
+							  WORLD_SEGMENTS * WORLD_SEGMENT_BLOCKS) *
+						  (uint64_t)FLASH_BLOCK_BYTES,
+		.direct_offset_align = 512 };
+}
+
+static void start_done(struct store_start *start)
+{
+	container_of(start, struct world, start)->started = true;
+}
+
+void world_begin(struct world *world, const char *name, bool direct, bool read_only)
+{
+	enum store_mode mode = direct ? STORE_MODE_DIRECT : STORE_MODE_CACHED;
+	char path[64];
+	struct store_options options = {
+		.path = path, .read_only = read_only, .read_mode = mode, .write_mode = mode
+	};
+	struct error error;
+
+	memset(world, 0, sizeof(*world));
+	snprintf(world->name, sizeof(world->name), "%s", name);
+	snprintf(path, sizeof(path), "flash:%s", name);
+	if (store_open(&options, &world->store, &error) < 0) {
+		fail_msg("%s", error.text);
+	}
+	for (int i = 0; i < WORLD_RINGS; i++) {
+		assert_int_equal(
+			ring_create(&(struct ring_options){ 0 }, &world->rings[i], &error), 0);
+		assert_int_equal(store_queue_create(
+					 world->store, world->rings[i], &world->queues[i], &error),
+			0);
+	}
+	world->budget = mmap(NULL, store_budget(world->store), PROT_READ | PROT_WRITE,
+		MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	assert_true(world->budget != MAP_FAILED);
+	world->start.ring = world->rings[0];
+	world->start.memory = mem_of(world->budget);
+	world->start.done = start_done;
+	store_start(world->store, &world->start);
+}
+
+void world_open(struct world *world, const char *name, bool direct, const char *again)
+{
+	uint64_t steps = sim_between(0, START_STEPS_MAX);
+
+	world_begin(world, name, direct, false);
+	while (!world->started) {
+		if (again != NULL && steps-- == 0) {
+			(void)sim_disk_crash_copy(sim_disk_find(name), again);
+		}
+		assert_true(sim_step());
+	}
+	if (world->start.result < 0) {
+		fail_msg("%s: %s", name, world->start.error.text);
+	}
+}
+
+struct world_totals world_totals;
+
+static void count(const struct world *world)
+{
+	const struct counter_table *table;
+	const void *values = store_queue_counters(world->queues[0], &table);
+
+	for (size_t i = 0; i < table->count; i++) {
+		uint64_t value = counter_value(&table->counters[i], values);
+
+		if (strcmp(table->counters[i].name, "moved_blocks") == 0) {
+			world_totals.moved_blocks += value;
+		} else if (strcmp(table->counters[i].name, "checkpoints") == 0) {
+			world_totals.checkpoints += value;
+		} else if (strcmp(table->counters[i].name, "checksum_errors") == 0) {
+			assert_int_equal(value, 0);
+		}
+	}
+}
+
+void world_discard(struct world *world)
+{
+	uint64_t budget = store_budget(world->store);
+
+	for (int i = 0; i < WORLD_RINGS; i++) {
+		store_queue_destroy(world->queues[i]);
+		ring_destroy(world->rings[i]);
+	}
+	store_close(world->store);
+	(void)munmap(world->budget, budget);
+}
+
+void world_close(struct world *world)
+{
+	count(world);
+	world_discard(world);
+}
+
+void world_freeze(const struct world *world, bool frozen)
+{
+	for (int i = 0; i < WORLD_RINGS; i++) {
+		sim_freeze(world->rings[i], frozen);
+	}
+}
+
+void world_part_done(struct store_part *part, int result)
+{
+	assert_int_equal(result, 0);
+	part->op = STORE_OP_COUNT;
+}
+
+void world_submit(struct world *world, struct store_part *part)
+{
+	store_submit(world->queues[0], part);
+	while (part->op != STORE_OP_COUNT) {
+		assert_true(sim_step());
+	}
+}
+
+void world_kill_copy(struct sim_disk *disk, const char *name)
+{
+	struct sim_disk_options options = world_disk_options();
+	struct sim_disk *copy = sim_disk_create(name, &options);
+	static uint8_t bytes[64 * 1024];
+
+	for (uint64_t at = 0; at < options.size; at += sizeof(bytes)) {
+		size_t count = (size_t)MIN(options.size - at, (uint64_t)sizeof(bytes));
+
+		sim_disk_peek(disk, at, bytes, count);
+		if (bytes[0] != 0 || memcmp(bytes, bytes + 1, count - 1) != 0) {
+			sim_disk_poke(copy, at, bytes, count);
+		}
+	}
+}
+
+void world_make_disk(void)
+{
+	struct sim_disk_options options = world_disk_options();
+	struct store_create create = { .segment_bytes =
+					       (uint64_t)WORLD_SEGMENT_BLOCKS * FLASH_BLOCK_BYTES };
+	struct error error;
+
+	(void)sim_disk_create("disk", &options);
+	if (store_create("flash:disk", &create, &error) < 0) {
+		fail_msg("%s", error.text);
+	}
+}

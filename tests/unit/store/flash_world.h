@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * For tests of the flash store: a store on a simulated disk of small segments, with queues on
+ * several rings, and copies of what a crash leaves.
+ *
+ * Threading: the simulation's only thread. Ownership: world_close() and world_discard() free what
+ * world_begin() made; disks live until sim_stop(). Errors: fail the test.
+ */
+#pragma once
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "sim/sim.h"
+#include "store/flash/format.h"
+#include "store/store.h"
+
+enum {
+	SECTOR = 512,
+	BLOCK_SECTORS = FLASH_BLOCK_BYTES / SECTOR,
+	WORLD_RINGS = 2, /* the first one is the owner's */
+	WORLD_SEGMENT_BLOCKS = 16,
+	WORLD_SEGMENTS = 64,
+};
+
+struct world {
+	struct ring *rings[WORLD_RINGS];
+	struct store *store;
+	struct store_start start;
+	struct store_queue *queues[WORLD_RINGS];
+	void *budget;
+	bool started;
+	char name[32]; /* of the disk */
+};
+
+/* Sums over all worlds that were closed by world_close(). */
+struct world_totals {
+	uint64_t moved_blocks; /* by collectors */
+	uint64_t checkpoints;
+};
+
+extern struct world_totals world_totals;
+
+/* A sector's contents are its tag, again and again. */
+void sector_fill(uint8_t *bytes, uint64_t tag);
+
+/* The tag of a sector; fails the test if the sector has more than one. */
+uint64_t sector_tag(const uint8_t *bytes);
+
+/* What a world's disk is made with. */
+struct sim_disk_options world_disk_options(void);
+
+/* Makes the simulated disk "disk", with a new flash store in it. */
+void world_make_disk(void);
+
+/* Opens the store on the simulated disk `name`, and begins to start it: `started` and
+ * `start.result` tell when it has ended, and how. */
+void world_begin(struct world *world, const char *name, bool direct, bool read_only);
+
+/* Opens and starts. again, if not NULL: the power may fail once more while the store is started;
+ * the disk of that name is what is left then, and is not there if the start was over before. */
+void world_open(struct world *world, const char *name, bool direct, const char *again);
+
+/* Submits a part to the first queue, and steps until it has ended without an error. The part's done
+ * and memory are set by the caller; done is world_part_done(). */
+void world_submit(struct world *world, struct store_part *part);
+
+/* Asserts success and sets part->op to STORE_OP_COUNT. */
+void world_part_done(struct store_part *part, int result);
+
+void world_discard(struct world *world); /* frees a world, whatever has become of its store */
+void world_close(struct world *world);	 /* the same; counts, and expects no checksum error */
+
+/* Nothing happens on a frozen world's rings. */
+void world_freeze(const struct world *world, bool frozen);
+
+/* A new simulated disk `name`, with what a disk has after its server was killed: the page cache
+ * stays. */
+void world_kill_copy(struct sim_disk *disk, const char *name);

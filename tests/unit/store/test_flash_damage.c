@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A flash store whose disk was damaged, is full, or cannot be written when the store is started.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "flash_world.h"
+
+#include "../stores.h"
+#include "base/bytes.h"
+
+enum {
+	BLOCKS_MAX = WORLD_SEGMENTS * WORLD_SEGMENT_BLOCKS,
+	START_PAGES = 700,
+	SINGLE_STEPS_MAX = 50000, /* of a write of one block */
+	ROT_WRITES = 15,
+	ROT_BLOCKS_MAX = 24, /* of one of them */
+	ROT_LAST_BLOCKS = 70,
+};
+
+static uint64_t now; /* counts writes */
+
+/* A crash has torn one anchor. One more, while the store is started, must not tear the other. */
+static void test_one_good_anchor_is_not_written_first(void **state)
+{
+	static struct world world;
+	static const uint8_t torn[SECTOR] = { 1 };
+
+	GMB_UNUSED(state);
+	for (uint64_t seed = 1; seed <= 120; seed++) {
+		sim_start(&(struct sim_options){ .seed = seed });
+		world_make_disk();
+		sim_disk_poke(sim_disk_find("disk"), seed % 2 * FLASH_BLOCK_BYTES + SECTOR, torn,
+			sizeof(torn));
+		world_open(&world, "disk", false, "again");
+		world_close(&world);
+		if (sim_disk_find("again") != NULL) {
+			world_open(&world, "again", false, NULL);
+			world_close(&world);
+		}
+		sim_stop();
+	}
+}
+
+/* Its checkpoint needs several records, which cannot be written. */
+static void test_a_start_that_fails_leaves_nothing_in_flight(void **state)
+{
+	static struct world world;
+	static uint8_t bytes[FLASH_BLOCK_BYTES];
+	struct sim_disk_options options = { .size = UINT64_C(1) << 31 };
+	struct store_create create = { 0 };
+	struct store_part part = { .done = world_part_done };
+	struct error error;
+
+	GMB_UNUSED(state);
+	sim_start(&(struct sim_options){ .seed = 1 });
+	(void)sim_disk_create("disk", &options);
+	assert_int_equal(store_create("flash:disk", &create, &error), 0);
+	world_open(&world, "disk", false, NULL);
+	for (uint64_t page = 0; page < START_PAGES; page++) {
+		part.op = STORE_WRITE;
+		part.offset = page * FLASH_NODE_ENTRIES * FLASH_BLOCK_BYTES;
+		part.length = sizeof(bytes);
+		part.memory = mem_of(bytes);
+		world_submit(&world, &part);
+	}
+	world_close(&world);
+	sim_disk_set_bad(sim_disk_find("disk"), FLASH_SEGMENTS_AT * FLASH_BLOCK_BYTES, options.size,
+		false, true);
+	sim_set_faults(&(struct sim_faults){ .jitter = true });
+	world_begin(&world, "disk", false, false);
+	while (!world.started) {
+		assert_true(sim_step());
+	}
+	assert_int_equal(world.start.result, -EIO);
+	assert_non_null(strstr(world.start.error.text, "cannot write the checkpoint of 'disk'"));
+	world_close(&world);
+	sim_stop();
+}
+
+/* Each block in a record of its own, so that half of the log is headers: there is room for all of
+ * them only because the collector writes longer records. */
+static void test_single_blocks_fill_the_disk(void **state)
+{
+	static struct world world;
+	static uint8_t bytes[FLASH_BLOCK_BYTES];
+	struct store_part part = { .done = world_part_done };
+	uint64_t blocks;
+
+	GMB_UNUSED(state);
+	sim_start(&(struct sim_options){ .seed = 1 });
+	world_make_disk();
+	world_open(&world, "disk", false, NULL);
+	blocks = store_size(world.store) >> FLASH_BLOCK_SHIFT;
+	for (uint64_t i = 0; i < 3 * blocks; i++) {
+		uint32_t steps = 0;
+
+		part.op = STORE_WRITE;
+		part.flags = STORE_FUA;
+		part.offset = (i * 7 % blocks) << FLASH_BLOCK_SHIFT;
+		part.length = sizeof(bytes);
+		part.memory = mem_of(bytes);
+		store_submit(world.queues[0], &part);
+		while (part.op == STORE_WRITE) {
+			assert_true(sim_step());
+			assert_true(++steps < SINGLE_STEPS_MAX);
+		}
+	}
+	world_close(&world);
+	sim_stop();
+}
+
+static uint64_t expected[BLOCKS_MAX];
+
+static void rot_submit(struct world *world, enum store_op op, uint32_t first, uint32_t count)
+{
+	static uint8_t bytes[ROT_LAST_BLOCKS * FLASH_BLOCK_BYTES];
+	struct store_part part = { .done = world_part_done, .op = op, .memory = mem_of(bytes) };
+
+	part.offset = (uint64_t)first * FLASH_BLOCK_BYTES;
+	part.length = (uint64_t)count * FLASH_BLOCK_BYTES;
+	now++;
+	for (uint32_t i = 0; op == STORE_WRITE && i < count * BLOCK_SECTORS; i++) {
+		sector_fill(bytes + (size_t)i * SECTOR, now);
+		expected[first + i / BLOCK_SECTORS] = now;
+	}
+	world_submit(world, &part);
+}
+
+/* A log behind a checkpoint, all of it flushed. */
+static void rot_write(struct world *world, uint32_t blocks)
+{
+	memset(expected, 0, sizeof(expected));
+	for (uint32_t i = 0; i < ROT_WRITES; i++) {
+		uint32_t count = (uint32_t)sim_between(1, ROT_BLOCKS_MAX);
+
+		rot_submit(world, STORE_WRITE, (uint32_t)sim_between(0, blocks - count), count);
+		if (i % 3 == 2) {
+			rot_submit(world, STORE_FLUSH, 0, 0);
+		}
+	}
+	/* As much as is followed by an empty record. */
+	rot_submit(world, STORE_WRITE, 0, ROT_LAST_BLOCKS);
+	rot_submit(world, STORE_FLUSH, 0, 0);
+}
+
+static int read_result;
+
+static void read_done(struct store_part *part, int result)
+{
+	read_result = result;
+	part->op = STORE_OP_COUNT;
+}
+
+struct rot_found {
+	uint32_t faults; /* of a check */
+	bool lost;	 /* one of them says so */
+	uint32_t wrong;	 /* blocks */
+	uint32_t errors;
+};
+
+/* What a client reads. */
+static void rot_read(struct rot_found *rot, const char *name, uint32_t blocks)
+{
+	static struct world world;
+	static uint8_t bytes[ROT_BLOCKS_MAX * FLASH_BLOCK_BYTES];
+
+	world_begin(&world, name, false, true);
+	while (!world.started) {
+		assert_true(sim_step());
+	}
+	assert_int_equal(world.start.result, 0);
+	for (uint32_t first = 0, count, single = 0; first < blocks;) {
+		struct store_part part = { .done = read_done, .memory = mem_of(bytes) };
+
+		count = first < single ? 1 : MIN((uint32_t)ROT_BLOCKS_MAX, blocks - first);
+		part.offset = (uint64_t)first * FLASH_BLOCK_BYTES;
+		part.length = (uint64_t)count * FLASH_BLOCK_BYTES;
+		store_submit(world.queues[0], &part);
+		while (part.op == STORE_READ) {
+			assert_true(sim_step());
+		}
+		if (read_result < 0 && count > 1) {
+			single = first + count; /* which of them is it? */
+			continue;
+		}
+		rot->errors += read_result < 0;
+		for (uint32_t i = 0; read_result == 0 && i < count; i++) {
+			rot->wrong += sector_tag(bytes + (size_t)i * FLASH_BLOCK_BYTES) !=
+				      expected[first + i];
+		}
+		first += count;
+	}
+	world_discard(&world);
+}
+
+static void check_fact(struct store_check *check, const char *key, const char *value)
+{
+	GMB_UNUSED(check);
+	GMB_UNUSED(key);
+	GMB_UNUSED(value);
+}
+
+static void check_amount(struct store_check *check, const char *key, uint64_t bytes)
+{
+	GMB_UNUSED(check);
+	GMB_UNUSED(key);
+	GMB_UNUSED(bytes);
+}
+
+static struct rot_found *rot_checked;
+
+static void check_fault(struct store_check *check, const char *text)
+{
+	GMB_UNUSED(check);
+	rot_checked->faults++;
+	rot_checked->lost |= strstr(text, "were flushed, are lost") != NULL;
+}
+
+static void rot_check(struct rot_found *rot, const char *name)
+{
+	struct store_check check = {
+		.fact = check_fact, .amount = check_amount, .fault = check_fault
+	};
+	struct error error;
+
+	rot_checked = rot;
+	assert_int_equal(store_check(name, &check, &error), 0);
+}
+
+static void expect_refused(const char *name)
+{
+	static struct world world;
+
+	world_begin(&world, name, false, false);
+	while (!world.started) {
+		assert_true(sim_step());
+	}
+	assert_int_equal(world.start.result, -EUCLEAN);
+	assert_non_null(strstr(world.start.error.text, "were flushed, are lost"));
+	world_discard(&world);
+}
+
+/* Each block of a log is damaged in turn: what is read is right, or an error, or what was flushed
+ * is said to be lost, and the store refused. */
+static void test_damage_to_what_was_flushed_is_told(void **state)
+{
+	static struct world world;
+	uint64_t size = world_disk_options().size;
+	uint32_t refused = 0;
+	uint32_t errors = 0;
+	uint32_t blocks;
+
+	GMB_UNUSED(state);
+	sim_start(&(struct sim_options){ .seed = 1 });
+	world_make_disk();
+	world_open(&world, "disk", false, NULL);
+	world_kill_copy(sim_disk_find("disk"), "before");
+	blocks = (uint32_t)(store_size(world.store) / FLASH_BLOCK_BYTES);
+	rot_write(&world, blocks);
+	world_kill_copy(sim_disk_find("disk"), "rot");
+	for (uint64_t at = FLASH_SEGMENTS_AT * FLASH_BLOCK_BYTES; at < size;
+		at += FLASH_BLOCK_BYTES) {
+		uint8_t before[FLASH_BLOCK_BYTES];
+		uint8_t after[FLASH_BLOCK_BYTES];
+		struct rot_found rot = { 0 };
+
+		sim_disk_peek(sim_disk_find("before"), at, before, sizeof(before));
+		sim_disk_peek(sim_disk_find("rot"), at, after, sizeof(after));
+		if (memcmp(before, after, sizeof(after)) == 0) {
+			continue;
+		}
+		after[300] ^= 4;
+		sim_disk_poke(sim_disk_find("rot"), at, after, sizeof(after));
+		rot_check(&rot, "rot");
+		rot_read(&rot, "rot", blocks);
+		if ((rot.wrong > 0 && !rot.lost) || (rot.errors > 0 && rot.faults == 0)) {
+			fail_msg("block %llu: %u blocks are wrong, %u errors, %u faults",
+				(unsigned long long)at / FLASH_BLOCK_BYTES, rot.wrong, rot.errors,
+				rot.faults);
+		}
+		if (rot.lost) {
+			expect_refused("rot");
+		}
+		refused += rot.lost;
+		errors += rot.errors;
+		after[300] ^= 4;
+		sim_disk_poke(sim_disk_find("rot"), at, after, sizeof(after));
+	}
+	print_message("%u headers, %u blocks\n", refused, errors);
+	assert_true(refused >= ROT_WRITES && errors >= ROT_LAST_BLOCKS);
+	world_close(&world);
+	sim_stop();
+}
+
+/* Where the headers of the first and the last two records behind the checkpoint are. */
+static void rot_headers(uint64_t headers[3])
+{
+	uint64_t seq = 0;
+	struct flash_anchor anchor;
+	struct error error;
+	uint8_t block[FLASH_BLOCK_BYTES];
+
+	sim_disk_peek(sim_disk_find("rot"), 0, block, sizeof(block));
+	assert_int_equal(flash_anchor_decode(block, &anchor, &error), 0);
+	headers[0] = flash_segment_at(&anchor.geometry, anchor.next.segment) + anchor.next.block;
+	headers[0] *= FLASH_BLOCK_BYTES;
+	for (uint64_t at = FLASH_SEGMENTS_AT * FLASH_BLOCK_BYTES; at < world_disk_options().size;
+		at += FLASH_BLOCK_BYTES) {
+		struct flash_record record;
+
+		sim_disk_peek(sim_disk_find("rot"), at, block, sizeof(block));
+		if (flash_record_look(block, &anchor, &record) && record.seq > seq) {
+			seq = record.seq;
+			headers[1] = headers[2];
+			headers[2] = at;
+		}
+	}
+}
+
+/* A block that cannot be read hides no record around it, nor what a later one says of another. */
+static void test_a_bad_block_hides_no_records(void **state)
+{
+	static struct world world;
+	static const uint8_t torn[SECTOR] = { 1 };
+	uint64_t headers[3] = { 0 };
+
+	GMB_UNUSED(state);
+	sim_start(&(struct sim_options){ .seed = 1 });
+	world_make_disk();
+	world_open(&world, "disk", false, NULL);
+	rot_write(&world, (uint32_t)(store_size(world.store) / FLASH_BLOCK_BYTES));
+	world_kill_copy(sim_disk_find("disk"), "rot");
+	rot_headers(headers);
+	assert_in_range(headers[2] - headers[1], 3 * FLASH_BLOCK_BYTES, 15 * FLASH_BLOCK_BYTES);
+	for (int i = 0; i < 2; i++) {
+		struct rot_found rot = { 0 };
+
+		sim_disk_set_bad(sim_disk_find("rot"), headers[i] + FLASH_BLOCK_BYTES,
+			FLASH_BLOCK_BYTES, true, false);
+		rot_read(&rot, "rot", (uint32_t)(store_size(world.store) / FLASH_BLOCK_BYTES));
+		assert_true(rot.wrong == 0 && rot.errors <= 1);
+	}
+	sim_disk_poke(sim_disk_find("rot"), headers[1], torn, sizeof(torn));
+	expect_refused("rot");
+	world_close(&world);
+	sim_stop();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_one_good_anchor_is_not_written_first),
+		cmocka_unit_test(test_single_blocks_fill_the_disk),
+		cmocka_unit_test(test_damage_to_what_was_flushed_is_told),
+		cmocka_unit_test(test_a_bad_block_hides_no_records),
+		cmocka_unit_test(test_a_start_that_fails_leaves_nothing_in_flight),
+	};
+
+	stores_register();
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
