@@ -41,6 +41,30 @@ static void test_the_checksum_is_that_of_the_rfc(void **state)
 	assert_int_equal(crc32c(crc32c(0, "1234", 4), "56789", 5), 0xe3069283);
 }
 
+/* Many bytes are not done as few are. */
+static void test_the_checksum_of_many_bytes_is_that_of_them_one_by_one(void **state)
+{
+	enum { BYTES = 13000, LENGTHS = 300 };
+	uint8_t bytes[BYTES];
+	uint64_t seed = 7;
+
+	GMB_UNUSED(state);
+	for (size_t i = 0; i < BYTES; i++) {
+		seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407;
+		bytes[i] = (uint8_t)(seed >> 56);
+	}
+	for (size_t i = 0; i < LENGTHS; i++) {
+		const uint8_t *first = bytes + i % 9;
+		size_t count = i * 43;
+		uint32_t crc = 0;
+
+		for (size_t k = 0; k < count; k++) {
+			crc = crc32c(crc, first + k, 1);
+		}
+		assert_int_equal(crc32c(0, first, count), crc);
+	}
+}
+
 static void test_an_anchor_comes_back_as_it_was(void **state)
 {
 	struct flash_anchor anchor = make_anchor(1 << 20, 1024);
@@ -251,6 +275,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_the_checksum_is_that_of_the_rfc),
+		cmocka_unit_test(test_the_checksum_of_many_bytes_is_that_of_them_one_by_one),
 		cmocka_unit_test(test_an_anchor_comes_back_as_it_was),
 		cmocka_unit_test(test_an_anchor_that_is_wrong_is_refused),
 		cmocka_unit_test(test_segments_are_not_too_many_for_memory),
