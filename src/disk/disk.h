@@ -30,6 +30,7 @@ struct disk_info {
 	const char *format; /* a file that begins as "qcow2" images do, and the like; or NULL */
 	bool keeps_stale;   /* a page that is read in during a direct write may stay, outdated */
 	bool ignores_dsync; /* a write with RWF_DSYNC may not be durable when it is done */
+	bool has_holes;	    /* a file that has less space than its size */
 	bool punches_holes; /* fallocate PUNCH_HOLE (files) or unmap (devices) is worth trying */
 	uint32_t direct_offset_align; /* O_DIRECT offset and length alignment; 0 = no O_DIRECT */
 	uint32_t direct_memory_align; /* O_DIRECT memory alignment */

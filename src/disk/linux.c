@@ -668,6 +668,7 @@ int disk_info(int fd, struct disk_info *info)
 		preferred = MAX(preferred, UINT64_C(4096)); /* a page is what the cache works in */
 	} else {
 		info->format = image_format(fd);
+		info->has_holes = (uint64_t)status.st_blocks * SECTOR_BYTES < info->size;
 		info->identity[0] = (uint64_t)status.st_dev;
 		info->identity[1] = (uint64_t)status.st_ino;
 		info->changed_ns =

@@ -590,6 +590,7 @@ int disk_info(int fd, struct disk_info *info)
 		.zoned = options->zoned,
 		.keeps_stale = keeps_stale(file->disk),
 		.ignores_dsync = options->ignores_dsync,
+		.has_holes = !options->is_block,
 		.punches_holes = !options->no_discard,
 		.direct_offset_align = options->direct_offset_align,
 		.direct_memory_align = options->direct_memory_align,

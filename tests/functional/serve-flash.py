@@ -90,6 +90,37 @@ class Flash(support.Case):
         self.assertEqual(server.stop()[0], 0)
         self.check()
 
+    def test_space_that_is_not_used_is_given_back(self):
+        server = self.serve()
+        with nbdmini.open_export(server.uri, b"") as client:
+            data = self.random.randbytes(MIB)
+            for offset in range(0, self.size - MIB, MIB):
+                client.write(offset, data)
+            client.flush()
+            self.assertGreater(os.stat(self.file).st_blocks * 512, self.size - 2 * MIB)
+            client.send_request(nbdmini.CMD_TRIM, 5, 0, self.size // BLOCK * BLOCK)
+            self.assertEqual(client.reply(), (5, 0))
+            # The collector and a checkpoint come with writes.
+            while os.stat(self.file).st_blocks * 512 > FILE // 4:
+                client.write(0, data)
+            self.assertEqual(client.read(0, MIB), data)
+        self.assertEqual(server.stop()[0], 0)
+        self.check()
+
+    def test_a_file_that_has_all_its_space_keeps_it(self):
+        self.file = self.path("full.flash")
+        with open(self.file, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, FILE)
+        self.assertEqual(self.gmblock("create", "--segment=256K", f"flash:{self.file}").returncode, 0)
+        space = os.stat(self.file).st_blocks
+        server = self.serve()
+        with nbdmini.open_export(server.uri, b"") as client:
+            for _ in range(3):
+                for offset in range(0, self.size - MIB, MIB):
+                    client.write(offset, bytes(MIB))
+        self.assertEqual(server.stop()[0], 0)
+        self.assertGreaterEqual(os.stat(self.file).st_blocks, space)
+
     def test_a_damaged_block_is_an_error(self):
         server = self.serve()
         marks = [bytes([65 + i]) * BLOCK for i in range(3)]

@@ -158,7 +158,7 @@ static void free_segment(struct flash *flash, uint32_t index)
 	if (flash->table.segments[index].state == GC_CANDIDATE) {
 		gc_set_state(&flash->table, index, GC_VICTIM);
 	}
-	gc_set_state(&flash->table, index, GC_FREE);
+	flash_erase(flash, index);
 }
 
 /* Nothing that a crash may bring back refers to what is free from now on. */
@@ -185,7 +185,7 @@ static void free_segments(struct flash *flash)
 			gc_set_state(&flash->table, i, GC_CLOSED);
 		}
 	}
-	flash->counters.free_segments = flash->table.state_counts[GC_FREE];
+	flash->counters.free_segments = flash_free_soon(flash);
 }
 
 /* Its transfers may not: flash_io_ended() tells who has started it. */
@@ -212,8 +212,7 @@ static void end(struct flash *flash, int result)
 		flash->log.untold_blocks = 0;
 		flash->counters.checkpoints++;
 		free_segments(flash);
-		flash->gc.is_pressed =
-			flash->table.state_counts[GC_FREE] < flash->gc.floor_segments;
+		flash->gc.is_pressed = flash_free_soon(flash) < flash->gc.floor_segments;
 	}
 	if (flash->is_starting) {
 		start_ended(flash, result);

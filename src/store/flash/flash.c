@@ -316,8 +316,8 @@ void flash_pump(struct flash *flash)
 	do {
 		flash->pump_again = false;
 		while (flash_may_work(flash) &&
-			(flash_checkpoint_step(flash) || flash_changes_step(flash) ||
-				flash_gc_step(flash))) {
+			(flash_erase_step(flash) || flash_checkpoint_step(flash) ||
+				flash_changes_step(flash) || flash_gc_step(flash))) {
 		}
 		if (flash_may_work(flash)) {
 			flash_log_kick(flash);
@@ -436,12 +436,17 @@ void flash_init(struct flash *flash, uint8_t *memory)
 static int recover_call(struct ring_op *op)
 {
 	struct flash *flash = container_of(op, struct flash, start_op);
+	int result;
 
 	/* Direct writes of a server that was killed may still change what is read here. */
 	if (store_barrier(flash->below, true) == STORE_BARRIER_CLOSED) {
 		return -EAGAIN;
 	}
-	return flash_recover(flash, &flash->start->error);
+	result = flash_recover(flash, &flash->start->error);
+	if (result == 0) {
+		flash_erase_found(flash);
+	}
+	return result;
 }
 
 static void recovered(struct ring_op *op, int result);
@@ -526,6 +531,7 @@ static int open_below(struct flash *flash, const struct store_options *options, 
 	bool reads_direct = store_mode_is_direct(options->read_mode);
 	bool writes_direct = store_mode_is_direct(options->write_mode);
 	const struct file_store *file;
+	int claim_fd;
 	int result;
 
 	if (options->read_mode == STORE_MODE_DEVICE || options->write_mode == STORE_MODE_DEVICE ||
@@ -550,6 +556,9 @@ static int open_below(struct flash *flash, const struct store_options *options, 
 		(struct ring_file){ .fd = reads_direct ? file->direct_fd : file->fd, .slot = -1 };
 	flash->memory_align = reads_direct ? FLASH_BLOCK_BYTES : 1;
 	flash->ignores_dsync = file->disk.ignores_dsync;
+	claim_fd = file_gate_claim_fd(file->gate);
+	flash_erase_init(
+		flash, &file->disk, file->disk.is_block && claim_fd >= 0 ? claim_fd : flash->fd);
 	if (reads_direct && file->offset_align > FLASH_BLOCK_BYTES) {
 		return error_set(error, -EINVAL,
 			"'%s': its blocks of %u bytes are larger than those of a flash store",
@@ -687,6 +696,8 @@ static const struct counter counter_list[] = {
 		offsetof(struct flash, counters.map_misses) },
 	{ "checksum_errors", "Blocks and pages that did not have their checksum", COUNTER_TOTAL,
 		COUNTER_ITEMS, offsetof(struct flash, counters.checksum_errors) },
+	{ "erased_segments", "Segments that were discarded before they became free", COUNTER_TOTAL,
+		COUNTER_ITEMS, offsetof(struct flash, counters.erased_segments) },
 	{ "free_segments", "Segments that are free, as of the last checkpoint", COUNTER_NOW,
 		COUNTER_ITEMS, offsetof(struct flash, counters.free_segments) },
 };

@@ -8,7 +8,7 @@
  *   read        ─▶ map ─▶ helpers, one for each run of blocks ─▶ checksums ─▶ done
  *   flush, FUA  ─▶ sync: one fdatasync for all that wait
  *   collector   ─▶ a victim's headers, its valid blocks ─▶ record being filled
- *   checkpoint  ─▶ changed nodes ─▶ records ─▶ sync ─▶ both anchors ─▶ free segments
+ *   checkpoint  ─▶ changed nodes ─▶ records ─▶ sync ─▶ both anchors ─▶ erase ─▶ free segments
  *
  * Work goes on only while a part is in the store: the last one is held back until nothing is in
  * flight, so that queues and rings can end as soon as all parts are done. flash_pump() looks what
@@ -31,10 +31,12 @@ enum {
 	FLASH_HELPERS = 64,
 	FLASH_RUN_BLOCKS = 256,
 	FLASH_ATOMIC_BLOCKS = FLASH_RECORD_ENTRIES,
-	FLASH_SLOTS_MIN = 64, /* of the map cache, beside FLASH_DIRTY_MAX */
+	FLASH_SLOTS_MIN = 64,	   /* of the map cache, beside FLASH_DIRTY_MAX */
+	FLASH_RECORD_SEGMENTS = 2, /* that a record of a client may need, see flash_log_room() */
 	FLASH_NO_SLOT = -1,
 };
 
+struct disk_info;
 struct flash;
 
 /* --- transfers ------------------------------------------------------------------------------- */
@@ -215,6 +217,14 @@ struct flash_edge {
 	struct flash_io io;
 };
 
+struct flash_erase {
+	struct ring_op op;
+	uint32_t segment; /* that is erased, or was the last one */
+	int fd;		  /* through which the device takes it */
+	bool is_block;
+	bool is_wanted; /* the device has, or may have, use for it */
+};
+
 struct flash_counters {
 	uint64_t written_blocks; /* by clients */
 	uint64_t moved_blocks;
@@ -223,6 +233,7 @@ struct flash_counters {
 	uint64_t checkpoints;
 	uint64_t map_misses;
 	uint64_t checksum_errors;
+	uint64_t erased_segments;
 	uint64_t free_segments;
 };
 
@@ -255,6 +266,7 @@ struct flash {
 	struct flash_sync sync;
 	struct flash_checkpoint checkpoint;
 	struct flash_gc gc;
+	struct flash_erase erase;
 	struct gc_table table;
 	struct flash_segment *segments;
 	struct flash_helper helpers[FLASH_HELPERS];
@@ -418,6 +430,23 @@ void flash_gc_init(struct flash *flash);
 bool flash_gc_step(struct flash *flash);
 /* Clients have written so many blocks. */
 void flash_gc_credit(struct flash *flash, uint32_t blocks);
+
+/* --- erase.c --------------------------------------------------------------------------------- */
+
+/* fd: what discards go through. is_read_only is known. */
+void flash_erase_init(struct flash *flash, const struct disk_info *disk, int fd);
+/* After recovery: has those of the free segments erased that have something, but for as many as are
+ * needed to begin. Blocks. */
+void flash_erase_found(struct flash *flash);
+/* The victim is free, or will be when it is erased. Nothing durable refers to it. */
+void flash_erase(struct flash *flash, uint32_t segment);
+/* Returns true when something was done. */
+bool flash_erase_step(struct flash *flash);
+/* Segments that are free, or will be without anybody's doing. */
+static inline uint32_t flash_free_soon(const struct flash *flash)
+{
+	return flash->table.state_counts[GC_FREE] + flash->table.state_counts[GC_ERASING];
+}
 
 /* --- recover.c ------------------------------------------------------------------------------- */
 

@@ -14,7 +14,6 @@
 #include "store/flash/flash.h"
 
 enum {
-	RECORD_SEGMENTS = 2, /* that a record of a client may need, see flash_log_room() */
 	VICTIMS_MAX = 8,     /* between two checkpoints while clients wait */
 	ENOUGH_SEGMENTS = 4, /* beyond those with which it begins: fewer checkpoints */
 	CREDIT = 4,	     /* blocks looked at for each one written */
@@ -40,14 +39,14 @@ static void set_state(struct flash_gc *gc, enum flash_gc_state state)
 static bool clients_wait(const struct flash *flash)
 {
 	return !list_is_empty(&flash->changes) &&
-	       flash->table.state_counts[GC_FREE] <
-		       flash->anchor.geometry.reserve_segments + RECORD_SEGMENTS;
+	       flash_free_soon(flash) <
+		       flash->anchor.geometry.reserve_segments + FLASH_RECORD_SEGMENTS;
 }
 
 void flash_gc_credit(struct flash *flash, uint32_t blocks)
 {
 	struct flash_gc *gc = &flash->gc;
-	uint32_t free_count = flash->table.state_counts[GC_FREE];
+	uint32_t free_count = flash_free_soon(flash);
 	uint32_t reserve = flash->anchor.geometry.reserve_segments;
 
 	if (free_count < gc->begin_segments) {
@@ -89,7 +88,7 @@ static void next_record(struct flash *flash)
 static bool choose(struct flash *flash)
 {
 	struct flash_gc *gc = &flash->gc;
-	uint32_t free_count = flash->table.state_counts[GC_FREE];
+	uint32_t free_count = flash_free_soon(flash);
 	uint32_t victims = flash->table.state_counts[GC_VICTIM];
 	bool urgent = clients_wait(flash);
 
@@ -275,7 +274,7 @@ static bool copy_one(struct flash *flash, const struct flash_record_entry *from,
 	}
 	/* After crashes there may be less than that: then what a recovery would need is used. */
 	floor = flash->gc.is_pressed ? flash->gc.floor_segments / 2 : flash->gc.floor_segments;
-	if (flash->table.state_counts[GC_FREE] < floor) {
+	if (flash_free_soon(flash) < floor) {
 		flash_checkpoint_ask(flash);
 		return false;
 	}
@@ -347,7 +346,7 @@ void flash_gc_init(struct flash *flash)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
 	struct flash_gc *gc = &flash->gc;
-	uint32_t waits = geometry->reserve_segments + RECORD_SEGMENTS;
+	uint32_t waits = geometry->reserve_segments + FLASH_RECORD_SEGMENTS;
 
 	gc->wait.ready = page_ready;
 	/* Not below waits: clients would wait, and nothing be collected. */

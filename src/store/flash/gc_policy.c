@@ -21,11 +21,13 @@ const struct gc_rule gc_rules[GC_POLICY_COUNT] = {
 };
 
 static const uint32_t state_edges[GC_STATE_COUNT] = {
-	[GC_FREE] = BIT(GC_OPEN) | BIT(GC_CLOSED), /* closed: gc_restore() */
+	/* When a log is opened: closed by gc_restore(), or what is there has to be erased. */
+	[GC_FREE] = BIT(GC_OPEN) | BIT(GC_CLOSED) | BIT(GC_ERASING),
 	[GC_OPEN] = BIT(GC_CLOSED),
 	[GC_CLOSED] = BIT(GC_CANDIDATE),
 	[GC_CANDIDATE] = BIT(GC_CLOSED) | BIT(GC_VICTIM),
-	[GC_VICTIM] = BIT(GC_CANDIDATE) | BIT(GC_FREE),
+	[GC_VICTIM] = BIT(GC_CANDIDATE) | BIT(GC_ERASING) | BIT(GC_FREE),
+	[GC_ERASING] = BIT(GC_FREE),
 };
 
 /* Programs that collecting a segment adds to those that come anyway. */
@@ -74,7 +76,7 @@ void gc_set_state(struct gc_table *table, uint32_t segment, enum gc_state state)
 	struct gc_segment *found = segment_at(table, segment);
 
 	GMB_ASSERT(state_edges[found->state] & BIT(state));
-	GMB_ASSERT(state != GC_FREE || found->valid == 0);
+	GMB_ASSERT((state != GC_FREE && state != GC_ERASING) || found->valid == 0);
 	table->state_counts[found->state]--;
 	table->state_counts[state]++;
 	found->state = state;

@@ -24,6 +24,7 @@
  * all that is dirty: nothing is evicted then, and cold pages are written back in vain.
  *
  *   GC_FREE -> GC_OPEN -> GC_CLOSED <-> GC_CANDIDATE <-> GC_VICTIM -> GC_FREE
+ *                                                            or -> GC_ERASING -> GC_FREE
  *
  * docs/design/0025 has the reasons and the figures.
  *
@@ -64,6 +65,7 @@ enum gc_state {
 	GC_CLOSED,    /* full, but must stay as it is: a checkpoint or a view needs it */
 	GC_CANDIDATE, /* may be collected */
 	GC_VICTIM,    /* is being collected; its last block may be gone, it is not free yet */
+	GC_ERASING,   /* has no data, and is free once the device has discarded it */
 	GC_STATE_COUNT,
 };
 
@@ -94,7 +96,8 @@ double gc_score(const struct gc_rule *rule, uint32_t blocks, uint32_t net, uint6
 void gc_init(struct gc_table *table, enum gc_policy policy, struct gc_segment *segments,
 	uint32_t segment_count, uint32_t segment_blocks);
 
-/* The only place where a state changes. A segment that becomes free must have no valid block. */
+/* The only place where a state changes. A segment that becomes free, or is erased, must
+ * have no valid block. */
 void gc_set_state(struct gc_table *table, uint32_t segment, enum gc_state state);
 
 /* The map points at one more block of this open segment. from is GC_NO_SEGMENT for a user's block,

@@ -285,7 +285,8 @@ bool flash_log_room(struct flash *flash, uint32_t entries, bool is_own)
 	/* Each record may be the last one of its segment. */
 	left = flash->anchor.geometry.segment_blocks - flash->log.head.block;
 	if (flash->table.state_counts[GC_FREE] < kept + (entries < left ? 1 : 2)) {
-		if (is_own && flash_log_is_idle(flash)) {
+		if (is_own && flash_log_is_idle(flash) &&
+			flash->table.state_counts[GC_ERASING] == 0) {
 			flash_fail(flash, -ENOSPC, "is full");
 		}
 		return false;

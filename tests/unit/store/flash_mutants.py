@@ -31,6 +31,9 @@ MUTANTS = {
     "nothing-told": ("log.c", "log->untold_blocks >= UNTOLD_BLOCKS", "false"),
     "in-flight-taken-as-durable": ("io.c", "flash->log.written_seq", "flash->log.head.seq"),
     "flush-without-sync": ("flash.c", "flash->log.durable_seq == flash->log.written_seq", "true"),
+    "erased-before-anchor": (
+        "checkpoint.c", "== FLASH_CHECKPOINT_SYNC) {",
+        "== FLASH_CHECKPOINT_SYNC) {\nif (MUTANT) { free_segments(flash); }"),
     "anchor-before-nodes": (
         "checkpoint.c", "checkpoint->is_waiting = true;\n\t\tflash_sync_checkpoint(flash);",
         "checkpoint->is_waiting = !MUTANT;\n"

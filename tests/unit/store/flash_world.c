@@ -28,12 +28,15 @@ uint64_t sector_tag(const uint8_t *bytes)
 	return tag;
 }
 
+bool world_on_device;
+
 struct sim_disk_options world_disk_options(void)
 {
 	return (struct sim_disk_options){ .size = (FLASH_SEGMENTS_AT +
 							  WORLD_SEGMENTS * WORLD_SEGMENT_BLOCKS) *
 						  (uint64_t)FLASH_BLOCK_BYTES,
-		.direct_offset_align = 512 };
+		.direct_offset_align = 512,
+		.is_block = world_on_device };
 }
 
 static void start_done(struct store_start *start)
@@ -102,6 +105,8 @@ static void count(const struct world *world)
 			world_totals.moved_blocks += value;
 		} else if (strcmp(table->counters[i].name, "checkpoints") == 0) {
 			world_totals.checkpoints += value;
+		} else if (strcmp(table->counters[i].name, "erased_segments") == 0) {
+			world_totals.erased_segments += value;
 		} else if (strcmp(table->counters[i].name, "checksum_errors") == 0) {
 			assert_int_equal(value, 0);
 		}

@@ -41,6 +41,7 @@ struct world {
 struct world_totals {
 	uint64_t moved_blocks; /* by collectors */
 	uint64_t checkpoints;
+	uint64_t erased_segments;
 };
 
 extern struct world_totals world_totals;
@@ -50,6 +51,10 @@ void sector_fill(uint8_t *bytes, uint64_t tag);
 
 /* The tag of a sector; fails the test if the sector has more than one. */
 uint64_t sector_tag(const uint8_t *bytes);
+
+/* The disks that are made from now on are block devices, which may do anything to what is
+ * discarded; else files. */
+extern bool world_on_device;
 
 /* What a world's disk is made with. */
 struct sim_disk_options world_disk_options(void);

@@ -378,6 +378,7 @@ static uint32_t run(uint64_t seed, uint32_t crashes_max)
 
 	now = 2;
 	sim_start(&(struct sim_options){ .seed = seed });
+	world_on_device = seed % 2 == 0;
 	world_make_disk();
 	world_open(&world, "disk", direct, NULL);
 	sectors = (uint32_t)(store_size(world.store) / SECTOR);
@@ -436,9 +437,11 @@ static void test_what_was_flushed_survives_and_nothing_else_appears(void **state
 		print_message("seed %llu\n", (unsigned long long)seed);
 		crashes += run(seed, SEED_CRASHES_MAX);
 	}
-	print_message("%llu crashes, %llu checkpoints, %llu blocks moved\n",
+	print_message("%llu crashes, %llu checkpoints, %llu blocks moved, %llu segments erased\n",
 		(unsigned long long)crashes, (unsigned long long)world_totals.checkpoints,
-		(unsigned long long)world_totals.moved_blocks);
+		(unsigned long long)world_totals.moved_blocks,
+		(unsigned long long)world_totals.erased_segments);
+	assert_true(world_totals.erased_segments > crashes);
 	assert_true(world_totals.moved_blocks > crashes);
 	assert_true(world_totals.checkpoints >
 		    crashes + crashes / 5); /* one for each start, and others */

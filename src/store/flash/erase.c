@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Giving space back: a segment that nothing refers to any more is discarded before it is free, so
+ * that a device need not keep what is in it, nor a file have space for it. One segment at a time,
+ * on a worker thread, while the log goes on elsewhere. Called for segments that a durable anchor
+ * does not need, and for no others.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "disk/disk.h"
+#include "store/flash/flash.h"
+
+static uint64_t segment_offset(const struct flash *flash, uint32_t segment)
+{
+	return (uint64_t)flash_segment_at(&flash->anchor.geometry, segment) << FLASH_BLOCK_SHIFT;
+}
+
+static uint64_t segment_bytes(const struct flash *flash)
+{
+	return (uint64_t)flash->anchor.geometry.segment_blocks << FLASH_BLOCK_SHIFT;
+}
+
+void flash_erase_init(struct flash *flash, const struct disk_info *disk, int fd)
+{
+	flash->erase.fd = fd;
+	flash->erase.is_block = disk->is_block;
+	/* A file that has all of its space keeps it: that is what it was given it for. */
+	flash->erase.is_wanted =
+		!flash->is_read_only && disk->punches_holes && (disk->is_block || disk->has_holes);
+}
+
+void flash_erase_found(struct flash *flash)
+{
+	uint32_t kept = flash->anchor.geometry.reserve_segments + FLASH_RECORD_SEGMENTS;
+
+	if (!flash->erase.is_wanted || flash->erase.is_block) {
+		return;
+	}
+	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
+		enum disk_extent_kind kind = DISK_HOLE;
+		uint64_t length;
+
+		if (flash->table.segments[i].state != GC_FREE ||
+			disk_extent(flash->fd, segment_offset(flash, i), segment_bytes(flash),
+				&kind, &length) < 0 ||
+			(kind == DISK_HOLE && length == segment_bytes(flash))) {
+			continue;
+		}
+		if (kept > 0) { /* the store begins with those */
+			kept--;
+		} else {
+			gc_set_state(&flash->table, i, GC_ERASING);
+		}
+	}
+}
+
+void flash_erase(struct flash *flash, uint32_t segment)
+{
+	gc_set_state(&flash->table, segment, flash->erase.is_wanted ? GC_ERASING : GC_FREE);
+}
+
+static int erase_call(struct ring_op *op)
+{
+	struct flash_erase *erase = container_of(op, struct flash_erase, op);
+	const struct flash *flash = container_of(erase, struct flash, erase);
+
+	return disk_discard(erase->fd, erase->is_block, segment_offset(flash, erase->segment),
+		segment_bytes(flash));
+}
+
+static void erase_done(struct ring_op *op, int result)
+{
+	struct flash_erase *erase = container_of(op, struct flash_erase, op);
+	struct flash *flash = container_of(erase, struct flash, erase);
+
+	if (result < 0 && result != -EINTR) {
+		erase->is_wanted = false;
+		if (result != -EOPNOTSUPP) {
+			log_warning("flash store '%s': cannot discard what is not used any more: "
+				    "%s; from now on it stays as it is",
+				flash->path, strerror(-result));
+		}
+	} else {
+		flash->counters.erased_segments++;
+	}
+	gc_set_state(&flash->table, erase->segment, GC_FREE);
+	flash_pump(flash);
+	flash_io_ended(flash);
+}
+
+bool flash_erase_step(struct flash *flash)
+{
+	struct flash_erase *erase = &flash->erase;
+
+	if (flash->table.state_counts[GC_ERASING] == 0 || erase->op.in_flight) {
+		return false;
+	}
+	while (flash->table.segments[erase->segment].state != GC_ERASING) {
+		erase->segment = (erase->segment + 1) % flash->anchor.geometry.segment_count;
+	}
+	if (flash->is_closing || !erase->is_wanted) {
+		gc_set_state(&flash->table, erase->segment, GC_FREE);
+		return true;
+	}
+	flash->io_count++;
+	ring_call(flash->ring, &erase->op, erase_call, erase_done);
+	return false;
+}
