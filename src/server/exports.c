@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "base/text.h"
+#include "server/upgrade_take.h"
 
 /* --- one disk -------------------------------------------------------------------------------- */
 
@@ -125,6 +126,7 @@ int served_open(struct served *served, struct access *rules, struct error *error
 	int rc;
 
 	options.path = entry->path;
+	options.passed = served->passed;
 	rc = store_open(&options, &about.store, error);
 	if (rc < 0) {
 		access_put(rules);
@@ -363,7 +365,7 @@ void exports_close(struct exports *exports)
 }
 
 static int open_next(const struct server_export *entry, struct access *rules,
-	struct exports *exports, struct error *error)
+	const struct upgrade_take *take, struct exports *exports, struct error *error)
 {
 	static const struct server_settings none;
 	struct served *served;
@@ -373,7 +375,9 @@ static int open_next(const struct server_export *entry, struct access *rules,
 		access_put(rules);
 		return rc;
 	}
+	served->passed = upgrade_take_disk(take, entry->name);
 	rc = served_open(served, rules, error);
+	served->passed = NULL;
 	if (rc < 0) {
 		served_free(served);
 	} else {
@@ -382,7 +386,8 @@ static int open_next(const struct server_export *entry, struct access *rules,
 	return rc;
 }
 
-int exports_open(const struct server_config *config, struct exports *exports, struct error *error)
+int exports_open(const struct server_config *config, const struct upgrade_take *take,
+	struct exports *exports, struct error *error)
 {
 	uint32_t count = config->export_count;
 	struct access **sets = calloc(MAX(count, 1U), sizeof(*sets));
@@ -396,7 +401,7 @@ int exports_open(const struct server_config *config, struct exports *exports, st
 		rc = server_access_build(config, sets, error);
 	}
 	for (uint32_t i = 0; rc == 0 && i < count; i++) {
-		rc = open_next(&config->exports[i], sets[i], exports, error);
+		rc = open_next(&config->exports[i], sets[i], take, exports, error);
 		sets[i] = NULL;
 	}
 	server_access_drop(sets, count);

@@ -18,7 +18,9 @@ struct served {
 	struct export *export;	    /* NULL before served_open() */
 	_Atomic uint64_t size;	    /* of its disk, when it was looked at last */
 	bool is_added;		    /* by a command: the configuration does not know it */
-	uint32_t item;		    /* private to change.c: 1 and its place there, or 0 */
+	/* See struct store_options; used by served_open(). */
+	const struct store_claim *passed;
+	uint32_t item; /* private to change.c: 1 and its place there, or 0 */
 };
 
 /* What was served at a path, and may be in use still. */
@@ -37,9 +39,11 @@ struct exports {
 	struct gone *gone; /* owned, but for exports_free() */
 };
 
-/* All exports of the configuration. */
-GMB_MUST_CHECK int exports_open(
-	const struct server_config *config, struct exports *exports, struct error *error);
+struct upgrade_take;
+
+/* All exports of the configuration. take: the process whose disks are taken over, or NULL. */
+GMB_MUST_CHECK int exports_open(const struct server_config *config, const struct upgrade_take *take,
+	struct exports *exports, struct error *error);
 /* No engine uses them any more. */
 void exports_close(struct exports *exports);
 /* Room for so many entries, none of which is there yet. -ENOMEM. */

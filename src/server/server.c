@@ -840,7 +840,7 @@ static int start(struct server *server, struct error *error)
 			&server->control_listener, &server->metrics_listener, error);
 	}
 	if (rc == 0) {
-		rc = exports_open(server->config, &server->exports, error);
+		rc = exports_open(server->config, server->take, &server->exports, error);
 	}
 	if (rc == 0) {
 		device_probe(server->device, server->exports.exports, server->exports.count);

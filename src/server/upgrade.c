@@ -181,7 +181,7 @@ static int send_export(const struct upgrade *upgrade, const struct export *expor
 		return -EIO; /* it has broken since the offer */
 	}
 	message.fd = claim.fd;
-	message.is_claimed = claim.is_held;
+	message.hold = claim.hold;
 	memcpy(message.identity, claim.identity, sizeof(message.identity));
 	return upgrade_send(upgrade->channel, &message);
 }

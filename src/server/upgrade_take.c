@@ -30,7 +30,7 @@ struct before {
 	char *name;
 	uint32_t name_bytes;
 	uint32_t session_count;
-	uint64_t identity[2];
+	struct store_claim passed; /* with the descriptor of memory, which is its own, or -1 */
 	uint64_t epoch;
 };
 
@@ -57,6 +57,9 @@ static void take_free(struct upgrade_take *take)
 		close(take->control.fd);
 	}
 	for (uint32_t i = 0; i < take->export_count; i++) {
+		if (take->exports[i].passed.fd >= 0) {
+			close(take->exports[i].passed.fd);
+		}
 		free(take->exports[i].name);
 	}
 	if (take->channel >= 0) {
@@ -120,11 +123,12 @@ static int keep_socket(
 static int keep_export(
 	struct upgrade_take *take, const struct upgrade_message *message, struct error *error)
 {
-	const struct store_claim claim = {
+	struct store_claim claim = {
 		.identity = { message->identity[0], message->identity[1] },
 		.fd = message->fd,
+		.hold = message->hold,
 	};
-	int rc = message->is_claimed ? store_adopt(&claim) : 0;
+	int rc = claim.hold == STORE_HOLD_CLAIM ? store_adopt(&claim) : 0;
 	void *exports = take->exports;
 	struct before *entry = NULL;
 
@@ -139,12 +143,19 @@ static int keep_export(
 	if (entry != NULL) {
 		entry->name = strndup(message->record.export, message->record.export_bytes);
 	}
+	if (claim.hold != STORE_HOLD_MEMORY) {
+		claim.fd = -1;
+	}
+	if (entry != NULL) {
+		entry->passed = claim;
+	} else if (claim.fd >= 0) {
+		close(claim.fd);
+	}
 	if (entry == NULL || entry->name == NULL) {
 		return error_set(error, -ENOMEM, "no memory for the exports of the old process");
 	}
 	entry->name_bytes = message->record.export_bytes;
 	entry->session_count = message->session_count;
-	memcpy(entry->identity, message->identity, sizeof(entry->identity));
 	entry->epoch = message->epoch;
 	return 0;
 }
@@ -278,6 +289,25 @@ uint32_t upgrade_take_socket_count(const struct upgrade_take *take)
 
 /* --- exports --------------------------------------------------------------------------------- */
 
+static const struct before *find_before(
+	const struct upgrade_take *take, const char *name, size_t name_bytes)
+{
+	for (uint32_t i = 0; take != NULL && i < take->export_count; i++) {
+		if (take->exports[i].name_bytes == name_bytes &&
+			memcmp(take->exports[i].name, name, name_bytes) == 0) {
+			return &take->exports[i];
+		}
+	}
+	return NULL;
+}
+
+const struct store_claim *upgrade_take_disk(const struct upgrade_take *take, const char *name)
+{
+	const struct before *before = find_before(take, name, strlen(name));
+
+	return before != NULL ? &before->passed : NULL;
+}
+
 static struct export *find(const struct upgrade_taker *taker, const struct before *before)
 {
 	struct export *const *exports = taker->exports->exports;
@@ -296,7 +326,7 @@ static bool is_same_disk(const struct export *export, const struct before *befor
 	struct store_claim claim;
 
 	return store_pass(export->store, &claim) == NULL &&
-	       memcmp(claim.identity, before->identity, sizeof(claim.identity)) == 0;
+	       memcmp(claim.identity, before->passed.identity, sizeof(claim.identity)) == 0;
 }
 
 static int check_exports(

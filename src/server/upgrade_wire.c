@@ -29,7 +29,7 @@ struct wire_listener {
 } __attribute__((packed));
 
 struct wire_export {
-	struct be32 is_claimed; /* 0 or 1 */
+	struct be32 hold; /* 0 nothing, 1 the claim, 2 the contents */
 	struct be32 session_count;
 	struct be64 identity[2];
 	struct be64 epoch;
@@ -121,11 +121,11 @@ static bool parse_export(const uint8_t *fixed, struct reader *rest, struct upgra
 	const uint8_t *name;
 
 	memcpy(&wire, fixed, sizeof(wire));
-	if (be32_get(wire.is_claimed) > 1 ||
+	if (be32_get(wire.hold) > STORE_HOLD_MEMORY ||
 		!take_bounded(rest, be32_get(wire.name_bytes), UPGRADE_NAME_BYTES_MAX, &name)) {
 		return false;
 	}
-	message->is_claimed = be32_get(wire.is_claimed) != 0;
+	message->hold = (enum store_hold)be32_get(wire.hold);
 	message->session_count = be32_get(wire.session_count);
 	message->identity[0] = be64_get(wire.identity[0]);
 	message->identity[1] = be64_get(wire.identity[1]);
@@ -225,7 +225,8 @@ int upgrade_parse(const uint8_t *bytes, size_t count, uint32_t fd_count,
 			types[type].name, count);
 	}
 	if (fd_count < types[type].fds_min || fd_count > types[type].fds_max ||
-		(fd_count > 0 && type == UPGRADE_EXPORT && !message->is_claimed)) {
+		(type == UPGRADE_EXPORT && fd_count > (message->hold != STORE_HOLD_NONE)) ||
+		(message->hold == STORE_HOLD_MEMORY && fd_count == 0)) {
 		return error_set(error, -EPROTO, "a message %s with %u descriptors",
 			types[type].name, fd_count);
 	}
@@ -328,7 +329,7 @@ static void put(struct writer *writer, const void *bytes, size_t count)
 static void put_export(struct writer *writer, const struct upgrade_message *message)
 {
 	struct wire_export wire = {
-		.is_claimed = be32_make(message->is_claimed),
+		.hold = be32_make((uint32_t)message->hold),
 		.session_count = be32_make(message->session_count),
 		.identity = { be64_make(message->identity[0]), be64_make(message->identity[1]) },
 		.epoch = be64_make(message->epoch),

@@ -53,7 +53,7 @@ struct upgrade_message {
 	uint64_t inode;
 
 	/* EXPORT, with its name in record.export */
-	bool is_claimed;
+	enum store_hold hold;
 	uint32_t session_count; /* that use it now */
 	uint64_t identity[2];	/* as in struct store_claim */
 	uint64_t epoch;

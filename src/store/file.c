@@ -766,8 +766,8 @@ static const char *file_pass(struct store *base, struct store_claim *claim_out)
 		return "has failed to flush, which another process would not know";
 	}
 	memcpy(claim_out->identity, store->disk.identity, sizeof(claim_out->identity));
-	claim_out->is_held = store->is_claimed;
 	if (store->is_claimed) {
+		claim_out->hold = STORE_HOLD_CLAIM;
 		claim_out->fd = file_gate_claim_fd(store->gate);
 	}
 	return NULL;

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The memory store: blocks in anonymous memory that is mapped at open and taken page by page as it
- * is written. A bit per chunk of 64 KiB tells whether it may hold anything but zeroes:
+ * The memory store: blocks in memory that is mapped at open and taken page by page as it is
+ * written. A bit per chunk of 64 KiB tells whether it may hold anything but zeroes:
  *
+ *   bytes [data][    ][    ][data]   chunk i at i * 64 KiB
  *   map   [1][0][0][1] ...           0 = reads as zero, reported as a hole
- *   base  [data][    ][    ][data]   chunk i at i * 64 KiB
+ *
+ * Both are one memory file (memfd), the map behind the bytes, so that another process that takes
+ * over can map the same memory. Its size is sealed: who has it mapped is never killed because the
+ * other one has cut it.
  *
  * All reactors share both. Bytes are copied by the submitting thread; requests in flight together
  * that overlap give a mixture of both, as on a disk. A clear bit is a promise, so a writer sets it
@@ -19,10 +23,13 @@
  *                └──────────── back in line, unless done ┘
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/bytes.h"
 #include "store/kind.h"
@@ -41,14 +48,19 @@ enum {
 	EXTENTS_CHUNKS_MAX = 1 << 20,
 	/* A read whose submitter wants progress is copied and reported in such steps. */
 	STEP_BYTES = 128 << 10,
+	MAP_PAGE_BYTES = 4096,
+	SEALS = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW,
 };
 
 struct memory_store {
 	struct store base;
 	uint64_t size;
-	uint64_t mapped_bytes; /* size rounded up to whole chunks */
+	uint64_t data_bytes;   /* size rounded up to whole chunks */
+	uint64_t mapped_bytes; /* the same and the map */
+	uint64_t identity[2];  /* of the memory file: device and inode */
+	int fd;		       /* of the memory file */
 	uint8_t *bytes;
-	_Atomic uint64_t *map;
+	_Atomic uint64_t *map; /* behind the bytes */
 };
 
 struct memory_queue {
@@ -161,8 +173,8 @@ static uint64_t clear_chunk(struct memory_store *store, struct store_part *part)
 	}
 	if (!provision && whole) {
 		chunk_clear(store, chunk);
-		/* Cannot fail: the range is mapped, private and a whole chunk. */
-		(void)madvise(store->bytes + offset, CHUNK_BYTES, MADV_DONTNEED);
+		/* Cannot fail: the range is mapped, shared, writable and a whole chunk. */
+		(void)madvise(store->bytes + offset, CHUNK_BYTES, MADV_REMOVE);
 		return RELEASE_COST;
 	}
 	copy_in(store, offset, NULL, count);
@@ -352,7 +364,7 @@ static void memory_close(struct store *base)
 	struct memory_store *store = container_of(base, struct memory_store, base);
 
 	munmap(store->bytes, store->mapped_bytes);
-	free(store->map);
+	close(store->fd);
 }
 
 static uint64_t memory_size(struct store *store)
@@ -360,26 +372,89 @@ static uint64_t memory_size(struct store *store)
 	return container_of(store, struct memory_store, base)->size;
 }
 
-static int map_memory(struct memory_store *store, const char *spec, struct error *error)
+/* A memory file of mapped_bytes. */
+static int make_file(struct memory_store *store, const char *spec, struct error *error)
+{
+	int fd = memfd_create("gmblock-disk", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	int result = fd >= 0 && ftruncate(fd, (off_t)store->mapped_bytes) == 0 &&
+				     fcntl(fd, F_ADD_SEALS, SEALS) == 0
+			     ? 0
+			     : -errno;
+
+	if (result < 0) {
+		if (fd >= 0) {
+			close(fd);
+		}
+		return error_set(error, result, "cannot make the memory of '%s': %s%s", spec,
+			strerror(-result),
+			result == -EFBIG ? "; the limit on file sizes (ulimit -f, LimitFSIZE=) is "
+					   "below its size"
+					 : "");
+	}
+	store->fd = fd;
+	return 0;
+}
+
+/* Whether that is a memory file of a store of this size, which nobody can cut. */
+static bool is_file_of(const struct memory_store *store, int fd)
+{
+	struct stat st;
+
+	return fstat(fd, &st) == 0 && S_ISREG(st.st_mode) &&
+	       (uint64_t)st.st_size == store->mapped_bytes && fcntl(fd, F_GET_SEALS) == SEALS;
+}
+
+/* The memory of another process, if it fits, else new one. */
+static int choose_file(
+	struct memory_store *store, const struct store_options *options, struct error *error)
+{
+	const struct store_claim *passed = options->passed;
+	struct stat st;
+	int result = 0;
+
+	if (passed != NULL && passed->hold == STORE_HOLD_MEMORY && is_file_of(store, passed->fd)) {
+		store->fd = fcntl(passed->fd, F_DUPFD_CLOEXEC, 0);
+		if (store->fd < 0) {
+			result = error_set(error, -errno, "cannot take over the memory of '%s': %s",
+				options->path, strerror(errno));
+		}
+	} else {
+		result = make_file(store, options->path, error);
+	}
+	if (result == 0 && fstat(store->fd, &st) == 0) {
+		store->identity[0] = st.st_dev;
+		store->identity[1] = st.st_ino;
+	}
+	return result;
+}
+
+static int map_memory(
+	struct memory_store *store, const struct store_options *options, struct error *error)
 {
 	uint64_t chunks = (store->size - 1) / CHUNK_BYTES + 1;
+	uint64_t words = (chunks - 1) / WORD_BITS + 1;
 	void *bytes;
+	int result;
 
-	store->mapped_bytes = chunks * CHUNK_BYTES;
-	bytes = mmap(NULL, store->mapped_bytes, PROT_READ | PROT_WRITE,
-		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	store->data_bytes = chunks * CHUNK_BYTES;
+	store->mapped_bytes =
+		store->data_bytes + align_up(words * sizeof(*store->map), MAP_PAGE_BYTES);
+	result = choose_file(store, options, error);
+	if (result < 0) {
+		return result;
+	}
+	bytes = mmap(NULL, store->mapped_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
+		store->fd, 0);
 	if (bytes == MAP_FAILED) {
-		return error_set(error, -errno,
+		result = -errno;
+		close(store->fd);
+		return error_set(error, result,
 			"cannot reserve %llu bytes of address space for '%s': %s; choose a "
 			"smaller size",
-			(unsigned long long)store->mapped_bytes, spec, strerror(errno));
+			(unsigned long long)store->mapped_bytes, options->path, strerror(-result));
 	}
 	store->bytes = bytes;
-	store->map = calloc((chunks - 1) / WORD_BITS + 1, sizeof(*store->map));
-	if (store->map == NULL) {
-		munmap(bytes, store->mapped_bytes);
-		return error_set(error, -ENOMEM, "not enough memory to open '%s'", spec);
-	}
+	store->map = (void *)(store->bytes + store->data_bytes);
 	return 0;
 }
 
@@ -410,14 +485,19 @@ static int memory_open(struct store *base, const struct store_options *options, 
 		 * 512 KiB over loopback: 20 % fewer a second). */
 		.has_progress = options->progress == STORE_PROGRESS_COUNTER,
 	};
-	return map_memory(store, options->path, error);
+	return map_memory(store, options, error);
 }
 
-static const char *memory_pass(struct store *store, struct store_claim *claim_out)
+static const char *memory_pass(struct store *base, struct store_claim *claim_out)
 {
-	GMB_UNUSED(store);
-	GMB_UNUSED(claim_out);
-	return "is in the memory of this process";
+	const struct memory_store *store = container_of(base, struct memory_store, base);
+
+	*claim_out = (struct store_claim){
+		.identity = { store->identity[0], store->identity[1] },
+		.fd = store->fd,
+		.hold = STORE_HOLD_MEMORY,
+	};
+	return NULL;
 }
 
 static const struct store_ops memory_ops = {

@@ -129,6 +129,7 @@ struct store_info {
 };
 
 struct store;
+struct store_claim;
 struct store_kind;
 struct store_ops;
 struct store_queue;
@@ -346,8 +347,11 @@ struct store_options {
 	uint32_t stripe_members;
 	enum store_progress_source progress;
 	const struct store_kind *progress_filter; /* with STORE_PROGRESS_FILTER */
-	uint64_t keys_given;			  /* private: a bit per option */
-	void *configs[STORE_KINDS_MAX];		  /* private: by kind; NULL = no key given */
+	/* What another process had of this disk, for kinds whose disk is the memory of a process;
+	 * borrowed for the call of store_open(). NULL: nothing. */
+	const struct store_claim *passed;
+	uint64_t keys_given;		/* private: a bit per option */
+	void *configs[STORE_KINDS_MAX]; /* private: by kind; NULL = no key given */
 };
 
 /*
@@ -476,17 +480,23 @@ const char *store_barrier_name(enum store_barrier barrier);
  * upgrade.md. The claim is an open file of both then, so that the disk is in nobody's hands at no
  * time; it ends with the last of them.
  */
+enum store_hold {
+	STORE_HOLD_NONE,   /* the store does not write, or has no contents */
+	STORE_HOLD_CLAIM,  /* fd is the claim; -1: nothing can hold the disk */
+	STORE_HOLD_MEMORY, /* fd is the contents: memory that the other process maps, too */
+};
 struct store_claim {
 	uint64_t identity[2]; /* of the disk, as long as the machine runs; zeroes: there is none */
-	int fd;		      /* -1: nothing holds the disk */
-	bool is_held;	      /* fd means something: the store writes */
+	int fd;		      /* or -1 */
+	enum store_hold hold; /* what fd is */
 };
 /* NULL: the store can be passed, and *claim_out, whose descriptor is borrowed, says with what. Else
  * why it cannot, as the rest of a sentence about its export. Main thread. */
 GMB_MUST_CHECK const char *store_pass(struct store *store, struct store_claim *claim_out);
-/* In the other process: a store of that disk that is opened until store_adopt_end() claims it with
- * claim->fd, which is taken. No operation of whoever held it is under way then. -EINVAL: the
- * descriptor is not one of that disk. Before there are other threads. */
+/* In the other process, of STORE_HOLD_CLAIM: a store of that disk that is opened until
+ * store_adopt_end() claims it with claim->fd, which is taken. No operation of whoever held it is
+ * under way then. -EINVAL: the descriptor is not one of that disk. Before there are other threads.
+ */
 GMB_MUST_CHECK int store_adopt(const struct store_claim *claim);
 /* Lets go of what no store has claimed. */
 void store_adopt_end(void);

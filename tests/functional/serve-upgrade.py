@@ -502,7 +502,6 @@ class Upgrade(support.Case):
         code, _, errors = self.run_gmblock("create", "--size=256M", f"flash:{log}")
         self.assertEqual(code, 0, errors)
         cases = {
-            "disk of export \"\" is in the memory of this process": ["memory:1M"],
             "disk of export \"\" has an overlay": [
                 "--export", f"={self.disk},overlay={self.path('overlay')}"],
             "disk of export \"\" is a log": [f"flash:{log}"],
@@ -520,6 +519,37 @@ class Upgrade(support.Case):
                 self.assertRegex(errors, reason)
                 self.assertEqual(len(client.read(0, 512)), 512)
             self.assertEqual(server.stop()[0], 0)
+
+    def test_memory(self):
+        """What was written stays, sparse as it was; another disk of that name begins empty."""
+        uri, control = self.socket_uri("m"), self.path("control")
+        arguments = ["--export", "a=memory:16M", "--export", "b=memory:16M", "--listen", uri,
+                     "--control", control]
+        self.start(*arguments, uri_count=2)
+        self.addCleanup(self.kill_children)
+        contents = {name: os.urandom(1 << 20) for name in (b"a", b"b")}
+        clients = {name: nbdmini.open_export(uri, name) for name in contents}
+        for name, client in clients.items():
+            self.addCleanup(client.sock.close)
+            client.write(8 << 20, contents[name])
+        for _ in range(2):
+            self.assertEqual(self.must_upgrade()[:2], (2, 0))
+            for name, client in clients.items():
+                self.assertEqual(client.read(8 << 20, 1 << 20), contents[name])
+                self.assertEqual(client.read(0, 4096), bytes(4096))
+        _, extents, _ = self.run_gmblock("info", "--map", f"nbd+unix:///a?socket={self.path('m')}")
+        self.assertRegex(extents, r"8388608 +1048576  data\n")
+        other = [support.program(), "serve", "--export", "a=memory:16M", "--export",
+                 "b=memory:8M", "--listen", uri, "--control", control]
+        self.assertRegex(self.upgrade(*other)[2], 'export "b" has 1 connections, .* another disk')
+        clients[b"b"].sock.close()
+        self.wait_for(lambda: self.upgrade(*other)[0] == 0)
+        self.assertEqual(clients[b"a"].read(8 << 20, 1 << 20), contents[b"a"])
+        with nbdmini.open_export(uri, b"b") as client:
+            self.assertEqual(client.read(0, 4096), bytes(4096))
+        rss = int(re.search(r"RssShmem:\s+(\d+) kB", open(f"/proc/{self.children[-1]}/status",
+                                                         encoding="ascii").read())[1])
+        self.assertLess(rss, 8 << 10)
 
     def test_two_at_a_time_and_stop(self):
         """One waits; a second one is refused, and the end of the server ends both."""

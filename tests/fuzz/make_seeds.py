@@ -690,6 +690,7 @@ def hand_upgrade(corpus):
             struct.pack(">I", len(der)) + der for der in certificates)
 
     claim = struct.pack(">II16sQ", 1, 2, bytes(range(16)), 77)
+    memory = struct.pack(">II16sQ", 2, 2, bytes(range(16)), 77)
     # That of fuzz_upgrade.c.
     key = hmac.digest(bytes.fromhex("0123456789abcdef" * 2), b"nobody", "sha256")
     read, write = request(0, 0, 512), request(1, 4096, 4096, data=bytes(4096))
@@ -698,6 +699,8 @@ def hand_upgrade(corpus):
         "listener": (1, message(2, struct.pack(">IQQ", 1, 2, 3))),
         "listener-of-metrics": (1, message(2, struct.pack(">IQQ", 9, 2, 3))),
         "export": (1, message(3, claim + struct.pack(">I", 4) + b"disk")),
+        "export-of-memory": (1, message(3, memory + struct.pack(">I", 4) + b"disk")),
+        "export-without-memory": (0, message(3, memory + struct.pack(">I", 4) + b"disk")),
         "prepare": (0, message(4)), "ready": (0, message(5)),
         "sessions-end": (0, message(7, struct.pack(">II", 3, 1))), "started": (0, message(8)),
         "failed": (0, message(9, b"no \x1b[31mdisk")),
