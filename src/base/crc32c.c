@@ -31,7 +31,13 @@ static uint32_t by_bits(uint32_t state, const uint8_t *bytes, size_t count)
  * reduces them, and the product of two numbers whose lowest bit stands for the highest power is one
  * bit short: hence x^(8n-33).
  */
-enum { STRETCH_BYTES = 1360 }; /* a multiple of 8; three of them are nearly a block of 4 KiB */
+enum {
+	STRETCH_BYTES = 1360, /* a multiple of 8; three of them are nearly a block of 4 KiB */
+	LINE_BYTES = 64,
+	/* What a disk or another process has just written is in no cache of this core, and three
+	 * streams at once are more than it foresees. */
+	AHEAD_BYTES = 2048,
+};
 #define SHIFT_1 UINT64_C(0x3f70cc6f) /* x^(8 * STRETCH_BYTES - 33) */
 #define SHIFT_2 UINT64_C(0x5aa1f3cf) /* x^(16 * STRETCH_BYTES - 33) */
 
@@ -54,6 +60,11 @@ __attribute__((target("sse4.2,pclmul"))) static uint32_t three_stretches(
 	__m128i product;
 
 	for (size_t i = 0; i < STRETCH_BYTES; i += sizeof(uint64_t)) {
+		if (i % LINE_BYTES == 0) {
+			__builtin_prefetch(bytes + i + AHEAD_BYTES);
+			__builtin_prefetch(second + i + AHEAD_BYTES);
+			__builtin_prefetch(third + i + AHEAD_BYTES);
+		}
 		a = _mm_crc32_u64(a, word_at(bytes + i));
 		b = _mm_crc32_u64(b, word_at(second + i));
 		c = _mm_crc32_u64(c, word_at(third + i));
