@@ -61,6 +61,7 @@ struct push_sink {
 	struct clan_cookie cookies[PUSH_SLOTS];
 	bool lent[PUSH_SLOTS];
 	bool is_shared;
+	bool is_mapped; /* the source's disk reads into our slots */
 	struct list_node waiting;
 	struct push_pieces pieces; /* that came, or were there */
 	uint64_t read_back_at;
@@ -423,7 +424,8 @@ static const char *take_piece(struct push_sink *sink, uint32_t value)
 		return rule;
 	}
 	sink->lent[slot] = false;
-	if (crc32c(0, data, head.length) != head.crc) {
+	/* Where the source maps the slot it has summed these very bytes. */
+	if (!sink->is_mapped && crc32c(0, data, head.length) != head.crc) {
 		push_session_job_fail(sink->session, -EIO, "a piece has changed on its way");
 		return NULL;
 	}
@@ -534,6 +536,7 @@ static void region_shared(struct push_sink *sink, const struct clan_event *event
 		return;
 	}
 	sink->is_shared = true;
+	sink->is_mapped = (clan_conn_caps(session->in.conn) & CLAN_CAN_MAP) != 0;
 	push_session_begun(session, used.silence_ms);
 	if (tell(sink, PUSH_USED, &used, sizeof(used))) {
 		for (uint32_t i = 0; i < sink->slot_count && !is_over(sink); i++) {

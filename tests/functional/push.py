@@ -228,13 +228,15 @@ class Push(support.Case):
         for place in ("", "localhost", "10.0.0.1/8", "10.0.0.1,port=0", "10.0.0.1,port=", "x,port=any"):
             self.check_refused(["serve", "--push-to", place, "memory:1M"], 2, "--push-to: ")
 
-    def test_a_path_for_a_copy_is_not_told_over_a_network(self):
+    def test_what_a_network_must_not_do(self):
+        """It is not told paths for a copy, and a piece that changes on its way is not written."""
         if not support.has_libfabric():
             self.skipTest("no libfabric")
         server = self.start("--listen", "push://127.0.0.1:0", "--listen",
                             f"nbd+unix:///?socket={self.path('near')}", "--export", "disk=memory:1M", uri_count=2)
         run = subprocess.run([DRIVER, server.uris[0]], stdout=subprocess.PIPE, text=True, check=True)
         self.assertIn("copy: paths of sockets", run.stdout)
+        self.assertIn("changed: a piece has changed on its way", run.stdout)
 
     def start_push(self, *arguments):
         process = subprocess.Popen([support.program(), "push", *arguments], stdin=subprocess.DEVNULL,

@@ -6,7 +6,8 @@
  *     push_driver URI         of an export of at least 4 MiB, over a Unix socket
  *     push_driver URI PATH    says nothing for as long as it may, as a source, and as a destination
  *                             that listens at PATH
- *     push_driver URI         of a network: where can the export be read for a copy?
+ *     push_driver URI         of a network: where can the export be read for a copy? And a piece
+ *                             that is not what it is said to be
  */
 #include <errno.h>
 #include <stdio.h>
@@ -23,7 +24,7 @@ enum { RANGE_BYTES = 64 << 10, EVENTS_MAX = 8 };
 #define TIMEOUT_NS UINT64_C(10000000000)
 
 /* What it does once its ticket was shown. */
-enum deed { NOTHING, EARLY_FLUSH, LONG_ZERO, CHECK, NO_SLOT, BAD_HEAD, TWICE, SILENCE };
+enum deed { NOTHING, EARLY_FLUSH, LONG_ZERO, CHECK, NO_SLOT, BAD_HEAD, TWICE, CHANGED, SILENCE };
 
 static struct export_uri uri;
 static struct push_ask *ask;
@@ -48,8 +49,8 @@ static void get_ticket(uint32_t uid, uint32_t length)
 	struct push_wire_grant head = {
 		.offset = next_offset,
 		.length = length,
-		.binding = PUSH_BOUND_UID,
-		.uid = uid,
+		.binding = uri.is_unix ? PUSH_BOUND_UID : PUSH_BOUND_ASKER,
+		.uid = uri.is_unix ? uid : 0,
 		.name_bytes = (uint16_t)strlen(uri.export_name),
 		.instance = "a server of ours",
 	};
@@ -127,23 +128,24 @@ static void tell_end(struct source *source, uint32_t type, uint32_t len)
 	}
 }
 
-/* A piece of zeroes, as the memory is. */
-static void put(struct source *source, uint32_t slot, uint32_t length)
+/* A piece of zeroes, as the memory is; summed with one byte more, if it is to be found out. */
+static void put(struct source *source, uint32_t slot, uint32_t length, uint32_t summed)
 {
-	static const uint8_t zeroes[PUSH_PIECE_BYTES];
-	struct push_wire_piece head = {
-		.magic = PUSH_PIECE_MAGIC,
-		.length = length,
-		.crc = crc32c(0, zeroes, length),
-	};
+	static const uint8_t zeroes[PUSH_PIECE_BYTES + 1];
+	static struct push_wire_piece head; /* until it has gone */
 	const struct iovec from = { &head, sizeof(head) };
 	struct clan_cookie cookie;
 
+	head = (struct push_wire_piece){
+		.magic = PUSH_PIECE_MAGIC,
+		.length = length,
+		.crc = crc32c(0, zeroes, summed),
+	};
 	while (clan_cookie_queue_pop(source->conn, 0, &cookie) == -EAGAIN) {
 		turn(source);
 	}
 	if (clan_put(source->conn, &from, 1, &cookie, PUSH_SLOT_HEAD_BYTES - sizeof(head),
-		    CLAN_NOTIFY, PUSH_NOTIFY_PIECE << PUSH_NOTIFY_SHIFT | slot, NULL) != 1) {
+		    CLAN_NOTIFY, PUSH_NOTIFY_PIECE << PUSH_NOTIFY_SHIFT | slot, NULL) < 0) {
 		stop("cannot put");
 	}
 }
@@ -165,14 +167,17 @@ static void do_deed(struct source *source, enum deed deed)
 		send(source, PUSH_CHECK, &check, sizeof(check));
 		break;
 	case NO_SLOT:
-		put(source, PUSH_SLOTS, RANGE_BYTES);
+		put(source, PUSH_SLOTS, RANGE_BYTES, RANGE_BYTES);
 		break;
 	case BAD_HEAD:
-		put(source, 0, RANGE_BYTES + 1);
+		put(source, 0, RANGE_BYTES + 1, RANGE_BYTES + 1);
 		break;
 	case TWICE:
-		put(source, 0, PUSH_PIECE_BYTES);
-		put(source, 1, PUSH_PIECE_BYTES);
+		put(source, 0, PUSH_PIECE_BYTES, PUSH_PIECE_BYTES);
+		put(source, 1, PUSH_PIECE_BYTES, PUSH_PIECE_BYTES);
+		break;
+	case CHANGED:
+		put(source, 0, RANGE_BYTES, RANGE_BYTES + 1);
 		break;
 	case SILENCE:
 	case NOTHING:
@@ -328,7 +333,6 @@ static void look_for_copy(void)
 
 	printf("copy: %.*s\n", result == 0 ? (int)answer.text.length : (int)strlen(error.text),
 		result == 0 ? answer.text.bytes : error.text);
-	push_ask_close(ask);
 }
 
 int main(int argc, char **argv)
@@ -353,6 +357,9 @@ int main(int argc, char **argv)
 	}
 	if (!uri.is_unix) {
 		look_for_copy();
+		get_ticket(0, RANGE_BYTES);
+		show("changed", &good, CHANGED);
+		push_ask_close(ask);
 		export_uri_fini(&uri);
 		return 0;
 	}
