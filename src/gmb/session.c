@@ -54,7 +54,9 @@ void native_region_add(struct native_session *session, uint32_t number, uint32_t
 		.memory = {
 			.base = base,
 			.bytes = info.bytes,
-			.rights = MEM_RAM & ~((info.rights & CLAN_WRITE) != 0 ? 0 : MEM_CPU_WRITE),
+			.rights = MEM_RAM &
+				  ~(MEM_STABLE |
+					  ((info.rights & CLAN_WRITE) != 0 ? 0 : MEM_CPU_WRITE)),
 		},
 	};
 	service->region_bytes += info.bytes;

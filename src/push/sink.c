@@ -572,7 +572,9 @@ static int stage(struct push_sink *sink, const char **text)
 	if (result != 0) {
 		return result;
 	}
-	sink->memory = (struct mem_region){ .base = base, .bytes = bytes, .rights = MEM_RAM };
+	sink->memory = (struct mem_region){
+		.base = base, .bytes = bytes, .rights = MEM_RAM & ~MEM_STABLE
+	};
 	/* Faster with it, and not worse without. */
 	(void)!ring_memory_add(session->service->engine->ring, &sink->memory);
 	return clan_region_share(session->in.conn, sink->region, CLAN_READ | CLAN_WRITE);

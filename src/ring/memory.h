@@ -28,10 +28,13 @@ enum mem_right {
 	MEM_FIXED = 1 << 3,	/* its region is in the ring's table of fixed buffers */
 	MEM_NIC = 1 << 4,	/* a network card may be told to move it (RDMA) */
 	MEM_ADDRESS = 1 << 5,	/* it has an address, which system calls take; the first three do */
+	/* Only this process changes it: what an operation reads stays the same until its end.
+	 * Memory that is shared with a client or a peer has not got this. */
+	MEM_STABLE = 1 << 6,
 };
 
 /* What ordinary memory of this process can be used for. */
-#define MEM_RAM (MEM_CPU_READ | MEM_CPU_WRITE | MEM_SOCKET | MEM_ADDRESS)
+#define MEM_RAM (MEM_CPU_READ | MEM_CPU_WRITE | MEM_SOCKET | MEM_ADDRESS | MEM_STABLE)
 #define MEM_CPU (MEM_CPU_READ | MEM_CPU_WRITE)
 
 struct mem_region {

@@ -23,6 +23,7 @@
 
 #include <sys/socket.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 
 #include "base/compiler.h"
 #include "base/error.h"
@@ -310,9 +311,14 @@ void ring_read(struct ring *ring, struct ring_op *op, struct ring_file file, str
 /* dsync: complete only when the data is durable (RWF_DSYNC). */
 void ring_write(struct ring *ring, struct ring_op *op, struct ring_file file, struct mem_ref memory,
 	size_t len, uint64_t offset, bool dsync, ring_done_fn *done);
-/* The same without dsync, done at once by this thread: for the page cache, where kernels hand a
- * write to a worker thread and the hand-over costs more than the copy. It may block when the cache
- * is full of dirty pages: the caller measures, and turns to ring_write() while it does. */
+/* The same from several places one after the other, which are not in the table of fixed buffers;
+ * vector is held as well. count <= 1024. */
+void ring_writev(struct ring *ring, struct ring_op *op, struct ring_file file,
+	const struct iovec *vector, uint32_t count, uint64_t offset, bool dsync,
+	ring_done_fn *done);
+/* As ring_write() without dsync, done at once by this thread: for the page cache, where kernels
+ * hand a write to a worker thread and the hand-over costs more than the copy. It may block when the
+ * cache is full of dirty pages: the caller measures, and turns to ring_write() while it does. */
 void ring_write_inline(struct ring *ring, struct ring_op *op, struct ring_file file,
 	struct mem_ref memory, size_t len, uint64_t offset, ring_done_fn *done);
 /* fdatasync. */

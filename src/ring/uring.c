@@ -842,6 +842,17 @@ void ring_write(struct ring *ring, struct ring_op *op, struct ring_file file, st
 	io_uring_sqe_set_data(sqe, op);
 }
 
+void ring_writev(struct ring *ring, struct ring_op *op, struct ring_file file,
+	const struct iovec *vector, uint32_t count, uint64_t offset, bool dsync, ring_done_fn *done)
+{
+	struct io_uring_sqe *sqe = sqe_get(ring);
+
+	op_start(op, RING_WRITE, done);
+	io_uring_prep_writev2(sqe, file.fd, vector, count, offset, dsync ? RWF_DSYNC : 0);
+	sqe_set_file(sqe, file);
+	io_uring_sqe_set_data(sqe, op);
+}
+
 void ring_write_inline(struct ring *ring, struct ring_op *op, struct ring_file file,
 	struct mem_ref memory, size_t len, uint64_t offset, ring_done_fn *done)
 {

@@ -197,8 +197,13 @@ static bool transfer_is_aligned(const struct sim_disk *disk, const struct sim_op
 	uint32_t align = disk->options.direct_offset_align;
 	uint32_t memory_align = disk->options.direct_memory_align;
 
-	return is_aligned(sop->offset, align) && is_aligned(sop->len, align) &&
-	       is_aligned((uintptr_t)sop->iov[0].iov_base, memory_align);
+	for (uint32_t i = 0; i < sop->iov_count; i++) {
+		if (!is_aligned(sop->iov[i].iov_len, align) ||
+			!is_aligned((uintptr_t)sop->iov[i].iov_base, memory_align)) {
+			return false;
+		}
+	}
+	return is_aligned(sop->offset, align);
 }
 
 /* Decides the fate of a transfer: its error and how many bytes move. */
@@ -765,20 +770,28 @@ void ring_read(struct ring *ring, struct ring_op *op, struct ring_file file, str
 	sim_disk_submit(sop);
 }
 
-void ring_write(struct ring *ring, struct ring_op *op, struct ring_file file, struct mem_ref memory,
-	size_t len, uint64_t offset, bool dsync, ring_done_fn *done)
+void ring_writev(struct ring *ring, struct ring_op *op, struct ring_file file,
+	const struct iovec *vector, uint32_t count, uint64_t offset, bool dsync, ring_done_fn *done)
 {
-	struct iovec iov = sim_ring_memory(ring, memory, len);
 	struct sim_op *sop;
 
-	GMB_ASSERT(len > 0);
-	GMB_ASSERT(len <= (size_t)1 << 30);
+	GMB_ASSERT(count <= SIM_IOV_MAX);
 	sim_fd_get(file.fd, SIM_FD_FILE);
 	sop = sim_op_begin(ring, op, RING_WRITE, sim_ring_fd(ring, file), done);
 	sop->offset = offset;
 	sop->direct_sync = dsync;
-	sim_op_memory(sop, &iov, 1, false);
+	sim_op_memory(sop, vector, count, false);
+	GMB_ASSERT(sop->len > 0);
+	GMB_ASSERT(sop->len <= (size_t)1 << 30);
 	sim_disk_submit(sop);
+}
+
+void ring_write(struct ring *ring, struct ring_op *op, struct ring_file file, struct mem_ref memory,
+	size_t len, uint64_t offset, bool dsync, ring_done_fn *done)
+{
+	struct iovec iov = sim_ring_memory(ring, memory, len);
+
+	ring_writev(ring, op, file, &iov, 1, offset, dsync, done);
 }
 
 void ring_write_inline(struct ring *ring, struct ring_op *op, struct ring_file file,

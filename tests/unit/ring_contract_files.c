@@ -82,6 +82,37 @@ static void a_read_ends_where_the_file_does(struct ring *ring)
 	world_close(fd, WORLD_FILE);
 }
 
+static void a_write_from_several_places_is_one(struct ring *ring)
+{
+	static uint8_t places[3][4000];
+	static const size_t lens[3] = { 4000, 17, 3000 };
+	static uint8_t in[7017];
+	int fd = world_file(FILE_BYTES);
+	struct waiter waiter = { 0 };
+
+	for (int way = 0; way < 2; way++) {
+		struct iovec vector[3];
+		uint64_t offset = 9000 * (uint64_t)way;
+		size_t written;
+		size_t at = 0;
+
+		for (int i = 0; i < 3; i++) {
+			memset(places[i], 3 * way + i + 1, sizeof(places[i]));
+			vector[i] = (struct iovec){ places[i], lens[i] };
+		}
+		ring_writev(ring, &waiter.op, plain(fd), vector, 3, offset, way == 1, waiter_done);
+		written = (size_t)wait_for(ring, &waiter);
+		assert_in_range(written, 1, sizeof(in));
+		transfer(ring, plain(fd), false, mem_of(in), written, offset, false);
+		for (int i = 0; i < 3; i++) {
+			for (size_t k = 0; k < lens[i] && at < written; k++) {
+				assert_int_equal(in[at++], 3 * way + i + 1);
+			}
+		}
+	}
+	world_close(fd, WORLD_FILE);
+}
+
 static void an_inline_write_completes_later(struct ring *ring)
 {
 	static uint8_t bytes[3000];
@@ -224,6 +255,7 @@ static void registered_memory_is_used_until_it_is_removed(struct ring *ring)
 const struct contract_case file_cases[] = {
 	CASE(a_file_keeps_what_is_written),
 	CASE(a_read_ends_where_the_file_does),
+	CASE(a_write_from_several_places_is_one),
 	CASE(an_inline_write_completes_later),
 	CASE(a_punched_range_reads_as_zeroes),
 	CASE(operations_on_a_file_are_independent),

@@ -45,7 +45,9 @@ static void change_ended(struct flash *flash, struct store_part *part)
 static void change_failed(struct flash *flash, struct store_part *part, int error)
 {
 	change_ended(flash, part);
-	flash_finish(part, error);
+	/* Records may hold its memory. */
+	flash_scratch_of(part)->result = error;
+	flash_log_add_part(flash, part);
 }
 
 /* --- pages of the map ------------------------------------------------------------------------ */
@@ -202,9 +204,22 @@ static enum step blocks_prepare(
 	return flash_log_room(flash, count, false) ? STEP_DONE : STEP_WAIT;
 }
 
+/* It is written from where it is. Memory that others may change is copied: its checksums would not
+ * fit, and a crash would cut off the log there, with what others have written behind it. */
+static bool is_held(const struct flash *flash, const struct store_part *part)
+{
+	uint64_t skip = (FLASH_BLOCK_BYTES - part->offset % FLASH_BLOCK_BYTES) % FLASH_BLOCK_BYTES;
+
+	return part->op == STORE_WRITE && part->length >= FLASH_HELD_BYTES_MIN &&
+	       mem_may(part->memory, MEM_STABLE) &&
+	       mem_is_aligned(mem_add(part->memory, skip), flash->memory_align);
+}
+
 static void blocks_append(
 	struct flash *flash, const struct store_part *part, uint64_t first, uint32_t count)
 {
+	bool holds = is_held(flash, part);
+
 	for (uint64_t lpn = first; lpn < first + count; lpn++) {
 		struct flash_record_entry entry = { .lpn = lpn, .kind = FLASH_DATA };
 		const struct flash_edge *edge = edge_of(flash, part, lpn);
@@ -217,7 +232,7 @@ static void blocks_append(
 			data = mem_cpu_read(part->memory) +
 			       ((lpn << FLASH_BLOCK_SHIFT) - part->offset);
 		}
-		flash_log_append(flash, &entry, data);
+		flash_log_append(flash, &entry, data, edge == NULL && holds);
 	}
 	flash->counters.written_blocks += count;
 	flash_gc_credit(flash, count);
@@ -309,7 +324,7 @@ static enum step clear_page(struct flash *flash, uint64_t first, uint64_t end)
 	if (!flash_log_room(flash, 1, false)) {
 		return STEP_WAIT;
 	}
-	flash_log_append(flash, &entry, NULL);
+	flash_log_append(flash, &entry, NULL, false);
 	flash->changed_seq = flash->log.filling->at.seq + 1;
 	return STEP_DONE;
 }

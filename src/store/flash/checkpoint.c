@@ -58,7 +58,7 @@ static bool write_node(struct flash *flash, uint32_t level, uint32_t index, cons
 	if (!flash_log_room(flash, 1, true)) {
 		return false;
 	}
-	flash_log_append(flash, &entry, node);
+	flash_log_append(flash, &entry, node, false);
 	flash->counters.node_blocks++;
 	return true;
 }

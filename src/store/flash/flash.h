@@ -31,7 +31,8 @@ enum {
 	FLASH_HELPERS = 64,
 	FLASH_RUN_BLOCKS = 256,
 	FLASH_ATOMIC_BLOCKS = FLASH_RECORD_ENTRIES,
-	FLASH_SLOTS_MIN = 64,	   /* of the map cache, beside FLASH_DIRTY_MAX */
+	FLASH_HELD_BYTES_MIN = 32 << 10, /* of a part whose memory is written without a copy */
+	FLASH_SLOTS_MIN = 64,		 /* of the map cache, beside FLASH_DIRTY_MAX */
 	FLASH_RECORD_SEGMENTS = 2, /* that a record of a client may need, see flash_log_room() */
 	FLASH_NO_SLOT = -1,
 };
@@ -45,12 +46,19 @@ struct flash;
 struct flash_io {
 	struct ring_op op;
 	struct flash *flash;
-	struct mem_ref memory;
+	union {
+		struct mem_ref memory;
+		struct { /* of a record, see flash_io_write_record() */
+			struct iovec *vector;
+			uint32_t vector_count;
+		};
+	};
 	uint64_t offset;
 	size_t bytes;
 	size_t done_bytes;
 	uint32_t retries;
 	bool is_write;
+	bool has_vector;
 	bool is_durable;       /* FUA */
 	struct list_node node; /* while the store is closed, see flash_io_block() */
 	void (*done)(struct flash_io *io, int result);
@@ -94,7 +102,11 @@ struct flash_map {
 
 struct flash_buffer {
 	struct flash_record record;
-	uint8_t *bytes; /* the header and FLASH_RECORD_ENTRIES blocks */
+	uint8_t *bytes;	      /* the header and FLASH_RECORD_ENTRIES blocks */
+	uint32_t block_count; /* of them that are used */
+	/* The record: runs of those blocks, and of blocks that are held. */
+	struct iovec vector[FLASH_RECORD_ENTRIES + 1];
+	uint32_t vector_count;
 	struct flash_io io;
 	struct flash *flash;
 	struct list_node node;	/* idle or in flight, in the order of the log */
@@ -335,6 +347,10 @@ void flash_io_ended(struct flash *flash);
 /* bytes and offset are whole blocks. done is called once, not from inside. */
 void flash_io_start(struct flash *flash, struct flash_io *io, bool is_write, struct mem_ref memory,
 	uint64_t block, size_t bytes, void (*done)(struct flash_io *io, int result));
+/* Writes the runs of blocks at io->vector one after the other; they and the vector are held. The
+ * vector is used up. */
+void flash_io_write_record(struct flash *flash, struct flash_io *io, uint64_t block, size_t bytes,
+	void (*done)(struct flash_io *io, int result));
 /* While the store is closed: what was started next, a write or a sync. Blocks. False: there is
  * nothing. */
 bool flash_io_block(struct flash *flash);
@@ -381,13 +397,16 @@ uint64_t flash_log_bytes(void);
 /* True: so many entries, each with a block, can be appended now to one record. is_own: the store's
  * own, for which there is always room. May close the record being filled. */
 bool flash_log_room(struct flash *flash, uint32_t entries, bool is_own);
-/* data: a block, which is copied; NULL: zeroes, or there is none. The page of the map is dirty. */
-void flash_log_append(
-	struct flash *flash, const struct flash_record_entry *entry, const uint8_t *data);
+/* data: a block; NULL: zeroes, or there is none. It is copied, or, if is_held, written from where
+ * it is: then it is memory that the disk can be written from, and stays as it is until the record
+ * has been retired, which flash_log_add_part() tells. The page of the map is dirty. */
+void flash_log_append(struct flash *flash, const struct flash_record_entry *entry,
+	const uint8_t *data, bool is_held);
 /* Entries with a block that go into the record being filled, or, without room there, into the next
  * one as long as it need not be in another segment than it would be. > 0. */
 uint32_t flash_log_fit(const struct flash *flash);
-/* The part is done when all that was appended before is written. */
+/* The part is done when all that was appended before is written, or never will be. Its result is
+ * that of its scratch, unless writing fails. */
 void flash_log_add_part(struct flash *flash, struct store_part *part);
 /* Writes what is being filled. */
 void flash_log_close(struct flash *flash);

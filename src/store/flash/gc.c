@@ -281,7 +281,7 @@ static bool copy_one(struct flash *flash, const struct flash_record_entry *from,
 	if (!flash_log_room(flash, 1, true)) {
 		return false;
 	}
-	flash_log_append(flash, &entry, data);
+	flash_log_append(flash, &entry, data, false);
 	flash->counters.moved_blocks++;
 	return true;
 }

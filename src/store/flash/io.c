@@ -73,6 +73,20 @@ static void io_end(struct flash_io *io, int result)
 	flash_io_ended(flash);
 }
 
+/* The vector begins with what is not written yet. */
+static void use_up(struct flash_io *io, size_t bytes)
+{
+	while (bytes > 0 && bytes >= io->vector->iov_len) {
+		bytes -= io->vector->iov_len;
+		io->vector++;
+		io->vector_count--;
+	}
+	if (bytes > 0) {
+		io->vector->iov_base = (uint8_t *)io->vector->iov_base + bytes;
+		io->vector->iov_len -= bytes;
+	}
+}
+
 static void io_moved(struct ring_op *op, int result)
 {
 	struct flash_io *io = container_of(op, struct flash_io, op);
@@ -86,6 +100,9 @@ static void io_moved(struct ring_op *op, int result)
 		io->done_bytes += (size_t)result;
 		io->retries = 0;
 		GMB_ASSERT(io->done_bytes <= io->bytes);
+		if (io->has_vector) {
+			use_up(io, (size_t)result);
+		}
 		if (io->done_bytes < io->bytes) {
 			io_next(io);
 		} else {
@@ -97,29 +114,30 @@ static void io_moved(struct ring_op *op, int result)
 static void io_next(struct flash_io *io)
 {
 	struct flash *flash = io->flash;
-	struct mem_ref memory = mem_add(io->memory, io->done_bytes);
 	size_t left = io->bytes - io->done_bytes;
 	uint64_t offset = io->offset + io->done_bytes;
 
-	if (io->is_write) {
-		ring_write(flash->ring, &io->op, flash->file, memory, left, offset, io->is_durable,
-			io_moved);
+	if (io->has_vector) {
+		ring_writev(flash->ring, &io->op, flash->file, io->vector, io->vector_count, offset,
+			io->is_durable, io_moved);
+	} else if (io->is_write) {
+		ring_write(flash->ring, &io->op, flash->file, mem_add(io->memory, io->done_bytes),
+			left, offset, io->is_durable, io_moved);
 	} else {
-		ring_read(flash->ring, &io->op, flash->file, memory, left, offset, io_moved);
+		ring_read(flash->ring, &io->op, flash->file, mem_add(io->memory, io->done_bytes),
+			left, offset, io_moved);
 	}
 }
 
-void flash_io_start(struct flash *flash, struct flash_io *io, bool is_write, struct mem_ref memory,
-	uint64_t block, size_t bytes, void (*done)(struct flash_io *io, int result))
+static void io_begin(struct flash *flash, struct flash_io *io, uint64_t block, size_t bytes,
+	void (*done)(struct flash_io *io, int result))
 {
 	GMB_ASSERT(!io->op.in_flight && bytes > 0 && bytes % FLASH_BLOCK_BYTES == 0);
 	io->flash = flash;
-	io->memory = memory;
 	io->offset = block << FLASH_BLOCK_SHIFT;
 	io->bytes = bytes;
 	io->done_bytes = 0;
 	io->retries = 0;
-	io->is_write = is_write;
 	io->done = done;
 	flash->io_count++;
 	if (flash->is_closing) {
@@ -127,6 +145,23 @@ void flash_io_start(struct flash *flash, struct flash_io *io, bool is_write, str
 	} else {
 		io_next(io);
 	}
+}
+
+void flash_io_start(struct flash *flash, struct flash_io *io, bool is_write, struct mem_ref memory,
+	uint64_t block, size_t bytes, void (*done)(struct flash_io *io, int result))
+{
+	io->memory = memory;
+	io->is_write = is_write;
+	io->has_vector = false;
+	io_begin(flash, io, block, bytes, done);
+}
+
+void flash_io_write_record(struct flash *flash, struct flash_io *io, uint64_t block, size_t bytes,
+	void (*done)(struct flash_io *io, int result))
+{
+	io->is_write = true;
+	io->has_vector = true;
+	io_begin(flash, io, block, bytes, done);
 }
 
 /* --- durability ------------------------------------------------------------------------------ */
@@ -203,6 +238,25 @@ void flash_sync_checkpoint(struct flash *flash)
 
 /* --- the end --------------------------------------------------------------------------------- */
 
+static int write_blocking(struct flash *flash, const struct flash_io *io)
+{
+	uint64_t offset = io->offset;
+
+	if (!io->has_vector) {
+		return disk_write(flash->fd, mem_cpu_read(io->memory), io->bytes, offset);
+	}
+	for (uint32_t i = 0; i < io->vector_count; i++) {
+		const struct iovec *run = &io->vector[i];
+		int result = disk_write(flash->fd, run->iov_base, run->iov_len, offset);
+
+		if (result < 0) {
+			return result;
+		}
+		offset += run->iov_len;
+	}
+	return 0;
+}
+
 bool flash_io_block(struct flash *flash)
 {
 	struct list_node *node = list_pop_front(&flash->blocking);
@@ -211,7 +265,7 @@ bool flash_io_block(struct flash *flash)
 		struct flash_io *io = list_entry(node, struct flash_io, node);
 
 		GMB_ASSERT(io->is_write);
-		io_end(io, disk_write(flash->fd, mem_cpu_read(io->memory), io->bytes, io->offset));
+		io_end(io, write_blocking(flash, io));
 	} else if (flash->sync.is_busy) {
 		sync_done(&flash->sync.op, disk_sync(flash->fd));
 	} else {

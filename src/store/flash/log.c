@@ -124,8 +124,10 @@ static void forget(struct flash *flash, const struct flash_buffer *buffer)
 
 static void part_written(struct flash *flash, struct store_part *part)
 {
-	if (flash->failed != 0) {
-		flash_finish(part, flash->failed);
+	int result = flash->failed != 0 ? flash->failed : flash_scratch_of(part)->result;
+
+	if (result < 0) {
+		flash_finish(part, result);
 	} else if ((part->flags & STORE_FUA) != 0 &&
 		   flash->log.durable_seq < flash->log.written_seq) {
 		flash_sync_part(flash, part);
@@ -134,7 +136,7 @@ static void part_written(struct flash *flash, struct store_part *part)
 	}
 }
 
-/* It has taken effect, or never will. */
+/* It has taken effect, or never will: what it was written from is not held any more. */
 static void retire(struct flash *flash, struct flash_buffer *buffer)
 {
 	struct flash_log *log = &flash->log;
@@ -156,16 +158,11 @@ static void retire(struct flash *flash, struct flash_buffer *buffer)
 	}
 }
 
-static void record_done(struct flash_io *io, int result)
+/* In the order of the log. */
+static void retire_written(struct flash *flash)
 {
-	struct flash_buffer *done = container_of(io, struct flash_buffer, io);
-	struct flash *flash = io->flash;
 	struct flash_log *log = &flash->log;
 
-	done->is_written = true;
-	if (result < 0) {
-		flash_fail(flash, result, "cannot be written");
-	}
 	while (!list_is_empty(&log->flying)) {
 		struct flash_buffer *buffer =
 			list_entry(list_first(&log->flying), struct flash_buffer, node);
@@ -177,6 +174,18 @@ static void record_done(struct flash_io *io, int result)
 		log->flying_count--;
 		retire(flash, buffer);
 	}
+}
+
+static void record_done(struct flash_io *io, int result)
+{
+	struct flash_buffer *buffer = container_of(io, struct flash_buffer, io);
+	struct flash *flash = io->flash;
+
+	buffer->is_written = true;
+	if (result < 0) {
+		flash_fail(flash, result, "cannot be written");
+	}
+	retire_written(flash);
 }
 
 /* --- filling --------------------------------------------------------------------------------- */
@@ -193,6 +202,9 @@ static bool begin(struct flash *flash)
 	buffer = list_entry(node, struct flash_buffer, node);
 	buffer->record.entry_count = 0;
 	buffer->record.block_count = 1;
+	buffer->block_count = 1;
+	buffer->vector[0] = (struct iovec){ buffer->bytes, FLASH_BLOCK_BYTES };
+	buffer->vector_count = 1;
 	buffer->at = log->head;
 	buffer->is_written = false;
 	buffer->wants_durable = false;
@@ -209,8 +221,11 @@ static void close_record(struct flash *flash, bool leaves_segment)
 	uint32_t end = buffer->at.block + record->block_count;
 
 	log->filling = NULL;
+	list_push_back(&log->flying, &buffer->node);
+	log->flying_count++;
 	if (flash->failed != 0) {
-		retire(flash, buffer);
+		buffer->is_written = true;
+		retire_written(flash);
 		return;
 	}
 	record->seq = buffer->at.seq;
@@ -236,9 +251,9 @@ static void close_record(struct flash *flash, bool leaves_segment)
 	/* The record alone is durable with its write, so all before it must be already. */
 	buffer->io.is_durable = buffer->wants_durable && !flash->ignores_dsync &&
 				log->durable_seq == buffer->at.seq;
-	list_push_back(&log->flying, &buffer->node);
-	log->flying_count++;
-	flash_io_start(flash, &buffer->io, true, mem_of(buffer->bytes),
+	buffer->io.vector = buffer->vector;
+	buffer->io.vector_count = buffer->vector_count;
+	flash_io_write_record(flash, &buffer->io,
 		flash_segment_at(&flash->anchor.geometry, buffer->at.segment) + buffer->at.block,
 		(size_t)record->block_count * FLASH_BLOCK_BYTES, record_done);
 }
@@ -313,12 +328,25 @@ void flash_log_tell(struct flash *flash)
 	}
 }
 
-void flash_log_append(
-	struct flash *flash, const struct flash_record_entry *entry, const uint8_t *data)
+/* One more block of the record. */
+static void add_block(struct flash_buffer *buffer, const uint8_t *block)
+{
+	struct iovec *last = &buffer->vector[buffer->vector_count - 1];
+
+	buffer->record.block_count++;
+	if ((const uint8_t *)last->iov_base + last->iov_len == block) {
+		last->iov_len += FLASH_BLOCK_BYTES;
+	} else {
+		buffer->vector[buffer->vector_count++] =
+			(struct iovec){ (void *)(uintptr_t)block, FLASH_BLOCK_BYTES };
+	}
+}
+
+void flash_log_append(struct flash *flash, const struct flash_record_entry *entry,
+	const uint8_t *data, bool is_held)
 {
 	struct flash_buffer *buffer = flash->log.filling;
 	struct flash_record_entry *into = &buffer->record.entries[buffer->record.entry_count++];
-	uint8_t *block = buffer->bytes + (size_t)buffer->record.block_count * FLASH_BLOCK_BYTES;
 	struct flash_slot *slot = slot_of(flash, entry);
 
 	GMB_ASSERT(slot == NULL || slot->state == FLASH_SLOT_DIRTY);
@@ -329,13 +357,18 @@ void flash_log_append(
 	if (!flash_kind_has_block(entry->kind)) {
 		return;
 	}
-	buffer->record.block_count++;
-	if (data != NULL) {
-		memcpy(block, data, FLASH_BLOCK_BYTES);
-	} else {
-		memset(block, 0, FLASH_BLOCK_BYTES);
+	if (!is_held) {
+		uint8_t *copy = buffer->bytes + (size_t)buffer->block_count++ * FLASH_BLOCK_BYTES;
+
+		if (data != NULL) {
+			memcpy(copy, data, FLASH_BLOCK_BYTES);
+		} else {
+			memset(copy, 0, FLASH_BLOCK_BYTES);
+		}
+		data = copy;
 	}
-	into->crc = crc32c(0, block, FLASH_BLOCK_BYTES);
+	into->crc = crc32c(0, data, FLASH_BLOCK_BYTES);
+	add_block(buffer, data);
 }
 
 void flash_log_add_part(struct flash *flash, struct store_part *part)

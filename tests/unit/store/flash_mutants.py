@@ -53,6 +53,11 @@ MUTANTS = {
         "if (MUTANT && flash->table.segments[flash->gc.victim].valid == 0 &&\n"
         "segment->nodes == 0 && segment->readers == 0) {\n"
         "gc_set_state(&flash->table, flash->gc.victim, GC_FREE); }"),
+    "changing-memory-not-copied": ("change.c", "mem_may(part->memory, MEM_STABLE)", "true"),
+    "memory-held-after-an-error": (
+        "change.c", "flash_log_add_part(flash, part);\n}",
+        "if (MUTANT) { flash_finish(part, error); }\n"
+        "else { flash_log_add_part(flash, part); }\n}"),
     "durable-write-in-two-records": ("change.c", "(part->flags & STORE_FUA) != 0", "false"),
 }
 BEGIN = """#include <stdlib.h>

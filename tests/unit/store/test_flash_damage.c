@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A flash store whose disk was damaged, is full, or cannot be written when the store is started.
+ * A flash store whose disk was damaged, is full, or cannot be written; and whose clients change
+ * what they write.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -15,6 +16,8 @@ enum {
 	BLOCKS_MAX = WORLD_SEGMENTS * WORLD_SEGMENT_BLOCKS,
 	START_PAGES = 700,
 	SINGLE_STEPS_MAX = 50000, /* of a write of one block */
+	HELD_BLOCKS = 15,  /* a record of a small segment; enough to be written without a copy */
+	HELD_RECORDS = 12, /* more than are in flight at once */
 	ROT_WRITES = 15,
 	ROT_BLOCKS_MAX = 24, /* of one of them */
 	ROT_LAST_BLOCKS = 70,
@@ -112,6 +115,111 @@ static void test_single_blocks_fill_the_disk(void **state)
 	sim_stop();
 }
 
+/* A client that shares its memory changes it before the write has ended. Its checksums would not
+ * fit what is on the disk, and the log would end there. */
+static void test_memory_that_changes_harms_no_other_write(void **state)
+{
+	static struct world world;
+	static uint8_t shared[HELD_BLOCKS * FLASH_BLOCK_BYTES];
+	static uint8_t own[FLASH_BLOCK_BYTES];
+	struct store_part part = { .done = world_part_done };
+
+	GMB_UNUSED(state);
+	sim_start(&(struct sim_options){ .seed = 1, .faults = { .jitter = true } });
+	world_make_disk();
+	world_open(&world, "disk", false, NULL);
+	part.op = STORE_WRITE;
+	part.length = sizeof(shared);
+	part.memory = mem_limit(mem_of(shared), ~(uint32_t)MEM_STABLE);
+	sector_fill(shared, 1);
+	store_submit(world.queues[0], &part);
+	memset(shared, 0xee, sizeof(shared));
+	while (part.op != STORE_OP_COUNT) {
+		assert_true(sim_step());
+	}
+	sector_fill(own, 2);
+	part.op = STORE_WRITE;
+	part.offset = sizeof(shared);
+	part.length = sizeof(own);
+	part.memory = mem_of(own);
+	world_submit(&world, &part);
+	world_kill_copy(sim_disk_find("disk"), "killed");
+	world_close(&world);
+	world_open(&world, "killed", false, NULL);
+	part.op = STORE_READ;
+	memset(own, 0, sizeof(own));
+	world_submit(&world, &part);
+	assert_int_equal(sector_tag(own), 2);
+	part.op = STORE_READ;
+	part.offset = 0;
+	part.length = sizeof(shared);
+	part.memory = mem_of(shared);
+	world_submit(&world, &part);
+	world_close(&world);
+	sim_stop();
+}
+
+static int read_result;
+
+static void read_done(struct store_part *part, int result)
+{
+	read_result = result;
+	part->op = STORE_OP_COUNT;
+}
+
+/* Who waits for a write that fails may use the memory again: no record is written from it any more,
+ * or the simulation would notice that the read changes it. */
+static void test_memory_is_not_held_after_an_error(void **state)
+{
+	static struct world world;
+	static uint8_t bytes[HELD_RECORDS * HELD_BLOCKS * FLASH_BLOCK_BYTES];
+	struct store_part part = { .done = world_part_done, .memory = mem_of(bytes) };
+	static uint8_t block[FLASH_BLOCK_BYTES];
+	uint32_t failed = 0;
+
+	GMB_UNUSED(state);
+	for (uint64_t seed = 1; seed <= 60; seed++) {
+		struct store_part other = { .op = STORE_WRITE,
+			.length = FLASH_BLOCK_BYTES,
+			.memory = mem_of(block),
+			.done = read_done };
+
+		sim_start(&(struct sim_options){ .seed = seed, .faults = { .jitter = true } });
+		world_make_disk();
+		world_open(&world, "disk", seed % 2 == 0, NULL);
+		part.done = world_part_done;
+		part.op = STORE_WRITE;
+		part.offset = sizeof(bytes);
+		part.length = sizeof(bytes);
+		world_submit(&world, &part);
+		sim_set_faults(&(struct sim_faults){ .jitter = true, .write_error_ppm = 100000 });
+		part.done = read_done;
+		part.op = STORE_WRITE;
+		part.offset = 0;
+		/* The last part in a store is held back in any case. */
+		store_submit(world.queues[0], &part);
+		store_submit(world.queues[0], &other);
+		while (part.op != STORE_OP_COUNT) {
+			assert_true(sim_step());
+		}
+		sim_set_faults(&(struct sim_faults){ .jitter = true });
+		part.op = STORE_READ;
+		part.offset = sizeof(bytes);
+		world_submit(&world, &part);
+		part.op = STORE_FLUSH;
+		part.offset = 0;
+		part.length = 0;
+		world_submit(&world, &part);
+		failed += read_result < 0;
+		while (other.op != STORE_OP_COUNT) {
+			assert_true(sim_step());
+		}
+		world_close(&world);
+		sim_stop();
+	}
+	assert_in_range(failed, 1, 59);
+}
+
 static uint64_t expected[BLOCKS_MAX];
 
 static void rot_submit(struct world *world, enum store_op op, uint32_t first, uint32_t count)
@@ -144,14 +252,6 @@ static void rot_write(struct world *world, uint32_t blocks)
 	/* As much as is followed by an empty record. */
 	rot_submit(world, STORE_WRITE, 0, ROT_LAST_BLOCKS);
 	rot_submit(world, STORE_FLUSH, 0, 0);
-}
-
-static int read_result;
-
-static void read_done(struct store_part *part, int result)
-{
-	read_result = result;
-	part->op = STORE_OP_COUNT;
 }
 
 struct rot_found {
@@ -354,6 +454,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_one_good_anchor_is_not_written_first),
 		cmocka_unit_test(test_single_blocks_fill_the_disk),
+		cmocka_unit_test(test_memory_that_changes_harms_no_other_write),
+		cmocka_unit_test(test_memory_is_not_held_after_an_error),
 		cmocka_unit_test(test_damage_to_what_was_flushed_is_told),
 		cmocka_unit_test(test_a_bad_block_hides_no_records),
 		cmocka_unit_test(test_a_start_that_fails_leaves_nothing_in_flight),
