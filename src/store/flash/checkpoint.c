@@ -186,6 +186,7 @@ static void free_segments(struct flash *flash)
 		}
 	}
 	flash->counters.free_segments = flash_free_soon(flash);
+	flash_wear_count(flash);
 }
 
 /* Its transfers may not: flash_io_ended() tells who has started it. */

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
+ * Erasing, and how often it is done.
+ *
  * Giving space back: a segment that nothing refers to any more is discarded before it is free, so
  * that a device need not keep what is in it, nor a file have space for it. One segment at a time,
  * on a worker thread, while the log goes on elsewhere. Called for segments that a durable anchor
  * does not need, and for no others.
+ *
+ * Wear: the free segment that was erased the fewest times is written next. Segments with data that
+ * never changes are not erased at all by that: now and then the collector moves one of them.
  */
 #include <errno.h>
 #include <string.h>
@@ -11,6 +16,8 @@
 #include "base/log.h"
 #include "disk/disk.h"
 #include "store/flash/flash.h"
+
+enum { WEAR_ERASES = 32 }; /* fewer than the mean: such a segment is moved */
 
 static uint64_t segment_offset(const struct flash *flash, uint32_t segment)
 {
@@ -107,4 +114,45 @@ bool flash_erase_step(struct flash *flash)
 	flash->io_count++;
 	ring_call(flash->ring, &erase->op, erase_call, erase_done);
 	return false;
+}
+
+/* --- wear ------------------------------------------------------------------------------------ */
+
+uint32_t flash_wear_victim(struct flash *flash)
+{
+	uint32_t fewest = GC_NO_SEGMENT;
+
+	if (flash->erase.taken < FLASH_WEAR_SEGMENTS) {
+		return GC_NO_SEGMENT;
+	}
+	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
+		if (flash->table.segments[i].state == GC_CANDIDATE &&
+			(fewest == GC_NO_SEGMENT ||
+				flash->segments[i].erases < flash->segments[fewest].erases)) {
+			fewest = i;
+		}
+	}
+	flash->erase.taken = 0; /* also without one: looked at as seldom */
+	return fewest != GC_NO_SEGMENT && flash->segments[fewest].erases + WEAR_ERASES <
+						  flash->counters.erases_mean
+		       ? fewest
+		       : GC_NO_SEGMENT;
+}
+
+void flash_wear_count(struct flash *flash)
+{
+	uint32_t count = flash->anchor.geometry.segment_count;
+	struct flash_counters *counters = &flash->counters;
+	uint64_t sum = 0;
+
+	counters->erases_min = UINT64_MAX;
+	counters->erases_max = 0;
+	for (uint32_t i = 0; i < count; i++) {
+		uint64_t erases = flash->segments[i].erases;
+
+		counters->erases_min = MIN(counters->erases_min, erases);
+		counters->erases_max = MAX(counters->erases_max, erases);
+		sum += erases;
+	}
+	counters->erases_mean = sum / count;
 }

@@ -698,6 +698,12 @@ static const struct counter counter_list[] = {
 		COUNTER_ITEMS, offsetof(struct flash, counters.checksum_errors) },
 	{ "erased_segments", "Segments that were discarded before they became free", COUNTER_TOTAL,
 		COUNTER_ITEMS, offsetof(struct flash, counters.erased_segments) },
+	{ "erases_min", "Erasures of the segment that has the fewest", COUNTER_NOW, COUNTER_ITEMS,
+		offsetof(struct flash, counters.erases_min) },
+	{ "erases_mean", "Erasures of a segment, on average", COUNTER_NOW, COUNTER_ITEMS,
+		offsetof(struct flash, counters.erases_mean) },
+	{ "erases_max", "Erasures of the segment that has the most", COUNTER_NOW, COUNTER_ITEMS,
+		offsetof(struct flash, counters.erases_max) },
 	{ "free_segments", "Segments that are free, as of the last checkpoint", COUNTER_NOW,
 		COUNTER_ITEMS, offsetof(struct flash, counters.free_segments) },
 };

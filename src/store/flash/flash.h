@@ -34,6 +34,7 @@ enum {
 	FLASH_HELD_BYTES_MIN = 32 << 10, /* of a part whose memory is written without a copy */
 	FLASH_SLOTS_MIN = 64,		 /* of the map cache, beside FLASH_DIRTY_MAX */
 	FLASH_RECORD_SEGMENTS = 2, /* that a record of a client may need, see flash_log_room() */
+	FLASH_WEAR_SEGMENTS = 128, /* for each that is moved because of wear: less than 1 % */
 	FLASH_NO_SLOT = -1,
 };
 
@@ -235,6 +236,7 @@ struct flash_erase {
 	int fd;		  /* through which the device takes it */
 	bool is_block;
 	bool is_wanted; /* the device has, or may have, use for it */
+	uint32_t taken; /* segments begun since one was moved because it was seldom erased */
 };
 
 struct flash_counters {
@@ -246,6 +248,9 @@ struct flash_counters {
 	uint64_t map_misses;
 	uint64_t checksum_errors;
 	uint64_t erased_segments;
+	uint64_t erases_min; /* of all segments, as of the last checkpoint */
+	uint64_t erases_mean;
+	uint64_t erases_max;
 	uint64_t free_segments;
 };
 
@@ -461,6 +466,11 @@ void flash_erase_found(struct flash *flash);
 void flash_erase(struct flash *flash, uint32_t segment);
 /* Returns true when something was done. */
 bool flash_erase_step(struct flash *flash);
+/* A segment that was erased so much less often than the others that what is in it should be moved,
+ * or GC_NO_SEGMENT. At most one of FLASH_WEAR_SEGMENTS that are written. */
+uint32_t flash_wear_victim(struct flash *flash);
+/* After a checkpoint: how often segments were erased. */
+void flash_wear_count(struct flash *flash);
 /* Segments that are free, or will be without anybody's doing. */
 static inline uint32_t flash_free_soon(const struct flash *flash)
 {

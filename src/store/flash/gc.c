@@ -100,7 +100,10 @@ static bool choose(struct flash *flash)
 		flash_checkpoint_ask(flash);
 		return true;
 	}
-	gc->victim = gc_victim(&flash->table, urgent ? GC_SPACE : GC_CHEAP);
+	gc->victim = urgent ? GC_NO_SEGMENT : flash_wear_victim(flash);
+	if (gc->victim == GC_NO_SEGMENT) {
+		gc->victim = gc_victim(&flash->table, urgent ? GC_SPACE : GC_CHEAP);
+	}
 	if (gc->victim == GC_NO_SEGMENT) {
 		/* What was written since the last checkpoint can be a victim after the next one. */
 		if (victims > 0 || (urgent && flash->log.since_checkpoint > 0)) {

@@ -66,6 +66,7 @@ uint32_t flash_take_segment(struct flash *flash)
 	if (best != FLASH_NO_SEGMENT) {
 		gc_set_state(&flash->table, best, GC_OPEN);
 		flash->segments[best].erases++;
+		flash->erase.taken++;
 		flash->map.table_dirty[best / FLASH_TABLE_ENTRIES] = true;
 	}
 	return best;

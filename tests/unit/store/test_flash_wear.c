@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Wear of a flash store: half of the disk is written once, the other half again and again. All
+ * segments must be erased about as often, and moving what never changes must cost next to nothing.
+ */
+#include <string.h>
+
+#include "flash_world.h"
+
+#include "../stores.h"
+#include "base/bytes.h"
+#include "store/flash/flash.h"
+
+enum {
+	WRITE_BLOCKS = WORLD_SEGMENT_BLOCKS - 1, /* a record that fills a segment */
+	ERASES_MEAN = 300,
+	SPREAD_MAX =
+		220, /* 32 below the mean a segment may be moved, one of 128 that are written */
+};
+
+static uint8_t bytes[WRITE_BLOCKS * FLASH_BLOCK_BYTES];
+
+static void write_at(struct world *world, uint64_t block)
+{
+	struct store_part part = { .op = STORE_WRITE,
+		.flags = STORE_FUA,
+		.offset = block * FLASH_BLOCK_BYTES,
+		.length = sizeof(bytes),
+		.memory = mem_of(bytes),
+		.done = world_part_done };
+
+	world_submit(world, &part);
+}
+
+static void test_all_segments_are_erased_about_as_often(void **state)
+{
+	static struct world world;
+	const struct flash *flash;
+	uint64_t first;
+	uint64_t blocks;
+	uint64_t cold_moved = 0;
+
+	GMB_UNUSED(state);
+	sim_start(&(struct sim_options){ .seed = 1 });
+	world_make_disk();
+	world_open(&world, "disk", false, NULL);
+	flash = container_of(world.store, struct flash, base);
+	blocks = flash->anchor.geometry.disk_blocks / WRITE_BLOCKS * WRITE_BLOCKS;
+	for (uint64_t block = 0; block < blocks; block += WRITE_BLOCKS) {
+		write_at(&world, block);
+	}
+	first = flash->counters.moved_blocks;
+	for (uint64_t i = 0; flash->counters.erases_mean < ERASES_MEAN; i++) {
+		/* In turn: segments of this half are empty when they are collected. */
+		write_at(&world, i * WRITE_BLOCKS % (blocks / 2 / WRITE_BLOCKS * WRITE_BLOCKS));
+	}
+	cold_moved = flash->counters.moved_blocks - first;
+	print_message("erased %llu to %llu times, mean %llu; %llu blocks written, %llu moved\n",
+		(unsigned long long)flash->counters.erases_min,
+		(unsigned long long)flash->counters.erases_max,
+		(unsigned long long)flash->counters.erases_mean,
+		(unsigned long long)flash->counters.written_blocks, (unsigned long long)cold_moved);
+	assert_true(flash->counters.erases_min + SPREAD_MAX > ERASES_MEAN);
+	assert_true(flash->counters.erases_max < ERASES_MEAN + SPREAD_MAX);
+	assert_in_range(cold_moved * 100, 1, flash->counters.written_blocks);
+	world_close(&world);
+	sim_stop();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_all_segments_are_erased_about_as_often),
+	};
+
+	stores_register();
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
