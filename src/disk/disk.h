@@ -110,6 +110,9 @@ GMB_MUST_CHECK int disk_size(int fd, uint64_t *size);
  * tell; else a clause that says why not ("it is a file, ..."). A file never gets NULL. */
 const char *disk_marker_refusal(int fd);
 
+/* Bytes that the filesystem of a file still has; UINT64_MAX: nobody knows. */
+uint64_t disk_room(int fd);
+
 /* Reads through this descriptor bring in only what they ask for, nothing ahead. Advisory. */
 void disk_set_random(int fd);
 

@@ -13,6 +13,7 @@
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -507,6 +508,15 @@ int disk_size(int fd, uint64_t *size)
 		*size -= *size % (unsigned int)sector;
 	}
 	return 0;
+}
+
+uint64_t disk_room(int fd)
+{
+	struct statfs status;
+
+	return fstatfs(fd, &status) == 0 && status.f_blocks > 0
+		       ? (uint64_t)status.f_bavail * (uint64_t)status.f_bsize
+		       : UINT64_MAX;
 }
 
 void disk_set_random(int fd)

@@ -614,6 +614,12 @@ int disk_size(int fd, uint64_t *size)
 	return 0;
 }
 
+uint64_t disk_room(int fd)
+{
+	(void)sim_disk_file(fd);
+	return UINT64_MAX;
+}
+
 void disk_set_random(int fd)
 {
 	sim_disk_file(fd); /* advisory: nothing is read ahead here */

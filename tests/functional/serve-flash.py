@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 
 import nbdmini
 import support
@@ -120,6 +121,64 @@ class Flash(support.Case):
                     client.write(offset, bytes(MIB))
         self.assertEqual(server.stop()[0], 0)
         self.assertGreaterEqual(os.stat(self.file).st_blocks, space)
+
+    def test_a_full_filesystem_can_be_read_and_recovers_with_room(self):
+        if os.geteuid() != 0:
+            self.skipTest("needs root to mount a small tmpfs")
+        small = self.path("small")
+        os.mkdir(small)
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24M", "none", small],
+                              capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            self.skipTest("cannot mount a tmpfs: " + done.stderr.strip())
+        self.addCleanup(subprocess.run, ["umount", small], check=True)
+        self.file = os.path.join(small, "disk.flash")
+        result = self.gmblock("create", f"--size={FILE}", "--segment=256K", f"flash:{self.file}")
+        self.assertEqual(result.returncode, 0)
+        self.assertIn("may need 64 MiB, and its filesystem has only 23 MiB left", result.stderr)
+        data = [self.random.randbytes(MIB) for _ in range(40)]
+        server = self.serve()
+        with nbdmini.open_export(server.uri, b"") as client:
+            for written in range(len(data)):
+                client.send_request(nbdmini.CMD_WRITE, 5, written * MIB, MIB, data[written])
+                reply = client.reply()
+                if reply != (5, 0):
+                    break
+            self.assertEqual(reply, (5, 28))
+            self.assertGreater(written, 15)
+            client.send_request(nbdmini.CMD_WRITE, 6, 0, BLOCK, bytes(BLOCK))
+            self.assertEqual(client.reply(), (6, 28))
+            for number in range(written):
+                self.assertEqual(client.read(number * MIB, MIB), data[number])
+        _, errors = server.stop()
+        self.assertIn("it can only be read until the server opens it again: first make room", errors)
+        self.refused("cannot write the checkpoint", "make room in the filesystem", "'readonly'")
+        self.assertEqual(self.serve("readonly").stop()[0], 0)
+        subprocess.run(["mount", "-o", "remount,size=80M", small], check=True)
+        server = self.serve()
+        with nbdmini.open_export(server.uri, b"") as client:
+            for number in range(written):
+                self.assertEqual(client.read(number * MIB, MIB), data[number])
+            for number in range(written, len(data)):
+                client.write(number * MIB, data[number])
+        self.assertEqual(server.stop()[0], 0)
+        self.check()
+
+    def test_a_long_log_says_how_far_it_is_read(self):
+        self.file = self.path("long.flash")
+        self.assertEqual(self.gmblock("create", f"--size={16 * FILE}", f"flash:{self.file}").returncode, 0)
+        server = self.serve()
+        with nbdmini.open_export(server.uri, b"") as client:
+            for number in range(140):
+                client.write(number * MIB, bytes(MIB))
+        server.signal(signal.SIGKILL)
+        server.process.wait()
+        self.assertIn("128 MiB of its log have been read", self.gmblock("check", "--log-level=info", self.file).stderr)
+        _, errors = self.start_unix("--log-level=info", f"flash:{self.file}").stop()
+        self.assertIn("128 MiB of its log have been read", errors)
+        self.file = self.path("large.flash")
+        self.assertEqual(self.gmblock("create", "--size=20G", f"flash:{self.file}").returncode, 0)
+        self.assertIn("49 % of the disk are checked", self.gmblock("check", "--log-level=info", self.file).stderr)
 
     def test_a_damaged_block_is_an_error(self):
         server = self.serve()

@@ -7,6 +7,7 @@
  * after a crash refers to nothing in it, and the log from that anchor on has no record in it.
  */
 #include <endian.h>
+#include <errno.h>
 #include <string.h>
 
 #include "store/flash/flash.h"
@@ -195,8 +196,11 @@ static void start_ended(struct flash *flash, int result)
 	struct store_start *start = flash->start;
 
 	if (result < 0) {
-		(void)error_set(&start->error, result, "cannot write the checkpoint of '%s': %s",
-			flash->path, strerror(-result));
+		(void)error_set(&start->error, result, "cannot write the checkpoint of '%s': %s%s",
+			flash->path, strerror(-result),
+			result == -ENOSPC ? "; make room in the filesystem below it, or serve it "
+					    "with 'readonly'"
+					  : "");
 	}
 	flash->start_result = result;
 	flash->start_has_ended = true;

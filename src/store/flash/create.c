@@ -10,8 +10,11 @@
 
 #include "base/bytes.h"
 #include "base/crc32c.h"
+#include "base/log.h"
 #include "disk/disk.h"
 #include "store/flash/flash.h"
+
+enum { TELL_PAGES = 1024 }; /* of the map, 2 GiB: checking more takes its time */
 
 /* --- making one ------------------------------------------------------------------------------ */
 
@@ -138,6 +141,25 @@ static int create_on(
 			  : 0;
 }
 
+/* The file is sparse: who fills it later would rather hear it now. */
+static void tell_room(const char *path, uint64_t size)
+{
+	struct error error;
+	uint64_t room;
+	int fd;
+
+	if (disk_open(path, true, false, &fd, &error) < 0) {
+		return;
+	}
+	room = disk_room(fd);
+	disk_close(fd);
+	if (room < size) {
+		log_warning("'%s' may need %llu MiB, and its filesystem has only %llu MiB left; "
+			    "when that is full, the disk can only be read",
+			path, (unsigned long long)(size >> 20), (unsigned long long)(room >> 20));
+	}
+}
+
 static int create_file(const char *path, const struct store_create *create, struct error *error)
 {
 	uint8_t bytes[FLASH_ANCHORS * FLASH_BLOCK_BYTES];
@@ -154,7 +176,11 @@ static int create_file(const char *path, const struct store_create *create, stru
 		return result;
 	}
 	encode_anchors(&anchor, bytes);
-	return disk_create(path, create->size, bytes, sizeof(bytes), error);
+	result = disk_create(path, create->size, bytes, sizeof(bytes), error);
+	if (result == 0) {
+		tell_room(path, create->size);
+	}
+	return result;
 }
 
 int flash_create(const char *path, const struct store_create *create, struct error *error)
@@ -288,6 +314,12 @@ static void check_map(struct flash *flash, struct store_check *check)
 		for (uint32_t i = 0; i < flash->anchor.geometry.leaf_count; i++) {
 			if (!flash_map_is_empty(flash, i)) {
 				check_page(&checking, i);
+			}
+			if (i >= TELL_PAGES && i % (flash->anchor.geometry.leaf_count / 8) == 0) {
+				log_info("flash store '%s': %llu %% of the disk are checked",
+					flash->path,
+					(unsigned long long)i * 100 /
+						flash->anchor.geometry.leaf_count);
 			}
 		}
 		check_found(&checking);

@@ -45,8 +45,9 @@ void flash_fail(struct flash *flash, int error, const char *what)
 		flash->failed = error;
 		flash->pump_again = true;
 		log_error("flash store '%s': its log %s: %s; it can only be read until the server "
-			  "opens it again",
-			flash->path, what, strerror(-error));
+			  "opens it again%s",
+			flash->path, what, strerror(-error),
+			error == -ENOSPC ? ": first make room in the filesystem below it" : "");
 	}
 }
 

@@ -20,6 +20,8 @@ enum {
 	 * part of a segment. */
 	SPARSE_BLOCKS = 64,
 	SPARSE_PART = 4,
+	LOG_BLOCKS = 1 << 18,			 /* about the most, between two checkpoints */
+	TELL_BLOCKS = 1 << 15,			 /* from message to message */
 	AHEAD_BLOCKS = FLASH_RECORD_ENTRIES + 1, /* what flash->gc.bytes has room for */
 };
 
@@ -189,6 +191,7 @@ struct replay {
 	uint32_t first;
 	uint32_t count;
 	uint32_t usual;	   /* blocks of the last records; the largest counts for some time */
+	uint64_t blocks;   /* read, of the log */
 	uint32_t slow_end; /* before it something cannot be read: nothing is read ahead */
 };
 
@@ -485,6 +488,25 @@ static int is_whole(struct replay *replay)
 	return is_doubtful(replay) ? check_blocks(replay) : 1;
 }
 
+/* A long log takes its time. Another checkpoint would have followed after LOG_BLOCKS. */
+static void tell_progress(struct replay *replay)
+{
+	struct flash *flash = replay->flash;
+	uint64_t before = replay->blocks / TELL_BLOCKS;
+
+	replay->blocks += replay->record.block_count;
+	if (flash->start != NULL) {
+		store_start_progress(&flash->base,
+			(uint32_t)(MIN(replay->blocks, (uint64_t)LOG_BLOCKS) * 990 / LOG_BLOCKS));
+	}
+	if (replay->blocks / TELL_BLOCKS > before) {
+		log_info("flash store '%s': %llu MiB of its log have been read; about 1024 is the "
+			 "most",
+			flash->path,
+			(unsigned long long)(replay->blocks >> (20 - FLASH_BLOCK_SHIFT)));
+	}
+}
+
 static int replay_log(struct replay *replay)
 {
 	const struct flash *flash = replay->flash;
@@ -505,6 +527,7 @@ static int replay_log(struct replay *replay)
 		if (result < 0) {
 			return result;
 		}
+		tell_progress(replay);
 		replay->at = replay->next;
 		replay->seen[replay->at.segment].in_log = true;
 		if (is_cancelled(flash)) {
