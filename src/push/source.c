@@ -32,7 +32,8 @@ enum {
 #define FLUSH_BYTES   ((uint64_t)256 << 20)
 #define FLUSH_NS      NS_PER_S
 #define MAP_BYTES_MAX ((uint64_t)1 << 30)
-#define RATE_AHEAD_NS PUSH_TICK_NS
+/* So much of what it might have moved and has not, it may move later: ticks are late. */
+#define RATE_BACK_NS (2 * PUSH_TICK_NS)
 
 static const uint32_t slot_edges[SLOT_STATE_COUNT] = {
 	[SLOT_AWAY] = BIT(SLOT_FREE),
@@ -378,21 +379,24 @@ static void flush_if_due(struct push_source *source)
 	}
 }
 
-/* Of the job: false, and the next tick asks again. */
-static bool rate_is_open(const struct push_source *source)
+/* How long so many bytes take by the rate of the job. */
+static uint64_t rate_time_ns(const struct push_source *source, uint64_t bytes)
 {
-	return source->rate == 0 ||
-	       source->rate_ns <=
-		       ring_now_ns(source->session->service->engine->ring) + RATE_AHEAD_NS;
+	return source->rate == 0
+		       ? 0
+		       : (uint64_t)((double)bytes * (double)NS_PER_S / (double)source->rate);
 }
 
-static void rate_use(struct push_source *source, uint64_t bytes)
+/* Of the job: whether the time for so many bytes has passed. False, and the next tick asks again.
+ */
+static bool rate_is_open(struct push_source *source, uint64_t bytes)
 {
-	if (source->rate > 0) {
-		source->rate_ns =
-			MAX(source->rate_ns, ring_now_ns(source->session->service->engine->ring)) +
-			(uint64_t)((double)bytes * (double)NS_PER_S / (double)source->rate);
-	}
+	uint64_t now_ns = ring_now_ns(source->session->service->engine->ring);
+	uint64_t time_ns = rate_time_ns(source, bytes);
+	uint64_t back_ns = MIN(now_ns, time_ns + RATE_BACK_NS);
+
+	source->rate_ns = MAX(source->rate_ns, now_ns - back_ns);
+	return source->rate_ns + time_ns <= now_ns;
 }
 
 static struct push_slot *free_slot(struct push_source *source)
@@ -430,11 +434,11 @@ static bool begin_next(struct push_source *source)
 		return true;
 	}
 	slot = free_slot(source);
-	if (slot == NULL || !rate_is_open(source) || !engine_request_may(base) ||
+	if (slot == NULL || !rate_is_open(source, length) || !engine_request_may(base) ||
 		!engine_request_may_move(base, length)) {
 		return false;
 	}
-	rate_use(source, length);
+	source->rate_ns += rate_time_ns(source, length);
 	read_begin(slot, length);
 	return true;
 }
@@ -551,6 +555,7 @@ static void take_used(struct push_source *source, const struct push_wire_used *u
 	/* Faster with it, and not worse without. */
 	(void)!ring_memory_add(session->service->engine->ring, &source->memory);
 	source->flush_ns = ring_now_ns(session->service->engine->ring);
+	source->rate_ns = source->flush_ns;
 	push_session_begun(session, used->silence_ms);
 	push_source_advance(session);
 }

@@ -55,7 +55,7 @@ struct push_source {
 	uint64_t at;					/* up to here everything was begun */
 	struct push_wire_range zeroes[PUSH_ZEROES_MAX]; /* length 0: none */
 	uint32_t differ_count;				/* pieces in a row */
-	uint64_t rate_ns;				/* up to here it is used */
+	uint64_t rate_ns; /* the time up to here is used for what was begun */
 
 	bool flushing;
 	bool finishing;

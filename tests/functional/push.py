@@ -133,6 +133,14 @@ class Push(support.Case):
         self.assertEqual(digest(target, 1000, 3 * MIB + 77), digest(source, 4097, 3 * MIB + 77))
         self.assertEqual((digest(target, 0, 1000), digest(target, 1000 + 3 * MIB + 77)), before)
 
+    def test_rate(self):
+        """The first pieces have to wait for their time, too."""
+        size, rate = 4 * MIB, 8 * MIB
+        first = self.serve(f"disk={self.image('source', size, (0, size))}")
+        second = self.serve("disk=memory:4M")
+        job = self.push(first.push("disk"), second.push("disk"), "--rate", str(rate))
+        self.assertGreaterEqual(job["seconds"], size / rate - 0.001)  # it is cut to milliseconds
+
     def test_sentence(self):
         source = self.image("source", 2 * MIB, (0, MIB))
         first, second = self.serve(f"disk={source}"), self.serve("disk=memory:2M")
@@ -251,13 +259,24 @@ class Push(support.Case):
 
     def restart(self, server, uri, path):
         server.kill()
-        return self.start("--listen", uri.replace("///disk", "///"), "--export", f"disk={path}")
+        return self.start("--listen", uri.replace("/disk", "/"), "--export", f"disk={path}",
+                          "--push-to", "127.0.0.1,port=any")
 
     def test_killed(self):
+        self.check_killed(False)
+
+    def test_killed_network(self):
+        if not support.has_libfabric():
+            self.skipTest("no libfabric")
+        self.check_killed(True)
+
+    def check_killed(self, network):
         """Each of the three, in turn; what is there already is not moved again."""
         size = 16 * MIB
         source, target = self.image("source", size, (0, size)), self.image("target", size)
-        servers = {"source": self.serve(f"disk={source}"), "destination": self.serve(f"disk={target}")}
+        servers = {"source": self.serve(f"disk={source}", network=network,
+                                        arguments=("--push-to", "127.0.0.1,port=any")),
+                   "destination": self.serve(f"disk={target}", network=network)}
         uris = {name: server.push("disk") for name, server in servers.items()}
         for number in range(ROUNDS):
             victim = ("destination", "source", "coordinator")[number % 3]
