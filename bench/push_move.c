@@ -5,12 +5,16 @@
  * durable, and prints the seconds that it took and those of the processors.
  *
  *   buffered   sendfile() ─▶ recv(), write() ... fdatasync()
- *   direct     O_DIRECT: pread(), send() ─▶ recv(), pwrite() ... fdatasync()
+ *   direct     O_DIRECT: pread(), send() ─▶ recv(), pwrite() ... fdatasync(), where the disk and
+ * the connection of each side have a thread each, and two buffers between them
  *
  * BYTES is a multiple of 1 MiB, the size of each call. None of it comes from gmblock.
  */
 #include <arpa/inet.h>
+#include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <semaphore.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -23,7 +27,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { CHUNK_BYTES = 1 << 20 };
+enum { CHUNK_BYTES = 1 << 20, BUFFERS = 2 };
 
 static void stop(const char *what)
 {
@@ -51,29 +55,118 @@ static void *chunk(void)
 	return memory;
 }
 
+/* A thread that reads or writes a disk, and the buffers that it shares with the one of the
+ * connection. */
+struct disk {
+	int fd;
+	off_t bytes;
+	char *buffers[BUFFERS];
+	sem_t free;
+	sem_t full;
+	pthread_t thread;
+};
+
+static char *buffer_at(const struct disk *disk, off_t at)
+{
+	return disk->buffers[at / CHUNK_BYTES % BUFFERS];
+}
+
+static void take(sem_t *count)
+{
+	while (sem_wait(count) != 0) {
+		if (errno != EINTR) {
+			stop("sem_wait");
+		}
+	}
+}
+
+static void *read_disk(void *context)
+{
+	struct disk *disk = context;
+
+	for (off_t at = 0; at < disk->bytes; at += CHUNK_BYTES) {
+		take(&disk->free);
+		if (pread(disk->fd, buffer_at(disk, at), CHUNK_BYTES, at) != CHUNK_BYTES) {
+			stop("pread");
+		}
+		sem_post(&disk->full);
+	}
+	return NULL;
+}
+
+static void *write_disk(void *context)
+{
+	struct disk *disk = context;
+
+	for (off_t at = 0; at < disk->bytes; at += CHUNK_BYTES) {
+		take(&disk->full);
+		if (pwrite(disk->fd, buffer_at(disk, at), CHUNK_BYTES, at) != CHUNK_BYTES) {
+			stop("pwrite");
+		}
+		sem_post(&disk->free);
+	}
+	return NULL;
+}
+
+static void disk_begin(struct disk *disk, int fd, off_t bytes, void *(*run)(void *context))
+{
+	disk->fd = fd;
+	disk->bytes = bytes;
+	for (int i = 0; i < BUFFERS; i++) {
+		disk->buffers[i] = chunk();
+	}
+	if (sem_init(&disk->free, 0, BUFFERS) != 0 || sem_init(&disk->full, 0, 0) != 0 ||
+		pthread_create(&disk->thread, NULL, run, disk) != 0) {
+		stop("a thread");
+	}
+}
+
+static void disk_end(struct disk *disk)
+{
+	if (pthread_join(disk->thread, NULL) != 0) {
+		stop("a thread");
+	}
+	for (int i = 0; i < BUFFERS; i++) {
+		free(disk->buffers[i]);
+	}
+}
+
+static void send_chunk(int sock, const char *buffer)
+{
+	for (ssize_t sent = 0, count; sent < CHUNK_BYTES; sent += count) {
+		count = send(sock, buffer + sent, (size_t)(CHUNK_BYTES - sent), 0);
+		if (count <= 0) {
+			stop("send");
+		}
+	}
+}
+
+static void take_chunk(int sock, char *buffer)
+{
+	if (recv(sock, buffer, CHUNK_BYTES, MSG_WAITALL) != CHUNK_BYTES) {
+		stop("recv");
+	}
+}
+
 static void send_disk(int sock, const char *path, off_t bytes, bool direct)
 {
 	int fd = open_disk(path, O_RDONLY, direct);
-	char *buffer = chunk();
+	struct disk disk;
 	off_t at = 0;
 
-	while (at < bytes) {
-		if (!direct) {
-			if (sendfile(sock, fd, &at, CHUNK_BYTES) <= 0) {
-				stop("sendfile");
-			}
-			continue;
+	while (!direct && at < bytes) {
+		if (sendfile(sock, fd, &at, CHUNK_BYTES) <= 0) {
+			stop("sendfile");
 		}
-		if (pread(fd, buffer, CHUNK_BYTES, at) != CHUNK_BYTES) {
-			stop("pread");
+	}
+	if (direct) {
+		disk_begin(&disk, fd, bytes, read_disk);
+		for (; at < bytes; at += CHUNK_BYTES) {
+			take(&disk.full);
+			send_chunk(sock, buffer_at(&disk, at));
+			sem_post(&disk.free);
 		}
-		for (ssize_t sent = 0, count; sent < CHUNK_BYTES; sent += count) {
-			count = send(sock, buffer + sent, (size_t)(CHUNK_BYTES - sent), 0);
-			if (count <= 0) {
-				stop("send");
-			}
-		}
-		at += CHUNK_BYTES;
+		disk_end(&disk);
 	}
 	_exit(0);
 }
@@ -81,15 +174,23 @@ static void send_disk(int sock, const char *path, off_t bytes, bool direct)
 static void take_disk(int sock, const char *path, off_t bytes, bool direct)
 {
 	int fd = open_disk(path, O_WRONLY, direct);
+	struct disk disk;
 	char *buffer = chunk();
 
-	for (off_t at = 0; at < bytes; at += CHUNK_BYTES) {
-		if (recv(sock, buffer, CHUNK_BYTES, MSG_WAITALL) != CHUNK_BYTES) {
-			stop("recv");
-		}
+	for (off_t at = 0; !direct && at < bytes; at += CHUNK_BYTES) {
+		take_chunk(sock, buffer);
 		if (pwrite(fd, buffer, CHUNK_BYTES, at) != CHUNK_BYTES) {
 			stop("pwrite");
 		}
+	}
+	if (direct) {
+		disk_begin(&disk, fd, bytes, write_disk);
+		for (off_t at = 0; at < bytes; at += CHUNK_BYTES) {
+			take(&disk.free);
+			take_chunk(sock, buffer_at(&disk, at));
+			sem_post(&disk.full);
+		}
+		disk_end(&disk);
 	}
 	if (fdatasync(fd) != 0) {
 		stop("fdatasync");
