@@ -124,6 +124,35 @@ int engine_pass(struct engine *engine,
 	return rc;
 }
 
+static void settled(struct store_part *part, int result)
+{
+	struct engine_settle *settle = container_of(part, struct engine_settle, part);
+	struct engine_export *entry = settle->entry;
+	struct engine *engine = entry->engine;
+
+	settle->done(settle, result);
+	engine->closing_count--;
+	engine_export_leave(engine, entry);
+}
+
+int engine_settle(struct engine *engine, struct engine_settle *settle, bool last)
+{
+	settle->entry =
+		engine_export_find(engine, settle->export->name, settle->export->name_bytes);
+	if (settle->entry == NULL || settle->entry->export != settle->export) {
+		return -ENOENT;
+	}
+	settle->part = (struct store_part){
+		.op = STORE_FLUSH,
+		.flags = last ? STORE_SETTLE : 0,
+		.done = settled,
+	};
+	settle->entry->session_count++;
+	engine->closing_count++;
+	store_submit(settle->entry->path.queue, &settle->part);
+	return 0;
+}
+
 void engine_let_go(struct engine *engine)
 {
 	list_for_each(node, &engine->sessions)

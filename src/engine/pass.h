@@ -50,6 +50,20 @@ void engine_resume(struct engine *engine);
  * which is returned. */
 GMB_MUST_CHECK int engine_pass(struct engine *engine,
 	int (*take)(void *context, const struct session_record *record), void *context);
+/* A store that settles (store_settles()) on its way to another process: a flush on one engine. */
+struct engine_settle {
+	/* Set by the caller, and held until done, as the struct is. done comes on the engine's
+	 * thread, with the result of the flush. */
+	struct export *export;
+	void (*done)(struct engine_settle *settle, int result);
+
+	/* Private. */
+	struct engine_export *entry;
+	struct store_part part;
+};
+/* last: nothing is in flight on any engine; else clients may go on meanwhile, and it is to leave
+ * little to do for the last one. -ENOENT: the engine does not serve the export. */
+GMB_MUST_CHECK int engine_settle(struct engine *engine, struct engine_settle *settle, bool last);
 /* They were passed: forgets them, without a word to their peers. */
 void engine_let_go(struct engine *engine);
 

@@ -27,6 +27,7 @@
 #include "server/reload.h"
 #include "server/run.h"
 #include "server/scrape.h"
+#include "server/starts.h"
 #include "server/upgrade.h"
 #include "server/upgrade_take.h"
 
@@ -58,6 +59,7 @@ struct server {
 	const struct session_kind *const *kinds;
 	uint32_t kind_count;
 	struct exports exports;
+	struct starts starts;
 	struct listener *listeners;
 	uint32_t listener_count;
 	struct rate_rules *rate_rules; /* of identities, or NULL */
@@ -77,8 +79,6 @@ struct server {
 	struct listener metrics_listener; /* until the scrape takes it */
 	struct scrape *scrape;
 	_Atomic uint32_t connection_total;
-	_Atomic bool start_failed;	/* of a store: the others need not go on */
-	_Atomic uint32_t started_count; /* stores whose start has ended; set before event_fd */
 
 	sigset_t mask_before;
 	char file_limit[24]; /* before it was raised; "" when it was not */
@@ -190,6 +190,8 @@ static int start_reactors(struct server *server, struct error *error)
 	return 0;
 }
 
+static int disks_have_settled(void *context, struct error *error);
+
 static int start_accepting(struct server *server, struct error *error)
 {
 	const struct acceptor_options options = {
@@ -213,6 +215,8 @@ static int start_accepting(struct server *server, struct error *error)
 			.acceptor = server->acceptor,
 			.reactors = server->reactors,
 			.reactor_count = server->reactor_count,
+			.settled = disks_have_settled,
+			.context = server,
 		};
 
 		rc = upgrade_take_over(server->take, &taker, error);
@@ -223,7 +227,7 @@ static int start_accepting(struct server *server, struct error *error)
 	return rc;
 }
 
-static void news_were_read(void *context)
+static void has_news(void *context)
 {
 	wake_main(context);
 }
@@ -273,7 +277,7 @@ static int start_reload(struct server *server, struct error *error)
 		.credentials = server->credentials,
 		.reactors = server->reactors,
 		.reactor_count = server->reactor_count,
-		.wake = news_were_read,
+		.wake = has_news,
 		.changed = exports_have_changed,
 		.context = server,
 	};
@@ -486,15 +490,6 @@ GMB_NORETURN static void stop_hard(struct server *server, const char *reason)
 	_exit(1);
 }
 
-static void cancel_starts(struct server *server)
-{
-	for (uint32_t i = 0; i < server->exports.count; i++) {
-		/* Relaxed: nothing is published with it. */
-		atomic_store_explicit(
-			&server->exports.exports[i]->start.cancelled, true, memory_order_relaxed);
-	}
-}
-
 static void handle_signal(struct server *server, const struct signalfd_siginfo *info)
 {
 	int signal_number = (int)info->ssi_signo;
@@ -520,7 +515,7 @@ static void handle_signal(struct server *server, const struct signalfd_siginfo *
 		server->phase = SERVER_STOPPED;
 		say_stopping();
 		set_stop_limit(server);
-		cancel_starts(server);
+		starts_cancel(&server->starts);
 	} else if (server->phase == SERVER_SERVING) {
 		runner_signal(&server->runner, signal_number);
 		begin_stop(server);
@@ -633,109 +628,63 @@ static void wait_for_command(struct server *server)
 
 /* --- stores that have to be started ---------------------------------------------------------- */
 
-static void store_has_started(struct store_start *start)
-{
-	struct server *server = start->context;
-
-	if (start->result < 0) {
-		atomic_store_explicit(&server->start_failed, true, memory_order_relaxed);
-	}
-	/* Release, read with acquire by the main thread: the result is there. */
-	atomic_fetch_add_explicit(&server->started_count, 1, memory_order_release);
-	wake_main(server);
-}
-
-static void start_store(struct engine *engine, void *context)
-{
-	struct export *export = context;
-
-	export->start.result = export_start(export, engine);
-	if (export->start.result < 0) {
-		store_has_started(&export->start);
-	}
-}
-
-/* The reactors take turns. */
-static int begin_store(struct server *server, uint32_t index, struct error *error)
-{
-	struct export *export = server->exports.exports[index];
-	int rc;
-
-	export->start.done = store_has_started;
-	export->start.context = server;
-	rc = reactor_call(server->reactors[index % server->reactor_count], start_store, export);
-	return rc < 0 ? error_set(error, rc, "%s", server_call_error(rc)) : 0;
-}
-
-/* The average of all exports. */
-static uint32_t started_percent(const struct server *server)
-{
-	uint64_t sum = 0;
-
-	for (uint32_t i = 0; i < server->exports.count; i++) {
-		sum += store_start_permille(server->exports.exports[i]->store);
-	}
-	return (uint32_t)(sum / 10 / server->exports.count);
-}
-
-/* Waits until so many stores have ended their start, well or not. */
-static void wait_for_stores(struct server *server, uint32_t count)
+static void wait_for_stores(struct server *server)
 {
 	uint64_t said_ns = clock_now_ns();
 
-	while (atomic_load_explicit(&server->started_count, memory_order_acquire) < count) {
+	while (!starts_are_over(&server->starts)) {
 		handle_next(server, START_REPORT_MS);
 		if (server->phase == SERVER_STOPPED && stop_timeout_ms(server) == 0) {
 			stop_hard(server, "a disk did not stop its start in time");
 		}
-		if (atomic_load_explicit(&server->start_failed, memory_order_relaxed)) {
-			cancel_starts(server);
-		}
 		if (clock_now_ns() - said_ns >= START_REPORT_MS * UINT64_C(1000000)) {
 			said_ns = clock_now_ns();
-			log_info("starting: %u %%", started_percent(server));
+			log_info("starting: %u %%", starts_percent(&server->starts));
 			manager_tell("STATUS=Starting: %u %%\nEXTEND_TIMEOUT_USEC=%d",
-				started_percent(server), START_PATIENCE_US);
+				starts_percent(&server->starts), START_PATIENCE_US);
 		}
 	}
 }
 
-/* The error of the store that ended the start of the others, if one did. */
-static int start_result(const struct server *server, struct error *error)
+/* Those that start late, or the others. Meanwhile the control socket answers. A signal ends it:
+ * then the phase is SERVER_STOPPED. */
+static int start_stores(struct server *server, bool late, struct error *error)
 {
-	for (uint32_t i = 0; i < server->exports.count; i++) {
-		const struct store_start *start = &server->exports.exports[i]->start;
+	int rc = starts_begin(&server->starts, late, error);
 
-		if (start->result < 0 && start->result != -ECANCELED) {
-			*error = start->error;
-			served_blame(&server->exports.list[i]->about, error);
-			return start->result;
-		}
-	}
-	return 0;
+	wait_for_stores(server);
+	return rc == 0 ? starts_end(&server->starts, late, error) : rc;
 }
 
-/* Meanwhile the control socket answers. A signal ends it: then the phase is SERVER_STOPPED. */
-static int start_stores(struct server *server, struct error *error)
+static int start_first_stores(struct server *server, struct error *error)
 {
-	uint32_t count = 0;
+	server->starts = (struct starts){
+		.exports = &server->exports,
+		.reactors = server->reactors,
+		.reactor_count = server->reactor_count,
+		.is_taking = server->take != NULL,
+		.wake = has_news,
+		.context = server,
+	};
+	return start_stores(server, false, error);
+}
+
+static int disks_have_settled(void *context, struct error *error)
+{
+	struct server *server = context;
 	int rc = 0;
 
 	for (uint32_t i = 0; rc == 0 && i < server->exports.count; i++) {
-		if (store_needs_start(server->exports.exports[i]->store)) {
-			rc = begin_store(server, i, error);
-			count += rc == 0;
+		rc = store_take(server->exports.exports[i]->store, error);
+		if (rc < 0) {
+			served_blame(&server->exports.list[i]->about, error);
 		}
 	}
-	if (rc < 0) {
-		cancel_starts(server);
-	}
-	wait_for_stores(server, count);
 	if (rc == 0) {
-		rc = start_result(server, error);
+		rc = start_stores(server, true, error);
 	}
-	for (uint32_t i = 0; rc == 0 && i < server->exports.count; i++) {
-		served_choose_epoch(server->exports.list[i], NULL);
+	if (rc == 0 && server->phase != SERVER_STARTING) {
+		rc = error_set(error, -ECANCELED, "the new process was told to stop");
 	}
 	return rc;
 }
@@ -870,7 +819,7 @@ static int start(struct server *server, struct error *error)
 		rc = start_control(server, error);
 	}
 	if (rc == 0) {
-		rc = start_stores(server, error);
+		rc = start_first_stores(server, error);
 	}
 	if (rc == 0 && server->phase == SERVER_STARTING) {
 		rc = start_accepting(server, error);

@@ -15,16 +15,19 @@
 #include "control/control.h"
 #include "server/reload.h"
 #include "server/scrape.h"
+#include "server/settle.h"
 #include "server/upgrade_wire.h"
 
 #define MS_NS	   UINT64_C(1000000)
 #define PREPARE_NS (10000 * MS_NS) /* from the offer to READY */
-#define SETTLE_NS  (1000 * MS_NS)  /* for handshakes; clients work meanwhile */
+#define FLUSH_NS   (10000 * MS_NS) /* of disks that settle; clients work meanwhile */
+#define SETTLE_NS  (1000 * MS_NS)  /* for handshakes; the same */
 #define PAUSE_NS   (5000 * MS_NS)  /* for what is in flight */
 #define START_NS   (5000 * MS_NS)  /* from the last session to STARTED */
 
 enum {
 	SEND_SECONDS = 2, /* that a message may wait for room */
+	FLUSH_LOOK_MS = 5,
 	SETTLE_LOOK_MS = 2,
 	PAUSE_LOOK_MS = 1,
 	NAME_SHOWN_BYTES = 120,
@@ -37,6 +40,7 @@ enum upgrade_state {
 	UPGRADE_IDLE,
 	UPGRADE_OFFERED,
 	UPGRADE_PREPARING,
+	UPGRADE_FLUSHING,
 	UPGRADE_SETTLING,
 	UPGRADE_PAUSING,
 	UPGRADE_PASSED,
@@ -47,7 +51,8 @@ enum upgrade_state {
 static const uint32_t upgrade_edges[UPGRADE_STATE_COUNT] = {
 	[UPGRADE_IDLE] = BIT(UPGRADE_OFFERED),
 	[UPGRADE_OFFERED] = BIT(UPGRADE_PREPARING) | BIT(UPGRADE_IDLE),
-	[UPGRADE_PREPARING] = BIT(UPGRADE_SETTLING) | BIT(UPGRADE_IDLE),
+	[UPGRADE_PREPARING] = BIT(UPGRADE_FLUSHING) | BIT(UPGRADE_IDLE),
+	[UPGRADE_FLUSHING] = BIT(UPGRADE_SETTLING) | BIT(UPGRADE_IDLE),
 	[UPGRADE_SETTLING] = BIT(UPGRADE_PAUSING) | BIT(UPGRADE_IDLE),
 	[UPGRADE_PAUSING] = BIT(UPGRADE_PASSED) | BIT(UPGRADE_IDLE),
 	[UPGRADE_PASSED] = BIT(UPGRADE_GONE) | BIT(UPGRADE_IDLE),
@@ -66,6 +71,8 @@ struct upgrade {
 	uint64_t deadline_ns;	       /* of the state */
 	uint64_t pause_begin_ns;
 	uint32_t pid;
+	struct settle *settle;
+	bool flushes_last;	/* PAUSING: nothing is in flight but that */
 	uint32_t paused_count;	/* the first so many reactors */
 	uint32_t passed_count;	/* sessions */
 	uint32_t drained_count; /* that could not be passed */
@@ -111,6 +118,7 @@ static void forget(struct upgrade *upgrade)
 	close(upgrade->channel);
 	upgrade->channel = -1;
 	upgrade->pid = 0;
+	upgrade->flushes_last = false;
 	upgrade->paused_count = 0;
 	upgrade->passed_count = 0;
 	upgrade->drained_count = 0;
@@ -120,7 +128,7 @@ static void forget(struct upgrade *upgrade)
 /* False: the new process serves already. */
 static bool give_up(struct upgrade *upgrade, int code, const char *reason)
 {
-	bool accepts = upgrade->state <= UPGRADE_PREPARING;
+	bool accepts = upgrade->state <= UPGRADE_FLUSHING;
 	struct error error;
 
 	if (!revoke_offer(upgrade)) {
@@ -326,6 +334,9 @@ static void leave(struct upgrade *upgrade)
 
 	set_state(upgrade, UPGRADE_GONE, 0);
 	manager_tell("MAINPID=%u", upgrade->pid);
+	for (uint32_t i = 0; i < options->exports->count; i++) {
+		store_let_go(options->exports->exports[i]->store);
+	}
 	for (uint32_t i = 0; i < options->listener_count; i++) {
 		listener_forget_path(&options->listeners[i]);
 	}
@@ -367,12 +378,19 @@ void upgrade_goodbye(struct upgrade *upgrade)
 
 static void accept_hello(struct upgrade *upgrade, const struct upgrade_message *hello)
 {
+	struct error error;
 	int rc;
 
 	upgrade->pid = hello->pid;
 	rc = send_all(upgrade);
 	if (rc < 0) {
 		(void)give_up(upgrade, rc, "the sockets and disks cannot be passed");
+		return;
+	}
+	/* Most of what there is to flush, while clients work and the new process opens all. */
+	rc = settle_begin(upgrade->settle, upgrade->options.exports, false, &error);
+	if (rc < 0) {
+		(void)give_up(upgrade, rc, error.text);
 	} else {
 		uint64_t left_ns = upgrade->deadline_ns - MIN(clock_now_ns(), upgrade->deadline_ns);
 
@@ -406,8 +424,7 @@ static bool take_message(struct upgrade *upgrade, const struct upgrade_message *
 	if (message->type == UPGRADE_HELLO) {
 		accept_hello(upgrade, message);
 	} else if (message->type == UPGRADE_READY) {
-		acceptor_stop(upgrade->acceptor);
-		set_state(upgrade, UPGRADE_SETTLING, SETTLE_NS);
+		set_state(upgrade, UPGRADE_FLUSHING, FLUSH_NS);
 	}
 	return message->type == UPGRADE_STARTED;
 }
@@ -440,11 +457,39 @@ static bool give_up_late(struct upgrade *upgrade)
 	static const char *const reasons[UPGRADE_STATE_COUNT] = {
 		[UPGRADE_OFFERED] = "the new process has not come within 10 seconds",
 		[UPGRADE_PREPARING] = "the new process was not ready within 10 seconds",
+		[UPGRADE_FLUSHING] = "the disks were not flushed within 10 seconds",
 		[UPGRADE_PAUSING] = "requests in flight were not done within 5 seconds",
 		[UPGRADE_PASSED] = "the new process did not begin to serve within 5 seconds",
 	};
 
 	return !give_up(upgrade, -ETIMEDOUT, reasons[upgrade->state]);
+}
+
+/* Whether the flushes are over; when they have failed, gives up, and *serves_out is what comes of
+ * that. */
+static bool has_flushed(struct upgrade *upgrade, bool *serves_out)
+{
+	struct error error;
+	int rc;
+
+	if (!settle_is_over(upgrade->settle)) {
+		*serves_out = is_late(upgrade) && give_up_late(upgrade);
+		return false;
+	}
+	rc = settle_result(upgrade->settle, &error);
+	*serves_out = rc < 0 && !give_up(upgrade, rc, error.text);
+	return rc == 0;
+}
+
+static bool flush(struct upgrade *upgrade)
+{
+	bool serves;
+
+	if (has_flushed(upgrade, &serves)) {
+		acceptor_stop(upgrade->acceptor);
+		set_state(upgrade, UPGRADE_SETTLING, SETTLE_NS);
+	}
+	return serves;
 }
 
 static bool settle(struct upgrade *upgrade)
@@ -465,12 +510,25 @@ static bool settle(struct upgrade *upgrade)
 
 static bool wait_for_rest(struct upgrade *upgrade)
 {
-	int64_t busy = ask_all(upgrade, count_busy);
+	int64_t busy = upgrade->flushes_last ? 0 : ask_all(upgrade, count_busy);
+	struct error error;
+	bool serves;
+	int rc;
 
 	if (busy < 0) {
 		return !give_up(upgrade, (int)busy, server_call_error((int)busy));
 	}
-	return busy == 0 ? pass_all(upgrade) : is_late(upgrade) && give_up_late(upgrade);
+	if (busy > 0) {
+		return is_late(upgrade) && give_up_late(upgrade);
+	}
+	if (!upgrade->flushes_last) {
+		rc = settle_begin(upgrade->settle, upgrade->options.exports, true, &error);
+		if (rc < 0) {
+			return !give_up(upgrade, rc, error.text);
+		}
+		upgrade->flushes_last = true;
+	}
+	return has_flushed(upgrade, &serves) ? pass_all(upgrade) : serves;
 }
 
 bool upgrade_run(struct upgrade *upgrade)
@@ -489,6 +547,9 @@ bool upgrade_run(struct upgrade *upgrade)
 		if (!serves && upgrade->state != UPGRADE_IDLE && is_late(upgrade)) {
 			serves = give_up_late(upgrade);
 		}
+		break;
+	case UPGRADE_FLUSHING:
+		serves = flush(upgrade);
 		break;
 	case UPGRADE_SETTLING:
 		serves = settle(upgrade);
@@ -513,6 +574,8 @@ int upgrade_timeout_ms(const struct upgrade *upgrade)
 	uint64_t now_ns = clock_now_ns();
 
 	switch (upgrade->state) {
+	case UPGRADE_FLUSHING:
+		return FLUSH_LOOK_MS;
 	case UPGRADE_SETTLING:
 		return SETTLE_LOOK_MS;
 	case UPGRADE_PAUSING:
@@ -543,6 +606,10 @@ static int check_possible(const struct upgrade *upgrade, struct error *error)
 	}
 	if (upgrade->acceptor == NULL) {
 		return error_set(error, -EAGAIN, "the server does not serve yet; try again");
+	}
+	if (!settle_is_over(upgrade->settle)) {
+		return error_set(error, -EBUSY,
+			"the disks are still being flushed for the upgrade before; try again");
 	}
 	if (options->config->command_count > 0) {
 		return error_set(error, -EOPNOTSUPP,
@@ -672,7 +739,11 @@ int upgrade_create(
 {
 	struct upgrade *upgrade = calloc(1, sizeof(*upgrade));
 
-	if (upgrade == NULL) {
+	if (upgrade != NULL) {
+		upgrade->settle = settle_create(options->reactors, options->reactor_count);
+	}
+	if (upgrade == NULL || upgrade->settle == NULL) {
+		free(upgrade);
 		return error_set(error, -ENOMEM, "no memory for upgrades");
 	}
 	upgrade->options = *options;
@@ -683,8 +754,11 @@ int upgrade_create(
 
 void upgrade_destroy(struct upgrade *upgrade)
 {
-	GMB_ASSERT(upgrade == NULL || upgrade->channel < 0);
-	free(upgrade);
+	if (upgrade != NULL) {
+		GMB_ASSERT(upgrade->channel < 0);
+		settle_destroy(upgrade->settle);
+		free(upgrade);
+	}
 }
 
 void upgrade_enable(struct upgrade *upgrade, struct acceptor *acceptor,

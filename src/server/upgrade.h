@@ -5,11 +5,10 @@
  *
  *   control: "upgrade"
  *     │ offers one end of a socket to the client, who starts the new process with it
- *   OFFERED ──HELLO──▶ PREPARING ──READY──▶ SETTLING ──▶ PAUSING ──▶ PASSED ──STARTED──▶ GONE
- *     │                   │ new: opens all      │ handshakes  │ requests │ new: has the sessions
- *     └───────────────────┴───────────┬─────────┴─────────────┴──────────┘
- *                                     ▼ time limit, end of the new process, FAILED
- *                                   IDLE: everything goes on, and the client is told why
+ *   OFFERED ─HELLO─▶ PREPARING ─READY─▶ FLUSHING ─▶ SETTLING ─▶ PAUSING ─▶ PASSED ─STARTED─▶ GONE
+ *     │                │ new: opens all   │ disks       │ handshakes │ requests  │ new: has the
+ * sessions └────────────────┴─────────────┬────┴─────────────┴────────────┴───────────┘ ▼ time
+ * limit, end of the new process, FAILED IDLE: everything goes on, and the client is told why
  *
  * Nothing is given away before STARTED, which the new process sends when it has all; what is sent
  * is a copy of each descriptor. From then on this process touches no disk, no listening socket and

@@ -347,11 +347,21 @@ static int check_exports(
 				export == NULL ? "does not serve it"
 					       : "serves another disk by that name");
 		}
-		if (is_same && before->epoch != 0) {
+	}
+	return 0;
+}
+
+/* Nothing of what clients know of these disks is lost. */
+static void keep_epochs(const struct upgrade_take *take, const struct upgrade_taker *taker)
+{
+	for (uint32_t i = 0; i < take->export_count; i++) {
+		const struct before *before = &take->exports[i];
+		struct export *export = find(taker, before);
+
+		if (before->epoch != 0 && export != NULL && is_same_disk(export, before)) {
 			export->epoch = before->epoch;
 		}
 	}
-	return 0;
 }
 
 /* --- sessions -------------------------------------------------------------------------------- */
@@ -431,9 +441,13 @@ static int take_sessions(struct upgrade_take *take, const struct upgrade_taker *
 	rc = upgrade_send(take->channel, &ready);
 	if (rc == 0) {
 		rc = receive_sessions(take, taker, message, error);
+		if (rc == 0) {
+			rc = taker->settled(taker->context, error);
+		}
 		if (rc < 0) {
 			return rc;
 		}
+		keep_epochs(take, taker);
 		/* The other process gives up what it has when this is said, and only then. */
 		rc = upgrade_send(take->channel, &started);
 	}

@@ -46,6 +46,9 @@ struct upgrade_taker {
 	struct acceptor *acceptor; /* not started */
 	struct reactor *const *reactors;
 	uint32_t reactor_count;
+	/* The disks that settle have done so: reads what is on them. */
+	int (*settled)(void *context, struct error *error);
+	void *context;
 };
 
 /*

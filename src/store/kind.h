@@ -58,6 +58,10 @@ struct store_ops {
 	/* Optional: see store_pass(); a filter answers for itself alone. Without it the store keeps
 	 * what another process cannot find on the disk. */
 	const char *(*pass)(struct store *store, struct store_claim *claim_out);
+	/* See store_settles(): the flush has its flag, and close changes nothing when is_let_go. */
+	bool settles;
+	/* Optional, with settles and without start: see store_take(). */
+	int (*take)(struct store *store, struct error *error);
 };
 
 /* A member of that struct, for the table. */
@@ -125,6 +129,9 @@ bool store_options_freezes(const struct store_options *options);
 
 /* The descriptor of a file store that reads around the page cache; -1: it is not, or does not. */
 int file_store_direct_fd(struct store *store);
+
+/* The memory of a memory store, whose first byte is that of the disk. Zeroes at first. */
+uint8_t *memory_store_bytes(struct store *store);
 
 /* How much of the start is done, 0 to 999. */
 void store_start_progress(struct store *store, uint32_t permille);

@@ -475,7 +475,7 @@ static void release(struct overlay_store *store)
 static void overlay_close(struct store *base)
 {
 	struct overlay_store *store = container_of(base, struct overlay_store, base);
-	int result = overlay_commit_all(store);
+	int result = base->is_let_go ? 0 : overlay_commit_all(store);
 
 	if (result < 0) {
 		char shown[SHOWN_BYTES];
@@ -505,10 +505,11 @@ static int open_maps(struct overlay_store *store, struct error *error)
 }
 
 static int open_upper(struct overlay_store *store, const struct store_options *options,
-	const char *path, struct error *error)
+	const char *path, const struct store_claim *passed, struct error *error)
 {
 	struct store_options upper = {
 		.path = path,
+		.passed = passed,
 		.read_only = options->read_only,
 		.frozen = options->read_only,
 		.sole = !options->read_only,
@@ -517,7 +518,7 @@ static int open_upper(struct overlay_store *store, const struct store_options *o
 		.page_cache_send_off = options->page_cache_send_off,
 	};
 	/* Alone it is refused, as what it holds is no disk. */
-	int result = store->data_offset > 0 ? store_options_set(&upper, "format", "raw", error) : 0;
+	int result = store->path != NULL ? store_options_set(&upper, "format", "raw", error) : 0;
 
 	if (result == 0) {
 		result = store_open(&upper, &store->upper, error);
@@ -577,7 +578,7 @@ static int open_file(struct overlay_store *store, const struct store_options *op
 		result = open_or_make(path, options->read_only, &found, &store->fd, error);
 	}
 	if (result == 0) {
-		result = open_upper(store, options, path, error);
+		result = open_upper(store, options, path, NULL, error);
 	}
 	if (result == 0) {
 		result = overlay_head_read(store->fd, path, &recorded, error);
@@ -596,15 +597,49 @@ static int open_file(struct overlay_store *store, const struct store_options *op
 	return result;
 }
 
+/* Where the head of a file would be: on what the changes are, for a process that takes them over.
+ * The identity of a base in memory is that of one process; such a base has nothing but zeroes. */
+static bool is_on(const struct overlay_store *store, const uint64_t identity[2])
+{
+	return memcmp(memory_store_bytes(store->upper), identity, 2 * sizeof(*identity)) == 0;
+}
+
+static void find_base(struct overlay_store *store, uint64_t identity[2])
+{
+	struct store_claim claim;
+
+	memset(identity, 0, 2 * sizeof(*identity));
+	if (store_pass(store->base.inner, &claim) == NULL && claim.hold != STORE_HOLD_MEMORY) {
+		memcpy(identity, claim.identity, sizeof(claim.identity));
+	}
+}
+
+/* The upper store has the layout of a file. */
 static int open_memory(
 	struct overlay_store *store, const struct store_options *options, struct error *error)
 {
+	uint64_t identity[2];
 	char path[64];
 	int result;
 
-	snprintf(path, sizeof(path), "memory:%llu", (unsigned long long)store->layout.size);
-	result = open_upper(store, options, path, error);
-	return result == 0 ? open_maps(store, error) : result;
+	snprintf(path, sizeof(path), "memory:%llu",
+		(unsigned long long)(store->layout.data_offset + store->layout.size));
+	find_base(store, identity);
+	result = open_upper(store, options, path, options->passed, error);
+	if (result == 0 && options->passed != NULL && !is_on(store, identity)) {
+		store_close(store->upper);
+		store->upper = NULL;
+		result = open_upper(store, options, path, NULL, error);
+	}
+	if (result == 0) {
+		result = open_maps(store, error);
+	}
+	if (result == 0) {
+		memcpy(memory_store_bytes(store->upper), identity, sizeof(identity));
+		store->present =
+			(void *)(memory_store_bytes(store->upper) + overlay_page_offset(0));
+	}
+	return result;
 }
 
 /* Of both stores what is worse. */
@@ -650,7 +685,7 @@ static int overlay_open(struct store *base, const struct store_options *options,
 	}
 	store->fd = -1;
 	store->layout = overlay_layout_of(size);
-	store->data_offset = discards ? 0 : store->layout.data_offset;
+	store->data_offset = store->layout.data_offset;
 	pthread_mutex_init(&store->lock, NULL);
 	list_init(&store->blocked);
 	list_init(&store->committing_next);
@@ -694,11 +729,21 @@ static const struct counter counter_list[] = {
 static const struct counter_table counters = { "overlay", "export", counter_list,
 	ARRAY_COUNT(counter_list) };
 
-static const char *overlay_pass(struct store *store, struct store_claim *claim_out)
+/* The base is only read. */
+static const char *overlay_pass(struct store *base, struct store_claim *claim_out)
 {
-	GMB_UNUSED(store);
-	GMB_UNUSED(claim_out);
-	return "has an overlay, and only this process knows all of its changes";
+	return store_pass(container_of(base, struct overlay_store, base)->upper, claim_out);
+}
+
+/* More blocks may have become present, and none less. */
+static int overlay_take(struct store *base, struct error *error)
+{
+	struct overlay_store *store = container_of(base, struct overlay_store, base);
+	struct overlay_bitmap bitmap = { store->saved, store->present, 0 };
+
+	return store->fd < 0 ? 0
+			     : overlay_bitmap_read(
+				       store->fd, store->path, &store->layout, &bitmap, error);
 }
 
 static const struct store_ops overlay_ops = {
@@ -716,6 +761,8 @@ static const struct store_ops overlay_ops = {
 	.counters = &counters,
 	.barrier = overlay_barrier,
 	.pass = overlay_pass,
+	.settles = true,
+	.take = overlay_take,
 };
 
 static int set_overlay(void *config_bytes, const char *value, struct error *error)

@@ -111,7 +111,8 @@ struct overlay_store {
 	uint64_t data_offset; /* of the disk in the upper store */
 	char *path;
 	int fd;	    /* header and bitmap; -1: nothing is kept, and no page is ever changed */
-	void *maps; /* the next four */
+	void *maps; /* the next four; present is in the memory of the upper store instead, when
+		     * nothing is kept: another process maps it, too */
 	_Atomic uint64_t *present;
 	uint64_t *saved; /* little-endian, as in the file */
 	uint64_t *busy;

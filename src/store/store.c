@@ -307,8 +307,36 @@ const char *store_pass(struct store *store, struct store_claim *claim_out)
 		if (refusal != NULL) {
 			return refusal;
 		}
+		if (claim_out->hold != STORE_HOLD_NONE || claim_out->identity[1] != 0) {
+			break; /* what is below an overlay is only read */
+		}
 	}
 	return NULL;
+}
+
+bool store_settles(const struct store *store)
+{
+	while (store != NULL && !store->ops->settles) {
+		store = store->inner;
+	}
+	return store != NULL;
+}
+
+void store_let_go(struct store *store)
+{
+	for (; store != NULL; store = store->inner) {
+		store->is_let_go = true;
+	}
+}
+
+int store_take(struct store *store, struct error *error)
+{
+	int result = 0;
+
+	for (; store != NULL && result == 0; store = store->inner) {
+		result = store->ops->take != NULL ? store->ops->take(store, error) : 0;
+	}
+	return result;
 }
 
 const char *store_pass_nothing(struct store *store, struct store_claim *claim_out)

@@ -64,6 +64,9 @@ enum store_flag {
 	/* Read: its neighbours follow, and each is to complete on its own. The block layer would
 	 * merge what it gets in one call (docs/design/0008). */
 	STORE_APART = 1 << 4,
+	/* Flush, of a store for which store_settles() is true: the last one before another process
+	 * may take over, which finds on the disk whatever it needs. */
+	STORE_SETTLE = 1 << 5,
 };
 
 /* How soon what is written will be overwritten or trimmed, as far as its writer knows. */
@@ -244,6 +247,9 @@ struct store_start {
 	struct mem_ref memory; /* budget_bytes of RAM, all zero; kept while the store is open */
 	void (*done)(struct store_start *start); /* on that ring, not from inside the call */
 	void *context;
+	/* Nothing is written before the first part: another process may go on with the disk, see
+	 * store_settles(). */
+	bool is_quiet;
 	/* Any thread sets it: the store gives up soon, with -ECANCELED. */
 	_Atomic bool cancelled;
 
@@ -275,6 +281,7 @@ struct store {
 	struct store_info info;
 	uint32_t scratch_offset;  /* private: of its slice */
 	bool page_cache_send_off; /* private: as asked for */
+	bool is_let_go;		  /* see store_let_go(); for close */
 	_Atomic int
 		broken; /* private: the error of the first failed flush or durable write, or 0 */
 
@@ -479,6 +486,15 @@ const char *store_barrier_name(enum store_barrier barrier);
  * What another process needs to serve the same disk in the place of this one: docs/protocol/
  * upgrade.md. The claim is an open file of both then, so that the disk is in nobody's hands at no
  * time; it ends with the last of them.
+ *
+ * Some stores know more of the disk than what is on it, or keep it in an order of their own. They
+ * settle: while nothing is in flight, a flush with STORE_SETTLE brings all of it to the disk, and
+ * the other process, which has opened the store before, reads it then and not earlier:
+ *
+ *   here   flush, STORE_SETTLE ──┐  store_let_go(), store_close()   or parts again, if it has
+ * failed there  store_open()          └▶ store_take(), or store_start() ─▶ parts
+ *
+ * From the flush until its own first part the other process only reads.
  */
 enum store_hold {
 	STORE_HOLD_NONE,   /* the store does not write, or has no contents */
@@ -493,6 +509,14 @@ struct store_claim {
 /* NULL: the store can be passed, and *claim_out, whose descriptor is borrowed, says with what. Else
  * why it cannot, as the rest of a sentence about its export. Main thread. */
 GMB_MUST_CHECK const char *store_pass(struct store *store, struct store_claim *claim_out);
+/* Whether the store has to settle. */
+bool store_settles(const struct store *store);
+/* The other process has the disk: whatever happens to the store from here on, closing included, no
+ * byte of the disk is changed. Nothing is in flight. */
+void store_let_go(struct store *store);
+/* There, once the first process has settled: reads what it has left. Stores with a start of their
+ * own do so in store_start(), which has to wait until then. Blocks; no part was submitted yet. */
+GMB_MUST_CHECK int store_take(struct store *store, struct error *error);
 /* In the other process, of STORE_HOLD_CLAIM: a store of that disk that is opened until
  * store_adopt_end() claims it with claim->fd, which is taken. No operation of whoever held it is
  * under way then. -EINVAL: the descriptor is not one of that disk. Before there are other threads.

@@ -502,8 +502,6 @@ class Upgrade(support.Case):
         code, _, errors = self.run_gmblock("create", "--size=256M", f"flash:{log}")
         self.assertEqual(code, 0, errors)
         cases = {
-            "disk of export \"\" has an overlay": [
-                "--export", f"={self.disk},overlay={self.path('overlay')}"],
             "disk of export \"\" is a log": [f"flash:{log}"],
             "has failed to flush": ["--export", f"={self.disk},fault=flush:EIO"],
         }
@@ -547,9 +545,64 @@ class Upgrade(support.Case):
         self.assertEqual(clients[b"a"].read(8 << 20, 1 << 20), contents[b"a"])
         with nbdmini.open_export(uri, b"b") as client:
             self.assertEqual(client.read(0, 4096), bytes(4096))
-        rss = int(re.search(r"RssShmem:\s+(\d+) kB", open(f"/proc/{self.children[-1]}/status",
-                                                         encoding="ascii").read())[1])
-        self.assertLess(rss, 8 << 10)
+        with open(f"/proc/{self.children[-1]}/status", encoding="ascii") as status:
+            self.assertLess(int(re.search(r"RssShmem:\s+(\d+) kB", status.read())[1]), 8 << 10)
+
+    def test_overlays(self):
+        """What was written is there, flushed or not, and so is the base; also when the new process fails
+        after the old one has settled."""
+        for where in (self.path("changes"), "discard"):
+            server = self.serve(filters=f",overlay={where}")
+            with open(self.disk, "rb") as disk:
+                base = disk.read()
+            expected = bytearray(base)
+            with nbdmini.open_export(server.uri) as client:
+                for turn, how in enumerate(("dies-with-all", None, "fails-with-all", None, None)):
+                    at = turn * 100000 + 3000 * turn
+                    expected[at:at + 5000] = bytes([turn + 1]) * 5000
+                    client.write(at, bytes([turn + 1]) * 5000)
+                    if how:
+                        code, _, errors = self.upgrade(sys.executable, __file__, "--new", how)
+                        self.assertEqual(code, 1, errors)
+                    else:
+                        self.assertEqual(self.must_upgrade()[:2], (1, 0))
+                    for offset in range(0, len(expected), 4 << 20):
+                        self.assertTrue(client.read(offset, 4 << 20) == expected[offset:offset + (4 << 20)])
+                client.flush()
+            with open(self.disk, "rb") as disk:
+                self.assertTrue(disk.read() == base)
+            self.stop_newest()
+            self.children.clear()
+            if where != "discard":
+                self.assertEqual(self.run_gmblock("check", where)[0], 0)
+            server = self.serve(filters=f",overlay={where}")
+            with nbdmini.open_export(server.uri) as client:
+                self.assertTrue(client.read(0, 1 << 20) ==
+                                (base if where == "discard" else expected)[:1 << 20])
+            self.assertEqual(server.stop()[0], 0)
+
+    def test_an_overlay_on_another_base(self):
+        """Changes are not put on another disk."""
+        server = self.serve(filters=",overlay=discard")
+        other = self.make_file("other", os.urandom(16 << 20))
+        arguments = [support.program(), "serve", "--export", f"={other},overlay=discard", "--listen",
+                     self.socket_uri(), "--control", self.path("control")]
+        with nbdmini.open_export(server.uri) as client:
+            client.write(0, b"changed")
+            self.assertRegex(self.upgrade(*arguments)[2], "serves another disk by that name")
+            self.assertEqual(client.read(0, 7), b"changed")
+        self.wait_for(lambda: self.upgrade(*arguments)[0] == 0)
+        with nbdmini.open_export(server.uri) as client, open(other, "rb") as disk:
+            self.assertEqual(client.read(0, 4096), disk.read(4096))
+
+    def test_a_disk_that_cannot_settle(self):
+        server = self.serve(filters=f",overlay={self.path('changes')},fault=flush:EIO")
+        with nbdmini.open_export(server.uri) as client:
+            client.write(0, b"changed")
+            self.assertRegex(self.upgrade()[2], 'disk of export "" has failed to flush: Input/output error')
+            self.assertEqual(client.read(0, 7), b"changed")
+            self.assertRegex(self.upgrade()[2], "has failed to flush, which another process")
+        self.assertEqual(server.stop()[0], 0)
 
     def test_two_at_a_time_and_stop(self):
         """One waits; a second one is refused, and the end of the server ends both."""
