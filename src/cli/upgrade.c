@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "cli/cli.h"
 #include "control/control.h"
 #include "tools/show.h"
@@ -39,6 +40,8 @@ enum {
 	ANSWER_MS = 60000,
 	COMMAND_BYTES_MAX = 2 << 20, /* as much as the kernel takes */
 	OFFER_FILES = 3,
+	SAID_BYTES_MAX = 4096, /* of what the new process has said */
+	SAID_LINES_MAX = 10,
 };
 
 /* What the server offers: the connection over which the new process gets all, where it says what is
@@ -52,6 +55,12 @@ struct running {
 	bool is_replaced;	/* another file has that name now, or none */
 	char *command;		/* its arguments, each with a terminator */
 	size_t command_bytes;
+};
+
+/* What the new process says before it takes the standard error of the server. */
+struct said {
+	int pipe[2]; /* -1: closed */
+	int errors;  /* the standard error of the server, or -1 */
 };
 
 static int read_command(struct running *running, struct error *error)
@@ -176,18 +185,24 @@ static char **split_command(const struct running *running)
 	return arguments;
 }
 
-/* In the new process. Returns only when it cannot be started, with the reason on its standard
- * error, which is the server's. */
-static int become(const int files[OFFER_FILES], const char *program, char **arguments)
+/* A descriptor that the new program gets, and its number in that variable. */
+static int leave_open(int fd, const char *variable)
 {
 	char number[16];
+
+	snprintf(number, sizeof(number), "%d", fd);
+	return fcntl(fd, F_SETFD, 0) < 0 ? -1 : setenv(variable, number, 1);
+}
+
+/* In the new process. Returns only when it cannot be started, with the reason. */
+static int become(const int files[OFFER_FILES], int errors, const char *program, char **arguments)
+{
 	int nothing = open("/dev/null", O_RDWR);
 
-	snprintf(number, sizeof(number), "%d", files[OFFER_CHANNEL]);
 	if (nothing < 0 || dup2(nothing, STDIN_FILENO) < 0 || dup2(nothing, STDOUT_FILENO) < 0 ||
-		dup2(files[OFFER_ERRORS], STDERR_FILENO) < 0 || fchdir(files[OFFER_FOLDER]) < 0 ||
-		fcntl(files[OFFER_CHANNEL], F_SETFD, 0) < 0 ||
-		setenv("GMBLOCK_UPGRADE_FD", number, 1) < 0) {
+		dup2(errors, STDERR_FILENO) < 0 || fchdir(files[OFFER_FOLDER]) < 0 ||
+		leave_open(files[OFFER_CHANNEL], "GMBLOCK_UPGRADE_FD") < 0 ||
+		leave_open(files[OFFER_ERRORS], "GMBLOCK_UPGRADE_STDERR") < 0) {
 		return errno;
 	}
 	execvp(program, arguments);
@@ -196,8 +211,8 @@ static int become(const int files[OFFER_FILES], const char *program, char **argu
 
 /* As a process that is nobody's child but the first one's: the service manager supervises only its
  * own. */
-static int start_process(
-	const int files[OFFER_FILES], const char *program, char **arguments, struct error *error)
+static int start_process(const int files[OFFER_FILES], int errors, const char *program,
+	char **arguments, struct error *error)
 {
 	int report[2];
 	int code = 0;
@@ -210,7 +225,7 @@ static int start_process(
 	if (pid == 0) {
 		(void)setsid();
 		if (fork() == 0) {
-			code = become(files, program, arguments);
+			code = become(files, errors, program, arguments);
 			(void)!write(report[1], &code, sizeof(code));
 		}
 		_exit(0);
@@ -235,8 +250,54 @@ static int start_process(
 			 : error_set(error, -code, "cannot start %s: %s", program, strerror(code));
 }
 
+/* What the new process writes there is never waited for: it may not be read before its end. */
+static int listen_to_it(struct said *said, int errors, struct error *error)
+{
+	if (pipe2(said->pipe, O_CLOEXEC) < 0 || fcntl(said->pipe[0], F_SETFL, O_NONBLOCK) < 0 ||
+		fcntl(said->pipe[1], F_SETFL, O_NONBLOCK) < 0) {
+		return error_set(error, -errno, "cannot start a process: %s", strerror(errno));
+	}
+	said->errors = fcntl(errors, F_DUPFD_CLOEXEC, 0);
+	return 0;
+}
+
+/* Passes on what it has said to where the server writes, and shows it when it has failed. */
+static void pass_on(struct said *said, bool has_failed)
+{
+	char text[SAID_BYTES_MAX + 1];
+	char shown[4 * 512];
+	ssize_t got;
+	size_t used = 0;
+	char *rest = text;
+	char *line;
+
+	while (said->pipe[0] >= 0 && used < SAID_BYTES_MAX &&
+		(got = read(said->pipe[0], text + used, SAID_BYTES_MAX - used)) > 0) {
+		used += (size_t)got;
+	}
+	text[used] = '\0';
+	if (used > 0 && said->errors >= 0) {
+		(void)!write(said->errors, text, used);
+	}
+	for (int i = 0; has_failed && i < SAID_LINES_MAX && (line = strsep(&rest, "\n")) != NULL;) {
+		if (line[0] != '\0') {
+			fprintf(stderr, "gmblock %s: the new process said: %s\n", name,
+				log_escape_sentence(shown, sizeof(shown), line));
+			i++;
+		}
+	}
+	for (int i = 0; i < 2; i++) {
+		if (said->pipe[i] >= 0) {
+			close(said->pipe[i]);
+		}
+	}
+	if (said->errors >= 0) {
+		close(said->errors);
+	}
+}
+
 static int start_new(struct control_connection *connection, const struct running *running,
-	char **command, struct error *error)
+	char **command, struct said *said, struct error *error)
 {
 	char **arguments = command != NULL ? command : split_command(running);
 	int files[OFFER_FILES];
@@ -249,8 +310,11 @@ static int start_new(struct control_connection *connection, const struct running
 	rc = control_receive_files(connection, ANSWER_MS, &offer, files, OFFER_FILES, error);
 	if (rc == 0) {
 		json_decref(offer);
-		rc = start_process(
-			files, command != NULL ? command[0] : running->program, arguments, error);
+		rc = listen_to_it(said, files[OFFER_ERRORS], error);
+		if (rc == 0) {
+			rc = start_process(files, said->pipe[1],
+				command != NULL ? command[0] : running->program, arguments, error);
+		}
 		for (int i = 0; i < OFFER_FILES; i++) {
 			close(files[i]);
 		}
@@ -304,6 +368,7 @@ static int upgrade(const char *path, char **command, struct error *error)
 {
 	struct control_connection *connection = NULL;
 	struct running running = { 0 };
+	struct said said = { .pipe = { -1, -1 }, .errors = -1 };
 	json_t *result = NULL;
 	int status = CLI_OK;
 	int rc = control_connect(path, "upgrade", NULL, CONTROL_TIMEOUT_MS, &connection, error);
@@ -318,7 +383,7 @@ static int upgrade(const char *path, char **command, struct error *error)
 		rc = read_command(&running, error);
 	}
 	if (rc == 0) {
-		rc = start_new(connection, &running, command, error);
+		rc = start_new(connection, &running, command, &said, error);
 	}
 	while (rc == 0 && (rc = control_receive(connection, ANSWER_MS, &result, error)) > 0) {
 		json_decref(result);
@@ -330,7 +395,11 @@ static int upgrade(const char *path, char **command, struct error *error)
 	}
 	control_disconnect(connection);
 	free(running.command);
-	return rc < 0 ? cli_failure(name, error) : status;
+	if (rc < 0) {
+		status = cli_failure(name, error);
+	}
+	pass_on(&said, rc < 0);
+	return status;
 }
 
 int cmd_upgrade(int argc, char **argv)

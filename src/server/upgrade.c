@@ -442,8 +442,7 @@ static bool receive(struct upgrade *upgrade)
 	}
 	if (rc < 0) {
 		return !give_up(upgrade, rc,
-			rc == -ECONNRESET ? "the new process has ended; see the standard error of "
-					    "this server, or its journal"
+			rc == -ECONNRESET ? "the new process has ended before it could serve"
 					  : error.text);
 	}
 	if (message.fd >= 0) {

@@ -24,6 +24,7 @@ enum {
 };
 
 static const char variable[] = "GMBLOCK_UPGRADE_FD";
+static const char errors_variable[] = "GMBLOCK_UPGRADE_STDERR";
 
 /* An export of the old process. */
 struct before {
@@ -229,6 +230,20 @@ static int channel_of_environment(struct error *error)
 	return (int)fd;
 }
 
+/* Until here who has started this process reads what it says; from here on it goes where that of
+ * the old process goes. */
+static void take_standard_error(void)
+{
+	const char *text = getenv(errors_variable);
+	uint32_t fd = 0;
+
+	if (text != NULL && units_parse_count(text, STDERR_FILENO + 1, INT_MAX, &fd, NULL) == 0 &&
+		dup2((int)fd, STDERR_FILENO) == STDERR_FILENO) {
+		close((int)fd);
+	}
+	(void)unsetenv(errors_variable);
+}
+
 int upgrade_take_begin(struct upgrade_take **take_out, struct error *error)
 {
 	const struct upgrade_message hello = {
@@ -247,6 +262,7 @@ int upgrade_take_begin(struct upgrade_take **take_out, struct error *error)
 		close(channel);
 		return error_set(error, -ENOMEM, "no memory to take over from another process");
 	}
+	take_standard_error();
 	take->channel = channel;
 	take->control.fd = -1;
 	*take_out = take;

@@ -109,7 +109,7 @@ def be_wrong(channel, how):
 
 
 WRONG = {
-    "dies-at-once": "the new process has ended; see the standard error",
+    "dies-at-once": "the new process has ended before it could serve",
     "hello-with-descriptors": "descriptors|too long",
     "no-magic": "without the magic number",
     "older-version": "speaks version 0 of the upgrade protocol, this one version 1",
@@ -122,12 +122,12 @@ WRONG = {
     "ready-first": "does not speak in turn",
     "session-first": "descriptors",
     "dies-after-hello": "has ended|cannot be passed",
-    "dies-prepared": "the new process has ended; see the standard error",
+    "dies-prepared": "the new process has ended before it could serve",
     "fails-prepared": r"no \\x1b\[31mdisk",
     "started-without-ready": "does not speak in turn",
     "dies-after-ready": "has ended|cannot be sent",
     "dies-with-a-session": "has ended|cannot be sent",
-    "dies-with-all": "the new process has ended; see the standard error",
+    "dies-with-all": "the new process has ended before it could serve",
     "ready-again": "does not speak in turn",
     "fails-with-all": "too late",
 }
@@ -459,13 +459,20 @@ class Upgrade(support.Case):
     def test_wrong_configurations(self):
         server = self.serve()
         other = self.make_file("other", bytes(1 << 20))
+        broken = self.make_file("broken.conf", "exports: []\nnonsense: 1\n")
         program = support.program()
         rest = ["--listen", self.socket_uri(), "--control", self.path("control")]
         commands = {
             "it does not exist": [program, "serve", self.path("missing"), *rest],
             "serves another disk": [program, "serve", other, *rest],
             "does not serve it": [program, "serve", "--export", f"x={self.disk}", *rest],
-            "has ended; see the standard error": [program, "serve", "--no-such-option"],
+            r"has ended before(?s:.*)new process said: .*unknown option --no-such-option":
+                [program, "serve", "--no-such-option"],
+            r"new process said: .*broken.conf:2:1: ": [program, "serve", "--config", broken],
+            r"new process said: a \\x1b\[31m b\n(?s:.*) said: line 9\n$": [
+                "sh", "-c", "printf 'a \\033[31m b\\n\\n' >&2; seq -f 'line %.0f' 99 >&2"],
+            r"new process said: x{2000}[^\n]*\n": [
+                "sh", "-c", "head -c 1000000 /dev/zero | tr '\\0' x >&2"],
             "cannot start": [self.path("missing")],
         }
         with nbdmini.open_export(server.uri) as client:
