@@ -217,6 +217,9 @@ static void end(struct flash *flash, int result)
 		flash->log.untold_blocks = 0;
 		flash->counters.checkpoints++;
 		free_segments(flash);
+		flash->gc.is_short =
+			flash_free_soon(flash) <
+			flash->anchor.geometry.reserve_segments + FLASH_RECORD_SEGMENTS;
 		flash->gc.is_pressed = flash_free_soon(flash) < flash->gc.floor_segments;
 	}
 	if (flash->is_starting) {

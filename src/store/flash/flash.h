@@ -198,6 +198,7 @@ struct flash_gc {
 	uint32_t enough_segments;
 	uint32_t floor_segments; /* that it leaves to checkpoints */
 	bool is_pressed;	 /* the last checkpoint has left fewer */
+	bool is_short;		 /* it has left fewer than clients need */
 	uint64_t credit;	 /* blocks that it may look at before clients have written more */
 	struct flash_record record;
 	struct flash_wait wait;

@@ -14,7 +14,7 @@
 #include "store/flash/flash.h"
 
 enum {
-	VICTIMS_MAX = 8,     /* between two checkpoints while clients wait */
+	VICTIMS_MAX = 12,    /* between two checkpoints while clients wait */
 	ENOUGH_SEGMENTS = 4, /* beyond those with which it begins: fewer checkpoints */
 	CREDIT = 4,	     /* blocks looked at for each one written */
 	CREDIT_LATE = 16,    /* the same below half of what was free at the beginning */
@@ -102,7 +102,7 @@ static bool choose(struct flash *flash)
 	}
 	gc->victim = urgent ? GC_NO_SEGMENT : flash_wear_victim(flash);
 	if (gc->victim == GC_NO_SEGMENT) {
-		gc->victim = gc_victim(&flash->table, urgent ? GC_SPACE : GC_CHEAP);
+		gc->victim = gc_victim(&flash->table, urgent && gc->is_short ? GC_SPACE : GC_CHEAP);
 	}
 	if (gc->victim == GC_NO_SEGMENT) {
 		/* What was written since the last checkpoint can be a victim after the next one. */
