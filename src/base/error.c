@@ -11,17 +11,34 @@ static void mark_if_cut(char *text, int wanted)
 	}
 }
 
-int error_set(struct error *error, int code, const char *format, ...)
+static int set(struct error *error, int code, const char *key, const char *format, va_list args)
 {
-	va_list args;
-
 	GMB_ASSERT(code < 0);
 	if (error == NULL) {
 		return code;
 	}
 	error->code = code;
-	va_start(args, format);
+	error->key = key;
 	mark_if_cut(error->text, vsnprintf(error->text, sizeof(error->text), format, args));
+	return code;
+}
+
+int error_set(struct error *error, int code, const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	set(error, code, NULL, format, args);
+	va_end(args);
+	return code;
+}
+
+int error_advise(struct error *error, int code, const char *key, const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	set(error, code, key, format, args);
 	va_end(args);
 	return code;
 }

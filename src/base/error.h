@@ -15,13 +15,20 @@
 enum { ERROR_TEXT_BYTES = 512 };
 
 struct error {
-	int code; /* negative errno, 0 while nothing failed */
+	int code;	 /* negative errno, 0 while nothing failed */
+	const char *key; /* of error_advise(), or NULL */
 	char text[ERROR_TEXT_BYTES];
 };
 
 /* Fills *error (which may be NULL) and returns code, so that a caller can "return error_set(...)".
  */
 int error_set(struct error *error, int code, const char *format, ...) GMB_PRINTF(3, 4);
+
+/* error_set() with a sentence that ends in the advice to give the export this key, such as
+ * "readonly" or "mode=cached" (a constant): who knows where exports are described adds how it is
+ * written. */
+int error_advise(struct error *error, int code, const char *key, const char *format, ...)
+	GMB_PRINTF(4, 5);
 
 /* Puts "text: " in front of the text that is already there. */
 void error_prefix(struct error *error, const char *format, ...) GMB_PRINTF(2, 3);

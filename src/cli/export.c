@@ -119,7 +119,7 @@ static json_t *make(const char *action, const struct export_arguments *arguments
 	}
 	if (count < needed || (sets && count == 1) || (!adds && !sets && count > 1)) {
 		cli_usage_error(name, "%s",
-			adds   ? "add needs a NAME and a PATH"
+			adds   ? "add needs a NAME and a PATH, as two words"
 			: sets ? "set needs a NAME and at least one KEY=VALUE"
 			       : "remove needs one NAME");
 		return NULL;

@@ -70,9 +70,9 @@ static int refuse_kind(const char *path, mode_t mode, struct error *error)
 
 static int explain_busy(const char *path, struct error *error)
 {
-	return error_set(error, -EBUSY,
+	return error_advise(error, -EBUSY, "readonly",
 		"'%s' is mounted or in use by another program; unmount it or stop that program, or "
-		"export it with readonly (--export NAME=PATH,readonly)",
+		"export it with readonly",
 		path);
 }
 
@@ -84,7 +84,7 @@ static int explain_open(
 		return error_set(error, -code, "cannot open '%s': it does not exist", path);
 	case EINVAL:
 		if (direct) {
-			return error_set(error, -code,
+			return error_advise(error, -code, "mode=cached",
 				"cannot open '%s' for direct I/O: the filesystem does not support "
 				"O_DIRECT; use mode=cached",
 				path);
@@ -93,16 +93,16 @@ static int explain_open(
 	case EACCES:
 	case EPERM:
 		if (!read_only) {
-			return error_set(error, -code,
+			return error_advise(error, -code, "readonly",
 				"cannot open '%s' for writing: %s; change its permissions or "
-				"export it with readonly (--export NAME=PATH,readonly)",
+				"export it with readonly",
 				path, strerror(code));
 		}
 		break;
 	case EROFS:
-		return error_set(error, -code,
+		return error_advise(error, -code, "readonly",
 			"cannot open '%s' for writing: it is on a read-only filesystem or "
-			"device; export it with readonly (--export NAME=PATH,readonly)",
+			"device; export it with readonly",
 			path);
 	case EBUSY: /* newer kernels can refuse every writer of a mounted device */
 		return explain_busy(path, error);
@@ -382,16 +382,15 @@ int disk_claim(const char *path, int fd, int *claim_out, struct error *error)
 		result = claim_once(path, &wanted, claim_out);
 	}
 	if (result == -EBUSY && disk_is_frozen(fd)) {
-		return error_set(error, result,
+		return error_advise(error, result, "readonly",
 			"'%s' is below an overlay that a gmblock server serves, so it must not be "
-			"written; stop that server, or export it here with readonly (--export "
-			"NAME=PATH,readonly)",
+			"written; stop that server, or export it here with readonly",
 			path);
 	}
 	if (result == -EBUSY && !S_ISBLK(wanted.st_mode)) {
-		return error_set(error, result,
+		return error_advise(error, result, "readonly",
 			"'%s' is already served for writing by another gmblock server; stop that "
-			"one, or export it here with readonly (--export NAME=PATH,readonly)",
+			"one, or export it here with readonly",
 			path);
 	}
 	return result < 0 ? explain_claim(path, false, result, error) : 0;

@@ -376,11 +376,18 @@ int change_add(struct change *change, const struct server_export *about, struct 
 int change_set(struct change *change, const char *name, const struct server_settings *settings,
 	struct error *error)
 {
+	static const char origin[] = "gmblock export set";
 	struct served *served;
+	struct server_export about;
 	int rc = find_needed(change, name, &served, error);
 
-	return rc < 0 ? rc
-		      : change_export(change, served, &served->about, settings, NULL, false, error);
+	if (rc < 0) {
+		return rc;
+	}
+	about = served->about; /* copied from */
+	about.origin = (char *)(uintptr_t)origin;
+	about.syntax = SERVER_SYNTAX_SET;
+	return change_export(change, served, &about, settings, NULL, false, error);
 }
 
 int change_remove(struct change *change, const char *name, struct error *error)

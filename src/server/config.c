@@ -522,6 +522,7 @@ static int add_path(
 	if (rc == 0) {
 		rc = server_export_set_path(&entry, path, error);
 	}
+	entry.syntax = SERVER_SYNTAX_PATH;
 	if (rc == 0 && config->path_read_only) {
 		rc = server_export_set(&entry, "readonly", NULL, error);
 	}

@@ -64,11 +64,21 @@ struct server_settings {
 	uint32_t count;
 };
 
+/* Where an export was described, and so how its keys are written. */
+enum server_syntax {
+	SERVER_SYNTAX_EXPORT, /* --export NAME=PATH,KEY=VALUE */
+	SERVER_SYNTAX_PATH,   /* a PATH alone */
+	SERVER_SYNTAX_FILE,
+	SERVER_SYNTAX_ADD, /* gmblock export add */
+	SERVER_SYNTAX_SET, /* gmblock export set */
+};
+
 struct server_export {
 	char *name; /* UTF-8, "" is the default export */
 	char *path;
 	char *description;	    /* or NULL */
 	char *origin;		    /* where it was asked for, for messages */
+	enum server_syntax syntax;  /* of that place */
 	struct store_options store; /* without the path */
 	uint32_t connections_max;   /* 0 = no limit of its own */
 	uint32_t overlap;	    /* bytes, PATH_OVERLAP_AUTO or PATH_OVERLAP_OFF */

@@ -344,6 +344,7 @@ int server_export_copy(const struct server_export *entry, const struct server_se
 	if (rc == 0) {
 		rc = replace_text(&out->origin, entry->origin, error);
 	}
+	out->syntax = entry->syntax;
 	for (uint32_t i = 0; rc == 0 && i < entry->settings.count; i++) {
 		const struct server_setting *setting = &entry->settings.list[i];
 		uint32_t at = 0;

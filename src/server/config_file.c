@@ -381,6 +381,7 @@ static int load_exports(struct loader *loader, const struct file_top *top)
 		int rc;
 
 		server_export_init(&entry);
+		entry.syntax = SERVER_SYNTAX_FILE;
 		rc = load_export_keys(loader, &entry, (int)i, &top->exports[i]);
 		if (rc < 0) {
 			server_export_fini(&entry);

@@ -24,9 +24,11 @@ static const char *advice_for_absent(const struct server_export *entry)
 	if (strcmp(entry->path, "memory") == 0 || strcmp(entry->path, "null") == 0) {
 		return "a disk without a file is written with its size, memory:SIZE or null:SIZE";
 	}
-	if (strcmp(entry->origin, entry->path) == 0 && strchr(entry->path, ',') != NULL) {
-		/* A bare PATH takes no keys. */
+	if (entry->syntax == SERVER_SYNTAX_PATH && strchr(entry->path, ',') != NULL) {
 		return "keys behind a comma need --export =PATH,KEY[=VALUE]";
+	}
+	if (entry->syntax == SERVER_SYNTAX_ADD && strchr(entry->path, ',') != NULL) {
+		return "keys are words of their own here: NAME PATH KEY[=VALUE]";
 	}
 	if (entry->store.read_only || strncmp(entry->path, "/dev/", strlen("/dev/")) == 0) {
 		return NULL;
@@ -44,6 +46,48 @@ static void advise(const struct server_export *entry, struct error *error)
 	}
 	plain = *error;
 	error_set(error, plain.code, "%s; %s", plain.text, advice);
+}
+
+/* Completes advice with how the key is written where the export was described. */
+static void show_key(const struct server_export *entry, struct error *error)
+{
+	struct error plain;
+	const char *key;
+	size_t name_bytes;
+	bool is_bare;
+	bool is_read_only;
+	char shown[120];
+
+	if (error == NULL || error->key == NULL) {
+		return;
+	}
+	plain = *error;
+	key = plain.key;
+	name_bytes = strcspn(key, "=");
+	is_bare = key[name_bytes] == '\0';
+	is_read_only = strcmp(key, "readonly") == 0;
+	switch (entry->syntax) {
+	case SERVER_SYNTAX_EXPORT:
+		snprintf(shown, sizeof(shown), "--export %s=PATH,%s",
+			entry->name[0] == '\0' ? "" : "NAME", key);
+		break;
+	case SERVER_SYNTAX_PATH:
+		snprintf(shown, sizeof(shown), "%s%s",
+			is_read_only ? "--read-only" : "--export =PATH,", is_read_only ? "" : key);
+		break;
+	case SERVER_SYNTAX_FILE:
+		snprintf(shown, sizeof(shown), "%.*s: %s", (int)name_bytes, key,
+			is_bare ? "yes" : key + name_bytes + 1);
+		break;
+	case SERVER_SYNTAX_ADD:
+		snprintf(shown, sizeof(shown), "gmblock export add NAME PATH %s", key);
+		break;
+	case SERVER_SYNTAX_SET:
+		snprintf(shown, sizeof(shown), "gmblock export set NAME %s%s", key,
+			is_bare ? "=yes" : "");
+		break;
+	}
+	error_set(error, plain.code, "%s (%s)", plain.text, shown);
 }
 
 /* The machine's boot, of which the kernel keeps a name; 0 when it is not known. Where the service
@@ -130,6 +174,7 @@ int served_open(struct served *served, struct access *rules, struct error *error
 	rc = store_open(&options, &about.store, error);
 	if (rc < 0) {
 		access_put(rules);
+		show_key(entry, error);
 		if (!explain(entry, error)) {
 			advise(entry, error);
 		}

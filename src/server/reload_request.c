@@ -141,6 +141,7 @@ static int add_export(
 		.name = request->name,
 		.path = request->path,
 		.origin = (char *)(uintptr_t)origin,
+		.syntax = SERVER_SYNTAX_ADD,
 	};
 	struct server_export about;
 	int rc;

@@ -519,22 +519,21 @@ static uint64_t file_size(struct store *base)
 static int refuse_format(const char *path, const char *format, struct error *error)
 {
 	if (strcmp(format, DISK_FORMAT_OVERLAY) == 0) {
-		return error_set(error, -EMEDIUMTYPE,
-			"'%s' is an overlay, the changes of a disk and not the disk itself; name "
-			"its base, and write --export =BASE,overlay=%s ('gmblock check' says what "
-			"the base is)",
-			path, path);
+		return error_advise(error, -EMEDIUMTYPE, "overlay=FILE",
+			"'%s' is an overlay, the changes of a disk and not the disk itself; "
+			"'gmblock check %s' says what its base is: export that one with "
+			"overlay=%s",
+			path, path, path);
 	}
 	if (strcmp(format, DISK_FORMAT_FLASH) == 0) {
 		return error_set(error, -EMEDIUMTYPE,
 			"'%s' is a log, and not the disk that is kept in it; write flash:%s", path,
 			path);
 	}
-	return error_set(error, -EMEDIUMTYPE,
+	return error_advise(error, -EMEDIUMTYPE, "format=raw",
 		"'%s' looks like a %s image, and clients would get the bytes of the "
 		"image, not the disk in it; convert it with 'qemu-img convert -O raw', "
-		"serve it with qemu-nbd, or write format=raw (--export =PATH,format=raw) "
-		"if it is a raw disk",
+		"serve it with qemu-nbd, or, if it is a raw disk, export it with format=raw",
 		path, format);
 }
 
@@ -552,16 +551,14 @@ static int open_buffered(struct file_store *store, const struct store_options *o
 			error, result, "cannot examine '%s': %s", options->path, strerror(-result));
 	}
 	if (store->disk.read_only && !options->read_only) {
-		return error_set(error, -EROFS,
-			"'%s' is a read-only device; export it with readonly (--export "
-			"NAME=PATH,readonly)",
-			options->path);
+		return error_advise(error, -EROFS, "readonly",
+			"'%s' is a read-only device; export it with readonly", options->path);
 	}
 	if (store->disk.zoned && !options->read_only) {
-		return error_set(error, -ENOTSUP,
+		return error_advise(error, -ENOTSUP, "readonly",
 			"'%s' is a host-managed zoned block device, which takes writes only in "
 			"order within each zone; put a filesystem or dm-zoned on it and export "
-			"that, or export it with readonly (--export NAME=PATH,readonly)",
+			"that, or export it with readonly",
 			options->path);
 	}
 	if (store->disk.format != NULL && !is_raw) {
@@ -590,7 +587,7 @@ static int open_direct(
 			options->path);
 	}
 	if (info.direct_offset_align == 0 || info.direct_offset_align > OFFSET_ALIGN_MAX) {
-		return error_set(error, -EINVAL,
+		return error_advise(error, -EINVAL, "mode=cached",
 			"mode=%s does not work with '%s': direct I/O (O_DIRECT) is not possible on "
 			"this file; use mode=cached",
 			options->read_mode == STORE_MODE_DEVICE ||

@@ -110,6 +110,38 @@ class Commands(Live):
             self.check_refused(["export", *arguments, "--server", self.control], 2, "gmblock export: ")
         nbdmini.open_export(server.uri, b"a").close()
 
+    def test_advice_is_written_as_the_command_was(self):
+        overlay = self.path("overlay")
+        server = self.serve("--export", "a=null:1M", "--export",
+                            f"b={self.image('base')},overlay={overlay}")
+        qcow2 = self.make_file("qcow2", b"QFI\xfb\0\0\0\3" + bytes(65536))
+        begin = ["serve", "--listen", self.socket_uri("other")]
+        for path, key, yes in ((qcow2, "format=raw", "format: raw"),
+                               (overlay, "overlay=FILE", "overlay: FILE"),
+                               (self.path("base"), "readonly", "readonly: yes")):
+            alone = "--read-only" if key == "readonly" else f"--export =PATH,{key}"
+            value = "" if "=" in key else "=yes"
+            config = self.configure(f"name: n, path: {path}")
+            forms = (
+                    ([*begin, path], alone), ([*begin, "--export", f"n={path}"], f"--export NAME=PATH,{key}"),
+                    ([*begin, "--export", f"={path}"], f"--export =PATH,{key}"),
+                    ([*begin, "--config", config], yes),
+                    (["export", "add", "n", path, "--server", self.control],
+                     f"gmblock export add NAME PATH {key}"),
+                    (["export", "set", "a", f"path={path}", "--server", self.control],
+                     f"gmblock export set NAME {key}{value}"))
+            # A base that is in use is tried again and again, for a second.
+            for arguments, written in forms[::5] if key == "readonly" else forms:
+                with self.subTest(arguments):
+                    errors = self.check_refused(arguments, 1, f"'{path}'")
+                    self.assertTrue(errors.endswith(f" ({written})\n"), errors)
+        self.assertIn("(gmblock export set)", errors)
+        for arguments, status, fragment in (
+                (["n", qcow2 + ",readonly"], 1, "words of their own here: NAME PATH KEY[=VALUE]"),
+                (["n=" + qcow2], 2, "a NAME and a PATH, as two words")):
+            self.check_refused(["export", "add", *arguments, "--server", self.control], status, fragment)
+        self.assertEqual(server.stop()[0], 0)
+
     def test_keys_that_change_under_clients(self):
         server = self.serve("--export", "a=memory:1M,max-connections=1")
         with nbdmini.open_export(server.uri, b"a") as client:

@@ -631,10 +631,10 @@ int flash_recover(struct flash *flash, struct error *error)
 			error, result, "cannot read '%s': %s", flash->path, strerror(-result));
 	}
 	if (flash->lost_records > 0 && !flash->is_read_only) {
-		return error_set(error, -EUCLEAN,
+		return error_advise(error, -EUCLEAN, "readonly",
 			"the log of the flash store on '%s' is damaged at byte %llu: %llu records "
 			"from there on, which were flushed, are lost; put back a copy of the "
-			"store, or serve it with 'readonly', as it was before them",
+			"store, or, to read it as it was before them, export it with readonly",
 			flash->path, (unsigned long long)flash->lost_at,
 			(unsigned long long)flash->lost_records);
 	}
