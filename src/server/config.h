@@ -86,6 +86,7 @@ struct server_export {
 	uint64_t memory_max;		 /* 0 = no limit of its own */
 	struct server_access access;	 /* of the file */
 	struct server_settings settings; /* all of its keys, as they were set */
+	bool is_added;			 /* by a command; not copied */
 	uint32_t keys_given;		 /* private: bit per key of its own, finds repetitions */
 };
 

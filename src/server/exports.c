@@ -420,6 +420,7 @@ static int open_next(const struct server_export *entry, struct access *rules,
 		access_put(rules);
 		return rc;
 	}
+	served->is_added = entry->is_added;
 	served->passed = upgrade_take_disk(take, entry->name);
 	rc = served_open(served, rules, error);
 	served->passed = NULL;

@@ -755,14 +755,14 @@ static void finish_take(struct server *server)
 	}
 }
 
-static int start(struct server *server, struct error *error)
+static int start(struct server *server, struct server_config *config, struct error *error)
 {
 	int rc;
 
 	raise_file_limit(server);
 	rc = take_signals(server, error);
 	if (rc == 0) {
-		rc = upgrade_take_begin(&server->take, error);
+		rc = upgrade_take_begin(config, &server->take, error);
 	}
 	if (rc == 0) {
 		rc = listeners_open(server->config, server->take, server->kinds, server->kind_count,
@@ -886,7 +886,7 @@ static void release(struct server *server)
 	/* The signals stay blocked: one that comes now must not turn a clean stop into a kill. */
 }
 
-int server_run(const struct server_config *config, const struct session_kind *const *kinds,
+int server_run(struct server_config *config, const struct session_kind *const *kinds,
 	uint32_t kind_count, int *exit_status, struct error *error)
 {
 	struct server server = {
@@ -896,7 +896,7 @@ int server_run(const struct server_config *config, const struct session_kind *co
 		.signal_fd = -1,
 		.event_fd = -1,
 	};
-	int rc = start(&server, error);
+	int rc = start(&server, config, error);
 
 	if (server.take != NULL) {
 		if (rc == 0) { /* a signal came first; what it had is the other process's */

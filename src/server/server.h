@@ -17,8 +17,8 @@
 #include "engine/engine.h"
 #include "server/config.h"
 
-/* kinds: the protocols it can speak. Returns 0 after a clean stop; *exit_status is then 0, or that
- * of the last --run command, or 1 when the stop was not clean. */
-GMB_MUST_CHECK int server_run(const struct server_config *config,
-	const struct session_kind *const *kinds, uint32_t kind_count, int *exit_status,
-	struct error *error);
+/* kinds: the protocols it can speak. In the place of another process, what commands have added
+ * there is appended to config. Returns 0 after a clean stop; *exit_status is then 0, or that of the
+ * last --run command, or 1 when the stop was not clean. */
+GMB_MUST_CHECK int server_run(struct server_config *config, const struct session_kind *const *kinds,
+	uint32_t kind_count, int *exit_status, struct error *error);

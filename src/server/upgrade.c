@@ -16,7 +16,7 @@
 #include "server/reload.h"
 #include "server/scrape.h"
 #include "server/settle.h"
-#include "server/upgrade_wire.h"
+#include "server/upgrade_added.h"
 
 #define MS_NS	   UINT64_C(1000000)
 #define PREPARE_NS (10000 * MS_NS) /* from the offer to READY */
@@ -194,6 +194,20 @@ static int send_export(const struct upgrade *upgrade, const struct export *expor
 	return upgrade_send(upgrade->channel, &message);
 }
 
+/* One that a command has added, which the configuration of the new process does not know. */
+static int send_added(const struct upgrade *upgrade, const struct served *served)
+{
+	char strings[UPGRADE_STRINGS_BYTES_MAX];
+	struct upgrade_message message = { .type = UPGRADE_ADDED, .fd = -1, .strings = strings };
+	int bytes = upgrade_added_write(&served->about, strings);
+
+	if (bytes < 0) {
+		return bytes;
+	}
+	message.strings_bytes = (uint32_t)bytes;
+	return upgrade_send(upgrade->channel, &message);
+}
+
 /* The control socket, if the new process is to have the same path; else NULL. */
 static struct listener *own_control(const struct upgrade *upgrade)
 {
@@ -220,7 +234,12 @@ static int send_all(const struct upgrade *upgrade)
 		rc = send_listener(upgrade, metrics, UPGRADE_IS_METRICS);
 	}
 	for (uint32_t i = 0; rc == 0 && i < options->exports->count; i++) {
-		rc = send_export(upgrade, options->exports->exports[i]);
+		const struct served *served = options->exports->list[i];
+
+		rc = send_export(upgrade, served->export);
+		if (rc == 0 && served->is_added) {
+			rc = send_added(upgrade, served);
+		}
 	}
 	return rc == 0 ? upgrade_send(upgrade->channel, &end) : rc;
 }
@@ -598,6 +617,7 @@ static int check_possible(const struct upgrade *upgrade, struct error *error)
 {
 	const struct upgrade_options *options = &upgrade->options;
 	char shown[NAME_SHOWN_BYTES];
+	char strings[UPGRADE_STRINGS_BYTES_MAX];
 	struct store_claim claim;
 
 	if (upgrade->state != UPGRADE_IDLE) {
@@ -632,13 +652,14 @@ static int check_possible(const struct upgrade *upgrade, struct error *error)
 		const struct export *export = served->export;
 		const char *reason = store_pass(export->store, &claim);
 
-		if (served->is_added) {
+		if (served->is_added && upgrade_added_write(&served->about, strings) < 0) {
 			return error_set(error, -EOPNOTSUPP,
-				"export \"%s\" was added by a command, and a new process would not "
-				"know it; write it into the configuration file, or remove it",
+				"the keys of export \"%s\", which was added by a command, are too "
+				"long "
+				"to be told to another process; write it into the configuration "
+				"file, or remove it",
 				log_escape(shown, sizeof(shown), export->name, export->name_bytes));
 		}
-
 		if (reason != NULL) {
 			return error_set(error, -EOPNOTSUPP, "the disk of export \"%s\" %s",
 				log_escape(shown, sizeof(shown), export->name, export->name_bytes),

@@ -13,7 +13,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "server/control.h"
-#include "server/upgrade_wire.h"
+#include "server/upgrade_added.h"
 
 enum {
 	ANSWER_MS = 30000, /* longer than any time limit of the other end */
@@ -184,7 +184,16 @@ static int out_of_turn(const struct upgrade_message *message, struct error *erro
 		upgrade_type_name(message->type));
 }
 
-static int receive_all(struct upgrade_take *take, struct error *error)
+static int keep_added(
+	struct server_config *config, const struct upgrade_message *message, struct error *error)
+{
+	struct server_export about;
+	int rc = upgrade_added_read(message, &about, error);
+
+	return rc == 0 ? upgrade_added_keep(config, &about, error) : rc;
+}
+
+static int receive_all(struct upgrade_take *take, struct server_config *config, struct error *error)
 {
 	struct upgrade_message message;
 	int rc;
@@ -198,6 +207,8 @@ static int receive_all(struct upgrade_take *take, struct error *error)
 			rc = keep_socket(take, &message, error);
 		} else if (message.type == UPGRADE_EXPORT) {
 			rc = keep_export(take, &message, error);
+		} else if (message.type == UPGRADE_ADDED) {
+			rc = keep_added(config, &message, error);
 		} else {
 			rc = out_of_turn(&message, error);
 		}
@@ -244,7 +255,8 @@ static void take_standard_error(void)
 	(void)unsetenv(errors_variable);
 }
 
-int upgrade_take_begin(struct upgrade_take **take_out, struct error *error)
+int upgrade_take_begin(
+	struct server_config *config, struct upgrade_take **take_out, struct error *error)
 {
 	const struct upgrade_message hello = {
 		.type = UPGRADE_HELLO, .fd = -1, .pid = (uint32_t)getpid()
@@ -268,7 +280,7 @@ int upgrade_take_begin(struct upgrade_take **take_out, struct error *error)
 	*take_out = take;
 	rc = upgrade_send(channel, &hello);
 	return rc < 0 ? error_set(error, rc, "the server that runs is gone: %s", strerror(-rc))
-		      : receive_all(take, error);
+		      : receive_all(take, config, error);
 }
 
 /* --- sockets --------------------------------------------------------------------------------- */

@@ -17,7 +17,9 @@
 struct upgrade_take;
 
 /* Asks the environment for an old process, and it for what it has. */
-GMB_MUST_CHECK int upgrade_take_begin(struct upgrade_take **take_out, struct error *error);
+/* Exports that commands have added there are appended to the configuration. */
+GMB_MUST_CHECK int upgrade_take_begin(
+	struct server_config *config, struct upgrade_take **take_out, struct error *error);
 struct upgrade_socket {
 	int fd;
 	bool of_manager;

@@ -69,6 +69,7 @@ static const struct {
 	[UPGRADE_SESSIONS_END] = { "SESSIONS_END", sizeof(struct wire_sessions_end), 0, 0 },
 	[UPGRADE_STARTED] = { "STARTED", 0, 0, 0 },
 	[UPGRADE_FAILED] = { "FAILED", 0, 0, 0 },
+	[UPGRADE_ADDED] = { "ADDED", 0, 0, 0 },
 };
 
 const char *upgrade_type_name(enum upgrade_type type)
@@ -158,6 +159,30 @@ static bool parse_session(const uint8_t *fixed, struct reader *rest, struct sess
 	return true;
 }
 
+/* Two strings, then pairs of them, of which the second is empty or begins with '='. */
+static bool parse_strings(struct reader *rest, struct upgrade_message *message)
+{
+	size_t bytes = rest->left;
+	const char *strings = (const char *)take(rest, bytes);
+	size_t at = 0;
+	uint32_t count = 0;
+
+	if (bytes == 0 || bytes > UPGRADE_STRINGS_BYTES_MAX || strings[bytes - 1] != '\0') {
+		return false;
+	}
+	for (; at < bytes; at += strlen(strings + at) + 1) {
+		bool is_value = count >= 2 && count % 2 == 1;
+
+		if (is_value && strings[at] != '\0' && strings[at] != '=') {
+			return false;
+		}
+		count++;
+	}
+	message->strings = strings;
+	message->strings_bytes = (uint32_t)bytes;
+	return count >= 2 && count % 2 == 0 && count <= 2 + 2 * UPGRADE_SETTINGS_MAX;
+}
+
 static bool parse_rest(const uint8_t *fixed, struct reader *rest, struct upgrade_message *message)
 {
 	struct wire_sessions_end end;
@@ -181,6 +206,8 @@ static bool parse_rest(const uint8_t *fixed, struct reader *rest, struct upgrade
 		message->text = (const char *)rest->at;
 		message->text_bytes = (uint32_t)MIN(rest->left, (size_t)ERROR_TEXT_BYTES);
 		return take(rest, message->text_bytes) != NULL;
+	case UPGRADE_ADDED:
+		return parse_strings(rest, message);
 	case UPGRADE_PREPARE:
 	case UPGRADE_READY:
 	case UPGRADE_STARTED:
@@ -393,6 +420,9 @@ static void put_message(struct writer *writer, const struct upgrade_message *mes
 		break;
 	case UPGRADE_FAILED:
 		put(writer, message->text, message->text_bytes);
+		break;
+	case UPGRADE_ADDED:
+		put(writer, message->strings, message->strings_bytes);
 		break;
 	case UPGRADE_PREPARE:
 	case UPGRADE_READY:

@@ -18,6 +18,8 @@ enum {
 	UPGRADE_PACKET_BYTES_MAX = 32 << 10,
 	UPGRADE_NAME_BYTES_MAX = EXPORT_NAME_BYTES_MAX,
 	UPGRADE_KIND_BYTES_MAX = 16,
+	UPGRADE_STRINGS_BYTES_MAX = 16 << 10, /* of ADDED */
+	UPGRADE_SETTINGS_MAX = 256,
 };
 
 enum upgrade_type {
@@ -30,6 +32,7 @@ enum upgrade_type {
 	UPGRADE_SESSIONS_END, /* old: that was all; nothing is in flight any more */
 	UPGRADE_STARTED,      /* new: from here on everything is its own */
 	UPGRADE_FAILED,	      /* either: why it gives up */
+	UPGRADE_ADDED,	      /* old, after EXPORT: an export that a command has added */
 	UPGRADE_TYPE_END
 };
 
@@ -63,6 +66,11 @@ struct upgrade_message {
 	/* SESSIONS_END */
 	uint32_t passed_count;
 	uint32_t ended_count;
+
+	/* ADDED: the name, the path, then each key with its value, which begins with '=', or is
+	 * empty when there is none. Each ends with a zero. See upgrade_added.h. */
+	const char *strings;
+	uint32_t strings_bytes;
 
 	/* FAILED */
 	const char *text; /* without a terminator */

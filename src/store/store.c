@@ -142,7 +142,8 @@ int store_open(const struct store_options *options, struct store **store_out, st
 	kind = store_kind_at(idx);
 	below.frozen = options->frozen || store_options_freezes(options);
 	below.read_only = store_options_reads_only(options);
-	below.passed = below.frozen ? NULL : options->passed; /* else it is of the layer above */
+	/* Of an overlay it is the upper store's. */
+	below.passed = store_options_freezes(options) ? NULL : options->passed;
 	result = layer_open(kind, &below, options->configs[idx], NULL, &store, error);
 	if (result == 0) {
 		result = wrap_all(options, &store, error);

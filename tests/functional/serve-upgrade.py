@@ -2,6 +2,7 @@
 """A new process takes over from a running server, and clients notice nothing; whatever is wrong with
 the new one, the old one goes on."""
 import ctypes
+import json
 import os
 import re
 import shutil
@@ -587,6 +588,73 @@ class Upgrade(support.Case):
                 self.assertTrue(client.read(0, 1 << 20) ==
                                 (base if where == "discard" else expected)[:1 << 20])
             self.assertEqual(server.stop()[0], 0)
+
+    def test_added_exports(self):
+        """They stay with their keys, over an upgrade and a reload after it; a new configuration that has the
+        name wins, and what was removed from the file is there again."""
+        more, conf = self.make_file("more", os.urandom(1 << 20)), self.path("conf")
+        third = self.make_file("third", bytes(1 << 20))
+
+        def configure(*exports):
+            self.make_file("conf", "exports:\n" + "".join(f"- {{{text}}}\n" for text in exports))
+
+        def export(*arguments):
+            code, output, errors = self.run_gmblock("export", *arguments, "--server", self.path("control"))
+            self.assertEqual((code, errors), (0, ""))
+            return output
+
+        def served():
+            return {entry["name"]: (entry["path"], entry["from"], dict(entry["settings"]))
+                    for entry in json.loads(export("list", "--json"))["exports"]}
+
+        configure(f"name: a, path: {self.disk}")
+        server = self.start("--config", conf, "--listen", self.socket_uri(), "--control",
+                            self.path("control"), "--export-folder", self.folder)
+        self.addCleanup(self.kill_children)
+        export("add", "m", "memory:1M", "description=of = all, kinds", "rate=100M")
+        export("add", "f", more, "readonly", "overlay=discard")
+        export("add", "s", "memory:1M")
+        export("set", "m", "description=changed")
+        export("remove", "a")
+        before = served()
+        with nbdmini.open_export(self.socket_uri(), b"m") as memory, \
+                nbdmini.open_export(self.socket_uri(), b"f") as file:
+            memory.write(4096, b"kept")
+            for _ in range(2):
+                self.assertEqual(self.must_upgrade()[:2], (2, 0))
+                after = served()
+                self.assertEqual(after.pop("a")[1], "configuration")
+                self.assertEqual(after, before)
+                self.assertEqual(memory.read(4096, 4), b"kept")
+                with open(more, "rb") as content:
+                    self.assertEqual(file.read(0, 4096), content.read(4096))
+            self.assertEqual(self.run_gmblock("reload", self.path("control"))[0], 0)
+            self.assertEqual(set(served()), {"a", "m", "f", "s"})
+            configure(f"name: a, path: {self.disk}", "name: m, path: 'memory:1M', description: filed",
+                      f"name: s, path: {third}")
+            self.assertEqual(self.must_upgrade()[:2], (2, 0))
+            self.assertEqual(memory.read(4096, 4), b"kept")
+            self.assertEqual(served()["m"][1:], ("configuration", {"description": "filed"}))
+            self.assertEqual(served()["s"][0], third)
+            # A thread opens the disk anew, so the sandbox knows of it.
+            export("set", "f", "rate=1M")
+            configure(f"name: a, path: {self.disk}", f"name: m, path: {third}")
+            self.assertRegex(self.upgrade()[2], 'the export "m" has 1 connections, .* another disk')
+        self.assertEqual(server.process.wait(), 0)
+
+    def test_an_added_export_with_much_to_tell(self):
+        server = self.serve()
+        name, at = "n" * 4000, ["--server", self.path("control")]
+        self.assertEqual(self.run_gmblock("export", "add", name, "null:1M", "description=" + "d" * 4000,
+                                          f"fault=read:EIO:nth={'0' * 7000}9999", *at)[0::2], (0, ""))
+        self.must_upgrade()
+        self.assertEqual(self.run_gmblock("export", "set", name, f"fault=read:EIO:nth={'0' * 11000}9999",
+                                           *at)[0::2], (0, ""))
+        code, _, errors = self.upgrade()
+        self.assertEqual(code, 1)
+        self.assertRegex(errors, 'keys of export "n+.*", .* too long')
+        with nbdmini.open_export(server.uri, name.encode()) as client:
+            self.assertEqual(client.read(0, 512), bytes(512))
 
     def test_an_overlay_on_another_base(self):
         """Changes are not put on another disk."""

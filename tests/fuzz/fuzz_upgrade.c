@@ -11,7 +11,7 @@
 #include "engine/pass.h"
 #include "fuzz.h"
 #include "nbd/server.h"
-#include "server/upgrade_wire.h"
+#include "server/upgrade_added.h"
 #include "sim/sim.h"
 #include "stores.h"
 #include "tls/context.h"
@@ -155,8 +155,28 @@ static void check_message(
 	GMB_ASSERT(is_inside(record->token, record->token_bytes, packet, count));
 	GMB_ASSERT(is_inside(record->bytes, record->byte_count, packet, count));
 	GMB_ASSERT(is_inside(message->text, message->text_bytes, packet, count));
+	GMB_ASSERT(is_inside(message->strings, message->strings_bytes, packet, count));
 	GMB_ASSERT(record->export_bytes <= UPGRADE_NAME_BYTES_MAX);
 	GMB_ASSERT(message->text_bytes <= ERROR_TEXT_BYTES);
+}
+
+/* What was believed is told in the same way, unless it has become longer: names are kept as they
+ * are.
+ */
+static void read_added(const struct upgrade_message *message)
+{
+	char strings[UPGRADE_STRINGS_BYTES_MAX];
+	struct server_export about;
+	struct error error = { 0 };
+
+	stores_register();
+	if (upgrade_added_read(message, &about, &error) < 0) {
+		GMB_ASSERT(error.code < 0 && error.text[0] != '\0');
+		return;
+	}
+	GMB_ASSERT(strcmp(about.name, message->strings) == 0 && about.path[0] != '\0');
+	GMB_ASSERT(upgrade_added_write(&about, strings) > 0);
+	server_export_fini(&about);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -178,6 +198,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		check_message(&message, packet, size - 1);
 		if (message.type == UPGRADE_SESSION) {
 			adopt(&message.record);
+		} else if (message.type == UPGRADE_ADDED) {
+			read_added(&message);
 		}
 	}
 	free(packet);
