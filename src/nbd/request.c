@@ -176,8 +176,13 @@ struct nbd_request *request_begin(struct nbd_session *session, const struct requ
 	struct list_node *node = list_pop_front(&service->requests_free);
 	struct nbd_request *request;
 
-	GMB_ASSERT(node != NULL); /* engine_request_may() was asked */
-	request = list_entry(node, struct nbd_request, session_node);
+	if (node != NULL) {
+		request = list_entry(node, struct nbd_request, session_node);
+	} else {
+		/* engine_request_may() was asked. */
+		GMB_ASSERT(service->request_count < service->request_max);
+		request = &service->requests[service->request_count++];
+	}
 	request->session = session;
 	request->cookie = head->cookie;
 	request->offset = head->offset;

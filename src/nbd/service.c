@@ -64,16 +64,15 @@ static void service_destroy(void *context)
 static int service_create(struct engine *engine, void **service_out, struct error *error)
 {
 	struct nbd_service *service = calloc(1, sizeof(*service));
-	/* One place is each session's own. */
-	uint32_t request_count = engine->limits.inflight_max + engine->limits.sessions_max;
 
 	if (service != NULL) {
-		service->requests = calloc(request_count, sizeof(*service->requests));
+		/* One place is each session's own. */
+		service->request_max = engine->limits.inflight_max + engine->limits.sessions_max;
+		service->requests = calloc(service->request_max, sizeof(*service->requests));
 	}
 	if (service == NULL || service->requests == NULL) {
 		free(service);
-		return error_set(
-			error, -ENOMEM, "out of memory for %u requests in flight", request_count);
+		return error_set(error, -ENOMEM, "out of memory for requests in flight");
 	}
 	service->engine = engine;
 	service->ring = engine->ring;
@@ -81,9 +80,6 @@ static int service_create(struct engine *engine, void **service_out, struct erro
 	list_init(&service->requests_free);
 	list_init(&service->rx_free);
 	list_init(&service->sends_free);
-	for (uint32_t i = 0; i < request_count; i++) {
-		list_push_back(&service->requests_free, &service->requests[i].session_node);
-	}
 	*service_out = service;
 	return 0;
 }

@@ -208,7 +208,9 @@ struct nbd_service {
 	struct log_limit refusals; /* of options and requests */
 	struct ring *ring;	   /* the engine's, as is the next one */
 	struct path *path;
-	struct nbd_request *requests; /* as many as the engine allows in flight */
+	struct nbd_request *requests;
+	uint32_t request_max;	/* as many as the engine allows in flight */
+	uint32_t request_count; /* that were used so far: the others have no memory yet */
 	struct list_node requests_free;
 	struct list_node rx_free;
 	struct list_node sends_free;
