@@ -51,15 +51,16 @@ static bool is_zero(const void *block)
 
 /* --- nodes ----------------------------------------------------------------------------------- */
 
-/* False: there is no room in the log at present. */
-static bool write_node(struct flash *flash, uint32_t level, uint32_t index, const void *node)
+/* False: there is no room in the log at present. stays: until the next level is begun. */
+static bool write_node(
+	struct flash *flash, uint32_t level, uint32_t index, const void *node, bool stays)
 {
 	struct flash_record_entry entry = { .lpn = index, .source = level, .kind = FLASH_NODE };
 
 	if (!flash_log_room(flash, 1, true)) {
 		return false;
 	}
-	flash_log_append(flash, &entry, node, false);
+	flash_log_append(flash, &entry, node, stays);
 	flash->counters.node_blocks++;
 	return true;
 }
@@ -98,7 +99,7 @@ static bool write_pages(struct flash *flash)
 		if (is_zero(slot->node)) {
 			flash_map_set_node(flash, 0, slot->page, (struct flash_entry){ 0 });
 			flash_map_clean(flash, slot);
-		} else if (!write_node(flash, 0, slot->page, slot->node)) {
+		} else if (!write_node(flash, 0, slot->page, slot->node, true)) {
 			return false;
 		}
 	}
@@ -107,7 +108,7 @@ static bool write_pages(struct flash *flash)
 
 		if (map->table_dirty[index]) {
 			flash_table_encode(flash, index, checkpoint->block);
-			if (!write_node(flash, 0, leaf_count + index, checkpoint->block)) {
+			if (!write_node(flash, 0, leaf_count + index, checkpoint->block, false)) {
 				return false;
 			}
 			map->table_dirty[index] = false;
@@ -130,7 +131,7 @@ static bool write_level(struct flash *flash, uint32_t level)
 		}
 		if (is_zero(node)) {
 			flash_map_set_node(flash, level, index, (struct flash_entry){ 0 });
-		} else if (!write_node(flash, level, index, node)) {
+		} else if (!write_node(flash, level, index, node, true)) {
 			return false;
 		}
 		flash->map.dirty[level][index] = false;
