@@ -428,7 +428,8 @@ static int take_alive(struct nbd_client *client, struct nbd_call *call, const st
 {
 	if (count != 1 || (reply->flags & NBD_REPLY_FLAG_DONE) != 0) {
 		return error_set(error, -EPROTO,
-			"the server says that it lives with %llu extents, or at the end of a reply",
+			"the server says that it lives with %llu extents, or at the end of a reply "
+			"(x-gmblock:alive)",
 			(unsigned long long)count);
 	}
 	begin_skip(client, call, reply);
@@ -448,8 +449,8 @@ static int take_size(struct nbd_client *client, struct nbd_call *call, const str
 	if (count != (extended ? 1 : NBD_SIZE_EXTENTS) || call->described ||
 		(reply->flags & NBD_REPLY_FLAG_DONE) == 0) {
 		return error_set(error, -EPROTO,
-			"the server says the size of the export with %llu extents, or not at the "
-			"end of a reply",
+			"the server says the size of the export with %llu extents, twice, or not "
+			"at the end of a reply (x-gmblock:size)",
 			(unsigned long long)count);
 	}
 	if (len < reply->length) {
@@ -473,7 +474,7 @@ static int take_size(struct nbd_client *client, struct nbd_call *call, const str
 			(unsigned long long)size);
 	}
 	call->described = true;
-	client->size = size;
+	client->size = call->result == 0 ? size : client->size;
 	return chunk_end(client, call, true, error) != 0 ? -EPROTO : (int)reply->length;
 }
 

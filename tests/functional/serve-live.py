@@ -2,6 +2,7 @@
 """What a running server serves changes, while its clients stay."""
 import json
 import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -111,9 +112,10 @@ class Commands(Live):
         nbdmini.open_export(server.uri, b"a").close()
 
     def test_advice_is_written_as_the_command_was(self):
-        overlay = self.path("overlay")
+        used, overlay = self.path("used"), self.path("overlay")
         server = self.serve("--export", "a=null:1M", "--export",
-                            f"b={self.image('base')},overlay={overlay}")
+                            f"b={self.image('base')},overlay={used}")
+        shutil.copy(used, overlay)
         qcow2 = self.make_file("qcow2", b"QFI\xfb\0\0\0\3" + bytes(65536))
         begin = ["serve", "--listen", self.socket_uri("other")]
         for path, key, yes in ((qcow2, "format=raw", "format: raw"),

@@ -4,10 +4,11 @@
  * model (tests/unit/nbd_client_trial.h says what must hold):
  *
  *   byte 0	bits 0-1 reply style (modulo 3), bit 2 base:allocation was selected, bit 3 the
- *		requests go out slowly
+ *		requests go out slowly, bit 4 the client asks for the size, bit 5 signs of life
  *   byte 1	how the replies are cut into pieces
  *   byte 2	number of commands, then 20 bytes each: type, flags, cut (2), length (8), offset (8)
- *   the rest	the server's bytes; cookies are those of trial_cookie()
+ *   the rest	the server's bytes; cookies are those of trial_cookie(), the question about the
+ *		size comes after the commands
  */
 #include "fuzz.h"
 #include "nbd_client_trial.h"
@@ -64,6 +65,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	}
 	trial.style = (enum nbd_reply_style)((data[0] & 3) % 3);
 	trial.allocation = (data[0] & 4) != 0;
+	trial.says_size = (data[0] & 16) != 0;
+	trial.says_alive = (data[0] & 32) != 0;
 	trial.call_count = data[2] % (TRIAL_CALLS_MAX + 1);
 	way = (struct trial_way){
 		.split = (enum trial_split)(data[1] % 4),

@@ -91,6 +91,10 @@ static bool incomplete(bool *more)
 
 static struct model_call *find(struct model *model, uint64_t cookie)
 {
+	if (model->size_call != NULL && model->size_call->cookie == cookie &&
+		!model->size_call->done) {
+		return model->size_call;
+	}
 	for (uint32_t i = 0; i < model->call_count; i++) {
 		if (model->calls[i].cookie == cookie && !model->calls[i].done) {
 			return &model->calls[i];
@@ -108,7 +112,7 @@ static bool finish(struct model *model, struct model_call *call)
 		return broken(model, "P100");
 	}
 	call->done = true;
-	model->done_count++;
+	model->done_count += call != model->size_call;
 	return true;
 }
 
@@ -223,15 +227,54 @@ static bool take_extents(struct model *model, struct model_call *call, const str
 	return chunk_end(model, call, head);
 }
 
+/* A sign of life. */
+static bool take_alive(struct model *model, const struct head *head, uint64_t count, bool *more)
+{
+	if (count != 1 || (head->flags & NBD_REPLY_FLAG_DONE) != 0) {
+		return broken(model, "x-gmblock:alive");
+	}
+	if (model->left < head->length) {
+		return incomplete(more);
+	}
+	skip(model, head->length);
+	return true;
+}
+
+static bool take_size(struct model *model, struct model_call *call, const struct head *head,
+	uint64_t count, bool *more)
+{
+	bool extended = head->type == NBD_REPLY_TYPE_BLOCK_STATUS_EXT;
+	const uint8_t *at = model->at;
+	uint64_t size;
+
+	if (count != (extended ? 1 : 2) || call->described ||
+		(head->flags & NBD_REPLY_FLAG_DONE) == 0) {
+		return broken(model, "x-gmblock:size");
+	}
+	if (model->left < head->length) {
+		return incomplete(more);
+	}
+	size = extended ? number(at + 16, 8) : number(at + 8, 4) << 32 | number(at + 16, 4);
+	if (size > INT64_MAX) {
+		return broken(model, "P68");
+	}
+	call->described = true;
+	model->size = call->error == 0 ? size : model->size;
+	skip(model, head->length);
+	return finish(model, call);
+}
+
 static bool take_status(
 	struct model *model, struct model_call *call, const struct head *head, bool *more)
 {
 	bool extended = head->type == NBD_REPLY_TYPE_BLOCK_STATUS_EXT;
 	size_t fixed = extended ? 8 : 4;
 	size_t entry = extended ? 16 : 8;
+	bool is_size = call == model->size_call;
+	bool is_asked = call->type == NBD_CMD_BLOCK_STATUS && model->allocation && !is_size;
 	uint64_t count;
 
-	if (call->type != NBD_CMD_BLOCK_STATUS || !model->allocation ||
+	if ((!is_asked && !is_size && !model->says_alive) ||
 		extended != (model->style == MODEL_EXTENDED)) {
 		return broken(model, "P97");
 	}
@@ -242,6 +285,15 @@ static bool take_status(
 		return incomplete(more);
 	}
 	count = (head->length - fixed) / entry;
+	if (model->says_alive && number(model->at, 4) == NBD_CONTEXT_ID_ALIVE) {
+		return take_alive(model, head, count, more);
+	}
+	if (is_size && number(model->at, 4) == NBD_CONTEXT_ID_SIZE) {
+		return take_size(model, call, head, count, more);
+	}
+	if (!is_asked) {
+		return broken(model, "P97");
+	}
 	if (number(model->at, 4) != model->allocation_id || call->described) {
 		return broken(model, "P100");
 	}

@@ -42,9 +42,12 @@ struct model {
 	uint32_t allocation_id;
 	struct model_call *calls;
 	uint32_t call_count;
+	bool says_alive;
+	struct model_call *size_call; /* the question about the size, or NULL */
+	uint64_t size;		      /* of the export; the answer changes it */
 
 	const char *violation; /* the rule that was broken, as "P90"; NULL = none */
-	uint32_t done_count;
+	uint32_t done_count;   /* of calls */
 	/* private */
 	const uint8_t *at;
 	size_t left;

@@ -66,7 +66,7 @@ void stream_head(
 	struct stream *stream, uint32_t call, uint16_t flags, uint16_t type, uint64_t length)
 {
 	bool extended = stream->trial->style == NBD_REPLIES_EXTENDED;
-	uint64_t cookie = trial_cookie(call);
+	uint64_t cookie = trial_cookie(stream->trial, call);
 
 	stream_number(stream, extended ? NBD_EXTENDED_REPLY_MAGIC : NBD_STRUCTURED_REPLY_MAGIC, 4);
 	stream_number(stream, flags, 2);
@@ -80,7 +80,7 @@ void stream_head(
 
 void stream_simple(struct stream *stream, uint32_t call, uint32_t error)
 {
-	uint64_t cookie = trial_cookie(call);
+	uint64_t cookie = trial_cookie(stream->trial, call);
 
 	stream_number(stream, NBD_SIMPLE_REPLY_MAGIC, 4);
 	stream_number(stream, error, 4);
@@ -151,4 +151,16 @@ void stream_status(struct stream *stream, uint32_t call, uint16_t flags, uint32_
 		stream_number(stream, extents[i].length, half);
 		stream_number(stream, extents[i].flags, half);
 	}
+}
+
+void stream_size(struct stream *stream, uint16_t flags, uint64_t size)
+{
+	bool extended = stream->trial->style == NBD_REPLIES_EXTENDED;
+	const struct stream_extent upper = { 1, size >> 32 };
+	const struct stream_extent lower = { 1, size & UINT32_MAX };
+	const struct stream_extent whole = { 1, size };
+
+	stream_status(stream, stream->trial->call_count, flags, NBD_CONTEXT_ID_SIZE,
+		extended ? &whole : (const struct stream_extent[]){ upper, lower },
+		extended ? 1 : 2);
 }

@@ -47,3 +47,5 @@ void stream_error_offset(struct stream *stream, uint32_t call, uint16_t flags, u
 /* In the style's own chunk type. */
 void stream_status(struct stream *stream, uint32_t call, uint16_t flags, uint32_t id,
 	const struct stream_extent *extents, uint32_t count);
+/* The answer to the question about the size. */
+void stream_size(struct stream *stream, uint16_t flags, uint64_t size);

@@ -34,17 +34,24 @@ struct run {
 	struct trial_outcome *outcome;
 	struct model model;
 	struct model_call expected[TRIAL_CALLS_MAX];
+	struct model_call size_expected;
 	struct subject subjects[TRIAL_CALLS_MAX];
 	struct nbd_facts facts;
 	struct nbd_client client;
 	uint64_t random;
 	uint64_t sent_bytes;
 	uint64_t request_bytes; /* of all requests */
+	uint32_t resized;	/* how often it was told */
 };
 
-uint64_t trial_cookie(uint32_t i)
+uint64_t trial_cookie(const struct trial *trial, uint32_t i)
 {
-	return (uint64_t)(SERIAL + i) << 10 | i;
+	return (uint64_t)(SERIAL + i) << 10 | (i == trial->call_count ? 0 : i);
+}
+
+static bool asks_size(const struct trial *trial)
+{
+	return trial->says_size && trial->style != NBD_REPLIES_SIMPLE;
 }
 
 uint8_t trial_content(uint64_t offset)
@@ -198,10 +205,20 @@ static void on_extent(
 	subject->story = model_story_extent(subject->story, length, flags);
 }
 
+static void on_resized(struct nbd_client *client)
+{
+	struct run *run = container_of(client, struct run, client);
+
+	GMB_ASSERT(run->resized++ == 0);
+	GMB_ASSERT(run->size_expected.done && run->size_expected.error == 0);
+	GMB_ASSERT(client->size == run->model.size && client->size != TRIAL_SIZE);
+}
+
 static const struct nbd_client_handler handler = {
 	.done = on_done,
 	.hole = on_hole,
 	.extent = on_extent,
+	.resized = on_resized,
 };
 
 /* --- begin and end -------------------------------------------------------------------------- */
@@ -216,7 +233,7 @@ static void subject_begin(struct run *run, uint32_t i)
 		.flags = from->flags,
 		.offset = from->offset,
 		.length = from->length,
-		.cookie = trial_cookie(i),
+		.cookie = trial_cookie(run->trial, i),
 	};
 	model_call_init(expected);
 	subject->run = run;
@@ -258,16 +275,32 @@ static void run_begin(struct run *run)
 		.style = trial->style,
 		.allocation = trial->allocation,
 		.allocation_id = TRIAL_ALLOCATION_ID,
-		.size = INT64_MAX,
+		.says_size = trial->says_size,
+		.says_alive = trial->says_alive,
+		.size = TRIAL_SIZE,
 	};
 	nbd_client_init(&run->client, &handler, &run->facts, SERIAL);
 	for (uint32_t i = 0; i < trial->call_count; i++) {
 		subject_begin(run, i);
 	}
+	if (asks_size(trial)) {
+		nbd_client_watch_size(&run->client);
+		run->size_expected = (struct model_call){
+			.type = NBD_CMD_BLOCK_STATUS,
+			.offset = TRIAL_SIZE,
+			.cookie = trial_cookie(trial, trial->call_count),
+		};
+		run->request_bytes += trial->style == NBD_REPLIES_EXTENDED
+					      ? sizeof(struct nbd_wire_extended_request)
+					      : sizeof(struct nbd_wire_request);
+	}
 	run->model = (struct model){
 		.style = (enum model_style)trial->style,
 		.allocation = trial->allocation,
 		.allocation_id = TRIAL_ALLOCATION_ID,
+		.says_alive = trial->says_alive,
+		.size_call = asks_size(trial) ? &run->size_expected : NULL,
+		.size = TRIAL_SIZE,
 		.calls = run->expected,
 		.call_count = trial->call_count,
 	};
@@ -332,7 +365,10 @@ static void check_output(struct run *run, const struct iovec *iov, uint32_t coun
 		memcpy(&magic, head, sizeof(magic));
 		GMB_ASSERT(be32_get(magic) ==
 			   (extended ? NBD_EXTENDED_REQUEST_MAGIC : NBD_REQUEST_MAGIC));
-		GMB_ASSERT(memcmp(head + 8, &run->expected[0].cookie, 8) == 0);
+		GMB_ASSERT(memcmp(head + 8,
+				   run->trial->call_count > 0 ? &run->expected[0].cookie
+							      : &run->size_expected.cookie,
+				   8) == 0);
 	}
 }
 
@@ -434,7 +470,8 @@ static void check_verdict(const struct run *run)
 		GMB_ASSERT(outcome->code == 0);
 	} else {
 		GMB_ASSERT(outcome->code == -EPROTO && outcome->error.code == -EPROTO);
-		GMB_ASSERT(strstr(outcome->error.text, "(rule") != NULL);
+		GMB_ASSERT(strstr(outcome->error.text, "(rule") != NULL ||
+			   strstr(outcome->error.text, "(x-gmblock:") != NULL);
 		GMB_ASSERT(strstr(outcome->error.text, "...") == NULL);
 	}
 }
@@ -456,6 +493,10 @@ void trial_run(const struct trial *trial, const struct trial_way *way,
 		/* A call that was answered before it was wholly sent is done now. */
 		send_some(run, UINT64_MAX);
 		GMB_ASSERT(outcome->done_count == run->model.done_count);
+		GMB_ASSERT(run->client.size == run->model.size);
+		GMB_ASSERT(run->resized == (run->model.size != TRIAL_SIZE));
+		GMB_ASSERT(
+			run->client.size_asked == (asks_size(trial) && !run->size_expected.done));
 	}
 	if (violation_out != NULL) {
 		*violation_out = run->model.violation;

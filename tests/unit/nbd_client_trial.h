@@ -8,7 +8,7 @@
  *   - each call is done once, or can be taken back; with the model's result, data and extents
  *   - nothing is written outside the scatter lists, into a list that is done, or into a payload to
  *     be sent; memory is right at the moment of done
- *   - what is sent is the requests, in order
+ *   - what is sent is the requests, in order; last the client's own question about the size
  *
  * Threading: one thread. Ownership: the trial and its stream are the caller's. Errors: aborts with
  * the broken promise (GMB_ASSERT), for unit tests and fuzzers alike.
@@ -24,6 +24,9 @@ enum {
 	TRIAL_ALLOCATION_ID = 0x00c0ffee,
 };
 
+/* What the export has when the question about its size is asked. */
+#define TRIAL_SIZE INT64_MAX
+
 struct trial_call {
 	uint16_t type;
 	uint16_t flags;
@@ -35,7 +38,10 @@ struct trial_call {
 struct trial {
 	enum nbd_reply_style style;
 	bool allocation;
-	struct trial_call calls[TRIAL_CALLS_MAX];
+	bool says_size;	 /* x-gmblock:size was listed; without effect on simple replies */
+	bool says_alive; /* x-gmblock:alive was */
+	/* One more than call_count with says_size: trial_run() adds the question. */
+	struct trial_call calls[TRIAL_CALLS_MAX + 1];
 	uint32_t call_count;
 	const uint8_t *stream;
 	size_t stream_bytes;
@@ -65,8 +71,9 @@ struct trial_outcome {
 	uint64_t received_payload_bytes;
 };
 
-/* The cookie that the client will give to call i: those of one client are known in advance here. */
-uint64_t trial_cookie(uint32_t i);
+/* The cookie that the client will give to call i: those of one client are known in advance here.
+ * call_count is the question about the size. */
+uint64_t trial_cookie(const struct trial *trial, uint32_t i);
 
 /* What a READ of the trial's export gives at an offset, where a stream is honest. */
 uint8_t trial_content(uint64_t offset);

@@ -32,6 +32,7 @@ enum {
 	STATUS,	    /* of 1 MiB */
 	STATUS_ONE, /* the same with REQ_ONE */
 	CALL_COUNT,
+	SIZE = CALL_COUNT, /* the client's own question */
 };
 
 enum op {
@@ -43,11 +44,13 @@ enum op {
 	ERROR_AT,  /* error, text length, place */
 	EXTENTS,   /* id, count, length of each */
 	EXTENTS_2, /* id, length and length */
-	SIMPLE,	   /* error */
-	HEAD,	   /* type, length */
-	OTHER,	   /* the next header has: cookie, offset (changed by) */
-	BYTES,	   /* value, how many bytes */
-	FILL,	   /* how many zero bytes */
+	ALIVE,
+	RESIZED, /* size */
+	SIMPLE,	 /* error */
+	HEAD,	 /* type, length */
+	OTHER,	 /* the next header has: cookie, offset (changed by) */
+	BYTES,	 /* value, how many bytes */
+	FILL,	 /* how many zero bytes */
 };
 
 struct step {
@@ -150,6 +153,24 @@ static const struct reply_case lawful[] = {
 		.steps = { { SIMPLE, READ_600, .a = NBD_EIO }, { SIMPLE, FLUSH } } },
 	{ "ESHUTDOWN (P127)", CHUNKS, .result = -ESHUTDOWN,
 		.steps = { { ERROR, READ_600, LAST, NBD_ESHUTDOWN, 0 } } },
+	{ "signs of life in several replies", CHUNKS,
+		.steps = { { ALIVE, READ_600 }, { ALIVE, FLUSH }, { ALIVE, STATUS },
+			{ ALIVE, SIZE }, { ALIVE, READ_600 }, { DATA, READ_600, 0, 0, 300 },
+			{ ALIVE, READ_600 }, { DATA, READ_600, LAST, 300, 300 },
+			{ NONE, FLUSH, LAST }, { EXTENTS, STATUS, LAST, ID, 1, 512 } } },
+	{ "a size", CHUNKS,
+		.steps = { { NONE, FLUSH, LAST }, { RESIZED, SIZE, LAST, 5 },
+			{ NONE, TRIM, LAST } } },
+	{ "the size that it has", CHUNKS,
+		.steps = { { NONE, FLUSH, LAST }, { RESIZED, SIZE, LAST, TRIAL_SIZE } } },
+	{ "a size between the chunks of a read", CHUNKS,
+		.steps = { { DATA, READ_600, 0, 0, 300 }, { RESIZED, SIZE, LAST, 0 },
+			{ DATA, READ_600, LAST, 300, 300 } } },
+	{ "an error in place of a size", CHUNKS,
+		.steps = { { NONE, FLUSH, LAST }, { ERROR, SIZE, LAST, NBD_ESHUTDOWN, 3 } } },
+	{ "a size after an error, which does not count", CHUNKS,
+		.steps = { { NONE, FLUSH, LAST }, { ERROR, SIZE, 0, NBD_EIO, 0 },
+			{ RESIZED, SIZE, LAST, 5 } } },
 	{ "nothing at all", SIM | CHUNKS, .result = 1, .steps = { { END } } },
 	{ "half a reply", CHUNKS, .result = 1,
 		.steps = { { HEAD, READ_600, LAST, NBD_REPLY_TYPE_OFFSET_DATA, 608 },
@@ -362,13 +383,42 @@ static const struct reply_case unlawful[] = {
 		.steps = { { EXTENTS, STATUS_ONE, LAST, ID, 2, 512 } } },
 	{ "success without extents", CHUNKS, "P100", "without an answer",
 		.steps = { { NONE, STATUS, LAST } } },
+
+	/* Our own contexts. */
+	{ "a size without an answer", CHUNKS, "P100", "without an answer",
+		.steps = { { NONE, SIZE, LAST } } },
+	{ "a size in the reply to another call", CHUNKS, "P100", "not selected",
+		.steps = { { EXTENTS, STATUS, LAST, NBD_CONTEXT_ID_SIZE, 1, 512 } } },
+	{ "a size in the reply to a flush", CHUNKS, "P97", "none was asked for",
+		.steps = { { EXTENTS, FLUSH, LAST, NBD_CONTEXT_ID_SIZE, 1, 512 } } },
+	{ "a size twice", CHUNKS, "P70", "answered already",
+		.steps = { { RESIZED, SIZE, LAST, 5 }, { RESIZED, SIZE, LAST, 6 } } },
+	{ "a size that is not the end of its reply", CHUNKS, "x-gmblock:size", "not at the end",
+		.steps = { { RESIZED, SIZE, 0, 5 } } },
+	{ "a size with three extents", CHUNKS, "x-gmblock:size", "3 extents",
+		.steps = { { EXTENTS, SIZE, LAST, NBD_CONTEXT_ID_SIZE, 3, 1 } } },
+	{ "a size above 2^63", CHUNKS, "P68", "9223372036854775808 bytes",
+		.steps = { { RESIZED, SIZE, LAST, UINT64_C(1) << 63 } } },
+	{ "extents in place of a size", CHUNKS, "P97", "none was asked for",
+		.steps = { { EXTENTS, SIZE, LAST, ID, 1, 512 } } },
+	{ "data in place of a size", CHUNKS, "P97", "", .steps = { { DATA, SIZE, LAST, 0, 10 } } },
+	{ "a simple reply in place of a size", STR, "P88", "", .steps = { { SIMPLE, SIZE } } },
+	{ "a sign of life at the end of a reply", CHUNKS, "x-gmblock:alive", "at the end",
+		.steps = { { ALIVE, FLUSH, LAST } } },
+	{ "a sign of life with two extents", CHUNKS, "x-gmblock:alive", "2 extents",
+		.steps = { { EXTENTS, FLUSH, 0, NBD_CONTEXT_ID_ALIVE, 2, 1 } } },
 };
 
 /* --- making it so ---------------------------------------------------------------------------- */
 
 static void trial_fill(struct trial *trial, enum nbd_reply_style style)
 {
-	*trial = (struct trial){ .style = style, .call_count = CALL_COUNT, .allocation = true };
+	*trial = (struct trial){ .style = style,
+		.call_count = CALL_COUNT,
+		.allocation = true,
+		.says_size = true,
+		.says_alive = true };
+	trial->calls[SIZE].offset = TRIAL_SIZE;
 	trial->calls[READ_600] =
 		(struct trial_call){ NBD_CMD_READ, .offset = 1000, .length = 600, .cut = 12345 };
 	trial->calls[READ_WHOLE] = (struct trial_call){ NBD_CMD_READ, NBD_CMD_FLAG_DF,
@@ -435,6 +485,13 @@ static void put_step(struct stream *stream, const struct step *step)
 	case EXTENTS_2:
 		stream_status(stream, call, flags, (uint32_t)step->a,
 			(struct stream_extent[]){ { step->b, 1 }, { step->c, UINT64_MAX } }, 2);
+		break;
+	case ALIVE:
+		stream_status(stream, call, flags, NBD_CONTEXT_ID_ALIVE,
+			&(struct stream_extent){ 1, 1 }, 1);
+		break;
+	case RESIZED:
+		stream_size(stream, flags, step->a);
 		break;
 	case SIMPLE:
 		stream_simple(stream, call, (uint32_t)step->a);
@@ -743,7 +800,7 @@ static void write_seed(const char *folder, const char *kind, size_t number,
 	stream_init(&replies, &trial);
 	make_stream(one, &replies);
 	stream_init(&seed, &trial);
-	stream_number(&seed, (uint64_t)style | 4 | (number % 2) << 3, 1);
+	stream_number(&seed, (uint64_t)style | 4 | 16 | 32 | (number % 2) << 3, 1);
 	stream_number(&seed, number, 1);
 	stream_number(&seed, trial.call_count, 1);
 	for (uint32_t i = 0; i < trial.call_count; i++) {
