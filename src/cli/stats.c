@@ -88,6 +88,7 @@ static int arguments_parse(int argc, char **argv, struct stats_arguments *argume
 		(arguments->json || arguments->watch_ns > 0)) {
 		return cli_usage_error("stats", "--prometheus goes with no other option");
 	}
+	arguments->watch_is_bare = arguments->watch_is_bare && arguments->server == NULL;
 	return status == CLI_GO_ON ? cli_server("stats", argc, argv, &arguments->server) : status;
 }
 

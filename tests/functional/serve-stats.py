@@ -1,10 +1,12 @@
 #!/usr/bin/python3
 """`gmblock stats` and the control socket it asks: what is counted, who may ask, how a server is
 found."""
+import errno
 import json
 import os
 import re
 import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -464,6 +466,71 @@ class Stats(support.Case):
                 code, _, errors = self.run_gmblock("stats", *arguments, **options)
                 self.assertEqual(code, 1)
                 self.assertIn("XDG_RUNTIME_DIR is not set", errors)
+
+    @staticmethod
+    def is_refused(path):
+        with socket.socket(socket.AF_UNIX) as sock:
+            return sock.connect_ex(path) == errno.ECONNREFUSED
+
+    def test_all_commands_say_the_same_of_servers(self):
+        """Whatever is asked of a server: what is said when none, several or none that may be asked
+        are there, and when what was named is none."""
+        commands = (["stats"], ["stats", "--watch"], ["stats", "--prometheus"], ["top"],
+                    ["trace", "--request"], ["reload"], ["upgrade"], ["rate", "1M"],
+                    ["export", "list"], ["export", "add", "a", "null:1M"],
+                    ["export", "set", "a", "rate=1M"], ["export", "remove", "a"])
+        options = self.folder_of_somebody()
+        folder = self.path("gmblock/serve")
+        for end in (terminal := os.openpty()):
+            self.addCleanup(os.close, end)
+
+        def check(*fragments, server=(), env=options["env"]):
+            said = set()
+            for command in commands:
+                done = subprocess.run(
+                    [support.program(), *command, *server], stdin=terminal[1], text=True,
+                    stdout=terminal[1], stderr=subprocess.PIPE, check=False,
+                    **dict(options, env=env))
+                with self.subTest(command=[*command, *server]):
+                    self.assertEqual(done.returncode, 1, done.stderr)
+                    name, text = done.stderr.split(": ", 1)
+                    self.assertEqual(name, f"gmblock {command[0]}")
+                    said.add(text)
+            self.assertEqual(len(said), 1, said)
+            for fragment in fragments:
+                self.assertIn(fragment, min(said))
+
+        check("no server of this user runs on this machine", f"looked in {folder}",
+              "--control PATH is named by that path")
+        check("no server of this user with the process id 4194305 runs", server=("--server", "4194305"))
+        check("XDG_RUNTIME_DIR is not set", "gmblock serve --control PATH",
+              env={key: value for key, value in options["env"].items() if key != "XDG_RUNTIME_DIR"})
+        check("absent: cannot connect: No such file or directory",
+              server=("--server", self.path("absent")))
+        check(f"{folder}: this is not the control socket", server=("--server", folder))
+        servers = [self.start("memory:1M", "--listen", self.socket_uri(str(index)), **options)
+                   for index in range(2)]
+        check("2 servers fit: name one by a URI of it, its process id", f"its socket in {folder}",
+              *(str(server.process.pid) for server in servers))
+        check("serves nbd://elsewhere", servers[0].uri, "run this command there",
+              server=("--server", "nbd://elsewhere"))
+        check("not a control socket", f"written {servers[0].uri}", server=("--server", self.path("0")))
+        dead = f"{folder}/{servers[0].process.pid}.sock"
+        for server in servers:
+            server.signal(signal.SIGKILL)
+            server.wait()
+            # The kernel lets go of the sockets of an io_uring a moment later.
+            self.wait_for(lambda: self.is_refused(f"{folder}/{server.process.pid}.sock"))
+        check("no server of this user runs on this machine")
+        check(f"{dead}: cannot connect: Connection refused", server=("--server", dead))
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(f"{folder}/1.sock")
+            sock.listen()
+            os.chmod(f"{folder}/1.sock", 0)
+            check("one could not be asked", "1.sock: cannot connect: Permission denied")
+            check("1.sock: cannot connect: Permission denied", server=("--server", "1"))
+        os.chmod(folder, 0)
+        check("one could not be asked", f"{folder}: Permission denied")
 
     def test_attachments_of_who_has_no_folder_for_them(self):
         options = self.folder_of_somebody()
