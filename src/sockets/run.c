@@ -50,18 +50,27 @@ static void make_printable(char *text, size_t bytes)
 
 static void show_stats(int pid, struct stats *shown)
 {
+	uint32_t now = 0;
+	bool any = false;
+
+	for (int i = 0; i < STATS_ROWS; i++) {
+		now += shown->rows[i].used != 0;
+	}
 	make_printable(shown->program, sizeof(shown->program));
-	printf("%d %.*s: %llu connections known, %llu times carried, %llu bytes in, %llu bytes "
-	       "out, %llu times back on TCP\n",
-		pid, STATS_PROGRAM_BYTES, shown->program, (unsigned long long)shown->tracked,
+	printf("%d %.*s\n"
+	       "  connections that a rule names: %llu\n"
+	       "  carried by shared memory: %u now, %llu in all; %llu bytes in, %llu bytes out\n",
+		pid, STATS_PROGRAM_BYTES, shown->program, (unsigned long long)shown->tracked, now,
 		(unsigned long long)shown->carried, (unsigned long long)shown->in_bytes,
-		(unsigned long long)shown->out_bytes, (unsigned long long)shown->back);
+		(unsigned long long)shown->out_bytes);
 	for (int i = 0; i < REASON_COUNT; i++) {
 		if (shown->reasons[i] > 0) {
-			printf("  not carried, %s: %llu\n", stats_reason_names[i],
-				(unsigned long long)shown->reasons[i]);
+			printf("%s%s %llu", any ? ", " : "  why others are not, or not any more: ",
+				stats_reason_names[i], (unsigned long long)shown->reasons[i]);
+			any = true;
 		}
 	}
+	printf("%s", any ? "\n" : "");
 	for (int i = 0; i < STATS_ROWS; i++) {
 		struct stats_row *row = &shown->rows[i];
 

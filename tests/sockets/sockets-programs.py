@@ -465,12 +465,23 @@ sys.stdin.read()
         self.assertEqual(peer.stdout.readline(), "there\n")
         shown = subprocess.run([sockets_tool.RUN, "--show", str(process.pid)],
                                capture_output=True, text=True, check=True).stdout
-        self.assertIn("redis-server: ", shown)
+        self.assertRegex(shown, rf"^{process.pid} redis-server\n"
+                                r"  connections that a rule names: [1-9]\d*\n"
+                                r"  carried by shared memory: 1 now, 1 in all; [1-9]\d* bytes in, "
+                                r"[1-9]\d* bytes out\n"
+                                r"  \d+ @clan-tcp/")
         self.assertRegex(shown, r"clan-tcp/[0-9a-f]{32}\.\d+/[0-9a-f]{32}\.\d+: [1-9]")
         everything = subprocess.run([sockets_tool.RUN, "--show"], capture_output=True, text=True,
                                     check=True).stdout
         self.assertIn(f"{peer.pid} python3", everything)
         peer.communicate()
+        # The server learns of it by itself.
+        closed = ("carried by shared memory: 0 now, 1 in all",
+                  "why others are not, or not any more: peer 1\n")
+        while not all(text in shown for text in closed):
+            self.assertIsNone(process.poll())
+            shown = subprocess.run([sockets_tool.RUN, "--show", str(process.pid)],
+                                   capture_output=True, text=True, check=True).stdout
         self.stop(process)
 
 
