@@ -5,9 +5,10 @@
  *   ticket ─▶ export ─▶ region shared ─▶ cookies ─▶ pieces, zeroes, questions ─▶ flush ─▶ read back
  *
  * All that the source asks for is work, which waits in order for a place and its turn, as requests
- * do. There is an entry for all of it that may be under way: of pieces one for each slot. What the
- * source can still change is used once (the head of a piece, which is copied) or does no harm (its
- * bytes, which then are other bytes of its own choice).
+ * do. There is an entry for all of it that may be under way: of pieces one for each slot. It is
+ * kept until its answer has found room: the source may have not taken others yet. What the source
+ * can still change is used once (the head of a piece, which is copied) or does no harm (its bytes,
+ * which then are other bytes of its own choice).
  */
 #include <errno.h>
 #include <stdio.h>
@@ -21,12 +22,13 @@
 
 enum work_kind { WORK_PIECE, WORK_CHECK, WORK_ZERO, WORK_FLUSH, WORK_READ_BACK };
 
-enum work_state { WORK_IDLE, WORK_WAITS, WORK_BUSY, WORK_STATE_COUNT };
+enum work_state { WORK_IDLE, WORK_WAITS, WORK_BUSY, WORK_ANSWERS, WORK_STATE_COUNT };
 
 static const uint32_t work_edges[WORK_STATE_COUNT] = {
-	[WORK_IDLE] = BIT(WORK_WAITS),
+	[WORK_IDLE] = BIT(WORK_WAITS) | BIT(WORK_ANSWERS),
 	[WORK_WAITS] = BIT(WORK_BUSY) | BIT(WORK_IDLE),
 	[WORK_BUSY] = BIT(WORK_IDLE),
+	[WORK_ANSWERS] = BIT(WORK_IDLE),
 };
 
 enum {
@@ -40,7 +42,7 @@ enum {
 
 struct work {
 	struct push_sink *sink;
-	struct list_node node; /* in sink->waiting */
+	struct list_node node; /* in sink->waiting or sink->answers */
 	enum work_kind kind;
 	enum work_state state;
 	uint64_t offset; /* in the range */
@@ -63,6 +65,7 @@ struct push_sink {
 	bool is_shared;
 	bool is_mapped; /* the source's disk reads into our slots */
 	struct list_node waiting;
+	struct list_node answers;  /* that wait for room */
 	struct push_pieces pieces; /* that came, or were there */
 	uint64_t read_back_at;
 	uint64_t read_back_done;
@@ -114,26 +117,90 @@ void push_sink_failed(struct push_session *session, int status, const char *text
 	}
 }
 
+/* False: there is no room, and an event will tell of it, or of the end. */
 static bool tell(struct push_sink *sink, uint32_t type, const void *bytes, uint32_t len)
 {
-	int result = clan_send(sink->session->in.conn, CLAN_BULK, type, bytes, len);
-
-	if (result == -EAGAIN) {
-		push_session_fail(sink->session, "H2: it does not take what may be on the way");
-	}
-	return result == 0; /* else an event will say why */
+	return clan_send(sink->session->in.conn, CLAN_BULK, type, bytes, len) == 0;
 }
 
-static void lend(struct push_sink *sink, uint32_t slot)
+static bool lend(struct push_sink *sink, uint32_t slot)
 {
 	int result = clan_cookie_queue_push(sink->session->in.conn, 0, &sink->cookies[slot]);
 
 	sink->lent[slot] = result == 0;
-	if (result == -EAGAIN) {
-		push_session_fail(sink->session, "H2: it does not take what may be on the way");
-	} else if (result != 0 && result != -ENOTCONN) {
+	if (result != 0 && result != -EAGAIN && result != -ENOTCONN) {
 		fail(sink, result, "a slot cannot be lent");
 	}
+	return result == 0;
+}
+
+/* --- answers --------------------------------------------------------------------------------- */
+
+static bool tell_flushed(struct push_sink *sink, const struct push_wire_flush *flush)
+{
+	struct push_wire_flush flushed = *flush;
+	bool finished = (flush->flags & PUSH_FLUSH_FINISH) != 0;
+
+	if (finished) {
+		flushed.flags = 0;
+		flushed.digest = sink->session->progress.digest;
+	}
+	if (!tell(sink, PUSH_FLUSHED, &flushed, sizeof(flushed))) {
+		return false;
+	}
+	if (finished) {
+		push_session_job_end(sink->session, 0, NULL); /* the source closes */
+	}
+	return true;
+}
+
+/* False: it has to wait for room, or something has ended the session. */
+static bool answer(struct work *work)
+{
+	struct push_sink *sink = work->sink;
+	const struct push_wire_range zeroed = { work->offset, work->length };
+	const struct push_wire_checked checked = {
+		.offset = work->offset,
+		.same = work->found_crc == work->crc,
+	};
+
+	switch (work->kind) {
+	case WORK_PIECE:
+		return lend(sink, (uint32_t)(work - sink->works));
+	case WORK_CHECK:
+		return tell(sink, PUSH_CHECKED, &checked, sizeof(checked));
+	case WORK_ZERO:
+		return tell(sink, PUSH_ZEROED, &zeroed, sizeof(zeroed));
+	case WORK_FLUSH:
+		return tell_flushed(sink, &work->flush);
+	case WORK_READ_BACK:
+		break;
+	}
+	GMB_ASSERT(!"what is read back has no answer");
+	return false;
+}
+
+static void send_answers(struct push_sink *sink)
+{
+	struct list_node *node;
+
+	while (!is_over(sink) && (node = list_first(&sink->answers)) != NULL) {
+		struct work *work = list_entry(node, struct work, node);
+
+		if (!answer(work)) {
+			return;
+		}
+		list_remove(&work->node);
+		set_state(work, WORK_IDLE);
+	}
+}
+
+/* The source is told of it, when there is room. */
+static void answer_add(struct work *work)
+{
+	set_state(work, WORK_ANSWERS);
+	list_push_back(&work->sink->answers, &work->node);
+	send_answers(work->sink);
 }
 
 /* --- work that is done ------------------------------------------------------------------------ */
@@ -153,18 +220,14 @@ static void piece_done(struct work *work)
 
 	sink->session->service->engine->counters.bytes_written += work->length;
 	count(sink, work->length, push_digest(work->offset, (uint32_t)work->length, work->crc));
-	lend(sink, (uint32_t)(work - sink->works));
+	answer_add(work);
 }
 
 static void check_done(struct work *work)
 {
 	struct push_sink *sink = work->sink;
-	const struct push_wire_checked checked = {
-		.offset = work->offset,
-		.same = work->found_crc == work->crc,
-	};
 
-	if (checked.same != 0) {
+	if (work->found_crc == work->crc) {
 		const char *rule = push_pieces_take(&sink->pieces, work->offset, work->length);
 
 		if (rule != NULL) { /* it came, too, or was asked for twice */
@@ -175,29 +238,16 @@ static void check_done(struct work *work)
 			push_digest(work->offset, (uint32_t)work->length, work->crc));
 		sink->session->progress.skipped += work->length;
 	}
-	(void)tell(sink, PUSH_CHECKED, &checked, sizeof(checked));
+	answer_add(work);
 }
 
 static void zero_done(struct work *work)
 {
 	struct push_sink *sink = work->sink;
-	const struct push_wire_range zeroed = { work->offset, work->length };
 
 	count(sink, work->length, push_digest_zeroes(work->offset, work->length));
 	sink->session->progress.zeroes += work->length;
-	(void)tell(sink, PUSH_ZEROED, &zeroed, sizeof(zeroed));
-}
-
-static void finish(struct push_sink *sink)
-{
-	struct push_session *session = sink->session;
-	struct push_wire_flush flushed = sink->works[FIRST_FLUSH].flush;
-
-	flushed.flags = 0;
-	flushed.digest = session->progress.digest;
-	if (tell(sink, PUSH_FLUSHED, &flushed, sizeof(flushed))) {
-		push_session_job_end(session, 0, NULL); /* the source closes */
-	}
+	answer_add(work);
 }
 
 static void flush_done(struct work *work)
@@ -205,11 +255,10 @@ static void flush_done(struct work *work)
 	struct push_sink *sink = work->sink;
 	struct push_progress *progress = &sink->session->progress;
 	uint64_t length = sink->claim.ticket.length;
-	struct push_wire_flush flushed = work->flush;
 
 	progress->durable = MIN(work->flush.mark, progress->done);
 	if ((work->flush.flags & PUSH_FLUSH_FINISH) == 0) {
-		(void)tell(sink, PUSH_FLUSHED, &flushed, sizeof(flushed));
+		answer_add(work);
 	} else if (progress->done != length) {
 		push_session_fail(sink->session, "H9: less than the range of the ticket");
 	} else if (progress->digest != work->flush.digest) {
@@ -219,7 +268,7 @@ static void flush_done(struct work *work)
 		sink->session->job_state = PUSH_JOB_FINISHES;
 		read_back_begin(sink);
 	} else {
-		finish(sink);
+		answer_add(work);
 	}
 }
 
@@ -236,7 +285,7 @@ static void read_back_done(struct work *work)
 		push_session_job_fail(sink->session, -EIO,
 			"what the disk of the destination has is not what was written to it");
 	} else {
-		finish(sink);
+		answer_add(&sink->works[FIRST_FLUSH]);
 	}
 }
 
@@ -349,6 +398,7 @@ void push_sink_advance(struct push_session *session)
 	struct list_node *node;
 
 	turns_remove(&base->blocked_turn);
+	send_answers(sink);
 	while (!is_over(sink) && (node = list_first(&sink->waiting)) != NULL &&
 		!rate_waits(&base->rate)) {
 		struct work *work = list_entry(node, struct work, node);
@@ -538,10 +588,12 @@ static void region_shared(struct push_sink *sink, const struct clan_event *event
 	sink->is_shared = true;
 	sink->is_mapped = (clan_conn_caps(session->in.conn) & CLAN_CAN_MAP) != 0;
 	push_session_begun(session, used.silence_ms);
-	if (tell(sink, PUSH_USED, &used, sizeof(used))) {
-		for (uint32_t i = 0; i < sink->slot_count && !is_over(sink); i++) {
-			lend(sink, i);
-		}
+	if (!tell(sink, PUSH_USED, &used, sizeof(used))) {
+		push_session_fail(session, "H2: it takes no message at all");
+		return;
+	}
+	for (uint32_t i = 0; i < sink->slot_count && !is_over(sink); i++) {
+		answer_add(&sink->works[i]); /* with its cookie, as when a piece was written */
 	}
 }
 
@@ -679,6 +731,7 @@ void push_sink_begin(struct push_session *session, const uint8_t *bytes, uint32_
 	}
 	sink->session = session;
 	list_init(&sink->waiting);
+	list_init(&sink->answers);
 	for (uint32_t i = 0; i < WORKS; i++) {
 		struct work *work = &sink->works[i];
 
@@ -712,7 +765,7 @@ void push_sink_abort(struct push_session *session)
 	for (uint32_t i = 0; i < WORKS; i++) {
 		struct work *work = &sink->works[i];
 
-		if (work->state == WORK_WAITS) {
+		if (work->state == WORK_WAITS || work->state == WORK_ANSWERS) {
 			list_remove(&work->node);
 			set_state(work, WORK_IDLE);
 		} else if (work->state == WORK_BUSY && path_abandon(&work->path)) {

@@ -3,13 +3,16 @@
  * The source of a job: reads pieces of its export and puts them to slots that the destination
  * lends.
  *
- *   AWAY ─ cookie ─▶ FREE ─▶ READING ─┬────────────────────▶ PUTTING ─▶ SENT ─ cookie ─▶ FREE
- *                     ▲               ├─▶ CHECKING ─ differs ─▶ ▲
- *                     └── zeroes ─────┴──── is there ───┘
+ *   AWAY ─ cookie ─▶ FREE ─▶ READING ─▶ READ ─▶ PUTTING ─▶ SENT ─ cookie ─▶ FREE
+ *                     ▲         │       │  ▲
+ *                     │         │       ▼  │ differs
+ *                     └ zeroes ─┴── CHECKING
+ *                                is there
  *
  * Where the destination's memory is mapped, the disk reads into it, and only the head of a piece is
  * put. Elsewhere slots of our own memory stand for the destination's, one for one. A cookie that
- * comes back says that its piece is written. Zeroes have no slot.
+ * comes back says that its piece is written. Zeroes have no slot. What finds no room on the
+ * connection stays as it is, and is tried again when there is some: frames wait behind puts.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -38,8 +41,9 @@ enum {
 static const uint32_t slot_edges[SLOT_STATE_COUNT] = {
 	[SLOT_AWAY] = BIT(SLOT_FREE),
 	[SLOT_FREE] = BIT(SLOT_READING),
-	[SLOT_READING] = BIT(SLOT_CHECKING) | BIT(SLOT_PUTTING) | BIT(SLOT_FREE),
-	[SLOT_CHECKING] = BIT(SLOT_PUTTING) | BIT(SLOT_FREE),
+	[SLOT_READING] = BIT(SLOT_READ) | BIT(SLOT_FREE),
+	[SLOT_READ] = BIT(SLOT_CHECKING) | BIT(SLOT_PUTTING),
+	[SLOT_CHECKING] = BIT(SLOT_READ) | BIT(SLOT_FREE),
 	[SLOT_PUTTING] = BIT(SLOT_SENT),
 	[SLOT_SENT] = BIT(SLOT_FREE),
 };
@@ -68,14 +72,10 @@ static bool is_over(const struct push_source *source)
 	return source->session->base.state == SESSION_TERMINATING || source->session->job == 0;
 }
 
+/* False: there is no room, and an event will tell of it, or of the end. */
 static bool tell(struct push_source *source, uint32_t type, const void *bytes, uint32_t len)
 {
-	int result = clan_send(source->session->out.conn, CLAN_BULK, type, bytes, len);
-
-	if (result == -EAGAIN) {
-		fail_rule(source, "H2: it does not take what may be on the way");
-	}
-	return result == 0; /* else an event will say why */
+	return clan_send(source->session->out.conn, CLAN_BULK, type, bytes, len) == 0;
 }
 
 static uint8_t *slot_base(const struct push_source *source, const struct push_slot *slot)
@@ -110,7 +110,8 @@ static void put_ended(struct push_slot *slot)
 	}
 }
 
-static void put(struct push_slot *slot)
+/* False: there is no room. */
+static bool put(struct push_slot *slot)
 {
 	struct push_source *source = slot->source;
 	struct push_session *session = source->session;
@@ -132,14 +133,43 @@ static void put(struct push_slot *slot)
 		memcpy(own, &head, sizeof(head));
 		from = (struct iovec){ own, sizeof(head) + slot->length };
 	}
-	set_state(slot, SLOT_PUTTING);
 	result = clan_put(session->out.conn, &from, 1, &slot->cookie,
 		PUSH_SLOT_HEAD_BYTES - sizeof(head), CLAN_NOTIFY, value, slot);
-	if (result == 1) {
-		put_ended(slot);
-	} else if (result < 0 && result != -ENOTCONN) {
+	if (result >= 0) {
+		set_state(slot, SLOT_PUTTING);
+		if (result == 1) {
+			put_ended(slot);
+		}
+	} else if (result != -EAGAIN && result != -ENOTCONN) {
 		fail(source, result, "the memory of the destination cannot be reached: %s",
 			strerror(-result));
+	}
+	return result >= 0;
+}
+
+/* Asks about a piece that was read, or puts it. False: there is no room. */
+static bool piece_send(struct push_slot *slot)
+{
+	const struct push_wire_check check = {
+		.offset = slot->offset, .length = slot->length, .crc = slot->crc
+	};
+
+	if (!slot->asks) {
+		return put(slot);
+	}
+	if (!tell(slot->source, PUSH_CHECK, &check, sizeof(check))) {
+		return false;
+	}
+	set_state(slot, SLOT_CHECKING);
+	return true;
+}
+
+static void send_what_was_read(struct push_source *source)
+{
+	for (uint32_t i = 0; i < source->slot_count && !is_over(source); i++) {
+		if (source->slots[i].state == SLOT_READ && !piece_send(&source->slots[i])) {
+			return;
+		}
 	}
 }
 
@@ -148,13 +178,17 @@ static bool is_zero(const uint8_t *bytes, uint32_t len)
 	return bytes[0] == 0 && memcmp(bytes, bytes + 1, len - 1) == 0;
 }
 
+/* False: there are as many under way as may be, or there is no room. */
 static bool send_zeroes(struct push_source *source, uint64_t offset, uint64_t length)
 {
+	const struct push_wire_range zeroes = { offset, length };
+
 	for (uint32_t i = 0; i < PUSH_ZEROES_MAX; i++) {
 		if (source->zeroes[i].length == 0) {
-			source->zeroes[i] = (struct push_wire_range){ offset, length };
-			(void)tell(
-				source, PUSH_ZERO, &source->zeroes[i], sizeof(source->zeroes[i]));
+			if (!tell(source, PUSH_ZERO, &zeroes, sizeof(zeroes))) {
+				return false;
+			}
+			source->zeroes[i] = zeroes;
 			return true;
 		}
 	}
@@ -165,22 +199,14 @@ static void piece_read(struct push_slot *slot)
 {
 	struct push_source *source = slot->source;
 	const uint8_t *data = slot_data(source, slot);
-	struct push_wire_check check;
 
 	if (is_zero(data, slot->length) && send_zeroes(source, slot->offset, slot->length)) {
 		set_state(slot, SLOT_FREE);
 		return;
 	}
 	slot->crc = crc32c(0, data, slot->length);
-	if ((source->flags & PUSH_COMPARE) == 0 || source->differ_count >= DIFFER_MAX) {
-		put(slot);
-		return;
-	}
-	check = (struct push_wire_check){
-		.offset = slot->offset, .length = slot->length, .crc = slot->crc
-	};
-	set_state(slot, SLOT_CHECKING);
-	(void)tell(source, PUSH_CHECK, &check, sizeof(check));
+	slot->asks = (source->flags & PUSH_COMPARE) != 0 && source->differ_count < DIFFER_MAX;
+	set_state(slot, SLOT_READ);
 }
 
 static void read_progress(struct path_request *request)
@@ -353,12 +379,14 @@ static void flush(struct push_source *source, bool finish)
 		.flags = finish ? (uint32_t)PUSH_FLUSH_FINISH : 0,
 	};
 
+	if (!tell(source, PUSH_FLUSH, &message, sizeof(message))) {
+		return;
+	}
 	source->flushing = true;
 	source->finishing = finish;
 	source->flush_mark = message.mark;
 	source->flush_ns = ring_now_ns(session->service->engine->ring);
 	session->job_state = finish ? PUSH_JOB_FINISHES : PUSH_JOB_MOVES;
-	(void)tell(source, PUSH_FLUSH, &message, sizeof(message));
 }
 
 static void flush_if_due(struct push_source *source)
@@ -490,6 +518,7 @@ void push_source_advance(struct push_session *session)
 	}
 	turns_remove(&session->base.blocked_turn);
 	take_cookies(source);
+	send_what_was_read(source);
 	while (!is_over(source) && source->at < source->length && !source->mapping &&
 		!rate_waits(&session->base.rate)) {
 		if (!begin_next(source)) {
@@ -592,7 +621,8 @@ static void take_checked(struct push_source *source, const struct push_wire_chec
 			piece_done(slot, true);
 		} else {
 			source->differ_count++;
-			put(slot);
+			slot->asks = false;
+			set_state(slot, SLOT_READ);
 		}
 		return;
 	}
@@ -713,7 +743,9 @@ static void connected(struct push_source *source)
 			"where the destination should be, there is a process of another user");
 		return;
 	}
-	(void)tell(source, PUSH_USE, &source->use, sizeof(source->use));
+	if (!tell(source, PUSH_USE, &source->use, sizeof(source->use))) {
+		fail_rule(source, "H2: it takes no message at all");
+	}
 }
 
 void push_source_event(struct push_session *session, const struct clan_event *event)

@@ -14,6 +14,7 @@ enum push_slot_state {
 	SLOT_AWAY,
 	SLOT_FREE,
 	SLOT_READING,
+	SLOT_READ,     /* there is no room to ask about it, or to put it */
 	SLOT_CHECKING, /* the destination compares */
 	SLOT_PUTTING,
 	SLOT_SENT,
@@ -23,6 +24,7 @@ enum push_slot_state {
 struct push_slot {
 	struct push_source *source;
 	enum push_slot_state state;
+	bool asks;	 /* READ: whether it is there already */
 	bool is_back;	 /* PUTTING: its cookie has come already */
 	uint64_t offset; /* in the range */
 	uint32_t length;

@@ -237,14 +237,16 @@ class Push(support.Case):
             self.check_refused(["serve", "--push-to", place, "memory:1M"], 2, "--push-to: ")
 
     def test_what_a_network_must_not_do(self):
-        """It is not told paths for a copy, and a piece that changes on its way is not written."""
+        """It is not told paths for a copy, a piece that changes on its way is not written, and who takes answers
+        late is not hung up on."""
         if not support.has_libfabric():
             self.skipTest("no libfabric")
         server = self.start("--listen", "push://127.0.0.1:0", "--listen",
-                            f"nbd+unix:///?socket={self.path('near')}", "--export", "disk=memory:1M", uri_count=2)
+                            f"nbd+unix:///?socket={self.path('near')}", "--export", "disk=memory:16M,pace=64M", uri_count=2)
         run = subprocess.run([DRIVER, server.uris[0]], stdout=subprocess.PIPE, text=True, check=True)
         self.assertIn("copy: paths of sockets", run.stdout)
         self.assertIn("changed: a piece has changed on its way", run.stdout)
+        self.assertRegex(run.stdout, r"many: message [0-9]+\n")  # the thirteenth answer
 
     def start_push(self, *arguments):
         process = subprocess.Popen([support.program(), "push", *arguments], stdin=subprocess.DEVNULL,
@@ -256,6 +258,37 @@ class Push(support.Case):
         """Until a job there has done so many bytes."""
         self.wait_for(lambda: any(job["state"] == "moves" and job["bytes_done"] >= count
                                   for job in self.jobs(uri)))
+
+    def test_no_room_for_messages(self):
+        """While the destination takes nothing, there is room for fewer messages than may be on the way."""
+        if not support.has_libfabric():
+            self.skipTest("no libfabric")
+        # Every second piece is a message of zeroes, the others are one with a question. The disk gives one after
+        # the other, so each goes by itself.
+        size = 24 * MIB
+        source = self.image("source", size, *((at, MIB) for at in range(0, size, 2 * MIB)))
+        with open(source, "r+b") as file:
+            for at in range(MIB, size, 2 * MIB):
+                file.seek(at)
+                file.write(bytes(MIB))
+        target = self.image("target", size)
+        first = self.serve(f"disk={source},pace=10M", network=True, arguments=("--push-to", "127.0.0.1,port=any"))
+        second = self.serve(f"disk={target}", network=True)
+        push = self.start_push("--resume", first.push("disk"), second.push("disk"))
+        self.wait_for(lambda: self.counters(first)["bytes_read"] >= MIB)
+        second.freeze()
+        seen = []
+
+        def is_full():  # every slot, and the source reads no more
+            seen.append(self.counters(first)["bytes_read"])
+            done = self.jobs(first.push("disk"))[-1]["bytes_done"]
+            return push.poll() is not None or (seen[-1] >= done + 8 * MIB and seen[-2:-1] == seen[-1:])
+
+        self.wait_for(is_full)
+        second.signal(signal.SIGCONT)
+        _, errors = push.communicate()
+        self.assertEqual((push.returncode, errors), (0, ""))
+        self.assertEqual(digest(source), digest(target))
 
     def restart(self, server, uri, path):
         server.kill()

@@ -6,8 +6,9 @@
  *     push_driver URI         of an export of at least 4 MiB, over a Unix socket
  *     push_driver URI PATH    says nothing for as long as it may, as a source, and as a destination
  *                             that listens at PATH
- *     push_driver URI         of a network: where can the export be read for a copy? And a piece
- *                             that is not what it is said to be
+ *     push_driver URI         of a network, and of an export of zeroes: where can it be read for a
+ *                             copy? A piece that is not what it is said to be, and all that may be
+ *                             under way, whose answers are taken late
  */
 #include <errno.h>
 #include <stdio.h>
@@ -19,12 +20,27 @@
 #include "base/log.h"
 #include "push/ask.h"
 
-enum { RANGE_BYTES = 64 << 10, EVENTS_MAX = 8 };
+enum {
+	RANGE_BYTES = 64 << 10,
+	MANY_BYTES = (PUSH_SLOTS + PUSH_ZEROES_MAX) * PUSH_PIECE_BYTES,
+	EVENTS_MAX = 8,
+};
 
 #define TIMEOUT_NS UINT64_C(10000000000)
 
 /* What it does once its ticket was shown. */
-enum deed { NOTHING, EARLY_FLUSH, LONG_ZERO, CHECK, NO_SLOT, BAD_HEAD, TWICE, CHANGED, SILENCE };
+enum deed {
+	NOTHING,
+	EARLY_FLUSH,
+	LONG_ZERO,
+	CHECK,
+	NO_SLOT,
+	BAD_HEAD,
+	TWICE,
+	CHANGED,
+	MANY,
+	SILENCE
+};
 
 static struct export_uri uri;
 static struct push_ask *ask;
@@ -44,11 +60,12 @@ static void stop(const char *what)
 	exit(1);
 }
 
-static void get_ticket(uint32_t uid, uint32_t length)
+static void get_ticket(uint32_t uid, uint32_t length, uint32_t flags)
 {
 	struct push_wire_grant head = {
 		.offset = next_offset,
 		.length = length,
+		.flags = flags,
 		.binding = uri.is_unix ? PUSH_BOUND_UID : PUSH_BOUND_ASKER,
 		.uid = uri.is_unix ? uid : 0,
 		.name_bytes = (uint16_t)strlen(uri.export_name),
@@ -150,6 +167,46 @@ static void put(struct source *source, uint32_t slot, uint32_t length, uint32_t 
 	}
 }
 
+/* All that may be under way, each with an answer. They are not taken before the last is there. */
+static void send_many(struct source *source)
+{
+	static const uint8_t zeroes[PUSH_PIECE_BYTES];
+	const struct push_wire_flush flush = { .mark = 0 };
+	struct push_job_message job = { 0 };
+	struct error error;
+	uint32_t len;
+
+	for (uint64_t i = 0; i < PUSH_SLOTS; i++) {
+		const struct push_wire_check check = {
+			.offset = i * PUSH_PIECE_BYTES,
+			.length = PUSH_PIECE_BYTES,
+			.crc = crc32c(0, zeroes, PUSH_PIECE_BYTES),
+		};
+
+		send(source, PUSH_CHECK, &check, sizeof(check));
+	}
+	for (uint64_t i = PUSH_SLOTS; i < PUSH_SLOTS + PUSH_ZEROES_MAX; i++) {
+		const struct push_wire_range zero = { i * PUSH_PIECE_BYTES, PUSH_PIECE_BYTES };
+
+		send(source, PUSH_ZERO, &zero, sizeof(zero));
+	}
+	send(source, PUSH_FLUSH, &flush, sizeof(flush));
+	clan_flush(source->conn);
+	do {
+		if (push_ask_job(ask, job.head.state == 0 ? 0 : job.head.cursor - 1, &job, &error) <
+			0) {
+			stop(error.text);
+		}
+	} while (job.head.state < PUSH_JOB_DONE &&
+		 (job.head.job != good.ticket.job || job.head.done < MANY_BYTES));
+	for (uint32_t i = 0; i < PUSH_SLOTS + PUSH_ZEROES_MAX; i++) {
+		if (hear(source, &len) == 0) {
+			printf("after %u answers ", i);
+			return;
+		}
+	}
+}
+
 static void do_deed(struct source *source, enum deed deed)
 {
 	const struct push_wire_flush flush = { .mark = 0 };
@@ -178,6 +235,9 @@ static void do_deed(struct source *source, enum deed deed)
 		break;
 	case CHANGED:
 		put(source, 0, RANGE_BYTES, RANGE_BYTES + 1);
+		break;
+	case MANY:
+		send_many(source);
 		break;
 	case SILENCE:
 	case NOTHING:
@@ -357,21 +417,23 @@ int main(int argc, char **argv)
 	}
 	if (!uri.is_unix) {
 		look_for_copy();
-		get_ticket(0, RANGE_BYTES);
+		get_ticket(0, MANY_BYTES, PUSH_COMPARE);
+		show("many", &good, MANY);
+		get_ticket(0, RANGE_BYTES, 0);
 		show("changed", &good, CHANGED);
 		push_ask_close(ask);
 		export_uri_fini(&uri);
 		return 0;
 	}
 	if (argc == 3) {
-		get_ticket(geteuid(), RANGE_BYTES);
+		get_ticket(geteuid(), RANGE_BYTES, 0);
 		show("silent", &good, SILENCE);
 		begin_mute(argv[2]);
 		return 0;
 	}
-	get_ticket(geteuid() + 1, RANGE_BYTES);
+	get_ticket(geteuid() + 1, RANGE_BYTES, 0);
 	show("foreign uid", &good, NOTHING);
-	get_ticket(geteuid(), RANGE_BYTES);
+	get_ticket(geteuid(), RANGE_BYTES, 0);
 	use = good;
 	use.instance[0] ^= 1;
 	show("foreign instance", &use, NOTHING);
@@ -388,7 +450,7 @@ int main(int argc, char **argv)
 	show("replayed", &good, NOTHING);
 	for (size_t i = 0; i < ARRAY_COUNT(deeds); i++) {
 		get_ticket(geteuid(),
-			deeds[i].deed == TWICE ? 2U * PUSH_PIECE_BYTES : (uint32_t)RANGE_BYTES);
+			deeds[i].deed == TWICE ? 2U * PUSH_PIECE_BYTES : (uint32_t)RANGE_BYTES, 0);
 		show(deeds[i].name, &good, deeds[i].deed);
 	}
 	push_ask_close(ask);
