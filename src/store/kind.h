@@ -47,8 +47,9 @@ struct store_ops {
 	 * from inside start. Meanwhile store_start_progress() says how far it is, and it must look
 	 * at start->cancelled now and then. */
 	void (*start)(struct store *store, struct store_start *start);
-	/* With start: all parts come on the ring of start. Their queue says that ring, and has no
-	 * state of its own (queue_bytes is 0); part->memory has no MEM_FIXED when it is another's.
+	/* With start, and in the kind of a view: all parts come on the ring of start. Their queue
+	 * says that ring, and has no state of its own (queue_bytes is 0); part->memory has no
+	 * MEM_FIXED when it is another's.
 	 */
 	bool has_owner;
 	/* Kinds, optional: see store_copy_ways(); both stores are of this kind. Any thread. */
@@ -62,6 +63,12 @@ struct store_ops {
 	bool settles;
 	/* Optional, with settles and without start: see store_take(). */
 	int (*take)(struct store *store, struct error *error);
+	/* Kinds with an owner, optional, all three or none: see store_view_open() and its
+	 * neighbours. The kind's open gets the store as its config, and its parts come on the ring
+	 * of that store. view_ask is called there, views on any thread. */
+	const struct store_kind *view_kind;
+	void (*view_ask)(struct store *store, struct store_view_request *request);
+	uint32_t (*views)(struct store *store, struct store_view list[STORE_VIEWS_MAX]);
 };
 
 /* A member of that struct, for the table. */

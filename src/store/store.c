@@ -364,6 +364,52 @@ const char *store_barrier_name(enum store_barrier barrier)
 	return names[barrier];
 }
 
+/* --- views --------------------------------------------------------------------------------- */
+
+bool store_has_views(const struct store *store)
+{
+	return innermost(store)->ops->view_kind != NULL;
+}
+
+static void view_deliver(struct ring *ring, struct ring_message *message)
+{
+	struct store_view_request *request =
+		container_of(message, struct store_view_request, message);
+
+	GMB_ASSERT(ring == request->store->owner.ring);
+	request->store->ops->view_ask(request->store, request);
+}
+
+void store_view_ask(struct store *store, struct store_view_request *request)
+{
+	request->store = innermost(store);
+	GMB_ASSERT(request->store->ops->view_ask != NULL);
+	request->message.deliver = view_deliver;
+	ring_post(request->store->owner.ring, &request->message);
+}
+
+uint32_t store_views(struct store *store, struct store_view list[STORE_VIEWS_MAX])
+{
+	store = innermost(store);
+	return store->ops->views != NULL ? store->ops->views(store, list) : 0;
+}
+
+int store_view_open(
+	struct store *store, const char *name, struct store **view_out, struct error *error)
+{
+	struct store_options options = { .path = name, .read_only = true };
+	int result;
+
+	store = innermost(store);
+	GMB_ASSERT(store->ops->view_kind != NULL && store->ops->has_owner);
+	result = layer_open(store->ops->view_kind, &options, store, NULL, view_out, error);
+	if (result == 0) {
+		(*view_out)->owner.ring = store->owner.ring;
+		check_info(&(*view_out)->info);
+	}
+	return result;
+}
+
 /* --- changes of size ----------------------------------------------------------------------- */
 
 static void watch_deliver(struct ring *ring, struct ring_message *message)

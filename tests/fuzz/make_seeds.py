@@ -605,6 +605,9 @@ def hand_flash(corpus):
         return struct.pack("<8sII16sQQIIQIIIIQ", b"GMBFLA\r\n", version, 4096, uuid, 5, disk, count,
                            blocks, 77, segment, block, 0xC0FFEE, 15, 4000).ljust(512, b"\0") + top.ljust(16, b"\0")
 
+    def view(name, serial=5, top=b""):
+        return struct.pack("<64sQQ", name, serial, 1 << 30).ljust(128, b"\0") + top.ljust(512, b"\0")
+
     def entry(lpn, kind, source=0, crc=0):
         return lpn.to_bytes(5, "little") + struct.pack("<BIIH", kind, source, crc, 0)
 
@@ -616,6 +619,10 @@ def hand_flash(corpus):
     for name, right, first, second in (
             ("good", 3, anchor(), record(some)), ("empty", 3, anchor(), record()),
             ("top", 3, anchor(top=struct.pack("<II", 700, 1)), record(some)),
+            ("views", 3, anchor().ljust(1024, b"\0") + view(b"daily", top=struct.pack("<II", 700, 1)) + view(b"x.2"),
+             record((entry(0, 4, source=5, crc=7), entry(3, 2, source=300, crc=8)))),
+            ("view-name", 3, anchor().ljust(1024, b"\0") + view(b"a/b"), b""),
+            ("view-serial", 3, anchor().ljust(1024, b"\0") + view(b"a", serial=6), b""),
             ("leaves", 3, anchor(), record(some, next_segment=9)), ("nowhere", 3, anchor(), record(some, next_segment=32)),
             ("durable", 3, anchor(), record(some, durable=78)), ("count", 3, anchor(), record(some, count=241)),
             ("long", 3, anchor(block=10), record([entry(i, 1, crc=i) for i in range(60)])),

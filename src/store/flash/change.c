@@ -390,6 +390,8 @@ bool flash_changes_step(struct flash *flash)
 
 		if (flash->failed != 0) {
 			change_failed(flash, part, flash->failed);
+		} else if (flash_views_refuse(flash, part->op)) {
+			change_failed(flash, part, -ENOSPC);
 		} else if (part->op == STORE_WRITE ? write_step(flash, part) == STEP_WAIT
 						   : clear_step(flash, part) == STEP_WAIT) {
 			return progress;

@@ -52,10 +52,12 @@ static bool is_zero(const void *block)
 /* --- nodes ----------------------------------------------------------------------------------- */
 
 /* False: there is no room in the log at present. stays: until the next level is begun. */
-static bool write_node(
-	struct flash *flash, uint32_t level, uint32_t index, const void *node, bool stays)
+static bool write_node(struct flash *flash, uint32_t tree, uint32_t level, uint32_t index,
+	const void *node, bool stays)
 {
-	struct flash_record_entry entry = { .lpn = index, .source = level, .kind = FLASH_NODE };
+	struct flash_record_entry entry = {
+		.lpn = index, .source = tree * FLASH_LEVELS + level, .kind = FLASH_NODE
+	};
 
 	if (!flash_log_room(flash, 1, true)) {
 		return false;
@@ -65,7 +67,7 @@ static bool write_node(
 	return true;
 }
 
-void flash_table_encode(const struct flash *flash, uint32_t index, uint8_t *block)
+void flash_table_encode(const struct flash *flash, uint32_t tree, uint32_t index, uint8_t *block)
 {
 	struct flash_table_entry entries[FLASH_TABLE_ENTRIES] = { 0 };
 	uint32_t first = index * FLASH_TABLE_ENTRIES;
@@ -75,7 +77,9 @@ void flash_table_encode(const struct flash *flash, uint32_t index, uint8_t *bloc
 			const struct gc_segment *segment = &flash->table.segments[first + i];
 
 			entries[i].stamp = htole64(segment->stamp);
-			entries[i].valid = htole32(segment->valid);
+			entries[i].valid = htole32(
+				tree == 0 ? segment->valid
+					  : flash->segments[first + i].view_valid[tree - 1]);
 			entries[i].erases = htole32(flash->segments[first + i].erases);
 		}
 	}
@@ -87,8 +91,11 @@ static bool write_pages(struct flash *flash)
 {
 	struct flash_checkpoint *checkpoint = &flash->checkpoint;
 	struct flash_map *map = &flash->map;
+	uint32_t tree;
 	uint32_t leaf_count = flash->anchor.geometry.leaf_count;
-	uint32_t count = map->slot_count + flash->anchor.geometry.page_count - leaf_count;
+	uint32_t page_count = flash->anchor.geometry.page_count;
+	uint32_t table_count = page_count - leaf_count;
+	uint32_t count = map->slot_count + FLASH_TREES * table_count;
 
 	for (; checkpoint->next < map->slot_count; checkpoint->next++) {
 		struct flash_slot *slot = &map->slots[checkpoint->next];
@@ -96,22 +103,26 @@ static bool write_pages(struct flash *flash)
 		if (slot->state != FLASH_SLOT_DIRTY) {
 			continue;
 		}
+		tree = slot->page / page_count;
 		if (is_zero(slot->node)) {
-			flash_map_set_node(flash, 0, slot->page, (struct flash_entry){ 0 });
+			flash_map_set_node(
+				flash, tree, 0, slot->page % page_count, (struct flash_entry){ 0 });
 			flash_map_clean(flash, slot);
-		} else if (!write_node(flash, 0, slot->page, slot->node, true)) {
+		} else if (!write_node(flash, tree, 0, slot->page % page_count, slot->node, true)) {
 			return false;
 		}
 	}
 	for (; checkpoint->next < count; checkpoint->next++) {
-		uint32_t index = checkpoint->next - map->slot_count;
+		uint32_t index = (checkpoint->next - map->slot_count) % table_count;
 
-		if (map->table_dirty[index]) {
-			flash_table_encode(flash, index, checkpoint->block);
-			if (!write_node(flash, 0, leaf_count + index, checkpoint->block, false)) {
+		tree = (checkpoint->next - map->slot_count) / table_count;
+		if (map->trees[tree].table_dirty[index]) {
+			flash_table_encode(flash, tree, index, checkpoint->block);
+			if (!write_node(
+				    flash, tree, 0, leaf_count + index, checkpoint->block, false)) {
 				return false;
 			}
-			map->table_dirty[index] = false;
+			map->trees[tree].table_dirty[index] = false;
 		}
 	}
 	return true;
@@ -120,21 +131,24 @@ static bool write_pages(struct flash *flash)
 static bool write_level(struct flash *flash, uint32_t level)
 {
 	struct flash_checkpoint *checkpoint = &flash->checkpoint;
+	uint32_t node_count = flash->anchor.geometry.node_counts[level];
 
-	for (; checkpoint->next < flash->anchor.geometry.node_counts[level]; checkpoint->next++) {
-		uint32_t index = checkpoint->next;
+	for (; checkpoint->next < FLASH_TREES * node_count; checkpoint->next++) {
+		uint32_t index = checkpoint->next % node_count;
+		uint32_t number = checkpoint->next / node_count;
+		const struct flash_tree *tree = &flash->map.trees[number];
 		const struct flash_entry *node =
-			flash->map.levels[level - 1] + (size_t)index * FLASH_NODE_ENTRIES;
+			tree->levels[level - 1] + (size_t)index * FLASH_NODE_ENTRIES;
 
-		if (!flash->map.dirty[level][index]) {
+		if (!tree->dirty[level][index]) {
 			continue;
 		}
 		if (is_zero(node)) {
-			flash_map_set_node(flash, level, index, (struct flash_entry){ 0 });
-		} else if (!write_node(flash, level, index, node, true)) {
+			flash_map_set_node(flash, number, level, index, (struct flash_entry){ 0 });
+		} else if (!write_node(flash, number, level, index, node, true)) {
 			return false;
 		}
-		flash->map.dirty[level][index] = false;
+		tree->dirty[level][index] = false;
 	}
 	return true;
 }
@@ -169,7 +183,7 @@ static void free_segments(struct flash *flash)
 	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
 		const struct gc_segment *entry = &flash->table.segments[i];
 		struct flash_segment *segment = &flash->segments[i];
-		bool is_empty = entry->valid == 0 && segment->nodes == 0;
+		bool is_empty = flash_segment_is_empty(flash, i);
 		bool is_walked = flash->gc.state == FLASH_GC_IDLE || flash->gc.victim != i;
 
 		if (entry->state == GC_CLOSED && !segment->is_bad) {
@@ -212,6 +226,7 @@ static void end(struct flash *flash, int result)
 	set_state(&flash->checkpoint, FLASH_CHECKPOINT_NONE);
 	flash->checkpoint.is_asked = false;
 	flash->checkpoint.is_waiting = false;
+	flash_views_checkpointed(flash, result);
 	if (result == 0) {
 		flash->log.since_checkpoint = 0;
 		flash->log.records_since_checkpoint = 0;
@@ -222,6 +237,7 @@ static void end(struct flash *flash, int result)
 			flash_free_soon(flash) <
 			flash->anchor.geometry.reserve_segments + FLASH_RECORD_SEGMENTS;
 		flash->gc.is_pressed = flash_free_soon(flash) < flash->gc.floor_segments;
+		flash_views_look(flash);
 	}
 	if (flash->is_starting) {
 		start_ended(flash, result);
@@ -249,8 +265,9 @@ static void write_anchor(struct flash *flash)
 		flash->anchor.serial++;
 		flash->anchor.next = flash->log.head;
 		flash->anchor.clock = flash->table.clock;
-		memcpy(flash->anchor.top, flash->map.levels[FLASH_LEVELS - 1],
+		memcpy(flash->anchor.top, flash->map.trees[0].levels[FLASH_LEVELS - 1],
 			sizeof(flash->anchor.top));
+		flash_views_encode(flash);
 		flash_anchor_encode(&flash->anchor, checkpoint->block);
 	}
 	checkpoint->is_waiting = true;
@@ -281,7 +298,8 @@ void flash_checkpoint_synced(struct flash *flash, int result)
 
 static bool is_due(const struct flash *flash)
 {
-	return flash->checkpoint.is_asked || flash->log.since_checkpoint >= BLOCKS_MAX ||
+	return flash->checkpoint.is_asked || flash_views_want_checkpoint(flash) ||
+	       flash->log.since_checkpoint >= BLOCKS_MAX ||
 	       flash->log.records_since_checkpoint >= RECORDS_MAX;
 }
 
@@ -295,6 +313,8 @@ bool flash_checkpoint_step(struct flash *flash)
 	if (flash->failed != 0) {
 		if (flash_checkpoint_runs(flash)) {
 			end(flash, flash->failed);
+		} else {
+			flash_views_checkpointed(flash, flash->failed);
 		}
 		return false;
 	}
@@ -303,6 +323,7 @@ bool flash_checkpoint_step(struct flash *flash)
 		if (!is_due(flash)) {
 			return false;
 		}
+		flash_views_begin(flash);
 		set_state(checkpoint, FLASH_CHECKPOINT_DRAIN);
 		return true;
 	case FLASH_CHECKPOINT_DRAIN:

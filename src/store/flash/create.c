@@ -213,41 +213,63 @@ int flash_create(const char *path, const struct store_create *create, struct err
 struct checking {
 	struct flash *flash;
 	struct store_check *check;
-	uint32_t *valid; /* by segment: found in the map */
+	uint32_t *valid; /* by tree and segment: found in the map */
 	uint64_t mapped;
 	uint64_t damaged_pages;
 	uint64_t damaged_blocks;
 };
 
+static uint32_t *found_valid(const struct checking *checking, uint32_t tree, uint32_t segment)
+{
+	return &checking->valid[(size_t)tree * checking->flash->anchor.geometry.segment_count +
+				segment];
+}
+
 static void check_block(struct checking *checking, const struct flash_entry *entry)
 {
 	struct flash *flash = checking->flash;
-	uint32_t block = le32toh(entry->block);
 	uint8_t *bytes = flash->gc.bytes;
 
-	checking->mapped++;
-	checking->valid[flash_segment_of(&flash->anchor.geometry, block)]++;
-	if (disk_read(flash->fd, bytes, FLASH_BLOCK_BYTES, (uint64_t)block << FLASH_BLOCK_SHIFT) <
-			0 ||
+	if (disk_read(flash->fd, bytes, FLASH_BLOCK_BYTES,
+		    (uint64_t)le32toh(entry->block) << FLASH_BLOCK_SHIFT) < 0 ||
 		crc32c(0, bytes, FLASH_BLOCK_BYTES) != le32toh(entry->crc)) {
 		checking->damaged_blocks++;
 	}
 }
 
-static void check_page(struct checking *checking, uint32_t page)
+/* Zeroes when there is none. False: it is damaged. */
+static bool read_page(struct checking *checking, uint32_t page, struct flash_node *node)
 {
 	struct flash *flash = checking->flash;
 	const struct flash_slot *slot = flash_map_find(flash, page);
-	struct flash_node node;
-	uint64_t last =
-		MIN(flash->anchor.geometry.disk_blocks - (uint64_t)page * FLASH_NODE_ENTRIES,
-			(uint64_t)FLASH_NODE_ENTRIES);
 
 	if (slot != NULL) {
-		node = *slot->node;
-	} else if (flash_node_read(flash, flash->map.levels[0][page], &node) < 0) {
+		*node = *slot->node;
+		return true;
+	}
+	return flash_node_read(flash, flash_page_entry(flash, page), node) == 0;
+}
+
+/* A block that a view shares with the disk is read once. */
+static void check_page(struct checking *checking, uint32_t tree, uint32_t index)
+{
+	const struct flash *flash = checking->flash;
+	const struct flash_geometry *geometry = &flash->anchor.geometry;
+	uint32_t page = tree * geometry->page_count + index;
+	struct flash_node node;
+	struct flash_node shared = { 0 };
+	uint64_t last = MIN(geometry->disk_blocks - (uint64_t)index * FLASH_NODE_ENTRIES,
+		(uint64_t)FLASH_NODE_ENTRIES);
+
+	if (flash_map_is_empty(checking->flash, page)) {
+		return;
+	}
+	if (!read_page(checking, page, &node)) {
 		checking->damaged_pages++;
 		return;
+	}
+	if (tree > 0 && !read_page(checking, index, &shared)) {
+		shared = (struct flash_node){ 0 }; /* which was said */
 	}
 	for (uint32_t i = 0; i < FLASH_NODE_ENTRIES; i++) {
 		uint32_t block = le32toh(node.entries[i].block);
@@ -255,24 +277,43 @@ static void check_page(struct checking *checking, uint32_t page)
 		if (block == 0) {
 			continue;
 		}
-		if (i >= last || !flash_is_in_segment(&flash->anchor.geometry, block)) {
+		if (i >= last || !flash_is_in_segment(geometry, block)) {
 			checking->damaged_pages++;
 			return;
 		}
-		check_block(checking, &node.entries[i]);
+		(*found_valid(checking, tree, flash_segment_of(geometry, block)))++;
+		checking->mapped += tree == 0;
+		if (node.entries[i].block != shared.entries[i].block) {
+			check_block(checking, &node.entries[i]);
+		}
 	}
+}
+
+/* Segments whose counts are not what was found. */
+static uint32_t count_wrong(const struct checking *checking)
+{
+	const struct flash *flash = checking->flash;
+	uint32_t wrong = 0;
+
+	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
+		bool is_right = *found_valid(checking, 0, i) == flash->table.segments[i].valid;
+
+		for (uint32_t k = 0; k < FLASH_VIEWS; k++) {
+			is_right = is_right && *found_valid(checking, 1 + k, i) ==
+						       flash->segments[i].view_valid[k];
+		}
+		wrong += !is_right;
+	}
+	return wrong;
 }
 
 static void check_found(struct checking *checking)
 {
 	const struct flash *flash = checking->flash;
 	struct store_check *check = checking->check;
-	uint32_t wrong = 0;
+	uint32_t wrong = count_wrong(checking);
 	char text[160];
 
-	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
-		wrong += checking->valid[i] != flash->table.segments[i].valid;
-	}
 	check->amount(check, "used", checking->mapped << FLASH_BLOCK_SHIFT);
 	if (flash->lost_records > 0) {
 		snprintf(text, sizeof(text),
@@ -305,15 +346,16 @@ static void check_map(struct flash *flash, struct store_check *check)
 	struct checking checking = { .flash = flash, .check = check };
 	struct error error;
 
-	checking.valid = calloc(flash->anchor.geometry.segment_count, sizeof(*checking.valid));
+	checking.valid = calloc((size_t)FLASH_TREES * flash->anchor.geometry.segment_count,
+		sizeof(*checking.valid));
 	if (checking.valid == NULL) {
 		check->fault(check, "there is not enough memory to look at the map");
 	} else if (flash_recover(flash, &error) < 0) {
 		check->fault(check, error.text);
 	} else {
 		for (uint32_t i = 0; i < flash->anchor.geometry.leaf_count; i++) {
-			if (!flash_map_is_empty(flash, i)) {
-				check_page(&checking, i);
+			for (uint32_t tree = 0; tree < FLASH_TREES; tree++) {
+				check_page(&checking, tree, i);
 			}
 			if (i >= TELL_PAGES && i % (flash->anchor.geometry.leaf_count / 8) == 0) {
 				log_info("flash store '%s': %llu %% of the disk are checked",
@@ -334,6 +376,7 @@ static void check_anchor(int fd, const char *path, struct store_check *check)
 	uint64_t bytes;
 	void *memory;
 	char text[FLASH_UUID_BYTES * 2 + 1];
+	char names[FLASH_VIEWS * (FLASH_VIEW_NAME_BYTES + 2)] = "";
 
 	if (flash == NULL) {
 		check->fault(check, "there is not enough memory");
@@ -357,6 +400,16 @@ static void check_anchor(int fd, const char *path, struct store_check *check)
 	check->amount(check, "size", flash->anchor.geometry.disk_blocks << FLASH_BLOCK_SHIFT);
 	check->amount(check, "segment",
 		(uint64_t)flash->anchor.geometry.segment_blocks << FLASH_BLOCK_SHIFT);
+	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
+		size_t used = strlen(names);
+
+		snprintf(names + used, sizeof(names) - used, "%s%s",
+			used > 0 && flash->anchor.views[i].name[0] != '\0' ? ", " : "",
+			flash->anchor.views[i].name);
+	}
+	if (names[0] != '\0') {
+		check->fact(check, "snapshots", names);
+	}
 	flash->slot_count = flash_slot_count(&flash->anchor.geometry, 0);
 	bytes = flash_budget(flash);
 	memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,

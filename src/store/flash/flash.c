@@ -23,12 +23,10 @@ enum {
 struct flash_config {
 	uint64_t map_memory; /* 0: the default */
 	enum gc_policy policy;
+	bool refuses; /* on-full=refuse */
 };
 
 /* --- reads ----------------------------------------------------------------------------------- */
-
-static void read_step(struct store_part *part);
-static void extents_step(struct store_part *part);
 
 static void hope(struct flash *flash, struct store_part *part)
 {
@@ -55,9 +53,9 @@ static bool resume_hoping(struct flash *flash)
 
 		flash_scratch_of(part)->is_waiting = false;
 		if (part->op == STORE_READ) {
-			read_step(part);
+			flash_read_step(part);
 		} else {
-			extents_step(part);
+			flash_extents_step(part);
 		}
 	}
 	return true;
@@ -74,21 +72,21 @@ static void page_ready(struct flash_wait *wait, int result)
 		scratch->result = result;
 	}
 	if (part->op == STORE_READ) {
-		read_step(part);
+		flash_read_step(part);
 	} else {
-		extents_step(part);
+		flash_extents_step(part);
 	}
 }
 
 /* The page, or NULL: the part goes on later. */
-static struct flash_slot *page_get(struct flash *flash, struct store_part *part, uint64_t page)
+static struct flash_slot *page_get(struct flash *flash, struct store_part *part, uint32_t page)
 {
 	struct flash_scratch *scratch = flash_scratch_of(part);
 	struct flash_slot *slot;
 	bool full;
 
 	scratch->wait.ready = page_ready;
-	slot = flash_map_get(flash, (uint32_t)page, &scratch->wait, &full);
+	slot = flash_map_get(flash, page, &scratch->wait, &full);
 	if (slot == NULL && full) {
 		hope(flash, part);
 	} else if (slot == NULL && part->op == STORE_EXTENTS) {
@@ -216,12 +214,16 @@ static uint64_t data_bytes(const struct flash_slot *slot, uint64_t offset)
 	return ((end - first) << FLASH_BLOCK_SHIFT) - offset % FLASH_BLOCK_BYTES;
 }
 
-static uint64_t page_of(uint64_t offset)
+/* The next one that the part needs. */
+static uint32_t page_of(const struct flash *flash, const struct store_part *part)
 {
-	return (offset >> FLASH_BLOCK_SHIFT) / FLASH_NODE_ENTRIES;
+	const struct flash_scratch *scratch = (const void *)part->scratch;
+	uint64_t offset = part->offset + scratch->done_bytes;
+
+	return flash_page_of(flash, scratch->tree, offset >> FLASH_BLOCK_SHIFT);
 }
 
-static void read_step(struct store_part *part)
+void flash_read_step(struct store_part *part)
 {
 	struct flash *flash = flash_of(part);
 	struct flash_scratch *scratch = flash_scratch_of(part);
@@ -233,8 +235,12 @@ static void read_step(struct store_part *part)
 		struct list_node *node;
 		uint64_t hole;
 
-		if (!flash_map_is_empty(flash, (uint32_t)page_of(offset))) {
-			slot = page_get(flash, part, page_of(offset));
+		if (flash_view_has_gone(part)) {
+			scratch->result = -ESTALE;
+			break;
+		}
+		if (!flash_map_is_empty(flash, page_of(flash, part))) {
+			slot = page_get(flash, part, page_of(flash, part));
 			if (slot == NULL) {
 				return;
 			}
@@ -274,7 +280,7 @@ static bool extents_add(struct store_part *part, uint64_t bytes, bool is_hole)
 	return true;
 }
 
-static void extents_step(struct store_part *part)
+void flash_extents_step(struct store_part *part)
 {
 	struct flash *flash = flash_of(part);
 	struct flash_scratch *scratch = flash_scratch_of(part);
@@ -286,11 +292,15 @@ static void extents_step(struct store_part *part)
 		const struct flash_slot *slot = NULL;
 		uint64_t hole;
 
+		if (flash_view_has_gone(part)) {
+			scratch->result = -ESTALE;
+			break;
+		}
 		if (pages == EXTENT_PAGES_MAX || scratch->pending == EXTENT_LOADS_MAX) {
 			break; /* who wants to know more asks again */
 		}
-		if (!flash_map_is_empty(flash, (uint32_t)page_of(offset))) {
-			slot = page_get(flash, part, page_of(offset));
+		if (!flash_map_is_empty(flash, page_of(flash, part))) {
+			slot = page_get(flash, part, page_of(flash, part));
 			if (slot == NULL) {
 				return;
 			}
@@ -353,10 +363,10 @@ static void flash_submit(struct store_queue *queue, struct store_part *part)
 	}
 	switch (part->op) {
 	case STORE_READ:
-		read_step(part);
+		flash_read_step(part);
 		break;
 	case STORE_EXTENTS:
-		extents_step(part);
+		flash_extents_step(part);
 		break;
 	case STORE_WRITE:
 	case STORE_TRIM:
@@ -615,6 +625,7 @@ static int flash_open(struct store *base, const struct store_options *options,
 	flash->path = strdup(store_path_file(options->path));
 	flash->is_read_only = options->read_only;
 	flash->policy = config->policy;
+	flash->views.refuses = config->refuses;
 	if (flash->path == NULL) {
 		return error_set(error, -ENOMEM, "not enough memory to open '%s'", options->path);
 	}
@@ -670,6 +681,16 @@ static int set_gc(void *config_bytes, const char *value, struct error *error)
 	return error_set(error, -EINVAL, "it is none of auto, paper, plain and greedy");
 }
 
+static int set_on_full(void *config_bytes, const char *value, struct error *error)
+{
+	struct flash_config *config = config_bytes;
+
+	config->refuses = strcmp(value, "refuse") == 0;
+	return config->refuses || strcmp(value, "drop") == 0
+		       ? 0
+		       : error_set(error, -EINVAL, "it is neither drop nor refuse");
+}
+
 static const struct store_option flash_options[] = {
 	{ "map-memory", "SIZE",
 		"flash: memory for the map of a flash store: 64M,\n"
@@ -679,6 +700,10 @@ static const struct store_option flash_options[] = {
 		"flash: by which rule segments are collected\n"
 		"(default auto); the others are for comparison",
 		"auto", .set = set_gc },
+	{ "on-full", "drop|refuse",
+		"flash: when a snapshot leaves no room for writes:\n"
+		"drop it (the default), or let writes fail",
+		"refuse", .set = set_on_full },
 };
 
 static const struct counter counter_list[] = {
@@ -706,6 +731,10 @@ static const struct counter counter_list[] = {
 		offsetof(struct flash, counters.erases_max) },
 	{ "free_segments", "Segments that are free, as of the last checkpoint", COUNTER_NOW,
 		COUNTER_ITEMS, offsetof(struct flash, counters.free_segments) },
+	{ "snapshot_blocks", "Blocks that only snapshots need, about, as of the last checkpoint",
+		COUNTER_NOW, COUNTER_ITEMS, offsetof(struct flash, counters.snapshot_blocks) },
+	{ "snapshots_dropped", "Snapshots that were dropped to make room for writes", COUNTER_TOTAL,
+		COUNTER_ITEMS, offsetof(struct flash, counters.snapshots_dropped) },
 };
 
 static const struct counter_table flash_counter_table = { "flash", "export", counter_list,
@@ -729,6 +758,9 @@ static const struct store_ops flash_ops = {
 	.has_owner = true,
 	.barrier = flash_barrier,
 	.pass = flash_pass,
+	.view_kind = &flash_view_kind,
+	.view_ask = flash_view_ask,
+	.views = flash_views_list,
 };
 
 const struct store_kind flash_store_kind = {

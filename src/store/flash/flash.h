@@ -37,6 +37,7 @@ enum {
 	FLASH_WEAR_SEGMENTS = 128, /* for each that is moved because of wear: less than 1 % */
 	FLASH_NO_SLOT = -1,
 };
+#define FLASH_NO_PAGE UINT32_MAX
 
 struct disk_info;
 struct flash;
@@ -78,7 +79,7 @@ enum flash_slot_state { FLASH_SLOT_FREE, FLASH_SLOT_LOADING, FLASH_SLOT_CLEAN, F
 /* A page of the map in memory. A dirty one, and one with pins, stays. */
 struct flash_slot {
 	struct flash_node *node;
-	uint32_t page;
+	uint32_t page; /* FLASH_NO_PAGE: of a view that has gone while it was read */
 	int32_t chain; /* the next slot of the bucket */
 	uint32_t pins;
 	uint8_t state;
@@ -87,10 +88,16 @@ struct flash_slot {
 	struct flash_io io;
 };
 
-struct flash_map {
+/* The disk (tree 0), or a view (tree 1 + its index). */
+struct flash_tree {
 	struct flash_entry *levels[FLASH_LEVELS]; /* [n]: where the nodes of level n are */
 	bool *dirty[FLASH_LEVELS];		  /* nodes to be written, from level 1 on */
 	bool *table_dirty;			  /* nodes of the table of segments */
+};
+
+/* Pages are numbered: page p of tree t has the number t * page_count + p. */
+struct flash_map {
+	struct flash_tree trees[FLASH_TREES];
 	struct flash_slot *slots;
 	int32_t *buckets;
 	uint32_t slot_count;
@@ -147,10 +154,38 @@ struct flash_sync {
 
 /* What is kept of a segment beside struct gc_segment. */
 struct flash_segment {
-	uint32_t nodes;	  /* that the levels above point at */
-	uint32_t readers; /* of its blocks, in flight */
+	uint32_t nodes;			  /* that the levels above point at, for each tree */
+	uint32_t readers;		  /* of its blocks, in flight */
+	uint32_t view_valid[FLASH_VIEWS]; /* blocks that pages of the view point at */
 	uint32_t erases;
 	bool is_bad; /* has blocks that cannot be read; never collected */
+};
+
+enum flash_view_state {
+	FLASH_VIEW_NONE,
+	FLASH_VIEW_CREATING, /* the checkpoint that runs makes it */
+	FLASH_VIEW_LIVE,
+	FLASH_VIEW_DELETING, /* the next checkpoint forgets it; it is not read any more */
+	FLASH_VIEW_STATE_COUNT
+};
+
+_Static_assert((int)FLASH_VIEWS == STORE_VIEWS_MAX, "a list has room for all");
+_Static_assert((int)FLASH_VIEW_NAME_BYTES == STORE_VIEW_NAME_BYTES, "and each entry for a name");
+
+/* What is kept of a view beside its tree. */
+struct flash_view {
+	enum flash_view_state state;
+	struct flash_view_anchor about; /* top: as of the last checkpoint */
+};
+
+struct flash_views {
+	struct flash_view list[FLASH_VIEWS];
+	struct store_view_request *request; /* at hand, or NULL */
+	struct ring_op turn;		    /* on its way to be done */
+	bool is_done;			    /* the request is, but for transfers in flight */
+	bool refuses;			    /* on-full=refuse, else drop */
+	bool is_full;			    /* refuses: changes fail that need space */
+	bool is_stuck; /* the same: the collector has found nothing since the last checkpoint */
 };
 
 enum flash_checkpoint_state {
@@ -253,6 +288,8 @@ struct flash_counters {
 	uint64_t erases_mean;
 	uint64_t erases_max;
 	uint64_t free_segments;
+	uint64_t snapshot_blocks;
+	uint64_t snapshots_dropped;
 };
 
 struct flash {
@@ -287,6 +324,7 @@ struct flash {
 	struct flash_erase erase;
 	struct gc_table table;
 	struct flash_segment *segments;
+	struct flash_views views;
 	struct flash_helper helpers[FLASH_HELPERS];
 	struct list_node helpers_idle;
 	struct list_node hoping;  /* reads for which none was idle */
@@ -315,6 +353,7 @@ struct flash_scratch {
 	uint64_t done_bytes;
 	struct flash_wait wait;
 	int result;
+	uint32_t tree;
 	uint32_t pending; /* helpers that read for it; pages that were read for its extents */
 	bool is_waiting;  /* for a page, a slot or a helper */
 };
@@ -324,9 +363,33 @@ static inline struct flash_scratch *flash_scratch_of(struct store_part *part)
 	return (struct flash_scratch *)(void *)part->scratch;
 }
 
+/* A view as a store, which can only be read. Its parts are worked on with those of the disk. */
+struct flash_view_store {
+	struct store base;
+	struct flash *flash; /* outlives it */
+	uint32_t index;
+	uint64_t serial; /* of the view; another one may have taken its place */
+};
+
+extern const struct store_ops flash_view_ops;
+extern const struct store_kind flash_view_kind;
+
 static inline struct flash *flash_of(const struct store_part *part)
 {
-	return container_of(part->queue->store, struct flash, base);
+	struct store *store = part->queue->store;
+
+	return store->ops == &flash_view_ops
+		       ? container_of(store, struct flash_view_store, base)->flash
+		       : container_of(store, struct flash, base);
+}
+
+/* Nothing refers to what is in it: neither a tree nor, as of the last checkpoint, the log. */
+static inline bool flash_segment_is_empty(const struct flash *flash, uint32_t index)
+{
+	const struct flash_segment *segment = &flash->segments[index];
+
+	return flash->table.segments[index].valid == 0 && segment->nodes == 0 &&
+	       segment->view_valid[0] == 0 && segment->view_valid[1] == 0;
 }
 
 /* --- flash.c --------------------------------------------------------------------------------- */
@@ -338,10 +401,14 @@ uint32_t flash_slot_count(const struct flash_geometry *geometry, uint64_t map_me
 /* Bytes of memory that flash_init() divides; anchor and slot_count are known. */
 uint64_t flash_budget(struct flash *flash);
 void flash_init(struct flash *flash, uint8_t *memory);
+/* Goes on with a read, or with extents, whose scratch is set. */
+void flash_read_step(struct store_part *part);
+void flash_extents_step(struct store_part *part);
 /* True while there is somebody to work for. */
 static inline bool flash_may_work(const struct flash *flash)
 {
-	return flash->is_starting || flash->is_closing || flash->part_count > flash->held_count;
+	return flash->is_starting || flash->is_closing || flash->part_count > flash->held_count ||
+	       (flash->views.request != NULL && !flash->views.is_done);
 }
 
 /* --- io.c ------------------------------------------------------------------------------------ */
@@ -385,16 +452,33 @@ bool flash_map_dirty(struct flash *flash, struct flash_slot *slot);
 void flash_map_clean(struct flash *flash, struct flash_slot *slot);
 void flash_map_pin(struct flash_slot *slot);
 void flash_map_unpin(struct flash *flash, struct flash_slot *slot);
+/* The number of the page that has this block of the disk. */
+static inline uint32_t flash_page_of(const struct flash *flash, uint32_t tree, uint64_t lpn)
+{
+	return tree * flash->anchor.geometry.page_count + (uint32_t)(lpn / FLASH_NODE_ENTRIES);
+}
+/* Where the page is on the disk. */
+static inline struct flash_entry flash_page_entry(const struct flash *flash, uint32_t page)
+{
+	uint32_t count = flash->anchor.geometry.page_count;
+
+	return page < count ? flash->map.trees[0].levels[0][page]
+			    : flash->map.trees[page / count].levels[0][page % count];
+}
 /* Nothing of the page is on the disk, nor in memory. */
 static inline bool flash_map_is_empty(struct flash *flash, uint32_t page)
 {
-	return flash->map.levels[0][page].block == 0 && flash_map_find(flash, page) == NULL;
+	return flash_page_entry(flash, page).block == 0 && flash_map_find(flash, page) == NULL;
 }
 /* What a record that is written changes. */
 void flash_map_apply(struct flash *flash, const struct flash_record_entry *entry, uint32_t block);
 /* Where a node is now. */
-void flash_map_set_node(
-	struct flash *flash, uint32_t level, uint32_t index, struct flash_entry entry);
+void flash_map_set_node(struct flash *flash, uint32_t tree, uint32_t level, uint32_t index,
+	struct flash_entry entry);
+/* Adds the nodes of a tree, as its levels say, to those of their segments, or takes them away. */
+void flash_map_count_nodes(struct flash *flash, uint32_t tree, int32_t each);
+/* Forgets the pages of a tree, none of which is dirty. Who waits for one gets -ESTALE. */
+void flash_map_forget(struct flash *flash, uint32_t tree);
 
 /* --- log.c ----------------------------------------------------------------------------------- */
 
@@ -443,8 +527,8 @@ bool flash_checkpoint_step(struct flash *flash);
 void flash_checkpoint_synced(struct flash *flash, int result);
 /* The last one, when the store is closed and all parts are done. Blocks; without a ring. */
 void flash_checkpoint_last(struct flash *flash);
-/* A node of the table of segments as it is now. */
-void flash_table_encode(const struct flash *flash, uint32_t index, uint8_t *block);
+/* A node of the table of segments of a tree as it is now. */
+void flash_table_encode(const struct flash *flash, uint32_t tree, uint32_t index, uint8_t *block);
 static inline bool flash_checkpoint_runs(const struct flash *flash)
 {
 	return flash->checkpoint.state != FLASH_CHECKPOINT_NONE;
@@ -477,6 +561,50 @@ static inline uint32_t flash_free_soon(const struct flash *flash)
 {
 	return flash->table.state_counts[GC_FREE] + flash->table.state_counts[GC_ERASING];
 }
+
+/* --- view.c ---------------------------------------------------------------------------------- */
+
+/* True while the view is there, and may be read. */
+static inline bool flash_view_is_live(const struct flash *flash, uint32_t index)
+{
+	return flash->views.list[index].state == FLASH_VIEW_LIVE;
+}
+/* The same of a tree; that of the disk is always there. */
+static inline bool flash_tree_is_live(const struct flash *flash, uint32_t tree)
+{
+	return tree == 0 || flash_view_is_live(flash, tree - 1);
+}
+/* What the anchor says of the views. */
+void flash_views_recovered(struct flash *flash);
+/* True when the part is one of a view that is not there any more. */
+bool flash_view_has_gone(const struct store_part *part);
+uint32_t flash_views_list(struct store *store, struct store_view list[STORE_VIEWS_MAX]);
+/* See store_view_ask(). */
+void flash_view_ask(struct store *store, struct store_view_request *request);
+/* A checkpoint is wanted for a view. */
+bool flash_views_want_checkpoint(const struct flash *flash);
+/* A checkpoint begins: all that was answered is in what it writes. */
+void flash_views_begin(struct flash *flash);
+/* Fills in what the anchor is to say. */
+void flash_views_encode(struct flash *flash);
+/* The checkpoint is durable, or has failed; segments have not become free yet. */
+void flash_views_checkpointed(struct flash *flash, int result);
+/* Something that was counted in io_count has ended. */
+void flash_views_io_ended(struct flash *flash);
+/* A block of the disk is no longer in this segment: a view may keep it. */
+void flash_views_block_dies(struct flash *flash, uint32_t segment);
+/* The same when the log has been replayed. */
+void flash_views_restore(struct flash *flash, uint32_t segment);
+/* A block of views has moved. is_mapped: the disk has it, too. */
+void flash_views_move(struct flash *flash, const struct flash_record_entry *entry, uint32_t block,
+	bool is_mapped);
+/* The segments that can be written to are about to become too few: drops a view, or has changes
+ * refused. */
+void flash_views_look(struct flash *flash);
+/* The collector has found nothing. True: something will be done about it. */
+bool flash_views_relieve(struct flash *flash);
+/* True: a view leaves no space for this change, which has to fail with -ENOSPC. */
+bool flash_views_refuse(struct flash *flash, enum store_op op);
 
 /* --- recover.c ------------------------------------------------------------------------------- */
 

@@ -8,12 +8,20 @@
 #include "base/bytes.h"
 #include "base/crc32c.h"
 
-enum { VERSION = 1, TOP_AT = 512 };
+enum { VERSION = 1, TOP_AT = 512, VIEWS_AT = 1024, VIEWS_END = VIEWS_AT + FLASH_VIEWS * 640 };
 
 static const uint8_t anchor_magic[8] = { 'G', 'M', 'B', 'F', 'L', 'A', '\r', '\n' };
 static const uint8_t record_magic[4] = { 'G', 'F', 'L', 'R' };
 
 /* All numbers are little-endian. */
+struct wire_view {
+	char name[FLASH_VIEW_NAME_BYTES];
+	uint64_t serial;
+	uint64_t created_s;
+	uint8_t zeroes[128 - 80];
+	struct flash_entry top[FLASH_TOP_ENTRIES];
+};
+
 struct wire_anchor {
 	uint8_t magic[8];
 	uint32_t version;
@@ -32,7 +40,8 @@ struct wire_anchor {
 	char label[FLASH_LABEL_BYTES];
 	uint8_t zeroes[512 - 152];
 	struct flash_entry top[FLASH_TOP_ENTRIES];
-	uint8_t more_zeroes[FLASH_BLOCK_BYTES - 1024 - 4];
+	struct wire_view views[FLASH_VIEWS];
+	uint8_t more_zeroes[FLASH_BLOCK_BYTES - VIEWS_END - 4];
 	uint32_t crc;
 };
 
@@ -59,6 +68,8 @@ struct wire_record {
 
 _Static_assert(sizeof(struct wire_anchor) == FLASH_BLOCK_BYTES, "without gaps");
 _Static_assert(offsetof(struct wire_anchor, top) == TOP_AT, "as documented");
+_Static_assert(offsetof(struct wire_anchor, views) == VIEWS_AT, "as documented");
+_Static_assert(offsetof(struct wire_anchor, more_zeroes) == VIEWS_END, "without gaps");
 _Static_assert(offsetof(struct wire_anchor, crc) == FLASH_BLOCK_BYTES - 4, "the last");
 _Static_assert(sizeof(struct wire_entry) == 16, "without gaps");
 _Static_assert(offsetof(struct wire_record, entries) == 256, "as documented");
@@ -87,8 +98,9 @@ static uint64_t checkpoint_blocks(const struct flash_geometry *geometry)
 {
 	uint64_t table = geometry->page_count - geometry->leaf_count;
 
-	return nodes_to_log(geometry->dirty_max + table) + nodes_to_log(geometry->node_counts[1]) +
-	       nodes_to_log(geometry->node_counts[2]);
+	return nodes_to_log(geometry->dirty_max + FLASH_TREES * table) +
+	       nodes_to_log(FLASH_TREES * (uint64_t)geometry->node_counts[1]) +
+	       nodes_to_log(FLASH_TREES * (uint64_t)geometry->node_counts[2]);
 }
 
 /* Blocks that are left for the contents of the disk. A record that is cut off at the end of a
@@ -131,7 +143,7 @@ bool flash_geometry_init(struct flash_geometry *geometry)
 	}
 	blocks = MAX(blocks / 64, (uint64_t)4);
 	geometry->dirty_max = (uint32_t)MIN(blocks, (uint64_t)FLASH_DIRTY_MAX);
-	geometry->dirty_max = MIN(geometry->dirty_max, geometry->leaf_count);
+	geometry->dirty_max = MIN(geometry->dirty_max, FLASH_TREES * geometry->leaf_count);
 	geometry->checkpoint_segments =
 		(uint32_t)divide_up(checkpoint_blocks(geometry), geometry->segment_blocks - 4);
 	/* For a checkpoint; for that of a recovery, if it is cut off; and for the collector, which
@@ -201,6 +213,14 @@ void flash_anchor_encode(const struct flash_anchor *anchor, uint8_t block[FLASH_
 	memcpy(wire.uuid, anchor->uuid, sizeof(wire.uuid));
 	memcpy(wire.label, anchor->label, sizeof(wire.label));
 	memcpy(wire.top, anchor->top, sizeof(wire.top));
+	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
+		const struct flash_view_anchor *view = &anchor->views[i];
+
+		memcpy(wire.views[i].name, view->name, sizeof(view->name));
+		wire.views[i].serial = htole64(view->serial);
+		wire.views[i].created_s = htole64(view->created_s);
+		memcpy(wire.views[i].top, view->top, sizeof(view->top));
+	}
 	wire.crc = htole32(crc32c(0, &wire, offsetof(struct wire_anchor, crc)));
 	memcpy(block, &wire, sizeof(wire));
 }
@@ -219,18 +239,59 @@ static bool position_is_sound(const struct flash_anchor *anchor)
 }
 
 /* Only nodes that there can be have an entry. */
-static bool top_is_sound(const struct flash_anchor *anchor)
+static bool top_is_sound(const struct flash_anchor *anchor, const struct flash_entry *top)
 {
 	for (uint32_t i = 0; i < FLASH_TOP_ENTRIES; i++) {
-		uint32_t block = le32toh(anchor->top[i].block);
+		uint32_t block = le32toh(top[i].block);
 
-		if (block == 0 ? anchor->top[i].crc != 0
+		if (block == 0 ? top[i].crc != 0
 			       : i >= anchor->geometry.node_counts[FLASH_LEVELS - 1] ||
 					 !flash_is_in_segment(&anchor->geometry, block)) {
 			return false;
 		}
 	}
 	return true;
+}
+
+#define VIEW_LETTERS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+
+bool flash_view_name_is_sound(const char *name)
+{
+	size_t bytes = strnlen(name, FLASH_VIEW_NAME_BYTES);
+
+	return bytes > 0 && bytes < FLASH_VIEW_NAME_BYTES && strspn(name, VIEW_LETTERS) > 0 &&
+	       strspn(name, VIEW_LETTERS "._-") == bytes;
+}
+
+/* One that is not there is all zeroes. */
+static bool view_decode(const struct flash_anchor *anchor, const struct wire_view *wire,
+	struct flash_view_anchor *view)
+{
+	size_t bytes;
+
+	memcpy(view->name, wire->name, sizeof(view->name));
+	view->serial = le64toh(wire->serial);
+	view->created_s = le64toh(wire->created_s);
+	memcpy(view->top, wire->top, sizeof(view->top));
+	if (view->name[0] == '\0') {
+		return is_zero((const uint8_t *)wire, sizeof(*wire));
+	}
+	bytes = strnlen(view->name, sizeof(view->name));
+	return flash_view_name_is_sound(view->name) &&
+	       is_zero((const uint8_t *)wire->name + bytes, sizeof(wire->name) - bytes) &&
+	       is_zero(wire->zeroes, sizeof(wire->zeroes)) && view->serial <= anchor->serial &&
+	       top_is_sound(anchor, view->top);
+}
+
+static bool views_decode(struct flash_anchor *anchor, const struct wire_anchor *wire)
+{
+	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
+		if (!view_decode(anchor, &wire->views[i], &anchor->views[i])) {
+			return false;
+		}
+	}
+	return anchor->views[0].name[0] == '\0' ||
+	       strcmp(anchor->views[0].name, anchor->views[1].name) != 0;
 }
 
 int flash_anchor_decode(
@@ -267,7 +328,8 @@ int flash_anchor_decode(
 	memcpy(anchor->label, wire.label, sizeof(wire.label));
 	memcpy(anchor->top, wire.top, sizeof(wire.top));
 	if (!flash_geometry_init(&anchor->geometry) || !position_is_sound(anchor) ||
-		!top_is_sound(anchor) || anchor->label[FLASH_LABEL_BYTES - 1] != '\0' ||
+		!top_is_sound(anchor, anchor->top) || !views_decode(anchor, &wire) ||
+		anchor->label[FLASH_LABEL_BYTES - 1] != '\0' ||
 		!is_zero(wire.zeroes, sizeof(wire.zeroes)) ||
 		!is_zero(wire.more_zeroes, sizeof(wire.more_zeroes))) {
 		return error_set(error, -EINVAL, "has numbers that do not fit each other");
@@ -343,8 +405,8 @@ static bool entry_is_sound(
 		       entry->lpn % FLASH_NODE_ENTRIES + entry->source <= FLASH_NODE_ENTRIES &&
 		       entry->lpn + entry->source <= geometry->disk_blocks && entry->crc == 0;
 	case FLASH_NODE:
-		return entry->source < FLASH_LEVELS &&
-		       entry->lpn < geometry->node_counts[entry->source];
+		return entry->source < FLASH_TREES * FLASH_LEVELS &&
+		       entry->lpn < geometry->node_counts[entry->source % FLASH_LEVELS];
 	default:
 		return false;
 	}

@@ -11,6 +11,9 @@
  *   anchor ─▶ level 2 ─▶ level 1 ─▶ level 0: pages of the map, and behind them those of the table
  *                                            of segments
  *
+ * That is a tree. Tree 0 is the disk; each view (users call it a snapshot) has one of its own,
+ * which begins as a copy of what the anchor has for tree 0.
+ *
  * Threading: pure functions. Ownership: none. Errors: bytes may be anybody's; false or a sentence
  * says that they are not what they should be.
  */
@@ -32,11 +35,14 @@ enum {
 	FLASH_RECORD_ENTRIES = 240,
 	FLASH_NODE_ENTRIES = 512,
 	FLASH_LEVELS = 3,
-	FLASH_TOP_ENTRIES = 64, /* of the anchor */
+	FLASH_TOP_ENTRIES = 64, /* of the anchor, for each tree */
+	FLASH_VIEWS = 2,	/* snapshots that there can be */
+	FLASH_TREES = 1 + FLASH_VIEWS,
 	FLASH_TABLE_ENTRIES = 256,
 	FLASH_DIRTY_MAX = 8192,
 	FLASH_UUID_BYTES = 16,
 	FLASH_LABEL_BYTES = 64,
+	FLASH_VIEW_NAME_BYTES = 64,
 	FLASH_SPARE_MIN = 7, /* percent */
 	FLASH_SPARE_MAX = 50,
 	FLASH_SPARE_DEFAULT = 15,
@@ -121,6 +127,14 @@ struct flash_position {
 	uint32_t prev_crc; /* of the header before it */
 };
 
+/* A view: tree 1 + its index. */
+struct flash_view_anchor {
+	char name[FLASH_VIEW_NAME_BYTES]; /* ends with a zero; empty: there is no view */
+	uint64_t serial;		  /* of the anchor that it was made with */
+	uint64_t created_s;		  /* since 1970 */
+	struct flash_entry top[FLASH_TOP_ENTRIES];
+};
+
 struct flash_anchor {
 	uint8_t uuid[FLASH_UUID_BYTES];
 	uint64_t serial; /* the greater is the newer */
@@ -130,9 +144,13 @@ struct flash_anchor {
 	uint32_t spare_percent;
 	char label[FLASH_LABEL_BYTES]; /* ends with a zero */
 	struct flash_entry top[FLASH_TOP_ENTRIES];
+	struct flash_view_anchor views[FLASH_VIEWS];
 };
 
 void flash_anchor_encode(const struct flash_anchor *anchor, uint8_t block[FLASH_BLOCK_BYTES]);
+/* What a view may be called: 1 to 63 letters, digits, '.', '_' and '-', the first one a letter or a
+ * digit. */
+bool flash_view_name_is_sound(const char *name);
 /* True when the block is meant to be an anchor, whatever is wrong with it. */
 bool flash_anchor_is_ours(const uint8_t block[FLASH_BLOCK_BYTES]);
 /* -EINVAL, or -ENOTSUP for another version; with the rest of a sentence about the anchor. */
@@ -145,7 +163,7 @@ enum flash_entry_kind {
 	FLASH_DATA = 1, /* lpn: block of the disk */
 	FLASH_COPY = 2, /* the same, moved from block source of the device */
 	FLASH_TRIM = 3, /* source blocks from lpn on, all of one page of the map; without a block */
-	FLASH_NODE = 4, /* node lpn of level source */
+	FLASH_NODE = 4, /* node lpn of level source % FLASH_LEVELS, of tree source / FLASH_LEVELS */
 	FLASH_KIND_COUNT
 };
 

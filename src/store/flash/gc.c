@@ -110,13 +110,16 @@ static bool choose(struct flash *flash)
 			flash_checkpoint_ask(flash);
 			return true;
 		}
+		if (urgent && flash_views_relieve(flash)) {
+			return true;
+		}
 		if (urgent && flash->io_count == 0) {
 			flash_fail(flash, -ENOSPC, "is full");
 		}
 		return false;
 	}
 	gc_set_state(&flash->table, gc->victim, GC_VICTIM);
-	if (flash->table.segments[gc->victim].valid > 0 || flash->segments[gc->victim].nodes > 0) {
+	if (!flash_segment_is_empty(flash, gc->victim)) {
 		flash->segments[gc->victim].readers++;
 		gc->block = 0;
 		set_state(gc, FLASH_GC_HEADER);
@@ -162,18 +165,18 @@ static void page_ready(struct flash_wait *wait, int result)
 	struct flash *flash = container_of(gc, struct flash, gc);
 
 	gc->is_waiting = false;
-	if (result < 0) { /* what it refers to can neither be found nor moved */
+	if (result < 0 &&
+		result != -ESTALE) { /* what it refers to can neither be found nor moved */
 		flash->segments[gc->victim].is_bad = true;
 		walk_end(flash);
 	}
 }
 
 /* The page, or NULL: the walk goes on later. */
-static struct flash_slot *page_get(struct flash *flash, uint64_t lpn)
+static struct flash_slot *page_get(struct flash *flash, uint32_t page)
 {
 	bool full;
-	struct flash_slot *slot =
-		flash_map_get(flash, (uint32_t)(lpn / FLASH_NODE_ENTRIES), &flash->gc.wait, &full);
+	struct flash_slot *slot = flash_map_get(flash, page, &flash->gc.wait, &full);
 
 	if (slot == NULL && full) {
 		flash_checkpoint_ask(flash);
@@ -183,9 +186,9 @@ static struct flash_slot *page_get(struct flash *flash, uint64_t lpn)
 }
 
 /* The same, to be changed. */
-static struct flash_slot *page_dirty(struct flash *flash, uint64_t lpn)
+static struct flash_slot *page_dirty(struct flash *flash, uint32_t page)
 {
-	struct flash_slot *slot = page_get(flash, lpn);
+	struct flash_slot *slot = page_get(flash, page);
 
 	if (slot != NULL && !flash_map_dirty(flash, slot)) {
 		flash_checkpoint_ask(flash);
@@ -197,18 +200,24 @@ static struct flash_slot *page_dirty(struct flash *flash, uint64_t lpn)
 /* A node that is still used is written again by the next checkpoint. */
 static bool scan_node(struct flash *flash, const struct flash_record_entry *entry, uint32_t block)
 {
-	uint32_t leaf_count = flash->anchor.geometry.leaf_count;
+	const struct flash_geometry *geometry = &flash->anchor.geometry;
+	uint32_t level = entry->source % FLASH_LEVELS;
 	uint32_t index = (uint32_t)entry->lpn;
 
-	if (le32toh(flash->map.levels[entry->source][index].block) != block) {
-		return true;
-	}
-	if (entry->source > 0) {
-		flash->map.dirty[entry->source][index] = true;
-	} else if (index >= leaf_count) {
-		flash->map.table_dirty[index - leaf_count] = true;
-	} else {
-		return page_dirty(flash, (uint64_t)index * FLASH_NODE_ENTRIES) != NULL;
+	/* A node of the disk may be one of views as well. */
+	for (uint32_t i = 0; i < FLASH_TREES; i++) {
+		struct flash_tree *tree = &flash->map.trees[i];
+
+		if (le32toh(tree->levels[level][index].block) != block) {
+			continue;
+		}
+		if (level > 0) {
+			tree->dirty[level][index] = true;
+		} else if (index >= geometry->leaf_count) {
+			tree->table_dirty[index - geometry->leaf_count] = true;
+		} else if (page_dirty(flash, i * geometry->page_count + index) == NULL) {
+			return false;
+		}
 	}
 	return true;
 }
@@ -216,6 +225,34 @@ static bool scan_node(struct flash *flash, const struct flash_record_entry *entr
 static bool is_used(const struct flash_slot *slot, uint64_t lpn, uint32_t block)
 {
 	return le32toh(slot->node->entries[lpn % FLASH_NODE_ENTRIES].block) == block;
+}
+
+/* The trees that point at the block, as bits, and its checksum. False: not all could be looked at.
+ * dirty: their pages will be changed. */
+static bool find_users(struct flash *flash, uint64_t lpn, uint32_t block, bool dirty,
+	uint32_t *users_out, uint32_t *crc_out)
+{
+	*users_out = 0;
+	for (uint32_t tree = 0; tree < FLASH_TREES; tree++) {
+		uint32_t page = flash_page_of(flash, tree, lpn);
+		const struct flash_slot *slot;
+
+		if (!flash_tree_is_live(flash, tree)) {
+			continue;
+		}
+		slot = page_get(flash, page);
+		if (slot == NULL) {
+			return false;
+		}
+		if (is_used(slot, lpn, block)) {
+			*users_out |= BIT(tree);
+			*crc_out = le32toh(slot->node->entries[lpn % FLASH_NODE_ENTRIES].crc);
+			if (dirty && page_dirty(flash, page) == NULL) {
+				return false;
+			}
+		}
+	}
+	return true;
 }
 
 /* Which blocks of the record are to be read. False: not all could be looked at. */
@@ -232,12 +269,13 @@ static bool scan(struct flash *flash)
 				return false;
 			}
 		} else if (entry->kind != FLASH_TRIM) {
-			const struct flash_slot *slot = page_get(flash, entry->lpn);
+			uint32_t users;
+			uint32_t crc;
 
-			if (slot == NULL) {
+			if (!find_users(flash, entry->lpn, block, false, &users, &crc)) {
 				return false;
 			}
-			if (is_used(slot, entry->lpn, block)) {
+			if (users != 0) {
 				gc->first = MIN(gc->first, gc->entry_block);
 				gc->end = gc->entry_block + 1;
 			}
@@ -253,17 +291,16 @@ static bool copy_one(struct flash *flash, const struct flash_record_entry *from,
 	const uint8_t *data)
 {
 	struct flash_record_entry entry = { .lpn = from->lpn, .source = block, .kind = FLASH_COPY };
-	struct flash_slot *slot = page_get(flash, from->lpn);
+	uint32_t users;
 	uint32_t floor;
 	uint32_t crc;
 
-	if (slot == NULL) {
+	if (!find_users(flash, from->lpn, block, true, &users, &crc)) {
 		return false;
 	}
-	if (!is_used(slot, from->lpn, block)) {
+	if (users == 0) {
 		return true;
 	}
-	crc = le32toh(slot->node->entries[from->lpn % FLASH_NODE_ENTRIES].crc);
 	if (crc32c(0, data, FLASH_BLOCK_BYTES) != crc) {
 		/* A copy would have a checksum that fits what is wrong. */
 		flash->counters.checksum_errors++;
@@ -272,7 +309,8 @@ static bool copy_one(struct flash *flash, const struct flash_record_entry *from,
 			flash->path, (unsigned long long)from->lpn);
 		return true;
 	}
-	if (page_dirty(flash, from->lpn) == NULL) {
+	/* Whoever applies the record changes this one. */
+	if (page_dirty(flash, flash_page_of(flash, 0, from->lpn)) == NULL) {
 		return false;
 	}
 	/* After crashes there may be less than that: then what a recovery would need is used. */

@@ -35,10 +35,10 @@ static uint32_t net_of(
 	const struct gc_rule *rule, const struct gc_table *table, const struct gc_segment *segment)
 {
 	uint64_t weight = rule->weighs_cold ? table->cold_weight : GC_WEIGHT_ONE;
+	uint32_t used = MIN(segment->valid + segment->kept, table->segment_blocks);
 
-	return rule->knows_cache
-		       ? segment->valid - (uint32_t)(segment->cold_dirty * weight / GC_WEIGHT_ONE)
-		       : segment->valid;
+	return rule->knows_cache ? used - (uint32_t)(segment->cold_dirty * weight / GC_WEIGHT_ONE)
+				 : used;
 }
 
 double gc_score(const struct gc_rule *rule, uint32_t blocks, uint32_t net, uint64_t age)
@@ -76,7 +76,8 @@ void gc_set_state(struct gc_table *table, uint32_t segment, enum gc_state state)
 	struct gc_segment *found = segment_at(table, segment);
 
 	GMB_ASSERT(state_edges[found->state] & BIT(state));
-	GMB_ASSERT((state != GC_FREE && state != GC_ERASING) || found->valid == 0);
+	GMB_ASSERT((state != GC_FREE && state != GC_ERASING) ||
+		   (found->valid == 0 && found->kept == 0));
 	table->state_counts[found->state]--;
 	table->state_counts[state]++;
 	found->state = state;

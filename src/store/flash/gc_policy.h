@@ -8,9 +8,10 @@
  *   cold_dirty   those of them whose newer version lies in the cold part of the write cache
  *                (store/flash/cache_lru.h). They are written once more anyway, unless users write
  *                them first, so that copying them costs nothing:
- *   net          valid - weight * cold_dirty, weight: the part of cold pages that was written
- * before users wrote them again, as the cache has seen it lately age          blocks that users
- * appended to the log since the segment's data was new
+ *   net          valid + kept - weight * cold_dirty, kept: blocks that have to be moved for views;
+ * weight: the part of cold pages that was written before users wrote them again, as the cache has
+ * seen it lately age          blocks that users appended to the log since the segment's data was
+ * new
  *
  *   policy   score                                      knows the cache   cold part
  *   auto     (blocks - net) * age / (2 * net)           yes               80 %
@@ -75,6 +76,7 @@ struct gc_segment {
 	uint64_t stamp; /* the table's clock when its data was new; a checkpoint may keep it */
 	uint32_t valid;
 	uint32_t cold_dirty; /* at most valid */
+	uint32_t kept;	     /* beside valid: blocks that only views point at, about */
 	uint8_t state;	     /* enum gc_state; gc_set_state() */
 };
 

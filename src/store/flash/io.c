@@ -20,6 +20,7 @@ void flash_io_ended(struct flash *flash)
 		store_started(&flash->base, flash->start_result);
 		return;
 	}
+	flash_views_io_ended(flash);
 	if (flash->io_count > 0 && !flash_may_work(flash)) {
 		return;
 	}

@@ -65,10 +65,11 @@ uint32_t flash_take_segment(struct flash *flash)
 		}
 	}
 	if (best != FLASH_NO_SEGMENT) {
+		flash_views_look(flash);
 		gc_set_state(&flash->table, best, GC_OPEN);
 		flash->segments[best].erases++;
 		flash->erase.taken++;
-		flash->map.table_dirty[best / FLASH_TABLE_ENTRIES] = true;
+		flash->map.trees[0].table_dirty[best / FLASH_TABLE_ENTRIES] = true;
 	}
 	return best;
 }
@@ -84,10 +85,15 @@ static struct flash_slot *slot_of(struct flash *flash, const struct flash_record
 
 static void apply_node(struct flash *flash, const struct flash_record_entry *entry, uint32_t block)
 {
-	if (entry->source == 0 && entry->lpn < flash->anchor.geometry.leaf_count) {
-		flash_map_clean(flash, flash_map_find(flash, (uint32_t)entry->lpn));
+	const struct flash_geometry *geometry = &flash->anchor.geometry;
+	uint32_t tree = entry->source / FLASH_LEVELS;
+	uint32_t level = entry->source % FLASH_LEVELS;
+	uint32_t index = (uint32_t)entry->lpn;
+
+	if (level == 0 && index < geometry->leaf_count) {
+		flash_map_clean(flash, flash_map_find(flash, tree * geometry->page_count + index));
 	}
-	flash_map_set_node(flash, entry->source, (uint32_t)entry->lpn,
+	flash_map_set_node(flash, tree, level, index,
 		(struct flash_entry){ htole32(block), htole32(entry->crc) });
 }
 

@@ -41,18 +41,26 @@ static uint8_t *carve(uint8_t **memory, uint64_t bytes)
 	return taken;
 }
 
+static void lay_out_tree(
+	const struct flash_geometry *geometry, struct flash_tree *tree, uint8_t **memory)
+{
+	for (int level = 0; level < FLASH_LEVELS; level++) {
+		tree->levels[level] = (void *)carve(memory, level_bytes(geometry, level));
+		tree->dirty[level] =
+			level > 0 ? (void *)carve(memory, geometry->node_counts[level]) : NULL;
+	}
+	tree->table_dirty = (void *)carve(memory, geometry->page_count - geometry->leaf_count);
+}
+
 static uint64_t lay_out(const struct flash_geometry *geometry, uint32_t slot_count,
 	struct flash_map *map, uint8_t *memory)
 {
 	uint8_t *at = memory;
 	uint8_t *nodes;
 
-	for (int level = 0; level < FLASH_LEVELS; level++) {
-		map->levels[level] = (void *)carve(&at, level_bytes(geometry, level));
-		map->dirty[level] =
-			level > 0 ? (void *)carve(&at, geometry->node_counts[level]) : NULL;
+	for (uint32_t tree = 0; tree < FLASH_TREES; tree++) {
+		lay_out_tree(geometry, &map->trees[tree], &at);
 	}
-	map->table_dirty = (void *)carve(&at, geometry->page_count - geometry->leaf_count);
 	map->buckets = (void *)carve(&at, (uint64_t)bucket_count(slot_count) * sizeof(int32_t));
 	map->slots = (void *)carve(&at, (uint64_t)slot_count * sizeof(struct flash_slot));
 	nodes = carve(&at, (uint64_t)slot_count * FLASH_BLOCK_BYTES);
@@ -147,12 +155,17 @@ static void slot_rest(struct flash_map *map, struct flash_slot *slot)
 	}
 }
 
+static void slot_free(struct flash_map *map, struct flash_slot *slot)
+{
+	slot->state = FLASH_SLOT_FREE;
+	list_push_front(&map->lru, &slot->lru);
+}
+
 /* It has nothing that is right. */
 void flash_map_release(struct flash *flash, struct flash_slot *slot)
 {
 	unchain(&flash->map, slot);
-	slot->state = FLASH_SLOT_FREE;
-	list_push_front(&flash->map.lru, &slot->lru);
+	slot_free(&flash->map, slot);
 }
 
 static bool node_is_sound(const struct flash *flash, const struct flash_node *node)
@@ -171,14 +184,18 @@ static void load_done(struct flash_io *io, int result)
 {
 	struct flash_slot *slot = container_of(io, struct flash_slot, io);
 	struct flash *flash = io->flash;
-	struct flash_entry entry = flash->map.levels[0][slot->page];
+	bool is_orphan = slot->page == FLASH_NO_PAGE;
 	uint32_t block = (uint32_t)(io->offset >> FLASH_BLOCK_SHIFT);
 	struct list_node waiting;
 	struct list_node *node;
 
 	flash->segments[flash_segment_of(&flash->anchor.geometry, block)].readers--;
-	if (result == 0 && (crc32c(0, slot->node, sizeof(*slot->node)) != le32toh(entry.crc) ||
-				   !node_is_sound(flash, slot->node))) {
+	if (is_orphan) {
+		result = -ESTALE;
+	} else if (result == 0 &&
+		   (crc32c(0, slot->node, sizeof(*slot->node)) !=
+				   le32toh(flash_page_entry(flash, slot->page).crc) ||
+			   !node_is_sound(flash, slot->node))) {
 		flash->counters.checksum_errors++;
 		log_error("flash store '%s': page %u of its map is damaged on the disk",
 			flash->path, slot->page);
@@ -188,7 +205,9 @@ static void load_done(struct flash_io *io, int result)
 	while ((node = list_pop_front(&slot->waiting)) != NULL) {
 		list_push_back(&waiting, node);
 	}
-	if (result < 0) {
+	if (is_orphan) {
+		slot_free(&flash->map, slot);
+	} else if (result < 0) {
 		flash_map_release(flash, slot);
 	} else {
 		slot->state = FLASH_SLOT_CLEAN;
@@ -205,7 +224,7 @@ struct flash_slot *flash_map_get(
 	struct flash *flash, uint32_t page, struct flash_wait *wait, bool *full)
 {
 	struct flash_slot *slot = flash_map_find(flash, page);
-	uint32_t block = le32toh(flash->map.levels[0][page].block);
+	uint32_t block = le32toh(flash_page_entry(flash, page).block);
 
 	*full = false;
 	if (slot == NULL) {
@@ -276,9 +295,10 @@ static void block_dies(struct flash *flash, uint32_t block)
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
 	uint32_t segment = flash_segment_of(geometry, block);
 
-	flash->map.table_dirty[segment / FLASH_TABLE_ENTRIES] = true;
+	flash->map.trees[0].table_dirty[segment / FLASH_TABLE_ENTRIES] = true;
 	if (flash->table.segments[segment].valid > 0) {
 		gc_dead(&flash->table, segment);
+		flash_views_block_dies(flash, segment);
 	} else { /* the table that was read is wrong */
 		flash_fail(flash, -EUCLEAN, "has a table of segments that does not fit the map");
 	}
@@ -288,7 +308,7 @@ static void block_lives(struct flash *flash, uint32_t block, uint32_t from)
 {
 	uint32_t segment = flash_segment_of(&flash->anchor.geometry, block);
 
-	flash->map.table_dirty[segment / FLASH_TABLE_ENTRIES] = true;
+	flash->map.trees[0].table_dirty[segment / FLASH_TABLE_ENTRIES] = true;
 	gc_append(&flash->table, segment, from);
 }
 
@@ -313,8 +333,11 @@ void flash_map_apply(struct flash *flash, const struct flash_record_entry *entry
 		return;
 	}
 	/* What was moved may have been overwritten meanwhile. */
-	if (entry->kind == FLASH_COPY && old != entry->source) {
-		return;
+	if (entry->kind == FLASH_COPY) {
+		flash_views_move(flash, entry, block, old == entry->source);
+		if (old != entry->source) {
+			return;
+		}
 	}
 	block_lives(flash, block, from);
 	if (old != 0) {
@@ -323,11 +346,11 @@ void flash_map_apply(struct flash *flash, const struct flash_record_entry *entry
 	*at = (struct flash_entry){ htole32(block), htole32(entry->crc) };
 }
 
-void flash_map_set_node(
-	struct flash *flash, uint32_t level, uint32_t index, struct flash_entry entry)
+void flash_map_set_node(struct flash *flash, uint32_t tree, uint32_t level, uint32_t index,
+	struct flash_entry entry)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
-	struct flash_entry *at = &flash->map.levels[level][index];
+	struct flash_entry *at = &flash->map.trees[tree].levels[level][index];
 
 	if (at->block != 0) {
 		flash->segments[flash_segment_of(geometry, le32toh(at->block))].nodes--;
@@ -337,6 +360,44 @@ void flash_map_set_node(
 	}
 	*at = entry;
 	if (level + 1 < FLASH_LEVELS) {
-		flash->map.dirty[level + 1][index / FLASH_NODE_ENTRIES] = true;
+		flash->map.trees[tree].dirty[level + 1][index / FLASH_NODE_ENTRIES] = true;
+	}
+}
+
+void flash_map_count_nodes(struct flash *flash, uint32_t tree, int32_t each)
+{
+	const struct flash_geometry *geometry = &flash->anchor.geometry;
+
+	for (uint32_t level = 0; level < FLASH_LEVELS; level++) {
+		for (uint32_t i = 0; i < geometry->node_counts[level]; i++) {
+			uint32_t block = le32toh(flash->map.trees[tree].levels[level][i].block);
+
+			if (block != 0) {
+				flash->segments[flash_segment_of(geometry, block)].nodes +=
+					(uint32_t)each;
+			}
+		}
+	}
+}
+
+void flash_map_forget(struct flash *flash, uint32_t tree)
+{
+	uint32_t first = flash_page_of(flash, tree, 0);
+	uint32_t end = flash_page_of(flash, tree + 1, 0);
+
+	for (uint32_t i = 0; i < flash->map.slot_count; i++) {
+		struct flash_slot *slot = &flash->map.slots[i];
+
+		if (slot->state == FLASH_SLOT_FREE || slot->page < first || slot->page >= end) {
+			continue;
+		}
+		GMB_ASSERT(slot->state != FLASH_SLOT_DIRTY && slot->pins == 0);
+		if (slot->state == FLASH_SLOT_CLEAN) {
+			list_remove(&slot->lru);
+			flash_map_release(flash, slot);
+		} else {
+			unchain(&flash->map, slot);
+			slot->page = FLASH_NO_PAGE;
+		}
 	}
 }

@@ -118,20 +118,21 @@ int flash_node_read(struct flash *flash, struct flash_entry at, void *node)
 }
 
 /* The positions of the nodes of the level below. */
-static int read_level(struct flash *flash, uint32_t level)
+static int read_level(struct flash *flash, uint32_t number, uint32_t level)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
+	const struct flash_tree *tree = &flash->map.trees[number];
 
 	for (uint32_t i = 0; i < geometry->node_counts[level]; i++) {
-		int result = flash_node_read(flash, flash->map.levels[level][i],
-			flash->map.levels[level - 1] + (size_t)i * FLASH_NODE_ENTRIES);
+		int result = flash_node_read(flash, tree->levels[level][i],
+			tree->levels[level - 1] + (size_t)i * FLASH_NODE_ENTRIES);
 
 		if (result < 0) {
 			return result;
 		}
 	}
 	for (uint32_t i = 0; i < geometry->node_counts[level] * FLASH_NODE_ENTRIES; i++) {
-		uint32_t block = le32toh(flash->map.levels[level - 1][i].block);
+		uint32_t block = le32toh(tree->levels[level - 1][i].block);
 
 		if (block != 0 && (i >= geometry->node_counts[level - 1] ||
 					  !flash_is_in_segment(geometry, block))) {
@@ -149,7 +150,7 @@ struct seen {
 	bool in_log;   /* behind the checkpoint */
 };
 
-static int read_table(struct flash *flash, struct seen *seen)
+static int read_table(struct flash *flash, uint32_t tree, struct seen *seen)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
 	struct flash_table_entry entries[FLASH_TABLE_ENTRIES];
@@ -159,19 +160,24 @@ static int read_table(struct flash *flash, struct seen *seen)
 
 		if (i % FLASH_TABLE_ENTRIES == 0) {
 			uint32_t node = geometry->leaf_count + i / FLASH_TABLE_ENTRIES;
-			int result = flash_node_read(flash, flash->map.levels[0][node], entries);
+			int result = flash_node_read(
+				flash, flash->map.trees[tree].levels[0][node], entries);
 
 			if (result < 0) {
 				return result;
 			}
 		}
+		if (le32toh(entry->valid) > geometry->segment_blocks ||
+			le64toh(entry->stamp) > flash->anchor.clock) {
+			return -EUCLEAN;
+		}
+		if (tree > 0) {
+			flash->segments[i].view_valid[tree - 1] = le32toh(entry->valid);
+			continue;
+		}
 		seen[i].stamp = le64toh(entry->stamp);
 		seen[i].valid = le32toh(entry->valid);
 		flash->segments[i].erases = le32toh(entry->erases);
-		if (seen[i].valid > geometry->segment_blocks ||
-			seen[i].stamp > flash->anchor.clock) {
-			return -EUCLEAN;
-		}
 	}
 	return 0;
 }
@@ -317,7 +323,7 @@ static int load_page(struct flash *flash, uint32_t page, struct flash_slot **slo
 		if (slot == NULL) {
 			return -EUCLEAN;
 		}
-		result = flash_node_read(flash, flash->map.levels[0][page], slot->node);
+		result = flash_node_read(flash, flash_page_entry(flash, page), slot->node);
 		for (uint32_t i = 0; i < FLASH_NODE_ENTRIES && result == 0; i++) {
 			uint32_t block = le32toh(slot->node->entries[i].block);
 
@@ -338,7 +344,7 @@ static void count_block(struct replay *replay, uint32_t block, bool lives)
 	uint32_t segment = flash_segment_of(&replay->flash->anchor.geometry, block);
 	struct seen *seen = &replay->seen[segment];
 
-	replay->flash->map.table_dirty[segment / FLASH_TABLE_ENTRIES] = true;
+	replay->flash->map.trees[0].table_dirty[segment / FLASH_TABLE_ENTRIES] = true;
 	if (lives) {
 		seen->valid++;
 		seen->stamp = replay->clock;
@@ -347,7 +353,8 @@ static void count_block(struct replay *replay, uint32_t block, bool lives)
 	}
 }
 
-/* As flash_map_apply(). */
+/* As flash_map_apply(), but that views stay as they are: what was moved is in its old place, too,
+ * until the next checkpoint. */
 static int apply_entry(
 	struct replay *replay, const struct flash_record_entry *entry, uint32_t block)
 {
@@ -359,7 +366,7 @@ static int apply_entry(
 	if (entry->kind == FLASH_NODE) {
 		return 0; /* of a checkpoint that did not end */
 	}
-	result = load_page(replay->flash, (uint32_t)(entry->lpn / FLASH_NODE_ENTRIES), &slot);
+	result = load_page(replay->flash, flash_page_of(replay->flash, 0, entry->lpn), &slot);
 	if (result < 0) {
 		return result;
 	}
@@ -513,8 +520,10 @@ static int replay_log(struct replay *replay)
 	int result;
 
 	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
-		replay->seen[i].was_free =
-			replay->seen[i].valid == 0 && flash->segments[i].nodes == 0;
+		replay->seen[i].was_free = replay->seen[i].valid == 0 &&
+					   flash->segments[i].nodes == 0 &&
+					   flash->segments[i].view_valid[0] == 0 &&
+					   flash->segments[i].view_valid[1] == 0;
 	}
 	replay->at = flash->anchor.next;
 	replay->seen[replay->at.segment].in_log = true;
@@ -539,53 +548,58 @@ static int replay_log(struct replay *replay)
 
 /* --- segments -------------------------------------------------------------------------------- */
 
-/* Of the checkpoint: the log changes none of them. */
-static void count_nodes(struct flash *flash)
-{
-	const struct flash_geometry *geometry = &flash->anchor.geometry;
-
-	for (uint32_t level = 0; level < FLASH_LEVELS; level++) {
-		for (uint32_t i = 0; i < geometry->node_counts[level]; i++) {
-			uint32_t block = le32toh(flash->map.levels[level][i].block);
-
-			if (block != 0) {
-				flash->segments[flash_segment_of(geometry, block)].nodes++;
-			}
-		}
-	}
-}
-
 static int restore_segments(struct flash *flash, const struct seen *seen)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
 
 	for (uint32_t i = 0; i < geometry->segment_count; i++) {
+		const struct flash_segment *segment = &flash->segments[i];
+
 		/* The log behind the checkpoint is needed until there is another one. */
 		if (seen[i].valid > geometry->segment_blocks) {
 			return -EUCLEAN;
 		}
-		if (seen[i].valid > 0 || flash->segments[i].nodes > 0 || seen[i].in_log) {
+		if (seen[i].valid > 0 || segment->nodes > 0 || seen[i].in_log ||
+			segment->view_valid[0] > 0 || segment->view_valid[1] > 0) {
 			gc_restore(&flash->table, i, seen[i].valid, seen[i].stamp);
 		}
+		flash_views_restore(flash, i);
 	}
 	flash->counters.free_segments = flash->table.state_counts[GC_FREE];
 	return 0;
 }
 
-static int recover(struct flash *flash, struct replay *replay)
+/* What the anchor refers to. */
+static int read_tree(
+	struct flash *flash, uint32_t tree, const struct flash_entry *top, struct seen *seen)
 {
 	int result;
 
-	memcpy(flash->map.levels[FLASH_LEVELS - 1], flash->anchor.top, sizeof(flash->anchor.top));
-	result = read_level(flash, 2);
+	memcpy(flash->map.trees[tree].levels[FLASH_LEVELS - 1], top, sizeof(flash->anchor.top));
+	result = read_level(flash, tree, 2);
 	if (result == 0) {
-		result = read_level(flash, 1);
+		result = read_level(flash, tree, 1);
 	}
 	if (result == 0) {
-		result = read_table(flash, replay->seen);
+		result = read_table(flash, tree, seen);
+	}
+	if (result == 0) { /* the log changes none of them */
+		flash_map_count_nodes(flash, tree, 1);
+	}
+	return result;
+}
+
+static int recover(struct flash *flash, struct replay *replay)
+{
+	int result = read_tree(flash, 0, flash->anchor.top, replay->seen);
+
+	flash_views_recovered(flash);
+	for (uint32_t i = 0; i < FLASH_VIEWS && result == 0; i++) {
+		if (flash_view_is_live(flash, i)) {
+			result = read_tree(flash, i + 1, flash->anchor.views[i].top, replay->seen);
+		}
 	}
 	if (result == 0) {
-		count_nodes(flash);
 		result = replay_log(replay);
 	}
 	if (result == 0) {

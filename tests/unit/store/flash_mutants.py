@@ -1,8 +1,8 @@
 #!/usr/bin/python3
-"""Breaks the rules of the flash store that keep data over a crash: the damage and the crash test must notice each.
+"""Breaks the rules of the flash store that keep data over a crash: the tests of damage, snapshots or crashes must notice each.
 
     flash_mutants.py write OUTPUT... -- SOURCE...   sources in which FLASH_MUTANT=NAME breaks a rule
-    flash_mutants.py run DAMAGE CRASH               the tests made of them, for each rule until one fails
+    flash_mutants.py run DAMAGE VIEWS CRASH         the tests made of them, for each rule until one fails
 """
 import os
 import subprocess
@@ -13,11 +13,11 @@ CRASHES = "2000"
 # name: (file, an expression that is there once, what is there instead); or text, and what replaces
 # it, where MUTANT is true when the rule is to be broken.
 MUTANTS = {
-    "copy-over-newer": ("map.c", "entry->kind == FLASH_COPY && old != entry->source", "false"),
+    "copy-over-newer": ("map.c", "old != entry->source", "false"),
     "replayed-copy-over-newer": (
         "recover.c", "entry->kind == FLASH_COPY && le32toh(at->block) != entry->source", "false"),
     "torn-record-replayed": ("recover.c", "replay->at.seq >= replay->durable", "false"),
-    "log-reused-before-checkpoint": ("recover.c", "seen[i].in_log)", "(seen[i].in_log && !MUTANT))"),
+    "log-reused-before-checkpoint": ("recover.c", "seen[i].in_log ||", "(seen[i].in_log && !MUTANT) ||"),
     "other-run-believed": (
         "recover.c", "record->seq >> SEQ_SHIFT == replay->at.seq >> SEQ_SHIFT", "true"),
     "later-records-ignored": (
@@ -58,6 +58,16 @@ MUTANTS = {
         "change.c", "flash_log_add_part(flash, part);\n}",
         "if (MUTANT) { flash_finish(part, error); }\n"
         "else { flash_log_add_part(flash, part); }\n}"),
+    "segment-of-a-snapshot-erased": (
+        "checkpoint.c", "flash_segment_is_empty(flash, i)", "entry->valid == 0 && segment->nodes == 0"),
+    "snapshot-erased-before-anchor": (
+        "checkpoint.c", "flash_views_encode(flash);",
+        "flash_views_encode(flash);\nif (MUTANT) { flash_views_checkpointed(flash, 0); free_segments(flash); }"),
+    "snapshot-follows-the-disk": (
+        "view.c", "view->state == FLASH_VIEW_CREATING ? 0 : i + 1", "0"),
+    "snapshot-not-in-the-anchor": (
+        "view.c", "flash->anchor.views[i] = view->about;",
+        "if (!MUTANT) { flash->anchor.views[i] = view->about; }"),
     "durable-write-in-two-records": ("change.c", "(part->flags & STORE_FUA) != 0", "false"),
 }
 BEGIN = """#include <stdlib.h>
@@ -90,18 +100,18 @@ def write(outputs, sources):
             file.write(BEGIN + text)
 
 
-def passes(damage, crash, mutant, crashes):
+def passes(damage, views, crash, mutant, crashes):
     return all(subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                               env={**os.environ, "FLASH_MUTANT": mutant}, check=False).returncode == 0
-               for command in ([damage], [crash, crashes]))
+               for command in ([damage], [views, str(int(crashes) // 4)], [crash, crashes]))
 
 
-def run(damage, crash):
-    if not passes(damage, crash, "none", "100"):
+def run(damage, views, crash):
+    if not passes(damage, views, crash, "none", "100"):
         sys.exit("a test fails while no rule is broken")
     survivors = []
     for name in MUTANTS:
-        survives = passes(damage, crash, name, CRASHES)
+        survives = passes(damage, views, crash, name, CRASHES)
         print(f"{name}: {'survives' if survives else 'found'}", flush=True)
         survivors += [name] if survives else []
     sys.exit(f"not found: {', '.join(survivors)}" if survivors else 0)

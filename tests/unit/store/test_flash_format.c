@@ -28,6 +28,11 @@ static struct flash_anchor make_anchor(uint64_t device_blocks, uint32_t segment_
 		0);
 	memset(anchor.uuid, 0xa5, sizeof(anchor.uuid));
 	anchor.top[0] = (struct flash_entry){ htole32(300), htole32(0xabcdef) };
+	anchor.serial = 7;
+	anchor.views[1] = (struct flash_view_anchor){
+		.name = "daily-1.b_2", .serial = 7, .created_s = 1700000000
+	};
+	anchor.views[1].top[0] = (struct flash_entry){ htole32(301), htole32(0x123456) };
 	return anchor;
 }
 
@@ -83,6 +88,27 @@ static void test_an_anchor_comes_back_as_it_was(void **state)
 	assert_memory_equal(&back.geometry, &anchor.geometry, sizeof(anchor.geometry));
 	flash_anchor_encode(&back, again);
 	assert_memory_equal(block, again, sizeof(block));
+	assert_string_equal((const char *)block + 1024 + 640, "daily-1.b_2");
+	assert_memory_equal(&back.views[1], &anchor.views[1], sizeof(back.views[1]));
+}
+
+static void test_names_of_snapshots(void **state)
+{
+	char name[FLASH_VIEW_NAME_BYTES + 1];
+
+	GMB_UNUSED(state);
+	memset(name, 'a', sizeof(name));
+	name[FLASH_VIEW_NAME_BYTES] = '\0';
+	assert_false(flash_view_name_is_sound(name));
+	name[FLASH_VIEW_NAME_BYTES - 1] = '\0';
+	assert_true(flash_view_name_is_sound(name));
+	assert_true(flash_view_name_is_sound("2026-11-23_08.15"));
+	assert_false(flash_view_name_is_sound(""));
+	assert_false(flash_view_name_is_sound(".a"));
+	assert_false(flash_view_name_is_sound("-a"));
+	assert_false(flash_view_name_is_sound("a@b"));
+	assert_false(flash_view_name_is_sound("a/b"));
+	assert_false(flash_view_name_is_sound("a\xc3\xa4"));
 }
 
 static int decode_changed(uint32_t at, uint8_t value, bool repaired)
@@ -115,7 +141,16 @@ static void test_an_anchor_that_is_wrong_is_refused(void **state)
 	assert_int_equal(decode_changed(160, 1, true), -EINVAL);    /* zeroes */
 	assert_int_equal(decode_changed(515, 0xff, true), -EINVAL); /* a node outside */
 	assert_int_equal(decode_changed(520, 1, true), -EINVAL);    /* one too many */
-	assert_int_equal(decode_changed(2000, 1, true), -EINVAL);
+	/* Views: one that is there, where only zeroes may be; and its fields. */
+	assert_int_equal(decode_changed(1024 + 64, 1, true), -EINVAL);
+	assert_int_equal(decode_changed(1664, 'D', true), 0);
+	assert_int_equal(decode_changed(1664, '/', true), -EINVAL);
+	assert_int_equal(decode_changed(1664 + 12, 'x', true), -EINVAL);
+	assert_int_equal(decode_changed(1664, 0, true), -EINVAL);	  /* no name */
+	assert_int_equal(decode_changed(1664 + 64, 8, true), -EINVAL);	  /* of a later anchor */
+	assert_int_equal(decode_changed(1664 + 80, 1, true), -EINVAL);	  /* zeroes */
+	assert_int_equal(decode_changed(1664 + 131, 255, true), -EINVAL); /* a node outside */
+	assert_int_equal(decode_changed(2304, 1, true), -EINVAL);
 }
 
 static void test_segments_are_not_too_many_for_memory(void **state)
@@ -231,7 +266,7 @@ static void test_entries_that_cannot_be_are_refused(void **state)
 	refuse_entry((struct flash_record_entry){ .source = 1, .kind = FLASH_COPY });
 	refuse_entry((struct flash_record_entry){ .lpn = 511, .source = 2, .kind = FLASH_TRIM });
 	refuse_entry((struct flash_record_entry){ .kind = FLASH_TRIM });
-	refuse_entry((struct flash_record_entry){ .source = 3, .kind = FLASH_NODE });
+	refuse_entry((struct flash_record_entry){ .source = 9, .kind = FLASH_NODE });
 	refuse_entry((struct flash_record_entry){ .lpn = 1 << 20, .kind = FLASH_NODE });
 	refuse_entry((struct flash_record_entry){ .kind = 0 });
 	refuse_entry((struct flash_record_entry){ .kind = FLASH_KIND_COUNT });
@@ -277,6 +312,7 @@ int main(void)
 		cmocka_unit_test(test_the_checksum_is_that_of_the_rfc),
 		cmocka_unit_test(test_the_checksum_of_many_bytes_is_that_of_them_one_by_one),
 		cmocka_unit_test(test_an_anchor_comes_back_as_it_was),
+		cmocka_unit_test(test_names_of_snapshots),
 		cmocka_unit_test(test_an_anchor_that_is_wrong_is_refused),
 		cmocka_unit_test(test_segments_are_not_too_many_for_memory),
 		cmocka_unit_test(test_a_record_comes_back_as_it_was),

@@ -1,0 +1,590 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Views: what the disk had at a checkpoint, under a name. A view is a tree of its own, which begins
+ * as a copy of the addresses of the nodes of the disk's tree. The anchor has its top, so that it is
+ * made and deleted with a checkpoint, or not at all.
+ *
+ * The collector moves blocks that views have as it moves those of the disk: with one record, which
+ * changes every tree that points at the block. So a view costs what is overwritten while it is
+ * there, and nothing else: garbage that its segments have can still be collected.
+ *
+ * How many blocks of a segment a tree points at is counted for each tree, exactly. How many there
+ * are in all is not known that well: whether a block that the disk has overwritten is one of the
+ * view's is only in the view's page. Those that only views have are "kept", at least so many as
+ * follow from the counts; moving a segment tells how many there are.
+ */
+#include <endian.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/log.h"
+#include "store/flash/flash.h"
+
+enum { ROOM_MIN_PERCENT = 6 }; /* that may still be written to beside the reserve */
+
+static const uint32_t view_edges[FLASH_VIEW_STATE_COUNT] = {
+	[FLASH_VIEW_NONE] = BIT(FLASH_VIEW_CREATING) | BIT(FLASH_VIEW_LIVE), /* live: recovery */
+	[FLASH_VIEW_CREATING] = BIT(FLASH_VIEW_LIVE) | BIT(FLASH_VIEW_NONE),
+	[FLASH_VIEW_LIVE] = BIT(FLASH_VIEW_DELETING),
+	[FLASH_VIEW_DELETING] = BIT(FLASH_VIEW_NONE),
+};
+
+/* Under the lock: other threads list the views. */
+static void set_state(struct flash *flash, struct flash_view *view, enum flash_view_state state)
+{
+	GMB_ASSERT((view_edges[view->state] & BIT(state)) != 0);
+	pthread_mutex_lock(&flash->base.watch_lock);
+	view->state = state;
+	pthread_mutex_unlock(&flash->base.watch_lock);
+}
+
+static uint32_t index_of(const struct flash *flash, const struct flash_view *view)
+{
+	return (uint32_t)(view - flash->views.list);
+}
+
+static struct flash_view *find(struct flash *flash, const char *name)
+{
+	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
+		struct flash_view *view = &flash->views.list[i];
+
+		if (view->state == FLASH_VIEW_LIVE && strcmp(view->about.name, name) == 0) {
+			return view;
+		}
+	}
+	return NULL;
+}
+
+uint32_t flash_views_list(struct store *store, struct store_view list[STORE_VIEWS_MAX])
+{
+	struct flash *flash = container_of(store, struct flash, base);
+	uint32_t count = 0;
+
+	pthread_mutex_lock(&flash->base.watch_lock);
+	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
+		const struct flash_view *view = &flash->views.list[i];
+
+		if (view->state == FLASH_VIEW_LIVE) {
+			memcpy(list[count].name, view->about.name, sizeof(list[count].name));
+			list[count++].created_s = view->about.created_s;
+		}
+	}
+	pthread_mutex_unlock(&flash->base.watch_lock);
+	return count;
+}
+
+/* --- space ----------------------------------------------------------------------------------- */
+
+/* Blocks that a segment can have beside its headers, as format.c reckons. */
+static uint64_t usable_blocks(const struct flash *flash)
+{
+	uint32_t blocks = flash->anchor.geometry.segment_blocks;
+
+	return blocks - (blocks + FLASH_RECORD_ENTRIES) / (FLASH_RECORD_ENTRIES + 1) - 2;
+}
+
+/* True when what could be written, after all garbage is collected, is less than it has to be. */
+static bool room_is_low(const struct flash *flash)
+{
+	const struct flash_geometry *geometry = &flash->anchor.geometry;
+	uint64_t usable = usable_blocks(flash);
+	uint64_t reserve = geometry->reserve_segments * usable;
+	uint64_t all = geometry->segment_count * usable - reserve;
+	uint64_t room = 0;
+
+	for (uint32_t i = 0; i < geometry->segment_count; i++) {
+		const struct gc_segment *segment = &flash->table.segments[i];
+		uint64_t used = (uint64_t)segment->valid + segment->kept + flash->segments[i].nodes;
+
+		room += usable - MIN(usable, used);
+	}
+	return room < reserve || (room - reserve) * 100 < all * ROOM_MIN_PERCENT;
+}
+
+static struct flash_view *oldest(struct flash *flash)
+{
+	struct flash_view *found = NULL;
+
+	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
+		struct flash_view *view = &flash->views.list[i];
+
+		if (view->state == FLASH_VIEW_LIVE &&
+			(found == NULL || view->about.serial < found->about.serial)) {
+			found = view;
+		}
+	}
+	return found;
+}
+
+static bool is_going(const struct flash *flash)
+{
+	return flash->views.list[0].state == FLASH_VIEW_DELETING ||
+	       flash->views.list[1].state == FLASH_VIEW_DELETING;
+}
+
+static void drop_oldest(struct flash *flash)
+{
+	struct flash_view *view = oldest(flash);
+
+	log_warning("flash store '%s': snapshot '%s' is dropped: what was overwritten since it was "
+		    "made leaves no room for writes; reads of it fail from now on",
+		flash->path, view->about.name);
+	flash->counters.snapshots_dropped++;
+	set_state(flash, view, FLASH_VIEW_DELETING);
+	flash->pump_again = true;
+}
+
+void flash_views_look(struct flash *flash)
+{
+	struct flash_views *views = &flash->views;
+	bool is_low;
+
+	if (oldest(flash) == NULL) {
+		views->is_full = false;
+		return;
+	}
+	is_low = !is_going(flash) && room_is_low(flash);
+	if (is_low && !views->refuses) {
+		drop_oldest(flash);
+	} else if (is_low && !views->is_full) {
+		log_warning("flash store '%s': writes fail from now on: what was overwritten since "
+			    "its snapshots were made leaves no room for them; delete a snapshot",
+			flash->path);
+	}
+	views->is_full = is_low && views->refuses;
+}
+
+bool flash_views_relieve(struct flash *flash)
+{
+	if (is_going(flash)) {
+		return true; /* the checkpoint is to come */
+	}
+	if (oldest(flash) == NULL) {
+		return false;
+	}
+	if (!flash->views.refuses) {
+		drop_oldest(flash);
+		return true;
+	}
+	if (flash->views.is_stuck) {
+		return false;
+	}
+	flash->views.is_stuck = true;
+	return true;
+}
+
+bool flash_views_refuse(struct flash *flash, enum store_op op)
+{
+	if (flash->views.is_full && op == STORE_WRITE) {
+		flash_views_look(flash); /* what was trimmed has made room */
+	}
+	return flash->views.is_stuck || (flash->views.is_full && op == STORE_WRITE);
+}
+
+/* --- requests -------------------------------------------------------------------------------- */
+
+void flash_views_io_ended(struct flash *flash)
+{
+	struct flash_views *views = &flash->views;
+	struct store_view_request *request = views->request;
+
+	/* As parts: the last one waits until nothing is in flight. */
+	if (request != NULL && views->is_done && !views->turn.in_flight &&
+		(flash->io_count == 0 || flash->part_count > flash->held_count)) {
+		views->request = NULL;
+		views->is_done = false;
+		request->done(request);
+	}
+}
+
+static void turn_done(struct ring_op *op, int result)
+{
+	struct flash *flash = container_of(op, struct flash, views.turn);
+
+	GMB_UNUSED(result);
+	flash_io_ended(flash);
+}
+
+static void complete(struct flash *flash, int result)
+{
+	struct flash_views *views = &flash->views;
+
+	views->request->result = result;
+	views->is_done = true;
+	flash->io_count++;
+	ring_defer(flash->ring, &views->turn, 0, turn_done);
+}
+
+static int check_create(struct flash *flash, const char *name, struct error *error)
+{
+	if (!flash_view_name_is_sound(name)) {
+		return error_set(error, -EINVAL,
+			"cannot have a snapshot of that name: 1 to %d letters, digits, '.', '_' "
+			"and '-', of which the first is a letter or a digit",
+			FLASH_VIEW_NAME_BYTES - 1);
+	}
+	if (find(flash, name) != NULL) {
+		return error_set(error, -EEXIST, "has a snapshot '%s' already", name);
+	}
+	if (flash->views.list[0].state != FLASH_VIEW_NONE &&
+		flash->views.list[1].state != FLASH_VIEW_NONE) {
+		return error_set(error, -EMLINK, "has %d snapshots, which is the most; delete one",
+			FLASH_VIEWS);
+	}
+	if (room_is_low(flash)) {
+		return error_set(error, -ENOSPC,
+			"has no room for a snapshot: less than %d %% of its segments can be "
+			"written to",
+			ROOM_MIN_PERCENT);
+	}
+	return 0;
+}
+
+static int check_request(struct flash *flash, struct store_view_request *request)
+{
+	struct flash_view *view = find(flash, request->view.name);
+
+	if (flash->is_read_only) {
+		return error_set(&request->error, -EROFS, "is served with 'readonly'");
+	}
+	if (flash->failed != 0) {
+		return error_set(&request->error, flash->failed,
+			"can only be read until the server opens it again");
+	}
+	if (request->action == STORE_VIEW_CREATE) {
+		return check_create(flash, request->view.name, &request->error);
+	}
+	if (view == NULL) {
+		return error_set(
+			&request->error, -ENOENT, "has no snapshot '%s'", request->view.name);
+	}
+	set_state(flash, view, FLASH_VIEW_DELETING);
+	return 0;
+}
+
+void flash_view_ask(struct store *store, struct store_view_request *request)
+{
+	struct flash *flash = container_of(store, struct flash, base);
+	int result;
+
+	if (flash->views.request != NULL) {
+		request->result = error_set(&request->error, -EBUSY,
+			"is busy with another request for its snapshots; try again");
+		request->done(request);
+		return;
+	}
+	flash->views.request = request;
+	result = check_request(flash, request);
+	if (result < 0) {
+		complete(flash, result);
+	}
+	flash_pump(flash);
+}
+
+/* --- checkpoints ----------------------------------------------------------------------------- */
+
+/* The one that the request at hand is about is still to be made. */
+static bool is_wanted(const struct flash *flash)
+{
+	return flash->views.request != NULL && !flash->views.is_done &&
+	       flash->views.request->action == STORE_VIEW_CREATE;
+}
+
+bool flash_views_want_checkpoint(const struct flash *flash)
+{
+	return is_wanted(flash) || is_going(flash);
+}
+
+void flash_views_begin(struct flash *flash)
+{
+	struct flash_view *view = &flash->views.list[0];
+
+	if (!is_wanted(flash)) {
+		return;
+	}
+	view += view->state != FLASH_VIEW_NONE;
+	view->about =
+		(struct flash_view_anchor){ .created_s = flash->views.request->view.created_s };
+	memcpy(view->about.name, flash->views.request->view.name, sizeof(view->about.name));
+	set_state(flash, view, FLASH_VIEW_CREATING);
+}
+
+void flash_views_encode(struct flash *flash)
+{
+	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
+		struct flash_view *view = &flash->views.list[i];
+		uint32_t tree = view->state == FLASH_VIEW_CREATING ? 0 : i + 1;
+
+		flash->anchor.views[i] = (struct flash_view_anchor){ 0 };
+		if (view->state == FLASH_VIEW_NONE || view->state == FLASH_VIEW_DELETING) {
+			continue;
+		}
+		if (view->state == FLASH_VIEW_CREATING) {
+			view->about.serial = flash->anchor.serial;
+		}
+		memcpy(view->about.top, flash->map.trees[tree].levels[FLASH_LEVELS - 1],
+			sizeof(view->about.top));
+		flash->anchor.views[i] = view->about;
+	}
+}
+
+/* Its tree is that of the disk. */
+static void make(struct flash *flash, struct flash_view *view)
+{
+	const struct flash_geometry *geometry = &flash->anchor.geometry;
+	uint32_t index = index_of(flash, view);
+	const struct flash_tree *from = &flash->map.trees[0];
+	struct flash_tree *to = &flash->map.trees[1 + index];
+
+	for (uint32_t level = 0; level < FLASH_LEVELS; level++) {
+		memcpy(to->levels[level], from->levels[level],
+			geometry->node_counts[level] * sizeof(struct flash_entry));
+	}
+	flash_map_count_nodes(flash, 1 + index, 1);
+	for (uint32_t i = 0; i < geometry->segment_count; i++) {
+		flash->segments[i].view_valid[index] = flash->table.segments[i].valid;
+	}
+	set_state(flash, view, FLASH_VIEW_LIVE);
+}
+
+static void limit_kept(struct flash *flash, uint32_t segment)
+{
+	const uint32_t *valid = flash->segments[segment].view_valid;
+	struct gc_segment *entry = &flash->table.segments[segment];
+
+	entry->kept = MIN(entry->kept, valid[0] + valid[1]);
+}
+
+static void forget(struct flash *flash, struct flash_view *view)
+{
+	const struct flash_geometry *geometry = &flash->anchor.geometry;
+	uint32_t index = index_of(flash, view);
+	struct flash_tree *tree = &flash->map.trees[1 + index];
+
+	flash_map_forget(flash, 1 + index);
+	flash_map_count_nodes(flash, 1 + index, -1);
+	for (uint32_t level = 0; level < FLASH_LEVELS; level++) {
+		memset(tree->levels[level], 0,
+			geometry->node_counts[level] * sizeof(struct flash_entry));
+	}
+	for (uint32_t i = 0; i < geometry->segment_count; i++) {
+		flash->segments[i].view_valid[index] = 0;
+		limit_kept(flash, i);
+	}
+	set_state(flash, view, FLASH_VIEW_NONE);
+}
+
+static void count_kept(struct flash *flash)
+{
+	flash->counters.snapshot_blocks = 0;
+	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
+		flash->counters.snapshot_blocks += flash->table.segments[i].kept;
+	}
+}
+
+void flash_views_checkpointed(struct flash *flash, int result)
+{
+	const struct store_view_request *request = flash->views.request;
+	bool has_ended = false;
+
+	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
+		struct flash_view *view = &flash->views.list[i];
+
+		if (view->state == FLASH_VIEW_CREATING) {
+			if (result == 0) {
+				make(flash, view);
+			} else {
+				set_state(flash, view, FLASH_VIEW_NONE);
+			}
+			has_ended = true;
+		} else if (view->state == FLASH_VIEW_DELETING && result == 0 &&
+			   flash->anchor.views[i].name[0] == '\0') {
+			has_ended |= request != NULL && request->action == STORE_VIEW_DELETE &&
+				     strcmp(request->view.name, view->about.name) == 0;
+			forget(flash, view);
+		}
+	}
+	if (request != NULL && !flash->views.is_done && (has_ended || result < 0)) {
+		complete(flash,
+			result == 0 ? 0
+				    : error_set(&flash->views.request->error, result,
+					      "cannot write a checkpoint: %s", strerror(-result)));
+	}
+	if (result == 0) {
+		flash->views.is_stuck = false;
+		count_kept(flash);
+	}
+}
+
+/* --- blocks ---------------------------------------------------------------------------------- */
+
+void flash_views_block_dies(struct flash *flash, uint32_t segment)
+{
+	const uint32_t *valid = flash->segments[segment].view_valid;
+	struct gc_segment *entry = &flash->table.segments[segment];
+	uint32_t most = MAX(valid[0], valid[1]);
+
+	if (most > entry->valid) {
+		entry->kept = MAX(entry->kept, most - entry->valid);
+	}
+}
+
+void flash_views_restore(struct flash *flash, uint32_t segment)
+{
+	flash->table.segments[segment].kept = 0;
+	flash_views_block_dies(flash, segment);
+}
+
+void flash_views_move(
+	struct flash *flash, const struct flash_record_entry *entry, uint32_t block, bool is_mapped)
+{
+	uint32_t from = flash_segment_of(&flash->anchor.geometry, entry->source);
+	uint32_t to = flash_segment_of(&flash->anchor.geometry, block);
+	struct gc_segment *source = &flash->table.segments[from];
+	struct gc_segment *target = &flash->table.segments[to];
+	bool has_moved = false;
+
+	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
+		struct flash_slot *slot =
+			flash_map_find(flash, flash_page_of(flash, 1 + i, entry->lpn));
+		struct flash_entry *at;
+
+		/* Whoever has made the record has made the page dirty, if it points there. */
+		if (slot == NULL || slot->state != FLASH_SLOT_DIRTY) {
+			continue;
+		}
+		at = &slot->node->entries[entry->lpn % FLASH_NODE_ENTRIES];
+		if (le32toh(at->block) != entry->source) {
+			continue;
+		}
+		*at = (struct flash_entry){ htole32(block), htole32(entry->crc) };
+		flash->segments[from].view_valid[i]--;
+		flash->segments[to].view_valid[i]++;
+		flash->map.trees[1 + i].table_dirty[from / FLASH_TABLE_ENTRIES] = true;
+		flash->map.trees[1 + i].table_dirty[to / FLASH_TABLE_ENTRIES] = true;
+		has_moved = true;
+	}
+	if (has_moved && !is_mapped) {
+		source->kept -= MIN(source->kept, 1U);
+		target->kept++;
+		target->stamp = MAX(target->stamp, source->stamp);
+		flash->map.trees[0].table_dirty[to / FLASH_TABLE_ENTRIES] = true;
+	}
+	if (has_moved) {
+		limit_kept(flash, from);
+	}
+}
+
+void flash_views_recovered(struct flash *flash)
+{
+	for (uint32_t i = 0; i < FLASH_VIEWS; i++) {
+		flash->views.list[i].about = flash->anchor.views[i];
+		if (flash->anchor.views[i].name[0] != '\0') {
+			set_state(flash, &flash->views.list[i], FLASH_VIEW_LIVE);
+		}
+	}
+}
+
+/* --- a view as a store ----------------------------------------------------------------------- */
+
+bool flash_view_has_gone(const struct store_part *part)
+{
+	struct store *store = part->queue->store;
+	const struct flash_view_store *view;
+	const struct flash_view *found;
+
+	if (store->ops != &flash_view_ops) {
+		return false;
+	}
+	view = container_of(store, struct flash_view_store, base);
+	found = &view->flash->views.list[view->index];
+	return found->state != FLASH_VIEW_LIVE || found->about.serial != view->serial;
+}
+
+static void view_submit(struct store_queue *queue, struct store_part *part)
+{
+	struct flash_view_store *view = container_of(queue->store, struct flash_view_store, base);
+	struct flash *flash = view->flash;
+	struct flash_scratch *scratch = flash_scratch_of(part);
+
+	*scratch = (struct flash_scratch){ .tree = 1 + view->index };
+	list_init(&scratch->wait.node);
+	flash->part_count++;
+	if (part->offset + part->length > store_size(&view->base)) {
+		flash_finish(part, -EIO);
+	} else if (part->op == STORE_READ) {
+		flash_read_step(part);
+	} else if (part->op == STORE_EXTENTS) {
+		flash_extents_step(part);
+	} else {
+		GMB_ASSERT(part->op == STORE_FLUSH || part->op == STORE_CACHE);
+		flash_finish(part, 0);
+	}
+	flash_pump(flash);
+}
+
+static uint64_t view_size(struct store *base)
+{
+	const struct flash_view_store *view = container_of(base, struct flash_view_store, base);
+
+	return view->flash->anchor.geometry.disk_blocks << FLASH_BLOCK_SHIFT;
+}
+
+static enum store_barrier view_barrier(struct store *base, bool look)
+{
+	const struct flash_view_store *view = container_of(base, struct flash_view_store, base);
+
+	return store_barrier(&view->flash->base, look);
+}
+
+static const char *view_pass(struct store *base, struct store_claim *claim_out)
+{
+	const struct flash_view_store *view = container_of(base, struct flash_view_store, base);
+
+	return store_pass(&view->flash->base, claim_out);
+}
+
+static int view_open(struct store *base, const struct store_options *options, const void *config,
+	struct error *error)
+{
+	struct flash_view_store *view = container_of(base, struct flash_view_store, base);
+	struct flash *flash = container_of((struct store *)(uintptr_t)config, struct flash, base);
+	const struct flash_view *found;
+
+	pthread_mutex_lock(&flash->base.watch_lock);
+	found = find(flash, options->path);
+	if (found != NULL) {
+		view->flash = flash;
+		view->index = index_of(flash, found);
+		view->serial = found->about.serial;
+	}
+	pthread_mutex_unlock(&flash->base.watch_lock);
+	if (found == NULL) {
+		return error_set(
+			error, -ENOENT, "'%s' has no snapshot '%s'", flash->path, options->path);
+	}
+	base->info = flash->base.info;
+	base->info.kind = "flash snapshot";
+	base->info.caps &= ~(uint32_t)(STORE_CAP_WRITE | STORE_CAP_TRIM | STORE_CAP_FAST_ZERO);
+	base->info.budget_bytes = 0;
+	return 0;
+}
+
+const struct store_ops flash_view_ops = {
+	.name = "flash snapshot",
+	.scratch_bytes = sizeof(struct flash_scratch),
+	.submit = view_submit,
+	.size = view_size,
+	.has_owner = true,
+	.barrier = view_barrier,
+	.pass = view_pass,
+};
+
+const struct store_kind flash_view_kind = {
+	.name = "flash snapshot",
+	.store_bytes = sizeof(struct flash_view_store),
+	.ops = &flash_view_ops,
+	.open = view_open,
+};

@@ -1,0 +1,606 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Snapshots of a flash store on a simulated disk that loses its power at any moment, or whose
+ * server is killed, while snapshots are made and deleted and the disk is written. A snapshot that
+ * was made is there after each crash with the same contents; one that is being made or deleted is
+ * there as a whole or not at all; and the counts of every image fit its trees. The arguments are
+ * how many crashes there are, and the first seed.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "flash_world.h"
+
+#include "../stores.h"
+#include "base/bytes.h"
+
+enum {
+	BLOCKS_MAX = 1024,
+	TAGS_MAX = 12,
+	WRITE_MAX = 12, /* blocks */
+	READ_BLOCKS = 64,
+	OPERATIONS = 500, /* of one seed */
+	CRASH_POINTS = 600,
+	SEED_CRASHES_MAX = 60,
+	STEPS_MAX = 60, /* from crash to crash */
+};
+
+/* What a block may have: the first tag is that of the last flush, the last one the newest. */
+struct block {
+	uint64_t tags[TAGS_MAX];
+	uint32_t count;
+};
+
+enum model_state { MODEL_NONE, MODEL_CREATING, MODEL_LIVE, MODEL_DELETING };
+
+struct model_view {
+	enum model_state state;
+	struct store_view_request request;
+	uint64_t tags[BLOCKS_MAX]; /* being made: when it was asked for */
+	uint64_t asked;		   /* tags behind it are newer */
+	bool is_done;		   /* the request is, and what came of it is to be looked at */
+};
+
+static struct block model[BLOCKS_MAX];
+static struct model_view views[STORE_VIEWS_MAX];
+static uint64_t found[BLOCKS_MAX];
+static uint32_t block_count;
+static uint32_t written_count; /* only so many of them are written */
+static uint64_t last_tag;
+static uint32_t name_count;
+static struct {
+	uint32_t made;
+	uint32_t deleted;
+	uint32_t dropped;
+	uint32_t compared;
+} totals;
+
+static struct {
+	struct store_part part;
+	bool busy;
+	uint32_t first;
+	uint32_t count;
+	uint64_t tag;
+} lane;
+
+static uint8_t lane_memory[WRITE_MAX * FLASH_BLOCK_BYTES];
+
+/* --- reading --------------------------------------------------------------------------------- */
+
+static void block_fill(uint8_t *bytes, uint64_t tag)
+{
+	for (int i = 0; i < BLOCK_SECTORS; i++) {
+		sector_fill(bytes + (size_t)i * SECTOR, tag);
+	}
+}
+
+static uint64_t block_tag(const uint8_t *bytes)
+{
+	uint64_t tag = sector_tag(bytes);
+
+	for (int i = 1; i < BLOCK_SECTORS; i++) {
+		assert_true(sector_tag(bytes + (size_t)i * SECTOR) == tag);
+	}
+	return tag;
+}
+
+static int read_result;
+
+static void read_done(struct store_part *part, int result)
+{
+	read_result = result;
+	part->op = STORE_OP_COUNT;
+}
+
+/* 0, or -ESTALE. */
+static int read_all(struct store_queue *queue)
+{
+	static uint8_t bytes[READ_BLOCKS * FLASH_BLOCK_BYTES];
+
+	for (uint32_t first = 0, count; first < block_count; first += count) {
+		struct store_part part = { .op = STORE_READ, .done = read_done };
+
+		count = MIN(block_count - first, (uint32_t)READ_BLOCKS);
+		part.offset = (uint64_t)first << FLASH_BLOCK_SHIFT;
+		part.length = (uint64_t)count << FLASH_BLOCK_SHIFT;
+		part.memory = mem_of(bytes);
+		store_submit(queue, &part);
+		while (part.op != STORE_OP_COUNT) {
+			assert_true(sim_step());
+		}
+		if (read_result == -ESTALE) {
+			return read_result;
+		}
+		assert_int_equal(read_result, 0);
+		for (uint32_t i = 0; i < count; i++) {
+			found[first + i] = block_tag(bytes + (size_t)i * FLASH_BLOCK_BYTES);
+		}
+	}
+	return 0;
+}
+
+/* On the ring that is not the owner's. */
+static int read_view(struct world *world, const char *name)
+{
+	struct store *view;
+	struct store_queue *queue;
+	struct error error;
+	int result;
+
+	if (store_view_open(world->store, name, &view, &error) < 0) {
+		fail_msg("%s: %s", world->name, error.text);
+	}
+	assert_int_equal(store_queue_create(view, world->rings[1], &queue, &error), 0);
+	result = read_all(queue);
+	store_queue_destroy(queue);
+	store_close(view);
+	return result;
+}
+
+static bool is_listed(struct world *world, const char *name)
+{
+	struct store_view list[STORE_VIEWS_MAX];
+	uint32_t count = store_views(world->store, list);
+
+	for (uint32_t i = 0; i < count; i++) {
+		if (strcmp(list[i].name, name) == 0) {
+			return true;
+		}
+	}
+	return false;
+}
+
+static bool has_dropped(struct world *world)
+{
+	const struct counter_table *table;
+	const void *values = store_queue_counters(world->queues[0], &table);
+
+	for (size_t i = 0; i < table->count; i++) {
+		if (strcmp(table->counters[i].name, "snapshots_dropped") == 0) {
+			return counter_value(&table->counters[i], values) > 0;
+		}
+	}
+	fail();
+	return false;
+}
+
+static bool view_allows(const struct model_view *view, uint32_t block)
+{
+	return found[block] == view->tags[block] ||
+	       (view->state == MODEL_CREATING && found[block] > view->asked);
+}
+
+/* False: it was dropped meanwhile. */
+static bool check_view(struct world *world, const struct model_view *view)
+{
+	if (read_view(world, view->request.view.name) < 0) {
+		assert_true(has_dropped(world));
+		return false;
+	}
+	totals.compared++;
+	for (uint32_t i = 0; i < block_count; i++) {
+		if (!view_allows(view, i)) {
+			fail_msg("%s: block %u of snapshot %s has %llx, not %llx", world->name, i,
+				view->request.view.name, (unsigned long long)found[i],
+				(unsigned long long)view->tags[i]);
+		}
+	}
+	return true;
+}
+
+/* --- operations ------------------------------------------------------------------------------ */
+
+static void flushed(uint32_t first, uint32_t count)
+{
+	for (uint32_t i = first; i < first + count; i++) {
+		model[i].tags[0] = model[i].tags[model[i].count - 1];
+		model[i].count = 1;
+	}
+}
+
+static void lane_done(struct store_part *part, int result)
+{
+	assert_int_equal(result, 0);
+	lane.busy = false;
+	for (uint32_t i = lane.first; i < lane.first + lane.count; i++) {
+		model[i].tags[model[i].count++] = lane.tag;
+	}
+	if (part->op == STORE_FLUSH) {
+		flushed(0, block_count);
+	} else if ((part->flags & STORE_FUA) != 0) {
+		flushed(lane.first, lane.count);
+	}
+}
+
+static bool is_making(void)
+{
+	return views[0].state == MODEL_CREATING || views[1].state == MODEL_CREATING;
+}
+
+static void lane_start(struct world *world)
+{
+	bool flushes = sim_between(0, 9) == 0;
+
+	lane.first = (uint32_t)sim_between(
+		0, sim_between(0, 2) == 0 ? written_count - 1 : written_count / 5);
+	lane.count = MIN((uint32_t)sim_between(1, WRITE_MAX), written_count - lane.first);
+	for (uint32_t i = lane.first; i < lane.first + lane.count; i++) {
+		flushes |= model[i].count == TAGS_MAX;
+	}
+	lane.part = (struct store_part){
+		.op = STORE_WRITE,
+		.flags = sim_between(0, 5) == 0 ? STORE_FUA : 0,
+		.offset = (uint64_t)lane.first << FLASH_BLOCK_SHIFT,
+		.length = (uint64_t)lane.count << FLASH_BLOCK_SHIFT,
+		.memory = mem_of(lane_memory),
+		.done = lane_done,
+	};
+	lane.tag = ++last_tag;
+	if (flushes) {
+		lane.part = (struct store_part){ .op = STORE_FLUSH, .done = lane_done };
+		lane.count = 0;
+	} else if (!is_making() && sim_between(0, 9) == 0) {
+		lane.part.op = STORE_TRIM;
+		lane.tag = 0;
+	}
+	for (uint32_t i = 0; i < lane.count; i++) {
+		block_fill(lane_memory + (size_t)i * FLASH_BLOCK_BYTES, lane.tag);
+	}
+	lane.busy = true;
+	store_submit(world->queues[sim_between(0, WORLD_RINGS - 1)], &lane.part);
+}
+
+static void view_done(struct store_view_request *request)
+{
+	struct model_view *view = container_of(request, struct model_view, request);
+
+	/* With others that had been dropped, whose end a crash has undone, there may be too many.
+	 */
+	if (request->result == -ENOSPC || (request->result == -EMLINK && totals.dropped > 0) ||
+		(request->result == -ENOENT && view->state == MODEL_DELETING)) {
+		view->state = MODEL_NONE;
+		return;
+	}
+	if (request->result < 0) {
+		fail_msg("%s: %s", request->view.name, request->error.text);
+	}
+	view->is_done = true;
+}
+
+static void view_ask(struct world *world, struct model_view *view, enum store_view_action action)
+{
+	view->request.action = action;
+	view->request.done = view_done;
+	store_view_ask(world->store, &view->request);
+}
+
+/* One that was asked for is there, or has gone. */
+static void view_settle(struct world *world, struct model_view *view)
+{
+	if (view->state == MODEL_DELETING) {
+		assert_false(is_listed(world, view->request.view.name));
+		view->state = MODEL_NONE;
+		totals.deleted++;
+		return;
+	}
+	if (!is_listed(world, view->request.view.name)) {
+		assert_true(has_dropped(world));
+		view->state = MODEL_NONE;
+		return;
+	}
+	if (!check_view(world, view)) {
+		view->state = MODEL_NONE;
+		return;
+	}
+	memcpy(view->tags, found, sizeof(found));
+	view->state = MODEL_LIVE;
+	totals.made++;
+}
+
+/* A request is at hand. */
+static bool is_asked(void)
+{
+	bool asked = false;
+
+	for (uint32_t i = 0; i < STORE_VIEWS_MAX; i++) {
+		asked |= views[i].state == MODEL_CREATING || views[i].state == MODEL_DELETING;
+	}
+	return asked;
+}
+
+static void view_begin(struct world *world, struct model_view *view)
+{
+	if (view->state == MODEL_LIVE && !is_listed(world, view->request.view.name)) {
+		assert_true(has_dropped(world));
+		view->state = MODEL_NONE;
+		totals.dropped++;
+	} else if (view->state == MODEL_LIVE && sim_between(0, 2) == 0) {
+		(void)check_view(world, view); /* that it has gone is found the next time */
+	} else if (is_asked()) {
+		return;
+	} else if (view->state == MODEL_LIVE && sim_between(0, 5) == 0) {
+		view->state = MODEL_DELETING;
+		view_ask(world, view, STORE_VIEW_DELETE);
+	} else if (view->state == MODEL_NONE) {
+		for (uint32_t i = 0; i < block_count; i++) {
+			view->tags[i] = model[i].tags[model[i].count - 1];
+		}
+		view->asked = last_tag;
+		snprintf(view->request.view.name, sizeof(view->request.view.name), "v%u",
+			name_count++);
+		view->state = MODEL_CREATING;
+		view_ask(world, view, STORE_VIEW_CREATE);
+	}
+}
+
+/* --- crashes --------------------------------------------------------------------------------- */
+
+static bool model_allows(const struct block *block, uint64_t tag, bool killed)
+{
+	for (uint32_t i = killed ? block->count - 1 : 0; i < block->count; i++) {
+		if (block->tags[i] == tag) {
+			return true;
+		}
+	}
+	return false;
+}
+
+static void check_disk(struct world *image, bool killed)
+{
+	assert_int_equal(read_all(image->queues[0]), 0);
+	for (uint32_t i = 0; i < block_count; i++) {
+		bool in_flight = lane.busy && i >= lane.first && i < lane.first + lane.count;
+
+		if (!model_allows(&model[i], found[i], killed) &&
+			!(in_flight && found[i] == lane.tag)) {
+			fail_msg("%s, %s: block %u has %llx, not %llx", image->name,
+				killed ? "killed" : "power lost", i, (unsigned long long)found[i],
+				(unsigned long long)model[i].tags[0]);
+		}
+	}
+}
+
+/* goes_on: the models become those of the image. */
+static void check_image(struct world *world, struct world *image, bool killed, bool goes_on)
+{
+	struct store_view list[STORE_VIEWS_MAX];
+	uint32_t count = store_views(image->store, list);
+
+	for (uint32_t i = 0; i < STORE_VIEWS_MAX; i++) {
+		struct model_view *view = &views[i];
+		const char *name = view->request.view.name;
+		bool there = view->state != MODEL_NONE && is_listed(image, name);
+
+		count -= there;
+		if (there) {
+			assert_true(check_view(image, view));
+		} else if (view->state == MODEL_LIVE && is_listed(world, name) &&
+			   !has_dropped(image)) {
+			fail_msg("%s, %s: snapshot %s has gone", image->name,
+				killed ? "killed" : "power lost", name);
+		}
+		if (goes_on) {
+			memcpy(view->tags, found, sizeof(found));
+			view->state = there ? MODEL_LIVE : MODEL_NONE;
+		}
+	}
+	/* One that was dropped may come back, as its end was not durable. */
+	assert_true(count == 0 || totals.dropped > 0 || has_dropped(world));
+	check_disk(image, killed);
+	for (uint32_t i = 0; goes_on && i < block_count; i++) {
+		model[i] = (struct block){ .tags = { found[i] }, .count = 1 };
+	}
+}
+
+static void no_fact(struct store_check *check, const char *name, const char *text)
+{
+	GMB_UNUSED(check);
+	GMB_UNUSED(name);
+	GMB_UNUSED(text);
+}
+
+static void no_amount(struct store_check *check, const char *name, uint64_t bytes)
+{
+	GMB_UNUSED(check);
+	GMB_UNUSED(name);
+	GMB_UNUSED(bytes);
+}
+
+static void is_fault(struct store_check *check, const char *sentence)
+{
+	GMB_UNUSED(check);
+	fail_msg("%s", sentence);
+}
+
+static void check_counts(const char *name)
+{
+	struct store_check check = { .fact = no_fact, .amount = no_amount, .fault = is_fault };
+	struct error error;
+
+	if (store_check(name, &check, &error) < 0) {
+		fail_msg("%s", error.text);
+	}
+}
+
+static const struct sim_faults faults = {
+	.jitter = true, .partial_ppm = 50000, .interrupt_ppm = 20000, .again_ppm = 10000
+};
+
+/* True: the run is to go on with the image. */
+static bool crash(struct world *world, struct world *image, uint32_t number)
+{
+	bool killed = number % 2 == 0;
+	bool goes_on = !is_asked() && sim_between(0, 5) == 0;
+	char name[32];
+
+	snprintf(name, sizeof(name), "crash-%u", number);
+	if (killed) {
+		world_kill_copy(sim_disk_find(world->name), name);
+	} else {
+		(void)sim_disk_crash_copy(sim_disk_find(world->name), name);
+	}
+	sim_set_faults(&(struct sim_faults){ 0 });
+	world_freeze(world, true);
+	check_counts(name);
+	world_open(image, name, false, NULL);
+	check_image(world, image, killed, goes_on);
+	if (!goes_on) {
+		world_close(image);
+		check_counts(name);
+		sim_disk_destroy(sim_disk_find(name));
+	}
+	world_freeze(world, false);
+	sim_set_faults(&faults);
+	return goes_on;
+}
+
+/* What the old world has in flight ends, and is forgotten: the model is the image's already. */
+static void change_worlds(struct world *world, struct world *image)
+{
+	static struct block kept[BLOCKS_MAX];
+
+	memcpy(kept, model, sizeof(model));
+	world_freeze(image, true);
+	while (lane.busy) {
+		assert_true(sim_step());
+	}
+	world_close(world);
+	world_freeze(image, false);
+	memcpy(model, kept, sizeof(model));
+	*world = *image;
+	world->store->start = &world->start; /* it has moved */
+}
+
+/* --- a run ----------------------------------------------------------------------------------- */
+
+static void fill(struct world *world)
+{
+	for (uint32_t first = 0, count; first < block_count; first += count) {
+		struct store_part part = { .op = STORE_WRITE, .done = world_part_done };
+
+		count = MIN(block_count - first, (uint32_t)WRITE_MAX);
+		for (uint32_t i = first; i < first + count; i++) {
+			model[i] = (struct block){ .count = 1 };
+			if (i < written_count) {
+				model[i].tags[0] = 1 + first;
+			}
+		}
+		if (first >= written_count) {
+			continue;
+		}
+		count = MIN(count, written_count - first);
+		for (uint32_t i = 0; i < count; i++) {
+			block_fill(lane_memory + (size_t)i * FLASH_BLOCK_BYTES, 1 + first);
+		}
+		part.flags = STORE_FUA;
+		part.offset = (uint64_t)first << FLASH_BLOCK_SHIFT;
+		part.length = (uint64_t)count << FLASH_BLOCK_SHIFT;
+		part.memory = mem_of(lane_memory);
+		world_submit(world, &part);
+	}
+	last_tag = block_count;
+}
+
+static void step(struct world *world, uint32_t *started)
+{
+	for (uint32_t i = 0; i < STORE_VIEWS_MAX; i++) {
+		struct model_view *view = &views[i];
+
+		if (view->is_done) {
+			view->is_done = false;
+			view_settle(world, view);
+		}
+	}
+	if (!lane.busy && *started < OPERATIONS) {
+		(*started)++;
+		if (sim_between(0, 7) == 0) {
+			view_begin(world, &views[sim_between(0, STORE_VIEWS_MAX - 1)]);
+		}
+		lane_start(world);
+	}
+}
+
+/* Returns how many crashes there were. */
+static uint32_t run(uint64_t seed, uint32_t crashes_max)
+{
+	static struct world world;
+	static struct world image;
+	uint32_t started = 0;
+	uint32_t steps = 0;
+	uint32_t crash_at;
+	uint32_t crashes = 0;
+
+	memset(views, 0, sizeof(views));
+	totals.dropped = 0;
+	sim_start(&(struct sim_options){ .seed = seed });
+	world_make_disk();
+	world_open(&world, "disk", false, NULL);
+	block_count = (uint32_t)(store_size(world.store) >> FLASH_BLOCK_SHIFT);
+	assert_in_range(block_count, FLASH_NODE_ENTRIES + 1, BLOCKS_MAX);
+	/* With a full disk snapshots are dropped soon. */
+	written_count = seed % 3 == 0 ? block_count : block_count * 3 / 5;
+	fill(&world);
+	sim_set_faults(&faults);
+	crash_at = (uint32_t)sim_between(1, STEPS_MAX);
+	while (lane.busy || started < OPERATIONS || is_asked()) {
+		step(&world, &started);
+		if (lane.busy || is_asked()) {
+			assert_true(sim_step());
+		}
+		if (++steps >= crash_at && crashes < crashes_max) {
+			if (crash(&world, &image, crashes++)) {
+				change_worlds(&world, &image);
+			}
+			crash_at = steps + (uint32_t)sim_between(
+						   1, sim_between(0, 1) == 0 ? 4 : STEPS_MAX * 4);
+		}
+	}
+	sim_set_faults(&(struct sim_faults){ 0 });
+	world_close(&world);
+	/* An end in order loses nothing. */
+	check_counts(world.name);
+	world_open(&image, world.name, false, NULL);
+	check_image(&image, &image, true, false);
+	world_close(&image);
+	sim_stop();
+	return crashes;
+}
+
+static uint32_t crash_points = CRASH_POINTS;
+static uint64_t first_seed = 1;
+
+static void test_snapshots_survive_whole_or_not_at_all(void **state)
+{
+	uint32_t crashes = 0;
+
+	GMB_UNUSED(state);
+	for (uint64_t seed = first_seed; crashes < crash_points; seed++) {
+		printf("seed %llu\n", (unsigned long long)seed);
+		crashes += run(seed, MIN(crash_points - crashes, (uint32_t)SEED_CRASHES_MAX));
+	}
+	printf("%u crashes, %u snapshots made, %u deleted, %u compared; %llu blocks moved\n",
+		crashes, totals.made, totals.deleted, totals.compared,
+		(unsigned long long)world_totals.moved_blocks);
+	/* Else they were not what this is about. */
+	assert_true(totals.made > crashes / 20);
+	assert_true(totals.deleted > crashes / 50);
+	assert_true(world_totals.moved_blocks > crashes);
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_snapshots_survive_whole_or_not_at_all),
+	};
+
+	stores_register();
+	if (argc > 1) {
+		crash_points = (uint32_t)strtoul(argv[1], NULL, 10);
+	}
+	if (argc > 2) {
+		first_seed = strtoull(argv[2], NULL, 10);
+	}
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
