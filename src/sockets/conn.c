@@ -1,15 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <errno.h>
 #include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "base/bytes.h"
@@ -19,19 +13,12 @@
 #include "sockets/sockets.h"
 
 enum {
-	ATTEMPTS = 4,		/* of the connector: at 1, 2, 4 and 8 times "after" */
-	LISTENS = 16,		/* the acceptor gives up at so many times "after"; */
-	LISTENS_BULK = 256,	/* there are many reads for each write */
 	AFTER_GROWTH = 4,	/* "after" grows with each return to TCP */
-	SLOT_BYTES = 64,	/* of libclan's rings */
 	BRING_BACK_LOOK_MS = 5, /* between looks for what makes no event */
 	CLOSE_WAIT_MS = 1000,
-	UNKNOWN_UID = 65534,
 };
 
 #define NEVER UINT32_MAX
-
-static const char hello[8] = "clsock01";
 
 _Atomic(struct object *) sockets_table[SOCKETS_FDS_MAX];
 struct object sockets_listener = { .kind = OBJECT_LISTENER };
@@ -49,7 +36,7 @@ static const uint32_t conn_edges[CONN_STATE_COUNT] = {
 	[CONN_CARRIED] = BIT(CONN_PLAIN) | BIT(CONN_FREE),
 };
 
-static void set_state(struct conn *conn, enum conn_state state)
+void conn_set_state(struct conn *conn, enum conn_state state)
 {
 	GMB_ASSERT((conn_edges[conn_state(conn)] & BIT(state)) != 0);
 	/* Partner: the increment of plain_readers and plain_writers before the look at the state.
@@ -79,7 +66,7 @@ static int other_fd(const struct object *object, int fd)
 	return -1;
 }
 
-static void watch_tcp(struct conn *conn)
+void conn_watch_tcp(struct conn *conn)
 {
 	struct epoll_event event = {
 		.events = EPOLLIN | EPOLLOUT | EPOLLPRI | EPOLLRDHUP | EPOLLET,
@@ -95,7 +82,7 @@ static void unwatch_tcp(const struct conn *conn)
 	(void)REAL(epoll_ctl)(core.epoll_fd, EPOLL_CTL_DEL, conn->fd, NULL);
 }
 
-static void stop_listening(struct conn *conn)
+void conn_stop_listening(struct conn *conn)
 {
 	if (conn->listen_fd >= 0) {
 		core_disown(conn->listen_fd);
@@ -125,7 +112,7 @@ static void release_row(struct conn *conn)
 /* Nothing of it is left but its memory. */
 static void conn_free(struct conn *conn)
 {
-	stop_listening(conn);
+	conn_stop_listening(conn);
 	close_clan(conn);
 	epoll_fd_closes(conn, -1);
 	release_row(conn);
@@ -136,7 +123,7 @@ static void conn_free(struct conn *conn)
 	conn->buffer_at = 0;
 	conn->buffer_end = 0;
 	conn->buffer_bytes = 0;
-	set_state(conn, CONN_FREE);
+	conn_set_state(conn, CONN_FREE);
 	list_push_back(&free_conns, &conn->object.pool_node);
 }
 
@@ -157,6 +144,15 @@ void conn_go(struct conn *conn)
 	if (switch_can_go(&conn->side) && conn->clan != NULL &&
 		atomic_load(&conn->plain_writers) == 0) {
 		say(conn, SWITCH_GO, switch_go(&conn->side));
+	}
+}
+
+void conn_say_may(struct conn *conn)
+{
+	if (conn_is_carried(conn) && !conn->side.may_said && conn->clan != NULL &&
+		atomic_load(&conn->plain_readers) == 0) {
+		conn->side.may_said = true;
+		say(conn, SWITCH_MAY, (struct switch_message){ 0 });
 	}
 }
 
@@ -184,7 +180,7 @@ static void conn_closes(struct conn *conn, int fd)
 			}
 			conn->fd = other_fd(&conn->object, fd);
 			if (carried) {
-				watch_tcp(conn);
+				conn_watch_tcp(conn);
 			}
 		}
 		return;
@@ -293,7 +289,7 @@ void conn_track(int fd, bool connector)
 		stats->tracked++;
 		conn->object.kind = OBJECT_CONN;
 		conn->object.refs = 0;
-		set_state(conn, CONN_PLAIN);
+		conn_set_state(conn, CONN_PLAIN);
 		atomic_store(&conn->calls, 0);
 		atomic_store(&conn->side.in, 0);
 		atomic_store(&conn->side.out, 0);
@@ -336,393 +332,6 @@ void conn_untrack(struct conn *conn)
 	conn_free(conn);
 }
 
-/* --- meeting ---------------------------------------------------------------------------------- */
-
-/* Later, after so many calls. */
-static void look_again_at(struct conn *conn, uint32_t calls)
-{
-	atomic_store_explicit(&conn->next_look, calls, memory_order_relaxed);
-}
-
-static bool learn_names(struct conn *conn)
-{
-	struct sockaddr_storage local;
-	struct sockaddr_storage remote;
-	socklen_t local_length = sizeof(local);
-	socklen_t remote_length = sizeof(remote);
-
-	if (!conn->named) {
-		conn->named =
-			getsockname(conn->fd, (struct sockaddr *)&local, &local_length) == 0 &&
-			getpeername(conn->fd, (struct sockaddr *)&remote, &remote_length) == 0 &&
-			rules_address_of((struct sockaddr *)&local, local_length, &conn->local) &&
-			rules_address_of((struct sockaddr *)&remote, remote_length, &conn->remote);
-	}
-	return conn->named;
-}
-
-static void write_address(char text[40], const struct rules_address *address)
-{
-	for (size_t i = 0; i < sizeof(address->bytes); i++) {
-		snprintf(text + 2 * i, 3, "%02x", address->bytes[i]);
-	}
-	snprintf(text + 32, 8, ".%u", address->port);
-}
-
-/* "clan-tcp/SERVER/CLIENT": abstract names belong to a network namespace, as connections do. */
-static void meeting_name(const struct conn *conn, char name[STATS_NAME_BYTES])
-{
-	char server[40];
-	char client[40];
-
-	write_address(server, conn->connector ? &conn->remote : &conn->local);
-	write_address(client, conn->connector ? &conn->local : &conn->remote);
-	snprintf(name, STATS_NAME_BYTES, "@clan-tcp/%s/%s", server, client);
-}
-
-/* Nothing is set whose effect is not stood for. */
-static bool options_fit(const struct conn *conn)
-{
-	int flags = REAL(fcntl64)(conn->fd, F_GETFL);
-
-	return flags >= 0 && (flags & O_ASYNC) == 0 && kernel_options_fit(conn->fd);
-}
-
-/* What has to hold before the libraries meet: 0, or the reason why not. */
-static int check_fitness(struct conn *conn, enum sockets_reason *reason, uid_t *uid)
-{
-	struct rlimit limit;
-	int result;
-
-	*reason = REASON_RESOURCES;
-	if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || core.own_fds >= limit.rlim_cur / 4) {
-		return -EMFILE;
-	}
-	if (!learn_names(conn) || !options_fit(conn)) {
-		*reason = REASON_OPTION;
-		return -EOPNOTSUPP;
-	}
-	if (!epoll_conn_fits(conn)) {
-		*reason = REASON_EPOLL;
-		return -EOPNOTSUPP;
-	}
-	result = kernel_peer_uid(&conn->local, &conn->remote, uid);
-	if (result != 0) {
-		*reason = result == -ENOENT ? REASON_REMOTE : REASON_IDENTITY;
-		return result;
-	}
-	*reason = REASON_RESOURCES;
-	return core_start();
-}
-
-/* Every user that the user namespace does not know has the number of nobody. */
-static bool is_user(uid_t found, uid_t wanted)
-{
-	return (found == wanted && found != UNKNOWN_UID) || found == 0;
-}
-
-static void listen_for_library(struct conn *conn)
-{
-	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	char name[STATS_NAME_BYTES];
-	enum sockets_reason reason;
-	uid_t uid;
-	int fd;
-
-	if (check_fitness(conn, &reason, &uid) != 0) {
-		conn_forget(conn, reason);
-		return;
-	}
-	meeting_name(conn, name);
-	memcpy(address.sun_path + 1, name + 1, strlen(name) - 1);
-	fd = REAL(socket)(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (fd < 0) {
-		conn_forget(conn, REASON_RESOURCES);
-		return;
-	}
-	conn->listen_fd = core_own(fd);
-	if (bind(conn->listen_fd, (struct sockaddr *)&address,
-		    (socklen_t)(offsetof(struct sockaddr_un, sun_path) + strlen(name))) != 0) {
-		conn_forget(conn, errno == EADDRINUSE ? REASON_NAME : REASON_RESOURCES);
-		return;
-	}
-	if (listen(conn->listen_fd, 4) != 0) {
-		conn_forget(conn, REASON_RESOURCES);
-		return;
-	}
-	set_state(conn, CONN_LISTENING);
-	look_again_at(conn, 0);
-}
-
-static struct clan_conn_options clan_options(const struct conn *conn)
-{
-	uint32_t bytes = conn->bulk.on ? RULES_RING_BULK : RULES_RING_DEFAULT;
-
-	bytes = core.rules.ring_bytes != 0 ? core.rules.ring_bytes : bytes;
-	return (struct clan_conn_options){
-		.size = sizeof(struct clan_conn_options),
-		.access = CLAN_ACCESS_ANY, /* who it is was looked up */
-		.bulk_slots = bytes / SLOT_BYTES,
-		.cookies = 1,
-		.tripwires = 1,
-		.peer_regions_max = 1,
-		.peer_region_bytes_max = 4096,
-	};
-}
-
-/* Somebody has connected to our name. */
-static void adopt(struct conn *conn, int fd)
-{
-	struct clan_conn_options options = clan_options(conn);
-	struct ucred who;
-	socklen_t length = sizeof(who);
-	uid_t uid;
-
-	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &length) != 0 ||
-		kernel_peer_uid(&conn->local, &conn->remote, &uid) != 0 || !is_user(who.uid, uid)) {
-		core_disown(fd);
-		REAL(close)(fd);
-		conn_forget(conn, REASON_IDENTITY);
-		return;
-	}
-	stop_listening(conn);
-	if (clan_adopt(core.queue, fd, &options, &conn->clan, NULL) != 0) {
-		conn->clan = NULL;
-		conn_forget(conn, REASON_RESOURCES);
-		return;
-	}
-	clan_conn_set_context(conn->clan, conn);
-	set_state(conn, CONN_CONNECTING);
-}
-
-static void try_accept(struct conn *conn)
-{
-	int fd = REAL(accept4)(conn->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-
-	if (fd >= 0) {
-		adopt(conn, core_own(fd));
-	} else if (atomic_load(&conn->calls) / (conn->bulk.on ? LISTENS_BULK : LISTENS) >=
-		   conn->after) {
-		conn_forget(conn, REASON_NOBODY);
-	}
-}
-
-/* Connections that are met at the same time would each get a bell of their own: the group that they
- * are to join is known when the first of them is carried. */
-static bool is_first_being_met(const struct conn *conn)
-{
-	bool found = false;
-
-	for (int fd = 0; fd < core.fds_end; fd++) {
-		const struct conn *other = conn_at(fd);
-
-		if (other == NULL || other == conn || !other->connector || !other->named ||
-			memcmp(&other->remote, &conn->remote, sizeof(conn->remote)) != 0) {
-			continue;
-		}
-		if (conn_is_carried(other)) {
-			return false;
-		}
-		found = found || conn_state(other) == CONN_CONNECTING;
-	}
-	return found;
-}
-
-static void try_connect(struct conn *conn)
-{
-	struct clan_conn_options options = clan_options(conn);
-	char name[STATS_NAME_BYTES];
-	char address[STATS_NAME_BYTES + 4];
-	enum sockets_reason reason;
-	struct clan_peer peer;
-	uid_t uid;
-
-	if (check_fitness(conn, &reason, &uid) != 0) {
-		conn_forget(conn, reason);
-		return;
-	}
-	if (is_first_being_met(conn)) {
-		look_again_at(conn, atomic_load(&conn->calls) + 1);
-		return;
-	}
-	meeting_name(conn, name);
-	snprintf(address, sizeof(address), "shm:%s", name);
-	if (clan_connect(core.queue, address, &options, hello, sizeof(hello), &conn->clan, NULL) !=
-		0) {
-		conn->clan = NULL;
-		if (++conn->attempt == ATTEMPTS && !conn->bulk.on) {
-			conn_forget(conn, REASON_NOBODY);
-		} else {
-			look_again_at(conn, atomic_load(&conn->calls) * 2);
-		}
-		return;
-	}
-	clan_conn_set_context(conn->clan, conn);
-	set_state(conn, CONN_CONNECTING);
-	clan_conn_peer(conn->clan, &peer);
-	if (!is_user(peer.uid, uid)) {
-		conn_forget(conn, REASON_IDENTITY);
-		return;
-	}
-	look_again_at(conn, 0);
-}
-
-/* --- carrying --------------------------------------------------------------------------------- */
-
-/* Have all bytes gone by calls that we see? 0, -EAGAIN: calls are under way, or -EBADF: no. */
-static int compare_counts(struct conn *conn)
-{
-	struct kernel_counts counts;
-	int result = kernel_counts(conn->fd, &counts);
-
-	if (result != 0) {
-		return result;
-	}
-	if (counts.in == atomic_load(&conn->side.in) - conn->ring_in &&
-		counts.out == atomic_load(&conn->side.out) - conn->ring_out) {
-		return 0;
-	}
-	return atomic_load(&conn->plain_readers) + atomic_load(&conn->plain_writers) > 0 ? -EAGAIN
-											 : -EBADF;
-}
-
-static void take_row(struct conn *conn)
-{
-	for (uint32_t i = 0; i < STATS_ROWS; i++) {
-		if (stats->rows[i].used == 0) {
-			conn->row = &stats->rows[i];
-			meeting_name(conn, conn->row->name);
-			conn->row->fd = conn->fd;
-			conn->row->in_bytes = 0;
-			conn->row->out_bytes = 0;
-			conn->row->used = 1;
-			return;
-		}
-	}
-}
-
-void conn_say_may(struct conn *conn)
-{
-	if (conn_is_carried(conn) && !conn->side.may_said && conn->clan != NULL &&
-		atomic_load(&conn->plain_readers) == 0) {
-		conn->side.may_said = true;
-		say(conn, SWITCH_MAY, (struct switch_message){ 0 });
-	}
-}
-
-static uint64_t limit_of(const struct conn *conn, int option)
-{
-	struct timeval limit = { 0 };
-	socklen_t length = sizeof(limit);
-
-	return getsockopt(conn->fd, SOL_SOCKET, option, &limit, &length) != 0
-		       ? 0
-		       : (uint64_t)limit.tv_sec * UINT64_C(1000000000) +
-				 (uint64_t)limit.tv_usec * 1000;
-}
-
-void conn_learn_limits(struct conn *conn)
-{
-	conn->in_limit_ns = limit_of(conn, SO_RCVTIMEO);
-	conn->out_limit_ns = limit_of(conn, SO_SNDTIMEO);
-}
-
-static void begin(struct conn *conn)
-{
-	int flags = REAL(fcntl64)(conn->fd, F_GETFL);
-
-	conn->nonblocking = flags >= 0 && (flags & O_NONBLOCK) != 0;
-	conn_learn_limits(conn);
-	conn->out_full = false;
-	conn->lost = false;
-	conn->tcp_event = true;
-	conn->stranded = false;
-	conn->ops = 0;
-	conn->offered = false;
-	switch_begin(&conn->side);
-	set_state(conn, CONN_CARRIED);
-	list_push_back(&core.carried, &conn->carried_node);
-	stats_start();
-	stats->carried++;
-	take_row(conn);
-	watch_tcp(conn);
-	epoll_conn_carried(conn);
-	conn_say_may(conn);
-	core.news = true;
-	stats_log(false, "descriptor %d is carried", conn->fd);
-}
-
-static bool hello_is_ours(const struct clan_conn *clan)
-{
-	size_t bytes;
-	const void *text = clan_conn_hello(clan, &bytes);
-
-	return bytes == sizeof(hello) && memcmp(text, hello, sizeof(hello)) == 0;
-}
-
-/* Both libraries are there: the last check, and it is carried. */
-static void meet(struct conn *conn)
-{
-	int result = process_is_sole(conn) ? compare_counts(conn) : -EAGAIN;
-
-	if (result == -EAGAIN) {
-		conn->offered = true;
-		return;
-	}
-	if (result != 0) {
-		conn_forget(conn, result == -EBADF ? REASON_COUNTS : REASON_OPTION);
-		return;
-	}
-	if (!conn->connector) {
-		if (core.rules.refuse || !hello_is_ours(conn->clan)) {
-			clan_conn_set_context(conn->clan, NULL);
-			clan_reject(conn->clan, "not wanted");
-			conn->clan = NULL;
-			conn_forget(conn, REASON_REFUSED);
-			return;
-		}
-		if (clan_accept(conn->clan, NULL, 0) != 0) {
-			conn_forget(conn, REASON_RESOURCES);
-			return;
-		}
-	}
-	begin(conn);
-}
-
-void conn_advance(struct conn *conn)
-{
-	if (!process_is_sole(conn)) {
-		look_again_at(conn, atomic_load(&conn->calls) + conn->after);
-		return;
-	}
-	switch (conn_state(conn)) {
-	case CONN_PLAIN:
-		if (conn->connector) {
-			try_connect(conn);
-		} else {
-			listen_for_library(conn);
-		}
-		break;
-	case CONN_LISTENING:
-		try_accept(conn);
-		if (conn_state(conn) == CONN_CONNECTING) {
-			core_look(true); /* HELLO is there already */
-		}
-		break;
-	case CONN_CONNECTING:
-		if (conn->offered) {
-			meet(conn);
-		} else {
-			core_look(true);
-		}
-		break;
-	case CONN_FREE:
-	case CONN_CARRIED:
-	case CONN_STATE_COUNT:
-		break;
-	}
-}
-
 /* --- going back ------------------------------------------------------------------------------- */
 
 void conn_leave(struct conn *conn, enum sockets_reason reason)
@@ -758,11 +367,11 @@ void conn_settle(struct conn *conn)
 	unwatch_tcp(conn);
 	list_remove(&conn->carried_node);
 	release_row(conn);
-	set_state(conn, CONN_PLAIN);
+	conn_set_state(conn, CONN_PLAIN);
 	epoll_conn_plain(conn);
 	core.news = true; /* who waits for it must wait for TCP now */
 	if (conn->after == NEVER) {
-		look_again_at(conn, NEVER);
+		conn_look_again_at(conn, NEVER);
 		return;
 	}
 	if (!data_grows(conn)) {
@@ -770,7 +379,7 @@ void conn_settle(struct conn *conn)
 	}
 	atomic_store(&conn->calls, 0);
 	conn->attempt = 0;
-	look_again_at(conn, conn->bulk.on && !conn->connector ? 1 : conn->after);
+	conn_look_again_at(conn, conn->bulk.on && !conn->connector ? 1 : conn->after);
 }
 
 void conn_broken(struct conn *conn, const char *what)
@@ -863,7 +472,7 @@ void conn_event(const struct clan_event *event)
 	switch (event->type) {
 	case CLAN_EVENT_CONNECT:
 	case CLAN_EVENT_CONNECTED:
-		meet(conn);
+		conn_meet(conn);
 		break;
 	case CLAN_EVENT_LOST:
 		conn_forget(conn, event->status == -ETIMEDOUT ? REASON_NOBODY : REASON_REFUSED);
@@ -972,7 +581,7 @@ void conn_after_fork(void)
 			continue;
 		}
 		if (conn->listen_fd >= 0) {
-			stop_listening(conn);
+			conn_stop_listening(conn);
 		}
 		/* Calls of threads that are not here. */
 		atomic_store(&conn->plain_readers, 0);
@@ -992,8 +601,8 @@ void conn_after_fork(void)
 			conn->side.out_place = SWITCH_OUT_LEFT;
 			switch_ring_ended(&conn->side);
 		} else if (conn_state(conn) != CONN_PLAIN) {
-			set_state(conn, CONN_PLAIN);
-			look_again_at(conn, NEVER);
+			conn_set_state(conn, CONN_PLAIN);
+			conn_look_again_at(conn, NEVER);
 		}
 		conn->clan = NULL;
 	}

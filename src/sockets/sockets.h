@@ -8,7 +8,7 @@
  *     │
  *   plain.c  data.c  wait.c  epoll.c  process.c   reading and writing, waiting, fork and exec
  *     │
- *   conn.c ──▶ switch.c                     life of a connection, and where its bytes travel
+ *   conn.c  meet.c ──▶ switch.c             life of a connection, and where its bytes travel
  *     │
  *   core.c ──▶ libclan                      the lock, the queue, sleeping
  *
@@ -328,10 +328,6 @@ void core_disown(int fd);
 
 /* A connection that a rule names begins at fd. */
 void conn_track(int fd, bool connector);
-/* Looks which time-outs of its calls the socket has. */
-void conn_learn_limits(struct conn *conn);
-/* Tries what is due: meeting the other library, carrying. With the lock. */
-void conn_advance(struct conn *conn);
 /* Never carries it (again): leaves it to the kernel and forgets it. Not while it is carried. */
 void conn_forget(struct conn *conn, enum sockets_reason reason);
 /* The same, uncounted. */
@@ -365,6 +361,22 @@ void object_remove(int fd);
 /* It was closed by a call that we did not see, and the number is another's now. */
 void object_replaced(int fd);
 void conn_after_fork(void);
+/* For meet.c. Must be an edge of conn_edges. */
+void conn_set_state(struct conn *conn, enum conn_state state);
+void conn_stop_listening(struct conn *conn);
+/* What happens on TCP makes events of core.epoll_fd from now on. */
+void conn_watch_tcp(struct conn *conn);
+
+/* --- meet.c ----------------------------------------------------------------------------------- */
+
+/* Tries what is due: meeting the other library, carrying. With the lock. */
+void conn_advance(struct conn *conn);
+/* Both libraries are there: the last check, and it is carried. */
+void conn_meet(struct conn *conn);
+/* conn_advance() is called again when there were so many calls. */
+void conn_look_again_at(struct conn *conn, uint32_t calls);
+/* Looks which time-outs of its calls the socket has. */
+void conn_learn_limits(struct conn *conn);
 
 /* --- data.c ----------------------------------------------------------------------------------- */
 
