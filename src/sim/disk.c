@@ -322,13 +322,18 @@ void sim_disk_crash(struct sim_disk *disk)
 	}
 }
 
-struct sim_disk *sim_disk_crash_copy(struct sim_disk *disk, const char *name)
+static struct sim_disk *disk_like(const struct sim_disk *disk, const char *name)
 {
 	struct sim_disk_options options = disk->options;
-	struct sim_disk *copy;
 
 	options.size = disk->size;
-	copy = sim_disk_create(name, &options);
+	return sim_disk_create(name, &options);
+}
+
+struct sim_disk *sim_disk_crash_copy(struct sim_disk *disk, const char *name)
+{
+	struct sim_disk *copy = disk_like(disk, name);
+
 	list_for_each(node, &disk->pages)
 	{
 		const struct sim_page *page = list_entry(node, struct sim_page, node);
@@ -346,6 +351,29 @@ struct sim_disk *sim_disk_crash_copy(struct sim_disk *disk, const char *name)
 		}
 		memcpy(to->current, to->durable, SIM_PAGE_BYTES);
 		to->hole = page->hole && is_zero(to->current, SIM_PAGE_BYTES);
+	}
+	return copy;
+}
+
+struct sim_disk *sim_disk_kill_copy(struct sim_disk *disk, const char *name)
+{
+	struct sim_disk *copy = disk_like(disk, name);
+	uint64_t ticket = ++sim_world.ticket;
+
+	list_for_each(node, &disk->pages)
+	{
+		const struct sim_page *page = list_entry(node, struct sim_page, node);
+		struct sim_page *to = sim_page_make(copy, page->index);
+
+		memcpy(to->durable, page->durable, SIM_PAGE_BYTES);
+		memcpy(to->current, page->cache_dirty ? page->cache : page->current,
+			SIM_PAGE_BYTES);
+		to->hole = page->hole;
+		/* As its write-back would. */
+		to->dirty = page->cache_dirty ? 0xff : page->dirty;
+		for (int i = 0; i < SIM_SECTORS_PER_PAGE; i++) {
+			to->since[i] = (to->dirty >> i & 1) != 0 ? ticket : 0;
+		}
 	}
 	return copy;
 }

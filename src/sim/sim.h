@@ -227,6 +227,9 @@ void sim_disk_crash(struct sim_disk *disk);
 /* What the medium would hold if the power failed at this moment, as a new disk: operations may be
  * in flight on the old one, which goes on. */
 struct sim_disk *sim_disk_crash_copy(struct sim_disk *disk, const char *name);
+/* The same if the program were killed: all that programs see now is in it, and what the power could
+ * take from the old one it could take from this one. The page cache is empty. */
+struct sim_disk *sim_disk_kill_copy(struct sim_disk *disk, const char *name);
 /* Bytes in sectors that a crash now could drop. */
 uint64_t sim_disk_unflushed_bytes(const struct sim_disk *disk);
 /* From now on reads and/or writes that touch the range fail with -EIO. length 0 clears. */

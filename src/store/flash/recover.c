@@ -624,8 +624,14 @@ static int recover(struct flash *flash, struct replay *replay)
 int flash_recover(struct flash *flash, struct error *error)
 {
 	struct replay replay = { .flash = flash, .clock = flash->anchor.clock };
-	int result;
+	/* The log of a server that was killed may not be durable, and the segments that it has
+	 * emptied are written before there is another anchor. */
+	int result = flash->is_read_only ? 0 : disk_sync(flash->fd);
 
+	if (result < 0) {
+		return error_set(error, result, "cannot make what is on '%s' durable: %s",
+			flash->path, strerror(-result));
+	}
 	replay.seen = calloc(flash->anchor.geometry.segment_count, sizeof(*replay.seen));
 	if (replay.seen == NULL) {
 		return error_set(error, -ENOMEM, "not enough memory to open '%s'", flash->path);

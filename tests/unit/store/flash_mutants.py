@@ -18,6 +18,7 @@ MUTANTS = {
         "recover.c", "entry->kind == FLASH_COPY && le32toh(at->block) != entry->source", "false"),
     "torn-record-replayed": ("recover.c", "replay->at.seq >= replay->durable", "false"),
     "log-reused-before-checkpoint": ("recover.c", "seen[i].in_log ||", "(seen[i].in_log && !MUTANT) ||"),
+    "recovered-without-sync": ("recover.c", "flash->is_read_only ? 0 : disk_sync(flash->fd)", "0"),
     "other-run-believed": (
         "recover.c", "record->seq >> SEQ_SHIFT == replay->at.seq >> SEQ_SHIFT", "true"),
     "later-records-ignored": (

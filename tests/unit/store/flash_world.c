@@ -152,22 +152,6 @@ void world_submit(struct world *world, struct store_part *part)
 	}
 }
 
-void world_kill_copy(struct sim_disk *disk, const char *name)
-{
-	struct sim_disk_options options = world_disk_options();
-	struct sim_disk *copy = sim_disk_create(name, &options);
-	static uint8_t bytes[64 * 1024];
-
-	for (uint64_t at = 0; at < options.size; at += sizeof(bytes)) {
-		size_t count = (size_t)MIN(options.size - at, (uint64_t)sizeof(bytes));
-
-		sim_disk_peek(disk, at, bytes, count);
-		if (bytes[0] != 0 || memcmp(bytes, bytes + 1, count - 1) != 0) {
-			sim_disk_poke(copy, at, bytes, count);
-		}
-	}
-}
-
 void world_make_disk(void)
 {
 	struct sim_disk_options options = world_disk_options();

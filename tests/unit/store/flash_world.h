@@ -82,7 +82,3 @@ void world_close(struct world *world);	 /* the same; counts, and expects no chec
 
 /* Nothing happens on a frozen world's rings. */
 void world_freeze(const struct world *world, bool frozen);
-
-/* A new simulated disk `name`, with what a disk has after its server was killed: the page cache
- * stays. */
-void world_kill_copy(struct sim_disk *disk, const char *name);

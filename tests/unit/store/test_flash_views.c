@@ -437,7 +437,7 @@ static bool crash(struct world *world, struct world *image, uint32_t number)
 
 	snprintf(name, sizeof(name), "crash-%u", number);
 	if (killed) {
-		world_kill_copy(sim_disk_find(world->name), name);
+		(void)sim_disk_kill_copy(sim_disk_find(world->name), name);
 	} else {
 		(void)sim_disk_crash_copy(sim_disk_find(world->name), name);
 	}
