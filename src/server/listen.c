@@ -329,6 +329,33 @@ static int unix_address(const struct export_uri *uri, union address *address,
 	return 0;
 }
 
+/* The process that has begun to listen at the other end of a connected socket, if it has ended: the
+ * kernel keeps the sockets of a killed server until the operations of its rings are over. 0: it
+ * lives, or that cannot be known. */
+static pid_t ended_listener(int fd)
+{
+	struct ucred peer;
+	socklen_t bytes = sizeof(peer);
+	char path[64];
+	char stat[512] = "";
+	const char *state;
+	int file;
+
+	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) < 0 || peer.pid <= 0) {
+		return 0;
+	}
+	snprintf(path, sizeof(path), "/proc/%ld/stat", (long)peer.pid);
+	file = open(path, O_RDONLY | O_CLOEXEC);
+	if (file < 0) {
+		return errno == ENOENT ? peer.pid : 0;
+	}
+	(void)!read(file, stat, sizeof(stat) - 1);
+	close(file);
+	/* "PID (NAME) STATE": its main thread has ended, see proc(5). */
+	state = strrchr(stat, ')');
+	return state != NULL && strncmp(state, ") Z", 3) == 0 ? peer.pid : 0;
+}
+
 /*
  * Something has the name already. A socket file that nobody listens on is what a killed server
  * leaves behind: it is removed. 0 = try again.
@@ -340,6 +367,7 @@ static int remove_stale(const struct export_uri *uri, const union address *addre
 	char shown[URI_SHOWN_BYTES];
 	char label[EXPORT_URI_LABEL_BYTES];
 	struct stat st;
+	pid_t ended;
 	int probe;
 	int code;
 
@@ -355,7 +383,16 @@ static int remove_stale(const struct export_uri *uri, const union address *addre
 		return error_set(error, -errno, "cannot listen on %s: %s", shown, strerror(errno));
 	}
 	code = connect(probe, &address->any, address_bytes) < 0 ? -errno : 0;
+	ended = code == 0 ? ended_listener(probe) : 0;
 	close(probe);
+	if (ended > 0) {
+		return error_set(error, -EADDRINUSE,
+			"cannot listen on %s: process %ld, which listened on this socket, has "
+			"ended, but the kernel keeps it open until all that was begun is over "
+			"(a write to a disk that hangs, for example), or another process has it; "
+			"start again when that has ended, or choose another path",
+			shown, (long)ended);
+	}
 	if (path[0] == '\0' || (code != -ECONNREFUSED && code != -ENOENT)) {
 		return error_set(error, -EADDRINUSE,
 			"cannot listen on %s: another program listens on this socket; stop it or "
@@ -680,6 +717,9 @@ int listener_adopt_passed(
 	}
 	listener->was_passed = true;
 	listener->of_manager = socket->of_manager;
+	if (listener->uri.is_unix && !socket->of_manager) {
+		(void)listen(socket->fd, SOMAXCONN); /* from here on it says our process id */
+	}
 	/* Somebody may have put another socket in its place. */
 	if (socket->has_path && listener->uri.is_unix && listener->uri.socket_path[0] != '\0' &&
 		lstat(listener->uri.socket_path, &st) == 0 && st.st_dev == socket->device &&

@@ -101,6 +101,20 @@ class UnixSockets(support.Case):
                            self.socket_uri(), "another program listens")
         self.check_served(server.uri)
 
+    def test_a_listener_that_has_ended(self):
+        """Its socket is open all the same: here somebody else has it."""
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(self.path("s"))
+            for reaped in (False, True):
+                pid = os.fork()
+                if pid == 0:
+                    other.listen()
+                    os._exit(0)
+                os.waitid(os.P_PID, pid, os.WEXITED | (0 if reaped else os.WNOWAIT))
+                self.check_refused(["serve", "null:1M", "--listen", self.socket_uri()], 1,
+                                   f"process {pid}, which listened on this socket, has ended")
+                self.assertEqual(os.listdir(self.folder), ["s"])
+
     def test_a_full_backlog_counts_as_live(self):
         with socket.socket(socket.AF_UNIX) as other, socket.socket(socket.AF_UNIX) as waiting:
             other.bind(self.path("s"))

@@ -699,6 +699,8 @@ class Upgrade(support.Case):
         self.assertEqual(server.process.wait(), 0)
         arguments = ["serve", self.disk, "--listen", self.socket_uri("other")]
         self.check_refused(arguments, 1, "is already served for writing")
+        self.check_refused(["serve", "null:1M", "--listen", self.socket_uri()], 1,
+                           "another program listens")
         self.stop_newest()
         self.assertEqual(self.start(*arguments[1:]).stop()[0], 0)
 

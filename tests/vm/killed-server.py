@@ -45,9 +45,16 @@ DURABLE = {DISK_BYTES} - BLOCK
 
 class Server:
     count = 0
+    killed = None
 
     def __init__(self):
         # Another socket each time: that of a killed one stays until its last write is over.
+        if Server.count > 0:
+            refused = subprocess.run(
+                ["gmblock", "serve", "null:1M", "--listen", f"nbd+unix:///?socket=/tmp/{{Server.count}}"],
+                stderr=subprocess.PIPE, text=True)
+            assert refused.returncode == 1, refused
+            assert f"process {{Server.killed}}, which listened" in refused.stderr, refused
         Server.count += 1
         self.process = subprocess.Popen(
             ["gmblock", "serve", "--export", f"={{DISK}},mode=direct", "--threads", "1",
@@ -66,6 +73,7 @@ class Server:
         os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
         count = self.handed_over()
         self.process.wait()
+        Server.killed = self.process.pid
         return count
 
 
