@@ -188,6 +188,16 @@ static void print_holes(const struct bench_result *result)
 	}
 }
 
+static void print_lost(const struct bench_result *result)
+{
+	if (result->stats.connections_lost > 0) {
+		print_label("");
+		printf("connections were lost and restored %llu times: the time without them "
+		       "counts\n",
+			(unsigned long long)result->stats.connections_lost);
+	}
+}
+
 static void print_time(double time_us)
 {
 	char text[PRINT_US_BYTES];
@@ -328,6 +338,7 @@ int bench_show_text(
 	print_head(work, result);
 	print_rates(work, result);
 	print_holes(result);
+	print_lost(result);
 	print_latencies(result);
 	print_costs(result);
 	print_distributions(result);
@@ -478,6 +489,8 @@ int bench_show_json(
 		root, "cpu_us_per_request", json_real(us(cpu_ns) / (double)bench_requests(result)));
 	json_object_set_new(root, "requests", json_integer((json_int_t)bench_requests(result)));
 	json_object_set_new(root, "hole_reads", json_integer((json_int_t)result->hole_reads));
+	json_object_set_new(
+		root, "connections_lost", json_integer((json_int_t)result->stats.connections_lost));
 	json_object_set_new(root, "seconds", json_real(seconds(result)));
 	json_object_set_new(root, "interrupted", json_boolean(result->interrupted));
 	json_object_set_new(root, "covered", json_boolean(bench_covered(work, result)));

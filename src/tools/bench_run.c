@@ -94,7 +94,12 @@ struct bench_worker {
 
 #define NS_PER_S UINT64_C(1000000000)
 
-enum { BUFFER_ALIGNMENT = 4096, QUEUE_ENTRIES_MIN = 256, QUEUE_ENTRIES_MAX = 4096 };
+enum {
+	BUFFER_ALIGNMENT = 4096,
+	QUEUE_ENTRIES_MIN = 256,
+	QUEUE_ENTRIES_MAX = 4096,
+	RECONNECT_MS_MAX = 5000,
+};
 
 /* One request that is always on its way. */
 struct bench_slot {
@@ -149,6 +154,7 @@ static void snapshot(struct bench_worker *worker, struct bench_snapshot *out, ui
 		out->stats.bytes_read += stats.bytes_read;
 		out->stats.bytes_written += stats.bytes_written;
 		out->stats.bytes_moved += stats.bytes_moved;
+		out->stats.connections_lost += stats.connections_lost;
 		/* Every client of a queue tells the number of the queue. */
 		out->stats.system_calls = stats.system_calls;
 	}
@@ -399,13 +405,13 @@ static int link_open(struct bench_worker *worker, struct bench_link *link, struc
 	uint32_t timeout_ms = clock_milliseconds(work->timeout_ns);
 	struct gmb_options options = {
 		.size = sizeof(options),
-		/* A connection that is lost in the middle would only falsify the figures. */
-		.flags = GMB_OPEN_NO_RECONNECT | GMB_OPEN_URI_FILES |
-			 (bench_writes(work) ? 0 : GMB_OPEN_READ_ONLY),
+		.flags = GMB_OPEN_URI_FILES | (bench_writes(work) ? 0 : GMB_OPEN_READ_ONLY),
 		.connections = work->connections == 0 ? 0 : 1,
 		.connect_timeout_ms = timeout_ms,
 		.request_timeout_ms = timeout_ms,
 		.slow_timeout_ms = timeout_ms,
+		/* A server that is replaced comes back at once; another one has ended. */
+		.reconnect_timeout_ms = MIN(timeout_ms, (uint32_t)RECONNECT_MS_MAX),
 		.depth = work->depth,
 	};
 	struct gmb_info info = { .size = sizeof(info) };
@@ -872,6 +878,7 @@ static void add_worker(struct bench_result *result, const struct bench_worker *w
 	result->stats.bytes_read += end->bytes_read - begin->bytes_read;
 	result->stats.bytes_written += end->bytes_written - begin->bytes_written;
 	result->stats.bytes_moved += end->bytes_moved - begin->bytes_moved;
+	result->stats.connections_lost += end->connections_lost - begin->connections_lost;
 	result->stats.system_calls += end->system_calls - begin->system_calls;
 }
 

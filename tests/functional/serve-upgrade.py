@@ -328,15 +328,29 @@ class Upgrade(support.Case):
             self.stop_newest()
             server.wait()
 
-    def test_bench(self):
-        server = self.serve()
+    def bench(self, uri):
+        """How many connections a run over upgrades has lost, and how many were ended."""
         bench = subprocess.Popen(
-            [support.program(), "bench", "--seconds", "2", server.uri], stdin=subprocess.DEVNULL,
+            [support.program(), "bench", "--json", "--seconds", "2", uri], stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        ended = 0
         while bench.poll() is None:
-            self.must_upgrade()
+            ended += self.must_upgrade()[1]
         output, errors = bench.communicate()
         self.assertEqual(bench.returncode, 0, output + errors)
+        return json.loads(output)["connections_lost"], ended
+
+    def test_bench(self):
+        self.assertEqual(self.bench(self.serve().uri), (0, 0))
+
+    @unittest.skipUnless(support.has_libfabric(), "gmb is not there")
+    def test_bench_over_gmb(self):
+        """It connects again, as our other clients do."""
+        uri = f"gmb+unix:///?socket={self.path('g')}"
+        self.serve("--listen", uri, uri_count=2)
+        lost, ended = self.bench(uri)
+        self.assertGreater(lost, 0)
+        self.assertGreaterEqual(ended, lost)
 
     @unittest.skipUnless(support.has_libfabric(), "gmb is not there")
     def test_sessions_that_end(self):
