@@ -421,7 +421,7 @@ static int open_next(const struct server_export *entry, struct access *rules,
 		return rc;
 	}
 	served->is_added = entry->is_added;
-	served->passed = upgrade_take_disk(take, entry->name);
+	served->passed = upgrade_take_disk(take, entry->name, exports->count);
 	rc = served_open(served, rules, error);
 	served->passed = NULL;
 	if (rc < 0) {

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "server/control.h"
 
 enum { NAME_SHOWN_BYTES = 120 };
 
@@ -14,8 +13,6 @@ enum { NAME_SHOWN_BYTES = 120 };
 struct disk {
 	struct engine_settle base;
 	struct settle *settle;
-	bool last;
-	int begun;  /* 0, or why it has not */
 	int result; /* published by busy_count */
 };
 
@@ -69,59 +66,73 @@ static void has_settled(struct engine_settle *base, int result)
 	struct disk *disk = container_of(base, struct disk, base);
 
 	disk->result = result;
-	/* Release: the result is there; with the last one the disk may be gone. */
+	/* Release: the result is there; with the last one the disks may be gone. */
 	atomic_fetch_sub_explicit(&disk->settle->busy_count, 1, memory_order_release);
 }
 
-static void begin_disk(struct engine *engine, void *context)
-{
-	struct disk *disk = context;
+/* Those of one reactor: they take turns. */
+struct settle_turn {
+	struct settle *settle;
+	uint32_t index; /* of the reactor */
+	bool last;
+};
 
-	disk->begun = engine_settle(engine, &disk->base, disk->last);
+static void begin_disks(struct engine *engine, void *context)
+{
+	const struct settle_turn *turn = context;
+	struct settle *settle = turn->settle;
+
+	for (uint32_t i = turn->index; i < settle->disk_count; i += settle->reactor_count) {
+		int rc = engine_settle(engine, &settle->disks[i].base, turn->last);
+
+		if (rc < 0) {
+			has_settled(&settle->disks[i].base, rc);
+		}
+	}
 }
 
-/* The reactors take turns. */
-static int begin_one(struct settle *settle, struct export *export, bool last)
+/* None of them is begun yet. */
+static int add_disks(struct settle *settle, const struct exports *exports, struct error *error)
 {
-	struct disk *disk = &settle->disks[settle->disk_count];
-	int rc;
-
-	export_get(export);
-	*disk = (struct disk){
-		.base = { .export = export, .done = has_settled },
-		.settle = settle,
-		.last = last,
-	};
-	atomic_fetch_add_explicit(&settle->busy_count, 1, memory_order_relaxed);
-	rc = reactor_call(
-		settle->reactors[settle->disk_count % settle->reactor_count], begin_disk, disk);
-	rc = rc == 0 ? disk->begun : rc;
-	if (rc < 0) {
-		has_settled(&disk->base, rc);
+	settle->disks = calloc(MAX(exports->count, 1U), sizeof(*settle->disks));
+	if (settle->disks == NULL) {
+		return error_set(error, -ENOMEM, "no memory to flush the disks");
 	}
-	settle->disk_count++;
-	return rc;
+	for (uint32_t i = 0; i < exports->count; i++) {
+		struct export *export = exports->exports[i];
+
+		if (store_settles(export->store)) {
+			export_get(export);
+			settle->disks[settle->disk_count++] = (struct disk){
+				.base = { .export = export, .done = has_settled },
+				.settle = settle,
+			};
+		}
+	}
+	atomic_store_explicit(&settle->busy_count, settle->disk_count, memory_order_relaxed);
+	return 0;
 }
 
 int settle_begin(
 	struct settle *settle, const struct exports *exports, bool last, struct error *error)
 {
-	int rc = 0;
+	int rc;
 
 	if (!settle_is_over(settle)) {
 		return error_set(error, -EBUSY, "disks are still being flushed");
 	}
 	forget_disks(settle);
-	settle->disks = calloc(MAX(exports->count, 1U), sizeof(*settle->disks));
-	if (settle->disks == NULL) {
-		return error_set(error, -ENOMEM, "no memory to flush the disks");
-	}
-	for (uint32_t i = 0; rc == 0 && i < exports->count; i++) {
-		if (store_settles(exports->exports[i]->store)) {
-			rc = begin_one(settle, exports->exports[i], last);
+	rc = add_disks(settle, exports, error);
+	for (uint32_t i = 0; rc == 0 && i < MIN(settle->reactor_count, settle->disk_count); i++) {
+		struct settle_turn turn = { settle, i, last };
+		int called = reactor_call(settle->reactors[i], begin_disks, &turn);
+
+		for (uint32_t k = i; called < 0 && k < settle->disk_count;
+			k += settle->reactor_count) {
+			has_settled(&settle->disks[k].base, called);
 		}
 	}
-	return rc < 0 ? error_set(error, rc, "%s", server_call_error(rc)) : 0;
+	return rc;
 }
 
 int settle_result(const struct settle *settle, struct error *error)

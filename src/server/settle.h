@@ -15,13 +15,13 @@
 
 struct settle;
 
-/* All zero but for what is given. NULL: no memory. */
+/* Nothing is under way. NULL: no memory. */
 struct settle *settle_create(struct reactor *const *reactors, uint32_t reactor_count);
 /* NULL is a no-op. */
 void settle_destroy(struct settle *settle);
 
-/* Flushes all disks that settle; last as in engine_settle(). -EBUSY: those of the last time are not
- * over. What fails otherwise is told by settle_result(), too. */
+/* Flushes all disks that settle; last as in engine_settle(). What fails is told by settle_result().
+ * -EBUSY: those of the last time are not over. -ENOMEM. */
 GMB_MUST_CHECK int settle_begin(
 	struct settle *settle, const struct exports *exports, bool last, struct error *error);
 bool settle_is_over(const struct settle *settle);

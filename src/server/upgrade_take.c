@@ -33,6 +33,7 @@ struct before {
 	uint32_t session_count;
 	struct store_claim passed; /* with the descriptor of memory, which is its own, or -1 */
 	uint64_t epoch;
+	struct export *same; /* of this process, on the same disk; NULL: there is none */
 };
 
 struct upgrade_take {
@@ -317,33 +318,34 @@ uint32_t upgrade_take_socket_count(const struct upgrade_take *take)
 
 /* --- exports --------------------------------------------------------------------------------- */
 
-static const struct before *find_before(
-	const struct upgrade_take *take, const char *name, size_t name_bytes)
+/* index: where it is if both processes have the same exports in the same order, as nearly always.
+ */
+const struct store_claim *upgrade_take_disk(
+	const struct upgrade_take *take, const char *name, uint32_t index)
 {
-	for (uint32_t i = 0; take != NULL && i < take->export_count; i++) {
-		if (take->exports[i].name_bytes == name_bytes &&
-			memcmp(take->exports[i].name, name, name_bytes) == 0) {
-			return &take->exports[i];
+	uint32_t count = take != NULL ? take->export_count : 0;
+
+	for (uint32_t i = 0; i < count; i++) {
+		const struct before *before = &take->exports[(index + i) % count];
+
+		if (strcmp(before->name, name) == 0) {
+			return &before->passed;
 		}
 	}
 	return NULL;
 }
 
-const struct store_claim *upgrade_take_disk(const struct upgrade_take *take, const char *name)
+static struct export *find(
+	const struct upgrade_taker *taker, const struct before *before, uint32_t index)
 {
-	const struct before *before = find_before(take, name, strlen(name));
+	uint32_t count = taker->exports->count;
 
-	return before != NULL ? &before->passed : NULL;
-}
+	for (uint32_t i = 0; i < count; i++) {
+		struct export *export = taker->exports->exports[(index + i) % count];
 
-static struct export *find(const struct upgrade_taker *taker, const struct before *before)
-{
-	struct export *const *exports = taker->exports->exports;
-
-	for (uint32_t i = 0; i < taker->exports->count; i++) {
-		if (exports[i]->name_bytes == before->name_bytes &&
-			memcmp(exports[i]->name, before->name, before->name_bytes) == 0) {
-			return exports[i];
+		if (export->name_bytes == before->name_bytes &&
+			memcmp(export->name, before->name, before->name_bytes) == 0) {
+			return export;
 		}
 	}
 	return NULL;
@@ -358,16 +360,16 @@ static bool is_same_disk(const struct export *export, const struct before *befor
 }
 
 static int check_exports(
-	const struct upgrade_take *take, const struct upgrade_taker *taker, struct error *error)
+	struct upgrade_take *take, const struct upgrade_taker *taker, struct error *error)
 {
 	char shown[NAME_SHOWN_BYTES];
 
 	for (uint32_t i = 0; i < take->export_count; i++) {
-		const struct before *before = &take->exports[i];
-		struct export *export = find(taker, before);
-		bool is_same = export != NULL && is_same_disk(export, before);
+		struct before *before = &take->exports[i];
+		struct export *export = find(taker, before, i);
 
-		if (!is_same && before->session_count > 0) {
+		before->same = export != NULL && is_same_disk(export, before) ? export : NULL;
+		if (before->same == NULL && before->session_count > 0) {
 			return error_set(error, -EBUSY,
 				"the export \"%s\" has %u connections, and the new process %s",
 				log_escape(shown, sizeof(shown), before->name, before->name_bytes),
@@ -380,14 +382,13 @@ static int check_exports(
 }
 
 /* Nothing of what clients know of these disks is lost. */
-static void keep_epochs(const struct upgrade_take *take, const struct upgrade_taker *taker)
+static void keep_epochs(const struct upgrade_take *take)
 {
 	for (uint32_t i = 0; i < take->export_count; i++) {
 		const struct before *before = &take->exports[i];
-		struct export *export = find(taker, before);
 
-		if (before->epoch != 0 && export != NULL && is_same_disk(export, before)) {
-			export->epoch = before->epoch;
+		if (before->epoch != 0 && before->same != NULL) {
+			before->same->epoch = before->epoch;
 		}
 	}
 }
@@ -475,7 +476,7 @@ static int take_sessions(struct upgrade_take *take, const struct upgrade_taker *
 		if (rc < 0) {
 			return rc;
 		}
-		keep_epochs(take, taker);
+		keep_epochs(take);
 		/* The other process gives up what it has when this is said, and only then. */
 		rc = upgrade_send(take->channel, &started);
 	}

@@ -37,8 +37,9 @@ GMB_MUST_CHECK bool upgrade_take_control(
 	struct upgrade_take *take, const char *path, struct upgrade_socket *out);
 uint32_t upgrade_take_socket_count(const struct upgrade_take *take);
 /* What the old process has of the disk that it serves by that name, for struct store_options;
- * borrowed. NULL: it serves none. */
-const struct store_claim *upgrade_take_disk(const struct upgrade_take *take, const char *name);
+ * borrowed. NULL: it serves none. index: of the export here, where the search begins. */
+const struct store_claim *upgrade_take_disk(
+	const struct upgrade_take *take, const char *name, uint32_t index);
 
 /* Where the sessions go. */
 struct upgrade_taker {

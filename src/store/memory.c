@@ -35,6 +35,10 @@
 #include "store/kind.h"
 #include "store/parse.h"
 
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U /* Linux 6.3 */
+#endif
+
 enum {
 	CHUNK_SHIFT = 16,
 	CHUNK_BYTES = 1 << CHUNK_SHIFT,
@@ -390,11 +394,17 @@ static uint64_t memory_size(struct store *store)
 /* A memory file of mapped_bytes. */
 static int make_file(struct memory_store *store, const char *spec, struct error *error)
 {
-	int fd = memfd_create("gmblock-disk", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	int result = fd >= 0 && ftruncate(fd, (off_t)store->mapped_bytes) == 0 &&
-				     fcntl(fd, F_ADD_SEALS, SEALS) == 0
-			     ? 0
-			     : -errno;
+	static const char name[] = "gmblock-disk";
+	int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+	int result;
+
+	if (fd < 0 && errno == EINVAL) { /* Linux before 6.3 */
+		fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	}
+	result = fd >= 0 && ftruncate(fd, (off_t)store->mapped_bytes) == 0 &&
+				 fcntl(fd, F_ADD_SEALS, SEALS) == 0
+			 ? 0
+			 : -errno;
 
 	if (result < 0) {
 		if (fd >= 0) {
@@ -413,10 +423,12 @@ static int make_file(struct memory_store *store, const char *spec, struct error 
 /* Whether that is a memory file of a store of this size, which nobody can cut. */
 static bool is_file_of(const struct memory_store *store, int fd)
 {
+	int seals = fcntl(fd, F_GET_SEALS);
 	struct stat st;
 
 	return fstat(fd, &st) == 0 && S_ISREG(st.st_mode) &&
-	       (uint64_t)st.st_size == store->mapped_bytes && fcntl(fd, F_GET_SEALS) == SEALS;
+	       (uint64_t)st.st_size == store->mapped_bytes && seals >= 0 &&
+	       (seals & SEALS) == SEALS;
 }
 
 /* The memory of another process, if it fits, else new one. */
