@@ -480,7 +480,10 @@ static bool give_up_late(struct upgrade *upgrade)
 		[UPGRADE_PASSED] = "the new process did not begin to serve within 5 seconds",
 	};
 
-	return !give_up(upgrade, -ETIMEDOUT, reasons[upgrade->state]);
+	return !give_up(upgrade, -ETIMEDOUT,
+		upgrade->state == UPGRADE_PAUSING && upgrade->flushes_last
+			? "the disks were not flushed within 5 seconds"
+			: reasons[upgrade->state]);
 }
 
 /* Whether the flushes are over; when they have failed, gives up, and *serves_out is what comes of

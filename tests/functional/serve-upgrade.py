@@ -387,6 +387,11 @@ class Upgrade(support.Case):
             self.assertEqual(client.read(0, 6), b"before")
 
     def test_hanging_processes(self):
+        # Both flushes of this one take long: the first one need not be quick, the second one must.
+        slow = self.start("--export", f"={self.disk},overlay=discard,delay=flush:6s", "--control",
+                          self.path("control-slow"), "--listen", self.socket_uri("s-slow"))
+        slow_upgrade = subprocess.Popen([support.program(), "upgrade", self.path("control-slow")],
+                                        stderr=subprocess.PIPE, text=True)
         started = []
         for how in HANGING:
             server = self.start(self.make_file(how, bytes(1 << 20)), "--control",
@@ -401,6 +406,14 @@ class Upgrade(support.Case):
                 self.assertRegex(upgrade.communicate()[1], HANGING[how])
                 self.assertEqual(upgrade.returncode, 1)
                 self.assertEqual(len(client.read(0, 512)), 512)
+        with nbdmini.open_export(slow.uri) as client:
+            self.assertRegex(slow_upgrade.communicate()[1], "disks were not flushed within 5 seconds")
+            self.assertEqual(len(client.read(0, 512)), 512)
+            self.assertRegex(self.run_gmblock("upgrade", self.path("control-slow"))[2],
+                             "are still being flushed for the upgrade before")
+            client.write(0, b"goes on")
+            self.assertEqual(client.read(0, 7), b"goes on")
+        self.assertEqual(slow.stop()[0], 0)
 
     def command(self, *arguments):
         """As of serve()."""
