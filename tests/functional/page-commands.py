@@ -10,8 +10,12 @@ why:
     .\\" file: NAME         written into the folder, for the blocks after it
     .\\" xml: REASON        well-formed; the same with yaml
 
-Every other example, of the pages, README.md and --help, is checked against the tables of options:
-gmblock reads its command line up to --help, and refuses what it does not know on the way.
+The examples of the other pages and of README.md are run in order, each page in namespaces of its own,
+where hosts and paths have the names of the examples. What needs more than that is run by another test,
+which is named below.
+
+All examples, also those of --help, are checked against the tables of options as well: gmblock reads its
+command line up to --help, and refuses what it does not know on the way.
 """
 import os
 import re
@@ -23,6 +27,7 @@ import unittest
 from xml.etree import ElementTree
 
 import support
+import tls_tool
 
 ROOT = os.path.join(os.path.dirname(os.path.realpath(__file__)), "../..")
 PAGES = os.path.join(ROOT, "docs/man")
@@ -205,8 +210,204 @@ class Recipes(Checks):
                 self.assertLess(block.count("\n"), 15, title)
 
 
+# What the examples find on their machine, and its hosts.
+MACHINE = r"""
+mkdir etc work srv bin
+mount --make-rprivate /
+mount -t overlay overlay -o "lowerdir=/etc,upperdir=$PWD/etc,workdir=$PWD/work" /etc
+mount --bind srv /srv
+mount -t tmpfs tmpfs /run
+ln -s "$GMBLOCK" bin/gmblock
+PATH=$PWD/bin:$PATH
+ip link set lo up
+ip address add 192.0.2.1/32 dev lo
+ip address add 192.0.2.2/32 dev lo
+echo "127.0.0.1 localhost storage new
+127.0.0.2 old" >/etc/hosts
+servers=
+number=0
+serve() # COMMAND: in the background, until its URI is there
+{
+	number=$((number + 1))
+	sh -c "exec $1" >out$number 2>err$number &
+	server=$!
+	servers="$servers $server"
+	until [ -s out$number ]; do
+		kill -0 $server || { cat err$number >&2; exit 1; }
+		sleep 0.05
+	done
+}
+end_servers() # in order, and well
+{
+	for server in $servers; do
+		kill $server || : upgraded
+		wait $server
+	done
+	servers=
+}
+storage()
+{
+	truncate -s 16M disk0.img disk1.img disk2.img
+	serve "gmblock serve --listen nbd://127.0.0.1 --listen nbd://127.0.0.2 \
+		--listen 'nbd+unix:///?socket=/run/gmblock.sock' \
+		--export =disk0.img --export disk=disk1.img --export data=disk2.img"
+}
+load()
+{
+	gmblock bench --rw read --bs 1M --depth 1 --rate requests=20 --seconds 1h nbd://storage/data \
+		>/dev/null &
+}
+mkdir -p /etc/pki
+mv pki /etc/pki/gmblock
+truncate -s 16M disk.img /srv/sdb /srv/nvme0n1 /srv/md0 /srv/install.iso
+"""
+
+# What the examples of a page find beside that.
+BEFORE = {
+    "README.md, Use": "storage; load",
+    "gmblock-bench.1": "storage",
+    "gmblock-check.1": """
+        truncate -s 1M /srv/golden.img
+        gmblock serve --listen 'nbd+unix:///?socket=s' --run true \\
+            --export =/srv/golden.img,overlay=vm1.overlay""",
+    "gmblock-copy.1": "storage",
+    "gmblock-export.1": """
+        mkdir /srv/images; truncate -s 1M /srv/images/guest7.img
+        serve 'gmblock serve null:1M --export-folder /srv/images'""",
+    "gmblock-info.1": "storage",
+    "gmblock-list.1": "storage",
+    "gmblock-push.1": """
+        truncate -s 16M a.img b.img
+        # What goes to a host comes from the other one.
+        ip route replace table local local 192.0.2.1 dev lo src 192.0.2.2
+        ip route replace table local local 192.0.2.2 dev lo src 192.0.2.1""",
+    "gmblock-rate.1": """
+        echo '{rates: [{uid: 1, rate: 1G}, {uid: 2, rate: 1G, memory: 4M}],
+            exports: [{name: disk1, path: "null:1M"}]}' >conf
+        serve 'gmblock serve --config conf'""",
+    "gmblock-reload.1": """
+        serve 'gmblock serve null:1M --listen nbds://127.0.0.1 --tls-certificates /etc/pki/gmblock'""",
+    "gmblock-serve.1": "truncate -s 1M golden.img",
+    "gmblock-stats.1": "storage; gmblock bench --seconds 0.2 nbd://localhost/",
+    "gmblock-trace.1": "storage; load",
+    "gmblock-upgrade.1": """
+        echo 'exports: [{name: "", path: "null:1M"}]' >new.conf
+        serve 'gmblock serve null:1M'""",
+}
+
+# What is shortened, or has another name here.
+SHORTER = (
+    ("build/gmblock", "gmblock"),
+    ("gmblock bench ", "gmblock bench --seconds 0.2 --warmup 0 "),
+    ("gmblock stats --watch", "timeout 1 gmblock stats --watch || [ $? = 124 ]"),
+    ("gmblock upgrade 4711", "gmblock upgrade $(pgrep -n -x gmblock)"),
+    *((f"/dev/{name}", f"/srv/{name}") for name in ("sdb", "nvme0n1", "md0")),
+)
+
+# What needs more than a shell, and where it is run.
+ELSEWHERE = {
+    r"gmblock (attach|detach)|mkfs|umount|losetup": "tests/vm/attach.py",
+    r"gmblock top": "tests/functional/top-terminal.py",
+    r"sudo ": "tests/vm/unit.py",
+    r"make (run|test) ": "tests/frontdoor/demo.py",
+    r"clan-run ": "tests/sockets/sockets-programs.py",
+    r"fi_pingpong": "tests/interop/clan-fi.py",
+    r"export |omniNames|LD_PRELOAD": "tests/interop/clan-omniorb.py",
+    r"cc first.c": "tests/functional/client-install.py",
+}
+
+
+def examples(text):
+    """The blocks and single lines of a section that are a shell's."""
+    for line, block in re.findall(
+            r"^\.Dl ([^\n]*)|^\.Bd -literal[^\n]*\n(.*?)^\.Ed", text, re.M | re.S):
+        block = (line or block).replace("\\e", "\\").replace("\\(dq", '"').replace("\\&", "")
+        if re.match(r"[$#] \w|gmblock |clan-run ", block):
+            yield block
+
+
+def shell_commands(block):
+    """The commands of a block, each as it stands; "" between groups of them. With prompts, other lines
+    are what is printed."""
+    lines = block.splitlines()
+    prompts = re.match(r"[$#] (?!a )", lines[0])
+    while lines:
+        text = lines.pop(0)
+        if not prompts and re.match(r"\s*(#|$)", text):
+            yield ""
+        if not re.match(r"[$#] " if prompts else r"\s*[^\s#]", text):
+            continue
+        text = text[2:] if prompts else text
+        while lines and (text.endswith("\\") or subprocess.run(
+                ["sh", "-n", "-c", text], capture_output=True, check=False).returncode != 0):
+            text += "\n" + lines.pop(0)
+        yield text
+
+
+class Examples(Checks):
+    """Pages whose examples are run in order, as root in namespaces."""
+
+    def script(self, name, blocks, elsewhere):
+        """What runs the blocks of a page. Adds to elsewhere what it has not."""
+        text = MACHINE + BEFORE.get(name, "") + "\n"
+        for block in blocks:
+            is_first = True
+            for command in shell_commands(block):
+                is_first = is_first or not command
+                found = [pattern for pattern in ELSEWHERE if re.match(pattern, command)]
+                elsewhere.update(found)
+                for long, short in SHORTER:
+                    command = command.replace(long, short)
+                if found:
+                    continue
+                text += f"echo {shlex.quote('$ ' + command)}\n"
+                serves = command.startswith("gmblock serve ")
+                # Those of one group are there at the same time.
+                text += "end_servers\n" if serves and is_first else ""
+                is_first = is_first and not serves
+                text += f"serve {shlex.quote(command)}\n" if serves and "--run" not in command else \
+                    f"{command}\n"
+        return text + "end_servers\n"
+
+    def run_script(self, name, script):
+        folder = self.path(re.sub(r"\W", "-", name))
+        os.mkdir(folder)
+        authority = tls_tool.Authority(folder + ".authority", "Example CA")
+        tls_tool.both(authority, os.path.join(folder, "pki"))
+        done = subprocess.run(
+            ["unshare", "-m", "-n", "-p", "-f", "--kill-child", "--mount-proc", "sh", "-e", "-c",
+             script], cwd=folder, env=dict(os.environ, GMBLOCK=support.program()), text=True,
+            capture_output=True, check=False, stdin=subprocess.DEVNULL, timeout=SECONDS)
+        self.assertEqual(done.returncode, 0, f"{done.stdout[-1000:]}\n{done.stderr[-2000:]}")
+
+    def test_all(self):
+        if os.geteuid() != 0:
+            self.skipTest("only root has a machine of its own")
+        for tool in ("jq", "zstd", "qemu-img", "nbdcopy", "certtool", "ip"):
+            if shutil.which(tool) is None:
+                self.skipTest(f"{tool} is not installed")
+        pages = {}
+        for page in sorted(os.listdir(PAGES)):
+            text = read(os.path.join(PAGES, page))
+            for part in re.findall(r"^\.Sh EXAMPLES\n(.*?)(?=^\.Sh |\Z)", text, re.M | re.S):
+                pages[page] = list(examples(part))
+        text = read(os.path.join(ROOT, "README.md"))
+        for title, part in re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", text, re.M | re.S):
+            pages[f"README.md, {title}"] = re.findall(r"^```\n(.*?)^```", part, re.M | re.S)
+        elsewhere = set()
+        for name, blocks in pages.items():
+            script = self.script(name, blocks, elsewhere)
+            if "$ " in script[len(MACHINE):]:
+                with self.subTest(name):
+                    self.run_script(name, script)
+        self.assertLessEqual(set(BEFORE), set(pages))
+        self.assertEqual(elsewhere, set(ELSEWHERE))
+        for path in ELSEWHERE.values():
+            self.assertTrue(os.path.exists(os.path.join(ROOT, path)), path)
+
+
 class Options(Checks):
-    """Examples that are not run: their options exist."""
+    """All examples: their options exist."""
 
     def test_readme(self):
         blocks = re.findall(r"^```\n(.*?)^```", read(os.path.join(ROOT, "README.md")), re.M | re.S)
