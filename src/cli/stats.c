@@ -2,6 +2,7 @@
 #include <getopt.h>
 #include <poll.h>
 #include <stdio.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "base/text.h"
@@ -104,6 +105,16 @@ static void advise(const struct stats_arguments *arguments, struct error *error)
 	}
 }
 
+/* Of the terminal. */
+static uint32_t columns_of(const struct stats_arguments *arguments)
+{
+	struct winsize size = { 0 };
+
+	return arguments->redraws && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0
+		       ? size.ws_col
+		       : UINT32_MAX;
+}
+
 /* Shows a document, or how it differs from one before. */
 static int show(const struct stats_arguments *arguments, json_t *document, const json_t *before,
 	struct error *error)
@@ -118,7 +129,7 @@ static int show(const struct stats_arguments *arguments, json_t *document, const
 	if (before == NULL) {
 		stats_show(document);
 	} else {
-		stats_show_changes(document, before);
+		stats_show_changes(document, before, columns_of(arguments));
 		printf("%s", arguments->redraws ? "" : "\n");
 	}
 	return print_end(error);

@@ -98,8 +98,9 @@ GMB_MUST_CHECK int stats_print_metrics(const char *path, struct error *error);
 
 /* Prints all there is since the server's start. */
 void stats_show(const json_t *document);
-/* Prints what happened between two documents of one server. */
-void stats_show_changes(const json_t *document, const json_t *before);
+/* Prints what happened between two documents of one server. A terminal of less than 99 columns is
+ * not shown how long requests were in the states of setting up. */
+void stats_show_changes(const json_t *document, const json_t *before, uint32_t columns);
 
 /* --- top.c ----------------------------------------------------------------------------------- */
 

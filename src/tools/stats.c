@@ -753,6 +753,8 @@ void stats_show(const json_t *document)
 
 /* --- watching ------------------------------------------------------------------------------ */
 
+enum { WATCH_COLUMNS = 99 }; /* of a line with all states */
+
 /* The operations of the same kind in an earlier document; NULL if there were none. */
 static const json_t *earlier(const json_t *before, size_t export_index, const json_t *operation)
 {
@@ -783,9 +785,15 @@ static double mean_since(
 	return sum > 0 ? sum / count : 0;
 }
 
-static void show_change(const json_t *operation, const json_t *before, double seconds)
+/* The states of a request, and whether they are for wide terminals only. */
+static const struct {
+	const char *name;
+	bool is_wide;
+} watched_states[] = { { "init", true }, { "read", false }, { "send_init", true },
+	{ "send", false } };
+
+static void show_change(const json_t *operation, const json_t *before, double seconds, bool is_wide)
 {
-	static const char *const states[] = { "init", "read", "send_init", "send" };
 	double count = number(operation, NULL, "count") -
 		       (before != NULL ? number(before, NULL, "count") : 0);
 	double bytes = number(operation, NULL, "bytes") -
@@ -798,25 +806,33 @@ static void show_change(const json_t *operation, const json_t *before, double se
 	if (count <= 0) {
 		return;
 	}
-	printf("  %-8s %-8s %10.0f/s %7.0f %9s GB/s", text_of(operation, "operation"),
+	printf("  %-7s %-7s %9.0f/s %6.0f %7s GB/s", text_of(operation, "operation"),
 		class_text(text, operation), count / seconds, errors, gb_text(gb, bytes / seconds));
-	printf(" %10s", print_us(text, mean_since(operation, before, "latency_us", "mean", count)));
-	for (size_t i = 0; i < ARRAY_COUNT(states); i++) {
-		printf(" %10s", print_us(text, mean_since(operation, before, "state_us", states[i],
-						       count)));
+	printf(" %9s", print_us(text, mean_since(operation, before, "latency_us", "mean", count)));
+	for (size_t i = 0; i < ARRAY_COUNT(watched_states); i++) {
+		if (is_wide || !watched_states[i].is_wide) {
+			printf(" %9s", print_us(text, mean_since(operation, before, "state_us",
+							      watched_states[i].name, count)));
+		}
 	}
 	printf("\n");
 }
 
-void stats_show_changes(const json_t *document, const json_t *before)
+void stats_show_changes(const json_t *document, const json_t *before, uint32_t columns)
 {
+	bool is_wide = columns >= WATCH_COLUMNS;
 	const json_t *exports = json_object_get(document, "exports");
 	double seconds =
 		number(document, NULL, "clock_seconds") - number(before, NULL, "clock_seconds");
 
 	show_head(document);
-	printf("  %-8s %-8s %12s %7s %14s %10s %10s %10s %10s %10s\n", "", "size", "requests",
-		"errors", "rate", "mean", "init", "read", "send_init", "send");
+	printf("  %-7s %-7s %11s %6s %12s %9s", "", "size", "requests", "errors", "rate", "mean");
+	for (size_t i = 0; i < ARRAY_COUNT(watched_states); i++) {
+		if (is_wide || !watched_states[i].is_wide) {
+			printf(" %9s", watched_states[i].name);
+		}
+	}
+	printf("\n");
 	for (size_t i = 0; i < json_array_size(exports); i++) {
 		const json_t *entry = json_array_get(exports, i);
 		const json_t *operations = json_object_get(entry, "operations");
@@ -827,7 +843,7 @@ void stats_show_changes(const json_t *document, const json_t *before)
 		for (size_t k = 0; k < json_array_size(operations); k++) {
 			const json_t *operation = json_array_get(operations, k);
 
-			show_change(operation, earlier(before, i, operation), seconds);
+			show_change(operation, earlier(before, i, operation), seconds, is_wide);
 		}
 	}
 }

@@ -111,16 +111,26 @@ class Terminal(support.Case):
         self.tmux("send-keys", "C-c")
         self.wait_for_line("status 0")
 
-    def test_watch(self):
-        self.open(120, "stats", "--watch=0.2", self.control)
-        self.wait_for_line("requests", "rate", "send_init")
+    def check_watch(self, columns):
+        self.open(columns, "stats", "--watch=0.2", self.control)
+        head = self.wait_for_line("requests", "rate", "mean", " send")
+        self.assertEqual(any("send_init" in line for line in head), columns == 120)
         self.wait_for_line("read", "<=", "/s")
         first = self.screen()
         self.wait_for(lambda: self.screen() != first)
         # In place: the head is still the first line.
         self.assertTrue(self.screen()[0].startswith("Server "))
         self.assertEqual(sum(line.startswith("Server ") for line in self.screen()), 1)
+        # No line is longer than the terminal is wide.
+        whole = self.tmux("capture-pane", "-p", "-J").splitlines()
+        self.assertLessEqual(max(len(line.rstrip()) for line in whole), columns, whole)
         self.tmux("send-keys", "C-c")
+
+    def test_watch_in_80_columns(self):
+        self.check_watch(80)
+
+    def test_watch_in_120_columns(self):
+        self.check_watch(120)
 
     def test_without_a_terminal(self):
         code, output, errors = self.run_gmblock("top", self.control)

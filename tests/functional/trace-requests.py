@@ -434,7 +434,8 @@ class Refused(Case):
         self.serve("memory:1M")
         plot = self.path("plot.svg")
         tracer = self.begin("--json", "--timeout", "1ms", "--svg", plot)
-        self.result(tracer, 1, "the wait ended")
+        self.result(tracer, 1, "the wait ended after 0 of 1 requests: no client made one, so there is "
+                    "nothing to draw")
         self.assertFalse(os.path.exists(plot))
         self.check_refused(["trace", "--request", "--svg", self.path("no/such"), self.control], 1,
                            "cannot write the plot")
