@@ -83,7 +83,9 @@ int listener_tcp_error(const struct export_uri *uri, int code, struct error *err
 		}
 		return error_set(error, code,
 			"cannot listen on %s: the port is in use by another program; stop it "
-			"(ss -ltnp shows it), or choose another port (:0 takes any free one)",
+			"(ss -ltnp shows it; where it shows no process, a server was killed, and a "
+			"write of it has not ended yet), or choose another port (:0 takes any free "
+			"one)",
 			shown);
 	case EACCES:
 		return error_set(error, code,

@@ -50,15 +50,17 @@ class Server:
     def __init__(self):
         # Another socket each time: that of a killed one stays until its last write is over.
         if Server.count > 0:
-            refused = subprocess.run(
-                ["gmblock", "serve", "null:1M", "--listen", f"nbd+unix:///?socket=/tmp/{{Server.count}}"],
-                stderr=subprocess.PIPE, text=True)
-            assert refused.returncode == 1, refused
-            assert f"process {{Server.killed}}, which listened" in refused.stderr, refused
+            for uri, reason in ((f"nbd+unix:///?socket=/tmp/{{Server.count}}",
+                                 f"process {{Server.killed}}, which listened"),
+                                (f"nbd://127.0.0.1:{{7000 + Server.count}}", "a server was killed")):
+                refused = subprocess.run(["gmblock", "serve", "null:1M", "--listen", uri],
+                                         stderr=subprocess.PIPE, text=True)
+                assert refused.returncode == 1 and reason in refused.stderr, refused
         Server.count += 1
         self.process = subprocess.Popen(
             ["gmblock", "serve", "--export", f"={{DISK}},mode=direct", "--threads", "1",
-             "--handshake-timeout", "60s", "--listen", f"nbd+unix:///?socket=/tmp/{{Server.count}}"],
+             "--handshake-timeout", "60s", "--listen", f"nbd+unix:///?socket=/tmp/{{Server.count}}",
+             "--listen", f"nbd://127.0.0.1:{{7000 + Server.count}}"],
             stdout=subprocess.PIPE, text=True)
         self.uri = self.process.stdout.readline().rstrip()
 
