@@ -188,8 +188,9 @@ class Upgrade(support.Case):
         self.assertEqual(os.waitpid(pid, 0)[1], 0)
 
     def test_fio(self):
-        for listen in (None, "nbd://127.0.0.1:0"):
-            server = self.serve(listen=listen)
+        changes = self.path("changes")
+        for listen, filters in ((None, f",overlay={changes}"), ("nbd://127.0.0.1:0", "")):
+            server = self.serve(listen=listen, filters=filters)
             fio = subprocess.Popen([*FIO, f"--uri={server.uri}"], stdin=subprocess.DEVNULL,
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                    cwd=self.folder)
