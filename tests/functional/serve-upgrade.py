@@ -534,11 +534,7 @@ class Upgrade(support.Case):
             nbdmini.open_export(self.socket_uri("t"))
 
     def test_what_cannot_be_passed(self):
-        log = self.path("log")
-        code, _, errors = self.run_gmblock("create", "--size=256M", f"flash:{log}")
-        self.assertEqual(code, 0, errors)
         cases = {
-            "disk of export \"\" is a log": [f"flash:{log}"],
             "has failed to flush": ["--export", f"={self.disk},fault=flush:EIO"],
         }
         for reason, arguments in cases.items():
@@ -616,6 +612,36 @@ class Upgrade(support.Case):
                 self.assertTrue(client.read(0, 1 << 20) ==
                                 (base if where == "discard" else expected)[:1 << 20])
             self.assertEqual(server.stop()[0], 0)
+
+    def test_flash(self):
+        """The log goes on in the new process, also behind new processes that fail when it has settled."""
+        log = self.path("log")
+        code, _, errors = self.run_gmblock("create", "--size=64M", "--segment=256K", f"flash:{log}")
+        self.assertEqual(code, 0, errors)
+        server = self.serve("--export", f"log=flash:{log}")
+        expected = bytearray(8 << 20)
+        with nbdmini.open_export(server.uri, b"log") as client:
+            for turn, how in enumerate(("dies-with-all", None, "fails-with-all", None, None, None) * 2):
+                for at, length in ((turn * 300000, 5000), (turn * 12345, 1 << 20), (4 << 20, 64 << 10)):
+                    expected[at:at + length] = os.urandom(length)
+                    client.write(at, expected[at:at + length])
+                if how:
+                    code, _, errors = self.upgrade(sys.executable, __file__, "--new", how)
+                    self.assertEqual(code, 1, errors)
+                else:
+                    self.assertEqual(self.must_upgrade()[:2], (1, 0))
+                if turn % 3 == 2:  # twice in a row, the first of which does nothing to the disk
+                    self.must_upgrade()
+                for offset in range(0, len(expected), 1 << 20):
+                    self.assertTrue(client.read(offset, 1 << 20) == expected[offset:offset + (1 << 20)])
+        self.stop_newest()
+        self.children.clear()
+        code, output, errors = self.run_gmblock("check", log)
+        self.assertEqual(code, 0, output + errors)
+        server = self.serve("--export", f"log=flash:{log}")
+        with nbdmini.open_export(server.uri, b"log") as client:
+            self.assertTrue(client.read(0, 8 << 20) == expected)
+        self.assertEqual(server.stop()[0], 0)
 
     def test_added_exports(self):
         """They stay with their keys, over an upgrade and a reload after it; a new configuration that has the

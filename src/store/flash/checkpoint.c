@@ -221,6 +221,15 @@ static void start_ended(struct flash *flash, int result)
 	flash->start_has_ended = true;
 }
 
+static void settled(struct flash *flash, int result)
+{
+	struct list_node *node;
+
+	while ((node = list_pop_front(&flash->settling)) != NULL) {
+		flash_finish(list_entry(node, struct store_part, node), result);
+	}
+}
+
 static void end(struct flash *flash, int result)
 {
 	set_state(&flash->checkpoint, FLASH_CHECKPOINT_NONE);
@@ -239,6 +248,7 @@ static void end(struct flash *flash, int result)
 		flash->gc.is_pressed = flash_free_soon(flash) < flash->gc.floor_segments;
 		flash_views_look(flash);
 	}
+	settled(flash, result);
 	if (flash->is_starting) {
 		start_ended(flash, result);
 	}
@@ -316,6 +326,7 @@ bool flash_checkpoint_step(struct flash *flash)
 		} else {
 			flash_views_checkpointed(flash, flash->failed);
 		}
+		settled(flash, flash->failed);
 		return false;
 	}
 	switch (checkpoint->state) {
@@ -346,6 +357,12 @@ bool flash_checkpoint_step(struct flash *flash)
 		break;
 	}
 	return false;
+}
+
+void flash_settle(struct flash *flash, struct store_part *part)
+{
+	list_push_back(&flash->settling, &part->node);
+	flash_checkpoint_ask(flash);
 }
 
 void flash_checkpoint_last(struct flash *flash)

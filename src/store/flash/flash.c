@@ -341,10 +341,33 @@ static void flush(struct flash *flash, struct store_part *part)
 {
 	if (flash->failed != 0) {
 		flash_finish(part, flash->failed);
+	} else if ((part->flags & STORE_SETTLE) != 0 && flash->log.since_checkpoint > 0 &&
+		   !flash->is_quiet && !flash->is_read_only) {
+		flash_settle(flash, part);
 	} else if (flash->log.durable_seq == flash->log.written_seq) {
 		flash_finish(part, 0);
 	} else {
 		flash_sync_part(flash, part);
+	}
+}
+
+/* The log goes on behind a checkpoint of its own, see docs/protocol/flash.md. False: there is no
+ * segment for it. */
+static bool begin_log(struct flash *flash)
+{
+	flash->is_quiet = false;
+	flash->log.head.segment = flash_take_segment(flash);
+	if (flash->log.head.segment == FLASH_NO_SEGMENT) {
+		return false;
+	}
+	flash_checkpoint_ask(flash);
+	return true;
+}
+
+void flash_wake(struct flash *flash)
+{
+	if (flash->is_quiet && !begin_log(flash)) {
+		flash_fail(flash, -ENOSPC, "has no free segment");
 	}
 }
 
@@ -357,6 +380,9 @@ static void flash_submit(struct store_queue *queue, struct store_part *part)
 	*scratch = (struct flash_scratch){ 0 };
 	list_init(&scratch->wait.node);
 	flash->part_count++;
+	if (part->op != STORE_FLUSH) {
+		flash_wake(flash);
+	}
 	if (part->offset + part->length > size) {
 		flash_finish(part, -EIO);
 		return;
@@ -436,11 +462,40 @@ void flash_init(struct flash *flash, uint8_t *memory)
 	list_init(&flash->hoping);
 	list_init(&flash->held);
 	list_init(&flash->blocking);
+	list_init(&flash->settling);
 	list_init(&flash->sync.now);
 	list_init(&flash->sync.next);
 	(void)carve(flash, memory);
 	flash_changes_init(flash);
 	flash_gc_init(flash);
+}
+
+/* The anchors as another process has left them since the store was opened. */
+static int look_again(struct flash *flash, struct error *error)
+{
+	struct flash *now = calloc(1, sizeof(*now));
+	int result;
+
+	if (now == NULL) {
+		return error_set(error, -ENOMEM, "not enough memory to open '%s'", flash->path);
+	}
+	now->path = flash->path;
+	now->fd = flash->fd;
+	result = flash_anchors_read(now, error);
+	if (result == 0 && memcmp(now->anchor.uuid, flash->anchor.uuid, FLASH_UUID_BYTES) != 0) {
+		result = error_set(error, -EINVAL, "'%s' has become another flash store meanwhile",
+			flash->path);
+	}
+	if (result == 0) { /* the sizes stay, which other threads may read */
+		flash->anchor.serial = now->anchor.serial;
+		flash->anchor.next = now->anchor.next;
+		flash->anchor.clock = now->anchor.clock;
+		memcpy(flash->anchor.top, now->anchor.top, sizeof(flash->anchor.top));
+		memcpy(flash->anchor.views, now->anchor.views, sizeof(flash->anchor.views));
+		flash->good_anchor = now->good_anchor;
+	}
+	free(now);
+	return result;
 }
 
 static int recover_call(struct ring_op *op)
@@ -452,7 +507,10 @@ static int recover_call(struct ring_op *op)
 	if (store_barrier(flash->below, true) == STORE_BARRIER_CLOSED) {
 		return -EAGAIN;
 	}
-	result = flash_recover(flash, &flash->start->error);
+	result = flash->start->is_quiet ? look_again(flash, &flash->start->error) : 0;
+	if (result == 0) {
+		result = flash_recover(flash, &flash->start->error);
+	}
 	if (result == 0) {
 		flash_erase_found(flash);
 	}
@@ -492,16 +550,18 @@ static void recovered(struct ring_op *op, int result)
 		store_started(&flash->base, result);
 		return;
 	}
-	flash->log.head.segment = flash_take_segment(flash);
-	if (flash->log.head.segment == FLASH_NO_SEGMENT) {
+	if (flash->start->is_quiet) {
+		flash->is_quiet = true;
+		store_started(&flash->base, 0);
+		return;
+	}
+	if (!begin_log(flash)) {
 		store_started(&flash->base, error_set(&flash->start->error, -ENOSPC,
 						    "'%s' has no free segment", flash->path));
 		return;
 	}
-	/* The log goes on behind a checkpoint of its own, see docs/protocol/flash.md. */
 	flash->is_starting = true;
 	flash->io_count++;
-	flash_checkpoint_ask(flash);
 	flash_pump(flash);
 	flash_io_ended(flash);
 }
@@ -588,7 +648,11 @@ static void flash_close(struct store *base)
 	struct flash *flash = container_of(base, struct flash, base);
 
 	GMB_ASSERT(flash->io_count == 0 && flash->part_count == 0);
-	flash_checkpoint_last(flash);
+	if (base->is_let_go) {
+		store_let_go(flash->below);
+	} else {
+		flash_checkpoint_last(flash);
+	}
 	release(flash);
 }
 
@@ -742,9 +806,7 @@ static const struct counter_table flash_counter_table = { "flash", "export", cou
 
 static const char *flash_pass(struct store *store, struct store_claim *claim_out)
 {
-	GMB_UNUSED(store);
-	GMB_UNUSED(claim_out);
-	return "is a log, and only this process knows where everything is in it";
+	return store_pass(container_of(store, struct flash, base)->below, claim_out);
 }
 
 static const struct store_ops flash_ops = {
@@ -761,6 +823,7 @@ static const struct store_ops flash_ops = {
 	.view_kind = &flash_view_kind,
 	.view_ask = flash_view_ask,
 	.views = flash_views_list,
+	.settles = true,
 };
 
 const struct store_kind flash_store_kind = {

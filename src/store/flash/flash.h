@@ -312,6 +312,8 @@ struct flash {
 	struct ring_op start_op;
 	int start_result;
 	bool is_starting;
+	/* Started, and nothing is written before the first part, as struct store_start says. */
+	bool is_quiet;
 	bool is_closing;	   /* there is no ring any more */
 	struct list_node blocking; /* transfers of the end */
 	bool start_has_ended;	   /* but for transfers in flight */
@@ -327,8 +329,9 @@ struct flash {
 	struct flash_views views;
 	struct flash_helper helpers[FLASH_HELPERS];
 	struct list_node helpers_idle;
-	struct list_node hoping;  /* reads for which none was idle */
-	struct list_node changes; /* in the order of their arrival */
+	struct list_node hoping;   /* reads for which none was idle */
+	struct list_node changes;  /* in the order of their arrival */
+	struct list_node settling; /* flushes that wait for a checkpoint */
 	struct flash_edge edges[2];
 	struct flash_wait change_wait;
 	bool change_waits;    /* for a page, or an edge */
@@ -396,6 +399,8 @@ static inline bool flash_segment_is_empty(const struct flash *flash, uint32_t in
 
 /* Looks what can go on. Anywhere on the ring. */
 void flash_pump(struct flash *flash);
+/* Before a part, or what else is asked of the store: from here on it writes. */
+void flash_wake(struct flash *flash);
 /* How many pages of the map are kept with so much memory; 0: the default. */
 uint32_t flash_slot_count(const struct flash_geometry *geometry, uint64_t map_memory);
 /* Bytes of memory that flash_init() divides; anchor and slot_count are known. */
@@ -525,6 +530,8 @@ void flash_changes_init(struct flash *flash);
 void flash_checkpoint_ask(struct flash *flash);
 bool flash_checkpoint_step(struct flash *flash);
 void flash_checkpoint_synced(struct flash *flash, int result);
+/* The part, a flush, is done when all is in a checkpoint, as after a close. */
+void flash_settle(struct flash *flash, struct store_part *part);
 /* The last one, when the store is closed and all parts are done. Blocks; without a ring. */
 void flash_checkpoint_last(struct flash *flash);
 /* A node of the table of segments of a tree as it is now. */

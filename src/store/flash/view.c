@@ -275,6 +275,7 @@ void flash_view_ask(struct store *store, struct store_view_request *request)
 		request->done(request);
 		return;
 	}
+	flash_wake(flash);
 	flash->views.request = request;
 	result = check_request(flash, request);
 	if (result < 0) {
@@ -512,6 +513,7 @@ static void view_submit(struct store_queue *queue, struct store_part *part)
 	*scratch = (struct flash_scratch){ .tree = 1 + view->index };
 	list_init(&scratch->wait.node);
 	flash->part_count++;
+	flash_wake(flash);
 	if (part->offset + part->length > store_size(&view->base)) {
 		flash_finish(part, -EIO);
 	} else if (part->op == STORE_READ) {

@@ -54,6 +54,10 @@ MUTANTS = {
         "if (MUTANT && flash->table.segments[flash->gc.victim].valid == 0 &&\n"
         "segment->nodes == 0 && segment->readers == 0) {\n"
         "gc_set_state(&flash->table, flash->gc.victim, GC_FREE); }"),
+    "quiet-start-writes": (
+        "flash.c", "if (flash->start->is_quiet) {", "if (flash->start->is_quiet && !MUTANT) {"),
+    "anchors-not-read-again": (
+        "flash.c", "flash->start->is_quiet ? look_again(flash, &flash->start->error) : 0", "0"),
     "changing-memory-not-copied": ("change.c", "mem_may(part->memory, MEM_STABLE)", "true"),
     "memory-held-after-an-error": (
         "change.c", "flash_log_add_part(flash, part);\n}",

@@ -44,7 +44,7 @@ static void start_done(struct store_start *start)
 	container_of(start, struct world, start)->started = true;
 }
 
-void world_begin(struct world *world, const char *name, bool direct, bool read_only)
+void world_prepare(struct world *world, const char *name, bool direct, bool read_only)
 {
 	enum store_mode mode = direct ? STORE_MODE_DIRECT : STORE_MODE_CACHED;
 	char path[64];
@@ -72,6 +72,11 @@ void world_begin(struct world *world, const char *name, bool direct, bool read_o
 	world->start.ring = world->rings[0];
 	world->start.memory = mem_of(world->budget);
 	world->start.done = start_done;
+}
+
+void world_begin(struct world *world, const char *name, bool direct, bool read_only)
+{
+	world_prepare(world, name, direct, read_only);
 	store_start(world->store, &world->start);
 }
 

@@ -62,8 +62,11 @@ struct sim_disk_options world_disk_options(void);
 /* Makes the simulated disk "disk", with a new flash store in it. */
 void world_make_disk(void);
 
-/* Opens the store on the simulated disk `name`, and begins to start it: `started` and
- * `start.result` tell when it has ended, and how. */
+/* Opens the store on the simulated disk `name`, to be started by store_start() with `start`:
+ * `started` and `start.result` tell when it has ended, and how. */
+void world_prepare(struct world *world, const char *name, bool direct, bool read_only);
+
+/* The same, and begins to start it. */
 void world_begin(struct world *world, const char *name, bool direct, bool read_only);
 
 /* Opens and starts. again, if not NULL: the power may fail once more while the store is started;

@@ -4,6 +4,7 @@
  * what they write.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -112,6 +113,77 @@ static void test_single_blocks_fill_the_disk(void **state)
 		}
 	}
 	world_close(&world);
+	sim_stop();
+}
+
+/* Another process goes on with the disk if this one fails before it serves. It has opened the store
+ * before the first one wrote so much that segments came round again. */
+static void test_a_quiet_start_writes_nothing(void **state)
+{
+	enum { BYTES = (FLASH_SEGMENTS_AT + BLOCKS_MAX) * FLASH_BLOCK_BYTES, ROUNDS = 3 };
+	static struct world worlds[ROUNDS + 1];
+	static uint8_t before[BYTES];
+	static uint8_t after[BYTES];
+	static uint8_t bytes[HELD_BLOCKS * FLASH_BLOCK_BYTES];
+	struct store_part part = { .done = world_part_done, .memory = mem_of(bytes) };
+	struct sim_disk *disks[ROUNDS + 1];
+	uint64_t written = 0;
+	char name[32];
+
+	GMB_UNUSED(state);
+	sim_start(&(struct sim_options){ .seed = 3, .faults = { .jitter = true } });
+	world_make_disk();
+	world_open(&worlds[0], "disk", false, NULL);
+	disks[0] = sim_disk_find("disk");
+	for (uint32_t i = 0; i < ROUNDS; i++) {
+		struct world *next = &worlds[i + 1];
+
+		/* Two stores of one disk are not for one process: that of the next one has the
+		 * same bytes, then and later. */
+		snprintf(name, sizeof(name), "disk%u", i);
+		disks[i + 1] = sim_disk_kill_copy(disks[i], name);
+		world_prepare(next, name, false, false);
+		for (uint32_t k = 0; k < 2 * BLOCKS_MAX / HELD_BLOCKS; k++) {
+			part.op = STORE_WRITE;
+			part.offset = k % ROUNDS * sizeof(bytes);
+			part.length = sizeof(bytes);
+			for (size_t at = 0; at < sizeof(bytes); at += SECTOR) {
+				sector_fill(bytes + at, written + 1);
+			}
+			written++;
+			world_submit(&worlds[i], &part);
+		}
+		part.op = STORE_FLUSH;
+		part.flags = STORE_SETTLE;
+		part.offset = 0;
+		part.length = 0;
+		world_submit(&worlds[i], &part);
+		part.flags = 0;
+		sim_disk_peek(disks[i], 0, before, BYTES);
+		sim_disk_poke(disks[i + 1], 0, before, BYTES);
+		next->start.is_quiet = true;
+		store_start(next->store, &next->start);
+		while (!next->started) {
+			assert_true(sim_step());
+		}
+		assert_int_equal(next->start.result, 0);
+		store_let_go(worlds[i].store);
+		world_close(&worlds[i]);
+		(void)sim_run_until_idle(1000);
+		for (uint32_t k = i; k <= i + 1; k++) {
+			sim_disk_peek(disks[k], 0, after, BYTES);
+			assert_int_equal(memcmp(before, after, BYTES), 0);
+		}
+		for (uint64_t k = 0; k < ROUNDS; k++) {
+			part.op = STORE_READ;
+			part.offset = (written - 1 - k) % (2 * BLOCKS_MAX / HELD_BLOCKS) % ROUNDS *
+				      sizeof(bytes);
+			part.length = sizeof(bytes);
+			world_submit(next, &part);
+			assert_int_equal(sector_tag(bytes), written - k);
+		}
+	}
+	world_close(&worlds[ROUNDS]);
 	sim_stop();
 }
 
@@ -454,6 +526,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_one_good_anchor_is_not_written_first),
 		cmocka_unit_test(test_single_blocks_fill_the_disk),
+		cmocka_unit_test(test_a_quiet_start_writes_nothing),
 		cmocka_unit_test(test_memory_that_changes_harms_no_other_write),
 		cmocka_unit_test(test_memory_is_not_held_after_an_error),
 		cmocka_unit_test(test_damage_to_what_was_flushed_is_told),
