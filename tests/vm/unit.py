@@ -72,6 +72,8 @@ check_process()
 	grep -q "^CapBnd:[[:space:]]*0*$" /proc/$pid/status
 	grep -q " / / ro," /proc/$pid/mountinfo
 	grep -q "^Max locked memory *unlimited" /proc/$pid/limits
+	grep -q "^Max open files *65536 *65536 " /proc/$pid/limits
+	grep -q "GMBLOCK_BOOT_ID=$(tr -d - </proc/sys/kernel/random/boot_id)" /proc/$pid/environ
 	test "$(ls /run/gmblock/serve)" = "$pid.sock"
 	gmblock stats --json $pid >/results/stats
 }
