@@ -8,6 +8,7 @@
 #include <limits.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -346,10 +347,13 @@ static pid_t ended_listener(int fd)
 	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) < 0 || peer.pid <= 0) {
 		return 0;
 	}
+	if (kill(peer.pid, 0) < 0 && errno == ESRCH) {
+		return peer.pid;
+	}
 	snprintf(path, sizeof(path), "/proc/%ld/stat", (long)peer.pid);
 	file = open(path, O_RDONLY | O_CLOEXEC);
 	if (file < 0) {
-		return errno == ENOENT ? peer.pid : 0;
+		return 0; /* it may only be hidden here (ProtectProc=) */
 	}
 	(void)!read(file, stat, sizeof(stat) - 1);
 	close(file);

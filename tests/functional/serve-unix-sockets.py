@@ -6,10 +6,12 @@ import grp
 import os
 import pwd
 import select
+import shutil
 import signal
 import socket
 import stat
 import subprocess
+import unittest
 
 import nbdmini
 import support
@@ -114,6 +116,25 @@ class UnixSockets(support.Case):
                 self.check_refused(["serve", "null:1M", "--listen", self.socket_uri()], 1,
                                    f"process {pid}, which listened on this socket, has ended")
                 self.assertEqual(os.listdir(self.folder), ["s"])
+
+    @unittest.skipUnless(os.geteuid() == 0 and shutil.which("unshare") and shutil.which("setpriv"),
+                         "needs to hide processes")
+    def test_a_listener_that_is_hidden(self):
+        """As in our unit, with ProtectProc=invisible: it cannot be seen, and has not ended."""
+        os.chmod(self.folder, 0o755)
+        shutil.copy(support.program(), self.path("gmblock"))
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(self.path("s"))
+            other.listen()
+            os.chmod(self.path("s"), 0o777)
+            done = subprocess.run(
+                ["unshare", "--mount", "sh", "-c",
+                 f"mount -t proc -o hidepid=invisible proc /proc && test -e /proc/{os.getpid()} && "
+                 "exec setpriv --reuid 65534 --regid 65534 --clear-groups sh -c '"
+                 f"test ! -e /proc/{os.getpid()} && exec {self.path('gmblock')} serve null:1M --listen "
+                 f"{self.socket_uri()}'"], capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("another program listens", done.stderr)
 
     def test_a_full_backlog_counts_as_live(self):
         with socket.socket(socket.AF_UNIX) as other, socket.socket(socket.AF_UNIX) as waiting:
