@@ -19,7 +19,8 @@ static bool overlaps(const struct model_request *request, const struct fault_not
 	uint64_t from = request->offset - request->offset % UNIT;
 	uint64_t to = request->offset + request->length + UNIT;
 
-	return note->offset < to && from < note->offset + note->length;
+	/* A flash store has anything anywhere. */
+	return note->export->is_flash || (note->offset < to && from < note->offset + note->length);
 }
 
 static bool may_cause(const struct model_request *request, const struct fault_note *note)
@@ -102,6 +103,11 @@ void blame_note(struct scenario *scenario, struct scenario_export *export, enum 
 	if (kind == SIM_FAULT_FLUSH) {
 		note->export->flush_may_fail = true;
 	}
+	if (note->export->is_flash) { /* whose log is anybody's, and which then fails for all */
+		note->reported = true;
+		note->export->flush_may_fail = true;
+		note->export->changes_may_fail = true;
+	}
 	for (uint32_t i = 0; i < scenario->conn_count; i++) {
 		struct conn *conn = &scenario->conns[i];
 
@@ -178,7 +184,8 @@ void blame_replied(struct conn *conn, const struct model_request *request)
 	bool disk_error = request->error == MODEL_EIO || request->error == MODEL_ENOSPC;
 
 	candidate_answered(conn->scenario, request, request->has_error, false);
-	if (!disk_error || request->blamed > 0 || export->size_may_change) {
+	if (!disk_error || request->blamed > 0 || export->size_may_change ||
+		export->changes_may_fail) {
 		return;
 	}
 	if (is_durable_request(request) && export->flush_may_fail) {

@@ -99,7 +99,7 @@ void disturb_disk(struct scenario_export *export)
 		sim_after(0, shrink_under_reply, export);
 		return;
 	}
-	switch (export->sparse_giant ? 1 : below(12)) {
+	switch (export->sparse_giant ? 1 : export->is_flash ? 1 + below(11) : below(12)) {
 	case 0:
 		export->size_may_change = true;
 		sim_after(below(50000000), shrink_now, export);

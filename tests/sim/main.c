@@ -62,6 +62,7 @@ static const struct figure {
 	FIGURE("--tls-handshakes", "handshakes of TLS", tls_handshakes),
 	FIGURE("--place-turns", "turns of clients that waited for a place", place_turns),
 	FIGURE("--memory-turns", "turns of clients that waited for memory", memory_turns),
+	FIGURE("--flash-moved", "blocks that collectors of flash stores moved", flash_moved),
 #undef FIGURE
 };
 

@@ -33,6 +33,7 @@ struct scenario_result {
 	uint64_t tls_handshakes;	/* of sessions that were open then */
 	uint64_t place_turns;		/* of clients that waited for a place */
 	uint64_t memory_turns;		/* for memory */
+	uint64_t flash_moved;		/* blocks that collectors of flash stores moved */
 };
 
 /* --gmb: the client speaks it instead of NBD. */

@@ -9,16 +9,17 @@
 #include <unistd.h>
 
 #include "../unit/stores.h"
+#include "contents.h"
 #include "producer.h"
 #include "tls/layer.h"
 
 enum {
 	DISK_BYTES_MAX = 6 << 20,
 	EVENTS_MAX = 3000000,
-	CRASHES_MAX = 4, /* in the first 10, 40, 160, 640 ms */
-	GIANT_WINDOW_BYTES = 1 << 20,
+	CRASHES_MAX = 4,     /* in the first 10, 40, 160, 640 ms */
 	TLS_EVERY = 5,	     /* scenarios with it */
 	TLS_CLEAR_EVERY = 3, /* clients that do not use it there */
+	FLASH_EVERY = 5,     /* exports with such a store; not drawn: seeds stay what they were */
 };
 
 #define SECOND_NS	     UINT64_C(1000000000)
@@ -42,51 +43,6 @@ uint64_t model_random(void)
 }
 
 /* --- exports -------------------------------------------------------------------------------- */
-
-/* Calls fn on every stretch of the export that is used: all of it, or the windows of a giant. */
-static void for_stretches(const struct scenario_export *entry,
-	void (*fn)(const struct scenario_export *export, uint64_t offset, size_t len, void *arg),
-	void *arg)
-{
-	if (!entry->sparse_giant) {
-		fn(entry, 0, (size_t)entry->size, arg);
-		return;
-	}
-	fn(entry, 0, GIANT_WINDOW_BYTES, arg);
-	fn(entry, (UINT64_C(4) << 30) - GIANT_WINDOW_BYTES / 2, GIANT_WINDOW_BYTES, arg);
-	fn(entry, entry->size - GIANT_WINDOW_BYTES, GIANT_WINDOW_BYTES, arg);
-}
-
-static void check_durable(
-	const struct scenario_export *export, uint64_t offset, size_t len, void *arg)
-{
-	struct sim_disk *disk = arg;
-	uint8_t *data = malloc(len + 1);
-
-	GMB_ASSERT(data != NULL);
-	sim_disk_peek(disk, offset, data, len);
-	if (!oracle_check_durable(export->oracle, offset, data, len)) {
-		model_fail("durability, export '%s': %s", export->name,
-			oracle_message(export->oracle));
-	}
-	free(data);
-}
-
-static void check_current(
-	const struct scenario_export *export, uint64_t offset, size_t len, void *arg)
-{
-	uint64_t now = oracle_now(export->oracle);
-	uint8_t *data = malloc(len + 1);
-
-	GMB_UNUSED(arg);
-	GMB_ASSERT(data != NULL);
-	sim_disk_peek(export->disk, offset, data, len);
-	if (!oracle_check_read(export->oracle, now, offset, data, len)) {
-		model_fail("at the end, export '%s': %s", export->name,
-			oracle_message(export->oracle));
-	}
-	free(data);
-}
 
 /* Bytes everywhere, and all of them in the page cache. */
 static void fill_disk(const struct scenario_export *export)
@@ -145,25 +101,6 @@ static void create_disk(struct scenario_export *export, const char *name)
 	}
 }
 
-static void base_read(void *context, uint64_t offset, uint8_t *out, size_t len)
-{
-	sim_disk_peek(context, offset, out, len);
-}
-
-/* The oracle starts from a copy of what is on the disk now. */
-static void create_oracle(const struct scenario *scenario, struct scenario_export *export)
-{
-	char name[sizeof(export->path) + 16];
-
-	oracle_destroy(export->oracle);
-	if (export->disk == NULL) {
-		export->oracle = oracle_create(NULL, NULL);
-		return;
-	}
-	snprintf(name, sizeof(name), "%s-base-%u", export->path, scenario->life);
-	export->oracle = oracle_create(base_read, sim_disk_crash_copy(export->disk, name));
-}
-
 static void choose_export(struct scenario *scenario, uint32_t idx)
 {
 	static const char *const names[EXPORTS_MAX] = { "", "second disk",
@@ -178,7 +115,10 @@ static void choose_export(struct scenario *scenario, uint32_t idx)
 		export->size = MAX(export->size & ~UINT64_C(4095), UINT64_C(4096));
 	}
 	export->read_only = percent(8);
-	if (percent(15)) {
+	snprintf(disk, sizeof(disk), "disk%u", idx);
+	if ((scenario->seed + idx) % FLASH_EVERY == 2) {
+		contents_make_flash(export, disk);
+	} else if (percent(15)) {
 		snprintf(export->path, sizeof(export->path), "memory:%" PRIu64, export->size);
 	} else {
 		if (percent(8)) {
@@ -188,11 +128,10 @@ static void choose_export(struct scenario *scenario, uint32_t idx)
 			export->warm = true;
 			export->size += STORE_PAGE_CACHE_BYTES_MIN;
 		}
-		snprintf(disk, sizeof(disk), "disk%u", idx);
 		snprintf(export->path, sizeof(export->path), "%s", disk);
 		create_disk(export, disk);
 	}
-	create_oracle(scenario, export);
+	contents_begin(export);
 }
 
 /* Whether replies begin before the disk has finished, and how it is known what has come. */
@@ -250,7 +189,10 @@ static void open_export(struct scenario *scenario, struct scenario_export *expor
 	struct error error;
 	int fd;
 
-	if (export->disk != NULL && !export->warm) {
+	if (export->is_flash) {
+		options.read_mode = percent(50) ? STORE_MODE_DIRECT : STORE_MODE_CACHED;
+		options.write_mode = options.read_mode;
+	} else if (export->disk != NULL && !export->warm) {
 		if (disk_open(export->path, true, false, &fd, &error) != 0 ||
 			disk_info(fd, &info) != 0) {
 			model_fail("cannot look at %s: %s", export->path, error.text);
@@ -261,17 +203,17 @@ static void open_export(struct scenario *scenario, struct scenario_export *expor
 			options.write_mode = choose_mode(scenario);
 		}
 	}
-	if (!export->warm && percent(10)) {
+	if (!export->warm && !export->is_flash && percent(10)) {
 		stores_set(&options, "delay", "any:3ms");
 	}
-	if (!export->warm) {
+	if (!export->warm && !export->is_flash) {
 		choose_synchro(export, &options);
 	}
 	if (store_open(&options, &export->store, &error) != 0) {
 		model_fail("cannot open %s: %s", export->path, error.text);
 	}
 	store_options_fini(&options);
-	if (!export->warm && percent(25)) {
+	if (!export->warm && !export->is_flash && percent(25)) {
 		export->store = producer_open(scenario, export, export->store, percent(50));
 	}
 }
@@ -408,6 +350,38 @@ static void create_services(struct scenario *scenario)
 	}
 	for (uint32_t i = 0; i < scenario->service_count; i++) {
 		create_service(scenario, &scenario->services[i]);
+	}
+}
+
+static void has_started(struct store_start *start)
+{
+	*(bool *)start->context = true;
+}
+
+/* Those that have to be; each by the engine that will own its store. */
+static void start_exports(struct scenario *scenario)
+{
+	for (uint32_t i = 0; i < scenario->export_count; i++) {
+		struct export *export = scenario->exports[i].export;
+		struct engine *engine = scenario->services[i % scenario->service_count].engine;
+		bool started = false;
+
+		if (!store_needs_start(export->store)) {
+			continue;
+		}
+		export->start.done = has_started;
+		export->start.context = &started;
+		if (export_start(export, engine) != 0) {
+			model_fail("%s", export->start.error.text);
+		}
+		while (!started) {
+			if (!sim_step()) {
+				model_fail("export %u does not start", i);
+			}
+		}
+		if (export->start.result != 0) {
+			model_fail("export %u: %s", i, export->start.error.text);
+		}
 	}
 }
 
@@ -675,7 +649,7 @@ static void crash_now(void *arg)
 			sim_disk_destroy(copy);
 		}
 		copy = sim_disk_crash_copy(export->disk, name);
-		for_stretches(export, check_durable, copy);
+		contents_check_durable(export, copy, name);
 	}
 }
 
@@ -825,6 +799,11 @@ static void check_idle(struct scenario *scenario)
 				scenario->exports[i].export->connections);
 		}
 	}
+	for (uint32_t i = 0; i < scenario->export_count; i++) {
+		scenario->flash_moved +=
+			contents_moved(scenario->services[i % scenario->service_count].engine,
+				&scenario->exports[i]);
+	}
 	if (scenario->sessions_gone != scenario->conn_count) {
 		model_fail("%u sessions were told closed of %u", scenario->sessions_gone,
 			scenario->conn_count);
@@ -851,7 +830,7 @@ static void destroy_all(struct scenario *scenario)
 
 		export_put(export->export);
 		if (export->disk != NULL && !export->size_may_change) {
-			for_stretches(export, check_current, NULL);
+			contents_check_current(export);
 		}
 	}
 	if (sim_open_count() != 0) {
@@ -886,6 +865,7 @@ static void live(struct scenario *scenario)
 	}
 	fairness_begin(scenario);
 	create_services(scenario);
+	start_exports(scenario);
 	if (scenario->seed % TLS_EVERY == 1) {
 		create_tls(scenario);
 	}
@@ -916,20 +896,24 @@ static void reborn(struct scenario *scenario)
 	for (uint32_t i = 0; i < scenario->export_count; i++) {
 		struct scenario_export *export = &scenario->exports[i];
 		struct sim_disk *old = export->disk;
+		char disk[32];
 
 		if (old != NULL && !export->size_may_change) {
-			snprintf(export->path, sizeof(export->path), "disk%u-after", i);
-			export->disk = sim_disk_find(export->path);
+			snprintf(disk, sizeof(disk), "disk%u-after", i);
+			snprintf(export->path, sizeof(export->path), "%s%s",
+				export->is_flash ? "flash:" : "", disk);
+			export->disk = sim_disk_find(disk);
 			GMB_ASSERT(export->disk != NULL);
 		}
 		export->flush_may_fail = false;
+		export->changes_may_fail = false;
 		export->flush_failed = 0;
 		if (export->size_may_change) {
 			sim_disk_crash(old);
 			export->size = MAX(sim_disk_size(old), UINT64_C(1));
 			export->size_may_change = sim_disk_size(old) == 0;
 		}
-		create_oracle(scenario, export);
+		contents_begin(export);
 	}
 	live(scenario);
 }
@@ -963,7 +947,7 @@ struct scenario_result scenario_run(uint64_t seed, bool verbose)
 		reborn(scenario);
 	}
 	for (uint32_t i = 0; i < scenario->export_count; i++) {
-		oracle_destroy(scenario->exports[i].oracle);
+		contents_end(&scenario->exports[i]);
 	}
 	result = (struct scenario_result){
 		.trace = sim_trace_hash(),
@@ -981,6 +965,7 @@ struct scenario_result scenario_run(uint64_t seed, bool verbose)
 		.tls_handshakes = scenario->tls_handshakes,
 		.place_turns = scenario->fairness.places.count,
 		.memory_turns = scenario->fairness.memory.count,
+		.flash_moved = scenario->flash_moved,
 	};
 	sim_stop();
 	free(scenario);

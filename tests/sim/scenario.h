@@ -58,8 +58,11 @@ struct scenario_export {
 	struct store *store;   /* the next one owns it */
 	struct export *export;
 	struct oracle *oracle;
+	struct sim_disk *base; /* what the oracle begins with; of a flash store the next one */
+	uint8_t *flash_base;
 	uint64_t size;
 	bool read_only;
+	bool is_flash;	   /* the disk has a flash store in it */
 	bool sparse_giant; /* only some windows of it are used */
 	bool warm;	   /* in the page cache: large reads are sent from there */
 	bool size_may_change;
@@ -67,6 +70,7 @@ struct scenario_export {
 	uint32_t page_cache_looks;
 	bool stalled; /* its disk answers nothing for a long time, or did so */
 	bool flush_may_fail;
+	bool changes_may_fail; /* a flash store that could not write: nothing changes any more */
 	uint64_t flush_failed; /* oracle time of the first failed flush: P77, it stays an error */
 };
 
@@ -165,6 +169,7 @@ struct scenario {
 	uint64_t renewals;
 	uint64_t hangs;
 	uint64_t tls_handshakes;
+	uint64_t flash_moved;
 	struct fairness fairness;
 };
 
