@@ -75,6 +75,11 @@ static const struct habit {
 	{ "serve", "cache", "write mode=cached or mode=direct, as in --export =PATH,mode=direct" },
 	{ "serve", "tls-creds", "write --tls-certificates or --tls-psk" },
 
+	{ "export", "read-only", "readonly is a word behind PATH" },
+	{ "export", "readonly", "readonly is a word behind PATH" },
+	{ "export", "export", "write the words add NAME PATH" },
+	{ "export", "force", "write --now" },
+
 	{ "bench", "runtime", "write --seconds" },
 	{ "bench", "time_based", "write --seconds" },
 	{ "bench", "ramp_time", "write --warmup" },
