@@ -359,23 +359,44 @@ static bool is_same_disk(const struct export *export, const struct before *befor
 	       memcmp(claim.identity, before->passed.identity, sizeof(claim.identity)) == 0;
 }
 
-static int check_exports(
-	struct upgrade_take *take, const struct upgrade_taker *taker, struct error *error)
+/* So many connections would go on with another disk, or none. */
+static int refuse_disk(const struct upgrade_taker *taker, const struct before *before,
+	uint32_t session_count, struct error *error)
 {
 	char shown[NAME_SHOWN_BYTES];
 
+	return error_set(error, -EBUSY,
+		"the export \"%s\" has connections (%u), and the new process %s",
+		log_escape(shown, sizeof(shown), before->name, before->name_bytes), session_count,
+		find(taker, before, 0) == NULL ? "does not serve it"
+					       : "serves another disk by that name");
+}
+
+static int check_exports(
+	struct upgrade_take *take, const struct upgrade_taker *taker, struct error *error)
+{
 	for (uint32_t i = 0; i < take->export_count; i++) {
 		struct before *before = &take->exports[i];
 		struct export *export = find(taker, before, i);
 
 		before->same = export != NULL && is_same_disk(export, before) ? export : NULL;
 		if (before->same == NULL && before->session_count > 0) {
-			return error_set(error, -EBUSY,
-				"the export \"%s\" has %u connections, and the new process %s",
-				log_escape(shown, sizeof(shown), before->name, before->name_bytes),
-				before->session_count,
-				export == NULL ? "does not serve it"
-					       : "serves another disk by that name");
+			return refuse_disk(taker, before, before->session_count, error);
+		}
+	}
+	return 0;
+}
+
+/* Clients connect to the old process until it pauses, also to disks that had nobody before. */
+static int check_session(const struct upgrade_take *take, const struct upgrade_taker *taker,
+	const struct session_record *record, struct error *error)
+{
+	for (uint32_t i = 0; i < take->export_count; i++) {
+		const struct before *before = &take->exports[i];
+
+		if (before->same == NULL && before->name_bytes == record->export_bytes &&
+			memcmp(before->name, record->export, record->export_bytes) == 0) {
+			return refuse_disk(taker, before, 1, error);
 		}
 	}
 	return 0;
@@ -446,11 +467,15 @@ static int receive_sessions(struct upgrade_take *take, const struct upgrade_take
 		if (message->type != UPGRADE_SESSION) {
 			return out_of_turn(message, error);
 		}
+		rc = check_session(take, taker, &message->record, error);
 		kind = find_kind(taker, &message->record);
-		if (kind == NULL) {
-			close(message->fd);
-			return error_set(error, -EPROTONOSUPPORT,
+		if (rc == 0 && kind == NULL) {
+			rc = error_set(error, -EPROTONOSUPPORT,
 				"a connection speaks a protocol that cannot be taken over here");
+		}
+		if (rc < 0) {
+			close(message->fd);
+			return rc;
 		}
 		acceptor_adopt(taker->acceptor, kind, &message->record, message->fd);
 	}

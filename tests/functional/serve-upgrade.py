@@ -142,6 +142,41 @@ HANGING = {
 }
 
 
+# --- a new process as it should be, and clients that come late ---------------------------------
+
+
+def forward(source, target):
+    """One message with its descriptors; returns its type, or None at the end."""
+    data, fds, _, _ = socket.recv_fds(source, 1 << 16, 8)
+    if not data:
+        return None
+    socket.send_fds(target, [data], fds)
+    for fd in fds:
+        os.close(fd)
+    return struct.unpack(">IHH", data[:8])[2]
+
+
+def be_between(channel, uri, name, command):
+    """The new process is ready, but before the old one hears of that, a client connects to it."""
+    own, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    environment = dict(os.environ, GMBLOCK_UPGRADE_FD=str(inner.fileno()))
+    with subprocess.Popen(command, env=environment, pass_fds=[inner.fileno()]) as process:
+        inner.close()
+        kind = forward(own, channel)
+        while kind != PREPARE:
+            kind = forward(channel, own)
+        ready = own.recv(1 << 16)
+        with nbdmini.open_export(uri, name.encode()) as client:
+            channel.send(ready)
+            while kind != SESSIONS_END and kind is not None:
+                kind = forward(channel, own)
+            while forward(own, channel) is not None:
+                pass
+            channel.close()
+            client.read(0, 512)
+        return process.wait()
+
+
 # --- the tests ---------------------------------------------------------------------------------
 
 
@@ -516,6 +551,22 @@ class Upgrade(support.Case):
             self.must_upgrade()
             self.assertEqual(len(client.read(0, 512)), 512)
 
+    def test_a_late_connection_to_another_disk(self):
+        """Who connects while the new process is made goes on with the same disk, or the old process
+        does."""
+        server = self.serve("--export", "m=memory:1M")
+        new = [support.program(), "serve", "--export", f"={self.disk}", "--listen",
+               self.socket_uri(), "--control", self.path("control"), "--export"]
+        for disk, reason in (("m=memory:2M", r'"m" has connections \(1\), .* serves another disk'),
+                             ("n=memory:1M", r'"m" has connections \(1\), .* does not serve it')):
+            with nbdmini.open_export(server.uri) as client:
+                code, _, errors = self.upgrade(
+                    sys.executable, __file__, "--between", server.uri, "m", *new, disk)
+                self.assertEqual(code, 1)
+                self.assertRegex(errors, reason)
+                self.assertEqual(len(client.read(0, 512)), 512)
+        self.must_upgrade(*new, "m=memory:2M")
+
     def test_another_configuration(self):
         """The new process may serve more, fewer addresses, and take rights away."""
         server = self.serve("--listen", self.socket_uri("t"), uri_count=2)
@@ -571,7 +622,7 @@ class Upgrade(support.Case):
         self.assertRegex(extents, r"8388608 +1048576  data\n")
         other = [support.program(), "serve", "--export", "a=memory:16M", "--export",
                  "b=memory:8M", "--listen", uri, "--control", control]
-        self.assertRegex(self.upgrade(*other)[2], 'export "b" has 1 connections, .* another disk')
+        self.assertRegex(self.upgrade(*other)[2], r'export "b" has connections \(1\), .* another disk')
         clients[b"b"].sock.close()
         self.wait_for(lambda: self.upgrade(*other)[0] == 0)
         self.assertEqual(clients[b"a"].read(8 << 20, 1 << 20), contents[b"a"])
@@ -693,7 +744,7 @@ class Upgrade(support.Case):
             # A thread opens the disk anew, so the sandbox knows of it.
             export("set", "f", "rate=1M")
             configure(f"name: a, path: {self.disk}", f"name: m, path: {third}")
-            self.assertRegex(self.upgrade()[2], 'the export "m" has 1 connections, .* another disk')
+            self.assertRegex(self.upgrade()[2], r'the export "m" has connections \(1\), .* another disk')
         self.assertEqual(server.process.wait(), 0)
 
     def test_an_added_export_with_much_to_tell(self):
@@ -785,6 +836,9 @@ if __name__ == "__main__":
     if sys.argv[1] == "--new":
         with socket.socket(fileno=int(os.environ["GMBLOCK_UPGRADE_FD"])) as inherited:
             be_wrong(inherited, sys.argv[2])
+    elif sys.argv[1] == "--between":
+        with socket.socket(fileno=int(os.environ["GMBLOCK_UPGRADE_FD"])) as inherited:
+            sys.exit(be_between(inherited, *sys.argv[2:4], sys.argv[4:]))
     else:
         # New processes are nobody's children but ours.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
