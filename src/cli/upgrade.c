@@ -194,15 +194,21 @@ static int leave_open(int fd, const char *variable)
 	return fcntl(fd, F_SETFD, 0) < 0 ? -1 : setenv(variable, number, 1);
 }
 
-/* In the new process. Returns only when it cannot be started, with the reason. */
-static int become(const int files[OFFER_FILES], int errors, const char *program, char **arguments)
+/* In the new process, with what the server has offered. Returns only when it cannot be started,
+ * with the reason. */
+static int become(const int files[OFFER_FILES], const json_t *offer, int errors,
+	const char *program, char **arguments)
 {
+	/* Which stream of the journal its standard error is; that of this process is another. */
+	const char *journal = json_string_value(json_object_get(offer, "journal"));
 	int nothing = open("/dev/null", O_RDWR);
 
 	if (nothing < 0 || dup2(nothing, STDIN_FILENO) < 0 || dup2(nothing, STDOUT_FILENO) < 0 ||
 		dup2(errors, STDERR_FILENO) < 0 || fchdir(files[OFFER_FOLDER]) < 0 ||
 		leave_open(files[OFFER_CHANNEL], "GMBLOCK_UPGRADE_FD") < 0 ||
-		leave_open(files[OFFER_ERRORS], "GMBLOCK_UPGRADE_STDERR") < 0) {
+		leave_open(files[OFFER_ERRORS], "GMBLOCK_UPGRADE_STDERR") < 0 ||
+		unsetenv("JOURNAL_STREAM") < 0 ||
+		(journal != NULL && setenv("GMBLOCK_UPGRADE_JOURNAL", journal, 1) < 0)) {
 		return errno;
 	}
 	execvp(program, arguments);
@@ -211,8 +217,8 @@ static int become(const int files[OFFER_FILES], int errors, const char *program,
 
 /* As a process that is nobody's child but the first one's: the service manager supervises only its
  * own. */
-static int start_process(const int files[OFFER_FILES], int errors, const char *program,
-	char **arguments, struct error *error)
+static int start_process(const int files[OFFER_FILES], const json_t *offer, int errors,
+	const char *program, char **arguments, struct error *error)
 {
 	int report[2];
 	int code = 0;
@@ -225,7 +231,7 @@ static int start_process(const int files[OFFER_FILES], int errors, const char *p
 	if (pid == 0) {
 		(void)setsid();
 		if (fork() == 0) {
-			code = become(files, errors, program, arguments);
+			code = become(files, offer, errors, program, arguments);
 			(void)!write(report[1], &code, sizeof(code));
 		}
 		_exit(0);
@@ -309,12 +315,12 @@ static int start_new(struct control_connection *connection, const struct running
 	}
 	rc = control_receive_files(connection, ANSWER_MS, &offer, files, OFFER_FILES, error);
 	if (rc == 0) {
-		json_decref(offer);
 		rc = listen_to_it(said, files[OFFER_ERRORS], error);
 		if (rc == 0) {
-			rc = start_process(files, said->pipe[1],
+			rc = start_process(files, offer, said->pipe[1],
 				command != NULL ? command[0] : running->program, arguments, error);
 		}
+		json_decref(offer);
 		for (int i = 0; i < OFFER_FILES; i++) {
 			close(files[i]);
 		}

@@ -695,8 +695,10 @@ static int offer(struct upgrade *upgrade, struct control_client *client)
 
 	if (rc == 0) {
 		do {
-			rc = control_note_files(
-				client, json_pack("{s:s}", "offer", "upgrade"), files, OFFER_FILES);
+			rc = control_note_files(client,
+				json_pack("{s:s, s:s*}", "offer", "upgrade", "journal",
+					getenv("JOURNAL_STREAM")),
+				files, OFFER_FILES);
 		} while (upgrade_wait_for_descriptors(rc, &tries));
 	}
 	if (folder >= 0) {

@@ -25,6 +25,7 @@ enum {
 
 static const char variable[] = "GMBLOCK_UPGRADE_FD";
 static const char errors_variable[] = "GMBLOCK_UPGRADE_STDERR";
+static const char journal_variable[] = "GMBLOCK_UPGRADE_JOURNAL";
 
 /* An export of the old process. */
 struct before {
@@ -247,13 +248,18 @@ static int channel_of_environment(struct error *error)
 static void take_standard_error(void)
 {
 	const char *text = getenv(errors_variable);
+	const char *journal = getenv(journal_variable);
 	uint32_t fd = 0;
 
 	if (text != NULL && units_parse_count(text, STDERR_FILENO + 1, INT_MAX, &fd, NULL) == 0 &&
 		dup2((int)fd, STDERR_FILENO) == STDERR_FILENO) {
 		close((int)fd);
+		if (journal != NULL && setenv("JOURNAL_STREAM", journal, 1) == 0) {
+			log_open_journal();
+		}
 	}
 	(void)unsetenv(errors_variable);
+	(void)unsetenv(journal_variable);
 }
 
 int upgrade_take_begin(

@@ -2,6 +2,7 @@
 """What a server sends to the journal: its messages with fields, and nothing where standard error is
 not the journal's."""
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -54,7 +55,7 @@ class Journal(support.Case):
             stream = f"{about.st_dev}:{about.st_ino + (0 if is_stream else 1)}"
             process = subprocess.Popen(
                 ["unshare", "-m", "sh", "-c", WITH_JOURNAL, self.path("journal"),
-                 support.program(), "serve", "--control", "none", "--listen", self.socket_uri(),
+                 support.program(), "serve", "--control", self.path("control"), "--listen", self.socket_uri(),
                  *arguments],
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True,
                 env={**os.environ, "GMBLOCK_LOG": "info", "JOURNAL_STREAM": stream})
@@ -97,6 +98,21 @@ class Journal(support.Case):
         self.assertEqual(self.said(), "")
         process.terminate()
         self.assertEqual(process.wait(support.WAIT_SECONDS), 0)
+
+    def test_fields_after_an_upgrade(self):
+        """The standard error is that of the old process, and not of who has asked."""
+        process, uri = self.serve("memory:1M")
+        done = subprocess.run(
+            ["nsenter", "-t", str(process.pid), "-m", support.program(), "upgrade", self.path("control")],
+            capture_output=True, text=True, check=False,
+            env={**os.environ, "GMBLOCK_LOG": "info", "JOURNAL_STREAM": "1:1"})
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.addCleanup(os.kill, int(done.stdout.split()[1]), signal.SIGKILL)
+        self.message_with("took over from another process")
+        with nbdmini.open_export(uri):
+            fields = self.message_with("uses export")
+            self.assertEqual(fields["MESSAGE_ID"], "def5c01ab2a646318b1f9d570987756f")
+        self.assertEqual(self.said(), "")
 
     def test_why_tls_failed(self):
         tls_tool.write_psk(self.path("keys"), tls_tool.PSK)
