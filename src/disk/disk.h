@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * What is asked of the operating system about a file or block device outside the ring: opening,
- * geometry, holes, discarding (disk/linux.c), page-cache maps (disk/map.c) and sysfs
- * (disk/sysfs.c). The simulation has its own version of the first two (sim/disk.c, sim/map.c),
+ * geometry, holes, discarding (disk/linux.c), zones (disk/zones.c), page-cache maps (disk/map.c)
+ * and sysfs (disk/sysfs.c). The simulation has its own version of all but the last (sim/disk_io.c,
+ * sim/zones.c, sim/map.c),
  * which is chosen together with the ring at link time.
  *
  * Threading: any thread; the calls block. Inside a reactor only disk_size() and views of a map may
@@ -26,7 +27,9 @@ struct disk_info {
 	bool is_block;	      /* block device, else regular file */
 	bool rotational;      /* known to rotate */
 	bool read_only;	      /* the device itself refuses writes */
-	bool zoned;	    /* a host-managed zoned device: writes only where a zone's pointer is */
+	bool zoned; /* a host-managed zoned device: writes only where a zone's pointer is */
+	uint64_t zone_bytes;	   /* of a zoned device, from zone to zone; else 0 */
+	uint32_t active_zones_max; /* zones that may have something and room, 0 = no limit */
 	const char *format; /* a file that begins as "qcow2" images do, and the like; or NULL */
 	bool keeps_stale;   /* a page that is read in during a direct write may stay, outdated */
 	bool ignores_dsync; /* a write with RWF_DSYNC may not be durable when it is done */
@@ -129,6 +132,32 @@ GMB_MUST_CHECK int disk_discard(int fd, bool is_block, uint64_t offset, uint64_t
 GMB_MUST_CHECK int disk_zero(
 	int fd, bool is_block, uint64_t offset, uint64_t length, bool may_unmap, bool fast);
 
+/* --- zones ------------------------------------------------------------------------------------ */
+
+enum disk_zone_state {
+	DISK_ZONE_EMPTY,
+	DISK_ZONE_ACTIVE, /* has something, and room; or is open */
+	DISK_ZONE_FULL,	  /* or finished: what was not written reads as anything */
+	DISK_ZONE_BROKEN, /* cannot be written any more, perhaps not read */
+	DISK_ZONE_CONVENTIONAL,
+};
+
+/* A zone of a host-managed device. Bytes. Only what is written may be read. */
+struct disk_zone {
+	uint64_t offset;
+	uint64_t capacity; /* that can be written; up to the next zone there may be nothing */
+	uint64_t written;
+	enum disk_zone_state state;
+};
+
+/* What the device says of the zones from the one that begins at offset on. Returns how many, fewer
+ * than zones_max at the end of the device. */
+GMB_MUST_CHECK int disk_zones(int fd, uint64_t offset, struct disk_zone *zones, uint32_t zones_max);
+/* Empties whole zones. fd is that of the claim, as for a discard. */
+GMB_MUST_CHECK int disk_zones_reset(int fd, uint64_t offset, uint64_t length);
+/* Nothing more will be written to the zone: it is full, and not active. */
+GMB_MUST_CHECK int disk_zone_finish(int fd, uint64_t offset, uint64_t length);
+
 /* --- copies between files -------------------------------------------------------------------- */
 
 /* The range of a file shares the blocks of a range of another, or of itself, until one of them is
@@ -193,6 +222,8 @@ bool disk_is_remote(int fd);
 struct disk_sysfs {
 	bool rotational;
 	bool zoned;		      /* host-managed */
+	uint64_t zone_bytes;	      /* of a host-managed one */
+	uint32_t active_zones_max;    /* 0 = no limit */
 	bool discards;		      /* takes discard commands */
 	uint64_t io_max;	      /* bytes in one command, 0 = unknown */
 	uint64_t discard_granularity; /* bytes, 0 = unknown */

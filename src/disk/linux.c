@@ -694,6 +694,8 @@ int disk_info(int fd, struct disk_info *info)
 	disk_sysfs_read(info->is_block ? status.st_rdev : status.st_dev, &sysfs);
 	info->rotational = sysfs.rotational;
 	info->zoned = info->is_block && sysfs.zoned;
+	info->zone_bytes = info->zoned ? sysfs.zone_bytes : 0;
+	info->active_zones_max = sysfs.active_zones_max;
 	info->io_max = sysfs.io_max;
 	info->stripe_chunk = sysfs.stripe_chunk;
 	info->stripe_members = sysfs.stripe_members;

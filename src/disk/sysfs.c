@@ -150,6 +150,10 @@ void disk_sysfs_read(dev_t device, struct disk_sysfs *facts)
 	facts->rotational = read_number(path, "queue/rotational") != 0;
 	facts->zoned = read_text(path, "queue/zoned", text, sizeof(text)) &&
 		       strcmp(text, "host-managed") == 0;
+	if (facts->zoned) {
+		facts->zone_bytes = read_number(path, "queue/chunk_sectors") * 512;
+		facts->active_zones_max = (uint32_t)read_number(path, "queue/max_active_zones");
+	}
 	facts->discards = read_number(path, "queue/discard_max_bytes") != 0;
 	facts->io_max = read_number(path, "queue/max_sectors_kb") * 1024;
 	facts->discard_granularity = read_number(path, "queue/discard_granularity");

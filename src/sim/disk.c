@@ -250,6 +250,7 @@ static void page_harden(
 void sim_disk_harden(struct sim_disk *disk, uint64_t offset, uint64_t length, uint64_t ticket)
 {
 	for_pages(disk, offset, length, page_harden, ticket);
+	sim_zones_hardened(disk, offset, length, ticket);
 }
 
 /* Whether a crash keeps the dirty sector; 4 KiB sectors live or die as one. */
@@ -352,6 +353,7 @@ struct sim_disk *sim_disk_crash_copy(struct sim_disk *disk, const char *name)
 		memcpy(to->current, to->durable, SIM_PAGE_BYTES);
 		to->hole = page->hole && is_zero(to->current, SIM_PAGE_BYTES);
 	}
+	sim_zones_crash_copy(disk, copy);
 	return copy;
 }
 
@@ -375,6 +377,7 @@ struct sim_disk *sim_disk_kill_copy(struct sim_disk *disk, const char *name)
 			to->since[i] = (to->dirty >> i & 1) != 0 ? ticket : 0;
 		}
 	}
+	sim_zones_kill_copy(disk, copy, ticket);
 	return copy;
 }
 
@@ -413,6 +416,7 @@ struct sim_disk *sim_disk_create(const char *name, const struct sim_disk_options
 	list_init(&disk->cached);
 	list_init(&disk->parked);
 	leaves_resize(disk, disk->size);
+	sim_zones_init(disk);
 	disk->identity = ++sim_world.identity_last;
 	list_for_each(node, &sim_world.disks)
 	{
@@ -482,6 +486,7 @@ void sim_disk_destroy(struct sim_disk *disk)
 		free(disk->leaves[i]);
 	}
 	free(disk->leaves);
+	free(disk->zones);
 	free(disk->name);
 	free(disk);
 }

@@ -181,7 +181,19 @@ static void transfer_step(struct sim_op *sop)
 	if (sim_world.options.faults.jitter) {
 		sim_cache_tick(disk);
 	}
+	if (sop->code == RING_WRITE && disk->zones != NULL) {
+		error = file->direct ? sim_zones_check(disk, sop->offset + sop->moved, piece, true)
+				     : -EIO;
+		if (error != 0) {
+			sop->planned_error = error;
+			transfer_end(file, sop);
+			return;
+		}
+	}
 	copy_piece(file, sop, piece);
+	if (sop->code == RING_WRITE) {
+		sim_zones_wrote(disk, sop->offset + sop->moved - piece, piece);
+	}
 	if (sop->pieces > 1) {
 		sop->pieces--;
 	}
@@ -243,6 +255,9 @@ static void transfer_plan(const struct sim_file *file, struct sim_op *sop)
 	sop->planned_error = sim_disk_fault(disk, write ? SIM_FAULT_WRITE : SIM_FAULT_READ,
 		sop->offset, sop->planned, write ? faults->write_error_ppm : faults->read_error_ppm,
 		write ? faults->no_space_ppm : 0);
+	if (!write && sop->planned_error == 0) {
+		sop->planned_error = sim_zones_check(disk, sop->offset, sop->len, false);
+	}
 	if (sop->planned_error != 0) {
 		/* A failed transfer has moved anything from nothing to nearly all of it. */
 		sop->planned = (size_t)align_down(sim_between(0, sop->len - 1), 512);
@@ -440,6 +455,9 @@ int disk_read(int fd, void *bytes, size_t count, uint64_t offset)
 		error = -EIO;
 	}
 	if (error == 0) {
+		error = sim_zones_check(disk, offset, count, false);
+	}
+	if (error == 0) {
 		sim_cache_read(disk, offset, bytes, count);
 	}
 	return error;
@@ -448,13 +466,18 @@ int disk_read(int fd, void *bytes, size_t count, uint64_t offset)
 int disk_write(int fd, const void *bytes, size_t count, uint64_t offset)
 {
 	const struct sim_faults *faults = &sim_world.options.faults;
-	struct sim_disk *disk = sim_disk_file(fd)->disk;
+	struct sim_file *file = sim_disk_file(fd);
+	struct sim_disk *disk = file->disk;
 	int error = sim_disk_fault(disk, SIM_FAULT_WRITE, offset, count, faults->write_error_ppm,
 		faults->no_space_ppm);
 
 	check_may_block();
+	if (error == 0 && disk->zones != NULL) {
+		error = file->direct ? sim_zones_check(disk, offset, count, true) : -EIO;
+	}
 	if (error == 0) {
-		sim_cache_write(disk, offset, bytes, count);
+		(disk->zones != NULL ? sim_disk_put : sim_cache_write)(disk, offset, bytes, count);
+		sim_zones_wrote(disk, offset, count);
 		sim_disk_written(disk, offset, count);
 	}
 	return error;
@@ -592,7 +615,9 @@ int disk_info(int fd, struct disk_info *info)
 			file->disk->identity | (uint64_t)file->disk->process << 32 },
 		.is_block = options->is_block,
 		.read_only = options->read_only,
-		.zoned = options->zoned,
+		.zoned = options->zoned || options->zone_bytes > 0,
+		.zone_bytes = options->zone_bytes,
+		.active_zones_max = options->active_zones_max,
 		.keeps_stale = keeps_stale(file->disk),
 		.ignores_dsync = options->ignores_dsync,
 		.has_holes = !options->is_block,

@@ -19,7 +19,9 @@
  * be made bad for good. Connections break (reset, close, half-close) after a chosen byte. Disks
  * keep written sectors in a volatile cache until a flush or a durable write has completed;
  * sim_disk_crash() keeps or drops each unflushed sector by chance; a failed flush drops them and
- * forgets, as page caches do. Not modelled: processor time, memory pressure, bit rot.
+ * forgets, as page caches do. Zones of host-managed devices are written in order and read where
+ * they were written; a crash keeps a prefix of each, or undoes a reset. Not modelled: processor
+ * time, memory pressure, bit rot.
  *
  * Misuse aborts with the broken rule: a buffer used by two operations of which one writes it, an
  * operation submitted twice, changed or freed while in flight, I/O on a closed descriptor, closing
@@ -197,7 +199,11 @@ struct sim_disk_options {
 	bool is_block;
 	bool read_only;
 	bool zoned;
-	bool no_discard; /* discard and unmap are not supported */
+	uint64_t zone_bytes;	     /* a host-managed device; size is a multiple of it */
+	uint64_t zone_capacity;	     /* that can be written of each; 0 = all */
+	uint32_t conventional_zones; /* the first ones */
+	uint32_t active_zones_max;   /* 0 = any number */
+	bool no_discard;	     /* discard and unmap are not supported */
 	bool no_fast_zero;
 	bool ignores_dsync; /* of direct writes, and its cache keeps stale pages, as FUSE's */
 	bool keeps_cache;   /* there is memory enough: nothing leaves the page cache by itself */

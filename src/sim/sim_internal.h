@@ -194,6 +194,13 @@ struct sim_leaf {
 	struct sim_page *pages[SIM_LEAF_PAGES];
 };
 
+struct sim_zone {
+	uint64_t written;     /* bytes from its beginning */
+	uint64_t reset;	      /* ticket of one that no flush has followed; 0 = none */
+	uint64_t reset_bytes; /* that were durable before it */
+	bool is_full;	      /* or was finished */
+};
+
 struct sim_disk {
 	struct list_node node; /* world.disks */
 	char *name;
@@ -212,6 +219,8 @@ struct sim_disk {
 	bool bad_writes;
 	bool stalled;
 	uint64_t flush_errors; /* each descriptor reports each error once */
+	struct sim_zone *zones;
+	uint32_t zone_count;
 };
 
 struct sim_file {
@@ -253,6 +262,18 @@ int sim_disk_fault(struct sim_disk *disk, enum sim_fault_kind kind, uint64_t off
 /* The descriptor and the memory of a file operation, which the ring must know (sim/ring.c). */
 int sim_ring_fd(const struct ring *ring, struct ring_file file);
 struct iovec sim_ring_memory(const struct ring *ring, struct mem_ref memory, size_t len);
+
+/* Zones (sim/zones.c). All of these do nothing on other disks. */
+void sim_zones_init(struct sim_disk *disk);
+/* -EIO: the zone cannot be written there now, or there is nothing to read. */
+int sim_zones_check(const struct sim_disk *disk, uint64_t offset, uint64_t length, bool write);
+void sim_zones_wrote(struct sim_disk *disk, uint64_t offset, uint64_t length);
+/* What was written up to ticket in the range is durable. */
+void sim_zones_hardened(struct sim_disk *disk, uint64_t offset, uint64_t length, uint64_t ticket);
+/* Gives the copy that a crash leaves its zones. */
+void sim_zones_crash_copy(const struct sim_disk *disk, struct sim_disk *copy);
+/* The same after a kill: what is not durable is so up to ticket. */
+void sim_zones_kill_copy(const struct sim_disk *disk, struct sim_disk *copy, uint64_t ticket);
 
 /* The page cache (sim/cache.c). */
 void sim_cache_read(struct sim_disk *disk, uint64_t offset, void *buf, size_t len);
