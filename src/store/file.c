@@ -554,12 +554,12 @@ static int open_buffered(struct file_store *store, const struct store_options *o
 		return error_advise(error, -EROFS, "readonly",
 			"'%s' is a read-only device; export it with readonly", options->path);
 	}
-	if (store->disk.zoned && !options->read_only) {
+	if (store->disk.zoned && !options->read_only && !options->any_format) {
 		return error_advise(error, -ENOTSUP, "readonly",
 			"'%s' is a host-managed zoned block device, which takes writes only in "
-			"order within each zone; put a filesystem or dm-zoned on it and export "
-			"that, or export it with readonly",
-			options->path);
+			"order within each zone; make a flash store on it ('gmblock create') and "
+			"export flash:%s, or put a filesystem on it, or export it with readonly",
+			options->path, options->path);
 	}
 	if (store->disk.format != NULL && !is_raw) {
 		return refuse_format(options->path, store->disk.format, error);

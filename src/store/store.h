@@ -345,7 +345,9 @@ struct store_options {
 	bool frozen; /* with read_only: no server may write it meanwhile, see disk_claim_reading()
 		      */
 	bool sole;   /* no other store, of this process either, may write it meanwhile */
-	bool any_format; /* for a store above: whatever the file begins with, it is opened */
+	/* For a store above: whatever the file begins with, and a host-managed device as well,
+	 * which the parts that write must come to in the order of its zones. */
+	bool any_format;
 	bool page_cache_send_off; /* store_page_cache_ref() is always false */
 	enum store_mode read_mode;
 	enum store_mode write_mode;

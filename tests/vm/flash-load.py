@@ -1,4 +1,4 @@
-"""flash-load.py DISK KILLS FAILURES BOOT: runs in a guest of flash-crash.py. Checks what a flash store has
+"""flash-load.py DISK KILLS FAILURES BOOT: runs in a guest of flash-crash.py or zoned.py. Checks what a flash store has
 kept over a power failure, and writes until the power is gone; after the last one, kills its server
 again and again.
 
@@ -10,6 +10,7 @@ all before it, and any part of the next one.
 Signals: "past" has the batches that were answered and durable when the power went; "load-BOOT" is
 sent when it may go. Each line of output says which batches are answered and durable."""
 import json
+import os
 import random
 import signal
 import struct
@@ -20,6 +21,7 @@ import nbdmini
 
 DISK = sys.argv[1]
 KILLS, FAILURES, BOOT = map(int, sys.argv[2:])
+SEGMENT = os.environ.get("SEGMENT", "256K")
 BLOCK = 4096
 REQUESTS = 16
 CMD_TRIM, FLAG_FUA = 4, 1
@@ -166,7 +168,7 @@ def check():
 def main():
     load = Load()
     if BOOT == 0:
-        call("gmblock", "create", "--segment=256K", "--spare=10", f"flash:{DISK}")
+        call("gmblock", "create", f"--segment={SEGMENT}", "--spare=10", f"flash:{DISK}")
     check()
     load.start()
     answered, load.durable = map(int, call("lab-wait", "past").split())

@@ -18,8 +18,9 @@ enum { TELL_PAGES = 1024 }; /* of the map, 2 GiB: checking more takes its time *
 
 /* --- making one ------------------------------------------------------------------------------ */
 
+/* zones: NULL, or those of the device, each of which is a segment. */
 static int fill_anchor(const struct store_create *create, uint64_t device_bytes,
-	struct flash_anchor *anchor, struct error *error)
+	const struct flash_zones *zones, struct flash_anchor *anchor, struct error *error)
 {
 	uint64_t segment_blocks = create->segment_bytes > 0
 					  ? create->segment_bytes >> FLASH_BLOCK_SHIFT
@@ -37,6 +38,11 @@ static int fill_anchor(const struct store_create *create, uint64_t device_bytes,
 		return error_set(error, -EINVAL, "the spare space is %d to %d percent",
 			FLASH_SPARE_MIN, FLASH_SPARE_MAX);
 	}
+	if (zones != NULL && create->segment_bytes > 0 && segment_blocks != zones->capacity) {
+		return error_set(error, -EINVAL,
+			"its zones have room for %u KiB, and each is a segment",
+			zones->capacity * 4);
+	}
 	if (create->label != NULL && strlen(create->label) >= sizeof(anchor->label)) {
 		return error_set(
 			error, -EINVAL, "a label has at most %zu bytes", sizeof(anchor->label) - 1);
@@ -44,8 +50,16 @@ static int fill_anchor(const struct store_create *create, uint64_t device_bytes,
 	if (create->label != NULL) {
 		memcpy(anchor->label, create->label, strlen(create->label));
 	}
+	if (zones != NULL) {
+		segment_blocks = zones->capacity;
+		device_bytes = (FLASH_SEGMENTS_AT +
+				       (uint64_t)(zones->count - FLASH_ANCHORS) * segment_blocks)
+			       << FLASH_BLOCK_SHIFT;
+		anchor->zone_blocks = (uint32_t)(zones->bytes >> FLASH_BLOCK_SHIFT);
+	}
 	/* A small device is cut into smaller segments. */
-	while (create->segment_bytes == 0 && segment_blocks > FLASH_SEGMENT_BLOCKS_MIN * 16 &&
+	while (zones == NULL && create->segment_bytes == 0 &&
+		segment_blocks > FLASH_SEGMENT_BLOCKS_MIN * 16 &&
 		(device_bytes >> FLASH_BLOCK_SHIFT) / segment_blocks < 128) {
 		segment_blocks /= 2;
 	}
@@ -62,6 +76,14 @@ static void encode_anchors(
 	for (int i = 0; i < FLASH_ANCHORS; i++) {
 		flash_anchor_encode(anchor, bytes + (size_t)i * FLASH_BLOCK_BYTES);
 	}
+}
+
+static int refuse_store(const char *path, struct error *error)
+{
+	return error_set(error, -EEXIST,
+		"'%s' has a flash store already; --force makes a new one, and all that is in the "
+		"old one is lost",
+		path);
 }
 
 /* Filesystems have what they are known by in the first MiB, Btrfs after 64 KiB of it. */
@@ -81,10 +103,7 @@ static int refuse_contents(int fd, const char *path, uint64_t size, struct error
 				error, result, "cannot read '%s': %s", path, strerror(-result));
 		}
 		if (at == 0 && count >= FLASH_BLOCK_BYTES && flash_anchor_is_ours(bytes)) {
-			return error_set(error, -EEXIST,
-				"'%s' has a flash store already; --force makes a new one, and all "
-				"that is in the old one is lost",
-				path);
+			return refuse_store(path, error);
 		}
 		if (memcmp(bytes, zeroes, (size_t)count) != 0) {
 			return error_set(error, -EEXIST,
@@ -96,23 +115,83 @@ static int refuse_contents(int fd, const char *path, uint64_t size, struct error
 	return 0;
 }
 
+/* All zones are empty, or may be emptied. */
+static int refuse_zones(int fd, const char *path, struct flash_zones *zones, struct error *error)
+{
+	uint8_t block[FLASH_BLOCK_BYTES];
+
+	for (uint32_t i = 0; i < zones->count; i++) {
+		struct disk_zone zone;
+		int result = disk_zones(fd, zones->first + i * zones->bytes, &zone, 1);
+
+		if (result <= 0) {
+			return error_set(error, -EIO, "cannot examine the zones of '%s'", path);
+		}
+		if (zone.state == DISK_ZONE_EMPTY) {
+			continue;
+		}
+		if (i < FLASH_ANCHORS && flash_anchor_read(fd, zones, i, block) == 0 &&
+			flash_anchor_is_ours(block)) {
+			return refuse_store(path, error);
+		}
+		return error_set(error, -EEXIST,
+			"'%s' has zones that are not empty; --force makes a flash store on it, and "
+			"its contents are lost",
+			path);
+	}
+	return 0;
+}
+
+/* Each of the first two zones begins with an anchor, all others are empty. */
+static int write_zones(int claim, const char *path, const struct flash_zones *zones,
+	const uint8_t bytes[FLASH_ANCHORS * FLASH_BLOCK_BYTES], struct error *error)
+{
+	uint8_t *aligned = NULL;
+	int result = disk_zones_reset(claim, zones->first, zones->count * zones->bytes);
+	int fd;
+
+	if (result < 0) {
+		return error_set(error, result, "cannot reset the zones of '%s': %s", path,
+			strerror(-result));
+	}
+	result = disk_open(path, false, true, &fd, error);
+	if (result < 0) {
+		return result;
+	}
+	if (posix_memalign((void **)&aligned, FLASH_BLOCK_BYTES, FLASH_BLOCK_BYTES) != 0) {
+		result = -ENOMEM;
+	}
+	for (uint32_t i = 0; i < FLASH_ANCHORS && result == 0; i++) {
+		memcpy(aligned, bytes + (size_t)i * FLASH_BLOCK_BYTES, FLASH_BLOCK_BYTES);
+		result =
+			disk_write(fd, aligned, FLASH_BLOCK_BYTES, zones->first + i * zones->bytes);
+	}
+	if (result == 0) {
+		result = disk_sync(fd);
+	}
+	free(aligned);
+	disk_close(fd);
+	return result == 0 ? 0
+			   : error_set(error, result, "cannot write to '%s': %s", path,
+				     strerror(-result));
+}
+
 /* On what is there. */
 static int create_on(
-	int fd, const char *path, const struct store_create *create, struct error *error)
+	int fd, int claim, const char *path, const struct store_create *create, struct error *error)
 {
 	uint8_t bytes[FLASH_ANCHORS * FLASH_BLOCK_BYTES];
 	struct flash_anchor anchor;
+	struct flash_zones zones;
 	struct disk_info info;
 	int result = disk_info(fd, &info);
 
 	if (result < 0) {
 		return error_set(error, result, "cannot examine '%s': %s", path, strerror(-result));
 	}
-	if (info.zoned) {
-		return error_set(error, -ENOTSUP,
-			"'%s' is a host-managed zoned block device, which a flash store does not "
-			"write to yet",
-			path);
+	result = flash_zones_find(fd, path, &zones, error);
+	if (result < 0) {
+		return result;
 	}
 	if (create->size > 0 && create->size != info.size) {
 		return error_set(error, -EEXIST,
@@ -120,10 +199,12 @@ static int create_on(
 			(unsigned long long)info.size);
 	}
 	if (!create->force) {
-		result = refuse_contents(fd, path, info.size, error);
+		result = zones.bytes > 0 ? refuse_zones(fd, path, &zones, error)
+					 : refuse_contents(fd, path, info.size, error);
 	}
 	if (result == 0) {
-		result = fill_anchor(create, info.size, &anchor, error);
+		result = fill_anchor(
+			create, info.size, zones.bytes > 0 ? &zones : NULL, &anchor, error);
 		if (result < 0) {
 			error_prefix(error, "cannot make a flash store on '%s'", path);
 		}
@@ -132,6 +213,9 @@ static int create_on(
 		return result;
 	}
 	encode_anchors(&anchor, bytes);
+	if (zones.bytes > 0) {
+		return write_zones(claim, path, &zones, bytes, error);
+	}
 	result = disk_write(fd, bytes, sizeof(bytes), 0);
 	if (result == 0) {
 		result = disk_sync(fd);
@@ -170,7 +254,7 @@ static int create_file(const char *path, const struct store_create *create, stru
 		return error_set(error, -ENOENT,
 			"'%s' does not exist; with --size=SIZE a file is made", path);
 	}
-	result = fill_anchor(create, create->size, &anchor, error);
+	result = fill_anchor(create, create->size, NULL, &anchor, error);
 	if (result < 0) {
 		error_prefix(error, "cannot make a flash store in '%s'", path);
 		return result;
@@ -199,7 +283,7 @@ int flash_create(const char *path, const struct store_create *create, struct err
 	}
 	result = disk_claim(path, fd, &claim, error);
 	if (result == 0) {
-		result = create_on(fd, path, create, error);
+		result = create_on(fd, claim >= 0 ? claim : fd, path, create, error);
 	}
 	if (claim >= 0) {
 		disk_close(claim);
@@ -230,8 +314,7 @@ static void check_block(struct checking *checking, const struct flash_entry *ent
 	struct flash *flash = checking->flash;
 	uint8_t *bytes = flash->gc.bytes;
 
-	if (disk_read(flash->fd, bytes, FLASH_BLOCK_BYTES,
-		    (uint64_t)le32toh(entry->block) << FLASH_BLOCK_SHIFT) < 0 ||
+	if (flash_read(flash, le32toh(entry->block), 1, bytes) < 0 ||
 		crc32c(0, bytes, FLASH_BLOCK_BYTES) != le32toh(entry->crc)) {
 		checking->damaged_blocks++;
 	}
@@ -369,7 +452,8 @@ static void check_map(struct flash *flash, struct store_check *check)
 	free(checking.valid);
 }
 
-static void check_anchor(int fd, const char *path, struct store_check *check)
+static void check_anchor(
+	int fd, const char *path, const struct flash_zones *zones, struct store_check *check)
 {
 	struct flash *flash = calloc(1, sizeof(*flash));
 	struct error error;
@@ -383,6 +467,7 @@ static void check_anchor(int fd, const char *path, struct store_check *check)
 		return;
 	}
 	flash->fd = fd;
+	flash->zones = *zones;
 	flash->path = (char *)(uintptr_t)path;
 	flash->is_read_only = true;
 	if (flash_anchors_read(flash, &error) < 0) {
@@ -426,7 +511,8 @@ static void check_anchor(int fd, const char *path, struct store_check *check)
 
 int flash_check(const char *path, struct store_check *check, bool *recognized, struct error *error)
 {
-	uint8_t blocks[FLASH_ANCHORS * FLASH_BLOCK_BYTES];
+	uint8_t block[FLASH_BLOCK_BYTES];
+	struct flash_zones zones;
 	uint64_t size = 0;
 	int fd;
 	int result;
@@ -436,17 +522,18 @@ int flash_check(const char *path, struct store_check *check, bool *recognized, s
 		return result;
 	}
 	result = disk_size(fd, &size);
-	if (result == 0 && size >= sizeof(blocks)) {
-		result = disk_read(fd, blocks, sizeof(blocks), 0);
-		*recognized =
-			result == 0 && (flash_anchor_is_ours(blocks) ||
-					       flash_anchor_is_ours(blocks + FLASH_BLOCK_BYTES));
+	if (result == 0 && size >= sizeof(block) * FLASH_ANCHORS &&
+		flash_zones_find(fd, path, &zones, error) == 0) {
+		for (uint32_t i = 0; i < FLASH_ANCHORS && result == 0; i++) {
+			result = flash_anchor_read(fd, &zones, i, block);
+			*recognized |= result == 0 && flash_anchor_is_ours(block);
+		}
 	}
 	if (result < 0) {
 		result = error_set(error, result, "cannot read '%s': %s", path, strerror(-result));
 	} else if (*recognized) {
 		check->fact(check, "format", "flash");
-		check_anchor(fd, path, check);
+		check_anchor(fd, path, &zones, check);
 	}
 	disk_close(fd);
 	return result;

@@ -35,7 +35,9 @@ void flash_erase_init(struct flash *flash, const struct disk_info *disk, int fd)
 	flash->erase.is_block = disk->is_block;
 	/* A file that has all of its space keeps it: that is what it was given it for. */
 	flash->erase.is_wanted =
-		!flash->is_read_only && disk->punches_holes && (disk->is_block || disk->has_holes);
+		!flash->is_read_only &&
+		(flash_has_zones(flash) ||
+			(disk->punches_holes && (disk->is_block || disk->has_holes)));
 }
 
 void flash_erase_found(struct flash *flash)
@@ -68,13 +70,47 @@ void flash_erase(struct flash *flash, uint32_t segment)
 	gc_set_state(&flash->table, segment, flash->erase.is_wanted ? GC_ERASING : GC_FREE);
 }
 
+static int erase_now(const struct flash *flash)
+{
+	const struct flash_erase *erase = &flash->erase;
+
+	return flash_has_zones(flash)
+		       ? disk_zones_reset(erase->fd, flash_zone_offset(flash, erase->segment),
+				 flash->zones.bytes)
+		       : disk_discard(erase->fd, erase->is_block,
+				 segment_offset(flash, erase->segment), segment_bytes(flash));
+}
+
 static int erase_call(struct ring_op *op)
 {
 	struct flash_erase *erase = container_of(op, struct flash_erase, op);
-	const struct flash *flash = container_of(erase, struct flash, erase);
 
-	return disk_discard(erase->fd, erase->is_block, segment_offset(flash, erase->segment),
-		segment_bytes(flash));
+	return erase_now(container_of(erase, struct flash, erase));
+}
+
+static void erase_ended(struct flash *flash, int result)
+{
+	struct flash_erase *erase = &flash->erase;
+	enum gc_state state = GC_FREE;
+
+	if (result == 0) {
+		flash->counters.erased_segments++;
+	} else if (flash_has_zones(flash)) {
+		log_error("flash store '%s': the zone at byte %llu cannot be reset: %s; it is not "
+			  "used any more",
+			flash->path, (unsigned long long)flash_zone_offset(flash, erase->segment),
+			strerror(-result));
+		flash->segments[erase->segment].is_bad = true;
+		state = GC_CLOSED;
+	} else if (result != -EINTR) {
+		erase->is_wanted = false;
+		if (result != -EOPNOTSUPP) {
+			log_warning("flash store '%s': cannot discard what is not used any more: "
+				    "%s; from now on it stays as it is",
+				flash->path, strerror(-result));
+		}
+	}
+	gc_set_state(&flash->table, erase->segment, state);
 }
 
 static void erase_done(struct ring_op *op, int result)
@@ -82,17 +118,7 @@ static void erase_done(struct ring_op *op, int result)
 	struct flash_erase *erase = container_of(op, struct flash_erase, op);
 	struct flash *flash = container_of(erase, struct flash, erase);
 
-	if (result < 0 && result != -EINTR) {
-		erase->is_wanted = false;
-		if (result != -EOPNOTSUPP) {
-			log_warning("flash store '%s': cannot discard what is not used any more: "
-				    "%s; from now on it stays as it is",
-				flash->path, strerror(-result));
-		}
-	} else {
-		flash->counters.erased_segments++;
-	}
-	gc_set_state(&flash->table, erase->segment, GC_FREE);
+	erase_ended(flash, result);
 	flash_pump(flash);
 	flash_io_ended(flash);
 }
@@ -106,6 +132,10 @@ bool flash_erase_step(struct flash *flash)
 	}
 	while (flash->table.segments[erase->segment].state != GC_ERASING) {
 		erase->segment = (erase->segment + 1) % flash->anchor.geometry.segment_count;
+	}
+	if (flash->is_closing && flash_has_zones(flash)) {
+		erase_ended(flash, erase_now(flash));
+		return true;
 	}
 	if (flash->is_closing || !erase->is_wanted) {
 		gc_set_state(&flash->table, erase->segment, GC_FREE);
@@ -122,7 +152,8 @@ uint32_t flash_wear_victim(struct flash *flash)
 {
 	uint32_t fewest = GC_NO_SEGMENT;
 
-	if (flash->erase.taken < FLASH_WEAR_SEGMENTS) {
+	/* Zoned devices see to that themselves. */
+	if (flash_has_zones(flash) || flash->erase.taken < FLASH_WEAR_SEGMENTS) {
 		return GC_NO_SEGMENT;
 	}
 	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {

@@ -463,6 +463,7 @@ void flash_init(struct flash *flash, uint8_t *memory)
 	list_init(&flash->held);
 	list_init(&flash->blocking);
 	list_init(&flash->settling);
+	list_init(&flash->zones.writes);
 	list_init(&flash->sync.now);
 	list_init(&flash->sync.next);
 	(void)carve(flash, memory);
@@ -511,7 +512,9 @@ static int recover_call(struct ring_op *op)
 	if (result == 0) {
 		result = flash_recover(flash, &flash->start->error);
 	}
-	if (result == 0) {
+	if (result == 0 && flash_has_zones(flash) && !flash->is_read_only) {
+		result = flash_zones_prepare(flash, &flash->start->error);
+	} else if (result == 0) {
 		flash_erase_found(flash);
 	}
 	return result;
@@ -627,6 +630,26 @@ static int open_below(struct flash *flash, const struct store_options *options, 
 	flash->memory_align = reads_direct ? FLASH_BLOCK_BYTES : 1;
 	flash->ignores_dsync = file->disk.ignores_dsync;
 	claim_fd = file_gate_claim_fd(file->gate);
+	result = flash_zones_find(flash->fd, flash->path, &flash->zones, error);
+	if (result < 0) {
+		return result;
+	}
+	if (flash_has_zones(flash) && !reads_direct && !options->read_only) {
+		struct store_options direct = *options;
+
+		/* The page cache would write in any order. */
+		if (options->read_mode == STORE_MODE_CACHED) {
+			return error_set(error, -EINVAL,
+				"'%s' is a host-managed zoned block device, which is not written "
+				"through the page cache; leave out mode=, or write mode=direct",
+				options->path);
+		}
+		direct.read_mode = STORE_MODE_DIRECT;
+		direct.write_mode = STORE_MODE_DIRECT;
+		store_close(flash->below);
+		flash->below = NULL;
+		return open_below(flash, &direct, error);
+	}
 	flash_erase_init(
 		flash, &file->disk, file->disk.is_block && claim_fd >= 0 ? claim_fd : flash->fd);
 	if (reads_direct && file->offset_align > FLASH_BLOCK_BYTES) {
@@ -806,7 +829,13 @@ static const struct counter_table flash_counter_table = { "flash", "export", cou
 
 static const char *flash_pass(struct store *store, struct store_claim *claim_out)
 {
-	return store_pass(container_of(store, struct flash, base)->below, claim_out);
+	struct flash *flash = container_of(store, struct flash, base);
+
+	/* The next process would finish the zone in which this one may have to go on. */
+	if (flash_has_zones(flash) && !flash->is_read_only) {
+		return "is a flash store on a zoned block device";
+	}
+	return store_pass(flash->below, claim_out);
 }
 
 static const struct store_ops flash_ops = {

@@ -55,6 +55,7 @@ struct flash_io {
 			uint32_t vector_count;
 		};
 	};
+	uint32_t block;
 	uint64_t offset;
 	size_t bytes;
 	size_t done_bytes;
@@ -62,7 +63,7 @@ struct flash_io {
 	bool is_write;
 	bool has_vector;
 	bool is_durable;       /* FUA */
-	struct list_node node; /* while the store is closed, see flash_io_block() */
+	struct list_node node; /* while it waits for others: flash_zone_write(), flash_io_block() */
 	void (*done)(struct flash_io *io, int result);
 };
 
@@ -158,7 +159,9 @@ struct flash_segment {
 	uint32_t readers;		  /* of its blocks, in flight */
 	uint32_t view_valid[FLASH_VIEWS]; /* blocks that pages of the view point at */
 	uint32_t erases;
-	bool is_bad; /* has blocks that cannot be read; never collected */
+	bool is_bad;	  /* has blocks that cannot be read; never collected */
+	uint8_t zone;	  /* enum disk_zone_state, when it was opened */
+	uint32_t written; /* blocks of the zone, at that time */
 };
 
 enum flash_view_state {
@@ -266,6 +269,21 @@ struct flash_edge {
 	struct flash_io io;
 };
 
+/* Of a host-managed device, see zone.c. */
+struct flash_zones {
+	uint64_t bytes;			       /* from zone to zone; 0: the device has none */
+	uint64_t first;			       /* where that of the first anchors begins */
+	uint32_t count;			       /* that are alike, from that one on */
+	uint32_t capacity;		       /* blocks that one has room for */
+	uint32_t anchor_blocks[FLASH_ANCHORS]; /* written to their zones */
+	uint32_t segment;		       /* whose zone is written to, or FLASH_NO_SEGMENT */
+	uint32_t blocks;		       /* of it that are written */
+	struct list_node writes; /* in their order; without the one that is under way: */
+	struct flash_io *writing;
+	struct ring_op op; /* that finishes or resets a zone before it */
+	uint32_t ends;	   /* which zone, from that of the first anchors on */
+};
+
 struct flash_erase {
 	struct ring_op op;
 	uint32_t segment; /* that is erased, or was the last one */
@@ -323,6 +341,7 @@ struct flash {
 	struct flash_sync sync;
 	struct flash_checkpoint checkpoint;
 	struct flash_gc gc;
+	struct flash_zones zones;
 	struct flash_erase erase;
 	struct gc_table table;
 	struct flash_segment *segments;
@@ -429,6 +448,8 @@ void flash_io_start(struct flash *flash, struct flash_io *io, bool is_write, str
  * vector is used up. */
 void flash_io_write_record(struct flash *flash, struct flash_io *io, uint64_t block, size_t bytes,
 	void (*done)(struct flash_io *io, int result));
+/* For writes to zones, whose turn has come: starts it, or, with an error, lets it end with that. */
+void flash_io_issue(struct flash *flash, struct flash_io *io, int error);
 /* While the store is closed: what was started next, a write or a sync. Blocks. False: there is
  * nothing. */
 bool flash_io_block(struct flash *flash);
@@ -612,6 +633,40 @@ void flash_views_look(struct flash *flash);
 bool flash_views_relieve(struct flash *flash);
 /* True: a view leaves no space for this change, which has to fail with -ENOSPC. */
 bool flash_views_refuse(struct flash *flash, enum store_op op);
+
+/* --- zone.c ---------------------------------------------------------------------------------- */
+
+static inline bool flash_has_zones(const struct flash *flash)
+{
+	return flash->zones.bytes > 0;
+}
+
+/* Finds the zones that a store would use; bytes is 0 on a device without any. Blocks. -ENOTSUP,
+ * -EINVAL: they do not suit. */
+GMB_MUST_CHECK int flash_zones_find(
+	int fd, const char *path, struct flash_zones *zones, struct error *error);
+/* Where the zone of a segment begins. */
+uint64_t flash_zone_offset(const struct flash *flash, uint32_t segment);
+/* Where a block is, of a segment if the device has zones. */
+uint64_t flash_block_offset(const struct flash *flash, uint32_t block);
+/* The last anchor that was written to the first or the second place; zeroes: none. Blocks. */
+GMB_MUST_CHECK int flash_anchor_read(
+	int fd, struct flash_zones *zones, uint32_t anchor, uint8_t *block);
+/* Blocks of one segment, before the store is started; zeroes where a zone has not been written.
+ * Blocks. */
+GMB_MUST_CHECK int flash_read(struct flash *flash, uint32_t block, uint32_t count, void *bytes);
+/* What the zones of the segments have; nothing without zones. Blocks. */
+GMB_MUST_CHECK int flash_zones_load(struct flash *flash);
+/* After recovery: finishes the zones that the log will not go on in, and resets free ones. Blocks.
+ */
+GMB_MUST_CHECK int flash_zones_prepare(struct flash *flash, struct error *error);
+/* Writes in the order of these calls, one at a time. */
+void flash_zone_write(struct flash *flash, struct flash_io *io);
+/* One has ended; its done is called after this, and flash_zone_next() after that. */
+void flash_zone_written(struct flash *flash, const struct flash_io *io);
+void flash_zone_next(struct flash *flash);
+/* While the store is closed: gives the write its place. Blocks. */
+GMB_MUST_CHECK int flash_zone_write_now(struct flash *flash, struct flash_io *io);
 
 /* --- recover.c ------------------------------------------------------------------------------- */
 

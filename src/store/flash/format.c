@@ -38,7 +38,8 @@ struct wire_anchor {
 	uint32_t spare_percent;
 	uint64_t clock;
 	char label[FLASH_LABEL_BYTES];
-	uint8_t zeroes[512 - 152];
+	uint32_t zone_blocks;
+	uint8_t zeroes[512 - 156];
 	struct flash_entry top[FLASH_TOP_ENTRIES];
 	struct wire_view views[FLASH_VIEWS];
 	uint8_t more_zeroes[FLASH_BLOCK_BYTES - VIEWS_END - 4];
@@ -207,6 +208,7 @@ void flash_anchor_encode(const struct flash_anchor *anchor, uint8_t block[FLASH_
 		.prev_crc = htole32(anchor->next.prev_crc),
 		.spare_percent = htole32(anchor->spare_percent),
 		.clock = htole64(anchor->clock),
+		.zone_blocks = htole32(anchor->zone_blocks),
 	};
 
 	memcpy(wire.magic, anchor_magic, sizeof(wire.magic));
@@ -323,6 +325,7 @@ int flash_anchor_decode(
 			.prev_crc = le32toh(wire.prev_crc) },
 		.clock = le64toh(wire.clock),
 		.spare_percent = le32toh(wire.spare_percent),
+		.zone_blocks = le32toh(wire.zone_blocks),
 	};
 	memcpy(anchor->uuid, wire.uuid, sizeof(wire.uuid));
 	memcpy(anchor->label, wire.label, sizeof(wire.label));

@@ -143,6 +143,7 @@ struct flash_anchor {
 	uint64_t clock;		    /* see store/flash/gc_policy.h */
 	uint32_t spare_percent;
 	char label[FLASH_LABEL_BYTES]; /* ends with a zero */
+	uint32_t zone_blocks;	       /* from zone to zone; 0: the device has none */
 	struct flash_entry top[FLASH_TOP_ENTRIES];
 	struct flash_view_anchor views[FLASH_VIEWS];
 };

@@ -27,7 +27,7 @@ static const uint32_t state_edges[GC_STATE_COUNT] = {
 	[GC_CLOSED] = BIT(GC_CANDIDATE),
 	[GC_CANDIDATE] = BIT(GC_CLOSED) | BIT(GC_VICTIM),
 	[GC_VICTIM] = BIT(GC_CANDIDATE) | BIT(GC_ERASING) | BIT(GC_FREE),
-	[GC_ERASING] = BIT(GC_FREE),
+	[GC_ERASING] = BIT(GC_FREE) | BIT(GC_CLOSED), /* closed: it cannot be erased */
 };
 
 /* Programs that collecting a segment adds to those that come anyway. */

@@ -69,7 +69,13 @@ static void io_end(struct flash_io *io, int result)
 {
 	struct flash *flash = io->flash;
 
-	io->done(io, legal_result(result));
+	if (io->is_write && flash_has_zones(flash)) {
+		flash_zone_written(flash, io);
+		io->done(io, legal_result(result));
+		flash_zone_next(flash);
+	} else {
+		io->done(io, legal_result(result));
+	}
 	flash_pump(flash);
 	flash_io_ended(flash);
 }
@@ -135,7 +141,7 @@ static void io_begin(struct flash *flash, struct flash_io *io, uint64_t block, s
 {
 	GMB_ASSERT(!io->op.in_flight && bytes > 0 && bytes % FLASH_BLOCK_BYTES == 0);
 	io->flash = flash;
-	io->offset = block << FLASH_BLOCK_SHIFT;
+	io->block = (uint32_t)block;
 	io->bytes = bytes;
 	io->done_bytes = 0;
 	io->retries = 0;
@@ -143,6 +149,19 @@ static void io_begin(struct flash *flash, struct flash_io *io, uint64_t block, s
 	flash->io_count++;
 	if (flash->is_closing) {
 		list_push_back(&flash->blocking, &io->node);
+	} else if (io->is_write && flash_has_zones(flash)) {
+		flash_zone_write(flash, io);
+	} else {
+		io->offset = flash_block_offset(flash, io->block);
+		io_next(io);
+	}
+}
+
+void flash_io_issue(struct flash *flash, struct flash_io *io, int error)
+{
+	if (error < 0) {
+		io->retries = RETRIES_MAX;
+		ring_defer(flash->ring, &io->op, error, io_moved);
 	} else {
 		io_next(io);
 	}
@@ -239,16 +258,28 @@ void flash_sync_checkpoint(struct flash *flash)
 
 /* --- the end --------------------------------------------------------------------------------- */
 
-static int write_blocking(struct flash *flash, const struct flash_io *io)
+static int write_blocking(struct flash *flash, struct flash_io *io)
 {
-	uint64_t offset = io->offset;
+	/* In the page cache writes to zones would lose their order. */
+	int fd = flash_has_zones(flash) ? flash->file.fd : flash->fd;
+	uint64_t offset;
 
+	if (flash_has_zones(flash)) {
+		int result = flash_zone_write_now(flash, io);
+
+		if (result < 0) {
+			return result;
+		}
+	} else {
+		io->offset = flash_block_offset(flash, io->block);
+	}
+	offset = io->offset;
 	if (!io->has_vector) {
-		return disk_write(flash->fd, mem_cpu_read(io->memory), io->bytes, offset);
+		return disk_write(fd, mem_cpu_read(io->memory), io->bytes, offset);
 	}
 	for (uint32_t i = 0; i < io->vector_count; i++) {
 		const struct iovec *run = &io->vector[i];
-		int result = disk_write(flash->fd, run->iov_base, run->iov_len, offset);
+		int result = disk_write(fd, run->iov_base, run->iov_len, offset);
 
 		if (result < 0) {
 			return result;

@@ -185,7 +185,7 @@ static void load_done(struct flash_io *io, int result)
 	struct flash_slot *slot = container_of(io, struct flash_slot, io);
 	struct flash *flash = io->flash;
 	bool is_orphan = slot->page == FLASH_NO_PAGE;
-	uint32_t block = (uint32_t)(io->offset >> FLASH_BLOCK_SHIFT);
+	uint32_t block = io->block;
 	struct list_node waiting;
 	struct list_node *node;
 

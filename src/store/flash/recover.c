@@ -27,23 +27,48 @@ enum {
 
 /* --- anchors --------------------------------------------------------------------------------- */
 
-static int check_device(
-	int fd, const char *path, const struct flash_anchor *anchor, struct error *error)
+static int check_device(const struct flash *flash, struct error *error)
 {
-	uint64_t bytes = flash_device_blocks(&anchor->geometry) << FLASH_BLOCK_SHIFT;
+	const struct flash_geometry *geometry = &flash->anchor.geometry;
+	uint64_t bytes = flash_device_blocks(geometry) << FLASH_BLOCK_SHIFT;
+	const char *path = flash->path;
 	uint64_t size;
-	int result = disk_size(fd, &size);
+	int result = disk_size(flash->fd, &size);
 
+	if (flash_has_zones(flash) &&
+		(geometry->segment_blocks != flash->zones.capacity ||
+			geometry->segment_count + FLASH_ANCHORS > flash->zones.count)) {
+		return error_set(error, -EINVAL,
+			"the flash store on '%s' was made for %u zones with room for %u KiB each, "
+			"and there are %u with %u KiB",
+			path, geometry->segment_count + FLASH_ANCHORS, geometry->segment_blocks * 4,
+			flash->zones.count, flash->zones.capacity * 4);
+	}
 	if (result < 0) {
 		return error_set(error, result, "cannot examine '%s': %s", path, strerror(-result));
 	}
-	if (size < bytes) {
+	if (size < bytes && !flash_has_zones(flash)) {
 		return error_set(error, -EINVAL,
 			"'%s' has become smaller: it has %llu bytes, and the flash store on it "
 			"needs %llu; bring back the rest of it",
 			path, (unsigned long long)size, (unsigned long long)bytes);
 	}
 	return 0;
+}
+
+/* A copy of a zoned device elsewhere has old anchors at its beginning. */
+static int decode_anchor(const struct flash *flash, const uint8_t block[FLASH_BLOCK_BYTES],
+	struct flash_anchor *anchor, struct error *error)
+{
+	int result = flash_anchor_decode(block, anchor, error);
+
+	if (result == 0 &&
+		(uint64_t)anchor->zone_blocks << FLASH_BLOCK_SHIFT != flash->zones.bytes) {
+		result = error_set(error, -EINVAL,
+			"is that of a device with zones of %llu KiB (0: without zones)",
+			(unsigned long long)anchor->zone_blocks * 4);
+	}
+	return result;
 }
 
 int flash_anchors_read(struct flash *flash, struct error *error)
@@ -61,14 +86,14 @@ int flash_anchors_read(struct flash *flash, struct error *error)
 	for (uint32_t i = 0; i < FLASH_ANCHORS && result == 0 && size >= sizeof(block) * 2; i++) {
 		struct flash_anchor found;
 
-		result = disk_read(fd, block, sizeof(block), i * sizeof(block));
+		result = flash_anchor_read(fd, &flash->zones, i, block);
 		if (result == -EIO) { /* the other one may do */
 			ours++;
 			result = error_set(&faults[i], 0, "cannot be read");
 			continue;
 		}
 		ours += flash_anchor_is_ours(block);
-		if (result == 0 && flash_anchor_decode(block, &found, &faults[i]) == 0) {
+		if (result == 0 && decode_anchor(flash, block, &found, &faults[i]) == 0) {
 			if (good == 0 || found.serial > anchor->serial) {
 				*anchor = found;
 				flash->good_anchor = i;
@@ -88,14 +113,14 @@ int flash_anchors_read(struct flash *flash, struct error *error)
 			"the flash store on '%s' cannot be opened: anchor A %s, anchor B %s", path,
 			faults[0].text, faults[1].text);
 	}
-	return check_device(fd, path, anchor, error);
+	return check_device(flash, error);
 }
 
 /* --- nodes ----------------------------------------------------------------------------------- */
 
 static int read_block(struct flash *flash, uint32_t block, void *bytes)
 {
-	return disk_read(flash->fd, bytes, FLASH_BLOCK_BYTES, (uint64_t)block << FLASH_BLOCK_SHIFT);
+	return flash_read(flash, block, 1, bytes);
 }
 
 int flash_node_read(struct flash *flash, struct flash_entry at, void *node)
@@ -230,14 +255,11 @@ static int read_log(struct replay *replay, uint32_t block, uint32_t count, uint3
 		ahead_count = count;
 	}
 	at = bytes + (size_t)kept * FLASH_BLOCK_BYTES;
-	result = disk_read(replay->flash->fd, at, (size_t)(ahead_count - kept) * FLASH_BLOCK_BYTES,
-		(uint64_t)(block + kept) << FLASH_BLOCK_SHIFT);
+	result = flash_read(replay->flash, block + kept, ahead_count - kept, at);
 	if (result < 0 && ahead_count > count) {
 		replay->slow_end = block + ahead_count;
 		ahead_count = count;
-		result =
-			disk_read(replay->flash->fd, at, (size_t)(count - kept) * FLASH_BLOCK_BYTES,
-				(uint64_t)(block + kept) << FLASH_BLOCK_SHIFT);
+		result = flash_read(replay->flash, block + kept, count - kept, at);
 	}
 	if (result == 0) {
 		replay->count = ahead_count;
@@ -591,8 +613,11 @@ static int read_tree(
 
 static int recover(struct flash *flash, struct replay *replay)
 {
-	int result = read_tree(flash, 0, flash->anchor.top, replay->seen);
+	int result = flash_zones_load(flash);
 
+	if (result == 0) {
+		result = read_tree(flash, 0, flash->anchor.top, replay->seen);
+	}
 	flash_views_recovered(flash);
 	for (uint32_t i = 0; i < FLASH_VIEWS && result == 0; i++) {
 		if (flash_view_is_live(flash, i)) {
@@ -605,7 +630,7 @@ static int recover(struct flash *flash, struct replay *replay)
 	if (result == 0) {
 		if (replay->durable > replay->at.seq) {
 			flash->lost_records = replay->durable - replay->at.seq;
-			flash->lost_at = (uint64_t)replay_block(replay) << FLASH_BLOCK_SHIFT;
+			flash->lost_at = flash_block_offset(flash, replay_block(replay));
 		}
 		flash->table.clock = replay->clock;
 		result = restore_segments(flash, replay->seen);

@@ -73,6 +73,15 @@ MUTANTS = {
     "snapshot-not-in-the-anchor": (
         "view.c", "flash->anchor.views[i] = view->about;",
         "if (!MUTANT) { flash->anchor.views[i] = view->about; }"),
+    "zone-written-out-of-order": ("zone.c", "zones->writing != NULL", "false"),
+    "zone-stays-active": ("zone.c", "zones->blocks < zones->capacity", "false"),
+    "zone-of-torn-anchor-goes-on": ("zone.c", "zone.written % FLASH_BLOCK_BYTES != 0", "false"),
+    "free-zone-not-reset": (
+        "zone.c", "return disk_zones_reset(flash->erase.fd, offset, flash->zones.bytes);",
+        "return MUTANT ? 0 : disk_zones_reset(flash->erase.fd, offset, flash->zones.bytes);"),
+    "read-behind-what-is-written": (
+        "zone.c", "there = written > at ? MIN(count, written - at) : 0;",
+        "if (!MUTANT) { there = written > at ? MIN(count, written - at) : 0; }"),
     "durable-write-in-two-records": ("change.c", "(part->flags & STORE_FUA) != 0", "false"),
 }
 BEGIN = """#include <stdlib.h>

@@ -8,7 +8,11 @@
 #include "../stores.h"
 #include "base/bytes.h"
 
-enum { START_STEPS_MAX = 15 };
+enum {
+	START_STEPS_MAX = 15,
+	ZONE_BYTES = 2 * WORLD_SEGMENT_BLOCKS * FLASH_BLOCK_BYTES,
+	CONVENTIONAL_ZONES = 2,
+};
 
 void sector_fill(uint8_t *bytes, uint64_t tag)
 {
@@ -28,15 +32,26 @@ uint64_t sector_tag(const uint8_t *bytes)
 	return tag;
 }
 
-bool world_on_device;
+enum world_disk world_disk;
 
 struct sim_disk_options world_disk_options(void)
 {
+	if (world_disk == WORLD_ZONED) {
+		return (struct sim_disk_options){ .size = (CONVENTIONAL_ZONES + FLASH_ANCHORS +
+								  WORLD_SEGMENTS) *
+							  (uint64_t)ZONE_BYTES,
+			.direct_offset_align = 512,
+			.is_block = true,
+			.zone_bytes = ZONE_BYTES,
+			.zone_capacity = WORLD_SEGMENT_BLOCKS * FLASH_BLOCK_BYTES,
+			.conventional_zones = CONVENTIONAL_ZONES,
+			.active_zones_max = 3 };
+	}
 	return (struct sim_disk_options){ .size = (FLASH_SEGMENTS_AT +
 							  WORLD_SEGMENTS * WORLD_SEGMENT_BLOCKS) *
 						  (uint64_t)FLASH_BLOCK_BYTES,
 		.direct_offset_align = 512,
-		.is_block = world_on_device };
+		.is_block = world_disk == WORLD_DEVICE };
 }
 
 static void start_done(struct store_start *start)

@@ -52,9 +52,10 @@ void sector_fill(uint8_t *bytes, uint64_t tag);
 /* The tag of a sector; fails the test if the sector has more than one. */
 uint64_t sector_tag(const uint8_t *bytes);
 
-/* The disks that are made from now on are block devices, which may do anything to what is
- * discarded; else files. */
-extern bool world_on_device;
+/* What disks are made from now on: devices may do anything to what is discarded; zones have room
+ * for half of what is from one to the next, and no more of them are active than must be. */
+enum world_disk { WORLD_FILE, WORLD_DEVICE, WORLD_ZONED };
+extern enum world_disk world_disk;
 
 /* What a world's disk is made with. */
 struct sim_disk_options world_disk_options(void);

@@ -370,7 +370,7 @@ static uint32_t run(uint64_t seed, uint32_t crashes_max)
 {
 	static struct world world;
 	static struct world image;
-	bool direct = seed % 3 == 0;
+	bool direct = seed % 3 == WORLD_ZONED || seed % 2 == 0;
 	uint32_t started = 0;
 	uint32_t steps = 0;
 	uint32_t crash_at;
@@ -379,7 +379,7 @@ static uint32_t run(uint64_t seed, uint32_t crashes_max)
 
 	now = 2;
 	sim_start(&(struct sim_options){ .seed = seed });
-	world_on_device = seed % 2 == 0;
+	world_disk = (enum world_disk)(seed % 3);
 	world_make_disk();
 	world_open(&world, "disk", direct, NULL);
 	sectors = (uint32_t)(store_size(world.store) / SECTOR);

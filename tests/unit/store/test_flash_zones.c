@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A flash store on a simulated zoned device: which devices it takes, and what becomes of damaged
+ * anchors, of a zone that cannot be reset, and of a copy on a device without zones. What crashes do
+ * is in test_flash_crash.c.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "flash_world.h"
+
+#include "../stores.h"
+#include "base/bytes.h"
+#include "store/flash/flash.h"
+
+enum { ZONES = 30, ZONE_BLOCKS = 32 };
+
+static struct sim_disk_options zoned(void)
+{
+	const uint64_t zone_bytes = ZONE_BLOCKS * FLASH_BLOCK_BYTES;
+
+	return (struct sim_disk_options){ .size = ZONES * zone_bytes,
+		.direct_offset_align = 512,
+		.is_block = true,
+		.zone_bytes = zone_bytes };
+}
+
+static void begin(const struct sim_disk_options *options)
+{
+	sim_start(&(struct sim_options){ .seed = 1 });
+	(void)sim_disk_create("disk", options);
+}
+
+static void make(bool force)
+{
+	struct store_create create = { .force = force, .spare_percent = 7 };
+	struct error error;
+
+	if (store_create("flash:disk", &create, &error) < 0) {
+		fail_msg("%s", error.text);
+	}
+}
+
+static void expect_refusal(
+	const struct sim_disk_options *options, uint64_t segment_bytes, const char *words)
+{
+	struct store_create create = { .segment_bytes = segment_bytes };
+	struct error error;
+
+	begin(options);
+	assert_true(store_create("flash:disk", &create, &error) < 0);
+	if (strstr(error.text, words) == NULL) {
+		fail_msg("'%s' is not in: %s", words, error.text);
+	}
+	sim_stop();
+}
+
+static void test_zones_that_do_not_suit_are_refused_with_the_reason(void **state)
+{
+	struct sim_disk_options options = zoned();
+
+	GMB_UNUSED(state);
+	options.zone_capacity = 15 * FLASH_BLOCK_BYTES;
+	expect_refusal(&options, 0, "have room for 60 KiB each; a flash store needs");
+	options.zone_capacity = ZONE_BLOCKS * FLASH_BLOCK_BYTES - 512;
+	expect_refusal(&options, 0, "in whole blocks of 4 KiB");
+	options = zoned();
+	options.active_zones_max = 2;
+	expect_refusal(&options, 0, "only 2 zones of 'disk' can be active at one time");
+	options = zoned();
+	options.conventional_zones = 13;
+	expect_refusal(&options, 0, "has 17 zones of one size in a row; a flash store needs 18");
+	options.conventional_zones = ZONES;
+	expect_refusal(&options, 0, "has no zones that are written in order");
+	options = zoned();
+	expect_refusal(&options, 65536, "its zones have room for 128 KiB, and each is a segment");
+}
+
+static void write_block(struct world *world, uint64_t block, uint64_t tag)
+{
+	static uint8_t bytes[FLASH_BLOCK_BYTES];
+	struct store_part part = { .op = STORE_WRITE,
+		.flags = STORE_FUA,
+		.offset = block * FLASH_BLOCK_BYTES,
+		.length = sizeof(bytes),
+		.memory = mem_of(bytes),
+		.done = world_part_done };
+
+	for (int i = 0; i < BLOCK_SECTORS; i++) {
+		sector_fill(bytes + (size_t)i * SECTOR, tag);
+	}
+	world_submit(world, &part);
+}
+
+static uint64_t read_block(struct world *world, uint64_t block)
+{
+	static uint8_t bytes[FLASH_BLOCK_BYTES];
+	struct store_part part = { .op = STORE_READ,
+		.offset = block * FLASH_BLOCK_BYTES,
+		.length = sizeof(bytes),
+		.memory = mem_of(bytes),
+		.done = world_part_done };
+
+	world_submit(world, &part);
+	return sector_tag(bytes);
+}
+
+static void expect_unopened(const char *path, enum store_mode mode, const char *words)
+{
+	struct store_options options = { .path = path, .read_mode = mode, .write_mode = mode };
+	struct store *store;
+	struct error error;
+
+	assert_true(store_open(&options, &store, &error) < 0);
+	if (strstr(error.text, words) == NULL) {
+		fail_msg("'%s' is not in: %s", words, error.text);
+	}
+}
+
+static void test_what_is_there_is_not_lost_unasked(void **state)
+{
+	struct sim_disk_options options = zoned();
+	struct store_create create = { 0 };
+	static struct world world;
+	struct error error;
+
+	GMB_UNUSED(state);
+	begin(&options);
+	make(false);
+	assert_int_equal(store_create("flash:disk", &create, &error), -EEXIST);
+	assert_non_null(strstr(error.text, "has a flash store already"));
+	expect_unopened("flash:disk", STORE_MODE_CACHED, "not written through the page cache");
+	expect_unopened("disk", STORE_MODE_DIRECT, "export flash:disk");
+	world_open(&world, "disk", true, NULL);
+	write_block(&world, 3, 7);
+	world_close(&world);
+	make(true);
+	world_open(&world, "disk", true, NULL);
+	assert_int_equal(read_block(&world, 3), 0);
+	world_close(&world);
+	sim_stop();
+}
+
+/* Without a mode writes are direct. Another process does not go on with it. */
+static void test_the_mode_is_direct_unless_said(void **state)
+{
+	struct sim_disk_options options = zoned();
+	struct store_options how = { .path = "flash:disk" };
+	struct store_claim claim;
+	struct store *store;
+	struct error error;
+
+	GMB_UNUSED(state);
+	begin(&options);
+	make(false);
+	assert_int_equal(store_open(&how, &store, &error), 0);
+	assert_true(store_info(store)->write_direct && store_info(store)->read_direct);
+	assert_string_equal(store_pass(store, &claim), "is a flash store on a zoned block device");
+	store_close(store);
+	sim_stop();
+}
+
+/* Where the last anchor of a zone is. */
+static uint64_t last_anchor(const struct world *world, uint32_t anchor)
+{
+	const struct flash *flash = container_of(world->store, struct flash, base);
+
+	return flash->zones.first + anchor * flash->zones.bytes +
+	       ((uint64_t)(flash->zones.anchor_blocks[anchor] - 1) << FLASH_BLOCK_SHIFT);
+}
+
+static void test_one_anchor_of_two_is_enough_and_an_older_one_is_never_used(void **state)
+{
+	static const uint8_t damage[SECTOR] = { 1 };
+	struct sim_disk_options options = zoned();
+	static struct world world;
+	uint64_t places[FLASH_ANCHORS];
+
+	GMB_UNUSED(state);
+	begin(&options);
+	make(false);
+	for (uint64_t round = 1; round < 3 * ZONE_BLOCKS; round++) {
+		world_open(&world, "disk", true, NULL);
+		assert_int_equal(read_block(&world, 0), round - 1);
+		write_block(&world, 0, round);
+		world_close(&world);
+		/* What that has written at its end is behind what was there now. */
+		world_begin(&world, "disk", false, true);
+		while (!world.started) {
+			assert_true(sim_step());
+		}
+		for (uint32_t i = 0; i < FLASH_ANCHORS; i++) {
+			struct flash *flash = container_of(world.store, struct flash, base);
+			uint8_t block[FLASH_BLOCK_BYTES];
+
+			assert_int_equal(flash_anchor_read(flash->fd, &flash->zones, i, block), 0);
+			places[i] = last_anchor(&world, i);
+		}
+		world_discard(&world);
+		if (round % 3 > 0) {
+			sim_disk_poke(sim_disk_find("disk"), places[round % 3 - 1] + SECTOR, damage,
+				sizeof(damage));
+		}
+	}
+	sim_disk_poke(sim_disk_find("disk"), places[0] + SECTOR, damage, sizeof(damage));
+	sim_disk_poke(sim_disk_find("disk"), places[1] + SECTOR, damage, sizeof(damage));
+	expect_unopened("flash:disk", STORE_MODE_DIRECT, "cannot be opened: anchor A is");
+	sim_stop();
+}
+
+/* The first anchors that it had are at its beginning, where a device without zones has its own. */
+static void test_a_copy_without_zones_is_refused(void **state)
+{
+	struct sim_disk_options options = zoned();
+	uint8_t block[FLASH_BLOCK_BYTES];
+
+	GMB_UNUSED(state);
+	begin(&options);
+	make(false);
+	sim_disk_peek(sim_disk_find("disk"), 0, block, sizeof(block));
+	options.zone_bytes = 0;
+	sim_disk_poke(sim_disk_create("copy", &options), 0, block, sizeof(block));
+	expect_unopened("flash:copy", STORE_MODE_DIRECT, "zones of 128 KiB");
+	sim_stop();
+}
+
+static void test_a_zone_that_cannot_be_reset_is_not_used_any_more(void **state)
+{
+	struct sim_disk_options options = zoned();
+	static struct world world;
+	uint64_t blocks;
+	const struct flash *flash;
+	uint64_t tags = 0;
+
+	GMB_UNUSED(state);
+	options.size *= 3; /* so that there is room without that zone */
+	begin(&options);
+	make(false);
+	world_open(&world, "disk", true, NULL);
+	flash = container_of(world.store, struct flash, base);
+	blocks = flash->anchor.geometry.disk_blocks;
+	for (uint64_t i = 0; i < 4 * blocks; i++) {
+		write_block(&world, i % blocks, ++tags);
+		if (flash->segments[0].erases == 1 && flash->table.segments[0].valid > 0 &&
+			flash->zones.segment != 0) { /* its zone is full */
+			sim_disk_set_bad(sim_disk_find("disk"), 2 * options.zone_bytes,
+				options.zone_bytes, false, true);
+		}
+	}
+	assert_true(flash->segments[0].is_bad);
+	assert_int_equal(flash->table.segments[0].state, GC_CLOSED);
+	for (uint64_t i = 0; i < blocks; i++) {
+		assert_int_equal(read_block(&world, i), tags - blocks + 1 + i);
+	}
+	world_close(&world);
+	sim_stop();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_zones_that_do_not_suit_are_refused_with_the_reason),
+		cmocka_unit_test(test_what_is_there_is_not_lost_unasked),
+		cmocka_unit_test(test_the_mode_is_direct_unless_said),
+		cmocka_unit_test(test_one_anchor_of_two_is_enough_and_an_older_one_is_never_used),
+		cmocka_unit_test(test_a_copy_without_zones_is_refused),
+		cmocka_unit_test(test_a_zone_that_cannot_be_reset_is_not_used_any_more),
+	};
+
+	stores_register();
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
