@@ -120,6 +120,9 @@ struct overlay_store {
 
 	/* Pages that are not saved. Written under the lock. */
 	_Atomic uint64_t unsaved_count;
+	/* Since the file was opened: before, what a killed server wrote there may be in a cache
+	 * only. Written under the lock. */
+	_Atomic bool has_committed;
 
 	pthread_mutex_t lock; /* for all below, and for what is said above */
 	struct list_node blocked;

@@ -78,6 +78,10 @@ void overlay_pages_changed(struct overlay_store *store, uint64_t first, uint64_t
 
 bool overlay_is_saved(const struct overlay_store *store, uint64_t first, uint64_t end)
 {
+	/* Acquire pairs with the release in commit_end(). */
+	if (!atomic_load_explicit(&store->has_committed, memory_order_acquire)) {
+		return false;
+	}
 	for (uint64_t page = first / OVERLAY_PAGE_BLOCKS; page <= (end - 1) / OVERLAY_PAGE_BLOCKS;
 		page++) {
 		if (page_state(store, page) != OVERLAY_PAGE_SAVED) {
@@ -142,6 +146,9 @@ static void commit_end(struct overlay_queue *queue, int result)
 	list_init(&own);
 	pthread_mutex_lock(&store->lock);
 	pages_end(store, result == 0);
+	if (result == 0) {
+		atomic_store_explicit(&store->has_committed, true, memory_order_release);
+	}
 	while ((node = list_pop_front(&queue->committed)) != NULL) {
 		struct store_part *part = list_entry(node, struct store_part, node);
 

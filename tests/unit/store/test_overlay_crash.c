@@ -342,28 +342,6 @@ static void check_image(const char *path)
 	ring_destroy(ring);
 }
 
-/* The page cache of a killed server stays: all that was written is there, and nothing is in order.
- */
-static void kill_copy(struct sim_disk *disk, const char *name)
-{
-	struct sim_disk *copy =
-		sim_disk_create(name, &(struct sim_disk_options){ .size = sim_disk_size(disk),
-					      .direct_offset_align = 512 });
-	uint8_t bytes[64 * 1024];
-	const struct {
-		uint64_t from, to;
-	} used[] = { { 0, UINT64_C(3) << 20 }, { SPREAD, sim_disk_size(disk) } };
-
-	for (size_t i = 0; i < ARRAY_COUNT(used); i++) {
-		for (uint64_t at = used[i].from; at < used[i].to; at += sizeof(bytes)) {
-			size_t count = (size_t)MIN(used[i].to - at, (uint64_t)sizeof(bytes));
-
-			sim_disk_peek(disk, at, bytes, count);
-			sim_disk_poke(copy, at, bytes, count);
-		}
-	}
-}
-
 /* --- a run ----------------------------------------------------------------------------------- */
 
 static void world_open(struct world *world, bool direct)
@@ -437,7 +415,7 @@ static void run(uint64_t seed)
 			snprintf(name, sizeof(name), "crash-%u", crashes++);
 			memcpy(at_crash, model, sizeof(model));
 			if (crashes % 2 == 0) {
-				kill_copy(world.upper, name);
+				(void)sim_disk_kill_copy(world.upper, name);
 			} else {
 				(void)sim_disk_crash_copy(world.upper, name);
 			}
@@ -476,10 +454,98 @@ static void test_what_was_flushed_survives_and_nothing_else_appears(void **state
 	}
 }
 
+/* --- a kill, and then the power ----------------------------------------------------------------
+ */
+
+struct opened {
+	struct store *store;
+	struct ring *ring;
+	struct store_queue *queue;
+};
+
+static void image_open(struct opened *image, const char *path)
+{
+	struct error error;
+
+	image->store = overlay_open(path, false);
+	assert_int_equal(ring_create(&(struct ring_options){ 0 }, &image->ring, &error), 0);
+	assert_int_equal(store_queue_create(image->store, image->ring, &image->queue, &error), 0);
+}
+
+static void image_close(struct opened *image)
+{
+	store_queue_destroy(image->queue);
+	store_close(image->store);
+	ring_destroy(image->ring);
+}
+
+static void image_do(const struct opened *image, enum store_op op, uint32_t flags, uint8_t *bytes)
+{
+	struct store_part part = { .op = op, .flags = flags, .done = one_done };
+
+	part.length = op == STORE_FLUSH ? 0 : SECTOR;
+	part.memory = op == STORE_FLUSH ? MEM_NONE : mem_of(bytes);
+	store_submit(image->queue, &part);
+	while (part.op != STORE_OP_COUNT) {
+		assert_true(sim_step());
+	}
+}
+
+/* The server is killed that many steps after a flush was begun, and the next one is asked for a
+ * durable write. False: the flush was over before. */
+static bool durable_after_kill(uint32_t steps, uint64_t seed)
+{
+	struct store_part flush = { .op = STORE_FLUSH, .done = one_done };
+	struct opened image;
+	uint8_t bytes[SECTOR];
+	bool was_killed;
+
+	sim_start(&(struct sim_options){ .seed = seed });
+	make_disks();
+	image_open(&image, "changes");
+	sector_fill(bytes, 1);
+	image_do(&image, STORE_WRITE, 0, bytes);
+	store_submit(image.queue, &flush);
+	while (steps-- > 0 && flush.op != STORE_OP_COUNT) {
+		assert_true(sim_step());
+	}
+	was_killed = flush.op != STORE_OP_COUNT;
+	(void)sim_disk_kill_copy(sim_disk_find("changes"), "killed");
+	while (flush.op != STORE_OP_COUNT) {
+		assert_true(sim_step());
+	}
+	image_close(&image);
+	image_open(&image, "killed");
+	sector_fill(bytes, 2);
+	image_do(&image, STORE_WRITE, STORE_FUA, bytes);
+	(void)sim_disk_crash_copy(sim_disk_find("killed"), "lost");
+	image_close(&image);
+	image_open(&image, "lost");
+	image_do(&image, STORE_READ, 0, bytes);
+	assert_true(sector_is(bytes, 2));
+	image_close(&image);
+	sim_stop();
+	return was_killed;
+}
+
+static void test_a_durable_write_after_a_kill_survives_the_power(void **state)
+{
+	GMB_UNUSED(state);
+	for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+		uint32_t steps = 0;
+
+		while (durable_after_kill(steps, seed)) {
+			steps++;
+		}
+		assert_true(steps > 2);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_what_was_flushed_survives_and_nothing_else_appears),
+		cmocka_unit_test(test_a_durable_write_after_a_kill_survives_the_power),
 	};
 
 	stores_register();
