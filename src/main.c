@@ -29,6 +29,7 @@ static const struct cli_subcommand commands[] = {
 	{ "rate", cmd_rate, "change a limit of a running server" },
 	{ "reload", cmd_reload, "make a running server read its configuration again" },
 	{ "export", cmd_export, "add, change and remove exports of a running server" },
+	{ "snapshot", cmd_snapshot, "keep what a disk of a running server has now, for a backup" },
 	{ "upgrade", cmd_upgrade, "replace a running server without an error for its clients" },
 	{ "trace", TRACE, "show where the time of a read or request goes" },
 	{ "check", cmd_check, "look for faults in a file of gmblock, such as an overlay" },

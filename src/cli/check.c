@@ -4,7 +4,7 @@
 #include "cli/cli.h"
 #include "tools/show.h"
 
-enum { NAME_COLUMNS = 9 };
+enum { NAME_COLUMNS = 11 };
 
 static const char name[] = "check";
 

@@ -144,4 +144,5 @@ int cmd_attach(int argc, char **argv);
 int cmd_detach(int argc, char **argv);
 int cmd_reload(int argc, char **argv);
 int cmd_export(int argc, char **argv);
+int cmd_snapshot(int argc, char **argv);
 int cmd_upgrade(int argc, char **argv);

@@ -32,7 +32,7 @@ enum {
 	CONTROL_ANSWER_BYTES = 256 << 20, /* longest line that a client accepts */
 	CONTROL_CLIENTS_MAX = 32, /* of a server; more wait in the listening socket's queue */
 	CONTROL_SOCKETS_MAX = 16, /* listening sockets of a page's server */
-	CONTROL_COMMANDS_MAX = 8,
+	CONTROL_COMMANDS_MAX = 16,
 	CONTROL_FILES_MAX = 4, /* that come with a note */
 };
 

@@ -611,6 +611,19 @@ void engine_drain(
 	}
 }
 
+/* --- those who need the ring ----------------------------------------------------------------- */
+
+void engine_hold(struct engine *engine)
+{
+	engine->closing_count++;
+}
+
+void engine_release(struct engine *engine)
+{
+	GMB_ASSERT(engine->closing_count > 0);
+	engine->closing_count--;
+}
+
 /* --- reviews ------------------------------------------------------------------------------- */
 
 static void review_post(struct engine *engine)

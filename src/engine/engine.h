@@ -487,7 +487,8 @@ struct engine {
 	uint32_t export_count;
 	uint32_t export_room;
 	uint64_t export_serial;
-	uint32_t closing_count; /* exports whose store is being closed, or asked for its barrier */
+	/* Exports whose store is being closed, or asked for its barrier; and engine_hold(). */
+	uint32_t closing_count;
 	struct list_node sessions;
 	struct list_node handshakes;
 	struct list_node lingering;
@@ -530,6 +531,9 @@ GMB_MUST_CHECK int engine_create(
 	const struct engine_options *options, struct engine **engine_out, struct error *error);
 /* No session may exist any more (after drained()). Releases the exports. NULL is a no-op. */
 void engine_destroy(struct engine *engine);
+/* The ring is needed until as many calls of engine_release() follow: engine_destroy() waits. */
+void engine_hold(struct engine *engine);
+void engine_release(struct engine *engine);
 
 /* Takes the endpoint on every path. When a limit refuses it, it is closed and counted. */
 void engine_accept(struct engine *engine, const struct endpoint *endpoint);

@@ -117,6 +117,10 @@ int export_create(
 	}
 	export->name_bytes = options->name_bytes;
 	export->store = options->store;
+	export->parent = options->parent;
+	if (export->parent != NULL) {
+		export_get(export->parent);
+	}
 	export->overlap = options->overlap;
 	export_set_read_only(export, options->read_only);
 	atomic_init(&export->connections_max, options->connections_max);
@@ -194,10 +198,16 @@ static bool drop_reference(struct export *export)
 	return before == 1;
 }
 
+static void close_store(struct export *export)
+{
+	store_close(export->store);
+	export_put(export->parent);
+}
+
 void export_put(struct export *export)
 {
 	if (export != NULL && drop_reference(export)) {
-		store_close(export->store);
+		close_store(export);
 		export_free(export);
 	}
 }
@@ -227,7 +237,7 @@ int export_start(struct export *export, struct engine *engine)
 
 static int close_call(struct ring_op *op)
 {
-	store_close(container_of(op, struct export, close_op)->store);
+	close_store(container_of(op, struct export, close_op));
 	return 0;
 }
 

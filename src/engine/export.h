@@ -38,6 +38,7 @@ struct export
 	uint32_t name_bytes;	     /* 0 to EXPORT_NAME_BYTES_MAX */
 	_Atomic(char *) description; /* or NULL; see export_set_description() */
 	struct store *store;
+	struct export *parent;		  /* see struct export_options; a reference, or NULL */
 	uint32_t overlap;		  /* of split reads and writes: see struct path_export */
 	int device_error;		  /* the same; set before it is added to an engine */
 	_Atomic bool read_only;		  /* as set, or because the store cannot be written */
@@ -79,6 +80,7 @@ struct export_options {
 	uint32_t name_bytes;
 	const char *description; /* copied; or NULL */
 	struct store *store;	 /* taken, also on failure */
+	struct export *parent;	 /* its store must not be closed before this one's; or NULL */
 	uint32_t overlap;
 	bool read_only;
 	struct access *access; /* taken, also on failure; NULL: no rules */

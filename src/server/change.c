@@ -1,49 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/change.h"
+#include "server/change_private.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
-#include "base/clock.h"
 #include "base/log.h"
-#include "server/control.h"
 
-enum {
-	LINE_BYTES = 1024,
-	VALUE_BYTES = 120,
-	PREPARE_STEP = 16, /* exports in one turn of a reactor */
-};
-
-enum change_action { CHANGE_STAY, CHANGE_ADD, CHANGE_UPDATE, CHANGE_REPLACE, CHANGE_REMOVE };
-
-/* One export. */
-struct change_item {
-	enum change_action action;
-	struct served *before; /* in the table; NULL: it is added */
-	struct served *after;  /* owned until the commit; NULL: it goes, or stays as it is */
-	struct access *rules;  /* owned, or NULL */
-	bool has_rules;	       /* they take the place of those of before */
-	bool tells_limits;     /* engines are to be told */
-	struct gone *gone;     /* of one that goes, from change_open() until the commit */
-	/* For the reactors, from the commit on: each engine has a reference until its part. */
-	struct export *old;
-	struct export *new;
-	char *description; /* that no session reads once all reactors have committed */
-};
-
-struct change {
-	struct change_options options;
-	struct change_item *items;
-	uint32_t item_count;
-	struct exports next;
-	uint32_t closing_count;
-	json_t *lines;
-	_Atomic uint32_t references;
-	struct reactor_task tasks[]; /* one for each reactor */
-};
+enum { LINE_BYTES = 1024 };
 
 int change_create(
 	const struct change_options *options, struct change **change_out, struct error *error)
@@ -116,15 +81,14 @@ static void add_line(struct change *change, const char *format, ...)
 	json_array_append_new(change->lines, json_string(line));
 }
 
-/* "export \"x\"", or "default export". */
-static const char *label(const char *name, char out[VALUE_BYTES])
+const char *change_label(const char *name, char out[CHANGE_LABEL_BYTES])
 {
-	char shown[VALUE_BYTES - 16];
+	char shown[CHANGE_LABEL_BYTES - 16];
 
 	if (name[0] == '\0') {
-		snprintf(out, VALUE_BYTES, "default export");
+		snprintf(out, CHANGE_LABEL_BYTES, "default export");
 	} else {
-		snprintf(out, VALUE_BYTES, "export \"%s\"",
+		snprintf(out, CHANGE_LABEL_BYTES, "export \"%s\"",
 			log_escape(shown, sizeof(shown), name, strlen(name)));
 	}
 	return out;
@@ -132,12 +96,13 @@ static const char *label(const char *name, char out[VALUE_BYTES])
 
 /* A value of a key as it was written, or "default". */
 static const char *value_of(
-	const struct server_export *entry, const char *key, char out[VALUE_BYTES])
+	const struct server_export *entry, const char *key, char out[CHANGE_LABEL_BYTES])
 {
-	char text[VALUE_BYTES];
+	char text[CHANGE_LABEL_BYTES];
 
 	server_settings_text(&entry->settings, key, text, sizeof(text));
-	return text[0] == '\0' ? "default" : log_escape(out, VALUE_BYTES, text, strlen(text));
+	return text[0] == '\0' ? "default"
+			       : log_escape(out, CHANGE_LABEL_BYTES, text, strlen(text));
 }
 
 /* Adds "key=new (was old)" to a line. */
@@ -145,8 +110,8 @@ static void say_key(char line[LINE_BYTES], const char *key, const struct server_
 	const struct server_export *after)
 {
 	size_t used = strlen(line);
-	char new[VALUE_BYTES];
-	char old[VALUE_BYTES];
+	char new[CHANGE_LABEL_BYTES];
+	char old[CHANGE_LABEL_BYTES];
 
 	snprintf(line + used, LINE_BYTES - used, "%s%s=%s (was %s)", used > 0 ? ", " : "", key,
 		value_of(after, key, new), value_of(before, key, old));
@@ -155,8 +120,8 @@ static void say_key(char line[LINE_BYTES], const char *key, const struct server_
 static void say_path(char line[LINE_BYTES], const struct server_export *before,
 	const struct server_export *after)
 {
-	char new[VALUE_BYTES];
-	char old[VALUE_BYTES];
+	char new[CHANGE_LABEL_BYTES];
+	char old[CHANGE_LABEL_BYTES];
 
 	snprintf(line, LINE_BYTES, "path=%s (was %s)",
 		log_escape(new, sizeof(new), after->path, strlen(after->path)),
@@ -210,8 +175,8 @@ static int add_export(struct change *change, const struct server_export *about, 
 {
 	static const struct server_settings none;
 	struct change_item *item = add_item(change, error);
-	char shown[VALUE_BYTES];
-	char path[VALUE_BYTES];
+	char shown[CHANGE_LABEL_BYTES];
+	char path[CHANGE_LABEL_BYTES];
 	int rc;
 
 	if (item == NULL) {
@@ -223,16 +188,19 @@ static int add_export(struct change *change, const struct server_export *about, 
 	rc = served_create(about, &none, &item->after, error);
 	if (rc == 0) {
 		item->after->is_added = is_added;
-		add_line(change, "%s: added, %s", label(about->name, shown),
+		add_line(change, "%s: added, %s", change_label(about->name, shown),
 			log_escape(path, sizeof(path), about->path, strlen(about->path)));
 	}
 	return rc;
 }
 
+/* With its snapshots. */
 static int remove_export(struct change *change, struct served *before, struct error *error)
 {
+	const struct exports *exports = change->options.exports;
 	struct change_item *item = add_item(change, error);
-	char shown[VALUE_BYTES];
+	char shown[CHANGE_LABEL_BYTES];
+	int rc = 0;
 
 	if (item == NULL) {
 		return -ENOMEM;
@@ -241,8 +209,13 @@ static int remove_export(struct change *change, struct served *before, struct er
 	item->before = before;
 	before->item = change->item_count;
 	add_line(change, "%s: removed; its clients are disconnected",
-		label(before->about.name, shown));
-	return 0;
+		change_label(before->about.name, shown));
+	for (uint32_t i = 0; rc == 0 && i < exports->count; i++) {
+		if (exports->list[i]->parent == before->export) {
+			rc = remove_export(change, exports->list[i], error);
+		}
+	}
+	return rc;
 }
 
 /* An overlay has one writer at a time, and one that is discarded at the end would be empty again,
@@ -250,8 +223,8 @@ static int remove_export(struct change *change, struct served *before, struct er
 static int check_contents(const struct server_export *before, const struct server_export *after,
 	const char *line, struct error *error)
 {
-	char overlay[VALUE_BYTES];
-	char shown[VALUE_BYTES];
+	char overlay[CHANGE_LABEL_BYTES];
+	char shown[CHANGE_LABEL_BYTES];
 
 	if (strcmp(before->path, after->path) != 0) {
 		return 0;
@@ -260,7 +233,7 @@ static int check_contents(const struct server_export *before, const struct serve
 		return error_set(error, -EBUSY,
 			"%s: %s would open its disk anew, and what is in memory would be lost; "
 			"remove the export, and add it again",
-			label(after->name, shown), line);
+			change_label(after->name, shown), line);
 	}
 	server_settings_text(&before->settings, "overlay", overlay, sizeof(overlay));
 	if (overlay[0] == '\0' || !server_export_same(before, after, "overlay")) {
@@ -269,7 +242,7 @@ static int check_contents(const struct server_export *before, const struct serve
 	return error_set(error, -EBUSY,
 		"%s: %s would open its disk anew, which an overlay does not allow while it is "
 		"served; remove the export, and add it again",
-		label(after->name, shown), line);
+		change_label(after->name, shown), line);
 }
 
 /* rules: taken, also on failure; with has_rules they take the place of those that it has. */
@@ -279,7 +252,7 @@ static int change_export(struct change *change, struct served *before,
 {
 	struct change_item *item = add_item(change, error);
 	char line[LINE_BYTES];
-	char shown[VALUE_BYTES];
+	char shown[CHANGE_LABEL_BYTES];
 	int rc;
 
 	if (item == NULL) {
@@ -295,7 +268,13 @@ static int change_export(struct change *change, struct served *before,
 		return rc;
 	}
 	item->action = compare(&before->about, &item->after->about, line);
-	if (item->action == CHANGE_REPLACE) {
+	item->after->parent = before->parent;
+	if (item->action == CHANGE_REPLACE && before->parent != NULL) {
+		rc = error_set(error, -EINVAL,
+			"%s is a snapshot: description, max-connections, max-memory and rate are "
+			"what can be changed",
+			change_label(about->name, shown));
+	} else if (item->action == CHANGE_REPLACE) {
 		rc = check_contents(&before->about, &item->after->about, line, error);
 	}
 	if (rc < 0) {
@@ -305,7 +284,7 @@ static int change_export(struct change *change, struct served *before,
 	item->tells_limits = !server_export_same(&before->about, &item->after->about, "rate") ||
 			     !server_export_same(&before->about, &item->after->about, "max-memory");
 	if (item->action != CHANGE_STAY) {
-		add_line(change, "%s: %s%s", label(about->name, shown), line,
+		add_line(change, "%s: %s%s", change_label(about->name, shown), line,
 			item->action == CHANGE_REPLACE ? "; its clients are disconnected" : "");
 	}
 	if (item->action == CHANGE_REPLACE && !has_rules) {
@@ -346,31 +325,70 @@ static struct served *find(const struct change *change, const char *name)
 static int find_needed(const struct change *change, const char *name, struct served **served_out,
 	struct error *error)
 {
-	char shown[VALUE_BYTES];
+	char shown[CHANGE_LABEL_BYTES];
 
 	*served_out = find(change, name);
 	return *served_out != NULL
 		       ? 0
-		       : error_set(error, -ENOENT, "there is no %s", label(name, shown));
+		       : error_set(error, -ENOENT, "there is no %s", change_label(name, shown));
 }
 
 /* --- one export ------------------------------------------------------------------------------ */
 
+/* For one more export, of that name. */
+static int check_room(const struct change *change, const char *name, struct error *error)
+{
+	char shown[CHANGE_LABEL_BYTES];
+
+	if (find(change, name) != NULL) {
+		return error_set(error, -EEXIST, "there is already %s%s",
+			name[0] == '\0' ? "a " : "an ", change_label(name, shown));
+	}
+	return change->options.exports->count < SERVER_EXPORTS_MAX
+		       ? 0
+		       : error_set(error, -EINVAL, "more than %d exports", SERVER_EXPORTS_MAX);
+}
+
 int change_add(struct change *change, const struct server_export *about, struct error *error)
 {
 	struct access *rules;
-	char shown[VALUE_BYTES];
-	int rc;
+	int rc = check_room(change, about->name, error);
 
-	if (find(change, about->name) != NULL) {
-		return error_set(error, -EEXIST, "there is already %s%s",
-			about->name[0] == '\0' ? "a " : "an ", label(about->name, shown));
-	}
-	if (change->options.exports->count >= SERVER_EXPORTS_MAX) {
-		return error_set(error, -EINVAL, "more than %d exports", SERVER_EXPORTS_MAX);
+	if (rc < 0) {
+		return rc;
 	}
 	rc = server_access_common(change->options.configured, &rules, error);
 	return rc < 0 ? rc : add_export(change, about, true, rules, error);
+}
+
+int change_add_view(
+	struct change *change, const struct served *parent, const char *view, struct error *error)
+{
+	static const char origin[] = "a snapshot";
+	char name[EXPORT_NAME_BYTES_MAX + 1];
+	char path[2 * EXPORT_NAME_BYTES_MAX];
+	struct server_export about = {
+		.name = name, .path = path, .origin = (char *)(uintptr_t)origin
+	};
+	char shown[CHANGE_LABEL_BYTES];
+	int rc;
+
+	if (snprintf(name, sizeof(name), "%s@%s", parent->about.name, view) >= (int)sizeof(name) ||
+		snprintf(path, sizeof(path), "%s@%s", parent->about.path, view) >=
+			(int)sizeof(path)) {
+		return error_set(error, -ENAMETOOLONG,
+			"the name of %s is too long for one of a snapshot",
+			change_label(parent->about.name, shown));
+	}
+	rc = check_room(change, name, error);
+	if (rc == 0) {
+		rc = add_export(
+			change, &about, true, access_slot_get(parent->export->access), error);
+	}
+	if (rc == 0) {
+		change->items[change->item_count - 1].after->parent = parent->export;
+	}
+	return rc;
 }
 
 int change_set(struct change *change, const char *name, const struct server_settings *settings,
@@ -406,13 +424,13 @@ static int check_rules(const struct server_config *config, const struct served *
 {
 	struct access *had = access_slot_get(before->export->access);
 	bool are_gone = had != NULL && rules == NULL;
-	char shown[VALUE_BYTES];
+	char shown[CHANGE_LABEL_BYTES];
 
 	access_put(had);
 	return are_gone ? error_set(error, -EINVAL,
 				  "%s: the %s has rules of access, and here are none for it any "
 				  "more; write access: [rw] if everybody may use it",
-				  config->file_path, label(before->about.name, shown))
+				  config->file_path, change_label(before->about.name, shown))
 			: 0;
 }
 
@@ -439,13 +457,38 @@ static int configure_export(struct change *change, const struct server_config *c
 	return change_export(change, *found, about, &none, rules, true, error);
 }
 
+/* Those of a snapshot are those of the export that it is one of. */
+static int added_rules(const struct change *change, const struct server_config *config,
+	const struct served *served, struct access **rules_out, struct error *error)
+{
+	const struct exports *exports = change->options.exports;
+
+	if (served->parent == NULL) {
+		return server_access_common(config, rules_out, error);
+	}
+	*rules_out = access_slot_get(served->parent->access);
+	for (uint32_t i = 0; i < exports->count; i++) {
+		const struct served *parent = exports->list[i];
+
+		if (parent->export == served->parent && parent->item > 0 &&
+			change->items[parent->item - 1].has_rules) {
+			access_put(*rules_out);
+			*rules_out = change->items[parent->item - 1].rules;
+			if (*rules_out != NULL) {
+				access_get(*rules_out);
+			}
+		}
+	}
+	return 0;
+}
+
 /* One that a command has added: the configuration knows only who may use it. */
 static int configure_added(struct change *change, const struct server_config *config,
 	struct served *served, struct error *error)
 {
 	static const struct server_settings none;
 	struct access *rules;
-	int rc = server_access_common(config, &rules, error);
+	int rc = added_rules(change, config, served, &rules, error);
 
 	if (rc < 0) {
 		return rc;
@@ -473,7 +516,7 @@ static int configure_exports(struct change *change, const struct server_config *
 		sets[i] = NULL;
 	}
 	for (uint32_t i = 0; rc == 0 && i < count; i++) {
-		if (!seen[i]) {
+		if (!seen[i] && sorted[i]->item == 0) {
 			rc = sorted[i]->is_added ? configure_added(change, config, sorted[i], error)
 						 : remove_export(change, sorted[i], error);
 		}
@@ -588,368 +631,4 @@ int change_configure(struct change *change, const struct server_config *config, 
 	free(seen);
 	free(sorted);
 	return rc;
-}
-
-/* --- opening --------------------------------------------------------------------------------- */
-
-static bool writes_direct(const struct export *export)
-{
-	const struct store_info *info = store_info(export->store);
-
-	return info->write_direct && (info->caps & STORE_CAP_WRITE) != 0;
-}
-
-static bool is_same_disk(const struct served *a, const struct served *b)
-{
-	struct stat one;
-	struct stat other;
-
-	if (stat(a->about.path, &one) < 0 || stat(b->about.path, &other) < 0) {
-		return false;
-	}
-	return S_ISBLK(one.st_mode) ? S_ISBLK(other.st_mode) && one.st_rdev == other.st_rdev
-				    : one.st_dev == other.st_dev && one.st_ino == other.st_ino;
-}
-
-static bool goes(const struct change *change, const struct served *served)
-{
-	return served->item > 0 && change->items[served->item - 1].action >= CHANGE_REPLACE;
-}
-
-/* Writes around the page cache and through it keep apart when both know of each other before they
- * begin (store/file_gate.h); what is in flight now does not. */
-static int check_writers(
-	const struct change *change, const struct change_item *item, struct error *error)
-{
-	const struct exports *exports = change->options.exports;
-	const struct served *other = NULL;
-	char shown[VALUE_BYTES];
-
-	for (uint32_t i = 0; writes_direct(item->after->export) && i < exports->count; i++) {
-		const struct served *served = exports->list[i];
-
-		if (!is_same_disk(served, item->after) || goes(change, served)) {
-			continue;
-		}
-		if (writes_direct(served->export)) {
-			return 0;
-		}
-		other = served;
-	}
-	if (other == NULL) {
-		return 0;
-	}
-	error_set(error, -EBUSY,
-		"its disk is that of the %s, which is used through the page cache: writes around "
-		"it can be added by a restart only; use the same write-mode",
-		label(other->about.name, shown));
-	served_blame(&item->after->about, error);
-	return -EBUSY;
-}
-
-/* The configuration that is read may have an arena that takes a restart. */
-static int check_device(
-	const struct change *change, const struct change_item *item, struct error *error)
-{
-	const struct store_info *info = store_info(item->after->export->store);
-
-	if (change->options.device != NULL || !(info->read_device || info->write_device)) {
-		return 0;
-	}
-	error_set(error, -EINVAL,
-		"mode=device needs the memory of a PCI device, and the server was started without "
-		"--arena p2pmem:BDF");
-	served_blame(&item->after->about, error);
-	return -EINVAL;
-}
-
-/* Waits for those that had its name or its path, and go or have gone: somebody's writes may be on
- * their way there. */
-static int wait_for_old(
-	const struct change *change, const struct change_item *item, struct error *error)
-{
-	struct export *export = item->after->export;
-	const char *path = item->after->about.path;
-	int rc = 0;
-
-	for (uint32_t i = 0; rc == 0 && i < change->item_count; i++) {
-		const struct change_item *other = &change->items[i];
-
-		if (other == item ? item->before != NULL
-				  : other->action >= CHANGE_REPLACE &&
-					    strcmp(other->before->about.path, path) == 0) {
-			rc = export_replaces(export, other->before->export->use, error);
-		}
-	}
-	for (const struct gone *gone = change->options.exports->gone; rc == 0 && gone != NULL;
-		gone = gone->next) {
-		if (strcmp(gone->path, path) == 0) {
-			rc = export_replaces(export, gone->use, error);
-		}
-	}
-	return rc;
-}
-
-static int open_item(struct change *change, struct change_item *item, struct error *error)
-{
-	struct access *rules = item->rules;
-	int rc;
-
-	item->rules = NULL;
-	rc = served_open(item->after, rules, error);
-	if (rc == 0 && store_needs_start(item->after->export->store)) {
-		rc = error_set(error, -ENOTSUP,
-			"its disk has to be started, which happens with the server only: name it "
-			"in the configuration and restart the server");
-		served_blame(&item->after->about, error);
-	}
-	if (rc == 0) {
-		rc = check_device(change, item, error);
-	}
-	if (rc == 0) {
-		rc = check_writers(change, item, error);
-	}
-	if (rc < 0) {
-		return rc;
-	}
-	served_choose_epoch(item->after, item->before);
-	rc = wait_for_old(change, item, error);
-	if (rc < 0) {
-		return rc;
-	}
-	device_probe(change->options.device, &item->after->export, 1);
-	return 0;
-}
-
-int change_open(struct change *change, struct error *error)
-{
-	const struct exports *exports = change->options.exports;
-	int rc = exports_create(exports->count + change->item_count, &change->next, error);
-
-	for (uint32_t i = 0; rc == 0 && i < change->item_count; i++) {
-		struct change_item *item = &change->items[i];
-
-		if (item->action == CHANGE_ADD || item->action == CHANGE_REPLACE) {
-			rc = open_item(change, item, error);
-		}
-		if (rc == 0 && item->action >= CHANGE_REPLACE) {
-			rc = gone_create(item->before, &item->gone, error);
-		}
-		change->closing_count += item->action >= CHANGE_REPLACE;
-	}
-	return rc;
-}
-
-/* --- preparing ------------------------------------------------------------------------------- */
-
-/* A few items on one reactor. */
-struct step {
-	struct change *change;
-	uint32_t first;
-	uint32_t done; /* items from there that were looked at */
-	int result;
-	struct error *error;
-};
-
-static struct export *new_export(const struct change_item *item)
-{
-	return item->action == CHANGE_ADD || item->action == CHANGE_REPLACE ? item->after->export
-									    : NULL;
-}
-
-static void prepare_step(struct engine *engine, void *context)
-{
-	struct step *step = context;
-	struct change *change = step->change;
-
-	while (step->result == 0 && step->done < PREPARE_STEP &&
-		step->first + step->done < change->item_count) {
-		struct export *export = new_export(&change->items[step->first + step->done]);
-
-		if (export != NULL) {
-			step->result = engine_export_prepare(engine, export, step->error);
-		}
-		step->done += step->result == 0;
-	}
-}
-
-static int prepare_reactor(struct change *change, struct reactor *reactor, struct error *error)
-{
-	struct step step = { .change = change, .error = error };
-	int rc = 0;
-
-	while (rc == 0 && step.first < change->item_count) {
-		step.done = 0;
-		rc = reactor_call(reactor, prepare_step, &step);
-		if (rc < 0) {
-			error_set(error, rc, "%s", server_call_error(rc));
-			break;
-		}
-		step.first += step.done;
-		rc = step.result;
-	}
-	return rc;
-}
-
-static void drop_prepared(struct engine *engine, void *context)
-{
-	struct change *change = context;
-
-	for (uint32_t i = 0; i < change->item_count; i++) {
-		struct export *export = new_export(&change->items[i]);
-
-		if (export != NULL && engine_export_measured(engine, export) != NULL) {
-			engine_export_remove(engine, export, 0);
-		}
-	}
-	change_put(change);
-}
-
-static void post_all(
-	struct change *change, uint32_t count, void (*run)(struct engine *engine, void *context))
-{
-	for (uint32_t i = 0; i < count; i++) {
-		change->tasks[i].run = run;
-		change->tasks[i].context = change;
-		/* Relaxed: the caller has a reference. */
-		atomic_fetch_add_explicit(&change->references, 1, memory_order_relaxed);
-		reactor_post(change->options.reactors[i], &change->tasks[i]);
-	}
-}
-
-/* Whether the reactors have something to prepare. If not, one that hangs cannot keep rights from
- * being withdrawn. */
-static bool has_new_export(const struct change *change)
-{
-	for (uint32_t i = 0; i < change->item_count; i++) {
-		if (new_export(&change->items[i]) != NULL) {
-			return true;
-		}
-	}
-	return false;
-}
-
-int change_prepare(struct change *change, struct error *error)
-{
-	uint32_t touched = 0;
-	int rc = 0;
-
-	while (rc == 0 && has_new_export(change) && touched < change->options.reactor_count) {
-		rc = prepare_reactor(change, change->options.reactors[touched], error);
-		touched++;
-	}
-	if (rc < 0) {
-		post_all(change, touched, drop_prepared);
-	}
-	return rc;
-}
-
-/* --- the commit ------------------------------------------------------------------------------ */
-
-static void commit_items(struct engine *engine, void *context)
-{
-	struct change *change = context;
-
-	for (uint32_t i = 0; i < change->item_count; i++) {
-		const struct change_item *item = &change->items[i];
-
-		if (item->action >= CHANGE_REPLACE) {
-			engine_export_remove(engine, item->old, change->options.deadline_ns);
-		}
-		if (item->new != NULL) {
-			engine_export_show(engine, item->new);
-		}
-		if (item->action == CHANGE_UPDATE && item->tells_limits) {
-			engine_export_limits_changed(engine, item->old);
-		}
-	}
-	change_put(change);
-}
-
-static void update(struct change_item *item)
-{
-	struct export *export = item->before->export;
-	struct server_export *before = &item->before->about;
-	struct server_export *after = &item->after->about;
-	struct server_export swapped;
-
-	if (!server_export_same(before, after, "rate")) {
-		rate_set(&export->rate, &after->rate, clock_now_ns());
-	}
-	if (!server_export_same(before, after, "max-memory")) {
-		atomic_store_explicit(&export->memory_max, after->memory_max, memory_order_relaxed);
-	}
-	if (!server_export_same(before, after, "max-connections")) {
-		atomic_store_explicit(
-			&export->connections_max, after->connections_max, memory_order_relaxed);
-	}
-	if (!server_export_same(before, after, "description")) {
-		item->description = export_set_description(export, after->description);
-		after->description = NULL;
-	}
-	swapped = *before;
-	*before = *after;
-	*after = swapped;
-}
-
-/* The entry of the new table, or NULL. */
-static struct served *commit_item(struct change *change, struct change_item *item)
-{
-	struct served *after = item->after;
-	struct served *before = item->before;
-
-	if (before != NULL) {
-		item->old = before->export;
-	}
-	if (item->action < CHANGE_REPLACE && before != NULL) {
-		if (item->has_rules) {
-			export_set_access(before->export, item->rules);
-			item->rules = NULL;
-			before->is_added = after->is_added;
-		}
-		if (item->action == CHANGE_UPDATE) {
-			update(item);
-		}
-		return before;
-	}
-	if (before != NULL) { /* the engines have references */
-		exports_remember(&change->next, item->gone);
-		item->gone = NULL;
-		before->export->closed = change->options.closed;
-		before->export->closed_context = change->options.context;
-		served_free(before);
-		item->before = NULL;
-	}
-	if (after != NULL) {
-		item->new = after->export;
-		item->after = NULL;
-	}
-	return after;
-}
-
-void change_commit(struct change *change, struct exports *exports)
-{
-	struct exports *next = &change->next;
-
-	next->gone = exports->gone;
-	/* Those that stay keep their places. */
-	for (uint32_t i = 0; i < exports->count; i++) {
-		struct served *served = exports->list[i];
-
-		if (served->item > 0) {
-			served = commit_item(change, &change->items[served->item - 1]);
-		}
-		if (served != NULL) {
-			exports_append(next, served);
-		}
-	}
-	for (uint32_t i = 0; i < change->item_count; i++) {
-		if (change->items[i].action == CHANGE_ADD) {
-			exports_append(next, commit_item(change, &change->items[i]));
-		}
-	}
-	exports_free(exports);
-	*exports = *next;
-	*next = (struct exports){ 0 };
-	post_all(change, change->options.reactor_count, commit_items);
 }

@@ -56,9 +56,14 @@ GMB_MUST_CHECK int change_configure(
 /* One export. about has a name, a path and an origin. -EEXIST. */
 GMB_MUST_CHECK int change_add(
 	struct change *change, const struct server_export *about, struct error *error);
+/* The snapshot of that name of the disk of an export, which is served as NAME@VIEW to those who may
+ * use that export. -EEXIST. */
+GMB_MUST_CHECK int change_add_view(
+	struct change *change, const struct served *parent, const char *view, struct error *error);
 /* Keys of one export, see server_export_copy(). -ENOENT. */
 GMB_MUST_CHECK int change_set(struct change *change, const char *name,
 	const struct server_settings *settings, struct error *error);
+/* Its snapshots are not served any more either. */
 GMB_MUST_CHECK int change_remove(struct change *change, const char *name, struct error *error);
 
 /* Opens the disks. Blocks. */

@@ -493,6 +493,7 @@ int server_control_open(struct listener *listener, const struct server_view *vie
 		control_server_add(control->server, &rate_command, control);
 		control_server_add(control->server, &reload_command, control->view.reload);
 		control_server_add(control->server, &export_command, control->view.reload);
+		control_server_add(control->server, &snapshot_command, control->view.reload);
 		control_server_add(control->server, &upgrade_command, control->view.upgrade);
 		rc = tracing_create(&control->view, control->server, &control->tracing, error);
 	}

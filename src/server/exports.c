@@ -171,7 +171,13 @@ int served_open(struct served *served, struct access *rules, struct error *error
 
 	options.path = entry->path;
 	options.passed = served->passed;
-	rc = store_open(&options, &about.store, error);
+	if (served->parent != NULL) {
+		about.parent = served->parent;
+		rc = store_view_open(
+			served->parent->store, strrchr(entry->name, '@') + 1, &about.store, error);
+	} else {
+		rc = store_open(&options, &about.store, error);
+	}
 	if (rc < 0) {
 		access_put(rules);
 		show_key(entry, error);
@@ -384,7 +390,11 @@ json_t *exports_json(const struct exports *exports)
 		json_array_append_new(all,
 			json_pack("{s:s, s:s, s:s, s:I, s:I, s:o}", "name", about->name, "path",
 				log_escape(path, sizeof(path), about->path, strlen(about->path)),
-				"from", served->is_added ? "command" : "configuration", "size",
+				"from",
+				served->parent != NULL ? "snapshot"
+				: served->is_added     ? "command"
+						       : "configuration",
+				"size",
 				(json_int_t)atomic_load_explicit(
 					&served->size, memory_order_relaxed),
 				"connections",

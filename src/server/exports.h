@@ -18,6 +18,9 @@ struct served {
 	struct export *export;	    /* NULL before served_open() */
 	_Atomic uint64_t size;	    /* of its disk, when it was looked at last */
 	bool is_added;		    /* by a command: the configuration does not know it */
+	/* It is a snapshot of that one's disk, whose name is behind the last '@'; or NULL.
+	 * Borrowed: this one's export has a reference. */
+	struct export *parent;
 	/* See struct store_options; used by served_open(). */
 	const struct store_claim *passed;
 	uint32_t item; /* private to change.c: 1 and its place there, or 0 */

@@ -8,7 +8,7 @@
 #include <time.h>
 
 #include "base/log.h"
-#include "server/reload_request.h"
+#include "server/snapshot.h"
 
 #define LOOK_S	  60
 #define REVIEW_S  5 /* for reactors to look at their connections */
@@ -50,6 +50,7 @@ struct reload {
 	enum reload_state state;
 	bool begun;
 	bool stopping;
+	bool has_stopped;		/* reload_stop() was called: reactors may go */
 	struct list_node requests;	/* not begun */
 	uint64_t turn;			/* counts those that were */
 	struct reload_request *request; /* under way, or NULL; freed by the main thread */
@@ -500,6 +501,9 @@ static void use_news(struct reload *reload)
 		if (rc < 0) {
 			reload->error = error;
 		}
+		if (rc < 0 && reload->request->action == REQUEST_SNAPSHOT_CREATE) {
+			error_prefix(&reload->error, "the snapshot was made, but is not served");
+		}
 		give_up(reload, rc);
 		pthread_mutex_unlock(&reload->lock);
 		reload_news_drop(&news);
@@ -708,6 +712,45 @@ const struct control_command export_command = {
 	.end = end_request,
 };
 
+static void begin_snapshot(void *context, struct control_client *client, const json_t *arguments)
+{
+	const struct reload *reload = context;
+	const char *action = json_string_value(json_object_get(arguments, "action"));
+	bool creates = action != NULL && strcmp(action, "create") == 0;
+	struct reload_request *request;
+	struct error error;
+	int rc;
+
+	if (action != NULL && strcmp(action, "list") == 0) {
+		control_reply(client,
+			json_pack("{s:o}", "snapshots", snapshots_json(reload->options.exports)));
+		return;
+	}
+	if (!creates && (action == NULL || strcmp(action, "delete") != 0)) {
+		control_fail(client, -EINVAL, "\"action\" is one of create, delete and list");
+		return;
+	}
+	request =
+		reload_request_create(creates ? REQUEST_SNAPSHOT_CREATE : REQUEST_SNAPSHOT_DELETE);
+	rc = request != NULL ? reload_request_take_snapshot(request, arguments, &error)
+			     : error_set(&error, -ENOMEM, "out of memory");
+	if (rc < 0) {
+		control_fail(client, rc, error.text);
+		if (request != NULL) {
+			reload_request_free(request);
+		}
+		return;
+	}
+	begin_request(context, request, client);
+}
+
+const struct control_command snapshot_command = {
+	.name = "snapshot",
+	.right = CONTROL_CHANGE,
+	.begin = begin_snapshot,
+	.end = end_request,
+};
+
 /* --- life ------------------------------------------------------------------------------------ */
 
 int reload_create(
@@ -780,6 +823,19 @@ static struct control_client *next_client(struct reload *reload)
 	return client;
 }
 
+bool reload_post(struct reload *reload, struct reactor *reactor, struct reactor_task *task)
+{
+	bool posts;
+
+	pthread_mutex_lock(&reload->lock);
+	posts = !reload->has_stopped;
+	if (posts) {
+		reactor_post(reactor, task);
+	}
+	pthread_mutex_unlock(&reload->lock);
+	return posts;
+}
+
 void reload_stop(struct reload *reload)
 {
 	struct control_client *client;
@@ -789,6 +845,7 @@ void reload_stop(struct reload *reload)
 			return;
 		}
 		pthread_mutex_lock(&reload->lock);
+		reload->has_stopped = true;
 		client = next_client(reload);
 		pthread_mutex_unlock(&reload->lock);
 		if (client != NULL) {

@@ -2,8 +2,8 @@
 /*
  * What changes while the server runs: the files of its TLS credentials and its configuration, when
  * they are read again (SIGHUP, the control command "reload", or a look at the credentials every
- * minute), the sizes of disks (looked at every minute), and single exports (the control command
- * "export").
+ * minute), the sizes of disks (looked at every minute), and single exports (the control commands
+ * "export" and "snapshot").
  *
  *   reload_ask(), "reload", "export" ─▶ thread: read, compare, open disks
  *        ─▶ main: change_prepare(), change_commit() ─▶ thread: waits for reactors and disks that
@@ -58,3 +58,4 @@ void reload_stop(struct reload *reload);
 /* Their context is the reload. docs/protocol/control.md has arguments and answers. */
 extern const struct control_command reload_command;
 extern const struct control_command export_command;
+extern const struct control_command snapshot_command;

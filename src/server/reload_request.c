@@ -8,6 +8,7 @@
 #include "base/bytes.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "server/snapshot.h"
 
 enum { SHOWN_BYTES = 120 };
 
@@ -30,6 +31,7 @@ void reload_request_free(struct reload_request *request)
 	json_decref(request->lines);
 	free(request->name);
 	free(request->path);
+	free(request->view);
 	server_settings_fini(&request->settings);
 	free(request);
 }
@@ -107,6 +109,25 @@ int reload_request_take_export(
 		request->action = REQUEST_RESIZE;
 	}
 	return rc;
+}
+
+int reload_request_take_snapshot(
+	struct reload_request *request, const json_t *arguments, struct error *error)
+{
+	const char *export = json_string_value(json_object_get(arguments, "export"));
+	const char *name = json_string_value(json_object_get(arguments, "name"));
+
+	if (export == NULL || name == NULL) {
+		return error_set(error, -EINVAL, "\"export\" and \"name\" (text) are needed");
+	}
+	if (json_is_true(json_object_get(arguments, "now"))) {
+		request->deadline_ns = 0;
+	}
+	request->name = strdup(export);
+	request->view = strdup(name);
+	return request->name != NULL && request->view != NULL
+		       ? 0
+		       : error_set(error, -ENOMEM, "out of memory");
 }
 
 /* --- reading --------------------------------------------------------------------------------- */
@@ -237,9 +258,15 @@ int reload_request_read(const struct reload_options *options,
 		rc = change_set(news->change, request->name, &request->settings, error);
 	} else if (rc == 0 && request->action == REQUEST_REMOVE) {
 		rc = change_remove(news->change, request->name, error);
+	} else if (rc == 0 && (request->action == REQUEST_SNAPSHOT_CREATE ||
+				      request->action == REQUEST_SNAPSHOT_DELETE)) {
+		rc = snapshot_change(options, request, news->change, error);
 	}
 	if (rc == 0 && news->change != NULL && !request->is_dry) {
 		rc = change_open(news->change, error);
+		if (rc < 0 && request->action == REQUEST_SNAPSHOT_CREATE) {
+			snapshot_undo(options, request);
+		}
 	}
 	if (rc == 0 && news->change != NULL) {
 		news->lines = change_lines(news->change);

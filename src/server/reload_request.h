@@ -22,6 +22,8 @@ enum request_action {
 	REQUEST_ADD,
 	REQUEST_SET,
 	REQUEST_REMOVE,
+	REQUEST_SNAPSHOT_CREATE,
+	REQUEST_SNAPSHOT_DELETE,
 	REQUEST_RESIZE, /* of one export, which may have grown */
 };
 
@@ -33,6 +35,7 @@ struct reload_request {
 	struct control_client *client;
 	char *name;
 	char *path;
+	char *view; /* the name of a snapshot */
 	struct server_settings settings;
 	uint64_t deadline_ns;
 
@@ -60,6 +63,13 @@ void reload_request_free(struct reload_request *request);
 /* Reads what an export is to be, or not to be any more. */
 GMB_MUST_CHECK int reload_request_take_export(
 	struct reload_request *request, const json_t *arguments, struct error *error);
+
+/* The same of a snapshot. */
+GMB_MUST_CHECK int reload_request_take_snapshot(
+	struct reload_request *request, const json_t *arguments, struct error *error);
+/* reactor_post(); false: the server stops, and the reactor may be gone soon. Reload's thread. */
+GMB_MUST_CHECK bool reload_post(
+	struct reload *reload, struct reactor *reactor, struct reactor_task *task);
 
 /* Reads files, compares, and opens disks; nothing is changed yet. configured: what was read last.
  * closed: told with the request, on any thread, of each disk that its change has closed. Blocks. */

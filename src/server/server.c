@@ -27,6 +27,7 @@
 #include "server/reload.h"
 #include "server/run.h"
 #include "server/scrape.h"
+#include "server/snapshot.h"
 #include "server/starts.h"
 #include "server/upgrade.h"
 #include "server/upgrade_take.h"
@@ -646,6 +647,25 @@ static void wait_for_stores(struct server *server)
 	}
 }
 
+static void serve_snapshots(struct server *server)
+{
+	const struct change_options options = {
+		.exports = &server->exports,
+		.running = server->config,
+		.configured = server->config,
+		.device = server->device,
+		.reactors = server->reactors,
+		.reactor_count = server->reactor_count,
+	};
+
+	if (snapshots_serve(&options, &server->exports)) {
+		struct server_view view = view_of(server);
+
+		server_control_look(server->control, &view);
+		scrape_look(server->scrape, &view);
+	}
+}
+
 /* Those that start late, or the others. Meanwhile the control socket answers. A signal ends it:
  * then the phase is SERVER_STOPPED. */
 static int start_stores(struct server *server, bool late, struct error *error)
@@ -653,7 +673,13 @@ static int start_stores(struct server *server, bool late, struct error *error)
 	int rc = starts_begin(&server->starts, late, error);
 
 	wait_for_stores(server);
-	return rc == 0 ? starts_end(&server->starts, late, error) : rc;
+	if (rc == 0) {
+		rc = starts_end(&server->starts, late, error);
+	}
+	if (rc == 0 && server->phase == SERVER_STARTING) {
+		serve_snapshots(server);
+	}
+	return rc;
 }
 
 static int start_first_stores(struct server *server, struct error *error)

@@ -236,6 +236,9 @@ static int send_all(const struct upgrade *upgrade)
 	for (uint32_t i = 0; rc == 0 && i < options->exports->count; i++) {
 		const struct served *served = options->exports->list[i];
 
+		if (served->parent != NULL) {
+			continue; /* a snapshot: its disk tells of it */
+		}
 		rc = send_export(upgrade, served->export);
 		if (rc == 0 && served->is_added) {
 			rc = send_added(upgrade, served);

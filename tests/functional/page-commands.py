@@ -251,7 +251,7 @@ storage()
 	truncate -s 16M disk0.img disk1.img disk2.img
 	serve "gmblock serve --listen nbd://127.0.0.1 --listen nbd://127.0.0.2 \
 		--listen 'nbd+unix:///?socket=/run/gmblock.sock' \
-		--export =disk0.img --export disk=disk1.img --export data=disk2.img"
+		--export =disk0.img --export disk=disk1.img --export data=${data:-disk2.img}"
 }
 load()
 {
@@ -265,7 +265,7 @@ truncate -s 16M disk.img /srv/sdb /srv/nvme0n1 /srv/md0 /srv/install.iso
 
 # What the examples of a page find beside that.
 BEFORE = {
-    "README.md, Use": "storage; load",
+    "README.md, Use": "gmblock create --size=32M flash:data; data=flash:data; storage; load",
     "gmblock-bench.1": "storage",
     "gmblock-check.1": """
         truncate -s 1M /srv/golden.img
@@ -289,6 +289,9 @@ BEFORE = {
     "gmblock-reload.1": """
         serve 'gmblock serve null:1M --listen nbds://127.0.0.1 --tls-certificates /etc/pki/gmblock'""",
     "gmblock-serve.1": "truncate -s 1M golden.img",
+    "gmblock-snapshot.1": '''
+        mkdir /run/gmblock; gmblock create --size=32M flash:disk
+        serve "gmblock serve --listen 'nbd+unix:///?socket=/run/gmblock/gmblock.sock' --export disk=flash:disk"''',
     "gmblock-stats.1": "storage; gmblock bench --seconds 0.2 nbd://localhost/",
     "gmblock-trace.1": "storage; load",
     "gmblock-upgrade.1": """

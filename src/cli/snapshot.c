@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <getopt.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/text.h"
+#include "cli/cli.h"
+#include "control/control.h"
+#include "tools/show.h"
+
+static const char name[] = "snapshot";
+
+static const char help[] =
+	"Usage: gmblock snapshot create EXPORT NAME [--server SERVER]\n"
+	"       gmblock snapshot list [EXPORT] [--json] [--server SERVER]\n"
+	"       gmblock snapshot delete EXPORT NAME [--now] [--server SERVER]\n"
+	"Keeps what a disk has now, while clients go on to write it. The disk has to be a flash\n"
+	"store. The snapshot is served as EXPORT@NAME by the same server, and can only be read:\n"
+	"for a backup, or for a copy that does not change meanwhile. A disk has at most two.\n"
+	"The default export has the name \"\".\n"
+	"\n"
+	"  create         keep what was written until now, also over a restart and a crash\n"
+	"  list           show what there is, when it was made and how many use it\n"
+	"  delete         forget it; what only it needed is free again\n"
+	"\n"
+	"  --now          delete it also while it is used; its clients are disconnected\n"
+	"  --server SERVER  one of its URIs, its control socket, or its process id; optional\n"
+	"                 if there is only one server\n"
+	"  --json         print what the server says\n"
+	"  -h, --help     print this help\n"
+	"\n"
+	"Examples:\n"
+	"  gmblock snapshot create disk monday\n"
+	"  gmblock snapshot list disk\n"
+	"  gmblock snapshot delete disk monday\n"
+	"\n"
+	"Exit status: 1 failure, 2 usage error.\n";
+
+enum { ANSWER_MS = 120000, TIME_BYTES = 32 }; /* a checkpoint, on a slow disk */
+
+static int print_changes(const json_t *result, struct error *error)
+{
+	json_t *line;
+	size_t i;
+
+	json_array_foreach(json_object_get(result, "changes"), i, line)
+	{
+		print_peer_text(json_string_value(line));
+		printf("\n");
+	}
+	return cli_unfinished(result, print_end(error), error);
+}
+
+/* In local time, as "2026-11-23 08:15:00". */
+static const char *time_text(const json_t *entry, char out[TIME_BYTES])
+{
+	time_t created = (time_t)json_integer_value(json_object_get(entry, "created"));
+	struct tm parts;
+
+	if (localtime_r(&created, &parts) == NULL ||
+		strftime(out, TIME_BYTES, "%Y-%m-%d %H:%M:%S", &parts) == 0) {
+		snprintf(out, TIME_BYTES, "?");
+	}
+	return out;
+}
+
+static bool is_of(const json_t *entry, const char *export)
+{
+	const char *found = json_string_value(json_object_get(entry, "export"));
+
+	return export == NULL || (found != NULL && strcmp(found, export) == 0);
+}
+
+/* Those of one export, or with NULL of all; takes none of result. */
+static int print_list(const json_t *result, const char *export, bool json, struct error *error)
+{
+	const json_t *all = json_object_get(result, "snapshots");
+	json_t *shown = json_array();
+	json_t *entry;
+	size_t i;
+
+	json_array_foreach(all, i, entry)
+	{
+		if (is_of(entry, export)) {
+			json_array_append(shown, entry);
+		}
+	}
+	json_array_foreach(json ? NULL : shown, i, entry)
+	{
+		char text[TIME_BYTES];
+
+		print_peer_text(json_string_value(json_object_get(entry, "export")));
+		printf("\t");
+		print_peer_text(json_string_value(json_object_get(entry, "name")));
+		printf("\t%s\t%lld\n", time_text(entry, text),
+			(long long)json_integer_value(json_object_get(entry, "connections")));
+	}
+	if (json) {
+		return print_json(json_pack("{s:o}", "snapshots", shown), error);
+	}
+	json_decref(shown);
+	return print_end(error);
+}
+
+/* Takes wire. lists: NULL, or of which export; "" is the default one. */
+static int ask(const char *server, json_t *wire, bool lists, const char *export, bool json)
+{
+	char path[STATS_PATH_BYTES];
+	struct error error = { 0 };
+	json_t *result = NULL;
+	int rc = stats_find(server, path, &error);
+
+	if (rc < 0) {
+		json_decref(wire);
+		return cli_failure(name, &error);
+	}
+	rc = control_ask(path, "snapshot", wire, ANSWER_MS, &result, &error);
+	if (rc == 0) {
+		rc = lists ? print_list(result, export, json, &error)
+			   : print_changes(result, &error);
+		json_decref(result);
+	}
+	return rc < 0 ? cli_failure(name, &error) : CLI_OK;
+}
+
+int cmd_snapshot(int argc, char **argv)
+{
+	static const char *const actions[] = { "create", "list", "delete" };
+	const char *server = NULL;
+	bool now = false;
+	bool json = false;
+	const struct cli_option options[] = {
+		{ "server", .text = &server },
+		{ "now", .flag = &now },
+		{ "json", .flag = &json },
+	};
+	const struct cli_command command = { name, help, options, ARRAY_COUNT(options), NULL };
+	const char *action = NULL;
+	bool lists;
+	json_t *wire;
+	int status = cli_parse(&command, argc, argv);
+	int count;
+
+	if (status != CLI_GO_ON) {
+		return status;
+	}
+	for (size_t i = 0; optind < argc && i < ARRAY_COUNT(actions); i++) {
+		action = strcmp(argv[optind], actions[i]) == 0 ? actions[i] : action;
+	}
+	if (action == NULL) {
+		return cli_usage_error(name, "say what to do: create, list or delete");
+	}
+	argv += optind + 1;
+	count = argc - optind - 1;
+	lists = strcmp(action, "list") == 0;
+	if (lists ? count > 1 : count != 2) {
+		return cli_usage_error(name,
+			lists ? "list takes one EXPORT, or none" : "%s needs an EXPORT and a NAME",
+			action);
+	}
+	if (json && !lists) {
+		return cli_usage_error(name, "--json is for list only");
+	}
+	if (now && strcmp(action, "delete") != 0) {
+		return cli_usage_error(name, "--now is for delete only");
+	}
+	for (int i = 0; i < count; i++) {
+		if (!utf8_valid(argv[i], strlen(argv[i]))) {
+			return cli_usage_error(name, "a name is not valid UTF-8");
+		}
+	}
+	wire = json_pack("{s:s}", "action", action);
+	if (!lists) {
+		json_object_set_new(wire, "export", json_string(argv[0]));
+		json_object_set_new(wire, "name", json_string(argv[1]));
+		json_object_set_new(wire, "now", json_boolean(now));
+	}
+	return ask(server, wire, lists, count == 1 ? argv[0] : NULL, json);
+}

@@ -1,0 +1,206 @@
+#!/usr/bin/python3
+"""Snapshots of flash stores: made under load, read while the disk is written, over kills and restarts."""
+import hashlib
+import json
+import random
+import signal
+import threading
+
+import nbdmini
+import support
+
+MIB = 1 << 20
+FILE = 64 * MIB
+BLOCK = 4096
+
+
+class Snapshot(support.Case):
+    def setUp(self):
+        super().setUp()
+        self.random = random.Random(5)
+        self.file = self.path("disk.flash")
+        self.control = self.path("control")
+        status, _, errors = self.run_gmblock("create", f"--size={FILE}", "--segment=256K", f"flash:{self.file}")
+        self.assertEqual(status, 0, errors)
+        self.size = self.check()["size"]
+
+    def check(self):
+        status, out, errors = self.run_gmblock("check", "--json", self.file)
+        self.assertEqual(status, 0, out + errors)
+        return json.loads(out)
+
+    def serve(self, *keys):
+        return self.start_unix("--control", self.control, "--export",
+                               ",".join(["disk=flash:" + self.file, *keys]))
+
+    def snapshot(self, *arguments, status=0):
+        found, out, errors = self.run_gmblock("snapshot", *arguments, "--server", self.control)
+        self.assertEqual(found, status, out + errors)
+        return out if status == 0 else errors
+
+    def listed(self, *arguments):
+        found = json.loads(self.snapshot("list", "--json", *arguments))["snapshots"]
+        return {entry["name"]: entry for entry in found}
+
+    def counter(self, name):
+        _, out, _ = self.run_gmblock("stats", "--json", "--server", self.control)
+        return self.find(json.loads(out), name)
+
+    def find(self, value, name):
+        """The first number of that name in a document."""
+        children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+        if isinstance(value, dict) and isinstance(value.get(name), int):
+            return value[name]
+        return next((found for child in children if (found := self.find(child, name)) is not None), None)
+
+    def digest(self, server, export):
+        with nbdmini.open_export(server.uri, export) as client:
+            found = hashlib.sha256()
+            for offset in range(0, self.size, MIB):
+                found.update(client.read(offset, min(MIB, self.size - offset)))
+            return found.hexdigest()
+
+    def fill(self, server, share=1.0):
+        with nbdmini.open_export(server.uri, b"disk") as client:
+            for offset in range(0, int(self.size * share) // MIB * MIB, MIB):
+                client.write(offset, self.random.randbytes(MIB))
+
+    def test_a_snapshot_is_what_was_there_when_it_was_made(self):
+        server = self.serve()
+        self.fill(server, 0.5)
+        before = self.digest(server, b"disk")
+        self.assertIn("disk@monday", self.snapshot("create", "disk", "monday"))
+        self.fill(server, 0.5)
+        self.assertNotEqual(self.digest(server, b"disk"), before)
+        self.assertEqual(self.digest(server, b"disk@monday"), before)
+        copied = self.path("copy.img")
+        status, _, errors = self.run_gmblock(
+            "copy", "--verify", server.uri.replace("///disk", "///disk@monday"), copied)
+        self.assertEqual(status, 0, errors)
+        with open(copied, "rb") as file:
+            self.assertEqual(hashlib.sha256(file.read()).hexdigest(), before)
+        self.assertEqual(self.listed()["monday"]["served_as"], "disk@monday")
+        # It outlives the server, however that ends.
+        for number in (signal.SIGKILL, signal.SIGTERM):
+            server.signal(number)
+            server.process.wait()
+            self.assertEqual(self.check()["snapshots"], "monday")
+            server = self.serve()
+            self.assertEqual(self.digest(server, b"disk@monday"), before)
+        self.assertGreater(self.counter("snapshot_blocks"), self.size // BLOCK // 3)
+        self.snapshot("delete", "disk", "monday")
+        self.assertEqual(self.counter("snapshot_blocks"), 0)
+        self.assertEqual(self.listed(), {})
+        self.fill(server)
+        self.assertEqual(server.stop()[0], 0)
+        self.assertNotIn("snapshots", self.check())
+
+    def test_one_that_is_made_under_load_does_not_change(self):
+        server = self.serve()
+        ends = threading.Event()
+
+        def load():
+            order = random.Random(9)
+            with nbdmini.open_export(server.uri, b"disk") as client:
+                while not ends.is_set():
+                    offset = order.randrange(self.size // 3 // BLOCK) * BLOCK
+                    client.write(offset, order.randbytes(4 * BLOCK))
+
+        self.fill(server, 0.4)
+        thread = threading.Thread(target=load)
+        thread.start()
+        try:
+            self.snapshot("create", "disk", "a")
+            first = self.digest(server, b"disk@a")
+            self.snapshot("create", "disk", "b")
+            second = self.digest(server, b"disk@b")
+            self.assertNotEqual(first, second)
+            self.assertEqual(self.digest(server, b"disk@a"), first)
+        finally:
+            ends.set()
+            thread.join()
+        server.kill()
+        server = self.serve()
+        self.assertEqual(self.digest(server, b"disk@a"), first)
+        self.assertEqual(self.digest(server, b"disk@b"), second)
+        self.assertEqual(server.stop()[0], 0)
+        self.check()
+
+    def test_what_cannot_be_is_refused(self):
+        plain = self.make_file("plain", bytes(MIB))
+        server = self.start_unix("--control", self.control, "--export", "disk=flash:" + self.file,
+                                 "--export", "plain=" + plain)
+        self.snapshot("create", "disk", "a")
+        for arguments, fragment in (
+                (("create", "plain", "a"), "only a flash store"),
+                (("create", "none", "a"), "there is no export"),
+                (("create", "disk", "a"), "already"),
+                (("create", "disk", "../b"), "name"),
+                (("create", "disk", "x" * 64), "at most 63"),
+                (("create", "disk@a", "b"), "only a flash store"),
+                (("delete", "disk", "b"), "has no snapshot 'b'")):
+            self.assertIn(fragment, self.snapshot(*arguments, status=1))
+        self.snapshot("create", "disk", "b")
+        self.assertIn("the most", self.snapshot("create", "disk", "c", status=1))
+        self.assertEqual(sorted(self.listed("disk")), ["a", "b"])
+        self.assertEqual(self.listed("plain"), {})
+        with nbdmini.open_export(server.uri, b"disk@a") as client:
+            client.read(0, BLOCK)
+            client.send_request(nbdmini.CMD_WRITE, 1, 0, BLOCK, bytes(BLOCK))
+            self.assertEqual(client.reply()[1], 1)  # EPERM
+            self.assertIn("is used by 1 connection", self.snapshot("delete", "disk", "a", status=1))
+            self.snapshot("delete", "disk", "a", "--now")
+        self.assertEqual(sorted(self.listed()), ["b"])
+        # With its export it is not served any more, and still there.
+        status, _, errors = self.run_gmblock("export", "remove", "disk", "--server", self.control)
+        self.assertEqual(status, 0, errors)
+        status, out, _ = self.run_gmblock("export", "list", "--server", self.control)
+        self.assertNotIn("disk", out)
+        self.assertEqual(server.stop()[0], 0)
+        self.assertEqual(self.check()["snapshots"], "b")
+        server = self.serve("readonly")
+        self.assertIn("readonly", self.snapshot("create", "disk", "c", status=1))
+        self.digest(server, b"disk@b")
+        self.assertEqual(server.stop()[0], 0)
+
+    def test_writes_go_on_without_the_snapshot_when_there_is_no_room(self):
+        server = self.serve()
+        self.fill(server)
+        self.snapshot("create", "disk", "a")
+        with nbdmini.open_export(server.uri, b"disk@a") as reader:
+            reader.read(0, BLOCK)
+            self.fill(server)
+            reader.send_request(nbdmini.CMD_READ, 1, 0, BLOCK)
+            self.assertNotEqual(reader.reply()[1], 0)
+        self.assertEqual(self.listed(), {})
+        self.assertIn("is served still", self.snapshot("create", "disk", "a", status=1))
+        self.snapshot("delete", "disk", "a")
+        self.assertEqual(self.counter("snapshots_dropped"), 1)
+        status, errors = server.stop()
+        self.assertEqual(status, 0)
+        self.assertIn("snapshot 'a' is dropped", errors)
+        self.check()
+
+    def test_writes_are_refused_to_keep_the_snapshot(self):
+        server = self.serve("on-full=refuse")
+        self.fill(server)
+        before = self.digest(server, b"disk")
+        self.snapshot("create", "disk", "a")
+        with nbdmini.open_export(server.uri, b"disk") as client:
+            error = 0
+            for offset in range(0, self.size // MIB * MIB, MIB):
+                client.send_request(nbdmini.CMD_WRITE, 1, offset, MIB, self.random.randbytes(MIB))
+                error = client.reply()[1]
+                if error != 0:
+                    break
+            self.assertEqual(error, 28)  # ENOSPC
+            self.assertEqual(self.digest(server, b"disk@a"), before)
+            self.snapshot("delete", "disk", "a")
+            client.write(0, self.random.randbytes(MIB))
+            client.flush()
+        self.fill(server)
+        self.assertEqual(server.stop()[0], 0)
+        self.check()
+
+
+support.main()
