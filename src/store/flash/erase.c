@@ -127,7 +127,9 @@ bool flash_erase_step(struct flash *flash)
 {
 	struct flash_erase *erase = &flash->erase;
 
-	if (flash->table.state_counts[GC_ERASING] == 0 || erase->op.in_flight) {
+	/* A start is over when nothing is in flight: it does not wait for the next one as well. */
+	if (flash->table.state_counts[GC_ERASING] == 0 || erase->op.in_flight ||
+		flash->start_has_ended) {
 		return false;
 	}
 	while (flash->table.segments[erase->segment].state != GC_ERASING) {

@@ -2,6 +2,7 @@
 /*
  * Wear of a flash store: half of the disk is written once, the other half again and again. All
  * segments must be erased about as often, and moving what never changes must cost next to nothing.
+ * And a store that finds much to erase does not keep its clients waiting for that.
  */
 #include <string.h>
 
@@ -67,10 +68,42 @@ static void test_all_segments_are_erased_about_as_often(void **state)
 	sim_stop();
 }
 
+static void test_a_start_does_not_wait_for_all_that_is_to_be_erased(void **state)
+{
+	static struct world world;
+	struct store_part part = { .op = STORE_TRIM, .done = world_part_done };
+	const struct flash *flash;
+	uint64_t left;
+
+	GMB_UNUSED(state);
+	sim_start(&(struct sim_options){ .seed = 1 });
+	world_make_disk();
+	world_open(&world, "disk", false, NULL);
+	part.length = store_size(world.store);
+	for (uint64_t at = 0; at + sizeof(bytes) <= part.length; at += sizeof(bytes)) {
+		write_at(&world, at / FLASH_BLOCK_BYTES);
+	}
+	world_submit(&world, &part);
+	world_close(&world); /* its checkpoint empties the segments, and nobody erases them */
+	world_open(&world, "disk", false, NULL);
+	flash = container_of(world.store, struct flash, base);
+	left = flash->table.state_counts[GC_ERASING];
+	print_message("%llu segments erased by the start, %llu left\n",
+		(unsigned long long)flash->counters.erased_segments, (unsigned long long)left);
+	assert_true(left > 0);
+	for (uint64_t i = 0; flash->table.state_counts[GC_ERASING] > 0; i++) {
+		assert_true(i < 2 * left); /* each write leaves time for one */
+		write_at(&world, 0);
+	}
+	world_close(&world);
+	sim_stop();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_all_segments_are_erased_about_as_often),
+		cmocka_unit_test(test_a_start_does_not_wait_for_all_that_is_to_be_erased),
 	};
 
 	stores_register();
