@@ -160,7 +160,7 @@ static void retire(struct flash *flash, struct flash_buffer *buffer)
 			flash_log_tell(flash);
 		}
 	}
-	list_push_back(&log->idle, &buffer->node);
+	list_push_front(&log->idle, &buffer->node); /* it is in the processor's cache */
 	while ((node = list_pop_front(&buffer->parts)) != NULL) {
 		part_written(flash, list_entry(node, struct store_part, node));
 	}
